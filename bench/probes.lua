@@ -1,0 +1,124 @@
+--- The probes: what each one runs, how often, and the rows of the table it gives.
+---
+--- A probe runs one row of rows.lua and torch_rows.py with the arguments of each variant. A table
+--- row reads a value from the results, one set per variant; `median(results[v], field)` is the
+--- median over runs, nil when that side has none.
+
+local text = require 'text'
+
+local RANKS = 2
+
+-- B rows of T tokens per rank and step.
+local shapes = {
+  default = { layers = 4, width = 256, heads = 4, context = 128, rows = 8, vocab = 256 },
+  small = { layers = 6, width = 384, heads = 6, context = 256, rows = 16, vocab = 256 },
+  gpt2 = { layers = 12, width = 768, heads = 12, context = 512, rows = 2, vocab = 50257 },
+}
+
+local function with(args, more)
+  local out = {}
+  for _, from in ipairs { args, more } do
+    for key, value in pairs(from) do
+      out[key] = value
+    end
+  end
+  return out
+end
+
+local function training(shape, more)
+  return { args = with(with(shapes[shape], { ranks = RANKS }), more) }
+end
+
+local function field(v, name)
+  return function(results, median)
+    return median(results[v], name)
+  end
+end
+
+local function speed(label, v)
+  return { label = label, value = field(v, 'tokens_per_s'), format = text.rate, peak = v }
+end
+
+local function resident(label, v)
+  return { label = label, value = field(v, 'rss_bytes'), format = text.mebibytes,
+    less_is_better = true }
+end
+
+local function counted(label, v)
+  return { label = label, value = field(v, 'exact_bytes'), format = text.mebibytes,
+    less_is_better = true }
+end
+
+local function time(label, name, v)
+  return { label = label, value = field(v or 1, name), format = text.seconds,
+    less_is_better = true }
+end
+
+-- Speed of one variant relative to another of the same side.
+local function relative(label, v, to)
+  return { label = label, format = text.ratio, value = function(results, median)
+    local a, b = median(results[v], 'tokens_per_s'), median(results[to], 'tokens_per_s')
+    return a and b and a / b
+  end }
+end
+
+return {
+  { name = 'default', about = 'GPT 4 x 256, T=128, 1,024 tokens a rank and step', row = 'train',
+    runs = 5, torch_runs = 3,
+    variants = { training('default', { warmup = 3, steps = 30 }) },
+    rows = {
+      speed('GPT 3.2M, FULL_SHARD', 1),
+      resident('  resident peak a rank', 1),
+      counted('  of it tensors, exactly', 1),
+    } },
+  { name = 'small', about = 'GPT 6 x 384, T=256, B=16 a rank; FULL_SHARD against NO_SHARD',
+    row = 'train', runs = 5, torch_runs = 3,
+    variants = {
+      training('small', { warmup = 2, steps = 4 }),
+      training('small', { warmup = 2, steps = 4, strategy = 'NO_SHARD' }),
+    },
+    rows = {
+      speed('GPT 10.8M, FULL_SHARD', 1),
+      speed('GPT 10.8M, NO_SHARD (PyTorch: DDP)', 2),
+      relative('  FULL_SHARD / NO_SHARD', 1, 2),
+      resident('  resident peak a rank, FULL_SHARD', 1),
+      counted('  of it tensors, exactly', 1),
+      resident('  resident peak a rank, NO_SHARD', 2),
+      counted('  of it tensors, exactly', 2),
+    } },
+  { name = 'gpt2', about = 'GPT-2 124M, T=512, B=2 a rank', row = 'train', runs = 3, torch_runs = 3,
+    variants = { training('gpt2', { warmup = 2, steps = 2 }) },
+    rows = {
+      speed('GPT-2 124M, FULL_SHARD', 1),
+      resident('  resident peak a rank', 1),
+      counted('  of it tensors, exactly', 1),
+    } },
+  { name = 'comm', about = 'all_reduce between two ranks (PyTorch: gloo)', row = 'all_reduce',
+    runs = 3, torch_runs = 3,
+    variants = { { args = { ranks = RANKS } } },
+    rows = {
+      time('all_reduce of 8 B', 'b8'),
+      time('all_reduce of 64 KiB', 'kib64'),
+      time('all_reduce of 32 MiB', 'mib32'),
+    } },
+  { name = 'eager', about = 'single operators, one rank', row = 'eager', runs = 3, torch_runs = 3,
+    variants = { { args = { ranks = 1 } } },
+    rows = {
+      time('a + b with tape node, 16 elements', 'op'),
+      time('Linear(8, 8) forward and backward', 'linear'),
+    } },
+  { name = 'tiny', about = 'a sharded step of two Linear(32, 32)', row = 'tiny_step',
+    runs = 3, torch_runs = 3,
+    variants = { { args = { ranks = RANKS } } },
+    rows = { time('sharded step of two Linear(32, 32)', 'step') } },
+  { name = 'start', about = 'process start to the end of the first step', row = 'first_step',
+    runs = 5, torch_runs = 3,
+    variants = {
+      { args = with(shapes.default, { ranks = 1 }) },
+      { args = with(shapes.default, { ranks = 2 }) },
+    },
+    rows = {
+      time('start to first step, 1 rank', 'seconds', 1),
+      time('start to first sharded step, 2 ranks', 'seconds', 2),
+    } },
+}

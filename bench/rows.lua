@@ -1,0 +1,202 @@
+--- Our side of every row: `luajit bench/rows.lua ROW key=value ...` measures one thing in ranks of
+--- its own and prints one line of JSON. torch_rows.py answers to the same words, run.lua compares.
+---
+--- Rows: train, all_reduce, eager, tiny_step, first_step. Times are medians in seconds.
+
+local here = arg[0]:match('^(.*)/') or '.'
+dofile(here .. '/../examples/setup.lua')
+package.path = here .. '/?.lua;' .. package.path
+
+local ms = require 'moonshard'
+local json = require 'moonshard.json'
+local stats = require 'stats'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+
+local rows = {}
+
+local function emit(result)
+  io.write(json.encode(result), '\n')
+  io.flush()
+end
+
+-- Highest resident set of this process so far, shared pages included.
+local function peak_rss()
+  for line in io.lines('/proc/self/status') do
+    local kib = line:match('^VmHWM:%s+(%d+)')
+    if kib then
+      return tonumber(kib) * 1024
+    end
+  end
+end
+
+local function over_ranks(value, reduction)
+  return ms.dist.all_reduce(ms.full({ 1 }, value, { dtype = ms.f64 }), reduction):item()
+end
+
+-- Median seconds of one call of `fn`: `samples` groups of `calls` calls, after one to warm up.
+local function median_call(samples, calls, fn)
+  local seconds = {}
+  for s = 0, samples do
+    local begin = ms.time()
+    for _ = 1, calls do
+      fn()
+    end
+    seconds[s] = (ms.time() - begin) / calls
+  end
+  return stats.median(seconds) -- from 1: the group at 0 warmed up
+end
+
+-- -- training -----------------------------------------------------------------------------------
+
+local function gpt(o)
+  local model = ms.models.GPT {
+    vocab = o.vocab, layers = o.layers, heads = o.heads, width = o.width, context = o.context,
+  }
+  local flops = model:flops_per_token()
+  local wrapped = fsdp.FSDP(model, {
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
+    sharding_strategy = o.strategy or 'FULL_SHARD',
+    mixed_precision = { param_dtype = ms.bf16, reduce_dtype = ms.f32 },
+    forward_prefetch = true,
+    use_orig_params = true,
+  })
+  return wrapped, optim.AdamW(wrapped:parameters(), { lr = 3e-4, weight_decay = 0.1 }), flops
+end
+
+-- Tokens drawn once; every step sees the same.
+local function batch(o, rank)
+  local ids, targets = {}, {}
+  math.randomseed(rank + 1)
+  for b = 1, o.rows do
+    ids[b], targets[b] = {}, {}
+    for t = 1, o.context do
+      ids[b][t], targets[b][t] = math.random(0, o.vocab - 1), math.random(0, o.vocab - 1)
+    end
+  end
+  return ms.tensor(ids, { dtype = ms.i64 }), ms.tensor(targets, { dtype = ms.i64 })
+end
+
+local function step(model, opt, x, y)
+  local t0 = ms.time()
+  local loss = model(x, y)
+  local value = loss:item()
+  local t1 = ms.time()
+  loss:backward()
+  local t2 = ms.time()
+  model:clip_grad_norm_(1.0)
+  opt:step()
+  opt:zero_grad()
+  local t3 = ms.time()
+  assert(value == value, 'the loss is not a number')
+  return { forward = t1 - t0, backward = t2 - t1, optimizer = t3 - t2, all = t3 - t0 }
+end
+
+function rows.train(o)
+  local world = ms.dist.init { ranks = o.ranks }
+  ms.dist.barrier() -- all cores busy while the peak is measured
+  local peak = over_ranks(ms.matmul_peak(ms.bf16, 0.5), 'sum')
+  local model, opt, flops = gpt(o)
+  local x, y = batch(o, world.rank)
+  for _ = 1, o.warmup do
+    step(model, opt, x, y)
+  end
+  local parts = { forward = {}, backward = {}, optimizer = {}, all = {} }
+  local waited = ms.dist.wait_seconds()
+  for s = 1, o.steps do
+    for name, seconds in pairs(step(model, opt, x, y)) do
+      parts[name][s] = seconds
+    end
+  end
+  waited = (ms.dist.wait_seconds() - waited) / o.steps
+  local rss, exact = over_ranks(peak_rss(), 'max'), over_ranks(ms.memory().peak_total, 'max')
+  if world.rank == 0 then
+    emit {
+      tokens_per_s = world.world_size * o.rows * o.context / stats.median(parts.all),
+      flops_per_token = flops, peak_flops = peak, rss_bytes = rss, exact_bytes = exact,
+      kinds = ms.memory().peak, forward = stats.median(parts.forward),
+      backward = stats.median(parts.backward), optimizer = stats.median(parts.optimizer),
+      waited = waited,
+    }
+  end
+end
+
+--- One step of the model, then a line: run.lua stops its clock when it reads it.
+function rows.first_step(o)
+  local world = ms.dist.init { ranks = o.ranks }
+  local model, opt = gpt(o)
+  local x, y = batch(o, world.rank)
+  step(model, opt, x, y)
+  if world.rank == 0 then
+    emit { done = true }
+  end
+end
+
+-- -- small things -------------------------------------------------------------------------------
+
+function rows.all_reduce(o)
+  local world = ms.dist.init { ranks = o.ranks }
+  local result = {}
+  for _, size in ipairs {
+    { name = 'b8', bytes = 8, calls = 2000 },
+    { name = 'kib64', bytes = 2 ^ 16, calls = 500 },
+    { name = 'mib32', bytes = 2 ^ 25, calls = 3 },
+  } do
+    local t = ms.zeros(size.bytes / 4)
+    ms.dist.barrier()
+    result[size.name] = median_call(9, size.calls, function()
+      ms.dist.all_reduce(t, 'sum')
+    end)
+  end
+  if world.rank == 0 then
+    emit(result)
+  end
+end
+
+function rows.eager()
+  ms.dist.init { ranks = 1 }
+  local a, b = ms.randn(16):requires_grad_(), ms.randn(16)
+  local function adds()
+    for _ = 1, 100 do
+      local _ = a + b
+    end
+  end
+  local op = median_call(15, 100, function()
+    ms.scope(adds)
+  end) / 100
+
+  local layer, x = nn.Linear(8, 8), ms.randn(8, 8)
+  local function forward_backward()
+    layer(x):sum():backward()
+  end
+  local linear = median_call(15, 500, function()
+    ms.scope(forward_backward)
+    layer:zero_grad()
+  end)
+  emit { op = op, linear = linear }
+end
+
+function rows.tiny_step(o)
+  local world = ms.dist.init { ranks = o.ranks }
+  local model = fsdp.FSDP(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)), {
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, use_orig_params = true,
+  })
+  local opt = optim.AdamW(model:parameters(), { lr = 1e-3 })
+  local x, y = ms.randn(8, 32), ms.randn(8, 32)
+  local seconds = median_call(9, 200, function()
+    ms.ops.mse_loss(model(x), y):backward()
+    opt:step()
+    opt:zero_grad()
+  end)
+  if world.rank == 0 then
+    emit { step = seconds }
+  end
+end
+
+-- -- the command line ----------------------------------------------------------------------------
+
+local name, o = arg[1], {}
+for i = 2, #arg do
+  local key, value = arg[i]:match('^([%w_]+)=(.*)$')
+  o[key] = tonumber(value) or value
+end
+rows[name](o)

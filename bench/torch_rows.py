@@ -1,0 +1,211 @@
+"""PyTorch's side of every row: `python3 bench/torch_rows.py ROW key=value ...` answers to the words
+of rows.lua with one line of JSON. One thread per process, each process on a core of its own, gloo.
+"""
+
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        rows, length, width = x.shape
+        packed = self.qkv(self.ln_1(x)).view(rows, length, 3, self.heads, width // self.heads)
+        q, k, v = packed.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(rows, length, width))
+        return x + self.out(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    """As lua/moonshard/models/gpt.lua: learned positions, head tied to the token table."""
+
+    def __init__(self, o):
+        super().__init__()
+        self.wte = nn.Embedding(o["vocab"], o["width"])
+        self.wpe = nn.Embedding(o["context"], o["width"])
+        self.h = nn.ModuleList(Block(o["width"], o["heads"]) for _ in range(o["layers"]))
+        self.ln_f = nn.LayerNorm(o["width"])
+        self.lm_head = nn.Linear(o["width"], o["vocab"], bias=False)
+        self.lm_head.weight = self.wte.weight
+        for p in self.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, 0, 0.02)
+
+    def forward(self, ids, targets):
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        for block in self.h:
+            x = block(x)
+        logits = self.lm_head(self.ln_f(x))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def peak_rss():
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+
+
+def median_call(samples, calls, fn):
+    seconds = []
+    for _ in range(samples + 1):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            fn()
+        seconds.append((time.perf_counter() - begin) / calls)
+    return statistics.median(seconds[1:])
+
+
+def sharded(model, o):
+    """NO_SHARD is DDP with autocast to bf16 and f32 gradients; else FSDP2, a group per block."""
+    if o.get("strategy") == "NO_SHARD":
+        wrapped = DistributedDataParallel(model)
+
+        def forward(x, y):
+            with torch.autocast("cpu", torch.bfloat16):
+                return wrapped(x, y)
+
+        return forward
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.h:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    return model
+
+
+def trainer(o, rank):
+    torch.manual_seed(0)
+    model = GPT(o)
+    forward = sharded(model, o)
+    opt = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+    draw = random.Random(rank + 1)
+
+    def tokens():
+        numbers = [draw.randrange(o["vocab"]) for _ in range(o["rows"] * o["context"])]
+        return torch.tensor(numbers).view(o["rows"], o["context"])
+
+    x, y = tokens(), tokens()
+
+    def step():
+        loss = forward(x, y)
+        loss.item()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        opt.step()
+        opt.zero_grad()
+
+    return step
+
+
+def train(o, rank):
+    step = trainer(o, rank)
+    for _ in range(o["warmup"]):
+        step()
+    seconds = []
+    for _ in range(o["steps"]):
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
+    rss = torch.tensor(float(peak_rss()), dtype=torch.float64)
+    dist.all_reduce(rss, dist.ReduceOp.MAX)
+    tokens = o["ranks"] * o["rows"] * o["context"]
+    return {"tokens_per_s": tokens / statistics.median(seconds), "rss_bytes": rss.item()}
+
+
+def first_step(o, rank):
+    trainer(o, rank)()
+    return {"done": True}
+
+
+def all_reduce(o, rank):
+    result = {}
+    for name, size, calls in (("b8", 8, 300), ("kib64", 2**16, 100), ("mib32", 2**25, 3)):
+        t = torch.zeros(size // 4)
+        dist.barrier()
+        result[name] = median_call(9, calls, lambda: dist.all_reduce(t))
+    return result
+
+
+def eager(o, rank):
+    a, b = torch.randn(16, requires_grad=True), torch.randn(16)
+
+    def adds():
+        for _ in range(100):
+            a + b
+
+    op = median_call(15, 100, adds) / 100
+    layer, x = nn.Linear(8, 8), torch.randn(8, 8)
+
+    def forward_backward():
+        layer(x).sum().backward()
+        layer.zero_grad()
+
+    return {"op": op, "linear": median_call(15, 500, forward_backward)}
+
+
+def tiny_step(o, rank):
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    fully_shard(model)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x, y = torch.randn(8, 32), torch.randn(8, 32)
+
+    def step():
+        F.mse_loss(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+
+    return {"step": median_call(9, 10, step)}
+
+
+ROWS = {f.__name__: f for f in (train, first_step, all_reduce, eager, tiny_step)}
+
+
+def run_rank(rank, name, o, rendezvous):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    torch.set_num_threads(1)
+    ranks = o.get("ranks", 1)
+    dist.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank, world_size=ranks)
+    result = ROWS[name](o, rank)
+    if rank == 0:
+        print(json.dumps(result), flush=True)
+    dist.destroy_process_group()
+
+
+def main():
+    o = {}
+    for word in sys.argv[2:]:
+        key, value = word.split("=", 1)
+        o[key] = int(value) if value.lstrip("-").isdigit() else value
+    with tempfile.TemporaryDirectory() as folder:
+        args = (sys.argv[1], o, os.path.join(folder, "rendezvous"))
+        if o.get("ranks", 1) == 1:
+            run_rank(0, *args)
+        else:
+            mp.spawn(run_rank, args, nprocs=o["ranks"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+--- luajit generate.lua moonshard.i OUTDIR
+---
+--- Reads the preprocessed public header (`cc -E -P -DMS_FFI_CDEF moonshard.h`) and writes what Lua
+--- and C need to meet, so that nothing about the ABI is written twice:
+---   OUTDIR/moonshard/cdef.lua   the declarations for ffi.cdef, and their hash
+---   OUTDIR/moonshard/calls.lua  one Lua caller per function that takes or gives tensors
+---   OUTDIR/shims.c              the C functions behind them: refs with a generation, not pointers
+---   OUTDIR/abi_hash.c           ms_abi_hash(), and sizes and offsets of every public struct
+---   OUTDIR/abi_hash.h           the same hash for code compiled against the headers
+--- A header that leaves the dialect is an error naming the line.
+
+local here = arg[0]:match('^(.*)/') or '.'
+package.path = here .. '/?.lua;' .. package.path
+
+local abi = require 'generator.abi'
+local calls = require 'generator.calls'
+local parse = require 'generator.parse'
+local shims = require 'generator.shims'
+
+local input, outdir = arg[1], arg[2]
+if not outdir then
+  io.stderr:write('usage: luajit generate.lua moonshard.i OUTDIR\n')
+  os.exit(2)
+end
+
+local function read(path)
+  local file = assert(io.open(path, 'rb'))
+  local text = file:read('*a')
+  file:close()
+  return text
+end
+
+local function write(name, text)
+  local file = assert(io.open(outdir .. '/' .. name, 'wb'))
+  assert(file:write(text))
+  assert(file:close())
+end
+
+local ok, api = pcall(parse, read(input))
+if not ok then
+  io.stderr:write('generate.lua: ', tostring(api), '\n')
+  os.exit(1)
+end
+
+local shimmed = shims.of(api)
+local text = api.text .. shims.declarations(shimmed) .. abi.declaration
+local hash = abi.hash(text)
+
+write('shims.c', shims.source(shimmed))
+write('abi_hash.c', abi.source(api, hash))
+write('abi_hash.h', ('#define MSI_ABI_HASH "%s"\n'):format(hash))
+write('moonshard/calls.lua', calls.source(shimmed))
+write('moonshard/cdef.lua', ('return { hash = %q, text = [[\n%s]] }\n'):format(hash, text))

@@ -1,0 +1,301 @@
+/* Lua functions as hooks of the runtime.
+ *
+ * A hook record holds a registry reference and its host, the record of a Lua state. Hooks run in
+ * host_enter(), with the state that called it, so that errors and stacks are the caller's. What a
+ * hook raised stays on that state's stack until C has unwound and is then raised again. Hooks may
+ * be dropped at any moment, also by a finalizer in the middle of an FFI call, where no Lua function
+ * may be called; so their references are only queued then, and given back at the next entry. */
+#include "lua_module.h"
+
+#include <stdlib.h>
+
+typedef struct lua_host lua_host;
+
+typedef struct hook {
+    lua_host *host;
+    int function; /* registry reference */
+    struct hook *next_dropped;
+} hook;
+
+struct lua_host {
+    int32_t owners; /* the state, and every hook */
+    bool closed;    /* the state is gone */
+    hook *dropped;
+};
+
+/* One host_enter() of this thread. */
+typedef struct session {
+    lua_State *L;
+    lua_host *host;
+    int error;              /* stack index of what a hook raised, or 0 */
+    ms_tensor *replacement; /* what the running hook gave, owned */
+    struct session *outer;
+} session;
+
+static _Thread_local session *current;
+static const char host_key = 'h';
+
+/* -- hosts ---------------------------------------------------------------------------------------
+ */
+
+static void host_release(lua_host *host)
+{
+    if (--host->owners == 0) {
+        free(host);
+    }
+}
+
+static hook *take_dropped(lua_host *host)
+{
+    hook *h = host->dropped;
+
+    if (h != NULL) {
+        host->dropped = h->next_dropped;
+    }
+    return h;
+}
+
+static void free_hook(hook *h)
+{
+    lua_host *host = h->host;
+
+    free(h);
+    host_release(host);
+}
+
+static int close_host(lua_State *L)
+{
+    lua_host *host = *(lua_host **)lua_touserdata(L, 1);
+
+    if (host == NULL) {
+        return 0; /* closed, or never made */
+    }
+    *(lua_host **)lua_touserdata(L, 1) = NULL;
+    host->closed = true;
+    for (hook *h; (h = take_dropped(host)) != NULL;) {
+        free_hook(h);
+    }
+    host_release(host);
+    return 0;
+}
+
+void host_open(lua_State *L)
+{
+    lua_host **box = lua_newuserdata(L, sizeof(*box));
+
+    *box = NULL;
+    lua_newtable(L);
+    lua_pushcfunction(L, close_host);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, -2);
+    *box = calloc(1, sizeof(**box));
+    if (*box == NULL) {
+        luaL_error(L, "no memory for hooks");
+    }
+    (*box)->owners = 1;
+    lua_pushlightuserdata(L, (void *)(uintptr_t)&host_key);
+    lua_insert(L, -2);
+    lua_rawset(L, LUA_REGISTRYINDEX);
+}
+
+static lua_host *host_of(lua_State *L)
+{
+    lua_pushlightuserdata(L, (void *)(uintptr_t)&host_key);
+    lua_rawget(L, LUA_REGISTRYINDEX);
+    lua_host *host = *(lua_host **)lua_touserdata(L, -1);
+
+    lua_pop(L, 1);
+    if (host == NULL) {
+        luaL_error(L, "this Lua state is closing");
+    }
+    for (hook *h; (h = take_dropped(host)) != NULL;) {
+        luaL_unref(L, LUA_REGISTRYINDEX, h->function);
+        free_hook(h);
+    }
+    return host;
+}
+
+ms_status host_enter(lua_State *L, ms_status (*fn)(void *arg), void *arg)
+{
+    session s = {.L = L, .host = host_of(L), .outer = current};
+
+    current = &s;
+    ms_status status = fn(arg);
+
+    current = s.outer;
+    if (s.error != 0 && status != MS_OK) {
+        lua_settop(L, s.error);
+        return (ms_status)lua_error(L);
+    }
+    return status;
+}
+
+/* -- hooks ---------------------------------------------------------------------------------------
+ */
+
+/* Text of an error object for those who only get text (other ranks). Calls no metamethod. */
+static const char *text_of_error(lua_State *L)
+{
+    if (lua_type(L, -1) == LUA_TTABLE) {
+        lua_pushliteral(L, "message");
+        lua_rawget(L, -2);
+        const char *text = lua_tostring(L, -1);
+
+        lua_pop(L, 1); /* the table still holds it */
+        return text != NULL ? text : "a Lua hook raised a table";
+    }
+    return lua_isstring(L, -1) ? lua_tostring(L, -1) : "a Lua hook raised an error";
+}
+
+static int on_error(lua_State *L)
+{
+    ms_error_set(MS_HOOK_ERROR, text_of_error(L));
+    return 1;
+}
+
+static ms_status call(const hook *h, ms_tensor *t)
+{
+    session *s = current;
+    ms_ref ref;
+
+    if (h->host->closed) {
+        return ms_error_set(MS_RUNTIME_ERROR, "the Lua state that set this hook is closed");
+    }
+    if (s == NULL || s->host != h->host) {
+        return ms_error_set(MS_RUNTIME_ERROR,
+                            "a hook written in Lua runs only in a backward that Lua started");
+    }
+    if (!lua_checkstack(s->L, 8)) {
+        return ms_error_set(MS_OUT_OF_MEMORY, "no room on the Lua stack for a hook");
+    }
+    ms_ref_of(&ref, t);
+    int base = lua_gettop(s->L);
+
+    lua_pushcfunction(s->L, on_error);
+    lua_rawgeti(s->L, LUA_REGISTRYINDEX, h->function);
+    lua_pushlightuserdata(s->L, &ref);
+    if (lua_pcall(s->L, 1, 0, base + 1) == 0) {
+        lua_settop(s->L, base);
+        return MS_OK;
+    }
+    lua_remove(s->L, base + 1);
+    if (s->error == 0) {
+        s->error = base + 1;
+    } else {
+        lua_settop(s->L, base); /* the first error is the one to tell */
+    }
+    return MS_HOOK_ERROR;
+}
+
+static ms_status on_gradient(void *user, ms_tensor *grad, ms_tensor **replacement)
+{
+    ms_status status = call(user, grad);
+    session *s = current;
+
+    if (s != NULL && s->replacement != NULL) {
+        if (status == MS_OK) {
+            *replacement = s->replacement;
+        } else {
+            ms_tensor_free(s->replacement);
+        }
+        s->replacement = NULL;
+    }
+    return status;
+}
+
+static ms_status on_accumulate(void *user, ms_tensor *leaf)
+{
+    return call(user, ms_tensor_retain(leaf));
+}
+
+static void on_drop(void *user)
+{
+    hook *h = user;
+
+    if (h->host->closed) {
+        free_hook(h);
+        return;
+    }
+    h->next_dropped = h->host->dropped;
+    h->host->dropped = h;
+}
+
+/* The function at index 2 as a hook record. */
+static hook *new_hook(lua_State *L)
+{
+    lua_host *host = host_of(L);
+
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    lua_pushvalue(L, 2);
+    int function = luaL_ref(L, LUA_REGISTRYINDEX);
+    hook *h = calloc(1, sizeof(*h));
+
+    if (h == NULL) {
+        luaL_unref(L, LUA_REGISTRYINDEX, function);
+        luaL_error(L, "no memory for a hook");
+        return NULL;
+    }
+    h->host = host;
+    h->host->owners++;
+    h->function = function;
+    return h;
+}
+
+static int push_result(lua_State *L, hook *h, ms_status status, int64_t id)
+{
+    if (status != MS_OK) {
+        on_drop(h);
+    }
+    lua_pushinteger(L, status);
+    lua_pushinteger(L, (lua_Integer)id);
+    return 2;
+}
+
+int lua_hook(lua_State *L)
+{
+    int64_t id = 0;
+    ms_tensor *t;
+    ms_status status = handle_arg(L, 1, "hook", &t);
+
+    if (status != MS_OK) {
+        lua_pushinteger(L, status);
+        return 1;
+    }
+    hook *h = new_hook(L);
+
+    status = ms_tensor_hook(t, on_gradient, h, on_drop, &id);
+    return push_result(L, h, status, id);
+}
+
+int lua_accumulate_hook(lua_State *L)
+{
+    int64_t id = 0;
+    ms_tensor *t;
+    ms_status status = handle_arg(L, 1, "accumulate_hook", &t);
+
+    if (status != MS_OK) {
+        lua_pushinteger(L, status);
+        return 1;
+    }
+    hook *h = new_hook(L);
+
+    status = ms_tensor_accumulate_hook(t, on_accumulate, h, on_drop, &id);
+    return push_result(L, h, status, id);
+}
+
+int lua_replace_gradient(lua_State *L)
+{
+    session *s = current;
+    ms_tensor *t;
+    ms_status status = handle_arg(L, 1, "hook", &t);
+
+    if (status == MS_OK && s == NULL) {
+        status = ms_error_set(MS_RUNTIME_ERROR, "a gradient can be replaced only inside a hook");
+    }
+    if (status == MS_OK && t != NULL) {
+        ms_tensor_free(s->replacement);
+        s->replacement = ms_tensor_retain(t);
+    }
+    lua_pushinteger(L, status);
+    return 1;
+}

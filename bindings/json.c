@@ -1,0 +1,205 @@
+/* JSON for Lua, by Jansson: tables to text and back. Called only by lua/moonshard/json.lua, which
+ * says what null and empty arrays look like: argument 2 is the null value, argument 3 the metatable
+ * of arrays. On a mistake: nil, the error's kind, its message. */
+#include "lua_module.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { VALUE = 1, NULL_VALUE = 2, ARRAY = 3, MAX_DEPTH = 64 };
+
+typedef struct mistake {
+    const char *kind;
+    char text[160];
+} mistake;
+
+static json_t *wrong(mistake *m, const char *kind, const char *format, const char *what)
+{
+    m->kind = kind;
+    snprintf(m->text, sizeof(m->text), format, what);
+    return NULL;
+}
+
+static json_t *write_value(lua_State *L, int depth, mistake *m);
+
+/* Does the table on top stand for an array? */
+static bool is_array(lua_State *L)
+{
+    lua_rawgeti(L, -1, 1);
+    bool has_first = !lua_isnil(L, -1);
+
+    lua_pop(L, 1);
+    if (has_first || !lua_getmetatable(L, -1)) {
+        return has_first;
+    }
+    bool marked = lua_rawequal(L, -1, ARRAY) != 0;
+
+    lua_pop(L, 1);
+    return marked;
+}
+
+static json_t *write_array(lua_State *L, int depth, mistake *m)
+{
+    json_t *out = json_array();
+    int n = (int)lua_objlen(L, -1);
+
+    for (int i = 1; i <= n; i++) {
+        lua_rawgeti(L, -1, i);
+        json_t *entry = write_value(L, depth + 1, m);
+
+        lua_pop(L, 1);
+        if (entry == NULL || json_array_append_new(out, entry) != 0) {
+            json_decref(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+
+static json_t *write_object(lua_State *L, int depth, mistake *m)
+{
+    json_t *out = json_object();
+
+    lua_pushnil(L);
+    while (lua_next(L, -2) != 0) {
+        if (lua_type(L, -2) != LUA_TSTRING) {
+            wrong(m, "TypeError", "a table with %s keys has no JSON form", luaL_typename(L, -2));
+        }
+        json_t *entry = m->kind == NULL ? write_value(L, depth + 1, m) : NULL;
+
+        if (entry != NULL && json_object_set_new(out, lua_tostring(L, -2), entry) != 0) {
+            entry = wrong(m, "ValueError", "%s is no UTF-8", "a key");
+        }
+        lua_pop(L, 1);
+        if (entry == NULL) {
+            lua_pop(L, 1);
+            json_decref(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+
+/* The value on top. */
+static json_t *write_value(lua_State *L, int depth, mistake *m)
+{
+    double number;
+    size_t n;
+    const char *text;
+    json_t *out;
+
+    if (lua_rawequal(L, -1, NULL_VALUE)) {
+        return json_null();
+    }
+    switch (lua_type(L, -1)) {
+    case LUA_TBOOLEAN:
+        return json_boolean(lua_toboolean(L, -1));
+    case LUA_TNUMBER:
+        number = lua_tonumber(L, -1);
+        if (!isfinite(number)) {
+            return wrong(m, "ValueError", "JSON has no number for %s", lua_tostring(L, -1));
+        }
+        return number == floor(number) && fabs(number) < 0x1p53 ? json_integer((json_int_t)number)
+                                                                : json_real(number);
+    case LUA_TSTRING:
+        text = lua_tolstring(L, -1, &n);
+        out = json_stringn(text, n);
+        return out != NULL ? out : wrong(m, "ValueError", "%s is no UTF-8", "a string");
+    case LUA_TTABLE:
+        if (depth >= MAX_DEPTH || !lua_checkstack(L, 8)) {
+            return wrong(m, "ValueError", "a table nested more than %s deep is no JSON", "64");
+        }
+        return is_array(L) ? write_array(L, depth, m) : write_object(L, depth, m);
+    default:
+        return wrong(m, "TypeError", "a %s has no JSON form", luaL_typename(L, -1));
+    }
+}
+
+static int failed(lua_State *L, const mistake *m)
+{
+    lua_pushnil(L);
+    lua_pushstring(L, m->kind != NULL ? m->kind : "OutOfMemory");
+    lua_pushstring(L, m->kind != NULL ? m->text : "no memory for JSON");
+    return 3;
+}
+
+int lua_json_encode(lua_State *L)
+{
+    mistake m = {.kind = NULL};
+
+    lua_settop(L, 3);
+    lua_pushvalue(L, VALUE);
+    json_t *value = write_value(L, 0, &m);
+    char *text = value != NULL ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS |
+                                                       JSON_REAL_PRECISION(17))
+                               : NULL;
+
+    json_decref(value);
+    if (text == NULL) {
+        return failed(L, &m);
+    }
+    lua_pushstring(L, text);
+    free(text);
+    return 1;
+}
+
+static void read_value(lua_State *L, const json_t *value)
+{
+    const char *key;
+    json_t *entry;
+
+    luaL_checkstack(L, 8, "JSON nested too deep");
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        lua_newtable(L);
+        json_object_foreach((json_t *)(uintptr_t)value, key, entry)
+        {
+            read_value(L, entry);
+            lua_setfield(L, -2, key);
+        }
+        break;
+    case JSON_ARRAY:
+        lua_createtable(L, (int)json_array_size(value), 0);
+        for (size_t i = 0; i < json_array_size(value); i++) {
+            read_value(L, json_array_get(value, i));
+            lua_rawseti(L, -2, (int)i + 1);
+        }
+        lua_pushvalue(L, ARRAY);
+        lua_setmetatable(L, -2);
+        break;
+    case JSON_STRING:
+        lua_pushlstring(L, json_string_value(value), json_string_length(value));
+        break;
+    case JSON_INTEGER:
+    case JSON_REAL:
+        lua_pushnumber(L, json_number_value(value));
+        break;
+    case JSON_NULL:
+        lua_pushvalue(L, NULL_VALUE);
+        break;
+    default:
+        lua_pushboolean(L, json_is_true(value));
+    }
+}
+
+int lua_json_decode(lua_State *L)
+{
+    mistake m = {.kind = "FormatError"};
+    json_error_t error;
+    size_t n;
+
+    lua_settop(L, 3);
+    const char *text = luaL_checklstring(L, VALUE, &n);
+    json_t *value = json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
+
+    if (value == NULL) {
+        snprintf(m.text, sizeof(m.text), "malformed JSON at line %d, byte %d: %.80s", error.line,
+                 error.position, error.text);
+        return failed(L, &m);
+    }
+    read_value(L, value);
+    json_decref(value);
+    return 1;
+}

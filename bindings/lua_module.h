@@ -1,0 +1,33 @@
+/* What the files of moonshard_lua.so share. */
+#ifndef MOONSHARD_LUA_MODULE_H
+#define MOONSHARD_LUA_MODULE_H
+
+#include "moonshard.h"
+
+#include <lauxlib.h>
+#include <lua.h>
+
+/* Make the record through which hooks know this Lua state, and tie it to the state's life. */
+void host_open(lua_State *L);
+
+/* Run `fn(arg)` with `L` as the state that hooks of this thread call into. When a hook raised, the
+ * same error object is raised again once `fn` has returned. */
+ms_status host_enter(lua_State *L, ms_status (*fn)(void *arg), void *arg);
+
+/* hook(ref, fn) -> status, id: `fn(address of a ms_ref)` sees each gradient of the tensor. */
+int lua_hook(lua_State *L);
+/* accumulate_hook(ref, fn) -> status, id: `fn(address of a ms_ref)` gets the leaf, with an owner.
+ */
+int lua_accumulate_hook(lua_State *L);
+/* replace(ref): inside a hook, make this tensor the gradient. */
+int lua_replace_gradient(lua_State *L);
+
+/* json_encode(value, null, array) -> text; json_decode(text, null, array) -> value; json.c. */
+int lua_json_encode(lua_State *L);
+int lua_json_decode(lua_State *L);
+
+/* The handle behind the ref that argument `arg` holds (a cdata), NULL for nil.
+ * @return MS_TYPE_ERROR or, for a stale ref, MS_RUNTIME_ERROR, with a message */
+ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t);
+
+#endif

@@ -1,0 +1,86 @@
+/* moonshard_lua.so: the functions that cannot go through the FFI because they may reach Lua again.
+ * Lua calls them from bindings/moonshard_ffi; operands are cdata refs, results are statuses. */
+#include "abi_hash.h"
+#include "lua_module.h"
+
+#include <stdio.h>
+
+enum { TYPE_CDATA = 10 }; /* LuaJIT's type of FFI objects; lua.h has no name for it */
+
+ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t)
+{
+    char text[160];
+
+    *t = NULL;
+    if (lua_isnoneornil(L, arg)) {
+        return MS_OK;
+    }
+    if (lua_type(L, arg) != TYPE_CDATA) {
+        snprintf(text, sizeof(text), "%s: argument %d is a %s, expected a tensor", function, arg,
+                 luaL_typename(L, arg));
+        return ms_error_set(MS_TYPE_ERROR, text);
+    }
+    const ms_ref *ref = lua_topointer(L, arg); /* LuaJIT gives the payload of a cdata */
+
+    if (ms_ref_alive(ref)) {
+        *t = ref->ptr;
+        return MS_OK;
+    }
+    const char *scope = ms_ref_released_by(ref);
+
+    snprintf(text, sizeof(text),
+             scope[0] != '\0'
+                 ? "%s: the tensor was released at the end of %s; return it or ms.keep it"
+                 : "%s: the tensor was released%s",
+             function, scope);
+    return ms_error_set(MS_RUNTIME_ERROR, text);
+}
+
+struct backward {
+    ms_tensor *root, *grad;
+};
+
+static ms_status run_backward(void *arg)
+{
+    const struct backward *b = arg;
+
+    return ms_backward(b->root, b->grad);
+}
+
+/* backward(root, grad or nil) -> status. What a hook raised is raised again. */
+static int lua_backward(lua_State *L)
+{
+    struct backward b;
+    ms_status status = handle_arg(L, 1, "backward", &b.root);
+
+    if (status == MS_OK) {
+        status = handle_arg(L, 2, "backward", &b.grad);
+    }
+    if (status == MS_OK) {
+        status = host_enter(L, run_backward, &b);
+    }
+    lua_pushinteger(L, status);
+    return 1;
+}
+
+__attribute__((visibility("default"))) int luaopen_moonshard_lua(lua_State *L);
+
+int luaopen_moonshard_lua(lua_State *L)
+{
+    static const luaL_Reg functions[] = {
+        {"backward", lua_backward},
+        {"hook", lua_hook},
+        {"accumulate_hook", lua_accumulate_hook},
+        {"replace_gradient", lua_replace_gradient},
+        {"json_encode", lua_json_encode},
+        {"json_decode", lua_json_decode},
+        {NULL, NULL},
+    };
+
+    host_open(L);
+    lua_newtable(L);
+    luaL_register(L, NULL, functions);
+    lua_pushliteral(L, MSI_ABI_HASH);
+    lua_setfield(L, -2, "abi_hash");
+    return 1;
+}

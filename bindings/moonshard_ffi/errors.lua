@@ -1,0 +1,97 @@
+--- Errors are values with a kind, `{ kind, message, where, traceback }`, that print as
+--- "kind: message".
+---
+--- The kinds are the runtime's status codes. `failed` is what every call into C ends in when it did
+--- not succeed; `raise` is for what Lua itself refuses.
+
+local errors = {}
+
+--- What a failed operation raises.
+---@class ms.Error
+---@field kind string       'ValueError', 'TypeError', 'RuntimeError', 'CommError', ...
+---@field message string    one line, lower case
+---@field where string      'file.lua:12' of the caller, or ''
+---@field traceback string  the Lua stack where it was raised
+local Error = {}
+Error.__index = Error
+
+function Error:__tostring()
+  return self.kind .. ': ' .. self.message
+end
+
+--- Kind names, by status code without its sign.
+errors.kinds = {
+  'ValueError', 'TypeError', 'RuntimeError', 'AssertionError', 'NotImplementedError', 'IndexError',
+  'KeyError', 'OutOfMemory', 'IOError', 'FormatError', 'CommError', 'DeviceError', 'InternalError',
+  'HookError',
+}
+
+local status_of = {}
+for i, kind in ipairs(errors.kinds) do
+  status_of[kind] = -i
+end
+
+--- Files of the library: the position an error names is the first one outside them.
+local function is_own(source)
+  return source:find('moonshard_ffi/', 1, true) or source:find('lua/moonshard/', 1, true)
+    or source:find('moonshard/calls.lua', 1, true)
+end
+
+local function caller()
+  for level = 3, 40 do
+    local info = debug.getinfo(level, 'Sl')
+    if not info then
+      return ''
+    elseif info.currentline > 0 and not is_own(info.source) then
+      return ('%s:%d'):format(info.short_src, info.currentline)
+    end
+  end
+  return ''
+end
+
+--- Make an error object without raising it.
+---@param kind string
+---@param message string
+---@return ms.Error
+function errors.new(kind, message)
+  return setmetatable({
+    kind = kind,
+    message = message,
+    where = caller(),
+    traceback = debug.traceback('', 2):gsub('^\n', ''),
+  }, Error)
+end
+
+--- Raise an error of one of the kinds.
+---@param kind string
+---@param format string  as for string.format when more arguments follow, else the message
+function errors.raise(kind, format, ...)
+  if not status_of[kind] then
+    error(('unknown kind of error %q'):format(tostring(kind)), 2)
+  end
+  error(errors.new(kind, select('#', ...) > 0 and format:format(...) or format), 0)
+end
+
+--- Is this value one of our error objects?
+---@return boolean
+function errors.is(value)
+  return getmetatable(value) == Error
+end
+
+--- The status code of an error object's kind; RuntimeError for anything else that was raised.
+---@return integer
+function errors.status(value)
+  return errors.is(value) and status_of[value.kind] or status_of.RuntimeError
+end
+
+--- One line about anything that was raised, with its position where it has one.
+---@return string
+function errors.describe(value)
+  local text = tostring(value)
+  if errors.is(value) and value.where ~= '' then
+    text = value.where .. ': ' .. text
+  end
+  return (text:match('^[^\n]*'))
+end
+
+return errors

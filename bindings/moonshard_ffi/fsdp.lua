@@ -1,0 +1,224 @@
+--- Units and trees: records around the runtime's, freed with them. A tree owns its units.
+
+local B = require 'moonshard_ffi'
+local parameter = require 'moonshard_ffi.parameter'
+
+local C, calls = B.C, B.calls
+
+local fsdp = {}
+
+fsdp.STRATEGIES = { FULL_SHARD = 0, SHARD_GRAD_OP = 1, NO_SHARD = 2 }
+fsdp.PREFETCH = { none = 0, BACKWARD_PRE = 1, BACKWARD_POST = 2 }
+
+local STATES = { [0] = 'SHARDED', 'PUBLISHED', 'UNSHARDED' }
+local STRATEGY_NAMES = { [0] = 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
+
+local comm_out = B.new('ms_comm *[1]')
+
+--- The group of all ranks; joins when nobody has yet.
+function fsdp.world()
+  B.check(C.ms_comm_world(comm_out))
+  return comm_out[0]
+end
+
+--- Rank and size of a group.
+function fsdp.place(comm)
+  return C.ms_comm_rank(comm), C.ms_comm_size(comm)
+end
+
+local function dtype_or_none(name)
+  return name == nil and -1 or parameter.dtype(name)
+end
+
+---@class ms.bindings.UnitOptions
+---@field strategy string
+---@field param_dtype? string
+---@field reduce_dtype? string
+---@field use_orig_params boolean
+
+--- Group parameters.
+---@param name string
+---@param options ms.bindings.UnitOptions
+---@param tensors ms.Tensor[]
+---@param names string[]
+function fsdp.unit(comm, name, options, tensors, names)
+  local o = B.new('ms_fsdp_unit_options')
+  C.ms_fsdp_unit_options_init(o)
+  o.strategy = fsdp.STRATEGIES[options.strategy]
+  o.param_dtype = dtype_or_none(options.param_dtype)
+  o.reduce_dtype = dtype_or_none(options.reduce_dtype)
+  o.use_orig_params = options.use_orig_params
+  local refs, n = B.array(tensors, 'params')
+  local texts = B.new('const char *[?]', n)
+  for i = 1, n do
+    texts[i - 1] = names[i]
+  end
+  local out = B.new('ms_fsdp_unit *[1]')
+  calls.fsdp_unit_new(out, comm, name, o, refs, n, texts)
+  return B.gc(out[0], C.ms_fsdp_unit_free)
+end
+
+--- A tree over units in module order. Takes the units over.
+---@param options { backward_prefetch: string, forward_prefetch: boolean, n_slots?: integer }
+---@param root_has_unit boolean
+function fsdp.tree(comm, options, units, root_has_unit)
+  local o = B.new('ms_fsdp_tree_options')
+  C.ms_fsdp_tree_options_init(o)
+  o.backward_prefetch = fsdp.PREFETCH[options.backward_prefetch]
+  o.forward_prefetch = options.forward_prefetch
+  o.n_slots = options.n_slots or 0
+  local list = B.new('ms_fsdp_unit *[?]', math.max(#units, 1))
+  for i = 1, #units do
+    list[i - 1] = units[i]
+  end
+  local out = B.new('ms_fsdp_tree *[1]')
+  B.check(C.ms_fsdp_tree_new(out, comm, o, list, #units, root_has_unit))
+  for i = 1, #units do
+    B.gc(units[i], nil)
+  end
+  return B.gc(out[0], C.ms_fsdp_tree_free)
+end
+
+function fsdp.init(tree)
+  B.check(C.ms_fsdp_tree_init(tree))
+end
+
+function fsdp.tree_pre_forward(tree)
+  B.check(C.ms_fsdp_tree_pre_forward(tree))
+end
+
+function fsdp.tree_post_forward(tree)
+  B.check(C.ms_fsdp_tree_post_forward(tree))
+end
+
+function fsdp.unit_pre_forward(unit)
+  B.check(C.ms_fsdp_unit_pre_forward(unit))
+end
+
+--- @param outputs ms.Tensor[]
+function fsdp.unit_post_forward(unit, outputs)
+  local refs, n = B.array(outputs, 'outputs')
+  calls.fsdp_unit_post_forward(unit, refs, n)
+end
+
+function fsdp.reset(tree)
+  C.ms_fsdp_tree_reset(tree)
+end
+
+function fsdp.set_sync(tree, sync)
+  B.check(C.ms_fsdp_tree_set_sync(tree, sync))
+end
+
+function fsdp.set_gradient_factor(tree, factor)
+  B.check(C.ms_fsdp_tree_set_gradient_factor(tree, factor))
+end
+
+function fsdp.unshard(unit)
+  B.check(C.ms_fsdp_unit_unshard(unit))
+end
+
+function fsdp.reshard(unit)
+  B.check(C.ms_fsdp_unit_reshard(unit))
+end
+
+function fsdp.summon(tree)
+  B.check(C.ms_fsdp_tree_summon(tree))
+end
+
+function fsdp.unsummon(tree, writeback)
+  B.check(C.ms_fsdp_tree_unsummon(tree, writeback))
+end
+
+--- Full-precision copy of parameter `index` (from 1). Collective.
+function fsdp.gather(unit, index)
+  return calls.fsdp_unit_gather(unit, index - 1)
+end
+
+--- Store this rank's elements of full values.
+function fsdp.load(unit, index, value)
+  calls.fsdp_unit_load(unit, index - 1, value)
+end
+
+---@class ms.Plan  bytes this rank holds while training, exact
+---@field masters integer    full-precision shards
+---@field gradients integer  reduced gradient shards
+---@field per_state integer  one optimizer state buffer
+---@field arena integer      slots, shared by the ranks of the host
+
+---@return ms.Plan
+function fsdp.plan(tree)
+  local p = B.new('ms_fsdp_plan')
+  B.check(C.ms_fsdp_tree_plan_get(tree, p))
+  return {
+    masters = tonumber(p.masters),
+    gradients = tonumber(p.gradients),
+    per_state = tonumber(p.per_state),
+    arena = tonumber(p.arena),
+  }
+end
+
+local total = B.new('double[1]')
+
+---@return number  the total norm before clipping
+function fsdp.clip(tree, max_norm, norm_type)
+  B.check(C.ms_fsdp_tree_clip_grad_norm(tree, max_norm, norm_type, total))
+  return total[0]
+end
+
+local hash = B.new('uint64_t[1]')
+
+--- 16 hexadecimal digits over all full parameters. Collective.
+---@return string
+function fsdp.hash(tree)
+  B.check(C.ms_fsdp_tree_hash(tree, hash))
+  return ('%08x%08x'):format(tonumber(hash[0] / 2 ^ 32), tonumber(hash[0] % 2 ^ 32))
+end
+
+---@class ms.UnitInfo
+---@field name string
+---@field strategy string
+---@field n_params integer
+---@field numel integer  of the parameters, without padding
+---@field padded_numel integer  of all shards together
+---@field shard_numel integer
+---@field shard_bytes integer  of the master shard
+---@field param_dtype string
+---@field reduce_dtype string
+---@field dtype string  of the master shard
+---@field state 'SHARDED'|'PUBLISHED'|'UNSHARDED'
+---@field is_root boolean
+
+---@return ms.UnitInfo
+function fsdp.info(unit)
+  local i = B.new('ms_fsdp_unit_info')
+  B.check(C.ms_fsdp_unit_info_get(unit, i))
+  return {
+    name = B.string(C.ms_fsdp_unit_name(unit)),
+    strategy = STRATEGY_NAMES[i.strategy],
+    n_params = i.n_params,
+    numel = tonumber(i.numel),
+    padded_numel = tonumber(i.padded_numel),
+    shard_numel = tonumber(i.shard_numel),
+    shard_bytes = tonumber(i.shard_numel * C.ms_dtype_size(i.orig_dtype)),
+    param_dtype = parameter.dtype_name(i.param_dtype),
+    reduce_dtype = parameter.dtype_name(i.reduce_dtype),
+    dtype = parameter.dtype_name(i.orig_dtype),
+    state = STATES[i.state],
+    is_root = i.is_root,
+  }
+end
+
+--- Collectives this rank has called, by kind.
+function fsdp.counts(comm)
+  local counts = B.new('int64_t[5]')
+  C.ms_comm_counts(comm, counts)
+  return {
+    all_gather = tonumber(counts[0]),
+    reduce_scatter = tonumber(counts[1]),
+    all_reduce = tonumber(counts[2]),
+    broadcast = tonumber(counts[3]),
+    barrier = tonumber(counts[4]),
+  }
+end
+
+return fsdp

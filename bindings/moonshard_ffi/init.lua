@@ -1,0 +1,131 @@
+--- The back office: the only Lua files that know the FFI. What lua/moonshard is offered:
+---   C       the library's namespace (call functions as `B.C.ms_x()`, never cached one by one)
+---   calls   a checked, raising caller for every function that takes or gives tensors
+---   check   raises when a status is not MS_OK
+---   core    the classic C module: what may reach Lua again (backward, hooks)
+---   Ref, state, own, array   refs, the depth of scopes, lists of refs for C
+---   new, string, cast, copy, gc, sizeof   the few FFI functions needed to talk to C
+
+local ffi = require 'ffi'
+local errors = require 'moonshard_ffi.errors'
+local library = require 'moonshard_ffi.library'
+
+local C = library.C
+
+---@class ms.bindings
+local B = {
+  C = C,
+  core = library.core,
+  folder = library.folder,
+  errors = errors,
+  new = ffi.new,
+  string = ffi.string,
+  cast = ffi.cast,
+  copy = ffi.copy,
+  gc = ffi.gc,
+  sizeof = ffi.sizeof,
+}
+
+local OUT_OF_MEMORY = -8
+
+--- `depth`: open scopes. `stream`: random tensors made since the seed was set.
+B.state = { depth = 0, stream = 0 }
+
+--- A handle and its generation; methods come from moonshard.tensor.
+local Ref = ffi.typeof('ms_ref')
+B.Ref = Ref
+
+--- Is this value a tensor?
+---@return boolean
+function B.is_ref(value)
+  return ffi.istype(Ref, value)
+end
+
+--- Give refs their methods, once per process.
+---@param metatable table
+function B.define_methods(metatable)
+  ffi.metatype(Ref, metatable)
+end
+
+-- -- pressure ------------------------------------------------------------------------------------
+-- The collector sees 16 bytes per ref, not the megabytes behind it. So refs it owns are counted in
+-- bytes by the runtime, and past a threshold of growth a collection is asked for.
+
+local SOFT_GROWTH = 256 * 2 ^ 20
+local soft_limit = SOFT_GROWTH
+
+--- Collect twice: the first cycle runs finalizers, the second frees what they held.
+function B.collect()
+  collectgarbage()
+  collectgarbage()
+  soft_limit = tonumber(C.ms_unscoped_bytes()) + SOFT_GROWTH
+end
+
+local release = C.ms_ref_release
+
+--- Give a ref to the collector: nothing else will release it.
+---@generic T
+---@param ref T
+---@return T
+function B.own(ref)
+  if C.ms_unscoped_bytes() > soft_limit then
+    B.collect()
+  end
+  return ffi.gc(ref, release)
+end
+
+--- Take a ref away from the collector (it has been released, or C owns it now).
+function B.disown(ref)
+  ffi.gc(ref, nil)
+end
+
+-- -- failures ------------------------------------------------------------------------------------
+
+local function fail(status)
+  if status == 0 then
+    return
+  end
+  local kind = ffi.string(C.ms_status_name(status))
+  error(errors.new(kind, ffi.string(C.ms_error_message())), 0)
+end
+
+--- Raise what the runtime's last error says, unless `status` is MS_OK.
+---@param status integer
+B.check = fail
+
+--- End of a caller that failed: out of memory is tried once more after a collection.
+local function failed(status, name, ...)
+  if status == OUT_OF_MEMORY then
+    B.collect()
+    C.ms_memory_trim()
+    status = C[name](...)
+  end
+  fail(status)
+end
+
+local function no_tensor(fn, param, value)
+  errors.raise('TypeError', "%s: '%s' is a %s, expected a tensor", fn, param, type(value))
+end
+
+B.calls = library.calls(C, Ref, B.state, B.own, failed, no_tensor)
+
+-- -- small things --------------------------------------------------------------------------------
+
+local RefArray = ffi.typeof('ms_ref[?]')
+
+--- A C array of refs from a Lua list, and its length.
+---@param list ms.Tensor[]
+---@param what string  names the argument in errors
+function B.array(list, what)
+  local n = #list
+  local refs = RefArray(math.max(n, 1))
+  for i = 1, n do
+    if not ffi.istype(Ref, list[i]) then
+      errors.raise('TypeError', '%s: entry %d is a %s, expected a tensor', what, i, type(list[i]))
+    end
+    refs[i - 1] = list[i]
+  end
+  return refs, n
+end
+
+return B

@@ -1,0 +1,102 @@
+--- Finds libmoonshard.so, its declarations and moonshard_lua.so, and makes sure that all three come
+--- from the same headers.
+---
+--- The folder is, in this order: MOONSHARD_LIB (a folder, or libmoonshard.so itself); where
+--- package.cpath finds moonshard_lua.so; build/release of the tree this file lies in. Otherwise the
+--- system's loader is asked for the installed names.
+
+local ffi = require 'ffi'
+
+local function exists(path)
+  local file = io.open(path, 'rb')
+  if file then
+    file:close()
+  end
+  return file ~= nil
+end
+
+local function folder_of(path)
+  return path:match('^(.*)/[^/]*$') or '.'
+end
+
+local function find_folder()
+  local asked = os.getenv('MOONSHARD_LIB')
+  if asked and asked ~= '' then
+    local folder = asked:find('%.so[%.%d]*$') and folder_of(asked) or asked:gsub('/$', '')
+    if not exists(folder .. '/libmoonshard.so') then
+      error(('MOONSHARD_LIB is %q, but there is no libmoonshard.so in it'):format(asked), 0)
+    end
+    return folder
+  end
+  local module = package.searchpath('moonshard_lua', package.cpath)
+  if module then
+    return folder_of(module)
+  end
+  local here = debug.getinfo(1, 'S').source:match('^@(.*)/[^/]*$') or '.'
+  local tree = here .. '/../../build/release'
+  return exists(tree .. '/libmoonshard.so') and tree or nil
+end
+
+local function load_declarations(folder)
+  local generated = folder and folder .. '/generated/moonshard'
+  if generated and exists(generated .. '/cdef.lua') then
+    return dofile(generated .. '/cdef.lua'), generated .. '/calls.lua', generated .. '/cdef.lua'
+  end
+  local cdef = package.searchpath('moonshard.cdef', package.path)
+  if not cdef then
+    error('moonshard/cdef.lua is missing: it is generated when the library is built', 0)
+  end
+  return dofile(cdef), folder_of(cdef) .. '/calls.lua', cdef
+end
+
+--- Of three hashes that should be equal, name the odd one out.
+local function check_hashes(cdef, cdef_path, library, library_path, module, module_path)
+  if cdef == library and library == module then
+    return
+  end
+  local old = 'rebuild: they come from three different headers'
+  if library == module then
+    old = cdef_path .. ' is the one that differs'
+  elseif cdef == module then
+    old = library_path .. ' is the one that differs'
+  elseif cdef == library then
+    old = module_path .. ' is the one that differs'
+  end
+  error(('the parts of moonshard were built from different headers (%s: %s, %s: %s, %s: %s); %s')
+    :format(cdef_path, cdef, library_path, library, module_path, module, old), 0)
+end
+
+--- The classic C module. It pulls in the library it was linked with.
+local function load_module(folder)
+  local path = folder and folder .. '/moonshard_lua.so'
+  if path and exists(path) then
+    local open, why = package.loadlib(path, 'luaopen_moonshard_lua')
+    if not open then
+      error(('cannot load %s: %s'):format(path, why), 0)
+    end
+    package.loaded.moonshard_lua = package.loaded.moonshard_lua or open()
+  end
+  return require 'moonshard_lua', path or 'moonshard_lua.so'
+end
+
+local folder = find_folder()
+local cdef, calls_path, cdef_path = load_declarations(folder)
+if not pcall(ffi.typeof, 'ms_ref') then -- else this process has the declarations already
+  ffi.cdef(cdef.text)
+end
+
+local core, module_path = load_module(folder)
+local beside = folder and folder .. '/libmoonshard.so'
+local library_path = beside and exists(beside) and beside or 'libmoonshard.so.0'
+local C = ffi.load(library_path)
+
+check_hashes(cdef.hash, cdef_path, ffi.string(C.ms_abi_hash()), library_path, core.abi_hash,
+  module_path)
+
+return {
+  C = C,
+  core = core,
+  folder = folder,
+  cdef_text = cdef.text,
+  calls = dofile(calls_path),
+}

@@ -1,0 +1,204 @@
+--- Parameters and what modules ask about them: declaring, naming, materialising, local parts.
+
+local B = require 'moonshard_ffi'
+
+local C, calls = B.C, B.calls
+
+local parameter = {}
+
+local DTYPES = { f32 = 0, f64 = 1, bf16 = 2, i64 = 3, u8 = 4, bool = 5 }
+local RULES = { none = 0, constant = 1, uniform = 2, normal = 3 }
+local MAX_DIMS = 8
+
+--- Number of a dtype name. TypeError when it is none.
+---@param name string
+---@return integer
+function parameter.dtype(name)
+  return DTYPES[name] or B.errors.raise('TypeError', 'no dtype is called %s', tostring(name))
+end
+
+--- Name of a dtype number.
+---@param number integer
+---@return string
+function parameter.dtype_name(number)
+  return B.string(C.ms_dtype_name(number))
+end
+
+local function rule_of(rule)
+  local kind = RULES[rule.kind]
+  if not kind then
+    B.errors.raise('ValueError', "no rule for first values is called '%s'", tostring(rule.kind))
+  end
+  return kind, rule.a or 0, rule.b or 0
+end
+
+---@param dtype string
+---@param shape integer[]
+---@param rule ms.nn.InitRule
+---@return ms.Tensor
+function parameter.declare(dtype, shape, rule)
+  local sizes = B.new('int64_t[?]', MAX_DIMS)
+  if #shape > MAX_DIMS then
+    B.errors.raise('ValueError', 'a parameter has %d dimensions, expected at most %d', #shape,
+      MAX_DIMS)
+  end
+  for i = 1, #shape do
+    sizes[i - 1] = shape[i]
+  end
+  return calls.tensor_parameter(parameter.dtype(dtype), #shape, sizes, rule_of(rule))
+end
+
+--- Make a tensor a parameter that keeps its values. It outlives every scope.
+function parameter.make(tensor)
+  calls.tensor_make_parameter(tensor)
+end
+
+--- Overwrite a tensor by a rule; `name` keys the random stream.
+function parameter.fill(tensor, rule, name)
+  local kind, a, b = rule_of(rule)
+  calls.tensor_init(tensor, kind, a, b, C.ms_name_key(name))
+end
+
+function parameter.set_name(tensor, name)
+  calls.tensor_set_name(tensor, name)
+end
+
+local name_out = B.new('const char *[1]')
+
+---@return string  '' when it has none
+function parameter.name(tensor)
+  calls.tensor_name(tensor, name_out)
+  return B.string(name_out[0])
+end
+
+function parameter.materialize(tensor)
+  calls.tensor_materialize(tensor)
+end
+
+parameter.is_tensor = B.is_ref
+
+--- A number that two refs share when they are the same handle; valid while it lives.
+---@return integer
+function parameter.key(tensor)
+  return tonumber(B.cast('uintptr_t', tensor.ptr))
+end
+
+local function shape_list(ndim, sizes)
+  local shape = {}
+  for i = 1, ndim do
+    shape[i] = tonumber(sizes[i - 1])
+  end
+  return shape
+end
+
+--- Present shape of a tensor: that of the local shard when a unit shards it.
+function parameter.shape(tensor)
+  local info = B.new('ms_tensor_info')
+  calls.tensor_describe(tensor, info)
+  return shape_list(info.ndim, info.shape)
+end
+
+--- dtype, floating, requires_grad: what wrapping checks, in one call.
+function parameter.facts(tensor)
+  local info = B.new('ms_tensor_info')
+  calls.tensor_describe(tensor, info)
+  return {
+    dtype = parameter.dtype_name(info.dtype),
+    floating = C.ms_dtype_is_floating(info.dtype),
+    requires_grad = info.requires_grad,
+    ndim = info.ndim,
+    numel = tonumber(info.numel),
+  }
+end
+
+---@class ms.Extent
+---@field start integer  first element held here, in the parameter
+---@field numel integer  elements held here
+---@field shape integer[]  of the whole parameter
+---@field dtype string
+---@field c ffi.cdata*  the runtime's own struct
+
+--- The elements of a parameter this rank holds, as a 1-D view (nil for none), and their place.
+---@return ms.Tensor?, ms.Extent
+function parameter.part(tensor)
+  local c = B.new('ms_param_extent')
+  local view = calls.param_local(tensor, c)
+  return view, {
+    start = tonumber(c.start),
+    numel = tonumber(c.numel),
+    shape = shape_list(c.ndim, c.shape),
+    dtype = parameter.dtype_name(c.dtype),
+    c = c,
+  }
+end
+
+--- The extent of all of a plain tensor, beside its elements in one dimension (nil for none).
+---@param flat ms.Tensor  (numel of t)
+---@param t ms.Tensor
+---@return ms.Tensor?, ms.Extent
+function parameter.whole(flat, t)
+  local info, c = B.new('ms_tensor_info'), B.new('ms_param_extent')
+  calls.tensor_describe(t, info)
+  c.start, c.numel, c.ndim, c.dtype = 0, info.numel, info.ndim, info.dtype
+  B.copy(c.shape, info.shape, B.sizeof(c.shape))
+  local shape = shape_list(info.ndim, info.shape)
+  local numel = tonumber(info.numel)
+  return numel > 0 and flat or nil, {
+    start = 0, numel = numel, shape = shape, dtype = parameter.dtype_name(info.dtype), c = c,
+  }
+end
+
+--- Tell the runtime that the master copy was written from outside.
+function parameter.touch(tensor)
+  calls.param_touch(tensor)
+end
+
+-- Units register here how full values of what they manage are read and written.
+local managers = setmetatable({}, { __mode = 'v' })
+
+--- Let `manager:_full_value(tensor)` and `manager:_load_value(tensor, value)` answer for it.
+function parameter.manage(tensor, manager)
+  managers[parameter.key(tensor)] = manager
+end
+
+---@return table?  the manager of a parameter
+function parameter.manager(tensor)
+  return managers[parameter.key(tensor)]
+end
+
+--- Full values: the parameter itself, or a private full-precision copy when a unit manages it.
+---@return ms.Tensor
+function parameter.full(tensor)
+  local manager = parameter.manager(tensor)
+  return manager and manager:_full_value(tensor) or tensor
+end
+
+--- Overwrite with full values (cast to the master's dtype).
+function parameter.load(tensor, value)
+  local manager = parameter.manager(tensor)
+  if manager then
+    manager:_load_value(tensor, value)
+  else
+    calls.tensor_copy(tensor, value)
+    calls.param_touch(tensor)
+  end
+end
+
+--- 64-bit key of a name, for random streams.
+function parameter.name_key(name)
+  return C.ms_name_key(name)
+end
+
+--- How often the sample base was set: a new number is a new micro-batch.
+---@return integer
+function parameter.sample_epoch()
+  return tonumber(C.ms_sample_epoch())
+end
+
+--- The context's seed, in decimal: 64 bits do not fit a Lua number.
+---@return string
+function parameter.seed()
+  return (tostring(C.ms_seed_get()):gsub('ULL$', ''))
+end
+
+return parameter

@@ -1,0 +1,56 @@
+--- Text to learn from: a file of the user's, or the King James Bible from Debian's bible-kjv. Its
+--- bytes are the tokens; the last 5 % are kept for validation.
+
+local corpus = {}
+
+local function read_all(path)
+  local file, why = io.open(path, 'rb')
+  if not file then
+    error(('cannot read %s: %s'):format(path, why), 0)
+  end
+  local bytes = file:read('*a')
+  file:close()
+  return bytes
+end
+
+local function write_all(path, bytes)
+  local file = assert(io.open(path .. '.tmp', 'wb'))
+  assert(file:write(bytes))
+  assert(file:close())
+  assert(os.rename(path .. '.tmp', path))
+end
+
+--- The Bible without its verse labels ("Gen1:1 In the beginning ...").
+local function bible()
+  local pipe = assert(io.popen("bible -f 'gen1:1-rev22:21' 2>/dev/null", 'r'))
+  local lines = {}
+  for line in pipe:lines() do
+    lines[#lines + 1] = line:gsub('^%w+:%d+ ', '')
+  end
+  pipe:close()
+  if #lines == 0 then
+    error('the package bible-kjv is missing (./dev setup installs it); '
+      .. 'or give a text with --data=FILE', 0)
+  end
+  lines[#lines + 1] = ''
+  return table.concat(lines, '\n')
+end
+
+---@param path string  '' for the Bible
+---@param out string  folder the token files go to; made when missing
+---@return { train: string, valid: string }  files of bytes
+function corpus.prepare(path, out)
+  assert(os.execute(("mkdir -p '%s'"):format(out:gsub("'", "'\\''"))))
+  local ok, bytes = pcall(path == '' and bible or read_all, path)
+  if not ok then
+    io.stderr:write('train: ', tostring(bytes), '\n')
+    os.exit(2)
+  end
+  local cut = math.floor(#bytes * 0.95)
+  local files = { train = out .. '/train.u8', valid = out .. '/valid.u8' }
+  write_all(files.train, bytes:sub(1, cut))
+  write_all(files.valid, bytes:sub(cut + 1))
+  return files
+end
+
+return corpus

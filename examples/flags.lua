@@ -1,0 +1,93 @@
+--- Command-line flags of the examples: --name=value or --name value, --switch; a mistyped flag
+--- names the nearest one. A specification is an array of { name, default, help }; the default's
+--- type says what is accepted (number, string, boolean).
+
+local errors = require 'moonshard.errors'
+
+local flags = {}
+
+local function unknown(name, spec)
+  local names = {}
+  for i, flag in ipairs(spec) do
+    names[i] = flag[1]
+  end
+  local nearest = errors.nearest(name, names)
+  return ("unknown flag '--%s'%s (--help lists all)"):format(name,
+    nearest and ("; the nearest is '--%s'"):format(nearest) or '')
+end
+
+---@param spec table[]  { name, default, help }
+---@param program string
+---@param about string
+---@return string
+function flags.help(spec, program, about)
+  local lines = { ('usage: luajit %s [flags]'):format(program), about, '' }
+  for _, flag in ipairs(spec) do
+    local name, default, help = flag[1], flag[2], flag[3]
+    local left = type(default) == 'boolean' and '--' .. name
+      or ('--%s=%s'):format(name, tostring(default))
+    lines[#lines + 1] = ('  %-28s %s'):format(left, help)
+  end
+  return table.concat(lines, '\n')
+end
+
+local function convert(name, default, text)
+  if type(default) == 'number' then
+    local number = tonumber(text)
+    if not number then
+      return nil, ("--%s wants a number, got '%s'"):format(name, text)
+    end
+    return number
+  elseif type(default) == 'boolean' then
+    if text ~= 'true' and text ~= 'false' then
+      return nil, ("--%s is a switch: --%s, --%s=true or --%s=false, got '%s'"):format(
+        name, name, name, name, text)
+    end
+    return text == 'true'
+  end
+  return text
+end
+
+--- Parse `argv`. Words that are no flags are collected under `rest`.
+---@param argv string[]
+---@param spec table[]
+---@return table<string, any>? values  nil on a mistake
+---@return string? mistake
+function flags.parse(argv, spec)
+  local values, known, given = { rest = {} }, {}, {}
+  for _, flag in ipairs(spec) do
+    values[flag[1]], known[flag[1]] = flag[2], flag
+  end
+  local i = 1
+  while i <= #argv do
+    local word = argv[i]
+    local name, text = word:match('^%-%-([%w%-]+)=(.*)$')
+    name = name or word:match('^%-%-([%w%-]+)$')
+    if not name then
+      values.rest[#values.rest + 1] = word
+    elseif not known[name] then
+      return nil, unknown(name, spec)
+    else
+      local default = known[name][2]
+      if not text and type(default) == 'boolean' then
+        text = 'true'
+      elseif not text then
+        i = i + 1
+        text = argv[i]
+        if not text then
+          return nil, ('--%s wants a value'):format(name)
+        end
+      end
+      local value, mistake = convert(name, default, text)
+      if mistake then
+        return nil, mistake
+      end
+      values[name], given[name] = value, true
+    end
+    i = i + 1
+  end
+  values.given = given
+  return values
+end
+
+return flags

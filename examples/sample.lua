@@ -1,0 +1,52 @@
+dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
+
+--- Writes text with a model that examples/train.lua saved.
+---
+---   luajit examples/sample.lua train-out --prompt "In the beginning"
+---
+--- CHECKPOINT is a checkpoint's folder, or a training run's --out (its newest is taken). Runs on
+--- one core.
+
+local ms = require 'moonshard'
+local flags = require 'flags'
+
+local spec = {
+  { 'prompt', 'In the beginning', 'how the text begins' },
+  { 'length', 400, 'bytes to write' },
+  { 'temperature', 0.8, 'of sampling; 0 takes the likeliest byte' },
+  { 'top-k', 40, 'most likely bytes sampled from (0: all)' },
+  { 'seed', 1, 'equal seeds write equal text' },
+  { 'help', false, 'this text' },
+}
+
+local function fail(message)
+  io.stderr:write('sample: ', message, '\n')
+  os.exit(2)
+end
+
+local o, mistake = flags.parse(arg, spec)
+if not o then
+  fail(mistake)
+elseif o.help then
+  print(flags.help(spec, 'examples/sample.lua CHECKPOINT', 'Writes text with a trained model.'))
+  os.exit(0)
+end
+local given = o.rest[1] or fail('which checkpoint? (--help)')
+local path = ms.checkpoint.latest(given .. '/checkpoints') or ms.checkpoint.latest(given) or given
+
+local ok, meta = pcall(ms.checkpoint.read_meta, path)
+if not ok then
+  fail(tostring(meta))
+end
+ms.manual_seed(meta.seed)
+local model = ms.models.GPT(meta.config)
+ms.checkpoint.load(path, { model = model })
+io.write(o.prompt)
+model:generate(ms.data.bytes(o.prompt), o.length, {
+  temperature = o.temperature, top_k = o['top-k'], seed = o.seed,
+  on_token = function(token)
+    io.write(string.char(token))
+    io.flush()
+  end,
+})
+io.write('\n')

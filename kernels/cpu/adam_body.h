@@ -1,0 +1,48 @@
+/* Body of adam.c for one dtype.
+ *
+ *   decoupled: p = p (1 - lr weight_decay), else g = g + weight_decay p   (g negated to maximize)
+ *   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
+ *   p = p - lr / correction1 * m / (sqrt(v) / sqrt(correction2) + eps) */
+
+typedef struct LOCAL(rule) {
+    REAL sign, keep, decay, beta1, fresh1, beta2, fresh2, root, eps, step;
+} LOCAL(rule);
+
+/* n <= WIDTH elements. */
+LANES_INLINE void LOCAL(step)(const LOCAL(rule) * r, T *param, const T *grad, T *first, T *second,
+                              int64_t n)
+{
+    V p = LOAD_N(param, n);
+    V g = LOAD_N(grad, n) * r->sign + p * r->decay;
+    V m = LOAD_N(first, n) * r->beta1 + g * r->fresh1;
+    V v = LOAD_N(second, n) * r->beta2 + g * g * r->fresh2;
+
+    STORE_N(first, m, n);
+    STORE_N(second, v, n);
+    STORE_N(param, p * r->keep - m / (OF(sqrt)(v) / r->root + r->eps) * r->step, n);
+}
+
+void MSI_NAME(LOCAL(adam))(const void *args)
+{
+    const msi_adam_args *a = args;
+    const LOCAL(rule) r = {.sign = a->maximize ? -1 : 1,
+                           .keep = (REAL)(a->decoupled ? 1 - a->lr * a->weight_decay : 1),
+                           .decay = (REAL)(a->decoupled ? 0 : a->weight_decay),
+                           .beta1 = (REAL)a->beta1,
+                           .fresh1 = (REAL)(1 - a->beta1),
+                           .beta2 = (REAL)a->beta2,
+                           .fresh2 = (REAL)(1 - a->beta2),
+                           .root = (REAL)sqrt(a->correction2),
+                           .eps = (REAL)a->eps,
+                           .step = (REAL)(a->lr / a->correction1)};
+    const T *g = a->g;
+    T *p = a->p, *m = a->m, *v = a->v;
+    int64_t i = 0;
+
+    for (; i + WIDTH <= a->n; i += WIDTH) {
+        LOCAL(step)(&r, p + i, g + i, m + i, v + i, WIDTH);
+    }
+    if (i < a->n) {
+        LOCAL(step)(&r, p + i, g + i, m + i, v + i, a->n - i);
+    }
+}

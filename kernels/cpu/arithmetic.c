@@ -1,0 +1,20 @@
+/* Arithmetic of two or three operands and its gradients, elementwise. */
+#include "ew.h"
+
+#define BODY "arithmetic_body.h"
+#include "each_register.h"
+
+/* i64: two's complement, wrapping. The lanes are unsigned, where that is defined. */
+#undef EW_SCALAR
+#define EW_SCALAR(x) ((REAL)(int64_t)(x))
+#define INTEGER
+#define NAME i64
+#define T int64_t
+#define REAL uint64_t
+#define V u64_part
+#define SPLAT(x) ((uint64_t)(x) + (u64_part){0})
+#define LOAD(p) load_u64w(p)
+#define LOAD_N(p, n) load_n_u64w(p, n)
+#define STORE(p, v) store_u64w(p, v)
+#define STORE_N(p, v, n) store_n_u64w(p, v, n)
+#include "arithmetic_body.h"

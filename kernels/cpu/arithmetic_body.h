@@ -1,0 +1,16 @@
+/* Body of arithmetic.c for one dtype; the comments beside MSI_KERNELS say what each computes. */
+
+EW(add, 2, a + b)
+EW(sub, 2, a - b)
+EW(mul, 2, a *b)
+EW(affine, 1, a *s0 + s1)
+
+#ifndef INTEGER
+EW(div, 2, a / b)
+EW(reciprocal, 1, s0 / a)
+EW(mul_neg, 3, -(a *b *c))
+EW(sqrt, 1, OF(sqrt)(a))
+EW(sqrt_grad, 2, a / (b + b))
+EW(mse, 2, (a - b) * (a - b))
+EW(mse_grad, 2, (a - b) * s0)
+#endif

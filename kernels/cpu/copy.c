@@ -1,0 +1,212 @@
+/* copy: out = in with any pair of dtypes; fill: out = a scalar.
+ *
+ * Conversions: to a float type rounds to nearest even (to bf16 through f32), float to integer
+ * truncates, u8 takes the low bits of the truncated integer, bool is "not zero" (NaN is true).
+ * Between equal dtypes bits are moved. */
+#include "ew.h"
+
+/* -- one element: GET widens to what is computed in, PUT rounds back ----------------------------
+ */
+
+static inline float get_bf16(uint16_t h)
+{
+    uint32_t bits = (uint32_t)h << 16;
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static inline uint16_t put_bf16(float x)
+{
+    uint32_t bits, upper;
+
+    memcpy(&bits, &x, sizeof(bits));
+    upper = bits >> 16;
+    return (uint16_t)(x != x ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16);
+}
+
+#define GET_f32(x) (x)
+#define GET_f64(x) (x)
+#define GET_bf16(x) get_bf16(x)
+#define GET_i64(x) (x)
+#define GET_u8(x) (x)
+#define GET_bool(x) ((x) != 0)
+
+#define PUT_f32(x) ((float)(x))
+#define PUT_f64(x) ((double)(x))
+#define PUT_bf16(x) put_bf16((float)(x))
+#define PUT_i64(x) ((int64_t)(x))
+#define PUT_u8(x) ((uint8_t)(int64_t)(x))
+#define PUT_bool(x) ((uint8_t)((x) != 0))
+
+/* old + x in the destination's arithmetic; integers wrap, bool is "or". */
+#define ADD_f32(old, x) ((old) + (float)(x))
+#define ADD_f64(old, x) ((old) + (double)(x))
+#define ADD_bf16(old, x) put_bf16(get_bf16(old) + (float)(x))
+#define ADD_i64(old, x) ((int64_t)((uint64_t)(old) + (uint64_t)(int64_t)(x)))
+#define ADD_u8(old, x) ((uint8_t)((old) + (uint8_t)(int64_t)(x)))
+#define ADD_bool(old, x) ((uint8_t)(((old) | ((x) != 0)) != 0))
+
+typedef float c_f32;
+typedef double c_f64;
+typedef uint16_t c_bf16;
+typedef int64_t c_i64;
+typedef uint8_t c_u8;
+typedef uint8_t c_bool;
+
+/* -- copy -------------------------------------------------------------------------------------- */
+
+#define COPY_ROW(to, from)                                                                         \
+    static void copy_##from##_to_##to(const ew_row *r)                                             \
+    {                                                                                              \
+        c_##to *out = r->out;                                                                      \
+        const c_##from *in = r->in[0];                                                             \
+        const int64_t n = r->n, step = r->step[0];                                                 \
+        if (r->args->accumulate) {                                                                 \
+            for (int64_t i = 0; i < n; i++) {                                                      \
+                out[i] = ADD_##to(out[i], GET_##from(in[i * step]));                               \
+            }                                                                                      \
+        } else if (step == 0) {                                                                    \
+            const c_##to y = PUT_##to(GET_##from(in[0]));                                          \
+            for (int64_t i = 0; i < n; i++) {                                                      \
+                out[i] = y;                                                                        \
+            }                                                                                      \
+        } else {                                                                                   \
+            for (int64_t i = 0; i < n; i++) {                                                      \
+                out[i] = PUT_##to(GET_##from(in[i]));                                              \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+/* Rows of one dtype: move when nothing is to be computed. */
+#define MOVE_ROW(dtype)                                                                            \
+    static void move_##dtype(const ew_row *r)                                                      \
+    {                                                                                              \
+        if (r->step[0] == 0 || r->args->accumulate) {                                              \
+            copy_##dtype##_to_##dtype(r);                                                          \
+        } else {                                                                                   \
+            memmove(r->out, r->in[0], (size_t)r->n * sizeof(c_##dtype));                           \
+        }                                                                                          \
+    }
+
+enum { WIDTH = LANES_REGISTER / 4 };
+
+/* f32 to and from bf16 carry the mixed-precision traffic: whole registers. */
+#define LANE_ROW(to, from)                                                                         \
+    static void lanes_##from##_to_##to(const ew_row *r)                                            \
+    {                                                                                              \
+        c_##to *out = r->out;                                                                      \
+        const c_##from *in = r->in[0];                                                             \
+        const int64_t step = r->step[0];                                                           \
+        const bool accumulate = r->args->accumulate;                                               \
+        int64_t i = 0;                                                                             \
+        for (; i + WIDTH <= r->n; i += WIDTH) {                                                    \
+            f32_part x = load_##from##w(in + i * step);                                            \
+            store_##to##w(out + i, accumulate ? load_##to##w(out + i) + x : x);                    \
+        }                                                                                          \
+        if (i < r->n) {                                                                            \
+            const int64_t m = r->n - i;                                                            \
+            f32_part x = load_n_##from##w(in + i * step, m);                                       \
+            store_n_##to##w(out + i, accumulate ? load_n_##to##w(out + i, m) + x : x, m);          \
+        }                                                                                          \
+    }
+
+COPY_ROW(f32, f32)
+COPY_ROW(f32, f64)
+LANE_ROW(f32, bf16)
+COPY_ROW(f32, i64)
+COPY_ROW(f32, u8)
+COPY_ROW(f32, bool)
+
+COPY_ROW(f64, f32)
+COPY_ROW(f64, f64)
+COPY_ROW(f64, bf16)
+COPY_ROW(f64, i64)
+COPY_ROW(f64, u8)
+COPY_ROW(f64, bool)
+
+LANE_ROW(bf16, f32)
+COPY_ROW(bf16, f64)
+COPY_ROW(bf16, bf16)
+COPY_ROW(bf16, i64)
+COPY_ROW(bf16, u8)
+COPY_ROW(bf16, bool)
+
+COPY_ROW(i64, f32)
+COPY_ROW(i64, f64)
+COPY_ROW(i64, bf16)
+COPY_ROW(i64, i64)
+COPY_ROW(i64, u8)
+COPY_ROW(i64, bool)
+
+COPY_ROW(u8, f32)
+COPY_ROW(u8, f64)
+COPY_ROW(u8, bf16)
+COPY_ROW(u8, i64)
+COPY_ROW(u8, u8)
+COPY_ROW(u8, bool)
+
+COPY_ROW(bool, f32)
+COPY_ROW(bool, f64)
+COPY_ROW(bool, bf16)
+COPY_ROW(bool, i64)
+COPY_ROW(bool, u8)
+COPY_ROW(bool, bool) /* writes 0 or 1 whatever byte stood for true */
+
+MOVE_ROW(f32)
+MOVE_ROW(f64)
+MOVE_ROW(bf16)
+MOVE_ROW(i64)
+MOVE_ROW(u8)
+#define copy_bf16_to_f32 lanes_bf16_to_f32
+#define copy_f32_to_bf16 lanes_f32_to_bf16
+
+static const int64_t bytes_of[MS_DTYPE_COUNT] = {
+    [MS_DTYPE_F32] = 4, [MS_DTYPE_F64] = 8, [MS_DTYPE_BF16] = 2,
+    [MS_DTYPE_I64] = 8, [MS_DTYPE_U8] = 1,  [MS_DTYPE_BOOL] = 1,
+};
+
+#define copy_f32_to_f32 move_f32
+#define copy_f64_to_f64 move_f64
+#define copy_bf16_to_bf16 move_bf16
+#define copy_i64_to_i64 move_i64
+#define copy_u8_to_u8 move_u8
+
+#define COPY(op, to, TO)                                                                           \
+    void MSI_NAME(copy_##to)(const void *args)                                                     \
+    {                                                                                              \
+        static const ew_row_fn rows[MS_DTYPE_COUNT] = {                                            \
+            [MS_DTYPE_F32] = copy_f32_to_##to,   [MS_DTYPE_F64] = copy_f64_to_##to,                \
+            [MS_DTYPE_BF16] = copy_bf16_to_##to, [MS_DTYPE_I64] = copy_i64_to_##to,                \
+            [MS_DTYPE_U8] = copy_u8_to_##to,     [MS_DTYPE_BOOL] = copy_bool_to_##to,              \
+        };                                                                                         \
+        const int32_t from = ((const msi_ew_args *)args)->in_dtype;                                \
+        ew_run(args, rows[from], 1, sizeof(c_##to), bytes_of[from]);                               \
+    }
+MSI_ALL(COPY, copy)
+
+/* -- fill -------------------------------------------------------------------------------------- */
+
+#define FILL(op, to, TO)                                                                           \
+    static void fill_##to(const ew_row *r)                                                         \
+    {                                                                                              \
+        const double x = r->args->scalar[0];                                                       \
+        const c_##to y = PUT_##to(x);                                                              \
+        const int64_t n = r->n;                                                                    \
+        c_##to *out = r->out;                                                                      \
+        if (r->args->accumulate) {                                                                 \
+            for (int64_t i = 0; i < n; i++) {                                                      \
+                out[i] = ADD_##to(out[i], x);                                                      \
+            }                                                                                      \
+        } else {                                                                                   \
+            for (int64_t i = 0; i < n; i++) {                                                      \
+                out[i] = y;                                                                        \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    void MSI_NAME(fill_##to)(const void *args)                                                     \
+    {                                                                                              \
+        ew_run(args, fill_##to, 0, sizeof(c_##to), 0);                                             \
+    }
+MSI_ALL(FILL, fill)

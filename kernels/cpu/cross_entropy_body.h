@@ -1,0 +1,61 @@
+/* Body of cross_entropy.c for one dtype; each_float.h says what the macros mean. */
+
+#include "log_sum_exp_body.h"
+
+void MSI_NAME(LOCAL(cross_entropy))(const void *args)
+{
+    const msi_cross_entropy_args *a = args;
+    double loss = 0;
+    int64_t n_counted = 0;
+
+    for (int64_t i = 0; i < a->rows; i++) {
+        const T *x = (const T *)a->logits + i * a->cols;
+        const int64_t target = a->targets[i];
+        REAL lse = 0; /* not read where the row does not count */
+
+        if (target != a->ignore_index) {
+            lse = LOCAL(log_sum_exp)(x, a->cols);
+            loss += (double)lse - (double)LOCAL(get)(x + target);
+            n_counted++;
+        }
+        ((REAL *)a->lse)[i] = lse;
+    }
+    *a->loss_sum = loss;
+    *a->n_counted = n_counted;
+}
+
+/* dlogits = scale (exp(x - lse) - one_hot(target)), possibly over the logits themselves. */
+static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i)
+{
+    const T *x = (const T *)a->logits + i * a->cols;
+    T *dx = (T *)a->dlogits + i * a->cols;
+    const REAL lse = ((const REAL *)a->lse)[i], scale = (REAL)a->scale;
+    const int64_t target = a->targets[i];
+    REAL at_target = (EXP1(LOCAL(get)(x + target) - lse) - 1) * scale;
+
+    if (a->accumulate) {
+        at_target += LOCAL(get)(dx + target);
+    }
+    for (int64_t j = 0; j < a->cols; j += 16) {
+        V v = EXP(LOCAL(at)(x, j, a->cols) - lse) * scale;
+
+        if (a->accumulate) {
+            v += LOCAL(at)(dx, j, a->cols);
+        }
+        LOCAL(put)(dx, j, a->cols, v);
+    }
+    STORE_N(dx + target, SPLAT(at_target), 1);
+}
+
+void MSI_NAME(LOCAL(cross_entropy_grad))(const void *args)
+{
+    const msi_cross_entropy_args *a = args;
+
+    for (int64_t i = 0; i < a->rows; i++) {
+        if (a->targets[i] != a->ignore_index) {
+            LOCAL(row_loss_grad)(a, i);
+        } else if (!a->accumulate) {
+            memset((T *)a->dlogits + i * a->cols, 0, (size_t)a->cols * sizeof(T));
+        }
+    }
+}

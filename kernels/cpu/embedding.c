@@ -1,0 +1,7 @@
+/* Rows of a table, and their gradient: rows add in ascending token order, so the result does not
+ * depend on how tokens are batched. */
+#include "lanes.h"
+#include "table.h"
+
+#define BODY "embedding_body.h"
+#include "each_register.h"

@@ -1,0 +1,150 @@
+/* The loops around elementwise rows. The innermost dimension is the one that is dense in the
+ * destination where there is such a one; rows that are dense (or broadcast) in every operand go
+ * to the op as they are, others pass through small dense buffers. */
+#include "ew.h"
+
+enum { CHUNK = 256 };
+
+/* Position in the outer dimensions: all but `inner`. */
+typedef struct walk {
+    const msi_loop *loop;
+    int32_t inner;
+    int32_t n_operands;
+    int64_t index[MSI_LOOP_DIMS];
+    int64_t offset[4]; /* elements */
+} walk;
+
+static bool walk_next(walk *w)
+{
+    for (int32_t d = w->loop->ndim - 1; d >= 0; d--) {
+        if (d == w->inner) {
+            continue;
+        }
+        w->index[d]++;
+        for (int32_t k = 0; k < w->n_operands; k++) {
+            w->offset[k] += w->loop->stride[k][d];
+        }
+        if (w->index[d] < w->loop->shape[d]) {
+            return true;
+        }
+        for (int32_t k = 0; k < w->n_operands; k++) {
+            w->offset[k] -= w->loop->stride[k][d] * w->index[d];
+        }
+        w->index[d] = 0;
+    }
+    return false;
+}
+
+static int32_t choose_inner(const msi_loop *loop)
+{
+    for (int32_t d = loop->ndim - 1; d >= 0; d--) {
+        if (loop->stride[0][d] == 1 && loop->shape[d] > 1) {
+            return d;
+        }
+    }
+    return loop->ndim - 1;
+}
+
+#define MOVE(type)                                                                                 \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+        ((type *)to)[i * to_stride] = ((const type *)from)[i * from_stride];                       \
+    }
+
+static void move(void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t n,
+                 int64_t bytes)
+{
+    switch (bytes) {
+    case 1:
+        MOVE(uint8_t);
+        break;
+    case 2:
+        MOVE(uint16_t);
+        break;
+    case 4:
+        MOVE(uint32_t);
+        break;
+    default:
+        MOVE(uint64_t);
+        break;
+    }
+}
+
+/* One row with any strides, CHUNK elements at a time. */
+static void run_strided(ew_row *r, ew_row_fn row, int32_t n_in, char *out, int64_t out_stride,
+                        const char *const *in, const int64_t *in_stride, int64_t n,
+                        int64_t out_bytes, int64_t in_bytes)
+{
+    uint64_t out_chunk[CHUNK], in_chunk[3][CHUNK];
+
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        r->n = n - i < CHUNK ? n - i : CHUNK;
+        for (int32_t k = 0; k < n_in; k++) {
+            if (r->step[k] == 0) {
+                continue; /* the caller's copies */
+            }
+            const char *from = in[k] + i * in_stride[k] * in_bytes;
+
+            if (in_stride[k] == 1) {
+                r->in[k] = from;
+            } else {
+                move(in_chunk[k], 1, from, in_stride[k], r->n, in_bytes);
+                r->in[k] = in_chunk[k];
+            }
+        }
+        char *to = out + i * out_stride * out_bytes;
+
+        if (out_stride == 1) {
+            r->out = to;
+            row(r);
+            continue;
+        }
+        r->out = out_chunk;
+        if (r->args->accumulate) {
+            move(out_chunk, 1, to, out_stride, r->n, out_bytes);
+        }
+        row(r);
+        move(to, out_stride, out_chunk, 1, r->n, out_bytes);
+    }
+}
+
+void ew_run(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t out_bytes,
+            int64_t in_bytes)
+{
+    const msi_loop *loop = &args->loop;
+    walk w = {.loop = loop, .inner = choose_inner(loop), .n_operands = n_in + 1};
+    const int64_t n = loop->ndim == 0 ? 1 : loop->shape[w.inner];
+    ew_row r = {.n = n, .args = args};
+    uint64_t copies[3][LANES]; /* of an element that is broadcast along the row */
+    int64_t stride[4] = {1, 1, 1, 1};
+    bool dense = true;
+
+    for (int32_t d = 0; d < loop->ndim; d++) {
+        if (loop->shape[d] == 0) {
+            return;
+        }
+    }
+    for (int32_t k = 0; k <= n_in && n > 1; k++) {
+        stride[k] = loop->stride[k][w.inner];
+        dense = dense && (stride[k] == 1 || (k > 0 && stride[k] == 0));
+    }
+    do {
+        char *out = (char *)args->out + w.offset[0] * out_bytes;
+        const char *in[3];
+
+        for (int32_t k = 0; k < n_in; k++) {
+            in[k] = (const char *)args->in[k] + w.offset[k + 1] * in_bytes;
+            r.step[k] = stride[k + 1] != 0;
+            r.in[k] = in[k];
+            if (r.step[k] == 0) {
+                move(copies[k], 1, in[k], 0, LANES, in_bytes);
+                r.in[k] = copies[k];
+            }
+        }
+        if (dense) {
+            r.out = out;
+            row(&r);
+        } else {
+            run_strided(&r, row, n_in, out, stride[0], in, stride + 1, n, out_bytes, in_bytes);
+        }
+    } while (walk_next(&w));
+}

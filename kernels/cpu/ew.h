@@ -1,0 +1,63 @@
+/* Elementwise kernels: an op supplies the loop over one row whose operands are dense or repeat one
+ * element; ew.c walks dimensions and strides around it. */
+#ifndef MSI_EW_H
+#define MSI_EW_H
+
+#include "lanes.h"
+#include "table.h"
+
+/* One row. Element i of source k is in[k][i * step[k]] with step 0 or 1; where it is 0, 16 copies
+ * of the element lie there, so that lanes can be loaded at any multiple of 16 times the step. */
+typedef struct ew_row {
+    int64_t n;
+    void *out;
+    const void *in[3];
+    int64_t step[3];
+    const msi_ew_args *args;
+} ew_row;
+
+typedef void (*ew_row_fn)(const ew_row *row);
+
+/* Run `row` over the whole of `args`, which has n_in sources of in_bytes per element. */
+#define ew_run MSI_NAME(ew_run)
+void ew_run(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t out_bytes,
+            int64_t in_bytes);
+
+/* Inside a body of each_register.h: a kernel that stores (or adds) EXPR of the lanes a, b, c of its
+ * n_in sources and the scalars s0, s1. */
+#define EW(op, n_in, EXPR)                                                                         \
+    LANES_INLINE V LOCAL(op##_of)(V a, V b, V c, REAL s0, REAL s1)                                 \
+    {                                                                                              \
+        return (EXPR);                                                                             \
+    }                                                                                              \
+    static void LOCAL(op##_row)(const ew_row *r)                                                   \
+    {                                                                                              \
+        const REAL s0 = EW_SCALAR(r->args->scalar[0]), s1 = EW_SCALAR(r->args->scalar[1]);         \
+        const int64_t n = r->n, step_a = r->step[0], step_b = r->step[1], step_c = r->step[2];     \
+        const T *a = r->in[0], *b = r->in[1], *c = r->in[2];                                       \
+        T *out = r->out;                                                                           \
+        const bool accumulate = r->args->accumulate;                                               \
+        int64_t i = 0;                                                                             \
+        for (; i + WIDTH <= n; i += WIDTH) {                                                       \
+            V y = LOCAL(op##_of)((n_in) > 0 ? LOAD(a + i * step_a) : SPLAT(0),                     \
+                                 (n_in) > 1 ? LOAD(b + i * step_b) : SPLAT(0),                     \
+                                 (n_in) > 2 ? LOAD(c + i * step_c) : SPLAT(0), s0, s1);            \
+            STORE(out + i, accumulate ? y + LOAD(out + i) : y);                                    \
+        }                                                                                          \
+        if (i < n) {                                                                               \
+            const int64_t m = n - i;                                                               \
+            V y = LOCAL(op##_of)((n_in) > 0 ? LOAD_N(a + i * step_a, m) : SPLAT(0),                \
+                                 (n_in) > 1 ? LOAD_N(b + i * step_b, m) : SPLAT(0),                \
+                                 (n_in) > 2 ? LOAD_N(c + i * step_c, m) : SPLAT(0), s0, s1);       \
+            STORE_N(out + i, accumulate ? y + LOAD_N(out + i, m) : y, m);                          \
+        }                                                                                          \
+    }                                                                                              \
+    void MSI_NAME(LOCAL(op))(const void *args)                                                     \
+    {                                                                                              \
+        ew_run(args, LOCAL(op##_row), n_in, sizeof(T), sizeof(T));                                 \
+    }
+
+/* Scalars reach the lanes through this (i64 takes another way). */
+#define EW_SCALAR(x) ((REAL)(x))
+
+#endif

@@ -1,0 +1,60 @@
+/* Own matrix product: for f64, for shapes too small to pay for a call of the library, and where
+ * there is no library. bf16 is widened block by block, computed in f32 and rounded once.
+ *
+ * The lanes here are columns of C, so vectors may be as wide as each instruction set has them:
+ * gemm_tile.h says why that cannot change bits. Without fused multiply-add (decision 8.10) the
+ * roof is half of the library's. */
+#include "lanes.h"
+#include "table.h"
+
+#include "moonshard/tensor.h"
+
+#include <string.h>
+
+#if MSI_ISA == 4
+enum { VECTOR_BYTES = 64, ROWS = 8 };
+#elif MSI_ISA == 3
+enum { VECTOR_BYTES = 32, ROWS = 4 };
+#else
+enum { VECTOR_BYTES = 16, ROWS = 4 };
+#endif
+enum { MC = 64, NC = 128, KC = 128 };
+
+static inline float widen(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+
+    memcpy(&y, &bits, sizeof(y));
+    return y;
+}
+
+/* Nearest even; NaN stays NaN. */
+static inline uint16_t narrow(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
+}
+
+#define NAME gemm_f32
+#define REAL float
+#define T float
+#define WIDEN(x) (x)
+#include "gemm_tile.h"
+
+#define NAME gemm_f64
+#define REAL double
+#define T double
+#define WIDEN(x) (x)
+#include "gemm_tile.h"
+
+#define NAME gemm_bf16
+#define REAL float
+#define T uint16_t
+#define WIDEN(x) widen(x)
+#define WIDENED
+#include "gemm_tile.h"

@@ -1,0 +1,313 @@
+/* Lanes: what every CPU kernel is written in.
+ *
+ * Vectors are the compiler's, so + - * / & | << and a scalar operand work on them; the rest is
+ * here. Results are equal in every bit on all three builds and at any address, for three reasons:
+ *
+ *   no fused multiply-add (-ffp-contract=off), and functions of our own instead of a library's
+ *   lanes that never meet may be as many as a register holds: f32_part, functions end in _f32w
+ *   lanes that do meet are always 16, in one order: f32x16, functions end in _f32
+ *
+ * and a tail is a body whose missing lanes are 0.
+ *
+ *   load_f32(p)      16 lanes from memory, any address;   load_n_f32(p, n)      the first n, rest 0
+ *   store_f32(p, v)  and back;                            store_n_f32(p, v, n)  0 <= n <= 16
+ *   load_bf16, ...   memory in bf16, lanes in f32: widened exactly, rounded to nearest even
+ *   lt_ le_ eq_ ne_  masks, 0 or -1 in integers of the same width: i32x16, i32_part
+ *   select_(mask, yes, no), min_ max_ abs_ copysign_ sqrt_ splat_(scalar), hsum_ hmax_ (16 lanes)
+ *   exp_ log_ tanh_   in lanes_math.h, included below
+ *
+ * A register-wide vector is always the better one for speed: the compiler keeps wider ones in
+ * memory. */
+#ifndef MSI_LANES_H
+#define MSI_LANES_H
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES_INLINE static inline __attribute__((always_inline, unused))
+#define LANES_CAT2(a, b) a##_##b
+#define LANES_CAT(a, b) LANES_CAT2(a, b)
+
+enum { LANES = 16 };
+
+/* Bytes of one vector register. */
+#if MSI_ISA == 4
+#define LANES_REGISTER 64
+#elif MSI_ISA == 3
+#define LANES_REGISTER 32
+#else
+#define LANES_REGISTER 16
+#endif
+
+/* A scalar type's 16 lanes, and as many of them as fit a register (half a register where the lanes
+ * are to pair up with those of a type twice as wide). */
+#define LANES_TYPE(scalar, name, part_bytes)                                                       \
+    typedef scalar name##x16 __attribute__((vector_size(16 * sizeof(scalar))));                    \
+    typedef scalar name##_part __attribute__((vector_size(part_bytes)))
+
+LANES_TYPE(float, f32, LANES_REGISTER);
+LANES_TYPE(int32_t, i32, LANES_REGISTER);
+LANES_TYPE(uint32_t, u32, LANES_REGISTER);
+LANES_TYPE(uint16_t, u16, LANES_REGISTER / 2);
+typedef float f32_half __attribute__((vector_size(LANES_REGISTER / 2)));
+LANES_TYPE(double, f64, LANES_REGISTER);
+LANES_TYPE(int64_t, i64, LANES_REGISTER);
+LANES_TYPE(uint64_t, u64, LANES_REGISTER);
+
+/* r = EXPR over lx (and ly), parts of a and b, one register at a time: comparisons and conversions
+ * of vectors wider than a register would be taken apart lane by lane. */
+#define LANES_MAP1(r, r_part, a, a_part, EXPR)                                                     \
+    _Pragma("GCC unroll 8") for (size_t i_ = 0; i_ < sizeof(r) / sizeof(r_part); i_++)             \
+    {                                                                                              \
+        a_part lx;                                                                                 \
+        r_part z_;                                                                                 \
+        memcpy(&lx, (const char *)&(a) + i_ * sizeof(lx), sizeof(lx));                             \
+        z_ = (EXPR);                                                                               \
+        memcpy((char *)&(r) + i_ * sizeof(z_), &z_, sizeof(z_));                                   \
+    }
+#define LANES_MAP2(r, r_part, a, b, a_part, EXPR)                                                  \
+    _Pragma("GCC unroll 8") for (size_t i_ = 0; i_ < sizeof(r) / sizeof(r_part); i_++)             \
+    {                                                                                              \
+        a_part lx, ly;                                                                             \
+        r_part z_;                                                                                 \
+        memcpy(&lx, (const char *)&(a) + i_ * sizeof(lx), sizeof(lx));                             \
+        memcpy(&ly, (const char *)&(b) + i_ * sizeof(ly), sizeof(ly));                             \
+        z_ = (EXPR);                                                                               \
+        memcpy((char *)&(r) + i_ * sizeof(z_), &z_, sizeof(z_));                                   \
+    }
+
+/* What is one instruction and cannot be said in C, or is not recognised. mul_low32 multiplies the
+ * lower halves of 64-bit lanes. */
+#if MSI_ISA == 4
+#define LANES_CALL(name) _mm512_##name
+#define LANES_INTEGER __m512i
+#elif MSI_ISA == 3
+#define LANES_CALL(name) _mm256_##name
+#define LANES_INTEGER __m256i
+#else
+#define LANES_CALL(name) _mm_##name
+#define LANES_INTEGER __m128i
+#endif
+
+LANES_INLINE u64_part mul_low32(u64_part x, u64_part y)
+{
+    return (u64_part)LANES_CALL(mul_epu32)((LANES_INTEGER)x, (LANES_INTEGER)y);
+}
+
+LANES_INLINE u32_part widen_u16(u16_part x)
+{
+#if MSI_ISA == 4
+    return (u32_part)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+    return __builtin_convertvector(x, u32_part);
+#endif
+}
+
+LANES_INLINE u16_part narrow_u32(u32_part x)
+{
+#if MSI_ISA == 4
+    return (u16_part)_mm512_cvtepi32_epi16((__m512i)x);
+#else
+    return __builtin_convertvector(x, u16_part);
+#endif
+}
+
+/* memcpy() of n < width elements, inline: n is taken apart into its powers of two. */
+#define LANES_COPY_N(to, from, n, width, size)                                                     \
+    do {                                                                                           \
+        char *to_ = (char *)(to);                                                                  \
+        const char *from_ = (const char *)(from);                                                  \
+        if ((width) > 8 && ((n)&8)) {                                                              \
+            memcpy(to_, from_, 8 * (size));                                                        \
+            to_ += 8 * (size);                                                                     \
+            from_ += 8 * (size);                                                                   \
+        }                                                                                          \
+        if ((width) > 4 && ((n)&4)) {                                                              \
+            memcpy(to_, from_, 4 * (size));                                                        \
+            to_ += 4 * (size);                                                                     \
+            from_ += 4 * (size);                                                                   \
+        }                                                                                          \
+        if ((width) > 2 && ((n)&2)) {                                                              \
+            memcpy(to_, from_, 2 * (size));                                                        \
+            to_ += 2 * (size);                                                                     \
+            from_ += 2 * (size);                                                                   \
+        }                                                                                          \
+        if ((n)&1) {                                                                               \
+            memcpy(to_, from_, (size));                                                            \
+        }                                                                                          \
+    } while (0)
+
+/* -- what all vectors of floats have ---------------------------------------------------------- */
+
+#define SCALAR float
+#define MAX LANES_CALL(max_ps)
+#define MIN LANES_CALL(min_ps)
+#define SQRT LANES_CALL(sqrt_ps)
+#define S f32
+#define VEC f32x16
+#define MVEC i32x16
+#define PART f32_part
+#define MPART i32_part
+#include "lanes_float.h"
+#define S f32w
+#define VEC f32_part
+#define MVEC i32_part
+#define PART f32_part
+#define MPART i32_part
+#include "lanes_float.h"
+#undef SCALAR
+#undef MAX
+#undef MIN
+#undef SQRT
+
+#define SCALAR double
+#define MAX LANES_CALL(max_pd)
+#define MIN LANES_CALL(min_pd)
+#define SQRT LANES_CALL(sqrt_pd)
+#define S f64
+#define VEC f64x16
+#define MVEC i64x16
+#define PART f64_part
+#define MPART i64_part
+#include "lanes_float.h"
+#define S f64w
+#define VEC f64_part
+#define MVEC i64_part
+#define PART f64_part
+#define MPART i64_part
+#include "lanes_float.h"
+#undef SCALAR
+#undef MAX
+#undef MIN
+#undef SQRT
+
+/* -- lanes meet: i and i + 8, then i and i + 4, ..., the one order there is -------------------- */
+
+#define LANES_FOLD(name, type, scalar, EXPR)                                                       \
+    LANES_INLINE scalar name(type v)                                                               \
+    {                                                                                              \
+        scalar lane[LANES];                                                                        \
+        memcpy(lane, &v, sizeof(lane));                                                            \
+        _Pragma("GCC unroll 4") for (int half = LANES / 2; half > 0; half /= 2)                    \
+        {                                                                                          \
+            _Pragma("GCC unroll 8") for (int i = 0; i < half; i++)                                 \
+            {                                                                                      \
+                const scalar a = lane[i], b = lane[i + half];                                      \
+                lane[i] = (EXPR);                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        return lane[0];                                                                            \
+    }
+LANES_FOLD(hsum_f32, f32x16, float, a + b)
+LANES_FOLD(hsum_f64, f64x16, double, a + b)
+/* Which lane wins when there are NaN is not defined (but fixed). */
+LANES_FOLD(hmax_f32, f32x16, float, a > b ? a : b)
+LANES_FOLD(hmax_f64, f64x16, double, a > b ? a : b)
+#undef LANES_FOLD
+
+/* -- i64: two's complement, as unsigned numbers, where wrapping is defined --------------------- */
+
+LANES_INLINE u64_part load_u64w(const void *p)
+{
+    u64_part v;
+
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+LANES_INLINE void store_u64w(void *p, u64_part v)
+{
+    memcpy(p, &v, sizeof(v));
+}
+
+LANES_INLINE u64_part load_n_u64w(const void *p, int64_t n)
+{
+    u64_part v = {0};
+
+    if (n >= LANES_REGISTER / 8) {
+        return load_u64w(p);
+    }
+    LANES_COPY_N(&v, p, n, LANES_REGISTER / 8, 8);
+    return v;
+}
+
+LANES_INLINE void store_n_u64w(void *p, u64_part v, int64_t n)
+{
+    if (n >= LANES_REGISTER / 8) {
+        store_u64w(p, v);
+        return;
+    }
+    LANES_COPY_N(p, &v, n, LANES_REGISTER / 8, 8);
+}
+
+/* -- bf16: the upper half of an f32 ------------------------------------------------------------ */
+
+LANES_INLINE f32_part widen_bf16w(u16_part h)
+{
+    return (f32_part)(widen_u16(h) << 16);
+}
+
+/* Nearest even; a NaN stays one (quiet, the upper bits of its payload kept). */
+LANES_INLINE u16_part narrow_bf16w(f32_part v)
+{
+    u32_part bits = (u32_part)v, upper = bits >> 16, nan = (u32_part)ne_f32w(v, v);
+    u32_part rounded = (bits + 0x7fff + (upper & 1)) >> 16;
+
+    return narrow_u32((rounded & ~nan) | ((upper | 0x40) & nan));
+}
+
+LANES_INLINE f32x16 widen_bf16(u16x16 h)
+{
+    f32x16 v;
+
+    LANES_MAP1(v, f32_part, h, u16_part, widen_bf16w(lx));
+    return v;
+}
+
+LANES_INLINE u16x16 narrow_bf16(f32x16 v)
+{
+    u16x16 h;
+
+    LANES_MAP1(h, u16_part, v, f32_part, narrow_bf16w(lx));
+    return h;
+}
+
+#define LANES_BF16(S, VEC, HALF, width)                                                            \
+    LANES_INLINE VEC load_##S(const uint16_t *p)                                                   \
+    {                                                                                              \
+        HALF h;                                                                                    \
+        memcpy(&h, p, sizeof(h));                                                                  \
+        return widen_##S(h);                                                                       \
+    }                                                                                              \
+    LANES_INLINE void store_##S(uint16_t *p, VEC v)                                                \
+    {                                                                                              \
+        HALF h = narrow_##S(v);                                                                    \
+        memcpy(p, &h, sizeof(h));                                                                  \
+    }                                                                                              \
+    LANES_INLINE VEC load_n_##S(const uint16_t *p, int64_t n)                                      \
+    {                                                                                              \
+        HALF h = {0};                                                                              \
+        if (n >= (width)) {                                                                        \
+            return load_##S(p);                                                                    \
+        }                                                                                          \
+        LANES_COPY_N(&h, p, n, width, sizeof(uint16_t));                                           \
+        return widen_##S(h);                                                                       \
+    }                                                                                              \
+    LANES_INLINE void store_n_##S(uint16_t *p, VEC v, int64_t n)                                   \
+    {                                                                                              \
+        HALF h = narrow_##S(v);                                                                    \
+        if (n >= (width)) {                                                                        \
+            memcpy(p, &h, sizeof(h));                                                              \
+            return;                                                                                \
+        }                                                                                          \
+        LANES_COPY_N(p, &h, n, width, sizeof(uint16_t));                                           \
+    }
+LANES_BF16(bf16, f32x16, u16x16, LANES)
+LANES_BF16(bf16w, f32_part, u16_part, LANES_REGISTER / 4)
+#undef LANES_BF16
+
+#include "lanes_math.h"
+
+#endif

@@ -1,0 +1,104 @@
+/* exp, log, tanh (f64: erf too) of all lanes: part of lanes.h.
+ *
+ * f32: reduced argument and a polynomial (near-minimax, from a Chebyshev fit), each within 2 units
+ * in the last place; the same bits on every instruction set. f64: the C library, lane by lane. */
+
+/* p as a polynomial in x by Horner's rule: c[0] x^(n-1) + ... + c[n-1]. */
+#define LANES_POLY(p, x, ...)                                                                      \
+    do {                                                                                           \
+        const float c_[] = {__VA_ARGS__};                                                          \
+        (p) = c_[0] - (f32_part){0};                                                               \
+        _Pragma("GCC unroll 16") for (size_t k_ = 1; k_ < sizeof(c_) / sizeof(c_[0]); k_++)        \
+        {                                                                                          \
+            (p) = (p) * (x) + c_[k_];                                                              \
+        }                                                                                          \
+    } while (0)
+
+/* exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2)/2. Denormal results are right. */
+LANES_INLINE f32_part exp_f32w(f32_part x)
+{
+    const float round =
+        0x1.8p23f; /* adding it rounds to an integer, which the low bits then hold */
+    f32_part p;
+
+    x = min_f32w(splat_f32w(89), max_f32w(splat_f32w(-104), x)); /* NaN passes: it is the second */
+    f32_part shifted = x * 0x1.715476p0f + round;
+    f32_part n = shifted - round;
+    f32_part r =
+        (x - n * 0x1.63p-1f) - n * -0x1.bd0106p-13f; /* ln 2 in two parts, n * the first exact */
+
+    LANES_POLY(p, r, 0x1.6d1606p-10f, 0x1.12106cp-7f, 0x1.555516p-5f, 0x1.5554d8p-3f, 0.5f);
+    p = (p * r * r + r) + 1.0f;
+
+    /* 2^n in two factors: one alone would leave the range of exponents. */
+    i32_part k = ((i32_part)shifted << 9) >> 9;
+    i32_part half = k >> 1;
+
+    return p * (f32_part)((half + 127) << 23) * (f32_part)((k - half + 127) << 23);
+}
+
+/* log(2^n m) = n ln 2 + log(m), sqrt(1/2) <= m < sqrt(2). */
+LANES_INLINE f32_part log_f32w(f32_part x)
+{
+    f32_part p, scaled, m;
+    i32_part tiny = lt_f32w(x, splat_f32w(0x1p-126f));
+
+    scaled = select_f32w(tiny, x * 0x1p25f, x);
+    i32_part bits = (i32_part)((u32_part)scaled - 0x3f3504f3); /* of sqrt(1/2) */
+    i32_part n = (bits >> 23) - (tiny & 25);
+    f32_part e;
+
+    LANES_MAP1(e, f32_part, n, i32_part, __builtin_convertvector(lx, f32_part));
+    m = (f32_part)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
+    LANES_POLY(p, m, 0x1.1d8ea6p-4f, -0x1.d635bcp-4f, 0x1.dea282p-4f, -0x1.fcf4c6p-4f,
+               0x1.23d21ap-3f, -0x1.555b4ap-3f, 0x1.999d5ap-3f, -0x1.fffffcp-3f, 0x1.555554p-2f);
+    f32_part square = m * m;
+    f32_part y = p * m * square + e * -0x1.bd0106p-13f;
+
+    y = ((y - 0.5f * square) + m) + e * 0x1.63p-1f;
+    y = select_f32w(lt_f32w(x, splat_f32w(INFINITY)), y, x); /* inf and NaN stay */
+    y = select_f32w(eq_f32w(x, splat_f32w(0)), splat_f32w(-INFINITY), y);
+    return select_f32w(lt_f32w(x, splat_f32w(0)), splat_f32w(NAN), y);
+}
+
+/* x + x^3 p(x^2) near 0, else 1 - 2 / (exp(2 |x|) + 1). */
+LANES_INLINE f32_part tanh_f32w(f32_part x)
+{
+    f32_part a = abs_f32w(x), square = x * x, p;
+
+    LANES_POLY(p, square, 0x1.2c83cp-9f, -0x1.116a16p-7f, 0x1.64a976p-6f, -0x1.ba08c4p-5f,
+               0x1.1110eap-3f, -0x1.555556p-2f);
+    f32_part small = p * square * x + x;
+    f32_part large = 1.0f - 2.0f / (exp_f32w(a + a) + 1.0f);
+
+    return copysign_f32w(select_f32w(lt_f32w(a, splat_f32w(0.625f)), small, large),
+                         x); /* -0 stays */
+}
+
+/* The C library's function on every lane. */
+#define LANES_BY_LANE(name, S, VEC)                                                                \
+    LANES_INLINE VEC name##_##S(VEC v)                                                             \
+    {                                                                                              \
+        for (size_t i = 0; i < sizeof(v) / sizeof(double); i++) {                                  \
+            v[i] = name(v[i]);                                                                     \
+        }                                                                                          \
+        return v;                                                                                  \
+    }
+LANES_BY_LANE(exp, f64w, f64_part)
+LANES_BY_LANE(log, f64w, f64_part)
+LANES_BY_LANE(tanh, f64w, f64_part)
+LANES_BY_LANE(erf, f64w, f64_part)
+LANES_BY_LANE(exp, f64, f64x16)
+LANES_BY_LANE(log, f64, f64x16)
+#undef LANES_BY_LANE
+
+#define LANES_BY_PART(name)                                                                        \
+    LANES_INLINE f32x16 name##_f32(f32x16 v)                                                       \
+    {                                                                                              \
+        f32x16 r;                                                                                  \
+        LANES_MAP1(r, f32_part, v, f32_part, name##_f32w(lx));                                     \
+        return r;                                                                                  \
+    }
+LANES_BY_PART(exp)
+LANES_BY_PART(log)
+#undef LANES_BY_PART

@@ -1,0 +1,240 @@
+/* Body of layer_norm.c for one dtype; each_float.h says what the macros mean.
+ *
+ * Rows add in four sets of lanes, so that an add need not wait for the one before it; which element
+ * goes into which lane depends on the row's length only. */
+
+enum { LOCAL(BLOCK) = 32 }; /* rows whose dw and db add in registers before they meet the rest */
+
+static REAL LOCAL(mean_of)(const T *x, int64_t cols)
+{
+    V sum[4] = {SPLAT(0), SPLAT(0), SPLAT(0), SPLAT(0)};
+
+    for (int64_t j = 0; j < cols; j += 64) {
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; u++) {
+            if (j + 16 * u < cols) {
+                sum[u] += LOCAL(at)(x, j + 16 * u, cols);
+            }
+        }
+    }
+    return HSUM((sum[0] + sum[1]) + (sum[2] + sum[3])) / (REAL)cols;
+}
+
+/* Mean of the squared distances from `mean`. */
+static REAL LOCAL(variance_of)(const T *x, int64_t cols, REAL mean)
+{
+    V sum[4] = {SPLAT(0), SPLAT(0), SPLAT(0), SPLAT(0)};
+
+    for (int64_t j = 0; j < cols; j += 64) {
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; u++) {
+            const int64_t left = cols - j - 16 * u;
+
+            if (left > 0) {
+                V d = LOCAL(at)(x, j + 16 * u, cols) - mean;
+
+                sum[u] += left < 16 ? LOCAL(keep)(d * d, left, 0) : d * d;
+            }
+        }
+    }
+    return HSUM((sum[0] + sum[1]) + (sum[2] + sum[3])) / (REAL)cols;
+}
+
+void MSI_NAME(LOCAL(layer_norm))(const void *args)
+{
+    const msi_layer_norm_args *a = args;
+    const int64_t cols = a->cols;
+    const T *w = a->w, *b = a->b;
+
+    for (int64_t i = 0; i < a->rows; i++) {
+        const T *x = (const T *)a->x + i * cols;
+        T *y = (T *)a->y + i * cols;
+        const REAL mean = LOCAL(mean_of)(x, cols);
+        const REAL rstd = 1 / SQRT1(LOCAL(variance_of)(x, cols, mean) + (REAL)a->eps);
+
+        for (int64_t j = 0; j < cols; j += 16) {
+            V v = (LOCAL(at)(x, j, cols) - mean) * rstd;
+
+            if (w != NULL) {
+                v *= LOCAL(at)(w, j, cols);
+            }
+            if (b != NULL) {
+                v += LOCAL(at)(b, j, cols);
+            }
+            LOCAL(put)(y, j, cols, v);
+        }
+        ((REAL *)a->mean)[i] = mean;
+        ((REAL *)a->rstd)[i] = rstd;
+    }
+}
+
+/* -- gradient ---------------------------------------------------------------------------------- */
+
+/* What dx of one row is made of, 16 columns at j of which n count: g = dy w and xhat. */
+LANES_INLINE V LOCAL(gradient_at)(const T *dy, const T *w, int64_t j, int64_t n)
+{
+    V g = LOAD_N(dy + j, n);
+
+    return w != NULL ? g * LOAD_N(w + j, n) : g;
+}
+
+/* dx of one row: rstd (g - mean(g) - xhat mean(g xhat)), g = dy w. */
+static void LOCAL(row_dx)(const msi_layer_norm_grad_args *a, int64_t i)
+{
+    const int64_t cols = a->cols, whole = cols / 16 * 16;
+    const T *x = (const T *)a->x + i * cols, *dy = (const T *)a->dy + i * cols, *w = a->w;
+    T *dx = (T *)a->dx + i * cols;
+    const REAL mean = ((const REAL *)a->mean)[i], rstd = ((const REAL *)a->rstd)[i];
+    V sum = SPLAT(0), dot = SPLAT(0);
+
+    for (int64_t j = 0; j < whole; j += 16) {
+        V g = LOCAL(gradient_at)(dy, w, j, 16);
+
+        sum += g;
+        dot += g * ((LOAD(x + j) - mean) * rstd);
+    }
+    if (whole < cols) { /* lanes beyond the row have g = 0 */
+        V g = LOCAL(gradient_at)(dy, w, whole, cols - whole);
+
+        sum += g;
+        dot += g * ((LOAD_N(x + whole, cols - whole) - mean) * rstd);
+    }
+    const REAL mean_g = HSUM(sum) / (REAL)cols, mean_gx = HSUM(dot) / (REAL)cols;
+
+    for (int64_t j = 0; j < cols; j += 16) {
+        const int64_t n = cols - j;
+        V xhat = (LOAD_N(x + j, n) - mean) * rstd;
+        V v = (LOCAL(gradient_at)(dy, w, j, n) - mean_g - xhat * mean_gx) * rstd;
+
+        if (a->dx_accumulate) {
+            v += LOAD_N(dx + j, n);
+        }
+        STORE_N(dx + j, v, n);
+    }
+}
+
+enum { LOCAL(WIDE) = 4 }; /* vectors of columns that add side by side */
+
+/* Sums of dy xhat and dy over rows [i, end) in `vectors` times n columns from j. Inlined with
+ * constants: which columns stand beside each other changes no sum. */
+LANES_INLINE void LOCAL(columns)(const msi_layer_norm_grad_args *a, int64_t i, int64_t end,
+                                 int64_t j, int vectors, int64_t n, V *dw, V *db)
+{
+    V w[LOCAL(WIDE)] = {SPLAT(0)}, b[LOCAL(WIDE)] = {SPLAT(0)};
+
+    for (; i < end; i++) {
+        const T *x = (const T *)a->x + i * a->cols + j, *dy = (const T *)a->dy + i * a->cols + j;
+        const REAL mean = ((const REAL *)a->mean)[i], rstd = ((const REAL *)a->rstd)[i];
+
+#pragma GCC unroll 4
+        for (int u = 0; u < vectors; u++) {
+            V g = LOAD_N(dy + 16 * u, n);
+
+            w[u] += g * ((LOAD_N(x + 16 * u, n) - mean) * rstd);
+            b[u] += g;
+        }
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < vectors; u++) {
+        dw[u] = w[u];
+        db[u] = b[u];
+    }
+}
+
+/* [old +] v into the first n columns at `to`, which may be NULL. */
+LANES_INLINE void LOCAL(add_real)(REAL *to, V v, int64_t n, bool add)
+{
+    if (to != NULL) {
+        STORE_REAL_N(to, add ? LOAD_REAL_N(to, n) + v : v, n);
+    }
+}
+
+/* dw and db of rows [i, end), added to those before. */
+static void LOCAL(block_dw)(const msi_layer_norm_grad_args *a, int64_t i, int64_t end)
+{
+    REAL *dw = a->dw, *db = a->db;
+    V w[LOCAL(WIDE)], b[LOCAL(WIDE)];
+
+    for (int64_t j = 0; j < a->cols;) {
+        const bool wide = j + 16 * LOCAL(WIDE) <= a->cols;
+        const int64_t left = a->cols - j;
+
+        if (wide) {
+            LOCAL(columns)(a, i, end, j, LOCAL(WIDE), 16, w, b);
+        } else {
+            LOCAL(columns)(a, i, end, j, 1, left, w, b);
+        }
+        for (int u = 0; u < (wide ? LOCAL(WIDE) : 1); u++, j += 16) {
+            const int64_t n = a->cols - j;
+
+            LOCAL(add_real)(dw != NULL ? dw + j : NULL, w[u], n, i > 0 || a->dw_accumulate);
+            LOCAL(add_real)(db != NULL ? db + j : NULL, b[u], n, i > 0 || a->db_accumulate);
+        }
+    }
+}
+
+#ifdef NARROW
+LANES_INLINE void LOCAL(add_narrow)(T *to, V v, int64_t n, bool add)
+{
+    if (to != NULL) {
+        STORE_N(to, add ? LOAD_N(to, n) + v : v, n);
+    }
+}
+
+/* dw and db in the narrow dtype: the sum over all blocks is formed first and rounded once. */
+static void LOCAL(narrow_dw)(const msi_layer_norm_grad_args *a)
+{
+    T *dw = a->dw, *db = a->db;
+
+    for (int64_t j = 0; j < a->cols; j += 16) {
+        const int64_t n = a->cols - j;
+        V w = SPLAT(0), b = SPLAT(0);
+
+        for (int64_t i = 0; i < a->rows; i += LOCAL(BLOCK)) {
+            const int64_t end = i + LOCAL(BLOCK) < a->rows ? i + LOCAL(BLOCK) : a->rows;
+            V part_w, part_b;
+
+            LOCAL(columns)(a, i, end, j, 1, n, &part_w, &part_b);
+            w += part_w;
+            b += part_b;
+        }
+        LOCAL(add_narrow)(dw != NULL ? dw + j : NULL, w, n, a->dw_accumulate);
+        LOCAL(add_narrow)(db != NULL ? db + j : NULL, b, n, a->db_accumulate);
+    }
+}
+#endif
+
+static void LOCAL(no_rows)(void *to, int32_t dtype, int64_t cols, bool accumulate)
+{
+    if (to != NULL && !accumulate) {
+        memset(to, 0, (size_t)cols * (dtype == DTYPE ? sizeof(T) : sizeof(REAL)));
+    }
+}
+
+void MSI_NAME(LOCAL(layer_norm_grad))(const void *args)
+{
+    const msi_layer_norm_grad_args *a = args;
+    bool blocks = a->dw != NULL || a->db != NULL;
+
+    if (a->rows == 0) {
+        LOCAL(no_rows)(a->dw, a->dw_dtype, a->cols, a->dw_accumulate);
+        LOCAL(no_rows)(a->db, a->dw_dtype, a->cols, a->db_accumulate);
+        return;
+    }
+#ifdef NARROW
+    if (blocks && a->dw_dtype == DTYPE) {
+        LOCAL(narrow_dw)(a);
+        blocks = false;
+    }
+#endif
+    for (int64_t i = 0; i < a->rows; i += LOCAL(BLOCK)) {
+        const int64_t end = i + LOCAL(BLOCK) < a->rows ? i + LOCAL(BLOCK) : a->rows;
+
+        if (blocks) { /* before dx, which may lie on dy */
+            LOCAL(block_dw)(a, i, end);
+        }
+        for (int64_t r = i; a->dx != NULL && r < end; r++) {
+            LOCAL(row_dx)(a, r);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+/* Body of softmax.c for one dtype; each_float.h says what the macros mean. */
+
+#include "log_sum_exp_body.h"
+
+void MSI_NAME(LOCAL(log_softmax))(const void *args)
+{
+    const msi_softmax_args *a = args;
+
+    for (int64_t i = 0; i < a->rows; i++) {
+        const T *x = (const T *)a->x + i * a->cols;
+        T *y = (T *)a->out + i * a->cols;
+        const REAL lse = LOCAL(log_sum_exp)(x, a->cols);
+
+        for (int64_t j = 0; j < a->cols; j += 16) {
+            V v = LOCAL(at)(x, j, a->cols) - lse;
+
+            if (a->accumulate) {
+                v += LOCAL(at)(y, j, a->cols);
+            }
+            LOCAL(put)(y, j, a->cols, v);
+        }
+    }
+}
+
+/* dx = dy - exp(y) sum(dy). */
+void MSI_NAME(LOCAL(log_softmax_grad))(const void *args)
+{
+    const msi_softmax_args *a = args;
+
+    for (int64_t i = 0; i < a->rows; i++) {
+        const T *y = (const T *)a->y + i * a->cols, *dy = (const T *)a->dy + i * a->cols;
+        T *dx = (T *)a->out + i * a->cols;
+        V sums[2] = {SPLAT(0), SPLAT(0)};
+
+        for (int64_t j = 0; j < a->cols; j += 32) {
+            sums[0] += LOCAL(at)(dy, j, a->cols);
+            if (j + 16 < a->cols) {
+                sums[1] += LOCAL(at)(dy, j + 16, a->cols);
+            }
+        }
+        const REAL sum = HSUM(sums[0] + sums[1]);
+
+        for (int64_t j = 0; j < a->cols; j += 16) {
+            V v = LOCAL(at)(dy, j, a->cols) - EXP(LOCAL(at)(y, j, a->cols)) * sum;
+
+            if (a->accumulate) {
+                v += LOCAL(at)(dx, j, a->cols);
+            }
+            LOCAL(put)(dx, j, a->cols, v);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+/* Body of tree.c for one dtype of the result. */
+
+enum { LOCAL(MAX) = 2, LOCAL(MIN) = 3 }; /* msi_tree_args.reduce */
+
+/* A register of elements (n < WIDTH: the first n) of a source, in the compute type. */
+LANES_INLINE V LOCAL(leaf)(const void *src, int32_t dtype, int64_t i, int64_t n)
+{
+    if (dtype == DTYPE) {
+        return LOAD_N((const T *)src + i, n);
+    }
+#if !IS_F64
+    if (dtype == MS_DTYPE_F32) {
+        return load_n_f32w((const float *)src + i, n);
+    }
+    if (dtype == MS_DTYPE_BF16) {
+        return load_n_bf16w((const uint16_t *)src + i, n);
+    }
+#endif
+    REAL x[WIDTH]; /* f64 mixed with others: rare, lane by lane */
+
+    for (int64_t k = 0; k < WIDTH; k++) {
+        x[k] = k < n ? (REAL)get(src, dtype, i + k) : 0;
+    }
+    return OF(load)(x);
+}
+
+/* One inner node. A NaN on either side is the result, in max and min too. */
+LANES_INLINE V LOCAL(node)(V left, V right, int32_t reduce)
+{
+    if (reduce == LOCAL(MAX)) {
+        return OF(select)(OF(ne)(left, left), left, OF(max)(left, right));
+    }
+    if (reduce == LOCAL(MIN)) {
+        return OF(select)(OF(ne)(left, left), left, OF(min)(left, right));
+    }
+    return left + right;
+}
+
+/* The tree over one stretch of n <= WIDTH elements. */
+LANES_INLINE V LOCAL(merge)(const msi_tree_args *a, int32_t n_src, int32_t dtype, int32_t reduce,
+                            int64_t i, int64_t n)
+{
+    V nodes[LEVELS];
+    int32_t top = 0;
+
+#pragma GCC unroll 4
+    for (int32_t k = 0; k < n_src; k++) {
+        V x = LOCAL(leaf)(a->src[k], dtype >= 0 ? dtype : a->src_dtype[k], i, n);
+
+#pragma GCC unroll 4
+        for (int32_t bits = k; bits & 1; bits >>= 1) {
+            x = LOCAL(node)(nodes[--top], x, reduce);
+        }
+        nodes[top++] = x;
+    }
+    V x = nodes[--top];
+
+#pragma GCC unroll 4
+    while (top > 0) {
+        x = LOCAL(node)(nodes[--top], x, reduce);
+    }
+    return x;
+}
+
+LANES_INLINE V LOCAL(round_once)(V x, int32_t dtype)
+{
+#if IS_F64
+    if (dtype != MS_DTYPE_F64) {
+        for (int64_t k = 0; k < WIDTH; k++) {
+            x[k] = rounded(x[k], dtype);
+        }
+    }
+    return x;
+#else
+    return dtype == MS_DTYPE_BF16 ? widen_bf16w(narrow_bf16w(x)) : x;
+#endif
+}
+
+/* One stretch of n <= WIDTH elements, from the leaves to memory. */
+LANES_INLINE void LOCAL(stretch)(const msi_tree_args *a, int32_t n_src, int32_t dtype,
+                                 int32_t reduce, REAL factor, int64_t i, int64_t n)
+{
+    V x = LOCAL(merge)(a, n_src, dtype, reduce, i, n);
+    T *out = (T *)a->out + i;
+
+    if (reduce != LOCAL(MAX) && reduce != LOCAL(MIN)) {
+        x *= factor;
+    }
+    x = LOCAL(round_once)(x, a->round_dtype);
+    STORE_N(out, a->accumulate ? LOAD_N(out, n) + x : x, n);
+}
+
+/* Any sources, from element i on. */
+static __attribute__((noinline)) void LOCAL(run_any)(const msi_tree_args *a, int64_t i)
+{
+    const REAL factor = (REAL)a->factor;
+
+    for (; i + WIDTH <= a->n; i += WIDTH) {
+        LOCAL(stretch)(a, a->n_src, -1, a->reduce, factor, i, WIDTH);
+    }
+    if (i < a->n) {
+        LOCAL(stretch)(a, a->n_src, -1, a->reduce, factor, i, a->n - i);
+    }
+}
+
+/* A sum over n_src sources of one dtype, both constants. */
+LANES_INLINE void LOCAL(run)(const msi_tree_args *a, int32_t n_src, int32_t dtype)
+{
+    const REAL factor = (REAL)a->factor;
+    int64_t i = 0;
+
+    for (; i + WIDTH <= a->n; i += WIDTH) {
+        LOCAL(stretch)(a, n_src, dtype, 0, factor, i, WIDTH);
+    }
+    LOCAL(run_any)(a, i);
+}
+
+void MSI_NAME(LOCAL(tree))(const void *args)
+{
+    const msi_tree_args *a = args;
+    const bool extreme = a->reduce == LOCAL(MAX) || a->reduce == LOCAL(MIN);
+    int32_t dtype = a->n_src > 0 ? a->src_dtype[0] : -1;
+
+    for (int32_t k = 1; k < a->n_src; k++) {
+        dtype = a->src_dtype[k] == dtype ? dtype : -1;
+    }
+    if (a->n_src == 0) {
+        return;
+    }
+#define UNROLLED(count, source)                                                                    \
+    if (a->n_src == (count) && dtype == (source) && !extreme) {                                    \
+        LOCAL(run)(a, count, source);                                                              \
+        return;                                                                                    \
+    }
+    UNROLLED(1, REAL_DTYPE)
+    UNROLLED(2, REAL_DTYPE)
+    UNROLLED(4, REAL_DTYPE)
+#if !IS_F64
+    UNROLLED(1, MS_DTYPE_BF16)
+    UNROLLED(2, MS_DTYPE_BF16)
+    UNROLLED(4, MS_DTYPE_BF16)
+#endif
+#undef UNROLLED
+    LOCAL(run_any)(a, 0);
+}

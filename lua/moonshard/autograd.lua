@@ -1,0 +1,92 @@
+--- The tape from Lua: switching it off, and hooks.
+
+local B = require 'moonshard_ffi'
+local errors = require 'moonshard.errors'
+local scope = require 'moonshard.scope'
+local Tensor = require 'moonshard.tensor'
+
+local C, calls, core = B.C, B.calls, B.core
+
+local autograd = {}
+
+local function restore(previous, ok, ...)
+  C.ms_grad_enabled_set(previous)
+  if not ok then
+    error((...), 0)
+  end
+  return ...
+end
+
+--- Run `fn(...)` without recording, and return what it returns.
+---@param fn fun(...): ...
+---@return ...
+function autograd.no_grad(fn, ...)
+  return restore(C.ms_grad_enabled_set(false), pcall(fn, ...))
+end
+
+--- Run `fn(...)` recording again inside a no_grad.
+---@param fn fun(...): ...
+---@return ...
+function autograd.enable_grad(fn, ...)
+  return restore(C.ms_grad_enabled_set(true), pcall(fn, ...))
+end
+
+--- Are operators recorded now?
+---@return boolean
+function autograd.is_grad_enabled()
+  return C.ms_grad_enabled()
+end
+
+--- A ref of one's own on the handle whose ref stands at `address`.
+local function ref_at(address)
+  return B.Ref(B.cast('ms_ref *', address)[0])
+end
+
+local function see_gradient(address, fn)
+  local result = fn(calls.tensor_detach(ref_at(address)))
+  if result == nil then
+    return
+  elseif not B.is_ref(result) then
+    errors.raise('TypeError', 'hook: it returned a %s, expected a tensor or nil', type(result))
+  end
+  B.check(core.replace_gradient(result))
+end
+
+local function check_function(what, fn)
+  if type(fn) ~= 'function' then
+    errors.raise('TypeError', '%s: expected a function, got a %s', what, type(fn))
+  end
+end
+
+local function checked(status, id)
+  B.check(status)
+  return id
+end
+
+--- Call `fn(grad)` when this tensor's gradient is complete; what it returns replaces the gradient.
+--- An error in it ends the backward and reaches its caller as the same object.
+---@param fn fun(grad: ms.Tensor): ms.Tensor?
+---@return integer id  for remove_hook
+function Tensor:hook(fn)
+  check_function('hook', fn)
+  return checked(core.hook(self, function(address)
+    scope.run('a hook', see_gradient, address, fn)
+  end))
+end
+
+--- Call `fn(leaf)` after each backward has added to this leaf's gradient.
+---@param fn fun(leaf: ms.Tensor)
+---@return integer id  for remove_hook
+function Tensor:accumulate_hook(fn)
+  check_function('accumulate_hook', fn)
+  return checked(core.accumulate_hook(self, function(address)
+    scope.run('a hook', fn, B.own(ref_at(address)))
+  end))
+end
+
+---@param id integer
+function Tensor:remove_hook(id)
+  B.check(C.msf_hook_remove(self, id))
+end
+
+return autograd

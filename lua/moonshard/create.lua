@@ -1,0 +1,203 @@
+--- Making tensors: from tables, filled, counted, random.
+
+local B = require 'moonshard_ffi'
+local dims = require 'moonshard.dims'
+local dtype = require 'moonshard.dtype'
+local errors = require 'moonshard.errors'
+
+local C, calls, state = B.C, B.calls, B.state
+
+---@class ms.TensorOptions
+---@field dtype? ms.DType           default 'f32'
+---@field requires_grad? boolean    default false
+
+local plain_options = { 'dtype', 'requires_grad' }
+
+local create = {}
+
+local function finish(t, opts)
+  if opts.requires_grad then
+    calls.tensor_set_requires_grad(t, true)
+  end
+  return t
+end
+
+-- -- from tables ---------------------------------------------------------------------------------
+
+--- Sizes of a nested table, by its first entries.
+local function shape_of(value)
+  local sizes = {}
+  while type(value) == 'table' do
+    sizes[#sizes + 1] = #value
+    value = value[1]
+  end
+  return sizes
+end
+
+--- Copy a nested table's numbers in row-major order; refuses ragged ones.
+local function flatten(value, sizes, depth, values, at, path)
+  if depth > #sizes then
+    if type(value) == 'boolean' then
+      value = value and 1 or 0
+    elseif type(value) ~= 'number' then
+      errors.raise('TypeError', 'tensor: entry [%s] is a %s, expected a number', path, type(value))
+    end
+    values[at] = value
+    return at + 1
+  end
+  if type(value) ~= 'table' or #value ~= sizes[depth] then
+    errors.raise('ValueError', 'tensor: entry [%s] has %s, expected %d', path,
+      type(value) == 'table' and #value .. ' entries' or 'no entries', sizes[depth])
+  end
+  local prefix = path == '' and '' or path .. ','
+  for i = 1, #value do
+    at = flatten(value[i], sizes, depth + 1, values, at, prefix .. i)
+  end
+  return at
+end
+
+local function product(sizes)
+  local n = 1
+  for _, size in ipairs(sizes) do
+    n = n * size
+  end
+  return n
+end
+
+local function first_leaf(value)
+  while type(value) == 'table' do
+    value = value[1]
+  end
+  return value
+end
+
+--- A tensor from a number or a nested table: `ms.tensor{{1, 2}, {3, 4}}`.
+---@param value number|boolean|table
+---@param opts? ms.TensorOptions  dtype defaults to 'f32', to 'bool' for booleans
+---@return ms.Tensor
+function create.tensor(value, opts)
+  opts = errors.options('tensor', opts, plain_options)
+  local sizes = shape_of(value)
+  local n = product(sizes)
+  local values = B.new('double[?]', math.max(n, 1))
+  flatten(value, sizes, 1, values, 0, '')
+  local code = dtype.code(opts.dtype or (type(first_leaf(value)) == 'boolean' and 'bool' or 'f32'))
+  local rank, shape = dims.shape(sizes, 'tensor')
+  return finish(calls.tensor_from_doubles(code, rank, shape, values, n), opts)
+end
+
+-- -- filled --------------------------------------------------------------------------------------
+
+local function filled(what, value, ...)
+  local sizes, given = dims.arguments(...)
+  local opts = errors.options(what, given, plain_options)
+  local n, shape = dims.shape(sizes, what)
+  return finish(calls.tensor_full(dtype.code(opts.dtype or 'f32'), n, shape, value), opts)
+end
+
+--- Sizes one by one or as a list, options last: `ms.zeros(2, 3, {dtype = 'f64'})`.
+---@param ... integer|integer[]|ms.TensorOptions
+---@return ms.Tensor
+function create.zeros(...)
+  return filled('zeros', 0, ...)
+end
+
+---@param ... integer|integer[]|ms.TensorOptions
+---@return ms.Tensor
+function create.ones(...)
+  return filled('ones', 1, ...)
+end
+
+---@param sizes integer[]
+---@param value number
+---@param opts? ms.TensorOptions
+---@return ms.Tensor
+function create.full(sizes, value, opts)
+  if type(value) ~= 'number' then
+    errors.raise('TypeError', 'full: the value is a %s, expected a number', type(value))
+  end
+  return filled('full', value, sizes, opts)
+end
+
+--- Contents are unset.
+---@param ... integer|integer[]|ms.TensorOptions
+---@return ms.Tensor
+function create.empty(...)
+  local sizes, given = dims.arguments(...)
+  local opts = errors.options('empty', given, plain_options)
+  local n, shape = dims.shape(sizes, 'empty')
+  return finish(calls.tensor_empty(dtype.code(opts.dtype or 'f32'), n, shape), opts)
+end
+
+--- 0 .. stop - 1, or start, start + step, ... below stop.
+---@param start number  the stop when it is the only number
+---@param stop? number
+---@param step? number
+---@param opts? ms.TensorOptions  dtype defaults to 'i64' when all numbers are integers
+---@return ms.Tensor  (n)
+function create.arange(start, stop, step, opts)
+  local numbers = { start, stop, step }
+  for i = 1, 3 do
+    if type(numbers[i]) == 'table' then
+      opts, numbers[i] = numbers[i], nil
+    end
+  end
+  if not numbers[2] then
+    numbers[1], numbers[2] = 0, numbers[1]
+  end
+  start, stop, step = numbers[1], numbers[2], numbers[3] or 1
+  opts = errors.options('arange', opts, plain_options)
+  if step == 0 then
+    errors.raise('ValueError', 'arange: the step is 0')
+  end
+  local whole = start % 1 == 0 and step % 1 == 0
+  local n = math.max(0, math.ceil((stop - start) / step))
+  local code = dtype.code(opts.dtype or (whole and 'i64' or 'f32'))
+  return finish(calls.tensor_arange(code, start, step, n), opts)
+end
+
+-- -- random --------------------------------------------------------------------------------------
+
+---@class ms.RandomOptions: ms.TensorOptions
+---@field seed? integer|string  names the stream; equal names give equal values
+
+local random_options = { 'dtype', 'requires_grad', 'seed' }
+
+--- Values depend on (seed of the context, stream, element) only. Without a name of its own each
+--- tensor takes the next stream.
+local function random(what, kind, a, b, ...)
+  local sizes, given = dims.arguments(...)
+  local opts = errors.options(what, given, random_options)
+  local stream = opts.seed
+  if stream == nil then
+    state.stream = state.stream + 1
+    stream = '#' .. state.stream
+  end
+  local n, shape = dims.shape(sizes, what)
+  local t = calls.tensor_empty(dtype.code(opts.dtype or 'f32'), n, shape)
+  calls.tensor_init(t, kind, a, b, C.ms_name_key('random:' .. stream))
+  return finish(t, opts)
+end
+
+--- Normal numbers of mean 0 and deviation 1.
+---@param ... integer|integer[]|ms.RandomOptions
+---@return ms.Tensor
+function create.randn(...)
+  return random('randn', C.MS_INIT_NORMAL, 0, 1, ...)
+end
+
+--- Uniform numbers in [0, 1).
+---@param ... integer|integer[]|ms.RandomOptions
+---@return ms.Tensor
+function create.rand(...)
+  return random('rand', C.MS_INIT_UNIFORM, 0, 1, ...)
+end
+
+--- Seed of everything random from now on: tensors, first values of parameters, dropout, shuffling.
+---@param seed integer
+function create.manual_seed(seed)
+  C.ms_seed(seed)
+  state.stream = 0
+end
+
+return create

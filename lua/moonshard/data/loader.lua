@@ -1,0 +1,140 @@
+--- Deals windows of a token stream to ranks, shuffled by (seed, epoch), resumable anywhere.
+---
+--- A step takes W ranks x m micro-batches of B rows. Micro-batch k of rank r is number i = r m + k
+--- of the step's W m, whatever W and m are, and holds samples i B .. i B + B - 1 of the step: so 1
+--- rank with 4 micro-batches sees what 4 ranks with 1 see. Before each batch the loader tells
+--- dropout the global number of its first sample. An epoch ends when no whole step is left.
+---
+--- Shapes: x, y i64 (B, T); y is x one token later
+
+local class = require 'moonshard.class'
+local create = require 'moonshard.create'
+local errors = require 'moonshard.errors'
+local runtime = require 'moonshard_ffi.data'
+
+---@class ms.data.Loader
+---@field batch integer
+---@field context integer
+---@field micro_batches integer
+---@field steps_per_epoch integer
+---@overload fun(opts: ms.data.Loader.Options): ms.data.Loader
+local Loader = class('data.Loader')
+
+---@class ms.data.Loader.Options
+---@field tokens ms.Tensor  u8 or i64 (n)
+---@field batch integer  B, rows of one micro-batch
+---@field context integer  T, tokens of a row
+---@field seed? integer  of the order (default 0)
+---@field shuffle? boolean  default true
+---@field rank? integer  default 0
+---@field world_size? integer  default 1
+---@field micro_batches? integer  m, per rank and step (default 1)
+
+---@param opts ms.data.Loader.Options
+function Loader:init(opts)
+  opts = errors.options(self._name, opts, {
+    'tokens', 'batch', 'context', 'seed', 'shuffle', 'rank', 'world_size', 'micro_batches',
+  })
+  self.tokens = opts.tokens
+  self.batch, self.context = opts.batch, opts.context
+  self.seed, self.shuffle = opts.seed or 0, opts.shuffle ~= false
+  self.rank, self.world_size = opts.rank or 0, opts.world_size or 1
+  self.micro_batches = opts.micro_batches or 1
+  for _, name in ipairs { 'batch', 'context', 'world_size', 'micro_batches' } do
+    if type(self[name]) ~= 'number' or self[name] < 1 or self[name] % 1 ~= 0 then
+      errors.raise('ValueError', '%s is %s, expected a whole number above 0', name,
+        tostring(self[name]))
+    end
+  end
+  if self.rank < 0 or self.rank >= self.world_size then
+    errors.raise('ValueError', 'rank is %s, expected 0 to %d', tostring(self.rank),
+      self.world_size - 1)
+  end
+  self.samples_per_step = self.world_size * self.micro_batches * self.batch
+  self.n_windows = runtime.n_windows(self.tokens, self.context)
+  self.steps_per_epoch = math.floor(self.n_windows / self.samples_per_step)
+  if self.steps_per_epoch < 1 then
+    errors.raise('ValueError', 'the tokens hold %d windows of %d, one step takes %d',
+      self.n_windows, self.context, self.samples_per_step)
+  end
+  self._step, self._micro = 0, 0
+end
+
+--- Step the next batch belongs to, from 0.
+---@return integer
+function Loader:step()
+  return self._step
+end
+
+--- Passes over the tokens that the next batch comes after.
+---@return number
+function Loader:epoch()
+  return self._step / self.steps_per_epoch
+end
+
+--- The next micro-batch of this rank.
+---@return ms.Tensor x, ms.Tensor y  (B, T)
+function Loader:next()
+  local epoch = math.floor(self._step / self.steps_per_epoch)
+  local in_epoch = self._step - epoch * self.steps_per_epoch
+  local in_step = (self.rank * self.micro_batches + self._micro) * self.batch
+  local x = create.empty({ self.batch, self.context }, { dtype = 'i64' })
+  local y = create.empty({ self.batch, self.context }, { dtype = 'i64' })
+  runtime.windows(x, y, self.tokens, in_epoch * self.samples_per_step + in_step, self.seed,
+    self.shuffle and epoch or -1)
+  runtime.set_sample_base(self._step * self.samples_per_step + in_step)
+  self._micro = self._micro + 1
+  if self._micro == self.micro_batches then
+    self._step, self._micro = self._step + 1, 0
+  end
+  return x, y
+end
+
+--- Iterate over (step, x, y, k): the step from 1, and which of its micro-batches this is (from 1).
+--- With one micro-batch a step, k is always 1.
+---@param most? integer  stop after so many micro-batches (default: never)
+---@return fun(): integer?, ms.Tensor?, ms.Tensor?, integer?
+function Loader:batches(most)
+  local left = most or math.huge
+  return function()
+    if left < 1 then
+      return nil
+    end
+    left = left - 1
+    local step, k = self._step + 1, self._micro + 1
+    local x, y = self:next()
+    return step, x, y, k
+  end
+end
+
+---@class ms.data.Loader.State
+---@field samples integer  drawn so far over all ranks: independent of how they were dealt
+---@field seed integer
+---@field samples_per_step integer
+
+--- Where the loader stands. Between two steps only.
+---@return ms.data.Loader.State
+function Loader:state()
+  if self._micro ~= 0 then
+    errors.raise('RuntimeError', 'the position is taken between steps: micro-batch %d of %d is '
+      .. 'next', self._micro + 1, self.micro_batches)
+  end
+  return {
+    samples = self._step * self.samples_per_step,
+    seed = self.seed,
+    samples_per_step = self.samples_per_step,
+  }
+end
+
+--- Continue from where another loader over the same tokens stood, on any number of ranks.
+---@param state ms.data.Loader.State
+function Loader:load_state(state)
+  if state.seed ~= self.seed or state.samples_per_step ~= self.samples_per_step then
+    errors.raise('ValueError', 'the position is that of a loader with seed %s and %s samples a '
+      .. 'step, this one has seed %d and %d', tostring(state.seed),
+      tostring(state.samples_per_step), self.seed, self.samples_per_step)
+  end
+  self._step, self._micro = state.samples / self.samples_per_step, 0
+end
+
+return Loader

@@ -1,0 +1,299 @@
+--- Ranks from Lua: starting them, and collectives over all of them.
+---
+---   local world = ms.dist.init()      -- this script now runs once per rank
+---   ms.dist.all_reduce(t, 'sum')
+---
+--- `init` joins the ranks a launcher started (`moonshard run`), or forks them from a script that
+--- was started plainly: the first process then only supervises and never returns.
+
+local B = require 'moonshard_ffi'
+local create = require 'moonshard.create'
+local errors = require 'moonshard.errors'
+local ops = require 'moonshard.ops'
+local autograd = require 'moonshard.autograd'
+
+local C, calls = B.C, B.calls
+
+local dist = {}
+
+local MAX_DEFAULT_RANKS = 8
+
+local info = B.new('ms_dist_info')
+local rank_out = B.new('int32_t[1]')
+local code_out = B.new('int32_t[1]')
+local cause_out = B.new('const char *[1]')
+local launch_out = B.new('ms_launch *[1]')
+local comm_out = B.new('ms_comm *[1]')
+
+---@class ms.dist.World
+---@field rank integer              from 0
+---@field world_size integer
+---@field local_rank integer        among the ranks of this host
+---@field local_world_size integer
+---@field cores integer             cores this rank may run on
+---@field initialized boolean
+---@field launcher string           'none', 'fork', 'run' or 'thread'
+---@field transport string          'self' or 'shm'
+
+--- Who this process is among the ranks; a world of one before init.
+---@return ms.dist.World
+function dist.info()
+  C.ms_dist_info_get(info)
+  return {
+    rank = info.rank,
+    world_size = info.world_size,
+    local_rank = info.local_rank,
+    local_world_size = info.local_world_size,
+    cores = info.cores,
+    initialized = info.initialized,
+    launcher = B.string(info.launcher),
+    transport = B.string(info.transport),
+  }
+end
+
+---@return integer  from 0
+function dist.rank()
+  C.ms_dist_info_get(info)
+  return info.rank
+end
+
+---@return integer
+function dist.world_size()
+  C.ms_dist_info_get(info)
+  return info.world_size
+end
+
+-- -- starting ranks ------------------------------------------------------------------------------
+
+--- Fork ranks. In a rank this returns nothing; in the caller the launch to wait for.
+local function fork(ranks)
+  if type(ranks) ~= 'number' or ranks < 1 or ranks % 1 ~= 0 then
+    errors.raise('ValueError', 'ranks is %s, expected a whole number from 1', tostring(ranks))
+  end
+  jit.flush() -- compiled traces hold the tensors they were recorded with
+  B.collect() -- tensors nobody refers to any more are not in the way
+  B.check(C.ms_launch_fork(launch_out, ranks, rank_out))
+  return rank_out[0] < 0 and launch_out[0] or nil
+end
+
+---@return integer exit_code, string cause
+local function wait(launch)
+  B.check(C.ms_launch_wait(launch, code_out, cause_out))
+  return code_out[0], B.string(cause_out[0])
+end
+
+---@class ms.dist.InitOptions
+---@field ranks? integer  ranks to fork when no launcher started this process (default: one per
+---                       core, at most 8)
+
+--- Become one of several ranks. The script goes on once per rank; later calls do nothing.
+---@param opts? ms.dist.InitOptions
+---@return ms.dist.World
+function dist.init(opts)
+  opts = errors.options('dist.init', opts, { 'ranks' })
+  local here = dist.info()
+  if here.initialized then
+    return here
+  end
+  local ranks = opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS)
+  if C.ms_dist_launched() or ranks == 1 then
+    B.check(C.ms_dist_join())
+    return dist.info()
+  end
+  local launch = fork(ranks)
+  if launch then
+    local code, cause = wait(launch)
+    if cause ~= '' then
+      io.stderr:write('moonshard: ', cause, '\n')
+    end
+    C.ms_dist_exit(code)
+  end
+  return dist.info()
+end
+
+--- Leave the job: what this rank raised becomes the cause that all others are told.
+local function fail(err)
+  C.ms_dist_abort(errors.status(err), errors.describe(err))
+  C.ms_dist_exit(1)
+end
+
+local function with_traceback(err)
+  return { err = err, traceback = errors.is(err) and err.traceback or debug.traceback('', 2) }
+end
+
+--- init, then `fn(world, ...)`. An error in it reaches the other ranks with its message, not only
+--- with this rank's exit code.
+---@param opts ms.dist.InitOptions?
+---@param fn fun(world: ms.dist.World, ...): ...
+---@return ...
+function dist.run(opts, fn, ...)
+  local world = dist.init(opts)
+  if world.world_size == 1 then
+    return fn(world, ...)
+  end
+  local results = { xpcall(fn, with_traceback, world, ...) }
+  if not results[1] then
+    local failure = results[2]
+    io.stderr:write(('moonshard: rank %d: %s\n%s\n'):format(world.rank,
+      errors.describe(failure.err), failure.traceback))
+    fail(failure.err)
+  end
+  return unpack(results, 2, table.maxn(results))
+end
+
+--- Run `fn(rank, world_size, ...)` on `n` forked ranks and wait for them. CommError names the rank
+--- that failed first, and what it raised.
+---@param n integer
+---@param fn fun(rank: integer, world_size: integer, ...)
+function dist.spawn(n, fn, ...)
+  local launch = fork(n)
+  if not launch then
+    local ok, err = pcall(fn, rank_out[0], n, ...)
+    if not ok then
+      fail(err)
+    end
+    C.ms_dist_exit(0)
+  end
+  local code, cause = wait(launch)
+  if code ~= 0 then
+    errors.raise('CommError', '%s', cause ~= '' and cause or 'the ranks left with code ' .. code)
+  end
+end
+
+--- End this process with `code`; the launcher ends with it when it is the first that is not 0.
+---@param code? integer  default 0
+function dist.exit(code)
+  io.flush()
+  C.ms_dist_exit(code or 0)
+end
+
+--- Leave the group of ranks; later collectives are errors.
+function dist.leave()
+  C.ms_dist_leave()
+end
+
+-- -- stopping ------------------------------------------------------------------------------------
+
+local catching = false
+
+--- From now on SIGINT and SIGTERM only set what stop_requested() tells.
+function dist.catch_signals()
+  if not catching then
+    catching = true
+    B.check(C.ms_dist_catch_signals())
+  end
+end
+
+--- Did a SIGINT or SIGTERM reach any rank? Collective; all ranks get the same answer.
+---@return integer?  the signal's number, or nil
+function dist.stop_requested()
+  dist.catch_signals()
+  B.check(C.ms_dist_stop_agreed(code_out))
+  return code_out[0] ~= 0 and code_out[0] or nil
+end
+
+-- -- collectives ---------------------------------------------------------------------------------
+
+local reductions = {
+  sum = C.MS_REDUCE_SUM, avg = C.MS_REDUCE_AVG, max = C.MS_REDUCE_MAX, min = C.MS_REDUCE_MIN,
+}
+
+---@alias ms.dist.Reduction 'sum'|'avg'|'max'|'min'
+
+local function reduction_code(what, name)
+  return reductions[name or 'sum']
+    or errors.raise('ValueError', "%s: unknown reduction '%s', expected sum, avg, max or min", what,
+      tostring(name))
+end
+
+--- The group of all ranks, for calls into C.
+---@return ffi.cdata*
+function dist.world()
+  B.check(C.ms_comm_world(comm_out))
+  return comm_out[0]
+end
+
+--- Reduce in place; equal bits on every rank.
+---@param t ms.Tensor
+---@param reduction? ms.dist.Reduction  default 'sum'
+---@return ms.Tensor t
+function dist.all_reduce(t, reduction)
+  calls.comm_all_reduce(dist.world(), t, reduction_code('all_reduce', reduction))
+  return t
+end
+
+--- Every rank's tensor on every rank: all_gather(t) gives them in a list by rank;
+--- all_gather(out, t) fills `out` (W * n) with them, one after another.
+---@param a ms.Tensor
+---@param b? ms.Tensor
+---@return ms.Tensor[]|ms.Tensor
+function dist.all_gather(a, b)
+  if b then
+    calls.comm_all_gather(dist.world(), a, b)
+    return a
+  end
+  return autograd.no_grad(function()
+    local shape, n, w = a:shape(), a:numel(), dist.world_size()
+    local all = create.empty({ w * n }, { dtype = a:dtype() })
+    calls.comm_all_gather(dist.world(), all, a)
+    local list = {}
+    for r = 1, w do
+      list[r] = ops.narrow(all, 1, (r - 1) * n + 1, n):reshape(shape)
+    end
+    return list
+  end)
+end
+
+--- Each rank's part of the reduction: `input` (W * n) on every rank, `out` (n).
+---@param out ms.Tensor
+---@param input ms.Tensor
+---@param reduction? ms.dist.Reduction  default 'sum'
+---@return ms.Tensor out
+function dist.reduce_scatter(out, input, reduction)
+  calls.comm_reduce_scatter(dist.world(), out, input, reduction_code('reduce_scatter', reduction))
+  return out
+end
+
+--- Rank `root`'s values everywhere, in place.
+---@param t ms.Tensor
+---@param root? integer  default 0
+---@return ms.Tensor t
+function dist.broadcast(t, root)
+  calls.comm_broadcast(dist.world(), t, root or 0)
+  return t
+end
+
+--- Wait until every rank is here.
+function dist.barrier()
+  B.check(C.ms_comm_barrier(dist.world()))
+end
+
+local counts = B.new('int64_t[5]')
+
+---@class ms.dist.Counts
+---@field all_gather integer      unshards included
+---@field reduce_scatter integer  reductions of sharded units included
+---@field all_reduce integer
+---@field broadcast integer
+---@field barrier integer
+
+--- Collectives this rank has called so far, by kind.
+---@return ms.dist.Counts
+function dist.counts()
+  C.ms_comm_counts(dist.world(), counts)
+  return {
+    all_gather = tonumber(counts[0]),
+    reduce_scatter = tonumber(counts[1]),
+    all_reduce = tonumber(counts[2]),
+    broadcast = tonumber(counts[3]),
+    barrier = tonumber(counts[4]),
+  }
+end
+
+--- Seconds this rank has waited for others: exposed communication.
+---@return number
+function dist.wait_seconds()
+  return C.ms_comm_wait_seconds(dist.world())
+end
+
+return dist

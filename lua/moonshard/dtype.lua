@@ -1,0 +1,50 @@
+--- Element types are plain strings: 'f32', 'f64', 'bf16', 'i64', 'u8', 'bool'.
+
+local B = require 'moonshard_ffi'
+local errors = require 'moonshard.errors'
+
+---@alias ms.DType 'f32'|'f64'|'bf16'|'i64'|'u8'|'bool'
+
+local dtype = {}
+
+--- All names, in the order of the runtime's codes.
+---@type ms.DType[]
+dtype.names = {}
+local code_of = {}
+
+for code = 0, B.C.MS_DTYPE_COUNT - 1 do
+  local name = B.string(B.C.ms_dtype_name(code))
+  dtype.names[code + 1] = name
+  code_of[name] = code
+end
+
+--- The runtime's code of a dtype.
+---@param name ms.DType
+---@return integer
+function dtype.code(name)
+  return code_of[name] or errors.raise('ValueError', 'unknown dtype %s%s', tostring(name),
+    type(name) == 'string' and ', expected one of ' .. table.concat(dtype.names, ', ')
+      or ', expected a string such as "f32"')
+end
+
+--- The name of a runtime's code.
+---@param code integer
+---@return ms.DType
+function dtype.name(code)
+  return dtype.names[code + 1]
+end
+
+---@param name ms.DType
+---@return boolean
+function dtype.is_floating(name)
+  return B.C.ms_dtype_is_floating(dtype.code(name))
+end
+
+--- Bytes of one element.
+---@param name ms.DType
+---@return integer
+function dtype.size(name)
+  return tonumber(B.C.ms_dtype_size(dtype.code(name)))
+end
+
+return dtype

@@ -1,0 +1,120 @@
+--- Errors, warnings and the checking of option tables.
+---
+--- What the library raises is a table `{ kind, message }` that prints as "kind: message"; the kinds
+--- are those of Python where they mean the same. Warnings pass one queue, so tests can catch them.
+
+local B = require 'moonshard_ffi'
+
+local errors = {}
+
+--- Raise an error: `errors.raise('ValueError', 'expected %d, got %d', 2, 3)`.
+---@type fun(kind: string, format: string, ...): any
+errors.raise = B.errors.raise
+
+--- Raise what the runtime's last error says unless `status` is 0.
+---@type fun(status: integer)
+errors.check = B.check
+
+--- Is this value an error of the library?
+---@type fun(value: any): boolean
+errors.is = B.errors.is
+
+--- The status code of an error's kind; RuntimeError for anything else that was raised.
+---@type fun(value: any): integer
+errors.status = B.errors.status
+
+--- One line about anything that was raised, with its position.
+---@type fun(value: any): string
+errors.describe = B.errors.describe
+
+--- Issue a warning: printed to stderr, or kept by capture_warnings.
+---@param kind 'UserWarning'|'FutureWarning'
+---@param message string  one line
+function errors.warn(kind, message)
+  B.C.ms_warn(kind, message)
+end
+
+local kind_out = B.new('const char *[1]')
+local message_out = B.new('const char *[1]')
+
+local function take_warnings()
+  local list = {}
+  while B.C.ms_warning_take(kind_out, message_out) do
+    list[#list + 1] = { kind = B.string(kind_out[0]), message = B.string(message_out[0]) }
+  end
+  return list
+end
+
+--- Run a function and give back the warnings it issued instead of printing them.
+---@param fn fun(...)
+---@return { kind: string, message: string }[]
+function errors.capture_warnings(fn, ...)
+  B.C.ms_warnings_capture(true)
+  local ok, err = pcall(fn, ...)
+  local list = take_warnings()
+  B.C.ms_warnings_capture(false)
+  if not ok then
+    error(err, 0)
+  end
+  return list
+end
+
+--- Number of single-character edits between two words.
+local function distance(a, b)
+  local row = {}
+  for j = 0, #b do
+    row[j] = j
+  end
+  for i = 1, #a do
+    local diagonal = row[0]
+    row[0] = i
+    for j = 1, #b do
+      local cost = a:byte(i) == b:byte(j) and 0 or 1
+      diagonal, row[j] = row[j], math.min(row[j] + 1, row[j - 1] + 1, diagonal + cost)
+    end
+  end
+  return row[#b]
+end
+
+--- The word of a list that is nearest to a mistyped one, or nil when none is near.
+---@param word string
+---@param known string[]
+---@return string?
+function errors.nearest(word, known)
+  local best, best_distance
+  for _, candidate in ipairs(known) do
+    local d = distance(word:lower(), candidate:lower())
+    if not best or d < best_distance then
+      best, best_distance = candidate, d
+    end
+  end
+  return best and best_distance <= math.max(2, math.floor(#word / 2)) and best or nil
+end
+
+--- Check an options table: unknown keys raise and name the nearest known one.
+---@param what string      names the function in the error
+---@param given table?     nil means no options
+---@param known string[]
+---@return table given     an empty table when nil was given
+function errors.options(what, given, known)
+  if given == nil then
+    return {}
+  elseif type(given) ~= 'table' then
+    errors.raise('TypeError', '%s: options are a %s, expected a table', what, type(given))
+  end
+  local is_known = {}
+  for _, key in ipairs(known) do
+    is_known[key] = true
+  end
+  for key in next, given do
+    if not is_known[key] then
+      local near = errors.nearest(tostring(key), known)
+      errors.raise('ValueError', "%s: unknown option '%s'%s", what, tostring(key),
+        near and (", did you mean '%s'?"):format(near)
+          or ', expected one of ' .. table.concat(known, ', '))
+    end
+  end
+  return given
+end
+
+return errors

@@ -1,0 +1,23 @@
+--- Fully sharded data parallel: the wrapper, the policies that say what it wraps, and what one does
+--- with a wrapped model.
+
+local policies = require 'moonshard.fsdp.policies'
+local wrap = require 'moonshard.fsdp.wrap'
+
+---@class ms.fsdp
+---@field FSDP ms.fsdp.FSDP
+local fsdp = {
+  always_wrap_policy = policies.always_wrap_policy,
+  size_based_auto_wrap_policy = policies.size_based_auto_wrap_policy,
+  transformer_auto_wrap_policy = policies.transformer_auto_wrap_policy,
+  lambda_auto_wrap_policy = policies.lambda_auto_wrap_policy,
+  or_policy = policies.or_policy,
+  ModuleWrapPolicy = policies.ModuleWrapPolicy,
+  CustomPolicy = policies.CustomPolicy,
+  enable_wrap = wrap.enable_wrap,
+  wrap = wrap.wrap,
+  FSDP = require 'moonshard.fsdp.wrapper',
+  summon_full_params = require 'moonshard.fsdp.summon',
+}
+
+return fsdp

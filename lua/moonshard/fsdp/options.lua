@@ -1,0 +1,138 @@
+--- Options of FSDP(module, options): known names, defaults, and what is refused.
+
+local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
+local runtime = require 'moonshard_ffi.fsdp'
+local util = require 'moonshard.util'
+
+local options = {}
+
+---@class ms.fsdp.MixedPrecision
+---@field param_dtype? ms.DType  gathered and computed in; masters and optimizer keep theirs
+---@field reduce_dtype? ms.DType  of gradient reduction (default: param_dtype when that is given)
+---@field buffer_dtype? ms.DType
+---@field cast_forward_inputs? boolean  this instance casts its floating inputs (default false)
+---@field cast_root_forward_inputs? boolean  the root does (default true)
+---@field module_classes_to_ignore? table[]  wrapped alone, without mixed precision
+
+---@class ms.fsdp.Options
+---@field sharding_strategy? 'FULL_SHARD'|'SHARD_GRAD_OP'|'NO_SHARD'
+---@field auto_wrap_policy? ms.fsdp.Policy|ms.fsdp.PolicyObject
+---@field backward_prefetch? 'BACKWARD_PRE'|'BACKWARD_POST'|'none'
+---@field forward_prefetch? boolean
+---@field mixed_precision? ms.fsdp.MixedPrecision
+---@field use_orig_params? boolean  align parameters, allow mixed requires_grad (default false)
+---@field ignored_modules? ms.nn.Module[]
+---@field ignored_states? ms.Tensor[]|ms.nn.Module[]
+---@field limit_all_gathers? boolean  accepted; the slots bound what is gathered
+---@field process_group? ffi.cdata*  default: all ranks
+
+options.KNOWN = {
+  'sharding_strategy', 'auto_wrap_policy', 'backward_prefetch', 'forward_prefetch',
+  'mixed_precision', 'use_orig_params', 'ignored_modules', 'ignored_states', 'limit_all_gathers',
+  'process_group', 'cpu_offload', 'device_id', 'device_mesh', 'param_init_fn', 'sync_module_states',
+}
+
+--- PyTorch's options that have no counterpart yet, and what stands for them.
+local UNSUPPORTED = {
+  cpu_offload = 'masters live in CPU memory already',
+  device_id = 'the CPU is the only device',
+  device_mesh = 'pass process_group',
+  param_init_fn = 'first values are rules of the parameters, made shard by shard',
+  sync_module_states = 'first values depend on the seed alone, load a state dict to change them',
+}
+
+local PRECISION = {
+  'param_dtype', 'reduce_dtype', 'buffer_dtype', 'keep_low_precision_grads', 'cast_forward_inputs',
+  'cast_root_forward_inputs', 'module_classes_to_ignore',
+}
+
+local UNSUPPORTED_STRATEGIES = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
+
+--- No mixed precision at all: every field as it is without the option.
+---@return ms.fsdp.MixedPrecision
+function options.full_precision()
+  return { cast_forward_inputs = false, cast_root_forward_inputs = true,
+    module_classes_to_ignore = {} }
+end
+
+local function precision(given)
+  if given == nil then
+    return options.full_precision()
+  end
+  errors.options('mixed_precision', given, PRECISION)
+  for _, field in ipairs { 'param_dtype', 'reduce_dtype', 'buffer_dtype' } do
+    if given[field] ~= nil then
+      parameter.dtype(given[field])
+    end
+  end
+  if given.keep_low_precision_grads then
+    errors.raise('NotImplementedError', 'keep_low_precision_grads is not supported yet')
+  end
+  return util.merged(options.full_precision(), given)
+end
+
+local function one_of(name, value, allowed)
+  for _, choice in ipairs(allowed) do
+    if value == choice then
+      return value
+    end
+  end
+  local near = type(value) == 'string' and errors.nearest(value, allowed)
+  errors.raise('ValueError', "%s is '%s', expected %s%s", name, tostring(value),
+    table.concat(allowed, ', '), near and ('; did you mean %s?'):format(near) or '')
+end
+
+local function strategy(given)
+  if UNSUPPORTED_STRATEGIES[given] then
+    errors.raise('NotImplementedError', '%s is not supported yet', given)
+  end
+  return one_of('sharding_strategy', given or 'FULL_SHARD',
+    { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' })
+end
+
+--- Options with their defaults filled in. What PyTorch takes and this does not is named.
+---@param given ms.fsdp.Options?
+---@return table
+function options.normalised(given)
+  given = errors.options('FSDP', given, options.KNOWN)
+  if given.process_group ~= nil and given.device_mesh ~= nil then
+    errors.raise('ValueError', 'Cannot pass both process_group and device_mesh at the same time')
+  end
+  if given.ignored_modules ~= nil and given.ignored_states ~= nil then
+    errors.raise('ValueError',
+      'Cannot pass both ignored_modules and ignored_states at the same time')
+  end
+  for _, name in ipairs(util.sorted_keys(UNSUPPORTED)) do
+    if given[name] then
+      errors.raise('NotImplementedError', '%s is not supported: %s', name, UNSUPPORTED[name])
+    end
+  end
+  return {
+    sharding_strategy = strategy(given.sharding_strategy),
+    auto_wrap_policy = given.auto_wrap_policy,
+    backward_prefetch = one_of('backward_prefetch', given.backward_prefetch or 'BACKWARD_PRE',
+      { 'BACKWARD_PRE', 'BACKWARD_POST', 'none' }),
+    forward_prefetch = given.forward_prefetch or false,
+    mixed_precision = precision(given.mixed_precision),
+    use_orig_params = given.use_orig_params or false,
+    ignored_modules = given.ignored_modules,
+    ignored_states = given.ignored_states,
+    limit_all_gathers = given.limit_all_gathers ~= false,
+    process_group = given.process_group or runtime.world(),
+  }
+end
+
+--- What the reference warns about, once per tree.
+function options.warn(opts)
+  local _, world = runtime.place(opts.process_group)
+  if world == 1 and opts.sharding_strategy ~= 'NO_SHARD' then
+    errors.warn('UserWarning', ('FSDP is switching to use `NO_SHARD` instead of %s since the world '
+      .. 'size is 1.'):format(opts.sharding_strategy))
+  elseif world > 1 and opts.sharding_strategy == 'NO_SHARD' then
+    errors.warn('FutureWarning', 'The `NO_SHARD` sharding strategy is deprecated. If having '
+      .. 'issues, please use `DistributedDataParallel` instead.')
+  end
+end
+
+return options

@@ -1,0 +1,162 @@
+--- Decides which instance manages which parameter, and makes the units.
+---
+--- A parameter belongs to the innermost instance that contains every place it stands in. So a
+--- tensor tied across two wrapped modules moves up to the instance around both, where it is
+--- gathered for both. The decision needs the whole tree, so it is made when parameters are first
+--- asked for.
+
+local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
+local tree = require 'moonshard.nn.tree'
+
+local plan = {}
+
+---@class ms.fsdp.Sighting
+---@field name string  path of the first place it stands in
+---@field tensor ms.Tensor
+---@field chain ms.fsdp.FSDP[]  instances around all places so far, outermost first
+---@field places string[]
+---@field wrapped boolean  it stands inside an instance at least once
+
+local function common(a, b)
+  local out = {}
+  for i = 1, math.min(#a, #b) do
+    if a[i] ~= b[i] then
+      break
+    end
+    out[i] = a[i]
+  end
+  return out
+end
+
+local function note(found, order, p, path, chain)
+  local key, name = parameter.key(p.tensor), tree.join(path, p.name)
+  local sighting = found[key]
+  if not sighting then
+    sighting = { name = name, tensor = p.tensor, chain = chain, places = { name }, wrapped = false }
+    found[key] = sighting
+    order[#order + 1] = sighting
+  else
+    sighting.chain = common(sighting.chain, chain)
+    sighting.places[#sighting.places + 1] = name
+  end
+  sighting.wrapped = sighting.wrapped or #chain > 0
+end
+
+-- Every place of every parameter, in module order.
+local function look(module, path, chain, found, order, instances)
+  if module._is_fsdp then
+    chain = { unpack(chain) }
+    chain[#chain + 1] = module
+    if not instances[module] then
+      instances[module] = true
+      instances[#instances + 1] = module
+    end
+  end
+  local around = chain[#chain]
+  for _, p in ipairs(tree.params(module, false)) do
+    if not (around and around._ignored.params[parameter.key(p.tensor)]) then
+      note(found, order, p, path, chain)
+    end
+  end
+  for name, child in module:named_children() do
+    local child_path = module._transparent and path or tree.join(path, name)
+    look(child, child_path, chain, found, order, instances)
+  end
+end
+
+local function owner_of(sighting)
+  local owner = sighting.chain[#sighting.chain]
+  if not owner and sighting.wrapped then
+    errors.raise('ValueError', "parameter '%s' stands in %s, which no FSDP instance contains "
+      .. 'together: wrap a module around all of them', sighting.name,
+      table.concat(sighting.places, ' and '))
+  end
+  return owner
+end
+
+--- The parameters each instance below `top` manages, in module order.
+---@param top ms.nn.Module
+---@return table<ms.fsdp.FSDP, ms.fsdp.Sighting[]> managed, ms.fsdp.FSDP[] instances
+function plan.of(top)
+  local order, instances, managed = {}, {}, {}
+  look(top, '', {}, {}, order, instances)
+  for _, instance in ipairs(instances) do
+    managed[instance] = {}
+  end
+  for _, sighting in ipairs(order) do
+    local owner = owner_of(sighting)
+    if owner then
+      table.insert(managed[owner], sighting)
+    end
+  end
+  return managed, instances
+end
+
+local function check_taken(instance, sightings)
+  for _, s in ipairs(sightings) do
+    local manager = parameter.manager(s.tensor)
+    if manager and manager ~= instance then
+      errors.raise('ValueError', "parameter '%s' is shared between units, but '%s' was already "
+        .. 'used alone: use the outermost instance first', s.name, manager._unit_name)
+    end
+  end
+end
+
+--- Make the units of all instances below `top` that have none yet.
+---@param top ms.nn.Module
+function plan.seal(top)
+  local managed, instances = plan.of(top)
+  for _, instance in ipairs(instances) do
+    local sightings = managed[instance]
+    check_taken(instance, sightings)
+    if not instance._sealed and #sightings > 0 then
+      local tensors, names, shared = {}, {}, {}
+      for i, s in ipairs(sightings) do
+        tensors[i], names[i] = s.tensor, s.name
+        if #s.places > 1 then
+          shared[#shared + 1] = { name = s.name, places = s.places }
+        end
+      end
+      instance:_make_unit(tensors, names, shared)
+    end
+    instance._sealed = true
+  end
+end
+
+--- Refuse what a unit cannot hold, with the reference's words. Nested instances are left out.
+---@param module ms.nn.Module  what is being wrapped
+---@param ignored ms.fsdp.Ignored
+---@param use_orig_params boolean
+function plan.validate(module, ignored, use_orig_params)
+  local first
+  local function visit(m, path)
+    if m._is_fsdp then
+      return
+    end
+    for _, p in ipairs(tree.params(m, false)) do
+      if not ignored.params[parameter.key(p.tensor)] then
+        local facts, name = parameter.facts(p.tensor), tree.join(path, p.name)
+        first = first or facts
+        if facts.ndim == 0 then
+          errors.raise('ValueError', "FSDP doesn't support scalar parameters. Change %s to a 1D "
+            .. 'tensor with numel equal to 1.', name)
+        elseif not facts.floating then
+          errors.raise('ValueError', 'Cannot flatten integer dtype tensors')
+        elseif facts.dtype ~= first.dtype then
+          errors.raise('ValueError', 'Must flatten tensors with uniform dtype but got %s and %s',
+            first.dtype, facts.dtype)
+        elseif not use_orig_params and facts.requires_grad ~= first.requires_grad then
+          errors.raise('ValueError', 'Must flatten tensors with uniform `requires_grad` when '
+            .. '`use_orig_params=False`')
+        end
+      end
+    end
+    for name, child in m:named_children() do
+      visit(child, tree.join(path, name))
+    end
+  end
+  visit(module, '')
+end
+
+return plan

@@ -1,0 +1,188 @@
+--- Wrap policies: which modules become units of their own.
+---
+--- Two kinds. A callable policy(module, recurse, numel) is asked on the way down whether to look
+--- inside `module` (recurse true; numel: its parameters) and on the way up whether to wrap it
+--- (recurse false; numel: its parameters not wrapped below). A policy object maps all modules to
+--- options at once: ModuleWrapPolicy and CustomPolicy.
+
+local CausalSelfAttention = require 'moonshard.nn.causal_self_attention'
+local ModuleList = require 'moonshard.nn.module_list'
+local Module = require 'moonshard.nn.module'
+local class = require 'moonshard.class'
+local errors = require 'moonshard.errors'
+local util = require 'moonshard.util'
+
+local policies = {}
+
+local function is_any(module, classes)
+  for _, cls in ipairs(classes) do
+    if util.is(module, cls) then
+      return true
+    end
+  end
+  return false
+end
+
+local function check_classes(what, classes)
+  if type(classes) ~= 'table' then
+    errors.raise('TypeError', '%s takes an array of classes, got a %s', what, type(classes))
+  end
+  for i, cls in ipairs(classes) do
+    if type(cls) ~= 'table' or type(cls._name) ~= 'string' then
+      errors.raise('TypeError', '%s: entry %d is a %s, expected a class', what, i, type(cls))
+    end
+  end
+  return util.slice(classes, 1)
+end
+
+-- -- callables -----------------------------------------------------------------------------------
+
+---@alias ms.fsdp.Policy fun(module: ms.nn.Module, recurse: boolean, numel: integer): boolean
+
+--- Wrap every module.
+---@type ms.fsdp.Policy
+function policies.always_wrap_policy()
+  return true
+end
+
+---@class ms.fsdp.SizeBasedOptions
+---@field min_num_params? integer  default 1e8
+---@field force_leaf_modules? table[]  classes never looked into (default FORCE_LEAF_MODULES)
+---@field exclude_wrap_modules? table[]  classes never wrapped (default EXCLUDE_WRAP_MODULES)
+
+local function size_based(opts)
+  opts = errors.options('size_based_auto_wrap_policy', opts,
+    { 'min_num_params', 'force_leaf_modules', 'exclude_wrap_modules' })
+  local least = opts.min_num_params or 1e8
+  local size_policy = policies.size_based_auto_wrap_policy
+  local leaves = opts.force_leaf_modules or size_policy.FORCE_LEAF_MODULES
+  local excluded = opts.exclude_wrap_modules or size_policy.EXCLUDE_WRAP_MODULES
+  return function(module, recurse, numel)
+    return numel >= least and not is_any(module, recurse and leaves or excluded)
+  end
+end
+
+--- Wrap what has at least so many parameters not wrapped below it. A policy by itself, and called
+--- with options one with those.
+---@overload fun(opts: ms.fsdp.SizeBasedOptions): ms.fsdp.Policy
+policies.size_based_auto_wrap_policy = setmetatable({
+  FORCE_LEAF_MODULES = { CausalSelfAttention },
+  EXCLUDE_WRAP_MODULES = { ModuleList },
+}, {
+  __call = function(_, first, recurse, numel)
+    if util.is(first, Module) then
+      return size_based()(first, recurse, numel)
+    end
+    return size_based(first)
+  end,
+})
+
+--- Wrap the objects of these classes (and of those that inherit from them).
+---@param classes table[]
+---@return ms.fsdp.Policy
+function policies.transformer_auto_wrap_policy(classes)
+  classes = check_classes('transformer_auto_wrap_policy', classes)
+  return function(module, recurse)
+    return recurse or is_any(module, classes)
+  end
+end
+
+--- Wrap where `fn(module)` says so.
+---@param fn fun(module: ms.nn.Module): boolean
+---@return ms.fsdp.Policy
+function policies.lambda_auto_wrap_policy(fn)
+  return function(module, recurse)
+    return recurse or not not fn(module)
+  end
+end
+
+--- Wrap where any of several callable policies does.
+---@param list ms.fsdp.Policy[]
+---@return ms.fsdp.Policy
+function policies.or_policy(list)
+  return function(module, recurse, numel)
+    for _, policy in ipairs(list) do
+      if policy(module, recurse, numel) then
+        return true
+      end
+    end
+    return false
+  end
+end
+
+-- -- objects -------------------------------------------------------------------------------------
+
+---@class ms.fsdp.PolicyObject
+local Policy = class('fsdp.Policy')
+policies.Policy = Policy
+
+-- Options for every module of `root` that is not ignored, in module order: `choose` gives nil, or
+-- overrides of the root's options.
+local function choose_all(root, ignored, root_options, choose)
+  local chosen = {}
+  for _, module in ipairs(root:modules()) do
+    local overrides = not ignored[module] and choose(module) or nil
+    if overrides then
+      chosen[#chosen + 1] = { module = module, options = util.merged(root_options, overrides) }
+    end
+  end
+  return chosen
+end
+
+--- Wraps the objects of these classes, with the root's options. Callable as well, so that it can be
+--- part of an or_policy.
+---@class ms.fsdp.ModuleWrapPolicy: ms.fsdp.PolicyObject
+---@overload fun(classes: table[]): ms.fsdp.ModuleWrapPolicy
+local ModuleWrapPolicy = class('fsdp.ModuleWrapPolicy', Policy)
+policies.ModuleWrapPolicy = ModuleWrapPolicy
+
+---@param classes table[]
+function ModuleWrapPolicy:init(classes)
+  self.classes = check_classes(self._name, classes)
+end
+
+function ModuleWrapPolicy:choose(root, ignored, root_options)
+  return choose_all(root, ignored, root_options, function(module)
+    return is_any(module, self.classes) and {} or nil
+  end)
+end
+
+function ModuleWrapPolicy:__call(module, recurse)
+  return recurse or is_any(module, self.classes)
+end
+
+function ModuleWrapPolicy:__tostring()
+  local names = {}
+  for i, cls in ipairs(self.classes) do
+    names[i] = cls._name
+  end
+  return ('ModuleWrapPolicy{%s}'):format(table.concat(names, ', '))
+end
+
+--- Asks a function of yours about each module: false or {} leaves it, true wraps it with the root's
+--- options, a table wraps it with these options in place of the root's.
+---@class ms.fsdp.CustomPolicy: ms.fsdp.PolicyObject
+---@overload fun(fn: fun(module: ms.nn.Module): boolean|ms.fsdp.Options): ms.fsdp.CustomPolicy
+local CustomPolicy = class('fsdp.CustomPolicy', Policy)
+policies.CustomPolicy = CustomPolicy
+
+---@param fn fun(module: ms.nn.Module): boolean|ms.fsdp.Options
+function CustomPolicy:init(fn)
+  self.fn = fn
+end
+
+function CustomPolicy:choose(root, ignored, root_options)
+  return choose_all(root, ignored, root_options, function(module)
+    local answer = self.fn(module)
+    if type(answer) ~= 'boolean' and type(answer) ~= 'table' then
+      errors.raise('ValueError', 'The lambda_fn passed to CustomPolicy should return False/True or '
+        .. 'a kwarg dict, but it returned %s', tostring(answer))
+    end
+    if answer == true then
+      return {}
+    end
+    return answer and next(answer) ~= nil and answer or nil
+  end)
+end
+
+return policies

@@ -1,0 +1,85 @@
+--- Full parameters for a while: private full-precision copies behind the parameters' handles.
+
+local errors = require 'moonshard.errors'
+local runtime = require 'moonshard_ffi.fsdp'
+
+---@class ms.fsdp.SummonOptions
+---@field recurse? boolean  default true
+---@field writeback? boolean  keep what was written, each rank its own elements (default true)
+---@field rank0_only? boolean  only rank 0 needs the values; needs writeback = false
+---@field offload_to_cpu? boolean
+---@field with_grads? boolean
+
+local KNOWN = { 'recurse', 'writeback', 'rank0_only', 'offload_to_cpu', 'with_grads' }
+
+-- The instances below that no other instance contains.
+local function roots_of(module, out)
+  if module._is_fsdp then
+    out[#out + 1] = module
+    return out
+  end
+  for _, child in ipairs(module:children()) do
+    roots_of(child, out)
+  end
+  return out
+end
+
+local function check(opts, roots)
+  local writeback = opts.writeback ~= false
+  local use_orig_params, no_shard = true, false
+  for _, root in ipairs(roots) do
+    use_orig_params = use_orig_params and root.use_orig_params
+    for _, unit in ipairs(root:units()) do
+      no_shard = no_shard or unit.strategy == 'NO_SHARD'
+    end
+  end
+  if opts.with_grads then
+    errors.raise('NotImplementedError', 'with_grads=True, use_orig_params=%s, offload_to_cpu=%s is '
+      .. 'not supported yet', tostring(use_orig_params), tostring(opts.offload_to_cpu or false))
+  elseif opts.offload_to_cpu and no_shard then
+    errors.raise('NotImplementedError', 'offload_to_cpu=True and NO_SHARD is not supported yet')
+  elseif writeback and opts.rank0_only then
+    errors.raise('NotImplementedError', 'writeback=True and rank0_only=True is not supported yet')
+  elseif opts.recurse == false then
+    errors.raise('NotImplementedError', 'recurse=False is not supported yet')
+  end
+  if opts.offload_to_cpu and not opts.rank0_only then
+    errors.warn('UserWarning', 'offload_to_cpu=True and rank0_only=False results in redundant '
+      .. 'copies on every rank')
+  end
+  return writeback
+end
+
+--- Run `fn(...)` with full parameters, in full precision and their original shapes. Collective.
+--- AssertionError during forward or backward, and inside another call of this.
+---@param module ms.nn.Module  wrapped, or with wrapped modules below it
+---@param opts? ms.fsdp.SummonOptions
+---@param fn fun(...): ...
+---@return ...
+local function summon_full_params(module, opts, fn, ...)
+  opts = errors.options('summon_full_params', opts, KNOWN)
+  local roots = roots_of(module, {})
+  local writeback, open = check(opts, roots), {}
+  local function leave(ok, ...)
+    local problem
+    for i = #open, 1, -1 do
+      local closed, err = pcall(runtime.unsummon, open[i], ok and writeback)
+      problem = problem or not closed and err or nil
+    end
+    if not ok or problem then
+      error(not ok and (...) or problem, 0)
+    end
+    return ...
+  end
+  for _, root in ipairs(roots) do
+    local handle = root:_lazy_init().handle
+    local ok, err = pcall(runtime.summon, handle)
+    if not ok then
+      return leave(false, err)
+    end
+    open[#open + 1] = handle
+  end
+  return leave(pcall(fn, ...))
+end
+
+return summon_full_params

@@ -1,0 +1,466 @@
+--- FSDP(module, options): the same module, its parameters sharded over ranks.
+---
+--- An instance groups the parameters below it that no nested instance takes into one unit, which is
+--- gathered around its forward and backward. The first forward makes the instance it is called on
+--- the root, which owns the tree of all units below. Paths do not show the wrapper, and reading a
+--- field it does not have reads the wrapped module's: model.wte, model:generate(...).
+---
+--- Touches: moonshard.nn.module, moonshard.fsdp.*, moonshard_ffi.fsdp.
+
+local Module = require 'moonshard.nn.module'
+local ModuleList = require 'moonshard.nn.module_list'
+local buffer = require 'moonshard.nn.buffer'
+local errors = require 'moonshard.errors'
+local ignored = require 'moonshard.fsdp.ignored'
+local options = require 'moonshard.fsdp.options'
+local parameter = require 'moonshard_ffi.parameter'
+local plan = require 'moonshard.fsdp.plan'
+local runtime = require 'moonshard_ffi.fsdp'
+local util = require 'moonshard.util'
+local wrap = require 'moonshard.fsdp.wrap'
+local module_tree = require 'moonshard.nn.tree'
+
+---@class ms.fsdp.FSDP: ms.nn.Module
+---@field module ms.nn.Module  what is wrapped
+---@field sharding_strategy string
+---@field backward_prefetch string
+---@field forward_prefetch boolean
+---@field mixed_precision ms.fsdp.MixedPrecision
+---@field use_orig_params boolean
+---@field rank integer
+---@field world_size integer
+---@overload fun(module: ms.nn.Module, opts?: ms.fsdp.Options): ms.fsdp.FSDP
+local FSDP = Module.extend('fsdp.FSDP')
+
+FSDP._is_fsdp = true
+FSDP._transparent = true
+
+-- Fields of the class, then those of the wrapped module; private ones are never the latter's.
+function FSDP.__index(self, name)
+  local value = FSDP[name]
+  if value ~= nil then
+    return value
+  end
+  if type(name) == 'string' and name:byte() == 95 then -- '_'
+    return nil
+  end
+  local wrapped = rawget(self, '_fsdp_wrapped_module')
+  if name == 'module' then
+    return wrapped
+  end
+  return wrapped and wrapped[name]
+end
+
+-- -- wrapping ------------------------------------------------------------------------------------
+
+-- Options that came from the root through a policy are complete but for what the policy overrode.
+local function inner(module, opts, ignored_set)
+  return FSDP(module, util.merged(opts, { _ignored = ignored_set }))
+end
+
+---@param module ms.nn.Module
+---@param opts? ms.fsdp.Options
+function FSDP:init(module, opts)
+  if not util.is(module, Module) then
+    errors.raise('TypeError', 'FSDP wraps a module, got a %s', type(module))
+  end
+  local inherited = opts and opts._ignored
+  if inherited then
+    opts = util.merged(opts)
+    opts._ignored = nil
+  end
+  opts = options.normalised(opts)
+  if not inherited then
+    options.warn(opts)
+  end
+  if util.is(module, ModuleList) and module.forward == Module.forward then
+    errors.warn('UserWarning', 'FSDP will not all-gather parameters for containers that do not '
+      .. 'implement forward')
+  end
+  local ignored_set = inherited or ignored.of(module, opts)
+  if opts.auto_wrap_policy then
+    wrap.auto(module, opts, ignored_set, function(child, own)
+      return inner(child, own, ignored_set)
+    end)
+  end
+  plan.validate(module, ignored_set, opts.use_orig_params)
+
+  for _, name in ipairs {
+    'sharding_strategy', 'backward_prefetch', 'forward_prefetch', 'mixed_precision',
+    'use_orig_params', 'limit_all_gathers', 'process_group',
+  } do
+    rawset(self, name, opts[name])
+  end
+  rawset(self, 'rank', (runtime.place(opts.process_group)))
+  rawset(self, 'world_size', (select(2, runtime.place(opts.process_group))))
+  rawset(self, 'training', module.training)
+  rawset(self, '_ignored', ignored_set)
+  rawset(self, '_owner', rawget(module, '_owner'))
+  rawset(module, '_owner', nil)
+  self:child('_fsdp_wrapped_module', module)
+end
+
+-- -- units ---------------------------------------------------------------------------------------
+
+function FSDP:_prepare_self()
+  if not rawget(self, '_sealed') then
+    plan.seal(module_tree.outermost(self))
+    if not rawget(self, '_sealed') then -- never put in the wrapped module's place: stands alone
+      rawset(self, '_owner', nil)
+      plan.seal(self)
+    end
+  end
+end
+
+--- Called by the plan, once, with what this instance manages.
+function FSDP:_make_unit(tensors, names, shared)
+  local path = self:path()
+  rawset(self, '_unit_name', path == '' and self.module._name or path)
+  local unit = runtime.unit(self.process_group, self._unit_name, {
+    strategy = self.sharding_strategy,
+    param_dtype = self.mixed_precision.param_dtype,
+    reduce_dtype = self.mixed_precision.reduce_dtype,
+    use_orig_params = self.use_orig_params,
+  }, tensors, names)
+  local index_of = {}
+  for i, tensor in ipairs(tensors) do
+    index_of[parameter.key(tensor)] = i
+    parameter.manage(tensor, self)
+  end
+  rawset(self, '_unit', unit)
+  rawset(self, '_index_of', index_of)
+  rawset(self, '_shared', shared)
+end
+
+-- All instances from this one down, in module order.
+local function instances_of(self)
+  local out = {}
+  for _, module in ipairs(self:modules()) do
+    if module._is_fsdp then
+      out[#out + 1] = module
+    end
+  end
+  return out
+end
+
+local function check_homogeneous(instances, name)
+  for _, instance in ipairs(instances) do
+    if instance[name] ~= instances[1][name] then
+      errors.raise('ValueError', 'Expects one homogeneous value for %s but got {%s, %s}', name,
+        tostring(instances[1][name]), tostring(instance[name]))
+    end
+  end
+end
+
+-- Buffers take their dtype once and keep it.
+local function cast_buffers(instance)
+  local dtype = instance.mixed_precision.buffer_dtype
+  local function visit(module)
+    for _, b in ipairs(module._buffers) do
+      if dtype and parameter.facts(b.tensor).floating then
+        buffer.cast(module, b, dtype)
+      end
+    end
+    for _, child in ipairs(module:children()) do
+      if not child._is_fsdp then
+        visit(child)
+      end
+    end
+  end
+  visit(instance.module)
+end
+
+--- Make this instance the root of a tree, unless it is part of one. Collective.
+---@return { handle: ffi.cdata*, running: integer, sync: boolean }
+function FSDP:_lazy_init()
+  local tree = rawget(self, '_tree')
+  if tree then
+    return tree
+  end
+  self:_prepare()
+  local instances = instances_of(self)
+  for i = 2, #instances do
+    if rawget(instances[i], '_tree') then
+      errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
+        .. 'yet or should have been set to `False`')
+    end
+  end
+  check_homogeneous(instances, 'use_orig_params')
+  check_homogeneous(instances, 'limit_all_gathers')
+  local units = {}
+  for _, instance in ipairs(instances) do
+    units[#units + 1] = rawget(instance, '_unit')
+  end
+  tree = { running = 0, sync = true, summoned = 0 }
+  tree.handle = runtime.tree(self.process_group, {
+    backward_prefetch = self.backward_prefetch,
+    forward_prefetch = self.forward_prefetch,
+  }, units, rawget(self, '_unit') ~= nil)
+  for i = #instances, 1, -1 do
+    cast_buffers(instances[i])
+    rawset(instances[i], '_tree', tree)
+    rawset(instances[i], '_is_root', i == 1)
+  end
+  runtime.init(tree.handle)
+  return tree
+end
+
+-- -- forward -------------------------------------------------------------------------------------
+
+local function cast_value(value, dtype)
+  if parameter.is_tensor(value) then
+    local facts = parameter.facts(value)
+    return facts.floating and facts.dtype ~= dtype and value:to(dtype) or value
+  elseif type(value) == 'table' and getmetatable(value) == nil then
+    local out = {}
+    for key, entry in next, value do
+      out[key] = cast_value(entry, dtype)
+    end
+    return out
+  end
+  return value
+end
+
+local function cast_inputs(dtype, n, first, ...)
+  if n == 0 then
+    return
+  elseif n == 1 then
+    return cast_value(first, dtype)
+  end
+  return cast_value(first, dtype), cast_inputs(dtype, n - 1, ...)
+end
+
+-- The tensors among results, also inside plain tables (sorted: order is part of the schedule).
+local function collect(value, out)
+  if parameter.is_tensor(value) then
+    out[#out + 1] = value
+  elseif type(value) == 'table' and getmetatable(value) == nil then
+    for i = 1, #value do
+      collect(value[i], out)
+    end
+    for _, key in ipairs(util.sorted_keys(value)) do
+      collect(value[key], out)
+    end
+  end
+  return out
+end
+
+local function after_forward(unit, ...)
+  local outputs = {}
+  for i = 1, select('#', ...) do
+    collect(select(i, ...), outputs)
+  end
+  runtime.unit_post_forward(unit, outputs)
+  return ...
+end
+
+function FSDP:_unit_forward(...)
+  local unit, precision = rawget(self, '_unit'), self.mixed_precision
+  local dtype = precision.param_dtype
+  local casts = dtype and (precision.cast_forward_inputs
+    or precision.cast_root_forward_inputs and self._is_root)
+  if not unit then
+    if casts then
+      return self._fsdp_wrapped_module(cast_inputs(dtype, select('#', ...), ...))
+    end
+    return self._fsdp_wrapped_module(...)
+  end
+  runtime.unit_pre_forward(unit)
+  if casts then
+    return after_forward(unit,
+      self._fsdp_wrapped_module(cast_inputs(dtype, select('#', ...), ...)))
+  end
+  return after_forward(unit, self._fsdp_wrapped_module(...))
+end
+
+local function leave_root(tree, is_root, ok, ...)
+  tree.running = tree.running - 1
+  if not ok then
+    runtime.reset(tree.handle)
+    error((...), 0)
+  end
+  if is_root then
+    runtime.tree_post_forward(tree.handle)
+  end
+  return ...
+end
+
+function FSDP:forward(...)
+  local tree = rawget(self, '_tree') or self:_lazy_init()
+  if tree.running > 0 then
+    return self:_unit_forward(...)
+  end
+  runtime.tree_pre_forward(tree.handle)
+  tree.running = 1
+  return leave_root(tree, self._is_root, pcall(self._unit_forward, self, ...))
+end
+
+-- -- what one does with the root -----------------------------------------------------------------
+
+--- Run `fn(...)` without reducing gradients: they accumulate, and the next backward outside reduces
+--- their sum. Root only.
+---@param fn fun(...): ...
+---@return ...
+function FSDP:no_sync(fn, ...)
+  local tree = self:_lazy_init()
+  if not self._is_root then
+    errors.raise('RuntimeError', '`no_sync()` on inner FSDP instances is not supported. Please '
+      .. 'call `no_sync()` on root FSDP module.')
+  elseif tree.running > 0 then
+    errors.raise('AssertionError', 'no_sync() cannot begin during forward')
+  end
+  local before = tree.sync
+  local function leave(ok, ...)
+    tree.sync = before
+    local restored, problem = pcall(runtime.set_sync, tree.handle, before)
+    if not ok or not restored then
+      error(not ok and (...) or problem, 0)
+    end
+    return ...
+  end
+  runtime.set_sync(tree.handle, false)
+  tree.sync = false
+  return leave(pcall(fn, ...))
+end
+
+local function plain_params(self)
+  local out = {}
+  for _, p in ipairs(module_tree.params(self)) do
+    if not parameter.manager(p.tensor) then
+      out[#out + 1] = p.tensor
+    end
+  end
+  return out
+end
+
+local function has_grad(self)
+  for _, p in ipairs(module_tree.params(self)) do
+    if p.tensor:grad() then
+      return true
+    end
+  end
+  return false
+end
+
+local function combine(a, b, norm_type)
+  if norm_type == math.huge then
+    return math.max(a, b)
+  end
+  return math.sqrt(a * a + b * b)
+end
+
+local EPS = 1e-6 -- what clipping adds to a total norm
+
+--- Scale all gradients by min(1, max_norm / (total + 1e-6)). Root only, collective.
+---@param max_norm number
+---@param norm_type? number  2 (default) or math.huge
+---@return number  the total norm before, equal on all ranks
+function FSDP:clip_grad_norm_(max_norm, norm_type)
+  norm_type = norm_type or 2
+  local tree = self:_lazy_init()
+  if not self._is_root then
+    errors.raise('RuntimeError',
+      '`clip_grad_norm_()` should only be called on the root FSDP instance')
+  end
+  local plain = plain_params(self)
+  local total
+  if #plain == 0 then
+    total = runtime.clip(tree.handle, max_norm, norm_type)
+  else -- two norms first, then each part scaled by the coefficient of their sum
+    local clip_plain = require('moonshard_ffi.optim').clip
+    local sharded = runtime.clip(tree.handle, math.huge, norm_type)
+    local rest = clip_plain(plain, math.huge, norm_type)
+    total = combine(sharded, rest, norm_type)
+    local coefficient = math.min(1, max_norm / (total + EPS))
+    runtime.clip(tree.handle, coefficient * (sharded + EPS), norm_type)
+    clip_plain(plain, coefficient * (rest + EPS), norm_type)
+  end
+  if total == 0 and not has_grad(self) then
+    errors.warn('UserWarning', ('Called FSDP.clip_grad_norm_() on rank %d with no gradients -- '
+      .. 'returning the total norm in the default dtype f32'):format(self.rank))
+  end
+  return total
+end
+
+--- Gather this instance's own parameters and keep them until reshard(). Collective. Does nothing
+--- when they are gathered.
+function FSDP:unshard()
+  self:_lazy_init()
+  if rawget(self, '_unit') then
+    runtime.unshard(self._unit)
+  end
+end
+
+--- Let this instance's full parameters go. RuntimeError during its forward or backward.
+function FSDP:reshard()
+  self:_lazy_init()
+  if rawget(self, '_unit') then
+    runtime.reshard(self._unit)
+  end
+end
+
+--- Multiply reduced gradients by this in place of 1 / world size; nil restores that.
+---@param factor? number
+function FSDP:set_gradient_factor(factor)
+  runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
+end
+
+--- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy and
+--- world size when the parameters are. Collective.
+---@return string
+function FSDP:hash()
+  return runtime.hash(self:_lazy_init().handle)
+end
+
+--- What each unit below holds, in module order.
+---@return ms.UnitInfo[]  `shared` lists tied parameters and the places they stand in
+function FSDP:units()
+  self:_prepare()
+  local out = {}
+  for _, instance in ipairs(instances_of(self)) do
+    local unit = rawget(instance, '_unit')
+    if unit then
+      local info = runtime.info(unit)
+      info.shared = instance._shared
+      out[#out + 1] = info
+    end
+  end
+  return out
+end
+
+--- Bytes this rank will hold for parameters, gradients and slots. Collective the first time.
+---@return ms.Plan
+function FSDP:plan()
+  return runtime.plan(self:_lazy_init().handle)
+end
+
+--- Collectives this rank has called in the instance's group so far, by kind.
+---@return table<string, integer>
+function FSDP:collectives()
+  return runtime.counts(self.process_group)
+end
+
+-- -- full values ---------------------------------------------------------------------------------
+
+--- Full copy of a parameter this instance manages. Collective. (state dicts ask)
+function FSDP:_full_value(tensor)
+  return runtime.gather(self._unit, self._index_of[parameter.key(tensor)])
+end
+
+--- Take this rank's elements of full values.
+function FSDP:_load_value(tensor, value)
+  runtime.load(self._unit, self._index_of[parameter.key(tensor)], value)
+end
+
+---@param opts? { rank0_only?: boolean }
+---@return ms.StateDict
+function FSDP:state_dict(opts)
+  self:_lazy_init()
+  return Module.state_dict(self, opts)
+end
+
+function FSDP:extra_repr()
+  return self.sharding_strategy
+end
+
+return FSDP

@@ -1,0 +1,136 @@
+--- moonshard: sharded training without Python.
+---
+---   local ms = require 'moonshard'
+---   local x = ms.randn(2, 3)
+---   print(x * 2 + 1)
+---
+--- Submodules (ms.nn, ms.fsdp, ms.optim, ...) are loaded when first used.
+
+local B = require 'moonshard_ffi'
+local autograd = require 'moonshard.autograd'
+local create = require 'moonshard.create'
+local dtype = require 'moonshard.dtype'
+local errors = require 'moonshard.errors'
+local ops = require 'moonshard.ops'
+local scope = require 'moonshard.scope'
+
+local C = B.C
+
+---@class ms
+local ms = {
+  version = B.string(C.ms_version()),
+  class = require 'moonshard.class',
+  errors = errors,
+  ops = ops,
+  autograd = autograd,
+}
+
+for _, name in ipairs(dtype.names) do
+  ms[name] = name
+end
+for _, functions in ipairs { create, require 'moonshard.machine' } do
+  for name, fn in next, functions do
+    ms[name] = fn
+  end
+end
+
+ms.no_grad = autograd.no_grad
+ms.enable_grad = autograd.enable_grad
+ms.is_grad_enabled = autograd.is_grad_enabled
+ms.cat = ops.cat
+ms.matmul = ops.matmul
+ms.keep = scope.keep
+ms.error = errors.raise
+ms.warn = errors.warn
+ms.capture_warnings = errors.capture_warnings
+
+--- Run `fn(...)` in a scope: tensors made in it are released when it returns, except its results.
+---@param fn fun(...): ...
+---@return ...
+function ms.scope(fn, ...)
+  return scope.run('ms.scope', fn, ...)
+end
+
+--- Is this value a tensor?
+---@type fun(value: any): boolean
+ms.is_tensor = B.is_ref
+
+--- Is `object` an instance of `class` or of one of its children?
+---@param object any
+---@param class ms.Class
+---@return boolean
+function ms.is(object, class)
+  local cls = type(object) == 'table' and getmetatable(object) or nil
+  while type(cls) == 'table' do
+    if cls == class then
+      return true
+    end
+    cls = rawget(cls, '_parent')
+  end
+  return false
+end
+
+local kinds = { 'parameter', 'gradient', 'optimizer', 'activation', 'arena', 'scratch' }
+local stats = B.new('ms_memory_stats')
+
+---@class ms.Memory
+---@field live table<string, integer>  bytes in use by kind: parameter, gradient, ...
+---@field peak table<string, integer>  highest `live` of each kind since reset_peak_memory()
+---@field live_total integer
+---@field peak_total integer
+---@field reserved integer       bytes held from the system, caches included
+---@field allocs integer
+---@field system_allocs integer  allocations that had to ask the system
+---@field live_handles integer   tensors alive
+
+--- Exact memory figures, in bytes.
+---@return ms.Memory
+function ms.memory()
+  C.ms_memory_stats_get(stats)
+  local live, peak = {}, {}
+  for i, kind in ipairs(kinds) do
+    live[kind], peak[kind] = tonumber(stats.live[i - 1]), tonumber(stats.peak[i - 1])
+  end
+  return {
+    live = live,
+    peak = peak,
+    live_total = tonumber(stats.live_total),
+    peak_total = tonumber(stats.peak_total),
+    reserved = tonumber(stats.reserved),
+    allocs = tonumber(stats.n_allocs),
+    system_allocs = tonumber(stats.n_system),
+    live_handles = tonumber(stats.live_handles),
+  }
+end
+
+--- Set all peaks to what is live now.
+function ms.reset_peak_memory()
+  C.ms_memory_reset_peak()
+end
+
+--- Release tensors nobody refers to any more, at once.
+ms.collect = B.collect
+
+--- Free everything the runtime holds. Tensors become stale.
+function ms.close()
+  if B.state.depth > 0 then
+    errors.raise('RuntimeError', 'close: a scope is open')
+  end
+  B.collect()
+  C.ms_close()
+end
+
+local submodules = {
+  nn = true, models = true, optim = true, fsdp = true, data = true, schedule = true,
+  checkpoint = true, dist = true, compile = true,
+}
+
+return setmetatable(ms, {
+  __index = function(t, key)
+    if submodules[key] then
+      local module = require('moonshard.' .. key)
+      rawset(t, key, module)
+      return module
+    end
+  end,
+})

@@ -1,0 +1,38 @@
+--- JSON text and tables, by the runtime's JSON library (strict: duplicate keys and trailing bytes
+--- are refused).
+
+local B = require 'moonshard_ffi'
+local errors = require 'moonshard.errors'
+
+local json = {}
+
+--- What null reads as, and writes as.
+json.null = setmetatable({}, { __tostring = function() return 'null' end })
+
+--- Metatable of arrays that were read; gives an empty table the form of an array.
+json.array = {}
+
+local function result(value, kind, message)
+  if value == nil and kind then
+    errors.raise(kind, '%s', message)
+  end
+  return value
+end
+
+--- One line of JSON; keys sorted. Tables with an entry at 1 are arrays, others objects by their
+--- string keys; an empty table is an object unless its metatable is json.array.
+---@param value any
+---@return string
+function json.encode(value)
+  return result(B.core.json_encode(value, json.null, json.array))
+end
+
+--- The value a JSON text stands for. null becomes json.null; numbers are Lua's. FormatError names
+--- line and byte of the mistake.
+---@param text string
+---@return any
+function json.decode(text)
+  return result(B.core.json_decode(text, json.null, json.array))
+end
+
+return json

@@ -1,0 +1,52 @@
+--- What this machine is and how fast it multiplies matrices.
+
+local B = require 'moonshard_ffi'
+local dtype = require 'moonshard.dtype'
+
+local C = B.C
+
+local machine = {}
+
+local flops_out = B.new('double[1]')
+
+--- Monotonic time in seconds.
+---@return number
+function machine.time()
+  return C.ms_time()
+end
+
+--- Instruction set of the CPU kernels: 'x86-64-v2', '-v3' or '-v4'.
+---@return string
+function machine.cpu_isa()
+  return B.string(C.ms_cpu_isa())
+end
+
+--- What multiplies large matrices of this dtype.
+---@param name ms.DType
+---@return string
+function machine.matmul_name(name)
+  return B.string(C.ms_matmul_name(dtype.code(name)))
+end
+
+--- Floating-point operations per second of matrix products on this rank's core, measured.
+---@param name ms.DType  'f32', 'f64' or 'bf16'
+---@param seconds? number  how long to measure (default 0.2)
+---@return number
+function machine.matmul_peak(name, seconds)
+  B.check(C.ms_matmul_peak(dtype.code(name), seconds or 0.2, flops_out))
+  return flops_out[0]
+end
+
+--- Matrix primitives made so far: constant after a model's second step.
+---@return integer
+function machine.matmul_created()
+  return tonumber(C.ms_matmul_created())
+end
+
+--- Is standard output a terminal?
+---@return boolean
+function machine.is_terminal()
+  return C.ms_is_terminal(1)
+end
+
+return machine

@@ -1,0 +1,208 @@
+--- A decoder-only transformer with learned positions and a head tied to the token table
+--- (GPT-2, Radford et al. 2019).
+---
+--- Shapes: B rows, T <= context tokens, C width, V vocabulary
+---         ids (B, T) -> logits (B, T, V), or with targets (B, T) the mean loss ()
+--- Init:   weights N(0, 0.02), those that write into the residual divided by sqrt(2 layers),
+---         biases zero, norms one.
+---
+--- Touches: moonshard.nn, moonshard.ops, moonshard_ffi.data (drawing tokens).
+
+local Dropout = require 'moonshard.nn.dropout'
+local Embedding = require 'moonshard.nn.embedding'
+local LayerNorm = require 'moonshard.nn.layer_norm'
+local Linear = require 'moonshard.nn.linear'
+local Module = require 'moonshard.nn.module'
+local ModuleList = require 'moonshard.nn.module_list'
+local TransformerBlock = require 'moonshard.nn.transformer_block'
+local autograd = require 'moonshard.autograd'
+local create = require 'moonshard.create'
+local data = require 'moonshard_ffi.data'
+local errors = require 'moonshard.errors'
+local ops = require 'moonshard.ops'
+local rules = require 'moonshard.nn.rules'
+local scope = require 'moonshard.scope'
+local util = require 'moonshard.util'
+
+---@class ms.models.GPT: ms.nn.Module
+---@field vocab integer
+---@field layers integer
+---@field heads integer
+---@field width integer
+---@field context integer
+---@field wte ms.nn.Embedding  (V, C)
+---@field wpe ms.nn.Embedding  (context, C)
+---@field h ms.nn.ModuleList
+---@field ln_f ms.nn.LayerNorm
+---@field lm_head ms.nn.Linear  (V, C)
+---@overload fun(opts: ms.models.GPT.Options): ms.models.GPT
+local GPT = Module.extend('models.GPT')
+
+---@class ms.models.GPT.Options
+---@field vocab integer
+---@field layers integer
+---@field heads integer
+---@field width integer
+---@field context integer  most tokens in a row
+---@field dropout? number  after the embeddings and in both branches of every block (default 0)
+---@field bias? boolean  of linear layers and norms (default true)
+---@field tie? boolean  the head's weight is the token table (default true)
+---@field dtype? ms.DType  of the master weights (default 'f32')
+
+local DEVIATION = 0.02
+
+---@param opts ms.models.GPT.Options
+function GPT:init(opts)
+  opts = errors.options(self._name, opts, {
+    'vocab', 'layers', 'heads', 'width', 'context', 'dropout', 'bias', 'tie', 'dtype',
+  })
+  for _, name in ipairs { 'vocab', 'layers', 'heads', 'width', 'context' } do
+    local value = opts[name]
+    if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
+      errors.raise('ValueError', '%s is %s, expected a whole number above 0', name,
+        tostring(value))
+    end
+    self[name] = value
+  end
+  local normal = rules.normal(0, DEVIATION)
+  local width, dtype = self.width, opts.dtype
+
+  self:child('wte', Embedding(self.vocab, width, { init = normal, dtype = dtype }))
+  self:child('wpe', Embedding(self.context, width, { init = normal, dtype = dtype }))
+  self:child('drop', Dropout(opts.dropout or 0))
+  local blocks = ModuleList()
+  self:child('h', blocks)
+  for _ = 1, self.layers do
+    blocks:append(TransformerBlock(width, self.heads, {
+      bias = opts.bias, dropout = opts.dropout, dtype = dtype, init = normal,
+      residual_init = rules.normal(0, DEVIATION / math.sqrt(2 * self.layers)),
+      bias_init = rules.zeros(),
+    }))
+  end
+  self:child('ln_f', LayerNorm(width, { bias = opts.bias, dtype = dtype }))
+  self:child('lm_head', Linear(width, self.vocab, {
+    bias = false, dtype = dtype, init = normal,
+    weight = opts.tie ~= false and self.wte.weight or nil,
+  }))
+  self._positions = {}
+end
+
+-- 0, 1, ..., T - 1 as i64 (T), kept from call to call.
+function GPT:_positions_of(length)
+  local positions = self._positions[length]
+  if not positions then
+    positions = scope.keep(create.arange(length))
+    self._positions[length] = positions
+  end
+  return positions
+end
+
+---@param ids ms.Tensor  i64 (B, T)
+---@param targets? ms.Tensor  i64 (B, T); entries of -100 do not count
+---@return ms.Tensor  loss () with targets, else logits (B, T, V)
+function GPT:forward(ids, targets)
+  local length = ids:size(2)
+  if length > self.context then
+    errors.raise('ValueError', 'rows have %d tokens, the context is %d', length, self.context)
+  end
+  local x = self.drop(self.wte(ids) + self.wpe(self:_positions_of(length)))
+  for i = 1, self.layers do
+    x = self.h[i](x)
+  end
+  local logits = self.lm_head(self.ln_f(x))
+  return targets and ops.cross_entropy(logits, targets) or logits
+end
+
+---@class ms.models.GPT.GenerateOptions
+---@field temperature? number  default 1; 0 takes the likeliest token
+---@field top_k? integer  draw among the likeliest only (default: all)
+---@field seed? integer  default 0: equal seeds give equal text
+---@field on_token? fun(token: integer)  called with each new token
+
+-- Rows are padded to multiples of this, so that few shapes occur; what stands after the last token
+-- cannot be seen by it.
+local PAD = 32
+
+-- Logits (V) that follow `tokens`.
+local function next_logits(model, tokens)
+  local first = math.max(1, #tokens - model.context + 1)
+  local row = util.slice(tokens, first)
+  local length = #row
+  local padded = math.min(math.ceil(length / PAD) * PAD, model.context)
+  for i = length + 1, padded do
+    row[i] = 0
+  end
+  local logits = model(create.tensor({ row }, { dtype = 'i64' }))
+  return logits:narrow(2, length, 1):reshape(model.vocab)
+end
+
+--- Continue a row of tokens. With sharded parameters every rank calls this, and all draw alike.
+---@param ids integer[]  at least one token, 0-based
+---@param n integer  how many to add
+---@param opts? ms.models.GPT.GenerateOptions
+---@return integer[]  the new tokens
+function GPT:generate(ids, n, opts)
+  opts = errors.options('generate', opts, { 'temperature', 'top_k', 'seed', 'on_token' })
+  if type(ids) ~= 'table' or #ids == 0 then
+    errors.raise('ValueError', 'generate begins with an array of at least one token')
+  end
+  local tokens, new = util.slice(ids, 1), {}
+  local modules, training = self:modules(), {}
+  for i, module in ipairs(modules) do
+    training[i] = module.training
+  end
+  self:eval()
+  local ok, err = pcall(autograd.no_grad, function()
+    for i = 1, n do
+      local token = scope.run('generate', function()
+        return data.sample(next_logits(self, tokens), opts.temperature or 1, opts.top_k or 0,
+          opts.seed or 0, i)
+      end)
+      new[i], tokens[#tokens + 1] = token, token
+      if opts.on_token then
+        opts.on_token(token)
+      end
+    end
+  end)
+  for i, module in ipairs(modules) do
+    module.training = training[i]
+  end
+  if not ok then
+    error(err, 0)
+  end
+  return new
+end
+
+--- Floating-point operations of one token's forward and backward: 6 per parameter that is
+--- multiplied with it, 6 T C per layer for causal attention (half of the full T x T).
+---@param length? integer  tokens in a row (default: the context)
+---@return number
+function GPT:flops_per_token(length)
+  local multiplied = self:num_parameters() - self.context * self.width
+  if self.lm_head.weight ~= self.wte.weight then
+    multiplied = multiplied - self.vocab * self.width
+  end
+  return 6 * multiplied + 6 * self.layers * (length or self.context) * self.width
+end
+
+--- Bytes of what forward keeps for backward, at its peak, for `rows` rows of `length` tokens: per
+--- token and layer 16 C elements (residual, norm, q k v, attention, residual, norm, 4 C before and
+--- 4 C after the activation), statistics of two norms and one log-sum-exp per head; the logits; and
+--- the temporaries of the last block's backward.
+---@param rows integer
+---@param length integer
+---@param dtype ms.DType  computed in
+---@return integer
+function GPT:activation_bytes(rows, length, dtype)
+  local size = (dtype == 'bf16' and 2) or (dtype == 'f64' and 8) or 4
+  local layer = 16 * self.width * size + 16 + 4 * self.heads
+  local rest = (2 * self.width + self.vocab) * size + 20 + 6 * self.width * size
+  return rows * length * (self.layers * layer + rest)
+end
+
+function GPT:extra_repr()
+  return ('vocab=%d, layers=%d, heads=%d, width=%d, context=%d'):format(self.vocab, self.layers,
+    self.heads, self.width, self.context)
+end
+
+return GPT

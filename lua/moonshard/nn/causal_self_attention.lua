@@ -1,0 +1,60 @@
+--- Causal multi-head self-attention: one packed projection, attention without the score matrix,
+--- one projection back.
+---
+--- Shapes: x (B, T, C)  qkv.weight (3 C, C)  proj.weight (C, C)  y (B, T, C)
+---
+--- Touches: moonshard.nn.linear, moonshard.nn.dropout, moonshard.ops.
+
+local Dropout = require 'moonshard.nn.dropout'
+local Linear = require 'moonshard.nn.linear'
+local Module = require 'moonshard.nn.module'
+local errors = require 'moonshard.errors'
+local ops = require 'moonshard.ops'
+
+---@class ms.nn.CausalSelfAttention: ms.nn.Module
+---@field qkv ms.nn.Linear
+---@field proj ms.nn.Linear
+---@field drop ms.nn.Dropout
+---@overload fun(width: integer, heads: integer, opts?: table): ms.nn.CausalSelfAttention
+local CausalSelfAttention = Module.extend('nn.CausalSelfAttention')
+
+---@class ms.nn.CausalSelfAttention.Options
+---@field bias? boolean  of both projections (default true)
+---@field dropout? number  after the projection back (default 0)
+---@field dtype? ms.DType
+---@field init? ms.nn.InitRule  of the packed projection's weight
+---@field proj_init? ms.nn.InitRule  of the weight of the projection back (default: init)
+---@field bias_init? ms.nn.InitRule
+
+---@param width integer
+---@param heads integer  divides width
+---@param opts? ms.nn.CausalSelfAttention.Options
+function CausalSelfAttention:init(width, heads, opts)
+  opts = errors.options(self._name, opts,
+    { 'bias', 'dropout', 'dtype', 'init', 'proj_init', 'bias_init' })
+  if heads < 1 or width % heads ~= 0 then
+    errors.raise('ValueError', 'width %d is no multiple of %d heads', width, heads)
+  end
+  self.heads = heads
+  self:child('qkv', Linear(width, 3 * width, {
+    bias = opts.bias, dtype = opts.dtype, init = opts.init, bias_init = opts.bias_init,
+  }))
+  self:child('proj', Linear(width, width, {
+    bias = opts.bias, dtype = opts.dtype, init = opts.proj_init or opts.init,
+    bias_init = opts.bias_init,
+  }))
+  self:child('drop', Dropout(opts.dropout or 0))
+end
+
+---@param x ms.Tensor  (B, T, C)
+---@return ms.Tensor  (B, T, C)
+function CausalSelfAttention:forward(x)
+  local y = ops.attention_packed(self.qkv(x), self.heads, { causal = true })
+  return self.drop(self.proj(y))
+end
+
+function CausalSelfAttention:extra_repr()
+  return ('heads=%d'):format(self.heads)
+end
+
+return CausalSelfAttention

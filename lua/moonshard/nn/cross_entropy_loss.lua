@@ -1,0 +1,26 @@
+--- Negative log-likelihood of the targets under softmax(logits).
+---
+--- Shapes: logits (..., V)  targets i64 (...)
+
+local Module = require 'moonshard.nn.module'
+local errors = require 'moonshard.errors'
+local ops = require 'moonshard.ops'
+
+---@class ms.nn.CrossEntropyLoss: ms.nn.Module
+---@overload fun(opts?: table): ms.nn.CrossEntropyLoss
+local CrossEntropyLoss = Module.extend('nn.CrossEntropyLoss')
+
+---@param opts? { ignore_index?: integer, reduction?: 'mean'|'sum' }  defaults -100, 'mean'
+function CrossEntropyLoss:init(opts)
+  opts = errors.options(self._name, opts, { 'ignore_index', 'reduction' })
+  self._opts = { ignore_index = opts.ignore_index, reduction = opts.reduction }
+end
+
+---@param logits ms.Tensor  (..., V)
+---@param targets ms.Tensor  i64 (...)
+---@return ms.Tensor  ()
+function CrossEntropyLoss:forward(logits, targets)
+  return ops.cross_entropy(logits, targets, self._opts)
+end
+
+return CrossEntropyLoss

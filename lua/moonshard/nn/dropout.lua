@@ -1,0 +1,51 @@
+--- Zeroes elements with probability p while training and divides the rest by 1 - p.
+---
+--- The mask is a function of seed, this module's path, how many times it ran in this micro-batch,
+--- the global sample and the element: how samples are dealt to ranks does not change it.
+---
+--- Touches: moonshard.nn.module, moonshard.ops, moonshard_ffi.parameter.
+
+local Module = require 'moonshard.nn.module'
+local errors = require 'moonshard.errors'
+local ops = require 'moonshard.ops'
+local parameter = require 'moonshard_ffi.parameter'
+
+---@class ms.nn.Dropout: ms.nn.Module
+---@field p number
+---@overload fun(p?: number): ms.nn.Dropout
+local Dropout = Module.extend('nn.Dropout')
+
+---@param p? number  probability of a zero (default 0.5)
+function Dropout:init(p)
+  self.p = p or 0.5
+  if type(self.p) ~= 'number' or not (self.p >= 0 and self.p <= 1) then
+    errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %s',
+      tostring(p))
+  end
+  self._epoch, self._calls = -1, 0
+end
+
+function Dropout:_materialized(path)
+  self._site = parameter.name_key(path)
+end
+
+---@param x ms.Tensor  (samples, ...)
+---@return ms.Tensor
+function Dropout:forward(x)
+  if not self.training or self.p == 0 then
+    return x
+  end
+  local epoch = parameter.sample_epoch()
+  if epoch ~= self._epoch then
+    self._epoch, self._calls = epoch, 0
+  end
+  local call = self._calls
+  self._calls = call + 1
+  return ops.dropout(x, self.p, self._site, call)
+end
+
+function Dropout:extra_repr()
+  return ('p=%g'):format(self.p)
+end
+
+return Dropout

@@ -1,0 +1,54 @@
+--- The two layers of a transformer block that work on each position alone.
+---
+--- Shapes: x (..., C)  fc.weight (H, C)  out.weight (C, H)  y (..., C); H = 4 C unless said
+---
+--- Touches: moonshard.nn.linear, moonshard.nn.linear_gelu, moonshard.nn.dropout.
+
+local Dropout = require 'moonshard.nn.dropout'
+local Linear = require 'moonshard.nn.linear'
+local LinearGELU = require 'moonshard.nn.linear_gelu'
+local Module = require 'moonshard.nn.module'
+local errors = require 'moonshard.errors'
+
+---@class ms.nn.FeedForward: ms.nn.Module
+---@field fc ms.nn.LinearGELU
+---@field out ms.nn.Linear
+---@field drop ms.nn.Dropout
+---@overload fun(width: integer, opts?: ms.nn.FeedForward.Options): ms.nn.FeedForward
+local FeedForward = Module.extend('nn.FeedForward')
+
+---@class ms.nn.FeedForward.Options
+---@field hidden? integer  default 4 * width
+---@field bias? boolean  default true
+---@field dropout? number  after the second layer (default 0)
+---@field approximate? 'none'|'tanh'  form of GELU (default 'tanh')
+---@field dtype? ms.DType
+---@field init? ms.nn.InitRule  of the first layer's weight
+---@field out_init? ms.nn.InitRule  of the second layer's weight (default: init)
+---@field bias_init? ms.nn.InitRule
+
+---@param width integer
+---@param opts? ms.nn.FeedForward.Options
+function FeedForward:init(width, opts)
+  opts = errors.options(self._name, opts, {
+    'hidden', 'bias', 'dropout', 'approximate', 'dtype', 'init', 'out_init', 'bias_init',
+  })
+  local hidden = opts.hidden or 4 * width
+  self:child('fc', LinearGELU(width, hidden, {
+    bias = opts.bias, dtype = opts.dtype, init = opts.init, bias_init = opts.bias_init,
+    approximate = opts.approximate or 'tanh',
+  }))
+  self:child('out', Linear(hidden, width, {
+    bias = opts.bias, dtype = opts.dtype, init = opts.out_init or opts.init,
+    bias_init = opts.bias_init,
+  }))
+  self:child('drop', Dropout(opts.dropout or 0))
+end
+
+---@param x ms.Tensor  (..., C)
+---@return ms.Tensor  (..., C)
+function FeedForward:forward(x)
+  return self.drop(self.out(self.fc(x)))
+end
+
+return FeedForward

@@ -1,0 +1,41 @@
+--- gelu(x W^T + b) in one pass over the pre-activation: the values of Linear, then GELU.
+---
+--- Touches: moonshard.nn.linear, moonshard.ops.
+
+local Linear = require 'moonshard.nn.linear'
+local errors = require 'moonshard.errors'
+local ops = require 'moonshard.ops'
+
+---@class ms.nn.LinearGELU: ms.nn.Linear
+---@field approximate 'none'|'tanh'
+---@overload fun(in_features: integer, out_features: integer, opts?: table): ms.nn.LinearGELU
+local LinearGELU = Linear.extend('nn.LinearGELU', Linear)
+
+---@class ms.nn.LinearGELU.Options: ms.nn.Linear.Options
+---@field approximate? 'none'|'tanh'  default 'none'
+
+LinearGELU.options = { 'approximate', unpack(Linear.options) }
+
+---@param in_features integer
+---@param out_features integer
+---@param opts? ms.nn.LinearGELU.Options
+function LinearGELU:init(in_features, out_features, opts)
+  Linear.init(self, in_features, out_features, opts)
+  self.approximate = opts and opts.approximate or 'none'
+  if self.approximate ~= 'none' and self.approximate ~= 'tanh' then
+    errors.raise('ValueError', "approximate is '%s', expected 'none' or 'tanh'",
+      tostring(self.approximate))
+  end
+end
+
+---@param x ms.Tensor  (..., in)
+---@return ms.Tensor y  (..., out)
+function LinearGELU:forward(x)
+  return ops.linear_gelu(x, self.weight, self.bias, self.approximate)
+end
+
+function LinearGELU:extra_repr()
+  return ("%s, approximate='%s'"):format(Linear.extra_repr(self), self.approximate)
+end
+
+return LinearGELU

@@ -1,0 +1,483 @@
+--- The base of everything with parameters: declares parameters, buffers and children into arrays,
+--- names them by their path, and runs `forward` between its hooks inside a scope.
+---
+--- Order never comes from pairs(): what a module declares first comes first, on every rank.
+--- Parameters take no memory when they are declared. The first call (or a state dict) names them by
+--- their path from the outermost module and gives them memory and first values, which depend on
+--- nothing but name, element index and the seed of that moment.
+---
+--- Touches: moonshard.class, moonshard.errors, moonshard.scope, moonshard_ffi.parameter.
+
+local class = require 'moonshard.class'
+local errors = require 'moonshard.errors'
+local scope = require 'moonshard.scope'
+local tree = require 'moonshard.nn.tree'
+local parameter = require 'moonshard_ffi.parameter'
+local util = require 'moonshard.util'
+
+---@class ms.nn.Module
+---@field training boolean  what train() and eval() set
+---@field _params { name: string, tensor: ms.Tensor, shape: integer[] }[]
+---@field _buffers { name: string, tensor: ms.Tensor, persistent: boolean }[]
+---@field _children { name: string, module: ms.nn.Module, key: string|integer }[]
+---@field _owner ms.nn.Module?  the first module that declared this one as its child
+local Module = class('nn.Module')
+
+Module.training = true
+Module._params = {}
+Module._buffers = {}
+Module._children = {}
+Module._ready = false
+--- A transparent module adds nothing to the paths of what is below it.
+Module._transparent = false
+
+--- A class that inherits from this one (or from `parent`).
+---@param name string  e.g. 'nn.Linear'; what printing and errors call it
+---@param parent? table  default: the class this is called on
+---@return table
+function Module.extend(name, parent)
+  return class(name, parent or Module)
+end
+
+-- -- declaring -----------------------------------------------------------------------------------
+
+-- The instance's own array; the class's empty one stands for "none".
+local function own(self, field)
+  local list = rawget(self, field)
+  if not list then
+    list = {}
+    rawset(self, field, list)
+  end
+  return list
+end
+
+local function find(list, name)
+  for i = 1, #list do
+    if list[i].name == name then
+      return list[i], i
+    end
+  end
+end
+
+local function check_name(self, what, name)
+  if type(name) ~= 'string' or name == '' or name:find('.', 1, true) then
+    errors.raise('KeyError', '%s name %q is empty, no string or contains a dot', what,
+      tostring(name))
+  end
+  for _, field in ipairs { '_params', '_buffers', '_children' } do
+    if find(self[field], name) then
+      errors.raise('KeyError', "%s '%s' is already declared", what, name)
+    end
+  end
+  if self[name] ~= nil then
+    errors.raise('KeyError', "attribute '%s' already exists in %s", name, self._name)
+  end
+end
+
+local function add_param(self, name, tensor, shape)
+  local list = own(self, '_params')
+  list[#list + 1] = { name = name, tensor = tensor, shape = shape }
+  rawset(self, name, tensor)
+  rawset(self, '_ready', false)
+  return tensor
+end
+
+---@class ms.nn.InitRule
+---@field kind 'none'|'constant'|'uniform'|'normal'
+---@field a? number  constant; lower bound; mean
+---@field b? number  upper bound; deviation
+
+---@class ms.nn.ParamOptions
+---@field dtype? ms.DType  of the master values (default 'f32')
+---@field requires_grad? boolean  default true
+
+--- Declare a parameter. It takes memory only when it is materialised.
+---@param name string  unique in this module
+---@param shape integer[]
+---@param rule? ms.nn.InitRule  first values (default: zeros)
+---@param opts? ms.nn.ParamOptions
+---@return ms.Tensor
+function Module:param(name, shape, rule, opts)
+  opts = errors.options('param', opts, { 'dtype', 'requires_grad' })
+  check_name(self, 'parameter', name)
+  local tensor = parameter.declare(opts.dtype or 'f32', shape, rule or { kind = 'constant', a = 0 })
+  if opts.requires_grad == false then
+    tensor:requires_grad_(false)
+  end
+  local copy = {}
+  for i = 1, #shape do
+    copy[i] = shape[i]
+  end
+  return add_param(self, name, tensor, copy)
+end
+
+--- Give a parameter that exists already a second name here: both are one tensor from now on.
+---@param name string
+---@param tensor ms.Tensor  a parameter
+---@return ms.Tensor
+function Module:tie(name, tensor)
+  check_name(self, 'parameter', name)
+  parameter.make(scope.keep(tensor))
+  return add_param(self, name, tensor, parameter.shape(tensor))
+end
+
+--- Declare a tensor that belongs to the module but is not learned.
+---@param name string
+---@param tensor ms.Tensor
+---@param opts? { persistent?: boolean }  persistent: part of state dicts (default true)
+---@return ms.Tensor
+function Module:buffer(name, tensor, opts)
+  opts = errors.options('buffer', opts, { 'persistent' })
+  check_name(self, 'buffer', name)
+  scope.keep(tensor)
+  local list = own(self, '_buffers')
+  list[#list + 1] = { name = name, tensor = tensor, persistent = opts.persistent ~= false }
+  rawset(self, name, tensor)
+  return tensor
+end
+
+--- Replace the tensor behind a declared buffer.
+---@param name string
+---@param tensor ms.Tensor
+function Module:set_buffer(name, tensor)
+  local entry = find(self._buffers, name)
+  if not entry then
+    errors.raise('KeyError', "%s has no buffer '%s'", self._name, name)
+  end
+  scope.keep(tensor)
+  entry.tensor = tensor
+  rawset(self, name, tensor)
+end
+
+--- Declare a submodule.
+---@generic M: ms.nn.Module
+---@param name string  unique in this module
+---@param module M
+---@param key? string|integer  field of this module that holds it (default: its name)
+---@return M
+function Module:child(name, module, key)
+  if not util.is(module, Module) then
+    errors.raise('TypeError', "child '%s' of %s is a %s, expected a module", tostring(name),
+      self._name, type(module))
+  end
+  check_name(self, 'child', name)
+  local list = own(self, '_children')
+  list[#list + 1] = { name = name, module = module, key = key or name }
+  rawset(self, key or name, module)
+  rawset(module, '_owner', rawget(module, '_owner') or self)
+  return module
+end
+
+--- Put another module in the place of a declared child (what wrapping does).
+---@param name string
+---@param module ms.nn.Module
+function Module:set_child(name, module)
+  local entry = find(self._children, name)
+  if not entry then
+    errors.raise('KeyError', "%s has no child '%s'", self._name, name)
+  end
+  entry.module = module
+  rawset(self, entry.key, module)
+  rawset(module, '_owner', self)
+end
+
+-- -- walking -------------------------------------------------------------------------------------
+
+--- Iterate over (path, module), this module first under the path ''. Also an array of
+--- { path, module }.
+---@param remove_duplicates? boolean  default true
+---@return fun(): string?, ms.nn.Module?
+function Module:named_modules(remove_duplicates)
+  return tree.iterable(tree.walk(self, remove_duplicates), 'path', 'module')
+end
+
+--- All distinct modules, this one first.
+---@return ms.nn.Module[]
+function Module:modules()
+  local out = {}
+  for i, entry in ipairs(tree.walk(self)) do
+    out[i] = entry.module
+  end
+  return out
+end
+
+--- Direct children, in order of declaration.
+---@return ms.nn.Module[]
+function Module:children()
+  local out = {}
+  for i, entry in ipairs(self._children) do
+    out[i] = tree.child(self, entry)
+  end
+  return out
+end
+
+--- Iterate over (name, child).
+---@return fun(): string?, ms.nn.Module?
+function Module:named_children()
+  return tree.iterable(tree.children(self), 'name', 'module')
+end
+
+--- Iterate over (path, parameter), in order of declaration. Also an array of
+--- { name, tensor, shape, module }, the shape being that of the whole parameter.
+---@param recurse? boolean  those of submodules too (default true)
+---@param remove_duplicates? boolean  list a tied parameter once, by its first name (default true)
+---@return fun(): string?, ms.Tensor?
+function Module:named_parameters(recurse, remove_duplicates)
+  self:_prepare()
+  return tree.iterable(tree.params(self, recurse, remove_duplicates), 'name', 'tensor')
+end
+
+--- All distinct parameters: what an optimizer takes.
+---@param recurse? boolean  default true
+---@return ms.Tensor[]
+function Module:parameters(recurse)
+  self:_prepare()
+  local out = {}
+  for i, p in ipairs(tree.params(self, recurse)) do
+    out[i] = p.tensor
+  end
+  return out
+end
+
+--- Iterate over (path, buffer).
+---@return fun(): string?, ms.Tensor?
+function Module:named_buffers()
+  return tree.iterable(tree.buffers(self), 'name', 'tensor')
+end
+
+--- Path of this module from the outermost one, '' for that one itself.
+---@return string
+function Module:path()
+  return tree.path(self)
+end
+
+--- The module at a path; '' is this one. KeyError names what is missing.
+---@param path string
+---@return ms.nn.Module
+function Module:get_submodule(path)
+  for _, entry in ipairs(tree.walk(self, false)) do
+    if entry.path == path then
+      return entry.module
+    end
+  end
+  errors.raise('KeyError', "%s has no submodule '%s'", self._name, path)
+end
+
+--- Elements of all distinct parameters, sharded or not.
+---@return integer
+function Module:num_parameters()
+  local total = 0
+  for _, p in ipairs(tree.params(self)) do
+    local numel = 1
+    for _, size in ipairs(p.shape) do
+      numel = numel * size
+    end
+    total = total + numel
+  end
+  return total
+end
+
+-- -- names and memory ----------------------------------------------------------------------------
+
+--- What must have happened before parameters are handed out; a wrapper groups them here.
+function Module:_prepare()
+  tree.assign_names(tree.outermost(self))
+  for _, entry in ipairs(tree.walk(self)) do
+    entry.module:_prepare_self()
+  end
+end
+
+function Module:_prepare_self() end
+
+--- Give all declared parameters their names, memory and first values. The first call does it.
+---@return self
+function Module:materialize()
+  self:_prepare()
+  for _, p in ipairs(tree.params(self)) do
+    parameter.materialize(p.tensor)
+  end
+  for _, entry in ipairs(tree.walk(self)) do
+    local module = entry.module
+    local path = tree.path(module)
+    rawset(module, '_scope', path == '' and module._name or path)
+    rawset(module, '_ready', true)
+    module:_materialized(path)
+  end
+  return self
+end
+
+-- For subclasses that depend on where they stand.
+function Module:_materialized(_) end
+
+-- -- calling -------------------------------------------------------------------------------------
+
+local function pack(...)
+  return { n = select('#', ...), ... }
+end
+
+-- A copy, so that a hook may remove itself while it runs.
+local function hooks_of(self, field)
+  return { unpack(rawget(self, field) or {}) }
+end
+
+local function forward_with_hooks(self, ...)
+  local args = pack(...)
+  for _, hook in ipairs(hooks_of(self, '_pre_hooks')) do
+    args = hook.fn(self, args) or args
+  end
+  local results = pack(self:forward(unpack(args, 1, args.n or #args)))
+  for _, hook in ipairs(hooks_of(self, '_post_hooks')) do
+    results = hook.fn(self, results, args) or results
+  end
+  return unpack(results, 1, results.n or #results)
+end
+
+--- Calling a module: opens a scope, runs pre hooks, `forward` and post hooks, and closes it; of the
+--- tensors made inside, the results alone live on.
+function Module:__call(...)
+  if not rawget(self, '_ready') then
+    self:materialize()
+  end
+  if rawget(self, '_pre_hooks') or rawget(self, '_post_hooks') then
+    return scope.run(self._scope, forward_with_hooks, self, ...)
+  end
+  return scope.run(self._scope, self.forward, self, ...)
+end
+
+function Module:forward()
+  errors.raise('NotImplementedError', '%s has no forward', self._name)
+end
+
+local next_hook = 0
+
+local function register(self, field, fn)
+  local hooks = own(self, field)
+  next_hook = next_hook + 1
+  local id = next_hook
+  hooks[#hooks + 1] = { id = id, fn = fn }
+  return {
+    remove = function()
+      for i = #hooks, 1, -1 do
+        if hooks[i].id == id then
+          table.remove(hooks, i)
+        end
+      end
+      if #hooks == 0 and rawget(self, field) == hooks then
+        rawset(self, field, nil)
+      end
+    end,
+  }
+end
+
+--- Call `fn(module, args)` before each forward; `args` is an array with its length in `n`.
+--- What it returns, unless nil, takes the place of `args`.
+---@param fn fun(module: ms.nn.Module, args: table): table?
+---@return { remove: fun() }
+function Module:register_forward_pre_hook(fn)
+  return register(self, '_pre_hooks', fn)
+end
+
+--- Call `fn(module, results, args)` after each forward; what it returns, unless nil, takes the
+--- place of `results`.
+---@param fn fun(module: ms.nn.Module, results: table, args: table): table?
+---@return { remove: fun() }
+function Module:register_forward_hook(fn)
+  return register(self, '_post_hooks', fn)
+end
+
+-- -- all at once ---------------------------------------------------------------------------------
+
+--- Set training mode here and below (dropout is active in it).
+---@param mode? boolean  default true
+---@return self
+function Module:train(mode)
+  for _, entry in ipairs(tree.walk(self)) do
+    rawset(entry.module, 'training', mode ~= false)
+  end
+  return self
+end
+
+---@return self
+function Module:eval()
+  return self:train(false)
+end
+
+--- Call `fn` with every module below, children before parents, then with this one.
+---@param fn fun(module: ms.nn.Module)
+---@return self
+function Module:apply(fn)
+  for _, child in ipairs(self:children()) do
+    child:apply(fn)
+  end
+  fn(self)
+  return self
+end
+
+--- Drop all gradients.
+function Module:zero_grad()
+  for _, p in ipairs(tree.params(self)) do
+    p.tensor:set_grad(nil)
+  end
+end
+
+--- Freeze (false) or unfreeze all parameters.
+---@param on? boolean  default true
+---@return self
+function Module:requires_grad_(on)
+  for _, p in ipairs(tree.params(self)) do
+    p.tensor:requires_grad_(on ~= false)
+  end
+  return self
+end
+
+-- -- state dicts ---------------------------------------------------------------------------------
+
+--- Parameters and persistent buffers by path: `sd[name]` is a tensor, `sd[i]` the i-th name.
+--- Plain parameters share the module's memory; of sharded ones every rank gets a full copy in the
+--- master's precision. Collective when there are such.
+---@param opts? { rank0_only?: boolean }  rank0_only: other ranks get no sharded parameters
+---@return ms.StateDict
+function Module:state_dict(opts)
+  return require('moonshard.nn.state_dict').of(self, opts)
+end
+
+--- Copy values in by name. RuntimeError names what is missing, unexpected or of another shape;
+--- nothing is copied then.
+---@param sd ms.StateDict|table<string, ms.Tensor>
+---@param opts? { strict?: boolean }  strict: names must match exactly (default true)
+---@return { missing_keys: string[], unexpected_keys: string[] }
+function Module:load_state_dict(sd, opts)
+  return require('moonshard.nn.state_dict').load(self, sd, opts)
+end
+
+-- -- printing ------------------------------------------------------------------------------------
+
+--- What stands between the parentheses when the module is printed.
+---@return string
+function Module:extra_repr()
+  return ''
+end
+
+-- Lines for the children, each already indented by two.
+function Module:_repr_children()
+  local lines = {}
+  for i, child in ipairs(self._children) do
+    local text = tostring(tree.child(self, child)):gsub('\n', '\n  ')
+    lines[i] = ('  (%s): %s'):format(child.name, text)
+  end
+  return lines
+end
+
+function Module:__tostring()
+  local name, extra = self._name:match('[^.]*$'), self:extra_repr()
+  local lines = self:_repr_children()
+  if #lines == 0 then
+    return ('%s(%s)'):format(name, extra)
+  end
+  if extra ~= '' then
+    table.insert(lines, 1, '  ' .. extra)
+  end
+  return ('%s(\n%s\n)'):format(name, table.concat(lines, '\n'))
+end
+
+return Module

@@ -1,0 +1,59 @@
+--- An array of modules. Children are named '0', '1', ... (so that checkpoints interchange) and
+--- stand at [1], [2], ...: ipairs() walks them.
+
+local Module = require 'moonshard.nn.module'
+local util = require 'moonshard.util'
+
+---@class ms.nn.ModuleList: ms.nn.Module
+---@field [integer] ms.nn.Module
+---@overload fun(...: ms.nn.Module): ms.nn.ModuleList
+---@overload fun(modules: ms.nn.Module[]): ms.nn.ModuleList
+local ModuleList = Module.extend('nn.ModuleList')
+
+---@param ... ms.nn.Module|ms.nn.Module[]  modules, or one array of them
+function ModuleList:init(...)
+  local first = ...
+  local modules = { ... }
+  if type(first) == 'table' and not util.is(first, Module) then
+    modules = first
+  end
+  for i = 1, #modules do
+    self:append(modules[i])
+  end
+end
+
+---@param module ms.nn.Module
+---@return self
+function ModuleList:append(module)
+  local n = #self._children
+  self:child(tostring(n), module, n + 1)
+  return self
+end
+
+---@return integer
+function ModuleList:len()
+  local n = 0
+  while self[n + 1] ~= nil do -- reads fields only, so that it works through a wrapper
+    n = n + 1
+  end
+  return n
+end
+
+-- Neighbours that print alike share an entry: '(0-11): 12 x TransformerBlock(...)'.
+function ModuleList:_repr_children()
+  local lines, i = {}, 1
+  local children = self:children()
+  while i <= #children do
+    local text, last = tostring(children[i]), i
+    while children[last + 1] and tostring(children[last + 1]) == text do
+      last = last + 1
+    end
+    local label = last > i and ('(%d-%d): %d x '):format(i - 1, last - 1, last - i + 1)
+      or ('(%d): '):format(i - 1)
+    lines[#lines + 1] = '  ' .. label .. text:gsub('\n', '\n  ')
+    i = last + 1
+  end
+  return lines
+end
+
+return ModuleList

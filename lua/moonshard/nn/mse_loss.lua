@@ -1,0 +1,24 @@
+--- Mean (or sum) of (x - y)^2 over all elements.
+
+local Module = require 'moonshard.nn.module'
+local errors = require 'moonshard.errors'
+local ops = require 'moonshard.ops'
+
+---@class ms.nn.MSELoss: ms.nn.Module
+---@overload fun(opts?: { reduction?: 'mean'|'sum' }): ms.nn.MSELoss
+local MSELoss = Module.extend('nn.MSELoss')
+
+---@param opts? { reduction?: 'mean'|'sum' }
+function MSELoss:init(opts)
+  opts = errors.options(self._name, opts, { 'reduction' })
+  self.reduction = opts.reduction or 'mean'
+end
+
+---@param x ms.Tensor
+---@param y ms.Tensor  same shape
+---@return ms.Tensor  ()
+function MSELoss:forward(x, y)
+  return ops.mse_loss(x, y, { reduction = self.reduction })
+end
+
+return MSELoss

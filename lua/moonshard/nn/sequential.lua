@@ -1,0 +1,26 @@
+--- Modules called one after another; children are named '0', '1', ... and stand at [1], [2], ...
+
+local Module = require 'moonshard.nn.module'
+local ModuleList = require 'moonshard.nn.module_list'
+
+---@class ms.nn.Sequential: ms.nn.Module
+---@field [integer] ms.nn.Module
+---@overload fun(...: ms.nn.Module): ms.nn.Sequential
+---@overload fun(modules: ms.nn.Module[]): ms.nn.Sequential
+local Sequential = Module.extend('nn.Sequential')
+
+-- Built like a list, but not one: policies treat lists apart, because they have no forward.
+Sequential.init = ModuleList.init
+Sequential.append = ModuleList.append
+Sequential.len = ModuleList.len
+
+---@param x ms.Tensor
+---@return ms.Tensor
+function Sequential:forward(x)
+  for i = 1, #self._children do
+    x = self[i](x)
+  end
+  return x
+end
+
+return Sequential

@@ -1,0 +1,138 @@
+--- State dicts: tensors by path, in order.
+---
+--- `sd[name]` is a tensor, `sd[i]` the i-th name, so `for _, name in ipairs(sd)` keeps the order of
+--- declaration. A tied parameter stands under each of its names.
+---
+--- Touches: moonshard.errors, moonshard_ffi.parameter; wrapped parameters through their unit.
+
+local buffer = require 'moonshard.nn.buffer'
+local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
+local util = require 'moonshard.util'
+local tree = require 'moonshard.nn.tree'
+
+local state_dict = {}
+
+---@class ms.StateDict: { [string]: ms.Tensor, [integer]: string }
+
+-- Parameters under all their names, then persistent buffers.
+local function entries(module)
+  module:_prepare()
+  local out = {}
+  for _, p in ipairs(tree.params(module, true, false)) do
+    out[#out + 1] = { name = p.name, tensor = p.tensor, shape = p.shape }
+  end
+  for _, b in ipairs(tree.buffers(module)) do
+    if b.entry.persistent then
+      out[#out + 1] = { name = b.name, tensor = b.tensor, shape = b.tensor:shape(), buffer = b }
+    end
+  end
+  return out
+end
+
+local function value_of(entry, rank0_only)
+  if entry.buffer then
+    return buffer.value(entry.buffer.entry)
+  end
+  local manager = parameter.manager(entry.tensor)
+  if not manager then
+    return entry.tensor:detach()
+  end
+  local full = manager:_full_value(entry.tensor)
+  if rank0_only and manager.rank ~= 0 then
+    full:release()
+    return nil
+  end
+  return full
+end
+
+---@param module ms.nn.Module
+---@param opts? { rank0_only?: boolean }
+---@return ms.StateDict
+function state_dict.of(module, opts)
+  opts = errors.options('state_dict', opts, { 'rank0_only' })
+  module:materialize()
+  local sd, seen = {}, {}
+  for _, entry in ipairs(entries(module)) do
+    local key = parameter.key(entry.tensor)
+    if seen[key] == nil then
+      seen[key] = value_of(entry, opts.rank0_only) or false
+    end
+    if seen[key] then
+      sd[#sd + 1] = entry.name
+      sd[entry.name] = seen[key]
+    end
+  end
+  return sd
+end
+
+local function same(a, b)
+  if #a ~= #b then
+    return false
+  end
+  for i = 1, #a do
+    if a[i] ~= b[i] then
+      return false
+    end
+  end
+  return true
+end
+
+-- Names in `sd`: in its own order when it has one, else sorted.
+local function names_of(sd)
+  if sd[1] then
+    return util.slice(sd, 1)
+  end
+  return util.sorted_keys(sd)
+end
+
+---@param module ms.nn.Module
+---@param sd ms.StateDict|table<string, ms.Tensor>
+---@param opts? { strict?: boolean }
+---@return { missing_keys: string[], unexpected_keys: string[] }
+function state_dict.load(module, sd, opts)
+  opts = errors.options('load_state_dict', opts, { 'strict' })
+  local wanted, missing, unexpected, problems = {}, {}, {}, {}
+  local list = entries(module)
+  for _, entry in ipairs(list) do
+    wanted[entry.name] = true
+    local value = sd[entry.name]
+    if value == nil then
+      missing[#missing + 1] = entry.name
+    elseif not same(value:shape(), entry.shape) then
+      problems[#problems + 1] = ('size mismatch for %s: copying a parameter with shape (%s), the '
+        .. 'shape in the current model is (%s)'):format(entry.name,
+        table.concat(value:shape(), ', '), table.concat(entry.shape, ', '))
+    end
+  end
+  for _, name in ipairs(names_of(sd)) do
+    if not wanted[name] then
+      unexpected[#unexpected + 1] = name
+    end
+  end
+  if opts.strict ~= false then
+    if #unexpected > 0 then
+      table.insert(problems, 1,
+        'unexpected key(s) in state dict: ' .. table.concat(unexpected, ', '))
+    end
+    if #missing > 0 then
+      table.insert(problems, 1, 'missing key(s) in state dict: ' .. table.concat(missing, ', '))
+    end
+  end
+  if #problems > 0 then
+    errors.raise('RuntimeError', '%s', ('error(s) in loading state dict for %s: %s'):format(
+      module._name, table.concat(problems, '; ')))
+  end
+  module:materialize()
+  for _, entry in ipairs(list) do
+    local value = sd[entry.name]
+    if value ~= nil and entry.buffer then
+      buffer.load(entry.buffer.entry, value)
+    elseif value ~= nil then
+      parameter.load(entry.tensor, value)
+    end
+  end
+  return { missing_keys = missing, unexpected_keys = unexpected }
+end
+
+return state_dict

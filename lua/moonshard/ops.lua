@@ -1,0 +1,365 @@
+--- Differentiable operators. Each is one call into C; shapes broadcast as in NumPy.
+---
+--- Letters in shapes: B batch, T positions, C width, H heads, D width of a head, V vocabulary.
+
+local B = require 'moonshard_ffi'
+local dims = require 'moonshard.dims'
+local dtype = require 'moonshard.dtype'
+local errors = require 'moonshard.errors'
+
+local C, calls = B.C, B.calls
+local type = type
+
+local ops = {}
+
+local info = B.new('ms_tensor_info')
+
+-- -- arithmetic ----------------------------------------------------------------------------------
+
+--- A number as a tensor without dimensions, of the dtype `like` has. Freed by `with_scalar`.
+local function with_scalar(like, number, op)
+  calls.tensor_describe(like, info)
+  local scalar = calls.tensor_full(info.dtype, 0, nil, number)
+  local result = op(scalar)
+  C.ms_ref_release(scalar)
+  return result
+end
+
+---@param a ms.Tensor|number
+---@param b ms.Tensor|number
+---@return ms.Tensor
+function ops.add(a, b)
+  if type(b) == 'number' then
+    return calls.affine(a, 1, b)
+  elseif type(a) == 'number' then
+    return calls.affine(b, 1, a)
+  end
+  return calls.add(a, b)
+end
+
+---@param a ms.Tensor|number
+---@param b ms.Tensor|number
+---@return ms.Tensor
+function ops.sub(a, b)
+  if type(b) == 'number' then
+    return calls.affine(a, 1, -b)
+  elseif type(a) == 'number' then
+    return calls.affine(b, -1, a)
+  end
+  return calls.sub(a, b)
+end
+
+---@param a ms.Tensor|number
+---@param b ms.Tensor|number
+---@return ms.Tensor
+function ops.mul(a, b)
+  if type(b) == 'number' then
+    return calls.affine(a, b, 0)
+  elseif type(a) == 'number' then
+    return calls.affine(b, a, 0)
+  end
+  return calls.mul(a, b)
+end
+
+--- A division, not a multiplication by the reciprocal: the bits are those of a / b.
+---@param a ms.Tensor|number
+---@param b ms.Tensor|number
+---@return ms.Tensor
+function ops.div(a, b)
+  if type(b) == 'number' then
+    return with_scalar(a, b, function(scalar) return calls.div(a, scalar) end)
+  elseif type(a) == 'number' then
+    return with_scalar(b, a, function(scalar) return calls.div(scalar, b) end)
+  end
+  return calls.div(a, b)
+end
+
+--- scale * x + shift
+---@type fun(x: ms.Tensor, scale: number, shift: number): ms.Tensor
+ops.affine = calls.affine
+
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.reciprocal = calls.reciprocal
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.exp = calls.exp
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.log = calls.log
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.sqrt = calls.sqrt
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.tanh = calls.tanh
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.relu = calls.relu
+
+---@param x ms.Tensor
+---@param approximate? 'none'|'tanh'
+---@return ms.Tensor
+function ops.gelu(x, approximate)
+  if approximate ~= nil and approximate ~= 'tanh' and approximate ~= 'none' then
+    errors.raise('ValueError', "gelu: approximate is %s, expected 'none' or 'tanh'",
+      tostring(approximate))
+  end
+  return calls.gelu(x, approximate == 'tanh')
+end
+
+-- -- matrices and layers -------------------------------------------------------------------------
+
+--- a (..., M, K), b (..., K, N) -> (..., M, N)
+---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
+ops.matmul = calls.matmul
+
+--- x (..., in), w (out, in), bias (out) or nil -> (..., out)
+---@type fun(x: ms.Tensor, w: ms.Tensor, bias: ms.Tensor?): ms.Tensor
+ops.linear = calls.linear
+
+--- gelu(linear(x, w, bias)) in one pass, the same values.
+---@param x ms.Tensor  (..., in)
+---@param w ms.Tensor  (out, in)
+---@param bias? ms.Tensor  (out)
+---@param approximate? 'none'|'tanh'
+---@return ms.Tensor  (..., out)
+function ops.linear_gelu(x, w, bias, approximate)
+  return calls.linear_gelu(x, w, bias, approximate == 'tanh')
+end
+
+--- table (V, C), ids i64 (...) with values from 0 -> (..., C)
+---@type fun(table: ms.Tensor, ids: ms.Tensor): ms.Tensor
+ops.embedding = calls.embedding
+
+--- Over the last dimension.
+---@param x ms.Tensor  (..., C)
+---@param w? ms.Tensor  (C)
+---@param bias? ms.Tensor  (C)
+---@param eps? number  default 1e-5
+---@return ms.Tensor
+function ops.layer_norm(x, w, bias, eps)
+  return calls.layer_norm(x, w, bias, eps or 1e-5)
+end
+
+--- Over the last dimension.
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.log_softmax = calls.log_softmax
+
+---@class ms.ops.AttentionOptions
+---@field causal? boolean  position t sees s <= t only (default false)
+---@field scale? number    default 1 / sqrt(D)
+
+local attention_options = { 'causal', 'scale' }
+
+--- softmax(q k^T scale) v without ever holding the scores.
+---@param q ms.Tensor  (B, H, T, D)
+---@param k ms.Tensor  (B, H, S, D)
+---@param v ms.Tensor  (B, H, S, D)
+---@param opts? ms.ops.AttentionOptions
+---@return ms.Tensor  (B, H, T, D)
+function ops.attention(q, k, v, opts)
+  opts = errors.options('attention', opts, attention_options)
+  return calls.attention(q, k, v, opts.causal == true, opts.scale or 0)
+end
+
+--- The same on a packed projection holding q, k and v one after another.
+---@param qkv ms.Tensor  (B, T, 3 C)
+---@param heads integer
+---@param opts? ms.ops.AttentionOptions
+---@return ms.Tensor  (B, T, C)
+function ops.attention_packed(qkv, heads, opts)
+  opts = errors.options('attention_packed', opts, attention_options)
+  return calls.attention_packed(qkv, heads, opts.causal == true, opts.scale or 0)
+end
+
+local keys = {}
+
+--- The random stream of a place in the model, from its path.
+---@param path string
+---@return ffi.cdata* key  opaque; give it to ops.dropout
+function ops.site(path)
+  local key = keys[path]
+  if not key then
+    key = C.ms_name_key(path)
+    keys[path] = key
+  end
+  return key
+end
+
+--- Zero elements with probability p, divide the rest by 1 - p. The mask depends on the seed, the
+--- site, the call and the global sample, not on how samples are dealt to ranks.
+---@param x ms.Tensor  (samples, ...)
+---@param p number
+---@param site? string|ffi.cdata*  path of the place, or what ops.site() gave for it
+---@param call? integer  how many times this site ran before in this micro-batch (default 0)
+---@return ms.Tensor
+function ops.dropout(x, p, site, call)
+  if type(site) ~= 'cdata' then
+    site = ops.site(site or 'dropout')
+  end
+  return calls.dropout(x, p, site, call or 0)
+end
+
+-- -- losses --------------------------------------------------------------------------------------
+
+local reductions = { mean = C.MS_REDUCTION_MEAN, sum = C.MS_REDUCTION_SUM }
+
+local function reduction_code(what, name)
+  return reductions[name or 'mean']
+    or errors.raise('ValueError', "%s: unknown reduction '%s', expected 'mean' or 'sum'", what,
+      tostring(name))
+end
+
+---@class ms.ops.CrossEntropyOptions
+---@field ignore_index? integer  targets that do not count (default -100)
+---@field reduction? 'mean'|'sum'
+
+local cross_entropy_options = { 'ignore_index', 'reduction' }
+
+--- Negative log-likelihood of `targets` under softmax(logits).
+---@param logits ms.Tensor  (..., V)
+---@param targets ms.Tensor  i64 (...)
+---@param opts? ms.ops.CrossEntropyOptions
+---@return ms.Tensor  ()
+function ops.cross_entropy(logits, targets, opts)
+  opts = errors.options('cross_entropy', opts, cross_entropy_options)
+  return calls.cross_entropy(logits, targets, opts.ignore_index or -100,
+    reduction_code('cross_entropy', opts.reduction))
+end
+
+--- Mean (or sum) of (x - y)^2.
+---@param x ms.Tensor
+---@param y ms.Tensor
+---@param opts? { reduction: 'mean'|'sum' }
+---@return ms.Tensor  ()
+function ops.mse_loss(x, y, opts)
+  opts = errors.options('mse_loss', opts, { 'reduction' })
+  return calls.mse_loss(x, y, reduction_code('mse_loss', opts.reduction))
+end
+
+-- -- reductions and shapes -----------------------------------------------------------------------
+
+local function ndim(x)
+  calls.tensor_describe(x, info)
+  return info.ndim
+end
+
+--- Sum over all dimensions, or over those given.
+---@param x ms.Tensor
+---@param over? integer|integer[]
+---@param keepdim? boolean
+---@return ms.Tensor
+function ops.sum(x, over, keepdim)
+  return calls.sum(x, over and dims.mask(over, ndim(x), 'sum') or 0, keepdim == true)
+end
+
+---@param x ms.Tensor
+---@param over? integer|integer[]
+---@param keepdim? boolean
+---@return ms.Tensor
+function ops.mean(x, over, keepdim)
+  return calls.mean(x, over and dims.mask(over, ndim(x), 'mean') or 0, keepdim == true)
+end
+
+--- A view when the strides allow, a copy otherwise. One size may be -1.
+---@param x ms.Tensor
+---@param ... integer|integer[]
+---@return ms.Tensor
+function ops.reshape(x, ...)
+  local sizes = dims.arguments(...)
+  return calls.reshape(x, dims.shape(sizes, 'reshape'))
+end
+
+local order = B.new('int32_t[?]', C.MS_MAX_DIMS)
+
+--- A view with dimension i taken from the i-th one given.
+---@param x ms.Tensor
+---@param ... integer|integer[]
+---@return ms.Tensor
+function ops.permute(x, ...)
+  local list = dims.arguments(...)
+  local n = ndim(x)
+  if #list ~= n then
+    errors.raise('ValueError', 'permute: %d dimensions given, expected %d', #list, n)
+  end
+  for i = 1, n do
+    order[i - 1] = dims.index(list[i], n, 'permute')
+  end
+  return calls.permute(x, n, order)
+end
+
+--- A view with two dimensions swapped.
+---@param x ms.Tensor
+---@param a integer
+---@param b integer
+---@return ms.Tensor
+function ops.transpose(x, a, b)
+  local n = ndim(x)
+  local i, j = dims.index(a, n, 'transpose'), dims.index(b, n, 'transpose')
+  for d = 0, n - 1 do
+    order[d] = d
+  end
+  order[i], order[j] = j, i
+  return calls.permute(x, n, order)
+end
+
+--- A view of `length` entries from `start` (counted from 1) along a dimension.
+---@param x ms.Tensor
+---@param dim integer
+---@param start integer
+---@param length integer
+---@return ms.Tensor
+function ops.narrow(x, dim, start, length)
+  local d = dims.index(dim, ndim(x), 'narrow')
+  local size = tonumber(info.shape[d])
+  if start < 1 or length < 0 or start - 1 + length > size then
+    errors.raise('IndexError', 'narrow: %d entries from %d exceed dimension %d of size %d', length,
+      start, dim, size)
+  end
+  return calls.narrow(x, d, start - 1, length)
+end
+
+--- Entry `index` (counted from 1) along a dimension, which goes away.
+---@param x ms.Tensor
+---@param dim integer
+---@param index integer
+---@return ms.Tensor
+function ops.select(x, dim, index)
+  local d = dims.index(dim, ndim(x), 'select')
+  local size = tonumber(info.shape[d])
+  if index < 1 or index > size then
+    errors.raise('IndexError', 'select: entry %d is out of range for dimension %d of size %d',
+      index, dim, size)
+  end
+  local sizes = {}
+  for i = 0, info.ndim - 1 do
+    if i ~= d then
+      sizes[#sizes + 1] = tonumber(info.shape[i])
+    end
+  end
+  local row = calls.narrow(x, d, index - 1, 1)
+  local result = calls.reshape(row, dims.shape(sizes, 'select'))
+  C.ms_ref_release(row)
+  return result
+end
+
+--- Join along a dimension.
+---@param list ms.Tensor[]
+---@param dim? integer  default 1
+---@return ms.Tensor
+function ops.cat(list, dim)
+  if #list == 0 then
+    errors.raise('ValueError', 'cat: the list is empty, expected at least one tensor')
+  end
+  local refs, n = B.array(list, 'cat')
+  return calls.cat(refs, n, dims.index(dim or 1, ndim(list[1]), 'cat'))
+end
+
+--- To another dtype; the same values where they fit.
+---@param x ms.Tensor
+---@param to ms.DType
+---@return ms.Tensor
+function ops.cast(x, to)
+  return calls.cast(x, dtype.code(to))
+end
+
+--- A contiguous copy.
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.clone = calls.clone
+
+return ops

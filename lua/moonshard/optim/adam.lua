@@ -1,0 +1,20 @@
+--- Adam (arXiv:1412.6980): weight decay enters the gradient; torch.optim.Adam's defaults.
+
+local class = require 'moonshard.class'
+local Optimizer = require 'moonshard.optim.optimizer'
+
+---@class ms.optim.Adam: ms.optim.Optimizer
+---@overload fun(params: ms.Tensor[]|table[], opts?: ms.optim.Adam.Options): ms.optim.Adam
+local Adam = class('optim.Adam', Optimizer)
+
+---@class ms.optim.Adam.Options
+---@field lr? number  default 1e-3
+---@field betas? number[]  default { 0.9, 0.999 }
+---@field eps? number  default 1e-8
+---@field weight_decay? number  L2, default 0
+---@field maximize? boolean
+
+Adam.kind = 'Adam'
+Adam.options = { 'lr', 'betas', 'eps', 'weight_decay', 'maximize' }
+
+return Adam

@@ -1,0 +1,31 @@
+--- Optimizers over the local shards of parameters.
+
+local lazy = { Optimizer = 'optimizer', SGD = 'sgd', Adam = 'adam', AdamW = 'adamw' }
+
+---@class ms.optim
+---@field Optimizer ms.optim.Optimizer
+---@field SGD ms.optim.SGD
+---@field Adam ms.optim.Adam
+---@field AdamW ms.optim.AdamW
+local optim = {}
+
+--- Scale the gradients of plain parameters together to a total norm; a sharded model has
+--- model:clip_grad_norm_().
+---@param params ms.Tensor[]
+---@param max_norm number
+---@param norm_type? number  2 (default) or math.huge
+---@return number  the norm before
+function optim.clip_grad_norm_(params, max_norm, norm_type)
+  return require('moonshard_ffi.optim').clip(params, max_norm, norm_type or 2)
+end
+
+return setmetatable(optim, {
+  __index = function(self, name)
+    local file = lazy[name]
+    if file then
+      local value = require('moonshard.optim.' .. file)
+      rawset(self, name, value)
+      return value
+    end
+  end,
+})

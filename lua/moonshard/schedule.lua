@@ -1,0 +1,74 @@
+--- Learning rates as pure functions of the step (from 0): nothing to save, nothing to resume.
+---
+---     local lr = ms.schedule.cosine { lr = 3e-3, warmup = 50, total = 1500, final = 3e-4 }
+---     opt:set_lr(lr(step))
+
+local errors = require 'moonshard.errors'
+
+local schedule = {}
+
+---@class ms.schedule.Options
+---@field lr number  highest rate
+---@field warmup? integer  steps that climb to it in a line: (step + 1) / warmup (default 0)
+---@field total integer  step from which the rate stays `final`
+---@field final? number  default 0
+
+local function checked(name, opts)
+  opts = errors.options(name, opts, { 'lr', 'warmup', 'total', 'final' })
+  for _, field in ipairs { 'lr', 'total' } do
+    if type(opts[field]) ~= 'number' then
+      errors.raise('ValueError', '%s needs %s, a number', name, field)
+    end
+  end
+  local warmup, total = opts.warmup or 0, opts.total
+  if warmup < 0 or total < 1 or warmup > total then
+    errors.raise('ValueError', '%s: warmup is %g and total %g, expected 0 <= warmup <= total and a '
+      .. 'total of at least 1', name, warmup, total)
+  end
+  return opts.lr, warmup, total, opts.final or 0
+end
+
+-- Warm-up, then `shape(progress)` from 1 down to 0 between the highest rate and the final one.
+local function decaying(name, opts, shape)
+  local lr, warmup, total, final = checked(name, opts)
+  return function(step)
+    if step < warmup then
+      return lr * (step + 1) / warmup
+    elseif step >= total then
+      return final
+    end
+    return final + (lr - final) * shape((step - warmup) / (total - warmup))
+  end
+end
+
+--- Half a cosine from `lr` to `final` (arXiv:1608.03983).
+---@param opts ms.schedule.Options
+---@return fun(step: integer): number
+function schedule.cosine(opts)
+  return decaying('schedule.cosine', opts, function(progress)
+    return (1 + math.cos(math.pi * progress)) / 2
+  end)
+end
+
+--- A straight line from `lr` to `final`.
+---@param opts ms.schedule.Options
+---@return fun(step: integer): number
+function schedule.linear(opts)
+  return decaying('schedule.linear', opts, function(progress)
+    return 1 - progress
+  end)
+end
+
+--- The same rate at every step after the warm-up.
+---@param opts { lr: number, warmup?: integer }
+---@return fun(step: integer): number
+function schedule.constant(opts)
+  local lr, warmup = checked('schedule.constant', {
+    lr = opts.lr, warmup = opts.warmup, total = math.max(1, opts.warmup or 0),
+  })
+  return function(step)
+    return step < warmup and lr * (step + 1) / warmup or lr
+  end
+end
+
+return schedule

@@ -1,0 +1,123 @@
+--- Scopes: what a function made is released when it returns, except what it returns.
+---
+--- A module call is a scope, so activation memory is exact and does not wait for the collector.
+--- Results (tensors, also inside tables) move to the scope around, or to the collector when there
+--- is none. `keep` takes a tensor out for good.
+
+local B = require 'moonshard_ffi'
+
+local C, state, own, is_ref = B.C, B.state, B.own, B.is_ref
+local pcall, select, type, error = pcall, select, type, error
+
+local scope = {}
+
+local LIST = 64
+local refs = B.new('ms_ref[?]', LIST)
+local found, n_found = {}, 0
+
+local function note(ref)
+  n_found = n_found + 1
+  found[n_found] = ref
+end
+
+--- Find the tensors in a table. Order does not matter: all of them are kept.
+local function search(value, seen)
+  if seen[value] then
+    return
+  end
+  seen[value] = true
+  for _, entry in next, value do
+    if type(entry) == 'table' then
+      search(entry, seen)
+    elseif is_ref(entry) then
+      note(entry)
+    end
+  end
+end
+
+local function search_all(n, ...)
+  for i = 1, n do
+    local value = select(i, ...)
+    if type(value) == 'table' then
+      search(value, {})
+    elseif is_ref(value) then
+      note(value)
+    end
+  end
+end
+
+--- Close the innermost scope, keeping the tensors in found[1 .. n_found].
+local function close()
+  local list, n = refs, n_found
+  if n > LIST then
+    list = B.new('ms_ref[?]', n)
+  end
+  for i = 1, n do
+    list[i - 1] = found[i]
+  end
+  n_found = 0
+  local depth = state.depth - 1
+  state.depth = depth
+  local status = C.ms_scope_close(list, n)
+  for i = 1, n do
+    if depth == 0 then
+      own(found[i])
+    end
+    found[i] = nil
+  end
+  if status ~= 0 then
+    B.check(status)
+  end
+end
+
+local function leave(depth, ok, ...)
+  while state.depth > depth + 1 do -- left open by a coroutine that never came back
+    close()
+  end
+  if not ok then
+    close()
+    error((...), 0)
+  end
+  local n = select('#', ...)
+  if n == 1 and is_ref((...)) then -- what nearly every module returns
+    found[1], n_found = ..., 1
+  elseif n > 0 then
+    search_all(n, ...)
+  end
+  close()
+  return ...
+end
+
+local names = {} -- C borrows the text of a scope's name; this keeps it
+
+local function keep_text(name)
+  if not names[name] then
+    names[name] = true
+  end
+  return name
+end
+
+--- Run `fn(...)` in a scope and return what it returns. On an error the scope is closed and the
+--- same error object is raised again.
+---@param name string  who releases, for messages about stale tensors
+---@param fn fun(...): ...
+---@return ...
+function scope.run(name, fn, ...)
+  local depth = state.depth
+  local status = C.ms_scope_open(keep_text(name))
+  if status ~= 0 then
+    B.check(status)
+  end
+  state.depth = depth + 1
+  return leave(depth, pcall(fn, ...))
+end
+
+--- Take a tensor out of its scope: it lives as long as the script holds it.
+---@param t ms.Tensor
+---@return ms.Tensor t
+function scope.keep(t)
+  B.calls.scope_keep(t)
+  return own(t)
+end
+
+return scope

@@ -1,0 +1,347 @@
+--- What a tensor can do in Lua: operators, methods, printing.
+---
+--- A tensor is a ref, a handle of the runtime and its generation. Methods are stateless; dimensions
+--- and positions count from 1, negative ones from the end.
+
+local B = require 'moonshard_ffi'
+local bit = require 'bit'
+local dims = require 'moonshard.dims'
+local dtype = require 'moonshard.dtype'
+local errors = require 'moonshard.errors'
+local format = require 'moonshard.format'
+local ops = require 'moonshard.ops'
+
+local C, calls, core = B.C, B.calls, B.core
+
+---@class ms.Tensor
+---@operator add(ms.Tensor|number): ms.Tensor
+---@operator sub(ms.Tensor|number): ms.Tensor
+---@operator mul(ms.Tensor|number): ms.Tensor
+---@operator div(ms.Tensor|number): ms.Tensor
+---@operator unm: ms.Tensor
+---@field exp fun(self: ms.Tensor): ms.Tensor
+---@field log fun(self: ms.Tensor): ms.Tensor
+---@field sqrt fun(self: ms.Tensor): ms.Tensor
+---@field tanh fun(self: ms.Tensor): ms.Tensor
+---@field relu fun(self: ms.Tensor): ms.Tensor
+---@field gelu fun(self: ms.Tensor, approximate?: 'none'|'tanh'): ms.Tensor
+---@field reciprocal fun(self: ms.Tensor): ms.Tensor
+---@field log_softmax fun(self: ms.Tensor): ms.Tensor  over the last dimension
+---@field matmul fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
+---@field sum fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean): ms.Tensor
+---@field mean fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean): ms.Tensor
+---@field f32 fun(self: ms.Tensor): ms.Tensor
+---@field f64 fun(self: ms.Tensor): ms.Tensor
+---@field bf16 fun(self: ms.Tensor): ms.Tensor
+---@field i64 fun(self: ms.Tensor): ms.Tensor
+---@field u8 fun(self: ms.Tensor): ms.Tensor
+---@field bool fun(self: ms.Tensor): ms.Tensor
+local Tensor = {}
+
+local info = B.new('ms_tensor_info')
+local double_out = B.new('double[1]')
+local hash_out = B.new('uint64_t[1]')
+
+local function describe(t)
+  calls.tensor_describe(t, info)
+  return info
+end
+
+-- -- what it is ----------------------------------------------------------------------------------
+
+--- Sizes of all dimensions.
+---@return integer[]
+function Tensor:shape()
+  describe(self)
+  local sizes = {}
+  for i = 1, info.ndim do
+    sizes[i] = tonumber(info.shape[i - 1])
+  end
+  return sizes
+end
+
+--- Size of one dimension.
+---@param dim integer
+---@return integer
+function Tensor:size(dim)
+  describe(self)
+  return tonumber(info.shape[dims.index(dim, info.ndim, 'size')])
+end
+
+--- Distance in elements between neighbours, per dimension.
+---@return integer[]
+function Tensor:stride()
+  describe(self)
+  local strides = {}
+  for i = 1, info.ndim do
+    strides[i] = tonumber(info.stride[i - 1])
+  end
+  return strides
+end
+
+--- Number of dimensions.
+---@return integer
+function Tensor:dim()
+  return describe(self).ndim
+end
+
+--- Number of elements.
+---@return integer
+function Tensor:numel()
+  return tonumber(describe(self).numel)
+end
+
+---@return ms.DType
+function Tensor:dtype()
+  return dtype.name(describe(self).dtype)
+end
+
+---@return boolean
+function Tensor:requires_grad()
+  return describe(self).requires_grad
+end
+
+--- Not the result of a recorded operator?
+---@return boolean
+function Tensor:is_leaf()
+  return describe(self).is_leaf
+end
+
+---@return boolean
+function Tensor:is_parameter()
+  return describe(self).is_parameter
+end
+
+---@return boolean
+function Tensor:is_contiguous()
+  return describe(self).contiguous
+end
+
+--- In-place writes so far to the memory behind it.
+---@return integer
+function Tensor:version()
+  return tonumber(describe(self).version)
+end
+
+-- -- its values ----------------------------------------------------------------------------------
+
+--- The one element as a number.
+---@return number
+function Tensor:item()
+  calls.tensor_item(self, double_out)
+  return double_out[0]
+end
+
+local function nest(values, sizes, depth, at, convert)
+  if depth > #sizes then
+    return convert(values[at]), at + 1
+  end
+  local list = {}
+  for i = 1, sizes[depth] do
+    list[i], at = nest(values, sizes, depth + 1, at, convert)
+  end
+  return list, at
+end
+
+local function as_number(x)
+  return x
+end
+
+local function as_boolean(x)
+  return x ~= 0
+end
+
+--- A nested table of its values; a plain number when it has no dimensions.
+---@return table|number|boolean
+function Tensor:totable()
+  local sizes = self:shape()
+  local n, boolean = tonumber(info.numel), info.dtype == C.MS_DTYPE_BOOL
+  local values = B.new('double[?]', math.max(n, 1))
+  calls.tensor_to_doubles(self, values, n)
+  return (nest(values, sizes, 1, 0, boolean and as_boolean or as_number))
+end
+
+--- 16 hexadecimal digits over shape-ordered elements; equal bits hash equal.
+---@return string
+function Tensor:hash()
+  calls.tensor_hash(self, hash_out)
+  return bit.tohex(hash_out[0], 16)
+end
+
+-- -- views and copies ----------------------------------------------------------------------------
+
+Tensor.clone = ops.clone
+Tensor.reshape = ops.reshape
+Tensor.permute = ops.permute
+Tensor.transpose = ops.transpose
+Tensor.narrow = ops.narrow
+Tensor.select = ops.select
+Tensor.to = ops.cast
+
+--- The same values, cut from the graph.
+---@return ms.Tensor
+function Tensor:detach()
+  return calls.tensor_detach(self)
+end
+
+--- As reshape, and an error instead of a copy.
+---@param ... integer|integer[]
+---@return ms.Tensor
+function Tensor:view(...)
+  local from, numel = describe(self).data, info.numel
+  local result = ops.reshape(self, ...)
+  if numel > 0 and describe(result).data ~= from then
+    C.ms_ref_release(result)
+    errors.raise('RuntimeError', 'view: strides (%s) do not allow this shape without a copy; '
+      .. 'use reshape', table.concat(self:stride(), ', '))
+  end
+  return result
+end
+
+--- A matrix transposed.
+---@return ms.Tensor
+function Tensor:t()
+  if self:dim() ~= 2 then
+    errors.raise('ValueError', 't: the tensor has %d dimensions, expected 2', self:dim())
+  end
+  return ops.transpose(self, 1, 2)
+end
+
+--- Itself when contiguous, else a contiguous copy.
+---@return ms.Tensor
+function Tensor:contiguous()
+  return describe(self).contiguous and self or ops.clone(self)
+end
+
+for _, name in ipairs(dtype.names) do
+  Tensor[name] = function(self)
+    return ops.cast(self, name)
+  end
+end
+
+-- -- operators -----------------------------------------------------------------------------------
+
+for _, name in ipairs {
+  'exp', 'log', 'sqrt', 'tanh', 'relu', 'gelu', 'reciprocal', 'matmul', 'log_softmax', 'sum',
+  'mean', 'add', 'sub', 'mul', 'div',
+} do
+  Tensor[name] = ops[name]
+end
+
+-- -- writing in place ----------------------------------------------------------------------------
+
+--- Overwrite every element.
+---@param value number
+---@return ms.Tensor self
+function Tensor:fill_(value)
+  calls.tensor_fill(self, value)
+  return self
+end
+
+---@return ms.Tensor self
+function Tensor:zero_()
+  return self:fill_(0)
+end
+
+--- Overwrite with another tensor, broadcast and cast.
+---@param src ms.Tensor
+---@return ms.Tensor self
+function Tensor:copy_(src)
+  calls.tensor_copy(self, src)
+  return self
+end
+
+--- self = self + alpha * src, never differentiated.
+---@param src ms.Tensor|number
+---@param alpha? number
+---@return ms.Tensor self
+function Tensor:add_(src, alpha)
+  if type(src) == 'number' then
+    local one = calls.tensor_full(describe(self).dtype, 0, nil, 1)
+    calls.tensor_add_scaled(self, one, src * (alpha or 1))
+    C.ms_ref_release(one)
+  else
+    calls.tensor_add_scaled(self, src, alpha or 1)
+  end
+  return self
+end
+
+-- -- gradients -----------------------------------------------------------------------------------
+
+---@param on? boolean  default true
+---@return ms.Tensor self
+function Tensor:requires_grad_(on)
+  calls.tensor_set_requires_grad(self, on ~= false)
+  return self
+end
+
+--- Differentiate with respect to every leaf this came from; gradients add to theirs.
+---@param grad? ms.Tensor  may be left out for one element
+function Tensor:backward(grad)
+  if grad ~= nil and not B.is_ref(grad) then
+    errors.raise('TypeError', "backward: 'grad' is a %s, expected a tensor", type(grad))
+  end
+  B.check(core.backward(self, grad))
+end
+
+--- The gradient of a leaf, or nil. It shares memory with the leaf's.
+---@return ms.Tensor?
+function Tensor:grad()
+  return calls.tensor_grad(self)
+end
+
+--- Replace the gradient (copied); nil drops it.
+---@param grad ms.Tensor?
+function Tensor:set_grad(grad)
+  calls.tensor_set_grad(self, grad)
+end
+
+-- -- life ----------------------------------------------------------------------------------------
+
+--- Give the tensor up now instead of when its scope ends or the collector comes.
+function Tensor:release()
+  C.ms_ref_release(self)
+  B.disown(self)
+end
+
+-- -- metamethods ---------------------------------------------------------------------------------
+
+local metatable = { __index = Tensor }
+
+metatable.__add = ops.add
+metatable.__sub = ops.sub
+metatable.__mul = ops.mul
+metatable.__div = ops.div
+
+function metatable.__unm(x)
+  return calls.affine(x, -1, 0)
+end
+
+local function suffix(sizes)
+  local parts = { ("dtype='%s'"):format(dtype.name(info.dtype)) }
+  if #sizes > 0 then
+    parts[#parts + 1] = 'shape=' .. dims.text(sizes)
+  end
+  if info.requires_grad then
+    parts[#parts + 1] = 'requires_grad=true'
+  end
+  return ', ' .. table.concat(parts, ', ') .. ')'
+end
+
+function metatable.__tostring(t)
+  if not C.ms_ref_alive(t) then
+    local by = B.string(C.ms_ref_released_by(t))
+    return 'tensor(released' .. (by ~= '' and ' at the end of ' .. by or '') .. ')'
+  end
+  local sizes = t:shape()
+  local last = suffix(sizes)
+  if info.data == nil and info.numel > 0 then
+    return 'tensor(no values' .. last
+  end
+  local floating = C.ms_dtype_is_floating(info.dtype)
+  return 'tensor(' .. format(t:totable(), sizes, floating) .. last
+end
+
+B.define_methods(metatable)
+
+return Tensor

@@ -1,0 +1,63 @@
+--- Small things several rooms of the parlour need.
+
+local util = {}
+
+--- String keys of a table, sorted: the one safe way to walk a table by key on several ranks.
+---@param t table
+---@return string[]
+function util.sorted_keys(t)
+  local keys = {}
+  for key in pairs(t) do
+    if type(key) == 'string' then
+      keys[#keys + 1] = key
+    end
+  end
+  table.sort(keys)
+  return keys
+end
+
+--- A new table with the keys of both; `over` wins.
+---@param base table
+---@param over table?
+---@return table
+function util.merged(base, over)
+  local out = {}
+  for key, value in pairs(base) do
+    out[key] = value
+  end
+  for key, value in pairs(over or {}) do
+    out[key] = value
+  end
+  return out
+end
+
+--- Is this an object of the class, or of one that inherits from it?
+---@param object any
+---@param cls ms.Class
+---@return boolean
+function util.is(object, cls)
+  local found = type(object) == 'table' and getmetatable(object) or nil
+  while found do
+    if found == cls then
+      return true
+    end
+    found = rawget(found, '_parent')
+  end
+  return false
+end
+
+--- Entries first .. last of an array (default: to the end).
+---@generic T
+---@param list T[]
+---@param first integer
+---@param last? integer
+---@return T[]
+function util.slice(list, first, last)
+  local out = {}
+  for i = first, last or #list do
+    out[#out + 1] = list[i]
+  end
+  return out
+end
+
+return util

@@ -1,0 +1,97 @@
+/* What the host says about leaves: who requires gradients, .grad, and whether ops are recorded. */
+#include "tape.h"
+
+#include <string.h>
+
+static ms_status check_leaf(const ms_tensor *t, const char *what)
+{
+    if (t->grad_fn != NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "only leaf tensors can have their %s set; this one is the result of '%s', "
+                       "detach() it first",
+                       what, t->grad_fn->op->name);
+    }
+    return MS_OK;
+}
+
+ms_status ms_tensor_set_requires_grad(ms_tensor *t, bool requires_grad)
+{
+    MS_CHECK_ARG(t != NULL);
+    MS_TRY(check_leaf(t, "requires_grad"));
+    if (requires_grad && !ms_dtype_is_floating(t->v.dtype)) {
+        return MS_FAIL(MS_TYPE_ERROR, "only floating tensors can require grad, got %s",
+                       ms_dtype_name(t->v.dtype));
+    }
+    t->requires_grad = requires_grad;
+    return MS_OK;
+}
+
+bool ms_grad_enabled_set(bool on)
+{
+    msi_tape *tape = msi_tape_of(msi_context());
+    const bool before = tape == NULL || tape->recording;
+
+    if (tape != NULL) {
+        tape->recording = on;
+    }
+    return before;
+}
+
+bool ms_grad_enabled(void)
+{
+    const ms_context *ctx = msi_context_peek();
+    const msi_tape *tape = ctx != NULL ? ctx->room[MSI_ROOM_AUTOGRAD] : NULL;
+
+    return tape == NULL || tape->recording;
+}
+
+ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)
+{
+    *out = NULL;
+    MS_CHECK_ARG(t != NULL);
+    return t->grad != NULL ? msi_tensor_new(out, t->ctx, &t->grad->v) : MS_OK;
+}
+
+/* A gradient has the shape of its tensor, or that of the local part of a sharded parameter. */
+static ms_status check_grad_shape(const ms_tensor *t, const ms_tensor *grad)
+{
+    const msi_view *like =
+        t->grad != NULL ? &t->grad->v
+        : t->param != NULL && t->param->unit != NULL && t->param->master.storage != NULL
+            ? &t->param->master
+            : &t->v;
+
+    if (!msi_view_same_shape(&grad->v, like)) {
+        return MS_FAIL(MS_VALUE_ERROR, "the gradient of %s has shape %s, expected %s",
+                       msi_tensor_label(t), msi_shape_text(grad->v.ndim, grad->v.shape),
+                       msi_shape_text(like->ndim, like->shape));
+    }
+    return MS_OK;
+}
+
+ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
+{
+    MS_CHECK_ARG(t != NULL);
+    MS_TRY(check_leaf(t, "grad"));
+    if (grad == NULL) {
+        ms_tensor_free(t->grad);
+        t->grad = NULL;
+        return MS_OK;
+    }
+    if (!ms_dtype_is_floating(t->v.dtype)) {
+        return MS_FAIL(MS_TYPE_ERROR, "only floating tensors have gradients, got %s",
+                       ms_dtype_name(t->v.dtype));
+    }
+    MS_TRY(check_grad_shape(t, grad));
+    if (t->grad != NULL) {
+        t->grad->v.storage->version++;
+        return msi_copy(&t->grad->v, &grad->v, false);
+    }
+    msi_view v;
+
+    MS_TRY(msi_view_like(&v, t->ctx, &grad->v, t->v.dtype, MS_MEM_GRADIENT, true));
+    ms_status status = msi_tensor_new_internal(&t->grad, t->ctx, &v);
+
+    msi_storage_release(v.storage);
+    return status;
+}

@@ -1,0 +1,304 @@
+/* softmax(q k^T scale + mask) v in tiles (arXiv:2205.14135): the (T, S) scores never exist. Kept
+ * for backward: the operands, the result and one log-sum-exp per query.
+ *
+ * One rule serves both forms. The packed one takes q, k and v as strided views into the (B, T, 3 C)
+ * projection and writes their gradients into the same places of its gradient. */
+#include "operand.h"
+
+#include <math.h>
+
+enum { Q, K, V, PACKED = 0 };
+enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_OUT, SAVED_LSE };
+
+typedef struct attention_attrs {
+    double scale;
+    int32_t heads; /* packed only */
+    bool causal;
+} attention_attrs;
+
+/* -- views as the kernel reads them: (B, H, T, D) with unit stride in D --------------------------
+ */
+
+static void strides_of(const msi_view *v, int64_t *stride)
+{
+    for (int32_t i = 0; i < 3; i++) {
+        stride[i] = v->stride[i];
+    }
+}
+
+/* `v` itself when the elements of a head are neighbours, else a copy. The caller holds a reference.
+ */
+static ms_status with_unit_stride(msi_view *out, ms_context *ctx, const msi_view *v)
+{
+    if (v->stride[v->ndim - 1] == 1 || v->shape[v->ndim - 1] <= 1) {
+        *out = *v;
+        msi_storage_retain(out->storage);
+        return MS_OK;
+    }
+    return msi_view_like(out, ctx, v, v->dtype, MS_MEM_ACTIVATION, true);
+}
+
+/* Part `part` (of width C = H D) of (B, T, n C), unit stride in C, seen as (B, H, T, D). */
+static msi_view head_view(const msi_view *v, int64_t width, int32_t heads, int32_t part)
+{
+    msi_view h = {
+        .storage = v->storage, .offset = v->offset + part * width, .dtype = v->dtype, .ndim = 4};
+    const int64_t depth = width / heads;
+
+    h.shape[0] = v->shape[0];
+    h.shape[1] = heads;
+    h.shape[2] = v->shape[1];
+    h.shape[3] = depth;
+    h.stride[0] = v->stride[0];
+    h.stride[1] = depth;
+    h.stride[2] = v->stride[1];
+    h.stride[3] = 1;
+    return h;
+}
+
+static ms_status set_operands(msi_attention_args *args, const msi_view *q, const msi_view *k,
+                              const msi_view *v)
+{
+    void *data[3];
+
+    MS_TRY(msi_view_data(q, &data[Q]));
+    MS_TRY(msi_view_data(k, &data[K]));
+    MS_TRY(msi_view_data(v, &data[V]));
+    args->batch = q->shape[0];
+    args->heads = q->shape[1];
+    args->q_len = q->shape[2];
+    args->kv_len = k->shape[2];
+    args->head_dim = q->shape[3];
+    args->q = data[Q];
+    args->k = data[K];
+    args->v = data[V];
+    strides_of(q, args->q_stride);
+    strides_of(k, args->k_stride);
+    strides_of(v, args->v_stride);
+    return MS_OK;
+}
+
+static double scale_of(const attention_attrs *attrs, int64_t depth)
+{
+    return attrs->scale != 0 ? attrs->scale : 1.0 / sqrt((double)depth);
+}
+
+/* Run a kernel with the scratch it asks for. */
+static ms_status dispatch(const char *op, msi_attention_args *args, int32_t dtype, bool gradient)
+{
+    ms_status products = MS_OK;
+
+    args->status = &products;
+    MS_TRY(msi_alloc(args->ctx, msi_attention_work_bytes(args, dtype, gradient), MS_MEM_SCRATCH,
+                     &args->work));
+    ms_status status =
+        msi_dispatch(op, gradient ? MSI_K_attention_grad : MSI_K_attention, dtype, args);
+
+    msi_release(args->ctx, args->work);
+    return status != MS_OK ? status : products;
+}
+
+/* -- the rule ---------------------------------------------------------------------------------- */
+
+/* `out` is seen as (B, H, T, D). Saves the log-sum-exp. */
+static ms_status attend(msi_op_call *c, const msi_view *q, const msi_view *k, const msi_view *v,
+                        const msi_view *out)
+{
+    const attention_attrs *attrs = c->attrs;
+    msi_attention_args args = {
+        .scale = scale_of(attrs, q->shape[3]), .causal = attrs->causal, .ctx = c->ctx};
+    msi_view lse;
+
+    MS_TRY(set_operands(&args, q, k, v));
+    MS_TRY(msi_internal(&lse, c->ctx, msi_stat_dtype(q->dtype), 3, q->shape));
+    args.out = msi_view_ptr(out);
+    strides_of(out, args.o_stride);
+    args.lse = msi_view_ptr(&lse);
+    ms_status status = dispatch(c->op->name, &args, q->dtype, false);
+
+    if (status == MS_OK) {
+        msi_save(c, SAVED_LSE, &lse);
+    }
+    msi_storage_release(lse.storage);
+    return status;
+}
+
+/* Gradients into dq, dk and dv (views as the kernel writes them; all are written). */
+static ms_status differentiate(msi_bwd *b, const msi_view *q, const msi_view *k, const msi_view *v,
+                               const msi_view *out, const msi_view *dout, const msi_view *grad)
+{
+    const attention_attrs *attrs = msi_bwd_attrs(b);
+    msi_attention_args args = {
+        .scale = scale_of(attrs, q->shape[3]), .causal = attrs->causal, .ctx = msi_bwd_context(b)};
+    const msi_view *lse;
+
+    MS_TRY(msi_bwd_saved(b, SAVED_LSE, &lse));
+    MS_TRY(set_operands(&args, q, k, v));
+    args.o = msi_view_ptr(out);
+    args.dout = msi_view_ptr(dout);
+    args.lse = msi_view_ptr(lse);
+    args.dq = msi_view_ptr(&grad[Q]);
+    args.dk = msi_view_ptr(&grad[K]);
+    args.dv = msi_view_ptr(&grad[V]);
+    strides_of(out, args.o_stride);
+    strides_of(dout, args.do_stride);
+    strides_of(&grad[Q], args.dq_stride);
+    strides_of(&grad[K], args.dk_stride);
+    strides_of(&grad[V], args.dv_stride);
+    return dispatch("attention", &args, q->dtype, true);
+}
+
+/* -- separate q, k, v -------------------------------------------------------------------------- */
+
+static ms_status check(const msi_op_call *c)
+{
+    const msi_view *q = &c->in[Q]->v, *k = &c->in[K]->v, *v = &c->in[V]->v;
+
+    if (q->ndim != 4 || k->ndim != 4 || !msi_view_same_shape(k, v) || q->shape[0] != k->shape[0] ||
+        q->shape[1] != k->shape[1] || q->shape[3] != k->shape[3]) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "attention: shapes are q %s, k %s, v %s, expected (B, H, T, D) and twice "
+                       "(B, H, S, D)",
+                       msi_shape_text(q->ndim, q->shape), msi_shape_text(k->ndim, k->shape),
+                       msi_shape_text(v->ndim, v->shape));
+    }
+    MS_TRY(msi_same_dtype("attention", "q", c->in[Q], "k", c->in[K]));
+    return msi_same_dtype("attention", "q", c->in[Q], "v", c->in[V]);
+}
+
+static ms_status attention_forward(msi_op_call *c)
+{
+    msi_view operand[3] = {{0}};
+    ms_status status = MS_OK;
+
+    MS_TRY(check(c));
+    MS_TRY(msi_out(c, 0, c->in[Q]->v.dtype, 4, c->in[Q]->v.shape));
+    for (int32_t i = 0; i < 3; i++) {
+        MS_TRY_GOTO(with_unit_stride(&operand[i], c->ctx, &c->in[i]->v), out);
+    }
+    MS_TRY_GOTO(attend(c, &operand[Q], &operand[K], &operand[V], &c->out[0]->v), out);
+    for (int32_t i = 0; i < 3; i++) {
+        msi_save(c, SAVED_Q + i, &operand[i]);
+    }
+    msi_save(c, SAVED_OUT, &c->out[0]->v);
+out:
+    for (int32_t i = 0; i < 3; i++) {
+        msi_storage_release(operand[i].storage);
+    }
+    return status;
+}
+
+static ms_status attention_backward(msi_bwd *b)
+{
+    const msi_view *operand[3], *out;
+    msi_view dout, grad[3];
+    msi_target t[3];
+
+    for (int32_t i = 0; i < 3; i++) {
+        MS_TRY(msi_bwd_saved(b, SAVED_Q + i, &operand[i]));
+    }
+    MS_TRY(msi_bwd_saved(b, SAVED_OUT, &out));
+    MS_TRY(msi_bwd_contiguous(b, msi_bwd_grad(b, 0), &dout));
+    for (int32_t i = 0; i < 3; i++) {
+        MS_TRY(msi_target_open(&t[i], b, i, out->dtype, 0));
+        if (t[i].data != NULL) {
+            grad[i] = t[i].view;
+        } else { /* the kernel writes all three */
+            MS_TRY(msi_bwd_temp(b, out->dtype, 4, operand[i]->shape, &grad[i]));
+        }
+    }
+    MS_TRY(differentiate(b, operand[Q], operand[K], operand[V], out, &dout, grad));
+    for (int32_t i = 0; i < 3; i++) {
+        MS_TRY(msi_target_close(&t[i]));
+    }
+    return MS_OK;
+}
+
+static const msi_op attention_op = {.name = "attention",
+                                    .forward = attention_forward,
+                                    .backward = attention_backward,
+                                    .attrs_size = sizeof(attention_attrs),
+                                    .n_saved = 5};
+
+ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor *v, bool causal,
+                          double scale)
+{
+    ms_tensor *const in[3] = {q, k, v};
+    const attention_attrs attrs = {.scale = scale, .causal = causal};
+
+    *out = NULL;
+    MS_CHECK_ARG(q != NULL && k != NULL && v != NULL);
+    return msi_op_run(&attention_op, &attrs, in, 3, out, 1);
+}
+
+/* -- packed ------------------------------------------------------------------------------------ */
+
+static ms_status packed_forward(msi_op_call *c)
+{
+    const attention_attrs *attrs = c->attrs;
+    const msi_view *in = &c->in[PACKED]->v;
+    msi_view qkv;
+
+    if (in->ndim != 3 || attrs->heads < 1 || in->shape[2] % (3 * (int64_t)attrs->heads) != 0) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "attention_packed: qkv has shape %s and heads is %d, expected (B, T, 3 C) "
+                       "with C a multiple of heads",
+                       msi_shape_text(in->ndim, in->shape), (int)attrs->heads);
+    }
+    const int64_t width = in->shape[2] / 3, shape[3] = {in->shape[0], in->shape[1], width};
+
+    MS_TRY(msi_out(c, 0, in->dtype, 3, shape));
+    MS_TRY(with_unit_stride(&qkv, c->ctx, in));
+    const msi_view q = head_view(&qkv, width, attrs->heads, Q),
+                   k = head_view(&qkv, width, attrs->heads, K),
+                   v = head_view(&qkv, width, attrs->heads, V),
+                   out = head_view(&c->out[0]->v, width, attrs->heads, 0);
+    ms_status status = attend(c, &q, &k, &v, &out);
+
+    if (status == MS_OK) {
+        msi_save(c, PACKED, &qkv);
+        msi_save(c, SAVED_OUT, &c->out[0]->v);
+    }
+    msi_storage_release(qkv.storage);
+    return status;
+}
+
+static ms_status packed_backward(msi_bwd *b)
+{
+    const attention_attrs *attrs = msi_bwd_attrs(b);
+    const int32_t heads = attrs->heads;
+    const msi_view *qkv, *out;
+    msi_view dout;
+    msi_target t;
+
+    MS_TRY(msi_bwd_saved(b, PACKED, &qkv));
+    MS_TRY(msi_bwd_saved(b, SAVED_OUT, &out));
+    MS_TRY(msi_bwd_contiguous(b, msi_bwd_grad(b, 0), &dout));
+    MS_TRY(msi_target_open(&t, b, PACKED, qkv->dtype, 0));
+    const int64_t width = out->shape[2];
+    const msi_view q = head_view(qkv, width, heads, Q), k = head_view(qkv, width, heads, K),
+                   v = head_view(qkv, width, heads, V), o = head_view(out, width, heads, 0),
+                   d = head_view(&dout, width, heads, 0),
+                   grad[3] = {head_view(&t.view, width, heads, Q),
+                              head_view(&t.view, width, heads, K),
+                              head_view(&t.view, width, heads, V)};
+
+    MS_TRY(differentiate(b, &q, &k, &v, &o, &d, grad));
+    return msi_target_close(&t);
+}
+
+static const msi_op attention_packed_op = {.name = "attention_packed",
+                                           .forward = packed_forward,
+                                           .backward = packed_backward,
+                                           .attrs_size = sizeof(attention_attrs),
+                                           .n_saved = 5};
+
+ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t heads, bool causal,
+                                 double scale)
+{
+    const attention_attrs attrs = {.scale = scale, .heads = heads, .causal = causal};
+
+    *out = NULL;
+    MS_CHECK_ARG(qkv != NULL);
+    return msi_op_run(&attention_packed_op, &attrs, &qkv, 1, out, 1);
+}

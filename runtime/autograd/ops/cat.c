@@ -1,0 +1,103 @@
+/* Concatenation. Each operand's gradient is a part of the result's. */
+#include "operand.h"
+
+typedef struct cat_attrs {
+    int32_t dim, n;
+} cat_attrs;
+
+/* The `length` entries of `v` from `start` along `dim`. */
+static msi_view part_of(const msi_view *v, int32_t dim, int64_t start, int64_t length)
+{
+    msi_view part = *v;
+
+    part.offset += start * v->stride[dim];
+    part.shape[dim] = length;
+    return part;
+}
+
+static ms_status check_operand(const msi_op_call *c, int32_t i, int32_t dim)
+{
+    const msi_view *first = &c->in[0]->v, *v = &c->in[i]->v;
+    bool fits = v->ndim == first->ndim;
+
+    for (int32_t d = 0; fits && d < v->ndim; d++) {
+        fits = d == dim || v->shape[d] == first->shape[d];
+    }
+    if (!fits) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "cat: tensor %d has shape %s, expected that of tensor 0, %s, except along "
+                       "dimension %d",
+                       (int)i, msi_shape_text(v->ndim, v->shape),
+                       msi_shape_text(first->ndim, first->shape), (int)dim);
+    }
+    if (v->dtype != first->dtype) {
+        return MS_FAIL(MS_TYPE_ERROR, "cat: tensor %d is %s and tensor 0 is %s, expected one dtype",
+                       (int)i, ms_dtype_name(v->dtype), ms_dtype_name(first->dtype));
+    }
+    return MS_OK;
+}
+
+static ms_status cat_forward(msi_op_call *c)
+{
+    const int32_t dim = ((const cat_attrs *)c->attrs)->dim;
+    const msi_view *first = &c->in[0]->v;
+    int64_t shape[MS_MAX_DIMS], start = 0;
+
+    if (dim < 0 || dim >= first->ndim) {
+        return MS_FAIL(MS_INDEX_ERROR, "cat: dimension %d is outside of shape %s", (int)dim,
+                       msi_shape_text(first->ndim, first->shape));
+    }
+    for (int32_t d = 0; d < first->ndim; d++) {
+        shape[d] = first->shape[d];
+    }
+    shape[dim] = 0;
+    for (int32_t i = 0; i < c->n_in; i++) {
+        MS_TRY(check_operand(c, i, dim));
+        shape[dim] += c->in[i]->v.shape[dim];
+    }
+    MS_TRY(msi_out(c, 0, first->dtype, first->ndim, shape));
+    for (int32_t i = 0; i < c->n_in; i++) {
+        const msi_view *v = &c->in[i]->v;
+        const msi_view part = part_of(&c->out[0]->v, dim, start, v->shape[dim]);
+
+        MS_TRY(msi_copy(&part, v, false));
+        start += v->shape[dim];
+    }
+    return MS_OK;
+}
+
+static ms_status cat_backward(msi_bwd *b)
+{
+    const cat_attrs *attrs = msi_bwd_attrs(b);
+    const msi_view *g = msi_bwd_grad(b, 0);
+    int64_t start = 0;
+
+    for (int32_t i = 0; i < attrs->n; i++) {
+        const int64_t length = msi_bwd_operand(b, i)->shape[attrs->dim];
+        const msi_view part = part_of(g, attrs->dim, start, length);
+
+        MS_TRY(msi_bwd_pass(b, i, &part));
+        start += length;
+    }
+    return MS_OK;
+}
+
+static const msi_op cat_op = {.name = "cat",
+                              .forward = cat_forward,
+                              .backward = cat_backward,
+                              .attrs_size = sizeof(cat_attrs)};
+
+ms_status ms_op_cat(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors, int32_t dim)
+{
+    const cat_attrs attrs = {dim, n_tensors};
+
+    *out = NULL;
+    if (n_tensors < 1 || n_tensors > MSI_OP_MAX_IN) {
+        return MS_FAIL(MS_VALUE_ERROR, "cat: got %d tensors, expected 1 to %d", (int)n_tensors,
+                       MSI_OP_MAX_IN);
+    }
+    for (int32_t i = 0; i < n_tensors; i++) {
+        MS_CHECK_ARG(tensors[i] != NULL);
+    }
+    return msi_op_run(&cat_op, &attrs, tensors, n_tensors, out, 1);
+}

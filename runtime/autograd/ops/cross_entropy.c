@@ -1,0 +1,159 @@
+/* Negative log-likelihood under softmax, fused: forward keeps the logits and one number per row;
+ * backward turns the logits into their gradient where they stand, when nothing else holds them.
+ * So a (tokens, vocabulary) matrix exists once. */
+#include "operand.h"
+
+enum { LOGITS, TARGETS };
+enum { SAVED_LOGITS, SAVED_TARGETS, SAVED_LSE, SAVED_COUNT };
+
+typedef struct loss_attrs {
+    int64_t ignore_index;
+    int32_t reduction;
+} loss_attrs;
+
+static ms_status check(const msi_op_call *c)
+{
+    const msi_view *logits = &c->in[LOGITS]->v, *targets = &c->in[TARGETS]->v;
+    const loss_attrs *attrs = c->attrs;
+    msi_view rows = *logits;
+
+    rows.ndim--;
+    if (logits->ndim < 1 || !msi_view_same_shape(&rows, targets)) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "cross_entropy: logits have shape %s and targets %s, expected (..., V) and "
+                       "(...)",
+                       msi_shape_text(logits->ndim, logits->shape),
+                       msi_shape_text(targets->ndim, targets->shape));
+    }
+    if (targets->dtype != MS_DTYPE_I64) {
+        return MS_FAIL(MS_TYPE_ERROR, "cross_entropy: targets are %s, expected i64",
+                       ms_dtype_name(targets->dtype));
+    }
+    if (attrs->reduction != MS_REDUCTION_MEAN && attrs->reduction != MS_REDUCTION_SUM) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "cross_entropy: reduction is %d, expected %d (mean) or %d "
+                       "(sum)",
+                       (int)attrs->reduction, MS_REDUCTION_MEAN, MS_REDUCTION_SUM);
+    }
+    return MS_OK;
+}
+
+static ms_status check_targets(const int64_t *targets, int64_t n, int64_t classes, int64_t ignored)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (MSI_UNLIKELY((uint64_t)targets[i] >= (uint64_t)classes && targets[i] != ignored)) {
+            return MS_FAIL(MS_INDEX_ERROR,
+                           "cross_entropy: target %lld at position %lld is outside [0, %lld)",
+                           (long long)targets[i], (long long)i, (long long)classes);
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status cross_entropy_forward(msi_op_call *c)
+{
+    const msi_view *in = &c->in[LOGITS]->v;
+    const loss_attrs *attrs = c->attrs;
+    msi_cross_entropy_args args = {.ignore_index = attrs->ignore_index};
+    msi_view logits = {0}, targets = {0}, lse = {0}, count = {0};
+    void *logit_data, *target_data;
+    double sum = 0;
+    ms_status status;
+
+    MS_TRY(check(c));
+    args.rows = msi_leading(in, in->ndim - 1);
+    args.cols = in->shape[in->ndim - 1];
+    const int32_t stat = msi_stat_dtype(in->dtype);
+
+    MS_TRY(msi_out(c, 0, stat, 0, NULL));
+    MS_TRY_GOTO(msi_contiguous(&logits, c->ctx, in), out);
+    MS_TRY_GOTO(msi_contiguous(&targets, c->ctx, &c->in[TARGETS]->v), out);
+    MS_TRY_GOTO(msi_view_data(&logits, &logit_data), out);
+    MS_TRY_GOTO(msi_view_data(&targets, &target_data), out);
+    MS_TRY_GOTO(check_targets(target_data, args.rows, args.cols, attrs->ignore_index), out);
+    MS_TRY_GOTO(msi_internal(&lse, c->ctx, stat, 1, &args.rows), out);
+    MS_TRY_GOTO(msi_internal(&count, c->ctx, MS_DTYPE_I64, 0, NULL), out);
+    args.logits = logit_data;
+    args.targets = target_data;
+    args.loss_sum = &sum;
+    args.n_counted = msi_view_ptr(&count);
+    args.lse = msi_view_ptr(&lse);
+    MS_TRY_GOTO(msi_dispatch("cross_entropy", MSI_K_cross_entropy, in->dtype, &args), out);
+    if (attrs->reduction == MS_REDUCTION_MEAN) {
+        sum /= (double)*args.n_counted;
+    }
+    MS_TRY_GOTO(msi_fill(&c->out[0]->v, sum), out);
+    msi_save(c, SAVED_LOGITS, &logits);
+    msi_save(c, SAVED_TARGETS, &targets);
+    msi_save(c, SAVED_LSE, &lse);
+    msi_save(c, SAVED_COUNT, &count);
+out:
+    msi_storage_release(count.storage);
+    msi_storage_release(lse.storage);
+    msi_storage_release(targets.storage);
+    msi_storage_release(logits.storage);
+    return status;
+}
+
+/* Factor of every row: the loss's own gradient, over the number of rows for a mean. */
+static ms_status row_scale(msi_bwd *b, double *scale)
+{
+    const loss_attrs *attrs = msi_bwd_attrs(b);
+    const msi_view *count, *grad = msi_bwd_grad(b, 0);
+    void *data;
+
+    MS_TRY(msi_view_data(grad, &data));
+    *scale = grad->dtype == MS_DTYPE_F64 ? *(const double *)data : (double)*(const float *)data;
+    if (attrs->reduction == MS_REDUCTION_MEAN) {
+        MS_TRY(msi_bwd_saved(b, SAVED_COUNT, &count));
+        int64_t n = *(const int64_t *)msi_view_ptr(count);
+
+        *scale = n > 0 ? *scale / (double)n : 0; /* no row counts: no row has a gradient */
+    }
+    return MS_OK;
+}
+
+static ms_status cross_entropy_backward(msi_bwd *b)
+{
+    const loss_attrs *attrs = msi_bwd_attrs(b);
+    const msi_view *logits, *targets, *lse;
+    msi_cross_entropy_args args = {.ignore_index = attrs->ignore_index};
+    msi_target t;
+
+    MS_TRY(msi_bwd_saved(b, SAVED_LOGITS, &logits));
+    MS_TRY(msi_bwd_saved(b, SAVED_TARGETS, &targets));
+    MS_TRY(msi_bwd_saved(b, SAVED_LSE, &lse));
+    MS_TRY(row_scale(b, &args.scale));
+    args.rows = msi_view_numel(lse);
+    args.cols = logits->shape[logits->ndim - 1];
+    args.logits = msi_view_ptr(logits);
+    args.targets = msi_view_ptr(targets);
+    args.lse = msi_view_ptr(lse);
+    if (msi_bwd_saved_exclusive(b, SAVED_LOGITS)) {
+        args.dlogits = msi_view_ptr(logits);
+        MS_TRY(msi_dispatch("cross_entropy", MSI_K_cross_entropy_grad, logits->dtype, &args));
+        return msi_bwd_pass(b, LOGITS, logits);
+    }
+    MS_TRY(msi_target_open(&t, b, LOGITS, logits->dtype, MSI_CAN_ADD));
+    args.dlogits = t.data;
+    args.accumulate = t.add;
+    MS_TRY(msi_dispatch("cross_entropy", MSI_K_cross_entropy_grad, logits->dtype, &args));
+    return msi_target_close(&t);
+}
+
+static const msi_op cross_entropy_op = {.name = "cross_entropy",
+                                        .forward = cross_entropy_forward,
+                                        .backward = cross_entropy_backward,
+                                        .attrs_size = sizeof(loss_attrs),
+                                        .n_saved = 4};
+
+ms_status ms_op_cross_entropy(ms_tensor **out, ms_tensor *logits, ms_tensor *targets,
+                              int64_t ignore_index, int32_t reduction)
+{
+    ms_tensor *const in[2] = {logits, targets};
+    const loss_attrs attrs = {.ignore_index = ignore_index, .reduction = reduction};
+
+    *out = NULL;
+    MS_CHECK_ARG(logits != NULL && targets != NULL);
+    return msi_op_run(&cross_entropy_op, &attrs, in, 2, out, 1);
+}

@@ -1,0 +1,92 @@
+/* Dropout whose mask is a function of (seed, site, call, global sample, element): backward draws it
+ * again instead of keeping it, and it does not depend on how samples are dealt to ranks. */
+#include "operand.h"
+
+typedef struct dropout_attrs {
+    double p;
+    uint64_t seed, site;
+    int64_t call, sample_base;
+} dropout_attrs;
+
+/* `out` (+)= the mask applied to contiguous `in`. */
+static ms_status apply(const dropout_attrs *attrs, const msi_view *in, void *out, bool accumulate)
+{
+    const int64_t samples = in->ndim > 0 ? in->shape[0] : 1;
+    msi_dropout_args args = {.samples = samples,
+                             .per_sample = 1,
+                             .out = out,
+                             .p = attrs->p,
+                             .seed = attrs->seed,
+                             .site = attrs->site,
+                             .call = attrs->call,
+                             .sample_base = attrs->sample_base,
+                             .accumulate = accumulate};
+    void *data;
+
+    for (int32_t i = 1; i < in->ndim; i++) {
+        args.per_sample *= in->shape[i];
+    }
+    MS_TRY(msi_view_data(in, &data));
+    args.x = data;
+    return msi_dispatch("dropout", MSI_K_dropout, in->dtype, &args);
+}
+
+static ms_status dropout_forward(msi_op_call *c)
+{
+    const dropout_attrs *attrs = c->attrs;
+    const msi_view *in = &c->in[0]->v;
+    msi_view x;
+
+    if (attrs->p == 0) {
+        return msi_out_view(c, 0, in);
+    }
+    MS_TRY(msi_out(c, 0, in->dtype, in->ndim, in->shape));
+    if (attrs->p == 1) {
+        return msi_fill(&c->out[0]->v, 0);
+    }
+    MS_TRY(msi_contiguous(&x, c->ctx, in));
+    ms_status status = apply(attrs, &x, msi_view_ptr(&c->out[0]->v), false);
+
+    msi_storage_release(x.storage);
+    return status;
+}
+
+static ms_status dropout_backward(msi_bwd *b)
+{
+    const dropout_attrs *attrs = msi_bwd_attrs(b);
+    msi_view dy;
+    msi_target t;
+
+    if (attrs->p == 0) {
+        return msi_bwd_pass(b, 0, msi_bwd_grad(b, 0));
+    }
+    MS_TRY(msi_bwd_contiguous(b, msi_bwd_grad(b, 0), &dy));
+    MS_TRY(msi_target_open(&t, b, 0, dy.dtype, MSI_CAN_ADD));
+    if (attrs->p < 1) {
+        MS_TRY(apply(attrs, &dy, t.data, t.add));
+    } else if (!t.add) {
+        MS_TRY(msi_fill(&t.view, 0));
+    }
+    return msi_target_close(&t);
+}
+
+static const msi_op dropout_op = {.name = "dropout",
+                                  .forward = dropout_forward,
+                                  .backward = dropout_backward,
+                                  .attrs_size = sizeof(dropout_attrs)};
+
+ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, int64_t call)
+{
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL);
+    if (!(p >= 0 && p <= 1)) {
+        return MS_FAIL(MS_VALUE_ERROR, "dropout: probability is %g, expected 0 to 1", p);
+    }
+    const dropout_attrs attrs = {.p = p,
+                                 .seed = x->ctx->seed,
+                                 .site = site,
+                                 .call = call,
+                                 .sample_base = x->ctx->sample_base};
+
+    return msi_op_run(&dropout_op, &attrs, &x, 1, out, 1);
+}

@@ -1,0 +1,170 @@
+/* a + b, a - b, a * b, a / b with broadcasting. Gradients are formed in the shape of the result and
+ * summed over the dimensions an operand was broadcast along. */
+#include "operand.h"
+
+enum { A, B };
+enum { SAVED_A = 0, SAVED_B = 1, SAVED_Y = 0 };
+
+static ms_status binary(msi_op_call *c, int32_t kernel)
+{
+    const msi_view *in[2] = {&c->in[A]->v, &c->in[B]->v};
+    int64_t shape[MS_MAX_DIMS];
+    int32_t ndim;
+
+    MS_TRY(msi_same_dtype(c->op->name, "a", c->in[A], "b", c->in[B]));
+    ms_status status = msi_broadcast(in[A], in[B], &ndim, shape);
+
+    if (status != MS_OK) {
+        return msi_fail_prefix(status, "%s: ", c->op->name);
+    }
+    MS_TRY(msi_out(c, 0, in[A]->dtype, ndim, shape));
+    return msi_ew(c->op->name, kernel, &c->out[0]->v, in, 2, NULL, false);
+}
+
+static ms_status run(const msi_op *op, ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    ms_tensor *const in[2] = {a, b};
+
+    *out = NULL;
+    MS_CHECK_ARG(a != NULL && b != NULL);
+    return msi_op_run(op, NULL, in, 2, out, 1);
+}
+
+/* Contribute kernel(in[0], ...), whose shape is the result's, to operand i. */
+static ms_status contribute(const char *op, msi_bwd *b, int32_t i, int32_t kernel,
+                            const msi_view *const *in, int32_t n_in)
+{
+    const msi_view *g = msi_bwd_grad(b, 0);
+
+    if (!msi_bwd_needs(b, i)) {
+        return MS_OK;
+    }
+    if (!msi_view_same_shape(g, msi_bwd_operand(b, i))) {
+        msi_view whole;
+
+        MS_TRY(msi_bwd_temp(b, g->dtype, g->ndim, g->shape, &whole));
+        MS_TRY(msi_ew(op, kernel, &whole, in, n_in, NULL, false));
+        return msi_bwd_reduce_pass(b, i, &whole, 1);
+    }
+    msi_target t;
+
+    MS_TRY(msi_target_open(&t, b, i, g->dtype, MSI_CAN_ADD));
+    MS_TRY(msi_ew(op, kernel, &t.view, in, n_in, NULL, t.add));
+    return msi_target_close(&t);
+}
+
+/* -- add, sub ---------------------------------------------------------------------------------- */
+
+static ms_status add_forward(msi_op_call *c)
+{
+    return binary(c, MSI_K_add);
+}
+
+static ms_status add_backward(msi_bwd *b)
+{
+    MS_TRY(msi_bwd_reduce_pass(b, A, msi_bwd_grad(b, 0), 1));
+    return msi_bwd_reduce_pass(b, B, msi_bwd_grad(b, 0), 1);
+}
+
+static const msi_op add_op = {.name = "add", .forward = add_forward, .backward = add_backward};
+
+ms_status ms_op_add(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    return run(&add_op, out, a, b);
+}
+
+static ms_status sub_forward(msi_op_call *c)
+{
+    return binary(c, MSI_K_sub);
+}
+
+static ms_status sub_backward(msi_bwd *b)
+{
+    MS_TRY(msi_bwd_reduce_pass(b, A, msi_bwd_grad(b, 0), 1));
+    return msi_bwd_reduce_pass(b, B, msi_bwd_grad(b, 0), -1);
+}
+
+static const msi_op sub_op = {.name = "sub", .forward = sub_forward, .backward = sub_backward};
+
+ms_status ms_op_sub(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    return run(&sub_op, out, a, b);
+}
+
+/* -- mul --------------------------------------------------------------------------------------- */
+
+static ms_status mul_forward(msi_op_call *c)
+{
+    MS_TRY(binary(c, MSI_K_mul));
+    if (msi_call_needs(c, B)) {
+        msi_save(c, SAVED_A, &c->in[A]->v);
+    }
+    if (msi_call_needs(c, A)) {
+        msi_save(c, SAVED_B, &c->in[B]->v);
+    }
+    return MS_OK;
+}
+
+static ms_status mul_backward(msi_bwd *b)
+{
+    const msi_view *in[2] = {msi_bwd_grad(b, 0)};
+
+    if (msi_bwd_needs(b, A)) {
+        MS_TRY(msi_bwd_saved(b, SAVED_B, &in[1]));
+        MS_TRY(contribute("mul", b, A, MSI_K_mul, in, 2));
+    }
+    if (msi_bwd_needs(b, B)) {
+        MS_TRY(msi_bwd_saved(b, SAVED_A, &in[1]));
+        MS_TRY(contribute("mul", b, B, MSI_K_mul, in, 2));
+    }
+    return MS_OK;
+}
+
+static const msi_op mul_op = {
+    .name = "mul", .forward = mul_forward, .backward = mul_backward, .n_saved = 2};
+
+ms_status ms_op_mul(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    return run(&mul_op, out, a, b);
+}
+
+/* -- div: with y = a / b, da = g / b and db = -g y / b ----------------------------------------- */
+
+static ms_status div_forward(msi_op_call *c)
+{
+    MS_TRY(binary(c, MSI_K_div));
+    msi_save(c, SAVED_B, &c->in[B]->v);
+    if (msi_call_needs(c, B)) {
+        msi_save(c, SAVED_Y, &c->out[0]->v);
+    }
+    return MS_OK;
+}
+
+static ms_status div_backward(msi_bwd *b)
+{
+    const msi_view *divisor, *g = msi_bwd_grad(b, 0), *y;
+    const double one[2] = {1, 0};
+    msi_view inverse;
+
+    MS_TRY(msi_bwd_saved(b, SAVED_B, &divisor));
+    const msi_view *quotient[2] = {g, divisor};
+
+    MS_TRY(contribute("div", b, A, MSI_K_div, quotient, 2));
+    if (!msi_bwd_needs(b, B)) {
+        return MS_OK;
+    }
+    MS_TRY(msi_bwd_saved(b, SAVED_Y, &y));
+    MS_TRY(msi_bwd_temp(b, divisor->dtype, divisor->ndim, divisor->shape, &inverse));
+    MS_TRY(msi_ew("div", MSI_K_reciprocal, &inverse, &divisor, 1, one, false));
+    const msi_view *product[3] = {g, y, &inverse};
+
+    return contribute("div", b, B, MSI_K_mul_neg, product, 3);
+}
+
+static const msi_op div_op = {
+    .name = "div", .forward = div_forward, .backward = div_backward, .n_saved = 2};
+
+ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    return run(&div_op, out, a, b);
+}

@@ -1,0 +1,111 @@
+/* Rows of a table. The gradient adds rows in token order, so repeated ids sum the same way on
+ * every run. */
+#include "operand.h"
+
+enum { TABLE, IDS };
+enum { SAVED_IDS };
+
+static ms_status check(const msi_op_call *c)
+{
+    const msi_view *table = &c->in[TABLE]->v, *ids = &c->in[IDS]->v;
+
+    if (table->ndim != 2) {
+        return MS_FAIL(MS_VALUE_ERROR, "embedding: table has shape %s, expected (V, C)",
+                       msi_shape_text(table->ndim, table->shape));
+    }
+    if (ids->ndim >= MS_MAX_DIMS) {
+        return MS_FAIL(MS_VALUE_ERROR, "embedding: ids have %d dimensions, expected at most %d",
+                       (int)ids->ndim, MS_MAX_DIMS - 1);
+    }
+    if (ids->dtype != MS_DTYPE_I64) {
+        return MS_FAIL(MS_TYPE_ERROR, "embedding: ids are %s, expected i64",
+                       ms_dtype_name(ids->dtype));
+    }
+    return MS_OK;
+}
+
+static ms_status check_ids(const int64_t *ids, int64_t n, int64_t vocab)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (MSI_UNLIKELY((uint64_t)ids[i] >= (uint64_t)vocab)) {
+            return MS_FAIL(MS_INDEX_ERROR,
+                           "embedding: id %lld at position %lld is outside [0, %lld)",
+                           (long long)ids[i], (long long)i, (long long)vocab);
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status embedding_forward(msi_op_call *c)
+{
+    const msi_view *in_ids = &c->in[IDS]->v;
+    int64_t shape[MS_MAX_DIMS];
+    msi_view table, ids;
+    void *table_data, *id_data;
+    ms_status status;
+
+    MS_TRY(check(c));
+    for (int32_t i = 0; i < in_ids->ndim; i++) {
+        shape[i] = in_ids->shape[i];
+    }
+    shape[in_ids->ndim] = c->in[TABLE]->v.shape[1];
+    MS_TRY(msi_out(c, 0, c->in[TABLE]->v.dtype, in_ids->ndim + 1, shape));
+    MS_TRY(msi_contiguous(&ids, c->ctx, in_ids));
+    MS_TRY_GOTO(msi_contiguous(&table, c->ctx, &c->in[TABLE]->v), no_table);
+    MS_TRY_GOTO(msi_view_data(&table, &table_data), out);
+    MS_TRY_GOTO(msi_view_data(&ids, &id_data), out);
+    MS_TRY_GOTO(check_ids(id_data, msi_view_numel(&ids), table.shape[0]), out);
+    const msi_embedding_args args = {.n = msi_view_numel(&ids),
+                                     .width = table.shape[1],
+                                     .vocab = table.shape[0],
+                                     .ids = id_data,
+                                     .table = table_data,
+                                     .out = msi_view_ptr(&c->out[0]->v)};
+
+    MS_TRY_GOTO(msi_dispatch("embedding", MSI_K_embedding, table.dtype, &args), out);
+    msi_save(c, SAVED_IDS, &ids);
+out:
+    msi_storage_release(table.storage);
+no_table:
+    msi_storage_release(ids.storage);
+    return status;
+}
+
+static ms_status embedding_backward(msi_bwd *b)
+{
+    const msi_view *table = msi_bwd_operand(b, TABLE), *ids;
+    msi_view dy;
+    msi_target t;
+    void *id_data, *dy_data;
+
+    MS_TRY(msi_bwd_saved(b, SAVED_IDS, &ids));
+    MS_TRY(msi_bwd_contiguous(b, msi_bwd_grad(b, 0), &dy));
+    MS_TRY(msi_view_data(ids, &id_data));
+    MS_TRY(msi_view_data(&dy, &dy_data));
+    MS_TRY(msi_target_open(&t, b, TABLE, dy.dtype, MSI_CAN_ADD | MSI_CAN_WIDEN));
+    const msi_embedding_args args = {.n = msi_view_numel(ids),
+                                     .width = table->shape[1],
+                                     .vocab = table->shape[0],
+                                     .ids = id_data,
+                                     .dy = dy_data,
+                                     .dtable = t.data,
+                                     .dtable_dtype = t.view.dtype,
+                                     .accumulate = t.add};
+
+    MS_TRY(msi_dispatch("embedding", MSI_K_embedding_grad, dy.dtype, &args));
+    return msi_target_close(&t);
+}
+
+static const msi_op embedding_op = {.name = "embedding",
+                                    .forward = embedding_forward,
+                                    .backward = embedding_backward,
+                                    .n_saved = 1};
+
+ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids)
+{
+    ms_tensor *const in[2] = {table, ids};
+
+    *out = NULL;
+    MS_CHECK_ARG(table != NULL && ids != NULL);
+    return msi_op_run(&embedding_op, NULL, in, 2, out, 1);
+}

@@ -1,0 +1,254 @@
+/* y = x w^T + bias, and gelu(y) over it. x (..., in) is read as a matrix (M, in).
+ *
+ * Both are one rule: with the pre-activation h = x w^T + bias and dh its gradient,
+ *   dx = dh w,  dw = dh^T x,  dbias = sum of dh over M.
+ * linear_gelu keeps h instead of its result, and its dh takes h's memory. */
+#include "operand.h"
+
+enum { X, W, BIAS };                /* operands */
+enum { SAVED_X, SAVED_W, SAVED_H }; /* saved; h by linear_gelu only */
+
+typedef struct gelu_attrs {
+    bool approximate;
+} gelu_attrs;
+
+static ms_status check(const msi_op_call *c)
+{
+    const ms_tensor *x = c->in[X], *w = c->in[W], *bias = c->in[BIAS];
+    const char *op = c->op->name;
+
+    if (w->v.ndim != 2 || x->v.ndim < 1 || x->v.shape[x->v.ndim - 1] != w->v.shape[1]) {
+        return MS_FAIL(
+            MS_VALUE_ERROR, "%s: x has shape %s and w %s, expected x (..., in) and w (out, in)", op,
+            msi_shape_text(x->v.ndim, x->v.shape), msi_shape_text(w->v.ndim, w->v.shape));
+    }
+    MS_TRY(msi_same_dtype(op, "x", x, "w", w));
+    if (bias == NULL) {
+        return MS_OK;
+    }
+    if (bias->v.ndim != 1 || bias->v.shape[0] != w->v.shape[0]) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: bias has shape %s, expected (%lld) for w %s", op,
+                       msi_shape_text(bias->v.ndim, bias->v.shape), (long long)w->v.shape[0],
+                       msi_shape_text(w->v.ndim, w->v.shape));
+    }
+    return msi_same_dtype(op, "x", x, "bias", bias);
+}
+
+/* `v` as a matrix the gemm can read, copied only when it must be. The caller holds a reference. */
+static ms_status as_matrix(msi_view *out, ms_context *ctx, const msi_view *v)
+{
+    const int64_t shape[2] = {msi_leading(v, v->ndim - 1), v->shape[v->ndim - 1]};
+    msi_view copy;
+
+    if (msi_view_reshape(v, 2, shape, out) && msi_is_matrix(out)) {
+        msi_storage_retain(out->storage);
+        return MS_OK;
+    }
+    MS_TRY(msi_view_like(&copy, ctx, v, v->dtype, MS_MEM_ACTIVATION, true));
+    msi_view_reshape(&copy, 2, shape, out);
+    return MS_OK;
+}
+
+/* h = x w^T + bias; saves x and w as they were read. */
+static ms_status multiply(msi_op_call *c, const msi_view *h)
+{
+    msi_view x, w, bias = {.storage = NULL};
+    msi_matrix a, b;
+    msi_gemm_args args = {.batch = 1};
+    ms_status status;
+
+    MS_TRY(as_matrix(&x, c->ctx, &c->in[X]->v));
+    MS_TRY_GOTO(as_matrix(&w, c->ctx, &c->in[W]->v), no_w);
+    MS_TRY_GOTO(msi_matrix_of(&x, &a), out);
+    MS_TRY_GOTO(msi_matrix_of(&w, &b), out);
+    if (c->in[BIAS] != NULL) {
+        void *data;
+
+        MS_TRY_GOTO(msi_contiguous(&bias, c->ctx, &c->in[BIAS]->v), out);
+        MS_TRY_GOTO(msi_view_data(&bias, &data), out);
+        args.bias = data;
+    }
+    args.m = x.shape[0];
+    args.n = w.shape[0];
+    args.k = x.shape[1];
+    args.a = a.data;
+    args.a_row = a.row;
+    args.a_col = a.col;
+    args.b = b.data;
+    args.b_row = b.col; /* w^T */
+    args.b_col = b.row;
+    args.c = msi_view_ptr(h);
+    args.c_row = args.n;
+    args.dtype = args.c_dtype = x.dtype;
+    MS_TRY_GOTO(msi_gemm(c->ctx, &args), out);
+    msi_save(c, SAVED_X, &x);
+    msi_save(c, SAVED_W, &w);
+out:
+    msi_storage_release(bias.storage);
+    msi_storage_release(w.storage);
+no_w:
+    msi_storage_release(x.storage);
+    return status;
+}
+
+static int32_t out_shape(const msi_op_call *c, int64_t *shape)
+{
+    const msi_view *x = &c->in[X]->v;
+
+    for (int32_t i = 0; i < x->ndim - 1; i++) {
+        shape[i] = x->shape[i];
+    }
+    shape[x->ndim - 1] = c->in[W]->v.shape[0];
+    return x->ndim;
+}
+
+static ms_status linear_forward(msi_op_call *c)
+{
+    int64_t shape[MS_MAX_DIMS];
+
+    MS_TRY(check(c));
+    MS_TRY(msi_out(c, 0, c->in[X]->v.dtype, out_shape(c, shape), shape));
+    return multiply(c, &c->out[0]->v);
+}
+
+/* Gradients of x, w and bias from that of the pre-activation, contiguous (M, out). */
+static ms_status differentiate(msi_bwd *b, const msi_view *dh)
+{
+    const msi_view *x, *w;
+    msi_matrix mx, mw, md;
+
+    MS_TRY(msi_matrix_of(dh, &md));
+    if (msi_bwd_needs(b, X)) {
+        MS_TRY(msi_bwd_saved(b, SAVED_W, &w));
+        MS_TRY(msi_matrix_of(w, &mw));
+        msi_gemm_args args = {.m = dh->shape[0],
+                              .n = w->shape[1],
+                              .k = dh->shape[1],
+                              .a = md.data,
+                              .a_row = md.row,
+                              .a_col = md.col,
+                              .b = mw.data,
+                              .b_row = mw.row,
+                              .b_col = mw.col,
+                              .batch = 1,
+                              .dtype = dh->dtype};
+
+        MS_TRY(msi_bwd_gemm(b, X, &args));
+    }
+    if (msi_bwd_needs(b, W)) {
+        MS_TRY(msi_bwd_saved(b, SAVED_X, &x));
+        MS_TRY(msi_matrix_of(x, &mx));
+        msi_gemm_args args = {.m = dh->shape[1],
+                              .n = x->shape[1],
+                              .k = dh->shape[0],
+                              .a = md.data,
+                              .a_row = md.col, /* dh^T */
+                              .a_col = md.row,
+                              .b = mx.data,
+                              .b_row = mx.row,
+                              .b_col = mx.col,
+                              .batch = 1,
+                              .dtype = dh->dtype};
+
+        MS_TRY(msi_bwd_gemm(b, W, &args));
+    }
+    if (msi_bwd_needs(b, BIAS)) {
+        msi_target t;
+
+        MS_TRY(msi_target_open(&t, b, BIAS, dh->dtype, MSI_CAN_ADD | MSI_CAN_WIDEN));
+        MS_TRY(msi_sum_to("linear", &t.view, dh, 1.0, t.add));
+        MS_TRY(msi_target_close(&t));
+    }
+    return MS_OK;
+}
+
+static ms_status linear_backward(msi_bwd *b)
+{
+    msi_view dy, dh;
+
+    MS_TRY(msi_bwd_contiguous(b, msi_bwd_grad(b, 0), &dy));
+    const int64_t shape[2] = {msi_leading(&dy, dy.ndim - 1), dy.shape[dy.ndim - 1]};
+
+    msi_view_reshape(&dy, 2, shape, &dh);
+    return differentiate(b, &dh);
+}
+
+static const msi_op linear_op = {
+    .name = "linear", .forward = linear_forward, .backward = linear_backward, .n_saved = 2};
+
+ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias)
+{
+    ms_tensor *const in[3] = {x, w, bias};
+
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL && w != NULL);
+    return msi_op_run(&linear_op, NULL, in, 3, out, 1);
+}
+
+/* -- with gelu --------------------------------------------------------------------------------- */
+
+static ms_status linear_gelu_forward(msi_op_call *c)
+{
+    const gelu_attrs *attrs = c->attrs;
+    int64_t shape[MS_MAX_DIMS];
+    msi_view h;
+    ms_status status;
+
+    MS_TRY(check(c));
+    MS_TRY(msi_out(c, 0, c->in[X]->v.dtype, out_shape(c, shape), shape));
+    if (c->node == NULL) { /* nobody will ask for h: it becomes y */
+        h = c->out[0]->v;
+        msi_storage_retain(h.storage);
+    } else {
+        MS_TRY(msi_internal(&h, c->ctx, c->out[0]->v.dtype, c->out[0]->v.ndim, shape));
+    }
+    const msi_view *in = &h;
+
+    MS_TRY_GOTO(multiply(c, &h), out);
+    MS_TRY_GOTO(msi_ew("linear_gelu", attrs->approximate ? MSI_K_gelu_tanh : MSI_K_gelu,
+                       &c->out[0]->v, &in, 1, NULL, false),
+                out);
+    msi_save(c, SAVED_H, &h);
+out:
+    msi_storage_release(h.storage);
+    return status;
+}
+
+static ms_status linear_gelu_backward(msi_bwd *b)
+{
+    const gelu_attrs *attrs = msi_bwd_attrs(b);
+    const msi_view *h;
+    msi_view dy = *msi_bwd_grad(b, 0), dh, flat;
+
+    MS_TRY(msi_bwd_saved(b, SAVED_H, &h));
+    if (msi_bwd_saved_exclusive(b, SAVED_H)) {
+        dh = *h;
+    } else {
+        MS_TRY(msi_bwd_temp(b, h->dtype, h->ndim, h->shape, &dh));
+    }
+    const msi_view *in[2] = {&dy, h};
+
+    MS_TRY(msi_ew("linear_gelu", attrs->approximate ? MSI_K_gelu_tanh_grad : MSI_K_gelu_grad, &dh,
+                  in, 2, NULL, false));
+    const int64_t shape[2] = {msi_leading(&dh, dh.ndim - 1), dh.shape[dh.ndim - 1]};
+
+    msi_view_reshape(&dh, 2, shape, &flat);
+    return differentiate(b, &flat);
+}
+
+static const msi_op linear_gelu_op = {.name = "linear_gelu",
+                                      .forward = linear_gelu_forward,
+                                      .backward = linear_gelu_backward,
+                                      .attrs_size = sizeof(gelu_attrs),
+                                      .n_saved = 3};
+
+ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias,
+                            bool approximate)
+{
+    ms_tensor *const in[3] = {x, w, bias};
+    const gelu_attrs attrs = {.approximate = approximate};
+
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL && w != NULL);
+    return msi_op_run(&linear_gelu_op, &attrs, in, 3, out, 1);
+}

@@ -1,0 +1,60 @@
+/* log_softmax over the last dimension; the gradient needs the result alone:
+ * dx = dy - exp(y) sum(dy). */
+#include "operand.h"
+
+static ms_status log_softmax_forward(msi_op_call *c)
+{
+    const msi_view *in = &c->in[0]->v;
+    msi_view x;
+    void *data;
+    ms_status status;
+
+    if (in->ndim < 1) {
+        return MS_FAIL(MS_VALUE_ERROR, "log_softmax: x has shape (), expected (..., C)");
+    }
+    MS_TRY(msi_out(c, 0, in->dtype, in->ndim, in->shape));
+    MS_TRY(msi_contiguous(&x, c->ctx, in));
+    MS_TRY_GOTO(msi_view_data(&x, &data), out);
+    const msi_softmax_args args = {.rows = msi_leading(in, in->ndim - 1),
+                                   .cols = in->shape[in->ndim - 1],
+                                   .x = data,
+                                   .out = msi_view_ptr(&c->out[0]->v)};
+
+    MS_TRY_GOTO(msi_dispatch("log_softmax", MSI_K_log_softmax, in->dtype, &args), out);
+    msi_save(c, 0, &c->out[0]->v);
+out:
+    msi_storage_release(x.storage);
+    return status;
+}
+
+static ms_status log_softmax_backward(msi_bwd *b)
+{
+    const msi_view *y;
+    msi_view dy;
+    msi_target t;
+
+    MS_TRY(msi_bwd_saved(b, 0, &y));
+    MS_TRY(msi_bwd_contiguous(b, msi_bwd_grad(b, 0), &dy));
+    MS_TRY(msi_target_open(&t, b, 0, y->dtype, MSI_CAN_ADD));
+    const msi_softmax_args args = {.rows = msi_leading(y, y->ndim - 1),
+                                   .cols = y->shape[y->ndim - 1],
+                                   .y = msi_view_ptr(y),
+                                   .dy = msi_view_ptr(&dy),
+                                   .out = t.data,
+                                   .accumulate = t.add};
+
+    MS_TRY(msi_dispatch("log_softmax", MSI_K_log_softmax_grad, y->dtype, &args));
+    return msi_target_close(&t);
+}
+
+static const msi_op log_softmax_op = {.name = "log_softmax",
+                                      .forward = log_softmax_forward,
+                                      .backward = log_softmax_backward,
+                                      .n_saved = 1};
+
+ms_status ms_op_log_softmax(ms_tensor **out, ms_tensor *x)
+{
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL);
+    return msi_op_run(&log_softmax_op, NULL, &x, 1, out, 1);
+}

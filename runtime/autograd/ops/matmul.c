@@ -1,0 +1,153 @@
+/* (..., M, K) x (..., K, N) -> (..., M, N), leading dimensions equal and folded into one batch.
+ * da = dy b^T, db = a^T dy. */
+#include "operand.h"
+
+enum { A, B };
+
+static ms_status check(const msi_op_call *c)
+{
+    const msi_view *a = &c->in[A]->v, *b = &c->in[B]->v;
+    bool fits =
+        a->ndim == b->ndim && a->ndim >= 2 && a->shape[a->ndim - 1] == b->shape[b->ndim - 2];
+
+    for (int32_t i = 0; fits && i < a->ndim - 2; i++) {
+        fits = a->shape[i] == b->shape[i];
+    }
+    if (!fits) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "matmul: shapes are %s and %s, expected (..., m, k) and (..., k, n) with "
+                       "equal leading dimensions",
+                       msi_shape_text(a->ndim, a->shape), msi_shape_text(b->ndim, b->shape));
+    }
+    return msi_same_dtype("matmul", "a", c->in[A], "b", c->in[B]);
+}
+
+/* Fold the leading dimensions into one: (batch, rows, cols). False when the strides forbid it. */
+static bool fold(const msi_view *v, msi_view *out)
+{
+    const int64_t shape[3] = {msi_leading(v, v->ndim - 2), v->shape[v->ndim - 2],
+                              v->shape[v->ndim - 1]};
+    msi_view lead = *v, folded;
+
+    lead.ndim = (int8_t)(v->ndim - 2);
+    if (!msi_view_reshape(&lead, 1, shape, &folded)) {
+        return false;
+    }
+    *out = *v;
+    out->ndim = 3;
+    for (int32_t i = 0; i < 3; i++) {
+        out->shape[i] = shape[i];
+    }
+    out->stride[1] = v->stride[v->ndim - 2];
+    out->stride[2] = v->stride[v->ndim - 1];
+    out->stride[0] = folded.stride[0];
+    return true;
+}
+
+/* `v` as (batch, rows, cols) the gemm can read. The caller holds a reference. */
+static ms_status as_matrices(msi_view *out, ms_context *ctx, const msi_view *v)
+{
+    msi_view copy;
+
+    if (fold(v, out) && msi_is_matrix(out)) {
+        msi_storage_retain(out->storage);
+        return MS_OK;
+    }
+    MS_TRY(msi_view_like(&copy, ctx, v, v->dtype, MS_MEM_ACTIVATION, true));
+    fold(&copy, out);
+    return MS_OK;
+}
+
+static msi_gemm_args product(msi_matrix a, msi_matrix b, int64_t m, int64_t n, int64_t k)
+{
+    return (msi_gemm_args){.m = m,
+                           .n = n,
+                           .k = k,
+                           .a = a.data,
+                           .a_row = a.row,
+                           .a_col = a.col,
+                           .a_batch = a.batch,
+                           .b = b.data,
+                           .b_row = b.row,
+                           .b_col = b.col,
+                           .b_batch = b.batch};
+}
+
+static ms_status matmul_forward(msi_op_call *c)
+{
+    const msi_view *in_a = &c->in[A]->v;
+    int64_t shape[MS_MAX_DIMS];
+    msi_view a, b;
+    msi_matrix ma, mb;
+    ms_status status;
+
+    MS_TRY(check(c));
+    for (int32_t i = 0; i < in_a->ndim - 1; i++) {
+        shape[i] = in_a->shape[i];
+    }
+    shape[in_a->ndim - 1] = c->in[B]->v.shape[in_a->ndim - 1];
+    MS_TRY(msi_out(c, 0, in_a->dtype, in_a->ndim, shape));
+    MS_TRY(as_matrices(&a, c->ctx, in_a));
+    MS_TRY_GOTO(as_matrices(&b, c->ctx, &c->in[B]->v), no_b);
+    MS_TRY_GOTO(msi_matrix_of(&a, &ma), out);
+    MS_TRY_GOTO(msi_matrix_of(&b, &mb), out);
+    msi_gemm_args args = product(ma, mb, a.shape[1], b.shape[2], a.shape[2]);
+
+    args.c = msi_view_ptr(&c->out[0]->v);
+    args.c_row = args.n;
+    args.c_batch = args.m * args.n;
+    args.batch = a.shape[0];
+    args.dtype = args.c_dtype = a.dtype;
+    MS_TRY_GOTO(msi_gemm(c->ctx, &args), out);
+    msi_save(c, A, &a);
+    msi_save(c, B, &b);
+out:
+    msi_storage_release(b.storage);
+no_b:
+    msi_storage_release(a.storage);
+    return status;
+}
+
+static ms_status matmul_backward(msi_bwd *bwd)
+{
+    const msi_view *saved;
+    msi_view whole, dy;
+    msi_matrix md, other;
+
+    MS_TRY(msi_bwd_contiguous(bwd, msi_bwd_grad(bwd, 0), &whole));
+    fold(&whole, &dy);
+    MS_TRY(msi_matrix_of(&dy, &md));
+    if (msi_bwd_needs(bwd, A)) {
+        MS_TRY(msi_bwd_saved(bwd, B, &saved));
+        MS_TRY(msi_matrix_of(saved, &other));
+        msi_gemm_args args =
+            product(md, msi_transposed(other), dy.shape[1], saved->shape[1], dy.shape[2]);
+
+        args.batch = dy.shape[0];
+        args.dtype = dy.dtype;
+        MS_TRY(msi_bwd_gemm(bwd, A, &args));
+    }
+    if (msi_bwd_needs(bwd, B)) {
+        MS_TRY(msi_bwd_saved(bwd, A, &saved));
+        MS_TRY(msi_matrix_of(saved, &other));
+        msi_gemm_args args =
+            product(msi_transposed(other), md, saved->shape[2], dy.shape[2], dy.shape[1]);
+
+        args.batch = dy.shape[0];
+        args.dtype = dy.dtype;
+        MS_TRY(msi_bwd_gemm(bwd, B, &args));
+    }
+    return MS_OK;
+}
+
+static const msi_op matmul_op = {
+    .name = "matmul", .forward = matmul_forward, .backward = matmul_backward, .n_saved = 2};
+
+ms_status ms_op_matmul(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    ms_tensor *const in[2] = {a, b};
+
+    *out = NULL;
+    MS_CHECK_ARG(a != NULL && b != NULL);
+    return msi_op_run(&matmul_op, NULL, in, 2, out, 1);
+}

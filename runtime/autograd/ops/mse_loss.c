@@ -1,0 +1,97 @@
+/* Mean or sum of (x - y)^2. Gradients come from x and y; the squares live during forward only. */
+#include "operand.h"
+
+enum { X, Y };
+
+typedef struct mse_attrs {
+    int32_t reduction;
+} mse_attrs;
+
+static ms_status check(const msi_op_call *c)
+{
+    const msi_view *x = &c->in[X]->v, *y = &c->in[Y]->v;
+    const mse_attrs *attrs = c->attrs;
+
+    MS_TRY(msi_same_dtype("mse_loss", "x", c->in[X], "y", c->in[Y]));
+    if (!msi_view_same_shape(x, y)) {
+        return MS_FAIL(MS_VALUE_ERROR, "mse_loss: x has shape %s and y %s, expected one shape",
+                       msi_shape_text(x->ndim, x->shape), msi_shape_text(y->ndim, y->shape));
+    }
+    if (attrs->reduction != MS_REDUCTION_MEAN && attrs->reduction != MS_REDUCTION_SUM) {
+        return MS_FAIL(MS_VALUE_ERROR, "mse_loss: reduction is %d, expected %d (mean) or %d (sum)",
+                       (int)attrs->reduction, MS_REDUCTION_MEAN, MS_REDUCTION_SUM);
+    }
+    return MS_OK;
+}
+
+/* Weight of one element in the loss. */
+static double weight(const mse_attrs *attrs, const msi_view *x)
+{
+    return attrs->reduction == MS_REDUCTION_MEAN ? 1 / (double)msi_view_numel(x) : 1;
+}
+
+static ms_status mse_forward(msi_op_call *c)
+{
+    const msi_view *x = &c->in[X]->v, *in[2] = {x, &c->in[Y]->v};
+    const int64_t ones[MS_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
+    msi_view squares, total;
+
+    MS_TRY(check(c));
+    MS_TRY(msi_out(c, 0, msi_stat_dtype(x->dtype), 0, NULL));
+    MS_TRY(msi_internal(&squares, c->ctx, x->dtype, x->ndim, x->shape));
+    ms_status status = msi_ew("mse_loss", MSI_K_mse, &squares, in, 2, NULL, false);
+
+    if (status == MS_OK) {
+        total = c->out[0]->v;
+        msi_view_set_contiguous(&total, total.dtype, x->ndim, ones);
+        status = msi_sum_to("mse_loss", &total, &squares, weight(c->attrs, x), false);
+    }
+    msi_storage_release(squares.storage);
+    msi_save(c, X, x);
+    msi_save(c, Y, in[Y]);
+    return status;
+}
+
+/* dx = 2 g weight (x - y), dy = -dx. */
+static ms_status mse_backward(msi_bwd *b)
+{
+    const mse_attrs *attrs = msi_bwd_attrs(b);
+    const msi_view *in[2], *g = msi_bwd_grad(b, 0);
+    void *data;
+
+    MS_TRY(msi_bwd_saved(b, X, &in[X]));
+    MS_TRY(msi_bwd_saved(b, Y, &in[Y]));
+    MS_TRY(msi_view_data(g, &data));
+    const double grad =
+        g->dtype == MS_DTYPE_F64 ? *(const double *)data : (double)*(const float *)data;
+
+    for (int32_t i = X; i <= Y; i++) {
+        const double scale = 2 * grad * weight(attrs, in[X]);
+        const double scalars[2] = {i == X ? scale : -scale, 0};
+        msi_target t;
+
+        if (!msi_bwd_needs(b, i)) {
+            continue;
+        }
+        MS_TRY(msi_target_open(&t, b, i, in[X]->dtype, MSI_CAN_ADD));
+        MS_TRY(msi_ew("mse_loss", MSI_K_mse_grad, &t.view, in, 2, scalars, t.add));
+        MS_TRY(msi_target_close(&t));
+    }
+    return MS_OK;
+}
+
+static const msi_op mse_op = {.name = "mse_loss",
+                              .forward = mse_forward,
+                              .backward = mse_backward,
+                              .attrs_size = sizeof(mse_attrs),
+                              .n_saved = 2};
+
+ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int32_t reduction)
+{
+    ms_tensor *const in[2] = {x, y};
+    const mse_attrs attrs = {reduction};
+
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL && y != NULL);
+    return msi_op_run(&mse_op, &attrs, in, 2, out, 1);
+}

@@ -1,0 +1,228 @@
+/* Views: other shapes and strides over the same memory. Gradients are views too, undone; only
+ * narrow's needs memory: what was cut off gets zeros. */
+#include "operand.h"
+
+/* -- reshape ----------------------------------------------------------------------------------- */
+
+typedef struct reshape_attrs {
+    int32_t ndim;
+    int64_t shape[MS_MAX_DIMS];
+} reshape_attrs;
+
+/* Replace a size of -1 by what is left for it, and compare the counts. */
+static ms_status infer_shape(const msi_view *x, const reshape_attrs *attrs, int64_t *shape)
+{
+    const int64_t numel = msi_view_numel(x);
+    int64_t known = 1;
+    int32_t open = -1;
+    bool fits = true;
+
+    for (int32_t d = 0; d < attrs->ndim; d++) {
+        shape[d] = attrs->shape[d];
+        if (shape[d] == -1 && open < 0) {
+            open = d;
+        } else {
+            fits &= shape[d] >= 0 && !__builtin_mul_overflow(known, shape[d], &known);
+        }
+    }
+    if (fits && open >= 0) {
+        fits = known > 0 && numel % known == 0;
+        shape[open] = fits ? numel / known : -1;
+    } else {
+        fits &= known == numel;
+    }
+    if (!fits) {
+        return MS_FAIL(MS_VALUE_ERROR, "reshape: %s has %lld elements, which shape %s does not fit",
+                       msi_shape_text(x->ndim, x->shape), (long long)numel,
+                       msi_shape_text(attrs->ndim, attrs->shape));
+    }
+    return MS_OK;
+}
+
+static ms_status reshape_forward(msi_op_call *c)
+{
+    const reshape_attrs *attrs = c->attrs;
+    const msi_view *x = &c->in[0]->v;
+    int64_t shape[MS_MAX_DIMS];
+    msi_view v;
+
+    MS_TRY(infer_shape(x, attrs, shape));
+    if (msi_view_reshape(x, attrs->ndim, shape, &v)) {
+        return msi_out_view(c, 0, &v);
+    }
+    MS_TRY(msi_out(c, 0, x->dtype, attrs->ndim, shape));
+    v = c->out[0]->v;
+    msi_view_set_contiguous(&v, x->dtype, x->ndim, x->shape);
+    return msi_copy(&v, x, false);
+}
+
+static ms_status reshape_backward(msi_bwd *b)
+{
+    const msi_view *x = msi_bwd_operand(b, 0), *g = msi_bwd_grad(b, 0);
+    msi_view plain, v;
+
+    if (!msi_view_reshape(g, x->ndim, x->shape, &v)) {
+        MS_TRY(msi_bwd_contiguous(b, g, &plain));
+        msi_view_reshape(&plain, x->ndim, x->shape, &v);
+    }
+    return msi_bwd_pass(b, 0, &v);
+}
+
+static const msi_op reshape_op = {.name = "reshape",
+                                  .forward = reshape_forward,
+                                  .backward = reshape_backward,
+                                  .attrs_size = sizeof(reshape_attrs)};
+
+static ms_status check_ndim(const char *op, int32_t ndim)
+{
+    if (ndim < 0 || ndim > MS_MAX_DIMS) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: a tensor has 0 to %d dimensions, got %d", op,
+                       MS_MAX_DIMS, (int)ndim);
+    }
+    return MS_OK;
+}
+
+ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *shape)
+{
+    reshape_attrs attrs = {.ndim = ndim};
+
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL);
+    MS_TRY(check_ndim("reshape", ndim));
+    for (int32_t d = 0; d < ndim; d++) {
+        attrs.shape[d] = shape[d];
+    }
+    return msi_op_run(&reshape_op, &attrs, &x, 1, out, 1);
+}
+
+/* -- permute ----------------------------------------------------------------------------------- */
+
+typedef struct permute_attrs {
+    int32_t ndim;
+    int32_t perm[MS_MAX_DIMS];
+} permute_attrs;
+
+static ms_status permute_forward(msi_op_call *c)
+{
+    const permute_attrs *attrs = c->attrs;
+    const msi_view *x = &c->in[0]->v;
+    msi_view v = *x;
+    uint32_t seen = 0;
+
+    if (attrs->ndim != x->ndim) {
+        return MS_FAIL(MS_VALUE_ERROR, "permute: got %d dimensions for shape %s, expected %d",
+                       (int)attrs->ndim, msi_shape_text(x->ndim, x->shape), (int)x->ndim);
+    }
+    for (int32_t d = 0; d < x->ndim; d++) {
+        const int32_t from = attrs->perm[d];
+
+        if (from < 0 || from >= x->ndim) {
+            return MS_FAIL(MS_INDEX_ERROR, "permute: dimension %d is outside [0, %d)", (int)from,
+                           (int)x->ndim);
+        }
+        if (seen >> from & 1) {
+            return MS_FAIL(MS_VALUE_ERROR, "permute: dimension %d comes twice", (int)from);
+        }
+        seen |= 1u << from;
+        v.shape[d] = x->shape[from];
+        v.stride[d] = x->stride[from];
+    }
+    return msi_out_view(c, 0, &v);
+}
+
+static ms_status permute_backward(msi_bwd *b)
+{
+    const permute_attrs *attrs = msi_bwd_attrs(b);
+    const msi_view *g = msi_bwd_grad(b, 0);
+    msi_view v = *g;
+
+    for (int32_t d = 0; d < attrs->ndim; d++) {
+        v.shape[attrs->perm[d]] = g->shape[d];
+        v.stride[attrs->perm[d]] = g->stride[d];
+    }
+    return msi_bwd_pass(b, 0, &v);
+}
+
+static const msi_op permute_op = {.name = "permute",
+                                  .forward = permute_forward,
+                                  .backward = permute_backward,
+                                  .attrs_size = sizeof(permute_attrs)};
+
+ms_status ms_op_permute(ms_tensor **out, ms_tensor *x, int32_t ndim, const int32_t *perm)
+{
+    permute_attrs attrs = {.ndim = ndim};
+
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL);
+    MS_TRY(check_ndim("permute", ndim));
+    for (int32_t d = 0; d < ndim; d++) {
+        attrs.perm[d] = perm[d];
+    }
+    return msi_op_run(&permute_op, &attrs, &x, 1, out, 1);
+}
+
+/* -- narrow ------------------------------------------------------------------------------------ */
+
+typedef struct narrow_attrs {
+    int32_t dim;
+    int64_t start, length;
+} narrow_attrs;
+
+static msi_view narrowed(const msi_view *v, const narrow_attrs *attrs)
+{
+    msi_view n = *v;
+
+    n.offset += attrs->start * v->stride[attrs->dim];
+    n.shape[attrs->dim] = attrs->length;
+    return n;
+}
+
+static ms_status narrow_forward(msi_op_call *c)
+{
+    const narrow_attrs *attrs = c->attrs;
+    const msi_view *x = &c->in[0]->v;
+
+    if (attrs->dim < 0 || attrs->dim >= x->ndim) {
+        return MS_FAIL(MS_INDEX_ERROR, "narrow: dimension %d is outside of shape %s",
+                       (int)attrs->dim, msi_shape_text(x->ndim, x->shape));
+    }
+    if (attrs->start < 0 || attrs->length < 0 ||
+        attrs->start > x->shape[attrs->dim] - attrs->length) {
+        return MS_FAIL(MS_INDEX_ERROR,
+                       "narrow: %lld entries from %lld along dimension %d are outside of shape %s",
+                       (long long)attrs->length, (long long)attrs->start, (int)attrs->dim,
+                       msi_shape_text(x->ndim, x->shape));
+    }
+    const msi_view v = narrowed(x, attrs);
+
+    return msi_out_view(c, 0, &v);
+}
+
+static ms_status narrow_backward(msi_bwd *b)
+{
+    const narrow_attrs *attrs = msi_bwd_attrs(b);
+    msi_view dst;
+    bool add;
+
+    MS_TRY(msi_bwd_dest(b, 0, &dst, &add));
+    if (!add) {
+        MS_TRY(msi_fill(&dst, 0));
+    }
+    const msi_view part = narrowed(&dst, attrs);
+
+    return msi_copy(&part, msi_bwd_grad(b, 0), add);
+}
+
+static const msi_op narrow_op = {.name = "narrow",
+                                 .forward = narrow_forward,
+                                 .backward = narrow_backward,
+                                 .attrs_size = sizeof(narrow_attrs)};
+
+ms_status ms_op_narrow(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t start, int64_t length)
+{
+    const narrow_attrs attrs = {dim, start, length};
+
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL);
+    return msi_op_run(&narrow_op, &attrs, &x, 1, out, 1);
+}

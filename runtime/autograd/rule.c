@@ -1,0 +1,138 @@
+/* What a backward rule sees of the node it differentiates: incoming gradients, saved views, places
+ * for the operands' gradients, scratch. */
+#include "ops/operand.h"
+#include "tape.h"
+
+struct msi_bwd {
+    msi_node *node;
+    msi_tape *tape;
+};
+
+ms_status msi_rule_run(msi_node *node)
+{
+    msi_tape *tape = node->tape;
+    msi_bwd b = {node, tape};
+    ms_status status = node->op->backward(&b);
+
+    while (tape->temps.n > 0) {
+        msi_storage_release(tape->temps.item[--tape->temps.n]);
+    }
+    return status;
+}
+
+ms_context *msi_bwd_context(const msi_bwd *b)
+{
+    return b->tape->ctx;
+}
+
+const void *msi_bwd_attrs(const msi_bwd *b)
+{
+    return b->node->attrs;
+}
+
+const msi_view *msi_bwd_grad(const msi_bwd *b, int32_t i)
+{
+    return b->node->out[i].grad != NULL ? &b->node->out[i].grad->view : NULL;
+}
+
+const msi_view *msi_bwd_operand(const msi_bwd *b, int32_t i)
+{
+    const msi_edge *edge = &b->node->edge[i];
+    msi_view *v = &b->tape->operand[i];
+
+    if (edge->ndim < 0) {
+        return NULL;
+    }
+    v->storage = NULL;
+    v->offset = 0;
+    msi_view_set_contiguous(v, edge->dtype, edge->ndim, edge->shape);
+    return v;
+}
+
+bool msi_bwd_needs(const msi_bwd *b, int32_t i)
+{
+    return b->node->edge[i].node != NULL;
+}
+
+/* -- saved views ------------------------------------------------------------------------------- */
+
+ms_status msi_bwd_saved(msi_bwd *b, int32_t slot, const msi_view **v)
+{
+    const msi_saved *saved = &b->node->saved[slot];
+    void *data;
+
+    MS_ASSERT(slot < b->node->n_saved && saved->view.storage != NULL);
+    if (MSI_UNLIKELY(saved->version != saved->view.storage->version)) {
+        return MS_FAIL(
+            MS_RUNTIME_ERROR,
+            "saved tensor %d of shape %s was modified by an in-place operation: it is at "
+            "version %lld, expected %lld",
+            (int)slot, msi_shape_text(saved->view.ndim, saved->view.shape),
+            (long long)saved->view.storage->version, (long long)saved->version);
+    }
+    *v = &saved->view;
+    return msi_view_data(&saved->view, &data);
+}
+
+bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t slot)
+{
+    const msi_storage *s = b->node->saved[slot].view.storage;
+
+    return s != NULL && s->refcount == 1 && s->kind == MS_STORAGE_OWNED && s->base == NULL &&
+           !s->readonly;
+}
+
+/* -- operands' gradients ----------------------------------------------------------------------- */
+
+ms_status msi_bwd_dest(msi_bwd *b, int32_t i, msi_view *dst, bool *add)
+{
+    const msi_edge *edge = &b->node->edge[i];
+
+    MS_ASSERT(edge->node != NULL);
+    return msi_grad_dest(edge->node, edge->out, dst, add);
+}
+
+ms_status msi_bwd_pass(msi_bwd *b, int32_t i, const msi_view *v)
+{
+    const msi_edge *edge = &b->node->edge[i];
+
+    MS_ASSERT(edge->node == NULL || msi_view_same_shape(v, msi_bwd_operand(b, i)));
+    return edge->node != NULL ? msi_grad_pass(edge->node, edge->out, v) : MS_OK;
+}
+
+ms_status msi_bwd_reduce_pass(msi_bwd *b, int32_t i, const msi_view *v, double scale)
+{
+    const char *op = b->node->op->name;
+    msi_target t;
+
+    if (!msi_bwd_needs(b, i)) {
+        return MS_OK;
+    }
+    if (!msi_view_same_shape(v, msi_bwd_operand(b, i))) {
+        MS_TRY(msi_target_open(&t, b, i, v->dtype, MSI_CAN_ADD | MSI_CAN_WIDEN));
+        MS_TRY(msi_sum_to(op, &t.view, v, scale, t.add));
+        return msi_target_close(&t);
+    }
+    if (scale == 1) {
+        return msi_bwd_pass(b, i, v);
+    }
+    const double scalars[2] = {scale, 0};
+
+    MS_TRY(msi_target_open(&t, b, i, v->dtype, MSI_CAN_ADD));
+    MS_TRY(msi_ew(op, MSI_K_affine, &t.view, &v, 1, scalars, t.add));
+    return msi_target_close(&t);
+}
+
+ms_status msi_bwd_temp(msi_bwd *b, int32_t dtype, int32_t ndim, const int64_t *shape, msi_view *v)
+{
+    v->offset = 0;
+    msi_view_set_contiguous(v, dtype, ndim, shape);
+    MS_TRY(msi_storage_new(&v->storage, b->tape->ctx, msi_view_numel(v) * ms_dtype_size(dtype),
+                           MS_MEM_ACTIVATION));
+    ms_status status = msi_list_push(&b->tape->temps, v->storage);
+
+    if (status != MS_OK) {
+        msi_storage_release(v->storage);
+    }
+    return status;
+}

@@ -1,0 +1,267 @@
+/* The caching allocator of a context, with exact byte counts.
+ *
+ * Blocks carry a 64-byte header in front (size class, bytes asked for, kind) and are cut to size
+ * classes of an eighth of a power of two, so a freed block fits the next request of about its size
+ * and a steady training step asks the system for nothing. Counts are of bytes asked for, never of
+ * what the class rounds to. */
+#include "backend.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum {
+    HEADER = 64,
+    MIN_SHIFT = 6, /* smallest class: 64 bytes */
+    STEPS = 8,     /* classes per power of two */
+    N_CLASSES = 42 * STEPS,
+    MAP_BYTES = 1 << 20 /* larger blocks are mapped, in huge pages where the system gives them */
+};
+
+static const char *const kind_names[MS_MEM_KINDS] = {"parameter",  "gradient", "optimizer",
+                                                     "activation", "arena",    "scratch"};
+
+typedef struct block {
+    struct block *next; /* in the free list */
+    int64_t nbytes;     /* asked for; -1 while free */
+    int64_t capacity;   /* of the class, without the header */
+    int32_t size_class;
+    int32_t kind;
+    struct heap *heap;
+    uint64_t pad[2];
+} block;
+
+_Static_assert(sizeof(block) <= HEADER, "the header must fit in front of an aligned block");
+
+typedef struct heap {
+    block *free_list[N_CLASSES];
+    ms_memory_stats stats;
+    int64_t fail_in; /* test hook: allocations until one fails; -1: never */
+    int64_t n_live;
+    bool closed; /* the context is gone; the last block frees the heap */
+} heap;
+
+static int32_t class_of(int64_t nbytes, int64_t *capacity)
+{
+    int64_t n = nbytes < 64 ? 64 : nbytes;
+    int32_t shift = 63 - __builtin_clzll((uint64_t)n);
+    int64_t step = shift > 8 ? (int64_t)1 << (shift - 3) : 32;
+    int64_t base = (int64_t)1 << shift;
+    int64_t k = (n - base + step - 1) / step;
+
+    *capacity = base + k * step;
+    if (*capacity == base * 2) {
+        shift++;
+        k = 0;
+    }
+    return (shift - MIN_SHIFT) * STEPS + (int32_t)k;
+}
+
+static void *system_take(int64_t bytes)
+{
+    if (bytes >= MAP_BYTES) {
+        void *p =
+            mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (p == MAP_FAILED) {
+            return NULL;
+        }
+        madvise(p, (size_t)bytes, MADV_HUGEPAGE);
+        return p;
+    }
+    return aligned_alloc(64, (size_t)((bytes + 63) & ~(int64_t)63));
+}
+
+static void system_give(block *b)
+{
+    int64_t bytes = b->capacity + HEADER;
+
+    b->heap->stats.reserved -= bytes;
+    if (bytes >= MAP_BYTES) {
+        munmap(b, (size_t)bytes);
+    } else {
+        free(b);
+    }
+}
+
+static void trim(heap *h)
+{
+    for (int32_t i = 0; i < N_CLASSES; i++) {
+        while (h->free_list[i] != NULL) {
+            block *b = h->free_list[i];
+
+            h->free_list[i] = b->next;
+            system_give(b);
+        }
+    }
+}
+
+static void close_heap(void *state)
+{
+    heap *h = state;
+
+    trim(h);
+    h->closed = true;
+    if (h->n_live == 0) {
+        free(h);
+    }
+}
+
+static heap *heap_of(ms_context *ctx)
+{
+    heap *h = ctx->room[MSI_ROOM_BACKEND];
+
+    if (MSI_UNLIKELY(h == NULL)) {
+        h = calloc(1, sizeof(*h));
+        if (h != NULL) {
+            h->fail_in = msi_switch_int("MS_FAIL_ALLOC", -1);
+            ctx->room[MSI_ROOM_BACKEND] = h;
+            ctx->close[MSI_ROOM_BACKEND] = close_heap;
+        }
+    }
+    return h;
+}
+
+static void count(heap *h, int64_t nbytes, int32_t kind)
+{
+    ms_memory_stats *s = &h->stats;
+
+    s->live[kind] += nbytes;
+    s->live_total += nbytes;
+    if (s->live[kind] > s->peak[kind]) {
+        s->peak[kind] = s->live[kind];
+    }
+    if (s->live_total > s->peak_total) {
+        s->peak_total = s->live_total;
+    }
+}
+
+static ms_status out_of_memory(heap *h, int64_t nbytes, int32_t kind)
+{
+    return MS_FAIL(MS_OUT_OF_MEMORY,
+                   "no memory for %lld bytes of %s (live: %lld bytes, of which activations %lld; "
+                   "held from the system: %lld)",
+                   (long long)nbytes, kind_names[kind], h ? (long long)h->stats.live_total : 0,
+                   h ? (long long)h->stats.live[MS_MEM_ACTIVATION] : 0,
+                   h ? (long long)h->stats.reserved : 0);
+}
+
+ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
+{
+    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
+    int64_t capacity;
+
+    *out = NULL;
+    if (h == NULL || nbytes < 0 || nbytes > (int64_t)1 << 46 ||
+        (h->fail_in >= 0 && h->fail_in-- == 0)) {
+        return out_of_memory(h, nbytes, kind);
+    }
+    int32_t size_class = class_of(nbytes, &capacity);
+    block *b = h->free_list[size_class];
+
+    if (MSI_LIKELY(b != NULL)) {
+        h->free_list[size_class] = b->next;
+    } else {
+        b = system_take(capacity + HEADER);
+        if (b == NULL) {
+            trim(h);
+            b = system_take(capacity + HEADER);
+        }
+        if (b == NULL) {
+            return out_of_memory(h, nbytes, kind);
+        }
+        b->size_class = size_class;
+        b->capacity = capacity;
+        b->heap = h;
+        h->stats.reserved += capacity + HEADER;
+        h->stats.n_system++;
+    }
+    b->nbytes = nbytes;
+    b->kind = kind;
+    h->stats.n_allocs++;
+    h->n_live++;
+    count(h, nbytes, kind);
+    *out = (char *)b + HEADER;
+    return MS_OK;
+}
+
+void msi_release(ms_context *ctx, void *data)
+{
+    if (data == NULL) {
+        return;
+    }
+    block *b = (block *)((char *)data - HEADER);
+    heap *h = b->heap;
+
+    count(h, -b->nbytes, b->kind);
+    h->n_live--;
+    b->nbytes = -1;
+    if (MSI_UNLIKELY(h->closed)) {
+        system_give(b);
+        if (h->n_live == 0) {
+            free(h);
+        }
+        return;
+    }
+    b->next = h->free_list[b->size_class];
+    h->free_list[b->size_class] = b;
+}
+
+void msi_alloc_set_kind(ms_context *ctx, void *data, int32_t kind)
+{
+    block *b = (block *)((char *)data - HEADER);
+
+    count(b->heap, -b->nbytes, b->kind);
+    b->kind = kind;
+    count(b->heap, b->nbytes, kind);
+}
+
+void msi_count_external(ms_context *ctx, int64_t nbytes, int32_t kind)
+{
+    heap *h = heap_of(ctx);
+
+    if (h != NULL) {
+        count(h, nbytes, kind);
+    }
+}
+
+void msi_alloc_fail_at(ms_context *ctx, int64_t k)
+{
+    heap *h = heap_of(ctx);
+
+    if (h != NULL) {
+        h->fail_in = k;
+    }
+}
+
+void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
+{
+    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
+
+    if (h != NULL) {
+        *stats = h->stats;
+    } else {
+        memset(stats, 0, sizeof(*stats));
+    }
+}
+
+void ms_memory_reset_peak(void)
+{
+    ms_context *ctx = msi_context();
+    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
+
+    if (h != NULL) {
+        memcpy(h->stats.peak, h->stats.live, sizeof(h->stats.peak));
+        h->stats.peak_total = h->stats.live_total;
+    }
+}
+
+void ms_memory_trim(void)
+{
+    ms_context *ctx = msi_context();
+    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
+
+    if (h != NULL) {
+        trim(h);
+    }
+}

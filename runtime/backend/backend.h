@@ -1,0 +1,110 @@
+/* Devices behind tables of function pointers: memory, kernels, matrix multiplication.
+ *
+ * This runtime's CPU is the only device linked in; others are opened as plug-ins. Kernels are
+ * looked up by (kernel, dtype) in the device's table; a missing one is MS_NOT_IMPLEMENTED_ERROR
+ * that names op, dtype and device, never a silent fall back. */
+#ifndef MSI_BACKEND_H
+#define MSI_BACKEND_H
+
+#include "base.h"
+#include "kernel_args.h"
+
+/* Every kernel: name, argument struct. The op test's list is generated from this and the table. */
+#define MSI_KERNELS(X)                                                                             \
+    X(copy, msi_ew_args)       /* out = in[0], casting from in_dtype */                            \
+    X(fill, msi_ew_args)       /* out = scalar[0] */                                               \
+    X(add, msi_ew_args)        /* in[0] + in[1] */                                                 \
+    X(sub, msi_ew_args)        /* in[0] - in[1] */                                                 \
+    X(mul, msi_ew_args)        /* in[0] * in[1] */                                                 \
+    X(div, msi_ew_args)        /* in[0] / in[1] */                                                 \
+    X(affine, msi_ew_args)     /* scalar[0] * in[0] + scalar[1] */                                 \
+    X(reciprocal, msi_ew_args) /* scalar[0] / in[0] */                                             \
+    X(exp, msi_ew_args)                                                                            \
+    X(log, msi_ew_args)                                                                            \
+    X(sqrt, msi_ew_args)                                                                           \
+    X(tanh, msi_ew_args)                                                                           \
+    X(relu, msi_ew_args)                                                                           \
+    X(gelu, msi_ew_args)                                                                           \
+    X(gelu_tanh, msi_ew_args)                                                                      \
+    X(mul_neg, msi_ew_args)        /* -(in[0] * in[1] * in[2]): for the gradient of x/y */         \
+    X(sqrt_grad, msi_ew_args)      /* in[0] / (2 in[1]), in[1] = sqrt(x) */                        \
+    X(tanh_grad, msi_ew_args)      /* in[0] (1 - in[1]^2), in[1] = tanh(x) */                      \
+    X(relu_grad, msi_ew_args)      /* in[0] where in[1] > 0, in[1] = x or relu(x) */               \
+    X(gelu_grad, msi_ew_args)      /* in[0] gelu'(in[1]), in[1] = x */                             \
+    X(gelu_tanh_grad, msi_ew_args) /* likewise, tanh form */                                       \
+    X(mse, msi_ew_args)            /* (in[0] - in[1])^2 */                                         \
+    X(mse_grad, msi_ew_args)       /* scalar[0] (in[0] - in[1]) */                                 \
+    X(sum, msi_sum_args)                                                                           \
+    X(layer_norm, msi_layer_norm_args)                                                             \
+    X(layer_norm_grad, msi_layer_norm_grad_args)                                                   \
+    X(log_softmax, msi_softmax_args)                                                               \
+    X(log_softmax_grad, msi_softmax_args)                                                          \
+    X(cross_entropy, msi_cross_entropy_args)                                                       \
+    X(cross_entropy_grad, msi_cross_entropy_args)                                                  \
+    X(embedding, msi_embedding_args)                                                               \
+    X(embedding_grad, msi_embedding_args)                                                          \
+    X(attention, msi_attention_args)                                                               \
+    X(attention_grad, msi_attention_args)                                                          \
+    X(dropout, msi_dropout_args)                                                                   \
+    X(init, msi_init_args)                                                                         \
+    X(sgd, msi_sgd_args)                                                                           \
+    X(adam, msi_adam_args)                                                                         \
+    X(norm, msi_norm_args)                                                                         \
+    X(tree, msi_tree_args)                                                                         \
+    X(gemm, msi_gemm_args) /* own, for f64, tiny shapes, and where no library is there */
+
+enum {
+#define MSI_KERNEL_ENUM(name, args) MSI_K_##name,
+    MSI_KERNELS(MSI_KERNEL_ENUM)
+#undef MSI_KERNEL_ENUM
+        MSI_K_COUNT
+};
+
+typedef void (*msi_kernel_fn)(const void *args);
+
+/** A device's kernels. NULL entries are missing. */
+typedef struct msi_kernel_table {
+    const char *device; /**< "cpu" */
+    const char *isa;    /**< "x86-64-v4" */
+    msi_kernel_fn fn[MSI_K_COUNT][6 /* MS_DTYPE_COUNT */];
+} msi_kernel_table;
+
+/** Name of a kernel, e.g. "gelu_tanh". */
+const char *msi_kernel_name(int32_t kernel);
+/** This machine's best table, or that of MS_CPU_ISA (v2, v3, v4). Never NULL. */
+const msi_kernel_table *msi_kernels(void);
+/** The table of one build, NULL when this machine cannot run it. @param isa  2, 3 or 4 */
+const msi_kernel_table *msi_kernels_of(int32_t isa);
+/** Run a kernel. `op` names the caller in the error about a missing one. */
+ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args);
+
+/**
+ * Matrix multiplication by the best means for the shape: own kernel for f64 and tiny shapes
+ * (m n k <= 4,096), else the library plug-in (oneDNN), else the own kernel. The choice depends on
+ * shape and dtype alone. One thread. bf16 without hardware support is computed in f32.
+ */
+ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args);
+/** Name of what msi_gemm() uses for a large product of this dtype, e.g. "brg:avx512_core_bf16". */
+const char *msi_gemm_name(ms_context *ctx, int32_t dtype);
+/** Matrix primitives created so far in this context (none is created after the second step). */
+int64_t msi_gemm_created(ms_context *ctx);
+
+/** Scratch bytes the attention kernels need for these arguments. */
+int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, bool gradient);
+
+/* -- memory ------------------------------------------------------------------------------------ */
+
+/** 64-byte aligned block from the context's caching allocator; `kind` is MS_MEM_*. nbytes 0 gives a
+ * valid unique pointer. MS_OUT_OF_MEMORY names bytes, kind and what is live. */
+ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);
+/** Give a block back; NULL is allowed. Any thread's context may be NULL after close. */
+void msi_release(ms_context *ctx, void *block);
+/** Move a live block's bytes to another kind. */
+void msi_alloc_set_kind(ms_context *ctx, void *block, int32_t kind);
+/** Count bytes that live elsewhere (the arena). May be negative. */
+void msi_count_external(ms_context *ctx, int64_t nbytes, int32_t kind);
+/** Test hook: the k-th allocation from now fails (0: the next), -1: none. MS_FAIL_ALLOC sets it. */
+void msi_alloc_fail_at(ms_context *ctx, int64_t k);
+void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats);
+
+#endif

@@ -1,0 +1,258 @@
+/* Which means computes a matrix product: our own kernel for f64 and tiny shapes, the library's
+ * plug-in for the rest, our own kernel again where there is no plug-in or it has nothing good.
+ *
+ * The choice depends on shape, strides and dtype alone, never on values or history, so equal calls
+ * give equal bits. Where the processor has no bf16 products the operands are widened, multiplied in
+ * f32 and rounded once. */
+#include "backend.h"
+
+#include "plugin.h"
+
+#include "moonshard/tensor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TINY = 4096 }; /* m n k up to which a call of the library costs more than it saves */
+
+typedef struct gemm_state {
+    ms_context *ctx;
+    const msi_plugin *plugin; /* NULL: none */
+    void *state;              /* the plug-in's */
+    bool warned_bf16;
+    char name[MS_DTYPE_COUNT][64];
+} gemm_state;
+
+static void *host_alloc(void *user, int64_t nbytes)
+{
+    gemm_state *s = user;
+    void *block = NULL;
+
+    return msi_alloc(s->ctx, nbytes, MS_MEM_SCRATCH, &block) == MS_OK ? block : NULL;
+}
+
+static void host_release(void *user, void *block)
+{
+    gemm_state *s = user;
+
+    msi_release(s->ctx, block);
+}
+
+static void close_state(void *state)
+{
+    gemm_state *s = state;
+
+    if (s->state != NULL) {
+        s->plugin->close(s->state);
+    }
+    free(s);
+}
+
+/* The context's state, with the plug-in opened on first need: never earlier, as ranks fork first.
+ */
+static ms_status state_of(ms_context *ctx, gemm_state **out)
+{
+    gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
+    char error[MSI_PLUGIN_ERROR] = "";
+    const char *reason = NULL;
+
+    *out = s;
+    if (MSI_LIKELY(s != NULL)) {
+        return MS_OK;
+    }
+    s = calloc(1, sizeof(*s));
+    if (s == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the matrix state (%zu bytes)", sizeof(*s));
+    }
+    s->ctx = ctx;
+    s->plugin = msi_plugin_open(&reason);
+    if (s->plugin == NULL) {
+        msi_log(2, "no matrix library (%s): using own kernels", reason);
+    } else {
+        const char *isa = msi_switch_text("MS_CPU_ISA", "");
+        msi_plugin_host host = {.user = s,
+                                .alloc = host_alloc,
+                                .release = host_release,
+                                .isa = strcmp(isa, "v2") == 0   ? 2
+                                       : strcmp(isa, "v3") == 0 ? 3
+                                                                : 0};
+
+        if (s->plugin->open(&s->state, &host, error) != MSI_PLUGIN_OK) {
+            free(s);
+            return MS_FAIL(MS_DEVICE_ERROR, "%s", error);
+        }
+        msi_log(2, "matrix library: %s", s->plugin->library);
+    }
+    ctx->room[MSI_ROOM_ONEDNN] = s;
+    ctx->close[MSI_ROOM_ONEDNN] = close_state;
+    *out = s;
+    return MS_OK;
+}
+
+static void run_own(const msi_gemm_args *g)
+{
+    msi_kernels()->fn[MSI_K_gemm][g->dtype](g);
+}
+
+/* out (rows, cols) = in, cast; both may have any strides. */
+static void cast_matrix(void *out, int32_t out_dtype, int64_t out_row, int64_t out_col,
+                        const void *in, int32_t in_dtype, int64_t in_row, int64_t in_col,
+                        int64_t rows, int64_t cols)
+{
+    bool by_column = in_row == 1 && in_col != 1; /* keep the unit stride innermost */
+    msi_ew_args e = {.out = out, .in = {in}, .in_dtype = in_dtype};
+
+    e.loop.ndim = 2;
+    e.loop.shape[0] = by_column ? cols : rows;
+    e.loop.shape[1] = by_column ? rows : cols;
+    e.loop.stride[0][0] = by_column ? out_col : out_row;
+    e.loop.stride[0][1] = by_column ? out_row : out_col;
+    e.loop.stride[1][0] = by_column ? in_col : in_row;
+    e.loop.stride[1][1] = by_column ? in_row : in_col;
+    msi_kernels()->fn[MSI_K_copy][out_dtype](&e);
+}
+
+static ms_status run(gemm_state *s, const msi_gemm_args *g);
+
+/* One matrix of a bf16 product by way of f32. */
+static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
+{
+    const int32_t wide = MS_DTYPE_F32, narrow = MS_DTYPE_BF16;
+    bool direct = g->c_dtype == wide;
+    int64_t a_numel = g->m * g->k, b_numel = g->k * g->n, c_numel = direct ? 0 : g->m * g->n;
+    msi_gemm_args f = *g;
+    void *block = NULL;
+    ms_status status;
+
+    MS_TRY(msi_alloc(s->ctx, (a_numel + b_numel + c_numel + g->n) * 4, MS_MEM_SCRATCH, &block));
+    float *a = block, *b = a + a_numel, *c = b + b_numel, *bias = c + c_numel;
+
+    f.dtype = f.c_dtype = wide;
+    f.a = a;
+    f.b = b;
+    f.a_row = g->a_col == 1 ? g->k : 1;
+    f.a_col = g->a_col == 1 ? 1 : g->m;
+    f.b_row = g->b_col == 1 ? g->n : 1;
+    f.b_col = g->b_col == 1 ? 1 : g->k;
+    cast_matrix(a, wide, f.a_row, f.a_col, g->a, narrow, g->a_row, g->a_col, g->m, g->k);
+    cast_matrix(b, wide, f.b_row, f.b_col, g->b, narrow, g->b_row, g->b_col, g->k, g->n);
+    if (g->bias != NULL) {
+        cast_matrix(bias, wide, g->n, 1, g->bias, narrow, g->n, 1, 1, g->n);
+        f.bias = bias;
+    }
+    if (!direct) {
+        f.c = c;
+        f.c_row = g->n;
+        if (g->accumulate) {
+            cast_matrix(c, wide, g->n, 1, g->c, narrow, g->c_row, 1, g->m, g->n);
+        }
+    }
+    status = run(s, &f);
+    if (status == MS_OK && !direct) {
+        cast_matrix(g->c, narrow, g->c_row, 1, c, wide, g->n, 1, g->m, g->n);
+    }
+    msi_release(s->ctx, block);
+    return status;
+}
+
+static ms_status run_widened_batch(gemm_state *s, const msi_gemm_args *g)
+{
+    msi_gemm_args one = *g;
+    const int64_t in_bytes = 2, c_bytes = g->c_dtype == MS_DTYPE_BF16 ? 2 : 4;
+    const char *name = NULL;
+
+    if (!s->warned_bf16) {
+        s->warned_bf16 = true;
+        s->plugin->name(s->state, MS_DTYPE_BF16, &name);
+        msi_warn("UserWarning",
+                 "this processor has no bf16 matrix products (%s: %s): computing them in fp32",
+                 s->plugin->library, strcmp(name, "none") == 0 ? "no implementation" : name);
+    }
+    one.batch = 1;
+    for (int64_t i = 0; i < g->batch; i++) {
+        one.a = (const char *)g->a + i * g->a_batch * in_bytes;
+        one.b = (const char *)g->b + i * g->b_batch * in_bytes;
+        one.c = (char *)g->c + i * g->c_batch * c_bytes;
+        MS_TRY(run_widened(s, &one));
+    }
+    return MS_OK;
+}
+
+static ms_status run(gemm_state *s, const msi_gemm_args *g)
+{
+    char error[MSI_PLUGIN_ERROR] = "";
+
+    if (s->plugin == NULL) {
+        run_own(g);
+        return MS_OK;
+    }
+    switch (s->plugin->gemm(s->state, g, error)) {
+    case MSI_PLUGIN_OK:
+        return MS_OK;
+    case MSI_PLUGIN_UNSUPPORTED:
+        if (g->dtype == MS_DTYPE_BF16) {
+            return run_widened_batch(s, g);
+        }
+        run_own(g);
+        return MS_OK;
+    case MSI_PLUGIN_NO_MEMORY:
+        return MS_OUT_OF_MEMORY; /* msi_alloc() said so */
+    default:
+        return MS_FAIL(MS_DEVICE_ERROR, "%s", error);
+    }
+}
+
+ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *g)
+{
+    bool known = g->dtype == MS_DTYPE_F32 || g->dtype == MS_DTYPE_F64 || g->dtype == MS_DTYPE_BF16;
+    gemm_state *s = NULL;
+
+    if (MSI_UNLIKELY(!known)) {
+        return msi_dispatch("gemm", MSI_K_gemm, g->dtype, g); /* says which dtype is missing */
+    }
+    if (g->m == 0 || g->n == 0 || g->batch == 0) {
+        return MS_OK;
+    }
+    if (g->dtype == MS_DTYPE_F64 || (double)g->m * (double)g->n * (double)g->k <= TINY) {
+        run_own(g); /* k = 0 too: zeros, bias or what was there */
+        return MS_OK;
+    }
+    MS_TRY(state_of(ctx, &s));
+    return run(s, g);
+}
+
+const char *msi_gemm_name(ms_context *ctx, int32_t dtype)
+{
+    gemm_state *s = NULL;
+    const char *name = NULL;
+    bool library = dtype == MS_DTYPE_F32 || dtype == MS_DTYPE_BF16;
+
+    if (dtype < 0 || dtype >= MS_DTYPE_COUNT || state_of(ctx, &s) != MS_OK) {
+        return "none";
+    }
+    char *text = s->name[dtype];
+
+    if (text[0] != '\0') {
+        return text;
+    }
+    if (library && s->plugin != NULL) {
+        if (s->plugin->name(s->state, dtype, &name) == MSI_PLUGIN_OK) {
+            snprintf(text, sizeof(s->name[0]), "%s", name);
+            return text;
+        }
+        if (dtype == MS_DTYPE_BF16) {
+            snprintf(text, sizeof(s->name[0]), "fp32 by %.50s", msi_gemm_name(ctx, MS_DTYPE_F32));
+            return text;
+        }
+    }
+    snprintf(text, sizeof(s->name[0]), "own:%s", msi_kernels()->isa);
+    return text;
+}
+
+int64_t msi_gemm_created(ms_context *ctx)
+{
+    const gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
+
+    return s != NULL && s->plugin != NULL ? s->plugin->created(s->state) : 0;
+}

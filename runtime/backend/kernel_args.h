@@ -1,0 +1,211 @@
+/* What kernels are given: raw pointers, sizes, strides in elements. No types of other rooms, no
+ * device headers; both kernel wings read this file.
+ *
+ * A kernel never allocates, checks shapes, or knows a tensor, a rank or a shard. Sizes may be 0.
+ * `accumulate` adds to the destination instead of storing. Results depend on nothing but the
+ * arguments' values and sizes: not on alignment, not on the instruction set (own kernels compute
+ * in 16 fixed lanes; -ffp-contract=off). bf16 computes in f32 and rounds to nearest even once.
+ *
+ * "dtype" fields are MS_DTYPE_*. A kernel is looked up by (name, dtype); which dtype that is
+ * stands beside each struct. */
+#ifndef MSI_KERNEL_ARGS_H
+#define MSI_KERNEL_ARGS_H
+
+#include "moonshard/base.h"
+
+enum { MSI_LOOP_DIMS = 8 };
+
+/** Nested loops with one stride per operand and dimension. ndim 0 means one element. */
+typedef struct msi_loop {
+    int32_t ndim;
+    int64_t shape[MSI_LOOP_DIMS];
+    int64_t stride[4][MSI_LOOP_DIMS]; /**< [0] destination, [1..] sources; 0 broadcasts */
+} msi_loop;
+
+/** Elementwise kernels: out = f(in[0], in[1], in[2]; scalar). Looked up by the dtype of `out`;
+ * inputs have it too, except for `copy`, whose source dtype is `in_dtype`. Collapsed loops:
+ * neighbouring dimensions that can be merged are merged, so contiguous operands give ndim <= 1. */
+typedef struct msi_ew_args {
+    msi_loop loop;
+    void *out;
+    const void *in[3];
+    int32_t in_dtype;
+    bool accumulate;
+    double scalar[2];
+} msi_ew_args;
+
+/** out[kept] = scale * sum over reduced of in. Looked up by the dtype of `in`. Each kept element
+ * adds its reduced elements in a fixed order that depends on the loops' shapes only. */
+typedef struct msi_sum_args {
+    msi_loop kept;    /**< stride[0] of out, stride[1] of in */
+    msi_loop reduced; /**< stride[1] of in */
+    const void *in;
+    void *out;
+    int32_t out_dtype; /**< dtype of `in`, or f32 when `in` is bf16 */
+    double scale;
+    bool accumulate;
+} msi_sum_args;
+
+/** Row-wise layer norm of x (rows, cols), contiguous. Looked up by the dtype of x. mean and rstd
+ * are f32 (f64 for f64), one per row; w and b may be NULL. */
+typedef struct msi_layer_norm_args {
+    int64_t rows, cols;
+    const void *x, *w, *b;
+    void *y, *mean, *rstd;
+    double eps;
+} msi_layer_norm_args;
+
+/** Any of dx, dw, db may be NULL. Rows add to dw and db in ascending order (in fixed blocks). */
+typedef struct msi_layer_norm_grad_args {
+    int64_t rows, cols;
+    const void *dy, *x, *w, *mean, *rstd;
+    void *dx, *dw, *db;
+    int32_t dw_dtype; /**< of dw and db: dtype of x, or f32 when x is bf16 */
+    bool dx_accumulate, dw_accumulate, db_accumulate;
+} msi_layer_norm_grad_args;
+
+/** y = log_softmax(x) over cols. Looked up by the dtype of x. */
+typedef struct msi_softmax_args {
+    int64_t rows, cols;
+    const void *x, *y, *dy; /**< forward reads x; the gradient reads y and dy */
+    void *out;              /**< forward: y; gradient: dx */
+    bool accumulate;
+} msi_softmax_args;
+
+/** Cross-entropy over logits (rows, cols). Looked up by the dtype of the logits. */
+typedef struct msi_cross_entropy_args {
+    int64_t rows, cols;
+    const void *logits;
+    const int64_t *targets;
+    int64_t ignore_index;
+    double *loss_sum;   /**< forward writes: sum over counted rows, in row order, in f64 */
+    int64_t *n_counted; /**< forward writes */
+    void *lse;          /**< f32 (f64 for f64) per row: forward writes, gradient reads */
+    double scale;       /**< gradient: factor of every row */
+    void *dlogits;      /**< gradient writes; may be `logits` itself */
+    bool accumulate;
+} msi_cross_entropy_args;
+
+/** Rows of a table. Looked up by the dtype of the table (forward) or of dy (gradient). ids are
+ * valid. */
+typedef struct msi_embedding_args {
+    int64_t n, width, vocab;
+    const int64_t *ids;
+    const void *table;
+    void *out; /**< (n, width) */
+    const void *dy;
+    void *dtable;         /**< (vocab, width): rows add in ascending token order */
+    int32_t dtable_dtype; /**< dtype of dy, or f32 when dy is bf16 */
+    bool accumulate;      /**< false: dtable is zeroed first */
+} msi_embedding_args;
+
+/** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
+ * d. Looked up by the dtype of q. lse (B, H, T) is f32 (f64 for f64): log-sum-exp of scaled scores.
+ * `gemm` is the matrix multiplication the kernel may call for its tiles; `work` is scratch of
+ * the bytes msi_attention_work_bytes() gave. */
+typedef struct msi_attention_args {
+    int64_t batch, heads, q_len, kv_len, head_dim;
+    const void *q, *k, *v;
+    int64_t q_stride[3], k_stride[3], v_stride[3], o_stride[3];
+    double scale;
+    bool causal;
+    void *out, *lse;
+    /* gradient: strides of dq, dk, dv are their own */
+    const void *o, *dout;
+    int64_t do_stride[3], dq_stride[3], dk_stride[3], dv_stride[3];
+    void *dq, *dk, *dv;
+    void *work;
+    struct ms_context *ctx; /**< for msi_gemm() */
+    ms_status *status;      /**< first failure of a product (results are then void); not NULL */
+} msi_attention_args;
+
+/** Queries and keys of one tile. Fixed, so results depend on the shape alone. */
+enum { MSI_ATTENTION_ROWS = 64, MSI_ATTENTION_COLS = 256 };
+
+/** Dropout of x, contiguous, `samples` rows of `per_sample` elements. Looked up by the dtype of x.
+ * Element e of sample b uses word e % 4 of Philox4x32-10 with counter {e / 4 (64 bit), sample
+ * base + b (64 bit)} and key derived from (seed, site, call); it is zeroed when word < p * 2^32.
+ * The gradient is the same kernel on dy. */
+typedef struct msi_dropout_args {
+    int64_t samples, per_sample;
+    const void *x;
+    void *out;
+    double p;
+    uint64_t seed, site;
+    int64_t call, sample_base;
+    bool accumulate;
+} msi_dropout_args;
+
+/** Elements [first, first + n) of a parameter's initial values. Looked up by the dtype of `out`.
+ * Normal values are Box-Muller pairs from the Philox words of the element, computed in f64. */
+typedef struct msi_init_args {
+    int64_t first, n;
+    void *out;
+    int32_t kind; /**< MS_INIT_* */
+    double a, b;
+    uint64_t seed, key;
+} msi_init_args;
+
+/** SGD over n elements. Looked up by the dtype of p (f32, f64, bf16); all buffers have it. */
+typedef struct msi_sgd_args {
+    int64_t n;
+    void *p;
+    const void *g;
+    void *buf; /**< momentum buffer or NULL */
+    double lr, momentum, dampening, weight_decay;
+    bool nesterov, maximize, first_step;
+} msi_sgd_args;
+
+/** Adam (L2) or AdamW (decoupled) over n elements. Looked up by the dtype of p. */
+typedef struct msi_adam_args {
+    int64_t n;
+    void *p;
+    const void *g;
+    void *m, *v;
+    double lr, beta1, beta2, eps, weight_decay;
+    double correction1, correction2; /**< 1 - beta^step */
+    bool decoupled, maximize;
+} msi_adam_args;
+
+/** Per block of `block` elements (the last shorter): sum of squares in f64, or largest magnitude.
+ * Looked up by the dtype of x. NaN propagates in both. */
+typedef struct msi_norm_args {
+    int64_t n, block;
+    const void *x;
+    double *out;
+    bool largest; /**< false: sum of squares */
+} msi_norm_args;
+
+/** out[i] = round(factor * tree(src[0][i], src[1][i], ...)) where tree merges as a binary counter:
+ * neighbours first, leftovers folded from the smallest; nodes are f32 (f64 when out is f64), and
+ * `round_dtype` (before the widening to the dtype of out) rounds once at the end. Looked up by the
+ * dtype of `out` (f32, f64, bf16). The reductions of collectives and of gradient accumulation. */
+enum { MSI_TREE_MAX = 128 };
+typedef struct msi_tree_args {
+    int64_t n;
+    int32_t n_src;
+    int32_t src_dtype[MSI_TREE_MAX];
+    const void *src[MSI_TREE_MAX];
+    void *out; /**< may be one of the sources */
+    int32_t round_dtype;
+    double factor;
+    int32_t reduce; /**< 0 sum, 2 max, 3 min (MS_REDUCE_*): max and min ignore factor */
+    bool accumulate;
+} msi_tree_args;
+
+/** C (M, N) = A (M, K) B (K, N) [+ C] [+ bias], batched. A and B are row- or column-major: exactly
+ * one of their two strides is 1 (both may be when a size is 1); C is row-major. */
+typedef struct msi_gemm_args {
+    int64_t m, n, k;
+    const void *a, *b;
+    void *c;
+    int64_t a_row, a_col, b_row, b_col, c_row;
+    int64_t batch;                     /**< 1 when not batched */
+    int64_t a_batch, b_batch, c_batch; /**< strides between matrices */
+    int32_t dtype;                     /**< of a and b: f32, f64, bf16 */
+    int32_t c_dtype;                   /**< dtype, or f32 when dtype is bf16 */
+    const void *bias;                  /**< (N) of dtype `dtype`, or NULL */
+    bool accumulate;
+} msi_gemm_args;
+
+#endif

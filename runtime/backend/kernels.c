@@ -1,0 +1,103 @@
+/* Which kernels this machine runs: kernels/cpu is built for three instruction sets, and the best
+ * one the processor has is chosen once. MS_CPU_ISA=v2, v3 or v4 chooses a lower one. */
+#include "backend.h"
+
+#include "moonshard/tensor.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+extern const msi_kernel_table msi_cpu_table_v2, msi_cpu_table_v3, msi_cpu_table_v4;
+
+const char *msi_kernel_name(int32_t kernel)
+{
+    static const char *const names[] = {
+#define NAME(name, args) #name,
+        MSI_KERNELS(NAME)
+#undef NAME
+    };
+
+    return kernel >= 0 && kernel < MSI_K_COUNT ? names[kernel] : "unknown";
+}
+
+/* __builtin_cpu_supports() also asks whether the system saves the wide registers. */
+const msi_kernel_table *msi_kernels_of(int32_t isa)
+{
+    __builtin_cpu_init();
+    if (isa == 2) {
+        return &msi_cpu_table_v2; /* what the whole library needs */
+    }
+    if (isa == 3 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+        __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt") &&
+        __builtin_cpu_supports("movbe")) {
+        return &msi_cpu_table_v3;
+    }
+    if (isa == 4 && msi_kernels_of(3) != NULL && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        return &msi_cpu_table_v4;
+    }
+    return NULL;
+}
+
+static const msi_kernel_table *best(void)
+{
+    const msi_kernel_table *table = NULL;
+
+    for (int32_t isa = 4; table == NULL; isa--) {
+        table = msi_kernels_of(isa);
+    }
+    return table;
+}
+
+/* The table of MS_CPU_ISA, else the best; *refused tells that the switch could not be followed. */
+static const msi_kernel_table *choose(bool *refused)
+{
+    const char *wanted = msi_switch_text("MS_CPU_ISA", "");
+    const msi_kernel_table *table = NULL;
+
+    if (wanted[0] == 'v' && wanted[1] >= '2' && wanted[1] <= '4' && wanted[2] == '\0') {
+        table = msi_kernels_of(wanted[1] - '0');
+    }
+    *refused = wanted[0] != '\0' && table == NULL;
+    return table != NULL ? table : best();
+}
+
+const msi_kernel_table *msi_kernels(void)
+{
+    static _Atomic(const msi_kernel_table *) chosen;
+    const msi_kernel_table *table = atomic_load_explicit(&chosen, memory_order_acquire);
+    const msi_kernel_table *none = NULL;
+    bool refused = false;
+
+    if (MSI_LIKELY(table != NULL)) {
+        return table;
+    }
+    table = choose(&refused);
+    if (atomic_compare_exchange_strong(&chosen, &none, table) && refused) {
+        msi_warn("UserWarning",
+                 "MS_CPU_ISA=%s: this machine has no such kernels (v2, v3, v4), using %s",
+                 msi_switch_text("MS_CPU_ISA", ""), table->isa);
+    }
+    return table;
+}
+
+const char *ms_cpu_isa(void)
+{
+    return msi_kernels()->isa;
+}
+
+ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args)
+{
+    const msi_kernel_table *table = msi_kernels();
+    bool known = kernel >= 0 && kernel < MSI_K_COUNT && dtype >= 0 && dtype < MS_DTYPE_COUNT;
+    msi_kernel_fn fn = known ? table->fn[kernel][dtype] : NULL;
+
+    if (MSI_UNLIKELY(fn == NULL)) {
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "%s: no kernel '%s' for dtype %s on device '%s'",
+                       op, msi_kernel_name(kernel), ms_dtype_name(dtype), table->device);
+    }
+    fn(args);
+    return MS_OK;
+}

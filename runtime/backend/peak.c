@@ -1,0 +1,75 @@
+/* The measured matrix peak: what speeds are fractions of. */
+#include "backend.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "moonshard/tensor.h"
+
+enum { SIDE = 1024 };
+
+ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
+{
+    ms_context *ctx = msi_context();
+    int64_t nbytes = (int64_t)SIDE * SIDE *
+                     (dtype == MS_DTYPE_F64   ? 8
+                      : dtype == MS_DTYPE_F32 ? 4
+                                              : 2);
+    msi_gemm_args args = {.m = SIDE,
+                          .n = SIDE,
+                          .k = SIDE,
+                          .a_row = SIDE,
+                          .a_col = 1,
+                          .b_row = SIDE,
+                          .b_col = 1,
+                          .c_row = SIDE,
+                          .batch = 1,
+                          .dtype = dtype,
+                          .c_dtype = dtype};
+    char *memory = NULL;
+    ms_status status;
+
+    *flops = 0;
+    if (dtype != MS_DTYPE_F32 && dtype != MS_DTYPE_F64 && dtype != MS_DTYPE_BF16) {
+        return MS_FAIL(MS_TYPE_ERROR, "matmul_peak: dtype %d, expected f32, f64 or bf16",
+                       (int)dtype);
+    }
+    MS_TRY(msi_alloc(ctx, 3 * nbytes, MS_MEM_SCRATCH, (void **)&memory));
+    memset(memory, 0, (size_t)(3 * nbytes)); /* zeros multiply as fast as other numbers */
+    args.a = memory;
+    args.b = memory + nbytes;
+    args.c = memory + 2 * nbytes;
+    MS_TRY_GOTO(msi_gemm(ctx, &args), done); /* the first one makes the primitive */
+    double begun = ms_time();
+
+    do {
+        double t = ms_time();
+
+        MS_TRY_GOTO(msi_gemm(ctx, &args), done);
+        double rate = 2.0 * SIDE * SIDE * SIDE / (ms_time() - t);
+
+        *flops = rate > *flops ? rate : *flops;
+    } while (ms_time() - begun < seconds);
+done:
+    msi_release(ctx, memory);
+    return status;
+}
+
+const char *ms_matmul_name(int32_t dtype)
+{
+    ms_context *ctx = msi_context();
+
+    return ctx != NULL ? msi_gemm_name(ctx, dtype) : "none";
+}
+
+int64_t ms_matmul_created(void)
+{
+    ms_context *ctx = msi_context();
+
+    return ctx != NULL ? msi_gemm_created(ctx) : 0;
+}
+
+bool ms_is_terminal(int32_t fd)
+{
+    return isatty(fd) == 1;
+}

@@ -1,0 +1,99 @@
+/* What every room may use: failing with a message, contexts, switches, names, time. */
+#ifndef MSI_BASE_H
+#define MSI_BASE_H
+
+#include "moonshard/base.h"
+
+#include <stdarg.h>
+
+#define MSI_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+#define MSI_LIKELY(x) __builtin_expect(!!(x), 1)
+#define MSI_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define MSI_COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
+
+/** Set the thread's error text and return `kind`. */
+ms_status msi_fail(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
+/** Put text in front of the present message ("unit 'h.0': " + ...). @return `kind` */
+ms_status msi_fail_prefix(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
+/** msi_fail() as an expression that names the caller's mistake. */
+#define MS_FAIL(kind, ...) msi_fail((kind), __VA_ARGS__)
+
+/** Pass a failure up. */
+#define MS_TRY(call)                                                                               \
+    do {                                                                                           \
+        ms_status try_ = (call);                                                                   \
+        if (MSI_UNLIKELY(try_ != MS_OK)) {                                                         \
+            return try_;                                                                           \
+        }                                                                                          \
+    } while (0)
+
+/** Pass a failure to a label that cleans up; `status` must be in scope. */
+#define MS_TRY_GOTO(call, label)                                                                   \
+    do {                                                                                           \
+        status = (call);                                                                           \
+        if (MSI_UNLIKELY(status != MS_OK)) {                                                       \
+            goto label;                                                                            \
+        }                                                                                          \
+    } while (0)
+
+/** The caller's mistake, in every build. */
+#define MS_CHECK_ARG(cond)                                                                         \
+    do {                                                                                           \
+        if (MSI_UNLIKELY(!(cond))) {                                                               \
+            return msi_fail(MS_VALUE_ERROR, "%s: argument check '%s' does not hold", __func__,     \
+                            #cond);                                                                \
+        }                                                                                          \
+    } while (0)
+
+/** A broken invariant: aborts in debug builds, MS_INTERNAL_ERROR otherwise. */
+ms_status msi_broken(const char *file, int line, const char *cond);
+#define MS_ASSERT(cond)                                                                            \
+    do {                                                                                           \
+        if (MSI_UNLIKELY(!(cond))) {                                                               \
+            return msi_broken(__FILE__, __LINE__, #cond);                                          \
+        }                                                                                          \
+    } while (0)
+
+void msi_warn(const char *kind, const char *format, ...) MSI_PRINTF(2, 3);
+
+/* -- contexts: one per thread, made on first use ----------------------------------------------- */
+
+/** Rooms that keep state in a context; closed in ascending order (users before what they use). */
+enum {
+    MSI_ROOM_FSDP,
+    MSI_ROOM_COMM,
+    MSI_ROOM_AUTOGRAD,
+    MSI_ROOM_TENSOR,
+    MSI_ROOM_ONEDNN,
+    MSI_ROOM_BACKEND,
+    MSI_ROOM_COUNT
+};
+
+typedef struct ms_context {
+    void *room[MSI_ROOM_COUNT];
+    void (*close[MSI_ROOM_COUNT])(void *state);
+    uint64_t seed;
+    int64_t sample_base;
+    int64_t sample_epoch;
+} ms_context;
+
+/** The calling thread's context. NULL only when memory is out (error set). */
+ms_context *msi_context(void);
+/** The thread's context if it has one, else NULL. */
+ms_context *msi_context_peek(void);
+
+/* -- small things ------------------------------------------------------------------------------ */
+
+/** Value of an environment switch, or `fallback`. Read each time: for start-up, not hot paths. */
+int64_t msi_switch_int(const char *name, int64_t fallback);
+const char *msi_switch_text(const char *name, const char *fallback);
+/** True for exactly "1". */
+bool msi_switch_on(const char *name);
+
+uint64_t msi_mix64(uint64_t x);
+int64_t msi_now_ns(void);
+
+/** Log a line to stderr when MS_LOG is at least `level` (1 warn, 2 info, 3 trace). */
+void msi_log(int level, const char *format, ...) MSI_PRINTF(2, 3);
+
+#endif

@@ -1,0 +1,73 @@
+/* The calling thread's context: made on first use, closed by ms_close(). Rooms hang their state on
+ * it, so ranks may be threads and nothing is global to the process. */
+#include "base.h"
+
+#include <stdlib.h>
+
+static _Thread_local ms_context *current;
+
+ms_context *msi_context_peek(void)
+{
+    return current;
+}
+
+ms_context *msi_context(void)
+{
+    if (MSI_UNLIKELY(current == NULL)) {
+        current = calloc(1, sizeof(*current));
+        if (current == NULL) {
+            msi_fail(MS_OUT_OF_MEMORY, "no memory for a context (%zu bytes)", sizeof(*current));
+        }
+    }
+    return current;
+}
+
+void ms_close(void)
+{
+    ms_context *ctx = current;
+
+    if (ctx == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < MSI_ROOM_COUNT; i++) {
+        if (ctx->room[i] != NULL && ctx->close[i] != NULL) {
+            ctx->close[i](ctx->room[i]);
+        }
+        ctx->room[i] = NULL;
+    }
+    current = NULL;
+    free(ctx);
+}
+
+void ms_seed(uint64_t seed)
+{
+    ms_context *ctx = msi_context();
+
+    if (ctx != NULL) {
+        ctx->seed = seed;
+    }
+}
+
+uint64_t ms_seed_get(void)
+{
+    ms_context *ctx = msi_context();
+
+    return ctx != NULL ? ctx->seed : 0;
+}
+
+void ms_sample_base_set(int64_t base)
+{
+    ms_context *ctx = msi_context();
+
+    if (ctx != NULL) {
+        ctx->sample_base = base;
+        ctx->sample_epoch++;
+    }
+}
+
+int64_t ms_sample_epoch(void)
+{
+    ms_context *ctx = msi_context();
+
+    return ctx != NULL ? ctx->sample_epoch : 0;
+}

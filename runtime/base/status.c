@@ -1,0 +1,153 @@
+/* Status names, the thread's last error, warnings. Fixed buffers, so that running out of memory can
+ * still be reported. */
+#include "base.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MESSAGE_BYTES = 1024, WARNING_QUEUE = 64 };
+
+static _Thread_local char message[MESSAGE_BYTES];
+
+static struct {
+    const char *name;
+} const kinds[] = {
+    {"OK"},           {"ValueError"},     {"TypeError"},
+    {"RuntimeError"}, {"AssertionError"}, {"NotImplementedError"},
+    {"IndexError"},   {"KeyError"},       {"OutOfMemory"},
+    {"IOError"},      {"FormatError"},    {"CommError"},
+    {"DeviceError"},  {"InternalError"},  {"HookError"},
+};
+
+const char *ms_status_name(ms_status status)
+{
+    return status <= 0 && -status < MSI_COUNT(kinds) ? kinds[-status].name : "UnknownError";
+}
+
+const char *ms_error_message(void)
+{
+    return message;
+}
+
+void ms_error_clear(void)
+{
+    message[0] = '\0';
+}
+
+static ms_status set(ms_status kind, const char *prefix, const char *suffix)
+{
+    char text[MESSAGE_BYTES]; /* either part may be `message` itself */
+    size_t n = strnlen(prefix, sizeof(text) - 1), room = sizeof(text) - 1 - n;
+    size_t m = strnlen(suffix, room);
+
+    memcpy(text, prefix, n);
+    memcpy(text + n, suffix, m);
+    text[n + m] = '\0'; /* what does not fit is cut */
+    memcpy(message, text, n + m + 1);
+    return kind;
+}
+
+ms_status ms_error_set(ms_status kind, const char *text)
+{
+    return set(kind, "", text ? text : "");
+}
+
+ms_status msi_fail(ms_status kind, const char *format, ...)
+{
+    char text[MESSAGE_BYTES];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return set(kind, "", text);
+}
+
+ms_status msi_fail_prefix(ms_status kind, const char *format, ...)
+{
+    char text[MESSAGE_BYTES];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return set(kind, text, message);
+}
+
+ms_status msi_broken(const char *file, int line, const char *cond)
+{
+#ifdef MS_DEBUG
+    fprintf(stderr, "moonshard: %s:%d: '%s' does not hold\n", file, line, cond);
+    abort();
+#endif
+    return msi_fail(MS_INTERNAL_ERROR, "%s:%d: '%s' does not hold", file, line, cond);
+}
+
+/* -- warnings ---------------------------------------------------------------------------------- */
+
+typedef struct warning {
+    char kind[16];
+    char text[MESSAGE_BYTES];
+} warning;
+
+static _Thread_local struct {
+    bool capture;
+    warning *queue;
+    int first, count;
+    warning taken;
+} warnings;
+
+void ms_warnings_capture(bool on)
+{
+    warnings.capture = on;
+    if (on && warnings.queue == NULL) {
+        warnings.queue = calloc(WARNING_QUEUE, sizeof(warning));
+        warnings.capture = warnings.queue != NULL;
+    }
+    if (!on) {
+        free(warnings.queue);
+        warnings.queue = NULL;
+    }
+    warnings.first = warnings.count = 0;
+}
+
+void ms_warn(const char *kind, const char *text)
+{
+    if (!warnings.capture) {
+        fprintf(stderr, "moonshard: %s: %s\n", kind, text);
+        return;
+    }
+    if (warnings.count == WARNING_QUEUE) { /* the oldest goes */
+        warnings.first = (warnings.first + 1) % WARNING_QUEUE;
+        warnings.count--;
+    }
+    warning *w = &warnings.queue[(warnings.first + warnings.count++) % WARNING_QUEUE];
+
+    snprintf(w->kind, sizeof(w->kind), "%s", kind);
+    snprintf(w->text, sizeof(w->text), "%s", text);
+}
+
+void msi_warn(const char *kind, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    ms_warn(kind, text);
+}
+
+bool ms_warning_take(const char **kind, const char **text)
+{
+    if (warnings.count == 0) {
+        return false;
+    }
+    warnings.taken = warnings.queue[warnings.first];
+    warnings.first = (warnings.first + 1) % WARNING_QUEUE;
+    warnings.count--;
+    *kind = warnings.taken.kind;
+    *text = warnings.taken.text;
+    return true;
+}

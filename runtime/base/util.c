@@ -1,0 +1,109 @@
+/* Version, hashes, time, switches, log. */
+#include "base.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <xxhash.h>
+
+#include "moonshard.h"
+
+const char *ms_version(void)
+{
+    static _Thread_local char text[24];
+
+    snprintf(text, sizeof(text), "%d.%d.%d", MS_VERSION_MAJOR, MS_VERSION_MINOR, MS_VERSION_PATCH);
+    return text;
+}
+
+uint64_t ms_name_key(const char *name)
+{
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a, 64 bit */
+
+    for (; *name != '\0'; name++) {
+        hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
+    }
+    return hash;
+}
+
+uint64_t ms_hash_bytes(const void *data, int64_t n)
+{
+    return n > 0 ? XXH3_64bits(data, (size_t)n) : XXH3_64bits("", 0);
+}
+
+/* The finalizer of splitmix64: a bijection that spreads every input bit. */
+uint64_t msi_mix64(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+int64_t msi_now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+double ms_time(void)
+{
+    return (double)msi_now_ns() * 1e-9;
+}
+
+const char *msi_switch_text(const char *name, const char *fallback)
+{
+    const char *value = getenv(name);
+
+    return value != NULL && value[0] != '\0' ? value : fallback;
+}
+
+int64_t msi_switch_int(const char *name, int64_t fallback)
+{
+    const char *value = msi_switch_text(name, NULL);
+    char *end = NULL;
+
+    if (value == NULL) {
+        return fallback;
+    }
+    errno = 0;
+    long long number = strtoll(value, &end, 10);
+
+    if (errno != 0 || *end != '\0') {
+        msi_warn("UserWarning", "%s is '%s', expected a whole number; using %lld", name, value,
+                 (long long)fallback);
+        return fallback;
+    }
+    return number;
+}
+
+bool msi_switch_on(const char *name)
+{
+    return strcmp(msi_switch_text(name, ""), "1") == 0;
+}
+
+void msi_log(int level, const char *format, ...)
+{
+    static const char *const names[] = {"", "warn", "info", "trace"};
+    const char *wanted = msi_switch_text("MS_LOG", "");
+    int threshold = 0;
+    char text[1024];
+    va_list args;
+
+    for (int i = 1; i < MSI_COUNT(names); i++) {
+        if (strcmp(wanted, names[i]) == 0) {
+            threshold = i;
+        }
+    }
+    if (level > threshold) {
+        return;
+    }
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    fprintf(stderr, "moonshard %s: %s\n", names[level], text);
+}

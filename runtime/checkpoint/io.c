@@ -1,0 +1,369 @@
+/* Files: complete writes, synced, with errors that name path and reason. */
+#include "io.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+_Thread_local msi_io_hook_fn msi_io_hook;
+
+enum { CHUNK = 4 << 20 };
+
+/* True, with errno set, when the test hook wants this step to fail. */
+static bool hooked(const char *step, const char *path)
+{
+    int error = MSI_UNLIKELY(msi_io_hook != NULL) ? msi_io_hook(step, path) : 0;
+
+    if (error != 0) {
+        errno = error;
+    }
+    return error != 0;
+}
+
+ms_status msi_io_fail(const char *what, const char *path)
+{
+    char reason[128];
+    int error = errno;
+
+    return MS_FAIL(MS_IO_ERROR, "%s %s: %s", what, path, strerror_r(error, reason, sizeof(reason)));
+}
+
+char *msi_io_path(const char *format, ...)
+{
+    va_list args;
+    char *path;
+
+    va_start(args, format);
+    int n = vasprintf(&path, format, args);
+
+    va_end(args);
+    if (n < 0) {
+        msi_fail(MS_OUT_OF_MEMORY, "no memory for a path");
+        return NULL;
+    }
+    return path;
+}
+
+ms_status msi_io_nonce(char *text)
+{
+    uint64_t value;
+
+    if (getrandom(&value, sizeof(value), 0) != (ssize_t)sizeof(value)) {
+        return msi_io_fail("read", "the system's random numbers");
+    }
+    snprintf(text, 17, "%016llx", (unsigned long long)value);
+    return MS_OK;
+}
+
+ms_status msi_io_create(int *fd, const char *path)
+{
+    *fd = hooked("create", path) ? -1 : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    return *fd >= 0 ? MS_OK : msi_io_fail("create", path);
+}
+
+ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path)
+{
+    struct stat st;
+
+    /* O_NONBLOCK: opening a pipe somebody put there must not wait for its writer */
+    *fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (*fd < 0 && errno == ELOOP) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: is a symbolic link, expected a file", path);
+    }
+    if (*fd < 0) {
+        return msi_io_fail("open", path);
+    }
+    if (fstat(*fd, &st) != 0) {
+        ms_status status = msi_io_fail("stat", path);
+
+        close(*fd);
+        return status;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(*fd);
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: is no regular file", path);
+    }
+    *nbytes = st.st_size;
+    return MS_OK;
+}
+
+static ssize_t write_some(int fd, const char *path, const char *data, int64_t nbytes,
+                          int64_t offset)
+{
+    ssize_t n;
+
+    do {
+        n = hooked("write", path)
+                ? -1
+                : pwrite(fd, data, (size_t)(nbytes < CHUNK ? nbytes : CHUNK), offset);
+    } while (n < 0 && errno == EINTR);
+    return n;
+}
+
+/* A file-size limit sends SIGXFSZ, which would end the process: hold it back and swallow it, so
+ * that the write fails with EFBIG like any other. */
+ms_status msi_io_write(int fd, const char *path, const void *data, int64_t nbytes, int64_t offset)
+{
+    const char *next = data;
+    sigset_t too_big, before;
+    ms_status status = MS_OK;
+
+    sigemptyset(&too_big);
+    sigaddset(&too_big, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &too_big, &before);
+    while (nbytes > 0) {
+        ssize_t n = write_some(fd, path, next, nbytes, offset);
+
+        if (n <= 0) {
+            errno = n == 0 ? EIO : errno;
+            status = msi_io_fail("write", path);
+            sigtimedwait(&too_big, NULL, &(struct timespec){0});
+            break;
+        }
+        next += n;
+        offset += n;
+        nbytes -= n;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
+ms_status msi_io_read(int fd, const char *path, void *data, int64_t nbytes, int64_t offset)
+{
+    char *next = data;
+    int64_t end = offset + nbytes;
+
+    while (offset < end) {
+        ssize_t n = pread(fd, next, (size_t)(end - offset < CHUNK ? end - offset : CHUNK), offset);
+
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return msi_io_fail("read", path);
+        }
+        if (n == 0) {
+            return MS_FAIL(MS_FORMAT_ERROR, "%s: ends at byte %lld, expected at least %lld", path,
+                           (long long)offset, (long long)end);
+        }
+        next += n;
+        offset += n;
+    }
+    return MS_OK;
+}
+
+ms_status msi_io_hash(int fd, const char *path, int64_t nbytes, uint64_t *hash)
+{
+    enum { BUFFER = 256 << 10 }; /* stays in the second-level cache */
+    XXH3_state_t *state = XXH3_createState();
+    char *buffer = malloc(BUFFER);
+    ms_status status = MS_OK;
+
+    if (state == NULL || buffer == NULL) {
+        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to hash %s", path);
+    } else {
+        XXH3_64bits_reset(state);
+    }
+    for (int64_t at = 0; at < nbytes && status == MS_OK; at += BUFFER) {
+        int64_t n = nbytes - at < BUFFER ? nbytes - at : BUFFER;
+
+        status = msi_io_read(fd, path, buffer, n, at);
+        if (status == MS_OK) {
+            XXH3_64bits_update(state, buffer, (size_t)n);
+        }
+    }
+    if (status == MS_OK) {
+        *hash = XXH3_64bits_digest(state);
+    }
+    free(buffer);
+    XXH3_freeState(state);
+    return status;
+}
+
+ms_status msi_io_sync(int fd, const char *path)
+{
+    return hooked("fsync", path) || fsync(fd) != 0 ? msi_io_fail("sync", path) : MS_OK;
+}
+
+ms_status msi_io_sync_folder(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ms_status status = MS_OK;
+
+    if (fd < 0) {
+        return msi_io_fail("open", path);
+    }
+    /* EINVAL: a file system that has nothing to sync for a folder */
+    if (hooked("fsync", path) || (fsync(fd) != 0 && errno != EINVAL)) {
+        status = msi_io_fail("sync", path);
+    }
+    close(fd);
+    return status;
+}
+
+ms_status msi_io_sync_parent(const char *path)
+{
+    char *parent = strdup(path);
+    ms_status status;
+
+    if (parent == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a path");
+    }
+    char *end = parent + strlen(parent);
+
+    while (end > parent && end[-1] == '/') { /* trailing slashes belong to the last name */
+        end--;
+    }
+    while (end > parent && end[-1] != '/') {
+        end--;
+    }
+    while (end > parent + 1 && end[-1] == '/') {
+        end--;
+    }
+    *end = '\0';
+    status = msi_io_sync_folder(*parent != '\0' ? parent : ".");
+    free(parent);
+    return status;
+}
+
+ms_status msi_io_mkdir(const char *path)
+{
+    return hooked("mkdir", path) || mkdir(path, 0777) != 0 ? msi_io_fail("mkdir", path) : MS_OK;
+}
+
+ms_status msi_io_mkdir_all(const char *path)
+{
+    char *part = strdup(path);
+    ms_status status = MS_OK;
+    struct stat st;
+
+    if (part == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a path");
+    }
+    for (char *c = part + 1; status == MS_OK; c++) {
+        char saved = *c;
+
+        if (saved != '/' && saved != '\0') {
+            continue;
+        }
+        *c = '\0';
+        if (stat(part, &st) != 0) {
+            status = msi_io_mkdir(part);
+            if (status != MS_OK && stat(part, &st) == 0) { /* somebody else was faster */
+                status = MS_OK;
+            }
+            if (status == MS_OK) {
+                status = msi_io_sync_parent(part);
+            }
+        }
+        *c = saved;
+        if (saved == '\0') {
+            break;
+        }
+    }
+    free(part);
+    return status;
+}
+
+ms_status msi_io_rename(const char *from, const char *to)
+{
+    return hooked("rename", to) || rename(from, to) != 0 ? msi_io_fail("rename to", to) : MS_OK;
+}
+
+/* Without an exchange in one step: move the old one aside, the new one in, the old one to `from`.
+ * Should this process die between the two, `<to>.old` is a complete checkpoint. */
+static ms_status replace_in_steps(const char *from, const char *to)
+{
+    char *aside = msi_io_path("%s.old", to);
+    ms_status status;
+
+    if (aside == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    if (access(aside, F_OK) == 0) {
+        MS_TRY_GOTO(msi_io_remove_folder(aside), done);
+    }
+    MS_TRY_GOTO(msi_io_rename(to, aside), done);
+    status = msi_io_rename(from, to);
+    if (status == MS_OK) {
+        status = msi_io_rename(aside, from);
+        if (status != MS_OK) {
+            rename(to, from);
+        }
+    }
+    if (status != MS_OK) {
+        rename(aside, to);
+    }
+done:
+    free(aside);
+    return status;
+}
+
+ms_status msi_io_replace(const char *from, const char *to, bool *displaced)
+{
+    *displaced = false;
+    if (hooked("rename", to)) {
+        return msi_io_fail("rename to", to);
+    }
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) {
+        return MS_OK;
+    }
+    if (errno != EEXIST && errno != EINVAL && errno != ENOSYS) {
+        return msi_io_fail("rename to", to);
+    }
+    if (!hooked("exchange", to) && renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) {
+        *displaced = true;
+        return MS_OK;
+    }
+    if (errno == ENOENT) { /* nothing to exchange with: a file system without either flag */
+        return rename(from, to) == 0 ? MS_OK : msi_io_fail("rename to", to);
+    }
+    if (errno != EINVAL && errno != ENOSYS) {
+        return msi_io_fail("rename to", to);
+    }
+    MS_TRY(replace_in_steps(from, to));
+    *displaced = true;
+    return MS_OK;
+}
+
+ms_status msi_io_symlink(const char *target, const char *path)
+{
+    return hooked("symlink", path) || symlink(target, path) != 0 ? msi_io_fail("symlink", path)
+                                                                 : MS_OK;
+}
+
+ms_status msi_io_unlink(const char *path)
+{
+    return hooked("unlink", path) || unlink(path) != 0 ? msi_io_fail("remove", path) : MS_OK;
+}
+
+ms_status msi_io_remove_folder(const char *path)
+{
+    DIR *dir = opendir(path);
+    ms_status status = MS_OK;
+
+    if (dir == NULL) {
+        return msi_io_fail("open", path);
+    }
+    for (struct dirent *e = readdir(dir); e != NULL && status == MS_OK; e = readdir(dir)) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) {
+            continue;
+        }
+        if (hooked("unlink", e->d_name) || unlinkat(dirfd(dir), e->d_name, 0) != 0) {
+            status = msi_io_fail("remove a file in", path);
+        }
+    }
+    closedir(dir);
+    if (status == MS_OK && (hooked("rmdir", path) || rmdir(path) != 0)) {
+        status = msi_io_fail("remove", path);
+    }
+    return status;
+}

@@ -1,0 +1,46 @@
+/* Files, as checkpoints need them: every failure names the path and the system's reason, every
+ * write is complete or an error, and a test can make the k-th step fail or be the last. */
+#ifndef MSI_IO_H
+#define MSI_IO_H
+
+#include "base.h"
+
+/* Test hook: called before every step that changes the disk ("mkdir", "create", "write", "fsync",
+ * "rename", "exchange", "symlink", "unlink", "rmdir"). Returns an errno to fail with, or 0. Per
+ * thread. */
+typedef int (*msi_io_hook_fn)(const char *step, const char *path);
+extern _Thread_local msi_io_hook_fn msi_io_hook;
+
+/* A formatted path, malloced. NULL with the error set. */
+char *msi_io_path(const char *format, ...) MSI_PRINTF(1, 2);
+/* MS_IO_ERROR "<what> <path>: <reason>" from errno. */
+ms_status msi_io_fail(const char *what, const char *path);
+/* 16 hexadecimal digits no other writer has. `text` has room for 17 bytes. */
+ms_status msi_io_nonce(char *text);
+
+/* A new file, readable and writable; MS_IO_ERROR when it exists. */
+ms_status msi_io_create(int *fd, const char *path);
+/* A regular file for reading; symbolic links are refused. */
+ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path);
+ms_status msi_io_write(int fd, const char *path, const void *data, int64_t nbytes, int64_t offset);
+/* Exactly `nbytes`; MS_FORMAT_ERROR when the file ends before. */
+ms_status msi_io_read(int fd, const char *path, void *data, int64_t nbytes, int64_t offset);
+/* XXH3 of a file's first `nbytes`: what `xxhsum -H3` prints. */
+ms_status msi_io_hash(int fd, const char *path, int64_t nbytes, uint64_t *hash);
+ms_status msi_io_sync(int fd, const char *path);
+ms_status msi_io_sync_folder(const char *path);
+/* Sync the folder `path` lies in. */
+ms_status msi_io_sync_parent(const char *path);
+/* Make a folder; with its parents. An existing one is fine for the second. */
+ms_status msi_io_mkdir(const char *path);
+ms_status msi_io_mkdir_all(const char *path);
+ms_status msi_io_rename(const char *from, const char *to);
+/* Put `from` in the place of `to`. What was at `to` is at `from` afterwards, `*displaced` tells. In
+ * one step where the file system can; otherwise in two, undone when the second fails. */
+ms_status msi_io_replace(const char *from, const char *to, bool *displaced);
+ms_status msi_io_symlink(const char *target, const char *path);
+ms_status msi_io_unlink(const char *path);
+/* Remove a folder and the files in it; MS_IO_ERROR when it holds folders. */
+ms_status msi_io_remove_folder(const char *path);
+
+#endif

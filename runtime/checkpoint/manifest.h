@@ -1,0 +1,66 @@
+/* The manifest: which files a checkpoint has, their sizes and hashes, and in which of them each
+ * element of each tensor lies. A checkpoint exists when its manifest does. */
+#ifndef MSI_MANIFEST_H
+#define MSI_MANIFEST_H
+
+#include "base.h"
+#include "moonshard/fsdp.h"
+
+#include <jansson.h>
+
+#define MSI_MANIFEST_NAME "manifest.json"
+enum { MSI_MANIFEST_VERSION = 1, MSI_MANIFEST_MAX = 1 << 30 };
+
+typedef struct msi_manifest_file {
+    const char *name; /* a plain name, checked */
+    int64_t nbytes;
+    uint64_t hash;
+} msi_manifest_file;
+
+/* Elements [start, start + numel) of a tensor, at byte `offset` of a file. */
+typedef struct msi_manifest_piece {
+    int32_t file;
+    int64_t start, numel, offset;
+} msi_manifest_piece;
+
+typedef struct msi_manifest_tensor {
+    const char *key;
+    ms_param_extent whole;
+    int32_t n_pieces;
+    msi_manifest_piece *pieces; /* ascending, without holes or overlaps, covering the whole */
+} msi_manifest_tensor;
+
+typedef struct msi_manifest {
+    json_t *root; /* owns the strings */
+    char *meta;   /* the object given to commit, as text */
+    int64_t step; /* meta's integer "step", or -1 */
+    int32_t n_files, n_tensors;
+    msi_manifest_file *files;
+    msi_manifest_tensor *tensors;
+    int32_t *by_key; /* tensors' indices in the order of their keys */
+} msi_manifest;
+
+/* Parse and check a manifest's text; `path` names it in errors. */
+ms_status msi_manifest_parse(msi_manifest *m, const char *path, const char *text, size_t n);
+void msi_manifest_dispose(msi_manifest *m);
+/* NULL when there is none. */
+const msi_manifest_tensor *msi_manifest_find(const msi_manifest *m, const char *key);
+
+/* -- writing ----------------------------------------------------------------------------------- */
+
+/* What one rank wrote: an object that travels to rank 0 as text. */
+json_t *msi_report_new(void);
+ms_status msi_report_file(json_t *report, const char *name, int64_t nbytes, uint64_t hash);
+/* A tensor, and the piece of it in this rank's file number `file` (none when extent->numel is 0).
+ */
+ms_status msi_report_tensor(json_t *report, const char *key, const ms_param_extent *extent,
+                            int32_t file, int64_t offset);
+/* Join the reports of `world` ranks into the text of a manifest, malloced. MS_VALUE_ERROR when
+ * ranks added different tensors or an element was added by none. Elements added by several ranks
+ * are taken from the first. */
+ms_status msi_manifest_build(char **text, json_t *const *reports, int32_t world, const char *nonce,
+                             json_t *meta);
+/* Are shape, dtype and range of an extent sound? `what` names it in errors. */
+ms_status msi_extent_check(const char *what, const ms_param_extent *extent, int64_t *whole_numel);
+
+#endif

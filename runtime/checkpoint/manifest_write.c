@@ -1,0 +1,241 @@
+/* Making manifests: each rank reports what it wrote, the reports are joined and checked. */
+#include "manifest.h"
+#include "safetensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static ms_status no_memory(void)
+{
+    return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a manifest");
+}
+
+ms_status msi_extent_check(const char *what, const ms_param_extent *extent, int64_t *whole_numel)
+{
+    int64_t numel = 1;
+
+    if (ms_dtype_size(extent->dtype) == 0 || extent->ndim < 0 || extent->ndim > MS_MAX_DIMS) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "'%s': dtype %d and %d dimensions, expected a dtype and at "
+                       "most %d",
+                       what, extent->dtype, extent->ndim, MS_MAX_DIMS);
+    }
+    for (int32_t i = 0; i < extent->ndim; i++) {
+        if (extent->shape[i] < 0 || __builtin_mul_overflow(numel, extent->shape[i], &numel) ||
+            numel > INT64_MAX / 16) {
+            return MS_FAIL(MS_VALUE_ERROR, "'%s': shape %s is none", what,
+                           msi_shape_text(extent->ndim, extent->shape));
+        }
+    }
+    if (extent->start < 0 || extent->numel < 0 || extent->start > numel ||
+        extent->numel > numel - extent->start) {
+        return MS_FAIL(MS_VALUE_ERROR, "'%s': elements [%lld, + %lld), expected within %lld", what,
+                       (long long)extent->start, (long long)extent->numel, (long long)numel);
+    }
+    *whole_numel = numel;
+    return MS_OK;
+}
+
+json_t *msi_report_new(void)
+{
+    json_t *report = json_pack("{s:[], s:[]}", "files", "tensors");
+
+    if (report == NULL) {
+        no_memory();
+    }
+    return report;
+}
+
+ms_status msi_report_file(json_t *report, const char *name, int64_t nbytes, uint64_t hash)
+{
+    char hex[17];
+
+    snprintf(hex, sizeof(hex), "%016llx", (unsigned long long)hash);
+    return json_array_append_new(json_object_get(report, "files"),
+                                 json_pack("{s:s, s:I, s:s}", "name", name, "size",
+                                           (json_int_t)nbytes, "xxh3", hex)) == 0
+               ? MS_OK
+               : no_memory();
+}
+
+ms_status msi_report_tensor(json_t *report, const char *key, const ms_param_extent *extent,
+                            int32_t file, int64_t offset)
+{
+    json_t *shape = json_array(), *tensor;
+
+    for (int32_t i = 0; i < extent->ndim; i++) {
+        json_array_append_new(shape, json_integer(extent->shape[i]));
+    }
+    tensor = json_pack("{s:s, s:o, s:s, s:[]}", "key", key, "shape", shape, "dtype",
+                       msi_st_dtype_name(extent->dtype), "pieces");
+    if (tensor == NULL || json_array_append_new(json_object_get(report, "tensors"), tensor) != 0) {
+        return no_memory();
+    }
+    if (extent->numel > 0 &&
+        json_array_append_new(
+            json_object_get(tensor, "pieces"),
+            json_pack("{s:i, s:I, s:I, s:I}", "file", (int)file, "start", (json_int_t)extent->start,
+                      "numel", (json_int_t)extent->numel, "offset", (json_int_t)offset)) != 0) {
+        return no_memory();
+    }
+    return MS_OK;
+}
+
+static int64_t field(const json_t *object, const char *key)
+{
+    return json_integer_value(json_object_get(object, key));
+}
+
+static int compare_pieces(const void *a, const void *b)
+{
+    const msi_manifest_piece *x = a, *y = b;
+
+    if (x->start != y->start) {
+        return x->start < y->start ? -1 : 1;
+    }
+    return (x->file > y->file) - (x->file < y->file);
+}
+
+/* Tensor number `i` of all ranks into one entry: pieces sorted, what is there twice cut off. */
+static ms_status join_tensor(json_t *joined, json_t *const *reports, int32_t world, size_t i,
+                             const int32_t *first_file, msi_manifest_piece *pieces)
+{
+    const json_t *first = json_array_get(json_object_get(reports[0], "tensors"), i);
+    const char *key = json_string_value(json_object_get(first, "key"));
+    int64_t width = ms_dtype_size(msi_st_dtype(json_string_value(json_object_get(first, "dtype"))));
+    int64_t numel = 1, next = 0;
+    int32_t n = 0;
+    json_t *list = json_array(), *dim, *entry;
+    size_t d;
+
+    json_array_foreach(json_object_get(first, "shape"), d, dim)
+    {
+        numel *= json_integer_value(dim);
+    }
+    for (int32_t r = 0; r < world; r++) {
+        const json_t *t = json_array_get(json_object_get(reports[r], "tensors"), i);
+        const json_t *piece = json_array_get(json_object_get(t, "pieces"), 0);
+
+        if (piece != NULL) {
+            pieces[n++] =
+                (msi_manifest_piece){.file = first_file[r] + (int32_t)field(piece, "file"),
+                                     .start = field(piece, "start"),
+                                     .numel = field(piece, "numel"),
+                                     .offset = field(piece, "offset")};
+        }
+    }
+    qsort(pieces, (size_t)n, sizeof(*pieces), compare_pieces);
+    for (int32_t p = 0; p < n; p++) {
+        int64_t known = next - pieces[p].start; /* elements of this piece an earlier one has */
+
+        if (known < 0) {
+            break;
+        }
+        if (known < pieces[p].numel) {
+            json_array_append_new(list, json_pack("{s:i, s:I, s:I, s:I}", "file", pieces[p].file,
+                                                  "start", (json_int_t)next, "numel",
+                                                  (json_int_t)(pieces[p].numel - known), "offset",
+                                                  (json_int_t)(pieces[p].offset + known * width)));
+            next += pieces[p].numel - known;
+        }
+    }
+    if (next != numel) {
+        json_decref(list);
+        return MS_FAIL(MS_VALUE_ERROR, "element %lld of '%.200s' was added by no rank",
+                       (long long)next, key);
+    }
+    entry = json_pack("{s:s, s:O, s:O, s:o}", "key", key, "shape", json_object_get(first, "shape"),
+                      "dtype", json_object_get(first, "dtype"), "pieces", list);
+    return entry != NULL && json_array_append_new(joined, entry) == 0 ? MS_OK : no_memory();
+}
+
+/* Did rank `r` add the same tensors as rank 0, in the same order? */
+static ms_status check_same(const json_t *first, const json_t *other, int32_t r)
+{
+    const json_t *a = json_object_get(first, "tensors"), *b = json_object_get(other, "tensors");
+    size_t n = json_array_size(a) > json_array_size(b) ? json_array_size(a) : json_array_size(b);
+
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_array_get(a, i), *y = json_array_get(b, i);
+        const char *x_key = json_string_value(json_object_get(x, "key"));
+        const char *y_key = json_string_value(json_object_get(y, "key"));
+
+        if (x == NULL || y == NULL || strcmp(x_key, y_key) != 0) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "rank %d added '%.120s' as tensor %zu, rank 0 added '%.120s'", r,
+                           y != NULL ? y_key : "nothing", i, x != NULL ? x_key : "nothing");
+        }
+        if (!json_equal(json_object_get(x, "shape"), json_object_get(y, "shape")) ||
+            !json_equal(json_object_get(x, "dtype"), json_object_get(y, "dtype"))) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "rank %d added '%.120s' with another shape or dtype than rank 0", r,
+                           x_key);
+        }
+    }
+    return MS_OK;
+}
+
+/* Join files and tensors of all ranks into the arrays of `root`. */
+static ms_status join_reports(json_t *root, json_t *const *reports, int32_t world)
+{
+    int32_t *first_file = calloc((size_t)world, sizeof(*first_file));
+    msi_manifest_piece *pieces = calloc((size_t)world, sizeof(*pieces));
+    json_t *files = json_object_get(root, "files"), *tensors = json_object_get(root, "tensors");
+    ms_status status = first_file != NULL && pieces != NULL ? MS_OK : no_memory();
+
+    for (int32_t r = 0; r < world && status == MS_OK; r++) {
+        first_file[r] = (int32_t)json_array_size(files);
+        status = check_same(reports[0], reports[r], r);
+        if (status == MS_OK &&
+            json_array_extend(files, json_object_get(reports[r], "files")) != 0) {
+            status = no_memory();
+        }
+    }
+    for (size_t i = 0;
+         status == MS_OK && i < json_array_size(json_object_get(reports[0], "tensors")); i++) {
+        status = join_tensor(tensors, reports, world, i, first_file, pieces);
+    }
+    free(first_file);
+    free(pieces);
+    return status;
+}
+
+/* Add the manifest's own hash, and give its text. */
+static ms_status seal(char **text, json_t *root)
+{
+    char hex[17], *canonical = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
+
+    if (canonical == NULL) {
+        return no_memory();
+    }
+    snprintf(hex, sizeof(hex), "%016llx",
+             (unsigned long long)ms_hash_bytes(canonical, (int64_t)strlen(canonical)));
+    free(canonical);
+    if (json_object_set_new(root, "xxh3", json_string(hex)) != 0) {
+        return no_memory();
+    }
+    *text = json_dumps(root, JSON_INDENT(1));
+    return *text != NULL ? MS_OK : no_memory();
+}
+
+ms_status msi_manifest_build(char **text, json_t *const *reports, int32_t world, const char *nonce,
+                             json_t *meta)
+{
+    json_t *step = json_object_get(meta, "step");
+    json_t *root = json_pack("{s:s, s:i, s:i, s:s, s:[], s:[], s:O}", "format",
+                             "moonshard checkpoint", "version", MSI_MANIFEST_VERSION, "world",
+                             (int)world, "nonce", nonce, "files", "tensors", "meta", meta);
+    ms_status status;
+
+    *text = NULL;
+    if (root == NULL || (json_is_integer(step) && json_object_set(root, "step", step) != 0)) {
+        json_decref(root);
+        return no_memory();
+    }
+    status = join_reports(root, reports, world);
+    if (status == MS_OK) {
+        status = seal(text, root);
+    }
+    json_decref(root);
+    return status;
+}

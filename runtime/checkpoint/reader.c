@@ -1,0 +1,293 @@
+/* Reading a checkpoint at any world size: the elements asked for are intersected with the pieces in
+ * the manifest, and read from where they lie. A file's hash is verified before its first use, on
+ * the descriptor that is then read from. */
+#include "io.h"
+#include "manifest.h"
+#include "store.h"
+#include "tensor.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct ms_checkpoint {
+    char *path;
+    msi_manifest manifest;
+    int *fds; /* one per file; -1: not opened, else verified */
+};
+
+static ms_status read_manifest(ms_checkpoint *c)
+{
+    char *path = msi_io_path("%s/%s", c->path, MSI_MANIFEST_NAME), *text = NULL;
+    int64_t nbytes;
+    int fd = -1;
+    ms_status status = MS_OUT_OF_MEMORY;
+
+    if (path == NULL) {
+        return status;
+    }
+    MS_TRY_GOTO(msi_io_open(&fd, &nbytes, path), done);
+    if (nbytes > MSI_MANIFEST_MAX) {
+        status = MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected at most %d", path,
+                         (long long)nbytes, MSI_MANIFEST_MAX);
+        goto done;
+    }
+    text = malloc((size_t)nbytes + 1);
+    if (text == NULL) {
+        status =
+            MS_FAIL(MS_OUT_OF_MEMORY, "no memory for %s (%lld bytes)", path, (long long)nbytes);
+        goto done;
+    }
+    MS_TRY_GOTO(msi_io_read(fd, path, text, nbytes, 0), done);
+    status = msi_manifest_parse(&c->manifest, path, text, (size_t)nbytes);
+done:
+    if (fd >= 0) {
+        close(fd);
+    }
+    free(text);
+    free(path);
+    return status;
+}
+
+/* Open file `i` and see that it has the size the manifest says. */
+static ms_status open_file(const ms_checkpoint *c, int32_t i, int *fd, char **path)
+{
+    const msi_manifest_file *file = &c->manifest.files[i];
+    int64_t nbytes;
+
+    *path = msi_io_path("%s/%s", c->path, file->name);
+    if (*path == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    MS_TRY(msi_io_open(fd, &nbytes, *path));
+    if (nbytes != file->nbytes) {
+        close(*fd);
+        *fd = -1;
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld", *path,
+                       (long long)nbytes, (long long)file->nbytes);
+    }
+    return MS_OK;
+}
+
+static ms_status check_sizes(const ms_checkpoint *c)
+{
+    for (int32_t i = 0; i < c->manifest.n_files; i++) {
+        char *path;
+        int fd = -1;
+        ms_status status = open_file(c, i, &fd, &path);
+
+        if (fd >= 0) {
+            close(fd);
+        }
+        free(path);
+        MS_TRY(status);
+    }
+    return MS_OK;
+}
+
+ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
+{
+    ms_checkpoint *c;
+    ms_status status;
+
+    MS_CHECK_ARG(out != NULL && path != NULL);
+    *out = NULL;
+    c = calloc(1, sizeof(*c));
+    if (c == NULL || (c->path = strdup(path)) == NULL) {
+        free(c);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
+    }
+    status = read_manifest(c);
+    if (status == MS_OK) {
+        c->fds = malloc(((size_t)c->manifest.n_files + 1) * sizeof(int));
+        status = c->fds != NULL ? MS_OK
+                                : MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the files of %s", path);
+        for (int32_t i = 0; i < c->manifest.n_files && c->fds != NULL; i++) {
+            c->fds[i] = -1;
+        }
+    }
+    if (status == MS_OK) {
+        status = check_sizes(c);
+    }
+    if (status != MS_OK) {
+        ms_checkpoint_close(c);
+        return status;
+    }
+    *out = c;
+    return MS_OK;
+}
+
+void ms_checkpoint_close(ms_checkpoint *c)
+{
+    if (c == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < c->manifest.n_files && c->fds != NULL; i++) {
+        if (c->fds[i] >= 0) {
+            close(c->fds[i]);
+        }
+    }
+    msi_manifest_dispose(&c->manifest);
+    free(c->fds);
+    free(c->path);
+    free(c);
+}
+
+const char *ms_checkpoint_meta(const ms_checkpoint *c)
+{
+    return c->manifest.meta;
+}
+
+bool ms_checkpoint_has(const ms_checkpoint *c, const char *key)
+{
+    return key != NULL && msi_manifest_find(&c->manifest, key) != NULL;
+}
+
+int32_t ms_checkpoint_n_keys(const ms_checkpoint *c)
+{
+    return c->manifest.n_tensors;
+}
+
+const char *ms_checkpoint_key(const ms_checkpoint *c, int32_t i)
+{
+    return i >= 0 && i < c->manifest.n_tensors ? c->manifest.tensors[i].key : "";
+}
+
+static ms_status find(const ms_checkpoint *c, const char *key, const msi_manifest_tensor **t)
+{
+    *t = msi_manifest_find(&c->manifest, key);
+    return *t != NULL ? MS_OK : MS_FAIL(MS_KEY_ERROR, "%s has no tensor '%s'", c->path, key);
+}
+
+ms_status ms_checkpoint_extent(const ms_checkpoint *c, const char *key, ms_param_extent *extent)
+{
+    const msi_manifest_tensor *t;
+
+    MS_CHECK_ARG(c != NULL && key != NULL && extent != NULL);
+    MS_TRY(find(c, key, &t));
+    *extent = t->whole;
+    return MS_OK;
+}
+
+/* The descriptor of file `i`, verified. */
+static ms_status verified(ms_checkpoint *c, int32_t i, int *fd)
+{
+    const msi_manifest_file *file = &c->manifest.files[i];
+    uint64_t hash;
+    char *path;
+
+    if (c->fds[i] >= 0) {
+        *fd = c->fds[i];
+        return MS_OK;
+    }
+    *fd = -1;
+    ms_status status = open_file(c, i, fd, &path);
+
+    if (status == MS_OK) {
+        status = msi_io_hash(*fd, path, file->nbytes, &hash);
+        if (status == MS_OK && hash != file->hash) {
+            status = MS_FAIL(MS_FORMAT_ERROR, "%s: its bytes have hash %016llx, expected %016llx",
+                             path, (unsigned long long)hash, (unsigned long long)file->hash);
+        }
+        if (status == MS_OK) {
+            c->fds[i] = *fd;
+        } else {
+            close(*fd);
+        }
+    }
+    free(path);
+    return status;
+}
+
+static bool same_whole(const ms_param_extent *a, const ms_param_extent *b)
+{
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, sizeof(a->shape[0]) * (size_t)a->ndim) == 0;
+}
+
+static ms_status check_read(const ms_checkpoint *c, const msi_manifest_tensor *t,
+                            const ms_param_extent *extent, const ms_tensor *local)
+{
+    int64_t whole;
+
+    MS_TRY(msi_extent_check(t->key, extent, &whole));
+    if (!same_whole(&t->whole, extent)) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: '%s' is %s of shape %s, expected %s of shape %s",
+                       c->path, t->key, ms_dtype_name(t->whole.dtype),
+                       msi_shape_text(t->whole.ndim, t->whole.shape), ms_dtype_name(extent->dtype),
+                       msi_shape_text(extent->ndim, extent->shape));
+    }
+    if (local->v.dtype != extent->dtype || local->v.ndim != 1 ||
+        local->v.shape[0] != extent->numel || !msi_view_contiguous(&local->v)) {
+        return MS_FAIL(
+            MS_VALUE_ERROR, "'%s' into %s of shape %s, expected %lld elements of %s without gaps",
+            t->key, ms_dtype_name(local->v.dtype), msi_shape_text(local->v.ndim, local->v.shape),
+            (long long)extent->numel, ms_dtype_name(extent->dtype));
+    }
+    return MS_OK;
+}
+
+/* Index of the piece that holds element `start`. */
+static int32_t piece_at(const msi_manifest_tensor *t, int64_t start)
+{
+    int32_t low = 0, high = t->n_pieces;
+
+    while (high - low > 1) {
+        int32_t middle = low + (high - low) / 2;
+
+        if (t->pieces[middle].start <= start) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* Pass over the pieces that hold the elements of `extent`: verify their files, or (when `to` is
+ * given) read them. */
+static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
+                            const ms_param_extent *extent, char *to)
+{
+    int64_t width = ms_dtype_size(extent->dtype);
+    int64_t next = extent->start, end = extent->start + extent->numel;
+
+    for (int32_t p = piece_at(t, next); next < end; p++) {
+        const msi_manifest_piece *piece = &t->pieces[p];
+        int64_t piece_end = piece->start + piece->numel;
+        int64_t n = (piece_end < end ? piece_end : end) - next;
+        int fd;
+
+        MS_TRY(verified(c, piece->file, &fd));
+        if (to != NULL) {
+            MS_TRY(msi_io_read(fd, c->manifest.files[piece->file].name, to, n * width,
+                               piece->offset + (next - piece->start) * width));
+            to += n * width;
+        }
+        next += n;
+    }
+    return MS_OK;
+}
+
+ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key, const ms_param_extent *extent,
+                             ms_tensor *local)
+{
+    const msi_manifest_tensor *t;
+    void *data;
+
+    MS_CHECK_ARG(c != NULL && key != NULL && extent != NULL && local != NULL);
+    MS_TRY(find(c, key, &t));
+    MS_TRY(check_read(c, t, extent, local));
+    if (extent->numel == 0) {
+        return MS_OK;
+    }
+    MS_TRY(msi_view_data(&local->v, &data));
+    MS_TRY(for_pieces(c, t, extent, NULL)); /* a damaged file leaves `local` as it was */
+    MS_TRY(msi_tensor_begin_write(local, "checkpoint"));
+    return for_pieces(c, t, extent, data);
+}
+
+int64_t msi_checkpoint_step(const ms_checkpoint *c)
+{
+    return c->manifest.step;
+}

@@ -1,0 +1,30 @@
+/* The safetensors format: 8 bytes little-endian length, a JSON object of that length, then data
+ * without holes. Shared by single files and by the files checkpoints are made of. */
+#ifndef MSI_SAFETENSORS_H
+#define MSI_SAFETENSORS_H
+
+#include "moonshard/checkpoint.h"
+#include "tensor.h"
+
+#include <jansson.h>
+
+enum { MSI_ST_HEADER_MAX = 100000000 };
+
+/* The format's name of a dtype of ours, e.g. "BF16"; and back: MS_DTYPE_NONE for other names. */
+const char *msi_st_dtype_name(int32_t dtype);
+int32_t msi_st_dtype(const char *name);
+
+/* A header with metadata format=pt (without it other loaders refuse a file). NULL with the error
+ * set. */
+json_t *msi_st_header_new(void);
+/* Add an entry. MS_VALUE_ERROR when the name is taken, reserved or no UTF-8. */
+ms_status msi_st_header_add(json_t *header, const char *name, int32_t dtype, int32_t ndim,
+                            const int64_t *shape, int64_t begin, int64_t end);
+/* Length prefix and header text, filled with spaces to `room` bytes (0: to a multiple of 8).
+ * malloced; `*nbytes` counts all. */
+ms_status msi_st_header_text(char **text, int64_t *nbytes, const json_t *header, int64_t room);
+/* Write the elements of `v` in row-major order at `offset`. */
+ms_status msi_st_write_view(int fd, const char *path, ms_context *ctx, const msi_view *v,
+                            int64_t offset);
+
+#endif

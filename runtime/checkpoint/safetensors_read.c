@@ -1,0 +1,353 @@
+/* Reading safetensors files from anywhere: nothing in the header is believed before it is checked
+ * against the bytes that are there. */
+#include "io.h"
+#include "safetensors.h"
+
+#include <endian.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct st_entry {
+    char *name;
+    const char *dtype; /* static, the format's name */
+    int32_t ndim;
+    int64_t shape[MS_MAX_DIMS]; /* the first ones when there are more */
+    int64_t begin, end;         /* in the data section */
+} st_entry;
+
+struct ms_safetensors {
+    char *path;
+    int fd;
+    int64_t data; /* offset of the data section */
+    int32_t n;
+    st_entry *entries; /* by begin, end, name */
+};
+
+/* Every dtype of the format, with its bits; those of ours with their number. */
+static const struct {
+    const char *name;
+    int32_t bits;
+    int32_t dtype;
+} DTYPES[] = {
+    {"F32", 32, MS_DTYPE_F32},
+    {"F64", 64, MS_DTYPE_F64},
+    {"BF16", 16, MS_DTYPE_BF16},
+    {"I64", 64, MS_DTYPE_I64},
+    {"U8", 8, MS_DTYPE_U8},
+    {"BOOL", 8, MS_DTYPE_BOOL},
+    {"F16", 16, MS_DTYPE_NONE},
+    {"I8", 8, MS_DTYPE_NONE},
+    {"I16", 16, MS_DTYPE_NONE},
+    {"U16", 16, MS_DTYPE_NONE},
+    {"I32", 32, MS_DTYPE_NONE},
+    {"U32", 32, MS_DTYPE_NONE},
+    {"U64", 64, MS_DTYPE_NONE},
+    {"C64", 64, MS_DTYPE_NONE},
+    {"F8_E5M2", 8, MS_DTYPE_NONE},
+    {"F8_E4M3", 8, MS_DTYPE_NONE},
+    {"F8_E5M2FNUZ", 8, MS_DTYPE_NONE},
+    {"F8_E4M3FNUZ", 8, MS_DTYPE_NONE},
+    {"F8_E8M0", 8, MS_DTYPE_NONE},
+    {"F6_E2M3", 6, MS_DTYPE_NONE},
+    {"F6_E3M2", 6, MS_DTYPE_NONE},
+    {"F4", 4, MS_DTYPE_NONE},
+};
+
+static int32_t find_dtype(const char *name)
+{
+    for (int32_t i = 0; i < MSI_COUNT(DTYPES); i++) {
+        if (strcmp(DTYPES[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+const char *msi_st_dtype_name(int32_t dtype)
+{
+    return DTYPES[dtype].name; /* our dtypes come first, in order */
+}
+
+int32_t msi_st_dtype(const char *name)
+{
+    int32_t i = find_dtype(name);
+
+    return i >= 0 ? DTYPES[i].dtype : MS_DTYPE_NONE;
+}
+
+static ms_status bad(const char *path, const char *name, const char *what)
+{
+    return MS_FAIL(MS_FORMAT_ERROR, "%s: tensor '%.200s': %s", path, name, what);
+}
+
+/* Numel times bits of a dtype, as bytes. */
+static ms_status entry_bytes(const char *path, st_entry *e, const json_t *shape, int32_t bits,
+                             int64_t *nbytes)
+{
+    int64_t total = bits;
+    bool empty = false;
+    size_t i;
+    json_t *dim;
+
+    e->ndim = (int32_t)json_array_size(shape);
+    json_array_foreach(shape, i, dim)
+    {
+        int64_t size = json_is_integer(dim) ? json_integer_value(dim) : -1;
+
+        if (size < 0) {
+            return bad(path, e->name, "a size in its shape is no integer of at least 0");
+        }
+        if (i < MS_MAX_DIMS) {
+            e->shape[i] = size;
+        }
+        empty = empty || size == 0;
+        if (__builtin_mul_overflow(total, size == 0 ? 1 : size, &total)) {
+            return bad(path, e->name, "its shape has more elements than 64 bits count");
+        }
+    }
+    if (empty) {
+        total = 0;
+    }
+    if (total % 8 != 0) {
+        return bad(path, e->name, "its bits fill no whole bytes");
+    }
+    *nbytes = total / 8;
+    return MS_OK;
+}
+
+static ms_status read_entry(const char *path, st_entry *e, const char *name, const json_t *value)
+{
+    const json_t *dtype = json_object_get(value, "dtype");
+    const json_t *shape = json_object_get(value, "shape");
+    const json_t *offsets = json_object_get(value, "data_offsets");
+    const json_t *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
+    int64_t nbytes = 0;
+
+    e->name = strdup(name);
+    if (e->name == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the names in %s", path);
+    }
+    if (!json_is_object(value) || json_object_size(value) != 3 || !json_is_string(dtype) ||
+        !json_is_array(shape) || json_array_size(offsets) != 2 || !json_is_integer(begin) ||
+        !json_is_integer(end)) {
+        return bad(path, name, "expected exactly dtype, shape and two data_offsets");
+    }
+    int32_t kind = find_dtype(json_string_value(dtype));
+
+    if (kind < 0) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: tensor '%.200s' has unknown dtype '%.40s'", path, name,
+                       json_string_value(dtype));
+    }
+    e->dtype = DTYPES[kind].name;
+    MS_TRY(entry_bytes(path, e, shape, DTYPES[kind].bits, &nbytes));
+    e->begin = json_integer_value(begin);
+    e->end = json_integer_value(end);
+    if (e->begin < 0 || e->end < e->begin || e->end - e->begin != nbytes) {
+        return MS_FAIL(MS_FORMAT_ERROR,
+                       "%s: tensor '%.200s' has bytes [%lld, %lld), expected %lld by its shape",
+                       path, name, (long long)e->begin, (long long)e->end, (long long)nbytes);
+    }
+    return MS_OK;
+}
+
+static ms_status check_metadata(const char *path, const json_t *metadata)
+{
+    const char *key;
+    json_t *value;
+
+    if (!json_is_object(metadata)) {
+        return bad(path, "__metadata__", "expected an object");
+    }
+    json_object_foreach((json_t *)(uintptr_t)metadata, key, value)
+    {
+        if (!json_is_string(value)) {
+            return bad(path, "__metadata__", "expected strings only");
+        }
+    }
+    return MS_OK;
+}
+
+static int compare_entries(const void *a, const void *b)
+{
+    const st_entry *x = a, *y = b;
+
+    if (x->begin != y->begin) {
+        return x->begin < y->begin ? -1 : 1;
+    }
+    if (x->end != y->end) {
+        return x->end < y->end ? -1 : 1;
+    }
+    return strcmp(x->name, y->name);
+}
+
+/* Entries must follow each other from 0 to the end of the file: no holes, no overlaps. */
+static ms_status check_cover(const ms_safetensors *f, int64_t data_bytes)
+{
+    int64_t next = 0;
+
+    for (int32_t i = 0; i < f->n; i++) {
+        const st_entry *e = &f->entries[i];
+
+        if (e->begin != next) {
+            return MS_FAIL(MS_FORMAT_ERROR,
+                           "%s: tensor '%.200s' begins at byte %lld of the data, expected %lld",
+                           f->path, e->name, (long long)e->begin, (long long)next);
+        }
+        next = e->end;
+    }
+    if (next != data_bytes) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes of data, expected %lld by its header",
+                       f->path, (long long)data_bytes, (long long)next);
+    }
+    return MS_OK;
+}
+
+static ms_status read_entries(ms_safetensors *f, const json_t *header, int64_t data_bytes)
+{
+    const char *name;
+    json_t *value;
+
+    if (!json_is_object(header)) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: the header is no object", f->path);
+    }
+    f->entries = calloc(json_object_size(header) + 1, sizeof(*f->entries));
+    if (f->entries == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the entries of %s", f->path);
+    }
+    json_object_foreach((json_t *)(uintptr_t)header, name, value)
+    {
+        if (strcmp(name, "__metadata__") == 0) {
+            MS_TRY(check_metadata(f->path, value));
+        } else {
+            MS_TRY(read_entry(f->path, &f->entries[f->n++], name, value));
+        }
+    }
+    qsort(f->entries, (size_t)f->n, sizeof(*f->entries), compare_entries);
+    return check_cover(f, data_bytes);
+}
+
+static ms_status read_header(ms_safetensors *f, int64_t file_bytes)
+{
+    uint64_t length;
+    json_error_t error;
+    char *text;
+    ms_status status;
+
+    if (file_bytes < 8) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected at least 8", f->path,
+                       (long long)file_bytes);
+    }
+    MS_TRY(msi_io_read(f->fd, f->path, &length, 8, 0));
+    length = le64toh(length);
+    if (length > MSI_ST_HEADER_MAX || length > (uint64_t)file_bytes - 8) {
+        return MS_FAIL(MS_FORMAT_ERROR,
+                       "%s: a header of %llu bytes, expected at most %d and a file of %lld to hold "
+                       "it",
+                       f->path, (unsigned long long)length, MSI_ST_HEADER_MAX,
+                       (long long)file_bytes);
+    }
+    text = malloc(length + 1);
+    if (text == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the header of %s (%llu bytes)", f->path,
+                       (unsigned long long)length);
+    }
+    status = msi_io_read(f->fd, f->path, text, (int64_t)length, 8);
+    if (status == MS_OK) {
+        json_t *header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
+
+        f->data = 8 + (int64_t)length;
+        status = header != NULL ? read_entries(f, header, file_bytes - f->data)
+                                : MS_FAIL(MS_FORMAT_ERROR, "%s: header, byte %d: %s", f->path,
+                                          error.position, error.text);
+        json_decref(header);
+    }
+    free(text);
+    return status;
+}
+
+ms_status ms_safetensors_open(ms_safetensors **out, const char *path)
+{
+    ms_safetensors *f;
+    int64_t nbytes = 0;
+    ms_status status;
+
+    MS_CHECK_ARG(out != NULL && path != NULL);
+    *out = NULL;
+    f = calloc(1, sizeof(*f));
+    if (f == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
+    }
+    f->fd = -1;
+    f->path = strdup(path);
+    status = f->path != NULL ? msi_io_open(&f->fd, &nbytes, path)
+                             : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
+    if (status == MS_OK) {
+        status = read_header(f, nbytes);
+    }
+    if (status != MS_OK) {
+        ms_safetensors_close(f);
+        return status;
+    }
+    *out = f;
+    return MS_OK;
+}
+
+void ms_safetensors_close(ms_safetensors *f)
+{
+    if (f == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < f->n; i++) {
+        free(f->entries[i].name);
+    }
+    if (f->fd >= 0) {
+        close(f->fd);
+    }
+    free(f->entries);
+    free(f->path);
+    free(f);
+}
+
+int32_t ms_safetensors_n(const ms_safetensors *f)
+{
+    return f->n;
+}
+
+const char *ms_safetensors_name(const ms_safetensors *f, int32_t i)
+{
+    return i >= 0 && i < f->n ? f->entries[i].name : "";
+}
+
+ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i)
+{
+    MS_CHECK_ARG(out != NULL && f != NULL);
+    *out = NULL;
+    if (i < 0 || i >= f->n) {
+        return MS_FAIL(MS_INDEX_ERROR, "tensor %d of %s, which has %d", i, f->path, f->n);
+    }
+    const st_entry *e = &f->entries[i];
+    int32_t dtype = msi_st_dtype(e->dtype);
+
+    if (dtype == MS_DTYPE_NONE || e->ndim > MS_MAX_DIMS) {
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
+                       "%s: tensor '%.200s' is %s with %d dimensions; f32, f64, bf16, i64, u8 and "
+                       "bool with up to %d can be read",
+                       f->path, e->name, e->dtype, e->ndim, MS_MAX_DIMS);
+    }
+    MS_TRY(ms_tensor_empty(out, dtype, e->ndim, e->shape));
+    uint8_t *bytes = msi_view_ptr(&(*out)->v);
+    ms_status status = msi_io_read(f->fd, f->path, bytes, e->end - e->begin, f->data + e->begin);
+
+    if (status != MS_OK) {
+        ms_tensor_free(*out);
+        *out = NULL;
+        return status;
+    }
+    if (dtype == MS_DTYPE_BOOL) { /* any other byte would be a third truth value */
+        for (int64_t b = 0; b < e->end - e->begin; b++) {
+            bytes[b] = bytes[b] != 0;
+        }
+    }
+    return MS_OK;
+}

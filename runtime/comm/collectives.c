@@ -1,0 +1,291 @@
+/* Collectives on tensors: checks, then chunks through the staging area.
+ *
+ * Reductions run over ranks by the fixed tree of the `tree` kernel over equal values, so results
+ * are equal bits everywhere. Small messages are reduced whole by every rank; of larger ones each
+ * rank reduces a part and passes it round. */
+#include "control.h"
+
+#include "tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { REDUCE_WHOLE_BYTES = 16 * 1024 };
+
+/* -- checks ------------------------------------------------------------------------------------ */
+
+static ms_status check_operand(const char *op, const char *name, const ms_tensor *t)
+{
+    if (t == NULL) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: no tensor given for '%s'", op, name);
+    }
+    if (!msi_view_contiguous(&t->v)) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: '%s' has shape %s with gaps, expected contiguous", op,
+                       name, msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    return MS_OK;
+}
+
+static ms_status check_pair(const char *op, const ms_tensor *out, const ms_tensor *in,
+                            int64_t out_numel)
+{
+    MS_TRY(check_operand(op, "out", out));
+    MS_TRY(check_operand(op, "in", in));
+    if (out->v.dtype != in->v.dtype) {
+        return MS_FAIL(MS_TYPE_ERROR, "%s: dtypes are %s and %s, expected one", op,
+                       ms_dtype_name(out->v.dtype), ms_dtype_name(in->v.dtype));
+    }
+    if (msi_view_numel(&out->v) != out_numel) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: 'out' has %lld elements, expected %lld", op,
+                       (long long)msi_view_numel(&out->v), (long long)out_numel);
+    }
+    return MS_OK;
+}
+
+static ms_status check_reduce(const char *op, int32_t dtype, int32_t reduce)
+{
+    if (reduce < MS_REDUCE_SUM || reduce > MS_REDUCE_MIN) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: reduction is %d, expected 0 to %d", op, (int)reduce,
+                       MS_REDUCE_MIN);
+    }
+    if (dtype == MS_DTYPE_I64 && reduce == MS_REDUCE_AVG) {
+        return MS_FAIL(MS_TYPE_ERROR, "%s: an average of i64 is no i64; use sum", op);
+    }
+    if (dtype != MS_DTYPE_I64 && !ms_dtype_is_floating(dtype)) {
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "%s: no reduction of %s on cpu", op,
+                       ms_dtype_name(dtype));
+    }
+    return MS_OK;
+}
+
+/* Name the collective to the others; `*seq` is what its waits refer to. */
+static ms_status begin(ms_comm *c, uint32_t kind, int32_t dtype, int64_t count, int32_t root,
+                       uint64_t *seq)
+{
+    msi_fingerprint fp = {.kind = kind, .dtype = dtype, .count = count, .slot = -1, .root = root};
+
+    MS_TRY(msi_comm_publish(c, &fp, seq));
+    msi_comm_count(c, kind);
+    return MS_OK;
+}
+
+/* -- reducing ---------------------------------------------------------------------------------- */
+
+static void tree_i64(const msi_tree_args *a)
+{
+    int64_t *out = a->out;
+
+    for (int64_t i = 0; i < a->n; i++) {
+        int64_t value = ((const int64_t *)a->src[0])[i];
+
+        for (int32_t q = 1; q < a->n_src; q++) {
+            int64_t x = ((const int64_t *)a->src[q])[i];
+
+            switch (a->reduce) {
+            case MS_REDUCE_MAX:
+                value = x > value ? x : value;
+                break;
+            case MS_REDUCE_MIN:
+                value = x < value ? x : value;
+                break;
+            default: /* two's complement wraps */
+                value = (int64_t)((uint64_t)value + (uint64_t)x);
+            }
+        }
+        out[i] = value;
+    }
+}
+
+/* out[0, n) = reduction of every member's n elements: own ones at `own`, the others' `offset` bytes
+ * into what they staged. */
+static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64_t n,
+                                const char *own, int64_t offset, char *out)
+{
+    msi_tree_args args = {.n = n,
+                          .n_src = c->size,
+                          .out = out,
+                          .round_dtype = dtype,
+                          .factor = reduce == MS_REDUCE_AVG ? 1.0 / c->size : 1.0,
+                          .reduce = reduce == MS_REDUCE_AVG ? MS_REDUCE_SUM : reduce};
+
+    for (int32_t q = 0; q < c->size; q++) {
+        args.src[q] = q == c->rank ? own : msi_stage_of(c, q) + offset;
+        args.src_dtype[q] = dtype;
+    }
+    if (dtype == MS_DTYPE_I64) {
+        tree_i64(&args);
+        return MS_OK;
+    }
+    return msi_dispatch("reduce", MSI_K_tree, dtype, &args);
+}
+
+/* -- collectives ------------------------------------------------------------------------------- */
+
+ms_status ms_comm_all_gather(ms_comm *c, ms_tensor *out, ms_tensor *in)
+{
+    void *from, *to;
+    uint64_t seq;
+
+    MS_TRY(check_operand("all_gather", "in", in));
+    int64_t n = msi_view_numel(&in->v);
+
+    MS_TRY(check_pair("all_gather", out, in, n * c->size));
+    MS_TRY(msi_tensor_begin_write(out, "all_gather"));
+    MS_TRY(msi_view_data(&in->v, &from));
+    MS_TRY(msi_view_data(&out->v, &to));
+    MS_TRY(begin(c, MSI_COLL_ALL_GATHER, in->v.dtype, n, 0, &seq));
+    return msi_stage_exchange(c, seq, from, n * ms_dtype_size(in->v.dtype), to);
+}
+
+ms_status msi_comm_gather_bytes(ms_comm *c, const char *what, const void *in, int64_t nbytes,
+                                void *out)
+{
+    msi_fingerprint fp = {
+        .kind = MSI_COLL_ALL_GATHER, .dtype = MS_DTYPE_NONE, .count = nbytes, .slot = -1};
+    uint64_t seq;
+
+    snprintf(fp.unit, sizeof(fp.unit), "%s", what);
+    MS_TRY(msi_comm_publish(c, &fp, &seq));
+    return msi_stage_exchange(c, seq, in, nbytes, out);
+}
+
+ms_status ms_comm_reduce_scatter(ms_comm *c, ms_tensor *out, ms_tensor *in, int32_t reduce)
+{
+    void *from, *to;
+    uint64_t seq;
+
+    MS_TRY(check_operand("reduce_scatter", "out", out));
+    int32_t dtype = out->v.dtype;
+    int64_t n = msi_view_numel(&out->v), size = ms_dtype_size(dtype);
+    int64_t part = MSI_CHUNK / c->size / 64 * 64; /* bytes for each member in a chunk */
+
+    MS_TRY(check_operand("reduce_scatter", "in", in));
+    if (msi_view_numel(&in->v) != n * c->size) {
+        return MS_FAIL(MS_VALUE_ERROR, "reduce_scatter: 'in' has %lld elements, expected %lld",
+                       (long long)msi_view_numel(&in->v), (long long)(n * c->size));
+    }
+    MS_TRY(check_pair("reduce_scatter", out, in, n));
+    MS_TRY(check_reduce("reduce_scatter", dtype, reduce));
+    MS_TRY(msi_tensor_begin_write(out, "reduce_scatter"));
+    MS_TRY(msi_view_data(&in->v, &from));
+    MS_TRY(msi_view_data(&out->v, &to));
+    MS_TRY(begin(c, MSI_COLL_REDUCE_SCATTER, dtype, n, reduce, &seq));
+    for (int64_t at = 0; at == 0 || at < n; at += part / size) {
+        int64_t count = n - at < part / size ? n - at : part / size;
+
+        for (int32_t q = 0; q < c->size; q++) {
+            if (q != c->rank) {
+                memcpy(msi_stage_own(c) + q * part, (char *)from + (q * n + at) * size,
+                       (size_t)(count * size));
+            }
+        }
+        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(reduce_members(c, dtype, reduce, count, (char *)from + (c->rank * n + at) * size,
+                              c->rank * part, (char *)to + at * size));
+    }
+    return MS_OK;
+}
+
+/* Elements [first, last) of a chunk of n that member q reduces; starts stay on cache lines. */
+static void part_of(int32_t q, int32_t size, int64_t n, int64_t *first, int64_t *last)
+{
+    int64_t lines = (n + 63) / 64;
+
+    *first = lines * q / size * 64;
+    *last = lines * (q + 1) / size * 64;
+    *first = *first < n ? *first : n;
+    *last = *last < n ? *last : n;
+}
+
+/* Reduce one chunk at `data` in place: every member a part, then the parts go round. */
+static ms_status all_reduce_parts(ms_comm *c, uint64_t seq, int32_t dtype, int32_t reduce,
+                                  int64_t n, char *data)
+{
+    int64_t size = ms_dtype_size(dtype), first, last;
+
+    part_of(c->rank, c->size, n, &first, &last);
+    memcpy(msi_stage_own(c), data, (size_t)(first * size)); /* all but the own part */
+    memcpy(msi_stage_own(c) + last * size, data + last * size, (size_t)((n - last) * size));
+    MS_TRY(msi_stage_step(c, seq));
+    char *mine = msi_stage_own(c) + first * size;
+
+    MS_TRY(reduce_members(c, dtype, reduce, last - first, data + first * size, first * size, mine));
+    memcpy(data + first * size, mine, (size_t)((last - first) * size));
+    MS_TRY(msi_stage_step(c, seq));
+    for (int32_t q = 0; q < c->size; q++) {
+        part_of(q, c->size, n, &first, &last);
+        if (q != c->rank) {
+            memcpy(data + first * size, msi_stage_of(c, q) + first * size,
+                   (size_t)((last - first) * size));
+        }
+    }
+    return MS_OK;
+}
+
+ms_status ms_comm_all_reduce(ms_comm *c, ms_tensor *t, int32_t reduce)
+{
+    void *data;
+    uint64_t seq;
+
+    MS_TRY(check_operand("all_reduce", "t", t));
+    MS_TRY(check_reduce("all_reduce", t->v.dtype, reduce));
+    MS_TRY(msi_tensor_begin_write(t, "all_reduce"));
+    MS_TRY(msi_view_data(&t->v, &data));
+    int32_t dtype = t->v.dtype;
+    int64_t n = msi_view_numel(&t->v), size = ms_dtype_size(dtype), step = MSI_CHUNK / size;
+
+    MS_TRY(begin(c, MSI_COLL_ALL_REDUCE, dtype, n, reduce, &seq));
+    for (int64_t at = 0; at == 0 || at < n; at += step) {
+        int64_t count = n - at < step ? n - at : step;
+        char *chunk = (char *)data + at * size;
+
+        if (c->size > 1 && count * size > REDUCE_WHOLE_BYTES) {
+            MS_TRY(all_reduce_parts(c, seq, dtype, reduce, count, chunk));
+            continue;
+        }
+        if (c->size > 1) {
+            memcpy(msi_stage_own(c), chunk, (size_t)(count * size));
+        }
+        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(reduce_members(c, dtype, reduce, count, chunk, 0, chunk));
+    }
+    return MS_OK;
+}
+
+ms_status ms_comm_broadcast(ms_comm *c, ms_tensor *t, int32_t root)
+{
+    void *data;
+    uint64_t seq;
+
+    MS_TRY(check_operand("broadcast", "t", t));
+    if (root < 0 || root >= c->size) {
+        return MS_FAIL(MS_VALUE_ERROR, "broadcast: root is %d, expected 0 to %d", (int)root,
+                       (int)c->size - 1);
+    }
+    MS_TRY(msi_tensor_begin_write(t, "broadcast"));
+    MS_TRY(msi_view_data(&t->v, &data));
+    int64_t n = msi_view_numel(&t->v);
+    int64_t nbytes = n * ms_dtype_size(t->v.dtype);
+
+    MS_TRY(begin(c, MSI_COLL_BROADCAST, t->v.dtype, n, root, &seq));
+    for (int64_t at = 0; at == 0 || at < nbytes; at += MSI_CHUNK) {
+        size_t count = (size_t)(nbytes - at < MSI_CHUNK ? nbytes - at : MSI_CHUNK);
+
+        if (c->rank == root && c->size > 1) {
+            memcpy(msi_stage_own(c), (char *)data + at, count);
+        }
+        MS_TRY(msi_stage_step(c, seq));
+        if (c->rank != root) {
+            memcpy((char *)data + at, msi_stage_of(c, root), count);
+        }
+    }
+    return MS_OK;
+}
+
+ms_status ms_comm_barrier(ms_comm *c)
+{
+    uint64_t seq;
+
+    MS_TRY(begin(c, MSI_COLL_BARRIER, MS_DTYPE_NONE, 0, 0, &seq));
+    return msi_stage_step(c, seq);
+}

@@ -1,0 +1,76 @@
+/* Groups and the words they wait on: the inside of moonshard/comm.h.
+ *
+ * Shared state is one control block (a memfd, or plain memory for ranks as threads). Each rank has
+ * there: its record ring (what it is doing, by sequence), a doorbell it sleeps on, and a waiting
+ * flag. Whoever changes a word that peers may wait for calls msi_comm_ring(). Only C11 atomics, no
+ * fences, so ThreadSanitizer understands it. */
+#ifndef MSI_COMM_H
+#define MSI_COMM_H
+
+#include "moonshard/comm.h"
+#include "tensor.h"
+
+#include <stdatomic.h>
+
+/* What a rank says before it moves data. Equal on all ranks at equal sequence numbers, or the job
+ * ends with an error that names both. */
+typedef struct msi_fingerprint {
+    uint32_t kind; /* MSI_COLL_* */
+    int32_t dtype; /* MS_DTYPE_* or -1 */
+    int64_t count; /* elements */
+    int32_t slot;  /* -1: none */
+    int32_t root;  /* or reduction, by kind */
+    uint64_t generation;
+    char unit[40]; /* name, cut */
+} msi_fingerprint;
+
+enum {
+    MSI_COLL_NONE = 0,
+    MSI_COLL_ALL_GATHER,
+    MSI_COLL_REDUCE_SCATTER,
+    MSI_COLL_ALL_REDUCE,
+    MSI_COLL_BROADCAST,
+    MSI_COLL_BARRIER,
+    MSI_COLL_UNSHARD,     /* slot protocol, counted as all-gather */
+    MSI_COLL_REDUCE_UNIT, /* slot protocol, counted as reduce-scatter */
+    MSI_COLL_REDUCE_FULL, /* slot protocol of NO_SHARD, counted as all-reduce */
+    MSI_COLL_SEGMENT,     /* making a shared segment */
+    MSI_COLL_KINDS
+};
+
+/* Memory all ranks of a group on this host share. */
+typedef struct msi_segment {
+    char *rw; /* writable map */
+    char *ro; /* read-only map of the same bytes (equal to rw for one rank) */
+    int64_t nbytes;
+    int32_t fd; /* -1: private memory, or another thread's */
+    ms_comm *comm;
+    struct msi_shared_map *shared; /* ranks as threads: the maps they share */
+} msi_segment;
+
+/* Publish the next operation of the schedule; gives its sequence number. Never waits. */
+ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
+/* Wait until `ready(user)` is true. Fails with MS_COMM_ERROR when a rank died, aborted, left before
+ * `seq`, or said something else than this rank up to now; the message names this operation. What is
+ * ready when asked is never failed for a later death. `ready` must only load atomics. */
+ms_status msi_comm_wait(ms_comm *comm, uint64_t seq, bool (*ready)(void *user), void *user);
+/* True when `comm` is broken (cheap; for try paths). */
+bool msi_comm_broken(ms_comm *comm);
+/* Wake peers that may wait for words this rank just stored (by seq_cst stores: see wait.c). */
+void msi_comm_ring(ms_comm *comm);
+
+/* Make a segment of `nbytes` (equal on all ranks), zeroed, pages reserved. Collective. An error,
+ * not a SIGBUS, when memory is short. */
+ms_status msi_segment_new(msi_segment *out, ms_comm *comm, int64_t nbytes);
+/* Unmap. Not collective; safe after the group broke. */
+void msi_segment_free(msi_segment *s);
+
+/* All-gather of raw bytes: small host data, through the control block's staging area. */
+ms_status msi_comm_gather_bytes(ms_comm *comm, const char *what, const void *in, int64_t nbytes,
+                                void *out);
+/* Count an operation of `kind` for ms_comm_counts(). */
+void msi_comm_count(ms_comm *comm, uint32_t kind);
+void msi_comm_add_wait(ms_comm *comm, int64_t ns);
+ms_context *msi_comm_context(const ms_comm *comm);
+
+#endif

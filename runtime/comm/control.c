@@ -1,0 +1,273 @@
+/* The control block: making and mapping it, and the word that ends the job. */
+#include "control.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { BLOCK_MAGIC = 0x6d736a31 }; /* "msj1" */
+
+static uint32_t layout_id(void)
+{
+    return (uint32_t)msi_mix64(sizeof(msi_block) + 1000003 * sizeof(msi_slot_rank) +
+                               1000033 * sizeof(msi_member) + MSI_CHUNK);
+}
+
+static int64_t round_up(int64_t n, int64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* -- making and mapping ------------------------------------------------------------------------ */
+
+static void lay_out(msi_block *b, int32_t world)
+{
+    b->world = world;
+    b->members_at = round_up((int64_t)(sizeof(*b) + sizeof(b->slot[0]) * (size_t)(world + 1)), 64);
+    b->staging_at = round_up(b->members_at + (int64_t)sizeof(msi_member) * world, 4096);
+    b->nbytes = b->staging_at + (world > 1 ? (int64_t)world * 2 * MSI_CHUNK : 0);
+}
+
+static msi_job *job_shell(int32_t world, bool threads)
+{
+    msi_job *job = calloc(1, sizeof(*job));
+
+    if (job == NULL) {
+        msi_fail(MS_OUT_OF_MEMORY, "no memory for a job of %d ranks", (int)world);
+        return NULL;
+    }
+    job->world = world;
+    job->fd = -1;
+    job->threads = threads;
+    job->timeout_ns = msi_switch_int("MS_COMM_TIMEOUT", 600) * 1000000000;
+    for (int32_t r = 0; r < MSI_MAX_RANKS; r++) {
+        job->mail[r][0] = job->mail[r][1] = -1;
+    }
+    return job;
+}
+
+/* Spinning pays only while every rank has a core of its own. */
+static void choose_spin(msi_job *job)
+{
+    int64_t us = msi_switch_int("MS_COMM_SPIN_US", 50);
+
+    job->spin_ns = job->world <= job->block->cores ? us * 1000 : 0;
+}
+
+static ms_status map_block(msi_job *job, int64_t nbytes)
+{
+    job->block = mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, job->fd, 0);
+    if (job->block == MAP_FAILED) {
+        job->block = NULL;
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot map the control block (%lld bytes): %s",
+                       (long long)nbytes, strerror(errno));
+    }
+    return MS_OK;
+}
+
+/* A memfd whose pages exist before anybody touches them. */
+static ms_status make_shared(msi_job *job, int64_t nbytes)
+{
+    job->fd = memfd_create("moonshard-job", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (job->fd < 0 || ftruncate(job->fd, nbytes) != 0) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s",
+                       (long long)nbytes, strerror(errno));
+    }
+    int error;
+
+    while ((error = posix_fallocate(job->fd, 0, nbytes)) == EINTR) {
+    }
+    if (error != 0) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot reserve a control block of %lld bytes: %s",
+                       (long long)nbytes, strerror(error));
+    }
+    fcntl(job->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    return map_block(job, nbytes);
+}
+
+static ms_status make_mailboxes(msi_job *job)
+{
+    for (int32_t r = 0; r < job->world; r++) {
+        if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, job->mail[r]) != 0) {
+            return MS_FAIL(MS_RUNTIME_ERROR, "cannot make the mailbox of rank %d: %s", (int)r,
+                           strerror(errno));
+        }
+    }
+    return MS_OK;
+}
+
+ms_status msi_job_new(msi_job **out, int32_t world, bool threads)
+{
+    msi_block shape = {0};
+    ms_status status = MS_OK;
+
+    *out = NULL;
+    if (world < 1 || world > MSI_MAX_RANKS) {
+        return MS_FAIL(MS_VALUE_ERROR, "number of ranks is %d, expected 1 to %d", (int)world,
+                       MSI_MAX_RANKS);
+    }
+    lay_out(&shape, world);
+    msi_job *job = job_shell(world, threads);
+
+    if (job == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    if (threads) {
+        job->block = aligned_alloc(4096, (size_t)round_up(shape.nbytes, 4096));
+        if (job->block == NULL) {
+            status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the control block of %d ranks",
+                             (int)world);
+            goto failed;
+        }
+        memset((void *)job->block, 0, (size_t)shape.staging_at);
+    } else {
+        MS_TRY_GOTO(make_shared(job, shape.nbytes), failed);
+        MS_TRY_GOTO(make_mailboxes(job), failed);
+    }
+    lay_out(job->block, world);
+    job->block->magic = BLOCK_MAGIC;
+    job->block->layout = layout_id();
+    job->block->cores = msi_cores_allowed();
+    if (getrandom(&job->block->nonce, sizeof(job->block->nonce), 0) < 0) {
+        job->block->nonce = (uint64_t)msi_now_ns();
+    }
+    choose_spin(job);
+    *out = job;
+    return MS_OK;
+failed:
+    msi_job_free(job);
+    return status;
+}
+
+ms_status msi_job_open(msi_job **out, int32_t fd)
+{
+    struct stat st;
+    ms_status status = MS_OK;
+
+    *out = NULL;
+    if (fstat(fd, &st) != 0 || st.st_size < (off_t)sizeof(msi_block)) {
+        return MS_FAIL(MS_COMM_ERROR, "file descriptor %d is no control block of a job", (int)fd);
+    }
+    msi_job *job = job_shell(1, false);
+
+    if (job == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    job->fd = fd;
+    MS_TRY_GOTO(map_block(job, st.st_size), failed);
+    if (job->block->magic != BLOCK_MAGIC || job->block->layout != layout_id() ||
+        job->block->nbytes != st.st_size || job->block->world < 1 ||
+        job->block->world > MSI_MAX_RANKS) {
+        status = MS_FAIL(MS_COMM_ERROR,
+                         "the control block of this job was made by another build of the library");
+        munmap(job->block, (size_t)st.st_size);
+        job->block = NULL;
+        goto failed;
+    }
+    job->world = job->block->world;
+    choose_spin(job);
+    *out = job;
+    return MS_OK;
+failed:
+    job->fd = -1; /* still the caller's */
+    msi_job_free(job);
+    return status;
+}
+
+static void close_fd(int32_t *fd)
+{
+    if (*fd >= 0) {
+        close(*fd);
+    }
+    *fd = -1;
+}
+
+void msi_job_keep_mail(msi_job *job, int32_t rank)
+{
+    for (int32_t r = 0; r < job->world; r++) {
+        close_fd(&job->mail[r][r == rank ? 1 : 0]);
+    }
+}
+
+void msi_job_free(msi_job *job)
+{
+    if (job == NULL) {
+        return;
+    }
+    msi_segment_sweep(job);
+    if (job->threads) {
+        free(job->block);
+    } else if (job->block != NULL) {
+        munmap(job->block, (size_t)job->block->nbytes);
+    }
+    close_fd(&job->fd);
+    for (int32_t r = 0; r < MSI_MAX_RANKS; r++) {
+        close_fd(&job->mail[r][0]);
+        close_fd(&job->mail[r][1]);
+    }
+    free(job);
+}
+
+/* -- the abort word ---------------------------------------------------------------------------- */
+
+static uint64_t abort_pack(int32_t slot, int32_t subject, int32_t cause)
+{
+    return (uint64_t)cause << 32 | (uint64_t)(subject + 1) << 16 | (uint64_t)(slot + 1);
+}
+
+void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
+                   const char *format, ...)
+{
+    msi_slot_rank *mine = &job->block->slot[slot];
+    uint64_t none = 0;
+    va_list args;
+
+    if (atomic_load(&job->block->abort) != 0) {
+        return; /* also keeps a text that readers may be reading */
+    }
+    va_start(args, format);
+    vsnprintf(mine->text, sizeof(mine->text), format, args);
+    va_end(args);
+    mine->kind = kind;
+    if (atomic_compare_exchange_strong(&job->block->abort, &none,
+                                       abort_pack(slot, subject, cause))) {
+        msi_job_ring_all(job);
+    }
+}
+
+bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,
+                     const char **text)
+{
+    uint64_t word = atomic_load_explicit(&job->block->abort, memory_order_acquire);
+
+    if (word == 0) {
+        return false;
+    }
+    const msi_slot_rank *writer = &job->block->slot[(word & 0xffff) - 1];
+
+    *subject = (int32_t)(word >> 16 & 0xffff) - 1;
+    *cause = (int32_t)(word >> 32);
+    *kind = writer->kind;
+    *text = writer->text;
+    return true;
+}
+
+void msi_job_ring_all(msi_job *job)
+{
+    for (int32_t r = 0; r < job->world; r++) {
+        msi_doorbell_ring(&job->block->slot[r]);
+    }
+}
+
+void msi_job_set_state(msi_job *job, int32_t rank, int32_t state)
+{
+    atomic_store(&job->block->slot[rank].state, state);
+    msi_job_ring_all(job);
+}

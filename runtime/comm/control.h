@@ -1,0 +1,170 @@
+/* The control block all ranks of a job share, and what one rank keeps beside it.
+ *
+ * The block is a memfd mapped by every rank process (plain memory when ranks are threads). One word
+ * decides everything that goes wrong: `abort` leaves zero once, by compare-and-swap, after the text
+ * that explains it stands complete in the writer's slot; so a writer killed half-way leaves no
+ * trace. Every rank writes only its own slot, members and staging; the launcher has a slot of its
+ * own. */
+#ifndef MSI_CONTROL_H
+#define MSI_CONTROL_H
+
+#include "comm.h"
+
+#include <sys/types.h>
+
+enum {
+    MSI_MAX_RANKS = 128,    /* as many as the tree kernel takes sources */
+    MSI_RING = 64,          /* fingerprints kept per rank and group */
+    MSI_CHUNK = 256 * 1024, /* bytes staged at a time: two chunks stay in a core's L2 */
+    MSI_TEXT = 640
+};
+
+enum { MSI_RANK_STARTING, MSI_RANK_ALIVE, MSI_RANK_LEFT, MSI_RANK_DEAD };
+
+enum {
+    MSI_CAUSE_NONE,
+    MSI_CAUSE_FAILED,   /* a rank said so */
+    MSI_CAUSE_DIED,     /* its process ended */
+    MSI_CAUSE_LEFT,     /* it finished while others needed it */
+    MSI_CAUSE_MISMATCH, /* two ranks call different collectives */
+    MSI_CAUSE_STUCK,    /* every rank waits, or a wait lasted too long */
+    MSI_CAUSE_STOPPED   /* ended by a signal sent to the launcher */
+};
+
+/* One published fingerprint. Overwritten MSI_RING calls later: readers look at `seq` before and
+ * after. */
+typedef struct msi_record {
+    _Alignas(64) _Atomic uint64_t seq;
+    _Atomic uint64_t hash; /* of the schedule up to and including this one */
+    _Atomic uint64_t word[sizeof(msi_fingerprint) / 8];
+} msi_record;
+
+/* A rank's part in a group. */
+typedef struct msi_member {
+    _Alignas(64) _Atomic uint64_t published; /* sequence number of the latest record */
+    _Atomic uint64_t arrived;                /* steps of data movement this rank has staged */
+    _Atomic(void *) handoff;                 /* ranks as threads: a segment on its way */
+    msi_record ring[MSI_RING];
+} msi_member;
+
+/* A rank's (or the launcher's) part in the job. */
+typedef struct msi_slot_rank {
+    _Alignas(64) _Atomic uint32_t doorbell; /* futex: changes when peers stored something */
+    _Atomic uint32_t waiting;
+    _Atomic uint64_t waits;  /* sleeping waits begun, and ... */
+    _Atomic uint64_t checks; /* ... looks taken while asleep */
+    _Alignas(64) _Atomic int32_t state;
+    _Atomic int32_t pid;
+    _Atomic int32_t catches; /* stop signals are this rank's own business */
+    int32_t kind;            /* ms_status of `text` */
+    char text[MSI_TEXT];     /* why this slot's owner set `abort` */
+} msi_slot_rank;
+
+typedef struct msi_block {
+    uint64_t magic, nonce;
+    uint32_t layout; /* sizes of this struct's parts, mixed: other builds do not fit */
+    int32_t world;
+    int32_t cores; /* the launcher may use */
+    int64_t nbytes, members_at, staging_at;
+    _Alignas(64) _Atomic uint64_t abort; /* 0, or who wrote it, about whom, and why */
+    _Atomic int32_t stop;                /* signal that asks the job to stop */
+    msi_slot_rank slot[];                /* (world + 1), the last the launcher's */
+} msi_block;
+
+/* One process's (or, ranks as threads, all threads') hold on a job. */
+typedef struct msi_job {
+    msi_block *block;
+    int32_t world;
+    int32_t fd; /* of the block; -1: plain memory */
+    bool threads;
+    /* Mailboxes for file descriptors, one per rank: [0] its owner reads, [1] others write. */
+    int32_t mail[MSI_MAX_RANKS][2];
+    int64_t spin_ns, timeout_ns;
+    _Atomic(struct msi_shared_map *) maps; /* ranks as threads: of all segments made */
+} msi_job;
+
+struct ms_comm {
+    ms_context *ctx;
+    msi_job *job;
+    int32_t rank, size;
+    int32_t slot[MSI_MAX_RANKS]; /* of each member in the job */
+    bool is_self;                /* needs nobody, so it survives the others' failures */
+    bool left;
+    msi_member *members;
+    char *staging; /* (size, 2, MSI_CHUNK) */
+    uint64_t seq, hash, step;
+    uint64_t checked[MSI_MAX_RANKS]; /* sequence up to which each member's schedule equals ours */
+    int64_t counts[MSI_COLL_KINDS];
+    int64_t wait_ns;
+};
+
+/* The comm room's state in a context. */
+typedef struct msi_dist {
+    ms_context *ctx;
+    msi_job *job; /* NULL: not joined */
+    int32_t rank;
+    bool owns_job, left;
+    const char *launcher;
+    ms_comm *world, *self;
+    ms_launch *launch; /* ranks this process supervises */
+} msi_dist;
+
+/* -- control.c: the block and the words in it -------------------------------------------------- */
+ms_status msi_job_new(msi_job **out, int32_t world, bool threads);
+/* Join a block somebody else made; takes `fd` on success. */
+ms_status msi_job_open(msi_job **out, int32_t fd);
+void msi_job_free(msi_job *job);
+/* Close the mailbox ends that rank `rank` does not need. */
+void msi_job_keep_mail(msi_job *job, int32_t rank);
+
+/* End the job, unless something else has ended it before: `cause` and the text become what every
+ * rank reports. `slot` is the caller's own, `subject` the rank it is about (-1: none). */
+void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
+                   const char *format, ...) MSI_PRINTF(6, 7);
+/* The first failure, or false. `text` is borrowed from the block. */
+bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,
+                     const char **text);
+/* Wake every rank, whatever it waits for. */
+void msi_job_ring_all(msi_job *job);
+void msi_job_set_state(msi_job *job, int32_t rank, int32_t state);
+
+/* -- record.c: fingerprints -------------------------------------------------------------------- */
+/* Record `seq` of a member; false when it is not there (yet, or any more). `fp` may be NULL. */
+bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t *hash);
+/* "all_gather(f32, 1024 elements, unit 'h.0')" */
+const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t nbytes);
+/* "all_gather of unit 'h.0' (sequence 17)", of this rank's own record. */
+const char *msi_operation_text(ms_comm *c, uint64_t seq, char *buffer, size_t nbytes);
+/* The job has been aborted: this rank's error. `verb` is what it was doing: "waited in". */
+ms_status msi_comm_fail(ms_comm *c, const char *verb, const char *operation);
+
+/* -- wait.c ------------------------------------------------------------------------------------ */
+void msi_doorbell_ring(msi_slot_rank *slot);
+
+/* -- group.c ----------------------------------------------------------------------------------- */
+/* The context's room, made on first use; NULL when memory is out (error set). */
+msi_dist *msi_dist_state(void);
+/* Become rank `rank` of `job`. */
+ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *launcher,
+                         bool owns_job);
+
+/* -- staging.c: moving bytes in steps ---------------------------------------------------------- */
+/* Where this rank puts its bytes (MSI_CHUNK at most) for the coming step. */
+char *msi_stage_own(ms_comm *c);
+/* Say that they are there, wait for everybody's. */
+ms_status msi_stage_step(ms_comm *c, uint64_t seq);
+/* Member q's bytes of the step just made; they stay until the step after the next begins. */
+const char *msi_stage_of(ms_comm *c, int32_t q);
+/* Under an already published `seq`: nbytes from every member to every member. */
+ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t nbytes, void *out);
+
+/* -- segment.c --------------------------------------------------------------------------------- */
+/* Free what is left of a job's shared maps: no rank runs any more. */
+void msi_segment_sweep(msi_job *job);
+
+/* -- affinity.c -------------------------------------------------------------------------------- */
+int32_t msi_cores_allowed(void);
+/* Give the calling thread its part of the cores this process may use, when there are enough. */
+void msi_cores_pin(int32_t rank, int32_t world);
+
+#endif

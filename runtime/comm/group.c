@@ -1,0 +1,376 @@
+/* What a context knows of its job: joining, leaving, the groups world and self, failing together.
+ */
+#include "launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* -- the room's state -------------------------------------------------------------------------- */
+
+static void comm_free(ms_comm *c)
+{
+    if (c != NULL && c->is_self) {
+        free(c->members);
+    }
+    free(c);
+}
+
+static void dist_close(void *state)
+{
+    msi_dist *d = state;
+
+    if (d->launch != NULL) {
+        msi_launch_kill(d->launch);
+    }
+    if (d->job != NULL && !d->left) {
+        ms_dist_leave();
+    }
+    comm_free(d->world);
+    comm_free(d->self);
+    if (d->owns_job) {
+        msi_job_free(d->job);
+    }
+    free(d);
+}
+
+msi_dist *msi_dist_state(void)
+{
+    ms_context *ctx = msi_context();
+
+    if (ctx == NULL) {
+        return NULL;
+    }
+    if (ctx->room[MSI_ROOM_COMM] == NULL) {
+        msi_dist *d = calloc(1, sizeof(*d));
+
+        if (d == NULL) {
+            msi_fail(MS_OUT_OF_MEMORY, "no memory for the state of ranks");
+            return NULL;
+        }
+        d->ctx = ctx;
+        d->launcher = "none";
+        ctx->room[MSI_ROOM_COMM] = d;
+        ctx->close[MSI_ROOM_COMM] = dist_close;
+    }
+    return ctx->room[MSI_ROOM_COMM];
+}
+
+static msi_dist *dist_peek(void)
+{
+    ms_context *ctx = msi_context_peek();
+
+    return ctx != NULL ? ctx->room[MSI_ROOM_COMM] : NULL;
+}
+
+/* -- groups ------------------------------------------------------------------------------------ */
+
+static ms_status make_world(msi_dist *d)
+{
+    ms_comm *c = calloc(1, sizeof(*c));
+
+    if (c == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the group of all ranks");
+    }
+    c->ctx = d->ctx;
+    c->job = d->job;
+    c->rank = d->rank;
+    c->size = d->job->world;
+    for (int32_t q = 0; q < c->size; q++) {
+        c->slot[q] = q;
+    }
+    c->members = (msi_member *)(void *)((char *)d->job->block + d->job->block->members_at);
+    c->staging = (char *)d->job->block + d->job->block->staging_at;
+    d->world = c;
+    return MS_OK;
+}
+
+static ms_status make_self(msi_dist *d)
+{
+    ms_comm *c = calloc(1, sizeof(*c));
+    msi_member *member = aligned_alloc(64, sizeof(*member));
+
+    if (c == NULL || member == NULL) {
+        free(c);
+        free(member);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for this rank's own group");
+    }
+    memset((void *)member, 0, sizeof(*member));
+    c->ctx = d->ctx;
+    c->job = d->job;
+    c->size = 1;
+    c->slot[0] = d->rank;
+    c->is_self = true;
+    c->left = d->left;
+    c->members = member;
+    d->self = c;
+    return MS_OK;
+}
+
+ms_status ms_comm_world(ms_comm **out)
+{
+    *out = NULL;
+    MS_TRY(ms_dist_join());
+    msi_dist *d = msi_dist_state();
+
+    if (d->left) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job");
+    }
+    *out = d->world;
+    return MS_OK;
+}
+
+ms_status ms_comm_self(ms_comm **out)
+{
+    *out = NULL;
+    MS_TRY(ms_dist_join());
+    msi_dist *d = msi_dist_state();
+
+    if (d->self == NULL) {
+        MS_TRY(make_self(d));
+    }
+    *out = d->self;
+    return MS_OK;
+}
+
+int32_t ms_comm_rank(const ms_comm *comm)
+{
+    return comm->rank;
+}
+
+int32_t ms_comm_size(const ms_comm *comm)
+{
+    return comm->size;
+}
+
+ms_context *msi_comm_context(const ms_comm *comm)
+{
+    return comm->ctx;
+}
+
+void msi_comm_count(ms_comm *comm, uint32_t kind)
+{
+    if (kind < MSI_COLL_KINDS) {
+        comm->counts[kind]++;
+    }
+}
+
+void msi_comm_add_wait(ms_comm *comm, int64_t ns)
+{
+    comm->wait_ns += ns;
+}
+
+void ms_comm_counts(const ms_comm *comm, int64_t *counts5)
+{
+    const int64_t *n = comm->counts;
+
+    counts5[0] = n[MSI_COLL_ALL_GATHER] + n[MSI_COLL_UNSHARD];
+    counts5[1] = n[MSI_COLL_REDUCE_SCATTER] + n[MSI_COLL_REDUCE_UNIT];
+    counts5[2] = n[MSI_COLL_ALL_REDUCE] + n[MSI_COLL_REDUCE_FULL];
+    counts5[3] = n[MSI_COLL_BROADCAST];
+    counts5[4] = n[MSI_COLL_BARRIER];
+}
+
+double ms_comm_wait_seconds(const ms_comm *comm)
+{
+    return (double)comm->wait_ns * 1e-9;
+}
+
+/* -- joining and leaving ----------------------------------------------------------------------- */
+
+ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *launcher,
+                         bool owns_job)
+{
+    msi_slot_rank *slot = &job->block->slot[rank];
+    int32_t starting = MSI_RANK_STARTING;
+
+    if (!atomic_compare_exchange_strong(&slot->state, &starting, MSI_RANK_ALIVE)) {
+        return MS_FAIL(MS_COMM_ERROR, "rank %d has joined already (process %d)", (int)rank,
+                       (int)atomic_load(&slot->pid));
+    }
+    atomic_store(&slot->pid, (int32_t)getpid());
+    d->job = job;
+    d->rank = rank;
+    d->launcher = launcher;
+    ms_status status = make_world(d);
+
+    if (status != MS_OK) {
+        d->job = NULL;
+        return status;
+    }
+    d->owns_job = owns_job;
+    return MS_OK;
+}
+
+/* A whole number in [0, limit) from the environment, or -1 with the error set. */
+static int32_t env_number(const char *name, int32_t limit)
+{
+    const char *text = getenv(name);
+    char *end = NULL;
+    long value;
+
+    if (text == NULL || text[0] == '\0') {
+        msi_fail(MS_COMM_ERROR, "%s is not set, though this process was started as a rank", name);
+        return -1;
+    }
+    errno = 0;
+    value = strtol(text, &end, 10);
+    if (errno != 0 || *end != '\0' || value < 0 || value >= limit) {
+        msi_fail(MS_COMM_ERROR, "%s is '%s', expected a whole number from 0 to %d", name, text,
+                 (int)limit - 1);
+        return -1;
+    }
+    return (int32_t)value;
+}
+
+/* "recv,send0,send1,..." as msi_launch_exec() wrote it. */
+static ms_status open_mail(msi_job *job, int32_t rank)
+{
+    const char *text = msi_switch_text("MOONSHARD_MAIL_FDS", "");
+
+    for (int32_t i = -1; i < job->world; i++) {
+        char *end = NULL;
+        long fd = strtol(text, &end, 10);
+
+        if (end == text || fd < 0 || fcntl((int)fd, F_SETFD, FD_CLOEXEC) != 0) {
+            return MS_FAIL(MS_COMM_ERROR,
+                           "MOONSHARD_MAIL_FDS does not list the %d mailboxes of this job",
+                           (int)job->world + 1);
+        }
+        job->mail[i < 0 ? rank : i][i < 0 ? 0 : 1] = (int32_t)fd;
+        text = *end == ',' ? end + 1 : end;
+    }
+    return MS_OK;
+}
+
+static void forget_mail(msi_job *job)
+{
+    for (int32_t r = 0; r < job->world; r++) {
+        job->mail[r][0] = job->mail[r][1] = -1;
+    }
+}
+
+static ms_status join_by_environment(msi_dist *d)
+{
+    int32_t world = env_number("MOONSHARD_WORLD_SIZE", MSI_MAX_RANKS + 1);
+    int32_t rank = world < 0 ? -1 : env_number("MOONSHARD_RANK", world);
+    int32_t fd = rank < 0 ? -1 : env_number("MOONSHARD_JOB_FD", INT32_MAX);
+    msi_job *job;
+    ms_status status;
+
+    if (fd < 0) {
+        return MS_COMM_ERROR;
+    }
+    MS_TRY(msi_job_open(&job, fd));
+    if (job->world != world) {
+        status = MS_FAIL(MS_COMM_ERROR, "MOONSHARD_WORLD_SIZE is %d, but the job has %d ranks",
+                         (int)world, (int)job->world);
+        goto failed;
+    }
+    MS_TRY_GOTO(open_mail(job, rank), failed);
+    MS_TRY_GOTO(msi_dist_enter(d, job, rank, "run", true), failed);
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    /* The ranks' children are no ranks. */
+    unsetenv("MOONSHARD_RANK");
+    unsetenv("MOONSHARD_JOB_FD");
+    unsetenv("MOONSHARD_MAIL_FDS");
+    unsetenv("MOONSHARD_WORLD_SIZE");
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a pipe to the launcher: lines at once */
+    return MS_OK;
+failed:
+    forget_mail(job);
+    job->fd = -1;
+    msi_job_free(job);
+    return status;
+}
+
+static ms_status join_alone(msi_dist *d)
+{
+    msi_job *job;
+
+    MS_TRY(msi_job_new(&job, 1, true)); /* one rank, this one: plain memory */
+    ms_status status = msi_dist_enter(d, job, 0, "none", true);
+
+    if (status != MS_OK) {
+        msi_job_free(job);
+    }
+    return status;
+}
+
+ms_status ms_dist_join(void)
+{
+    msi_dist *d = msi_dist_state();
+
+    if (d == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    if (d->job != NULL) {
+        return MS_OK;
+    }
+    return ms_dist_launched() ? join_by_environment(d) : join_alone(d);
+}
+
+bool ms_dist_launched(void)
+{
+    const msi_dist *d = dist_peek();
+
+    return (d != NULL && d->job != NULL && strcmp(d->launcher, "none") != 0) ||
+           getenv("MOONSHARD_RANK") != NULL;
+}
+
+void ms_dist_info_get(ms_dist_info *info)
+{
+    const msi_dist *d = dist_peek();
+    bool joined = d != NULL && d->job != NULL;
+
+    *info = (ms_dist_info){.world_size = 1,
+                           .local_world_size = 1,
+                           .cores = msi_cores_allowed(),
+                           .initialized = joined && !d->left,
+                           .launcher = d != NULL ? d->launcher : "none",
+                           .transport = "self"};
+    if (joined) {
+        info->rank = info->local_rank = d->rank;
+        info->world_size = info->local_world_size = d->job->world;
+        info->transport = d->job->world > 1 ? "shm" : "self";
+    }
+}
+
+void ms_dist_leave(void)
+{
+    msi_dist *d = dist_peek();
+
+    if (d == NULL || d->job == NULL || d->left) {
+        return;
+    }
+    d->left = true;
+    if (d->world != NULL) {
+        d->world->left = true;
+    }
+    if (d->self != NULL) {
+        d->self->left = true;
+    }
+    msi_job_set_state(d->job, d->rank, MSI_RANK_LEFT);
+}
+
+void ms_dist_abort(ms_status kind, const char *message)
+{
+    msi_dist *d = dist_peek();
+
+    if (d != NULL && d->job != NULL) {
+        msi_job_abort(d->job, d->rank, d->rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
+                      (int)d->rank, message);
+    }
+}
+
+void ms_dist_exit(int32_t code)
+{
+    fflush(NULL);
+    if (code == 0) { /* otherwise the launcher says what happened, with the code */
+        ms_dist_leave();
+    }
+    _exit(code);
+}

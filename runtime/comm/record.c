@@ -1,0 +1,148 @@
+/* What ranks say before they move data: publishing, reading, and putting it into words. */
+#include "control.h"
+
+#include <stdio.h>
+#include <string.h>
+
+_Static_assert(sizeof(msi_fingerprint) == 72, "a fingerprint is nine words without padding");
+
+/* -- records ----------------------------------------------------------------------------------- */
+
+/* Fields are stored with release and loaded with acquire: whoever sees a word of a newer record
+ * also sees that `seq` has changed, so a torn read is found without fences. */
+static void record_write(msi_member *m, uint64_t seq, uint64_t hash, const msi_fingerprint *fp)
+{
+    msi_record *r = &m->ring[seq % MSI_RING];
+    uint64_t words[MSI_COUNT(r->word)];
+
+    memcpy(words, fp, sizeof(words));
+    atomic_store_explicit(&r->seq, 0, memory_order_relaxed);
+    atomic_store_explicit(&r->hash, hash, memory_order_release);
+    for (int32_t i = 0; i < MSI_COUNT(words); i++) {
+        atomic_store_explicit(&r->word[i], words[i], memory_order_release);
+    }
+    atomic_store_explicit(&r->seq, seq, memory_order_release);
+    atomic_store_explicit(&m->published, seq, memory_order_release);
+}
+
+bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t *hash)
+{
+    msi_record *r = &m->ring[seq % MSI_RING];
+    uint64_t words[MSI_COUNT(r->word)];
+
+    if (seq == 0 || atomic_load_explicit(&r->seq, memory_order_acquire) != seq) {
+        return false;
+    }
+    *hash = atomic_load_explicit(&r->hash, memory_order_acquire);
+    if (fp != NULL) {
+        for (int32_t i = 0; i < MSI_COUNT(words); i++) {
+            words[i] = atomic_load_explicit(&r->word[i], memory_order_acquire);
+        }
+        memcpy(fp, words, sizeof(words));
+    }
+    return atomic_load_explicit(&r->seq, memory_order_relaxed) == seq;
+}
+
+ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
+{
+    msi_fingerprint own = *fp;
+    size_t length = strnlen(fp->unit, sizeof(fp->unit) - 1);
+
+    *seq = 0;
+    memset(own.unit + length, 0, sizeof(own.unit) - length);
+    if (MSI_UNLIKELY(c->left)) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");
+    }
+    c->seq++;
+    c->hash = msi_mix64(c->hash ^ ms_hash_bytes(&own, sizeof(own)));
+    record_write(&c->members[c->rank], c->seq, c->hash, &own);
+    if (MSI_UNLIKELY(msi_comm_broken(c))) {
+        char operation[128];
+
+        return msi_comm_fail(c, "called",
+                             msi_operation_text(c, c->seq, operation, sizeof(operation)));
+    }
+    *seq = c->seq;
+    return MS_OK;
+}
+
+/* -- in words ---------------------------------------------------------------------------------- */
+
+static const char *kind_name(uint32_t kind)
+{
+    static const char *const names[] = {"none",      "all_gather", "reduce_scatter", "all_reduce",
+                                        "broadcast", "barrier",    "unshard",        "reduce",
+                                        "reduce",    "segment"};
+
+    return kind < MSI_COLL_KINDS ? names[kind] : "unknown";
+}
+
+static const char *reduce_name(int32_t reduce)
+{
+    static const char *const names[] = {"sum", "avg", "max", "min"};
+
+    return reduce >= 0 && reduce < MSI_COUNT(names) ? names[reduce] : "unknown";
+}
+
+const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t nbytes)
+{
+    char data[64] = "", root[32] = "", unit[64] = "", slot[64] = "";
+
+    if (fp->kind == MSI_COLL_BARRIER) {
+        snprintf(buffer, nbytes, "barrier()");
+        return buffer;
+    }
+    if (fp->dtype < 0) {
+        snprintf(data, sizeof(data), "%lld bytes", (long long)fp->count);
+    } else {
+        snprintf(data, sizeof(data), "%s, %lld elements", ms_dtype_name(fp->dtype),
+                 (long long)fp->count);
+    }
+    if (fp->kind == MSI_COLL_BROADCAST) {
+        snprintf(root, sizeof(root), ", root %d", (int)fp->root);
+    } else if (fp->kind == MSI_COLL_ALL_REDUCE || fp->kind == MSI_COLL_REDUCE_SCATTER) {
+        snprintf(root, sizeof(root), ", %s", reduce_name(fp->root));
+    } else if (fp->root != 0) {
+        snprintf(root, sizeof(root), ", variant %d", (int)fp->root);
+    }
+    if (fp->unit[0] != '\0') {
+        snprintf(unit, sizeof(unit), ", unit '%.40s'", fp->unit);
+    }
+    if (fp->slot >= 0 || fp->generation != 0) {
+        snprintf(slot, sizeof(slot), ", slot %d, generation %llu", (int)fp->slot,
+                 (unsigned long long)fp->generation);
+    }
+    snprintf(buffer, nbytes, "%s(%s%s%s%s)", kind_name(fp->kind), data, root, unit, slot);
+    return buffer;
+}
+
+const char *msi_operation_text(ms_comm *c, uint64_t seq, char *buffer, size_t nbytes)
+{
+    msi_fingerprint fp;
+    uint64_t hash;
+
+    if (!msi_record_read(&c->members[c->rank], seq, &fp, &hash)) {
+        snprintf(buffer, nbytes, "an operation (sequence %llu)", (unsigned long long)seq);
+    } else if (fp.unit[0] != '\0') {
+        snprintf(buffer, nbytes, "%s of unit '%.40s' (sequence %llu)", kind_name(fp.kind), fp.unit,
+                 (unsigned long long)seq);
+    } else {
+        snprintf(buffer, nbytes, "%s (sequence %llu)", kind_name(fp.kind), (unsigned long long)seq);
+    }
+    return buffer;
+}
+
+ms_status msi_comm_fail(ms_comm *c, const char *verb, const char *operation)
+{
+    int32_t subject, cause;
+    ms_status kind;
+    const char *text;
+
+    if (!msi_job_aborted(c->job, &subject, &cause, &kind, &text)) {
+        return MS_FAIL(MS_INTERNAL_ERROR, "a group failed without a reason");
+    }
+    bool at_once = cause == MSI_CAUSE_DIED || cause == MSI_CAUSE_LEFT;
+
+    return MS_FAIL(MS_COMM_ERROR, "%s%s this rank %s %s", text, at_once ? " while" : ";", verb,
+                   operation);
+}

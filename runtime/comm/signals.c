@@ -1,0 +1,69 @@
+/* Stopping on purpose: signals become a word, and ranks agree on the step after which they stop.
+ *
+ * How a process reacts to a signal belongs to the process, so this is the one file with words that
+ * no context owns. */
+#include "control.h"
+
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+static _Atomic int32_t caught;     /* the first stop signal this process got */
+static _Atomic int32_t interrupts; /* SIGINTs so far */
+
+static void on_signal(int signal)
+{
+    int32_t none = 0;
+
+    if (signal == SIGINT && atomic_fetch_add(&interrupts, 1) > 0) {
+        _exit(128 + SIGINT); /* asked twice: at once, unsaved */
+    }
+    atomic_compare_exchange_strong(&caught, &none, signal);
+}
+
+ms_status ms_dist_catch_signals(void)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+
+    MS_TRY(ms_dist_join());
+    msi_dist *d = msi_dist_state();
+
+    sigemptyset(&action.sa_mask);
+    atomic_store(&caught, 0);
+    atomic_store(&interrupts, 0);
+    for (int32_t i = 0; i < MSI_COUNT(signals); i++) {
+        struct sigaction old;
+
+        if (sigaction(signals[i], NULL, &old) == 0 && old.sa_handler == SIG_IGN) {
+            continue; /* nohup and the like stay in force */
+        }
+        if (sigaction(signals[i], &action, NULL) != 0) {
+            return MS_FAIL(MS_RUNTIME_ERROR, "cannot catch signal %d", signals[i]);
+        }
+    }
+    atomic_store(&d->job->block->slot[d->rank].catches, 1);
+    return MS_OK;
+}
+
+ms_status ms_dist_stop_agreed(int32_t *signal)
+{
+    int32_t seen[MSI_MAX_RANKS];
+    ms_comm *world;
+
+    *signal = 0;
+    MS_TRY(ms_comm_world(&world));
+    int32_t mine = atomic_load(&caught), asked = atomic_load(&world->job->block->stop);
+
+    mine = mine != 0 ? mine : asked;
+    MS_TRY(msi_comm_gather_bytes(world, "stop", &mine, sizeof(mine), seen));
+    for (int32_t q = 0; q < world->size; q++) {
+        *signal = seen[q] > *signal ? seen[q] : *signal;
+    }
+    if (*signal != 0) { /* so that the launcher knows the ranks' exit codes as asked for */
+        int32_t none = 0;
+
+        atomic_compare_exchange_strong(&world->job->block->stop, &none, *signal);
+    }
+    return MS_OK;
+}

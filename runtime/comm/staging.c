@@ -1,0 +1,70 @@
+/* Moving bytes between ranks: every rank stages a chunk, all wait for all, all read.
+ *
+ * Two buffers per rank take turns. A rank may overwrite the buffer of step k in step k + 2 without
+ * asking: it has seen everybody arrive at k + 1, and who arrives there has done reading step k. */
+#include "control.h"
+
+#include <string.h>
+
+static char *buffer_of(ms_comm *c, int32_t q, uint64_t step)
+{
+    return c->staging + ((int64_t)q * 2 + (int64_t)(step & 1)) * MSI_CHUNK;
+}
+
+char *msi_stage_own(ms_comm *c)
+{
+    return buffer_of(c, c->rank, c->step + 1);
+}
+
+const char *msi_stage_of(ms_comm *c, int32_t q)
+{
+    return buffer_of(c, q, c->step);
+}
+
+static bool all_arrived(void *user)
+{
+    const ms_comm *c = user;
+
+    for (int32_t q = 0; q < c->size; q++) {
+        if (atomic_load_explicit(&c->members[q].arrived, memory_order_acquire) < c->step) {
+            return false;
+        }
+    }
+    return true;
+}
+
+ms_status msi_stage_step(ms_comm *c, uint64_t seq)
+{
+    c->step++;
+    atomic_store(&c->members[c->rank].arrived, c->step);
+    msi_comm_ring(c);
+    return msi_comm_wait(c, seq, all_arrived, c);
+}
+
+ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t nbytes, void *out)
+{
+    const char *from = in;
+    char *to = out;
+
+    if (c->size == 1) {
+        MS_TRY(msi_stage_step(c, seq));
+        memmove(out, in, (size_t)nbytes);
+        return MS_OK;
+    }
+    for (int64_t at = 0; at == 0 || at < nbytes; at += MSI_CHUNK) {
+        size_t n = (size_t)(nbytes - at < MSI_CHUNK ? nbytes - at : MSI_CHUNK);
+
+        memcpy(msi_stage_own(c), from + at, n);
+        MS_TRY(msi_stage_step(c, seq));
+        for (int32_t q = 0; q < c->size; q++) {
+            char *place = to + q * nbytes + at;
+
+            if (q != c->rank) {
+                memcpy(place, msi_stage_of(c, q), n);
+            } else if (place != from + at) {
+                memcpy(place, from + at, n);
+            }
+        }
+    }
+    return MS_OK;
+}

@@ -1,0 +1,68 @@
+/* Ranks as threads of one process: the same control block in plain memory, a context per thread. So
+ * ThreadSanitizer sees the protocol that processes run. */
+#include "control.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct seat {
+    msi_job *job;
+    int32_t rank;
+    ms_status (*fn)(void *user, int32_t rank);
+    void *user;
+    pthread_t thread;
+} seat;
+
+static void *run_rank(void *argument)
+{
+    seat *s = argument;
+    msi_dist *d = msi_dist_state();
+    ms_status status =
+        d != NULL ? msi_dist_enter(d, s->job, s->rank, "thread", false) : MS_OUT_OF_MEMORY;
+
+    if (status == MS_OK) {
+        msi_cores_pin(s->rank, s->job->world);
+        status = s->fn(s->user, s->rank);
+    }
+    if (status != MS_OK) {
+        msi_job_abort(s->job, s->rank, s->rank, MSI_CAUSE_FAILED, status, "rank %d failed: %s",
+                      (int)s->rank, ms_error_message());
+    }
+    ms_close(); /* leaves */
+    msi_job_set_state(s->job, s->rank, MSI_RANK_LEFT);
+    return NULL;
+}
+
+ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), void *user)
+{
+    seat seats[MSI_MAX_RANKS];
+    int32_t started = 0, subject, cause;
+    ms_status kind;
+    const char *text;
+    msi_job *job;
+
+    MS_TRY(msi_job_new(&job, n, true));
+    for (; started < n; started++) {
+        seat *s = &seats[started];
+
+        *s = (seat){.job = job, .rank = started, .fn = fn, .user = user};
+        int error = pthread_create(&s->thread, NULL, run_rank, s);
+
+        if (error != 0) {
+            msi_job_abort(job, n, started, MSI_CAUSE_FAILED, MS_RUNTIME_ERROR,
+                          "rank %d cannot start: %s", (int)started, strerrordesc_np(error));
+            break;
+        }
+    }
+    for (int32_t r = 0; r < started; r++) {
+        pthread_join(seats[r].thread, NULL);
+    }
+    ms_status status = MS_OK;
+
+    if (msi_job_aborted(job, &subject, &cause, &kind, &text)) {
+        status = MS_FAIL(kind, "%s", text);
+    }
+    msi_job_free(job);
+    return status;
+}

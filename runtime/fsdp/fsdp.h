@@ -1,0 +1,271 @@
+/* Units, slots, gradients, the tree: the inside of moonshard/fsdp.h.
+ *
+ * A unit's parameters have, on every rank, a private master shard, and while unsharded a full copy
+ * in a slot that all ranks of the host share (one rank: private memory; NO_SHARD or a world of one
+ * in the master's dtype: the master itself). Gradients of one backward are born in a gradient slot
+ * of this rank that its peers can read.
+ *
+ * [Note: slot protocol] Per slot and rank there is one word each of
+ *     filled    generation whose own extents this rank has cast into the slot
+ *     released  generation this rank is done reading
+ * and per gradient slot and rank
+ *     ready     generation whose gradient of this rank is complete
+ *     reduced   generation whose chunk this rank has reduced in place (NO_SHARD only)
+ *     read      generation this rank has read everything of that it needs
+ * Slot and generation of every use follow from program order alone: a free slot is taken in the
+ * order in which slots became free, and its generation is counted up. So ranks agree without
+ * talking. A slot is filled with generation g once released[q] >= g - 1 for every rank q, and read
+ * once filled[q] >= g for every q. A gradient slot is written with g once read[q] >= g - 1 for
+ * every q. No barriers. What cannot be done yet is queued, and every wait runs the queue. The model
+ * in slots.pml checks that this neither deadlocks nor lets a slot change under a reader. */
+#ifndef MSI_FSDP_H
+#define MSI_FSDP_H
+
+#include "autograd.h"
+#include "comm.h"
+#include "moonshard/fsdp.h"
+
+enum { MSI_GRAD_RING = 2, MSI_MAX_LEVELS = 40, MSI_PAGE = 4096 };
+
+typedef struct msi_slot_word {
+    _Alignas(64) _Atomic uint64_t filled;
+    _Atomic uint64_t released;
+} msi_slot_word;
+
+typedef struct msi_grad_word {
+    _Alignas(64) _Atomic uint64_t ready;
+    _Atomic uint64_t reduced;
+    _Atomic uint64_t read;
+} msi_grad_word;
+
+/* Room for the full parameters of one unit at a time. */
+typedef struct msi_slot {
+    msi_slot_word *words; /* (W) */
+    char *rw, *ro;
+    int64_t nbytes;
+    uint64_t generation; /* of the latest use, in this rank's program order */
+    ms_fsdp_unit *holder;
+    int64_t freed_at; /* order in which it became free */
+    bool ring;        /* false: a home slot */
+} msi_slot;
+
+/* Room for every rank's gradient of one unit at a time. */
+typedef struct msi_grad_slot {
+    msi_grad_word *words; /* (W) */
+    char *base;           /* rank q's gradient at base + q * stride */
+    int64_t stride;       /* bytes of one rank's gradient */
+    uint64_t generation;
+    uint64_t seq;         /* of the reduction that used it last */
+    ms_fsdp_unit *holder; /* the unit whose gradient is in it and not yet reduced */
+    int64_t taken_at;     /* order in which it was taken */
+    bool ring;
+} msi_grad_slot;
+
+/* One parameter of a unit. */
+typedef struct msi_unit_param {
+    ms_tensor *tensor; /* retained */
+    char *name;
+    int64_t numel;
+    int64_t offset;        /* in the flat */
+    ms_layout_piece piece; /* this rank's */
+    bool contributed;      /* the running backward has written to its gradient */
+    msi_grad_sink sink;
+} msi_unit_param;
+
+/* A node of the tree over the micro-batches of this rank. */
+typedef struct msi_level {
+    void *data; /* NULL: empty */
+    int32_t dtype;
+} msi_level;
+
+struct ms_fsdp_unit {
+    ms_context *ctx;
+    ms_comm *comm;
+    ms_fsdp_tree *tree;
+    char *name;
+    char absent[160]; /* why views have no memory while sharded */
+    int32_t index;    /* in the tree */
+    ms_fsdp_unit_options options;
+    int32_t orig_dtype, param_dtype, reduce_dtype;
+    int32_t rank, world;
+    bool is_root, is_sharded; /* is_sharded: not NO_SHARD */
+    int32_t n_params;
+    msi_unit_param *params;
+    ms_layout *layout;
+    int64_t numel, total, shard_numel; /* total: without the tail padding */
+    msi_storage *master;               /* shard_numel elements of orig_dtype; NULL before */
+    bool materialized;
+    msi_storage *full; /* what unsharded views read; bound to a slot, the master or `own` */
+
+    int32_t state;       /* MS_UNIT_* */
+    msi_slot *home;      /* own slot, or NULL: one of the ring */
+    msi_slot *slot;      /* in use while published or unsharded */
+    uint64_t generation; /* of `slot` while published or unsharded */
+    uint64_t seq;        /* of the unshard's fingerprint */
+    bool publish_queued;
+    int64_t epoch;        /* writes to the master so far */
+    int64_t filled_epoch; /* epoch of the values in the slot */
+    bool gather_aliases;  /* full parameters are the master itself */
+
+    /* forward and backward of the running iteration */
+    int32_t post_index; /* place in the tree's post-forward order, -1: none */
+    int32_t in_forward;
+    bool needs_pre_backward, ran_pre_backward;
+    int32_t pending; /* leaves of the running backward still to come */
+    bool expecting;  /* has leaves in the running backward */
+    msi_grad_slot *grad_home;
+    msi_grad_slot *grad_slot;
+    uint64_t grad_generation, grad_seq;
+    int32_t grad_phase;        /* MSI_GRAD_* */
+    int32_t slot_dtype;        /* of the finished gradient in the slot */
+    void *leaf;                /* where this backward's gradient is born */
+    bool leaf_private;         /* `leaf` is not the slot's */
+    msi_storage *leaf_storage; /* wraps `leaf` for views */
+    msi_level level[MSI_MAX_LEVELS];
+    msi_storage *grad; /* reduced gradient shard, orig_dtype */
+
+    void *resident;        /* private copy in param_dtype of a NO_SHARD unit, or NULL */
+    msi_storage *summoned; /* private full copy while summoned, or NULL */
+};
+
+enum {
+    MSI_GRAD_NONE,    /* nothing */
+    MSI_GRAD_WRITING, /* the running backward writes `leaf` */
+    MSI_GRAD_READY,   /* complete in the slot; own extents not reduced yet */
+    MSI_GRAD_REDUCED  /* NO_SHARD: own chunk reduced; the others' not copied yet */
+};
+
+struct ms_fsdp_tree {
+    ms_context *ctx;
+    ms_comm *comm;
+    ms_fsdp_tree_options options;
+    int32_t rank, world;
+    int32_t n_units;
+    ms_fsdp_unit **units;
+    bool has_root_unit, initialized, sync, failed, summoned;
+    double factor; /* of reduced gradients; 0: 1 / world */
+
+    msi_segment *segments; /* parameter slots' memory: the arena and what it grew by */
+    int32_t n_segments;
+    msi_slot **slots;
+    int32_t n_slots;
+    int64_t ring_bytes; /* of one ring slot; 0: no unit uses the ring */
+    int64_t freed;      /* counts slots becoming free */
+    msi_segment *grad_segments;
+    int32_t n_grad_segments;
+    msi_grad_slot **grad_slots;
+    int32_t n_grad_slots;
+    int64_t grad_ring_bytes; /* of one rank's gradient in a ring slot */
+    int64_t grad_taken;      /* counts gradient slots being taken */
+    bool wide;               /* gradient slots hold inner nodes of the micro-batch tree */
+
+    ms_fsdp_unit **publishing; /* queued publishes, in order */
+    int32_t n_publishing;
+    ms_fsdp_unit **reducing; /* gradients to reduce, in order */
+    int32_t n_reducing;
+    ms_fsdp_unit **post_order; /* of this iteration's forward */
+    int32_t n_post;
+    ms_fsdp_unit **pre_order; /* of the first iteration's forward */
+    int32_t n_pre;
+    int32_t forward_at; /* next place in pre_order this iteration */
+    bool pre_order_fixed;
+    int32_t forward_depth;
+    bool in_backward;
+};
+
+/* -- slots.c: parameters ----------------------------------------------------------------------- */
+/* Make arena and slots for all units. Collective. */
+ms_status msi_slots_new(ms_fsdp_tree *tree);
+void msi_slots_free(ms_fsdp_tree *tree);
+/* SHARDED -> PUBLISHED: name the use, cast own extents into the slot as soon as it may be written.
+ */
+ms_status msi_unit_publish(ms_fsdp_unit *u);
+/* -> UNSHARDED: wait for the others' extents, bind the views. */
+ms_status msi_unit_unshard(ms_fsdp_unit *u);
+/* -> SHARDED: unbind, tell the others. Waits for a queued publish only. */
+ms_status msi_unit_reshard(ms_fsdp_unit *u);
+/* Could this unit be published without more memory? (prefetch asks) */
+bool msi_slot_available(const ms_fsdp_unit *u);
+/* Bytes of the parts of a segment: `n` slots' words for W ranks. */
+int64_t msi_round_up(int64_t n, int64_t to);
+/* Units that get memory of their own instead of sharing a ring: `keeps` says which must; those with
+ * more than twice the median of the rest are added. Marks them in `own` (n_units); gives the
+ * largest of the rest. */
+ms_status msi_ring_plan(ms_fsdp_tree *tree, int64_t (*bytes)(const ms_fsdp_unit *u),
+                        bool (*keeps)(const ms_fsdp_unit *u), bool *own, int64_t *ring_bytes,
+                        int32_t *n_ringed);
+
+/* -- queue.c: what could not be done at once --------------------------------------------------- */
+/* Do all that can be done now. */
+ms_status msi_queue_run(ms_fsdp_tree *tree);
+/* Run the queue until `ready(user)`; `seq` names what is waited for. */
+ms_status msi_queue_wait(ms_fsdp_tree *tree, uint64_t seq, bool (*ready)(void *user), void *user);
+/* Wait until this unit's own extents are published; until all units' are. */
+ms_status msi_queue_finish_publish(ms_fsdp_unit *u);
+ms_status msi_queue_flush_publishes(ms_fsdp_tree *tree);
+
+/* slots.c's part of the queue: may this publish be filled now, and filling it. */
+bool msi_publish_possible(ms_fsdp_unit *u);
+ms_status msi_publish_fill(ms_fsdp_unit *u);
+/* reduce.c's part: is there a step of this unit's reduction to do now, and doing it. `*finished`
+ * tells whether the unit leaves the queue. */
+bool msi_reduce_possible(ms_fsdp_unit *u);
+ms_status msi_reduce_step(ms_fsdp_unit *u, bool *finished);
+
+/* -- grad_slots.c ------------------------------------------------------------------------------ */
+/* Make the gradient slots. Collective. */
+ms_status msi_gradients_new(ms_fsdp_tree *tree);
+void msi_gradients_free(ms_fsdp_tree *tree);
+/* Slots must hold inner nodes of the micro-batch tree too (no_sync). Collective when it grows. */
+ms_status msi_gradients_widen(ms_fsdp_tree *tree);
+/* Give the unit a slot that every peer has read. */
+ms_status msi_grad_slot_take(ms_fsdp_unit *u);
+/* Rank's gradient in the unit's slot. */
+char *msi_grad_slot_data(const ms_fsdp_unit *u, int32_t rank);
+/* dtype of inner nodes of the gradient tree. */
+int32_t msi_node_dtype(const ms_fsdp_unit *u);
+/* Elements of one rank's whole gradient: the flat with all padding. */
+int64_t msi_leaf_numel(const ms_fsdp_unit *u);
+
+/* -- leaf.c ------------------------------------------------------------------------------------ */
+void msi_unit_sinks_install(ms_fsdp_unit *u);
+/* All leaves of this backward are in: hand the gradient on. */
+ms_status msi_unit_gradient_complete(ms_fsdp_unit *u);
+/* Drop the running backward's gradient after an error. */
+void msi_unit_gradient_drop(ms_fsdp_unit *u);
+void msi_unit_levels_free(ms_fsdp_unit *u);
+
+/* -- reduce.c ---------------------------------------------------------------------------------- */
+/* The gradient in the unit's slot is complete: tell the peers, queue its reduction. */
+ms_status msi_gradient_announce(ms_fsdp_unit *u);
+/* Reduce everything that is queued; waits. */
+ms_status msi_gradients_finish(ms_fsdp_tree *tree);
+
+/* -- unit.c ------------------------------------------------------------------------------------ */
+/* Let the handles show the master shard, or views of `full` with dtype `dtype`. */
+void msi_unit_show_shards(ms_fsdp_unit *u);
+void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype);
+/* Free what a unit holds; the struct stays. */
+void msi_unit_dispose(ms_fsdp_unit *u);
+
+/* -- tree.c ------------------------------------------------------------------------------------ */
+/* Units in no tree, so that closing their context finds them. */
+ms_status msi_unit_enlist(ms_fsdp_unit *u);
+void msi_unit_delist(ms_fsdp_unit *u);
+
+/* -- schedule.c -------------------------------------------------------------------------------- */
+ms_status msi_schedule_new(ms_fsdp_tree *tree);
+void msi_schedule_free(ms_fsdp_tree *tree);
+/* A unit's gradient is complete: reshard, prefetch. */
+ms_status msi_unit_post_backward(ms_fsdp_unit *u);
+
+/* Test hook: called at every change of state of a unit or its gradient. */
+extern void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
+static inline void msi_unit_changed(const ms_fsdp_unit *u)
+{
+    if (MSI_UNLIKELY(msi_fsdp_state_changed != NULL)) {
+        msi_fsdp_state_changed(u);
+    }
+}
+
+#endif

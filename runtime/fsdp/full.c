@@ -1,0 +1,249 @@
+/* Full parameters outside training: summon, gather, load, hash. Private full-precision copies; no
+ * slot is touched. */
+#include "fsdp.h"
+
+#include <string.h>
+
+/* 1-D handle of `n` elements on a storage, for collectives. */
+static ms_status flat_handle(ms_tensor **out, ms_context *ctx, msi_storage *s, int32_t dtype,
+                             int64_t n)
+{
+    msi_view v = {.storage = s};
+
+    msi_view_set_contiguous(&v, dtype, 1, &n);
+    return msi_tensor_new_internal(out, ctx, &v);
+}
+
+/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units. */
+static ms_status gather_flat(ms_fsdp_unit *u, msi_storage **out)
+{
+    int32_t world = u->is_sharded ? u->world : 1;
+    int64_t size = ms_dtype_size(u->orig_dtype);
+    ms_tensor *in = NULL, *all = NULL;
+    msi_storage *full;
+    ms_status status;
+
+    *out = NULL;
+    MS_TRY(ms_fsdp_unit_materialize(u));
+    MS_TRY(msi_storage_new(&full, u->ctx, u->shard_numel * world * size, MS_MEM_PARAMETER));
+    if (world == 1) {
+        memcpy(full->data, u->master->data, (size_t)(u->shard_numel * size));
+        *out = full;
+        return MS_OK;
+    }
+    MS_TRY_GOTO(flat_handle(&in, u->ctx, u->master, u->orig_dtype, u->shard_numel), done);
+    MS_TRY_GOTO(flat_handle(&all, u->ctx, full, u->orig_dtype, u->shard_numel * world), done);
+    MS_TRY_GOTO(ms_comm_all_gather(u->comm, all, in), done);
+    *out = full;
+done:
+    ms_tensor_free(in);
+    ms_tensor_free(all);
+    if (status != MS_OK) {
+        msi_storage_release(full);
+    }
+    return status;
+}
+
+ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
+{
+    ms_status status = MS_OK;
+
+    MS_TRY(ms_fsdp_tree_init(tree));
+    if (tree->in_backward) {
+        return MS_FAIL(MS_ASSERTION_ERROR,
+                       "Cannot manually unshard parameters during forward/backward");
+    }
+    if (tree->summoned) {
+        return MS_FAIL(MS_ASSERTION_ERROR,
+                       "Cannot manually unshard parameters when already unsharding parameters");
+    }
+    for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (u->in_forward > 0) {
+            status = MS_FAIL(MS_ASSERTION_ERROR,
+                             "Cannot manually unshard parameters during forward/backward");
+            break;
+        }
+        status = gather_flat(u, &u->summoned);
+        if (status == MS_OK) {
+            msi_unit_show_full(u, u->summoned, u->orig_dtype);
+        }
+    }
+    tree->summoned = true;
+    if (status != MS_OK) {
+        (void)ms_fsdp_tree_unsummon(tree, false);
+    }
+    return status;
+}
+
+/* Show again what the unit's state says. */
+static void show_present(ms_fsdp_unit *u)
+{
+    if (u->state == MS_UNIT_UNSHARDED) {
+        msi_unit_show_full(u, u->full, u->param_dtype);
+    } else {
+        msi_unit_show_shards(u);
+    }
+}
+
+ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback)
+{
+    if (!tree->summoned) {
+        return MS_FAIL(MS_ASSERTION_ERROR, "the parameters are not summoned");
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+        int64_t size = ms_dtype_size(u->orig_dtype);
+
+        if (u->summoned == NULL) {
+            continue;
+        }
+        for (int32_t p = 0; writeback && p < u->n_params; p++) {
+            const msi_unit_param *q = &u->params[p];
+
+            memcpy((char *)u->master->data + q->piece.offset_in_shard * size,
+                   (char *)u->summoned->data + (q->offset + q->piece.start) * size,
+                   (size_t)(q->piece.numel * size));
+            MS_TRY(ms_param_touch(q->tensor));
+        }
+        show_present(u);
+        msi_storage_release(u->summoned);
+        u->summoned = NULL;
+    }
+    tree->summoned = false;
+    return MS_OK;
+}
+
+static ms_status check_index(const ms_fsdp_unit *u, int32_t index)
+{
+    if (index < 0 || index >= u->n_params) {
+        return MS_FAIL(MS_INDEX_ERROR, "unit '%s' has %d parameters, got index %d", u->name,
+                       (int)u->n_params, (int)index);
+    }
+    return MS_OK;
+}
+
+/* Every rank sends its piece in room for the largest. */
+static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, ms_tensor *full)
+{
+    int64_t size = ms_dtype_size(u->orig_dtype), most = 0;
+    msi_storage *send = NULL, *received = NULL;
+    ms_tensor *in = NULL, *all = NULL;
+    ms_layout_piece piece;
+    ms_status status;
+
+    for (int32_t q = 0; q < u->world; q++) {
+        MS_TRY(ms_layout_piece_get(u->layout, q, index, &piece));
+        most = piece.present && piece.numel > most ? piece.numel : most;
+    }
+    MS_TRY_GOTO(msi_storage_new(&send, u->ctx, most * size, MS_MEM_SCRATCH), done);
+    MS_TRY_GOTO(msi_storage_new(&received, u->ctx, most * u->world * size, MS_MEM_SCRATCH), done);
+    MS_TRY_GOTO(flat_handle(&in, u->ctx, send, u->orig_dtype, most), done);
+    MS_TRY_GOTO(flat_handle(&all, u->ctx, received, u->orig_dtype, most * u->world), done);
+    piece = u->params[index].piece;
+    memset(send->data, 0, (size_t)(most * size));
+    memcpy(send->data, (char *)u->master->data + piece.offset_in_shard * size,
+           (size_t)(piece.numel * size));
+    MS_TRY_GOTO(ms_comm_all_gather(u->comm, all, in), done);
+    for (int32_t q = 0; q < u->world; q++) {
+        MS_TRY_GOTO(ms_layout_piece_get(u->layout, q, index, &piece), done);
+        if (piece.present && piece.numel > 0) {
+            memcpy((char *)full->v.storage->data + piece.start * size,
+                   (char *)received->data + q * most * size, (size_t)(piece.numel * size));
+        }
+    }
+done:
+    ms_tensor_free(in);
+    ms_tensor_free(all);
+    msi_storage_release(send);
+    msi_storage_release(received);
+    return status;
+}
+
+ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
+{
+    const msi_param *param;
+    ms_status status;
+
+    *out = NULL;
+    MS_TRY(check_index(u, index));
+    MS_TRY(ms_fsdp_unit_materialize(u));
+    param = u->params[index].tensor->param;
+    MS_TRY(
+        msi_tensor_make(out, u->ctx, u->orig_dtype, param->ndim, param->shape, MS_MEM_ACTIVATION));
+    if (u->is_sharded && u->world > 1) {
+        status = gather_pieces(u, index, *out);
+    } else {
+        memcpy((*out)->v.storage->data,
+               (char *)u->master->data + u->params[index].offset * ms_dtype_size(u->orig_dtype),
+               (size_t)(u->params[index].numel * ms_dtype_size(u->orig_dtype)));
+        status = MS_OK;
+    }
+    if (status != MS_OK) {
+        ms_tensor_free(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *full)
+{
+    const msi_unit_param *p;
+    msi_view src, shard;
+
+    MS_TRY(check_index(u, index));
+    MS_TRY(ms_fsdp_unit_materialize(u));
+    p = &u->params[index];
+    const msi_param *param = p->tensor->param;
+
+    if (full->v.ndim != param->ndim ||
+        memcmp(full->v.shape, param->shape, sizeof(int64_t) * (size_t)param->ndim) != 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' has shape %s, got %s", p->name,
+                       msi_shape_text(param->ndim, param->shape),
+                       msi_shape_text(full->v.ndim, full->v.shape));
+    }
+    if (p->piece.numel > 0) {
+        bool copied = !msi_view_contiguous(&full->v);
+
+        src = full->v;
+        if (copied) {
+            MS_TRY(msi_view_like(&src, u->ctx, &full->v, full->v.dtype, MS_MEM_SCRATCH, true));
+        }
+        src.offset += p->piece.start;
+        msi_view_set_contiguous(&src, full->v.dtype, 1, &p->piece.numel);
+        shard = (msi_view){.storage = u->master, .offset = p->piece.offset_in_shard};
+        msi_view_set_contiguous(&shard, u->orig_dtype, 1, &p->piece.numel);
+        ms_status status = msi_copy(&shard, &src, false);
+
+        if (copied) {
+            msi_storage_release(src.storage);
+        }
+        MS_TRY(status);
+    }
+    return ms_param_touch(p->tensor);
+}
+
+ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, uint64_t *hash)
+{
+    uint64_t h = 0;
+
+    MS_TRY(ms_fsdp_tree_init(tree));
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+        int64_t size = ms_dtype_size(u->orig_dtype);
+        msi_storage *full;
+
+        MS_TRY(gather_flat(u, &full));
+        for (int32_t p = 0; p < u->n_params; p++) {
+            const msi_unit_param *q = &u->params[p];
+
+            h = msi_mix64(h ^
+                          ms_hash_bytes((char *)full->data + q->offset * size, q->numel * size)) +
+                ms_name_key(q->name);
+        }
+        msi_storage_release(full);
+    }
+    *hash = h;
+    return MS_OK;
+}

@@ -1,0 +1,222 @@
+/* Gradient slots: this rank's gradient of one unit at a time, readable by its peers. See
+ * [Note: slot protocol] in fsdp.h. */
+#include "fsdp.h"
+
+#include <stdlib.h>
+
+int32_t msi_node_dtype(const ms_fsdp_unit *u)
+{
+    return u->reduce_dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
+}
+
+int64_t msi_leaf_numel(const ms_fsdp_unit *u)
+{
+    return u->shard_numel * (u->is_sharded ? u->world : 1);
+}
+
+static int64_t slot_bytes(const ms_fsdp_unit *u)
+{
+    bool wide = u->tree->wide;
+
+    return msi_leaf_numel(u) * ms_dtype_size(wide ? msi_node_dtype(u) : u->reduce_dtype);
+}
+
+/* A root's gradient is open from the first op of backward to the last. */
+static bool keeps_gradient(const ms_fsdp_unit *u)
+{
+    return u->is_root;
+}
+
+static ms_status add_grad_slot(ms_fsdp_tree *tree, msi_segment *segment, int64_t words,
+                               int64_t offset, int64_t stride, bool ring, msi_grad_slot **out)
+{
+    msi_grad_slot **list =
+        realloc(tree->grad_slots, sizeof(*list) * (size_t)(tree->n_grad_slots + 1));
+    msi_grad_slot *slot = calloc(1, sizeof(*slot));
+
+    if (list != NULL) {
+        tree->grad_slots = list;
+    }
+    if (list == NULL || slot == NULL) {
+        free(slot);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for gradient slot %d", (int)tree->n_grad_slots);
+    }
+    slot->words = (msi_grad_word *)(void *)(segment->rw + words);
+    slot->base = segment->rw + offset;
+    slot->stride = stride;
+    slot->ring = ring;
+    tree->grad_slots[tree->n_grad_slots++] = slot;
+    *out = slot;
+    return MS_OK;
+}
+
+static ms_status add_grad_segment(ms_fsdp_tree *tree, int64_t nbytes, msi_segment **out)
+{
+    msi_segment *list =
+        realloc(tree->grad_segments, sizeof(*list) * (size_t)(tree->n_grad_segments + 1));
+
+    if (list == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for gradient segment %d",
+                       (int)tree->n_grad_segments);
+    }
+    tree->grad_segments = list;
+    MS_TRY(msi_segment_new(&list[tree->n_grad_segments], tree->comm, nbytes));
+    msi_count_external(tree->ctx, nbytes, MS_MEM_ARENA);
+    *out = &list[tree->n_grad_segments++];
+    return MS_OK;
+}
+
+ms_status msi_gradients_new(ms_fsdp_tree *tree)
+{
+    bool *own = calloc((size_t)tree->n_units + 1, sizeof(*own));
+    int32_t n_ringed, n_ring, n_home = 0;
+    int64_t home_bytes = 0, at_words = 0;
+    msi_segment *segment;
+    ms_status status;
+
+    if (own == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to plan %d units", (int)tree->n_units);
+    }
+    MS_TRY_GOTO(
+        msi_ring_plan(tree, slot_bytes, keeps_gradient, own, &tree->grad_ring_bytes, &n_ringed),
+        done);
+    n_ring = n_ringed < MSI_GRAD_RING ? n_ringed : MSI_GRAD_RING;
+    tree->grad_ring_bytes = msi_round_up(tree->grad_ring_bytes, MSI_PAGE);
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        n_home += own[i];
+        home_bytes += own[i] ? msi_round_up(slot_bytes(tree->units[i]), MSI_PAGE) : 0;
+    }
+    if (n_ring + n_home == 0) {
+        goto done;
+    }
+    int64_t words = (int64_t)sizeof(msi_grad_word) * tree->world;
+    int64_t offset = msi_round_up(words * (n_ring + n_home), MSI_PAGE);
+
+    MS_TRY_GOTO(
+        add_grad_segment(tree, offset + (tree->grad_ring_bytes * n_ring + home_bytes) * tree->world,
+                         &segment),
+        done);
+    for (int32_t i = 0; i < n_ring; i++) {
+        msi_grad_slot *slot;
+
+        MS_TRY_GOTO(
+            add_grad_slot(tree, segment, at_words, offset, tree->grad_ring_bytes, true, &slot),
+            done);
+        at_words += words;
+        offset += tree->grad_ring_bytes * tree->world;
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        int64_t nbytes = msi_round_up(slot_bytes(tree->units[i]), MSI_PAGE);
+
+        if (own[i]) {
+            MS_TRY_GOTO(add_grad_slot(tree, segment, at_words, offset, nbytes, false,
+                                      &tree->units[i]->grad_home),
+                        done);
+            at_words += words;
+            offset += nbytes * tree->world;
+        }
+    }
+done:
+    free(own);
+    return status;
+}
+
+void msi_gradients_free(ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_grad_slots; i++) {
+        free(tree->grad_slots[i]);
+    }
+    for (int32_t i = 0; i < tree->n_grad_segments; i++) {
+        msi_count_external(tree->ctx, -tree->grad_segments[i].nbytes, MS_MEM_ARENA);
+        msi_segment_free(&tree->grad_segments[i]);
+    }
+    free(tree->grad_slots);
+    free(tree->grad_segments);
+    tree->grad_slots = NULL;
+    tree->grad_segments = NULL;
+    tree->n_grad_slots = tree->n_grad_segments = 0;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        tree->units[i]->grad_home = NULL;
+    }
+}
+
+ms_status msi_gradients_widen(ms_fsdp_tree *tree)
+{
+    bool narrow = false;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        narrow |= tree->units[i]->reduce_dtype != msi_node_dtype(tree->units[i]);
+    }
+    if (tree->wide || !narrow) {
+        tree->wide = true;
+        return MS_OK;
+    }
+    MS_ASSERT(tree->n_reducing == 0);
+    tree->wide = true;
+    msi_gradients_free(tree); /* peers keep their own maps of the old words */
+    return msi_gradients_new(tree);
+}
+
+static bool all_read(void *user)
+{
+    const msi_grad_slot *s = user;
+    int32_t world = s->holder->world;
+
+    for (int32_t q = 0; q < world; q++) {
+        if (atomic_load(&s->words[q].read) + 1 < s->generation) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool slot_is_free(void *user)
+{
+    return ((msi_grad_slot *)user)->holder == NULL;
+}
+
+/* Take the unit's slot, or the ring's least recently taken one that no backward writes now. Its
+ * earlier gradient is reduced first if need be, and all peers must have read it. */
+ms_status msi_grad_slot_take(ms_fsdp_unit *u)
+{
+    ms_fsdp_tree *tree = u->tree;
+    msi_grad_slot *slot = u->grad_home;
+
+    for (int32_t i = 0; slot == NULL && i < tree->n_grad_slots; i++) {
+        msi_grad_slot *s = tree->grad_slots[i];
+        bool writing = s->holder != NULL && s->holder->grad_phase == MSI_GRAD_WRITING;
+
+        if (s->ring && !writing) {
+            slot = s;
+            for (int32_t j = i + 1; j < tree->n_grad_slots; j++) {
+                msi_grad_slot *other = tree->grad_slots[j];
+
+                if (other->ring && other->taken_at < slot->taken_at &&
+                    !(other->holder != NULL && other->holder->grad_phase == MSI_GRAD_WRITING)) {
+                    slot = other;
+                }
+            }
+        }
+    }
+    if (slot == NULL) { /* more gradients are open at once than the ring was made for */
+        int64_t offset = msi_round_up((int64_t)sizeof(msi_grad_word) * tree->world, MSI_PAGE);
+        msi_segment *segment;
+
+        MS_TRY(add_grad_segment(tree, offset + tree->grad_ring_bytes * tree->world, &segment));
+        MS_TRY(add_grad_slot(tree, segment, 0, offset, tree->grad_ring_bytes, true, &slot));
+    }
+    if (slot->holder != NULL) {
+        MS_TRY(msi_queue_wait(tree, slot->seq, slot_is_free, slot));
+    }
+    slot->holder = u;
+    slot->taken_at = ++tree->grad_taken;
+    slot->generation++;
+    u->grad_slot = slot;
+    u->grad_generation = slot->generation;
+    return slot->generation > 1 ? msi_queue_wait(tree, slot->seq, all_read, slot) : MS_OK;
+}
+
+char *msi_grad_slot_data(const ms_fsdp_unit *u, int32_t rank)
+{
+    return u->grad_slot->base + rank * u->grad_slot->stride;
+}

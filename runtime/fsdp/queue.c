@@ -1,0 +1,100 @@
+/* The queue of what could not be done at once: publishes whose slot peers still read, reductions
+ * whose gradients are not all ready. Every wait runs it, so no rank holds up another by waiting. */
+#include "fsdp.h"
+
+static void remove_at(ms_fsdp_unit **list, int32_t *n, int32_t i)
+{
+    for (; i + 1 < *n; i++) {
+        list[i] = list[i + 1];
+    }
+    (*n)--;
+}
+
+ms_status msi_queue_run(ms_fsdp_tree *tree)
+{
+    bool again = true;
+
+    while (again) {
+        again = false;
+        for (int32_t i = 0; i < tree->n_publishing;) {
+            if (!msi_publish_possible(tree->publishing[i])) {
+                i++;
+                continue;
+            }
+            MS_TRY(msi_publish_fill(tree->publishing[i]));
+            remove_at(tree->publishing, &tree->n_publishing, i);
+            again = true;
+        }
+        for (int32_t i = 0; i < tree->n_reducing;) {
+            bool finished = false;
+
+            if (!msi_reduce_possible(tree->reducing[i])) {
+                i++;
+                continue;
+            }
+            MS_TRY(msi_reduce_step(tree->reducing[i], &finished));
+            if (finished) {
+                remove_at(tree->reducing, &tree->n_reducing, i);
+            }
+            again = true;
+        }
+    }
+    return MS_OK;
+}
+
+typedef struct waiting {
+    ms_fsdp_tree *tree;
+    bool (*ready)(void *user);
+    void *user;
+} waiting;
+
+static bool ready_or_work(void *user)
+{
+    waiting *w = user;
+
+    if (w->ready(w->user)) {
+        return true;
+    }
+    for (int32_t i = 0; i < w->tree->n_publishing; i++) {
+        if (msi_publish_possible(w->tree->publishing[i])) {
+            return true;
+        }
+    }
+    for (int32_t i = 0; i < w->tree->n_reducing; i++) {
+        if (msi_reduce_possible(w->tree->reducing[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+ms_status msi_queue_wait(ms_fsdp_tree *tree, uint64_t seq, bool (*ready)(void *user), void *user)
+{
+    waiting w = {tree, ready, user};
+
+    for (;;) {
+        MS_TRY(msi_queue_run(tree));
+        if (ready(user)) {
+            return MS_OK;
+        }
+        MS_TRY(msi_comm_wait(tree->comm, seq, ready_or_work, &w));
+    }
+}
+
+static bool is_published(void *user)
+{
+    return !((const ms_fsdp_unit *)user)->publish_queued;
+}
+
+ms_status msi_queue_finish_publish(ms_fsdp_unit *u)
+{
+    return msi_queue_wait(u->tree, u->seq, is_published, u);
+}
+
+ms_status msi_queue_flush_publishes(ms_fsdp_tree *tree)
+{
+    while (tree->n_publishing > 0) {
+        MS_TRY(msi_queue_finish_publish(tree->publishing[0]));
+    }
+    return MS_OK;
+}

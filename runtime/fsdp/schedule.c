@@ -1,0 +1,300 @@
+/* When units are unsharded, prefetched and resharded: forward, backward, errors. */
+#include "fsdp.h"
+
+#include <stdlib.h>
+
+/* -- forward ----------------------------------------------------------------------------------- */
+
+ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
+{
+    MS_TRY(ms_fsdp_tree_init(tree));
+    if (tree->summoned) {
+        return MS_FAIL(MS_ASSERTION_ERROR, "forward inside summon_full_params");
+    }
+    tree->forward_at = 0;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (u->state != MS_UNIT_SHARDED && u->filled_epoch != u->epoch && !u->publish_queued) {
+            MS_TRY(msi_unit_reshard(u)); /* kept, but the optimizer wrote since */
+        }
+    }
+    return msi_queue_run(tree);
+}
+
+ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree)
+{
+    tree->pre_order_fixed = tree->pre_order_fixed || tree->n_pre > 0;
+    return msi_queue_run(tree);
+}
+
+static ms_status check_in_tree(const ms_fsdp_unit *u)
+{
+    if (u->tree == NULL || !u->tree->initialized) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "unit '%s' is used before its tree was initialised",
+                       u->name);
+    }
+    return MS_OK;
+}
+
+static ms_status prefetch(ms_fsdp_unit *u)
+{
+    return u->state == MS_UNIT_SHARDED && msi_slot_available(u) ? msi_unit_publish(u) : MS_OK;
+}
+
+ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
+{
+    ms_fsdp_tree *tree = u->tree;
+
+    MS_TRY(check_in_tree(u));
+    u->in_forward++;
+    MS_TRY(msi_unit_unshard(u));
+    if (!tree->pre_order_fixed && tree->n_pre < tree->n_units) {
+        tree->pre_order[tree->n_pre++] = u;
+    }
+    while (tree->forward_at < tree->n_pre && tree->pre_order[tree->forward_at] != u) {
+        tree->forward_at++;
+    }
+    if (tree->options.forward_prefetch && tree->pre_order_fixed &&
+        tree->forward_at + 1 < tree->n_pre) {
+        MS_TRY(prefetch(tree->pre_order[tree->forward_at + 1]));
+    }
+    return MS_OK;
+}
+
+static ms_status pre_backward(void *user);
+
+ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
+{
+    ms_fsdp_tree *tree = u->tree;
+
+    MS_TRY(check_in_tree(u));
+    u->in_forward--;
+    if (ms_grad_enabled()) {
+        if (u->post_index < 0 && tree->n_post < tree->n_units) {
+            u->post_index = tree->n_post;
+            tree->post_order[tree->n_post++] = u;
+        }
+        for (int32_t i = 0; i < n_outputs; i++) {
+            if (outputs[i] != NULL && outputs[i]->requires_grad &&
+                msi_autograd_pre_hook(outputs[i], (msi_pre_hook){pre_backward, u})) {
+                u->needs_pre_backward = true;
+            }
+        }
+    }
+    if (u->in_forward == 0 && u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root) {
+        return msi_unit_reshard(u);
+    }
+    return msi_queue_run(tree);
+}
+
+/* -- backward ---------------------------------------------------------------------------------- */
+
+/* The unit whose backward comes after u's: the one before it in forward. */
+static ms_status prefetch_backward(ms_fsdp_unit *u)
+{
+    ms_fsdp_tree *tree = u->tree;
+
+    if (u->post_index <= 0) {
+        return MS_OK;
+    }
+    ms_fsdp_unit *next = tree->post_order[u->post_index - 1];
+
+    return next->needs_pre_backward && !next->ran_pre_backward ? prefetch(next) : MS_OK;
+}
+
+static ms_status pre_backward(void *user)
+{
+    ms_fsdp_unit *u = user;
+
+    if (u->tree->summoned) {
+        return MS_FAIL(MS_ASSERTION_ERROR, "backward inside summon_full_params");
+    }
+    MS_TRY(msi_unit_unshard(u));
+    if (!u->ran_pre_backward) {
+        u->ran_pre_backward = true;
+        if (u->tree->options.backward_prefetch == MS_FSDP_PREFETCH_PRE) {
+            MS_TRY(prefetch_backward(u));
+        }
+    }
+    return msi_queue_run(u->tree);
+}
+
+ms_status msi_unit_post_backward(ms_fsdp_unit *u)
+{
+    ms_fsdp_tree *tree = u->tree;
+
+    if (u->options.strategy == MS_FSDP_FULL_SHARD || tree->sync) {
+        MS_TRY(msi_unit_reshard(u));
+    }
+    return tree->options.backward_prefetch == MS_FSDP_PREFETCH_POST ? prefetch_backward(u) : MS_OK;
+}
+
+static ms_status backward_begins(void *user)
+{
+    ms_fsdp_tree *tree = user;
+
+    tree->in_backward = true;
+    return MS_OK;
+}
+
+static ms_status finish_backward(ms_fsdp_tree *tree)
+{
+    MS_TRY(msi_gradients_finish(tree));
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+        bool keep = !tree->sync && u->options.strategy != MS_FSDP_FULL_SHARD;
+
+        if (!keep && (u->expecting || u->ran_pre_backward || u->state == MS_UNIT_PUBLISHED ||
+                      u->options.strategy == MS_FSDP_FULL_SHARD)) {
+            MS_TRY(msi_unit_reshard(u));
+        }
+    }
+    return msi_queue_flush_publishes(tree);
+}
+
+static void forget_iteration(ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        u->needs_pre_backward = u->ran_pre_backward = u->expecting = false;
+        u->post_index = -1;
+    }
+    tree->n_post = 0;
+    tree->in_backward = false;
+}
+
+static ms_status backward_ends(void *user, ms_status status)
+{
+    ms_fsdp_tree *tree = user;
+    bool ours = false;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ours |= tree->units[i]->expecting || tree->units[i]->ran_pre_backward;
+    }
+    if (!ours) {
+        tree->in_backward = false;
+        return status;
+    }
+    if (status == MS_OK) {
+        status = finish_backward(tree);
+    }
+    if (status != MS_OK) {
+        ms_fsdp_tree_reset(tree);
+    }
+    forget_iteration(tree);
+    return status;
+}
+
+void ms_fsdp_tree_reset(ms_fsdp_tree *tree)
+{
+    char message[1024];
+    size_t n = 0;
+
+    if (!tree->initialized) {
+        return;
+    }
+    for (const char *m = ms_error_message(); m[n] != '\0' && n + 1 < sizeof(message); n++) {
+        message[n] = m[n]; /* cleaning up must not hide the error it cleans up after */
+    }
+    message[n] = '\0';
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        msi_unit_gradient_drop(tree->units[i]);
+        tree->units[i]->in_forward = 0;
+    }
+    if (!msi_comm_broken(tree->comm)) {
+        ms_status status = msi_gradients_finish(tree);
+
+        for (int32_t i = 0; status == MS_OK && i < tree->n_units; i++) {
+            status = msi_unit_reshard(tree->units[i]);
+        }
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) { /* what the loop above could not do */
+        ms_fsdp_unit *u = tree->units[i];
+
+        msi_unit_gradient_drop(u);
+        if (u->state != MS_UNIT_SHARDED) {
+            u->full->data = NULL;
+            u->state = MS_UNIT_SHARDED;
+            u->publish_queued = false;
+            msi_unit_show_shards(u);
+        }
+    }
+    if (msi_comm_broken(tree->comm)) {
+        tree->n_publishing = tree->n_reducing = 0;
+    }
+    forget_iteration(tree);
+    ms_error_set(MS_RUNTIME_ERROR, message);
+}
+
+/* -- sync, explicit unshard -------------------------------------------------------------------- */
+
+ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync)
+{
+    MS_TRY(ms_fsdp_tree_init(tree));
+    if (tree->in_backward) {
+        return MS_FAIL(MS_ASSERTION_ERROR, "no_sync() cannot begin or end during backward");
+    }
+    if (!sync) {
+        MS_TRY(msi_gradients_widen(tree));
+    }
+    tree->sync = sync;
+    return MS_OK;
+}
+
+ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
+{
+    if (!(factor >= 0)) {
+        return MS_FAIL(MS_VALUE_ERROR, "gradient factor is %g, expected 0 (default) or more",
+                       factor);
+    }
+    tree->factor = factor;
+    return MS_OK;
+}
+
+ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *u)
+{
+    MS_TRY(check_in_tree(u));
+    return msi_unit_unshard(u);
+}
+
+ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *u)
+{
+    MS_TRY(check_in_tree(u));
+    if (u->grad_phase == MSI_GRAD_WRITING || u->in_forward > 0) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "unit '%s' cannot be resharded during its %s", u->name,
+                       u->in_forward > 0 ? "forward" : "backward");
+    }
+    return msi_unit_reshard(u);
+}
+
+/* -- the schedule's memory --------------------------------------------------------------------- */
+
+ms_status msi_schedule_new(ms_fsdp_tree *tree)
+{
+    size_t bytes = sizeof(ms_fsdp_unit *) * (size_t)(tree->n_units + 1);
+
+    tree->publishing = malloc(bytes);
+    tree->reducing = malloc(bytes);
+    tree->post_order = malloc(bytes);
+    tree->pre_order = malloc(bytes);
+    if (tree->publishing == NULL || tree->reducing == NULL || tree->post_order == NULL ||
+        tree->pre_order == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the schedule of %d units",
+                       (int)tree->n_units);
+    }
+    const msi_backward_observer observer = {backward_begins, backward_ends, tree};
+
+    return msi_backward_observe(tree->ctx, &observer);
+}
+
+void msi_schedule_free(ms_fsdp_tree *tree)
+{
+    msi_backward_unobserve(tree->ctx, tree);
+    free(tree->publishing);
+    free(tree->reducing);
+    free(tree->post_order);
+    free(tree->pre_order);
+    tree->publishing = tree->reducing = tree->post_order = tree->pre_order = NULL;
+}

@@ -1,0 +1,419 @@
+/* Units: which parameters belong together, their layout and master shard, what their handles show.
+ */
+#include "fsdp.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
+
+void ms_fsdp_unit_options_init(ms_fsdp_unit_options *o)
+{
+    *o = (ms_fsdp_unit_options){.struct_size = sizeof(*o),
+                                .strategy = MS_FSDP_FULL_SHARD,
+                                .param_dtype = MS_DTYPE_NONE,
+                                .reduce_dtype = MS_DTYPE_NONE,
+                                .use_orig_params = true};
+}
+
+/* -- what handles show ------------------------------------------------------------------------- */
+
+static msi_view piece_view(const ms_fsdp_unit *u, const msi_unit_param *p, msi_storage *shard)
+{
+    msi_view v = {.storage = shard, .offset = p->piece.present ? p->piece.offset_in_shard : 0};
+
+    msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+    return v;
+}
+
+void msi_unit_show_shards(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+        msi_view v = piece_view(u, p, u->master);
+
+        if (!u->is_sharded) { /* NO_SHARD keeps the original shapes */
+            msi_view_set_contiguous(&v, u->orig_dtype, p->tensor->param->ndim,
+                                    p->tensor->param->shape);
+        }
+        msi_tensor_rebind(p->tensor, &v);
+    }
+}
+
+void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+        msi_view v = {.storage = full, .offset = p->offset};
+
+        msi_view_set_contiguous(&v, dtype, p->tensor->param->ndim, p->tensor->param->shape);
+        msi_tensor_rebind(p->tensor, &v);
+    }
+}
+
+/* -- what lower rooms may ask ------------------------------------------------------------------ */
+
+static void touched(void *unit, int32_t index)
+{
+    ms_fsdp_unit *u = unit;
+
+    (void)index;
+    u->epoch++;
+    u->full->version++; /* a backward over the old values must not run */
+}
+
+static ms_status materialize(void *unit)
+{
+    return ms_fsdp_unit_materialize(unit);
+}
+
+static void orphan(void *unit, int32_t index)
+{
+    ms_fsdp_unit *u = unit;
+
+    u->params[index].tensor = NULL;
+}
+
+static const msi_param_ops param_ops = {touched, materialize, orphan};
+
+/* -- construction ------------------------------------------------------------------------------ */
+
+static ms_status check_params(const char *name, ms_tensor *const *params, int32_t n,
+                              const char *const *names)
+{
+    if (n < 1) {
+        return MS_FAIL(MS_VALUE_ERROR, "unit '%s' has no parameters, expected at least one", name);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        const ms_tensor *t = params[i];
+
+        if (t->param != NULL && t->param->unit != NULL) {
+            return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' of unit '%s' is in unit '%s' already",
+                           names[i], name, ((ms_fsdp_unit *)t->param->unit)->name);
+        }
+        if (!ms_dtype_is_floating(t->v.dtype)) {
+            return MS_FAIL(MS_VALUE_ERROR, "Cannot flatten integer dtype tensors");
+        }
+        if (t->v.dtype != params[0]->v.dtype) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "Must flatten tensors with uniform dtype but got %s and %s",
+                           ms_dtype_name(params[0]->v.dtype), ms_dtype_name(t->v.dtype));
+        }
+        if (t->v.ndim == 0) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "FSDP doesn't support scalar parameters. Change %s to a 1D tensor with "
+                           "numel equal to 1.",
+                           names[i]);
+        }
+        for (int32_t j = 0; j < i; j++) {
+            if (params[j] == t) {
+                return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' of unit '%s' is listed twice",
+                               names[i], name);
+            }
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status lay_out(ms_fsdp_unit *u)
+{
+    int64_t *numels = malloc(sizeof(*numels) * (size_t)u->n_params);
+    int32_t forward_dtype = u->param_dtype;
+    int64_t align = u->options.use_orig_params ? 16 / ms_dtype_size(forward_dtype) : 0;
+
+    if (numels == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to lay out %d parameters", (int)u->n_params);
+    }
+    for (int32_t i = 0; i < u->n_params; i++) {
+        numels[i] = u->params[i].numel;
+        u->numel += numels[i];
+    }
+    ms_status status =
+        ms_layout_flat(&u->layout, numels, u->n_params, align, u->is_sharded ? u->world : 1);
+
+    free(numels);
+    MS_TRY(status);
+    u->total = ms_layout_total(u->layout);
+    u->shard_numel = ms_layout_shard_numel(u->layout);
+    for (int32_t i = 0; i < u->n_params; i++) {
+        u->params[i].offset = ms_layout_offset(u->layout, i);
+        MS_TRY(ms_layout_piece_get(u->layout, u->is_sharded ? u->rank : 0, i, &u->params[i].piece));
+        if (!u->params[i].piece.present) {
+            u->params[i].piece.numel = u->params[i].piece.start = 0;
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t n,
+                             const char *const *names)
+{
+    u->params = calloc((size_t)n, sizeof(*u->params));
+    if (u->params == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the %d parameters of unit '%s'", (int)n,
+                       u->name);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        MS_TRY(ms_tensor_make_parameter(params[i]));
+        u->params[i].name = strdup(names[i]);
+        if (u->params[i].name == NULL) {
+            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the name '%s'", names[i]);
+        }
+        u->params[i].tensor = ms_tensor_retain(params[i]);
+        u->params[i].numel = msi_view_numel(&params[i]->v);
+        u->n_params = i + 1;
+    }
+    return MS_OK;
+}
+
+ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
+                           const ms_fsdp_unit_options *options, ms_tensor *const *params,
+                           int32_t n_params, const char *const *names)
+{
+    ms_fsdp_unit_options o;
+    ms_status status;
+
+    *out = NULL;
+    ms_fsdp_unit_options_init(&o);
+    if (options != NULL) {
+        if (options->struct_size == 0 || options->struct_size > sizeof(o)) {
+            return MS_FAIL(MS_VALUE_ERROR, "unit options have size %u, expected 1 to %zu",
+                           options->struct_size, sizeof(o));
+        }
+        memcpy(&o, options, options->struct_size);
+    }
+    if (o.strategy < MS_FSDP_FULL_SHARD || o.strategy > MS_FSDP_NO_SHARD) {
+        return MS_FAIL(MS_VALUE_ERROR, "sharding strategy %d is none, expected 0 to 2",
+                       (int)o.strategy);
+    }
+    MS_TRY(check_params(name, params, n_params, names));
+    ms_fsdp_unit *u = calloc(1, sizeof(*u));
+
+    if (u == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for unit '%s'", name);
+    }
+    u->ctx = params[0]->ctx;
+    u->comm = comm;
+    u->options = o;
+    u->rank = ms_comm_rank(comm);
+    u->world = ms_comm_size(comm);
+    u->is_sharded = o.strategy != MS_FSDP_NO_SHARD;
+    u->orig_dtype = params[0]->v.dtype;
+    u->param_dtype = o.param_dtype != MS_DTYPE_NONE ? o.param_dtype : u->orig_dtype;
+    u->reduce_dtype = o.reduce_dtype != MS_DTYPE_NONE  ? o.reduce_dtype
+                      : o.param_dtype != MS_DTYPE_NONE ? o.param_dtype
+                                                       : u->orig_dtype;
+    u->gather_aliases = u->param_dtype == u->orig_dtype && (!u->is_sharded || u->world == 1);
+    u->post_index = -1;
+    u->name = strdup(name);
+    if (u->name == NULL) {
+        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for unit '%s'", name);
+        goto failed;
+    }
+    if (!ms_dtype_is_floating(u->param_dtype) || !ms_dtype_is_floating(u->reduce_dtype)) {
+        status = MS_FAIL(MS_TYPE_ERROR,
+                         "unit '%s': param_dtype %s and reduce_dtype %s, expected floating dtypes",
+                         name, ms_dtype_name(u->param_dtype), ms_dtype_name(u->reduce_dtype));
+        goto failed;
+    }
+    snprintf(u->absent, sizeof(u->absent), "unit '%s' is sharded", name);
+    MS_TRY_GOTO(take_params(u, params, n_params, names), failed);
+    MS_TRY_GOTO(lay_out(u), failed);
+    MS_TRY_GOTO(msi_storage_wrap(&u->full, u->ctx, MS_STORAGE_SLOT, NULL, 0), failed);
+    u->full->absent = u->absent;
+    u->full->readonly = true;
+    bool any_values = false;
+
+    for (int32_t i = 0; i < n_params; i++) {
+        msi_param *p = u->params[i].tensor->param;
+
+        any_values |= p->materialized;
+        p->unit = u;
+        p->unit_index = i;
+        p->ops = &param_ops;
+    }
+    msi_unit_sinks_install(u);
+    if (any_values) { /* shard what exists now, so that no full copy stays behind */
+        MS_TRY_GOTO(ms_fsdp_unit_materialize(u), failed);
+    }
+    MS_TRY_GOTO(msi_unit_enlist(u), failed);
+    *out = u;
+    return MS_OK;
+failed:
+    ms_fsdp_unit_free(u);
+    return status;
+}
+
+/* Own elements of one parameter, into its place in the shard. */
+static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
+{
+    msi_param *param = p->tensor->param;
+    msi_view shard = piece_view(u, p, u->master);
+
+    if (p->piece.numel == 0) {
+        return MS_OK;
+    }
+    if (param->materialized) {
+        msi_view src = param->master;
+
+        src.offset += p->piece.start - param->start;
+        src.shape[0] = p->piece.numel;
+        return msi_copy(&shard, &src, false);
+    }
+    if (param->init == MS_INIT_NONE) {
+        return MS_OK; /* zeros already */
+    }
+    msi_init_args args = {.first = p->piece.start,
+                          .n = p->piece.numel,
+                          .out = msi_view_ptr(&shard),
+                          .kind = param->init,
+                          .a = param->a,
+                          .b = param->b,
+                          .seed = u->ctx->seed,
+                          .key = ms_name_key(param->name != NULL ? param->name : p->name)};
+
+    return msi_dispatch("init", MSI_K_init, u->orig_dtype, &args);
+}
+
+ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)
+{
+    int64_t nbytes = u->shard_numel * ms_dtype_size(u->orig_dtype);
+    msi_storage *master;
+    ms_status status = MS_OK;
+
+    if (u->materialized) {
+        return MS_OK;
+    }
+    MS_TRY(msi_storage_new(&master, u->ctx, nbytes, MS_MEM_PARAMETER));
+    memset(master->data, 0, (size_t)nbytes); /* padding stays zero for good */
+    u->master = master;
+    for (int32_t i = 0; i < u->n_params && status == MS_OK; i++) {
+        status = fill_piece(u, &u->params[i]);
+    }
+    if (status != MS_OK) {
+        u->master = NULL;
+        msi_storage_release(master);
+        return status;
+    }
+    u->materialized = true;
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+        msi_param *param = p->tensor->param;
+        msi_storage *old = param->master.storage;
+
+        param->master = piece_view(u, p, master);
+        msi_storage_retain(master);
+        param->start = p->piece.start;
+        param->materialized = true;
+        msi_storage_release(old);
+    }
+    msi_unit_show_shards(u);
+    return MS_OK;
+}
+
+void ms_fsdp_unit_free(ms_fsdp_unit *u)
+{
+    if (u == NULL || u->tree != NULL) {
+        return;
+    }
+    if (u->ctx != NULL) { /* else closed with its context */
+        msi_unit_delist(u);
+        msi_unit_dispose(u);
+    }
+    free(u);
+}
+
+void msi_unit_dispose(ms_fsdp_unit *u)
+{
+    msi_unit_levels_free(u);
+    for (int32_t i = 0; i < u->n_params; i++) {
+        ms_tensor *t = u->params[i].tensor;
+
+        free(u->params[i].name);
+        if (t == NULL) {
+            continue;
+        }
+        t->sink = NULL;
+        if (t->param != NULL) {
+            t->param->unit = NULL;
+            t->param->ops = NULL;
+        }
+        ms_tensor_free(t);
+    }
+    free(u->params);
+    msi_storage_release(u->summoned);
+    msi_release(u->ctx, u->resident);
+    ms_layout_free(u->layout);
+    if (u->full != NULL) {
+        u->full->data = NULL;
+        u->full->absent = "its unit was freed";
+        msi_storage_release(u->full);
+    }
+    msi_storage_release(u->leaf_storage);
+    msi_storage_release(u->grad);
+    msi_storage_release(u->master);
+    free(u->name);
+    u->ctx = NULL;
+}
+
+/* -- what a unit tells ------------------------------------------------------------------------- */
+
+ms_status ms_fsdp_unit_info_get(const ms_fsdp_unit *u, ms_fsdp_unit_info *info)
+{
+    *info = (ms_fsdp_unit_info){.strategy = u->options.strategy,
+                                .n_params = u->n_params,
+                                .numel = u->numel,
+                                .padded_numel = u->shard_numel * (u->is_sharded ? u->world : 1),
+                                .shard_numel = u->shard_numel,
+                                .param_dtype = u->param_dtype,
+                                .reduce_dtype = u->reduce_dtype,
+                                .orig_dtype = u->orig_dtype,
+                                .state = u->state,
+                                .is_root = u->is_root};
+    return MS_OK;
+}
+
+const char *ms_fsdp_unit_name(const ms_fsdp_unit *u)
+{
+    return u->name;
+}
+
+const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *u)
+{
+    return u->layout;
+}
+
+ms_status ms_param_local(ms_tensor **out, ms_tensor *t, ms_param_extent *extent)
+{
+    msi_param *p = t->param;
+
+    *out = NULL;
+    if (p == NULL) {
+        return MS_FAIL(MS_TYPE_ERROR, "a tensor of shape %s is no parameter",
+                       msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    MS_TRY(ms_tensor_materialize(t));
+    memset(extent, 0, sizeof(*extent));
+    extent->start = p->start;
+    extent->numel = p->master.shape[0];
+    extent->ndim = p->ndim;
+    memcpy(extent->shape, p->shape, sizeof(extent->shape));
+    extent->dtype = p->dtype;
+    return extent->numel > 0 ? msi_tensor_new(out, t->ctx, &p->master) : MS_OK;
+}
+
+ms_status ms_param_touch(ms_tensor *t)
+{
+    if (t->param == NULL) {
+        return MS_FAIL(MS_TYPE_ERROR, "a tensor of shape %s is no parameter",
+                       msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    if (t->param->master.storage != NULL) {
+        t->param->master.storage->version++;
+    }
+    if (t->param->unit != NULL) {
+        t->param->ops->touched(t->param->unit, t->param->unit_index);
+    }
+    return MS_OK;
+}

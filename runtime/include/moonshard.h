@@ -1,0 +1,18 @@
+/* moonshard: sharded training without Python. The umbrella: version, then one header per room. */
+#ifndef MOONSHARD_H
+#define MOONSHARD_H
+
+enum { MS_VERSION_MAJOR = 0, MS_VERSION_MINOR = 1, MS_VERSION_PATCH = 0 };
+
+#include "moonshard/autograd.h"
+#include "moonshard/base.h"
+#include "moonshard/checkpoint.h"
+#include "moonshard/comm.h"
+#include "moonshard/data.h"
+#include "moonshard/fsdp.h"
+#include "moonshard/layout.h"
+#include "moonshard/ops.h"
+#include "moonshard/optim.h"
+#include "moonshard/tensor.h"
+
+#endif

@@ -1,0 +1,55 @@
+/* The tape: who requires gradients, backward, hooks. */
+#ifndef MOONSHARD_AUTOGRAD_H
+#define MOONSHARD_AUTOGRAD_H
+
+#include "tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Mark a leaf. MS_RUNTIME_ERROR on a result of an op, MS_TYPE_ERROR when not floating. */
+MS_API ms_status ms_tensor_set_requires_grad(ms_tensor *t, bool requires_grad);
+/** Record ops from now on in this thread, or not. @return the previous setting */
+MS_API bool ms_grad_enabled_set(bool on);
+MS_API bool ms_grad_enabled(void);
+
+/**
+ * Differentiate `root` with respect to every leaf it came from.
+ * Gradients are added to the leaves' `.grad` (for sharded parameters: reduced first). The graph is
+ * freed as it is walked; a second backward over it is MS_RUNTIME_ERROR.
+ * @param grad  same shape as root; NULL means 1 and needs a root with one element
+ */
+MS_API ms_status ms_backward(ms_tensor *root, ms_tensor *grad);
+
+/** New handle on the gradient of a leaf; `*out` is NULL when it has none. The caller owns `*out`.
+ * The gradient shares memory with the leaf's: writing into it changes it. */
+MS_API ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t);
+/** Replace the gradient (copied into the leaf's own memory); NULL drops it. */
+MS_API ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad);
+
+#ifndef MS_FFI_CDEF
+/** Sees a gradient; must not write to it, as others may share its memory. May put a replacement of
+ * the same shape and dtype (owned by the engine from then on) into `*replacement`; leaves it NULL
+ * to keep the gradient. A failure ends the backward. */
+typedef ms_status (*ms_grad_hook)(void *user, ms_tensor *grad, ms_tensor **replacement);
+/** Called after a leaf's gradient of this backward is complete. */
+typedef ms_status (*ms_accumulate_hook)(void *user, ms_tensor *leaf);
+/** Call `fn` with the gradient of `t` when it is complete, before it is used. Hooks of one tensor
+ * run in the order they came. `drop(user)` (may be NULL) is called when the hook goes: when it is
+ * removed, or with the leaf, or with the graph that made `t`. @param id  for ms_hook_remove(), may
+ * be NULL */
+MS_API ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)(void *),
+                                int64_t *id);
+/** Call `fn` after each backward has accumulated into leaf `t`. */
+MS_API ms_status ms_tensor_accumulate_hook(ms_tensor *t, ms_accumulate_hook fn, void *user,
+                                           void (*drop)(void *), int64_t *id);
+#endif
+/** Remove a hook of `t`. MS_KEY_ERROR when there is none with this id. */
+MS_API ms_status ms_hook_remove(ms_tensor *t, int64_t id);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,89 @@
+/* Checkpoints: every rank writes the elements it holds into a safetensors file of its own, rank 0
+ * a manifest; they are read back at any world size. Nothing in a checkpoint is executed. */
+#ifndef MOONSHARD_CHECKPOINT_H
+#define MOONSHARD_CHECKPOINT_H
+
+#include "comm.h"
+#include "fsdp.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A checkpoint being written. */
+typedef struct ms_checkpoint_writer ms_checkpoint_writer;
+/** A checkpoint being read. */
+typedef struct ms_checkpoint ms_checkpoint;
+
+/**
+ * Begin writing `<root>/<name>`, all or nothing: files go to a temporary folder beside it, are
+ * synced, and the folder is renamed by ms_checkpoint_commit(). Collective.
+ * @param root  folder of checkpoints, made when missing
+ * @param name  a plain file name; "latest", "....old" and "....tmp-..." are reserved
+ */
+MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
+                                     const char *name);
+/**
+ * Add this rank's elements of one tensor. Every rank adds the same keys in the same order; a rank
+ * that holds nothing passes `local` NULL. Elements that several ranks hold need be given by one
+ * only. A failure of the disk is kept and told by ms_checkpoint_commit() to all ranks, so that they
+ * fail together.
+ * @param key     unique, e.g. "model/h.0.attn.qkv.weight" or "optim/0/exp_avg/<parameter>"
+ * @param extent  where the elements belong in the whole tensor
+ * @param local   1-D, extent->numel elements; read at once
+ */
+MS_API ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key,
+                                   const ms_param_extent *extent, const ms_tensor *local);
+/** Sync files, gather hashes, write the manifest with `meta_json` (an object, rank 0's is taken;
+ * NULL: empty) inside, rename, point the link `<root>/latest` at it. The object's integer "step"
+ * orders checkpoints. Collective, with one outcome on all ranks. Frees `w` in any case; on failure
+ * nothing is left behind and an earlier checkpoint of the name is untouched. */
+MS_API ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, const char *meta_json);
+/** Give a checkpoint up: remove what was written. Frees `w`. */
+MS_API void ms_checkpoint_discard(ms_checkpoint_writer *w);
+
+/** Open for reading, checking manifest and file sizes. MS_FORMAT_ERROR names file, found and
+ * expected; MS_IO_ERROR the system's reason. */
+MS_API ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path);
+MS_API void ms_checkpoint_close(ms_checkpoint *c);
+/** The object given to commit. Borrowed from `c`. */
+MS_API const char *ms_checkpoint_meta(const ms_checkpoint *c);
+MS_API bool ms_checkpoint_has(const ms_checkpoint *c, const char *key);
+MS_API int32_t ms_checkpoint_n_keys(const ms_checkpoint *c);
+/** Borrowed from `c`. */
+MS_API const char *ms_checkpoint_key(const ms_checkpoint *c, int32_t i);
+/** Shape and dtype of the whole tensor behind `key` (start 0, numel all of it). */
+MS_API ms_status ms_checkpoint_extent(const ms_checkpoint *c, const char *key,
+                                      ms_param_extent *extent);
+/** Read elements [extent->start, + extent->numel) into `local` (1-D, same dtype). Each file's hash
+ * is verified before its first use; a damaged one leaves `local` as it was. */
+MS_API ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key,
+                                    const ms_param_extent *extent, ms_tensor *local);
+/** Newest complete checkpoint under `root` (by its manifest's `step`), skipping and reporting
+ * broken ones with ms_warn(). @param out  path, valid until the next call in this thread; NULL when
+ * there is none
+ */
+MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
+/** Keep the newest `keep` checkpoints under `root`, remove the others and leftovers of writers
+ * that died. */
+MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
+
+/** Write named full tensors as one safetensors file (metadata format=pt), atomically. */
+MS_API ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32_t n_tensors,
+                                     const char *const *names);
+
+/** A safetensors file, open for reading; its header is checked in full at open. */
+typedef struct ms_safetensors ms_safetensors;
+MS_API ms_status ms_safetensors_open(ms_safetensors **out, const char *path);
+MS_API void ms_safetensors_close(ms_safetensors *f);
+MS_API int32_t ms_safetensors_n(const ms_safetensors *f);
+/** Borrowed from `f`. */
+MS_API const char *ms_safetensors_name(const ms_safetensors *f, int32_t i);
+/** A copy of tensor `i`. The caller owns `*out`. */
+MS_API ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,49 @@
+/* Token streams: files mapped as tensors, shuffled windows of them, and drawing the next token. */
+#ifndef MOONSHARD_DATA_H
+#define MOONSHARD_DATA_H
+
+#include "tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Map a file of tokens read-only, as a tensor of shape (n).
+ * @param out    the caller owns `*out`; writing into it is MS_RUNTIME_ERROR
+ * @param dtype  MS_DTYPE_U8 or MS_DTYPE_I64 (the machine's byte order)
+ * @return MS_IO_ERROR with the system's reason, MS_FORMAT_ERROR when the file is empty or no
+ *         multiple of the element's size, MS_TYPE_ERROR for another dtype
+ */
+MS_API ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype);
+
+/** Windows of `context` tokens that `tokens` holds, each with a successor for its last token. */
+MS_API ms_status ms_data_n_windows(const ms_tensor *tokens, int64_t context, int64_t *n);
+
+/**
+ * Copy the windows of B samples of one epoch, beside their targets one token later.
+ * Sample s of an epoch is window p(s), where p permutes all windows; it depends on nothing but
+ * (seed, epoch, number of windows), and no table of it is ever held.
+ * @param x, y   i64 (B, T), contiguous, overwritten
+ * @param tokens u8 or i64 (n)
+ * @param first  sample in row 0; first + B windows must exist (MS_INDEX_ERROR)
+ * @param epoch  negative: p is the identity
+ */
+MS_API ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t first,
+                                 uint64_t seed, int64_t epoch);
+
+/**
+ * Draw one token from softmax(logits / temperature), limited to the `top_k` largest.
+ * @param logits       floating, V elements
+ * @param temperature  0: the largest, the first of equals
+ * @param top_k        0: all
+ * @param draw         number of this draw: equal (seed, draw) and logits give equal tokens
+ */
+MS_API ms_status ms_data_sample(int64_t *token, const ms_tensor *logits, double temperature,
+                                int32_t top_k, uint64_t seed, int64_t draw);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,161 @@
+/* Fully sharded data parallel: units of parameters that are gathered, used and released together,
+ * and the tree that runs them. */
+#ifndef MOONSHARD_FSDP_H
+#define MOONSHARD_FSDP_H
+
+#include "comm.h"
+#include "layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** One group of parameters that is gathered, used and released together. */
+typedef struct ms_fsdp_unit ms_fsdp_unit;
+/** All units of one model, in module order, the root's first. */
+typedef struct ms_fsdp_tree ms_fsdp_tree;
+
+enum { MS_FSDP_FULL_SHARD = 0, MS_FSDP_SHARD_GRAD_OP = 1, MS_FSDP_NO_SHARD = 2 };
+enum { MS_FSDP_PREFETCH_NONE = 0, MS_FSDP_PREFETCH_PRE = 1, MS_FSDP_PREFETCH_POST = 2 };
+
+typedef struct ms_fsdp_unit_options {
+    uint32_t struct_size;
+    int32_t strategy;     /**< MS_FSDP_*, default FULL_SHARD */
+    int32_t param_dtype;  /**< gathered and computed in; MS_DTYPE_NONE: the parameters' own */
+    int32_t reduce_dtype; /**< gradients reduced in; NONE: param_dtype, else the parameters' own */
+    bool use_orig_params; /**< align parameters to 16 bytes in the flat (default true) */
+} ms_fsdp_unit_options;
+
+typedef struct ms_fsdp_tree_options {
+    uint32_t struct_size;
+    int32_t backward_prefetch; /**< MS_FSDP_PREFETCH_*, default PRE */
+    bool forward_prefetch;     /**< default false */
+    int32_t n_slots; /**< parameter slots in the ring; 0: chosen (two, three with prefetch) */
+} ms_fsdp_tree_options;
+
+/** What the plan says of one unit. */
+typedef struct ms_fsdp_unit_info {
+    int32_t strategy;
+    int32_t n_params;
+    int64_t numel;        /**< of the parameters, without padding */
+    int64_t padded_numel; /**< shard_numel * world size */
+    int64_t shard_numel;
+    int32_t param_dtype;
+    int32_t reduce_dtype;
+    int32_t orig_dtype;
+    int32_t state; /**< MS_UNIT_* */
+    bool is_root;
+} ms_fsdp_unit_info;
+
+/** Bytes one rank holds while training, exact; known once the tree is initialised. */
+typedef struct ms_fsdp_plan {
+    int64_t masters;   /**< full-precision shards, and resident copies of NO_SHARD units */
+    int64_t gradients; /**< reduced gradient shards */
+    int64_t per_state; /**< one optimizer state buffer over all shards */
+    int64_t arena;     /**< slots for parameters and gradients, shared by the ranks of the host */
+} ms_fsdp_plan;
+
+/** What memory a unit's parameters have now. */
+enum {
+    MS_UNIT_SHARDED = 0,   /**< the master shard only */
+    MS_UNIT_PUBLISHED = 1, /**< own extents are cast into the slot; not yet readable as a whole */
+    MS_UNIT_UNSHARDED = 2  /**< views read the full parameters */
+};
+
+MS_API void ms_fsdp_unit_options_init(ms_fsdp_unit_options *o);
+MS_API void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o);
+
+/**
+ * Group parameters. Takes its own reference to each; their handles show the local shard from now
+ * on (1-D) and the full parameter while the unit is unsharded. No communication.
+ * @param params  (n) distinct floating leaves of one dtype, at least one element each unless their
+ *                shape has a zero; scalars are refused
+ * @param names   (n) paths, copied; used in errors, checkpoints and the random stream
+ */
+MS_API ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
+                                  const ms_fsdp_unit_options *options, ms_tensor *const *params,
+                                  int32_t n_params, const char *const *names);
+/** Free a unit that is in no tree (a tree frees its own). Its parameters' handles stay with their
+ * other owners and show the local shard. NULL is allowed. */
+MS_API void ms_fsdp_unit_free(ms_fsdp_unit *unit);
+MS_API ms_status ms_fsdp_unit_info_get(const ms_fsdp_unit *unit, ms_fsdp_unit_info *info);
+MS_API const char *ms_fsdp_unit_name(const ms_fsdp_unit *unit);
+/** Fill the master shard: declared parameters by their rule (keyed by name, element by element),
+ * others from the values they had. Called by ms_fsdp_tree_init() when nobody did before. */
+MS_API ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *unit);
+/** The layout; borrowed from `unit`. */
+MS_API const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *unit);
+
+/** A tree over `n` units, the root's unit (or NULL when the root owns no parameter) first. Takes
+ * the units over. The caller owns `*out`. */
+MS_API ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm,
+                                  const ms_fsdp_tree_options *options, ms_fsdp_unit *const *units,
+                                  int32_t n_units, bool root_has_unit);
+MS_API void ms_fsdp_tree_free(ms_fsdp_tree *tree);
+/** Make arenas and slots, agree on the plan. Collective, once; further calls do nothing. */
+MS_API ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree);
+
+/** Bytes this rank will hold. Initialises the tree (collective) when nobody has yet. */
+MS_API ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, ms_fsdp_plan *plan);
+
+/** Start of a root forward: lazy init, the optimizer's writes become visible to prefetch. */
+MS_API ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree);
+/** End of a root forward (no-grad forwards reshard what they kept). */
+MS_API ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree);
+/** Unshard, wait, prefetch the next. */
+MS_API ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *unit);
+/** Reshard as the strategy says; arrange for the unshard before `outputs` are differentiated. */
+MS_API ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *unit, ms_tensor *const *outputs,
+                                           int32_t n_outputs);
+/** After an error between pre_forward and post_forward: reshard everything, states to idle. */
+MS_API void ms_fsdp_tree_reset(ms_fsdp_tree *tree);
+/** false: backwards accumulate unsharded gradients and reduce nothing (no_sync). */
+MS_API ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync);
+/** Multiply reduced gradients by this instead of 1 / world size (with m micro-batches a rank whose
+ * losses are means: 1 / (m * world size)); 0 restores the default. */
+MS_API ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor);
+
+/** Gather and keep a unit's full parameters until ms_fsdp_unit_reshard(). Collective. */
+MS_API ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *unit);
+MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
+
+/** Private full-precision copies of all parameters behind their handles until
+ * ms_fsdp_tree_unsummon(); with `writeback` each rank then stores its own extents. Collective. */
+MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree);
+MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
+/** Full-precision copy of parameter `index` of `unit`, original shape. Collective. */
+MS_API ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *unit, int32_t index);
+/** Store this rank's extents of a full tensor (equal on all ranks) into the master shard. */
+MS_API ms_status ms_fsdp_unit_load(ms_fsdp_unit *unit, int32_t index, const ms_tensor *full);
+
+/**
+ * Scale all gradients by min(1, max_norm / (total + 1e-6)).
+ * Total: fp64 sums over blocks of 4,096 elements of each parameter, folded in order: equal for
+ * every strategy and world size. Collective. @param norm_type  2, or HUGE_VAL (largest element)
+ */
+MS_API ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, double max_norm, double norm_type,
+                                             double *total);
+/** Hash over all full parameters in order, equal on all ranks and for all strategies. Collective.
+ */
+MS_API ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, uint64_t *hash);
+
+/** Where this rank's part of a parameter lies. Any parameter, sharded or not. */
+typedef struct ms_param_extent {
+    int64_t start; /**< first element held, in the parameter */
+    int64_t numel; /**< elements held */
+    int32_t ndim;
+    int64_t shape[8]; /**< of the whole parameter */
+    int32_t dtype;    /**< of the master copy */
+} ms_param_extent;
+
+/** Local master values of a parameter as a 1-D view, and where they belong. `*out` is NULL when
+ * this rank holds none of it. The caller owns `*out`. */
+MS_API ms_status ms_param_local(ms_tensor **out, ms_tensor *param, ms_param_extent *extent);
+/** Tell everyone who caches a parameter's values that the master copy was written from outside. */
+MS_API ms_status ms_param_touch(ms_tensor *param);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,105 @@
+/* Differentiable operators. All return new tensors: "the caller owns `*out`" holds throughout
+ * (inside a scope the scope does). Shapes broadcast as in NumPy where two operands meet
+ * elementwise; both must have one dtype (MS_TYPE_ERROR names both otherwise). Unsupported dtypes
+ * are MS_NOT_IMPLEMENTED_ERROR naming op, dtype and device. */
+#ifndef MOONSHARD_OPS_H
+#define MOONSHARD_OPS_H
+
+#include "tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+MS_API ms_status ms_op_add(ms_tensor **out, ms_tensor *a, ms_tensor *b);
+MS_API ms_status ms_op_sub(ms_tensor **out, ms_tensor *a, ms_tensor *b);
+MS_API ms_status ms_op_mul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
+MS_API ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b);
+/** scale * x + shift. */
+MS_API ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift);
+/** 1 / x. */
+MS_API ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_exp(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_log(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_sqrt(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_tanh(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_relu(ms_tensor **out, ms_tensor *x);
+/** Gaussian error linear unit (arXiv:1606.08415); `approximate` takes the tanh form. */
+MS_API ms_status ms_op_gelu(ms_tensor **out, ms_tensor *x, bool approximate);
+
+/** (M, K) x (K, N) -> (M, N), or batched with equal leading dimensions: (..., M, K) x (..., K, N).
+ */
+MS_API ms_status ms_op_matmul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
+/** x (..., in), w (out, in), bias (out) or NULL -> (..., out). */
+MS_API ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias);
+/** gelu(linear(x, w, bias)) in one pass over the pre-activation; the same values as the pair. */
+MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias,
+                                   bool approximate);
+/** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR names the first id outside [0, V). */
+MS_API ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids);
+/** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450). */
+MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias,
+                                  double eps);
+/** Over the last dimension. */
+MS_API ms_status ms_op_log_softmax(ms_tensor **out, ms_tensor *x);
+
+enum { MS_REDUCTION_MEAN = 0, MS_REDUCTION_SUM = 1 };
+
+/**
+ * Negative log-likelihood of `targets` under softmax(logits), fused; the gradient takes the
+ * logits' own memory when nothing else holds it.
+ * @param logits   (..., V)
+ * @param targets  i64 (...), entries equal to `ignore_index` do not count
+ * @param reduction  mean over the counted entries (NaN when there are none), or sum
+ * The loss is f32 for bf16 logits (its own rounding would be coarser than its progress), else of
+ * the logits' dtype. MS_INDEX_ERROR names the first target outside [0, V).
+ */
+MS_API ms_status ms_op_cross_entropy(ms_tensor **out, ms_tensor *logits, ms_tensor *targets,
+                                     int64_t ignore_index, int32_t reduction);
+/** Mean (or sum) of (x - y)^2 over all elements of two tensors of one shape. f32 for bf16, as
+ * above. */
+MS_API ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int32_t reduction);
+/**
+ * softmax(q k^T * scale + mask) v without ever holding the scores (arXiv:2205.14135).
+ * @param q  (B, H, T, D), k and v (B, H, S, D); any strides
+ * @param scale   0 means 1/sqrt(D)
+ * @param causal  position t sees s <= t + (S - T)
+ */
+MS_API ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor *v,
+                                 bool causal, double scale);
+/** The same on a packed projection: qkv (B, T, 3 C) holding q, k, v one after another, each split
+ * into `heads`; gives (B, T, C). No copies on the way in or out. */
+MS_API ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t heads, bool causal,
+                                        double scale);
+/**
+ * Zero elements with probability p, divide the rest by 1 - p.
+ * The mask is Philox4x32-10(seed; site, call, sample, element): x is (samples, ...), sample b of it
+ * is the context's sample base + b, so the mask does not depend on how samples are dealt to ranks.
+ * @param site  key of the place in the model (ms_name_key of its path)
+ * @param call  how many times this site ran before in this micro-batch
+ */
+MS_API ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site,
+                               int64_t call);
+/** Sum over the dimensions whose bit is set in `dims` (bit d for dimension d; 0: all). */
+MS_API ms_status ms_op_sum(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
+MS_API ms_status ms_op_mean(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
+/** View when the strides allow, copy otherwise. One size may be -1. */
+MS_API ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *shape);
+/** View with dimension i taken from perm[i]. */
+MS_API ms_status ms_op_permute(ms_tensor **out, ms_tensor *x, int32_t ndim, const int32_t *perm);
+/** View of `length` entries from `start` along `dim`. */
+MS_API ms_status ms_op_narrow(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t start,
+                              int64_t length);
+/** Concatenate along `dim`. */
+MS_API ms_status ms_op_cat(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors,
+                           int32_t dim);
+/** To another dtype (the same handle's values; always a copy unless the dtype is equal). */
+MS_API ms_status ms_op_cast(ms_tensor **out, ms_tensor *x, int32_t dtype);
+/** A C-contiguous copy (always a copy). */
+MS_API ms_status ms_op_clone(ms_tensor **out, ms_tensor *x);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

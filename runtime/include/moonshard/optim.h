@@ -1,0 +1,68 @@
+/* Optimizers: fused update rules over the local shards of parameters. */
+#ifndef MOONSHARD_OPTIM_H
+#define MOONSHARD_OPTIM_H
+
+#include "tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ms_optim ms_optim;
+
+enum { MS_OPTIM_SGD = 0, MS_OPTIM_ADAM = 1, MS_OPTIM_ADAMW = 2 };
+
+/** Options of one parameter group. Names and defaults are torch.optim's. */
+typedef struct ms_optim_options {
+    uint32_t struct_size;
+    double lr;
+    double momentum;     /**< SGD */
+    double dampening;    /**< SGD */
+    double weight_decay; /**< L2 for SGD and Adam, decoupled for AdamW (arXiv:1711.05101) */
+    double beta1;        /**< Adam (arXiv:1412.6980) */
+    double beta2;
+    double eps;
+    bool nesterov; /**< SGD; needs momentum and no dampening */
+    bool maximize;
+} ms_optim_options;
+
+/** Defaults of `kind`: SGD lr 1e-3; Adam lr 1e-3, betas 0.9 0.999, eps 1e-8; AdamW decay 1e-2. */
+MS_API void ms_optim_options_init(ms_optim_options *o, int32_t kind);
+MS_API ms_status ms_optim_new(ms_optim **out, int32_t kind);
+MS_API void ms_optim_free(ms_optim *optim);
+/** Append a group. Takes its own references. MS_VALUE_ERROR when a parameter is in a group already,
+ * is no leaf, or an option is out of range (message as torch.optim's). @param group  its index */
+MS_API ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, int32_t n_params,
+                                    const ms_optim_options *options, int32_t *group);
+MS_API int32_t ms_optim_n_groups(const ms_optim *optim);
+MS_API ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_optim_options *o);
+MS_API ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_options *o);
+/** Update every parameter that has a gradient, on its local shard, then bump its epoch. */
+MS_API ms_status ms_optim_step(ms_optim *optim);
+/** Drop all gradients. */
+MS_API ms_status ms_optim_zero_grad(ms_optim *optim);
+/** Number of parameters over all groups, and of state buffers per parameter (SGD: none while no
+ * group has momentum). */
+MS_API int32_t ms_optim_n_params(const ms_optim *optim);
+MS_API int32_t ms_optim_n_states(const ms_optim *optim);
+/** "momentum_buffer", or "exp_avg" and "exp_avg_sq". Static. */
+MS_API const char *ms_optim_state_name(const ms_optim *optim, int32_t state);
+/** Handle on parameter `i` in order of addition. The caller owns `*out`. */
+MS_API ms_status ms_optim_param(ms_tensor **out, const ms_optim *optim, int32_t i);
+/** State buffer of parameter `i`, 1-D over the local shard, made zero when it does not exist yet.
+ * `*out` is NULL when this rank holds nothing of the parameter. The caller owns `*out`. */
+MS_API ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t state);
+/** Steps parameter `i` has taken (bias correction). A rank that holds nothing of a sharded
+ * parameter counts with its peers. */
+MS_API ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps);
+MS_API ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps);
+/** Scale the gradients of plain (unsharded) parameters to a total norm; as
+ * ms_fsdp_tree_clip_grad_norm() for one rank. */
+MS_API ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double max_norm,
+                                   double norm_type, double *total);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,64 @@
+/* Options of parameter groups: defaults and bounds, with torch.optim's names and messages. */
+#include "options.h"
+
+#include <string.h>
+
+void ms_optim_options_init(ms_optim_options *o, int32_t kind)
+{
+    *o = (ms_optim_options){
+        .struct_size = sizeof(*o),
+        .lr = 1e-3,
+        .weight_decay = kind == MS_OPTIM_ADAMW ? 1e-2 : 0,
+        .beta1 = 0.9,
+        .beta2 = 0.999,
+        .eps = 1e-8,
+    };
+}
+
+static ms_status check_not_negative(const char *what, double value)
+{
+    return value >= 0 ? MS_OK : MS_FAIL(MS_VALUE_ERROR, "Invalid %s: %g", what, value);
+}
+
+static ms_status check_beta(int index, double beta)
+{
+    return beta >= 0 && beta < 1
+               ? MS_OK
+               : MS_FAIL(MS_VALUE_ERROR, "Invalid beta parameter at index %d: %g", index, beta);
+}
+
+static ms_status check_values(int32_t kind, const ms_optim_options *o)
+{
+    MS_TRY(check_not_negative("learning rate", o->lr));
+    if (kind == MS_OPTIM_SGD) {
+        MS_TRY(check_not_negative("momentum value", o->momentum));
+        MS_TRY(check_not_negative("weight_decay value", o->weight_decay));
+        if (o->nesterov && (o->momentum <= 0 || o->dampening != 0)) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "Nesterov momentum requires a momentum and zero dampening");
+        }
+        return MS_OK;
+    }
+    MS_TRY(check_not_negative("epsilon value", o->eps));
+    MS_TRY(check_beta(0, o->beta1));
+    MS_TRY(check_beta(1, o->beta2));
+    return check_not_negative("weight_decay value", o->weight_decay);
+}
+
+ms_status msi_optim_options_take(ms_optim_options *out, int32_t kind, const ms_optim_options *o)
+{
+    ms_optim_options taken;
+
+    ms_optim_options_init(&taken, kind);
+    if (o != NULL) {
+        if (o->struct_size == 0 || o->struct_size > sizeof(*o)) {
+            return MS_FAIL(MS_VALUE_ERROR, "ms_optim_options has struct_size %u, expected 1 to %zu",
+                           (unsigned)o->struct_size, sizeof(*o));
+        }
+        memcpy(&taken, o, o->struct_size); /* an older caller's missing fields keep defaults */
+        taken.struct_size = sizeof(taken);
+    }
+    MS_TRY(check_values(kind, &taken));
+    *out = taken;
+    return MS_OK;
+}

@@ -1,0 +1,193 @@
+/* One optimizer step: every parameter's local elements by one fused kernel call.
+ *
+ * First everything that can fail is made (state buffers, room for cast gradients), then the
+ * parameters are updated; so running out of memory changes no parameter. */
+#include "optim.h"
+
+#include <math.h>
+
+/* What the update of one parameter needs; numel 0: nothing to do. */
+typedef struct update {
+    msi_view local;
+    const ms_tensor *grad;
+    int64_t numel;
+    bool fresh; /* SGD: the momentum buffer has no history */
+} update;
+
+/* A rank that holds no element of a sharded parameter has no gradient either, but its peers step:
+ * it counts with them, so that any rank can say how many steps a parameter took. */
+static bool counts_along(const ms_tensor *t, const msi_view *local)
+{
+    return t->param != NULL && t->param->unit != NULL && t->requires_grad &&
+           msi_view_numel(local) == 0;
+}
+
+static bool casts(const update *u)
+{
+    return u->grad->v.dtype != u->local.dtype || !msi_view_contiguous(&u->grad->v);
+}
+
+static int32_t n_states_of(const ms_optim *optim, const ms_optim_options *o)
+{
+    return optim->kind != MS_OPTIM_SGD ? 2 : o->momentum != 0 ? 1 : 0;
+}
+
+/* Find gradient, elements and state of parameter `p`. */
+static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
+{
+    *u = (update){.grad = p->tensor->grad};
+    MS_TRY(msi_optim_local(p->tensor, &u->local));
+    int64_t numel = msi_view_numel(&u->local);
+
+    if (u->grad == NULL) {
+        return MS_OK;
+    }
+    if (msi_view_numel(&u->grad->v) != numel) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "step: the gradient of %s has %lld elements, expected the %lld this rank "
+                       "holds",
+                       msi_tensor_label(p->tensor), (long long)msi_view_numel(&u->grad->v),
+                       (long long)numel);
+    }
+    if (numel == 0) {
+        return MS_OK;
+    }
+    if (u->local.storage->readonly) {
+        return msi_tensor_begin_write(p->tensor, "step"); /* fails, and says why */
+    }
+    u->numel = numel;
+    u->fresh = !p->primed;
+    for (int32_t s = 0; s < n_states_of(optim, &optim->groups[p->group]); s++) {
+        MS_TRY(msi_optim_ensure_state(optim, p, s, &u->local));
+    }
+    return MS_OK;
+}
+
+/* Gradient with the dtype of the master copy: itself, or cast into `scratch`. */
+static ms_status gradient_data(const update *u, msi_storage *scratch, const void **data)
+{
+    void *own;
+
+    if (casts(u)) {
+        msi_view cast = u->grad->v;
+
+        cast.storage = scratch;
+        cast.offset = 0;
+        msi_view_set_contiguous(&cast, u->local.dtype, u->grad->v.ndim, u->grad->v.shape);
+        MS_TRY(msi_copy(&cast, &u->grad->v, false));
+        *data = scratch->data;
+        return MS_OK;
+    }
+    MS_TRY(msi_view_data(&u->grad->v, &own));
+    *data = own;
+    return MS_OK;
+}
+
+static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, const update *u,
+                         void *values, const void *grad)
+{
+    msi_sgd_args args = {
+        .n = u->numel,
+        .p = values,
+        .g = grad,
+        .buf = o->momentum != 0 ? msi_view_ptr(&p->state[0]) : NULL,
+        .lr = o->lr,
+        .momentum = o->momentum,
+        .dampening = o->dampening,
+        .weight_decay = o->weight_decay,
+        .nesterov = o->nesterov,
+        .maximize = o->maximize,
+        .first_step = u->fresh,
+    };
+
+    return msi_dispatch("sgd", MSI_K_sgd, u->local.dtype, &args);
+}
+
+static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, const update *u,
+                          bool decoupled, void *values, const void *grad)
+{
+    double step = (double)p->steps + 1;
+    msi_adam_args args = {
+        .n = u->numel,
+        .p = values,
+        .g = grad,
+        .m = msi_view_ptr(&p->state[0]),
+        .v = msi_view_ptr(&p->state[1]),
+        .lr = o->lr,
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
+        .eps = o->eps,
+        .weight_decay = o->weight_decay,
+        .correction1 = 1 - pow(o->beta1, step),
+        .correction2 = 1 - pow(o->beta2, step),
+        .decoupled = decoupled,
+        .maximize = o->maximize,
+    };
+
+    return msi_dispatch("adam", MSI_K_adam, u->local.dtype, &args);
+}
+
+static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, msi_storage *scratch)
+{
+    const ms_optim_options *o = &optim->groups[p->group];
+    const void *grad;
+    void *values;
+
+    MS_TRY(msi_view_data(&u->local, &values));
+    MS_TRY(gradient_data(u, scratch, &grad));
+    if (optim->kind == MS_OPTIM_SGD) {
+        MS_TRY(run_sgd(o, p, u, values, grad));
+        p->primed = p->primed || o->momentum != 0;
+    } else {
+        MS_TRY(run_adam(o, p, u, optim->kind == MS_OPTIM_ADAMW, values, grad));
+    }
+    u->local.storage->version++;
+    return MS_OK;
+}
+
+/* Tell a parameter's manager of the step. Every parameter's, updated here or not: which ranks hold
+ * elements and gradients differs, what a manager concludes must not. */
+static void touch(const ms_tensor *t)
+{
+    const msi_param *param = t->param;
+
+    if (param != NULL && param->ops != NULL && param->ops->touched != NULL) {
+        param->ops->touched(param->unit, param->unit_index);
+    }
+}
+
+ms_status ms_optim_step(ms_optim *optim)
+{
+    int64_t scratch_bytes = 0;
+    msi_storage *scratch = NULL;
+    ms_status status = MS_OK;
+    update u;
+
+    MS_CHECK_ARG(optim != NULL);
+    MS_TRY(msi_optim_alive(optim));
+    for (int32_t i = 0; i < optim->n_params; i++) {
+        MS_TRY(prepare(optim, &optim->params[i], &u));
+        if (u.numel > 0 && casts(&u)) {
+            int64_t nbytes = u.numel * ms_dtype_size(u.local.dtype);
+
+            scratch_bytes = nbytes > scratch_bytes ? nbytes : scratch_bytes;
+        }
+    }
+    if (scratch_bytes > 0) {
+        MS_TRY(msi_storage_new(&scratch, optim->ctx, scratch_bytes, MS_MEM_SCRATCH));
+    }
+    for (int32_t i = 0; i < optim->n_params && status == MS_OK; i++) {
+        msi_optim_param *p = &optim->params[i];
+
+        status = prepare(optim, p, &u);
+        if (status == MS_OK && u.numel > 0) {
+            status = apply(optim, p, &u, scratch);
+        }
+        if (status == MS_OK && (u.grad != NULL || counts_along(p->tensor, &u.local))) {
+            p->steps++;
+        }
+        touch(p->tensor);
+    }
+    msi_storage_release(scratch);
+    return status;
+}

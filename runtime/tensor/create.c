@@ -1,0 +1,203 @@
+/* Making tensors, and reading and writing their elements. */
+#include "tensor.h"
+
+#include <string.h>
+
+static ms_status check_shape(int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    int64_t n = 1;
+
+    if (ms_dtype_size(dtype) == 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "dtype %d is none, expected 0 to %d", (int)dtype,
+                       MS_DTYPE_COUNT - 1);
+    }
+    if (ndim < 0 || ndim > MS_MAX_DIMS) {
+        return MS_FAIL(MS_VALUE_ERROR, "a tensor has 0 to %d dimensions, got %d", MS_MAX_DIMS,
+                       (int)ndim);
+    }
+    for (int32_t i = 0; i < ndim; i++) {
+        if (shape[i] < 0) {
+            return MS_FAIL(MS_VALUE_ERROR, "size of dimension %d is %lld, expected 0 or more",
+                           (int)i, (long long)shape[i]);
+        }
+        if (__builtin_mul_overflow(n, shape[i], &n) || n > INT64_MAX / 16) {
+            return MS_FAIL(MS_VALUE_ERROR, "a tensor of shape %s has too many elements",
+                           msi_shape_text(ndim, shape));
+        }
+    }
+    return MS_OK;
+}
+
+ms_status ms_tensor_empty(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    *out = NULL;
+    MS_TRY(check_shape(dtype, ndim, shape));
+    return msi_tensor_make(out, msi_context(), dtype, ndim, shape, MS_MEM_ACTIVATION);
+}
+
+/* Pass `status` up after freeing the half-made `*out`. */
+static ms_status finish(ms_tensor **out, ms_status status)
+{
+    if (status != MS_OK) {
+        ms_tensor_free(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+ms_status ms_tensor_full(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
+                         double value)
+{
+    MS_TRY(ms_tensor_empty(out, dtype, ndim, shape));
+    return finish(out, msi_fill(&(*out)->v, value));
+}
+
+/* Copy between a tensor and doubles through a borrowed f64 view. */
+static ms_status with_doubles(ms_tensor *t, double *values, int64_t n, bool write)
+{
+    msi_view host = {0};
+    int64_t numel = msi_view_numel(&t->v);
+
+    if (n != numel) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "got room for %lld values, expected %lld of a tensor of shape %s",
+                       (long long)n, (long long)numel, msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    msi_view_set_contiguous(&host, MS_DTYPE_F64, t->v.ndim, t->v.shape);
+    MS_TRY(msi_storage_wrap(&host.storage, t->ctx, MS_STORAGE_BORROWED, values, n * 8));
+    ms_status status = write ? msi_copy(&t->v, &host, false) : msi_copy(&host, &t->v, false);
+
+    msi_storage_release(host.storage);
+    return status;
+}
+
+ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
+                                 const double *values, int64_t n)
+{
+    MS_TRY(ms_tensor_empty(out, dtype, ndim, shape));
+    return finish(out, with_doubles(*out, (double *)(uintptr_t)values, n, true));
+}
+
+ms_status ms_tensor_to_doubles(const ms_tensor *t, double *values, int64_t n)
+{
+    return with_doubles((ms_tensor *)(uintptr_t)t, values, n, false);
+}
+
+ms_status ms_tensor_item(const ms_tensor *t, double *value)
+{
+    if (msi_view_numel(&t->v) != 1) {
+        return MS_FAIL(MS_VALUE_ERROR, "item() needs a tensor with one element, got shape %s",
+                       msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    return ms_tensor_to_doubles(t, value, 1);
+}
+
+static ms_status wrap(ms_tensor **out, int32_t kind, int32_t dtype, int32_t ndim,
+                      const int64_t *shape, void *data)
+{
+    msi_view v = {0};
+    ms_context *ctx = msi_context();
+
+    *out = NULL;
+    MS_TRY(check_shape(dtype, ndim, shape));
+    msi_view_set_contiguous(&v, dtype, ndim, shape);
+    MS_TRY(
+        msi_storage_wrap(&v.storage, ctx, kind, data, msi_view_numel(&v) * ms_dtype_size(dtype)));
+    ms_status status = msi_tensor_new(out, ctx, &v);
+
+    msi_storage_release(v.storage);
+    return status;
+}
+
+ms_status ms_tensor_borrow(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
+                           void *data)
+{
+    return wrap(out, MS_STORAGE_BORROWED, dtype, ndim, shape, data);
+}
+
+ms_status ms_tensor_meta(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    return wrap(out, MS_STORAGE_NONE, dtype, ndim, shape, NULL);
+}
+
+ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double step, int64_t n)
+{
+    msi_view chunk = {0};
+    double values[256];
+    ms_status status;
+
+    MS_TRY(ms_tensor_empty(out, dtype, 1, &n));
+    MS_TRY_GOTO(
+        msi_storage_wrap(&chunk.storage, (*out)->ctx, MS_STORAGE_BORROWED, values, sizeof(values)),
+        done);
+    for (int64_t first = 0; first < n && status == MS_OK; first += MSI_COUNT(values)) {
+        int64_t count = n - first < MSI_COUNT(values) ? n - first : MSI_COUNT(values);
+        msi_view part = (*out)->v;
+
+        for (int64_t i = 0; i < count; i++) {
+            values[i] = start + step * (double)(first + i);
+        }
+        part.offset += first;
+        part.shape[0] = count;
+        msi_view_set_contiguous(&chunk, MS_DTYPE_F64, 1, &count);
+        status = msi_copy(&part, &chunk, false);
+    }
+    msi_storage_release(chunk.storage);
+done:
+    return finish(out, status);
+}
+
+ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)
+{
+    MS_TRY(msi_tensor_begin_write(t, "copy"));
+    return msi_copy(&t->v, &src->v, false);
+}
+
+ms_status ms_tensor_fill(ms_tensor *t, double value)
+{
+    MS_TRY(msi_tensor_begin_write(t, "fill"));
+    return msi_fill(&t->v, value);
+}
+
+ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha)
+{
+    const double scalars[2] = {alpha, 0};
+    const msi_view *in = &src->v;
+
+    if (src->v.dtype != t->v.dtype) {
+        return MS_FAIL(MS_TYPE_ERROR, "add_: dtypes are %s and %s, expected one",
+                       ms_dtype_name(t->v.dtype), ms_dtype_name(src->v.dtype));
+    }
+    MS_TRY(msi_tensor_begin_write(t, "add_"));
+    return msi_ew("add_", MSI_K_affine, &t->v, &in, 1, scalars, true);
+}
+
+ms_status ms_tensor_init(ms_tensor *t, int32_t kind, double a, double b, uint64_t key)
+{
+    msi_init_args args = {
+        .n = msi_view_numel(&t->v), .kind = kind, .a = a, .b = b, .key = key, .seed = t->ctx->seed};
+
+    if (!msi_view_contiguous(&t->v)) {
+        return MS_FAIL(MS_VALUE_ERROR, "init needs a contiguous tensor, got shape %s with gaps",
+                       msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    MS_TRY(msi_tensor_begin_write(t, "init"));
+    MS_TRY(msi_view_data(&t->v, &args.out));
+    return msi_dispatch("init", MSI_K_init, t->v.dtype, &args);
+}
+
+ms_status ms_tensor_hash(const ms_tensor *t, uint64_t *hash)
+{
+    msi_view v = t->v;
+    void *data;
+
+    MS_TRY(msi_view_data(&v, &data));
+    if (!msi_view_contiguous(&v)) {
+        MS_TRY(msi_view_like(&v, t->ctx, &t->v, t->v.dtype, MS_MEM_SCRATCH, true));
+    }
+    *hash = ms_hash_bytes(msi_view_ptr(&v), msi_view_numel(&v) * ms_dtype_size(v.dtype));
+    if (v.storage != t->v.storage) {
+        msi_storage_release(v.storage);
+    }
+    return MS_OK;
+}

@@ -1,0 +1,301 @@
+/* Token streams behind tensors, windows of them in a shuffled order that is computed and not
+ * stored, and drawing a token from logits. */
+#include "moonshard/data.h"
+#include "tensor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* -- files ------------------------------------------------------------------------------------- */
+
+static void unmap(msi_storage *s, void *user)
+{
+    (void)user;
+    munmap(s->data, (size_t)s->nbytes);
+}
+
+static ms_status map_file(const char *path, int64_t element, void **data, int64_t *nbytes)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    ms_status status = MS_OK;
+
+    if (fd < 0) {
+        return MS_FAIL(MS_IO_ERROR, "cannot open '%s': %s", path, strerror(errno));
+    }
+    if (fstat(fd, &info) != 0) {
+        status = MS_FAIL(MS_IO_ERROR, "cannot read '%s': %s", path, strerror(errno));
+    } else if (!S_ISREG(info.st_mode)) {
+        status = MS_FAIL(MS_IO_ERROR, "'%s' is no regular file", path);
+    } else if (info.st_size == 0 || info.st_size % element != 0) {
+        status = MS_FAIL(MS_FORMAT_ERROR, "'%s' has %lld bytes, expected tokens of %lld bytes each",
+                         path, (long long)info.st_size, (long long)element);
+    } else {
+        *nbytes = info.st_size;
+        *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (*data == MAP_FAILED) {
+            status = MS_FAIL(MS_IO_ERROR, "cannot map '%s': %s", path, strerror(errno));
+        }
+    }
+    close(fd);
+    return status;
+}
+
+ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
+{
+    ms_context *ctx = msi_context();
+    msi_view v = {0};
+    void *data;
+    int64_t nbytes = 0;
+
+    *out = NULL;
+    if (ctx == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    if (dtype != MS_DTYPE_U8 && dtype != MS_DTYPE_I64) {
+        return MS_FAIL(MS_TYPE_ERROR, "tokens are u8 or i64, got %s", ms_dtype_name(dtype));
+    }
+    MS_TRY(map_file(path, ms_dtype_size(dtype), &data, &nbytes));
+    ms_status status = msi_storage_wrap(&v.storage, ctx, MS_STORAGE_BORROWED, data, nbytes);
+
+    if (status != MS_OK) {
+        munmap(data, (size_t)nbytes);
+        return status;
+    }
+    v.storage->dispose = unmap;
+    v.storage->readonly = true;
+    msi_view_set_contiguous(&v, dtype, 1, &(int64_t){nbytes / ms_dtype_size(dtype)});
+    status = msi_tensor_new(out, ctx, &v);
+    msi_storage_release(v.storage);
+    return status;
+}
+
+static const uint64_t GOLDEN = 0x9e3779b97f4a7c15u; /* splitmix64's step: 2^64 / phi */
+
+/* -- windows ----------------------------------------------------------------------------------- */
+
+static ms_status check_tokens(const ms_tensor *tokens)
+{
+    if (tokens->v.dtype != MS_DTYPE_U8 && tokens->v.dtype != MS_DTYPE_I64) {
+        return MS_FAIL(MS_TYPE_ERROR, "tokens are u8 or i64, got %s",
+                       ms_dtype_name(tokens->v.dtype));
+    }
+    if (tokens->v.ndim != 1 || !msi_view_contiguous(&tokens->v)) {
+        return MS_FAIL(MS_VALUE_ERROR, "tokens have shape %s, expected one contiguous dimension",
+                       msi_shape_text(tokens->v.ndim, tokens->v.shape));
+    }
+    return MS_OK;
+}
+
+ms_status ms_data_n_windows(const ms_tensor *tokens, int64_t context, int64_t *n)
+{
+    *n = 0;
+    MS_TRY(check_tokens(tokens));
+    if (context < 1) {
+        return MS_FAIL(MS_VALUE_ERROR, "a window has %lld tokens, expected at least 1",
+                       (long long)context);
+    }
+    *n = tokens->v.shape[0] > 0 ? (tokens->v.shape[0] - 1) / context : 0;
+    return MS_OK;
+}
+
+enum { ROUNDS = 6 };
+
+/* A number for place `i` of the stream `seed`: splitmix64. */
+static uint64_t stream(uint64_t seed, uint64_t i)
+{
+    return msi_mix64(msi_mix64(seed + GOLDEN) + GOLDEN * (i + 1));
+}
+
+/* [Note: shuffling] A Feistel network permutes [0, 4^k) whatever its round function is. Following
+ * it until it falls below n (at most four steps on average, as 4^k < 4 n) permutes [0, n). So the
+ * order of an epoch needs no memory and any place in it can be asked for, in any order. */
+static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
+{
+    int half = 1;
+
+    while ((UINT64_C(1) << (2 * half)) < n) {
+        half++;
+    }
+    const uint64_t mask = (UINT64_C(1) << half) - 1;
+
+    do {
+        uint64_t left = i >> half, right = i & mask;
+
+        for (uint64_t round = 0; round < ROUNDS; round++) {
+            uint64_t next = left ^ (msi_mix64(key + round * GOLDEN + right) & mask);
+
+            left = right;
+            right = next;
+        }
+        i = left << half | right;
+    } while (i >= n);
+    return i;
+}
+
+static ms_status check_windows(const char *name, const ms_tensor *t, const ms_tensor *x)
+{
+    if (t->v.dtype != MS_DTYPE_I64 || t->v.ndim != 2 || !msi_view_contiguous(&t->v) ||
+        !msi_view_same_shape(&t->v, &x->v)) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "windows go into two contiguous i64 tensors of one shape (B, T), got %s of "
+                       "dtype %s as %s",
+                       msi_shape_text(t->v.ndim, t->v.shape), ms_dtype_name(t->v.dtype), name);
+    }
+    return MS_OK;
+}
+
+static void copy_tokens(int64_t *out, const ms_tensor *tokens, int64_t first, int64_t n)
+{
+    const void *data = msi_view_ptr(&tokens->v);
+
+    if (tokens->v.dtype == MS_DTYPE_I64) {
+        memcpy(out, (const int64_t *)data + first, (size_t)n * sizeof(*out));
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = ((const uint8_t *)data)[first + i];
+    }
+}
+
+ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t first,
+                          uint64_t seed, int64_t epoch)
+{
+    int64_t n, rows, context;
+
+    MS_TRY(check_windows("x", x, x));
+    MS_TRY(check_windows("y", y, x));
+    rows = x->v.shape[0];
+    context = x->v.shape[1];
+    MS_TRY(ms_data_n_windows(tokens, context, &n));
+    if (first < 0 || first > n - rows) {
+        return MS_FAIL(MS_INDEX_ERROR, "samples %lld to %lld are asked for, %lld exist",
+                       (long long)first, (long long)(first + rows - 1), (long long)n);
+    }
+    MS_TRY(msi_tensor_begin_write(x, "data_windows"));
+    MS_TRY(msi_tensor_begin_write(y, "data_windows"));
+    const uint64_t key = stream(seed, (uint64_t)epoch);
+
+    for (int64_t b = 0; b < rows; b++) {
+        int64_t window =
+            epoch < 0 ? first + b : (int64_t)permute((uint64_t)(first + b), (uint64_t)n, key);
+
+        copy_tokens((int64_t *)msi_view_ptr(&x->v) + b * context, tokens, window * context,
+                    context);
+        copy_tokens((int64_t *)msi_view_ptr(&y->v) + b * context, tokens, window * context + 1,
+                    context);
+    }
+    return MS_OK;
+}
+
+/* -- drawing ----------------------------------------------------------------------------------- */
+
+static int descending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x < y) - (x > y);
+}
+
+static int64_t largest(const double *values, int64_t n)
+{
+    int64_t best = 0;
+
+    for (int64_t i = 1; i < n; i++) {
+        best = values[i] > values[best] ? i : best;
+    }
+    return best;
+}
+
+/* The value of rank `k` (from 1), found in a sorted copy. NAN when memory is out. */
+static double kth_largest(const double *values, int64_t n, int64_t k)
+{
+    double *sorted = malloc((size_t)n * sizeof(*sorted));
+    double value = NAN;
+
+    if (sorted != NULL) {
+        memcpy(sorted, values, (size_t)n * sizeof(*sorted));
+        qsort(sorted, (size_t)n, sizeof(*sorted), descending);
+        value = sorted[k - 1];
+    }
+    free(sorted);
+    return value;
+}
+
+/* Of equal values at the edge of the top k, those that come first are in. */
+static ms_status draw_from(int64_t *token, double *values, int64_t n, double temperature,
+                           int64_t top_k, double u)
+{
+    double top = values[largest(values, n)], edge = -INFINITY, total = 0, sum = 0;
+    int64_t at_edge = n;
+
+    if (top_k > 0 && top_k < n) {
+        edge = kth_largest(values, n, top_k);
+        if (isnan(edge)) {
+            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to rank %lld logits", (long long)n);
+        }
+        at_edge = top_k;
+        for (int64_t i = 0; i < n; i++) {
+            at_edge -= values[i] > edge;
+        }
+    }
+    for (int64_t i = 0; i < n; i++) {
+        bool in = values[i] > edge || (values[i] == edge && at_edge-- > 0);
+
+        values[i] = in ? exp((values[i] - top) / temperature) : 0;
+        total += values[i];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        sum += values[i];
+        if (values[i] > 0) {
+            *token = i; /* the last possible one, should rounding leave u * total above the sum */
+        }
+        if (sum > u * total) {
+            break;
+        }
+    }
+    return MS_OK;
+}
+
+ms_status ms_data_sample(int64_t *token, const ms_tensor *logits, double temperature, int32_t top_k,
+                         uint64_t seed, int64_t draw)
+{
+    int64_t n = msi_view_numel(&logits->v);
+    double *values;
+    ms_status status = MS_OK;
+
+    *token = 0;
+    if (n < 1 || !(temperature >= 0) || top_k < 0) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "sampling from %lld logits at temperature %g, top k %d; expected at least "
+                       "one logit and neither below 0",
+                       (long long)n, temperature, (int)top_k);
+    }
+    values = malloc((size_t)n * sizeof(*values));
+    if (values == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for %lld logits", (long long)n);
+    }
+    MS_TRY_GOTO(ms_tensor_to_doubles(logits, values, n), done);
+    for (int64_t i = 0; i < n; i++) {
+        if (isnan(values[i])) {
+            status = MS_FAIL(MS_VALUE_ERROR, "logit %lld is NaN", (long long)i);
+            goto done;
+        }
+    }
+    if (temperature == 0) {
+        *token = largest(values, n);
+        goto done;
+    }
+    const uint64_t bits = stream(seed, (uint64_t)draw);
+
+    status = draw_from(token, values, n, temperature, top_k, (double)(bits >> 11) * 0x1p-53);
+done:
+    free(values);
+    return status;
+}

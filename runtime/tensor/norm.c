@@ -1,0 +1,82 @@
+/* Norms by fixed blocks, and the scaling that clips by them. */
+#include "norm.h"
+
+#include <math.h>
+
+ms_status msi_norm_type(double norm_type, bool *largest)
+{
+    if (norm_type != 2 && norm_type != HUGE_VAL) {
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "norm type %g, expected 2 or inf", norm_type);
+    }
+    *largest = norm_type == HUGE_VAL;
+    return MS_OK;
+}
+
+int64_t msi_norm_n_blocks(int64_t numel)
+{
+    return numel / MSI_NORM_BLOCK + (numel % MSI_NORM_BLOCK != 0);
+}
+
+ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
+{
+    msi_norm_args args = {
+        .n = msi_view_numel(v), .block = MSI_NORM_BLOCK, .out = out, .largest = largest};
+    void *data;
+
+    if (args.n == 0) {
+        return MS_OK;
+    }
+    MS_ASSERT(msi_view_contiguous(v));
+    MS_TRY(msi_view_data(v, &data));
+    args.x = data;
+    return msi_dispatch("norm", MSI_K_norm, v->dtype, &args);
+}
+
+double msi_norm_fold(double total, const double *blocks, int64_t n, bool largest)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (!largest) {
+            total += blocks[i];
+        } else if (blocks[i] > total || isnan(blocks[i])) {
+            total = blocks[i]; /* NaN > anything is false, so a NaN total is kept */
+        }
+    }
+    return total;
+}
+
+ms_status msi_norm_fold_view(double *total, const msi_view *v, bool largest)
+{
+    double blocks[128];
+    int64_t numel = msi_view_numel(v);
+    const int64_t chunk = (int64_t)MSI_COUNT(blocks) * MSI_NORM_BLOCK;
+    msi_view part = *v;
+
+    for (int64_t first = 0; first < numel; first += chunk) {
+        int64_t n = numel - first < chunk ? numel - first : chunk;
+
+        part.offset = v->offset + first;
+        msi_view_set_contiguous(&part, v->dtype, 1, &n);
+        MS_TRY(msi_norm_blocks(&part, largest, blocks));
+        *total = msi_norm_fold(*total, blocks, msi_norm_n_blocks(n), largest);
+    }
+    return MS_OK;
+}
+
+double msi_norm_finish(double total, bool largest)
+{
+    return largest ? total : sqrt(total);
+}
+
+double msi_clip_coefficient(double max_norm, double norm)
+{
+    double coefficient = max_norm / (norm + 1e-6);
+
+    return coefficient > 1 ? 1 : coefficient;
+}
+
+ms_status msi_scale(const msi_view *v, double factor)
+{
+    const double scalars[2] = {factor, 0};
+
+    return msi_ew("scale", MSI_K_affine, v, &v, 1, scalars, false);
+}

@@ -1,0 +1,73 @@
+/* The one observable point. */
+#include "op.h"
+
+#include "pool.h"
+
+const msi_op_recorder *msi_op_recorder_installed;
+
+ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, int32_t n_in,
+                     ms_tensor **out, int32_t n_out)
+{
+    msi_op_call call = {
+        .ctx = NULL, .op = op, .attrs = attrs, .in = in, .n_in = n_in, .n_out = n_out};
+    const msi_op_observer *observer;
+    ms_status status = MS_OK;
+
+    for (int32_t i = 0; i < n_out; i++) {
+        out[i] = NULL;
+    }
+    for (int32_t i = 0; i < n_in && call.ctx == NULL; i++) {
+        call.ctx = in[i] != NULL ? in[i]->ctx : NULL;
+    }
+    if (call.ctx == NULL) {
+        call.ctx = msi_context();
+    }
+    msi_tensor_state *state = msi_tensor_state_of(call.ctx);
+
+    if (MSI_UNLIKELY(state == NULL)) {
+        return MS_OUT_OF_MEMORY;
+    }
+    observer = state->observer;
+    if (observer != NULL && observer->begin != NULL) {
+        observer->begin(observer->user, &call);
+    }
+    if (msi_op_recorder_installed != NULL) {
+        status = msi_op_recorder_installed->begin(&call);
+    }
+    if (MSI_LIKELY(status == MS_OK)) {
+        status = op->forward(&call);
+    }
+    if (msi_op_recorder_installed != NULL) {
+        msi_op_recorder_installed->end(&call, status);
+    }
+    for (int32_t i = 0; i < n_out; i++) {
+        if (status == MS_OK) {
+            out[i] = call.out[i];
+        } else {
+            ms_tensor_free(call.out[i]);
+        }
+    }
+    if (observer != NULL && observer->end != NULL) {
+        observer->end(observer->user, &call, status);
+    }
+    return status;
+}
+
+ms_status msi_out(msi_op_call *c, int32_t i, int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    return msi_tensor_make(&c->out[i], c->ctx, dtype, ndim, shape, MS_MEM_ACTIVATION);
+}
+
+ms_status msi_out_view(msi_op_call *c, int32_t i, const msi_view *v)
+{
+    return msi_tensor_new(&c->out[i], c->ctx, v);
+}
+
+void msi_op_observe(ms_context *ctx, const msi_op_observer *observer)
+{
+    msi_tensor_state *state = msi_tensor_state_of(ctx);
+
+    if (state != NULL) {
+        state->observer = observer;
+    }
+}

@@ -1,0 +1,138 @@
+/* Parameters: declared without memory, materialised whole or (by a unit) shard by shard. */
+#include "tensor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static ms_status new_param(ms_tensor *t)
+{
+    msi_param *p = calloc(1, sizeof(*p));
+
+    if (p == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a parameter record");
+    }
+    p->dtype = t->v.dtype;
+    p->ndim = t->v.ndim;
+    memcpy(p->shape, t->v.shape, sizeof(p->shape));
+    t->param = p;
+    t->requires_grad = true;
+    return MS_OK;
+}
+
+ms_status ms_tensor_parameter(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
+                              int32_t init, double a, double b)
+{
+    if (!ms_dtype_is_floating(dtype)) {
+        *out = NULL;
+        return MS_FAIL(MS_TYPE_ERROR, "a parameter has a floating dtype, got %s",
+                       ms_dtype_name(dtype));
+    }
+    MS_TRY(ms_tensor_meta(out, dtype, ndim, shape));
+    ms_status status = new_param(*out);
+
+    if (status != MS_OK) {
+        ms_tensor_free(*out);
+        *out = NULL;
+        return status;
+    }
+    (*out)->param->init = init;
+    (*out)->param->a = a;
+    (*out)->param->b = b;
+    return ms_scope_keep(*out); /* parameters outlive the scope they were declared in */
+}
+
+/* The master copy is the tensor's own memory: all of it. */
+static void adopt_master(ms_tensor *t)
+{
+    msi_param *p = t->param;
+    int64_t numel = msi_view_numel(&t->v);
+
+    p->master = t->v;
+    msi_view_set_contiguous(&p->master, t->v.dtype, 1, &numel);
+    msi_storage_retain(p->master.storage);
+    p->start = 0;
+    p->materialized = true;
+}
+
+ms_status ms_tensor_make_parameter(ms_tensor *t)
+{
+    if (t->param != NULL) {
+        return MS_OK;
+    }
+    if (t->grad_fn != NULL || !ms_dtype_is_floating(t->v.dtype)) {
+        return MS_FAIL(MS_TYPE_ERROR, "a parameter is a floating leaf, got a %s of dtype %s",
+                       t->grad_fn != NULL ? "recorded result" : "tensor",
+                       ms_dtype_name(t->v.dtype));
+    }
+    if (!msi_view_contiguous(&t->v)) {
+        return MS_FAIL(MS_VALUE_ERROR, "a parameter is contiguous, got shape %s with gaps",
+                       msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    MS_TRY(new_param(t));
+    if (t->v.storage->kind == MS_STORAGE_OWNED) {
+        msi_alloc_set_kind(t->ctx, t->v.storage->data, MS_MEM_PARAMETER);
+        t->v.storage->mem_kind = MS_MEM_PARAMETER;
+    }
+    if (t->v.storage->kind != MS_STORAGE_NONE) {
+        adopt_master(t);
+    }
+    return ms_scope_keep(t);
+}
+
+ms_status ms_tensor_set_name(ms_tensor *t, const char *name)
+{
+    char *copy;
+
+    if (t->param == NULL) {
+        return MS_FAIL(MS_TYPE_ERROR, "only parameters have names");
+    }
+    copy = strdup(name);
+    if (copy == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the name '%s'", name);
+    }
+    free(t->param->name);
+    t->param->name = copy;
+    return MS_OK;
+}
+
+ms_status ms_tensor_name(const ms_tensor *t, const char **name)
+{
+    *name = t->param != NULL && t->param->name != NULL ? t->param->name : "";
+    return MS_OK;
+}
+
+ms_status ms_tensor_materialize(ms_tensor *t)
+{
+    msi_param *p = t->param;
+    msi_view v = {0};
+
+    if (p == NULL) {
+        return MS_FAIL(MS_TYPE_ERROR, "materialize: the tensor of shape %s is no parameter",
+                       msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    if (p->materialized) {
+        return MS_OK;
+    }
+    if (p->unit != NULL) {
+        return p->ops->materialize(p->unit);
+    }
+    msi_init_args args = {.n = msi_view_numel(&t->v),
+                          .kind = p->init,
+                          .a = p->a,
+                          .b = p->b,
+                          .key = ms_name_key(p->name != NULL ? p->name : ""),
+                          .seed = t->ctx->seed};
+
+    msi_view_set_contiguous(&v, p->dtype, p->ndim, p->shape);
+    MS_TRY(msi_storage_new(&v.storage, t->ctx, args.n * ms_dtype_size(p->dtype), MS_MEM_PARAMETER));
+    args.out = v.storage->data;
+    ms_status status = p->init == MS_INIT_NONE ? msi_fill(&v, 0)
+                                               : msi_dispatch("init", MSI_K_init, p->dtype, &args);
+
+    if (status == MS_OK) {
+        msi_tensor_rebind(t, &v);
+        adopt_master(t);
+    }
+    msi_storage_release(v.storage);
+    return status;
+}

@@ -1,0 +1,168 @@
+#include "pool.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Slabs no context uses at present. Inert memory: nothing in it is shared. */
+static struct {
+    pthread_mutex_t lock;
+    msi_slab *tensor, *storage;
+} retired = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static msi_slab *slab_new(msi_slab **pool, msi_slab **list)
+{
+    pthread_mutex_lock(&retired.lock);
+    msi_slab *slab = *pool;
+
+    if (slab != NULL) {
+        *pool = slab->next;
+    }
+    pthread_mutex_unlock(&retired.lock);
+    if (slab == NULL) {
+        slab = calloc(1, sizeof(*slab));
+        if (slab == NULL) {
+            msi_fail(MS_OUT_OF_MEMORY, "no memory for %d tensor records (%zu bytes)",
+                     MSI_SLAB_RECORDS, sizeof(*slab));
+            return NULL;
+        }
+    }
+    slab->next = *list;
+    *list = slab;
+    return slab;
+}
+
+static void slabs_retire(msi_slab **pool, msi_slab *list)
+{
+    pthread_mutex_lock(&retired.lock);
+    while (list != NULL) {
+        msi_slab *next = list->next;
+
+        list->next = *pool;
+        *pool = list;
+        list = next;
+    }
+    pthread_mutex_unlock(&retired.lock);
+}
+
+ms_tensor *msi_pool_take_tensor(msi_tensor_state *s)
+{
+    if (MSI_UNLIKELY(s->free_tensors == NULL)) {
+        msi_slab *slab = slab_new(&retired.tensor, &s->tensor_slabs);
+
+        if (slab == NULL) {
+            return NULL;
+        }
+        for (int32_t i = MSI_SLAB_RECORDS - 1; i >= 0; i--) {
+            slab->u.tensor[i].next_free = s->free_tensors;
+            s->free_tensors = &slab->u.tensor[i];
+        }
+    }
+    ms_tensor *t = s->free_tensors;
+    uint64_t generation = t->generation;
+    const char *released_by = t->released_by;
+
+    s->free_tensors = t->next_free;
+    memset(t, 0, sizeof(*t));
+    t->generation = generation;
+    t->released_by = released_by;
+    t->refcount = 1;
+    t->ctx = s->ctx;
+    s->live_handles++;
+    return t;
+}
+
+void msi_pool_give_tensor(msi_tensor_state *s, ms_tensor *t)
+{
+    t->generation++;
+    t->refcount = 0;
+    t->next_free = s->free_tensors;
+    s->free_tensors = t;
+    s->live_handles--;
+}
+
+msi_storage *msi_pool_take_storage(msi_tensor_state *s)
+{
+    if (MSI_UNLIKELY(s->free_storages == NULL)) {
+        msi_slab *slab = slab_new(&retired.storage, &s->storage_slabs);
+
+        if (slab == NULL) {
+            return NULL;
+        }
+        for (int32_t i = MSI_SLAB_RECORDS - 1; i >= 0; i--) {
+            slab->u.storage[i].base = s->free_storages;
+            s->free_storages = &slab->u.storage[i];
+        }
+    }
+    msi_storage *storage = s->free_storages;
+
+    s->free_storages = storage->base;
+    memset(storage, 0, sizeof(*storage));
+    storage->refcount = 1;
+    storage->ctx = s->ctx;
+    return storage;
+}
+
+void msi_pool_give_storage(msi_tensor_state *s, msi_storage *storage)
+{
+    storage->refcount = 0;
+    storage->base = s->free_storages;
+    s->free_storages = storage;
+}
+
+/* Every handle becomes stale, every storage gives its bytes back. */
+static void close_state(void *state)
+{
+    msi_tensor_state *s = state;
+
+    for (msi_slab *slab = s->tensor_slabs; slab != NULL; slab = slab->next) {
+        for (int32_t i = 0; i < MSI_SLAB_RECORDS; i++) {
+            if (slab->u.tensor[i].refcount > 0) {
+                msi_tensor_destroy(&slab->u.tensor[i], "ms.close");
+            }
+        }
+    }
+    for (msi_slab *slab = s->storage_slabs; slab != NULL; slab = slab->next) {
+        for (int32_t i = 0; i < MSI_SLAB_RECORDS; i++) {
+            if (slab->u.storage[i].refcount > 0) {
+                slab->u.storage[i].refcount = 1;
+                msi_storage_release(&slab->u.storage[i]);
+            }
+        }
+    }
+    for (int32_t i = 0; i < MSI_SCOPE_MAX; i++) {
+        free(s->scope[i].list);
+    }
+    slabs_retire(&retired.tensor, s->tensor_slabs);
+    slabs_retire(&retired.storage, s->storage_slabs);
+    free(s);
+}
+
+msi_tensor_state *msi_tensor_state_of(ms_context *ctx)
+{
+    if (MSI_UNLIKELY(ctx == NULL)) {
+        return NULL;
+    }
+    if (MSI_UNLIKELY(ctx->room[MSI_ROOM_TENSOR] == NULL)) {
+        msi_tensor_state *s = calloc(1, sizeof(*s));
+
+        if (s == NULL) {
+            msi_fail(MS_OUT_OF_MEMORY, "no memory for the tensor room (%zu bytes)", sizeof(*s));
+            return NULL;
+        }
+        s->ctx = ctx;
+        ctx->room[MSI_ROOM_TENSOR] = s;
+        ctx->close[MSI_ROOM_TENSOR] = close_state;
+    }
+    return ctx->room[MSI_ROOM_TENSOR];
+}
+
+void ms_memory_stats_get(ms_memory_stats *stats)
+{
+    ms_context *ctx = msi_context();
+
+    msi_memory_stats(ctx, stats);
+    if (ctx != NULL && ctx->room[MSI_ROOM_TENSOR] != NULL) {
+        stats->live_handles = ((msi_tensor_state *)ctx->room[MSI_ROOM_TENSOR])->live_handles;
+    }
+}

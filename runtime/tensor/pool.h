@@ -1,0 +1,53 @@
+/* Recycling of the tensor room's records: handles and storages.
+ *
+ * Records are cut from slabs and never handed back one by one. Slabs outlive the context (they go
+ * to a process-wide pool and are used again), so a stale ref always points at a record, whose
+ * generation tells that it is stale. */
+#ifndef MSI_POOL_H
+#define MSI_POOL_H
+
+#include "tensor.h"
+
+enum { MSI_SCOPE_MAX = 256, MSI_SLAB_RECORDS = 256 };
+
+typedef struct msi_scope {
+    const char *name;
+    ms_tensor **list; /* handles made in it; NULL where one was freed or kept */
+    int32_t count, capacity;
+} msi_scope;
+
+/* One slab holds either handles or storages. */
+typedef struct msi_slab {
+    struct msi_slab *next;
+    union {
+        ms_tensor tensor[MSI_SLAB_RECORDS];
+        msi_storage storage[MSI_SLAB_RECORDS];
+    } u;
+} msi_slab;
+
+/* What the room keeps in a context. */
+typedef struct msi_tensor_state {
+    ms_context *ctx;
+    ms_tensor *free_tensors;
+    msi_storage *free_storages; /* linked through `base` */
+    msi_slab *tensor_slabs, *storage_slabs;
+    int64_t live_handles;
+    int64_t unscoped_bytes;
+    int32_t depth; /* of open scopes */
+    msi_scope scope[MSI_SCOPE_MAX];
+    const struct msi_op_observer *observer;
+} msi_tensor_state;
+
+/* NULL with the error set when memory is out. */
+msi_tensor_state *msi_tensor_state_of(ms_context *ctx);
+/* A zeroed record (a handle keeps its generation and released_by). NULL with the error set. */
+ms_tensor *msi_pool_take_tensor(msi_tensor_state *s);
+void msi_pool_give_tensor(msi_tensor_state *s, ms_tensor *t);
+msi_storage *msi_pool_take_storage(msi_tensor_state *s);
+void msi_pool_give_storage(msi_tensor_state *s, msi_storage *storage);
+/* Put a handle into the list of the scope at `depth` (>= 1). */
+ms_status msi_scope_enlist(msi_tensor_state *s, ms_tensor *t, int32_t depth);
+/* Release what a dying handle holds, bump its generation, recycle it. */
+void msi_tensor_destroy(ms_tensor *t, const char *released_by);
+
+#endif

@@ -1,0 +1,150 @@
+/* Scopes: lists of handles that die together; and the refs scripts hold. */
+#include "pool.h"
+
+#include <stdlib.h>
+
+static ms_status state_here(msi_tensor_state **s)
+{
+    *s = msi_tensor_state_of(msi_context());
+    return *s != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+}
+
+ms_status ms_scope_open(const char *name)
+{
+    msi_tensor_state *s;
+
+    MS_TRY(state_here(&s));
+    if (s->depth == MSI_SCOPE_MAX) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "scope '%s' would be %d deep, expected at most %d", name,
+                       MSI_SCOPE_MAX + 1, MSI_SCOPE_MAX);
+    }
+    s->scope[s->depth].name = name;
+    s->scope[s->depth].count = 0;
+    s->depth++;
+    return MS_OK;
+}
+
+ms_status msi_scope_enlist(msi_tensor_state *s, ms_tensor *t, int32_t depth)
+{
+    msi_scope *scope = &s->scope[depth - 1];
+
+    if (scope->count == scope->capacity) {
+        int32_t capacity = scope->capacity > 0 ? scope->capacity * 2 : 64;
+        ms_tensor **list = realloc(scope->list, sizeof(*list) * (size_t)capacity);
+
+        if (list == NULL) {
+            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a scope of %d handles", (int)capacity);
+        }
+        scope->list = list;
+        scope->capacity = capacity;
+    }
+    t->scope = depth;
+    t->scope_index = scope->count;
+    scope->list[scope->count++] = t;
+    return MS_OK;
+}
+
+/* Take a handle out of its list and hand it to the scope around it, or to the caller. */
+static void move_out(msi_tensor_state *s, ms_tensor *t, int32_t to_depth)
+{
+    s->scope[t->scope - 1].list[t->scope_index] = NULL;
+    t->scope = 0;
+    if (to_depth == 0) {
+        t->unscoped = true;
+        s->unscoped_bytes += t->v.storage->kind == MS_STORAGE_OWNED ? t->v.storage->nbytes : 0;
+    }
+}
+
+ms_status ms_scope_close(const ms_ref *results, int32_t n_results)
+{
+    msi_tensor_state *s;
+    ms_status status = MS_OK;
+
+    MS_TRY(state_here(&s));
+    if (s->depth == 0) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "scope_close: no scope is open");
+    }
+    int32_t depth = s->depth;
+    msi_scope *scope = &s->scope[depth - 1];
+
+    for (int32_t i = 0; i < n_results && status == MS_OK; i++) {
+        ms_tensor *t = results[i].ptr;
+
+        if (t == NULL || t->generation != results[i].generation || t->scope != depth) {
+            continue; /* stale, or owned further out: nothing to move */
+        }
+        move_out(s, t, depth - 1);
+        if (depth > 1) {
+            status = msi_scope_enlist(s, t, depth - 1);
+        }
+    }
+    for (int32_t i = scope->count - 1; i >= 0; i--) {
+        ms_tensor *t = scope->list[i];
+
+        if (t == NULL) {
+            continue;
+        }
+        scope->list[i] = NULL;
+        t->scope = 0;
+        if (--t->refcount == 0) {
+            msi_tensor_destroy(t, scope->name);
+        } else {
+            t->generation++; /* the runtime holds on to it; refs into the scope are stale all the
+                                same */
+            t->released_by = scope->name;
+        }
+    }
+    scope->count = 0;
+    s->depth--;
+    return status;
+}
+
+int32_t ms_scope_depth(void)
+{
+    ms_context *ctx = msi_context_peek();
+
+    return ctx != NULL && ctx->room[MSI_ROOM_TENSOR] != NULL
+               ? ((msi_tensor_state *)ctx->room[MSI_ROOM_TENSOR])->depth
+               : 0;
+}
+
+ms_status ms_scope_keep(ms_tensor *t)
+{
+    if (t->scope > 0) {
+        move_out(msi_tensor_state_of(t->ctx), t, 0);
+    }
+    return MS_OK;
+}
+
+const char *ms_ref_released_by(const ms_ref *ref)
+{
+    return ref->ptr != NULL && ref->ptr->released_by != NULL ? ref->ptr->released_by : "";
+}
+
+bool ms_ref_alive(const ms_ref *ref)
+{
+    return ref->ptr != NULL && ref->ptr->generation == ref->generation;
+}
+
+void ms_ref_of(ms_ref *ref, ms_tensor *t)
+{
+    ref->ptr = t;
+    ref->generation = t->generation;
+}
+
+void ms_ref_release(ms_ref *ref)
+{
+    if (ms_ref_alive(ref)) {
+        ms_tensor_free(ref->ptr);
+    }
+    ref->ptr = NULL;
+}
+
+int64_t ms_unscoped_bytes(void)
+{
+    ms_context *ctx = msi_context_peek();
+
+    return ctx != NULL && ctx->room[MSI_ROOM_TENSOR] != NULL
+               ? ((msi_tensor_state *)ctx->room[MSI_ROOM_TENSOR])->unscoped_bytes
+               : 0;
+}

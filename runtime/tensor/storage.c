@@ -1,0 +1,62 @@
+/* Storage: reference-counted bytes. */
+#include "pool.h"
+
+static ms_status new_record(msi_storage **out, ms_context *ctx)
+{
+    msi_tensor_state *state = msi_tensor_state_of(ctx);
+
+    *out = state != NULL ? msi_pool_take_storage(state) : NULL;
+    return *out != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+}
+
+ms_status msi_storage_new(msi_storage **out, ms_context *ctx, int64_t nbytes, int32_t mem_kind)
+{
+    msi_storage *s;
+
+    MS_TRY(new_record(&s, ctx));
+    s->kind = MS_STORAGE_OWNED;
+    s->mem_kind = (uint8_t)mem_kind;
+    s->nbytes = nbytes;
+    ms_status status = msi_alloc(ctx, nbytes, mem_kind, &s->data);
+
+    if (status != MS_OK) {
+        msi_pool_give_storage(msi_tensor_state_of(ctx), s);
+        *out = NULL;
+        return status;
+    }
+    *out = s;
+    return MS_OK;
+}
+
+ms_status msi_storage_wrap(msi_storage **out, ms_context *ctx, int32_t kind, void *data,
+                           int64_t nbytes)
+{
+    MS_TRY(new_record(out, ctx));
+    (*out)->kind = (uint8_t)kind;
+    (*out)->data = data;
+    (*out)->nbytes = nbytes;
+    return MS_OK;
+}
+
+msi_storage *msi_storage_retain(msi_storage *s)
+{
+    s->refcount++;
+    return s;
+}
+
+void msi_storage_release(msi_storage *s)
+{
+    if (s == NULL || --s->refcount > 0) {
+        return;
+    }
+    msi_storage *base = s->base;
+
+    if (s->dispose != NULL) {
+        s->dispose(s, s->user);
+    }
+    if (s->kind == MS_STORAGE_OWNED) {
+        msi_release(s->ctx, s->data);
+    }
+    msi_pool_give_storage(msi_tensor_state_of(s->ctx), s);
+    msi_storage_release(base);
+}

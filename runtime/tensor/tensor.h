@@ -1,0 +1,163 @@
+/* Storage, views, handles, scopes, parameters: the inside of moonshard/tensor.h.
+ *
+ * Three layers:
+ *   msi_storage  bytes, reference counted. A slot storage is bound late: `data` is NULL while its
+ *                unit is sharded and comes back, elsewhere perhaps, when it is unsharded again. So
+ *                everything that holds a view (saved tensors) survives reshard and refill.
+ *   msi_view     shape, strides and offset over a storage. A plain value; does not own.
+ *   ms_tensor    a handle: a view plus what autograd and scopes need. Recycled with a generation.
+ */
+#ifndef MSI_TENSOR_H
+#define MSI_TENSOR_H
+
+#include "backend.h"
+#include "moonshard/ops.h"
+#include "moonshard/tensor.h"
+
+typedef struct msi_storage {
+    int32_t refcount;
+    uint8_t kind;     /* MS_STORAGE_* */
+    uint8_t mem_kind; /* MS_MEM_* of owned bytes */
+    bool readonly;    /* unsharded parameters that other ranks read too */
+    int64_t nbytes;
+    void *data; /* NULL when absent */
+    /* In-place writes, optimizer steps, loads and writebacks so far; a refill is none. Saved
+     * tensors compare it. */
+    int64_t version;
+    ms_context *ctx;
+    const char *absent; /* why `data` is NULL, e.g. "unit 'h.0' is sharded"; borrowed or NULL */
+    struct msi_storage *base;                           /* keeps another storage alive, or NULL */
+    void (*dispose)(struct msi_storage *s, void *user); /* for borrowed memory; may be NULL */
+    void *user;
+} msi_storage;
+
+typedef struct msi_view {
+    msi_storage *storage;
+    int64_t offset; /* elements */
+    int8_t dtype;
+    int8_t ndim;
+    int64_t shape[MS_MAX_DIMS];
+    int64_t stride[MS_MAX_DIMS]; /* elements */
+} msi_view;
+
+struct msi_node;      /* autograd's */
+struct msi_hooks;     /* autograd's */
+struct msi_grad_sink; /* autograd's */
+
+/* What only leaves that are parameters have. */
+typedef struct msi_param {
+    int32_t init; /* MS_INIT_* */
+    double a, b;
+    char *name;
+    bool materialized; /* master values exist */
+    int32_t dtype;     /* of the master copy */
+    int32_t ndim;
+    int64_t shape[MS_MAX_DIMS]; /* of the whole parameter */
+    /* Local part of the master copy: 1-D, contiguous, elements [start, start + numel) of the
+     * parameter. Plain parameters: everything. */
+    msi_view master; /* storage retained; NULL before materialize */
+    int64_t start;
+    /* The unit that manages it, and its index there (fsdp fills these; NULL otherwise). `ops` lets
+     * lower rooms ask without knowing units. */
+    void *unit;
+    int32_t unit_index;
+    const struct msi_param_ops *ops;
+} msi_param;
+
+/* How a manager of parameters answers the lower rooms. */
+typedef struct msi_param_ops {
+    /* The master copy was written from outside (optimizer, load). */
+    void (*touched)(void *unit, int32_t index);
+    /* Give the master copy its memory and first values. */
+    ms_status (*materialize)(void *unit);
+    /* Let go of the parameter: its handle is about to be destroyed. */
+    void (*orphan)(void *unit, int32_t index);
+} msi_param_ops;
+
+struct ms_tensor {
+    uint64_t generation; /* bumped when the handle dies; first member, read through stale refs */
+    int32_t refcount;    /* owners */
+    int32_t scope;       /* depth of the owning scope, 0: none */
+    int32_t scope_index; /* place in that scope's list */
+    bool requires_grad;
+    bool unscoped;     /* made or kept outside any scope (counted for ms_unscoped_bytes) */
+    int16_t out_index; /* which output of grad_fn */
+    ms_context *ctx;
+    msi_view v;               /* storage retained */
+    struct msi_node *grad_fn; /* retained; NULL for leaves */
+    ms_tensor *grad;          /* a leaf's gradient (owned), or NULL */
+    struct msi_hooks *hooks;
+    struct msi_grad_sink *sink; /* where a leaf's gradient is born; NULL: engine's default */
+    struct msi_node *leaf_node; /* autograd's accumulate node; borrowed, cleared when it dies */
+    msi_param *param;
+    const char *released_by; /* name of the scope that released this handle last */
+    ms_tensor *next_free;
+};
+
+/* -- storage ----------------------------------------------------------------------------------- */
+
+ms_status msi_storage_new(msi_storage **out, ms_context *ctx, int64_t nbytes, int32_t mem_kind);
+/* Borrowed (data may be NULL for slot and none). */
+ms_status msi_storage_wrap(msi_storage **out, ms_context *ctx, int32_t kind, void *data,
+                           int64_t nbytes);
+msi_storage *msi_storage_retain(msi_storage *s);
+void msi_storage_release(msi_storage *s);
+
+/* -- views ------------------------------------------------------------------------------------- */
+
+int64_t msi_view_numel(const msi_view *v);
+bool msi_view_contiguous(const msi_view *v);
+/* Pointer to element 0; MS_RUNTIME_ERROR naming why when the bytes are absent. numel 0 is fine. */
+ms_status msi_view_data(const msi_view *v, void **data);
+/* Same as msi_view_data() for a view that must be bound; NULL otherwise. */
+void *msi_view_ptr(const msi_view *v);
+void msi_view_set_contiguous(msi_view *v, int32_t dtype, int32_t ndim, const int64_t *shape);
+/* Do a and b have the same shape? */
+bool msi_view_same_shape(const msi_view *a, const msi_view *b);
+/* "(2, 3)" into a rotating thread-local buffer: for messages. */
+const char *msi_shape_text(int32_t ndim, const int64_t *shape);
+/* Shape that a and b broadcast to; MS_VALUE_ERROR names both. */
+ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int64_t *shape);
+/* Strides of `v` seen with a larger broadcast shape. */
+void msi_view_expand(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out);
+/* Reinterpret as another shape without a copy. @return false when the strides do not allow it */
+bool msi_view_reshape(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out);
+/* Loops over `shape` for n operands (views already of that shape; NULL entries are skipped), with
+ * neighbouring dimensions merged. */
+void msi_loop_make(msi_loop *loop, int32_t ndim, const int64_t *shape, const msi_view *const *ops,
+                   int32_t n);
+
+/* Elementwise conveniences over views: shapes must broadcast to dst's. `op` names the caller. */
+ms_status msi_ew(const char *op, int32_t kernel, const msi_view *dst, const msi_view *const *in,
+                 int32_t n_in, const double *scalars, bool accumulate);
+/* dst = src (cast, broadcast), or dst += src. */
+ms_status msi_copy(const msi_view *dst, const msi_view *src, bool accumulate);
+ms_status msi_fill(const msi_view *dst, double value);
+/* A new owned contiguous view with src's shape in `dtype`; *out owns one reference to the storage.
+ * Copies src when `copy`. */
+ms_status msi_view_like(msi_view *out, ms_context *ctx, const msi_view *src, int32_t dtype,
+                        int32_t mem_kind, bool copy);
+/* dst (+)= src summed over the dimensions that were broadcast from dst's shape to src's. */
+ms_status msi_sum_to(const char *op, const msi_view *dst, const msi_view *src, double scale,
+                     bool accumulate);
+
+/* -- handles ----------------------------------------------------------------------------------- */
+
+/* New handle on a view; retains the storage. Enters the open scope, if any. */
+ms_status msi_tensor_new(ms_tensor **out, ms_context *ctx, const msi_view *v);
+/* New handle on new memory, contiguous. */
+ms_status msi_tensor_make(ms_tensor **out, ms_context *ctx, int32_t dtype, int32_t ndim,
+                          const int64_t *shape, int32_t mem_kind);
+/* Let a handle show another view (sharded, unsharded): same handle, same identity. */
+void msi_tensor_rebind(ms_tensor *t, const msi_view *v);
+/* As msi_tensor_new(), but owned by the runtime: enters no scope. */
+ms_status msi_tensor_new_internal(ms_tensor **out, ms_context *ctx, const msi_view *v);
+/* Refuse a write into shared or graph-bound memory; bump the version otherwise. */
+ms_status msi_tensor_begin_write(ms_tensor *t, const char *what);
+/* Name of a parameter for messages, else "tensor". */
+const char *msi_tensor_label(const ms_tensor *t);
+
+/* Autograd tells the tensor room how to drop what it hung onto a dying handle. */
+extern void (*msi_tensor_drop_autograd)(ms_tensor *t);
+
+#endif

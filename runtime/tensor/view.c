@@ -1,0 +1,206 @@
+/* Views: arithmetic of shapes and strides, no memory. */
+#include "tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int64_t msi_view_numel(const msi_view *v)
+{
+    int64_t n = 1;
+
+    for (int32_t i = 0; i < v->ndim; i++) {
+        n *= v->shape[i];
+    }
+    return n;
+}
+
+bool msi_view_contiguous(const msi_view *v)
+{
+    int64_t expected = 1;
+
+    for (int32_t i = v->ndim - 1; i >= 0; i--) {
+        if (v->shape[i] == 0) {
+            return true;
+        }
+        if (v->shape[i] != 1 && v->stride[i] != expected) {
+            return false;
+        }
+        expected *= v->shape[i];
+    }
+    return true;
+}
+
+static ms_status absent(const msi_view *v)
+{
+    const msi_storage *s = v->storage;
+
+    if (s->kind == MS_STORAGE_NONE) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "a meta tensor of shape %s has no memory; materialize it first",
+                       msi_shape_text(v->ndim, v->shape));
+    }
+    return MS_FAIL(MS_RUNTIME_ERROR, "a tensor of shape %s has no memory now: %s",
+                   msi_shape_text(v->ndim, v->shape),
+                   s->absent != NULL ? s->absent : "its storage was given up");
+}
+
+ms_status msi_view_data(const msi_view *v, void **data)
+{
+    if (MSI_UNLIKELY(v->storage->data == NULL) && msi_view_numel(v) > 0) {
+        return absent(v);
+    }
+    *data = msi_view_ptr(v);
+    return MS_OK;
+}
+
+void *msi_view_ptr(const msi_view *v)
+{
+    char *base = v->storage->data;
+
+    return base != NULL ? base + v->offset * ms_dtype_size(v->dtype) : NULL;
+}
+
+void msi_view_set_contiguous(msi_view *v, int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    int64_t stride = 1;
+
+    v->dtype = (int8_t)dtype;
+    v->ndim = (int8_t)ndim;
+    for (int32_t i = ndim - 1; i >= 0; i--) {
+        v->shape[i] = shape[i];
+        v->stride[i] = stride;
+        stride *= shape[i] > 0 ? shape[i] : 1;
+    }
+}
+
+bool msi_view_same_shape(const msi_view *a, const msi_view *b)
+{
+    return a->ndim == b->ndim &&
+           (a->ndim == 0 || memcmp(a->shape, b->shape, sizeof(a->shape[0]) * (size_t)a->ndim) == 0);
+}
+
+const char *msi_shape_text(int32_t ndim, const int64_t *shape)
+{
+    static _Thread_local char buffers[4][160];
+    static _Thread_local int turn;
+    char *text = buffers[turn++ & 3];
+    int n = snprintf(text, sizeof(buffers[0]), "(");
+
+    for (int32_t i = 0; i < ndim; i++) {
+        n += snprintf(text + n, sizeof(buffers[0]) - (size_t)n, "%s%lld", i > 0 ? ", " : "",
+                      (long long)shape[i]);
+    }
+    snprintf(text + n, sizeof(buffers[0]) - (size_t)n, ")");
+    return text;
+}
+
+ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int64_t *shape)
+{
+    int32_t n = a->ndim > b->ndim ? a->ndim : b->ndim;
+
+    for (int32_t i = 0; i < n; i++) {
+        int32_t ia = i - (n - a->ndim), ib = i - (n - b->ndim);
+        int64_t sa = ia >= 0 ? a->shape[ia] : 1, sb = ib >= 0 ? b->shape[ib] : 1;
+
+        if (sa != sb && sa != 1 && sb != 1) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "shapes %s and %s do not broadcast: dimension %d is %lld and %lld",
+                           msi_shape_text(a->ndim, a->shape), msi_shape_text(b->ndim, b->shape),
+                           (int)i, (long long)sa, (long long)sb);
+        }
+        shape[i] = sa == 1 ? sb : sa;
+    }
+    *ndim = n;
+    return MS_OK;
+}
+
+void msi_view_expand(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out)
+{
+    int32_t shift = ndim - v->ndim;
+    msi_view e = {
+        .storage = v->storage, .offset = v->offset, .dtype = v->dtype, .ndim = (int8_t)ndim};
+
+    for (int32_t i = 0; i < ndim; i++) {
+        e.shape[i] = shape[i];
+        e.stride[i] =
+            i < shift || (v->shape[i - shift] == 1 && shape[i] != 1) ? 0 : v->stride[i - shift];
+    }
+    *out = e;
+}
+
+bool msi_view_reshape(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out)
+{
+    msi_view r = {.storage = v->storage, .offset = v->offset};
+    int32_t i = 0, j = 0;
+
+    msi_view_set_contiguous(&r, v->dtype, ndim, shape);
+    if (msi_view_contiguous(v)) {
+        *out = r;
+        return true;
+    }
+    /* Match groups of old and new dimensions with equal products; inside a group the old ones must
+     * be mergeable. */
+    while (i < v->ndim || j < ndim) {
+        int64_t old_n = i < v->ndim ? v->shape[i] : 1, new_n = j < ndim ? shape[j] : 1;
+        int32_t i0 = i, j0 = j;
+
+        i += i < v->ndim;
+        j += j < ndim;
+        while (old_n != new_n) {
+            if (old_n < new_n) {
+                old_n *= v->shape[i++];
+            } else {
+                new_n *= shape[j++];
+            }
+        }
+        for (int32_t k = i0; k + 1 < i; k++) {
+            if (v->shape[k] != 1 && v->shape[k + 1] != 1 &&
+                v->stride[k] != v->stride[k + 1] * v->shape[k + 1]) {
+                return false;
+            }
+        }
+        int64_t stride = 1;
+
+        for (int32_t k = i - 1; k >= i0; k--) { /* the innermost of the group that counts */
+            if (v->shape[k] != 1) {
+                stride = v->stride[k];
+                break;
+            }
+        }
+        for (int32_t k = j - 1; k >= j0; k--) {
+            r.stride[k] = stride;
+            stride *= shape[k];
+        }
+    }
+    *out = r;
+    return true;
+}
+
+void msi_loop_make(msi_loop *loop, int32_t ndim, const int64_t *shape, const msi_view *const *ops,
+                   int32_t n)
+{
+    int32_t out = 0;
+
+    memset(loop, 0, sizeof(*loop));
+    for (int32_t i = 0; i < ndim; i++) {
+        if (shape[i] == 1) {
+            continue;
+        }
+        bool merge = out > 0;
+
+        for (int32_t k = 0; merge && k < n; k++) {
+            merge = ops[k] == NULL || loop->stride[k][out - 1] == ops[k]->stride[i] * shape[i];
+        }
+        if (merge) {
+            loop->shape[out - 1] *= shape[i];
+        } else {
+            loop->shape[out++] = shape[i];
+        }
+        for (int32_t k = 0; k < n; k++) {
+            if (ops[k] != NULL) {
+                loop->stride[k][out - 1] = ops[k]->stride[i];
+            }
+        }
+    }
+    loop->ndim = out;
+}

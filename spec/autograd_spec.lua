@@ -1,0 +1,188 @@
+-- lua/moonshard/autograd.lua: gradients and hooks through Lua
+local ms = require 'moonshard'
+local checks = require 'support.checks'
+
+local function leaf(values)
+  return ms.tensor(values, { dtype = 'f64', requires_grad = true })
+end
+
+describe('autograd', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('differentiates an expression', function()
+    local a, b = leaf { 1, 2 }, leaf { 3, 5 }
+    local y = (a * b + a / b):sum()
+    y:backward() -- dy/da = b + 1/b, dy/db = a - a/b^2
+    checks.close({ 3 + 1 / 3, 5 + 1 / 5 }, a:grad(), 1e-14)
+    checks.close({ 1 - 1 / 9, 2 - 2 / 25 }, b:grad(), 1e-14)
+  end)
+
+  it('adds to gradients, replaces and drops them', function()
+    local a = leaf { 2 }
+    assert.is_nil(a:grad())
+    for _ = 1, 2 do
+      (a * 3):sum():backward()
+    end
+    assert.equal(6, a:grad():item())
+    a:set_grad(ms.tensor({ 1 }, { dtype = 'f64' }))
+    assert.equal(1, a:grad():item())
+    a:set_grad(nil)
+    assert.is_nil(a:grad())
+  end)
+
+  it('takes a gradient for a root with several elements', function()
+    local a = leaf { 1, 2 }
+    checks.raises('RuntimeError', '', function() (a * a):backward() end)
+    local y = a * a
+    y:backward(ms.tensor({ 10, 100 }, { dtype = 'f64' }))
+    assert.same({ 20, 400 }, a:grad():totable())
+    checks.raises('TypeError', "'grad' is a number", y.backward, y, 1)
+  end)
+
+  it('tells leaves from results', function()
+    local a = leaf { 1 }
+    local y = a * 2
+    assert.is_true(a:is_leaf() and a:requires_grad())
+    assert.is_false(y:is_leaf())
+    assert.is_true(y:requires_grad())
+    assert.is_true(y:detach():is_leaf())
+    assert.is_false(y:detach():requires_grad())
+    assert.is_false(leaf({ 1 }):requires_grad_(false):requires_grad())
+  end)
+
+  it('records nothing inside no_grad and returns what the function returns', function()
+    local a = leaf { 1 }
+    local y, n = ms.no_grad(function(k)
+      assert.is_false(ms.is_grad_enabled())
+      assert.is_true(ms.enable_grad(ms.is_grad_enabled))
+      return a * k, k
+    end, 2)
+    assert.is_false(y:requires_grad())
+    assert.equal(2, n)
+    assert.is_true(ms.is_grad_enabled())
+  end)
+
+  it('records again after an error inside no_grad, and keeps the error object', function()
+    local thrown = {}
+    local ok, err = pcall(ms.no_grad, function() error(thrown) end)
+    assert.is_false(ok)
+    assert.equal(thrown, err)
+    assert.is_true(ms.is_grad_enabled())
+  end)
+
+  it('refuses a second backward over one graph', function()
+    local y = (leaf { 1 } * 2):sum()
+    y:backward()
+    checks.raises('RuntimeError', 'second time', y.backward, y)
+  end)
+
+  describe('hooks', function()
+    it('see the gradient, and may replace it', function()
+      local a, seen = leaf { 1, 2 }, nil
+      local id = a:hook(function(grad)
+        seen = grad:totable()
+        return grad * 10
+      end)
+      ;(a * a):sum():backward()
+      assert.same({ 2, 4 }, seen)
+      assert.same({ 20, 40 }, a:grad():totable())
+      a:remove_hook(id)
+      ;(a * a):sum():backward()
+      assert.same({ 22, 44 }, a:grad():totable())
+      checks.raises('KeyError', '', a.remove_hook, a, id)
+    end)
+
+    it('see the gradient of a result', function()
+      local a, seen = leaf { 3 }, nil
+      local y = a * a
+      y:hook(function(grad) seen = grad:item() end)
+      ;(y * 5):sum():backward()
+      assert.equal(5, seen)
+      assert.equal(30, a:grad():item())
+    end)
+
+    it('may return a tensor made before', function()
+      local a, instead = leaf { 1 }, ms.full({ 1 }, 7, { dtype = 'f64' })
+      a:hook(function() return instead end)
+      ;(a * 2):sum():backward()
+      assert.equal(7, a:grad():item())
+      assert.equal(7, instead:item())
+    end)
+
+    it('run after a leaf has its gradient, with the leaf', function()
+      local a, seen = leaf { 1 }, {}
+      a:accumulate_hook(function(l) seen[#seen + 1] = l:grad():item() end)
+      for _ = 1, 2 do
+        (a * 3):sum():backward()
+      end
+      assert.same({ 3, 6 }, seen)
+    end)
+
+    it('end the backward with the very error object they raised', function()
+      local a, thrown = leaf { 1 }, { code = 5 }
+      local id = a:hook(function() error(thrown) end)
+      local ok, err = pcall(function() (a * 2):sum():backward() end)
+      assert.is_false(ok)
+      assert.equal(thrown, err)
+      assert.is_nil(a:grad())
+      a:remove_hook(id)
+      ;(a * 2):sum():backward() -- and the engine works again
+      assert.equal(2, a:grad():item())
+    end)
+
+    it('raise errors of the library with their kind', function()
+      local a = leaf { 1 }
+      a:hook(function(grad) return grad + ms.zeros(3, { dtype = 'f32' }) end)
+      checks.raises('TypeError', 'f64', function() (a * 2):sum():backward() end)
+      a = leaf { 1 }
+      a:hook(function() return 3 end)
+      checks.raises('TypeError', 'returned a number, expected a tensor or nil',
+        function() (a * 2):sum():backward() end)
+    end)
+
+    it('release what they made, and the gradient they saw', function()
+      local a, kept_grad, kept = leaf { 1 }, nil, nil
+      a:hook(function(grad)
+        kept_grad = grad
+        kept = ms.keep(grad * 4)
+      end)
+      ;(a * 2):sum():backward()
+      checks.raises('RuntimeError', 'was released at the end of a hook', kept_grad.item, kept_grad)
+      assert.equal(8, kept:item())
+    end)
+
+    it('cannot yield', function()
+      local a = leaf { 1 }
+      a:hook(function() coroutine.yield() end)
+      local co = coroutine.create(function() (a * 2):sum():backward() end)
+      local ok, err = coroutine.resume(co)
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find('yield across C', 1, true), tostring(err))
+    end)
+
+    it('cannot start another backward', function()
+      local a, b = leaf { 1 }, leaf { 3 }
+      local other = (b * b):sum()
+      a:hook(function() other:backward() end)
+      checks.raises('RuntimeError', 'another backward is running',
+        function() (a * 2):sum():backward() end)
+    end)
+
+    it('go with their tensor', function()
+      local alive = setmetatable({}, { __mode = 'v' })
+      do
+        local a = leaf { 1 }
+        local big = {}
+        alive[1] = big
+        a:hook(function() return big.none end)
+      end
+      ms.collect()
+      local b = leaf { 1 }
+      b:hook(function() end) -- an entry into C gives the references back
+      ms.collect()
+      assert.is_nil(alive[1])
+    end)
+  end)
+end)

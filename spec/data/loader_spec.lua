@@ -1,0 +1,162 @@
+-- lua/moonshard/data: token files, dealing windows to ranks, resuming
+local ms = require 'moonshard'
+local data = ms.data
+local checks = require 'support.checks'
+
+local function file_of(bytes)
+  local path = os.tmpname()
+  local file = assert(io.open(path, 'wb'))
+  file:write(bytes)
+  file:close()
+  return path
+end
+
+-- Rows of all micro-batches of `steps` steps, as text, in the order they are numbered.
+local function rows_of(world, micro, steps, opts)
+  local by_index = {}
+  for rank = 0, world - 1 do
+    local loader = data.Loader {
+      tokens = opts.tokens, batch = 2, context = 3, seed = opts.seed, shuffle = opts.shuffle,
+      rank = rank, world_size = world, micro_batches = micro,
+    }
+    for step = 0, steps - 1 do
+      for k = 0, micro - 1 do
+        local x, y = loader:next()
+        local first, second = x:totable(), y:totable()
+        for b = 1, 2 do
+          local index = step * world * micro * 2 + (rank * micro + k) * 2 + b
+          by_index[index] = table.concat(first[b], ' ') .. ' -> ' .. second[b][3]
+        end
+      end
+    end
+  end
+  return by_index
+end
+
+describe('data', function()
+  local path, tokens
+
+  setup(function()
+    local bytes = {}
+    for i = 0, 99 do
+      bytes[i + 1] = string.char(i)
+    end
+    path = file_of(table.concat(bytes))
+    tokens = data.tokens(path)
+  end)
+
+  teardown(function()
+    tokens = nil
+    os.remove(path)
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('maps token files', function()
+    assert.same({ 100 }, tokens:shape())
+    assert.equal('u8', tokens:dtype())
+    checks.raises('IOError', 'no/such/file', data.tokens, 'no/such/file')
+    checks.raises('FormatError', '100 bytes, expected tokens of 8 bytes', data.tokens, path, 'i64')
+  end)
+
+  it('turns text into bytes and back', function()
+    assert.same({ 72, 105 }, data.bytes('Hi'))
+    assert.equal('Hi', data.text { 72, 105 })
+  end)
+
+  it('deals windows in order without shuffling, targets one token later', function()
+    local loader = data.Loader { tokens = tokens, batch = 2, context = 4, shuffle = false }
+    local x, y = loader:next()
+    assert.same({ { 0, 1, 2, 3 }, { 4, 5, 6, 7 } }, x:totable())
+    assert.same({ { 1, 2, 3, 4 }, { 5, 6, 7, 8 } }, y:totable())
+    assert.same({ { 8, 9, 10, 11 }, { 12, 13, 14, 15 } }, (loader:next()):totable())
+  end)
+
+  it('deals the same samples to any number of ranks and micro-batches', function()
+    local expected = rows_of(1, 4, 3, { tokens = tokens, seed = 5 })
+    assert.same(expected, rows_of(2, 2, 3, { tokens = tokens, seed = 5 }))
+    assert.same(expected, rows_of(4, 1, 3, { tokens = tokens, seed = 5 }))
+    assert.not_same(expected, rows_of(4, 1, 3, { tokens = tokens, seed = 6 }))
+  end)
+
+  it('takes every window once an epoch, each epoch in another order', function()
+    -- 33 windows of 3, 2 a step: 16 steps
+    local loader = data.Loader { tokens = tokens, batch = 2, context = 3 }
+    assert.equal(16, loader.steps_per_epoch)
+    local orders = {}
+    for epoch = 1, 2 do
+      local seen, order = {}, {}
+      for _ = 1, 16 do
+        for _, row in ipairs((loader:next()):totable()) do
+          assert.is_nil(seen[row[1]])
+          assert.equal(0, row[1] % 3)
+          seen[row[1]] = true
+          order[#order + 1] = row[1]
+        end
+      end
+      assert.equal(32, #order)
+      orders[epoch] = order
+      assert.equal(epoch, loader:epoch())
+    end
+    assert.not_same(orders[1], orders[2])
+  end)
+
+  it('iterates over steps and their micro-batches, as many as asked', function()
+    local loader = data.Loader { tokens = tokens, batch = 1, context = 3, micro_batches = 2 }
+    local seen = {}
+    for step, x, y, k in loader:batches(3) do
+      assert.same(x:shape(), y:shape())
+      seen[#seen + 1] = step .. '.' .. k
+    end
+    assert.same({ '1.1', '1.2', '2.1' }, seen)
+  end)
+
+  it('continues where another loader stood, on another number of ranks', function()
+    local function loader(world, micro, rank)
+      return data.Loader { tokens = tokens, batch = 2, context = 3, seed = 1, rank = rank,
+        world_size = world, micro_batches = micro }
+    end
+    local one = loader(1, 2, 0)
+    for _ = 1, 10 do -- five steps; an epoch has eight
+      one:next()
+    end
+    local second = loader(2, 1, 1)
+    second:load_state(one:state())
+    for _ = 1, 6 do
+      one:next()
+      assert.equal((one:next()):hash(), (second:next()):hash())
+    end
+  end)
+
+  it('tells dropout the global number of the first sample', function()
+    local drop = ms.nn.Sequential(ms.nn.Dropout(0.5))
+    local function mask(world, micro, rank, calls)
+      local loader = data.Loader { tokens = tokens, batch = 2, context = 3, rank = rank,
+        world_size = world, micro_batches = micro }
+      for _ = 1, calls do
+        loader:next()
+      end
+      return drop(ms.ones(2, 64)):hash()
+    end
+    assert.equal(mask(1, 4, 0, 4), mask(4, 1, 3, 1))
+    assert.equal(mask(1, 4, 0, 7), mask(2, 2, 1, 3)) -- step 2: micro-batch 2 of 4
+    assert.not_equal(mask(4, 1, 3, 1), mask(4, 1, 2, 1))
+    assert.not_equal(mask(1, 1, 0, 1), mask(1, 1, 0, 2))
+  end)
+
+  it('refuses positions and sizes that do not fit', function()
+    local function loader(opts)
+      return data.Loader { tokens = tokens, batch = opts.batch or 1, context = opts.context or 3,
+        micro_batches = opts.micro, seed = opts.seed, rank = opts.rank, world_size = opts.world }
+    end
+    checks.raises('ValueError', 'the tokens hold 1 windows of 50, one step takes 2', loader,
+      { context = 50, batch = 2 })
+    checks.raises('ValueError', 'rank is 2, expected 0 to 1', loader, { rank = 2, world = 2 })
+    checks.raises('ValueError', 'batch is 0.5, expected a whole number', loader, { batch = 0.5 })
+    local half = loader { micro = 2 }
+    half:next()
+    checks.raises('RuntimeError', 'micro-batch 2 of 2 is next', half.state, half)
+    local a, b = loader { seed = 1 }, loader { seed = 2 }
+    checks.raises('ValueError', 'seed 1 and 1 samples a step, this one has seed 2 and 1',
+      b.load_state, b, a:state())
+  end)
+end)

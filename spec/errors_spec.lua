@@ -1,0 +1,140 @@
+-- lua/moonshard/{errors,class,init}.lua: kinds, positions, warnings, options, classes
+local ms = require 'moonshard'
+local errors, class = ms.errors, ms.class
+local checks = require 'support.checks'
+
+describe('an error', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('has a kind and a message, and prints as both', function()
+    local err = checks.raises('ValueError', 'got 3', ms.error, 'ValueError', 'expected %d, got %d',
+      2, 3)
+    assert.equal('ValueError: expected 2, got 3', tostring(err))
+    assert.is_true(errors.is(err))
+    assert.is_false(errors.is { kind = 'ValueError', message = 'x' })
+  end)
+
+  it('leaves a message without arguments as it is', function()
+    local err = checks.raises('RuntimeError', '', ms.error, 'RuntimeError', '100% sure')
+    assert.equal('100% sure', err.message)
+  end)
+
+  it('names the line of the script that caused it', function()
+    local err = checks.raises('IndexError', '', function()
+      local n = ms.zeros(2):size(5) -- a tail call would leave no line behind
+      return n
+    end)
+    assert.truthy(err.where:find('spec/errors_spec.lua:%d+$'), err.where)
+    assert.truthy(errors.describe(err):find('errors_spec.lua:%d+: IndexError: size: dimension 5'))
+    assert.truthy(err.traceback:find('errors_spec', 1, true))
+  end)
+
+  it('of an unknown kind is a mistake of the caller', function()
+    assert.has_error(function() ms.error('Oops', 'x') end)
+  end)
+
+  it('of any sort has a one-line description', function()
+    assert.equal('boom', errors.describe('boom\nstack traceback: ...'))
+    assert.equal('nil', errors.describe(nil))
+  end)
+end)
+
+describe('warnings', function()
+  it('are given back in order by capture_warnings', function()
+    local list = ms.capture_warnings(function(what)
+      ms.warn('UserWarning', what)
+      ms.warn('FutureWarning', 'will change')
+    end, 'first')
+    assert.same({
+      { kind = 'UserWarning', message = 'first' },
+      { kind = 'FutureWarning', message = 'will change' },
+    }, list)
+    assert.same({}, ms.capture_warnings(function() end))
+  end)
+
+  it('are captured no longer after an error', function()
+    checks.raises('ValueError', 'x', ms.capture_warnings, function()
+      ms.warn('UserWarning', 'lost')
+      ms.error('ValueError', 'x')
+    end)
+    assert.same({}, ms.capture_warnings(function() end))
+  end)
+end)
+
+describe('options', function()
+  it('may be left out', function()
+    assert.same({}, errors.options('f', nil, { 'bias' }))
+    assert.same({ bias = false }, errors.options('f', { bias = false }, { 'bias' }))
+  end)
+
+  it('that are unknown name the nearest known one', function()
+    checks.raises('ValueError', "f: unknown option 'bais', did you mean 'bias'?", errors.options,
+      'f', { bais = true }, { 'dtype', 'bias' })
+    checks.raises('ValueError', "unknown option 'zzzzzzzz', expected one of dtype, bias",
+      errors.options, 'f', { zzzzzzzz = true }, { 'dtype', 'bias' })
+    checks.raises('TypeError', 'f: options are a number, expected a table', errors.options, 'f', 3,
+      {})
+  end)
+end)
+
+describe('a class', function()
+  local Animal = class('zoo.Animal')
+  function Animal:init(name) self.name = name end
+  function Animal:speak() return self.name .. ' ' .. self:sound() end
+  function Animal:__call(n) return self.name:rep(n) end
+  local Dog = class('zoo.Dog', Animal)
+  function Dog:sound() return 'barks' end
+
+  it('makes objects and inherits methods, init and metamethods', function()
+    local rex = Dog('Rex')
+    assert.equal('Rex barks', rex:speak())
+    assert.equal('RexRex', rex(2))
+    assert.equal('zoo.Dog', rex._name)
+    assert.equal('class zoo.Dog', tostring(Dog))
+  end)
+
+  it('is asked for with ms.is', function()
+    assert.is_true(ms.is(Dog('Rex'), Animal))
+    assert.is_true(ms.is(Dog('Rex'), Dog))
+    assert.is_false(ms.is(Animal('x'), Dog))
+    assert.is_false(ms.is(3, Dog))
+    assert.is_false(ms.is({}, Dog))
+  end)
+end)
+
+describe('ms', function()
+  it('tells its version and dtypes', function()
+    assert.equal('0.1.0', ms.version)
+    assert.equal('bf16', ms.bf16)
+  end)
+
+  it('counts memory by kind', function()
+    ms.collect()
+    local before = ms.memory()
+    local x = ms.zeros(1024)
+    local after = ms.memory()
+    assert.equal(before.live_handles + 1, after.live_handles)
+    assert.is_true(after.live.activation - before.live.activation >= 4096)
+    assert.equal(before.live.parameter, after.live.parameter)
+    x:release()
+    ms.reset_peak_memory()
+    assert.equal(ms.memory().live_total, ms.memory().peak_total)
+  end)
+
+  it('closes everything: tensors become stale, and work can begin anew', function()
+    local output = io.popen([[luajit -e '
+      local ms = require "moonshard"
+      local x = ms.ones(2, { requires_grad = true })
+      x:hook(function() end)
+      ms.close()
+      local ok, err = pcall(x.item, x)
+      print(ok, err.kind, ms.memory().live_handles)
+      x:release()
+      print(ms.ones(2):sum():item())
+      print(pcall(ms.scope, ms.close))
+    ' 2>&1]]):read('*a')
+    assert.equal('false\tRuntimeError\t0\n2\nfalse\tRuntimeError: close: a scope is open\n', output)
+  end)
+end)

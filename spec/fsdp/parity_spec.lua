@@ -1,0 +1,349 @@
+-- Sharded training is unsharded training: losses, gradients, parameters, text, on two ranks.
+-- Batches of rank r are rows of one global batch; the unsharded reference runs each half alone and
+-- averages, as two ranks do.
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
+
+local STEPS = 4
+
+local function make()
+  return ms.models.GPT {
+    vocab = 13, layers = 2, heads = 2, width = 12, context = 6, dropout = 0.1,
+  }
+end
+
+local function batch(step, half)
+  local x, y = {}, {}
+  for b = 1, 2 do
+    x[b], y[b] = {}, {}
+    for t = 0, 5 do
+      local at = 7 * (2 * half + b) + 3 * t + 5 * step
+      x[b][t + 1], y[b][t + 1] = at % 13, (at + 3) % 13
+    end
+  end
+  return ms.tensor(x, { dtype = 'i64' }), ms.tensor(y, { dtype = 'i64' })
+end
+
+local function set_samples(step, half)
+  require('moonshard_ffi.data').set_sample_base(step * 4 + half * 2)
+end
+
+local function optimizer(kind, model)
+  if kind == 'SGD' then
+    return optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9, nesterov = true })
+  end
+  return optim.AdamW(model:parameters(), { lr = 0.01, weight_decay = 0.1 })
+end
+
+-- Losses of both halves per step, norms, final parameters: all in f64 lists.
+local function reference(kind)
+  ms.manual_seed(5)
+  local model = make()
+  local opt = optimizer(kind, model)
+  local out = { losses = {}, norms = {}, params = {} }
+  for step = 1, STEPS do
+    for half = 0, 1 do
+      set_samples(step, half)
+      local loss = model(batch(step, half))
+      out.losses[#out.losses + 1] = loss:item()
+      loss:backward(ms.full({}, 0.5))
+    end
+    out.norms[step] = optim.clip_grad_norm_(model:parameters(), 0.5)
+    opt:step()
+    opt:zero_grad()
+  end
+  local sd = model:state_dict()
+  for _, name in ipairs(sd) do
+    out.params[name] = sd[name]:totable()
+  end
+  out.text = model:generate({ 1, 2 }, 8, { seed = 3 })
+  return out
+end
+
+-- Warnings are not the subject here.
+local function wrapped(model, opts)
+  local out
+  ms.capture_warnings(function()
+    out = fsdp.FSDP(model, opts)
+  end)
+  return out
+end
+
+local function same_as(expected, opts, kind, rank, fn)
+  ms.manual_seed(5)
+  local model = wrapped(make(), opts)
+  local opt = optimizer(kind, model)
+  for step = 1, STEPS do
+    set_samples(step, rank)
+    local loss = model(batch(step, rank))
+    checks.close(expected.losses[2 * step - 1 + rank], loss:item(), 2e-5)
+    loss:backward()
+    checks.close(expected.norms[step], model:clip_grad_norm_(0.5), 2e-5)
+    opt:step()
+    opt:zero_grad()
+  end
+  local sd = model:state_dict()
+  for _, name in ipairs(sd) do
+    checks.close(expected.params[name], sd[name], 1e-4)
+  end
+  assert.same(expected.text, model:generate({ 1, 2 }, 8, { seed = 3 }))
+  if fn then
+    fn(model)
+  end
+end
+
+local function blocks(m) return ms.is(m, nn.TransformerBlock) end
+
+local VARIANTS = {
+  { 'FULL_SHARD by block', { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock } } },
+  { 'FULL_SHARD, original parameters, everything wrapped',
+    { auto_wrap_policy = fsdp.always_wrap_policy, use_orig_params = true } },
+  { 'SHARD_GRAD_OP in one unit', { sharding_strategy = 'SHARD_GRAD_OP' } },
+  { 'NO_SHARD by block', { sharding_strategy = 'NO_SHARD',
+    auto_wrap_policy = fsdp.lambda_auto_wrap_policy(blocks) } },
+  { 'one strategy per module', { use_orig_params = true,
+    auto_wrap_policy = fsdp.CustomPolicy(function(m)
+      return blocks(m) and { sharding_strategy = 'SHARD_GRAD_OP', backward_prefetch = 'none' }
+        or ms.is(m, nn.Embedding)
+    end), forward_prefetch = true, backward_prefetch = 'BACKWARD_POST' } },
+}
+
+describe('two ranks', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  for _, kind in ipairs { 'SGD', 'AdamW' } do
+    for _, variant in ipairs(VARIANTS) do
+      it(('train as one does: %s, %s'):format(variant[1], kind), function()
+        local expected = reference(kind)
+        ms.dist.spawn(2, function(rank)
+          same_as(expected, variant[2], kind, rank)
+        end)
+      end)
+    end
+  end
+
+  it('step through an optimizer that was made before wrapping', function()
+    local expected = reference('AdamW')
+    ms.dist.spawn(2, function(rank)
+      ms.manual_seed(5)
+      local plain = make()
+      local opt = optimizer('AdamW', plain)
+      local model = wrapped(plain, { auto_wrap_policy = fsdp.ModuleWrapPolicy {
+        nn.TransformerBlock }, use_orig_params = true })
+      for step = 1, STEPS do
+        set_samples(step, rank)
+        model(batch(step, rank)):backward()
+        model:clip_grad_norm_(0.5)
+        opt:step()
+        opt:zero_grad()
+      end
+      local sd = model:state_dict()
+      for _, name in ipairs(sd) do
+        checks.close(expected.params[name], sd[name], 1e-4)
+      end
+    end)
+  end)
+
+  it('freeze parameters after wrapping', function()
+    ms.dist.spawn(2, function()
+      ms.manual_seed(5)
+      local model = wrapped(make(), { auto_wrap_policy = fsdp.ModuleWrapPolicy {
+        nn.TransformerBlock }, use_orig_params = true })
+      local opt = optimizer('SGD', model)
+      for name, p in model:named_parameters() do
+        p:requires_grad_(not name:find('bias'))
+      end
+      local function hashes()
+        local sd, out = model:state_dict(), {}
+        for _, name in ipairs(sd) do
+          out[name] = sd[name]:hash()
+        end
+        return out
+      end
+      local before = hashes()
+      model(batch(1, 0)):backward()
+      opt:step()
+      local after = hashes()
+      for name in model:named_parameters() do
+        assert.equal(name:find('bias') ~= nil, before[name] == after[name], name)
+      end
+    end)
+  end)
+
+  it('end with one hash for every strategy', function()
+    local hashes = os.tmpname()
+    for _, variant in ipairs(VARIANTS) do
+      ms.dist.spawn(2, function(rank)
+        ms.manual_seed(5)
+        local model = wrapped(make(), variant[2])
+        local opt = optimizer('AdamW', model)
+        for step = 1, STEPS do
+          set_samples(step, rank)
+          model(batch(step, rank)):backward()
+          model:clip_grad_norm_(0.5)
+          opt:step()
+          opt:zero_grad()
+        end
+        -- units differ, so the hash is taken over the state dict, in its order
+        local sd, parts = model:state_dict(), {}
+        for i, name in ipairs(sd) do
+          parts[i] = sd[name]:hash()
+        end
+        local file = assert(io.open(hashes, 'a'))
+        file:write(table.concat(parts), '\n')
+        file:close()
+      end)
+    end
+    local first
+    local n = 0
+    for line in io.lines(hashes) do
+      first = first or line
+      assert.equal(first, line)
+      n = n + 1
+    end
+    assert.equal(2 * #VARIANTS, n)
+    os.remove(hashes)
+  end)
+
+  it('show sharded pieces outside forward and full parameters inside', function()
+    ms.dist.spawn(2, function(rank)
+      local layer = nn.Linear(5, 5, { bias = false })
+      local inside
+      layer:register_forward_hook(function(m) inside = m.weight:shape() end)
+      local model = fsdp.FSDP(nn.Sequential(layer),
+        { auto_wrap_policy = fsdp.always_wrap_policy, use_orig_params = true })
+      model:materialize()
+      -- 25 elements and one of padding over two ranks: 13 and 12
+      assert.same({ rank == 0 and 13 or 12 }, layer.weight:shape())
+      model(ms.ones(1, 5))
+      assert.same({ 5, 5 }, inside)
+      assert.same({ rank == 0 and 13 or 12 }, layer.weight:shape())
+      assert.equal(25, model:num_parameters())
+    end)
+  end)
+
+  it('unshard and reshard one instance when asked', function()
+    ms.dist.spawn(2, function()
+      local model = wrapped(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        { auto_wrap_policy = fsdp.always_wrap_policy })
+      model(ms.ones(1, 4)) -- makes the outer instance the root
+      model[1]:unshard()
+      assert.same({ 4, 4 }, model[1].weight:shape())
+      assert.equal(1, model[2].weight:dim())
+      local before = model:collectives().all_gather
+      model[1]:unshard()
+      assert.equal(before, model:collectives().all_gather)
+      model[1]:reshard()
+      assert.equal(1, model[1].weight:dim())
+    end)
+  end)
+
+  it('accumulate without communication inside no_sync', function()
+    ms.dist.spawn(2, function(rank)
+      ms.manual_seed(1)
+      local model = fsdp.FSDP(nn.Linear(7, 1, { bias = false }), { use_orig_params = true })
+      local function run()
+        model(ms.full({ 1, 7 }, rank + 1)):sum():backward()
+      end
+      run()
+      local before = model:collectives().reduce_scatter
+      model:no_sync(run)
+      assert.equal(before, model:collectives().reduce_scatter)
+      run()
+      -- each pass adds the mean over ranks of rank + 1, 1.5; that of no_sync comes with the next
+      local grad = model.weight:grad()
+      checks.close(4.5, grad:mean():item())
+      assert.equal(rank == 0 and 4 or 3, grad:numel())
+    end)
+  end)
+
+  it('compute in bf16 over f32 masters', function()
+    ms.dist.spawn(2, function()
+      ms.manual_seed(1)
+      local model = fsdp.FSDP(make(), {
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
+        mixed_precision = { param_dtype = 'bf16', reduce_dtype = 'f32' },
+      })
+      local opt = optimizer('AdamW', model)
+      local first, last
+      for _ = 1, 20 do
+        local loss = model(batch(1, 0))
+        last = loss:item()
+        first = first or last
+        loss:backward()
+        opt:step()
+        opt:zero_grad()
+      end
+      assert.is_true(last < first - 0.5, ('%g -> %g'):format(first, last))
+      assert.equal('f32', model:parameters()[1]:dtype())
+    end)
+  end)
+
+  it('load and give full state dicts', function()
+    ms.manual_seed(9)
+    local names, values = {}, {}
+    ms.scope(function()
+      local source = make():state_dict()
+      for i, name in ipairs(source) do
+        names[i], values[name] = name, source[name]:totable()
+      end
+    end)
+    ms.dist.spawn(2, function(rank)
+      ms.manual_seed(10)
+      local model = wrapped(make(), { auto_wrap_policy = fsdp.always_wrap_policy })
+      local sd = {}
+      for name in model:named_parameters(true, false) do
+        sd[name] = ms.tensor(values[name])
+      end
+      model:load_state_dict(sd)
+      local back = model:state_dict { rank0_only = true }
+      assert.equal(rank == 0 and #names or 0, #back)
+      for _, name in ipairs(back) do
+        assert.same(values[name], back[name]:totable())
+      end
+    end)
+  end)
+
+  it('write back, each its own elements, what summon_full_params changed', function()
+    ms.dist.spawn(2, function(rank)
+      local model = fsdp.FSDP(nn.Linear(3, 3), { use_orig_params = true })
+      fsdp.summon_full_params(model, nil, function()
+        model.weight:fill_(7 + rank)
+      end)
+      local full = model:state_dict()['weight']:totable()
+      -- 9 + (3) + 3 + (1): eight elements a rank, so rank 1 begins at element 8 of the weight
+      assert.same({ { 7, 7, 7 }, { 7, 7, 7 }, { 7, 7, 8 } }, full)
+    end)
+  end)
+
+  it('take an explicit gradient factor', function()
+    ms.dist.spawn(2, function(rank)
+      local model
+      local warnings = ms.capture_warnings(function()
+        model = fsdp.FSDP(nn.Linear(1, 1, { bias = false }), { sharding_strategy = 'NO_SHARD' })
+      end)
+      assert.equal('FutureWarning', warnings[1].kind)
+      assert.equal('The `NO_SHARD` sharding strategy is deprecated. If having issues, please use '
+        .. '`DistributedDataParallel` instead.', warnings[1].message)
+      model:set_gradient_factor(1)
+      model(ms.full({ 1, 1 }, rank + 1)):sum():backward()
+      checks.close({ { 3 } }, model.weight:grad())
+    end)
+  end)
+
+  it('an error in forward on one rank names it to the other', function()
+    checks.raises('CommError', 'rank 1', ms.dist.spawn, 2, function(rank)
+      local model = fsdp.FSDP(nn.Linear(2, 2))
+      model:register_forward_pre_hook(function()
+        if rank == 1 then
+          ms.error('ValueError', 'only here')
+        end
+      end)
+      model(ms.ones(1, 2)):sum():backward()
+      ms.dist.barrier()
+    end)
+  end)
+end)

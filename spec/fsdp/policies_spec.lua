@@ -1,0 +1,414 @@
+-- lua/moonshard/fsdp/{policies,wrap,frozen,ignored}.lua: what a policy wraps, and what is refused
+local ms = require 'moonshard'
+local nn, fsdp = ms.nn, ms.fsdp
+local FSDP = fsdp.FSDP
+local checks = require 'support.checks'
+
+-- A world of one warns each time; these specs are about wrapping.
+local function quiet(fn, ...)
+  local args, results = { ... }, nil
+  ms.capture_warnings(function()
+    results = { fn(unpack(args)) }
+  end)
+  return unpack(results)
+end
+
+local function wrapped(module, opts)
+  return quiet(FSDP, module, opts)
+end
+
+local function linear()
+  return nn.Linear(5, 5) -- 30 parameters
+end
+
+local function nested()
+  return nn.Sequential(linear(), linear(), nn.Sequential(linear(), linear()))
+end
+
+-- Paths of all wrapped modules, as in the model before wrapping.
+local function wrapped_paths(model)
+  local paths = {}
+  for path, module in model:named_modules() do
+    if ms.is(module, FSDP) then
+      paths[#paths + 1] = path
+    end
+  end
+  return paths
+end
+
+local Encoder = nn.Module.extend('Encoder')
+function Encoder:init() self:child('lin', linear()) end
+function Encoder:forward(x) return self.lin(x) end
+local Decoder = nn.Module.extend('Decoder')
+Decoder.init = Encoder.init
+Decoder.forward = Encoder.forward
+local Norm = nn.Module.extend('Norm', nn.LayerNorm)
+
+local function transformer()
+  local model = nn.Module()
+  model:child('encoder', nn.ModuleList(Encoder(), Encoder()))
+  model:child('decoder', nn.ModuleList(Decoder(), Decoder()))
+  model:child('norm', Norm(5))
+  function model:forward(x)
+    return self.norm(self.decoder[2](self.decoder[1](self.encoder[2](self.encoder[1](x)))))
+  end
+  return model
+end
+
+local LAYERS = { '', 'encoder.0', 'encoder.1', 'decoder.0', 'decoder.1' }
+
+describe('wrap policies', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('always_wrap_policy wraps every module', function()
+    local model = wrapped(nested(), { auto_wrap_policy = fsdp.always_wrap_policy })
+    assert.same({ '', '0', '1', '2', '2.0', '2.1' }, wrapped_paths(model))
+  end)
+
+  describe('size_based_auto_wrap_policy', function()
+    local function by_size(model, opts)
+      return wrapped(model, { auto_wrap_policy = fsdp.size_based_auto_wrap_policy(opts) })
+    end
+
+    it('wraps what is large without its wrapped children', function()
+      assert.same({ '', '2' }, wrapped_paths(by_size(nested(), { min_num_params = 40 })))
+    end)
+
+    it('does not wrap lists, but what is in them', function()
+      local list = nn.ModuleList(linear(), linear())
+      assert.same({ '' }, wrapped_paths(by_size(list, { min_num_params = 40 })))
+      local large = nn.ModuleList(nn.Linear(10, 10))
+      assert.same({ '', '0' }, wrapped_paths(by_size(large, { min_num_params = 40 })))
+    end)
+
+    it('does not look into leaves: attention, or what it is told', function()
+      local attention = nn.CausalSelfAttention(10, 1)
+      local model = nn.Sequential(nn.Linear(10, 10), attention)
+      assert.same({ '', '0' }, wrapped_paths(by_size(model, { min_num_params = 40 })))
+      assert.is_true(ms.is(attention.proj, nn.Linear))
+
+      local leaves = { nn.Linear, unpack(fsdp.size_based_auto_wrap_policy.FORCE_LEAF_MODULES) }
+      model = nn.Sequential(nn.Linear(10, 10), nn.ModuleList(nn.Linear(10, 10)))
+      assert.same({ '' }, wrapped_paths(by_size(model,
+        { min_num_params = 40, force_leaf_modules = leaves })))
+    end)
+
+    it('is a policy itself, with a least size of 1e8', function()
+      assert.same({ '' }, wrapped_paths(wrapped(nested(),
+        { auto_wrap_policy = fsdp.size_based_auto_wrap_policy })))
+      checks.raises('ValueError', "did you mean 'min_num_params'?",
+        fsdp.size_based_auto_wrap_policy, { min_num_param = 3 })
+    end)
+  end)
+
+  it('class policies wrap exactly the root and objects of the classes', function()
+    for _, policy in ipairs {
+      fsdp.transformer_auto_wrap_policy { Encoder, Decoder },
+      fsdp.ModuleWrapPolicy { Encoder, Decoder },
+      fsdp.or_policy { fsdp.ModuleWrapPolicy { Encoder, Decoder } },
+      fsdp.lambda_auto_wrap_policy(function(m) return ms.is(m, Encoder) or ms.is(m, Decoder) end),
+    } do
+      assert.same(LAYERS, wrapped_paths(wrapped(transformer(), { auto_wrap_policy = policy })))
+    end
+    assert.equal('ModuleWrapPolicy{Encoder, Decoder}',
+      tostring(fsdp.ModuleWrapPolicy { Encoder, Decoder }))
+    checks.raises('TypeError', 'entry 1 is a string, expected a class', fsdp.ModuleWrapPolicy,
+      { 'Encoder' })
+  end)
+
+  it('or_policy wraps inside what another policy wraps', function()
+    local function container() return nn.Sequential(nn.Sequential(linear(), Norm(5))) end
+    local function outer(m, recurse) return recurse or ms.is(m, nn.Sequential) end
+    local both = fsdp.or_policy { outer, fsdp.transformer_auto_wrap_policy { Norm } }
+    local function paths(policy)
+      return wrapped_paths(wrapped(container(), { auto_wrap_policy = policy }))
+    end
+    assert.same({ '', '0', '0.1' }, paths(both))
+    assert.same({ '', '0' }, paths(outer))
+  end)
+
+  it('or_policy with one that never wraps is the other one', function()
+    local policy = fsdp.or_policy {
+      function() return false end, fsdp.transformer_auto_wrap_policy { Norm },
+    }
+    local model = wrapped(transformer(), { auto_wrap_policy = policy })
+    assert.same({ '', 'norm' }, wrapped_paths(model))
+  end)
+
+  describe('CustomPolicy', function()
+    local mixed = { param_dtype = 'bf16', module_classes_to_ignore = { Norm } }
+
+    local function settings(model, path)
+      local m = model:get_submodule(path)
+      return { m.sharding_strategy, m.backward_prefetch, m.mixed_precision.param_dtype or 'none' }
+    end
+
+    it('wraps with the root\'s options where it answers true', function()
+      local model
+      local warnings = ms.capture_warnings(function()
+        model = FSDP(transformer(), {
+          auto_wrap_policy = fsdp.CustomPolicy(function(m)
+            return ms.is(m, Norm) or ms.is(m, Encoder) or ms.is(m, Decoder)
+          end),
+          mixed_precision = mixed,
+        })
+      end)
+      assert.same({ 'FULL_SHARD', 'BACKWARD_PRE', 'bf16' }, settings(model, ''))
+      assert.same({ 'FULL_SHARD', 'BACKWARD_PRE', 'bf16' }, settings(model, 'encoder.0'))
+      assert.same({ 'FULL_SHARD', 'BACKWARD_PRE', 'bf16' }, settings(model, 'decoder.1'))
+      assert.same({ 'FULL_SHARD', 'BACKWARD_PRE', 'none' }, settings(model, 'norm'))
+      assert.equal(6, #wrapped_paths(model))
+      local found = false
+      for _, w in ipairs(warnings) do
+        found = found or w.message:find('These modules will be wrapped as separate FSDP instances '
+          .. 'with mixed precision disabled.', 1, true)
+      end
+      assert.truthy(found)
+    end)
+
+    it('wraps with overrides of them where it answers a table', function()
+      local model = wrapped(transformer(), {
+        auto_wrap_policy = fsdp.CustomPolicy(function(m)
+          if ms.is(m, Norm) then return { sharding_strategy = 'NO_SHARD' } end
+          if ms.is(m, Decoder) then
+            return { sharding_strategy = 'SHARD_GRAD_OP', backward_prefetch = 'BACKWARD_POST' }
+          end
+          return ms.is(m, Encoder)
+        end),
+        mixed_precision = mixed,
+      })
+      assert.same({ 'FULL_SHARD', 'BACKWARD_PRE', 'bf16' }, settings(model, 'encoder.1'))
+      assert.same({ 'SHARD_GRAD_OP', 'BACKWARD_POST', 'bf16' }, settings(model, 'decoder.0'))
+      assert.same({ 'NO_SHARD', 'BACKWARD_PRE', 'none' }, settings(model, 'norm'))
+    end)
+
+    it('leaves what it answers {} for', function()
+      local policy = fsdp.CustomPolicy(function() return {} end)
+      assert.same({ '' }, wrapped_paths(wrapped(nested(), { auto_wrap_policy = policy })))
+    end)
+
+    it('must answer a boolean or a table, with known options', function()
+      checks.raises('ValueError', 'The lambda_fn passed to CustomPolicy should return False/True '
+        .. 'or a kwarg dict, but it returned 3', wrapped, nested(),
+        { auto_wrap_policy = fsdp.CustomPolicy(function() return 3 end) })
+      checks.raises('ValueError', "did you mean 'sharding_strategy'?", wrapped, nested(), {
+        auto_wrap_policy = fsdp.CustomPolicy(function() return { shardin_strategy = 'x' } end),
+      })
+    end)
+  end)
+
+  it('modules of ignored classes compute in full precision between casts', function()
+    local seen
+    local Spy = nn.Module.extend('Spy', nn.LayerNorm)
+    function Spy:forward(x)
+      seen = { x:dtype(), self.weight:dtype() }
+      return nn.LayerNorm.forward(self, x)
+    end
+    local model = wrapped(nn.Sequential(nn.Linear(4, 4), Spy(4), nn.Linear(4, 4)), {
+      auto_wrap_policy = fsdp.always_wrap_policy,
+      mixed_precision = { param_dtype = 'bf16', module_classes_to_ignore = { Spy } },
+    })
+    assert.equal('bf16', model(ms.ones(2, 4)):dtype())
+    assert.same({ 'f32', 'f32' }, seen)
+  end)
+
+  it('refuse models with wrapped modules in them, naming the first', function()
+    for _, case in ipairs {
+      { nn.Sequential(linear(), quiet(FSDP, linear())), '1' },
+      { nn.Sequential(nn.Sequential(linear(), quiet(FSDP, linear()))), '0.1' },
+    } do
+      checks.raises('ValueError', 'FSDP auto wrapping requires modules to not already have FSDP '
+        .. 'applied but found ' .. case[2] .. ' in', wrapped, case[1],
+        { auto_wrap_policy = fsdp.always_wrap_policy })
+    end
+  end)
+
+  it('wrap a module that stands in two places once', function()
+    local shared = linear()
+    for _, policy in ipairs { fsdp.always_wrap_policy, fsdp.ModuleWrapPolicy { nn.Linear } } do
+      local model = wrapped(nn.Sequential(shared, nn.ReLU(), shared), { auto_wrap_policy = policy })
+      assert.equal(model[1], model[3])
+      assert.is_true(ms.is(model[1], FSDP))
+      shared = linear()
+    end
+  end)
+
+  describe('ignored modules', function()
+    it('are not wrapped, and do not count', function()
+      local model = nested()
+      local always = wrapped(model, {
+        auto_wrap_policy = fsdp.always_wrap_policy, ignored_modules = { model[2], model[3][1] },
+      })
+      assert.same({ '', '0', '2', '2.1' }, wrapped_paths(always))
+      model = nested()
+      local sized = wrapped(model, {
+        auto_wrap_policy = fsdp.size_based_auto_wrap_policy { min_num_params = 40 },
+        ignored_modules = { model[2], model[3][1] },
+      })
+      assert.same({ '' }, wrapped_paths(sized))
+    end)
+
+    it('keep their parameters out of units', function()
+      local model = nn.Sequential(linear(), nn.Sequential(linear()))
+      local root = wrapped(model, { ignored_states = { model[2] } })
+      assert.equal(30, root:units()[1].numel)
+      assert.same({ 5, 5 }, model[2][1].weight:shape())
+      model = nn.Sequential(linear())
+      assert.equal(25, wrapped(model, { ignored_states = { model[1].bias } }):units()[1].numel)
+    end)
+
+    it('are checked', function()
+      local model = nested()
+      checks.raises('ValueError', 'ignored_modules expects nn.Module list elements but got types '
+        .. '(number)', wrapped, model, { ignored_modules = { 3 } })
+      checks.raises('ValueError', 'ignored_states expects all nn.Parameter or all nn.Module list '
+        .. 'elements but got types (module, parameter)', wrapped, model,
+        { ignored_states = { model[1], model[2].weight } })
+      checks.raises('ValueError', '`ignored_modules` should not include FSDP modules', wrapped,
+        nn.Sequential(linear()), { ignored_modules = { quiet(FSDP, linear()) } })
+      checks.raises('ValueError', 'Cannot pass both ignored_modules and ignored_states at the same '
+        .. 'time', wrapped, model, { ignored_modules = {}, ignored_states = {} })
+      local warnings = ms.capture_warnings(FSDP, model, { ignored_modules = { model } })
+      assert.equal('Trying to ignore the top-level module passed into the FSDP constructor itself '
+        .. 'will result in all parameters being ignored', warnings[2].message)
+    end)
+  end)
+
+  describe('enable_wrap', function()
+    it('lets wrap() wrap inside it, and nowhere else', function()
+      local Model = nn.Module.extend('Model')
+      function Model:init() self:child('lin', fsdp.wrap(linear())) end
+      assert.is_false(ms.is(Model().lin, FSDP))
+      local inside = quiet(fsdp.enable_wrap, { sharding_strategy = 'SHARD_GRAD_OP' }, Model)
+      assert.is_true(ms.is(inside.lin, FSDP))
+      assert.equal('SHARD_GRAD_OP', inside.lin.sharding_strategy)
+      assert.is_false(ms.is(fsdp.wrap(linear()), FSDP))
+    end)
+
+    it('gives way to the options of wrap()', function()
+      local outer = { sharding_strategy = 'SHARD_GRAD_OP', wrapper_cls = FSDP }
+      local lin = quiet(fsdp.enable_wrap, outer,
+        function() return fsdp.wrap(linear(), { sharding_strategy = 'NO_SHARD' }) end)
+      assert.equal('NO_SHARD', lin.sharding_strategy)
+    end)
+
+    it('does not nest, and ends with an error in it', function()
+      checks.raises('NotImplementedError', 'You are already within an autowrap context and we '
+        .. 'currently do not supported nested autowrap.', fsdp.enable_wrap, {}, function()
+          fsdp.enable_wrap({}, function() end)
+        end)
+      assert.equal(4, fsdp.enable_wrap({}, function() return 4 end))
+    end)
+  end)
+
+  it('give every instance the options of the root; six steps run', function()
+    for _, prefetch in ipairs { 'BACKWARD_PRE', 'BACKWARD_POST', 'none' } do
+      for _, forward_prefetch in ipairs { true, false } do
+        local function one() return nn.Linear(1, 1, { bias = false }) end
+        local model = wrapped(nn.Sequential(one(), one(), one(), nn.Sequential(one())), {
+          auto_wrap_policy = fsdp.size_based_auto_wrap_policy { min_num_params = 0 },
+          backward_prefetch = prefetch,
+          forward_prefetch = forward_prefetch,
+        })
+        for _, m in ipairs(model:modules()) do
+          if ms.is(m, FSDP) then
+            assert.equal(prefetch, m.backward_prefetch)
+            assert.equal(forward_prefetch, m.forward_prefetch)
+          end
+        end
+        assert.equal(6, #wrapped_paths(model))
+        local opt = ms.optim.SGD(model:parameters(), { lr = 1e-2, momentum = 0.9 })
+        local first, last
+        for _ = 1, 6 do
+          local loss = model(ms.ones(1, 1)):sum()
+          last = loss:item()
+          first = first or last
+          loss:backward()
+          opt:step()
+          opt:zero_grad()
+        end
+        assert.is_true(last < first)
+      end
+    end
+  end)
+
+  describe('with frozen parameters', function()
+    local Attention = nn.Module.extend('Attention')
+    function Attention:init()
+      for _, name in ipairs { 'q_proj', 'lora_A', 'lora_B', 'k_proj', 'v_proj', 'o_proj' } do
+        local rank = { lora_A = { 32, 8 }, lora_B = { 8, 32 } }
+        local size = rank[name] or { 32, 32 }
+        self:child(name, nn.Linear(size[1], size[2], { bias = false }))
+          :requires_grad_(rank[name] ~= nil)
+      end
+    end
+    local Layer = nn.Module.extend('Layer')
+    function Layer:init()
+      self:child('attn', Attention())
+      self:child('norm', nn.LayerNorm(32)):requires_grad_(false)
+    end
+    local function lora()
+      local model = nn.Module()
+      model:child('layers', nn.ModuleList(Layer(), Layer()))
+      return model
+    end
+    local PREFIX = 'layers.0.attn has both parameters with requires_grad=True and False. '
+
+    it('a unit that mixes them is an error in flat mode and a warning otherwise', function()
+      for _, policy in ipairs {
+        fsdp.ModuleWrapPolicy { Attention, Layer },
+        fsdp.CustomPolicy(function(m) return ms.is(m, Attention) or ms.is(m, Layer) end),
+        fsdp.CustomPolicy(function(m)
+          return ms.is(m, Attention) and { sharding_strategy = 'SHARD_GRAD_OP' } or ms.is(m, Layer)
+        end),
+      } do
+        checks.raises('ValueError', PREFIX .. 'FSDP does not support wrapping such modules when '
+          .. 'use_orig_params=False.', wrapped, lora(), { auto_wrap_policy = policy })
+        local warnings = ms.capture_warnings(FSDP, lora(),
+          { auto_wrap_policy = policy, use_orig_params = true })
+        local text = warnings[2].message
+        assert.equal('UserWarning', warnings[2].kind)
+        assert.equal(1, (text:find(PREFIX .. 'We do not recommend wrapping such modules', 1, true)))
+      end
+    end)
+
+    it('it is named with its sizes and both lists; wrapping the parts apart is fine', function()
+      local frozen = require 'moonshard.fsdp.frozen'
+      local model = lora()
+      local to_wrap, ignored = {}, {}
+      local function set(name, value)
+        for _, layer in ipairs(model.layers) do
+          to_wrap[layer.attn[name] or layer.attn] = value
+        end
+      end
+      local function validate(use_orig_params)
+        return ms.capture_warnings(frozen.validate, model, to_wrap, ignored, use_orig_params)
+      end
+      set('lora_A', true)
+      set('lora_B', true)
+      assert.same({}, validate(false))
+      set('all of attention', true)
+      assert.same({}, validate(false))
+      set('lora_A', nil)
+      local message = validate(true)[1].message
+      for _, part in ipairs {
+        -- four frozen 32 x 32 and lora_A's 8 x 32; lora_B is wrapped apart
+        '(4352 numel instead of 256 numel before sharding via reduce-scatter)',
+        'If possible, wrap the frozen parameters with FSDP separately.',
+        "requires_grad=True: ['layers.0.attn.lora_A.weight']",
+        "requires_grad=False: ['layers.0.attn.q_proj.weight', 'layers.0.attn.k_proj.weight', "
+          .. "'layers.0.attn.v_proj.weight', 'layers.0.attn.o_proj.weight']",
+      } do
+        assert.truthy(message:find(part, 1, true), message)
+      end
+      checks.raises('ValueError', PREFIX, validate, false)
+      local parameter = require 'moonshard_ffi.parameter'
+      for _, layer in ipairs(model.layers) do
+        ignored[parameter.key(layer.attn.lora_A.weight)] = true
+      end
+      assert.same({}, validate(false))
+    end)
+  end)
+end)

@@ -1,0 +1,450 @@
+-- lua/moonshard/fsdp/{wrapper,options,plan,summon}.lua in a world of one: options, names, units,
+-- lazy initialisation, casts, errors
+local ms = require 'moonshard'
+local nn, fsdp = ms.nn, ms.fsdp
+local FSDP = fsdp.FSDP
+local checks = require 'support.checks'
+
+local function quiet(fn, ...)
+  local args, results = { ... }, nil
+  ms.capture_warnings(function()
+    results = { fn(unpack(args)) }
+  end)
+  return unpack(results)
+end
+
+local function wrapped(module, opts)
+  return quiet(FSDP, module, opts)
+end
+
+local function messages(list)
+  local out = {}
+  for i, w in ipairs(list) do
+    out[i] = w.kind .. ': ' .. w.message
+  end
+  return out
+end
+
+describe('FSDP', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  describe('options', function()
+    it('default to PyTorch\'s', function()
+      local m = wrapped(nn.Linear(2, 2))
+      assert.equal('FULL_SHARD', m.sharding_strategy)
+      assert.equal('BACKWARD_PRE', m.backward_prefetch)
+      assert.is_false(m.forward_prefetch)
+      assert.is_false(m.use_orig_params)
+      assert.is_nil(m.mixed_precision.param_dtype)
+      assert.is_true(m.mixed_precision.cast_root_forward_inputs)
+      assert.equal(0, m.rank)
+      assert.equal(1, m.world_size)
+    end)
+
+    it('name the nearest when they are mistyped', function()
+      for _, case in ipairs {
+        { { sharding_stratgy = 'x' }, "did you mean 'sharding_strategy'?" },
+        { { sharding_strategy = 'FULL_SHARDS' }, 'did you mean FULL_SHARD?' },
+        { { backward_prefetch = 'PRE' }, "backward_prefetch is 'PRE', expected BACKWARD_PRE" },
+        { { mixed_precision = { param_dtyp = 'bf16' } }, "did you mean 'param_dtype'?" },
+        { { process_group = 1, device_mesh = 1 },
+          'Cannot pass both process_group and device_mesh at the same time' },
+      } do
+        checks.raises('ValueError', case[2], wrapped, nn.Linear(1, 1), case[1])
+      end
+      checks.raises('NotImplementedError', 'HYBRID_SHARD is not supported yet', wrapped,
+        nn.Linear(1, 1), { sharding_strategy = 'HYBRID_SHARD' })
+      checks.raises('NotImplementedError', 'cpu_offload is not supported', wrapped, nn.Linear(1, 1),
+        { cpu_offload = true })
+      checks.raises('TypeError', 'FSDP wraps a module, got a number', wrapped, 3)
+    end)
+
+    it('warn in a world of one, once per tree, and stay as asked', function()
+      local model
+      local warnings = ms.capture_warnings(function()
+        model = FSDP(nn.Sequential(nn.Linear(2, 2)), { auto_wrap_policy = fsdp.always_wrap_policy })
+      end)
+      assert.same({ 'UserWarning: FSDP is switching to use `NO_SHARD` instead of FULL_SHARD since '
+        .. 'the world size is 1.' }, messages(warnings))
+      assert.equal('FULL_SHARD', model:units()[1].strategy)
+      local asked = { sharding_strategy = 'NO_SHARD' }
+      assert.same({}, ms.capture_warnings(FSDP, nn.Linear(1, 1), asked))
+    end)
+
+    it('warn about containers that have no forward', function()
+      local warnings = ms.capture_warnings(FSDP, nn.ModuleList(nn.Linear(1, 1)),
+        { sharding_strategy = 'NO_SHARD' })
+      assert.same({ 'UserWarning: FSDP will not all-gather parameters for containers that do not '
+        .. 'implement forward' }, messages(warnings))
+    end)
+  end)
+
+  describe('refuses parameters a unit cannot hold', function()
+    local function with(...)
+      local m = nn.Module()
+      for i, p in ipairs { ... } do
+        m:param('p' .. i, p[1], nil, p[2])
+      end
+      return m
+    end
+
+    it('in the words of the reference', function()
+      checks.raises('ValueError', "FSDP doesn't support scalar parameters. Change p2 to a 1D "
+        .. 'tensor with numel equal to 1.', wrapped, with({ { 2 } }, { {} }))
+      checks.raises('ValueError', 'Must flatten tensors with uniform dtype but got f32 and f64',
+        wrapped, with({ { 2 } }, { { 2 }, { dtype = 'f64' } }))
+      local mixed = function() return with({ { 2 } }, { { 2 }, { requires_grad = false } }) end
+      checks.raises('ValueError', 'Must flatten tensors with uniform `requires_grad` when '
+        .. '`use_orig_params=False`', wrapped, mixed())
+      wrapped(mixed(), { use_orig_params = true })
+    end)
+  end)
+
+  describe('shows the wrapped module', function()
+    it('its paths, fields and methods', function()
+      local inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+      inner.note = 'mine'
+      local model = wrapped(inner, { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } })
+      local names = {}
+      for name in model:named_parameters() do
+        names[#names + 1] = name
+      end
+      assert.same({ '0.weight', '0.bias', '1.weight', '1.bias' }, names)
+      assert.same(names, { unpack(model:state_dict()) })
+      assert.equal('mine', model.note)
+      assert.equal(inner, model.module)
+      assert.equal(2, model:len())
+      assert.is_true(ms.is(model[1], FSDP))
+      assert.equal(2, model[1].in_features)
+      assert.equal('1', model[2]:path())
+      assert.equal('1', model[2].module:path())
+    end)
+
+    it('printed inside it', function()
+      assert.equal([[
+FSDP(
+  SHARD_GRAD_OP
+  (_fsdp_wrapped_module): Linear(in_features=2, out_features=1, bias=true)
+)]], tostring(wrapped(nn.Linear(2, 1), { sharding_strategy = 'SHARD_GRAD_OP' })))
+    end)
+  end)
+
+  describe('units', function()
+    it('hold what no nested instance takes, in module order, and say so', function()
+      local model = wrapped(nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 1))), {
+        auto_wrap_policy = fsdp.size_based_auto_wrap_policy { min_num_params = 4,
+          force_leaf_modules = { nn.Linear } },
+        use_orig_params = true,
+      })
+      local units = model:units()
+      -- root: 3 x 3 weight padded from 9 to 12 for alignment, 3 biases; nested: 3 (+ 1) and 1
+      assert.equal('nn.Sequential', units[1].name)
+      assert.same({ 12, 15, 60 },
+        { units[1].numel, units[1].padded_numel, units[1].shard_bytes })
+      assert.equal('1', units[2].name)
+      assert.same({ 4, 5, 20 }, { units[2].numel, units[2].padded_numel, units[2].shard_bytes })
+      assert.equal('FULL_SHARD', units[2].strategy)
+    end)
+
+    it('move a tied parameter up to the instance around all its places', function()
+      local model = nn.Module()
+      model:child('table', nn.Embedding(5, 4))
+      model:child('middle', nn.Linear(4, 4))
+      model:child('head', nn.Linear(4, 5, { bias = false, weight = model.table.weight }))
+      function model:forward(ids) return self.head(self.middle(self.table(ids))) end
+      local reference = nn.Module()
+      reference:child('table', nn.Embedding(5, 4))
+      local root = wrapped(model, { auto_wrap_policy = fsdp.always_wrap_policy })
+      local units = root:units()
+      assert.equal(2, #units)
+      assert.equal(20, units[1].numel)
+      assert.same({ { name = 'table.weight', places = { 'table.weight', 'head.weight' } } },
+        units[1].shared)
+      assert.equal('middle', units[2].name)
+      local logits = root(ms.tensor({ 1, 2 }, { dtype = 'i64' }))
+      logits:sum():backward()
+      assert.same({ 'table.weight', 'middle.weight', 'middle.bias', 'head.weight' },
+        { unpack(root:state_dict()) })
+    end)
+
+    it('cannot share a parameter without an instance around both', function()
+      local a = wrapped(nn.Linear(2, 2, { bias = false }))
+      local b = wrapped(nn.Linear(2, 2, { bias = false, weight = a.weight }))
+      local both = nn.Sequential(a, b)
+      checks.raises('ValueError', "parameter '0.weight' stands in 0.weight and 1.weight, which no "
+        .. 'FSDP instance contains together', both.parameters, both)
+    end)
+
+    it('are not made for modules without parameters', function()
+      local model = wrapped(nn.Sequential(nn.ReLU()),
+        { auto_wrap_policy = fsdp.always_wrap_policy })
+      assert.same({}, model:units())
+      assert.equal(0, #model:parameters())
+      checks.close({ 0, 3 }, model(ms.tensor { -1, 3 }))
+    end)
+  end)
+
+  it('never builds a full parameter: only shards take memory', function()
+    local before = ms.memory().live.parameter
+    local model = wrapped(nn.Sequential(nn.Linear(50, 40, { bias = false })))
+    model:parameters()
+    assert.equal(before, ms.memory().live.parameter)
+    model:materialize()
+    assert.is_true(ms.memory().live.parameter - before < 1.5 * 50 * 40 * 4)
+  end)
+
+  it('begins with the values of the unwrapped module, wrapped by policy or by hand', function()
+    ms.manual_seed(11)
+    local function make(wrap)
+      return wrap(nn.Sequential(wrap(nn.Linear(3, 3)), wrap(nn.Linear(3, 3))))
+    end
+    local plain = make(function(m) return m end)
+    local x = ms.randn(2, 3)
+    local by_hand = make(wrapped)
+    local by_policy = wrapped(make(function(m) return m end),
+      { auto_wrap_policy = fsdp.always_wrap_policy })
+    local y = plain(x):hash()
+    assert.equal(y, by_hand(x):hash())
+    assert.equal(y, by_policy(x):hash())
+  end)
+
+  it('takes the place of a field it is assigned to, and stands alone otherwise', function()
+    ms.manual_seed(11)
+    local function make() return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) end
+    local x = ms.randn(2, 3)
+    local expected = make()(x):hash()
+    local model = make()
+    model[2] = wrapped(model[2])
+    local root = wrapped(model)
+    assert.equal(expected, root(x):hash())
+    assert.same({ 'nn.Sequential', '1' }, { root:units()[1].name, root:units()[2].name })
+
+    local alone = wrapped(make()[1])
+    alone(x)
+    assert.equal('nn.Linear', alone:units()[1].name)
+  end)
+
+  it('keeps values that exist already', function()
+    local layer = nn.Linear(2, 1):materialize()
+    layer.weight:copy_(ms.tensor { { 2, 3 } })
+    layer.bias:fill_(1)
+    checks.close({ { 6 } }, wrapped(layer)(ms.ones(1, 2)))
+  end)
+
+  describe('the first forward makes the root', function()
+    it('and a nested instance that was used alone before is refused', function()
+      local inner = wrapped(nn.Linear(2, 2))
+      inner(ms.ones(1, 2))
+      local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
+      checks.raises('AssertionError', "Non-root FSDP instance's `_is_root` should not have been "
+        .. 'set yet or should have been set to `False`', outer, ms.ones(1, 2))
+    end)
+
+    it('and instances must agree on use_orig_params', function()
+      local inner = wrapped(nn.Linear(2, 2), { use_orig_params = true })
+      local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
+      checks.raises('ValueError', 'Expects one homogeneous value for use_orig_params but got '
+        .. '{false, true}', outer, ms.ones(1, 2))
+    end)
+  end)
+
+  it('resets after an error in forward, raises the same object, and goes on', function()
+    local thrown, broken = { 'x' }, true
+    local Layer = nn.Module.extend('Layer', nn.Linear)
+    function Layer:forward(x)
+      if broken then
+        error(thrown, 0)
+      end
+      return nn.Linear.forward(self, x)
+    end
+    local model = wrapped(nn.Sequential(nn.Linear(2, 2), Layer(2, 2)),
+      { auto_wrap_policy = fsdp.always_wrap_policy })
+    local ok, err = pcall(model, ms.ones(1, 2))
+    assert.is_false(ok)
+    assert.equal(thrown, err)
+    broken = false
+    model(ms.ones(1, 2)):sum():backward()
+    for _, unit in ipairs(model:units()) do
+      assert.equal('SHARDED', unit.state)
+    end
+  end)
+
+  describe('mixed precision', function()
+    local seen
+    local Spy = nn.Module.extend('Spy', nn.Linear)
+    function Spy:forward(x, extra)
+      seen[#seen + 1] = { x:dtype(), self.weight:dtype(), extra and extra.mask[1]:dtype() }
+      return nn.Linear.forward(self, x:to(self.weight:dtype()))
+    end
+    local Pair = nn.Module.extend('Pair')
+    function Pair:init() self:child('a', Spy(2, 2)); self:child('b', Spy(2, 2)) end
+    function Pair:forward(x, extra) return self.b(self.a(x, extra)) end
+
+    before_each(function() seen = {} end)
+
+    it('casts parameters, and the root\'s floating inputs, also inside tables', function()
+      local model = wrapped(Pair(), { mixed_precision = { param_dtype = 'bf16' } })
+      local y = model(ms.ones(1, 2), { mask = { ms.ones(1), ms.ones(1, { dtype = 'i64' }) } })
+      assert.same({ { 'bf16', 'bf16', 'bf16' }, { 'bf16', 'bf16' } }, seen)
+      assert.equal('bf16', y:dtype())
+      assert.equal('f32', model:state_dict()['a.weight']:dtype())
+      y:sum():backward()
+      assert.equal('f32', model.a.weight:grad():dtype())
+    end)
+
+    it('leaves inputs alone when told to, and casts those of instances that ask', function()
+      local low = { param_dtype = 'bf16', cast_root_forward_inputs = false }
+      local model = wrapped(Pair(), { mixed_precision = low })
+      model(ms.ones(1, 2))
+      assert.equal('f32', seen[1][1])
+      seen = {}
+      low.cast_forward_inputs = true
+      wrapped(Pair(), { mixed_precision = low })(ms.ones(1, 2))
+      assert.equal('bf16', seen[1][1])
+    end)
+
+    it('a nested instance casts only with cast_forward_inputs', function()
+      for _, casts in ipairs { false, true } do
+        seen = {}
+        local inner = wrapped(Spy(2, 2),
+          { mixed_precision = { param_dtype = 'bf16', cast_forward_inputs = casts } })
+        wrapped(nn.Sequential(inner))(ms.ones(1, 2))
+        assert.equal(casts and 'bf16' or 'f32', seen[1][1])
+      end
+    end)
+
+    it('casts buffers once; state dicts give the originals', function()
+      local Buffered = nn.Module.extend('Buffered', nn.Linear)
+      function Buffered:forward(x) return nn.Linear.forward(self, x) + self.shift end
+      local layer = Buffered(2, 2)
+      layer:buffer('shift', ms.full({ 2 }, 0.1))
+      layer:buffer('ticks', ms.zeros(1, { dtype = 'i64' }))
+      local model = wrapped(layer,
+        { mixed_precision = { param_dtype = 'bf16', buffer_dtype = 'bf16' } })
+      model(ms.ones(1, 2))
+      assert.equal('bf16', layer.shift:dtype())
+      assert.equal('i64', layer.ticks:dtype())
+      checks.close({ 0.1, 0.1 }, model:state_dict()['shift'])
+      layer.shift:fill_(0.5) -- from here on the cast one says the value
+      checks.close({ 0.5, 0.5 }, model:state_dict()['shift'])
+      model:load_state_dict({ shift = ms.full({ 2 }, 0.3) }, { strict = false })
+      checks.close({ 0.3, 0.3 }, model:state_dict()['shift'])
+      checks.close({ 0.3, 0.3 }, layer.shift, 2e-3) -- bf16 keeps eight bits
+      assert.equal('f32', model:state_dict()['shift']:dtype())
+    end)
+  end)
+
+  describe('is called on the root alone:', function()
+    local function tree()
+      local model = wrapped(nn.Sequential(nn.Linear(2, 2)),
+        { auto_wrap_policy = fsdp.always_wrap_policy })
+      model(ms.ones(1, 2)):sum():backward()
+      return model, model[1]
+    end
+
+    it('no_sync', function()
+      local model, inner = tree()
+      checks.raises('RuntimeError', '`no_sync()` on inner FSDP instances is not supported. Please '
+        .. 'call `no_sync()` on root FSDP module.', inner.no_sync, inner, function() end)
+      assert.equal('back', model:no_sync(function(x) return x end, 'back'))
+      local thrown = {}
+      local _, err = pcall(model.no_sync, model, function() error(thrown, 0) end)
+      assert.equal(thrown, err)
+    end)
+
+    it('clip_grad_norm_', function()
+      local model, inner = tree()
+      checks.raises('RuntimeError', '`clip_grad_norm_()` should only be called on the root FSDP '
+        .. 'instance', inner.clip_grad_norm_, inner, 1)
+      -- gradients: weight all ones (4), bias ones (2)
+      checks.close(math.sqrt(6), model:clip_grad_norm_(1))
+      checks.close(1, model:clip_grad_norm_(9), 1e-5)
+    end)
+  end)
+
+  it('clip_grad_norm_ counts parameters no unit manages', function()
+    local inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, { bias = false }))
+    local model = wrapped(inner, { ignored_modules = { inner[2] } })
+    model:materialize()
+    model:load_state_dict {
+      ['0.weight'] = ms.zeros(2, 2), ['0.bias'] = ms.ones(2), ['1.weight'] = ms.full({ 2, 2 }, 2),
+    }
+    model(ms.ones(1, 2)):sum():backward()
+    -- second weight: ones (4); first layer: 2 + 2 = 4 in six places
+    local total = math.sqrt(4 + 16 * 6)
+    checks.close(total, model:clip_grad_norm_(1))
+    local row = { 1 / total, 1 / total }
+    checks.close({ row, row }, inner[2].weight:grad(), 1e-5)
+    checks.close({ 4 / total, 4 / total }, inner[1].bias:grad(), 1e-5)
+  end)
+
+  it('clip_grad_norm_ warns when there are no gradients', function()
+    local model = wrapped(nn.Linear(1, 1))
+    local warnings = ms.capture_warnings(function()
+      assert.equal(0, model:clip_grad_norm_(1))
+    end)
+    assert.truthy(warnings[1].message:find('Called FSDP.clip_grad_norm_() on rank 0 with no '
+      .. 'gradients', 1, true))
+  end)
+
+  describe('summon_full_params', function()
+    local function model()
+      local m = wrapped(nn.Sequential(nn.Linear(2, 1)),
+        { auto_wrap_policy = fsdp.always_wrap_policy, use_orig_params = true })
+      return m, m[1].module
+    end
+
+    it('shows full parameters and keeps what is written, unless told not to', function()
+      local m, layer = model()
+      local result = fsdp.summon_full_params(m, nil, function(x)
+        assert.same({ 1, 2 }, layer.weight:shape())
+        layer.weight:fill_(3)
+        return x
+      end, 'through')
+      assert.equal('through', result)
+      checks.close({ { 3, 3 } }, m:state_dict()['0.weight'])
+      fsdp.summon_full_params(m, { writeback = false }, function() layer.weight:fill_(4) end)
+      checks.close({ { 3, 3 } }, m:state_dict()['0.weight'])
+    end)
+
+    it('works on modules that are not wrapped themselves', function()
+      local m = model()
+      assert.equal(7, fsdp.summon_full_params(nn.Sequential(m, nn.ReLU()), nil, function()
+        return 7
+      end))
+    end)
+
+    it('keeps nothing after an error in it, and raises that', function()
+      local m, layer = model()
+      m:load_state_dict { ['0.weight'] = ms.ones(1, 2), ['0.bias'] = ms.ones(1) }
+      local thrown = {}
+      local _, err = pcall(fsdp.summon_full_params, m, nil, function()
+        layer.weight:fill_(9)
+        error(thrown, 0)
+      end)
+      assert.equal(thrown, err)
+      checks.close({ { 1, 1 } }, m:state_dict()['0.weight'])
+      checks.close({ { 3 } }, m(ms.ones(1, 2)))
+    end)
+
+    it('refuses what is not supported, nesting, and use during forward', function()
+      local m = model()
+      local function summon(opts) fsdp.summon_full_params(m, opts, function() end) end
+      checks.raises('NotImplementedError',
+        'writeback=True and rank0_only=True is not supported yet', summon, { rank0_only = true })
+      checks.raises('NotImplementedError', 'with_grads=True', summon, { with_grads = true })
+      checks.raises('ValueError', "did you mean 'writeback'?", summon, { writebak = false })
+      checks.raises('AssertionError',
+        'Cannot manually unshard parameters when already unsharding parameters',
+        fsdp.summon_full_params, m, nil, function() summon() end)
+      m[1].module:register_forward_hook(function() summon() end)
+      checks.raises('AssertionError', 'Cannot manually unshard parameters during forward/backward',
+        m, ms.ones(1, 2))
+      local flat = wrapped(nn.Linear(1, 1), { sharding_strategy = 'NO_SHARD' })
+      checks.raises('NotImplementedError', 'offload_to_cpu=True and NO_SHARD is not supported yet',
+        fsdp.summon_full_params, flat, { offload_to_cpu = true }, function() end)
+    end)
+  end)
+end)

@@ -1,0 +1,133 @@
+-- lua/moonshard/models/gpt.lua: shape, first values, loss, learning, generating
+local ms = require 'moonshard'
+local nn = ms.nn
+local checks = require 'support.checks'
+
+local function tiny(opts)
+  local all = { vocab = 11, layers = 2, heads = 2, width = 8, context = 6 }
+  for _, name in ipairs { 'tie', 'bias', 'dropout', 'layers' } do
+    if opts and opts[name] ~= nil then
+      all[name] = opts[name]
+    end
+  end
+  return ms.models.GPT(all)
+end
+
+local function ids(rows)
+  return ms.tensor(rows, { dtype = 'i64' })
+end
+
+describe('models.GPT', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('has the parameters of its shape, the head tied to the token table', function()
+    -- block: two norms 4 C, qkv 3 C C + 3 C, proj C C + C, fc 4 C C + 4 C, out 4 C C + C
+    local block = 4 * 8 + 12 * 64 + 9 * 8
+    local expected = 11 * 8 + 6 * 8 + 2 * block + 2 * 8
+    assert.equal(expected, tiny():num_parameters())
+    assert.equal(expected + 11 * 8, tiny { tie = false }:num_parameters())
+  end)
+
+  it('names them as checkpoints do', function()
+    local names = {}
+    for name in tiny { layers = 1, tie = false }:named_parameters() do
+      names[#names + 1] = name
+    end
+    assert.same({
+      'wte.weight', 'wpe.weight', 'h.0.ln_1.weight', 'h.0.ln_1.bias', 'h.0.attn.qkv.weight',
+      'h.0.attn.qkv.bias', 'h.0.attn.proj.weight', 'h.0.attn.proj.bias', 'h.0.ln_2.weight',
+      'h.0.ln_2.bias', 'h.0.mlp.fc.weight', 'h.0.mlp.fc.bias', 'h.0.mlp.out.weight',
+      'h.0.mlp.out.bias', 'ln_f.weight', 'ln_f.bias', 'lm_head.weight',
+    }, names)
+  end)
+
+  it('begins as GPT-2: N(0, 0.02), residual writers smaller by sqrt(2 layers), biases zero',
+    function()
+      local model = ms.models.GPT { vocab = 64, layers = 2, heads = 2, width = 128, context = 4 }
+      model:materialize()
+      local function deviation(t)
+        return math.sqrt((t * t):mean():item())
+      end
+      checks.close(0.02, deviation(model.wte.weight), 0.001)
+      checks.close(0.02, deviation(model.h[1].mlp.fc.weight), 0.0005)
+      checks.close(0.01, deviation(model.h[2].attn.proj.weight), 0.0005)
+      checks.close(0.01, deviation(model.h[1].mlp.out.weight), 0.0005)
+      assert.equal(0, deviation(model.h[1].attn.qkv.bias))
+      assert.equal(1, deviation(model.ln_f.weight))
+    end)
+
+  it('gives logits, or with targets their mean cross-entropy', function()
+    local model = tiny()
+    local x, y = ids { { 1, 2, 3 }, { 4, 5, 6 } }, ids { { 2, 3, 4 }, { 5, 6, -100 } }
+    local logits = model(x)
+    assert.same({ 2, 3, 11 }, logits:shape())
+    local rows, sum = logits:totable(), 0
+    for b, row in ipairs(y:totable()) do
+      for t, target in ipairs(row) do
+        if target >= 0 then
+          local total = 0
+          for _, v in ipairs(rows[b][t]) do
+            total = total + math.exp(v)
+          end
+          sum = sum + math.log(total) - rows[b][t][target + 1]
+        end
+      end
+    end
+    checks.close(sum / 5, model(x, y):item(), 1e-5)
+  end)
+
+  it('learns a short row by heart and writes it', function()
+    local model = tiny()
+    local opt = ms.optim.AdamW(model:parameters(), { lr = 0.02, weight_decay = 0 })
+    local x, y = ids { { 1, 2, 3, 4, 5 } }, ids { { 2, 3, 4, 5, 1 } }
+    for _ = 1, 60 do
+      model(x, y):backward()
+      opt:step()
+      opt:zero_grad()
+    end
+    assert.is_true(model(x, y):item() < 0.1)
+    assert.same({ 3, 4, 5 }, model:generate({ 1, 2 }, 3, { temperature = 0 }))
+  end)
+
+  it('generates the same tokens for the same seed, past its context, and stays in its mode',
+    function()
+      local model = tiny { dropout = 0.5 }
+      model.drop:eval()
+      local heard = {}
+      local a = model:generate({ 1 }, 12, { seed = 4, on_token = function(t)
+        heard[#heard + 1] = t
+      end })
+      assert.equal(12, #a)
+      assert.same(a, heard)
+      assert.same(a, model:generate({ 1 }, 12, { seed = 4 }))
+      assert.not_same(a, model:generate({ 1 }, 12, { seed = 5 }))
+      assert.is_true(model.training)
+      assert.is_false(model.drop.training)
+      assert.is_true(ms.is_grad_enabled())
+    end)
+
+  it('looks at the last tokens alone once a row is longer than its context', function()
+    local model = tiny()
+    local long, short = { 9, 9, 9, 1, 2, 3, 4, 5, 6 }, { 1, 2, 3, 4, 5, 6 }
+    assert.same(model:generate(short, 1, { temperature = 0 }),
+      model:generate(long, 1, { temperature = 0 }))
+  end)
+
+  it('counts 6 operations per multiplied parameter, and attention', function()
+    local model = tiny()
+    local multiplied = model:num_parameters() - 6 * 8 -- positions are only added
+    assert.equal(6 * multiplied + 6 * 2 * 6 * 8, model:flops_per_token())
+    assert.equal(model:flops_per_token(), tiny { tie = false }:flops_per_token())
+  end)
+
+  it('refuses rows longer than its context and shapes that are none', function()
+    checks.raises('ValueError', 'rows have 7 tokens, the context is 6', tiny(),
+      ids { { 1, 2, 3, 4, 5, 6, 7 } })
+    checks.raises('ValueError', 'layers is 1.5, expected a whole number above 0', ms.models.GPT,
+      { vocab = 2, layers = 1.5, heads = 1, width = 2, context = 2 })
+    checks.raises('ValueError', 'at least one token', tiny().generate, tiny(), {}, 3)
+    assert.is_true(ms.is(tiny().h[1], nn.TransformerBlock))
+  end)
+end)

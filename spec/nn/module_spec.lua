@@ -1,0 +1,280 @@
+-- lua/moonshard/nn/{module,tree}.lua: declaring, walking, naming, calling, hooks, printing
+local ms = require 'moonshard'
+local nn = ms.nn
+local checks = require 'support.checks'
+
+local function names(module, ...)
+  local out = {}
+  for name in module:named_parameters(...) do
+    out[#out + 1] = name
+  end
+  return out
+end
+
+describe('nn.Module', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  describe('declares', function()
+    it('parameters without memory, in order', function()
+      local before = ms.memory().live_total
+      local layer = nn.Linear(300, 200)
+      assert.same({ 'weight', 'bias' }, names(layer))
+      assert.equal(before, ms.memory().live_total)
+      layer:materialize()
+      assert.is_true(ms.memory().live.parameter >= 4 * (300 * 200 + 200))
+    end)
+
+    it('nothing twice, naming what exists', function()
+      local layer = nn.Linear(3, 2)
+      checks.raises('KeyError', "parameter 'weight' is already declared", layer.param, layer,
+        'weight', { 1 })
+      checks.raises('KeyError', "buffer 'bias' is already declared", function()
+        layer:buffer('bias', ms.zeros(1))
+      end)
+      checks.raises('KeyError', "attribute 'forward' already exists in nn.Linear", layer.child,
+        layer, 'forward', nn.ReLU())
+      checks.raises('KeyError', 'contains a dot', layer.child, layer, 'a.b', nn.ReLU())
+      checks.raises('TypeError', "child 'x' of nn.Linear is a number, expected a module",
+        layer.child, layer, 'x', 3)
+    end)
+
+    it('options by known names only', function()
+      checks.raises('ValueError', "unknown option 'bais', did you mean 'bias'?", nn.Linear, 3, 2,
+        { bais = false })
+    end)
+  end)
+
+  describe('walks', function()
+    local function pair()
+      local inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+      return nn.Sequential(nn.Linear(2, 2), inner), inner
+    end
+
+    it('modules, parents first, by 0-based path', function()
+      local paths = {}
+      for path in pair():named_modules() do
+        paths[#paths + 1] = path
+      end
+      assert.same({ '', '0', '1', '1.0', '1.1' }, paths)
+    end)
+
+    it('parameters by path, and those of one module alone', function()
+      local model = pair()
+      assert.same({ '0.weight', '0.bias', '1.0.weight', '1.0.bias' }, names(model))
+      assert.same({}, names(model, false))
+      assert.same({ 'weight', 'bias' }, names(model[1], false))
+    end)
+
+    it('the same list as an array with shapes', function()
+      local list = nn.Linear(3, 2):named_parameters()
+      assert.equal('weight', list[1].name)
+      assert.same({ 2, 3 }, list[1].shape)
+      assert.equal(2, #list)
+    end)
+
+    it('a module reached twice once', function()
+      local shared = nn.Linear(2, 2)
+      local model = nn.Sequential(shared, shared)
+      assert.equal(2, #model:modules())
+      assert.same({ '0.weight', '0.bias' }, names(model))
+      assert.same({ '0.weight', '0.bias', '1.weight', '1.bias' }, names(model, true, false))
+    end)
+
+    it('finds a submodule by path', function()
+      local model, inner = pair()
+      assert.equal(inner, model:get_submodule('1'))
+      assert.equal('1.0', inner[1]:path())
+      checks.raises('KeyError', "nn.Sequential has no submodule '7'", model.get_submodule, model,
+        '7')
+    end)
+
+    it('what a field was set to, in the place it was declared', function()
+      local model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+      model[1] = nn.Linear(2, 5, { bias = false })
+      assert.same({ '0.weight' }, names(model))
+      assert.equal(10, model:num_parameters())
+    end)
+  end)
+
+  describe('ties', function()
+    it('a parameter under a second name, counted and trained once', function()
+      local a = nn.Linear(2, 3, { bias = false })
+      local model = nn.Sequential(a, nn.Linear(2, 3, { bias = false, weight = a.weight }))
+      assert.same({ '0.weight' }, names(model))
+      assert.equal(6, model:num_parameters())
+      assert.equal(1, #model:parameters())
+    end)
+
+    it('by assignment as well', function()
+      local model = nn.Sequential(nn.Linear(2, 2, { bias = false }), nn.Linear(2, 2))
+      model[2].weight = model[1].weight
+      assert.same({ '0.weight', '1.bias' }, names(model))
+    end)
+  end)
+
+  describe('names and fills parameters', function()
+    it('by their path from the outermost module, whoever asks', function()
+      ms.manual_seed(7)
+      local function values(ask)
+        local inner = nn.Linear(4, 4)
+        local model = nn.Sequential(nn.Sequential(inner))
+        ask(model, inner)
+        return inner.weight:hash()
+      end
+      local from_root = values(function(model) model:materialize() end)
+      local from_inside = values(function(_, inner) inner:materialize() end)
+      local by_call = values(function(_, inner) inner(ms.ones(1, 4)) end)
+      assert.equal(from_root, from_inside)
+      assert.equal(from_root, by_call)
+    end)
+
+    it('differently for another seed, path or parameter', function()
+      local function weights(seed)
+        ms.manual_seed(seed)
+        local model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)):materialize()
+        return model[1].weight:hash(), model[2].weight:hash()
+      end
+      local a, b = weights(1)
+      local c = weights(2)
+      assert.not_equal(a, b)
+      assert.not_equal(a, c)
+      assert.equal(a, (weights(1)))
+    end)
+  end)
+
+  describe('is called', function()
+    it('in a scope named by its path: what was made inside is released', function()
+      local leaked
+      local Leaky = nn.Module.extend('Leaky')
+      function Leaky:forward(x)
+        leaked = x + 1
+        return leaked * 2
+      end
+      local model = nn.Sequential(Leaky())
+      checks.close({ 4, 4 }, model(ms.ones(2)))
+      checks.raises('RuntimeError', 'was released at the end of 0', function()
+        leaked:item()
+      end)
+    end)
+
+    it('with results of any number and shape kept', function()
+      local Many = nn.Module.extend('Many')
+      function Many:forward(x)
+        return x + 1, nil, { deep = { x + 2 } }, 'text'
+      end
+      local a, none, nested, text = Many()(ms.zeros(1))
+      checks.close({ 1 }, a)
+      assert.is_nil(none)
+      checks.close({ 2 }, nested.deep[1])
+      assert.equal('text', text)
+    end)
+
+    it('and an error in it closes all scopes and stays the same object', function()
+      local thrown = { 'mine' }
+      local Broken = nn.Module.extend('Broken')
+      function Broken:forward(x)
+        local _ = x + 1
+        error(thrown, 0)
+      end
+      local ok, err = pcall(nn.Sequential(nn.Sequential(Broken())), ms.ones(1))
+      assert.is_false(ok)
+      assert.equal(thrown, err)
+      checks.close({ 2 }, ms.ones(1) + 1) -- no scope is left that would own this
+    end)
+
+    it('without a forward, says so', function()
+      checks.raises('NotImplementedError', 'nn.ModuleList has no forward', nn.ModuleList(),
+        ms.ones(1))
+    end)
+  end)
+
+  describe('hooks', function()
+    it('see and replace arguments and results, in order, until removed', function()
+      local seen = {}
+      local layer = nn.ReLU()
+      local first = layer:register_forward_pre_hook(function(module, args)
+        assert.equal(layer, module)
+        seen[#seen + 1] = 'pre'
+        return { args[1] - 3 }
+      end)
+      local second = layer:register_forward_hook(function(_, results, args)
+        seen[#seen + 1] = 'post ' .. args[1]:item()
+        return { results[1] + 10 }
+      end)
+      checks.close({ 12 }, layer(ms.full({ 1 }, 5)))
+      assert.same({ 'pre', 'post 2' }, seen)
+      first:remove()
+      checks.close({ 15 }, layer(ms.full({ 1 }, 5)))
+      second:remove()
+      checks.close({ 5 }, layer(ms.full({ 1 }, 5)))
+      assert.equal(3, #seen)
+    end)
+
+    it('may remove themselves while they run', function()
+      local layer, calls, handle = nn.ReLU(), 0, nil
+      handle = layer:register_forward_hook(function()
+        calls = calls + 1
+        handle:remove()
+      end)
+      layer:register_forward_hook(function() calls = calls + 10 end)
+      layer(ms.ones(1))
+      layer(ms.ones(1))
+      assert.equal(21, calls)
+    end)
+  end)
+
+  describe('sets all at once', function()
+    it('the mode', function()
+      local model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.5)))
+      assert.equal(model, model:eval())
+      assert.is_false(model[2][1].training)
+      model:train()
+      assert.is_true(model[2][1].training)
+    end)
+
+    it('requires_grad, and drops gradients', function()
+      local layer = nn.Linear(2, 1)
+      layer(ms.ones(1, 2)):sum():backward()
+      checks.close({ 1 }, layer.bias:grad())
+      layer:zero_grad()
+      assert.is_nil(layer.bias:grad())
+      layer:requires_grad_(false)
+      assert.is_false(layer(ms.ones(1, 2)):requires_grad())
+    end)
+
+    it('apply visits children first', function()
+      local order = {}
+      nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())):apply(function(m)
+        order[#order + 1] = m._name
+      end)
+      assert.same({ 'nn.ReLU', 'nn.Tanh', 'nn.Sequential', 'nn.Sequential' }, order)
+    end)
+  end)
+
+  it('prints as a tree, equal neighbours of a list together', function()
+    local model = nn.Sequential(nn.Linear(2, 3, { bias = false }),
+      nn.ModuleList(nn.ReLU(), nn.ReLU(), nn.Tanh()))
+    assert.equal([[
+Sequential(
+  (0): Linear(in_features=2, out_features=3, bias=false)
+  (1): ModuleList(
+    (0-1): 2 x ReLU()
+    (2): Tanh()
+  )
+)]], tostring(model))
+  end)
+
+  it('parameters outlive the scope they were declared in', function()
+    local model = ms.scope(function()
+      local layer = nn.Linear(2, 1)
+      layer:buffer('steps', ms.zeros(1))
+      layer(ms.ones(1, 2))
+      return layer
+    end)
+    assert.same({ 1, 2 }, model.weight:shape())
+    checks.close({ 0 }, model.steps)
+    model(ms.ones(1, 2))
+  end)
+end)

@@ -1,0 +1,73 @@
+-- lua/moonshard/nn/state_dict.lua: parameters and buffers by name, out and in
+local ms = require 'moonshard'
+local nn = ms.nn
+local checks = require 'support.checks'
+
+local function model()
+  local m = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, { bias = false }))
+  m:buffer('count', ms.zeros(1))
+  m:buffer('scratch', ms.zeros(1), { persistent = false })
+  return m
+end
+
+describe('a state dict', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('lists names in order and tensors by name', function()
+    local sd = model():state_dict()
+    assert.same({ '0.weight', '0.bias', '1.weight', 'count' }, { unpack(sd) })
+    assert.same({ 1, 2 }, sd['1.weight']:shape())
+    assert.is_false(sd['0.weight']:requires_grad())
+  end)
+
+  it('shares memory with a plain module', function()
+    local m = model()
+    m:state_dict()['0.bias']:fill_(3)
+    checks.close({ 3, 3 }, m[1].bias)
+  end)
+
+  it('lists a tied parameter under every name', function()
+    local m = nn.Sequential(nn.Linear(2, 2, { bias = false }))
+    m:append(nn.Linear(2, 2, { bias = false, weight = m[1].weight }))
+    assert.same({ '0.weight', '1.weight' }, { unpack(m:state_dict()) })
+  end)
+
+  it('loads what another module gave', function()
+    ms.manual_seed(1)
+    local a = model():materialize()
+    a.count:fill_(5)
+    ms.manual_seed(2)
+    local b = model():materialize()
+    assert.not_equal(a:state_dict()['0.weight']:hash(), b:state_dict()['0.weight']:hash())
+    local report = b:load_state_dict(a:state_dict())
+    assert.same({ missing_keys = {}, unexpected_keys = {} }, report)
+    assert.equal(a:state_dict()['0.weight']:hash(), b:state_dict()['0.weight']:hash())
+    checks.close({ 5 }, b.count)
+  end)
+
+  it('names all that is missing, unexpected or of another shape, and changes nothing', function()
+    local m = model()
+    local before = m:state_dict()['0.weight']:clone()
+    local err = checks.raises('RuntimeError', 'error(s) in loading state dict for nn.Sequential',
+      m.load_state_dict, m, {
+        ['0.weight'] = ms.ones(2, 2), ['1.weight'] = ms.ones(3, 2), ['count'] = ms.ones(1),
+        ['zebra'] = ms.ones(1),
+      })
+    assert.truthy(err.message:find('missing key(s) in state dict: 0.bias;', 1, true))
+    assert.truthy(err.message:find('unexpected key(s) in state dict: zebra;', 1, true))
+    assert.truthy(err.message:find('size mismatch for 1.weight: copying a parameter with shape '
+      .. '(3, 2), the shape in the current model is (1, 2)', 1, true))
+    assert.equal(before:hash(), m:state_dict()['0.weight']:hash())
+  end)
+
+  it('reports without raising when not strict', function()
+    local m = model()
+    local report = m:load_state_dict({ ['0.bias'] = ms.full({ 2 }, 4), x = ms.ones(1) },
+      { strict = false })
+    assert.same({ '0.weight', '1.weight', 'count' }, report.missing_keys)
+    assert.same({ 'x' }, report.unexpected_keys)
+    checks.close({ 4, 4 }, m[1].bias)
+  end)
+end)

@@ -1,0 +1,149 @@
+-- lua/moonshard/ops.lua: operators through Lua (their numbers are tested in C; here the plumbing)
+local ms = require 'moonshard'
+local ops = ms.ops
+local checks = require 'support.checks'
+
+describe('operators', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('combine tensors and numbers from both sides', function()
+    local x = ms.tensor { 1, 2, 4 }
+    assert.same({ 2, 3, 5 }, (x + 1):totable())
+    assert.same({ 2, 3, 5 }, (1 + x):totable())
+    assert.same({ 0, 1, 3 }, (x - 1):totable())
+    assert.same({ 9, 8, 6 }, (10 - x):totable())
+    assert.same({ 3, 6, 12 }, (3 * x):totable())
+    assert.same({ 0.5, 1, 2 }, (x / 2):totable())
+    assert.same({ 4, 2, 1 }, (4 / x):totable())
+    assert.same({ -1, -2, -4 }, (-x):totable())
+    assert.same({ 2, 4, 8 }, (x + x):totable())
+    assert.same({ 0, 0, 0 }, (x - x):totable())
+    assert.same({ 1, 4, 16 }, (x * x):totable())
+    assert.same({ 1, 1, 1 }, (x / x):totable())
+  end)
+
+  it('divide by a number, instead of multiplying by its reciprocal', function()
+    local x = ms.tensor({ 5 }, { dtype = 'f64' })
+    assert.equal(5 / 49, (x / 49):item())
+    assert.not_equal(5 * (1 / 49), (x / 49):item())
+  end)
+
+  it('broadcast, and name both shapes when they cannot', function()
+    local column, row = ms.tensor { { 1 }, { 2 } }, ms.tensor { 10, 20 }
+    assert.same({ { 11, 21 }, { 12, 22 } }, (column + row):totable())
+    local err = checks.raises('ValueError', '(2, 3)', ops.add, ms.zeros(2, 3), ms.zeros(4))
+    assert.truthy(err.message:find('(4)', 1, true))
+  end)
+
+  it('name both dtypes when they differ', function()
+    local a, b = ms.zeros(2), ms.zeros(2, { dtype = 'f64' })
+    local err = checks.raises('TypeError', 'f32', ops.mul, a, b)
+    assert.truthy(err.message:find('f64', 1, true))
+  end)
+
+  it('refuse what is no tensor and name the parameter', function()
+    checks.raises('TypeError', "exp: 'x' is a string, expected a tensor", ops.exp, 'x')
+    checks.raises('TypeError', "matmul: 'b' is a nil, expected a tensor", ops.matmul,
+      ms.zeros(1, 1))
+    checks.raises('TypeError', 'cat: entry 2 is a number', ops.cat, { ms.zeros(1), 3 })
+  end)
+
+  it('apply functions to every element', function()
+    local x = ms.tensor({ 0.5, 1, 2 }, { dtype = 'f64' })
+    checks.close({ math.exp(0.5), math.exp(1), math.exp(2) }, x:exp(), 1e-14)
+    checks.close({ math.log(0.5), 0, math.log(2) }, x:log(), 1e-14)
+    checks.close({ math.sqrt(0.5), 1, math.sqrt(2) }, x:sqrt(), 1e-14)
+    checks.close({ math.tanh(0.5), math.tanh(1), math.tanh(2) }, x:tanh(), 1e-14)
+    checks.close({ 2, 1, 0.5 }, x:reciprocal(), 1e-14)
+    assert.same({ 0, 3 }, ms.tensor({ -1, 3 }):relu():totable())
+  end)
+
+  it('tell both forms of gelu apart', function()
+    local x = ms.tensor({ 1 }, { dtype = 'f64' })
+    checks.close(0.8413447460685429, x:gelu():item(), 1e-12) -- Phi(1)
+    local inner = math.sqrt(2 / math.pi) * 1.044715
+    checks.close(0.5 * (1 + math.tanh(inner)), x:gelu('tanh'):item(), 1e-12)
+  end)
+
+  it('sum and average over the dimensions given', function()
+    local x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+    assert.equal(21, x:sum():item())
+    assert.same({ 5, 7, 9 }, x:sum(1):totable())
+    assert.same({ { 6 }, { 15 } }, x:sum(-1, true):totable())
+    assert.equal(21, x:sum({ 1, 2 }):item())
+    assert.same({ 2, 5 }, x:mean(2):totable())
+    checks.raises('ValueError', 'dimension 2 is given twice', x.sum, x, { 2, 2 })
+  end)
+
+  it('multiply matrices and apply layers', function()
+    local x, w = ms.tensor { { 1, 2 } }, ms.tensor { { 3, 4 }, { 5, 6 }, { 7, 8 } }
+    assert.same({ { 11, 17, 23 } }, x:matmul(w:t()):totable())
+    assert.same({ { 11, 17, 23 } }, ops.linear(x, w):totable())
+    assert.same({ { 12, 18, 24 } }, ops.linear(x, w, ms.ones(3)):totable())
+    checks.close(ops.gelu(ops.linear(x, w, ms.ones(3))):totable(),
+      ops.linear_gelu(x, w, ms.ones(3)))
+    checks.close({ { -1, 1 } }, ops.layer_norm(ms.tensor { { 1, 3 } }, nil, nil, 0))
+    checks.close({ math.log(0.25), math.log(0.75) },
+      ops.log_softmax(ms.tensor { math.log(1), math.log(3) }))
+  end)
+
+  it('look up rows with ids from 0 and name the first id outside', function()
+    local table = ms.tensor { { 1, 2 }, { 3, 4 } }
+    local ids = ms.tensor({ 1, 0, 1 }, { dtype = 'i64' })
+    assert.same({ { 3, 4 }, { 1, 2 }, { 3, 4 } }, ops.embedding(table, ids):totable())
+    checks.raises('IndexError', '2', ops.embedding, table, ms.tensor({ 2 }, { dtype = 'i64' }))
+  end)
+
+  it('measure losses, with targets that do not count', function()
+    local logits = ms.zeros(3, 4)
+    local targets = ms.tensor({ 0, -100, 3 }, { dtype = 'i64' })
+    checks.close(math.log(4), ops.cross_entropy(logits, targets):item())
+    checks.close(2 * math.log(4), ops.cross_entropy(logits, targets, { reduction = 'sum' }):item())
+    checks.close(math.log(4), ops.cross_entropy(logits, ms.tensor({ 1, 7, 7 }, { dtype = 'i64' }),
+      { ignore_index = 7 }):item())
+    checks.close(2.5, ops.mse_loss(ms.tensor { 1, 2 }, ms.tensor { 2, 4 }):item())
+    checks.raises('ValueError', "unknown reduction 'max'", ops.mse_loss, logits, logits,
+      { reduction = 'max' })
+    checks.raises('ValueError', "did you mean 'reduction'?", ops.cross_entropy, logits, targets,
+      { reductoin = 'sum' })
+  end)
+
+  it('attend over all positions, or over the past only', function()
+    local q = ms.zeros(1, 1, 2, 1) -- equal scores: the mean of what is seen
+    local v = ms.tensor { { { { 2 }, { 4 } } } }
+    checks.close({ { { { 3 }, { 3 } } } }, ops.attention(q, q, v))
+    checks.close({ { { { 2 }, { 3 } } } }, ops.attention(q, q, v, { causal = true }))
+    local qkv = ms.tensor { { { 0, 0, 2 }, { 0, 0, 4 } } }
+    checks.close({ { { 2 }, { 3 } } }, ops.attention_packed(qkv, 1, { causal = true }))
+  end)
+
+  it('drop elements by site and call, the same ones every time', function()
+    local x = ms.ones(4, 64)
+    local a = ops.dropout(x, 0.5, 'h.0.drop', 0)
+    assert.equal(a:hash(), ops.dropout(x, 0.5, ops.site('h.0.drop'), 0):hash())
+    assert.not_equal(a:hash(), ops.dropout(x, 0.5, 'h.1.drop', 0):hash())
+    assert.not_equal(a:hash(), ops.dropout(x, 0.5, 'h.0.drop', 1):hash())
+    local kept = 0
+    for _, row in ipairs(a:totable()) do
+      for _, value in ipairs(row) do
+        assert.is_true(value == 0 or value == 2)
+        kept = kept + value / 2
+      end
+    end
+    assert.is_true(kept > 88 and kept < 168) -- 128 expected, 8 is one deviation
+  end)
+
+  it('join along a dimension', function()
+    local a, b = ms.tensor { { 1 }, { 2 } }, ms.tensor { { 3 }, { 4 } }
+    assert.same({ { 1 }, { 2 }, { 3 }, { 4 } }, ops.cat({ a, b }):totable())
+    assert.same({ { 1, 3 }, { 2, 4 } }, ms.cat({ a, b }, 2):totable())
+    local many = {}
+    for i = 1, 60 do
+      many[i] = a
+    end
+    assert.same({ 120, 1 }, ops.cat(many, 1):shape())
+    checks.raises('ValueError', 'the list is empty', ops.cat, {})
+  end)
+end)

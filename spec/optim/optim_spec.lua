@@ -1,0 +1,185 @@
+-- lua/moonshard/optim: groups, updates against the formulas, state
+local ms = require 'moonshard'
+local nn, optim = ms.nn, ms.optim
+local checks = require 'support.checks'
+
+local function leaf(value)
+  return ms.tensor({ value }, { dtype = 'f64', requires_grad = true })
+end
+
+-- Gradient of 1/2 (p - 3)^2 is p - 3.
+local function step(opt, p)
+  opt:zero_grad()
+  local d = p - 3
+  (d * d * 0.5):sum():backward()
+  opt:step()
+end
+
+describe('optim', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('SGD follows momentum, dampening and nesterov', function()
+    local p = leaf(1)
+    local opt = optim.SGD({ p }, { lr = 0.1, momentum = 0.9, nesterov = true, weight_decay = 0.01 })
+    local x, buffer = 1, nil
+    for _ = 1, 5 do
+      local g = x - 3 + 0.01 * x
+      buffer = buffer and 0.9 * buffer + g or g
+      x = x - 0.1 * (g + 0.9 * buffer)
+      step(opt, p)
+      checks.close(x, p:item(), 1e-12)
+    end
+  end)
+
+  it('Adam and AdamW follow their papers', function()
+    for _, kind in ipairs { 'Adam', 'AdamW' } do
+      local p = leaf(1)
+      local opt = optim[kind]({ p }, { lr = 0.1, betas = { 0.8, 0.9 }, eps = 1e-6,
+        weight_decay = 0.05 })
+      local x, m, v = 1, 0, 0
+      for t = 1, 5 do
+        local g = x - 3
+        if kind == 'Adam' then
+          g = g + 0.05 * x
+        else
+          x = x - 0.1 * 0.05 * x
+        end
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        x = x - 0.1 * (m / (1 - 0.8 ^ t)) / (math.sqrt(v / (1 - 0.9 ^ t)) + 1e-6)
+        step(opt, p)
+        checks.close(x, p:item(), 1e-12)
+      end
+    end
+  end)
+
+  describe('parameter groups', function()
+    it('override the defaults and are read and written as fields', function()
+      local a, b = leaf(1), leaf(2)
+      local opt = optim.AdamW({ { params = { a }, weight_decay = 0 }, { params = b, lr = 0.5 } },
+        { lr = 0.25, betas = { 0.9, 0.95 } })
+      local first, second = opt.param_groups[1], opt.param_groups[2]
+      assert.equal(0.25, first.lr)
+      assert.equal(0, first.weight_decay)
+      assert.same({ 0.9, 0.95 }, first.betas)
+      assert.equal(0.5, second.lr)
+      assert.equal(0.01, second.weight_decay)
+      assert.equal(b, second.params[1])
+      second.lr = 2
+      assert.equal(2, second.lr)
+      assert.equal(0.25, first.lr)
+    end)
+
+    it('take a rate all together or one by one', function()
+      local opt = optim.SGD({ { params = { leaf(1) } }, { params = { leaf(1) } } })
+      opt:set_lr(0.3)
+      opt:set_lr(0.4, 2)
+      assert.equal(0.3, opt.param_groups[1].lr)
+      assert.equal(0.4, opt.param_groups[2].lr)
+      checks.raises('IndexError', 'has 2 parameter groups, got index 3', opt.set_lr, opt, 1, 3)
+    end)
+
+    it('use the rate that was set last', function()
+      local p = leaf(1)
+      local opt = optim.SGD({ p }, { lr = 1 })
+      opt:set_lr(0.5)
+      step(opt, p)
+      checks.close(2, p:item())
+    end)
+
+    it('keep their values when a new one is out of range', function()
+      local opt = optim.SGD { leaf(1) }
+      checks.raises('ValueError', 'Invalid learning rate: -1', function()
+        opt.param_groups[1].lr = -1
+      end)
+      assert.equal(1e-3, opt.param_groups[1].lr)
+      checks.raises('TypeError', 'lr is a string, expected a number', function()
+        opt.param_groups[1].lr = '3'
+      end)
+      checks.raises('ValueError', "did you mean 'momentum'?", function()
+        opt.param_groups[1].momentun = 1
+      end)
+    end)
+  end)
+
+  it('says what torch.optim says about bad arguments', function()
+    local p = leaf(1)
+    for _, case in ipairs {
+      { optim.SGD, { lr = -1 }, 'Invalid learning rate: -1' },
+      { optim.SGD, { momentum = -0.5 }, 'Invalid momentum value: -0.5' },
+      { optim.SGD, { nesterov = true },
+        'Nesterov momentum requires a momentum and zero dampening' },
+      { optim.Adam, { betas = { 1, 0.9 } }, 'Invalid beta parameter at index 0: 1' },
+      { optim.AdamW, { eps = -1 }, 'Invalid epsilon value: -1' },
+      { optim.AdamW, { weight_decay = -1 }, 'Invalid weight_decay value: -1' },
+      { optim.AdamW, { momentum = 1 }, "unknown option 'momentum'" },
+    } do
+      checks.raises('ValueError', case[3], case[1], { p }, case[2])
+    end
+    checks.raises('ValueError', 'optimizer got an empty parameter list', optim.SGD, {})
+    checks.raises('ValueError', 'some parameters appear in more than one parameter group',
+      optim.SGD, { { params = { p } }, { params = { p } } })
+    checks.raises('TypeError', 'params: entry 1 is a number, expected a tensor', optim.SGD, { 3 })
+  end)
+
+  it('leaves parameters without a gradient alone', function()
+    local a, b = leaf(1), leaf(2)
+    local opt = optim.AdamW({ a, b }, { lr = 0.1, weight_decay = 0.5 })
+    step(opt, a)
+    assert.equal(2, b:item())
+    assert.is_true(a:item() ~= 1)
+  end)
+
+  it('zero_grad drops gradients', function()
+    local p = leaf(1)
+    local opt = optim.SGD { p }
+    local loss = p * 2
+    loss:sum():backward()
+    opt:zero_grad()
+    assert.is_nil(p:grad())
+  end)
+
+  it('continues to the same bits from its state dict', function()
+    local function make(value)
+      local p = leaf(value)
+      return p, optim.AdamW({ p }, { lr = 0.1 })
+    end
+    local p, opt = make(1)
+    for _ = 1, 3 do
+      step(opt, p)
+    end
+    local q, other = make(p:item())
+    other:load_state_dict(opt:state_dict())
+    for _ = 1, 3 do
+      step(opt, p)
+      step(other, q)
+    end
+    assert.equal(p:hash(), q:hash())
+  end)
+
+  it('trains a module whose parameters have no memory yet', function()
+    local layer = nn.Linear(2, 1)
+    local opt = optim.SGD(layer:parameters(), { lr = 0.1 })
+    layer(ms.ones(1, 2)):sum():backward()
+    local before = layer.bias:item()
+    opt:step()
+    checks.close(before - 0.1, layer.bias:item())
+  end)
+
+  it('prints its groups', function()
+    local text = tostring(optim.SGD({ leaf(1) }, { lr = 0.5 }))
+    assert.truthy(text:find('SGD(\n  group 1 (1 parameters)\n    lr: 0.5\n', 1, true), text)
+  end)
+
+  it('clips plain gradients to a total norm', function()
+    local a, b = leaf(1), leaf(1)
+    local loss = a * 3 + b * 4
+    loss:sum():backward()
+    checks.close(5, optim.clip_grad_norm_({ a, b }, 1))
+    checks.close({ 0.6 }, a:grad(), 1e-5)
+    checks.close({ 0.8 }, b:grad(), 1e-5)
+    checks.close(0.8, optim.clip_grad_norm_({ a, b }, 10, math.huge), 1e-5)
+    checks.close({ 0.6 }, a:grad(), 1e-5)
+  end)
+end)

@@ -1,0 +1,155 @@
+-- lua/moonshard/scope.lua: what is released when, and what the collector does
+local B = require 'moonshard_ffi'
+local ms = require 'moonshard'
+local scope = require 'moonshard.scope'
+local checks = require 'support.checks'
+
+describe('a scope', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('releases what was made in it, at once, and returns its results', function()
+    local before = checks.live_handles()
+    local inside
+    local result, n = ms.scope(function(k)
+      assert.equal(1, B.C.ms_scope_depth())
+      local x = ms.ones(2)
+      local y = x + x
+      inside = ms.memory().live_handles
+      return y * y, k
+    end, 5)
+    assert.equal(0, B.C.ms_scope_depth())
+    assert.equal(before + 2, inside)
+    assert.equal(before + 1, ms.memory().live_handles)
+    assert.same({ 4, 4 }, result:totable())
+    assert.equal(5, n)
+  end)
+
+  it('names itself when a released tensor is used', function()
+    local x
+    scope.run('h.0.attn', function() x = ms.ones(2) end)
+    checks.raises('RuntimeError',
+      "item: 't' was released at the end of h.0.attn; return it or ms.keep it", x.item, x)
+    checks.raises('RuntimeError', "add: 'a' was released at the end of h.0.attn",
+      function() return x + x end)
+    checks.raises('RuntimeError', 'released at the end of h.0.attn', x.backward, x)
+    assert.equal('tensor(released at the end of h.0.attn)', tostring(x))
+  end)
+
+  it('keeps what ms.keep names', function()
+    local kept
+    ms.scope(function() kept = ms.keep(ms.full({ 2 }, 3)) end)
+    assert.same({ 3, 3 }, kept:totable())
+  end)
+
+  it('keeps results inside tables, also nested and circular ones', function()
+    local out = ms.scope(function()
+      local t = { ms.ones(1), { deep = ms.ones(2) } }
+      t.self = t
+      return t
+    end)
+    assert.equal(1, out[1]:numel())
+    assert.equal(2, out[2].deep:numel())
+  end)
+
+  it('keeps any number of results', function()
+    local list = ms.scope(function()
+      local t = {}
+      for i = 1, 200 do
+        t[i] = ms.full({ 1 }, i)
+      end
+      return t
+    end)
+    for i = 1, 200 do
+      assert.equal(i, list[i]:item())
+    end
+  end)
+
+  it('hands results to the scope around it', function()
+    local before = checks.live_handles()
+    local inner
+    ms.scope(function()
+      inner = scope.run('inner', function() return ms.ones(2) end)
+      assert.equal(2, inner:numel())
+    end)
+    assert.equal(before, ms.memory().live_handles)
+    checks.raises('RuntimeError', 'released at the end of ms.scope', inner.numel, inner)
+  end)
+
+  it('leaves tensors from outside alone', function()
+    local x = ms.ones(2)
+    local same = ms.scope(function()
+      x:add_(1)
+      return x
+    end)
+    assert.equal(x, same)
+    assert.same({ 2, 2 }, x:totable())
+  end)
+
+  it('returns nils in their places', function()
+    local function count(...) return select('#', ...), ... end
+    local n, a, b, c = count(ms.scope(function() return nil, 1, nil end))
+    assert.equal(3, n)
+    assert.is_nil(a)
+    assert.equal(1, b)
+    assert.is_nil(c)
+  end)
+
+  it('is closed by an error, which stays the same object', function()
+    local before, thrown = checks.live_handles(), {}
+    local ok, err = pcall(ms.scope, function()
+      ms.scope(function()
+        local _ = ms.ones(2)
+        error(thrown)
+      end)
+    end)
+    assert.is_false(ok)
+    assert.equal(thrown, err)
+    assert.equal(before, ms.memory().live_handles)
+    local x = ms.ones(1) -- made outside any scope again
+    assert.equal(1, x:item())
+  end)
+
+  it('frees the memory of a tensor released early', function()
+    local live = ms.memory().live_total
+    local x = ms.zeros(1024)
+    assert.is_true(ms.memory().live_total >= live + 4096)
+    x:release()
+    assert.equal(live, ms.memory().live_total)
+    x:release()
+  end)
+
+  it('keeps the graph behind a result', function()
+    local w = ms.tensor({ 3 }, { requires_grad = true })
+    local loss = ms.scope(function()
+      local h = w * w
+      return (h * 2):sum()
+    end)
+    loss:backward()
+    assert.equal(12, w:grad():item())
+  end)
+end)
+
+describe('outside scopes', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('20,000 small tensors do not pile up', function()
+    local before = checks.live_handles()
+    for i = 1, 20000 do
+      local _ = ms.full({ 4 }, i)
+    end
+    assert.equal(before, checks.live_handles())
+  end)
+
+  it('large tensors are collected long before their bytes count', function()
+    local before, peak = ms.memory().live_total, 0
+    for _ = 1, 64 do
+      local _ = ms.empty(4 * 2 ^ 20) -- 16 MiB each, 1 GiB in all, 16 bytes of Lua
+      peak = math.max(peak, ms.memory().live_total)
+    end
+    assert.is_true(peak - before <= (256 + 32) * 2 ^ 20, ('%d bytes'):format(peak - before))
+  end)
+end)

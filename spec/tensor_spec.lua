@@ -1,0 +1,188 @@
+-- lua/moonshard/{tensor,create,format,dims}.lua: making, asking, printing tensors
+local ms = require 'moonshard'
+local checks = require 'support.checks'
+
+describe('a tensor', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  describe('when made', function()
+    it('holds the values of a nested table in row-major order', function()
+      local x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+      assert.same({ 2, 3 }, x:shape())
+      assert.same({ { 1, 2, 3 }, { 4, 5, 6 } }, x:totable())
+      assert.equal('f32', x:dtype())
+      assert.equal(6, x:numel())
+      assert.same({ 3, 1 }, x:stride())
+    end)
+
+    it('is bool for booleans and a number without dimensions for a number', function()
+      assert.same({ true, false }, ms.tensor({ true, false }):totable())
+      local x = ms.tensor(2.5)
+      assert.same({}, x:shape())
+      assert.equal(2.5, x:totable())
+      assert.equal(2.5, x:item())
+    end)
+
+    it('refuses a ragged table and names the row', function()
+      checks.raises('ValueError', 'entry [2] has 1 entries, expected 2', ms.tensor,
+        { { 1, 2 }, { 3 } })
+      checks.raises('TypeError', 'entry [2] is a string', ms.tensor, { 1, 'two' })
+    end)
+
+    it('takes sizes one by one or as a list, options last', function()
+      assert.same({ 2, 3 }, ms.zeros(2, 3):shape())
+      assert.same({ 2, 3 }, ms.zeros({ 2, 3 }):shape())
+      assert.equal('f64', ms.ones(2, { dtype = 'f64' }):dtype())
+      assert.equal('bf16', ms.ones({ 2 }, { dtype = ms.bf16 }):dtype())
+      assert.same({}, ms.zeros({ dtype = 'i64' }):shape())
+      assert.same({ 7, 7 }, ms.full({ 2 }, 7):totable())
+    end)
+
+    it('names the nearest option for a mistyped one', function()
+      checks.raises('ValueError', "unknown option 'dtpe', did you mean 'dtype'?", ms.zeros, 2,
+        { dtpe = 'f32' })
+      checks.raises('ValueError', 'unknown dtype f33, expected one of f32, f64', ms.zeros, 2,
+        { dtype = 'f33' })
+    end)
+
+    it('refuses sizes that are none', function()
+      checks.raises('TypeError', 'size 1.5 of dimension 2 is not an integer', ms.zeros, 2, 1.5)
+      checks.raises('ValueError', '9 dimensions, expected at most 8', ms.zeros, 1, 1, 1, 1, 1, 1, 1,
+        1, 1)
+    end)
+
+    it('counts with arange from 0, or from a start below a stop', function()
+      assert.same({ 0, 1, 2 }, ms.arange(3):totable())
+      assert.equal('i64', ms.arange(3):dtype())
+      assert.same({ 2, 4 }, ms.arange(2, 6, 2):totable())
+      assert.same({ 1, 0.5 }, ms.arange(1, 0, -0.5):totable())
+      assert.same({ 0 }, ms.arange(0):shape())
+    end)
+
+    it('is random by stream: equal names give equal values, others do not', function()
+      local a, b = ms.randn(64, { seed = 1 }), ms.randn(64, { seed = 1 })
+      assert.equal(a:hash(), b:hash())
+      assert.not_equal(a:hash(), ms.randn(64, { seed = 2 }):hash())
+      assert.not_equal(ms.randn(64):hash(), ms.randn(64):hash())
+      ms.manual_seed(5)
+      local c = ms.rand(64)
+      ms.manual_seed(5)
+      assert.equal(c:hash(), ms.rand(64):hash())
+      ms.manual_seed(0)
+      for _, x in ipairs(c:totable()) do
+        assert.is_true(x >= 0 and x < 1)
+      end
+    end)
+  end)
+
+  describe('when printed', function()
+    it('shows whole numbers without digits and others with four', function()
+      assert.equal("tensor([1., 2.], dtype='f32', shape=(2))", tostring(ms.tensor { 1, 2 }))
+      assert.equal("tensor([0.2500, 1.0000], dtype='f64', shape=(2))",
+        tostring(ms.tensor({ 0.25, 1 }, { dtype = 'f64' })))
+      assert.equal("tensor([0, 1], dtype='i64', shape=(2))", tostring(ms.arange(2)))
+      assert.equal("tensor(3., dtype='f32')", tostring(ms.tensor(3)))
+    end)
+
+    it('aligns columns and starts each row on a line', function()
+      assert.equal("tensor([[ 1., -2.],\n        [30.,  4.]], dtype='f32', shape=(2, 2))",
+        tostring(ms.tensor { { 1, -2 }, { 30, 4 } }))
+    end)
+
+    it('uses exponents for a wide range, and names nan and inf', function()
+      assert.equal("tensor([1.0000e+00, 1.0000e-05], dtype='f64', shape=(2))",
+        tostring(ms.tensor({ 1, 1e-5 }, { dtype = 'f64' })))
+      assert.equal("tensor([ nan,  inf, -inf], dtype='f32', shape=(3))",
+        tostring(ms.tensor { 0 / 0, 1 / 0, -1 / 0 }))
+    end)
+
+    it('elides the middle past 1000 elements', function()
+      assert.equal("tensor([   0,    1,    2, ..., 1998, 1999, 2000], dtype='i64', shape=(2001))",
+        tostring(ms.arange(2001)))
+      assert.is_nil(tostring(ms.arange(1000)):find('...', 1, true))
+    end)
+
+    it('tells that it requires grad, is empty, or was released', function()
+      assert.equal("tensor([1.], dtype='f32', shape=(1), requires_grad=true)",
+        tostring(ms.ones(1, { requires_grad = true })))
+      assert.equal("tensor([], dtype='f32', shape=(0))", tostring(ms.zeros(0)))
+      local x = ms.ones(1)
+      x:release()
+      assert.equal('tensor(released)', tostring(x))
+    end)
+  end)
+
+  describe('viewed otherwise', function()
+    local x
+    before_each(function() x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } } end)
+    after_each(function() x = nil end)
+
+    it('counts dimensions and positions from 1, and from the end', function()
+      assert.equal(2, x:size(1))
+      assert.equal(3, x:size(-1))
+      assert.same({ { 2, 3 }, { 5, 6 } }, x:narrow(2, 2, 2):totable())
+      assert.same({ { 4, 5, 6 } }, x:narrow(-2, 2, 1):totable())
+      assert.same({ 3, 6 }, x:select(2, 3):totable())
+      assert.same({ { 1, 4 }, { 2, 5 }, { 3, 6 } }, x:t():totable())
+      assert.same({ 3, 2 }, x:permute(2, 1):shape())
+      assert.same({ 3, 2 }, x:transpose(1, -1):shape())
+    end)
+
+    it('refuses dimensions out of range, and says that they count from 1', function()
+      checks.raises('IndexError', 'dimension 0 is out of range for 2 dimensions (they count from'
+        .. ' 1)', x.size, x, 0)
+      checks.raises('IndexError', 'dimension 3 is out of range', x.sum, x, 3)
+      checks.raises('IndexError', '2 entries from 3 exceed dimension 2 of size 3', x.narrow, x, 2,
+        3, 2)
+      checks.raises('IndexError', 'entry 0 is out of range', x.select, x, 1, 0)
+      checks.raises('ValueError', '1 dimensions given, expected 2', x.permute, x, 1)
+    end)
+
+    it('shares memory in views and not in clones', function()
+      local row, copy = x:narrow(1, 1, 1), x:clone()
+      row:fill_(9)
+      assert.same({ { 9, 9, 9 }, { 4, 5, 6 } }, x:totable())
+      assert.same({ { 1, 2, 3 }, { 4, 5, 6 } }, copy:totable())
+      assert.equal(1, x:version())
+    end)
+
+    it('reshapes with one size left open', function()
+      assert.same({ 3, 2 }, x:reshape(3, -1):shape())
+      assert.same({ 1, 2, 3, 4, 5, 6 }, x:view(-1):totable())
+      assert.same({ 1, 4, 2, 5, 3, 6 }, x:t():reshape(6):totable())
+    end)
+
+    it('refuses a view that would need a copy', function()
+      checks.raises('RuntimeError', 'strides (1, 3) do not allow this shape without a copy',
+        x.view, x:t(), 6)
+      assert.is_false(x:t():is_contiguous())
+      assert.is_true(x:t():contiguous():is_contiguous())
+    end)
+
+    it('casts by name', function()
+      assert.equal('f64', x:to('f64'):dtype())
+      assert.equal('bf16', x:bf16():dtype())
+      assert.same({ { 1, 2, 3 }, { 4, 5, 6 } }, x:i64():totable())
+    end)
+  end)
+
+  describe('written in place', function()
+    it('adds scaled, copies with broadcasting and fills', function()
+      local x = ms.zeros(2, 2)
+      assert.equal(x, x:add_(ms.tensor { 1, 2 }, 3))
+      assert.same({ { 3, 6 }, { 3, 6 } }, x:totable())
+      assert.same({ { 4, 7 }, { 4, 7 } }, x:add_(1):totable())
+      assert.same({ { 5, 6 }, { 5, 6 } }, x:copy_(ms.tensor { 5, 6 }):totable())
+      assert.same({ { 0, 0 }, { 0, 0 } }, x:zero_():totable())
+    end)
+  end)
+
+  it('hashes values, not strides', function()
+    local x = ms.tensor { { 1, 2 }, { 3, 4 } }
+    assert.equal(x:hash(), ms.tensor({ { 1, 3 }, { 2, 4 } }):t():hash())
+    assert.equal(16, #x:hash())
+    assert.not_equal(x:hash(), x:t():hash())
+  end)
+end)

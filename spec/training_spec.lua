@@ -1,0 +1,183 @@
+-- The whole of it: a GPT under FSDP on ranks that are processes. Sharding, the number of ranks and
+-- a resume in between must not show in the bits.
+
+local ms = require 'moonshard'
+local checks = require 'support.checks'
+local fsdp, nn, optim = ms.fsdp, ms.nn, ms.optim
+
+local STEPS, MICRO_BATCHES = 20, 4
+
+-- A file of bytes to learn, the same for all runs.
+local function token_file(folder)
+  local path = folder .. '/tokens.u8'
+  local file = assert(io.open(path, 'wb'))
+  local x = 12345
+  for _ = 1, 4000 do
+    x = (x * 1103515245 + 12345) % 2147483648
+    file:write(string.char(math.floor(x / 65536) % 29))
+  end
+  file:close()
+  return path
+end
+
+local function build(path, world, o)
+  ms.manual_seed(5)
+  local model = ms.models.GPT {
+    vocab = 29, layers = 2, heads = 2, width = 20, context = 12, dropout = 0.1,
+  }
+  ms.capture_warnings(function() -- of NO_SHARD and worlds of one
+    model = fsdp.FSDP(model, {
+      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
+      sharding_strategy = o.strategy or 'FULL_SHARD',
+      mixed_precision = o.dtype == 'bf16' and { param_dtype = ms.bf16, reduce_dtype = ms.f32 }
+        or nil,
+      use_orig_params = true,
+    })
+  end)
+  local opt = optim[o.optimizer or 'AdamW'](model:parameters(), {
+    lr = 0.01, momentum = o.optimizer == 'SGD' and 0.9 or nil,
+  })
+  local loader = ms.data.Loader {
+    tokens = ms.data.tokens(path, 'u8'), context = 12, batch = 2, seed = 3, rank = world.rank,
+    world_size = world.size, micro_batches = MICRO_BATCHES / world.size,
+  }
+  model:set_gradient_factor(1 / MICRO_BATCHES)
+  return model, opt, loader
+end
+
+local function step(model, opt, loader)
+  local m = loader.micro_batches
+  local function micro_batch()
+    model(loader:next()):backward()
+  end
+  for k = 1, m do
+    if k < m then
+      model:no_sync(ms.scope, micro_batch)
+    else
+      ms.scope(micro_batch)
+    end
+  end
+  local norm = model:clip_grad_norm_(0.3)
+  opt:step()
+  opt:zero_grad()
+  return norm
+end
+
+local function write(path, text)
+  local file = assert(io.open(path, 'w'))
+  file:write(text)
+  file:close()
+end
+
+local function read(path)
+  local file = assert(io.open(path, 'r'))
+  local text = file:read('*a')
+  file:close()
+  return text
+end
+
+-- Hash and last norm of a run on `n` ranks.
+local function run(folder, n, o)
+  local tokens = token_file(folder)
+  ms.dist.spawn(n, function(rank, size)
+    local model, opt, loader = build(tokens, { rank = rank, size = size }, o)
+    local norm
+    for _ = 1, STEPS do
+      norm = step(model, opt, loader)
+    end
+    local hash = model:hash()
+    if rank == 0 then
+      write(folder .. '/result', ('%s %.17g'):format(hash, norm))
+    end
+  end)
+  return read(folder .. '/result')
+end
+
+describe('training on ranks that are processes', function()
+  local folder
+
+  before_each(function()
+    folder = os.tmpname()
+    os.remove(folder)
+    assert(os.execute('mkdir ' .. folder) == 0)
+  end)
+
+  after_each(function()
+    os.execute('rm -rf ' .. folder)
+  end)
+
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  for _, dtype in ipairs { 'f32', 'bf16' } do
+    for _, optimizer in ipairs { 'SGD', 'AdamW' } do
+      local title = ('ends with the same bits on 1, 2 and 4 ranks and with every strategy '
+        .. '(%s, %s)'):format(dtype, optimizer)
+      it(title, function()
+        local expected
+        for _, n in ipairs { 1, 2, 4 } do
+          for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
+            local result = run(folder, n, {
+              dtype = dtype, optimizer = optimizer, strategy = strategy,
+            })
+            expected = expected or result
+            print(('# %s %s W=%d %-13s %s'):format(dtype, optimizer, n, strategy, result))
+            assert.equal(expected, result, ('%d ranks, %s'):format(n, strategy))
+          end
+        end
+      end)
+    end
+  end
+
+  it('resumes at any step to the same bits, on another number of ranks too', function()
+    local tokens = token_file(folder)
+    local whole = run(folder, 2, { dtype = 'bf16' })
+    for k = 1, STEPS - 1 do
+      local root = folder .. '/checkpoints-' .. k
+      ms.dist.spawn(2, function(rank, size)
+        local model, opt, loader = build(tokens, { rank = rank, size = size }, { dtype = 'bf16' })
+        for _ = 1, k do
+          step(model, opt, loader)
+        end
+        ms.checkpoint.save(root, 'saved', {
+          step = k, model = model, optimizer = opt, loader = loader,
+        })
+      end)
+      local n = k % 2 == 0 and 4 or 2
+      ms.dist.spawn(n, function(rank, size)
+        local model, opt, loader = build(tokens, { rank = rank, size = size }, { dtype = 'bf16' })
+        local meta = ms.checkpoint.load(ms.checkpoint.latest(root), {
+          model = model, optimizer = opt, loader = loader,
+        })
+        assert(meta.step == k)
+        local norm
+        for _ = k + 1, STEPS do
+          norm = step(model, opt, loader)
+        end
+        local hash = model:hash()
+        if rank == 0 then
+          write(folder .. '/result', ('%s %.17g'):format(hash, norm))
+        end
+      end)
+      assert.equal(whole, read(folder .. '/result'), 'resumed after step ' .. k)
+    end
+  end)
+
+  it('names the rank that failed, and what it raised, when one rank raises in its '
+    .. 'forward', function()
+    local tokens = token_file(folder)
+    local ok, err = pcall(ms.dist.spawn, 2, function(rank, size)
+      local model, opt, loader = build(tokens, { rank = rank, size = size }, {})
+      step(model, opt, loader)
+      if rank == 1 then
+        error('rank one had enough')
+      end
+      step(model, opt, loader)
+    end)
+    assert.is_false(ok)
+    assert.equal('CommError', err.kind)
+    assert.truthy(tostring(err):find('rank 1', 1, true))
+    assert.truthy(tostring(err):find('rank one had enough', 1, true))
+  end)
+end)

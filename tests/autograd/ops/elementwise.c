@@ -1,0 +1,177 @@
+/* Elementwise operators: every formula on plain operands, and the broadcasting, layouts and sizes
+ * on a few of them (the loops are shared). */
+#include "op_test.h"
+
+static ms_status run_add(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_add(out, in[0], in[1]);
+}
+
+static ms_status run_sub(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_sub(out, in[0], in[1]);
+}
+
+static ms_status run_mul(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_mul(out, in[0], in[1]);
+}
+
+static ms_status run_div(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_div(out, in[0], in[1]);
+}
+
+static ms_status run_affine(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_affine(out, in[0], c->p[0], c->p[1]);
+}
+
+static ms_status run_reciprocal(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_reciprocal(out, in[0]);
+}
+
+static ms_status run_exp(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_exp(out, in[0]);
+}
+
+static ms_status run_log(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_log(out, in[0]);
+}
+
+static ms_status run_sqrt(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_sqrt(out, in[0]);
+}
+
+static ms_status run_tanh(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_tanh(out, in[0]);
+}
+
+static ms_status run_relu(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_relu(out, in[0]);
+}
+
+static ms_status run_gelu(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_gelu(out, in[0], c->i[0] != 0);
+}
+
+/* x * x: one tensor as both operands. */
+static ms_status run_square(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_mul(out, in[0], in[0]);
+}
+
+static real map_add(const op_case *c, real a, real b)
+{
+    return a + b;
+}
+
+static real map_sub(const op_case *c, real a, real b)
+{
+    return a - b;
+}
+
+static real map_mul(const op_case *c, real a, real b)
+{
+    return a * b;
+}
+
+static real map_div(const op_case *c, real a, real b)
+{
+    return a / b;
+}
+
+static real map_affine(const op_case *c, real a, real b)
+{
+    return c->p[0] * a + c->p[1];
+}
+
+static real map_reciprocal(const op_case *c, real a, real b)
+{
+    return 1 / a;
+}
+
+static real map_exp(const op_case *c, real a, real b)
+{
+    return expl(a);
+}
+
+static real map_log(const op_case *c, real a, real b)
+{
+    return logl(a);
+}
+
+static real map_sqrt(const op_case *c, real a, real b)
+{
+    return sqrtl(a);
+}
+
+static real map_tanh(const op_case *c, real a, real b)
+{
+    return tanhl(a);
+}
+
+static real map_relu(const op_case *c, real a, real b)
+{
+    return a > 0 ? a : 0;
+}
+
+static real map_gelu(const op_case *c, real a, real b)
+{
+    return c->i[0] ? 0.5L * a * (1 + tanhl(sqrtl(2 / M_PIl) * (a + 0.044715L * a * a * a)))
+                   : 0.5L * a * (1 + erfl(a / sqrtl(2)));
+}
+
+static real map_square(const op_case *c, real a, real b)
+{
+    return a * a;
+}
+
+static const op_case cases[] = {
+    MAP2("add", add, SHAPE(5, 7), SHAPE(5, 7), SHAPE(5, 7)),
+    MAP2("add, long", add, SHAPE(131), SHAPE(131), SHAPE(131)),
+    MAP2("add, row", add, SHAPE(5, 7), SHAPE(7), SHAPE(5, 7), .terms = 5),
+    MAP2("add, column first", add, SHAPE(5, 1), SHAPE(3, 1, 7), SHAPE(3, 5, 7), .terms = 21),
+    MAP2("add, scalar", add, SHAPE(4, 9), SCALAR, SHAPE(4, 9), .terms = 36),
+    MAP2("add, scalars", add, SCALAR, SCALAR, SCALAR),
+    MAP2("add, empty", add, SHAPE(0, 7), SHAPE(7), SHAPE(0, 7)),
+    MAP2("add, permuted", add, PERMUTED(6, 5), SHAPE(6, 5), SHAPE(6, 5)),
+    MAP2("sub", sub, SHAPE(5, 7), SHAPE(5, 7), SHAPE(5, 7)),
+    MAP2("sub, row, gaps", sub, NARROWED(7), NARROWED(3, 7), SHAPE(3, 7), .terms = 3),
+    MAP2("mul", mul, SHAPE(5, 7), SHAPE(5, 7), SHAPE(5, 7)),
+    MAP2("mul, middle", mul, SHAPE(3, 4, 5), PERMUTED(3, 1, 5), SHAPE(3, 4, 5), .terms = 4),
+    MAP1("mul, by itself", square, SHAPE(33), SHAPE(33)),
+    MAP2("div", div, SHAPE(5, 7), POSITIVE(5, 7), SHAPE(5, 7)),
+    MAP2("div, both broadcast", div, SHAPE(4, 1), POSITIVE(1, 6), SHAPE(4, 6), .terms = 6),
+    MAP1("affine", affine, SHAPE(5, 7), SHAPE(5, 7), .p = {-1.75, 0.5}),
+    MAP1("affine, gaps", affine, NARROWED(3, 3, 3), SHAPE(3, 3, 3), .p = {0.3, 0}),
+    MAP1("affine, empty", affine, SHAPE(3, 0), SHAPE(3, 0), .p = {2, 1}),
+    MAP1("reciprocal", reciprocal, POSITIVE(5, 7), SHAPE(5, 7)),
+    MAP1("exp", exp, SHAPE(5, 7), SHAPE(5, 7)),
+    MAP1("exp, permuted", exp, PERMUTED(4, 3, 5), SHAPE(4, 3, 5)),
+    MAP1("log", log, POSITIVE(5, 7), SHAPE(5, 7)),
+    MAP1("sqrt", sqrt, POSITIVE(5, 7), SHAPE(5, 7)),
+    MAP1("tanh", tanh, SHAPE(5, 7), SHAPE(5, 7)),
+    MAP1("tanh, permuted", tanh, PERMUTED(9, 8), SHAPE(9, 8)),
+    MAP1("tanh, empty", tanh, SHAPE(0), SHAPE(0)),
+    MAP1("relu", relu, SHAPE(5, 7), SHAPE(5, 7)),
+    MAP1("relu, gaps", relu, NARROWED(5, 6), SHAPE(5, 6)),
+    MAP1("gelu", gelu, SHAPE(5, 7), SHAPE(5, 7)),
+    MAP1("gelu, permuted", gelu, PERMUTED(17, 3), SHAPE(17, 3)),
+    MAP1("gelu_tanh", gelu, SHAPE(5, 7), SHAPE(5, 7), .i = {1}),
+    MAP1("gelu_tanh, scalar", gelu, SCALAR, SCALAR, .i = {1}),
+
+    MAP2("add, integers", add, SHAPE(5, 7), PERMUTED(5, 7), SHAPE(5, 7), .integer = true),
+    MAP2("sub, integers", sub, SHAPE(5, 7), SHAPE(7), SHAPE(5, 7), .integer = true),
+    MAP2("mul, integers", mul, NARROWED(5, 7), SHAPE(5, 1), SHAPE(5, 7), .integer = true),
+    MAP1("affine, integers", affine, SHAPE(33), SHAPE(33), .p = {-3, 2}, .integer = true),
+};
+
+const op_family elementwise_cases = {cases, COUNT(cases)};

@@ -1,0 +1,502 @@
+/* runtime/autograd/engine.c, grad.c, rule.c: gradients of graphs worked out by hand, the order in
+ * which they add, memory shared by several of them, and what is refused. */
+#include "values.h"
+
+#include "autograd.h"
+
+/* -- graphs ------------------------------------------------------------------------------------ */
+
+static void test_autograd_engine__a_chain(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 2), *a, *y; /* y = (3 x + 1) x */
+
+    assert_ok(ms_op_affine(&a, x, 3, 1));
+    assert_ok(ms_op_mul(&y, a, x));
+    assert_ok(ms_backward(y, NULL));
+    EXPECT_VALUES(y, 14);
+    EXPECT_GRAD(x, 13);
+    ms_tensor_free(y);
+    ms_tensor_free(a);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__a_diamond(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3, -1), *g = VECTOR(MS_DTYPE_F64, 1, 10);
+    ms_tensor *a, *b, *c, *y; /* a = 2 x; y = a a + 5 a = 4 x^2 + 10 x */
+
+    assert_ok(ms_op_affine(&a, x, 2, 0));
+    assert_ok(ms_op_mul(&b, a, a));
+    assert_ok(ms_op_affine(&c, a, 5, 0));
+    assert_ok(ms_op_add(&y, b, c));
+    assert_ok(ms_backward(y, g));
+    EXPECT_GRAD(x, 34, 20);
+    EXPECT_VALUES(g, 1, 10);
+    ms_tensor_free(y);
+    ms_tensor_free(c);
+    ms_tensor_free(b);
+    ms_tensor_free(a);
+    ms_tensor_free(g);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__one_leaf_as_both_operands(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3, 4), *g = VECTOR(MS_DTYPE_F64, 1, 2), *y;
+
+    assert_ok(ms_op_mul(&y, x, x)); /* 2 x g */
+    assert_ok(ms_backward(y, g));
+    EXPECT_GRAD(x, 6, 16);
+    ms_tensor_free(y);
+    assert_ok(ms_op_add(&y, x, x)); /* + 2 g */
+    assert_ok(ms_backward(y, g));
+    EXPECT_GRAD(x, 8, 20);
+    ms_tensor_free(y);
+    assert_ok(ms_op_sub(&y, x, x)); /* + 0 */
+    assert_ok(ms_backward(y, g));
+    EXPECT_GRAD(x, 8, 20);
+    ms_tensor_free(y);
+    assert_ok(ms_tensor_set_grad(x, NULL));
+    assert_ok(ms_op_div(&y, x, x)); /* 0 */
+    assert_ok(ms_backward(y, g));
+    EXPECT_GRAD(x, 0, 0);
+    ms_tensor_free(y);
+    ms_tensor_free(g);
+    ms_tensor_free(x);
+}
+
+/* Gradient of x when `op` gets it as several operands, or x and clones of it: the same number by
+ * the chain rule, but only the first way makes one kernel write one place several times. */
+static void several_operands(ms_status (*op)(ms_tensor **, ms_tensor *, ms_tensor *), bool clones,
+                             int32_t ndim, const int64_t *shape, double *values, int64_t n)
+{
+    ms_tensor *x = filled(MS_DTYPE_F64, ndim, shape, 1), *other, *y, *g, *grad;
+    ms_tensor_info info;
+
+    require(x);
+    if (clones) {
+        assert_ok(ms_op_clone(&other, x));
+    } else {
+        other = ms_tensor_retain(x);
+    }
+    assert_ok(op(&y, x, other));
+    assert_ok(ms_tensor_describe(y, &info));
+    g = filled(MS_DTYPE_F64, info.ndim, info.shape, 2);
+    assert_ok(ms_backward(y, g));
+    assert_ok(ms_tensor_grad(&grad, x));
+    assert_ok(ms_tensor_to_doubles(grad, values, n));
+    ms_tensor_free(grad);
+    ms_tensor_free(g);
+    ms_tensor_free(y);
+    ms_tensor_free(other);
+    ms_tensor_free(x);
+}
+
+static ms_status norm_by_itself(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    return ms_op_layer_norm(out, a, b, b, 1e-5);
+}
+
+static ms_status attend_to_itself(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    return ms_op_attention(out, a, b, b, true, 0);
+}
+
+static ms_status linear_by_itself(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    return ms_op_linear(out, a, b, NULL);
+}
+
+static void test_autograd_engine__one_leaf_as_several_operands_of_a_fused_op(void **state)
+{
+    const int64_t vector_shape[1] = {7}, square[2] = {5, 5}, heads[4] = {1, 2, 3, 4};
+    const struct {
+        ms_status (*op)(ms_tensor **, ms_tensor *, ms_tensor *);
+        int32_t ndim;
+        const int64_t *shape;
+        int64_t n;
+    } cases[] = {{norm_by_itself, 1, vector_shape, 7},
+                 {linear_by_itself, 2, square, 25},
+                 {ms_op_matmul, 2, square, 25},
+                 {attend_to_itself, 4, heads, 24}};
+    double expected[25], got[25];
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        several_operands(cases[i].op, true, cases[i].ndim, cases[i].shape, expected, cases[i].n);
+        several_operands(cases[i].op, false, cases[i].ndim, cases[i].shape, got, cases[i].n);
+        assert_close(got, expected, cases[i].n, 1e-13, 1e-14);
+    }
+}
+
+static void test_autograd_engine__leaves_alone_what_needs_no_gradient(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *c = VECTOR(MS_DTYPE_F64, 5);
+    ms_tensor *unused = LEAF(MS_DTYPE_F64, 1), *y, *z;
+
+    assert_ok(ms_op_mul(&y, x, c));
+    assert_ok(ms_op_mul(&z, unused, c)); /* recorded, but no part of y */
+    assert_ok(ms_backward(y, NULL));
+    EXPECT_GRAD(x, 5);
+    expect_no_grad(c);
+    expect_no_grad(unused);
+    ms_tensor_free(z);
+    ms_tensor_free(y);
+    ms_tensor_free(unused);
+    ms_tensor_free(c);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__a_leaf_is_a_root_too(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3, 4), *g = VECTOR(MS_DTYPE_F64, 1, 2);
+
+    assert_ok(ms_backward(x, g));
+    assert_ok(ms_backward(x, g));
+    EXPECT_GRAD(x, 2, 4);
+    EXPECT_VALUES(g, 1, 2);
+    ms_tensor_free(g);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__empty_tensors(void **state)
+{
+    const int64_t none[2] = {0, 3};
+    ms_tensor *x, *y, *g, *grad;
+
+    assert_ok(ms_tensor_empty(&x, MS_DTYPE_F32, 2, none));
+    assert_ok(ms_tensor_empty(&g, MS_DTYPE_F32, 2, none));
+    require(x);
+    assert_ok(ms_op_mul(&y, x, x));
+    assert_ok(ms_backward(y, g));
+    assert_ok(ms_tensor_grad(&grad, x));
+    assert_ok(ms_tensor_to_doubles(grad, NULL, 0));
+    ms_tensor_free(grad);
+    ms_tensor_free(y);
+    ms_tensor_free(g);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__gradients_add_up_over_backwards(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 1, 2), *g = VECTOR(MS_DTYPE_F64, 1, 1), *y, *held;
+
+    assert_ok(ms_op_affine(&y, x, 3, 0));
+    assert_ok(ms_backward(y, g));
+    assert_ok(ms_tensor_grad(&held, x));
+    ms_tensor_free(y);
+    assert_ok(ms_op_affine(&y, x, 4, 0));
+    assert_ok(ms_backward(y, g));
+    EXPECT_GRAD(x, 7, 7);
+    EXPECT_VALUES(held, 7, 7); /* in place */
+    ms_tensor_free(held);
+    ms_tensor_free(y);
+    ms_tensor_free(g);
+    ms_tensor_free(x);
+}
+
+/* -- order ------------------------------------------------------------------------------------- */
+
+/* 2^24 + 1 is no float: sums of 2^24, -2^24 and 1 tell in which order they were made. */
+static void test_autograd_engine__contributions_add_from_the_last_use_to_the_first(void **state)
+{
+    const double big = 16777216;
+    ms_tensor *x = LEAF(MS_DTYPE_F32, 1), *use[3], *sum, *y;
+
+    assert_ok(ms_op_affine(&use[0], x, big, 0));
+    assert_ok(ms_op_affine(&use[1], x, -2 * big, 0));
+    assert_ok(ms_op_affine(&use[2], x, 1, 0));
+    assert_ok(ms_op_add(&sum, use[2], use[0])); /* the order of the sum does not matter */
+    assert_ok(ms_op_add(&y, sum, use[1]));
+    assert_ok(ms_backward(y, NULL));
+    EXPECT_GRAD(x, -big + 0); /* ((1 - 2^25) rounded) + 2^24 */
+    for (int i = 0; i < 3; i++) {
+        ms_tensor_free(use[i]);
+    }
+    ms_tensor_free(sum);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+}
+
+typedef struct turn {
+    int *log, *n, index;
+} turn;
+
+static ms_status take_turn(void *user)
+{
+    const turn *t = user;
+
+    t->log[(*t->n)++] = t->index;
+    return MS_OK;
+}
+
+static void test_autograd_engine__nodes_run_from_the_youngest_to_the_oldest(void **state)
+{
+    enum { N = 37 };
+    ms_tensor *x = LEAF(MS_DTYPE_F32, 1), *use[N], *shuffled[N], *y, *g;
+    turn turns[N];
+    int log[N], n = 0;
+
+    for (int i = 0; i < N; i++) {
+        turns[i] = (turn){log, &n, i};
+        assert_ok(ms_op_affine(&use[i], x, i, 0));
+        assert_true(msi_autograd_pre_hook(use[i], (msi_pre_hook){take_turn, &turns[i]}));
+        shuffled[i * 16 % N] = use[i];
+    }
+    assert_ok(ms_op_cat(&y, shuffled, N, 0));
+    assert_ok(ms_op_clone(&g, y));
+    assert_ok(ms_backward(y, g));
+    assert_int_equal(n, N);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(log[i], N - 1 - i);
+        ms_tensor_free(use[i]);
+    }
+    ms_tensor_free(g);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__operands_of_one_op_add_from_the_first_to_the_last(void **state)
+{
+    const double big = 16777216;
+    ms_tensor *x = LEAF(MS_DTYPE_F32, 1), *parts[3] = {x, x, x}, *y;
+    ms_tensor *g = VECTOR(MS_DTYPE_F32, 1, big, -big);
+
+    assert_ok(ms_op_cat(&y, parts, 3, 0));
+    assert_ok(ms_backward(y, g));
+    EXPECT_GRAD(x, 0); /* (1 + 2^24) - 2^24 */
+    ms_tensor_free(y);
+    ms_tensor_free(g);
+    ms_tensor_free(x);
+}
+
+/* -- memory shared by several gradients -------------------------------------------------------- */
+
+static void test_autograd_engine__shared_gradients_are_not_written(void **state)
+{
+    const int64_t flat = 4, square[2] = {2, 2};
+    const int32_t swap[2] = {1, 0};
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 1, 2, 3, 4), *g = FILLED(MS_DTYPE_F64, 1, 4);
+    ms_tensor *z, *a, *b, *c, *sum, *y;
+    double v[4];
+
+    /* z = 2 x; y = z + flat(transposed(square(z))) + z: one gradient goes three ways */
+    assert_ok(ms_tensor_to_doubles(g, v, 4));
+    assert_ok(ms_op_affine(&z, x, 2, 0));
+    assert_ok(ms_op_reshape(&a, z, 2, square));
+    assert_ok(ms_op_permute(&b, a, 2, swap));
+    assert_ok(ms_op_reshape(&c, b, 1, &flat));
+    assert_ok(ms_op_add(&sum, z, c));
+    assert_ok(ms_op_add(&y, sum, z));
+    assert_ok(ms_backward(y, g));
+    EXPECT_GRAD(x, 2 * (2 * v[0] + v[0]), 2 * (2 * v[1] + v[2]), 2 * (2 * v[2] + v[1]),
+                2 * (2 * v[3] + v[3]));
+    EXPECT_VALUES(g, v[0], v[1], v[2], v[3]);
+    ms_tensor_free(y);
+    ms_tensor_free(sum);
+    ms_tensor_free(c);
+    ms_tensor_free(b);
+    ms_tensor_free(a);
+    ms_tensor_free(z);
+    ms_tensor_free(g);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__a_gradient_used_twice_and_then_read(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *w = LEAF(MS_DTYPE_F64, 5), *z, *s, *p, *y;
+
+    /* z = x, s = z + z, p = s w; y = s + p: ds = g + g w, dz = 2 ds, dw = g s */
+    assert_ok(ms_op_clone(&z, x));
+    assert_ok(ms_op_add(&s, z, z));
+    assert_ok(ms_op_mul(&p, s, w));
+    assert_ok(ms_op_add(&y, s, p));
+    assert_ok(ms_backward(y, NULL));
+    EXPECT_GRAD(x, 12);
+    EXPECT_GRAD(w, 6);
+    ms_tensor_free(y);
+    ms_tensor_free(p);
+    ms_tensor_free(s);
+    ms_tensor_free(z);
+    ms_tensor_free(w);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__expanded_gradients_take_further_contributions(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3, 4, 5), *z, *a, *b, *c, *y;
+
+    /* z = 2 x; y = sum(z) + mean(z) + sum(z): expanded scalars meet */
+    assert_ok(ms_op_affine(&z, x, 2, 0));
+    assert_ok(ms_op_sum(&a, z, 0, false));
+    assert_ok(ms_op_mean(&b, z, 0, false));
+    assert_ok(ms_op_add(&c, a, b));
+    assert_ok(ms_op_add(&y, c, a));
+    assert_ok(ms_backward(y, NULL));
+    EXPECT_VALUES(y, 56);
+    EXPECT_GRAD(x, 14. / 3, 14. / 3, 14. / 3);
+    ms_tensor_free(y);
+    ms_tensor_free(c);
+    ms_tensor_free(b);
+    ms_tensor_free(a);
+    ms_tensor_free(z);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__the_given_gradient_may_be_borrowed_or_strided(void **state)
+{
+    double memory[4] = {1, 2, 3, 4};
+    const int64_t shape[2] = {2, 2};
+    const int32_t swap[2] = {1, 0};
+    ms_tensor *x = FILLED(MS_DTYPE_F64, 1, 2, 2), *z, *y, *g, *strided;
+
+    require(x);
+    assert_ok(ms_tensor_borrow(&g, MS_DTYPE_F64, 2, shape, memory));
+    assert_ok(ms_op_permute(&strided, g, 2, swap));
+    assert_ok(ms_op_clone(&z, x));
+    assert_ok(ms_op_add(&y, z, z));
+    assert_ok(ms_backward(y, strided));
+    EXPECT_GRAD(x, 2, 6, 4, 8);
+    EXPECT_VALUES(g, 1, 2, 3, 4);
+    ms_tensor_free(strided);
+    ms_tensor_free(g);
+    ms_tensor_free(y);
+    ms_tensor_free(z);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__the_given_gradient_is_cast(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_BF16, 1, 2), *g = VECTOR(MS_DTYPE_F64, 1, 0.5), *y, *grad;
+    ms_tensor_info info;
+
+    assert_ok(ms_op_affine(&y, x, 2, 0));
+    assert_ok(ms_backward(y, g));
+    EXPECT_GRAD(x, 2, 1);
+    assert_ok(ms_tensor_grad(&grad, x));
+    assert_ok(ms_tensor_describe(grad, &info));
+    assert_int_equal(info.dtype, MS_DTYPE_BF16);
+    ms_tensor_free(grad);
+    ms_tensor_free(y);
+    ms_tensor_free(g);
+    ms_tensor_free(x);
+}
+
+/* -- what is refused --------------------------------------------------------------------------- */
+
+static void test_autograd_engine__refuses_roots_and_gradients_that_do_not_fit(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F32, 1, 2), *c = VECTOR(MS_DTYPE_F32, 1), *y;
+    ms_tensor *i = VECTOR(MS_DTYPE_I64, 1, 2);
+
+    assert_ok(ms_op_exp(&y, x));
+    assert_fails(MS_RUNTIME_ERROR, "does not require grad", ms_backward(c, NULL));
+    assert_fails(MS_RUNTIME_ERROR, "shape (2) needs a gradient", ms_backward(y, NULL));
+    assert_fails(MS_VALUE_ERROR, "has shape (1), expected (2)", ms_backward(y, c));
+    assert_fails(MS_TYPE_ERROR, "is i64, expected f32", ms_backward(y, i));
+    expect_no_grad(x);
+    ms_tensor_free(i);
+    ms_tensor_free(y);
+    ms_tensor_free(c);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__refuses_a_second_time_before_anything_runs(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 2), *w = LEAF(MS_DTYPE_F64, 3), *shared, *y, *z;
+
+    assert_ok(ms_op_exp(&shared, x));
+    assert_ok(ms_op_affine(&y, shared, 2, 0));
+    assert_ok(ms_op_mul(&z, shared, w));
+    assert_ok(ms_backward(y, NULL));
+    assert_fails(MS_RUNTIME_ERROR, "a second time: 'affine'", ms_backward(y, NULL));
+    assert_fails(MS_RUNTIME_ERROR, "a second time: 'exp'", ms_backward(z, NULL));
+    expect_no_grad(w);
+    EXPECT_GRAD(x, 2 * exp(2));
+    ms_tensor_free(z);
+    ms_tensor_free(y);
+    ms_tensor_free(shared);
+    ms_tensor_free(w);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_engine__finds_saved_tensors_that_were_overwritten(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 2), *w = LEAF(MS_DTYPE_F64, 3), *y;
+
+    assert_ok(ms_op_mul(&y, x, w));
+    assert_ok(ms_tensor_fill(w, 4));
+    assert_ok(ms_tensor_fill(w, 5));
+    assert_fails(MS_RUNTIME_ERROR,
+                 "backward of 'mul': saved tensor 1 of shape (1) was modified by an in-place "
+                 "operation: it is at version 2, expected 0",
+                 ms_backward(y, NULL));
+    expect_no_grad(x);
+    expect_no_grad(w);
+    ms_tensor_free(y);
+    assert_ok(ms_op_mul(&y, x, w)); /* the next one works */
+    assert_ok(ms_backward(y, NULL));
+    EXPECT_GRAD(x, 5);
+    EXPECT_GRAD(w, 2);
+    ms_tensor_free(y);
+    ms_tensor_free(w);
+    ms_tensor_free(x);
+}
+
+/* Allocation k fails, for k = 0, 1, ... until all is well. */
+static void test_autograd_engine__survives_any_allocation_that_fails(void **state)
+{
+    ms_context *ctx = msi_context();
+    int64_t failures = 0;
+    ms_status status = MS_OUT_OF_MEMORY;
+
+    for (; status != MS_OK; failures++) {
+        ms_tensor *x = LEAF(MS_DTYPE_F32, 1, 2), *w = LEAF(MS_DTYPE_F32, 3);
+        ms_tensor *g = VECTOR(MS_DTYPE_F32, 1, 1), *a = NULL, *b = NULL, *y = NULL;
+
+        msi_alloc_fail_at(ctx, failures);
+        status = ms_op_tanh(&a, x);
+        status = status == MS_OK ? ms_op_mul(&b, a, w) : status;
+        status = status == MS_OK ? ms_op_add(&y, b, a) : status;
+        status = status == MS_OK ? ms_backward(y, g) : status;
+        msi_alloc_fail_at(ctx, -1);
+        assert_true(status == MS_OK || status == MS_OUT_OF_MEMORY);
+        if (status != MS_OK) {
+            expect_no_grad(x);
+            expect_no_grad(w);
+        }
+        ms_tensor_free(y);
+        ms_tensor_free(b);
+        ms_tensor_free(a);
+        ms_tensor_free(g);
+        ms_tensor_free(w);
+        ms_tensor_free(x);
+    }
+    assert_true(failures > 6); /* three results, and gradients on their way */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        BOOKED_TEST(test_autograd_engine__a_chain),
+        BOOKED_TEST(test_autograd_engine__a_diamond),
+        BOOKED_TEST(test_autograd_engine__one_leaf_as_both_operands),
+        BOOKED_TEST(test_autograd_engine__one_leaf_as_several_operands_of_a_fused_op),
+        BOOKED_TEST(test_autograd_engine__leaves_alone_what_needs_no_gradient),
+        BOOKED_TEST(test_autograd_engine__a_leaf_is_a_root_too),
+        BOOKED_TEST(test_autograd_engine__empty_tensors),
+        BOOKED_TEST(test_autograd_engine__gradients_add_up_over_backwards),
+        BOOKED_TEST(test_autograd_engine__contributions_add_from_the_last_use_to_the_first),
+        BOOKED_TEST(test_autograd_engine__nodes_run_from_the_youngest_to_the_oldest),
+        BOOKED_TEST(test_autograd_engine__operands_of_one_op_add_from_the_first_to_the_last),
+        BOOKED_TEST(test_autograd_engine__shared_gradients_are_not_written),
+        BOOKED_TEST(test_autograd_engine__a_gradient_used_twice_and_then_read),
+        BOOKED_TEST(test_autograd_engine__expanded_gradients_take_further_contributions),
+        BOOKED_TEST(test_autograd_engine__the_given_gradient_may_be_borrowed_or_strided),
+        BOOKED_TEST(test_autograd_engine__the_given_gradient_is_cast),
+        BOOKED_TEST(test_autograd_engine__refuses_roots_and_gradients_that_do_not_fit),
+        BOOKED_TEST(test_autograd_engine__refuses_a_second_time_before_anything_runs),
+        BOOKED_TEST(test_autograd_engine__finds_saved_tensors_that_were_overwritten),
+        BOOKED_TEST(test_autograd_engine__survives_any_allocation_that_fails),
+    };
+    return cmocka_run_group_tests_name("autograd/engine", tests, NULL, NULL);
+}

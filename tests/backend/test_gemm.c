@@ -1,0 +1,393 @@
+/* runtime/backend/gemm.c and the oneDNN plug-in: which means is chosen, and that all of them give
+ * the product. The tests that need a fresh process (the library opens once) run in a child. */
+#include "backend.h"
+#include "ms_test.h"
+#include "typed.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* One product with its operands; strides as in test shapes below. */
+typedef struct product {
+    msi_gemm_args args;
+    typed a, b, c, before, bias;
+} product;
+
+static product make(int32_t dtype, int32_t c_dtype, int64_t m, int64_t n, int64_t k, int64_t batch,
+                    bool a_t, bool b_t, int64_t pad)
+{
+    int64_t a_ld = (a_t ? m : k) + pad, b_ld = (b_t ? k : n) + pad, c_ld = n + pad;
+    product p = {0};
+
+    p.args = (msi_gemm_args){.m = m,
+                             .n = n,
+                             .k = k,
+                             .a_row = a_t ? 1 : a_ld,
+                             .a_col = a_t ? a_ld : 1,
+                             .b_row = b_t ? 1 : b_ld,
+                             .b_col = b_t ? b_ld : 1,
+                             .c_row = c_ld,
+                             .batch = batch,
+                             .a_batch = a_ld * (a_t ? k : m),
+                             .b_batch = b_ld * (b_t ? n : k),
+                             .c_batch = c_ld * m,
+                             .dtype = dtype,
+                             .c_dtype = c_dtype};
+    p.a = typed_filled(dtype, p.args.a_batch * batch, 1);
+    p.b = typed_filled(dtype, p.args.b_batch * batch, 2);
+    p.c = typed_filled(c_dtype, p.args.c_batch * batch, 3);
+    p.before = typed_copy(&p.c);
+    p.bias = typed_filled(dtype, n, 4);
+    p.args.a = p.a.data;
+    p.args.b = p.b.data;
+    p.args.c = p.c.data;
+    return p;
+}
+
+static void free_product(product *p)
+{
+    typed_free(&p->a);
+    typed_free(&p->b);
+    typed_free(&p->c);
+    typed_free(&p->before);
+    typed_free(&p->bias);
+}
+
+/* Number of elements that differ from plain loops in f64 by more than the dtype allows; the first
+ * one is printed. `inner` is the precision products are added in. */
+static int64_t count_wrong(const product *p, double inner)
+{
+    const msi_gemm_args *g = &p->args;
+    double out_eps = typed_epsilon(g->c_dtype);
+    int64_t wrong = 0;
+
+    for (int64_t at = 0; at < p->c.n; at++) {
+        int64_t q = at / g->c_batch, i = at % g->c_batch / g->c_row, j = at % g->c_row;
+        double sum = 0, size = 0, got = typed_get(&p->c, at), old = typed_get(&p->before, at);
+
+        if (j >= g->n) { /* between rows: untouched */
+            wrong += got != old;
+            continue;
+        }
+        for (int64_t k = 0; k < g->k; k++) {
+            double x = typed_get(&p->a, q * g->a_batch + i * g->a_row + k * g->a_col);
+            double y = typed_get(&p->b, q * g->b_batch + k * g->b_row + j * g->b_col);
+
+            sum += x * y;
+            size += fabs(x * y);
+        }
+        sum += (g->bias != NULL ? typed_get(&p->bias, j) : 0) + (g->accumulate ? old : 0);
+        size += 2;
+        if (!(fabs(got - sum) <= (double)(g->k + 3) * inner * size + 1.01 * out_eps * fabs(sum))) {
+            if (wrong++ == 0) {
+                print_message("batch %lld row %lld column %lld: %.9g, expected %.9g\n",
+                              (long long)q, (long long)i, (long long)j, got, sum);
+            }
+        }
+    }
+    return wrong;
+}
+
+static double inner_epsilon(int32_t dtype)
+{
+    return typed_epsilon(dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32);
+}
+
+static void run_all(int32_t dtype, int32_t c_dtype)
+{
+    static const int64_t shapes[][4] = {{32, 48, 64, 1}, {65, 130, 77, 1}, {1, 300, 64, 1},
+                                        {300, 1, 64, 1}, {64, 96, 1, 1},   {17, 19, 23, 5},
+                                        {5, 4, 6, 3},    {128, 64, 200, 2}};
+
+    for (int32_t s = 0; s < (int32_t)(sizeof(shapes) / sizeof(shapes[0])); s++) {
+        for (int32_t v = 0; v < 16; v++) {
+            product p = make(dtype, c_dtype, shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3],
+                             v & 1, v & 2, (v ^ s) & 1 ? 3 : 0);
+
+            p.args.bias = v & 4 ? p.bias.data : NULL;
+            p.args.accumulate = v & 8;
+            assert_ok(msi_gemm(msi_context(), &p.args));
+            assert_int_equal(0, count_wrong(&p, inner_epsilon(dtype)));
+            free_product(&p);
+        }
+    }
+}
+
+static void test_backend_gemm__f32_is_the_product(void **state)
+{
+    (void)state;
+    run_all(MS_DTYPE_F32, MS_DTYPE_F32);
+}
+
+static void test_backend_gemm__f64_is_the_product(void **state)
+{
+    (void)state;
+    run_all(MS_DTYPE_F64, MS_DTYPE_F64);
+}
+
+static void test_backend_gemm__bf16_is_the_product_rounded_once(void **state)
+{
+    (void)state;
+    run_all(MS_DTYPE_BF16, MS_DTYPE_BF16);
+}
+
+static void test_backend_gemm__bf16_operands_can_give_an_f32_product(void **state)
+{
+    (void)state;
+    run_all(MS_DTYPE_BF16, MS_DTYPE_F32);
+}
+
+static void test_backend_gemm__no_inner_dimension_stores_zeros_or_the_bias(void **state)
+{
+    (void)state;
+    const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16};
+
+    for (int32_t d = 0; d < 3; d++) {
+        for (int32_t v = 0; v < 4; v++) {
+            product p = make(dtypes[d], dtypes[d], 70, 80, 0, 2, false, false, 0);
+
+            p.args.bias = v & 1 ? p.bias.data : NULL;
+            p.args.accumulate = v & 2;
+            assert_ok(msi_gemm(msi_context(), &p.args));
+            assert_int_equal(0, count_wrong(&p, inner_epsilon(dtypes[d])));
+            free_product(&p);
+        }
+    }
+}
+
+static void test_backend_gemm__empty_products_touch_nothing(void **state)
+{
+    (void)state;
+    msi_gemm_args g = {.m = 0, .n = 5, .k = 7, .batch = 1, .dtype = MS_DTYPE_F32};
+
+    assert_ok(msi_gemm(msi_context(), &g));
+    g.m = 5;
+    g.n = 0;
+    assert_ok(msi_gemm(msi_context(), &g));
+    g.n = 5;
+    g.batch = 0;
+    assert_ok(msi_gemm(msi_context(), &g));
+}
+
+static void test_backend_gemm__integers_are_not_implemented(void **state)
+{
+    (void)state;
+    msi_gemm_args g = {.m = 1, .n = 1, .k = 1, .batch = 1, .dtype = MS_DTYPE_I64};
+
+    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "i64", msi_gemm(msi_context(), &g));
+}
+
+static void test_backend_gemm__primitives_are_created_once_per_shape(void **state)
+{
+    (void)state;
+    product p = make(MS_DTYPE_F32, MS_DTYPE_F32, 40, 50, 60, 1, false, false, 0);
+    product q = make(MS_DTYPE_F32, MS_DTYPE_F32, 40, 50, 60, 1, false, false, 0);
+    product tiny = make(MS_DTYPE_F32, MS_DTYPE_F32, 16, 16, 16, 1, false, false, 0);
+
+    if (strncmp(msi_gemm_name(msi_context(), MS_DTYPE_F32), "own", 3) == 0) {
+        skip(); /* no library on this machine */
+    }
+    assert_ok(msi_gemm(msi_context(), &p.args));
+    int64_t before = msi_gemm_created(msi_context());
+
+    assert_true(before > 0);
+    for (int32_t i = 0; i < 5; i++) {
+        assert_ok(msi_gemm(msi_context(), &q.args));
+        assert_ok(msi_gemm(msi_context(), &p.args));
+        assert_ok(msi_gemm(msi_context(), &tiny.args));
+    }
+    assert_int_equal(before, msi_gemm_created(msi_context()));
+    assert_memory_equal(p.c.data, q.c.data, (size_t)typed_nbytes(&p.c));
+    p.args.accumulate = true; /* another key */
+    assert_ok(msi_gemm(msi_context(), &p.args));
+    assert_int_equal(before + 1, msi_gemm_created(msi_context()));
+    free_product(&p);
+    free_product(&q);
+    free_product(&tiny);
+}
+
+static void test_backend_gemm__many_shapes_fit_in_the_table(void **state)
+{
+    (void)state;
+    for (int32_t round = 0; round < 2; round++) {
+        int64_t before = msi_gemm_created(msi_context());
+
+        for (int64_t n = 40; n < 140; n++) {
+            product p = make(MS_DTYPE_F32, MS_DTYPE_F32, 11, n, 13, 1, false, true, 0);
+
+            assert_ok(msi_gemm(msi_context(), &p.args));
+            assert_int_equal(0, count_wrong(&p, inner_epsilon(MS_DTYPE_F32)));
+            free_product(&p);
+        }
+        if (round == 1) {
+            assert_int_equal(before, msi_gemm_created(msi_context()));
+        }
+    }
+}
+
+static void test_backend_gemm__work_space_is_given_back_at_close(void **state)
+{
+    (void)state;
+    ms_memory_stats stats;
+
+    ms_close();
+    run_all(MS_DTYPE_BF16, MS_DTYPE_BF16);
+    ms_close();
+    ms_memory_stats_get(&stats);
+    assert_int_equal(0, stats.live[MS_MEM_SCRATCH]);
+    assert_int_equal(0, msi_gemm_created(msi_context()));
+}
+
+/* -- in a child ---------------------------------------------------------------------------------
+ */
+
+static void in_child(int (*body)(void))
+{
+    pid_t pid = fork();
+    int status = 0;
+
+    if (pid == 0) {
+        _exit(body());
+    }
+    assert_int_equal(pid, waitpid(pid, &status, 0));
+    assert_true(WIFEXITED(status));
+    assert_int_equal(0, WEXITSTATUS(status));
+}
+
+#define CHILD_CHECK(cond)                                                                          \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            fprintf(stderr, "%s:%d: %s does not hold (%s)\n", __FILE__, __LINE__, #cond,           \
+                    ms_error_message());                                                           \
+            return 1;                                                                              \
+        }                                                                                          \
+    } while (0)
+
+static int without_plugin(void)
+{
+    product p = make(MS_DTYPE_BF16, MS_DTYPE_BF16, 70, 90, 110, 2, false, true, 0);
+
+    setenv("MS_ONEDNN", "0", 1);
+    CHILD_CHECK(msi_gemm(msi_context(), &p.args) == MS_OK);
+    CHILD_CHECK(count_wrong(&p, inner_epsilon(MS_DTYPE_BF16)) == 0);
+    CHILD_CHECK(strncmp(msi_gemm_name(msi_context(), MS_DTYPE_BF16), "own:", 4) == 0);
+    CHILD_CHECK(msi_gemm_created(msi_context()) == 0);
+    free_product(&p);
+    ms_close();
+    return 0;
+}
+
+static void test_backend_gemm__the_own_kernel_stands_in_for_a_missing_plugin(void **state)
+{
+    (void)state;
+    in_child(without_plugin);
+}
+
+static int without_bf16(void)
+{
+    const char *kind = NULL, *text = NULL;
+
+    setenv("MS_CPU_ISA", "v3", 1);
+    if (strncmp(msi_gemm_name(msi_context(), MS_DTYPE_F32), "own", 3) == 0) {
+        return 0; /* no library */
+    }
+    ms_warnings_capture(true);
+    for (int32_t v = 0; v < 16; v++) {
+        product p = make(MS_DTYPE_BF16, v & 8 ? MS_DTYPE_F32 : MS_DTYPE_BF16, 70, 90, 110, 2, v & 1,
+                         v & 2, 1);
+
+        p.args.accumulate = v & 4;
+        p.args.bias = v & 2 ? p.bias.data : NULL;
+        CHILD_CHECK(msi_gemm(msi_context(), &p.args) == MS_OK);
+        CHILD_CHECK(count_wrong(&p, inner_epsilon(MS_DTYPE_BF16)) == 0);
+        free_product(&p);
+    }
+    CHILD_CHECK(ms_warning_take(&kind, &text));
+    CHILD_CHECK(strcmp(kind, "UserWarning") == 0 && strstr(text, "fp32") != NULL);
+    CHILD_CHECK(!ms_warning_take(&kind, &text)); /* once */
+    CHILD_CHECK(strncmp(msi_gemm_name(msi_context(), MS_DTYPE_BF16), "fp32 by ", 8) == 0);
+    ms_warnings_capture(false);
+    ms_close();
+    return 0;
+}
+
+static void test_backend_gemm__bf16_without_hardware_is_said_once_and_computed_in_f32(void **state)
+{
+    (void)state;
+    in_child(without_bf16);
+}
+
+static int old_processor(void)
+{
+    product p = make(MS_DTYPE_F32, MS_DTYPE_F32, 70, 90, 110, 1, false, true, 0);
+
+    setenv("MS_CPU_ISA", "v2", 1);
+    CHILD_CHECK(msi_gemm(msi_context(), &p.args) == MS_OK);
+    CHILD_CHECK(count_wrong(&p, inner_epsilon(MS_DTYPE_F32)) == 0);
+    CHILD_CHECK(strstr(msi_gemm_name(msi_context(), MS_DTYPE_F32), "avx") == NULL);
+    free_product(&p);
+    ms_close();
+    return 0;
+}
+
+static void test_backend_gemm__the_library_keeps_to_the_chosen_instruction_set(void **state)
+{
+    (void)state;
+    in_child(old_processor);
+}
+
+static int out_of_memory(void)
+{
+    product p = make(MS_DTYPE_F32, MS_DTYPE_F32, 70, 90, 110, 1, true, true, 0);
+    bool failed = false;
+
+    for (int64_t k = 0; k < 8; k++) {
+        memcpy(p.c.data, p.before.data, (size_t)typed_nbytes(&p.c));
+        msi_alloc_fail_at(msi_context(), k);
+        ms_status status = msi_gemm(msi_context(), &p.args);
+
+        msi_alloc_fail_at(msi_context(), -1);
+        CHILD_CHECK(status == MS_OK || status == MS_OUT_OF_MEMORY);
+        if (status == MS_OK) { /* after a failure the same context works */
+            CHILD_CHECK(count_wrong(&p, inner_epsilon(MS_DTYPE_F32)) == 0);
+            break;
+        }
+        failed = true;
+        CHILD_CHECK(strstr(ms_error_message(), "scratch") != NULL);
+    }
+    if (strncmp(msi_gemm_name(msi_context(), MS_DTYPE_F32), "brg", 3) == 0) {
+        CHILD_CHECK(failed); /* this implementation takes work space */
+    }
+    free_product(&p);
+    ms_close();
+    return 0;
+}
+
+static void test_backend_gemm__running_out_of_memory_is_an_error_that_can_be_survived(void **state)
+{
+    (void)state;
+    in_child(out_of_memory);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        /* first, while no library is open here */
+        cmocka_unit_test(test_backend_gemm__the_own_kernel_stands_in_for_a_missing_plugin),
+        cmocka_unit_test(test_backend_gemm__bf16_without_hardware_is_said_once_and_computed_in_f32),
+        cmocka_unit_test(test_backend_gemm__the_library_keeps_to_the_chosen_instruction_set),
+        cmocka_unit_test(test_backend_gemm__running_out_of_memory_is_an_error_that_can_be_survived),
+        cmocka_unit_test(test_backend_gemm__f32_is_the_product),
+        cmocka_unit_test(test_backend_gemm__f64_is_the_product),
+        cmocka_unit_test(test_backend_gemm__bf16_is_the_product_rounded_once),
+        cmocka_unit_test(test_backend_gemm__bf16_operands_can_give_an_f32_product),
+        cmocka_unit_test(test_backend_gemm__no_inner_dimension_stores_zeros_or_the_bias),
+        cmocka_unit_test(test_backend_gemm__empty_products_touch_nothing),
+        cmocka_unit_test(test_backend_gemm__integers_are_not_implemented),
+        cmocka_unit_test(test_backend_gemm__primitives_are_created_once_per_shape),
+        cmocka_unit_test(test_backend_gemm__many_shapes_fit_in_the_table),
+        cmocka_unit_test(test_backend_gemm__work_space_is_given_back_at_close),
+    };
+
+    return cmocka_run_group_tests_name("backend/gemm", tests, NULL, NULL);
+}

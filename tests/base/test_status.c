@@ -1,0 +1,122 @@
+/* runtime/base: errors, warnings, switches, keys. */
+#include "base.h"
+#include "ms_test.h"
+
+static ms_status inner(void)
+{
+    return MS_FAIL(MS_VALUE_ERROR, "found %d, expected %d", 3, 4);
+}
+
+static ms_status outer(void)
+{
+    MS_TRY(inner());
+    return MS_OK;
+}
+
+static void test_base_status__messages_pass_up_unchanged(void **state)
+{
+    (void)state;
+    assert_fails(MS_VALUE_ERROR, "found 3, expected 4", outer());
+    assert_string_equal("unit 'x': found 3, expected 4",
+                        (msi_fail_prefix(MS_VALUE_ERROR, "unit '%s': ", "x"), ms_error_message()));
+    ms_error_clear();
+    assert_string_equal("", ms_error_message());
+}
+
+static void test_base_status__every_kind_has_a_name(void **state)
+{
+    (void)state;
+    assert_string_equal("OK", ms_status_name(MS_OK));
+    assert_string_equal("ValueError", ms_status_name(MS_VALUE_ERROR));
+    assert_string_equal("CommError", ms_status_name(MS_COMM_ERROR));
+    assert_string_equal("HookError", ms_status_name(MS_HOOK_ERROR));
+    assert_string_equal("UnknownError", ms_status_name(-99));
+    assert_string_equal("UnknownError", ms_status_name(1));
+}
+
+static void test_base_status__a_long_message_is_cut_not_overrun(void **state)
+{
+    char text[4000];
+
+    (void)state;
+    memset(text, 'x', sizeof(text) - 1);
+    text[sizeof(text) - 1] = '\0';
+    ms_error_set(MS_IO_ERROR, text);
+    assert_int_equal(1023, strlen(ms_error_message()));
+    msi_fail_prefix(MS_IO_ERROR, "in front: ");
+    assert_int_equal(1023, strlen(ms_error_message()));
+    assert_memory_equal("in front: xxx", ms_error_message(), 13);
+}
+
+static void test_base_status__warnings_are_captured_in_order(void **state)
+{
+    const char *kind, *message;
+
+    (void)state;
+    ms_warnings_capture(true);
+    msi_warn("UserWarning", "first %d", 1);
+    ms_warn("FutureWarning", "second");
+    assert_true(ms_warning_take(&kind, &message));
+    assert_string_equal("UserWarning", kind);
+    assert_string_equal("first 1", message);
+    assert_true(ms_warning_take(&kind, &message));
+    assert_string_equal("FutureWarning", kind);
+    assert_false(ms_warning_take(&kind, &message));
+    ms_warnings_capture(false);
+}
+
+/* FNV-1a's published test vectors. */
+static void test_base_util__name_keys_are_fnv1a(void **state)
+{
+    (void)state;
+    assert_true(ms_name_key("") == 0xcbf29ce484222325u);
+    assert_true(ms_name_key("a") == 0xaf63dc4c8601ec8cu);
+    assert_true(ms_name_key("foobar") == 0x85944171f73967e8u);
+}
+
+static void test_base_util__switches_are_numbers_or_a_warning(void **state)
+{
+    const char *kind, *message;
+
+    (void)state;
+    setenv("MS_TEST_SWITCH", "12", 1);
+    assert_int_equal(12, msi_switch_int("MS_TEST_SWITCH", 5));
+    setenv("MS_TEST_SWITCH", "12x", 1);
+    ms_warnings_capture(true);
+    assert_int_equal(5, msi_switch_int("MS_TEST_SWITCH", 5));
+    assert_true(ms_warning_take(&kind, &message));
+    assert_string_equal("MS_TEST_SWITCH is '12x', expected a whole number; using 5", message);
+    ms_warnings_capture(false);
+    setenv("MS_TEST_SWITCH", "1", 1);
+    assert_true(msi_switch_on("MS_TEST_SWITCH"));
+    setenv("MS_TEST_SWITCH", "true", 1);
+    assert_false(msi_switch_on("MS_TEST_SWITCH")); /* exactly "1" */
+    unsetenv("MS_TEST_SWITCH");
+    assert_int_equal(5, msi_switch_int("MS_TEST_SWITCH", 5));
+}
+
+static void test_base_context__closing_forgets_seed_and_samples(void **state)
+{
+    (void)state;
+    ms_seed(9);
+    ms_sample_base_set(40);
+    assert_true(ms_seed_get() == 9);
+    assert_int_equal(1, ms_sample_epoch());
+    ms_close();
+    assert_true(ms_seed_get() == 0);
+    assert_int_equal(0, ms_sample_epoch());
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_base_status__messages_pass_up_unchanged),
+        cmocka_unit_test(test_base_status__every_kind_has_a_name),
+        cmocka_unit_test(test_base_status__a_long_message_is_cut_not_overrun),
+        cmocka_unit_test(test_base_status__warnings_are_captured_in_order),
+        cmocka_unit_test(test_base_util__name_keys_are_fnv1a),
+        cmocka_unit_test(test_base_util__switches_are_numbers_or_a_warning),
+        cmocka_unit_test(test_base_context__closing_forgets_seed_and_samples),
+    };
+    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}

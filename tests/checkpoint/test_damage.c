@@ -1,0 +1,393 @@
+/* runtime/checkpoint/manifest_read.c and reader.c against damaged and hostile checkpoints: an error
+ * that names the file, or exactly what was saved; never a crash, never other numbers. */
+#include "ckpt_test.h"
+
+#include <jansson.h>
+
+#define SHARD "rank-00000-of-00001.safetensors"
+
+static void test_checkpoint_damage__any_changed_byte_of_a_manifest_is_found(void **state)
+{
+    const char *folder = inside(path_of("flip"), "s"), *path;
+    int found = 0, harmless = 0;
+    size_t n;
+
+    assert_ok(save_small(path_of("flip"), "s", 3));
+    path = inside(folder, "manifest.json");
+    char *text = slurp(path, &n);
+
+    for (size_t i = 0; i < n; i++) {
+        for (int bit = 0; bit < 8; bit++) {
+            text[i] ^= (char)(1 << bit);
+            spill(path, text, n);
+            if (load_small(folder, 3) == MS_OK) {
+                harmless++; /* white space that became other white space: the same contents */
+            } else {
+                assert_non_null(strstr(ms_error_message(), "manifest.json"));
+                found++;
+            }
+            text[i] ^= (char)(1 << bit);
+        }
+    }
+    assert_true(found > 20 * harmless);
+    spill(path, text, n);
+    assert_ok(load_small(folder, 3));
+    free(text);
+}
+
+static void test_checkpoint_damage__a_shortened_manifest_is_an_error(void **state)
+{
+    const char *folder = inside(path_of("cut"), "s"), *path;
+    size_t n;
+
+    assert_ok(save_small(path_of("cut"), "s", 3));
+    path = inside(folder, "manifest.json");
+    char *text = slurp(path, &n);
+
+    for (size_t keep = 0; keep < n; keep++) {
+        spill(path, text, keep);
+        assert_fails(MS_FORMAT_ERROR, "manifest.json", load_small(folder, 3));
+    }
+    free(text);
+}
+
+static void test_checkpoint_damage__any_changed_byte_of_a_shard_is_found(void **state)
+{
+    const char *folder = inside(path_of("shard"), "s"), *path;
+    size_t n;
+
+    assert_ok(save_small(path_of("shard"), "s", 3));
+    path = inside(folder, SHARD);
+    char *bytes = slurp(path, &n);
+
+    assert_true(n > 65536);
+    for (size_t i = 0; i < n; i += i < 300 || i > n - 160 ? 1 : 997) {
+        bytes[i] ^= 1;
+        spill(path, bytes, n);
+        assert_fails(MS_FORMAT_ERROR, SHARD ": its bytes have hash", load_small(folder, 3));
+        bytes[i] ^= 1;
+    }
+    free(bytes);
+}
+
+static void test_checkpoint_damage__a_damaged_file_leaves_the_destination(void **state)
+{
+    const char *folder = inside(path_of("leave"), "s"), *path;
+    ms_param_extent e = extent_of(MS_DTYPE_F32, 33);
+    ms_tensor *expected = bits_tensor(MS_DTYPE_F32, 77, 0, 33);
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, 77, 0, 33);
+    ms_checkpoint *c;
+    size_t n;
+
+    assert_ok(save_small(path_of("leave"), "s", 3));
+    path = inside(folder, SHARD);
+    char *bytes = slurp(path, &n);
+
+    bytes[n - 1] ^= 64;
+    spill(path, bytes, n);
+    assert_ok(ms_checkpoint_open(&c, folder)); /* sizes are right; hashes are checked on use */
+    assert_fails(MS_FORMAT_ERROR, "expected", ms_checkpoint_read(c, "model/a", &e, t));
+    assert_true(same_bytes(expected, t));
+    bytes[n - 1] ^= 64;
+    spill(path, bytes, n); /* repaired: the failure was not remembered as success or for good */
+    assert_ok(ms_checkpoint_read(c, "model/a", &e, t));
+    assert_false(same_bytes(expected, t));
+    ms_checkpoint_close(c);
+    ms_tensor_free(t);
+    ms_tensor_free(expected);
+    free(bytes);
+}
+
+static void test_checkpoint_damage__missing_cut_linked_and_foreign_files_are_refused(void **state)
+{
+    const char *root = path_of("files"), *folder = inside(root, "s"), *path;
+    ms_checkpoint *c;
+    size_t n;
+
+    assert_ok(save_small(root, "s", 3));
+    assert_ok(save_small(root, "other", 4));
+    path = inside(folder, SHARD);
+    char *bytes = slurp(path, &n);
+
+    spill(path, bytes, n - 1);
+    assert_fails(MS_FORMAT_ERROR, "bytes, expected", ms_checkpoint_open(&c, folder));
+    spill(path, "", 0);
+    assert_fails(MS_FORMAT_ERROR, SHARD ": has 0 bytes", ms_checkpoint_open(&c, folder));
+
+    /* the file of another checkpoint has the same name and size */
+    assert_int_equal(0, rename(inside(inside(root, "other"), SHARD), path));
+    assert_ok(ms_checkpoint_open(&c, folder));
+    ms_checkpoint_close(c);
+    assert_fails(MS_FORMAT_ERROR, "its bytes have hash", load_small(folder, 3));
+
+    assert_int_equal(0, unlink(path));
+    assert_fails(MS_IO_ERROR, SHARD ": No such file or directory", ms_checkpoint_open(&c, folder));
+    assert_null(c);
+    spill(inside(root, "outside"), bytes, n);
+    assert_int_equal(0, symlink("../outside", path));
+    assert_fails(MS_FORMAT_ERROR, "is a symbolic link", ms_checkpoint_open(&c, folder));
+    assert_int_equal(0, unlink(path));
+    assert_int_equal(0, mkdir(path, 0777));
+    assert_fails(MS_FORMAT_ERROR, "is no regular file", ms_checkpoint_open(&c, folder));
+    assert_int_equal(0, rmdir(path));
+    assert_int_equal(0, mkfifo(path, 0666));
+    assert_fails(MS_FORMAT_ERROR, "is no regular file", ms_checkpoint_open(&c, folder));
+    assert_fails(MS_IO_ERROR, "No such file", ms_checkpoint_open(&c, inside(root, "nothing")));
+    free(bytes);
+}
+
+/* -- hostile manifests, whose own hash is right ------------------------------------------------ */
+
+static json_t *part(json_t *root, const char *array, size_t i)
+{
+    return json_array_get(json_object_get(root, array), i);
+}
+
+static json_t *first_piece(json_t *root)
+{
+    return part(part(root, "tensors", 0), "pieces", 0);
+}
+
+static void set(json_t *object, const char *key, const char *json)
+{
+    assert_int_equal(0, json_object_set_new(object, key, json_loads(json, JSON_DECODE_ANY, NULL)));
+}
+
+static void outside_file(json_t *root)
+{
+    set(part(root, "files", 0), "name", "\"../s/" SHARD "\"");
+}
+static void absolute_file(json_t *root)
+{
+    set(part(root, "files", 0), "name", "\"/etc/passwd\"");
+}
+static void parent_file(json_t *root)
+{
+    set(part(root, "files", 0), "name", "\"..\"");
+}
+static void negative_size(json_t *root)
+{
+    set(part(root, "files", 0), "size", "-1");
+}
+static void text_size(json_t *root)
+{
+    set(part(root, "files", 0), "size", "\"65680\"");
+}
+static void short_hash(json_t *root)
+{
+    set(part(root, "files", 0), "xxh3", "\"0123\"");
+}
+static void file_out_of_range(json_t *root)
+{
+    set(first_piece(root), "file", "1");
+}
+static void negative_file(json_t *root)
+{
+    set(first_piece(root), "file", "-1");
+}
+static void late_start(json_t *root)
+{
+    set(first_piece(root), "start", "1");
+}
+static void too_many_elements(json_t *root)
+{
+    set(first_piece(root), "numel", "34");
+}
+static void too_few_elements(json_t *root)
+{
+    set(first_piece(root), "numel", "32");
+}
+static void no_elements(json_t *root)
+{
+    set(first_piece(root), "numel", "0");
+}
+static void overlapping_pieces(json_t *root)
+{
+    json_t *pieces = json_object_get(part(root, "tensors", 0), "pieces");
+
+    json_array_append_new(pieces, json_deep_copy(json_array_get(pieces, 0)));
+}
+static void offset_past_the_end(json_t *root)
+{
+    set(first_piece(root), "offset", "65600");
+}
+static void offset_that_overflows(json_t *root)
+{
+    set(first_piece(root), "offset", "9223372036854775807");
+}
+static void shape_that_overflows(json_t *root)
+{
+    set(part(root, "tensors", 0), "shape", "[4294967296, 4294967296, 4294967296]");
+}
+static void negative_shape(json_t *root)
+{
+    set(part(root, "tensors", 0), "shape", "[-33]");
+}
+static void real_shape(json_t *root)
+{
+    set(part(root, "tensors", 0), "shape", "[33.0]");
+}
+static void nine_dimensions(json_t *root)
+{
+    set(part(root, "tensors", 0), "shape", "[33,1,1,1,1,1,1,1,1]");
+}
+static void unknown_dtype(json_t *root)
+{
+    set(part(root, "tensors", 0), "dtype", "\"F33\"");
+}
+static void wider_dtype(json_t *root)
+{
+    set(part(root, "tensors", 0), "dtype", "\"F64\"");
+}
+static void same_key_twice(json_t *root)
+{
+    set(part(root, "tensors", 1), "key", "\"model/a\"");
+}
+static void no_tensors(json_t *root)
+{
+    json_object_del(root, "tensors");
+}
+static void files_no_array(json_t *root)
+{
+    set(root, "files", "{}");
+}
+static void newer_version(json_t *root)
+{
+    set(root, "version", "2");
+}
+static void other_format(json_t *root)
+{
+    set(root, "format", "\"something\"");
+}
+static void meta_no_object(json_t *root)
+{
+    set(root, "meta", "3");
+}
+static void text_step(json_t *root)
+{
+    set(root, "step", "\"7\"");
+}
+
+static const struct {
+    void (*change)(json_t *root);
+    const char *message;
+} hostile[] = {
+    {outside_file, "leads out of the checkpoint"},
+    {absolute_file, "file name '/etc/passwd' leads out of the checkpoint"},
+    {parent_file, "file name '..' leads out"},
+    {negative_size, "'size' of " SHARD " is negative"},
+    {text_size, "'size' of " SHARD " is a string, expected an integer"},
+    {short_hash, "is '0123', expected 16 hex digits"},
+    {file_out_of_range, "lies in file 1, expected below 1"},
+    {negative_file, "'file' of model/a is negative"},
+    {late_start, "a piece [1, + 33), expected one from 0"},
+    {too_many_elements, "a piece [0, + 34), expected one from 0 that ends by 33"},
+    {too_few_elements, "has pieces for 32 elements, expected 33"},
+    {no_elements, "a piece [0, + 0)"},
+    {overlapping_pieces, "a piece [0, + 33), expected one from 33"},
+    {offset_past_the_end, "lies at byte 65600"},
+    {offset_that_overflows, "lies at byte 9223372036854775807"},
+    {shape_that_overflows, "has a shape that is none"},
+    {negative_shape, "has a shape that is none"},
+    {real_shape, "has a shape that is none"},
+    {nine_dimensions, "has 9 dimensions, expected at most 8"},
+    {unknown_dtype, "unknown dtype 'F33'"},
+    {wider_dtype, "expected within its"},
+    {same_key_twice, "'model/a' stands there twice"},
+    {no_tensors, "'tensors' of the manifest is nothing, expected an array"},
+    {files_no_array, "'files' of the manifest is an object, expected an array"},
+    {newer_version, "has version 2, expected 1 to 1"},
+    {other_format, "has format 'something', expected 'moonshard checkpoint'"},
+    {meta_no_object, "'meta' is an integer"},
+    {text_step, "'step' a string"},
+};
+
+/* Give a changed manifest its own hash again, as somebody who means harm would: XXH3 of the object
+ * without "xxh3", compact, keys sorted. */
+static char *reseal(json_t *root)
+{
+    char hex[17], *canonical, *text;
+
+    json_object_del(root, "xxh3");
+    canonical = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
+    snprintf(hex, sizeof(hex), "%016llx",
+             (unsigned long long)ms_hash_bytes(canonical, (int64_t)strlen(canonical)));
+    free(canonical);
+    json_object_set_new(root, "xxh3", json_string(hex));
+    text = json_dumps(root, 0);
+    return text;
+}
+
+static void test_checkpoint_damage__hostile_manifests_are_refused(void **state)
+{
+    const char *folder = inside(path_of("hostile"), "s"), *path;
+    json_t *original;
+    char *text;
+
+    assert_ok(save_small(path_of("hostile"), "s", 3));
+    path = inside(folder, "manifest.json");
+    original = json_load_file(path, 0, NULL);
+    assert_non_null(original);
+    text = reseal(original);
+    spill(path, text, strlen(text)); /* resealing alone changes nothing */
+    free(text);
+    assert_ok(load_small(folder, 3));
+    for (size_t i = 0; i < sizeof(hostile) / sizeof(hostile[0]); i++) {
+        json_t *root = json_deep_copy(original);
+        ms_checkpoint *c;
+
+        hostile[i].change(root);
+        text = reseal(root);
+        spill(path, text, strlen(text));
+        assert_fails(MS_FORMAT_ERROR, hostile[i].message, ms_checkpoint_open(&c, folder));
+        assert_non_null(strstr(ms_error_message(), "manifest.json"));
+        assert_null(c);
+        free(text);
+        json_decref(root);
+    }
+    json_decref(original);
+}
+
+static void test_checkpoint_damage__manifests_that_are_no_json_are_refused(void **state)
+{
+    const char *folder = inside(path_of("text"), "s"), *path;
+    char deep[100001];
+    static const char *const texts[] = {
+        "",
+        "null",
+        "[]",
+        "{}",
+        "{\"format\": 1}",
+        "{\"format\": \"moonshard checkpoint\"}",
+        "{\"a\": 1, \"a\": 1}",
+        "{\"version\": 99999999999999999999}",
+        "\xff\xfe\xfd",
+        "{\"format\": \"moonshard checkpoint\", \"version\": 1, \"xxh3\": \"0000000000000000\"}",
+    };
+    ms_checkpoint *c;
+
+    assert_ok(save_small(path_of("text"), "s", 3));
+    path = inside(folder, "manifest.json");
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        spill(path, texts[i], strlen(texts[i]));
+        assert_fails(MS_FORMAT_ERROR, "manifest.json", ms_checkpoint_open(&c, folder));
+    }
+    memset(deep, '[', sizeof(deep));
+    spill(path, deep, sizeof(deep));
+    assert_fails(MS_FORMAT_ERROR, "manifest.json", ms_checkpoint_open(&c, folder));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_checkpoint_damage__any_changed_byte_of_a_manifest_is_found),
+        cmocka_unit_test(test_checkpoint_damage__a_shortened_manifest_is_an_error),
+        cmocka_unit_test(test_checkpoint_damage__any_changed_byte_of_a_shard_is_found),
+        cmocka_unit_test(test_checkpoint_damage__a_damaged_file_leaves_the_destination),
+        cmocka_unit_test(test_checkpoint_damage__missing_cut_linked_and_foreign_files_are_refused),
+        cmocka_unit_test(test_checkpoint_damage__hostile_manifests_are_refused),
+        cmocka_unit_test(test_checkpoint_damage__manifests_that_are_no_json_are_refused),
+    };
+
+    return cmocka_run_group_tests_name("checkpoint/damage", tests, NULL, NULL);
+}

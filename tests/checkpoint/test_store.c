@@ -1,0 +1,128 @@
+/* runtime/checkpoint/store.c: finding the newest whole checkpoint, removing the others. */
+#include "ckpt_test.h"
+
+#include <fcntl.h>
+
+static void test_checkpoint_store__latest_goes_by_step_not_by_name_or_time(void **state)
+{
+    const char *root = path_of("newest"), *latest;
+
+    assert_ok(ms_checkpoint_latest(&latest, root)); /* no such folder: no checkpoint */
+    assert_null(latest);
+    assert_ok(save_small(root, "z", 3));
+    assert_ok(save_small(root, "a", 9)); /* step 90 */
+    assert_ok(save_small(root, "m", 5)); /* saved last */
+    assert_ok(ms_checkpoint_latest(&latest, root));
+    assert_string_equal(inside(root, "a"), latest);
+}
+
+static void test_checkpoint_store__latest_skips_broken_ones_and_says_so(void **state)
+{
+    const char *root = path_of("broken"), *latest, *kind, *message;
+
+    assert_ok(save_small(root, "s1", 1));
+    assert_ok(save_small(root, "s2", 2));
+    assert_ok(save_small(root, "s3", 3));
+    assert_int_equal(0, truncate(inside(root, "s3/manifest.json"), 100));
+    assert_int_equal(0, unlink(inside(root, "s2/rank-00000-of-00001.safetensors")));
+    assert_int_equal(0, mkdir(inside(root, "empty"), 0777)); /* none of ours: no warning */
+    assert_int_equal(0, mkdir(inside(root, "s9.tmp-0123456789abcdef"), 0777));
+    ms_warnings_capture(true);
+    assert_ok(ms_checkpoint_latest(&latest, root));
+    assert_string_equal(inside(root, "s1"), latest);
+    for (int i = 0; i < 2; i++) {
+        assert_true(ms_warning_take(&kind, &message));
+        assert_string_equal("UserWarning", kind);
+        assert_non_null(strstr(message, "a broken checkpoint is passed over: "));
+        assert_true(strstr(message, "s2/rank-00000") || strstr(message, "s3/manifest.json"));
+    }
+    assert_false(ms_warning_take(&kind, &message));
+    ms_warnings_capture(false);
+}
+
+static void test_checkpoint_store__prune_keeps_the_newest(void **state)
+{
+    const char *root = path_of("prune");
+    char name[16];
+
+    for (int s = 1; s <= 5; s++) {
+        snprintf(name, sizeof(name), "s%d", s);
+        assert_ok(save_small(root, name, (uint64_t)s));
+    }
+    assert_ok(ms_checkpoint_prune(root, 2));
+    assert_int_equal(3, count_entries(root, "")); /* s4, s5, latest */
+    assert_ok(load_small(inside(root, "s4"), 4));
+    assert_ok(load_small(inside(root, "s5"), 5));
+    assert_ok(ms_checkpoint_prune(root, 2)); /* nothing more to do */
+    assert_int_equal(3, count_entries(root, ""));
+    assert_fails(MS_VALUE_ERROR, "at least 1 checkpoint, got 0", ms_checkpoint_prune(root, 0));
+    assert_ok(ms_checkpoint_prune(path_of("no-such-folder"), 1));
+}
+
+static void test_checkpoint_store__prune_keeps_what_was_saved_last(void **state)
+{
+    const char *root = path_of("rewound");
+
+    assert_ok(save_small(root, "s8", 8));
+    assert_ok(save_small(root, "s9", 9));
+    assert_ok(save_small(root, "s2", 2)); /* somebody went back to step 10 and trains on */
+    assert_ok(ms_checkpoint_prune(root, 1));
+    assert_int_equal(3, count_entries(root, ""));
+    assert_ok(load_small(inside(root, "s9"), 9));
+    assert_ok(load_small(inside(root, "latest"), 2));
+}
+
+static void test_checkpoint_store__prune_removes_nothing_that_is_not_ours(void **state)
+{
+    const char *root = path_of("foreign");
+
+    assert_ok(save_small(root, "s1", 1));
+    assert_int_equal(0, mkdir(inside(root, "notes"), 0777));
+    spill(inside(root, "notes/manifest.json"), "{}", 2); /* looks like ours, is not */
+    spill(inside(root, "notes/thesis.txt"), "x", 1);
+    assert_int_equal(0, mkdir(inside(root, "x.tmp-short"), 0777));
+    spill(inside(root, "metrics.jsonl"), "{}\n", 3);
+    ms_warnings_capture(true);
+    assert_ok(ms_checkpoint_prune(root, 1));
+    ms_warnings_capture(false);
+    assert_int_equal(5, count_entries(root, ""));
+    assert_int_equal(2, count_entries(inside(root, "notes"), ""));
+}
+
+/* A folder a writer still works in is not a leftover; once it is dead, it is. */
+static void test_checkpoint_store__prune_spares_writers_at_work(void **state)
+{
+    const char *root = path_of("working");
+    ms_param_extent e = extent_of(MS_DTYPE_F32, 4);
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, 1, 0, 4);
+    ms_checkpoint_writer *w;
+    ms_comm *self;
+
+    assert_ok(ms_comm_self(&self));
+    assert_ok(ms_checkpoint_begin(&w, self, root, "s1"));
+    assert_ok(ms_checkpoint_add(w, "k", &e, t));
+    assert_int_equal(0, mkdir(inside(root, "dead.tmp-0123456789abcdef"), 0777));
+    spill(inside(root, "dead.tmp-0123456789abcdef/rank-00000-of-00001.safetensors"), "x", 1);
+    assert_int_equal(0, symlink("gone", inside(root, "latest.tmp-0123456789abcdef")));
+    assert_int_equal(3, count_entries(root, ".tmp-"));
+    assert_ok(ms_checkpoint_prune(root, 1));
+    assert_int_equal(1, count_entries(root, ".tmp-"));
+    assert_ok(ms_checkpoint_commit(w, "{}"));
+    assert_int_equal(0, count_entries(root, ".tmp-"));
+    assert_int_equal(2, count_entries(root, "")); /* s1, latest */
+    ms_tensor_free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_checkpoint_store__latest_goes_by_step_not_by_name_or_time),
+        cmocka_unit_test(test_checkpoint_store__latest_skips_broken_ones_and_says_so),
+        cmocka_unit_test(test_checkpoint_store__prune_keeps_the_newest),
+        cmocka_unit_test(test_checkpoint_store__prune_keeps_what_was_saved_last),
+        cmocka_unit_test(test_checkpoint_store__prune_removes_nothing_that_is_not_ours),
+        cmocka_unit_test(test_checkpoint_store__prune_spares_writers_at_work),
+    };
+
+    return cmocka_run_group_tests_name("checkpoint/store", tests, NULL, NULL);
+}

@@ -1,0 +1,121 @@
+/* Running one function as ranks, threads or processes, and what each rank has to tell afterwards.
+ */
+#ifndef COMM_TEST_H
+#define COMM_TEST_H
+
+#include "ms_test.h"
+
+#include "comm.h"
+
+#include <dirent.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ThreadSanitizer's own thread forbids forking ranks. */
+#ifdef __SANITIZE_THREAD__
+#define CAN_FORK false
+#else
+#define CAN_FORK true
+#endif
+
+/* In a rank: fail with the place and the condition. */
+#define EXPECT(cond)                                                                               \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            return msi_fail(MS_ASSERTION_ERROR, "%s:%d: '%s' does not hold", __FILE__, __LINE__,   \
+                            #cond);                                                                \
+        }                                                                                          \
+    } while (0)
+
+typedef ms_status (*rank_fn)(void *user, int32_t rank);
+
+/* What a rank leaves in memory that the test can read: private to threads' process, or shared. */
+typedef struct report {
+    ms_status status;
+    double seconds;
+    int64_t value;
+    char message[1024];
+} report;
+
+static inline report *reports_new(int32_t n)
+{
+    void *p = mmap(NULL, sizeof(report) * (size_t)n, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    assert_true(p != MAP_FAILED);
+    return p;
+}
+
+static inline void reports_free(report *r, int32_t n)
+{
+    munmap(r, sizeof(report) * (size_t)n);
+}
+
+static inline void report_write(report *r, ms_status status, double since)
+{
+    r->status = status;
+    r->seconds = ms_time() - since;
+    snprintf(r->message, sizeof(r->message), "%s", status != MS_OK ? ms_error_message() : "");
+}
+
+/* Start `n` forked ranks; the calling test goes on as the launcher. */
+static inline ms_launch *launch_processes(int32_t n, rank_fn fn, void *user)
+{
+    ms_launch *launch = NULL;
+    int32_t rank = -1;
+
+    assert_ok(ms_launch_fork(&launch, n, &rank));
+    if (rank >= 0) {
+        ms_status status = fn(user, rank);
+
+        if (status != MS_OK) {
+            ms_dist_abort(status, ms_error_message());
+        }
+        ms_close();
+        ms_dist_exit(status == MS_OK ? 0 : 1);
+    }
+    return launch;
+}
+
+/* Exit code of a job of `n` processes; `*cause` as ms_launch_wait() gives it. */
+static inline int32_t run_processes(int32_t n, rank_fn fn, void *user, const char **cause)
+{
+    ms_launch *launch = launch_processes(n, fn, user);
+    int32_t code = -1;
+
+    assert_ok(ms_launch_wait(launch, &code, cause));
+    return code;
+}
+
+/* Every rank must succeed, as threads and as processes. */
+static inline void run_ranks(int32_t n, rank_fn fn, void *user)
+{
+    const char *cause;
+
+    assert_ok(ms_dist_threads(n, fn, user));
+    if (CAN_FORK && run_processes(n, fn, user, &cause) != 0) {
+        fail_msg("%d processes: %s", (int)n, cause);
+    }
+}
+
+static inline int32_t count_entries(const char *folder)
+{
+    DIR *d = opendir(folder);
+    int32_t n = 0;
+
+    for (const struct dirent *e = d != NULL ? readdir(d) : NULL; e != NULL; e = readdir(d)) {
+        n += e->d_name[0] != '.';
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+    return n;
+}
+
+static inline bool has_children(void)
+{
+    return waitpid(-1, NULL, WNOHANG) >= 0;
+}
+
+#endif

@@ -1,0 +1,203 @@
+/* runtime/comm/segment.c: memory that all ranks of a group map. */
+#include "comm_test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+static ms_status fill_and_read(void *user, int32_t rank)
+{
+    int64_t nbytes = *(const int64_t *)user;
+    ms_comm *world;
+    msi_segment s;
+
+    MS_TRY(ms_comm_world(&world));
+    int32_t size = ms_comm_size(world);
+
+    MS_TRY(msi_segment_new(&s, world, nbytes));
+    EXPECT(s.nbytes == nbytes && s.comm == world);
+    EXPECT(size > 1 || (s.fd == -1 && s.rw == s.ro));
+    for (int64_t i = 0; i < nbytes; i++) {
+        EXPECT(s.ro[i] == 0);
+    }
+    MS_TRY(ms_comm_barrier(world)); /* everybody has seen the zeros */
+    for (int64_t i = rank; i < nbytes; i += size) {
+        s.rw[i] = (char)(rank + 1);
+    }
+    MS_TRY(ms_comm_barrier(world));
+    for (int64_t i = 0; i < nbytes; i++) {
+        EXPECT(s.ro[i] == (char)(i % size + 1));
+    }
+    msi_segment_free(&s);
+    EXPECT(s.rw == NULL && s.ro == NULL && s.fd == -1);
+    msi_segment_free(&s); /* twice is nothing */
+    return MS_OK;
+}
+
+static void test_comm_segment__shows_every_rank_the_same_bytes(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 4096, 100003};
+
+    (void)state;
+    for (int32_t n = 1; n <= 4; n++) {
+        for (int32_t i = 0; i < MSI_COUNT(sizes); i++) {
+            run_ranks(n, fill_and_read, (void *)(uintptr_t)&sizes[i]);
+        }
+    }
+}
+
+/* -- the read-only map
+ * ----------------------------------------------------------------------------- */
+
+static ms_status write_read_only(void *user, int32_t rank)
+{
+    ms_comm *world;
+    msi_segment s;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(msi_segment_new(&s, world, 4096));
+    s.rw[rank] = 1;
+    /* The kernel reads from where we may not write: no need to die for the answer. */
+    int zero = open("/dev/zero", O_RDONLY);
+    ssize_t into_rw = read(zero, s.rw + 64 + rank, 1), into_ro = read(zero, s.ro + 128 + rank, 1);
+    int error = errno;
+
+    close(zero);
+    EXPECT(into_rw == 1);
+    EXPECT(into_ro == -1 && error == EFAULT);
+    MS_TRY(ms_comm_barrier(world));
+    msi_segment_free(&s);
+    return MS_OK;
+}
+
+static void test_comm_segment__has_a_map_nobody_can_write(void **state)
+{
+    const char *cause;
+
+    (void)state;
+    if (CAN_FORK && run_processes(2, write_read_only, NULL, &cause) != 0) {
+        fail_msg("%s", cause);
+    }
+}
+
+static ms_status write_read_only_directly(void *user, int32_t rank)
+{
+    ms_comm *world;
+    msi_segment s;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(msi_segment_new(&s, world, 4096));
+    if (rank == 1) {
+        signal(SIGSEGV, SIG_DFL); /* not the sanitizer's report */
+        *(volatile char *)s.ro = 1;
+    }
+    return ms_comm_barrier(world);
+}
+
+static void test_comm_segment__ends_a_rank_that_writes_the_read_only_map(void **state)
+{
+    const char *cause;
+
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    assert_int_equal(run_processes(2, write_read_only_directly, NULL, &cause), 128 + SIGSEGV);
+    assert_string_equal(cause, "rank 1 died (signal 11, Segmentation fault)");
+}
+
+/* -- memory runs short
+ * ----------------------------------------------------------------------------- */
+
+static ms_status ask_for_too_much(void *user, int32_t rank)
+{
+    report *r = user;
+    ms_comm *world;
+    msi_segment s;
+    double begin = ms_time();
+
+    MS_TRY(ms_comm_world(&world));
+    report_write(&r[rank], msi_segment_new(&s, world, (int64_t)1 << 50), begin);
+    EXPECT(s.rw == NULL && s.fd == -1);
+    MS_TRY(msi_segment_new(&s, world, 4096)); /* the group is as good as before */
+    s.rw[rank] = 1;
+    MS_TRY(ms_comm_barrier(world));
+    EXPECT(s.ro[0] == 1 && s.ro[1] == 1);
+    msi_segment_free(&s);
+    return MS_OK;
+}
+
+static void test_comm_segment__is_out_of_memory_on_every_rank(void **state)
+{
+    report *r = reports_new(2);
+
+    (void)state;
+    run_ranks(2, ask_for_too_much, r);
+    for (int32_t q = 0; q < 2; q++) {
+        assert_int_equal(r[q].status, MS_OUT_OF_MEMORY);
+        assert_string_equal(r[q].message, "rank 0 cannot reserve a shared segment of "
+                                          "1125899906842624 bytes: Cannot allocate memory");
+    }
+    reports_free(r, 2);
+}
+
+static ms_status one_cannot_map(void *user, int32_t rank)
+{
+    report *r = user;
+    ms_comm *world;
+    msi_segment s;
+    double begin = ms_time();
+
+    MS_TRY(ms_comm_world(&world));
+    int32_t before = count_entries("/proc/self/fd");
+
+    if (rank == 1) { /* this rank may not have another descriptor */
+        struct rlimit limit = {.rlim_cur = 3, .rlim_max = 4096};
+
+        EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    }
+    report_write(&r[rank], msi_segment_new(&s, world, 4096), begin);
+    if (rank == 1) {
+        struct rlimit limit = {.rlim_cur = 1024, .rlim_max = 4096};
+
+        EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    }
+    MS_TRY(ms_comm_barrier(world));
+    EXPECT(count_entries("/proc/self/fd") == before);
+    return MS_OK;
+}
+
+static void test_comm_segment__fails_everywhere_when_one_rank_cannot_map(void **state)
+{
+    report *r = reports_new(3);
+    const char *cause;
+
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    if (run_processes(3, one_cannot_map, r, &cause) != 0) {
+        fail_msg("%s", cause);
+    }
+    for (int32_t q = 0; q < 3; q++) {
+        assert_int_equal(r[q].status, MS_OUT_OF_MEMORY);
+        assert_non_null(strstr(r[q].message, "rank 1 cannot map a shared segment of 4096 bytes"));
+    }
+    reports_free(r, 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_comm_segment__shows_every_rank_the_same_bytes),
+        cmocka_unit_test(test_comm_segment__has_a_map_nobody_can_write),
+        cmocka_unit_test(test_comm_segment__ends_a_rank_that_writes_the_read_only_map),
+        cmocka_unit_test(test_comm_segment__is_out_of_memory_on_every_rank),
+        cmocka_unit_test(test_comm_segment__fails_everywhere_when_one_rank_cannot_map),
+    };
+
+    return cmocka_run_group_tests_name("comm/segment", tests, NULL, NULL);
+}

@@ -1,0 +1,125 @@
+/* kernels/cpu/adam.c: Adam and AdamW against the rule written out in f64. */
+#include "kernel_test.h"
+
+static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
+{
+    typed t[4], old[4]; /* p, g, m, v */
+    const int64_t bytes = start * dtype_bytes(dtype), step = 1 + options % 5;
+    const double lr = 0.01, beta1 = 0.9, beta2 = 0.95, eps = 1e-3;
+    const double decay = options & 4 ? 0.125 : 0;
+    const double c1 = 1 - pow(beta1, (double)step), c2 = 1 - pow(beta2, (double)step);
+
+    for (int32_t k = 0; k < 4; k++) {
+        t[k] = typed_filled(dtype, start + n, (uint64_t)k + 1);
+        for (int64_t i = 0; i < start + n && k == 3; i++) {
+            typed_set(&t[k], i, fabs(typed_get(&t[k], i)));
+        }
+        old[k] = typed_copy(&t[k]);
+    }
+    msi_adam_args args = {.n = n,
+                          .p = (char *)t[0].data + bytes,
+                          .g = (char *)t[1].data + bytes,
+                          .m = (char *)t[2].data + bytes,
+                          .v = (char *)t[3].data + bytes,
+                          .lr = lr,
+                          .beta1 = beta1,
+                          .beta2 = beta2,
+                          .eps = eps,
+                          .weight_decay = decay,
+                          .correction1 = c1,
+                          .correction2 = c2,
+                          .decoupled = options & 1,
+                          .maximize = options & 2};
+
+    run_on_all_isas(&(kernel_call){MSI_K_adam,
+                                   dtype,
+                                   &args,
+                                   {t[0].data, t[2].data, t[3].data},
+                                   {typed_nbytes(&t[0]), typed_nbytes(&t[2]), typed_nbytes(&t[3])}},
+                    "adam");
+    for (int64_t i = 0; i < start + n; i++) {
+        double p = typed_get(&old[0], i), g = typed_get(&old[1], i);
+        double m = typed_get(&old[2], i), v = typed_get(&old[3], i), move = 0;
+
+        if (i >= start) {
+            g = options & 2 ? -g : g;
+            if (options & 1) {
+                p *= 1 - lr * decay;
+            } else {
+                g += decay * p;
+            }
+            m = beta1 * m + (1 - beta1) * g;
+            v = beta2 * v + (1 - beta2) * g * g;
+            move = lr / c1 * m / (sqrt(v) / sqrt(c2) + eps);
+            p -= move;
+        }
+        double tiny = 8 * compute_epsilon(dtype), ulp = typed_epsilon(dtype);
+
+        check_element("p", i, typed_get(&t[0], i), p,
+                      tiny * (1 + lr / c1 / (sqrt(v) + eps)) + 16 * tiny * fabs(move) +
+                          ulp * fabs(p));
+        check_element("m", i, typed_get(&t[2], i), m, tiny + ulp * fabs(m));
+        check_element("v", i, typed_get(&t[3], i), v, tiny + ulp * fabs(v));
+    }
+    for (int32_t k = 0; k < 4; k++) {
+        typed_free(&t[k]);
+        typed_free(&old[k]);
+    }
+}
+
+static void test_cpu_adam__every_combination_of_options(void **state)
+{
+    (void)state;
+    report_missing_isas();
+    for (int32_t d = 0; d < 3; d++) {
+        for (uint32_t options = 0; options < 40; options++) {
+            check(float_dtypes[d], 67, options % 11, options);
+        }
+    }
+}
+
+static void test_cpu_adam__lengths_0_to_130_and_starts_0_to_63(void **state)
+{
+    (void)state;
+    for (int32_t d = 0; d < 3; d++) {
+        for (int64_t n = 0; n <= 130; n++) {
+            check(float_dtypes[d], n, n * 29 % 64, (uint32_t)n);
+        }
+        for (int64_t start = 0; start < 64; start++) {
+            check(float_dtypes[d], 35, start, 1 | 4);
+        }
+    }
+}
+
+/* The first step moves by lr against the sign of the gradient, whatever its size: m / correction1
+ * is g, sqrt(v / correction2) is |g|. */
+static void test_cpu_adam__the_first_step_has_the_length_of_lr(void **state)
+{
+    (void)state;
+    double p[2] = {1, 1}, m[2] = {0}, v[2] = {0};
+    const double g[2] = {1e-3, -1e4};
+    msi_adam_args args = {.n = 2,
+                          .p = p,
+                          .g = g,
+                          .m = m,
+                          .v = v,
+                          .lr = 0.25,
+                          .beta1 = 0.9,
+                          .beta2 = 0.999,
+                          .correction1 = 0.1,
+                          .correction2 = 0.001};
+
+    msi_kernels()->fn[MSI_K_adam][MS_DTYPE_F64](&args);
+    assert_true(fabs(p[0] - 0.75) < 1e-12 && fabs(p[1] - 1.25) < 1e-12);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cpu_adam__every_combination_of_options),
+        cmocka_unit_test(test_cpu_adam__lengths_0_to_130_and_starts_0_to_63),
+        cmocka_unit_test(test_cpu_adam__the_first_step_has_the_length_of_lr),
+    };
+
+    return cmocka_run_group_tests_name("cpu/adam", tests, NULL, NULL);
+}

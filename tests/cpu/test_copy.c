@@ -1,0 +1,278 @@
+/* kernels/cpu/copy.c: every pair of dtypes, accumulation, fill; lengths, starts, strides. */
+#include "kernel_test.h"
+
+/* What is stored under a dtype, as a long double (which holds every i64). */
+static long double get(int32_t dtype, const void *p, int64_t i)
+{
+    switch (dtype) {
+    case MS_DTYPE_I64:
+        return ((const int64_t *)p)[i];
+    case MS_DTYPE_U8:
+        return ((const uint8_t *)p)[i];
+    case MS_DTYPE_BOOL:
+        return ((const uint8_t *)p)[i] != 0;
+    default: {
+        typed t = {.dtype = dtype, .data = (void *)p};
+
+        return typed_get(&t, i);
+    }
+    }
+}
+
+static void set(int32_t dtype, void *p, int64_t i, long double x)
+{
+    switch (dtype) {
+    case MS_DTYPE_I64:
+        ((int64_t *)p)[i] = (int64_t)x;
+        break;
+    case MS_DTYPE_U8:
+        ((uint8_t *)p)[i] = (uint8_t)(int64_t)x;
+        break;
+    case MS_DTYPE_BOOL:
+        ((uint8_t *)p)[i] = x != 0;
+        break;
+    case MS_DTYPE_F32:
+        ((float *)p)[i] = (float)x;
+        break;
+    default: {
+        typed t = {.dtype = dtype, .data = p};
+
+        typed_set(&t, i, (double)x);
+        break;
+    }
+    }
+}
+
+/* Element i of a source: halves, negatives and zeros where the dtype has them. */
+static long double sample(int32_t dtype, int64_t i)
+{
+    double x = filler(5, i);
+
+    switch (dtype) {
+    case MS_DTYPE_I64:
+        return (int64_t)(x * 1000) / 7 * (i % 5 ? 1 : 0);
+    case MS_DTYPE_U8:
+        return (int64_t)((x + 1) * 127) * (i % 5 ? 1 : 0);
+    case MS_DTYPE_BOOL:
+        return x > 0;
+    default:
+        return i % 5 ? x * 100 : 0;
+    }
+}
+
+/* x in the arithmetic of `dtype`: integers truncate, bool is "not zero". */
+static long double convert(int32_t dtype, long double x)
+{
+    return dtype == MS_DTYPE_BOOL                          ? x != 0
+           : dtype == MS_DTYPE_I64 || dtype == MS_DTYPE_U8 ? (int64_t)x
+                                                           : x;
+}
+
+static void check(int32_t to, int32_t from, int64_t n, int64_t start, int64_t out_stride,
+                  int64_t in_stride, bool accumulate)
+{
+    int64_t out_n = start + 1 + n * out_stride, in_n = start + 1 + n * in_stride;
+    void *in = calloc((size_t)in_n, (size_t)dtype_bytes(from));
+    void *out = calloc((size_t)out_n, (size_t)dtype_bytes(to));
+    void *want = calloc((size_t)out_n, (size_t)dtype_bytes(to));
+    msi_ew_args args = {.out = (char *)out + start * dtype_bytes(to),
+                        .in = {(char *)in + start * dtype_bytes(from)},
+                        .in_dtype = from,
+                        .accumulate = accumulate,
+                        .loop = {.ndim = 1, .shape = {n}, .stride = {{out_stride}, {in_stride}}}};
+
+    for (int64_t i = 0; i < in_n; i++) {
+        set(from, in, i, sample(from, i));
+    }
+    for (int64_t i = 0; i < out_n; i++) {
+        set(to, out, i, sample(to, i + 1));
+        set(to, want, i, sample(to, i + 1));
+    }
+    for (int64_t i = 0; i < n; i++) {
+        long double x = convert(to, get(from, in, start + i * in_stride));
+        long double old = get(to, out, start + i * out_stride);
+
+        /* one rounding in the compute type: f32 sums of f32 and bf16 are exact in long double */
+        if (to != MS_DTYPE_F64) {
+            x = to == MS_DTYPE_I64 || to == MS_DTYPE_U8 || to == MS_DTYPE_BOOL ? x : (float)x;
+        }
+        if (accumulate) {
+            x = to == MS_DTYPE_BOOL ? x != 0 || old != 0 : x + old;
+        }
+        set(to, want, start + i * out_stride, to == MS_DTYPE_BF16 ? (long double)(float)x : x);
+    }
+    run_on_all_isas(&(kernel_call){MSI_K_copy, to, &args, {out}, {out_n * dtype_bytes(to)}},
+                    ms_dtype_name(from));
+    for (int64_t i = 0; i < out_n; i++) {
+        if (get(to, out, i) != get(to, want, i)) {
+            fail_msg("%s to %s, n %lld start %lld strides %lld %lld: element %lld is %Lg, "
+                     "expected %Lg",
+                     ms_dtype_name(from), ms_dtype_name(to), (long long)n, (long long)start,
+                     (long long)out_stride, (long long)in_stride, (long long)i, get(to, out, i),
+                     get(to, want, i));
+        }
+    }
+    free(in);
+    free(out);
+    free(want);
+}
+
+static void test_cpu_copy__casts_every_pair_of_dtypes_at_lengths_0_to_130(void **state)
+{
+    (void)state;
+    report_missing_isas();
+    for (int32_t to = 0; to < MS_DTYPE_COUNT; to++) {
+        for (int32_t from = 0; from < MS_DTYPE_COUNT; from++) {
+            for (int64_t n = 0; n <= 130; n++) {
+                check(to, from, n, (n * 29) % 64, 1, 1, n & 1);
+            }
+            for (int64_t start = 0; start < 64; start++) {
+                check(to, from, 35, start, 1, 1, !(start & 1));
+            }
+        }
+    }
+}
+
+static void test_cpu_copy__casts_every_pair_with_strides_and_broadcasts(void **state)
+{
+    (void)state;
+    for (int32_t to = 0; to < MS_DTYPE_COUNT; to++) {
+        for (int32_t from = 0; from < MS_DTYPE_COUNT; from++) {
+            for (int32_t variant = 0; variant < 12; variant++) {
+                check(to, from, variant & 1 ? 300 : 19, variant, 1 + variant % 3, variant % 4,
+                      variant & 2);
+            }
+        }
+    }
+}
+
+static void test_cpu_copy__transposes(void **state)
+{
+    (void)state;
+    enum { ROWS = 37, COLS = 70 };
+    static uint16_t in[ROWS * COLS], out[ROWS * COLS];
+    msi_ew_args args = {.out = out, .in = {in}, .in_dtype = MS_DTYPE_BF16};
+
+    args.loop = (msi_loop){.ndim = 2, .shape = {COLS, ROWS}, .stride = {{ROWS, 1}, {1, COLS}}};
+    for (int i = 0; i < ROWS * COLS; i++) {
+        in[i] = (uint16_t)i;
+    }
+    run_on_all_isas(&(kernel_call){MSI_K_copy, MS_DTYPE_BF16, &args, {out}, {sizeof(out)}}, "t");
+    for (int r = 0; r < ROWS; r++) {
+        for (int c = 0; c < COLS; c++) {
+            assert_int_equal(in[r * COLS + c], out[c * ROWS + r]);
+        }
+    }
+}
+
+static void cast_one(void *out, int32_t to, const void *in, int32_t from)
+{
+    msi_ew_args args = {.out = out, .in = {in}, .in_dtype = from};
+
+    run_on_all_isas(&(kernel_call){MSI_K_copy, to, &args, {out}, {dtype_bytes(to)}}, "one");
+}
+
+static void test_cpu_copy__rounds_to_bf16_to_nearest_even_and_keeps_nan(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t f32;
+        uint16_t bf16;
+    } cases[] = {
+        {0x3f808000, 0x3f80}, /* 1 + half a unit: ties to even, down */
+        {0x3f818000, 0x3f82}, /* ties to even, up */
+        {0x3f808001, 0x3f81}, /* just above the tie */
+        {0x7f7fffff, 0x7f80}, /* the largest f32 rounds to infinity */
+        {0x7f800000, 0x7f80}, {0xff800000, 0xff80},
+        {0x7f800001, 0x7fc0}, /* a signalling NaN whose payload would vanish */
+        {0xffc12345, 0xffc1}, {0x80000000, 0x8000},
+        {0x00008000, 0x0000}, /* denormal tie, down */
+        {0x00018000, 0x0002},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint16_t out = 1;
+
+        cast_one(&out, MS_DTYPE_BF16, &cases[i].f32, MS_DTYPE_F32);
+        assert_int_equal(cases[i].bf16, out);
+    }
+}
+
+static void test_cpu_copy__special_values_cast_as_documented(void **state)
+{
+    (void)state;
+    const float values[] = {NAN, INFINITY, -0.0f, 0.25f, -1.75f, 300.5f};
+    const uint8_t truth[] = {1, 1, 0, 1, 1, 1};
+    const double tiny = 1e-300, large = 1e300;
+    const int64_t wide = ((int64_t)1 << 53) + 1;
+    float f = 0;
+    double d = 0;
+    int64_t i = 0;
+    uint8_t u = 0;
+
+    for (int k = 0; k < 6; k++) {
+        cast_one(&u, MS_DTYPE_BOOL, &values[k], MS_DTYPE_F32);
+        assert_int_equal(truth[k], u);
+    }
+    cast_one(&u, MS_DTYPE_BOOL, &tiny, MS_DTYPE_F64);
+    assert_int_equal(1, u); /* not zero, though it would be in f32 */
+    cast_one(&i, MS_DTYPE_I64, &values[4], MS_DTYPE_F32);
+    assert_int_equal(-1, i);
+    cast_one(&u, MS_DTYPE_U8, &values[5], MS_DTYPE_F32);
+    assert_int_equal(300 - 256, u);
+    cast_one(&f, MS_DTYPE_F32, &large, MS_DTYPE_F64);
+    assert_true(f == INFINITY);
+    cast_one(&f, MS_DTYPE_F32, &values[0], MS_DTYPE_F32);
+    assert_true(isnan(f));
+    cast_one(&d, MS_DTYPE_F64, &wide, MS_DTYPE_I64);
+    assert_true(d == 9007199254740992.0);
+    u = 7; /* any byte but 0 is true */
+    cast_one(&f, MS_DTYPE_F32, &u, MS_DTYPE_BOOL);
+    assert_true(f == 1);
+}
+
+static void test_cpu_copy__fill_sets_or_adds_in_every_dtype(void **state)
+{
+    (void)state;
+    for (int32_t to = 0; to < MS_DTYPE_COUNT; to++) {
+        for (int64_t n = 0; n <= 130; n++) {
+            bool accumulate = n % 2;
+            int64_t stride = 1 + n % 3, total = n * stride + 1;
+            void *out = calloc((size_t)total, (size_t)dtype_bytes(to));
+            msi_ew_args args = {.out = out, .scalar = {2.5}, .accumulate = accumulate};
+            long double x = to == MS_DTYPE_BOOL                       ? 1
+                            : to == MS_DTYPE_I64 || to == MS_DTYPE_U8 ? 2
+                                                                      : 2.5L;
+
+            args.loop = (msi_loop){.ndim = 1, .shape = {n}, .stride = {{stride}}};
+            for (int64_t i = 0; i < total; i++) {
+                set(to, out, i, (int64_t)i % 4);
+            }
+            run_on_all_isas(&(kernel_call){MSI_K_fill, to, &args, {out}, {total * dtype_bytes(to)}},
+                            "fill");
+            for (int64_t i = 0; i < total; i++) {
+                long double old = to == MS_DTYPE_BOOL ? i % 4 != 0 : i % 4, want = old;
+
+                if (i % stride == 0 && i / stride < n) {
+                    want = !accumulate ? x : to == MS_DTYPE_BOOL ? 1 : old + x;
+                }
+                assert_true(get(to, out, i) == want);
+            }
+            free(out);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cpu_copy__casts_every_pair_of_dtypes_at_lengths_0_to_130),
+        cmocka_unit_test(test_cpu_copy__casts_every_pair_with_strides_and_broadcasts),
+        cmocka_unit_test(test_cpu_copy__transposes),
+        cmocka_unit_test(test_cpu_copy__rounds_to_bf16_to_nearest_even_and_keeps_nan),
+        cmocka_unit_test(test_cpu_copy__special_values_cast_as_documented),
+        cmocka_unit_test(test_cpu_copy__fill_sets_or_adds_in_every_dtype),
+    };
+
+    return cmocka_run_group_tests_name("cpu/copy", tests, NULL, NULL);
+}

@@ -1,0 +1,451 @@
+/* kernels/cpu/{ew,arithmetic,activations}.c: every elementwise kernel against long double, from any
+ * start, with any strides. */
+#include "kernel_test.h"
+
+typedef long double real;
+
+typedef struct op {
+    int32_t kernel;
+    int32_t n_in;
+    bool positive; /* the domain: in[last] in (1/4, 9/4) */
+    real (*value)(const real *in, const real *s);
+    real (*size)(const real *in, const real *s); /* of what cancels; NULL: |value| */
+} op;
+
+#define A in[0]
+#define B in[1]
+#define C in[2]
+#define FN(name, EXPR)                                                                             \
+    static real name(const real *in, const real *s)                                                \
+    {                                                                                              \
+        return (void)in, (void)s, (EXPR);                                                          \
+    }
+
+static const real pi = 3.14159265358979323846264338327950288L;
+
+static real normal_below(real x)
+{
+    return 0.5L * erfcl(-x * sqrtl(0.5L));
+}
+
+static real gelu_u(real x)
+{
+    return sqrtl(2 / pi) * (x + 0.044715L * x * x * x);
+}
+
+static real gelu_tanh_slope(real x)
+{
+    real t = tanhl(gelu_u(x));
+
+    return 0.5L * (1 + t) + 0.5L * x * (1 - t * t) * sqrtl(2 / pi) * (1 + 3 * 0.044715L * x * x);
+}
+
+FN(add, A + B)
+FN(sub, A - B)
+FN(both, fabsl(A) + fabsl(B))
+FN(mul, A *B)
+FN(divide, A / B)
+FN(affine, s[0] * A + s[1])
+FN(affine_size, fabsl(s[0] * A) + fabsl(s[1]))
+FN(reciprocal, s[0] / A)
+FN(exponential, expl(A))
+FN(logarithm, logl(A))
+FN(logarithm_size, 1 + fabsl(logl(A)))
+FN(root, sqrtl(A))
+FN(hyperbolic, tanhl(A))
+FN(relu, A > 0 ? A : 0)
+FN(gelu, A *normal_below(A))
+FN(first, fabsl(A))
+FN(gelu_tanh, 0.5L * A * (1 + tanhl(gelu_u(A))))
+FN(mul_neg, -A *B *C)
+FN(sqrt_grad, A / (2 * B))
+FN(tanh_grad_size, fabsl(A) * (1 + B * B))
+FN(tanh_grad, A *(1 - B * B))
+FN(relu_grad, B > 0 ? A : 0)
+FN(gelu_grad, A *(normal_below(B) + B * expl(-B * B / 2) / sqrtl(2 * pi)))
+FN(gelu_tanh_grad, A *gelu_tanh_slope(B))
+FN(mse, (A - B) * (A - B))
+FN(mse_size, (fabsl(A) + fabsl(B)) * (fabsl(A) + fabsl(B)))
+FN(mse_grad, s[0] * (A - B))
+FN(mse_grad_size, fabsl(s[0]) * (fabsl(A) + fabsl(B)))
+
+static const op ops[] = {
+    {MSI_K_add, 2, false, add, both},
+    {MSI_K_sub, 2, false, sub, both},
+    {MSI_K_mul, 2, false, mul, NULL},
+    {MSI_K_div, 2, true, divide, NULL},
+    {MSI_K_affine, 1, false, affine, affine_size},
+    {MSI_K_reciprocal, 1, true, reciprocal, NULL},
+    {MSI_K_exp, 1, false, exponential, NULL},
+    {MSI_K_log, 1, true, logarithm, logarithm_size},
+    {MSI_K_sqrt, 1, true, root, NULL},
+    {MSI_K_tanh, 1, false, hyperbolic, NULL},
+    {MSI_K_relu, 1, false, relu, NULL},
+    {MSI_K_gelu, 1, false, gelu, first},
+    {MSI_K_gelu_tanh, 1, false, gelu_tanh, first},
+    {MSI_K_mul_neg, 3, false, mul_neg, NULL},
+    {MSI_K_sqrt_grad, 2, true, sqrt_grad, NULL},
+    {MSI_K_tanh_grad, 2, false, tanh_grad, tanh_grad_size},
+    {MSI_K_relu_grad, 2, false, relu_grad, NULL},
+    {MSI_K_gelu_grad, 2, false, gelu_grad, first},
+    {MSI_K_gelu_tanh_grad, 2, false, gelu_tanh_grad, first},
+    {MSI_K_mse, 2, false, mse, mse_size},
+    {MSI_K_mse_grad, 2, false, mse_grad, mse_grad_size},
+};
+
+static typed filled(const op *o, int32_t dtype, int64_t n, int32_t operand)
+{
+    typed t = typed_filled(dtype, n, (uint64_t)(7 + operand));
+    bool positive = o->positive && operand == o->n_in - 1;
+
+    for (int64_t i = 0; i < n; i++) {
+        double x = typed_get(&t, i);
+
+        typed_set(&t, i, positive ? x + 1.25 : 4 * x); /* tanh and erf beyond their small range */
+    }
+    return t;
+}
+
+/* `n` elements that begin `start` elements into their blocks, against the oracle. */
+static void check_dense(const op *o, int32_t dtype, int64_t n, int64_t start, bool accumulate)
+{
+    const double scalar[2] = {1.75, -0.375};
+    const real s[2] = {1.75L, -0.375L};
+    typed in[3], out = typed_filled(dtype, start + n, 30), old;
+    msi_ew_args args = {.in_dtype = dtype,
+                        .accumulate = accumulate,
+                        .scalar = {scalar[0], scalar[1]},
+                        .loop = {.ndim = 1, .shape = {n}}};
+
+    for (int32_t k = 0; k < o->n_in; k++) {
+        in[k] = filled(o, dtype, start + n, k);
+        args.in[k] = (char *)in[k].data + start * dtype_bytes(dtype);
+        args.loop.stride[k + 1][0] = 1;
+    }
+    args.loop.stride[0][0] = 1;
+    args.out = (char *)out.data + start * dtype_bytes(dtype);
+    old = typed_copy(&out);
+    run_on_all_isas(&(kernel_call){o->kernel, dtype, &args, {out.data}, {typed_nbytes(&out)}},
+                    "dense");
+    for (int64_t i = 0; i < start + n; i++) {
+        real x[3] = {0}, want, size;
+
+        if (i < start) {
+            assert_true(typed_get(&out, i) == typed_get(&old, i));
+            continue;
+        }
+        for (int32_t k = 0; k < o->n_in; k++) {
+            x[k] = typed_get(&in[k], i);
+        }
+        want = o->value(x, s);
+        size = o->size != NULL ? o->size(x, s) : fabsl(want);
+        if (accumulate) {
+            want += typed_get(&old, i);
+            size += fabs(typed_get(&old, i));
+        }
+        check_element(
+            msi_kernel_name(o->kernel), i, typed_get(&out, i), (double)want,
+            (double)(8 * compute_epsilon(dtype) * size + typed_epsilon(dtype) * fabsl(want)));
+    }
+    for (int32_t k = 0; k < o->n_in; k++) {
+        typed_free(&in[k]);
+    }
+    typed_free(&out);
+    typed_free(&old);
+}
+
+static void test_cpu_elementwise__every_op_is_right_for_lengths_0_to_130(void **state)
+{
+    (void)state;
+    report_missing_isas();
+    for (int32_t o = 0; o < (int32_t)(sizeof(ops) / sizeof(ops[0])); o++) {
+        for (int32_t d = 0; d < 3; d++) {
+            for (int64_t n = 0; n <= 130; n++) {
+                check_dense(&ops[o], float_dtypes[d], n, (n * 29) % 64, n % 3 == 1);
+            }
+        }
+    }
+}
+
+static void test_cpu_elementwise__every_op_is_right_from_starts_0_to_63(void **state)
+{
+    (void)state;
+    for (int32_t o = 0; o < (int32_t)(sizeof(ops) / sizeof(ops[0])); o++) {
+        for (int32_t d = 0; d < 3; d++) {
+            for (int64_t start = 0; start < 64; start++) {
+                check_dense(&ops[o], float_dtypes[d], 37, start, start & 1);
+            }
+        }
+    }
+}
+
+/* -- strides ----------------------------------------------------------------------------------- */
+
+static int64_t pick(uint64_t *seed, int64_t n)
+{
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (int64_t)((*seed >> 33) % (uint64_t)n);
+}
+
+/* Give operand k strides over a permuted, padded layout; some dimensions broadcast in sources.
+ * @return elements the layout spans */
+static int64_t lay_out(msi_loop *loop, int32_t k, uint64_t *seed)
+{
+    int32_t order[MSI_LOOP_DIMS];
+    int64_t span = 1;
+
+    for (int32_t d = 0; d < loop->ndim; d++) {
+        int32_t at = (int32_t)pick(seed, d + 1);
+
+        order[d] = order[at];
+        order[at] = d;
+    }
+    for (int32_t i = 0; i < loop->ndim; i++) {
+        int32_t d = order[i];
+
+        if (k > 0 && pick(seed, 4) == 0) {
+            loop->stride[k][d] = 0;
+            continue;
+        }
+        loop->stride[k][d] = span;
+        span = span * loop->shape[d] + pick(seed, 3);
+    }
+    return span + 1;
+}
+
+static int64_t offset_of(const msi_loop *loop, int32_t k, int64_t flat)
+{
+    int64_t at = 0;
+
+    for (int32_t d = loop->ndim - 1; d >= 0; d--) {
+        at += flat % loop->shape[d] * loop->stride[k][d];
+        flat /= loop->shape[d];
+    }
+    return at;
+}
+
+static void check_strided(const op *o, int32_t dtype, uint64_t seed)
+{
+    const real s[2] = {1.75L, -0.375L};
+    msi_ew_args args = {.in_dtype = dtype, .scalar = {1.75, -0.375}};
+    typed in[3], out, want;
+    int64_t n = 1;
+
+    args.accumulate = pick(&seed, 2);
+    args.loop.ndim = (int32_t)pick(&seed, 5);
+    for (int32_t d = 0; d < args.loop.ndim; d++) {
+        args.loop.shape[d] = pick(&seed, 6) == 0 ? 1 + pick(&seed, 300) : 1 + pick(&seed, 5);
+        n *= args.loop.shape[d];
+    }
+    out = typed_filled(dtype, lay_out(&args.loop, 0, &seed), 31);
+    args.out = out.data;
+    for (int32_t k = 0; k < o->n_in; k++) {
+        in[k] = filled(o, dtype, lay_out(&args.loop, k + 1, &seed), k);
+        args.in[k] = in[k].data;
+    }
+    typed old = typed_copy(&out);
+
+    run_on_all_isas(&(kernel_call){o->kernel, dtype, &args, {out.data}, {typed_nbytes(&out)}},
+                    "strided");
+    want = typed_copy(&old);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = offset_of(&args.loop, 0, i);
+        real x[3] = {0}, y, size;
+
+        for (int32_t k = 0; k < o->n_in; k++) {
+            x[k] = typed_get(&in[k], offset_of(&args.loop, k + 1, i));
+        }
+        y = o->value(x, s);
+        size = o->size != NULL ? o->size(x, s) : fabsl(y);
+        if (args.accumulate) {
+            y += typed_get(&old, at);
+            size += fabs(typed_get(&old, at));
+        }
+        check_element(
+            msi_kernel_name(o->kernel), at, typed_get(&out, at), (double)y,
+            (double)(8 * compute_epsilon(dtype) * size + typed_epsilon(dtype) * fabsl(y)));
+        typed_set(&want, at, typed_get(&out, at));
+    }
+    assert_memory_equal(want.data, out.data, (size_t)typed_nbytes(&out)); /* gaps stay */
+    for (int32_t k = 0; k < o->n_in; k++) {
+        typed_free(&in[k]);
+    }
+    typed_free(&out);
+    typed_free(&old);
+    typed_free(&want);
+}
+
+static void test_cpu_elementwise__strides_and_broadcasts_reach_the_right_elements(void **state)
+{
+    (void)state;
+    const int32_t chosen[] = {0, 4, 13}; /* add, affine, mul_neg: two, one and three sources */
+
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        for (int32_t d = 0; d < 3; d++) {
+            check_strided(&ops[chosen[seed % 3]], float_dtypes[d], seed * 977 + (uint64_t)d);
+        }
+    }
+}
+
+static void test_cpu_elementwise__works_in_place(void **state)
+{
+    (void)state;
+    float x[45];
+    msi_ew_args args = {
+        .out = x, .in = {x, x}, .loop = {.ndim = 1, .shape = {45}, .stride = {{1}, {1}, {1}}}};
+
+    for (int i = 0; i < 45; i++) {
+        x[i] = (float)i;
+    }
+    run_on_all_isas(&(kernel_call){MSI_K_mul, MS_DTYPE_F32, &args, {x}, {sizeof(x)}}, "in place");
+    for (int i = 0; i < 45; i++) {
+        assert_true(x[i] == (float)(i * i));
+    }
+}
+
+static void test_cpu_elementwise__i64_wraps_and_keeps_every_bit(void **state)
+{
+    (void)state;
+    const int64_t big = INT64_MAX - 3, a[3] = {big, -5, (int64_t)1 << 53}, b[3] = {9, 3, 1};
+    int64_t out[3] = {0};
+    msi_ew_args args = {.out = out,
+                        .in = {a, b},
+                        .in_dtype = MS_DTYPE_I64,
+                        .scalar = {3, -2},
+                        .loop = {.ndim = 1, .shape = {3}, .stride = {{1}, {1}, {1}}}};
+    kernel_call call = {MSI_K_add, MS_DTYPE_I64, &args, {out}, {sizeof(out)}};
+
+    run_on_all_isas(&call, "i64");
+    assert_true(out[0] == INT64_MIN + 5 && out[1] == -2 && out[2] == 9007199254740993);
+    call.kernel = MSI_K_sub;
+    run_on_all_isas(&call, "i64");
+    assert_true(out[0] == big - 9 && out[1] == -8 && out[2] == 9007199254740991);
+    call.kernel = MSI_K_mul;
+    run_on_all_isas(&call, "i64");
+    assert_true(out[0] == INT64_MAX - 35); /* 9 (2^63 - 4) = 2^63 - 36 modulo 2^64 */
+    assert_true(out[1] == -15);
+    call.kernel = MSI_K_affine;
+    run_on_all_isas(&call, "i64");
+    assert_true(out[1] == -17 && out[2] == 27021597764222974);
+}
+
+/* -- accuracy and special values ----------------------------------------------------------------
+ */
+
+static double ulp(float x)
+{
+    float a = fabsf(x);
+
+    return a < 0x1p-126f ? 0x1p-149 : (double)nextafterf(a, INFINITY) - (double)a;
+}
+
+/* Over bit patterns of f32 spread over the whole line. */
+static void check_ulps(int32_t kernel, double (*f)(double), double most)
+{
+    enum { N = 4096 };
+    float x[N], y[N];
+    msi_ew_args args = {
+        .out = y, .in = {x}, .loop = {.ndim = 1, .shape = {N}, .stride = {{1}, {1}}}};
+
+    for (uint64_t first = 0; first < (1ull << 32); first += 2503ull * N) {
+        for (int i = 0; i < N; i++) {
+            uint32_t bits = (uint32_t)(first + 2503ull * (uint64_t)i);
+
+            memcpy(&x[i], &bits, sizeof(bits));
+        }
+        run_on_all_isas(&(kernel_call){kernel, MS_DTYPE_F32, &args, {y}, {sizeof(y)}}, "ulps");
+        for (int i = 0; i < N; i++) {
+            double want = f(x[i]);
+
+            if (isnan(want)) {
+                assert_true(isnan(y[i]));
+            } else if ((float)want != y[i]) {
+                assert_false(isinf((float)want) || isinf(y[i]));
+                if (fabs(want - y[i]) > most * ulp((float)want)) {
+                    fail_msg("%s(%a) = %a is %.3g ulp off", msi_kernel_name(kernel), x[i], y[i],
+                             fabs(want - y[i]) / ulp((float)want));
+                }
+            }
+        }
+    }
+}
+
+static void test_cpu_elementwise__exp_log_tanh_are_within_2_ulp_everywhere(void **state)
+{
+    (void)state;
+    check_ulps(MSI_K_exp, exp, 2);
+    check_ulps(MSI_K_log, log, 2);
+    check_ulps(MSI_K_tanh, tanh, 2);
+    check_ulps(MSI_K_sqrt, sqrt, 0.5);
+}
+
+static double one(int32_t kernel, int32_t dtype, double a, double b)
+{
+    typed in[2] = {typed_filled(dtype, 1, 1), typed_filled(dtype, 1, 1)};
+    typed out = typed_filled(dtype, 1, 1);
+    msi_ew_args args = {.out = out.data, .in = {in[0].data, in[1].data}};
+    double y;
+
+    typed_set(&in[0], 0, a);
+    typed_set(&in[1], 0, b);
+    run_on_all_isas(&(kernel_call){kernel, dtype, &args, {out.data}, {typed_nbytes(&out)}}, "one");
+    y = typed_get(&out, 0);
+    typed_free(&in[0]);
+    typed_free(&in[1]);
+    typed_free(&out);
+    return y;
+}
+
+static void test_cpu_elementwise__nan_and_infinity_go_where_they_must(void **state)
+{
+    (void)state;
+    const int32_t unary[] = {MSI_K_exp,  MSI_K_log,  MSI_K_sqrt,     MSI_K_tanh,
+                             MSI_K_relu, MSI_K_gelu, MSI_K_gelu_tanh};
+
+    for (int32_t d = 0; d < 3; d++) {
+        const int32_t t = float_dtypes[d];
+
+        for (int32_t k = 0; k < 7; k++) {
+            assert_true(isnan(one(unary[k], t, NAN, 0)));
+        }
+        assert_true(isnan(one(MSI_K_gelu_grad, t, 1, NAN)));
+        assert_true(isnan(one(MSI_K_gelu_tanh_grad, t, 1, NAN)));
+        assert_true(one(MSI_K_relu_grad, t, 3, NAN) == 0); /* NaN is not above 0 */
+        assert_true(isnan(one(MSI_K_relu_grad, t, NAN, 1)));
+        assert_true(one(MSI_K_exp, t, INFINITY, 0) == INFINITY);
+        assert_true(one(MSI_K_exp, t, -INFINITY, 0) == 0);
+        assert_true(one(MSI_K_exp, t, 1e4, 0) == INFINITY);
+        assert_true(one(MSI_K_exp, t, 0, 0) == 1);
+        assert_true(one(MSI_K_log, t, INFINITY, 0) == INFINITY);
+        assert_true(one(MSI_K_log, t, 0, 0) == -INFINITY);
+        assert_true(isnan(one(MSI_K_log, t, -1, 0)));
+        assert_true(one(MSI_K_tanh, t, INFINITY, 0) == 1);
+        assert_true(one(MSI_K_tanh, t, -INFINITY, 0) == -1);
+        assert_true(one(MSI_K_relu, t, INFINITY, 0) == INFINITY);
+        assert_true(one(MSI_K_relu, t, -INFINITY, 0) == 0);
+        assert_true(one(MSI_K_gelu, t, INFINITY, 0) == INFINITY);
+        assert_true(one(MSI_K_gelu, t, -1e4, 0) == 0);
+        assert_true(one(MSI_K_gelu_tanh, t, INFINITY, 0) == INFINITY);
+        assert_true(one(MSI_K_gelu_tanh, t, -1e4, 0) == 0);
+        assert_true(one(MSI_K_gelu_tanh_grad, t, 1, 1e30) == 1); /* x^2 would overflow f32 */
+        assert_true(fabs(one(MSI_K_gelu_tanh_grad, t, 1, -1e30)) < 1e-35);
+    }
+    assert_true(signbit(one(MSI_K_tanh, MS_DTYPE_F32, -0.0, 0)));
+    assert_true(one(MSI_K_exp, MS_DTYPE_F32, -87.5, 0) > 0 &&
+                one(MSI_K_exp, MS_DTYPE_F32, -100, 0) == (float)exp(-100.0)); /* denormal */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cpu_elementwise__every_op_is_right_for_lengths_0_to_130),
+        cmocka_unit_test(test_cpu_elementwise__every_op_is_right_from_starts_0_to_63),
+        cmocka_unit_test(test_cpu_elementwise__strides_and_broadcasts_reach_the_right_elements),
+        cmocka_unit_test(test_cpu_elementwise__works_in_place),
+        cmocka_unit_test(test_cpu_elementwise__i64_wraps_and_keeps_every_bit),
+        cmocka_unit_test(test_cpu_elementwise__exp_log_tanh_are_within_2_ulp_everywhere),
+        cmocka_unit_test(test_cpu_elementwise__nan_and_infinity_go_where_they_must),
+    };
+
+    return cmocka_run_group_tests_name("cpu/elementwise", tests, NULL, NULL);
+}

@@ -1,0 +1,107 @@
+/* kernels/cpu/embedding.c: rows of a table and their gradient, which adds in token order. */
+#include "kernel_test.h"
+
+enum { VOCAB = 11 };
+
+static void check_forward(int32_t dtype, int64_t n, int64_t width, int64_t start)
+{
+    typed table = typed_filled(dtype, start + VOCAB * width, 1);
+    typed out = typed_filled(dtype, start + n * width, 2);
+    int64_t *ids = malloc((size_t)(n + 1) * sizeof(int64_t));
+    const int64_t bytes = start * dtype_bytes(dtype);
+    msi_embedding_args args = {.n = n,
+                               .width = width,
+                               .vocab = VOCAB,
+                               .ids = ids,
+                               .table = (char *)table.data + bytes,
+                               .out = (char *)out.data + bytes};
+
+    for (int64_t i = 0; i < n; i++) {
+        ids[i] = i * 7 % VOCAB;
+    }
+    run_on_all_isas(&(kernel_call){MSI_K_embedding, dtype, &args, {out.data}, {typed_nbytes(&out)}},
+                    "rows");
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < width; j++) {
+            assert_true(typed_get(&out, start + i * width + j) ==
+                        typed_get(&table, start + ids[i] * width + j));
+        }
+    }
+    free(ids);
+    typed_free(&table);
+    typed_free(&out);
+}
+
+static void check_gradient(int32_t dtype, int32_t table_dtype, int64_t n, int64_t width,
+                           int64_t start, bool accumulate)
+{
+    typed dy = typed_filled(dtype, start + n * width, 3);
+    typed dtable = typed_filled(table_dtype, start + VOCAB * width, 4), want = typed_copy(&dtable);
+    int64_t *ids = malloc((size_t)(n + 1) * sizeof(int64_t));
+    msi_embedding_args args = {.n = n,
+                               .width = width,
+                               .vocab = VOCAB,
+                               .ids = ids,
+                               .dy = (char *)dy.data + start * dtype_bytes(dtype),
+                               .dtable = (char *)dtable.data + start * dtype_bytes(table_dtype),
+                               .dtable_dtype = table_dtype,
+                               .accumulate = accumulate};
+
+    for (int64_t i = 0; i < VOCAB * width && !accumulate; i++) {
+        typed_set(&want, start + i, 0);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        ids[i] = i * i % VOCAB; /* some rows often, some never */
+        for (int64_t j = 0; j < width; j++) {
+            int64_t at = start + ids[i] * width + j;
+            double sum = typed_get(&want, at) + typed_get(&dy, start + i * width + j);
+
+            typed_set(&want, at, table_dtype == MS_DTYPE_F64 ? sum : (double)(float)sum);
+        }
+    }
+    run_on_all_isas(
+        &(kernel_call){MSI_K_embedding_grad, dtype, &args, {dtable.data}, {typed_nbytes(&dtable)}},
+        "gradient");
+    assert_memory_equal(want.data, dtable.data, (size_t)typed_nbytes(&want)); /* order and all */
+    free(ids);
+    typed_free(&dy);
+    typed_free(&dtable);
+    typed_free(&want);
+}
+
+static void test_cpu_embedding__copies_rows_of_any_width(void **state)
+{
+    (void)state;
+    report_missing_isas();
+    for (int32_t d = 0; d < 3; d++) {
+        for (int64_t width = 0; width <= 130; width++) {
+            check_forward(float_dtypes[d], width % 23, width, width * 29 % 64);
+        }
+    }
+}
+
+static void test_cpu_embedding__gradients_add_in_token_order(void **state)
+{
+    (void)state;
+    for (int32_t d = 0; d < 3; d++) {
+        for (int64_t width = 0; width <= 130; width++) {
+            bool wide = float_dtypes[d] == MS_DTYPE_BF16 && width % 2;
+
+            check_gradient(float_dtypes[d], wide ? MS_DTYPE_F32 : float_dtypes[d], width % 41,
+                           width, width * 29 % 64, width % 3 == 0);
+        }
+        for (int64_t start = 0; start < 64; start++) {
+            check_gradient(float_dtypes[d], float_dtypes[d], 20, 21, start, true);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cpu_embedding__copies_rows_of_any_width),
+        cmocka_unit_test(test_cpu_embedding__gradients_add_in_token_order),
+    };
+
+    return cmocka_run_group_tests_name("cpu/embedding", tests, NULL, NULL);
+}

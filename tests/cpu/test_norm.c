@@ -1,0 +1,98 @@
+/* kernels/cpu/norm.c: sums of squares and largest magnitudes per block. */
+#include "kernel_test.h"
+
+static void check(int32_t dtype, int64_t n, int64_t block, int64_t start, bool largest)
+{
+    const int64_t n_blocks = n == 0 ? 0 : (n + block - 1) / block;
+    typed x = typed_filled(dtype, start + n, 6);
+    double *out = calloc((size_t)n_blocks + 1, sizeof(double));
+    msi_norm_args args = {.n = n,
+                          .block = block,
+                          .x = (char *)x.data + start * dtype_bytes(dtype),
+                          .out = out,
+                          .largest = largest};
+
+    run_on_all_isas(&(kernel_call){MSI_K_norm, dtype, &args, {out}, {(n_blocks + 1) * 8}}, "norm");
+    for (int64_t b = 0; b < n_blocks; b++) {
+        double want = 0;
+
+        for (int64_t i = b * block; i < n && i < (b + 1) * block; i++) {
+            double v = typed_get(&x, start + i);
+
+            want = largest ? fmax(want, fabs(v)) : want + v * v;
+        }
+        check_element("norm", b, out[b], want, largest ? 0 : (double)(block + 2) * 0x1p-53 * want);
+    }
+    assert_true(out[n_blocks] == 0); /* nothing past the last block */
+    typed_free(&x);
+    free(out);
+}
+
+static void test_cpu_norm__blocks_of_any_length_from_any_start(void **state)
+{
+    (void)state;
+    report_missing_isas();
+    for (int32_t d = 0; d < 3; d++) {
+        for (int64_t n = 0; n <= 130; n++) {
+            check(float_dtypes[d], n, 130, n * 29 % 64, n & 1);
+            check(float_dtypes[d], n, 1 + n % 37, n * 29 % 64, !(n & 1));
+        }
+        for (int64_t start = 0; start < 64; start++) {
+            check(float_dtypes[d], 9000, 4096, start, start & 1);
+        }
+    }
+}
+
+static void test_cpu_norm__squares_of_f32_neither_overflow_nor_vanish(void **state)
+{
+    (void)state;
+    const float x[3] = {1e30f, 3e-30f, 0};
+    double out[2] = {0};
+    msi_norm_args args = {.n = 3, .block = 1, .x = x};
+    double blocks[3];
+
+    args.out = blocks;
+    msi_kernels()->fn[MSI_K_norm][MS_DTYPE_F32](&args);
+    out[0] = blocks[0] / ((double)1e30f * (double)1e30f);
+    out[1] = blocks[1] / ((double)3e-30f * (double)3e-30f);
+    assert_true(out[0] == 1 && out[1] == 1 && blocks[2] == 0);
+}
+
+static void test_cpu_norm__nan_and_infinity_reach_the_result_of_their_block(void **state)
+{
+    (void)state;
+    for (int32_t d = 0; d < 3; d++) {
+        for (int64_t at = 0; at < 39; at += 13) {
+            typed x = typed_filled(float_dtypes[d], 80, 2);
+            double out[2];
+            msi_norm_args args = {.n = 80, .block = 40, .x = x.data, .out = out};
+
+            for (int32_t largest = 0; largest < 2; largest++) {
+                args.largest = largest;
+                typed_set(&x, at, NAN);
+                typed_set(&x, 39, 100); /* a number after it must not win */
+                run_on_all_isas(
+                    &(kernel_call){MSI_K_norm, float_dtypes[d], &args, {out}, {sizeof(out)}},
+                    "nan");
+                assert_true(isnan(out[0]) && isfinite(out[1]));
+                typed_set(&x, at, -INFINITY);
+                run_on_all_isas(
+                    &(kernel_call){MSI_K_norm, float_dtypes[d], &args, {out}, {sizeof(out)}},
+                    "inf");
+                assert_true(out[0] == INFINITY && isfinite(out[1]));
+            }
+            typed_free(&x);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cpu_norm__blocks_of_any_length_from_any_start),
+        cmocka_unit_test(test_cpu_norm__squares_of_f32_neither_overflow_nor_vanish),
+        cmocka_unit_test(test_cpu_norm__nan_and_infinity_reach_the_result_of_their_block),
+    };
+
+    return cmocka_run_group_tests_name("cpu/norm", tests, NULL, NULL);
+}

@@ -1,0 +1,143 @@
+/* Training takes no more memory at step 10,000 than at step 1,000, and gives all of it back. */
+#include "tiny_gpt.h"
+
+#include <unistd.h>
+
+static int64_t resident_bytes(void)
+{
+    long pages = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+
+    assert_non_null(f);
+    assert_int_equal(2, fscanf(f, "%ld %ld", &pages, &resident));
+    fclose(f);
+    return (int64_t)resident * sysconf(_SC_PAGESIZE);
+}
+
+static void train(tiny_model *m, ms_optim *optim, int64_t from, int64_t to)
+{
+    double loss, norm;
+
+    for (int64_t step = from; step < to; step++) {
+        assert_ok(tiny_micro_step(m, step, &loss));
+        assert_ok(ms_fsdp_tree_clip_grad_norm(m->tree, 1, 2, &norm));
+        assert_ok(ms_optim_step(optim));
+        assert_ok(ms_optim_zero_grad(optim));
+    }
+}
+
+static void test_fsdp_memory__is_flat_over_ten_thousand_steps(void **state)
+{
+    tiny_config config = tiny_defaults();
+    ms_memory_stats before, early, late, after;
+    ms_optim_options oo;
+    ms_optim *optim;
+    ms_comm *comm;
+    tiny_model m;
+    int32_t group;
+
+    (void)state;
+    config.param_dtype = MS_DTYPE_BF16;
+    config.reduce_dtype = MS_DTYPE_F32;
+    ms_memory_stats_get(&before);
+    assert_ok(ms_comm_self(&comm));
+    assert_ok(tiny_new(&m, &config, comm));
+    ms_optim_options_init(&oo, MS_OPTIM_ADAMW);
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAMW));
+    assert_ok(ms_optim_add_group(optim, &m.embedding, 1, &oo, &group));
+    for (int32_t b = 0; b < TINY_BLOCKS; b++) {
+        assert_ok(ms_optim_add_group(optim, m.block[b], TINY_BLOCK_PARAMS, &oo, &group));
+    }
+    train(&m, optim, 0, 2);
+    int64_t primitives = ms_matmul_created();
+
+    train(&m, optim, 2, 1000);
+    ms_memory_stats_get(&early);
+    int64_t rss_early = resident_bytes();
+
+    train(&m, optim, 1000, 10000);
+    ms_memory_stats_get(&late);
+    int64_t rss_late = resident_bytes();
+
+    print_message("resident %lld bytes at step 1,000, %lld at step 10,000\n", (long long)rss_early,
+                  (long long)rss_late);
+    assert_true(rss_late - rss_early <= 1 << 20);
+    assert_int_equal(early.live_total, late.live_total);
+    assert_int_equal(early.peak_total, late.peak_total);
+    assert_int_equal(early.n_system, late.n_system);
+    assert_int_equal(early.live_handles, late.live_handles);
+    assert_int_equal(primitives, ms_matmul_created());
+    ms_optim_free(optim);
+    tiny_free(&m);
+    ms_memory_stats_get(&after);
+    assert_int_equal(before.live_total, after.live_total);
+    assert_int_equal(before.live_handles, after.live_handles);
+}
+
+/* A model that is still there when its context closes: everything is freed, later frees are safe.
+ */
+static void test_fsdp_memory__closing_the_context_first_is_safe(void **state)
+{
+    tiny_config config = tiny_defaults();
+    ms_memory_stats stats;
+    ms_comm *comm;
+    tiny_model m;
+    double loss;
+
+    (void)state;
+    assert_ok(ms_comm_self(&comm));
+    assert_ok(tiny_new(&m, &config, comm));
+    assert_ok(tiny_micro_step(&m, 0, &loss));
+    ms_close();
+    tiny_free(&m);
+    ms_memory_stats_get(&stats);
+    assert_int_equal(0, stats.live_total);
+    assert_int_equal(0, stats.live_handles);
+}
+
+/* SQLite's loop: allocation k fails for k = 0, 1, 2, ... until a step passes. Each failure is
+ * OutOfMemory, and the step that passes then gives what an undisturbed one gives. */
+static void test_fsdp_memory__every_failing_allocation_is_an_error_and_nothing_else(void **state)
+{
+    tiny_config config = tiny_defaults();
+    ms_memory_stats calm, stats;
+    double expected, loss;
+    ms_comm *comm;
+    tiny_model m;
+    int32_t failures = 0;
+
+    (void)state;
+    config.param_dtype = MS_DTYPE_BF16;
+    assert_ok(ms_comm_self(&comm));
+    assert_ok(tiny_new(&m, &config, comm));
+    assert_ok(tiny_micro_step(&m, 0, &expected));
+    ms_memory_stats_get(&calm);
+    for (int64_t k = 0;; k++) {
+        msi_alloc_fail_at(msi_context(), k);
+        ms_status status = tiny_micro_step(&m, 0, &loss);
+
+        msi_alloc_fail_at(msi_context(), -1);
+        if (status == MS_OK) {
+            break;
+        }
+        assert_int_equal(MS_OUT_OF_MEMORY, status);
+        ms_fsdp_tree_reset(m.tree); /* as a host does after an error in forward */
+        failures++;
+    }
+    assert_true(failures > 20);
+    assert_true(loss == expected);
+    ms_memory_stats_get(&stats);
+    assert_int_equal(calm.live_total, stats.live_total);
+    assert_int_equal(calm.live_handles, stats.live_handles);
+    tiny_free(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fsdp_memory__is_flat_over_ten_thousand_steps),
+        cmocka_unit_test(test_fsdp_memory__every_failing_allocation_is_an_error_and_nothing_else),
+        cmocka_unit_test(test_fsdp_memory__closing_the_context_first_is_safe),
+    };
+    return cmocka_run_group_tests_name("fsdp memory", tests, NULL, NULL);
+}

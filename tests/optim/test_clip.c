@@ -1,0 +1,215 @@
+/* runtime/optim/clip.c and tensor/norm.c: total norms and the scaling by them. */
+#include "ms_test.h"
+
+#include "norm.h"
+#include "optim.h"
+
+static ms_tensor *with_grad(int32_t dtype, const double *values, int64_t n)
+{
+    ms_tensor *t, *grad;
+
+    assert_ok(ms_tensor_full(&t, dtype, 1, &n, 0));
+    assert_ok(ms_tensor_make_parameter(t));
+    if (values != NULL) {
+        assert_ok(ms_tensor_from_doubles(&grad, dtype, 1, &n, values, n));
+        assert_ok(msi_tensor_new_internal(&t->grad, t->ctx, &grad->v));
+        ms_tensor_free(grad);
+    }
+    return t;
+}
+
+static void free_all(ms_tensor **t, int n)
+{
+    for (int i = 0; i < n; i++) {
+        ms_tensor_free(t[i]);
+    }
+}
+
+/* 3-4-12-13: exact in every arithmetic. */
+static void test_optim_clip__scales_by_max_norm_over_the_total(void **state)
+{
+    const double a[] = {3, 0, -4}, b[] = {12};
+    ms_tensor *t[3] = {with_grad(MS_DTYPE_F64, a, 3), with_grad(MS_DTYPE_F64, b, 1),
+                       with_grad(MS_DTYPE_F64, NULL, 5)};
+    double total, seen[3], coefficient = 2.0 / (13 + 1e-6);
+
+    assert_ok(ms_clip_grad_norm(t, 3, 2, 2, &total));
+    assert_true(total == 13);
+    assert_ok(ms_tensor_to_doubles(t[0]->grad, seen, 3));
+    assert_true(seen[0] == 3 * coefficient && seen[1] == 0 && seen[2] == -4 * coefficient);
+    assert_ok(ms_tensor_to_doubles(t[1]->grad, seen, 1));
+    assert_true(seen[0] == 12 * coefficient);
+    assert_null(t[2]->grad);
+    free_all(t, 3);
+}
+
+static void test_optim_clip__leaves_small_gradients(void **state)
+{
+    const double a[] = {3, -4};
+    ms_tensor *t = with_grad(MS_DTYPE_F32, a, 2);
+    double total, seen[2];
+
+    assert_ok(ms_clip_grad_norm(&t, 1, 5.1, 2, &total));
+    assert_true(total == 5);
+    assert_ok(ms_tensor_to_doubles(t->grad, seen, 2));
+    assert_true(seen[0] == 3 && seen[1] == -4);
+    ms_tensor_free(t);
+}
+
+static void test_optim_clip__knows_the_largest_element(void **state)
+{
+    const double a[] = {3, -40}, b[] = {7};
+    ms_tensor *t[2] = {with_grad(MS_DTYPE_BF16, a, 2), with_grad(MS_DTYPE_F32, b, 1)};
+    double total, seen[1];
+
+    assert_ok(ms_clip_grad_norm(t, 2, 4, HUGE_VAL, &total));
+    assert_true(total == 40);
+    assert_ok(ms_tensor_to_doubles(t[1]->grad, seen, 1));
+    assert_close(seen, &(double){7 * (4 / (40 + 1e-6))}, 1, 1e-7, 0);
+    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "norm type 1, expected 2 or inf",
+                 ms_clip_grad_norm(t, 2, 4, 1, &total));
+    free_all(t, 2);
+}
+
+static void test_optim_clip__hides_no_bad_gradient(void **state)
+{
+    for (int largest = 0; largest < 2; largest++) {
+        const double bad[] = {1, NAN, 2};
+        ms_tensor *t = with_grad(MS_DTYPE_F32, bad, 3);
+        double total, seen[3];
+
+        assert_ok(ms_clip_grad_norm(&t, 1, 1, largest ? HUGE_VAL : 2, &total));
+        assert_true(isnan(total));
+        assert_ok(ms_tensor_to_doubles(t->grad, seen, 3));
+        assert_true(isnan(seen[0]) && isnan(seen[1]) && isnan(seen[2]));
+        ms_tensor_free(t);
+    }
+}
+
+static void test_optim_clip__is_zero_without_gradients(void **state)
+{
+    ms_tensor *t = with_grad(MS_DTYPE_F32, NULL, 3);
+    double total = -1;
+
+    assert_ok(ms_clip_grad_norm(&t, 1, 1, 2, &total));
+    assert_true(total == 0);
+    assert_ok(ms_clip_grad_norm(NULL, 0, 1, 2, &total));
+    assert_true(total == 0);
+    ms_tensor_free(t);
+}
+
+static void ignore_orphan(void *unit, int32_t index)
+{
+}
+
+static void test_optim_clip__refuses_sharded_parameters(void **state)
+{
+    static const msi_param_ops ops = {.orphan = ignore_orphan};
+    const double a[] = {30};
+    ms_tensor *t = with_grad(MS_DTYPE_F32, a, 1);
+    double total, seen[1];
+
+    t->param->unit = t;
+    t->param->ops = &ops;
+    assert_fails(MS_RUNTIME_ERROR, "is sharded", ms_clip_grad_norm(&t, 1, 1, 2, &total));
+    assert_ok(ms_tensor_to_doubles(t->grad, seen, 1));
+    assert_true(seen[0] == 30);
+    ms_tensor_free(t);
+}
+
+/* Many blocks, the last one short, also with gaps between the elements. Blocks of 4,096 are summed
+ * each for itself and then in order; how one block is summed inside is the kernel's affair, so the
+ * comparison allows its rounding. */
+static void test_optim_clip__folds_blocks_in_order(void **state)
+{
+    enum { ROWS = 1500, N = 2 * ROWS * 200 };
+    double *values = malloc(N * sizeof(double)), folded = 0, total, strided;
+    const int64_t shape[2] = {ROWS, 400};
+    ms_tensor *t, *wide, *half;
+
+    for (int i = 0; i < N; i++) {
+        values[i] = filler(3, i);
+    }
+    for (int block = 0; block < N; block += 4096) {
+        double sum = 0;
+
+        for (int i = block; i < N && i < block + 4096; i++) {
+            sum += values[i] * values[i];
+        }
+        folded += sum;
+    }
+    t = with_grad(MS_DTYPE_F64, values, N);
+    assert_ok(ms_clip_grad_norm(&t, 1, 1e9, 2, &total));
+    folded = sqrt(folded);
+    assert_close(&total, &folded, 1, 1e-14, 0);
+    ms_tensor_free(t);
+
+    /* the left half of a (1500, 400) matrix: rows of 200 with gaps of 200 */
+    assert_ok(ms_tensor_from_doubles(&wide, MS_DTYPE_F64, 2, shape, values, N));
+    assert_ok(ms_op_narrow(&half, wide, 1, 0, 200));
+    t = with_grad(MS_DTYPE_F64, NULL, N / 2);
+    assert_ok(msi_tensor_new_internal(&t->grad, t->ctx, &half->v));
+    assert_ok(ms_clip_grad_norm(&t, 1, 1e9, 2, &total));
+    for (int i = 0, k = 0; i < N; i++) {
+        if (i % 400 < 200) {
+            values[k++] = values[i];
+        }
+    }
+    ms_tensor_free(t);
+    t = with_grad(MS_DTYPE_F64, values, N / 2);
+    assert_ok(ms_clip_grad_norm(&t, 1, 1e9, 2, &strided));
+    assert_true(strided == total); /* the same bits, whatever the strides */
+    ms_tensor_free(t);
+    ms_tensor_free(half);
+    ms_tensor_free(wide);
+    free(values);
+}
+
+/* What lets ranks share the work: the blocks of two parts, cut at a block's end, are the blocks of
+ * the whole. */
+static void test_optim_clip__block_sums_do_not_depend_on_the_cut(void **state)
+{
+    enum { N = 5 * MSI_NORM_BLOCK + 77, CUT = 2 * MSI_NORM_BLOCK };
+    double *values = malloc(N * sizeof(double)), whole[6], parts[6];
+    const int64_t n = N;
+    ms_tensor *t;
+
+    for (int i = 0; i < N; i++) {
+        values[i] = filler(4, i);
+    }
+    assert_ok(ms_tensor_from_doubles(&t, MS_DTYPE_F32, 1, &n, values, n));
+    assert_int_equal(6, msi_norm_n_blocks(n));
+    for (int largest = 0; largest < 2; largest++) {
+        msi_view left = t->v, right = t->v;
+        double total = 0;
+
+        left.shape[0] = CUT;
+        right.offset = CUT;
+        right.shape[0] = N - CUT;
+        assert_ok(msi_norm_blocks(&t->v, largest, whole));
+        assert_ok(msi_norm_blocks(&left, largest, parts));
+        assert_ok(msi_norm_blocks(&right, largest, parts + 2));
+        assert_memory_equal(whole, parts, sizeof(whole));
+        assert_ok(msi_norm_fold_view(&total, &t->v, largest));
+        assert_true(total ==
+                    msi_norm_fold(msi_norm_fold(0, parts, 2, largest), parts + 2, 4, largest));
+    }
+    ms_tensor_free(t);
+    free(values);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_optim_clip__scales_by_max_norm_over_the_total),
+        cmocka_unit_test(test_optim_clip__leaves_small_gradients),
+        cmocka_unit_test(test_optim_clip__knows_the_largest_element),
+        cmocka_unit_test(test_optim_clip__hides_no_bad_gradient),
+        cmocka_unit_test(test_optim_clip__is_zero_without_gradients),
+        cmocka_unit_test(test_optim_clip__refuses_sharded_parameters),
+        cmocka_unit_test(test_optim_clip__folds_blocks_in_order),
+        cmocka_unit_test(test_optim_clip__block_sums_do_not_depend_on_the_cut),
+    };
+
+    return cmocka_run_group_tests_name("optim/clip", tests, NULL, NULL);
+}

@@ -1,0 +1,219 @@
+/* runtime/optim/optim.c and options.c: groups, their options, handles and lifetimes. */
+#include "ms_test.h"
+
+#include "optim.h"
+
+static ms_tensor *leaf(int64_t n)
+{
+    ms_tensor *t;
+
+    assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 1, &n, 1));
+    assert_ok(ms_tensor_make_parameter(t));
+    return t;
+}
+
+static void test_optim_optim__has_the_defaults_of_torch(void **state)
+{
+    ms_optim_options o;
+
+    ms_optim_options_init(&o, MS_OPTIM_SGD);
+    assert_true(o.lr == 1e-3 && o.momentum == 0 && o.dampening == 0 && o.weight_decay == 0);
+    assert_false(o.nesterov || o.maximize);
+    ms_optim_options_init(&o, MS_OPTIM_ADAM);
+    assert_true(o.lr == 1e-3 && o.beta1 == 0.9 && o.beta2 == 0.999 && o.eps == 1e-8);
+    assert_true(o.weight_decay == 0);
+    ms_optim_options_init(&o, MS_OPTIM_ADAMW);
+    assert_true(o.weight_decay == 1e-2);
+    assert_int_equal(sizeof(o), o.struct_size);
+}
+
+static void test_optim_optim__refuses_options_out_of_range_in_torchs_words(void **state)
+{
+    static const struct {
+        int32_t kind;
+        double lr, momentum, dampening, weight_decay, beta1, beta2, eps;
+        bool nesterov;
+        const char *message;
+    } cases[] = {
+        {MS_OPTIM_SGD, -1, 0, 0, 0, .9, .9, 1, false, "Invalid learning rate: -1"},
+        {MS_OPTIM_SGD, NAN, 0, 0, 0, .9, .9, 1, false, "Invalid learning rate: nan"},
+        {MS_OPTIM_SGD, 1, -.5, 0, 0, .9, .9, 1, false, "Invalid momentum value: -0.5"},
+        {MS_OPTIM_SGD, 1, 0, 0, -.1, .9, .9, 1, false, "Invalid weight_decay value: -0.1"},
+        {MS_OPTIM_SGD, 1, 0, 0, 0, .9, .9, 1, true,
+         "Nesterov momentum requires a momentum and zero dampening"},
+        {MS_OPTIM_SGD, 1, .9, .1, 0, .9, .9, 1, true,
+         "Nesterov momentum requires a momentum and zero dampening"},
+        {MS_OPTIM_ADAM, -2, 0, 0, 0, .9, .9, 1, false, "Invalid learning rate: -2"},
+        {MS_OPTIM_ADAM, 1, 0, 0, 0, 1, .9, 1, false, "Invalid beta parameter at index 0: 1"},
+        {MS_OPTIM_ADAMW, 1, 0, 0, 0, .9, -.1, 1, false, "Invalid beta parameter at index 1: -0.1"},
+        {MS_OPTIM_ADAMW, 1, 0, 0, 0, .9, .9, -1, false, "Invalid epsilon value: -1"},
+        {MS_OPTIM_ADAMW, 1, 0, 0, -3, .9, .9, 1, false, "Invalid weight_decay value: -3"},
+    };
+    ms_tensor *t = leaf(3);
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ms_optim_options o;
+        ms_optim *optim;
+
+        ms_optim_options_init(&o, cases[i].kind);
+        o.lr = cases[i].lr;
+        o.momentum = cases[i].momentum;
+        o.dampening = cases[i].dampening;
+        o.weight_decay = cases[i].weight_decay;
+        o.beta1 = cases[i].beta1;
+        o.beta2 = cases[i].beta2;
+        o.eps = cases[i].eps;
+        o.nesterov = cases[i].nesterov;
+        assert_ok(ms_optim_new(&optim, cases[i].kind));
+        assert_fails(MS_VALUE_ERROR, cases[i].message, ms_optim_add_group(optim, &t, 1, &o, NULL));
+        assert_int_equal(0, ms_optim_n_groups(optim));
+        assert_ok(ms_optim_add_group(optim, &t, 1, NULL, NULL));
+        assert_fails(MS_VALUE_ERROR, cases[i].message, ms_optim_options_set(optim, 0, &o));
+        assert_ok(ms_optim_options_get(optim, 0, &o));
+        assert_true(o.lr == 1e-3); /* a refused change leaves the group as it was */
+        ms_optim_free(optim);
+    }
+    ms_tensor_free(t);
+}
+
+static void test_optim_optim__keeps_groups_apart(void **state)
+{
+    ms_tensor *t[3] = {leaf(1), leaf(2), leaf(3)}, *third;
+    ms_optim_options o;
+    ms_optim *optim;
+    int32_t group;
+
+    ms_optim_options_init(&o, MS_OPTIM_SGD);
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_SGD));
+    o.lr = 0.25;
+    assert_ok(ms_optim_add_group(optim, t, 2, &o, &group));
+    assert_int_equal(0, group);
+    assert_int_equal(0, ms_optim_n_states(optim)); /* no momentum anywhere: no state */
+    o.lr = 0.5;
+    o.momentum = 0.9;
+    assert_ok(ms_optim_add_group(optim, &t[2], 1, &o, &group));
+    assert_int_equal(1, group);
+    assert_int_equal(2, ms_optim_n_groups(optim));
+    assert_int_equal(3, ms_optim_n_params(optim));
+    assert_int_equal(1, ms_optim_n_states(optim));
+    assert_string_equal("momentum_buffer", ms_optim_state_name(optim, 0));
+    assert_string_equal("", ms_optim_state_name(optim, 1));
+    assert_ok(ms_optim_options_get(optim, 0, &o));
+    assert_true(o.lr == 0.25 && o.momentum == 0);
+    o.lr = 0.125;
+    assert_ok(ms_optim_options_set(optim, 0, &o));
+    assert_ok(ms_optim_options_get(optim, 0, &o));
+    assert_true(o.lr == 0.125);
+    assert_ok(ms_optim_param(&third, optim, 2));
+    assert_ptr_equal(t[2], third);
+    ms_tensor_free(third);
+    assert_fails(MS_INDEX_ERROR, "group 2 of an optimizer with 2",
+                 ms_optim_options_get(optim, 2, &o));
+    assert_fails(MS_INDEX_ERROR, "parameter 3 of an optimizer with 3",
+                 ms_optim_param(&third, optim, 3));
+    ms_optim_free(optim);
+    for (int i = 0; i < 3; i++) {
+        ms_tensor_free(t[i]);
+    }
+}
+
+static void test_optim_optim__refuses_parameters_it_cannot_step(void **state)
+{
+    const char *twice = "some parameters appear in more than one parameter group";
+    const int64_t n = 3;
+    ms_tensor *t = leaf(3), *other = leaf(3), *ids, *same[2] = {other, other};
+    ms_optim *optim;
+    ms_optim_options o;
+
+    assert_ok(ms_tensor_full(&ids, MS_DTYPE_I64, 1, &n, 0));
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAM));
+    assert_ok(ms_optim_add_group(optim, &t, 1, NULL, NULL));
+    assert_fails(MS_VALUE_ERROR, twice, ms_optim_add_group(optim, &t, 1, NULL, NULL));
+    assert_fails(MS_VALUE_ERROR, twice, ms_optim_add_group(optim, same, 2, NULL, NULL));
+    assert_fails(MS_VALUE_ERROR, "dtype i64", ms_optim_add_group(optim, &ids, 1, NULL, NULL));
+    assert_int_equal(1, ms_optim_n_params(optim));
+
+    ms_optim_options_init(&o, MS_OPTIM_ADAM);
+    o.struct_size = 0;
+    assert_fails(MS_VALUE_ERROR, "struct_size 0", ms_optim_add_group(optim, &other, 1, &o, NULL));
+    o.struct_size = sizeof(o) + 8;
+    assert_fails(MS_VALUE_ERROR, "expected 1 to", ms_optim_add_group(optim, &other, 1, &o, NULL));
+    /* an older caller's shorter struct: what it does not know takes the default */
+    o.beta2 = 5;
+    o.struct_size = offsetof(ms_optim_options, beta2);
+    assert_ok(ms_optim_add_group(optim, &other, 1, &o, NULL));
+    assert_ok(ms_optim_options_get(optim, 1, &o));
+    assert_true(o.beta2 == 0.999);
+    assert_int_equal(sizeof(o), o.struct_size);
+    ms_optim_free(optim);
+    assert_fails(MS_VALUE_ERROR, "kind 3 is none", ms_optim_new(&optim, 3));
+    assert_null(optim);
+    ms_tensor_free(ids);
+    ms_tensor_free(other);
+    ms_tensor_free(t);
+}
+
+static void test_optim_optim__refuses_results_of_ops(void **state)
+{
+    ms_tensor *t = leaf(3), *sum;
+    ms_optim *optim;
+
+    assert_ok(ms_op_add(&sum, t, t));
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_SGD));
+    assert_fails(MS_VALUE_ERROR, "can't optimize a non-leaf Tensor",
+                 ms_optim_add_group(optim, &sum, 1, NULL, NULL));
+    ms_optim_free(optim);
+    ms_tensor_free(sum);
+    ms_tensor_free(t);
+}
+
+static void test_optim_optim__zero_grad_drops_gradients(void **state)
+{
+    ms_tensor *t = leaf(3), *grad;
+    ms_optim *optim;
+
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_SGD));
+    assert_ok(ms_optim_add_group(optim, &t, 1, NULL, NULL));
+    assert_ok(ms_tensor_set_grad(t, t));
+    assert_non_null(t->grad);
+    assert_ok(ms_optim_zero_grad(optim));
+    assert_ok(ms_tensor_grad(&grad, t));
+    assert_null(grad);
+    ms_optim_free(optim);
+    ms_tensor_free(t);
+}
+
+static void test_optim_optim__outlives_its_context(void **state)
+{
+    ms_tensor *t = leaf(3), *out;
+    ms_optim *optim;
+    int64_t steps;
+
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAM));
+    assert_ok(ms_optim_add_group(optim, &t, 1, NULL, NULL));
+    ms_close();
+    assert_fails(MS_RUNTIME_ERROR, "is closed", ms_optim_step(optim));
+    assert_fails(MS_RUNTIME_ERROR, "is closed", ms_optim_zero_grad(optim));
+    assert_fails(MS_RUNTIME_ERROR, "is closed", ms_optim_param(&out, optim, 0));
+    assert_fails(MS_RUNTIME_ERROR, "is closed", ms_optim_steps(optim, 0, &steps));
+    t = leaf(3); /* may take the place of the old one */
+    ms_optim_free(optim);
+    assert_int_equal(1, t->refcount);
+    ms_tensor_free(t);
+    ms_optim_free(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_optim_optim__has_the_defaults_of_torch),
+        cmocka_unit_test(test_optim_optim__refuses_options_out_of_range_in_torchs_words),
+        cmocka_unit_test(test_optim_optim__keeps_groups_apart),
+        cmocka_unit_test(test_optim_optim__refuses_parameters_it_cannot_step),
+        cmocka_unit_test(test_optim_optim__refuses_results_of_ops),
+        cmocka_unit_test(test_optim_optim__zero_grad_drops_gradients),
+        cmocka_unit_test(test_optim_optim__outlives_its_context),
+    };
+
+    return cmocka_run_group_tests_name("optim/optim", tests, NULL, NULL);
+}

@@ -1,0 +1,254 @@
+/* runtime/tensor/data.c: mapped token files, shuffled windows, drawing tokens. */
+#include "moonshard/data.h"
+#include "ms_test.h"
+
+static const char *write_file(const char *name, const void *bytes, size_t n)
+{
+    const char *path = temp_path(name);
+    FILE *f = fopen(path, "wb");
+
+    assert_non_null(f);
+    assert_int_equal(n, fwrite(bytes, 1, n, f));
+    assert_int_equal(0, fclose(f));
+    return path;
+}
+
+static ms_tensor *token_file(const char *name, int64_t n)
+{
+    uint8_t *bytes = malloc((size_t)n);
+    ms_tensor *tokens;
+
+    for (int64_t i = 0; i < n; i++) {
+        bytes[i] = (uint8_t)i;
+    }
+    assert_ok(ms_data_map(&tokens, write_file(name, bytes, (size_t)n), MS_DTYPE_U8));
+    free(bytes);
+    return tokens;
+}
+
+static ms_tensor *windows_tensor(int64_t rows, int64_t context)
+{
+    ms_tensor *t;
+
+    assert_ok(ms_tensor_empty(&t, MS_DTYPE_I64, 2, (int64_t[]){rows, context}));
+    return t;
+}
+
+static void test_tensor_data__maps_a_file_read_only(void **state)
+{
+    ms_tensor *t;
+    double values[3];
+
+    (void)state;
+    assert_ok(ms_data_map(&t, write_file("abc.bin", "\x01\xff\x07", 3), MS_DTYPE_U8));
+    assert_ok(ms_tensor_to_doubles(t, values, 3));
+    assert_true(values[0] == 1 && values[1] == 255 && values[2] == 7);
+    assert_fails(MS_RUNTIME_ERROR, "", ms_tensor_fill(t, 0));
+    ms_tensor_free(t);
+    const int64_t wide[] = {-5, INT64_C(1) << 40};
+
+    assert_ok(ms_data_map(&t, write_file("wide.bin", wide, sizeof(wide)), MS_DTYPE_I64));
+    assert_ok(ms_tensor_to_doubles(t, values, 2));
+    assert_true(values[0] == -5 && values[1] == 0x1p40);
+    ms_tensor_free(t);
+}
+
+static void test_tensor_data__names_what_is_wrong_with_a_file(void **state)
+{
+    ms_tensor *t = (ms_tensor *)state;
+
+    (void)state;
+    assert_fails(MS_IO_ERROR, "cannot open '/no/such/file': No such file or directory",
+                 ms_data_map(&t, "/no/such/file", MS_DTYPE_U8));
+    assert_null(t);
+    const char *path = write_file("odd.bin", "123456789", 9);
+
+    assert_fails(MS_FORMAT_ERROR, "odd.bin' has 9 bytes, expected tokens of 8 bytes each",
+                 ms_data_map(&t, path, MS_DTYPE_I64));
+    assert_fails(MS_FORMAT_ERROR, "0 bytes",
+                 ms_data_map(&t, write_file("empty.bin", "", 0), MS_DTYPE_U8));
+    assert_fails(MS_TYPE_ERROR, "tokens are u8 or i64, got f32",
+                 ms_data_map(&t, path, MS_DTYPE_F32));
+    assert_fails(MS_IO_ERROR, "no regular file", ms_data_map(&t, "/tmp", MS_DTYPE_U8));
+}
+
+static void test_tensor_data__in_order_windows_follow_each_other(void **state)
+{
+    /* 11 tokens, windows of 3: 0..2, 3..5, 6..8; 9 is the last target, 10 is left over */
+    ms_tensor *tokens = token_file("order.bin", 11);
+    ms_tensor *x = windows_tensor(2, 3), *y = windows_tensor(2, 3);
+    double got[6];
+    int64_t n;
+
+    (void)state;
+    assert_ok(ms_data_n_windows(tokens, 3, &n));
+    assert_int_equal(3, n);
+    assert_ok(ms_data_windows(x, y, tokens, 1, 9, -1));
+    assert_ok(ms_tensor_to_doubles(x, got, 6));
+    for (int i = 0; i < 6; i++) {
+        assert_true(got[i] == 3 + i);
+    }
+    assert_ok(ms_tensor_to_doubles(y, got, 6));
+    for (int i = 0; i < 6; i++) {
+        assert_true(got[i] == 4 + i);
+    }
+    assert_fails(MS_INDEX_ERROR, "samples 2 to 3 are asked for, 3 exist",
+                 ms_data_windows(x, y, tokens, 2, 9, -1));
+    assert_fails(MS_INDEX_ERROR, "samples -1 to 0", ms_data_windows(x, y, tokens, -1, 9, -1));
+    ms_tensor_free(x);
+    ms_tensor_free(y);
+    ms_tensor_free(tokens);
+}
+
+/* Window numbers of all samples of an epoch; windows of one token, so that the token is it. */
+static void order_of_epoch(int64_t n, uint64_t seed, int64_t epoch, double *order)
+{
+    ms_tensor *tokens, *x = windows_tensor(n, 1), *y = windows_tensor(n, 1);
+
+    assert_ok(ms_tensor_arange(&tokens, MS_DTYPE_I64, 0, 1, n + 1));
+    assert_ok(ms_data_windows(x, y, tokens, 0, seed, epoch));
+    assert_ok(ms_tensor_to_doubles(x, order, n));
+    ms_tensor_free(x);
+    ms_tensor_free(y);
+    ms_tensor_free(tokens);
+}
+
+static void test_tensor_data__every_epoch_is_a_permutation(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 255, 1000, 4097};
+    static double order[4097];
+    static bool seen[4097];
+
+    (void)state;
+    for (int i = 0; i < (int)(sizeof(sizes) / sizeof(sizes[0])); i++) {
+        for (int64_t epoch = 0; epoch < 3; epoch++) {
+            memset(seen, 0, sizeof(seen));
+            order_of_epoch(sizes[i], 7, epoch, order);
+            for (int64_t s = 0; s < sizes[i]; s++) {
+                int64_t w = (int64_t)order[s];
+
+                assert_true(w >= 0 && w < sizes[i] && !seen[w]);
+                seen[w] = true;
+            }
+        }
+    }
+}
+
+static void test_tensor_data__the_order_depends_on_seed_and_epoch_alone(void **state)
+{
+    static double a[1000], b[1000];
+
+    (void)state;
+    order_of_epoch(1000, 1, 0, a);
+    order_of_epoch(1000, 1, 0, b);
+    assert_memory_equal(a, b, sizeof(a));
+    order_of_epoch(1000, 1, 1, b);
+    assert_memory_not_equal(a, b, sizeof(a));
+    order_of_epoch(1000, 2, 0, b);
+    assert_memory_not_equal(a, b, sizeof(a));
+}
+
+static void test_tensor_data__shuffled_neighbours_are_far_apart(void **state)
+{
+    /* |p(s + 1) - p(s)| of a random permutation of n averages n / 3; +-8 % is five deviations. */
+    static double order[4097];
+    double sum = 0;
+
+    (void)state;
+    for (int64_t epoch = 0; epoch < 4; epoch++) {
+        order_of_epoch(4097, 0, epoch, order);
+        for (int64_t s = 0; s + 1 < 4097; s++) {
+            sum += fabs(order[s + 1] - order[s]);
+        }
+    }
+    assert_true(fabs(sum / (4 * 4096) - 4097.0 / 3) < 0.08 * 4097 / 3);
+}
+
+static ms_tensor *logits_of(const double *values, int64_t n)
+{
+    ms_tensor *t;
+
+    assert_ok(ms_tensor_from_doubles(&t, MS_DTYPE_F32, 1, &n, values, n));
+    return t;
+}
+
+static void test_tensor_data__temperature_zero_takes_the_first_largest(void **state)
+{
+    ms_tensor *logits = logits_of((double[]){1, 3, -2, 3}, 4);
+    int64_t token;
+
+    (void)state;
+    assert_ok(ms_data_sample(&token, logits, 0, 0, 1, 1));
+    assert_int_equal(1, token);
+    ms_tensor_free(logits);
+}
+
+/* Shares of 40,000 draws; a share of p deviates by sqrt(p (1 - p) / 40,000) <= 0.0025. */
+static void shares(const double *values, int64_t n, double temperature, int32_t top_k,
+                   double *share)
+{
+    ms_tensor *logits = logits_of(values, n);
+
+    memset(share, 0, (size_t)n * sizeof(*share));
+    for (int64_t draw = 0; draw < 40000; draw++) {
+        int64_t token;
+
+        assert_ok(ms_data_sample(&token, logits, temperature, top_k, 5, draw));
+        assert_true(token >= 0 && token < n);
+        share[token] += 1.0 / 40000;
+    }
+    ms_tensor_free(logits);
+}
+
+static void test_tensor_data__draws_follow_the_softmax(void **state)
+{
+    double share[3];
+
+    (void)state;
+    shares((double[]){log(1), log(2), log(5)}, 3, 1, 0, share);
+    assert_true(fabs(share[0] - 1.0 / 8) < 0.012);
+    assert_true(fabs(share[1] - 2.0 / 8) < 0.012);
+    assert_true(fabs(share[2] - 5.0 / 8) < 0.012);
+    shares((double[]){log(1), log(2), log(5)}, 3, 0.5, 0, share); /* squares: 1, 4, 25 */
+    assert_true(fabs(share[0] - 1.0 / 30) < 0.012);
+    assert_true(fabs(share[1] - 4.0 / 30) < 0.012);
+}
+
+static void test_tensor_data__top_k_keeps_the_first_of_equals_at_the_edge(void **state)
+{
+    double share[4];
+
+    (void)state;
+    shares((double[]){0, 2, 0, 0}, 4, 1e6, 2, share); /* so hot that all kept are equal */
+    assert_true(share[2] == 0 && share[3] == 0);
+    assert_true(fabs(share[0] - 0.5) < 0.012 && fabs(share[1] - 0.5) < 0.012);
+}
+
+static void test_tensor_data__refuses_what_cannot_be_drawn_from(void **state)
+{
+    ms_tensor *logits = logits_of((double[]){0, NAN}, 2);
+    int64_t token;
+
+    (void)state;
+    assert_fails(MS_VALUE_ERROR, "logit 1 is NaN", ms_data_sample(&token, logits, 1, 0, 0, 0));
+    assert_fails(MS_VALUE_ERROR, "neither below 0", ms_data_sample(&token, logits, -1, 0, 0, 0));
+    assert_fails(MS_VALUE_ERROR, "neither below 0", ms_data_sample(&token, logits, 1, -1, 0, 0));
+    ms_tensor_free(logits);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tensor_data__maps_a_file_read_only),
+        cmocka_unit_test(test_tensor_data__names_what_is_wrong_with_a_file),
+        cmocka_unit_test(test_tensor_data__in_order_windows_follow_each_other),
+        cmocka_unit_test(test_tensor_data__every_epoch_is_a_permutation),
+        cmocka_unit_test(test_tensor_data__the_order_depends_on_seed_and_epoch_alone),
+        cmocka_unit_test(test_tensor_data__shuffled_neighbours_are_far_apart),
+        cmocka_unit_test(test_tensor_data__temperature_zero_takes_the_first_largest),
+        cmocka_unit_test(test_tensor_data__draws_follow_the_softmax),
+        cmocka_unit_test(test_tensor_data__top_k_keeps_the_first_of_equals_at_the_edge),
+        cmocka_unit_test(test_tensor_data__refuses_what_cannot_be_drawn_from),
+    };
+    return cmocka_run_group_tests_name("tensor_data", tests, NULL, NULL);
+}

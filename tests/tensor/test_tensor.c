@@ -1,0 +1,250 @@
+/* runtime/tensor: making, reading, viewing, scopes, generations, parameters. */
+#include "ms_test.h"
+#include "tensor.h"
+
+static ms_tensor *made(int32_t ndim, const int64_t *shape)
+{
+    double values[64];
+    int64_t n = 1;
+    ms_tensor *t;
+
+    for (int32_t i = 0; i < ndim; i++) {
+        n *= shape[i];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        values[i] = (double)i;
+    }
+    assert_ok(ms_tensor_from_doubles(&t, MS_DTYPE_F32, ndim, shape, values, n));
+    return t;
+}
+
+static void test_tensor__values_go_in_and_out_in_every_dtype(void **state)
+{
+    static const double in[6] = {0, 1, 2, 3, 100, 255};
+    const int64_t shape[2] = {2, 3};
+    double out[6];
+
+    (void)state;
+    for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT; dtype++) {
+        ms_tensor *t;
+
+        assert_ok(ms_tensor_from_doubles(&t, dtype, 2, shape, in, 6));
+        assert_ok(ms_tensor_to_doubles(t, out, 6));
+        for (int32_t i = 0; i < 6; i++) {
+            assert_true(out[i] == (dtype == MS_DTYPE_BOOL ? in[i] != 0 : in[i]));
+        }
+        ms_tensor_free(t);
+    }
+}
+
+static void test_tensor__bad_shapes_are_named(void **state)
+{
+    const int64_t negative[2] = {2, -3}, huge[3] = {1 << 30, 1 << 30, 1 << 30};
+    ms_tensor *t;
+
+    (void)state;
+    assert_fails(MS_VALUE_ERROR, "size of dimension 1 is -3",
+                 ms_tensor_empty(&t, MS_DTYPE_F32, 2, negative));
+    assert_null(t);
+    assert_fails(MS_VALUE_ERROR, "too many elements", ms_tensor_empty(&t, MS_DTYPE_F32, 3, huge));
+    assert_fails(MS_VALUE_ERROR, "dtype 17", ms_tensor_empty(&t, 17, 0, NULL));
+    assert_fails(MS_VALUE_ERROR, "0 to 8 dimensions, got 9",
+                 ms_tensor_empty(&t, MS_DTYPE_F32, 9, huge));
+    t = made(2, (const int64_t[]){2, 3});
+    double out[5];
+
+    assert_fails(MS_VALUE_ERROR, "room for 5 values, expected 6", ms_tensor_to_doubles(t, out, 5));
+    assert_fails(MS_VALUE_ERROR, "one element, got shape (2, 3)", ms_tensor_item(t, out));
+    ms_tensor_free(t);
+}
+
+static void test_tensor__a_meta_tensor_has_no_values(void **state)
+{
+    const int64_t shape[1] = {3};
+    double out[3];
+    ms_tensor *t;
+
+    (void)state;
+    assert_ok(ms_tensor_meta(&t, MS_DTYPE_F32, 1, shape));
+    assert_fails(MS_RUNTIME_ERROR, "meta tensor of shape (3)", ms_tensor_to_doubles(t, out, 3));
+    ms_tensor_free(t);
+}
+
+static void test_tensor__writing_bumps_the_version(void **state)
+{
+    ms_tensor *t = made(1, (const int64_t[]){4}), *u = made(1, (const int64_t[]){4}), *view;
+    ms_tensor_info a, b;
+    double out[4];
+
+    (void)state;
+    assert_ok(ms_tensor_detach(&view, t));
+    assert_ok(ms_tensor_describe(view, &a));
+    assert_ok(ms_tensor_add_scaled(t, u, 2));
+    assert_ok(ms_tensor_describe(view, &b));
+    assert_int_equal(a.version + 1, b.version); /* seen through every handle on the storage */
+    assert_ok(ms_tensor_to_doubles(view, out, 4));
+    assert_true(out[3] == 9);
+    ms_tensor_free(t);
+    ms_tensor_free(u);
+    ms_tensor_free(view);
+}
+
+/* 6 x 4 as (2, 3, 4); a transposed view does not merge, a narrowed outer dimension does. */
+static void test_tensor_view__reshapes_without_a_copy_where_strides_allow(void **state)
+{
+    ms_tensor *t = made(2, (const int64_t[]){6, 4}), *moved, *reshaped;
+    const int32_t swap[2] = {1, 0};
+    msi_view out;
+
+    (void)state;
+    assert_true(msi_view_reshape(&t->v, 3, (const int64_t[]){2, 3, 4}, &out));
+    assert_int_equal(12, out.stride[0]);
+    assert_ok(ms_op_permute(&moved, t, 2, swap)); /* (4, 6), strides 1, 4 */
+    assert_false(msi_view_reshape(&moved->v, 1, (const int64_t[]){24}, &out));
+    assert_true(msi_view_reshape(&moved->v, 3, (const int64_t[]){4, 2, 3}, &out));
+    assert_int_equal(1, out.stride[0]);
+    assert_int_equal(12, out.stride[1]);
+    assert_int_equal(4, out.stride[2]);
+    assert_ok(ms_op_reshape(&reshaped, moved, 1, (const int64_t[]){24})); /* by a copy */
+    double values[24];
+
+    assert_ok(ms_tensor_to_doubles(reshaped, values, 24));
+    assert_true(values[0] == 0 && values[1] == 4 && values[6] == 1);
+    ms_tensor_free(t);
+    ms_tensor_free(moved);
+    ms_tensor_free(reshaped);
+}
+
+static void test_tensor_view__broadcasts_like_numpy(void **state)
+{
+    ms_tensor *a = made(3, (const int64_t[]){2, 1, 4}), *b = made(2, (const int64_t[]){3, 1});
+    ms_tensor *c = made(1, (const int64_t[]){5});
+    int64_t shape[MS_MAX_DIMS];
+    int32_t ndim;
+
+    (void)state;
+    assert_ok(msi_broadcast(&a->v, &b->v, &ndim, shape));
+    assert_int_equal(3, ndim);
+    assert_true(shape[0] == 2 && shape[1] == 3 && shape[2] == 4);
+    assert_fails(MS_VALUE_ERROR,
+                 "shapes (2, 1, 4) and (5) do not broadcast: dimension 2 is 4 and 5",
+                 msi_broadcast(&a->v, &c->v, &ndim, shape));
+    ms_tensor_free(a);
+    ms_tensor_free(b);
+    ms_tensor_free(c);
+}
+
+static void test_tensor_scope__releases_all_but_results_and_kept(void **state)
+{
+    ms_memory_stats before, after;
+    ms_ref gone, result, kept;
+    double out[4];
+
+    (void)state;
+    ms_memory_stats_get(&before);
+    assert_ok(ms_scope_open("outer"));
+    assert_ok(ms_scope_open("inner"));
+    gone.ptr = made(1, (const int64_t[]){4});
+    result.ptr = made(1, (const int64_t[]){4});
+    kept.ptr = made(1, (const int64_t[]){4});
+    gone.generation = gone.ptr->generation;
+    result.generation = result.ptr->generation;
+    kept.generation = kept.ptr->generation;
+    assert_ok(ms_scope_keep(kept.ptr));
+    assert_ok(ms_scope_close(&result, 1));
+    assert_false(ms_ref_alive(&gone));
+    assert_string_equal("inner", ms_ref_released_by(&gone));
+    assert_true(ms_ref_alive(&result)); /* now the outer scope's */
+    assert_ok(ms_scope_close(NULL, 0));
+    assert_false(ms_ref_alive(&result));
+    assert_string_equal("outer", ms_ref_released_by(&result));
+    assert_true(ms_ref_alive(&kept));
+    assert_ok(ms_tensor_to_doubles(kept.ptr, out, 4));
+    ms_ref_release(&kept);
+    ms_ref_release(&gone); /* stale: nothing happens */
+    ms_memory_stats_get(&after);
+    assert_int_equal(before.live_handles, after.live_handles);
+    assert_int_equal(before.live_total, after.live_total);
+    assert_fails(MS_RUNTIME_ERROR, "no scope is open", ms_scope_close(NULL, 0));
+}
+
+static void test_tensor_scope__a_recycled_handle_is_not_the_old_one(void **state)
+{
+    ms_ref old;
+
+    (void)state;
+    old.ptr = made(1, (const int64_t[]){2});
+    old.generation = old.ptr->generation;
+    ms_tensor_free(old.ptr);
+    ms_tensor *next = made(1, (const int64_t[]){2});
+
+    assert_ptr_equal(old.ptr, next); /* the record is used again at once */
+    assert_false(ms_ref_alive(&old));
+    ms_ref_release(&old);
+    ms_tensor_info info;
+
+    assert_ok(ms_tensor_describe(next, &info)); /* the new owner's is untouched */
+    assert_int_equal(2, info.numel);
+    ms_tensor_free(next);
+}
+
+static void test_tensor_close__makes_every_ref_stale(void **state)
+{
+    ms_ref ref;
+    ms_memory_stats stats;
+
+    (void)state;
+    ref.ptr = made(1, (const int64_t[]){2});
+    ref.generation = ref.ptr->generation;
+    ms_close();
+    assert_false(ms_ref_alive(&ref));
+    ms_ref_release(&ref);
+    ms_memory_stats_get(&stats);
+    assert_int_equal(0, stats.live_handles);
+    assert_int_equal(0, stats.live_total);
+}
+
+static void test_tensor_parameter__takes_memory_only_when_materialised(void **state)
+{
+    const int64_t shape[2] = {100, 7};
+    ms_memory_stats before, declared, after;
+    ms_tensor *a, *b;
+    double x[700], y[700];
+
+    (void)state;
+    ms_seed(3);
+    ms_memory_stats_get(&before);
+    assert_ok(ms_tensor_parameter(&a, MS_DTYPE_F32, 2, shape, MS_INIT_NORMAL, 0, 0.02));
+    assert_ok(ms_tensor_set_name(a, "h.0.weight"));
+    ms_memory_stats_get(&declared);
+    assert_int_equal(before.live_total, declared.live_total);
+    assert_ok(ms_tensor_materialize(a));
+    ms_memory_stats_get(&after);
+    assert_int_equal(before.live[MS_MEM_PARAMETER] + 2800, after.live[MS_MEM_PARAMETER]);
+    assert_ok(ms_tensor_parameter(&b, MS_DTYPE_F32, 2, shape, MS_INIT_NORMAL, 0, 0.02));
+    assert_ok(ms_tensor_set_name(b, "h.0.weight"));
+    assert_ok(ms_tensor_materialize(b));
+    assert_ok(ms_tensor_to_doubles(a, x, 700));
+    assert_ok(ms_tensor_to_doubles(b, y, 700));
+    assert_memory_equal(x, y, sizeof(x)); /* the name is the key */
+    assert_fails(MS_TYPE_ERROR, "floating dtype, got i64",
+                 ms_tensor_parameter(&b, MS_DTYPE_I64, 2, shape, MS_INIT_NONE, 0, 0));
+    ms_tensor_free(a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tensor__values_go_in_and_out_in_every_dtype),
+        cmocka_unit_test(test_tensor__bad_shapes_are_named),
+        cmocka_unit_test(test_tensor__a_meta_tensor_has_no_values),
+        cmocka_unit_test(test_tensor__writing_bumps_the_version),
+        cmocka_unit_test(test_tensor_view__reshapes_without_a_copy_where_strides_allow),
+        cmocka_unit_test(test_tensor_view__broadcasts_like_numpy),
+        cmocka_unit_test(test_tensor_scope__releases_all_but_results_and_kept),
+        cmocka_unit_test(test_tensor_scope__a_recycled_handle_is_not_the_old_one),
+        cmocka_unit_test(test_tensor_parameter__takes_memory_only_when_materialised),
+        cmocka_unit_test(test_tensor_close__makes_every_ref_stale),
+    };
+    return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
+}
