@@ -1,19 +1,18 @@
-/* kernels/cpu/gemm.c: the own matrix product, against plain loops in f64 and against itself on
- * every instruction set and from every place in a larger product. */
-#include "backend.h"
-#include "ms_test.h"
-#include "typed.h"
+/* kernels/cpu/gemm.c: the own matrix product, against plain loops in f64 from any start, and
+ * against itself on every instruction set and from every place in a larger product. */
+#include "kernel_test.h"
 
 typedef struct problem {
     int64_t m, n, k, batch;
     bool a_transposed, b_transposed, bias, accumulate, wide_c;
     int32_t dtype;
     int64_t pad; /* extra elements per row of every matrix */
+    int64_t start;
 } problem;
 
 typedef struct operands {
     msi_gemm_args args;
-    typed a, b, c, bias;
+    placed a, b, c, bias;
 } operands;
 
 static void make_operands(operands *o, const problem *p)
@@ -24,16 +23,16 @@ static void make_operands(operands *o, const problem *p)
     int64_t b_size = b_ld * (p->b_transposed ? p->n : p->k), c_size = c_ld * p->m;
     int32_t c_dtype = p->wide_c ? MS_DTYPE_F32 : p->dtype;
 
-    o->a = typed_filled(p->dtype, a_size * p->batch, 1);
-    o->b = typed_filled(p->dtype, b_size * p->batch, 2);
-    o->c = typed_filled(c_dtype, c_size * p->batch, 3);
-    o->bias = typed_filled(p->dtype, p->n, 4);
+    o->a = placed_read(p->dtype, a_size * p->batch, p->start, 1);
+    o->b = placed_read(p->dtype, b_size * p->batch, p->start, 2);
+    o->c = placed_written(c_dtype, c_size * p->batch, p->start, 3);
+    o->bias = placed_read(p->dtype, p->n, p->start, 4);
     o->args = (msi_gemm_args){.m = p->m,
                               .n = p->n,
                               .k = p->k,
-                              .a = o->a.data,
-                              .b = o->b.data,
-                              .c = o->c.data,
+                              .a = o->a.t.data,
+                              .b = o->b.t.data,
+                              .c = o->c.t.data,
                               .a_row = p->a_transposed ? 1 : a_ld,
                               .a_col = p->a_transposed ? a_ld : 1,
                               .b_row = p->b_transposed ? 1 : b_ld,
@@ -45,100 +44,89 @@ static void make_operands(operands *o, const problem *p)
                               .c_batch = c_size,
                               .dtype = p->dtype,
                               .c_dtype = c_dtype,
-                              .bias = p->bias ? o->bias.data : NULL,
+                              .bias = p->bias ? o->bias.t.data : NULL,
                               .accumulate = p->accumulate};
 }
 
 static void free_operands(operands *o)
 {
-    typed_free(&o->a);
-    typed_free(&o->b);
-    typed_free(&o->c);
-    typed_free(&o->bias);
+    placed_free(&o->a);
+    placed_free(&o->b);
+    placed_free(&o->c);
+    placed_free(&o->bias);
 }
 
-/* What C must hold, and how far off it may be; everything outside the matrix stays. */
-static void oracle(const operands *o, double *want, double *bound)
+static double *doubles_of(const typed *t)
+{
+    double *x = malloc((size_t)(t->n + 1) * sizeof(double));
+
+    for (int64_t i = 0; i < t->n; i++) {
+        x[i] = typed_get(t, i);
+    }
+    return x;
+}
+
+/* Element (i, j) of product p, `*want` before the call and as it must become, and how far off it
+ * may be. `a` and `b` are all of A and B. */
+static void oracle(const operands *o, const double *a, const double *b, int64_t p, int64_t i,
+                   int64_t j, double *want, double *bound)
 {
     const msi_gemm_args *g = &o->args;
-    double eps = typed_epsilon(g->dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32);
-    double out_eps = typed_epsilon(g->c_dtype);
+    double sum = g->accumulate ? *want : 0, size = fabs(sum);
 
-    for (int64_t i = 0; i < o->c.n; i++) {
-        want[i] = typed_get(&o->c, i);
-        bound[i] = 0;
+    a += p * g->a_batch + i * g->a_row;
+    b += p * g->b_batch + j * g->b_col;
+    for (int64_t k = 0; k < g->k; k++) {
+        const double term = a[k * g->a_col] * b[k * g->b_row];
+
+        sum += term;
+        size += fabs(term);
     }
+    if (g->bias != NULL) {
+        sum += typed_get(&o->bias.t, j);
+        size += fabs(typed_get(&o->bias.t, j));
+    }
+    *want = sum;
+    *bound = (double)(g->k + 3) * compute_epsilon(g->dtype) * size +
+             typed_epsilon(g->c_dtype) * fabs(sum);
+}
+
+/* All of C, whose elements before the call are in `want`; what lies between its rows stays. */
+static void oracle_of_all(const operands *o, double *want, double *bound)
+{
+    const msi_gemm_args *g = &o->args;
+    double *a = doubles_of(&o->a.t), *b = doubles_of(&o->b.t);
+
     for (int64_t p = 0; p < g->batch; p++) {
         for (int64_t i = 0; i < g->m; i++) {
             for (int64_t j = 0; j < g->n; j++) {
-                int64_t at = p * g->c_batch + i * g->c_row + j;
-                double sum = 0, size = 0;
+                const int64_t at = p * g->c_batch + i * g->c_row + j;
 
-                for (int64_t k = 0; k < g->k; k++) {
-                    double x = typed_get(&o->a, p * g->a_batch + i * g->a_row + k * g->a_col);
-                    double y = typed_get(&o->b, p * g->b_batch + k * g->b_row + j * g->b_col);
-
-                    sum += x * y;
-                    size += fabs(x * y);
-                }
-                if (g->bias != NULL) {
-                    sum += typed_get(&o->bias, j);
-                    size += fabs(typed_get(&o->bias, j));
-                }
-                if (g->accumulate) {
-                    sum += want[at];
-                    size += fabs(want[at]);
-                }
-                want[at] = sum;
-                bound[at] = (double)(g->k + 3) * eps * size + out_eps * fabs(sum);
+                oracle(o, a, b, p, i, j, want + at, bound + at);
             }
         }
     }
+    free(a);
+    free(b);
 }
 
-static void check_against_oracle(const problem *p, const operands *o, const double *want,
-                                 const double *bound)
-{
-    for (int64_t i = 0; i < o->c.n; i++) {
-        double got = typed_get(&o->c, i);
-
-        if (!(fabs(got - want[i]) <= bound[i])) {
-            fail_msg("%lldx%lldx%lld: element %lld is %.17g, expected %.17g +- %g", (long long)p->m,
-                     (long long)p->n, (long long)p->k, (long long)i, got, want[i], bound[i]);
-        }
-    }
-}
-
-/* The first build against the oracle, the others bit for bit against the first. */
 static void check(const problem *p)
 {
-    operands first = {0};
+    operands o;
 
-    for (int32_t isa = 2; isa <= 4; isa++) {
-        const msi_kernel_table *table = msi_kernels_of(isa);
-        operands o;
+    make_operands(&o, p);
+    double *want = doubles_of(&o.c.t), *bound = calloc((size_t)o.c.t.n + 1, sizeof(double));
 
-        if (table == NULL) {
-            continue;
-        }
-        make_operands(&o, p);
-        if (first.c.data != NULL) {
-            table->fn[MSI_K_gemm][p->dtype](&o.args);
-            assert_memory_equal(first.c.data, o.c.data, (size_t)typed_nbytes(&o.c));
-            free_operands(&o);
-            continue;
-        }
-        double *want = malloc((size_t)o.c.n * sizeof(double) + 8);
-        double *bound = malloc((size_t)o.c.n * sizeof(double) + 8);
-
-        oracle(&o, want, bound);
-        table->fn[MSI_K_gemm][p->dtype](&o.args);
-        check_against_oracle(p, &o, want, bound);
-        free(want);
-        free(bound);
-        first = o;
+    name_case("%lldx%lldx%lld from %lld", (long long)p->m, (long long)p->n, (long long)p->k,
+              (long long)p->start);
+    oracle_of_all(&o, want, bound);
+    run_placed(MSI_K_gemm, p->dtype, &o.args, (placed *[]){&o.c}, 1);
+    for (int64_t i = 0; i < o.c.t.n; i++) {
+        check_element("c", i, typed_get(&o.c.t, i), want[i], bound[i]);
     }
-    free_operands(&first);
+    free(want);
+    free(bound);
+    free_operands(&o);
 }
 
 static const int64_t shapes[][3] = {
@@ -146,57 +134,123 @@ static const int64_t shapes[][3] = {
     {4, 3, 130}, {65, 33, 7}, {64, 128, 128}, {70, 129, 131}, {130, 5, 300}, {2, 140, 257},
 };
 
+/* All options of a product: 16 variants, and as many with a wide C for bf16. */
+static int32_t n_variants(int32_t dtype)
+{
+    return dtype == MS_DTYPE_BF16 ? 32 : 16;
+}
+
+static problem variant_of(int32_t dtype, int32_t variant)
+{
+    return (problem){.batch = 1,
+                     .a_transposed = variant & 1,
+                     .b_transposed = variant & 2,
+                     .bias = variant & 4,
+                     .accumulate = variant & 8,
+                     .wide_c = variant & 16,
+                     .dtype = dtype};
+}
+
+/* Size `axis` (0 M, 1 N, 2 K) of the product is `length`, the others are small and odd. */
+static void check_length(problem p, int32_t axis, int64_t length, int64_t start)
+{
+    static const int64_t others[][2] = {{1, 3}, {5, 7}, {3, 17}, {35, 1}};
+    const int64_t *other = others[(length + start / 16) % 4];
+    int64_t *const size[3] = {&p.m, &p.n, &p.k};
+
+    *size[axis] = length;
+    *size[(axis + 1) % 3] = other[0];
+    *size[(axis + 2) % 3] = other[1];
+    p.batch = 1 + (length % 8 == 1);
+    p.pad = length % 3;
+    p.start = start;
+    check(&p);
+}
+
+/* Every variant with M, N and K in turn from 0 to 130. As 7 has no factor in common with 64, the
+ * lengths bring each operand to each of its 64 starts. */
+static void run_lengths(int32_t dtype)
+{
+    for (int32_t variant = 0; variant < n_variants(dtype); variant++) {
+        for (int32_t axis = 0; axis < 3; axis++) {
+            for (int64_t length = 0; length < N_LENGTHS; length++) {
+                const int64_t start = (7 * length + 5 * variant) % N_STARTS;
+
+                check_length(variant_of(dtype, variant), axis, length, start);
+            }
+        }
+    }
+}
+
+/* Sizes around the blocks of M, N and K, with all options. */
 static void run_shapes(int32_t dtype)
 {
     for (int32_t s = 0; s < (int32_t)(sizeof(shapes) / sizeof(shapes[0])); s++) {
-        for (int32_t variant = 0; variant < 32; variant++) {
-            problem p = {.m = shapes[s][0],
-                         .n = shapes[s][1],
-                         .k = shapes[s][2],
-                         .batch = 1 + (variant & 1 ? s % 3 : 0),
-                         .a_transposed = variant & 2,
-                         .b_transposed = variant & 4,
-                         .bias = variant & 8,
-                         .accumulate = variant & 16,
-                         .wide_c = dtype == MS_DTYPE_BF16 && (variant ^ s) & 1,
-                         .dtype = dtype,
-                         .pad = variant % 3};
+        for (int32_t variant = 0; variant < n_variants(dtype); variant++) {
+            problem p = variant_of(dtype, variant);
 
+            p.m = shapes[s][0];
+            p.n = shapes[s][1];
+            p.k = shapes[s][2];
+            p.batch = variant % 3 == 1 ? 1 + s % 3 : 1;
+            p.pad = variant % 5;
             check(&p);
         }
     }
 }
 
-static void test_cpu_gemm__f64_equals_plain_loops_on_every_instruction_set(void **state)
+static void test_cpu_gemm__f64_equals_plain_loops_at_any_length_from_any_start(void **state)
 {
     (void)state;
-    run_shapes(MS_DTYPE_F64);
+    report_missing_isas();
+    run_lengths(MS_DTYPE_F64);
 }
 
-static void test_cpu_gemm__f32_equals_plain_loops_on_every_instruction_set(void **state)
+static void test_cpu_gemm__f32_equals_plain_loops_at_any_length_from_any_start(void **state)
 {
     (void)state;
-    run_shapes(MS_DTYPE_F32);
+    run_lengths(MS_DTYPE_F32);
 }
 
-static void test_cpu_gemm__bf16_rounds_once_on_every_instruction_set(void **state)
+static void test_cpu_gemm__bf16_rounds_once_at_any_length_from_any_start(void **state)
 {
     (void)state;
-    run_shapes(MS_DTYPE_BF16);
+    run_lengths(MS_DTYPE_BF16);
+}
+
+/* The whole square for N and K, the lengths of rows, of a product with a bias; the dtypes take
+ * turns. */
+static void test_cpu_gemm__every_row_length_is_right_from_every_start(void **state)
+{
+    (void)state;
+    for (int64_t length = 0; length < N_LENGTHS; length++) {
+        for (int64_t start = 0; start < N_STARTS; start++) {
+            const problem p = variant_of(float_dtypes[(length + start) % 3], 4);
+
+            check_length(p, 1, length, start);
+            check_length(p, 2, length, start);
+        }
+    }
+}
+
+static void test_cpu_gemm__equals_plain_loops_around_its_blocks(void **state)
+{
+    (void)state;
+    for (int32_t d = 0; d < 3; d++) {
+        run_shapes(float_dtypes[d]);
+    }
 }
 
 /* Row i and column j alone give the bits they give inside the whole. */
 static void test_cpu_gemm__an_element_does_not_depend_on_its_neighbours(void **state)
 {
     (void)state;
-    const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16};
-
     for (int32_t d = 0; d < 3; d++) {
-        problem p = {.m = 75, .n = 139, .k = 301, .batch = 1, .dtype = dtypes[d]};
+        problem p = {.m = 75, .n = 139, .k = 301, .batch = 1, .dtype = float_dtypes[d]};
         operands o;
 
         make_operands(&o, &p);
-        int64_t bytes = ms_dtype_size(p.dtype);
+        int64_t bytes = dtype_bytes(p.dtype);
 
         msi_kernels()->fn[MSI_K_gemm][p.dtype](&o.args);
         for (int64_t i = 0; i < p.m; i += 7) {
@@ -205,11 +259,11 @@ static void test_cpu_gemm__an_element_does_not_depend_on_its_neighbours(void **s
                 double c = 0;
 
                 one.m = one.n = 1;
-                one.a = (char *)o.a.data + i * o.args.a_row * bytes;
-                one.b = (char *)o.b.data + j * bytes;
+                one.a = (char *)o.a.t.data + i * o.args.a_row * bytes;
+                one.b = (char *)o.b.t.data + j * bytes;
                 one.c = &c;
                 msi_kernels()->fn[MSI_K_gemm][p.dtype](&one);
-                assert_memory_equal(&c, (char *)o.c.data + (i * o.args.c_row + j) * bytes,
+                assert_memory_equal(&c, (char *)o.c.t.data + (i * o.args.c_row + j) * bytes,
                                     (size_t)bytes);
             }
         }
@@ -224,12 +278,12 @@ static void test_cpu_gemm__nan_and_infinity_stay_in_their_row_and_column(void **
     operands o;
 
     make_operands(&o, &p);
-    ((float *)o.a.data)[8 * 5 + 2] = INFINITY; /* the last row, which is repeated as padding */
-    ((float *)o.b.data)[3 * 21 + 20] = NAN;    /* the last column, beside zero padding */
+    ((float *)o.a.t.data)[8 * 5 + 2] = INFINITY; /* the last row, which is repeated as padding */
+    ((float *)o.b.t.data)[3 * 21 + 20] = NAN;    /* the last column, beside zero padding */
     msi_kernels()->fn[MSI_K_gemm][p.dtype](&o.args);
     for (int64_t i = 0; i < 9; i++) {
         for (int64_t j = 0; j < 21; j++) {
-            double got = typed_get(&o.c, i * 21 + j);
+            double got = typed_get(&o.c.t, i * 21 + j);
 
             assert_int_equal(j == 20, isnan(got) != 0);
             if (j != 20) {
@@ -243,9 +297,11 @@ static void test_cpu_gemm__nan_and_infinity_stay_in_their_row_and_column(void **
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cpu_gemm__f64_equals_plain_loops_on_every_instruction_set),
-        cmocka_unit_test(test_cpu_gemm__f32_equals_plain_loops_on_every_instruction_set),
-        cmocka_unit_test(test_cpu_gemm__bf16_rounds_once_on_every_instruction_set),
+        cmocka_unit_test(test_cpu_gemm__f64_equals_plain_loops_at_any_length_from_any_start),
+        cmocka_unit_test(test_cpu_gemm__f32_equals_plain_loops_at_any_length_from_any_start),
+        cmocka_unit_test(test_cpu_gemm__bf16_rounds_once_at_any_length_from_any_start),
+        cmocka_unit_test(test_cpu_gemm__every_row_length_is_right_from_every_start),
+        cmocka_unit_test(test_cpu_gemm__equals_plain_loops_around_its_blocks),
         cmocka_unit_test(test_cpu_gemm__an_element_does_not_depend_on_its_neighbours),
         cmocka_unit_test(test_cpu_gemm__nan_and_infinity_stay_in_their_row_and_column),
     };

@@ -1,112 +1,135 @@
-/* kernels/cpu/softmax.c: log softmax and its gradient against plain loops in f64. */
-#include "backend.h"
-#include "ms_test.h"
-#include "typed.h"
+/* kernels/cpu/softmax.c: log softmax and its gradient against plain loops in f64, from any start.
+ */
+#include "kernel_test.h"
 
 typedef struct rows {
-    int64_t rows, cols;
+    int64_t rows, cols, start;
     bool accumulate;
     int32_t dtype;
     double factor; /* of the logits */
 } rows;
 
-static void expect(double got, double want, double bound, const char *what, int64_t i)
+static void check_forward(const rows *r)
 {
-    if (!(fabs(got - want) <= bound)) {
-        fail_msg("%s %lld is %.17g, expected %.17g +- %g", what, (long long)i, got, want, bound);
+    const int64_t n = r->rows * r->cols;
+    placed x = placed_read(r->dtype, n, r->start, 1);
+    placed y = placed_written(r->dtype, n, r->start, 2);
+    typed old = typed_copy(&y.t);
+    msi_softmax_args args = {.rows = r->rows,
+                             .cols = r->cols,
+                             .x = x.t.data,
+                             .out = y.t.data,
+                             .accumulate = r->accumulate};
+
+    for (int64_t i = 0; i < n; i++) {
+        typed_set(&x.t, i, typed_get(&x.t, i) * r->factor);
+    }
+    run_placed(MSI_K_log_softmax, r->dtype, &args, (placed *[]){&y}, 1);
+    for (int64_t i = 0; i < r->rows; i++) {
+        const double lse = log_sum_exp_of(&x.t, i * r->cols, r->cols);
+        const double inner = 40 * compute_epsilon(r->dtype) * (fabs(lse) + r->factor + 1);
+
+        for (int64_t j = i * r->cols; j < (i + 1) * r->cols; j++) {
+            double want = typed_get(&x.t, j) - lse + (r->accumulate ? typed_get(&old, j) : 0);
+
+            check_element("y", j, typed_get(&y.t, j), want,
+                          inner + 1.01 * typed_epsilon(r->dtype) * fabs(want));
+        }
+    }
+    placed_free(&x);
+    placed_free(&y);
+    typed_free(&old);
+}
+
+/* Row i of dx = dy - exp(y) sum(dy) [+ old]. */
+static void check_gradient_row(const rows *r, int64_t i, const typed *y, const typed *dy,
+                               const typed *dx, const typed *old)
+{
+    double sum = 0, size = 0;
+
+    for (int64_t j = i * r->cols; j < (i + 1) * r->cols; j++) {
+        sum += typed_get(dy, j);
+        size += fabs(typed_get(dy, j));
+    }
+    for (int64_t j = i * r->cols; j < (i + 1) * r->cols; j++) {
+        double want =
+            typed_get(dy, j) - exp(typed_get(y, j)) * sum + (r->accumulate ? typed_get(old, j) : 0);
+
+        check_element("dx", j, typed_get(dx, j), want,
+                      40 * compute_epsilon(r->dtype) * (2 + size) +
+                          1.01 * typed_epsilon(r->dtype) * fabs(want));
     }
 }
 
-static typed scaled(const rows *r, uint64_t stream)
+static void check_gradient(const rows *r)
 {
-    typed x = typed_filled(r->dtype, r->rows * r->cols, stream);
+    const int64_t n = r->rows * r->cols;
+    placed y = placed_read(r->dtype, n, r->start, 1);
+    placed dy = placed_read(r->dtype, n, r->start, 2);
+    placed dx = placed_written(r->dtype, n, r->start, 3);
+    typed old = typed_copy(&dx.t);
+    msi_softmax_args args = {.rows = r->rows,
+                             .cols = r->cols,
+                             .y = y.t.data,
+                             .dy = dy.t.data,
+                             .out = dx.t.data,
+                             .accumulate = r->accumulate};
 
-    for (int64_t i = 0; i < x.n; i++) {
-        typed_set(&x, i, typed_get(&x, i) * r->factor);
+    for (int64_t i = 0; i < n; i++) { /* log probabilities of every size */
+        typed_set(&y.t, i, (typed_get(&y.t, i) - 1) * r->factor / 2);
     }
-    return x;
-}
-
-static double log_sum_exp(const typed *x, int64_t first, int64_t n)
-{
-    double largest = -INFINITY, sum = 0;
-
-    for (int64_t j = 0; j < n; j++) {
-        double v = typed_get(x, first + j);
-
-        largest = v > largest ? v : largest;
+    run_placed(MSI_K_log_softmax_grad, r->dtype, &args, (placed *[]){&dx}, 1);
+    for (int64_t i = 0; i < r->rows; i++) {
+        check_gradient_row(r, i, &y.t, &dy.t, &dx.t, &old);
     }
-    for (int64_t j = 0; j < n; j++) {
-        sum += exp(typed_get(x, first + j) - largest);
-    }
-    return largest + log(sum);
+    placed_free(&y);
+    placed_free(&dy);
+    placed_free(&dx);
+    typed_free(&old);
 }
 
 static void check(const rows *r)
 {
-    typed x = scaled(r, 1), y = typed_filled(r->dtype, x.n, 2), old = typed_copy(&y);
-    typed dy = typed_filled(r->dtype, x.n, 3), dx = typed_copy(&old);
-    double inner = 40 * typed_epsilon(r->dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32);
-    double outer = 1.01 * typed_epsilon(r->dtype);
-    msi_softmax_args args = {
-        .rows = r->rows, .cols = r->cols, .x = x.data, .out = y.data, .accumulate = r->accumulate};
-
-    msi_kernels()->fn[MSI_K_log_softmax][r->dtype](&args);
-    for (int64_t i = 0; i < r->rows; i++) {
-        double lse = log_sum_exp(&x, i * r->cols, r->cols);
-
-        for (int64_t j = i * r->cols; j < (i + 1) * r->cols; j++) {
-            double want = typed_get(&x, j) - lse + (r->accumulate ? typed_get(&old, j) : 0);
-
-            expect(typed_get(&y, j), want, inner * (fabs(lse) + r->factor + 1) + outer * fabs(want),
-                   "y", j);
-        }
-    }
-    if (r->accumulate) { /* y must be log probabilities for the gradient */
-        args.accumulate = false;
-        msi_kernels()->fn[MSI_K_log_softmax][r->dtype](&args);
-        args.accumulate = true;
-    }
-    args.y = y.data;
-    args.dy = dy.data;
-    args.out = dx.data;
-    msi_kernels()->fn[MSI_K_log_softmax_grad][r->dtype](&args);
-    for (int64_t i = 0; i < r->rows; i++) {
-        double sum = 0, size = 0;
-
-        for (int64_t j = i * r->cols; j < (i + 1) * r->cols; j++) {
-            sum += typed_get(&dy, j);
-            size += fabs(typed_get(&dy, j));
-        }
-        for (int64_t j = i * r->cols; j < (i + 1) * r->cols; j++) {
-            double want = typed_get(&dy, j) - exp(typed_get(&y, j)) * sum +
-                          (r->accumulate ? typed_get(&old, j) : 0);
-
-            expect(typed_get(&dx, j), want, inner * (2 + size) + outer * fabs(want), "dx", j);
-        }
-    }
-    typed_free(&x);
-    typed_free(&y);
-    typed_free(&old);
-    typed_free(&dy);
-    typed_free(&dx);
+    name_case("%s (%lld, %lld) from %lld", ms_dtype_name(r->dtype), (long long)r->rows,
+              (long long)r->cols, (long long)r->start);
+    check_forward(r);
+    check_gradient(r);
 }
 
-static void test_cpu_softmax__equals_plain_loops(void **state)
+/* The whole square of lengths and starts for both kernels and every dtype. */
+static void test_cpu_softmax__equals_plain_loops_at_any_length_from_any_start(void **state)
 {
     (void)state;
-    for (int32_t dtype = 0; dtype < 3; dtype++) {
-        for (int64_t cols = 1; cols <= 130; cols++) {
-            const rows r = {.rows = 1 + cols % 4,
-                            .cols = cols,
-                            .accumulate = cols % 2,
-                            .dtype = dtype,
-                            .factor = cols % 3 ? 5 : 60};
+    report_missing_isas();
+    for (int32_t d = 0; d < 3; d++) {
+        for (int64_t cols = 0; cols < N_LENGTHS; cols++) {
+            const rows none = {.cols = cols, .dtype = float_dtypes[d]};
 
-            check(&r);
+            check(&none);
+            for (int64_t start = 0; start < N_STARTS; start++) {
+                const rows r = {.rows = 1 + (cols + start) % 3,
+                                .cols = cols,
+                                .start = start,
+                                .accumulate = (cols + start / 4) % 2,
+                                .dtype = float_dtypes[d],
+                                .factor = start % 3 ? 5 : 60};
+
+                check(&r);
+            }
         }
-        for (int64_t cols = 1020; cols <= 3100; cols += 519) { /* around the chunk of a row */
-            const rows r = {.rows = 3, .cols = cols, .dtype = dtype, .factor = 30};
+    }
+}
+
+static void test_cpu_softmax__equals_plain_loops_around_the_chunk_of_a_row(void **state)
+{
+    (void)state;
+    for (int32_t d = 0; d < 3; d++) {
+        for (int64_t cols = 1020; cols <= 3100; cols += cols < 1030 ? 1 : 519) {
+            const rows r = {.rows = 3,
+                            .cols = cols,
+                            .start = cols % N_STARTS,
+                            .dtype = float_dtypes[d],
+                            .factor = 30};
 
             check(&r);
         }
@@ -135,51 +158,12 @@ static void test_cpu_softmax__gradient_equals_finite_differences(void **state)
             }
         }
         typed_set(&x, i, v);
-        expect(typed_get(&dx, i), (sum[0] - sum[1]) / 2e-5, 1e-8, "gradient", i);
+        check_element("gradient", i, typed_get(&dx, i), (sum[0] - sum[1]) / 2e-5, 1e-8);
     }
     typed_free(&x);
     typed_free(&y);
     typed_free(&dy);
     typed_free(&dx);
-}
-
-static void test_cpu_softmax__bits_are_equal_on_every_instruction_set(void **state)
-{
-    (void)state;
-    for (int32_t dtype = 0; dtype < 3; dtype++) {
-        for (int64_t cols = 1; cols <= 1100; cols += cols < 70 ? 1 : 83) {
-            const rows r = {.rows = 2, .cols = cols, .dtype = dtype, .factor = 10};
-            typed x = scaled(&r, 1), dy = typed_filled(dtype, x.n, 3), first[2] = {{0}};
-
-            for (int32_t isa = 2; isa <= 4; isa++) {
-                const msi_kernel_table *table = msi_kernels_of(isa);
-                typed y = typed_copy(&x), dx = typed_copy(&x);
-                msi_softmax_args args = {.rows = 2, .cols = cols, .x = x.data, .out = y.data};
-                msi_softmax_args back = {
-                    .rows = 2, .cols = cols, .y = y.data, .dy = dy.data, .out = dx.data};
-
-                if (table != NULL) {
-                    table->fn[MSI_K_log_softmax][dtype](&args);
-                    table->fn[MSI_K_log_softmax_grad][dtype](&back);
-                }
-                if (table != NULL && first[0].data == NULL) {
-                    first[0] = y;
-                    first[1] = dx;
-                    continue;
-                }
-                if (table != NULL) {
-                    assert_memory_equal(first[0].data, y.data, (size_t)typed_nbytes(&y));
-                    assert_memory_equal(first[1].data, dx.data, (size_t)typed_nbytes(&dx));
-                }
-                typed_free(&y);
-                typed_free(&dx);
-            }
-            typed_free(&first[0]);
-            typed_free(&first[1]);
-            typed_free(&x);
-            typed_free(&dy);
-        }
-    }
 }
 
 static void test_cpu_softmax__masked_entries_stay_masked(void **state)
@@ -192,14 +176,14 @@ static void test_cpu_softmax__masked_entries_stay_masked(void **state)
     for (int64_t j = 0; j < COLS - 7; j++) { /* whole chunks of nothing but -inf */
         typed_set(&x, j, -INFINITY);
     }
-    double lse = log_sum_exp(&x, 0, COLS);
+    double lse = log_sum_exp_of(&x, 0, COLS);
 
     msi_kernels()->fn[MSI_K_log_softmax][MS_DTYPE_F32](&args);
     for (int64_t j = 0; j < COLS; j++) {
         if (j < COLS - 7) {
             assert_true(typed_get(&y, j) == -INFINITY);
         } else {
-            expect(typed_get(&y, j), typed_get(&x, j) - lse, 1e-6, "y", j);
+            check_element("y", j, typed_get(&y, j), typed_get(&x, j) - lse, 1e-6);
         }
     }
     typed_free(&x);
@@ -209,9 +193,9 @@ static void test_cpu_softmax__masked_entries_stay_masked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cpu_softmax__equals_plain_loops),
+        cmocka_unit_test(test_cpu_softmax__equals_plain_loops_at_any_length_from_any_start),
+        cmocka_unit_test(test_cpu_softmax__equals_plain_loops_around_the_chunk_of_a_row),
         cmocka_unit_test(test_cpu_softmax__gradient_equals_finite_differences),
-        cmocka_unit_test(test_cpu_softmax__bits_are_equal_on_every_instruction_set),
         cmocka_unit_test(test_cpu_softmax__masked_entries_stay_masked),
     };
 

@@ -31,6 +31,19 @@ static inline void report_missing_isas(void)
     }
 }
 
+/* The case under test, which messages begin with; tests of one case need not name it. */
+static char case_name[80];
+
+__attribute__((format(printf, 1, 2))) static inline void name_case(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(case_name, sizeof(case_name) - 2, format, args);
+    va_end(args);
+    strcat(case_name, ": ");
+}
+
 /* A kernel call whose results are the bytes of up to 4 buffers. */
 typedef struct kernel_call {
     int32_t kernel, dtype;
@@ -67,7 +80,7 @@ static inline void run_on_all_isas(const kernel_call *c, const char *what)
             if (isa == 2) {
                 memcpy(first[k], c->out[k], (size_t)c->nbytes[k]);
             } else if (memcmp(first[k], c->out[k], (size_t)c->nbytes[k]) != 0) {
-                fail_msg("%s %s: %s differs from x86-64-v2 in buffer %d", what,
+                fail_msg("%s%s %s: %s differs from x86-64-v2 in buffer %d", case_name, what,
                          msi_kernel_name(c->kernel), table->isa, (int)k);
             }
         }
@@ -78,12 +91,112 @@ static inline void run_on_all_isas(const kernel_call *c, const char *what)
     }
 }
 
+/* -- operands from any start ------------------------------------------------------------------- */
+
+/* Row lengths 0 to 130 and first elements 0 to 63 past a 64-byte boundary: every own kernel is
+ * tested at all of them. */
+enum { N_LENGTHS = 131, N_STARTS = 64, N_GUARDS = 64 };
+
+/* Elements inside a larger block. The bytes around them are 0xff, which is NaN in every dtype: a
+ * read that matters shows in the results, a write in check_guards(). */
+typedef struct placed {
+    typed t;   /* the elements; borrowed from `all` */
+    typed all; /* guards, elements, and guards again in operands that are written */
+} placed;
+
+/* n elements of filler stream `stream`, the first (start + 11 stream) % 64 elements past a 64-byte
+ * boundary, so that the operands of one call start apart. */
+static inline placed placed_make(int32_t dtype, int64_t n, int64_t start, uint64_t stream,
+                                 int64_t n_behind)
+{
+    const int64_t n_before = N_GUARDS + (start + 11 * (int64_t)stream) % N_STARTS;
+    placed o = {.t = {.dtype = dtype, .n = n},
+                .all = {.dtype = dtype, .n = n_before + n + n_behind}};
+    const size_t nbytes = (size_t)typed_nbytes(&o.all);
+
+    if (posix_memalign(&o.all.data, 64, nbytes) != 0) {
+        abort();
+    }
+    memset(o.all.data, 0xff, nbytes);
+    o.t.data = (char *)o.all.data + n_before * dtype_bytes(dtype);
+    for (int64_t i = 0; i < n; i++) {
+        typed_set(&o.t, i, filler(stream, i));
+    }
+    return o;
+}
+
+/* What a kernel only reads: its block ends with the last element, so sanitizers see an overrun. */
+static inline placed placed_read(int32_t dtype, int64_t n, int64_t start, uint64_t stream)
+{
+    return placed_make(dtype, n, start, stream, 0);
+}
+
+static inline placed placed_written(int32_t dtype, int64_t n, int64_t start, uint64_t stream)
+{
+    return placed_make(dtype, n, start, stream, N_GUARDS);
+}
+
+static inline void placed_free(placed *o)
+{
+    typed_free(&o->all);
+    o->t.data = NULL;
+}
+
+/* Bytes [from, to), counted from the first element, are still 0xff. */
+static inline void check_guard_bytes(const char *what, const placed *o, int64_t from, int64_t to)
+{
+    for (int64_t i = from; i < to; i++) {
+        if (((const unsigned char *)o->t.data)[i] != 0xff) {
+            fail_msg("%s%s: byte %lld, outside its %lld elements, was written", case_name, what,
+                     (long long)i, (long long)o->t.n);
+        }
+    }
+}
+
+static inline void check_guards(const char *what, const placed *o)
+{
+    const int64_t before = (const char *)o->t.data - (const char *)o->all.data;
+
+    check_guard_bytes(what, o, -before, 0);
+    check_guard_bytes(what, o, typed_nbytes(&o->t), typed_nbytes(&o->all) - before);
+}
+
+/* A kernel that writes into n_out operands, on every instruction set; guards stay. */
+static inline void run_placed(int32_t kernel, int32_t dtype, const void *args, placed *const out[],
+                              int32_t n_out)
+{
+    kernel_call call = {.kernel = kernel, .dtype = dtype, .args = args};
+
+    for (int32_t k = 0; k < n_out; k++) {
+        call.out[k] = out[k]->all.data;
+        call.nbytes[k] = typed_nbytes(&out[k]->all);
+    }
+    run_on_all_isas(&call, ms_dtype_name(dtype));
+    for (int32_t k = 0; k < n_out; k++) {
+        check_guards(msi_kernel_name(kernel), out[k]);
+    }
+}
+
+/* log(sum(exp(x[first .. first + n)))), the oracle of softmax and cross-entropy. */
+static inline double log_sum_exp_of(const typed *x, int64_t first, int64_t n)
+{
+    double largest = -INFINITY, sum = 0;
+
+    for (int64_t j = 0; j < n; j++) {
+        largest = fmax(largest, typed_get(x, first + j));
+    }
+    for (int64_t j = 0; j < n; j++) {
+        sum += exp(typed_get(x, first + j) - largest);
+    }
+    return largest + log(sum);
+}
+
 /* |got - want| <= bound; NaN wants NaN, infinity wants the same infinity. */
 static inline void check_element(const char *what, int64_t i, double got, double want, double bound)
 {
     if (isnan(want) ? !isnan(got) : !(got == want || fabs(got - want) <= bound)) {
-        fail_msg("%s: element %lld is %.17g, expected %.17g +- %g", what, (long long)i, got, want,
-                 bound);
+        fail_msg("%s%s: element %lld is %.17g, expected %.17g +- %g", case_name, what, (long long)i,
+                 got, want, bound);
     }
 }
 
