@@ -62,5 +62,86 @@ LANES_INLINE void store_score_f64(double *p, f64x16 v)
     store_f64(p, v);
 }
 
-#define BODY "attention_tile.h"
+/* Where a row of n scores ends in memory: whole vectors, so that no row needs a tail. */
+static int64_t padded(int64_t n)
+{
+    return (n + LANES - 1) / LANES * LANES;
+}
+
+/* The next n elements of `work`, on a cache line. */
+static void *next_part(char **work, int64_t n, int64_t size)
+{
+    char *at = *work;
+
+    *work += (n * size + 63) & ~(int64_t)63;
+    return at;
+}
+
+/* What lies in `work`, and the operands of the present head, dense. TILE is what tiles are
+ * multiplied in (a->tile_dtype), REAL what they are summed in. */
+typedef struct tiles {
+    const void *q, *k, *v, *dout; /* TILE (T, D), (S, D), (S, D), (T, D) */
+    void *scores, *dp;            /* REAL (nq, padded(nk)) */
+    void *p, *ds;                 /* TILE (nq, padded(nk)) */
+    void *acc, *m, *l;            /* forward: REAL (nq, D), (nq) running maximum, (nq) sum */
+    void *dq, *dk, *dv, *delta;   /* REAL (T, D), (nk, D), (nk, D), (T) */
+    void *lse;                    /* REAL (T) of the present head, in its place */
+} tiles;
+
+static tiles lay_out(const msi_attention_args *a, int64_t tile, int64_t real, bool gradient)
+{
+    const int64_t rows = a->q_len < MSI_ATTENTION_ROWS ? a->q_len : MSI_ATTENTION_ROWS;
+    const int64_t cols = a->kv_len < MSI_ATTENTION_COLS ? a->kv_len : MSI_ATTENTION_COLS;
+    const int64_t depth = a->head_dim;
+    char *work = a->work;
+    tiles w = {0};
+
+    w.q = next_part(&work, a->q_len * depth, tile);
+    w.k = next_part(&work, a->kv_len * depth, tile);
+    w.v = next_part(&work, a->kv_len * depth, tile);
+    w.scores = next_part(&work, rows * padded(cols), real);
+    w.p = next_part(&work, rows * padded(cols), tile);
+    if (gradient) {
+        w.dout = next_part(&work, a->q_len * depth, tile);
+        w.dp = next_part(&work, rows * padded(cols), real);
+        w.ds = next_part(&work, rows * padded(cols), tile);
+        w.dq = next_part(&work, a->q_len * depth, real);
+        w.dk = next_part(&work, cols * depth, real);
+        w.dv = next_part(&work, cols * depth, real);
+        w.delta = next_part(&work, a->q_len, real);
+    } else {
+        w.acc = next_part(&work, rows * depth, real);
+        w.m = next_part(&work, rows, real);
+        w.l = next_part(&work, rows, real);
+    }
+    return w;
+}
+
+/* Keys in [k0, k0 + nk) that query t sees. */
+static int64_t visible(const msi_attention_args *a, int64_t t, int64_t k0, int64_t nk)
+{
+    int64_t n = a->causal ? t + a->kv_len - a->q_len + 1 - k0 : nk;
+
+    return n < 0 ? 0 : n < nk ? n : nk;
+}
+
+/* The rows of a head lie far apart, each on its own few cache lines, and no hardware sees them
+ * coming: ask for a row this many rows before it is used. */
+enum { ROWS_AHEAD = 8 };
+
+LANES_INLINE void expect_read(const void *row, int64_t nbytes)
+{
+    for (int64_t i = 0; i < nbytes; i += 64) {
+        __builtin_prefetch((const char *)row + i, 0);
+    }
+}
+
+LANES_INLINE void expect_write(const void *row, int64_t nbytes)
+{
+    for (int64_t i = 0; i < nbytes; i += 64) {
+        __builtin_prefetch((const char *)row + i, 1);
+    }
+}
+
+#define BODY "attention_body.h"
 #include "each_float.h"

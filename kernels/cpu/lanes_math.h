@@ -37,25 +37,42 @@ LANES_INLINE f32_part exp_f32w(f32_part x)
     return p * (f32_part)((half + 127) << 23) * (f32_part)((k - half + 127) << 23);
 }
 
-/* log(2^n m) = n ln 2 + log(m), sqrt(1/2) <= m < sqrt(2). */
-LANES_INLINE f32_part log_f32w(f32_part x)
+/* n ln 2 + log(1 + m), sqrt(1/2) <= 1 + m < sqrt(2). */
+LANES_INLINE f32_part log_reduced_f32w(f32_part n, f32_part m)
 {
-    f32_part p, scaled, m;
-    i32_part tiny = lt_f32w(x, splat_f32w(0x1p-126f));
+    f32_part p;
 
-    scaled = select_f32w(tiny, x * 0x1p25f, x);
-    i32_part bits = (i32_part)((u32_part)scaled - 0x3f3504f3); /* of sqrt(1/2) */
-    i32_part n = (bits >> 23) - (tiny & 25);
-    f32_part e;
-
-    LANES_MAP1(e, f32_part, n, i32_part, __builtin_convertvector(lx, f32_part));
-    m = (f32_part)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
     LANES_POLY(p, m, 0x1.1d8ea6p-4f, -0x1.d635bcp-4f, 0x1.dea282p-4f, -0x1.fcf4c6p-4f,
                0x1.23d21ap-3f, -0x1.555b4ap-3f, 0x1.999d5ap-3f, -0x1.fffffcp-3f, 0x1.555554p-2f);
     f32_part square = m * m;
-    f32_part y = p * m * square + e * -0x1.bd0106p-13f;
+    f32_part y = p * m * square + n * -0x1.bd0106p-13f;
 
-    y = ((y - 0.5f * square) + m) + e * 0x1.63p-1f;
+    return ((y - 0.5f * square) + m) + n * 0x1.63p-1f;
+}
+
+/* n and m of x = 2^n (1 + m) as log_reduced_f32w() wants them, x positive and normal. */
+LANES_INLINE f32_part log_reduce_f32w(f32_part x, i32_part *n)
+{
+    i32_part bits = (i32_part)((u32_part)x - 0x3f3504f3); /* of sqrt(1/2) */
+
+    *n = bits >> 23;
+    return (f32_part)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
+}
+
+LANES_INLINE f32_part to_f32w(i32_part n)
+{
+    f32_part x;
+
+    LANES_MAP1(x, f32_part, n, i32_part, __builtin_convertvector(lx, f32_part));
+    return x;
+}
+
+LANES_INLINE f32_part log_f32w(f32_part x)
+{
+    i32_part n, tiny = lt_f32w(x, splat_f32w(0x1p-126f));
+    f32_part m = log_reduce_f32w(select_f32w(tiny, x * 0x1p25f, x), &n);
+    f32_part y = log_reduced_f32w(to_f32w(n - (tiny & 25)), m);
+
     y = select_f32w(lt_f32w(x, splat_f32w(INFINITY)), y, x); /* inf and NaN stay */
     y = select_f32w(eq_f32w(x, splat_f32w(0)), splat_f32w(-INFINITY), y);
     return select_f32w(lt_f32w(x, splat_f32w(0)), splat_f32w(NAN), y);

@@ -1,4 +1,4 @@
-/* Scratch the attention kernels ask for. What it is cut into: kernels/cpu/attention_tile.h. */
+/* Scratch the attention kernels ask for. What it is cut into: kernels/cpu/attention.c. */
 #include "backend.h"
 
 #include "moonshard/tensor.h"
@@ -6,10 +6,10 @@
 int64_t msi_attention_work_bytes(const msi_attention_args *a, int32_t dtype, bool gradient)
 {
     const int64_t real = dtype == MS_DTYPE_F64 ? 8 : 4; /* scores and sums */
-    const int64_t store = dtype == MS_DTYPE_F64 ? 8 : dtype == MS_DTYPE_F32 ? 4 : 2;
+    const int64_t store = a->tile_dtype == MS_DTYPE_F64 ? 8 : a->tile_dtype == MS_DTYPE_F32 ? 4 : 2;
     const int64_t rows = a->q_len < MSI_ATTENTION_ROWS ? a->q_len : MSI_ATTENTION_ROWS;
     const int64_t cols = a->kv_len < MSI_ATTENTION_COLS ? a->kv_len : MSI_ATTENTION_COLS;
-    const int64_t tile = rows * cols, depth = a->head_dim;
+    const int64_t tile = rows * ((cols + 15) / 16 * 16), depth = a->head_dim;
     int64_t bytes = (a->q_len + 2 * a->kv_len) * depth * store + tile * (real + store);
 
     if (gradient) {

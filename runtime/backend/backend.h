@@ -86,6 +86,10 @@ ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args);
 /** Name of what msi_gemm() uses for a large product of this dtype, e.g. "brg:avx512_core_bf16". */
 const char *msi_gemm_name(ms_context *ctx, int32_t dtype);
+/** The dtype in which operands of a large product of this dtype are multiplied: f32 for bf16 where
+ * the processor has no bf16 products (operands are then better widened once than by every product).
+ */
+int32_t msi_gemm_operands(ms_context *ctx, int32_t dtype);
 /** Matrix primitives created so far in this context (none is created after the second step). */
 int64_t msi_gemm_created(ms_context *ctx);
 

@@ -21,6 +21,7 @@ typedef struct gemm_state {
     const msi_plugin *plugin; /* NULL: none */
     void *state;              /* the plug-in's */
     bool warned_bf16;
+    int32_t bf16_operands; /* the dtype bf16 is multiplied in, -1 until it is asked */
     char name[MS_DTYPE_COUNT][64];
 } gemm_state;
 
@@ -66,6 +67,7 @@ static ms_status state_of(ms_context *ctx, gemm_state **out)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the matrix state (%zu bytes)", sizeof(*s));
     }
     s->ctx = ctx;
+    s->bf16_operands = -1;
     s->plugin = msi_plugin_open(&reason);
     if (s->plugin == NULL) {
         msi_log(2, "no matrix library (%s): using own kernels", reason);
@@ -156,10 +158,9 @@ static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
     return status;
 }
 
-static ms_status run_widened_batch(gemm_state *s, const msi_gemm_args *g)
+/* Says once that bf16 is computed in f32. */
+static void warn_widened(gemm_state *s)
 {
-    msi_gemm_args one = *g;
-    const int64_t in_bytes = 2, c_bytes = g->c_dtype == MS_DTYPE_BF16 ? 2 : 4;
     const char *name = NULL;
 
     if (!s->warned_bf16) {
@@ -169,6 +170,14 @@ static ms_status run_widened_batch(gemm_state *s, const msi_gemm_args *g)
                  "this processor has no bf16 matrix products (%s: %s): computing them in fp32",
                  s->plugin->library, strcmp(name, "none") == 0 ? "no implementation" : name);
     }
+}
+
+static ms_status run_widened_batch(gemm_state *s, const msi_gemm_args *g)
+{
+    msi_gemm_args one = *g;
+    const int64_t in_bytes = 2, c_bytes = g->c_dtype == MS_DTYPE_BF16 ? 2 : 4;
+
+    warn_widened(s);
     one.batch = 1;
     for (int64_t i = 0; i < g->batch; i++) {
         one.a = (const char *)g->a + i * g->a_batch * in_bytes;
@@ -248,6 +257,27 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype)
     }
     snprintf(text, sizeof(s->name[0]), "own:%s", msi_kernels()->isa);
     return text;
+}
+
+int32_t msi_gemm_operands(ms_context *ctx, int32_t dtype)
+{
+    gemm_state *s = NULL;
+    const char *name = NULL;
+
+    if (dtype != MS_DTYPE_BF16 || state_of(ctx, &s) != MS_OK) {
+        return dtype;
+    }
+    if (s->bf16_operands < 0) {
+        s->bf16_operands = MS_DTYPE_F32;
+        if (s->plugin != NULL) {
+            if (s->plugin->name(s->state, MS_DTYPE_BF16, &name) == MSI_PLUGIN_OK) {
+                s->bf16_operands = MS_DTYPE_BF16;
+            } else {
+                warn_widened(s);
+            }
+        }
+    }
+    return s->bf16_operands;
 }
 
 int64_t msi_gemm_created(ms_context *ctx)

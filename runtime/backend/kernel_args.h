@@ -101,14 +101,15 @@ typedef struct msi_embedding_args {
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
  * d. Looked up by the dtype of q. lse (B, H, T) is f32 (f64 for f64): log-sum-exp of scaled scores.
- * `gemm` is the matrix multiplication the kernel may call for its tiles; `work` is scratch of
- * the bytes msi_attention_work_bytes() gave. */
+ * Tiles are multiplied by msi_gemm(); `work` is scratch of the bytes msi_attention_work_bytes() gave.
+ */
 typedef struct msi_attention_args {
     int64_t batch, heads, q_len, kv_len, head_dim;
     const void *q, *k, *v;
     int64_t q_stride[3], k_stride[3], v_stride[3], o_stride[3];
     double scale;
     bool causal;
+    int32_t tile_dtype; /**< in which tiles are multiplied: msi_gemm_operands() of q's dtype */
     void *out, *lse;
     /* gradient: strides of dq, dk, dv are their own */
     const void *o, *dout;

@@ -1,139 +1,253 @@
 /* kernels/cpu/attention.c: against plain softmax attention in f64, its gradient also against finite
- * differences; strides as a packed projection has them; the same bits from every instruction set
- * where our own product computes the tiles. */
-#include "backend.h"
-#include "ms_test.h"
-#include "typed.h"
+ * differences; strides as a packed projection has them; every length, start and instruction set. */
+#include "kernel_test.h"
 
 typedef struct shape {
     int64_t b, h, t, s, d;
     bool causal;
 } shape;
 
-/* Operands as (B, T, H, D) memory seen as (B, H, T, D), rows `pad` elements apart from dense. */
+/* An operand: (B, T, H, D) memory seen as (B, H, T, D), rows `pad` elements apart from dense, from
+ * element `start` of a buffer that goes on for 64 elements. */
+typedef struct operand {
+    typed memory;
+    int64_t start, len, stride[3];
+} operand;
+
+enum { Q, K, V, O, DOUT, DQ, DK, DV, N_OPERANDS };
+
 typedef struct attention {
     shape n;
+    int32_t dtype;
     msi_attention_args args;
-    typed q, k, v, o, lse, dout, dq, dk, dv;
+    operand x[N_OPERANDS];
+    typed lse;
     void *work;
     ms_status status;
 } attention;
 
-static void strides(int64_t *stride, const shape *n, int64_t len, int64_t pad)
+enum { GUARD = 64 };
+
+static operand make_operand(const shape *n, int32_t which, int32_t dtype, int64_t pad,
+                            int64_t start)
 {
-    stride[2] = n->h * n->d + pad;
-    stride[1] = n->d;
-    stride[0] = len * stride[2];
+    bool keys = which == K || which == V || which == DK || which == DV;
+    operand x = {.start = start, .len = keys ? n->s : n->t};
+
+    x.stride[2] = n->h * n->d + pad;
+    x.stride[1] = n->d;
+    x.stride[0] = x.len * x.stride[2];
+    x.memory = typed_filled(dtype, start + n->b * x.stride[0] + GUARD, (uint64_t)which + 1);
+    return x;
 }
 
-static void make(attention *a, const shape *n, int32_t dtype, int64_t pad)
+static void *first_of(operand *x)
 {
-    int64_t q_size = n->b * n->t * (n->h * n->d + pad), k_size = n->b * n->s * (n->h * n->d + pad);
+    return (char *)x->memory.data + x->start * dtype_bytes(x->memory.dtype);
+}
+
+/* Operand i starts at element first + step i (mod 64) of its buffer. */
+static void make_at(attention *a, const shape *n, int32_t dtype, int32_t tile_dtype, int64_t pad,
+                    int64_t first, int64_t step)
+{
     int32_t stat = dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
 
     memset(a, 0, sizeof(*a));
     a->n = *n;
-    a->q = typed_filled(dtype, q_size, 1);
-    a->k = typed_filled(dtype, k_size, 2);
-    a->v = typed_filled(dtype, k_size, 3);
-    a->o = typed_filled(dtype, q_size, 4); /* garbage to be overwritten */
-    a->dout = typed_filled(dtype, q_size, 5);
-    a->dq = typed_filled(dtype, q_size, 6);
-    a->dk = typed_filled(dtype, k_size, 7);
-    a->dv = typed_filled(dtype, k_size, 8);
+    a->dtype = dtype;
+    for (int32_t i = 0; i < N_OPERANDS; i++) {
+        a->x[i] = make_operand(n, i, dtype, pad, (first + step * i) % 64);
+    }
     a->lse = typed_filled(stat, n->b * n->h * n->t, 9);
-    a->args = (msi_attention_args){.batch = n->b,
+    a->args = (msi_attention_args){.tile_dtype = tile_dtype,
+                                   .batch = n->b,
                                    .heads = n->h,
                                    .q_len = n->t,
                                    .kv_len = n->s,
                                    .head_dim = n->d,
-                                   .q = a->q.data,
-                                   .k = a->k.data,
-                                   .v = a->v.data,
+                                   .q = first_of(&a->x[Q]),
+                                   .k = first_of(&a->x[K]),
+                                   .v = first_of(&a->x[V]),
                                    .scale = 2.5 / sqrt((double)n->d),
                                    .causal = n->causal,
-                                   .out = a->o.data,
+                                   .out = first_of(&a->x[O]),
                                    .lse = a->lse.data,
-                                   .o = a->o.data,
-                                   .dout = a->dout.data,
-                                   .dq = a->dq.data,
-                                   .dk = a->dk.data,
-                                   .dv = a->dv.data,
+                                   .o = first_of(&a->x[O]),
+                                   .dout = first_of(&a->x[DOUT]),
+                                   .dq = first_of(&a->x[DQ]),
+                                   .dk = first_of(&a->x[DK]),
+                                   .dv = first_of(&a->x[DV]),
                                    .ctx = msi_context(),
                                    .status = &a->status};
-    strides(a->args.q_stride, n, n->t, pad);
-    strides(a->args.o_stride, n, n->t, pad);
-    strides(a->args.do_stride, n, n->t, pad);
-    strides(a->args.dq_stride, n, n->t, pad);
-    strides(a->args.k_stride, n, n->s, pad);
-    strides(a->args.v_stride, n, n->s, pad);
-    strides(a->args.dk_stride, n, n->s, pad);
-    strides(a->args.dv_stride, n, n->s, pad);
+    int64_t *const stride[N_OPERANDS] = {a->args.q_stride,  a->args.k_stride,  a->args.v_stride,
+                                         a->args.o_stride,  a->args.do_stride, a->args.dq_stride,
+                                         a->args.dk_stride, a->args.dv_stride};
+
+    for (int32_t i = 0; i < N_OPERANDS; i++) {
+        memcpy(stride[i], a->x[i].stride, sizeof(a->x[i].stride));
+    }
+}
+
+static void make(attention *a, const shape *n, int32_t dtype, int64_t pad)
+{
+    make_at(a, n, dtype, msi_gemm_operands(msi_context(), dtype), pad, 0, 0);
 }
 
 static void discard(attention *a)
 {
-    typed_free(&a->q);
-    typed_free(&a->k);
-    typed_free(&a->v);
-    typed_free(&a->o);
+    for (int32_t i = 0; i < N_OPERANDS; i++) {
+        typed_free(&a->x[i].memory);
+    }
     typed_free(&a->lse);
-    typed_free(&a->dout);
-    typed_free(&a->dq);
-    typed_free(&a->dk);
-    typed_free(&a->dv);
 }
 
-/* Work space of exactly the bytes asked for, so that sanitizers see an overrun. */
-static void run(attention *a, const msi_kernel_table *table, int32_t dtype, bool gradient)
+/* Work space of exactly the bytes asked for, so that sanitizers see an overrun; NaN at first. */
+static void take_work(attention *a, bool gradient)
 {
-    void *work = aligned_alloc(
-        64, (size_t)(msi_attention_work_bytes(&a->args, dtype, gradient) + 63) / 64 * 64);
+    int64_t nbytes = msi_attention_work_bytes(&a->args, a->dtype, gradient);
 
-    memset(work, 0xff, (size_t)msi_attention_work_bytes(&a->args, dtype, gradient)); /* NaN */
-    a->args.work = work;
-    table->fn[gradient ? MSI_K_attention_grad : MSI_K_attention][dtype](&a->args);
+    a->args.work = aligned_alloc(64, (size_t)(nbytes + 63) / 64 * 64);
+    memset(a->args.work, 0xff, (size_t)nbytes);
+}
+
+static void run(attention *a, bool gradient)
+{
+    take_work(a, gradient);
+    msi_kernels()->fn[gradient ? MSI_K_attention_grad : MSI_K_attention][a->dtype](&a->args);
     assert_ok(a->status);
-    free(work);
+    free(a->args.work);
 }
 
-static double at(const typed *x, const int64_t *stride, int64_t b, int64_t h, int64_t t, int64_t d)
+/* The same on every instruction set, which must agree in every bit. */
+static void run_everywhere(attention *a, bool gradient)
 {
-    return typed_get(x, b * stride[0] + h * stride[1] + t * stride[2] + d);
+    operand *out = &a->x[gradient ? DQ : O];
+    kernel_call call = {.kernel = gradient ? MSI_K_attention_grad : MSI_K_attention,
+                        .dtype = a->dtype,
+                        .args = &a->args};
+
+    for (int32_t i = 0; i < (gradient ? 3 : 1); i++) {
+        call.out[i] = out[i].memory.data;
+        call.nbytes[i] = typed_nbytes(&out[i].memory);
+    }
+    if (!gradient) {
+        call.out[1] = a->lse.data;
+        call.nbytes[1] = typed_nbytes(&a->lse);
+    }
+    take_work(a, gradient);
+    run_on_all_isas(&call, "attention");
+    assert_ok(a->status);
+    free(a->args.work);
 }
 
-/* Probabilities of one query over s keys; returns log-sum-exp. */
-static double probabilities(const attention *a, int64_t b, int64_t h, int64_t t, double *p)
+static int64_t place(const operand *x, int64_t b, int64_t h, int64_t t, int64_t d)
 {
-    const shape *n = &a->n;
+    return x->start + b * x->stride[0] + h * x->stride[1] + t * x->stride[2] + d;
+}
+
+static double at(const operand *x, int64_t b, int64_t h, int64_t t, int64_t d)
+{
+    return typed_get(&x->memory, place(x, b, h, t, d));
+}
+
+/* -- the oracle: one head, dense, in f64 ------------------------------------------------------- */
+
+/* Results beside the size of what was summed for them, which bounds the rounding error. */
+typedef struct head {
+    double *q, *k, *v, *dout;                        /* (T, D), (S, D), (S, D), (T, D) */
+    double *o, *lse, *dq, *dk, *dv;                  /* (T, D), (T), (T, D), (S, D), (S, D) */
+    double *dq_size, *dk_size, *dv_size, *p, *block; /* ..., (S), all of them */
+} head;
+
+static void fill_head(double *to, const operand *x, int64_t b, int64_t h, int64_t depth)
+{
+    for (int64_t i = 0; i < x->len * depth; i++) {
+        to[i] = at(x, b, h, i / depth, i % depth);
+    }
+}
+
+static head head_of(const attention *a, int64_t b, int64_t h)
+{
+    const int64_t t = a->n.t * a->n.d, s = a->n.s * a->n.d;
+    head x = {.block = calloc((size_t)(5 * t + 6 * s + a->n.t + a->n.s + 1), sizeof(double))};
+
+    x.q = x.block;
+    x.dout = x.q + t;
+    x.o = x.dout + t;
+    x.dq = x.o + t;
+    x.dq_size = x.dq + t;
+    x.k = x.dq_size + t;
+    x.v = x.k + s;
+    x.dk = x.v + s;
+    x.dk_size = x.dk + s;
+    x.dv = x.dk_size + s;
+    x.dv_size = x.dv + s;
+    x.lse = x.dv_size + s;
+    x.p = x.lse + a->n.t;
+    fill_head(x.q, &a->x[Q], b, h, a->n.d);
+    fill_head(x.k, &a->x[K], b, h, a->n.d);
+    fill_head(x.v, &a->x[V], b, h, a->n.d);
+    fill_head(x.dout, &a->x[DOUT], b, h, a->n.d);
+    return x;
+}
+
+static double dot(const double *x, const double *y, int64_t n)
+{
+    double sum = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        sum += x[i] * y[i];
+    }
+    return sum;
+}
+
+/* Probabilities of one query over the keys it sees (the first `seen`); returns log-sum-exp. */
+static double probabilities(double *p, const head *x, int64_t t, int64_t seen, int64_t depth,
+                            double scale)
+{
     double largest = -INFINITY, sum = 0;
 
-    for (int64_t s = 0; s < n->s; s++) {
-        p[s] = -INFINITY;
-        if (!n->causal || s <= t + n->s - n->t) {
-            p[s] = 0;
-            for (int64_t d = 0; d < n->d; d++) {
-                p[s] += at(&a->q, a->args.q_stride, b, h, t, d) *
-                        at(&a->k, a->args.k_stride, b, h, s, d);
-            }
-            p[s] *= a->args.scale;
-        }
+    for (int64_t s = 0; s < seen; s++) {
+        p[s] = scale * dot(x->q + t * depth, x->k + s * depth, depth);
         largest = p[s] > largest ? p[s] : largest;
     }
-    for (int64_t s = 0; s < n->s; s++) {
+    for (int64_t s = 0; s < seen; s++) {
         p[s] = exp(p[s] - largest);
         sum += p[s];
     }
-    for (int64_t s = 0; s < n->s; s++) {
+    for (int64_t s = 0; s < seen; s++) {
         p[s] /= sum;
     }
-    return largest + log(sum);
+    return seen > 0 ? largest + log(sum) : -INFINITY;
 }
 
-static void expect(double got, double want, double bound, const char *what, int64_t i)
+static void solve_query(head *x, const attention *a, int64_t t)
 {
-    if (!(fabs(got - want) <= bound)) {
-        fail_msg("%s %lld is %.17g, expected %.17g +- %g", what, (long long)i, got, want, bound);
+    const int64_t depth = a->n.d, end = a->n.causal ? t + a->n.s - a->n.t + 1 : a->n.s;
+    const int64_t seen = end > 0 ? end : 0;
+    const double *q = x->q + t * depth, *dout = x->dout + t * depth, scale = a->args.scale;
+    double *o = x->o + t * depth;
+
+    x->lse[t] = probabilities(x->p, x, t, seen, depth, scale);
+    for (int64_t s = 0; s < seen; s++) {
+        for (int64_t d = 0; d < depth; d++) {
+            o[d] += x->p[s] * x->v[s * depth + d];
+        }
+    }
+    const double delta = dot(o, dout, depth);
+
+    for (int64_t s = 0; s < seen; s++) {
+        const double p = x->p[s], ds = p * (dot(dout, x->v + s * depth, depth) - delta) * scale;
+        const double size = p * (double)depth * scale;
+
+        for (int64_t d = 0; d < depth; d++) {
+            x->dv[s * depth + d] += p * dout[d];
+            x->dv_size[s * depth + d] += fabs(p * dout[d]);
+            x->dk[s * depth + d] += ds * q[d];
+            x->dk_size[s * depth + d] += size * fabs(q[d]);
+            x->dq[t * depth + d] += ds * x->k[s * depth + d];
+            x->dq_size[t * depth + d] += size;
+        }
     }
 }
 
@@ -146,77 +260,52 @@ static double margin(int32_t dtype)
                                    : 300 * 0x1p-53;
 }
 
+/* `size` NULL: 1 for every element. */
+static void compare(const attention *a, int32_t which, int64_t b, int64_t h, const double *want,
+                    const double *size)
+{
+    static const char *const names[] = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"};
+    const int64_t depth = a->n.d;
+
+    for (int64_t i = 0; i < a->x[which].len * depth; i++) {
+        double bound = margin(a->dtype) * (size != NULL ? size[i] + fabs(want[i]) : 1);
+
+        check_element(names[which], i, at(&a->x[which], b, h, i / depth, i % depth), want[i],
+                      bound);
+    }
+}
+
+/* The results of both kernels, everywhere, are the oracle's. */
+static void compare_all(const attention *a)
+{
+    const shape *n = &a->n;
+    const double stat = margin(a->dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32);
+
+    for (int64_t i = 0; i < n->b * n->h; i++) {
+        const int64_t b = i / n->h, h = i % n->h;
+        head x = head_of(a, b, h);
+
+        for (int64_t t = 0; t < n->t; t++) {
+            solve_query(&x, a, t);
+            check_element("lse", i * n->t + t, typed_get(&a->lse, i * n->t + t), x.lse[t],
+                          stat * (1 + fabs(x.lse[t])));
+        }
+        compare(a, O, b, h, x.o, NULL);
+        compare(a, DQ, b, h, x.dq, x.dq_size);
+        compare(a, DK, b, h, x.dk, x.dk_size);
+        compare(a, DV, b, h, x.dv, x.dv_size);
+        free(x.block);
+    }
+}
+
 static void check(const shape *n, int32_t dtype, int64_t pad)
 {
     attention a;
-    double *p = calloc((size_t)(n->s + 1), sizeof(double));
-    double *ds = calloc((size_t)(n->s + 1), sizeof(double));
-    int64_t kv = n->b * n->h * n->s * n->d;
-    double *dk = calloc((size_t)(2 * kv + 1), sizeof(double)), *dv = dk + kv;
-    double *dk_size = calloc((size_t)(2 * kv + 1), sizeof(double)), *dv_size = dk_size + kv;
 
     make(&a, n, dtype, pad);
-    run(&a, msi_kernels(), dtype, false);
-    run(&a, msi_kernels(), dtype, true);
-    for (int64_t r = 0; r < n->b * n->h * n->t; r++) {
-        int64_t b = r / (n->h * n->t), h = r / n->t % n->h, t = r % n->t;
-        double lse = probabilities(&a, b, h, t, p), delta = 0;
-
-        expect(typed_get(&a.lse, r), lse,
-               margin(dtype == MS_DTYPE_BF16 ? MS_DTYPE_F32 : dtype) * (1 + fabs(lse)), "lse", r);
-        for (int64_t d = 0; d < n->d; d++) {
-            double o = 0;
-
-            for (int64_t s = 0; s < n->s; s++) {
-                o += p[s] * at(&a.v, a.args.v_stride, b, h, s, d);
-            }
-            expect(at(&a.o, a.args.o_stride, b, h, t, d), o, margin(dtype), "out", r * n->d + d);
-            delta += o * at(&a.dout, a.args.do_stride, b, h, t, d);
-        }
-        for (int64_t s = 0; s < n->s; s++) {
-            double dp = 0;
-
-            for (int64_t d = 0; d < n->d; d++) {
-                double g = at(&a.dout, a.args.do_stride, b, h, t, d);
-                int64_t i = ((b * n->h + h) * n->s + s) * n->d + d;
-
-                dp += g * at(&a.v, a.args.v_stride, b, h, s, d);
-                dv[i] += p[s] * g;
-                dv_size[i] += fabs(p[s] * g);
-            }
-            ds[s] = p[s] * (dp - delta) * a.args.scale;
-            for (int64_t d = 0; d < n->d; d++) {
-                int64_t i = ((b * n->h + h) * n->s + s) * n->d + d;
-                double q = at(&a.q, a.args.q_stride, b, h, t, d);
-
-                dk[i] += ds[s] * q;
-                dk_size[i] += p[s] * (double)n->d * fabs(q) * a.args.scale;
-            }
-        }
-        for (int64_t d = 0; d < n->d; d++) {
-            double dq = 0, size = 0;
-
-            for (int64_t s = 0; s < n->s; s++) {
-                dq += ds[s] * at(&a.k, a.args.k_stride, b, h, s, d);
-                size += p[s] * (double)n->d * a.args.scale;
-            }
-            expect(at(&a.dq, a.args.dq_stride, b, h, t, d), dq, margin(dtype) * (size + fabs(dq)),
-                   "dq", r * n->d + d);
-        }
-    }
-    for (int64_t i = 0; i < kv; i++) {
-        int64_t d = i % n->d, s = i / n->d % n->s, h = i / (n->d * n->s) % n->h,
-                b = i / (n->d * n->s * n->h);
-
-        expect(at(&a.dk, a.args.dk_stride, b, h, s, d), dk[i],
-               margin(dtype) * (dk_size[i] + fabs(dk[i])), "dk", i);
-        expect(at(&a.dv, a.args.dv_stride, b, h, s, d), dv[i],
-               margin(dtype) * (dv_size[i] + fabs(dv[i])), "dv", i);
-    }
-    free(p);
-    free(ds);
-    free(dk);
-    free(dk_size);
+    run(&a, false);
+    run(&a, true);
+    compare_all(&a);
     discard(&a);
 }
 
@@ -258,9 +347,9 @@ static double objective(attention *a)
 {
     double sum = 0;
 
-    run(a, msi_kernels(), MS_DTYPE_F64, false);
-    for (int64_t i = 0; i < a->o.n; i++) {
-        sum += typed_get(&a->o, i) * typed_get(&a->dout, i);
+    run(a, false);
+    for (int64_t i = 0; i < a->x[O].memory.n - GUARD; i++) {
+        sum += typed_get(&a->x[O].memory, i) * typed_get(&a->x[DOUT].memory, i);
     }
     return sum;
 }
@@ -272,64 +361,120 @@ static void test_cpu_attention__gradients_equal_finite_differences(void **state)
     attention a;
 
     make(&a, &n, MS_DTYPE_F64, 0);
-    run(&a, msi_kernels(), MS_DTYPE_F64, false);
-    run(&a, msi_kernels(), MS_DTYPE_F64, true);
-    typed *const in[3] = {&a.q, &a.k, &a.v};
-    const typed *const grad[3] = {&a.dq, &a.dk, &a.dv};
+    run(&a, false);
+    run(&a, true);
+    for (int32_t which = Q; which <= V; which++) {
+        typed *in = &a.x[which].memory;
+        const typed *grad = &a.x[DQ + which].memory;
 
-    for (int32_t which = 0; which < 3; which++) {
-        for (int64_t i = which; i < in[which]->n; i += 29) {
-            double x = typed_get(in[which], i), step = 1e-5, plus, minus;
+        for (int64_t i = which; i < in->n - GUARD; i += 29) {
+            double x = typed_get(in, i), step = 1e-5, plus, minus;
 
-            typed_set(in[which], i, x + step);
+            typed_set(in, i, x + step);
             plus = objective(&a);
-            typed_set(in[which], i, x - step);
+            typed_set(in, i, x - step);
             minus = objective(&a);
-            typed_set(in[which], i, x);
-            expect(typed_get(grad[which], i), (plus - minus) / (2 * step), 1e-7, "gradient", i);
+            typed_set(in, i, x);
+            check_element("gradient", i, typed_get(grad, i), (plus - minus) / (2 * step), 1e-7);
         }
     }
     discard(&a);
 }
 
-static void test_cpu_attention__bits_are_equal_on_every_instruction_set(void **state)
+/* What the kernels may write: the elements of an operand, neither the space between rows nor what
+ * lies before and after. `before` is the operand's memory as it was. */
+static void check_untouched(const attention *a, int32_t which, typed *before)
+{
+    const operand *x = &a->x[which];
+
+    for (int64_t i = 0; i < a->n.b * a->n.h * x->len * a->n.d; i++) {
+        const int64_t d = i % a->n.d, t = i / a->n.d % x->len;
+        const int64_t h = i / (a->n.d * x->len) % a->n.h, b = i / (a->n.d * x->len * a->n.h);
+        const int64_t e = place(x, b, h, t, d) * dtype_bytes(a->dtype);
+
+        memcpy((char *)before->data + e, (char *)x->memory.data + e, (size_t)dtype_bytes(a->dtype));
+    }
+    assert_memory_equal(before->data, x->memory.data, (size_t)typed_nbytes(before));
+}
+
+static void check_everywhere(const shape *n, int32_t dtype, int32_t tile_dtype, int64_t pad,
+                             int64_t first)
+{
+    attention a;
+    typed before[N_OPERANDS];
+
+    make_at(&a, n, dtype, tile_dtype, pad, first, 27);
+    for (int32_t i = 0; i < N_OPERANDS; i++) {
+        before[i] = typed_copy(&a.x[i].memory);
+    }
+    run_everywhere(&a, false);
+    run_everywhere(&a, true);
+    compare_all(&a);
+    for (int32_t i = 0; i < N_OPERANDS; i++) {
+        if (i == O || i >= DQ) {
+            check_untouched(&a, i, &before[i]);
+        } else {
+            assert_memory_equal(before[i].data, a.x[i].memory.data,
+                                (size_t)typed_nbytes(&before[i]));
+        }
+        typed_free(&before[i]);
+    }
+    discard(&a);
+}
+
+/* The walk: case i has i queries and 37 i + 11 (mod 131) keys, so both take every length from 0 to
+ * 130; a second case has i of both, causal. Operands start 27 elements (mod 64) apart, the first of
+ * case i at 29 i, so 64 cases in a row give each of them every start. Widths go round with a period
+ * of 7, row gaps with 3, heads and the oblong's mask with 2: all pairs of them occur. */
+static void walk_lengths_and_starts(int32_t dtype, int32_t tile_dtype)
+{
+    static const int64_t depths[] = {8, 16, 17, 32, 64, 80, 128};
+
+    for (int64_t i = 0; i <= 130; i++) {
+        const int64_t depth = depths[i % 7], first = i * 29 % 64, pad = i % 3 * 5;
+        const shape square = {1, 1 + i % 2, i, i, depth, true};
+        const shape oblong = {1, 1, i, (37 * i + 11) % 131, depth, i % 2};
+
+        check_everywhere(&square, dtype, tile_dtype, pad, first);
+        check_everywhere(&oblong, dtype, tile_dtype, pad, first);
+    }
+}
+
+static void test_cpu_attention__every_length_and_start_f32(void **state)
 {
     (void)state;
-    /* f64 tiles are always our own product's; f32 and bf16 ones while they are tiny */
-    static const struct {
-        shape n;
-        int32_t dtype;
-    } cases[] = {{{1, 2, 70, 300, 20, true}, MS_DTYPE_F64},
-                 {{2, 3, 6, 6, 4, true}, MS_DTYPE_F64},
-                 {{2, 2, 30, 31, 4, true}, MS_DTYPE_F32},
-                 {{2, 2, 15, 17, 16, false}, MS_DTYPE_BF16}};
+    report_missing_isas();
+    walk_lengths_and_starts(MS_DTYPE_F32, MS_DTYPE_F32);
+}
 
-    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
-        attention first = {0};
+static void test_cpu_attention__every_length_and_start_f64(void **state)
+{
+    (void)state;
+    walk_lengths_and_starts(MS_DTYPE_F64, MS_DTYPE_F64);
+}
 
-        for (int32_t isa = 2; isa <= 4; isa++) {
-            const msi_kernel_table *table = msi_kernels_of(isa);
-            attention a;
+static void test_cpu_attention__every_length_and_start_bf16(void **state)
+{
+    (void)state;
+    walk_lengths_and_starts(MS_DTYPE_BF16, MS_DTYPE_BF16);
+}
 
-            if (table == NULL) {
-                continue;
-            }
-            make(&a, &cases[c].n, cases[c].dtype, 0);
-            run(&a, table, cases[c].dtype, false);
-            run(&a, table, cases[c].dtype, true);
-            if (first.o.data == NULL) {
-                first = a;
-                continue;
-            }
-            assert_memory_equal(first.o.data, a.o.data, (size_t)typed_nbytes(&a.o));
-            assert_memory_equal(first.lse.data, a.lse.data, (size_t)typed_nbytes(&a.lse));
-            assert_memory_equal(first.dq.data, a.dq.data, (size_t)typed_nbytes(&a.dq));
-            assert_memory_equal(first.dk.data, a.dk.data, (size_t)typed_nbytes(&a.dk));
-            assert_memory_equal(first.dv.data, a.dv.data, (size_t)typed_nbytes(&a.dv));
-            discard(&a);
-        }
-        discard(&first);
+static void test_cpu_attention__every_length_and_start_bf16_in_f32_tiles(void **state)
+{
+    (void)state;
+    walk_lengths_and_starts(MS_DTYPE_BF16, MS_DTYPE_F32);
+}
+
+/* More keys and queries than one tile holds. */
+static void test_cpu_attention__many_tiles_have_the_same_bits_everywhere(void **state)
+{
+    (void)state;
+    const shape n = {1, 2, 140, 600, 20, true};
+
+    for (int32_t d = 0; d < 3; d++) {
+        check_everywhere(&n, float_dtypes[d], float_dtypes[d], 7, 5);
     }
+    check_everywhere(&n, MS_DTYPE_BF16, MS_DTYPE_F32, 7, 5);
 }
 
 static void test_cpu_attention__a_query_that_sees_nothing_gives_zeros(void **state)
@@ -343,14 +488,15 @@ static void test_cpu_attention__a_query_that_sees_nothing_gives_zeros(void **sta
         attention a;
 
         make(&a, n, MS_DTYPE_F32, 0);
-        run(&a, msi_kernels(), MS_DTYPE_F32, false);
-        run(&a, msi_kernels(), MS_DTYPE_F32, true);
+        run(&a, false);
+        run(&a, true);
         for (int64_t i = 0; i < blind * n->d; i++) {
-            assert_true(typed_get(&a.o, i) == 0);
-            assert_true(typed_get(&a.dq, i) == 0);
+            assert_true(typed_get(&a.x[O].memory, i) == 0);
+            assert_true(typed_get(&a.x[DQ].memory, i) == 0);
         }
-        for (int64_t i = 0; i < a.dk.n; i++) {
-            assert_true(isfinite(typed_get(&a.dk, i)) && isfinite(typed_get(&a.dv, i)));
+        for (int64_t i = 0; i < a.x[DK].memory.n - GUARD; i++) {
+            assert_true(isfinite(typed_get(&a.x[DK].memory, i)) &&
+                        isfinite(typed_get(&a.x[DV].memory, i)));
         }
         discard(&a);
     }
@@ -364,10 +510,11 @@ static void test_cpu_attention__large_scores_do_not_overflow(void **state)
 
     make(&a, &n, MS_DTYPE_F32, 0);
     a.args.scale = 1e4;
-    run(&a, msi_kernels(), MS_DTYPE_F32, false);
-    run(&a, msi_kernels(), MS_DTYPE_F32, true);
-    for (int64_t i = 0; i < a.o.n; i++) {
-        assert_true(fabs(typed_get(&a.o, i)) <= 1.001 && isfinite(typed_get(&a.dq, i)));
+    run(&a, false);
+    run(&a, true);
+    for (int64_t i = 0; i < a.x[O].memory.n - GUARD; i++) {
+        assert_true(fabs(typed_get(&a.x[O].memory, i)) <= 1.001 &&
+                    isfinite(typed_get(&a.x[DQ].memory, i)));
     }
     discard(&a);
 }
@@ -381,10 +528,10 @@ static void test_cpu_attention__nan_in_a_key_reaches_the_queries_that_see_it(voi
         attention a;
 
         make(&a, &n, dtype, 0);
-        typed_set(&a.k, 13 * 8, NAN);
-        run(&a, msi_kernels(), dtype, false);
+        typed_set(&a.x[K].memory, 13 * 8, NAN);
+        run(&a, false);
         for (int64_t t = 0; t < 20; t++) {
-            assert_int_equal(t >= 13, isnan(typed_get(&a.o, t * 8)) != 0);
+            assert_int_equal(t >= 13, isnan(typed_get(&a.x[O].memory, t * 8)) != 0);
         }
         discard(&a);
     }
@@ -397,7 +544,11 @@ int main(void)
         cmocka_unit_test(test_cpu_attention__f32_equals_plain_softmax),
         cmocka_unit_test(test_cpu_attention__bf16_equals_plain_softmax),
         cmocka_unit_test(test_cpu_attention__gradients_equal_finite_differences),
-        cmocka_unit_test(test_cpu_attention__bits_are_equal_on_every_instruction_set),
+        cmocka_unit_test(test_cpu_attention__every_length_and_start_f32),
+        cmocka_unit_test(test_cpu_attention__every_length_and_start_f64),
+        cmocka_unit_test(test_cpu_attention__every_length_and_start_bf16),
+        cmocka_unit_test(test_cpu_attention__every_length_and_start_bf16_in_f32_tiles),
+        cmocka_unit_test(test_cpu_attention__many_tiles_have_the_same_bits_everywhere),
         cmocka_unit_test(test_cpu_attention__a_query_that_sees_nothing_gives_zeros),
         cmocka_unit_test(test_cpu_attention__large_scores_do_not_overflow),
         cmocka_unit_test(test_cpu_attention__nan_in_a_key_reaches_the_queries_that_see_it),

@@ -29,6 +29,16 @@ static double oracle(const msi_init_args *a, int64_t i)
     return a->a + a->b * radius * (i % 2 ? sin(2 * M_PI * v) : cos(2 * M_PI * v));
 }
 
+/* What an element may differ by: rounding to its dtype, and where normal values are computed in f32
+ * six roundings of that. */
+static double bound_of(const msi_init_args *a, int32_t dtype, double want)
+{
+    const bool in_f32 = a->kind == MS_INIT_NORMAL && dtype != MS_DTYPE_F64;
+    const double computed = in_f32 ? 6 * 0x1p-24 * fabs(want - a->a) : 0;
+
+    return 1e-13 + 1.01 * typed_epsilon(dtype) * fabs(want) + 1.01 * computed;
+}
+
 static void check(int32_t dtype, int32_t kind, int64_t first, int64_t n, int64_t start)
 {
     typed out = typed_filled(dtype, start + n, 1);
@@ -47,7 +57,7 @@ static void check(int32_t dtype, int32_t kind, int64_t first, int64_t n, int64_t
         double want = oracle(&args, first + i);
 
         check_element("init", first + i, typed_get(&out, start + i), want,
-                      1e-13 + 1.01 * typed_epsilon(dtype) * fabs(want));
+                      bound_of(&args, dtype, want));
     }
     typed_free(&out);
 }
@@ -110,6 +120,22 @@ static void test_cpu_init__uniform_values_stay_below_the_open_end(void **state)
     }
 }
 
+/* A value of f64 between the end and the largest f32 below it is not drawn back to that. */
+static void test_cpu_init__uniform_f64_reaches_up_to_the_open_end(void **state)
+{
+    (void)state;
+    enum { N = 100000 };
+    double *x = malloc(N * sizeof(double)), largest = -INFINITY;
+    msi_init_args args = {.n = N, .out = x, .kind = MS_INIT_UNIFORM, .a = 1 - 0x1p-24, .b = 1};
+
+    msi_kernels()->fn[MSI_K_init][MS_DTYPE_F64](&args);
+    for (int64_t i = 0; i < N; i++) {
+        largest = fmax(largest, x[i]);
+    }
+    assert_true(largest > 1 - 0x1p-30 && largest < 1);
+    free(x);
+}
+
 static void test_cpu_init__moments_are_those_of_the_distributions(void **state)
 {
     (void)state;
@@ -135,13 +161,102 @@ static void test_cpu_init__moments_are_those_of_the_distributions(void **state)
     free(x);
 }
 
+/* However near to 0 or far out: the f32 path forms logarithm and angle without cancellation. */
+static void test_cpu_init__normal_f32_keeps_its_relative_accuracy(void **state)
+{
+    (void)state;
+    enum { N = 1 << 20 };
+    float *x = malloc(N * sizeof(float));
+    double *want = malloc(N * sizeof(double)), smallest = INFINITY, largest = 0;
+    msi_init_args args = {.n = N, .out = x, .kind = MS_INIT_NORMAL, .b = 1, .seed = 8};
+
+    msi_kernels()->fn[MSI_K_init][MS_DTYPE_F32](&args);
+    args.out = want;
+    msi_kernels()->fn[MSI_K_init][MS_DTYPE_F64](&args); /* the C library */
+    for (int64_t i = 0; i < N; i++) {
+        check_element("normal", i, x[i], want[i], 6 * 0x1p-24 * fabs(want[i]));
+        smallest = fmin(smallest, fabs(want[i]));
+        largest = fmax(largest, fabs(want[i]));
+    }
+    assert_true(smallest < 1e-5 && largest > 4.5);
+    free(x);
+    free(want);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The largest distance between the share of x (n, sorted here) below a value and what the standard
+ * normal distribution says (Kolmogorov and Smirnov). */
+static double distance_from_normal(double *x, int64_t n)
+{
+    double largest = 0;
+
+    qsort(x, (size_t)n, sizeof(*x), ascending);
+    for (int64_t i = 0; i < n; i++) {
+        double p = 0.5 * erfc(-x[i] / sqrt(2)), below = (double)i / (double)n;
+
+        largest = fmax(largest, fmax(p - below, below + 1.0 / (double)n - p));
+    }
+    return largest;
+}
+
+/* Numbers beyond `edge` either way, against their expected count: five standard deviations. */
+static void check_tails(const double *x, int64_t n, double edge)
+{
+    double expected = (double)n * erfc(edge / sqrt(2)), found = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        found += fabs(x[i]) > edge;
+    }
+    check_element("numbers beyond the edge", (int64_t)edge, found, expected, 5 * sqrt(expected));
+}
+
+static void test_cpu_init__normal_values_are_normally_distributed(void **state)
+{
+    (void)state;
+    enum { N = 1 << 19 };
+    const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64};
+
+    for (int32_t d = 0; d < 2; d++) {
+        typed out = typed_make(dtypes[d], N);
+        double *x = malloc(N * sizeof(double)), mean = 0, square = 0, fourth = 0;
+        msi_init_args args = {
+            .n = N, .out = out.data, .kind = MS_INIT_NORMAL, .a = 3, .b = 0.5, .seed = 11};
+
+        msi_kernels()->fn[MSI_K_init][dtypes[d]](&args);
+        for (int64_t i = 0; i < N; i++) {
+            x[i] = (typed_get(&out, i) - 3) / 0.5;
+            mean += x[i] / N;
+            square += x[i] * x[i] / N;
+            fourth += x[i] * x[i] * x[i] * x[i] / N;
+        }
+        check_element("mean", 0, mean, 0, 5 / sqrt(N)); /* five standard deviations, as below */
+        check_element("variance", 0, square, 1, 5 * sqrt(2.0 / N));
+        check_element("fourth moment", 0, fourth, 3, 5 * sqrt(96.0 / N));
+        for (double edge = 1; edge <= 4; edge++) {
+            check_tails(x, N, edge);
+        }
+        assert_true(distance_from_normal(x, N) < 1.95 / sqrt(N)); /* one in a thousand is beyond */
+        free(x);
+        typed_free(&out);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpu_init__follows_the_definition_for_any_stretch),
         cmocka_unit_test(test_cpu_init__pieces_have_the_bits_of_the_whole),
         cmocka_unit_test(test_cpu_init__uniform_values_stay_below_the_open_end),
+        cmocka_unit_test(test_cpu_init__uniform_f64_reaches_up_to_the_open_end),
         cmocka_unit_test(test_cpu_init__moments_are_those_of_the_distributions),
+        cmocka_unit_test(test_cpu_init__normal_f32_keeps_its_relative_accuracy),
+        cmocka_unit_test(test_cpu_init__normal_values_are_normally_distributed),
     };
 
     return cmocka_run_group_tests_name("cpu/init", tests, NULL, NULL);

@@ -1,0 +1,164 @@
+/* Body of attention.c for one dtype T of operands and results: heads in and out of the dense
+ * storage that tiles are computed in. Tiles of bf16 operands are multiplied in bf16, or in f32
+ * where the processor has no bf16 products (a->tile_dtype says which). */
+#include "attention_tile.h"
+
+/* The function of attention_tile.h for a->tile_dtype. */
+#define TILES(name) (a->tile_dtype == DTYPE ? LOCAL(name) : OF_REAL(name))
+
+/* The rows of a head, dense and in a->tile_dtype: in place when they are, else copied to `room`. */
+static const void *LOCAL(dense)(const msi_attention_args *a, const void *room, const T *from,
+                                int64_t stride, int64_t rows)
+{
+    const int64_t depth = a->head_dim, nbytes = depth * (int64_t)sizeof(T);
+    const bool cast = a->tile_dtype != DTYPE;
+    void *to = (void *)(uintptr_t)room; /* lies in `work` */
+
+    if (stride == depth && !cast) {
+        return from;
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        const T *row = from + i * stride;
+
+        if (i + ROWS_AHEAD < rows) {
+            expect_read(row + ROWS_AHEAD * stride, nbytes);
+        }
+        if (!cast) {
+            memcpy((T *)to + i * depth, row, (size_t)nbytes);
+            continue;
+        }
+        for (int64_t d = 0; d < depth; d += 16) {
+            OF_REAL(put)((REAL *)to + i * depth, d, depth, LOCAL(at)(row, d, depth));
+        }
+    }
+    return to;
+}
+
+/* to (rows, D), strided = from (rows, D), dense, row i times factor[i] (NULL: 1). */
+static void LOCAL(put_rows)(T *to, int64_t stride, const REAL *from, int64_t rows, int64_t depth,
+                            const REAL *factor)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        T *row = to + i * stride;
+        const REAL f = factor != NULL ? factor[i] : 1;
+
+        if (i + ROWS_AHEAD < rows) {
+            expect_write(row + ROWS_AHEAD * stride, depth * (int64_t)sizeof(T));
+        }
+        for (int64_t d = 0; d < depth; d += 16) {
+            LOCAL(put)(row, d, depth, OF_REAL(at)(from + i * depth, d, depth) * f);
+        }
+    }
+}
+
+static T *LOCAL(head)(const void *x, const int64_t *stride, int64_t b, int64_t h)
+{
+    return (T *)(uintptr_t)x + b * stride[0] + h * stride[1];
+}
+
+/* `w` with the operands of head (b, h). */
+static tiles LOCAL(enter)(const msi_attention_args *a, const tiles *w, int64_t b, int64_t h)
+{
+    tiles x = *w;
+
+    x.q = LOCAL(dense)(a, w->q, LOCAL(head)(a->q, a->q_stride, b, h), a->q_stride[2], a->q_len);
+    x.k = LOCAL(dense)(a, w->k, LOCAL(head)(a->k, a->k_stride, b, h), a->k_stride[2], a->kv_len);
+    x.v = LOCAL(dense)(a, w->v, LOCAL(head)(a->v, a->v_stride, b, h), a->v_stride[2], a->kv_len);
+    x.lse = (REAL *)a->lse + (b * a->heads + h) * a->q_len;
+    return x;
+}
+
+/* -- forward ----------------------------------------------------------------------------------- */
+
+static void LOCAL(forward_head)(const msi_attention_args *a, const tiles *w, T *out)
+{
+    REAL *m = w->m, *l = w->l, *lse = w->lse;
+
+    for (int64_t q0 = 0; q0 < a->q_len; q0 += MSI_ATTENTION_ROWS) {
+        const int64_t left = a->q_len - q0;
+        const int64_t nq = left < MSI_ATTENTION_ROWS ? left : MSI_ATTENTION_ROWS;
+
+        TILES(forward_queries)(a, w, q0, nq);
+        for (int64_t i = 0; i < nq; i++) { /* a query that sees nothing gives zeros */
+            lse[q0 + i] = l[i] == 0 ? -INFINITY : m[i] + LOG1(l[i]);
+            l[i] = l[i] == 0 ? 0 : 1 / l[i];
+        }
+        LOCAL(put_rows)(out + q0 * a->o_stride[2], a->o_stride[2], w->acc, nq, a->head_dim, l);
+    }
+}
+
+void MSI_NAME(LOCAL(attention))(const void *args)
+{
+    const msi_attention_args *a = args;
+    const int64_t tile = a->tile_dtype == DTYPE ? sizeof(T) : sizeof(REAL);
+    const tiles w = lay_out(a, tile, sizeof(REAL), false);
+
+    for (int64_t b = 0; b < a->batch; b++) {
+        for (int64_t h = 0; h < a->heads; h++) {
+            const tiles x = LOCAL(enter)(a, &w, b, h);
+
+            LOCAL(forward_head)(a, &x, LOCAL(head)(a->out, a->o_stride, b, h));
+        }
+    }
+}
+
+/* -- backward ---------------------------------------------------------------------------------- */
+
+/* delta (T) = sum over D of out dout. */
+static void LOCAL(sum_products)(const msi_attention_args *a, REAL *delta, const T *o, const T *dout)
+{
+    const int64_t depth = a->head_dim;
+
+    for (int64_t t = 0; t < a->q_len; t++) {
+        const T *x = o + t * a->o_stride[2], *y = dout + t * a->do_stride[2];
+        V sum = SPLAT(0);
+
+        if (t + ROWS_AHEAD < a->q_len) {
+            expect_read(x + ROWS_AHEAD * a->o_stride[2], depth * (int64_t)sizeof(T));
+        }
+        for (int64_t d = 0; d < depth; d += 16) {
+            sum += LOCAL(at)(x, d, depth) * LOCAL(at)(y, d, depth);
+        }
+        delta[t] = HSUM(sum);
+    }
+}
+
+static void LOCAL(backward_head)(const msi_attention_args *a, const tiles *w, T *dq, T *dk, T *dv)
+{
+    const int64_t depth = a->head_dim, cols = MSI_ATTENTION_COLS;
+    const int64_t blind = a->kv_len == 0 ? a->q_len : a->causal ? a->q_len - a->kv_len : 0;
+
+    if (blind > 0) { /* queries before the first key: no tile may store their dq */
+        memset(w->dq, 0, (size_t)(blind * depth) * sizeof(REAL));
+    }
+    for (int64_t k0 = 0; k0 < a->kv_len; k0 += cols) {
+        const int64_t nk = a->kv_len - k0 < cols ? a->kv_len - k0 : cols;
+
+        TILES(backward_keys)(a, w, k0, nk);
+        LOCAL(put_rows)(dk + k0 * a->dk_stride[2], a->dk_stride[2], w->dk, nk, depth, NULL);
+        LOCAL(put_rows)(dv + k0 * a->dv_stride[2], a->dv_stride[2], w->dv, nk, depth, NULL);
+    }
+    LOCAL(put_rows)(dq, a->dq_stride[2], w->dq, a->q_len, depth, NULL);
+}
+
+void MSI_NAME(LOCAL(attention_grad))(const void *args)
+{
+    const msi_attention_args *a = args;
+    const int64_t tile = a->tile_dtype == DTYPE ? sizeof(T) : sizeof(REAL);
+    const tiles w = lay_out(a, tile, sizeof(REAL), true);
+
+    for (int64_t b = 0; b < a->batch; b++) {
+        for (int64_t h = 0; h < a->heads; h++) {
+            const T *dout = LOCAL(head)(a->dout, a->do_stride, b, h);
+            tiles x = LOCAL(enter)(a, &w, b, h);
+
+            x.dout = LOCAL(dense)(a, w.dout, dout, a->do_stride[2], a->q_len);
+            LOCAL(sum_products)(a, w.delta, LOCAL(head)(a->o, a->o_stride, b, h), dout);
+            LOCAL(backward_head)
+            (a, &x, LOCAL(head)(a->dq, a->dq_stride, b, h), LOCAL(head)(a->dk, a->dk_stride, b, h),
+             LOCAL(head)(a->dv, a->dv_stride, b, h));
+        }
+    }
+}
+
+#undef TILES
