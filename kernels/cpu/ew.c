@@ -72,7 +72,7 @@ static void move(void *to, int64_t to_stride, const void *from, int64_t from_str
 /* One row with any strides, CHUNK elements at a time. */
 static void run_strided(ew_row *r, ew_row_fn row, int32_t n_in, char *out, int64_t out_stride,
                         const char *const *in, const int64_t *in_stride, int64_t n,
-                        int64_t out_bytes, int64_t in_bytes)
+                        int64_t out_bytes, const int64_t *in_bytes)
 {
     uint64_t out_chunk[CHUNK], in_chunk[3][CHUNK];
 
@@ -82,12 +82,12 @@ static void run_strided(ew_row *r, ew_row_fn row, int32_t n_in, char *out, int64
             if (r->step[k] == 0) {
                 continue; /* the caller's copies */
             }
-            const char *from = in[k] + i * in_stride[k] * in_bytes;
+            const char *from = in[k] + i * in_stride[k] * in_bytes[k];
 
             if (in_stride[k] == 1) {
                 r->in[k] = from;
             } else {
-                move(in_chunk[k], 1, from, in_stride[k], r->n, in_bytes);
+                move(in_chunk[k], 1, from, in_stride[k], r->n, in_bytes[k]);
                 r->in[k] = in_chunk[k];
             }
         }
@@ -107,8 +107,8 @@ static void run_strided(ew_row *r, ew_row_fn row, int32_t n_in, char *out, int64
     }
 }
 
-void ew_run(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t out_bytes,
-            int64_t in_bytes)
+void ew_run_mixed(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t out_bytes,
+                  const int64_t *in_bytes)
 {
     const msi_loop *loop = &args->loop;
     walk w = {.loop = loop, .inner = choose_inner(loop), .n_operands = n_in + 1};
@@ -132,11 +132,11 @@ void ew_run(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t out_by
         const char *in[3];
 
         for (int32_t k = 0; k < n_in; k++) {
-            in[k] = (const char *)args->in[k] + w.offset[k + 1] * in_bytes;
+            in[k] = (const char *)args->in[k] + w.offset[k + 1] * in_bytes[k];
             r.step[k] = stride[k + 1] != 0;
             r.in[k] = in[k];
             if (r.step[k] == 0) {
-                move(copies[k], 1, in[k], 0, LANES, in_bytes);
+                move(copies[k], 1, in[k], 0, LANES, in_bytes[k]);
                 r.in[k] = copies[k];
             }
         }

@@ -18,10 +18,19 @@ typedef struct ew_row {
 
 typedef void (*ew_row_fn)(const ew_row *row);
 
-/* Run `row` over the whole of `args`, which has n_in sources of in_bytes per element. */
-#define ew_run MSI_NAME(ew_run)
-void ew_run(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t out_bytes,
-            int64_t in_bytes);
+/* Run `row` over the whole of `args`, which has n_in sources of in_bytes[k] per element. */
+#define ew_run_mixed MSI_NAME(ew_run_mixed)
+void ew_run_mixed(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t out_bytes,
+                  const int64_t *in_bytes);
+
+/* The same for sources of one size. */
+static inline void ew_run(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t out_bytes,
+                          int64_t in_bytes)
+{
+    const int64_t each[3] = {in_bytes, in_bytes, in_bytes};
+
+    ew_run_mixed(args, row, n_in, out_bytes, each);
+}
 
 /* Inside a body of each_register.h: a kernel that stores (or adds) EXPR of the lanes a, b, c of its
  * n_in sources and the scalars s0, s1. */

@@ -17,6 +17,7 @@
 #define MSI_FLOATS(X, op) X(op, f32, F32) X(op, f64, F64) X(op, bf16, BF16)
 #define MSI_NUMBERS(X, op) MSI_FLOATS(X, op) X(op, i64, I64)
 #define MSI_ALL(X, op) MSI_NUMBERS(X, op) X(op, u8, U8) X(op, bool, BOOL)
+#define MSI_BOOL(X, op) X(op, bool, BOOL)
 
 #define MSI_CPU_KERNELS(X)                                                                         \
     MSI_ALL(X, copy)                                                                               \
@@ -27,6 +28,7 @@
     MSI_FLOATS(X, div)                                                                             \
     MSI_NUMBERS(X, affine)                                                                         \
     MSI_FLOATS(X, reciprocal)                                                                      \
+    MSI_FLOATS(X, pow)                                                                             \
     MSI_FLOATS(X, exp)                                                                             \
     MSI_FLOATS(X, log)                                                                             \
     MSI_FLOATS(X, sqrt)                                                                            \
@@ -42,6 +44,13 @@
     MSI_FLOATS(X, gelu_tanh_grad)                                                                  \
     MSI_FLOATS(X, mse)                                                                             \
     MSI_FLOATS(X, mse_grad)                                                                        \
+    MSI_FLOATS(X, pow_grad)                                                                        \
+    MSI_BOOL(X, eq)                                                                                \
+    MSI_BOOL(X, ne)                                                                                \
+    MSI_BOOL(X, lt)                                                                                \
+    MSI_BOOL(X, le)                                                                                \
+    MSI_BOOL(X, close)                                                                             \
+    MSI_ALL(X, where)                                                                              \
     MSI_NUMBERS(X, sum)                                                                            \
     MSI_FLOATS(X, layer_norm)                                                                      \
     MSI_FLOATS(X, layer_norm_grad)                                                                 \

@@ -25,6 +25,24 @@ function dims.index(d, n, what)
     n, d == 0 and ' (they count from 1)' or '')
 end
 
+--- Entry `i` of a dimension with `size` entries, counted from 0 for C.
+---@param i integer  1 .. size, or -size .. -1
+---@param size integer
+---@param d integer  the dimension, counted from 1
+---@param what string
+---@return integer
+function dims.entry(i, size, d, what)
+  if type(i) ~= 'number' or i % 1 ~= 0 then
+    errors.raise('TypeError', '%s: entry %s is not an integer', what, tostring(i))
+  elseif i >= 1 and i <= size then
+    return i - 1
+  elseif i < 0 and i >= -size then
+    return i + size
+  end
+  return errors.raise('IndexError', '%s: entry %d is out of range for dimension %d of size %d%s',
+    what, i, d, size, i == 0 and ' (they count from 1)' or '')
+end
+
 --- Bits of a number or a list of dimensions; 0 (all) for nil.
 ---@param list integer|integer[]|nil
 ---@param n integer

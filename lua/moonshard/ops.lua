@@ -3,6 +3,7 @@
 --- Letters in shapes: B batch, T positions, C width, H heads, D width of a head, V vocabulary.
 
 local B = require 'moonshard_ffi'
+local compare = require 'moonshard.compare'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
@@ -72,6 +73,20 @@ function ops.div(a, b)
     return with_scalar(b, a, function(scalar) return calls.div(scalar, b) end)
   end
   return calls.div(a, b)
+end
+
+--- x^p for a number p; shorter: x ^ p. A negative x has a power when p is an integer, else NaN.
+---@param x ms.Tensor
+---@param p number
+---@return ms.Tensor
+function ops.pow(x, p)
+  if type(p) ~= 'number' then
+    errors.raise(B.is_ref(p) and 'NotImplementedError' or 'TypeError',
+      'pow: the exponent is a %s, expected a number', B.is_ref(p) and 'tensor' or type(p))
+  elseif type(x) == 'number' then
+    errors.raise('NotImplementedError', 'pow: the base is a number, expected a tensor')
+  end
+  return calls.pow(x, p)
 end
 
 --- scale * x + shift
@@ -314,28 +329,14 @@ function ops.narrow(x, dim, start, length)
   return calls.narrow(x, d, start - 1, length)
 end
 
---- Entry `index` (counted from 1) along a dimension, which goes away.
+--- A view of entry `index` (counted from 1, or from the end) along a dimension, which goes away.
 ---@param x ms.Tensor
 ---@param dim integer
 ---@param index integer
 ---@return ms.Tensor
 function ops.select(x, dim, index)
   local d = dims.index(dim, ndim(x), 'select')
-  local size = tonumber(info.shape[d])
-  if index < 1 or index > size then
-    errors.raise('IndexError', 'select: entry %d is out of range for dimension %d of size %d',
-      index, dim, size)
-  end
-  local sizes = {}
-  for i = 0, info.ndim - 1 do
-    if i ~= d then
-      sizes[#sizes + 1] = tonumber(info.shape[i])
-    end
-  end
-  local row = calls.narrow(x, d, index - 1, 1)
-  local result = calls.reshape(row, dims.shape(sizes, 'select'))
-  C.ms_ref_release(row)
-  return result
+  return calls.select(x, d, dims.entry(index, tonumber(info.shape[d]), d + 1, 'select'))
 end
 
 --- Join along a dimension.
@@ -361,5 +362,9 @@ end
 --- A contiguous copy.
 ---@type fun(x: ms.Tensor): ms.Tensor
 ops.clone = calls.clone
+
+for name, fn in next, compare do
+  ops[name] = fn
+end
 
 return ops

@@ -2,11 +2,15 @@
 ---
 --- A tensor is a ref, a handle of the runtime and its generation. Methods are stateless; dimensions
 --- and positions count from 1, negative ones from the end.
+---
+--- `t[i]` is a view of entry i without the first dimension, `t[i] = x` writes into it. `a == b`
+--- asks whether both are the same object; elementwise comparisons are methods: `a:eq(b)`, ...
 
 local B = require 'moonshard_ffi'
 local bit = require 'bit'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
+local entries = require 'moonshard.entries'
 local errors = require 'moonshard.errors'
 local format = require 'moonshard.format'
 local ops = require 'moonshard.ops'
@@ -18,17 +22,31 @@ local C, calls, core = B.C, B.calls, B.core
 ---@operator sub(ms.Tensor|number): ms.Tensor
 ---@operator mul(ms.Tensor|number): ms.Tensor
 ---@operator div(ms.Tensor|number): ms.Tensor
+---@operator pow(number): ms.Tensor
 ---@operator unm: ms.Tensor
+---@field [integer] ms.Tensor  a view without the first dimension
 ---@field exp fun(self: ms.Tensor): ms.Tensor
 ---@field log fun(self: ms.Tensor): ms.Tensor
 ---@field sqrt fun(self: ms.Tensor): ms.Tensor
 ---@field tanh fun(self: ms.Tensor): ms.Tensor
 ---@field relu fun(self: ms.Tensor): ms.Tensor
 ---@field gelu fun(self: ms.Tensor, approximate?: 'none'|'tanh'): ms.Tensor
+---@field pow fun(self: ms.Tensor, p: number): ms.Tensor
+---@field eq fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
+---@field ne fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
+---@field lt fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
+---@field le fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
+---@field gt fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
+---@field ge fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
+---@field all fun(self: ms.Tensor): boolean  of a bool tensor
+---@field any fun(self: ms.Tensor): boolean  of a bool tensor
+---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
+---@field allclose fun(self: ms.Tensor, other: ms.Tensor, rtol?: number, atol?: number): boolean
 ---@field reciprocal fun(self: ms.Tensor): ms.Tensor
 ---@field log_softmax fun(self: ms.Tensor): ms.Tensor  over the last dimension
 ---@field matmul fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
 ---@field sum fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean): ms.Tensor
+---@field select fun(self: ms.Tensor, dim: integer, index: integer): ms.Tensor  a view
 ---@field mean fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean): ms.Tensor
 ---@field f32 fun(self: ms.Tensor): ms.Tensor
 ---@field f64 fun(self: ms.Tensor): ms.Tensor
@@ -223,9 +241,18 @@ end
 
 for _, name in ipairs {
   'exp', 'log', 'sqrt', 'tanh', 'relu', 'gelu', 'reciprocal', 'matmul', 'log_softmax', 'sum',
-  'mean', 'add', 'sub', 'mul', 'div',
+  'mean', 'add', 'sub', 'mul', 'div', 'pow', 'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'all', 'any',
+  'equal', 'allclose',
 } do
   Tensor[name] = ops[name]
+end
+
+--- Itself where `cond` is true, else `other`; the three broadcast.
+---@param cond ms.Tensor  bool
+---@param other ms.Tensor|number
+---@return ms.Tensor
+function Tensor:where(cond, other)
+  return ops.where(cond, self, other)
 end
 
 -- -- writing in place ----------------------------------------------------------------------------
@@ -306,12 +333,25 @@ end
 
 -- -- metamethods ---------------------------------------------------------------------------------
 
-local metatable = { __index = Tensor }
+local metatable = {}
+
+entries.define(metatable, Tensor)
 
 metatable.__add = ops.add
 metatable.__sub = ops.sub
 metatable.__mul = ops.mul
 metatable.__div = ops.div
+metatable.__pow = ops.pow
+
+-- Lua makes one boolean of what these return, so they cannot compare elements.
+local function no_order(operators, methods)
+  return function()
+    errors.raise('TypeError', '%s cannot compare tensors in Lua; use %s', operators, methods)
+  end
+end
+
+metatable.__lt = no_order('a < b and b > a', 'a:lt(b) or b:gt(a)')
+metatable.__le = no_order('a <= b and b >= a', 'a:le(b) or b:ge(a)')
 
 function metatable.__unm(x)
   return calls.affine(x, -1, 0)

@@ -19,6 +19,7 @@
     X(div, msi_ew_args)        /* in[0] / in[1] */                                                 \
     X(affine, msi_ew_args)     /* scalar[0] * in[0] + scalar[1] */                                 \
     X(reciprocal, msi_ew_args) /* scalar[0] / in[0] */                                             \
+    X(pow, msi_ew_args)        /* in[0]^scalar[0] */                                               \
     X(exp, msi_ew_args)                                                                            \
     X(log, msi_ew_args)                                                                            \
     X(sqrt, msi_ew_args)                                                                           \
@@ -34,6 +35,13 @@
     X(gelu_tanh_grad, msi_ew_args) /* likewise, tanh form */                                       \
     X(mse, msi_ew_args)            /* (in[0] - in[1])^2 */                                         \
     X(mse_grad, msi_ew_args)       /* scalar[0] (in[0] - in[1]) */                                 \
+    X(pow_grad, msi_ew_args)       /* in[0] scalar[0] in[1]^(scalar[0] - 1), in[1] = x */          \
+    X(eq, msi_ew_args)             /* bool of in[0] == in[1], of in_dtype; likewise: */            \
+    X(ne, msi_ew_args)                                                                             \
+    X(lt, msi_ew_args)                                                                             \
+    X(le, msi_ew_args)                                                                             \
+    X(close, msi_ew_args) /* |in[0] - in[1]| <= scalar[1] + scalar[0] |in[1]|, or equal */         \
+    X(where, msi_ew_args) /* in[1] where in[0] (bool) is true, else in[2] */                       \
     X(sum, msi_sum_args)                                                                           \
     X(layer_norm, msi_layer_norm_args)                                                             \
     X(layer_norm_grad, msi_layer_norm_grad_args)                                                   \

@@ -23,8 +23,9 @@ typedef struct msi_loop {
 } msi_loop;
 
 /** Elementwise kernels: out = f(in[0], in[1], in[2]; scalar). Looked up by the dtype of `out`;
- * inputs have it too, except for `copy`, whose source dtype is `in_dtype`. Collapsed loops:
- * neighbouring dimensions that can be merged are merged, so contiguous operands give ndim <= 1. */
+ * inputs have it too, except for `copy` and the comparisons, whose source dtype is `in_dtype`, and
+ * for in[0] of `where`, which is bool. Collapsed loops: neighbouring dimensions that can be merged
+ * are merged, so contiguous operands give ndim <= 1. */
 typedef struct msi_ew_args {
     msi_loop loop;
     void *out;

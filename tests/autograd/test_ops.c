@@ -397,11 +397,12 @@ static void test_autograd_ops__every_kernel_of_the_table_was_reached(void **stat
 
 int main(void)
 {
-    const op_family *const families[] = {&elementwise_cases, &shape_cases, &matrix_cases,
-                                         &row_cases, &attention_cases};
+    const op_family *const families[] = {&elementwise_cases, &choice_cases, &shape_cases,
+                                         &matrix_cases,      &row_cases,    &attention_cases};
     const struct CMUnitTest others[] = {
         cmocka_unit_test(test_autograd_ops__full_fills_all_dtypes),
         cmocka_unit_test(test_autograd_ops__cast_between_all_dtypes),
+        cmocka_unit_test(test_autograd_ops__comparisons_in_all_dtypes),
         cmocka_unit_test(test_autograd_ops__cast_differentiates_into_the_first_dtype),
         cmocka_unit_test(test_autograd_ops__every_kernel_of_the_table_was_reached), /* last */
     };

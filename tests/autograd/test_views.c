@@ -2,6 +2,8 @@
  * copies: errors, shared memory, gradients of overlapping parts. */
 #include "values.h"
 
+#include "tensor.h"
+
 static void test_autograd_views__show_the_same_memory(void **state)
 {
     const int64_t flat = 4, two_by_two[2] = {2, 2};
@@ -27,6 +29,36 @@ static void test_autograd_views__show_the_same_memory(void **state)
     ms_tensor_free(row);
     ms_tensor_free(swapped);
     ms_tensor_free(square);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_views__an_entry_shows_the_same_memory(void **state)
+{
+    const int64_t shape[2] = {2, 3};
+    ms_tensor *x = VECTOR(MS_DTYPE_F32, 1, 2, 3, 4, 5, 6), *t, *row, *column, *one;
+
+    assert_ok(ms_op_reshape(&t, x, 2, shape));
+    assert_ok(ms_op_select(&row, t, 0, 1));
+    assert_ok(ms_op_select(&column, t, 1, 2));
+    assert_ok(ms_op_select(&one, row, 0, 2));
+    EXPECT_VALUES(row, 4, 5, 6);
+    EXPECT_VALUES(column, 3, 6);
+    EXPECT_VALUES(one, 6);
+    assert_ok(ms_tensor_fill(column, 9));
+    EXPECT_VALUES(x, 1, 2, 9, 4, 5, 9);
+    EXPECT_VALUES(one, 9);
+    x->v.storage->readonly = true; /* as other ranks' unsharded parameters are */
+    assert_fails(MS_RUNTIME_ERROR, "that other ranks share", ms_tensor_fill(row, 0));
+    x->v.storage->readonly = false;
+    assert_ok(ms_tensor_set_requires_grad(x, true));
+    ms_tensor_free(row);
+    assert_ok(ms_op_select(&row, x, 0, 1));
+    assert_fails(MS_RUNTIME_ERROR, "not differentiable", ms_tensor_fill(row, 0));
+    EXPECT_VALUES(x, 1, 2, 9, 4, 5, 9);
+    ms_tensor_free(one);
+    ms_tensor_free(column);
+    ms_tensor_free(row);
+    ms_tensor_free(t);
     ms_tensor_free(x);
 }
 
@@ -142,6 +174,12 @@ static void test_autograd_views__shape_errors_name_found_and_expected(void **sta
                  ms_op_narrow(&out, x, 1, 2, 2));
     assert_fails(MS_INDEX_ERROR, "outside", ms_op_narrow(&out, x, 1, INT64_MAX, 1));
     assert_fails(MS_INDEX_ERROR, "outside", ms_op_narrow(&out, x, 1, -1, 1));
+    assert_fails(MS_INDEX_ERROR, "select: dimension 2 is outside of shape (2, 3)",
+                 ms_op_select(&out, x, 2, 0));
+    assert_fails(MS_INDEX_ERROR, "dimension -1 is outside", ms_op_select(&out, x, -1, 0));
+    assert_fails(MS_INDEX_ERROR, "entry 3 of dimension 1 is outside of shape (2, 3)",
+                 ms_op_select(&out, x, 1, 3));
+    assert_fails(MS_INDEX_ERROR, "entry -1 of", ms_op_select(&out, x, 0, -1));
     assert_fails(MS_VALUE_ERROR, "tensor 1 has shape (2, 4), expected that of tensor 0, (2, 3)",
                  ms_op_cat(&out, pair, 2, 0));
     assert_fails(MS_INDEX_ERROR, "cat: dimension 2", ms_op_cat(&out, pair, 2, 2));
@@ -176,6 +214,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         BOOKED_TEST(test_autograd_views__show_the_same_memory),
+        BOOKED_TEST(test_autograd_views__an_entry_shows_the_same_memory),
         BOOKED_TEST(test_autograd_views__gradients_of_overlapping_parts_add),
         BOOKED_TEST(test_autograd_views__a_part_of_a_given_gradient_place_is_zeroed_once),
         BOOKED_TEST(test_autograd_views__cat_many),

@@ -30,29 +30,6 @@ static ms_status run(const msi_op *op, ms_tensor **out, ms_tensor *a, ms_tensor 
     return msi_op_run(op, NULL, in, 2, out, 1);
 }
 
-/* Contribute kernel(in[0], ...), whose shape is the result's, to operand i. */
-static ms_status contribute(const char *op, msi_bwd *b, int32_t i, int32_t kernel,
-                            const msi_view *const *in, int32_t n_in)
-{
-    const msi_view *g = msi_bwd_grad(b, 0);
-
-    if (!msi_bwd_needs(b, i)) {
-        return MS_OK;
-    }
-    if (!msi_view_same_shape(g, msi_bwd_operand(b, i))) {
-        msi_view whole;
-
-        MS_TRY(msi_bwd_temp(b, g->dtype, g->ndim, g->shape, &whole));
-        MS_TRY(msi_ew(op, kernel, &whole, in, n_in, NULL, false));
-        return msi_bwd_reduce_pass(b, i, &whole, 1);
-    }
-    msi_target t;
-
-    MS_TRY(msi_target_open(&t, b, i, g->dtype, MSI_CAN_ADD));
-    MS_TRY(msi_ew(op, kernel, &t.view, in, n_in, NULL, t.add));
-    return msi_target_close(&t);
-}
-
 /* -- add, sub ---------------------------------------------------------------------------------- */
 
 static ms_status add_forward(msi_op_call *c)
@@ -111,11 +88,11 @@ static ms_status mul_backward(msi_bwd *b)
 
     if (msi_bwd_needs(b, A)) {
         MS_TRY(msi_bwd_saved(b, SAVED_B, &in[1]));
-        MS_TRY(contribute("mul", b, A, MSI_K_mul, in, 2));
+        MS_TRY(msi_bwd_elementwise(b, A, "mul", MSI_K_mul, in, 2));
     }
     if (msi_bwd_needs(b, B)) {
         MS_TRY(msi_bwd_saved(b, SAVED_A, &in[1]));
-        MS_TRY(contribute("mul", b, B, MSI_K_mul, in, 2));
+        MS_TRY(msi_bwd_elementwise(b, B, "mul", MSI_K_mul, in, 2));
     }
     return MS_OK;
 }
@@ -149,7 +126,7 @@ static ms_status div_backward(msi_bwd *b)
     MS_TRY(msi_bwd_saved(b, SAVED_B, &divisor));
     const msi_view *quotient[2] = {g, divisor};
 
-    MS_TRY(contribute("div", b, A, MSI_K_div, quotient, 2));
+    MS_TRY(msi_bwd_elementwise(b, A, "div", MSI_K_div, quotient, 2));
     if (!msi_bwd_needs(b, B)) {
         return MS_OK;
     }
@@ -158,7 +135,7 @@ static ms_status div_backward(msi_bwd *b)
     MS_TRY(msi_ew("div", MSI_K_reciprocal, &inverse, &divisor, 1, one, false));
     const msi_view *product[3] = {g, y, &inverse};
 
-    return contribute("div", b, B, MSI_K_mul_neg, product, 3);
+    return msi_bwd_elementwise(b, B, "div", MSI_K_mul_neg, product, 3);
 }
 
 static const msi_op div_op = {

@@ -140,6 +140,28 @@ ms_status msi_target_close(msi_target *t)
     return t->staged ? msi_copy(&t->dest, &t->view, t->dest_add) : MS_OK;
 }
 
+ms_status msi_bwd_elementwise(msi_bwd *b, int32_t i, const char *op, int32_t kernel,
+                              const msi_view *const *in, int32_t n_in)
+{
+    const msi_view *g = msi_bwd_grad(b, 0);
+
+    if (!msi_bwd_needs(b, i)) {
+        return MS_OK;
+    }
+    if (!msi_view_same_shape(g, msi_bwd_operand(b, i))) {
+        msi_view whole;
+
+        MS_TRY(msi_bwd_temp(b, g->dtype, g->ndim, g->shape, &whole));
+        MS_TRY(msi_ew(op, kernel, &whole, in, n_in, NULL, false));
+        return msi_bwd_reduce_pass(b, i, &whole, 1);
+    }
+    msi_target t;
+
+    MS_TRY(msi_target_open(&t, b, i, g->dtype, MSI_CAN_ADD));
+    MS_TRY(msi_ew(op, kernel, &t.view, in, n_in, NULL, t.add));
+    return msi_target_close(&t);
+}
+
 ms_status msi_bwd_gemm(msi_bwd *b, int32_t i, msi_gemm_args *args)
 {
     msi_target t;

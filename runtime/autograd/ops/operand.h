@@ -65,6 +65,11 @@ bool msi_target_shares(const msi_target *a, const msi_target *b);
 /* Bring what was written to the destination. Does nothing when the operand needs no gradient. */
 ms_status msi_target_close(msi_target *t);
 
+/* Contribute kernel(in[0], ...) to operand i, if it needs a gradient. It is formed in the shape of
+ * the incoming gradient and summed over the dimensions the operand was broadcast along. */
+ms_status msi_bwd_elementwise(msi_bwd *b, int32_t i, const char *op, int32_t kernel,
+                              const msi_view *const *in, int32_t n_in);
+
 /* Contribute the matrix product `args` describes to operand i (c, c_row, c_batch, c_dtype and
  * accumulate are filled in here). Does nothing when the operand needs no gradient. */
 ms_status msi_bwd_gemm(msi_bwd *b, int32_t i, msi_gemm_args *args);

@@ -1,5 +1,5 @@
 /* Views: other shapes and strides over the same memory. Gradients are views too, undone; only
- * narrow's needs memory: what was cut off gets zeros. */
+ * those of narrow and select need memory: what was cut off gets zeros. */
 #include "operand.h"
 
 /* -- reshape ----------------------------------------------------------------------------------- */
@@ -198,16 +198,20 @@ static ms_status narrow_forward(msi_op_call *c)
     return msi_out_view(c, 0, &v);
 }
 
+/* Where the operand's gradient is to be born: all of it, zeroed unless something came already. */
+static ms_status zeroed_dest(msi_bwd *b, msi_view *dst, bool *add)
+{
+    MS_TRY(msi_bwd_dest(b, 0, dst, add));
+    return *add ? MS_OK : msi_fill(dst, 0);
+}
+
 static ms_status narrow_backward(msi_bwd *b)
 {
     const narrow_attrs *attrs = msi_bwd_attrs(b);
     msi_view dst;
     bool add;
 
-    MS_TRY(msi_bwd_dest(b, 0, &dst, &add));
-    if (!add) {
-        MS_TRY(msi_fill(&dst, 0));
-    }
+    MS_TRY(zeroed_dest(b, &dst, &add));
     const msi_view part = narrowed(&dst, attrs);
 
     return msi_copy(&part, msi_bwd_grad(b, 0), add);
@@ -225,4 +229,69 @@ ms_status ms_op_narrow(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t start
     *out = NULL;
     MS_CHECK_ARG(x != NULL);
     return msi_op_run(&narrow_op, &attrs, &x, 1, out, 1);
+}
+
+/* -- select ------------------------------------------------------------------------------------ */
+
+typedef struct select_attrs {
+    int32_t dim;
+    int64_t index;
+} select_attrs;
+
+static msi_view selected(const msi_view *v, const select_attrs *attrs)
+{
+    msi_view s = {.storage = v->storage, .dtype = v->dtype};
+
+    s.offset = v->offset + attrs->index * v->stride[attrs->dim];
+    for (int32_t d = 0; d < v->ndim; d++) {
+        if (d != attrs->dim) {
+            s.shape[s.ndim] = v->shape[d];
+            s.stride[s.ndim++] = v->stride[d];
+        }
+    }
+    return s;
+}
+
+static ms_status select_forward(msi_op_call *c)
+{
+    const select_attrs *attrs = c->attrs;
+    const msi_view *x = &c->in[0]->v;
+
+    if (attrs->dim < 0 || attrs->dim >= x->ndim) {
+        return MS_FAIL(MS_INDEX_ERROR, "select: dimension %d is outside of shape %s",
+                       (int)attrs->dim, msi_shape_text(x->ndim, x->shape));
+    }
+    if (attrs->index < 0 || attrs->index >= x->shape[attrs->dim]) {
+        return MS_FAIL(MS_INDEX_ERROR, "select: entry %lld of dimension %d is outside of shape %s",
+                       (long long)attrs->index, (int)attrs->dim, msi_shape_text(x->ndim, x->shape));
+    }
+    const msi_view v = selected(x, attrs);
+
+    return msi_out_view(c, 0, &v);
+}
+
+static ms_status select_backward(msi_bwd *b)
+{
+    const select_attrs *attrs = msi_bwd_attrs(b);
+    msi_view dst;
+    bool add;
+
+    MS_TRY(zeroed_dest(b, &dst, &add));
+    const msi_view part = selected(&dst, attrs);
+
+    return msi_copy(&part, msi_bwd_grad(b, 0), add);
+}
+
+static const msi_op select_op = {.name = "select",
+                                 .forward = select_forward,
+                                 .backward = select_backward,
+                                 .attrs_size = sizeof(select_attrs)};
+
+ms_status ms_op_select(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t index)
+{
+    const select_attrs attrs = {dim, index};
+
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL);
+    return msi_op_run(&select_op, &attrs, &x, 1, out, 1);
 }

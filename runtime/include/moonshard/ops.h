@@ -19,6 +19,15 @@ MS_API ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift);
 /** 1 / x. */
 MS_API ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x);
+/**
+ * x^p for a number p, in f32 and f64 (bf16 computes in f32).
+ * Integers p of at most 32 in magnitude are products in a fixed order, at most 2 |p| roundings away
+ * from the truth; p = 1/2 and -1/2 take a square root; any other p is exp(p log |x|), in f32 within
+ * (4 + 6 |p log x|) 2^-24 relative. A negative x has a power when p is an integer, else NaN. The
+ * gradient is p x^(p - 1), and 0 for p = 0.
+ * @param p  finite (MS_VALUE_ERROR otherwise)
+ */
+MS_API ms_status ms_op_pow(ms_tensor **out, ms_tensor *x, double p);
 MS_API ms_status ms_op_exp(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_log(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_sqrt(ms_tensor **out, ms_tensor *x);
@@ -26,6 +35,26 @@ MS_API ms_status ms_op_tanh(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_relu(ms_tensor **out, ms_tensor *x);
 /** Gaussian error linear unit (arXiv:1606.08415); `approximate` takes the tanh form. */
 MS_API ms_status ms_op_gelu(ms_tensor **out, ms_tensor *x, bool approximate);
+
+enum {
+    MS_COMPARE_EQ = 0,
+    MS_COMPARE_NE = 1,
+    MS_COMPARE_LT = 2,
+    MS_COMPARE_LE = 3,
+    MS_COMPARE_GT = 4,
+    MS_COMPARE_GE = 5
+};
+
+/** bool of `a relation b`, elementwise; not differentiable. NaN is unequal to everything.
+ * @param relation  MS_COMPARE_*; MS_VALUE_ERROR for another number */
+MS_API ms_status ms_op_compare(ms_tensor **out, ms_tensor *a, ms_tensor *b, int32_t relation);
+/** The same with a number: rounded to x's dtype when that is floating, compared as it is with
+ * integers (2 < 2.5 holds, and 300 exceeds every u8). */
+MS_API ms_status ms_op_compare_number(ms_tensor **out, ms_tensor *x, double value,
+                                      int32_t relation);
+/** a where cond (bool; MS_TYPE_ERROR otherwise) is true, else b; the three broadcast. The gradient
+ * goes to what was chosen. */
+MS_API ms_status ms_op_where(ms_tensor **out, ms_tensor *cond, ms_tensor *a, ms_tensor *b);
 
 /** (M, K) x (K, N) -> (M, N), or batched with equal leading dimensions: (..., M, K) x (..., K, N).
  */
@@ -90,6 +119,8 @@ MS_API ms_status ms_op_permute(ms_tensor **out, ms_tensor *x, int32_t ndim, cons
 /** View of `length` entries from `start` along `dim`. */
 MS_API ms_status ms_op_narrow(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t start,
                               int64_t length);
+/** View of entry `index` along `dim`, without that dimension. MS_INDEX_ERROR when there is none. */
+MS_API ms_status ms_op_select(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t index);
 /** Concatenate along `dim`. */
 MS_API ms_status ms_op_cat(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors,
                            int32_t dim);

@@ -115,6 +115,19 @@ MS_API ms_status ms_tensor_fill(ms_tensor *t, double value);
 MS_API ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha);
 /** XXH3 of the elements in row-major order (equal tensors hash equal whatever their strides). */
 MS_API ms_status ms_tensor_hash(const ms_tensor *t, uint64_t *hash);
+/** Same shape, same dtype, and equal values everywhere (NaN equals nothing, 0 equals -0)? */
+MS_API ms_status ms_tensor_equal(const ms_tensor *a, const ms_tensor *b, bool *equal);
+/**
+ * |a - b| <= atol + rtol |b| for every element, computed in f64? Equal infinities are close, NaN is
+ * close to nothing. Shapes broadcast.
+ * @return MS_TYPE_ERROR when the dtypes differ, MS_VALUE_ERROR when a tolerance is below 0 or NaN
+ */
+MS_API ms_status ms_tensor_allclose(const ms_tensor *a, const ms_tensor *b, double rtol,
+                                    double atol, bool *close);
+/** Is every element of a bool tensor true (so of an empty one)? MS_TYPE_ERROR for other dtypes. */
+MS_API ms_status ms_tensor_all(const ms_tensor *t, bool *all);
+/** Is some element of a bool tensor true? MS_TYPE_ERROR for other dtypes. */
+MS_API ms_status ms_tensor_any(const ms_tensor *t, bool *any);
 /** New handle on the same storage, cut from the graph. The caller owns `*out`. */
 MS_API ms_status ms_tensor_detach(ms_tensor **out, const ms_tensor *t);
 

@@ -32,6 +32,11 @@ static ms_status run_reciprocal(ms_tensor **out, ms_tensor *const *in, const op_
     return ms_op_reciprocal(out, in[0]);
 }
 
+static ms_status run_pow(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_pow(out, in[0], c->p[0]);
+}
+
 static ms_status run_exp(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
     return ms_op_exp(out, in[0]);
@@ -98,6 +103,11 @@ static real map_reciprocal(const op_case *c, real a, real b)
     return 1 / a;
 }
 
+static real map_pow(const op_case *c, real a, real b)
+{
+    return powl(a, c->p[0]);
+}
+
 static real map_exp(const op_case *c, real a, real b)
 {
     return expl(a);
@@ -154,6 +164,18 @@ static const op_case cases[] = {
     MAP1("affine, gaps", affine, NARROWED(3, 3, 3), SHAPE(3, 3, 3), .p = {0.3, 0}),
     MAP1("affine, empty", affine, SHAPE(3, 0), SHAPE(3, 0), .p = {2, 1}),
     MAP1("reciprocal", reciprocal, POSITIVE(5, 7), SHAPE(5, 7)),
+    MAP1("pow, 0", pow, SHAPE(5, 7), SHAPE(5, 7), .p = {0}),
+    MAP1("pow, 1", pow, SHAPE(5, 7), SHAPE(5, 7), .p = {1}),
+    MAP1("pow, 2", pow, SHAPE(5, 7), SHAPE(5, 7), .p = {2}),
+    MAP1("pow, 3, permuted", pow, PERMUTED(9, 8), SHAPE(9, 8), .p = {3}),
+    MAP1("pow, 7, gaps", pow, NARROWED(3, 3, 3), SHAPE(3, 3, 3), .p = {7}, .terms = 4),
+    MAP1("pow, -1", pow, POSITIVE(131), SHAPE(131), .p = {-1}),
+    MAP1("pow, -3", pow, POSITIVE(5, 7), SHAPE(5, 7), .p = {-3}, .terms = 4),
+    MAP1("pow, 1/2", pow, POSITIVE(5, 7), SHAPE(5, 7), .p = {0.5}),
+    MAP1("pow, -1/2", pow, POSITIVE(5, 7), SHAPE(5, 7), .p = {-0.5}),
+    MAP1("pow, 3/2, scalar", pow, {.values = VALUES_POSITIVE}, SCALAR, .p = {1.5}, .terms = 9),
+    MAP1("pow, 2.7", pow, POSITIVE(5, 7), SHAPE(5, 7), .p = {2.7}, .terms = 16),
+    MAP1("pow, empty", pow, SHAPE(0), SHAPE(0), .p = {2}),
     MAP1("exp", exp, SHAPE(5, 7), SHAPE(5, 7)),
     MAP1("exp, permuted", exp, PERMUTED(4, 3, 5), SHAPE(4, 3, 5)),
     MAP1("log", log, POSITIVE(5, 7), SHAPE(5, 7)),

@@ -53,7 +53,11 @@ typedef struct op_family {
     int32_t n_cases;
 } op_family;
 
-extern const op_family elementwise_cases, shape_cases, matrix_cases, row_cases, attention_cases;
+extern const op_family elementwise_cases, choice_cases, shape_cases, matrix_cases, row_cases,
+    attention_cases;
+
+/* Comparisons and where in every dtype, on values all of them hold (choice.c). */
+void test_autograd_ops__comparisons_in_all_dtypes(void **state);
 
 #define DIMS(...)                                                                                  \
     .ndim = (int32_t)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), .shape = {__VA_ARGS__}

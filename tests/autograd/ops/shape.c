@@ -120,6 +120,27 @@ static void oracle_narrow(const op_case *c, const real *const *in, real *out)
     }
 }
 
+/* i: dimension, index. */
+static ms_status run_select(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_select(out, in[0], (int32_t)c->i[0], c->i[1]);
+}
+
+static void oracle_select(const op_case *c, const real *const *in, real *out)
+{
+    const operand *x = &c->in[0];
+    int64_t inner = 1, at = 0;
+
+    for (int32_t d = x->ndim - 1; d > c->i[0]; d--) {
+        inner *= x->shape[d];
+    }
+    for (int64_t i = 0; i < numel_of(x); i++) {
+        if (i / inner % x->shape[c->i[0]] == c->i[1]) {
+            out[at++] = in[0][i];
+        }
+    }
+}
+
 /* i: dimension. */
 static ms_status run_cat(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
@@ -189,6 +210,12 @@ static const op_case cases[] = {
     ROW1("narrow, first", narrow, SHAPE(5, 7), SHAPE(3, 7), .i = {0, 1}),
     ROW1("narrow, last", narrow, PERMUTED(5, 7), SHAPE(5, 2), .i = {1, 4}),
     ROW1("narrow, to nothing", narrow, SHAPE(5, 7), SHAPE(5, 0), .i = {1, 7}),
+    ROW1("select, first", select, SHAPE(5, 7), SHAPE(7), .i = {0, 2}),
+    ROW1("select, middle", select, SHAPE(3, 4, 5), SHAPE(3, 5), .i = {1, 3}),
+    ROW1("select, last, permuted", select, PERMUTED(5, 7), SHAPE(5), .i = {1, 0}),
+    ROW1("select, gaps", select, NARROWED(3, 4, 3), SHAPE(4, 3), .i = {0, 2}),
+    ROW1("select, to a scalar", select, SHAPE(9), SCALAR, .i = {0, 8}),
+    ROW1("select, of nothing", select, SHAPE(3, 0), SHAPE(0), .i = {0, 1}),
     ROW2("cat, first", cat, SHAPE(2, 7), SHAPE(3, 7), SHAPE(5, 7)),
     ROW2("cat, last, gaps", cat, NARROWED(4, 3), PERMUTED(4, 6), SHAPE(4, 9), .i = {1}),
     ROW2("cat, with nothing", cat, SHAPE(0, 7), SHAPE(3, 7), SHAPE(3, 7)),

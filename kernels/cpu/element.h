@@ -1,0 +1,56 @@
+/* One element of any dtype, for loops the compiler vectorises: GET widens to what is computed in,
+ * PUT rounds back, ADD adds in the destination's arithmetic; c_<dtype> is what memory holds. */
+#ifndef MSI_ELEMENT_H
+#define MSI_ELEMENT_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float get_bf16(uint16_t h)
+{
+    uint32_t bits = (uint32_t)h << 16;
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static inline uint16_t put_bf16(float x)
+{
+    uint32_t bits, upper;
+
+    memcpy(&bits, &x, sizeof(bits));
+    upper = bits >> 16;
+    return (uint16_t)(x != x ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16);
+}
+
+#define GET_f32(x) (x)
+#define GET_f64(x) (x)
+#define GET_bf16(x) get_bf16(x)
+#define GET_i64(x) (x)
+#define GET_u8(x) (x)
+#define GET_bool(x) ((x) != 0)
+
+#define PUT_f32(x) ((float)(x))
+#define PUT_f64(x) ((double)(x))
+#define PUT_bf16(x) put_bf16((float)(x))
+#define PUT_i64(x) ((int64_t)(x))
+#define PUT_u8(x) ((uint8_t)(int64_t)(x))
+#define PUT_bool(x) ((uint8_t)((x) != 0))
+
+/* old + x in the destination's arithmetic; integers wrap, bool is "or". */
+#define ADD_f32(old, x) ((old) + (float)(x))
+#define ADD_f64(old, x) ((old) + (double)(x))
+#define ADD_bf16(old, x) put_bf16(get_bf16(old) + (float)(x))
+#define ADD_i64(old, x) ((int64_t)((uint64_t)(old) + (uint64_t)(int64_t)(x)))
+#define ADD_u8(old, x) ((uint8_t)((old) + (uint8_t)(int64_t)(x)))
+#define ADD_bool(old, x) ((uint8_t)(((old) | ((x) != 0)) != 0))
+
+typedef float c_f32;
+typedef double c_f64;
+typedef uint16_t c_bf16;
+typedef int64_t c_i64;
+typedef uint8_t c_u8;
+typedef uint8_t c_bool;
+
+#endif

@@ -1,0 +1,115 @@
+-- lua/moonshard/entries.lua: t[i], t[i] = x, and names that are no methods
+local ms = require 'moonshard'
+local checks = require 'support.checks'
+
+describe('entries of a tensor', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  local x
+  before_each(function() x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } } end)
+  after_each(function() x = nil end)
+
+  local function get(t, i)
+    return t[i]
+  end
+
+  local function set(t, i, value)
+    t[i] = value
+  end
+
+  it('are read by position, from 1 or from the end', function()
+    assert.same({ 4, 5, 6 }, x[2]:totable())
+    assert.same({ 4, 5, 6 }, x[-1]:totable())
+    assert.same({ 1, 2, 3 }, x[-2]:totable())
+    assert.same({}, x[2][3]:shape())
+    assert.equal(6, x[2][3]:item())
+    assert.same({ 2, 5 }, x:t()[2]:totable())
+    assert.same({ 3, 6 }, x:select(2, -1):totable())
+  end)
+
+  it('share memory with the tensor', function()
+    local row = x[1]
+    row:fill_(9)
+    assert.same({ { 9, 9, 9 }, { 4, 5, 6 } }, x:totable())
+    assert.equal(1, x:version())
+  end)
+
+  it('name the entry and the size when out of range', function()
+    checks.raises('IndexError', 'entry 3 is out of range for dimension 1 of size 2', get, x, 3)
+    checks.raises('IndexError', 'entry -3 is out of range for dimension 1 of size 2', get, x, -3)
+    checks.raises('IndexError', 'entry 0 is out of range for dimension 1 of size 2 (they count '
+      .. 'from 1)', get, x, 0)
+    checks.raises('IndexError', 'entry 4 is out of range for dimension 1 of size 3', get, x[1], 4)
+    checks.raises('IndexError', 'the tensor has no dimensions', get, x[1][1], 1)
+    checks.raises('IndexError', 'entry 4 is out of range for dimension 2 of size 3', x.select, x,
+      2, 4)
+    checks.raises('TypeError', 'entry 1.5 is not an integer', get, x, 1.5)
+    checks.raises('IndexError', 'entry 3 is out of range', set, x, 3, 0)
+  end)
+
+  it('are differentiable, and add up where they overlap', function()
+    local w = ms.tensor({ { 1, 2 }, { 3, 4 } }, { requires_grad = true })
+    local y = w[1][2] * w[2]:sum() + w[-1][1]
+    y:backward()
+    assert.same({ { 0, 7 }, { 3, 2 } }, w:grad():totable())
+  end)
+
+  it('are written through', function()
+    x[1] = 7
+    assert.same({ { 7, 7, 7 }, { 4, 5, 6 } }, x:totable())
+    x[2][-1] = 8.5
+    assert.same({ 4, 5, 8.5 }, x[2]:totable())
+    x[1] = x[2] * 2
+    assert.same({ 8, 10, 17 }, x[1]:totable())
+    x[2] = ms.tensor({ 3 }, { dtype = 'i64' }) -- broadcast and cast
+    assert.same({ 3, 3, 3 }, x[2]:totable())
+    local flags = ms.tensor { true, false }
+    flags[2] = true
+    assert.same({ true, true }, flags:totable())
+  end)
+
+  it('are not written where a gradient would be lost', function()
+    local w = ms.tensor({ 1, 2 }, { requires_grad = true })
+    checks.raises('RuntimeError', 'the tensor requires grad', set, w, 1, 5)
+    checks.raises('RuntimeError', 'the tensor requires grad', set, w * 2, 1, 5)
+    assert.same({ 1, 2 }, w:totable())
+    ms.no_grad(set, w, 1, 5)
+    w:detach()[2] = 6
+    assert.same({ 5, 6 }, w:totable())
+  end)
+
+  it('saved for backward are not silently changed', function()
+    local w = ms.ones(2, { requires_grad = true })
+    local y = (w * x:narrow(2, 1, 2)[1]):sum()
+    x[1] = 0
+    checks.raises('RuntimeError', 'was modified by an in-place operation', y.backward, y)
+  end)
+
+  it('refuse what is no number and no tensor', function()
+    checks.raises('TypeError', "t[1] = x: x is a string, expected a number or a tensor", set, x, 1,
+      'one')
+    checks.raises('TypeError', 'x is a nil', set, x, 1, nil)
+    checks.raises('ValueError', 'does not broadcast', set, x, 1, ms.ones(2))
+    checks.raises('KeyError', "a tensor has no field 'name'; t[i] = x writes entry i", set, x,
+      'name', 1)
+  end)
+
+  it('leave methods where they were, and name the nearest for a mistyped one', function()
+    assert.equal(21, x:sum():item())
+    checks.raises('KeyError', "a tensor has no method 'shpae', did you mean 'shape'?", get, x,
+      'shpae')
+    checks.raises('KeyError', "a tensor has no method 'true'", get, x, true)
+  end)
+
+  it('belong to the scope they were made in', function()
+    local kept
+    ms.scope(function()
+      kept = x[1]
+    end)
+    checks.raises('RuntimeError', 'released at the end of', kept.sum, kept)
+    x[1] = 3 -- outside any scope: the view it writes through is given up at once
+    assert.equal(1, checks.live_handles())
+  end)
+end)
