@@ -162,11 +162,28 @@ static void clear_grads(msi_node *node)
     }
 }
 
+/* Tell those who wait until only nodes up to `sequence` are left. */
+static ms_status pass_milestones(msi_tape *tape, uint64_t sequence)
+{
+    for (int32_t i = tape->n_milestones - 1; i >= 0; i--) {
+        const msi_milestone passed = tape->milestones[i];
+
+        if (passed.place >= sequence) {
+            tape->milestones[i] = tape->milestones[--tape->n_milestones];
+            MS_TRY(passed.fn(passed.user));
+        }
+    }
+    return MS_OK;
+}
+
 /* What the node held for its rule goes before anybody hears of finished leaves. */
 static ms_status run_node(msi_node *node)
 {
-    ms_status status = differentiate(node);
+    ms_status status = pass_milestones(node->tape, node->sequence);
 
+    if (status == MS_OK) {
+        status = differentiate(node);
+    }
     clear_grads(node);
     msi_node_drop_saved(node);
     for (int32_t i = 0; status == MS_OK && i < node->n_in; i++) {
@@ -250,6 +267,7 @@ static ms_status tell_end(msi_tape *tape, ms_status status)
 static void clean_up(msi_tape *tape, ms_status status)
 {
     tape->to_visit.n = 0;
+    tape->n_milestones = 0;
     while (tape->queue.n > 0) {
         msi_node *node = dequeue(tape);
 
@@ -359,6 +377,34 @@ bool msi_backward_running(ms_context *ctx)
     const msi_tape *tape = ctx->room[MSI_ROOM_AUTOGRAD];
 
     return tape != NULL && tape->running;
+}
+
+uint64_t msi_autograd_now(ms_context *ctx)
+{
+    const msi_tape *tape = ctx->room[MSI_ROOM_AUTOGRAD];
+
+    return tape != NULL ? tape->sequence : 0;
+}
+
+ms_status msi_backward_when_behind(ms_context *ctx, uint64_t place, ms_status (*fn)(void *user),
+                                   void *user)
+{
+    msi_tape *tape = ctx->room[MSI_ROOM_AUTOGRAD];
+
+    MS_ASSERT(tape != NULL && tape->running);
+    if (tape->n_milestones == tape->milestone_capacity) {
+        const int32_t capacity = tape->milestone_capacity * 2 + 8;
+        msi_milestone *grown = realloc(tape->milestones, sizeof(*grown) * (size_t)capacity);
+
+        if (grown == NULL) {
+            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for %d milestones of backward",
+                           (int)capacity);
+        }
+        tape->milestones = grown;
+        tape->milestone_capacity = capacity;
+    }
+    tape->milestones[tape->n_milestones++] = (msi_milestone){place, fn, user};
+    return MS_OK;
 }
 
 ms_status msi_backward_observe(ms_context *ctx, const msi_backward_observer *observer)

@@ -49,6 +49,9 @@ ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)
 {
     *out = NULL;
     MS_CHECK_ARG(t != NULL);
+    if (msi_param_accumulates(t)) {
+        return t->param->ops->accumulated(t->param->unit, t->param->unit_index, out);
+    }
     return t->grad != NULL ? msi_tensor_new(out, t->ctx, &t->grad->v) : MS_OK;
 }
 
@@ -73,6 +76,13 @@ ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
 {
     MS_CHECK_ARG(t != NULL);
     MS_TRY(check_leaf(t, "grad"));
+    if (msi_param_accumulates(t)) {
+        MS_TRY(t->param->ops->replace_accumulated(t->param->unit, t->param->unit_index,
+                                                  grad != NULL ? &grad->v : NULL));
+        if (grad != NULL) {
+            return MS_OK;
+        }
+    }
     if (grad == NULL) {
         ms_tensor_free(t->grad);
         t->grad = NULL;

@@ -28,6 +28,7 @@ static void tape_free(msi_tape *tape)
     free(tape->queue.item);
     free(tape->leaves.item);
     free(tape->temps.item);
+    free(tape->milestones);
     free(tape->watchers);
     free(tape);
 }

@@ -87,6 +87,13 @@ typedef struct msi_watcher {
     bool told; /* that the running backward began */
 } msi_watcher;
 
+/* Called when the running backward has left everything behind that was made after `place`. */
+typedef struct msi_milestone {
+    uint64_t place;
+    ms_status (*fn)(void *user);
+    void *user;
+} msi_milestone;
+
 enum { MSI_NODE_GRAIN = 64, MSI_NODE_CLASSES = 256 };
 
 /* What the room keeps in a context. */
@@ -109,6 +116,8 @@ struct msi_tape {
     msi_list to_visit, queue /* a heap by sequence */, leaves;
     msi_list temps; /* storages of the running rule */
     msi_view operand[MSI_OP_MAX_IN];
+    msi_milestone *milestones;
+    int32_t n_milestones, milestone_capacity;
     msi_watcher *watchers;
     int32_t n_watchers;
 };

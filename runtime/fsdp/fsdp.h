@@ -69,6 +69,7 @@ typedef struct msi_unit_param {
     int64_t offset;        /* in the flat */
     ms_layout_piece piece; /* this rank's */
     bool contributed;      /* the running backward has written to its gradient */
+    bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
     msi_grad_sink sink;
 } msi_unit_param;
 
@@ -111,6 +112,9 @@ struct ms_fsdp_unit {
     int32_t post_index; /* place in the tree's post-forward order, -1: none */
     int32_t in_forward;
     bool needs_pre_backward, ran_pre_backward;
+    uint64_t began_at; /* the tape's place before the first forward of the iteration */
+    bool has_begun;
+    bool lingers; /* in backward: unsharded until everything made since `began_at` has run */
     int32_t pending; /* leaves of the running backward still to come */
     bool expecting;  /* has leaves in the running backward */
     msi_grad_slot *grad_home;
@@ -233,7 +237,18 @@ void msi_unit_sinks_install(ms_fsdp_unit *u);
 ms_status msi_unit_gradient_complete(ms_fsdp_unit *u);
 /* Drop the running backward's gradient after an error. */
 void msi_unit_gradient_drop(ms_fsdp_unit *u);
+
+/* -- levels.c ---------------------------------------------------------------------------------- */
+bool msi_unit_has_levels(const ms_fsdp_unit *u);
 void msi_unit_levels_free(ms_fsdp_unit *u);
+/* no_sync: the leaf joins the binary counter. */
+ms_status msi_unit_keep_leaf(ms_fsdp_unit *u);
+/* The last leaf: fold every level, smallest first; the root ends in the slot. */
+ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u);
+/* The unit's part of msi_param_ops. */
+bool msi_unit_accumulates(void *unit, int32_t index);
+ms_status msi_unit_accumulated(void *unit, int32_t index, ms_tensor **out);
+ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view *value);
 
 /* -- reduce.c ---------------------------------------------------------------------------------- */
 /* The gradient in the unit's slot is complete: tell the peers, queue its reduction. */
@@ -256,7 +271,7 @@ void msi_unit_delist(ms_fsdp_unit *u);
 /* -- schedule.c -------------------------------------------------------------------------------- */
 ms_status msi_schedule_new(ms_fsdp_tree *tree);
 void msi_schedule_free(ms_fsdp_tree *tree);
-/* A unit's gradient is complete: reshard, prefetch. */
+/* A unit's backward is done with its parameters, perhaps: reshard, prefetch. */
 ms_status msi_unit_post_backward(ms_fsdp_unit *u);
 
 /* Test hook: called at every change of state of a unit or its gradient. */

@@ -1,4 +1,4 @@
-/* Reduction of units' gradients over ranks, in their slots: [Note: gradient tree] in leaf.c. */
+/* Reduction of units' gradients over ranks, in their slots: [Note: gradient tree] in levels.c. */
 #include "fsdp.h"
 
 #include <stddef.h>
@@ -49,30 +49,55 @@ bool msi_reduce_possible(ms_fsdp_unit *u)
                                                : false;
 }
 
-/* Make room for the reduced shard; `*add` when every piece has a gradient to add to already. */
+/* A parameter's place in the reduced gradient: this rank's elements, or (NO_SHARD) all. */
+static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    const msi_param *param = p->tensor->param;
+    msi_view v = {.storage = u->grad, .offset = p->piece.offset_in_shard};
+
+    if (u->is_sharded) {
+        msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+    } else {
+        msi_view_set_contiguous(&v, u->orig_dtype, param->ndim, param->shape);
+    }
+    return v;
+}
+
+/* What a parameter's gradient is before the new one adds to it: itself where it lies here already,
+ * a copy of one that was set from outside, zeros for none. */
+static ms_status prepare_piece(ms_fsdp_unit *u, msi_unit_param *p)
+{
+    msi_view v = reduced_view(u, p);
+
+    if (p->tensor->grad == NULL) {
+        return msi_fill(&v, 0);
+    }
+    if (p->tensor->grad->v.storage == u->grad) {
+        return MS_OK;
+    }
+    MS_TRY(msi_copy(&v, &p->tensor->grad->v, false));
+    ms_tensor_free(p->tensor->grad);
+    p->tensor->grad = NULL; /* shown again with the new sum */
+    return MS_OK;
+}
+
+/* Make room for the reduced shard; `*add` when a piece has a gradient to add to already. */
 static ms_status prepare_shard(ms_fsdp_unit *u, bool *add)
 {
-    int64_t size = ms_dtype_size(u->orig_dtype);
-    bool any = false, all = true;
-
+    *add = false;
     if (u->grad == NULL) {
-        MS_TRY(msi_storage_new(&u->grad, u->ctx, u->shard_numel * size, MS_MEM_GRADIENT));
+        MS_TRY(msi_storage_new(&u->grad, u->ctx, u->shard_numel * ms_dtype_size(u->orig_dtype),
+                               MS_MEM_GRADIENT));
+        memset(u->grad->data, 0, (size_t)u->grad->nbytes); /* padding, too, is added to */
     }
     for (int32_t i = 0; i < u->n_params; i++) {
-        if (u->params[i].piece.numel > 0 && u->params[i].tensor->requires_grad) {
-            any |= u->params[i].tensor->grad != NULL;
-            all &= u->params[i].tensor->grad != NULL;
+        *add |= u->params[i].piece.numel > 0 && u->params[i].tensor->grad != NULL;
+    }
+    for (int32_t i = 0; *add && i < u->n_params; i++) {
+        if (u->params[i].piece.numel > 0) {
+            MS_TRY(prepare_piece(u, &u->params[i]));
         }
     }
-    for (int32_t i = 0; any && !all && i < u->n_params; i++) {
-        const msi_unit_param *p = &u->params[i];
-
-        if (p->tensor->grad == NULL) {
-            memset((char *)u->grad->data + p->piece.offset_in_shard * size, 0,
-                   (size_t)(p->piece.numel * size));
-        }
-    }
-    *add = any;
     return MS_OK;
 }
 
@@ -81,17 +106,12 @@ static ms_status show_gradients(ms_fsdp_unit *u)
     u->grad->version++;
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
-        msi_view v = {.storage = u->grad, .offset = p->piece.offset_in_shard};
+        msi_view v;
 
         if (p->piece.numel == 0 || !p->tensor->requires_grad || p->tensor->grad != NULL) {
             continue;
         }
-        if (u->is_sharded) {
-            msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
-        } else {
-            msi_view_set_contiguous(&v, u->orig_dtype, p->tensor->param->ndim,
-                                    p->tensor->param->shape);
-        }
+        v = reduced_view(u, p);
         MS_TRY(msi_tensor_new_internal(&p->tensor->grad, u->ctx, &v));
     }
     return MS_OK;

@@ -48,6 +48,10 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
 
     MS_TRY(check_in_tree(u));
     u->in_forward++;
+    if (!u->has_begun && ms_grad_enabled()) {
+        u->has_begun = true;
+        u->began_at = msi_autograd_now(u->ctx);
+    }
     MS_TRY(msi_unit_unshard(u));
     if (!tree->pre_order_fixed && tree->n_pre < tree->n_units) {
         tree->pre_order[tree->n_pre++] = u;
@@ -103,6 +107,28 @@ static ms_status prefetch_backward(ms_fsdp_unit *u)
     return next->needs_pre_backward && !next->ran_pre_backward ? prefetch(next) : MS_OK;
 }
 
+static bool has_frozen_params(const ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        if (!u->params[i].tensor->requires_grad) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Everything the unit's forward recorded has run. */
+static ms_status left_behind(void *user)
+{
+    ms_fsdp_unit *u = user;
+
+    u->lingers = false;
+    return u->pending == 0 ? msi_unit_post_backward(u) : MS_OK;
+}
+
+/* [Note: frozen parameters] The last op that reads a trainable parameter is the one that finishes
+ * its gradient, so a unit may be resharded when its last gradient is complete. Ops that read frozen
+ * parameters finish none: such a unit lingers until backward is past all that its forward did. */
 static ms_status pre_backward(void *user)
 {
     ms_fsdp_unit *u = user;
@@ -113,6 +139,10 @@ static ms_status pre_backward(void *user)
     MS_TRY(msi_unit_unshard(u));
     if (!u->ran_pre_backward) {
         u->ran_pre_backward = true;
+        if (has_frozen_params(u)) {
+            u->lingers = true;
+            MS_TRY(msi_backward_when_behind(u->ctx, u->began_at, left_behind, u));
+        }
         if (u->tree->options.backward_prefetch == MS_FSDP_PREFETCH_PRE) {
             MS_TRY(prefetch_backward(u));
         }
@@ -124,6 +154,9 @@ ms_status msi_unit_post_backward(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = u->tree;
 
+    if (u->lingers) {
+        return MS_OK;
+    }
     if (u->options.strategy == MS_FSDP_FULL_SHARD || tree->sync) {
         MS_TRY(msi_unit_reshard(u));
     }
@@ -159,6 +192,7 @@ static void forget_iteration(ms_fsdp_tree *tree)
         ms_fsdp_unit *u = tree->units[i];
 
         u->needs_pre_backward = u->ran_pre_backward = u->expecting = false;
+        u->has_begun = u->lingers = false;
         u->post_index = -1;
     }
     tree->n_post = 0;

@@ -75,7 +75,14 @@ static void orphan(void *unit, int32_t index)
     u->params[index].tensor = NULL;
 }
 
-static const msi_param_ops param_ops = {touched, materialize, orphan};
+static const msi_param_ops param_ops = {
+    .touched = touched,
+    .materialize = materialize,
+    .orphan = orphan,
+    .accumulates = msi_unit_accumulates,
+    .accumulated = msi_unit_accumulated,
+    .replace_accumulated = msi_unit_replace_accumulated,
+};
 
 /* -- construction ------------------------------------------------------------------------------ */
 
@@ -327,6 +334,9 @@ void ms_fsdp_unit_free(ms_fsdp_unit *u)
 void msi_unit_dispose(ms_fsdp_unit *u)
 {
     msi_unit_levels_free(u);
+    if (u->leaf_private) {
+        msi_release(u->ctx, u->leaf);
+    }
     for (int32_t i = 0; i < u->n_params; i++) {
         ms_tensor *t = u->params[i].tensor;
 

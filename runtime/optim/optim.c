@@ -201,9 +201,7 @@ ms_status ms_optim_zero_grad(ms_optim *optim)
     MS_CHECK_ARG(optim != NULL);
     MS_TRY(msi_optim_alive(optim));
     for (int32_t i = 0; i < optim->n_params; i++) {
-        if (optim->params[i].tensor->grad != NULL) {
-            MS_TRY(ms_tensor_set_grad(optim->params[i].tensor, NULL));
-        }
+        MS_TRY(ms_tensor_set_grad(optim->params[i].tensor, NULL));
     }
     return MS_OK;
 }

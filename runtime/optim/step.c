@@ -37,6 +37,12 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
 {
     *u = (update){.grad = p->tensor->grad};
     MS_TRY(msi_optim_local(p->tensor, &u->local));
+    if (msi_param_accumulates(p->tensor)) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "step: the gradient of %s was accumulated inside no_sync and is not reduced "
+                       "yet; run the last backward outside no_sync",
+                       msi_tensor_label(p->tensor));
+    }
     int64_t numel = msi_view_numel(&u->local);
 
     if (u->grad == NULL) {

@@ -51,7 +51,7 @@ ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
 {
     ms_context *ctx = msi_context();
     msi_view v = {0};
-    void *data;
+    void *data = NULL;
     int64_t nbytes = 0;
 
     *out = NULL;

@@ -136,3 +136,11 @@ ms_status ms_tensor_materialize(ms_tensor *t)
     msi_storage_release(v.storage);
     return status;
 }
+
+bool msi_param_accumulates(const ms_tensor *t)
+{
+    const msi_param *p = t->param;
+
+    return p != NULL && p->ops != NULL && p->ops->accumulates != NULL &&
+           p->ops->accumulates(p->unit, p->unit_index);
+}

@@ -72,6 +72,12 @@ typedef struct msi_param_ops {
     ms_status (*materialize)(void *unit);
     /* Let go of the parameter: its handle is about to be destroyed. */
     void (*orphan)(void *unit, int32_t index);
+    /* Backwards that reduced nothing have left a gradient of it with the manager. */
+    bool (*accumulates)(void *unit, int32_t index);
+    /* A copy of that, full shape, in the dtype the parameter is computed in. */
+    ms_status (*accumulated)(void *unit, int32_t index, ms_tensor **out);
+    /* Put another value (full shape) in its place, or with NULL drop it. */
+    ms_status (*replace_accumulated)(void *unit, int32_t index, const msi_view *value);
 } msi_param_ops;
 
 struct ms_tensor {
@@ -93,6 +99,9 @@ struct ms_tensor {
     const char *released_by; /* name of the scope that released this handle last */
     ms_tensor *next_free;
 };
+
+/* Has t's manager a gradient of it that is not reduced yet? That one stands for t's own then. */
+bool msi_param_accumulates(const ms_tensor *t);
 
 /* -- storage ----------------------------------------------------------------------------------- */
 

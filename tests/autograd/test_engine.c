@@ -255,6 +255,50 @@ static void test_autograd_engine__nodes_run_from_the_youngest_to_the_oldest(void
     ms_tensor_free(x);
 }
 
+/* A wish made while backward runs: to be called when all that was made after a place has run. */
+typedef struct wish {
+    turn then;
+    uint64_t place;
+} wish;
+
+static ms_status make_wish(void *user)
+{
+    wish *w = user;
+
+    return msi_backward_when_behind(msi_context(), w->place, take_turn, &w->then);
+}
+
+static void test_autograd_engine__tells_when_all_made_after_a_place_has_run(void **state)
+{
+    enum { N = 9, FROM = 4 };
+    ms_tensor *x[N + 1] = {LEAF(MS_DTYPE_F32, 1)};
+    turn turns[N];
+    int log[N + 2], n = 0;
+    wish late = {.then = {log, &n, 100}}, last = {.then = {log, &n, 200}};
+
+    last.place = msi_autograd_now(msi_context());
+    for (int i = 0; i < N; i++) {
+        if (i == FROM) {
+            late.place = msi_autograd_now(msi_context());
+        }
+        turns[i] = (turn){log, &n, i};
+        assert_ok(ms_op_affine(&x[i + 1], x[i], 1, 1));
+        assert_true(msi_autograd_pre_hook(x[i + 1], (msi_pre_hook){take_turn, &turns[i]}));
+    }
+    assert_true(msi_autograd_pre_hook(x[N], (msi_pre_hook){make_wish, &late}));
+    assert_true(msi_autograd_pre_hook(x[N], (msi_pre_hook){make_wish, &last}));
+    assert_ok(ms_backward(x[N], NULL));
+    assert_int_equal(n, N + 1); /* nothing is older than `last`'s place, so it never comes */
+    for (int i = 0; i < N + 1; i++) {
+        const int made = i < N - FROM ? N - 1 - i : i == N - FROM ? 100 : N - i;
+
+        assert_int_equal(log[i], made);
+    }
+    for (int i = 0; i <= N; i++) {
+        ms_tensor_free(x[i]);
+    }
+}
+
 static void test_autograd_engine__operands_of_one_op_add_from_the_first_to_the_last(void **state)
 {
     const double big = 16777216;
@@ -487,6 +531,7 @@ int main(void)
         BOOKED_TEST(test_autograd_engine__gradients_add_up_over_backwards),
         BOOKED_TEST(test_autograd_engine__contributions_add_from_the_last_use_to_the_first),
         BOOKED_TEST(test_autograd_engine__nodes_run_from_the_youngest_to_the_oldest),
+        BOOKED_TEST(test_autograd_engine__tells_when_all_made_after_a_place_has_run),
         BOOKED_TEST(test_autograd_engine__operands_of_one_op_add_from_the_first_to_the_last),
         BOOKED_TEST(test_autograd_engine__shared_gradients_are_not_written),
         BOOKED_TEST(test_autograd_engine__a_gradient_used_twice_and_then_read),
