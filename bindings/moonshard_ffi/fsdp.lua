@@ -144,6 +144,7 @@ end
 ---@field gradients integer  reduced gradient shards
 ---@field per_state integer  one optimizer state buffer
 ---@field arena integer      slots, shared by the ranks of the host
+---@field same_numerics boolean  all ranks compute alike: equal bits for every strategy and world
 
 ---@return ms.Plan
 function fsdp.plan(tree)
@@ -154,6 +155,7 @@ function fsdp.plan(tree)
     gradients = tonumber(p.gradients),
     per_state = tonumber(p.per_state),
     arena = tonumber(p.arena),
+    same_numerics = p.same_numerics,
   }
 end
 

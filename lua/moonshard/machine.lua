@@ -28,6 +28,12 @@ function machine.matmul_name(name)
   return B.string(C.ms_matmul_name(dtype.code(name)))
 end
 
+--- All that decides the bits of results besides the inputs: ranks with equal lines compute alike.
+---@return string
+function machine.numerics()
+  return B.string(C.ms_numerics())
+end
+
 --- Floating-point operations per second of matrix products on this rank's core, measured.
 ---@param name ms.DType  'f32', 'f64' or 'bf16'
 ---@param seconds? number  how long to measure (default 0.2)

@@ -280,6 +280,13 @@ int32_t msi_gemm_operands(ms_context *ctx, int32_t dtype)
     return s->bf16_operands;
 }
 
+const char *msi_gemm_library(ms_context *ctx)
+{
+    gemm_state *s = NULL;
+
+    return state_of(ctx, &s) == MS_OK && s->plugin != NULL ? s->plugin->library : "none";
+}
+
 int64_t msi_gemm_created(ms_context *ctx)
 {
     const gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];

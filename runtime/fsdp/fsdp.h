@@ -114,7 +114,7 @@ struct ms_fsdp_unit {
     bool needs_pre_backward, ran_pre_backward;
     uint64_t began_at; /* the tape's place before the first forward of the iteration */
     bool has_begun;
-    bool lingers; /* in backward: unsharded until everything made since `began_at` has run */
+    bool lingers;    /* in backward: unsharded until everything made since `began_at` has run */
     int32_t pending; /* leaves of the running backward still to come */
     bool expecting;  /* has leaves in the running backward */
     msi_grad_slot *grad_home;
@@ -147,7 +147,8 @@ struct ms_fsdp_tree {
     int32_t n_units;
     ms_fsdp_unit **units;
     bool has_root_unit, initialized, sync, failed, summoned;
-    double factor; /* of reduced gradients; 0: 1 / world */
+    bool same_numerics; /* as far as every rank's ms_numerics() tells */
+    double factor;      /* of reduced gradients; 0: 1 / world */
 
     msi_segment *segments; /* parameter slots' memory: the arena and what it grew by */
     int32_t n_segments;
@@ -267,6 +268,12 @@ void msi_unit_dispose(ms_fsdp_unit *u);
 /* Units in no tree, so that closing their context finds them. */
 ms_status msi_unit_enlist(ms_fsdp_unit *u);
 void msi_unit_delist(ms_fsdp_unit *u);
+
+/* -- agree.c ----------------------------------------------------------------------------------- */
+/* Is every rank's plan this one's? Else an error that names the first unit that differs. */
+ms_status msi_plans_agree(ms_fsdp_tree *tree);
+/* Do all ranks compute alike? Else rank 0 warns, and the plan says so. */
+ms_status msi_numerics_agree(ms_fsdp_tree *tree);
 
 /* -- schedule.c -------------------------------------------------------------------------------- */
 ms_status msi_schedule_new(ms_fsdp_tree *tree);

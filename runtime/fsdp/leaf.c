@@ -13,7 +13,8 @@
 static ms_status begin_leaf(ms_fsdp_unit *u)
 {
     int64_t nbytes = msi_leaf_numel(u) * ms_dtype_size(u->reduce_dtype);
-    bool in_slot = u->tree->sync && (!msi_unit_has_levels(u) || u->reduce_dtype == msi_node_dtype(u));
+    bool in_slot =
+        u->tree->sync && (!msi_unit_has_levels(u) || u->reduce_dtype == msi_node_dtype(u));
 
     if (u->leaf_storage == NULL) {
         MS_TRY(msi_storage_wrap(&u->leaf_storage, u->ctx, MS_STORAGE_BORROWED, NULL, nbytes));
@@ -109,7 +110,8 @@ static ms_status fill_gaps(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-/* -- complete, or given up ---------------------------------------------------------------------- */
+/* -- complete, or given up ----------------------------------------------------------------------
+ */
 
 ms_status msi_unit_gradient_complete(ms_fsdp_unit *u)
 {

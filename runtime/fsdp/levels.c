@@ -132,10 +132,8 @@ static void *level_data(const ms_fsdp_unit *u, int32_t j, int32_t index)
 /* The levels' sum for one parameter, smallest first as the fold will be, in `out` (node dtype). */
 static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, void *out)
 {
-    msi_tree_args args = {.n = u->params[index].numel,
-                          .out = out,
-                          .round_dtype = msi_node_dtype(u),
-                          .factor = 1};
+    msi_tree_args args = {
+        .n = u->params[index].numel, .out = out, .round_dtype = msi_node_dtype(u), .factor = 1};
 
     for (int32_t j = 0; j < MSI_MAX_LEVELS; j++) {
         if (u->level[j].data == NULL) {
@@ -211,8 +209,7 @@ ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view
 
     msi_view_set_contiguous(&whole, u->param_dtype, param->ndim, param->shape);
     if (value != NULL && !msi_view_same_shape(value, &whole)) {
-        return MS_FAIL(MS_VALUE_ERROR,
-                       "the accumulated gradient of '%s' has shape %s, expected %s",
+        return MS_FAIL(MS_VALUE_ERROR, "the accumulated gradient of '%s' has shape %s, expected %s",
                        u->params[index].name, msi_shape_text(value->ndim, value->shape),
                        msi_shape_text(param->ndim, param->shape));
     }

@@ -1,5 +1,5 @@
 /* runtime/comm/collectives.c and staging.c, against plain loops over all ranks' values. */
-#include "comm_test.h"
+#include "rank_test.h"
 
 #include "tensor.h"
 

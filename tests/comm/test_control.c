@@ -1,5 +1,5 @@
 /* runtime/comm/control.c and wait.c: records, waits, and the errors that end them. */
-#include "comm_test.h"
+#include "rank_test.h"
 
 #include "control.h"
 

@@ -1,6 +1,6 @@
 /* Ranks killed at random moments: the others learn who and how at once, and nothing is left behind.
  */
-#include "comm_test.h"
+#include "rank_test.h"
 
 #include "launch.h"
 

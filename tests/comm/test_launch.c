@@ -1,5 +1,5 @@
 /* runtime/comm/launch.c, supervise.c, signals.c, group.c: starting, stopping and ending ranks. */
-#include "comm_test.h"
+#include "rank_test.h"
 
 #include "launch.h"
 

@@ -1,5 +1,5 @@
 /* Ranks that call different things: an error on all of them, naming both, before data moves. */
-#include "comm_test.h"
+#include "rank_test.h"
 
 enum { N = 8, MAX_RANKS = 3 };
 

@@ -1,5 +1,5 @@
 /* runtime/comm/segment.c: memory that all ranks of a group map. */
-#include "comm_test.h"
+#include "rank_test.h"
 
 #include <errno.h>
 #include <fcntl.h>

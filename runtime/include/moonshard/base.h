@@ -150,6 +150,13 @@ MS_API ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops);
 /** What multiplies large matrices of this dtype, e.g. "brg:avx512_core_bf16". Static. */
 MS_API const char *ms_matmul_name(int32_t dtype);
 
+/**
+ * All that decides the bits of results besides the inputs, as one line: instruction set, matrix
+ * library and what it uses, build. Ranks whose lines are equal compute alike. Valid until the
+ * thread's next call. Opens the matrix library.
+ */
+MS_API const char *ms_numerics(void);
+
 /** Matrix primitives made so far in this context: constant after a model's second step. */
 MS_API int64_t ms_matmul_created(void);
 

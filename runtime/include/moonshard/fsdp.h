@@ -49,10 +49,12 @@ typedef struct ms_fsdp_unit_info {
 
 /** Bytes one rank holds while training, exact; known once the tree is initialised. */
 typedef struct ms_fsdp_plan {
-    int64_t masters;   /**< full-precision shards, and resident copies of NO_SHARD units */
-    int64_t gradients; /**< reduced gradient shards */
-    int64_t per_state; /**< one optimizer state buffer over all shards */
-    int64_t arena;     /**< slots for parameters and gradients, shared by the ranks of the host */
+    int64_t masters;    /**< full-precision shards, and resident copies of NO_SHARD units */
+    int64_t gradients;  /**< reduced gradient shards */
+    int64_t per_state;  /**< one optimizer state buffer over all shards */
+    int64_t arena;      /**< slots for parameters and gradients, shared by the ranks of the host */
+    bool same_numerics; /**< all ranks compute alike (ms_numerics()): results have equal bits for
+                             every strategy and world size */
 } ms_fsdp_plan;
 
 /** What memory a unit's parameters have now. */

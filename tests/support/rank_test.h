@@ -1,7 +1,7 @@
 /* Running one function as ranks, threads or processes, and what each rank has to tell afterwards.
  */
-#ifndef COMM_TEST_H
-#define COMM_TEST_H
+#ifndef RANK_TEST_H
+#define RANK_TEST_H
 
 #include "ms_test.h"
 
