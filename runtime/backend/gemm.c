@@ -166,9 +166,11 @@ static void warn_widened(gemm_state *s)
     if (!s->warned_bf16) {
         s->warned_bf16 = true;
         s->plugin->name(s->state, MS_DTYPE_BF16, &name);
-        msi_warn("UserWarning",
-                 "this processor has no bf16 matrix products (%s: %s): computing them in fp32",
-                 s->plugin->library, strcmp(name, "none") == 0 ? "no implementation" : name);
+        if (s->ctx->rank == 0) {
+            msi_warn("UserWarning",
+                     "this processor has no bf16 matrix products (%s: %s): computing them in fp32",
+                     s->plugin->library, strcmp(name, "none") == 0 ? "no implementation" : name);
+        }
     }
 }
 

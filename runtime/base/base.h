@@ -75,6 +75,7 @@ typedef struct ms_context {
     uint64_t seed;
     int64_t sample_base;
     int64_t sample_epoch;
+    int32_t rank; /* in its job; what is true of every rank is said by rank 0 */
 } ms_context;
 
 /** The calling thread's context. NULL only when memory is out (error set). */

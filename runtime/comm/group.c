@@ -194,6 +194,7 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *la
     atomic_store(&slot->pid, (int32_t)getpid());
     d->job = job;
     d->rank = rank;
+    msi_context()->rank = rank;
     d->launcher = launcher;
     ms_status status = make_world(d);
 
