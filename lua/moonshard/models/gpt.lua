@@ -19,6 +19,7 @@ local autograd = require 'moonshard.autograd'
 local create = require 'moonshard.create'
 local data = require 'moonshard_ffi.data'
 local errors = require 'moonshard.errors'
+local machine = require 'moonshard.machine'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
 local scope = require 'moonshard.scope'
@@ -187,8 +188,8 @@ end
 
 --- Bytes of what forward keeps for backward, at its peak, for `rows` rows of `length` tokens: per
 --- token and layer 16 C elements (residual, norm, q k v, attention, residual, norm, 4 C before and
---- 4 C after the activation), statistics of two norms and one log-sum-exp per head; the logits; and
---- the temporaries of the last block's backward.
+--- 4 C after the activation), statistics of two norms and one log-sum-exp per head; the logits;
+--- the temporaries of the last block's backward; and the work space of the largest product.
 ---@param rows integer
 ---@param length integer
 ---@param dtype ms.DType  computed in
@@ -197,7 +198,11 @@ function GPT:activation_bytes(rows, length, dtype)
   local size = (dtype == 'bf16' and 2) or (dtype == 'f64' and 8) or 4
   local layer = 16 * self.width * size + 16 + 4 * self.heads
   local rest = (2 * self.width + self.vocab) * size + 20 + 6 * self.width * size
+  local function scratch(n, k)
+    return machine.matmul_scratch(dtype, rows * length, n, k)
+  end
   return rows * length * (self.layers * layer + rest)
+    + math.max(scratch(4 * self.width, self.width), scratch(self.vocab, self.width))
 end
 
 function GPT:extra_repr()
