@@ -99,6 +99,19 @@ static inline ms_status load_small(const char *path, uint64_t seed)
     return status;
 }
 
+/* Which seed is in checkpoint `path`: the meta data say it, load_small() then checks the rest. */
+static inline int seed_in(const char *path)
+{
+    ms_checkpoint *c;
+    int seed = -1;
+
+    assert_ok(ms_checkpoint_open(&c, path));
+    assert_int_equal(1, sscanf(ms_checkpoint_meta(c), "{\"step\":%*d,\"seed\":%d", &seed));
+    ms_checkpoint_close(c);
+    assert_ok(load_small(path, (uint64_t)seed));
+    return seed;
+}
+
 /* Entries of a folder, without "." and "..", whose names contain `part`; -1 when there is none. */
 static inline int count_entries(const char *path, const char *part)
 {

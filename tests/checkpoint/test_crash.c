@@ -91,19 +91,6 @@ static void test_checkpoint_crash__a_new_checkpoint_is_all_or_nothing(void **sta
     assert_true(complete < k);
 }
 
-/* Which seed is in checkpoint `path`: the meta data say it, load_small() then checks the rest. */
-static int seed_in(const char *path)
-{
-    ms_checkpoint *c;
-    int seed = -1;
-
-    assert_ok(ms_checkpoint_open(&c, path));
-    assert_int_equal(1, sscanf(ms_checkpoint_meta(c), "{\"step\":%*d,\"seed\":%d", &seed));
-    ms_checkpoint_close(c);
-    assert_ok(load_small(path, (uint64_t)seed));
-    return seed;
-}
-
 static void test_checkpoint_crash__a_replaced_checkpoint_is_old_or_new(void **state)
 {
     int k = 0, n_old = 0, n_new = 0;
