@@ -210,7 +210,7 @@ static void test_comm_control__finds_ranks_that_all_wait(void **state)
             assert_non_null(strstr(r[q].message, "rank 0: unshard(f32, 3 elements, unit 'h.0'"));
             assert_non_null(
                 strstr(r[q].message, "this rank waited in unshard of unit 'h.0' (sequence 1)"));
-            assert_true(r[q].seconds < 5);
+            assert_true(r[q].seconds < SOON_S);
         }
         reports_free(r, n);
     }
@@ -332,7 +332,7 @@ static void test_comm_control__names_a_rank_that_left_early(void **state)
         }
         for (int32_t q = 0; q < 3; q += 2) {
             assert_told(&r[q], "rank 1 left the job while", "barrier (sequence 2)");
-            assert_true(r[q].seconds < 1);
+            assert_true(r[q].seconds < SOON_S);
         }
     }
     reports_free(r, 3);
@@ -370,7 +370,7 @@ static void test_comm_control__tells_all_ranks_why_one_failed(void **state)
         }
         for (int32_t q = 0; q < 2; q++) {
             assert_told(&r[q], "rank 2 failed: no such key 'lr';", "barrier (sequence 1)");
-            assert_true(r[q].seconds < 1);
+            assert_true(r[q].seconds < SOON_S);
         }
     }
     reports_free(r, 3);
@@ -402,7 +402,7 @@ static void test_comm_control__gives_up_after_the_limit(void **state)
     unsetenv("MS_COMM_TIMEOUT");
     assert_int_equal(r[0].status, MS_COMM_ERROR);
     assert_int_equal(r[1].status, MS_COMM_ERROR);
-    assert_true(r[0].seconds >= 1 && r[0].seconds < 1.6);
+    assert_true(r[0].seconds >= 1 && r[0].seconds < 1 + SOON_S);
     reports_free(r, 2);
 }
 

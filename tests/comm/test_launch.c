@@ -266,7 +266,7 @@ static void test_comm_launch__ends_deaf_ranks_at_the_second_interrupt(void **sta
 
     kill(pid, SIGINT);
     assert_int_equal(code_of(pid), 130);
-    assert_true(ms_time() - begin < 0.2);
+    assert_true(ms_time() - begin < 0.9); /* at once, not after a second of grace */
     assert_int_equal(kill(s->pid[0], 0), -1);
     assert_int_equal(kill(s->pid[1], 0), -1);
     reports_free((report *)(void *)s, 1);

@@ -185,7 +185,7 @@ static void assert_named(const match *m, int32_t n)
     for (int32_t r = 0; r < n; r++) {
         const report *told = &m->reports[r];
 
-        if (told->status != MS_COMM_ERROR || told->seconds > 1 || m->moved[r] ||
+        if (told->status != MS_COMM_ERROR || told->seconds > SOON_S || m->moved[r] ||
             strstr(told->message, "collective mismatch at sequence 3: rank ") == NULL ||
             strstr(told->message, m->most->text) == NULL ||
             strstr(told->message, m->odd->text) == NULL) {

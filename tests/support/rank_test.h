@@ -28,6 +28,9 @@
         }                                                                                          \
     } while (0)
 
+/* Errors come within a second; but tests share their machine, and it may stop them for longer. */
+enum { SOON_S = 5 };
+
 typedef ms_status (*rank_fn)(void *user, int32_t rank);
 
 /* What a rank leaves in memory that the test can read: private to threads' process, or shared. */
