@@ -210,17 +210,4 @@ function fsdp.info(unit)
   }
 end
 
---- Collectives this rank has called, by kind.
-function fsdp.counts(comm)
-  local counts = B.new('int64_t[5]')
-  C.ms_comm_counts(comm, counts)
-  return {
-    all_gather = tonumber(counts[0]),
-    reduce_scatter = tonumber(counts[1]),
-    all_reduce = tonumber(counts[2]),
-    broadcast = tonumber(counts[3]),
-    barrier = tonumber(counts[4]),
-  }
-end
-
 return fsdp

@@ -278,9 +278,10 @@ local counts = B.new('int64_t[5]')
 ---@field barrier integer
 
 --- Collectives this rank has called so far, by kind.
+---@param group? ffi.cdata*  default: the world
 ---@return ms.dist.Counts
-function dist.counts()
-  C.ms_comm_counts(dist.world(), counts)
+function dist.counts(group)
+  C.ms_comm_counts(group or dist.world(), counts)
   return {
     all_gather = tonumber(counts[0]),
     reduce_scatter = tonumber(counts[1]),

@@ -46,6 +46,19 @@ function util.is(object, cls)
   return false
 end
 
+--- Is this an object of one of the classes?
+---@param object any
+---@param classes ms.Class[]
+---@return boolean
+function util.is_any(object, classes)
+  for _, cls in ipairs(classes) do
+    if util.is(object, cls) then
+      return true
+    end
+  end
+  return false
+end
+
 --- Entries first .. last of an array (default: to the end).
 ---@generic T
 ---@param list T[]

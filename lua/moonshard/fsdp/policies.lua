@@ -14,15 +14,6 @@ local util = require 'moonshard.util'
 
 local policies = {}
 
-local function is_any(module, classes)
-  for _, cls in ipairs(classes) do
-    if util.is(module, cls) then
-      return true
-    end
-  end
-  return false
-end
-
 local function check_classes(what, classes)
   if type(classes) ~= 'table' then
     errors.raise('TypeError', '%s takes an array of classes, got a %s', what, type(classes))
@@ -58,7 +49,7 @@ local function size_based(opts)
   local leaves = opts.force_leaf_modules or size_policy.FORCE_LEAF_MODULES
   local excluded = opts.exclude_wrap_modules or size_policy.EXCLUDE_WRAP_MODULES
   return function(module, recurse, numel)
-    return numel >= least and not is_any(module, recurse and leaves or excluded)
+    return numel >= least and not util.is_any(module, recurse and leaves or excluded)
   end
 end
 
@@ -83,7 +74,7 @@ policies.size_based_auto_wrap_policy = setmetatable({
 function policies.transformer_auto_wrap_policy(classes)
   classes = check_classes('transformer_auto_wrap_policy', classes)
   return function(module, recurse)
-    return recurse or is_any(module, classes)
+    return recurse or util.is_any(module, classes)
   end
 end
 
@@ -143,12 +134,12 @@ end
 
 function ModuleWrapPolicy:choose(root, ignored, root_options)
   return choose_all(root, ignored, root_options, function(module)
-    return is_any(module, self.classes) and {} or nil
+    return util.is_any(module, self.classes) and {} or nil
   end)
 end
 
 function ModuleWrapPolicy:__call(module, recurse)
-  return recurse or is_any(module, self.classes)
+  return recurse or util.is_any(module, self.classes)
 end
 
 function ModuleWrapPolicy:__tostring()

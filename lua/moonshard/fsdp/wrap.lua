@@ -24,15 +24,6 @@ local function check_not_wrapped(root)
   end
 end
 
-local function is_any(module, classes)
-  for _, cls in ipairs(classes) do
-    if util.is(module, cls) then
-      return true
-    end
-  end
-  return false
-end
-
 -- [Note: ignored classes] With mixed precision and a policy, modules of the classes to ignore
 -- (their statistics need full precision) are wrapped alone with mixed precision off; hooks cast
 -- what they are given up to f32 and what they return back.
@@ -40,7 +31,7 @@ local function modules_in_full_precision(root, opts)
   local found, classes = {}, opts.mixed_precision.module_classes_to_ignore
   local low = opts.mixed_precision.param_dtype ~= nil
   for _, module in ipairs(root:modules()) do
-    if low and is_any(module, classes) then
+    if low and util.is_any(module, classes) then
       found[#found + 1] = module
     end
   end

@@ -10,6 +10,7 @@
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
 local buffer = require 'moonshard.nn.buffer'
+local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local ignored = require 'moonshard.fsdp.ignored'
 local options = require 'moonshard.fsdp.options'
@@ -437,7 +438,7 @@ end
 --- Collectives this rank has called in the instance's group so far, by kind.
 ---@return table<string, integer>
 function FSDP:collectives()
-  return runtime.counts(self.process_group)
+  return dist.counts(self.process_group)
 end
 
 -- -- full values ---------------------------------------------------------------------------------
