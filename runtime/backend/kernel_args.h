@@ -102,7 +102,8 @@ typedef struct msi_embedding_args {
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
  * d. Looked up by the dtype of q. lse (B, H, T) is f32 (f64 for f64): log-sum-exp of scaled scores.
- * Tiles are multiplied by msi_gemm(); `work` is scratch of the bytes msi_attention_work_bytes() gave.
+ * Tiles are multiplied by msi_gemm(); `work` is scratch of the bytes msi_attention_work_bytes()
+ * gave.
  */
 typedef struct msi_attention_args {
     int64_t batch, heads, q_len, kv_len, head_dim;

@@ -70,25 +70,13 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
 static void test_cpu_adam__every_combination_of_options(void **state)
 {
     (void)state;
-    report_missing_isas();
-    for (int32_t d = 0; d < 3; d++) {
-        for (uint32_t options = 0; options < 40; options++) {
-            check(float_dtypes[d], 67, options % 11, options);
-        }
-    }
+    check_every_option(check, 40);
 }
 
 static void test_cpu_adam__lengths_0_to_130_and_starts_0_to_63(void **state)
 {
     (void)state;
-    for (int32_t d = 0; d < 3; d++) {
-        for (int64_t n = 0; n <= 130; n++) {
-            check(float_dtypes[d], n, n * 29 % 64, (uint32_t)n);
-        }
-        for (int64_t start = 0; start < 64; start++) {
-            check(float_dtypes[d], 35, start, 1 | 4);
-        }
-    }
+    check_every_length_and_start(check);
 }
 
 /* The first step moves by lr against the sign of the gradient, whatever its size: m / correction1

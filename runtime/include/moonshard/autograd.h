@@ -23,8 +23,8 @@ MS_API bool ms_grad_enabled(void);
 MS_API ms_status ms_backward(ms_tensor *root, ms_tensor *grad);
 
 /** New handle on the gradient of a leaf; `*out` is NULL when it has none. The caller owns `*out`.
- * The gradient shares memory with the leaf's: writing into it changes it. For a sharded parameter it
- * is the reduced gradient of this rank's elements, 1-D; after backwards that reduced nothing
+ * The gradient shares memory with the leaf's: writing into it changes it. For a sharded parameter
+ * it is the reduced gradient of this rank's elements, 1-D; after backwards that reduced nothing
  * (no_sync) a copy of what this rank has accumulated for the whole parameter, in param_dtype. */
 MS_API ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t);
 /** Replace the gradient (copied into the leaf's own memory, or into what no_sync accumulates); NULL
