@@ -2,6 +2,7 @@
  * decides the bits of their results, which had better be. */
 #include "fsdp.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,56 +38,84 @@ static void describe(const ms_fsdp_tree *tree, int32_t i, plan_entry *e)
     }
 }
 
-/* Every rank's plan beside this one's; names the first unit that differs. */
-ms_status msi_plans_agree(ms_fsdp_tree *tree)
+/* "'h.0' (1,234 elements in 12 parameters, FULL_SHARD, dtypes f32/bf16/f32)" */
+static void entry_text(const plan_entry *e, char *text, size_t nbytes)
 {
-    int32_t n = tree->n_units, most = n;
-    int32_t counts[128];
-    plan_entry *mine = NULL, *all = NULL;
-    ms_status status;
+    static const char *const strategies[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"};
 
-    if (tree->world > MSI_COUNT(counts)) {
-        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "world size is %d, expected at most %d",
-                       (int)tree->world, MSI_COUNT(counts));
+    if (e->n_params == 0) {
+        snprintf(text, nbytes, "missing");
+        return;
     }
-    MS_TRY(msi_comm_gather_bytes(tree->comm, "plan size", &n, sizeof(n), counts));
-    for (int32_t q = 0; q < tree->world; q++) {
-        most = counts[q] > most ? counts[q] : most;
-    }
-    mine = calloc((size_t)most + 1, sizeof(*mine));
-    all = calloc(((size_t)most + 1) * (size_t)tree->world, sizeof(*all));
-    if (mine == NULL || all == NULL) {
-        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare plans of %d units", (int)most);
-        goto done;
-    }
-    for (int32_t i = 0; i < n; i++) {
-        describe(tree, i, &mine[i]);
-    }
-    MS_TRY_GOTO(
-        msi_comm_gather_bytes(tree->comm, "plan", mine, (int64_t)sizeof(*mine) * (most + 1), all),
-        done);
-    for (int32_t i = 0; i < most && status == MS_OK; i++) {
-        const plan_entry *first = &all[i];
+    snprintf(text, nbytes, "'%s' (%lld elements in %d parameters, %s, dtypes %s/%s/%s)", e->name,
+             (long long)e->numel, e->n_params, strategies[e->strategy],
+             ms_dtype_name(e->orig_dtype), ms_dtype_name(e->param_dtype),
+             ms_dtype_name(e->reduce_dtype));
+}
 
-        for (int32_t q = 1; q < tree->world && status == MS_OK; q++) {
-            const plan_entry *other = &all[(int64_t)q * (most + 1) + i];
+/* Compare plans `all` (world, most) with rank 0's. */
+static ms_status compare_plans(const plan_entry *all, int32_t world, int32_t most)
+{
+    char first[256], other[256];
 
-            if (memcmp(first, other, sizeof(*first)) != 0) {
-                status = MS_FAIL(
-                    MS_COMM_ERROR,
-                    "the ranks wrapped different models: unit %d is '%s' (%lld elements "
-                    "in %d parameters, strategy %d, dtypes %s/%s/%s) on rank 0 and '%s' "
-                    "(%lld elements in %d parameters, strategy %d, dtypes %s/%s/%s) on "
-                    "rank %d",
-                    (int)i, first->name, (long long)first->numel, first->n_params, first->strategy,
-                    ms_dtype_name(first->orig_dtype), ms_dtype_name(first->param_dtype),
-                    ms_dtype_name(first->reduce_dtype), other->name, (long long)other->numel,
-                    other->n_params, other->strategy, ms_dtype_name(other->orig_dtype),
-                    ms_dtype_name(other->param_dtype), ms_dtype_name(other->reduce_dtype), (int)q);
+    for (int32_t i = 0; i < most; i++) {
+        for (int32_t q = 1; q < world; q++) {
+            const plan_entry *theirs = &all[(int64_t)q * most + i];
+
+            if (memcmp(&all[i], theirs, sizeof(*theirs)) != 0) {
+                entry_text(&all[i], first, sizeof(first));
+                entry_text(theirs, other, sizeof(other));
+                return MS_FAIL(MS_COMM_ERROR,
+                               "the ranks wrapped different models: unit %d is %s on rank 0 and %s "
+                               "on rank %d",
+                               (int)i, first, other, (int)q);
             }
         }
     }
-done:
+    return MS_OK;
+}
+
+/* The most units any rank has, into `*most` (0 before). */
+static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
+{
+    int32_t *counts = calloc((size_t)tree->world, sizeof(*counts));
+
+    if (counts == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the plans of %d ranks",
+                       (int)tree->world);
+    }
+    ms_status status =
+        msi_comm_gather_bytes(tree->comm, "plan size", &tree->n_units, sizeof(*counts), counts);
+
+    for (int32_t q = 0; status == MS_OK && q < tree->world; q++) {
+        *most = counts[q] > *most ? counts[q] : *most;
+    }
+    free(counts);
+    return status;
+}
+
+ms_status msi_plans_agree(ms_fsdp_tree *tree)
+{
+    int32_t most = 0;
+
+    MS_TRY(largest_tree(tree, &most));
+    plan_entry *mine = calloc((size_t)most + 1, sizeof(*mine));
+    plan_entry *all = calloc((size_t)most * (size_t)tree->world + 1, sizeof(*all));
+    ms_status status = MS_OK;
+
+    if (mine == NULL || all == NULL) {
+        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare plans of %d units", (int)most);
+    }
+    for (int32_t i = 0; status == MS_OK && i < tree->n_units; i++) {
+        describe(tree, i, &mine[i]);
+    }
+    if (status == MS_OK && most > 0) {
+        status =
+            msi_comm_gather_bytes(tree->comm, "plan", mine, (int64_t)sizeof(*mine) * most, all);
+    }
+    if (status == MS_OK) {
+        status = compare_plans(all, tree->world, most);
+    }
     free(mine);
     free(all);
     return status;

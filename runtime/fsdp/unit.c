@@ -174,65 +174,47 @@ static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t 
     return MS_OK;
 }
 
-ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
-                           const ms_fsdp_unit_options *options, ms_tensor *const *params,
-                           int32_t n_params, const char *const *names)
+static ms_status take_options(ms_fsdp_unit_options *o, const ms_fsdp_unit_options *given)
 {
-    ms_fsdp_unit_options o;
-    ms_status status;
-
-    *out = NULL;
-    ms_fsdp_unit_options_init(&o);
-    if (options != NULL) {
-        if (options->struct_size == 0 || options->struct_size > sizeof(o)) {
+    ms_fsdp_unit_options_init(o);
+    if (given != NULL) {
+        if (given->struct_size == 0 || given->struct_size > sizeof(*o)) {
             return MS_FAIL(MS_VALUE_ERROR, "unit options have size %u, expected 1 to %zu",
-                           options->struct_size, sizeof(o));
+                           given->struct_size, sizeof(*o));
         }
-        memcpy(&o, options, options->struct_size);
+        memcpy(o, given, given->struct_size);
     }
-    if (o.strategy < MS_FSDP_FULL_SHARD || o.strategy > MS_FSDP_NO_SHARD) {
+    if (o->strategy < MS_FSDP_FULL_SHARD || o->strategy > MS_FSDP_NO_SHARD) {
         return MS_FAIL(MS_VALUE_ERROR, "sharding strategy %d is none, expected 0 to 2",
-                       (int)o.strategy);
+                       (int)o->strategy);
     }
-    MS_TRY(check_params(name, params, n_params, names));
-    ms_fsdp_unit *u = calloc(1, sizeof(*u));
+    return MS_OK;
+}
 
-    if (u == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for unit '%s'", name);
-    }
-    u->ctx = params[0]->ctx;
+/* Everything that follows from the options, the group and the parameters' dtype. */
+static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options *o,
+                     int32_t orig_dtype)
+{
     u->comm = comm;
-    u->options = o;
+    u->options = *o;
     u->rank = ms_comm_rank(comm);
     u->world = ms_comm_size(comm);
-    u->is_sharded = o.strategy != MS_FSDP_NO_SHARD;
-    u->orig_dtype = params[0]->v.dtype;
-    u->param_dtype = o.param_dtype != MS_DTYPE_NONE ? o.param_dtype : u->orig_dtype;
-    u->reduce_dtype = o.reduce_dtype != MS_DTYPE_NONE  ? o.reduce_dtype
-                      : o.param_dtype != MS_DTYPE_NONE ? o.param_dtype
-                                                       : u->orig_dtype;
-    u->gather_aliases = u->param_dtype == u->orig_dtype && (!u->is_sharded || u->world == 1);
+    u->is_sharded = o->strategy != MS_FSDP_NO_SHARD;
+    u->orig_dtype = orig_dtype;
+    u->param_dtype = o->param_dtype != MS_DTYPE_NONE ? o->param_dtype : orig_dtype;
+    u->reduce_dtype = o->reduce_dtype != MS_DTYPE_NONE  ? o->reduce_dtype
+                      : o->param_dtype != MS_DTYPE_NONE ? o->param_dtype
+                                                        : orig_dtype;
+    u->gather_aliases = u->param_dtype == orig_dtype && (!u->is_sharded || u->world == 1);
     u->post_index = -1;
-    u->name = strdup(name);
-    if (u->name == NULL) {
-        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for unit '%s'", name);
-        goto failed;
-    }
-    if (!ms_dtype_is_floating(u->param_dtype) || !ms_dtype_is_floating(u->reduce_dtype)) {
-        status = MS_FAIL(MS_TYPE_ERROR,
-                         "unit '%s': param_dtype %s and reduce_dtype %s, expected floating dtypes",
-                         name, ms_dtype_name(u->param_dtype), ms_dtype_name(u->reduce_dtype));
-        goto failed;
-    }
-    snprintf(u->absent, sizeof(u->absent), "unit '%s' is sharded", name);
-    MS_TRY_GOTO(take_params(u, params, n_params, names), failed);
-    MS_TRY_GOTO(lay_out(u), failed);
-    MS_TRY_GOTO(msi_storage_wrap(&u->full, u->ctx, MS_STORAGE_SLOT, NULL, 0), failed);
-    u->full->absent = u->absent;
-    u->full->readonly = true;
+}
+
+/* From now on the parameters' masters are this unit's. */
+static ms_status manage_params(ms_fsdp_unit *u)
+{
     bool any_values = false;
 
-    for (int32_t i = 0; i < n_params; i++) {
+    for (int32_t i = 0; i < u->n_params; i++) {
         msi_param *p = u->params[i].tensor->param;
 
         any_values |= p->materialized;
@@ -241,15 +223,56 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
         p->ops = &param_ops;
     }
     msi_unit_sinks_install(u);
-    if (any_values) { /* shard what exists now, so that no full copy stays behind */
-        MS_TRY_GOTO(ms_fsdp_unit_materialize(u), failed);
+    /* shard what exists now, so that no full copy stays behind */
+    return any_values ? ms_fsdp_unit_materialize(u) : MS_OK;
+}
+
+static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *params,
+                       int32_t n_params, const char *const *names)
+{
+    u->name = strdup(name);
+    if (u->name == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for unit '%s'", name);
     }
-    MS_TRY_GOTO(msi_unit_enlist(u), failed);
+    if (!ms_dtype_is_floating(u->param_dtype) || !ms_dtype_is_floating(u->reduce_dtype)) {
+        return MS_FAIL(MS_TYPE_ERROR,
+                       "unit '%s': param_dtype %s and reduce_dtype %s, expected floating dtypes",
+                       name, ms_dtype_name(u->param_dtype), ms_dtype_name(u->reduce_dtype));
+    }
+    snprintf(u->absent, sizeof(u->absent), "unit '%s' is sharded", name);
+    MS_TRY(take_params(u, params, n_params, names));
+    MS_TRY(lay_out(u));
+    MS_TRY(msi_storage_wrap(&u->full, u->ctx, MS_STORAGE_SLOT, NULL, 0));
+    u->full->absent = u->absent;
+    u->full->readonly = true;
+    MS_TRY(manage_params(u));
+    return msi_unit_enlist(u);
+}
+
+ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
+                           const ms_fsdp_unit_options *options, ms_tensor *const *params,
+                           int32_t n_params, const char *const *names)
+{
+    ms_fsdp_unit_options o;
+
+    *out = NULL;
+    MS_TRY(take_options(&o, options));
+    MS_TRY(check_params(name, params, n_params, names));
+    ms_fsdp_unit *u = calloc(1, sizeof(*u));
+
+    if (u == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for unit '%s'", name);
+    }
+    u->ctx = params[0]->ctx;
+    describe(u, comm, &o, params[0]->v.dtype);
+    ms_status status = build(u, name, params, n_params, names);
+
+    if (status != MS_OK) {
+        ms_fsdp_unit_free(u);
+        return status;
+    }
     *out = u;
     return MS_OK;
-failed:
-    ms_fsdp_unit_free(u);
-    return status;
 }
 
 /* Own elements of one parameter, into its place in the shard. */

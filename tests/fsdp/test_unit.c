@@ -216,7 +216,9 @@ static void test_fsdp_unit__ranks_that_wrap_differently_are_told_where(void **st
 
     (void)state;
     assert_ok(ms_dist_threads(2, wrap_differently, messages));
-    assert_non_null(strstr(messages[0], "unit 0 is 'root'"));
+    assert_non_null(strstr(messages[0], "unit 0 is 'root' ("));
+    assert_non_null(strstr(messages[0], "FULL_SHARD, dtypes f32/f32/f32) on rank 0 and 'root' ("));
+    assert_non_null(strstr(messages[0], "SHARD_GRAD_OP, dtypes f32/f32/f32) on rank 1"));
     assert_string_equal(messages[0], messages[1]);
 }
 
