@@ -98,6 +98,8 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype);
  * the processor has no bf16 products (operands are then better widened once than by every product).
  */
 int32_t msi_gemm_operands(ms_context *ctx, int32_t dtype);
+/** Let go of work space kept for the next product. */
+void msi_gemm_trim(ms_context *ctx);
 /** The matrix library behind it, e.g. "oneDNN 2.6.3", or "none". */
 const char *msi_gemm_library(ms_context *ctx);
 /** Matrix primitives created so far in this context (none is created after the second step). */

@@ -21,6 +21,8 @@ typedef struct gemm_state {
     const msi_plugin *plugin; /* NULL: none */
     void *state;              /* the plug-in's */
     bool warned_bf16;
+    void *room; /* for operands widened to f32: as much as the largest product has needed */
+    int64_t room_bytes;
     int32_t bf16_operands; /* the dtype bf16 is multiplied in, -1 until it is asked */
     char name[MS_DTYPE_COUNT][64];
 } gemm_state;
@@ -47,6 +49,7 @@ static void close_state(void *state)
     if (s->state != NULL) {
         s->plugin->close(s->state);
     }
+    msi_release(s->ctx, s->room);
     free(s);
 }
 
@@ -117,6 +120,25 @@ static void cast_matrix(void *out, int32_t out_dtype, int64_t out_row, int64_t o
 
 static ms_status run(gemm_state *s, const msi_gemm_args *g);
 
+static void trim(gemm_state *s)
+{
+    msi_release(s->ctx, s->room);
+    s->room = NULL;
+    s->room_bytes = 0;
+}
+
+/* One room for all products: blocks for each of their sizes would be many times as much. */
+static ms_status widening_room(gemm_state *s, int64_t nbytes, float **room)
+{
+    if (nbytes > s->room_bytes) {
+        trim(s);
+        MS_TRY(msi_alloc(s->ctx, nbytes, MS_MEM_SCRATCH, &s->room));
+        s->room_bytes = nbytes;
+    }
+    *room = s->room;
+    return MS_OK;
+}
+
 /* One matrix of a bf16 product by way of f32. */
 static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
 {
@@ -124,11 +146,10 @@ static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
     bool direct = g->c_dtype == wide;
     int64_t a_numel = g->m * g->k, b_numel = g->k * g->n, c_numel = direct ? 0 : g->m * g->n;
     msi_gemm_args f = *g;
-    void *block = NULL;
-    ms_status status;
+    float *a;
 
-    MS_TRY(msi_alloc(s->ctx, (a_numel + b_numel + c_numel + g->n) * 4, MS_MEM_SCRATCH, &block));
-    float *a = block, *b = a + a_numel, *c = b + b_numel, *bias = c + c_numel;
+    MS_TRY(widening_room(s, (a_numel + b_numel + c_numel + g->n) * 4, &a));
+    float *b = a + a_numel, *c = b + b_numel, *bias = c + c_numel;
 
     f.dtype = f.c_dtype = wide;
     f.a = a;
@@ -150,12 +171,11 @@ static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
             cast_matrix(c, wide, g->n, 1, g->c, narrow, g->c_row, 1, g->m, g->n);
         }
     }
-    status = run(s, &f);
-    if (status == MS_OK && !direct) {
+    MS_TRY(run(s, &f));
+    if (!direct) {
         cast_matrix(g->c, narrow, g->c_row, 1, c, wide, g->n, 1, g->m, g->n);
     }
-    msi_release(s->ctx, block);
-    return status;
+    return MS_OK;
 }
 
 /* Says once that bf16 is computed in f32. */
@@ -280,6 +300,15 @@ int32_t msi_gemm_operands(ms_context *ctx, int32_t dtype)
         }
     }
     return s->bf16_operands;
+}
+
+void msi_gemm_trim(ms_context *ctx)
+{
+    gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
+
+    if (s != NULL) {
+        trim(s);
+    }
 }
 
 const char *msi_gemm_library(ms_context *ctx)

@@ -51,6 +51,7 @@ ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
         *flops = rate > *flops ? rate : *flops;
     } while (ms_time() - begun < seconds);
 done:
+    msi_gemm_trim(ctx);
     msi_release(ctx, memory);
     return status;
 }

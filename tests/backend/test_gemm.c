@@ -286,6 +286,7 @@ static void test_backend_gemm__the_own_kernel_stands_in_for_a_missing_plugin(voi
 static int without_bf16(void)
 {
     const char *kind = NULL, *text = NULL;
+    ms_memory_stats with_room, without;
 
     setenv("MS_CPU_ISA", "v3", 1);
     if (strncmp(msi_gemm_name(msi_context(), MS_DTYPE_F32), "own", 3) == 0) {
@@ -306,6 +307,11 @@ static int without_bf16(void)
     CHILD_CHECK(strcmp(kind, "UserWarning") == 0 && strstr(text, "fp32") != NULL);
     CHILD_CHECK(!ms_warning_take(&kind, &text)); /* once */
     CHILD_CHECK(strncmp(msi_gemm_name(msi_context(), MS_DTYPE_BF16), "fp32 by ", 8) == 0);
+    ms_memory_stats_get(&with_room); /* one room, of the largest: operands, result, bias */
+    msi_gemm_trim(msi_context());
+    ms_memory_stats_get(&without);
+    CHILD_CHECK(with_room.live[MS_MEM_SCRATCH] - without.live[MS_MEM_SCRATCH] ==
+                4 * (70 * 110 + 110 * 90 + 70 * 90 + 90));
     ms_warnings_capture(false);
     ms_close();
     return 0;
