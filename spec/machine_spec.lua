@@ -1,0 +1,26 @@
+-- lua/moonshard/machine.lua: what the runtime says of the machine
+local ms = require 'moonshard'
+
+describe('the machine', function()
+  it('says in one line what decides the bits of results', function()
+    local line = ms.numerics()
+    assert.equal(line, ms.numerics())
+    assert.truthy(line:find(ms.cpu_isa(), 1, true))
+    assert.truthy(line:find('f32 ' .. ms.matmul_name('f32'), 1, true))
+    assert.truthy(line:find('bf16 ' .. ms.matmul_name('bf16'), 1, true))
+    assert.truthy(line:match('build %x%x%x%x%x%x%x%x'))
+  end)
+
+  it('needs room for products of bf16 only where it cannot multiply them', function()
+    local in_f32 = ms.matmul_name('bf16'):match('^fp32') ~= nil
+    assert.equal(0, ms.matmul_scratch('f32', 100, 200, 300))
+    assert.equal(in_f32 and 4 * (100 * 300 + 300 * 200 + 100 * 200 + 200) or 0,
+      ms.matmul_scratch('bf16', 100, 200, 300))
+  end)
+
+  it('measures a matrix peak and counts primitives', function()
+    local before = ms.matmul_created()
+    assert.is_true(ms.matmul_peak('f32', 0.01) > 1e8)
+    assert.is_true(ms.matmul_created() >= before)
+  end)
+end)
