@@ -105,6 +105,7 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
     }
     launch->owner = d;
     launch->n = n;
+    msi_launch_hold_signals(launch);
     *out = launch;
     return MS_OK;
 }
@@ -137,6 +138,7 @@ void msi_launch_free(ms_launch *launch)
     if (launch->owner->launch == launch) {
         launch->owner->launch = NULL;
     }
+    sigprocmask(SIG_SETMASK, &launch->before, NULL);
     msi_job_free(launch->job);
     launch_drop(launch);
 }
@@ -152,14 +154,16 @@ void msi_launch_kill(ms_launch *launch)
     msi_launch_free(launch);
 }
 
-/* First steps of every child: die with the parent, own cores, leave stdin to rank 0. */
-static void settle(pid_t parent, int32_t rank, int32_t n)
+/* First steps of every child: hear signals, die with the parent, own cores, leave stdin to rank 0.
+ */
+static void settle(const ms_launch *launch, pid_t parent, int32_t rank)
 {
+    sigprocmask(SIG_SETMASK, &launch->before, NULL);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
         _exit(128 + SIGKILL); /* it died before that took effect */
     }
-    msi_cores_pin(rank, n);
+    msi_cores_pin(rank, launch->n);
     if (rank > 0) {
         int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 
@@ -192,7 +196,7 @@ static ms_status become_rank(ms_launch *launch, pid_t parent, int32_t rank)
     msi_dist *d = launch->owner;
     msi_job *job = launch->job;
 
-    settle(parent, rank, launch->n);
+    settle(launch, parent, rank);
     msi_job_keep_mail(job, rank);
     launch_drop(launch);
     ms_status status = msi_dist_enter(d, job, rank, "fork", true);
@@ -267,7 +271,7 @@ static void describe_job(const msi_job *job, int32_t rank)
 static _Noreturn void become_program(ms_launch *launch, pid_t parent, int32_t rank,
                                      const char *const *argv, const int32_t *ends)
 {
-    settle(parent, rank, launch->n);
+    settle(launch, parent, rank);
     if (ends != NULL) {
         dup2(ends[0], STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);

@@ -4,6 +4,8 @@
 
 #include "control.h"
 
+#include <signal.h>
+
 enum { MSI_LINE = 8192 }; /* longest line that is prefixed as one */
 
 /* What a rank prints, until a line is whole. */
@@ -25,8 +27,14 @@ struct ms_launch {
     msi_dist *owner;
     msi_job *job;
     int32_t n;
+    /* [Note: signals] Signals that are relayed to the ranks wait from before the first rank starts
+     * until the launcher reads them, so that none ends the launcher alone. */
+    sigset_t relayed, before; /* ... and the mask that the launcher and its ranks go back to */
     msi_child child[MSI_MAX_RANKS];
 };
+
+/* Hold back the signals to be relayed; of those that the process does not ignore. */
+void msi_launch_hold_signals(ms_launch *launch);
 
 void msi_launch_free(ms_launch *launch);
 /* Kill and reap what runs, then free. */

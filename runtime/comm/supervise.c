@@ -188,16 +188,17 @@ static void read_signals(supervisor *s)
     }
 }
 
-static void choose_signals(sigset_t *set)
+void msi_launch_hold_signals(ms_launch *launch)
 {
-    sigemptyset(set);
+    sigemptyset(&launch->relayed);
     for (int32_t i = 0; i < MSI_COUNT(relayed); i++) {
         struct sigaction now;
 
         if (sigaction(relayed[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN) {
-            sigaddset(set, relayed[i]);
+            sigaddset(&launch->relayed, relayed[i]);
         }
     }
+    sigprocmask(SIG_BLOCK, &launch->relayed, &launch->before);
 }
 
 /* -- the loop ---------------------------------------------------------------------------------- */
@@ -270,15 +271,12 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
 {
     static _Thread_local char line[MSI_TEXT];
     supervisor s = {.launch = launch, .job = launch->job, .alive = launch->n};
-    sigset_t wanted, before;
     int32_t subject, why;
     ms_status kind;
     const char *text;
 
     line[0] = '\0';
-    choose_signals(&wanted);
-    sigprocmask(SIG_BLOCK, &wanted, &before);
-    s.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+    s.signal_fd = signalfd(-1, &launch->relayed, SFD_CLOEXEC | SFD_NONBLOCK);
     supervise(&s);
     if (msi_job_aborted(s.job, &subject, &why, &kind, &text)) {
         snprintf(line, sizeof(line), "%s", text);
@@ -290,7 +288,6 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     if (s.signal_fd >= 0) {
         close(s.signal_fd);
     }
-    sigprocmask(SIG_SETMASK, &before, NULL);
     msi_launch_free(launch);
     return MS_OK;
 }

@@ -174,8 +174,9 @@ typedef struct stop {
     _Atomic int32_t ready; /* ranks in their loop */
     int32_t pid[4];
     int32_t step[4], signal[4];
-    bool deaf;  /* ranks loop without the runtime */
-    bool plain; /* ranks leave signals to the system */
+    bool deaf;         /* ranks loop without the runtime */
+    bool plain;        /* ranks leave signals to the system */
+    _Atomic bool busy; /* the launcher has yet to come to waiting */
 } stop;
 
 static ms_status step_until_stopped(void *user, int32_t rank)
@@ -205,9 +206,15 @@ static pid_t start_supervisor(int32_t n, stop *s)
     pid_t pid = fork();
 
     if (pid == 0) {
+        ms_launch *launch = launch_processes(n, step_until_stopped, s);
         const char *cause;
+        int32_t code = -1;
 
-        _exit(run_processes(n, step_until_stopped, s, &cause));
+        while (atomic_load(&s->busy)) {
+            sleep_ms(1);
+        }
+        ms_launch_wait(launch, &code, &cause);
+        _exit(code);
     }
     for (int32_t i = 0; i < 2000 && atomic_load(&s->ready) < n; i++) {
         sleep_ms(1);
@@ -283,6 +290,33 @@ static void test_comm_launch__passes_signals_to_ranks_that_do_not_catch_them(voi
     kill(pid, SIGTERM);
     assert_int_equal(code_of(pid), 128 + SIGTERM);
     reports_free((report *)(void *)s, 1);
+}
+
+static void test_comm_launch__relays_a_signal_that_came_before_it_waited(void **state)
+{
+    sigset_t before, after;
+    stop *s = stop_new();
+
+    (void)state;
+    sigprocmask(SIG_BLOCK, NULL, &before);
+    s->plain = true;
+    s->busy = true;
+    pid_t pid = start_supervisor(2, s);
+
+    kill(pid, SIGTERM);
+    sleep_ms(5);
+    assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
+    atomic_store(&s->busy, false);
+    assert_int_equal(code_of(pid), 128 + SIGTERM);
+    reports_free((report *)(void *)s, 1);
+
+    const char *cause; /* whoever has waited hears signals as before */
+
+    assert_int_equal(run_processes(1, do_nothing, NULL, &cause), 0);
+    sigprocmask(SIG_BLOCK, NULL, &after);
+    for (int signal = 1; signal < 32; signal++) {
+        assert_int_equal(sigismember(&before, signal), sigismember(&after, signal));
+    }
 }
 
 static void test_comm_launch__takes_its_ranks_along_when_killed(void **state)
@@ -472,6 +506,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_comm_launch__stops_all_ranks_after_the_same_step),
         cmocka_unit_test(test_comm_launch__ends_deaf_ranks_at_the_second_interrupt),
         cmocka_unit_test(test_comm_launch__passes_signals_to_ranks_that_do_not_catch_them),
+        cmocka_unit_test(test_comm_launch__relays_a_signal_that_came_before_it_waited),
         cmocka_unit_test(test_comm_launch__takes_its_ranks_along_when_killed),
         cmocka_unit_test(test_comm_launch__prefixes_whole_lines_of_programs),
         cmocka_unit_test(test_comm_launch__names_what_ended_a_program),
