@@ -219,8 +219,8 @@ ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
         return MS_OUT_OF_MEMORY;
     }
     MS_TRY(check_forkable(d));
-    MS_TRY(launch_new(&launch, d, n));
     fflush(NULL); /* or every child would print it again */
+    MS_TRY(launch_new(&launch, d, n));
     for (int32_t r = 0; r < n; r++) {
         pid_t pid = fork();
 
@@ -343,8 +343,8 @@ ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bo
         return MS_FAIL(MS_VALUE_ERROR, "no program to run, expected at least one argument");
     }
     MS_TRY(check_no_ranks(d));
-    MS_TRY(launch_new(&launch, d, n));
     fflush(NULL);
+    MS_TRY(launch_new(&launch, d, n));
     for (int32_t r = 0; r < n; r++) {
         ms_status status = start_program(launch, r, argv, prefix);
 

@@ -132,10 +132,17 @@ typedef struct watch {
     uint64_t waits[MSI_MAX_RANKS], checks[MSI_MAX_RANKS];
 } watch;
 
+/* Order matters, as figures of several ranks are no moment in time: `waits` of all ranks are taken
+ * before `checks` of any, and looked at again after them. So whoever looked twice since did it
+ * after everybody had come to the wait in which all are found again. */
 static bool everybody_waits_in_vain(const ms_comm *c, watch *w)
 {
     bool same = w->set, looked = true;
+    uint64_t checks[MSI_MAX_RANKS];
 
+    for (int32_t r = 0; r < c->job->world; r++) {
+        checks[r] = atomic_load(&c->job->block->slot[r].checks);
+    }
     for (int32_t r = 0; r < c->job->world; r++) {
         msi_slot_rank *slot = &c->job->block->slot[r];
         int32_t state = atomic_load(&slot->state);
@@ -143,15 +150,15 @@ static bool everybody_waits_in_vain(const ms_comm *c, watch *w)
         if (r == c->slot[c->rank] || state == MSI_RANK_LEFT || state == MSI_RANK_DEAD) {
             continue;
         }
-        uint64_t waits = atomic_load(&slot->waits), checks = atomic_load(&slot->checks);
-
-        same = same && atomic_load(&slot->waiting) != 0 && waits == w->waits[r];
-        looked = looked && checks >= w->checks[r] + 2;
+        same = same && atomic_load(&slot->waiting) != 0 && atomic_load(&slot->waits) == w->waits[r];
+        looked = looked && checks[r] >= w->checks[r] + 2;
     }
     if (!same) { /* some rank has moved: take all figures anew */
         w->set = true;
         for (int32_t r = 0; r < c->job->world; r++) {
             w->waits[r] = atomic_load(&c->job->block->slot[r].waits);
+        }
+        for (int32_t r = 0; r < c->job->world; r++) {
             w->checks[r] = atomic_load(&c->job->block->slot[r].checks);
         }
     }

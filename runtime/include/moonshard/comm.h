@@ -34,7 +34,8 @@ typedef struct ms_dist_info {
 
 /**
  * Fork `n` ranks. In a child: `*rank` is its rank, `*out` NULL, the world group is ready. In the
- * caller: `*rank` is -1 and `*out` must be given to ms_launch_wait().
+ * caller: `*rank` is -1 and `*out` must be given to ms_launch_wait(); until then SIGINT, SIGTERM,
+ * SIGHUP and SIGUSR1 are held back, to be relayed.
  * @return MS_RUNTIME_ERROR, naming the reason, when tensors are live, another thread runs, a
  *         device is up or ranks exist already
  */
