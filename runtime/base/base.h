@@ -91,6 +91,13 @@ const char *msi_switch_text(const char *name, const char *fallback);
 /** True for exactly "1". */
 bool msi_switch_on(const char *name);
 
+/** x for a host: every NaN becomes the plain one. LuaJIT keeps types in the bits of other NaNs and
+ * does not look when it reads a double from C, so a crafted one would pass for an object. */
+static inline double msi_plain_nan(double x)
+{
+    return x != x ? __builtin_nan("") : x;
+}
+
 uint64_t msi_mix64(uint64_t x);
 int64_t msi_now_ns(void);
 

@@ -50,7 +50,7 @@ ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double m
         }
     }
     if (total != NULL) {
-        *total = norm;
+        *total = msi_plain_nan(norm);
     }
     return MS_OK;
 }

@@ -80,7 +80,11 @@ ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim, c
 
 ms_status ms_tensor_to_doubles(const ms_tensor *t, double *values, int64_t n)
 {
-    return with_doubles((ms_tensor *)(uintptr_t)t, values, n, false);
+    MS_TRY(with_doubles((ms_tensor *)(uintptr_t)t, values, n, false));
+    for (int64_t i = 0; i < n; i++) {
+        values[i] = msi_plain_nan(values[i]);
+    }
+    return MS_OK;
 }
 
 ms_status ms_tensor_item(const ms_tensor *t, double *value)

@@ -232,9 +232,33 @@ static void test_tensor_parameter__takes_memory_only_when_materialised(void **st
     ms_tensor_free(a);
 }
 
+/* A NaN's other bits must not reach Lua, which keeps types there. */
+static void test_tensor__every_nan_reads_as_the_plain_one(void **state)
+{
+    uint32_t narrow[3] = {0xffffffff, 0x7f800001, 0xfffe1234};
+    uint64_t wide[3] = {0xffffffffffffffff, 0xfffaffff00000001, 0x7ff8dead00000000}, bits;
+    const double plain = __builtin_nan("");
+    ms_tensor *t;
+    double x[3];
+
+    (void)state;
+    for (int32_t k = 0; k < 2; k++) {
+        assert_ok(ms_tensor_borrow(&t, k == 0 ? MS_DTYPE_F32 : MS_DTYPE_F64, 1, &(int64_t){3},
+                                   k == 0 ? (void *)narrow : (void *)wide));
+        assert_ok(ms_tensor_to_doubles(t, x, 3));
+        for (int32_t i = 0; i < 3; i++) {
+            assert_memory_equal(&x[i], &plain, sizeof(plain));
+        }
+        ms_tensor_free(t);
+    }
+    memcpy(&bits, &plain, sizeof(bits));
+    assert_int_equal(bits, 0x7ff8000000000000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tensor__every_nan_reads_as_the_plain_one),
         cmocka_unit_test(test_tensor__values_go_in_and_out_in_every_dtype),
         cmocka_unit_test(test_tensor__bad_shapes_are_named),
         cmocka_unit_test(test_tensor__a_meta_tensor_has_no_values),
