@@ -19,10 +19,12 @@ typedef struct msi_saved {
     int64_t version;
 } msi_saved;
 
-/* Called before a node's backward runs; once, then dropped. */
+/* Called before a node's backward runs; once. `drop` (or NULL) follows, or comes when the node dies
+ * without a backward. */
 typedef struct msi_pre_hook {
     ms_status (*fn)(void *user);
     void *user;
+    void (*drop)(void *user);
 } msi_pre_hook;
 
 /* Where a leaf's gradient is born, and who is told. Owned by whoever set it (a unit). Within one

@@ -115,11 +115,12 @@ ms_status msi_hooks_run_pre(msi_node *node)
 {
     while (node->pre != NULL) {
         msi_hooks *hook = node->pre;
-        const msi_pre_hook pre = hook->pre;
 
         node->pre = hook->next;
+        ms_status status = hook->pre.fn(hook->pre.user);
+
         msi_tape_drop_hook(hook);
-        MS_TRY(pre.fn(pre.user));
+        MS_TRY(status);
     }
     return MS_OK;
 }
@@ -202,7 +203,7 @@ ms_status ms_hook_remove(ms_tensor *t, int64_t id)
 
 bool msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook pre)
 {
-    const msi_hooks hook = {.kind = MSI_HOOK_PRE, .pre = pre};
+    const msi_hooks hook = {.kind = MSI_HOOK_PRE, .pre = pre, .user = pre.user, .drop = pre.drop};
 
     return t->grad_fn != NULL && add(&t->grad_fn->pre, t->grad_fn->tape, &hook, NULL) == MS_OK;
 }

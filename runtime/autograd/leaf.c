@@ -55,21 +55,17 @@ ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)
     return t->grad != NULL ? msi_tensor_new(out, t->ctx, &t->grad->v) : MS_OK;
 }
 
-/* A gradient has the shape of its tensor, or that of the local part of a sharded parameter. */
-static ms_status check_grad_shape(const ms_tensor *t, const ms_tensor *grad)
+/* Shape and dtype a gradient of `t` has: those of the present one, of t, or what t's manager says.
+ */
+static msi_view gradient_like(const ms_tensor *t)
 {
-    const msi_view *like =
-        t->grad != NULL ? &t->grad->v
-        : t->param != NULL && t->param->unit != NULL && t->param->master.storage != NULL
-            ? &t->param->master
-            : &t->v;
+    const msi_param *p = t->param;
+    msi_view like = t->grad != NULL ? t->grad->v : t->v;
 
-    if (!msi_view_same_shape(&grad->v, like)) {
-        return MS_FAIL(MS_VALUE_ERROR, "the gradient of %s has shape %s, expected %s",
-                       msi_tensor_label(t), msi_shape_text(grad->v.ndim, grad->v.shape),
-                       msi_shape_text(like->ndim, like->shape));
+    if (t->grad == NULL && p != NULL && p->ops != NULL && p->ops->gradient_like != NULL) {
+        p->ops->gradient_like(p->unit, p->unit_index, &like);
     }
-    return MS_OK;
+    return like;
 }
 
 ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
@@ -92,14 +88,20 @@ ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
         return MS_FAIL(MS_TYPE_ERROR, "only floating tensors have gradients, got %s",
                        ms_dtype_name(t->v.dtype));
     }
-    MS_TRY(check_grad_shape(t, grad));
+    const msi_view like = gradient_like(t);
+
+    if (!msi_view_same_shape(&grad->v, &like)) {
+        return MS_FAIL(MS_VALUE_ERROR, "the gradient of %s has shape %s, expected %s",
+                       msi_tensor_label(t), msi_shape_text(grad->v.ndim, grad->v.shape),
+                       msi_shape_text(like.ndim, like.shape));
+    }
     if (t->grad != NULL) {
         t->grad->v.storage->version++;
         return msi_copy(&t->grad->v, &grad->v, false);
     }
     msi_view v;
 
-    MS_TRY(msi_view_like(&v, t->ctx, &grad->v, t->v.dtype, MS_MEM_GRADIENT, true));
+    MS_TRY(msi_view_like(&v, t->ctx, &grad->v, like.dtype, MS_MEM_GRADIENT, true));
     ms_status status = msi_tensor_new_internal(&t->grad, t->ctx, &v);
 
     msi_storage_release(v.storage);

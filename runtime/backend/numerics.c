@@ -47,7 +47,8 @@ static bool read_notes(const char *at, size_t n, build *b)
         if (size > n) {
             return false;
         }
-        if (note.n_type == NT_GNU_BUILD_ID) {
+        if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == sizeof(ELF_NOTE_GNU) &&
+            memcmp(at + sizeof(note), ELF_NOTE_GNU, sizeof(ELF_NOTE_GNU)) == 0) {
             for (size_t i = 0; i < note.n_descsz && 2 * i + 2 < BUILD_TEXT; i++) {
                 snprintf(b->text + 2 * i, 3, "%02x", id[i]);
             }

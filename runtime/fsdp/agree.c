@@ -13,7 +13,7 @@ typedef struct plan_entry {
     char name[64];
     int64_t numel, shard_numel;
     uint64_t params; /* hash of names, shapes, order */
-    int32_t strategy, orig_dtype, param_dtype, reduce_dtype, n_params, n_units;
+    int32_t strategy, orig_dtype, param_dtype, reduce_dtype, n_params;
 } plan_entry;
 
 static void describe(const ms_fsdp_tree *tree, int32_t i, plan_entry *e)
@@ -29,7 +29,6 @@ static void describe(const ms_fsdp_tree *tree, int32_t i, plan_entry *e)
     e->param_dtype = u->param_dtype;
     e->reduce_dtype = u->reduce_dtype;
     e->n_params = u->n_params;
-    e->n_units = tree->n_units;
     for (int32_t p = 0; p < u->n_params; p++) {
         const msi_param *param = u->params[p].tensor->param;
 
@@ -66,9 +65,12 @@ static ms_status compare_plans(const plan_entry *all, int32_t world, int32_t mos
                 entry_text(&all[i], first, sizeof(first));
                 entry_text(theirs, other, sizeof(other));
                 return MS_FAIL(MS_COMM_ERROR,
-                               "the ranks wrapped different models: unit %d is %s on rank 0 and %s "
-                               "on rank %d",
-                               (int)i, first, other, (int)q);
+                               "the ranks wrapped different models: unit %d is %s on rank 0 and "
+                               "%s on rank %d%s",
+                               (int)i, first, other, (int)q,
+                               all[i].params != theirs->params && strcmp(first, other) == 0
+                                   ? ", with other names, shapes or order of parameters"
+                                   : "");
             }
         }
     }

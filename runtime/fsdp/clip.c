@@ -225,6 +225,21 @@ done:
     return status;
 }
 
+static ms_status check_reduced(const ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        const ms_fsdp_unit *u = tree->units[i];
+
+        if (msi_unit_has_levels(u)) {
+            return MS_FAIL(MS_RUNTIME_ERROR,
+                           "clip_grad_norm: gradients of unit '%s' were accumulated inside no_sync "
+                           "and are not reduced yet; run the last backward outside no_sync",
+                           u->name);
+        }
+    }
+    return MS_OK;
+}
+
 ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, double max_norm, double norm_type,
                                       double *total)
 {
@@ -233,8 +248,9 @@ ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, double max_norm, doubl
 
     MS_TRY(msi_norm_type(norm_type, &largest));
     MS_TRY(ms_fsdp_tree_init(tree));
+    MS_TRY(check_reduced(tree));
     MS_TRY(total_norm(tree, largest, &folded));
-    *total = msi_norm_finish(folded, largest);
+    *total = msi_plain_nan(msi_norm_finish(folded, largest));
     double coefficient = msi_clip_coefficient(max_norm, *total);
 
     for (int32_t i = 0; i < tree->n_units; i++) {

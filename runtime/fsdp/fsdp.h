@@ -73,6 +73,14 @@ typedef struct msi_unit_param {
     msi_grad_sink sink;
 } msi_unit_param;
 
+/* One forward of a unit: see pass.c. */
+typedef struct msi_pass {
+    ms_fsdp_unit *unit; /* NULL: freed since */
+    uint64_t place;     /* the tape's, when it began */
+    int32_t refcount;   /* the unit while it runs, hooks on its results; 0: free */
+    struct msi_pass *next;
+} msi_pass;
+
 /* A node of the tree over the micro-batches of this rank. */
 typedef struct msi_level {
     void *data; /* NULL: empty */
@@ -112,11 +120,11 @@ struct ms_fsdp_unit {
     int32_t post_index; /* place in the tree's post-forward order, -1: none */
     int32_t in_forward;
     bool needs_pre_backward, ran_pre_backward;
-    uint64_t began_at; /* the tape's place before the first forward of the iteration */
-    bool has_begun;
-    bool lingers;    /* in backward: unsharded until everything made since `began_at` has run */
-    int32_t pending; /* leaves of the running backward still to come */
-    bool expecting;  /* has leaves in the running backward */
+    msi_pass *pass;   /* the running forward's, or NULL */
+    msi_pass *passes; /* all records */
+    int32_t lingers;  /* passes whose ops may still read frozen parameters in this backward */
+    int32_t pending;  /* leaves of the running backward still to come */
+    bool expecting;   /* has leaves in the running backward */
     msi_grad_slot *grad_home;
     msi_grad_slot *grad_slot;
     uint64_t grad_generation, grad_seq;
@@ -176,6 +184,7 @@ struct ms_fsdp_tree {
     bool pre_order_fixed;
     int32_t forward_depth;
     bool in_backward;
+    bool condemned; /* freed by its owner in the middle of a backward: to be swept up later */
 };
 
 /* -- slots.c: parameters ----------------------------------------------------------------------- */
@@ -239,6 +248,12 @@ ms_status msi_unit_gradient_complete(ms_fsdp_unit *u);
 /* Drop the running backward's gradient after an error. */
 void msi_unit_gradient_drop(ms_fsdp_unit *u);
 
+/* -- pass.c ------------------------------------------------------------------------------------ */
+ms_status msi_pass_new(msi_pass **out, ms_fsdp_unit *u, uint64_t place);
+msi_pass *msi_pass_retain(msi_pass *pass);
+void msi_pass_drop(void *pass); /* NULL is allowed */
+void msi_unit_passes_free(ms_fsdp_unit *u);
+
 /* -- levels.c ---------------------------------------------------------------------------------- */
 bool msi_unit_has_levels(const ms_fsdp_unit *u);
 void msi_unit_levels_free(ms_fsdp_unit *u);
@@ -254,6 +269,8 @@ ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view
 /* -- reduce.c ---------------------------------------------------------------------------------- */
 /* The gradient in the unit's slot is complete: tell the peers, queue its reduction. */
 ms_status msi_gradient_announce(ms_fsdp_unit *u);
+/* The unit's part of msi_param_ops. */
+void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 /* Reduce everything that is queued; waits. */
 ms_status msi_gradients_finish(ms_fsdp_tree *tree);
 

@@ -135,7 +135,7 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u)
         atomic_store(&u->grad_slot->words[u->rank].read, u->grad_generation);
         u->grad_slot->holder = NULL;
         u->grad_slot = NULL;
-        u->leaf = NULL;
+        u->leaf = u->leaf_private ? u->leaf : NULL;
         msi_comm_ring(u->comm);
     }
     if (u->leaf_private) {
@@ -150,6 +150,9 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u)
         u->grad_phase = MSI_GRAD_NONE;
     }
     u->pending = 0;
+    if (u->expecting) { /* units may be at different leaves now: drop all that was accumulated */
+        msi_unit_levels_free(u);
+    }
     for (int32_t i = 0; i < u->n_params; i++) {
         u->params[i].contributed = false;
         if (u->expecting) {

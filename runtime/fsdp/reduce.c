@@ -49,17 +49,28 @@ bool msi_reduce_possible(ms_fsdp_unit *u)
                                                : false;
 }
 
-/* A parameter's place in the reduced gradient: this rank's elements, or (NO_SHARD) all. */
-static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
+void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
 {
-    const msi_param *param = p->tensor->param;
-    msi_view v = {.storage = u->grad, .offset = p->piece.offset_in_shard};
+    const ms_fsdp_unit *u = unit;
+    const msi_unit_param *p = &u->params[index];
 
-    if (u->is_sharded) {
-        msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+    *like = (msi_view){.storage = NULL};
+    if (u->is_sharded) { /* this rank's elements */
+        msi_view_set_contiguous(like, u->orig_dtype, 1, &p->piece.numel);
     } else {
-        msi_view_set_contiguous(&v, u->orig_dtype, param->ndim, param->shape);
+        msi_view_set_contiguous(like, u->orig_dtype, p->tensor->param->ndim,
+                                p->tensor->param->shape);
     }
+}
+
+/* A parameter's place in the reduced gradient. */
+static msi_view reduced_view(ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    msi_view v;
+
+    msi_unit_gradient_like(u, (int32_t)(p - u->params), &v);
+    v.storage = u->grad;
+    v.offset = p->piece.offset_in_shard;
     return v;
 }
 
@@ -72,8 +83,8 @@ static ms_status prepare_piece(ms_fsdp_unit *u, msi_unit_param *p)
     if (p->tensor->grad == NULL) {
         return msi_fill(&v, 0);
     }
-    if (p->tensor->grad->v.storage == u->grad) {
-        return MS_OK;
+    if (p->tensor->grad->v.storage == u->grad || !p->tensor->requires_grad) {
+        return MS_OK; /* nothing comes for a frozen one */
     }
     MS_TRY(msi_copy(&v, &p->tensor->grad->v, false));
     ms_tensor_free(p->tensor->grad);

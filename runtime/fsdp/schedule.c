@@ -47,11 +47,10 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
     ms_fsdp_tree *tree = u->tree;
 
     MS_TRY(check_in_tree(u));
-    u->in_forward++;
-    if (!u->has_begun && ms_grad_enabled()) {
-        u->has_begun = true;
-        u->began_at = msi_autograd_now(u->ctx);
+    if (u->pass == NULL && ms_grad_enabled()) {
+        MS_TRY(msi_pass_new(&u->pass, u, msi_autograd_now(u->ctx)));
     }
+    u->in_forward++;
     MS_TRY(msi_unit_unshard(u));
     if (!tree->pre_order_fixed && tree->n_pre < tree->n_units) {
         tree->pre_order[tree->n_pre++] = u;
@@ -68,23 +67,39 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
 
 static ms_status pre_backward(void *user);
 
+/* Before any of the outputs is differentiated the unit must be unsharded again. */
+static void hook_outputs(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
+{
+    for (int32_t i = 0; i < n_outputs; i++) {
+        if (outputs[i] == NULL || !outputs[i]->requires_grad) {
+            continue;
+        }
+        const msi_pre_hook hook = {pre_backward, msi_pass_retain(u->pass), msi_pass_drop};
+
+        if (msi_autograd_pre_hook(outputs[i], hook)) {
+            u->needs_pre_backward = true;
+        } else {
+            msi_pass_drop(u->pass);
+        }
+    }
+}
+
 ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
 {
     ms_fsdp_tree *tree = u->tree;
 
     MS_TRY(check_in_tree(u));
     u->in_forward--;
-    if (ms_grad_enabled()) {
+    if (ms_grad_enabled() && u->pass != NULL) {
         if (u->post_index < 0 && tree->n_post < tree->n_units) {
             u->post_index = tree->n_post;
             tree->post_order[tree->n_post++] = u;
         }
-        for (int32_t i = 0; i < n_outputs; i++) {
-            if (outputs[i] != NULL && outputs[i]->requires_grad &&
-                msi_autograd_pre_hook(outputs[i], (msi_pre_hook){pre_backward, u})) {
-                u->needs_pre_backward = true;
-            }
-        }
+        hook_outputs(u, outputs, n_outputs);
+    }
+    if (u->in_forward == 0) {
+        msi_pass_drop(u->pass);
+        u->pass = NULL;
     }
     if (u->in_forward == 0 && u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root) {
         return msi_unit_reshard(u);
@@ -117,32 +132,36 @@ static bool has_frozen_params(const ms_fsdp_unit *u)
     return false;
 }
 
-/* Everything the unit's forward recorded has run. */
+/* Everything that one of its forwards recorded has run. */
 static ms_status left_behind(void *user)
 {
     ms_fsdp_unit *u = user;
 
-    u->lingers = false;
-    return u->pending == 0 ? msi_unit_post_backward(u) : MS_OK;
+    return --u->lingers == 0 && u->pending == 0 ? msi_unit_post_backward(u) : MS_OK;
 }
 
-/* [Note: frozen parameters] The last op that reads a trainable parameter is the one that finishes
- * its gradient, so a unit may be resharded when its last gradient is complete. Ops that read frozen
+/* [Note: frozen parameters] The last op that differentiates by a trainable parameter finishes its
+ * gradient, so a unit may be resharded when its last gradient is complete. Ops that read frozen
  * parameters finish none: such a unit lingers until backward is past all that its forward did. */
 static ms_status pre_backward(void *user)
 {
-    ms_fsdp_unit *u = user;
+    const msi_pass *pass = user;
+    ms_fsdp_unit *u = pass->unit;
 
+    if (u == NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "the sharded model that made this result was freed; keep "
+                                         "it until backward has run");
+    }
     if (u->tree->summoned) {
         return MS_FAIL(MS_ASSERTION_ERROR, "backward inside summon_full_params");
     }
     MS_TRY(msi_unit_unshard(u));
+    if (has_frozen_params(u)) {
+        MS_TRY(msi_backward_when_behind(u->ctx, pass->place, left_behind, u));
+        u->lingers++;
+    }
     if (!u->ran_pre_backward) {
         u->ran_pre_backward = true;
-        if (has_frozen_params(u)) {
-            u->lingers = true;
-            MS_TRY(msi_backward_when_behind(u->ctx, u->began_at, left_behind, u));
-        }
         if (u->tree->options.backward_prefetch == MS_FSDP_PREFETCH_PRE) {
             MS_TRY(prefetch_backward(u));
         }
@@ -154,7 +173,7 @@ ms_status msi_unit_post_backward(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = u->tree;
 
-    if (u->lingers) {
+    if (u->lingers > 0) {
         return MS_OK;
     }
     if (u->options.strategy == MS_FSDP_FULL_SHARD || tree->sync) {
@@ -192,7 +211,7 @@ static void forget_iteration(ms_fsdp_tree *tree)
         ms_fsdp_unit *u = tree->units[i];
 
         u->needs_pre_backward = u->ran_pre_backward = u->expecting = false;
-        u->has_begun = u->lingers = false;
+        u->lingers = 0;
         u->post_index = -1;
     }
     tree->n_post = 0;
@@ -236,6 +255,8 @@ void ms_fsdp_tree_reset(ms_fsdp_tree *tree)
     for (int32_t i = 0; i < tree->n_units; i++) {
         msi_unit_gradient_drop(tree->units[i]);
         tree->units[i]->in_forward = 0;
+        msi_pass_drop(tree->units[i]->pass);
+        tree->units[i]->pass = NULL;
     }
     if (!msi_comm_broken(tree->comm)) {
         ms_status status = msi_gradients_finish(tree);

@@ -48,6 +48,9 @@ static void close_registry(void *state)
 
     for (int32_t i = 0; i < r->n_trees; i++) {
         dispose(r->trees[i]);
+        if (r->trees[i]->condemned) {
+            free(r->trees[i]);
+        }
     }
     for (int32_t i = 0; i < r->n_units; i++) {
         msi_unit_dispose(r->units[i]);
@@ -55,6 +58,20 @@ static void close_registry(void *state)
     free(r->trees);
     free(r->units);
     free(r);
+}
+
+/* Free what its owner let go of while a backward ran. */
+static void sweep(registry *r)
+{
+    for (int32_t i = r->n_trees - 1; i >= 0; i--) {
+        ms_fsdp_tree *tree = r->trees[i];
+
+        if (tree->condemned && !tree->in_backward) {
+            r->trees[i] = r->trees[--r->n_trees];
+            dispose(tree);
+            free(tree);
+        }
+    }
 }
 
 static ms_status registry_of(ms_context *ctx, registry **out)
@@ -72,6 +89,7 @@ static ms_status enlist(ms_fsdp_tree *tree)
     registry *r;
 
     MS_TRY(registry_of(tree->ctx, &r));
+    sweep(r);
     ms_fsdp_tree **trees = realloc(r->trees, sizeof(*trees) * (size_t)(r->n_trees + 1));
 
     if (trees == NULL) {
@@ -180,8 +198,13 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
     if (tree == NULL) {
         return;
     }
+    if (tree->ctx != NULL && tree->in_backward) {
+        tree->condemned = true; /* a collector came in the middle of a backward */
+        return;
+    }
     if (tree->ctx != NULL) {
         delist(tree);
+        sweep(tree->ctx->room[MSI_ROOM_FSDP]);
         dispose(tree);
     }
     free(tree);

@@ -79,6 +79,7 @@ static const msi_param_ops param_ops = {
     .touched = touched,
     .materialize = materialize,
     .orphan = orphan,
+    .gradient_like = msi_unit_gradient_like,
     .accumulates = msi_unit_accumulates,
     .accumulated = msi_unit_accumulated,
     .replace_accumulated = msi_unit_replace_accumulated,
@@ -218,6 +219,9 @@ static ms_status manage_params(ms_fsdp_unit *u)
         msi_param *p = u->params[i].tensor->param;
 
         any_values |= p->materialized;
+        ms_tensor_free(
+            u->params[i].tensor->grad); /* of the whole parameter: no place for it here */
+        u->params[i].tensor->grad = NULL;
         p->unit = u;
         p->unit_index = i;
         p->ops = &param_ops;
@@ -356,6 +360,7 @@ void ms_fsdp_unit_free(ms_fsdp_unit *u)
 
 void msi_unit_dispose(ms_fsdp_unit *u)
 {
+    msi_unit_passes_free(u);
     msi_unit_levels_free(u);
     if (u->leaf_private) {
         msi_release(u->ctx, u->leaf);

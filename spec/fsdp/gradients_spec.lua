@@ -95,22 +95,63 @@ describe('gradients of sharded parameters', function()
     end)
   end)
 
-  it('take values from outside, before and inside no_sync', function()
+  for _, strategy in ipairs(STRATEGIES) do
+    for world = 1, 2 do
+      it(('take values from outside, with %s on %d ranks'):format(strategy, world), function()
+        ms.dist.spawn(world, function(rank)
+          local model = linear(strategy)
+          local mean = (world + 1) / 2 -- over ranks, of rank + 1
+          pass(model, rank, 1)
+          local shape = model.weight:grad():shape()
+          model.weight:set_grad(nil)
+          model.weight:set_grad(ms.full(shape, 5))
+          pass(model, rank, 1)
+          checks.close(5 + mean, model.weight:grad():mean():item())
+          model:no_sync(pass, model, rank, 1)
+          checks.raises('ValueError', "the accumulated gradient of 'weight' has shape (7), "
+            .. 'expected (1, 7)', model.weight.set_grad, model.weight, ms.full({ 7 }, 1))
+          model.weight:set_grad(ms.full({ 1, 7 }, 8))
+          checks.close(8, model.weight:grad():mean():item())
+          pass(model, rank, 1)
+          checks.close(5 + mean + 8 + mean, model.weight:grad():mean():item())
+        end)
+      end)
+    end
+  end
+
+  it('have the master dtype when set while the parameters are unsharded', function()
     ms.dist.spawn(2, function(rank)
-      local model = linear('FULL_SHARD')
+      local model = linear('SHARD_GRAD_OP', { param_dtype = 'bf16' })
       pass(model, rank, 1)
-      local numel = model.weight:grad():numel()
+      local shape = model.weight:grad():shape()
       model.weight:set_grad(nil)
-      model.weight:set_grad(ms.full({ numel }, 5))
-      pass(model, rank, 1)
-      checks.close(6.5, model.weight:grad():mean():item()) -- 5 + the mean of 1 and 2
-      model:no_sync(pass, model, rank, 1)
-      checks.raises('ValueError', 'the accumulated gradient of \'weight\' has shape (7), expected '
-        .. '(1, 7)', model.weight.set_grad, model.weight, ms.full({ 7 }, 1))
-      model.weight:set_grad(ms.full({ 1, 7 }, 8))
-      checks.close(8, model.weight:grad():mean():item())
-      pass(model, rank, 1)
-      checks.close(6.5 + 8 + 1.5, model.weight:grad():mean():item())
+      local loss = model(ms.full({ 1, 7 }, 1)):sum()
+      model.weight:set_grad(ms.full(shape, 3))
+      assert.equal('f32', model.weight:grad():dtype())
+      checks.close(3 * math.sqrt(7), model:clip_grad_norm_(1e9), 1e-5)
+      loss:backward()
+    end)
+  end)
+
+  it('stay with frozen parameters that were given some', function()
+    ms.dist.spawn(2, function(rank)
+      ms.manual_seed(1)
+      local model = fsdp.FSDP(nn.Linear(4, 2), { use_orig_params = true })
+      local function run()
+        model(ms.full({ 1, 4 }, rank + 1)):sum():backward()
+      end
+      run()
+      local held = model.bias:grad()
+      model:parameters() -- both ranks look
+      model.bias:requires_grad_(false)
+      model.bias:set_grad(nil)
+      if held then
+        model.bias:set_grad(ms.full(held:shape(), 9))
+      end
+      run()
+      if held then
+        checks.close(9, model.bias:grad():mean():item())
+      end
     end)
   end)
 
@@ -121,8 +162,44 @@ describe('gradients of sharded parameters', function()
       model:no_sync(pass, model, rank, 1)
       checks.raises('RuntimeError', 'accumulated inside no_sync and is not reduced yet', opt.step,
         opt)
+      checks.raises('RuntimeError', 'were accumulated inside no_sync and are not reduced yet',
+        model.clip_grad_norm_, model, 1)
       pass(model, rank, 1)
       opt:step()
+    end)
+  end)
+end)
+
+describe('an error in backward', function()
+  it('drops what every unit has accumulated, whichever came first', function()
+    ms.dist.spawn(2, function(rank)
+      ms.manual_seed(1)
+      local inner = nn.Sequential { nn.Linear(3, 3), nn.Linear(3, 3) }
+      local model = fsdp.FSDP(inner, { auto_wrap_policy = fsdp.always_wrap_policy })
+      local fails = false
+      local function run()
+        local y = model[1](ms.full({ 1, 3 }, rank + 1))
+        y:hook(function()
+          if fails then error('no more', 0) end
+        end)
+        model[2](y):sum():backward()
+      end
+      local function step()
+        ms.scope(function() model:no_sync(run) end)
+        run()
+        return model:clip_grad_norm_(1e9)
+      end
+      model(ms.ones { 1, 3 }) -- the root comes first
+      local expected = step()
+      for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+      model:no_sync(run)
+      fails = true
+      assert.is_false(pcall(model.no_sync, model, run))
+      fails = false
+      for name, p in model:named_parameters() do
+        assert.is_nil(p:grad(), name)
+      end
+      checks.close(expected, step())
     end)
   end)
 end)
@@ -151,13 +228,28 @@ local function input(rank)
   return ms.arange(8):to('f32'):reshape({ 2, 4 }):mul(0.1 * (rank + 1)):sub(0.3)
 end
 
--- The last (rank 1) or first elements of twice the expected gradient.
+-- The last (rank 1) or first elements of twice the expected gradient. Returns how many there are.
 local function check_part(expected, grad, rank)
   local got = grad:reshape({ grad:numel() }):totable()
   local first = rank == 1 and #expected - #got or 0
   for i = 1, #got do
     checks.close(2 * expected[first + i], got[i], 1e-5)
   end
+  return #got
+end
+
+local function wrapped(strategy)
+  local model, units = adapted(), {}
+  for i = 1, #model do
+    units[model[i]] = true
+  end
+  ms.capture_warnings(function()
+    model = fsdp.FSDP(model, {
+      auto_wrap_policy = fsdp.CustomPolicy(function(m) return units[m] or false end),
+      sharding_strategy = strategy, use_orig_params = true,
+    })
+  end)
+  return model
 end
 
 describe('backward past frozen parameters', function()
@@ -174,29 +266,46 @@ describe('backward past frozen parameters', function()
         end
       end)
       ms.dist.spawn(2, function(rank)
-        local model = adapted()
-        local units = {}
-        for i = 1, #model do
-          units[model[i]] = true
-        end
-        ms.capture_warnings(function()
-          model = fsdp.FSDP(model, {
-            auto_wrap_policy = fsdp.CustomPolicy(function(m) return units[m] or false end),
-            sharding_strategy = strategy, use_orig_params = true,
-          })
-        end)
+        local model = wrapped(strategy)
         local arena = model:plan().arena
         for _ = 1, 2 do
           model(input(rank)):sum():backward()
         end
         assert.equal(arena, model:plan().arena) -- every unit gave its slot back in time
+        local checked, all = 0, 0
         for name, p in model:named_parameters() do
           assert.equal(p:requires_grad(), expected[name] ~= false, name)
+          all = all + (expected[name] and #expected[name] or 0)
           if p:grad() then
-            check_part(expected[name], p:grad(), strategy ~= 'NO_SHARD' and rank or 0)
+            checked = checked + check_part(expected[name], p:grad(),
+              strategy ~= 'NO_SHARD' and rank or 0)
           end
         end
+        local total = ms.dist.all_reduce(ms.full({ 1 }, checked)):item()
+        assert.equal(strategy == 'NO_SHARD' and 2 * all or all, total)
       end)
     end)
   end
+
+  it('keeps graphs apart that are differentiated out of order, or never', function()
+    ms.dist.spawn(2, function(rank)
+      local model = wrapped('FULL_SHARD')
+      local arena = model:plan().arena
+      local function loss()
+        return model(input(rank)):sum()
+      end
+      loss():backward()
+      local once = model:clip_grad_norm_(1e9)
+      local a, b = loss(), loss()
+      a:backward()
+      local c = loss()
+      b:backward()
+      c:backward()
+      checks.close(4 * once, model:clip_grad_norm_(1e9), 1e-5)
+      loss() -- a validation that forgot no_grad
+      loss():backward()
+      checks.close(5 * once, model:clip_grad_norm_(1e9), 1e-5)
+      assert.equal(arena, model:plan().arena)
+    end)
+  end)
 end)

@@ -183,6 +183,61 @@ static ms_status hash_initial(void *user, int32_t rank)
     return MS_OK;
 }
 
+static void test_fsdp_unit__a_graph_outlives_its_model(void **state)
+{
+    ms_tensor *ids, *targets, *loss;
+
+    (void)state;
+    assert_ok(ms_scope_open("graphs"));
+    open_model(MS_FSDP_FULL_SHARD);
+    assert_ok(tiny_batch(0, &ids, &targets));
+    for (int32_t i = 0; i < 2; i++) {
+        assert_ok(tiny_forward(&model, ids, targets, &loss));
+    }
+    tiny_free(&model);
+    assert_fails(MS_RUNTIME_ERROR, "the sharded model that made this result was freed",
+                 ms_backward(loss, NULL));
+    assert_ok(ms_scope_close(NULL, 0)); /* the other graph dies without a backward */
+}
+
+/* A collector may free the model in the middle of its backward. */
+static ms_status free_the_model(void *user, ms_tensor *grad, ms_tensor **replacement)
+{
+    (void)grad;
+    (void)replacement;
+    if (model.tree != NULL) {
+        ms_fsdp_tree_free(model.tree);
+        model.tree = NULL;
+    }
+    ++*(int32_t *)user;
+    return MS_OK;
+}
+
+static void test_fsdp_unit__a_model_freed_in_its_backward_goes_afterwards(void **state)
+{
+    ms_tensor *ids, *targets, *loss;
+    ms_memory_stats before, after;
+    int32_t calls = 0;
+
+    (void)state;
+    ms_memory_stats_get(&before);
+    assert_ok(ms_scope_open("graph"));
+    open_model(MS_FSDP_FULL_SHARD);
+    assert_ok(tiny_batch(0, &ids, &targets));
+    assert_ok(tiny_forward(&model, ids, targets, &loss));
+    assert_ok(ms_tensor_hook(loss, free_the_model, &calls, NULL, NULL));
+    assert_ok(ms_backward(loss, NULL));
+    assert_int_equal(1, calls);
+    assert_ok(ms_scope_close(NULL, 0));
+    tiny_free(&model);
+    open_model(MS_FSDP_FULL_SHARD); /* sweeps up */
+    tiny_free(&model);
+    ms_memory_stats_get(&after);
+    for (int32_t kind = 0; kind <= MS_MEM_ARENA; kind++) {
+        assert_int_equal(before.live[kind], after.live[kind]);
+    }
+}
+
 static void test_fsdp_unit__first_values_do_not_depend_on_the_world(void **state)
 {
     uint64_t one[4], three[4];
@@ -232,6 +287,8 @@ int main(void)
         cmocka_unit_test(test_fsdp_unit__gather_and_load_round_trip),
         cmocka_unit_test(test_fsdp_unit__refuses_what_cannot_be_flattened),
         cmocka_unit_test(test_fsdp_unit__a_step_between_forward_and_backward_is_an_error),
+        cmocka_unit_test(test_fsdp_unit__a_graph_outlives_its_model),
+        cmocka_unit_test(test_fsdp_unit__a_model_freed_in_its_backward_goes_afterwards),
         cmocka_unit_test(test_fsdp_unit__first_values_do_not_depend_on_the_world),
         cmocka_unit_test(test_fsdp_unit__ranks_that_wrap_differently_are_told_where),
     };
