@@ -4,6 +4,7 @@
  * The lanes here are columns of C, so vectors may be as wide as each instruction set has them:
  * gemm_tile.h says why that cannot change bits. Without fused multiply-add (decision 8.10) the
  * roof is half of the library's. */
+#include "element.h"
 #include "lanes.h"
 #include "table.h"
 
@@ -20,26 +21,6 @@ enum { VECTOR_BYTES = 16, ROWS = 4 };
 #endif
 enum { MC = 64, NC = 128, KC = 128 };
 
-static inline float widen(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float y;
-
-    memcpy(&y, &bits, sizeof(y));
-    return y;
-}
-
-/* Nearest even; NaN stays NaN. */
-static inline uint16_t narrow(float x)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof(bits));
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
-}
-
 #define NAME gemm_f32
 #define REAL float
 #define T float
@@ -55,6 +36,6 @@ static inline uint16_t narrow(float x)
 #define NAME gemm_bf16
 #define REAL float
 #define T uint16_t
-#define WIDEN(x) widen(x)
+#define WIDEN(x) get_bf16(x)
 #define WIDENED
 #include "gemm_tile.h"

@@ -168,7 +168,7 @@ static void LOCAL(finish)(const msi_gemm_args *g, REAL *sums, int64_t i0, int64_
             uint16_t *restrict to = (uint16_t *)c + at;
 
             for (int64_t j = 0; j < nc; j++) {
-                to[j] = narrow(g->accumulate ? from[j] + WIDEN(to[j]) : from[j]);
+                to[j] = put_bf16(g->accumulate ? from[j] + WIDEN(to[j]) : from[j]);
             }
             continue;
         }

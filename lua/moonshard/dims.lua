@@ -8,21 +8,29 @@ local dims = {}
 local MAX = B.C.MS_MAX_DIMS
 local shape_buffer = B.new('int64_t[?]', MAX)
 
+-- Position i of n, counted from 0; nil when there is none. `noun` names it in the other error.
+local function position(i, n, what, noun)
+  if type(i) ~= 'number' or i % 1 ~= 0 then
+    errors.raise('TypeError', '%s: %s %s is not an integer', what, noun, tostring(i))
+  elseif i >= 1 and i <= n then
+    return i - 1
+  elseif i < 0 and i >= -n then
+    return i + n
+  end
+end
+
+local function hint(i)
+  return i == 0 and ' (they count from 1)' or ''
+end
+
 --- Dimension `d` of a tensor with `n` dimensions, counted from 0 for C.
 ---@param d integer  1 .. n, or -n .. -1
 ---@param n integer
 ---@param what string
 ---@return integer
 function dims.index(d, n, what)
-  if type(d) ~= 'number' or d % 1 ~= 0 then
-    errors.raise('TypeError', '%s: dimension %s is not an integer', what, tostring(d))
-  elseif d >= 1 and d <= n then
-    return d - 1
-  elseif d < 0 and d >= -n then
-    return d + n
-  end
-  return errors.raise('IndexError', '%s: dimension %d is out of range for %d dimensions%s', what, d,
-    n, d == 0 and ' (they count from 1)' or '')
+  return position(d, n, what, 'dimension') or errors.raise('IndexError',
+    '%s: dimension %d is out of range for %d dimensions%s', what, d, n, hint(d))
 end
 
 --- Entry `i` of a dimension with `size` entries, counted from 0 for C.
@@ -32,15 +40,8 @@ end
 ---@param what string
 ---@return integer
 function dims.entry(i, size, d, what)
-  if type(i) ~= 'number' or i % 1 ~= 0 then
-    errors.raise('TypeError', '%s: entry %s is not an integer', what, tostring(i))
-  elseif i >= 1 and i <= size then
-    return i - 1
-  elseif i < 0 and i >= -size then
-    return i + size
-  end
-  return errors.raise('IndexError', '%s: entry %d is out of range for dimension %d of size %d%s',
-    what, i, d, size, i == 0 and ' (they count from 1)' or '')
+  return position(i, size, what, 'entry') or errors.raise('IndexError',
+    '%s: entry %d is out of range for dimension %d of size %d%s', what, i, d, size, hint(i))
 end
 
 --- Bits of a number or a list of dimensions; 0 (all) for nil.

@@ -28,18 +28,15 @@ function machine.matmul_name(name)
   return B.string(C.ms_matmul_name(dtype.code(name)))
 end
 
---- Bytes of work space that a product (m, k) x (k, n) takes: those of its operands in f32 where the
---- processor cannot multiply bf16, else none.
+--- Bytes of work space that a large product (m, k) x (k, n) takes at most: those of operands and
+--- result in f32 where the processor cannot multiply bf16, else none.
 ---@param name ms.DType
 ---@param m integer
 ---@param n integer
 ---@param k integer
 ---@return integer
 function machine.matmul_scratch(name, m, n, k)
-  if machine.matmul_name(name):sub(1, 4) ~= 'fp32' then
-    return 0
-  end
-  return 4 * (m * k + k * n + m * n + n)
+  return tonumber(C.ms_matmul_scratch(dtype.code(name), m, n, k))
 end
 
 --- All that decides the bits of results besides the inputs: ranks with equal lines compute alike.

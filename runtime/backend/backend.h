@@ -98,6 +98,8 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype);
  * the processor has no bf16 products (operands are then better widened once than by every product).
  */
 int32_t msi_gemm_operands(ms_context *ctx, int32_t dtype);
+/** Bytes of work space that a large product of this dtype takes at most. */
+int64_t msi_gemm_scratch(ms_context *ctx, int32_t dtype, int64_t m, int64_t n, int64_t k);
 /** Let go of work space kept for the next product. */
 void msi_gemm_trim(ms_context *ctx);
 /** The matrix library behind it, e.g. "oneDNN 2.6.3", or "none". */

@@ -23,7 +23,7 @@ typedef struct gemm_state {
     bool warned_bf16;
     void *room; /* for operands widened to f32: as much as the largest product has needed */
     int64_t room_bytes;
-    int32_t bf16_operands; /* the dtype bf16 is multiplied in, -1 until it is asked */
+    int32_t bf16; /* does the library multiply bf16? -1 until it is asked */
     char name[MS_DTYPE_COUNT][64];
 } gemm_state;
 
@@ -70,7 +70,7 @@ static ms_status state_of(ms_context *ctx, gemm_state **out)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the matrix state (%zu bytes)", sizeof(*s));
     }
     s->ctx = ctx;
-    s->bf16_operands = -1;
+    s->bf16 = -1;
     s->plugin = msi_plugin_open(&reason);
     if (s->plugin == NULL) {
         msi_log(2, "no matrix library (%s): using own kernels", reason);
@@ -139,17 +139,22 @@ static ms_status widening_room(gemm_state *s, int64_t nbytes, float **room)
     return MS_OK;
 }
 
+/* Both operands in f32, the result when it is narrow, and the bias. */
+static int64_t widening_bytes(int64_t m, int64_t n, int64_t k, bool direct)
+{
+    return (m * k + k * n + (direct ? 0 : m * n) + n) * (int64_t)sizeof(float);
+}
+
 /* One matrix of a bf16 product by way of f32. */
 static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
 {
     const int32_t wide = MS_DTYPE_F32, narrow = MS_DTYPE_BF16;
     bool direct = g->c_dtype == wide;
-    int64_t a_numel = g->m * g->k, b_numel = g->k * g->n, c_numel = direct ? 0 : g->m * g->n;
     msi_gemm_args f = *g;
     float *a;
 
-    MS_TRY(widening_room(s, (a_numel + b_numel + c_numel + g->n) * 4, &a));
-    float *b = a + a_numel, *c = b + b_numel, *bias = c + c_numel;
+    MS_TRY(widening_room(s, widening_bytes(g->m, g->n, g->k, direct), &a));
+    float *b = a + g->m * g->k, *c = b + g->k * g->n, *bias = c + (direct ? 0 : g->m * g->n);
 
     f.dtype = f.c_dtype = wide;
     f.a = a;
@@ -281,25 +286,37 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype)
     return text;
 }
 
+static bool library_multiplies_bf16(gemm_state *s)
+{
+    const char *name = NULL;
+
+    if (s->bf16 < 0) {
+        s->bf16 =
+            s->plugin != NULL && s->plugin->name(s->state, MS_DTYPE_BF16, &name) == MSI_PLUGIN_OK;
+    }
+    return s->bf16;
+}
+
 int32_t msi_gemm_operands(ms_context *ctx, int32_t dtype)
 {
     gemm_state *s = NULL;
-    const char *name = NULL;
 
-    if (dtype != MS_DTYPE_BF16 || state_of(ctx, &s) != MS_OK) {
+    if (dtype != MS_DTYPE_BF16 || state_of(ctx, &s) != MS_OK || library_multiplies_bf16(s)) {
         return dtype;
     }
-    if (s->bf16_operands < 0) {
-        s->bf16_operands = MS_DTYPE_F32;
-        if (s->plugin != NULL) {
-            if (s->plugin->name(s->state, MS_DTYPE_BF16, &name) == MSI_PLUGIN_OK) {
-                s->bf16_operands = MS_DTYPE_BF16;
-            } else {
-                warn_widened(s);
-            }
-        }
+    if (s->plugin != NULL) {
+        warn_widened(s);
     }
-    return s->bf16_operands;
+    return MS_DTYPE_F32;
+}
+
+int64_t msi_gemm_scratch(ms_context *ctx, int32_t dtype, int64_t m, int64_t n, int64_t k)
+{
+    gemm_state *s = NULL;
+    const bool widens = dtype == MS_DTYPE_BF16 && state_of(ctx, &s) == MS_OK && s->plugin != NULL &&
+                        !library_multiplies_bf16(s);
+
+    return widens ? widening_bytes(m, n, k, false) : 0;
 }
 
 void msi_gemm_trim(ms_context *ctx)

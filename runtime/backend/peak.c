@@ -63,6 +63,13 @@ const char *ms_matmul_name(int32_t dtype)
     return ctx != NULL ? msi_gemm_name(ctx, dtype) : "none";
 }
 
+int64_t ms_matmul_scratch(int32_t dtype, int64_t m, int64_t n, int64_t k)
+{
+    ms_context *ctx = msi_context();
+
+    return ctx != NULL ? msi_gemm_scratch(ctx, dtype, m, n, k) : 0;
+}
+
 int64_t ms_matmul_created(void)
 {
     ms_context *ctx = msi_context();

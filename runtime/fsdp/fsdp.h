@@ -269,7 +269,7 @@ ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view
 /* -- reduce.c ---------------------------------------------------------------------------------- */
 /* The gradient in the unit's slot is complete: tell the peers, queue its reduction. */
 ms_status msi_gradient_announce(ms_fsdp_unit *u);
-/* The unit's part of msi_param_ops. */
+/* The unit's part of msi_param_ops: the place of parameter `index` in the reduced gradient. */
 void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 /* Reduce everything that is queued; waits. */
 ms_status msi_gradients_finish(ms_fsdp_tree *tree);

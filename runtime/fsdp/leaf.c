@@ -110,8 +110,7 @@ static ms_status fill_gaps(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-/* -- complete, or given up ----------------------------------------------------------------------
- */
+/* -- complete, or given up --------------------------------------------------------------------- */
 
 ms_status msi_unit_gradient_complete(ms_fsdp_unit *u)
 {

@@ -49,29 +49,25 @@ bool msi_reduce_possible(ms_fsdp_unit *u)
                                                : false;
 }
 
+/* A parameter's place in the reduced gradient: this rank's elements, or (NO_SHARD) all. */
+static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    const msi_param *param = p->tensor->param;
+    msi_view v = {.storage = u->grad, .offset = p->piece.offset_in_shard};
+
+    if (u->is_sharded) {
+        msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+    } else {
+        msi_view_set_contiguous(&v, u->orig_dtype, param->ndim, param->shape);
+    }
+    return v;
+}
+
 void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
 {
     const ms_fsdp_unit *u = unit;
-    const msi_unit_param *p = &u->params[index];
 
-    *like = (msi_view){.storage = NULL};
-    if (u->is_sharded) { /* this rank's elements */
-        msi_view_set_contiguous(like, u->orig_dtype, 1, &p->piece.numel);
-    } else {
-        msi_view_set_contiguous(like, u->orig_dtype, p->tensor->param->ndim,
-                                p->tensor->param->shape);
-    }
-}
-
-/* A parameter's place in the reduced gradient. */
-static msi_view reduced_view(ms_fsdp_unit *u, const msi_unit_param *p)
-{
-    msi_view v;
-
-    msi_unit_gradient_like(u, (int32_t)(p - u->params), &v);
-    v.storage = u->grad;
-    v.offset = p->piece.offset_in_shard;
-    return v;
+    *like = reduced_view(u, &u->params[index]);
 }
 
 /* What a parameter's gradient is before the new one adds to it: itself where it lies here already,

@@ -210,8 +210,7 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
     free(tree);
 }
 
-/* -- init and plan ------------------------------------------------------------------------------
- */
+/* -- init and plan ----------------------------------------------------------------------------- */
 
 ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
 {

@@ -216,12 +216,12 @@ static ms_status manage_params(ms_fsdp_unit *u)
     bool any_values = false;
 
     for (int32_t i = 0; i < u->n_params; i++) {
-        msi_param *p = u->params[i].tensor->param;
+        ms_tensor *t = u->params[i].tensor;
+        msi_param *p = t->param;
 
         any_values |= p->materialized;
-        ms_tensor_free(
-            u->params[i].tensor->grad); /* of the whole parameter: no place for it here */
-        u->params[i].tensor->grad = NULL;
+        ms_tensor_free(t->grad); /* of the whole parameter: no place for it here */
+        t->grad = NULL;
         p->unit = u;
         p->unit_index = i;
         p->ops = &param_ops;

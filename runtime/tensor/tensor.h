@@ -72,7 +72,7 @@ typedef struct msi_param_ops {
     ms_status (*materialize)(void *unit);
     /* Let go of the parameter: its handle is about to be destroyed. */
     void (*orphan)(void *unit, int32_t index);
-    /* Shape and dtype (no storage) of its reduced gradient. */
+    /* Shape and dtype of its reduced gradient (which may have no memory yet). */
     void (*gradient_like)(void *unit, int32_t index, msi_view *like);
     /* Backwards that reduced nothing have left a gradient of it with the manager. */
     bool (*accumulates)(void *unit, int32_t index);

@@ -9,7 +9,9 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* A 1-D tensor of `numel` elements [start, ...) of a stream of bits. Every pattern occurs (NaNs,
@@ -110,6 +112,20 @@ static inline int seed_in(const char *path)
     ms_checkpoint_close(c);
     assert_ok(load_small(path, (uint64_t)seed));
     return seed;
+}
+
+/* Did the child die by SIGKILL? Else it must have left with 0. */
+static inline bool was_killed(pid_t child)
+{
+    int status;
+
+    assert_int_equal(child, waitpid(child, &status, 0));
+    if (WIFSIGNALED(status)) {
+        assert_int_equal(SIGKILL, WTERMSIG(status));
+        return true;
+    }
+    assert_int_equal(0, WEXITSTATUS(status));
+    return false;
 }
 
 /* Entries of a folder, without "." and "..", whose names contain `part`; -1 when there is none. */

@@ -38,7 +38,6 @@ static int fail_at_without_exchange(const char *step, const char *path)
 static bool save_and_die(const char *root, const char *name, uint64_t seed, int k,
                          msi_io_hook_fn hook)
 {
-    int status;
     pid_t child = fork();
 
     if (child == 0) {
@@ -46,13 +45,7 @@ static bool save_and_die(const char *root, const char *name, uint64_t seed, int 
         msi_io_hook = hook;
         _exit(save_small(root, name, seed) == MS_OK ? 0 : 1);
     }
-    assert_int_equal(child, waitpid(child, &status, 0));
-    if (WIFSIGNALED(status)) {
-        assert_int_equal(SIGKILL, WTERMSIG(status));
-        return true;
-    }
-    assert_int_equal(0, WEXITSTATUS(status));
-    return false;
+    return was_killed(child);
 }
 
 static void test_checkpoint_crash__a_new_checkpoint_is_all_or_nothing(void **state)

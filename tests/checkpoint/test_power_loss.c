@@ -130,7 +130,6 @@ static int watch(const char *step, const char *path)
 /* @return true when the process died at step k */
 static bool save_and_lose_power(const char *root, const char *name, uint64_t seed, int k)
 {
-    int status;
     pid_t child = fork();
 
     if (child == 0) {
@@ -145,13 +144,7 @@ static bool save_and_lose_power(const char *root, const char *name, uint64_t see
         }
         _exit(0);
     }
-    assert_int_equal(child, waitpid(child, &status, 0));
-    if (WIFSIGNALED(status)) {
-        assert_int_equal(SIGKILL, WTERMSIG(status));
-        return true;
-    }
-    assert_int_equal(0, WEXITSTATUS(status));
-    return false;
+    return was_killed(child);
 }
 
 static void check_latest(const char *root, bool died, int *n_old, int *n_new)

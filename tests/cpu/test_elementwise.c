@@ -381,19 +381,7 @@ static void test_cpu_elementwise__exp_log_tanh_are_within_2_ulp_everywhere(void 
 
 static double one(int32_t kernel, int32_t dtype, double a, double b)
 {
-    typed in[2] = {typed_filled(dtype, 1, 1), typed_filled(dtype, 1, 1)};
-    typed out = typed_filled(dtype, 1, 1);
-    msi_ew_args args = {.out = out.data, .in = {in[0].data, in[1].data}};
-    double y;
-
-    typed_set(&in[0], 0, a);
-    typed_set(&in[1], 0, b);
-    run_on_all_isas(&(kernel_call){kernel, dtype, &args, {out.data}, {typed_nbytes(&out)}}, "one");
-    y = typed_get(&out, 0);
-    typed_free(&in[0]);
-    typed_free(&in[1]);
-    typed_free(&out);
-    return y;
+    return on_one_element(kernel, dtype, a, b, 0);
 }
 
 static void test_cpu_elementwise__nan_and_infinity_go_where_they_must(void **state)

@@ -196,23 +196,28 @@ static void check(const norm *n)
     discard(&before);
 }
 
+/* Bits 0 to 3 of `options`: w, b, adding to what is there, dw and db in f32. */
+static void check_options(int32_t dtype, int64_t rows, int64_t cols, int64_t start, int64_t options)
+{
+    const norm n = {.rows = rows,
+                    .cols = cols,
+                    .start = start,
+                    .w = options & 1,
+                    .b = options & 2,
+                    .accumulate = options & 4,
+                    .wide = options & 8,
+                    .dtype = dtype};
+
+    check(&n);
+}
+
 /* The whole square of lengths and starts; its options take all 16 combinations at each length and
  * at each start. */
 static void run_square(int32_t dtype)
 {
     for (int64_t cols = 0; cols < N_LENGTHS; cols++) {
         for (int64_t start = 0; start < N_STARTS; start++) {
-            const int64_t v = cols + start;
-            const norm n = {.rows = 1 + start % 3,
-                            .cols = cols,
-                            .start = start,
-                            .w = v & 1,
-                            .b = v & 2,
-                            .accumulate = v & 4,
-                            .wide = v & 8,
-                            .dtype = dtype};
-
-            check(&n);
+            check_options(dtype, 1 + start % 3, cols, start, cols + start);
         }
     }
 }
@@ -224,16 +229,7 @@ static void run_rows(int32_t dtype)
 
     for (int64_t cols = 1; cols <= 130; cols += cols < 35 || cols > 125 ? 1 : 9) {
         for (int32_t v = 0; v < 16; v++) {
-            const norm n = {.rows = rows[(cols + v) % 7],
-                            .cols = cols,
-                            .start = 29 * cols % N_STARTS,
-                            .w = v & 1,
-                            .b = v & 2,
-                            .accumulate = v & 4,
-                            .wide = v & 8,
-                            .dtype = dtype};
-
-            check(&n);
+            check_options(dtype, rows[(cols + v) % 7], cols, 29 * cols % N_STARTS, v);
         }
     }
     const norm large = {.rows = 40, .cols = 1027, .w = true, .b = true, .dtype = dtype};

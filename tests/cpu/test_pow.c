@@ -174,20 +174,7 @@ static void test_cpu_pow__keeps_its_bound_over_all_of_f32(void **state)
 
 static double one(int32_t kernel, int32_t dtype, double g, double x, double p)
 {
-    typed in[2] = {typed_make(dtype, 1), typed_make(dtype, 1)}, out = typed_filled(dtype, 1, 1);
-    msi_ew_args args = {.out = out.data, .scalar = {p, 0}};
-    double y;
-
-    typed_set(&in[0], 0, kernel == MSI_K_pow ? x : g);
-    typed_set(&in[1], 0, x);
-    args.in[0] = in[0].data;
-    args.in[1] = in[1].data;
-    run_on_all_isas(&(kernel_call){kernel, dtype, &args, {out.data}, {typed_nbytes(&out)}}, "one");
-    y = typed_get(&out, 0);
-    typed_free(&in[0]);
-    typed_free(&in[1]);
-    typed_free(&out);
-    return y;
+    return on_one_element(kernel, dtype, kernel == MSI_K_pow ? x : g, x, p);
 }
 
 /* Where nothing is rounded, C's pow() is the truth, sign and all. */

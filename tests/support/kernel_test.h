@@ -226,4 +226,22 @@ static inline void check_every_length_and_start(option_check check)
     }
 }
 
+/* What an elementwise kernel makes of one element of each operand, on every instruction set. */
+static inline double on_one_element(int32_t kernel, int32_t dtype, double a, double b,
+                                    double scalar)
+{
+    typed in[2] = {typed_make(dtype, 1), typed_make(dtype, 1)}, out = typed_filled(dtype, 1, 1);
+    msi_ew_args args = {.out = out.data, .in = {in[0].data, in[1].data}, .scalar = {scalar, 0}};
+
+    typed_set(&in[0], 0, a);
+    typed_set(&in[1], 0, b);
+    run_on_all_isas(&(kernel_call){kernel, dtype, &args, {out.data}, {typed_nbytes(&out)}}, "one");
+    const double y = typed_get(&out, 0);
+
+    typed_free(&in[0]);
+    typed_free(&in[1]);
+    typed_free(&out);
+    return y;
+}
+
 #endif

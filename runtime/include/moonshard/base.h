@@ -150,6 +150,10 @@ MS_API ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops);
 /** What multiplies large matrices of this dtype, e.g. "brg:avx512_core_bf16". Static. */
 MS_API const char *ms_matmul_name(int32_t dtype);
 
+/** Bytes of work space that a large product (m, k) x (k, n) takes at most: those of operands and
+ * result in f32 where the processor cannot multiply bf16, else 0. */
+MS_API int64_t ms_matmul_scratch(int32_t dtype, int64_t m, int64_t n, int64_t k);
+
 /**
  * All that decides the bits of results besides the inputs, as one line: instruction set, matrix
  * library and what it uses, build. Ranks whose lines are equal compute alike. Valid until the
