@@ -152,4 +152,32 @@ describe('outside scopes', function()
     end
     assert.is_true(peak - before <= (256 + 32) * 2 ^ 20, ('%d bytes'):format(peak - before))
   end)
+
+  -- A parameter shows the memory of its unit now and a shard of its own then: its handle may hold
+  -- other bytes when it dies than when it was made.
+  it('their bytes are never fewer than none, whatever parameters showed', function()
+    local function unscoped()
+      checks.live_handles()
+      return tonumber(B.C.ms_unscoped_bytes())
+    end
+    local before = unscoped()
+    for _, strategy in ipairs({ 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }) do
+      local plain = ms.nn.Linear(30, 20)
+      plain(ms.ones(2, 30)):sum():backward()
+      ms.capture_warnings(function() -- of one rank
+        local model = ms.fsdp.FSDP(ms.nn.Sequential(ms.nn.Linear(30, 20), ms.nn.ReLU(),
+          ms.nn.Linear(20, 1)), { sharding_strategy = strategy,
+          auto_wrap_policy = ms.fsdp.ModuleWrapPolicy { ms.nn.Linear } })
+        local opt = ms.optim.AdamW(model:parameters(), { lr = 0.1 })
+        for _ = 1, 3 do
+          model(ms.ones(2, 30)):sum():backward()
+          opt:step()
+          opt:zero_grad()
+          assert.is_true(B.C.ms_unscoped_bytes() >= 0)
+        end
+      end)
+      plain = nil -- luacheck: ignore
+      assert.equal(before, unscoped())
+    end
+  end)
 end)

@@ -5,8 +5,6 @@
 
 static ms_status check_shape(int32_t dtype, int32_t ndim, const int64_t *shape)
 {
-    int64_t n = 1;
-
     if (ms_dtype_size(dtype) == 0) {
         return MS_FAIL(MS_VALUE_ERROR, "dtype %d is none, expected 0 to %d", (int)dtype,
                        MS_DTYPE_COUNT - 1);
@@ -19,10 +17,6 @@ static ms_status check_shape(int32_t dtype, int32_t ndim, const int64_t *shape)
         if (shape[i] < 0) {
             return MS_FAIL(MS_VALUE_ERROR, "size of dimension %d is %lld, expected 0 or more",
                            (int)i, (long long)shape[i]);
-        }
-        if (__builtin_mul_overflow(n, shape[i], &n) || n > INT64_MAX / 16) {
-            return MS_FAIL(MS_VALUE_ERROR, "a tensor of shape %s has too many elements",
-                           msi_shape_text(ndim, shape));
         }
     }
     return MS_OK;
@@ -104,6 +98,7 @@ static ms_status wrap(ms_tensor **out, int32_t kind, int32_t dtype, int32_t ndim
 
     *out = NULL;
     MS_TRY(check_shape(dtype, ndim, shape));
+    MS_TRY(msi_check_sizes(ndim, shape));
     msi_view_set_contiguous(&v, dtype, ndim, shape);
     MS_TRY(
         msi_storage_wrap(&v.storage, ctx, kind, data, msi_view_numel(&v) * ms_dtype_size(dtype)));

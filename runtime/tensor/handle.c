@@ -6,11 +6,16 @@
 
 void (*msi_tensor_drop_autograd)(ms_tensor *t);
 
+void msi_count_unscoped(msi_tensor_state *s, ms_tensor *t)
+{
+    t->unscoped_bytes = t->v.storage->kind == MS_STORAGE_OWNED ? t->v.storage->nbytes : 0;
+    s->unscoped_bytes += t->unscoped_bytes;
+}
+
 static ms_status enter_scope(msi_tensor_state *s, ms_tensor *t)
 {
     if (s->depth == 0) {
-        t->unscoped = true;
-        s->unscoped_bytes += t->v.storage->kind == MS_STORAGE_OWNED ? t->v.storage->nbytes : 0;
+        msi_count_unscoped(s, t);
         return MS_OK;
     }
     return msi_scope_enlist(s, t, s->depth);
@@ -47,6 +52,7 @@ ms_status msi_tensor_make(ms_tensor **out, ms_context *ctx, int32_t dtype, int32
     msi_view v;
 
     *out = NULL;
+    MS_TRY(msi_check_sizes(ndim, shape));
     v.offset = 0;
     msi_view_set_contiguous(&v, dtype, ndim, shape);
     MS_TRY(msi_storage_new(&v.storage, ctx, msi_view_numel(&v) * ms_dtype_size(dtype), mem_kind));
@@ -83,9 +89,7 @@ void msi_tensor_destroy(ms_tensor *t, const char *released_by)
         s->scope[t->scope - 1].list[t->scope_index] = NULL;
         t->scope = 0;
     }
-    if (t->unscoped) {
-        s->unscoped_bytes -= t->v.storage->kind == MS_STORAGE_OWNED ? t->v.storage->nbytes : 0;
-    }
+    s->unscoped_bytes -= t->unscoped_bytes;
     if (t->grad_fn != NULL || t->grad != NULL || t->hooks != NULL || t->leaf_node != NULL) {
         msi_tensor_drop_autograd(t);
     }

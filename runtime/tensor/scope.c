@@ -50,8 +50,7 @@ static void move_out(msi_tensor_state *s, ms_tensor *t, int32_t to_depth)
     s->scope[t->scope - 1].list[t->scope_index] = NULL;
     t->scope = 0;
     if (to_depth == 0) {
-        t->unscoped = true;
-        s->unscoped_bytes += t->v.storage->kind == MS_STORAGE_OWNED ? t->v.storage->nbytes : 0;
+        msi_count_unscoped(s, t);
     }
 }
 

@@ -88,8 +88,10 @@ struct ms_tensor {
     int32_t scope;       /* depth of the owning scope, 0: none */
     int32_t scope_index; /* place in that scope's list */
     bool requires_grad;
-    bool unscoped;     /* made or kept outside any scope (counted for ms_unscoped_bytes) */
     int16_t out_index; /* which output of grad_fn */
+    /* Its part of ms_unscoped_bytes(): what it held when it was made or kept outside any scope. It
+     * may show other storage by the time it dies. */
+    int64_t unscoped_bytes;
     ms_context *ctx;
     msi_view v;               /* storage retained */
     struct msi_node *grad_fn; /* retained; NULL for leaves */
@@ -127,6 +129,11 @@ void msi_view_set_contiguous(msi_view *v, int32_t dtype, int32_t ndim, const int
 bool msi_view_same_shape(const msi_view *a, const msi_view *b);
 /* "(2, 3)" into a rotating thread-local buffer: for messages. */
 const char *msi_shape_text(int32_t ndim, const int64_t *shape);
+/* Can offsets and bytes of a C-contiguous tensor of this shape be counted? So the product of all
+ * sizes that are not 0 may be no more than MSI_MAX_NUMEL (MS_VALUE_ERROR otherwise), which every
+ * tensor keeps to, empty ones too: part products need no check of their own then. */
+#define MSI_MAX_NUMEL (INT64_MAX / 16)
+ms_status msi_check_sizes(int32_t ndim, const int64_t *shape);
 /* Shape that a and b broadcast to; MS_VALUE_ERROR names both. */
 ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int64_t *shape);
 /* Strides of `v` seen with a larger broadcast shape. */

@@ -81,7 +81,8 @@ bool msi_view_same_shape(const msi_view *a, const msi_view *b)
 
 const char *msi_shape_text(int32_t ndim, const int64_t *shape)
 {
-    static _Thread_local char buffers[4][160];
+    /* A size has at most 20 characters and ", " before it. */
+    static _Thread_local char buffers[4][MS_MAX_DIMS * 22 + sizeof("()")];
     static _Thread_local int turn;
     char *text = buffers[turn++ & 3];
     int n = snprintf(text, sizeof(buffers[0]), "(");
@@ -92,6 +93,20 @@ const char *msi_shape_text(int32_t ndim, const int64_t *shape)
     }
     snprintf(text + n, sizeof(buffers[0]) - (size_t)n, ")");
     return text;
+}
+
+ms_status msi_check_sizes(int32_t ndim, const int64_t *shape)
+{
+    int64_t n = 1;
+
+    for (int32_t i = 0; i < ndim; i++) {
+        if (MSI_UNLIKELY(__builtin_mul_overflow(n, shape[i] > 0 ? shape[i] : 1, &n) ||
+                         n > MSI_MAX_NUMEL)) {
+            return MS_FAIL(MS_VALUE_ERROR, "a tensor of shape %s has too many elements",
+                           msi_shape_text(ndim, shape));
+        }
+    }
+    return MS_OK;
 }
 
 ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int64_t *shape)
@@ -153,19 +168,19 @@ bool msi_view_reshape(const msi_view *v, int32_t ndim, const int64_t *shape, msi
                 new_n *= shape[j++];
             }
         }
-        for (int32_t k = i0; k + 1 < i; k++) {
-            if (v->shape[k] != 1 && v->shape[k + 1] != 1 &&
-                v->stride[k] != v->stride[k + 1] * v->shape[k + 1]) {
+        int64_t stride = 1; /* of the innermost that counts */
+        int32_t last = -1;
+
+        for (int32_t k = i - 1; k >= i0; k--) {
+            if (v->shape[k] == 1) {
+                continue; /* its stride says nothing */
+            }
+            if (last < 0) {
+                stride = v->stride[k];
+            } else if (v->stride[k] != v->stride[last] * v->shape[last]) {
                 return false;
             }
-        }
-        int64_t stride = 1;
-
-        for (int32_t k = i - 1; k >= i0; k--) { /* the innermost of the group that counts */
-            if (v->shape[k] != 1) {
-                stride = v->stride[k];
-                break;
-            }
+            last = k;
         }
         for (int32_t k = j - 1; k >= j0; k--) {
             r.stride[k] = stride;

@@ -58,6 +58,48 @@ static void test_tensor__bad_shapes_are_named(void **state)
     ms_tensor_free(t);
 }
 
+/* Strides of an empty tensor are products of sizes too; a message has room for any shape. */
+static void test_tensor__sizes_that_cannot_be_counted_are_refused(void **state)
+{
+    static const int64_t huge = INT64_C(1) << 62, wide = INT64_C(1) << 40;
+    const int64_t shapes[3][3] = {{0, huge, huge}, {huge, 0, huge}, {huge, huge, 0}};
+    const int64_t eight[8] = {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX,
+                              INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX};
+    ms_tensor *t, *column, *row, *out, *many[64];
+
+    (void)state;
+    for (int32_t i = 0; i < 3; i++) {
+        assert_fails(MS_VALUE_ERROR, "too many elements",
+                     ms_tensor_empty(&t, MS_DTYPE_U8, 3, shapes[i]));
+        assert_fails(MS_VALUE_ERROR, "too many elements",
+                     ms_tensor_meta(&t, MS_DTYPE_F32, 3, shapes[i]));
+    }
+    assert_fails(MS_VALUE_ERROR,
+                 "(9223372036854775807, 9223372036854775807, 9223372036854775807, "
+                 "9223372036854775807, 9223372036854775807, 9223372036854775807, "
+                 "9223372036854775807, 9223372036854775807)",
+                 ms_tensor_empty(&t, MS_DTYPE_F32, 8, eight));
+    assert_ok(ms_tensor_empty(&t, MS_DTYPE_F32, 1, &(int64_t){0}));
+    assert_fails(MS_VALUE_ERROR, "too many elements", ms_op_reshape(&out, t, 3, shapes[0]));
+    ms_tensor_free(t);
+    assert_ok(ms_tensor_empty(&column, MS_DTYPE_F32, 2, (const int64_t[]){wide, 0}));
+    assert_ok(ms_tensor_empty(&row, MS_DTYPE_F32, 2, (const int64_t[]){0, wide}));
+    assert_fails(MS_VALUE_ERROR, "too many elements", ms_op_matmul(&out, column, row));
+    assert_fails(MS_VALUE_ERROR, "too many elements", ms_op_linear(&out, column, column, NULL));
+    ms_tensor_free(row);
+    ms_tensor_free(column);
+    assert_ok(ms_tensor_empty(&t, MS_DTYPE_F32, 2, (const int64_t[]){0, huge >> 4}));
+    for (int32_t i = 0; i < 64; i++) {
+        many[i] = t;
+    }
+    assert_fails(MS_VALUE_ERROR, "too many elements", ms_op_cat(&out, many, 64, 1));
+    ms_tensor_free(t);
+    assert_ok(ms_tensor_empty(&t, MS_DTYPE_F32, 3, (const int64_t[]){wide, 1 << 10, 0}));
+    assert_fails(MS_VALUE_ERROR, "too many elements",
+                 ms_op_attention_packed(&out, t, INT32_MAX, false, 0));
+    ms_tensor_free(t);
+}
+
 static void test_tensor__a_meta_tensor_has_no_values(void **state)
 {
     const int64_t shape[1] = {3};
@@ -113,6 +155,53 @@ static void test_tensor_view__reshapes_without_a_copy_where_strides_allow(void *
     ms_tensor_free(t);
     ms_tensor_free(moved);
     ms_tensor_free(reshaped);
+}
+
+/* Element `i` in row-major order of a (2, 1, 3, 1, 4) whose dimensions were taken from `perm`. */
+static double permuted_value(const int32_t *perm, int64_t i)
+{
+    static const int64_t shape[5] = {2, 1, 3, 1, 4}, stride[5] = {12, 12, 4, 4, 1};
+    int64_t value = 0;
+
+    for (int32_t d = 4; d >= 0; d--) {
+        value += i % shape[perm[d]] * stride[perm[d]];
+        i /= shape[perm[d]];
+    }
+    return (double)value;
+}
+
+/* Sizes of 1 between others have a stride too, which says nothing. */
+static void test_tensor_view__reshapes_every_order_of_dimensions(void **state)
+{
+    static const int64_t to[8][5] = {{24, 1, 1, 1, 1}, {1, 24, 1, 1, 1}, {2, 12, 1, 1, 1},
+                                     {4, 6, 1, 1, 1},  {3, 1, 8, 1, 1},  {2, 1, 3, 1, 4},
+                                     {6, 1, 2, 2, 1},  {1, 8, 1, 3, 1}};
+    ms_tensor *t = made(5, (const int64_t[]){2, 1, 3, 1, 4}), *moved, *reshaped;
+
+    (void)state;
+    for (int32_t code = 0; code < 5 * 5 * 5 * 5 * 5; code++) {
+        int32_t perm[5], seen = 0;
+        double values[24];
+
+        for (int32_t d = 0, rest = code; d < 5; d++, rest /= 5) {
+            perm[d] = rest % 5;
+            seen |= 1 << perm[d];
+        }
+        if (seen != 31) {
+            continue;
+        }
+        assert_ok(ms_op_permute(&moved, t, 5, perm));
+        for (int32_t k = 0; k < 8; k++) {
+            assert_ok(ms_op_reshape(&reshaped, moved, 5, to[k]));
+            assert_ok(ms_tensor_to_doubles(reshaped, values, 24));
+            for (int64_t i = 0; i < 24; i++) {
+                assert_true(values[i] == permuted_value(perm, i));
+            }
+            ms_tensor_free(reshaped);
+        }
+        ms_tensor_free(moved);
+    }
+    ms_tensor_free(t);
 }
 
 static void test_tensor_view__broadcasts_like_numpy(void **state)
@@ -232,6 +321,34 @@ static void test_tensor_parameter__takes_memory_only_when_materialised(void **st
     ms_tensor_free(a);
 }
 
+/* What a handle counted when it was made is what it gives back, whatever it shows by then. */
+static void test_tensor_scope__unscoped_bytes_come_back_to_where_they_were(void **state)
+{
+    const int64_t n = 1000, before = ms_unscoped_bytes();
+    ms_tensor *declared, *small, *large;
+
+    (void)state;
+    assert_ok(ms_tensor_parameter(&declared, MS_DTYPE_F32, 1, &n, MS_INIT_CONSTANT, 1, 0));
+    assert_ok(ms_tensor_materialize(declared));
+    ms_tensor_free(declared);
+    assert_int_equal(before, ms_unscoped_bytes());
+    small = made(1, (const int64_t[]){1});
+    assert_ok(ms_tensor_full(&large, MS_DTYPE_F64, 1, &n, 0));
+    assert_int_equal(before + 4 + 8000, ms_unscoped_bytes());
+    msi_tensor_rebind(small, &large->v);
+    ms_tensor_free(small);
+    assert_int_equal(before + 8000, ms_unscoped_bytes());
+    assert_ok(ms_scope_open("a"));
+    assert_ok(ms_tensor_full(&small, MS_DTYPE_F64, 1, &n, 0));
+    assert_int_equal(before + 8000, ms_unscoped_bytes());
+    assert_ok(ms_scope_keep(small));
+    assert_ok(ms_scope_close(NULL, 0));
+    assert_int_equal(before + 16000, ms_unscoped_bytes());
+    ms_tensor_free(small);
+    ms_tensor_free(large);
+    assert_int_equal(before, ms_unscoped_bytes());
+}
+
 /* A NaN's other bits must not reach Lua, which keeps types there. */
 static void test_tensor__every_nan_reads_as_the_plain_one(void **state)
 {
@@ -261,11 +378,14 @@ int main(void)
         cmocka_unit_test(test_tensor__every_nan_reads_as_the_plain_one),
         cmocka_unit_test(test_tensor__values_go_in_and_out_in_every_dtype),
         cmocka_unit_test(test_tensor__bad_shapes_are_named),
+        cmocka_unit_test(test_tensor__sizes_that_cannot_be_counted_are_refused),
         cmocka_unit_test(test_tensor__a_meta_tensor_has_no_values),
         cmocka_unit_test(test_tensor__writing_bumps_the_version),
         cmocka_unit_test(test_tensor_view__reshapes_without_a_copy_where_strides_allow),
+        cmocka_unit_test(test_tensor_view__reshapes_every_order_of_dimensions),
         cmocka_unit_test(test_tensor_view__broadcasts_like_numpy),
         cmocka_unit_test(test_tensor_scope__releases_all_but_results_and_kept),
+        cmocka_unit_test(test_tensor_scope__unscoped_bytes_come_back_to_where_they_were),
         cmocka_unit_test(test_tensor_scope__a_recycled_handle_is_not_the_old_one),
         cmocka_unit_test(test_tensor_parameter__takes_memory_only_when_materialised),
         cmocka_unit_test(test_tensor_close__makes_every_ref_stale),

@@ -54,6 +54,7 @@ static ms_status cat_forward(msi_op_call *c)
     for (int32_t i = 0; i < c->n_in; i++) {
         MS_TRY(check_operand(c, i, dim));
         shape[dim] += c->in[i]->v.shape[dim];
+        MS_TRY(msi_check_sizes(1, &shape[dim]));
     }
     MS_TRY(msi_out(c, 0, first->dtype, first->ndim, shape));
     for (int32_t i = 0; i < c->n_in; i++) {

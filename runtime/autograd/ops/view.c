@@ -36,7 +36,7 @@ static ms_status infer_shape(const msi_view *x, const reshape_attrs *attrs, int6
                        msi_shape_text(x->ndim, x->shape), (long long)numel,
                        msi_shape_text(attrs->ndim, attrs->shape));
     }
-    return MS_OK;
+    return msi_check_sizes(attrs->ndim, shape);
 }
 
 static ms_status reshape_forward(msi_op_call *c)
