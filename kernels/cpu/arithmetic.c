@@ -1,4 +1,5 @@
 /* Arithmetic of two or three operands and its gradients, elementwise. */
+#include "element.h"
 #include "ew.h"
 
 #define BODY "arithmetic_body.h"
@@ -6,7 +7,7 @@
 
 /* i64: two's complement, wrapping. The lanes are unsigned, where that is defined. */
 #undef EW_SCALAR
-#define EW_SCALAR(x) ((REAL)(int64_t)(x))
+#define EW_SCALAR(x) ((REAL)whole_f64(x))
 #define INTEGER
 #define NAME i64
 #define T int64_t

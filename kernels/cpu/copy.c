@@ -1,8 +1,6 @@
 /* copy: out = in with any pair of dtypes; fill: out = a scalar.
  *
- * Conversions: to a float type rounds to nearest even (to bf16 through f32), float to integer
- * truncates, u8 takes the low bits of the truncated integer, bool is "not zero" (NaN is true).
- * Between equal dtypes bits are moved. */
+ * Conversions are those of moonshard/ops.h. Between equal dtypes bits are moved. */
 #include "element.h"
 #include "ew.h"
 

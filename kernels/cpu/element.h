@@ -24,6 +24,20 @@ static inline uint16_t put_bf16(float x)
     return (uint16_t)(x != x ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16);
 }
 
+/* Any number as an i64: truncated, NaN is 0, beyond the range the nearest. (In C a conversion that
+ * does not fit is undefined.) */
+static inline int64_t whole_f64(double x)
+{
+    return x != x ? 0 : x >= 0x1p63 ? INT64_MAX : x < -0x1p63 ? INT64_MIN : (int64_t)x;
+}
+
+static inline int64_t whole_i64(int64_t x)
+{
+    return x;
+}
+
+#define WHOLE(x) _Generic((x), float : whole_f64, double : whole_f64, default : whole_i64)(x)
+
 #define GET_f32(x) (x)
 #define GET_f64(x) (x)
 #define GET_bf16(x) get_bf16(x)
@@ -34,16 +48,16 @@ static inline uint16_t put_bf16(float x)
 #define PUT_f32(x) ((float)(x))
 #define PUT_f64(x) ((double)(x))
 #define PUT_bf16(x) put_bf16((float)(x))
-#define PUT_i64(x) ((int64_t)(x))
-#define PUT_u8(x) ((uint8_t)(int64_t)(x))
+#define PUT_i64(x) WHOLE(x)
+#define PUT_u8(x) ((uint8_t)WHOLE(x))
 #define PUT_bool(x) ((uint8_t)((x) != 0))
 
 /* old + x in the destination's arithmetic; integers wrap, bool is "or". */
 #define ADD_f32(old, x) ((old) + (float)(x))
 #define ADD_f64(old, x) ((old) + (double)(x))
 #define ADD_bf16(old, x) put_bf16(get_bf16(old) + (float)(x))
-#define ADD_i64(old, x) ((int64_t)((uint64_t)(old) + (uint64_t)(int64_t)(x)))
-#define ADD_u8(old, x) ((uint8_t)((old) + (uint8_t)(int64_t)(x)))
+#define ADD_i64(old, x) ((int64_t)((uint64_t)(old) + (uint64_t)WHOLE(x)))
+#define ADD_u8(old, x) ((uint8_t)((old) + (uint8_t)WHOLE(x)))
 #define ADD_bool(old, x) ((uint8_t)(((old) | ((x) != 0)) != 0))
 
 typedef float c_f32;

@@ -8,6 +8,7 @@
  *   rows     a kept element at a time; strided elements are gathered first
  *   columns  neighbouring kept elements are neighbours in memory: a tile of columns at a time, with
  * 16 running sums per column */
+#include "element.h"
 #include "lanes.h"
 #include "table.h"
 

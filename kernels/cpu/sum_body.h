@@ -11,7 +11,7 @@ static void LOCAL(finish)(const msi_sum_args *a, int64_t at, LOCAL(total) total)
 {
 #ifdef INTEGER
     int64_t *out = (int64_t *)a->out + at;
-    int64_t x = a->scale == 1 ? (int64_t)total : (int64_t)(a->scale * (double)(int64_t)total);
+    int64_t x = a->scale == 1 ? (int64_t)total : whole_f64(a->scale * (double)(int64_t)total);
 
     *out = a->accumulate ? (int64_t)((uint64_t)*out + (uint64_t)x) : x;
 #else

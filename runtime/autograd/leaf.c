@@ -96,6 +96,7 @@ ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
                        msi_shape_text(like.ndim, like.shape));
     }
     if (t->grad != NULL) {
+        MS_TRY(msi_check_source("set_grad", &t->grad->v, &grad->v));
         t->grad->v.storage->version++;
         return msi_copy(&t->grad->v, &grad->v, false);
     }

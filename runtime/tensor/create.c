@@ -148,6 +148,7 @@ done:
 
 ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)
 {
+    MS_TRY(msi_check_source("copy", &t->v, &src->v));
     MS_TRY(msi_tensor_begin_write(t, "copy"));
     return msi_copy(&t->v, &src->v, false);
 }
@@ -160,13 +161,14 @@ ms_status ms_tensor_fill(ms_tensor *t, double value)
 
 ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha)
 {
-    const double scalars[2] = {alpha, 0};
+    const double scalars[2] = {alpha, -0.0};
     const msi_view *in = &src->v;
 
     if (src->v.dtype != t->v.dtype) {
         return MS_FAIL(MS_TYPE_ERROR, "add_: dtypes are %s and %s, expected one",
                        ms_dtype_name(t->v.dtype), ms_dtype_name(src->v.dtype));
     }
+    MS_TRY(msi_check_source("add_", &t->v, &src->v));
     MS_TRY(msi_tensor_begin_write(t, "add_"));
     return msi_ew("add_", MSI_K_affine, &t->v, &in, 1, scalars, true);
 }

@@ -178,6 +178,10 @@ ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, i
         return MS_FAIL(MS_INDEX_ERROR, "samples %lld to %lld are asked for, %lld exist",
                        (long long)first, (long long)(first + rows - 1), (long long)n);
     }
+    if (msi_view_shares(&x->v, &y->v) || msi_view_shares(&x->v, &tokens->v) ||
+        msi_view_shares(&y->v, &tokens->v)) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "data_windows: x, y and the tokens overlap in memory");
+    }
     MS_TRY(msi_tensor_begin_write(x, "data_windows"));
     MS_TRY(msi_tensor_begin_write(y, "data_windows"));
     const uint64_t key = stream(seed, (uint64_t)epoch);

@@ -135,6 +135,7 @@ ms_status msi_tensor_begin_write(ms_tensor *t, const char *what)
                        "write to a detached tensor",
                        what);
     }
+    MS_TRY(msi_check_expanded(what, &t->v));
     t->v.storage->version++;
     return MS_OK;
 }

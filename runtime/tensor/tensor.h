@@ -140,6 +140,13 @@ ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int
 void msi_view_expand(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out);
 /* Reinterpret as another shape without a copy. @return false when the strides do not allow it */
 bool msi_view_reshape(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out);
+/* Do the two have a byte in common? */
+bool msi_view_shares(const msi_view *a, const msi_view *b);
+/* Refuse to write `src` into a `dst` that overlaps it, unless they are the same view
+ * (MS_RUNTIME_ERROR). `op` names the caller here and below. */
+ms_status msi_check_source(const char *op, const msi_view *dst, const msi_view *src);
+/* Refuse to write to a view that shows an element more than once (MS_RUNTIME_ERROR). */
+ms_status msi_check_expanded(const char *op, const msi_view *dst);
 /* Loops over `shape` for n operands (views already of that shape; NULL entries are skipped), with
  * neighbouring dimensions merged. */
 void msi_loop_make(msi_loop *loop, int32_t ndim, const int64_t *shape, const msi_view *const *ops,
@@ -170,7 +177,7 @@ ms_status msi_tensor_make(ms_tensor **out, ms_context *ctx, int32_t dtype, int32
 void msi_tensor_rebind(ms_tensor *t, const msi_view *v);
 /* As msi_tensor_new(), but owned by the runtime: enters no scope. */
 ms_status msi_tensor_new_internal(ms_tensor **out, ms_context *ctx, const msi_view *v);
-/* Refuse a write into shared or graph-bound memory; bump the version otherwise. */
+/* Refuse a write into shared, graph-bound or expanded memory; bump the version otherwise. */
 ms_status msi_tensor_begin_write(ms_tensor *t, const char *what);
 /* Name of a parameter for messages, else "tensor". */
 const char *msi_tensor_label(const ms_tensor *t);

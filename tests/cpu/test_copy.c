@@ -231,6 +231,54 @@ static void test_cpu_copy__special_values_cast_as_documented(void **state)
     assert_true(f == 1);
 }
 
+/* What C leaves undefined has one result, the same in the body of a loop and in its tail. */
+static void test_cpu_copy__numbers_without_an_integer_have_one_result(void **state)
+{
+    (void)state;
+    enum { CASES = 12, N = 5 * CASES };
+    static const double from[CASES] = {NAN,    INFINITY, -INFINITY, 0x1p63,  -0x1p63, -0x1.8p63,
+                                       0x1p80, -0.9,     -3e9,      -1.0e30, 0x1p40,  255.99};
+    static const int64_t whole[CASES] = {0,           INT64_MAX, INT64_MIN,        INT64_MAX,
+                                         INT64_MIN,   INT64_MIN, INT64_MAX,        0,
+                                         -3000000000, INT64_MIN, INT64_C(1) << 40, 255};
+    static const int32_t floats[3] = {MS_DTYPE_F64, MS_DTYPE_F32, MS_DTYPE_BF16};
+
+    for (int32_t f = 0; f < 3; f++) {
+        typed in = typed_make(floats[f], N);
+        int64_t out[N], want[N];
+        uint8_t low[N];
+        msi_ew_args args = {.in = {in.data}, .in_dtype = floats[f]};
+
+        args.loop = (msi_loop){.ndim = 1, .shape = {N}, .stride = {{1}, {1}}};
+        for (int32_t i = 0; i < N; i++) {
+            const bool exact = floats[f] == MS_DTYPE_F64 || (i % CASES != 8 && i % CASES != 11);
+
+            typed_set(&in, i, from[i % CASES]);
+            want[i] = exact ? whole[i % CASES] : (int64_t)typed_get(&in, i);
+        }
+        args.out = out;
+        run_on_all_isas(&(kernel_call){MSI_K_copy, MS_DTYPE_I64, &args, {out}, {sizeof(out)}},
+                        ms_dtype_name(floats[f]));
+        assert_memory_equal(want, out, sizeof(out));
+        args.out = low;
+        run_on_all_isas(&(kernel_call){MSI_K_copy, MS_DTYPE_U8, &args, {low}, {sizeof(low)}},
+                        ms_dtype_name(floats[f]));
+        for (int32_t i = 0; i < N; i++) {
+            assert_int_equal((uint8_t)want[i], low[i]);
+        }
+        typed_free(&in);
+    }
+    for (int32_t i = 0; i < CASES; i++) {
+        int64_t out[3] = {1, 2, 3};
+        msi_ew_args args = {.out = out, .scalar = {from[i]}};
+
+        args.loop = (msi_loop){.ndim = 1, .shape = {3}, .stride = {{1}}};
+        run_on_all_isas(&(kernel_call){MSI_K_fill, MS_DTYPE_I64, &args, {out}, {sizeof(out)}},
+                        "fill");
+        assert_true(out[0] == whole[i] && out[2] == whole[i]);
+    }
+}
+
 static void test_cpu_copy__fill_sets_or_adds_in_every_dtype(void **state)
 {
     (void)state;
@@ -271,6 +319,7 @@ int main(void)
         cmocka_unit_test(test_cpu_copy__transposes),
         cmocka_unit_test(test_cpu_copy__rounds_to_bf16_to_nearest_even_and_keeps_nan),
         cmocka_unit_test(test_cpu_copy__special_values_cast_as_documented),
+        cmocka_unit_test(test_cpu_copy__numbers_without_an_integer_have_one_result),
         cmocka_unit_test(test_cpu_copy__fill_sets_or_adds_in_every_dtype),
     };
 

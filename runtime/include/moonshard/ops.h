@@ -124,7 +124,11 @@ MS_API ms_status ms_op_select(ms_tensor **out, ms_tensor *x, int32_t dim, int64_
 /** Concatenate along `dim`. */
 MS_API ms_status ms_op_cat(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors,
                            int32_t dim);
-/** To another dtype (the same handle's values; always a copy unless the dtype is equal). */
+/** To another dtype (the same handle's values; always a copy unless the dtype is equal).
+ * To a floating dtype numbers round to nearest even, to bf16 through f32; what is too large becomes
+ * infinite. A floating number becomes an i64 by truncation, NaN becomes 0, and what lies beyond
+ * (infinities too) the nearest i64. u8 takes the low 8 bits of the i64. bool is "not 0", NaN is
+ * true. The same everywhere: in copies, fills, and where numbers meet integer tensors. */
 MS_API ms_status ms_op_cast(ms_tensor **out, ms_tensor *x, int32_t dtype);
 /** A C-contiguous copy (always a copy). */
 MS_API ms_status ms_op_clone(ms_tensor **out, ms_tensor *x);
