@@ -167,6 +167,12 @@ static ms_status pre_backward(void *user)
     return msi_queue_run(u->tree);
 }
 
+/* no_sync trades memory for the next forward's gather. */
+static bool keeps_after_backward(const ms_fsdp_unit *u)
+{
+    return !u->tree->sync && u->options.strategy != MS_FSDP_FULL_SHARD;
+}
+
 ms_status msi_unit_post_backward(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = u->tree;
@@ -174,7 +180,7 @@ ms_status msi_unit_post_backward(ms_fsdp_unit *u)
     if (u->lingers > 0) {
         return MS_OK;
     }
-    if (u->options.strategy == MS_FSDP_FULL_SHARD || tree->sync) {
+    if (!keeps_after_backward(u)) {
         msi_unit_reshard(u);
     }
     return tree->options.backward_prefetch == MS_FSDP_PREFETCH_POST ? prefetch_backward(u) : MS_OK;
@@ -192,12 +198,8 @@ static ms_status finish_backward(ms_fsdp_tree *tree)
 {
     MS_TRY(msi_gradients_finish(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-        bool keep = !tree->sync && u->options.strategy != MS_FSDP_FULL_SHARD;
-
-        if (!keep && (u->expecting || u->ran_pre_backward || u->state == MS_UNIT_PUBLISHED ||
-                      u->options.strategy == MS_FSDP_FULL_SHARD)) {
-            msi_unit_reshard(u);
+        if (!keeps_after_backward(tree->units[i])) {
+            msi_unit_reshard(tree->units[i]);
         }
     }
     return msi_queue_run(tree);

@@ -244,6 +244,43 @@ static void test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_writte
     }
 }
 
+/* -- after backward ---------------------------------------------------------------------------- */
+
+/* A SHARD_GRAD_OP unit that a forward without gradients left unsharded, and that backward does not
+ * reach. */
+static ms_status backward_past_a_kept_unit(void *user, int32_t rank)
+{
+    ms_tensor *loss;
+    ms_comm *comm;
+    chain c;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY(chain_new(&c, comm, MS_FSDP_SHARD_GRAD_OP, 2));
+    for (int32_t sync = 0; sync < 2; sync++) {
+        MS_TRY(ms_scope_open("a backward that reduces, or not"));
+        MS_TRY(ms_fsdp_tree_set_sync(c.tree, sync));
+        ms_grad_enabled_set(false);
+        MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
+        ms_grad_enabled_set(true);
+        MS_TRY(forward(&c, UNITS - 1, NULL, NULL, &loss));
+        MS_TRY(ms_backward(loss, NULL));
+        for (int32_t i = 0; i < UNITS; i++) {
+            EXPECT(c.unit[i]->state == (sync ? MS_UNIT_SHARDED : MS_UNIT_UNSHARDED));
+        }
+        MS_TRY(ms_scope_close(NULL, 0));
+    }
+    chain_free(&c);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded(void **state)
+{
+    (void)state;
+    run_ranks(2, backward_past_a_kept_unit, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,6 +288,7 @@ int main(void)
             test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks),
         cmocka_unit_test(test_fsdp_schedule__a_write_between_prefetch_and_use_is_seen),
         cmocka_unit_test(test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_written),
+        cmocka_unit_test(test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded),
     };
     return cmocka_run_group_tests_name("fsdp schedule", tests, NULL, NULL);
 }
