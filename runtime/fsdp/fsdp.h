@@ -157,6 +157,7 @@ struct ms_fsdp_tree {
     int32_t n_units;
     ms_fsdp_unit **units;
     bool has_root_unit, initialized, sync, failed, summoned;
+    uint8_t *written;   /* while summoned: which parameters this rank, then which all, wrote */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
     double factor;      /* of reduced gradients; 0: 1 / world */
 

@@ -244,6 +244,81 @@ static void test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_writte
     }
 }
 
+/* -- summon ------------------------------------------------------------------------------------ */
+
+static ms_status summon_between_forward_and_backward(void *user, int32_t rank)
+{
+    ms_tensor *loss;
+    ms_comm *comm;
+    chain c;
+
+    (void)rank;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY(chain_new(&c, comm, *(int32_t *)user, 2));
+    for (int32_t k = 0; k < 2; k++) {
+        MS_TRY(ms_scope_open("step"));
+        MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
+        MS_TRY(ms_fsdp_tree_summon(c.tree));
+        if (k == 1) {
+            MS_TRY(ms_tensor_fill(c.weight[1], 0.5));
+        }
+        MS_TRY(ms_fsdp_tree_unsummon(c.tree, true));
+        ms_status status = ms_backward(loss, NULL);
+
+        EXPECT(status == (k == 0 ? MS_OK : MS_RUNTIME_ERROR)); /* written: the graph is stale */
+        MS_TRY(ms_scope_close(NULL, 0));
+    }
+    chain_free(&c);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__summon_without_writes_does_not_disturb_backward(void **state)
+{
+    (void)state;
+    for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
+        for (int32_t world = 1; world <= 2; world++) {
+            run_ranks(world, summon_between_forward_and_backward, &strategy);
+        }
+    }
+}
+
+/* The last rank's element of a kept unit is written: every rank publishes the unit anew. */
+static ms_status write_one_element(void *user, int32_t rank)
+{
+    double values[SIDE * SIDE], seen[SIDE * SIDE];
+    const int64_t shape[2] = {SIDE, SIDE};
+    ms_tensor *edited, *loss;
+    ms_comm *comm;
+    chain c;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY(chain_new(&c, comm, MS_FSDP_FULL_SHARD, 2));
+    ms_grad_enabled_set(false);
+    MS_TRY(ms_scope_open("forwards"));
+    MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
+    MS_TRY(ms_fsdp_tree_summon(c.tree));
+    MS_TRY(ms_tensor_to_doubles(c.weight[1], values, SIDE * SIDE));
+    values[SIDE * SIDE - 1] = 9;
+    MS_TRY(ms_tensor_from_doubles(&edited, MS_DTYPE_F32, 2, shape, values, SIDE * SIDE));
+    MS_TRY(ms_tensor_copy(c.weight[1], edited));
+    MS_TRY(ms_fsdp_tree_unsummon(c.tree, true));
+    MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
+    MS_TRY(ms_tensor_to_doubles(c.weight[1], seen, SIDE * SIDE));
+    EXPECT(memcmp(values, seen, sizeof(seen)) == 0);
+    MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
+    MS_TRY(ms_scope_close(NULL, 0));
+    chain_free(&c);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__what_one_rank_writes_back_is_new_on_all(void **state)
+{
+    (void)state;
+    run_ranks(3, write_one_element, NULL);
+}
+
 /* -- after backward ---------------------------------------------------------------------------- */
 
 /* A SHARD_GRAD_OP unit that a forward without gradients left unsharded, and that backward does not
@@ -288,6 +363,8 @@ int main(void)
             test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks),
         cmocka_unit_test(test_fsdp_schedule__a_write_between_prefetch_and_use_is_seen),
         cmocka_unit_test(test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_written),
+        cmocka_unit_test(test_fsdp_schedule__summon_without_writes_does_not_disturb_backward),
+        cmocka_unit_test(test_fsdp_schedule__what_one_rank_writes_back_is_new_on_all),
         cmocka_unit_test(test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded),
     };
     return cmocka_run_group_tests_name("fsdp schedule", tests, NULL, NULL);
