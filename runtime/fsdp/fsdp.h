@@ -16,8 +16,10 @@
  * order in which slots became free, and its generation is counted up. So ranks agree without
  * talking. A slot is filled with generation g once released[q] >= g - 1 for every rank q, and read
  * once filled[q] >= g for every q. A gradient slot is written with g once read[q] >= g - 1 for
- * every q. No barriers. What cannot be done yet is queued, and every wait runs the queue. The model
- * in slots.pml checks that this neither deadlocks nor lets a slot change under a reader. */
+ * every q. No barriers. What cannot be done yet is queued, and every wait runs the queue. A publish
+ * that nobody will read, because the unit was skipped, written or reset, is dropped: both its words
+ * are stored, the slot is not. The model in slots.pml checks that this neither deadlocks nor lets a
+ * slot change under a reader. */
 #ifndef MSI_FSDP_H
 #define MSI_FSDP_H
 
@@ -106,15 +108,15 @@ struct ms_fsdp_unit {
     bool materialized;
     msi_storage *full; /* what unsharded views read; bound to a slot, the master or `own` */
 
-    int32_t state;       /* MS_UNIT_* */
-    msi_slot *home;      /* own slot, or NULL: one of the ring */
-    msi_slot *slot;      /* in use while published or unsharded */
-    uint64_t generation; /* of `slot` while published or unsharded */
-    uint64_t seq;        /* of the unshard's fingerprint */
-    bool publish_queued;
-    int64_t epoch;        /* writes to the master so far */
-    int64_t filled_epoch; /* epoch of the values in the slot */
-    bool gather_aliases;  /* full parameters are the master itself */
+    int32_t state;           /* MS_UNIT_* */
+    msi_slot *home;          /* own slot, or NULL: one of the ring */
+    msi_slot *slot;          /* in use while published or unsharded */
+    uint64_t generation;     /* of `slot` while published or unsharded */
+    uint64_t seq;            /* of the unshard's fingerprint */
+    bool publish_queued;     /* depends on how far peers are: nothing may be decided by it */
+    int64_t epoch;           /* writes to the master so far */
+    int64_t published_epoch; /* that of the latest publish, where the program named it */
+    bool gather_aliases;     /* full parameters are the master itself */
 
     /* forward and backward of the running iteration */
     int32_t post_index; /* place in the tree's post-forward order, -1: none */
@@ -155,6 +157,7 @@ struct ms_fsdp_tree {
     int32_t n_units;
     ms_fsdp_unit **units;
     bool has_root_unit, initialized, sync, failed, summoned;
+    uint8_t *written;   /* while summoned: which parameters this rank, then which all, wrote */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
     double factor;      /* of reduced gradients; 0: 1 / world */
 
@@ -196,8 +199,12 @@ void msi_slots_free(ms_fsdp_tree *tree);
 ms_status msi_unit_publish(ms_fsdp_unit *u);
 /* -> UNSHARDED: wait for the others' extents, bind the views. */
 ms_status msi_unit_unshard(ms_fsdp_unit *u);
-/* -> SHARDED: unbind, tell the others. Waits for a queued publish only. */
-ms_status msi_unit_reshard(ms_fsdp_unit *u);
+/* -> SHARDED: unbind, tell the others. Needs neither memory nor peers. */
+void msi_unit_reshard(ms_fsdp_unit *u);
+/* The master was written: a publish named before is void, so that no slot mixes old and new. */
+void msi_unit_written(ms_fsdp_unit *u);
+/* Is it unsharded with values from before the last write? */
+bool msi_unit_is_stale(const ms_fsdp_unit *u);
 /* Could this unit be published without more memory? (prefetch asks) */
 bool msi_slot_available(const ms_fsdp_unit *u);
 /* Bytes of the parts of a segment: `n` slots' words for W ranks. */
@@ -214,9 +221,8 @@ ms_status msi_ring_plan(ms_fsdp_tree *tree, int64_t (*bytes)(const ms_fsdp_unit 
 ms_status msi_queue_run(ms_fsdp_tree *tree);
 /* Run the queue until `ready(user)`; `seq` names what is waited for. */
 ms_status msi_queue_wait(ms_fsdp_tree *tree, uint64_t seq, bool (*ready)(void *user), void *user);
-/* Wait until this unit's own extents are published; until all units' are. */
-ms_status msi_queue_finish_publish(ms_fsdp_unit *u);
-ms_status msi_queue_flush_publishes(ms_fsdp_tree *tree);
+/* Take a publish out of the queue; nobody will read what it would have filled. */
+void msi_queue_drop_publish(ms_fsdp_unit *u);
 
 /* slots.c's part of the queue: may this publish be filled now, and filling it. */
 bool msi_publish_possible(ms_fsdp_unit *u);

@@ -2,6 +2,7 @@
  * slot is touched. */
 #include "fsdp.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* 1-D handle of `n` elements on a storage, for collectives. */
@@ -44,6 +45,27 @@ done:
     return status;
 }
 
+/* -- summon ------------------------------------------------------------------------------------ */
+
+static int64_t count_params(const ms_fsdp_tree *tree)
+{
+    int64_t n = 0;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        n += tree->units[i]->n_params;
+    }
+    return n;
+}
+
+/* A flag per parameter, and room for every rank's; made early, so that leaving needs no memory. */
+static ms_status written_new(ms_fsdp_tree *tree)
+{
+    tree->written = calloc((size_t)(count_params(tree) * (tree->world + 1) + 1), 1);
+    return tree->written != NULL ? MS_OK
+                                 : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to summon %lld parameters",
+                                           (long long)count_params(tree));
+}
+
 ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
 {
     ms_status status = MS_OK;
@@ -57,6 +79,7 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
         return MS_FAIL(MS_ASSERTION_ERROR,
                        "Cannot manually unshard parameters when already unsharding parameters");
     }
+    MS_TRY(written_new(tree));
     for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
@@ -87,33 +110,76 @@ static void show_present(ms_fsdp_unit *u)
     }
 }
 
+/* Store own extents where they changed. @return whether they did */
+static bool write_piece(ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    int64_t size = ms_dtype_size(u->orig_dtype);
+    char *master = (char *)u->master->data + p->piece.offset_in_shard * size;
+    const char *full = (char *)u->summoned->data + (p->offset + p->piece.start) * size;
+
+    if (memcmp(master, full, (size_t)(p->piece.numel * size)) == 0) {
+        return false;
+    }
+    memcpy(master, full, (size_t)(p->piece.numel * size));
+    return true;
+}
+
+/* A parameter is written when any rank's extents of it are: so all ranks conclude the same, and
+ * what nobody changed stays valid for backward. */
+static ms_status write_back(ms_fsdp_tree *tree)
+{
+    const int64_t n = count_params(tree);
+    uint8_t *own = tree->written, *all = own + n;
+    int64_t at = 0;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
+            own[at++] = write_piece(tree->units[i], &tree->units[i]->params[p]);
+        }
+    }
+    MS_TRY(msi_comm_gather_bytes(tree->comm, "parameters written", own, n, all));
+    at = 0;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
+            bool written = false;
+
+            for (int32_t q = 0; q < tree->world; q++) {
+                written |= all[q * n + at];
+            }
+            if (written) {
+                MS_TRY(ms_param_touch(tree->units[i]->params[p].tensor));
+            }
+        }
+    }
+    return MS_OK;
+}
+
 ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback)
 {
+    ms_status status = MS_OK;
+
     if (!tree->summoned) {
         return MS_FAIL(MS_ASSERTION_ERROR, "the parameters are not summoned");
     }
+    if (writeback) {
+        status = write_back(tree);
+    }
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
-        int64_t size = ms_dtype_size(u->orig_dtype);
 
-        if (u->summoned == NULL) {
-            continue;
+        if (u->summoned != NULL) {
+            show_present(u);
+            msi_storage_release(u->summoned);
+            u->summoned = NULL;
         }
-        for (int32_t p = 0; writeback && p < u->n_params; p++) {
-            const msi_unit_param *q = &u->params[p];
-
-            memcpy((char *)u->master->data + q->piece.offset_in_shard * size,
-                   (char *)u->summoned->data + (q->offset + q->piece.start) * size,
-                   (size_t)(q->piece.numel * size));
-            MS_TRY(ms_param_touch(q->tensor));
-        }
-        show_present(u);
-        msi_storage_release(u->summoned);
-        u->summoned = NULL;
     }
+    free(tree->written);
+    tree->written = NULL;
     tree->summoned = false;
-    return MS_OK;
+    return status;
 }
+
+/* -- one parameter, the hash ------------------------------------------------------------------- */
 
 static ms_status check_index(const ms_fsdp_unit *u, int32_t index)
 {

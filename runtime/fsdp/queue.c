@@ -81,20 +81,14 @@ ms_status msi_queue_wait(ms_fsdp_tree *tree, uint64_t seq, bool (*ready)(void *u
     }
 }
 
-static bool is_published(void *user)
+void msi_queue_drop_publish(ms_fsdp_unit *u)
 {
-    return !((const ms_fsdp_unit *)user)->publish_queued;
-}
+    ms_fsdp_tree *tree = u->tree;
+    int32_t i = 0;
 
-ms_status msi_queue_finish_publish(ms_fsdp_unit *u)
-{
-    return msi_queue_wait(u->tree, u->seq, is_published, u);
-}
-
-ms_status msi_queue_flush_publishes(ms_fsdp_tree *tree)
-{
-    while (tree->n_publishing > 0) {
-        MS_TRY(msi_queue_finish_publish(tree->publishing[0]));
+    while (tree->publishing[i] != u) {
+        i++;
     }
-    return MS_OK;
+    remove_at(tree->publishing, &tree->n_publishing, i);
+    u->publish_queued = false;
 }

@@ -13,10 +13,8 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     }
     tree->forward_at = 0;
     for (int32_t i = 0; i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-
-        if (u->state != MS_UNIT_SHARDED && u->filled_epoch != u->epoch && !u->publish_queued) {
-            MS_TRY(msi_unit_reshard(u)); /* kept, but the optimizer wrote since */
+        if (msi_unit_is_stale(tree->units[i])) {
+            msi_unit_reshard(tree->units[i]); /* its slot may serve another unit first */
         }
     }
     return msi_queue_run(tree);
@@ -102,7 +100,7 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
         u->pass = NULL;
     }
     if (u->in_forward == 0 && u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root) {
-        return msi_unit_reshard(u);
+        msi_unit_reshard(u);
     }
     return msi_queue_run(tree);
 }
@@ -169,6 +167,12 @@ static ms_status pre_backward(void *user)
     return msi_queue_run(u->tree);
 }
 
+/* no_sync trades memory for the next forward's gather. */
+static bool keeps_after_backward(const ms_fsdp_unit *u)
+{
+    return !u->tree->sync && u->options.strategy != MS_FSDP_FULL_SHARD;
+}
+
 ms_status msi_unit_post_backward(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = u->tree;
@@ -176,8 +180,8 @@ ms_status msi_unit_post_backward(ms_fsdp_unit *u)
     if (u->lingers > 0) {
         return MS_OK;
     }
-    if (u->options.strategy == MS_FSDP_FULL_SHARD || tree->sync) {
-        MS_TRY(msi_unit_reshard(u));
+    if (!keeps_after_backward(u)) {
+        msi_unit_reshard(u);
     }
     return tree->options.backward_prefetch == MS_FSDP_PREFETCH_POST ? prefetch_backward(u) : MS_OK;
 }
@@ -194,15 +198,11 @@ static ms_status finish_backward(ms_fsdp_tree *tree)
 {
     MS_TRY(msi_gradients_finish(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-        bool keep = !tree->sync && u->options.strategy != MS_FSDP_FULL_SHARD;
-
-        if (!keep && (u->expecting || u->ran_pre_backward || u->state == MS_UNIT_PUBLISHED ||
-                      u->options.strategy == MS_FSDP_FULL_SHARD)) {
-            MS_TRY(msi_unit_reshard(u));
+        if (!keeps_after_backward(tree->units[i])) {
+            msi_unit_reshard(tree->units[i]);
         }
     }
-    return msi_queue_flush_publishes(tree);
+    return msi_queue_run(tree);
 }
 
 static void forget_iteration(ms_fsdp_tree *tree)
@@ -262,7 +262,7 @@ void ms_fsdp_tree_reset(ms_fsdp_tree *tree)
         ms_status status = msi_gradients_finish(tree);
 
         for (int32_t i = 0; status == MS_OK && i < tree->n_units; i++) {
-            status = msi_unit_reshard(tree->units[i]);
+            msi_unit_reshard(tree->units[i]);
         }
     }
     for (int32_t i = 0; i < tree->n_units; i++) { /* what the loop above could not do */
@@ -321,7 +321,8 @@ ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *u)
         return MS_FAIL(MS_RUNTIME_ERROR, "unit '%s' cannot be resharded during its %s", u->name,
                        u->in_forward > 0 ? "forward" : "backward");
     }
-    return msi_unit_reshard(u);
+    msi_unit_reshard(u);
+    return MS_OK;
 }
 
 /* -- the schedule's memory --------------------------------------------------------------------- */

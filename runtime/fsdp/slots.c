@@ -252,7 +252,6 @@ ms_status msi_publish_fill(ms_fsdp_unit *u)
 
     MS_TRY(
         cast_run(u->slot->rw + at, u->param_dtype, u->master->data, u->orig_dtype, u->shard_numel));
-    u->filled_epoch = u->epoch;
     u->publish_queued = false;
     atomic_store(&u->slot->words[u->rank].filled, u->generation);
     msi_comm_ring(u->comm);
@@ -266,14 +265,11 @@ static ms_status refresh_resident(ms_fsdp_unit *u)
     if (u->resident == NULL) {
         MS_TRY(msi_alloc(u->ctx, u->shard_numel * ms_dtype_size(u->param_dtype), MS_MEM_PARAMETER,
                          &u->resident));
-        u->filled_epoch = u->epoch - 1;
+        u->published_epoch = u->epoch - 1;
     }
-    if (u->filled_epoch != u->epoch) {
-        MS_TRY(
-            cast_run(u->resident, u->param_dtype, u->master->data, u->orig_dtype, u->shard_numel));
-        u->filled_epoch = u->epoch;
-    }
-    return MS_OK;
+    return u->published_epoch != u->epoch ? cast_run(u->resident, u->param_dtype, u->master->data,
+                                                     u->orig_dtype, u->shard_numel)
+                                          : MS_OK;
 }
 
 ms_status msi_unit_publish(ms_fsdp_unit *u)
@@ -285,7 +281,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
         if (!u->gather_aliases) {
             MS_TRY(refresh_resident(u));
         }
-        u->filled_epoch = u->epoch;
+        u->published_epoch = u->epoch;
         u->state = MS_UNIT_PUBLISHED;
         msi_unit_changed(u);
         return MS_OK;
@@ -309,6 +305,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
     slot->holder = u;
     u->slot = slot;
     u->generation = ++slot->generation;
+    u->published_epoch = u->epoch;
     u->state = MS_UNIT_PUBLISHED;
     u->publish_queued = true;
     tree->publishing[tree->n_publishing++] = u;
@@ -332,6 +329,9 @@ static bool all_filled(void *user)
 
 ms_status msi_unit_unshard(ms_fsdp_unit *u)
 {
+    if (msi_unit_is_stale(u)) {
+        msi_unit_reshard(u);
+    }
     if (u->state == MS_UNIT_UNSHARDED) {
         return MS_OK;
     }
@@ -352,24 +352,45 @@ ms_status msi_unit_unshard(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-ms_status msi_unit_reshard(ms_fsdp_unit *u)
+/* The slot is this rank's no more. A publish still queued was never filled, and where one rank
+ * reshards before it unshards all do: nobody reads that generation. */
+static void release_slot(ms_fsdp_unit *u)
+{
+    if (u->publish_queued) {
+        msi_queue_drop_publish(u);
+        atomic_store(&u->slot->words[u->rank].filled, u->generation);
+    }
+    atomic_store(&u->slot->words[u->rank].released, u->generation);
+    u->slot->holder = NULL;
+    u->slot->freed_at = ++u->tree->freed;
+    u->slot = NULL;
+    msi_comm_ring(u->comm);
+}
+
+void msi_unit_reshard(ms_fsdp_unit *u)
 {
     if (u->state == MS_UNIT_SHARDED) {
-        return MS_OK;
-    }
-    if (u->publish_queued) { /* the others count on these extents */
-        MS_TRY(msi_queue_finish_publish(u));
+        return;
     }
     u->full->data = NULL;
     if (uses_slot(u)) {
-        atomic_store(&u->slot->words[u->rank].released, u->generation);
-        u->slot->holder = NULL;
-        u->slot->freed_at = ++u->tree->freed;
-        u->slot = NULL;
-        msi_comm_ring(u->comm);
+        release_slot(u);
     }
     u->state = MS_UNIT_SHARDED;
     msi_unit_show_shards(u);
     msi_unit_changed(u);
-    return MS_OK;
+}
+
+bool msi_unit_is_stale(const ms_fsdp_unit *u)
+{
+    return u->state == MS_UNIT_UNSHARDED && u->published_epoch != u->epoch;
+}
+
+void msi_unit_written(ms_fsdp_unit *u)
+{
+    u->epoch++;
+    u->full->version++; /* a backward over the old values must not run */
+    if (u->state == MS_UNIT_PUBLISHED) {
+        msi_unit_reshard(u);
+    }
 }

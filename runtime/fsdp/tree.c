@@ -39,6 +39,7 @@ static void dispose(ms_fsdp_tree *tree)
     msi_slots_free(tree);
     msi_gradients_free(tree);
     free(tree->units);
+    free(tree->written);
     tree->ctx = NULL;
 }
 

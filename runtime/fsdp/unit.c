@@ -56,11 +56,8 @@ void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
 
 static void touched(void *unit, int32_t index)
 {
-    ms_fsdp_unit *u = unit;
-
     (void)index;
-    u->epoch++;
-    u->full->version++; /* a backward over the old values must not run */
+    msi_unit_written(unit);
 }
 
 static ms_status materialize(void *unit)

@@ -122,7 +122,9 @@ MS_API ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *unit);
 MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
 
 /** Private full-precision copies of all parameters behind their handles until
- * ms_fsdp_tree_unsummon(); with `writeback` each rank then stores its own extents. Collective. */
+ * ms_fsdp_tree_unsummon(); with `writeback` each rank then stores its own extents where they
+ * changed. A parameter no rank changed counts as not written: backward over it stays possible.
+ * Collective. */
 MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree);
 MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
 /** Full-precision copy of parameter `index` of `unit`, original shape. Collective. */

@@ -1,0 +1,371 @@
+/* runtime/fsdp/schedule.c: when units are published, kept and published anew. Decisions follow
+ * program order: a rank that is far behind its peers changes nothing. */
+#include "fsdp.h"
+#include "rank_test.h"
+
+enum { UNITS = 3, SIDE = 8 };
+
+typedef struct chain {
+    ms_tensor *weight[UNITS];
+    ms_fsdp_unit *unit[UNITS];
+    ms_fsdp_tree *tree;
+} chain;
+
+static ms_status chain_new(chain *c, ms_comm *comm, int32_t strategy, int32_t n_slots)
+{
+    const int64_t shape[2] = {SIDE, SIDE};
+    ms_fsdp_unit_options uo;
+    ms_fsdp_tree_options to;
+    char name[8];
+    const char *names = name;
+
+    memset(c, 0, sizeof(*c));
+    ms_seed(3);
+    ms_fsdp_unit_options_init(&uo);
+    uo.strategy = strategy;
+    for (int32_t i = 0; i < UNITS; i++) {
+        snprintf(name, sizeof(name), "u%d", (int)i);
+        MS_TRY(
+            ms_tensor_parameter(&c->weight[i], MS_DTYPE_F32, 2, shape, MS_INIT_UNIFORM, -0.3, 0.3));
+        MS_TRY(ms_fsdp_unit_new(&c->unit[i], comm, name, &uo, &c->weight[i], 1, &names));
+    }
+    ms_fsdp_tree_options_init(&to);
+    to.forward_prefetch = true;
+    to.n_slots = n_slots;
+    MS_TRY(ms_fsdp_tree_new(&c->tree, comm, &to, c->unit, UNITS, false));
+    return ms_fsdp_tree_init(c->tree);
+}
+
+static void chain_free(chain *c)
+{
+    ms_fsdp_tree_free(c->tree);
+    for (int32_t i = 0; i < UNITS; i++) {
+        ms_tensor_free(c->weight[i]);
+    }
+}
+
+/* What `user` is told before unit i is used in a forward. */
+typedef ms_status (*visitor)(chain *c, int32_t i, void *user);
+
+/* y = x W0' .. W(n-1)', the first `n` units; `*loss` its mean. */
+static ms_status forward(chain *c, int32_t n, visitor visit, void *user, ms_tensor **loss)
+{
+    const int64_t shape[2] = {2, SIDE};
+    ms_tensor *x;
+
+    MS_TRY(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, 1));
+    MS_TRY(ms_fsdp_tree_pre_forward(c->tree));
+    for (int32_t i = 0; i < n; i++) {
+        MS_TRY(ms_fsdp_unit_pre_forward(c->unit[i]));
+        if (visit != NULL) {
+            MS_TRY(visit(c, i, user));
+        }
+        MS_TRY(ms_op_linear(&x, x, c->weight[i], NULL));
+        MS_TRY(ms_fsdp_unit_post_forward(c->unit[i], &x, 1));
+    }
+    MS_TRY(ms_fsdp_tree_post_forward(c->tree));
+    return ms_op_mean(loss, x, 3, false);
+}
+
+static ms_status set_all(chain *c, int32_t i, double value)
+{
+    const int64_t shape[2] = {SIDE, SIDE};
+    ms_tensor *full;
+
+    MS_TRY(ms_tensor_full(&full, MS_DTYPE_F32, 2, shape, value));
+    ms_status status = ms_fsdp_unit_load(c->unit[i], 0, full);
+
+    ms_tensor_free(full);
+    return status;
+}
+
+/* -- a slow rank ------------------------------------------------------------------------------- */
+
+/* Rank 1 reads unit 0 until rank 0 has done what it can without it. */
+static _Atomic bool rank_0_is_done;
+
+static ms_status wait_for_rank_0(chain *c, int32_t i, void *user)
+{
+    (void)user;
+    for (int32_t k = 0; i == 0 && c->unit[0]->rank == 1 && k < SOON_S * 1000; k++) {
+        if (atomic_load(&rank_0_is_done)) {
+            break;
+        }
+        usleep(1000);
+    }
+    return MS_OK;
+}
+
+/* Every element a rank sees of the unit it is about to use. */
+static ms_status sees_value(chain *c, int32_t i, void *user)
+{
+    const double *expected = user;
+    double seen[SIDE * SIDE];
+
+    MS_TRY(ms_tensor_to_doubles(c->weight[i], seen, SIDE * SIDE));
+    for (int32_t k = 0; k < SIDE * SIDE; k++) {
+        EXPECT(seen[k] == expected[i]);
+    }
+    return MS_OK;
+}
+
+/* The last unit is prefetched and not used; on rank 0 its publish is queued, as rank 1 still reads
+ * the slot; then all units get new values. */
+static ms_status skip_then_write(void *user, int32_t rank)
+{
+    double values[UNITS] = {5, 6, 7};
+    ms_tensor *loss;
+    ms_comm *comm;
+    chain c;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY(chain_new(&c, comm, MS_FSDP_FULL_SHARD, 2));
+    ms_grad_enabled_set(false);
+    MS_TRY(ms_scope_open("forwards"));
+    MS_TRY(forward(&c, UNITS, NULL, NULL, &loss)); /* fixes the order in which to prefetch */
+    MS_TRY(forward(&c, UNITS - 1, wait_for_rank_0, NULL, &loss));
+    EXPECT(c.unit[UNITS - 1]->state == MS_UNIT_PUBLISHED);
+    EXPECT(rank == 1 || c.unit[UNITS - 1]->publish_queued);
+    for (int32_t i = 0; i < UNITS; i++) {
+        MS_TRY(set_all(&c, i, values[i]));
+    }
+    if (rank == 0) {
+        atomic_store(&rank_0_is_done, true);
+    }
+    MS_TRY(forward(&c, UNITS, sees_value, values, &loss));
+    MS_TRY(ms_scope_close(NULL, 0));
+    chain_free(&c);
+    return MS_OK;
+}
+
+static void
+test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks(void **state)
+{
+    (void)state;
+    atomic_store(&rank_0_is_done, false);
+    assert_ok(ms_dist_threads(2, skip_then_write, NULL));
+}
+
+/* -- writes between prefetch and use ----------------------------------------------------------- */
+
+static ms_status write_the_next(chain *c, int32_t i, void *user)
+{
+    double *values = user;
+
+    MS_TRY(sees_value(c, i, user));
+    if (i + 1 < UNITS) {
+        EXPECT(c->unit[i + 1]->state == MS_UNIT_PUBLISHED);
+        values[i + 1] += 1;
+        MS_TRY(set_all(c, i + 1, values[i + 1]));
+    }
+    return MS_OK;
+}
+
+static ms_status write_after_prefetch(void *user, int32_t rank)
+{
+    double values[UNITS] = {1, 2, 3};
+    ms_tensor *loss;
+    ms_comm *comm;
+    chain c;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY(chain_new(&c, comm, MS_FSDP_FULL_SHARD, 2));
+    ms_grad_enabled_set(false);
+    MS_TRY(ms_scope_open("forwards"));
+    MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
+    for (int32_t i = 0; i < UNITS; i++) {
+        MS_TRY(set_all(&c, i, values[i]));
+    }
+    for (int32_t k = 0; k < 20; k++) {
+        MS_TRY(forward(&c, UNITS, write_the_next, values, &loss));
+    }
+    MS_TRY(ms_scope_close(NULL, 0));
+    chain_free(&c);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__a_write_between_prefetch_and_use_is_seen(void **state)
+{
+    (void)state;
+    run_ranks(1, write_after_prefetch, NULL);
+    run_ranks(3, write_after_prefetch, NULL);
+}
+
+/* -- units that were kept ---------------------------------------------------------------------- */
+
+/* `user`: the strategy. Unit 1 is kept unsharded by hand while it gets another value, in its first
+ * use of a forward, and between two uses of one. */
+static ms_status write_while_kept(void *user, int32_t rank)
+{
+    double values[UNITS] = {1, 2, 3};
+    ms_tensor *loss;
+    ms_comm *comm;
+    chain c;
+
+    (void)rank;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY(chain_new(&c, comm, *(int32_t *)user, 2));
+    ms_grad_enabled_set(false);
+    MS_TRY(ms_scope_open("forwards"));
+    for (int32_t i = 0; i < UNITS; i++) {
+        MS_TRY(set_all(&c, i, values[i]));
+    }
+    for (int32_t k = 0; k < 4; k++) {
+        MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
+        MS_TRY(sees_value(&c, 1, values));
+        values[1] += 1;
+        MS_TRY(set_all(&c, 1, values[1]));
+        if (k % 2 == 0) {
+            MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
+            MS_TRY(sees_value(&c, 1, values));
+        }
+        MS_TRY(forward(&c, UNITS, sees_value, values, &loss));
+        MS_TRY(ms_fsdp_unit_pre_forward(c.unit[1]));
+        MS_TRY(ms_fsdp_unit_post_forward(c.unit[1], NULL, 0));
+        values[1] += 1;
+        MS_TRY(set_all(&c, 1, values[1]));
+        MS_TRY(ms_fsdp_unit_pre_forward(c.unit[1]));
+        MS_TRY(sees_value(&c, 1, values));
+        MS_TRY(ms_fsdp_unit_post_forward(c.unit[1], NULL, 0));
+    }
+    MS_TRY(ms_scope_close(NULL, 0));
+    chain_free(&c);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_written(void **state)
+{
+    (void)state;
+    for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
+        run_ranks(2, write_while_kept, &strategy);
+    }
+}
+
+/* -- summon ------------------------------------------------------------------------------------ */
+
+static ms_status summon_between_forward_and_backward(void *user, int32_t rank)
+{
+    ms_tensor *loss;
+    ms_comm *comm;
+    chain c;
+
+    (void)rank;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY(chain_new(&c, comm, *(int32_t *)user, 2));
+    for (int32_t k = 0; k < 2; k++) {
+        MS_TRY(ms_scope_open("step"));
+        MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
+        MS_TRY(ms_fsdp_tree_summon(c.tree));
+        if (k == 1) {
+            MS_TRY(ms_tensor_fill(c.weight[1], 0.5));
+        }
+        MS_TRY(ms_fsdp_tree_unsummon(c.tree, true));
+        ms_status status = ms_backward(loss, NULL);
+
+        EXPECT(status == (k == 0 ? MS_OK : MS_RUNTIME_ERROR)); /* written: the graph is stale */
+        MS_TRY(ms_scope_close(NULL, 0));
+    }
+    chain_free(&c);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__summon_without_writes_does_not_disturb_backward(void **state)
+{
+    (void)state;
+    for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
+        for (int32_t world = 1; world <= 2; world++) {
+            run_ranks(world, summon_between_forward_and_backward, &strategy);
+        }
+    }
+}
+
+/* The last rank's element of a kept unit is written: every rank publishes the unit anew. */
+static ms_status write_one_element(void *user, int32_t rank)
+{
+    double values[SIDE * SIDE], seen[SIDE * SIDE];
+    const int64_t shape[2] = {SIDE, SIDE};
+    ms_tensor *edited, *loss;
+    ms_comm *comm;
+    chain c;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY(chain_new(&c, comm, MS_FSDP_FULL_SHARD, 2));
+    ms_grad_enabled_set(false);
+    MS_TRY(ms_scope_open("forwards"));
+    MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
+    MS_TRY(ms_fsdp_tree_summon(c.tree));
+    MS_TRY(ms_tensor_to_doubles(c.weight[1], values, SIDE * SIDE));
+    values[SIDE * SIDE - 1] = 9;
+    MS_TRY(ms_tensor_from_doubles(&edited, MS_DTYPE_F32, 2, shape, values, SIDE * SIDE));
+    MS_TRY(ms_tensor_copy(c.weight[1], edited));
+    MS_TRY(ms_fsdp_tree_unsummon(c.tree, true));
+    MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
+    MS_TRY(ms_tensor_to_doubles(c.weight[1], seen, SIDE * SIDE));
+    EXPECT(memcmp(values, seen, sizeof(seen)) == 0);
+    MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
+    MS_TRY(ms_scope_close(NULL, 0));
+    chain_free(&c);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__what_one_rank_writes_back_is_new_on_all(void **state)
+{
+    (void)state;
+    run_ranks(3, write_one_element, NULL);
+}
+
+/* -- after backward ---------------------------------------------------------------------------- */
+
+/* A SHARD_GRAD_OP unit that a forward without gradients left unsharded, and that backward does not
+ * reach. */
+static ms_status backward_past_a_kept_unit(void *user, int32_t rank)
+{
+    ms_tensor *loss;
+    ms_comm *comm;
+    chain c;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY(chain_new(&c, comm, MS_FSDP_SHARD_GRAD_OP, 2));
+    for (int32_t sync = 0; sync < 2; sync++) {
+        MS_TRY(ms_scope_open("a backward that reduces, or not"));
+        MS_TRY(ms_fsdp_tree_set_sync(c.tree, sync));
+        ms_grad_enabled_set(false);
+        MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
+        ms_grad_enabled_set(true);
+        MS_TRY(forward(&c, UNITS - 1, NULL, NULL, &loss));
+        MS_TRY(ms_backward(loss, NULL));
+        for (int32_t i = 0; i < UNITS; i++) {
+            EXPECT(c.unit[i]->state == (sync ? MS_UNIT_SHARDED : MS_UNIT_UNSHARDED));
+        }
+        MS_TRY(ms_scope_close(NULL, 0));
+    }
+    chain_free(&c);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded(void **state)
+{
+    (void)state;
+    run_ranks(2, backward_past_a_kept_unit, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(
+            test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks),
+        cmocka_unit_test(test_fsdp_schedule__a_write_between_prefetch_and_use_is_seen),
+        cmocka_unit_test(test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_written),
+        cmocka_unit_test(test_fsdp_schedule__summon_without_writes_does_not_disturb_backward),
+        cmocka_unit_test(test_fsdp_schedule__what_one_rank_writes_back_is_new_on_all),
+        cmocka_unit_test(test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded),
+    };
+    return cmocka_run_group_tests_name("fsdp schedule", tests, NULL, NULL);
+}
