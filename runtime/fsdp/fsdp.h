@@ -138,7 +138,8 @@ struct ms_fsdp_unit {
     msi_level level[MSI_MAX_LEVELS];
     msi_storage *grad; /* reduced gradient shard, orig_dtype */
 
-    void *resident;        /* private copy in param_dtype of a NO_SHARD unit, or NULL */
+    void *resident;           /* private copy in param_dtype of a NO_SHARD unit, or NULL */
+    int64_t followed_version; /* of the master, when a unit without slots was used last */
     msi_storage *summoned; /* private full copy while summoned, or NULL */
 };
 

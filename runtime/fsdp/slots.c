@@ -259,17 +259,30 @@ ms_status msi_publish_fill(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-/* A NO_SHARD unit in a lower precision: a private copy, made anew when the master changed. */
-static ms_status refresh_resident(ms_fsdp_unit *u)
+/* A unit without slots reads the master itself or, in a lower precision, a private copy that is
+ * made anew before its next use, whoever wrote to the master: a script through a handle too. (The
+ * epoch knows of optimizers and loads only; it decides the order of slots, so it must not follow
+ * what one rank alone may do.) */
+static ms_status follow_master(ms_fsdp_unit *u)
 {
-    if (u->resident == NULL) {
+    int64_t version = u->master->version;
+    bool fresh = !u->gather_aliases && u->resident == NULL;
+
+    if (u->followed_version == version && !fresh) {
+        return MS_OK;
+    }
+    if (fresh) {
         MS_TRY(msi_alloc(u->ctx, u->shard_numel * ms_dtype_size(u->param_dtype), MS_MEM_PARAMETER,
                          &u->resident));
-        u->published_epoch = u->epoch - 1;
+        u->followed_version = version - 1; /* until it holds them */
     }
-    return u->published_epoch != u->epoch ? cast_run(u->resident, u->param_dtype, u->master->data,
-                                                     u->orig_dtype, u->shard_numel)
-                                          : MS_OK;
+    if (!u->gather_aliases) {
+        MS_TRY(
+            cast_run(u->resident, u->param_dtype, u->master->data, u->orig_dtype, u->shard_numel));
+    }
+    u->full->version++; /* a backward over the old values must not run */
+    u->followed_version = version;
+    return MS_OK;
 }
 
 ms_status msi_unit_publish(ms_fsdp_unit *u)
@@ -278,9 +291,6 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
 
     MS_ASSERT(u->state == MS_UNIT_SHARDED && tree != NULL);
     if (!uses_slot(u)) {
-        if (!u->gather_aliases) {
-            MS_TRY(refresh_resident(u));
-        }
         u->published_epoch = u->epoch;
         u->state = MS_UNIT_PUBLISHED;
         msi_unit_changed(u);
@@ -331,6 +341,9 @@ ms_status msi_unit_unshard(ms_fsdp_unit *u)
 {
     if (msi_unit_is_stale(u)) {
         msi_unit_reshard(u);
+    }
+    if (!uses_slot(u)) {
+        MS_TRY(follow_master(u));
     }
     if (u->state == MS_UNIT_UNSHARDED) {
         return MS_OK;
