@@ -33,7 +33,9 @@ ms_status msi_io_fail(const char *what, const char *path)
     char reason[128];
     int error = errno;
 
-    return MS_FAIL(MS_IO_ERROR, "%s %s: %s", what, path, strerror_r(error, reason, sizeof(reason)));
+    MS_FAIL(MS_IO_ERROR, "%s %s: %s", what, path, strerror_r(error, reason, sizeof(reason)));
+    errno = error;
+    return MS_IO_ERROR;
 }
 
 char *msi_io_path(const char *format, ...)
@@ -234,6 +236,25 @@ ms_status msi_io_sync_parent(const char *path)
     return status;
 }
 
+bool msi_io_is_empty(const char *path)
+{
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    bool empty = dir != NULL;
+
+    if (dir == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return false;
+    }
+    for (struct dirent *e = readdir(dir); e != NULL && empty; e = readdir(dir)) {
+        empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
+    }
+    closedir(dir);
+    return empty;
+}
+
 ms_status msi_io_mkdir(const char *path)
 {
     return hooked("mkdir", path) || mkdir(path, 0777) != 0 ? msi_io_fail("mkdir", path) : MS_OK;
@@ -278,60 +299,18 @@ ms_status msi_io_rename(const char *from, const char *to)
     return hooked("rename", to) || rename(from, to) != 0 ? msi_io_fail("rename to", to) : MS_OK;
 }
 
-/* Without an exchange in one step: move the old one aside, the new one in, the old one to `from`.
- * Should this process die between the two, `<to>.old` is a complete checkpoint. */
-static ms_status replace_in_steps(const char *from, const char *to)
+ms_status msi_io_rename_new(const char *from, const char *to)
 {
-    char *aside = msi_io_path("%s.old", to);
-    ms_status status;
-
-    if (aside == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    if (access(aside, F_OK) == 0) {
-        MS_TRY_GOTO(msi_io_remove_folder(aside), done);
-    }
-    MS_TRY_GOTO(msi_io_rename(to, aside), done);
-    status = msi_io_rename(from, to);
-    if (status == MS_OK) {
-        status = msi_io_rename(aside, from);
-        if (status != MS_OK) {
-            rename(to, from);
-        }
-    }
-    if (status != MS_OK) {
-        rename(aside, to);
-    }
-done:
-    free(aside);
-    return status;
+    return hooked("rename", to) || renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) != 0
+               ? msi_io_fail("rename to", to)
+               : MS_OK;
 }
 
-ms_status msi_io_replace(const char *from, const char *to, bool *displaced)
+ms_status msi_io_exchange(const char *from, const char *to)
 {
-    *displaced = false;
-    if (hooked("rename", to)) {
-        return msi_io_fail("rename to", to);
-    }
-    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) {
-        return MS_OK;
-    }
-    if (errno != EEXIST && errno != EINVAL && errno != ENOSYS) {
-        return msi_io_fail("rename to", to);
-    }
-    if (!hooked("exchange", to) && renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) {
-        *displaced = true;
-        return MS_OK;
-    }
-    if (errno == ENOENT) { /* nothing to exchange with: a file system without either flag */
-        return rename(from, to) == 0 ? MS_OK : msi_io_fail("rename to", to);
-    }
-    if (errno != EINVAL && errno != ENOSYS) {
-        return msi_io_fail("rename to", to);
-    }
-    MS_TRY(replace_in_steps(from, to));
-    *displaced = true;
-    return MS_OK;
+    return hooked("exchange", to) || renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) != 0
+               ? msi_io_fail("rename to", to)
+               : MS_OK;
 }
 
 ms_status msi_io_symlink(const char *target, const char *path)
@@ -345,25 +324,18 @@ ms_status msi_io_unlink(const char *path)
     return hooked("unlink", path) || unlink(path) != 0 ? msi_io_fail("remove", path) : MS_OK;
 }
 
-ms_status msi_io_remove_folder(const char *path)
+ms_status msi_io_unlink_at(int dir, const char *name, const char *folder)
 {
-    DIR *dir = opendir(path);
-    ms_status status = MS_OK;
+    if (!hooked("unlink", name) && (unlinkat(dir, name, 0) == 0 || errno == ENOENT)) {
+        return MS_OK;
+    }
+    return msi_io_fail("remove a file in", folder);
+}
 
-    if (dir == NULL) {
-        return msi_io_fail("open", path);
+ms_status msi_io_rmdir(const char *path)
+{
+    if (!hooked("rmdir", path) && (rmdir(path) == 0 || errno == ENOENT)) {
+        return MS_OK;
     }
-    for (struct dirent *e = readdir(dir); e != NULL && status == MS_OK; e = readdir(dir)) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) {
-            continue;
-        }
-        if (hooked("unlink", e->d_name) || unlinkat(dirfd(dir), e->d_name, 0) != 0) {
-            status = msi_io_fail("remove a file in", path);
-        }
-    }
-    closedir(dir);
-    if (status == MS_OK && (hooked("rmdir", path) || rmdir(path) != 0)) {
-        status = msi_io_fail("remove", path);
-    }
-    return status;
+    return msi_io_fail("remove", path);
 }

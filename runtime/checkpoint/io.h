@@ -13,7 +13,7 @@ extern _Thread_local msi_io_hook_fn msi_io_hook;
 
 /* A formatted path, malloced. NULL with the error set. */
 char *msi_io_path(const char *format, ...) MSI_PRINTF(1, 2);
-/* MS_IO_ERROR "<what> <path>: <reason>" from errno. */
+/* MS_IO_ERROR "<what> <path>: <reason>" from errno, which stays as it is. */
 ms_status msi_io_fail(const char *what, const char *path);
 /* 16 hexadecimal digits no other writer has. `text` has room for 17 bytes. */
 ms_status msi_io_nonce(char *text);
@@ -31,16 +31,22 @@ ms_status msi_io_sync(int fd, const char *path);
 ms_status msi_io_sync_folder(const char *path);
 /* Sync the folder `path` lies in. */
 ms_status msi_io_sync_parent(const char *path);
+/* Is it a folder (itself, not by a link) with nothing in it? */
+bool msi_io_is_empty(const char *path);
 /* Make a folder; with its parents. An existing one is fine for the second. */
 ms_status msi_io_mkdir(const char *path);
 ms_status msi_io_mkdir_all(const char *path);
 ms_status msi_io_rename(const char *from, const char *to);
-/* Put `from` in the place of `to`. What was at `to` is at `from` afterwards, `*displaced` tells. In
- * one step where the file system can; otherwise in two, undone when the second fails. */
-ms_status msi_io_replace(const char *from, const char *to, bool *displaced);
+/* As msi_io_rename() where nothing is at `to`. errno is EEXIST when something is, EINVAL or ENOSYS
+ * where the file system or the kernel cannot tell. */
+ms_status msi_io_rename_new(const char *from, const char *to);
+/* Let two paths change places in one step. errno is EINVAL or ENOSYS where that cannot be done. */
+ms_status msi_io_exchange(const char *from, const char *to);
 ms_status msi_io_symlink(const char *target, const char *path);
 ms_status msi_io_unlink(const char *path);
-/* Remove a folder and the files in it; MS_IO_ERROR when it holds folders. */
-ms_status msi_io_remove_folder(const char *path);
+/* Remove a file from the folder that is open as `dir`; one that is gone already is fine. */
+ms_status msi_io_unlink_at(int dir, const char *name, const char *folder);
+/* Remove an empty folder; one that is gone already is fine. errno tells why not. */
+ms_status msi_io_rmdir(const char *path);
 
 #endif

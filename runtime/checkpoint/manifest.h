@@ -31,9 +31,10 @@ typedef struct msi_manifest_tensor {
 } msi_manifest_tensor;
 
 typedef struct msi_manifest {
-    json_t *root; /* owns the strings */
-    char *meta;   /* the object given to commit, as text */
-    int64_t step; /* meta's integer "step", or -1 */
+    json_t *root;  /* owns the strings; without its own hash */
+    uint64_t hash; /* its own: no two checkpoints have the same */
+    char *meta;    /* the object given to commit, as text */
+    int64_t step;  /* meta's integer "step", or -1 */
     int32_t n_files, n_tensors;
     msi_manifest_file *files;
     msi_manifest_tensor *tensors;
@@ -55,11 +56,21 @@ ms_status msi_report_file(json_t *report, const char *name, int64_t nbytes, uint
  */
 ms_status msi_report_tensor(json_t *report, const char *key, const ms_param_extent *extent,
                             int32_t file, int64_t offset);
-/* Join the reports of `world` ranks into the text of a manifest, malloced. MS_VALUE_ERROR when
- * ranks added different tensors or an element was added by none. Elements added by several ranks
- * are taken from the first. */
-ms_status msi_manifest_build(char **text, json_t *const *reports, int32_t world, const char *nonce,
-                             json_t *meta);
+/* A manifest that is to be written. */
+typedef struct msi_manifest_draft {
+    json_t *root; /* without its own hash */
+    char *text;   /* with it */
+} msi_manifest_draft;
+
+/* Join the reports of `world` ranks into a manifest. MS_VALUE_ERROR when ranks added different
+ * tensors or an element was added by none. Elements added by several ranks are taken from the
+ * first. The caller owns the struct, the runtime its contents. */
+ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, int32_t world,
+                             const char *nonce, json_t *meta);
+void msi_manifest_draft_dispose(msi_manifest_draft *draft);
+/* Is what was read at `path` what was meant? MS_FORMAT_ERROR when not. */
+ms_status msi_manifest_compare(const msi_manifest *m, const char *path,
+                               const msi_manifest_draft *draft);
 /* Are shape, dtype and range of an extent sound? `what` names it in errors. */
 ms_status msi_extent_check(const char *what, const ms_param_extent *extent, int64_t *whole_numel);
 

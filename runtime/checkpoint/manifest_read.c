@@ -2,6 +2,7 @@
 #include "manifest.h"
 #include "safetensors.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,12 +71,12 @@ static ms_status parse_hash(const char *path, const char *where, const json_t *o
 
 /* The manifest's own hash covers its content, not its spacing: that of the object without the hash,
  * compact and with sorted keys. */
-static ms_status check_own_hash(const char *path, json_t *root)
+static ms_status check_own_hash(const char *path, json_t *root, uint64_t *expected)
 {
-    uint64_t expected, found;
+    uint64_t found;
     char *text;
 
-    MS_TRY(parse_hash(path, "the manifest", root, &expected));
+    MS_TRY(parse_hash(path, "the manifest", root, expected));
     json_object_del(root, "xxh3");
     text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
     if (text == NULL) {
@@ -83,9 +84,9 @@ static ms_status check_own_hash(const char *path, json_t *root)
     }
     found = ms_hash_bytes(text, (int64_t)strlen(text));
     free(text);
-    if (found != expected) {
+    if (found != *expected) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: its content has hash %016llx, expected %016llx", path,
-                       (unsigned long long)found, (unsigned long long)expected);
+                       (unsigned long long)found, (unsigned long long)*expected);
     }
     return MS_OK;
 }
@@ -261,7 +262,7 @@ static ms_status parse_root(msi_manifest *m, const char *path)
     const json_t *files, *tensors, *step, *meta;
 
     MS_TRY(check_version(path, m->root));
-    MS_TRY(check_own_hash(path, m->root));
+    MS_TRY(check_own_hash(path, m->root, &m->hash));
     MS_TRY(get_array(path, "the manifest", m->root, "files", &files));
     MS_TRY(get_array(path, "the manifest", m->root, "tensors", &tensors));
     step = json_object_get(m->root, "step");
@@ -295,7 +296,11 @@ ms_status msi_manifest_parse(msi_manifest *m, const char *path, const char *text
     json_error_t error;
     ms_status status;
 
+    errno = 0;
     *m = (msi_manifest){.root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error)};
+    if (m->root == NULL && errno == ENOMEM) { /* which Jansson tells by an empty text or none */
+        return no_memory(path);
+    }
     if (m->root == NULL) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: byte %d: %s", path, error.position, error.text);
     }

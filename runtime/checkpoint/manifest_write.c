@@ -58,27 +58,31 @@ ms_status msi_report_file(json_t *report, const char *name, int64_t nbytes, uint
                : no_memory();
 }
 
+/* {file, start, numel, offset}. NULL when memory is out. */
+static json_t *piece_new(int32_t file, int64_t start, int64_t numel, int64_t offset)
+{
+    return json_pack("{s:i, s:I, s:I, s:I}", "file", (int)file, "start", (json_int_t)start, "numel",
+                     (json_int_t)numel, "offset", (json_int_t)offset);
+}
+
 ms_status msi_report_tensor(json_t *report, const char *key, const ms_param_extent *extent,
                             int32_t file, int64_t offset)
 {
-    json_t *shape = json_array(), *tensor;
+    json_t *tensor = json_pack("{s:s, s:[], s:s, s:[]}", "key", key, "shape", "dtype",
+                               msi_st_dtype_name(extent->dtype), "pieces");
+    json_t *shape = json_object_get(tensor, "shape"), *pieces = json_object_get(tensor, "pieces");
+    bool ok = tensor != NULL;
 
     for (int32_t i = 0; i < extent->ndim; i++) {
-        json_array_append_new(shape, json_integer(extent->shape[i]));
+        ok = ok && json_array_append_new(shape, json_integer(extent->shape[i])) == 0;
     }
-    tensor = json_pack("{s:s, s:o, s:s, s:[]}", "key", key, "shape", shape, "dtype",
-                       msi_st_dtype_name(extent->dtype), "pieces");
-    if (tensor == NULL || json_array_append_new(json_object_get(report, "tensors"), tensor) != 0) {
-        return no_memory();
+    if (extent->numel > 0) {
+        ok = ok && json_array_append_new(
+                       pieces, piece_new(file, extent->start, extent->numel, offset)) == 0;
     }
-    if (extent->numel > 0 &&
-        json_array_append_new(
-            json_object_get(tensor, "pieces"),
-            json_pack("{s:i, s:I, s:I, s:I}", "file", (int)file, "start", (json_int_t)extent->start,
-                      "numel", (json_int_t)extent->numel, "offset", (json_int_t)offset)) != 0) {
-        return no_memory();
-    }
-    return MS_OK;
+    ok = ok && json_array_append(json_object_get(report, "tensors"), tensor) == 0;
+    json_decref(tensor);
+    return ok ? MS_OK : no_memory();
 }
 
 static int64_t field(const json_t *object, const char *key)
@@ -105,7 +109,11 @@ static ms_status join_tensor(json_t *joined, json_t *const *reports, int32_t wor
     int64_t width = ms_dtype_size(msi_st_dtype(json_string_value(json_object_get(first, "dtype"))));
     int64_t numel = 1, next = 0;
     int32_t n = 0;
-    json_t *list = json_array(), *dim, *entry;
+    json_t *entry =
+        json_pack("{s:s, s:O, s:O, s:[]}", "key", key, "shape", json_object_get(first, "shape"),
+                  "dtype", json_object_get(first, "dtype"), "pieces");
+    json_t *list = json_object_get(entry, "pieces"), *dim;
+    ms_status status = entry != NULL ? MS_OK : no_memory();
     size_t d;
 
     json_array_foreach(json_object_get(first, "shape"), d, dim)
@@ -125,28 +133,27 @@ static ms_status join_tensor(json_t *joined, json_t *const *reports, int32_t wor
         }
     }
     qsort(pieces, (size_t)n, sizeof(*pieces), compare_pieces);
-    for (int32_t p = 0; p < n; p++) {
+    for (int32_t p = 0; p < n && status == MS_OK && pieces[p].start <= next; p++) {
         int64_t known = next - pieces[p].start; /* elements of this piece an earlier one has */
 
-        if (known < 0) {
-            break;
-        }
         if (known < pieces[p].numel) {
-            json_array_append_new(list, json_pack("{s:i, s:I, s:I, s:I}", "file", pieces[p].file,
-                                                  "start", (json_int_t)next, "numel",
-                                                  (json_int_t)(pieces[p].numel - known), "offset",
-                                                  (json_int_t)(pieces[p].offset + known * width)));
+            status =
+                json_array_append_new(list, piece_new(pieces[p].file, next, pieces[p].numel - known,
+                                                      pieces[p].offset + known * width)) == 0
+                    ? MS_OK
+                    : no_memory();
             next += pieces[p].numel - known;
         }
     }
-    if (next != numel) {
-        json_decref(list);
-        return MS_FAIL(MS_VALUE_ERROR, "element %lld of '%.200s' was added by no rank",
-                       (long long)next, key);
+    if (status == MS_OK && next != numel) {
+        status = MS_FAIL(MS_VALUE_ERROR, "element %lld of '%.200s' was added by no rank",
+                         (long long)next, key);
     }
-    entry = json_pack("{s:s, s:O, s:O, s:o}", "key", key, "shape", json_object_get(first, "shape"),
-                      "dtype", json_object_get(first, "dtype"), "pieces", list);
-    return entry != NULL && json_array_append_new(joined, entry) == 0 ? MS_OK : no_memory();
+    if (status == MS_OK && json_array_append(joined, entry) != 0) {
+        status = no_memory();
+    }
+    json_decref(entry);
+    return status;
 }
 
 /* Did rank `r` add the same tensors as rank 0, in the same order? */
@@ -200,42 +207,64 @@ static ms_status join_reports(json_t *root, json_t *const *reports, int32_t worl
     return status;
 }
 
-/* Add the manifest's own hash, and give its text. */
-static ms_status seal(char **text, json_t *root)
+/* The text of a manifest, its own hash added. */
+static ms_status seal(char **text, const json_t *root)
 {
     char hex[17], *canonical = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
+    json_t *sealed = json_copy((json_t *)(uintptr_t)root);
+    ms_status status = MS_OK;
 
-    if (canonical == NULL) {
-        return no_memory();
+    if (canonical != NULL) {
+        snprintf(hex, sizeof(hex), "%016llx",
+                 (unsigned long long)ms_hash_bytes(canonical, (int64_t)strlen(canonical)));
     }
-    snprintf(hex, sizeof(hex), "%016llx",
-             (unsigned long long)ms_hash_bytes(canonical, (int64_t)strlen(canonical)));
+    if (canonical == NULL || sealed == NULL ||
+        json_object_set_new(sealed, "xxh3", json_string(hex)) != 0 ||
+        (*text = json_dumps(sealed, JSON_INDENT(1))) == NULL) {
+        status = no_memory();
+    }
     free(canonical);
-    if (json_object_set_new(root, "xxh3", json_string(hex)) != 0) {
-        return no_memory();
-    }
-    *text = json_dumps(root, JSON_INDENT(1));
-    return *text != NULL ? MS_OK : no_memory();
+    json_decref(sealed);
+    return status;
 }
 
-ms_status msi_manifest_build(char **text, json_t *const *reports, int32_t world, const char *nonce,
-                             json_t *meta)
+ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, int32_t world,
+                             const char *nonce, json_t *meta)
 {
     json_t *step = json_object_get(meta, "step");
     json_t *root = json_pack("{s:s, s:i, s:i, s:s, s:[], s:[], s:O}", "format",
                              "moonshard checkpoint", "version", MSI_MANIFEST_VERSION, "world",
                              (int)world, "nonce", nonce, "files", "tensors", "meta", meta);
-    ms_status status;
+    ms_status status = MS_OK;
 
-    *text = NULL;
+    *draft = (msi_manifest_draft){.root = root};
     if (root == NULL || (json_is_integer(step) && json_object_set(root, "step", step) != 0)) {
-        json_decref(root);
-        return no_memory();
+        status = no_memory();
     }
-    status = join_reports(root, reports, world);
     if (status == MS_OK) {
-        status = seal(text, root);
+        status = join_reports(root, reports, world);
     }
-    json_decref(root);
+    if (status == MS_OK) {
+        status = seal(&draft->text, root);
+    }
+    if (status != MS_OK) {
+        msi_manifest_draft_dispose(draft);
+    }
     return status;
+}
+
+void msi_manifest_draft_dispose(msi_manifest_draft *draft)
+{
+    json_decref(draft->root);
+    free(draft->text);
+    *draft = (msi_manifest_draft){0};
+}
+
+ms_status msi_manifest_compare(const msi_manifest *m, const char *path,
+                               const msi_manifest_draft *draft)
+{
+    return json_equal(m->root, draft->root)
+               ? MS_OK
+               : MS_FAIL(MS_FORMAT_ERROR, "%s: its manifest reads as another one than was written",
+                         path);
 }

@@ -1,12 +1,53 @@
 /* Making a folder of files a checkpoint. */
 #include "publish.h"
+#include "folder.h"
 #include "io.h"
-#include "manifest.h"
+#include "outcome.h"
+#include "reader.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+/* Is nothing at all at `path`? */
+static bool is_free(const char *path)
+{
+    struct stat st;
+
+    return lstat(path, &st) != 0 && errno == ENOENT;
+}
+
+static ms_status check_target(const char *path, const char *manifest)
+{
+    struct stat st;
+
+    if (lstat(path, &st) != 0) {
+        return errno == ENOENT ? MS_OK : msi_io_fail("stat", path);
+    }
+    if (S_ISDIR(st.st_mode) && (access(manifest, F_OK) == 0 || msi_io_is_empty(path))) {
+        return MS_OK;
+    }
+    return MS_FAIL(MS_VALUE_ERROR, "%s is %s, expected nothing there or a checkpoint to replace",
+                   path,
+                   S_ISLNK(st.st_mode)   ? "a symbolic link"
+                   : S_ISDIR(st.st_mode) ? "a folder of something else"
+                                         : "no folder");
+}
+
+ms_status msi_checkpoint_check_target(const char *root, const char *name)
+{
+    char *path = msi_io_path("%s/%s", root, name);
+    char *manifest = msi_io_path("%s/%s/%s", root, name, MSI_MANIFEST_NAME);
+    ms_status status =
+        path != NULL && manifest != NULL ? check_target(path, manifest) : MS_OUT_OF_MEMORY;
+
+    free(path);
+    free(manifest);
+    return status;
+}
 
 static ms_status write_manifest(const char *folder, const char *manifest)
 {
@@ -29,21 +70,79 @@ done:
     return status;
 }
 
-/* Give `folder` its final name, for good. */
-static ms_status put_in_place(const char *folder, const char *root, const char *final,
-                              bool *displaced)
+/* See the folder as a reader will: every file there with its size, the manifest what was meant. */
+static ms_status read_back(const char *folder, const msi_manifest_draft *draft)
 {
-    MS_TRY(msi_io_replace(folder, final, displaced));
-    ms_status status = msi_io_sync_folder(root);
+    ms_checkpoint *c;
 
-    if (status != MS_OK) { /* nobody knows what a power loss would leave now: undo it */
-        if (*displaced) {
-            msi_io_replace(folder, final, displaced);
-        } else {
-            rename(final, folder);
-        }
+    MS_TRY(ms_checkpoint_open(&c, folder));
+    ms_status status = msi_manifest_compare(msi_checkpoint_manifest(c), folder, draft);
+
+    ms_checkpoint_close(c);
+    return status;
+}
+
+/* [Note: replacing in steps] Without an exchange the old one moves aside to `<to>.old`, the new one
+ * in, the old one to `from`. Should the process die between the first two, whoever finds nothing at
+ * `to` looks aside. So what is aside goes only when there is something at `to`. */
+static ms_status replace_in_steps(const char *from, const char *to, const char *aside,
+                                  bool *displaced)
+{
+    bool moved = false, others;
+
+    if (!is_free(to)) {
+        MS_TRY(msi_folder_remove(aside, &others));
+        MS_TRY(msi_io_rename(to, aside));
+        moved = true;
+    }
+    ms_status status = moved ? msi_io_sync_parent(to) : MS_OK;
+
+    if (status == MS_OK) {
+        status = msi_io_rename(from, to);
+    }
+    if (status == MS_OK) {
+        *displaced = rename(aside, from) == 0;
+    } else if (moved) {
+        rename(aside, to);
     }
     return status;
+}
+
+/* Put `from` in the place of `to`. What was there is at `from` afterwards, `*displaced` tells. In
+ * one step where the file system can. */
+static ms_status replace(const char *from, const char *to, const char *aside, bool *displaced)
+{
+    *displaced = false;
+    if (msi_io_rename_new(from, to) == MS_OK) {
+        return MS_OK;
+    }
+    if (errno == EEXIST && msi_io_exchange(from, to) == MS_OK) {
+        *displaced = true;
+        return MS_OK;
+    }
+    return errno == EINVAL || errno == ENOSYS ? replace_in_steps(from, to, aside, displaced)
+                                              : MS_IO_ERROR;
+}
+
+/* Give `folder` its final name, for good. */
+static ms_status put_in_place(const char *folder, const char *root, const char *final,
+                              const char *aside, bool *displaced)
+{
+    MS_TRY(replace(folder, final, aside, displaced));
+    ms_status status = msi_io_sync_folder(root);
+
+    if (status == MS_OK) {
+        return MS_OK;
+    }
+    msi_outcome failure = {0};
+
+    msi_outcome_keep(&failure, status);
+    if (*displaced) { /* nobody knows what a power loss would leave now: undo it */
+        replace(folder, final, aside, displaced);
+    } else {
+        rename(final, folder);
+    }
+    return MS_FAIL(status, "%s", failure.message);
 }
 
 /* Point `<root>/latest` at the checkpoint. */
@@ -69,27 +168,41 @@ static ms_status move_pointer(const char *root, const char *name, const char *no
     return status;
 }
 
-ms_status msi_checkpoint_publish(const char *folder, const char *root, const char *name,
-                                 const char *nonce, const char *manifest)
+/* The checkpoint whose place was taken is removed; what others have put into it is not. */
+static void remove_displaced(const char *folder)
 {
-    char *final = msi_io_path("%s/%s", root, name);
+    bool others;
+
+    if (msi_folder_remove(folder, &others) != MS_OK) {
+        msi_warn("UserWarning", "the replaced checkpoint is left over: %s", ms_error_message());
+    } else if (others) {
+        msi_warn("UserWarning", "the replaced checkpoint held files of others, left in %s", folder);
+    }
+}
+
+ms_status msi_checkpoint_publish(const char *folder, const char *root, const char *name,
+                                 const char *nonce, const msi_manifest_draft *draft)
+{
+    char *final = msi_io_path("%s/%s", root, name), *aside = msi_io_path("%s/%s.old", root, name);
     bool displaced = false;
     ms_status status = MS_OUT_OF_MEMORY;
 
-    if (final == NULL) {
-        return status;
+    if (final == NULL || aside == NULL) {
+        goto done;
     }
-    MS_TRY_GOTO(write_manifest(folder, manifest), done);
-    MS_TRY_GOTO(put_in_place(folder, root, final, &displaced), done);
+    MS_TRY_GOTO(write_manifest(folder, draft->text), done);
+    MS_TRY_GOTO(read_back(folder, draft), done);
+    MS_TRY_GOTO(put_in_place(folder, root, final, aside, &displaced), done);
     /* the checkpoint is safe; what fails from here on is worth a warning */
     if (move_pointer(root, name, nonce) != MS_OK) {
         msi_warn("UserWarning", "%s is saved, but 'latest' does not point there: %s", final,
                  ms_error_message());
     }
-    if (displaced && msi_io_remove_folder(folder) != MS_OK) {
-        msi_warn("UserWarning", "the replaced checkpoint is left over: %s", ms_error_message());
+    if (displaced) {
+        remove_displaced(folder);
     }
 done:
     free(final);
+    free(aside);
     return status;
 }

@@ -1,18 +1,16 @@
-/* The last steps of a checkpoint, by one rank.
- *
- * [Note: order on disk] Ranks write into `<root>/<name>.tmp-<nonce>`, each its own files, and sync
- * them. When all have, rank 0 writes the manifest, syncs it and the folder, renames the folder,
- * syncs the root, and moves the pointer `latest`. Before the rename nothing but the temporary
- * folder has changed; after it everything the manifest names is on disk. An older checkpoint of the
- * same name changes places with the new one and is removed last. */
+/* The step that makes a folder of files a checkpoint. */
 #ifndef MSI_PUBLISH_H
 #define MSI_PUBLISH_H
 
-#include "base.h"
+#include "manifest.h"
 
-/* Write the manifest into `folder`, whose files are synced, and make it `<root>/<name>`. On failure
- * the folder is where it was, and so is an older checkpoint. */
+/* May `<root>/<name>` be replaced: is it nothing, an empty folder, or a checkpoint? */
+ms_status msi_checkpoint_check_target(const char *root, const char *name);
+/* Write the manifest into `folder`, sync both, open the folder as a reader would and compare with
+ * the manifest, rename the folder to `<root>/<name>`, sync the root, point `<root>/latest` there.
+ * Up to the rename a failure leaves everything but `folder` as it was; what fails after it is a
+ * warning, as the checkpoint is safe. */
 ms_status msi_checkpoint_publish(const char *folder, const char *root, const char *name,
-                                 const char *nonce, const char *manifest);
+                                 const char *nonce, const msi_manifest_draft *draft);
 
 #endif

@@ -1,11 +1,11 @@
 /* Reading a checkpoint at any world size: the elements asked for are intersected with the pieces in
  * the manifest, and read from where they lie. A file's hash is verified before its first use, on
  * the descriptor that is then read from. */
+#include "reader.h"
 #include "io.h"
-#include "manifest.h"
-#include "store.h"
 #include "tensor.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -85,6 +85,27 @@ static ms_status check_sizes(const ms_checkpoint *c)
     return MS_OK;
 }
 
+/* Where the checkpoint lies: at `path`, or aside when its replacement was cut short (see
+ * [Note: replacing in steps]). malloced. */
+static char *find_folder(const char *path)
+{
+    char *aside;
+
+    if (access(path, F_OK) == 0 || errno != ENOENT) {
+        return msi_io_path("%s", path);
+    }
+    aside = msi_io_path("%s.old", path);
+    if (aside != NULL && access(aside, F_OK) != 0) {
+        free(aside);
+        return msi_io_path("%s", path);
+    }
+    if (aside != NULL) {
+        msi_warn("UserWarning", "%s is not there: its replacement was cut short, %s is read", path,
+                 aside);
+    }
+    return aside;
+}
+
 ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
 {
     ms_checkpoint *c;
@@ -93,7 +114,7 @@ ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
     MS_CHECK_ARG(out != NULL && path != NULL);
     *out = NULL;
     c = calloc(1, sizeof(*c));
-    if (c == NULL || (c->path = strdup(path)) == NULL) {
+    if (c == NULL || (c->path = find_folder(path)) == NULL) {
         free(c);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
     }
@@ -199,17 +220,29 @@ static ms_status verified(ms_checkpoint *c, int32_t i, int *fd)
     return status;
 }
 
+ms_status msi_checkpoint_verify(ms_checkpoint *c, int32_t first, int32_t stride)
+{
+    for (int32_t i = first; i < c->manifest.n_files; i += stride) {
+        int fd;
+
+        MS_TRY(verified(c, i, &fd));
+    }
+    return MS_OK;
+}
+
 static bool same_whole(const ms_param_extent *a, const ms_param_extent *b)
 {
     return a->dtype == b->dtype && a->ndim == b->ndim &&
            memcmp(a->shape, b->shape, sizeof(a->shape[0]) * (size_t)a->ndim) == 0;
 }
 
-static ms_status check_read(const ms_checkpoint *c, const msi_manifest_tensor *t,
-                            const ms_param_extent *extent, const ms_tensor *local)
+ms_status msi_checkpoint_check(const ms_checkpoint *c, const char *key,
+                               const ms_param_extent *extent, const ms_tensor *local)
 {
+    const msi_manifest_tensor *t;
     int64_t whole;
 
+    MS_TRY(find(c, key, &t));
     MS_TRY(msi_extent_check(t->key, extent, &whole));
     if (!same_whole(&t->whole, extent)) {
         return MS_FAIL(MS_VALUE_ERROR, "%s: '%s' is %s of shape %s, expected %s of shape %s",
@@ -217,8 +250,8 @@ static ms_status check_read(const ms_checkpoint *c, const msi_manifest_tensor *t
                        msi_shape_text(t->whole.ndim, t->whole.shape), ms_dtype_name(extent->dtype),
                        msi_shape_text(extent->ndim, extent->shape));
     }
-    if (local->v.dtype != extent->dtype || local->v.ndim != 1 ||
-        local->v.shape[0] != extent->numel || !msi_view_contiguous(&local->v)) {
+    if (local != NULL && (local->v.dtype != extent->dtype || local->v.ndim != 1 ||
+                          local->v.shape[0] != extent->numel || !msi_view_contiguous(&local->v))) {
         return MS_FAIL(
             MS_VALUE_ERROR, "'%s' into %s of shape %s, expected %lld elements of %s without gaps",
             t->key, ms_dtype_name(local->v.dtype), msi_shape_text(local->v.ndim, local->v.shape),
@@ -269,25 +302,29 @@ static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
     return MS_OK;
 }
 
+ms_status msi_checkpoint_fetch(ms_checkpoint *c, const char *key, const ms_param_extent *extent,
+                               void *to)
+{
+    const msi_manifest_tensor *t;
+
+    MS_TRY(find(c, key, &t));
+    return extent->numel > 0 ? for_pieces(c, t, extent, to) : MS_OK;
+}
+
 ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key, const ms_param_extent *extent,
                              ms_tensor *local)
 {
-    const msi_manifest_tensor *t;
     void *data;
 
     MS_CHECK_ARG(c != NULL && key != NULL && extent != NULL && local != NULL);
-    MS_TRY(find(c, key, &t));
-    MS_TRY(check_read(c, t, extent, local));
-    if (extent->numel == 0) {
-        return MS_OK;
-    }
+    MS_TRY(msi_checkpoint_check(c, key, extent, local));
     MS_TRY(msi_view_data(&local->v, &data));
-    MS_TRY(for_pieces(c, t, extent, NULL)); /* a damaged file leaves `local` as it was */
+    MS_TRY(msi_checkpoint_fetch(c, key, extent, NULL)); /* a damaged file leaves `local` alone */
     MS_TRY(msi_tensor_begin_write(local, "checkpoint"));
-    return for_pieces(c, t, extent, data);
+    return msi_checkpoint_fetch(c, key, extent, data);
 }
 
-int64_t msi_checkpoint_step(const ms_checkpoint *c)
+const msi_manifest *msi_checkpoint_manifest(const ms_checkpoint *c)
 {
-    return c->manifest.step;
+    return &c->manifest;
 }

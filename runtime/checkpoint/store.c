@@ -1,8 +1,9 @@
-/* A folder of checkpoints: which is the newest that is whole, and removing what is no longer
- * wanted. Only folders with a manifest of ours and leftovers of our own writers are ever removed.
- */
+/* A folder of checkpoints: which are whole, which is the newest intact one, and removing what is no
+ * longer wanted. */
 #include "store.h"
+#include "folder.h"
 #include "io.h"
+#include "reader.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -10,32 +11,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-typedef struct found {
-    char *name;
-    int64_t step;
-} found;
-
-typedef struct listing {
-    found *list; /* whole checkpoints, newest first */
-    int32_t n;
-} listing;
-
-static void listing_dispose(listing *l)
+void msi_listing_dispose(msi_listing *l)
 {
     for (int32_t i = 0; i < l->n; i++) {
         free(l->list[i].name);
     }
     free(l->list);
+    *l = (msi_listing){0};
 }
 
 /* Greatest step first; equal steps by name, so that the order depends on nothing else. */
 static int compare_found(const void *a, const void *b)
 {
-    const found *x = a, *y = b;
+    const msi_found *x = a, *y = b;
 
     if (x->step != y->step) {
         return x->step > y->step ? -1 : 1;
@@ -43,13 +34,13 @@ static int compare_found(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* Is `name` what a writer leaves behind when it dies: <anything>.tmp-<16 hexadecimal digits>? */
-static bool is_leftover(const char *name)
+ms_status msi_pass_over(ms_status status)
 {
-    const char *mark = strrchr(name, '.');
-
-    return mark != NULL && strncmp(mark, ".tmp-", 5) == 0 && strlen(mark + 5) == 16 &&
-           strspn(mark + 5, "0123456789abcdef") == 16;
+    if (status != MS_FORMAT_ERROR && status != MS_IO_ERROR) {
+        return status;
+    }
+    msi_warn("UserWarning", "a broken checkpoint is passed over: %s", ms_error_message());
+    return MS_OK;
 }
 
 /* Is it a folder itself (not a link to one), with something called a manifest in it? */
@@ -58,39 +49,35 @@ static bool is_candidate(int root, const char *name)
     struct stat st;
     char manifest[NAME_MAX + 32];
 
-    if (name[0] == '.' || is_leftover(name) || fstatat(root, name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
-        !S_ISDIR(st.st_mode)) {
+    if (name[0] == '.' || msi_folder_is_leftover(name) ||
+        fstatat(root, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode)) {
         return false;
     }
     snprintf(manifest, sizeof(manifest), "%s/manifest.json", name);
     return faccessat(root, manifest, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/* Append a checkpoint when it opens; tell about it when it does not. */
-static ms_status examine(listing *l, const char *root, const char *name)
+/* Append a checkpoint when it opens. */
+static ms_status examine(msi_listing *l, const char *root, const char *name, bool tell)
 {
     char *path = msi_io_path("%s/%s", root, name);
     ms_checkpoint *c;
-    found *list;
+    msi_found *list;
     ms_status status;
 
     if (path == NULL) {
         return MS_OUT_OF_MEMORY;
     }
     status = ms_checkpoint_open(&c, path);
-    if (status != MS_OK) {
-        if (status != MS_OUT_OF_MEMORY) {
-            msi_warn("UserWarning", "a broken checkpoint is passed over: %s", ms_error_message());
-            status = MS_OK;
-        }
-        free(path);
-        return status;
-    }
     free(path);
+    if (status != MS_OK) {
+        return tell || (status != MS_FORMAT_ERROR && status != MS_IO_ERROR) ? msi_pass_over(status)
+                                                                            : MS_OK;
+    }
     list = realloc(l->list, ((size_t)l->n + 1) * sizeof(*list));
     if (list != NULL) {
         l->list = list;
-        list[l->n] = (found){.name = strdup(name), .step = msi_checkpoint_step(c)};
+        list[l->n] = (msi_found){.name = strdup(name), .step = msi_checkpoint_manifest(c)->step};
     }
     ms_checkpoint_close(c);
     if (list == NULL || list[l->n].name == NULL) {
@@ -100,19 +87,18 @@ static ms_status examine(listing *l, const char *root, const char *name)
     return MS_OK;
 }
 
-/* All whole checkpoints under `root`; none when it does not exist. */
-static ms_status list_checkpoints(listing *l, const char *root)
+ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
 {
     DIR *dir = opendir(root);
     ms_status status = MS_OK;
 
-    *l = (listing){0};
+    *l = (msi_listing){0};
     if (dir == NULL) {
         return errno == ENOENT ? MS_OK : msi_io_fail("open", root);
     }
     for (struct dirent *e = readdir(dir); e != NULL && status == MS_OK; e = readdir(dir)) {
         if (is_candidate(dirfd(dir), e->d_name)) {
-            status = examine(l, root, e->d_name);
+            status = examine(l, root, e->d_name, tell);
         }
     }
     closedir(dir);
@@ -120,88 +106,66 @@ static ms_status list_checkpoints(listing *l, const char *root)
         qsort(l->list, (size_t)l->n, sizeof(*l->list), compare_found);
     }
     if (status != MS_OK) {
-        listing_dispose(l);
+        msi_listing_dispose(l);
     }
+    return status;
+}
+
+/* Is every byte of the checkpoint at `path` what was written? */
+static ms_status verify(const char *path)
+{
+    ms_checkpoint *c;
+
+    MS_TRY(ms_checkpoint_open(&c, path));
+    ms_status status = msi_checkpoint_verify(c, 0, 1);
+
+    ms_checkpoint_close(c);
     return status;
 }
 
 ms_status ms_checkpoint_latest(const char **out, const char *root)
 {
     static _Thread_local char path[PATH_MAX];
-    listing l;
+    ms_status status = MS_OK;
+    msi_listing l;
 
     MS_CHECK_ARG(out != NULL && root != NULL);
     *out = NULL;
-    MS_TRY(list_checkpoints(&l, root));
-    if (l.n > 0) {
-        int n = snprintf(path, sizeof(path), "%s/%s", root, l.list[0].name);
-
-        if (n < (int)sizeof(path)) {
+    MS_TRY(msi_listing_read(&l, root, true));
+    for (int32_t i = 0; i < l.n && *out == NULL && status == MS_OK; i++) {
+        if (snprintf(path, sizeof(path), "%s/%s", root, l.list[i].name) >= (int)sizeof(path)) {
+            status =
+                MS_FAIL(MS_VALUE_ERROR, "the path of a checkpoint under %.200s is too long", root);
+            break;
+        }
+        status = verify(path);
+        if (status == MS_OK) {
             *out = path;
+        } else {
+            status = msi_pass_over(status);
         }
     }
-    bool too_long = l.n > 0 && *out == NULL;
-
-    listing_dispose(&l);
-    return too_long
-               ? MS_FAIL(MS_VALUE_ERROR, "the path of a checkpoint under %.200s is too long", root)
-               : MS_OK;
-}
-
-/* Does a writer hold the lock on its temporary folder? */
-static bool is_locked(const char *path)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    bool locked = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0;
-
-    if (fd >= 0) {
-        close(fd);
-    }
-    return locked;
-}
-
-/* Remove folders and links that writers left when they died. */
-static ms_status remove_leftovers(const char *root)
-{
-    DIR *dir = opendir(root);
-    ms_status status = MS_OK;
-
-    if (dir == NULL) {
-        return errno == ENOENT ? MS_OK : msi_io_fail("open", root);
-    }
-    for (struct dirent *e = readdir(dir); e != NULL && status == MS_OK; e = readdir(dir)) {
-        struct stat st;
-        char *path;
-
-        if (!is_leftover(e->d_name)) {
-            continue;
-        }
-        path = msi_io_path("%s/%s", root, e->d_name);
-        if (path == NULL) {
-            status = MS_OUT_OF_MEMORY;
-        } else if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
-            status = msi_io_unlink(path);
-        } else if (!is_locked(path)) {
-            status = msi_io_remove_folder(path);
-        }
-        free(path);
-    }
-    closedir(dir);
+    msi_listing_dispose(&l);
     return status;
 }
 
-/* Remove a checkpoint: renamed first, so that it is never seen with files missing. */
+/* Remove a checkpoint, warning about what cannot be removed. */
 static ms_status remove_checkpoint(const char *root, const char *name)
 {
     char nonce[17], *path = msi_io_path("%s/%s", root, name), *doomed = NULL;
     ms_status status = path != NULL ? msi_io_nonce(nonce) : MS_OUT_OF_MEMORY;
+    bool others = false;
 
     if (status == MS_OK) {
         doomed = msi_io_path("%s.tmp-%s", path, nonce);
-        status = doomed != NULL ? msi_io_rename(path, doomed) : MS_OUT_OF_MEMORY;
+        status = doomed != NULL ? msi_folder_retire(path, doomed, &others) : MS_OUT_OF_MEMORY;
     }
-    if (status == MS_OK) {
-        status = msi_io_remove_folder(doomed);
+    if (status == MS_IO_ERROR) {
+        msi_warn("UserWarning", "an old checkpoint is not removed: %s", ms_error_message());
+        status = MS_OK;
+    } else if (others) {
+        msi_warn("UserWarning", "an old checkpoint is removed, but not what others put into %s",
+                 path);
     }
     free(path);
     free(doomed);
@@ -211,7 +175,7 @@ static ms_status remove_checkpoint(const char *root, const char *name)
 ms_status ms_checkpoint_prune(const char *root, int32_t keep)
 {
     char pointed[NAME_MAX + 1] = "", *pointer;
-    listing l;
+    msi_listing l;
     ms_status status = MS_OK;
 
     MS_CHECK_ARG(root != NULL);
@@ -226,12 +190,12 @@ ms_status ms_checkpoint_prune(const char *root, int32_t keep)
 
     pointed[n > 0 ? n : 0] = '\0';
     free(pointer);
-    MS_TRY(list_checkpoints(&l, root));
+    MS_TRY(msi_listing_read(&l, root, false));
     for (int32_t i = keep; i < l.n && status == MS_OK; i++) {
         if (strcmp(l.list[i].name, pointed) != 0) { /* what was saved last stays in any case */
             status = remove_checkpoint(root, l.list[i].name);
         }
     }
-    listing_dispose(&l);
-    return status == MS_OK ? remove_leftovers(root) : status;
+    msi_listing_dispose(&l);
+    return status == MS_OK ? msi_folder_sweep(root, NULL) : status;
 }

@@ -7,17 +7,20 @@
  * same name changes places with the new one and is removed last.
  *
  * Rank 0 holds a lock on the temporary folder, so whoever prunes can tell a writer that is at work
- * from the leftovers of one that died. */
-#include "comm.h"
+ * from the leftovers of one that died. It made the folder, and it alone removes it: another rank
+ * that fails cannot know whether its files are being published. */
+#include "folder.h"
 #include "io.h"
-#include "manifest.h"
+#include "outcome.h"
 #include "publish.h"
 #include "safetensors.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Room for the header at the start of each file. A file that has no more room is finished and
@@ -28,6 +31,7 @@ struct ms_checkpoint_writer {
     ms_comm *comm;
     int32_t rank, world;
     char *name, *root, *folder;
+    char *doomed; /* rank 0: the name the folder gets before it is removed */
     char nonce[17];
     int lock; /* rank 0: the folder, locked; else -1 */
     json_t *report;
@@ -38,44 +42,8 @@ struct ms_checkpoint_writer {
     char *file_name, *file_path;
     json_t *header;
     int64_t header_used, data_end;
-    /* The first failure of this rank. It is told to all by commit, so that ranks fail together. */
-    ms_status failed;
-    char message[400];
+    msi_outcome own; /* its failure is told to all by commit, so that ranks fail together */
 };
-
-/* What ranks tell each other at the points where they must agree. */
-typedef struct verdict {
-    int32_t status;
-    int64_t report_bytes;
-    char nonce[17];
-    char message[400];
-} verdict;
-
-static void keep_failure(ms_checkpoint_writer *w, ms_status status)
-{
-    if (status != MS_OK && w->failed == MS_OK) {
-        w->failed = status;
-        snprintf(w->message, sizeof(w->message), "%s", ms_error_message());
-    }
-}
-
-/* Exchange verdicts: `all` gets every rank's. Fails on all ranks, equally, when one has failed. */
-static ms_status agree(ms_checkpoint_writer *w, const char *what, int64_t report_bytes,
-                       verdict *all)
-{
-    verdict own = {.status = w->failed, .report_bytes = report_bytes};
-
-    snprintf(own.message, sizeof(own.message), "%s", w->message);
-    memcpy(own.nonce, w->nonce, sizeof(own.nonce));
-    MS_TRY(msi_comm_gather_bytes(w->comm, what, &own, sizeof(own), all));
-    for (int32_t r = 0; r < w->world; r++) {
-        if (all[r].status != MS_OK) {
-            return w->world == 1 ? MS_FAIL(all[r].status, "%s", all[r].message)
-                                 : MS_FAIL(all[r].status, "rank %d: %s", r, all[r].message);
-        }
-    }
-    return MS_OK;
-}
 
 static ms_status check_name(const char *name)
 {
@@ -106,42 +74,90 @@ static void writer_free(ms_checkpoint_writer *w)
     free(w->name);
     free(w->root);
     free(w->folder);
+    free(w->doomed);
     free(w);
 }
 
-/* Rank 0: make root and temporary folder, and lock the latter. */
-static ms_status make_folder(ms_checkpoint_writer *w)
+/* Nothing will be published: rank 0 removes what all have written. What it cannot remove the next
+ * writer sweeps away. */
+static void remove_written(const ms_checkpoint_writer *w)
 {
+    bool others;
+
+    if (w->rank == 0 && w->folder != NULL) {
+        msi_folder_retire(w->folder, w->doomed, &others);
+    }
+}
+
+/* End in a failure, whose message outlives the cleaning up. */
+static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
+{
+    msi_outcome failure = {0};
+
+    msi_outcome_keep(&failure, status);
+    if (w != NULL) {
+        remove_written(w);
+        writer_free(w);
+    }
+    return MS_FAIL(status, "%s", failure.message);
+}
+
+/* Make a folder no other writer has, and lock it. Gone again at once when somebody who prunes came
+ * between the two: then `*taken` is true. */
+static ms_status claim_folder(ms_checkpoint_writer *w, bool *taken)
+{
+    struct stat st;
+
     MS_TRY(msi_io_nonce(w->nonce));
     w->folder = msi_io_path("%s/%s.tmp-%s", w->root, w->name, w->nonce);
     if (w->folder == NULL) {
         return MS_OUT_OF_MEMORY;
     }
-    MS_TRY(msi_io_mkdir_all(w->root));
     MS_TRY(msi_io_mkdir(w->folder));
     w->lock = open(w->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (w->lock < 0) {
+    *taken = w->lock < 0 && errno == ENOENT;
+    if (w->lock >= 0) {
+        flock(w->lock, LOCK_EX | LOCK_NB); /* without it (some network file systems) none is lost */
+        *taken = fstat(w->lock, &st) == 0 && st.st_nlink == 0;
+    } else if (!*taken) {
         return msi_io_fail("open", w->folder);
     }
-    flock(w->lock, LOCK_EX | LOCK_NB); /* without it (some network file systems) nothing is lost */
     return MS_OK;
 }
 
-ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
-                              const char *name)
+/* Rank 0: make root and temporary folder; remove what died writers of this name have left. */
+static ms_status make_folder(ms_checkpoint_writer *w)
 {
-    ms_checkpoint_writer *w;
-    verdict *all;
-    ms_status status;
+    bool taken = true;
 
-    MS_CHECK_ARG(out != NULL && comm != NULL && root != NULL && name != NULL);
-    *out = NULL;
-    MS_TRY(check_name(name));
-    w = calloc(1, sizeof(*w));
-    all = calloc((size_t)ms_comm_size(comm), sizeof(*all));
-    if (w == NULL || all == NULL) {
-        free(w);
-        free(all);
+    MS_TRY(msi_checkpoint_check_target(w->root, w->name));
+    MS_TRY(msi_io_mkdir_all(w->root));
+    MS_TRY(msi_folder_sweep(w->root, w->name));
+    MS_TRY(msi_io_nonce(w->nonce));
+    w->doomed = msi_io_path("%s/%s.tmp-%s", w->root, w->name, w->nonce);
+    if (w->doomed == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    for (int attempt = 0; taken && attempt < 10; attempt++) {
+        free(w->folder);
+        w->folder = NULL;
+        if (w->lock >= 0) {
+            close(w->lock);
+            w->lock = -1;
+        }
+        MS_TRY(claim_folder(w, &taken));
+    }
+    return taken ? MS_FAIL(MS_IO_ERROR, "%s: somebody removes it as fast as it is made", w->folder)
+                 : MS_OK;
+}
+
+static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
+                            const char *name)
+{
+    ms_checkpoint_writer *w = calloc(1, sizeof(*w));
+
+    *out = w;
+    if (w == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to write a checkpoint");
     }
     w->comm = comm;
@@ -153,25 +169,50 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
     w->report = msi_report_new();
     w->keys = json_object();
     if (w->name == NULL || w->root == NULL || w->report == NULL || w->keys == NULL) {
-        keep_failure(w, MS_FAIL(MS_OUT_OF_MEMORY, "no memory to write a checkpoint"));
-    } else if (w->rank == 0) {
-        keep_failure(w, make_folder(w));
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to write a checkpoint");
     }
-    status = agree(w, "begin a checkpoint", 0, all);
-    if (status == MS_OK && w->rank != 0) {
+    MS_TRY(check_name(name));
+    return w->rank == 0 ? make_folder(w) : MS_OK;
+}
+
+/* All ranks are ready: take over what rank 0 has chosen. */
+static ms_status begin_together(ms_checkpoint_writer *w, const msi_outcome *all)
+{
+    for (int32_t r = 1; r < w->world; r++) {
+        if (strcmp(all[r].name, all[0].name) != 0) {
+            return MS_FAIL(MS_VALUE_ERROR, "rank %d saves checkpoint '%s', rank 0 '%s'", r,
+                           all[r].name, all[0].name);
+        }
+    }
+    if (w->rank != 0) {
         memcpy(w->nonce, all[0].nonce, sizeof(w->nonce));
-        w->folder = msi_io_path("%s/%s.tmp-%s", root, name, w->nonce);
+        w->folder = msi_io_path("%s/%s.tmp-%s", w->root, w->name, w->nonce);
         if (w->folder == NULL) {
-            keep_failure(w, MS_OUT_OF_MEMORY);
+            msi_outcome_keep(&w->own, MS_OUT_OF_MEMORY);
         }
     }
-    free(all);
+    return MS_OK;
+}
+
+ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
+                              const char *name)
+{
+    ms_checkpoint_writer *w;
+
+    MS_CHECK_ARG(out != NULL && comm != NULL && root != NULL && name != NULL);
+    msi_outcome own = {0}, all[ms_comm_size(comm)];
+
+    *out = NULL;
+    msi_outcome_keep(&own, writer_new(&w, comm, root, name));
+    snprintf(own.name, sizeof(own.name), "%s", name);
+    memcpy(own.nonce, w != NULL ? w->nonce : "", w != NULL ? sizeof(own.nonce) : 1);
+    ms_status status = msi_outcome_agree(comm, "begin a checkpoint", &own, all);
+
+    if (status == MS_OK) {
+        status = begin_together(w, all);
+    }
     if (status != MS_OK) {
-        if (w->folder != NULL) {
-            rmdir(w->folder);
-        }
-        writer_free(w);
-        return status;
+        return give_up(w, status);
     }
     *out = w;
     return MS_OK;
@@ -284,114 +325,124 @@ ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key, const ms_p
     if (json_object_set_new(w->keys, key, json_true()) != 0) {
         return MS_FAIL(MS_VALUE_ERROR, "the key of a tensor is no UTF-8 text");
     }
-    if (w->failed != MS_OK) {
+    if (w->own.status != MS_OK) {
         return MS_OK; /* commit will say so, on all ranks */
     }
     held = *extent;
     if (local == NULL) {
         held.numel = 0;
     }
-    keep_failure(w, held.numel > 0 ? write_piece(w, key, &held, local)
-                                   : msi_report_tensor(w->report, key, &held, 0, 0));
+    msi_outcome_keep(&w->own, held.numel > 0 ? write_piece(w, key, &held, local)
+                                             : msi_report_tensor(w->report, key, &held, 0, 0));
     return MS_OK;
 }
 
-/* Every rank's report as one object each; only rank 0 needs them. */
-static ms_status gather_reports(ms_checkpoint_writer *w, const char *text, const verdict *all,
+enum { REPORT_CHUNK = 2048 };
+
+/* Bring every rank's report to rank 0, as one object each. In chunks of fixed size, so that no rank
+ * can be kept from taking part by want of memory. */
+static ms_status gather_reports(ms_checkpoint_writer *w, const char *text, const msi_outcome *all,
                                 json_t **reports)
 {
+    char own[REPORT_CHUNK], every[(size_t)w->world * REPORT_CHUNK];
+    const int64_t n_own = all[w->rank].n_bytes;
+    char *gathered = NULL;
     int64_t longest = 0;
-    char *own, *every;
-    ms_status status;
 
     for (int32_t r = 0; r < w->world; r++) {
-        longest = all[r].report_bytes > longest ? all[r].report_bytes : longest;
+        longest = all[r].n_bytes > longest ? all[r].n_bytes : longest;
     }
-    own = calloc(1, (size_t)longest + 1);
-    every = calloc((size_t)w->world, (size_t)longest + 1);
-    if (own == NULL || every == NULL) {
-        free(own);
-        free(every);
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the reports of %d ranks", w->world);
-    }
-    memcpy(own, text, strlen(text));
-    status = msi_comm_gather_bytes(w->comm, "gather a checkpoint's contents", own, longest, every);
-    for (int32_t r = 0; r < w->world && w->rank == 0 && status == MS_OK; r++) {
-        reports[r] = json_loadb(every + r * longest, (size_t)all[r].report_bytes, 0, NULL);
-        if (reports[r] == NULL) {
-            status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the report of rank %d", r);
+    longest = (longest + REPORT_CHUNK - 1) / REPORT_CHUNK * REPORT_CHUNK;
+    if (w->rank == 0) {
+        gathered = malloc((size_t)w->world * (size_t)longest);
+        if (gathered == NULL) {
+            msi_outcome_keep(&w->own, MS_FAIL(MS_OUT_OF_MEMORY,
+                                              "no memory for the reports of %d ranks", w->world));
         }
     }
-    free(own);
-    free(every);
+    ms_status status = MS_OK;
+
+    for (int64_t at = 0; at < longest && status == MS_OK; at += REPORT_CHUNK) {
+        const int64_t left = n_own - at < 0 ? 0 : n_own - at;
+
+        memset(own, 0, sizeof(own));
+        memcpy(own, text + (left > 0 ? at : 0),
+               (size_t)(left < REPORT_CHUNK ? left : REPORT_CHUNK));
+        status = msi_comm_gather_bytes(w->comm, "gather a checkpoint's contents", own, REPORT_CHUNK,
+                                       every);
+        for (int32_t r = 0; r < w->world && gathered != NULL; r++) {
+            memcpy(gathered + r * longest + at, every + r * REPORT_CHUNK, REPORT_CHUNK);
+        }
+    }
+    for (int32_t r = 0; r < w->world && status == MS_OK && gathered != NULL; r++) {
+        reports[r] = json_loadb(gathered + r * longest, (size_t)all[r].n_bytes, 0, NULL);
+        if (reports[r] == NULL) {
+            msi_outcome_keep(&w->own,
+                             MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the report of rank %d", r));
+        }
+    }
+    free(gathered);
     return status;
 }
 
+/* Rank 0: join the reports and publish. */
 static ms_status build_and_publish(ms_checkpoint_writer *w, json_t *const *reports, json_t *meta)
 {
-    char *manifest;
+    msi_manifest_draft draft;
 
-    MS_TRY(msi_manifest_build(&manifest, reports, w->world, w->nonce, meta));
-    ms_status status = msi_checkpoint_publish(w->folder, w->root, w->name, w->nonce, manifest);
+    MS_TRY(msi_manifest_build(&draft, reports, w->world, w->nonce, meta));
+    ms_status status = msi_checkpoint_publish(w->folder, w->root, w->name, w->nonce, &draft);
 
-    free(manifest);
+    msi_manifest_draft_dispose(&draft);
     return status;
 }
 
-/* Remove this rank's files, and the folder when no other rank has any left in it. */
-static void remove_written(ms_checkpoint_writer *w)
+static ms_status check_steps(const msi_outcome *all, int32_t world)
 {
-    const json_t *file;
-    size_t i;
-
-    json_array_foreach(json_object_get(w->report, "files"), i, file)
-    {
-        char *path =
-            w->folder != NULL
-                ? msi_io_path("%s/%s", w->folder, json_string_value(json_object_get(file, "name")))
-                : NULL;
-
-        if (path != NULL) {
-            unlink(path);
+    for (int32_t r = 1; r < world; r++) {
+        if (all[r].step != all[0].step) {
+            return MS_FAIL(MS_VALUE_ERROR, "rank %d saves step %lld, rank 0 step %lld", r,
+                           (long long)all[r].step, (long long)all[0].step);
         }
-        free(path);
     }
-    if (w->file_path != NULL) {
-        unlink(w->file_path);
-    }
-    if (w->folder != NULL) {
-        char *manifest = w->rank == 0 ? msi_io_path("%s/%s", w->folder, MSI_MANIFEST_NAME) : NULL;
-
-        if (manifest != NULL) {
-            unlink(manifest);
-        }
-        free(manifest);
-        rmdir(w->folder);
-    }
+    return MS_OK;
 }
 
-/* Everything of commit but the cleaning up. */
-static ms_status commit(ms_checkpoint_writer *w, json_t *meta, verdict *all, json_t **reports)
+/* Everything of commit but parsing and cleaning up. */
+static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
 {
+    msi_outcome all[w->world];
+    json_t *reports[w->world], *step = json_object_get(meta, "step");
     char *text = NULL;
-    ms_status status;
 
-    if (w->failed == MS_OK) {
-        keep_failure(w, finish_file(w));
+    memset(reports, 0, sizeof(reports));
+    if (w->own.status == MS_OK) {
+        msi_outcome_keep(&w->own, finish_file(w));
     }
-    if (w->failed == MS_OK) {
+    if (w->own.status == MS_OK) {
         text = json_dumps(w->report, JSON_COMPACT);
         if (text == NULL) {
-            keep_failure(w, MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a report"));
+            msi_outcome_keep(&w->own, MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a report"));
         }
     }
-    status = agree(w, "finish a checkpoint's files", text != NULL ? (int64_t)strlen(text) : 0, all);
+    w->own.n_bytes = text != NULL ? (int64_t)strlen(text) : 0;
+    w->own.step = json_is_integer(step) ? json_integer_value(step) : -1;
+    ms_status status = msi_outcome_agree(w->comm, "finish a checkpoint's files", &w->own, all);
+
     if (status == MS_OK) {
-        keep_failure(w, gather_reports(w, text, all, reports));
-        if (w->rank == 0 && w->failed == MS_OK) {
-            keep_failure(w, build_and_publish(w, reports, meta));
+        status = check_steps(all, w->world);
+    }
+    if (status == MS_OK) {
+        status = gather_reports(w, text, all, reports);
+    }
+    if (status == MS_OK) {
+        if (w->rank == 0 && w->own.status == MS_OK) {
+            msi_outcome_keep(&w->own, build_and_publish(w, reports, meta));
         }
-        status = agree(w, "publish a checkpoint", 0, all);
+        status = msi_outcome_agree(w->comm, "publish a checkpoint", &w->own, all);
+    }
+    for (int32_t r = 0; r < w->world; r++) {
+        json_decref(reports[r]);
     }
     free(text);
     return status;
@@ -400,34 +451,26 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta, verdict *all, jso
 ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, const char *meta_json)
 {
     json_error_t error;
-    json_t *meta, **reports;
-    verdict *all;
-    ms_status status = MS_OUT_OF_MEMORY;
+    json_t *meta;
 
     MS_CHECK_ARG(w != NULL);
+    errno = 0;
     meta = json_loads(meta_json != NULL ? meta_json : "{}", JSON_REJECT_DUPLICATES, &error);
-    reports = calloc((size_t)w->world, sizeof(json_t *));
-    all = calloc((size_t)w->world, sizeof(*all));
-    if (!json_is_object(meta)) {
-        keep_failure(w, MS_FAIL(MS_VALUE_ERROR, "a checkpoint's meta data are a JSON object: %s",
-                                meta == NULL ? error.text : "got another value"));
+    if (meta == NULL && errno == ENOMEM) {
+        msi_outcome_keep(&w->own, MS_FAIL(MS_OUT_OF_MEMORY, "no memory for meta data"));
+    } else if (!json_is_object(meta)) {
+        msi_outcome_keep(&w->own,
+                         MS_FAIL(MS_VALUE_ERROR, "a checkpoint's meta data are a JSON object: %s",
+                                 meta == NULL ? error.text : "got another value"));
     }
-    if (reports != NULL && all != NULL) {
-        status = commit(w, meta, all, reports);
-    } else {
-        MS_FAIL(MS_OUT_OF_MEMORY, "no memory to commit a checkpoint");
-    }
-    if (status != MS_OK) {
-        remove_written(w);
-    }
-    for (int32_t r = 0; r < w->world && reports != NULL; r++) {
-        json_decref(reports[r]);
-    }
-    free(reports);
-    free(all);
+    ms_status status = commit(w, meta);
+
     json_decref(meta);
+    if (status != MS_OK) {
+        return give_up(w, status);
+    }
     writer_free(w);
-    return status;
+    return MS_OK;
 }
 
 void ms_checkpoint_discard(ms_checkpoint_writer *w)

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -316,6 +317,62 @@ static void test_checkpoint_crash__a_single_file_is_old_or_new(void **state)
     ms_tensor_free(new);
 }
 
+/* -- survivors ----------------------------------------------------------------------------------
+ */
+
+static atomic_int n_given_up;
+
+/* As when a rank dies while rank 0 publishes: the others learn of it, and give up, before rank 0
+ * goes on. */
+static int abort_at_manifest(const char *step, const char *path)
+{
+    if (strcmp(step, "create") == 0 && strstr(path, "manifest.json") != NULL) {
+        ms_dist_abort(MS_RUNTIME_ERROR, "a rank is gone");
+        while (atomic_load(&n_given_up) < 2) {
+            usleep(1000);
+        }
+    }
+    return 0;
+}
+
+static ms_status save_while_one_aborts(void *user, int32_t rank)
+{
+    ms_param_extent e = extent_of(MS_DTYPE_F32, 30);
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, 1, rank * 10, 10);
+    ms_checkpoint_writer *w;
+    ms_comm *world;
+
+    e.start = rank * 10;
+    e.numel = 10;
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_checkpoint_begin(&w, world, user, "last"));
+    MS_TRY(ms_checkpoint_add(w, "t", &e, t));
+    msi_io_hook = rank == 0 ? abort_at_manifest : NULL;
+    ms_checkpoint_commit(w, "{\"step\": 1}");
+    msi_io_hook = NULL;
+    atomic_fetch_add(&n_given_up, rank != 0);
+    ms_tensor_free(t);
+    return MS_OK;
+}
+
+static void test_checkpoint_crash__survivors_leave_what_is_being_published(void **state)
+{
+    const char *root = path_of("torn");
+    ms_param_extent e = extent_of(MS_DTYPE_F32, 30);
+    ms_tensor *expected = bits_tensor(MS_DTYPE_F32, 1, 0, 30), *seen;
+    ms_checkpoint *c;
+
+    atomic_store(&n_given_up, 0);
+    ms_dist_threads(3, save_while_one_aborts, (void *)(uintptr_t)root);
+    seen = bits_tensor(MS_DTYPE_F32, 999, 0, 30);
+    assert_ok(ms_checkpoint_open(&c, inside(root, "last")));
+    assert_ok(ms_checkpoint_read(c, "t", &e, seen));
+    assert_true(same_bytes(expected, seen));
+    ms_checkpoint_close(c);
+    ms_tensor_free(expected);
+    ms_tensor_free(seen);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -328,6 +385,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_crash__a_file_size_limit_is_an_error),
         cmocka_unit_test(test_checkpoint_crash__a_folder_that_is_no_folder_is_named),
         cmocka_unit_test(test_checkpoint_crash__a_single_file_is_old_or_new),
+        cmocka_unit_test(test_checkpoint_crash__survivors_leave_what_is_being_published),
     };
 
     return cmocka_run_group_tests_name("checkpoint/crash", tests, NULL, NULL);

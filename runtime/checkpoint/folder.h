@@ -1,0 +1,21 @@
+/* What in a folder of checkpoints is ours, by its name, and removing nothing else. */
+#ifndef MSI_FOLDER_H
+#define MSI_FOLDER_H
+
+#include "base.h"
+
+/* Is `name` what a writer leaves behind when it dies: <anything>.tmp-<16 hexadecimal digits>? */
+bool msi_folder_is_leftover(const char *name);
+/* Remove the files a writer makes from the folder at `path`, then the folder. Links are not
+ * followed, and a folder that is gone already is fine. What is not ours stays, and the folder with
+ * it: then `*others` is true. */
+ms_status msi_folder_remove(const char *path, bool *others);
+/* As msi_folder_remove(), but first give the folder the name `doomed`, so that nobody sees it with
+ * files missing and no late rank adds to it. It gets its name back when it holds things of others.
+ */
+ms_status msi_folder_retire(const char *path, const char *doomed, bool *others);
+/* Remove what dead writers left in `root`: of checkpoint `name` only, or of all (NULL). Warns about
+ * what cannot be removed. */
+ms_status msi_folder_sweep(const char *root, const char *name);
+
+#endif

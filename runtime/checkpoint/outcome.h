@@ -1,0 +1,25 @@
+/* What ranks tell each other where they must agree: whether they have failed so far, and what they
+ * are about to do. No allocation, so a rank without memory can still say so. */
+#ifndef MSI_OUTCOME_H
+#define MSI_OUTCOME_H
+
+#include "comm.h"
+
+typedef struct msi_outcome {
+    int32_t status; /* the first failure of this rank, MS_OK so far */
+    char message[400];
+    /* What the point at hand compares or passes on; zero where it needs nothing. */
+    char name[208];
+    char nonce[17];
+    int64_t step, n_bytes;
+    uint64_t hash;
+} msi_outcome;
+
+/* Take over a failure with the thread's message, unless there is one already. */
+void msi_outcome_keep(msi_outcome *own, ms_status status);
+/* Exchange outcomes: `all` (one per rank) gets every rank's. Fails on all ranks, equally, when one
+ * of them has failed; MS_COMM_ERROR when one is gone. Collective. */
+ms_status msi_outcome_agree(ms_comm *comm, const char *what, const msi_outcome *own,
+                            msi_outcome *all);
+
+#endif
