@@ -315,6 +315,27 @@ FSDP(
       end
     end)
 
+    it('an instance without parameters casts as a root only', function()
+      local function given(root_casts, child_casts)
+        seen = {}
+        local dtype
+        local empty = nn.Module()
+        empty:child('pair', wrapped(Pair(), { mixed_precision = { param_dtype = 'bf16' } }))
+        function empty:forward(x)
+          dtype = x:dtype()
+          return self.pair(x)
+        end
+        wrapped(empty, { mixed_precision = {
+          param_dtype = 'bf16', cast_root_forward_inputs = root_casts,
+          cast_forward_inputs = child_casts,
+        } })(ms.ones(1, 2))
+        return dtype
+      end
+      assert.equal('bf16', given(true, false))
+      assert.equal('bf16', given(true, true))
+      assert.equal('f32', given(false, true))
+    end)
+
     it('casts buffers once; state dicts give the originals', function()
       local Buffered = nn.Module.extend('Buffered', nn.Linear)
       function Buffered:forward(x) return nn.Linear.forward(self, x) + self.shift end

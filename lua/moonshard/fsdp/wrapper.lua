@@ -258,7 +258,7 @@ end
 function FSDP:_unit_forward(...)
   local unit, precision = rawget(self, '_unit'), self.mixed_precision
   local dtype = precision.param_dtype
-  local casts = dtype and (precision.cast_forward_inputs
+  local casts = dtype and (unit and precision.cast_forward_inputs
     or precision.cast_root_forward_inputs and self._is_root)
   if not unit then
     if casts then

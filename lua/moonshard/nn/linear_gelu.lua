@@ -1,15 +1,23 @@
 --- gelu(x W^T + b) in one pass over the pre-activation: the values of Linear, then GELU.
 ---
+--- Declares what Linear declares, and is none: a policy or an adapter that looks for Linear may
+--- replace what it finds by an affine map.
+---
 --- Touches: moonshard.nn.linear, moonshard.ops.
 
 local Linear = require 'moonshard.nn.linear'
+local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 
----@class ms.nn.LinearGELU: ms.nn.Linear
+---@class ms.nn.LinearGELU: ms.nn.Module
+---@field in_features integer
+---@field out_features integer
+---@field weight ms.Tensor  (out, in)
+---@field bias ms.Tensor?  (out)
 ---@field approximate 'none'|'tanh'
 ---@overload fun(in_features: integer, out_features: integer, opts?: table): ms.nn.LinearGELU
-local LinearGELU = Linear.extend('nn.LinearGELU', Linear)
+local LinearGELU = Module.extend('nn.LinearGELU')
 
 ---@class ms.nn.LinearGELU.Options: ms.nn.Linear.Options
 ---@field approximate? 'none'|'tanh'  default 'none'
