@@ -100,7 +100,10 @@ describe('entries of a tensor', function()
     assert.equal(21, x:sum():item())
     checks.raises('KeyError', "a tensor has no method 'shpae', did you mean 'shape'?", get, x,
       'shpae')
-    checks.raises('KeyError', "a tensor has no method 'true'", get, x, true)
+    checks.raises('NotImplementedError', "a tensor has no method 'max' yet", get, x, 'max')
+    local expected = "t[i]: 'i' is a %s, expected an integer (of one entry) or the name of a method"
+    checks.raises('TypeError', expected:format('boolean'), get, x, true)
+    checks.raises('TypeError', expected:format('table'), get, x, { 1, 2 })
   end)
 
   it('belong to the scope they were made in', function()

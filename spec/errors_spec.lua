@@ -54,6 +54,18 @@ describe('warnings', function()
     assert.same({}, ms.capture_warnings(function() end))
   end)
 
+  it('are captured by the innermost of two captures', function()
+    local inner
+    local outer = ms.capture_warnings(function()
+      ms.warn('UserWarning', 'before')
+      inner = ms.capture_warnings(ms.warn, 'UserWarning', 'within')
+      ms.warn('UserWarning', 'after')
+    end)
+    assert.same({ 'before', 'after' }, { outer[1].message, outer[2].message })
+    assert.same({ { kind = 'UserWarning', message = 'within' } }, inner)
+    assert.equal(2, #outer)
+  end)
+
   it('are captured no longer after an error', function()
     checks.raises('ValueError', 'x', ms.capture_warnings, function()
       ms.warn('UserWarning', 'lost')

@@ -47,6 +47,47 @@ describe('a tensor', function()
         { dtype = 'f33' })
     end)
 
+    it('takes options in the list of sizes, after it, and nowhere else', function()
+      for _, make in ipairs { ms.zeros, ms.ones, ms.empty, ms.rand, ms.randn } do
+        for _, t in ipairs {
+          make(2, 3, { dtype = 'f64' }), make({ 2, 3 }, { dtype = 'f64' }),
+          make { 2, 3, dtype = 'f64' },
+        } do
+          assert.same({ 2, 3 }, t:shape())
+          assert.equal('f64', t:dtype())
+        end
+        checks.raises('ValueError', "unknown option 'dtpe', did you mean 'dtype'?", make,
+          { 2, 3, dtpe = 'f64' })
+        checks.raises('ValueError', 'options stand in the list and after it', make,
+          { 2, dtype = 'f64' }, { dtype = 'f32' })
+        checks.raises('TypeError', '3 arguments, expected a list of sizes and options', make, { 2 },
+          {}, 3)
+        checks.raises('TypeError', "'requires_grad' is a string, expected true or false", make, 2,
+          { requires_grad = 'no' })
+        checks.raises('TypeError', 'size nil of dimension 1 is not an integer', make, nil)
+        checks.raises('TypeError', 'size a string of dimension 1 is not an integer', make, '2')
+      end
+      assert.equal('f64', ms.tensor({ 1, 2, dtype = 'f64' }):dtype())
+      assert.equal('f64', ms.full({ 2, dtype = 'f64' }, 1):dtype())
+      checks.raises('TypeError', 'requires_grad of a i64 tensor', ms.zeros, 2,
+        { dtype = 'i64', requires_grad = true })
+    end)
+
+    it('refuses values that are no numbers, and tables without an end', function()
+      checks.raises('TypeError', 'the value is a string, expected a number or a table of them',
+        ms.tensor, 'abc')
+      checks.raises('TypeError', 'the value is a nil', ms.tensor)
+      checks.raises('TypeError', 'entry [2] is a string, expected a number', ms.tensor, { 1, 'b' })
+      local endless = {}
+      endless[1] = endless
+      checks.raises('ValueError', 'nested deeper than 8 dimensions', ms.tensor, endless)
+      checks.raises('TypeError', "arange: 'start' is a string, expected a number", ms.arange, 'a')
+      checks.raises('ValueError', 'arange: from 0 to inf by 1, expected finite numbers', ms.arange,
+        math.huge)
+      checks.raises('TypeError', "manual_seed: 'seed' is 1.5, expected a whole number",
+        ms.manual_seed, 1.5)
+    end)
+
     it('refuses sizes that are none', function()
       checks.raises('TypeError', 'size 1.5 of dimension 2 is not an integer', ms.zeros, 2, 1.5)
       checks.raises('ValueError', '9 dimensions, expected at most 8', ms.zeros, 1, 1, 1, 1, 1, 1, 1,
@@ -177,6 +218,15 @@ describe('a tensor', function()
       assert.same({ { 5, 6 }, { 5, 6 } }, x:copy_(ms.tensor { 5, 6 }):totable())
       assert.same({ { 0, 0 }, { 0, 0 } }, x:zero_():totable())
     end)
+  end)
+
+  it('names the operator Lua has and it has not', function()
+    local x = ms.ones(2)
+    checks.raises('TypeError', 't:size(1) or t:numel()', function() return #x end)
+    checks.raises('TypeError', 'use tostring(t)', function() return 'x' .. x end)
+    checks.raises('TypeError', '% is no operator of tensors', function() return x % 2 end)
+    checks.raises('TypeError', 't[i] for an entry', function() return x(1) end)
+    checks.raises('TypeError', 't:shape() gives all sizes', x.size, x)
   end)
 
   it('hashes values, not strides', function()

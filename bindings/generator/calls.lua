@@ -13,22 +13,71 @@ local GIVE_OWNER = { ms_optim_param = true, ms_tensor_parameter = true }
 local TAKEN = {
   ['in'] = true, ['local'] = true, ['end'] = true, ['function'] = true, C = true, Ref = true,
   M = true, state = true, own = true, failed = true, no_tensor = true, type = true, out = true,
-  status = true,
+  status = true, istype = true, handle = true, bad_scalar = true, bad_handle = true,
+}
+
+-- What C can take of a Lua number, by type.
+local RANGES = {
+  int32_t = { '-0x80000000', '0x7fffffff' },
+  uint32_t = { '0', '0xffffffff' },
+  int64_t = { '-0x20000000000000', '0x20000000000000' },
 }
 
 local HEAD = [[
 -- Generated from the public headers by bindings/generate.lua.
-return function(C, Ref, state, own, failed, no_tensor)
-local type = type
+return function(C, ffi, state, own, failed, arguments)
+local type, istype = type, ffi.istype
+local no_tensor, bad_scalar = arguments.no_tensor, arguments.bad_scalar
+local bad_handle = arguments.bad_handle
+local Ref = ffi.typeof 'ms_ref'
+local handle = {}
 local M = {}
 ]]
 
+-- The condition under which C cannot take a plain argument, and what then tells; nil for pointers
+-- only the bindings themselves pass.
+local function plain_check(p, label, opaque)
+  local bare = p.type:gsub('const', ''):gsub('%s+', '')
+  local range = RANGES[bare]
+  local told = ("bad_scalar('%s', '%s', %s, '%s')"):format(label, p.name, p.lua, bare:gsub('%*', ''))
+  if range then
+    return ("type(%s) ~= 'number' or not (%s >= %s and %s <= %s) or %s %% 1 ~= 0"):format(p.lua,
+      p.lua, range[1], p.lua, range[2], p.lua), told
+  elseif bare == 'uint64_t' then
+    return ("type(%s) ~= 'number' and not istype('uint64_t', %s)"):format(p.lua, p.lua), told
+  elseif bare == 'double' or bare == 'float' then
+    return ("type(%s) ~= 'number'"):format(p.lua), told
+  elseif bare == 'bool' then
+    return ("type(%s) ~= 'boolean'"):format(p.lua), told
+  elseif bare == 'char*' then
+    return ("type(%s) ~= 'string'"):format(p.lua), told
+  end
+  local struct = bare:match('^([%w_]+)%*$')
+  if struct and opaque[struct] then
+    return ('not istype(handle.%s, %s)'):format(struct, p.lua),
+      ("bad_handle('%s', '%s', %s, '%s')"):format(label, p.name, p.lua, struct)
+  end
+end
+
+local function sorted(set)
+  local names = {}
+  for name in pairs(set) do
+    names[#names + 1] = name
+  end
+  table.sort(names)
+  return names
+end
+
 ---@param list ms.gen.Shim[]
+---@param opaque table<string, boolean>  structs of which scripts see handles only
 ---@return string
-function calls.source(list)
+function calls.source(list, opaque)
   local out = { HEAD }
   local say = function(...)
     out[#out + 1] = (...):format(select(2, ...)) .. '\n'
+  end
+  for _, name in ipairs(sorted(opaque)) do
+    say("handle.%s = ffi.typeof '%s *'", name, name)
   end
   for _, shim in ipairs(list) do
     local name = shim.name:gsub('^msf_', '')
@@ -46,8 +95,15 @@ function calls.source(list)
     say('function M.%s(%s)', name, names)
     for _, p in ipairs(shim.params) do
       if p.role == 'in' then
-        say("  if type(%s) ~= 'cdata'%s then no_tensor('%s', '%s', %s) end", p.lua,
+        say("  if not istype(Ref, %s)%s then no_tensor('%s', '%s', %s) end", p.lua,
           p.optional and (' and %s ~= nil'):format(p.lua) or '', label, p.name, p.lua)
+      elseif p.role == 'plain' then
+        local refused, told = plain_check(p, label, opaque)
+        if refused then
+          say('  if %s then', refused)
+          say('    %s', told)
+          say('  end')
+        end
       end
     end
     if shim.gives then

@@ -18,6 +18,7 @@
 ---@field text string  the declarations, one per paragraph
 ---@field functions ms.gen.Function[]
 ---@field structs { name: string, fields: string[] }[]
+---@field opaque table<string, boolean>  structs declared without their fields
 
 local SCALARS = { float = true, double = true, bool = true, size_t = true }
 for _, width in ipairs { 8, 16, 32, 64 } do
@@ -138,7 +139,7 @@ end
 ---@return ms.gen.Api
 return function(text)
   local known = { structs = {}, typedefs = {} }
-  local api = { functions = {}, structs = {}, known = known }
+  local api = { functions = {}, structs = {}, opaque = {}, known = known }
   local out = {}
   for _, line in ipairs(declarations(text)) do
     for _, rule in ipairs(FORBIDDEN) do
@@ -154,6 +155,7 @@ return function(text)
         refuse('a struct whose typedef has another name', line)
       end
       known.structs[opaque or plain] = true
+      api.opaque[opaque or plain] = opaque ~= nil or nil
       if plain then
         api.structs[#api.structs + 1] = parse_struct(plain, body:sub(2, -2), known, line)
       end

@@ -67,9 +67,16 @@ end
 ---@param format string  as for string.format when more arguments follow, else the message
 function errors.raise(kind, format, ...)
   if not status_of[kind] then
-    error(('unknown kind of error %q'):format(tostring(kind)), 2)
+    kind, format = 'ValueError', ("error: the kind is '%s', expected one of %s"):format(
+      tostring(kind), table.concat(errors.kinds, ', '))
+  elseif type(format) ~= 'string' then
+    kind, format = 'TypeError', ('error: the message is a %s, expected a string'):format(
+      type(format))
+  elseif select('#', ...) > 0 then
+    local ok, text = pcall(string.format, format, ...)
+    format = ok and text or format -- the mistake to tell is the caller's, not that of its message
   end
-  error(errors.new(kind, select('#', ...) > 0 and format:format(...) or format), 0)
+  error(errors.new(kind, format), 0)
 end
 
 --- Is this value one of our error objects?

@@ -9,6 +9,7 @@
 local ffi = require 'ffi'
 local errors = require 'moonshard_ffi.errors'
 local library = require 'moonshard_ffi.library'
+local arguments = require 'moonshard_ffi.arguments' -- knows the library's types
 
 local C = library.C
 
@@ -103,11 +104,7 @@ local function failed(status, name, ...)
   fail(status)
 end
 
-local function no_tensor(fn, param, value)
-  errors.raise('TypeError', "%s: '%s' is a %s, expected a tensor", fn, param, type(value))
-end
-
-B.calls = library.calls(C, Ref, B.state, B.own, failed, no_tensor)
+B.calls = library.calls(C, ffi, B.state, B.own, failed, arguments)
 
 -- -- small things --------------------------------------------------------------------------------
 
@@ -117,11 +114,12 @@ local RefArray = ffi.typeof('ms_ref[?]')
 ---@param list ms.Tensor[]
 ---@param what string  names the argument in errors
 function B.array(list, what)
-  local n = #list
+  local n = #arguments.list(what, 'list', list)
   local refs = RefArray(math.max(n, 1))
   for i = 1, n do
     if not ffi.istype(Ref, list[i]) then
-      errors.raise('TypeError', '%s: entry %d is a %s, expected a tensor', what, i, type(list[i]))
+      errors.raise('TypeError', '%s: entry %d is %s, expected a tensor', what, i,
+        arguments.noun(list[i]))
     end
     refs[i - 1] = list[i]
   end

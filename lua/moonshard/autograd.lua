@@ -1,6 +1,7 @@
 --- The tape from Lua: switching it off, and hooks.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local scope = require 'moonshard.scope'
 local Tensor = require 'moonshard.tensor'
@@ -21,6 +22,7 @@ end
 ---@param fn fun(...): ...
 ---@return ...
 function autograd.no_grad(fn, ...)
+  arguments.fn('no_grad', 'fn', fn)
   return restore(C.ms_grad_enabled_set(false), pcall(fn, ...))
 end
 
@@ -28,6 +30,7 @@ end
 ---@param fn fun(...): ...
 ---@return ...
 function autograd.enable_grad(fn, ...)
+  arguments.fn('enable_grad', 'fn', fn)
   return restore(C.ms_grad_enabled_set(true), pcall(fn, ...))
 end
 
@@ -52,10 +55,10 @@ local function see_gradient(address, fn)
   B.check(core.replace_gradient(result))
 end
 
-local function check_function(what, fn)
-  if type(fn) ~= 'function' then
-    errors.raise('TypeError', '%s: expected a function, got a %s', what, type(fn))
-  end
+-- What goes to the classic C module is checked here: it sees no types of the FFI.
+local function check_hook(what, t, fn)
+  arguments.tensor(what, 'self', t)
+  arguments.fn(what, 'fn', fn)
 end
 
 local function checked(status, id)
@@ -68,7 +71,7 @@ end
 ---@param fn fun(grad: ms.Tensor): ms.Tensor?
 ---@return integer id  for remove_hook
 function Tensor:hook(fn)
-  check_function('hook', fn)
+  check_hook('hook', self, fn)
   return checked(core.hook(self, function(address)
     scope.run('a hook', see_gradient, address, fn)
   end))
@@ -78,7 +81,7 @@ end
 ---@param fn fun(leaf: ms.Tensor)
 ---@return integer id  for remove_hook
 function Tensor:accumulate_hook(fn)
-  check_function('accumulate_hook', fn)
+  check_hook('accumulate_hook', self, fn)
   return checked(core.accumulate_hook(self, function(address)
     scope.run('a hook', fn, B.own(ref_at(address)))
   end))
@@ -86,7 +89,7 @@ end
 
 ---@param id integer
 function Tensor:remove_hook(id)
-  B.check(C.msf_hook_remove(self, id))
+  calls.hook_remove(self, id)
 end
 
 return autograd

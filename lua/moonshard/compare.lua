@@ -4,6 +4,7 @@
 --- `a == b` asks whether both are the same object.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 
 local C, calls = B.C, B.calls
@@ -19,13 +20,13 @@ local answer = B.new('bool[1]')
 local function relation(name, code)
   return function(a, b)
     if type(a) ~= 'cdata' then
-      errors.raise('TypeError', "%s: 'a' is a %s, expected a tensor", name, type(a))
+      arguments.refuse(name, 'a', a, 'a tensor')
     elseif type(b) == 'number' then
       return calls.compare_number(a, b, code)
     elseif type(b) == 'boolean' then
       return calls.compare_number(a, b and 1 or 0, code)
     elseif type(b) ~= 'cdata' then
-      errors.raise('TypeError', "%s: 'b' is a %s, expected a tensor or a number", name, type(b))
+      arguments.refuse(name, 'b', b, 'a tensor or a number')
     end
     return calls.compare(a, b, code)
   end
@@ -114,7 +115,7 @@ end
 ---@param atol? number  default 1e-8
 ---@return boolean
 function compare.allclose(a, b, rtol, atol)
-  calls.tensor_allclose(a, b, rtol or 1e-5, atol or 1e-8, answer)
+  calls.tensor_allclose(a, b, rtol == nil and 1e-5 or rtol, atol == nil and 1e-8 or atol, answer)
   return answer[0]
 end
 

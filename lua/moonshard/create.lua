@@ -1,6 +1,7 @@
 --- Making tensors: from tables, filled, counted, random.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
@@ -15,6 +16,21 @@ local plain_options = { 'dtype', 'requires_grad' }
 
 local create = {}
 
+local MAX = C.MS_MAX_DIMS
+local LARGEST = 2 ^ 53
+
+-- Options with their values checked: what is wrong is told before memory is taken.
+local function options(what, given, known, default)
+  local opts = errors.options(what, given, known)
+  arguments.flag(what, 'requires_grad', opts.requires_grad, false)
+  local code = dtype.code(opts.dtype == nil and default or opts.dtype)
+  if opts.requires_grad and not C.ms_dtype_is_floating(code) then
+    errors.raise('TypeError', '%s: requires_grad of a %s tensor, expected a floating dtype', what,
+      opts.dtype or default)
+  end
+  return opts, code
+end
+
 local function finish(t, opts)
   if opts.requires_grad then
     calls.tensor_set_requires_grad(t, true)
@@ -28,10 +44,13 @@ end
 local function shape_of(value)
   local sizes = {}
   while type(value) == 'table' do
+    if #sizes == MAX then
+      errors.raise('ValueError', 'tensor: the table is nested deeper than %d dimensions', MAX)
+    end
     sizes[#sizes + 1] = #value
     value = value[1]
   end
-  return sizes
+  return sizes, value
 end
 
 --- Copy a nested table's numbers in row-major order; refuses ragged ones.
@@ -40,7 +59,9 @@ local function flatten(value, sizes, depth, values, at, path)
     if type(value) == 'boolean' then
       value = value and 1 or 0
     elseif type(value) ~= 'number' then
-      errors.raise('TypeError', 'tensor: entry [%s] is a %s, expected a number', path, type(value))
+      errors.raise('TypeError', 'tensor: %s is %s, expected a number%s',
+        path == '' and 'the value' or 'entry [' .. path .. ']', arguments.noun(value),
+        path == '' and ' or a table of them' or '')
     end
     values[at] = value
     return at + 1
@@ -64,35 +85,31 @@ local function product(sizes)
   return n
 end
 
-local function first_leaf(value)
-  while type(value) == 'table' do
-    value = value[1]
-  end
-  return value
-end
-
 --- A tensor from a number or a nested table: `ms.tensor{{1, 2}, {3, 4}}`.
 ---@param value number|boolean|table
----@param opts? ms.TensorOptions  dtype defaults to 'f32', to 'bool' for booleans
+---@param opts? ms.TensorOptions  in the table too; dtype defaults to 'f32', to 'bool' for booleans
 ---@return ms.Tensor
 function create.tensor(value, opts)
-  opts = errors.options('tensor', opts, plain_options)
-  local sizes = shape_of(value)
+  if type(value) == 'table' then
+    opts = dims.list_options('tensor', value, opts)
+  end
+  local sizes, leaf = shape_of(value)
+  local code
+  opts, code = options('tensor', opts, plain_options, type(leaf) == 'boolean' and 'bool' or 'f32')
   local n = product(sizes)
   local values = B.new('double[?]', math.max(n, 1))
   flatten(value, sizes, 1, values, 0, '')
-  local code = dtype.code(opts.dtype or (type(first_leaf(value)) == 'boolean' and 'bool' or 'f32'))
-  local rank, shape = dims.shape(sizes, 'tensor')
+  local rank, shape = dims.shape(sizes, 'tensor', 0)
   return finish(calls.tensor_from_doubles(code, rank, shape, values, n), opts)
 end
 
 -- -- filled --------------------------------------------------------------------------------------
 
 local function filled(what, value, ...)
-  local sizes, given = dims.arguments(...)
-  local opts = errors.options(what, given, plain_options)
-  local n, shape = dims.shape(sizes, what)
-  return finish(calls.tensor_full(dtype.code(opts.dtype or 'f32'), n, shape, value), opts)
+  local sizes, given = dims.arguments(what, ...)
+  local opts, code = options(what, given, plain_options, 'f32')
+  local n, shape = dims.shape(sizes, what, 0)
+  return finish(calls.tensor_full(code, n, shape, value), opts)
 end
 
 --- Sizes one by one or as a list, options last: `ms.zeros(2, 3, {dtype = 'f64'})`.
@@ -113,9 +130,7 @@ end
 ---@param opts? ms.TensorOptions
 ---@return ms.Tensor
 function create.full(sizes, value, opts)
-  if type(value) ~= 'number' then
-    errors.raise('TypeError', 'full: the value is a %s, expected a number', type(value))
-  end
+  arguments.number('full', 'value', value)
   return filled('full', value, sizes, opts)
 end
 
@@ -123,10 +138,10 @@ end
 ---@param ... integer|integer[]|ms.TensorOptions
 ---@return ms.Tensor
 function create.empty(...)
-  local sizes, given = dims.arguments(...)
-  local opts = errors.options('empty', given, plain_options)
-  local n, shape = dims.shape(sizes, 'empty')
-  return finish(calls.tensor_empty(dtype.code(opts.dtype or 'f32'), n, shape), opts)
+  local sizes, given = dims.arguments('empty', ...)
+  local opts, code = options('empty', given, plain_options, 'f32')
+  local n, shape = dims.shape(sizes, 'empty', 0)
+  return finish(calls.tensor_empty(code, n, shape), opts)
 end
 
 --- 0 .. stop - 1, or start, start + step, ... below stop.
@@ -136,24 +151,28 @@ end
 ---@param opts? ms.TensorOptions  dtype defaults to 'i64' when all numbers are integers
 ---@return ms.Tensor  (n)
 function create.arange(start, stop, step, opts)
-  local numbers = { start, stop, step }
-  for i = 1, 3 do
-    if type(numbers[i]) == 'table' then
-      opts, numbers[i] = numbers[i], nil
+  local numbers, given = { start, stop, step }, opts
+  for i = 3, 1, -1 do
+    if type(numbers[i]) == 'table' and given == nil then
+      given, numbers[i] = numbers[i], nil
     end
   end
-  if not numbers[2] then
-    numbers[1], numbers[2] = 0, numbers[1]
+  start = arguments.number('arange', 'start', numbers[1])
+  stop, step = numbers[2], arguments.number('arange', 'step', numbers[3], 1)
+  if stop == nil then
+    start, stop = 0, start
   end
-  start, stop, step = numbers[1], numbers[2], numbers[3] or 1
-  opts = errors.options('arange', opts, plain_options)
+  local n = math.ceil((arguments.number('arange', 'stop', stop) - start) / step)
   if step == 0 then
     errors.raise('ValueError', 'arange: the step is 0')
+  elseif n ~= n or n > LARGEST then
+    errors.raise('ValueError', 'arange: from %g to %g by %g, expected finite numbers', start, stop,
+      step)
   end
   local whole = start % 1 == 0 and step % 1 == 0
-  local n = math.max(0, math.ceil((stop - start) / step))
-  local code = dtype.code(opts.dtype or (whole and 'i64' or 'f32'))
-  return finish(calls.tensor_arange(code, start, step, n), opts)
+  local code
+  opts, code = options('arange', given, plain_options, whole and 'i64' or 'f32')
+  return finish(calls.tensor_arange(code, start, step, math.max(0, n)), opts)
 end
 
 -- -- random --------------------------------------------------------------------------------------
@@ -166,15 +185,18 @@ local random_options = { 'dtype', 'requires_grad', 'seed' }
 --- Values depend on (seed of the context, stream, element) only. Without a name of its own each
 --- tensor takes the next stream.
 local function random(what, kind, a, b, ...)
-  local sizes, given = dims.arguments(...)
-  local opts = errors.options(what, given, random_options)
+  local sizes, given = dims.arguments(what, ...)
+  local opts, code = options(what, given, random_options, 'f32')
+  local n, shape = dims.shape(sizes, what, 0)
   local stream = opts.seed
+  if type(stream) ~= 'string' and stream ~= nil then
+    arguments.whole(what, 'seed', stream)
+  end
+  local t = calls.tensor_empty(code, n, shape)
   if stream == nil then
     state.stream = state.stream + 1
     stream = '#' .. state.stream
   end
-  local n, shape = dims.shape(sizes, what)
-  local t = calls.tensor_empty(dtype.code(opts.dtype or 'f32'), n, shape)
   calls.tensor_init(t, kind, a, b, C.ms_name_key('random:' .. stream))
   return finish(t, opts)
 end
@@ -196,7 +218,7 @@ end
 --- Seed of everything random from now on: tensors, first values of parameters, dropout, shuffling.
 ---@param seed integer
 function create.manual_seed(seed)
-  C.ms_seed(seed)
+  C.ms_seed(arguments.whole('manual_seed', 'seed', seed))
   state.stream = 0
 end
 

@@ -3,6 +3,7 @@
 --- Methods are found first: they are the hot path, and what an entry costs is the call into C.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.dims'
 local errors = require 'moonshard.errors'
 
@@ -20,20 +21,38 @@ local function entry(t, i)
   return calls.select(t, 0, dims.entry(i, tonumber(info.shape[0]), 1, 't[i]'))
 end
 
+--- What other libraries give tensors and this one does not yet.
+local PLANNED = {}
+for name in ([[
+  abs argmax argmin argsort bmm chunk clamp cos cumsum erf expand expand_as flatten floor gather
+  index_select log1p log2 logsumexp masked_fill max min neg norm outer prod repeat round rsqrt
+  scatter sigmoid sign silu sin softmax sort split squeeze stack std topk tril triu unbind
+  unsqueeze var view_as
+]]):gmatch('%S+') do
+  PLANNED[name] = true
+end
+
 local function no_method(methods, key)
+  if type(key) ~= 'string' then
+    arguments.refuse('t[i]', 'i', key, 'an integer (of one entry) or the name of a method')
+  elseif PLANNED[key] then
+    errors.raise('NotImplementedError', "a tensor has no method '%s' yet", key)
+  end
   local names = {}
   for name in next, methods do
     names[#names + 1] = name
   end
   table.sort(names)
-  local near = errors.nearest(tostring(key), names)
-  errors.raise('KeyError', "a tensor has no method '%s'%s", tostring(key),
+  local near = errors.nearest(key, names)
+  errors.raise('KeyError', "a tensor has no method '%s'%s", key,
     near and (", did you mean '%s'?"):format(near) or '')
 end
 
 local function check_assignable(t, i)
-  if type(i) ~= 'number' then
-    errors.raise('KeyError', "a tensor has no field '%s'; t[i] = x writes entry i", tostring(i))
+  if type(i) == 'string' then
+    errors.raise('KeyError', "a tensor has no field '%s'; t[i] = x writes entry i", i)
+  elseif type(i) ~= 'number' then
+    arguments.refuse('t[i] = x', 'i', i, 'an integer')
   end
   calls.tensor_describe(t, info)
   if info.requires_grad and C.ms_grad_enabled() then
@@ -48,8 +67,8 @@ local function assign(t, i, value)
   if type(value) == 'boolean' then
     value = value and 1 or 0
   elseif type(value) ~= 'number' and not B.is_ref(value) then
-    errors.raise('TypeError', 't[%s] = x: x is a %s, expected a number or a tensor', tostring(i),
-      type(value))
+    errors.raise('TypeError', 't[%s] = x: x is %s, expected a number or a tensor', tostring(i),
+      arguments.noun(value))
   end
   local view = entry(t, i)
   if type(value) == 'number' then

@@ -4,6 +4,7 @@
 --- are those of Python where they mean the same. Warnings pass one queue, so tests can catch them.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 
 local errors = {}
 
@@ -31,7 +32,11 @@ errors.describe = B.errors.describe
 ---@param kind 'UserWarning'|'FutureWarning'
 ---@param message string  one line
 function errors.warn(kind, message)
-  B.C.ms_warn(kind, message)
+  if kind ~= 'UserWarning' and kind ~= 'FutureWarning' then
+    errors.raise('ValueError', "warn: the kind is '%s', expected UserWarning or FutureWarning",
+      tostring(kind))
+  end
+  B.C.ms_warn(kind, arguments.text('warn', 'message', message))
 end
 
 local kind_out = B.new('const char *[1]')
@@ -45,14 +50,23 @@ local function take_warnings()
   return list
 end
 
+local capturing = false
+
 --- Run a function and give back the warnings it issued instead of printing them.
 ---@param fn fun(...)
 ---@return { kind: string, message: string }[]
 function errors.capture_warnings(fn, ...)
+  arguments.fn('capture_warnings', 'fn', fn)
+  local outer, earlier = capturing, take_warnings()
+  capturing = true
   B.C.ms_warnings_capture(true)
   local ok, err = pcall(fn, ...)
   local list = take_warnings()
-  B.C.ms_warnings_capture(false)
+  capturing = outer
+  B.C.ms_warnings_capture(outer)
+  for _, warning in ipairs(earlier) do -- those of a capture around this one
+    B.C.ms_warn(warning.kind, warning.message)
+  end
   if not ok then
     error(err, 0)
   end
@@ -81,6 +95,7 @@ end
 ---@param known string[]
 ---@return string?
 function errors.nearest(word, known)
+  arguments.text('nearest', 'word', word)
   local best, best_distance
   for _, candidate in ipairs(known) do
     local d = distance(word:lower(), candidate:lower())
@@ -100,7 +115,7 @@ function errors.options(what, given, known)
   if given == nil then
     return {}
   elseif type(given) ~= 'table' then
-    errors.raise('TypeError', '%s: options are a %s, expected a table', what, type(given))
+    errors.raise('TypeError', '%s: options are %s, expected a table', what, arguments.noun(given))
   end
   local is_known = {}
   for _, key in ipairs(known) do

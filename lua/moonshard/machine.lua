@@ -1,9 +1,13 @@
 --- What this machine is and how fast it multiplies matrices.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local dtype = require 'moonshard.dtype'
+local errors = require 'moonshard.errors'
 
 local C = B.C
+
+local LONGEST = 60 -- seconds of a measurement
 
 local machine = {}
 
@@ -36,6 +40,9 @@ end
 ---@param k integer
 ---@return integer
 function machine.matmul_scratch(name, m, n, k)
+  arguments.whole('matmul_scratch', 'm', m, nil, 0)
+  arguments.whole('matmul_scratch', 'n', n, nil, 0)
+  arguments.whole('matmul_scratch', 'k', k, nil, 0)
   return tonumber(C.ms_matmul_scratch(dtype.code(name), m, n, k))
 end
 
@@ -47,10 +54,15 @@ end
 
 --- Floating-point operations per second of matrix products on this rank's core, measured.
 ---@param name ms.DType  'f32', 'f64' or 'bf16'
----@param seconds? number  how long to measure (default 0.2)
+---@param seconds? number  how long to measure (default 0.2, at most 60)
 ---@return number
 function machine.matmul_peak(name, seconds)
-  B.check(C.ms_matmul_peak(dtype.code(name), seconds or 0.2, flops_out))
+  seconds = arguments.number('matmul_peak', 'seconds', seconds, 0.2)
+  if not (seconds > 0 and seconds <= LONGEST) then
+    errors.raise('ValueError', "matmul_peak: 'seconds' is %g, expected more than 0 and at most %d",
+      seconds, LONGEST)
+  end
+  B.check(C.ms_matmul_peak(dtype.code(name), seconds, flops_out))
   return flops_out[0]
 end
 

@@ -3,6 +3,7 @@
 --- Letters in shapes: B batch, T positions, C width, H heads, D width of a head, V vocabulary.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local compare = require 'moonshard.compare'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
@@ -106,15 +107,19 @@ ops.tanh = calls.tanh
 ---@type fun(x: ms.Tensor): ms.Tensor
 ops.relu = calls.relu
 
+local function is_tanh(what, approximate)
+  if approximate ~= nil and approximate ~= 'tanh' and approximate ~= 'none' then
+    errors.raise('ValueError', "%s: approximate is %s, expected 'none' or 'tanh'", what,
+      tostring(approximate))
+  end
+  return approximate == 'tanh'
+end
+
 ---@param x ms.Tensor
 ---@param approximate? 'none'|'tanh'
 ---@return ms.Tensor
 function ops.gelu(x, approximate)
-  if approximate ~= nil and approximate ~= 'tanh' and approximate ~= 'none' then
-    errors.raise('ValueError', "gelu: approximate is %s, expected 'none' or 'tanh'",
-      tostring(approximate))
-  end
-  return calls.gelu(x, approximate == 'tanh')
+  return calls.gelu(x, is_tanh('gelu', approximate))
 end
 
 -- -- matrices and layers -------------------------------------------------------------------------
@@ -134,7 +139,7 @@ ops.linear = calls.linear
 ---@param approximate? 'none'|'tanh'
 ---@return ms.Tensor  (..., out)
 function ops.linear_gelu(x, w, bias, approximate)
-  return calls.linear_gelu(x, w, bias, approximate == 'tanh')
+  return calls.linear_gelu(x, w, bias, is_tanh('linear_gelu', approximate))
 end
 
 --- table (V, C), ids i64 (...) with values from 0 -> (..., C)
@@ -148,7 +153,7 @@ ops.embedding = calls.embedding
 ---@param eps? number  default 1e-5
 ---@return ms.Tensor
 function ops.layer_norm(x, w, bias, eps)
-  return calls.layer_norm(x, w, bias, eps or 1e-5)
+  return calls.layer_norm(x, w, bias, eps == nil and 1e-5 or eps)
 end
 
 --- Over the last dimension.
@@ -161,6 +166,12 @@ ops.log_softmax = calls.log_softmax
 
 local attention_options = { 'causal', 'scale' }
 
+local function attention_arguments(what, opts)
+  opts = errors.options(what, opts, attention_options)
+  return arguments.flag(what, 'causal', opts.causal, false),
+    arguments.number(what, 'scale', opts.scale, 0)
+end
+
 --- softmax(q k^T scale) v without ever holding the scores.
 ---@param q ms.Tensor  (B, H, T, D)
 ---@param k ms.Tensor  (B, H, S, D)
@@ -168,8 +179,7 @@ local attention_options = { 'causal', 'scale' }
 ---@param opts? ms.ops.AttentionOptions
 ---@return ms.Tensor  (B, H, T, D)
 function ops.attention(q, k, v, opts)
-  opts = errors.options('attention', opts, attention_options)
-  return calls.attention(q, k, v, opts.causal == true, opts.scale or 0)
+  return calls.attention(q, k, v, attention_arguments('attention', opts))
 end
 
 --- The same on a packed projection holding q, k and v one after another.
@@ -178,8 +188,7 @@ end
 ---@param opts? ms.ops.AttentionOptions
 ---@return ms.Tensor  (B, T, C)
 function ops.attention_packed(qkv, heads, opts)
-  opts = errors.options('attention_packed', opts, attention_options)
-  return calls.attention_packed(qkv, heads, opts.causal == true, opts.scale or 0)
+  return calls.attention_packed(qkv, heads, attention_arguments('attention_packed', opts))
 end
 
 local keys = {}
@@ -188,7 +197,7 @@ local keys = {}
 ---@param path string
 ---@return ffi.cdata* key  opaque; give it to ops.dropout
 function ops.site(path)
-  local key = keys[path]
+  local key = keys[arguments.text('site', 'path', path)]
   if not key then
     key = C.ms_name_key(path)
     keys[path] = key
@@ -205,9 +214,9 @@ end
 ---@return ms.Tensor
 function ops.dropout(x, p, site, call)
   if type(site) ~= 'cdata' then
-    site = ops.site(site or 'dropout')
+    site = ops.site(site == nil and 'dropout' or site)
   end
-  return calls.dropout(x, p, site, call or 0)
+  return calls.dropout(x, p, site, call == nil and 0 or call)
 end
 
 -- -- losses --------------------------------------------------------------------------------------
@@ -215,7 +224,7 @@ end
 local reductions = { mean = C.MS_REDUCTION_MEAN, sum = C.MS_REDUCTION_SUM }
 
 local function reduction_code(what, name)
-  return reductions[name or 'mean']
+  return reductions[name == nil and 'mean' or name]
     or errors.raise('ValueError', "%s: unknown reduction '%s', expected 'mean' or 'sum'", what,
       tostring(name))
 end
@@ -233,9 +242,12 @@ local cross_entropy_options = { 'ignore_index', 'reduction' }
 ---@return ms.Tensor  ()
 function ops.cross_entropy(logits, targets, opts)
   opts = errors.options('cross_entropy', opts, cross_entropy_options)
-  return calls.cross_entropy(logits, targets, opts.ignore_index or -100,
+  return calls.cross_entropy(logits, targets,
+    arguments.whole('cross_entropy', 'ignore_index', opts.ignore_index, -100),
     reduction_code('cross_entropy', opts.reduction))
 end
+
+local mse_loss_options = { 'reduction' }
 
 --- Mean (or sum) of (x - y)^2.
 ---@param x ms.Tensor
@@ -243,7 +255,7 @@ end
 ---@param opts? { reduction: 'mean'|'sum' }
 ---@return ms.Tensor  ()
 function ops.mse_loss(x, y, opts)
-  opts = errors.options('mse_loss', opts, { 'reduction' })
+  opts = errors.options('mse_loss', opts, mse_loss_options)
   return calls.mse_loss(x, y, reduction_code('mse_loss', opts.reduction))
 end
 
@@ -260,7 +272,8 @@ end
 ---@param keepdim? boolean
 ---@return ms.Tensor
 function ops.sum(x, over, keepdim)
-  return calls.sum(x, over and dims.mask(over, ndim(x), 'sum') or 0, keepdim == true)
+  return calls.sum(x, over ~= nil and dims.mask(over, ndim(x), 'sum') or 0,
+    arguments.flag('sum', 'keepdim', keepdim, false))
 end
 
 ---@param x ms.Tensor
@@ -268,7 +281,8 @@ end
 ---@param keepdim? boolean
 ---@return ms.Tensor
 function ops.mean(x, over, keepdim)
-  return calls.mean(x, over and dims.mask(over, ndim(x), 'mean') or 0, keepdim == true)
+  return calls.mean(x, over ~= nil and dims.mask(over, ndim(x), 'mean') or 0,
+    arguments.flag('mean', 'keepdim', keepdim, false))
 end
 
 --- A view when the strides allow, a copy otherwise. One size may be -1.
@@ -276,8 +290,7 @@ end
 ---@param ... integer|integer[]
 ---@return ms.Tensor
 function ops.reshape(x, ...)
-  local sizes = dims.arguments(...)
-  return calls.reshape(x, dims.shape(sizes, 'reshape'))
+  return calls.reshape(x, dims.shape(dims.list('reshape', ...), 'reshape', -1))
 end
 
 local order = B.new('int32_t[?]', C.MS_MAX_DIMS)
@@ -287,7 +300,7 @@ local order = B.new('int32_t[?]', C.MS_MAX_DIMS)
 ---@param ... integer|integer[]
 ---@return ms.Tensor
 function ops.permute(x, ...)
-  local list = dims.arguments(...)
+  local list = dims.list('permute', ...)
   local n = ndim(x)
   if #list ~= n then
     errors.raise('ValueError', 'permute: %d dimensions given, expected %d', #list, n)
@@ -322,6 +335,8 @@ end
 function ops.narrow(x, dim, start, length)
   local d = dims.index(dim, ndim(x), 'narrow')
   local size = tonumber(info.shape[d])
+  arguments.whole('narrow', 'start', start)
+  arguments.whole('narrow', 'length', length)
   if start < 1 or length < 0 or start - 1 + length > size then
     errors.raise('IndexError', 'narrow: %d entries from %d exceed dimension %d of size %d', length,
       start, dim, size)
@@ -344,11 +359,11 @@ end
 ---@param dim? integer  default 1
 ---@return ms.Tensor
 function ops.cat(list, dim)
-  if #list == 0 then
+  local refs, n = B.array(list, 'cat')
+  if n == 0 then
     errors.raise('ValueError', 'cat: the list is empty, expected at least one tensor')
   end
-  local refs, n = B.array(list, 'cat')
-  return calls.cat(refs, n, dims.index(dim or 1, ndim(list[1]), 'cat'))
+  return calls.cat(refs, n, dims.index(dim == nil and 1 or dim, ndim(list[1]), 'cat'))
 end
 
 --- To another dtype; the same values where they fit.

@@ -7,6 +7,7 @@
 --- asks whether both are the same object; elementwise comparisons are methods: `a:eq(b)`, ...
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local bit = require 'bit'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
@@ -83,6 +84,9 @@ end
 ---@return integer
 function Tensor:size(dim)
   describe(self)
+  if dim == nil then
+    errors.raise('TypeError', 'size: dimension nil is not an integer; t:shape() gives all sizes')
+  end
   return tonumber(info.shape[dims.index(dim, info.ndim, 'size')])
 end
 
@@ -283,12 +287,13 @@ end
 ---@param alpha? number
 ---@return ms.Tensor self
 function Tensor:add_(src, alpha)
+  alpha = arguments.number('add_', 'alpha', alpha, 1)
   if type(src) == 'number' then
     local one = calls.tensor_full(describe(self).dtype, 0, nil, 1)
-    calls.tensor_add_scaled(self, one, src * (alpha or 1))
+    calls.tensor_add_scaled(self, one, src * alpha)
     C.ms_ref_release(one)
   else
-    calls.tensor_add_scaled(self, src, alpha or 1)
+    calls.tensor_add_scaled(self, src, alpha)
   end
   return self
 end
@@ -298,15 +303,16 @@ end
 ---@param on? boolean  default true
 ---@return ms.Tensor self
 function Tensor:requires_grad_(on)
-  calls.tensor_set_requires_grad(self, on ~= false)
+  calls.tensor_set_requires_grad(self, on == nil or on)
   return self
 end
 
 --- Differentiate with respect to every leaf this came from; gradients add to theirs.
 ---@param grad? ms.Tensor  may be left out for one element
 function Tensor:backward(grad)
-  if grad ~= nil and not B.is_ref(grad) then
-    errors.raise('TypeError', "backward: 'grad' is a %s, expected a tensor", type(grad))
+  arguments.tensor('backward', 'self', self)
+  if grad ~= nil then
+    arguments.tensor('backward', 'grad', grad)
   end
   B.check(core.backward(self, grad))
 end
@@ -327,7 +333,7 @@ end
 
 --- Give the tensor up now instead of when its scope ends or the collector comes.
 function Tensor:release()
-  C.ms_ref_release(self)
+  C.ms_ref_release(arguments.tensor('release', 'self', self))
   B.disown(self)
 end
 
@@ -349,6 +355,18 @@ local function no_order(operators, methods)
     errors.raise('TypeError', '%s cannot compare tensors in Lua; use %s', operators, methods)
   end
 end
+
+-- What LuaJIT would say of these speaks of structs.
+local function no_operator(operator, instead)
+  return function()
+    errors.raise('TypeError', '%s is no operator of tensors; use %s', operator, instead)
+  end
+end
+
+metatable.__len = no_operator('#t', 't:size(1) or t:numel()')
+metatable.__concat = no_operator('..', 'tostring(t) for its text, ms.cat for joining')
+metatable.__mod = no_operator('%', 't:item() % n for one element')
+metatable.__call = no_operator('t(...)', 't[i] for an entry, t:method() for a method')
 
 metatable.__lt = no_order('a < b and b > a', 'a:lt(b) or b:gt(a)')
 metatable.__le = no_order('a <= b and b >= a', 'a:le(b) or b:ge(a)')

@@ -1,0 +1,119 @@
+--- What public functions ask of their arguments. Each check gives the value back, or raises a
+--- TypeError (ValueError when only the value is wrong) that names function, argument, what was
+--- found and what was expected.
+
+local ffi = require 'ffi'
+local errors = require 'moonshard_ffi.errors'
+
+local arguments = {}
+
+local Ref = ffi.typeof 'ms_ref'
+local LARGEST = 2 ^ 53 -- beyond it neighbouring integers are one number
+
+--- What a value is, for messages: "a tensor", "a nn.Linear", "the class nn.Linear", "a nil".
+---@param value any
+---@return string
+function arguments.noun(value)
+  local kind = type(value)
+  if kind == 'cdata' then
+    return ffi.istype(Ref, value) and 'a tensor' or 'a cdata of another type'
+  end
+  local class = kind == 'table' and (rawget(value, '_name') or getmetatable(value))
+  if type(class) == 'string' then
+    return 'the class ' .. class
+  elseif type(class) == 'table' and type(rawget(class, '_name')) == 'string' then
+    return 'a ' .. rawget(class, '_name')
+  end
+  return 'a ' .. kind
+end
+
+---@param what string  the function
+---@param name string  the argument
+---@param expected string
+function arguments.refuse(what, name, value, expected)
+  errors.raise('TypeError', "%s: '%s' is %s, expected %s", what, name, arguments.noun(value),
+    expected)
+end
+
+local refuse = arguments.refuse
+
+--- A value of a Lua type; nil becomes `default` unless that is nil too.
+local function of_type(kind, expected)
+  return function(what, name, value, default)
+    if value == nil and default ~= nil then
+      return default
+    elseif type(value) ~= kind then
+      refuse(what, name, value, expected)
+    end
+    return value
+  end
+end
+
+---@type fun(what: string, name: string, value: any, default?: number): number
+arguments.number = of_type('number', 'a number')
+---@type fun(what: string, name: string, value: any, default?: boolean): boolean
+arguments.flag = of_type('boolean', 'true or false')
+---@type fun(what: string, name: string, value: any, default?: string): string
+arguments.text = of_type('string', 'a string')
+---@type fun(what: string, name: string, value: any, default?: table): table
+arguments.list = of_type('table', 'a list')
+
+--- A function, or an object that can be called.
+---@return fun(...): ...
+function arguments.fn(what, name, value)
+  local meta = type(value) == 'table' and getmetatable(value)
+  if type(value) ~= 'function' and not (type(meta) == 'table' and meta.__call) then
+    refuse(what, name, value, 'a function')
+  end
+  return value
+end
+
+---@return ms.Tensor
+function arguments.tensor(what, name, value)
+  if not ffi.istype(Ref, value) then
+    refuse(what, name, value, 'a tensor')
+  end
+  return value
+end
+
+--- A whole number of at least `lowest` (default: any).
+---@param lowest? integer
+---@return integer
+function arguments.whole(what, name, value, default, lowest)
+  if value == nil and default ~= nil then
+    return default
+  elseif type(value) ~= 'number' then
+    refuse(what, name, value, 'a whole number')
+  elseif value % 1 ~= 0 then
+    errors.raise('TypeError', "%s: '%s' is %.17g, expected a whole number", what, name, value)
+  elseif value < (lowest or -LARGEST) or value > LARGEST then
+    errors.raise('ValueError', "%s: '%s' is %.17g, expected %s", what, name, value,
+      lowest and ('%d or more'):format(lowest) or 'a number up to 2^53')
+  end
+  return value
+end
+
+-- -- what the generated callers end in -------------------------------------------------------------
+
+function arguments.no_tensor(what, name, value)
+  refuse(what, name, value, 'a tensor')
+end
+
+function arguments.bad_handle(what, name, value, struct)
+  refuse(what, name, value, struct == 'ms_comm' and 'a group of ranks' or 'a ' .. struct)
+end
+
+--- What is wrong with a scalar that C cannot take.
+function arguments.bad_scalar(what, name, value, type_name)
+  if type_name == 'double' or type_name == 'float' then
+    refuse(what, name, value, 'a number')
+  elseif type_name == 'bool' then
+    refuse(what, name, value, 'true or false')
+  elseif type_name == 'char' then
+    refuse(what, name, value, 'a string')
+  end
+  arguments.whole(what, name, value)
+  errors.raise('ValueError', "%s: '%s' is %.17g, which is out of range", what, name, value)
+end
+
+return arguments
