@@ -18,6 +18,7 @@ local text = require 'text'
 
 local o, mistake = flags.parse(arg, {
   { 'quick', false, 'one run a side in place of three to five' },
+  { 'steps', 0, 'timed training steps of a run (0: as many as the probe says)' },
   { 'no-torch', false, 'measure our side only' },
   { 'python', 'python3', 'the python to ask' },
   { 'help', false, 'this text' },
@@ -26,7 +27,8 @@ if not o then
   io.stderr:write('bench: ', mistake, '\n')
   os.exit(2)
 elseif o.help then
-  print('usage: luajit bench/run.lua [names] [--quick] [--no-torch] [--python=PATH]\nnames:')
+  print('usage: luajit bench/run.lua [names] [--quick] [--steps=N] [--no-torch] [--python=PATH]')
+  print('names:')
   for _, probe in ipairs(probes) do
     print(('  %-8s %s'):format(probe.name, probe.about))
   end
@@ -39,9 +41,9 @@ local torch = not o['no-torch'] and machine.torch_version(o.python)
 local failed = false
 
 -- Results by variant and side: results[variant][field] is the list of values of all runs.
-local function run_side(command, probe, variant, results)
+local function run_side(command, probe, args, results)
   local answer, seconds, why = subprocess.answer(('%s %s %s'):format(command, probe.row,
-    text.words(variant.args)))
+    text.words(args)))
   if not answer then
     failed = true
     io.stderr:write(('bench: no answer from %s %s\n%s\n'):format(command, probe.row, why))
@@ -56,15 +58,18 @@ end
 
 local function measure(probe)
   local mine, other = {}, {}
-  for v = 1, #probe.variants do
+  for v, variant in ipairs(probe.variants) do
     mine[v], other[v] = {}, {}
+    if variant.args.steps and o.steps > 0 then
+      variant.args.steps = o.steps
+    end
   end
   local runs, torch_runs = o.quick and 1 or probe.runs, o.quick and 1 or probe.torch_runs
   for i = 1, runs do -- interleaved, so that a slow minute of the machine hits all alike
     for v, variant in ipairs(probe.variants) do
-      run_side(ours, probe, variant, mine[v])
+      run_side(ours, probe, variant.args, mine[v])
       if torch and i <= torch_runs then
-        run_side(theirs, probe, variant, other[v])
+        run_side(theirs, probe, variant.args, other[v])
       end
     end
   end

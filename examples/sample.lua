@@ -37,10 +37,15 @@ local path = ms.checkpoint.latest(given .. '/checkpoints') or ms.checkpoint.late
 local ok, meta = pcall(ms.checkpoint.read_meta, path)
 if not ok then
   fail(tostring(meta))
+elseif type(meta.config) ~= 'table' then
+  fail(path .. ' does not say what model it holds; examples/train.lua writes ones that do')
 end
-ms.manual_seed(meta.seed)
+ms.manual_seed(tonumber(meta.seed)) -- nothing here depends on it, but loading warns of another one
 local model = ms.models.GPT(meta.config)
-ms.checkpoint.load(path, { model = model })
+local loaded, why = pcall(ms.checkpoint.load, path, { model = model })
+if not loaded then
+  fail(tostring(why))
+end
 io.write(o.prompt)
 model:generate(ms.data.bytes(o.prompt), o.length, {
   temperature = o.temperature, top_k = o['top-k'], seed = o.seed,

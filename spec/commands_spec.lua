@@ -1,0 +1,256 @@
+-- Every command that a page or the head of an example shows, run as it is written there. The list
+-- is read from the pages: a command that is not in `runs` below fails, and so does an entry that no
+-- page shows any more. What takes minutes is shortened by flags added at its end.
+--
+-- Commands run in a folder of links to this tree, as in a newcomer's checkout: without the variables
+-- the specs run under (but for the folder of a build that is no release), and what they write goes
+-- away with the folder.
+
+local lfs = require 'lfs'
+
+local TREE = lfs.currentdir()
+local RELEASE = os.getenv('MOONSHARD_LIB') == TREE .. '/build/release'
+local SHORT = ' --steps=2 --tokens=256 --width=32 --layers=1 --context=64 --sample=8'
+local SMALL = ' --quick --no-torch --steps=1'
+
+local function read(path)
+  local file = assert(io.open(path))
+  local text = file:read('*a')
+  file:close()
+  return text
+end
+
+local function write(path, text)
+  local file = assert(io.open(path, 'w'))
+  assert(file:write(text))
+  file:close()
+end
+
+-- -- what the pages show -------------------------------------------------------------------------
+
+local PROGRAMS = { './dev', 'luajit', 'moonshard', 'mpirun', 'python3', '.ci/run', 'busted' }
+
+-- The command a piece of text begins with, or nil: what follows two blanks or a '#' describes it.
+local function command_in(text)
+  local command = text:gsub('%s%s.*$', ''):gsub('%s+#.*$', ''):gsub('%s+$', '')
+  local program = command:gsub('^[A-Z_]+=%S+%s+', ''):match('^%S+')
+  for _, known in ipairs(PROGRAMS) do
+    if program == known then
+      return command
+    end
+  end
+end
+
+-- Call `each` with every command of a Markdown page: indented lines and `spans`, not Lua.
+local function commands_of_page(path, each)
+  local text = read(path):gsub('```lua.-```', '')
+  for line in text:gmatch('[^\n]+') do
+    local command = command_in(line:match('^    (.*)$') or '')
+    if command then
+      each(command)
+    else
+      for span in line:gmatch('`([^`]+)`') do
+        command = command_in(span)
+        if command then
+          each(command)
+        end
+      end
+    end
+  end
+end
+
+-- The same of a Lua file: indented lines of its comments.
+local function commands_of_file(path, each)
+  for comment in read(path):gmatch('%-%-%-   ([^\n]+)') do
+    local command = command_in(comment)
+    if command then
+      each(command)
+    end
+  end
+end
+
+local function files_in(folder, ending)
+  local paths = {}
+  for name in lfs.dir(folder) do
+    if name:sub(-#ending) == ending then
+      paths[#paths + 1] = folder .. '/' .. name
+    end
+  end
+  table.sort(paths)
+  return paths
+end
+
+-- All commands in the order they are met, once each.
+local function shown()
+  local list, seen = {}, {}
+  local function add(command)
+    if not seen[command] then
+      seen[command], list[#list + 1] = true, command
+    end
+  end
+  commands_of_page('README.md', add)
+  commands_of_page('SECURITY.md', add)
+  for _, path in ipairs(files_in('docs', '.md')) do
+    commands_of_page(path, add)
+  end
+  for _, folder in ipairs { 'examples', 'bench' } do
+    for _, path in ipairs(files_in(folder, '.lua')) do
+      commands_of_file(path, add)
+    end
+  end
+  return list
+end
+
+-- Lua that README shows, in order.
+local function scripts()
+  local list = {}
+  for code in read('README.md'):gmatch('```lua\n(.-)```') do
+    list[#list + 1] = code
+  end
+  return list
+end
+
+-- -- running it ----------------------------------------------------------------------------------
+
+local checkout
+
+-- Exit code and output of a command in the checkout.
+local function execute(command)
+  local out = checkout .. '/output'
+  local status = os.execute(([[cd '%s' && env -u LUA_PATH %s timeout 300 %s >'%s' 2>&1 </dev/null]])
+    :format(checkout, RELEASE and '-u MOONSHARD_LIB' or '', command, out))
+  return status / 256, read(out)
+end
+
+local function succeeds(command)
+  local code, output = execute(command)
+  assert.equal(0, code, command .. '\n' .. output)
+  return output
+end
+
+local function finds(text, output)
+  assert.truthy(output:find(text, 1, true), ("no '%s' in:\n%s"):format(text, output))
+end
+
+local function trained(command)
+  finds('validation loss', succeeds(command .. SHORT))
+  assert.equal('directory', lfs.attributes(checkout .. '/train-out/checkpoints', 'mode'))
+end
+
+-- The training script of README with two steps, and a text for it.
+local function write_script(name)
+  local code, n = scripts()[1]:gsub('step == 100', 'step == 2')
+  assert.equal(1, n)
+  write(checkout .. '/text.u8', ('in the beginning was the word. '):rep(400))
+  write(checkout .. '/' .. name, code)
+end
+
+local function trains_by_script(command)
+  finds('2\t', succeeds(command))
+end
+
+-- What runs these specs itself, part by part.
+local function part_of_ci(command)
+  local found
+  for line in read('.ci/run'):gmatch('[^\n]+') do
+    found = found or line == 'part ' .. command
+  end
+  assert.is_true(found, command .. ' is no part of .ci/run')
+end
+
+local runs = {
+  ['./dev train'] = trained,
+  ['./dev train --help'] = function(command)
+    finds('--validate', succeeds(command))
+  end,
+  ['luajit examples/train.lua'] = trained,
+  ['luajit examples/train.lua --ranks=4 --steps=300 --out=run1'] = function(command)
+    finds('world=4', succeeds(command .. SHORT))
+    assert.equal('directory', lfs.attributes(checkout .. '/run1/checkpoints', 'mode'))
+  end,
+  ['luajit examples/train.lua --resume'] = function(command)
+    trained('luajit examples/train.lua')
+    local output = succeeds(command .. SHORT .. ' --steps=3')
+    finds('step 3/3', output)
+    assert.falsy(output:find('step 2/3', 1, true))
+  end,
+  ['luajit examples/sample.lua train-out --prompt "In the beginning"'] = function(command)
+    trained('luajit examples/train.lua')
+    local output = succeeds(command)
+    assert.equal('In the beginning', output:sub(1, 16))
+    assert.equal(16 + 400 + 1, #output)
+  end,
+  ['luajit examples/custom_policy.lua'] = function(command)
+    finds('step 5', succeeds(command))
+  end,
+  ['./dev luajit script.lua'] = function(command)
+    write_script('script.lua')
+    trains_by_script(command)
+  end,
+  ['./dev moonshard run -n 2 script.lua'] = function(command)
+    write_script('script.lua')
+    trains_by_script(command)
+  end,
+  ['moonshard run -n n x.lua'] = function(command)
+    write_script('x.lua')
+    trains_by_script('./dev ' .. command:gsub('%-n n', '-n 2'))
+  end,
+  ['./dev bench'] = function(command)
+    finds('sharded step of two Linear(32, 32)', succeeds(command .. ' tiny' .. SMALL))
+  end,
+  ['./dev bench default comm --quick'] = function(command)
+    finds('all_reduce of 32 MiB', succeeds(command .. SMALL))
+  end,
+  ['./dev bench --help'] = function(command)
+    finds('--no-torch', succeeds(command))
+  end,
+  ['./dev bench --quick --python=...'] = function(command)
+    local python = command:gsub('=%.%.%.', '=/no/such/python')
+    finds('no PyTorch: /no/such/python cannot import torch',
+      succeeds(python .. ' tiny --steps=1'))
+  end,
+  ['./dev test'] = part_of_ci,
+  ['./dev check'] = part_of_ci,
+  ['./dev test asan'] = part_of_ci,
+  ['./dev test tsan'] = part_of_ci,
+  ['.ci/run'] = function()
+    assert.truthy(lfs.attributes('.ci/run', 'permissions'):find('x', 1, true))
+  end,
+}
+
+describe('the pages', function()
+  before_each(function()
+    checkout = os.tmpname()
+    os.remove(checkout)
+    assert(lfs.mkdir(checkout))
+    for name in lfs.dir(TREE) do
+      if name ~= '.' and name ~= '..' and name ~= 'train-out' then
+        assert(lfs.link(TREE .. '/' .. name, checkout .. '/' .. name, true))
+      end
+    end
+  end)
+
+  after_each(function()
+    os.execute(("rm -rf '%s'"):format(checkout)) -- links are removed, not followed
+  end)
+
+  local known = {}
+  for _, command in ipairs(shown()) do
+    known[command] = true
+    it('show `' .. command .. '`, which runs', function()
+      local run = runs[command]
+      assert.is_function(run, 'nothing runs this command: add it to `runs`')
+      if run ~= part_of_ci and command:find('^%./dev') and not RELEASE then
+        pending('./dev uses the release build, these specs another one')
+      else
+        run(command)
+      end
+    end)
+  end
+
+  it('show every command that is run here', function()
+    for command in pairs(runs) do
+      assert.is_true(known[command], 'no page shows `' .. command .. '`')
+    end
+  end)
+end)
