@@ -24,6 +24,16 @@ describe('operators', function()
     assert.same({ 1, 1, 1 }, (x / x):totable())
   end)
 
+  it('keep the sign of zeros in products and negations, not in sums', function()
+    local zero, below = ms.tensor { 0 }, ms.tensor { -1 } * 0
+    assert.equal(-math.huge, 1 / (-zero):item())
+    assert.equal(-math.huge, 1 / below:item())
+    assert.equal(-math.huge, 1 / (3 * below):item())
+    assert.equal(-math.huge, 1 / (zero * -2):item())
+    assert.equal(math.huge, 1 / (below + 0):item())
+    assert.equal(-math.huge, 1 / (below - 0):item())
+  end)
+
   it('divide by a number, instead of multiplying by its reciprocal', function()
     local x = ms.tensor({ 5 }, { dtype = 'f64' })
     assert.equal(5 / 49, (x / 49):item())

@@ -9,8 +9,11 @@ EW(affine, 1, a *s0 + s1)
 EW(div, 2, a / b)
 EW(reciprocal, 1, s0 / a)
 EW(mul_neg, 3, -(a *b *c))
+EW(div_neg, 3, -(a *b / c))
 EW(sqrt, 1, OF(sqrt)(a))
 EW(sqrt_grad, 2, a / (b + b))
-EW(mse, 2, (a - b) * (a - b))
 EW(mse_grad, 2, (a - b) * s0)
+#ifndef NARROW /* squares of bf16 numbers are f32 */
+EW(mse, 2, (a - b) * (a - b))
+#endif
 #endif

@@ -11,33 +11,35 @@ void MSI_NAME(LOCAL(cross_entropy))(const void *args)
     for (int64_t i = 0; i < a->rows; i++) {
         const T *x = (const T *)a->logits + i * a->cols;
         const int64_t target = a->targets[i];
-        REAL lse = 0; /* not read where the row does not count */
+        REAL m = 0, sum = 0; /* not read where the row does not count */
 
         if (target != a->ignore_index) {
-            lse = LOCAL(log_sum_exp)(x, a->cols);
-            loss += (double)lse - (double)LOCAL(get)(x + target);
+            m = LOCAL(row_sum_exp)(x, a->cols, &sum);
+            loss += (double)m - (double)LOCAL(get)(x + target) + (double)LOG1(sum);
             n_counted++;
         }
-        ((REAL *)a->lse)[i] = lse;
+        ((REAL *)a->max)[i] = m;
+        ((REAL *)a->sum)[i] = sum;
     }
     *a->loss_sum = loss;
     *a->n_counted = n_counted;
 }
 
-/* dlogits = scale (exp(x - lse) - one_hot(target)), possibly over the logits themselves. */
+/* dlogits = scale (exp(x - m) / sum - one_hot(target)), possibly over the logits themselves. */
 static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i)
 {
     const T *x = (const T *)a->logits + i * a->cols;
     T *dx = (T *)a->dlogits + i * a->cols;
-    const REAL lse = ((const REAL *)a->lse)[i], scale = (REAL)a->scale;
+    const REAL m = ((const REAL *)a->max)[i], sum = ((const REAL *)a->sum)[i];
+    const REAL scale = (REAL)a->scale, factor = (REAL)(a->scale / (double)sum);
     const int64_t target = a->targets[i];
-    REAL at_target = (EXP1(LOCAL(get)(x + target) - lse) - 1) * scale;
+    REAL at_target = (EXP1(LOCAL(get)(x + target) - m) / sum - 1) * scale;
 
     if (a->accumulate) {
         at_target += LOCAL(get)(dx + target);
     }
     for (int64_t j = 0; j < a->cols; j += 16) {
-        V v = EXP(LOCAL(at)(x, j, a->cols) - lse) * scale;
+        V v = EXP(LOCAL(at)(x, j, a->cols) - m) * factor;
 
         if (a->accumulate) {
             v += LOCAL(at)(dx, j, a->cols);

@@ -1,4 +1,7 @@
-/* log sum exp of a row, for softmax.c and cross_entropy.c: one dtype's body. */
+/* What softmax.c and cross_entropy.c need of a row: one dtype's body.
+ *
+ * The largest element and the logarithm of the sum stay apart: their sum is rounded to the size of
+ * the largest, and x - (m + log(sum)) would lose what x - m keeps. */
 
 enum { LOCAL(CHUNK) = 1024 }; /* elements that are still in the cache when read again */
 
@@ -42,8 +45,9 @@ static inline REAL LOCAL(chunk_sum)(const T *x, int64_t j, int64_t end, REAL m)
     return HSUM(sum[0] + sum[1]);
 }
 
-/* One pass over memory: chunk by chunk, the running sum kept relative to the running maximum. */
-static REAL LOCAL(log_sum_exp)(const T *x, int64_t cols)
+/* @return m, the largest element; *total: the sum of exp(x - m). One pass over memory: chunk by
+ * chunk, the running sum kept relative to the running maximum. */
+static REAL LOCAL(row_sum_exp)(const T *x, int64_t cols, REAL *total)
 {
     REAL m = -INFINITY, sum = 0;
 
@@ -60,5 +64,6 @@ static REAL LOCAL(log_sum_exp)(const T *x, int64_t cols)
         }
         sum += LOCAL(chunk_sum)(x, j, end, m);
     }
-    return m + LOG1(sum);
+    *total = sum;
+    return m;
 }

@@ -9,10 +9,11 @@ void MSI_NAME(LOCAL(log_softmax))(const void *args)
     for (int64_t i = 0; i < a->rows; i++) {
         const T *x = (const T *)a->x + i * a->cols;
         T *y = (T *)a->out + i * a->cols;
-        const REAL lse = LOCAL(log_sum_exp)(x, a->cols);
+        REAL sum;
+        const REAL m = LOCAL(row_sum_exp)(x, a->cols, &sum), log_sum = LOG1(sum);
 
         for (int64_t j = 0; j < a->cols; j += 16) {
-            V v = LOCAL(at)(x, j, a->cols) - lse;
+            V v = LOCAL(at)(x, j, a->cols) - m - log_sum;
 
             if (a->accumulate) {
                 v += LOCAL(at)(y, j, a->cols);

@@ -14,7 +14,8 @@
 #define MSI_NAME(name) MSI_NAME_2(name, MSI_ISA)
 
 /* The dtypes a kernel has. */
-#define MSI_FLOATS(X, op) X(op, f32, F32) X(op, f64, F64) X(op, bf16, BF16)
+#define MSI_WIDE(X, op) X(op, f32, F32) X(op, f64, F64)
+#define MSI_FLOATS(X, op) MSI_WIDE(X, op) X(op, bf16, BF16)
 #define MSI_NUMBERS(X, op) MSI_FLOATS(X, op) X(op, i64, I64)
 #define MSI_ALL(X, op) MSI_NUMBERS(X, op) X(op, u8, U8) X(op, bool, BOOL)
 #define MSI_BOOL(X, op) X(op, bool, BOOL)
@@ -37,12 +38,13 @@
     MSI_FLOATS(X, gelu)                                                                            \
     MSI_FLOATS(X, gelu_tanh)                                                                       \
     MSI_FLOATS(X, mul_neg)                                                                         \
+    MSI_FLOATS(X, div_neg)                                                                         \
     MSI_FLOATS(X, sqrt_grad)                                                                       \
     MSI_FLOATS(X, tanh_grad)                                                                       \
     MSI_FLOATS(X, relu_grad)                                                                       \
     MSI_FLOATS(X, gelu_grad)                                                                       \
     MSI_FLOATS(X, gelu_tanh_grad)                                                                  \
-    MSI_FLOATS(X, mse)                                                                             \
+    MSI_WIDE(X, mse)                                                                               \
     MSI_FLOATS(X, mse_grad)                                                                        \
     MSI_FLOATS(X, pow_grad)                                                                        \
     MSI_BOOL(X, eq)                                                                                \

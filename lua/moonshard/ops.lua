@@ -56,9 +56,9 @@ end
 ---@return ms.Tensor
 function ops.mul(a, b)
   if type(b) == 'number' then
-    return calls.affine(a, b, 0)
+    return calls.affine(a, b, -0.0) -- adding -0 keeps the sign of zeros
   elseif type(a) == 'number' then
-    return calls.affine(b, a, 0)
+    return calls.affine(b, a, -0.0)
   end
   return calls.mul(a, b)
 end

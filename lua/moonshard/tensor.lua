@@ -372,7 +372,7 @@ metatable.__lt = no_order('a < b and b > a', 'a:lt(b) or b:gt(a)')
 metatable.__le = no_order('a <= b and b >= a', 'a:le(b) or b:ge(a)')
 
 function metatable.__unm(x)
-  return calls.affine(x, -1, 0)
+  return calls.affine(x, -1, -0.0)
 end
 
 local function suffix(sizes)

@@ -116,7 +116,7 @@ ms_status msi_bwd_reduce_pass(msi_bwd *b, int32_t i, const msi_view *v, double s
     if (scale == 1) {
         return msi_bwd_pass(b, i, v);
     }
-    const double scalars[2] = {scale, 0};
+    const double scalars[2] = {scale, -0.0}; /* adding -0 keeps the sign of zeros */
 
     MS_TRY(msi_target_open(&t, b, i, v->dtype, MSI_CAN_ADD));
     MS_TRY(msi_ew(op, MSI_K_affine, &t.view, &v, 1, scalars, t.add));

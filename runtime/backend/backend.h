@@ -27,10 +27,11 @@
     X(relu, msi_ew_args)                                                                           \
     X(gelu, msi_ew_args)                                                                           \
     X(gelu_tanh, msi_ew_args)                                                                      \
-    X(mul_neg, msi_ew_args)        /* -(in[0] * in[1] * in[2]): for the gradient of x/y */         \
+    X(mul_neg, msi_ew_args)        /* -(in[0] * in[1] * in[2]): for the gradient of 1/x */         \
+    X(div_neg, msi_ew_args)        /* -(in[0] * in[1] / in[2]): for the gradient of x/y */         \
     X(sqrt_grad, msi_ew_args)      /* in[0] / (2 in[1]), in[1] = sqrt(x) */                        \
     X(tanh_grad, msi_ew_args)      /* in[0] (1 - in[1]^2), in[1] = tanh(x) */                      \
-    X(relu_grad, msi_ew_args)      /* in[0] where in[1] > 0, in[1] = x or relu(x) */               \
+    X(relu_grad, msi_ew_args)      /* 0 where in[1] <= 0, else in[0]; in[1] = x or relu(x) */      \
     X(gelu_grad, msi_ew_args)      /* in[0] gelu'(in[1]), in[1] = x */                             \
     X(gelu_tanh_grad, msi_ew_args) /* likewise, tanh form */                                       \
     X(mse, msi_ew_args)            /* (in[0] - in[1])^2 */                                         \

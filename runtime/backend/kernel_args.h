@@ -81,7 +81,8 @@ typedef struct msi_cross_entropy_args {
     int64_t ignore_index;
     double *loss_sum;   /**< forward writes: sum over counted rows, in row order, in f64 */
     int64_t *n_counted; /**< forward writes */
-    void *lse;          /**< f32 (f64 for f64) per row: forward writes, gradient reads */
+    void *max, *sum;    /**< f32 (f64 for f64) per row: the largest logit m and the sum of
+                           exp(logit - m); forward writes, gradient reads */
     double scale;       /**< gradient: factor of every row */
     void *dlogits;      /**< gradient writes; may be `logits` itself */
     bool accumulate;

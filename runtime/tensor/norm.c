@@ -76,7 +76,7 @@ double msi_clip_coefficient(double max_norm, double norm)
 
 ms_status msi_scale(const msi_view *v, double factor)
 {
-    const double scalars[2] = {factor, 0};
+    const double scalars[2] = {factor, -0.0};
 
     return msi_ew("scale", MSI_K_affine, v, &v, 1, scalars, false);
 }

@@ -5,7 +5,7 @@ enum { IGNORE = -100 };
 
 typedef struct loss {
     msi_cross_entropy_args args;
-    placed logits, lse, grad;
+    placed logits, max, sum_exp, grad;
     typed old; /* the gradient before */
     int64_t *targets;
     double sum;
@@ -21,7 +21,8 @@ static void make(loss *l, int32_t dtype, int64_t rows, int64_t cols, int64_t sta
     for (int64_t i = 0; i < rows * cols; i++) {
         typed_set(&l->logits.t, i, 8 * typed_get(&l->logits.t, i));
     }
-    l->lse = placed_written(stat, rows, start, 2);
+    l->max = placed_written(stat, rows, start, 2);
+    l->sum_exp = placed_written(stat, rows, start, 4);
     l->grad = placed_written(dtype, rows * cols, start, 3);
     l->old = typed_copy(&l->grad.t);
     l->targets = malloc((size_t)(rows + 1) * sizeof(int64_t));
@@ -35,7 +36,8 @@ static void make(loss *l, int32_t dtype, int64_t rows, int64_t cols, int64_t sta
                                        .ignore_index = IGNORE,
                                        .loss_sum = &l->sum,
                                        .n_counted = &l->counted,
-                                       .lse = l->lse.t.data,
+                                       .max = l->max.t.data,
+                                       .sum = l->sum_exp.t.data,
                                        .scale = 0.375,
                                        .dlogits = l->grad.t.data,
                                        .accumulate = accumulate};
@@ -44,7 +46,8 @@ static void make(loss *l, int32_t dtype, int64_t rows, int64_t cols, int64_t sta
 static void discard(loss *l)
 {
     placed_free(&l->logits);
-    placed_free(&l->lse);
+    placed_free(&l->max);
+    placed_free(&l->sum_exp);
     placed_free(&l->grad);
     typed_free(&l->old);
     free(l->targets);
@@ -56,10 +59,12 @@ static void run_forward(loss *l)
         &(kernel_call){.kernel = MSI_K_cross_entropy,
                        .dtype = l->logits.t.dtype,
                        .args = &l->args,
-                       .out = {l->lse.all.data, &l->sum, &l->counted},
-                       .nbytes = {typed_nbytes(&l->lse.all), sizeof(l->sum), sizeof(l->counted)}},
+                       .out = {l->max.all.data, l->sum_exp.all.data, &l->sum, &l->counted},
+                       .nbytes = {typed_nbytes(&l->max.all), typed_nbytes(&l->sum_exp.all),
+                                  sizeof(l->sum), sizeof(l->counted)}},
         "loss");
-    check_guards("lse", &l->lse);
+    check_guards("max", &l->max);
+    check_guards("sum", &l->sum_exp);
 }
 
 /* The gradient goes into `grad`, or over the logits. */
@@ -95,7 +100,9 @@ static void check_loss(const loss *l)
         sum += lse - typed_get(&l->logits.t, i * cols + l->targets[i]);
         size += fabs(lse) + 8;
         counted++;
-        check_element("lse", i, typed_get(&l->lse.t, i), lse, inner_epsilon(l) * (1 + fabs(lse)));
+        check_element("max + log sum", i,
+                      typed_get(&l->max.t, i) + log(typed_get(&l->sum_exp.t, i)), lse,
+                      inner_epsilon(l) * (1 + fabs(lse)));
     }
     assert_int_equal(counted, l->counted);
     check_element("loss", 0, l->sum, sum, inner_epsilon(l) * size);

@@ -1,10 +1,10 @@
-/* Negative log-likelihood under softmax, fused: forward keeps the logits and one number per row;
+/* Negative log-likelihood under softmax, fused: forward keeps the logits and two numbers per row;
  * backward turns the logits into their gradient where they stand, when nothing else holds them.
  * So a (tokens, vocabulary) matrix exists once. */
 #include "operand.h"
 
 enum { LOGITS, TARGETS };
-enum { SAVED_LOGITS, SAVED_TARGETS, SAVED_LSE, SAVED_COUNT };
+enum { SAVED_LOGITS, SAVED_TARGETS, SAVED_STATS, SAVED_COUNT };
 
 typedef struct loss_attrs {
     int64_t ignore_index;
@@ -50,12 +50,19 @@ static ms_status check_targets(const int64_t *targets, int64_t n, int64_t classe
     return MS_OK;
 }
 
+/* Per row, in a (2, rows): the largest logit, then the sum of exponentials relative to it. */
+static void set_stats(msi_cross_entropy_args *args, const msi_view *stats)
+{
+    args->max = msi_view_ptr(stats);
+    args->sum = (char *)args->max + args->rows * ms_dtype_size(stats->dtype);
+}
+
 static ms_status cross_entropy_forward(msi_op_call *c)
 {
     const msi_view *in = &c->in[LOGITS]->v;
     const loss_attrs *attrs = c->attrs;
     msi_cross_entropy_args args = {.ignore_index = attrs->ignore_index};
-    msi_view logits = {0}, targets = {0}, lse = {0}, count = {0};
+    msi_view logits = {0}, targets = {0}, stats = {0}, count = {0};
     void *logit_data, *target_data;
     double sum = 0;
     ms_status status;
@@ -71,13 +78,13 @@ static ms_status cross_entropy_forward(msi_op_call *c)
     MS_TRY_GOTO(msi_view_data(&logits, &logit_data), out);
     MS_TRY_GOTO(msi_view_data(&targets, &target_data), out);
     MS_TRY_GOTO(check_targets(target_data, args.rows, args.cols, attrs->ignore_index), out);
-    MS_TRY_GOTO(msi_internal(&lse, c->ctx, stat, 1, &args.rows), out);
+    MS_TRY_GOTO(msi_internal(&stats, c->ctx, stat, 2, (const int64_t[]){2, args.rows}), out);
     MS_TRY_GOTO(msi_internal(&count, c->ctx, MS_DTYPE_I64, 0, NULL), out);
     args.logits = logit_data;
     args.targets = target_data;
     args.loss_sum = &sum;
     args.n_counted = msi_view_ptr(&count);
-    args.lse = msi_view_ptr(&lse);
+    set_stats(&args, &stats);
     MS_TRY_GOTO(msi_dispatch("cross_entropy", MSI_K_cross_entropy, in->dtype, &args), out);
     if (attrs->reduction == MS_REDUCTION_MEAN) {
         sum /= (double)*args.n_counted;
@@ -85,11 +92,11 @@ static ms_status cross_entropy_forward(msi_op_call *c)
     MS_TRY_GOTO(msi_fill(&c->out[0]->v, sum), out);
     msi_save(c, SAVED_LOGITS, &logits);
     msi_save(c, SAVED_TARGETS, &targets);
-    msi_save(c, SAVED_LSE, &lse);
+    msi_save(c, SAVED_STATS, &stats);
     msi_save(c, SAVED_COUNT, &count);
 out:
     msi_storage_release(count.storage);
-    msi_storage_release(lse.storage);
+    msi_storage_release(stats.storage);
     msi_storage_release(targets.storage);
     msi_storage_release(logits.storage);
     return status;
@@ -116,19 +123,19 @@ static ms_status row_scale(msi_bwd *b, double *scale)
 static ms_status cross_entropy_backward(msi_bwd *b)
 {
     const loss_attrs *attrs = msi_bwd_attrs(b);
-    const msi_view *logits, *targets, *lse;
+    const msi_view *logits, *targets, *stats;
     msi_cross_entropy_args args = {.ignore_index = attrs->ignore_index};
     msi_target t;
 
     MS_TRY(msi_bwd_saved(b, SAVED_LOGITS, &logits));
     MS_TRY(msi_bwd_saved(b, SAVED_TARGETS, &targets));
-    MS_TRY(msi_bwd_saved(b, SAVED_LSE, &lse));
+    MS_TRY(msi_bwd_saved(b, SAVED_STATS, &stats));
     MS_TRY(row_scale(b, &args.scale));
-    args.rows = msi_view_numel(lse);
+    args.rows = stats->shape[1];
     args.cols = logits->shape[logits->ndim - 1];
     args.logits = msi_view_ptr(logits);
     args.targets = msi_view_ptr(targets);
-    args.lse = msi_view_ptr(lse);
+    set_stats(&args, stats);
     if (msi_bwd_saved_exclusive(b, SAVED_LOGITS)) {
         args.dlogits = msi_view_ptr(logits);
         MS_TRY(msi_dispatch("cross_entropy", MSI_K_cross_entropy_grad, logits->dtype, &args));

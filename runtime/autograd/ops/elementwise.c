@@ -120,8 +120,6 @@ static ms_status div_forward(msi_op_call *c)
 static ms_status div_backward(msi_bwd *b)
 {
     const msi_view *divisor, *g = msi_bwd_grad(b, 0), *y;
-    const double one[2] = {1, 0};
-    msi_view inverse;
 
     MS_TRY(msi_bwd_saved(b, SAVED_B, &divisor));
     const msi_view *quotient[2] = {g, divisor};
@@ -131,11 +129,9 @@ static ms_status div_backward(msi_bwd *b)
         return MS_OK;
     }
     MS_TRY(msi_bwd_saved(b, SAVED_Y, &y));
-    MS_TRY(msi_bwd_temp(b, divisor->dtype, divisor->ndim, divisor->shape, &inverse));
-    MS_TRY(msi_ew("div", MSI_K_reciprocal, &inverse, &divisor, 1, one, false));
-    const msi_view *product[3] = {g, y, &inverse};
+    const msi_view *product[3] = {g, y, divisor}; /* not by 1 / b, which may be infinite */
 
-    return msi_bwd_elementwise(b, B, "div", MSI_K_mul_neg, product, 3);
+    return msi_bwd_elementwise(b, B, "div", MSI_K_div_neg, product, 3);
 }
 
 static const msi_op div_op = {

@@ -30,16 +30,37 @@ static double weight(const mse_attrs *attrs, const msi_view *x)
     return attrs->reduction == MS_REDUCTION_MEAN ? 1 / (double)msi_view_numel(x) : 1;
 }
 
+/* (x - y)^2 in the dtype of the loss: squares of bf16 numbers need more digits than they have. */
+static ms_status square(const msi_op_call *c, const msi_view *squares)
+{
+    const msi_view *in[2] = {&c->in[X]->v, &c->in[Y]->v};
+    msi_view wide = {0};
+
+    if (squares->dtype == in[X]->dtype) {
+        return msi_ew("mse_loss", MSI_K_mse, squares, in, 2, NULL, false);
+    }
+    MS_TRY(msi_view_like(&wide, c->ctx, in[Y], squares->dtype, MS_MEM_ACTIVATION, true));
+    ms_status status = msi_copy(squares, in[X], false);
+
+    in[X] = squares;
+    in[Y] = &wide;
+    if (status == MS_OK) {
+        status = msi_ew("mse_loss", MSI_K_mse, squares, in, 2, NULL, false);
+    }
+    msi_storage_release(wide.storage);
+    return status;
+}
+
 static ms_status mse_forward(msi_op_call *c)
 {
-    const msi_view *x = &c->in[X]->v, *in[2] = {x, &c->in[Y]->v};
+    const msi_view *x = &c->in[X]->v;
     const int64_t ones[MS_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
     msi_view squares, total;
 
     MS_TRY(check(c));
     MS_TRY(msi_out(c, 0, msi_stat_dtype(x->dtype), 0, NULL));
-    MS_TRY(msi_internal(&squares, c->ctx, x->dtype, x->ndim, x->shape));
-    ms_status status = msi_ew("mse_loss", MSI_K_mse, &squares, in, 2, NULL, false);
+    MS_TRY(msi_internal(&squares, c->ctx, c->out[0]->v.dtype, x->ndim, x->shape));
+    ms_status status = square(c, &squares);
 
     if (status == MS_OK) {
         total = c->out[0]->v;
@@ -48,7 +69,7 @@ static ms_status mse_forward(msi_op_call *c)
     }
     msi_storage_release(squares.storage);
     msi_save(c, X, x);
-    msi_save(c, Y, in[Y]);
+    msi_save(c, Y, &c->in[Y]->v);
     return status;
 }
 

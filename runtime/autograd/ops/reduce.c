@@ -74,7 +74,7 @@ static ms_status reduce_backward(msi_bwd *b)
     msi_view scaled = *g, expanded;
 
     if (attrs->mean) {
-        const double scalars[2] = {1 / reduced_numel(x, attrs->dims), 0};
+        const double scalars[2] = {1 / reduced_numel(x, attrs->dims), -0.0};
 
         MS_TRY(msi_bwd_temp(b, g->dtype, g->ndim, g->shape, &scaled));
         MS_TRY(msi_ew("mean", MSI_K_affine, &scaled, &g, 1, scalars, false));

@@ -15,7 +15,7 @@ MS_API ms_status ms_op_add(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_sub(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_mul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b);
-/** scale * x + shift. */
+/** scale * x + shift. A shift of -0 is none: scale * x keeps the sign of zeros (x + 0 does not). */
 MS_API ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift);
 /** 1 / x. */
 MS_API ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x);
