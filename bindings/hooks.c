@@ -153,7 +153,8 @@ static int on_error(lua_State *L)
     return 1;
 }
 
-static ms_status call(const hook *h, ms_tensor *t)
+/* `gives`: the function gets an owner of `t`, else a loan. */
+static ms_status call(const hook *h, ms_tensor *t, bool gives)
 {
     session *s = current;
     ms_ref ref;
@@ -168,7 +169,7 @@ static ms_status call(const hook *h, ms_tensor *t)
     if (!lua_checkstack(s->L, 8)) {
         return ms_error_set(MS_OUT_OF_MEMORY, "no room on the Lua stack for a hook");
     }
-    ms_ref_of(&ref, t);
+    ms_ref_of(&ref, gives ? ms_tensor_retain(t) : t);
     int base = lua_gettop(s->L);
 
     lua_pushcfunction(s->L, on_error);
@@ -189,7 +190,7 @@ static ms_status call(const hook *h, ms_tensor *t)
 
 static ms_status on_gradient(void *user, ms_tensor *grad, ms_tensor **replacement)
 {
-    ms_status status = call(user, grad);
+    ms_status status = call(user, grad, false);
     session *s = current;
 
     if (s != NULL && s->replacement != NULL) {
@@ -205,7 +206,7 @@ static ms_status on_gradient(void *user, ms_tensor *grad, ms_tensor **replacemen
 
 static ms_status on_accumulate(void *user, ms_tensor *leaf)
 {
-    return call(user, ms_tensor_retain(leaf));
+    return call(user, leaf, true);
 }
 
 static void on_drop(void *user)

@@ -1,5 +1,6 @@
 -- lua/moonshard/autograd.lua: gradients and hooks through Lua
 local ms = require 'moonshard'
+local B = require 'moonshard_ffi'
 local checks = require 'support.checks'
 
 local function leaf(values)
@@ -118,6 +119,17 @@ describe('autograd', function()
         (a * 3):sum():backward()
       end
       assert.same({ 3, 6 }, seen)
+    end)
+
+    it('are refused in a backward that Lua did not start, and keep nothing', function()
+      local a = leaf { 1 }
+      a:accumulate_hook(function() end)
+      local before = checks.live_handles()
+      for _ = 1, 3 do
+        local y = (a * 3):sum()
+        assert.not_equal(0, B.C.ms_backward(y.ptr, nil))
+      end
+      assert.equal(before, checks.live_handles())
     end)
 
     it('end the backward with the very error object they raised', function()

@@ -201,9 +201,12 @@ ms_status ms_hook_remove(ms_tensor *t, int64_t id)
     return MS_OK;
 }
 
-bool msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook pre)
+ms_status msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook pre)
 {
     const msi_hooks hook = {.kind = MSI_HOOK_PRE, .pre = pre, .user = pre.user, .drop = pre.drop};
 
-    return t->grad_fn != NULL && add(&t->grad_fn->pre, t->grad_fn->tape, &hook, NULL) == MS_OK;
+    if (t->grad_fn == NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "%s is no result of a recorded op", msi_tensor_label(t));
+    }
+    return add(&t->grad_fn->pre, t->grad_fn->tape, &hook, NULL);
 }

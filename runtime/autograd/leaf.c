@@ -82,6 +82,9 @@ ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
     if (grad == NULL) {
         ms_tensor_free(t->grad);
         t->grad = NULL;
+        if (t->param != NULL && t->param->unit != NULL) {
+            t->param->ops->gradient_dropped(t->param->unit, t->param->unit_index);
+        }
         return MS_OK;
     }
     if (!ms_dtype_is_floating(t->v.dtype)) {

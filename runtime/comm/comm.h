@@ -35,6 +35,7 @@ enum {
     MSI_COLL_REDUCE_UNIT, /* slot protocol, counted as reduce-scatter */
     MSI_COLL_REDUCE_FULL, /* slot protocol of NO_SHARD, counted as all-reduce */
     MSI_COLL_SEGMENT,     /* making a shared segment */
+    MSI_COLL_RESET,       /* nothing moves: a rank gave up what it had named */
     MSI_COLL_KINDS
 };
 

@@ -72,7 +72,7 @@ static const char *kind_name(uint32_t kind)
 {
     static const char *const names[] = {"none",      "all_gather", "reduce_scatter", "all_reduce",
                                         "broadcast", "barrier",    "unshard",        "reduce",
-                                        "reduce",    "segment"};
+                                        "reduce",    "segment",    "reset"};
 
     return kind < MSI_COLL_KINDS ? names[kind] : "unknown";
 }
@@ -88,8 +88,9 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
 {
     char data[64] = "", root[32] = "", unit[64] = "", slot[64] = "";
 
-    if (fp->kind == MSI_COLL_BARRIER) {
-        snprintf(buffer, nbytes, "barrier()");
+    if (fp->kind == MSI_COLL_BARRIER || fp->kind == MSI_COLL_RESET) {
+        snprintf(buffer, nbytes,
+                 fp->kind == MSI_COLL_BARRIER ? "barrier()" : "reset(after an error)");
         return buffer;
     }
     if (fp->dtype < 0) {

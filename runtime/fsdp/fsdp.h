@@ -57,11 +57,19 @@ typedef struct msi_grad_slot {
     char *base;           /* rank q's gradient at base + q * stride */
     int64_t stride;       /* bytes of one rank's gradient */
     uint64_t generation;
-    uint64_t seq;         /* of the reduction that used it last */
-    ms_fsdp_unit *holder; /* the unit whose gradient is in it and not yet reduced */
-    int64_t taken_at;     /* order in which it was taken */
-    bool ring;
+    uint64_t seq;          /* of the reduction that used it last */
+    ms_fsdp_unit *holder;  /* the unit whose gradient is in it and not yet reduced */
+    int64_t taken_at;      /* order in which it was taken */
+    ms_fsdp_unit *home_of; /* the only unit that uses it; NULL: the ring's */
 } msi_grad_slot;
+
+/* All gradient slots of a tree, and their memory. */
+typedef struct msi_grad_room {
+    msi_segment *segments;
+    msi_grad_slot **slots;
+    int32_t n_segments, n_slots;
+    int64_t ring_bytes; /* of one rank's gradient in a ring slot */
+} msi_grad_room;
 
 /* One parameter of a unit. */
 typedef struct msi_unit_param {
@@ -72,6 +80,7 @@ typedef struct msi_unit_param {
     ms_layout_piece piece; /* this rank's */
     bool contributed;      /* the running backward has written to its gradient */
     bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
+    ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
     msi_grad_sink sink;
 } msi_unit_param;
 
@@ -136,7 +145,7 @@ struct ms_fsdp_unit {
     bool leaf_private;         /* `leaf` is not the slot's */
     msi_storage *leaf_storage; /* wraps `leaf` for views */
     msi_level level[MSI_MAX_LEVELS];
-    msi_storage *grad; /* reduced gradient shard, orig_dtype */
+    msi_storage *grad; /* reduced gradient shard, orig_dtype; NULL while no parameter shows any */
 
     void *resident;           /* private copy in param_dtype of a NO_SHARD unit, or NULL */
     int64_t followed_version; /* of the master, when a unit without slots was used last */
@@ -157,7 +166,8 @@ struct ms_fsdp_tree {
     int32_t rank, world;
     int32_t n_units;
     ms_fsdp_unit **units;
-    bool has_root_unit, initialized, sync, failed, summoned;
+    bool has_root_unit, initialized, sync, summoned;
+    bool named;         /* the running forward, backward or call has named a collective */
     uint8_t *written;   /* while summoned: which parameters this rank, then which all, wrote */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
     double factor;      /* of reduced gradients; 0: 1 / world */
@@ -168,13 +178,9 @@ struct ms_fsdp_tree {
     int32_t n_slots;
     int64_t ring_bytes; /* of one ring slot; 0: no unit uses the ring */
     int64_t freed;      /* counts slots becoming free */
-    msi_segment *grad_segments;
-    int32_t n_grad_segments;
-    msi_grad_slot **grad_slots;
-    int32_t n_grad_slots;
-    int64_t grad_ring_bytes; /* of one rank's gradient in a ring slot */
-    int64_t grad_taken;      /* counts gradient slots being taken */
-    bool wide;               /* gradient slots hold inner nodes of the micro-batch tree */
+    msi_grad_room grads;
+    int64_t grad_taken; /* counts gradient slots being taken */
+    bool wide;          /* gradient slots hold inner nodes of the micro-batch tree */
 
     ms_fsdp_unit **publishing; /* queued publishes, in order */
     int32_t n_publishing;
@@ -224,6 +230,8 @@ ms_status msi_queue_run(ms_fsdp_tree *tree);
 ms_status msi_queue_wait(ms_fsdp_tree *tree, uint64_t seq, bool (*ready)(void *user), void *user);
 /* Take a publish out of the queue; nobody will read what it would have filled. */
 void msi_queue_drop_publish(ms_fsdp_unit *u);
+/* Take a reduction out of the queue, if it is there. */
+void msi_queue_drop_reduction(ms_fsdp_unit *u);
 
 /* slots.c's part of the queue: may this publish be filled now, and filling it. */
 bool msi_publish_possible(ms_fsdp_unit *u);
@@ -252,7 +260,8 @@ int64_t msi_leaf_numel(const ms_fsdp_unit *u);
 void msi_unit_sinks_install(ms_fsdp_unit *u);
 /* All leaves of this backward are in: hand the gradient on. */
 ms_status msi_unit_gradient_complete(ms_fsdp_unit *u);
-/* Drop the running backward's gradient after an error. */
+/* Drop the running backward's gradient after an error, announced or not, and what was accumulated
+ * with it. Needs neither memory nor peers. */
 void msi_unit_gradient_drop(ms_fsdp_unit *u);
 
 /* -- pass.c ------------------------------------------------------------------------------------ */
@@ -274,8 +283,13 @@ ms_status msi_unit_accumulated(void *unit, int32_t index, ms_tensor **out);
 ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view *value);
 
 /* -- reduce.c ---------------------------------------------------------------------------------- */
-/* The gradient in the unit's slot is complete: tell the peers, queue its reduction. */
+/* The gradient in the unit's slot is complete: make what its reduction needs, tell the peers, queue
+ * it. */
 ms_status msi_gradient_announce(ms_fsdp_unit *u);
+/* Give up the slot, the reduction of what is in it, and what was made to show its outcome. */
+void msi_gradient_abandon(ms_fsdp_unit *u);
+/* When no parameter shows a piece of the reduced gradient any more, give its memory back. */
+void msi_unit_gradient_dropped(void *unit, int32_t index);
 /* The unit's part of msi_param_ops: the place of parameter `index` in the reduced gradient. */
 void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 /* Reduce everything that is queued; waits. */
@@ -292,6 +306,9 @@ void msi_unit_dispose(ms_fsdp_unit *u);
 /* Units in no tree, so that closing their context finds them. */
 ms_status msi_unit_enlist(ms_fsdp_unit *u);
 void msi_unit_delist(ms_fsdp_unit *u);
+
+/* After a failure: tell the peers that this rank does not finish what it has named. */
+void msi_tree_give_up(ms_fsdp_tree *tree);
 
 /* -- agree.c ----------------------------------------------------------------------------------- */
 /* Is every rank's plan this one's? Else an error that names the first unit that differs. */

@@ -34,6 +34,7 @@ static ms_status gather_flat(ms_fsdp_unit *u, msi_storage **out)
     }
     MS_TRY_GOTO(flat_handle(&in, u->ctx, u->master, u->orig_dtype, u->shard_numel), done);
     MS_TRY_GOTO(flat_handle(&all, u->ctx, full, u->orig_dtype, u->shard_numel * world), done);
+    u->tree->named = true;
     MS_TRY_GOTO(ms_comm_all_gather(u->comm, all, in), done);
     *out = full;
 done:
@@ -80,6 +81,7 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
                        "Cannot manually unshard parameters when already unsharding parameters");
     }
     MS_TRY(written_new(tree));
+    tree->named = false;
     for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
@@ -96,6 +98,7 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
     tree->summoned = true;
     if (status != MS_OK) {
         (void)ms_fsdp_tree_unsummon(tree, false);
+        msi_tree_give_up(tree);
     }
     return status;
 }
@@ -295,12 +298,18 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, uint64_t *hash)
     uint64_t h = 0;
 
     MS_TRY(ms_fsdp_tree_init(tree));
+    tree->named = false;
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
         int64_t size = ms_dtype_size(u->orig_dtype);
         msi_storage *full;
 
-        MS_TRY(gather_flat(u, &full));
+        ms_status status = gather_flat(u, &full);
+
+        if (status != MS_OK) {
+            msi_tree_give_up(tree);
+            return status;
+        }
         for (int32_t p = 0; p < u->n_params; p++) {
             const msi_unit_param *q = &u->params[p];
 

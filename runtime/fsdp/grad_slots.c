@@ -27,42 +27,46 @@ static bool keeps_gradient(const ms_fsdp_unit *u)
     return u->is_root;
 }
 
+/* Append a slot; `home_of` NULL: to the ring. */
 static ms_status add_grad_slot(ms_fsdp_tree *tree, msi_segment *segment, int64_t words,
-                               int64_t offset, int64_t stride, bool ring, msi_grad_slot **out)
+                               int64_t offset, int64_t stride, ms_fsdp_unit *home_of)
 {
     msi_grad_slot **list =
-        realloc(tree->grad_slots, sizeof(*list) * (size_t)(tree->n_grad_slots + 1));
+        realloc(tree->grads.slots, sizeof(*list) * (size_t)(tree->grads.n_slots + 1));
     msi_grad_slot *slot = calloc(1, sizeof(*slot));
 
     if (list != NULL) {
-        tree->grad_slots = list;
+        tree->grads.slots = list;
     }
     if (list == NULL || slot == NULL) {
         free(slot);
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for gradient slot %d", (int)tree->n_grad_slots);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for gradient slot %d",
+                       (int)tree->grads.n_slots);
     }
     slot->words = (msi_grad_word *)(void *)(segment->rw + words);
     slot->base = segment->rw + offset;
     slot->stride = stride;
-    slot->ring = ring;
-    tree->grad_slots[tree->n_grad_slots++] = slot;
-    *out = slot;
+    slot->home_of = home_of;
+    tree->grads.slots[tree->grads.n_slots++] = slot;
+    if (home_of != NULL) {
+        home_of->grad_home = slot;
+    }
     return MS_OK;
 }
 
 static ms_status add_grad_segment(ms_fsdp_tree *tree, int64_t nbytes, msi_segment **out)
 {
     msi_segment *list =
-        realloc(tree->grad_segments, sizeof(*list) * (size_t)(tree->n_grad_segments + 1));
+        realloc(tree->grads.segments, sizeof(*list) * (size_t)(tree->grads.n_segments + 1));
 
     if (list == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for gradient segment %d",
-                       (int)tree->n_grad_segments);
+                       (int)tree->grads.n_segments);
     }
-    tree->grad_segments = list;
-    MS_TRY(msi_segment_new(&list[tree->n_grad_segments], tree->comm, nbytes));
+    tree->grads.segments = list;
+    MS_TRY(msi_segment_new(&list[tree->grads.n_segments], tree->comm, nbytes));
     msi_count_external(tree->ctx, nbytes, MS_MEM_ARENA);
-    *out = &list[tree->n_grad_segments++];
+    *out = &list[tree->grads.n_segments++];
     return MS_OK;
 }
 
@@ -78,10 +82,10 @@ ms_status msi_gradients_new(ms_fsdp_tree *tree)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to plan %d units", (int)tree->n_units);
     }
     MS_TRY_GOTO(
-        msi_ring_plan(tree, slot_bytes, keeps_gradient, own, &tree->grad_ring_bytes, &n_ringed),
+        msi_ring_plan(tree, slot_bytes, keeps_gradient, own, &tree->grads.ring_bytes, &n_ringed),
         done);
     n_ring = n_ringed < MSI_GRAD_RING ? n_ringed : MSI_GRAD_RING;
-    tree->grad_ring_bytes = msi_round_up(tree->grad_ring_bytes, MSI_PAGE);
+    tree->grads.ring_bytes = msi_round_up(tree->grads.ring_bytes, MSI_PAGE);
     for (int32_t i = 0; i < tree->n_units; i++) {
         n_home += own[i];
         home_bytes += own[i] ? msi_round_up(slot_bytes(tree->units[i]), MSI_PAGE) : 0;
@@ -93,24 +97,20 @@ ms_status msi_gradients_new(ms_fsdp_tree *tree)
     int64_t offset = msi_round_up(words * (n_ring + n_home), MSI_PAGE);
 
     MS_TRY_GOTO(
-        add_grad_segment(tree, offset + (tree->grad_ring_bytes * n_ring + home_bytes) * tree->world,
-                         &segment),
+        add_grad_segment(
+            tree, offset + (tree->grads.ring_bytes * n_ring + home_bytes) * tree->world, &segment),
         done);
     for (int32_t i = 0; i < n_ring; i++) {
-        msi_grad_slot *slot;
-
-        MS_TRY_GOTO(
-            add_grad_slot(tree, segment, at_words, offset, tree->grad_ring_bytes, true, &slot),
-            done);
+        MS_TRY_GOTO(add_grad_slot(tree, segment, at_words, offset, tree->grads.ring_bytes, NULL),
+                    done);
         at_words += words;
-        offset += tree->grad_ring_bytes * tree->world;
+        offset += tree->grads.ring_bytes * tree->world;
     }
     for (int32_t i = 0; i < tree->n_units; i++) {
         int64_t nbytes = msi_round_up(slot_bytes(tree->units[i]), MSI_PAGE);
 
         if (own[i]) {
-            MS_TRY_GOTO(add_grad_slot(tree, segment, at_words, offset, nbytes, false,
-                                      &tree->units[i]->grad_home),
+            MS_TRY_GOTO(add_grad_slot(tree, segment, at_words, offset, nbytes, tree->units[i]),
                         done);
             at_words += words;
             offset += nbytes * tree->world;
@@ -121,20 +121,23 @@ done:
     return status;
 }
 
+static void room_free(ms_context *ctx, msi_grad_room *room)
+{
+    for (int32_t i = 0; i < room->n_slots; i++) {
+        free(room->slots[i]);
+    }
+    for (int32_t i = 0; i < room->n_segments; i++) {
+        msi_count_external(ctx, -room->segments[i].nbytes, MS_MEM_ARENA);
+        msi_segment_free(&room->segments[i]);
+    }
+    free(room->slots);
+    free(room->segments);
+    *room = (msi_grad_room){.slots = NULL};
+}
+
 void msi_gradients_free(ms_fsdp_tree *tree)
 {
-    for (int32_t i = 0; i < tree->n_grad_slots; i++) {
-        free(tree->grad_slots[i]);
-    }
-    for (int32_t i = 0; i < tree->n_grad_segments; i++) {
-        msi_count_external(tree->ctx, -tree->grad_segments[i].nbytes, MS_MEM_ARENA);
-        msi_segment_free(&tree->grad_segments[i]);
-    }
-    free(tree->grad_slots);
-    free(tree->grad_segments);
-    tree->grad_slots = NULL;
-    tree->grad_segments = NULL;
-    tree->n_grad_slots = tree->n_grad_segments = 0;
+    room_free(tree->ctx, &tree->grads);
     for (int32_t i = 0; i < tree->n_units; i++) {
         tree->units[i]->grad_home = NULL;
     }
@@ -152,9 +155,27 @@ ms_status msi_gradients_widen(ms_fsdp_tree *tree)
         return MS_OK;
     }
     MS_ASSERT(tree->n_reducing == 0);
+    msi_grad_room before = tree->grads;
+
+    tree->grads = (msi_grad_room){.slots = NULL};
     tree->wide = true;
-    msi_gradients_free(tree); /* peers keep their own maps of the old words */
-    return msi_gradients_new(tree);
+    tree->named = true;
+    ms_status status = msi_gradients_new(tree);
+
+    if (status == MS_OK) {
+        room_free(tree->ctx, &before); /* peers keep their own maps of the old words */
+        return MS_OK;
+    }
+    msi_gradients_free(tree);
+    tree->wide = false;
+    tree->grads = before;
+    for (int32_t i = 0; i < before.n_slots; i++) {
+        if (before.slots[i]->home_of != NULL) {
+            before.slots[i]->home_of->grad_home = before.slots[i];
+        }
+    }
+    msi_tree_give_up(tree);
+    return status;
 }
 
 static bool all_read(void *user)
@@ -182,16 +203,16 @@ ms_status msi_grad_slot_take(ms_fsdp_unit *u)
     ms_fsdp_tree *tree = u->tree;
     msi_grad_slot *slot = u->grad_home;
 
-    for (int32_t i = 0; slot == NULL && i < tree->n_grad_slots; i++) {
-        msi_grad_slot *s = tree->grad_slots[i];
+    for (int32_t i = 0; slot == NULL && i < tree->grads.n_slots; i++) {
+        msi_grad_slot *s = tree->grads.slots[i];
         bool writing = s->holder != NULL && s->holder->grad_phase == MSI_GRAD_WRITING;
 
-        if (s->ring && !writing) {
+        if (s->home_of == NULL && !writing) {
             slot = s;
-            for (int32_t j = i + 1; j < tree->n_grad_slots; j++) {
-                msi_grad_slot *other = tree->grad_slots[j];
+            for (int32_t j = i + 1; j < tree->grads.n_slots; j++) {
+                msi_grad_slot *other = tree->grads.slots[j];
 
-                if (other->ring && other->taken_at < slot->taken_at &&
+                if (other->home_of == NULL && other->taken_at < slot->taken_at &&
                     !(other->holder != NULL && other->holder->grad_phase == MSI_GRAD_WRITING)) {
                     slot = other;
                 }
@@ -202,8 +223,9 @@ ms_status msi_grad_slot_take(ms_fsdp_unit *u)
         int64_t offset = msi_round_up((int64_t)sizeof(msi_grad_word) * tree->world, MSI_PAGE);
         msi_segment *segment;
 
-        MS_TRY(add_grad_segment(tree, offset + tree->grad_ring_bytes * tree->world, &segment));
-        MS_TRY(add_grad_slot(tree, segment, 0, offset, tree->grad_ring_bytes, true, &slot));
+        MS_TRY(add_grad_segment(tree, offset + tree->grads.ring_bytes * tree->world, &segment));
+        MS_TRY(add_grad_slot(tree, segment, 0, offset, tree->grads.ring_bytes, NULL));
+        slot = tree->grads.slots[tree->grads.n_slots - 1];
     }
     if (slot->holder != NULL) {
         MS_TRY(msi_queue_wait(tree, slot->seq, slot_is_free, slot));

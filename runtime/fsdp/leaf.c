@@ -130,23 +130,14 @@ ms_status msi_unit_gradient_complete(ms_fsdp_unit *u)
 
 void msi_unit_gradient_drop(ms_fsdp_unit *u)
 {
-    if (u->grad_phase == MSI_GRAD_WRITING && u->grad_slot != NULL) {
-        atomic_store(&u->grad_slot->words[u->rank].read, u->grad_generation);
-        u->grad_slot->holder = NULL;
-        u->grad_slot = NULL;
-        u->leaf = u->leaf_private ? u->leaf : NULL;
-        msi_comm_ring(u->comm);
-    }
+    msi_gradient_abandon(u);
     if (u->leaf_private) {
         msi_release(u->ctx, u->leaf);
-        u->leaf = NULL;
-        u->leaf_private = false;
     }
+    u->leaf = NULL;
+    u->leaf_private = false;
     if (u->leaf_storage != NULL) {
         u->leaf_storage->data = NULL;
-    }
-    if (u->grad_phase == MSI_GRAD_WRITING) {
-        u->grad_phase = MSI_GRAD_NONE;
     }
     u->pending = 0;
     if (u->expecting) { /* units may be at different leaves now: drop all that was accumulated */
@@ -159,4 +150,5 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u)
             u->params[i].tensor->grad = NULL;
         }
     }
+    msi_unit_gradient_dropped(u, 0);
 }

@@ -81,14 +81,22 @@ ms_status msi_queue_wait(ms_fsdp_tree *tree, uint64_t seq, bool (*ready)(void *u
     }
 }
 
+static void drop(ms_fsdp_unit **list, int32_t *n, const ms_fsdp_unit *u)
+{
+    for (int32_t i = *n - 1; i >= 0; i--) {
+        if (list[i] == u) {
+            remove_at(list, n, i);
+        }
+    }
+}
+
 void msi_queue_drop_publish(ms_fsdp_unit *u)
 {
-    ms_fsdp_tree *tree = u->tree;
-    int32_t i = 0;
-
-    while (tree->publishing[i] != u) {
-        i++;
-    }
-    remove_at(tree->publishing, &tree->n_publishing, i);
+    drop(u->tree->publishing, &u->tree->n_publishing, u);
     u->publish_queued = false;
+}
+
+void msi_queue_drop_reduction(ms_fsdp_unit *u)
+{
+    drop(u->tree->reducing, &u->tree->n_reducing, u);
 }

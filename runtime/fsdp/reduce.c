@@ -4,50 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-ms_status msi_gradient_announce(ms_fsdp_unit *u)
-{
-    ms_fsdp_tree *tree = u->tree;
-    msi_fingerprint fp = {.kind = u->is_sharded ? MSI_COLL_REDUCE_UNIT : MSI_COLL_REDUCE_FULL,
-                          .dtype = u->slot_dtype,
-                          .count = msi_leaf_numel(u),
-                          .slot = -1,
-                          .root = -1,
-                          .generation = u->grad_generation};
-
-    for (int32_t i = 0; i < tree->n_grad_slots; i++) {
-        fp.slot = tree->grad_slots[i] == u->grad_slot ? i : fp.slot;
-    }
-    strncpy(fp.unit, u->name, sizeof(fp.unit) - 1);
-    MS_TRY(msi_comm_publish(u->comm, &fp, &u->grad_seq));
-    msi_comm_count(u->comm, fp.kind);
-    u->grad_slot->seq = u->grad_seq;
-    u->grad_phase = MSI_GRAD_READY;
-    tree->reducing[tree->n_reducing++] = u;
-    atomic_store(&u->grad_slot->words[u->rank].ready, u->grad_generation);
-    msi_comm_ring(u->comm);
-    msi_unit_changed(u);
-    return msi_queue_run(tree);
-}
-
-static bool all_at_least(const ms_fsdp_unit *u, size_t word)
-{
-    for (int32_t q = 0; q < u->world; q++) {
-        const char *words = (const char *)&u->grad_slot->words[q];
-
-        if (atomic_load((const _Atomic uint64_t *)(const void *)(words + word)) <
-            u->grad_generation) {
-            return false;
-        }
-    }
-    return true;
-}
-
-bool msi_reduce_possible(ms_fsdp_unit *u)
-{
-    return u->grad_phase == MSI_GRAD_READY     ? all_at_least(u, offsetof(msi_grad_word, ready))
-           : u->grad_phase == MSI_GRAD_REDUCED ? all_at_least(u, offsetof(msi_grad_word, reduced))
-                                               : false;
-}
+/* -- the reduced gradient ---------------------------------------------------------------------- */
 
 /* A parameter's place in the reduced gradient: this rank's elements, or (NO_SHARD) all. */
 static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
@@ -70,6 +27,121 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
     *like = reduced_view(u, &u->params[index]);
 }
 
+static bool shows_reduced(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    return p->tensor != NULL && p->tensor->grad != NULL && p->tensor->grad->v.storage == u->grad;
+}
+
+void msi_unit_gradient_dropped(void *unit, int32_t index)
+{
+    ms_fsdp_unit *u = unit;
+
+    (void)index;
+    if (u->grad == NULL || u->grad_phase != MSI_GRAD_NONE) {
+        return;
+    }
+    for (int32_t i = u->n_params - 1; i >= 0; i--) { /* dropped in order, the last shows longest */
+        if (shows_reduced(u, &u->params[i])) {
+            return;
+        }
+    }
+    msi_storage_release(u->grad);
+    u->grad = NULL;
+}
+
+/* All memory that the outcome needs. Once peers count on this rank nothing may be missing. */
+static ms_status make_shown(ms_fsdp_unit *u)
+{
+    if (u->grad == NULL) {
+        MS_TRY(msi_storage_new(&u->grad, u->ctx, u->shard_numel * ms_dtype_size(u->orig_dtype),
+                               MS_MEM_GRADIENT));
+    }
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+        msi_view v = reduced_view(u, p);
+
+        if (p->piece.numel > 0 && p->tensor->requires_grad && p->shown == NULL) {
+            MS_TRY(msi_tensor_new_internal(&p->shown, u->ctx, &v));
+        }
+    }
+    return MS_OK;
+}
+
+static void drop_shown(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        ms_tensor_free(u->params[i].shown);
+        u->params[i].shown = NULL;
+    }
+}
+
+/* -- announce, or abandon ---------------------------------------------------------------------- */
+
+ms_status msi_gradient_announce(ms_fsdp_unit *u)
+{
+    ms_fsdp_tree *tree = u->tree;
+    msi_fingerprint fp = {.kind = u->is_sharded ? MSI_COLL_REDUCE_UNIT : MSI_COLL_REDUCE_FULL,
+                          .dtype = u->slot_dtype,
+                          .count = msi_leaf_numel(u),
+                          .slot = -1,
+                          .root = -1,
+                          .generation = u->grad_generation};
+
+    MS_TRY(make_shown(u));
+    for (int32_t i = 0; i < tree->grads.n_slots; i++) {
+        fp.slot = tree->grads.slots[i] == u->grad_slot ? i : fp.slot;
+    }
+    strncpy(fp.unit, u->name, sizeof(fp.unit) - 1);
+    tree->named = true;
+    MS_TRY(msi_comm_publish(u->comm, &fp, &u->grad_seq));
+    msi_comm_count(u->comm, fp.kind);
+    u->grad_slot->seq = u->grad_seq;
+    u->grad_phase = MSI_GRAD_READY;
+    tree->reducing[tree->n_reducing++] = u;
+    atomic_store(&u->grad_slot->words[u->rank].ready, u->grad_generation);
+    msi_comm_ring(u->comm);
+    msi_unit_changed(u);
+    return msi_queue_run(tree);
+}
+
+void msi_gradient_abandon(ms_fsdp_unit *u)
+{
+    msi_queue_drop_reduction(u);
+    if (u->grad_slot != NULL) {
+        msi_grad_word *own = &u->grad_slot->words[u->rank];
+
+        atomic_store(&own->reduced, u->grad_generation);
+        atomic_store(&own->read, u->grad_generation);
+        u->grad_slot->holder = NULL;
+        u->grad_slot = NULL;
+        msi_comm_ring(u->comm);
+    }
+    u->grad_phase = MSI_GRAD_NONE;
+    drop_shown(u);
+}
+
+/* -- reduction --------------------------------------------------------------------------------- */
+
+static bool all_at_least(const ms_fsdp_unit *u, size_t word)
+{
+    for (int32_t q = 0; q < u->world; q++) {
+        const char *words = (const char *)&u->grad_slot->words[q];
+
+        if (atomic_load((const _Atomic uint64_t *)(const void *)(words + word)) <
+            u->grad_generation) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool msi_reduce_possible(ms_fsdp_unit *u)
+{
+    return u->grad_phase == MSI_GRAD_READY     ? all_at_least(u, offsetof(msi_grad_word, ready))
+           : u->grad_phase == MSI_GRAD_REDUCED ? all_at_least(u, offsetof(msi_grad_word, reduced))
+                                               : false;
+}
+
 /* What a parameter's gradient is before the new one adds to it: itself where it lies here already,
  * a copy of one that was set from outside, zeros for none. */
 static ms_status prepare_piece(ms_fsdp_unit *u, msi_unit_param *p)
@@ -79,7 +151,7 @@ static ms_status prepare_piece(ms_fsdp_unit *u, msi_unit_param *p)
     if (p->tensor->grad == NULL) {
         return msi_fill(&v, 0);
     }
-    if (p->tensor->grad->v.storage == u->grad || !p->tensor->requires_grad) {
+    if (shows_reduced(u, p) || !p->tensor->requires_grad) {
         return MS_OK; /* nothing comes for a frozen one */
     }
     MS_TRY(msi_copy(&v, &p->tensor->grad->v, false));
@@ -88,17 +160,19 @@ static ms_status prepare_piece(ms_fsdp_unit *u, msi_unit_param *p)
     return MS_OK;
 }
 
-/* Make room for the reduced shard; `*add` when a piece has a gradient to add to already. */
+/* What the reduced shard is before the new one adds to it, if `*add`: when a piece has a gradient
+ * already. */
 static ms_status prepare_shard(ms_fsdp_unit *u, bool *add)
 {
+    bool stored = false;
+
     *add = false;
-    if (u->grad == NULL) {
-        MS_TRY(msi_storage_new(&u->grad, u->ctx, u->shard_numel * ms_dtype_size(u->orig_dtype),
-                               MS_MEM_GRADIENT));
-        memset(u->grad->data, 0, (size_t)u->grad->nbytes); /* padding, too, is added to */
-    }
     for (int32_t i = 0; i < u->n_params; i++) {
         *add |= u->params[i].piece.numel > 0 && u->params[i].tensor->grad != NULL;
+        stored |= shows_reduced(u, &u->params[i]);
+    }
+    if (*add && !stored) { /* padding, too, is added to */
+        memset(u->grad->data, 0, (size_t)u->grad->nbytes);
     }
     for (int32_t i = 0; *add && i < u->n_params; i++) {
         if (u->params[i].piece.numel > 0) {
@@ -108,20 +182,18 @@ static ms_status prepare_shard(ms_fsdp_unit *u, bool *add)
     return MS_OK;
 }
 
-static ms_status show_gradients(ms_fsdp_unit *u)
+static void show_gradients(ms_fsdp_unit *u)
 {
     u->grad->version++;
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
-        msi_view v;
 
-        if (p->piece.numel == 0 || !p->tensor->requires_grad || p->tensor->grad != NULL) {
-            continue;
+        if (p->tensor->grad == NULL) {
+            p->tensor->grad = p->shown;
+            p->shown = NULL;
         }
-        v = reduced_view(u, p);
-        MS_TRY(msi_tensor_new_internal(&p->tensor->grad, u->ctx, &v));
     }
-    return MS_OK;
+    drop_shown(u);
 }
 
 static double factor_of(const ms_fsdp_unit *u)
@@ -147,16 +219,15 @@ static ms_status reduce_range(ms_fsdp_unit *u, int64_t first, int64_t n, void *o
     return n > 0 ? msi_dispatch("reduce", MSI_K_tree, dtype, &args) : MS_OK;
 }
 
-static ms_status release_grad_slot(ms_fsdp_unit *u)
+static void release_grad_slot(ms_fsdp_unit *u)
 {
     atomic_store(&u->grad_slot->words[u->rank].read, u->grad_generation);
     msi_comm_ring(u->comm);
     u->grad_slot->holder = NULL;
     u->grad_slot = NULL;
     u->grad_phase = MSI_GRAD_NONE;
-    MS_TRY(show_gradients(u));
+    show_gradients(u);
     msi_unit_changed(u);
-    return MS_OK;
 }
 
 /* Rank q's chunk of an all-reduced gradient. */
@@ -196,12 +267,14 @@ ms_status msi_reduce_step(ms_fsdp_unit *u, bool *finished)
         MS_TRY(prepare_shard(u, &add));
         MS_TRY(reduce_range(u, u->is_sharded ? u->rank * u->shard_numel : 0, u->shard_numel,
                             u->grad->data, u->orig_dtype, add));
-        return release_grad_slot(u);
+        release_grad_slot(u);
+        return MS_OK;
     }
     if (u->grad_phase == MSI_GRAD_REDUCED) {
         MS_TRY(prepare_shard(u, &add));
         MS_TRY(copy_chunks(u, add));
-        return release_grad_slot(u);
+        release_grad_slot(u);
+        return MS_OK;
     }
     int64_t first, n;
 

@@ -12,6 +12,7 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
         return MS_FAIL(MS_ASSERTION_ERROR, "forward inside summon_full_params");
     }
     tree->forward_at = 0;
+    tree->named = false;
     for (int32_t i = 0; i < tree->n_units; i++) {
         if (msi_unit_is_stale(tree->units[i])) {
             msi_unit_reshard(tree->units[i]); /* its slot may serve another unit first */
@@ -23,6 +24,11 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
 ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree)
 {
     tree->pre_order_fixed = tree->pre_order_fixed || tree->n_pre > 0;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (tree->units[i]->state == MS_UNIT_PUBLISHED) {
+            msi_unit_reshard(tree->units[i]); /* prefetched, and skipped */
+        }
+    }
     return msi_queue_run(tree);
 }
 
@@ -66,20 +72,22 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
 static ms_status pre_backward(void *user);
 
 /* Before any of the outputs is differentiated the unit must be unsharded again. */
-static void hook_outputs(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
+static ms_status hook_outputs(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
 {
     for (int32_t i = 0; i < n_outputs; i++) {
-        if (outputs[i] == NULL || !outputs[i]->requires_grad) {
+        if (outputs[i] == NULL || outputs[i]->grad_fn == NULL) {
             continue;
         }
         const msi_pre_hook hook = {pre_backward, msi_pass_retain(u->pass), msi_pass_drop};
+        ms_status status = msi_autograd_pre_hook(outputs[i], hook);
 
-        if (msi_autograd_pre_hook(outputs[i], hook)) {
-            u->needs_pre_backward = true;
-        } else {
+        if (status != MS_OK) {
             msi_pass_drop(u->pass);
+            return status;
         }
+        u->needs_pre_backward = true;
     }
+    return MS_OK;
 }
 
 ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
@@ -93,7 +101,7 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
             u->post_index = tree->n_post;
             tree->post_order[tree->n_post++] = u;
         }
-        hook_outputs(u, outputs, n_outputs);
+        MS_TRY(hook_outputs(u, outputs, n_outputs));
     }
     if (u->in_forward == 0) {
         msi_pass_drop(u->pass);
@@ -191,6 +199,7 @@ static ms_status backward_begins(void *user)
     ms_fsdp_tree *tree = user;
 
     tree->in_backward = true;
+    tree->named = false;
     return MS_OK;
 }
 
@@ -215,7 +224,7 @@ static void forget_iteration(ms_fsdp_tree *tree)
         u->post_index = -1;
     }
     tree->n_post = 0;
-    tree->in_backward = false;
+    tree->in_backward = tree->named = false;
 }
 
 static ms_status backward_ends(void *user, ms_status status)
@@ -253,32 +262,19 @@ void ms_fsdp_tree_reset(ms_fsdp_tree *tree)
     }
     message[n] = '\0';
     for (int32_t i = 0; i < tree->n_units; i++) {
-        msi_unit_gradient_drop(tree->units[i]);
-        tree->units[i]->in_forward = 0;
-        msi_pass_drop(tree->units[i]->pass);
-        tree->units[i]->pass = NULL;
+        tree->named |= tree->units[i]->slot != NULL;
     }
-    if (!msi_comm_broken(tree->comm)) {
-        ms_status status = msi_gradients_finish(tree);
-
-        for (int32_t i = 0; status == MS_OK && i < tree->n_units; i++) {
-            msi_unit_reshard(tree->units[i]);
-        }
-    }
-    for (int32_t i = 0; i < tree->n_units; i++) { /* what the loop above could not do */
+    msi_tree_give_up(tree);
+    for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
         msi_unit_gradient_drop(u);
-        if (u->state != MS_UNIT_SHARDED) {
-            u->full->data = NULL;
-            u->state = MS_UNIT_SHARDED;
-            u->publish_queued = false;
-            msi_unit_show_shards(u);
-        }
+        u->in_forward = 0;
+        msi_pass_drop(u->pass);
+        u->pass = NULL;
+        msi_unit_reshard(u);
     }
-    if (msi_comm_broken(tree->comm)) {
-        tree->n_publishing = tree->n_reducing = 0;
-    }
+    tree->n_pre = tree->pre_order_fixed ? tree->n_pre : 0;
     forget_iteration(tree);
     ms_error_set(MS_RUNTIME_ERROR, message);
 }

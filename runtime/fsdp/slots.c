@@ -179,6 +179,9 @@ void msi_slots_free(ms_fsdp_tree *tree)
     tree->slots = NULL;
     tree->segments = NULL;
     tree->n_slots = tree->n_segments = 0;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        tree->units[i]->home = NULL;
+    }
 }
 
 /* -- taking a slot ----------------------------------------------------------------------------- */
@@ -310,6 +313,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
                           .generation = slot->generation + 1};
 
     strncpy(fp.unit, u->name, sizeof(fp.unit) - 1);
+    tree->named = true;
     MS_TRY(msi_comm_publish(u->comm, &fp, &u->seq));
     msi_comm_count(u->comm, fp.kind);
     slot->holder = u;

@@ -213,6 +213,35 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
 
 /* -- init and plan ----------------------------------------------------------------------------- */
 
+/* [Note: giving up] What this rank has named and does not finish, its peers may still count on.
+ * When they fail at the same place of the program they say so too, and all go on; one that fails
+ * alone is told apart by what it says here, also when it tries again what only it has to do again.
+ * Where nothing was named the failure is this rank's own affair. */
+void msi_tree_give_up(ms_fsdp_tree *tree)
+{
+    const msi_fingerprint fp = {
+        .kind = MSI_COLL_RESET, .dtype = MS_DTYPE_NONE, .slot = -1, .root = -1};
+    uint64_t seq;
+
+    if (tree->named && !msi_comm_broken(tree->comm)) {
+        (void)msi_comm_publish(tree->comm, &fp, &seq);
+    }
+    tree->named = false;
+}
+
+static ms_status make_ready(ms_fsdp_tree *tree)
+{
+    tree->named = true;
+    MS_TRY(msi_plans_agree(tree));
+    MS_TRY(msi_numerics_agree(tree));
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        MS_TRY(ms_fsdp_unit_materialize(tree->units[i]));
+    }
+    MS_TRY(msi_slots_new(tree));
+    MS_TRY(msi_gradients_new(tree));
+    return msi_schedule_new(tree);
+}
+
 ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
 {
     if (tree->ctx == NULL) {
@@ -221,19 +250,15 @@ ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
     if (tree->initialized) {
         return MS_OK;
     }
-    if (tree->failed) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "the tree could not be initialised before");
+    ms_status status = make_ready(tree);
+
+    if (status != MS_OK) { /* the next call begins anew */
+        msi_schedule_free(tree);
+        msi_slots_free(tree);
+        msi_gradients_free(tree);
+        msi_tree_give_up(tree);
+        return status;
     }
-    tree->failed = true; /* until all of this succeeded */
-    MS_TRY(msi_plans_agree(tree));
-    MS_TRY(msi_numerics_agree(tree));
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        MS_TRY(ms_fsdp_unit_materialize(tree->units[i]));
-    }
-    MS_TRY(msi_slots_new(tree));
-    MS_TRY(msi_gradients_new(tree));
-    MS_TRY(msi_schedule_new(tree));
-    tree->failed = false;
     tree->initialized = true;
     return MS_OK;
 }
@@ -255,8 +280,8 @@ ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, ms_fsdp_plan *plan)
     for (int32_t i = 0; i < tree->n_segments; i++) {
         plan->arena += tree->segments[i].nbytes;
     }
-    for (int32_t i = 0; i < tree->n_grad_segments; i++) {
-        plan->arena += tree->grad_segments[i].nbytes;
+    for (int32_t i = 0; i < tree->grads.n_segments; i++) {
+        plan->arena += tree->grads.segments[i].nbytes;
     }
     return MS_OK;
 }

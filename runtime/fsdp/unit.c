@@ -77,6 +77,7 @@ static const msi_param_ops param_ops = {
     .materialize = materialize,
     .orphan = orphan,
     .gradient_like = msi_unit_gradient_like,
+    .gradient_dropped = msi_unit_gradient_dropped,
     .accumulates = msi_unit_accumulates,
     .accumulated = msi_unit_accumulated,
     .replace_accumulated = msi_unit_replace_accumulated,

@@ -74,6 +74,8 @@ typedef struct msi_param_ops {
     void (*orphan)(void *unit, int32_t index);
     /* Shape and dtype of its reduced gradient (which may have no memory yet). */
     void (*gradient_like)(void *unit, int32_t index, msi_view *like);
+    /* Its gradient was set to none. */
+    void (*gradient_dropped)(void *unit, int32_t index);
     /* Backwards that reduced nothing have left a gradient of it with the manager. */
     bool (*accumulates)(void *unit, int32_t index);
     /* A copy of that, full shape, in the dtype the parameter is computed in. */

@@ -123,7 +123,7 @@ static ms_tensor *graph(keeper *k)
     ms_tensor *square, *y;
 
     assert_ok(ms_op_mul(&square, k->leaf[0], k->leaf[0]));
-    assert_true(msi_autograd_pre_hook(square, (msi_pre_hook){runs, k, NULL}));
+    assert_ok(msi_autograd_pre_hook(square, (msi_pre_hook){runs, k, NULL}));
     assert_ok(ms_op_mul(&y, square, k->leaf[1]));
     ms_tensor_free(square);
     return y;

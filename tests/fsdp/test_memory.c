@@ -74,6 +74,55 @@ static void test_fsdp_memory__is_flat_over_ten_thousand_steps(void **state)
     assert_int_equal(before.live_handles, after.live_handles);
 }
 
+/* Between zero_grad and the next backward no reduced gradient holds memory, a script's own handle
+ * keeps what it shows, and taking the memory again asks the system for nothing. */
+static void test_fsdp_memory__gradients_set_to_none_give_their_memory_back(void **state)
+{
+    double kept_before[TINY_HIDDEN], kept_after[TINY_HIDDEN], loss;
+    ms_memory_stats stats, warm;
+    ms_tensor *kept;
+    ms_comm *comm;
+    tiny_model m;
+
+    (void)state;
+    for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
+        tiny_config config = tiny_defaults();
+
+        config.strategy = strategy;
+        assert_ok(ms_comm_self(&comm));
+        assert_ok(tiny_new(&m, &config, comm));
+        for (int32_t step = 0; step < 4; step++) {
+            assert_ok(tiny_micro_step(&m, step, &loss));
+            ms_memory_stats_get(&stats);
+            assert_true(stats.live[MS_MEM_GRADIENT] > 0);
+            if (step == 1) {
+                warm = stats;
+            }
+            assert_ok(ms_tensor_set_grad(m.embedding, NULL));
+            for (int32_t i = 0; i < TINY_BLOCKS * TINY_BLOCK_PARAMS; i++) {
+                ms_memory_stats_get(&stats);
+                assert_true(stats.live[MS_MEM_GRADIENT] > 0);
+                assert_ok(ms_tensor_set_grad(m.block[i / TINY_BLOCK_PARAMS][i % TINY_BLOCK_PARAMS],
+                                             NULL));
+            }
+            ms_memory_stats_get(&stats);
+            assert_int_equal(0, stats.live[MS_MEM_GRADIENT]);
+            assert_true(step < 1 || stats.n_system == warm.n_system);
+        }
+        assert_ok(tiny_micro_step(&m, 0, &loss));
+        assert_ok(ms_tensor_grad(&kept, m.block[0][3]));
+        assert_ok(ms_tensor_to_doubles(kept, kept_before, TINY_HIDDEN));
+        for (int32_t i = 0; i < TINY_BLOCK_PARAMS; i++) {
+            assert_ok(ms_tensor_set_grad(m.block[0][i], NULL));
+        }
+        assert_ok(tiny_micro_step(&m, 1, &loss));
+        assert_ok(ms_tensor_to_doubles(kept, kept_after, TINY_HIDDEN));
+        assert_memory_equal(kept_before, kept_after, sizeof(kept_before));
+        ms_tensor_free(kept);
+        tiny_free(&m);
+    }
+}
+
 /* A model that is still there when its context closes: everything is freed, later frees are safe.
  */
 static void test_fsdp_memory__closing_the_context_first_is_safe(void **state)
@@ -136,6 +185,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fsdp_memory__is_flat_over_ten_thousand_steps),
+        cmocka_unit_test(test_fsdp_memory__gradients_set_to_none_give_their_memory_back),
         cmocka_unit_test(test_fsdp_memory__every_failing_allocation_is_an_error_and_nothing_else),
         cmocka_unit_test(test_fsdp_memory__closing_the_context_first_is_safe),
     };

@@ -44,7 +44,7 @@ static ms_status make_unit(ms_fsdp_unit **unit, const tiny_config *config, ms_co
     return ms_fsdp_unit_new(unit, comm, name, &o, params, n, names);
 }
 
-ms_status tiny_new(tiny_model *m, const tiny_config *config, ms_comm *comm)
+ms_status tiny_declare(tiny_model *m, const tiny_config *config, ms_comm *comm)
 {
     static const struct {
         const char *name;
@@ -80,8 +80,32 @@ ms_status tiny_new(tiny_model *m, const tiny_config *config, ms_comm *comm)
     o.backward_prefetch = config->prefetch;
     o.forward_prefetch = config->forward_prefetch;
     o.n_slots = config->n_slots;
-    MS_TRY(ms_fsdp_tree_new(&m->tree, comm, &o, units, TINY_BLOCKS + 1, true));
+    return ms_fsdp_tree_new(&m->tree, comm, &o, units, TINY_BLOCKS + 1, true);
+}
+
+ms_status tiny_new(tiny_model *m, const tiny_config *config, ms_comm *comm)
+{
+    MS_TRY(tiny_declare(m, config, comm));
     return ms_fsdp_tree_init(m->tree);
+}
+
+ms_status tiny_optim(ms_optim **out, const tiny_model *m, const tiny_config *c)
+{
+    ms_tensor *params[1 + TINY_BLOCKS * TINY_BLOCK_PARAMS];
+    ms_optim_options o;
+    int32_t group;
+
+    params[0] = m->embedding;
+    for (int32_t i = 0; i < TINY_BLOCKS * TINY_BLOCK_PARAMS; i++) {
+        params[i + 1] = m->block[i / TINY_BLOCK_PARAMS][i % TINY_BLOCK_PARAMS];
+    }
+    ms_optim_options_init(&o, c->optimizer);
+    o.lr = c->optimizer == MS_OPTIM_SGD ? 0.1 : 0.01;
+    o.momentum = c->optimizer == MS_OPTIM_SGD ? 0.9 : 0;
+    o.nesterov = c->optimizer == MS_OPTIM_SGD;
+    o.weight_decay = 0.01;
+    MS_TRY(ms_optim_new(out, c->optimizer));
+    return ms_optim_add_group(*out, params, 1 + TINY_BLOCKS * TINY_BLOCK_PARAMS, &o, &group);
 }
 
 void tiny_free(tiny_model *m)
@@ -169,11 +193,9 @@ typedef struct run {
 
 static ms_status train_rank(const tiny_config *c, tiny_result *r)
 {
-    ms_tensor *params[1 + TINY_BLOCKS * TINY_BLOCK_PARAMS];
-    int32_t rank, mine = c->micro_batches / c->world, group;
+    int32_t rank, mine = c->micro_batches / c->world;
     int64_t before[5], after[5];
     ms_optim *optim = NULL;
-    ms_optim_options oo;
     ms_comm *comm;
     tiny_model m;
     ms_status status;
@@ -185,18 +207,7 @@ static ms_status train_rank(const tiny_config *c, tiny_result *r)
     MS_TRY_GOTO(ms_fsdp_tree_set_gradient_factor(
                     m.tree, c->each_backward_reduces ? 0 : 1.0 / c->micro_batches),
                 done);
-    params[0] = m.embedding;
-    for (int32_t i = 0; i < TINY_BLOCKS * TINY_BLOCK_PARAMS; i++) {
-        params[i + 1] = m.block[i / TINY_BLOCK_PARAMS][i % TINY_BLOCK_PARAMS];
-    }
-    ms_optim_options_init(&oo, c->optimizer);
-    oo.lr = c->optimizer == MS_OPTIM_SGD ? 0.1 : 0.01;
-    oo.momentum = c->optimizer == MS_OPTIM_SGD ? 0.9 : 0;
-    oo.nesterov = c->optimizer == MS_OPTIM_SGD;
-    oo.weight_decay = 0.01;
-    MS_TRY_GOTO(ms_optim_new(&optim, c->optimizer), done);
-    MS_TRY_GOTO(ms_optim_add_group(optim, params, 1 + TINY_BLOCKS * TINY_BLOCK_PARAMS, &oo, &group),
-                done);
+    MS_TRY_GOTO(tiny_optim(&optim, &m, c), done);
     for (int32_t step = 0; step < c->steps; step++) {
         ms_comm_counts(comm, before);
         for (int32_t k = 0; k < mine; k++) {

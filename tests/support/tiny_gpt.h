@@ -50,6 +50,10 @@ typedef struct tiny_model {
 } tiny_model;
 
 ms_status tiny_new(tiny_model *m, const tiny_config *config, ms_comm *comm);
+/* The same without memory: nothing is initialised yet. */
+ms_status tiny_declare(tiny_model *m, const tiny_config *config, ms_comm *comm);
+/* Optimizer over all parameters; the caller owns `*out`, after a failure too (or it is NULL). */
+ms_status tiny_optim(ms_optim **out, const tiny_model *m, const tiny_config *config);
 void tiny_free(tiny_model *m);
 /* Mean loss of one micro-batch; `ids` and `targets` i64 (TINY_ROWS, TINY_CONTEXT). */
 ms_status tiny_forward(tiny_model *m, ms_tensor *ids, ms_tensor *targets, ms_tensor **loss);
