@@ -72,6 +72,8 @@ typedef struct msi_unit_param {
     ms_layout_piece piece; /* this rank's */
     bool contributed;      /* the running backward has written to its gradient */
     bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
+    bool trained;          /* its requires_grad, as far as the other ranks were told */
+    uint64_t origin;       /* hash of what its first values came from: equal for equal values */
     msi_grad_sink sink;
 } msi_unit_param;
 
@@ -116,6 +118,8 @@ struct ms_fsdp_unit {
     bool publish_queued;     /* depends on how far peers are: nothing may be decided by it */
     int64_t epoch;           /* writes to the master so far */
     int64_t published_epoch; /* that of the latest publish, where the program named it */
+    int64_t told_version;    /* of the master: later ones were written by the script itself ... */
+    bool written;            /* ... and so was this, though an optimizer or a load came after it */
     bool gather_aliases;     /* full parameters are the master itself */
 
     /* forward and backward of the running iteration */
@@ -140,7 +144,7 @@ struct ms_fsdp_unit {
 
     void *resident;           /* private copy in param_dtype of a NO_SHARD unit, or NULL */
     int64_t followed_version; /* of the master, when a unit without slots was used last */
-    msi_storage *summoned; /* private full copy while summoned, or NULL */
+    msi_storage *summoned;    /* private full copy while summoned, or NULL */
 };
 
 enum {
@@ -294,10 +298,25 @@ ms_status msi_unit_enlist(ms_fsdp_unit *u);
 void msi_unit_delist(ms_fsdp_unit *u);
 
 /* -- agree.c ----------------------------------------------------------------------------------- */
-/* Is every rank's plan this one's? Else an error that names the first unit that differs. */
+/* Is every rank's plan this one's? Else an error that names the first unit or parameter that
+ * differs. */
 ms_status msi_plans_agree(ms_fsdp_tree *tree);
+/* Do all ranks begin with the same values? An error when replicas differ; when shards were cut from
+ * different wholes rank 0 warns. */
+ms_status msi_values_agree(ms_fsdp_tree *tree);
+/* Hash of the values of a parameter of a unit that is not sharded. */
+uint64_t msi_replica_hash(const ms_fsdp_unit *u, int32_t index);
 /* Do all ranks compute alike? Else rank 0 warns, and the plan says so. */
 ms_status msi_numerics_agree(ms_fsdp_tree *tree);
+
+/* -- notes.c: what the running program should do alike on all ranks ---------------------------- */
+void msi_tree_note_options(const ms_fsdp_tree *tree);
+/* requires_grad flags that changed, replicated values that the script wrote. */
+void msi_tree_note_changes(ms_fsdp_tree *tree);
+/* The unit's part of msi_param_ops. */
+void msi_unit_note(void *unit, const msi_note *note);
+/* The master was written by one who calls touched(): tell it from a script's own writes. */
+void msi_unit_note_touch(ms_fsdp_unit *u);
 
 /* -- schedule.c -------------------------------------------------------------------------------- */
 ms_status msi_schedule_new(ms_fsdp_tree *tree);

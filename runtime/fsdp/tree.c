@@ -225,11 +225,13 @@ ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
         return MS_FAIL(MS_RUNTIME_ERROR, "the tree could not be initialised before");
     }
     tree->failed = true; /* until all of this succeeded */
+    msi_tree_note_options(tree);
     MS_TRY(msi_plans_agree(tree));
     MS_TRY(msi_numerics_agree(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
         MS_TRY(ms_fsdp_unit_materialize(tree->units[i]));
     }
+    MS_TRY(msi_values_agree(tree));
     MS_TRY(msi_slots_new(tree));
     MS_TRY(msi_gradients_new(tree));
     MS_TRY(msi_schedule_new(tree));
