@@ -297,6 +297,21 @@ void msi_unit_dispose(ms_fsdp_unit *u);
 ms_status msi_unit_enlist(ms_fsdp_unit *u);
 void msi_unit_delist(ms_fsdp_unit *u);
 
+/* -- order.c ----------------------------------------------------------------------------------- */
+typedef struct msi_place {
+    ms_tensor *tensor;
+    ms_fsdp_unit *unit; /* NULL: a plain parameter */
+    int32_t index;      /* there */
+} msi_place;
+
+/* The model's parameters as `params` (n) lists them, plain ones among them; NULL: the units', one
+ * after another. MS_VALUE_ERROR unless all of the units' are listed once. The caller frees `*out`.
+ */
+ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
+                        msi_place **out, int32_t *n);
+/* Over the names: equal on ranks with equal orders. */
+uint64_t msi_order_hash(const msi_place *places, int32_t n);
+
 /* -- agree.c ----------------------------------------------------------------------------------- */
 /* Is every rank's plan this one's? Else an error that names the first unit or parameter that
  * differs. */
