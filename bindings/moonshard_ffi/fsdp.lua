@@ -161,18 +161,22 @@ end
 
 local total = B.new('double[1]')
 
+---@param params ms.Tensor[]  all of the model in order, plain ones among them
 ---@return number  the total norm before clipping
-function fsdp.clip(tree, max_norm, norm_type)
-  B.check(C.ms_fsdp_tree_clip_grad_norm(tree, max_norm, norm_type, total))
+function fsdp.clip(tree, params, max_norm, norm_type)
+  local refs, n = B.array(params, 'params')
+  calls.fsdp_tree_clip_grad_norm(tree, refs, n, max_norm, norm_type, total)
   return total[0]
 end
 
 local hash = B.new('uint64_t[1]')
 
 --- 16 hexadecimal digits over all full parameters. Collective.
+---@param params ms.Tensor[]  all of the model in order
 ---@return string
-function fsdp.hash(tree)
-  B.check(C.ms_fsdp_tree_hash(tree, hash))
+function fsdp.hash(tree, params)
+  local refs, n = B.array(params, 'params')
+  calls.fsdp_tree_hash(tree, refs, n, hash)
   return ('%08x%08x'):format(tonumber(hash[0] / 2 ^ 32), tonumber(hash[0] % 2 ^ 32))
 end
 

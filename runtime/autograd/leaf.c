@@ -82,7 +82,7 @@ ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
     if (grad == NULL) {
         ms_tensor_free(t->grad);
         t->grad = NULL;
-        if (t->param != NULL && t->param->unit != NULL) {
+        if (t->param != NULL && t->param->ops != NULL && t->param->ops->gradient_dropped != NULL) {
             t->param->ops->gradient_dropped(t->param->unit, t->param->unit_index);
         }
         return MS_OK;

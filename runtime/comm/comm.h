@@ -8,6 +8,7 @@
 #define MSI_COMM_H
 
 #include "moonshard/comm.h"
+#include "note.h"
 #include "tensor.h"
 
 #include <stdatomic.h>
@@ -21,7 +22,8 @@ typedef struct msi_fingerprint {
     int32_t slot;  /* -1: none */
     int32_t root;  /* or reduction, by kind */
     uint64_t generation;
-    char unit[40]; /* name, cut */
+    uint64_t noted; /* hash of all notes before; msi_comm_publish() fills it in */
+    char unit[40];  /* name, cut */
 } msi_fingerprint;
 
 enum {
@@ -51,6 +53,9 @@ typedef struct msi_segment {
 
 /* Publish the next operation of the schedule; gives its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
+/* Say something that every rank should say here: compared with the group's next collective, which
+ * fails on all ranks and names the first note that differs. Never waits; nothing without peers. */
+void msi_comm_note(ms_comm *comm, const msi_note *note);
 /* Wait until `ready(user)` is true. Fails with MS_COMM_ERROR when a rank died, aborted, left before
  * `seq`, or said something else than this rank up to now; the message names this operation. What is
  * ready when asked is never failed for a later death. `ready` must only load atomics. */

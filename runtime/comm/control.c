@@ -17,7 +17,8 @@ enum { BLOCK_MAGIC = 0x6d736a31 }; /* "msj1" */
 static uint32_t layout_id(void)
 {
     return (uint32_t)msi_mix64(sizeof(msi_block) + 1000003 * sizeof(msi_slot_rank) +
-                               1000033 * sizeof(msi_member) + MSI_CHUNK);
+                               1000033 * sizeof(msi_member) +
+                               1000037 * sizeof(msi_note_record) * MSI_NOTES + MSI_CHUNK);
 }
 
 static int64_t round_up(int64_t n, int64_t to)
@@ -31,8 +32,13 @@ static void lay_out(msi_block *b, int32_t world)
 {
     b->world = world;
     b->members_at = round_up((int64_t)(sizeof(*b) + sizeof(b->slot[0]) * (size_t)(world + 1)), 64);
-    b->staging_at = round_up(b->members_at + (int64_t)sizeof(msi_member) * world, 4096);
-    b->nbytes = b->staging_at + (world > 1 ? (int64_t)world * 2 * MSI_CHUNK : 0);
+    b->notes_at = b->members_at + (int64_t)sizeof(msi_member) * world;
+    b->staging_at = round_up(b->notes_at, 4096);
+    b->nbytes = b->staging_at;
+    if (world > 1) {
+        b->staging_at += (int64_t)sizeof(msi_note_record) * MSI_NOTES * world;
+        b->nbytes = b->staging_at + (int64_t)world * 2 * MSI_CHUNK;
+    }
 }
 
 static msi_job *job_shell(int32_t world, bool threads)

@@ -15,6 +15,7 @@
 enum {
     MSI_MAX_RANKS = 128,    /* as many as the tree kernel takes sources */
     MSI_RING = 64,          /* fingerprints kept per rank and group */
+    MSI_NOTES = 256,        /* notes kept per rank and group */
     MSI_CHUNK = 256 * 1024, /* bytes staged at a time: two chunks stay in a core's L2 */
     MSI_TEXT = 640
 };
@@ -38,6 +39,13 @@ typedef struct msi_record {
     _Atomic uint64_t hash; /* of the schedule up to and including this one */
     _Atomic uint64_t word[sizeof(msi_fingerprint) / 8];
 } msi_record;
+
+/* One note, and the hash of all up to and including it. Overwritten MSI_NOTES notes later. */
+typedef struct msi_note_record {
+    _Alignas(64) _Atomic uint64_t n; /* of this note, from 1 */
+    _Atomic uint64_t hash;
+    _Atomic uint64_t word[sizeof(msi_note) / 8];
+} msi_note_record;
 
 /* A rank's part in a group. */
 typedef struct msi_member {
@@ -65,7 +73,7 @@ typedef struct msi_block {
     uint32_t layout; /* sizes of this struct's parts, mixed: other builds do not fit */
     int32_t world;
     int32_t cores; /* the launcher may use */
-    int64_t nbytes, members_at, staging_at;
+    int64_t nbytes, members_at, notes_at, staging_at;
     _Alignas(64) _Atomic uint64_t abort; /* 0, or who wrote it, about whom, and why */
     _Atomic int32_t stop;                /* signal that asks the job to stop */
     msi_slot_rank slot[];                /* (world + 1), the last the launcher's */
@@ -91,8 +99,10 @@ struct ms_comm {
     bool is_self;                /* needs nobody, so it survives the others' failures */
     bool left;
     msi_member *members;
-    char *staging; /* (size, 2, MSI_CHUNK) */
+    msi_note_record *notes; /* (size, MSI_NOTES); NULL without peers */
+    char *staging;          /* (size, 2, MSI_CHUNK) */
     uint64_t seq, hash, step;
+    uint64_t noted, n_notes;         /* hash of this rank's notes so far, and how many */
     uint64_t checked[MSI_MAX_RANKS]; /* sequence up to which each member's schedule equals ours */
     int64_t counts[MSI_COLL_KINDS];
     int64_t wait_ns;
@@ -131,12 +141,20 @@ void msi_job_set_state(msi_job *job, int32_t rank, int32_t state);
 /* -- record.c: fingerprints -------------------------------------------------------------------- */
 /* Record `seq` of a member; false when it is not there (yet, or any more). `fp` may be NULL. */
 bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t *hash);
+/* Do both name the same operation, whatever was noted before? */
+bool msi_fingerprint_same_call(const msi_fingerprint *a, const msi_fingerprint *b);
 /* "all_gather(f32, 1024 elements, unit 'h.0')" */
 const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t nbytes);
 /* "all_gather of unit 'h.0' (sequence 17)", of this rank's own record. */
 const char *msi_operation_text(ms_comm *c, uint64_t seq, char *buffer, size_t nbytes);
 /* The job has been aborted: this rank's error. `verb` is what it was doing: "waited in". */
 ms_status msi_comm_fail(ms_comm *c, const char *verb, const char *operation);
+
+/* -- notes.c ----------------------------------------------------------------------------------- */
+/* The first note in which members a and b differ, in words; `noted_a` and `noted_b` stand in the
+ * fingerprints that differ. "lr of step of SGD is 0.1 on rank 0 and 0.2 on rank 1" */
+const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,
+                           char *buffer, size_t nbytes);
 
 /* -- wait.c ------------------------------------------------------------------------------------ */
 void msi_doorbell_ring(msi_slot_rank *slot);

@@ -83,6 +83,9 @@ static ms_status make_world(msi_dist *d)
         c->slot[q] = q;
     }
     c->members = (msi_member *)(void *)((char *)d->job->block + d->job->block->members_at);
+    if (c->size > 1) {
+        c->notes = (msi_note_record *)(void *)((char *)d->job->block + d->job->block->notes_at);
+    }
     c->staging = (char *)d->job->block + d->job->block->staging_at;
     d->world = c;
     return MS_OK;

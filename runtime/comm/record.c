@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-_Static_assert(sizeof(msi_fingerprint) == 72, "a fingerprint is nine words without padding");
+_Static_assert(sizeof(msi_fingerprint) == 80, "a fingerprint is ten words without padding");
 
 /* -- records ----------------------------------------------------------------------------------- */
 
@@ -50,6 +50,7 @@ ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
 
     *seq = 0;
     memset(own.unit + length, 0, sizeof(own.unit) - length);
+    own.noted = c->noted;
     if (MSI_UNLIKELY(c->left)) {
         return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");
     }
@@ -64,6 +65,14 @@ ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
     }
     *seq = c->seq;
     return MS_OK;
+}
+
+bool msi_fingerprint_same_call(const msi_fingerprint *a, const msi_fingerprint *b)
+{
+    msi_fingerprint other = *b;
+
+    other.noted = a->noted;
+    return memcmp(a, &other, sizeof(other)) == 0;
 }
 
 /* -- in words ---------------------------------------------------------------------------------- */

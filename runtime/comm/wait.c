@@ -60,12 +60,35 @@ bool msi_comm_broken(ms_comm *c)
 
 /* -- do the others say the same? --------------------------------------------------------------- */
 
+/* Members a < b said fa and fb at sequence `s`. What they noted differently came before. */
+static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, int32_t b,
+                              const msi_fingerprint *fb, uint64_t s)
+{
+    int32_t other = c->rank == a ? b : a;
+    char ta[192], tb[192], notes[320] = "";
+
+    msi_fingerprint_text(fa, ta, sizeof(ta));
+    msi_fingerprint_text(fb, tb, sizeof(tb));
+    if (fa->noted != fb->noted) {
+        msi_notes_text(c, a, fa->noted, b, fb->noted, notes, sizeof(notes));
+    }
+    if (msi_fingerprint_same_call(fa, fb)) {
+        msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+                      "the ranks differ: %s (found at %s, sequence %llu)", notes, ta,
+                      (unsigned long long)s);
+        return;
+    }
+    msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d calls %s%s%s",
+                  (unsigned long long)s, (int)c->slot[a], ta, (int)c->slot[b], tb,
+                  notes[0] != '\0' ? "; before that they differ: " : "", notes);
+}
+
 static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
 {
     int32_t a = q < c->rank ? q : c->rank, b = q < c->rank ? c->rank : q;
     uint64_t first = last > MSI_RING ? last - MSI_RING + 1 : 1, hash;
     msi_fingerprint fa, fb;
-    char ta[192], tb[192];
 
     if (first <= c->checked[q]) {
         first = c->checked[q] + 1;
@@ -73,11 +96,7 @@ static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
     for (uint64_t s = first; s <= last; s++) {
         if (msi_record_read(&c->members[a], s, &fa, &hash) &&
             msi_record_read(&c->members[b], s, &fb, &hash) && memcmp(&fa, &fb, sizeof(fa)) != 0) {
-            msi_job_abort(
-                c->job, c->slot[c->rank], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                "collective mismatch at sequence %llu: rank %d calls %s, rank %d calls %s",
-                (unsigned long long)s, (int)c->slot[a], msi_fingerprint_text(&fa, ta, sizeof(ta)),
-                (int)c->slot[b], msi_fingerprint_text(&fb, tb, sizeof(tb)));
+            report_difference(c, a, &fa, b, &fb, s);
             return;
         }
     }

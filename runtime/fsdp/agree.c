@@ -1,5 +1,6 @@
-/* What ranks tell each other before they train together: the plan, which must be equal, and what
- * decides the bits of their results, which had better be. */
+/* What ranks tell each other before they train together: the plan and the values of replicas, which
+ * must be equal, where shards come from and what decides the bits of results, which had better be.
+ */
 #include "fsdp.h"
 
 #include <stdio.h>
@@ -12,14 +13,33 @@
 typedef struct plan_entry {
     char name[64];
     int64_t numel, shard_numel;
-    uint64_t params; /* hash of names, shapes, order */
+    uint64_t params; /* hash of names, shapes, flags, order */
     int32_t strategy, orig_dtype, param_dtype, reduce_dtype, n_params;
+    int32_t use_orig_params;
 } plan_entry;
 
-static void describe(const ms_fsdp_tree *tree, int32_t i, plan_entry *e)
-{
-    const ms_fsdp_unit *u = tree->units[i];
+/* What must be equal about one parameter: gathered only to name the one that differs. */
+typedef struct param_entry {
+    char name[96];
+    int64_t shape[MS_MAX_DIMS];
+    int32_t ndim, requires_grad;
+} param_entry;
 
+static param_entry param_entry_of(const msi_unit_param *p)
+{
+    const msi_param *param = p->tensor->param;
+    param_entry e;
+
+    memset(&e, 0, sizeof(e));
+    strncpy(e.name, p->name, sizeof(e.name) - 1);
+    memcpy(e.shape, param->shape, sizeof(*e.shape) * (size_t)param->ndim);
+    e.ndim = param->ndim;
+    e.requires_grad = p->tensor->requires_grad;
+    return e;
+}
+
+static void describe(const ms_fsdp_unit *u, plan_entry *e)
+{
     memset(e, 0, sizeof(*e));
     strncpy(e->name, u->name, sizeof(e->name) - 1);
     e->numel = u->numel;
@@ -29,11 +49,12 @@ static void describe(const ms_fsdp_tree *tree, int32_t i, plan_entry *e)
     e->param_dtype = u->param_dtype;
     e->reduce_dtype = u->reduce_dtype;
     e->n_params = u->n_params;
+    e->use_orig_params = u->options.use_orig_params;
     for (int32_t p = 0; p < u->n_params; p++) {
-        const msi_param *param = u->params[p].tensor->param;
+        const param_entry param = param_entry_of(&u->params[p]);
 
         e->params = msi_mix64(e->params ^ ms_name_key(u->params[p].name)) ^
-                    ms_hash_bytes(param->shape, (int64_t)sizeof(int64_t) * param->ndim);
+                    ms_hash_bytes(&param, sizeof(param));
     }
 }
 
@@ -46,32 +67,78 @@ static void entry_text(const plan_entry *e, char *text, size_t nbytes)
         snprintf(text, nbytes, "missing");
         return;
     }
-    snprintf(text, nbytes, "'%s' (%lld elements in %d parameters, %s, dtypes %s/%s/%s)", e->name,
-             (long long)e->numel, e->n_params, strategies[e->strategy],
-             ms_dtype_name(e->orig_dtype), ms_dtype_name(e->param_dtype),
+    snprintf(text, nbytes, "'%s' (%lld elements in %d parameters, %s%s, dtypes %s/%s/%s)", e->name,
+             (long long)e->numel, e->n_params, e->use_orig_params != 0 ? "use_orig_params, " : "",
+             strategies[e->strategy], ms_dtype_name(e->orig_dtype), ms_dtype_name(e->param_dtype),
              ms_dtype_name(e->reduce_dtype));
 }
 
+/* "'h.0.weight' (4, 4), frozen" */
+static void param_text(const param_entry *e, char *text, size_t nbytes)
+{
+    snprintf(text, nbytes, "'%s' %s%s", e->name, msi_shape_text(e->ndim, e->shape),
+             e->requires_grad != 0 ? "" : ", frozen");
+}
+
+/* Unit `i` has parameters of equal number and total size on ranks 0 and q, but they differ: gather
+ * them (every rank finds the same difference) and name the first that does. */
+static ms_status name_param(ms_fsdp_tree *tree, int32_t i, int32_t q)
+{
+    const ms_fsdp_unit *u = tree->units[i];
+    int64_t nbytes = (int64_t)sizeof(param_entry) * u->n_params;
+    param_entry *mine = calloc((size_t)u->n_params, sizeof(*mine));
+    param_entry *all = calloc((size_t)u->n_params * (size_t)tree->world, sizeof(*all));
+    char first[192], other[192];
+    ms_status status = MS_OK;
+
+    if (mine == NULL || all == NULL) {
+        status =
+            MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the parameters of unit '%s'", u->name);
+        goto done;
+    }
+    for (int32_t p = 0; p < u->n_params; p++) {
+        mine[p] = param_entry_of(&u->params[p]);
+    }
+    MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "plan details", mine, nbytes, all), done);
+    for (int32_t p = 0; p < u->n_params && status == MS_OK; p++) {
+        const param_entry *theirs = &all[(int64_t)q * u->n_params + p];
+
+        if (memcmp(&all[p], theirs, sizeof(*theirs)) != 0) {
+            param_text(&all[p], first, sizeof(first));
+            param_text(theirs, other, sizeof(other));
+            status = MS_FAIL(MS_COMM_ERROR,
+                             "the ranks wrapped different models: parameter %d of unit '%s' is %s "
+                             "on rank 0 and %s on rank %d",
+                             (int)p, u->name, first, other, (int)q);
+        }
+    }
+done:
+    free(mine);
+    free(all);
+    return status;
+}
+
 /* Compare plans `all` (world, most) with rank 0's. */
-static ms_status compare_plans(const plan_entry *all, int32_t world, int32_t most)
+static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_t most)
 {
     char first[256], other[256];
 
     for (int32_t i = 0; i < most; i++) {
-        for (int32_t q = 1; q < world; q++) {
+        for (int32_t q = 1; q < tree->world; q++) {
             const plan_entry *theirs = &all[(int64_t)q * most + i];
 
-            if (memcmp(&all[i], theirs, sizeof(*theirs)) != 0) {
-                entry_text(&all[i], first, sizeof(first));
-                entry_text(theirs, other, sizeof(other));
-                return MS_FAIL(MS_COMM_ERROR,
-                               "the ranks wrapped different models: unit %d is %s on rank 0 and "
-                               "%s on rank %d%s",
-                               (int)i, first, other, (int)q,
-                               all[i].params != theirs->params && strcmp(first, other) == 0
-                                   ? ", with other names, shapes or order of parameters"
-                                   : "");
+            if (memcmp(&all[i], theirs, sizeof(*theirs)) == 0) {
+                continue;
             }
+            entry_text(&all[i], first, sizeof(first));
+            entry_text(theirs, other, sizeof(other));
+            if (strcmp(first, other) == 0) {
+                MS_TRY(name_param(tree, i, q));
+            }
+            return MS_FAIL(MS_COMM_ERROR,
+                           "the ranks wrapped different models: unit %d is %s on rank 0 and %s on "
+                           "rank %d",
+                           (int)i, first, other, (int)q);
         }
     }
     return MS_OK;
@@ -109,15 +176,107 @@ ms_status msi_plans_agree(ms_fsdp_tree *tree)
         status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare plans of %d units", (int)most);
     }
     for (int32_t i = 0; status == MS_OK && i < tree->n_units; i++) {
-        describe(tree, i, &mine[i]);
+        ms_fsdp_unit *u = tree->units[i];
+
+        describe(u, &mine[i]);
+        for (int32_t p = 0; p < u->n_params; p++) {
+            u->params[p].trained = u->params[p].tensor->requires_grad;
+        }
     }
     if (status == MS_OK && most > 0) {
         status =
             msi_comm_gather_bytes(tree->comm, "plan", mine, (int64_t)sizeof(*mine) * most, all);
     }
     if (status == MS_OK) {
-        status = compare_plans(all, tree->world, most);
+        status = compare_plans(tree, all, most);
     }
+    free(mine);
+    free(all);
+    return status;
+}
+
+/* -- values ------------------------------------------------------------------------------------ */
+
+uint64_t msi_replica_hash(const ms_fsdp_unit *u, int32_t index)
+{
+    const msi_unit_param *p = &u->params[index];
+    int64_t size = ms_dtype_size(u->orig_dtype);
+
+    return ms_hash_bytes((const char *)u->master->data + p->offset * size, p->numel * size);
+}
+
+static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q)
+{
+    const char *name = u->params[index].name;
+
+    if (!u->is_sharded) {
+        return MS_FAIL(MS_COMM_ERROR,
+                       "replicas of parameter '%s' (unit '%s', NO_SHARD) have other values on rank "
+                       "%d than on rank 0; give all ranks one seed before the model is made, or "
+                       "load one state dict on all of them",
+                       name, u->name, (int)q);
+    }
+    if (u->rank == 0) {
+        msi_warn("UserWarning",
+                 "the model is a patchwork: each rank keeps its own part of first values that "
+                 "differ between the ranks (parameter '%s': rank %d has another seed, rule or "
+                 "other values than rank 0); give all ranks one seed, or pass sync_module_states "
+                 "once it is there",
+                 name, (int)q);
+    }
+    return MS_OK;
+}
+
+/* The hash that must be equal for parameter `index`: of a replica's values, or of the whole that a
+ * shard was cut from. */
+static uint64_t first_values(const ms_fsdp_unit *u, int32_t index)
+{
+    return u->is_sharded ? u->params[index].origin : msi_replica_hash(u, index);
+}
+
+ms_status msi_values_agree(ms_fsdp_tree *tree)
+{
+    uint64_t *mine = NULL, *all = NULL;
+    int64_t n = 0, at = 0;
+    bool warned = false;
+    ms_status status = MS_OK;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        n += tree->units[i]->n_params;
+        tree->units[i]->told_version = tree->units[i]->master->version;
+        tree->units[i]->written = false;
+    }
+    if (tree->world == 1 || n == 0) {
+        return MS_OK;
+    }
+    mine = malloc(sizeof(*mine) * (size_t)n);
+    all = malloc(sizeof(*all) * (size_t)(n * tree->world));
+    if (mine == NULL || all == NULL) {
+        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare %lld parameters", (long long)n);
+        goto done;
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
+            mine[at++] = first_values(tree->units[i], p);
+        }
+    }
+    MS_TRY_GOTO(
+        msi_comm_gather_bytes(tree->comm, "first values", mine, n * (int64_t)sizeof(*mine), all),
+        done);
+    at = 0;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        const ms_fsdp_unit *u = tree->units[i];
+
+        for (int32_t p = 0; p < u->n_params; p++, at++) {
+            for (int32_t q = 1; q < tree->world; q++) {
+                if (all[q * n + at] != all[at] && !(u->is_sharded && warned)) {
+                    MS_TRY_GOTO(values_differ(u, p, q), done);
+                    warned = true;
+                }
+            }
+        }
+    }
+done:
     free(mine);
     free(all);
     return status;

@@ -1,8 +1,11 @@
-/* Clipping by the total gradient norm, with the same bits for every strategy and world size.
+/* Clipping by the total gradient norm, with the same bits for every strategy, policy and world
+ * size.
  *
  * Each parameter is cut into blocks counted from its element 0 (norm.h). A rank sends the results
  * of the blocks it holds whole, and the raw elements of those a shard boundary cuts; every rank
- * then folds all blocks in index order. */
+ * then folds all blocks, parameter after parameter in the model's order. Of plain parameters every
+ * rank sends all blocks: where they differ (nobody reduced their gradients) their mean over ranks
+ * counts, so that all ranks clip by one norm. */
 #include "fsdp.h"
 #include "norm.h"
 
@@ -14,6 +17,12 @@ typedef struct message {
     double *blocks;
     char *fragments;
 } message;
+
+/* The model's parameters. */
+typedef struct order {
+    msi_place *places; /* (n) */
+    int32_t n;
+} order;
 
 /* A stretch of one parameter that lies in one block. */
 typedef struct stretch {
@@ -41,10 +50,15 @@ static ms_status piece_of(const ms_fsdp_unit *u, int32_t rank, int32_t param,
     return MS_OK;
 }
 
-/* Is the unit's norm gathered (else every rank computes all of it alone)? */
-static bool is_cut(const ms_fsdp_unit *u)
+/* Is the parameter's norm put together from what all ranks send? Replicas are equal already. */
+static bool is_cut(const msi_place *at)
 {
-    return u->is_sharded && u->world > 1;
+    return at->unit != NULL && at->unit->is_sharded && at->unit->world > 1;
+}
+
+static bool is_sent(const ms_fsdp_tree *tree, const msi_place *at)
+{
+    return is_cut(at) || (at->unit == NULL && tree->world > 1);
 }
 
 static int64_t padded(const ms_fsdp_unit *u, int64_t n)
@@ -52,25 +66,32 @@ static int64_t padded(const ms_fsdp_unit *u, int64_t n)
     return msi_round_up(n * ms_dtype_size(u->orig_dtype), 8);
 }
 
+static int64_t plain_blocks(const msi_place *at)
+{
+    return msi_norm_n_blocks(msi_view_numel(&at->tensor->v));
+}
+
 /* Bytes of rank's block results and fragments. */
-static ms_status measure(const ms_fsdp_tree *tree, int32_t rank, int64_t *blocks,
+static ms_status measure(const ms_fsdp_tree *tree, const order *o, int32_t rank, int64_t *blocks,
                          int64_t *fragments)
 {
     *blocks = *fragments = 0;
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        const ms_fsdp_unit *u = tree->units[i];
+    for (int32_t i = 0; i < o->n; i++) {
+        const msi_place *at = &o->places[i];
+        const ms_fsdp_unit *u = at->unit;
+        ms_layout_piece piece;
 
-        for (int32_t p = 0; is_cut(u) && p < u->n_params; p++) {
-            ms_layout_piece piece;
+        if (!is_cut(at)) {
+            *blocks += is_sent(tree, at) ? plain_blocks(at) * (int64_t)sizeof(double) : 0;
+            continue;
+        }
+        MS_TRY(piece_of(u, rank, at->index, &piece));
+        for (int64_t first = piece.start, end = piece.start + piece.numel; first < end;) {
+            stretch s = next_stretch(first, end, u->params[at->index].numel);
 
-            MS_TRY(piece_of(u, rank, p, &piece));
-            for (int64_t at = piece.start, end = piece.start + piece.numel; at < end;) {
-                stretch s = next_stretch(at, end, u->params[p].numel);
-
-                *blocks += s.whole ? (int64_t)sizeof(double) : 0;
-                *fragments += s.whole ? 0 : padded(u, s.n);
-                at += s.n;
-            }
+            *blocks += s.whole ? (int64_t)sizeof(double) : 0;
+            *fragments += s.whole ? 0 : padded(u, s.n);
+            first += s.n;
         }
     }
     return MS_OK;
@@ -84,6 +105,19 @@ static msi_view grad_view(const ms_fsdp_unit *u, const msi_unit_param *p, int64_
     v.offset += first - p->piece.start;
     msi_view_set_contiguous(&v, u->orig_dtype, 1, &n);
     return v;
+}
+
+static ms_status write_plain(const msi_place *at, bool largest, message *m)
+{
+    int64_t n = plain_blocks(at);
+    double *out = m->blocks;
+
+    m->blocks += n;
+    if (at->tensor->grad == NULL) {
+        memset(out, 0, (size_t)n * sizeof(*out));
+        return MS_OK;
+    }
+    return msi_norm_blocks(&at->tensor->grad->v, largest, out);
 }
 
 static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, bool largest,
@@ -159,67 +193,99 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest, 
     return MS_OK;
 }
 
-static ms_status fold_all(ms_fsdp_tree *tree, bool largest, message *messages, double *total)
+/* What counts for a block of which every rank has sent a result. */
+static double agreed_block(const ms_fsdp_tree *tree, message *messages, bool largest)
+{
+    double first = *messages[0].blocks, total = 0;
+    bool equal = true;
+
+    for (int32_t q = 0; q < tree->world; q++) {
+        double result = *messages[q].blocks++;
+
+        equal = equal && memcmp(&result, &first, sizeof(first)) == 0;
+        total = msi_norm_fold(total, &result, 1, largest);
+    }
+    return equal ? first : largest ? total : total / tree->world;
+}
+
+static ms_status fold_all(ms_fsdp_tree *tree, const order *o, bool largest, message *messages,
+                          double *total)
 {
     *total = 0;
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        const ms_fsdp_unit *u = tree->units[i];
+    for (int32_t i = 0; i < o->n; i++) {
+        const msi_place *at = &o->places[i];
 
-        for (int32_t p = 0; p < u->n_params; p++) {
-            const ms_tensor *grad = u->params[p].tensor->grad;
+        if (is_cut(at)) {
+            MS_TRY(fold_param(at->unit, at->index, largest, messages, total));
+        } else if (is_sent(tree, at)) {
+            for (int64_t n = plain_blocks(at); n > 0; n--) {
+                double result = agreed_block(tree, messages, largest);
 
-            if (is_cut(u)) {
-                MS_TRY(fold_param(u, p, largest, messages, total));
-            } else if (grad != NULL) {
-                MS_TRY(msi_norm_fold_view(total, &grad->v, largest));
+                *total = msi_norm_fold(*total, &result, 1, largest);
             }
+        } else if (at->tensor->grad != NULL) {
+            MS_TRY(msi_norm_fold_view(total, &at->tensor->grad->v, largest));
         }
     }
     return MS_OK;
 }
 
-static ms_status total_norm(ms_fsdp_tree *tree, bool largest, double *total)
+/* Exchange everybody's message. `*all` (world, room) is the caller's to release. */
+static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, message *messages,
+                          char **all)
+{
+    int64_t blocks, fragments, room = 0;
+    char *mine = NULL;
+    ms_status status;
+
+    for (int32_t q = 0; q < tree->world; q++) {
+        MS_TRY(measure(tree, o, q, &blocks, &fragments));
+        room = blocks + fragments > room ? blocks + fragments : room;
+    }
+    MS_TRY(msi_alloc(tree->ctx, room * tree->world, MS_MEM_SCRATCH, (void **)all));
+    MS_TRY_GOTO(msi_alloc(tree->ctx, room, MS_MEM_SCRATCH, (void **)&mine), done);
+    MS_TRY_GOTO(measure(tree, o, tree->rank, &blocks, &fragments), done);
+    message own = {(double *)(void *)mine, mine + blocks};
+
+    memset(mine, 0, (size_t)room);
+    for (int32_t i = 0; i < o->n; i++) {
+        const msi_place *at = &o->places[i];
+
+        if (is_cut(at)) {
+            MS_TRY_GOTO(write_param(at->unit, &at->unit->params[at->index], largest, &own), done);
+        } else if (is_sent(tree, at)) {
+            MS_TRY_GOTO(write_plain(at, largest, &own), done);
+        }
+    }
+    MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "clip_grad_norm", mine, room, *all), done);
+    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
+    for (int32_t q = 0; q < tree->world; q++) {
+        MS_TRY_GOTO(measure(tree, o, q, &blocks, &fragments), done);
+        messages[q] = (message){(double *)(void *)(*all + q * room), *all + q * room + blocks};
+    }
+done:
+    msi_release(tree->ctx, mine);
+    return status;
+}
+
+static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, double *total)
 {
     message *messages = calloc((size_t)tree->world, sizeof(*messages));
-    int64_t blocks, fragments, room = 0;
-    char *mine = NULL, *all = NULL;
+    char *all = NULL;
     bool any = false;
     ms_status status = MS_OK;
 
     if (messages == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to clip over %d ranks", (int)tree->world);
     }
-    for (int32_t q = 0; q < tree->world; q++) {
-        MS_TRY_GOTO(measure(tree, q, &blocks, &fragments), done);
-        room = blocks + fragments > room ? blocks + fragments : room;
-    }
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        any |= is_cut(tree->units[i]);
+    for (int32_t i = 0; i < o->n; i++) {
+        any |= is_sent(tree, &o->places[i]);
     }
     if (any) {
-        MS_TRY_GOTO(msi_alloc(tree->ctx, room, MS_MEM_SCRATCH, (void **)&mine), done);
-        MS_TRY_GOTO(msi_alloc(tree->ctx, room * tree->world, MS_MEM_SCRATCH, (void **)&all), done);
-        MS_TRY_GOTO(measure(tree, tree->rank, &blocks, &fragments), done);
-        message own = {(double *)(void *)mine, mine + blocks};
-
-        memset(mine, 0, (size_t)room);
-        for (int32_t i = 0; i < tree->n_units; i++) {
-            const ms_fsdp_unit *u = tree->units[i];
-
-            for (int32_t p = 0; is_cut(u) && p < u->n_params; p++) {
-                MS_TRY_GOTO(write_param(u, &u->params[p], largest, &own), done);
-            }
-        }
-        MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "clip_grad_norm", mine, room, all), done);
-        msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
-        for (int32_t q = 0; q < tree->world; q++) {
-            MS_TRY_GOTO(measure(tree, q, &blocks, &fragments), done);
-            messages[q] = (message){(double *)(void *)(all + q * room), all + q * room + blocks};
-        }
+        MS_TRY_GOTO(exchange(tree, o, largest, messages, &all), done);
     }
-    MS_TRY_GOTO(fold_all(tree, largest, messages, total), done);
+    MS_TRY_GOTO(fold_all(tree, o, largest, messages, total), done);
 done:
-    msi_release(tree->ctx, mine);
     msi_release(tree->ctx, all);
     free(messages);
     return status;
@@ -240,27 +306,46 @@ static ms_status check_reduced(const ms_fsdp_tree *tree)
     return MS_OK;
 }
 
-ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, double max_norm, double norm_type,
+static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, double norm_type,
+                      bool largest, double *total)
+{
+    double folded;
+
+    if (tree->world > 1) {
+        const double order_hash = msi_note_hash(msi_order_hash(o->places, o->n));
+        const msi_note note = {
+            "clip_grad_norm_", "max_norm norm_type order#", {max_norm, norm_type, order_hash}, 3};
+
+        msi_comm_note(tree->comm, &note);
+    }
+    MS_TRY(total_norm(tree, o, largest, &folded));
+    *total = msi_plain_nan(msi_norm_finish(folded, largest));
+    double coefficient = msi_clip_coefficient(max_norm, *total);
+
+    for (int32_t i = 0; i < o->n; i++) {
+        ms_tensor *grad = o->places[i].tensor->grad;
+
+        if (grad != NULL) {
+            MS_TRY(msi_tensor_begin_write(grad, "clip_grad_norm"));
+            MS_TRY(msi_scale(&grad->v, coefficient));
+        }
+    }
+    return MS_OK;
+}
+
+ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *params,
+                                      int32_t n_params, double max_norm, double norm_type,
                                       double *total)
 {
     bool largest;
-    double folded;
+    order o;
 
     MS_TRY(msi_norm_type(norm_type, &largest));
     MS_TRY(ms_fsdp_tree_init(tree));
     MS_TRY(check_reduced(tree));
-    MS_TRY(total_norm(tree, largest, &folded));
-    *total = msi_plain_nan(msi_norm_finish(folded, largest));
-    double coefficient = msi_clip_coefficient(max_norm, *total);
+    MS_TRY(msi_order_new(tree, params, n_params, &o.places, &o.n));
+    ms_status status = clip(tree, &o, max_norm, norm_type, largest, total);
 
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        const ms_fsdp_unit *u = tree->units[i];
-
-        for (int32_t p = 0; p < u->n_params; p++) {
-            if (u->params[p].tensor->grad != NULL) {
-                MS_TRY(msi_scale(&u->params[p].tensor->grad->v, coefficient));
-            }
-        }
-    }
-    return MS_OK;
+    free(o.places);
+    return status;
 }

@@ -81,6 +81,8 @@ typedef struct msi_unit_param {
     bool contributed;      /* the running backward has written to its gradient */
     bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
+    bool trained;          /* its requires_grad, as far as the other ranks were told */
+    uint64_t origin;       /* hash of what its first values came from: equal for equal values */
     msi_grad_sink sink;
 } msi_unit_param;
 
@@ -125,6 +127,8 @@ struct ms_fsdp_unit {
     bool publish_queued;     /* depends on how far peers are: nothing may be decided by it */
     int64_t epoch;           /* writes to the master so far */
     int64_t published_epoch; /* that of the latest publish, where the program named it */
+    int64_t told_version;    /* of the master: later ones were written by the script itself ... */
+    bool written;            /* ... and so was this, though an optimizer or a load came after it */
     bool gather_aliases;     /* full parameters are the master itself */
 
     /* forward and backward of the running iteration */
@@ -149,7 +153,7 @@ struct ms_fsdp_unit {
 
     void *resident;           /* private copy in param_dtype of a NO_SHARD unit, or NULL */
     int64_t followed_version; /* of the master, when a unit without slots was used last */
-    msi_storage *summoned; /* private full copy while summoned, or NULL */
+    msi_storage *summoned;    /* private full copy while summoned, or NULL */
 };
 
 enum {
@@ -310,11 +314,41 @@ void msi_unit_delist(ms_fsdp_unit *u);
 /* After a failure: tell the peers that this rank does not finish what it has named. */
 void msi_tree_give_up(ms_fsdp_tree *tree);
 
+/* -- order.c ----------------------------------------------------------------------------------- */
+typedef struct msi_place {
+    ms_tensor *tensor;
+    ms_fsdp_unit *unit; /* NULL: a plain parameter */
+    int32_t index;      /* there */
+} msi_place;
+
+/* The model's parameters as `params` (n) lists them, plain ones among them; NULL: the units', one
+ * after another. MS_VALUE_ERROR unless all of the units' are listed once. The caller frees `*out`.
+ */
+ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
+                        msi_place **out, int32_t *n);
+/* Over the names: equal on ranks with equal orders. */
+uint64_t msi_order_hash(const msi_place *places, int32_t n);
+
 /* -- agree.c ----------------------------------------------------------------------------------- */
-/* Is every rank's plan this one's? Else an error that names the first unit that differs. */
+/* Is every rank's plan this one's? Else an error that names the first unit or parameter that
+ * differs. */
 ms_status msi_plans_agree(ms_fsdp_tree *tree);
+/* Do all ranks begin with the same values? An error when replicas differ; when shards were cut from
+ * different wholes rank 0 warns. */
+ms_status msi_values_agree(ms_fsdp_tree *tree);
+/* Hash of the values of a parameter of a unit that is not sharded. */
+uint64_t msi_replica_hash(const ms_fsdp_unit *u, int32_t index);
 /* Do all ranks compute alike? Else rank 0 warns, and the plan says so. */
 ms_status msi_numerics_agree(ms_fsdp_tree *tree);
+
+/* -- notes.c: what the running program should do alike on all ranks ---------------------------- */
+void msi_tree_note_options(const ms_fsdp_tree *tree);
+/* requires_grad flags that changed, replicated values that the script wrote. */
+void msi_tree_note_changes(ms_fsdp_tree *tree);
+/* The unit's part of msi_param_ops. */
+void msi_unit_note(void *unit, const msi_note *note);
+/* The master was written by one who calls touched(): tell it from a script's own writes. */
+void msi_unit_note_touch(ms_fsdp_unit *u);
 
 /* -- schedule.c -------------------------------------------------------------------------------- */
 ms_status msi_schedule_new(ms_fsdp_tree *tree);

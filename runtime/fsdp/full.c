@@ -2,6 +2,7 @@
  * slot is touched. */
 #include "fsdp.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -256,10 +257,24 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
     return status;
 }
 
+/* All ranks load, and the same: each takes its own part only. */
+static void note_loaded(const ms_fsdp_unit *u, const msi_unit_param *p, const msi_view *whole)
+{
+    msi_note note = {.text = "hash#", .n_numbers = 1};
+    int64_t nbytes = msi_view_numel(whole) * ms_dtype_size(whole->dtype);
+
+    if (u->world > 1) {
+        snprintf(note.label, sizeof(note.label), "values loaded into '%s'", p->name);
+        note.number[0] = msi_note_hash(ms_hash_bytes(msi_view_ptr(whole), nbytes));
+        msi_comm_note(u->comm, &note);
+    }
+}
+
 ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *full)
 {
     const msi_unit_param *p;
     msi_view src, shard;
+    ms_status status = MS_OK;
 
     MS_TRY(check_index(u, index));
     MS_TRY(ms_fsdp_unit_materialize(u));
@@ -272,32 +287,28 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
                        msi_shape_text(param->ndim, param->shape),
                        msi_shape_text(full->v.ndim, full->v.shape));
     }
-    if (p->piece.numel > 0) {
-        bool copied = !msi_view_contiguous(&full->v);
-
+    if (msi_view_contiguous(&full->v)) {
         src = full->v;
-        if (copied) {
-            MS_TRY(msi_view_like(&src, u->ctx, &full->v, full->v.dtype, MS_MEM_SCRATCH, true));
-        }
+        msi_storage_retain(src.storage);
+    } else {
+        MS_TRY(msi_view_like(&src, u->ctx, &full->v, full->v.dtype, MS_MEM_SCRATCH, true));
+    }
+    note_loaded(u, p, &src);
+    if (p->piece.numel > 0) {
         src.offset += p->piece.start;
         msi_view_set_contiguous(&src, full->v.dtype, 1, &p->piece.numel);
         shard = (msi_view){.storage = u->master, .offset = p->piece.offset_in_shard};
         msi_view_set_contiguous(&shard, u->orig_dtype, 1, &p->piece.numel);
-        ms_status status = msi_copy(&shard, &src, false);
-
-        if (copied) {
-            msi_storage_release(src.storage);
-        }
-        MS_TRY(status);
+        status = msi_copy(&shard, &src, false);
     }
+    msi_storage_release(src.storage);
+    MS_TRY(status);
     return ms_param_touch(p->tensor);
 }
 
-ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, uint64_t *hash)
+/* hashes[offset[u] + p] = hash of parameter p of unit u. */
+static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t *hashes)
 {
-    uint64_t h = 0;
-
-    MS_TRY(ms_fsdp_tree_init(tree));
     tree->named = false;
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
@@ -313,12 +324,48 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, uint64_t *hash)
         for (int32_t p = 0; p < u->n_params; p++) {
             const msi_unit_param *q = &u->params[p];
 
-            h = msi_mix64(h ^
-                          ms_hash_bytes((char *)full->data + q->offset * size, q->numel * size)) +
-                ms_name_key(q->name);
+            hashes[offset[i] + p] =
+                ms_hash_bytes((char *)full->data + q->offset * size, q->numel * size);
         }
         msi_storage_release(full);
     }
-    *hash = h;
     return MS_OK;
+}
+
+ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
+                            uint64_t *hash)
+{
+    int32_t *offset = NULL, n, n_held = 0;
+    uint64_t *hashes = NULL, h = 0;
+    msi_place *places;
+    ms_status status;
+
+    MS_TRY(ms_fsdp_tree_init(tree));
+    MS_TRY(msi_order_new(tree, params, n_params, &places, &n));
+    offset = malloc(sizeof(*offset) * ((size_t)tree->n_units + 1));
+    for (int32_t i = 0; offset != NULL && i < tree->n_units; i++) {
+        offset[i] = n_held;
+        n_held += tree->units[i]->n_params;
+    }
+    hashes = malloc(sizeof(*hashes) * ((size_t)n_held + 1));
+    if (offset == NULL || hashes == NULL) {
+        status =
+            MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d units", (int)tree->n_units);
+        goto done;
+    }
+    MS_TRY_GOTO(hash_units(tree, offset, hashes), done);
+    for (int32_t i = 0; i < n; i++) {
+        const ms_fsdp_unit *u = places[i].unit;
+
+        if (u != NULL) {
+            h = msi_mix64(h ^ hashes[offset[u->index] + places[i].index]) +
+                ms_name_key(u->params[places[i].index].name);
+        }
+    }
+    *hash = h;
+done:
+    free(places);
+    free(offset);
+    free(hashes);
+    return status;
 }

@@ -11,6 +11,7 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     if (tree->summoned) {
         return MS_FAIL(MS_ASSERTION_ERROR, "forward inside summon_full_params");
     }
+    msi_tree_note_changes(tree);
     tree->forward_at = 0;
     tree->named = false;
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -299,6 +300,11 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
     if (!(factor >= 0)) {
         return MS_FAIL(MS_VALUE_ERROR, "gradient factor is %g, expected 0 (default) or more",
                        factor);
+    }
+    if (factor != tree->factor) {
+        const msi_note note = {"set_gradient_factor", "factor", {factor}, 1};
+
+        msi_comm_note(tree->comm, &note);
     }
     tree->factor = factor;
     return MS_OK;

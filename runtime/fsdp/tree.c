@@ -232,11 +232,13 @@ void msi_tree_give_up(ms_fsdp_tree *tree)
 static ms_status make_ready(ms_fsdp_tree *tree)
 {
     tree->named = true;
+    msi_tree_note_options(tree);
     MS_TRY(msi_plans_agree(tree));
     MS_TRY(msi_numerics_agree(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
         MS_TRY(ms_fsdp_unit_materialize(tree->units[i]));
     }
+    MS_TRY(msi_values_agree(tree));
     MS_TRY(msi_slots_new(tree));
     MS_TRY(msi_gradients_new(tree));
     return msi_schedule_new(tree);

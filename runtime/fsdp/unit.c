@@ -58,6 +58,7 @@ static void touched(void *unit, int32_t index)
 {
     (void)index;
     msi_unit_written(unit);
+    msi_unit_note_touch(unit);
 }
 
 static ms_status materialize(void *unit)
@@ -81,6 +82,7 @@ static const msi_param_ops param_ops = {
     .accumulates = msi_unit_accumulates,
     .accumulated = msi_unit_accumulated,
     .replace_accumulated = msi_unit_replace_accumulated,
+    .note = msi_unit_note,
 };
 
 /* -- construction ------------------------------------------------------------------------------ */
@@ -277,12 +279,29 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
     return MS_OK;
 }
 
+/* What decides a parameter's first values: its own, or the rule they are made by. */
+static uint64_t origin_of(const ms_fsdp_unit *u, const msi_param *param)
+{
+    if (param->materialized) {
+        return ms_hash_bytes(msi_view_ptr(&param->master),
+                             param->master.shape[0] * ms_dtype_size(u->orig_dtype));
+    }
+    if (param->init == MS_INIT_NONE) {
+        return 0;
+    }
+    const double rule[] = {param->init, param->a, param->b};
+    const bool random = param->init != MS_INIT_CONSTANT;
+
+    return msi_mix64(ms_hash_bytes(rule, sizeof(rule)) ^ (random ? msi_mix64(u->ctx->seed) : 0));
+}
+
 /* Own elements of one parameter, into its place in the shard. */
 static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
 {
     msi_param *param = p->tensor->param;
     msi_view shard = piece_view(u, p, u->master);
 
+    p->origin = u->world > 1 ? origin_of(u, param) : 0;
     if (p->piece.numel == 0) {
         return MS_OK;
     }

@@ -2,22 +2,6 @@
 #include "norm.h"
 #include "optim.h"
 
-/* Add one gradient to the folded total; one with gaps is copied first. */
-static ms_status fold_gradient(double *total, const ms_tensor *grad, bool largest)
-{
-    msi_view v = grad->v;
-    ms_status status;
-
-    if (!msi_view_contiguous(&v)) {
-        MS_TRY(msi_view_like(&v, grad->ctx, &grad->v, grad->v.dtype, MS_MEM_SCRATCH, true));
-    }
-    status = msi_norm_fold_view(total, &v, largest);
-    if (v.storage != grad->v.storage) {
-        msi_storage_release(v.storage);
-    }
-    return status;
-}
-
 ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double max_norm,
                             double norm_type, double *total)
 {
@@ -36,7 +20,7 @@ ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double m
                            msi_tensor_label(t));
         }
         if (t->grad != NULL) {
-            MS_TRY(fold_gradient(&folded, t->grad, largest));
+            MS_TRY(msi_norm_fold_view(&folded, &t->grad->v, largest));
         }
     }
     norm = msi_norm_finish(folded, largest);

@@ -30,6 +30,7 @@ struct ms_optim {
     int32_t n_groups;
     msi_optim_param *params;
     int32_t n_params;
+    int32_t n_noted; /* parameters whose order the other ranks have been told */
 };
 
 /* MS_RUNTIME_ERROR when the context the optimizer was made in is closed. */
@@ -40,5 +41,8 @@ ms_status msi_optim_local(ms_tensor *t, msi_view *local);
 /* Make state buffer `state` of `p` (zeros) unless it exists; it must match `local`. */
 ms_status msi_optim_ensure_state(ms_optim *optim, msi_optim_param *p, int32_t state,
                                  const msi_view *local);
+/* notes.c: say to the ranks that share parameters what this step is, for all of them should take
+ * it. */
+void msi_optim_note_step(ms_optim *optim);
 
 #endif

@@ -171,6 +171,7 @@ ms_status ms_optim_step(ms_optim *optim)
 
     MS_CHECK_ARG(optim != NULL);
     MS_TRY(msi_optim_alive(optim));
+    msi_optim_note_step(optim);
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(prepare(optim, &optim->params[i], &u));
         if (u.numel > 0 && casts(&u)) {

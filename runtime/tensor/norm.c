@@ -17,7 +17,18 @@ int64_t msi_norm_n_blocks(int64_t numel)
     return numel / MSI_NORM_BLOCK + (numel % MSI_NORM_BLOCK != 0);
 }
 
-ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
+/* v, or a packed copy when it has gaps; the caller releases the storage. */
+static ms_status packed(const msi_view *v, msi_view *out)
+{
+    if (msi_view_contiguous(v)) {
+        *out = *v;
+        msi_storage_retain(v->storage);
+        return MS_OK;
+    }
+    return msi_view_like(out, v->storage->ctx, v, v->dtype, MS_MEM_SCRATCH, true);
+}
+
+static ms_status packed_blocks(const msi_view *v, bool largest, double *out)
 {
     msi_norm_args args = {
         .n = msi_view_numel(v), .block = MSI_NORM_BLOCK, .out = out, .largest = largest};
@@ -26,10 +37,20 @@ ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
     if (args.n == 0) {
         return MS_OK;
     }
-    MS_ASSERT(msi_view_contiguous(v));
     MS_TRY(msi_view_data(v, &data));
     args.x = data;
     return msi_dispatch("norm", MSI_K_norm, v->dtype, &args);
+}
+
+ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
+{
+    msi_view whole;
+
+    MS_TRY(packed(v, &whole));
+    ms_status status = packed_blocks(&whole, largest, out);
+
+    msi_storage_release(whole.storage);
+    return status;
 }
 
 double msi_norm_fold(double total, const double *blocks, int64_t n, bool largest)
@@ -49,17 +70,22 @@ ms_status msi_norm_fold_view(double *total, const msi_view *v, bool largest)
     double blocks[128];
     int64_t numel = msi_view_numel(v);
     const int64_t chunk = (int64_t)MSI_COUNT(blocks) * MSI_NORM_BLOCK;
-    msi_view part = *v;
+    msi_view whole;
+    ms_status status = MS_OK;
 
-    for (int64_t first = 0; first < numel; first += chunk) {
+    MS_TRY(packed(v, &whole));
+    msi_view part = whole;
+
+    for (int64_t first = 0; first < numel && status == MS_OK; first += chunk) {
         int64_t n = numel - first < chunk ? numel - first : chunk;
 
-        part.offset = v->offset + first;
+        part.offset = whole.offset + first;
         msi_view_set_contiguous(&part, v->dtype, 1, &n);
-        MS_TRY(msi_norm_blocks(&part, largest, blocks));
-        *total = msi_norm_fold(*total, blocks, msi_norm_n_blocks(n), largest);
+        status = packed_blocks(&part, largest, blocks);
+        *total = msi_norm_fold(*total, blocks, status == MS_OK ? msi_norm_n_blocks(n) : 0, largest);
     }
-    return MS_OK;
+    msi_storage_release(whole.storage);
+    return status;
 }
 
 double msi_norm_finish(double total, bool largest)

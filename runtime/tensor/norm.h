@@ -12,8 +12,8 @@ enum { MSI_NORM_BLOCK = 4096 };
 ms_status msi_norm_type(double norm_type, bool *largest);
 /* Blocks that `numel` elements make. */
 int64_t msi_norm_n_blocks(int64_t numel);
-/* out[b] = sum of squares, or largest magnitude, of block b of the contiguous view `v`, whose
- * element 0 begins a block. */
+/* out[b] = sum of squares, or largest magnitude, of block b of `v`, whose element 0 begins a block.
+ */
 ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out);
 /* Fold n block results into `total` (which begins at 0), in order. NaN stays. */
 double msi_norm_fold(double total, const double *blocks, int64_t n, bool largest);

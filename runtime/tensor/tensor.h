@@ -13,6 +13,7 @@
 #include "backend.h"
 #include "moonshard/ops.h"
 #include "moonshard/tensor.h"
+#include "note.h"
 
 typedef struct msi_storage {
     int32_t refcount;
@@ -82,6 +83,8 @@ typedef struct msi_param_ops {
     ms_status (*accumulated)(void *unit, int32_t index, ms_tensor **out);
     /* Put another value (full shape) in its place, or with NULL drop it. */
     ms_status (*replace_accumulated)(void *unit, int32_t index, const msi_view *value);
+    /* Say to the ranks it is shared with what all of them should say here (note.h). */
+    void (*note)(void *unit, const msi_note *note);
 } msi_param_ops;
 
 struct ms_tensor {

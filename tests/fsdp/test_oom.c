@@ -134,7 +134,7 @@ static ms_status gradients(trainee *s)
 
 static ms_status clip(trainee *s)
 {
-    return ms_fsdp_tree_clip_grad_norm(s->model.tree, 0.5, 2, &s->norm);
+    return ms_fsdp_tree_clip_grad_norm(s->model.tree, NULL, 0, 0.5, 2, &s->norm);
 }
 
 static ms_status update(trainee *s)
@@ -170,7 +170,7 @@ static ms_status summon(trainee *s)
 
 static ms_status hash(trainee *s)
 {
-    return ms_fsdp_tree_hash(s->model.tree, &s->hash);
+    return ms_fsdp_tree_hash(s->model.tree, NULL, 0, &s->hash);
 }
 
 /* Do it; when memory runs out, say so, get memory, and do it once more. */

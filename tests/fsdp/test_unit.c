@@ -178,7 +178,7 @@ static ms_status hash_initial(void *user, int32_t rank)
     ms_seed(11);
     MS_TRY(ms_comm_world(&comm));
     MS_TRY(tiny_new(&m, &config, comm));
-    MS_TRY(ms_fsdp_tree_hash(m.tree, &hash[rank]));
+    MS_TRY(ms_fsdp_tree_hash(m.tree, NULL, 0, &hash[rank]));
     tiny_free(&m);
     return MS_OK;
 }

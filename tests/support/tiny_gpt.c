@@ -217,7 +217,7 @@ static ms_status train_rank(const tiny_config *c, tiny_result *r)
                 tiny_micro_step(&m, (int64_t)step * c->micro_batches + rank * mine + k, &r->loss),
                 done);
         }
-        MS_TRY_GOTO(ms_fsdp_tree_clip_grad_norm(m.tree, c->max_norm, 2, &r->norm), done);
+        MS_TRY_GOTO(ms_fsdp_tree_clip_grad_norm(m.tree, NULL, 0, c->max_norm, 2, &r->norm), done);
         MS_TRY_GOTO(ms_optim_step(optim), done);
         MS_TRY_GOTO(ms_optim_zero_grad(optim), done);
         ms_comm_counts(comm, after);
@@ -226,7 +226,7 @@ static ms_status train_rank(const tiny_config *c, tiny_result *r)
         r->counts[i] = after[i] - before[i];
     }
     ms_memory_stats_get(&r->memory);
-    MS_TRY_GOTO(ms_fsdp_tree_hash(m.tree, &r->hash), done);
+    MS_TRY_GOTO(ms_fsdp_tree_hash(m.tree, NULL, 0, &r->hash), done);
 done:
     ms_optim_free(optim);
     tiny_free(&m);

@@ -192,7 +192,7 @@ function FSDP:_lazy_init()
   for _, instance in ipairs(instances) do
     units[#units + 1] = rawget(instance, '_unit')
   end
-  tree = { running = 0, sync = true, summoned = 0 }
+  tree = { running = 0, sync = true, summoned = 0, root = self }
   tree.handle = runtime.tree(self.process_group, {
     backward_prefetch = self.backward_prefetch,
     forward_prefetch = self.forward_prefetch,
@@ -324,35 +324,27 @@ function FSDP:no_sync(fn, ...)
   return leave(pcall(fn, ...))
 end
 
-local function plain_params(self)
+-- In order of registration, plain ones among them, whatever the units.
+local function all_params(tree)
   local out = {}
-  for _, p in ipairs(module_tree.params(self)) do
-    if not parameter.manager(p.tensor) then
-      out[#out + 1] = p.tensor
-    end
+  for i, p in ipairs(module_tree.params(tree.root)) do
+    out[i] = p.tensor
   end
   return out
 end
 
-local function has_grad(self)
-  for _, p in ipairs(module_tree.params(self)) do
-    if p.tensor:grad() then
+local function has_grad(params)
+  for _, tensor in ipairs(params) do
+    if tensor:grad() then
       return true
     end
   end
   return false
 end
 
-local function combine(a, b, norm_type)
-  if norm_type == math.huge then
-    return math.max(a, b)
-  end
-  return math.sqrt(a * a + b * b)
-end
-
-local EPS = 1e-6 -- what clipping adds to a total norm
-
---- Scale all gradients by min(1, max_norm / (total + 1e-6)). Root only, collective.
+--- Scale all gradients by min(1, max_norm / (total + 1e-6)), the same on every rank. Root only,
+--- collective. Gradients of parameters that no instance manages (ignored ones) count once where all
+--- ranks have equal ones, else with the mean of their squares over the ranks.
 ---@param max_norm number
 ---@param norm_type? number  2 (default) or math.huge
 ---@return number  the total norm before, equal on all ranks
@@ -363,20 +355,9 @@ function FSDP:clip_grad_norm_(max_norm, norm_type)
     errors.raise('RuntimeError',
       '`clip_grad_norm_()` should only be called on the root FSDP instance')
   end
-  local plain = plain_params(self)
-  local total
-  if #plain == 0 then
-    total = runtime.clip(tree.handle, max_norm, norm_type)
-  else -- two norms first, then each part scaled by the coefficient of their sum
-    local clip_plain = require('moonshard_ffi.optim').clip
-    local sharded = runtime.clip(tree.handle, math.huge, norm_type)
-    local rest = clip_plain(plain, math.huge, norm_type)
-    total = combine(sharded, rest, norm_type)
-    local coefficient = math.min(1, max_norm / (total + EPS))
-    runtime.clip(tree.handle, coefficient * (sharded + EPS), norm_type)
-    clip_plain(plain, coefficient * (rest + EPS), norm_type)
-  end
-  if total == 0 and not has_grad(self) then
+  local params = all_params(tree)
+  local total = runtime.clip(tree.handle, params, max_norm, norm_type)
+  if total == 0 and not has_grad(params) then
     errors.warn('UserWarning', ('Called FSDP.clip_grad_norm_() on rank %d with no gradients -- '
       .. 'returning the total norm in the default dtype f32'):format(self.rank))
   end
@@ -406,11 +387,12 @@ function FSDP:set_gradient_factor(factor)
   runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
 end
 
---- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy and
---- world size when the parameters are. Collective.
+--- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy, wrap
+--- policy and world size when the parameters are. Collective.
 ---@return string
 function FSDP:hash()
-  return runtime.hash(self:_lazy_init().handle)
+  local tree = self:_lazy_init()
+  return runtime.hash(tree.handle, all_params(tree))
 end
 
 --- What each unit below holds, in module order.

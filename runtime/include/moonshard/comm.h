@@ -94,6 +94,15 @@ MS_API ms_status ms_comm_all_reduce(ms_comm *comm, ms_tensor *t, int32_t reduce)
 /** In place, rank `root`'s values everywhere. */
 MS_API ms_status ms_comm_broadcast(ms_comm *comm, ms_tensor *t, int32_t root);
 MS_API ms_status ms_comm_barrier(ms_comm *comm);
+/**
+ * Say something that every rank of the group should say here: a text, or up to eight numbers whose
+ * names stand in `text` with a space between two. Nothing is sent: the next collective compares,
+ * and is MS_COMM_ERROR on all ranks, naming the first difference, when a rank said something else,
+ * in another order, or nothing. Copies what it is given.
+ * @param label  what it is about, e.g. "batch size"; the first 63 bytes count
+ */
+MS_API ms_status ms_comm_same(ms_comm *comm, const char *label, const char *text,
+                              const double *numbers, int32_t n_numbers);
 /** Collectives of each kind this rank has called in `comm`, for tests: all-gather, reduce-scatter,
  * all-reduce, broadcast, barrier (an unshard counts as an all-gather, a unit's reduction as a
  * reduce-scatter or all-reduce). */

@@ -129,19 +129,27 @@ MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree);
 MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
 /** Full-precision copy of parameter `index` of `unit`, original shape. Collective. */
 MS_API ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *unit, int32_t index);
-/** Store this rank's extents of a full tensor (equal on all ranks) into the master shard. */
+/** Store this rank's extents of a full tensor into the master shard. The next collective is an
+ * error when a rank was given other values, or none. */
 MS_API ms_status ms_fsdp_unit_load(ms_fsdp_unit *unit, int32_t index, const ms_tensor *full);
 
 /**
- * Scale all gradients by min(1, max_norm / (total + 1e-6)).
- * Total: fp64 sums over blocks of 4,096 elements of each parameter, folded in order: equal for
- * every strategy and world size. Collective. @param norm_type  2, or HUGE_VAL (largest element)
+ * Scale all gradients by min(1, max_norm / (total + 1e-6)), the same on every rank.
+ * Total: fp64 sums over blocks of 4,096 elements of each parameter, folded parameter by parameter
+ * in the order given: equal for every strategy, wrapping and world size. Gradients of plain
+ * parameters count once where all ranks have equal ones, else with the mean of their squares over
+ * the ranks (for HUGE_VAL the largest). Collective.
+ * @param params     (n) every parameter of the model once, plain ones among them, in an order that
+ *                   all ranks share; NULL: those of the units, one unit after another
+ * @param norm_type  2, or HUGE_VAL (largest element)
  */
-MS_API ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, double max_norm, double norm_type,
+MS_API ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *params,
+                                             int32_t n_params, double max_norm, double norm_type,
                                              double *total);
-/** Hash over all full parameters in order, equal on all ranks and for all strategies. Collective.
- */
-MS_API ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, uint64_t *hash);
+/** Hash over all full parameters of the units, in the order of `params` (n) as above: equal on all
+ * ranks and for all strategies and wrappings. Collective. */
+MS_API ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
+                                   uint64_t *hash);
 
 /** Where this rank's part of a parameter lies. Any parameter, sharded or not. */
 typedef struct ms_param_extent {

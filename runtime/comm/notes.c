@@ -1,0 +1,217 @@
+/* What ranks note that should be the same on all of them: see note.h. */
+#include "control.h"
+
+#include <stdio.h>
+#include <string.h>
+
+_Static_assert(sizeof(msi_note) == MSI_NOTE_LABEL + MSI_NOTE_TEXT + 8 * (MSI_NOTE_NUMBERS + 1),
+               "a note is whole words without padding");
+
+static msi_note_record *record_of(const ms_comm *c, int32_t member, uint64_t n)
+{
+    return &c->notes[(uint64_t)member * MSI_NOTES + n % MSI_NOTES];
+}
+
+/* As record_write(): release and acquire on every word tell a torn read. */
+void msi_comm_note(ms_comm *c, const msi_note *note)
+{
+    uint64_t words[sizeof(*note) / 8];
+
+    if (c->size == 1) {
+        return;
+    }
+    msi_note_record *r = record_of(c, c->rank, ++c->n_notes);
+
+    c->noted = msi_mix64(c->noted ^ ms_hash_bytes(note, sizeof(*note)));
+    memcpy(words, note, sizeof(words));
+    atomic_store_explicit(&r->n, 0, memory_order_relaxed);
+    atomic_store_explicit(&r->hash, c->noted, memory_order_release);
+    for (int32_t i = 0; i < MSI_COUNT(words); i++) {
+        atomic_store_explicit(&r->word[i], words[i], memory_order_release);
+    }
+    atomic_store_explicit(&r->n, c->n_notes, memory_order_release);
+}
+
+ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const double *numbers,
+                       int32_t n_numbers)
+{
+    msi_note note = {.n_numbers = n_numbers};
+
+    MS_CHECK_ARG(c != NULL && label != NULL && text != NULL);
+    MS_CHECK_ARG(n_numbers >= 0 && n_numbers <= MSI_NOTE_NUMBERS);
+    MS_CHECK_ARG(n_numbers == 0 || numbers != NULL);
+    strncpy(note.label, label, sizeof(note.label) - 1);
+    strncpy(note.text, text, sizeof(note.text) - 1);
+    if (strlen(text) >= sizeof(note.text)) { /* what is cut off counts too */
+        snprintf(note.text + sizeof(note.text) - 20, 20, "...%016llx",
+                 (unsigned long long)ms_hash_bytes(text, (int64_t)strlen(text)));
+    }
+    if (n_numbers > 0) {
+        memcpy(note.number, numbers, sizeof(*numbers) * (size_t)n_numbers);
+    }
+    msi_comm_note(c, &note);
+    return MS_OK;
+}
+
+/* -- reading ----------------------------------------------------------------------------------- */
+
+static bool note_read(const ms_comm *c, int32_t member, uint64_t n, msi_note *note, uint64_t *hash)
+{
+    msi_note_record *r = record_of(c, member, n);
+    uint64_t words[sizeof(*note) / 8];
+
+    if (atomic_load_explicit(&r->n, memory_order_acquire) != n) {
+        return false;
+    }
+    *hash = atomic_load_explicit(&r->hash, memory_order_acquire);
+    for (int32_t i = 0; i < MSI_COUNT(words); i++) {
+        words[i] = atomic_load_explicit(&r->word[i], memory_order_acquire);
+    }
+    memcpy(note, words, sizeof(words));
+    return atomic_load_explicit(&r->n, memory_order_relaxed) == n;
+}
+
+/* Number of the member's note whose hash is `noted`; 0: before the first. False when it is no
+ * longer there. */
+static bool find(const ms_comm *c, int32_t member, uint64_t noted, uint64_t *n)
+{
+    *n = 0;
+    for (int32_t i = 0; i < MSI_NOTES && noted != 0; i++) {
+        msi_note_record *r = record_of(c, member, (uint64_t)i);
+        uint64_t at = atomic_load_explicit(&r->n, memory_order_acquire);
+
+        if (at != 0 && atomic_load_explicit(&r->hash, memory_order_acquire) == noted &&
+            atomic_load_explicit(&r->n, memory_order_relaxed) == at) {
+            *n = at;
+            return true;
+        }
+    }
+    return noted == 0;
+}
+
+/* -- in words ---------------------------------------------------------------------------------- */
+
+/* Name `index` of the note's numbers. @return does it stand for a hash? */
+static bool number_name(const msi_note *note, int64_t index, char *name, size_t nbytes)
+{
+    const char *at = note->text;
+
+    for (; index > 0 && *at != '\0'; at++) {
+        index -= *at == ' ';
+    }
+    size_t length = strcspn(at, " ");
+    bool hashed = length > 0 && at[length - 1] == '#';
+
+    snprintf(name, nbytes, "%.*s", (int)(length - hashed), at);
+    return hashed;
+}
+
+/* "step of SGD (group 1, lr 0.1)" */
+static void note_text(const msi_note *note, char *buffer, size_t nbytes)
+{
+    int at = snprintf(buffer, nbytes, "%s", note->label);
+    const char *before = " (";
+
+    if (note->n_numbers == 0) {
+        snprintf(buffer + at, nbytes - (size_t)at, note->text[0] != '\0' ? " %s" : "%s",
+                 note->text);
+        return;
+    }
+    for (int64_t i = 0; i < note->n_numbers && (size_t)at < nbytes; i++) {
+        char name[MSI_NOTE_TEXT];
+
+        if (!number_name(note, i, name, sizeof(name))) {
+            at += snprintf(buffer + at, nbytes - (size_t)at, "%s%s %.9g", before, name,
+                           note->number[i]);
+            before = ", ";
+        }
+    }
+    if (before[0] == ',' && (size_t)at < nbytes) {
+        snprintf(buffer + at, nbytes - (size_t)at, ")");
+    }
+}
+
+/* Two numbers in as many digits as it takes to see that they differ. */
+static void numbers_text(double a, double b, char *ta, char *tb, size_t nbytes)
+{
+    for (int digits = 6; digits <= 17; digits += 11) {
+        snprintf(ta, nbytes, "%.*g", digits, a);
+        snprintf(tb, nbytes, "%.*g", digits, b);
+        if (strcmp(ta, tb) != 0) {
+            return;
+        }
+    }
+}
+
+/* Notes na of rank a and nb of rank b are about the same thing: in what do they differ? */
+static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32_t b, char *buffer,
+                        size_t nbytes)
+{
+    char name[MSI_NOTE_TEXT], ta[32], tb[32];
+    int64_t i = 0;
+
+    if (na->n_numbers == 0) {
+        snprintf(buffer, nbytes, "%s is %s on rank %d and %s on rank %d", na->label, na->text,
+                 (int)a, nb->text, (int)b);
+        return;
+    }
+    while (i + 1 < na->n_numbers &&
+           memcmp(&na->number[i], &nb->number[i], sizeof(na->number[i])) == 0) {
+        i++;
+    }
+    if (number_name(na, i, name, sizeof(name))) {
+        snprintf(buffer, nbytes, "%s of %s is not the same on ranks %d and %d", name, na->label,
+                 (int)a, (int)b);
+        return;
+    }
+    numbers_text(na->number[i], nb->number[i], ta, tb, sizeof(ta));
+    snprintf(buffer, nbytes, "%s of %s is %s on rank %d and %s on rank %d", name, na->label, ta,
+             (int)a, tb, (int)b);
+}
+
+static bool same_subject(const msi_note *a, const msi_note *b)
+{
+    return strcmp(a->label, b->label) == 0 && a->n_numbers == b->n_numbers &&
+           (a->n_numbers == 0 || strcmp(a->text, b->text) == 0);
+}
+
+const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,
+                           char *buffer, size_t nbytes)
+{
+    int32_t ra = c->slot[a], rb = c->slot[b];
+    uint64_t last_a, last_b, hash_a, hash_b;
+    msi_note na, nb;
+    char ta[144], tb[144];
+
+    snprintf(buffer, nbytes, "ranks %d and %d noted different things, too long ago to name them",
+             (int)ra, (int)rb);
+    if (!find(c, a, noted_a, &last_a) || !find(c, b, noted_b, &last_b)) {
+        return buffer;
+    }
+    uint64_t last = last_a > last_b ? last_a : last_b;
+    bool known = last < MSI_NOTES; /* everything up to here was the same */
+
+    for (uint64_t n = last >= MSI_NOTES ? last - MSI_NOTES + 1 : 1; n <= last; n++) {
+        bool has_a = n <= last_a && note_read(c, a, n, &na, &hash_a);
+        bool has_b = n <= last_b && note_read(c, b, n, &nb, &hash_b);
+
+        if (has_a && has_b && hash_a == hash_b) {
+            known = true;
+        } else if (known && has_a && has_b && same_subject(&na, &nb)) {
+            values_text(&na, ra, &nb, rb, buffer, nbytes);
+            return buffer;
+        } else if (known && has_a && has_b) {
+            note_text(&na, ta, sizeof(ta));
+            note_text(&nb, tb, sizeof(tb));
+            snprintf(buffer, nbytes, "rank %d has %s where rank %d has %s", (int)ra, ta, (int)rb,
+                     tb);
+            return buffer;
+        } else if (known && (has_a || has_b)) {
+            note_text(has_a ? &na : &nb, ta, sizeof(ta));
+            snprintf(buffer, nbytes, "rank %d has %s, rank %d has not", (int)(has_a ? ra : rb), ta,
+                     (int)(has_a ? rb : ra));
+            return buffer;
+        }
+    }
+    return buffer;
+}

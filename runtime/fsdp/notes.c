@@ -1,0 +1,83 @@
+/* What the running program should do alike on all ranks, said in notes that ride in the next
+ * collective. (What a plan says is compared once, in agree.c.) */
+#include "fsdp.h"
+
+#include <stdio.h>
+
+void msi_unit_note(void *unit, const msi_note *note)
+{
+    const ms_fsdp_unit *u = unit;
+
+    msi_comm_note(u->comm, note);
+}
+
+void msi_tree_note_options(const ms_fsdp_tree *tree)
+{
+    static const char *const prefetches[] = {"none", "BACKWARD_PRE", "BACKWARD_POST"};
+    const ms_fsdp_tree_options *o = &tree->options;
+    msi_note prefetch = {.label = "backward_prefetch"};
+    const msi_note others = {
+        "the tree's options", "forward_prefetch n_slots", {o->forward_prefetch, o->n_slots}, 2};
+
+    snprintf(prefetch.text, sizeof(prefetch.text), "%s", prefetches[o->backward_prefetch]);
+    msi_comm_note(tree->comm, &prefetch);
+    msi_comm_note(tree->comm, &others);
+}
+
+static msi_note about_param(const char *what, const msi_unit_param *p)
+{
+    msi_note note = {0};
+
+    snprintf(note.label, sizeof(note.label), "%s '%s'", what, p->name);
+    return note;
+}
+
+static void note_flags(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+
+        if (MSI_UNLIKELY(p->tensor->requires_grad != p->trained)) {
+            msi_note note = about_param("requires_grad of", p);
+
+            p->trained = p->tensor->requires_grad;
+            snprintf(note.text, sizeof(note.text), "%s", p->trained ? "true" : "false");
+            msi_comm_note(u->comm, &note);
+        }
+    }
+}
+
+void msi_unit_note_touch(ms_fsdp_unit *u)
+{
+    int64_t version = u->master != NULL ? u->master->version : 0;
+
+    u->written = u->written || version > u->told_version + 1;
+    u->told_version = version;
+}
+
+/* All of a replica: which of its parameters was written is not known. */
+static void note_values(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_note note = about_param("values written to", &u->params[i]);
+
+        snprintf(note.text, sizeof(note.text), "hash#");
+        note.number[0] = msi_note_hash(msi_replica_hash(u, i));
+        note.n_numbers = 1;
+        msi_comm_note(u->comm, &note);
+    }
+    u->told_version = u->master->version;
+    u->written = false;
+}
+
+void msi_tree_note_changes(ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; tree->world > 1 && i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        note_flags(u);
+        if (!u->is_sharded && (u->written || u->told_version != u->master->version)) {
+            note_values(u);
+        }
+    }
+}

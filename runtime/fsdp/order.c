@@ -1,0 +1,106 @@
+/* The order of a model's parameters, whatever its units: what folds numbers over parameters does it
+ * in this order, so that how a model is wrapped does not show in the last bit. */
+#include "fsdp.h"
+
+#include <stdlib.h>
+
+/* Without a list: unit by unit. */
+static void list_units(const ms_fsdp_tree *tree, msi_place *places)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
+            *places++ = (msi_place){tree->units[i]->params[p].tensor, tree->units[i], p};
+        }
+    }
+}
+
+static int compare_places(const void *a, const void *b)
+{
+    uintptr_t x = (uintptr_t)((const msi_place *)a)->tensor;
+    uintptr_t y = (uintptr_t)((const msi_place *)b)->tensor;
+
+    return (x > y) - (x < y);
+}
+
+/* Is every parameter of the tree listed, and none twice? `sorted` is a copy to work in. */
+static ms_status check_list(msi_place *sorted, int32_t n, int32_t n_held)
+{
+    qsort(sorted, (size_t)n, sizeof(*sorted), compare_places);
+    for (int32_t i = 0; i < n; i++) {
+        n_held -= sorted[i].unit != NULL;
+        if (i > 0 && sorted[i].tensor == sorted[i - 1].tensor) {
+            return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' is listed twice",
+                           msi_tensor_label(sorted[i].tensor));
+        }
+    }
+    return n_held == 0 ? MS_OK
+                       : MS_FAIL(MS_VALUE_ERROR, "%d parameters of the tree's units are not listed",
+                                 (int)n_held);
+}
+
+static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n,
+                             int32_t n_held, msi_place *places)
+{
+    msi_place *sorted = malloc(sizeof(*sorted) * ((size_t)n + 1));
+
+    if (sorted == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the order of %d parameters", (int)n);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        const msi_param *param = params[i]->param;
+        ms_fsdp_unit *u = param != NULL ? param->unit : NULL;
+
+        if (u != NULL && u->tree != tree) {
+            free(sorted);
+            return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' belongs to another sharded model",
+                           msi_tensor_label(params[i]));
+        }
+        places[i] = sorted[i] = (msi_place){params[i], u, u != NULL ? param->unit_index : -1};
+    }
+    ms_status status = check_list(sorted, n, n_held);
+
+    free(sorted);
+    return status;
+}
+
+ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
+                        msi_place **out, int32_t *n)
+{
+    int32_t n_held = 0;
+    ms_status status = MS_OK;
+
+    *out = NULL;
+    MS_CHECK_ARG(n_params >= 0 && (params != NULL || n_params == 0));
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        n_held += tree->units[i]->n_params;
+    }
+    *n = params != NULL ? n_params : n_held;
+    msi_place *places = malloc(sizeof(*places) * ((size_t)*n + 1));
+
+    if (places == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the order of %d parameters", (int)*n);
+    }
+    if (params == NULL) {
+        list_units(tree, places);
+    } else {
+        status = list_params(tree, params, *n, n_held, places);
+    }
+    if (status != MS_OK) {
+        free(places);
+        return status;
+    }
+    *out = places;
+    return MS_OK;
+}
+
+uint64_t msi_order_hash(const msi_place *places, int32_t n)
+{
+    uint64_t hash = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        hash = msi_mix64(hash ^ ms_name_key(places[i].unit != NULL
+                                                ? places[i].unit->params[places[i].index].name
+                                                : msi_tensor_label(places[i].tensor)));
+    }
+    return hash;
+}

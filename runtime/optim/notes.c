@@ -1,0 +1,89 @@
+/* What ranks that share parameters should have in common about their optimizers: kind, groups in
+ * order, settings at every step, and the steps themselves. */
+#include "optim.h"
+
+#define ADAM_SETTINGS "group lr betas[1] betas[2] eps weight_decay maximize"
+
+static const msi_note GROUPS[] = {
+    [MS_OPTIM_SGD] = {"parameters of SGD", "group number order#", {0}, 3},
+    [MS_OPTIM_ADAM] = {"parameters of Adam", "group number order#", {0}, 3},
+    [MS_OPTIM_ADAMW] = {"parameters of AdamW", "group number order#", {0}, 3},
+};
+
+static const msi_note STEPS[] = {
+    [MS_OPTIM_SGD] = {"step of SGD",
+                      "group lr momentum dampening weight_decay nesterov maximize",
+                      {0},
+                      7},
+    [MS_OPTIM_ADAM] = {"step of Adam", ADAM_SETTINGS, {0}, 7},
+    [MS_OPTIM_ADAMW] = {"step of AdamW", ADAM_SETTINGS, {0}, 7},
+};
+
+/* The first parameter that a unit holds, or NULL: then the optimizer is this rank's own business.
+ */
+static const msi_param *shared_param(const ms_optim *optim)
+{
+    for (int32_t i = 0; i < optim->n_params; i++) {
+        const msi_param *p = optim->params[i].tensor->param;
+
+        if (p != NULL && p->ops != NULL && p->ops->note != NULL) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+/* Which parameters a group updates, and in which order. */
+static void note_group(const ms_optim *optim, const msi_param *through, int32_t group)
+{
+    msi_note note = GROUPS[optim->kind];
+    uint64_t order = 0;
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < optim->n_params; i++) {
+        if (optim->params[i].group == group) {
+            order = msi_mix64(order ^ ms_name_key(msi_tensor_label(optim->params[i].tensor)));
+            n++;
+        }
+    }
+    note.number[0] = group + 1;
+    note.number[1] = n;
+    note.number[2] = msi_note_hash(order);
+    through->ops->note(through->unit, &note);
+}
+
+static void note_step(const ms_optim *optim, const msi_param *through, int32_t group)
+{
+    const ms_optim_options *o = &optim->groups[group];
+    msi_note note = STEPS[optim->kind];
+    double *number = note.number;
+
+    *number++ = group + 1;
+    *number++ = o->lr;
+    if (optim->kind == MS_OPTIM_SGD) {
+        *number++ = o->momentum;
+        *number++ = o->dampening;
+        *number++ = o->weight_decay;
+        *number++ = o->nesterov;
+    } else {
+        *number++ = o->beta1;
+        *number++ = o->beta2;
+        *number++ = o->eps;
+        *number++ = o->weight_decay;
+    }
+    *number = o->maximize;
+    through->ops->note(through->unit, &note);
+}
+
+void msi_optim_note_step(ms_optim *optim)
+{
+    const msi_param *through = shared_param(optim);
+
+    for (int32_t g = 0; through != NULL && g < optim->n_groups; g++) {
+        if (optim->n_noted < optim->n_params) {
+            note_group(optim, through, g);
+        }
+        note_step(optim, through, g);
+    }
+    optim->n_noted = optim->n_params;
+}

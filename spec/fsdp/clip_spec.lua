@@ -1,0 +1,128 @@
+-- One norm over everything, the same bits on every rank and however the model is wrapped.
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
+
+-- A trunk that is sharded and a head that is not; every element of a gradient is what is set.
+local function model_with_plain_head(strategy)
+  ms.manual_seed(1)
+  local bare = { bias = false }
+  local module = nn.Sequential { nn.Linear(3, 2, bare), nn.Linear(2, 2, bare) }
+  local model
+  ms.capture_warnings(function() -- NO_SHARD's
+    model = fsdp.FSDP(module, {
+      sharding_strategy = strategy, use_orig_params = true, ignored_modules = { module[2] },
+    })
+  end)
+  model(ms.ones(1, 3)):sum():backward()
+  local trunk, head = module[1].weight, module[2].weight
+  if trunk:grad() then
+    trunk:grad():fill_(0.5)
+  end
+  return model, trunk, head
+end
+
+describe('clip_grad_norm_ of sharded and plain parameters together', function()
+  for _, strategy in ipairs { 'FULL_SHARD', 'NO_SHARD' } do
+    it('counts equal plain gradients once, with ' .. strategy, function()
+      for world = 1, 3 do
+        ms.dist.spawn(world, function()
+          local model, trunk, head = model_with_plain_head(strategy)
+          head:grad():fill_(2)
+          local total = model:clip_grad_norm_(1)
+          assert.equal(math.sqrt(6 * 0.25 + 4 * 4), total)
+          checks.close(2 / (total + 1e-6), head:grad():mean():item())
+          if trunk:grad() then
+            checks.close(0.5 / (total + 1e-6), trunk:grad():mean():item())
+          end
+        end)
+      end
+    end)
+
+    it('has one norm and one coefficient where they differ by rank, with ' .. strategy, function()
+      ms.dist.spawn(2, function(rank)
+        local model, trunk, head = model_with_plain_head(strategy)
+        head:grad():fill_(rank == 0 and 2 or 4)
+        local total = model:clip_grad_norm_(1)
+        assert.equal(math.sqrt(6 * 0.25 + 4 * (4 + 16) / 2), total) -- the mean of the squares
+        checks.close((rank == 0 and 2 or 4) / (total + 1e-6), head:grad():mean():item())
+        checks.close(0.5 / (total + 1e-6), trunk:grad():mean():item())
+        head:grad():fill_(rank == 0 and 2 or 4)
+        assert.equal(4, model:clip_grad_norm_(1, math.huge))
+        checks.close((rank == 0 and 2 or 4) / (4 + 1e-6), head:grad():mean():item())
+      end)
+    end)
+
+    it('takes no gradient on some ranks for zeros, with ' .. strategy, function()
+      ms.dist.spawn(2, function(rank)
+        local model, _, head = model_with_plain_head(strategy)
+        head:grad():fill_(2)
+        if rank == 0 then
+          head:set_grad(nil)
+        end
+        assert.equal(math.sqrt(6 * 0.25 + 4 * 4 / 2), model:clip_grad_norm_(1))
+      end)
+    end)
+  end
+end)
+
+-- Blocks of 4,096 elements, gradients from 1e-3 to 1e3: the order of additions shows in the norm.
+local function uneven()
+  ms.manual_seed(5)
+  local layers = {}
+  for i = 1, 5 do
+    layers[i] = nn.Linear(i == 1 and 40 or 60 + i, 61 + i)
+  end
+  return nn.Sequential(layers)
+end
+
+local function odd_ones_first(layers)
+  return fsdp.CustomPolicy(function(m)
+    return m == layers[1] or m == layers[3] or m == layers[4]
+  end)
+end
+
+describe('clip_grad_norm_ and hash', function()
+  it('have the same bits for every wrap policy, strategy and world size', function()
+    local path = os.tmpname()
+    local seen = {}
+    for _, world in ipairs { 1, 2, 3, 4 } do
+      local expected = world == 3 and 3 or 1 -- the mean of three equal gradients is rounded
+      for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
+        for _, policy in ipairs { 'none', 'always', 'some' } do
+          ms.dist.spawn(world, function(rank)
+            local module, model = uneven(), nil
+            ms.capture_warnings(function()
+              model = fsdp.FSDP(module, {
+                sharding_strategy = strategy,
+                auto_wrap_policy = policy == 'always' and fsdp.always_wrap_policy
+                  or policy == 'some' and odd_ones_first(module) or nil,
+              })
+            end)
+            local opt = optim.SGD(model:parameters(), { lr = 0.1 })
+            model(ms.ones(1, 40)):sum():backward()
+            for i, p in ipairs(model:parameters()) do
+              if p:grad() then
+                p:grad():copy_(p:grad():mul(10 ^ (i % 7 - 3)))
+              end
+            end
+            local norm = model:clip_grad_norm_(0.5)
+            opt:step()
+            local hash = model:hash()
+            if rank == 0 then
+              local file = assert(io.open(path, 'w'))
+              file:write(('%a %s'):format(norm, hash))
+              file:close()
+            end
+          end)
+          local file = assert(io.open(path))
+          local text = file:read('*a')
+          file:close()
+          seen[expected] = seen[expected] or text
+          assert.equal(seen[expected], text)
+        end
+      end
+    end
+    os.remove(path)
+  end)
+end)
