@@ -16,6 +16,7 @@ local OPTIONAL = {
   ms_op_linear_gelu = { bias = true },
   ms_op_layer_norm = { w = true, bias = true },
   ms_checkpoint_add = { ['local'] = true },
+  ms_checkpoint_load_add = { ['local'] = true },
 }
 
 --- Ownership for C hosts; refs have ms_ref_release() and never retain.

@@ -29,6 +29,11 @@ function checkpoint.discard(writer)
   C.ms_checkpoint_discard(writer)
 end
 
+--- Let the commit fail on all ranks, with what this one raised.
+function checkpoint.fail(writer, err)
+  C.ms_checkpoint_fail(writer, B.errors.status(err), B.errors.text(err))
+end
+
 function checkpoint.open(path)
   local out = B.new('ms_checkpoint *[1]')
   B.check(C.ms_checkpoint_open(out, path))
@@ -40,14 +45,49 @@ function checkpoint.close(handle)
   C.ms_checkpoint_close(handle)
 end
 
+--- Begin reading a checkpoint into tensors; `load_add` everything, then `load_commit` or
+--- `load_discard`.
+function checkpoint.load_begin(comm, path)
+  local out = B.new('ms_checkpoint_loader *[1]')
+  B.check(C.ms_checkpoint_load_begin(out, comm, path))
+  return B.gc(out[0], C.ms_checkpoint_load_discard)
+end
+
+--- The same with the newest intact checkpoint; nil when there is none.
+function checkpoint.load_latest(comm, root)
+  local out = B.new('ms_checkpoint_loader *[1]')
+  B.check(C.ms_checkpoint_load_latest(out, comm, root))
+  return out[0] ~= nil and B.gc(out[0], C.ms_checkpoint_load_discard) or nil
+end
+
+--- What `meta` and `keys` take. Borrowed from the loader.
+function checkpoint.load_source(loader)
+  return C.ms_checkpoint_load_source(loader)
+end
+
+---@param extent ms.Extent
+---@param part ms.Tensor?  overwritten by the commit
+function checkpoint.load_add(loader, key, extent, part)
+  calls.checkpoint_load_add(loader, key, extent.c, part)
+end
+
+function checkpoint.load_fail(loader, err)
+  C.ms_checkpoint_load_fail(loader, B.errors.status(err), B.errors.text(err))
+end
+
+function checkpoint.load_commit(loader)
+  B.gc(loader, nil)
+  B.check(C.ms_checkpoint_load_commit(loader))
+end
+
+function checkpoint.load_discard(loader)
+  B.gc(loader, nil)
+  C.ms_checkpoint_load_discard(loader)
+end
+
 ---@return string  JSON
 function checkpoint.meta(handle)
   return B.string(C.ms_checkpoint_meta(handle))
-end
-
----@return boolean
-function checkpoint.has(handle, key)
-  return C.ms_checkpoint_has(handle, key)
 end
 
 ---@return string[]
@@ -57,23 +97,6 @@ function checkpoint.keys(handle)
     keys[i] = B.string(C.ms_checkpoint_key(handle, i - 1))
   end
   return keys
-end
-
---- Shape of the whole tensor behind a key.
----@return integer[]
-function checkpoint.shape(handle, key)
-  local extent = B.new('ms_param_extent')
-  B.check(C.ms_checkpoint_extent(handle, key, extent))
-  local shape = {}
-  for i = 1, extent.ndim do
-    shape[i] = tonumber(extent.shape[i - 1])
-  end
-  return shape
-end
-
---- Read the elements `extent` names into `part`.
-function checkpoint.read(handle, key, extent, part)
-  calls.checkpoint_read(handle, key, extent.c, part)
 end
 
 local path_out = B.new('const char *[1]')

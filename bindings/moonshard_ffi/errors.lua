@@ -91,6 +91,12 @@ function errors.status(value)
   return errors.is(value) and status_of[value.kind] or status_of.RuntimeError
 end
 
+--- What anything that was raised says, without its kind.
+---@return string
+function errors.text(value)
+  return errors.is(value) and value.message or tostring(value)
+end
+
 --- One line about anything that was raised, with its position where it has one.
 ---@return string
 function errors.describe(value)

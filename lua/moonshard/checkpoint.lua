@@ -27,6 +27,36 @@ local checkpoint = {}
 ---@field step integer
 ---@field config? table  numbers, strings, booleans, tables of them; comes back with the meta data
 
+-- -- what is given ---------------------------------------------------------------------------------
+
+local function check_text(what, name, value)
+  if type(value) ~= 'string' or value == '' then
+    errors.raise('TypeError', '%s: %s is %s, expected a path', what, name,
+      value == '' and 'empty' or 'a ' .. type(value))
+  end
+end
+
+local function check_whole(what, name, value, lowest)
+  if type(value) ~= 'number' or value % 1 ~= 0 or value < lowest or value > 2 ^ 53 then
+    errors.raise(type(value) == 'number' and 'ValueError' or 'TypeError',
+      '%s: %s is %s, expected a whole number of at least %d', what, name, tostring(value), lowest)
+  end
+end
+
+-- What is saved and restored, and a method by which each is known.
+local PARTS = { 'model', 'optimizer', 'loader' }
+local METHODS = { model = 'named_parameters', optimizer = '_entries', loader = 'check_state' }
+
+local function check_parts(what, opts)
+  for _, name in ipairs(PARTS) do
+    local part = opts[name]
+    local is_object = type(part) == 'table' and rawget(part, '_name') == nil
+    if part ~= nil and not (is_object and type(part[METHODS[name]]) == 'function') then
+      errors.raise('TypeError', '%s: %s is a %s that is no %s', what, name, type(part), name)
+    end
+  end
+end
+
 -- -- keys ----------------------------------------------------------------------------------------
 
 local function model_key(name)
@@ -98,6 +128,29 @@ local function check_names(optimizer)
   end
 end
 
+local function check_save(what, opts)
+  check_whole(what, 'step', opts.step, 0)
+  check_parts(what, opts)
+  if opts.config ~= nil and type(opts.config) ~= 'table' then
+    errors.raise('TypeError', '%s: config is a %s, expected a table', what, type(opts.config))
+  end
+end
+
+-- Run what may fail on one rank only between two collectives. A failure goes to the commit, which
+-- raises it on all ranks; alone, the error object itself is raised.
+local function guarded(comm, handle, fail, discard, fn)
+  local ok, err = pcall(fn)
+  if ok then
+    return err
+  end
+  local _, size = sharding.place(comm)
+  if size == 1 then
+    discard(handle)
+    error(err, 0)
+  end
+  fail(handle, err)
+end
+
 --- Write `<root>/<name>`. Collective; on a failure the checkpoints before stay as they were.
 ---@param root string  folder, made when missing
 ---@param name string
@@ -106,120 +159,128 @@ end
 function checkpoint.save(root, name, opts)
   opts = errors.options('checkpoint.save', opts,
     { 'step', 'model', 'optimizer', 'loader', 'config' })
+  check_text('checkpoint.save', 'root', root)
+  check_text('checkpoint.save', 'name', name)
+  check_save('checkpoint.save', opts)
   local comm = sharding.world()
   local rank = sharding.place(comm)
-  local meta = { step = opts.step, config = opts.config, seed = parameter.seed() }
-  if opts.loader then
-    meta.loader = opts.loader:state()
-  end
-  if opts.model then
-    opts.model:materialize()
-  end
-  if opts.optimizer then
-    check_names(opts.optimizer)
-  end
   local writer = runtime.begin(comm, root, name)
-  local ok, err = pcall(function()
+  local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
+    local all = { step = opts.step, config = opts.config, seed = parameter.seed() }
+    if opts.loader then
+      all.loader = opts.loader:state()
+    end
     if opts.model then
+      opts.model:materialize()
       add_model(writer, opts.model, rank)
     end
     if opts.optimizer then
-      meta.optimizer = add_optimizer(writer, opts.optimizer, rank)
+      check_names(opts.optimizer)
+      all.optimizer = add_optimizer(writer, opts.optimizer, rank)
     end
-    return json.encode(meta)
+    return json.encode(all)
   end)
-  if not ok then
-    runtime.discard(writer)
-    error(err, 0)
-  end
-  runtime.commit(writer, err)
+  runtime.commit(writer, meta)
   return root .. '/' .. name
 end
 
 -- -- reading -------------------------------------------------------------------------------------
 
-local function check_shape(handle, key, extent)
-  local found = runtime.shape(handle, key)
-  local same = #found == #extent.shape
-  for i = 1, #found do
-    same = same and found[i] == extent.shape[i]
-  end
-  if not same then
-    errors.raise('ValueError', "'%s' has shape (%s) in the checkpoint, expected (%s)", key,
-      table.concat(found, ', '), table.concat(extent.shape, ', '))
+-- A load has two halves. Everything that can fail comes first and writes nothing; what is left for
+-- after the commit is appended to `after`.
+
+local function check_model_keys(source, expected)
+  for _, key in ipairs(runtime.keys(source)) do
+    if key:sub(1, 6) == 'model/' and not expected[key] then
+      errors.raise('KeyError', "the checkpoint has '%s', which the model has not", key)
+    end
   end
 end
 
-local function read_into(handle, key, extent, part)
-  if not runtime.has(handle, key) then
-    errors.raise('KeyError', "the checkpoint has no '%s'", key)
-  end
-  check_shape(handle, key, extent)
-  if part then
-    runtime.read(handle, key, extent, part)
-  end
-end
-
-local function read_model(handle, model)
+local function add_load_of_model(loader, model, after)
+  local expected = {}
   for _, p in ipairs(model:named_parameters()) do
     local part, extent = parameter.part(p.tensor)
-    read_into(handle, model_key(p.name), extent, part)
-    parameter.touch(p.tensor)
+    local key = model_key(p.name)
+    expected[key] = true
+    runtime.load_add(loader, key, extent, part)
+    after[#after + 1] = function() parameter.touch(p.tensor) end
   end
   for _, b in ipairs(persistent_buffers(model)) do
     local part, extent = whole(buffer.value(b.entry))
-    read_into(handle, model_key(b.name), extent, part)
-    buffer.load(b.entry, part and part:reshape(b.tensor:shape()) or b.tensor)
+    local value = part and part:reshape(b.tensor:shape()) or b.tensor
+    local key = model_key(b.name)
+    expected[key] = true
+    runtime.load_add(loader, key, extent, part)
+    after[#after + 1] = function() buffer.load(b.entry, value) end
+  end
+  check_model_keys(runtime.load_source(loader), expected)
+end
+
+-- Would the optimizer take these options? It says so by taking them, and gets its own back.
+local function check_group_options(optimizer, groups)
+  if type(groups) ~= 'table' then
+    errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
+  end
+  local own = optimizer:_group_options()
+  local ok, err = pcall(optimizer._set_group_options, optimizer, groups)
+  optimizer:_set_group_options(own)
+  if not ok then
+    error(err, 0)
   end
 end
 
-local function read_optimizer(handle, optimizer, meta)
-  if not meta then
+local function add_load_of_optimizer(loader, optimizer, meta, after)
+  if type(meta) ~= 'table' then
     errors.raise('KeyError', 'the checkpoint has no optimizer')
   elseif meta.kind ~= optimizer.kind then
-    errors.raise('ValueError', 'the checkpoint holds the state of %s, expected %s', meta.kind,
-      optimizer.kind)
+    errors.raise('ValueError', 'the checkpoint holds the state of %s, expected %s',
+      tostring(meta.kind), optimizer.kind)
   end
   local entries, states = optimizer:_entries()
   for i, entry in ipairs(entries) do
     local _, extent = parameter.part(entry.param)
     for _, state in ipairs(states) do
-      read_into(handle, state_key(state, entry.name), extent, entry.state[state])
+      runtime.load_add(loader, state_key(state, entry.name), extent, entry.state[state])
     end
-    optimizer:_set_steps(i, meta.steps[entry.name] or 0)
+    local steps = type(meta.steps) == 'table' and meta.steps[entry.name]
+    if type(steps) ~= 'number' or steps % 1 ~= 0 or steps < 0 or steps > 2 ^ 53 then
+      errors.raise('FormatError', "the optimizer in the checkpoint has taken %s steps for '%s', "
+        .. 'expected a whole number', tostring(steps), entry.name)
+    end
+    after[#after + 1] = function() optimizer:_set_steps(i, steps) end
   end
-  optimizer:_set_group_options(meta.groups)
+  check_group_options(optimizer, meta.groups)
+  after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
 end
 
----@class ms.checkpoint.Meta
----@field step integer
----@field config? table
+local function add_load_of_data(loader, state, after)
+  if state == nil then
+    errors.raise('KeyError', 'the checkpoint has no position in the data')
+  end
+  loader:check_state(state)
+  after[#after + 1] = function() loader:load_state(state) end
+end
 
---- Read a checkpoint into what is given. Every rank reads its own elements.
----@param path string
----@param opts ms.checkpoint.State
----@return ms.checkpoint.Meta
-function checkpoint.load(path, opts)
-  opts = errors.options('checkpoint.load', opts, { 'model', 'optimizer', 'loader' })
-  local handle = runtime.open(path)
-  local meta
-  local ok, err = pcall(function()
-    meta = json.decode(runtime.meta(handle))
+-- Read what `loader` has opened into what is given. Collective.
+local function load_into(comm, loader, opts)
+  local after, meta = {}, nil
+  guarded(comm, loader, runtime.load_fail, runtime.load_discard, function()
+    meta = json.decode(runtime.meta(runtime.load_source(loader)))
     if opts.model then
       opts.model:materialize()
-      read_model(handle, opts.model)
+      add_load_of_model(loader, opts.model, after)
     end
     if opts.optimizer then
-      read_optimizer(handle, opts.optimizer, meta.optimizer)
+      add_load_of_optimizer(loader, opts.optimizer, meta.optimizer, after)
     end
     if opts.loader then
-      opts.loader:load_state(meta.loader or errors.raise('KeyError',
-        'the checkpoint has no position in the data'))
+      add_load_of_data(opts.loader, meta.loader, after)
     end
   end)
-  runtime.close(handle)
-  if not ok then
-    error(err, 0)
+  runtime.load_commit(loader)
+  for _, finish in ipairs(after) do
+    finish()
   end
   if meta.seed ~= parameter.seed() then
     errors.warn('UserWarning', ('the checkpoint was made with seed %s, this run has %s'):format(
@@ -228,10 +289,33 @@ function checkpoint.load(path, opts)
   return meta
 end
 
+local function check_load(what, opts)
+  opts = errors.options(what, opts, PARTS)
+  check_parts(what, opts)
+  return opts
+end
+
+---@class ms.checkpoint.Meta
+---@field step integer
+---@field config? table
+
+--- Read a checkpoint into what is given. Collective: all ranks read the same one, each its own
+--- elements, and when one of them fails nothing is changed on any.
+---@param path string
+---@param opts ms.checkpoint.State
+---@return ms.checkpoint.Meta
+function checkpoint.load(path, opts)
+  opts = check_load('checkpoint.load', opts)
+  check_text('checkpoint.load', 'path', path)
+  local comm = sharding.world()
+  return load_into(comm, runtime.load_begin(comm, path), opts)
+end
+
 --- What was saved beside the tensors, without reading them.
 ---@param path string
 ---@return ms.checkpoint.Meta
 function checkpoint.read_meta(path)
+  check_text('checkpoint.read_meta', 'path', path)
   local handle = runtime.open(path)
   local ok, meta = pcall(function()
     return json.decode(runtime.meta(handle))
@@ -243,17 +327,22 @@ function checkpoint.read_meta(path)
   return meta
 end
 
---- Path of the newest complete checkpoint under `root`, or nil.
+--- Path of the newest intact checkpoint under `root`, or nil. Reads every byte of it; broken ones
+--- are passed over with a warning.
 ---@param root string
 ---@return string?
 function checkpoint.latest(root)
+  check_text('checkpoint.latest', 'root', root)
   return runtime.latest(root)
 end
 
---- Remove all but the newest `keep`, and what died writers left.
+--- Remove all but the newest `keep`, and what died writers left. What cannot be removed is a
+--- warning; what is not ours stays.
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)
+  check_text('checkpoint.prune', 'root', root)
+  check_whole('checkpoint.prune', 'keep', keep, 1)
   runtime.prune(root, keep)
 end
 
@@ -270,30 +359,36 @@ checkpoint.Manager = Manager
 ---@param opts { root: string, keep?: integer }  keep: how many (default 2)
 function Manager:init(opts)
   opts = errors.options(self._name, opts, { 'root', 'keep' })
-  if type(opts.root) ~= 'string' then
-    errors.raise('TypeError', 'root is a %s, expected a path', type(opts.root))
-  end
-  self.root, self.keep = opts.root, opts.keep or 2
+  check_text(self._name, 'root', opts.root)
+  self.root, self.keep = opts.root, opts.keep == nil and 2 or opts.keep
+  check_whole(self._name, 'keep', self.keep, 1)
 end
 
 --- Save, then remove what is too old. Collective.
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)
+  opts = errors.options('checkpoint.save', opts,
+    { 'step', 'model', 'optimizer', 'loader', 'config' })
+  check_whole('checkpoint.save', 'step', opts.step, 0)
   local path = checkpoint.save(self.root, ('step-%08d'):format(opts.step), opts)
-  local comm = sharding.world()
-  if sharding.place(comm) == 0 then
-    checkpoint.prune(self.root, self.keep)
+  if sharding.place(sharding.world()) == 0 then
+    local ok, err = pcall(checkpoint.prune, self.root, self.keep)
+    if not ok then -- the checkpoint is safe: an old one too many ends no training
+      errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err))
+    end
   end
   return path
 end
 
---- Read the newest complete checkpoint. @return its meta data, nil when there is none
+--- Read the newest checkpoint that all ranks find intact. Collective.
 ---@param opts ms.checkpoint.State
----@return ms.checkpoint.Meta?
+---@return ms.checkpoint.Meta?  nil when there is none
 function Manager:resume(opts)
-  local path = checkpoint.latest(self.root)
-  return path and checkpoint.load(path, opts) or nil
+  opts = check_load('checkpoint.resume', opts)
+  local comm = sharding.world()
+  local loader = runtime.load_latest(comm, self.root)
+  return loader and load_into(comm, loader, opts)
 end
 
 -- -- interchange ---------------------------------------------------------------------------------

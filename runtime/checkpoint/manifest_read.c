@@ -1,8 +1,8 @@
 /* Reading manifests: every field is checked before anything is opened or allocated by it. */
+#include "json_text.h"
 #include "manifest.h"
 #include "safetensors.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -293,17 +293,11 @@ static ms_status parse_root(msi_manifest *m, const char *path)
 
 ms_status msi_manifest_parse(msi_manifest *m, const char *path, const char *text, size_t n)
 {
-    json_error_t error;
+    const msi_json_source source = {.path = path, .part = "", .begin = text};
     ms_status status;
 
-    errno = 0;
-    *m = (msi_manifest){.root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error)};
-    if (m->root == NULL && errno == ENOMEM) { /* which Jansson tells by an empty text or none */
-        return no_memory(path);
-    }
-    if (m->root == NULL) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: byte %d: %s", path, error.position, error.text);
-    }
+    *m = (msi_manifest){0};
+    MS_TRY(msi_json_parse(&m->root, &source, text, n));
     status = parse_root(m, path);
     if (status != MS_OK) {
         msi_manifest_dispose(m);

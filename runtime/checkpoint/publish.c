@@ -124,25 +124,33 @@ static ms_status replace(const char *from, const char *to, const char *aside, bo
                                               : MS_IO_ERROR;
 }
 
-/* Give `folder` its final name, for good. */
+/* Take `final` back to `folder`, and what it displaced to `final`. @return true when that worked */
+static bool undo(const char *folder, const char *final, const char *aside, bool displaced)
+{
+    return displaced ? replace(folder, final, aside, &displaced) == MS_OK
+                     : rename(final, folder) == 0;
+}
+
+/* Give `folder` its final name, for good. When that cannot be made sure, nobody knows what a power
+ * loss would leave: undo it. When not even that can be done the new one is there, and what it
+ * displaced stays beside it. */
 static ms_status put_in_place(const char *folder, const char *root, const char *final,
                               const char *aside, bool *displaced)
 {
     MS_TRY(replace(folder, final, aside, displaced));
-    ms_status status = msi_io_sync_folder(root);
-
-    if (status == MS_OK) {
-        return MS_OK;
-    }
     msi_outcome failure = {0};
 
-    msi_outcome_keep(&failure, status);
-    if (*displaced) { /* nobody knows what a power loss would leave now: undo it */
-        replace(folder, final, aside, displaced);
-    } else {
-        rename(final, folder);
+    msi_outcome_keep(&failure, msi_io_sync_folder(root));
+    if (failure.status == MS_OK) {
+        return MS_OK;
     }
-    return MS_FAIL(status, "%s", failure.message);
+    if (undo(folder, final, aside, *displaced)) {
+        return MS_FAIL(failure.status, "%s", failure.message);
+    }
+    msi_warn("UserWarning", "%s is saved, but a power loss might undo it: %s", final,
+             failure.message);
+    *displaced = false;
+    return MS_OK;
 }
 
 /* Point `<root>/latest` at the checkpoint. */

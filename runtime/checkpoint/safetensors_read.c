@@ -1,6 +1,7 @@
 /* Reading safetensors files from anywhere: nothing in the header is believed before it is checked
  * against the bytes that are there. */
 #include "io.h"
+#include "json_text.h"
 #include "safetensors.h"
 
 #include <endian.h>
@@ -9,7 +10,7 @@
 #include <unistd.h>
 
 typedef struct st_entry {
-    char *name;
+    const char *name;  /* in the header's text */
     const char *dtype; /* static, the format's name */
     int32_t ndim;
     int64_t shape[MS_MAX_DIMS]; /* the first ones when there are more */
@@ -20,9 +21,13 @@ struct ms_safetensors {
     char *path;
     int fd;
     int64_t data; /* offset of the data section */
+    char *header; /* its text */
     int32_t n;
     st_entry *entries; /* by begin, end, name */
 };
+
+/* Text of one tensor's entry. Bounds what Jansson makes of it. */
+enum { ENTRY_MAX = 64 << 10 };
 
 /* Every dtype of the format, with its bits; those of ours with their number. */
 static const struct {
@@ -116,7 +121,7 @@ static ms_status entry_bytes(const char *path, st_entry *e, const json_t *shape,
     return MS_OK;
 }
 
-static ms_status read_entry(const char *path, st_entry *e, const char *name, const json_t *value)
+static ms_status read_fields(const char *path, st_entry *e, const json_t *value)
 {
     const json_t *dtype = json_object_get(value, "dtype");
     const json_t *shape = json_object_get(value, "shape");
@@ -124,20 +129,16 @@ static ms_status read_entry(const char *path, st_entry *e, const char *name, con
     const json_t *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
     int64_t nbytes = 0;
 
-    e->name = strdup(name);
-    if (e->name == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the names in %s", path);
-    }
     if (!json_is_object(value) || json_object_size(value) != 3 || !json_is_string(dtype) ||
         !json_is_array(shape) || json_array_size(offsets) != 2 || !json_is_integer(begin) ||
         !json_is_integer(end)) {
-        return bad(path, name, "expected exactly dtype, shape and two data_offsets");
+        return bad(path, e->name, "expected exactly dtype, shape and two data_offsets");
     }
     int32_t kind = find_dtype(json_string_value(dtype));
 
     if (kind < 0) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: tensor '%.200s' has unknown dtype '%.40s'", path, name,
-                       json_string_value(dtype));
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: tensor '%.200s' has unknown dtype '%.40s'", path,
+                       e->name, json_string_value(dtype));
     }
     e->dtype = DTYPES[kind].name;
     MS_TRY(entry_bytes(path, e, shape, DTYPES[kind].bits, &nbytes));
@@ -146,26 +147,49 @@ static ms_status read_entry(const char *path, st_entry *e, const char *name, con
     if (e->begin < 0 || e->end < e->begin || e->end - e->begin != nbytes) {
         return MS_FAIL(MS_FORMAT_ERROR,
                        "%s: tensor '%.200s' has bytes [%lld, %lld), expected %lld by its shape",
-                       path, name, (long long)e->begin, (long long)e->end, (long long)nbytes);
+                       path, e->name, (long long)e->begin, (long long)e->end, (long long)nbytes);
     }
     return MS_OK;
 }
 
-static ms_status check_metadata(const char *path, const json_t *metadata)
+static ms_status read_entry(const msi_json_source *source, st_entry *e, const msi_json_member *m)
 {
-    const char *key;
     json_t *value;
 
-    if (!json_is_object(metadata)) {
-        return bad(path, "__metadata__", "expected an object");
+    e->name = m->name;
+    if (m->n > ENTRY_MAX) {
+        return MS_FAIL(MS_FORMAT_ERROR,
+                       "%s: tensor '%.200s' is described by %zu bytes, expected at most %d",
+                       source->path, e->name, m->n, ENTRY_MAX);
     }
-    json_object_foreach((json_t *)(uintptr_t)metadata, key, value)
-    {
-        if (!json_is_string(value)) {
-            return bad(path, "__metadata__", "expected strings only");
+    MS_TRY(msi_json_parse(&value, source, m->value, m->n));
+    ms_status status = read_fields(source->path, e, value);
+
+    json_decref(value);
+    return status;
+}
+
+/* Metadata are checked and forgotten. */
+static ms_status check_metadata(const msi_json_source *source, const msi_json_member *metadata)
+{
+    msi_json_member *members;
+    int32_t n;
+    ms_status status = MS_OK;
+
+    if (metadata->value[0] != '{') {
+        return bad(source->path, "__metadata__", "expected an object");
+    }
+    MS_TRY(msi_json_split(&members, &n, source, metadata->value, metadata->n));
+    for (int32_t i = 0; i < n && status == MS_OK; i++) {
+        bool is_string;
+
+        status = msi_json_is_string(source, &members[i], &is_string);
+        if (status == MS_OK && !is_string) {
+            status = bad(source->path, "__metadata__", "expected strings only");
         }
     }
-    return MS_OK;
+    free(members);
+    return status;
 }
 
 static int compare_entries(const void *a, const void *b)
@@ -203,36 +227,43 @@ static ms_status check_cover(const ms_safetensors *f, int64_t data_bytes)
     return MS_OK;
 }
 
-static ms_status read_entries(ms_safetensors *f, const json_t *header, int64_t data_bytes)
+static ms_status read_entries(ms_safetensors *f, const msi_json_source *source,
+                              const msi_json_member *members, int32_t n)
 {
-    const char *name;
-    json_t *value;
-
-    if (!json_is_object(header)) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: the header is no object", f->path);
-    }
-    f->entries = calloc(json_object_size(header) + 1, sizeof(*f->entries));
+    f->entries = calloc((size_t)n + 1, sizeof(*f->entries));
     if (f->entries == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the entries of %s", f->path);
     }
-    json_object_foreach((json_t *)(uintptr_t)header, name, value)
-    {
-        if (strcmp(name, "__metadata__") == 0) {
-            MS_TRY(check_metadata(f->path, value));
+    for (int32_t i = 0; i < n; i++) {
+        if (strcmp(members[i].name, "__metadata__") == 0) {
+            MS_TRY(check_metadata(source, &members[i]));
         } else {
-            MS_TRY(read_entry(f->path, &f->entries[f->n++], name, value));
+            MS_TRY(read_entry(source, &f->entries[f->n++], &members[i]));
         }
     }
     qsort(f->entries, (size_t)f->n, sizeof(*f->entries), compare_entries);
-    return check_cover(f, data_bytes);
+    return MS_OK;
+}
+
+static ms_status parse_header(ms_safetensors *f, int64_t length)
+{
+    const msi_json_source source = {.path = f->path, .part = "header, ", .begin = f->header};
+    msi_json_member *members;
+    int32_t n;
+
+    if (f->header[strspn(f->header, " \t\n\r")] == '[') {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: the header is no object", f->path);
+    }
+    MS_TRY(msi_json_split(&members, &n, &source, f->header, (size_t)length));
+    ms_status status = read_entries(f, &source, members, n);
+
+    free(members);
+    return status;
 }
 
 static ms_status read_header(ms_safetensors *f, int64_t file_bytes)
 {
     uint64_t length;
-    json_error_t error;
-    char *text;
-    ms_status status;
 
     if (file_bytes < 8) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected at least 8", f->path,
@@ -247,23 +278,16 @@ static ms_status read_header(ms_safetensors *f, int64_t file_bytes)
                        f->path, (unsigned long long)length, MSI_ST_HEADER_MAX,
                        (long long)file_bytes);
     }
-    text = malloc(length + 1);
-    if (text == NULL) {
+    f->header = malloc(length + 1);
+    if (f->header == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the header of %s (%llu bytes)", f->path,
                        (unsigned long long)length);
     }
-    status = msi_io_read(f->fd, f->path, text, (int64_t)length, 8);
-    if (status == MS_OK) {
-        json_t *header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
-
-        f->data = 8 + (int64_t)length;
-        status = header != NULL ? read_entries(f, header, file_bytes - f->data)
-                                : MS_FAIL(MS_FORMAT_ERROR, "%s: header, byte %d: %s", f->path,
-                                          error.position, error.text);
-        json_decref(header);
-    }
-    free(text);
-    return status;
+    MS_TRY(msi_io_read(f->fd, f->path, f->header, (int64_t)length, 8));
+    f->header[length] = '\0';
+    f->data = 8 + (int64_t)length;
+    MS_TRY(parse_header(f, (int64_t)length));
+    return check_cover(f, file_bytes - f->data);
 }
 
 ms_status ms_safetensors_open(ms_safetensors **out, const char *path)
@@ -298,13 +322,11 @@ void ms_safetensors_close(ms_safetensors *f)
     if (f == NULL) {
         return;
     }
-    for (int32_t i = 0; i < f->n; i++) {
-        free(f->entries[i].name);
-    }
     if (f->fd >= 0) {
         close(f->fd);
     }
     free(f->entries);
+    free(f->header);
     free(f->path);
     free(f);
 }

@@ -34,12 +34,14 @@ static int compare_found(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-ms_status msi_pass_over(ms_status status)
+ms_status msi_pass_over(ms_status status, bool tell)
 {
     if (status != MS_FORMAT_ERROR && status != MS_IO_ERROR) {
         return status;
     }
-    msi_warn("UserWarning", "a broken checkpoint is passed over: %s", ms_error_message());
+    if (tell) {
+        msi_warn("UserWarning", "a broken checkpoint is passed over: %s", ms_error_message());
+    }
     return MS_OK;
 }
 
@@ -71,8 +73,7 @@ static ms_status examine(msi_listing *l, const char *root, const char *name, boo
     status = ms_checkpoint_open(&c, path);
     free(path);
     if (status != MS_OK) {
-        return tell || (status != MS_FORMAT_ERROR && status != MS_IO_ERROR) ? msi_pass_over(status)
-                                                                            : MS_OK;
+        return msi_pass_over(status, tell);
     }
     list = realloc(l->list, ((size_t)l->n + 1) * sizeof(*list));
     if (list != NULL) {
@@ -142,7 +143,7 @@ ms_status ms_checkpoint_latest(const char **out, const char *root)
         if (status == MS_OK) {
             *out = path;
         } else {
-            status = msi_pass_over(status);
+            status = msi_pass_over(status, true);
         }
     }
     msi_listing_dispose(&l);

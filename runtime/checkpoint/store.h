@@ -20,8 +20,8 @@ typedef struct msi_listing {
  * the runtime its contents. */
 ms_status msi_listing_read(msi_listing *l, const char *root, bool tell);
 void msi_listing_dispose(msi_listing *l);
-/* The thread's error is that of a broken checkpoint: say that it is passed over. MS_OK, or `status`
- * when it is no fault of the checkpoint. */
-ms_status msi_pass_over(ms_status status);
+/* A checkpoint did not open, the thread's error says why: MS_OK when it is broken and passed over
+ * (with a warning if `tell`), else `status`. */
+ms_status msi_pass_over(ms_status status, bool tell);
 
 #endif

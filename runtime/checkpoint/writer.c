@@ -337,6 +337,11 @@ ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key, const ms_p
     return MS_OK;
 }
 
+void ms_checkpoint_fail(ms_checkpoint_writer *w, ms_status kind, const char *message)
+{
+    msi_outcome_keep(&w->own, MS_FAIL(kind, "%s", message));
+}
+
 enum { REPORT_CHUNK = 2048 };
 
 /* Bring every rank's report to rank 0, as one object each. In chunks of fixed size, so that no rank

@@ -174,8 +174,8 @@ static void test_checkpoint_crash__any_rank_may_die_at_any_step(void **state)
     assert_true(n_old >= 10 && n_new >= 5);
 }
 
-/* Between its two renames the name is free for a moment; who asks for the latest finds the old one
- * under another. */
+/* Between its two renames the name is free for a moment: the old one is found all the same, by its
+ * name and as the latest, and stays until there is a new one. */
 static void test_checkpoint_crash__without_exchange_one_of_both_is_found(void **state)
 {
     int k = 0, n_old = 0, n_new = 0;
@@ -194,6 +194,14 @@ static void test_checkpoint_crash__without_exchange_one_of_both_is_found(void **
         seed = seed_in(latest);
         n_old += seed == 1;
         n_new += seed == 2;
+        ms_warnings_capture(true);
+        assert_int_equal(seed, seed_in(inside(root, "best")));
+        save_and_die(root, "best", 3, k, die_at_without_exchange); /* the same again on top of it */
+        assert_true(seed_in(inside(root, "best")) == (died ? seed : 3) ||
+                    seed_in(inside(root, "best")) == 3);
+        assert_ok(save_small(root, "best", 4));
+        assert_int_equal(4, seed_in(inside(root, "best")));
+        ms_warnings_capture(false);
     }
     assert_int_equal(k, n_old + n_new);
     assert_true(n_old >= 8 && n_new >= 5);

@@ -2,6 +2,8 @@
  * write are as the format says, hostile ones are refused. */
 #include "ckpt_test.h"
 
+#include <sys/resource.h>
+
 /* A file from a header text and data; the length prefix is right unless `length` says otherwise. */
 static const char *make_file(const char *name, const char *header, size_t n_header,
                              const void *data, size_t n_data)
@@ -203,6 +205,17 @@ static const struct {
     {HEADER(ENTRY("F4", "[3]", "[0,8]")), "fill no whole bytes"},
     {"{\"__metadata__\":3}", "'__metadata__': expected an object"},
     {"{\"__metadata__\":{\"a\":3}}", "expected strings only"},
+    {"{\"t\"", "header, byte 4: expected ':'"},
+    {"{\"t\":}", "header, byte 5"},
+    {"{\"t\":{},}", "header, byte 8: expected the name"},
+    {"{\"t\":{} \"u\":{}}", "header, byte 8: expected ',' or '}'"},
+    {"{,}", "header, byte 1: expected the name"},
+    {"{\"t\":{\"dtype\":\"F32}}", "header, byte 14: a string without an end"},
+    {"{\"t\":{\"dtype\" \"F32\"}}", "header, byte 19"}, /* as Jansson counts, from the begin */
+    {"{\"t\":{\"t\":1,\"t\":1}}", "duplicate"},
+    {"{\"__metadata__\":{\"a\":\"\\q\"}}", "header, byte"},
+    {"{\"__metadata__\":{\"a\":\"1\",\"\\u0061\":\"2\"}}", "duplicate name 'a'"},
+    {"{\"__metadata__\":{\"a\":\"1\" \"b\":\"2\"}}", "expected ',' or '}'"},
     {"{\"a\\u0000b\":{}}", "header, byte"},
     {"{\"\xff\":{}}", "header, byte"},
 };
@@ -249,6 +262,77 @@ static void test_checkpoint_safetensors__lengths_that_lie_are_refused(void **sta
     assert_fails(MS_FORMAT_ERROR, "depth", ms_safetensors_open(&f, path));
     assert_fails(MS_IO_ERROR, "No such file", ms_safetensors_open(&f, path_of("missing")));
     assert_fails(MS_FORMAT_ERROR, "no regular file", ms_safetensors_open(&f, temp_path("")));
+}
+
+/* Peak of resident memory, in bytes, by which opening `path` raises it in a process of its own. */
+static int64_t bytes_to_open(const char *path, bool expect_ok)
+{
+    int fds[2];
+    int64_t grown = 0;
+
+    assert_int_equal(0, pipe(fds));
+    pid_t child = fork();
+
+    if (child == 0) {
+        struct rusage before, after;
+        ms_safetensors *f;
+
+        getrusage(RUSAGE_SELF, &before);
+        bool ok = (ms_safetensors_open(&f, path) == MS_OK) == expect_ok;
+
+        getrusage(RUSAGE_SELF, &after);
+        grown = ok ? (after.ru_maxrss - before.ru_maxrss) * 1024 : -1;
+        _exit(write(fds[1], &grown, sizeof(grown)) == (ssize_t)sizeof(grown) ? 0 : 1);
+    }
+    assert_false(was_killed(child));
+    assert_int_equal(sizeof(grown), read(fds[0], &grown, sizeof(grown)));
+    close(fds[0]);
+    close(fds[1]);
+    return grown;
+}
+
+/* Fill `text` with `unit` (in which %07d becomes a number) between `head` and `tail`. */
+static size_t repeat(char *text, const char *head, const char *unit, int n, const char *tail)
+{
+    size_t at = (size_t)sprintf(text, "%s", head);
+
+    for (int i = 0; i < n; i++) {
+        at += (size_t)sprintf(text + at, i > 0 ? "," : "");
+        at += (size_t)sprintf(text + at, unit, i);
+    }
+    return at + (size_t)sprintf(text + at, "%s", tail);
+}
+
+/* Small things in great number must not cost much more than their text. */
+static void test_checkpoint_safetensors__a_header_costs_a_small_multiple_of_its_text(void **state)
+{
+    enum { ROOM = 12 << 20 };
+    char *text = malloc(ROOM);
+    const struct {
+        const char *head, *unit, *tail;
+        int n;
+        bool sound;
+    } cases[] = {
+        {"{", "\"%07d\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}", "}", 150000,
+         true},
+        {"{\"__metadata__\":{", "\"%07d\":\"\"", "}}", 400000, true},
+        {"{\"t\":{\"dtype\":\"U8\",\"shape\":[", "1", "],\"data_offsets\":[0,1]}}", 1000000, false},
+        {"{\"t\":{\"dtype\":[", "{}", "]}}", 1000000, false},
+        {"{\"t\":", "[", "", 1000000, false},
+    };
+
+    for (int i = 0; i < (int)(sizeof(cases) / sizeof(cases[0])); i++) {
+        size_t n = repeat(text, cases[i].head, cases[i].unit, cases[i].n, cases[i].tail);
+
+        assert_true(n < ROOM);
+        int64_t grown = bytes_to_open(make_file("large", text, n, NULL, 0), cases[i].sound);
+
+        assert_true(grown >= 0);
+#ifndef __SANITIZE_ADDRESS__ /* which keeps what was freed */
+        assert_true(grown < 6 * (int64_t)n);
+#endif
+    }
+    free(text);
 }
 
 /* Types we cannot hold do not make the other tensors unreadable. */
@@ -329,6 +413,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_safetensors__keeps_every_dtype),
         cmocka_unit_test(test_checkpoint_safetensors__writes_nothing_and_refuses_bad_names),
         cmocka_unit_test(test_checkpoint_safetensors__hostile_headers_are_refused),
+        cmocka_unit_test(test_checkpoint_safetensors__a_header_costs_a_small_multiple_of_its_text),
         cmocka_unit_test(test_checkpoint_safetensors__lengths_that_lie_are_refused),
         cmocka_unit_test(test_checkpoint_safetensors__names_what_it_cannot_hold),
         cmocka_unit_test(test_checkpoint_safetensors__any_changed_bit_is_survived),

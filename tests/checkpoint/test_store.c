@@ -1,6 +1,7 @@
 /* runtime/checkpoint/store.c: finding the newest whole checkpoint, removing the others. */
 #include "ckpt_test.h"
 
+#include <errno.h>
 #include <fcntl.h>
 
 static void test_checkpoint_store__latest_goes_by_step_not_by_name_or_time(void **state)
@@ -38,6 +39,32 @@ static void test_checkpoint_store__latest_skips_broken_ones_and_says_so(void **s
     }
     assert_false(ms_warning_take(&kind, &message));
     ms_warnings_capture(false);
+}
+
+/* Sizes are right; only the bytes tell. */
+static void test_checkpoint_store__latest_goes_by_content(void **state)
+{
+    const char *root = path_of("content"), *latest, *kind, *message;
+    const char *shard = inside(root, "s2/rank-00000-of-00001.safetensors");
+    size_t n;
+
+    assert_ok(save_small(root, "s1", 1));
+    assert_ok(save_small(root, "s2", 2));
+    char *bytes = slurp(shard, &n);
+
+    bytes[n - 1] ^= 1;
+    spill(shard, bytes, n);
+    ms_warnings_capture(true);
+    assert_ok(ms_checkpoint_latest(&latest, root));
+    assert_string_equal(inside(root, "s1"), latest);
+    assert_true(ms_warning_take(&kind, &message));
+    assert_non_null(strstr(message, "passed over: "));
+    assert_non_null(strstr(message, "its bytes have hash"));
+    assert_int_equal(0, unlink(inside(root, "s1/manifest.json")));
+    assert_ok(ms_checkpoint_latest(&latest, root));
+    assert_null(latest);
+    ms_warnings_capture(false);
+    free(bytes);
 }
 
 static void test_checkpoint_store__prune_keeps_the_newest(void **state)
@@ -89,6 +116,75 @@ static void test_checkpoint_store__prune_removes_nothing_that_is_not_ours(void *
     assert_int_equal(2, count_entries(inside(root, "notes"), ""));
 }
 
+/* What others have put into a checkpoint stays, under its name; links are not followed. */
+static void test_checkpoint_store__prune_takes_only_our_files_from_a_folder(void **state)
+{
+    static const char *const theirs[] = {"notes.txt", "rank-1.safetensors",
+                                         "rank-a-of-b.safetensors",
+                                         "rank-00000-of-00001.safetensors.bak", "sub"};
+    const char *root = path_of("mixed"), *away = path_of("away"), *kind, *message;
+    const char *dead = inside(root, "s0.tmp-0123456789abcdef");
+
+    for (uint64_t s = 1; s <= 3; s++) {
+        char name[8];
+
+        snprintf(name, sizeof(name), "s%d", (int)s);
+        assert_ok(save_small(root, name, s));
+    }
+    for (int i = 0; i < 4; i++) {
+        spill(inside(inside(root, "s1"), theirs[i]), "x", 1);
+    }
+    assert_int_equal(0, mkdir(inside(root, "s1/sub"), 0777));
+    spill(inside(root, "s1/sub/manifest.json"), "x", 1);
+    assert_int_equal(0, mkdir(away, 0777));
+    spill(inside(away, "manifest.json"), "x", 1);
+    assert_int_equal(0, mkdir(dead, 0777));
+    assert_int_equal(0, symlink(away, inside(dead, "manifest.json")));
+    assert_int_equal(0, symlink(away, inside(root, "s4.tmp-0123456789abcdef")));
+    assert_int_equal(0, symlink(away, inside(dead, "theirs")));
+    ms_warnings_capture(true);
+    assert_ok(ms_checkpoint_prune(root, 1));
+    assert_true(ms_warning_take(&kind, &message));
+    assert_non_null(strstr(message, "not what others put into"));
+    assert_false(ms_warning_take(&kind, &message));
+    assert_int_equal(5, count_entries(inside(root, "s1"), ""));
+    assert_int_equal(1, count_entries(inside(root, "s1/sub"), ""));
+    assert_int_equal(1, count_entries(away, ""));
+    assert_int_equal(1, count_entries(dead, "")); /* their link */
+    assert_int_equal(4, count_entries(root, "")); /* s1, s3, latest, dead */
+    assert_ok(ms_checkpoint_prune(root, 1));      /* and nobody hears of it again */
+    assert_false(ms_warning_take(&kind, &message));
+    ms_warnings_capture(false);
+}
+
+/* What cannot be removed is a warning; the rest is done all the same. */
+static int refuse_the_first_rename(const char *step, const char *path)
+{
+    static bool refused;
+    const bool refuse = !refused && strcmp(step, "rename") == 0;
+
+    refused |= refuse;
+    return refuse ? EACCES : 0;
+}
+
+static void test_checkpoint_store__prune_warns_and_goes_on(void **state)
+{
+    const char *root = path_of("stubborn"), *kind, *message;
+
+    assert_ok(save_small(root, "s1", 1));
+    assert_ok(save_small(root, "s2", 2));
+    assert_ok(save_small(root, "s3", 3));
+    ms_warnings_capture(true);
+    msi_io_hook = refuse_the_first_rename;
+    assert_ok(ms_checkpoint_prune(root, 1));
+    msi_io_hook = NULL;
+    assert_true(ms_warning_take(&kind, &message));
+    assert_non_null(strstr(message, "an old checkpoint is not removed: "));
+    assert_non_null(strstr(message, "Permission denied"));
+    assert_int_equal(3, count_entries(root, "")); /* s2, s3, latest */
+    ms_warnings_capture(false);
+}
+
 /* A folder a writer still works in is not a leftover; once it is dead, it is. */
 static void test_checkpoint_store__prune_spares_writers_at_work(void **state)
 {
@@ -118,9 +214,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checkpoint_store__latest_goes_by_step_not_by_name_or_time),
         cmocka_unit_test(test_checkpoint_store__latest_skips_broken_ones_and_says_so),
+        cmocka_unit_test(test_checkpoint_store__latest_goes_by_content),
         cmocka_unit_test(test_checkpoint_store__prune_keeps_the_newest),
         cmocka_unit_test(test_checkpoint_store__prune_keeps_what_was_saved_last),
         cmocka_unit_test(test_checkpoint_store__prune_removes_nothing_that_is_not_ours),
+        cmocka_unit_test(test_checkpoint_store__prune_takes_only_our_files_from_a_folder),
+        cmocka_unit_test(test_checkpoint_store__prune_warns_and_goes_on),
         cmocka_unit_test(test_checkpoint_store__prune_spares_writers_at_work),
     };
 

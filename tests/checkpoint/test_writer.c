@@ -256,6 +256,42 @@ static void test_checkpoint_writer__replaces_a_checkpoint_of_the_same_name(void 
     assert_ok(load_small(inside(root, "latest"), 2));
 }
 
+/* The place of a checkpoint is not for something else that is there. */
+static void test_checkpoint_writer__replaces_nothing_but_a_checkpoint(void **state)
+{
+    const char *root = path_of("target");
+
+    assert_int_equal(0, mkdir(root, 0777));
+    spill(inside(root, "file"), "x", 1);
+    assert_int_equal(0, mkdir(inside(root, "thesis"), 0777));
+    spill(inside(root, "thesis/chapter"), "x", 1);
+    assert_int_equal(0, mkdir(inside(root, "empty"), 0777));
+    assert_int_equal(0, symlink("empty", inside(root, "link")));
+    assert_fails(MS_VALUE_ERROR, "file is no folder, expected nothing there or a checkpoint",
+                 save_small(root, "file", 1));
+    assert_fails(MS_VALUE_ERROR, "thesis is a folder of something else",
+                 save_small(root, "thesis", 1));
+    assert_fails(MS_VALUE_ERROR, "link is a symbolic link", save_small(root, "link", 1));
+    assert_int_equal(1, count_entries(inside(root, "thesis"), ""));
+    assert_int_equal(4, count_entries(root, ""));
+    assert_ok(save_small(root, "empty", 1));
+    assert_ok(load_small(inside(root, "empty"), 1));
+}
+
+/* A writer that died leaves its folder; the next one of the name does not let them pile up. */
+static void test_checkpoint_writer__sweeps_what_died_writers_of_its_name_left(void **state)
+{
+    const char *root = path_of("sweep");
+
+    assert_ok(save_small(root, "a", 1));
+    assert_int_equal(0, mkdir(inside(root, "a.tmp-0123456789abcdef"), 0777));
+    spill(inside(root, "a.tmp-0123456789abcdef/rank-00001-of-00003.2.safetensors"), "x", 1);
+    assert_int_equal(0, mkdir(inside(root, "ab.tmp-0123456789abcdef"), 0777));
+    assert_ok(save_small(root, "a", 2));
+    assert_int_equal(0, count_entries(root, "a.tmp-"));
+    assert_int_equal(1, count_entries(root, "ab.tmp-"));
+}
+
 static char steps[64][80];
 static int n_steps;
 
@@ -427,6 +463,8 @@ int main(void)
         cmocka_unit_test(test_checkpoint_writer__all_ranks_fail_when_one_does),
         cmocka_unit_test(test_checkpoint_writer__takes_what_several_ranks_gave_once),
         cmocka_unit_test(test_checkpoint_writer__replaces_a_checkpoint_of_the_same_name),
+        cmocka_unit_test(test_checkpoint_writer__replaces_nothing_but_a_checkpoint),
+        cmocka_unit_test(test_checkpoint_writer__sweeps_what_died_writers_of_its_name_left),
         cmocka_unit_test(test_checkpoint_writer__syncs_before_it_names),
         cmocka_unit_test(test_checkpoint_writer__begins_another_file_when_a_header_is_full),
         cmocka_unit_test(test_checkpoint_writer__files_are_safetensors),

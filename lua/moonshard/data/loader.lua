@@ -126,14 +126,28 @@ function Loader:state()
   }
 end
 
---- Continue from where another loader over the same tokens stood, on any number of ranks.
+--- Is this a position of a loader like this one? Raises what is wrong with it.
 ---@param state ms.data.Loader.State
-function Loader:load_state(state)
-  if state.seed ~= self.seed or state.samples_per_step ~= self.samples_per_step then
+function Loader:check_state(state)
+  if type(state) ~= 'table' then
+    errors.raise('TypeError', 'the position in the data is a %s, expected a table', type(state))
+  elseif state.seed ~= self.seed or state.samples_per_step ~= self.samples_per_step then
     errors.raise('ValueError', 'the position is that of a loader with seed %s and %s samples a '
       .. 'step, this one has seed %d and %d', tostring(state.seed),
       tostring(state.samples_per_step), self.seed, self.samples_per_step)
   end
+  local samples = state.samples
+  if type(samples) ~= 'number' or not (samples >= 0 and samples <= 2 ^ 53)
+    or samples % self.samples_per_step ~= 0 then
+    errors.raise('ValueError', 'the position is sample %s, expected a multiple of %d from 0 to 2^53',
+      tostring(samples), self.samples_per_step)
+  end
+end
+
+--- Continue from where another loader over the same tokens stood, on any number of ranks.
+---@param state ms.data.Loader.State
+function Loader:load_state(state)
+  self:check_state(state)
   self._step, self._micro = state.samples / self.samples_per_step, 0
 end
 

@@ -14,12 +14,17 @@ extern "C" {
 typedef struct ms_checkpoint_writer ms_checkpoint_writer;
 /** A checkpoint being read. */
 typedef struct ms_checkpoint ms_checkpoint;
+/** A checkpoint being read into tensors by all ranks. */
+typedef struct ms_checkpoint_loader ms_checkpoint_loader;
 
 /**
  * Begin writing `<root>/<name>`, all or nothing: files go to a temporary folder beside it, are
- * synced, and the folder is renamed by ms_checkpoint_commit(). Collective.
+ * synced, and the folder is renamed by ms_checkpoint_commit(). What a writer of this name left when
+ * it died is removed. Collective, with one outcome on all ranks.
  * @param root  folder of checkpoints, made when missing
- * @param name  a plain file name; "latest", "....old" and "....tmp-..." are reserved
+ * @param name  a plain file name, equal on all ranks; "latest", "....old" and "....tmp-..." are
+ *              reserved
+ * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`
  */
 MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
                                      const char *name);
@@ -34,12 +39,16 @@ MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, 
  */
 MS_API ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key,
                                    const ms_param_extent *extent, const ms_tensor *local);
+/** The caller cannot go on, for a reason of its own: the commit will fail on all ranks and name it.
+ */
+MS_API void ms_checkpoint_fail(ms_checkpoint_writer *w, ms_status kind, const char *message);
 /** Sync files, gather hashes, write the manifest with `meta_json` (an object, rank 0's is taken;
- * NULL: empty) inside, rename, point the link `<root>/latest` at it. The object's integer "step"
- * orders checkpoints. Collective, with one outcome on all ranks. Frees `w` in any case; on failure
- * nothing is left behind and an earlier checkpoint of the name is untouched. */
+ * NULL: empty) inside, read all of it back, rename, point the link `<root>/latest` at it. The
+ * object's integer "step" orders checkpoints and is equal on all ranks. Collective, with one
+ * outcome on all ranks. Frees `w` in any case; on failure nothing is left behind and an earlier
+ * checkpoint of the name is untouched. */
 MS_API ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, const char *meta_json);
-/** Give a checkpoint up: remove what was written. Frees `w`. */
+/** Give a checkpoint up: rank 0 removes what was written. Frees `w`. */
 MS_API void ms_checkpoint_discard(ms_checkpoint_writer *w);
 
 /** Open for reading, checking manifest and file sizes. MS_FORMAT_ERROR names file, found and
@@ -59,13 +68,46 @@ MS_API ms_status ms_checkpoint_extent(const ms_checkpoint *c, const char *key,
  * is verified before its first use; a damaged one leaves `local` as it was. */
 MS_API ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key,
                                     const ms_param_extent *extent, ms_tensor *local);
-/** Newest complete checkpoint under `root` (by its manifest's `step`), skipping and reporting
- * broken ones with ms_warn(). @param out  path, valid until the next call in this thread; NULL when
- * there is none
+
+/**
+ * Begin reading one checkpoint into tensors, all or nothing. Ranks see that they opened the same
+ * one, and together verify every file of it. Collective, with one outcome on all ranks.
+ * @param out  free it with ms_checkpoint_load_commit() or ms_checkpoint_load_discard()
+ * @return MS_FORMAT_ERROR, MS_IO_ERROR as ms_checkpoint_open(), MS_VALUE_ERROR when ranks opened
+ *         different ones
  */
+MS_API ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm,
+                                          const char *path);
+/** The same with the newest checkpoint under rank 0's `root` that every rank finds intact; rank 0
+ * reports the others with ms_warn(). `*out` is NULL when there is none. Collective. */
+MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm,
+                                           const char *root);
+/** What is being read: its meta data, keys and extents. Borrowed from `l`. */
+MS_API const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l);
+/**
+ * Read elements [extent->start, + extent->numel), to be written to `local` by the commit.
+ * @param local  as for ms_checkpoint_read(); NULL where this rank holds nothing, then key, shape
+ *               and dtype are checked only. Takes its own reference
+ * @return MS_KEY_ERROR, MS_VALUE_ERROR when the checkpoint holds something else
+ */
+MS_API ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
+                                        const ms_param_extent *extent, ms_tensor *local);
+/** The caller cannot use the checkpoint, for a reason of its own: the commit will fail on all ranks
+ * and name it. */
+MS_API void ms_checkpoint_load_fail(ms_checkpoint_loader *l, ms_status kind, const char *message);
+/** Write all tensors that were added, unless a rank has failed: then none on any rank. Collective,
+ * with one outcome on all ranks. Frees `l`. */
+MS_API ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l);
+/** Write nothing. Not collective. Frees `l`. */
+MS_API void ms_checkpoint_load_discard(ms_checkpoint_loader *l);
+
+/** Newest intact checkpoint under `root` (by its manifest's `step`): every byte of it is verified.
+ * Broken ones are skipped and reported with ms_warn().
+ * @param out  path, valid until the next call in this thread; NULL when there is none */
 MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
 /** Keep the newest `keep` checkpoints under `root`, remove the others and leftovers of writers
- * that died. */
+ * that died. Only files that a checkpoint consists of are removed, no link is followed, and what
+ * cannot be removed is a warning. */
 MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
 
 /** Write named full tensors as one safetensors file (metadata format=pt), atomically. */

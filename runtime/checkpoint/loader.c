@@ -1,0 +1,271 @@
+/* Reading a checkpoint into tensors, all or nothing, and every rank learns which.
+ *
+ * [Note: loading] Ranks open one checkpoint and together verify every file of it. Each then reads
+ * what it holds into memory beside the tensors, and only when all ranks have done so is anything
+ * written to a tensor, by copies that cannot fail. So this rank's part is there twice for a moment;
+ * its first copy goes back to the system tensor by tensor. */
+#include "io.h"
+#include "outcome.h"
+#include "reader.h"
+#include "store.h"
+#include "tensor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Values on their way into a tensor. */
+typedef struct staged {
+    ms_tensor *local; /* retained */
+    void *bytes;
+    int64_t nbytes;
+} staged;
+
+struct ms_checkpoint_loader {
+    ms_comm *comm;
+    ms_checkpoint *c;
+    staged *list;
+    int32_t n, room;
+    msi_outcome
+        own; /* the caller's failure is told to all by commit, so that ranks fail together */
+};
+
+static void loader_free(ms_checkpoint_loader *l)
+{
+    if (l == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < l->n; i++) {
+        ms_tensor_free(l->list[i].local);
+        free(l->list[i].bytes);
+    }
+    free(l->list);
+    ms_checkpoint_close(l->c);
+    free(l);
+}
+
+static ms_status loader_new(ms_checkpoint_loader **out, ms_comm *comm)
+{
+    *out = calloc(1, sizeof(**out));
+    if (*out == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to read a checkpoint");
+    }
+    (*out)->comm = comm;
+    return MS_OK;
+}
+
+/* Open `path` and verify this rank's share of its files. */
+static ms_status open_share(ms_checkpoint_loader *l, const char *path)
+{
+    MS_TRY(ms_checkpoint_open(&l->c, path));
+    return msi_checkpoint_verify(l->c, ms_comm_rank(l->comm), ms_comm_size(l->comm));
+}
+
+/* Did all ranks open the same checkpoint? */
+static ms_status check_one(const msi_outcome *all, int32_t world)
+{
+    for (int32_t r = 1; r < world; r++) {
+        if (all[r].hash != all[0].hash) {
+            return MS_FAIL(
+                MS_VALUE_ERROR,
+                "rank %d opened '%s' with step %lld (manifest %016llx), rank 0 '%s' with "
+                "step %lld (%016llx): expected one checkpoint on all ranks",
+                r, all[r].name, (long long)all[r].step, (unsigned long long)all[r].hash,
+                all[0].name, (long long)all[0].step, (unsigned long long)all[0].hash);
+        }
+    }
+    return MS_OK;
+}
+
+/* The end of a path, as much as an outcome carries. */
+static void name_path(msi_outcome *own, const char *path)
+{
+    const size_t n = strlen(path), room = sizeof(own->name) - 1;
+
+    memcpy(own->name, path + (n > room ? n - room : 0), n > room ? room : n);
+}
+
+/* All ranks open and verify a checkpoint, or none does. `own` may hold a failure already. */
+static ms_status open_together(ms_checkpoint_loader *l, ms_comm *comm, const char *path,
+                               msi_outcome *own)
+{
+    msi_outcome all[ms_comm_size(comm)];
+
+    if (own->status == MS_OK) {
+        msi_outcome_keep(own, open_share(l, path));
+    }
+    if (own->status == MS_OK) {
+        own->hash = msi_checkpoint_manifest(l->c)->hash;
+        own->step = msi_checkpoint_manifest(l->c)->step;
+        name_path(own, path);
+    }
+    MS_TRY(msi_outcome_agree(comm, "open a checkpoint", own, all));
+    return check_one(all, ms_comm_size(comm));
+}
+
+ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, const char *path)
+{
+    ms_checkpoint_loader *l;
+    msi_outcome own = {0};
+
+    MS_CHECK_ARG(out != NULL && comm != NULL && path != NULL);
+    *out = NULL;
+    msi_outcome_keep(&own, loader_new(&l, comm));
+    ms_status status = open_together(l, comm, path, &own);
+
+    if (status != MS_OK) {
+        loader_free(l);
+        return status;
+    }
+    *out = l;
+    return MS_OK;
+}
+
+/* Rank 0 names its candidate number `i`, or none: then `name` is empty. */
+static ms_status propose(ms_comm *comm, const msi_listing *listing, int32_t i, msi_outcome *own,
+                         char *name, size_t room)
+{
+    msi_outcome all[ms_comm_size(comm)];
+
+    if (i < listing->n) {
+        snprintf(own->name, sizeof(own->name), "%s", listing->list[i].name);
+    }
+    MS_TRY(msi_outcome_agree(comm, "find a checkpoint", own, all));
+    snprintf(name, room, "%s", all[0].name);
+    return MS_OK;
+}
+
+/* Try rank 0's checkpoints, newest first, until all ranks find one intact. */
+static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char *root,
+                             const msi_listing *listing, msi_outcome *own, bool *found)
+{
+    char name[sizeof(own->name)];
+
+    for (int32_t i = 0;; i++) {
+        MS_TRY(propose(comm, listing, i, own, name, sizeof(name)));
+        if (name[0] == '\0') {
+            *found = false;
+            return MS_OK;
+        }
+        msi_outcome here = {0};
+        char *path = msi_io_path("%s/%s", root, name);
+
+        msi_outcome_keep(&here, path != NULL ? MS_OK : MS_OUT_OF_MEMORY);
+        ms_status status = open_together(l, comm, path, &here);
+
+        free(path);
+        if (status == MS_OK) {
+            *found = true;
+            return MS_OK;
+        }
+        ms_checkpoint_close(l->c);
+        l->c = NULL;
+        MS_TRY(msi_pass_over(status, ms_comm_rank(comm) == 0));
+        *own = (msi_outcome){0};
+    }
+}
+
+ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm, const char *root)
+{
+    ms_checkpoint_loader *l;
+    msi_listing listing = {0};
+    msi_outcome own = {0};
+    bool found = false;
+
+    MS_CHECK_ARG(out != NULL && comm != NULL && root != NULL);
+    *out = NULL;
+    msi_outcome_keep(&own, loader_new(&l, comm));
+    if (own.status == MS_OK && ms_comm_rank(comm) == 0) {
+        msi_outcome_keep(&own, msi_listing_read(&listing, root, true));
+    }
+    ms_status status = open_newest(l, comm, root, &listing, &own, &found);
+
+    msi_listing_dispose(&listing);
+    if (status != MS_OK || !found) {
+        loader_free(l);
+        return status;
+    }
+    *out = l;
+    return MS_OK;
+}
+
+const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l)
+{
+    return l->c;
+}
+
+/* Read the elements of `extent` beside `local`. */
+static ms_status stage(ms_checkpoint_loader *l, const char *key, const ms_param_extent *extent,
+                       ms_tensor *local)
+{
+    staged s = {.nbytes = extent->numel * ms_dtype_size(extent->dtype)};
+    ms_status status;
+
+    if (l->n == l->room) {
+        const int32_t room = l->room > 0 ? 2 * l->room : 64;
+        staged *list = realloc(l->list, (size_t)room * sizeof(*list));
+
+        if (list == NULL) {
+            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a list of %d tensors", (int)room);
+        }
+        l->list = list;
+        l->room = room;
+    }
+    s.bytes = malloc((size_t)s.nbytes);
+    if (s.bytes == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for '%s' (%lld bytes)", key,
+                       (long long)s.nbytes);
+    }
+    status = msi_checkpoint_fetch(l->c, key, extent, s.bytes);
+    if (status != MS_OK) {
+        free(s.bytes);
+        return status;
+    }
+    s.local = ms_tensor_retain(local);
+    l->list[l->n++] = s;
+    return MS_OK;
+}
+
+ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
+                                 const ms_param_extent *extent, ms_tensor *local)
+{
+    void *data;
+
+    MS_CHECK_ARG(l != NULL && key != NULL && extent != NULL);
+    MS_TRY(msi_checkpoint_check(l->c, key, extent, local));
+    if (local == NULL || extent->numel == 0) {
+        return MS_OK;
+    }
+    MS_TRY(msi_view_data(&local->v, &data));
+    return stage(l, key, extent, local);
+}
+
+void ms_checkpoint_load_fail(ms_checkpoint_loader *l, ms_status kind, const char *message)
+{
+    msi_outcome_keep(&l->own, MS_FAIL(kind, "%s", message));
+}
+
+ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
+{
+    MS_CHECK_ARG(l != NULL);
+    msi_outcome all[ms_comm_size(l->comm)];
+
+    for (int32_t i = 0; i < l->n && l->own.status == MS_OK; i++) {
+        msi_outcome_keep(&l->own, msi_tensor_begin_write(l->list[i].local, "checkpoint"));
+    }
+    ms_status status = msi_outcome_agree(l->comm, "load a checkpoint", &l->own, all);
+
+    for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
+        staged *s = &l->list[i];
+
+        memcpy(msi_view_ptr(&s->local->v), s->bytes, (size_t)s->nbytes);
+        free(s->bytes);
+        s->bytes = NULL;
+    }
+    loader_free(l);
+    return status;
+}
+
+void ms_checkpoint_load_discard(ms_checkpoint_loader *l)
+{
+    loader_free(l);
+}
