@@ -222,6 +222,17 @@ static uint64_t abort_pack(int32_t slot, int32_t subject, int32_t cause)
     return (uint64_t)cause << 32 | (uint64_t)(subject + 1) << 16 | (uint64_t)(slot + 1);
 }
 
+/* " (pid N)" behind the first line of what a failed process is reported with. */
+static void name_process(const msi_job *job, int32_t subject, char *text, size_t nbytes)
+{
+    char rest[MSI_TEXT];
+    size_t line = strcspn(text, "\n");
+
+    snprintf(rest, sizeof(rest), "%s", text + line);
+    snprintf(text + line, nbytes - line, " (pid %d)%s",
+             (int)atomic_load(&job->block->slot[subject].pid), rest);
+}
+
 void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...)
 {
@@ -235,6 +246,9 @@ void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, m
     va_start(args, format);
     vsnprintf(mine->text, sizeof(mine->text), format, args);
     va_end(args);
+    if (subject >= 0 && !job->threads && (cause == MSI_CAUSE_FAILED || cause == MSI_CAUSE_DIED)) {
+        name_process(job, subject, mine->text, sizeof(mine->text));
+    }
     mine->kind = kind;
     if (atomic_compare_exchange_strong(&job->block->abort, &none,
                                        abort_pack(slot, subject, cause))) {

@@ -16,7 +16,8 @@ enum {
     MSI_MAX_RANKS = 128,    /* as many as the tree kernel takes sources */
     MSI_RING = 64,          /* fingerprints kept per rank and group */
     MSI_CHUNK = 256 * 1024, /* bytes staged at a time: two chunks stay in a core's L2 */
-    MSI_TEXT = 640
+    MSI_TEXT = 2048,        /* a line and a traceback */
+    MSI_AGAIN_MS = 100      /* a later stop signal is a second request: `timeout` sends one twice */
 };
 
 enum { MSI_RANK_STARTING, MSI_RANK_ALIVE, MSI_RANK_LEFT, MSI_RANK_DEAD };
@@ -55,9 +56,11 @@ typedef struct msi_slot_rank {
     _Atomic uint64_t checks; /* ... looks taken while asleep */
     _Alignas(64) _Atomic int32_t state;
     _Atomic int32_t pid;
-    _Atomic int32_t catches; /* stop signals are this rank's own business */
-    int32_t kind;            /* ms_status of `text` */
-    char text[MSI_TEXT];     /* why this slot's owner set `abort` */
+    _Atomic int32_t catches;    /* stop signals are this rank's own business */
+    _Atomic int32_t looks;      /* times it has asked whether to stop */
+    _Atomic int32_t exec_error; /* errno: this rank's program could not be run */
+    int32_t kind;               /* ms_status of `text` */
+    char text[MSI_TEXT];        /* why this slot's owner set `abort` */
 } msi_slot_rank;
 
 typedef struct msi_block {
@@ -161,6 +164,10 @@ ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t n
 /* -- segment.c --------------------------------------------------------------------------------- */
 /* Free what is left of a job's shared maps: no rank runs any more. */
 void msi_segment_sweep(msi_job *job);
+
+/* -- process.c --------------------------------------------------------------------------------- */
+/* State ('R', 'S', 'T', ...) and parent of a process. False: there is none. */
+bool msi_process_look(pid_t pid, char *state, pid_t *parent);
 
 /* -- affinity.c -------------------------------------------------------------------------------- */
 int32_t msi_cores_allowed(void);

@@ -43,11 +43,15 @@ MS_API ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank);
 /**
  * Start `n` ranks that each execute `argv` (NULL-terminated); they join with ms_dist_join().
  * @param prefix  put "[rank N] " before every line they print
+ * @return MS_RUNTIME_ERROR, naming the reason, when another thread runs or ranks exist already
  */
 MS_API ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bool prefix);
 /**
  * Supervise until every rank has left: relay signals, end all on the first failure, name the root
- * cause. Frees `launch`.
+ * cause; then end what the ranks started and left behind (not when this process had children of its
+ * own at the launch). A second SIGINT or SIGTERM ends all at once, and so does the first stop signal
+ * when some rank has not once called ms_dist_stop_agreed() MS_STOP_TIMEOUT (10) seconds later.
+ * What nobody reads of the ranks' output delays nothing but the return. Frees `launch`.
  * @param exit_code  of the job: 0, that of the first rank that failed, or 128 + signal
  * @param cause      one line naming the first failure ("" when there was none); static until the
  *                   next call
@@ -74,7 +78,7 @@ MS_API void ms_dist_exit(int32_t code);
  */
 MS_API ms_status ms_dist_stop_agreed(int32_t *signal);
 /** Catch SIGINT, SIGTERM, SIGHUP and SIGUSR1 (those not ignored already) for ms_dist_stop_agreed();
- * a second SIGINT ends the job unsaved. */
+ * a second SIGINT or SIGTERM ends the job unsaved. */
 MS_API ms_status ms_dist_catch_signals(void);
 
 /** The group of all ranks; borrowed, valid until ms_dist_leave(). Joins when nobody has yet. */
