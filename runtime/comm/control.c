@@ -233,7 +233,7 @@ static void name_process(const msi_job *job, int32_t subject, char *text, size_t
              (int)atomic_load(&job->block->slot[subject].pid), rest);
 }
 
-void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
+bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...)
 {
     msi_slot_rank *mine = &job->block->slot[slot];
@@ -241,7 +241,7 @@ void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, m
     va_list args;
 
     if (atomic_load(&job->block->abort) != 0) {
-        return; /* also keeps a text that readers may be reading */
+        return false; /* also keeps a text that readers may be reading */
     }
     va_start(args, format);
     vsnprintf(mine->text, sizeof(mine->text), format, args);
@@ -250,10 +250,13 @@ void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, m
         name_process(job, subject, mine->text, sizeof(mine->text));
     }
     mine->kind = kind;
-    if (atomic_compare_exchange_strong(&job->block->abort, &none,
-                                       abort_pack(slot, subject, cause))) {
+    bool first =
+        atomic_compare_exchange_strong(&job->block->abort, &none, abort_pack(slot, subject, cause));
+
+    if (first) {
         msi_job_ring_all(job);
     }
+    return first;
 }
 
 bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,

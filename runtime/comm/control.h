@@ -13,11 +13,11 @@
 #include <sys/types.h>
 
 enum {
-    MSI_MAX_RANKS = 128,    /* as many as the tree kernel takes sources */
-    MSI_RING = 64,          /* fingerprints kept per rank and group */
-    MSI_CHUNK = 256 * 1024, /* bytes staged at a time: two chunks stay in a core's L2 */
-    MSI_TEXT = 2048,        /* a line and a traceback */
-    MSI_AGAIN_MS = 100      /* a later stop signal is a second request: `timeout` sends one twice */
+    MSI_MAX_RANKS = MS_MAX_RANKS, /* as many as the tree kernel takes sources */
+    MSI_RING = 64,                /* fingerprints kept per rank and group */
+    MSI_CHUNK = 256 * 1024,       /* bytes staged at a time: two chunks stay in a core's L2 */
+    MSI_TEXT = 4096,              /* a line and a traceback */
+    MSI_AGAIN_MS = 100 /* a later stop signal is a second request: `timeout` sends one twice */
 };
 
 enum { MSI_RANK_STARTING, MSI_RANK_ALIVE, MSI_RANK_LEFT, MSI_RANK_DEAD };
@@ -121,8 +121,9 @@ void msi_job_free(msi_job *job);
 void msi_job_keep_mail(msi_job *job, int32_t rank);
 
 /* End the job, unless something else has ended it before: `cause` and the text become what every
- * rank reports. `slot` is the caller's own, `subject` the rank it is about (-1: none). */
-void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
+ * rank reports. `slot` is the caller's own, `subject` the rank it is about (-1: none). True: this
+ * is what the job ends with. */
+bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...) MSI_PRINTF(6, 7);
 /* The first failure, or false. `text` is borrowed from the block. */
 bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,
