@@ -65,9 +65,13 @@ static ms_status map_block(msi_job *job, int64_t nbytes)
 {
     job->block = mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, job->fd, 0);
     if (job->block == MAP_FAILED) {
+        char there[128];
+        int error = errno;
+
         job->block = NULL;
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot map the control block (%lld bytes): %s",
-                       (long long)nbytes, strerror(errno));
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot map the control block of %lld bytes: %s%s",
+                       (long long)nbytes, strerror(error),
+                       msi_bound_text(msi_address_space_left(), there, sizeof(there)));
     }
     return MS_OK;
 }
@@ -75,6 +79,14 @@ static ms_status map_block(msi_job *job, int64_t nbytes)
 /* A memfd whose pages exist before anybody touches them. */
 static ms_status make_shared(msi_job *job, int64_t nbytes)
 {
+    msi_bound file = msi_file_size_left();
+    char there[128];
+
+    if (nbytes > file.left) { /* SIGXFSZ */
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s%s",
+                       (long long)nbytes, strerrordesc_np(EFBIG),
+                       msi_bound_text(file, there, sizeof(there)));
+    }
     job->fd = memfd_create("moonshard-job", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (job->fd < 0 || ftruncate(job->fd, nbytes) != 0) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s",
@@ -85,8 +97,9 @@ static ms_status make_shared(msi_job *job, int64_t nbytes)
     while ((error = posix_fallocate(job->fd, 0, nbytes)) == EINTR) {
     }
     if (error != 0) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot reserve a control block of %lld bytes: %s",
-                       (long long)nbytes, strerror(error));
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot reserve a control block of %lld bytes: %s%s",
+                       (long long)nbytes, strerror(error),
+                       msi_bound_text(msi_memory_left(""), there, sizeof(there)));
     }
     fcntl(job->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     return map_block(job, nbytes);

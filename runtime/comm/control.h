@@ -166,6 +166,29 @@ ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t n
 /* Free what is left of a job's shared maps: no rank runs any more. */
 void msi_segment_sweep(msi_job *job);
 
+/* -- bounds.c: what there is of memory -----------------------------------------------------------
+ */
+enum {
+    MSI_BOUND_NONE,
+    MSI_BOUND_HOST,
+    MSI_BOUND_CGROUP,
+    MSI_BOUND_FILE_SIZE,
+    MSI_BOUND_ADDRESS_SPACE
+};
+typedef struct msi_bound {
+    int32_t kind;  /* which bound this is; NONE: there is none, `left` is INT64_MAX */
+    int32_t error; /* errno of what failed by it, 0: nothing has */
+    int64_t left, limit;
+} msi_bound;
+/* Memory that can still be taken here: of this host, or under the limit of a cgroup. `root` stands
+ * before /proc and /sys ("", but in tests). */
+msi_bound msi_memory_left(const char *root);
+/* The largest file this process may make, the address space it may still map. */
+msi_bound msi_file_size_left(void);
+msi_bound msi_address_space_left(void);
+/* " (4096 bytes are available on this host)", or "" when there is no bound. */
+const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes);
+
 /* -- process.c --------------------------------------------------------------------------------- */
 /* State ('R', 'S', 'T', ...) and parent of a process. False: there is none. */
 bool msi_process_look(pid_t pid, char *state, pid_t *parent);
