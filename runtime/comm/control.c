@@ -47,6 +47,7 @@ static msi_job *job_shell(int32_t world, bool threads)
     job->fd = -1;
     job->threads = threads;
     job->timeout_ns = msi_switch_int("MS_COMM_TIMEOUT", 600) * 1000000000;
+    job->announce_ns = msi_switch_int("MS_COMM_ANNOUNCE", 15) * 1000000000;
     for (int32_t r = 0; r < MSI_MAX_RANKS; r++) {
         job->mail[r][0] = job->mail[r][1] = -1;
     }

@@ -17,6 +17,7 @@ enum {
     MSI_RING = 64,                /* fingerprints kept per rank and group */
     MSI_CHUNK = 256 * 1024,       /* bytes staged at a time: two chunks stay in a core's L2 */
     MSI_TEXT = 4096,              /* a line and a traceback */
+    MSI_LOOK_MS = 100,            /* how often a sleeper looks whether it waits in vain */
     MSI_AGAIN_MS = 100 /* a later stop signal is a second request: `timeout` sends one twice */
 };
 
@@ -71,6 +72,7 @@ typedef struct msi_block {
     int64_t nbytes, members_at, staging_at;
     _Alignas(64) _Atomic uint64_t abort; /* 0, or who wrote it, about whom, and why */
     _Atomic int32_t stop;                /* signal that asks the job to stop */
+    _Atomic int64_t quiet_until;         /* no wait is announced before */
     msi_slot_rank slot[];                /* (world + 1), the last the launcher's */
 } msi_block;
 
@@ -83,6 +85,7 @@ typedef struct msi_job {
     /* Mailboxes for file descriptors, one per rank: [0] its owner reads, [1] others write. */
     int32_t mail[MSI_MAX_RANKS][2];
     int64_t spin_ns, timeout_ns;
+    int64_t announce_ns;                   /* a wait of this length is announced; 0: none is */
     _Atomic(struct msi_shared_map *) maps; /* ranks as threads: of all segments made */
 } msi_job;
 
@@ -141,6 +144,13 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
 const char *msi_operation_text(ms_comm *c, uint64_t seq, char *buffer, size_t nbytes);
 /* The job has been aborted: this rank's error. `verb` is what it was doing: "waited in". */
 ms_status msi_comm_fail(ms_comm *c, const char *verb, const char *operation);
+
+/* -- positions.c ------------------------------------------------------------------------------- */
+/* "rank 0 (pid 4711, T stopped): barrier() (sequence 3), rank 1 ...", those that are waited for
+ * first, as far as it fits. */
+void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes);
+/* This rank has waited so long for `seq`: warn, unless it is early or the job has been told. */
+void msi_announce(ms_comm *c, uint64_t seq, int64_t waited_ns);
 
 /* -- wait.c ------------------------------------------------------------------------------------ */
 void msi_doorbell_ring(msi_slot_rank *slot);

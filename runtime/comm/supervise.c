@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 100, STOP_S = 10 };
+enum { STOP_S = 10 };
 
 static const int relayed[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
@@ -214,14 +214,14 @@ static void sleep_for_events(supervisor *s)
 {
     struct pollfd fds[1 + MSI_OUTPUT_FDS];
     int64_t left_ms =
-        s->kill_at != 0 && !s->killed ? (s->kill_at - msi_now_ns()) / 1000000 + 1 : LOOK_MS;
+        s->kill_at != 0 && !s->killed ? (s->kill_at - msi_now_ns()) / 1000000 + 1 : MSI_LOOK_MS;
     nfds_t n = 0;
 
     fds[n++] = (struct pollfd){.fd = s->signal_fd, .events = POLLIN};
     if (s->launch->output != NULL) {
         n += msi_output_poll(s->launch->output, fds + n);
     }
-    poll(fds, n, left_ms < 0 ? 0 : left_ms > LOOK_MS ? LOOK_MS : (int)left_ms);
+    poll(fds, n, left_ms < 0 ? 0 : left_ms > MSI_LOOK_MS ? MSI_LOOK_MS : (int)left_ms);
 }
 
 /* True: what ranks printed waits to be read. */
