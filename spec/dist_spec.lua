@@ -1,30 +1,10 @@
--- lua/moonshard/{dist,cli}.lua and bindings/moonshard: ranks from Lua
+-- lua/moonshard/dist.lua: ranks from Lua
 local ms = require 'moonshard'
 local dist = ms.dist
 local checks = require 'support.checks'
+local scripts = require 'support.scripts'
 
---- Run a command line; gives its output and exit code.
-local function shell(command)
-  local pipe = io.popen('(' .. command .. ') 2>&1; echo "code $?"')
-  local output = pipe:read('*a')
-  pipe:close()
-  local text, code = output:match('^(.*)code (%d+)\n$')
-  return text, tonumber(code)
-end
-
-local function with_script(code, fn)
-  local path = os.tmpname()
-  os.remove(path)
-  path = path .. '.lua'
-  local file = assert(io.open(path, 'w'))
-  file:write("local ms = require 'moonshard'\n", code)
-  file:close()
-  local ok, err = pcall(fn, path)
-  os.remove(path)
-  if not ok then
-    error(err, 0)
-  end
-end
+local shell, with_script = scripts.shell, scripts.with_script
 
 describe('dist.spawn', function()
   teardown(function()
@@ -71,7 +51,43 @@ describe('dist.spawn', function()
     local x = ms.ones(1)
     checks.raises('RuntimeError', '1 tensors are live', dist.spawn, 2, function() end)
     x:release()
-    checks.raises('ValueError', 'expected a whole number from 1', dist.spawn, 0, function() end)
+    checks.raises('ValueError', 'expected 1 or more', dist.spawn, 0, function() end)
+  end)
+
+  it('refuses what is no number of ranks and no function before it starts any', function()
+    local wrong = {
+      { 'ValueError', "'ranks' is 0, expected 1 or more", 0 },
+      { 'ValueError', "'ranks' is -1, expected 1 or more", -1 },
+      { 'TypeError', "'ranks' is 1.5, expected a whole number", 1.5 },
+      { 'TypeError', "'ranks' is a string, expected a whole number", '2' },
+      { 'TypeError', "'ranks' is a boolean, expected a whole number", false },
+      { 'ValueError', "'ranks' is 129, expected 1 to 128", 129 },
+      { 'ValueError', "'ranks' is 1000000000, expected 1 to 128", 1e9 },
+    }
+    for _, case in ipairs(wrong) do
+      checks.raises(case[1], case[2], dist.spawn, case[3], function() end)
+      checks.raises(case[1], case[2], dist.init, { ranks = case[3] })
+      checks.raises(case[1], case[2], dist.run, { ranks = case[3] }, function() end)
+    end
+    checks.raises('TypeError', "'fn' is a nil, expected a function", dist.spawn, 2)
+    checks.raises('TypeError', "'fn' is a string, expected a function", dist.run, {}, 'x')
+    checks.raises('TypeError', 'options are a number, expected a table', dist.init, 2)
+    checks.raises('ValueError', "'code' is 256, expected 0 to 255", dist.exit, 256)
+    checks.raises('TypeError', "'code' is a string", dist.exit, '1')
+  end)
+
+  it('brings the traceback of the rank that failed, and its process', function()
+    local err = checks.raises('CommError', 'rank 1 failed', dist.spawn, 2, function(rank)
+      local function somewhere_deep()
+        error('boom')
+      end
+      if rank == 1 then
+        somewhere_deep()
+      end
+      dist.barrier()
+    end)
+    assert.truthy(err.message:find('^rank 1 failed: [^\n]*dist_spec.lua:%d+: boom %(pid %d+%)\n'))
+    assert.truthy(err.message:find("in function 'somewhere_deep'", 1, true), err.message)
   end)
 end)
 
@@ -105,7 +121,27 @@ describe('collectives', function()
 
   it('refuse an unknown reduction', function()
     dist.spawn(1, function()
-      checks.raises('ValueError', "unknown reduction 'mean'", dist.all_reduce, ms.ones(1), 'mean')
+      local x = ms.ones(1)
+      checks.raises('ValueError', "unknown reduction 'mean'", dist.all_reduce, x, 'mean')
+      checks.raises('TypeError', "'reduction' is a boolean", dist.all_reduce, x, false)
+      checks.raises('TypeError', "'reduction' is a number", dist.reduce_scatter, x, x, 1)
+    end)
+  end)
+
+  it('refuse what is no tensor, no rank and no group', function()
+    dist.spawn(1, function()
+      local x = ms.ones(1)
+      checks.raises('TypeError', "'t' is a nil, expected a tensor", dist.all_reduce)
+      checks.raises('TypeError', "'t' is a table, expected a tensor", dist.all_gather, { x })
+      checks.raises('TypeError', "'out' is a number, expected a tensor", dist.all_gather, 1, x)
+      checks.raises('TypeError', "'t' is a boolean, expected a tensor", dist.all_gather, x, false)
+      checks.raises('TypeError', "'input' is a nil", dist.reduce_scatter, x)
+      checks.raises('TypeError', "'root' is a string", dist.broadcast, x, '0')
+      checks.raises('TypeError', "'root' is 0.5", dist.broadcast, x, 0.5)
+      checks.raises('ValueError', "'root' is -1", dist.broadcast, x, -1)
+      checks.raises('ValueError', 'root', dist.broadcast, x, 1)
+      checks.raises('TypeError', "'group' is a table, expected a group of ranks", dist.counts, {})
+      checks.raises('TypeError', "'group' is a tensor", dist.counts, x)
     end)
   end)
 
@@ -153,8 +189,58 @@ describe('dist.init', function()
       local output, code = shell('timeout 10 luajit ' .. path)
       assert.equal(1, code, output)
       assert.truthy(output:find('boom', 1, true), output)
-      assert.truthy(output:find('moonshard: rank 1 exited with code 1', 1, true), output)
+      assert.truthy(output:find('moonshard: rank 1 failed: ' .. path .. ':3: boom', 1, true), output)
     end)
+  end)
+
+  it('tells the other ranks and the summary what a script does not catch', function()
+    for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2',
+      'bindings/moonshard run -n 2 --no-prefix luajit' } do
+      with_script([[
+        local world = ms.dist.init{ ranks = 2 }
+        local function somewhere_deep() error('boom') end
+        if world.rank == 1 then somewhere_deep() end
+        local ok, err = pcall(ms.dist.barrier)
+        io.stderr:write('told: ', err.message, '\n')
+        error(err, 0)
+      ]], function(path)
+        local output, code = shell('timeout 20 ' .. start .. ' ' .. path)
+        local line = 'rank 1 failed: ' .. path .. ':3: boom (pid '
+        assert.equal(1, code, output)
+        assert.truthy(output:find('told: ' .. line, 1, true), output)
+        assert.truthy(output:find('moonshard: ' .. line, 1, true), output)
+        local told = output:match('told: (.-)\n[^\n]*luajit: ')
+        assert.truthy(told:find("in function 'somewhere_deep'", 1, true), output)
+        assert.truthy(told:find('; this rank ', 1, true), output)
+        -- once for who caught it, once in the summary: no rank prints it besides
+        assert.equal(2, select(2, output:gsub("in function 'somewhere_deep'", '')), output)
+      end)
+    end
+  end)
+
+  it('prints lines of ranks when they are whole, though a pipe takes them', function()
+    for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2',
+      'bindings/moonshard run -n 2 --no-prefix' } do
+      with_script([[
+        local world = ms.dist.init{ ranks = 2 }
+        if world.rank == 0 then
+          print('a line')
+          local last = ms.time() + 20
+          local file
+          repeat file = io.open(arg[1]) until file or ms.time() > last
+          print(file and 'was read at once' or 'was read late')
+        end
+      ]], function(path)
+        local pipe = io.popen(start .. ' ' .. path .. ' ' .. path .. '.read')
+        local line = pipe:read('*l')
+        io.open(path .. '.read', 'w'):close()
+        local rest = pipe:read('*a')
+        pipe:close()
+        os.remove(path .. '.read')
+        assert.truthy(line:find('a line', 1, true), line)
+        assert.truthy(rest:find('was read at once', 1, true), rest)
+      end)
+    end
   end)
 
   it('refuses unknown options', function()
@@ -184,47 +270,5 @@ describe('dist.run', function()
     ]], function(path)
       assert.equal('1\ty\n', (shell('luajit ' .. path)))
     end)
-  end)
-end)
-
-describe('the moonshard command', function()
-  it('runs a script on ranks, with a prefix on every line', function()
-    with_script([[
-      local world = ms.dist.init()
-      print('hello', world.rank, world.launcher, arg[1])
-    ]], function(path)
-      local output, code = shell('bindings/moonshard run -n 2 ' .. path .. ' --flag')
-      assert.equal(0, code, output)
-      assert.truthy(output:find('[rank 0] hello\t0\trun\t--flag\n', 1, true), output)
-      assert.truthy(output:find('[rank 1] hello\t1\trun\t--flag\n', 1, true), output)
-      output = shell('bindings/moonshard run --ranks=1 --no-prefix ' .. path)
-      assert.equal('hello\t0\trun\tnil\n', output)
-    end)
-  end)
-
-  it('passes the exit code of the first failure through', function()
-    with_script('ms.dist.init() os.exit(ms.dist.rank() == 1 and 7 or 0)', function(path)
-      local output, code = shell('bindings/moonshard run -n 2 ' .. path)
-      assert.equal(7, code, output)
-      assert.truthy(output:find('moonshard: rank 1 exited with code 7', 1, true), output)
-    end)
-  end)
-
-  it('refuses what it does not understand', function()
-    local output, code = shell('bindings/moonshard run --rank 2 x.lua')
-    assert.equal(2, code)
-    assert.truthy(output:find('unknown flag --rank, did you mean --ranks?', 1, true), output)
-    output, code = shell('bindings/moonshard run -n two x.lua')
-    assert.equal(2, code)
-    assert.truthy(output:find('expected a whole number from 1, got two', 1, true), output)
-    output, code = shell('bindings/moonshard run -n 2')
-    assert.equal(2, code)
-    assert.truthy(output:find('no script given', 1, true), output)
-    assert.equal(2, select(2, shell('bindings/moonshard frobnicate')))
-  end)
-
-  it('tells its version and what it found', function()
-    assert.equal('moonshard 0.1.0\n', (shell('bindings/moonshard --version')))
-    assert.truthy((shell('bindings/moonshard info')):find('kernels   x86%-64%-v[234]'))
   end)
 end)

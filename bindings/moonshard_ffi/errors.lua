@@ -34,6 +34,7 @@ end
 --- Files of the library: the position an error names is the first one outside them.
 local function is_own(source)
   return source:find('moonshard_ffi/', 1, true) or source:find('lua/moonshard/', 1, true)
+    or source:find('lua/5.1/moonshard/', 1, true)
     or source:find('moonshard/calls.lua', 1, true)
 end
 

@@ -12,19 +12,49 @@ usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
        moonshard info
        moonshard --version | --help
 
-run    start SCRIPT on RANKS ranks of this host and supervise them: lines get a "[rank N]" in
-       front, the first failure ends all, the exit code is that of the rank that failed first.
-       A .lua file is run by luajit, anything else by itself.
-  -n, --ranks RANKS   default: one per core, at most 8
-  --no-prefix         leave the lines of the ranks as they are
+run    start a script on several ranks of this host and supervise them
 info   version, instruction set of the kernels, cores, folder of the library
+
+moonshard COMMAND --help says more.
 ]]
 
-local RUN_FLAGS = { '-n', '--ranks', '--no-prefix' }
+local RUN_USAGE = [[
+usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
 
-local function refuse(message)
-  io.stderr:write('moonshard: ', message, '\n')
-  return 2
+Start SCRIPT on RANKS ranks of this host and supervise them. A .lua file is run by luajit, anything
+else by itself. Lines the ranks print get a "[rank N]" in front. The first failure ends all ranks
+and is named, with its traceback when it is an error in Lua; the exit code is that of the rank that
+failed first, or 128 + signal.
+
+  -n, --ranks RANKS   1 to 128; default: one per core, at most 8
+  --no-prefix         leave the lines of the ranks as they are
+  -h, --help          this text
+
+Ctrl-C and SIGTERM ask the ranks to stop; a second one ends them at once, and so do ten seconds when
+they never ask whether to stop (ms.dist.stop_requested).
+]]
+
+local INFO_USAGE = [[
+usage: moonshard info
+
+Print version, instruction set of the kernels, cores, and the folder of the library.
+]]
+
+local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }
+
+--- Refuse a command line: one line that says why, and exit code 2.
+local function refuse(format, ...)
+  errors.raise('ValueError', format, ...)
+end
+
+local function is_help(word)
+  return word == '--help' or word == '-h'
+end
+
+local function unknown(what, word, known)
+  local near = errors.nearest(word, known)
+  refuse('%s %s%s', what, word, near and ', did you mean ' .. near .. '?'
+    or ', expected one of ' .. table.concat(known, ', '))
 end
 
 local function launch(command, ranks, prefix)
@@ -43,41 +73,75 @@ local function launch(command, ranks, prefix)
   return code[0]
 end
 
-local function run(words)
-  local ranks, prefix, at = nil, true, 1
-  while words[at] and words[at]:sub(1, 1) == '-' do
-    local flag, value = words[at]:match('^(%-%-%w+)=(.*)$')
+--- The value of a flag that stands behind it as `--flag=value` or as the next word.
+local function ranks_of(flag, text)
+  local ranks = tonumber(text)
+  if not ranks or ranks % 1 ~= 0 or ranks < 1 or ranks > C.MS_MAX_RANKS then
+    refuse('run: %s is %s, expected a whole number from 1 to %d', flag, text or 'given nothing',
+      C.MS_MAX_RANKS)
+  end
+  return ranks
+end
+
+--- Flags of `run`, up to the script.
+local function run_flags(words)
+  local o, at = { prefix = true }, 1
+  while words[at] and words[at]:find('^%-') do
+    local flag, value = words[at]:match('^(%-%-[%w-]+)=(.*)$')
     flag = flag or words[at]
     if flag == '-n' or flag == '--ranks' then
       if not value then
         at = at + 1
         value = words[at]
       end
-      ranks = tonumber(value)
-      if not ranks or ranks < 1 or ranks % 1 ~= 0 then
-        return refuse(('%s: expected a whole number from 1, got %s'):format(flag,
-          value or 'nothing'))
-      end
+      o.ranks = ranks_of(flag, value)
+    elseif flag ~= '--no-prefix' and not is_help(flag) then
+      unknown('run: unknown flag', flag, RUN_FLAGS)
+    elseif value then
+      refuse('run: %s takes no value, got %s', flag, value)
     elseif flag == '--no-prefix' then
-      prefix = false
+      o.prefix = false
     else
-      local near = errors.nearest(flag, RUN_FLAGS)
-      return refuse('run: unknown flag ' .. flag
-        .. (near and ', did you mean ' .. near .. '?' or ''))
+      o.help = true
     end
     at = at + 1
   end
-  if not words[at] then
-    return refuse('run: no script given')
-  end
-  local command = { unpack(words, at) }
-  if command[1]:find('%.lua$') then
-    table.insert(command, 1, 'luajit')
-  end
-  return launch(command, ranks or math.min(require('moonshard.dist').info().cores, 8), prefix)
+  o.command = { unpack(words, at) }
+  return o
 end
 
-local function info()
+--- The program that runs this one, as it was called.
+local function interpreter(words)
+  local at = -1
+  while words[at - 1] do
+    at = at - 1
+  end
+  return words[at] or 'luajit'
+end
+
+local function run(words, all)
+  local o = run_flags(words)
+  if o.help then
+    io.stdout:write(RUN_USAGE)
+    return 0
+  elseif not o.command[1] then
+    refuse('run: no script given (moonshard run --help)')
+  end
+  local command = o.command
+  if command[1]:find('%.lua$') then
+    command = { interpreter(all), all[0], 'rank', unpack(command) }
+  end
+  local ranks = o.ranks or math.min(require('moonshard.dist').info().cores, 8)
+  return launch(command, ranks, o.prefix)
+end
+
+local function info(words)
+  if is_help(words[1]) then
+    io.stdout:write(INFO_USAGE)
+    return 0
+  elseif words[1] then
+    refuse('info: unexpected word %s', words[1])
+  end
   local ms = require 'moonshard'
   print('moonshard ' .. ms.version)
   print('kernels   ' .. B.string(C.ms_cpu_isa()))
@@ -86,25 +150,44 @@ local function info()
   return 0
 end
 
+local function version()
+  print('moonshard ' .. B.string(C.ms_version()))
+  return 0
+end
+
+local function help()
+  io.stdout:write(USAGE)
+  return 0
+end
+
+local commands = {
+  run = run, info = info, ['--version'] = version, ['--help'] = help, ['-h'] = help, help = help,
+}
+
+local function main(words)
+  local command = words[1]
+  if not command then
+    io.stderr:write(USAGE)
+    return 2
+  elseif not commands[command] then
+    unknown('unknown command', command, { 'run', 'info', 'help', '--version', '--help' })
+  end
+  return commands[command]({ unpack(words, 2) }, words)
+end
+
 --- Run a command line.
----@param words string[]  without the program's name
+---@param words string[]  without the program's name, which is [0]; [-1]: the interpreter
 ---@return integer exit_code
 function cli.main(words)
-  local command = words[1]
-  local rest = { unpack(words, 2) }
-  if command == 'run' then
-    local ok, result = pcall(run, rest)
-    return ok and result or refuse(errors.describe(result))
-  elseif command == 'info' then
-    return info()
-  elseif command == '--version' then
-    print('moonshard ' .. B.string(C.ms_version()))
-    return 0
-  elseif command == '--help' or command == '-h' or command == 'help' then
-    io.stdout:write(USAGE)
+  if words[1] == 'rank' then -- what `run` starts: a script is none of our frames
+    require('moonshard.rank')({ [-1] = interpreter(words), unpack(words, 2) })
     return 0
   end
-  io.stderr:write(USAGE)
+  local ok, result = pcall(main, words)
+  if ok then
+    return result
+  end
+  io.stderr:write('moonshard: ', errors.is(result) and result.message or tostring(result), '\n')
   return 2
 end
 

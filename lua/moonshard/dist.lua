@@ -7,10 +7,12 @@
 --- was started plainly: the first process then only supervises and never returns.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 local autograd = require 'moonshard.autograd'
+local uncaught = require 'moonshard.uncaught'
 
 local C, calls = B.C, B.calls
 
@@ -65,11 +67,16 @@ end
 
 -- -- starting ranks ------------------------------------------------------------------------------
 
+local function check_ranks(what, ranks)
+  arguments.whole(what, 'ranks', ranks, nil, 1)
+  if ranks > C.MS_MAX_RANKS then
+    errors.raise('ValueError', "%s: 'ranks' is %.17g, expected 1 to %d", what, ranks,
+      C.MS_MAX_RANKS)
+  end
+end
+
 --- Fork ranks. In a rank this returns nothing; in the caller the launch to wait for.
 local function fork(ranks)
-  if type(ranks) ~= 'number' or ranks < 1 or ranks % 1 ~= 0 then
-    errors.raise('ValueError', 'ranks is %s, expected a whole number from 1', tostring(ranks))
-  end
   jit.flush() -- compiled traces hold the tensors they were recorded with
   B.collect() -- tensors nobody refers to any more are not in the way
   B.check(C.ms_launch_fork(launch_out, ranks, rank_out))
@@ -86,19 +93,19 @@ end
 ---@field ranks? integer  ranks to fork when no launcher started this process (default: one per
 ---                       core, at most 8)
 
---- Become one of several ranks. The script goes on once per rank; later calls do nothing.
----@param opts? ms.dist.InitOptions
----@return ms.dist.World
-function dist.init(opts)
-  opts = errors.options('dist.init', opts, { 'ranks' })
-  local here = dist.info()
-  if here.initialized then
-    return here
+local function init_options(what, opts)
+  opts = errors.options(what, opts, { 'ranks' })
+  if opts.ranks ~= nil then
+    check_ranks(what, opts.ranks)
   end
-  local ranks = opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS)
+  return opts
+end
+
+--- Join the ranks that were started before, or fork.
+local function start(ranks)
   if C.ms_dist_launched() or ranks == 1 then
     B.check(C.ms_dist_join())
-    return dist.info()
+    return
   end
   local launch = fork(ranks)
   if launch then
@@ -108,35 +115,42 @@ function dist.init(opts)
     end
     C.ms_dist_exit(code)
   end
-  return dist.info()
 end
 
---- Leave the job: what this rank raised becomes the cause that all others are told.
-local function fail(err)
-  C.ms_dist_abort(errors.status(err), errors.describe(err))
-  C.ms_dist_exit(1)
+--- Become one of several ranks. The script goes on once per rank; later calls do nothing. What a
+--- rank raises and does not catch becomes the cause that all others and the launcher are told.
+---@param opts? ms.dist.InitOptions
+---@return ms.dist.World
+function dist.init(opts)
+  opts = init_options('dist.init', opts)
+  local here = dist.info()
+  if here.initialized then
+    return here
+  end
+  start(opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS))
+  local world = dist.info()
+  if world.world_size > 1 then
+    uncaught.install()
+  end
+  return world
 end
 
-local function with_traceback(err)
-  return { err = err, traceback = errors.is(err) and err.traceback or debug.traceback('', 2) }
-end
-
---- init, then `fn(world, ...)`. An error in it reaches the other ranks with its message, not only
---- with this rank's exit code.
+--- init, then `fn(world, ...)`. An error in it ends this process and reaches the other ranks with
+--- its message, wherever the script was started.
 ---@param opts ms.dist.InitOptions?
 ---@param fn fun(world: ms.dist.World, ...): ...
 ---@return ...
 function dist.run(opts, fn, ...)
+  init_options('dist.run', opts)
+  arguments.fn('dist.run', 'fn', fn)
   local world = dist.init(opts)
   if world.world_size == 1 then
     return fn(world, ...)
   end
-  local results = { xpcall(fn, with_traceback, world, ...) }
+  local results = { xpcall(fn, uncaught.tell, world, ...) }
   if not results[1] then
-    local failure = results[2]
-    io.stderr:write(('moonshard: rank %d: %s\n%s\n'):format(world.rank,
-      errors.describe(failure.err), failure.traceback))
-    fail(failure.err)
+    io.stderr:write(('moonshard: rank %d: %s\n'):format(world.rank, results[2]))
+    C.ms_dist_exit(1)
   end
   return unpack(results, 2, table.maxn(results))
 end
@@ -146,13 +160,11 @@ end
 ---@param n integer
 ---@param fn fun(rank: integer, world_size: integer, ...)
 function dist.spawn(n, fn, ...)
+  check_ranks('dist.spawn', n)
+  arguments.fn('dist.spawn', 'fn', fn)
   local launch = fork(n)
   if not launch then
-    local ok, err = pcall(fn, rank_out[0], n, ...)
-    if not ok then
-      fail(err)
-    end
-    C.ms_dist_exit(0)
+    C.ms_dist_exit(xpcall(fn, uncaught.tell, rank_out[0], n, ...) and 0 or 1)
   end
   local code, cause = wait(launch)
   if code ~= 0 then
@@ -161,10 +173,14 @@ function dist.spawn(n, fn, ...)
 end
 
 --- End this process with `code`; the launcher ends with it when it is the first that is not 0.
----@param code? integer  default 0
+---@param code? integer  0 to 255, default 0
 function dist.exit(code)
+  code = arguments.whole('dist.exit', 'code', code, 0, 0)
+  if code > 255 then
+    errors.raise('ValueError', "dist.exit: 'code' is %d, expected 0 to 255", code)
+  end
   io.flush()
-  C.ms_dist_exit(code or 0)
+  C.ms_dist_exit(code)
 end
 
 --- Leave the group of ranks; later collectives are errors.
@@ -201,9 +217,12 @@ local reductions = {
 ---@alias ms.dist.Reduction 'sum'|'avg'|'max'|'min'
 
 local function reduction_code(what, name)
-  return reductions[name or 'sum']
+  if name == nil then
+    return reductions.sum
+  end
+  return reductions[arguments.text(what, 'reduction', name)]
     or errors.raise('ValueError', "%s: unknown reduction '%s', expected sum, avg, max or min", what,
-      tostring(name))
+      name)
 end
 
 --- The group of all ranks, for calls into C.
@@ -218,6 +237,7 @@ end
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@return ms.Tensor t
 function dist.all_reduce(t, reduction)
+  arguments.tensor('all_reduce', 't', t)
   calls.comm_all_reduce(dist.world(), t, reduction_code('all_reduce', reduction))
   return t
 end
@@ -228,8 +248,9 @@ end
 ---@param b? ms.Tensor
 ---@return ms.Tensor[]|ms.Tensor
 function dist.all_gather(a, b)
-  if b then
-    calls.comm_all_gather(dist.world(), a, b)
+  arguments.tensor('all_gather', b == nil and 't' or 'out', a)
+  if b ~= nil then
+    calls.comm_all_gather(dist.world(), a, arguments.tensor('all_gather', 't', b))
     return a
   end
   return autograd.no_grad(function()
@@ -250,6 +271,8 @@ end
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@return ms.Tensor out
 function dist.reduce_scatter(out, input, reduction)
+  arguments.tensor('reduce_scatter', 'out', out)
+  arguments.tensor('reduce_scatter', 'input', input)
   calls.comm_reduce_scatter(dist.world(), out, input, reduction_code('reduce_scatter', reduction))
   return out
 end
@@ -259,7 +282,8 @@ end
 ---@param root? integer  default 0
 ---@return ms.Tensor t
 function dist.broadcast(t, root)
-  calls.comm_broadcast(dist.world(), t, root or 0)
+  arguments.tensor('broadcast', 't', t)
+  calls.comm_broadcast(dist.world(), t, arguments.whole('broadcast', 'root', root, 0, 0))
   return t
 end
 
@@ -281,7 +305,12 @@ local counts = B.new('int64_t[5]')
 ---@param group? ffi.cdata*  default: the world
 ---@return ms.dist.Counts
 function dist.counts(group)
-  C.ms_comm_counts(group or dist.world(), counts)
+  if group == nil then
+    group = dist.world()
+  elseif not tostring(group):find('^cdata<struct ms_comm %*>') then
+    arguments.refuse('counts', 'group', group, 'a group of ranks')
+  end
+  C.ms_comm_counts(group, counts)
   return {
     all_gather = tonumber(counts[0]),
     reduce_scatter = tonumber(counts[1]),

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE_BYTES = 1024, WARNING_QUEUE = 64 };
+enum { MESSAGE_BYTES = 4096, WARNING_QUEUE = 64 };
 
 static _Thread_local char message[MESSAGE_BYTES];
 

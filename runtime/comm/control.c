@@ -53,6 +53,7 @@ static msi_job *job_shell(int32_t world, bool threads)
     job->fd = -1;
     job->threads = threads;
     job->timeout_ns = msi_switch_int("MS_COMM_TIMEOUT", 600) * 1000000000;
+    job->announce_ns = msi_switch_int("MS_COMM_ANNOUNCE", 15) * 1000000000;
     for (int32_t r = 0; r < MSI_MAX_RANKS; r++) {
         job->mail[r][0] = job->mail[r][1] = -1;
     }
@@ -71,9 +72,13 @@ static ms_status map_block(msi_job *job, int64_t nbytes)
 {
     job->block = mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, job->fd, 0);
     if (job->block == MAP_FAILED) {
+        char there[128];
+        int error = errno;
+
         job->block = NULL;
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot map the control block (%lld bytes): %s",
-                       (long long)nbytes, strerror(errno));
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot map the control block of %lld bytes: %s%s",
+                       (long long)nbytes, strerror(error),
+                       msi_bound_text(msi_address_space_left(), there, sizeof(there)));
     }
     return MS_OK;
 }
@@ -81,6 +86,14 @@ static ms_status map_block(msi_job *job, int64_t nbytes)
 /* A memfd whose pages exist before anybody touches them. */
 static ms_status make_shared(msi_job *job, int64_t nbytes)
 {
+    msi_bound file = msi_file_size_left();
+    char there[128];
+
+    if (nbytes > file.left) { /* SIGXFSZ */
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s%s",
+                       (long long)nbytes, strerrordesc_np(EFBIG),
+                       msi_bound_text(file, there, sizeof(there)));
+    }
     job->fd = memfd_create("moonshard-job", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (job->fd < 0 || ftruncate(job->fd, nbytes) != 0) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s",
@@ -91,8 +104,9 @@ static ms_status make_shared(msi_job *job, int64_t nbytes)
     while ((error = posix_fallocate(job->fd, 0, nbytes)) == EINTR) {
     }
     if (error != 0) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot reserve a control block of %lld bytes: %s",
-                       (long long)nbytes, strerror(error));
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot reserve a control block of %lld bytes: %s%s",
+                       (long long)nbytes, strerror(error),
+                       msi_bound_text(msi_memory_left(""), there, sizeof(there)));
     }
     fcntl(job->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     return map_block(job, nbytes);
@@ -228,7 +242,18 @@ static uint64_t abort_pack(int32_t slot, int32_t subject, int32_t cause)
     return (uint64_t)cause << 32 | (uint64_t)(subject + 1) << 16 | (uint64_t)(slot + 1);
 }
 
-void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
+/* " (pid N)" behind the first line of what a failed process is reported with. */
+static void name_process(const msi_job *job, int32_t subject, char *text, size_t nbytes)
+{
+    char rest[MSI_TEXT];
+    size_t line = strcspn(text, "\n");
+
+    snprintf(rest, sizeof(rest), "%s", text + line);
+    snprintf(text + line, nbytes - line, " (pid %d)%s",
+             (int)atomic_load(&job->block->slot[subject].pid), rest);
+}
+
+bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...)
 {
     msi_slot_rank *mine = &job->block->slot[slot];
@@ -236,16 +261,22 @@ void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, m
     va_list args;
 
     if (atomic_load(&job->block->abort) != 0) {
-        return; /* also keeps a text that readers may be reading */
+        return false; /* also keeps a text that readers may be reading */
     }
     va_start(args, format);
     vsnprintf(mine->text, sizeof(mine->text), format, args);
     va_end(args);
+    if (subject >= 0 && !job->threads && (cause == MSI_CAUSE_FAILED || cause == MSI_CAUSE_DIED)) {
+        name_process(job, subject, mine->text, sizeof(mine->text));
+    }
     mine->kind = kind;
-    if (atomic_compare_exchange_strong(&job->block->abort, &none,
-                                       abort_pack(slot, subject, cause))) {
+    bool first =
+        atomic_compare_exchange_strong(&job->block->abort, &none, abort_pack(slot, subject, cause));
+
+    if (first) {
         msi_job_ring_all(job);
     }
+    return first;
 }
 
 bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,

@@ -13,11 +13,13 @@
 #include <sys/types.h>
 
 enum {
-    MSI_MAX_RANKS = 128,    /* as many as the tree kernel takes sources */
-    MSI_RING = 64,          /* fingerprints kept per rank and group */
-    MSI_NOTES = 256,        /* notes kept per rank and group */
-    MSI_CHUNK = 256 * 1024, /* bytes staged at a time: two chunks stay in a core's L2 */
-    MSI_TEXT = 640
+    MSI_MAX_RANKS = MS_MAX_RANKS, /* as many as the tree kernel takes sources */
+    MSI_RING = 64,                /* fingerprints kept per rank and group */
+    MSI_NOTES = 256,              /* notes kept per rank and group */
+    MSI_CHUNK = 256 * 1024,       /* bytes staged at a time: two chunks stay in a core's L2 */
+    MSI_TEXT = 4096,              /* a line and a traceback */
+    MSI_LOOK_MS = 100,            /* how often a sleeper looks whether it waits in vain */
+    MSI_AGAIN_MS = 100 /* a later stop signal is a second request: `timeout` sends one twice */
 };
 
 enum { MSI_RANK_STARTING, MSI_RANK_ALIVE, MSI_RANK_LEFT, MSI_RANK_DEAD };
@@ -63,9 +65,11 @@ typedef struct msi_slot_rank {
     _Atomic uint64_t checks; /* ... looks taken while asleep */
     _Alignas(64) _Atomic int32_t state;
     _Atomic int32_t pid;
-    _Atomic int32_t catches; /* stop signals are this rank's own business */
-    int32_t kind;            /* ms_status of `text` */
-    char text[MSI_TEXT];     /* why this slot's owner set `abort` */
+    _Atomic int32_t catches;    /* stop signals are this rank's own business */
+    _Atomic int32_t looks;      /* times it has asked whether to stop */
+    _Atomic int32_t exec_error; /* errno: this rank's program could not be run */
+    int32_t kind;               /* ms_status of `text` */
+    char text[MSI_TEXT];        /* why this slot's owner set `abort` */
 } msi_slot_rank;
 
 typedef struct msi_block {
@@ -76,6 +80,7 @@ typedef struct msi_block {
     int64_t nbytes, members_at, notes_at, staging_at;
     _Alignas(64) _Atomic uint64_t abort; /* 0, or who wrote it, about whom, and why */
     _Atomic int32_t stop;                /* signal that asks the job to stop */
+    _Atomic int64_t quiet_until;         /* no wait is announced before */
     msi_slot_rank slot[];                /* (world + 1), the last the launcher's */
 } msi_block;
 
@@ -88,6 +93,7 @@ typedef struct msi_job {
     /* Mailboxes for file descriptors, one per rank: [0] its owner reads, [1] others write. */
     int32_t mail[MSI_MAX_RANKS][2];
     int64_t spin_ns, timeout_ns;
+    int64_t announce_ns;                   /* a wait of this length is announced; 0: none is */
     _Atomic(struct msi_shared_map *) maps; /* ranks as threads: of all segments made */
 } msi_job;
 
@@ -128,8 +134,9 @@ void msi_job_free(msi_job *job);
 void msi_job_keep_mail(msi_job *job, int32_t rank);
 
 /* End the job, unless something else has ended it before: `cause` and the text become what every
- * rank reports. `slot` is the caller's own, `subject` the rank it is about (-1: none). */
-void msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
+ * rank reports. `slot` is the caller's own, `subject` the rank it is about (-1: none). True: this
+ * is what the job ends with. */
+bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...) MSI_PRINTF(6, 7);
 /* The first failure, or false. `text` is borrowed from the block. */
 bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,
@@ -156,6 +163,13 @@ ms_status msi_comm_fail(ms_comm *c, const char *verb, const char *operation);
 const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,
                            char *buffer, size_t nbytes);
 
+/* -- positions.c ------------------------------------------------------------------------------- */
+/* "rank 0 (pid 4711, T stopped): barrier() (sequence 3), rank 1 ...", those that are waited for
+ * first, as far as it fits. */
+void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes);
+/* This rank has waited so long for `seq`: warn, unless it is early or the job has been told. */
+void msi_announce(ms_comm *c, uint64_t seq, int64_t waited_ns);
+
 /* -- wait.c ------------------------------------------------------------------------------------ */
 void msi_doorbell_ring(msi_slot_rank *slot);
 
@@ -179,6 +193,33 @@ ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t n
 /* -- segment.c --------------------------------------------------------------------------------- */
 /* Free what is left of a job's shared maps: no rank runs any more. */
 void msi_segment_sweep(msi_job *job);
+
+/* -- bounds.c: what there is of memory -----------------------------------------------------------
+ */
+enum {
+    MSI_BOUND_NONE,
+    MSI_BOUND_HOST,
+    MSI_BOUND_CGROUP,
+    MSI_BOUND_FILE_SIZE,
+    MSI_BOUND_ADDRESS_SPACE
+};
+typedef struct msi_bound {
+    int32_t kind;  /* which bound this is; NONE: there is none, `left` is INT64_MAX */
+    int32_t error; /* errno of what failed by it, 0: nothing has */
+    int64_t left, limit;
+} msi_bound;
+/* Memory that can still be taken here: of this host, or under the limit of a cgroup. `root` stands
+ * before /proc and /sys ("", but in tests). */
+msi_bound msi_memory_left(const char *root);
+/* The largest file this process may make, the address space it may still map. */
+msi_bound msi_file_size_left(void);
+msi_bound msi_address_space_left(void);
+/* " (4096 bytes are available on this host)", or "" when there is no bound. */
+const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes);
+
+/* -- process.c --------------------------------------------------------------------------------- */
+/* State ('R', 'S', 'T', ...) and parent of a process. False: there is none. */
+bool msi_process_look(pid_t pid, char *state, pid_t *parent);
 
 /* -- affinity.c -------------------------------------------------------------------------------- */
 int32_t msi_cores_allowed(void);

@@ -360,14 +360,13 @@ void ms_dist_leave(void)
     msi_job_set_state(d->job, d->rank, MSI_RANK_LEFT);
 }
 
-void ms_dist_abort(ms_status kind, const char *message)
+bool ms_dist_abort(ms_status kind, const char *message)
 {
     msi_dist *d = dist_peek();
 
-    if (d != NULL && d->job != NULL) {
-        msi_job_abort(d->job, d->rank, d->rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
-                      (int)d->rank, message);
-    }
+    return d != NULL && d->job != NULL &&
+           msi_job_abort(d->job, d->rank, d->rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
+                         (int)d->rank, message);
 }
 
 void ms_dist_exit(int32_t code)

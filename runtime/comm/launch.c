@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -49,7 +48,8 @@ static int32_t count_threads(void)
     return n;
 }
 
-static ms_status check_no_ranks(const msi_dist *d)
+/* Ranks die with the thread that started them, and signals would reach the other threads. */
+static ms_status check_can_start(const msi_dist *d)
 {
     if (d->launch != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR, "cannot start ranks: %d are running already",
@@ -60,14 +60,20 @@ static ms_status check_no_ranks(const msi_dist *d)
                        "cannot start ranks: this process is rank %d of %d already", (int)d->rank,
                        (int)d->job->world);
     }
+    int32_t threads = count_threads();
+
+    if (threads > 1) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "cannot start ranks: %d threads are running, expected one",
+                       (int)threads);
+    }
     return MS_OK;
 }
 
-static ms_status check_forkable(const msi_dist *d)
+static ms_status check_can_fork(const msi_dist *d)
 {
     ms_memory_stats stats;
 
-    MS_TRY(check_no_ranks(d));
+    MS_TRY(check_can_start(d));
     ms_memory_stats_get(&stats);
     if (stats.live_handles > 0) {
         return MS_FAIL(MS_RUNTIME_ERROR,
@@ -75,16 +81,23 @@ static ms_status check_forkable(const msi_dist *d)
                        "before making tensors)",
                        (long long)stats.live_handles);
     }
-    int32_t threads = count_threads();
-
-    if (threads > 1) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "cannot fork ranks: %d threads are running, expected one",
-                       (int)threads);
-    }
     return MS_OK;
 }
 
 /* -- the launch -------------------------------------------------------------------------------- */
+
+/* What is closed would become the next file somebody opens, and prints would go there. */
+static void open_standard_streams(void)
+{
+    int fd;
+
+    do {
+        fd = open("/dev/null", O_RDWR);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) {
+        close(fd);
+    }
+}
 
 static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
 {
@@ -94,9 +107,7 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
     if (launch == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %d ranks", (int)n);
     }
-    for (int32_t r = 0; r < MSI_MAX_RANKS; r++) {
-        launch->child[r].pidfd = -1;
-    }
+    open_standard_streams();
     ms_status status = msi_job_new(&launch->job, n, false);
 
     if (status != MS_OK) {
@@ -106,30 +117,15 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
     launch->owner = d;
     launch->n = n;
     msi_launch_hold_signals(launch);
+    msi_strays_adopt(launch);
     *out = launch;
     return MS_OK;
-}
-
-static void close_outlets(msi_child *child)
-{
-    for (int32_t i = 0; child->outlet != NULL && i < 2; i++) {
-        if (child->outlet[i].from >= 0) {
-            close(child->outlet[i].from);
-        }
-    }
-    free(child->outlet);
-    child->outlet = NULL;
 }
 
 /* Everything of the launch but the job. */
 static void launch_drop(ms_launch *launch)
 {
-    for (int32_t r = 0; r < launch->n; r++) {
-        if (launch->child[r].pidfd >= 0) {
-            close(launch->child[r].pidfd);
-        }
-        close_outlets(&launch->child[r]);
-    }
+    msi_output_free(launch->output);
     free(launch);
 }
 
@@ -138,7 +134,10 @@ void msi_launch_free(ms_launch *launch)
     if (launch->owner->launch == launch) {
         launch->owner->launch = NULL;
     }
-    sigprocmask(SIG_SETMASK, &launch->before, NULL);
+    if (launch->adopts && !launch->adopted) {
+        prctl(PR_SET_CHILD_SUBREAPER, 0);
+    }
+    msi_launch_hear_signals(launch);
     msi_job_free(launch->job);
     launch_drop(launch);
 }
@@ -146,19 +145,21 @@ void msi_launch_free(ms_launch *launch)
 void msi_launch_kill(ms_launch *launch)
 {
     for (int32_t r = 0; r < launch->n; r++) {
-        if (launch->child[r].pid > 0) {
+        if (launch->child[r].running) {
             kill(launch->child[r].pid, SIGKILL);
             waitpid(launch->child[r].pid, NULL, 0);
+            launch->child[r].running = false;
         }
     }
+    msi_strays_end(launch);
     msi_launch_free(launch);
 }
 
 /* First steps of every child: hear signals, die with the parent, own cores, leave stdin to rank 0.
- */
+ * Async-signal-safe, as is all that a child does before it becomes another program. */
 static void settle(const ms_launch *launch, pid_t parent, int32_t rank)
 {
-    sigprocmask(SIG_SETMASK, &launch->before, NULL);
+    msi_launch_hear_signals(launch);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
         _exit(128 + SIGKILL); /* it died before that took effect */
@@ -181,10 +182,7 @@ static ms_status adopt(ms_launch *launch, int32_t rank, pid_t pid)
         return MS_FAIL(MS_RUNTIME_ERROR, "cannot start rank %d: %s", (int)rank, strerror(errno));
     }
     launch->child[rank].pid = pid;
-    launch->child[rank].pidfd = (int32_t)syscall(SYS_pidfd_open, pid, 0);
-    if (launch->child[rank].pidfd < 0) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "cannot watch rank %d: %s", (int)rank, strerror(errno));
-    }
+    launch->child[rank].running = true;
     atomic_store(&launch->job->block->slot[rank].pid, (int32_t)pid);
     return MS_OK;
 }
@@ -197,6 +195,7 @@ static ms_status become_rank(ms_launch *launch, pid_t parent, int32_t rank)
     msi_job *job = launch->job;
 
     settle(launch, parent, rank);
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* lines of ranks come when printed, and do not mix */
     msi_job_keep_mail(job, rank);
     launch_drop(launch);
     ms_status status = msi_dist_enter(d, job, rank, "fork", true);
@@ -218,7 +217,7 @@ ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
     if (d == NULL) {
         return MS_OUT_OF_MEMORY;
     }
-    MS_TRY(check_forkable(d));
+    MS_TRY(check_can_fork(d));
     fflush(NULL); /* or every child would print it again */
     MS_TRY(launch_new(&launch, d, n));
     for (int32_t r = 0; r < n; r++) {
@@ -242,83 +241,143 @@ ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
 
 /* -- fork and exec ----------------------------------------------------------------------------- */
 
+/* What a rank needs of memory is made before it is forked. */
+typedef struct recipe {
+    char *path; /* of the program; as it was given when it is nowhere in PATH */
+    char **environment;
+    char text[4][16 * (MSI_MAX_RANKS + 2)]; /* our variables */
+} recipe;
+
+static const char *const variables[] = {"MOONSHARD_RANK", "MOONSHARD_WORLD_SIZE",
+                                        "MOONSHARD_JOB_FD", "MOONSHARD_MAIL_FDS"};
+
+static bool is_ours(const char *variable)
+{
+    for (int32_t i = 0; i < MSI_COUNT(variables); i++) {
+        size_t n = strlen(variables[i]);
+
+        if (strncmp(variable, variables[i], n) == 0 && variable[n] == '=') {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void describe_job(recipe *x, const msi_job *job, int32_t rank)
+{
+    size_t room = sizeof(x->text[3]);
+    int at = snprintf(x->text[3], room, "%s=%d", variables[3], (int)job->mail[rank][0]);
+
+    for (int32_t r = 0; r < job->world; r++) {
+        at += snprintf(x->text[3] + at, room - (size_t)at, ",%d", (int)job->mail[r][1]);
+    }
+    snprintf(x->text[0], sizeof(x->text[0]), "%s=%d", variables[0], (int)rank);
+    snprintf(x->text[1], sizeof(x->text[1]), "%s=%d", variables[1], (int)job->world);
+    snprintf(x->text[2], sizeof(x->text[2]), "%s=%d", variables[2], (int)job->fd);
+}
+
+/* Where the program lies, by the rules of execvp(). */
+static char *find_program(const char *name)
+{
+    const char *folders = strchr(name, '/') == NULL ? getenv("PATH") : NULL;
+
+    for (const char *end; folders != NULL; folders = *end == ':' ? end + 1 : NULL) {
+        char *path = NULL;
+
+        end = strchrnul(folders, ':');
+        const char *folder = end > folders ? folders : ".";
+        int n = end > folders ? (int)(end - folders) : 1;
+
+        if (asprintf(&path, "%.*s/%s", n, folder, name) < 0) {
+            return NULL;
+        }
+        if (access(path, X_OK) == 0) {
+            return path;
+        }
+        free(path);
+    }
+    return strdup(name);
+}
+
+static void recipe_free(recipe *x)
+{
+    if (x != NULL) {
+        free(x->path);
+        free(x->environment);
+    }
+    free(x);
+}
+
+static ms_status recipe_new(recipe **out, const char *program)
+{
+    recipe *x = calloc(1, sizeof(*x));
+    int32_t n = 0, kept = 0;
+
+    *out = NULL;
+    while (environ[n] != NULL) {
+        n++;
+    }
+    if (x != NULL) {
+        x->path = find_program(program);
+        x->environment = calloc((size_t)n + MSI_COUNT(variables) + 1, sizeof(*x->environment));
+    }
+    if (x == NULL || x->path == NULL || x->environment == NULL) {
+        recipe_free(x);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %s", program);
+    }
+    for (int32_t i = 0; i < MSI_COUNT(variables); i++) {
+        x->environment[kept++] = x->text[i];
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (!is_ours(environ[i])) {
+            x->environment[kept++] = environ[i];
+        }
+    }
+    *out = x;
+    return MS_OK;
+}
+
 static void keep_open(int32_t fd)
 {
     fcntl(fd, F_SETFD, 0);
 }
 
-/* In the child: what the new program finds in its environment. */
-static void describe_job(const msi_job *job, int32_t rank)
+static _Noreturn void become_program(ms_launch *launch, const recipe *x, pid_t parent, int32_t rank,
+                                     const char *const *argv, const int32_t *ends)
 {
-    char text[16 * (MSI_MAX_RANKS + 1)];
-    int at = snprintf(text, sizeof(text), "%d", (int)job->mail[rank][0]);
+    const msi_job *job = launch->job;
 
+    settle(launch, parent, rank);
+    for (int32_t i = 0; i < 2; i++) {
+        if (ends[i] >= 0) {
+            dup2(ends[i], STDOUT_FILENO + i);
+        }
+    }
     keep_open(job->fd);
     keep_open(job->mail[rank][0]);
     for (int32_t r = 0; r < job->world; r++) {
         keep_open(job->mail[r][1]);
-        at += snprintf(text + at, sizeof(text) - (size_t)at, ",%d", (int)job->mail[r][1]);
     }
-    setenv("MOONSHARD_MAIL_FDS", text, 1);
-    snprintf(text, sizeof(text), "%d", (int)rank);
-    setenv("MOONSHARD_RANK", text, 1);
-    snprintf(text, sizeof(text), "%d", (int)job->world);
-    setenv("MOONSHARD_WORLD_SIZE", text, 1);
-    snprintf(text, sizeof(text), "%d", (int)job->fd);
-    setenv("MOONSHARD_JOB_FD", text, 1);
+    execve(x->path, (char *const *)(uintptr_t)argv, x->environment);
+    atomic_store(&job->block->slot[rank].exec_error, errno); /* the launcher finds the words */
+    _exit(errno == ENOENT ? 127 : 126);
 }
 
-static _Noreturn void become_program(ms_launch *launch, pid_t parent, int32_t rank,
-                                     const char *const *argv, const int32_t *ends)
-{
-    settle(launch, parent, rank);
-    if (ends != NULL) {
-        dup2(ends[0], STDOUT_FILENO);
-        dup2(ends[1], STDERR_FILENO);
-    }
-    describe_job(launch->job, rank);
-    execvp(argv[0], (char *const *)(uintptr_t)argv);
-    int error = errno;
-
-    msi_job_abort(launch->job, rank, rank, MSI_CAUSE_FAILED, MS_RUNTIME_ERROR,
-                  "rank %d failed: cannot run %s: %s", (int)rank, argv[0], strerror(error));
-    _exit(error == ENOENT ? 127 : 126);
-}
-
-/* Pipes for what a rank prints; `ends` gets the child's ends. */
-static ms_status make_outlets(msi_child *child, int32_t *ends)
-{
-    child->outlet = calloc(2, sizeof(*child->outlet));
-    if (child->outlet == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the output of a rank");
-    }
-    child->outlet[0].from = child->outlet[1].from = -1;
-    for (int32_t i = 0; i < 2; i++) {
-        int fds[2];
-
-        if (pipe2(fds, O_CLOEXEC) != 0) {
-            return MS_FAIL(MS_RUNTIME_ERROR, "cannot make a pipe for a rank: %s", strerror(errno));
-        }
-        fcntl(fds[0], F_SETFL, O_NONBLOCK);
-        child->outlet[i].from = fds[0];
-        child->outlet[i].to = STDOUT_FILENO + i;
-        ends[i] = fds[1];
-    }
-    return MS_OK;
-}
-
-static ms_status start_program(ms_launch *launch, int32_t rank, const char *const *argv,
-                               bool prefix)
+static ms_status start_program(ms_launch *launch, recipe *x, int32_t rank, const char *const *argv)
 {
     int32_t ends[2] = {-1, -1};
     pid_t parent = getpid();
-    ms_status status = prefix ? make_outlets(&launch->child[rank], ends) : MS_OK;
+    ms_status status = MS_OK;
 
+    if (launch->output != NULL) {
+        status = msi_output_open(launch->output, rank, ends);
+    }
     if (status == MS_OK) {
+        describe_job(x, launch->job, rank);
         pid_t pid = fork();
 
         if (pid == 0) {
-            become_program(launch, parent, rank, argv, prefix ? ends : NULL);
+            become_program(launch, x, parent, rank, argv, ends);
         }
         status = adopt(launch, rank, pid);
     }
@@ -327,6 +386,24 @@ static ms_status start_program(ms_launch *launch, int32_t rank, const char *cons
             close(ends[i]);
         }
     }
+    return status;
+}
+
+static ms_status start_programs(ms_launch *launch, const char *const *argv, bool prefix)
+{
+    recipe *x = NULL;
+
+    if (prefix) {
+        MS_TRY(msi_output_new(&launch->output, launch->n));
+    }
+    MS_TRY(recipe_new(&x, argv[0]));
+    snprintf(launch->program, sizeof(launch->program), "%s", argv[0]);
+    ms_status status = MS_OK;
+
+    for (int32_t r = 0; r < launch->n && status == MS_OK; r++) {
+        status = start_program(launch, x, r, argv);
+    }
+    recipe_free(x);
     return status;
 }
 
@@ -342,16 +419,14 @@ ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bo
     if (argv == NULL || argv[0] == NULL) {
         return MS_FAIL(MS_VALUE_ERROR, "no program to run, expected at least one argument");
     }
-    MS_TRY(check_no_ranks(d));
+    MS_TRY(check_can_start(d));
     fflush(NULL);
     MS_TRY(launch_new(&launch, d, n));
-    for (int32_t r = 0; r < n; r++) {
-        ms_status status = start_program(launch, r, argv, prefix);
+    ms_status status = start_programs(launch, argv, prefix);
 
-        if (status != MS_OK) {
-            msi_launch_kill(launch);
-            return status;
-        }
+    if (status != MS_OK) {
+        msi_launch_kill(launch);
+        return status;
     }
     d->launch = launch;
     *out = launch;

@@ -152,7 +152,8 @@ ms_status msi_comm_fail(ms_comm *c, const char *verb, const char *operation)
         return MS_FAIL(MS_INTERNAL_ERROR, "a group failed without a reason");
     }
     bool at_once = cause == MSI_CAUSE_DIED || cause == MSI_CAUSE_LEFT;
+    int line = (int)strcspn(text, "\n"); /* what follows is the other rank's traceback */
 
-    return MS_FAIL(MS_COMM_ERROR, "%s%s this rank %s %s", text, at_once ? " while" : ";", verb,
-                   operation);
+    return MS_FAIL(MS_COMM_ERROR, "%.*s%s this rank %s %s%s", line, text, at_once ? " while" : ";",
+                   verb, operation, text + line);
 }

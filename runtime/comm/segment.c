@@ -12,7 +12,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 /* Maps that ranks as threads share. The last owner unmaps; the job frees this struct, and the maps
@@ -46,44 +45,67 @@ static void unmap(char *rw, char *ro, int64_t nbytes)
 
 /* -- one rank ---------------------------------------------------------------------------------- */
 
+static msi_bound failed_by(msi_bound b, int error)
+{
+    b.error = error;
+    return b;
+}
+
+/* What says no to `nbytes` more: its `error` is not 0. */
+static msi_bound refuse_memory(int64_t nbytes)
+{
+    msi_bound b = msi_memory_left("");
+
+    return failed_by(b, nbytes > b.left ? ENOMEM : 0);
+}
+
 static ms_status make_private(msi_segment *s)
 {
-    s->rw = mmap(NULL, map_bytes(s->nbytes), PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (s->rw == MAP_FAILED) {
-        s->rw = NULL;
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a segment of %lld bytes",
-                       (long long)s->nbytes);
+    msi_bound why = refuse_memory(s->nbytes);
+    char there[128];
+
+    if (why.error == 0) {
+        s->rw = mmap(NULL, map_bytes(s->nbytes), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        if (s->rw == MAP_FAILED) {
+            s->rw = NULL;
+            why = msi_address_space_left();
+        }
+    }
+    if (s->rw == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a segment of %lld bytes%s",
+                       (long long)s->nbytes, msi_bound_text(why, there, sizeof(there)));
     }
     s->ro = s->rw;
     return MS_OK;
 }
 
-/* -- making, mapping: 0 or an errno ------------------------------------------------------------ */
+/* -- making, mapping: what failed, or error = 0 ------------------------------------------------ */
 
-static int make_fd(int64_t nbytes, int32_t *fd)
+static msi_bound make_fd(int64_t nbytes, int32_t *fd)
 {
-    struct sysinfo info;
+    msi_bound file = msi_file_size_left(), memory = refuse_memory(nbytes);
     int error = 0;
 
-    /* Reserving more than there is would wake the OOM killer instead of failing. */
-    if (sysinfo(&info) == 0 &&
-        (uint64_t)nbytes / info.mem_unit > (uint64_t)info.totalram + info.totalswap) {
-        return ENOMEM;
+    if (memory.error != 0) { /* reserving it would wake the OOM killer instead of failing */
+        return memory;
+    }
+    if (nbytes > file.left) { /* SIGXFSZ */
+        return failed_by(file, EFBIG);
     }
     *fd = memfd_create("moonshard-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (*fd < 0 || ftruncate(*fd, (off_t)map_bytes(nbytes)) != 0) {
-        return errno;
+        return failed_by(memory, errno);
     }
     while ((error = posix_fallocate(*fd, 0, (off_t)map_bytes(nbytes))) == EINTR) {
     }
     if (error == 0 && fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         error = errno;
     }
-    return error;
+    return failed_by(memory, error);
 }
 
-static int map_fd(msi_segment *s, bool one_map)
+static msi_bound map_fd(msi_segment *s, bool one_map)
 {
     void *rw = mmap(NULL, map_bytes(s->nbytes), PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
     void *ro = one_map ? rw : mmap(NULL, map_bytes(s->nbytes), PROT_READ, MAP_SHARED, s->fd, 0);
@@ -91,7 +113,10 @@ static int map_fd(msi_segment *s, bool one_map)
 
     s->rw = rw == MAP_FAILED ? NULL : rw;
     s->ro = ro == MAP_FAILED ? NULL : ro;
-    return s->rw != NULL && s->ro != NULL ? 0 : error;
+    if (s->rw != NULL && s->ro != NULL) {
+        return (msi_bound){.error = 0};
+    }
+    return failed_by(msi_address_space_left(), error);
 }
 
 /* -- handing over ------------------------------------------------------------------------------ */
@@ -153,18 +178,18 @@ static int receive_fd(const ms_comm *c, uint64_t seq, int32_t *fd)
     }
 }
 
-static int offer(msi_segment *s, ms_comm *c, uint64_t seq)
+static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
-    int error = make_fd(s->nbytes, &s->fd);
+    msi_bound made = make_fd(s->nbytes, &s->fd);
 
-    if (error != 0) {
-        return error;
+    if (made.error != 0) {
+        return made;
     }
     if (!c->job->threads) {
-        for (int32_t q = 1; q < c->size && error == 0; q++) {
-            error = send_fd(c, q, seq, s->fd);
+        for (int32_t q = 1; q < c->size && made.error == 0; q++) {
+            made = (msi_bound){.error = send_fd(c, q, seq, s->fd)};
         }
-        return error;
+        return made;
     }
     msi_shared_map *map = calloc(1, sizeof(*map));
     bool one_map = false;
@@ -173,46 +198,49 @@ static int offer(msi_segment *s, ms_comm *c, uint64_t seq)
     one_map = true;
 #endif
     if (map == NULL) {
-        return ENOMEM;
+        return failed_by(made, ENOMEM);
     }
-    error = map_fd(s, one_map);
+    made = map_fd(s, one_map);
     map->rw = s->rw;
     map->ro = s->ro;
     map->nbytes = s->nbytes;
-    atomic_store(&map->owners, error == 0 ? c->size : 1);
+    atomic_store(&map->owners, made.error == 0 ? c->size : 1);
     map->next = atomic_load(&c->job->maps);
     while (!atomic_compare_exchange_weak(&c->job->maps, &map->next, map)) {
     }
     s->shared = map;
     atomic_store(&c->members[0].handoff, map);
-    return error;
+    return made;
 }
 
-static int accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
+static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     if (!c->job->threads) {
         int error = c->rank == 0 ? 0 : receive_fd(c, seq, &s->fd);
 
-        return error != 0 ? error : map_fd(s, false);
+        return error != 0 ? (msi_bound){.error = error} : map_fd(s, false);
     }
     if (c->rank != 0) {
         s->shared = atomic_load(&c->members[0].handoff);
         s->rw = s->shared->rw;
         s->ro = s->shared->ro;
     }
-    return 0;
+    return (msi_bound){.error = 0};
 }
 
 /* Every member learns the first error of any. */
-static ms_status agree(ms_comm *c, uint64_t seq, int32_t error, const char *what, int64_t nbytes)
+static ms_status agree(ms_comm *c, uint64_t seq, msi_bound mine, const char *what, int64_t nbytes)
 {
-    int32_t errors[MSI_MAX_RANKS];
+    msi_bound all[MSI_MAX_RANKS];
+    char there[128];
 
-    MS_TRY(msi_stage_exchange(c, seq, &error, sizeof(error), errors));
+    MS_TRY(msi_stage_exchange(c, seq, &mine, sizeof(mine), all));
     for (int32_t q = 0; q < c->size; q++) {
-        if (errors[q] != 0) {
-            return MS_FAIL(MS_OUT_OF_MEMORY, "rank %d cannot %s a shared segment of %lld bytes: %s",
-                           (int)c->slot[q], what, (long long)nbytes, strerrordesc_np(errors[q]));
+        if (all[q].error != 0) {
+            return MS_FAIL(MS_OUT_OF_MEMORY,
+                           "rank %d cannot %s a shared segment of %lld bytes: %s%s",
+                           (int)c->slot[q], what, (long long)nbytes, strerrordesc_np(all[q].error),
+                           msi_bound_text(all[q], there, sizeof(there)));
         }
     }
     return MS_OK;
@@ -236,11 +264,11 @@ ms_status msi_segment_new(msi_segment *out, ms_comm *comm, int64_t nbytes)
     if (comm->size == 1) {
         MS_TRY_GOTO(make_private(&s), failed);
     } else {
-        int error = comm->rank == 0 ? offer(&s, comm, seq) : 0;
+        msi_bound made = comm->rank == 0 ? offer(&s, comm, seq) : (msi_bound){.error = 0};
 
-        MS_TRY_GOTO(agree(comm, seq, error, "reserve", nbytes), failed);
-        error = accept_offer(&s, comm, seq);
-        MS_TRY_GOTO(agree(comm, seq, error, "map", nbytes), failed);
+        MS_TRY_GOTO(agree(comm, seq, made, "reserve", nbytes), failed);
+        made = accept_offer(&s, comm, seq);
+        MS_TRY_GOTO(agree(comm, seq, made, "map", nbytes), failed);
     }
     *out = s;
     return MS_OK;

@@ -8,15 +8,17 @@
 #include <string.h>
 #include <unistd.h>
 
-static _Atomic int32_t caught;     /* the first stop signal this process got */
-static _Atomic int32_t interrupts; /* SIGINTs so far */
+static _Atomic int32_t caught;                /* the first stop signal this process got */
+static _Atomic int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
 
 static void on_signal(int signal)
 {
+    int64_t now = msi_now_ns(), first = 0;
     int32_t none = 0;
 
-    if (signal == SIGINT && atomic_fetch_add(&interrupts, 1) > 0) {
-        _exit(128 + SIGINT); /* asked twice: at once, unsaved */
+    if (!atomic_compare_exchange_strong(&asked_at[signal], &first, now) &&
+        (signal == SIGINT || signal == SIGTERM) && now - first >= MSI_AGAIN_MS * 1000000LL) {
+        _exit(128 + signal); /* asked twice: at once, unsaved */
     }
     atomic_compare_exchange_strong(&caught, &none, signal);
 }
@@ -31,7 +33,9 @@ ms_status ms_dist_catch_signals(void)
 
     sigemptyset(&action.sa_mask);
     atomic_store(&caught, 0);
-    atomic_store(&interrupts, 0);
+    for (int32_t i = 0; i < MSI_COUNT(asked_at); i++) {
+        atomic_store(&asked_at[i], 0);
+    }
     for (int32_t i = 0; i < MSI_COUNT(signals); i++) {
         struct sigaction old;
 
@@ -53,6 +57,7 @@ ms_status ms_dist_stop_agreed(int32_t *signal)
 
     *signal = 0;
     MS_TRY(ms_comm_world(&world));
+    atomic_fetch_add(&world->job->block->slot[world->rank].looks, 1);
     int32_t mine = atomic_load(&caught), asked = atomic_load(&world->job->block->stop);
 
     mine = mine != 0 ? mine : asked;

@@ -1,21 +1,19 @@
 /* Supervising ranks: the launcher sleeps until something happens, and then decides what it means.
  *
- * Processes are watched by pidfd, so a death is known within a millisecond. The first failure sets
- * the abort word, which ends everybody's waits with a message; ranks that have not left a second
- * later are killed. What ranks fail with after that is a consequence and never reported as cause.
- */
+ * SIGCHLD says that a process has ended, so a death is known within a millisecond. The first
+ * failure sets the abort word, which ends everybody's waits with a message; ranks that have not
+ * left a second later are killed. What ranks fail with after that is a consequence and never
+ * reported as cause. Nothing here waits for who reads the output (output.c). */
 #include "launch.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { GRACE_MS = 1000, LOOK_MS = 100 };
+enum { STOP_S = 10 };
 
 static const int relayed[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
@@ -23,7 +21,9 @@ typedef struct supervisor {
     ms_launch *launch;
     msi_job *job;
     int32_t alive, signal_fd;
-    int32_t interrupts;
+    int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
+    int64_t stop_at;  /* when ranks must have looked whether to stop; 0: nobody has asked them to */
+    int32_t ended_by; /* signal that ended the job unsaved */
     int32_t first_code; /* of the first rank that left with another code than 0 */
     int64_t kill_at;    /* 0: nothing has failed */
     bool killed;        /* by us */
@@ -32,90 +32,27 @@ typedef struct supervisor {
 static void kill_all(supervisor *s, int signal)
 {
     for (int32_t r = 0; r < s->launch->n; r++) {
-        if (s->launch->child[r].pidfd >= 0) {
+        if (s->launch->child[r].running) {
             kill(s->launch->child[r].pid, signal);
         }
     }
 }
 
-/* -- output with prefixes ---------------------------------------------------------------------- */
-
-static void write_all(int32_t fd, const char *text, size_t n)
-{
-    while (n > 0) {
-        ssize_t done = write(fd, text, n);
-
-        if (done < 0 && errno != EINTR) {
-            return; /* nobody reads us any more */
-        }
-        text += done > 0 ? done : 0;
-        n -= done > 0 ? (size_t)done : 0;
-    }
-}
-
-/* One write per line, so that lines of ranks never mix. */
-static void emit(msi_outlet *o, int32_t rank, int32_t n, bool complete)
-{
-    char text[MSI_LINE + 32];
-    int at = snprintf(text, sizeof(text), "[rank %d] ", (int)rank);
-
-    memcpy(text + at, o->line, (size_t)n);
-    at += n;
-    if (!complete) {
-        text[at++] = '\n';
-    }
-    write_all(o->to, text, (size_t)at);
-    memmove(o->line, o->line + n, (size_t)(o->n - n));
-    o->n -= n;
-}
-
-/* Print what has come. `last`: the rank is gone, so what stands there without an end is a line. */
-static void drain(msi_outlet *o, int32_t rank, bool last)
-{
-    while (o->from >= 0) {
-        ssize_t n = read(o->from, o->line + o->n, (size_t)(MSI_LINE - o->n));
-
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n < 0) {
-            break; /* nothing more for now */
-        }
-        if (n == 0) {
-            close(o->from);
-            o->from = -1;
-            break;
-        }
-        o->n += (int32_t)n;
-        for (const char *end; (end = memchr(o->line, '\n', (size_t)o->n)) != NULL;) {
-            emit(o, rank, (int32_t)(end - o->line) + 1, true);
-        }
-        if (o->n == MSI_LINE) {
-            emit(o, rank, o->n, false);
-        }
-    }
-    if (o->n > 0 && (last || o->from < 0)) {
-        emit(o, rank, o->n, false);
-    }
-}
-
-static void drain_rank(ms_launch *launch, int32_t rank, bool last)
-{
-    msi_outlet *outlet = launch->child[rank].outlet;
-
-    for (int32_t i = 0; outlet != NULL && i < 2; i++) {
-        drain(&outlet[i], rank, last);
-    }
-}
-
 /* -- deaths ------------------------------------------------------------------------------------ */
+
+static const char *signal_name(int signal)
+{
+    const char *name = sigdescr_np(signal);
+
+    return name != NULL ? name : "unknown";
+}
 
 static void judge(supervisor *s, int32_t rank, const siginfo_t *info)
 {
     int32_t stop = atomic_load(&s->job->block->stop), launcher = s->launch->n;
     msi_child *child = &s->launch->child[rank];
     bool exited = info->si_code == CLD_EXITED;
-    const char *name = exited ? NULL : sigdescr_np(info->si_status);
+    int32_t error = atomic_load(&s->job->block->slot[rank].exec_error);
 
     child->code = exited ? info->si_status : 128 + info->si_status;
     if (child->code != 0 && s->first_code == 0) {
@@ -125,16 +62,29 @@ static void judge(supervisor *s, int32_t rank, const siginfo_t *info)
         msi_job_set_state(s->job, rank, MSI_RANK_LEFT); /* finished, or stopped as asked */
         return;
     }
-    if (exited) {
+    if (error != 0) {
+        msi_job_abort(s->job, launcher, rank, MSI_CAUSE_FAILED, MS_RUNTIME_ERROR,
+                      "rank %d failed: cannot run %s: %s", (int)rank, s->launch->program,
+                      strerror(error));
+    } else if (exited) {
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "rank %d exited with code %d", (int)rank, (int)child->code);
     } else {
         msi_job_abort(s->job, launcher, rank,
                       info->si_status == stop ? MSI_CAUSE_STOPPED : MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "rank %d died (signal %d, %s)", (int)rank, info->si_status,
-                      name != NULL ? name : "unknown");
+                      signal_name(info->si_status));
     }
     msi_job_set_state(s->job, rank, MSI_RANK_DEAD);
+}
+
+static bool has_ended(const msi_child *child)
+{
+    siginfo_t info = {.si_pid = 0};
+
+    return child->running &&
+           (waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+            info.si_pid == child->pid);
 }
 
 static void reap(supervisor *s, int32_t rank)
@@ -145,35 +95,62 @@ static void reap(supervisor *s, int32_t rank)
 
     while ((error = waitid(P_PID, (id_t)child->pid, &info, WEXITED)) != 0 && errno == EINTR) {
     }
-    if (error != 0) { /* the host ignores SIGCHLD: all we know is whether the rank has left */
+    if (error != 0) { /* reaped behind our back: all we know is whether the rank has left */
         info.si_status = atomic_load(&s->job->block->slot[rank].state) != MSI_RANK_LEFT;
     }
-    close(child->pidfd);
-    child->pidfd = -1;
+    child->running = false;
     s->alive--;
-    drain_rank(s->launch, rank, true);
+    if (s->launch->output != NULL) {
+        msi_output_end(s->launch->output, rank);
+    }
     judge(s, rank, &info);
     child->killed = s->killed; /* its code is our doing */
 }
 
 /* -- signals ----------------------------------------------------------------------------------- */
 
+/* Do not wait for anybody to save. */
+static void end_now(supervisor *s, int32_t signal)
+{
+    s->ended_by = signal;
+    s->kill_at = msi_now_ns();
+}
+
+/* The signals that ask to stop; what SIGUSR1 means is the ranks' business. */
+static void ask_to_stop(supervisor *s, int32_t signal)
+{
+    int64_t now = msi_now_ns(), first = s->asked_at[signal];
+
+    if (first == 0) {
+        int64_t limit = msi_switch_int("MS_STOP_TIMEOUT", STOP_S);
+
+        s->asked_at[signal] = now;
+        if (s->stop_at == 0 && limit > 0) {
+            s->stop_at = now + limit * 1000000000;
+        }
+    } else if (signal != SIGHUP && now - first >= MSI_AGAIN_MS * 1000000LL) {
+        msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
+                      "stopped by a second signal %d (%s)", (int)signal, signal_name(signal));
+        end_now(s, signal);
+    }
+}
+
 static void on_signal(supervisor *s, int32_t signal)
 {
     int32_t none = 0;
 
-    if (signal == SIGINT && ++s->interrupts > 1) {
-        msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
-                      "interrupted twice");
-        s->kill_at = msi_now_ns();
-        return;
+    if (signal == SIGCHLD) {
+        return; /* who it was is asked of all */
+    }
+    if (signal != SIGUSR1) {
+        ask_to_stop(s, signal);
     }
     atomic_compare_exchange_strong(&s->job->block->stop, &none, signal);
-    for (int32_t r = 0; r < s->launch->n; r++) {
+    for (int32_t r = 0; r < s->launch->n && s->ended_by == 0; r++) {
         const msi_child *child = &s->launch->child[r];
 
         /* Ranks that catch signals read the word; a terminal's Ctrl-C has reached them besides. */
-        if (child->pidfd >= 0 && atomic_load(&s->job->block->slot[r].catches) == 0) {
+        if (child->running && atomic_load(&s->job->block->slot[r].catches) == 0) {
             kill(child->pid, signal);
         }
     }
@@ -188,45 +165,69 @@ static void read_signals(supervisor *s)
     }
 }
 
+/* Ranks that look every step may take their time over one, and over saving; a rank that has never
+ * looked will not begin to. */
+static void end_ranks_that_never_look(supervisor *s)
+{
+    int32_t stop = atomic_load(&s->job->block->stop);
+
+    if (s->stop_at == 0 || s->kill_at != 0 || msi_now_ns() < s->stop_at) {
+        return;
+    }
+    for (int32_t r = 0; r < s->launch->n; r++) {
+        if (s->launch->child[r].running && atomic_load(&s->job->block->slot[r].looks) == 0) {
+            msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
+                          "stopped by signal %d (%s): rank %d never asks whether to stop",
+                          (int)stop, signal_name(stop), (int)r);
+            end_now(s, stop);
+            return;
+        }
+    }
+}
+
 void msi_launch_hold_signals(ms_launch *launch)
 {
-    sigemptyset(&launch->relayed);
+    struct sigaction heard = {.sa_handler = SIG_DFL};
+
+    sigemptyset(&launch->held);
     for (int32_t i = 0; i < MSI_COUNT(relayed); i++) {
         struct sigaction now;
 
         if (sigaction(relayed[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN) {
-            sigaddset(&launch->relayed, relayed[i]);
+            sigaddset(&launch->held, relayed[i]);
         }
     }
-    sigprocmask(SIG_BLOCK, &launch->relayed, &launch->before);
+    sigaddset(&launch->held, SIGCHLD);
+    pthread_sigmask(SIG_BLOCK, &launch->held, &launch->before);
+    sigaction(SIGCHLD, &heard, &launch->child_before); /* who ignores it learns no exit codes */
+}
+
+void msi_launch_hear_signals(const ms_launch *launch)
+{
+    sigaction(SIGCHLD, &launch->child_before, NULL);
+    pthread_sigmask(SIG_SETMASK, &launch->before, NULL);
 }
 
 /* -- the loop ---------------------------------------------------------------------------------- */
 
 static void sleep_for_events(supervisor *s)
 {
-    struct pollfd fds[1 + 3 * MSI_MAX_RANKS];
+    struct pollfd fds[1 + MSI_OUTPUT_FDS];
     int64_t left_ms =
-        s->kill_at != 0 && !s->killed ? (s->kill_at - msi_now_ns()) / 1000000 + 1 : LOOK_MS;
+        s->kill_at != 0 && !s->killed ? (s->kill_at - msi_now_ns()) / 1000000 + 1 : MSI_LOOK_MS;
     nfds_t n = 0;
 
     fds[n++] = (struct pollfd){.fd = s->signal_fd, .events = POLLIN};
-    for (int32_t r = 0; r < s->launch->n; r++) {
-        const msi_child *child = &s->launch->child[r];
-
-        fds[n++] = (struct pollfd){.fd = child->pidfd, .events = POLLIN};
-        for (int32_t i = 0; child->outlet != NULL && i < 2; i++) {
-            fds[n++] = (struct pollfd){.fd = child->outlet[i].from, .events = POLLIN};
-        }
+    if (s->launch->output != NULL) {
+        n += msi_output_poll(s->launch->output, fds + n);
     }
-    poll(fds, n, left_ms < 0 ? 0 : left_ms > LOOK_MS ? LOOK_MS : (int)left_ms);
+    poll(fds, n, left_ms < 0 ? 0 : left_ms > MSI_LOOK_MS ? MSI_LOOK_MS : (int)left_ms);
 }
 
-static bool has_ended(const msi_child *child)
+/* True: what ranks printed waits to be read. */
+static bool move_output(const supervisor *s)
 {
-    struct pollfd fd = {.fd = child->pidfd, .events = POLLIN};
-
-    return child->pidfd >= 0 && poll(&fd, 1, 0) == 1;
+    return s->launch->output != NULL && msi_output_move(s->launch->output);
 }
 
 static void supervise(supervisor *s)
@@ -242,10 +243,12 @@ static void supervise(supervisor *s)
             if (has_ended(&s->launch->child[r])) {
                 reap(s, r);
             }
-            drain_rank(s->launch, r, false);
         }
+        msi_strays_reap(s->launch);
+        move_output(s);
+        end_ranks_that_never_look(s);
         if (s->kill_at == 0 && msi_job_aborted(s->job, &subject, &cause, &kind, &text)) {
-            s->kill_at = msi_now_ns() + GRACE_MS * 1000000LL;
+            s->kill_at = msi_now_ns() + MSI_GRACE_MS * 1000000LL;
         }
         if (s->kill_at != 0 && !s->killed && msi_now_ns() >= s->kill_at) {
             s->killed = true;
@@ -254,12 +257,30 @@ static void supervise(supervisor *s)
     }
 }
 
+/* The job is over, only its last lines are not printed: wait for the reader, unless somebody has
+ * asked to stop. */
+static void finish_output(supervisor *s)
+{
+    int64_t asked = 0;
+
+    while (move_output(s)) {
+        if (asked == 0 && atomic_load(&s->job->block->stop) != 0) {
+            asked = msi_now_ns();
+        }
+        if (s->ended_by != 0 || (asked != 0 && msi_now_ns() - asked > MSI_GRACE_MS * 1000000LL)) {
+            return;
+        }
+        sleep_for_events(s);
+        read_signals(s);
+    }
+}
+
 static int32_t job_code(const supervisor *s, int32_t subject, int32_t cause)
 {
     int32_t stop = atomic_load(&s->job->block->stop);
 
     if (cause == MSI_CAUSE_STOPPED) {
-        return 128 + (s->interrupts > 1 ? SIGINT : stop);
+        return 128 + (s->ended_by != 0 ? s->ended_by : stop);
     }
     if (subject >= 0 && !s->launch->child[subject].killed && s->launch->child[subject].code != 0) {
         return s->launch->child[subject].code;
@@ -271,13 +292,18 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
 {
     static _Thread_local char line[MSI_TEXT];
     supervisor s = {.launch = launch, .job = launch->job, .alive = launch->n};
+    struct sigaction pipe_before;
     int32_t subject, why;
     ms_status kind;
     const char *text;
 
     line[0] = '\0';
-    s.signal_fd = signalfd(-1, &launch->relayed, SFD_CLOEXEC | SFD_NONBLOCK);
+    s.signal_fd = signalfd(-1, &launch->held, SFD_CLOEXEC | SFD_NONBLOCK);
+    sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, &pipe_before);
     supervise(&s);
+    msi_strays_end(launch);
+    finish_output(&s);
+    sigaction(SIGPIPE, &pipe_before, NULL);
     if (msi_job_aborted(s.job, &subject, &why, &kind, &text)) {
         snprintf(line, sizeof(line), "%s", text);
         *exit_code = job_code(&s, subject, why);

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 100, PAUSES_PER_CLOCK = 16 };
+enum { PAUSES_PER_CLOCK = 16, LONGEST_LOOK_NS = 1000000000 };
 
 static void cpu_pause(void)
 {
@@ -31,7 +31,7 @@ static void cpu_pause(void)
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
 {
-    const struct timespec limit = {.tv_nsec = LOOK_MS * 1000000L};
+    const struct timespec limit = {.tv_nsec = MSI_LOOK_MS * 1000000L};
 
     syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
@@ -147,6 +147,8 @@ static int32_t member_gone(ms_comm *c, uint64_t seq)
 }
 
 typedef struct watch {
+    int64_t looked_at;
+    int64_t waited_ns; /* while this process ran: when all of a job is stopped nobody is late */
     bool set;
     uint64_t waits[MSI_MAX_RANKS], checks[MSI_MAX_RANKS];
 } watch;
@@ -184,35 +186,11 @@ static bool everybody_waits_in_vain(const ms_comm *c, watch *w)
     return same && looked;
 }
 
-/* "rank 0: all_reduce(...) (sequence 3), rank 1: ..." as far as it fits. */
-static void positions_text(ms_comm *c, char *buffer, size_t nbytes)
-{
-    size_t at = 0;
-
-    buffer[0] = '\0';
-    for (int32_t q = 0; q < c->size && at < nbytes; q++) {
-        uint64_t seq = atomic_load(&c->members[q].published), hash;
-        msi_fingerprint fp;
-        char text[160];
-        bool left = atomic_load(&c->job->block->slot[c->slot[q]].state) == MSI_RANK_LEFT;
-
-        if (msi_record_read(&c->members[q], seq, &fp, &hash)) {
-            msi_fingerprint_text(&fp, text, sizeof(text));
-        } else {
-            snprintf(text, sizeof(text), "nothing");
-        }
-        int n =
-            snprintf(buffer + at, nbytes - at, "%srank %d%s %s (sequence %llu)", q > 0 ? ", " : "",
-                     (int)c->slot[q], left ? " left after" : ":", text, (unsigned long long)seq);
-        at += n > 0 ? (size_t)n : 0;
-    }
-}
-
 static void report_stuck(ms_comm *c, const char *what)
 {
-    char positions[480];
+    char positions[1024];
 
-    positions_text(c, positions, sizeof(positions));
+    msi_positions_text(c, positions, sizeof(positions));
     msi_job_abort(c->job, c->slot[c->rank], -1, MSI_CAUSE_STUCK, MS_COMM_ERROR,
                   "%s; last calls: %s", what, positions);
 }
@@ -225,22 +203,24 @@ typedef struct fate {
     int32_t rank; /* FATE_LEFT: which */
 } fate;
 
-static fate judge_others(ms_comm *c, uint64_t seq, watch *others, int64_t begin, int64_t *looked_at)
+static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
 {
     int32_t gone = member_gone(c, seq);
-    int64_t now = msi_now_ns();
+    int64_t since = msi_now_ns() - w->looked_at;
 
     if (gone >= 0) {
         return (fate){FATE_LEFT, gone};
     }
-    if (now - *looked_at < LOOK_MS * 1000000) {
+    if (since < MSI_LOOK_MS * 1000000) {
         return (fate){FATE_OPEN, -1};
     }
-    *looked_at = now;
-    if (now - begin > c->job->timeout_ns) {
+    w->looked_at += since;
+    w->waited_ns += since < LONGEST_LOOK_NS ? since : LONGEST_LOOK_NS;
+    if (w->waited_ns > c->job->timeout_ns) {
         return (fate){FATE_TIMEOUT, -1};
     }
-    if (!everybody_waits_in_vain(c, others)) {
+    if (!everybody_waits_in_vain(c, w)) {
+        msi_announce(c, seq, w->waited_ns);
         return (fate){FATE_OPEN, -1};
     }
     gone = member_gone(c, UINT64_MAX); /* it owes a store of this call, not the call itself */
@@ -304,15 +284,14 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
                            int64_t begin)
 {
     msi_slot_rank *me = &c->job->block->slot[c->slot[c->rank]];
-    watch others = {.set = false};
-    int64_t looked_at = begin;
+    watch others = {.looked_at = begin};
     int32_t seen;
 
     atomic_fetch_add(&me->waits, 1);
     atomic_store(&me->waiting, 1);
     for (;;) {
         uint32_t bell = atomic_load(&me->doorbell);
-        fate f = judge_others(c, seq, &others, begin, &looked_at);
+        fate f = judge_others(c, seq, &others);
 
         seen = look(c, ready, user);
         if (seen == LOOK_WAIT && f.verdict != FATE_OPEN) {

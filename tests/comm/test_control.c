@@ -4,6 +4,7 @@
 #include "control.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <time.h>
 
 static void sleep_ms(int64_t ms)
@@ -289,15 +290,15 @@ static void test_comm_control__hears_a_rank_that_answers_and_leaves(void **state
 }
 
 /* "<cause> this rank waited in <operation>", or "called" if it came later. */
-static void assert_told(const report *r, const char *cause, const char *operation)
+static void assert_told(const char *message, ms_status status, const char *cause,
+                        const char *operation)
 {
     char waited[256], called[256];
 
     snprintf(waited, sizeof(waited), "%s this rank waited in %s", cause, operation);
     snprintf(called, sizeof(called), "%s this rank called %s", cause, operation);
-    if (r->status != MS_COMM_ERROR ||
-        (strcmp(r->message, waited) != 0 && strcmp(r->message, called) != 0)) {
-        fail_msg("%s: '%s', expected '%s'", ms_status_name(r->status), r->message, waited);
+    if (status != MS_COMM_ERROR || (strcmp(message, waited) != 0 && strcmp(message, called) != 0)) {
+        fail_msg("%s: '%s', expected '%s'", ms_status_name(status), message, waited);
     }
 }
 
@@ -331,7 +332,8 @@ static void test_comm_control__names_a_rank_that_left_early(void **state)
             assert_string_equal(cause, "rank 1 left the job");
         }
         for (int32_t q = 0; q < 3; q += 2) {
-            assert_told(&r[q], "rank 1 left the job while", "barrier (sequence 2)");
+            assert_told(r[q].message, r[q].status, "rank 1 left the job while",
+                        "barrier (sequence 2)");
             assert_true(r[q].seconds < SOON_S);
         }
     }
@@ -366,10 +368,11 @@ static void test_comm_control__tells_all_ranks_why_one_failed(void **state)
                          ms_dist_threads(3, abort_on_one, r));
         } else {
             assert_int_equal(run_processes(3, abort_on_one, r, &cause), 1);
-            assert_string_equal(cause, "rank 2 failed: no such key 'lr'");
+            assert_string_equal(without_pid(cause), "rank 2 failed: no such key 'lr'");
         }
         for (int32_t q = 0; q < 2; q++) {
-            assert_told(&r[q], "rank 2 failed: no such key 'lr';", "barrier (sequence 1)");
+            assert_told(mode == 0 ? r[q].message : without_pid(r[q].message), r[q].status,
+                        "rank 2 failed: no such key 'lr';", "barrier (sequence 1)");
             assert_true(r[q].seconds < SOON_S);
         }
     }
@@ -397,13 +400,49 @@ static void test_comm_control__gives_up_after_the_limit(void **state)
     (void)state;
     setenv("MS_COMM_TIMEOUT", "1", 1);
     assert_fails(MS_COMM_ERROR,
-                 "no progress for 1 s (MS_COMM_TIMEOUT); last calls: rank 0: barrier()",
+                 "no progress for 1 s (MS_COMM_TIMEOUT); last calls: rank 1: nothing (sequence 0), "
+                 "rank 0: barrier() (sequence 1)",
                  ms_dist_threads(2, wait_past_the_limit, r));
     unsetenv("MS_COMM_TIMEOUT");
     assert_int_equal(r[0].status, MS_COMM_ERROR);
     assert_int_equal(r[1].status, MS_COMM_ERROR);
     assert_true(r[0].seconds >= 1 && r[0].seconds < 1 + SOON_S);
     reports_free(r, 2);
+}
+
+static ms_status leave_while_another_is_stopped(void *user, int32_t rank)
+{
+    report *r = user;
+    ms_comm *world;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_barrier(world));
+    if (rank == 1) {
+        return MS_OK;
+    }
+    if (rank == 2) {
+        raise(SIGSTOP);
+    }
+    double begin = ms_time();
+
+    report_write(&r[rank], ms_comm_barrier(world), begin);
+    return MS_OK;
+}
+
+static void test_comm_control__names_who_left_though_another_is_stopped(void **state)
+{
+    report *r = reports_new(3);
+    const char *cause;
+
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    assert_int_not_equal(run_processes(3, leave_while_another_is_stopped, r, &cause), 0);
+    assert_string_equal(cause, "rank 1 left the job");
+    assert_told(r[0].message, r[0].status, "rank 1 left the job while", "barrier (sequence 2)");
+    assert_true(r[0].seconds < SOON_S);
+    reports_free(r, 3);
 }
 
 static ms_status use_after_leaving(void *user, int32_t rank)
@@ -439,6 +478,7 @@ int main(void)
         cmocka_unit_test(test_comm_control__names_a_rank_that_left_early),
         cmocka_unit_test(test_comm_control__tells_all_ranks_why_one_failed),
         cmocka_unit_test(test_comm_control__gives_up_after_the_limit),
+        cmocka_unit_test(test_comm_control__names_who_left_though_another_is_stopped),
         cmocka_unit_test(test_comm_control__refuses_collectives_after_leaving),
     };
 

@@ -78,11 +78,13 @@ static void kill_one(int32_t round, double *slowest)
     }
     sleep_us((int64_t)((filler(6, round) + 1) * 4000));
     int64_t killed_at = msi_now_ns();
+    pid_t pid = launch->child[victim].pid;
 
-    kill(launch->child[victim].pid, SIGKILL);
+    kill(pid, SIGKILL);
     assert_ok(ms_launch_wait(launch, &code, &cause));
     assert_int_equal(code, 128 + SIGKILL);
-    snprintf(expected, sizeof(expected), "rank %d died (signal 9, Killed)", (int)victim);
+    snprintf(expected, sizeof(expected), "rank %d died (signal 9, Killed) (pid %d)", (int)victim,
+             (int)pid);
     assert_string_equal(cause, expected);
     for (int32_t r = 0; r < n; r++) {
         double ms = (double)(x.reports[r].value - killed_at) * 1e-6;
@@ -150,9 +152,11 @@ static void test_comm_faults__name_the_rank_that_exits_with_a_code(void **state)
         skip();
     }
     assert_int_equal(run_processes(3, exit_with_three, &x, &cause), 3);
-    assert_string_equal(cause, "rank 1 exited with code 3");
-    assert_non_null(strstr(x.reports[0].message, "rank 1 exited with code 3 while this rank "));
-    assert_non_null(strstr(x.reports[2].message, "rank 1 exited with code 3 while this rank "));
+    assert_string_equal(without_pid(cause), "rank 1 exited with code 3");
+    for (int32_t q = 0; q < 3; q += 2) {
+        assert_non_null(strstr(without_pid(x.reports[q].message),
+                               "rank 1 exited with code 3 while this rank "));
+    }
     reports_free(x.reports, 3);
 }
 
@@ -180,7 +184,7 @@ static void test_comm_faults__end_a_rank_that_does_not_notice(void **state)
         skip();
     }
     assert_int_equal(run_processes(2, ignore_the_end, NULL, &cause), 1);
-    assert_string_equal(cause, "rank 0 failed: bad input");
+    assert_string_equal(without_pid(cause), "rank 0 failed: bad input");
     assert_true(ms_time() - begin < 1 + SOON_S);
     assert_false(has_children());
 }

@@ -55,8 +55,10 @@ static void test_comm_launch__refuses_to_fork_with_a_reason(void **state)
 
     assert_int_equal(pipe(pipes), 0);
     assert_int_equal(pthread_create(&thread, NULL, wait_for_byte, &pipes[0]), 0);
-    assert_fails(MS_RUNTIME_ERROR, "cannot fork ranks: 2 threads are running, expected one",
+    assert_fails(MS_RUNTIME_ERROR, "cannot start ranks: 2 threads are running, expected one",
                  ms_launch_fork(&launch, 2, &rank));
+    assert_fails(MS_RUNTIME_ERROR, "cannot start ranks: 2 threads are running, expected one",
+                 ms_launch_exec(&launch, 2, (const char *const[]){"true", NULL}, true));
     assert_int_equal(write(pipes[1], "x", 1), 1);
     pthread_join(thread, NULL);
     close(pipes[0]);
@@ -175,6 +177,7 @@ typedef struct stop {
     int32_t pid[4];
     int32_t step[4], signal[4];
     bool deaf;         /* ranks loop without the runtime */
+    bool slow;         /* their first step takes 1.5 s */
     bool plain;        /* ranks leave signals to the system */
     _Atomic bool busy; /* the launcher has yet to come to waiting */
 } stop;
@@ -185,10 +188,11 @@ static ms_status step_until_stopped(void *user, int32_t rank)
     int32_t signal = 0;
 
     MS_TRY(s->plain ? MS_OK : ms_dist_catch_signals());
+    MS_TRY(s->slow ? ms_dist_stop_agreed(&signal) : MS_OK);
     s->pid[rank] = getpid();
     atomic_fetch_add(&s->ready, 1);
     for (int32_t step = 1; signal == 0 && step < 10000; step++) {
-        sleep_ms(1);
+        sleep_ms(s->slow && step == 1 ? 1500 : 1);
         if (!s->deaf && !s->plain) {
             MS_TRY(ms_dist_stop_agreed(&signal));
         }
@@ -258,25 +262,52 @@ static void test_comm_launch__stops_all_ranks_after_the_same_step(void **state)
     }
 }
 
-static void test_comm_launch__ends_deaf_ranks_at_the_second_interrupt(void **state)
+static void test_comm_launch__ends_deaf_ranks_at_the_second_request(void **state)
 {
-    stop *s = stop_new();
+    static const int signals[] = {SIGINT, SIGTERM};
 
     (void)state;
-    s->deaf = true;
-    pid_t pid = start_supervisor(2, s);
+    for (int32_t i = 0; i < MSI_COUNT(signals); i++) {
+        stop *s = stop_new();
 
-    kill(pid, SIGINT);
-    sleep_ms(30);
-    assert_int_equal(waitpid(pid, NULL, WNOHANG), 0); /* they might still save */
-    double begin = ms_time();
+        s->deaf = true;
+        pid_t pid = start_supervisor(2, s);
 
-    kill(pid, SIGINT);
-    assert_int_equal(code_of(pid), 130);
-    assert_true(ms_time() - begin < 0.9); /* at once, not after a second of grace */
-    assert_int_equal(kill(s->pid[0], 0), -1);
-    assert_int_equal(kill(s->pid[1], 0), -1);
-    reports_free((report *)(void *)s, 1);
+        kill(pid, signals[i]);
+        sleep_ms(5);
+        kill(pid, signals[i]); /* `timeout` sends each signal twice: that is one request */
+        sleep_ms(2 * MSI_AGAIN_MS);
+        assert_int_equal(waitpid(pid, NULL, WNOHANG), 0); /* they might still save */
+        double begin = ms_time();
+
+        kill(pid, signals[i]);
+        assert_int_equal(code_of(pid), 128 + signals[i]);
+        assert_true(ms_time() - begin < 0.9); /* at once, not after a second of grace */
+        assert_int_equal(kill(s->pid[0], 0), -1);
+        assert_int_equal(kill(s->pid[1], 0), -1);
+        reports_free((report *)(void *)s, 1);
+    }
+}
+
+static void test_comm_launch__ends_ranks_that_never_ask_whether_to_stop(void **state)
+{
+    (void)state;
+    for (int32_t deaf = 0; deaf < 2; deaf++) {
+        stop *s = stop_new();
+
+        s->deaf = deaf != 0;
+        s->slow = deaf == 0; /* asks, but its steps are longer than the limit */
+        setenv("MS_STOP_TIMEOUT", "1", 1);
+        pid_t pid = start_supervisor(2, s);
+        double begin = ms_time();
+
+        unsetenv("MS_STOP_TIMEOUT");
+        kill(pid, SIGTERM);
+        assert_int_equal(code_of(pid), 128 + SIGTERM);
+        assert_true(ms_time() - begin > 0.9 && ms_time() - begin < 2 + SOON_S);
+        assert_int_equal(s->signal[0], s->deaf ? 0 : SIGTERM);
+        reports_free((report *)(void *)s, 1);
+    }
 }
 
 static void test_comm_launch__passes_signals_to_ranks_that_do_not_catch_them(void **state)
@@ -457,7 +488,7 @@ static void test_comm_launch__names_what_ended_a_program(void **state)
 
     (void)state;
     assert_int_equal(run_program(3, "fail", false, text, sizeof(text), &cause), 7);
-    assert_string_equal(cause, "rank 1 failed: the program does not like this");
+    assert_string_equal(without_pid(cause), "rank 1 failed: the program does not like this");
     assert_int_equal(run_program(2, "stranger", false, text, sizeof(text), &cause), 0);
 
     const char *const missing[] = {"/nowhere/moonshard-test", NULL};
@@ -504,7 +535,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_comm_launch__tells_ranks_who_they_are),
         cmocka_unit_test(test_comm_launch__is_a_world_of_one_without_a_launcher),
         cmocka_unit_test(test_comm_launch__stops_all_ranks_after_the_same_step),
-        cmocka_unit_test(test_comm_launch__ends_deaf_ranks_at_the_second_interrupt),
+        cmocka_unit_test(test_comm_launch__ends_deaf_ranks_at_the_second_request),
+        cmocka_unit_test(test_comm_launch__ends_ranks_that_never_ask_whether_to_stop),
         cmocka_unit_test(test_comm_launch__passes_signals_to_ranks_that_do_not_catch_them),
         cmocka_unit_test(test_comm_launch__relays_a_signal_that_came_before_it_waited),
         cmocka_unit_test(test_comm_launch__takes_its_ranks_along_when_killed),

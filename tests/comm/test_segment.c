@@ -106,7 +106,7 @@ static void test_comm_segment__ends_a_rank_that_writes_the_read_only_map(void **
         skip();
     }
     assert_int_equal(run_processes(2, write_read_only_directly, NULL, &cause), 128 + SIGSEGV);
-    assert_string_equal(cause, "rank 1 died (signal 11, Segmentation fault)");
+    assert_string_equal(without_pid(cause), "rank 1 died (signal 11, Segmentation fault)");
 }
 
 /* -- memory runs short
@@ -138,8 +138,9 @@ static void test_comm_segment__is_out_of_memory_on_every_rank(void **state)
     run_ranks(2, ask_for_too_much, r);
     for (int32_t q = 0; q < 2; q++) {
         assert_int_equal(r[q].status, MS_OUT_OF_MEMORY);
-        assert_string_equal(r[q].message, "rank 0 cannot reserve a shared segment of "
-                                          "1125899906842624 bytes: Cannot allocate memory");
+        assert_non_null(strstr(r[q].message, "rank 0 cannot reserve a shared segment of "
+                                             "1125899906842624 bytes: Cannot allocate memory ("));
+        assert_non_null(strstr(r[q].message, " bytes are "));
     }
     reports_free(r, 2);
 }

@@ -102,6 +102,18 @@ static inline void run_ranks(int32_t n, rank_fn fn, void *user)
     }
 }
 
+/* What a job says of a rank that failed ends in "(pid N)", which no test knows before. */
+static inline const char *without_pid(const char *cause)
+{
+    static char text[1024];
+    const char *pid = strstr(cause, " (pid ");
+    const char *end = pid != NULL ? strchr(pid, ')') : NULL;
+
+    assert_non_null(end);
+    snprintf(text, sizeof(text), "%.*s%s", (int)(pid - cause), cause, end + 1);
+    return text;
+}
+
 static inline int32_t count_entries(const char *folder)
 {
     DIR *d = opendir(folder);

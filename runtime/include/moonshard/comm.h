@@ -18,6 +18,7 @@ typedef struct ms_comm ms_comm;
 /** A set of ranks being started and supervised by this process. */
 typedef struct ms_launch ms_launch;
 
+enum { MS_MAX_RANKS = 128 }; /**< of one job */
 enum { MS_REDUCE_SUM = 0, MS_REDUCE_AVG = 1, MS_REDUCE_MAX = 2, MS_REDUCE_MIN = 3 };
 
 /** What ms_dist_info_get() tells. */
@@ -43,14 +44,18 @@ MS_API ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank);
 /**
  * Start `n` ranks that each execute `argv` (NULL-terminated); they join with ms_dist_join().
  * @param prefix  put "[rank N] " before every line they print
+ * @return MS_RUNTIME_ERROR, naming the reason, when another thread runs or ranks exist already
  */
 MS_API ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bool prefix);
 /**
  * Supervise until every rank has left: relay signals, end all on the first failure, name the root
- * cause. Frees `launch`.
+ * cause; then end what the ranks started and left behind (not when this process had children of its
+ * own at the launch). A second SIGINT or SIGTERM ends all at once, and so does the first stop
+ * signal when some rank has not once called ms_dist_stop_agreed() MS_STOP_TIMEOUT (10) seconds
+ * later. What nobody reads of the ranks' output delays nothing but the return. Frees `launch`.
  * @param exit_code  of the job: 0, that of the first rank that failed, or 128 + signal
- * @param cause      one line naming the first failure ("" when there was none); static until the
- *                   next call
+ * @param cause      a line naming the first failure ("" when there was none), followed by the lines
+ *                   its rank gave ms_dist_abort() besides; static until the next call
  */
 MS_API ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cause);
 
@@ -62,8 +67,11 @@ MS_API bool ms_dist_launched(void);
 MS_API void ms_dist_info_get(ms_dist_info *info);
 /** Leave: later collectives are MS_RUNTIME_ERROR. */
 MS_API void ms_dist_leave(void);
-/** Tell all ranks that this one failed; their pending and next collective raises `message`. */
-MS_API void ms_dist_abort(ms_status kind, const char *message);
+/** Tell all ranks that this one failed; their pending and next collective raises `message`: a line
+ * that may be followed by others, a traceback say, of 4,000 bytes together. Does nothing in a
+ * process that has not joined. @return true when this is what the job fails with, false when
+ * another failure came first */
+MS_API bool ms_dist_abort(ms_status kind, const char *message);
 /** Leave the process at once with `code`, without running exit handlers that belong to the
  * launcher (a forked rank uses it when its script ends). Flushes stdio. */
 MS_API void ms_dist_exit(int32_t code);
@@ -74,7 +82,7 @@ MS_API void ms_dist_exit(int32_t code);
  */
 MS_API ms_status ms_dist_stop_agreed(int32_t *signal);
 /** Catch SIGINT, SIGTERM, SIGHUP and SIGUSR1 (those not ignored already) for ms_dist_stop_agreed();
- * a second SIGINT ends the job unsaved. */
+ * a second SIGINT or SIGTERM ends the job unsaved. */
 MS_API ms_status ms_dist_catch_signals(void);
 
 /** The group of all ranks; borrowed, valid until ms_dist_leave(). Joins when nobody has yet. */

@@ -1,0 +1,225 @@
+/* How much memory there still is, and what says so: asking for more than that would wake the
+ * kernel's killer, or a signal, instead of failing. */
+#include "control.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 512 };
+
+/* -- numbers in files -------------------------------------------------------------------------- */
+
+static FILE *open_under(const char *root, const char *folder, const char *name)
+{
+    char path[2 * PATH_BYTES];
+
+    return (size_t)snprintf(path, sizeof(path), "%s%s%s", root, folder, name) < sizeof(path)
+               ? fopen(path, "re")
+               : NULL;
+}
+
+/* The number behind `key` and blanks (or first in the file, without a key); INT64_MAX when there is
+ * none, as in "max", or one that means it. */
+static int64_t number_in(const char *root, const char *folder, const char *name, const char *key)
+{
+    FILE *file = open_under(root, folder, name);
+    int64_t value = INT64_MAX;
+    size_t n = strlen(key);
+    char line[128];
+
+    if (file == NULL) {
+        return value;
+    }
+    while (fgets(line, sizeof(line), file) != NULL) {
+        if (strncmp(line, key, n) == 0 && (n == 0 || line[n] == ' ' || line[n] == ':')) {
+            if (sscanf(line + n + (line[n] == ':'), " %" SCNd64, &value) != 1 ||
+                value > INT64_MAX / 2) {
+                value = INT64_MAX;
+            }
+            break;
+        }
+    }
+    fclose(file);
+    return value;
+}
+
+static int64_t or_none(int64_t number)
+{
+    return number == INT64_MAX ? 0 : number;
+}
+
+static int64_t at_most(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* -- this host, and the groups of processes this one is in ------------------------------------- */
+
+/* What the two versions call the same things. */
+typedef struct hierarchy {
+    const char *mount, *limit, *usage, *cache; /* `cache` is given back when memory runs short */
+    const char *swap_limit, *swap_usage;
+    bool swap_with_memory; /* ... counts both together */
+} hierarchy;
+
+static const hierarchy v2 = {"/sys/fs/cgroup",         "memory.max",      "memory.current",
+                             "inactive_file",          "memory.swap.max", "memory.swap.current",
+                             .swap_with_memory = false};
+static const hierarchy v1 = {"/sys/fs/cgroup/memory",       "memory.limit_in_bytes",
+                             "memory.usage_in_bytes",       "total_inactive_file",
+                             "memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes",
+                             .swap_with_memory = true};
+
+/* What the group in `folder` (ending in a slash) leaves of its limit. */
+static msi_bound bound_of_group(const char *root, const char *folder, const hierarchy *h,
+                                int64_t swap)
+{
+    int64_t limit = number_in(root, folder, h->limit, "");
+    int64_t swap_limit = number_in(root, folder, h->swap_limit, "");
+
+    if (limit == INT64_MAX) {
+        return (msi_bound){.left = INT64_MAX};
+    }
+    int64_t cache = or_none(number_in(root, folder, "memory.stat", h->cache));
+    int64_t left = limit - or_none(number_in(root, folder, h->usage, "")) + cache;
+
+    if (swap_limit == INT64_MAX) {
+        left += swap;
+    } else {
+        int64_t swap_left = swap_limit - or_none(number_in(root, folder, h->swap_usage, ""));
+
+        left = h->swap_with_memory ? at_most(left + swap, swap_left + cache)
+                                   : left + at_most(swap, swap_left);
+    }
+    return (msi_bound){.kind = MSI_BOUND_CGROUP, .left = left > 0 ? left : 0, .limit = limit};
+}
+
+/* A group's limit holds for all groups inside it: look at every level up to the mount. A container
+ * that sees its own groups only has its limit there. */
+static msi_bound bound_of_groups(const char *root, const hierarchy *h, const char *group,
+                                 int64_t swap)
+{
+    msi_bound tightest = {.left = INT64_MAX};
+    size_t mount = strlen(h->mount);
+    char folder[PATH_BYTES];
+
+    if ((size_t)snprintf(folder, sizeof(folder), "%s%s/", h->mount, group) >= sizeof(folder)) {
+        return tightest;
+    }
+    for (size_t n = strlen(folder); n > mount; n--) {
+        if (folder[n - 1] == '/') {
+            folder[n] = '\0';
+            msi_bound b = bound_of_group(root, folder, h, swap);
+
+            tightest = b.left < tightest.left ? b : tightest;
+        }
+    }
+    return tightest;
+}
+
+/* "0::/group" of version 2, "4:cpu,memory:/group" of version 1. */
+static msi_bound bound_of_line(const char *root, char *line, int64_t swap)
+{
+    char *controllers = strchr(line, ':');
+    char *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
+
+    if (group == NULL) {
+        return (msi_bound){.left = INT64_MAX};
+    }
+    *group++ = '\0';
+    group[strcspn(group, "\n")] = '\0';
+    if (*++controllers == '\0') {
+        return bound_of_groups(root, &v2, group, swap);
+    }
+    for (char *name = strtok(controllers, ","); name != NULL; name = strtok(NULL, ",")) {
+        if (strcmp(name, "memory") == 0) {
+            return bound_of_groups(root, &v1, group, swap);
+        }
+    }
+    return (msi_bound){.left = INT64_MAX};
+}
+
+msi_bound msi_memory_left(const char *root)
+{
+    int64_t available = number_in(root, "/proc/", "meminfo", "MemAvailable");
+    int64_t swap = 1024 * or_none(number_in(root, "/proc/", "meminfo", "SwapFree"));
+    msi_bound tightest = {.left = INT64_MAX};
+    char line[PATH_BYTES];
+
+    if (available != INT64_MAX) {
+        tightest = (msi_bound){.kind = MSI_BOUND_HOST, .left = 1024 * available + swap};
+    }
+    FILE *groups = open_under(root, "/proc/self/", "cgroup");
+
+    if (groups == NULL) {
+        return tightest;
+    }
+    while (fgets(line, sizeof(line), groups) != NULL) {
+        msi_bound b = bound_of_line(root, line, swap);
+
+        tightest = b.left < tightest.left ? b : tightest;
+    }
+    fclose(groups);
+    return tightest;
+}
+
+/* -- limits of this process -------------------------------------------------------------------- */
+
+msi_bound msi_file_size_left(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= INT64_MAX) {
+        return (msi_bound){.left = INT64_MAX};
+    }
+    return (msi_bound){.kind = MSI_BOUND_FILE_SIZE,
+                       .left = (int64_t)limit.rlim_cur,
+                       .limit = (int64_t)limit.rlim_cur};
+}
+
+msi_bound msi_address_space_left(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur >= INT64_MAX) {
+        return (msi_bound){.left = INT64_MAX};
+    }
+    int64_t pages = or_none(number_in("", "/proc/self/", "statm", ""));
+    int64_t left = (int64_t)limit.rlim_cur - pages * sysconf(_SC_PAGESIZE);
+
+    return (msi_bound){.kind = MSI_BOUND_ADDRESS_SPACE,
+                       .left = left > 0 ? left : 0,
+                       .limit = (int64_t)limit.rlim_cur};
+}
+
+/* -- in words ---------------------------------------------------------------------------------- */
+
+const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes)
+{
+    long long left = (long long)b.left, limit = (long long)b.limit;
+
+    switch (b.kind) {
+    case MSI_BOUND_HOST:
+        snprintf(buffer, nbytes, " (%lld bytes are available on this host)", left);
+        break;
+    case MSI_BOUND_CGROUP:
+        snprintf(buffer, nbytes, " (%lld bytes are left of its cgroup's limit of %lld bytes)", left,
+                 limit);
+        break;
+    case MSI_BOUND_FILE_SIZE:
+        snprintf(buffer, nbytes, " (files may have %lld bytes: ulimit -f)", limit);
+        break;
+    case MSI_BOUND_ADDRESS_SPACE:
+        snprintf(buffer, nbytes, " (%lld bytes of address space are left of %lld: ulimit -v)", left,
+                 limit);
+        break;
+    default:
+        buffer[0] = '\0';
+    }
+    return buffer;
+}

@@ -1,0 +1,273 @@
+/* What ranks print, line by line, with the rank in front.
+ *
+ * A rank prints into a pipe; whole lines move into a queue of bounded size, and from there to where
+ * the launcher prints. Nothing here waits: when nobody reads the launcher its queue fills, then
+ * the ranks' pipes, and then the ranks wait in their prints as they would without a launcher; their
+ * deaths and all signals are heard meanwhile. When the launcher's reader has gone for good, the
+ * ranks' pipes are closed, so that they meet what they would have met without a launcher. */
+#include "launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    LINE = 8192, /* longest line that is prefixed as one */
+    PREFIX = 32,
+    QUEUE = 64 * 1024
+};
+
+/* Where the launcher prints: its stdout or stderr. */
+typedef struct sink {
+    int32_t fd;
+    bool own;    /* opened anew, so that it can be made non-blocking for nobody but us */
+    bool always; /* a file: never blocks */
+    bool gone;   /* nobody will ever read */
+    int32_t n;
+    char bytes[QUEUE];
+} sink;
+
+/* What a rank prints, until a line is whole. */
+typedef struct source {
+    int32_t fd;   /* -1: closed */
+    bool ended;   /* its rank has */
+    bool starved; /* there may be more, but the sink has no room */
+    int32_t n;
+    char line[LINE];
+} source;
+
+struct msi_output {
+    int32_t n;
+    bool one; /* stdout and stderr are the same: one sink, or lines would mix */
+    sink sink[2];
+    source source[]; /* (n, 2) */
+};
+
+static sink *sink_of(msi_output *o, int32_t stream)
+{
+    return &o->sink[o->one ? 0 : stream];
+}
+
+/* -- sinks ------------------------------------------------------------------------------------- */
+
+/* O_NONBLOCK belongs to the open file, which other processes may share: so open it once more. What
+ * cannot be opened (a socket, a terminal of somebody else) is asked by poll before each write. */
+static void open_sink(sink *s, int32_t fd)
+{
+    struct stat st;
+    char path[32];
+    int own = -1;
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", (int)fd);
+    s->always = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    if (!s->always) {
+        own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    }
+    s->own = own >= 0;
+    s->fd = s->own ? own : fd;
+}
+
+static bool can_write(const sink *s)
+{
+    struct pollfd fd = {.fd = s->fd, .events = POLLOUT};
+
+    return s->own || s->always || poll(&fd, 1, 0) == 1;
+}
+
+/* As many whole lines as are written in one piece, so that lines of two launchers do not mix. */
+static int32_t piece_of(const sink *s)
+{
+    if (s->n <= PIPE_BUF) {
+        return s->n;
+    }
+    const char *end = memrchr(s->bytes, '\n', PIPE_BUF);
+
+    return end != NULL ? (int32_t)(end - s->bytes) + 1 : PIPE_BUF;
+}
+
+static void flush_sink(sink *s)
+{
+    while (s->n > 0 && can_write(s)) {
+        int32_t piece = piece_of(s);
+        ssize_t done = write(s->fd, s->bytes, (size_t)piece);
+
+        if (done < 0 && errno == EINTR) {
+            continue;
+        }
+        if (done < 0 && errno == EAGAIN) {
+            return;
+        }
+        if (done < 0) { /* a full disk loses this piece, a closed pipe everything */
+            s->gone = errno == EPIPE || errno == EBADF;
+            done = s->gone ? s->n : piece;
+        }
+        memmove(s->bytes, s->bytes + done, (size_t)(s->n - done));
+        s->n -= (int32_t)done;
+    }
+}
+
+/* -- lines ------------------------------------------------------------------------------------- */
+
+/* Move the first `n` bytes of a line into the sink's queue. False: no room. */
+static bool put_line(sink *to, source *from, int32_t rank, int32_t n)
+{
+    if (to->n + n + PREFIX > QUEUE) {
+        flush_sink(to);
+    }
+    if (to->n + n + PREFIX > QUEUE) {
+        return false;
+    }
+    to->n += snprintf(to->bytes + to->n, PREFIX, "[rank %d] ", (int)rank);
+    memcpy(to->bytes + to->n, from->line, (size_t)n);
+    to->n += n;
+    if (from->line[n - 1] != '\n') {
+        to->bytes[to->n++] = '\n';
+    }
+    memmove(from->line, from->line + n, (size_t)(from->n - n));
+    from->n -= n;
+    return true;
+}
+
+static void close_source(source *s)
+{
+    if (s->fd >= 0) {
+        close(s->fd);
+    }
+    s->fd = -1;
+}
+
+/* Bytes of the next line that can be printed, 0: it is not whole yet. */
+static int32_t next_line(const source *s, bool last)
+{
+    const char *end = memchr(s->line, '\n', (size_t)s->n);
+
+    return end != NULL ? (int32_t)(end - s->line) + 1 : s->n == LINE || last ? s->n : 0;
+}
+
+static void move_source(sink *to, source *from, int32_t rank)
+{
+    bool dry = from->fd < 0;
+
+    from->starved = false;
+    if (to->gone) {
+        close_source(from);
+        from->n = 0;
+    }
+    for (;;) {
+        for (int32_t n; (n = next_line(from, dry && (from->ended || from->fd < 0))) > 0;) {
+            if (!put_line(to, from, rank, n)) {
+                from->starved = true;
+                return;
+            }
+        }
+        if (dry) {
+            return;
+        }
+        ssize_t got = read(from->fd, from->line + from->n, (size_t)(LINE - from->n));
+
+        if (got > 0) {
+            from->n += (int32_t)got;
+        } else if (got == 0 || errno != EINTR) {
+            dry = true; /* nothing more, or not for now */
+            if (got == 0) {
+                close_source(from);
+            }
+        }
+    }
+}
+
+/* -- for the launcher -------------------------------------------------------------------------- */
+
+ms_status msi_output_new(msi_output **out, int32_t n)
+{
+    msi_output *o = calloc(1, sizeof(*o) + 2 * (size_t)n * sizeof(o->source[0]));
+    struct stat st[2];
+
+    *out = o;
+    if (o == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the output of %d ranks", (int)n);
+    }
+    o->n = n;
+    o->one = fstat(STDOUT_FILENO, &st[0]) == 0 && fstat(STDERR_FILENO, &st[1]) == 0 &&
+             st[0].st_dev == st[1].st_dev && st[0].st_ino == st[1].st_ino;
+    open_sink(&o->sink[0], STDOUT_FILENO);
+    open_sink(&o->sink[1], STDERR_FILENO);
+    for (int32_t i = 0; i < 2 * n; i++) {
+        o->source[i].fd = -1;
+    }
+    return MS_OK;
+}
+
+void msi_output_free(msi_output *o)
+{
+    if (o == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < 2 * o->n; i++) {
+        close_source(&o->source[i]);
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        if (o->sink[i].own) {
+            close(o->sink[i].fd);
+        }
+    }
+    free(o);
+}
+
+ms_status msi_output_open(msi_output *o, int32_t rank, int32_t *ends)
+{
+    for (int32_t stream = 0; stream < 2; stream++) {
+        int fds[2];
+
+        if (pipe2(fds, O_CLOEXEC) != 0) {
+            return MS_FAIL(MS_RUNTIME_ERROR, "cannot make a pipe for rank %d: %s", (int)rank,
+                           strerror(errno));
+        }
+        fcntl(fds[0], F_SETFL, O_NONBLOCK);
+        o->source[2 * rank + stream].fd = fds[0];
+        ends[stream] = fds[1];
+    }
+    return MS_OK;
+}
+
+void msi_output_end(msi_output *o, int32_t rank)
+{
+    o->source[2 * rank].ended = o->source[2 * rank + 1].ended = true;
+}
+
+bool msi_output_move(msi_output *o)
+{
+    bool more = false;
+
+    for (int32_t i = 0; i < 2 * o->n; i++) {
+        move_source(sink_of(o, i % 2), &o->source[i], i / 2);
+        more = more || o->source[i].starved;
+    }
+    for (int32_t stream = 0; stream < 2; stream++) {
+        flush_sink(&o->sink[stream]);
+        more = more || o->sink[stream].n > 0;
+    }
+    return more;
+}
+
+nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds)
+{
+    nfds_t n = 0;
+
+    for (int32_t i = 0; i < 2 * o->n; i++) {
+        if (o->source[i].fd >= 0 && !o->source[i].starved) {
+            fds[n++] = (struct pollfd){.fd = o->source[i].fd, .events = POLLIN};
+        }
+    }
+    for (int32_t stream = 0; stream < 2; stream++) {
+        if (o->sink[stream].n > 0) {
+            fds[n++] = (struct pollfd){.fd = o->sink[stream].fd, .events = POLLOUT};
+        }
+    }
+    return n;
+}

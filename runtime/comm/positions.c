@@ -1,0 +1,125 @@
+/* Where the ranks of a group are, in words: for waits that last long, and for those that fail. */
+#include "control.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* " (pid 4711, T stopped)", or "" for a thread and for a process that has gone; gives the state. */
+static char process_text(const msi_job *job, int32_t slot, char *buffer, size_t nbytes)
+{
+    static const char letters[] = "RSDTtZ";
+    static const char *const words[] = {"running", "asleep",  "in a system call",
+                                        "stopped", "stopped", "dead"};
+    int32_t pid = atomic_load(&job->block->slot[slot].pid);
+    pid_t parent;
+    char state;
+
+    buffer[0] = '\0';
+    if (job->threads || pid <= 0 || !msi_process_look(pid, &state, &parent)) {
+        return 0;
+    }
+    if (pid == getpid()) { /* who asks runs, and yet it waits */
+        snprintf(buffer, nbytes, " (pid %d)", (int)pid);
+        return state;
+    }
+    const char *letter = strchr(letters, state);
+
+    snprintf(buffer, nbytes, " (pid %d, %c%s%s)", (int)pid, state, letter != NULL ? " " : "",
+             letter != NULL ? words[letter - letters] : "");
+    return state;
+}
+
+/* Does member q keep the others waiting? Who waits itself does not, unless it has been stopped. */
+static bool is_waited_for(const ms_comm *c, int32_t q)
+{
+    const msi_slot_rank *slot = &c->job->block->slot[c->slot[q]];
+    int32_t state = atomic_load(&slot->state);
+    char ignored[64];
+
+    if (q == c->rank || state == MSI_RANK_LEFT || state == MSI_RANK_DEAD) {
+        return false;
+    }
+    char process = process_text(c->job, c->slot[q], ignored, sizeof(ignored));
+
+    return atomic_load(&slot->waiting) == 0 || process == 'T' || process == 't';
+}
+
+/* "rank 1 (pid 4711, T stopped): barrier() (sequence 3)" */
+static int position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes)
+{
+    uint64_t seq = atomic_load(&c->members[q].published), hash;
+    bool left = atomic_load(&c->job->block->slot[c->slot[q]].state) == MSI_RANK_LEFT;
+    char call[160] = "nothing", process[64];
+    msi_fingerprint fp;
+
+    if (msi_record_read(&c->members[q], seq, &fp, &hash)) {
+        msi_fingerprint_text(&fp, call, sizeof(call));
+    }
+    process_text(c->job, c->slot[q], process, sizeof(process));
+    return snprintf(buffer, nbytes, "rank %d%s%s %s (sequence %llu)", (int)c->slot[q], process,
+                    left ? " left after" : ":", call, (unsigned long long)seq);
+}
+
+void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes)
+{
+    bool late[MSI_MAX_RANKS];
+    size_t at = 0;
+
+    buffer[0] = '\0';
+    for (int32_t q = 0; q < c->size; q++) {
+        late[q] = is_waited_for(c, q);
+    }
+    for (int32_t i = 0; i < 2 * c->size; i++) { /* those that matter first */
+        int32_t q = i % c->size;
+        char text[320];
+
+        if (late[q] != (i < c->size)) {
+            continue;
+        }
+        size_t n = (size_t)position_text(c, q, text, sizeof(text));
+
+        if (n >= sizeof(text) || at + n + sizeof(", ...") >= nbytes) {
+            snprintf(buffer + at, nbytes - at, ", ...");
+            return;
+        }
+        at += (size_t)snprintf(buffer + at, nbytes - at, "%s%s", at > 0 ? ", " : "", text);
+    }
+}
+
+/* "ranks 1, 3" */
+static const char *waited_for_text(const ms_comm *c, char *buffer, size_t nbytes)
+{
+    char list[96] = "";
+    int32_t n = 0;
+
+    for (int32_t q = 0; q < c->size; q++) {
+        size_t at = strlen(list);
+
+        if (is_waited_for(c, q) && at + sizeof(", 127") < sizeof(list)) {
+            snprintf(list + at, sizeof(list) - at, "%s%d", n++ > 0 ? ", " : "", (int)c->slot[q]);
+        }
+    }
+    snprintf(buffer, nbytes, "%s%s", n == 0 ? "the others" : n == 1 ? "rank " : "ranks ", list);
+    return buffer;
+}
+
+void msi_announce(ms_comm *c, uint64_t seq, int64_t waited_ns)
+{
+    int64_t limit = c->job->announce_ns, now = msi_now_ns();
+    int64_t quiet = atomic_load(&c->job->block->quiet_until);
+
+    /* One says it for all, the first rank if it waits. */
+    if (limit <= 0 || waited_ns < limit + c->rank * MSI_LOOK_MS * 1000000LL || now < quiet ||
+        !atomic_compare_exchange_strong(&c->job->block->quiet_until, &quiet, now + 4 * waited_ns)) {
+        return;
+    }
+    char operation[128], who[128], positions[1024], text[1536];
+
+    msi_positions_text(c, positions, sizeof(positions));
+    snprintf(text, sizeof(text), "rank %d has waited %lld s in %s for %s; last calls: %s",
+             (int)c->slot[c->rank], (long long)(waited_ns / 1000000000),
+             msi_operation_text(c, seq, operation, sizeof(operation)),
+             waited_for_text(c, who, sizeof(who)), positions);
+    ms_warn("UserWarning", text);
+}

@@ -1,0 +1,27 @@
+/* What the system says of a process. */
+#include "control.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool msi_process_look(pid_t pid, char *state, pid_t *parent)
+{
+    char path[32], line[512];
+    int owner = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "re");
+
+    if (file == NULL) {
+        return false;
+    }
+    size_t n = fread(line, 1, sizeof(line) - 1, file);
+
+    fclose(file);
+    line[n] = '\0';
+    const char *end = strrchr(line, ')'); /* "pid (name) state parent ...", any bytes in a name */
+    bool found = end != NULL && sscanf(end + 1, " %c %d", state, &owner) == 2;
+
+    *parent = owner;
+    return found;
+}

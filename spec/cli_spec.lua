@@ -1,0 +1,123 @@
+-- lua/moonshard/cli.lua, rank.lua and bindings/moonshard: the command
+local B = require 'moonshard_ffi'
+local scripts = require 'support.scripts'
+
+local shell, with_script = scripts.shell, scripts.with_script
+
+describe('the moonshard command', function()
+  it('runs a script on ranks, with a prefix on every line', function()
+    with_script([[
+      local world = ms.dist.init()
+      print('hello', world.rank, world.launcher, arg[1])
+    ]], function(path)
+      local output, code = shell('bindings/moonshard run -n 2 ' .. path .. ' --flag')
+      assert.equal(0, code, output)
+      assert.truthy(output:find('[rank 0] hello\t0\trun\t--flag\n', 1, true), output)
+      assert.truthy(output:find('[rank 1] hello\t1\trun\t--flag\n', 1, true), output)
+      output = shell('bindings/moonshard run --ranks=1 --no-prefix ' .. path)
+      assert.equal('hello\t0\trun\tnil\n', output)
+    end)
+  end)
+
+  it('passes the exit code of the first failure through', function()
+    with_script('ms.dist.init() os.exit(ms.dist.rank() == 1 and 7 or 0)', function(path)
+      local output, code = shell('bindings/moonshard run -n 2 ' .. path)
+      assert.equal(7, code, output)
+      assert.truthy(output:find('moonshard: rank 1 exited with code 7', 1, true), output)
+    end)
+  end)
+
+  it('refuses what it does not understand', function()
+    local output, code = shell('bindings/moonshard run --rank 2 x.lua')
+    assert.equal(2, code)
+    assert.equal('moonshard: run: unknown flag --rank, did you mean --ranks?\n', output)
+    local refused = {
+      ['run --no-prefx x.lua'] = 'unknown flag --no-prefx, did you mean --no-prefix?',
+      ['run --no-prefix=yes x.lua'] = '--no-prefix takes no value, got yes',
+      ['run -n two x.lua'] = '-n is two, expected a whole number from 1 to 128',
+      ['run -n 0 x.lua'] = '-n is 0, expected a whole number from 1 to 128',
+      ['run --ranks=1.5 x.lua'] = '--ranks is 1.5, expected a whole number from 1 to 128',
+      ['run -n 1e9 x.lua'] = '-n is 1e9, expected a whole number from 1 to 128',
+      ['run -n'] = '-n is given nothing, expected a whole number from 1 to 128',
+      ['run -n 2'] = 'no script given',
+      ['rum -n 2 x.lua'] = 'unknown command rum, did you mean run?',
+      ['info --hepl'] = 'info: unexpected word --hepl',
+    }
+    for words, message in pairs(refused) do
+      output, code = shell('bindings/moonshard ' .. words)
+      assert.equal(2, code, words)
+      assert.truthy(output:find(message, 1, true), output)
+      assert.equal(1, select(2, output:gsub('\n', '')), output)
+    end
+  end)
+
+  it('explains itself and each of its commands', function()
+    for words, text in pairs {
+      ['--help'] = 'moonshard COMMAND --help', ['-h'] = 'moonshard COMMAND --help',
+      ['run --help'] = '--no-prefix', ['run -n 2 -h x.lua'] = '--ranks RANKS',
+      ['info --help'] = 'usage: moonshard info',
+    } do
+      local output, code = shell('bindings/moonshard ' .. words)
+      assert.equal(0, code, output)
+      assert.truthy(output:find(text, 1, true), output)
+    end
+    local output, code = shell('bindings/moonshard')
+    assert.equal(2, code)
+    assert.truthy(output:find('usage: moonshard run', 1, true), output)
+  end)
+
+  it('runs a script as luajit does', function()
+    with_script([[
+      print(arg[0], #arg, arg[1], arg[-1] ~= nil, select('#', ...), (...), debug.getinfo(1).source)
+    ]], function(path)
+      local expected = shell('luajit ' .. path .. ' one two')
+      assert.equal(expected, (shell('bindings/moonshard run -n 1 --no-prefix ' .. path .. ' one two')))
+    end)
+  end)
+
+  it('tells what is wrong with a script before it has joined', function()
+    with_script('local x = = 3', function(path)
+      local output, code = shell('bindings/moonshard run -n 2 ' .. path)
+      assert.equal(1, code, output)
+      assert.truthy(output:find('moonshard: rank %d failed: [^\n]*:2: unexpected symbol'), output)
+    end)
+    local output, code = shell('bindings/moonshard run -n 2 /nowhere/at-all')
+    assert.equal(127, code)
+    assert.truthy(output:find('cannot run /nowhere/at%-all: No such file or directory'), output)
+    output, code = shell('bindings/moonshard run -n 2 /etc/passwd')
+    assert.equal(126, code)
+    assert.truthy(output:find('cannot run /etc/passwd: Permission denied', 1, true), output)
+  end)
+
+  it('runs where it is installed, from elsewhere, with a bare environment', function()
+    local prefix = os.tmpname()
+    os.remove(prefix)
+    local made = shell(('cmake --install %s --prefix %s'):format(B.folder, prefix))
+    local bare = ('cd / && env -i PATH=/usr/bin:/bin LD_PRELOAD="%s" ASAN_OPTIONS="%s" ')
+      :format(os.getenv('LD_PRELOAD') or '', os.getenv('ASAN_OPTIONS') or '')
+    local link = prefix .. '/moonshard'
+    shell(('ln -s %s/bin/moonshard %s'):format(prefix, link))
+    with_script([[
+      local world = ms.dist.init()
+      local x = ms.dist.all_reduce(ms.matmul(ms.ones(64, 64), ms.ones(64, 64)))
+      print(world.rank, x:sum():item())
+    ]], function(path)
+      for _, program in ipairs { prefix .. '/bin/moonshard', link } do
+        for _, script in ipairs { path, 'luajit ' .. path } do
+          local output, code = shell(bare .. program .. ' run -n 2 ' .. script)
+          assert.equal(0, code, made .. output)
+          assert.truthy(output:find('[rank 0] 0\t524288\n', 1, true), output)
+          assert.truthy(output:find('[rank 1] 1\t524288\n', 1, true), output)
+        end
+      end
+      local output = shell(bare .. link .. ' info')
+      assert.truthy(output:find('library   ' .. prefix .. '/lib/lua/5.1', 1, true), output)
+    end)
+    shell('rm -r ' .. prefix)
+  end)
+
+  it('tells its version and what it found', function()
+    assert.equal('moonshard 0.1.0\n', (shell('bindings/moonshard --version')))
+    assert.truthy((shell('bindings/moonshard info')):find('kernels   x86%-64%-v[234]'))
+  end)
+end)
