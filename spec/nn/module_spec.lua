@@ -184,6 +184,53 @@ describe('nn.Module', function()
       checks.close({ 2 }, ms.ones(1) + 1) -- no scope is left that would own this
     end)
 
+    describe('and what goes wrong in it says where', function()
+      local Attn = nn.Module.extend('my.Attn')
+      function Attn:init(fail) self.fail = fail end
+      function Attn:forward(x) return self.fail(x) end
+
+      local function raised_by(fail)
+        local _, err = pcall(nn.Sequential(nn.Sequential(Attn(fail))), ms.ones(1))
+        return err
+      end
+
+      it('once, with the stack of the script', function()
+        local line = debug.getinfo(1, 'l').currentline + 1
+        local function broken(x) local y = x:reshape(7) return y end
+        local err = raised_by(function(x) local y = broken(x) return y end)
+        assert.equal('ValueError', err.kind)
+        local _, n = err.message:gsub('in forward of', '')
+        assert.equal(1, n)
+        assert.truthy(err.message:find('%(in forward of 0%.0 %(my%.Attn%), [^()]*module_spec%.lua:'
+          .. line .. '%)$'), err.message)
+        assert.truthy(err.traceback:find('module_spec.lua:' .. line, 1, true), err.traceback)
+        assert.truthy(err.traceback:find('module_spec.lua:' .. line + 1, 1, true), err.traceback)
+        assert.truthy(tostring(err):find(err.traceback, 1, true))
+      end)
+
+      it('also of the errors of Lua', function()
+        local line = debug.getinfo(1, 'l').currentline + 1
+        local err = raised_by(function(x) local y = x.missing.field return y end)
+        local lua = raised_by(function() local none = nil return none.field end)
+        assert.equal('KeyError', err.kind)
+        assert.equal('RuntimeError', lua.kind)
+        assert.truthy(lua.message:find("attempt to index local 'none'", 1, true), lua.message)
+        assert.truthy(lua.message:find('(in forward of 0.0 (my.Attn), ', 1, true), lua.message)
+        assert.truthy(lua.traceback:find('module_spec.lua:' .. line + 1, 1, true), lua.traceback)
+      end)
+
+      it('and what a script chose to raise stays what it is', function()
+        for _, value in ipairs { 'stop', 7, { 'mine' }, true } do
+          assert.equal(value, raised_by(function() error(value, 0) end))
+        end
+      end)
+
+      it('under the name of the class where the module has no path', function()
+        local _, err = pcall(Attn(function(x) return x:reshape(7) end), ms.ones(1))
+        assert.truthy(err.message:find('(in forward of my.Attn, ', 1, true), err.message)
+      end)
+    end)
+
     it('without a forward, says so', function()
       checks.raises('NotImplementedError', 'nn.ModuleList has no forward', nn.ModuleList(),
         ms.ones(1))
