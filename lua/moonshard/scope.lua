@@ -57,14 +57,16 @@ local function close()
   for i = 1, n do
     list[i - 1] = found[i]
   end
-  n_found = 0
   local depth = state.depth - 1
-  state.depth = depth
-  local status = C.ms_scope_close(list, n)
-  for i = 1, n do
-    if depth == 0 then
+  if depth == 0 then -- before the scope gives them up, so that they are always somebody's
+    for i = 1, n do
       own(found[i])
     end
+  end
+  n_found = 0
+  local status = C.ms_scope_close(list, n)
+  state.depth = depth
+  for i = 1, n do
     found[i] = nil
   end
   if status ~= 0 then
