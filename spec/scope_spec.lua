@@ -197,34 +197,6 @@ describe('a coroutine', function()
 end)
 
 describe('an error between any two instructions', function()
-  -- Run fn, interrupted after 1, 2, 3, ... instructions, until it gets through.
-  local function interrupted(fn, check)
-    jit.off() -- compiled code has no instructions to stop at
-    local n, armed = 0, false
-    local function interrupt()
-      debug.sethook()
-      if armed then
-        armed = false
-        error('interrupted', 0)
-      end
-    end
-    local function attempt()
-      armed = true
-      debug.sethook(interrupt, '', n)
-      fn()
-      armed = false
-    end
-    local done
-    repeat
-      n = n + 1
-      done = pcall(attempt)
-      check()
-    until done
-    debug.sethook()
-    jit.on()
-    return n
-  end
-
   local function assert_clean()
     assert(B.C.ms_scope_depth() == 0 and B.state.depth == 0, 'a scope is open')
     assert(ms.is_grad_enabled(), 'the tape is off')
@@ -233,7 +205,7 @@ describe('an error between any two instructions', function()
   it('leaves no scope open and the tape on', function()
     local model = ms.nn.Sequential(ms.nn.ReLU(), ms.nn.ReLU()):materialize()
     local x = ms.ones(1)
-    local n = interrupted(function()
+    local n = checks.interrupted(function()
       return ms.no_grad(function() return ms.enable_grad(model, x) end)
     end, assert_clean)
     assert.is_true(n > 100)
@@ -242,7 +214,7 @@ describe('an error between any two instructions', function()
 
   it('with many arguments and results as well', function()
     local function many(...) return ... end
-    assert.is_true(interrupted(function()
+    assert.is_true(checks.interrupted(function()
       assert(select('#', ms.scope(many, 1, nil, 3, 4, 5, nil)) == 6)
     end, assert_clean) > 30)
   end)

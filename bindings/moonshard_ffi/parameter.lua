@@ -77,6 +77,18 @@ end
 
 parameter.is_tensor = B.is_ref
 
+local info = B.new('ms_tensor_info')
+
+--- Is this value a parameter?
+---@return boolean
+function parameter.is_parameter(value)
+  if not B.is_ref(value) then
+    return false
+  end
+  calls.tensor_describe(value, info)
+  return info.is_parameter
+end
+
 --- A number that two refs share when they are the same handle; valid while it lives.
 ---@return integer
 function parameter.key(tensor)

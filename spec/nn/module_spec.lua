@@ -46,6 +46,143 @@ describe('nn.Module', function()
     end)
   end)
 
+  describe('registers what is assigned to a new field:', function()
+    local function paths(module)
+      local out = {}
+      for path in module:named_modules() do
+        out[#out + 1] = path
+      end
+      return out
+    end
+
+    it('modules, in order of assignment among what is declared', function()
+      local Net = nn.Module.extend('my.Net')
+      function Net:init()
+        self.z = nn.Linear(2, 2)
+        self:param('scale', { 2 })
+        self.a = nn.Sequential(nn.Linear(2, 1))
+        self:child('m', nn.ReLU())
+        self.b = nn.Linear(1, 1)
+      end
+      function Net:forward(x) return self.b(self.m(self.a(self.z(x) * self.scale))) end
+      local net = Net()
+      assert.same({ '', 'z', 'a', 'a.0', 'm', 'b' }, paths(net))
+      assert.same({ 'scale', 'z.weight', 'z.bias', 'a.0.weight', 'a.0.bias', 'b.weight', 'b.bias' },
+        names(net))
+      assert.equal('a.0', net.a[1]:path())
+      net(ms.ones(1, 2)):sum():backward()
+      assert.truthy(net.b.weight:grad())
+    end)
+
+    it('entries of a list, the next one only', function()
+      local list = nn.ModuleList()
+      list[1] = nn.ReLU()
+      list[2] = nn.Tanh()
+      assert.same({ '', '0', '1' }, paths(list))
+      checks.raises('IndexError', 'entry 4 of nn.ModuleList, the next is 3', function()
+        list[4] = nn.ReLU()
+      end)
+    end)
+
+    it('parameters of other modules, tied', function()
+      local a, b = nn.Linear(2, 2), nn.Linear(2, 2, { bias = false })
+      b.bias = a.bias
+      assert.same({ '0.weight', '0.bias', '1.weight' }, names(nn.Sequential(a, b)))
+    end)
+
+    it('but no other values', function()
+      local m = nn.Module()
+      m.size, m.note, m.table, m.cache = 3, 'x', { 1, { 2 } }, ms.ones(2)
+      assert.same({ '' }, paths(m))
+      assert.same({}, names(m))
+      assert.same({ 1, { 2 } }, m.table)
+    end)
+
+    it('and refuses tables of modules, with the line to write', function()
+      local function set(value)
+        local Net = nn.Module.extend('my.Net')
+        function Net:init() self.layers = value end
+        return Net
+      end
+      local text = "field 'layers' of my.Net is a plain table of modules, which registers none of "
+        .. 'them: write self.layers = nn.ModuleList { ... }'
+      checks.raises('TypeError', text, set { nn.ReLU() })
+      checks.raises('TypeError', text, set { deep = { nn.ReLU() } })
+      local later = set({})()
+      later.layers[1] = nn.Linear(1, 1)
+      checks.raises('TypeError', text, later.parameters, later)
+      checks.raises('TypeError', text, later, ms.ones(1, 1))
+    end)
+
+    it('and refuses a module in place of another value, which it cannot see', function()
+      local m = nn.Module()
+      m.act = false
+      m.act = nn.ReLU()
+      checks.raises('TypeError', "field 'act' of nn.Module became a nn.ReLU after it had held "
+        .. 'something else', m.parameters, m)
+      m.act = nil
+      m.act = nn.ReLU()
+      assert.same({ '', 'act' }, paths(m))
+    end)
+
+    it('and forgets what is set to nil', function()
+      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU())
+      model[1].bias = nil
+      model[2] = nil
+      model:buffer('count', ms.zeros(1))
+      model.count = nil
+      assert.same({ '0.weight' }, names(model))
+      assert.same({ '', '0', '2' }, paths(model))
+      assert.same({ '0.weight' }, { unpack(model:state_dict()) })
+      assert.same({ 1, 2 }, model(ms.ones(1, 2)):shape())
+    end)
+
+    it('and takes another tensor for a declared buffer', function()
+      local m = nn.Module()
+      m:buffer('count', ms.zeros(1))
+      m.count = ms.ones(1)
+      checks.close({ 1 }, m:state_dict().count)
+    end)
+
+    it('and refuses values of another kind where something is declared', function()
+      local layer = nn.Linear(2, 2)
+      layer.weight = 3
+      checks.raises('TypeError', "parameter 'weight' of nn.Linear is now a number, expected a "
+        .. 'tensor', layer.parameters, layer)
+      local model = nn.Sequential(nn.ReLU())
+      model[1] = print
+      checks.raises('TypeError', "child '0' of nn.Sequential is now a function, expected a module",
+        model, ms.ones(1))
+    end)
+  end)
+
+  it('refuses trees with cycles, however deep', function()
+    local m = nn.Sequential(nn.Sequential(nn.Sequential()))
+    checks.raises('ValueError', "child 'x' of nn.Sequential is or contains that module", m.child, m,
+      'x', m)
+    checks.raises('ValueError', 'a tree has no cycles', function() m[1][1].up = m end)
+    m[1] = m
+    checks.raises('ValueError', 'a tree has no cycles', m.parameters, m)
+    m[1] = nn.ReLU()
+    assert.equal(2, #m:modules())
+  end)
+
+  it('has no values before it is materialised, and says so', function()
+    local model = nn.Sequential(nn.Linear(2, 2))
+    checks.raises('RuntimeError', 'has no values yet: materialize() on its module', function()
+      model[1].weight:fill_(1)
+    end)
+    model:parameters()
+    checks.raises('RuntimeError', "parameter '0.weight' has no values yet: call its module, or "
+      .. 'materialize()', function() return model[1].weight:totable() end)
+    model:materialize():apply(function(m)
+      if ms.is(m, nn.Linear) then
+        m.weight:fill_(3)
+      end
+    end)
+    checks.close({ { 3, 3 }, { 3, 3 } }, model[1].weight)
+  end)
+
   describe('walks', function()
     local function pair()
       local inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())

@@ -1,6 +1,7 @@
 --- Full parameters for a while: private full-precision copies behind the parameters' handles.
 
 local errors = require 'moonshard.errors'
+local guard = require 'moonshard.guard'
 local runtime = require 'moonshard_ffi.fsdp'
 
 ---@class ms.fsdp.SummonOptions
@@ -50,6 +51,36 @@ local function check(opts, roots)
   return writeback
 end
 
+-- After a failure what cannot be closed never was summoned, or has been closed by a first run.
+local function close(held, ok)
+  local problem
+  for i = #held, 1, -1 do
+    local tree = held[i]
+    local closed, err = pcall(runtime.unsummon, tree.handle, ok and held.writeback)
+    if closed or not ok then
+      tree.summoned = false
+      held[i] = nil
+    end
+    problem = problem or not closed and err or nil
+  end
+  if ok and problem then
+    error(problem, 0)
+  end
+end
+
+local function summoned(held, roots, fn, ...)
+  for _, root in ipairs(roots) do
+    local tree = root:_lazy_init()
+    root:parameters() -- what stands in the fields must be what is summoned
+    if not tree.summoned then
+      held[#held + 1] = tree -- first: what is held is let go whatever comes now
+      tree.summoned = true
+    end
+    runtime.summon(tree.handle)
+  end
+  return fn(...)
+end
+
 --- Run `fn(...)` with full parameters, in full precision and their original shapes. Collective.
 --- AssertionError during forward or backward, and inside another call of this.
 ---@param module ms.nn.Module  wrapped, or with wrapped modules below it
@@ -59,27 +90,8 @@ end
 local function summon_full_params(module, opts, fn, ...)
   opts = errors.options('summon_full_params', opts, KNOWN)
   local roots = roots_of(module, {})
-  local writeback, open = check(opts, roots), {}
-  local function leave(ok, ...)
-    local problem
-    for i = #open, 1, -1 do
-      local closed, err = pcall(runtime.unsummon, open[i], ok and writeback)
-      problem = problem or not closed and err or nil
-    end
-    if not ok or problem then
-      error(not ok and (...) or problem, 0)
-    end
-    return ...
-  end
-  for _, root in ipairs(roots) do
-    local handle = root:_lazy_init().handle
-    local ok, err = pcall(runtime.summon, handle)
-    if not ok then
-      return leave(false, err)
-    end
-    open[#open + 1] = handle
-  end
-  return leave(pcall(fn, ...))
+  local held = { writeback = check(opts, roots) }
+  return guard.run('summon_full_params', close, held, summoned, held, roots, fn, ...)
 end
 
 return summon_full_params

@@ -19,6 +19,7 @@ local autograd = require 'moonshard.autograd'
 local create = require 'moonshard.create'
 local data = require 'moonshard_ffi.data'
 local errors = require 'moonshard.errors'
+local guard = require 'moonshard.guard'
 local machine = require 'moonshard.machine'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
@@ -152,26 +153,26 @@ function GPT:generate(ids, n, opts)
   for i, module in ipairs(modules) do
     training[i] = module.training
   end
-  self:eval()
-  local ok, err = pcall(autograd.no_grad, function()
-    for i = 1, n do
-      local token = scope.run('generate', function()
-        return data.sample(next_logits(self, tokens), opts.temperature or 1, opts.top_k or 0,
-          opts.seed or 0, i)
-      end)
-      new[i], tokens[#tokens + 1] = token, token
-      if opts.on_token then
-        opts.on_token(token)
-      end
+  return guard.run('generate', function()
+    for i, module in ipairs(modules) do
+      module.training = training[i]
     end
+  end, nil, function()
+    self:eval()
+    autograd.no_grad(function()
+      for i = 1, n do
+        local token = scope.run('generate', function()
+          return data.sample(next_logits(self, tokens), opts.temperature or 1, opts.top_k or 0,
+            opts.seed or 0, i)
+        end)
+        new[i], tokens[#tokens + 1] = token, token
+        if opts.on_token then
+          opts.on_token(token)
+        end
+      end
+    end)
+    return new
   end)
-  for i, module in ipairs(modules) do
-    module.training = training[i]
-  end
-  if not ok then
-    error(err, 0)
-  end
-  return new
 end
 
 --- Floating-point operations of one token's forward and backward: 6 per parameter that is

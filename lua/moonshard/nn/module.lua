@@ -10,10 +10,11 @@
 
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
+local fields = require 'moonshard.nn.fields'
 local scope = require 'moonshard.scope'
 local tree = require 'moonshard.nn.tree'
+local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.util'
 
 ---@class ms.nn.Module
 ---@field training boolean  what train() and eval() set
@@ -23,6 +24,7 @@ local util = require 'moonshard.util'
 ---@field _owner ms.nn.Module?  the first module that declared this one as its child
 local Module = class('nn.Module')
 
+Module._is_module = true
 Module.training = true
 Module._params = {}
 Module._buffers = {}
@@ -38,6 +40,9 @@ Module._transparent = false
 function Module.extend(name, parent)
   return class(name, parent or Module)
 end
+
+--- `self.attn = nn.Linear(2, 2)` declares a child; see moonshard.nn.fields.
+Module.__newindex = fields.assign
 
 -- -- declaring -----------------------------------------------------------------------------------
 
@@ -75,6 +80,7 @@ local function check_name(self, what, name)
 end
 
 local function add_param(self, name, tensor, shape)
+  tree.check_unplanned(self, 'parameter', name)
   local list = own(self, '_params')
   list[#list + 1] = { name = name, tensor = tensor, shape = shape }
   rawset(self, name, tensor)
@@ -149,6 +155,13 @@ function Module:set_buffer(name, tensor)
   rawset(self, name, tensor)
 end
 
+local function check_module(self, name, module)
+  if not tree.is_module(module) then
+    errors.raise('TypeError', "child '%s' of %s is %s, expected a module", tostring(name),
+      self._name, arguments.noun(module))
+  end
+end
+
 --- Declare a submodule.
 ---@generic M: ms.nn.Module
 ---@param name string  unique in this module
@@ -156,11 +169,10 @@ end
 ---@param key? string|integer  field of this module that holds it (default: its name)
 ---@return M
 function Module:child(name, module, key)
-  if not util.is(module, Module) then
-    errors.raise('TypeError', "child '%s' of %s is a %s, expected a module", tostring(name),
-      self._name, type(module))
-  end
+  check_module(self, name, module)
   check_name(self, 'child', name)
+  tree.check_unplanned(self, 'child', name)
+  tree.check_acyclic(self, name, module)
   local list = own(self, '_children')
   list[#list + 1] = { name = name, module = module, key = key or name }
   rawset(self, key or name, module)
@@ -174,8 +186,10 @@ end
 function Module:set_child(name, module)
   local entry = find(self._children, name)
   if not entry then
-    errors.raise('KeyError', "%s has no child '%s'", self._name, name)
+    errors.raise('KeyError', "%s has no child '%s'", self._name, tostring(name))
   end
+  check_module(self, name, module)
+  tree.check_acyclic(self, name, module)
   entry.module = module
   rawset(self, entry.key, module)
   rawset(module, '_owner', self)
@@ -205,8 +219,8 @@ end
 ---@return ms.nn.Module[]
 function Module:children()
   local out = {}
-  for i, entry in ipairs(self._children) do
-    out[i] = tree.child(self, entry)
+  for i, entry in ipairs(tree.children(self)) do
+    out[i] = entry.module
   end
   return out
 end
@@ -287,7 +301,11 @@ function Module:_prepare()
   end
 end
 
-function Module:_prepare_self() end
+function Module:_prepare_self()
+  if not rawget(self, '_ready') then
+    fields.check(self)
+  end
+end
 
 --- Give all declared parameters their names, memory and first values. The first call does it.
 ---@return self
@@ -461,8 +479,8 @@ end
 -- Lines for the children, each already indented by two.
 function Module:_repr_children()
   local lines = {}
-  for i, child in ipairs(self._children) do
-    local text = tostring(tree.child(self, child)):gsub('\n', '\n  ')
+  for i, child in ipairs(tree.children(self)) do
+    local text = tostring(child.module):gsub('\n', '\n  ')
     lines[i] = ('  (%s): %s'):format(child.name, text)
   end
   return lines
