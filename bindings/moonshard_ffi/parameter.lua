@@ -14,6 +14,9 @@ local MAX_DIMS = 8
 ---@param name string
 ---@return integer
 function parameter.dtype(name)
+  if name == 'f16' then
+    B.errors.raise('NotImplementedError', 'dtype f16 is not supported yet')
+  end
   return DTYPES[name] or B.errors.raise('TypeError', 'no dtype is called %s', tostring(name))
 end
 

@@ -9,6 +9,7 @@
 local B = require 'moonshard_ffi'
 local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
+local namespace = require 'moonshard.namespace'
 local ops = require 'moonshard.ops'
 local autograd = require 'moonshard.autograd'
 
@@ -90,7 +91,10 @@ end
 ---@param opts? ms.dist.InitOptions
 ---@return ms.dist.World
 function dist.init(opts)
-  opts = errors.options('dist.init', opts, { 'ranks' })
+  opts = errors.options('dist.init', opts, { 'ranks', 'hosts' })
+  if opts.hosts ~= nil then
+    errors.raise('NotImplementedError', 'dist.init: several hosts are not supported yet')
+  end
   local here = dist.info()
   if here.initialized then
     return here
@@ -297,4 +301,7 @@ function dist.wait_seconds()
   return C.ms_comm_wait_seconds(dist.world())
 end
 
-return dist
+return namespace('dist', dist, nil, {
+  init_device_mesh = 'a mesh of devices (hybrid sharding)',
+  new_group = 'a group of some ranks (hybrid sharding)',
+})

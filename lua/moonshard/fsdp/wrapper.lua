@@ -440,6 +440,11 @@ function FSDP:set_gradient_factor(factor)
   runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
 end
 
+--- NotImplementedError: gradients are reduced in one way.
+function FSDP:register_comm_hook()
+  errors.raise('NotImplementedError', 'communication hooks are not supported yet')
+end
+
 --- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy and
 --- world size when the parameters are. Collective.
 ---@return string

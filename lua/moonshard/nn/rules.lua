@@ -4,6 +4,7 @@
 --- Touches: moonshard.errors, moonshard_ffi.parameter.
 
 local errors = require 'moonshard.errors'
+local namespace = require 'moonshard.namespace'
 local parameter = require 'moonshard_ffi.parameter'
 
 ---@class ms.nn.init
@@ -73,4 +74,4 @@ function init.apply_(tensor, rule, name)
   return tensor
 end
 
-return init
+return namespace('nn.init', init)
