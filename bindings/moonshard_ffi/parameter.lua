@@ -1,6 +1,7 @@
 --- Parameters and what modules ask about them: declaring, naming, materialising, local parts.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 
 local C, calls = B.C, B.calls
 
@@ -33,6 +34,34 @@ local function rule_of(rule)
     B.errors.raise('ValueError', "no rule for first values is called '%s'", tostring(rule.kind))
   end
   return kind, rule.a or 0, rule.b or 0
+end
+
+--- As the other checks: the name of a dtype.
+function arguments.dtype(what, name, value)
+  if type(value) ~= 'string' then
+    arguments.refuse(what, name, value, "a dtype such as 'f32'")
+  end
+  parameter.dtype(value)
+  return value
+end
+
+--- The name of a dtype with a fraction.
+function arguments.floating(what, name, value)
+  if not C.ms_dtype_is_floating(parameter.dtype(arguments.dtype(what, name, value))) then
+    B.errors.raise('ValueError', "%s: '%s' is %s, expected a floating dtype", what, name, value)
+  end
+  return value
+end
+
+--- A rule for first values (moonshard.nn.init).
+function arguments.rule(what, name, value)
+  if type(value) ~= 'table' or rawget(value, 'kind') == nil then
+    arguments.refuse(what, name, value, 'a rule of nn.init')
+  end
+  local _, a, b = rule_of(value)
+  arguments.number(what, name, a)
+  arguments.number(what, name, b)
+  return value
 end
 
 ---@param dtype string
@@ -80,7 +109,7 @@ end
 
 parameter.is_tensor = B.is_ref
 
-local info = B.new('ms_tensor_info')
+local described = B.new('ms_tensor_info')
 
 --- Is this value a parameter?
 ---@return boolean
@@ -88,8 +117,8 @@ function parameter.is_parameter(value)
   if not B.is_ref(value) then
     return false
   end
-  calls.tensor_describe(value, info)
-  return info.is_parameter
+  calls.tensor_describe(value, described)
+  return described.is_parameter
 end
 
 --- A number that two refs share when they are the same handle; valid while it lives.

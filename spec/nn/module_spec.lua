@@ -40,6 +40,24 @@ describe('nn.Module', function()
         layer.child, layer, 'x', 3)
     end)
 
+    it('what has the right type only', function()
+      local m = nn.Module()
+      for _, case in ipairs {
+        { "'shape' is a number, expected a list", m.param, 'a', 3 },
+        { "'shape[1]' is a string, expected a whole number", m.param, 'a', { '2' } },
+        { "'rule' is a number, expected a rule", m.param, 'a', { 2 }, 0.5 },
+        { "'requires_grad' is a number, expected true or false", m.param, 'a', { 2 }, nil,
+          { requires_grad = 1 } },
+        { "'tensor' is a table, expected a tensor", m.buffer, 'b', {} },
+        { "'tensor' is a nil, expected a tensor", m.tie, 'c', nil },
+        { "'mode' is a string, expected true or false", m.train, 'eval' },
+        { "'recurse' is a number, expected true or false", m.parameters, 1 },
+        { "'fn' is a nil, expected a function", m.apply },
+      } do
+        checks.raises('TypeError', case[1], case[2], m, unpack(case, 3, table.maxn(case)))
+      end
+    end)
+
     it('options by known names only', function()
       checks.raises('ValueError', "unknown option 'bais', did you mean 'bias'?", nn.Linear, 3, 2,
         { bais = false })
@@ -394,6 +412,15 @@ describe('nn.Module', function()
       second:remove()
       checks.close({ 5 }, layer(ms.full({ 1 }, 5)))
       assert.equal(3, #seen)
+    end)
+
+    it('are functions, and give arrays', function()
+      local layer = nn.ReLU()
+      checks.raises('TypeError', "'fn' is a number, expected a function",
+        layer.register_forward_hook, layer, 3)
+      layer:register_forward_hook(function(_, results) return results[1] end)
+      checks.raises('TypeError', 'a forward hook returned a tensor, expected nil or an array',
+        layer, ms.ones(1))
     end)
 
     it('may remove themselves while they run', function()

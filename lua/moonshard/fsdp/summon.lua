@@ -1,8 +1,10 @@
 --- Full parameters for a while: private full-precision copies behind the parameters' handles.
 
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local runtime = require 'moonshard_ffi.fsdp'
+local tree = require 'moonshard.nn.tree'
 
 ---@class ms.fsdp.SummonOptions
 ---@field recurse? boolean  default true
@@ -11,7 +13,10 @@ local runtime = require 'moonshard_ffi.fsdp'
 ---@field offload_to_cpu? boolean
 ---@field with_grads? boolean
 
-local KNOWN = { 'recurse', 'writeback', 'rank0_only', 'offload_to_cpu', 'with_grads' }
+local KNOWN = {
+  recurse = 'flag', writeback = 'flag', rank0_only = 'flag', offload_to_cpu = 'flag',
+  with_grads = 'flag',
+}
 
 -- The instances below that no other instance contains.
 local function roots_of(module, out)
@@ -55,10 +60,10 @@ end
 local function close(held, ok)
   local problem
   for i = #held, 1, -1 do
-    local tree = held[i]
-    local closed, err = pcall(runtime.unsummon, tree.handle, ok and held.writeback)
+    local state = held[i]
+    local closed, err = pcall(runtime.unsummon, state.handle, ok and held.writeback)
     if closed or not ok then
-      tree.summoned = false
+      state.summoned = false
       held[i] = nil
     end
     problem = problem or not closed and err or nil
@@ -70,13 +75,13 @@ end
 
 local function summoned(held, roots, fn, ...)
   for _, root in ipairs(roots) do
-    local tree = root:_lazy_init()
+    local state = root:_lazy_init()
     root:parameters() -- what stands in the fields must be what is summoned
-    if not tree.summoned then
-      held[#held + 1] = tree -- first: what is held is let go whatever comes now
-      tree.summoned = true
+    if not state.summoned then
+      held[#held + 1] = state -- first: what is held is let go whatever comes now
+      state.summoned = true
     end
-    runtime.summon(tree.handle)
+    runtime.summon(state.handle)
   end
   return fn(...)
 end
@@ -88,7 +93,11 @@ end
 ---@param fn fun(...): ...
 ---@return ...
 local function summon_full_params(module, opts, fn, ...)
+  if not tree.is_module(module) then
+    arguments.refuse('summon_full_params', 'module', module, 'a module')
+  end
   opts = errors.options('summon_full_params', opts, KNOWN)
+  arguments.fn('summon_full_params', 'fn', fn)
   local roots = roots_of(module, {})
   local held = { writeback = check(opts, roots) }
   return guard.run('summon_full_params', close, held, summoned, held, roots, fn, ...)

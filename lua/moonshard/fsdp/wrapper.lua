@@ -9,6 +9,7 @@
 
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
+local arguments = require 'moonshard_ffi.arguments'
 local buffer = require 'moonshard.nn.buffer'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
@@ -78,9 +79,9 @@ end
 ---@param opts? ms.fsdp.Options
 function FSDP:init(module, opts)
   if not util.is(module, Module) then
-    errors.raise('TypeError', 'FSDP wraps a module, got a %s', type(module))
+    errors.raise('TypeError', 'FSDP wraps a module, got %s', arguments.noun(module))
   end
-  local inherited = opts and opts._ignored
+  local inherited = type(opts) == 'table' and opts._ignored
   if inherited then
     opts = util.merged(opts)
     opts._ignored = nil
@@ -347,6 +348,7 @@ end
 ---@param fn fun(...): ...
 ---@return ...
 function FSDP:no_sync(fn, ...)
+  arguments.fn('no_sync', 'fn', fn)
   local tree = self:_lazy_init()
   if not self._is_root then
     errors.raise('RuntimeError', '`no_sync()` on inner FSDP instances is not supported. Please '
@@ -391,7 +393,8 @@ local EPS = 1e-6 -- what clipping adds to a total norm
 ---@param norm_type? number  2 (default) or math.huge
 ---@return number  the total norm before, equal on all ranks
 function FSDP:clip_grad_norm_(max_norm, norm_type)
-  norm_type = norm_type or 2
+  arguments.number('clip_grad_norm_', 'max_norm', max_norm)
+  norm_type = arguments.number('clip_grad_norm_', 'norm_type', norm_type, 2)
   local tree = self:_lazy_init()
   if not self._is_root then
     errors.raise('RuntimeError',
@@ -437,6 +440,10 @@ end
 --- Multiply reduced gradients by this in place of 1 / world size; nil restores that.
 ---@param factor? number
 function FSDP:set_gradient_factor(factor)
+  if factor ~= nil and arguments.number('set_gradient_factor', 'factor', factor) <= 0 then
+    errors.raise('ValueError', "set_gradient_factor: 'factor' is %g, expected a number above 0",
+      factor)
+  end
   runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
 end
 
