@@ -131,6 +131,95 @@ describe('a scope', function()
   end)
 end)
 
+describe('a coroutine', function()
+  local nn = ms.nn
+
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  -- What `fn` raises in a coroutine of its own.
+  local function in_coroutine(fn)
+    return select(2, coroutine.resume(coroutine.create(function()
+      return select(2, pcall(fn))
+    end)))
+  end
+
+  it('cannot yield in the middle of a module call; nobody\'s tensors are lost', function()
+    local Waits = nn.Module.extend('my.Waits')
+    function Waits:forward(x)
+      coroutine.yield('never seen')
+      return x
+    end
+    local model = nn.Sequential(nn.Sequential(Waits()))
+    local mine = ms.ones(2)
+    local err = in_coroutine(function() return model(ms.ones(1)) end)
+    assert.equal('RuntimeError', err.kind)
+    assert.truthy(err.message:find('coroutine.yield inside a call of 0.0 (my.Waits)', 1, true),
+      err.message)
+    assert.equal(0, B.C.ms_scope_depth())
+    local after = ms.ones(3)
+    checks.close({ 1, 1 }, nn.Sequential(nn.ReLU())(mine))
+    assert.equal(3, after:numel())
+  end)
+
+  it('cannot yield in what is put back on return', function()
+    for name, fn in pairs {
+      ['ms.scope'] = ms.scope, no_grad = ms.no_grad, enable_grad = ms.enable_grad,
+    } do
+      local err = in_coroutine(function() fn(coroutine.yield) end)
+      assert.truthy(tostring(err):find('coroutine.yield inside ' .. name, 1, true), tostring(err))
+      assert.is_true(ms.is_grad_enabled())
+    end
+  end)
+
+  it('may yield between calls, and inside one that also resumes it', function()
+    local Counts = nn.Module.extend('my.Counts')
+    function Counts:forward(x)
+      for i in coroutine.wrap(function()
+        for i = 1, 3 do
+          coroutine.yield(i)
+        end
+      end) do
+        x = x + i
+      end
+      return x
+    end
+    local steps = coroutine.wrap(function()
+      for _ = 1, 2 do
+        coroutine.yield(Counts()(ms.zeros(1)))
+      end
+    end)
+    local a, b = steps(), steps()
+    checks.close({ 6 }, a)
+    checks.close({ 6 }, b)
+  end)
+end)
+
+describe('an error between any two instructions', function()
+  local function assert_clean()
+    assert(B.C.ms_scope_depth() == 0 and B.state.depth == 0, 'a scope is open')
+    assert(ms.is_grad_enabled(), 'the tape is off')
+  end
+
+  it('leaves no scope open and the tape on', function()
+    local model = ms.nn.Sequential(ms.nn.ReLU(), ms.nn.ReLU()):materialize()
+    local x = ms.ones(1)
+    local n = checks.interrupted(function()
+      return ms.no_grad(function() return ms.enable_grad(model, x) end)
+    end, assert_clean)
+    assert.is_true(n > 100)
+    checks.close({ 1 }, model(x))
+  end)
+
+  it('with many arguments and results as well', function()
+    local function many(...) return ... end
+    assert.is_true(checks.interrupted(function()
+      assert(select('#', ms.scope(many, 1, nil, 3, 4, 5, nil)) == 6)
+    end, assert_clean) > 30)
+  end)
+end)
+
 describe('outside scopes', function()
   teardown(function()
     assert.equal(0, checks.live_handles())

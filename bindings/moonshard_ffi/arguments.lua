@@ -93,7 +93,7 @@ function arguments.whole(what, name, value, default, lowest)
   return value
 end
 
--- -- what the generated callers end in -------------------------------------------------------------
+-- -- what the generated callers end in ------------------------------------------------------------
 
 function arguments.no_tensor(what, name, value)
   refuse(what, name, value, 'a tensor')

@@ -12,11 +12,14 @@ local errors = {}
 ---@field message string    one line, lower case
 ---@field where string      'file.lua:12' of the caller, or ''
 ---@field traceback string  the Lua stack where it was raised
+---@field forward? string|false  module in whose forward it was raised, 'h.1.attn (my.Attn)'
 local Error = {}
 Error.__index = Error
 
 function Error:__tostring()
-  return self.kind .. ': ' .. self.message
+  local text = self.kind .. ': ' .. self.message
+  -- the calls around a forward raise it again, so whoever catches it cannot see that stack
+  return self.forward and text .. '\n' .. self.traceback or text
 end
 
 --- Kind names, by status code without its sign.

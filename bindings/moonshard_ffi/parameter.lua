@@ -1,6 +1,7 @@
 --- Parameters and what modules ask about them: declaring, naming, materialising, local parts.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 
 local C, calls = B.C, B.calls
 
@@ -14,6 +15,9 @@ local MAX_DIMS = 8
 ---@param name string
 ---@return integer
 function parameter.dtype(name)
+  if name == 'f16' then
+    B.errors.raise('NotImplementedError', 'dtype f16 is not supported yet')
+  end
   return DTYPES[name] or B.errors.raise('TypeError', 'no dtype is called %s', tostring(name))
 end
 
@@ -30,6 +34,34 @@ local function rule_of(rule)
     B.errors.raise('ValueError', "no rule for first values is called '%s'", tostring(rule.kind))
   end
   return kind, rule.a or 0, rule.b or 0
+end
+
+--- As the other checks: the name of a dtype.
+function arguments.dtype(what, name, value)
+  if type(value) ~= 'string' then
+    arguments.refuse(what, name, value, "a dtype such as 'f32'")
+  end
+  parameter.dtype(value)
+  return value
+end
+
+--- The name of a dtype with a fraction.
+function arguments.floating(what, name, value)
+  if not C.ms_dtype_is_floating(parameter.dtype(arguments.dtype(what, name, value))) then
+    B.errors.raise('ValueError', "%s: '%s' is %s, expected a floating dtype", what, name, value)
+  end
+  return value
+end
+
+--- A rule for first values (moonshard.nn.init).
+function arguments.rule(what, name, value)
+  if type(value) ~= 'table' or rawget(value, 'kind') == nil then
+    arguments.refuse(what, name, value, 'a rule of nn.init')
+  end
+  local _, a, b = rule_of(value)
+  arguments.number(what, name, a)
+  arguments.number(what, name, b)
+  return value
 end
 
 ---@param dtype string
@@ -76,6 +108,18 @@ function parameter.materialize(tensor)
 end
 
 parameter.is_tensor = B.is_ref
+
+local described = B.new('ms_tensor_info')
+
+--- Is this value a parameter?
+---@return boolean
+function parameter.is_parameter(value)
+  if not B.is_ref(value) then
+    return false
+  end
+  calls.tensor_describe(value, described)
+  return described.is_parameter
+end
 
 --- A number that two refs share when they are the same handle; valid while it lives.
 ---@return integer

@@ -3,6 +3,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+local guard = require 'moonshard.guard'
 local scope = require 'moonshard.scope'
 local Tensor = require 'moonshard.tensor'
 
@@ -10,28 +11,32 @@ local C, calls, core = B.C, B.calls, B.core
 
 local autograd = {}
 
-local function restore(previous, ok, ...)
-  C.ms_grad_enabled_set(previous)
-  if not ok then
-    error((...), 0)
-  end
-  return ...
+local function switch(on)
+  C.ms_grad_enabled_set(on)
+end
+
+local function switched(on, fn, ...)
+  C.ms_grad_enabled_set(on)
+  return fn(...)
+end
+
+local function run(name, on, fn, ...)
+  arguments.fn(name, 'fn', fn)
+  return guard.run(name, switch, C.ms_grad_enabled(), switched, on, fn, ...)
 end
 
 --- Run `fn(...)` without recording, and return what it returns.
 ---@param fn fun(...): ...
 ---@return ...
 function autograd.no_grad(fn, ...)
-  arguments.fn('no_grad', 'fn', fn)
-  return restore(C.ms_grad_enabled_set(false), pcall(fn, ...))
+  return run('no_grad', false, fn, ...)
 end
 
 --- Run `fn(...)` recording again inside a no_grad.
 ---@param fn fun(...): ...
 ---@return ...
 function autograd.enable_grad(fn, ...)
-  arguments.fn('enable_grad', 'fn', fn)
-  return restore(C.ms_grad_enabled_set(true), pcall(fn, ...))
+  return run('enable_grad', true, fn, ...)
 end
 
 --- Are operators recorded now?

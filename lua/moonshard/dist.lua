@@ -10,6 +10,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
+local namespace = require 'moonshard.namespace'
 local ops = require 'moonshard.ops'
 local autograd = require 'moonshard.autograd'
 local uncaught = require 'moonshard.uncaught'
@@ -94,7 +95,10 @@ end
 ---                       core, at most 8)
 
 local function init_options(what, opts)
-  opts = errors.options(what, opts, { 'ranks' })
+  opts = errors.options(what, opts, { 'ranks', 'hosts' })
+  if opts.hosts ~= nil then
+    errors.raise('NotImplementedError', '%s: several hosts are not supported yet', what)
+  end
   if opts.ranks ~= nil then
     check_ranks(what, opts.ranks)
   end
@@ -326,4 +330,7 @@ function dist.wait_seconds()
   return C.ms_comm_wait_seconds(dist.world())
 end
 
-return dist
+return namespace('dist', dist, nil, {
+  init_device_mesh = 'a mesh of devices (hybrid sharding)',
+  new_group = 'a group of some ranks (hybrid sharding)',
+})

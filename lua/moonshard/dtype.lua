@@ -22,6 +22,9 @@ end
 ---@param name ms.DType
 ---@return integer
 function dtype.code(name)
+  if name == 'f16' then
+    errors.raise('NotImplementedError', 'dtype f16 is not supported yet')
+  end
   return code_of[name] or errors.raise('ValueError', 'unknown dtype %s%s', tostring(name),
     type(name) == 'string' and ', expected one of ' .. table.concat(dtype.names, ', ')
       or ', expected a string such as "f32"')

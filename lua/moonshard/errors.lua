@@ -33,8 +33,7 @@ errors.describe = B.errors.describe
 ---@param message string  one line
 function errors.warn(kind, message)
   if kind ~= 'UserWarning' and kind ~= 'FutureWarning' then
-    errors.raise('ValueError', "warn: the kind is '%s', expected UserWarning or FutureWarning",
-      tostring(kind))
+    errors.choice('warn', 'kind', kind, { 'UserWarning', 'FutureWarning' })
   end
   B.C.ms_warn(kind, arguments.text('warn', 'message', message))
 end
@@ -96,6 +95,7 @@ end
 ---@return string?
 function errors.nearest(word, known)
   arguments.text('nearest', 'word', word)
+  arguments.list('nearest', 'known', known)
   local best, best_distance
   for _, candidate in ipairs(known) do
     local d = distance(word:lower(), candidate:lower())
@@ -106,10 +106,52 @@ function errors.nearest(word, known)
   return best and best_distance <= math.max(2, math.floor(#word / 2)) and best or nil
 end
 
---- Check an options table: unknown keys raise and name the nearest known one.
+-- Names of a list of options, or of a table that says what each must be.
+local function names_of(known)
+  if known[1] ~= nil or next(known) == nil then
+    return known
+  end
+  local names = {}
+  for name in next, known do
+    names[#names + 1] = name
+  end
+  table.sort(names)
+  return names
+end
+
+local function unknown_option(what, key, names)
+  local near = type(key) == 'string' and errors.nearest(key, names)
+  errors.raise('ValueError', "%s: unknown option '%s'%s", what,
+    type(key) == 'number' and tostring(key) or type(key) == 'string' and key:sub(1, 80)
+      or arguments.noun(key),
+    near and (", did you mean '%s'?"):format(near)
+      or ', expected one of ' .. table.concat(names, ', '))
+end
+
+--- One of a few words: ValueError names them all.
+---@param what string
+---@param name string
+---@param value any
+---@param allowed string[]
+---@return string
+function errors.choice(what, name, value, allowed)
+  for _, choice in ipairs(arguments.list(what, 'allowed', allowed)) do
+    if value == choice then
+      return value
+    end
+  end
+  local near = type(value) == 'string' and errors.nearest(value, allowed)
+  errors.raise('ValueError', "%s: '%s' is %s, expected one of %s%s", what, name,
+    type(value) == 'string' and "'" .. value:sub(1, 80) .. "'" or arguments.noun(value),
+    table.concat(allowed, ', '), near and ("; did you mean '%s'?"):format(near) or '')
+end
+
+--- Check an options table: unknown keys raise and name the nearest known one; where `known` says
+--- what an option must be, so does a wrong value.
 ---@param what string      names the function in the error
 ---@param given table?     nil means no options
----@param known string[]
+---@param known string[]|table<string, string|string[]>  names; or by name a check of
+---                        moonshard_ffi.arguments ('flag', 'number', ...), or the words allowed
 ---@return table given     an empty table when nil was given
 function errors.options(what, given, known)
   if given == nil then
@@ -117,16 +159,21 @@ function errors.options(what, given, known)
   elseif type(given) ~= 'table' then
     errors.raise('TypeError', '%s: options are %s, expected a table', what, arguments.noun(given))
   end
-  local is_known = {}
-  for _, key in ipairs(known) do
-    is_known[key] = true
+  local names, is_known = names_of(arguments.list(what, 'known', known)), {}
+  for _, name in ipairs(names) do
+    is_known[name] = true
   end
   for key in next, given do
     if not is_known[key] then
-      local near = errors.nearest(tostring(key), known)
-      errors.raise('ValueError', "%s: unknown option '%s'%s", what, tostring(key),
-        near and (", did you mean '%s'?"):format(near)
-          or ', expected one of ' .. table.concat(known, ', '))
+      unknown_option(what, key, names)
+    end
+  end
+  for _, name in ipairs(names) do
+    local check, value = known[name], given[name]
+    if type(value) ~= 'nil' and type(check) == 'table' then
+      errors.choice(what, name, value, check)
+    elseif type(value) ~= 'nil' and check then
+      arguments[check](what, name, value)
     end
   end
   return given

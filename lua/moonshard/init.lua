@@ -11,6 +11,7 @@ local autograd = require 'moonshard.autograd'
 local create = require 'moonshard.create'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
+local namespace = require 'moonshard.namespace'
 local ops = require 'moonshard.ops'
 local scope = require 'moonshard.scope'
 
@@ -122,17 +123,14 @@ function ms.close()
   C.ms_close()
 end
 
-local submodules = {
-  nn = true, models = true, optim = true, fsdp = true, data = true, schedule = true,
-  checkpoint = true, dist = true, compile = true,
-}
+local lazy = {}
+for _, name in ipairs {
+  'nn', 'models', 'optim', 'fsdp', 'data', 'schedule', 'checkpoint', 'dist',
+} do
+  lazy[name] = 'moonshard.' .. name
+end
 
-return setmetatable(ms, {
-  __index = function(t, key)
-    if submodules[key] then
-      local module = require('moonshard.' .. key)
-      rawset(t, key, module)
-      return module
-    end
-  end,
+return namespace('ms', ms, lazy, {
+  f16 = 'f16', float16 = 'f16', half = 'f16',
+  cuda = 'CUDA', nccl = 'NCCL', compile = 'compile',
 })

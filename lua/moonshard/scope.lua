@@ -5,9 +5,11 @@
 --- is none. `keep` takes a tensor out for good.
 
 local B = require 'moonshard_ffi'
+local trace = require 'moonshard.trace'
 
 local C, state, own, is_ref = B.C, B.state, B.own, B.is_ref
-local pcall, select, type, error = pcall, select, type, error
+local xpcall, select, unpack, type, error = xpcall, select, unpack, type, error
+local on_error = trace.on_error
 
 local scope = {}
 
@@ -55,37 +57,21 @@ local function close()
   for i = 1, n do
     list[i - 1] = found[i]
   end
-  n_found = 0
   local depth = state.depth - 1
-  state.depth = depth
-  local status = C.ms_scope_close(list, n)
-  for i = 1, n do
-    if depth == 0 then
+  if depth == 0 then -- before the scope gives them up, so that they are always somebody's
+    for i = 1, n do
       own(found[i])
     end
+  end
+  n_found = 0
+  local status = C.ms_scope_close(list, n)
+  state.depth = depth
+  for i = 1, n do
     found[i] = nil
   end
   if status ~= 0 then
     B.check(status)
   end
-end
-
-local function leave(depth, ok, ...)
-  while state.depth > depth + 1 do -- left open by a coroutine that never came back
-    close()
-  end
-  if not ok then
-    close()
-    error((...), 0)
-  end
-  local n = select('#', ...)
-  if n == 1 and is_ref((...)) then -- what nearly every module returns
-    found[1], n_found = ..., 1
-  elseif n > 0 then
-    search_all(n, ...)
-  end
-  close()
-  return ...
 end
 
 local names = {} -- C borrows the text of a scope's name; this keeps it
@@ -97,19 +83,92 @@ local function keep_text(name)
   return name
 end
 
---- Run `fn(...)` in a scope and return what it returns. On an error the scope is closed and the
---- same error object is raised again.
----@param name string  who releases, for messages about stale tensors
----@param fn fun(...): ...
----@return ...
-function scope.run(name, fn, ...)
+-- [Note: arity] The compiler of traces cannot return from a function with `...` into a protected
+-- call. So `body` has none: up to four arguments are spelled out and one result is; more of them
+-- pass through a table.
+local MOST = 4
+local packed
+
+local function apply(fn, n, a, b, c, d)
+  if n == 1 then
+    return fn(a)
+  elseif n == 2 then
+    return fn(a, b)
+  elseif n == 3 then
+    return fn(a, b, c)
+  elseif n == 0 then
+    return fn()
+  elseif n == MOST then
+    return fn(a, b, c, d)
+  end
+  return fn(unpack(b, 1, n))
+end
+
+-- Close the scope but for the results; gives their number and the first.
+local function results(depth, ...)
+  while state.depth > depth + 1 do -- left open by a coroutine whose yield went past `trace`
+    close()
+  end
+  local n, first = select('#', ...), ...
+  if n == 1 and is_ref(first) then -- what nearly every module returns
+    found[1], n_found = first, 1
+  elseif n > 0 then
+    search_all(n, ...)
+  end
+  close()
+  if n > 1 then
+    packed = { ... }
+  end
+  return n, first
+end
+
+-- All that opens and closes happens inside the protected call: an error between any two
+-- instructions of it is seen by `leave`.
+local function body(name, fn, n, a, b, c, d)
   local depth = state.depth
   local status = C.ms_scope_open(keep_text(name))
   if status ~= 0 then
     B.check(status)
   end
   state.depth = depth + 1
-  return leave(depth, pcall(fn, ...))
+  local first
+  n, first = results(depth, apply(fn, n, a, b, c, d))
+  if n == 1 then
+    return first
+  elseif n > 1 then
+    local list = packed
+    packed = nil
+    return unpack(list, 1, n)
+  end
+end
+
+trace.mark(body, 4)
+
+-- After a failure C says what is open: an error between any two instructions may have come between
+-- it and `state`.
+local function leave(depth, ok, ...)
+  if not ok then
+    n_found = 0
+    while C.ms_scope_depth() > depth do
+      C.ms_scope_close(refs, 0)
+    end
+    state.depth = depth
+    error((...), 0)
+  end
+  return ...
+end
+
+--- Run `fn(...)` in a scope and return what it returns. On an error the scope is closed and the
+--- same error object is raised again. Nothing in it may yield to a coroutine outside.
+---@param name string  who releases, for messages about stale tensors
+---@param fn fun(...): ...
+---@return ...
+function scope.run(name, fn, ...)
+  local n = select('#', ...)
+  if n > MOST then
+    return leave(state.depth, xpcall(body, on_error, name, fn, n, (...), { ... }))
+  end
+  return leave(state.depth, xpcall(body, on_error, name, fn, n, ...))
 end
 
 --- Take a tensor out of its scope: it lives as long as the script holds it.

@@ -66,6 +66,7 @@ void msi_tensor_rebind(ms_tensor *t, const msi_view *v)
 {
     msi_storage *old = t->v.storage;
 
+    msi_param_unlabel(t);
     msi_storage_retain(v->storage);
     t->v = *v;
     msi_storage_release(old);
@@ -94,6 +95,7 @@ void msi_tensor_destroy(ms_tensor *t, const char *released_by)
         msi_tensor_drop_autograd(t);
     }
     if (t->param != NULL) {
+        msi_param_unlabel(t);
         free_param(t->param);
         t->param = NULL;
     }

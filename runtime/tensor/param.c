@@ -79,6 +79,21 @@ ms_status ms_tensor_make_parameter(ms_tensor *t)
     return ms_scope_keep(t);
 }
 
+/* A parameter without values says by its name that it has none; the text is the parameter's. */
+static void label(ms_tensor *t)
+{
+    if (t->v.storage->kind == MS_STORAGE_NONE) {
+        t->v.storage->absent = t->param->name;
+    }
+}
+
+void msi_param_unlabel(ms_tensor *t)
+{
+    if (t->param != NULL && t->v.storage->kind == MS_STORAGE_NONE) {
+        t->v.storage->absent = NULL;
+    }
+}
+
 ms_status ms_tensor_set_name(ms_tensor *t, const char *name)
 {
     char *copy;
@@ -92,6 +107,7 @@ ms_status ms_tensor_set_name(ms_tensor *t, const char *name)
     }
     free(t->param->name);
     t->param->name = copy;
+    label(t);
     return MS_OK;
 }
 

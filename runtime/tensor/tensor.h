@@ -26,8 +26,9 @@ typedef struct msi_storage {
      * tensors compare it. */
     int64_t version;
     ms_context *ctx;
-    const char *absent; /* why `data` is NULL, e.g. "unit 'h.0' is sharded"; borrowed or NULL */
-    struct msi_storage *base;                           /* keeps another storage alive, or NULL */
+    const char *absent;       /* why `data` is NULL, e.g. "unit 'h.0' is sharded"; of memory that a
+                                 parameter never had, its name; borrowed or NULL */
+    struct msi_storage *base; /* keeps another storage alive, or NULL */
     void (*dispose)(struct msi_storage *s, void *user); /* for borrowed memory; may be NULL */
     void *user;
 } msi_storage;
@@ -180,6 +181,8 @@ ms_status msi_tensor_make(ms_tensor **out, ms_context *ctx, int32_t dtype, int32
                           const int64_t *shape, int32_t mem_kind);
 /* Let a handle show another view (sharded, unsharded): same handle, same identity. */
 void msi_tensor_rebind(ms_tensor *t, const msi_view *v);
+/* The memory a parameter never had forgets its name, which is about to go. */
+void msi_param_unlabel(ms_tensor *t);
 /* As msi_tensor_new(), but owned by the runtime: enters no scope. */
 ms_status msi_tensor_new_internal(ms_tensor **out, ms_context *ctx, const msi_view *v);
 /* Refuse a write into shared, graph-bound or expanded memory; bump the version otherwise. */

@@ -34,9 +34,15 @@ static ms_status absent(const msi_view *v)
 {
     const msi_storage *s = v->storage;
 
+    if (s->kind == MS_STORAGE_NONE && s->absent != NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "parameter '%s' has no values yet: call its module, or materialize()",
+                       s->absent);
+    }
     if (s->kind == MS_STORAGE_NONE) {
         return MS_FAIL(MS_RUNTIME_ERROR,
-                       "a meta tensor of shape %s has no memory; materialize it first",
+                       "a meta tensor or parameter of shape %s has no values yet: materialize() on "
+                       "its module gives it some",
                        msi_shape_text(v->ndim, v->shape));
     }
     return MS_FAIL(MS_RUNTIME_ERROR, "a tensor of shape %s has no memory now: %s",

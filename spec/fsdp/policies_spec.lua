@@ -116,6 +116,13 @@ describe('wrap policies', function()
       tostring(fsdp.ModuleWrapPolicy { Encoder, Decoder }))
     checks.raises('TypeError', 'entry 1 is a string, expected a class', fsdp.ModuleWrapPolicy,
       { 'Encoder' })
+    checks.raises('TypeError', 'fsdp.ModuleWrapPolicy takes an array of classes: write '
+      .. '{ nn.Linear }', fsdp.ModuleWrapPolicy, nn.Linear)
+    checks.raises('ValueError', 'would wrap nothing', fsdp.ModuleWrapPolicy, { rawget(nn, 'None') })
+    checks.raises('TypeError', 'entry 1 is a nn.Linear, expected a class of modules',
+      fsdp.ModuleWrapPolicy, { linear() })
+    checks.raises('TypeError', "'fn' is a table, expected a function", fsdp.CustomPolicy, {})
+    checks.raises('TypeError', "'fn' is a nil, expected a function", fsdp.lambda_auto_wrap_policy)
   end)
 
   it('or_policy wraps inside what another policy wraps', function()
@@ -257,6 +264,10 @@ describe('wrap policies', function()
       assert.same({ 5, 5 }, model[2][1].weight:shape())
       model = nn.Sequential(linear())
       assert.equal(25, wrapped(model, { ignored_states = { model[1].bias } }):units()[1].numel)
+      model = nn.Sequential(linear()) -- one, without a list around it
+      assert.equal(25, wrapped(model, { ignored_states = model[1].bias }):units()[1].numel)
+      model = nn.Sequential(linear(), linear())
+      assert.equal(30, wrapped(model, { ignored_modules = model[1] }):units()[1].numel)
     end)
 
     it('are checked', function()

@@ -61,6 +61,46 @@ describe('FSDP', function()
       checks.raises('TypeError', 'FSDP wraps a module, got a number', wrapped, 3)
     end)
 
+    it('are checked for type and value where they are given', function()
+      local words = 'FULL_SHARD, SHARD_GRAD_OP, NO_SHARD'
+      for _, case in ipairs {
+        { 'ValueError', "sharding_strategy is 'false', expected " .. words,
+          { sharding_strategy = false } },
+        { 'ValueError', "backward_prefetch is 'false', expected BACKWARD_PRE",
+          { backward_prefetch = false } },
+        { 'TypeError', "'use_orig_params' is a string, expected true or false",
+          { use_orig_params = 'no' } },
+        { 'TypeError', "'forward_prefetch' is a number, expected true or false",
+          { forward_prefetch = 1 } },
+        { 'TypeError', "'limit_all_gathers' is a string", { limit_all_gathers = 'yes' } },
+        { 'TypeError', "'process_group' is a number, expected a group of ranks",
+          { process_group = 3 } },
+        { 'TypeError', 'mixed_precision: options are a boolean', { mixed_precision = false } },
+        { 'ValueError', "'param_dtype' is i64, expected a floating dtype",
+          { mixed_precision = { param_dtype = 'i64' } } },
+        { 'TypeError', "'cast_forward_inputs' is a number, expected true or false",
+          { mixed_precision = { cast_forward_inputs = 0 } } },
+        { 'TypeError', 'module_classes_to_ignore takes an array of classes: write { nn.Linear }',
+          { mixed_precision = { module_classes_to_ignore = nn.Linear } } },
+        { 'TypeError', "'ignored_modules' is a boolean, expected a list",
+          { ignored_modules = false } },
+        { 'ValueError', 'elements but got types (tensor)', { ignored_states = ms.ones(1) } },
+        { 'TypeError', 'auto_wrap_policy is the class fsdp.ModuleWrapPolicy itself',
+          { auto_wrap_policy = fsdp.ModuleWrapPolicy } },
+        { 'TypeError', 'auto_wrap_policy is the class nn.Linear itself: write '
+          .. 'fsdp.ModuleWrapPolicy { nn.Linear }', { auto_wrap_policy = nn.Linear } },
+        { 'TypeError', 'auto_wrap_policy is a plain table: to wrap the modules of some classes '
+          .. 'write fsdp.ModuleWrapPolicy { ... }', { auto_wrap_policy = { nn.Linear } } },
+        { 'TypeError', "'auto_wrap_policy' is a nn.Linear, expected a policy",
+          { auto_wrap_policy = nn.Linear(1, 1) } },
+        { 'TypeError', "'auto_wrap_policy' is a string", { auto_wrap_policy = 'always' } },
+      } do
+        checks.raises(case[1], case[2], wrapped, nn.Linear(1, 1), case[3])
+      end
+      checks.raises('TypeError', 'FSDP wraps a module, got the class nn.Linear', wrapped, nn.Linear)
+      checks.raises('TypeError', 'options are a boolean', wrapped, nn.Linear(1, 1), true)
+    end)
+
     it('warn in a world of one, once per tree, and stay as asked', function()
       local model
       local warnings = ms.capture_warnings(function()
@@ -269,6 +309,87 @@ FSDP(
     for _, unit in ipairs(model:units()) do
       assert.equal('SHARDED', unit.state)
     end
+  end)
+
+  it('is in no forward after an error between any two instructions of one', function()
+    local model = wrapped(nn.Sequential(nn.Linear(2, 2)),
+      { auto_wrap_policy = fsdp.always_wrap_policy })
+    local x = ms.ones(1, 2)
+    local y = model(x):hash()
+    local n = checks.interrupted(function()
+      model:no_sync(model, x)
+    end, function()
+      local tree = rawget(model, '_tree')
+      assert(not tree.running and tree.sync, 'a forward or no_sync has not ended')
+    end)
+    assert.is_true(n > 300)
+    assert.equal(y, model(x):hash())
+    checks.interrupted(function() fsdp.summon_full_params(model, nil, function() end) end,
+      function() assert(model:hash()) end)
+    model(x):sum():backward()
+    assert.equal('SHARDED', model:units()[1].state)
+  end)
+
+  describe('what stands in the fields of a wrapped module', function()
+    local function two()
+      local model = wrapped(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+        { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, use_orig_params = true })
+      model(ms.ones(1, 2))
+      return model
+    end
+
+    it('cannot be replaced: the error says what to write, and nothing is lost', function()
+      local model = two()
+      local x = ms.ones(1, 2)
+      local y = model(x):hash()
+      local text = "parameter '1.weight' of 1 (nn.Linear) was replaced after FSDP took it into a "
+        .. 'unit, where the new tensor (2, 2) would never be seen'
+      for _, use in ipairs {
+        function() model(x) end,
+        function() model:parameters() end,
+        function() model:state_dict() end,
+        function() fsdp.summon_full_params(model, nil, function() end) end,
+      } do
+        model[2].weight = ms.ones(2, 2)
+        checks.raises('RuntimeError', text, use)
+        assert.equal(y, model(x):hash())
+      end
+      fsdp.summon_full_params(model, nil, function() model[2].weight:copy_(ms.ones(2, 2)) end)
+      checks.close({ { 1, 1 }, { 1, 1 } }, model:state_dict()['1.weight'])
+    end)
+
+    it('cannot become more either, once there are units', function()
+      local model = two()
+      checks.raises('RuntimeError', "child '2' of nn.Sequential is new, but FSDP has made its "
+        .. 'units', function() model[3] = nn.Linear(2, 2) end)
+      checks.raises('RuntimeError', "parameter 'extra' of nn.Linear is new", function()
+        model[1].module:param('extra', { 2 })
+      end)
+      checks.raises('KeyError', 'cannot be replaced', function() model[2].module = nil end)
+    end)
+
+    it('may be assigned through the wrapper before that', function()
+      local model = wrapped(nn.Sequential(nn.Linear(2, 2)))
+      model[2] = nn.Linear(2, 3)
+      model.note = 'mine'
+      assert.equal('mine', model.module.note)
+      assert.same({ 1, 3 }, model(ms.ones(1, 2)):shape())
+      assert.equal(15, model:units()[1].numel)
+    end)
+  end)
+
+  it('apply shows full parameters and keeps what is written', function()
+    local model = wrapped(nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 1))),
+      { auto_wrap_policy = fsdp.always_wrap_policy, use_orig_params = true })
+    local shapes = {}
+    assert.equal(model, model:apply(function(m)
+      if ms.is(m, nn.Linear) then
+        shapes[#shapes + 1] = m.weight:shape()
+        m.weight:fill_(2)
+      end
+    end))
+    assert.same({ { 3, 2 }, { 1, 3 } }, shapes)
+    checks.close({ { 2, 2, 2 } }, model:state_dict()['1.0.weight'])
   end)
 
   describe('mixed precision', function()

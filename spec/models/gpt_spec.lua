@@ -127,7 +127,11 @@ describe('models.GPT', function()
       ids { { 1, 2, 3, 4, 5, 6, 7 } })
     checks.raises('ValueError', 'layers is 1.5, expected a whole number above 0', ms.models.GPT,
       { vocab = 2, layers = 1.5, heads = 1, width = 2, context = 2 })
+    checks.raises('ValueError', 'layers is 1000000000, expected at most 4096', ms.models.GPT,
+      { vocab = 2, layers = 1e9, heads = 1, width = 2, context = 2 })
     checks.raises('ValueError', 'at least one token', tiny().generate, tiny(), {}, 3)
+    checks.raises('TypeError', "'ids[2]' is a string, expected a whole number", tiny().generate,
+      tiny(), { 1, 'x' }, 3)
     assert.is_true(ms.is(tiny().h[1], nn.TransformerBlock))
   end)
 end)

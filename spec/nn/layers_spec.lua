@@ -76,8 +76,8 @@ describe('nn', function()
     -- x Phi(x) at 1: 0.8413447461; tanh form: 0.8411919906
     checks.close({ 0.8413447461 }, nn.GELU()(ms.ones(1)))
     checks.close({ 0.8411919906 }, nn.GELU { approximate = 'tanh' }(ms.ones(1)))
-    checks.raises('ValueError', "approximate is 'tan', expected 'none' or 'tanh'", nn.GELU,
-      { approximate = 'tan' })
+    checks.raises('ValueError', "nn.GELU: 'approximate' is 'tan', expected one of none, tanh",
+      nn.GELU, { approximate = 'tan' })
   end)
 
   it('ReLU and Tanh work elementwise', function()
@@ -214,6 +214,44 @@ describe('nn', function()
     local middle = x + block.attn(block.ln_1(x))
     local expected = middle + block.mlp.out(block.mlp.fc(block.ln_2(middle)))
     checks.close(expected:totable(), block(x), 1e-6)
+  end)
+
+  it('check their arguments where they are given', function()
+    for _, case in ipairs {
+      { 'TypeError', 'nn.Linear takes its arguments one by one: write nn.Linear(2, 3)',
+        nn.Linear, { 2, 3 } },
+      { 'TypeError', 'write nn.Linear(2, 3, { ... })', nn.Linear, { 2, 3, bias = false } },
+      { 'TypeError', 'write nn.Embedding(5, 4)', nn.Embedding, { 5, 4 } },
+      { 'TypeError', 'write nn.LayerNorm(4)', nn.LayerNorm, { 4 } },
+      { 'TypeError', 'write nn.Dropout(0.5)', nn.Dropout, { 0.5 } },
+      { 'TypeError', 'write nn.TransformerBlock(8, 2)', nn.TransformerBlock, { 8, 2 } },
+      { 'TypeError', "nn.Linear: 'out_features' is a nil, expected a whole number", nn.Linear, 3 },
+      { 'TypeError', "'in_features' is 1.5, expected a whole number", nn.Linear, 1.5, 2 },
+      { 'ValueError', "'in_features' is -1, expected 0 or more", nn.Linear, -1, 2 },
+      { 'TypeError', "'bias' is a string, expected true or false", nn.Linear, 2, 2,
+        { bias = 'no' } },
+      { 'TypeError', "'init' is a number, expected a rule of nn.init", nn.Linear, 2, 2,
+        { init = 0 } },
+      { 'TypeError', "'dtype' is a boolean, expected a dtype", nn.Linear, 2, 2, { dtype = false } },
+      { 'ValueError', "'dtype' is i64, expected a floating dtype", nn.Linear, 2, 2,
+        { dtype = 'i64' } },
+      { 'TypeError', 'options are a boolean, expected a table', nn.Linear, 2, 2, false },
+      { 'TypeError', "'eps' is a string, expected a number", nn.LayerNorm, 2, { eps = '1' } },
+      { 'ValueError', 'dropout probability', nn.Dropout, false },
+      { 'ValueError', "'approximate' is a boolean, expected one of none, tanh", nn.GELU,
+        { approximate = false } },
+      { 'ValueError', "'reduction' is 'men', expected one of mean, sum; did you mean 'mean'?",
+        nn.MSELoss, { reduction = 'men' } },
+      { 'TypeError', 'nn.ReLU takes no arguments, got a boolean', nn.ReLU, true },
+      { 'TypeError', "nn.Sequential takes an array of modules, got the key 'fc'", nn.Sequential,
+        { fc = nn.ReLU() } },
+      { 'TypeError', "child '1' of nn.Sequential is a nil, expected a module", nn.Sequential,
+        nn.ReLU(), nil, nn.ReLU() },
+      { 'TypeError', "child '0' of nn.Sequential is the class nn.ReLU, expected a module",
+        nn.Sequential, nn.ReLU },
+    } do
+      checks.raises(case[1], case[2], case[3], unpack(case, 4, table.maxn(case)))
+    end
   end)
 
   it('losses match their definitions', function()

@@ -40,10 +40,165 @@ describe('nn.Module', function()
         layer.child, layer, 'x', 3)
     end)
 
+    it('what has the right type only', function()
+      local m = nn.Module()
+      for _, case in ipairs {
+        { "'shape' is a number, expected a list", m.param, 'a', 3 },
+        { "'shape[1]' is a string, expected a whole number", m.param, 'a', { '2' } },
+        { "'rule' is a number, expected a rule", m.param, 'a', { 2 }, 0.5 },
+        { "'requires_grad' is a number, expected true or false", m.param, 'a', { 2 }, nil,
+          { requires_grad = 1 } },
+        { "'tensor' is a table, expected a tensor", m.buffer, 'b', {} },
+        { "'tensor' is a nil, expected a tensor", m.tie, 'c', nil },
+        { "'mode' is a string, expected true or false", m.train, 'eval' },
+        { "'recurse' is a number, expected true or false", m.parameters, 1 },
+        { "'fn' is a nil, expected a function", m.apply },
+      } do
+        checks.raises('TypeError', case[1], case[2], m, unpack(case, 3, table.maxn(case)))
+      end
+    end)
+
     it('options by known names only', function()
       checks.raises('ValueError', "unknown option 'bais', did you mean 'bias'?", nn.Linear, 3, 2,
         { bais = false })
     end)
+  end)
+
+  describe('registers what is assigned to a new field:', function()
+    local function paths(module)
+      local out = {}
+      for path in module:named_modules() do
+        out[#out + 1] = path
+      end
+      return out
+    end
+
+    it('modules, in order of assignment among what is declared', function()
+      local Net = nn.Module.extend('my.Net')
+      function Net:init()
+        self.z = nn.Linear(2, 2)
+        self:param('scale', { 2 })
+        self.a = nn.Sequential(nn.Linear(2, 1))
+        self:child('m', nn.ReLU())
+        self.b = nn.Linear(1, 1)
+      end
+      function Net:forward(x) return self.b(self.m(self.a(self.z(x) * self.scale))) end
+      local net = Net()
+      assert.same({ '', 'z', 'a', 'a.0', 'm', 'b' }, paths(net))
+      assert.same({ 'scale', 'z.weight', 'z.bias', 'a.0.weight', 'a.0.bias', 'b.weight', 'b.bias' },
+        names(net))
+      assert.equal('a.0', net.a[1]:path())
+      net(ms.ones(1, 2)):sum():backward()
+      assert.truthy(net.b.weight:grad())
+    end)
+
+    it('entries of a list, the next one only', function()
+      local list = nn.ModuleList()
+      list[1] = nn.ReLU()
+      list[2] = nn.Tanh()
+      assert.same({ '', '0', '1' }, paths(list))
+      checks.raises('IndexError', 'entry 4 of nn.ModuleList, the next is 3', function()
+        list[4] = nn.ReLU()
+      end)
+    end)
+
+    it('parameters of other modules, tied', function()
+      local a, b = nn.Linear(2, 2), nn.Linear(2, 2, { bias = false })
+      b.bias = a.bias
+      assert.same({ '0.weight', '0.bias', '1.weight' }, names(nn.Sequential(a, b)))
+    end)
+
+    it('but no other values', function()
+      local m = nn.Module()
+      m.size, m.note, m.table, m.cache = 3, 'x', { 1, { 2 } }, ms.ones(2)
+      assert.same({ '' }, paths(m))
+      assert.same({}, names(m))
+      assert.same({ 1, { 2 } }, m.table)
+    end)
+
+    it('and refuses tables of modules, with the line to write', function()
+      local function set(value)
+        local Net = nn.Module.extend('my.Net')
+        function Net:init() self.layers = value end
+        return Net
+      end
+      local text = "field 'layers' of my.Net is a plain table of modules, which registers none of "
+        .. 'them: write self.layers = nn.ModuleList { ... }'
+      checks.raises('TypeError', text, set { nn.ReLU() })
+      checks.raises('TypeError', text, set { deep = { nn.ReLU() } })
+      local later = set({})()
+      later.layers[1] = nn.Linear(1, 1)
+      checks.raises('TypeError', text, later.parameters, later)
+      checks.raises('TypeError', text, later, ms.ones(1, 1))
+    end)
+
+    it('and refuses a module in place of another value, which it cannot see', function()
+      local m = nn.Module()
+      m.act = false
+      m.act = nn.ReLU()
+      checks.raises('TypeError', "field 'act' of nn.Module became a nn.ReLU after it had held "
+        .. 'something else', m.parameters, m)
+      m.act = nil
+      m.act = nn.ReLU()
+      assert.same({ '', 'act' }, paths(m))
+    end)
+
+    it('and forgets what is set to nil', function()
+      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU())
+      model[1].bias = nil
+      model[2] = nil
+      model:buffer('count', ms.zeros(1))
+      model.count = nil
+      assert.same({ '0.weight' }, names(model))
+      assert.same({ '', '0', '2' }, paths(model))
+      assert.same({ '0.weight' }, { unpack(model:state_dict()) })
+      assert.same({ 1, 2 }, model(ms.ones(1, 2)):shape())
+    end)
+
+    it('and takes another tensor for a declared buffer', function()
+      local m = nn.Module()
+      m:buffer('count', ms.zeros(1))
+      m.count = ms.ones(1)
+      checks.close({ 1 }, m:state_dict().count)
+    end)
+
+    it('and refuses values of another kind where something is declared', function()
+      local layer = nn.Linear(2, 2)
+      layer.weight = 3
+      checks.raises('TypeError', "parameter 'weight' of nn.Linear is now a number, expected a "
+        .. 'tensor', layer.parameters, layer)
+      local model = nn.Sequential(nn.ReLU())
+      model[1] = print
+      checks.raises('TypeError', "child '0' of nn.Sequential is now a function, expected a module",
+        model, ms.ones(1))
+    end)
+  end)
+
+  it('refuses trees with cycles, however deep', function()
+    local m = nn.Sequential(nn.Sequential(nn.Sequential()))
+    checks.raises('ValueError', "child 'x' of nn.Sequential is or contains that module", m.child, m,
+      'x', m)
+    checks.raises('ValueError', 'a tree has no cycles', function() m[1][1].up = m end)
+    m[1] = m
+    checks.raises('ValueError', 'a tree has no cycles', m.parameters, m)
+    m[1] = nn.ReLU()
+    assert.equal(2, #m:modules())
+  end)
+
+  it('has no values before it is materialised, and says so', function()
+    local model = nn.Sequential(nn.Linear(2, 2))
+    checks.raises('RuntimeError', 'has no values yet: materialize() on its module', function()
+      model[1].weight:fill_(1)
+    end)
+    model:parameters()
+    checks.raises('RuntimeError', "parameter '0.weight' has no values yet: call its module, or "
+      .. 'materialize()', function() return model[1].weight:totable() end)
+    model:materialize():apply(function(m)
+      if ms.is(m, nn.Linear) then
+        m.weight:fill_(3)
+      end
+    end)
+    checks.close({ { 3, 3 }, { 3, 3 } }, model[1].weight)
   end)
 
   describe('walks', function()
@@ -184,6 +339,53 @@ describe('nn.Module', function()
       checks.close({ 2 }, ms.ones(1) + 1) -- no scope is left that would own this
     end)
 
+    describe('and what goes wrong in it says where', function()
+      local Attn = nn.Module.extend('my.Attn')
+      function Attn:init(fail) self.fail = fail end
+      function Attn:forward(x) return self.fail(x) end
+
+      local function raised_by(fail)
+        local _, err = pcall(nn.Sequential(nn.Sequential(Attn(fail))), ms.ones(1))
+        return err
+      end
+
+      it('once, with the stack of the script', function()
+        local line = debug.getinfo(1, 'l').currentline + 1
+        local function broken(x) local y = x:reshape(7) return y end
+        local err = raised_by(function(x) local y = broken(x) return y end)
+        assert.equal('ValueError', err.kind)
+        local _, n = err.message:gsub('in forward of', '')
+        assert.equal(1, n)
+        assert.truthy(err.message:find('%(in forward of 0%.0 %(my%.Attn%), [^()]*module_spec%.lua:'
+          .. line .. '%)$'), err.message)
+        assert.truthy(err.traceback:find('module_spec.lua:' .. line, 1, true), err.traceback)
+        assert.truthy(err.traceback:find('module_spec.lua:' .. line + 1, 1, true), err.traceback)
+        assert.truthy(tostring(err):find(err.traceback, 1, true))
+      end)
+
+      it('also of the errors of Lua', function()
+        local line = debug.getinfo(1, 'l').currentline + 1
+        local err = raised_by(function(x) local y = x.missing.field return y end)
+        local lua = raised_by(function() local none = nil return none.field end)
+        assert.equal('KeyError', err.kind)
+        assert.equal('RuntimeError', lua.kind)
+        assert.truthy(lua.message:find("attempt to index local 'none'", 1, true), lua.message)
+        assert.truthy(lua.message:find('(in forward of 0.0 (my.Attn), ', 1, true), lua.message)
+        assert.truthy(lua.traceback:find('module_spec.lua:' .. line + 1, 1, true), lua.traceback)
+      end)
+
+      it('and what a script chose to raise stays what it is', function()
+        for _, value in ipairs { 'stop', 7, { 'mine' }, true } do
+          assert.equal(value, raised_by(function() error(value, 0) end))
+        end
+      end)
+
+      it('under the name of the class where the module has no path', function()
+        local _, err = pcall(Attn(function(x) return x:reshape(7) end), ms.ones(1))
+        assert.truthy(err.message:find('(in forward of my.Attn, ', 1, true), err.message)
+      end)
+    end)
+
     it('without a forward, says so', function()
       checks.raises('NotImplementedError', 'nn.ModuleList has no forward', nn.ModuleList(),
         ms.ones(1))
@@ -210,6 +412,15 @@ describe('nn.Module', function()
       second:remove()
       checks.close({ 5 }, layer(ms.full({ 1 }, 5)))
       assert.equal(3, #seen)
+    end)
+
+    it('are functions, and give arrays', function()
+      local layer = nn.ReLU()
+      checks.raises('TypeError', "'fn' is a number, expected a function",
+        layer.register_forward_hook, layer, 3)
+      layer:register_forward_hook(function(_, results) return results[1] end)
+      checks.raises('TypeError', 'a forward hook returned a tensor, expected nil or an array',
+        layer, ms.ones(1))
     end)
 
     it('may remove themselves while they run', function()

@@ -53,6 +53,41 @@ function checks.raises(kind, text, fn, ...)
   return err
 end
 
+--- Run `fn()` again and again, with an error after its first, second, third, ... instruction, until
+--- one run gets through; `after()` looks at what each leaves behind.
+---@param fn fun()
+---@param after fun()
+---@return integer n  runs
+function checks.interrupted(fn, after)
+  local n, armed = 0, false
+  local function interrupt()
+    debug.sethook()
+    if armed then
+      armed = false
+      error('interrupted', 0)
+    end
+  end
+  local function attempt()
+    armed = true
+    debug.sethook(interrupt, '', n)
+    fn()
+    armed = false
+  end
+  jit.off() -- compiled code has no instructions to stop at
+  local done, err
+  repeat
+    n = n + 1
+    done, err = pcall(attempt)
+    after()
+  until done or err ~= 'interrupted'
+  debug.sethook()
+  jit.on()
+  if not done then
+    error(err, 0)
+  end
+  return n
+end
+
 --- Tensors alive once nobody's rubbish is left. Compiled traces go first: they hold the objects
 --- they were recorded with.
 ---@return integer

@@ -1,13 +1,6 @@
 --- Token files and the loader that deals their windows to ranks.
 
+local namespace = require 'moonshard.namespace'
 local data = require 'moonshard.data.tokens'
 
-return setmetatable(data, {
-  __index = function(self, name)
-    if name == 'Loader' then
-      local value = require 'moonshard.data.loader'
-      rawset(self, name, value)
-      return value
-    end
-  end,
-})
+return namespace('data', data, { Loader = 'moonshard.data.loader' })

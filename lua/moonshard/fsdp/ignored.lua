@@ -1,6 +1,7 @@
 --- What an FSDP instance leaves alone: modules with all below them, and parameters.
 
 local Module = require 'moonshard.nn.module'
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local util = require 'moonshard.util'
@@ -12,11 +13,21 @@ local ignored = {}
 ---@field modules table<ms.nn.Module, boolean>
 ---@field params table<integer, boolean>  by parameter.key
 
+-- One item, or a list of them.
+local function listed(name, value)
+  if value == nil then
+    return {}
+  elseif util.is(value, Module) or parameter.is_tensor(value) then
+    return { value }
+  end
+  return arguments.list('FSDP', name, value)
+end
+
 local function kinds_of(list)
   local kinds = {}
   for i, item in ipairs(list) do
-    kinds[i] = util.is(item, Module) and 'module' or parameter.is_tensor(item) and 'parameter'
-      or type(item)
+    kinds[i] = util.is(item, Module) and 'module' or parameter.is_parameter(item) and 'parameter'
+      or parameter.is_tensor(item) and 'tensor' or type(item)
   end
   return kinds
 end
@@ -32,15 +43,16 @@ end
 
 -- Split the two options into modules and parameters.
 local function split(opts)
-  if opts.ignored_modules then
-    local kinds = kinds_of(opts.ignored_modules)
+  if opts.ignored_modules ~= nil then
+    local modules = listed('ignored_modules', opts.ignored_modules)
+    local kinds = kinds_of(modules)
     if not all(kinds, 'module') then
       errors.raise('ValueError', 'ignored_modules expects nn.Module list elements but got types '
         .. '(%s)', table.concat(kinds, ', '))
     end
-    return opts.ignored_modules, {}
+    return modules, {}
   end
-  local states = opts.ignored_states or {}
+  local states = listed('ignored_states', opts.ignored_states)
   local kinds = kinds_of(states)
   if all(kinds, 'module') then
     return states, {}

@@ -1,6 +1,7 @@
 --- Fully sharded data parallel: the wrapper, the policies that say what it wraps, and what one does
 --- with a wrapped model.
 
+local namespace = require 'moonshard.namespace'
 local policies = require 'moonshard.fsdp.policies'
 local wrap = require 'moonshard.fsdp.wrap'
 
@@ -20,4 +21,9 @@ local fsdp = {
   summon_full_params = require 'moonshard.fsdp.summon',
 }
 
-return fsdp
+return namespace('fsdp', fsdp, nil, {
+  fully_shard = 'fully_shard (per-parameter sharding)',
+  MixedPrecisionPolicy = 'fully_shard (per-parameter sharding)',
+  OffloadPolicy = 'CPU offload', CPUOffload = 'CPU offload', CPUOffloadPolicy = 'CPU offload',
+  ShardedGradScaler = 'loss scaling',
+})

@@ -1,7 +1,8 @@
 --- Options of FSDP(module, options): known names, defaults, and what is refused.
 
+local arguments = require 'moonshard_ffi.arguments'
+local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.errors'
-local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.util'
 
@@ -22,8 +23,8 @@ local options = {}
 ---@field forward_prefetch? boolean
 ---@field mixed_precision? ms.fsdp.MixedPrecision
 ---@field use_orig_params? boolean  align parameters, allow mixed requires_grad (default false)
----@field ignored_modules? ms.nn.Module[]
----@field ignored_states? ms.Tensor[]|ms.nn.Module[]
+---@field ignored_modules? ms.nn.Module|ms.nn.Module[]
+---@field ignored_states? ms.Tensor|ms.Tensor[]|ms.nn.Module|ms.nn.Module[]
 ---@field limit_all_gathers? boolean  accepted; the slots bound what is gathered
 ---@field process_group? ffi.cdata*  default: all ranks
 
@@ -43,8 +44,9 @@ local UNSUPPORTED = {
 }
 
 local PRECISION = {
-  'param_dtype', 'reduce_dtype', 'buffer_dtype', 'keep_low_precision_grads', 'cast_forward_inputs',
-  'cast_root_forward_inputs', 'module_classes_to_ignore',
+  param_dtype = 'floating', reduce_dtype = 'floating', buffer_dtype = 'floating',
+  keep_low_precision_grads = 'flag', cast_forward_inputs = 'flag',
+  cast_root_forward_inputs = 'flag', module_classes_to_ignore = 'list',
 }
 
 local UNSUPPORTED_STRATEGIES = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
@@ -61,10 +63,8 @@ local function precision(given)
     return options.full_precision()
   end
   errors.options('mixed_precision', given, PRECISION)
-  for _, field in ipairs { 'param_dtype', 'reduce_dtype', 'buffer_dtype' } do
-    if given[field] ~= nil then
-      parameter.dtype(given[field])
-    end
+  if given.module_classes_to_ignore then
+    check.classes('module_classes_to_ignore', given.module_classes_to_ignore)
   end
   if given.keep_low_precision_grads then
     errors.raise('NotImplementedError', 'keep_low_precision_grads is not supported yet')
@@ -72,7 +72,10 @@ local function precision(given)
   return util.merged(options.full_precision(), given)
 end
 
-local function one_of(name, value, allowed)
+local function one_of(name, value, default, allowed)
+  if value == nil then
+    return default
+  end
   for _, choice in ipairs(allowed) do
     if value == choice then
       return value
@@ -84,10 +87,10 @@ local function one_of(name, value, allowed)
 end
 
 local function strategy(given)
-  if UNSUPPORTED_STRATEGIES[given] then
+  if given ~= nil and UNSUPPORTED_STRATEGIES[given] then
     errors.raise('NotImplementedError', '%s is not supported yet', given)
   end
-  return one_of('sharding_strategy', given or 'FULL_SHARD',
+  return one_of('sharding_strategy', given, 'FULL_SHARD',
     { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' })
 end
 
@@ -110,16 +113,17 @@ function options.normalised(given)
   end
   return {
     sharding_strategy = strategy(given.sharding_strategy),
-    auto_wrap_policy = given.auto_wrap_policy,
-    backward_prefetch = one_of('backward_prefetch', given.backward_prefetch or 'BACKWARD_PRE',
+    auto_wrap_policy = check.policy(given.auto_wrap_policy),
+    backward_prefetch = one_of('backward_prefetch', given.backward_prefetch, 'BACKWARD_PRE',
       { 'BACKWARD_PRE', 'BACKWARD_POST', 'none' }),
-    forward_prefetch = given.forward_prefetch or false,
+    forward_prefetch = arguments.flag('FSDP', 'forward_prefetch', given.forward_prefetch, false),
     mixed_precision = precision(given.mixed_precision),
-    use_orig_params = given.use_orig_params or false,
+    use_orig_params = arguments.flag('FSDP', 'use_orig_params', given.use_orig_params, false),
     ignored_modules = given.ignored_modules,
     ignored_states = given.ignored_states,
-    limit_all_gathers = given.limit_all_gathers ~= false,
-    process_group = given.process_group or runtime.world(),
+    limit_all_gathers = arguments.flag('FSDP', 'limit_all_gathers', given.limit_all_gathers, true),
+    process_group = given.process_group == nil and runtime.world()
+      or arguments.group('FSDP', 'process_group', given.process_group),
   }
 end
 

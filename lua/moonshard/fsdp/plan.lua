@@ -43,17 +43,21 @@ local function note(found, order, p, path, chain)
   sighting.wrapped = sighting.wrapped or #chain > 0
 end
 
--- Every place of every parameter, in module order.
+-- Every place of every parameter, in module order. `instances` lists instances, and by instance the
+-- modules that it is the innermost around.
 local function look(module, path, chain, found, order, instances)
   if module._is_fsdp then
     chain = { unpack(chain) }
     chain[#chain + 1] = module
     if not instances[module] then
-      instances[module] = true
+      instances[module] = {}
       instances[#instances + 1] = module
     end
   end
   local around = chain[#chain]
+  if around and around ~= module then
+    table.insert(instances[around], module)
+  end
   for _, p in ipairs(tree.params(module, false)) do
     if not (around and around._ignored.params[parameter.key(p.tensor)]) then
       note(found, order, p, path, chain)
@@ -120,7 +124,9 @@ function plan.seal(top)
       end
       instance:_make_unit(tensors, names, shared)
     end
-    instance._sealed = true
+    if not instance._sealed then
+      instance:_seal(instances[instance])
+    end
   end
 end
 

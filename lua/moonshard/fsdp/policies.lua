@@ -8,23 +8,13 @@
 local CausalSelfAttention = require 'moonshard.nn.causal_self_attention'
 local ModuleList = require 'moonshard.nn.module_list'
 local Module = require 'moonshard.nn.module'
+local arguments = require 'moonshard_ffi.arguments'
+local check = require 'moonshard.fsdp.check'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local util = require 'moonshard.util'
 
 local policies = {}
-
-local function check_classes(what, classes)
-  if type(classes) ~= 'table' then
-    errors.raise('TypeError', '%s takes an array of classes, got a %s', what, type(classes))
-  end
-  for i, cls in ipairs(classes) do
-    if type(cls) ~= 'table' or type(cls._name) ~= 'string' then
-      errors.raise('TypeError', '%s: entry %d is a %s, expected a class', what, i, type(cls))
-    end
-  end
-  return util.slice(classes, 1)
-end
 
 -- -- callables -----------------------------------------------------------------------------------
 
@@ -43,7 +33,12 @@ end
 
 local function size_based(opts)
   opts = errors.options('size_based_auto_wrap_policy', opts,
-    { 'min_num_params', 'force_leaf_modules', 'exclude_wrap_modules' })
+    { min_num_params = 'number', force_leaf_modules = 'list', exclude_wrap_modules = 'list' })
+  for _, name in ipairs { 'force_leaf_modules', 'exclude_wrap_modules' } do
+    if opts[name] then
+      check.classes(name, opts[name])
+    end
+  end
   local least = opts.min_num_params or 1e8
   local size_policy = policies.size_based_auto_wrap_policy
   local leaves = opts.force_leaf_modules or size_policy.FORCE_LEAF_MODULES
@@ -72,7 +67,7 @@ policies.size_based_auto_wrap_policy = setmetatable({
 ---@param classes table[]
 ---@return ms.fsdp.Policy
 function policies.transformer_auto_wrap_policy(classes)
-  classes = check_classes('transformer_auto_wrap_policy', classes)
+  classes = check.classes('transformer_auto_wrap_policy', classes)
   return function(module, recurse)
     return recurse or util.is_any(module, classes)
   end
@@ -82,6 +77,7 @@ end
 ---@param fn fun(module: ms.nn.Module): boolean
 ---@return ms.fsdp.Policy
 function policies.lambda_auto_wrap_policy(fn)
+  arguments.fn('lambda_auto_wrap_policy', 'fn', fn)
   return function(module, recurse)
     return recurse or not not fn(module)
   end
@@ -91,6 +87,10 @@ end
 ---@param list ms.fsdp.Policy[]
 ---@return ms.fsdp.Policy
 function policies.or_policy(list)
+  arguments.list('or_policy', 'list', list)
+  for i, policy in ipairs(list) do
+    arguments.fn('or_policy', ('list[%d]'):format(i), check.policy(policy))
+  end
   return function(module, recurse, numel)
     for _, policy in ipairs(list) do
       if policy(module, recurse, numel) then
@@ -106,6 +106,7 @@ end
 ---@class ms.fsdp.PolicyObject
 local Policy = class('fsdp.Policy')
 policies.Policy = Policy
+Policy._is_policy = true
 
 -- Options for every module of `root` that is not ignored, in module order: `choose` gives nil, or
 -- overrides of the root's options.
@@ -129,7 +130,11 @@ policies.ModuleWrapPolicy = ModuleWrapPolicy
 
 ---@param classes table[]
 function ModuleWrapPolicy:init(classes)
-  self.classes = check_classes(self._name, classes)
+  self.classes = check.classes(self._name, classes)
+  if #self.classes == 0 then
+    errors.raise('ValueError', '%s of no classes would wrap nothing: is the name of a class nil?',
+      self._name)
+  end
 end
 
 function ModuleWrapPolicy:choose(root, ignored, root_options)
@@ -159,7 +164,7 @@ policies.CustomPolicy = CustomPolicy
 
 ---@param fn fun(module: ms.nn.Module): boolean|ms.fsdp.Options
 function CustomPolicy:init(fn)
-  self.fn = fn
+  self.fn = arguments.fn(self._name, 'fn', fn)
 end
 
 function CustomPolicy:choose(root, ignored, root_options)

@@ -1,7 +1,10 @@
 --- Full parameters for a while: private full-precision copies behind the parameters' handles.
 
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+local guard = require 'moonshard.guard'
 local runtime = require 'moonshard_ffi.fsdp'
+local tree = require 'moonshard.nn.tree'
 
 ---@class ms.fsdp.SummonOptions
 ---@field recurse? boolean  default true
@@ -10,7 +13,10 @@ local runtime = require 'moonshard_ffi.fsdp'
 ---@field offload_to_cpu? boolean
 ---@field with_grads? boolean
 
-local KNOWN = { 'recurse', 'writeback', 'rank0_only', 'offload_to_cpu', 'with_grads' }
+local KNOWN = {
+  recurse = 'flag', writeback = 'flag', rank0_only = 'flag', offload_to_cpu = 'flag',
+  with_grads = 'flag',
+}
 
 -- The instances below that no other instance contains.
 local function roots_of(module, out)
@@ -50,6 +56,36 @@ local function check(opts, roots)
   return writeback
 end
 
+-- After a failure what cannot be closed never was summoned, or has been closed by a first run.
+local function close(held, ok)
+  local problem
+  for i = #held, 1, -1 do
+    local state = held[i]
+    local closed, err = pcall(runtime.unsummon, state.handle, ok and held.writeback)
+    if closed or not ok then
+      state.summoned = false
+      held[i] = nil
+    end
+    problem = problem or not closed and err or nil
+  end
+  if ok and problem then
+    error(problem, 0)
+  end
+end
+
+local function summoned(held, roots, fn, ...)
+  for _, root in ipairs(roots) do
+    local state = root:_lazy_init()
+    root:parameters() -- what stands in the fields must be what is summoned
+    if not state.summoned then
+      held[#held + 1] = state -- first: what is held is let go whatever comes now
+      state.summoned = true
+    end
+    runtime.summon(state.handle)
+  end
+  return fn(...)
+end
+
 --- Run `fn(...)` with full parameters, in full precision and their original shapes. Collective.
 --- AssertionError during forward or backward, and inside another call of this.
 ---@param module ms.nn.Module  wrapped, or with wrapped modules below it
@@ -57,29 +93,14 @@ end
 ---@param fn fun(...): ...
 ---@return ...
 local function summon_full_params(module, opts, fn, ...)
+  if not tree.is_module(module) then
+    arguments.refuse('summon_full_params', 'module', module, 'a module')
+  end
   opts = errors.options('summon_full_params', opts, KNOWN)
+  arguments.fn('summon_full_params', 'fn', fn)
   local roots = roots_of(module, {})
-  local writeback, open = check(opts, roots), {}
-  local function leave(ok, ...)
-    local problem
-    for i = #open, 1, -1 do
-      local closed, err = pcall(runtime.unsummon, open[i], ok and writeback)
-      problem = problem or not closed and err or nil
-    end
-    if not ok or problem then
-      error(not ok and (...) or problem, 0)
-    end
-    return ...
-  end
-  for _, root in ipairs(roots) do
-    local handle = root:_lazy_init().handle
-    local ok, err = pcall(runtime.summon, handle)
-    if not ok then
-      return leave(false, err)
-    end
-    open[#open + 1] = handle
-  end
-  return leave(pcall(fn, ...))
+  local held = { writeback = check(opts, roots) }
+  return guard.run('summon_full_params', close, held, summoned, held, roots, fn, ...)
 end
 
 return summon_full_params

@@ -3,8 +3,10 @@
 --- `wrapper(module, options)` makes a wrapped module; this file does not know what that is beyond
 --- `_is_fsdp`.
 
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local frozen = require 'moonshard.fsdp.frozen'
+local guard = require 'moonshard.guard'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local policies = require 'moonshard.fsdp.policies'
@@ -188,6 +190,8 @@ end
 
 local context
 
+local CONTEXT = { 'wrapper_cls', unpack(options.KNOWN) }
+
 --- Run `fn` so that wrap() inside it wraps, with these options.
 ---@param opts ms.fsdp.Options|{ wrapper_cls?: table }
 ---@param fn fun(...): ...
@@ -197,15 +201,9 @@ function wrap.enable_wrap(opts, fn, ...)
     errors.raise('NotImplementedError', 'You are already within an autowrap context and we '
       .. 'currently do not supported nested autowrap.')
   end
-  context = opts or {}
-  local function leave(ok, ...)
-    context = nil
-    if not ok then
-      error((...), 0)
-    end
-    return ...
-  end
-  return leave(pcall(fn, ...))
+  arguments.fn('enable_wrap', 'fn', fn)
+  context = util.merged(errors.options('enable_wrap', opts, CONTEXT))
+  return guard.run('enable_wrap', function() context = nil end, nil, fn, ...)
 end
 
 --- Inside enable_wrap: the module wrapped, with these options over its. Outside: the module.
@@ -213,6 +211,10 @@ end
 ---@param overrides? ms.fsdp.Options
 ---@return ms.nn.Module
 function wrap.wrap(module, overrides)
+  if not tree.is_module(module) then
+    arguments.refuse('wrap', 'module', module, 'a module')
+  end
+  overrides = errors.options('wrap', overrides, CONTEXT)
   if not context then
     return module
   end

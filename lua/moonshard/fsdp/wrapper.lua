@@ -9,15 +9,19 @@
 
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
+local arguments = require 'moonshard_ffi.arguments'
 local buffer = require 'moonshard.nn.buffer'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
+local guard = require 'moonshard.guard'
 local ignored = require 'moonshard.fsdp.ignored'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
+local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.util'
+local watch = require 'moonshard.fsdp.watch'
 local wrap = require 'moonshard.fsdp.wrap'
 local module_tree = require 'moonshard.nn.tree'
 
@@ -52,6 +56,18 @@ function FSDP.__index(self, name)
   return wrapped and wrapped[name]
 end
 
+-- What its fields show of the wrapped module can be assigned through them, too.
+function FSDP.__newindex(self, name, value)
+  local wrapped = rawget(self, '_fsdp_wrapped_module')
+  if not wrapped or type(name) == 'string' and name:byte() == 95 then
+    rawset(self, name, value)
+  elseif name == 'module' then
+    errors.raise('KeyError', 'the module that FSDP wraps cannot be replaced: wrap the other one')
+  else
+    wrapped[name] = value
+  end
+end
+
 -- -- wrapping ------------------------------------------------------------------------------------
 
 -- Options that came from the root through a policy are complete but for what the policy overrode.
@@ -63,9 +79,9 @@ end
 ---@param opts? ms.fsdp.Options
 function FSDP:init(module, opts)
   if not util.is(module, Module) then
-    errors.raise('TypeError', 'FSDP wraps a module, got a %s', type(module))
+    errors.raise('TypeError', 'FSDP wraps a module, got %s', arguments.noun(module))
   end
-  local inherited = opts and opts._ignored
+  local inherited = type(opts) == 'table' and opts._ignored
   if inherited then
     opts = util.merged(opts)
     opts._ignored = nil
@@ -133,6 +149,12 @@ function FSDP:_make_unit(tensors, names, shared)
   rawset(self, '_shared', shared)
 end
 
+--- Called by the plan when the units are made, with the modules that no nested instance contains.
+function FSDP:_seal(modules)
+  rawset(self, '_sealed', true)
+  rawset(self, '_watched', watch.of(modules))
+end
+
 -- All instances from this one down, in module order.
 local function instances_of(self)
   local out = {}
@@ -157,7 +179,7 @@ end
 local function cast_buffers(instance)
   local dtype = instance.mixed_precision.buffer_dtype
   local function visit(module)
-    for _, b in ipairs(module._buffers) do
+    for _, b in ipairs(module_tree.own_buffers(module)) do
       if dtype and parameter.facts(b.tensor).floating then
         buffer.cast(module, b, dtype)
       end
@@ -172,7 +194,7 @@ local function cast_buffers(instance)
 end
 
 --- Make this instance the root of a tree, unless it is part of one. Collective.
----@return { handle: ffi.cdata*, running: integer, sync: boolean }
+---@return { handle: ffi.cdata*, running: boolean, sync: boolean, summoned: boolean }
 function FSDP:_lazy_init()
   local tree = rawget(self, '_tree')
   if tree then
@@ -192,7 +214,7 @@ function FSDP:_lazy_init()
   for _, instance in ipairs(instances) do
     units[#units + 1] = rawget(instance, '_unit')
   end
-  tree = { running = 0, sync = true, summoned = 0, root = self }
+  tree = { running = false, sync = true, summoned = false, root = self }
   tree.handle = runtime.tree(self.process_group, {
     backward_prefetch = self.backward_prefetch,
     forward_prefetch = self.forward_prefetch,
@@ -266,6 +288,7 @@ function FSDP:_unit_forward(...)
     end
     return self._fsdp_wrapped_module(...)
   end
+  watch.check(self._watched)
   runtime.unit_pre_forward(unit)
   if casts then
     return after_forward(unit,
@@ -274,54 +297,67 @@ function FSDP:_unit_forward(...)
   return after_forward(unit, self._fsdp_wrapped_module(...))
 end
 
-local function leave_root(tree, is_root, ok, ...)
-  tree.running = tree.running - 1
-  if not ok then
+local function end_forward(tree, ok)
+  if not tree.running then
+    return
+  elseif not ok then
     runtime.reset(tree.handle)
-    error((...), 0)
   end
-  if is_root then
+  tree.running = false
+end
+
+local function close_root(self, tree, ...)
+  if self._is_root then
     runtime.tree_post_forward(tree.handle)
   end
   return ...
 end
 
+local function outermost_forward(self, tree, ...)
+  tree.running = true
+  runtime.tree_pre_forward(tree.handle)
+  return close_root(self, tree, self:_unit_forward(...))
+end
+
 function FSDP:forward(...)
   local tree = rawget(self, '_tree') or self:_lazy_init()
-  if tree.running > 0 then
+  if tree.running then
     return self:_unit_forward(...)
   end
-  runtime.tree_pre_forward(tree.handle)
-  tree.running = 1
-  return leave_root(tree, self._is_root, pcall(self._unit_forward, self, ...))
+  return guard.run('a forward', end_forward, tree, outermost_forward, self, tree, ...)
 end
 
 -- -- what one does with the root -----------------------------------------------------------------
+
+local function restore_sync(before)
+  local tree = before.tree
+  if tree.sync ~= before.sync then
+    runtime.set_sync(tree.handle, before.sync)
+    tree.sync = before.sync
+  end
+end
+
+local function unsynchronised(tree, fn, ...)
+  tree.sync = false
+  runtime.set_sync(tree.handle, false)
+  return fn(...)
+end
 
 --- Run `fn(...)` without reducing gradients: they accumulate, and the next backward outside reduces
 --- their sum. Root only.
 ---@param fn fun(...): ...
 ---@return ...
 function FSDP:no_sync(fn, ...)
+  arguments.fn('no_sync', 'fn', fn)
   local tree = self:_lazy_init()
   if not self._is_root then
     errors.raise('RuntimeError', '`no_sync()` on inner FSDP instances is not supported. Please '
       .. 'call `no_sync()` on root FSDP module.')
-  elseif tree.running > 0 then
+  elseif tree.running then
     errors.raise('AssertionError', 'no_sync() cannot begin during forward')
   end
-  local before = tree.sync
-  local function leave(ok, ...)
-    tree.sync = before
-    local restored, problem = pcall(runtime.set_sync, tree.handle, before)
-    if not ok or not restored then
-      error(not ok and (...) or problem, 0)
-    end
-    return ...
-  end
-  runtime.set_sync(tree.handle, false)
-  tree.sync = false
-  return leave(pcall(fn, ...))
+  return guard.run('no_sync', restore_sync, { tree = tree, sync = tree.sync }, unsynchronised, tree,
+    fn, ...)
 end
 
 -- In order of registration, plain ones among them, whatever the units.
@@ -349,7 +385,8 @@ end
 ---@param norm_type? number  2 (default) or math.huge
 ---@return number  the total norm before, equal on all ranks
 function FSDP:clip_grad_norm_(max_norm, norm_type)
-  norm_type = norm_type or 2
+  arguments.number('clip_grad_norm_', 'max_norm', max_norm)
+  norm_type = arguments.number('clip_grad_norm_', 'norm_type', norm_type, 2)
   local tree = self:_lazy_init()
   if not self._is_root then
     errors.raise('RuntimeError',
@@ -384,7 +421,16 @@ end
 --- Multiply reduced gradients by this in place of 1 / world size; nil restores that.
 ---@param factor? number
 function FSDP:set_gradient_factor(factor)
+  if factor ~= nil and arguments.number('set_gradient_factor', 'factor', factor) <= 0 then
+    errors.raise('ValueError', "set_gradient_factor: 'factor' is %g, expected a number above 0",
+      factor)
+  end
   runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
+end
+
+--- NotImplementedError: gradients are reduced in one way.
+function FSDP:register_comm_hook()
+  errors.raise('NotImplementedError', 'communication hooks are not supported yet')
 end
 
 --- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy, wrap
@@ -440,6 +486,16 @@ end
 function FSDP:state_dict(opts)
   self:_lazy_init()
   return Module.state_dict(self, opts)
+end
+
+--- As nn.Module's, with full parameters: what `fn` writes into them is kept. Collective.
+---@param fn fun(module: ms.nn.Module)
+---@return self
+function FSDP:apply(fn)
+  if self:_lazy_init().summoned then -- by the instance around this one
+    return Module.apply(self, fn)
+  end
+  return summon_full_params(self, nil, Module.apply, self, fn)
 end
 
 function FSDP:extra_repr()

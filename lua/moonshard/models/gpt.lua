@@ -15,10 +15,12 @@ local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
 local TransformerBlock = require 'moonshard.nn.transformer_block'
+local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local create = require 'moonshard.create'
 local data = require 'moonshard_ffi.data'
 local errors = require 'moonshard.errors'
+local guard = require 'moonshard.guard'
 local machine = require 'moonshard.machine'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
@@ -51,11 +53,13 @@ local GPT = Module.extend('models.GPT')
 ---@field dtype? ms.DType  of the master weights (default 'f32')
 
 local DEVIATION = 0.02
+local MOST_LAYERS = 4096 -- far more than anybody trained; each takes objects before it takes memory
 
 ---@param opts ms.models.GPT.Options
 function GPT:init(opts)
   opts = errors.options(self._name, opts, {
-    'vocab', 'layers', 'heads', 'width', 'context', 'dropout', 'bias', 'tie', 'dtype',
+    vocab = 'number', layers = 'number', heads = 'number', width = 'number', context = 'number',
+    dropout = 'number', bias = 'flag', tie = 'flag', dtype = 'floating',
   })
   for _, name in ipairs { 'vocab', 'layers', 'heads', 'width', 'context' } do
     local value = opts[name]
@@ -64,6 +68,9 @@ function GPT:init(opts)
         tostring(value))
     end
     self[name] = value
+  end
+  if self.layers > MOST_LAYERS then
+    errors.raise('ValueError', 'layers is %.17g, expected at most %d', self.layers, MOST_LAYERS)
   end
   local normal = rules.normal(0, DEVIATION)
   local width, dtype = self.width, opts.dtype
@@ -143,35 +150,40 @@ end
 ---@param opts? ms.models.GPT.GenerateOptions
 ---@return integer[]  the new tokens
 function GPT:generate(ids, n, opts)
-  opts = errors.options('generate', opts, { 'temperature', 'top_k', 'seed', 'on_token' })
+  opts = errors.options('generate', opts,
+    { temperature = 'number', top_k = 'whole', seed = 'whole', on_token = 'fn' })
   if type(ids) ~= 'table' or #ids == 0 then
     errors.raise('ValueError', 'generate begins with an array of at least one token')
   end
+  for i, token in ipairs(ids) do
+    arguments.whole('generate', ('ids[%d]'):format(i), token, nil, 0)
+  end
+  arguments.whole('generate', 'n', n, nil, 0)
   local tokens, new = util.slice(ids, 1), {}
   local modules, training = self:modules(), {}
   for i, module in ipairs(modules) do
     training[i] = module.training
   end
-  self:eval()
-  local ok, err = pcall(autograd.no_grad, function()
-    for i = 1, n do
-      local token = scope.run('generate', function()
-        return data.sample(next_logits(self, tokens), opts.temperature or 1, opts.top_k or 0,
-          opts.seed or 0, i)
-      end)
-      new[i], tokens[#tokens + 1] = token, token
-      if opts.on_token then
-        opts.on_token(token)
-      end
+  return guard.run('generate', function()
+    for i, module in ipairs(modules) do
+      module.training = training[i]
     end
+  end, nil, function()
+    self:eval()
+    autograd.no_grad(function()
+      for i = 1, n do
+        local token = scope.run('generate', function()
+          return data.sample(next_logits(self, tokens), opts.temperature or 1, opts.top_k or 0,
+            opts.seed or 0, i)
+        end)
+        new[i], tokens[#tokens + 1] = token, token
+        if opts.on_token then
+          opts.on_token(token)
+        end
+      end
+    end)
+    return new
   end)
-  for i, module in ipairs(modules) do
-    module.training = training[i]
-  end
-  if not ok then
-    error(err, 0)
-  end
-  return new
 end
 
 --- Floating-point operations of one token's forward and backward: 6 per parameter that is
@@ -179,11 +191,12 @@ end
 ---@param length? integer  tokens in a row (default: the context)
 ---@return number
 function GPT:flops_per_token(length)
+  length = arguments.whole('flops_per_token', 'length', length, self.context, 1)
   local multiplied = self:num_parameters() - self.context * self.width
   if self.lm_head.weight ~= self.wte.weight then
     multiplied = multiplied - self.vocab * self.width
   end
-  return 6 * multiplied + 6 * self.layers * (length or self.context) * self.width
+  return 6 * multiplied + 6 * self.layers * length * self.width
 end
 
 --- Bytes of what forward keeps for backward, at its peak, for `rows` rows of `length` tokens: per
@@ -195,6 +208,9 @@ end
 ---@param dtype ms.DType  computed in
 ---@return integer
 function GPT:activation_bytes(rows, length, dtype)
+  arguments.whole('activation_bytes', 'rows', rows, nil, 0)
+  arguments.whole('activation_bytes', 'length', length, nil, 0)
+  arguments.floating('activation_bytes', 'dtype', dtype)
   local size = (dtype == 'bf16' and 2) or (dtype == 'f64' and 8) or 4
   local layer = 16 * self.width * size + 16 + 4 * self.heads
   local rest = (2 * self.width + self.vocab) * size + 20 + 6 * self.width * size

@@ -1,13 +1,7 @@
 --- Whole models.
 
+local namespace = require 'moonshard.namespace'
+
 ---@class ms.models
 ---@field GPT ms.models.GPT
-return setmetatable({}, {
-  __index = function(models, name)
-    if name == 'GPT' then
-      local value = require 'moonshard.models.gpt'
-      rawset(models, name, value)
-      return value
-    end
-  end,
-})
+return namespace('models', {}, { GPT = 'moonshard.models.gpt' })

@@ -8,6 +8,7 @@
 local Dropout = require 'moonshard.nn.dropout'
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
+local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 
@@ -30,9 +31,12 @@ local CausalSelfAttention = Module.extend('nn.CausalSelfAttention')
 ---@param heads integer  divides width
 ---@param opts? ms.nn.CausalSelfAttention.Options
 function CausalSelfAttention:init(width, heads, opts)
-  opts = errors.options(self._name, opts,
-    { 'bias', 'dropout', 'dtype', 'init', 'proj_init', 'bias_init' })
-  if heads < 1 or width % heads ~= 0 then
+  check.sizes(self._name, 1, { 'width', 'heads' }, width, heads)
+  opts = errors.options(self._name, opts, {
+    bias = 'flag', dropout = 'number', dtype = 'floating', init = 'rule', proj_init = 'rule',
+    bias_init = 'rule',
+  })
+  if width % heads ~= 0 then
     errors.raise('ValueError', 'width %d is no multiple of %d heads', width, heads)
   end
   self.heads = heads

@@ -12,7 +12,9 @@ local CrossEntropyLoss = Module.extend('nn.CrossEntropyLoss')
 
 ---@param opts? { ignore_index?: integer, reduction?: 'mean'|'sum' }  defaults -100, 'mean'
 function CrossEntropyLoss:init(opts)
-  opts = errors.options(self._name, opts, { 'ignore_index', 'reduction' })
+  opts = errors.options(self._name, opts, {
+    ignore_index = 'whole', reduction = { 'mean', 'sum' },
+  })
   self._opts = { ignore_index = opts.ignore_index, reduction = opts.reduction }
 end
 

@@ -6,6 +6,7 @@
 --- Touches: moonshard.nn.module, moonshard.ops, moonshard_ffi.parameter.
 
 local Module = require 'moonshard.nn.module'
+local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
@@ -17,7 +18,8 @@ local Dropout = Module.extend('nn.Dropout')
 
 ---@param p? number  probability of a zero (default 0.5)
 function Dropout:init(p)
-  self.p = p or 0.5
+  check.positional(self._name, p)
+  self.p = p == nil and 0.5 or p
   if type(self.p) ~= 'number' or not (self.p >= 0 and self.p <= 1) then
     errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %s',
       tostring(p))

@@ -6,6 +6,7 @@
 --- Touches: moonshard.nn.module, moonshard.ops.
 
 local Module = require 'moonshard.nn.module'
+local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
@@ -23,7 +24,8 @@ local Embedding = Module.extend('nn.Embedding')
 ---@param width integer
 ---@param opts? ms.nn.Embedding.Options
 function Embedding:init(n, width, opts)
-  opts = errors.options(self._name, opts, { 'dtype', 'init' })
+  check.sizes(self._name, 0, { 'n', 'width' }, n, width)
+  opts = errors.options(self._name, opts, { dtype = 'floating', init = 'rule' })
   self.num_embeddings, self.embedding_dim = n, width
   self:param('weight', { n, width }, opts.init or rules.normal(), { dtype = opts.dtype })
 end

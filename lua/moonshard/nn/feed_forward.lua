@@ -8,6 +8,7 @@ local Dropout = require 'moonshard.nn.dropout'
 local Linear = require 'moonshard.nn.linear'
 local LinearGELU = require 'moonshard.nn.linear_gelu'
 local Module = require 'moonshard.nn.module'
+local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 
 ---@class ms.nn.FeedForward: ms.nn.Module
@@ -30,8 +31,10 @@ local FeedForward = Module.extend('nn.FeedForward')
 ---@param width integer
 ---@param opts? ms.nn.FeedForward.Options
 function FeedForward:init(width, opts)
+  check.sizes(self._name, 0, { 'width' }, width)
   opts = errors.options(self._name, opts, {
-    'hidden', 'bias', 'dropout', 'approximate', 'dtype', 'init', 'out_init', 'bias_init',
+    hidden = 'whole', bias = 'flag', dropout = 'number', approximate = { 'none', 'tanh' },
+    dtype = 'floating', init = 'rule', out_init = 'rule', bias_init = 'rule',
   })
   local hidden = opts.hidden or 4 * width
   self:child('fc', LinearGELU(width, hidden, {

@@ -10,12 +10,8 @@ local GELU = Module.extend('nn.GELU')
 
 ---@param opts? { approximate?: 'none'|'tanh' }  'tanh' takes the tanh form (default 'none')
 function GELU:init(opts)
-  opts = errors.options(self._name, opts, { 'approximate' })
+  opts = errors.options(self._name, opts, { approximate = { 'none', 'tanh' } })
   self.approximate = opts.approximate or 'none'
-  if self.approximate ~= 'none' and self.approximate ~= 'tanh' then
-    errors.raise('ValueError', "approximate is '%s', expected 'none' or 'tanh'",
-      tostring(self.approximate))
-  end
 end
 
 ---@param x ms.Tensor

@@ -1,23 +1,25 @@
 --- Layers: what models are made of.
 
+local namespace = require 'moonshard.namespace'
+
 local lazy = {
-  Module = 'module',
-  Linear = 'linear',
-  LinearGELU = 'linear_gelu',
-  Embedding = 'embedding',
-  LayerNorm = 'layer_norm',
-  Dropout = 'dropout',
-  GELU = 'gelu',
-  ReLU = 'relu',
-  Tanh = 'tanh',
-  Sequential = 'sequential',
-  ModuleList = 'module_list',
-  CausalSelfAttention = 'causal_self_attention',
-  FeedForward = 'feed_forward',
-  TransformerBlock = 'transformer_block',
-  MSELoss = 'mse_loss',
-  CrossEntropyLoss = 'cross_entropy_loss',
-  init = 'rules',
+  Module = 'moonshard.nn.module',
+  Linear = 'moonshard.nn.linear',
+  LinearGELU = 'moonshard.nn.linear_gelu',
+  Embedding = 'moonshard.nn.embedding',
+  LayerNorm = 'moonshard.nn.layer_norm',
+  Dropout = 'moonshard.nn.dropout',
+  GELU = 'moonshard.nn.gelu',
+  ReLU = 'moonshard.nn.relu',
+  Tanh = 'moonshard.nn.tanh',
+  Sequential = 'moonshard.nn.sequential',
+  ModuleList = 'moonshard.nn.module_list',
+  CausalSelfAttention = 'moonshard.nn.causal_self_attention',
+  FeedForward = 'moonshard.nn.feed_forward',
+  TransformerBlock = 'moonshard.nn.transformer_block',
+  MSELoss = 'moonshard.nn.mse_loss',
+  CrossEntropyLoss = 'moonshard.nn.cross_entropy_loss',
+  init = 'moonshard.nn.rules',
 }
 
 ---@class ms.nn
@@ -38,13 +40,4 @@ local lazy = {
 ---@field MSELoss ms.nn.MSELoss
 ---@field CrossEntropyLoss ms.nn.CrossEntropyLoss
 ---@field init ms.nn.init
-return setmetatable({}, {
-  __index = function(nn, name)
-    local file = lazy[name]
-    if file then
-      local value = require('moonshard.nn.' .. file)
-      rawset(nn, name, value)
-      return value
-    end
-  end,
-})
+return namespace('nn', {}, lazy)

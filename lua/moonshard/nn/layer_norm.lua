@@ -5,6 +5,7 @@
 --- Touches: moonshard.nn.module, moonshard.ops.
 
 local Module = require 'moonshard.nn.module'
+local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
@@ -24,7 +25,10 @@ local LayerNorm = Module.extend('nn.LayerNorm')
 ---@param width integer
 ---@param opts? ms.nn.LayerNorm.Options
 function LayerNorm:init(width, opts)
-  opts = errors.options(self._name, opts, { 'eps', 'bias', 'elementwise_affine', 'dtype' })
+  check.sizes(self._name, 0, { 'width' }, width)
+  opts = errors.options(self._name, opts, {
+    eps = 'number', bias = 'flag', elementwise_affine = 'flag', dtype = 'floating',
+  })
   self.width, self.eps = width, opts.eps or 1e-5
   if opts.elementwise_affine ~= false then
     self:param('weight', { width }, rules.ones(), { dtype = opts.dtype })

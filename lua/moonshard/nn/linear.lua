@@ -6,6 +6,7 @@
 --- Touches: moonshard.nn.module, moonshard.ops.
 
 local Module = require 'moonshard.nn.module'
+local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
@@ -25,12 +26,15 @@ local Linear = Module.extend('nn.Linear')
 ---@field bias_init? ms.nn.InitRule
 ---@field weight? ms.Tensor  tie to this parameter instead of declaring one
 
-Linear.options = { 'bias', 'dtype', 'init', 'bias_init', 'weight' }
+Linear.options = {
+  bias = 'flag', dtype = 'floating', init = 'rule', bias_init = 'rule', weight = 'tensor',
+}
 
 ---@param in_features integer
 ---@param out_features integer
 ---@param opts? ms.nn.Linear.Options
 function Linear:init(in_features, out_features, opts)
+  check.sizes(self._name, 0, { 'in_features', 'out_features' }, in_features, out_features)
   opts = errors.options(self._name, opts, self.options)
   self.in_features, self.out_features = in_features, out_features
   local default = rules.fan_in_uniform(in_features)

@@ -7,8 +7,8 @@
 
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
+local util = require 'moonshard.util'
 
 ---@class ms.nn.LinearGELU: ms.nn.Module
 ---@field in_features integer
@@ -22,7 +22,7 @@ local LinearGELU = Module.extend('nn.LinearGELU')
 ---@class ms.nn.LinearGELU.Options: ms.nn.Linear.Options
 ---@field approximate? 'none'|'tanh'  default 'none'
 
-LinearGELU.options = { 'approximate', unpack(Linear.options) }
+LinearGELU.options = util.merged(Linear.options, { approximate = { 'none', 'tanh' } })
 
 ---@param in_features integer
 ---@param out_features integer
@@ -30,10 +30,6 @@ LinearGELU.options = { 'approximate', unpack(Linear.options) }
 function LinearGELU:init(in_features, out_features, opts)
   Linear.init(self, in_features, out_features, opts)
   self.approximate = opts and opts.approximate or 'none'
-  if self.approximate ~= 'none' and self.approximate ~= 'tanh' then
-    errors.raise('ValueError', "approximate is '%s', expected 'none' or 'tanh'",
-      tostring(self.approximate))
-  end
 end
 
 ---@param x ms.Tensor  (..., in)

@@ -10,10 +10,11 @@
 
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
+local fields = require 'moonshard.nn.fields'
 local scope = require 'moonshard.scope'
 local tree = require 'moonshard.nn.tree'
+local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.util'
 
 ---@class ms.nn.Module
 ---@field training boolean  what train() and eval() set
@@ -23,6 +24,7 @@ local util = require 'moonshard.util'
 ---@field _owner ms.nn.Module?  the first module that declared this one as its child
 local Module = class('nn.Module')
 
+Module._is_module = true
 Module.training = true
 Module._params = {}
 Module._buffers = {}
@@ -36,8 +38,17 @@ Module._transparent = false
 ---@param parent? table  default: the class this is called on
 ---@return table
 function Module.extend(name, parent)
+  arguments.text('extend', 'name', name)
+  local is_class = type(parent) == 'table' and rawget(parent, '_name') and parent._is_module
+  if parent ~= nil and not is_class then
+    errors.raise('TypeError', "extend: 'parent' is %s, expected a class of modules",
+      arguments.noun(parent))
+  end
   return class(name, parent or Module)
 end
+
+--- `self.attn = nn.Linear(2, 2)` declares a child; see moonshard.nn.fields.
+Module.__newindex = fields.assign
 
 -- -- declaring -----------------------------------------------------------------------------------
 
@@ -75,6 +86,7 @@ local function check_name(self, what, name)
 end
 
 local function add_param(self, name, tensor, shape)
+  tree.check_unplanned(self, 'parameter', name)
   local list = own(self, '_params')
   list[#list + 1] = { name = name, tensor = tensor, shape = shape }
   rawset(self, name, tensor)
@@ -98,8 +110,15 @@ end
 ---@param opts? ms.nn.ParamOptions
 ---@return ms.Tensor
 function Module:param(name, shape, rule, opts)
-  opts = errors.options('param', opts, { 'dtype', 'requires_grad' })
+  opts = errors.options('param', opts, { dtype = 'floating', requires_grad = 'flag' })
   check_name(self, 'parameter', name)
+  arguments.list('param', 'shape', shape)
+  for i = 1, #shape do
+    arguments.whole('param', ('shape[%d]'):format(i), shape[i], nil, 0)
+  end
+  if rule ~= nil then
+    arguments.rule('param', 'rule', rule)
+  end
   local tensor = parameter.declare(opts.dtype or 'f32', shape, rule or { kind = 'constant', a = 0 })
   if opts.requires_grad == false then
     tensor:requires_grad_(false)
@@ -117,6 +136,7 @@ end
 ---@return ms.Tensor
 function Module:tie(name, tensor)
   check_name(self, 'parameter', name)
+  arguments.tensor('tie', 'tensor', tensor)
   parameter.make(scope.keep(tensor))
   return add_param(self, name, tensor, parameter.shape(tensor))
 end
@@ -127,8 +147,9 @@ end
 ---@param opts? { persistent?: boolean }  persistent: part of state dicts (default true)
 ---@return ms.Tensor
 function Module:buffer(name, tensor, opts)
-  opts = errors.options('buffer', opts, { 'persistent' })
+  opts = errors.options('buffer', opts, { persistent = 'flag' })
   check_name(self, 'buffer', name)
+  arguments.tensor('buffer', 'tensor', tensor)
   scope.keep(tensor)
   local list = own(self, '_buffers')
   list[#list + 1] = { name = name, tensor = tensor, persistent = opts.persistent ~= false }
@@ -142,11 +163,19 @@ end
 function Module:set_buffer(name, tensor)
   local entry = find(self._buffers, name)
   if not entry then
-    errors.raise('KeyError', "%s has no buffer '%s'", self._name, name)
+    errors.raise('KeyError', "%s has no buffer '%s'", self._name, tostring(name))
   end
+  arguments.tensor('set_buffer', 'tensor', tensor)
   scope.keep(tensor)
   entry.tensor = tensor
   rawset(self, name, tensor)
+end
+
+local function check_module(self, name, module)
+  if not tree.is_module(module) then
+    errors.raise('TypeError', "child '%s' of %s is %s, expected a module", tostring(name),
+      self._name, arguments.noun(module))
+  end
 end
 
 --- Declare a submodule.
@@ -156,11 +185,10 @@ end
 ---@param key? string|integer  field of this module that holds it (default: its name)
 ---@return M
 function Module:child(name, module, key)
-  if not util.is(module, Module) then
-    errors.raise('TypeError', "child '%s' of %s is a %s, expected a module", tostring(name),
-      self._name, type(module))
-  end
+  check_module(self, name, module)
   check_name(self, 'child', name)
+  tree.check_unplanned(self, 'child', name)
+  tree.check_acyclic(self, name, module)
   local list = own(self, '_children')
   list[#list + 1] = { name = name, module = module, key = key or name }
   rawset(self, key or name, module)
@@ -174,8 +202,10 @@ end
 function Module:set_child(name, module)
   local entry = find(self._children, name)
   if not entry then
-    errors.raise('KeyError', "%s has no child '%s'", self._name, name)
+    errors.raise('KeyError', "%s has no child '%s'", self._name, tostring(name))
   end
+  check_module(self, name, module)
+  tree.check_acyclic(self, name, module)
   entry.module = module
   rawset(self, entry.key, module)
   rawset(module, '_owner', self)
@@ -188,6 +218,7 @@ end
 ---@param remove_duplicates? boolean  default true
 ---@return fun(): string?, ms.nn.Module?
 function Module:named_modules(remove_duplicates)
+  arguments.flag('named_modules', 'remove_duplicates', remove_duplicates, true)
   return tree.iterable(tree.walk(self, remove_duplicates), 'path', 'module')
 end
 
@@ -205,8 +236,8 @@ end
 ---@return ms.nn.Module[]
 function Module:children()
   local out = {}
-  for i, entry in ipairs(self._children) do
-    out[i] = tree.child(self, entry)
+  for i, entry in ipairs(tree.children(self)) do
+    out[i] = entry.module
   end
   return out
 end
@@ -223,6 +254,8 @@ end
 ---@param remove_duplicates? boolean  list a tied parameter once, by its first name (default true)
 ---@return fun(): string?, ms.Tensor?
 function Module:named_parameters(recurse, remove_duplicates)
+  arguments.flag('named_parameters', 'recurse', recurse, true)
+  arguments.flag('named_parameters', 'remove_duplicates', remove_duplicates, true)
   self:_prepare()
   return tree.iterable(tree.params(self, recurse, remove_duplicates), 'name', 'tensor')
 end
@@ -231,6 +264,7 @@ end
 ---@param recurse? boolean  default true
 ---@return ms.Tensor[]
 function Module:parameters(recurse)
+  arguments.flag('parameters', 'recurse', recurse, true)
   self:_prepare()
   local out = {}
   for i, p in ipairs(tree.params(self, recurse)) do
@@ -255,6 +289,7 @@ end
 ---@param path string
 ---@return ms.nn.Module
 function Module:get_submodule(path)
+  arguments.text('get_submodule', 'path', path)
   for _, entry in ipairs(tree.walk(self, false)) do
     if entry.path == path then
       return entry.module
@@ -287,7 +322,11 @@ function Module:_prepare()
   end
 end
 
-function Module:_prepare_self() end
+function Module:_prepare_self()
+  if not rawget(self, '_ready') then
+    fields.check(self)
+  end
+end
 
 --- Give all declared parameters their names, memory and first values. The first call does it.
 ---@return self
@@ -320,14 +359,25 @@ local function hooks_of(self, field)
   return { unpack(rawget(self, field) or {}) }
 end
 
+-- What a hook gave in place of the arguments or results.
+local function replaced(given, present)
+  if given == nil then
+    return present
+  elseif type(given) ~= 'table' or getmetatable(given) ~= nil then
+    errors.raise('TypeError', 'a forward hook returned %s, expected nil or an array of what takes '
+      .. 'the place of arguments or results', arguments.noun(given))
+  end
+  return given
+end
+
 local function forward_with_hooks(self, ...)
   local args = pack(...)
   for _, hook in ipairs(hooks_of(self, '_pre_hooks')) do
-    args = hook.fn(self, args) or args
+    args = replaced(hook.fn(self, args), args)
   end
   local results = pack(self:forward(unpack(args, 1, args.n or #args)))
   for _, hook in ipairs(hooks_of(self, '_post_hooks')) do
-    results = hook.fn(self, results, args) or results
+    results = replaced(hook.fn(self, results, args), results)
   end
   return unpack(results, 1, results.n or #results)
 end
@@ -350,7 +400,8 @@ end
 
 local next_hook = 0
 
-local function register(self, field, fn)
+local function register(self, what, field, fn)
+  arguments.fn(what, 'fn', fn)
   local hooks = own(self, field)
   next_hook = next_hook + 1
   local id = next_hook
@@ -374,7 +425,7 @@ end
 ---@param fn fun(module: ms.nn.Module, args: table): table?
 ---@return { remove: fun() }
 function Module:register_forward_pre_hook(fn)
-  return register(self, '_pre_hooks', fn)
+  return register(self, 'register_forward_pre_hook', '_pre_hooks', fn)
 end
 
 --- Call `fn(module, results, args)` after each forward; what it returns, unless nil, takes the
@@ -382,7 +433,7 @@ end
 ---@param fn fun(module: ms.nn.Module, results: table, args: table): table?
 ---@return { remove: fun() }
 function Module:register_forward_hook(fn)
-  return register(self, '_post_hooks', fn)
+  return register(self, 'register_forward_hook', '_post_hooks', fn)
 end
 
 -- -- all at once ---------------------------------------------------------------------------------
@@ -391,8 +442,9 @@ end
 ---@param mode? boolean  default true
 ---@return self
 function Module:train(mode)
+  mode = arguments.flag('train', 'mode', mode, true)
   for _, entry in ipairs(tree.walk(self)) do
-    rawset(entry.module, 'training', mode ~= false)
+    rawset(entry.module, 'training', mode)
   end
   return self
 end
@@ -406,6 +458,7 @@ end
 ---@param fn fun(module: ms.nn.Module)
 ---@return self
 function Module:apply(fn)
+  arguments.fn('apply', 'fn', fn)
   for _, child in ipairs(self:children()) do
     child:apply(fn)
   end
@@ -424,8 +477,9 @@ end
 ---@param on? boolean  default true
 ---@return self
 function Module:requires_grad_(on)
+  on = arguments.flag('requires_grad_', 'on', on, true)
   for _, p in ipairs(tree.params(self)) do
-    p.tensor:requires_grad_(on ~= false)
+    p.tensor:requires_grad_(on)
   end
   return self
 end
@@ -461,8 +515,8 @@ end
 -- Lines for the children, each already indented by two.
 function Module:_repr_children()
   local lines = {}
-  for i, child in ipairs(self._children) do
-    local text = tostring(tree.child(self, child)):gsub('\n', '\n  ')
+  for i, child in ipairs(tree.children(self)) do
+    local text = tostring(child.module):gsub('\n', '\n  ')
     lines[i] = ('  (%s): %s'):format(child.name, text)
   end
   return lines

@@ -2,7 +2,7 @@
 --- stand at [1], [2], ...: ipairs() walks them.
 
 local Module = require 'moonshard.nn.module'
-local util = require 'moonshard.util'
+local errors = require 'moonshard.errors'
 
 ---@class ms.nn.ModuleList: ms.nn.Module
 ---@field [integer] ms.nn.Module
@@ -13,11 +13,17 @@ local ModuleList = Module.extend('nn.ModuleList')
 ---@param ... ms.nn.Module|ms.nn.Module[]  modules, or one array of them
 function ModuleList:init(...)
   local first = ...
-  local modules = { ... }
-  if type(first) == 'table' and not util.is(first, Module) then
-    modules = first
+  local modules, n = { ... }, select('#', ...)
+  if n == 1 and type(first) == 'table' and getmetatable(first) == nil then
+    modules, n = first, #first
+    for key in next, first do
+      if type(key) ~= 'number' or key < 1 or key > n then
+        errors.raise('TypeError', "%s takes an array of modules, got the key '%s'", self._name,
+          tostring(key))
+      end
+    end
   end
-  for i = 1, #modules do
+  for i = 1, n do
     self:append(modules[i])
   end
 end

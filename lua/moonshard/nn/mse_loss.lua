@@ -10,7 +10,7 @@ local MSELoss = Module.extend('nn.MSELoss')
 
 ---@param opts? { reduction?: 'mean'|'sum' }
 function MSELoss:init(opts)
-  opts = errors.options(self._name, opts, { 'reduction' })
+  opts = errors.options(self._name, opts, { reduction = { 'mean', 'sum' } })
   self.reduction = opts.reduction or 'mean'
 end
 

@@ -3,7 +3,9 @@
 ---
 --- Touches: moonshard.errors, moonshard_ffi.parameter.
 
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+local namespace = require 'moonshard.namespace'
 local parameter = require 'moonshard_ffi.parameter'
 
 ---@class ms.nn.init
@@ -23,6 +25,7 @@ end
 ---@param value number
 ---@return ms.nn.InitRule
 function init.constant(value)
+  arguments.number('init.constant', 'value', value)
   return { kind = 'constant', a = value }
 end
 
@@ -31,6 +34,8 @@ end
 ---@param high number
 ---@return ms.nn.InitRule
 function init.uniform(low, high)
+  arguments.number('init.uniform', 'low', low)
+  arguments.number('init.uniform', 'high', high)
   return { kind = 'uniform', a = low, b = high }
 end
 
@@ -38,7 +43,9 @@ end
 ---@param deviation? number  default 1
 ---@return ms.nn.InitRule
 function init.normal(mean, deviation)
-  return { kind = 'normal', a = mean or 0, b = deviation or 1 }
+  mean = arguments.number('init.normal', 'mean', mean, 0)
+  deviation = arguments.number('init.normal', 'deviation', deviation, 1)
+  return { kind = 'normal', a = mean, b = deviation }
 end
 
 --- What PyTorch's Linear begins with: uniform within 1/sqrt(fan_in)
@@ -46,6 +53,7 @@ end
 ---@param fan_in integer
 ---@return ms.nn.InitRule
 function init.fan_in_uniform(fan_in)
+  arguments.number('init.fan_in_uniform', 'fan_in', fan_in)
   local bound = fan_in > 0 and 1 / math.sqrt(fan_in) or 0
   return init.uniform(-bound, bound)
 end
@@ -56,7 +64,10 @@ end
 ---@param gain? number  default 1
 ---@return ms.nn.InitRule
 function init.xavier_uniform(fan_in, fan_out, gain)
-  local bound = (gain or 1) * math.sqrt(6 / (fan_in + fan_out))
+  arguments.number('init.xavier_uniform', 'fan_in', fan_in)
+  arguments.number('init.xavier_uniform', 'fan_out', fan_out)
+  gain = arguments.number('init.xavier_uniform', 'gain', gain, 1)
+  local bound = gain * math.sqrt(6 / (fan_in + fan_out))
   return init.uniform(-bound, bound)
 end
 
@@ -66,6 +77,8 @@ end
 ---@param name string  keys the random stream
 ---@return ms.Tensor tensor
 function init.apply_(tensor, rule, name)
+  arguments.tensor('init.apply_', 'tensor', tensor)
+  arguments.rule('init.apply_', 'rule', rule)
   if rule.kind ~= 'constant' and (type(name) ~= 'string' or name == '') then
     errors.raise('ValueError', 'a %s rule needs the name that keys its random stream', rule.kind)
   end
@@ -73,4 +86,4 @@ function init.apply_(tensor, rule, name)
   return tensor
 end
 
-return init
+return namespace('nn.init', init)

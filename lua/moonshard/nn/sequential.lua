@@ -18,7 +18,8 @@ Sequential.len = ModuleList.len
 ---@return ms.Tensor
 function Sequential:forward(x)
   for i = 1, #self._children do
-    x = self[i](x)
+    local module = self[i]
+    x = module and module(x) or x -- an entry may be set to nil
   end
   return x
 end

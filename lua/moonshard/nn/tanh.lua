@@ -1,10 +1,15 @@
 --- Hyperbolic tangent, elementwise.
 
 local Module = require 'moonshard.nn.module'
+local check = require 'moonshard.nn.check'
 
 ---@class ms.nn.Tanh: ms.nn.Module
 ---@overload fun(): ms.nn.Tanh
 local Tanh = Module.extend('nn.Tanh')
+
+function Tanh:init(...)
+  check.none(self._name, ...)
+end
 
 ---@param x ms.Tensor
 ---@return ms.Tensor

@@ -8,6 +8,7 @@ local CausalSelfAttention = require 'moonshard.nn.causal_self_attention'
 local FeedForward = require 'moonshard.nn.feed_forward'
 local LayerNorm = require 'moonshard.nn.layer_norm'
 local Module = require 'moonshard.nn.module'
+local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 
 ---@class ms.nn.TransformerBlock: ms.nn.Module
@@ -30,8 +31,11 @@ local TransformerBlock = Module.extend('nn.TransformerBlock')
 ---@param heads integer
 ---@param opts? ms.nn.TransformerBlock.Options
 function TransformerBlock:init(width, heads, opts)
-  opts = errors.options(self._name, opts,
-    { 'bias', 'dropout', 'dtype', 'init', 'residual_init', 'bias_init' })
+  check.sizes(self._name, 1, { 'width', 'heads' }, width, heads)
+  opts = errors.options(self._name, opts, {
+    bias = 'flag', dropout = 'number', dtype = 'floating', init = 'rule', residual_init = 'rule',
+    bias_init = 'rule',
+  })
   local norm = { bias = opts.bias, dtype = opts.dtype }
   self:child('ln_1', LayerNorm(width, norm))
   self:child('attn', CausalSelfAttention(width, heads, {

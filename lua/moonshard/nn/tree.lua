@@ -2,8 +2,10 @@
 --- is read from arrays in order of declaration.
 ---
 --- Fields are the truth: `model.head = other` takes the place of the child declared as 'head', and
---- `head.weight = tensor` ties a parameter.
+--- `head.weight = tensor` ties a parameter, and a field set to nil holds nothing any more.
 
+local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.scope'
 
@@ -18,24 +20,119 @@ end
 
 local join = tree.join
 
---- The module that stands where `entry` of `module._children` was declared.
-function tree.child(module, entry)
-  local now = rawget(module, entry.key)
-  if now ~= entry.module and type(now) == 'table' and now._children then
-    entry.module = now
-    rawset(now, '_owner', module)
-  end
-  return entry.module
+--- Is this value a module?
+---@param value any
+---@return boolean
+function tree.is_module(value)
+  local cls = type(value) == 'table' and getmetatable(value)
+  return type(cls) == 'table' and cls._is_module == true
 end
 
--- The tensor that stands where `p` of `module._params` was declared.
-local function param_tensor(module, p)
+local function reaches(top, module, seen)
+  if top == module then
+    return true
+  end
+  seen[top] = true
+  for _, entry in ipairs(top._children) do
+    local child = rawget(top, entry.key)
+    if tree.is_module(child) and not seen[child] and reaches(child, module, seen) then
+      return true
+    end
+  end
+  return false
+end
+
+--- Is `module` this one or one below it?
+---@param top ms.nn.Module
+---@param module ms.nn.Module
+---@return boolean
+function tree.contains(top, module)
+  return reaches(top, module, {})
+end
+
+--- Refuse a child that contains its parent.
+---@param module ms.nn.Module
+---@param name string  of the child
+---@param child ms.nn.Module
+function tree.check_acyclic(module, name, child)
+  if tree.contains(child, module) then
+    errors.raise('ValueError', "child '%s' of %s is or contains that module: a tree has no cycles",
+      tostring(name), module._name)
+  end
+end
+
+--- Refuse to change what FSDP has made units over.
+---@param module ms.nn.Module
+---@param what string
+---@param name string
+function tree.check_unplanned(module, what, name)
+  if rawget(module, '_planned') then
+    errors.raise('RuntimeError', "%s '%s' of %s is new, but FSDP has made its units already: "
+      .. 'change the model before it is wrapped, or at least before its first use', what,
+      tostring(name), module._name)
+  end
+end
+
+local function misplaced(what, name, module, value)
+  errors.raise('TypeError', "%s '%s' of %s is now %s, expected a %s or nil", what, name,
+    module._name, arguments.noun(value), what == 'child' and 'module' or 'tensor')
+end
+
+--- The module that stands where `entry` of `module._children` was declared, or nil when the field
+--- was set to nil.
+function tree.child(module, entry)
+  local now = rawget(module, entry.key)
+  if now == entry.module or now == nil then
+    return now
+  elseif not tree.is_module(now) then
+    misplaced('child', entry.name, module, now)
+  end
+  tree.check_unplanned(module, 'child', entry.name)
+  tree.check_acyclic(module, entry.name, now)
+  entry.module = now
+  rawset(now, '_owner', module)
+  return now
+end
+
+local function check_unmanaged(module, p, now)
+  if not parameter.manager(p.tensor) then
+    return
+  end
+  rawset(module, p.name, p.tensor)
+  local path = tree.path(module)
+  errors.raise('RuntimeError', "parameter '%s' of %s was replaced after FSDP took it into a unit, "
+    .. 'where the new tensor %s would never be seen; the field shows the parameter again. Write '
+    .. 'into it instead: fsdp.summon_full_params(model, nil, function() module.%s:copy_(t) end)',
+    join(path, p.name), path == '' and module._name or ('%s (%s)'):format(path, module._name),
+    '(' .. table.concat(parameter.shape(now), ', ') .. ')', p.name)
+end
+
+--- The tensor that stands where `p` of `module._params` was declared, or nil.
+---@return ms.Tensor?
+function tree.param(module, p)
   local now = rawget(module, p.name)
-  if now ~= p.tensor and parameter.is_tensor(now) then
+  if rawequal(now, p.tensor) or now == nil then
+    return now
+  elseif not parameter.is_tensor(now) then
+    misplaced('parameter', p.name, module, now)
+  elseif parameter.key(now) ~= parameter.key(p.tensor) then
+    check_unmanaged(module, p, now)
     parameter.make(scope.keep(now))
     p.tensor, p.shape = now, parameter.shape(now)
   end
   return p.tensor
+end
+
+-- As tree.param(), for an entry of `module._buffers`.
+local function buffer_tensor(module, b)
+  local now = rawget(module, b.name)
+  if rawequal(now, b.tensor) or now == nil then
+    return now
+  elseif not parameter.is_tensor(now) then
+    misplaced('buffer', b.name, module, now)
+  end
+  b.tensor, b.original, b.cast_version = scope.keep(now), nil, nil
+  return now
 end
 
 local function walk(module, path, seen, out)
@@ -47,8 +144,10 @@ local function walk(module, path, seen, out)
   end
   out[#out + 1] = { path = path, module = module }
   for _, entry in ipairs(module._children) do
-    local child_path = module._transparent and path or join(path, entry.name)
-    walk(tree.child(module, entry), child_path, seen, out)
+    local child = tree.child(module, entry)
+    if child then
+      walk(child, module._transparent and path or join(path, entry.name), seen, out)
+    end
   end
   return out
 end
@@ -64,8 +163,11 @@ end
 ---@return { name: string, module: ms.nn.Module }[]
 function tree.children(module)
   local out = {}
-  for i, entry in ipairs(module._children) do
-    out[i] = { name = entry.name, module = tree.child(module, entry) }
+  for _, entry in ipairs(module._children) do
+    local child = tree.child(module, entry)
+    if child then
+      out[#out + 1] = { name = entry.name, module = child }
+    end
   end
   return out
 end
@@ -87,9 +189,9 @@ function tree.params(module, recurse, distinct)
     or tree.walk(module, distinct)
   for _, entry in ipairs(modules) do
     for _, p in ipairs(entry.module._params) do
-      local tensor = param_tensor(entry.module, p)
-      local key = parameter.key(tensor)
-      if not (distinct and seen[key]) then
+      local tensor = tree.param(entry.module, p)
+      local key = tensor and parameter.key(tensor)
+      if tensor and not (distinct and seen[key]) then
         seen[key] = true
         out[#out + 1] = {
           name = join(entry.path, p.name), tensor = tensor, shape = p.shape, module = entry.module,
@@ -100,12 +202,22 @@ function tree.params(module, recurse, distinct)
   return out
 end
 
+--- Declarations of the buffers of this module alone.
+---@return { name: string, tensor: ms.Tensor, persistent: boolean }[]
+function tree.own_buffers(module)
+  local out = {}
+  for _, b in ipairs(module._buffers) do
+    out[#out + 1] = buffer_tensor(module, b) and b
+  end
+  return out
+end
+
 --- Buffers by path; `entry` is the declaration.
 ---@return { name: string, tensor: ms.Tensor, entry: table, module: ms.nn.Module }[]
 function tree.buffers(module)
   local out = {}
   for _, entry in ipairs(tree.walk(module)) do
-    for _, b in ipairs(entry.module._buffers) do
+    for _, b in ipairs(tree.own_buffers(entry.module)) do
       out[#out + 1] = {
         name = join(entry.path, b.name), tensor = b.tensor, entry = b, module = entry.module,
       }

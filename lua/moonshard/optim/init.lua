@@ -1,6 +1,13 @@
 --- Optimizers over the local shards of parameters.
 
-local lazy = { Optimizer = 'optimizer', SGD = 'sgd', Adam = 'adam', AdamW = 'adamw' }
+local namespace = require 'moonshard.namespace'
+
+local lazy = {
+  Optimizer = 'moonshard.optim.optimizer',
+  SGD = 'moonshard.optim.sgd',
+  Adam = 'moonshard.optim.adam',
+  AdamW = 'moonshard.optim.adamw',
+}
 
 ---@class ms.optim
 ---@field Optimizer ms.optim.Optimizer
@@ -19,13 +26,4 @@ function optim.clip_grad_norm_(params, max_norm, norm_type)
   return require('moonshard_ffi.optim').clip(params, max_norm, norm_type or 2)
 end
 
-return setmetatable(optim, {
-  __index = function(self, name)
-    local file = lazy[name]
-    if file then
-      local value = require('moonshard.optim.' .. file)
-      rawset(self, name, value)
-      return value
-    end
-  end,
-})
+return namespace('optim', optim, lazy, { GradScaler = 'loss scaling' })

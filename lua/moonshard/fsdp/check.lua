@@ -1,0 +1,62 @@
+--- What wrapping asks of classes and policies it is given.
+
+local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.errors'
+local util = require 'moonshard.util'
+local tree = require 'moonshard.nn.tree'
+
+local check = {}
+
+local function is_class(value)
+  return type(value) == 'table' and type(rawget(value, '_name')) == 'string'
+end
+
+--- A copy of an array of module classes.
+---@param what string
+---@param classes table[]
+---@return table[]
+function check.classes(what, classes)
+  if is_class(classes) then
+    errors.raise('TypeError', '%s takes an array of classes: write { %s }', what, classes._name)
+  elseif type(classes) ~= 'table' or getmetatable(classes) ~= nil then
+    errors.raise('TypeError', '%s takes an array of classes, got %s', what,
+      arguments.noun(classes))
+  end
+  local n = #classes
+  for key in next, classes do
+    if type(key) ~= 'number' or key < 1 or key > n then
+      errors.raise('TypeError', "%s takes an array of classes, got the key '%s'", what,
+        tostring(key))
+    end
+  end
+  for i = 1, n do
+    if not (is_class(classes[i]) and classes[i]._is_module) then
+      errors.raise('TypeError', '%s: entry %d is %s, expected a class of modules', what, i,
+        arguments.noun(classes[i]))
+    end
+  end
+  return util.slice(classes, 1)
+end
+
+--- A policy, or nil.
+---@param policy ms.fsdp.Policy|ms.fsdp.PolicyObject|nil
+---@return ms.fsdp.Policy|ms.fsdp.PolicyObject|nil
+function check.policy(policy)
+  if policy == nil or type(policy) == 'function' then
+    return policy
+  elseif is_class(policy) then
+    errors.raise('TypeError', 'auto_wrap_policy is the class %s itself: write %s', policy._name,
+      policy._is_module and ('fsdp.ModuleWrapPolicy { %s }'):format(policy._name)
+        or policy._name .. '(...), what it makes is a policy')
+  elseif type(policy) == 'table' and getmetatable(policy) == nil then
+    errors.raise('TypeError', 'auto_wrap_policy is a plain table: to wrap the modules of some '
+      .. 'classes write fsdp.ModuleWrapPolicy { ... }')
+  elseif tree.is_module(policy) then
+    arguments.refuse('FSDP', 'auto_wrap_policy', policy, 'a policy')
+  elseif type(policy) == 'table' and getmetatable(policy)._is_policy then
+    return policy
+  end
+  return arguments.fn('FSDP', 'auto_wrap_policy', policy)
+end
+
+return check

@@ -1,0 +1,50 @@
+--- Sees when a script replaces a module or parameter that units were planned over.
+---
+--- Fields of modules are plain fields, so nothing happens when one is assigned; what stands in them
+--- is compared before it is used. A field set to nil is fine: its parameter is just not used.
+
+local tree = require 'moonshard.nn.tree'
+
+local watch = {}
+
+---@class ms.fsdp.Watched  parallel arrays, so that comparing reads nothing else
+---@field modules ms.nn.Module[]
+---@field fields (string|integer)[]
+---@field values any[]
+---@field entries table[]  the declarations
+
+--- Note what stands in the fields of these modules, which from now on take no other modules and no
+--- new parameters.
+---@param modules ms.nn.Module[]
+---@return ms.fsdp.Watched
+function watch.of(modules)
+  local w = { modules = {}, fields = {}, values = {}, entries = {} }
+  local function add(module, field, value, entry)
+    local i = #w.modules + 1
+    w.modules[i], w.fields[i], w.values[i], w.entries[i] = module, field, value, entry
+  end
+  for _, module in ipairs(modules) do
+    for _, p in ipairs(module._params) do
+      add(module, p.name, p.tensor, p)
+    end
+    for _, child in ipairs(module._children) do
+      add(module, child.key, child.module, child)
+    end
+    rawset(module, '_planned', true)
+  end
+  return w
+end
+
+--- RuntimeError names the first field in which another object stands now.
+---@param w ms.fsdp.Watched
+function watch.check(w)
+  local modules, fields, values = w.modules, w.fields, w.values
+  for i = 1, #modules do
+    if not rawequal(rawget(modules[i], fields[i]), values[i]) then
+      local entry = w.entries[i]
+      values[i] = (entry.module and tree.child or tree.param)(modules[i], entry)
+    end
+  end
+end
+
+return watch

@@ -1,0 +1,99 @@
+--- What it means to assign to a field of a module.
+---
+--- A module becomes a child and a parameter a parameter of this module, in order of assignment, as
+--- if they had been declared. A plain table of modules is refused: it has an order on no two ranks
+--- that anybody promised. All other values are just fields.
+
+local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
+local tree = require 'moonshard.nn.tree'
+
+local fields = {}
+
+-- Is a module in this plain table, or in one inside it?
+local function holds_module(value, seen)
+  if type(value) ~= 'table' or getmetatable(value) ~= nil or seen[value] then
+    return false
+  end
+  seen[value] = true
+  for _, entry in next, value do
+    if tree.is_module(entry) or holds_module(entry, seen) then
+      return true
+    end
+  end
+  return false
+end
+
+local function refuse_table(module, name)
+  errors.raise('TypeError', "field '%s' of %s is a plain table of modules, which registers none of "
+    .. "them: write self.%s = nn.ModuleList { ... }, or self:child('name', module) for each",
+    tostring(name), module._name, tostring(name))
+end
+
+-- The name a child gets in checkpoints: entries of lists count from 0 there.
+local function child_name(self, field)
+  if type(field) ~= 'number' then
+    return field
+  end
+  local n = #self._children
+  if field ~= n + 1 then
+    errors.raise('IndexError', 'a module is assigned to entry %s of %s, the next is %d',
+      tostring(field), self._name, n + 1)
+  end
+  return tostring(n)
+end
+
+--- The `__newindex` of modules: fields that exist are assigned without it.
+---@param self ms.nn.Module
+function fields.assign(self, field, value)
+  if tree.is_module(value) then
+    self:child(child_name(self, field), value, field)
+  elseif type(field) == 'string' and parameter.is_parameter(value) then
+    self:tie(field, value)
+  elseif holds_module(value, {}) then
+    refuse_table(self, field)
+  else
+    rawset(self, field, value)
+  end
+end
+
+-- Modules of `_owner` and `_children` are those of the tree itself.
+local PRIVATE = { _owner = true, _children = true }
+
+local function is_declared(module, field)
+  for _, entry in ipairs(module._children) do
+    if entry.key == field then
+      return true
+    end
+  end
+  return false
+end
+
+--- Refuse what assignment did not see: modules put into a table later, or in place of a value that
+--- was none.
+---@param module ms.nn.Module
+function fields.check(module)
+  local tables, strays = {}, {}
+  for field, value in next, module do
+    if not PRIVATE[field] and holds_module(value, {}) then
+      tables[#tables + 1] = tostring(field)
+    elseif not PRIVATE[field] and tree.is_module(value) and not is_declared(module, field) then
+      strays[#strays + 1] = { name = tostring(field), module = value }
+    end
+  end
+  table.sort(tables)
+  table.sort(strays, function(a, b) return a.name < b.name end)
+  if tables[1] then
+    refuse_table(module, tables[1])
+  end
+  for _, stray in ipairs(strays) do
+    if not tree.contains(tree.outermost(module), stray.module) then
+      errors.raise('TypeError', "field '%s' of %s became %s after it had held something else, and "
+        .. 'is not registered: set it to nil first, or hold what shall stay apart in a function',
+        stray.name, module._name, arguments.noun(stray.module))
+    end
+  end
+end
+
+return fields

@@ -1,0 +1,91 @@
+-- lua/moonshard/namespace.lua: names that are not there, and README's list of what is not there yet
+local ms = require 'moonshard'
+local fsdp = ms.fsdp
+local checks = require 'support.checks'
+
+-- What README says is still missing, and how a script would ask for it.
+local function linear() return ms.nn.Linear(2, 2) end
+local ASKS = {
+  ['`fully_shard` (per-parameter sharding)'] = {
+    function() return fsdp.fully_shard end,
+    function() return fsdp.MixedPrecisionPolicy end,
+  },
+  ['hybrid sharding'] = {
+    function() fsdp.FSDP(linear(), { sharding_strategy = 'HYBRID_SHARD' }) end,
+    function() fsdp.FSDP(linear(), { sharding_strategy = '_HYBRID_SHARD_ZERO2' }) end,
+    function() return ms.dist.init_device_mesh end,
+  },
+  ['CPU offload'] = {
+    function() fsdp.FSDP(linear(), { cpu_offload = true }) end,
+    function() return fsdp.CPUOffload end,
+  },
+  ['f16 and loss scaling'] = {
+    function() return ms.f16 end,
+    function() fsdp.FSDP(linear(), { mixed_precision = { param_dtype = ms.f16 } }) end,
+    function() fsdp.FSDP(linear(), { mixed_precision = { param_dtype = 'f16' } }) end,
+    function() ms.nn.Linear(2, 2, { dtype = 'f16' }) end,
+    function() ms.ones(2, { dtype = 'f16' }) end,
+    function() return fsdp.ShardedGradScaler end,
+    function() return ms.optim.GradScaler end,
+  },
+  ['communication hooks'] = {
+    function() fsdp.FSDP(linear()):register_comm_hook(nil, print) end,
+  },
+  ['CUDA and NCCL'] = {
+    function() return ms.cuda end,
+    function() return ms.nccl end,
+    function() fsdp.FSDP(linear(), { device_id = 0 }) end,
+  },
+  ['several hosts'] = { function() ms.dist.init { hosts = 2 } end },
+  ['compile'] = { function() return ms.compile end },
+}
+
+local function readme_list()
+  local file = assert(io.open 'README.md')
+  local text = file:read '*a'
+  file:close()
+  local list = text:match('\nNot yet: (.-)%. Asking'):gsub('%s+', ' ')
+  local items = {}
+  for item in (list .. ', '):gmatch '(.-), ' do
+    items[#items + 1] = item
+  end
+  return items
+end
+
+describe('the library\'s names', function()
+  it('are refused when they do not exist, with the nearest one', function()
+    for _, case in ipairs {
+      { ms, 'rand_n', "ms has no 'rand_n', did you mean 'randn'?" },
+      { ms.nn, 'Liner', "nn has no 'Liner', did you mean 'Linear'?" },
+      { ms.nn.init, 'norml', "nn.init has no 'norml', did you mean 'normal'?" },
+      { ms.fsdp, 'FSPD', "fsdp has no 'FSPD', did you mean 'FSDP'?" },
+      { ms.optim, 'AdamX', "optim has no 'AdamX', did you mean 'Adam'?" },
+      { ms.data, 'loader', "data has no 'loader', did you mean 'Loader'?" },
+      { ms.models, 'GTP', "models has no 'GTP', did you mean 'GPT'?" },
+      { ms.dist, 'allreduce', "dist has no 'allreduce', did you mean 'all_reduce'?" },
+      { ms, 'somethingelse', "ms has no 'somethingelse'" },
+      { ms, 3, "ms has no '3'" },
+    } do
+      checks.raises('KeyError', case[3], function() return case[1][case[2]] end)
+    end
+  end)
+
+  it('load what is there', function()
+    assert.equal('nn.LayerNorm', ms.nn.LayerNorm._name)
+    assert.equal(ms.optim.AdamW, ms.optim.AdamW)
+    assert.equal('f32', ms.f32)
+  end)
+
+  it('raise NotImplementedError for all that README says is not there yet', function()
+    local items = readme_list()
+    assert.is_true(#items >= 8)
+    ms.capture_warnings(function()
+      for _, item in ipairs(items) do
+        assert(ASKS[item], 'no question is known for ' .. item)
+        for _, ask in ipairs(ASKS[item]) do
+          checks.raises('NotImplementedError', 'not supported', ask)
+        end
+      end
+    end)
+  end)
+end)
