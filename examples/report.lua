@@ -38,7 +38,7 @@ function report.clock(seconds)
   return ('%d:%02d'):format(s / 60, s % 60)
 end
 
---- Columns aligned: the first to the left, the others to the right.
+--- Columns aligned: those of numbers to the right, others to the left. The first row is the head.
 ---@param rows string[][]
 ---@return string
 function report.table(rows)
@@ -52,10 +52,10 @@ function report.table(rows)
   for i, row in ipairs(rows) do
     local cells = {}
     for c, cell in ipairs(row) do
-      cells[c] = c == 1 and cell .. (' '):rep(width[c] - #cell)
-        or (' '):rep(width[c] - #cell) .. cell
+      local is_number = (rows[2] or row)[c]:find('^%d')
+      cells[c] = ('%' .. (is_number and '' or '-') .. width[c] .. 's'):format(cell)
     end
-    lines[i] = '  ' .. table.concat(cells, '  ')
+    lines[i] = ('  ' .. table.concat(cells, '  ')):gsub('%s+$', '')
   end
   return table.concat(lines, '\n')
 end

@@ -18,12 +18,13 @@ local SMALL = ' --quick --no-torch --steps=1'
 
 local PROGRAMS = { './dev', 'luajit', 'moonshard', 'mpirun', 'python3', '.ci/run', 'busted' }
 
--- The command a piece of text begins with, or nil: what follows two blanks or a '#' describes it.
+-- The command a piece of text begins with, or nil: what follows two blanks or a '#' describes it. A
+-- program's name without words is no command, unless it is a file of this tree.
 local function command_in(text)
   local command = text:gsub('%s%s.*$', ''):gsub('%s+#.*$', ''):gsub('%s+$', '')
   local program = command:gsub('^[A-Z_]+=%S+%s+', ''):match('^%S+')
   for _, known in ipairs(PROGRAMS) do
-    if program == known then
+    if program == known and (program ~= command or command:find('/', 1, true)) then
       return command
     end
   end
@@ -226,6 +227,22 @@ describe('the pages', function()
       end
     end)
   end
+
+  it('name every variable that the runtime reads', function()
+    local pages = shell.read('docs/architecture.md')
+    local _, sources = shell.run(TREE, [[grep -rhE "[\"'](MS|MOONSHARD)_[A-Z_]+" ]]
+      .. 'runtime bindings lua kernels')
+    local n = 0
+    for name in sources:gmatch('["\'](M%u+_[%u_]+)') do
+      n = n + 1
+      assert.truthy(pages:find('`' .. name, 1, true), 'docs/architecture.md is silent on ' .. name)
+    end
+    assert.is_true(n > 10)
+    local security = shell.read('SECURITY.md')
+    for _, name in ipairs { 'MOONSHARD_LIB', 'MS_PLUGIN_DIR', 'LUA_PATH', 'LUA_CPATH', 'PATH' } do
+      assert.truthy(security:find('`' .. name .. '`', 1, true), 'SECURITY.md is silent on ' .. name)
+    end
+  end)
 
   it('show every command that is run here', function()
     for command in pairs(runs) do

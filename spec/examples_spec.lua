@@ -125,7 +125,8 @@ describe('an example', function()
 
   it('trains under a launcher as it does by itself', function()
     local launched = succeeds(shell.run(folder, ('%s/bindings/moonshard run -n 2 --no-prefix '
-      .. '%s/examples/train.lua --data=text --out=out --steps=2 --hash'):format(TREE, TREE) .. MODEL))
+      .. '%s/examples/train.lua --data=text --out=out --steps=2 --hash%s'):format(TREE, TREE,
+      MODEL)))
     local forked = succeeds(train('--out=other --steps=2 --hash'))
     assert.equal(forked:match('parameters %S+'), launched:match('parameters %S+'))
   end)
