@@ -7,6 +7,7 @@
 local text = require 'text'
 
 local RANKS = 2
+local DTYPE = 'bf16' -- of our training; run.lua chooses the rival's
 
 -- B rows of T tokens per rank and step.
 local shapes = {
@@ -26,7 +27,7 @@ local function with(args, more)
 end
 
 local function training(shape, more)
-  return { args = with(with(shapes[shape], { ranks = RANKS }), more) }
+  return { args = with(with(shapes[shape], { ranks = RANKS, dtype = DTYPE }), more) }
 end
 
 local function field(v, name)
@@ -36,7 +37,8 @@ local function field(v, name)
 end
 
 local function speed(label, v)
-  return { label = label, value = field(v, 'tokens_per_s'), format = text.rate, peak = v }
+  return { label = label, value = field(v, 'tokens_per_s'), format = text.rate, peak = v,
+    dtype = DTYPE }
 end
 
 local function resident(label, v)
@@ -114,8 +116,8 @@ return {
   { name = 'start', about = 'process start to the end of the first step', row = 'first_step',
     runs = 5, torch_runs = 3,
     variants = {
-      { args = with(shapes.default, { ranks = 1 }) },
-      { args = with(shapes.default, { ranks = 2 }) },
+      { args = with(shapes.default, { ranks = 1, dtype = DTYPE }) },
+      { args = with(shapes.default, { ranks = 2, dtype = DTYPE }) },
     },
     rows = {
       time('start to first step, 1 rank', 'seconds', 1),

@@ -56,7 +56,7 @@ local function gpt(o)
   local wrapped = fsdp.FSDP(model, {
     auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
     sharding_strategy = o.strategy or 'FULL_SHARD',
-    mixed_precision = { param_dtype = ms.bf16, reduce_dtype = ms.f32 },
+    mixed_precision = o.dtype ~= 'f32' and { param_dtype = o.dtype, reduce_dtype = 'f32' } or nil,
     forward_prefetch = true,
     use_orig_params = true,
   })
@@ -94,7 +94,7 @@ end
 function rows.train(o)
   local world = ms.dist.init { ranks = o.ranks }
   ms.dist.barrier() -- all cores busy while the peak is measured
-  local peak = over_ranks(ms.matmul_peak(ms.bf16, 0.5), 'sum')
+  local peak = over_ranks(ms.matmul_peak(o.dtype, 0.5), 'sum')
   local model, opt, flops = gpt(o)
   local x, y = batch(o, world.rank)
   for _ = 1, o.warmup do

@@ -2,7 +2,8 @@
 ---
 --- Each probe runs our side (rows.lua) and, when python can import torch, PyTorch's
 --- (torch_rows.py) in turns, every run a fresh set of processes pinned to cores; prints medians.
---- A ratio above 1 means ahead of PyTorch, whatever the unit.
+--- A ratio above 1 means ahead of PyTorch, whatever the unit. We train in bf16, the rival in its
+--- fastest dtype on this machine; rows name both.
 
 local here = arg[0]:match('^(.*)/') or '.'
 dofile(here .. '/../examples/setup.lua')
@@ -16,21 +17,24 @@ local stats = require 'stats'
 local subprocess = require 'subprocess'
 local text = require 'text'
 
-local o, mistake = flags.parse(arg, {
+local spec = {
   { 'quick', false, 'one run a side in place of three to five' },
-  { 'steps', 0, 'timed training steps of a run (0: as many as the probe says)' },
+  { 'steps', 0, 'timed training steps of a run (0: as many as the probe says)',
+    { whole = true, from = 0 } },
   { 'no-torch', false, 'measure our side only' },
-  { 'python', 'python3', 'the python to ask' },
+  { 'torch-dtype', 'auto', 'dtype PyTorch trains in: auto (its fastest here), bf16 or f32',
+    { one_of = { 'auto', 'bf16', 'f32' } } },
+  { 'python', 'python3', 'the python to ask', { filled = true } },
   { 'help', false, 'this text' },
-})
+}
+local o, mistake = flags.parse(arg, spec)
 if not o then
   io.stderr:write('bench: ', mistake, '\n')
   os.exit(2)
 elseif o.help then
-  print('usage: luajit bench/run.lua [names] [--quick] [--steps=N] [--no-torch] [--python=PATH]')
-  print('names:')
+  print(flags.help(spec, 'bench/run.lua [names]', 'Measures, beside PyTorch. Names:'))
   for _, probe in ipairs(probes) do
-    print(('  %-8s %s'):format(probe.name, probe.about))
+    print(('  %-28s %s'):format(probe.name, probe.about))
   end
   os.exit(0)
 end
@@ -38,6 +42,7 @@ end
 local ours = ('%s %s/rows.lua'):format(arg[-1] or 'luajit', here)
 local theirs = ('OMP_NUM_THREADS=1 %s %s/torch_rows.py'):format(o.python, here)
 local torch = not o['no-torch'] and machine.torch_version(o.python)
+local torch_dtype = o['torch-dtype'] == 'auto' and machine.fastest_dtype() or o['torch-dtype']
 local failed = false
 
 -- Results by variant and side: results[variant][field] is the list of values of all runs.
@@ -56,6 +61,15 @@ local function run_side(command, probe, args, results)
   end
 end
 
+-- The same for the rival, in its dtype.
+local function rival_args(args)
+  local out = {}
+  for key, value in pairs(args) do
+    out[key] = key == 'dtype' and torch_dtype or value
+  end
+  return out
+end
+
 local function measure(probe)
   local mine, other = {}, {}
   for v, variant in ipairs(probe.variants) do
@@ -69,7 +83,7 @@ local function measure(probe)
     for v, variant in ipairs(probe.variants) do
       run_side(ours, probe, variant.args, mine[v])
       if torch and i <= torch_runs then
-        run_side(theirs, probe, variant.args, other[v])
+        run_side(theirs, probe, rival_args(variant.args), other[v])
       end
     end
   end
@@ -89,12 +103,13 @@ end
 local function show(row, mine, other)
   local a, b = row.value(mine, median_of), row.value(other, median_of)
   local ratio = a and b and (row.less_is_better and b / a or a / b)
-  local of_peak, their_peak
+  local label, of_peak, their_peak = row.label, nil, nil
   if row.peak then
     local v = row.peak
+    label = ('%s, %s / %s'):format(label, row.dtype, torch_dtype)
     of_peak, their_peak = fraction(mine[v], a), fraction(mine[v], b)
   end
-  print(text.columns(row.label, a and row.format(a) or '-', b and row.format(b) or '-',
+  print(text.columns(label, a and row.format(a) or '-', b and row.format(b) or '-',
     ratio and text.times(ratio) or '-', of_peak and text.percent(of_peak) or '',
     their_peak and text.percent(their_peak) or ''))
 end

@@ -47,7 +47,7 @@ end
 --- One line of the table.
 ---@return string
 function text.columns(label, ours, theirs, ratio, of_peak, their_peak)
-  local line = ('%-46s %12s %12s %7s %8s %9s'):format(label, ours, theirs, ratio, of_peak,
+  local line = ('%-50s %12s %12s %7s %8s %9s'):format(label, ours, theirs, ratio, of_peak,
     their_peak)
   return (line:gsub('%s+$', ''))
 end

@@ -77,16 +77,19 @@ def median_call(samples, calls, fn):
 
 
 def sharded(model, o):
-    """NO_SHARD is DDP with autocast to bf16 and f32 gradients; else FSDP2, a group per block."""
+    """NO_SHARD is DDP, for bf16 with autocast and f32 gradients; else FSDP2, a group per block."""
+    bf16 = o["dtype"] == "bf16"
     if o.get("strategy") == "NO_SHARD":
         wrapped = DistributedDataParallel(model)
 
         def forward(x, y):
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 return wrapped(x, y)
 
         return forward
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32
+    )
     for block in model.h:
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)

@@ -8,16 +8,24 @@ local function read_all(path)
   if not file then
     error(('cannot read %s: %s'):format(path, why), 0)
   end
-  local bytes = file:read('*a')
+  local bytes
+  bytes, why = file:read('*a')
   file:close()
+  if not bytes then
+    error(('cannot read %s: %s'):format(path, why), 0)
+  end
   return bytes
 end
 
+-- Ranks that a launcher started write the same file at the same time: each under a name of its own.
 local function write_all(path, bytes)
-  local file = assert(io.open(path .. '.tmp', 'wb'))
+  local status = io.open('/proc/self/stat')
+  local own = ('%s.%d'):format(path, status:read('*n'))
+  status:close()
+  local file = assert(io.open(own, 'wb'))
   assert(file:write(bytes))
   assert(file:close())
-  assert(os.rename(path .. '.tmp', path))
+  assert(os.rename(own, path))
 end
 
 --- The Bible without its verse labels ("Gen1:1 In the beginning ...").

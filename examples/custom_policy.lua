@@ -1,8 +1,12 @@
 dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
 
 --- A wrap policy as a closure: decides module by module what becomes a unit of its own and how it
---- is sharded, and keeps a record of why. Prints the decisions and the units they made, then trains
---- a few steps to show that the strategies mix.
+--- is sharded, and keeps a record of why.
+---
+---   luajit examples/custom_policy.lua
+---
+--- Prints the decisions and the units they made, then trains a few steps to show that the
+--- strategies mix.
 
 local ms = require 'moonshard'
 local report = require 'report'
@@ -12,34 +16,47 @@ local world = ms.dist.init { ranks = 2 }
 ms.manual_seed(1)
 
 --- Blocks before `keep_from` are gathered twice a step to save memory; later ones are used again
---- soon after forward, so they stay gathered until backward. Large layers inside a block are left
---- to it.
-local function make_policy(keep_from, large, record)
-  local n_blocks = 0
+--- soon after forward, so they stay gathered until backward. Large layers are left to the unit they
+--- lie in.
+---@param paths table<ms.nn.Module, string>
+---@param keep_from integer
+---@param large integer  elements of a weight
+---@param record table[]  gets a row { path, decision, why } for each block and large layer
+local function make_policy(paths, keep_from, large, record)
+  local n_blocks, in_block = 0, {}
   return fsdp.CustomPolicy(function(module)
-    local decision, why = false, nil
+    local decision, what, why = false, nil, nil
     if ms.is(module, nn.TransformerBlock) then
       n_blocks = n_blocks + 1
+      for _, inner in ipairs(module:modules()) do
+        in_block[inner] = true
+      end
       if n_blocks >= keep_from then
         decision = { sharding_strategy = 'SHARD_GRAD_OP' }
-        why = 'late block: kept from forward to backward'
+        what, why = 'SHARD_GRAD_OP', 'late block: kept from forward to backward'
       else
-        decision, why = true, 'early block: gathered again for backward'
+        decision, what, why = true, 'as the root', 'early block: gathered again for backward'
       end
-    elseif ms.is(module, nn.Linear) and module.in_features * module.out_features >= large then
-      why = 'large, but part of a block that is a unit already'
+    elseif (module.in_features or 0) * (module.out_features or 0) >= large then
+      what = 'no'
+      why = in_block[module] and 'large, but part of a block that is a unit already'
+        or 'large, but its weight is the token table: both stay in the root'
     end
     if why then
-      record[#record + 1] = { module = module._name, wrapped = decision ~= false, why = why }
+      record[#record + 1] = { paths[module], what, why }
     end
     return decision
   end)
 end
 
-local record = {}
+local record = { { 'module', 'wrapped', 'why' } }
 local model = ms.models.GPT { vocab = 256, layers = 4, heads = 4, width = 64, context = 32 }
+local paths = {}
+for path, module in model:named_modules() do
+  paths[module] = path
+end
 model = fsdp.FSDP(model, {
-  auto_wrap_policy = make_policy(3, 16384, record),
+  auto_wrap_policy = make_policy(paths, 3, 16384, record),
   mixed_precision = { param_dtype = ms.bf16, reduce_dtype = ms.f32 },
   use_orig_params = true,
 })
@@ -52,13 +69,9 @@ local ids = ms.tensor({
 
 if world.rank == 0 then
   print('what the policy was asked and said:')
-  local rows = { { 'module', 'wrapped', 'why' } }
-  for _, entry in ipairs(record) do
-    rows[#rows + 1] = { entry.module, tostring(entry.wrapped), entry.why }
-  end
-  print(report.table(rows))
+  print(report.table(record))
   print('the units that came of it:')
-  rows = { { 'unit', 'strategy', 'parameters', 'shard' } }
+  local rows = { { 'unit', 'strategy', 'parameters', 'shard' } }
   for _, unit in ipairs(model:units()) do
     rows[#rows + 1] = {
       unit.name, unit.strategy, report.count(unit.numel), report.bytes(unit.shard_bytes),

@@ -1,6 +1,8 @@
---- Command-line flags of the examples: --name=value or --name value, --switch; a mistyped flag
---- names the nearest one. A specification is an array of { name, default, help }; the default's
---- type says what is accepted (number, string, boolean).
+--- Command-line flags of the examples: --name=value or --name value, --switch; a mistyped flag or
+--- word names the nearest one. A specification is an array of { name, default, help, rule }; the
+--- default's type says what is accepted (number, string, boolean), the rule which of it:
+---   numbers   whole = true, from = (the least), above = (less than all), below = (more than all)
+---   strings   one_of = words, filled = true (not empty)
 
 local errors = require 'moonshard.errors'
 
@@ -16,7 +18,43 @@ local function unknown(name, spec)
     nearest and ("; the nearest is '--%s'"):format(nearest) or '')
 end
 
----@param spec table[]  { name, default, help }
+-- What a number of this rule is called in messages.
+local function wanted(rule)
+  local text = rule.whole and 'a whole number' or 'a number'
+  for _, bound in ipairs { 'from', 'above', 'below' } do
+    if rule[bound] then
+      text = ('%s %s %s'):format(text, bound, tostring(rule[bound]))
+    end
+  end
+  return text
+end
+
+local function allows_number(rule, number)
+  return number == number and math.abs(number) ~= math.huge
+    and (not rule.whole or number % 1 == 0)
+    and number >= (rule.from or -math.huge)
+    and number > (rule.above or -math.huge)
+    and number < (rule.below or math.huge)
+end
+
+-- What is wrong with this word, or nil.
+local function mistake_in_word(name, rule, word)
+  if rule.filled and word == '' then
+    return ('--%s must not be empty'):format(name)
+  elseif not rule.one_of then
+    return nil
+  end
+  for _, known in ipairs(rule.one_of) do
+    if word == known then
+      return nil
+    end
+  end
+  local nearest = errors.nearest(word, rule.one_of)
+  return ("--%s is one of %s, got '%s'%s"):format(name, table.concat(rule.one_of, ', '), word,
+    nearest and ("; the nearest is '%s'"):format(nearest) or '')
+end
+
+---@param spec table[]  { name, default, help, rule }
 ---@param program string
 ---@param about string
 ---@return string
@@ -31,11 +69,12 @@ function flags.help(spec, program, about)
   return table.concat(lines, '\n')
 end
 
-local function convert(name, default, text)
+local function convert(flag, text)
+  local name, default, rule = flag[1], flag[2], flag[4] or {}
   if type(default) == 'number' then
     local number = tonumber(text)
-    if not number then
-      return nil, ("--%s wants a number, got '%s'"):format(name, text)
+    if not number or not allows_number(rule, number) then
+      return nil, ("--%s wants %s, got '%s'"):format(name, wanted(rule), text)
     end
     return number
   elseif type(default) == 'boolean' then
@@ -45,7 +84,7 @@ local function convert(name, default, text)
     end
     return text == 'true'
   end
-  return text
+  return text, mistake_in_word(name, rule, text)
 end
 
 --- Parse `argv`. Words that are no flags are collected under `rest`.
@@ -78,7 +117,7 @@ function flags.parse(argv, spec)
           return nil, ('--%s wants a value'):format(name)
         end
       end
-      local value, mistake = convert(name, default, text)
+      local value, mistake = convert(known[name], text)
       if mistake then
         return nil, mistake
       end

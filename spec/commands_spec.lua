@@ -2,40 +2,29 @@
 -- is read from the pages: a command that is not in `runs` below fails, and so does an entry that no
 -- page shows any more. What takes minutes is shortened by flags added at its end.
 --
--- Commands run in a folder of links to this tree, as in a newcomer's checkout: without the variables
--- the specs run under (but for the folder of a build that is no release), and what they write goes
--- away with the folder.
+-- Commands run in a folder of links to this tree, as in a newcomer's checkout: without the
+-- variables the specs run under (but for the folder of a build that is no release); what they
+-- write goes away with the folder.
 
 local lfs = require 'lfs'
+local shell = require 'support.shell'
 
 local TREE = lfs.currentdir()
 local RELEASE = os.getenv('MOONSHARD_LIB') == TREE .. '/build/release'
 local SHORT = ' --steps=2 --tokens=256 --width=32 --layers=1 --context=64 --sample=8'
 local SMALL = ' --quick --no-torch --steps=1'
 
-local function read(path)
-  local file = assert(io.open(path))
-  local text = file:read('*a')
-  file:close()
-  return text
-end
-
-local function write(path, text)
-  local file = assert(io.open(path, 'w'))
-  assert(file:write(text))
-  file:close()
-end
-
 -- -- what the pages show -------------------------------------------------------------------------
 
 local PROGRAMS = { './dev', 'luajit', 'moonshard', 'mpirun', 'python3', '.ci/run', 'busted' }
 
--- The command a piece of text begins with, or nil: what follows two blanks or a '#' describes it.
+-- The command a piece of text begins with, or nil: what follows two blanks or a '#' describes it. A
+-- program's name without words is no command, unless it is a file of this tree.
 local function command_in(text)
   local command = text:gsub('%s%s.*$', ''):gsub('%s+#.*$', ''):gsub('%s+$', '')
   local program = command:gsub('^[A-Z_]+=%S+%s+', ''):match('^%S+')
   for _, known in ipairs(PROGRAMS) do
-    if program == known then
+    if program == known and (program ~= command or command:find('/', 1, true)) then
       return command
     end
   end
@@ -43,7 +32,7 @@ end
 
 -- Call `each` with every command of a Markdown page: indented lines and `spans`, not Lua.
 local function commands_of_page(path, each)
-  local text = read(path):gsub('```lua.-```', '')
+  local text = shell.read(path):gsub('```lua.-```', '')
   for line in text:gmatch('[^\n]+') do
     local command = command_in(line:match('^    (.*)$') or '')
     if command then
@@ -61,7 +50,7 @@ end
 
 -- The same of a Lua file: indented lines of its comments.
 local function commands_of_file(path, each)
-  for comment in read(path):gmatch('%-%-%-   ([^\n]+)') do
+  for comment in shell.read(path):gmatch('%-%-%-   ([^\n]+)') do
     local command = command_in(comment)
     if command then
       each(command)
@@ -104,7 +93,7 @@ end
 -- Lua that README shows, in order.
 local function scripts()
   local list = {}
-  for code in read('README.md'):gmatch('```lua\n(.-)```') do
+  for code in shell.read('README.md'):gmatch('```lua\n(.-)```') do
     list[#list + 1] = code
   end
   return list
@@ -114,16 +103,9 @@ end
 
 local checkout
 
--- Exit code and output of a command in the checkout.
-local function execute(command)
-  local out = checkout .. '/output'
-  local status = os.execute(([[cd '%s' && env -u LUA_PATH %s timeout 300 %s >'%s' 2>&1 </dev/null]])
-    :format(checkout, RELEASE and '-u MOONSHARD_LIB' or '', command, out))
-  return status / 256, read(out)
-end
-
 local function succeeds(command)
-  local code, output = execute(command)
+  local code, output = shell.run(checkout, ('env -u LUA_PATH %s %s'):format(
+    RELEASE and '-u MOONSHARD_LIB' or '', command))
   assert.equal(0, code, command .. '\n' .. output)
   return output
 end
@@ -141,8 +123,8 @@ end
 local function write_script(name)
   local code, n = scripts()[1]:gsub('step == 100', 'step == 2')
   assert.equal(1, n)
-  write(checkout .. '/text.u8', ('in the beginning was the word. '):rep(400))
-  write(checkout .. '/' .. name, code)
+  shell.write(checkout .. '/text.u8', ('in the beginning was the word. '):rep(400))
+  shell.write(checkout .. '/' .. name, code)
 end
 
 local function trains_by_script(command)
@@ -152,7 +134,7 @@ end
 -- What runs these specs itself, part by part.
 local function part_of_ci(command)
   local found
-  for line in read('.ci/run'):gmatch('[^\n]+') do
+  for line in shell.read('.ci/run'):gmatch('[^\n]+') do
     found = found or line == 'part ' .. command
   end
   assert.is_true(found, command .. ' is no part of .ci/run')
@@ -220,9 +202,7 @@ local runs = {
 
 describe('the pages', function()
   before_each(function()
-    checkout = os.tmpname()
-    os.remove(checkout)
-    assert(lfs.mkdir(checkout))
+    checkout = shell.make_folder()
     for name in lfs.dir(TREE) do
       if name ~= '.' and name ~= '..' and name ~= 'train-out' then
         assert(lfs.link(TREE .. '/' .. name, checkout .. '/' .. name, true))
@@ -231,7 +211,7 @@ describe('the pages', function()
   end)
 
   after_each(function()
-    os.execute(("rm -rf '%s'"):format(checkout)) -- links are removed, not followed
+    shell.remove_folder(checkout)
   end)
 
   local known = {}
@@ -247,6 +227,22 @@ describe('the pages', function()
       end
     end)
   end
+
+  it('name every variable that the runtime reads', function()
+    local pages = shell.read('docs/architecture.md')
+    local _, sources = shell.run(TREE, [[grep -rhE "[\"'](MS|MOONSHARD)_[A-Z_]+" ]]
+      .. 'runtime bindings lua kernels')
+    local n = 0
+    for name in sources:gmatch('["\'](M%u+_[%u_]+)') do
+      n = n + 1
+      assert.truthy(pages:find('`' .. name, 1, true), 'docs/architecture.md is silent on ' .. name)
+    end
+    assert.is_true(n > 10)
+    local security = shell.read('SECURITY.md')
+    for _, name in ipairs { 'MOONSHARD_LIB', 'MS_PLUGIN_DIR', 'LUA_PATH', 'LUA_CPATH', 'PATH' } do
+      assert.truthy(security:find('`' .. name .. '`', 1, true), 'SECURITY.md is silent on ' .. name)
+    end
+  end)
 
   it('show every command that is run here', function()
     for command in pairs(runs) do

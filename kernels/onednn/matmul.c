@@ -1,4 +1,5 @@
-/* Primitives for matrix products: made once per shape, then looked up. Transposed operands are
+/* Primitives for matrix products: made once per shape, then looked up; past a bound the least
+ * recently used goes. Transposed operands are
  * described by their strides, the bias by the primitive's own, adding to C by a sum post-op. */
 #include "matmul.h"
 
@@ -7,6 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* The library writes through pointers that its allocations of generated code (256 KiB of address
+ * space each) and objects gave it without looking at them. 12 MiB is the most a primitive took. */
+enum { CREATING_BYTES = 32 << 20 };
 
 int32_t onednn_failed(char *error, const char *call, dnnl_status_t status)
 {
@@ -153,13 +158,11 @@ static void free_one(matmul *mm)
 
 void matmul_free_all(onednn *state)
 {
-    for (int64_t i = 0; i < state->n_places; i++) {
+    for (int64_t i = 0; i < MATMUL_PLACES; i++) {
         if (state->table[i] != NULL) {
             free_one(state->table[i]);
         }
     }
-    free(state->table);
-    state->table = NULL;
 }
 
 /* Fill `mm`; its primitive stays NULL when there is nothing good. */
@@ -216,9 +219,9 @@ static uint64_t hash_key(const matmul_key *key)
     return hash;
 }
 
-static matmul **place_of(const onednn *state, const matmul_key *key, uint64_t hash)
+static matmul **place_of(onednn *state, const matmul_key *key, uint64_t hash)
 {
-    int64_t mask = state->n_places - 1;
+    const int64_t mask = MATMUL_PLACES - 1;
     int64_t i = (int64_t)hash & mask;
 
     while (state->table[i] != NULL &&
@@ -228,40 +231,32 @@ static matmul **place_of(const onednn *state, const matmul_key *key, uint64_t ha
     return &state->table[i];
 }
 
-static bool grow(onednn *state)
+/* Give up the primitive that has not been used for longest. The rest find new places: one that
+ * was passed over on the way to another must not become empty. */
+static void give_up_one(onednn *state)
 {
-    onednn next = *state;
+    matmul *entries[MATMUL_PLACES], *oldest = NULL;
 
-    next.n_places = state->n_places > 0 ? state->n_places * 2 : 64;
-    next.table = calloc((size_t)next.n_places, sizeof(matmul *));
-    if (next.table == NULL) {
-        return false;
-    }
-    for (int64_t i = 0; i < state->n_places; i++) {
-        matmul *mm = state->table[i];
-
-        if (mm != NULL) {
-            *place_of(&next, &mm->key, mm->hash) = mm;
+    memcpy(entries, state->table, sizeof(entries));
+    memset(state->table, 0, sizeof(state->table));
+    for (int64_t i = 0; i < MATMUL_PLACES; i++) {
+        if (entries[i] != NULL && (oldest == NULL || entries[i]->last_used < oldest->last_used)) {
+            oldest = entries[i];
         }
     }
-    free(state->table);
-    state->table = next.table;
-    state->n_places = next.n_places;
-    return true;
+    for (int64_t i = 0; i < MATMUL_PLACES; i++) {
+        if (entries[i] != NULL && entries[i] != oldest) {
+            *place_of(state, &entries[i]->key, entries[i]->hash) = entries[i];
+        }
+    }
+    free_one(oldest);
+    state->n_used--;
 }
 
-int32_t matmul_find(onednn *state, const matmul_key *key, matmul **out, char *error)
+static int32_t add(onednn *state, const matmul_key *key, uint64_t hash, matmul **out, char *error)
 {
-    uint64_t hash = hash_key(key);
-
-    if (state->n_places > 0) {
-        *out = *place_of(state, key, hash);
-        if (*out != NULL) {
-            return MSI_PLUGIN_OK;
-        }
-    }
-    if (state->n_used * 2 >= state->n_places && !grow(state)) {
-        return onednn_failed(error, "growing the table of primitives", dnnl_out_of_memory);
+    if (!state->host.probe(state->host.user, CREATING_BYTES, "making a matrix primitive")) {
+        return MSI_PLUGIN_NO_MEMORY;
     }
     matmul *mm = calloc(1, sizeof(*mm));
 
@@ -276,8 +271,26 @@ int32_t matmul_find(onednn *state, const matmul_key *key, matmul **out, char *er
         free_one(mm);
         return outcome;
     }
+    if (state->n_used == MATMUL_KEPT) {
+        give_up_one(state);
+    }
     *place_of(state, key, hash) = mm;
     state->n_used++;
     *out = mm;
     return MSI_PLUGIN_OK;
+}
+
+int32_t matmul_find(onednn *state, const matmul_key *key, matmul **out, char *error)
+{
+    uint64_t hash = hash_key(key);
+    int32_t outcome = MSI_PLUGIN_OK;
+
+    *out = *place_of(state, key, hash);
+    if (*out == NULL) {
+        outcome = add(state, key, hash, out, error);
+    }
+    if (*out != NULL) {
+        (*out)->last_used = ++state->clock;
+    }
+    return outcome;
 }

@@ -16,6 +16,13 @@ typedef struct matmul_key {
     int64_t dtype, c_dtype, bias, accumulate;
 } matmul_key;
 
+enum {
+    /* Primitives kept. A training step has twenty; one takes 50 KiB (AVX2) to 140 KiB (AMX), most
+     * of it generated code, so text written at ever new lengths must not keep all. */
+    MATMUL_KEPT = 256,
+    MATMUL_PLACES = 2 * MATMUL_KEPT /* a power of two */
+};
+
 /* A primitive with its memory objects, whose data handles are set anew for each run. */
 typedef struct matmul {
     matmul_key key;
@@ -24,6 +31,7 @@ typedef struct matmul {
     dnnl_exec_arg_t args[5];    /* source, weights, destination, scratch, bias */
     int32_t n_args;
     int64_t scratch_nbytes;
+    int64_t last_used; /* by the state's clock */
 } matmul;
 
 /* One context's state. */
@@ -33,13 +41,12 @@ typedef struct onednn {
     dnnl_stream_t stream;
     bool bf16; /* the processor has bf16 products (AMX or AVX512-BF16) and may use them */
     int64_t created;
-    matmul **table; /* open addressing, a power of two of places */
-    int64_t n_places, n_used;
-    void *scratch; /* one work space for all primitives: they run one after another */
-    int64_t scratch_nbytes;
+    int64_t clock;                /* products looked for */
+    int64_t n_used;               /* entries of the table */
+    matmul *table[MATMUL_PLACES]; /* open addressing */
 } onednn;
 
-/* The primitive for `key`, from the table or created. */
+/* The primitive for `key`, from the table or created in place of the one unused for longest. */
 int32_t matmul_find(onednn *state, const matmul_key *key, matmul **out, char *error);
 /* Descriptor of the product; *name is the implementation's. dnnl_unimplemented: there is none. */
 dnnl_status_t matmul_describe(const onednn *state, const matmul_key *key,

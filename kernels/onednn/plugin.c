@@ -17,9 +17,6 @@ static void state_close(void *handle)
     onednn *state = handle;
 
     matmul_free_all(state);
-    if (state->scratch != NULL) {
-        state->host.release(state->host.user, state->scratch);
-    }
     if (state->stream != NULL) {
         dnnl_stream_destroy(state->stream);
     }
@@ -40,6 +37,7 @@ static int32_t state_open(void **out, const msi_plugin_host *host, char *error)
     }
     state->host = *host;
     omp_set_num_threads(1);
+    dnnl_set_primitive_cache_capacity(0); /* it would keep what the table gives up */
     if (host->isa == 2 || host->isa == 3) {
         /* One setting per process, fixed by its first use: a second context finds it made. */
         dnnl_set_max_cpu_isa(host->isa == 2 ? dnnl_cpu_isa_sse41 : dnnl_cpu_isa_avx2);
@@ -100,24 +98,6 @@ static matmul_key key_of(const msi_gemm_args *g)
     return key;
 }
 
-static int32_t ensure_scratch(onednn *state, int64_t nbytes)
-{
-    if (nbytes <= state->scratch_nbytes) {
-        return MSI_PLUGIN_OK;
-    }
-    void *block = state->host.alloc(state->host.user, nbytes);
-
-    if (block == NULL) {
-        return MSI_PLUGIN_NO_MEMORY;
-    }
-    if (state->scratch != NULL) {
-        state->host.release(state->host.user, state->scratch);
-    }
-    state->scratch = block;
-    state->scratch_nbytes = nbytes;
-    return MSI_PLUGIN_OK;
-}
-
 static int32_t state_gemm(void *handle, const msi_gemm_args *g, char *error)
 {
     onednn *state = handle;
@@ -131,11 +111,15 @@ static int32_t state_gemm(void *handle, const msi_gemm_args *g, char *error)
     if (mm->primitive == NULL) {
         return MSI_PLUGIN_UNSUPPORTED;
     }
-    outcome = ensure_scratch(state, mm->scratch_nbytes);
-    if (outcome != MSI_PLUGIN_OK) {
-        return outcome;
+    void *scratch = NULL;
+
+    if (mm->scratch_nbytes > 0) {
+        scratch = state->host.room(state->host.user, mm->scratch_nbytes);
+        if (scratch == NULL) {
+            return MSI_PLUGIN_NO_MEMORY;
+        }
     }
-    void *handles[5] = {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b, g->c, state->scratch,
+    void *handles[5] = {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b, g->c, scratch,
                         (void *)(uintptr_t)g->bias};
     dnnl_status_t status = dnnl_success;
 
@@ -179,6 +163,13 @@ static int64_t state_created(const void *handle)
     return state->created;
 }
 
+static int64_t state_kept(const void *handle)
+{
+    const onednn *state = handle;
+
+    return state->n_used;
+}
+
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
@@ -192,4 +183,5 @@ __attribute__((visibility("default"))) const msi_plugin msi_onednn_plugin = {
     .gemm = state_gemm,
     .name = state_name,
     .created = state_created,
+    .kept = state_kept,
 };

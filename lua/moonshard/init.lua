@@ -82,6 +82,7 @@ local stats = B.new('ms_memory_stats')
 ---@field live_total integer
 ---@field peak_total integer
 ---@field reserved integer       bytes held from the system, caches included
+---@field cached integer         of them in free blocks, kept for requests to come
 ---@field allocs integer
 ---@field system_allocs integer  allocations that had to ask the system
 ---@field live_handles integer   tensors alive
@@ -100,6 +101,7 @@ function ms.memory()
     live_total = tonumber(stats.live_total),
     peak_total = tonumber(stats.peak_total),
     reserved = tonumber(stats.reserved),
+    cached = tonumber(stats.cached),
     allocs = tonumber(stats.n_allocs),
     system_allocs = tonumber(stats.n_system),
     live_handles = tonumber(stats.live_handles),

@@ -72,6 +72,12 @@ function machine.matmul_created()
   return tonumber(C.ms_matmul_created())
 end
 
+--- Matrix primitives kept: at most 256, of which the least recently used makes way for a new one.
+---@return integer
+function machine.matmul_kept()
+  return tonumber(C.ms_matmul_kept())
+end
+
 --- Is standard output a terminal?
 ---@return boolean
 function machine.is_terminal()

@@ -3,19 +3,31 @@
  * Blocks carry a 64-byte header in front (size class, bytes asked for, kind) and are cut to size
  * classes of an eighth of a power of two, so a freed block fits the next request of about its size
  * and a steady training step asks the system for nothing. Counts are of bytes asked for, never of
- * what the class rounds to. */
+ * what the class rounds to.
+ *
+ * [Note: what stays cached] Once the heap holds more than twice what was used at most in a window
+ * of allocations, free blocks that the window did without go back to the system. A step longer than
+ * the window would lose blocks that it takes again: a class that has to ask the system after it
+ * gave blocks back makes the windows twice as long, until they span a step. Windows are counted in
+ * allocations, so every run does the same whatever the time. */
 #include "backend.h"
 
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 enum {
     HEADER = 64,
     MIN_SHIFT = 6, /* smallest class: 64 bytes */
     STEPS = 8,     /* classes per power of two */
     N_CLASSES = 42 * STEPS,
-    MAP_BYTES = 1 << 20 /* larger blocks are mapped, in huge pages where the system gives them */
+    MAP_BYTES = 1 << 20, /* larger blocks are mapped, in huge pages where the system gives them */
+    FIRST_WINDOW = 1 << 12,
+    LAST_WINDOW = 1 << 24
 };
 
 static const char *const kind_names[MS_MEM_KINDS] = {"parameter",  "gradient", "optimizer",
@@ -33,10 +45,21 @@ typedef struct block {
 
 _Static_assert(sizeof(block) <= HEADER, "the header must fit in front of an aligned block");
 
+typedef struct class_list {
+    block *free;      /* last released first */
+    int32_t n_free;   /* in the list */
+    int32_t n_unused; /* least of n_free in this window: so many blocks it did without */
+    bool gave_back;   /* blocks went back at the end of a window, and none was missed since */
+} class_list;
+
 typedef struct heap {
-    block *free_list[N_CLASSES];
+    class_list classes[N_CLASSES];
     ms_memory_stats stats;
-    int64_t fail_in; /* test hook: allocations until one fails; -1: never */
+    int64_t window;     /* allocations */
+    int64_t window_end; /* in stats.n_allocs */
+    int64_t most_used;  /* most bytes of blocks in use in this window */
+    bool missed;        /* this window needed what one before it gave back */
+    int64_t fail_in;    /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
     bool closed; /* the context is gone; the last block frees the heap */
 } heap;
@@ -84,16 +107,55 @@ static void system_give(block *b)
     }
 }
 
+/* Give all but the first `n_kept` free blocks of a class back. */
+static void trim_class(class_list *c, int32_t n_kept)
+{
+    block **end = &c->free;
+
+    for (int32_t i = 0; i < n_kept; i++) {
+        end = &(*end)->next;
+    }
+    block *b = *end;
+
+    *end = NULL;
+    while (b != NULL) {
+        block *next = b->next;
+
+        b->heap->stats.cached -= b->capacity + HEADER;
+        system_give(b);
+        b = next;
+    }
+    c->n_free = n_kept;
+    c->n_unused = n_kept;
+}
+
 static void trim(heap *h)
 {
     for (int32_t i = 0; i < N_CLASSES; i++) {
-        while (h->free_list[i] != NULL) {
-            block *b = h->free_list[i];
-
-            h->free_list[i] = b->next;
-            system_give(b);
-        }
+        trim_class(&h->classes[i], 0);
     }
+}
+
+/* See [Note: what stays cached]. The blocks at the end of a list were released longest ago. */
+static void end_window(heap *h)
+{
+    bool full = h->stats.reserved > 2 * h->most_used;
+
+    for (int32_t i = 0; i < N_CLASSES; i++) {
+        class_list *c = &h->classes[i];
+
+        if (full && c->n_unused > 0) {
+            trim_class(c, c->n_free - c->n_unused);
+            c->gave_back = true;
+        }
+        c->n_unused = c->n_free;
+    }
+    h->most_used = h->stats.reserved - h->stats.cached;
+    if (h->missed && h->window < LAST_WINDOW) {
+        h->window *= 2;
+    }
+    h->missed = false;
+    h->window_end = h->stats.n_allocs + h->window;
 }
 
 static void close_heap(void *state)
@@ -115,6 +177,7 @@ static heap *heap_of(ms_context *ctx)
         h = calloc(1, sizeof(*h));
         if (h != NULL) {
             h->fail_in = msi_switch_int("MS_FAIL_ALLOC", -1);
+            h->window = h->window_end = FIRST_WINDOW;
             ctx->room[MSI_ROOM_BACKEND] = h;
             ctx->close[MSI_ROOM_BACKEND] = close_heap;
         }
@@ -136,14 +199,44 @@ static void count(heap *h, int64_t nbytes, int32_t kind)
     }
 }
 
+/* What a limit of the process leaves, as the end of a message: "" without one. */
+static const char *describe_limit(char *text, size_t size)
+{
+    struct rlimit limit;
+    char pages[64] = "";
+    int fd = -1;
+
+    text[0] = '\0';
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    }
+    if (fd >= 0) {
+        ssize_t n = read(fd, pages, sizeof(pages) - 1);
+
+        close(fd);
+        snprintf(text, size, "; of the %lld KiB that ulimit -v allows %lld are taken",
+                 (long long)(limit.rlim_cur / 1024),
+                 n > 0 ? atoll(pages) * (sysconf(_SC_PAGESIZE) / 1024) : 0);
+    }
+    return text;
+}
+
 static ms_status out_of_memory(heap *h, int64_t nbytes, int32_t kind)
 {
+    char limit[96];
+
     return MS_FAIL(MS_OUT_OF_MEMORY,
                    "no memory for %lld bytes of %s (live: %lld bytes, of which activations %lld; "
-                   "held from the system: %lld)",
+                   "held from the system: %lld%s)",
                    (long long)nbytes, kind_names[kind], h ? (long long)h->stats.live_total : 0,
                    h ? (long long)h->stats.live[MS_MEM_ACTIVATION] : 0,
-                   h ? (long long)h->stats.reserved : 0);
+                   h ? (long long)h->stats.reserved : 0, describe_limit(limit, sizeof(limit)));
+}
+
+/* Is this the allocation that a test wants to fail? */
+static bool fails_on_demand(heap *h)
+{
+    return h->fail_in >= 0 && h->fail_in-- == 0;
 }
 
 ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
@@ -152,15 +245,21 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
     int64_t capacity;
 
     *out = NULL;
-    if (h == NULL || nbytes < 0 || nbytes > (int64_t)1 << 46 ||
-        (h->fail_in >= 0 && h->fail_in-- == 0)) {
+    if (h == NULL || nbytes < 0 || nbytes > (int64_t)1 << 46 || fails_on_demand(h)) {
         return out_of_memory(h, nbytes, kind);
     }
+    if (MSI_UNLIKELY(h->stats.n_allocs >= h->window_end)) {
+        end_window(h);
+    }
     int32_t size_class = class_of(nbytes, &capacity);
-    block *b = h->free_list[size_class];
+    class_list *c = &h->classes[size_class];
+    block *b = c->free;
 
     if (MSI_LIKELY(b != NULL)) {
-        h->free_list[size_class] = b->next;
+        c->free = b->next;
+        c->n_free--;
+        c->n_unused = c->n_free < c->n_unused ? c->n_free : c->n_unused;
+        h->stats.cached -= b->capacity + HEADER;
     } else {
         b = system_take(capacity + HEADER);
         if (b == NULL) {
@@ -175,7 +274,12 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
         b->heap = h;
         h->stats.reserved += capacity + HEADER;
         h->stats.n_system++;
+        h->missed = h->missed || c->gave_back;
+        c->gave_back = false;
     }
+    int64_t used = h->stats.reserved - h->stats.cached;
+
+    h->most_used = used > h->most_used ? used : h->most_used;
     b->nbytes = nbytes;
     b->kind = kind;
     h->stats.n_allocs++;
@@ -203,8 +307,39 @@ void msi_release(ms_context *ctx, void *data)
         }
         return;
     }
-    b->next = h->free_list[b->size_class];
-    h->free_list[b->size_class] = b;
+    class_list *c = &h->classes[b->size_class];
+
+    b->next = c->free;
+    c->free = b;
+    c->n_free++;
+    h->stats.cached += b->capacity + HEADER;
+}
+
+static bool has_room(int64_t nbytes)
+{
+    void *p =
+        mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    return p != MAP_FAILED && munmap(p, (size_t)nbytes) == 0;
+}
+
+ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
+{
+    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
+    bool fits = h != NULL && !fails_on_demand(h);
+    char limit[96];
+
+    if (fits && !has_room(nbytes)) {
+        trim(h);
+        fits = has_room(nbytes);
+    }
+    return fits
+               ? MS_OK
+               : MS_FAIL(MS_OUT_OF_MEMORY,
+                         "no memory for %s, which takes up to %lld KiB of address space (held from "
+                         "the system for tensors: %lld bytes%s)",
+                         what, (long long)nbytes / 1024, h ? (long long)h->stats.reserved : 0,
+                         describe_limit(limit, sizeof(limit)));
 }
 
 void msi_alloc_set_kind(ms_context *ctx, void *data, int32_t kind)
@@ -262,6 +397,7 @@ void ms_memory_trim(void)
     heap *h = ctx != NULL ? heap_of(ctx) : NULL;
 
     if (h != NULL) {
+        msi_gemm_trim(ctx);
         trim(h);
     }
 }

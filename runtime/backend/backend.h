@@ -107,6 +107,8 @@ void msi_gemm_trim(ms_context *ctx);
 const char *msi_gemm_library(ms_context *ctx);
 /** Matrix primitives created so far in this context (none is created after the second step). */
 int64_t msi_gemm_created(ms_context *ctx);
+/** Those that are kept: the least recently used is given up for a new one past 256. */
+int64_t msi_gemm_kept(ms_context *ctx);
 
 /** Scratch bytes the attention kernels need for these arguments. */
 int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, bool gradient);
@@ -118,6 +120,12 @@ int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, 
 ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);
 /** Give a block back; NULL is allowed. Any thread's context may be NULL after close. */
 void msi_release(ms_context *ctx, void *block);
+/**
+ * Is there address space for `nbytes` more? Asked before calls of a library that does not look
+ * whether it got the memory it asked for. Takes nothing.
+ * @param what  what the library is about to make, for the message of MS_OUT_OF_MEMORY
+ */
+ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what);
 /** Move a live block's bytes to another kind. */
 void msi_alloc_set_kind(ms_context *ctx, void *block, int32_t kind);
 /** Count bytes that live elsewhere (the arena). May be negative. */

@@ -14,32 +14,76 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TINY = 4096 }; /* m n k up to which a call of the library costs more than it saves */
+enum {
+    TINY = 4096, /* m n k up to which a call of the library costs more than it saves */
+    ROOM_WINDOW = 4096
+};
+
+/* Work space that stays from product to product, for blocks for each of their sizes would be many
+ * times as much: what the largest product needs, of those in this window and the one before. */
+typedef struct work_room {
+    void *block;
+    int64_t nbytes;
+    int64_t needed; /* most in this window */
+    int32_t n_used; /* times in this window */
+} work_room;
 
 typedef struct gemm_state {
     ms_context *ctx;
     const msi_plugin *plugin; /* NULL: none */
     void *state;              /* the plug-in's */
     bool warned_bf16;
-    void *room; /* for operands widened to f32: as much as the largest product has needed */
-    int64_t room_bytes;
-    int32_t bf16; /* does the library multiply bf16? -1 until it is asked */
+    work_room widened; /* operands in f32 */
+    work_room library; /* what the plug-in asks for, while `widened` is in use */
+    int32_t bf16;      /* does the library multiply bf16? -1 until it is asked */
     char name[MS_DTYPE_COUNT][64];
 } gemm_state;
 
-static void *host_alloc(void *user, int64_t nbytes)
+static void empty_room(ms_context *ctx, work_room *room)
+{
+    msi_release(ctx, room->block);
+    *room = (work_room){0};
+}
+
+static ms_status resize_room(ms_context *ctx, work_room *room, int64_t nbytes)
+{
+    empty_room(ctx, room);
+    MS_TRY(msi_alloc(ctx, nbytes, MS_MEM_SCRATCH, &room->block));
+    room->nbytes = nbytes;
+    return MS_OK;
+}
+
+/* Room for one product; its contents last until the next. */
+static ms_status use_room(ms_context *ctx, work_room *room, int64_t nbytes, void **out)
+{
+    room->needed = nbytes > room->needed ? nbytes : room->needed;
+    room->n_used++;
+    if (MSI_UNLIKELY(nbytes > room->nbytes)) {
+        MS_TRY(resize_room(ctx, room, nbytes));
+    } else if (MSI_UNLIKELY(room->n_used >= ROOM_WINDOW)) {
+        if (room->needed < room->nbytes) {
+            MS_TRY(resize_room(ctx, room, room->needed));
+        }
+        room->needed = nbytes;
+        room->n_used = 0;
+    }
+    *out = room->block;
+    return MS_OK;
+}
+
+static void *host_room(void *user, int64_t nbytes)
 {
     gemm_state *s = user;
     void *block = NULL;
 
-    return msi_alloc(s->ctx, nbytes, MS_MEM_SCRATCH, &block) == MS_OK ? block : NULL;
+    return use_room(s->ctx, &s->library, nbytes, &block) == MS_OK ? block : NULL;
 }
 
-static void host_release(void *user, void *block)
+static bool host_probe(void *user, int64_t nbytes, const char *what)
 {
     gemm_state *s = user;
 
-    msi_release(s->ctx, block);
+    return msi_alloc_probe(s->ctx, nbytes, what) == MS_OK;
 }
 
 static void close_state(void *state)
@@ -49,7 +93,8 @@ static void close_state(void *state)
     if (s->state != NULL) {
         s->plugin->close(s->state);
     }
-    msi_release(s->ctx, s->room);
+    empty_room(s->ctx, &s->widened);
+    empty_room(s->ctx, &s->library);
     free(s);
 }
 
@@ -71,14 +116,19 @@ static ms_status state_of(ms_context *ctx, gemm_state **out)
     }
     s->ctx = ctx;
     s->bf16 = -1;
-    s->plugin = msi_plugin_open(&reason);
+    ms_status status = msi_plugin_open(ctx, &s->plugin, &reason);
+
+    if (status != MS_OK) {
+        free(s);
+        return status;
+    }
     if (s->plugin == NULL) {
         msi_log(2, "no matrix library (%s): using own kernels", reason);
     } else {
         const char *isa = msi_switch_text("MS_CPU_ISA", "");
         msi_plugin_host host = {.user = s,
-                                .alloc = host_alloc,
-                                .release = host_release,
+                                .room = host_room,
+                                .probe = host_probe,
                                 .isa = strcmp(isa, "v2") == 0   ? 2
                                        : strcmp(isa, "v3") == 0 ? 3
                                                                 : 0};
@@ -120,25 +170,6 @@ static void cast_matrix(void *out, int32_t out_dtype, int64_t out_row, int64_t o
 
 static ms_status run(gemm_state *s, const msi_gemm_args *g);
 
-static void trim(gemm_state *s)
-{
-    msi_release(s->ctx, s->room);
-    s->room = NULL;
-    s->room_bytes = 0;
-}
-
-/* One room for all products: blocks for each of their sizes would be many times as much. */
-static ms_status widening_room(gemm_state *s, int64_t nbytes, float **room)
-{
-    if (nbytes > s->room_bytes) {
-        trim(s);
-        MS_TRY(msi_alloc(s->ctx, nbytes, MS_MEM_SCRATCH, &s->room));
-        s->room_bytes = nbytes;
-    }
-    *room = s->room;
-    return MS_OK;
-}
-
 /* Both operands in f32, the result when it is narrow, and the bias. */
 static int64_t widening_bytes(int64_t m, int64_t n, int64_t k, bool direct)
 {
@@ -151,10 +182,11 @@ static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
     const int32_t wide = MS_DTYPE_F32, narrow = MS_DTYPE_BF16;
     bool direct = g->c_dtype == wide;
     msi_gemm_args f = *g;
-    float *a;
+    void *room;
 
-    MS_TRY(widening_room(s, widening_bytes(g->m, g->n, g->k, direct), &a));
-    float *b = a + g->m * g->k, *c = b + g->k * g->n, *bias = c + (direct ? 0 : g->m * g->n);
+    MS_TRY(use_room(s->ctx, &s->widened, widening_bytes(g->m, g->n, g->k, direct), &room));
+    float *a = room, *b = a + g->m * g->k, *c = b + g->k * g->n,
+          *bias = c + (direct ? 0 : g->m * g->n);
 
     f.dtype = f.c_dtype = wide;
     f.a = a;
@@ -233,7 +265,7 @@ static ms_status run(gemm_state *s, const msi_gemm_args *g)
         run_own(g);
         return MS_OK;
     case MSI_PLUGIN_NO_MEMORY:
-        return MS_OUT_OF_MEMORY; /* msi_alloc() said so */
+        return MS_OUT_OF_MEMORY; /* the host's function said so */
     default:
         return MS_FAIL(MS_DEVICE_ERROR, "%s", error);
     }
@@ -324,7 +356,8 @@ void msi_gemm_trim(ms_context *ctx)
     gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
 
     if (s != NULL) {
-        trim(s);
+        empty_room(ctx, &s->widened);
+        empty_room(ctx, &s->library);
     }
 }
 
@@ -340,4 +373,11 @@ int64_t msi_gemm_created(ms_context *ctx)
     const gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
 
     return s != NULL && s->plugin != NULL ? s->plugin->created(s->state) : 0;
+}
+
+int64_t msi_gemm_kept(ms_context *ctx)
+{
+    const gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
+
+    return s != NULL && s->plugin != NULL ? s->plugin->kept(s->state) : 0;
 }

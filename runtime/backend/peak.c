@@ -77,6 +77,13 @@ int64_t ms_matmul_created(void)
     return ctx != NULL ? msi_gemm_created(ctx) : 0;
 }
 
+int64_t ms_matmul_kept(void)
+{
+    ms_context *ctx = msi_context();
+
+    return ctx != NULL ? msi_gemm_kept(ctx) : 0;
+}
+
 bool ms_is_terminal(int32_t fd)
 {
     return isatty(fd) == 1;

@@ -2,7 +2,7 @@
  * counts, so threads need no lock, and what was found is kept by each context (gemm.c). */
 #include "plugin.h"
 
-#include "base.h"
+#include "backend.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -11,6 +11,8 @@
 
 static const char file_name[] = "libmoonshard_onednn.so";
 static const char symbol[] = "msi_onednn_plugin";
+
+enum { LIBRARY_BYTES = 64 << 20 }; /* oneDNN 2.6.3 and what it links take 47 MiB */
 
 static _Thread_local char why[512];
 
@@ -50,28 +52,30 @@ static void *open_library(void)
     return library;
 }
 
-const msi_plugin *msi_plugin_open(const char **reason)
+ms_status msi_plugin_open(ms_context *ctx, const msi_plugin **out, const char **reason)
 {
+    *out = NULL;
     *reason = why;
     if (strcmp(msi_switch_text("MS_ONEDNN", ""), "0") == 0) {
         snprintf(why, sizeof(why), "MS_ONEDNN is 0");
-        return NULL;
+        return MS_OK;
     }
+    MS_TRY(msi_alloc_probe(ctx, LIBRARY_BYTES,
+                           "opening the matrix library (MS_ONEDNN=0 does without)"));
     void *library = open_library();
 
     if (library == NULL) {
-        return NULL;
+        return MS_OK;
     }
     const msi_plugin *plugin = dlsym(library, symbol);
 
     if (plugin == NULL) {
         snprintf(why, sizeof(why), "%s does not export %s", file_name, symbol);
-        return NULL;
-    }
-    if (plugin->version != MSI_PLUGIN_VERSION) {
+    } else if (plugin->version != MSI_PLUGIN_VERSION) {
         snprintf(why, sizeof(why), "%s has interface version %d, expected %d", file_name,
                  plugin->version, MSI_PLUGIN_VERSION);
-        return NULL;
+    } else {
+        *out = plugin;
     }
-    return plugin;
+    return MS_OK;
 }

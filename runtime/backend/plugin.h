@@ -7,10 +7,11 @@
 #ifndef MSI_PLUGIN_H
 #define MSI_PLUGIN_H
 
+#include "base.h"
 #include "kernel_args.h"
 
 enum {
-    MSI_PLUGIN_VERSION = 1, /**< of the structs in this file and of msi_gemm_args */
+    MSI_PLUGIN_VERSION = 2, /**< of the structs in this file and of msi_gemm_args */
     MSI_PLUGIN_ERROR = 192  /**< bytes of an error buffer */
 };
 
@@ -21,16 +22,17 @@ enum {
     MSI_PLUGIN_UNSUPPORTED = 1,
     /** A call of the library failed; the error buffer names it. */
     MSI_PLUGIN_FAILED = 2,
-    /** The host's alloc() failed; the host knows the error. */
+    /** A function of the host failed; the host knows the error. */
     MSI_PLUGIN_NO_MEMORY = 3
 };
 
 /** What the runtime offers a plug-in. */
 typedef struct msi_plugin_host {
     void *user;
-    /** Work space, 64-byte aligned; NULL when memory is out. */
-    void *(*alloc)(void *user, int64_t nbytes);
-    void (*release)(void *user, void *block);
+    /** Work space for one product, 64-byte aligned, the host's; NULL when memory is out. */
+    void *(*room)(void *user, int64_t nbytes);
+    /** Is there address space for `nbytes` more, which `what` may take? */
+    bool (*probe)(void *user, int64_t nbytes, const char *what);
     int32_t isa; /**< 2 or 3: use no instruction set above x86-64-v2 or -v3; else no limit */
 } msi_plugin_host;
 
@@ -42,21 +44,26 @@ typedef struct msi_plugin {
     int32_t (*open)(void **state, const msi_plugin_host *host, char *error);
     void (*close)(void *state);
     /** Compute. Sizes are at least 1; dtype is f32 or bf16. Primitives and memory objects are kept
-     * per shape, so only the first call of a shape creates any. */
+     * per shape, so only the first call of a shape creates any, and the first after so many other
+     * shapes that it was given up. */
     int32_t (*gemm)(void *state, const msi_gemm_args *args, char *error);
     /** Implementation that a large product of this dtype would use; borrowed from the library.
      * @return MSI_PLUGIN_UNSUPPORTED when it is none worth using (the name is still given) */
     int32_t (*name)(void *state, int32_t dtype, const char **name);
     /** Primitives created so far. */
     int64_t (*created)(const void *state);
+    /** Primitives kept. */
+    int64_t (*kept)(const void *state);
 } msi_plugin;
 
 /**
  * The plug-in, opened on the first call of the process: from the folder MS_PLUGIN_DIR, else from
- * beside the object that holds the runtime, else by its plain name. NULL when there is none or
- * MS_ONEDNN is 0; `*reason` then says why (valid until the thread's next call). It is never
+ * beside the object that holds the runtime, else by its plain name. `*out` is NULL when there is
+ * none or MS_ONEDNN is 0; `*reason` then says why (valid until the thread's next call). It is never
  * unloaded: the library keeps thread-local state.
+ * @return MS_OUT_OF_MEMORY when there is no address space to open it in: a job must not run on
+ *         other kernels, to other bits, because memory is short
  */
-const msi_plugin *msi_plugin_open(const char **reason);
+ms_status msi_plugin_open(ms_context *ctx, const msi_plugin **out, const char **reason);
 
 #endif

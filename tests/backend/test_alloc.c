@@ -1,6 +1,10 @@
-/* runtime/backend/alloc.c: exact counts, reuse, failing on demand. */
+/* runtime/backend/alloc.c: exact counts, reuse, what goes back to the system, failing. */
 #include "backend.h"
 #include "ms_test.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static void test_backend_alloc__counts_what_was_asked_for(void **state)
 {
@@ -53,6 +57,76 @@ static void test_backend_alloc__a_steady_loop_asks_the_system_for_nothing(void *
     assert_int_equal(warm.reserved, later.reserved);
 }
 
+/* Windows start with 4,096 allocations. */
+static void idle(int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        void *p;
+
+        assert_ok(msi_alloc(msi_context(), 64, MS_MEM_ACTIVATION, &p));
+        msi_release(msi_context(), p);
+    }
+}
+
+static void test_backend_alloc__blocks_that_nobody_wants_any_more_go_back(void **state)
+{
+    const int64_t mib = 1 << 20;
+    ms_context *ctx = msi_context();
+    ms_memory_stats before, grown, later;
+    void *kept, *p;
+
+    (void)state;
+    ms_memory_trim();
+    msi_memory_stats(ctx, &before);
+    assert_ok(msi_alloc(ctx, 3 * mib, MS_MEM_ACTIVATION, &kept));
+    for (int64_t n = 100; n < 8 * mib; n += n / 8) { /* text that grows, one block of each size */
+        assert_ok(msi_alloc(ctx, n, MS_MEM_ACTIVATION, &p));
+        msi_release(ctx, p);
+    }
+    msi_memory_stats(ctx, &grown);
+    assert_true(grown.cached > 40 * mib);
+    assert_int_equal(before.reserved + grown.cached + 3 * mib + 64, grown.reserved);
+    idle(2 * 4096);
+    msi_memory_stats(ctx, &later);
+    assert_true(later.cached < 4096);
+    assert_int_equal(before.reserved + later.cached + 3 * mib + 64, later.reserved);
+    assert_int_equal(grown.live_total, later.live_total);
+    msi_release(ctx, kept);
+}
+
+/* One step of 30,000 allocations, in which each block is wanted at its own moment. */
+static void long_step(void)
+{
+    enum { N = 100 };
+    void *blocks[N];
+
+    for (int64_t i = 0; i < N; i++) {
+        assert_ok(msi_alloc(msi_context(), 5000 + i * 100, MS_MEM_ACTIVATION, &blocks[i]));
+        idle(150);
+    }
+    for (int64_t i = 0; i < N; i++) {
+        msi_release(msi_context(), blocks[i]);
+        idle(150);
+    }
+}
+
+static void test_backend_alloc__a_step_longer_than_the_window_keeps_its_blocks_too(void **state)
+{
+    ms_memory_stats warm, later;
+
+    (void)state;
+    for (int32_t i = 0; i < 5; i++) {
+        long_step();
+    }
+    msi_memory_stats(msi_context(), &warm);
+    for (int32_t i = 0; i < 20; i++) {
+        long_step();
+    }
+    msi_memory_stats(msi_context(), &later);
+    assert_int_equal(warm.n_system, later.n_system);
+    assert_int_equal(warm.reserved, later.reserved);
+}
+
 static void test_backend_alloc__changing_the_kind_moves_the_count(void **state)
 {
     ms_context *ctx = msi_context();
@@ -87,13 +161,66 @@ static void test_backend_alloc__running_out_names_bytes_and_kind(void **state)
                  msi_alloc(ctx, (int64_t)1 << 45, MS_MEM_ACTIVATION, &a));
 }
 
+#define IN_CHILD(cond)                                                                             \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #cond, ms_error_message());    \
+            _exit(1);                                                                              \
+        }                                                                                          \
+    } while (0)
+
+static void under_a_limit(void)
+{
+    const int64_t mib = 1 << 20;
+    struct rlimit limit = {.rlim_cur = 256 * mib, .rlim_max = RLIM_INFINITY};
+    ms_context *ctx = msi_context();
+    void *p, *q;
+
+    IN_CHILD(setrlimit(RLIMIT_AS, &limit) == 0);
+    IN_CHILD(msi_alloc(ctx, 300 * mib, MS_MEM_OPTIMIZER, &p) == MS_OUT_OF_MEMORY);
+    IN_CHILD(strstr(ms_error_message(), "no memory for 314572800 bytes of optimizer") != NULL);
+    IN_CHILD(strstr(ms_error_message(), "of the 262144 KiB that ulimit -v allows ") != NULL);
+    IN_CHILD(msi_alloc_probe(ctx, 300 * mib, "a library") == MS_OUT_OF_MEMORY);
+    IN_CHILD(strstr(ms_error_message(), "no memory for a library, which takes up to 307200 KiB"));
+    IN_CHILD(msi_alloc(ctx, 140 * mib, MS_MEM_SCRATCH, &p) == MS_OK);
+    IN_CHILD(msi_alloc_probe(ctx, 140 * mib, "a library") == MS_OUT_OF_MEMORY);
+    msi_release(ctx, p); /* cached blocks make room for both */
+    IN_CHILD(msi_alloc_probe(ctx, 140 * mib, "a library") == MS_OK);
+    IN_CHILD(msi_alloc(ctx, 140 * mib, MS_MEM_SCRATCH, &p) == MS_OK);
+    msi_release(ctx, p);
+    IN_CHILD(msi_alloc(ctx, 150 * mib, MS_MEM_SCRATCH, &q) == MS_OK);
+    msi_release(ctx, q);
+    _exit(0);
+}
+
+static void test_backend_alloc__a_limit_of_the_process_is_named(void **state)
+{
+    int status = 0;
+    pid_t pid;
+
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); /* its shadow is larger than any limit */
+#endif
+    pid = fork();
+    if (pid == 0) {
+        under_a_limit();
+    }
+    assert_int_equal(pid, waitpid(pid, &status, 0));
+    assert_true(WIFEXITED(status));
+    assert_int_equal(0, WEXITSTATUS(status));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backend_alloc__counts_what_was_asked_for),
         cmocka_unit_test(test_backend_alloc__a_steady_loop_asks_the_system_for_nothing),
+        cmocka_unit_test(test_backend_alloc__blocks_that_nobody_wants_any_more_go_back),
+        cmocka_unit_test(test_backend_alloc__a_step_longer_than_the_window_keeps_its_blocks_too),
         cmocka_unit_test(test_backend_alloc__changing_the_kind_moves_the_count),
         cmocka_unit_test(test_backend_alloc__running_out_names_bytes_and_kind),
+        cmocka_unit_test(test_backend_alloc__a_limit_of_the_process_is_named),
     };
     return cmocka_run_group_tests_name("alloc", tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include "ms_test.h"
 #include "typed.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -225,6 +226,50 @@ static void test_backend_gemm__many_shapes_fit_in_the_table(void **state)
     }
 }
 
+static void multiply(int32_t dtype, int64_t n)
+{
+    product p = make(dtype, dtype, 11, n, 13, 1, false, true, 0);
+
+    assert_ok(msi_gemm(msi_context(), &p.args));
+    assert_int_equal(0, count_wrong(&p, inner_epsilon(dtype)));
+    free_product(&p);
+}
+
+static void test_backend_gemm__primitives_are_kept_within_a_bound(void **state)
+{
+    enum { KEPT = 256, FIRST = 40 };
+    ms_context *ctx = msi_context();
+
+    (void)state;
+    if (strncmp(msi_gemm_name(ctx, MS_DTYPE_F32), "own", 3) == 0) {
+        skip(); /* no library */
+    }
+    for (int64_t n = FIRST; n < FIRST + 2 * KEPT; n++) { /* ever new shapes, and one used between */
+        multiply(MS_DTYPE_F32, n);
+        multiply(MS_DTYPE_F32, FIRST);
+        assert_true(msi_gemm_kept(ctx) <= KEPT);
+    }
+    assert_int_equal(KEPT, msi_gemm_kept(ctx));
+    int64_t created = msi_gemm_created(ctx);
+
+    for (int64_t n = FIRST + KEPT + 1; n < FIRST + 2 * KEPT; n++) { /* the latest are there */
+        multiply(MS_DTYPE_F32, n);
+    }
+    multiply(MS_DTYPE_F32, FIRST); /* and the one that was used */
+    assert_int_equal(created, msi_gemm_created(ctx));
+    multiply(MS_DTYPE_F32, FIRST + 1); /* the others are made again */
+    assert_int_equal(created + 1, msi_gemm_created(ctx));
+    assert_int_equal(KEPT, msi_gemm_kept(ctx));
+    for (int64_t n = FIRST; n < FIRST + KEPT; n++) { /* a step of as many shapes as are kept */
+        multiply(MS_DTYPE_F32, n);
+    }
+    created = msi_gemm_created(ctx);
+    for (int64_t n = FIRST; n < FIRST + KEPT; n++) {
+        multiply(MS_DTYPE_F32, n);
+    }
+    assert_int_equal(created, msi_gemm_created(ctx));
+}
+
 static void test_backend_gemm__work_space_is_given_back_at_close(void **state)
 {
     (void)state;
@@ -283,6 +328,21 @@ static void test_backend_gemm__the_own_kernel_stands_in_for_a_missing_plugin(voi
     in_child(without_plugin);
 }
 
+/* One of the ways to transpose, add a bias and accumulate; counts wrong values. */
+static int64_t multiply_variant(int32_t dtype, int32_t c_dtype, int64_t batch, int32_t v)
+{
+    product p = make(dtype, c_dtype, 70, 90, 110, batch, v & 1, v & 2, 1);
+
+    p.args.accumulate = v & 4;
+    p.args.bias = v & 2 ? p.bias.data : NULL;
+    int64_t n_wrong = msi_gemm(msi_context(), &p.args) == MS_OK
+                          ? count_wrong(&p, inner_epsilon(dtype))
+                          : typed_nbytes(&p.c);
+
+    free_product(&p);
+    return n_wrong;
+}
+
 static int without_bf16(void)
 {
     const char *kind = NULL, *text = NULL;
@@ -294,14 +354,8 @@ static int without_bf16(void)
     }
     ms_warnings_capture(true);
     for (int32_t v = 0; v < 16; v++) {
-        product p = make(MS_DTYPE_BF16, v & 8 ? MS_DTYPE_F32 : MS_DTYPE_BF16, 70, 90, 110, 2, v & 1,
-                         v & 2, 1);
-
-        p.args.accumulate = v & 4;
-        p.args.bias = v & 2 ? p.bias.data : NULL;
-        CHILD_CHECK(msi_gemm(msi_context(), &p.args) == MS_OK);
-        CHILD_CHECK(count_wrong(&p, inner_epsilon(MS_DTYPE_BF16)) == 0);
-        free_product(&p);
+        CHILD_CHECK(multiply_variant(MS_DTYPE_BF16, v & 8 ? MS_DTYPE_F32 : MS_DTYPE_BF16, 2, v) ==
+                    0);
     }
     CHILD_CHECK(ms_warning_take(&kind, &text));
     CHILD_CHECK(strcmp(kind, "UserWarning") == 0 && strstr(text, "fp32") != NULL);
@@ -309,12 +363,57 @@ static int without_bf16(void)
     CHILD_CHECK(strncmp(msi_gemm_name(msi_context(), MS_DTYPE_BF16), "fp32 by ", 8) == 0);
     ms_memory_stats_get(&with_room); /* one room, of the largest: operands, result, bias */
     msi_gemm_trim(msi_context());
+    for (int32_t v = 0; v < 8; v++) { /* the library's own work space is the same without */
+        CHILD_CHECK(multiply_variant(MS_DTYPE_F32, MS_DTYPE_F32, 1, v) == 0);
+    }
     ms_memory_stats_get(&without);
     CHILD_CHECK(with_room.live[MS_MEM_SCRATCH] - without.live[MS_MEM_SCRATCH] ==
                 4 * (70 * 110 + 110 * 90 + 70 * 90 + 90));
     ms_warnings_capture(false);
     ms_close();
     return 0;
+}
+
+static int shrinking_room(void)
+{
+    product small = make(MS_DTYPE_BF16, MS_DTYPE_BF16, 20, 30, 40, 1, false, true, 0);
+    product large = make(MS_DTYPE_BF16, MS_DTYPE_BF16, 70, 90, 110, 1, false, true, 0);
+    const int64_t small_room = 4 * (20 * 40 + 40 * 30 + 20 * 30 + 30);
+    const int64_t large_room = 4 * (70 * 110 + 110 * 90 + 70 * 90 + 90);
+    ms_memory_stats stats;
+
+    setenv("MS_CPU_ISA", "v3", 1);
+    if (strncmp(msi_gemm_name(msi_context(), MS_DTYPE_F32), "own", 3) == 0) {
+        return 0; /* no library */
+    }
+    ms_warnings_capture(true);
+    for (int32_t i = 0; i < 20000; i++) { /* a step of a thousand products, one of them large */
+        product *p = i % 1000 == 0 ? &large : &small;
+
+        CHILD_CHECK(msi_gemm(msi_context(), &p->args) == MS_OK);
+        ms_memory_stats_get(&stats);
+        CHILD_CHECK(stats.live[MS_MEM_SCRATCH] == large_room);
+    }
+    for (int32_t i = 0; i < 2 * 4096; i++) { /* no large one any more */
+        CHILD_CHECK(msi_gemm(msi_context(), &small.args) == MS_OK);
+    }
+    CHILD_CHECK(count_wrong(&small, inner_epsilon(MS_DTYPE_BF16)) == 0);
+    ms_memory_stats_get(&stats);
+    CHILD_CHECK(stats.live[MS_MEM_SCRATCH] == small_room);
+    ms_memory_trim();
+    ms_memory_stats_get(&stats);
+    CHILD_CHECK(stats.live[MS_MEM_SCRATCH] == 0 && stats.cached == 0);
+    free_product(&small);
+    free_product(&large);
+    ms_warnings_capture(false);
+    ms_close();
+    return 0;
+}
+
+static void test_backend_gemm__room_for_widened_operands_follows_the_largest_product(void **state)
+{
+    (void)state;
+    in_child(shrinking_room);
 }
 
 static void test_backend_gemm__bf16_without_hardware_is_said_once_and_computed_in_f32(void **state)
@@ -344,26 +443,28 @@ static void test_backend_gemm__the_library_keeps_to_the_chosen_instruction_set(v
 
 static int out_of_memory(void)
 {
+    static const struct {
+        int64_t k; /* the step before has been done by then */
+        const char *what;
+    } failures[] = {{0, "opening the matrix library"},
+                    {1, "making a matrix primitive"},
+                    {1, "bytes of scratch"}};
     product p = make(MS_DTYPE_F32, MS_DTYPE_F32, 70, 90, 110, 1, true, true, 0);
-    bool failed = false;
 
-    for (int64_t k = 0; k < 8; k++) {
-        memcpy(p.c.data, p.before.data, (size_t)typed_nbytes(&p.c));
-        msi_alloc_fail_at(msi_context(), k);
+    for (int32_t i = 0; i < MSI_COUNT(failures); i++) {
+        msi_alloc_fail_at(msi_context(), failures[i].k);
         ms_status status = msi_gemm(msi_context(), &p.args);
 
         msi_alloc_fail_at(msi_context(), -1);
-        CHILD_CHECK(status == MS_OK || status == MS_OUT_OF_MEMORY);
-        if (status == MS_OK) { /* after a failure the same context works */
-            CHILD_CHECK(count_wrong(&p, inner_epsilon(MS_DTYPE_F32)) == 0);
-            break;
+        if (i > 0 && strncmp(msi_gemm_name(msi_context(), MS_DTYPE_F32), "brg", 3) != 0) {
+            break; /* no library, or an implementation that takes no work space */
         }
-        failed = true;
-        CHILD_CHECK(strstr(ms_error_message(), "scratch") != NULL);
+        CHILD_CHECK(status == MS_OUT_OF_MEMORY);
+        CHILD_CHECK(strstr(ms_error_message(), failures[i].what) != NULL);
     }
-    if (strncmp(msi_gemm_name(msi_context(), MS_DTYPE_F32), "brg", 3) == 0) {
-        CHILD_CHECK(failed); /* this implementation takes work space */
-    }
+    memcpy(p.c.data, p.before.data, (size_t)typed_nbytes(&p.c));
+    CHILD_CHECK(msi_gemm(msi_context(), &p.args) == MS_OK); /* the same context works */
+    CHILD_CHECK(count_wrong(&p, inner_epsilon(MS_DTYPE_F32)) == 0);
     free_product(&p);
     ms_close();
     return 0;
@@ -375,12 +476,81 @@ static void test_backend_gemm__running_out_of_memory_is_an_error_that_can_be_sur
     in_child(out_of_memory);
 }
 
+static int64_t address_space(void)
+{
+    FILE *f = fopen("/proc/self/statm", "r");
+    long long pages = 0;
+
+    if (f != NULL) {
+        pages = fscanf(f, "%lld", &pages) == 1 ? pages : 0;
+        fclose(f);
+    }
+    return pages * sysconf(_SC_PAGESIZE);
+}
+
+/* Products under a limit of `kib` above what is taken: all, or an error and no harm. */
+static int under_a_limit(int64_t kib)
+{
+    enum { N = 12 };
+    struct rlimit limit = {.rlim_cur = (rlim_t)(address_space() + kib * 1024),
+                           .rlim_max = RLIM_INFINITY};
+    product p[N];
+    int32_t done = 0;
+
+    for (int32_t i = 0; i < N; i++) {
+        int32_t dtype = i % 2 ? MS_DTYPE_BF16 : MS_DTYPE_F32;
+
+        p[i] = make(dtype, dtype, 20 + 17 * i, 40 + 9 * i, 50, i % 3 + 1, i % 5 == 0, true, 0);
+    }
+    ms_warnings_capture(true);
+    CHILD_CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    while (done < N && msi_gemm(msi_context(), &p[done].args) == MS_OK) {
+        done++;
+    }
+    if (done < N) {
+        CHILD_CHECK(strstr(ms_error_message(), "no memory for ") != NULL);
+        CHILD_CHECK(strstr(ms_error_message(), "that ulimit -v allows") != NULL);
+        limit.rlim_cur = RLIM_INFINITY;
+        CHILD_CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    }
+    for (int32_t i = done; i < N; i++) {
+        CHILD_CHECK(msi_gemm(msi_context(), &p[i].args) == MS_OK);
+    }
+    for (int32_t i = 0; i < N; i++) {
+        CHILD_CHECK(count_wrong(&p[i], inner_epsilon(p[i].args.dtype)) == 0);
+    }
+    return 0;
+}
+
+static void test_backend_gemm__a_limit_of_address_space_is_an_error_wherever_it_is_met(void **state)
+{
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); /* the sanitizer's own address space is larger than any limit */
+#endif
+    for (int64_t kib = 1000; kib < 120000; kib += kib < 60000 ? 15000 : 1500) {
+        pid_t pid = fork();
+        int status = 0;
+
+        if (pid == 0) {
+            _exit(under_a_limit(kib));
+        }
+        assert_int_equal(pid, waitpid(pid, &status, 0));
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+            fail_msg("%lld KiB: status %d", (long long)kib, status);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         /* first, while no library is open here */
+        cmocka_unit_test(
+            test_backend_gemm__a_limit_of_address_space_is_an_error_wherever_it_is_met),
         cmocka_unit_test(test_backend_gemm__the_own_kernel_stands_in_for_a_missing_plugin),
         cmocka_unit_test(test_backend_gemm__bf16_without_hardware_is_said_once_and_computed_in_f32),
+        cmocka_unit_test(test_backend_gemm__room_for_widened_operands_follows_the_largest_product),
         cmocka_unit_test(test_backend_gemm__the_library_keeps_to_the_chosen_instruction_set),
         cmocka_unit_test(test_backend_gemm__running_out_of_memory_is_an_error_that_can_be_survived),
         cmocka_unit_test(test_backend_gemm__f32_is_the_product),
@@ -392,6 +562,7 @@ int main(void)
         cmocka_unit_test(test_backend_gemm__integers_are_not_implemented),
         cmocka_unit_test(test_backend_gemm__primitives_are_created_once_per_shape),
         cmocka_unit_test(test_backend_gemm__many_shapes_fit_in_the_table),
+        cmocka_unit_test(test_backend_gemm__primitives_are_kept_within_a_bound),
         cmocka_unit_test(test_backend_gemm__work_space_is_given_back_at_close),
     };
 

@@ -101,6 +101,7 @@ typedef struct ms_memory_stats {
     int64_t live_total;   /**< sum over kinds */
     int64_t peak_total;   /**< highest sum (not the sum of the peaks) */
     int64_t reserved;     /**< bytes held from the system, caches included */
+    int64_t cached;       /**< of them in free blocks, kept for requests to come */
     int64_t n_allocs;     /**< allocations so far */
     int64_t n_system;     /**< allocations that had to ask the system */
     int64_t live_handles; /**< tensor handles alive */
@@ -112,7 +113,8 @@ MS_API void ms_memory_stats_get(ms_memory_stats *stats);
 /** Set every peak to the present live count. */
 MS_API void ms_memory_reset_peak(void);
 
-/** Give cached free blocks back to the system. */
+/** Give cached free blocks and the work space of matrix products back to the system. Blocks that a
+ * few thousand allocations did without go back by themselves. */
 MS_API void ms_memory_trim(void);
 
 /** Seed of everything random in this context: initial values, dropout, shuffling. Default 0. */
@@ -163,6 +165,10 @@ MS_API const char *ms_numerics(void);
 
 /** Matrix primitives made so far in this context: constant after a model's second step. */
 MS_API int64_t ms_matmul_created(void);
+
+/** Matrix primitives kept in the calling thread's context: at most 256, the least recently used of
+ * which makes way for a new one. */
+MS_API int64_t ms_matmul_kept(void);
 
 /** Is the file descriptor a terminal? */
 MS_API bool ms_is_terminal(int32_t fd);

@@ -102,7 +102,8 @@ MS_API ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, ms_fsdp_plan *plan);
 
 /** Start of a root forward: lazy init, the optimizer's writes become visible to prefetch. */
 MS_API ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree);
-/** End of a root forward (no-grad forwards reshard what they kept). */
+/** End of a root forward: the order of units is known from the first on. What a unit's strategy
+ * keeps unsharded stays so, after a forward without gradients too. */
 MS_API ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree);
 /** Unshard, wait, prefetch the next. */
 MS_API ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *unit);

@@ -1,0 +1,147 @@
+-- What the examples say before they do anything, and what they leave behind.
+
+local lfs = require 'lfs'
+local ms = require 'moonshard'
+local json = require 'moonshard.json'
+local shell = require 'support.shell'
+
+local TREE = lfs.currentdir()
+local MODEL = ' --layers=1 --width=32 --heads=2 --context=32 --tokens=128 --sample=0'
+
+describe('an example', function()
+  local folder
+
+  before_each(function()
+    folder = shell.make_folder()
+    shell.write(folder .. '/text', ('in the beginning was the word. '):rep(200))
+  end)
+
+  after_each(function()
+    shell.remove_folder(folder)
+  end)
+
+  local function run(example, flags)
+    return shell.run(folder, ('luajit %s/examples/%s.lua %s'):format(TREE, example, flags))
+  end
+
+  local function train(flags)
+    return run('train', '--data=text --out=out --ranks=2' .. MODEL .. ' ' .. flags)
+  end
+
+  local function succeeds(code, output)
+    assert.equal(0, code, output)
+    return output
+  end
+
+  -- It leaves with 2 and says so once.
+  local function refuses(text, code, output)
+    assert.equal(2, code, output)
+    local first, last = output:find(text, 1, true)
+    assert.truthy(first, ("no '%s' in:\n%s"):format(text, output))
+    assert.falsy(output:find(text, last, true), 'said twice:\n' .. output)
+    assert.falsy(output:find('traceback', 1, true), output)
+  end
+
+  it('names the nearest flag and the nearest word', function()
+    refuses("unknown flag '--stpes'; the nearest is '--steps'", run('train', '--stpes=3'))
+    refuses("unknown flag '--lenght'; the nearest is '--length'", run('sample', 'x --lenght=3'))
+    refuses("--strategy is one of FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, got 'FULLSHARD'; "
+      .. "the nearest is 'FULL_SHARD'", run('train', '--strategy=FULLSHARD'))
+    refuses("--preset is one of tiny, small, gpt2, got 'gpt3'; the nearest is 'gpt2'",
+      run('train', '--preset=gpt3'))
+    refuses("--dtype is one of bf16, f32, got 'f16'", run('train', '--dtype=f16'))
+    assert.is_nil(lfs.attributes(folder .. '/train-out'))
+  end)
+
+  it('checks values before anything is made', function()
+    for flag, why in pairs {
+      ['steps=0'] = 'a whole number from 1', ['steps=1.5'] = 'a whole number from 1',
+      ['lr=nan'] = 'a number from 0', ['lr=inf'] = 'a number from 0', ['lr=x'] = 'a number from 0',
+      ['clip=0'] = 'a number above 0', ['dropout=1'] = 'a number from 0 below 1',
+      ['ranks=-1'] = 'a whole number from 0', ['keep=0'] = 'a whole number from 1',
+    } do
+      local name, value = flag:match('^(.*)=(.*)$')
+      refuses(("--%s wants %s, got '%s'"):format(name, why, value), run('train', '--' .. flag))
+    end
+    refuses('--out must not be empty', run('train', '--out='))
+    refuses('--width=30 cannot be dealt to 4 heads evenly', run('train', '--width=30'))
+    refuses('cannot read no/such/text', run('train', '--data=no/such/text'))
+    refuses('cannot read .', run('train', '--data=.'))
+    refuses('which checkpoint?', run('sample', ''))
+    refuses("unexpected word 'the'", run('sample', 'x --prompt In the'))
+  end)
+
+  it('checks that every rank has text before the first step', function()
+    refuses('--micro-batches=3 cannot be dealt to 2 ranks evenly', train('--micro-batches=3'))
+    shell.write(folder .. '/text', ('in the beginning '):rep(70)) -- 1190 bytes: one window of 60
+    refuses('the text for validation (the last 5 %; --validate=0 does without) is too short: '
+      .. 'the tokens hold 1 windows of 32, one step takes 2', train('--steps=2'))
+    succeeds(train('--steps=2 --validate=0'))
+    shell.write(folder .. '/text', 'in the beginning')
+    refuses('the text (its first 95 %) is too short', train('--steps=2 --out=other'))
+  end)
+
+  it('validates where there are fewer rows than in a step', function()
+    shell.write(folder .. '/text', ('in the beginning '):rep(80)) -- two windows, four rows a step
+    local output = succeeds(train('--steps=2 --tokens=256'))
+    assert.truthy(output:find('step 2  validation loss %d'), output)
+  end)
+
+  it('begins no second run in a used folder, and says what it holds', function()
+    succeeds(train('--steps=3'))
+    refuses('out holds a run already (out/checkpoints/step-00000003, metrics up to step 3); '
+      .. '--resume continues it, --out=FOLDER begins elsewhere', train('--steps=3'))
+    succeeds(train('--steps=4 --resume'))
+    assert.truthy(ms.checkpoint.latest(folder .. '/out/checkpoints'):find('4$'))
+  end)
+
+  it('never validates or saves with 0', function()
+    local output = succeeds(train('--steps=2 --validate=0 --save=0'))
+    assert.falsy(output:find('validation', 1, true), output)
+    assert.is_nil(ms.checkpoint.latest(folder .. '/out/checkpoints'))
+    refuses('out holds a run already (metrics up to step 2)', train('--steps=3'))
+  end)
+
+  it('writes metrics that read back, and nothing unfinished', function()
+    succeeds(train('--steps=3 --save=2'))
+    local steps, losses = {}, 0
+    for line in io.lines(folder .. '/out/metrics.jsonl') do
+      local record = json.decode(line)
+      if record.validation_loss then
+        losses = losses + 1
+      elseif record.step then
+        steps[#steps + 1] = record.step
+      end
+    end
+    assert.same({ 1, 2, 3 }, steps)
+    assert.equal(1, losses)
+    local names = {}
+    for name in lfs.dir(folder .. '/out') do
+      names[#names + 1] = name
+    end
+    table.sort(names)
+    assert.same({ '.', '..', 'checkpoints', 'metrics.jsonl', 'train.u8', 'valid.u8' }, names)
+  end)
+
+  it('trains under a launcher as it does by itself', function()
+    local launched = succeeds(shell.run(folder, ('%s/bindings/moonshard run -n 2 --no-prefix '
+      .. '%s/examples/train.lua --data=text --out=out --steps=2 --hash%s'):format(TREE, TREE,
+      MODEL)))
+    local forked = succeeds(train('--out=other --steps=2 --hash'))
+    assert.equal(forked:match('parameters %S+'), launched:match('parameters %S+'))
+  end)
+
+  it('writes the same text from a checkpoint for the same seed', function()
+    succeeds(train('--steps=2'))
+    local a = succeeds(run('sample', 'out --length=30 --prompt=in --seed=7'))
+    assert.equal('in', a:sub(1, 2))
+    assert.equal(2 + 30 + 1, #a)
+    assert.equal(a, succeeds(run('sample', 'out/checkpoints --length=30 --prompt=in --seed=7')))
+    assert.equal(a, succeeds(run('sample', ms.checkpoint.latest(folder .. '/out/checkpoints')
+      .. ' --length=30 --prompt=in --seed=7')))
+    assert.equal('in\n', succeeds(run('sample', 'out --length=0 --prompt=in')))
+    local greedy = succeeds(run('sample', 'out --length=30 --temperature=0 --top-k=0'))
+    assert.equal(greedy, succeeds(run('sample', 'out --length=30 --temperature=0 --seed=5')))
+    refuses('sample: ', run('sample', 'no/such/folder'))
+  end)
+end)
