@@ -17,17 +17,16 @@ int64_t msi_view_numel(const msi_view *v)
 bool msi_view_contiguous(const msi_view *v)
 {
     int64_t expected = 1;
+    bool dense = true;
 
     for (int32_t i = v->ndim - 1; i >= 0; i--) {
         if (v->shape[i] == 0) {
-            return true;
+            return true; /* whatever the strides of the others */
         }
-        if (v->shape[i] != 1 && v->stride[i] != expected) {
-            return false;
-        }
+        dense = dense && (v->shape[i] == 1 || v->stride[i] == expected);
         expected *= v->shape[i];
     }
-    return true;
+    return dense;
 }
 
 static ms_status absent(const msi_view *v)

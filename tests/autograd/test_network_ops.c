@@ -242,6 +242,43 @@ static void test_autograd_network_ops__refuse_operands_without_memory(void **sta
     ms_tensor_free(x);
 }
 
+/* Strides of an empty gradient say nothing: the mean's is one element expanded. */
+static void test_autograd_network_ops__matmul_of_empty_operands_differentiates(void **state)
+{
+    static const int64_t shapes[3][2][5] = {
+        {{1, 1, 0, 1, 5}, {1, 1, 0, 5, 3}},
+        {{1, 3, 2, 14, 1}, {1, 3, 2, 1, 0}},
+        {{1, 3, 2, 0, 4}, {1, 3, 2, 4, 2}},
+    };
+
+    (void)state;
+    for (int32_t k = 0; k < 3; k++) {
+        ms_tensor *a = filled(MS_DTYPE_F32, 5, shapes[k][0], 1), *out, *turned, *sum, *grad;
+        ms_tensor *b = filled(MS_DTYPE_F32, 5, shapes[k][1], 2);
+        double values[84];
+
+        assert_ok(ms_tensor_set_requires_grad(a, true));
+        assert_ok(ms_tensor_set_requires_grad(b, true));
+        assert_ok(ms_op_matmul(&out, a, b));
+        assert_ok(ms_op_permute(&turned, out, 5, (const int32_t[]){4, 1, 0, 3, 2}));
+        assert_ok(ms_op_mean(&sum, turned, 0, false));
+        assert_ok(ms_backward(sum, NULL));
+        assert_ok(ms_tensor_grad(&grad, k == 1 ? a : b)); /* sums of no products */
+        const int64_t n = k == 0 ? 0 : k == 1 ? 84 : 48;
+
+        assert_ok(ms_tensor_to_doubles(grad, values, n));
+        for (int64_t i = 0; i < n; i++) {
+            assert_true(values[i] == 0);
+        }
+        ms_tensor_free(grad);
+        ms_tensor_free(sum);
+        ms_tensor_free(turned);
+        ms_tensor_free(out);
+        ms_tensor_free(b);
+        ms_tensor_free(a);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -252,6 +289,7 @@ int main(void)
         BOOKED_TEST(test_autograd_network_ops__linear_gelu_gives_the_same_unrecorded),
         BOOKED_TEST(test_autograd_network_ops__packed_attention_equals_the_separate_form),
         BOOKED_TEST(test_autograd_network_ops__attention_never_holds_the_scores),
+        BOOKED_TEST(test_autograd_network_ops__matmul_of_empty_operands_differentiates),
         BOOKED_TEST(test_autograd_network_ops__refuse_operands_without_memory),
     };
     return cmocka_run_group_tests_name("autograd/network_ops", tests, NULL, NULL);

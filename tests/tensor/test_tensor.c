@@ -204,6 +204,23 @@ static void test_tensor_view__reshapes_every_order_of_dimensions(void **state)
     ms_tensor_free(t);
 }
 
+/* Also when sizes inside the one of 0 have gaps: no group of dimensions has a product then. */
+static void test_tensor_view__reshapes_empty_tensors_with_gaps(void **state)
+{
+    ms_tensor *t = made(3, (const int64_t[]){2, 3, 4}), *empty, *narrow, *reshaped;
+    msi_view out;
+
+    (void)state;
+    assert_ok(ms_op_narrow(&empty, t, 0, 1, 0));
+    assert_ok(ms_op_narrow(&narrow, empty, 2, 1, 2)); /* (0, 3, 2) with strides of (2, 3, 4) */
+    assert_true(msi_view_reshape(&narrow->v, 2, (const int64_t[]){5, 0}, &out));
+    assert_ok(ms_op_reshape(&reshaped, narrow, 2, (const int64_t[]){0, 7}));
+    ms_tensor_free(reshaped);
+    ms_tensor_free(narrow);
+    ms_tensor_free(empty);
+    ms_tensor_free(t);
+}
+
 static void test_tensor_view__broadcasts_like_numpy(void **state)
 {
     ms_tensor *a = made(3, (const int64_t[]){2, 1, 4}), *b = made(2, (const int64_t[]){3, 1});
@@ -383,6 +400,7 @@ int main(void)
         cmocka_unit_test(test_tensor__writing_bumps_the_version),
         cmocka_unit_test(test_tensor_view__reshapes_without_a_copy_where_strides_allow),
         cmocka_unit_test(test_tensor_view__reshapes_every_order_of_dimensions),
+        cmocka_unit_test(test_tensor_view__reshapes_empty_tensors_with_gaps),
         cmocka_unit_test(test_tensor_view__broadcasts_like_numpy),
         cmocka_unit_test(test_tensor_scope__releases_all_but_results_and_kept),
         cmocka_unit_test(test_tensor_scope__unscoped_bytes_come_back_to_where_they_were),

@@ -2,10 +2,18 @@
 
 #include <string.h>
 
+/* A contiguous view with the strides of a new tensor: sizes of 1, and all of an empty one, may have
+ * had others. */
+static void plain_strides(msi_view *out, const msi_view *v)
+{
+    *out = *v;
+    msi_view_set_contiguous(out, v->dtype, v->ndim, v->shape);
+}
+
 ms_status msi_contiguous(msi_view *out, ms_context *ctx, const msi_view *v)
 {
     if (msi_view_contiguous(v)) {
-        *out = *v;
+        plain_strides(out, v);
         msi_storage_retain(out->storage);
         return MS_OK;
     }
@@ -15,7 +23,7 @@ ms_status msi_contiguous(msi_view *out, ms_context *ctx, const msi_view *v)
 ms_status msi_bwd_contiguous(msi_bwd *b, const msi_view *v, msi_view *out)
 {
     if (msi_view_contiguous(v)) {
-        *out = *v;
+        plain_strides(out, v);
         return MS_OK;
     }
     MS_TRY(msi_bwd_temp(b, v->dtype, v->ndim, v->shape, out));

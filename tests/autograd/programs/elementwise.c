@@ -1,0 +1,288 @@
+/* Elementwise operators in random programs. */
+#include "program.h"
+
+/* -- one operand ------------------------------------------------------------------------------- */
+
+typedef real (*formula)(const call *c, real x);
+/* How far a result may be, in units of what it is computed in. */
+typedef real (*error)(const call *c, real x, real y);
+
+static void map(const call *c, const array *x, array *out, formula f, error e)
+{
+    const real unit = compute_unit_of(x->form.dtype);
+
+    set_form(out, x->form.dtype, x->form.ndim, x->form.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = f(c, x->v[i]);
+        out->slack[i] = unit * e(c, x->v[i], out->v[i]);
+    }
+}
+
+static bool floating(call *c)
+{
+    c->n_in = 1;
+    return is_float(&c->in[0]);
+}
+
+#define UNARY(name, FORMULA, ERROR)                                                                \
+    static real value_##name(const call *c, real x)                                                \
+    {                                                                                              \
+        (void)c;                                                                                   \
+        return (FORMULA);                                                                          \
+    }                                                                                              \
+    static real error_##name(const call *c, real x, real y)                                        \
+    {                                                                                              \
+        (void)c, (void)x, (void)y;                                                                 \
+        return (ERROR);                                                                            \
+    }                                                                                              \
+    static void oracle_##name(const call *c, const array *const *in, array *out)                   \
+    {                                                                                              \
+        map(c, in[0], out, value_##name, error_##name);                                            \
+    }
+
+#define PLAIN_UNARY(name, FORMULA, ERROR)                                                          \
+    UNARY(name, FORMULA, ERROR)                                                                    \
+    static ms_status run_##name(ms_tensor **out, ms_tensor *const *in, const call *c)              \
+    {                                                                                              \
+        (void)c;                                                                                   \
+        return ms_op_##name(out, in[0]);                                                           \
+    }
+
+PLAIN_UNARY(exp, expl(x), 8 * fabsl(y))
+PLAIN_UNARY(log, logl(x), 8 * (fabsl(y) + 1e-3L))
+PLAIN_UNARY(sqrt, sqrtl(x), fabsl(y))
+PLAIN_UNARY(tanh, tanhl(x), 8 * fabsl(y))
+PLAIN_UNARY(relu, x < 0 ? 0 : x, 0)
+PLAIN_UNARY(reciprocal, 1 / x, fabsl(y))
+
+static real gelu(real x, bool approximate)
+{
+    const real u = 0.79788456080286535588L * (x + 0.044715L * x * x * x);
+
+    if (isinf(x)) { /* the limits; at -infinity the formula has none */
+        return x > 0 ? x : NAN;
+    }
+    return x * (approximate ? 1 / (1 + expl(-2 * u)) : 0.5L * erfcl(-x * 0.70710678118654752440L));
+}
+
+static bool plan_gelu(call *c)
+{
+    c->i[0] = below(c->rng, 2);
+    return floating(c);
+}
+
+static ms_status run_gelu(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_gelu(out, in[0], c->i[0]);
+}
+
+/* In f64 the exact form takes 1 + erf(x), which keeps no relative digits far below 0. */
+UNARY(gelu, gelu(x, c->i[0]),
+      16 * (fabsl(x) + 1) * fabsl(y) + (c->in[0].dtype == MS_DTYPE_F64 ? fabsl(x) : 0) +
+          (c->in[0].dtype != MS_DTYPE_F64 ? 2 * fminl(fabsl(x), 16) : 0))
+
+static bool plan_affine(call *c)
+{
+    static const double scales[] = {-1, 2, 0.5, -1.75, 0}, shifts[] = {0, -0.0, 1, -0.375};
+
+    c->n_in = 1;
+    c->p[0] = scales[below(c->rng, 5)];
+    c->p[1] = shifts[below(c->rng, 4)];
+    if (c->in[0].dtype == MS_DTYPE_I64) {
+        c->p[0] = below(c->rng, 7) - 3;
+        c->p[1] = below(c->rng, 7) - 3;
+    }
+    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+}
+
+static ms_status run_affine(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_affine(out, in[0], c->p[0], c->p[1]);
+}
+
+UNARY(affine, x *(real)c->p[0] + (real)c->p[1], 2 * (fabsl(x * (real)c->p[0]) + 1))
+
+static bool plan_pow(call *c)
+{
+    static const double powers[] = {2, 3, -1, 0.5, -0.5, 1.5, 0, 1, -2, 33};
+
+    c->p[0] = powers[below(c->rng, COUNT(powers))];
+    return floating(c);
+}
+
+static ms_status run_pow(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_pow(out, in[0], c->p[0]);
+}
+
+UNARY(pow,
+      c->p[0] == 0.5    ? sqrtl(x)
+      : c->p[0] == -0.5 ? 1 / sqrtl(x)
+                        : powl(x, (real)c->p[0]),
+      fabsl(y) *
+          (8 + 4 * fabsl((real)c->p[0]) + 8 * (x != 0 ? fabsl((real)c->p[0] * logl(fabsl(x))) : 0)))
+
+/* x with a number. */
+static bool plan_compare_number(call *c)
+{
+    static const double numbers[] = {0, 1, -0.5, 2, NAN, INFINITY};
+
+    c->n_in = 1;
+    c->p[0] = numbers[below(c->rng, 6)];
+    c->i[0] = below(c->rng, 6);
+    return true;
+}
+
+static ms_status run_compare_number(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_compare_number(out, in[0], c->p[0], (int32_t)c->i[0]);
+}
+
+static bool relation_holds(int64_t relation, real a, real b)
+{
+    switch (relation) {
+    case MS_COMPARE_EQ:
+        return a == b;
+    case MS_COMPARE_NE:
+        return a != b;
+    case MS_COMPARE_LT:
+        return a < b;
+    case MS_COMPARE_LE:
+        return a <= b;
+    case MS_COMPARE_GT:
+        return a > b;
+    default:
+        return a >= b;
+    }
+}
+
+static void oracle_compare_number(const call *c, const array *const *in, array *out)
+{
+    set_form(out, MS_DTYPE_BOOL, in[0]->form.ndim, in[0]->form.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = relation_holds(c->i[0], in[0]->v[i], (real)c->p[0]);
+    }
+}
+
+/* -- two operands ------------------------------------------------------------------------------ */
+
+static bool plan_binary(call *c)
+{
+    c->n_in = 2;
+    draw_broadcast(&c->in[1], &c->in[0], c->rng);
+    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+}
+
+static bool plan_div(call *c)
+{
+    bool fits = plan_binary(c);
+
+    c->in[1].draw = DRAW_POSITIVE;
+    return fits && is_float(&c->in[0]);
+}
+
+#define BINARY(name, FORMULA, ERROR)                                                               \
+    static ms_status run_##name(ms_tensor **out, ms_tensor *const *in, const call *c)              \
+    {                                                                                              \
+        (void)c;                                                                                   \
+        return ms_op_##name(out, in[0], in[1]);                                                    \
+    }                                                                                              \
+    static void oracle_##name(const call *c, const array *const *in, array *out)                   \
+    {                                                                                              \
+        int64_t shape[MS_MAX_DIMS];                                                                \
+        int32_t ndim;                                                                              \
+        (void)c;                                                                                   \
+        broadcast_shape(&in[0]->form, &in[1]->form, &ndim, shape);                                 \
+        set_form(out, in[0]->form.dtype, ndim, shape);                                             \
+        for (int64_t i = 0; i < out->n; i++) {                                                     \
+            const real a = in[0]->v[broadcast_at(&in[0]->form, ndim, shape, i)];                   \
+            const real b = in[1]->v[broadcast_at(&in[1]->form, ndim, shape, i)];                   \
+            const real y = out->v[i] = (FORMULA);                                                  \
+            out->slack[i] = compute_unit_of(in[0]->form.dtype) * (ERROR);                          \
+            (void)y;                                                                               \
+        }                                                                                          \
+    }
+
+BINARY(add, a + b, fabsl(y))
+BINARY(sub, a - b, fabsl(y))
+BINARY(mul, a *b, fabsl(y))
+BINARY(div, a / b, fabsl(y))
+
+static bool plan_compare(call *c)
+{
+    c->n_in = 2;
+    c->i[0] = below(c->rng, 6);
+    draw_broadcast(&c->in[1], &c->in[0], c->rng);
+    c->in[1].draw = c->in[0].dtype == MS_DTYPE_BOOL ? DRAW_BOOL : DRAW_SIGNED;
+    return true;
+}
+
+static ms_status run_compare(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_compare(out, in[0], in[1], (int32_t)c->i[0]);
+}
+
+static void oracle_compare(const call *c, const array *const *in, array *out)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int32_t ndim;
+
+    broadcast_shape(&in[0]->form, &in[1]->form, &ndim, shape);
+    set_form(out, MS_DTYPE_BOOL, ndim, shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = relation_holds(c->i[0], in[0]->v[broadcast_at(&in[0]->form, ndim, shape, i)],
+                                   in[1]->v[broadcast_at(&in[1]->form, ndim, shape, i)]);
+    }
+}
+
+/* in[0] and in[1] are chosen between by in[2]. */
+static bool plan_where(call *c)
+{
+    c->n_in = 3;
+    draw_broadcast(&c->in[1], &c->in[0], c->rng);
+    c->in[2] = c->in[below(c->rng, 2)];
+    c->in[2].dtype = MS_DTYPE_BOOL;
+    c->in[1].draw = c->in[0].dtype == MS_DTYPE_BOOL ? DRAW_BOOL : DRAW_SIGNED;
+    c->in[2].draw = DRAW_BOOL;
+    return true;
+}
+
+static ms_status run_where(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    (void)c;
+    return ms_op_where(out, in[2], in[0], in[1]);
+}
+
+static void oracle_where(const call *c, const array *const *in, array *out)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int32_t ndim;
+
+    (void)c;
+    broadcast_shape(&in[0]->form, &in[1]->form, &ndim, shape);
+    set_form(out, in[0]->form.dtype, ndim, shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const bool first = in[2]->v[broadcast_at(&in[2]->form, ndim, shape, i)] != 0;
+        const array *from = in[first ? 0 : 1];
+
+        out->v[i] = from->v[broadcast_at(&from->form, ndim, shape, i)];
+    }
+}
+
+#define OP(name, plan)                                                                             \
+    {                                                                                              \
+        "ms_op_" #name, plan, run_##name, oracle_##name, NULL                                      \
+    }
+
+static const program_op ops[] = {
+    OP(exp, floating),         OP(log, floating),
+    OP(sqrt, floating),        OP(tanh, floating),
+    OP(relu, floating),        OP(reciprocal, floating),
+    OP(gelu, plan_gelu),       OP(affine, plan_affine),
+    OP(pow, plan_pow),         OP(compare_number, plan_compare_number),
+    OP(add, plan_binary),      OP(sub, plan_binary),
+    OP(mul, plan_binary),      OP(div, plan_div),
+    OP(compare, plan_compare), OP(where, plan_where),
+};
+
+const program_family elementwise_programs = {ops, COUNT(ops)};

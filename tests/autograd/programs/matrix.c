@@ -1,0 +1,277 @@
+/* Products and attention in random programs. */
+#include "program.h"
+
+#include <float.h>
+
+/* A dot product and how far a sum in the compute type may be from it. Units that multiply bf16 take
+ * denormals for 0. */
+static real dot(int32_t dtype, const real *a, int64_t a_step, const real *b, int64_t b_step,
+                int64_t n, real *slack)
+{
+    real sum = 0, size = 0x1p-1000L, lost = 0;
+
+    for (int64_t k = 0; k < n; k++) {
+        const real x = a[k * a_step], y = b[k * b_step];
+
+        sum += x * y;
+        size += fabsl(x * y);
+        if (dtype != MS_DTYPE_F64 && (fabsl(x) < FLT_MIN || fabsl(y) < FLT_MIN)) {
+            lost += fabsl(x * y);
+        }
+    }
+    *slack = size < largest_of(dtype) ? lost + 32 * compute_unit_of(dtype) * size : INFINITY;
+    return sum;
+}
+
+/* -- matmul ------------------------------------------------------------------------------------ */
+
+static bool plan_matmul(call *c)
+{
+    const form *x = &c->in[0];
+
+    c->n_in = 2;
+    if (!is_float(x) || x->ndim < 2) {
+        return false;
+    }
+    c->in[1] = *x;
+    c->in[1].shape[x->ndim - 2] = x->shape[x->ndim - 1];
+    c->in[1].shape[x->ndim - 1] = below(c->rng, 8) == 0 ? 0 : 1 + below(c->rng, 4);
+    return true;
+}
+
+static ms_status run_matmul(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    (void)c;
+    return ms_op_matmul(out, in[0], in[1]);
+}
+
+static void oracle_matmul(const call *c, const array *const *in, array *out)
+{
+    const form *a = &in[0]->form, *b = &in[1]->form;
+    const int64_t m = a->shape[a->ndim - 2], k = a->shape[a->ndim - 1], n = b->shape[b->ndim - 1];
+    form y = *a;
+
+    (void)c;
+    y.shape[y.ndim - 1] = n;
+    set_form(out, y.dtype, y.ndim, y.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const int64_t batch = i / (m * n), row = i / n % m, col = i % n;
+
+        out->v[i] = dot(y.dtype, in[0]->v + (batch * m + row) * k, 1,
+                        in[1]->v + batch * k * n + col, n, k, &out->slack[i]);
+    }
+}
+
+/* -- linear, linear_gelu ----------------------------------------------------------------------- */
+
+static bool plan_linear(call *c)
+{
+    const form *x = &c->in[0];
+
+    if (!is_float(x) || x->ndim < 1) {
+        return false;
+    }
+    const int64_t width = x->shape[x->ndim - 1], out = 1 + below(c->rng, 4);
+
+    c->n_in = 2 + below(c->rng, 2);
+    c->in[1] = (form){.dtype = x->dtype, .ndim = 2, .shape = {out, width}};
+    c->in[2] = (form){.dtype = x->dtype, .ndim = 1, .shape = {out}};
+    c->i[0] = below(c->rng, 2);
+    return true;
+}
+
+static ms_status run_linear(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_linear(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL);
+}
+
+static void oracle_linear(const call *c, const array *const *in, array *out)
+{
+    const form *w = &in[1]->form;
+    form y = in[0]->form;
+
+    y.shape[y.ndim - 1] = w->shape[0];
+    set_form(out, y.dtype, y.ndim, y.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const int64_t row = i / w->shape[0], col = i % w->shape[0], k = w->shape[1];
+
+        out->v[i] = dot(y.dtype, in[0]->v + row * k, 1, in[1]->v + col * k, 1, k, &out->slack[i]);
+        if (c->n_in > 2) {
+            out->v[i] += in[2]->v[col];
+            out->slack[i] += 2 * compute_unit_of(y.dtype) * fabsl(in[2]->v[col]);
+        }
+    }
+}
+
+static ms_status run_linear_gelu(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_linear_gelu(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL, c->i[0]);
+}
+
+/* The pre-activation is rounded to the dtype before its gelu, whose slope is at most 1.13. */
+static void oracle_linear_gelu(const call *c, const array *const *in, array *out)
+{
+    oracle_linear(c, in, out);
+    for (int64_t i = 0; i < out->n; i++) {
+        const real h = out->v[i], u = 0.79788456080286535588L * (h + 0.044715L * h * h * h);
+
+        out->slack[i] = 1.2L * (out->slack[i] + unit_of(out->form.dtype) * fabsl(h)) +
+                        16 * compute_unit_of(out->form.dtype) * (fabsl(h) + h * h);
+        out->v[i] =
+            h * (c->i[0] ? 1 / (1 + expl(-2 * u)) : 0.5L * erfcl(-h * 0.70710678118654752L));
+        if (!(fabsl(h) * 2 < largest_of(out->form.dtype))) { /* it is perhaps infinite there */
+            out->slack[i] = INFINITY;
+        }
+    }
+}
+
+/* -- attention --------------------------------------------------------------------------------- */
+
+typedef struct heads {
+    int64_t b, h, t, s, d;
+    int64_t q_row, q_head, q_batch, k_row, k_head, k_batch; /* strides, d has 1 */
+} heads;
+
+/* out has q's strides but for the batch and row of a packed projection. */
+static void attend(const call *c, const heads *n, const real *q, const real *k, const real *v,
+                   array *out, int64_t o_row, int64_t o_head, int64_t o_batch)
+{
+    const int32_t dtype = out->form.dtype;
+    const real scale = c->p[0] != 0 ? (real)c->p[0] : 1 / sqrtl((real)n->d);
+    real p[MAX_NUMEL];
+
+    for (int64_t row = 0; row < n->b * n->h * n->t; row++) {
+        const int64_t b = row / (n->h * n->t), h = row / n->t % n->h, t = row % n->t;
+        const int64_t seen = c->i[0] ? t + n->s - n->t + 1 : n->s;
+        const real *at = q + b * n->q_batch + h * n->q_head + t * n->q_row;
+        real most = -INFINITY, sum = 0, size = 0;
+
+        for (int64_t s = 0; s < seen && s < n->s; s++) {
+            real slack;
+
+            p[s] = scale * dot(dtype, at, 1, k + b * n->k_batch + h * n->k_head + s * n->k_row, 1,
+                               n->d, &slack);
+            size = fmaxl(size, fabsl(scale) * slack);
+            most = fmaxl(most, p[s]);
+        }
+        for (int64_t s = 0; s < seen && s < n->s; s++) {
+            p[s] = expl(p[s] - most);
+            sum += p[s];
+        }
+        for (int64_t d = 0; d < n->d; d++) {
+            const int64_t o = b * o_batch + h * o_head + t * o_row + d;
+            real y = 0, magnitude = 0;
+
+            for (int64_t s = 0; s < seen && s < n->s; s++) {
+                const real x = v[b * n->k_batch + h * n->k_head + s * n->k_row + d];
+
+                y += p[s] / sum * x;
+                magnitude += p[s] / sum * fabsl(x);
+            }
+            out->v[o] = y;
+            out->slack[o] =
+                magnitude * (4 * unit_of(dtype) + 64 * compute_unit_of(dtype) + 4 * size);
+        }
+    }
+}
+
+static bool plan_attention(call *c)
+{
+    const form *q = &c->in[0];
+
+    c->n_in = 3;
+    if (!is_float(q) || q->ndim != 4) {
+        return false;
+    }
+    c->in[1] = *q;
+    c->in[1].shape[2] = below(c->rng, 8) == 0 ? 0 : 1 + below(c->rng, 5);
+    c->in[2] = c->in[1];
+    c->i[0] = below(c->rng, 2);
+    c->p[0] = below(c->rng, 2) ? 0 : 0.75;
+    return true;
+}
+
+static void begin_attention(form *x, uint64_t *rng)
+{
+    x->ndim = 4;
+    for (int32_t d = 0; d < 4; d++) {
+        x->shape[d] = 1 + below(rng, d < 2 ? 2 : 5);
+    }
+}
+
+static ms_status run_attention(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_attention(out, in[0], in[1], in[2], c->i[0], c->p[0]);
+}
+
+static void oracle_attention(const call *c, const array *const *in, array *out)
+{
+    const int64_t *q = in[0]->form.shape, *k = in[1]->form.shape;
+    const heads n = {.b = q[0],
+                     .h = q[1],
+                     .t = q[2],
+                     .s = k[2],
+                     .d = q[3],
+                     .q_row = q[3],
+                     .q_head = q[2] * q[3],
+                     .q_batch = q[1] * q[2] * q[3],
+                     .k_row = k[3],
+                     .k_head = k[2] * k[3],
+                     .k_batch = k[1] * k[2] * k[3]};
+
+    set_form(out, in[0]->form.dtype, 4, q);
+    attend(c, &n, in[0]->v, in[1]->v, in[2]->v, out, n.q_row, n.q_head, n.q_batch);
+}
+
+static bool plan_attention_packed(call *c)
+{
+    c->n_in = 1;
+    c->i[0] = below(c->rng, 2);
+    c->i[1] = 1 + below(c->rng, 2);
+    c->p[0] = below(c->rng, 2) ? 0 : 0.75;
+    return is_float(&c->in[0]) && c->in[0].ndim == 3 && c->in[0].shape[2] % (3 * c->i[1]) == 0;
+}
+
+static void begin_attention_packed(form *x, uint64_t *rng)
+{
+    x->ndim = 3;
+    x->shape[0] = 1 + below(rng, 2);
+    x->shape[1] = 1 + below(rng, 5);
+    x->shape[2] = 6 * (1 + below(rng, 2));
+}
+
+static ms_status run_attention_packed(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_attention_packed(out, in[0], (int32_t)c->i[1], c->i[0], c->p[0]);
+}
+
+static void oracle_attention_packed(const call *c, const array *const *in, array *out)
+{
+    const int64_t *x = in[0]->form.shape, width = x[2] / 3, depth = width / c->i[1];
+    const heads n = {.b = x[0],
+                     .h = c->i[1],
+                     .t = x[1],
+                     .s = x[1],
+                     .d = depth,
+                     .q_row = x[2],
+                     .q_head = depth,
+                     .q_batch = x[1] * x[2],
+                     .k_row = x[2],
+                     .k_head = depth,
+                     .k_batch = x[1] * x[2]};
+
+    set_form(out, in[0]->form.dtype, 3, (const int64_t[]){x[0], x[1], width});
+    attend(c, &n, in[0]->v, in[0]->v + width, in[0]->v + 2 * width, out, width, depth,
+           x[1] * width);
+}
+
+static const program_op ops[] = {
+    {"ms_op_matmul", plan_matmul, run_matmul, oracle_matmul, NULL},
+    {"ms_op_linear", plan_linear, run_linear, oracle_linear, NULL},
+    {"ms_op_linear_gelu", plan_linear, run_linear_gelu, oracle_linear_gelu, NULL},
+    {"ms_op_attention", plan_attention, run_attention, oracle_attention, begin_attention},
+    {"ms_op_attention_packed", plan_attention_packed, run_attention_packed, oracle_attention_packed,
+     begin_attention_packed},
+};
+
+const program_family matrix_programs = {ops, COUNT(ops)};

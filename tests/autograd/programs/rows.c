@@ -1,0 +1,354 @@
+/* Operators over rows, losses, sums and dropout in random programs. */
+#include "philox_oracle.h"
+#include "program.h"
+
+/* The size of the last dimension. */
+static int64_t width_of(const form *f)
+{
+    return f->shape[f->ndim - 1];
+}
+
+static bool has_rows(call *c)
+{
+    c->n_in = 1;
+    return is_float(&c->in[0]) && c->in[0].ndim > 0;
+}
+
+/* -- layer_norm -------------------------------------------------------------------------------- */
+
+static bool plan_layer_norm(call *c)
+{
+    if (!has_rows(c)) {
+        return false;
+    }
+    c->n_in = 1 + below(c->rng, 3);
+    c->in[1] = c->in[2] =
+        (form){.dtype = c->in[0].dtype, .ndim = 1, .shape = {width_of(&c->in[0])}};
+    c->p[0] = 0.01;
+    return true;
+}
+
+static ms_status run_layer_norm(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_layer_norm(out, in[0], c->n_in > 1 ? in[1] : NULL, c->n_in > 2 ? in[2] : NULL,
+                            c->p[0]);
+}
+
+static void oracle_layer_norm(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+    const int64_t n = width_of(x);
+    const real unit = compute_unit_of(x->dtype);
+
+    set_form(out, x->dtype, x->ndim, x->shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const real *row = in[0]->v + i / n * n;
+        real mean = 0, variance = 0, most = 0;
+
+        for (int64_t j = 0; j < n; j++) {
+            mean += row[j] / (real)n;
+            most = fmaxl(most, fabsl(row[j]));
+        }
+        for (int64_t j = 0; j < n; j++) {
+            variance += (row[j] - mean) * (row[j] - mean) / (real)n;
+        }
+        const real deviation = sqrtl(variance + (real)c->p[0]);
+        const real w = c->n_in > 1 ? in[1]->v[i % n] : 1, b = c->n_in > 2 ? in[2]->v[i % n] : 0;
+        const real hat = (row[i % n] - mean) / deviation;
+
+        out->v[i] = hat * w + b;
+        out->slack[i] =
+            unit * (fabsl(w) * (1 + fabsl(hat)) * (16 + 16 * most / deviation) + 4 * fabsl(b)) +
+            0x1p-1000L;
+        if (most * most * (real)n > largest_of(x->dtype) || !isfinite(most) ||
+            fabsl(hat * w) > largest_of(x->dtype)) {
+            out->slack[i] = INFINITY;
+        }
+    }
+}
+
+/* -- softmax ----------------------------------------------------------------------------------- */
+
+/* Largest of a row and log of the sum of exponentials relative to it. */
+static real log_sum(const real *row, int64_t n, real *most)
+{
+    real sum = 0;
+
+    *most = -INFINITY;
+    for (int64_t j = 0; j < n; j++) {
+        *most = fmaxl(*most, row[j]);
+    }
+    for (int64_t j = 0; j < n; j++) {
+        sum += expl(row[j] - *most);
+    }
+    return logl(sum);
+}
+
+static ms_status run_log_softmax(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    (void)c;
+    return ms_op_log_softmax(out, in[0]);
+}
+
+static void oracle_log_softmax(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+    const int64_t n = width_of(x);
+
+    (void)c;
+    set_form(out, x->dtype, x->ndim, x->shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        real most, log = log_sum(in[0]->v + i / n * n, n, &most), d = in[0]->v[i] - most;
+
+        out->v[i] = d - log;
+        out->slack[i] = 16 * compute_unit_of(x->dtype) * (1 + fabsl(log));
+        if (isfinite(d)) {
+            out->slack[i] += 2 * compute_unit_of(x->dtype) * fabsl(d);
+        }
+    }
+}
+
+static int32_t loss_dtype(int32_t dtype)
+{
+    return dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
+}
+
+static bool plan_cross_entropy(call *c)
+{
+    if (!has_rows(c) || width_of(&c->in[0]) == 0) {
+        return false;
+    }
+    c->n_in = 2;
+    c->in[1] = c->in[0];
+    c->in[1].ndim--;
+    c->in[1].dtype = MS_DTYPE_I64;
+    c->in[1].draw = DRAW_IDS;
+    c->in[1].limit = width_of(&c->in[0]);
+    c->i[0] = below(c->rng, 2) ? -100 : 0;
+    c->i[1] = below(c->rng, 2);
+    return true;
+}
+
+static ms_status run_cross_entropy(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_cross_entropy(out, in[0], in[1], c->i[0], (int32_t)c->i[1]);
+}
+
+static void oracle_cross_entropy(const call *c, const array *const *in, array *out)
+{
+    const int64_t n = width_of(&in[0]->form);
+    const real unit = compute_unit_of(in[0]->form.dtype);
+    real sum = 0, slack = 0, counted = 0;
+
+    for (int64_t i = 0; i < in[1]->n; i++) {
+        const int64_t target = (int64_t)in[1]->v[i];
+
+        if (target != c->i[0]) {
+            real most, log = log_sum(in[0]->v + i * n, n, &most);
+
+            sum += most - in[0]->v[i * n + target] + log;
+            slack += 16 * unit * (1 + fabsl(log));
+            if (isfinite(sum)) {
+                slack += 4 * unit * fabsl(sum);
+            }
+            counted++;
+        }
+    }
+    const real weight = c->i[1] == MS_REDUCTION_MEAN ? 1 / counted : 1;
+
+    set_form(out, loss_dtype(in[0]->form.dtype), 0, NULL);
+    out->v[0] = counted > 0 ? sum * weight : c->i[1] == MS_REDUCTION_MEAN ? (real)NAN : 0;
+    out->slack[0] = counted > 0 ? slack * weight : 0;
+}
+
+static bool plan_mse_loss(call *c)
+{
+    c->n_in = 2;
+    c->in[1] = c->in[0];
+    c->i[0] = below(c->rng, 2);
+    return is_float(&c->in[0]);
+}
+
+static ms_status run_mse_loss(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_mse_loss(out, in[0], in[1], (int32_t)c->i[0]);
+}
+
+static void oracle_mse_loss(const call *c, const array *const *in, array *out)
+{
+    const real unit = compute_unit_of(in[0]->form.dtype);
+    real sum = 0, size = 0;
+
+    for (int64_t i = 0; i < in[0]->n; i++) {
+        const real d = in[0]->v[i] - in[1]->v[i];
+
+        sum += d * d;
+        size = fmaxl(size, d * d);
+    }
+    const real weight = c->i[0] == MS_REDUCTION_MEAN ? 1 / (real)in[0]->n : 1;
+
+    set_form(out, loss_dtype(in[0]->form.dtype), 0, NULL);
+    out->v[0] = in[0]->n == 0 && c->i[0] == MS_REDUCTION_MEAN ? (real)NAN : sum * weight;
+    out->slack[0] = sum < largest_of(out->form.dtype) ? 48 * unit * sum * weight
+                    : isfinite(sum)                   ? (real)INFINITY
+                                                      : 0;
+}
+
+/* -- embedding --------------------------------------------------------------------------------- */
+
+static bool plan_embedding(call *c)
+{
+    c->n_in = 2;
+    c->in[1] = (form){.dtype = MS_DTYPE_I64,
+                      .ndim = below(c->rng, 3),
+                      .shape = {below(c->rng, 3), 1 + below(c->rng, 2)},
+                      .draw = DRAW_IDS,
+                      .limit = c->in[0].shape[0]};
+    return is_float(&c->in[0]) && c->in[0].ndim == 2 && c->in[0].shape[0] > 0;
+}
+
+static ms_status run_embedding(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    (void)c;
+    return ms_op_embedding(out, in[0], in[1]);
+}
+
+static void oracle_embedding(const call *c, const array *const *in, array *out)
+{
+    const int64_t n = width_of(&in[0]->form);
+    form y = in[1]->form;
+
+    (void)c;
+    y.shape[y.ndim++] = n;
+    set_form(out, in[0]->form.dtype, y.ndim, y.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = in[0]->v[(int64_t)in[1]->v[i / n] * n + i % n];
+    }
+}
+
+static void begin_embedding(form *x, uint64_t *rng)
+{
+    x->ndim = 2;
+    x->shape[0] = 1 + below(rng, 6);
+    x->shape[1] = below(rng, 6);
+}
+
+/* -- dropout ----------------------------------------------------------------------------------- */
+
+static bool plan_dropout(call *c)
+{
+    static const double rates[] = {0, 0.25, 0.5};
+
+    c->p[0] = rates[below(c->rng, 3)];
+    c->i[0] = below(c->rng, 100);
+    c->i[1] = below(c->rng, 5);
+    return has_rows(c);
+}
+
+enum { SEED = 11 };
+
+static ms_status run_dropout(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    ms_seed(SEED);
+    return ms_op_dropout(out, in[0], c->p[0], (uint64_t)c->i[0], c->i[1]);
+}
+
+static void oracle_dropout(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+    const uint64_t key = oracle_key(SEED, (uint64_t)c->i[0], (uint64_t)c->i[1]);
+
+    set_form(out, x->dtype, x->ndim, x->shape);
+    const int64_t each = out->n > 0 ? out->n / x->shape[0] : 0;
+
+    for (int64_t i = 0; i < out->n; i++) {
+        const uint64_t sample = (uint64_t)(i / each), e = (uint64_t)(i % each);
+        const uint32_t word = oracle_word(e / 4, sample, key, (int)(e % 4));
+
+        out->v[i] = word < c->p[0] * 0x1p32 ? 0 : in[0]->v[i] / (1 - (real)c->p[0]);
+        out->slack[i] = 2 * compute_unit_of(x->dtype) * fabsl(out->v[i]) + 0x1p-1000L;
+    }
+}
+
+/* -- sum, mean --------------------------------------------------------------------------------- */
+
+static bool plan_sum(call *c)
+{
+    c->n_in = 1;
+    c->i[0] = c->in[0].ndim > 0 ? below(c->rng, 1 << c->in[0].ndim) : 0;
+    c->i[1] = below(c->rng, 2);
+    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+}
+
+static bool plan_mean(call *c)
+{
+    return plan_sum(c) && is_float(&c->in[0]);
+}
+
+static ms_status run_sum(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_sum(out, in[0], (uint32_t)c->i[0], c->i[1]);
+}
+
+static ms_status run_mean(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_mean(out, in[0], (uint32_t)c->i[0], c->i[1]);
+}
+
+static void reduce(const call *c, const array *x, array *out, bool mean)
+{
+    const uint32_t dims = c->i[0] != 0 ? (uint32_t)c->i[0] : ~0u;
+    form kept = x->form, shown = {0};
+    real size[MAX_NUMEL] = {0};
+
+    for (int32_t d = 0; d < kept.ndim; d++) {
+        kept.shape[d] = dims >> d & 1 ? 1 : kept.shape[d];
+        if (c->i[1] || !(dims >> d & 1)) {
+            shown.shape[shown.ndim++] = kept.shape[d];
+        }
+    }
+    set_form(out, x->form.dtype, shown.ndim, shown.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = 0;
+    }
+    for (int64_t i = 0; i < x->n; i++) {
+        const int64_t at = broadcast_at(&kept, x->form.ndim, x->form.shape, i);
+
+        out->v[at] += x->v[i];
+        size[at] += isfinite(x->v[i]) ? fabsl(x->v[i]) : 0;
+    }
+    const real count = out->n > 0 ? (real)x->n / (real)out->n : 1;
+
+    for (int64_t i = 0; i < out->n; i++) {
+        out->slack[i] = size[i] < largest_of(x->form.dtype)
+                            ? 48 * compute_unit_of(x->form.dtype) * size[i] + 0x1p-1000L
+                            : INFINITY;
+        if (mean) {
+            out->v[i] /= count;
+            out->slack[i] /= count;
+        }
+    }
+}
+
+static void oracle_sum(const call *c, const array *const *in, array *out)
+{
+    reduce(c, in[0], out, false);
+}
+
+static void oracle_mean(const call *c, const array *const *in, array *out)
+{
+    reduce(c, in[0], out, true);
+}
+
+static const program_op ops[] = {
+    {"ms_op_layer_norm", plan_layer_norm, run_layer_norm, oracle_layer_norm, NULL},
+    {"ms_op_log_softmax", has_rows, run_log_softmax, oracle_log_softmax, NULL},
+    {"ms_op_cross_entropy", plan_cross_entropy, run_cross_entropy, oracle_cross_entropy, NULL},
+    {"ms_op_mse_loss", plan_mse_loss, run_mse_loss, oracle_mse_loss, NULL},
+    {"ms_op_embedding", plan_embedding, run_embedding, oracle_embedding, begin_embedding},
+    {"ms_op_dropout", plan_dropout, run_dropout, oracle_dropout, NULL},
+    {"ms_op_sum", plan_sum, run_sum, oracle_sum, NULL},
+    {"ms_op_mean", plan_mean, run_mean, oracle_mean, NULL},
+};
+
+const program_family row_programs = {ops, COUNT(ops)};

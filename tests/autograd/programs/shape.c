@@ -1,0 +1,416 @@
+/* Views, copies, casts and in-place writes in random programs. */
+#include "program.h"
+
+static bool has_dims(call *c)
+{
+    c->n_in = 1;
+    return c->in[0].ndim > 0;
+}
+
+/* -- reshape ----------------------------------------------------------------------------------- */
+
+/* Neighbouring sizes merged, sizes of 1 put between, others split where they can be. */
+static bool plan_reshape(call *c)
+{
+    const form *x = &c->in[0];
+    int32_t ndim = 0;
+
+    c->n_in = 1;
+    for (int32_t d = 0; d < x->ndim; d++) {
+        int64_t n = x->shape[d];
+
+        while (d + 1 < x->ndim && below(c->rng, 3) == 0) {
+            n *= x->shape[++d];
+        }
+        if (ndim < 5 && below(c->rng, 3) == 0) {
+            c->i[1 + ndim++] = 1;
+        }
+        if (ndim < 5 && n > 2 && n % 2 == 0 && below(c->rng, 2) == 0) {
+            c->i[1 + ndim++] = 2;
+            n /= 2;
+        }
+        c->i[1 + ndim++] = n;
+        if (ndim == 6 && d + 1 < x->ndim) {
+            return false;
+        }
+    }
+    c->i[0] = ndim;
+    if (ndim > 0 && numel_of(x) > 0 && below(c->rng, 3) == 0) {
+        c->i[1 + below(c->rng, ndim)] = -1;
+    }
+    return true;
+}
+
+static ms_status run_reshape(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_reshape(out, in[0], (int32_t)c->i[0], c->i + 1);
+}
+
+static void take(const array *x, int64_t i, array *out, int64_t at)
+{
+    out->v[i] = x->v[at];
+}
+
+static void oracle_reshape(const call *c, const array *const *in, array *out)
+{
+    int64_t shape[MS_MAX_DIMS], known = 1;
+
+    for (int32_t d = 0; d < c->i[0]; d++) {
+        known *= c->i[1 + d] >= 0 ? c->i[1 + d] : 1;
+    }
+    for (int32_t d = 0; d < c->i[0]; d++) {
+        shape[d] = c->i[1 + d] >= 0 ? c->i[1 + d] : in[0]->n / known;
+    }
+    set_form(out, in[0]->form.dtype, (int32_t)c->i[0], shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        take(in[0], i, out, i);
+    }
+}
+
+/* -- permute ----------------------------------------------------------------------------------- */
+
+static bool plan_permute(call *c)
+{
+    const int32_t ndim = c->in[0].ndim;
+
+    c->n_in = 1;
+    for (int32_t d = 0; d < ndim; d++) {
+        const int32_t k = below(c->rng, d + 1);
+
+        c->i[d] = c->i[k];
+        c->i[k] = d;
+    }
+    return true;
+}
+
+static ms_status run_permute(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    int32_t perm[MS_MAX_DIMS];
+
+    for (int32_t d = 0; d < c->in[0].ndim; d++) {
+        perm[d] = (int32_t)c->i[d];
+    }
+    return ms_op_permute(out, in[0], c->in[0].ndim, perm);
+}
+
+static void oracle_permute(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+    int64_t stride[MS_MAX_DIMS] = {0}, shape[MS_MAX_DIMS] = {0}, step = 1;
+
+    for (int32_t d = x->ndim - 1; d >= 0; d--) {
+        stride[d] = step;
+        step *= x->shape[d];
+    }
+    for (int32_t d = 0; d < x->ndim; d++) {
+        shape[d] = x->shape[c->i[d]];
+    }
+    set_form(out, x->dtype, x->ndim, shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        int64_t at = 0, rest = i;
+
+        for (int32_t d = x->ndim - 1; d >= 0; d--) {
+            at += rest % shape[d] * stride[c->i[d]];
+            rest /= shape[d];
+        }
+        take(in[0], i, out, at);
+    }
+}
+
+/* -- narrow, select ---------------------------------------------------------------------------- */
+
+/* i: dimension, start, length. */
+static bool plan_narrow(call *c)
+{
+    if (!has_dims(c)) {
+        return false;
+    }
+    c->i[0] = below(c->rng, c->in[0].ndim);
+    const int32_t n = (int32_t)c->in[0].shape[c->i[0]];
+
+    c->i[1] = below(c->rng, n + 1);
+    c->i[2] = below(c->rng, n - (int32_t)c->i[1] + 1);
+    return true;
+}
+
+static bool plan_select(call *c)
+{
+    if (!plan_narrow(c) || c->in[0].shape[c->i[0]] == 0) {
+        return false;
+    }
+    c->i[1] = below(c->rng, (int32_t)c->in[0].shape[c->i[0]]);
+    c->i[2] = 1;
+    return true;
+}
+
+static ms_status run_narrow(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_narrow(out, in[0], (int32_t)c->i[0], c->i[1], c->i[2]);
+}
+
+static ms_status run_select(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_select(out, in[0], (int32_t)c->i[0], c->i[1]);
+}
+
+static int64_t inner_of(const form *x, int64_t dim)
+{
+    int64_t n = 1;
+
+    for (int32_t d = (int32_t)dim + 1; d < x->ndim; d++) {
+        n *= x->shape[d];
+    }
+    return n;
+}
+
+static void oracle_narrow(const call *c, const array *const *in, array *out)
+{
+    const int64_t dim = c->i[0], inner = inner_of(&in[0]->form, dim);
+    form y = in[0]->form;
+
+    y.shape[dim] = c->i[2];
+    set_form(out, y.dtype, y.ndim, y.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const int64_t outer = i / (c->i[2] * inner), row = i / inner % c->i[2];
+
+        take(in[0], i, out, (outer * in[0]->form.shape[dim] + c->i[1] + row) * inner + i % inner);
+    }
+}
+
+static void oracle_select(const call *c, const array *const *in, array *out)
+{
+    form *y = &out->form;
+
+    oracle_narrow(c, in, out);
+    for (int32_t d = (int32_t)c->i[0]; d + 1 < y->ndim; d++) {
+        y->shape[d] = y->shape[d + 1];
+    }
+    y->ndim--;
+}
+
+/* -- cat --------------------------------------------------------------------------------------- */
+
+static bool plan_cat(call *c)
+{
+    if (!has_dims(c)) {
+        return false;
+    }
+    c->n_in = 1 + below(c->rng, 3);
+    c->i[0] = below(c->rng, c->in[0].ndim);
+    for (int32_t k = 1; k < c->n_in; k++) {
+        c->in[k] = c->in[0];
+        c->in[k].draw = c->in[0].dtype == MS_DTYPE_BOOL ? DRAW_BOOL : DRAW_SIGNED;
+        c->in[k].shape[c->i[0]] = below(c->rng, 3);
+    }
+    return true;
+}
+
+static ms_status run_cat(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_cat(out, in, c->n_in, (int32_t)c->i[0]);
+}
+
+static void oracle_cat(const call *c, const array *const *in, array *out)
+{
+    const int64_t dim = c->i[0], inner = inner_of(&in[0]->form, dim);
+    form y = in[0]->form;
+
+    for (int32_t k = 1; k < c->n_in; k++) {
+        y.shape[dim] += in[k]->form.shape[dim];
+    }
+    set_form(out, y.dtype, y.ndim, y.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const int64_t outer = i / (y.shape[dim] * inner);
+        int64_t row = i / inner % y.shape[dim];
+        int32_t k = 0;
+
+        for (; row >= in[k]->form.shape[dim]; k++) {
+            row -= in[k]->form.shape[dim];
+        }
+        take(in[k], i, out, (outer * in[k]->form.shape[dim] + row) * inner + i % inner);
+    }
+}
+
+/* -- copies ------------------------------------------------------------------------------------ */
+
+/* A number in another dtype, as moonshard/ops.h says; rounding to floats is the comparison's. */
+static real convert(int32_t from, int32_t to, real x)
+{
+    if (ms_dtype_is_floating(to)) {
+        return x;
+    }
+    if (to == MS_DTYPE_BOOL) {
+        return x != 0;
+    }
+    if (ms_dtype_is_floating(from)) {
+        x = isnan(x) ? 0 : x >= 0x1p63L ? 0x1p63L - 1 : x < -0x1p63L ? -0x1p63L : truncl(x);
+    }
+    return to == MS_DTYPE_U8 ? (real)(uint8_t)(uint64_t)(int64_t)x : x;
+}
+
+static bool plan_cast(call *c)
+{
+    c->n_in = 1;
+    c->i[0] = below(c->rng, MS_DTYPE_COUNT);
+    return true;
+}
+
+static ms_status run_cast(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_cast(out, in[0], (int32_t)c->i[0]);
+}
+
+static void oracle_cast(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+
+    set_form(out, (int32_t)c->i[0], x->ndim, x->shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = convert(x->dtype, (int32_t)c->i[0], in[0]->v[i]);
+        if (c->i[0] == MS_DTYPE_BF16) {
+            out->slack[i] = 0x1p-24L * fabsl(out->v[i]); /* it rounds to f32 first */
+        }
+    }
+}
+
+static bool plan_clone(call *c)
+{
+    c->n_in = 1;
+    return true;
+}
+
+static ms_status run_clone(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    (void)c;
+    return ms_op_clone(out, in[0]);
+}
+
+static void oracle_clone(const call *c, const array *const *in, array *out)
+{
+    (void)c;
+    set_form(out, in[0]->form.dtype, in[0]->form.ndim, in[0]->form.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        take(in[0], i, out, i);
+    }
+}
+
+/* -- in place ---------------------------------------------------------------------------------- */
+
+/* in[0] in new memory whose dimensions lie in reverse order. */
+static ms_status reversed_copy(ms_tensor **out, ms_tensor *x, const form *f)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int32_t perm[MS_MAX_DIMS];
+    ms_tensor *memory;
+
+    for (int32_t d = 0; d < f->ndim; d++) {
+        shape[d] = f->shape[f->ndim - 1 - d];
+        perm[d] = f->ndim - 1 - d;
+    }
+    assert_ok(ms_tensor_empty(&memory, f->dtype, f->ndim, shape));
+    assert_ok(ms_op_permute(out, memory, f->ndim, perm));
+    ms_tensor_free(memory);
+    return ms_tensor_copy(*out, x);
+}
+
+static bool plan_copy(call *c)
+{
+    c->n_in = 2;
+    draw_broadcast(&c->in[1], &c->in[0], c->rng);
+    for (int32_t d = 0; d < c->in[1].ndim; d++) { /* what is written keeps its shape */
+        const int64_t n = c->in[0].shape[d + c->in[0].ndim - c->in[1].ndim];
+
+        c->in[1].shape[d] = c->in[1].shape[d] == n ? n : 1;
+    }
+    c->in[1].dtype = below(c->rng, MS_DTYPE_COUNT);
+    c->in[1].draw = c->in[1].dtype == MS_DTYPE_BOOL ? DRAW_BOOL : DRAW_SIGNED;
+    return true;
+}
+
+static ms_status run_copy(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    assert_ok(reversed_copy(out, in[0], &c->in[0]));
+    return ms_tensor_copy(*out, in[1]);
+}
+
+static void oracle_copy(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+
+    set_form(out, x->dtype, x->ndim, x->shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const real y = in[1]->v[broadcast_at(&in[1]->form, x->ndim, x->shape, i)];
+
+        out->v[i] = convert(c->in[1].dtype, x->dtype, y);
+        out->slack[i] = x->dtype == MS_DTYPE_BF16 ? 0x1p-24L * fabsl(y) : 0;
+    }
+}
+
+static bool plan_add_scaled(call *c)
+{
+    static const double factors[] = {1, -1, 0.5, 2};
+    bool fits = plan_copy(c);
+
+    c->in[1].dtype = c->in[0].dtype;
+    c->in[1].draw = DRAW_SIGNED;
+    c->p[0] = factors[c->in[0].dtype == MS_DTYPE_I64 ? below(c->rng, 2) : below(c->rng, 4)];
+    return fits && (is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64);
+}
+
+static ms_status run_add_scaled(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    assert_ok(reversed_copy(out, in[0], &c->in[0]));
+    return ms_tensor_add_scaled(*out, in[1], c->p[0]);
+}
+
+static void oracle_add_scaled(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+
+    set_form(out, x->dtype, x->ndim, x->shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const real y = (real)c->p[0] * in[1]->v[broadcast_at(&in[1]->form, x->ndim, x->shape, i)];
+
+        out->v[i] = in[0]->v[i] + y;
+        out->slack[i] =
+            isfinite(y) ? compute_unit_of(x->dtype) * (fabsl(in[0]->v[i]) + fabsl(y)) : 0;
+    }
+}
+
+static bool plan_fill(call *c)
+{
+    static const double numbers[] = {0, -0.0, 1, -2.5, 300, 1e300, NAN, -INFINITY};
+
+    c->n_in = 1;
+    c->p[0] = numbers[below(c->rng, COUNT(numbers))];
+    return true;
+}
+
+static ms_status run_fill(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    assert_ok(reversed_copy(out, in[0], &c->in[0]));
+    return ms_tensor_fill(*out, c->p[0]);
+}
+
+static void oracle_fill(const call *c, const array *const *in, array *out)
+{
+    set_form(out, in[0]->form.dtype, in[0]->form.ndim, in[0]->form.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = convert(MS_DTYPE_F64, out->form.dtype, (real)c->p[0]);
+    }
+}
+
+static const program_op ops[] = {
+    {"ms_op_reshape", plan_reshape, run_reshape, oracle_reshape, NULL},
+    {"ms_op_permute", plan_permute, run_permute, oracle_permute, NULL},
+    {"ms_op_narrow", plan_narrow, run_narrow, oracle_narrow, NULL},
+    {"ms_op_select", plan_select, run_select, oracle_select, NULL},
+    {"ms_op_cat", plan_cat, run_cat, oracle_cat, NULL},
+    {"ms_op_cast", plan_cast, run_cast, oracle_cast, NULL},
+    {"ms_op_clone", plan_clone, run_clone, oracle_clone, NULL},
+    {"ms_tensor_copy", plan_copy, run_copy, oracle_copy, NULL},
+    {"ms_tensor_add_scaled", plan_add_scaled, run_add_scaled, oracle_add_scaled, NULL},
+    {"ms_tensor_fill", plan_fill, run_fill, oracle_fill, NULL},
+};
+
+const program_family shape_programs = {ops, COUNT(ops)};
