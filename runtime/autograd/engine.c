@@ -201,8 +201,18 @@ static ms_status seed(msi_node *root, int32_t out, const ms_tensor *root_tensor,
 {
     msi_view one = {.storage = NULL};
 
-    if (grad != NULL) {
+    if (grad != NULL && grad->v.storage->refcount == 1) {
         return msi_grad_pass(root, out, &grad->v);
+    }
+    if (grad != NULL) { /* it may lie in a leaf's gradient, which rules write while they read it */
+        msi_view copy;
+
+        MS_TRY(msi_view_like(&copy, root->tape->ctx, &grad->v, grad->v.dtype, MS_MEM_ACTIVATION,
+                             true));
+        ms_status passed = msi_grad_pass(root, out, &copy);
+
+        msi_storage_release(copy.storage);
+        return passed;
     }
     msi_view_set_contiguous(&one, root_tensor->v.dtype, root_tensor->v.ndim, root_tensor->v.shape);
     MS_TRY(msi_storage_new(&one.storage, root->tape->ctx, ms_dtype_size(one.dtype),

@@ -210,6 +210,35 @@ static void test_autograd_views__losses_of_bf16_are_f32(void **state)
     ms_tensor_free(x);
 }
 
+/* x.grad, given as the gradient of x's transpose and of a product with x, is read while gradients
+ * are added to it. */
+static void test_autograd_views__a_given_gradient_may_be_the_one_it_adds_to(void **state)
+{
+    const int64_t shape[2] = {2, 2};
+    const int32_t swap[2] = {1, 0};
+    ms_tensor *flat = VECTOR(MS_DTYPE_F64, 1, 2, 3, 4), *x, *turned, *grad, *product;
+    ms_tensor *w = VECTOR(MS_DTYPE_F64, 0, 1, 1, 0), *exchange;
+
+    assert_ok(ms_op_reshape(&x, flat, 2, shape));
+    require(x);
+    assert_ok(ms_tensor_set_grad(x, x));
+    assert_ok(ms_tensor_grad(&grad, x));
+    assert_ok(ms_op_permute(&turned, x, 2, swap));
+    assert_ok(ms_backward(turned, grad));
+    EXPECT_VALUES(grad, 2, 5, 5, 8);
+    assert_ok(ms_op_reshape(&exchange, w, 2, shape)); /* its product exchanges columns */
+    assert_ok(ms_op_matmul(&product, x, exchange));
+    assert_ok(ms_backward(product, grad));
+    EXPECT_VALUES(grad, 7, 7, 13, 13);
+    ms_tensor_free(product);
+    ms_tensor_free(exchange);
+    ms_tensor_free(w);
+    ms_tensor_free(turned);
+    ms_tensor_free(grad);
+    ms_tensor_free(x);
+    ms_tensor_free(flat);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -217,6 +246,7 @@ int main(void)
         BOOKED_TEST(test_autograd_views__an_entry_shows_the_same_memory),
         BOOKED_TEST(test_autograd_views__gradients_of_overlapping_parts_add),
         BOOKED_TEST(test_autograd_views__a_part_of_a_given_gradient_place_is_zeroed_once),
+        BOOKED_TEST(test_autograd_views__a_given_gradient_may_be_the_one_it_adds_to),
         BOOKED_TEST(test_autograd_views__cat_many),
         BOOKED_TEST(test_autograd_views__elementwise_errors_name_both_operands),
         BOOKED_TEST(test_autograd_views__shape_errors_name_found_and_expected),

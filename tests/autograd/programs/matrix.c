@@ -160,17 +160,19 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
         }
         for (int64_t d = 0; d < n->d; d++) {
             const int64_t o = b * o_batch + h * o_head + t * o_row + d;
-            real y = 0, magnitude = 0;
+            real y = 0, magnitude = 0, largest = 0;
 
             for (int64_t s = 0; s < seen && s < n->s; s++) {
                 const real x = v[b * n->k_batch + h * n->k_head + s * n->k_row + d];
 
                 y += p[s] / sum * x;
                 magnitude += p[s] / sum * fabsl(x);
+                largest = fmaxl(largest, fabsl(x));
             }
             out->v[o] = y;
             out->slack[o] =
-                magnitude * (4 * unit_of(dtype) + 64 * compute_unit_of(dtype) + 4 * size);
+                magnitude * (4 * unit_of(dtype) + 64 * compute_unit_of(dtype) + 4 * size) +
+                (real)n->s * 0x1p-124L * largest; /* no weight becomes smaller than that */
         }
     }
 }
