@@ -1,0 +1,92 @@
+-- Operators on drawn operands, for compare.py: one line of JSON a case, with what went in, what
+-- came out and the gradients of the operands. Numbers JSON has not are texts.
+local ms = require 'moonshard'
+local ops, json = ms.ops, require 'moonshard.json'
+
+local SPECIAL = { 0 / 0, math.huge, -math.huge, 0, -0.0, 1e-40, -1e-40, 3e38, 1, -1 }
+
+local function plain(t)
+  local out = {}
+  for i, x in ipairs(t:reshape(t:numel()):totable()) do
+    out[i] = x ~= x and 'nan' or x == math.huge and 'inf' or x == -math.huge and '-inf'
+      or (x == 0 and 1 / x < 0) and '-0' or ('%.17g'):format(x)
+  end
+  return out
+end
+
+local seed = 1
+local function random()
+  seed = (seed * 16807) % 2147483647
+  return seed / 2147483647
+end
+
+local function draw(shape, special, positive)
+  local values, n = {}, 1
+  for _, size in ipairs(shape) do
+    n = n * size
+  end
+  for i = 1, n do
+    local x = random() * 4 - 2
+    values[i] = special and random() < 0.4 and SPECIAL[math.floor(random() * #SPECIAL) + 1]
+      or positive and x / 2 + 1.5 or x
+  end
+  return values
+end
+
+local UNARY = { 'exp', 'log', 'sqrt', 'tanh', 'relu', 'reciprocal', 'gelu', 'neg', 'scale' }
+local run = {
+  neg = function(x) return -x end,
+  scale = function(x) return x * -1.5 end,
+  add = function(a, b) return a + b end,
+  sub = function(a, b) return a - b end,
+  mul = function(a, b) return a * b end,
+  div = function(a, b) return a / b end,
+  gelu_tanh = function(x) return ops.gelu(x, 'tanh') end,
+  square = function(x) return x ^ 2 end,
+  root = function(x) return x ^ 0.5 end,
+  matmul = ops.matmul, linear = ops.linear, log_softmax = ops.log_softmax,
+  mse_loss = function(a, b) return ops.mse_loss(a, b) end,
+  cross_entropy = function(x)
+    return ops.cross_entropy(x, ms.tensor({ 0, 2, 1 }, { dtype = 'i64' }))
+  end,
+  layer_norm = function(x, w, b) return ops.layer_norm(x, w, b, 1e-5) end,
+  sum = function(x) return x:sum() end,
+  mean = function(x) return x:mean() end,
+}
+
+local function case(name, dtype, shapes, special)
+  local inputs, record = {}, { op = name, dtype = dtype, shapes = shapes, inputs = {}, grads = {} }
+  for i, shape in ipairs(shapes) do
+    local values = draw(shape, special, name == 'div' and i == 2)
+    inputs[i] = ms.tensor(values, { dtype = dtype }):reshape(unpack(shape)):clone()
+    inputs[i]:requires_grad_(true)
+    record.inputs[i] = plain(inputs[i])
+  end
+  local y = (run[name] or ops[name])(unpack(inputs))
+  record.output, record.special = plain(y), special
+  y:backward(ms.ones(unpack(y:shape())):to(y:dtype()))
+  for i, x in ipairs(inputs) do
+    record.grads[i] = plain(x:grad())
+  end
+  print(json.encode(record))
+end
+
+for _, dtype in ipairs { 'f32', 'f64', 'bf16' } do
+  for _, special in ipairs { false, true } do
+    for _, name in ipairs(UNARY) do
+      case(name, dtype, { { 4, 7 } }, special)
+    end
+    for _, name in ipairs { 'gelu_tanh', 'square', 'root', 'sum', 'mean' } do
+      case(name, dtype, { { 4, 7 } }, special)
+    end
+    for _, name in ipairs { 'add', 'sub', 'mul', 'div' } do
+      case(name, dtype, { { 5, 3, 4 }, { 3, 1 } }, special)
+    end
+    case('mse_loss', dtype, { { 3, 5 }, { 3, 5 } }, special)
+    case('log_softmax', dtype, { { 3, 5 } }, special)
+    case('cross_entropy', dtype, { { 3, 5 } }, special)
+  end
+  case('matmul', dtype, { { 2, 3, 5 }, { 2, 5, 4 } }, false)
+  case('linear', dtype, { { 2, 3, 5 }, { 4, 5 }, { 4 } }, false)
+  case('layer_norm', dtype, { { 3, 6 }, { 6 }, { 6 } }, false)
+end
