@@ -119,6 +119,24 @@ static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64
     return msi_dispatch("reduce", MSI_K_tree, dtype, &args);
 }
 
+/* Chunks go out and come in by turns: what is read may lie in what is written (or the other way
+ * round) only where this rank's part of the whole belongs. */
+static ms_status check_overlap(const ms_comm *c, const char *what, const ms_tensor *whole,
+                               const ms_tensor *part)
+{
+    const char *place = msi_view_ptr(&whole->v);
+    const int64_t nbytes = msi_view_numel(&part->v) * ms_dtype_size(part->v.dtype);
+
+    if (msi_view_shares(&whole->v, &part->v) &&
+        msi_view_ptr(&part->v) != (const void *)(place + c->rank * nbytes)) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "%s: 'in' and 'out' overlap elsewhere than in this rank's part; clone 'in' "
+                       "first",
+                       what);
+    }
+    return MS_OK;
+}
+
 /* -- collectives ------------------------------------------------------------------------------- */
 
 ms_status ms_comm_all_gather(ms_comm *c, ms_tensor *out, ms_tensor *in)
@@ -130,6 +148,7 @@ ms_status ms_comm_all_gather(ms_comm *c, ms_tensor *out, ms_tensor *in)
     int64_t n = msi_view_numel(&in->v);
 
     MS_TRY(check_pair("all_gather", out, in, n * c->size));
+    MS_TRY(check_overlap(c, "all_gather", out, in));
     MS_TRY(msi_tensor_begin_write(out, "all_gather"));
     MS_TRY(msi_view_data(&in->v, &from));
     MS_TRY(msi_view_data(&out->v, &to));
@@ -165,6 +184,7 @@ ms_status ms_comm_reduce_scatter(ms_comm *c, ms_tensor *out, ms_tensor *in, int3
                        (long long)msi_view_numel(&in->v), (long long)(n * c->size));
     }
     MS_TRY(check_pair("reduce_scatter", out, in, n));
+    MS_TRY(check_overlap(c, "reduce_scatter", in, out));
     MS_TRY(check_reduce("reduce_scatter", dtype, reduce));
     MS_TRY(msi_tensor_begin_write(out, "reduce_scatter"));
     MS_TRY(msi_view_data(&in->v, &from));

@@ -476,6 +476,29 @@ static void test_comm_collectives__refuse_what_does_not_fit(void **state)
     ms_close();
 }
 
+/* A rank's own part of the whole may be the other operand; anything else in common may not. */
+static void test_comm_collectives__refuse_operands_that_overlap(void **state)
+{
+    float data[4] = {1, 2, 3, 4};
+    const int64_t three = 3;
+    ms_tensor *first, *second;
+    ms_comm *self;
+
+    (void)state;
+    assert_ok(ms_comm_self(&self));
+    assert_ok(ms_tensor_borrow(&first, MS_DTYPE_F32, 1, &three, data));
+    assert_ok(ms_tensor_borrow(&second, MS_DTYPE_F32, 1, &three, data + 1));
+    assert_fails(MS_RUNTIME_ERROR, "all_gather: 'in' and 'out' overlap",
+                 ms_comm_all_gather(self, first, second));
+    assert_fails(MS_RUNTIME_ERROR, "reduce_scatter: 'in' and 'out' overlap",
+                 ms_comm_reduce_scatter(self, first, second, MS_REDUCE_SUM));
+    assert_true(data[0] == 1 && data[3] == 4);
+    assert_ok(ms_comm_all_gather(self, first, first));
+    ms_tensor_free(first);
+    ms_tensor_free(second);
+    ms_close();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -485,6 +508,7 @@ int main(void)
         cmocka_unit_test(test_comm_collectives__gather_host_bytes),
         cmocka_unit_test(test_comm_collectives__count_what_was_called),
         cmocka_unit_test(test_comm_collectives__refuse_what_does_not_fit),
+        cmocka_unit_test(test_comm_collectives__refuse_operands_that_overlap),
     };
 
     return cmocka_run_group_tests_name("comm/collectives", tests, NULL, NULL);
