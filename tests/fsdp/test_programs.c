@@ -507,7 +507,7 @@ static ms_status run_block(model *m, int32_t at, int32_t first, int32_t n_ranks)
         MS_TRY(ms_fsdp_tree_unsummon(m->tree, true));
     }
     if (b->clips) {
-        MS_TRY(ms_fsdp_tree_clip_grad_norm(m->tree, 0.5, 2, &norm));
+        MS_TRY(ms_fsdp_tree_clip_grad_norm(m->tree, NULL, 0, 0.5, 2, &norm));
     }
     if (b->steps) {
         nap(8);
@@ -528,7 +528,7 @@ static ms_status run_model(const program *p, ms_comm *comm, bool plain, int32_t 
     for (int32_t i = 0; i < p->n_blocks; i++) {
         MS_TRY_GOTO(run_block(&m, i, first, n_ranks), done);
     }
-    MS_TRY_GOTO(ms_fsdp_tree_hash(m.tree, hash), done);
+    MS_TRY_GOTO(ms_fsdp_tree_hash(m.tree, NULL, 0, hash), done);
 done:
     free_model(&m);
     (void)ms_scope_close(NULL, 0);
