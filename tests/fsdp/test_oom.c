@@ -318,7 +318,7 @@ static tiny_config config_of(int32_t world, int32_t strategy)
 /* MS_OOM_STRIDE=1 for every allocation in every job. */
 static int64_t stride_or(int64_t by_default)
 {
-    return msi_switch_int("MS_OOM_STRIDE", by_default);
+    return msi_switch_int("MS_OOM_STRIDE", SANITIZED ? 4 * by_default : by_default);
 }
 
 static void test_fsdp_oom__one_rank(void **state)
@@ -335,7 +335,7 @@ static void test_fsdp_oom__two_ranks_together(void **state)
 {
     (void)state;
     for (int32_t s = MS_FSDP_FULL_SHARD; s <= MS_FSDP_NO_SHARD; s++) {
-        tally t = fail_everywhere(config_of(2, s), true, stride_or(1));
+        tally t = fail_everywhere(config_of(2, s), true, stride_or(2));
 
         assert_true(t.went_on > t.jobs * 9 / 10);
     }
@@ -345,7 +345,7 @@ static void test_fsdp_oom__one_rank_of_two(void **state)
 {
     (void)state;
     for (int32_t s = MS_FSDP_FULL_SHARD; s <= MS_FSDP_NO_SHARD; s++) {
-        tally t = fail_everywhere(config_of(2, s), false, stride_or(1));
+        tally t = fail_everywhere(config_of(2, s), false, stride_or(3));
 
         assert_true(t.went_on > 0 && t.ended > 0);
     }

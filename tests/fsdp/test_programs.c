@@ -1,0 +1,651 @@
+/* Random legal programs: forwards over any units in any order (skipped, used twice, joined), with
+ * and without gradients, backward, no_sync that begins late, steps, loads in the middle of a
+ * forward, summon, explicit unshard and reshard, all strategies and prefetch settings, W = 1 to 5,
+ * ranks as threads and as processes; and every rank naps where schedules are delicate.
+ *
+ * No program may fail, and its parameters must end with the bits of the same micro-batches trained
+ * in the plainest way: one rank, no naps, nothing but forward, backward and step. Where every
+ * backward reduces, bits depend on W: then it is the plainest way at that W.
+ *
+ * MS_PROGRAMS=n programs from MS_SEED=s on (default: 5,000 from 1; a tenth under sanitizers). A
+ * program that fails prints itself and its seed. */
+#include "fsdp.h"
+#include "moonshard/optim.h"
+#include "rank_test.h"
+
+enum {
+    UNITS = 5, /* the first may be the root's */
+    SIDE = 8,
+    MAX_PARAMS = 4,
+    MAX_USES = 7,
+    MAX_BLOCKS = 5,
+    MAX_MICRO = 4,
+    MAX_WORLD = 5
+};
+
+/* -- programs ---------------------------------------------------------------------------------- */
+
+/* What must not matter; only the program under test does it. */
+typedef enum noise_kind { NOTHING, EVALUATE, UNSHARD, RESHARD, TOUCH, SUMMON, N_NOISES } noise_kind;
+
+typedef struct noise {
+    noise_kind kind;
+    int32_t unit;
+    int32_t n_uses, use[MAX_USES];
+    int32_t touch; /* EVALUATE: touch this unit after the first use; -1: none */
+    bool writeback;
+} noise;
+
+/* One micro-batch of every rank. */
+typedef struct micro {
+    int32_t n_uses, use[MAX_USES];
+    int32_t load; /* a unit that gets new values after the first use, before its own; -1: none */
+    int32_t
+        aside; /* 0: nothing; a forward with gradients besides: 1 dropped, 2 joined in the loss */
+    noise before, between;
+} micro;
+
+/* Micro-batches whose gradients make one sum, and perhaps a step. */
+typedef struct block {
+    int32_t n_micro;
+    bool each_reduces, clips, steps, writes; /* writes: by summon, into unit 1 */
+    micro micro[MAX_MICRO];
+    noise after, late; /* before and after the step */
+} block;
+
+typedef struct program {
+    uint64_t seed;
+    int32_t world;
+    bool processes, rooted, large, frozen, forward_prefetch, same_for_every_world;
+    int32_t strategy[UNITS], param_dtype, reduce_dtype, backward_prefetch, n_slots, n_blocks;
+    block block[MAX_BLOCKS];
+} program;
+
+static uint64_t roll(uint64_t *dice)
+{
+    *dice += 0x9e3779b97f4a7c15u;
+    return msi_mix64(*dice) >> 16;
+}
+
+static bool chance(uint64_t *dice, int32_t of)
+{
+    return roll(dice) % (uint64_t)of == 0;
+}
+
+static int32_t below(uint64_t *dice, int32_t n)
+{
+    return (int32_t)(roll(dice) % (uint64_t)n);
+}
+
+static int32_t first_unit(const program *p)
+{
+    return p->rooted ? 1 : 0;
+}
+
+static int32_t any_unit(const program *p, uint64_t *dice)
+{
+    return first_unit(p) + below(dice, UNITS - first_unit(p));
+}
+
+/* Mostly in order with gaps; sometimes a unit twice, sometimes any order. */
+static int32_t make_uses(const program *p, uint64_t *dice, int32_t *use)
+{
+    int32_t n = 0;
+
+    for (int32_t u = first_unit(p); u < UNITS; u++) {
+        if (chance(dice, 4)) {
+            continue;
+        }
+        use[n++] = u;
+        if (n < MAX_USES - UNITS && chance(dice, 6)) {
+            use[n++] = u;
+        }
+    }
+    if (n == 0) {
+        use[n++] = any_unit(p, dice);
+    }
+    if (chance(dice, 6)) {
+        int32_t i = below(dice, n), j = below(dice, n), kept = use[i];
+
+        use[i] = use[j];
+        use[j] = kept;
+    }
+    return n;
+}
+
+static void make_noise(const program *p, uint64_t *dice, noise *a, bool graph_waits)
+{
+    *a = (noise){.kind = chance(dice, 2) ? NOTHING : (noise_kind)below(dice, N_NOISES),
+                 .unit = below(dice, UNITS),
+                 .touch = -1,
+                 .writeback = chance(dice, 2)};
+    a->n_uses = make_uses(p, dice, a->use);
+    if (graph_waits && a->kind == TOUCH) {
+        a->kind = EVALUATE;
+    }
+    if (a->kind == EVALUATE && !graph_waits && chance(dice, 2)) {
+        a->touch = any_unit(p, dice);
+    }
+}
+
+static bool contains(const int32_t *use, int32_t n, int32_t unit)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (use[i] == unit) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Every micro-batch uses the units of the first, so that each unit sums a power of two of them. */
+static void make_block(const program *p, uint64_t *dice, block *b)
+{
+    b->n_micro = 1 << below(dice, 3);
+    b->each_reduces = b->n_micro > 1 && chance(dice, 5);
+    b->clips = chance(dice, 2);
+    b->steps = !chance(dice, 4);
+    b->writes = chance(dice, 6);
+    for (int32_t k = 0; k < b->n_micro; k++) {
+        micro *m = &b->micro[k];
+
+        m->load = -1;
+        if (k == 0) {
+            m->n_uses = make_uses(p, dice, m->use);
+            if (m->n_uses > 1 && chance(dice, 3) &&
+                !contains(m->use, m->n_uses - 1, m->use[m->n_uses - 1])) {
+                m->load = m->use[m->n_uses - 1];
+            }
+        } else {
+            memcpy(m->use, b->micro[0].use, sizeof(m->use));
+            m->n_uses = b->micro[0].n_uses;
+        }
+        m->aside = m->load < 0 && chance(dice, 4) ? 1 + below(dice, 2) : 0;
+        make_noise(p, dice, &m->before, false);
+        make_noise(p, dice, &m->between, true);
+    }
+    make_noise(p, dice, &b->after, false);
+    make_noise(p, dice, &b->late, false);
+}
+
+static program make_program(uint64_t seed)
+{
+    uint64_t d = seed * 0x2545f4914f6cdd1du + 1;
+    program p = {.seed = seed, .world = 1 + (int32_t)(seed % 5), .processes = seed / 5 % 2 == 1};
+    const int32_t precision = below(&d, 4);
+
+    p.rooted = chance(&d, 2);
+    p.large = chance(&d, 2);
+    p.frozen = chance(&d, 8);
+    p.forward_prefetch = !chance(&d, 4);
+    p.backward_prefetch = below(&d, 3);
+    p.n_slots = chance(&d, 4) ? below(&d, 4) : 2;
+    p.param_dtype = precision < 2 ? MS_DTYPE_NONE : MS_DTYPE_BF16;
+    p.reduce_dtype = precision == 2 ? MS_DTYPE_F32 : MS_DTYPE_NONE;
+    for (int32_t i = 0; i < UNITS; i++) {
+        p.strategy[i] = chance(&d, 2) ? MS_FSDP_FULL_SHARD : below(&d, 3);
+    }
+    p.n_blocks = 1 + below(&d, MAX_BLOCKS);
+    p.same_for_every_world = true;
+    for (int32_t i = 0; i < p.n_blocks; i++) {
+        make_block(&p, &d, &p.block[i]);
+        p.same_for_every_world &= !p.block[i].each_reduces;
+    }
+    return p;
+}
+
+static void print_noise(FILE *out, const char *when, const noise *a)
+{
+    static const char *const names[] = {"nothing", "evaluate", "unshard",
+                                        "reshard", "touch",    "summon"};
+
+    if (a->kind == NOTHING) {
+        return;
+    }
+    fprintf(out, "    %s: %s", when, names[a->kind]);
+    for (int32_t i = 0; a->kind == EVALUATE && i < a->n_uses; i++) {
+        fprintf(out, " %d", (int)a->use[i]);
+    }
+    if (a->kind == EVALUATE) {
+        fprintf(out, ", touch %d\n", (int)a->touch);
+    } else {
+        fprintf(out, " unit %d, writeback %d\n", (int)a->unit, a->writeback);
+    }
+}
+
+static void write_program(FILE *out, const program *p)
+{
+    fprintf(out,
+            "program MS_SEED=%llu MS_PROGRAMS=1: W=%d as %s, rooted %d, large %d, frozen %d, "
+            "dtypes %d/%d, prefetch %d/%d, slots %d, strategies",
+            (unsigned long long)p->seed, (int)p->world, p->processes ? "processes" : "threads",
+            p->rooted, p->large, p->frozen, (int)p->param_dtype, (int)p->reduce_dtype,
+            p->forward_prefetch, (int)p->backward_prefetch, (int)p->n_slots);
+    for (int32_t i = 0; i < UNITS; i++) {
+        fprintf(out, " %d", (int)p->strategy[i]);
+    }
+    fprintf(out, "\n");
+    for (int32_t i = 0; i < p->n_blocks; i++) {
+        const block *b = &p->block[i];
+
+        fprintf(out, "  block %d: each reduces %d, clips %d, steps %d, writes %d\n", (int)i,
+                b->each_reduces, b->clips, b->steps, b->writes);
+        for (int32_t k = 0; k < b->n_micro; k++) {
+            const micro *m = &b->micro[k];
+
+            print_noise(out, "before", &m->before);
+            fprintf(out, "    forward");
+            for (int32_t j = 0; j < m->n_uses; j++) {
+                fprintf(out, " %d", (int)m->use[j]);
+            }
+            fprintf(out, ", load %d, aside %d\n", (int)m->load, (int)m->aside);
+            print_noise(out, "between", &m->between);
+        }
+        print_noise(out, "after", &b->after);
+        print_noise(out, "late", &b->late);
+    }
+}
+
+/* In one piece: the other ranks print too. */
+static void print_program(const program *p, int32_t rank, const char *message)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&text, &n);
+
+    fprintf(out, "rank %d: %s\n", (int)rank, message);
+    write_program(out, p);
+    fclose(out);
+    fwrite(text, 1, n, stderr);
+    free(text);
+}
+
+/* -- naps -------------------------------------------------------------------------------------- */
+
+static _Thread_local uint64_t nap_dice; /* 0: this rank is awake */
+
+/* Long enough for all others to run ahead, now and then. */
+static void nap(int32_t one_of)
+{
+    if (nap_dice != 0 && chance(&nap_dice, one_of)) {
+        usleep(chance(&nap_dice, 12) ? 1000 : (useconds_t)below(&nap_dice, 60));
+    }
+}
+
+/* Rare transitions first: a publish that had to be queued, a gradient that waits for peers. */
+static void nap_at_change(const ms_fsdp_unit *u)
+{
+    nap(u->publish_queued || u->grad_phase == MSI_GRAD_READY ? 12 : 64);
+}
+
+/* -- a model ----------------------------------------------------------------------------------- */
+
+typedef struct model {
+    const program *p;
+    bool plain; /* no noise, everything FULL_SHARD without prefetch */
+    int32_t n_params[UNITS];
+    ms_tensor *param[UNITS][MAX_PARAMS];
+    ms_fsdp_unit *unit[UNITS];
+    ms_fsdp_tree *tree;
+    ms_optim *optim;
+} model;
+
+/* A weight, or two, or (large) three; odd units have a bias, so sizes differ. */
+static ms_status make_unit(model *m, ms_comm *comm, int32_t i)
+{
+    const int64_t shape[2] = {SIDE, SIDE};
+    char name[MAX_PARAMS][16], unit[16];
+    const char *names[MAX_PARAMS];
+    ms_fsdp_unit_options o;
+    int32_t n = i == 2 && m->p->large ? 3 : 1;
+
+    for (int32_t k = 0; k < n; k++) {
+        MS_TRY(ms_tensor_parameter(&m->param[i][k], MS_DTYPE_F32, 2, shape, MS_INIT_UNIFORM, -0.5,
+                                   0.5));
+        m->n_params[i]++;
+    }
+    if (i % 2 == 1) {
+        MS_TRY(ms_tensor_parameter(&m->param[i][n], MS_DTYPE_F32, 1, shape, MS_INIT_UNIFORM, -0.1,
+                                   0.1));
+        m->n_params[i]++;
+        MS_TRY(ms_tensor_set_requires_grad(m->param[i][0], !m->p->frozen));
+    }
+    for (int32_t k = 0; k < m->n_params[i]; k++) {
+        snprintf(name[k], sizeof(name[k]), "u%d.%d", (int)i, (int)k);
+        names[k] = name[k];
+    }
+    ms_fsdp_unit_options_init(&o);
+    o.strategy = m->plain ? MS_FSDP_FULL_SHARD : m->p->strategy[i];
+    o.param_dtype = m->p->param_dtype;
+    o.reduce_dtype = m->p->reduce_dtype;
+    snprintf(unit, sizeof(unit), "u%d", (int)i);
+    return ms_fsdp_unit_new(&m->unit[i], comm, unit, &o, m->param[i], m->n_params[i], names);
+}
+
+static ms_status make_model(model *m, const program *p, ms_comm *comm, bool plain)
+{
+    ms_tensor *all[UNITS * MAX_PARAMS];
+    ms_fsdp_tree_options o;
+    ms_optim_options oo;
+    int32_t n = 0, group;
+
+    *m = (model){.p = p, .plain = plain};
+    ms_seed(7);
+    for (int32_t i = 0; i < UNITS; i++) {
+        MS_TRY(make_unit(m, comm, i));
+        for (int32_t k = 0; k < m->n_params[i]; k++) {
+            all[n++] = m->param[i][k];
+        }
+    }
+    ms_fsdp_tree_options_init(&o);
+    o.backward_prefetch = plain ? MS_FSDP_PREFETCH_NONE : p->backward_prefetch;
+    o.forward_prefetch = !plain && p->forward_prefetch;
+    o.n_slots = plain ? 0 : p->n_slots;
+    MS_TRY(ms_fsdp_tree_new(&m->tree, comm, &o, m->unit, UNITS, p->rooted));
+    ms_optim_options_init(&oo, MS_OPTIM_SGD);
+    oo.lr = 0.05;
+    oo.momentum = 0.5;
+    MS_TRY(ms_optim_new(&m->optim, MS_OPTIM_SGD));
+    return ms_optim_add_group(m->optim, all, n, &oo, &group);
+}
+
+static void free_model(model *m)
+{
+    ms_optim_free(m->optim);
+    ms_fsdp_tree_free(m->tree);
+    for (int32_t i = 0; i < UNITS; i++) {
+        for (int32_t k = 0; k < m->n_params[i]; k++) {
+            ms_tensor_free(m->param[i][k]);
+        }
+    }
+}
+
+static ms_status load(model *m, int32_t unit, int32_t at)
+{
+    const int64_t shape[2] = {SIDE, SIDE};
+    double values[SIDE * SIDE];
+    ms_tensor *full;
+
+    for (int32_t i = 0; i < SIDE * SIDE; i++) {
+        values[i] = 0.4 * filler(m->p->seed + (uint64_t)at, i + unit * SIDE * SIDE);
+    }
+    MS_TRY(ms_tensor_from_doubles(&full, MS_DTYPE_F32, 2, shape, values, SIDE * SIDE));
+    ms_status status = ms_fsdp_unit_load(m->unit[unit], 0, full);
+
+    ms_tensor_free(full);
+    return status;
+}
+
+static ms_status use_unit(model *m, int32_t i, ms_tensor **x)
+{
+    const bool biased = i % 2 == 1;
+    const int32_t n = m->n_params[i] - biased;
+
+    for (int32_t k = 0; k < n; k++) {
+        MS_TRY(ms_op_linear(x, *x, m->param[i][k], biased ? m->param[i][n] : NULL));
+    }
+    return MS_OK;
+}
+
+/* What happens after the first use of a forward. */
+typedef struct meanwhile {
+    int32_t touch, load, block;
+} meanwhile;
+
+static ms_status forward(model *m, const int32_t *use, int32_t n, int64_t batch, meanwhile then,
+                         ms_tensor **loss)
+{
+    const int64_t shape[2] = {2, SIDE};
+    ms_tensor *x;
+
+    MS_TRY(ms_tensor_full(&x, m->p->param_dtype == MS_DTYPE_NONE ? MS_DTYPE_F32 : MS_DTYPE_BF16, 2,
+                          shape, 0.5 + 0.25 * (double)(batch % 7)));
+    MS_TRY(ms_fsdp_tree_pre_forward(m->tree));
+    if (m->p->rooted) {
+        MS_TRY(ms_fsdp_unit_pre_forward(m->unit[0]));
+        MS_TRY(use_unit(m, 0, &x));
+    }
+    for (int32_t i = 0; i < n; i++) {
+        MS_TRY(ms_fsdp_unit_pre_forward(m->unit[use[i]]));
+        nap(64);
+        MS_TRY(use_unit(m, use[i], &x));
+        MS_TRY(ms_fsdp_unit_post_forward(m->unit[use[i]], &x, 1));
+        if (i == 0 && then.touch >= 0) {
+            MS_TRY(ms_param_touch(m->param[then.touch][0]));
+        }
+        if (i == 0 && then.load >= 0) {
+            MS_TRY(load(m, then.load, then.block));
+        }
+    }
+    if (m->p->rooted) {
+        MS_TRY(ms_fsdp_unit_post_forward(m->unit[0], &x, 1));
+    }
+    MS_TRY(ms_fsdp_tree_post_forward(m->tree));
+    return ms_op_mean(loss, x, 3, false);
+}
+
+static ms_status make(model *m, const noise *a)
+{
+    ms_tensor *loss;
+
+    if (m->plain) {
+        return MS_OK;
+    }
+    nap(12);
+    switch (a->kind) {
+    case EVALUATE: {
+        const bool before = ms_grad_enabled_set(false);
+        ms_status status =
+            forward(m, a->use, a->n_uses, 1, (meanwhile){.touch = a->touch, .load = -1}, &loss);
+
+        ms_grad_enabled_set(before);
+        return status;
+    }
+    case UNSHARD:
+        return ms_fsdp_unit_unshard(m->unit[a->unit]);
+    case RESHARD:
+        return ms_fsdp_unit_reshard(m->unit[a->unit]);
+    case TOUCH:
+        return ms_param_touch(m->param[a->unit][0]);
+    case SUMMON:
+        MS_TRY(ms_fsdp_tree_summon(m->tree));
+        nap(4);
+        return ms_fsdp_tree_unsummon(m->tree, a->writeback);
+    default:
+        return MS_OK;
+    }
+}
+
+/* -- running ----------------------------------------------------------------------------------- */
+
+/* Micro-batch k of rank r of W; `last`: its backward reduces. */
+static ms_status run_micro(model *m, int32_t at, int32_t k, int32_t r, bool last)
+{
+    const block *b = &m->p->block[at];
+    const micro *one = &b->micro[k];
+    const int64_t batch = 16 * at + (int64_t)r * b->n_micro + k;
+    const meanwhile then = {.touch = -1, .load = one->load, .block = at},
+                    nothing = {.touch = -1, .load = -1};
+    ms_tensor *aside, *loss;
+
+    MS_TRY(ms_fsdp_tree_set_sync(m->tree, last || b->each_reduces));
+    MS_TRY(make(m, &one->before));
+    if (one->aside == 2 || (one->aside == 1 && !m->plain)) {
+        MS_TRY(forward(m, one->use, one->n_uses, batch + 3, nothing, &aside));
+    }
+    MS_TRY(forward(m, one->use, one->n_uses, batch, then, &loss));
+    if (one->aside == 2) {
+        MS_TRY(ms_op_add(&loss, aside, loss));
+    }
+    MS_TRY(make(m, &one->between));
+    nap(12);
+    return ms_backward(loss, NULL);
+}
+
+/* As rank `first` of W, or as all ranks one after the other. */
+static ms_status run_block(model *m, int32_t at, int32_t first, int32_t n_ranks)
+{
+    const block *b = &m->p->block[at];
+    double norm;
+
+    MS_TRY(ms_fsdp_tree_set_gradient_factor(m->tree, 1.0 / (b->n_micro * m->p->world)));
+    for (int32_t r = first; r < first + n_ranks; r++) {
+        for (int32_t k = 0; k < b->n_micro; k++) {
+            MS_TRY(ms_scope_open("micro-batch"));
+            ms_status status =
+                run_micro(m, at, k, r, r == first + n_ranks - 1 && k == b->n_micro - 1);
+
+            MS_TRY(ms_scope_close(NULL, 0));
+            MS_TRY(status);
+        }
+    }
+    MS_TRY(make(m, &b->after));
+    if (b->writes) {
+        MS_TRY(ms_fsdp_tree_summon(m->tree));
+        MS_TRY(ms_tensor_fill(m->param[1][0], 0.125 * (at + 1)));
+        nap(4);
+        MS_TRY(ms_fsdp_tree_unsummon(m->tree, true));
+    }
+    if (b->clips) {
+        MS_TRY(ms_fsdp_tree_clip_grad_norm(m->tree, NULL, 0, 0.5, 2, &norm));
+    }
+    if (b->steps) {
+        nap(8);
+        MS_TRY(ms_optim_step(m->optim));
+        MS_TRY(ms_optim_zero_grad(m->optim));
+    }
+    return make(m, &b->late);
+}
+
+static ms_status run_model(const program *p, ms_comm *comm, bool plain, int32_t first,
+                           int32_t n_ranks, uint64_t *hash)
+{
+    model m;
+    ms_status status;
+
+    MS_TRY(ms_scope_open("program"));
+    MS_TRY_GOTO(make_model(&m, p, comm, plain), done);
+    for (int32_t i = 0; i < p->n_blocks; i++) {
+        MS_TRY_GOTO(run_block(&m, i, first, n_ranks), done);
+    }
+    MS_TRY_GOTO(ms_fsdp_tree_hash(m.tree, NULL, 0, hash), done);
+done:
+    free_model(&m);
+    (void)ms_scope_close(NULL, 0);
+    return status;
+}
+
+/* -- jobs -------------------------------------------------------------------------------------- */
+
+typedef struct job {
+    int32_t world;
+    bool processes;
+    uint64_t first_seed;
+    int64_t n;
+} job;
+
+static ms_status run_program(const program *p, int32_t rank)
+{
+    ms_comm *world, *self;
+    uint64_t hash, expected;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_self(&self));
+    nap_dice = p->seed * 64 + (uint64_t)rank + 1;
+    ms_status status = run_model(p, world, false, rank, 1, &hash);
+
+    nap_dice = 0;
+    MS_TRY(status);
+    if (!p->same_for_every_world) {
+        MS_TRY(run_model(p, world, true, rank, 1, &expected));
+    } else if (p->seed / 10 % (uint64_t)p->world == (uint64_t)rank) { /* by turns */
+        MS_TRY(run_model(p, self, true, 0, p->world, &expected));
+    } else {
+        return MS_OK;
+    }
+    if (hash != expected) {
+        return msi_fail(MS_RUNTIME_ERROR, "parameters have hash %016llx, expected %016llx",
+                        (unsigned long long)hash, (unsigned long long)expected);
+    }
+    return MS_OK;
+}
+
+static ms_status run_job(void *user, int32_t rank)
+{
+    const job *j = user;
+
+    for (uint64_t seed = j->first_seed; seed < j->first_seed + (uint64_t)j->n; seed++) {
+        const program p = make_program(seed);
+
+        if (p.world != j->world || p.processes != j->processes) {
+            continue;
+        }
+        ms_status status = run_program(&p, rank);
+
+        if (status != MS_OK) {
+            print_program(&p, rank, ms_error_message());
+            return status;
+        }
+    }
+    return MS_OK;
+}
+
+static void run_world(int32_t world)
+{
+    job j = {.world = world,
+             .first_seed = (uint64_t)msi_switch_int("MS_SEED", 1),
+             .n = msi_switch_int("MS_PROGRAMS", SANITIZED ? 500 : 5000)};
+    const char *cause;
+
+    msi_fsdp_state_changed = nap_at_change;
+    ms_status status = ms_dist_threads(world, run_job, &j);
+
+    j.processes = true;
+    if (status == MS_OK && CAN_FORK && run_processes(world, run_job, &j, &cause) != 0) {
+        fail_msg("%d processes: %s", (int)world, cause);
+    }
+    msi_fsdp_state_changed = NULL;
+    assert_ok(status);
+}
+
+static void test_fsdp_programs__one_rank(void **state)
+{
+    (void)state;
+    run_world(1);
+}
+
+static void test_fsdp_programs__two_ranks(void **state)
+{
+    (void)state;
+    run_world(2);
+}
+
+static void test_fsdp_programs__three_ranks(void **state)
+{
+    (void)state;
+    run_world(3);
+}
+
+static void test_fsdp_programs__four_ranks(void **state)
+{
+    (void)state;
+    run_world(4);
+}
+
+static void test_fsdp_programs__five_ranks(void **state)
+{
+    (void)state;
+    run_world(5);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fsdp_programs__one_rank),
+        cmocka_unit_test(test_fsdp_programs__two_ranks),
+        cmocka_unit_test(test_fsdp_programs__three_ranks),
+        cmocka_unit_test(test_fsdp_programs__four_ranks),
+        cmocka_unit_test(test_fsdp_programs__five_ranks),
+    };
+    return cmocka_run_group_tests_name("fsdp programs", tests, NULL, NULL);
+}
