@@ -75,14 +75,11 @@ end
 --- The next micro-batch of this rank.
 ---@return ms.Tensor x, ms.Tensor y  (B, T)
 function Loader:next()
-  local epoch = math.floor(self._step / self.steps_per_epoch)
-  local in_epoch = self._step - epoch * self.steps_per_epoch
   local in_step = (self.rank * self.micro_batches + self._micro) * self.batch
   local x = create.empty({ self.batch, self.context }, { dtype = 'i64' })
   local y = create.empty({ self.batch, self.context }, { dtype = 'i64' })
-  runtime.windows(x, y, self.tokens, in_epoch * self.samples_per_step + in_step, self.seed,
-    self.shuffle and epoch or -1)
-  runtime.set_sample_base(self._step * self.samples_per_step + in_step)
+  runtime.windows(x, y, self.tokens, self._step * self.samples_per_step + in_step,
+    self.steps_per_epoch * self.samples_per_step, self.seed, self.shuffle)
   self._micro = self._micro + 1
   if self._micro == self.micro_batches then
     self._step, self._micro = self._step + 1, 0
