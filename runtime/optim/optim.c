@@ -200,10 +200,10 @@ ms_status ms_optim_zero_grad(ms_optim *optim)
 {
     MS_CHECK_ARG(optim != NULL);
     MS_TRY(msi_optim_alive(optim));
-    msi_optim_note_zero_grad(optim);
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(ms_tensor_set_grad(optim->params[i].tensor, NULL));
     }
+    msi_optim_note_zero_grad(optim);
     return MS_OK;
 }
 
