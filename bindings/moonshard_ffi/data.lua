@@ -3,7 +3,7 @@
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
 
-local C, calls = B.C, B.calls
+local calls = B.calls
 
 local data = {}
 
@@ -22,15 +22,20 @@ function data.n_windows(tokens, context)
   return tonumber(count[0])
 end
 
---- Fill x and y (B, T) with the windows of B samples from `first` on.
----@param epoch integer  negative: in order
-function data.windows(x, y, tokens, first, seed, epoch)
-  calls.data_windows(x, y, tokens, first, seed, epoch)
+--- Fill x and y (B, T) with the windows of B samples from `sample` on; dropout learns of them.
+---@param per_epoch integer
+---@param shuffle boolean
+function data.windows(x, y, tokens, sample, per_epoch, seed, shuffle)
+  calls.data_windows(x, y, tokens, sample, per_epoch, seed, shuffle)
 end
 
---- Tell dropout which global samples come next.
-function data.set_sample_base(base)
-  C.ms_sample_base_set(base)
+local digest = B.new('uint64_t[1]')
+
+--- A number that tells token streams apart by length and ends.
+---@return number
+function data.digest(tokens)
+  calls.data_digest(tokens, digest)
+  return tonumber(digest[0] / 2 ^ 11)
 end
 
 ---@return integer

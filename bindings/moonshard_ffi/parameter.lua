@@ -95,6 +95,28 @@ function parameter.set_name(tensor, name)
   calls.tensor_set_name(tensor, name)
 end
 
+-- Streams handed out since the last seed; the first is 0.
+local n_streams = 0
+
+--- A number that tells random streams of one name apart.
+---@return integer
+function parameter.next_stream()
+  n_streams = n_streams + 1
+  return n_streams - 1
+end
+
+--- Seed everything random; all streams begin anew.
+---@param seed integer
+function parameter.set_seed(seed)
+  C.ms_seed(seed)
+  n_streams = 0
+end
+
+--- First values of stream 0 depend on the parameter's name alone.
+function parameter.set_stream(tensor, stream)
+  calls.tensor_set_stream(tensor, stream)
+end
+
 local name_out = B.new('const char *[1]')
 
 ---@return string  '' when it has none
@@ -228,12 +250,13 @@ function parameter.load(tensor, value)
   end
 end
 
---- 64-bit key of a name, for random streams.
-function parameter.name_key(name)
-  return C.ms_name_key(name)
+--- 64-bit key of a random stream of that name.
+---@param stream integer  0: that of the name alone
+function parameter.stream_key(name, stream)
+  return C.ms_stream_key(name, stream)
 end
 
---- How often the sample base was set: a new number is a new micro-batch.
+--- Micro-batches begun so far: a new number is a new micro-batch.
 ---@return integer
 function parameter.sample_epoch()
   return tonumber(C.ms_sample_epoch())

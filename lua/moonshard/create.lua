@@ -5,6 +5,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
 
 local C, calls, state = B.C, B.calls, B.state
 
@@ -216,9 +217,11 @@ function create.rand(...)
 end
 
 --- Seed of everything random from now on: tensors, first values of parameters, dropout, shuffling.
+--- All of it begins anew: after the same seed come the same tensors, the same model and the same
+--- masks, in the same order.
 ---@param seed integer
 function create.manual_seed(seed)
-  C.ms_seed(arguments.whole('manual_seed', 'seed', seed))
+  parameter.set_seed(arguments.whole('manual_seed', 'seed', seed))
   state.stream = 0
 end
 

@@ -11,6 +11,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
 local namespace = require 'moonshard.namespace'
+local notes = require 'moonshard_ffi.notes'
 local ops = require 'moonshard.ops'
 local autograd = require 'moonshard.autograd'
 local uncaught = require 'moonshard.uncaught'
@@ -294,6 +295,22 @@ end
 --- Wait until every rank is here.
 function dist.barrier()
   B.check(C.ms_comm_barrier(dist.world()))
+end
+
+--- Say something that every rank should say here. Nothing is sent: the next collective is a
+--- CommError on all ranks, naming the first difference, when a rank said something else or nothing.
+---
+---   ms.dist.same('batch size', batch)
+---
+---@param label string  what it is about
+---@param value string|number|boolean
+function dist.same(label, value)
+  arguments.text('dist.same', 'label', label)
+  local kind = type(value)
+  if kind ~= 'string' and kind ~= 'number' and kind ~= 'boolean' then
+    arguments.refuse('dist.same', 'value', value, 'a string, number or boolean')
+  end
+  notes.text(dist.world(), label, kind == 'number' and ('%.17g'):format(value) or tostring(value))
 end
 
 local counts = B.new('int64_t[5]')

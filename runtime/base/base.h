@@ -73,15 +73,21 @@ typedef struct ms_context {
     void *room[MSI_ROOM_COUNT];
     void (*close[MSI_ROOM_COUNT])(void *state);
     uint64_t seed;
+    /* Global number of the first sample of what comes next. Unless somebody has said it, rank r's
+     * rows are the samples from r times their number on: ranks see different samples. */
     int64_t sample_base;
-    int64_t sample_epoch;
-    int32_t rank; /* in its job; what is true of every rank is said by rank 0 */
+    bool sample_base_known;
+    int64_t sample_epoch; /* micro-batches begun */
+    int32_t rank;         /* in its job; what is true of every rank is said by rank 0 */
 } ms_context;
 
 /** The calling thread's context. NULL only when memory is out (error set). */
 ms_context *msi_context(void);
 /** The thread's context if it has one, else NULL. */
 ms_context *msi_context_peek(void);
+
+/** A new micro-batch: its samples are `base`, `base` + 1, ... of all the samples there are. */
+void msi_sample_base_set(int64_t base);
 
 /* -- small things ------------------------------------------------------------------------------ */
 

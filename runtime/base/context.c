@@ -45,6 +45,8 @@ void ms_seed(uint64_t seed)
 
     if (ctx != NULL) {
         ctx->seed = seed;
+        ctx->sample_base_known = false;
+        ctx->sample_epoch++;
     }
 }
 
@@ -55,12 +57,13 @@ uint64_t ms_seed_get(void)
     return ctx != NULL ? ctx->seed : 0;
 }
 
-void ms_sample_base_set(int64_t base)
+void msi_sample_base_set(int64_t base)
 {
     ms_context *ctx = msi_context();
 
     if (ctx != NULL) {
         ctx->sample_base = base;
+        ctx->sample_base_known = true;
         ctx->sample_epoch++;
     }
 }

@@ -29,6 +29,13 @@ uint64_t ms_name_key(const char *name)
     return hash;
 }
 
+uint64_t ms_stream_key(const char *name, int64_t stream)
+{
+    uint64_t key = ms_name_key(name);
+
+    return stream == 0 ? key : msi_mix64(key + msi_mix64((uint64_t)stream));
+}
+
 uint64_t ms_hash_bytes(const void *data, int64_t n)
 {
     return n > 0 ? XXH3_64bits(data, (size_t)n) : XXH3_64bits("", 0);

@@ -231,8 +231,8 @@ static ms_status fold_all(ms_fsdp_tree *tree, const order *o, bool largest, mess
 }
 
 /* Exchange everybody's message. `*all` (world, room) is the caller's to release. */
-static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, message *messages,
-                          char **all)
+static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, const msi_note *note,
+                          message *messages, char **all)
 {
     int64_t blocks, fragments, room = 0;
     char *mine = NULL;
@@ -257,6 +257,7 @@ static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, mess
             MS_TRY_GOTO(write_plain(at, largest, &own), done);
         }
     }
+    msi_comm_note(tree->comm, note);
     MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "clip_grad_norm", mine, room, *all), done);
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
     for (int32_t q = 0; q < tree->world; q++) {
@@ -268,7 +269,9 @@ done:
     return status;
 }
 
-static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, double *total)
+/* The note is made when nothing can fail any more that would not fail everywhere. */
+static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, const msi_note *note,
+                            double *total)
 {
     message *messages = calloc((size_t)tree->world, sizeof(*messages));
     char *all = NULL;
@@ -282,9 +285,12 @@ static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, do
         any |= is_sent(tree, &o->places[i]);
     }
     if (any) {
-        MS_TRY_GOTO(exchange(tree, o, largest, messages, &all), done);
+        MS_TRY_GOTO(exchange(tree, o, largest, note, messages, &all), done);
     }
     MS_TRY_GOTO(fold_all(tree, o, largest, messages, total), done);
+    if (!any) {
+        msi_comm_note(tree->comm, note);
+    }
 done:
     msi_release(tree->ctx, all);
     free(messages);
@@ -311,14 +317,11 @@ static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, doubl
 {
     double folded;
 
-    if (tree->world > 1) {
-        const double order_hash = msi_note_hash(msi_order_hash(o->places, o->n));
-        const msi_note note = {
-            "clip_grad_norm_", "max_norm norm_type order#", {max_norm, norm_type, order_hash}, 3};
+    const double order_hash = tree->world > 1 ? msi_note_hash(msi_order_hash(o->places, o->n)) : 0;
+    const msi_note note = {
+        "clip_grad_norm_", "max_norm norm_type order#", {max_norm, norm_type, order_hash}, 3};
 
-        msi_comm_note(tree->comm, &note);
-    }
-    MS_TRY(total_norm(tree, o, largest, &folded));
+    MS_TRY(total_norm(tree, o, largest, &note, &folded));
     *total = msi_plain_nan(msi_norm_finish(folded, largest));
     double coefficient = msi_clip_coefficient(max_norm, *total);
 

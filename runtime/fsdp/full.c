@@ -152,6 +152,7 @@ static ms_status write_back(ms_fsdp_tree *tree)
             }
             if (written) {
                 MS_TRY(ms_param_touch(tree->units[i]->params[p].tensor));
+                tree->units[i]->written = true; /* by the script: replicas are compared */
             }
         }
     }

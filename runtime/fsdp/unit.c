@@ -322,7 +322,7 @@ static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
                           .a = param->a,
                           .b = param->b,
                           .seed = u->ctx->seed,
-                          .key = ms_name_key(param->name != NULL ? param->name : p->name)};
+                          .key = msi_param_key(param, p->name)};
 
     return msi_dispatch("init", MSI_K_init, u->orig_dtype, &args);
 }

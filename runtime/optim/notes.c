@@ -19,6 +19,12 @@ static const msi_note STEPS[] = {
     [MS_OPTIM_ADAMW] = {"step of AdamW", ADAM_SETTINGS, {0}, 7},
 };
 
+static const msi_note DROPS[] = {
+    [MS_OPTIM_SGD] = {"zero_grad of SGD", "", {0}, 0},
+    [MS_OPTIM_ADAM] = {"zero_grad of Adam", "", {0}, 0},
+    [MS_OPTIM_ADAMW] = {"zero_grad of AdamW", "", {0}, 0},
+};
+
 /* The first parameter that a unit holds, or NULL: then the optimizer is this rank's own business.
  */
 static const msi_param *shared_param(const ms_optim *optim)
@@ -86,4 +92,13 @@ void msi_optim_note_step(ms_optim *optim)
         note_step(optim, through, g);
     }
     optim->n_noted = optim->n_params;
+}
+
+void msi_optim_note_zero_grad(const ms_optim *optim)
+{
+    const msi_param *through = shared_param(optim);
+
+    if (through != NULL) {
+        through->ops->note(through->unit, &DROPS[optim->kind]);
+    }
 }

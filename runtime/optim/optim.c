@@ -203,6 +203,7 @@ ms_status ms_optim_zero_grad(ms_optim *optim)
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(ms_tensor_set_grad(optim->params[i].tensor, NULL));
     }
+    msi_optim_note_zero_grad(optim);
     return MS_OK;
 }
 

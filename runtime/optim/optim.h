@@ -41,8 +41,10 @@ ms_status msi_optim_local(ms_tensor *t, msi_view *local);
 /* Make state buffer `state` of `p` (zeros) unless it exists; it must match `local`. */
 ms_status msi_optim_ensure_state(ms_optim *optim, msi_optim_param *p, int32_t state,
                                  const msi_view *local);
-/* notes.c: say to the ranks that share parameters what this step is, for all of them should take
- * it. */
+/* notes.c: say to the ranks that share parameters what this step was, and that gradients were
+ * dropped, for all of them should do so. (Afterwards: what failed on one rank may be tried again.)
+ */
 void msi_optim_note_step(ms_optim *optim);
+void msi_optim_note_zero_grad(const ms_optim *optim);
 
 #endif

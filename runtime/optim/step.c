@@ -171,7 +171,6 @@ ms_status ms_optim_step(ms_optim *optim)
 
     MS_CHECK_ARG(optim != NULL);
     MS_TRY(msi_optim_alive(optim));
-    msi_optim_note_step(optim);
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(prepare(optim, &optim->params[i], &u));
         if (u.numel > 0 && casts(&u)) {
@@ -196,5 +195,8 @@ ms_status ms_optim_step(ms_optim *optim)
         touch(p->tensor);
     }
     msi_storage_release(scratch);
+    if (status == MS_OK) {
+        msi_optim_note_step(optim);
+    }
     return status;
 }

@@ -164,16 +164,36 @@ static void copy_tokens(int64_t *out, const ms_tensor *tokens, int64_t first, in
     }
 }
 
-ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t first,
-                          uint64_t seed, int64_t epoch)
+ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest)
 {
-    int64_t n, rows, context;
+    enum { END = 64 * 1024 };
+
+    *digest = 0;
+    MS_TRY(check_tokens(tokens));
+    const char *data = msi_view_ptr(&tokens->v);
+    int64_t nbytes = tokens->v.shape[0] * ms_dtype_size(tokens->v.dtype);
+    int64_t end = nbytes < END ? nbytes : END;
+
+    *digest = msi_mix64(ms_hash_bytes(data, end) ^
+                        msi_mix64(ms_hash_bytes(data + nbytes - end, end) ^ (uint64_t)nbytes));
+    return MS_OK;
+}
+
+ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t sample,
+                          int64_t per_epoch, uint64_t seed, bool shuffle)
+{
+    int64_t n, rows, context, first = sample;
 
     MS_TRY(check_windows("x", x, x));
     MS_TRY(check_windows("y", y, x));
     rows = x->v.shape[0];
     context = x->v.shape[1];
     MS_TRY(ms_data_n_windows(tokens, context, &n));
+    if (per_epoch < 1 || per_epoch > n) {
+        return MS_FAIL(MS_VALUE_ERROR, "an epoch has %lld samples, expected 1 to %lld",
+                       (long long)per_epoch, (long long)n);
+    }
+    first = sample < 0 ? sample : sample % per_epoch;
     if (first < 0 || first > n - rows) {
         return MS_FAIL(MS_INDEX_ERROR, "samples %lld to %lld are asked for, %lld exist",
                        (long long)first, (long long)(first + rows - 1), (long long)n);
@@ -184,11 +204,12 @@ ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, i
     }
     MS_TRY(msi_tensor_begin_write(x, "data_windows"));
     MS_TRY(msi_tensor_begin_write(y, "data_windows"));
-    const uint64_t key = stream(seed, (uint64_t)epoch);
+    const uint64_t key = stream(seed, (uint64_t)(sample / per_epoch));
 
+    msi_sample_base_set(sample);
     for (int64_t b = 0; b < rows; b++) {
         int64_t window =
-            epoch < 0 ? first + b : (int64_t)permute((uint64_t)(first + b), (uint64_t)n, key);
+            shuffle ? (int64_t)permute((uint64_t)(first + b), (uint64_t)n, key) : first + b;
 
         copy_tokens((int64_t *)msi_view_ptr(&x->v) + b * context, tokens, window * context,
                     context);

@@ -117,6 +117,20 @@ ms_status ms_tensor_name(const ms_tensor *t, const char **name)
     return MS_OK;
 }
 
+ms_status ms_tensor_set_stream(ms_tensor *t, int64_t stream)
+{
+    if (t->param == NULL) {
+        return MS_FAIL(MS_TYPE_ERROR, "only parameters have random streams");
+    }
+    t->param->stream = stream;
+    return MS_OK;
+}
+
+uint64_t msi_param_key(const msi_param *p, const char *name)
+{
+    return ms_stream_key(p->name != NULL ? p->name : name, p->stream);
+}
+
 ms_status ms_tensor_materialize(ms_tensor *t)
 {
     msi_param *p = t->param;
@@ -136,7 +150,7 @@ ms_status ms_tensor_materialize(ms_tensor *t)
                           .kind = p->init,
                           .a = p->a,
                           .b = p->b,
-                          .key = ms_name_key(p->name != NULL ? p->name : ""),
+                          .key = msi_param_key(p, ""),
                           .seed = t->ctx->seed};
 
     msi_view_set_contiguous(&v, p->dtype, p->ndim, p->shape);

@@ -51,6 +51,7 @@ typedef struct msi_param {
     int32_t init; /* MS_INIT_* */
     double a, b;
     char *name;
+    int64_t stream;    /* tells parameters of one name in different trees apart */
     bool materialized; /* master values exist */
     int32_t dtype;     /* of the master copy */
     int32_t ndim;
@@ -110,6 +111,8 @@ struct ms_tensor {
     ms_tensor *next_free;
 };
 
+/* Key of the random stream its first values come from; `name` stands in for one not given yet. */
+uint64_t msi_param_key(const msi_param *p, const char *name);
 /* Has t's manager a gradient of it that is not reduced yet? That one stands for t's own then. */
 bool msi_param_accumulates(const ms_tensor *t);
 

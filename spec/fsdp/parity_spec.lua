@@ -4,6 +4,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local samples = require 'support.samples'
 
 local STEPS = 4
 
@@ -26,7 +27,7 @@ local function batch(step, half)
 end
 
 local function set_samples(step, half)
-  require('moonshard_ffi.data').set_sample_base(step * 4 + half * 2)
+  samples.begin(step * 4 + half * 2)
 end
 
 local function optimizer(kind, model)

@@ -236,8 +236,8 @@ FSDP(
   end)
 
   it('begins with the values of the unwrapped module, wrapped by policy or by hand', function()
-    ms.manual_seed(11)
     local function make(wrap)
+      ms.manual_seed(11)
       return wrap(nn.Sequential(wrap(nn.Linear(3, 3)), wrap(nn.Linear(3, 3))))
     end
     local plain = make(function(m) return m end)
@@ -251,8 +251,10 @@ FSDP(
   end)
 
   it('takes the place of a field it is assigned to, and stands alone otherwise', function()
-    ms.manual_seed(11)
-    local function make() return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) end
+    local function make()
+      ms.manual_seed(11)
+      return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    end
     local x = ms.randn(2, 3)
     local expected = make()(x):hash()
     local model = make()

@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
+local samples = require 'support.samples'
 
 local function fill(module, values)
   for _, p in ipairs(module:materialize():named_parameters()) do
@@ -118,20 +119,65 @@ describe('nn', function()
     end)
 
     it('draws by sample, call and path: not by how samples are dealt', function()
-      local data = require 'moonshard_ffi.data'
       local model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
       local function mask(first, rows, i)
-        data.set_sample_base(first)
+        samples.begin(first)
         return model[i](ms.ones(rows, 50))
       end
       local both = mask(0, 2, 1)
       assert.equal(both:narrow(1, 2, 1):hash(), mask(1, 1, 1):hash())
       assert.not_equal(both:narrow(1, 1, 1):hash(), both:narrow(1, 2, 1):hash())
       assert.not_equal(both:hash(), mask(0, 2, 2):hash())
-      data.set_sample_base(0)
+      samples.begin(0)
       local once, again = model[1](ms.ones(2, 50)), model[1](ms.ones(2, 50))
       assert.equal(both:hash(), once:hash())
       assert.not_equal(once:hash(), again:hash())
+    end)
+
+    it('begins anew with a seed, and draws other masks in every forward before', function()
+      local drop, x = nn.Dropout(0.5), ms.ones(4, 50)
+      local function masks(seed)
+        ms.manual_seed(seed)
+        return drop(x):hash(), drop(x):hash()
+      end
+      local first, second = masks(3)
+      assert.not_equal(first, second)
+      assert.same({ first, second }, { masks(3) })
+      assert.not_equal(first, (masks(4)))
+      samples.begin(12)
+      drop(x)
+      assert.same({ first, second }, { masks(3) }) -- where a loader stood is forgotten
+    end)
+
+    it('draws other masks in every module made outside a tree', function()
+      local a, b, x = nn.Dropout(0.5), nn.Dropout(0.5), ms.ones(4, 50)
+      assert.not_equal(a(x):hash(), b(x):hash())
+    end)
+
+    it('draws, without a loader, on every rank the masks of its rows of one batch', function()
+      local path = os.tmpname()
+      local function masks(world, rows)
+        ms.dist.spawn(world, function(rank)
+          ms.manual_seed(3)
+          local model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
+          model(ms.ones(rows, 50))
+          local mine = model(ms.ones(rows, 50)):reshape(1, rows, 50) -- every call
+          local list = ms.dist.all_gather(mine)
+          if rank == 0 then
+            local file = assert(io.open(path, 'w'))
+            file:write(ms.cat(list, 1):reshape(world * rows, 50):hash())
+            file:close()
+          end
+        end)
+        local file = assert(io.open(path))
+        local hash = file:read('*a')
+        file:close()
+        return hash
+      end
+      local expected = masks(1, 6)
+      assert.equal(expected, masks(2, 3))
+      assert.equal(expected, masks(3, 2))
+      os.remove(path)
     end)
 
     it('refuses what is no probability', function()

@@ -83,7 +83,7 @@ static void test_tensor_data__in_order_windows_follow_each_other(void **state)
     (void)state;
     assert_ok(ms_data_n_windows(tokens, 3, &n));
     assert_int_equal(3, n);
-    assert_ok(ms_data_windows(x, y, tokens, 1, 9, -1));
+    assert_ok(ms_data_windows(x, y, tokens, 1, 3, 9, false));
     assert_ok(ms_tensor_to_doubles(x, got, 6));
     for (int i = 0; i < 6; i++) {
         assert_true(got[i] == 3 + i);
@@ -93,8 +93,15 @@ static void test_tensor_data__in_order_windows_follow_each_other(void **state)
         assert_true(got[i] == 4 + i);
     }
     assert_fails(MS_INDEX_ERROR, "samples 2 to 3 are asked for, 3 exist",
-                 ms_data_windows(x, y, tokens, 2, 9, -1));
-    assert_fails(MS_INDEX_ERROR, "samples -1 to 0", ms_data_windows(x, y, tokens, -1, 9, -1));
+                 ms_data_windows(x, y, tokens, 2, 3, 9, false));
+    assert_fails(MS_INDEX_ERROR, "samples -1 to 0", ms_data_windows(x, y, tokens, -1, 3, 9, false));
+    assert_fails(MS_VALUE_ERROR, "an epoch has 4 samples, expected 1 to 3",
+                 ms_data_windows(x, y, tokens, 0, 4, 9, false));
+    assert_fails(MS_VALUE_ERROR, "an epoch has 0 samples, expected 1 to 3",
+                 ms_data_windows(x, y, tokens, 0, 0, 9, false));
+    assert_ok(ms_data_windows(x, y, tokens, 7, 3, 9, false)); /* the third epoch's second */
+    assert_ok(ms_tensor_to_doubles(x, got, 6));
+    assert_true(got[0] == 3);
     ms_tensor_free(x);
     ms_tensor_free(y);
     ms_tensor_free(tokens);
@@ -106,7 +113,7 @@ static void order_of_epoch(int64_t n, uint64_t seed, int64_t epoch, double *orde
     ms_tensor *tokens, *x = windows_tensor(n, 1), *y = windows_tensor(n, 1);
 
     assert_ok(ms_tensor_arange(&tokens, MS_DTYPE_I64, 0, 1, n + 1));
-    assert_ok(ms_data_windows(x, y, tokens, 0, seed, epoch));
+    assert_ok(ms_data_windows(x, y, tokens, epoch * n, n, seed, true));
     assert_ok(ms_tensor_to_doubles(x, order, n));
     ms_tensor_free(x);
     ms_tensor_free(y);
@@ -146,6 +153,35 @@ static void test_tensor_data__the_order_depends_on_seed_and_epoch_alone(void **s
     assert_memory_not_equal(a, b, sizeof(a));
     order_of_epoch(1000, 2, 0, b);
     assert_memory_not_equal(a, b, sizeof(a));
+}
+
+static void test_tensor_data__a_digest_tells_streams_apart(void **state)
+{
+    enum { N = 300000 };
+    static uint8_t bytes[N];
+    static const int32_t places[] = {0, 65535, N - 65536, N - 1};
+    uint64_t first, again;
+    ms_tensor *t;
+
+    (void)state;
+    for (int32_t i = -2; i < (int32_t)(sizeof(places) / sizeof(places[0])); i++) {
+        int64_t n = i == -1 ? N - 1 : N;
+
+        memset(bytes, 7, sizeof(bytes));
+        if (i >= 0) {
+            bytes[places[i]] = 8;
+        }
+        assert_ok(ms_data_map(&t, write_file("digest.bin", bytes, (size_t)n), MS_DTYPE_U8));
+        assert_ok(ms_data_digest(t, i == -2 ? &first : &again));
+        assert_true(i == -2 || again != first);
+        ms_tensor_free(t);
+    }
+    assert_ok(ms_tensor_arange(&t, MS_DTYPE_I64, 0, 1, 3));
+    assert_ok(ms_data_digest(t, &again));
+    ms_tensor_free(t);
+    assert_ok(ms_tensor_empty(&t, MS_DTYPE_F32, 1, (int64_t[]){3}));
+    assert_fails(MS_TYPE_ERROR, "tokens are u8 or i64, got f32", ms_data_digest(t, &again));
+    ms_tensor_free(t);
 }
 
 static void test_tensor_data__shuffled_neighbours_are_far_apart(void **state)
@@ -244,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_tensor_data__in_order_windows_follow_each_other),
         cmocka_unit_test(test_tensor_data__every_epoch_is_a_permutation),
         cmocka_unit_test(test_tensor_data__the_order_depends_on_seed_and_epoch_alone),
+        cmocka_unit_test(test_tensor_data__a_digest_tells_streams_apart),
         cmocka_unit_test(test_tensor_data__shuffled_neighbours_are_far_apart),
         cmocka_unit_test(test_tensor_data__temperature_zero_takes_the_first_largest),
         cmocka_unit_test(test_tensor_data__draws_follow_the_softmax),

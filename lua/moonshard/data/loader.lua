@@ -9,7 +9,9 @@
 
 local class = require 'moonshard.class'
 local create = require 'moonshard.create'
+local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
+local notes = require 'moonshard_ffi.notes'
 local runtime = require 'moonshard_ffi.data'
 
 ---@class ms.data.Loader
@@ -58,6 +60,15 @@ function Loader:init(opts)
       self.n_windows, self.context, self.samples_per_step)
   end
   self._step, self._micro = 0, 0
+  -- A loader that deals to all ranks must be the same on all of them.
+  self._shared = self.world_size > 1 and self.world_size == dist.world_size()
+  if self._shared then
+    notes.numbers(dist.world(), 'data.Loader',
+      'tokens batch context micro_batches seed shuffle contents#', {
+        self.tokens:numel(), self.batch, self.context, self.micro_batches, self.seed,
+        self.shuffle and 1 or 0, runtime.digest(self.tokens),
+      })
+  end
 end
 
 --- Step the next batch belongs to, from 0.
@@ -75,14 +86,15 @@ end
 --- The next micro-batch of this rank.
 ---@return ms.Tensor x, ms.Tensor y  (B, T)
 function Loader:next()
-  local epoch = math.floor(self._step / self.steps_per_epoch)
-  local in_epoch = self._step - epoch * self.steps_per_epoch
   local in_step = (self.rank * self.micro_batches + self._micro) * self.batch
   local x = create.empty({ self.batch, self.context }, { dtype = 'i64' })
   local y = create.empty({ self.batch, self.context }, { dtype = 'i64' })
-  runtime.windows(x, y, self.tokens, in_epoch * self.samples_per_step + in_step, self.seed,
-    self.shuffle and epoch or -1)
-  runtime.set_sample_base(self._step * self.samples_per_step + in_step)
+  runtime.windows(x, y, self.tokens, self._step * self.samples_per_step + in_step,
+    self.steps_per_epoch * self.samples_per_step, self.seed, self.shuffle)
+  if self._shared then
+    notes.numbers(dist.world(), 'batch of data.Loader', 'step micro_batch',
+      { self._step, self._micro })
+  end
   self._micro = self._micro + 1
   if self._micro == self.micro_batches then
     self._step, self._micro = self._step + 1, 0

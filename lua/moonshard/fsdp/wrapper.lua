@@ -15,6 +15,7 @@ local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local ignored = require 'moonshard.fsdp.ignored'
+local notes = require 'moonshard_ffi.notes'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
@@ -193,6 +194,19 @@ local function cast_buffers(instance)
   visit(instance.module)
 end
 
+-- Options that show in no unit, but must be the same on all ranks.
+local function note_options(instances)
+  for _, instance in ipairs(instances) do
+    local precision = instance.mixed_precision
+    notes.numbers(instance.process_group, ("FSDP '%s'"):format(instance:path()),
+      'cast_forward_inputs cast_root_forward_inputs limit_all_gathers buffer_dtype', {
+        precision.cast_forward_inputs and 1 or 0, precision.cast_root_forward_inputs and 1 or 0,
+        instance.limit_all_gathers and 1 or 0,
+        precision.buffer_dtype and parameter.dtype(precision.buffer_dtype) or -1,
+      })
+  end
+end
+
 --- Make this instance the root of a tree, unless it is part of one. Collective.
 ---@return { handle: ffi.cdata*, running: boolean, sync: boolean, summoned: boolean }
 function FSDP:_lazy_init()
@@ -225,6 +239,7 @@ function FSDP:_lazy_init()
     rawset(instances[i], '_is_root', i == 1)
   end
   runtime.init(tree.handle)
+  note_options(instances)
   return tree
 end
 

@@ -3,6 +3,12 @@
 --- The mask is a function of seed, this module's path, how many times it ran in this micro-batch,
 --- the global sample and the element: how samples are dealt to ranks does not change it.
 ---
+--- A data.Loader says which samples a batch holds, and begins a micro-batch with each. Without one,
+--- ranks are taken to have different samples, rank r's B rows being the samples r B .. r B + B - 1,
+--- and all forwards since ms.manual_seed() are one micro-batch: so every forward draws new masks,
+--- ranks draw different ones, one process that has all ranks' rows as one batch draws the same, and
+--- the same seed begins the same masks anew.
+---
 --- Touches: moonshard.nn.module, moonshard.ops, moonshard_ffi.parameter.
 
 local Module = require 'moonshard.nn.module'
@@ -25,10 +31,11 @@ function Dropout:init(p)
       tostring(p))
   end
   self._epoch, self._calls = -1, 0
+  self:_take_stream()
 end
 
-function Dropout:_materialized(path)
-  self._site = parameter.name_key(path)
+function Dropout:_materialized(path, stream)
+  self._site = parameter.stream_key(path, stream)
 end
 
 ---@param x ms.Tensor  (samples, ...)

@@ -4,7 +4,8 @@
 --- Order never comes from pairs(): what a module declares first comes first, on every rank.
 --- Parameters take no memory when they are declared. The first call (or a state dict) names them by
 --- their path from the outermost module and gives them memory and first values, which depend on
---- nothing but name, element index and the seed of that moment.
+--- nothing but name, element index, the seed of that moment, and how many modules with parameters
+--- were made before this tree since the seed was set (none for the first, whatever wraps it).
 ---
 --- Touches: moonshard.class, moonshard.errors, moonshard.scope, moonshard_ffi.parameter.
 
@@ -103,6 +104,11 @@ end
 ---@field dtype? ms.DType  of the master values (default 'f32')
 ---@field requires_grad? boolean  default true
 
+-- A module with random numbers of its own is one of all made since the seed: see tree.stream().
+function Module:_take_stream()
+  rawset(self, '_stream', rawget(self, '_stream') or parameter.next_stream())
+end
+
 --- Declare a parameter. It takes memory only when it is materialised.
 ---@param name string  unique in this module
 ---@param shape integer[]
@@ -123,6 +129,7 @@ function Module:param(name, shape, rule, opts)
   if opts.requires_grad == false then
     tensor:requires_grad_(false)
   end
+  self:_take_stream()
   local copy = {}
   for i = 1, #shape do
     copy[i] = shape[i]
@@ -335,18 +342,19 @@ function Module:materialize()
   for _, p in ipairs(tree.params(self)) do
     parameter.materialize(p.tensor)
   end
+  local stream = tree.stream(tree.outermost(self))
   for _, entry in ipairs(tree.walk(self)) do
     local module = entry.module
     local path = tree.path(module)
     rawset(module, '_scope', path == '' and module._name or path)
     rawset(module, '_ready', true)
-    module:_materialized(path)
+    module:_materialized(path, stream)
   end
   return self
 end
 
 -- For subclasses that depend on where they stand.
-function Module:_materialized(_) end
+function Module:_materialized(_, _) end
 
 -- -- calling -------------------------------------------------------------------------------------
 

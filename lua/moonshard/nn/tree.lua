@@ -268,12 +268,27 @@ function tree.path(module)
   return ''
 end
 
+--- Random stream of the tree below a module: that of the first of its modules that was made. So
+--- what two trees draw under equal names differs, and what one draws does not depend on how it is
+--- wrapped or on the order in which its parts were put together.
+---@return integer
+function tree.stream(module)
+  local first
+  for _, entry in ipairs(tree.walk(module)) do
+    local stream = rawget(entry.module, '_stream')
+    first = stream and math.min(first or stream, stream) or first
+  end
+  return first or 0
+end
+
 --- Name the parameters from here down that have no name yet; a parameter keeps the first it got.
 function tree.assign_names(module)
-  local prefix = tree.path(module)
+  local prefix, stream = tree.path(module), nil
   for _, p in ipairs(tree.params(module)) do
     if parameter.name(p.tensor) == '' then
+      stream = stream or tree.stream(module)
       parameter.set_name(p.tensor, join(prefix, p.name))
+      parameter.set_stream(p.tensor, stream)
     end
   end
 end

@@ -7,6 +7,7 @@
 
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
+local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.optim'
 local util = require 'moonshard.util'
@@ -191,6 +192,18 @@ function Optimizer:_set_steps(i, steps)
   runtime.set_steps(self._handle, i, steps)
 end
 
+-- Ranks that share parameters must load the state of one moment. A rank that holds nothing of a
+-- parameter may have counted no steps of it, so the largest number stands for all.
+local function note_loaded(self, entries, steps)
+  for _, entry in ipairs(entries) do
+    local manager = parameter.manager(entry.param)
+    if manager then
+      return notes.numbers(manager.process_group, 'state loaded into ' .. self.kind, 'steps',
+        { steps })
+    end
+  end
+end
+
 --- Take over what state_dict() gave, on the same number of ranks.
 ---@param sd ms.optim.StateDict
 function Optimizer:load_state_dict(sd)
@@ -200,7 +213,9 @@ function Optimizer:load_state_dict(sd)
       #entries)
   end
   self:_set_group_options(sd.param_groups)
+  local most = 0
   for i, entry in ipairs(entries) do
+    most = math.max(most, sd.state[i].steps)
     for _, name in ipairs(names) do
       if entry.state[name] and sd.state[i][name] then
         entry.state[name]:copy_(sd.state[i][name])
@@ -208,6 +223,7 @@ function Optimizer:load_state_dict(sd)
     end
     self:_set_steps(i, sd.state[i].steps)
   end
+  note_loaded(self, entries, most)
 end
 
 function Optimizer:__tostring()

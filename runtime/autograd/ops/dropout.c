@@ -82,11 +82,14 @@ ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, 
     if (!(p >= 0 && p <= 1)) {
         return MS_FAIL(MS_VALUE_ERROR, "dropout: probability is %g, expected 0 to 1", p);
     }
+    const ms_context *ctx = x->ctx;
+    const int64_t samples = x->v.ndim > 0 ? x->v.shape[0] : 1;
     const dropout_attrs attrs = {.p = p,
-                                 .seed = x->ctx->seed,
+                                 .seed = ctx->seed,
                                  .site = site,
                                  .call = call,
-                                 .sample_base = x->ctx->sample_base};
+                                 .sample_base = ctx->sample_base_known ? ctx->sample_base
+                                                                       : ctx->rank * samples};
 
     return msi_op_run(&dropout_op, &attrs, &x, 1, out, 1);
 }

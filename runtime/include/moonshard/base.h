@@ -117,23 +117,23 @@ MS_API void ms_memory_reset_peak(void);
  * few thousand allocations did without go back by themselves. */
 MS_API void ms_memory_trim(void);
 
-/** Seed of everything random in this context: initial values, dropout, shuffling. Default 0. */
+/** Seed of everything random in this context: initial values, dropout, shuffling. Default 0. All
+ * streams begin anew, dropout's masks too: a new micro-batch of which nobody has said where it
+ * stands (ms_sample_epoch()). */
 MS_API void ms_seed(uint64_t seed);
 
 /** The seed set last. */
 MS_API uint64_t ms_seed_get(void);
 
-/**
- * Tell dropout which global samples the next forward sees: sample b of the batch is `base` + b.
- * Starts a new micro-batch: the per-site call counters of dropout begin at zero again.
- */
-MS_API void ms_sample_base_set(int64_t base);
-
-/** Number of ms_sample_base_set() calls so far (a site compares it to restart its call counter). */
+/** Micro-batches begun so far, by ms_data_windows() or a new seed: a site of dropout compares it to
+ * restart its call counter. */
 MS_API int64_t ms_sample_epoch(void);
 
 /** 64-bit key of a name, as used for random streams (FNV-1a). */
 MS_API uint64_t ms_name_key(const char *name);
+
+/** Key of one of several random streams of the same name; that of stream 0 is the name's. */
+MS_API uint64_t ms_stream_key(const char *name, int64_t stream);
 
 /** Bytes of `n` bytes at `data`, hashed with XXH3 (64 bit). */
 MS_API uint64_t ms_hash_bytes(const void *data, int64_t n);

@@ -20,17 +20,24 @@ MS_API ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype);
 /** Windows of `context` tokens that `tokens` holds, each with a successor for its last token. */
 MS_API ms_status ms_data_n_windows(const ms_tensor *tokens, int64_t context, int64_t *n);
 
+/** Hash of a stream's length and of what stands at its two ends (64 KiB each): tells files apart
+ * without reading all of them. */
+MS_API ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest);
+
 /**
- * Copy the windows of B samples of one epoch, beside their targets one token later.
- * Sample s of an epoch is window p(s), where p permutes all windows; it depends on nothing but
- * (seed, epoch, number of windows), and no table of it is ever held.
- * @param x, y   i64 (B, T), contiguous, overwritten
- * @param tokens u8 or i64 (n)
- * @param first  sample in row 0; first + B windows must exist (MS_INDEX_ERROR)
- * @param epoch  negative: p is the identity
+ * Copy the windows of B samples, beside their targets one token later, and tell dropout which
+ * samples these are: a new micro-batch begins.
+ * Samples are counted on and on, `per_epoch` of them being an epoch. Sample s of an epoch is window
+ * p(s), where p permutes all windows; it depends on nothing but (seed, epoch, number of windows),
+ * and no table of it is ever held.
+ * @param x, y       i64 (B, T), contiguous, overwritten
+ * @param tokens     u8 or i64 (n)
+ * @param sample     that in row 0; it and the B - 1 after it must be windows (MS_INDEX_ERROR)
+ * @param per_epoch  at most as many as there are windows
+ * @param shuffle    false: p is the identity
  */
-MS_API ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t first,
-                                 uint64_t seed, int64_t epoch);
+MS_API ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens,
+                                 int64_t sample, int64_t per_epoch, uint64_t seed, bool shuffle);
 
 /**
  * Draw one token from softmax(logits / temperature), limited to the `top_k` largest.

@@ -145,6 +145,9 @@ MS_API ms_status ms_tensor_parameter(ms_tensor **out, int32_t dtype, int32_t ndi
                                      const int64_t *shape, int32_t init, double a, double b);
 /** Name of a parameter: its path; keys the random stream of its first values. Copied. */
 MS_API ms_status ms_tensor_set_name(ms_tensor *t, const char *name);
+/** Tell parameters of one name apart that stand in different models: first values of stream 0 (the
+ * default) are keyed by the name alone. Before it has values. */
+MS_API ms_status ms_tensor_set_stream(ms_tensor *t, int64_t stream);
 /** Borrowed from `t`; "" when it has none. */
 MS_API ms_status ms_tensor_name(const ms_tensor *t, const char **name);
 /** Give a declared parameter its memory and first values. Does nothing when it has them. */

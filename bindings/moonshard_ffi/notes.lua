@@ -1,0 +1,29 @@
+--- What every rank should say alike: compared by the group's next collective.
+
+local B = require 'moonshard_ffi'
+
+local C = B.C
+
+local notes = {}
+
+local numbers_buffer = B.new('double[8]')
+
+--- A text.
+---@param comm ffi.cdata*  the group
+---@param label string  what it is about
+---@param text string
+function notes.text(comm, label, text)
+  B.check(C.ms_comm_same(comm, label, text, nil, 0))
+end
+
+--- Up to eight numbers.
+---@param names string  theirs, by spaces; one of a hash ends with '#'
+---@param numbers number[]
+function notes.numbers(comm, label, names, numbers)
+  for i = 1, #numbers do
+    numbers_buffer[i - 1] = numbers[i]
+  end
+  B.check(C.ms_comm_same(comm, label, names, numbers_buffer, #numbers))
+end
+
+return notes

@@ -1,0 +1,448 @@
+-- Everything two ranks can do differently, a line each: caught on all ranks at once and named, or
+-- legal, with the reason.
+--
+-- A line changes the settings of rank 1; rank 0 has the defaults below. Lines that end in an error
+-- take a job each.
+local ms = require 'moonshard'
+local nn, fsdp, optim, data = ms.nn, ms.fsdp, ms.optim, ms.data
+
+local SOON = 5 -- seconds; errors come within one, but tests share their machine
+
+-- -- the program every rank runs -----------------------------------------------------------------
+
+local function layers()
+  return nn.Sequential {
+    nn.Linear(4, 6), nn.Sequential { nn.Linear(6, 6), nn.Dropout(0.1) }, nn.Linear(6, 2),
+  }
+end
+
+local function counting(n, from)
+  return ms.arange(n):add(from or 0):to('i64')
+end
+
+local function nothing() end
+
+local DEFAULTS = {
+  seed = 1,
+  layers = layers,
+  before_wrap = nothing, -- (module)
+  options = {}, -- of FSDP
+  ignored = nothing, -- (module)
+  after_wrap = nothing, -- (model)
+  optimizer = function(model) return optim.SGD(model:parameters(), { lr = 0.1 }) end,
+  tokens = function() return counting(200) end,
+  loader = {}, -- options
+  steps = 3,
+  before_step = nothing, -- (step, model, opt, loader)
+  backward = function(loss) loss:backward() end,
+  clip = function(model) model:clip_grad_norm_(1) end,
+  step = function(opt) opt:step() end,
+  zero_grad = function(opt) opt:zero_grad() end,
+}
+
+local function merged(base, over)
+  local out = {}
+  for _, t in ipairs { base, over } do
+    for name, value in pairs(t) do -- order does not matter: names differ
+      out[name] = value
+    end
+  end
+  return out
+end
+
+local function train(settings, rank)
+  local s = merged(DEFAULTS, settings)
+  ms.manual_seed(s.seed)
+  local module = s.layers()
+  s.before_wrap(module)
+  local model = fsdp.FSDP(module, merged({
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
+    ignored_modules = s.ignored(module),
+  }, s.options))
+  s.after_wrap(model)
+  local opt = s.optimizer(model)
+  local loader = data.Loader(merged({
+    tokens = s.tokens(), batch = 2, context = 4, seed = 3, rank = rank, world_size = 2,
+  }, s.loader))
+  for step = 1, s.steps do
+    s.before_step(step, model, opt, loader)
+    local x = loader:next()
+    ms.scope(function()
+      s.backward(model(x:to('f32'):mul(0.01)):sum(), step)
+    end)
+    s.clip(model, step)
+    s.step(opt, step)
+    s.zero_grad(opt, step)
+  end
+  ms.no_grad(model, ms.ones(1, 4)) -- what was noted last is compared
+end
+
+-- What each rank has to say: the seconds it took, 'ok' or the error, and its warnings.
+local function run(base, odd)
+  local path = os.tmpname()
+  pcall(ms.dist.spawn, 2, function(rank)
+    local began, ok, err = ms.time()
+    local warnings = ms.capture_warnings(function()
+      ok, err = pcall(train, rank == 1 and merged(base, odd) or base, rank)
+    end)
+    local file = assert(io.open(path .. rank, 'w'))
+    file:write(('%.3f\n%s\n'):format(ms.time() - began, ok and 'ok' or ms.errors.describe(err)))
+    for _, warning in ipairs(warnings) do
+      file:write(warning.message, '\n')
+    end
+    file:close()
+    if not ok then
+      error(err, 0)
+    end
+  end)
+  local reports = {}
+  for rank = 0, 1 do
+    local file = assert(io.open(path .. rank), 'rank ' .. rank .. ' said nothing')
+    local seconds, message, warnings = file:read('*l', '*l', '*a')
+    file:close()
+    os.remove(path .. rank)
+    reports[rank + 1] = { seconds = tonumber(seconds), message = message, warnings = warnings }
+  end
+  os.remove(path)
+  return reports
+end
+
+-- -- what differs ---------------------------------------------------------------------------------
+
+-- On the step of this number only (the second, unless said).
+local function on(wanted, fn, otherwise)
+  return function(subject, step)
+    return (step == wanted and fn or otherwise or nothing)(subject, step)
+  end
+end
+
+local function before(wanted, fn)
+  return function(step, ...)
+    if step == wanted then
+      fn(...)
+    end
+  end
+end
+
+local function adamw(opts)
+  return function(model) return optim.AdamW(model:parameters(), opts) end
+end
+
+local function sgd(opts)
+  return function(model) return optim.SGD(model:parameters(), opts) end
+end
+
+local function frozen(i, place)
+  return function(module) module[i]:requires_grad_(place == 'on') end
+end
+
+local function state_dict_of(value)
+  return function(model)
+    local sd = model:state_dict()
+    for _, name in ipairs(sd) do
+      sd[name] = ms.full(sd[name]:shape(), value)
+    end
+    model:load_state_dict(sd)
+  end
+end
+
+local NO_SHARD = { sharding_strategy = 'NO_SHARD' }
+local PLANNED = { after_wrap = function(model) model:plan() end } -- its collectives are over
+local ADAMW = { optimizer = adamw { lr = 0.1 } }
+
+-- { what, settings of rank 1, what both ranks are told, settings of both (default: none) }
+local ERRORS = {
+  -- models
+  { 'a layer more', { layers = function()
+    local module = layers()
+    module[4] = nn.Linear(2, 2)
+    return nn.Sequential { module[1], module[2], module[3], module[4] }
+  end }, 'the ranks wrapped different models: unit 0 is' },
+  { 'a parameter of another shape', { layers = function()
+    return nn.Sequential { nn.Linear(4, 6), layers()[2], nn.Linear(6, 3) }
+  end }, 'the ranks wrapped different models: unit 0 is' },
+  { 'equal sizes in other shapes', { layers = function()
+    local module = nn.Sequential { nn.Linear(6, 4, { bias = false }) }
+    return module
+  end }, "parameter 0 of unit 'nn.Sequential' is '0.weight' (6, 4) on rank 0 and '0.weight' (4, 6)",
+    { layers = function() return nn.Sequential { nn.Linear(4, 6, { bias = false }) } end } },
+  { 'a parameter of another name', { layers = function()
+    local module = nn.Module()
+    module:child('first', nn.Linear(4, 6))
+    module.forward = function(self, x) return self.first(x) end
+    return module
+  end }, 'the ranks wrapped different models: unit 0 is' },
+  { 'a parameter of another dtype', { layers = function()
+    local module = nn.Module()
+    module:param('w', { 4 }, nil, { dtype = 'f64' })
+    return module
+  end }, 'dtypes f32/f32/f32) on rank 0', { layers = function()
+    local module = nn.Module()
+    module:param('w', { 4 })
+    return module
+  end } },
+  { 'a frozen parameter', { before_wrap = frozen(3) },
+    "'2.weight' (2, 6) on rank 0 and '2.weight' (2, 6), frozen on rank 1" },
+  { 'a parameter frozen later', { before_step = before(2, function(model)
+    model.module[3].weight:requires_grad_(false)
+  end) }, "rank 1 has requires_grad of '2.weight' false, rank 0 has" },
+  { 'a parameter thawed later', { before_step = before(2, function(model)
+    model.module[3].weight:requires_grad_(true)
+  end) }, "rank 1 has requires_grad of '2.weight' true, rank 0 has",
+    { before_wrap = frozen(3) } },
+  { 'an ignored module', { ignored = function(module) return { module[3] } end },
+    'the ranks wrapped different models' },
+
+  -- options
+  { 'the strategy', { options = { sharding_strategy = 'SHARD_GRAD_OP' } },
+    'FULL_SHARD, dtypes f32/f32/f32) on rank 0 and' },
+  { 'the wrap policy', { options = { auto_wrap_policy = fsdp.always_wrap_policy } },
+    'the ranks wrapped different models: unit' },
+  { 'param_dtype', { options = { mixed_precision = { param_dtype = 'bf16' } } },
+    'dtypes f32/bf16/bf16) on rank 1' },
+  { 'reduce_dtype',
+    { options = { mixed_precision = { param_dtype = 'bf16', reduce_dtype = 'f32' } } },
+    'dtypes f32/bf16/bf16) on rank 0',
+    { options = { mixed_precision = { param_dtype = 'bf16' } } } },
+  { 'buffer_dtype', { options = { mixed_precision = { buffer_dtype = 'bf16' } } },
+    "buffer_dtype of FSDP '' is -1 on rank 0 and 2 on rank 1" },
+  { 'cast_forward_inputs', { options = { mixed_precision = { cast_forward_inputs = true } } },
+    "cast_forward_inputs of FSDP '' is 0 on rank 0 and 1 on rank 1" },
+  { 'cast_root_forward_inputs',
+    { options = { mixed_precision = { cast_root_forward_inputs = false } } },
+    "cast_root_forward_inputs of FSDP '' is 1 on rank 0 and 0 on rank 1" },
+  { 'limit_all_gathers', { options = { limit_all_gathers = false } },
+    "limit_all_gathers of FSDP '' is 1 on rank 0 and 0 on rank 1" },
+  { 'use_orig_params', { options = { use_orig_params = false } },
+    'use_orig_params, FULL_SHARD, dtypes f32/f32/f32) on rank 0' },
+  { 'backward_prefetch', { options = { backward_prefetch = 'BACKWARD_POST' } },
+    'backward_prefetch is BACKWARD_PRE on rank 0 and BACKWARD_POST on rank 1' },
+  { 'forward_prefetch', { options = { forward_prefetch = true } },
+    "forward_prefetch of the tree's options is 0 on rank 0 and 1 on rank 1" },
+
+  -- values
+  { 'the seed of replicas', { seed = 2 },
+    "replicas of parameter '0.weight' (unit 'nn.Sequential', NO_SHARD) have other values on rank 1",
+    { options = NO_SHARD } },
+  { 'the rule of replicas', { before_wrap = function(module)
+    module:materialize()
+    module[3].bias:fill_(0.5)
+  end }, "replicas of parameter '2.bias'", { options = NO_SHARD } },
+  { 'values written into a replica', { before_step = before(2, function(model)
+    ms.no_grad(model.module[3].bias.fill_, model.module[3].bias, 7)
+  end) }, "rank 1 has values written to '0.weight', rank 0 has", { options = NO_SHARD } },
+  { 'other values written into a replica', { before_step = before(2, function(model)
+    ms.no_grad(model.module[3].bias.fill_, model.module[3].bias, 7)
+  end) }, "hash of values written to '2.bias' is not the same on ranks 0 and 1", {
+    options = NO_SHARD,
+    before_step = before(2, function(model)
+      ms.no_grad(model.module[3].bias.fill_, model.module[3].bias, 8)
+    end),
+  } },
+  { 'other values written into a replica inside summon_full_params',
+    { before_step = before(2, function(model)
+      fsdp.summon_full_params(model, nil, function() model.module[3].bias:fill_(7) end)
+    end) }, "hash of values written to '2.bias' is not the same on ranks 0 and 1", {
+      options = NO_SHARD,
+      before_step = before(2, function(model)
+        fsdp.summon_full_params(model, nil, function() model.module[3].bias:fill_(8) end)
+      end),
+    } },
+  { 'a state dict of other values', { after_wrap = state_dict_of(2) },
+    "hash of values loaded into '0.weight' is not the same on ranks 0 and 1",
+    { after_wrap = state_dict_of(1) } },
+  { 'a state dict loaded by one rank', { before_step = before(2, function(model)
+    model:load_state_dict({ '2.bias', ['2.bias'] = ms.ones(2) }, { strict = false })
+  end) }, "where rank 1 has values loaded into '2.bias'" },
+
+  -- optimizers
+  { 'the optimizer', { optimizer = adamw {} },
+    'rank 0 has parameters of SGD (group 1, number 6) where rank 1 has parameters of AdamW' },
+  { 'lr', { optimizer = sgd { lr = 0.2 } },
+    'lr of step of SGD is 0.1 on rank 0 and 0.2 on rank 1' },
+  { 'momentum', { optimizer = sgd { lr = 0.1, momentum = 0.9 } },
+    'momentum of step of SGD is 0 on rank 0 and 0.9 on rank 1' },
+  { 'dampening', { optimizer = sgd { lr = 0.1, momentum = 0.9, dampening = 0.5 } },
+    'dampening of step of SGD is 0 on rank 0 and 0.5 on rank 1',
+    { optimizer = sgd { lr = 0.1, momentum = 0.9 } } },
+  { 'nesterov', { optimizer = sgd { lr = 0.1, momentum = 0.9, nesterov = true } },
+    'nesterov of step of SGD is 0 on rank 0 and 1 on rank 1',
+    { optimizer = sgd { lr = 0.1, momentum = 0.9 } } },
+  { 'maximize', { optimizer = sgd { lr = 0.1, maximize = true } },
+    'maximize of step of SGD is 0 on rank 0 and 1 on rank 1' },
+  { 'weight_decay', { optimizer = adamw { lr = 0.1, weight_decay = 0.5 } },
+    'weight_decay of step of AdamW is 0.01 on rank 0 and 0.5 on rank 1', ADAMW },
+  { 'betas', { optimizer = adamw { lr = 0.1, betas = { 0.9, 0.95 } } },
+    'betas[2] of step of AdamW is 0.999 on rank 0 and 0.95 on rank 1', ADAMW },
+  { 'eps', { optimizer = adamw { lr = 0.1, eps = 1e-6 } },
+    'eps of step of AdamW is 1e-08 on rank 0 and 1e-06 on rank 1', ADAMW },
+  { 'lr from one step on', { before_step = before(2, function(_, opt) opt:set_lr(0.3) end) },
+    'lr of step of SGD is 0.1 on rank 0 and 0.3 on rank 1' },
+  { 'the number of parameters', { optimizer = function(model)
+    local params = model:parameters()
+    params[#params] = nil
+    return optim.SGD(params, { lr = 0.1 })
+  end }, 'number of parameters of SGD is 6 on rank 0 and 5 on rank 1' },
+  { 'the order of parameters', { optimizer = function(model)
+    local params = model:parameters()
+    params[1], params[2] = params[2], params[1]
+    return optim.SGD(params, { lr = 0.1 })
+  end }, 'order of parameters of SGD is not the same on ranks 0 and 1' },
+  { 'the groups', { optimizer = function(model)
+    local params = model:parameters()
+    local last = table.remove(params)
+    return optim.SGD({ { params = params }, { params = { last } } }, { lr = 0.1 })
+  end }, 'number of parameters of SGD is 6 on rank 0 and 5 on rank 1' },
+  { 'the lr of a group', { before_step = before(3, function(_, opt) opt:set_lr(0.5, 2) end) },
+    'lr of step of SGD is 0.1 on rank 0 and 0.5 on rank 1', { optimizer = function(model)
+      local params = model:parameters()
+      local last = table.remove(params)
+      return optim.SGD({ { params = params }, { params = { last } } }, { lr = 0.1 })
+    end } },
+  { 'a skipped step', { step = on(2, nothing, function(opt) opt:step() end) },
+    'rank 0 has step of SGD (group 1, lr 0.1' },
+  { 'a step too many', { step = on(2, function(opt)
+    opt:step()
+    opt:step()
+  end, function(opt) opt:step() end) }, 'rank 1 has step of SGD (group 1, lr 0.1' },
+  { 'gradients not dropped', { zero_grad = on(2, nothing, function(opt) opt:zero_grad() end) },
+    'rank 0 has zero_grad of SGD' },
+  { 'optimizer state of another step', { before_step = before(3, function(_, opt)
+    local sd = opt:state_dict()
+    for _, entry in ipairs(sd.state) do
+      entry.steps = 10
+    end
+    opt:load_state_dict(sd)
+  end) }, 'steps of state loaded into AdamW is 2 on rank 0 and 10 on rank 1', merged(ADAMW, {
+    before_step = before(3, function(_, opt) opt:load_state_dict(opt:state_dict()) end),
+  }) },
+
+  -- gradients
+  { 'the clip bound', { clip = function(model) model:clip_grad_norm_(2) end },
+    'max_norm of clip_grad_norm_ is 1 on rank 0 and 2 on rank 1' },
+  { 'the norm', { clip = function(model) model:clip_grad_norm_(1, math.huge) end },
+    'norm_type of clip_grad_norm_ is 2 on rank 0 and inf on rank 1' },
+  { 'no clipping', { clip = on(2, nothing, DEFAULTS.clip) },
+    'rank 0 has clip_grad_norm_ (max_norm 1, norm_type 2) where rank 1 has step of SGD' },
+  { 'the clip bound of replicas', { clip = function(model) model:clip_grad_norm_(2) end },
+    'max_norm of clip_grad_norm_ is 1 on rank 0 and 2 on rank 1', { options = NO_SHARD } },
+  { 'the gradient factor', { after_wrap = function(model) model:set_gradient_factor(0.25) end },
+    'rank 1 has set_gradient_factor (factor 0.25)', PLANNED },
+  { 'another gradient factor',
+    { after_wrap = function(model) model:set_gradient_factor(0.25) end },
+    'factor of set_gradient_factor is 0.5 on rank 0 and 0.25 on rank 1',
+    { after_wrap = function(model) model:set_gradient_factor(0.5) end } },
+  { 'a forward without backward', { backward = on(2, nothing, DEFAULTS.backward) },
+    'collective mismatch' },
+  { 'a forward more', { before_step = before(2, function(model)
+    ms.no_grad(model, ms.ones(1, 4))
+  end) }, 'rank 0 has batch of data.Loader (step 1, micro_batch 0), rank 1 has not' },
+  { 'a backward that reduces nothing', { after_wrap = function(model)
+    model:no_sync(function() model(ms.ones(1, 4)):sum():backward() end)
+  end }, 'collective mismatch', { after_wrap = function(model)
+    model(ms.ones(1, 4)):sum():backward()
+  end } },
+
+  -- data
+  { 'the length of the data', { tokens = function() return counting(210) end },
+    'tokens of data.Loader is 200 on rank 0 and 210 on rank 1' },
+  { 'the data itself', { tokens = function() return counting(200, 1) end },
+    'contents of data.Loader is not the same on ranks 0 and 1' },
+  { 'the batch size', { loader = { batch = 3 } },
+    'batch of data.Loader is 2 on rank 0 and 3 on rank 1' },
+  { 'the context', { loader = { context = 4 } },
+    'context of data.Loader is 5 on rank 0 and 4 on rank 1', { loader = { context = 5 } } },
+  { 'micro-batches', { loader = { micro_batches = 2 } },
+    'micro_batches of data.Loader is 1 on rank 0 and 2 on rank 1' },
+  { "the loader's seed", { loader = { seed = 4 } },
+    'seed of data.Loader is 3 on rank 0 and 4 on rank 1' },
+  { 'shuffling', { loader = { shuffle = false } },
+    'shuffle of data.Loader is 1 on rank 0 and 0 on rank 1' },
+  { "the loader's number of ranks", { loader = { rank = 0, world_size = 1 } },
+    'rank 0 has data.Loader (tokens 200, batch 2' },
+  { 'a batch more', { before_step = before(2, function(_, _, loader) loader:next() end) },
+    'rank 1 has batch of data.Loader (step 2, micro_batch 0), rank 0 has not' },
+  { "the loader's position", { before_step = before(2, function(_, _, loader)
+    loader:load_state { samples = 40, seed = 3, samples_per_step = 4 }
+  end) }, 'step of batch of data.Loader is 1 on rank 0 and 10 on rank 1' },
+  { 'a step less', { steps = 2 }, 'rank 0 has batch of data.Loader (step 2, micro_batch 0)' },
+
+  -- what scripts say
+  { 'ms.dist.same', { after_wrap = function() ms.dist.same('width', 8) end },
+    'width is 6 on rank 0 and 8 on rank 1',
+    { after_wrap = function() ms.dist.same('width', 6) end } },
+}
+
+-- { what, settings of rank 1, the reason, a warning of rank 0, settings of both }
+local LEGAL = {
+  { 'the seed of shards', { seed = 2 },
+    'reference programs seed by rank; the first values are a mixture, and dropout draws by rank',
+    'pass sync_module_states' },
+  { 'the rule of shards', { before_wrap = function(module)
+    module:materialize()
+    module[3].bias:fill_(0.5)
+  end }, 'shards cut from different wholes train as one model', "parameter '2.bias'",
+    { before_wrap = function(module) module:materialize() end } },
+  { 'values written into a shard', { before_step = before(2, function(model)
+    local bias = model.module[3].bias
+    if bias:numel() > 0 then
+      ms.no_grad(bias.fill_, bias, 7)
+    end
+  end) }, 'a rank holds its elements alone' },
+  { 'a frozen parameter by another name of the call', {
+    before_wrap = function(module)
+      for _, p in ipairs(module[3]:parameters()) do
+        p:requires_grad_(false)
+      end
+    end,
+  }, 'flags are compared, not calls', nil, { before_wrap = frozen(3) } },
+  { 'a flag that is put back', { before_step = before(2, function(model)
+    model.module[3].weight:requires_grad_(false)
+    model.module[3].weight:requires_grad_(true)
+  end) }, 'nothing ran in between' },
+  { 'an optimizer of plain tensors', { before_step = before(2, function()
+    local own = ms.ones(2)
+    own:requires_grad_(true)
+    own:mul(own):sum():backward()
+    optim.SGD({ own }, { lr = 1 }):step()
+  end) }, "what no unit holds is a rank's own business" },
+  { 'a loader of its own', { before_step = before(2, function()
+    data.Loader { tokens = counting(50), batch = 1, context = 2 }:next()
+  end) }, 'a loader for one rank deals to nobody else' },
+  { 'rows of a batch', { backward = function(loss) loss:mul(1):backward() end },
+    'ranks have different data; only collectives must fit' },
+  { 'a factor set to what it is', { after_wrap = function(model) model:set_gradient_factor(0) end },
+    'nothing changes', nil, PLANNED },
+  { 'settings changed and put back', { before_step = before(2, function(_, opt)
+    opt:set_lr(9)
+    opt:set_lr(0.1)
+  end) }, 'steps are compared, not what was set between them' },
+}
+
+describe('two ranks that differ in', function()
+  for _, line in ipairs(ERRORS) do
+    local what, odd, told, base = unpack(line)
+    it(what .. ' are told so', function()
+      for rank, report in ipairs(run(base or {}, odd)) do
+        local about = ('rank %d after %.3f s: %s'):format(rank - 1, report.seconds, report.message)
+        assert.is_true(report.message:find('CommError: ', 1, true) ~= nil, about)
+        assert.is_truthy(report.message:find(told, 1, true), about)
+        assert.is_true(report.seconds < SOON, about)
+      end
+    end)
+  end
+
+  for _, line in ipairs(LEGAL) do
+    local what, odd, reason, warned, base = unpack(line, 1, 5)
+    it(('%s go on: %s'):format(what, reason), function()
+      for rank, report in ipairs(run(base or {}, odd)) do
+        assert.equal('ok', report.message, 'rank ' .. rank - 1)
+        if warned then -- once, by rank 0
+          local _, times = report.warnings:gsub('the model is a patchwork', '')
+          assert.equal(rank == 1 and 1 or 0, times, report.warnings)
+          assert.equal(rank == 1, report.warnings:find(warned, 1, true) ~= nil)
+        end
+      end
+    end)
+  end
+end)

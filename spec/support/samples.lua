@@ -1,0 +1,20 @@
+--- Standing at a sample: what dropout draws depends on which global samples a batch holds, and a
+--- loader says so.
+
+local ms = require 'moonshard'
+
+local samples = {}
+
+--- Begin a micro-batch whose first sample is number `first` (from 0).
+---@param first integer
+function samples.begin(first)
+  ms.scope(function()
+    local loader = ms.data.Loader {
+      tokens = ms.zeros(first + 3, { dtype = 'i64' }), batch = 1, context = 1, shuffle = false,
+    }
+    loader:load_state { samples = first, seed = 0, samples_per_step = 1 }
+    loader:next()
+  end)
+end
+
+return samples
