@@ -9,7 +9,9 @@ extern "C" {
 #endif
 
 /**
- * Map a file of tokens read-only, as a tensor of shape (n).
+ * Map a file of tokens read-only, as a tensor of shape (n). Should the file become shorter, what is
+ * gone reads as zeros, and ms_data_windows() of the tensor fails from then on: the first call puts
+ * a handler for SIGBUS in front of the process's own.
  * @param out    the caller owns `*out`; writing into it is MS_RUNTIME_ERROR
  * @param dtype  MS_DTYPE_U8 or MS_DTYPE_I64 (the machine's byte order)
  * @return MS_IO_ERROR with the system's reason, MS_FORMAT_ERROR when the file is empty or no
@@ -28,6 +30,7 @@ MS_API ms_status ms_data_n_windows(const ms_tensor *tokens, int64_t context, int
  * @param tokens u8 or i64 (n)
  * @param first  sample in row 0; first + B windows must exist (MS_INDEX_ERROR)
  * @param epoch  negative: p is the identity
+ * @return MS_IO_ERROR when a mapped file has lost bytes; x and y then hold no tokens
  */
 MS_API ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t first,
                                  uint64_t seed, int64_t epoch);
