@@ -3,6 +3,7 @@
  * of arrays. On a mistake: nil, the error's kind, its message. */
 #include "lua_module.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -117,11 +118,14 @@ static json_t *write_value(lua_State *L, int depth, mistake *m)
     }
 }
 
+/* Jansson tells want of memory by no text or a wrong one; the allocator leaves it in errno. */
 static int failed(lua_State *L, const mistake *m)
 {
+    const bool no_memory = errno == ENOMEM || m->kind == NULL;
+
     lua_pushnil(L);
-    lua_pushstring(L, m->kind != NULL ? m->kind : "OutOfMemory");
-    lua_pushstring(L, m->kind != NULL ? m->text : "no memory for JSON");
+    lua_pushstring(L, no_memory ? "OutOfMemory" : m->kind);
+    lua_pushstring(L, no_memory ? "no memory for JSON" : m->text);
     return 3;
 }
 
@@ -131,6 +135,7 @@ int lua_json_encode(lua_State *L)
 
     lua_settop(L, 3);
     lua_pushvalue(L, VALUE);
+    errno = 0;
     json_t *value = write_value(L, 0, &m);
     char *text = value != NULL ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS |
                                                        JSON_REAL_PRECISION(17))
@@ -184,6 +189,14 @@ static void read_value(lua_State *L, const json_t *value)
     }
 }
 
+/* As a function of its own, so that what Lua raises (it may run out of memory) does not leave the
+ * value behind. Argument 1 is the value. */
+static int read_root(lua_State *L)
+{
+    read_value(L, lua_touserdata(L, VALUE));
+    return 1;
+}
+
 int lua_json_decode(lua_State *L)
 {
     mistake m = {.kind = "FormatError"};
@@ -192,6 +205,7 @@ int lua_json_decode(lua_State *L)
 
     lua_settop(L, 3);
     const char *text = luaL_checklstring(L, VALUE, &n);
+    errno = 0;
     json_t *value = json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
 
     if (value == NULL) {
@@ -199,7 +213,12 @@ int lua_json_decode(lua_State *L)
                  error.position, error.text);
         return failed(L, &m);
     }
-    read_value(L, value);
+    lua_pushcfunction(L, read_root);
+    lua_pushlightuserdata(L, value);
+    lua_pushvalue(L, NULL_VALUE);
+    lua_pushvalue(L, ARRAY);
+    const int status = lua_pcall(L, 3, 1, 0);
+
     json_decref(value);
-    return 1;
+    return status == 0 ? 1 : lua_error(L);
 }

@@ -171,8 +171,8 @@ describe('a checkpoint', function()
     checkpoint.save(root, 'a', { step = 1, model = m, optimizer = ms.optim.SGD(m:parameters()) })
     local path = root .. '/a'
     checks.raises('ValueError',
-      "'model/0.weight' is f32 of shape (2, 2), expected f32 of shape (3, 2)", checkpoint.load, path,
-      { model = model(3) })
+      "'model/0.weight' is f32 of shape (2, 2), expected f32 of shape (3, 2)", checkpoint.load,
+      path, { model = model(3) })
     checks.raises('KeyError', "a has no tensor 'model/1.weight'", checkpoint.load, path,
       { model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) })
     checks.raises('KeyError', "the checkpoint has 'model/0.bias', which the model has not",
@@ -441,30 +441,30 @@ describe('saving', function()
   it('refuses what it is not meant for', function()
     local m = nn.Linear(1, 1)
     local save = checkpoint.save
-    checks.raises('TypeError', 'step is nil', save, root, 'a', { model = m })
-    checks.raises('ValueError', 'step is 1.5', save, root, 'a', { step = 1.5 })
-    checks.raises('ValueError', 'step is -1', save, root, 'a', { step = -1 })
-    checks.raises('TypeError', "step is 3, expected a whole number", save, root, 'a',
+    checks.raises('TypeError', "'step' is a nil", save, root, 'a', { model = m })
+    checks.raises('TypeError', "'step' is 1.5", save, root, 'a', { step = 1.5 })
+    checks.raises('ValueError', "'step' is -1", save, root, 'a', { step = -1 })
+    checks.raises('TypeError', "'step' is a string, expected a whole number", save, root, 'a',
       { step = '3' })
-    checks.raises('TypeError', 'model is a number', save, root, 'a', { step = 1, model = 3 })
-    checks.raises('TypeError', 'model is a table that is no model', save, root, 'a',
+    checks.raises('TypeError', "'model' is a number", save, root, 'a', { step = 1, model = 3 })
+    checks.raises('TypeError', "'model' is the class nn.Linear", save, root, 'a',
       { step = 1, model = nn.Linear })
-    checks.raises('TypeError', 'optimizer is a table that is no optimizer', save, root, 'a',
-      { step = 1, optimizer = m })
-    checks.raises('TypeError', 'loader is a table that is no loader', checkpoint.load, root,
-      { loader = {} })
-    checks.raises('TypeError', 'config is a string', save, root, 'a', { step = 1, config = 'x' })
-    checks.raises('TypeError', 'root is a nil', save, nil, 'a', { step = 1 })
-    checks.raises('TypeError', 'name is a number', save, root, 3, { step = 1 })
-    checks.raises('TypeError', 'root is empty', save, '', 'a', { step = 1 })
-    checks.raises('TypeError', 'path is a nil', checkpoint.load)
-    checks.raises('TypeError', 'path is a table', checkpoint.read_meta, {})
-    checks.raises('TypeError', 'root is a boolean', checkpoint.latest, true)
-    checks.raises('ValueError', 'keep is 0', checkpoint.Manager, { root = root, keep = 0 })
-    checks.raises('ValueError', 'keep is 1.5', checkpoint.Manager, { root = root, keep = 1.5 })
-    checks.raises('TypeError', 'keep is false', checkpoint.Manager, { root = root, keep = false })
-    checks.raises('ValueError', 'keep is 2.5', checkpoint.prune, root, 2.5)
-    checks.raises('TypeError', 'step is nil', function()
+    checks.raises('TypeError', "'optimizer' is a nn.Linear, expected the optimizer", save, root,
+      'a', { step = 1, optimizer = m })
+    checks.raises('TypeError', "'loader' is a table", checkpoint.load, root, { loader = {} })
+    checks.raises('TypeError', "'config' is a string", save, root, 'a', { step = 1, config = 'x' })
+    checks.raises('TypeError', "'root' is a nil", save, nil, 'a', { step = 1 })
+    checks.raises('TypeError', "'name' is a number", save, root, 3, { step = 1 })
+    checks.raises('ValueError', "'root' is empty", save, '', 'a', { step = 1 })
+    checks.raises('TypeError', "'path' is a nil", checkpoint.load)
+    checks.raises('TypeError', "'path' is a table", checkpoint.read_meta, {})
+    checks.raises('TypeError', "'root' is a boolean", checkpoint.latest, true)
+    checks.raises('ValueError', "'keep' is 0", checkpoint.Manager, { root = root, keep = 0 })
+    checks.raises('TypeError', "'keep' is 1.5", checkpoint.Manager, { root = root, keep = 1.5 })
+    checks.raises('TypeError', "'keep' is a boolean", checkpoint.Manager,
+      { root = root, keep = false })
+    checks.raises('TypeError', "'keep' is 2.5", checkpoint.prune, root, 2.5)
+    checks.raises('TypeError', "'step' is a nil", function()
       checkpoint.Manager({ root = root }):save {}
     end)
   end)

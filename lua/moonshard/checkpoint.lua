@@ -6,6 +6,7 @@
 ---
 --- Touches: moonshard.json, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
+local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
@@ -27,19 +28,11 @@ local checkpoint = {}
 ---@field step integer
 ---@field config? table  numbers, strings, booleans, tables of them; comes back with the meta data
 
--- -- what is given ---------------------------------------------------------------------------------
+-- -- what is given --------------------------------------------------------------------------------
 
-local function check_text(what, name, value)
-  if type(value) ~= 'string' or value == '' then
-    errors.raise('TypeError', '%s: %s is %s, expected a path', what, name,
-      value == '' and 'empty' or 'a ' .. type(value))
-  end
-end
-
-local function check_whole(what, name, value, lowest)
-  if type(value) ~= 'number' or value % 1 ~= 0 or value < lowest or value > 2 ^ 53 then
-    errors.raise(type(value) == 'number' and 'ValueError' or 'TypeError',
-      '%s: %s is %s, expected a whole number of at least %d', what, name, tostring(value), lowest)
+local function check_path(what, name, value)
+  if arguments.text(what, name, value) == '' then
+    errors.raise('ValueError', "%s: '%s' is empty, expected a path", what, name)
   end
 end
 
@@ -52,7 +45,7 @@ local function check_parts(what, opts)
     local part = opts[name]
     local is_object = type(part) == 'table' and rawget(part, '_name') == nil
     if part ~= nil and not (is_object and type(part[METHODS[name]]) == 'function') then
-      errors.raise('TypeError', '%s: %s is a %s that is no %s', what, name, type(part), name)
+      arguments.refuse(what, name, part, 'the ' .. name .. ' itself')
     end
   end
 end
@@ -129,11 +122,9 @@ local function check_names(optimizer)
 end
 
 local function check_save(what, opts)
-  check_whole(what, 'step', opts.step, 0)
+  arguments.whole(what, 'step', opts.step, nil, 0)
+  arguments.list(what, 'config', opts.config, {})
   check_parts(what, opts)
-  if opts.config ~= nil and type(opts.config) ~= 'table' then
-    errors.raise('TypeError', '%s: config is a %s, expected a table', what, type(opts.config))
-  end
 end
 
 -- Run what may fail on one rank only between two collectives. A failure goes to the commit, which
@@ -159,8 +150,8 @@ end
 function checkpoint.save(root, name, opts)
   opts = errors.options('checkpoint.save', opts,
     { 'step', 'model', 'optimizer', 'loader', 'config' })
-  check_text('checkpoint.save', 'root', root)
-  check_text('checkpoint.save', 'name', name)
+  check_path('checkpoint.save', 'root', root)
+  check_path('checkpoint.save', 'name', name)
   check_save('checkpoint.save', opts)
   local comm = sharding.world()
   local rank = sharding.place(comm)
@@ -306,7 +297,7 @@ end
 ---@return ms.checkpoint.Meta
 function checkpoint.load(path, opts)
   opts = check_load('checkpoint.load', opts)
-  check_text('checkpoint.load', 'path', path)
+  check_path('checkpoint.load', 'path', path)
   local comm = sharding.world()
   return load_into(comm, runtime.load_begin(comm, path), opts)
 end
@@ -315,7 +306,7 @@ end
 ---@param path string
 ---@return ms.checkpoint.Meta
 function checkpoint.read_meta(path)
-  check_text('checkpoint.read_meta', 'path', path)
+  check_path('checkpoint.read_meta', 'path', path)
   local handle = runtime.open(path)
   local ok, meta = pcall(function()
     return json.decode(runtime.meta(handle))
@@ -332,7 +323,7 @@ end
 ---@param root string
 ---@return string?
 function checkpoint.latest(root)
-  check_text('checkpoint.latest', 'root', root)
+  check_path('checkpoint.latest', 'root', root)
   return runtime.latest(root)
 end
 
@@ -341,8 +332,8 @@ end
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)
-  check_text('checkpoint.prune', 'root', root)
-  check_whole('checkpoint.prune', 'keep', keep, 1)
+  check_path('checkpoint.prune', 'root', root)
+  arguments.whole('checkpoint.prune', 'keep', keep, nil, 1)
   runtime.prune(root, keep)
 end
 
@@ -359,9 +350,8 @@ checkpoint.Manager = Manager
 ---@param opts { root: string, keep?: integer }  keep: how many (default 2)
 function Manager:init(opts)
   opts = errors.options(self._name, opts, { 'root', 'keep' })
-  check_text(self._name, 'root', opts.root)
-  self.root, self.keep = opts.root, opts.keep == nil and 2 or opts.keep
-  check_whole(self._name, 'keep', self.keep, 1)
+  check_path(self._name, 'root', opts.root)
+  self.root, self.keep = opts.root, arguments.whole(self._name, 'keep', opts.keep, 2, 1)
 end
 
 --- Save, then remove what is too old. Collective.
@@ -370,7 +360,7 @@ end
 function Manager:save(opts)
   opts = errors.options('checkpoint.save', opts,
     { 'step', 'model', 'optimizer', 'loader', 'config' })
-  check_whole('checkpoint.save', 'step', opts.step, 0)
+  arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
   local path = checkpoint.save(self.root, ('step-%08d'):format(opts.step), opts)
   if sharding.place(sharding.world()) == 0 then
     local ok, err = pcall(checkpoint.prune, self.root, self.keep)

@@ -33,9 +33,13 @@ ms_status msi_io_fail(const char *what, const char *path)
     char reason[128];
     int error = errno;
 
-    MS_FAIL(MS_IO_ERROR, "%s %s: %s", what, path, strerror_r(error, reason, sizeof(reason)));
+    const ms_status kind = error == ENOMEM                      ? MS_OUT_OF_MEMORY
+                           : error == EMFILE || error == ENFILE ? MS_RUNTIME_ERROR
+                                                                : MS_IO_ERROR;
+
+    MS_FAIL(kind, "%s %s: %s", what, path, strerror_r(error, reason, sizeof(reason)));
     errno = error;
-    return MS_IO_ERROR;
+    return kind;
 }
 
 char *msi_io_path(const char *format, ...)

@@ -13,7 +13,8 @@ extern _Thread_local msi_io_hook_fn msi_io_hook;
 
 /* A formatted path, malloced. NULL with the error set. */
 char *msi_io_path(const char *format, ...) MSI_PRINTF(1, 2);
-/* MS_IO_ERROR "<what> <path>: <reason>" from errno, which stays as it is. */
+/* "<what> <path>: <reason>" from errno, which stays as it is. MS_IO_ERROR, or MS_OUT_OF_MEMORY and
+ * MS_RUNTIME_ERROR (too many files are open) where the file is not to blame. */
 ms_status msi_io_fail(const char *what, const char *path);
 /* 16 hexadecimal digits no other writer has. `text` has room for 17 bytes. */
 ms_status msi_io_nonce(char *text);

@@ -113,15 +113,15 @@ static ms_status replace_in_steps(const char *from, const char *to, const char *
 static ms_status replace(const char *from, const char *to, const char *aside, bool *displaced)
 {
     *displaced = false;
-    if (msi_io_rename_new(from, to) == MS_OK) {
-        return MS_OK;
+    ms_status status = msi_io_rename_new(from, to);
+
+    if (status != MS_OK && errno == EEXIST) {
+        status = msi_io_exchange(from, to);
+        *displaced = status == MS_OK;
     }
-    if (errno == EEXIST && msi_io_exchange(from, to) == MS_OK) {
-        *displaced = true;
-        return MS_OK;
-    }
-    return errno == EINVAL || errno == ENOSYS ? replace_in_steps(from, to, aside, displaced)
-                                              : MS_IO_ERROR;
+    return status != MS_OK && (errno == EINVAL || errno == ENOSYS)
+               ? replace_in_steps(from, to, aside, displaced)
+               : status;
 }
 
 /* Take `final` back to `folder`, and what it displaced to `final`. @return true when that worked */

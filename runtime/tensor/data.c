@@ -1,80 +1,11 @@
-/* Token streams behind tensors, windows of them in a shuffled order that is computed and not
- * stored, and drawing a token from logits. */
+/* Windows of token streams in a shuffled order that is computed and not stored, and drawing a token
+ * from logits. */
 #include "moonshard/data.h"
-#include "tensor.h"
+#include "token_file.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-/* -- files ------------------------------------------------------------------------------------- */
-
-static void unmap(msi_storage *s, void *user)
-{
-    (void)user;
-    munmap(s->data, (size_t)s->nbytes);
-}
-
-static ms_status map_file(const char *path, int64_t element, void **data, int64_t *nbytes)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat info;
-    ms_status status = MS_OK;
-
-    if (fd < 0) {
-        return MS_FAIL(MS_IO_ERROR, "cannot open '%s': %s", path, strerror(errno));
-    }
-    if (fstat(fd, &info) != 0) {
-        status = MS_FAIL(MS_IO_ERROR, "cannot read '%s': %s", path, strerror(errno));
-    } else if (!S_ISREG(info.st_mode)) {
-        status = MS_FAIL(MS_IO_ERROR, "'%s' is no regular file", path);
-    } else if (info.st_size == 0 || info.st_size % element != 0) {
-        status = MS_FAIL(MS_FORMAT_ERROR, "'%s' has %lld bytes, expected tokens of %lld bytes each",
-                         path, (long long)info.st_size, (long long)element);
-    } else {
-        *nbytes = info.st_size;
-        *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (*data == MAP_FAILED) {
-            status = MS_FAIL(MS_IO_ERROR, "cannot map '%s': %s", path, strerror(errno));
-        }
-    }
-    close(fd);
-    return status;
-}
-
-ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
-{
-    ms_context *ctx = msi_context();
-    msi_view v = {0};
-    void *data = NULL;
-    int64_t nbytes = 0;
-
-    *out = NULL;
-    if (ctx == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    if (dtype != MS_DTYPE_U8 && dtype != MS_DTYPE_I64) {
-        return MS_FAIL(MS_TYPE_ERROR, "tokens are u8 or i64, got %s", ms_dtype_name(dtype));
-    }
-    MS_TRY(map_file(path, ms_dtype_size(dtype), &data, &nbytes));
-    ms_status status = msi_storage_wrap(&v.storage, ctx, MS_STORAGE_BORROWED, data, nbytes);
-
-    if (status != MS_OK) {
-        munmap(data, (size_t)nbytes);
-        return status;
-    }
-    v.storage->dispose = unmap;
-    v.storage->readonly = true;
-    msi_view_set_contiguous(&v, dtype, 1, &(int64_t){nbytes / ms_dtype_size(dtype)});
-    status = msi_tensor_new(out, ctx, &v);
-    msi_storage_release(v.storage);
-    return status;
-}
 
 static const uint64_t GOLDEN = 0x9e3779b97f4a7c15u; /* splitmix64's step: 2^64 / phi */
 
@@ -216,7 +147,7 @@ ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, i
         copy_tokens((int64_t *)msi_view_ptr(&y->v) + b * context, tokens, window * context + 1,
                     context);
     }
-    return MS_OK;
+    return msi_token_file_check(tokens->v.storage);
 }
 
 /* -- drawing ----------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 
 static void test_checkpoint_store__latest_goes_by_step_not_by_name_or_time(void **state)
 {
@@ -65,6 +66,33 @@ static void test_checkpoint_store__latest_goes_by_content(void **state)
     assert_null(latest);
     ms_warnings_capture(false);
     free(bytes);
+}
+
+/* A process with too many open files cannot tell: it must not take a whole checkpoint for a broken
+ * one, and begin anew. */
+static void test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors(void **state)
+{
+    const char *root = path_of("descriptors"), *latest;
+    struct rlimit before, few;
+    int next = dup(0);
+
+    assert_ok(save_small(root, "s1", 1));
+    assert_int_equal(0, close(next));
+    assert_int_equal(0, getrlimit(RLIMIT_NOFILE, &before));
+    for (int n = 0; n < 3; n++) { /* for the folder, a manifest, a file */
+        few = (struct rlimit){.rlim_cur = (rlim_t)(next + n), .rlim_max = before.rlim_max};
+        assert_int_equal(0, setrlimit(RLIMIT_NOFILE, &few));
+        const ms_status status = ms_checkpoint_latest(&latest, root);
+
+        assert_int_equal(0, setrlimit(RLIMIT_NOFILE, &before));
+        if (n < 2) {
+            assert_int_equal(MS_RUNTIME_ERROR, status);
+            assert_non_null(strstr(ms_error_message(), "Too many open files"));
+        } else {
+            assert_int_equal(MS_OK, status);
+            assert_string_equal(inside(root, "s1"), latest);
+        }
+    }
 }
 
 static void test_checkpoint_store__prune_keeps_the_newest(void **state)
@@ -215,6 +243,8 @@ int main(void)
         cmocka_unit_test(test_checkpoint_store__latest_goes_by_step_not_by_name_or_time),
         cmocka_unit_test(test_checkpoint_store__latest_skips_broken_ones_and_says_so),
         cmocka_unit_test(test_checkpoint_store__latest_goes_by_content),
+        cmocka_unit_test(
+            test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors),
         cmocka_unit_test(test_checkpoint_store__prune_keeps_the_newest),
         cmocka_unit_test(test_checkpoint_store__prune_keeps_what_was_saved_last),
         cmocka_unit_test(test_checkpoint_store__prune_removes_nothing_that_is_not_ours),

@@ -2,6 +2,13 @@
 #include "moonshard/data.h"
 #include "ms_test.h"
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 static const char *write_file(const char *name, const void *bytes, size_t n)
 {
     const char *path = temp_path(name);
@@ -70,6 +77,76 @@ static void test_tensor_data__names_what_is_wrong_with_a_file(void **state)
     assert_fails(MS_TYPE_ERROR, "tokens are u8 or i64, got f32",
                  ms_data_map(&t, path, MS_DTYPE_F32));
     assert_fails(MS_IO_ERROR, "no regular file", ms_data_map(&t, "/tmp", MS_DTYPE_U8));
+}
+
+static void test_tensor_data__takes_nothing_but_regular_files(void **state)
+{
+    const char *fifo = temp_path("fifo");
+    ms_tensor *t;
+
+    (void)state;
+    assert_int_equal(0, mkfifo(fifo, 0666)); /* nobody writes into it: opening must not wait */
+    assert_fails(MS_IO_ERROR, "fifo' is no regular file", ms_data_map(&t, fifo, MS_DTYPE_U8));
+    assert_fails(MS_IO_ERROR, "'/dev/zero' is no regular file",
+                 ms_data_map(&t, "/dev/zero", MS_DTYPE_U8));
+    assert_null(t);
+}
+
+/* Reading what a file has lost would be SIGBUS. */
+static void test_tensor_data__a_file_that_shrinks_is_an_error(void **state)
+{
+    enum { N = 64 << 10, LEFT = 5000 };
+    ms_tensor *tokens = token_file("shrinks.bin", N), *whole = token_file("whole.bin", N);
+    ms_tensor *x = windows_tensor(4, 16), *y = windows_tensor(4, 16);
+    double last;
+
+    (void)state;
+    assert_int_equal(0, truncate(temp_path("shrinks.bin"), LEFT));
+    assert_ok(ms_data_windows(x, y, tokens, 0, 9, -1)); /* these are still there */
+    assert_fails(MS_IO_ERROR, "shrinks.bin' has 5000 bytes now, expected 65536",
+                 ms_data_windows(x, y, tokens, N / 16 - 5, 9, -1));
+    assert_fails(MS_IO_ERROR, "5000 bytes now", ms_data_windows(x, y, tokens, 0, 9, -1));
+    assert_ok(ms_data_windows(x, y, whole, N / 16 - 5, 9, -1));
+    ms_tensor_free(tokens);
+    tokens = token_file("shrinks.bin", N); /* written anew, mapped anew */
+    assert_ok(ms_data_windows(x, y, tokens, N / 16 - 5, 9, -1));
+
+    /* an op that knows nothing of files goes on too, with zeros */
+    assert_int_equal(0, truncate(temp_path("shrinks.bin"), 0));
+    ms_tensor *end;
+
+    assert_ok(ms_op_narrow(&end, tokens, 0, N - 1, 1));
+    assert_ok(ms_tensor_to_doubles(end, &last, 1));
+    assert_true(last == 0);
+    assert_fails(MS_IO_ERROR, "0 bytes now", ms_data_windows(x, y, tokens, 0, 9, -1));
+    ms_tensor_free(end);
+    ms_tensor_free(x);
+    ms_tensor_free(y);
+    ms_tensor_free(tokens);
+    ms_tensor_free(whole);
+}
+
+/* Other people's faults are not ours to hide. */
+static void test_tensor_data__a_fault_elsewhere_still_ends_the_process(void **state)
+{
+    const char *path = temp_path("theirs.bin");
+    int status;
+
+    (void)state;
+    write_file("theirs.bin", "x", 1);
+    pid_t child = fork();
+
+    if (child == 0) {
+        int fd = open(path, O_RDWR);
+        volatile char *map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+
+        signal(SIGBUS, SIG_DFL); /* the test runner's own handler would go on with the tests */
+        ms_tensor_free(token_file("mine.bin", 8192));
+        _exit(ftruncate(fd, 0) == 0 && map[0] == 'x' ? 0 : 1);
+    }
+    assert_int_equal(child, waitpid(child, &status, 0));
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(SIGBUS, WTERMSIG(status));
 }
 
 static void test_tensor_data__in_order_windows_follow_each_other(void **state)
@@ -277,6 +354,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tensor_data__maps_a_file_read_only),
         cmocka_unit_test(test_tensor_data__names_what_is_wrong_with_a_file),
+        cmocka_unit_test(test_tensor_data__takes_nothing_but_regular_files),
+        cmocka_unit_test(test_tensor_data__a_file_that_shrinks_is_an_error),
+        cmocka_unit_test(test_tensor_data__a_fault_elsewhere_still_ends_the_process),
         cmocka_unit_test(test_tensor_data__in_order_windows_follow_each_other),
         cmocka_unit_test(test_tensor_data__every_epoch_is_a_permutation),
         cmocka_unit_test(test_tensor_data__the_order_depends_on_seed_and_epoch_alone),

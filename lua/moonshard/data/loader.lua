@@ -151,8 +151,8 @@ function Loader:check_state(state)
   local samples = state.samples
   if type(samples) ~= 'number' or not (samples >= 0 and samples <= 2 ^ 53)
     or samples % self.samples_per_step ~= 0 then
-    errors.raise('ValueError', 'the position is sample %s, expected a multiple of %d from 0 to 2^53',
-      tostring(samples), self.samples_per_step)
+    errors.raise('ValueError', 'the position is sample %s, expected a multiple of %d from 0 to '
+      .. '2^53', tostring(samples), self.samples_per_step)
   end
 end
 

@@ -7,7 +7,8 @@ local runtime = require 'moonshard_ffi.data'
 ---@field Loader ms.data.Loader
 local data = {}
 
---- Map a file of tokens read-only.
+--- Map a file of tokens read-only. Should the file become shorter, what is gone reads as zeros and
+--- the loader raises an IOError.
 ---@param path string
 ---@param dtype? 'u8'|'i64'  bytes (default), or 64-bit numbers in this machine's order
 ---@return ms.Tensor  (n)
@@ -22,6 +23,9 @@ end
 ---@param text string
 ---@return integer[]
 function data.bytes(text)
+  if type(text) ~= 'string' then
+    errors.raise('TypeError', 'data.bytes takes a string, got a %s', type(text))
+  end
   local out = {}
   for i = 1, #text do
     out[i] = text:byte(i)
@@ -33,8 +37,15 @@ end
 ---@param tokens integer[]
 ---@return string
 function data.text(tokens)
+  if type(tokens) ~= 'table' then
+    errors.raise('TypeError', 'data.text takes a list of tokens, got a %s', type(tokens))
+  end
   local out = {}
   for i, token in ipairs(tokens) do
+    if type(token) ~= 'number' or token % 1 ~= 0 or token < 0 or token > 255 then
+      errors.raise('ValueError', 'token %d is %s, expected a byte from 0 to 255', i,
+        tostring(token))
+    end
     out[i] = string.char(token)
   end
   return table.concat(out)

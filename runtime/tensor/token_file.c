@@ -1,0 +1,232 @@
+/* Files of tokens, mapped.
+ *
+ * [Note: files that shrink] Touching a mapped page which the file no longer has (somebody cut it
+ * short, a disk fails) is SIGBUS, and ends the process. Holding a copy instead would cost every
+ * rank the size of its data, and looking at the file before each read would put system calls into
+ * every step and still be too early. So a handler takes the signal for mappings of ours: it puts
+ * zeros in place of what is lost and notes that, and whoever takes windows next gets an error.
+ * Faults elsewhere go to the handler that was there before. */
+#include "token_file.h"
+#include "moonshard/data.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_MAPPINGS = 256 };
+
+/* What the handler may look at; `path` is not for it. */
+typedef struct mapping {
+    atomic_bool taken;
+    atomic_uintptr_t begin, end; /* end 0: not mapped */
+    atomic_bool lost;
+    int64_t nbytes;
+    char *path;
+} mapping;
+
+static mapping mappings[MAX_MAPPINGS];
+static struct sigaction before; /* the process's own action */
+static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
+/* The thread that passes a fault on, or 0: should it come back to us, nobody wants it. No
+ * thread-local variable, which may be allocated where it is first used. */
+static atomic_int passing_on;
+
+/* -- the handler: nothing here but what is safe in one ------------------------------------------
+ */
+
+static bool put_zeros(uintptr_t at)
+{
+    for (int i = 0; i < MAX_MAPPINGS; i++) {
+        mapping *m = &mappings[i];
+        const uintptr_t end = atomic_load(&m->end);
+        const uintptr_t page = at & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
+
+        if (at < end && at >= atomic_load(&m->begin)) {
+            atomic_store(&m->lost, true);
+            return mmap((void *)page, end - page, PROT_READ,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+        }
+    }
+    return false;
+}
+
+static void pass_on(int number, siginfo_t *info, void *context)
+{
+    const bool theirs = (before.sa_flags & SA_SIGINFO) != 0 ||
+                        (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN);
+
+    if (!theirs || atomic_load(&passing_on) == gettid()) {
+        signal(number, SIG_DFL); /* and the fault happens again */
+        if (info->si_code <= 0) {
+            raise(number); /* unless it was sent: then nothing happens by itself */
+        }
+        return;
+    }
+    atomic_store(&passing_on, gettid());
+    if ((before.sa_flags & SA_SIGINFO) != 0) {
+        before.sa_sigaction(number, info, context);
+    } else {
+        before.sa_handler(number);
+    }
+    atomic_store(&passing_on, 0);
+}
+
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    const int saved = errno;
+
+    if (info->si_code > 0 && put_zeros((uintptr_t)info->si_addr)) {
+        errno = saved;
+    } else {
+        pass_on(number, info, context);
+    }
+}
+
+/* Put the handler in front, also when somebody has put another there since the last mapping. */
+static void install_handler(void)
+{
+    struct sigaction now,
+        ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+
+    sigemptyset(&ours.sa_mask);
+    pthread_mutex_lock(&installing);
+    if (sigaction(SIGBUS, NULL, &now) == 0 && now.sa_sigaction != on_bus_error) {
+        before = now;
+        sigaction(SIGBUS, &ours, NULL);
+    }
+    pthread_mutex_unlock(&installing);
+}
+
+/* -- mapping ------------------------------------------------------------------------------------
+ */
+
+static void unmap(msi_storage *s, void *user)
+{
+    mapping *m = user;
+
+    munmap(s->data, (size_t)s->nbytes);
+    atomic_store(&m->end, 0);
+    free(m->path);
+    atomic_store(&m->taken, false);
+}
+
+static ms_status take_mapping(mapping **out, const char *path)
+{
+    char *copy = strdup(path);
+
+    if (copy == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to map '%s'", path);
+    }
+    for (int i = 0; i < MAX_MAPPINGS; i++) {
+        if (!atomic_exchange(&mappings[i].taken, true)) {
+            *out = &mappings[i];
+            (*out)->path = copy;
+            return MS_OK;
+        }
+    }
+    free(copy);
+    return MS_FAIL(MS_RUNTIME_ERROR, "'%s' would be token file %d, expected at most %d at a time",
+                   path, MAX_MAPPINGS + 1, MAX_MAPPINGS);
+}
+
+/* Map the file that is open, and let the handler know where. */
+static ms_status map_open(int fd, const char *path, int64_t nbytes, mapping **out, void **data)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+
+    MS_TRY(take_mapping(out, path));
+    *data = mmap(NULL, (size_t)nbytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (*data == MAP_FAILED) {
+        const int error = errno;
+
+        free((*out)->path);
+        atomic_store(&(*out)->taken, false);
+        return MS_FAIL(error == ENOMEM ? MS_OUT_OF_MEMORY : MS_IO_ERROR,
+                       "cannot map the %lld bytes of '%s': %s", (long long)nbytes, path,
+                       strerror(error));
+    }
+    (*out)->nbytes = nbytes;
+    atomic_store(&(*out)->lost, false);
+    atomic_store(&(*out)->begin, (uintptr_t)*data);
+    atomic_store(&(*out)->end, (uintptr_t)*data + ((uintptr_t)nbytes + page - 1) / page * page);
+    return MS_OK;
+}
+
+static ms_status map_file(const char *path, int64_t element, mapping **out, void **data)
+{
+    /* O_NONBLOCK: opening a pipe must not wait for somebody who writes into it */
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    struct stat info;
+    ms_status status;
+
+    if (fd < 0) {
+        return MS_FAIL(MS_IO_ERROR, "cannot open '%s': %s", path, strerror(errno));
+    }
+    if (fstat(fd, &info) != 0) {
+        status = MS_FAIL(MS_IO_ERROR, "cannot read '%s': %s", path, strerror(errno));
+    } else if (!S_ISREG(info.st_mode)) {
+        status = MS_FAIL(MS_IO_ERROR, "'%s' is no regular file", path);
+    } else if (info.st_size == 0 || info.st_size % element != 0) {
+        status = MS_FAIL(MS_FORMAT_ERROR, "'%s' has %lld bytes, expected tokens of %lld bytes each",
+                         path, (long long)info.st_size, (long long)element);
+    } else {
+        status = map_open(fd, path, info.st_size, out, data);
+    }
+    close(fd);
+    return status;
+}
+
+ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
+{
+    ms_context *ctx = msi_context();
+    msi_view v = {0};
+    void *data = NULL;
+    mapping *m = NULL;
+
+    *out = NULL;
+    if (ctx == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    MS_CHECK_ARG(path != NULL);
+    if (dtype != MS_DTYPE_U8 && dtype != MS_DTYPE_I64) {
+        return MS_FAIL(MS_TYPE_ERROR, "tokens are u8 or i64, got %s", ms_dtype_name(dtype));
+    }
+    install_handler();
+    MS_TRY(map_file(path, ms_dtype_size(dtype), &m, &data));
+    ms_status status = msi_storage_wrap(&v.storage, ctx, MS_STORAGE_BORROWED, data, m->nbytes);
+
+    if (status != MS_OK) {
+        unmap(&(msi_storage){.data = data, .nbytes = m->nbytes}, m);
+        return status;
+    }
+    v.storage->dispose = unmap;
+    v.storage->user = m;
+    v.storage->readonly = true;
+    msi_view_set_contiguous(&v, dtype, 1, &(int64_t){m->nbytes / ms_dtype_size(dtype)});
+    status = msi_tensor_new(out, ctx, &v);
+    msi_storage_release(v.storage);
+    return status;
+}
+
+ms_status msi_token_file_check(const msi_storage *s)
+{
+    const mapping *m = s->dispose == unmap ? s->user : NULL;
+    struct stat info;
+
+    if (m == NULL || !atomic_load(&m->lost)) {
+        return MS_OK;
+    }
+    if (stat(m->path, &info) == 0 && info.st_size < m->nbytes) {
+        return MS_FAIL(MS_IO_ERROR, "'%s' has %lld bytes now, expected %lld as when it was mapped",
+                       m->path, (long long)info.st_size, (long long)m->nbytes);
+    }
+    return MS_FAIL(MS_IO_ERROR, "a part of the %lld bytes of '%s' could not be read any more",
+                   (long long)m->nbytes, m->path);
+}
