@@ -70,8 +70,9 @@ describe('the moonshard command', function()
     with_script([[
       print(arg[0], #arg, arg[1], arg[-1] ~= nil, select('#', ...), (...), debug.getinfo(1).source)
     ]], function(path)
-      local expected = shell('luajit ' .. path .. ' one two')
-      assert.equal(expected, (shell('bindings/moonshard run -n 1 --no-prefix ' .. path .. ' one two')))
+      local words = path .. ' one two'
+      local expected = shell('luajit ' .. words)
+      assert.equal(expected, (shell('bindings/moonshard run -n 1 --no-prefix ' .. words)))
     end)
   end)
 

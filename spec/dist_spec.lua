@@ -189,7 +189,8 @@ describe('dist.init', function()
       local output, code = shell('timeout 10 luajit ' .. path)
       assert.equal(1, code, output)
       assert.truthy(output:find('boom', 1, true), output)
-      assert.truthy(output:find('moonshard: rank 1 failed: ' .. path .. ':3: boom', 1, true), output)
+      local cause = 'moonshard: rank 1 failed: ' .. path .. ':3: boom'
+      assert.truthy(output:find(cause, 1, true), output)
     end)
   end)
 
@@ -241,6 +242,12 @@ describe('dist.init', function()
         assert.truthy(rest:find('was read at once', 1, true), rest)
       end)
     end
+  end)
+
+  it('refuses names that the module does not have', function()
+    checks.raises('KeyError', "dist has no 'all_reduec', did you mean 'all_reduce'?", function()
+      return dist.all_reduec
+    end)
   end)
 
   it('refuses unknown options', function()

@@ -31,7 +31,8 @@ failed first, or 128 + signal.
   -h, --help          this text
 
 Ctrl-C and SIGTERM ask the ranks to stop; a second one ends them at once, and so do ten seconds when
-they never ask whether to stop (ms.dist.stop_requested).
+they never ask whether to stop (ms.dist.stop_requested). What ranks start and leave behind ends with
+them.
 ]]
 
 local INFO_USAGE = [[

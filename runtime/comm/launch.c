@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -243,7 +244,7 @@ ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
 
 /* What a rank needs of memory is made before it is forked. */
 typedef struct recipe {
-    char *path; /* of the program; as it was given when it is nowhere in PATH */
+    char *path; /* of the program */
     char **environment;
     char text[4][16 * (MSI_MAX_RANKS + 2)]; /* our variables */
 } recipe;
@@ -276,27 +277,39 @@ static void describe_job(recipe *x, const msi_job *job, int32_t rank)
     snprintf(x->text[2], sizeof(x->text[2]), "%s=%d", variables[2], (int)job->fd);
 }
 
-/* Where the program lies, by the rules of execvp(). */
+static bool is_program(const char *path)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
+}
+
+/* Where the program lies, by the rules of execvp(); "" when it is nowhere in PATH. */
 static char *find_program(const char *name)
 {
-    const char *folders = strchr(name, '/') == NULL ? getenv("PATH") : NULL;
+    const char *folders = getenv("PATH");
 
-    for (const char *end; folders != NULL; folders = *end == ':' ? end + 1 : NULL) {
+    if (strchr(name, '/') != NULL) {
+        return strdup(name);
+    }
+    folders = folders != NULL ? folders : "/bin:/usr/bin";
+    for (;;) {
+        const char *end = strchrnul(folders, ':');
         char *path = NULL;
 
-        end = strchrnul(folders, ':');
-        const char *folder = end > folders ? folders : ".";
-        int n = end > folders ? (int)(end - folders) : 1;
-
-        if (asprintf(&path, "%.*s/%s", n, folder, name) < 0) {
+        if (asprintf(&path, "%.*s%s%s", (int)(end - folders), folders, end > folders ? "/" : "",
+                     name) < 0) {
             return NULL;
         }
-        if (access(path, X_OK) == 0) {
+        if (is_program(path)) {
             return path;
         }
         free(path);
+        if (*end == '\0') {
+            return strdup("");
+        }
+        folders = end + 1;
     }
-    return strdup(name);
 }
 
 static void recipe_free(recipe *x)

@@ -107,7 +107,7 @@ ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest)
 
     *digest = msi_mix64(ms_hash_bytes(data, end) ^
                         msi_mix64(ms_hash_bytes(data + nbytes - end, end) ^ (uint64_t)nbytes));
-    return MS_OK;
+    return msi_token_file_check(tokens->v.storage);
 }
 
 ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t sample,

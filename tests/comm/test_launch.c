@@ -497,6 +497,17 @@ static void test_comm_launch__names_what_ended_a_program(void **state)
     assert_ok(ms_launch_wait(launch, &code, &cause));
     assert_int_equal(code, 127);
     assert_non_null(strstr(cause, "cannot run /nowhere/moonshard-test: No such file or directory"));
+    const char *const nowhere[] = {"moonshard-test-that-is-nowhere", NULL};
+    char before[512];
+
+    assert_non_null(getcwd(before, sizeof(before))); /* what lies in this folder is no command */
+    assert_int_equal(chdir(temp_path("")), 0);
+    assert_int_equal(symlink("/bin/true", nowhere[0]), 0);
+    assert_ok(ms_launch_exec(&launch, 1, nowhere, false));
+    assert_ok(ms_launch_wait(launch, &code, &cause));
+    assert_int_equal(chdir(before), 0);
+    assert_int_equal(code, 127);
+    assert_non_null(strstr(cause, "cannot run moonshard-test-that-is-nowhere: No such file"));
     assert_fails(MS_VALUE_ERROR, "no program to run",
                  ms_launch_exec(&launch, 2, (const char *const[]){NULL}, false));
 }

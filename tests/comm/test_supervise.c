@@ -364,6 +364,52 @@ static void test_comm_supervise__starts_127_ranks(void **state)
     assert_int_equal(launch_after(nothing, meet, NULL, 127), 0);
 }
 
+/* -- signals while ranks start ----------------------------------------------------------------- */
+
+static ms_status work_until_stopped(void *user, int32_t rank)
+{
+    int32_t signal = 0;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_dist_catch_signals());
+    while (signal == 0) {
+        MS_TRY(ms_dist_stop_agreed(&signal));
+    }
+    ms_dist_exit(128 + signal);
+    return MS_OK;
+}
+
+static void test_comm_supervise__stops_in_every_phase_of_the_start(void **state)
+{
+    enum { ROUNDS = 30 };
+
+    (void)state;
+    prctl(PR_SET_CHILD_SUBREAPER, 1); /* what would be left behind comes to us */
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        const struct timespec moment = {.tv_nsec = i * 300000};
+        pid_t pid = fork();
+
+        if (pid == 0) {
+            const char *cause;
+
+            _exit(run_processes(3, work_until_stopped, NULL, &cause));
+        }
+        nanosleep(&moment, NULL);
+        kill(pid, SIGTERM);
+        int32_t code = code_of(pid);
+
+        if (code != 128 + SIGTERM && code != 1000 + SIGTERM) { /* before it was a launcher */
+            fail_msg("code %d after %d us", (int)code, (int)i * 300);
+        }
+        for (int32_t k = 0; k < 5000 && has_children(); k++) {
+            sleep_ms(1);
+        }
+        assert_false(has_children());
+    }
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
 /* -- what ranks leave behind ------------------------------------------------------------------- */
 
 /* A child, a grandchild without parent, one in a session of its own that does not end when asked.
@@ -460,6 +506,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_comm_supervise__starts_ranks_where_pidfd_open_is_refused),
         cmocka_unit_test(test_comm_supervise__learns_exit_codes_though_its_host_ignores_children),
         cmocka_unit_test(test_comm_supervise__starts_127_ranks),
+        cmocka_unit_test(test_comm_supervise__stops_in_every_phase_of_the_start),
         cmocka_unit_test(test_comm_supervise__ends_what_ranks_left_behind),
         cmocka_unit_test(test_comm_supervise__leaves_its_own_children_alone),
     };
