@@ -141,9 +141,16 @@ function fsdp.unsummon(tree, writeback)
   B.check(C.ms_fsdp_tree_unsummon(tree, writeback))
 end
 
---- Full-precision copy of parameter `index` (from 1). Collective.
-function fsdp.gather(unit, index)
-  return calls.fsdp_unit_gather(unit, index - 1)
+--- Full-precision copies of all `n` parameters in one tensor, and the element (from 1) at which each
+--- begins. Collective.
+---@return ms.Tensor, integer[]
+function fsdp.gather_all(unit, n)
+  local offsets, starts = B.new('int64_t[?]', n), {}
+  local flat = calls.fsdp_unit_gather_all(unit, offsets)
+  for i = 1, n do
+    starts[i] = tonumber(offsets[i - 1]) + 1
+  end
+  return flat, starts
 end
 
 --- Store this rank's elements of full values.

@@ -299,7 +299,9 @@ describe('two ranks', function()
         sd[name] = ms.tensor(values[name])
       end
       model:load_state_dict(sd)
+      local before = model:collectives().all_gather
       local back = model:state_dict { rank0_only = true }
+      assert.equal(#model:units(), model:collectives().all_gather - before)
       assert.equal(rank == 0 and #names or 0, #back)
       for _, name in ipairs(back) do
         assert.same(values[name], back[name]:totable())

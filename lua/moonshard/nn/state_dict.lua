@@ -30,33 +30,31 @@ local function entries(module)
   return out
 end
 
-local function value_of(entry, rank0_only)
+-- Values of managed parameters come unit by unit: the first one asked for brings all of its unit.
+local function value_of(entry, rank0_only, gathered)
   if entry.buffer then
     return buffer.value(entry.buffer.entry)
   end
   local manager = parameter.manager(entry.tensor)
   if not manager then
     return entry.tensor:detach()
+  elseif not gathered[manager] then
+    gathered[manager] = manager:_full_values(rank0_only)
   end
-  local full = manager:_full_value(entry.tensor)
-  if rank0_only and manager.rank ~= 0 then
-    full:release()
-    return nil
-  end
-  return full
+  return gathered[manager][parameter.key(entry.tensor)]
 end
 
 ---@param module ms.nn.Module
 ---@param opts? { rank0_only?: boolean }
 ---@return ms.StateDict
 function state_dict.of(module, opts)
-  opts = errors.options('state_dict', opts, { 'rank0_only' })
+  opts = errors.options('state_dict', opts, { rank0_only = 'flag' })
   module:materialize()
-  local sd, seen = {}, {}
+  local sd, seen, gathered = {}, {}, {}
   for _, entry in ipairs(entries(module)) do
     local key = parameter.key(entry.tensor)
     if seen[key] == nil then
-      seen[key] = value_of(entry, opts.rank0_only) or false
+      seen[key] = value_of(entry, opts.rank0_only, gathered) or false
     end
     if seen[key] then
       sd[#sd + 1] = entry.name
