@@ -9,6 +9,7 @@
 
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
+local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local buffer = require 'moonshard.nn.buffer'
 local dist = require 'moonshard.dist'
@@ -494,6 +495,11 @@ function FSDP:_full_values(rank0_only)
   end
   flat:release()
   return values
+end
+
+--- Either all ranks load, equal values, or none. Collective. (state dicts ask)
+function FSDP:_agree_on_load(...)
+  agree.on_load(self.process_group, ...)
 end
 
 --- Take this rank's elements of full values.
