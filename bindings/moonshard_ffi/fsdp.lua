@@ -168,8 +168,8 @@ function fsdp.unsummon(tree, writeback)
   B.check(C.ms_fsdp_tree_unsummon(tree, writeback))
 end
 
---- Full-precision copies of all `n` parameters in one tensor, and the element (from 1) at which each
---- begins. Collective.
+--- Full-precision copies of all `n` parameters in one tensor, and the element (from 1) at which
+--- each begins. Collective.
 ---@return ms.Tensor, integer[]
 function fsdp.gather_all(unit, n)
   local offsets, starts = B.new('int64_t[?]', n), {}

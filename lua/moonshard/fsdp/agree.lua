@@ -27,8 +27,8 @@ function agree.on_load(group, problem, names, keys)
   end
   for rank, flag in ipairs(failed) do
     if flag ~= 0 then
-      errors.raise('RuntimeError', 'load_state_dict: rank %d cannot take what it was given; no rank '
-        .. 'has loaded anything', rank - 1)
+      errors.raise('RuntimeError', 'load_state_dict: rank %d cannot take what it was given; no '
+        .. 'rank has loaded anything', rank - 1)
     end
   end
   for i, numbers in ipairs(runtime.exchange(group, keys)) do
