@@ -38,6 +38,33 @@ function fsdp.place(comm)
   return C.ms_comm_rank(comm), C.ms_comm_size(comm)
 end
 
+--- For each of these numbers (whole, below 2^53) what every rank says, by rank. Collective.
+---@param comm ffi.cdata*
+---@param numbers number[]  as many on every rank
+---@return number[][]
+function fsdp.exchange(comm, numbers)
+  local n, w = #numbers, C.ms_comm_size(comm)
+  local values, shape = B.new('double[?]', n * w), B.new('int64_t[1]', n)
+  for i = 1, n do
+    values[i - 1] = numbers[i]
+  end
+  local mine = calls.tensor_from_doubles(C.MS_DTYPE_I64, 1, shape, values, n)
+  shape[0] = n * w
+  local all = calls.tensor_empty(C.MS_DTYPE_I64, 1, shape)
+  calls.comm_all_gather(comm, all, mine)
+  calls.tensor_to_doubles(all, values, n * w)
+  mine:release()
+  all:release()
+  local lists = {}
+  for i = 1, n do
+    lists[i] = {}
+    for rank = 1, w do
+      lists[i][rank] = values[(rank - 1) * n + i - 1]
+    end
+  end
+  return lists
+end
+
 local function dtype_or_none(name)
   return name == nil and -1 or parameter.dtype(name)
 end
@@ -141,9 +168,16 @@ function fsdp.unsummon(tree, writeback)
   B.check(C.ms_fsdp_tree_unsummon(tree, writeback))
 end
 
---- Full-precision copy of parameter `index` (from 1). Collective.
-function fsdp.gather(unit, index)
-  return calls.fsdp_unit_gather(unit, index - 1)
+--- Full-precision copies of all `n` parameters in one tensor, and the element (from 1) at which
+--- each begins. Collective.
+---@return ms.Tensor, integer[]
+function fsdp.gather_all(unit, n)
+  local offsets, starts = B.new('int64_t[?]', n), {}
+  local flat = calls.fsdp_unit_gather_all(unit, offsets)
+  for i = 1, n do
+    starts[i] = tonumber(offsets[i - 1]) + 1
+  end
+  return flat, starts
 end
 
 --- Store this rank's elements of full values.

@@ -222,7 +222,7 @@ end
 -- Units register here how full values of what they manage are read and written.
 local managers = setmetatable({}, { __mode = 'v' })
 
---- Let `manager:_full_value(tensor)` and `manager:_load_value(tensor, value)` answer for it.
+--- Let `manager:_full_values()` and `manager:_load_value(tensor, value)` answer for it.
 function parameter.manage(tensor, manager)
   managers[parameter.key(tensor)] = manager
 end
@@ -230,13 +230,6 @@ end
 ---@return table?  the manager of a parameter
 function parameter.manager(tensor)
   return managers[parameter.key(tensor)]
-end
-
---- Full values: the parameter itself, or a private full-precision copy when a unit manages it.
----@return ms.Tensor
-function parameter.full(tensor)
-  local manager = parameter.manager(tensor)
-  return manager and manager:_full_value(tensor) or tensor
 end
 
 --- Overwrite with full values (cast to the master's dtype).

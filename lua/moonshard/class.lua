@@ -7,6 +7,8 @@
 --- `Class(...)` makes an object and calls `init`. Metamethods (`__call`, `__tostring`, ...) are
 --- copied from the parent, so a parent's `__call` works on the objects of its children.
 
+local arguments = require 'moonshard_ffi.arguments'
+
 ---@class ms.Class
 ---@field _name string  for errors, printing and checkpoints
 ---@field _parent ms.Class?
@@ -27,6 +29,10 @@ end
 ---@param parent? ms.Class
 ---@return ms.Class
 local function class(name, parent)
+  arguments.text('class', 'name', name)
+  if parent ~= nil and (type(parent) ~= 'table' or type(rawget(parent, '_name')) ~= 'string') then
+    arguments.refuse('class', 'parent', parent, 'a class')
+  end
   local cls = { _name = name, _parent = parent }
   for key, value in next, parent or { init = function() end } do
     if key == 'init' or key:sub(1, 2) == '__' then

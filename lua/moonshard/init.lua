@@ -7,6 +7,7 @@
 --- Submodules (ms.nn, ms.fsdp, ms.optim, ...) are loaded when first used.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local create = require 'moonshard.create'
 local dtype = require 'moonshard.dtype'
@@ -14,6 +15,7 @@ local errors = require 'moonshard.errors'
 local namespace = require 'moonshard.namespace'
 local ops = require 'moonshard.ops'
 local scope = require 'moonshard.scope'
+local util = require 'moonshard.util'
 
 local C = B.C
 
@@ -51,7 +53,7 @@ ms.capture_warnings = errors.capture_warnings
 ---@param fn fun(...): ...
 ---@return ...
 function ms.scope(fn, ...)
-  return scope.run('ms.scope', fn, ...)
+  return scope.run('ms.scope', arguments.fn('ms.scope', 'fn', fn), ...)
 end
 
 --- Is this value a tensor?
@@ -63,14 +65,10 @@ ms.is_tensor = B.is_ref
 ---@param class ms.Class
 ---@return boolean
 function ms.is(object, class)
-  local cls = type(object) == 'table' and getmetatable(object) or nil
-  while type(cls) == 'table' do
-    if cls == class then
-      return true
-    end
-    cls = rawget(cls, '_parent')
+  if type(class) ~= 'table' or type(rawget(class, '_name')) ~= 'string' then
+    arguments.refuse('ms.is', 'class', class, 'a class')
   end
-  return false
+  return util.is(object, class)
 end
 
 local kinds = { 'parameter', 'gradient', 'optimizer', 'activation', 'arena', 'scratch' }

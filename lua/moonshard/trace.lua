@@ -51,7 +51,7 @@ function trace.module()
 end
 
 -- Lua's own errors begin with a position; a text without one is a value that the script chose.
-local POSITION = '^([^\n:]+:%d+): '
+local POSITION = '^[^\n:]+:%d+: '
 
 --- A handler for xpcall: an error on its way out of a forward says which module's, once, and keeps
 --- the stack it was raised on. Errors of the library stay the same object; those of Lua itself
@@ -59,17 +59,17 @@ local POSITION = '^([^\n:]+:%d+): '
 ---@param err any
 ---@return any
 function trace.on_error(err)
-  local where = type(err) == 'string' and err:match(POSITION)
-  if not where and not (errors.is(err) and err.forward == nil) then
+  local is_lua = type(err) == 'string' and err:find(POSITION)
+  if not is_lua and not (errors.is(err) and err.forward == nil) then
     return err
   end
   local module = trace.module()
-  if where then
+  if is_lua then
     if not module then
       return err
     end
     err = errors.new('RuntimeError', err)
-    err.where, err.traceback = where, debug.traceback('', 2):gsub('^\n', '')
+    err.traceback = debug.traceback('', 2):gsub('^\n', '')
   end
   err.forward = module or false
   if module then

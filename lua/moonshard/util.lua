@@ -37,7 +37,7 @@ end
 ---@return boolean
 function util.is(object, cls)
   local found = type(object) == 'table' and getmetatable(object) or nil
-  while found do
+  while type(found) == 'table' do
     if found == cls then
       return true
     end

@@ -271,6 +271,31 @@ static void note_loaded(const ms_fsdp_unit *u, const msi_unit_param *p, const ms
     }
 }
 
+ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *offsets)
+{
+    msi_storage *full;
+    msi_view v = {0};
+    int64_t numel;
+
+    if (out == NULL || u == NULL || offsets == NULL) {
+        return MS_FAIL(MS_VALUE_ERROR, "gather_all: out, unit or offsets is NULL");
+    }
+    *out = NULL;
+    MS_TRY(gather_flat(u, &full));
+    msi_alloc_set_kind(u->ctx, full->data, MS_MEM_ACTIVATION); /* a copy, as that of one is */
+    full->mem_kind = MS_MEM_ACTIVATION;
+    numel = u->shard_numel * (u->is_sharded ? u->world : 1);
+    v.storage = full;
+    msi_view_set_contiguous(&v, u->orig_dtype, 1, &numel);
+    ms_status status = msi_tensor_new(out, u->ctx, &v);
+
+    msi_storage_release(full);
+    for (int32_t i = 0; status == MS_OK && i < u->n_params; i++) {
+        offsets[i] = u->params[i].offset;
+    }
+    return status;
+}
+
 ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *full)
 {
     const msi_unit_param *p;

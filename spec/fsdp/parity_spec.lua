@@ -300,11 +300,41 @@ describe('two ranks', function()
         sd[name] = ms.tensor(values[name])
       end
       model:load_state_dict(sd)
+      local before = model:collectives().all_gather
       local back = model:state_dict { rank0_only = true }
+      assert.equal(#model:units(), model:collectives().all_gather - before)
       assert.equal(rank == 0 and #names or 0, #back)
       for _, name in ipairs(back) do
         assert.same(values[name], back[name]:totable())
       end
+    end)
+  end)
+
+  it('load on all ranks or on none, and the same', function()
+    local function sd(bias) return { weight = ms.ones(2, 2), bias = ms.full({ 2 }, bias) } end
+    local function raised(fn, ...)
+      local err = select(2, pcall(fn, ...))
+      return ms.errors.is(err) and err.message or tostring(err)
+    end
+    ms.dist.spawn(2, function(rank)
+      local model = wrapped(nn.Linear(2, 2))
+      local before = model:hash()
+      local other = raised(model.load_state_dict, model, sd(rank))
+      assert.truthy(other:find("rank 1 was given other values for 'bias' than rank 0", 1, true),
+        other)
+      local bad = raised(model.load_state_dict, model, rank == 1 and {} or sd(0))
+      assert.truthy(bad:find(rank == 1 and 'missing key(s)' or 'rank 1 cannot take what it was '
+        .. 'given; no rank has loaded anything', 1, true), bad)
+      assert.equal(before, model:hash())
+      model:load_state_dict(sd(3))
+      checks.close({ 3, 3 }, model:state_dict().bias)
+    end)
+    checks.raises('CommError', '', ms.dist.spawn, 2, function(rank)
+      local model = wrapped(nn.Linear(2, 2))
+      if rank == 0 then
+        model:load_state_dict(sd(1))
+      end
+      ms.dist.barrier()
     end)
   end)
 

@@ -9,6 +9,7 @@
 
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
+local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local buffer = require 'moonshard.nn.buffer'
 local dist = require 'moonshard.dist'
@@ -134,6 +135,11 @@ end
 function FSDP:_make_unit(tensors, names, shared)
   local path = self:path()
   rawset(self, '_unit_name', path == '' and self.module._name or path)
+  local shapes = {}
+  for i, tensor in ipairs(tensors) do
+    shapes[i] = parameter.shape(tensor)
+  end
+  rawset(self, '_shapes', shapes)
   local unit = runtime.unit(self.process_group, self._unit_name, {
     strategy = self.sharding_strategy,
     param_dtype = self.mixed_precision.param_dtype,
@@ -486,9 +492,29 @@ end
 
 -- -- full values ---------------------------------------------------------------------------------
 
---- Full copy of a parameter this instance manages. Collective. (state dicts ask)
-function FSDP:_full_value(tensor)
-  return runtime.gather(self._unit, self._index_of[parameter.key(tensor)])
+--- Full copies of all parameters this instance manages, by parameter.key: views of one gathered
+--- tensor. Collective. (state dicts ask)
+---@param rank0_only? boolean  none on other ranks
+---@return table<integer, ms.Tensor>
+function FSDP:_full_values(rank0_only)
+  local flat, starts = runtime.gather_all(self._unit, #self._shapes)
+  local values = {}
+  if not rank0_only or self.rank == 0 then
+    for key, i in next, self._index_of do
+      local shape, numel = self._shapes[i], 1
+      for _, size in ipairs(shape) do
+        numel = numel * size
+      end
+      values[key] = flat:narrow(1, starts[i], numel):reshape(shape)
+    end
+  end
+  flat:release()
+  return values
+end
+
+--- Either all ranks load, equal values, or none. Collective. (state dicts ask)
+function FSDP:_agree_on_load(...)
+  agree.on_load(self.process_group, ...)
 end
 
 --- Take this rank's elements of full values.

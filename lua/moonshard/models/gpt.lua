@@ -109,7 +109,7 @@ end
 ---@param targets? ms.Tensor  i64 (B, T); entries of -100 do not count
 ---@return ms.Tensor  loss () with targets, else logits (B, T, V)
 function GPT:forward(ids, targets)
-  local length = ids:size(2)
+  local length = arguments.tensor('GPT', 'ids', ids):size(2)
   if length > self.context then
     errors.raise('ValueError', 'rows have %d tokens, the context is %d', length, self.context)
   end

@@ -504,7 +504,8 @@ function Module:state_dict(opts)
 end
 
 --- Copy values in by name. RuntimeError names what is missing, unexpected or of another shape;
---- nothing is copied then.
+--- nothing is copied then. Collective where parameters are sharded: all ranks give equal values, or
+--- none loads anything.
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 ---@param opts? { strict?: boolean }  strict: names must match exactly (default true)
 ---@return { missing_keys: string[], unexpected_keys: string[] }

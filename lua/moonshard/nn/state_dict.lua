@@ -5,6 +5,7 @@
 ---
 --- Touches: moonshard.errors, moonshard_ffi.parameter; wrapped parameters through their unit.
 
+local arguments = require 'moonshard_ffi.arguments'
 local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
@@ -30,33 +31,31 @@ local function entries(module)
   return out
 end
 
-local function value_of(entry, rank0_only)
+-- Values of managed parameters come unit by unit: the first one asked for brings all of its unit.
+local function value_of(entry, rank0_only, gathered)
   if entry.buffer then
     return buffer.value(entry.buffer.entry)
   end
   local manager = parameter.manager(entry.tensor)
   if not manager then
     return entry.tensor:detach()
+  elseif not gathered[manager] then
+    gathered[manager] = manager:_full_values(rank0_only)
   end
-  local full = manager:_full_value(entry.tensor)
-  if rank0_only and manager.rank ~= 0 then
-    full:release()
-    return nil
-  end
-  return full
+  return gathered[manager][parameter.key(entry.tensor)]
 end
 
 ---@param module ms.nn.Module
 ---@param opts? { rank0_only?: boolean }
 ---@return ms.StateDict
 function state_dict.of(module, opts)
-  opts = errors.options('state_dict', opts, { 'rank0_only' })
+  opts = errors.options('state_dict', opts, { rank0_only = 'flag' })
   module:materialize()
-  local sd, seen = {}, {}
+  local sd, seen, gathered = {}, {}, {}
   for _, entry in ipairs(entries(module)) do
     local key = parameter.key(entry.tensor)
     if seen[key] == nil then
-      seen[key] = value_of(entry, opts.rank0_only) or false
+      seen[key] = value_of(entry, opts.rank0_only, gathered) or false
     end
     if seen[key] then
       sd[#sd + 1] = entry.name
@@ -86,19 +85,17 @@ local function names_of(sd)
   return util.sorted_keys(sd)
 end
 
----@param module ms.nn.Module
----@param sd ms.StateDict|table<string, ms.Tensor>
----@param opts? { strict?: boolean }
----@return { missing_keys: string[], unexpected_keys: string[] }
-function state_dict.load(module, sd, opts)
-  opts = errors.options('load_state_dict', opts, { 'strict' })
+-- What keeps `sd` from being loaded, if anything; and what it lacks or has too much.
+local function examine(module, list, sd, strict)
   local wanted, missing, unexpected, problems = {}, {}, {}, {}
-  local list = entries(module)
   for _, entry in ipairs(list) do
     wanted[entry.name] = true
     local value = sd[entry.name]
     if value == nil then
       missing[#missing + 1] = entry.name
+    elseif not parameter.is_tensor(value) then
+      problems[#problems + 1] = ('%s is %s, expected a tensor'):format(entry.name,
+        arguments.noun(value))
     elseif not same(value:shape(), entry.shape) then
       problems[#problems + 1] = ('size mismatch for %s: copying a parameter with shape (%s), the '
         .. 'shape in the current model is (%s)'):format(entry.name,
@@ -110,19 +107,49 @@ function state_dict.load(module, sd, opts)
       unexpected[#unexpected + 1] = name
     end
   end
-  if opts.strict ~= false then
-    if #unexpected > 0 then
-      table.insert(problems, 1,
-        'unexpected key(s) in state dict: ' .. table.concat(unexpected, ', '))
-    end
-    if #missing > 0 then
-      table.insert(problems, 1, 'missing key(s) in state dict: ' .. table.concat(missing, ', '))
+  if strict and #unexpected > 0 then
+    table.insert(problems, 1,
+      'unexpected key(s) in state dict: ' .. table.concat(unexpected, ', '))
+  end
+  if strict and #missing > 0 then
+    table.insert(problems, 1, 'missing key(s) in state dict: ' .. table.concat(missing, ', '))
+  end
+  local problem = #problems > 0 and ('error(s) in loading state dict for %s: %s'):format(
+    module._name, table.concat(problems, '; ')) or nil
+  return problem, missing, unexpected
+end
+
+-- Raise a problem of this rank; where there are units, on all ranks when one has a problem or other
+-- values than the others.
+local function agree(list, sd, problem)
+  local manager
+  local names, keys = {}, {}
+  for _, entry in ipairs(list) do
+    local unit = not entry.buffer and parameter.manager(entry.tensor)
+    if unit then
+      local value = sd[entry.name]
+      manager = manager or unit
+      names[#names + 1] = entry.name
+      keys[#keys + 1] = not problem and value ~= nil and tonumber(value:hash():sub(1, 13), 16) or 0
     end
   end
-  if #problems > 0 then
-    errors.raise('RuntimeError', '%s', ('error(s) in loading state dict for %s: %s'):format(
-      module._name, table.concat(problems, '; ')))
+  if manager then
+    manager:_agree_on_load(problem, names, keys)
+  elseif problem then
+    errors.raise('RuntimeError', '%s', problem)
   end
+end
+
+---@param module ms.nn.Module
+---@param sd ms.StateDict|table<string, ms.Tensor>
+---@param opts? { strict?: boolean }
+---@return { missing_keys: string[], unexpected_keys: string[] }
+function state_dict.load(module, sd, opts)
+  opts = errors.options('load_state_dict', opts, { strict = 'flag' })
+  arguments.list('load_state_dict', 'sd', sd)
+  local list = entries(module)
+  local problem, missing, unexpected = examine(module, list, sd, opts.strict ~= false)
+  agree(list, sd, problem)
   module:materialize()
   for _, entry in ipairs(list) do
     local value = sd[entry.name]

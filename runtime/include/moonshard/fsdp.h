@@ -130,6 +130,13 @@ MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree);
 MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
 /** Full-precision copy of parameter `index` of `unit`, original shape. Collective. */
 MS_API ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *unit, int32_t index);
+/**
+ * Full-precision copies of all parameters of `unit`, in one collective.
+ * @param out      1-D; parameter i stands at elements [offsets[i], offsets[i] + its numel)
+ * @param unit     unit to gather, not NULL
+ * @param offsets  room for one number per parameter
+ */
+MS_API ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *unit, int64_t *offsets);
 /** Store this rank's extents of a full tensor into the master shard. The next collective is an
  * error when a rank was given other values, or none. */
 MS_API ms_status ms_fsdp_unit_load(ms_fsdp_unit *unit, int32_t index, const ms_tensor *full);

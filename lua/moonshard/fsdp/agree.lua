@@ -1,0 +1,43 @@
+--- Ranks compare what they were given before any of them changes the model.
+
+local errors = require 'moonshard.errors'
+local runtime = require 'moonshard_ffi.fsdp'
+
+local agree = {}
+
+-- The first rank whose number stands out from rank 0's, from 0, or nil.
+local function odd_rank(numbers)
+  for rank = 2, #numbers do
+    if numbers[rank] ~= numbers[1] then
+      return rank - 1
+    end
+  end
+end
+
+--- Take part in loading a state dict, also when this rank cannot: either all ranks return, having
+--- equal values, or all raise. Collective.
+---@param group ffi.cdata*
+---@param problem? string  why this rank cannot load what it was given
+---@param names string[]  parameters
+---@param keys integer[]  below 2^53: numbers of their values, equal for equal values
+function agree.on_load(group, problem, names, keys)
+  local failed = runtime.exchange(group, { problem and 1 or 0 })[1]
+  if problem then
+    errors.raise('RuntimeError', '%s', problem)
+  end
+  for rank, flag in ipairs(failed) do
+    if flag ~= 0 then
+      errors.raise('RuntimeError', 'load_state_dict: rank %d cannot take what it was given; no '
+        .. 'rank has loaded anything', rank - 1)
+    end
+  end
+  for i, numbers in ipairs(runtime.exchange(group, keys)) do
+    local rank = odd_rank(numbers)
+    if rank then
+      errors.raise('RuntimeError', "load_state_dict: rank %d was given other values for '%s' than "
+        .. 'rank 0; no rank has loaded anything', rank, names[i])
+    end
+  end
+end
+
+return agree
