@@ -228,6 +228,42 @@ describe('the pages', function()
     end)
   end
 
+  it('show a policy that wraps what it says', function()
+    shell.write(checkout .. '/policy.lua', [[
+      local ms = require 'moonshard'
+      local nn, fsdp = ms.nn, ms.fsdp
+      ms.dist.init { ranks = 2 }
+      local model = ms.models.GPT { vocab = 9, layers = 1, heads = 1, width = 8, context = 8 }
+    ]] .. scripts()[2] .. [[
+      if ms.dist.rank() == 0 then
+        for _, unit in ipairs(model:units()) do print(unit.name, unit.strategy) end
+      else
+        model:units()
+      end
+    ]])
+    local _, output = shell.run(checkout, 'luajit policy.lua')
+    finds('h.0\tSHARD_GRAD_OP', output)
+    finds('wpe\tFULL_SHARD', output) -- wte shares its weight with lm_head: both stay in the root
+  end)
+
+  it('name what is there', function()
+    local ms = require 'moonshard'
+    local roots = { ms = ms, nn = ms.nn, fsdp = ms.fsdp, optim = ms.optim }
+    local n = 0
+    for row in shell.read('README.md'):gmatch('\n| `[^\n]*') do
+      for span in row:match('|.-|(.*)|'):gmatch('`([^`]*)`') do
+        for root, path in span:gmatch('%f[%w_](%a+)%.([%a_][%w_.]*)') do
+          local value = roots[root]
+          for name in path:gmatch(value and '[^.]+' or '$.') do
+            value, n = value[name], n + 1
+            assert.is_not_nil(value, span)
+          end
+        end
+      end
+    end
+    assert.is_true(n > 10)
+  end)
+
   it('name every variable that the runtime reads', function()
     local pages = shell.read('docs/architecture.md')
     local _, sources = shell.run(TREE, [[grep -rhE "[\"'](MS|MOONSHARD)_[A-Z_]+" ]]

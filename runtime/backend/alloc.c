@@ -57,7 +57,8 @@ typedef struct heap {
     ms_memory_stats stats;
     int64_t window;     /* allocations */
     int64_t window_end; /* in stats.n_allocs */
-    int64_t most_used;  /* most bytes of blocks in use in this window */
+    int64_t used;       /* bytes of blocks that are not free */
+    int64_t most_used;  /* most of them in this window */
     bool missed;        /* this window needed what one before it gave back */
     int64_t fail_in;    /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
@@ -121,7 +122,6 @@ static void trim_class(class_list *c, int32_t n_kept)
     while (b != NULL) {
         block *next = b->next;
 
-        b->heap->stats.cached -= b->capacity + HEADER;
         system_give(b);
         b = next;
     }
@@ -150,7 +150,7 @@ static void end_window(heap *h)
         }
         c->n_unused = c->n_free;
     }
-    h->most_used = h->stats.reserved - h->stats.cached;
+    h->most_used = h->used;
     if (h->missed && h->window < LAST_WINDOW) {
         h->window *= 2;
     }
@@ -259,7 +259,6 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
         c->free = b->next;
         c->n_free--;
         c->n_unused = c->n_free < c->n_unused ? c->n_free : c->n_unused;
-        h->stats.cached -= b->capacity + HEADER;
     } else {
         b = system_take(capacity + HEADER);
         if (b == NULL) {
@@ -277,9 +276,8 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
         h->missed = h->missed || c->gave_back;
         c->gave_back = false;
     }
-    int64_t used = h->stats.reserved - h->stats.cached;
-
-    h->most_used = used > h->most_used ? used : h->most_used;
+    h->used += b->capacity + HEADER;
+    h->most_used = h->used > h->most_used ? h->used : h->most_used;
     b->nbytes = nbytes;
     b->kind = kind;
     h->stats.n_allocs++;
@@ -299,6 +297,7 @@ void msi_release(ms_context *ctx, void *data)
 
     count(h, -b->nbytes, b->kind);
     h->n_live--;
+    h->used -= b->capacity + HEADER;
     b->nbytes = -1;
     if (MSI_UNLIKELY(h->closed)) {
         system_give(b);
@@ -312,7 +311,6 @@ void msi_release(ms_context *ctx, void *data)
     b->next = c->free;
     c->free = b;
     c->n_free++;
-    h->stats.cached += b->capacity + HEADER;
 }
 
 static bool has_room(int64_t nbytes)
@@ -375,6 +373,7 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 
     if (h != NULL) {
         *stats = h->stats;
+        stats->cached = h->stats.reserved - h->used;
     } else {
         memset(stats, 0, sizeof(*stats));
     }
