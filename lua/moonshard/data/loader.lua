@@ -11,6 +11,7 @@ local class = require 'moonshard.class'
 local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
 local runtime = require 'moonshard_ffi.data'
+local receiver = require 'moonshard.receiver'
 
 ---@class ms.data.Loader
 ---@field batch integer
@@ -151,4 +152,4 @@ function Loader:load_state(state)
   self._step, self._micro = state.samples / self.samples_per_step, 0
 end
 
-return Loader
+return receiver.check(Loader)

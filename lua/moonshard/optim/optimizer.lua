@@ -9,6 +9,7 @@ local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.optim'
+local receiver = require 'moonshard.receiver'
 local util = require 'moonshard.util'
 
 ---@class ms.optim.Group  the optimizer's options as fields; setting one takes effect at once
@@ -225,4 +226,4 @@ function Optimizer:__tostring()
   return ('%s(\n%s\n)'):format(self._name:match('[^.]*$'), table.concat(lines, '\n'))
 end
 
-return Optimizer
+return receiver.check(Optimizer)
