@@ -17,8 +17,8 @@ local function guarded(cls, base, name, method)
   end
 end
 
---- Let the public methods of a class look at what they are called on. Those that begin with '_', and
---- what a class only gives to the library (forward, extra_repr), stay as they are.
+--- Let the public methods of a class look at what they are called on. Those that begin with '_',
+--- and what a class only gives to the library (forward, extra_repr), stay as they are.
 ---@param cls ms.Class
 ---@param base? ms.Class  what the object must be (default: cls); methods are borrowed within it
 ---@return ms.Class cls

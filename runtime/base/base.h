@@ -2,6 +2,7 @@
 #ifndef MSI_BASE_H
 #define MSI_BASE_H
 
+#include "live.h"
 #include "moonshard/base.h"
 
 #include <stdarg.h>

@@ -28,6 +28,7 @@
 enum { HEADER_ROOM = 64 << 10, KEY_MAX = 1024 };
 
 struct ms_checkpoint_writer {
+    msi_live live;
     ms_comm *comm;
     int32_t rank, world;
     char *name, *root, *folder;
@@ -69,6 +70,7 @@ static void writer_free(ms_checkpoint_writer *w)
     json_decref(w->report);
     json_decref(w->keys);
     json_decref(w->header);
+    msi_live_remove(&w->live);
     free(w->file_name);
     free(w->file_path);
     free(w->name);
@@ -214,6 +216,7 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
     if (status != MS_OK) {
         return give_up(w, status);
     }
+    msi_live_add(&w->live, MSI_LIVE_CHECKPOINT_WRITER, w);
     *out = w;
     return MS_OK;
 }

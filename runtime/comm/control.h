@@ -98,6 +98,7 @@ typedef struct msi_job {
 } msi_job;
 
 struct ms_comm {
+    msi_live live;
     ms_context *ctx;
     msi_job *job;
     int32_t rank, size;

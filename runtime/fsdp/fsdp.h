@@ -101,6 +101,7 @@ typedef struct msi_level {
 } msi_level;
 
 struct ms_fsdp_unit {
+    msi_live live;
     ms_context *ctx;
     ms_comm *comm;
     ms_fsdp_tree *tree;
@@ -164,6 +165,7 @@ enum {
 };
 
 struct ms_fsdp_tree {
+    msi_live live;
     ms_context *ctx;
     ms_comm *comm;
     ms_fsdp_tree_options options;

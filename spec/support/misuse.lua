@@ -102,8 +102,8 @@ for _, kind in ipairs(B.errors.kinds) do
 end
 
 local RAW = {
-  'attempt to', 'bad argument', 'cannot convert', 'bad FFI', 'stack overflow', 'cdata<', 'stack index',
-  'argument check', "not enough memory",
+  'attempt to', 'bad argument', 'cannot convert', 'bad FFI', 'stack overflow', 'cdata<',
+  'argument check', 'not enough memory',
 }
 
 local function check_error(call, err, raises)
@@ -204,7 +204,8 @@ local function wrong_options(entry, make, i, runnable)
       args[i][name] = value
       local wrong = is_wrong(field, value)
       if (runnable or wrong) and not too_long(field, value) then
-        run(('%s, argument %d, %s = %s'):format(entry.name, i, name, junk[1]), entry, args, n, wrong)
+        run(('%s, argument %d, %s = %s'):format(entry.name, i, name, junk[1]), entry, args, n,
+          wrong)
       end
     end
   end

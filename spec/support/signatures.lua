@@ -1,5 +1,5 @@
---- How every public function is called rightly: its arguments, each with a value that is right and a
---- test of what may be right. Everything else must be refused.
+--- How every public function is called rightly: its arguments, each with a value that is right and
+--- a test of what may be right. Everything else must be refused.
 
 local ms = require 'moonshard'
 
@@ -232,8 +232,8 @@ of['tensor:where'] = function() return { scalar(ms.rand(2, 3)), bools(), scalar(
 
 for _, name in ipairs {
   'shape', 'stride', 'dim', 'numel', 'dtype', 'requires_grad', 'is_leaf', 'is_parameter',
-  'is_contiguous', 'version', 'totable', 'hash', 'detach', 'contiguous', 'f32', 'f64', 'bf16', 'i64',
-  'u8', 'bool', 'zero_', 'grad', 't',
+  'is_contiguous', 'version', 'totable', 'hash', 'detach', 'contiguous', 'f32', 'f64', 'bf16',
+  'i64', 'u8', 'bool', 'zero_', 'grad', 't',
 } do
   of['tensor:' .. name] = function() return { x() } end
 end
