@@ -2,7 +2,6 @@
 #ifndef MSI_BASE_H
 #define MSI_BASE_H
 
-#include "live.h"
 #include "moonshard/base.h"
 
 #include <stdarg.h>

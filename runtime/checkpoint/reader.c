@@ -3,6 +3,7 @@
  * the descriptor that is then read from. */
 #include "reader.h"
 #include "io.h"
+#include "live.h"
 #include "tensor.h"
 
 #include <errno.h>

@@ -2,6 +2,7 @@
  * against the bytes that are there. */
 #include "io.h"
 #include "json_text.h"
+#include "live.h"
 #include "safetensors.h"
 
 #include <endian.h>

@@ -11,6 +11,7 @@
  * that fails cannot know whether its files are being published. */
 #include "folder.h"
 #include "io.h"
+#include "live.h"
 #include "outcome.h"
 #include "publish.h"
 #include "safetensors.h"

@@ -9,6 +9,7 @@
 #define MSI_CONTROL_H
 
 #include "comm.h"
+#include "live.h"
 
 #include <sys/types.h>
 

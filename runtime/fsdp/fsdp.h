@@ -25,6 +25,7 @@
 
 #include "autograd.h"
 #include "comm.h"
+#include "live.h"
 #include "moonshard/fsdp.h"
 
 enum { MSI_GRAD_RING = 2, MSI_MAX_LEVELS = 40, MSI_PAGE = 4096 };

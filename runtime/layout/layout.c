@@ -8,6 +8,7 @@
  * [r * shard, (r + 1) * shard) of the index space. */
 #include "layout.h"
 #include "base.h"
+#include "live.h"
 
 #include <stdlib.h>
 

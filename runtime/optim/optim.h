@@ -6,6 +6,7 @@
 #define MSI_OPTIM_H
 
 #include "base.h"
+#include "live.h"
 #include "moonshard/optim.h"
 #include "tensor.h"
 

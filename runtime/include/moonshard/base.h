@@ -3,11 +3,7 @@
  * The public headers are written in a small dialect, because LuaJIT reads them too (through
  * `cc -E -DMS_FFI_CDEF`): fixed-width integers, pointers, opaque and plain structs, anonymous
  * enums; no struct by value, no varargs, no inline functions, no constants as macros. What only C
- * hosts can use stands under `#ifndef MS_FFI_CDEF`.
- *
- * What no caller may pass is an error, never a crash: NULL where nothing says it is allowed, a
- * handle that was freed, a count below 0. Functions without a status give "", 0, NULL or false
- * then, and ms_error_message() says why. */
+ * hosts can use stands under `#ifndef MS_FFI_CDEF`. */
 #ifndef MOONSHARD_BASE_H
 #define MOONSHARD_BASE_H
 
