@@ -28,7 +28,7 @@ doors.optional = OPTIONAL
 local FREES = {
   ms_tensor_free = true, ms_optim_free = true, ms_fsdp_unit_free = true, ms_fsdp_tree_free = true,
   ms_layout_free = true, ms_checkpoint_discard = true, ms_checkpoint_close = true,
-  ms_safetensors_close = true,
+  ms_checkpoint_load_discard = true, ms_safetensors_close = true,
 }
 doors.frees = FREES
 

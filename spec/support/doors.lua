@@ -85,6 +85,9 @@ local make = {
     return made('ms_checkpoint_writer', C.ms_checkpoint_begin, world(), folder, 'unfinished')
   end,
   ms_checkpoint = function() return made('ms_checkpoint', C.ms_checkpoint_open, saved()) end,
+  ms_checkpoint_loader = function()
+    return made('ms_checkpoint_loader', C.ms_checkpoint_load_begin, world(), saved())
+  end,
   ms_safetensors = function()
     return made('ms_safetensors', C.ms_safetensors_open, safetensors_file())
   end,
@@ -94,7 +97,7 @@ local free = {
   ms_tensor = C.ms_tensor_free, ms_optim = C.ms_optim_free, ms_layout = C.ms_layout_free,
   ms_fsdp_unit = C.ms_fsdp_unit_free, ms_fsdp_tree = C.ms_fsdp_tree_free,
   ms_checkpoint_writer = C.ms_checkpoint_discard, ms_checkpoint = C.ms_checkpoint_close,
-  ms_safetensors = C.ms_safetensors_close,
+  ms_checkpoint_loader = C.ms_checkpoint_load_discard, ms_safetensors = C.ms_safetensors_close,
 }
 
 -- A pointer to what was there: freed, or never made where nothing can be freed by hand.
