@@ -39,7 +39,8 @@ local M = {}
 local function plain_check(p, label, opaque)
   local bare = p.type:gsub('const', ''):gsub('%s+', '')
   local range = RANGES[bare]
-  local told = ("bad_scalar('%s', '%s', %s, '%s')"):format(label, p.name, p.lua, bare:gsub('%*', ''))
+  local told = ("bad_scalar('%s', '%s', %s, '%s')"):format(label, p.name, p.lua,
+    bare:gsub('%*', ''))
   if range then
     return ("type(%s) ~= 'number' or not (%s >= %s and %s <= %s) or %s %% 1 ~= 0"):format(p.lua,
       p.lua, range[1], p.lua, range[2], p.lua), told

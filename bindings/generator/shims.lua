@@ -6,6 +6,8 @@
 ---   ms_tensor *x                                   -> const ms_ref *x
 ---   ms_tensor *const *xs, int32_t n_xs             -> const ms_ref *xs, int32_t n_xs
 
+local doors = require 'generator.doors'
+
 local shims = {}
 
 --- Parameters that may be nil. Everything else without a tensor is a TypeError.
@@ -24,6 +26,7 @@ local NOT_FOR_SCRIPTS = { ms_tensor_free = true, ms_tensor_retain = true }
 
 ---@class ms.gen.Shim: ms.gen.Function
 ---@field original string  the function it stands for
+---@field fn ms.gen.Function
 ---@field gives boolean    it has an `out`
 
 local function role_of(type)
@@ -51,6 +54,7 @@ function shims.of(api)
     local shim = {
       name = 'msf_' .. fn.name:gsub('^ms_', ''):gsub('^op_', ''),
       original = fn.name,
+      fn = fn,
       returns = fn.returns,
       params = {},
     }
@@ -174,7 +178,7 @@ static ms_status follow_all(const ms_ref *refs, int32_t n, ms_tensor **fixed, ms
 }
 ]]
 
-local function body(shim)
+local function body(shim, callee)
   local out, args, cleanup = {}, {}, nil
   local say = function(...)
     out[#out + 1] = (...):format(select(2, ...))
@@ -200,7 +204,7 @@ local function body(shim)
     say('    %s->ptr = NULL;', shim.params[1].name)
     say('    %s->generation = 0;', shim.params[1].name)
   end
-  local call = ('%s(%s)'):format(shim.original, table.concat(args, ', '))
+  local call = ('%s(%s)'):format(callee, table.concat(args, ', '))
   for i, p in ipairs(shim.params) do
     if p.role == 'in' then
       say('    MS_TRY(%s(%s, &%s_, "%s", "%s"));', p.optional and 'follow_optional' or 'follow',
@@ -231,13 +235,27 @@ local function body(shim)
   return table.concat(out, '\n')
 end
 
+-- What a shim calls: the body itself where its refs are all the handles there are.
+local function callee(shim, opaque)
+  for i, p in ipairs(shim.params) do
+    if p.role == 'plain' and doors.role(shim, i, opaque) == 'handle' then
+      return shim.original, ''
+    end
+  end
+  local name = doors.body_name { name = shim.original }
+  return name, doors.prototype(shim.fn, name) .. ';\n'
+end
+
 ---@param list ms.gen.Shim[]
+---@param opaque table<string, boolean>
 ---@return string
-function shims.source(list)
+function shims.source(list, opaque)
   local out = { HEAD }
   for _, shim in ipairs(list) do
     local proto = prototype(shim)
-    out[#out + 1] = ('\nMS_API %s;\n%s\n{\n%s\n}\n'):format(proto, proto, body(shim))
+    local name, declared = callee(shim, opaque)
+    out[#out + 1] = ('\n%sMS_API %s;\n%s\n{\n%s\n}\n'):format(declared, proto, proto,
+      body(shim, name))
   end
   return table.concat(out)
 end

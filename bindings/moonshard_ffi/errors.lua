@@ -71,8 +71,9 @@ end
 ---@param format string  as for string.format when more arguments follow, else the message
 function errors.raise(kind, format, ...)
   if not status_of[kind] then
-    kind, format = 'ValueError', ("error: the kind is '%s', expected one of %s"):format(
-      tostring(kind), table.concat(errors.kinds, ', '))
+    kind, format = 'ValueError', ("error: the kind is %s, expected one of %s"):format(
+      type(kind) == 'string' and "'" .. kind .. "'" or 'a ' .. type(kind),
+      table.concat(errors.kinds, ', '))
   elseif type(format) ~= 'string' then
     kind, format = 'TypeError', ('error: the message is a %s, expected a string'):format(
       type(format))

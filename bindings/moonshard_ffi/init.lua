@@ -86,6 +86,9 @@ local function fail(status)
   if status == 0 then
     return
   end
+  if type(status) ~= 'number' or status % 1 ~= 0 or not errors.kinds[-status] then
+    arguments.refuse('check', 'status', status, 'the status of a call')
+  end
   local kind = ffi.string(C.ms_status_name(status))
   error(errors.new(kind, ffi.string(C.ms_error_message())), 0)
 end

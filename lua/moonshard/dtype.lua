@@ -1,6 +1,7 @@
 --- Element types are plain strings: 'f32', 'f64', 'bf16', 'i64', 'u8', 'bool'.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 
 ---@alias ms.DType 'f32'|'f64'|'bf16'|'i64'|'u8'|'bool'
@@ -25,7 +26,8 @@ function dtype.code(name)
   if name == 'f16' then
     errors.raise('NotImplementedError', 'dtype f16 is not supported yet')
   end
-  return code_of[name] or errors.raise('ValueError', 'unknown dtype %s%s', tostring(name),
+  return code_of[name] or errors.raise('ValueError', 'unknown dtype %s%s',
+    type(name) == 'string' and name:sub(1, 80) or arguments.noun(name),
     type(name) == 'string' and ', expected one of ' .. table.concat(dtype.names, ', ')
       or ', expected a string such as "f32"')
 end

@@ -109,8 +109,7 @@ ops.relu = calls.relu
 
 local function is_tanh(what, approximate)
   if approximate ~= nil and approximate ~= 'tanh' and approximate ~= 'none' then
-    errors.raise('ValueError', "%s: approximate is %s, expected 'none' or 'tanh'", what,
-      tostring(approximate))
+    errors.choice(what, 'approximate', approximate, { 'none', 'tanh' })
   end
   return approximate == 'tanh'
 end
@@ -225,8 +224,7 @@ local reductions = { mean = C.MS_REDUCTION_MEAN, sum = C.MS_REDUCTION_SUM }
 
 local function reduction_code(what, name)
   return reductions[name == nil and 'mean' or name]
-    or errors.raise('ValueError', "%s: unknown reduction '%s', expected 'mean' or 'sum'", what,
-      tostring(name))
+    or errors.choice(what, 'reduction', name, { 'mean', 'sum' })
 end
 
 ---@class ms.ops.CrossEntropyOptions

@@ -176,7 +176,7 @@ end
 --- A nested table of its values; a plain number when it has no dimensions.
 ---@return table|number|boolean
 function Tensor:totable()
-  local sizes = self:shape()
+  local sizes = Tensor.shape(self)
   local n, boolean = tonumber(info.numel), info.dtype == C.MS_DTYPE_BOOL
   local values = B.new('double[?]', math.max(n, 1))
   calls.tensor_to_doubles(self, values, n)
@@ -223,7 +223,7 @@ end
 --- A matrix transposed.
 ---@return ms.Tensor
 function Tensor:t()
-  if self:dim() ~= 2 then
+  if Tensor.dim(self) ~= 2 then
     errors.raise('ValueError', 't: the tensor has %d dimensions, expected 2', self:dim())
   end
   return ops.transpose(self, 1, 2)
@@ -271,7 +271,7 @@ end
 
 ---@return ms.Tensor self
 function Tensor:zero_()
-  return self:fill_(0)
+  return Tensor.fill_(self, 0)
 end
 
 --- Overwrite with another tensor, broadcast and cast.

@@ -150,7 +150,7 @@ static ms_status add(msi_hooks **list, msi_tape *tape, const msi_hooks *as, int6
 ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)(void *),
                          int64_t *id)
 {
-    MS_CHECK_ARG(t != NULL && fn != NULL);
+    MS_CHECK_ARG(t != NULL && t->refcount > 0 && fn != NULL);
     if (!t->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot hook the gradient of %s, which does not require grad",
@@ -168,7 +168,7 @@ ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)
 ms_status ms_tensor_accumulate_hook(ms_tensor *t, ms_accumulate_hook fn, void *user,
                                     void (*drop)(void *), int64_t *id)
 {
-    MS_CHECK_ARG(t != NULL && fn != NULL);
+    MS_CHECK_ARG(t != NULL && t->refcount > 0 && fn != NULL);
     if (t->grad_fn != NULL || !t->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "gradients accumulate in leaves that require grad only, got %s that %s",

@@ -5,6 +5,7 @@
  * written to a tensor, by copies that cannot fail. So this rank's part is there twice for a moment;
  * its first copy goes back to the system tensor by tensor. */
 #include "io.h"
+#include "live.h"
 #include "outcome.h"
 #include "reader.h"
 #include "store.h"
@@ -21,6 +22,7 @@ typedef struct staged {
 } staged;
 
 struct ms_checkpoint_loader {
+    msi_live live;
     ms_comm *comm;
     ms_checkpoint *c;
     staged *list;
@@ -40,6 +42,7 @@ static void loader_free(ms_checkpoint_loader *l)
     }
     free(l->list);
     ms_checkpoint_close(l->c);
+    msi_live_remove(&l->live);
     free(l);
 }
 
@@ -116,6 +119,7 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
         loader_free(l);
         return status;
     }
+    msi_live_add(&l->live, MSI_LIVE_CHECKPOINT_LOADER, l);
     *out = l;
     return MS_OK;
 }
@@ -184,6 +188,7 @@ ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm, c
         loader_free(l);
         return status;
     }
+    msi_live_add(&l->live, MSI_LIVE_CHECKPOINT_LOADER, l);
     *out = l;
     return MS_OK;
 }

@@ -3,6 +3,7 @@
  * the descriptor that is then read from. */
 #include "reader.h"
 #include "io.h"
+#include "live.h"
 #include "tensor.h"
 
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 struct ms_checkpoint {
+    msi_live live;
     char *path;
     msi_manifest manifest;
     int *fds; /* one per file; -1: not opened, else verified */
@@ -134,6 +136,7 @@ ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
         ms_checkpoint_close(c);
         return status;
     }
+    msi_live_add(&c->live, MSI_LIVE_CHECKPOINT, c);
     *out = c;
     return MS_OK;
 }
@@ -148,6 +151,7 @@ void ms_checkpoint_close(ms_checkpoint *c)
             close(c->fds[i]);
         }
     }
+    msi_live_remove(&c->live);
     msi_manifest_dispose(&c->manifest);
     free(c->fds);
     free(c->path);

@@ -2,6 +2,7 @@
  * against the bytes that are there. */
 #include "io.h"
 #include "json_text.h"
+#include "live.h"
 #include "safetensors.h"
 
 #include <endian.h>
@@ -18,6 +19,7 @@ typedef struct st_entry {
 } st_entry;
 
 struct ms_safetensors {
+    msi_live live;
     char *path;
     int fd;
     int64_t data; /* offset of the data section */
@@ -313,6 +315,7 @@ ms_status ms_safetensors_open(ms_safetensors **out, const char *path)
         ms_safetensors_close(f);
         return status;
     }
+    msi_live_add(&f->live, MSI_LIVE_SAFETENSORS, f);
     *out = f;
     return MS_OK;
 }
@@ -325,6 +328,7 @@ void ms_safetensors_close(ms_safetensors *f)
     if (f->fd >= 0) {
         close(f->fd);
     }
+    msi_live_remove(&f->live);
     free(f->entries);
     free(f->header);
     free(f->path);

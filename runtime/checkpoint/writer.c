@@ -11,6 +11,7 @@
  * that fails cannot know whether its files are being published. */
 #include "folder.h"
 #include "io.h"
+#include "live.h"
 #include "outcome.h"
 #include "publish.h"
 #include "safetensors.h"
@@ -28,6 +29,7 @@
 enum { HEADER_ROOM = 64 << 10, KEY_MAX = 1024 };
 
 struct ms_checkpoint_writer {
+    msi_live live;
     ms_comm *comm;
     int32_t rank, world;
     char *name, *root, *folder;
@@ -69,6 +71,7 @@ static void writer_free(ms_checkpoint_writer *w)
     json_decref(w->report);
     json_decref(w->keys);
     json_decref(w->header);
+    msi_live_remove(&w->live);
     free(w->file_name);
     free(w->file_path);
     free(w->name);
@@ -214,6 +217,7 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
     if (status != MS_OK) {
         return give_up(w, status);
     }
+    msi_live_add(&w->live, MSI_LIVE_CHECKPOINT_WRITER, w);
     *out = w;
     return MS_OK;
 }

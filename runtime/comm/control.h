@@ -9,6 +9,7 @@
 #define MSI_CONTROL_H
 
 #include "comm.h"
+#include "live.h"
 
 #include <sys/types.h>
 
@@ -98,6 +99,7 @@ typedef struct msi_job {
 } msi_job;
 
 struct ms_comm {
+    msi_live live;
     ms_context *ctx;
     msi_job *job;
     int32_t rank, size;

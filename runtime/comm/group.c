@@ -13,7 +13,11 @@
 
 static void comm_free(ms_comm *c)
 {
-    if (c != NULL && c->is_self) {
+    if (c == NULL) {
+        return;
+    }
+    msi_live_remove(&c->live);
+    if (c->is_self) {
         free(c->members);
     }
     free(c);
@@ -87,6 +91,7 @@ static ms_status make_world(msi_dist *d)
         c->notes = (msi_note_record *)(void *)((char *)d->job->block + d->job->block->notes_at);
     }
     c->staging = (char *)d->job->block + d->job->block->staging_at;
+    msi_live_add(&c->live, MSI_LIVE_COMM, c);
     d->world = c;
     return MS_OK;
 }
@@ -109,6 +114,7 @@ static ms_status make_self(msi_dist *d)
     c->is_self = true;
     c->left = d->left;
     c->members = member;
+    msi_live_add(&c->live, MSI_LIVE_COMM, c);
     d->self = c;
     return MS_OK;
 }
@@ -366,7 +372,7 @@ bool ms_dist_abort(ms_status kind, const char *message)
 
     return d != NULL && d->job != NULL &&
            msi_job_abort(d->job, d->rank, d->rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
-                         (int)d->rank, message);
+                         (int)d->rank, message != NULL ? message : "no reason given");
 }
 
 void ms_dist_exit(int32_t code)

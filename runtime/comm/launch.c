@@ -119,6 +119,7 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
     launch->n = n;
     msi_launch_hold_signals(launch);
     msi_strays_adopt(launch);
+    msi_live_add(&launch->live, MSI_LIVE_LAUNCH, launch);
     *out = launch;
     return MS_OK;
 }
@@ -127,6 +128,7 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
 static void launch_drop(ms_launch *launch)
 {
     msi_output_free(launch->output);
+    msi_live_remove(&launch->live);
     free(launch);
 }
 

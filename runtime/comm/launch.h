@@ -20,6 +20,7 @@ typedef struct msi_child {
 } msi_child;
 
 struct ms_launch {
+    msi_live live;
     msi_dist *owner;
     msi_job *job;
     msi_output *output; /* what the ranks print; NULL: they do it themselves */

@@ -42,6 +42,7 @@ ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), 
     const char *text;
     msi_job *job;
 
+    MS_CHECK_ARG(fn != NULL);
     MS_TRY(msi_job_new(&job, n, true));
     for (; started < n; started++) {
         seat *s = &seats[started];

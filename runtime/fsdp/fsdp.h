@@ -25,6 +25,7 @@
 
 #include "autograd.h"
 #include "comm.h"
+#include "live.h"
 #include "moonshard/fsdp.h"
 
 enum { MSI_GRAD_RING = 2, MSI_MAX_LEVELS = 40, MSI_PAGE = 4096 };
@@ -101,6 +102,7 @@ typedef struct msi_level {
 } msi_level;
 
 struct ms_fsdp_unit {
+    msi_live live;
     ms_context *ctx;
     ms_comm *comm;
     ms_fsdp_tree *tree;
@@ -164,6 +166,7 @@ enum {
 };
 
 struct ms_fsdp_tree {
+    msi_live live;
     ms_context *ctx;
     ms_comm *comm;
     ms_fsdp_tree_options options;

@@ -33,6 +33,7 @@ static void dispose(ms_fsdp_tree *tree)
             msi_unit_show_shards(u);
         }
         msi_unit_dispose(u);
+        msi_live_remove(&u->live);
         free(u);
     }
     tree->n_units = 0;
@@ -49,12 +50,14 @@ static void close_registry(void *state)
 
     for (int32_t i = 0; i < r->n_trees; i++) {
         dispose(r->trees[i]);
+        msi_live_close(&r->trees[i]->live);
         if (r->trees[i]->condemned) {
             free(r->trees[i]);
         }
     }
     for (int32_t i = 0; i < r->n_units; i++) {
         msi_unit_dispose(r->units[i]);
+        msi_live_close(&r->units[i]->live);
     }
     free(r->trees);
     free(r->units);
@@ -186,6 +189,7 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
         units[i]->is_root = i == 0 && root_has_unit;
     }
     tree->n_units = n_units;
+    msi_live_add(&tree->live, MSI_LIVE_FSDP_TREE, tree);
     *out = tree;
     return MS_OK;
 failed:
@@ -199,6 +203,7 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
     if (tree == NULL) {
         return;
     }
+    msi_live_remove(&tree->live); /* what its owner let go of is no longer his */
     if (tree->ctx != NULL && tree->in_backward) {
         tree->condemned = true; /* a collector came in the middle of a backward */
         return;

@@ -275,6 +275,7 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
         ms_fsdp_unit_free(u);
         return status;
     }
+    msi_live_add(&u->live, MSI_LIVE_FSDP_UNIT, u);
     *out = u;
     return MS_OK;
 }
@@ -372,6 +373,7 @@ void ms_fsdp_unit_free(ms_fsdp_unit *u)
         msi_unit_delist(u);
         msi_unit_dispose(u);
     }
+    msi_live_remove(&u->live);
     free(u);
 }
 

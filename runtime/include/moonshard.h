@@ -1,4 +1,8 @@
-/* moonshard: sharded training without Python. The umbrella: version, then one header per room. */
+/* moonshard: sharded training without Python. The umbrella: version, then one header per room.
+ *
+ * What no caller may pass is an error, never a crash: NULL where nothing says it is allowed, a
+ * handle that was freed, a count below 0. Functions without a status give "", 0, NULL or false
+ * then, and ms_error_message() says why. */
 #ifndef MOONSHARD_H
 #define MOONSHARD_H
 

@@ -46,6 +46,7 @@ ms_status ms_optim_new(ms_optim **out, int32_t kind)
         goto failed;
     }
     o->witness_generation = o->witness->generation;
+    msi_live_add(&o->live, MSI_LIVE_OPTIM, o);
     *out = o;
     return MS_OK;
 failed:
@@ -67,6 +68,7 @@ void ms_optim_free(ms_optim *optim)
         }
         ms_tensor_free(optim->witness);
     }
+    msi_live_remove(&optim->live);
     free(optim->groups);
     free(optim->params);
     free(optim);

@@ -173,11 +173,20 @@ ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha)
     return msi_ew("add_", MSI_K_affine, &t->v, &in, 1, scalars, true);
 }
 
+ms_status msi_init_check(int32_t kind)
+{
+    return kind >= MS_INIT_NONE && kind <= MS_INIT_NORMAL
+               ? MS_OK
+               : MS_FAIL(MS_VALUE_ERROR, "rule %d for first values is none, expected %d to %d",
+                         (int)kind, MS_INIT_NONE, MS_INIT_NORMAL);
+}
+
 ms_status ms_tensor_init(ms_tensor *t, int32_t kind, double a, double b, uint64_t key)
 {
     msi_init_args args = {
         .n = msi_view_numel(&t->v), .kind = kind, .a = a, .b = b, .key = key, .seed = t->ctx->seed};
 
+    MS_TRY(msi_init_check(kind));
     if (!msi_view_contiguous(&t->v)) {
         return MS_FAIL(MS_VALUE_ERROR, "init needs a contiguous tensor, got shape %s with gaps",
                        msi_shape_text(t->v.ndim, t->v.shape));

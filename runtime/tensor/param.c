@@ -27,6 +27,7 @@ ms_status ms_tensor_parameter(ms_tensor **out, int32_t dtype, int32_t ndim, cons
         return MS_FAIL(MS_TYPE_ERROR, "a parameter has a floating dtype, got %s",
                        ms_dtype_name(dtype));
     }
+    MS_TRY(msi_init_check(init));
     MS_TRY(ms_tensor_meta(out, dtype, ndim, shape));
     ms_status status = new_param(*out);
 

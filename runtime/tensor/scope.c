@@ -128,7 +128,7 @@ bool ms_ref_alive(const ms_ref *ref)
 void ms_ref_of(ms_ref *ref, ms_tensor *t)
 {
     ref->ptr = t;
-    ref->generation = t->generation;
+    ref->generation = t != NULL ? t->generation : 0;
 }
 
 void ms_ref_release(ms_ref *ref)

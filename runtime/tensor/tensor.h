@@ -190,6 +190,8 @@ void msi_param_unlabel(ms_tensor *t);
 ms_status msi_tensor_new_internal(ms_tensor **out, ms_context *ctx, const msi_view *v);
 /* Refuse a write into shared, graph-bound or expanded memory; bump the version otherwise. */
 ms_status msi_tensor_begin_write(ms_tensor *t, const char *what);
+/* MS_VALUE_ERROR for a number that is no MS_INIT_*. */
+ms_status msi_init_check(int32_t kind);
 /* Name of a parameter for messages, else "tensor". */
 const char *msi_tensor_label(const ms_tensor *t);
 

@@ -13,6 +13,7 @@ local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local notes = require 'moonshard_ffi.notes'
 local runtime = require 'moonshard_ffi.data'
+local receiver = require 'moonshard.receiver'
 
 ---@class ms.data.Loader
 ---@field batch integer
@@ -163,4 +164,4 @@ function Loader:load_state(state)
   self._step, self._micro = state.samples / self.samples_per_step, 0
 end
 
-return Loader
+return receiver.check(Loader)

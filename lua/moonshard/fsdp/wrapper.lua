@@ -21,6 +21,7 @@ local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
+local receiver = require 'moonshard.receiver'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.util'
 local watch = require 'moonshard.fsdp.watch'
@@ -543,4 +544,4 @@ function FSDP:extra_repr()
   return self.sharding_strategy
 end
 
-return FSDP
+return receiver.check(FSDP)

@@ -23,6 +23,7 @@ local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local machine = require 'moonshard.machine'
 local ops = require 'moonshard.ops'
+local receiver = require 'moonshard.receiver'
 local rules = require 'moonshard.nn.rules'
 local scope = require 'moonshard.scope'
 local util = require 'moonshard.util'
@@ -226,4 +227,4 @@ function GPT:extra_repr()
     self.heads, self.width, self.context)
 end
 
-return GPT
+return receiver.check(GPT)

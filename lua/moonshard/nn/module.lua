@@ -12,6 +12,7 @@
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
+local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
 local tree = require 'moonshard.nn.tree'
 local arguments = require 'moonshard_ffi.arguments'
@@ -543,4 +544,4 @@ function Module:__tostring()
   return ('%s(\n%s\n)'):format(name, table.concat(lines, '\n'))
 end
 
-return Module
+return receiver.check(Module)

@@ -3,6 +3,7 @@
 
 local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.errors'
+local receiver = require 'moonshard.receiver'
 
 ---@class ms.nn.ModuleList: ms.nn.Module
 ---@field [integer] ms.nn.Module
@@ -62,4 +63,4 @@ function ModuleList:_repr_children()
   return lines
 end
 
-return ModuleList
+return receiver.check(ModuleList, Module)

@@ -10,6 +10,7 @@ local errors = require 'moonshard.errors'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.optim'
+local receiver = require 'moonshard.receiver'
 local util = require 'moonshard.util'
 
 ---@class ms.optim.Group  the optimizer's options as fields; setting one takes effect at once
@@ -241,4 +242,4 @@ function Optimizer:__tostring()
   return ('%s(\n%s\n)'):format(self._name:match('[^.]*$'), table.concat(lines, '\n'))
 end
 
-return Optimizer
+return receiver.check(Optimizer)
