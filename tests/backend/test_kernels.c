@@ -25,7 +25,9 @@ static bool gives_bool(int32_t kernel)
 static void check_complete(const msi_kernel_table *table, int32_t kernel)
 {
     const int32_t first = gives_bool(kernel) ? MS_DTYPE_BOOL : MS_DTYPE_F32;
-    const int32_t last = gives_bool(kernel) ? MS_DTYPE_BOOL : MS_DTYPE_BF16;
+    const int32_t last = gives_bool(kernel)    ? MS_DTYPE_BOOL
+                         : kernel == MSI_K_mse ? MS_DTYPE_F64 /* bf16 is squared in f32 */
+                                               : MS_DTYPE_BF16;
 
     for (int32_t dtype = first; dtype <= last; dtype++) {
         if (table->fn[kernel][dtype] == NULL) {
