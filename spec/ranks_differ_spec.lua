@@ -411,7 +411,7 @@ local LEGAL = {
   end) }, 'a loader for one rank deals to nobody else' },
   { 'rows of a batch', { backward = function(loss) loss:mul(1):backward() end },
     'ranks have different data; only collectives must fit' },
-  { 'a factor set to what it is', { after_wrap = function(model) model:set_gradient_factor(0) end },
+  { 'a factor set to what it is', { after_wrap = function(model) model:set_gradient_factor(nil) end },
     'nothing changes', nil, PLANNED },
   { 'settings changed and put back', { before_step = before(2, function(_, opt)
     opt:set_lr(9)
