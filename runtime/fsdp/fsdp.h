@@ -82,8 +82,8 @@ typedef struct msi_unit_param {
     bool contributed;      /* the running backward has written to its gradient */
     bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
-    bool trained;          /* its requires_grad, as far as the other ranks were told */
-    uint64_t origin;       /* hash of what its first values came from: equal for equal values */
+    bool trained;     /* its requires_grad, as far as the other ranks were told */
+    uint64_t origin;  /* hash of what its first values came from: equal for equal values */
     msi_grad_sink sink;
 } msi_unit_param;
 

@@ -259,16 +259,17 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
 }
 
 /* All ranks load, and the same: each takes its own part only. */
-static void note_loaded(const ms_fsdp_unit *u, const msi_unit_param *p, const msi_view *whole)
+static void note_loaded(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t hash)
 {
-    msi_note note = {.text = "hash#", .n_numbers = 1};
-    int64_t nbytes = msi_view_numel(whole) * ms_dtype_size(whole->dtype);
+    msi_note note = {.text = "hash#", .number = {msi_note_hash(hash)}, .n_numbers = 1};
 
-    if (u->world > 1) {
-        snprintf(note.label, sizeof(note.label), "values loaded into '%s'", p->name);
-        note.number[0] = msi_note_hash(ms_hash_bytes(msi_view_ptr(whole), nbytes));
-        msi_comm_note(u->comm, &note);
-    }
+    snprintf(note.label, sizeof(note.label), "values loaded into '%s'", p->name);
+    msi_comm_note(u->comm, &note);
+}
+
+static uint64_t hash_of(const msi_view *v)
+{
+    return ms_hash_bytes(msi_view_ptr(v), msi_view_numel(v) * ms_dtype_size(v->dtype));
 }
 
 ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *offsets)
@@ -319,7 +320,8 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     } else {
         MS_TRY(msi_view_like(&src, u->ctx, &full->v, full->v.dtype, MS_MEM_SCRATCH, true));
     }
-    note_loaded(u, p, &src);
+    uint64_t loaded = u->world > 1 ? hash_of(&src) : 0;
+
     if (p->piece.numel > 0) {
         src.offset += p->piece.start;
         msi_view_set_contiguous(&src, full->v.dtype, 1, &p->piece.numel);
@@ -329,6 +331,7 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     }
     msi_storage_release(src.storage);
     MS_TRY(status);
+    note_loaded(u, p, loaded);
     return ms_param_touch(p->tensor);
 }
 
@@ -340,7 +343,6 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
         ms_fsdp_unit *u = tree->units[i];
         int64_t size = ms_dtype_size(u->orig_dtype);
         msi_storage *full;
-
         ms_status status = gather_flat(u, &full);
 
         if (status != MS_OK) {
