@@ -464,6 +464,12 @@ describe('saving', function()
     checks.raises('TypeError', "'keep' is a boolean", checkpoint.Manager,
       { root = root, keep = false })
     checks.raises('TypeError', "'keep' is 2.5", checkpoint.prune, root, 2.5)
+    checks.raises('TypeError', "'path' is a nil", checkpoint.export, nil, m)
+    checks.raises('TypeError', "'model' is a nil", checkpoint.export, root)
+    checks.raises('TypeError', "'model' is a string", checkpoint.import, root, 'm')
+    checks.raises('ValueError', "'path' is empty", checkpoint.read_safetensors, '')
+    checks.raises('TypeError', "'sd' is a tensor", checkpoint.write_safetensors, root, ms.ones(1))
+    checks.raises('TypeError', "entry 1 is a number", checkpoint.write_safetensors, root, { a = 1 })
     checks.raises('TypeError', "'step' is a nil", function()
       checkpoint.Manager({ root = root }):save {}
     end)

@@ -40,12 +40,17 @@ end
 local PARTS = { 'model', 'optimizer', 'loader' }
 local METHODS = { model = 'named_parameters', optimizer = '_entries', loader = 'check_state' }
 
+local function check_part(what, name, part)
+  local is_object = type(part) == 'table' and rawget(part, '_name') == nil
+  if not (is_object and type(part[METHODS[name]]) == 'function') then
+    arguments.refuse(what, name, part, 'the ' .. name .. ' itself')
+  end
+end
+
 local function check_parts(what, opts)
   for _, name in ipairs(PARTS) do
-    local part = opts[name]
-    local is_object = type(part) == 'table' and rawget(part, '_name') == nil
-    if part ~= nil and not (is_object and type(part[METHODS[name]]) == 'function') then
-      arguments.refuse(what, name, part, 'the ' .. name .. ' itself')
+    if opts[name] ~= nil then
+      check_part(what, name, opts[name])
     end
   end
 end
@@ -387,6 +392,8 @@ end
 ---@param path string
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)
+  check_path('checkpoint.export', 'path', path)
+  check_part('checkpoint.export', 'model', model)
   local sd = model:state_dict { rank0_only = true }
   if sharding.place(sharding.world()) == 0 then
     local names, tensors, seen = {}, {}, {}
@@ -406,6 +413,8 @@ end
 ---@param path string
 ---@param model ms.nn.Module
 function checkpoint.import(path, model)
+  check_path('checkpoint.import', 'path', path)
+  check_part('checkpoint.import', 'model', model)
   local names, tensors = runtime.load_safetensors(path)
   local sd, name_of = {}, {}
   for i, name in ipairs(names) do
@@ -428,6 +437,7 @@ end
 ---@param path string
 ---@return ms.StateDict
 function checkpoint.read_safetensors(path)
+  check_path('checkpoint.read_safetensors', 'path', path)
   local names, tensors = runtime.load_safetensors(path)
   local sd = {}
   for i, name in ipairs(names) do
@@ -440,6 +450,8 @@ end
 ---@param path string
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 function checkpoint.write_safetensors(path, sd)
+  check_path('checkpoint.write_safetensors', 'path', path)
+  arguments.list('checkpoint.write_safetensors', 'sd', sd)
   local names, tensors = sd[1] and util.slice(sd, 1) or util.sorted_keys(sd), {}
   for i, name in ipairs(names) do
     tensors[i] = sd[name]
