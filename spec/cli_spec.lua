@@ -94,7 +94,7 @@ describe('the moonshard command', function()
     local prefix = os.tmpname()
     os.remove(prefix)
     local made = shell(('cmake --install %s --prefix %s'):format(B.folder, prefix))
-    local bare = ('cd / && env -i PATH=/usr/bin:/bin LD_PRELOAD="%s" ASAN_OPTIONS="%s" ')
+    local bare = ('env -C / -i PATH=/usr/bin:/bin LD_PRELOAD="%s" ASAN_OPTIONS="%s" ')
       :format(os.getenv('LD_PRELOAD') or '', os.getenv('ASAN_OPTIONS') or '')
     local link = prefix .. '/moonshard'
     shell(('ln -s %s/bin/moonshard %s'):format(prefix, link))

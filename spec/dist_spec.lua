@@ -219,6 +219,20 @@ describe('dist.init', function()
     end
   end)
 
+  it('prints a traceback once when all ranks raise the same, and each when they do not', function()
+    for same = 0, 1 do
+      with_script(([[
+        local world = ms.dist.init{ ranks = 3 }
+        local function somewhere_deep() error(%d == 1 and 'boom' or 'boom ' .. world.rank) end
+        somewhere_deep()
+      ]]):format(same), function(path)
+        local output = shell('timeout 20 luajit ' .. path)
+        local _, times = output:gsub("in function 'somewhere_deep'", '')
+        assert.equal(same == 1 and 1 or 3, times, output)
+      end)
+    end
+  end)
+
   it('prints lines of ranks when they are whole, though a pipe takes them', function()
     for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2',
       'bindings/moonshard run -n 2 --no-prefix' } do

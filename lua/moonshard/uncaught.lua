@@ -34,6 +34,14 @@ local function details(err, level)
   return more .. (traceback ~= '' and '\n' .. traceback or '')
 end
 
+local comm_out = B.new('ms_comm *[1]')
+
+--- Did another rank fail by the same? Every collective of a job that has failed says why.
+local function is_known(line)
+  return C.ms_comm_world(comm_out) == 0 and C.ms_comm_barrier(comm_out[0]) ~= 0
+    and B.string(C.ms_error_message()):find(line, 1, true) ~= nil
+end
+
 --- Message handler of xpcall: tell the job.
 ---@return string text  for the rank to print: a line, or all when the job ends for another reason
 function uncaught.tell(err)
@@ -44,7 +52,7 @@ function uncaught.tell(err)
   local text = line .. details(err, 2)
   local is_cause = C.ms_dist_abort(errors.status(err), cut(text))
   local is_consequence = errors.is(err) and err.kind == 'CommError'
-  return (is_cause or is_consequence) and line or text
+  return (is_cause or is_consequence or is_known(line)) and line or text
 end
 
 --- The outermost function on the stack, when it is C: luajit's, which runs the script.

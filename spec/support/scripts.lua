@@ -1,17 +1,16 @@
---- Running scripts and command lines from specs.
+--- Running scripts and command lines of this tree from specs.
+
+local shell = require 'support.shell'
 
 local scripts = {}
 
---- Run a command line.
+--- Run a command in this tree.
 ---@param command string
 ---@return string output   of stdout and stderr
 ---@return integer code
 function scripts.shell(command)
-  local pipe = io.popen('(' .. command .. ') 2>&1; echo "code $?"')
-  local output = pipe:read('*a')
-  pipe:close()
-  local text, code = output:match('^(.*)code (%d+)\n$')
-  return text, tonumber(code)
+  local code, output = shell.run('.', command)
+  return output, code
 end
 
 --- Call `fn(path)` with a script of this code, which finds the library as `ms`.
@@ -21,9 +20,7 @@ function scripts.with_script(code, fn)
   local path = os.tmpname()
   os.remove(path)
   path = path .. '.lua'
-  local file = assert(io.open(path, 'w'))
-  file:write("local ms = require 'moonshard'\n", code)
-  file:close()
+  shell.write(path, "local ms = require 'moonshard'\n" .. code)
   local ok, err = pcall(fn, path)
   os.remove(path)
   if not ok then
