@@ -40,8 +40,8 @@ static ms_status absent(const msi_view *v)
     }
     if (s->kind == MS_STORAGE_NONE) {
         return MS_FAIL(MS_RUNTIME_ERROR,
-                       "a meta tensor or parameter of shape %s has no values yet: materialize() on "
-                       "its module gives it some",
+                       "a meta tensor of shape %s has no values yet; a parameter gets some when "
+                       "its module is called, or from materialize()",
                        msi_shape_text(v->ndim, v->shape));
     }
     return MS_FAIL(MS_RUNTIME_ERROR, "a tensor of shape %s has no memory now: %s",

@@ -187,7 +187,8 @@ describe('nn.Module', function()
 
   it('has no values before it is materialised, and says so', function()
     local model = nn.Sequential(nn.Linear(2, 2))
-    checks.raises('RuntimeError', 'has no values yet: materialize() on its module', function()
+    checks.raises('RuntimeError', 'has no values yet; a parameter gets some when its module is '
+      .. 'called, or from materialize()', function()
       model[1].weight:fill_(1)
     end)
     model:parameters()

@@ -108,7 +108,7 @@ static void test_tensor__a_meta_tensor_has_no_values(void **state)
 
     (void)state;
     assert_ok(ms_tensor_meta(&t, MS_DTYPE_F32, 1, shape));
-    assert_fails(MS_RUNTIME_ERROR, "a meta tensor or parameter of shape (3) has no values yet",
+    assert_fails(MS_RUNTIME_ERROR, "a meta tensor of shape (3) has no values yet",
                  ms_tensor_to_doubles(t, out, 3));
     ms_tensor_free(t);
 }
@@ -315,7 +315,7 @@ static void test_tensor_parameter__takes_memory_only_when_materialised(void **st
 {
     const int64_t shape[2] = {100, 7};
     ms_memory_stats before, declared, after;
-    ms_tensor *a, *b;
+    ms_tensor *a, *b, *view;
     double x[700], y[700];
 
     (void)state;
@@ -325,7 +325,13 @@ static void test_tensor_parameter__takes_memory_only_when_materialised(void **st
     assert_ok(ms_tensor_set_name(a, "h.0.weight"));
     ms_memory_stats_get(&declared);
     assert_int_equal(before.live_total, declared.live_total);
+    assert_fails(MS_RUNTIME_ERROR, "parameter 'h.0.weight' has no values yet: call its module",
+                 ms_tensor_to_doubles(a, x, 700));
+    assert_ok(ms_tensor_detach(&view, a));
     assert_ok(ms_tensor_materialize(a));
+    assert_fails(MS_RUNTIME_ERROR, "a meta tensor of shape (100, 7) has no values yet",
+                 ms_tensor_to_doubles(view, x, 700)); /* what it views has lost its name */
+    ms_tensor_free(view);
     ms_memory_stats_get(&after);
     assert_int_equal(before.live[MS_MEM_PARAMETER] + 2800, after.live[MS_MEM_PARAMETER]);
     assert_ok(ms_tensor_parameter(&b, MS_DTYPE_F32, 2, shape, MS_INIT_NORMAL, 0, 0.02));
