@@ -12,6 +12,7 @@ local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local json = require 'moonshard.json'
 local parameter = require 'moonshard_ffi.parameter'
+local receiver = require 'moonshard.receiver'
 local runtime = require 'moonshard_ffi.checkpoint'
 local sharding = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.util'
@@ -383,10 +384,18 @@ end
 
 -- -- interchange ---------------------------------------------------------------------------------
 
+local function check_file(what, path, model)
+  arguments.text(what, 'path', path)
+  if not tree.is_module(model) then
+    arguments.refuse(what, 'model', model, 'a module')
+  end
+end
+
 --- Write all full parameters as one safetensors file (by rank 0). Collective.
 ---@param path string
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)
+  check_file('checkpoint.export', path, model)
   local sd = model:state_dict { rank0_only = true }
   if sharding.place(sharding.world()) == 0 then
     local names, tensors, seen = {}, {}, {}
@@ -406,6 +415,7 @@ end
 ---@param path string
 ---@param model ms.nn.Module
 function checkpoint.import(path, model)
+  check_file('checkpoint.import', path, model)
   local names, tensors = runtime.load_safetensors(path)
   local sd, name_of = {}, {}
   for i, name in ipairs(names) do
@@ -428,6 +438,7 @@ end
 ---@param path string
 ---@return ms.StateDict
 function checkpoint.read_safetensors(path)
+  arguments.text('checkpoint.read_safetensors', 'path', path)
   local names, tensors = runtime.load_safetensors(path)
   local sd = {}
   for i, name in ipairs(names) do
@@ -440,11 +451,16 @@ end
 ---@param path string
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 function checkpoint.write_safetensors(path, sd)
+  arguments.text('checkpoint.write_safetensors', 'path', path)
+  arguments.list('checkpoint.write_safetensors', 'sd', sd)
   local names, tensors = sd[1] and util.slice(sd, 1) or util.sorted_keys(sd), {}
   for i, name in ipairs(names) do
-    tensors[i] = sd[name]
+    arguments.text('checkpoint.write_safetensors', 'name', name)
+    tensors[i] = arguments.tensor('checkpoint.write_safetensors', name, sd[name])
   end
   runtime.save_safetensors(path, names, tensors)
 end
+
+receiver.check(Manager)
 
 return checkpoint
