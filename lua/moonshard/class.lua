@@ -14,8 +14,6 @@ local arguments = require 'moonshard_ffi.arguments'
 ---@field _parent ms.Class?
 ---@overload fun(...): any
 
-local arguments = require 'moonshard_ffi.arguments'
-
 local function construct(cls, ...)
   local object = setmetatable({}, cls)
   object:init(...)

@@ -584,6 +584,11 @@ of['ms.dist.all_reduce'] = function() return { x(), maybe(reduction) } end
 of['ms.dist.all_gather'] = function() return { x(), maybe(x()) } end
 of['ms.dist.reduce_scatter'] = function() return { x(), x(), maybe(reduction) } end
 of['ms.dist.broadcast'] = function() return { x(), maybe(whole(0)) } end
+of['ms.dist.same'] = function()
+  return { text 'batch', kind(function(v)
+    return type(v) == 'string' or type(v) == 'number' or type(v) == 'boolean'
+  end)(1) }
+end
 of['ms.dist.counts'] = function() return { maybe(group(ms.dist.world())) } end
 of['ms.dist.init'] = function() return { maybe(options { ranks = maybe(positive(1)) }) } end
 of['ms.dist.run'] = function()
