@@ -12,6 +12,7 @@ local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local json = require 'moonshard.json'
 local parameter = require 'moonshard_ffi.parameter'
+local receiver = require 'moonshard.receiver'
 local runtime = require 'moonshard_ffi.checkpoint'
 local sharding = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.util'
@@ -454,9 +455,12 @@ function checkpoint.write_safetensors(path, sd)
   arguments.list('checkpoint.write_safetensors', 'sd', sd)
   local names, tensors = sd[1] and util.slice(sd, 1) or util.sorted_keys(sd), {}
   for i, name in ipairs(names) do
-    tensors[i] = sd[name]
+    arguments.text('checkpoint.write_safetensors', 'name', name)
+    tensors[i] = arguments.tensor('checkpoint.write_safetensors', name, sd[name])
   end
   runtime.save_safetensors(path, names, tensors)
 end
+
+receiver.check(Manager)
 
 return checkpoint

@@ -98,6 +98,7 @@ function errors.nearest(word, known)
   arguments.list('nearest', 'known', known)
   local best, best_distance
   for _, candidate in ipairs(known) do
+    arguments.text('nearest', 'known', candidate)
     local d = distance(word:lower(), candidate:lower())
     if not best or d < best_distance then
       best, best_distance = candidate, d
@@ -136,6 +137,7 @@ end
 ---@return string
 function errors.choice(what, name, value, allowed)
   for _, choice in ipairs(arguments.list(what, 'allowed', allowed)) do
+    arguments.text(what, 'allowed', choice)
     if value == choice then
       return value
     end

@@ -13,8 +13,10 @@ local schedule = {}
 ---@field total integer  step from which the rate stays `final`
 ---@field final? number  default 0
 
+local KNOWN = { lr = 'number', warmup = 'number', total = 'number', final = 'number' }
+
 local function checked(name, opts)
-  opts = errors.options(name, opts, { 'lr', 'warmup', 'total', 'final' })
+  opts = errors.options(name, opts, KNOWN)
   for _, field in ipairs { 'lr', 'total' } do
     if type(opts[field]) ~= 'number' then
       errors.raise('ValueError', '%s needs %s, a number', name, field)
@@ -63,6 +65,7 @@ end
 ---@param opts { lr: number, warmup?: integer }
 ---@return fun(step: integer): number
 function schedule.constant(opts)
+  opts = errors.options('schedule.constant', opts, { lr = 'number', warmup = 'number' })
   local lr, warmup = checked('schedule.constant', {
     lr = opts.lr, warmup = opts.warmup, total = math.max(1, opts.warmup or 0),
   })

@@ -123,10 +123,9 @@ ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int
         int64_t sa = ia >= 0 ? a->shape[ia] : 1, sb = ib >= 0 ? b->shape[ib] : 1;
 
         if (sa != sb && sa != 1 && sb != 1) {
-            return MS_FAIL(MS_VALUE_ERROR,
-                           "shapes %s and %s do not broadcast: dimension %d is %lld and %lld",
+            return MS_FAIL(MS_VALUE_ERROR, "shapes %s and %s do not broadcast: %lld meets %lld",
                            msi_shape_text(a->ndim, a->shape), msi_shape_text(b->ndim, b->shape),
-                           (int)i, (long long)sa, (long long)sb);
+                           (long long)sa, (long long)sb);
         }
         shape[i] = sa == 1 ? sb : sa;
     }

@@ -3,8 +3,8 @@
 
 local child = {}
 
---- Run a script with a folder of its own in MS_MISUSE_DIR; its last argument is the file its
---- progress goes to.
+--- Run a script in a folder of its own, which MS_MISUSE_DIR names; its last argument is the file
+--- its progress goes to.
 ---@param script string
 ---@param arguments (string|number)[]
 ---@param seconds integer  it is killed after these
@@ -17,8 +17,12 @@ function child.run(script, arguments, seconds)
   local tokens = assert(io.open(folder .. '/tokens', 'w'))
   tokens:write('abcdefgh')
   tokens:close()
-  local command = ("MS_MISUSE_DIR=%s LUA_PATH='spec/?.lua;%s' timeout -s KILL %d luajit %s %s %s")
-    :format(folder, package.path, seconds, script, table.concat(arguments, ' '),
+  local here = require('lfs').currentdir()
+  local path = ('spec/?.lua;bindings/?.lua;' .. package.path):gsub('([^;]+)', function(place)
+    return place:sub(1, 1) == '/' and place or here .. '/' .. place
+  end)
+  local command = ("cd %s && MS_MISUSE_DIR=%s LUA_PATH='%s' timeout -s KILL %d luajit %s/%s %s %s")
+    :format(folder, folder, path, seconds, here, script, table.concat(arguments, ' '),
       folder .. '/progress')
   local lines = {}
   pipe = io.popen(command .. ' 2>' .. folder .. '/errors')

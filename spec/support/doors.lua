@@ -5,7 +5,6 @@
 --- headers. What may not happen is printed; the call being made stands in the file PROGRESS.
 
 local ffi = require 'ffi'
-package.path = 'bindings/?.lua;' .. package.path
 
 local ms = require 'moonshard'
 local library = require 'moonshard_ffi.library'

@@ -62,7 +62,7 @@ local rubbish = {
   { 'a coroutine', function() return coroutine.create(function() end) end },
   { '5LL', function() return 5LL end },
   { 'a struct', function() return B.new('ms_memory_stats') end },
-  { 'a null pointer', function() return B.cast('void *', 0) end },
+  { 'a pointer', function() return B.cast('void *', 16) end },
   { 'a userdata', function() return newproxy(true) end },
   { 'rand(2, 3)', function() return ms.rand(2, 3) end },
   { 'rand(7)', function() return ms.rand(7) end },
@@ -102,7 +102,7 @@ for _, kind in ipairs(B.errors.kinds) do
 end
 
 local RAW = {
-  'attempt to', 'bad argument', 'cannot convert', 'bad FFI', 'stack overflow', 'cdata<',
+  'attempt to', 'bad argument', 'cannot convert', 'bad FFI', 'stack overflow',
   'argument check', 'not enough memory',
 }
 

@@ -18,6 +18,12 @@ local function maybe(argument)
   return argument
 end
 
+--- A number of things to do: many of them are no misuse, only long.
+local function bounded(argument)
+  argument.bounded = true
+  return argument
+end
+
 --- Not to be replaced: calling something else calls something else.
 local function fixed(argument)
   argument.fixed = true
@@ -56,7 +62,7 @@ local scalar = kind(function(v) return is_live(v) or type(v) == 'number' end)
 local operand = kind(function(v)
   return is_live(v) or type(v) == 'number' or type(v) == 'boolean'
 end)
-local dtype = kind(function(v) return type(v) == 'string' and ms[v] == v end)
+local dtype = kind(function(v) return type(v) == 'string' and rawget(ms, v) == v end)
 local dims = kind(function(v) return is_whole(v) or type(v) == 'table' end)
 
 local function choice(value, ...)
@@ -313,37 +319,39 @@ of['ms.errors.options'] = function() return { any 'f', maybe(list {}), list { 'b
 
 for _, name in ipairs {
   'is_grad_enabled', 'autograd.is_grad_enabled', 'collect', 'cpu_isa', 'is_terminal',
-  'matmul_created', 'memory', 'numerics', 'reset_peak_memory', 'time', 'dist.barrier',
+  'matmul_created', 'matmul_kept', 'memory', 'numerics', 'reset_peak_memory', 'time',
+  'dist.barrier',
   'dist.catch_signals', 'dist.info', 'dist.rank', 'dist.stop_requested', 'dist.wait_seconds',
   'dist.world', 'dist.world_size', 'nn.init.zeros', 'nn.init.ones',
 } do
   of['ms.' .. name] = function() return {} end
 end
 of['ms.matmul_name'] = function() return { dtype 'f32' } end
-of['ms.matmul_peak'] = function() return { dtype 'f32', number(1e-3) } end
+of['ms.matmul_peak'] = function() return { dtype 'f32', maybe(number(1e-3)) } end
 of['ms.matmul_scratch'] = function() return { dtype 'f32', whole(1), whole(2), whole(3) } end
 
 -- -- modules -------------------------------------------------------------------------------------
 
 local positive = kind(function(v) return is_whole(v) and v > 0 end)
+local size = kind(function(v) return is_whole(v) and v >= 0 end)
 local rule = kind(function(v) return type(v) == 'table' and v.kind ~= nil end)
 
 of['ms.nn.Module'] = function() return {} end
 of['ms.nn.Linear'] = function()
-  return { positive(3), positive(2), bias_options {
+  return { size(3), size(2), bias_options {
     init = maybe(rule(ms.nn.init.ones())), bias_init = maybe(rule(ms.nn.init.ones())),
   } }
 end
 of['ms.nn.LinearGELU'] = function()
-  return { positive(3), positive(2), bias_options { approximate = maybe(choice('none', 'tanh')) } }
+  return { size(3), size(2), bias_options { approximate = maybe(choice('none', 'tanh')) } }
 end
 of['ms.nn.Embedding'] = function()
-  return { positive(3), positive(2), maybe(options {
+  return { size(3), size(2), maybe(options {
     dtype = maybe(dtype 'f32'), init = maybe(rule(ms.nn.init.ones())),
   }) }
 end
 of['ms.nn.LayerNorm'] = function()
-  return { positive(3), bias_options {
+  return { size(3), bias_options {
     eps = maybe(number(1e-5)), elementwise_affine = maybe(flag(true)),
   } }
 end
@@ -358,8 +366,8 @@ of['ms.nn.CausalSelfAttention'] = function()
 end
 of['ms.nn.TransformerBlock'] = of['ms.nn.CausalSelfAttention']
 of['ms.nn.FeedForward'] = function()
-  return { positive(4), bias_options {
-    dropout = maybe(number(0)), hidden = maybe(positive(8)),
+  return { size(4), bias_options {
+    dropout = maybe(number(0)), hidden = maybe(size(8)),
     approximate = maybe(choice('none', 'tanh')),
   } }
 end
@@ -414,7 +422,7 @@ of['ms.models.GPT:forward'] = function()
   return { fixed(module(m)), ids(), maybe(ids()) }
 end
 of['ms.models.GPT:generate'] = function()
-  return { module(gpt()), list { 1, 2 }, whole(2), maybe(options {
+  return { module(gpt()), list { 1, 2 }, bounded(whole(2)), maybe(options {
     temperature = maybe(number(1)), top_k = maybe(whole(2)), seed = maybe(whole(3)),
     on_token = maybe(fn(pass)),
   }) }
@@ -441,7 +449,7 @@ local function on_module(name, ...)
 end
 
 for _, name in ipairs {
-  'children', 'eval', 'extra_repr', 'materialize', 'modules', 'named_buffers', 'named_children',
+  'children', 'eval', 'materialize', 'modules', 'named_buffers', 'named_children',
   'num_parameters', 'path', 'zero_grad',
 } do
   on_module(name)
@@ -550,6 +558,7 @@ of['ms.data.Loader:load_state'] = function()
   local l = loader()
   return { object(l, ms.data.Loader), list(l:state()) }
 end
+of['ms.data.Loader:check_state'] = of['ms.data.Loader:load_state']
 of['ms.data.bytes'] = function() return { text 'abc' } end
 of['ms.data.text'] = function() return { list { 97, 98 } } end
 of['ms.data.tokens'] = function()
@@ -575,6 +584,11 @@ of['ms.dist.all_reduce'] = function() return { x(), maybe(reduction) } end
 of['ms.dist.all_gather'] = function() return { x(), maybe(x()) } end
 of['ms.dist.reduce_scatter'] = function() return { x(), x(), maybe(reduction) } end
 of['ms.dist.broadcast'] = function() return { x(), maybe(whole(0)) } end
+of['ms.dist.same'] = function()
+  return { text 'batch', kind(function(v)
+    return type(v) == 'string' or type(v) == 'number' or type(v) == 'boolean'
+  end)(1) }
+end
 of['ms.dist.counts'] = function() return { maybe(group(ms.dist.world())) } end
 of['ms.dist.init'] = function() return { maybe(options { ranks = maybe(positive(1)) }) } end
 of['ms.dist.run'] = function()
@@ -600,7 +614,7 @@ end
 of['ms.fsdp.FSDP'] = function() return { module(), fsdp_options() } end
 of['ms.fsdp.FSDP:forward'] = function() return { fixed(wrapped()), x() } end
 for _, name in ipairs {
-  'apply', 'collectives', 'extra_repr', 'hash', 'plan', 'reshard', 'units', 'unshard', 'state_dict',
+  'apply', 'collectives', 'hash', 'plan', 'reshard', 'units', 'unshard', 'state_dict',
 } do
   of['ms.fsdp.FSDP:' .. name] = function() return { wrapped() } end
 end
@@ -621,22 +635,18 @@ of['ms.fsdp.CustomPolicy'] = function() return { fn(function() return false end)
 of['ms.fsdp.lambda_auto_wrap_policy'] = of['ms.fsdp.CustomPolicy']
 of['ms.fsdp.or_policy'] = function() return { list { ms.fsdp.always_wrap_policy } } end
 of['ms.fsdp.always_wrap_policy'] = function() return { any(1) } end
+-- Called with a module it is a policy itself.
 of['ms.fsdp.size_based_auto_wrap_policy'] = function()
-  return { maybe(kind(function(v)
-    return type(v) == 'table' and (ms.is(v, ms.nn.Module) or v.min_num_params ~= nil)
-  end) { min_num_params = 10 }) }
+  local first = kind(function(v)
+    return ms.is(v, ms.nn.Module) or type(v) == 'table' and next(v) == nil
+  end)
+  return { maybe(first(linear())), flag(true), number(10) }
 end
-for _, name in ipairs { 'ModuleWrapPolicy', 'CustomPolicy' } do
-  of['ms.fsdp.' .. name .. ':choose'] = function()
-    local policy = name == 'CustomPolicy' and ms.fsdp.CustomPolicy(function() return false end)
-      or ms.fsdp.ModuleWrapPolicy { ms.nn.Linear }
-    return { object(policy, ms.fsdp[name]), module(), list {}, list {} }
-  end
-end
-of['ms.fsdp.enable_wrap'] = function()
-  return { maybe(options { use_orig_params = maybe(flag(true)) }), fn(pass) }
+of['ms.fsdp.enable_wrap'] = function() -- options are looked at where it wraps
+  return { maybe(list { use_orig_params = true }), fn(pass) }
 end
 of['ms.fsdp.wrap'] = function() return { module(), maybe(list {}) } end
+of['ms.fsdp.FSDP:register_comm_hook'] = function() return { wrapped() } end
 of['ms.fsdp.summon_full_params'] = function()
   return { module(wrapped().value), maybe(options {
     recurse = maybe(flag(true)), writeback = maybe(flag(true)), rank0_only = maybe(flag(false)),
@@ -666,7 +676,7 @@ end
 of['ms.checkpoint.save'] = function() return { text(root), text 'one', save_options() } end
 of['ms.checkpoint.load'] = function()
   local path, model = saved()
-  return { text(path), options { model = maybe(module(model)) } }
+  return { text(path), maybe(options { model = maybe(module(model)) }) }
 end
 of['ms.checkpoint.read_meta'] = function() return { text((saved())) } end
 of['ms.checkpoint.latest'] = function() return { text(root) } end
@@ -676,7 +686,7 @@ of['ms.checkpoint.Manager'] = function()
 end
 of['ms.checkpoint.Manager:save'] = function() return { manager(), save_options() } end
 of['ms.checkpoint.Manager:resume'] = function()
-  return { manager(), options { model = maybe(module(linear())) } }
+  return { manager(), maybe(options { model = maybe(module(linear())) }) }
 end
 local file = folder .. '/x.safetensors'
 of['ms.checkpoint.export'] = function() return { text(file), module() } end
@@ -698,7 +708,8 @@ signatures.of = of
 --- What raises as it should: with any arguments, any error of the library is right.
 signatures.raises = {
   ['ms.error'] = true, ['ms.errors.raise'] = true, ['ms.errors.check'] = true,
-  ['ms.nn.Module:forward'] = true, ['ms.optim.Optimizer'] = true,
+  ['ms.nn.Module:forward'] = true, ['ms.fsdp.FSDP:register_comm_hook'] = true,
+  ['ms.optim.Optimizer'] = true,
 }
 
 --- What no fuzzer may call rightly, and why. Wrong arguments are tried where there are any.

@@ -8,8 +8,8 @@ local ms = require 'moonshard'
 ---@field fn fun(...): any
 ---@field class ms.Class?
 
--- What a class gives to the library; scripts make objects, call modules and print them.
-local GIVEN = { init = true, forward = true, extra_repr = true }
+-- What a class gives to the library; scripts make objects, call modules, print them, name policies.
+local GIVEN = { init = true, forward = true, extra_repr = true, choose = true }
 
 local function called(module, ...)
   return module(...)

@@ -7,6 +7,7 @@
 ---
 --- Shapes: x, y i64 (B, T); y is x one token later
 
+local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local create = require 'moonshard.create'
 local dist = require 'moonshard.dist'
@@ -36,9 +37,10 @@ local Loader = class('data.Loader')
 ---@param opts ms.data.Loader.Options
 function Loader:init(opts)
   opts = errors.options(self._name, opts, {
-    'tokens', 'batch', 'context', 'seed', 'shuffle', 'rank', 'world_size', 'micro_batches',
+    tokens = 'tensor', batch = 'number', context = 'number', seed = 'whole', shuffle = 'flag',
+    rank = 'whole', world_size = 'number', micro_batches = 'number',
   })
-  self.tokens = opts.tokens
+  self.tokens = arguments.tensor(self._name, 'tokens', opts.tokens)
   self.batch, self.context = opts.batch, opts.context
   self.seed, self.shuffle = opts.seed or 0, opts.shuffle ~= false
   self.rank, self.world_size = opts.rank or 0, opts.world_size or 1
@@ -108,7 +110,7 @@ end
 ---@param most? integer  stop after so many micro-batches (default: never)
 ---@return fun(): integer?, ms.Tensor?, ms.Tensor?, integer?
 function Loader:batches(most)
-  local left = most or math.huge
+  local left = arguments.number('batches', 'most', most, math.huge)
   return function()
     if left < 1 then
       return nil

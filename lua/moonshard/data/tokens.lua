@@ -16,7 +16,7 @@ function data.tokens(path, dtype)
   if type(path) ~= 'string' then
     errors.raise('TypeError', 'data.tokens takes a path, got a %s', type(path))
   end
-  return runtime.map(path, dtype or 'u8')
+  return runtime.map(path, dtype == nil and 'u8' or dtype)
 end
 
 --- The bytes of a string as tokens.

@@ -44,6 +44,8 @@ local function size_based(opts)
   local leaves = opts.force_leaf_modules or size_policy.FORCE_LEAF_MODULES
   local excluded = opts.exclude_wrap_modules or size_policy.EXCLUDE_WRAP_MODULES
   return function(module, recurse, numel)
+    arguments.flag('size_based_auto_wrap_policy', 'recurse', recurse)
+    arguments.number('size_based_auto_wrap_policy', 'numel', numel)
     return numel >= least and not util.is_any(module, recurse and leaves or excluded)
   end
 end

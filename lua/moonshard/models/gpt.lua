@@ -119,7 +119,10 @@ function GPT:forward(ids, targets)
     x = self.h[i](x)
   end
   local logits = self.lm_head(self.ln_f(x))
-  return targets and ops.cross_entropy(logits, targets) or logits
+  if targets == nil then
+    return logits
+  end
+  return ops.cross_entropy(logits, targets)
 end
 
 ---@class ms.models.GPT.GenerateOptions

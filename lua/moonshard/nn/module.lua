@@ -195,6 +195,9 @@ end
 function Module:child(name, module, key)
   check_module(self, name, module)
   check_name(self, 'child', name)
+  if key ~= nil and type(key) ~= 'string' then
+    arguments.whole('child', 'key', key)
+  end
   tree.check_unplanned(self, 'child', name)
   tree.check_acyclic(self, name, module)
   local list = own(self, '_children')

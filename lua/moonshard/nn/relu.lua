@@ -2,6 +2,7 @@
 
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
+local ops = require 'moonshard.ops'
 
 ---@class ms.nn.ReLU: ms.nn.Module
 ---@overload fun(): ms.nn.ReLU
@@ -14,7 +15,7 @@ end
 ---@param x ms.Tensor
 ---@return ms.Tensor
 function ReLU:forward(x)
-  return x:relu()
+  return ops.relu(x)
 end
 
 return ReLU

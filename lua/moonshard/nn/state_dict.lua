@@ -104,7 +104,7 @@ local function examine(module, list, sd, strict)
   end
   for _, name in ipairs(names_of(sd)) do
     if not wanted[name] then
-      unexpected[#unexpected + 1] = name
+      unexpected[#unexpected + 1] = type(name) == 'string' and name or arguments.noun(name)
     end
   end
   if strict and #unexpected > 0 then

@@ -2,6 +2,7 @@
 
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
+local ops = require 'moonshard.ops'
 
 ---@class ms.nn.Tanh: ms.nn.Module
 ---@overload fun(): ms.nn.Tanh
@@ -14,7 +15,7 @@ end
 ---@param x ms.Tensor
 ---@return ms.Tensor
 function Tanh:forward(x)
-  return x:tanh()
+  return ops.tanh(x)
 end
 
 return Tanh

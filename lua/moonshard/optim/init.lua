@@ -23,7 +23,8 @@ local optim = {}
 ---@param norm_type? number  2 (default) or math.huge
 ---@return number  the norm before
 function optim.clip_grad_norm_(params, max_norm, norm_type)
-  return require('moonshard_ffi.optim').clip(params, max_norm, norm_type or 2)
+  return require('moonshard_ffi.optim').clip(params, max_norm,
+    norm_type == nil and 2 or norm_type)
 end
 
 return namespace('optim', optim, lazy, { GradScaler = 'loss scaling' })

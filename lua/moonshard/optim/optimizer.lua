@@ -5,6 +5,7 @@
 ---
 --- Touches: moonshard.class, moonshard.errors, moonshard_ffi.optim.
 
+local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local notes = require 'moonshard_ffi.notes'
@@ -73,7 +74,7 @@ end
 --- Append a parameter group.
 ---@param group { params: ms.Tensor[]|ms.Tensor, [string]: any }  options override the defaults
 function Optimizer:add_param_group(group)
-  local list = group.params
+  local list = arguments.list('add_param_group', 'group', group).params
   local given = util.merged(group)
   given.params = nil
   errors.options('a parameter group of ' .. self._name, given, self.options)
@@ -90,6 +91,10 @@ end
 ---@param params ms.Tensor[]|table[]  parameters, or groups { params = ..., lr = ... }
 ---@param opts table?
 function Optimizer:init(params, opts)
+  if self.kind == '' then
+    errors.raise('NotImplementedError', '%s has no update rule; use optim.SGD, Adam or AdamW',
+      self._name)
+  end
   self.defaults = util.merged(errors.options(self._name, opts, self.options))
   self._known = {}
   for _, name in ipairs(self.options) do
@@ -116,9 +121,10 @@ end
 ---@param lr number
 ---@param group? integer  from 1
 function Optimizer:set_lr(lr, group)
-  if group and not self.param_groups[group] then
+  arguments.number('set_lr', 'lr', lr)
+  if group ~= nil and not self.param_groups[group] then
     errors.raise('IndexError', '%s has %d parameter groups, got index %d', self._name,
-      #self.param_groups, group)
+      #self.param_groups, arguments.whole('set_lr', 'group', group))
   end
   for i = group or 1, group or #self.param_groups do
     self.param_groups[i].lr = lr
@@ -209,7 +215,9 @@ end
 ---@param sd ms.optim.StateDict
 function Optimizer:load_state_dict(sd)
   local entries, names = self:_entries()
-  if #sd.state ~= #entries then
+  arguments.list('load_state_dict', 'sd', sd)
+  arguments.list('load_state_dict', 'sd.param_groups', sd.param_groups)
+  if #arguments.list('load_state_dict', 'sd.state', sd.state) ~= #entries then
     errors.raise('ValueError', 'loaded state dict has %d parameters, expected %d', #sd.state,
       #entries)
   end

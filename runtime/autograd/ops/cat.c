@@ -25,14 +25,14 @@ static ms_status check_operand(const msi_op_call *c, int32_t i, int32_t dim)
     }
     if (!fits) {
         return MS_FAIL(MS_VALUE_ERROR,
-                       "cat: tensor %d has shape %s, expected that of tensor 0, %s, except along "
-                       "dimension %d",
-                       (int)i, msi_shape_text(v->ndim, v->shape),
-                       msi_shape_text(first->ndim, first->shape), (int)dim);
+                       "cat: a tensor has shape %s, expected that of the first, %s, except along "
+                       "the dimension they join",
+                       msi_shape_text(v->ndim, v->shape),
+                       msi_shape_text(first->ndim, first->shape));
     }
     if (v->dtype != first->dtype) {
-        return MS_FAIL(MS_TYPE_ERROR, "cat: tensor %d is %s and tensor 0 is %s, expected one dtype",
-                       (int)i, ms_dtype_name(v->dtype), ms_dtype_name(first->dtype));
+        return MS_FAIL(MS_TYPE_ERROR, "cat: a tensor is %s and the first is %s, expected one dtype",
+                       ms_dtype_name(v->dtype), ms_dtype_name(first->dtype));
     }
     return MS_OK;
 }

@@ -121,7 +121,7 @@ static ms_status permute_forward(msi_op_call *c)
                            (int)x->ndim);
         }
         if (seen >> from & 1) {
-            return MS_FAIL(MS_VALUE_ERROR, "permute: dimension %d comes twice", (int)from);
+            return MS_FAIL(MS_VALUE_ERROR, "permute: a dimension comes twice");
         }
         seen |= 1u << from;
         v.shape[d] = x->shape[from];
