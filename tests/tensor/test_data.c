@@ -95,21 +95,22 @@ static void test_tensor_data__takes_nothing_but_regular_files(void **state)
 /* Reading what a file has lost would be SIGBUS. */
 static void test_tensor_data__a_file_that_shrinks_is_an_error(void **state)
 {
-    enum { N = 64 << 10, LEFT = 5000 };
+    enum { N = 64 << 10, LEFT = 5000, WINDOWS = (N - 1) / 16 };
     ms_tensor *tokens = token_file("shrinks.bin", N), *whole = token_file("whole.bin", N);
     ms_tensor *x = windows_tensor(4, 16), *y = windows_tensor(4, 16);
     double last;
 
     (void)state;
     assert_int_equal(0, truncate(temp_path("shrinks.bin"), LEFT));
-    assert_ok(ms_data_windows(x, y, tokens, 0, 9, -1)); /* these are still there */
+    assert_ok(ms_data_windows(x, y, tokens, 0, WINDOWS, 9, false)); /* these are still there */
     assert_fails(MS_IO_ERROR, "shrinks.bin' has 5000 bytes now, expected 65536",
-                 ms_data_windows(x, y, tokens, N / 16 - 5, 9, -1));
-    assert_fails(MS_IO_ERROR, "5000 bytes now", ms_data_windows(x, y, tokens, 0, 9, -1));
-    assert_ok(ms_data_windows(x, y, whole, N / 16 - 5, 9, -1));
+                 ms_data_windows(x, y, tokens, WINDOWS - 4, WINDOWS, 9, false));
+    assert_fails(MS_IO_ERROR, "5000 bytes now",
+                 ms_data_windows(x, y, tokens, 0, WINDOWS, 9, false));
+    assert_ok(ms_data_windows(x, y, whole, WINDOWS - 4, WINDOWS, 9, false));
     ms_tensor_free(tokens);
     tokens = token_file("shrinks.bin", N); /* written anew, mapped anew */
-    assert_ok(ms_data_windows(x, y, tokens, N / 16 - 5, 9, -1));
+    assert_ok(ms_data_windows(x, y, tokens, WINDOWS - 4, WINDOWS, 9, false));
 
     /* an op that knows nothing of files goes on too, with zeros */
     assert_int_equal(0, truncate(temp_path("shrinks.bin"), 0));
@@ -118,7 +119,7 @@ static void test_tensor_data__a_file_that_shrinks_is_an_error(void **state)
     assert_ok(ms_op_narrow(&end, tokens, 0, N - 1, 1));
     assert_ok(ms_tensor_to_doubles(end, &last, 1));
     assert_true(last == 0);
-    assert_fails(MS_IO_ERROR, "0 bytes now", ms_data_windows(x, y, tokens, 0, 9, -1));
+    assert_fails(MS_IO_ERROR, "0 bytes now", ms_data_windows(x, y, tokens, 0, WINDOWS, 9, false));
     ms_tensor_free(end);
     ms_tensor_free(x);
     ms_tensor_free(y);

@@ -27,7 +27,6 @@ MS_API ms_status ms_data_n_windows(const ms_tensor *tokens, int64_t context, int
 MS_API ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest);
 
 /**
-<<<<<<< HEAD
  * Copy the windows of B samples, beside their targets one token later, and tell dropout which
  * samples these are: a new micro-batch begins.
  * Samples are counted on and on, `per_epoch` of them being an epoch. Sample s of an epoch is window
@@ -38,16 +37,7 @@ MS_API ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest);
  * @param sample     that in row 0; it and the B - 1 after it must be windows (MS_INDEX_ERROR)
  * @param per_epoch  at most as many as there are windows
  * @param shuffle    false: p is the identity
-=======
- * Copy the windows of B samples of one epoch, beside their targets one token later.
- * Sample s of an epoch is window p(s), where p permutes all windows; it depends on nothing but
- * (seed, epoch, number of windows), and no table of it is ever held.
- * @param x, y   i64 (B, T), contiguous, overwritten
- * @param tokens u8 or i64 (n)
- * @param first  sample in row 0; first + B windows must exist (MS_INDEX_ERROR)
- * @param epoch  negative: p is the identity
  * @return MS_IO_ERROR when a mapped file has lost bytes; x and y then hold no tokens
->>>>>>> checkpoint
  */
 MS_API ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens,
                                  int64_t sample, int64_t per_epoch, uint64_t seed, bool shuffle);
