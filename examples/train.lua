@@ -334,7 +334,7 @@ end
 if not stopped and o.sample > 0 then
   model:eval()
   local prompt = ms.data.bytes(o.prompt)
-  local written = gpt.generate(model, prompt, o.sample, {
+  local written = model:generate(prompt, o.sample, {
     temperature = o.temperature, top_k = o['top-k'], seed = o.seed,
   })
   if first then

@@ -230,4 +230,4 @@ function GPT:extra_repr()
     self.heads, self.width, self.context)
 end
 
-return receiver.check(GPT)
+return receiver.check(GPT, Module) -- or an FSDP around one, which borrows its methods
