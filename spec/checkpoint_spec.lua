@@ -469,7 +469,7 @@ describe('saving', function()
     checks.raises('TypeError', "'model' is a string", checkpoint.import, root, 'm')
     checks.raises('ValueError', "'path' is empty", checkpoint.read_safetensors, '')
     checks.raises('TypeError', "'sd' is a tensor", checkpoint.write_safetensors, root, ms.ones(1))
-    checks.raises('TypeError', "entry 1 is a number", checkpoint.write_safetensors, root, { a = 1 })
+    checks.raises('TypeError', "'a' is a number", checkpoint.write_safetensors, root, { a = 1 })
     checks.raises('TypeError', "'step' is a nil", function()
       checkpoint.Manager({ root = root }):save {}
     end)
