@@ -54,6 +54,19 @@ describe('warnings', function()
     assert.same({}, ms.capture_warnings(function() end))
   end)
 
+  it('are printed once, by rank 0', function()
+    local output = io.popen([[luajit -e '
+      local ms = require "moonshard"
+      ms.dist.spawn(2, function()
+        for _ = 1, 3 do
+          ms.warn("UserWarning", "said")
+        end
+        ms.warn("UserWarning", "too")
+      end)
+    ' 2>&1]]):read('*a')
+    assert.equal('moonshard: UserWarning: said\nmoonshard: UserWarning: too\n', output)
+  end)
+
   it('are captured by the innermost of two captures', function()
     local inner
     local outer = ms.capture_warnings(function()

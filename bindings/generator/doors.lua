@@ -12,6 +12,7 @@ local OPTIONAL = {
   ms_checkpoint_add = { ['local'] = true },
   ms_checkpoint_load_add = { ['local'] = true },
   ms_checkpoint_commit = { meta_json = true },
+  ms_checkpoint_load_add = { ['local'] = true },
   ms_dist_abort = { message = true },
   ms_error_set = { message = true },
   ms_fsdp_tree_new = { options = true },

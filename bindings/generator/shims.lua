@@ -10,17 +10,6 @@ local doors = require 'generator.doors'
 
 local shims = {}
 
---- Parameters that may be nil. Everything else without a tensor is a TypeError.
-local OPTIONAL = {
-  ms_backward = { grad = true },
-  ms_tensor_set_grad = { grad = true },
-  ms_op_linear = { bias = true },
-  ms_op_linear_gelu = { bias = true },
-  ms_op_layer_norm = { w = true, bias = true },
-  ms_checkpoint_add = { ['local'] = true },
-  ms_checkpoint_load_add = { ['local'] = true },
-}
-
 --- Ownership for C hosts; refs have ms_ref_release() and never retain.
 local NOT_FOR_SCRIPTS = { ms_tensor_free = true, ms_tensor_retain = true }
 
@@ -70,7 +59,7 @@ function shims.of(api)
         name = p.name,
         type = SHIM_TYPE[role] or p.type,
         role = role,
-        optional = OPTIONAL[fn.name] ~= nil and OPTIONAL[fn.name][p.name] == true,
+        optional = (doors.optional[fn.name] or {})[p.name] == true,
       }
     end
     if touches and not NOT_FOR_SCRIPTS[fn.name] then

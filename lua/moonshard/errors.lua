@@ -28,14 +28,26 @@ errors.status = B.errors.status
 ---@type fun(value: any): string
 errors.describe = B.errors.describe
 
---- Issue a warning: printed to stderr, or kept by capture_warnings.
+local capturing = false
+local said = {} -- what was printed: it is not printed again
+local dist_info = B.new('ms_dist_info')
+
+--- Issue a warning: printed to stderr, once and by rank 0, or kept by capture_warnings.
 ---@param kind 'UserWarning'|'FutureWarning'
 ---@param message string  one line
 function errors.warn(kind, message)
   if kind ~= 'UserWarning' and kind ~= 'FutureWarning' then
     errors.choice('warn', 'kind', kind, { 'UserWarning', 'FutureWarning' })
   end
-  B.C.ms_warn(kind, arguments.text('warn', 'message', message))
+  arguments.text('warn', 'message', message)
+  if not capturing then
+    B.C.ms_dist_info_get(dist_info)
+    if said[message] or dist_info.rank ~= 0 then
+      return
+    end
+    said[message] = true
+  end
+  B.C.ms_warn(kind, message)
 end
 
 local kind_out = B.new('const char *[1]')
@@ -48,8 +60,6 @@ local function take_warnings()
   end
   return list
 end
-
-local capturing = false
 
 --- Run a function and give back the warnings it issued instead of printing them.
 ---@param fn fun(...)
