@@ -10,6 +10,7 @@ local doors = {}
 local OPTIONAL = {
   ms_backward = { grad = true },
   ms_checkpoint_add = { ['local'] = true },
+  ms_checkpoint_load_add = { ['local'] = true },
   ms_checkpoint_commit = { meta_json = true },
   ms_dist_abort = { message = true },
   ms_error_set = { message = true },
