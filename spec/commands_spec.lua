@@ -19,12 +19,14 @@ local SMALL = ' --quick --no-torch --steps=1'
 local PROGRAMS = { './dev', 'luajit', 'moonshard', 'mpirun', 'python3', '.ci/run', 'busted' }
 
 -- The command a piece of text begins with, or nil: what follows two blanks or a '#' describes it. A
--- program's name without words is no command, unless it is a file of this tree.
+-- program's name without words is no command, unless it is a file of this tree; nor is the verb of
+-- the launcher without a script.
 local function command_in(text)
   local command = text:gsub('%s%s.*$', ''):gsub('%s+#.*$', ''):gsub('%s+$', '')
   local program = command:gsub('^[A-Z_]+=%S+%s+', ''):match('^%S+')
   for _, known in ipairs(PROGRAMS) do
-    if program == known and (program ~= command or command:find('/', 1, true)) then
+    if program == known and command ~= 'moonshard run'
+      and (program ~= command or command:find('/', 1, true)) then
       return command
     end
   end
@@ -193,6 +195,7 @@ local runs = {
   end,
   ['./dev test'] = part_of_ci,
   ['./dev check'] = part_of_ci,
+  ['./dev model'] = part_of_ci,
   ['./dev test asan'] = part_of_ci,
   ['./dev test tsan'] = part_of_ci,
   ['.ci/run'] = function()

@@ -3,10 +3,10 @@
  *
  * A kernel never checks shapes or knows a tensor, a rank or a shard. None allocates or fails but
  * attention, whose tiles go through msi_gemm(): it is given the context and a place for a status.
- * Sizes may be 0. `accumulate` adds to the destination instead of storing. Results depend on nothing
- * but the arguments' values and sizes: not on alignment, and those of own loops not on the
- * instruction set (16 fixed lanes; -ffp-contract=off); products by the library do depend on it. bf16
- * computes in f32 and rounds to nearest even once.
+ * Sizes may be 0. `accumulate` adds to the destination instead of storing. Results depend on
+ * nothing but the arguments' values and sizes: not on alignment, and those of own loops not on the
+ * instruction set (16 fixed lanes; -ffp-contract=off); products by the library do depend on it.
+ * bf16 computes in f32 and rounds to nearest even once.
  *
  * "dtype" fields are MS_DTYPE_*. A kernel is looked up by (name, dtype); which dtype that is
  * stands beside each struct. */

@@ -233,8 +233,7 @@ static void test_tensor_view__broadcasts_like_numpy(void **state)
     assert_ok(msi_broadcast(&a->v, &b->v, &ndim, shape));
     assert_int_equal(3, ndim);
     assert_true(shape[0] == 2 && shape[1] == 3 && shape[2] == 4);
-    assert_fails(MS_VALUE_ERROR,
-                 "shapes (2, 1, 4) and (5) do not broadcast: 4 meets 5",
+    assert_fails(MS_VALUE_ERROR, "shapes (2, 1, 4) and (5) do not broadcast: 4 meets 5",
                  msi_broadcast(&a->v, &c->v, &ndim, shape));
     ms_tensor_free(a);
     ms_tensor_free(b);
