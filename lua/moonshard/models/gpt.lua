@@ -154,6 +154,9 @@ end
 ---@param opts? ms.models.GPT.GenerateOptions
 ---@return integer[]  the new tokens
 function GPT:generate(ids, n, opts)
+  if not self.context then
+    arguments.refuse('generate', 'self', self, 'a GPT')
+  end
   opts = errors.options('generate', opts,
     { temperature = 'number', top_k = 'whole', seed = 'whole', on_token = 'fn' })
   if type(ids) ~= 'table' or #ids == 0 then
