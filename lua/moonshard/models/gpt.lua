@@ -125,6 +125,13 @@ function GPT:forward(ids, targets)
   return ops.cross_entropy(logits, targets)
 end
 
+-- A wrapper around a GPT will do; any other module will not.
+local function check_self(what, model)
+  if not model.context then
+    arguments.refuse(what, 'self', model, 'a GPT')
+  end
+end
+
 ---@class ms.models.GPT.GenerateOptions
 ---@field temperature? number  default 1; 0 takes the likeliest token
 ---@field top_k? integer  draw among the likeliest only (default: all)
@@ -154,6 +161,7 @@ end
 ---@param opts? ms.models.GPT.GenerateOptions
 ---@return integer[]  the new tokens
 function GPT:generate(ids, n, opts)
+  check_self('generate', self)
   opts = errors.options('generate', opts,
     { temperature = 'number', top_k = 'whole', seed = 'whole', on_token = 'fn' })
   if type(ids) ~= 'table' or #ids == 0 then
@@ -195,6 +203,7 @@ end
 ---@param length? integer  tokens in a row (default: the context)
 ---@return number
 function GPT:flops_per_token(length)
+  check_self('flops_per_token', self)
   length = arguments.whole('flops_per_token', 'length', length, self.context, 1)
   local multiplied = self:num_parameters() - self.context * self.width
   if self.lm_head.weight ~= self.wte.weight then
@@ -212,6 +221,7 @@ end
 ---@param dtype ms.DType  computed in
 ---@return integer
 function GPT:activation_bytes(rows, length, dtype)
+  check_self('activation_bytes', self)
   arguments.whole('activation_bytes', 'rows', rows, nil, 0)
   arguments.whole('activation_bytes', 'length', length, nil, 0)
   arguments.floating('activation_bytes', 'dtype', dtype)
