@@ -10,7 +10,6 @@ local doors = {}
 local OPTIONAL = {
   ms_backward = { grad = true },
   ms_checkpoint_add = { ['local'] = true },
-  ms_checkpoint_load_add = { ['local'] = true },
   ms_checkpoint_commit = { meta_json = true },
   ms_checkpoint_load_add = { ['local'] = true },
   ms_dist_abort = { message = true },
