@@ -82,7 +82,7 @@ function calls.source(list, opaque)
   end
   for _, shim in ipairs(list) do
     local name = shim.name:gsub('^msf_', '')
-    local label = name:gsub('^tensor_', '')
+    local label = name:gsub('^tensor_', ''):gsub('^comm_', '')
     local params = {}
     for _, p in ipairs(shim.params) do
       if p.role ~= 'out' then

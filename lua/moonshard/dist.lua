@@ -242,7 +242,6 @@ end
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@return ms.Tensor t
 function dist.all_reduce(t, reduction)
-  arguments.tensor('all_reduce', 't', t)
   calls.comm_all_reduce(dist.world(), t, reduction_code('all_reduce', reduction))
   return t
 end
@@ -276,8 +275,6 @@ end
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@return ms.Tensor out
 function dist.reduce_scatter(out, input, reduction)
-  arguments.tensor('reduce_scatter', 'out', out)
-  arguments.tensor('reduce_scatter', 'input', input)
   calls.comm_reduce_scatter(dist.world(), out, input, reduction_code('reduce_scatter', reduction))
   return out
 end
@@ -287,7 +284,6 @@ end
 ---@param root? integer  default 0
 ---@return ms.Tensor t
 function dist.broadcast(t, root)
-  arguments.tensor('broadcast', 't', t)
   calls.comm_broadcast(dist.world(), t, arguments.whole('broadcast', 'root', root, 0, 0))
   return t
 end

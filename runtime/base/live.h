@@ -17,7 +17,8 @@ enum {
     MSI_LIVE_CHECKPOINT_WRITER,
     MSI_LIVE_CHECKPOINT,
     MSI_LIVE_CHECKPOINT_LOADER,
-    MSI_LIVE_SAFETENSORS
+    MSI_LIVE_SAFETENSORS,
+    MSI_LIVE_KINDS
 };
 
 /* Part of the object; all zero while it is not listed. */

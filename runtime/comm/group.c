@@ -121,10 +121,13 @@ static ms_status make_self(msi_dist *d)
 
 ms_status ms_comm_world(ms_comm **out)
 {
-    *out = NULL;
-    MS_TRY(ms_dist_join());
-    msi_dist *d = msi_dist_state();
+    msi_dist *d = dist_peek();
 
+    *out = NULL;
+    if (d == NULL || d->job == NULL) {
+        MS_TRY(ms_dist_join());
+        d = msi_dist_state();
+    }
     if (d->left) {
         return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job");
     }
