@@ -1,5 +1,7 @@
 --- Small things several rooms of the parlour need.
 
+local errors = require 'moonshard.errors'
+
 local util = {}
 
 --- String keys of a table, sorted: the one safe way to walk a table by key on several ranks.
@@ -31,12 +33,11 @@ function util.merged(base, over)
   return out
 end
 
---- Is this an object of the class, or of one that inherits from it?
----@param object any
+--- Is this the class, or one that inherits from it?
+---@param found any
 ---@param cls ms.Class
 ---@return boolean
-function util.is(object, cls)
-  local found = type(object) == 'table' and getmetatable(object) or nil
+function util.inherits(found, cls)
   while type(found) == 'table' do
     if found == cls then
       return true
@@ -44,6 +45,14 @@ function util.is(object, cls)
     found = rawget(found, '_parent')
   end
   return false
+end
+
+--- Is this an object of the class, or of one that inherits from it?
+---@param object any
+---@param cls ms.Class
+---@return boolean
+function util.is(object, cls)
+  return type(object) == 'table' and util.inherits(getmetatable(object), cls)
 end
 
 --- Is this an object of one of the classes?
@@ -71,6 +80,14 @@ function util.slice(list, first, last)
     out[#out + 1] = list[i]
   end
   return out
+end
+
+--- What zero_grad() takes: gradients are dropped, not filled with zeros, so far.
+---@param opts { set_to_none?: boolean }
+function util.check_zero_grad(opts)
+  if errors.options('zero_grad', opts, { set_to_none = 'flag' }).set_to_none == false then
+    errors.raise('NotImplementedError', 'zero_grad: set_to_none = false is not supported yet')
+  end
 end
 
 return util

@@ -140,6 +140,18 @@ describe('optim', function()
     assert.is_nil(p:grad())
   end)
 
+  it('zero_grad takes no option in silence', function()
+    local opt, layer = optim.SGD { leaf(1) }, nn.Linear(2, 1)
+    for _, object in ipairs { opt, layer } do
+      object:zero_grad { set_to_none = true }
+      checks.raises('TypeError', 'options are a boolean', object.zero_grad, object, true)
+      checks.raises('ValueError', "'set_to_nil', did you mean 'set_to_none'?", object.zero_grad, object,
+        { set_to_nil = true })
+      checks.raises('NotImplementedError', 'set_to_none = false', object.zero_grad, object,
+        { set_to_none = false })
+    end
+  end)
+
   it('continues to the same bits from its state dict', function()
     local function make(value)
       local p = leaf(value)

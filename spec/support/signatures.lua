@@ -450,11 +450,15 @@ end
 
 for _, name in ipairs {
   'children', 'eval', 'materialize', 'modules', 'named_buffers', 'named_children',
-  'num_parameters', 'path', 'zero_grad',
+  'num_parameters', 'path',
 } do
   on_module(name)
 end
 local function maybe_flag() return maybe(flag(true)) end
+local function zero_grad_options()
+  return maybe(options { set_to_none = maybe(flag(true)) })
+end
+on_module('zero_grad', zero_grad_options)
 on_module('apply', function() return fn(pass) end)
 on_module('train', maybe_flag)
 on_module('requires_grad_', maybe_flag)
@@ -532,7 +536,7 @@ local function on_optimizer(name, ...)
   end
 end
 on_optimizer('step')
-on_optimizer('zero_grad')
+on_optimizer('zero_grad', zero_grad_options)
 on_optimizer('state_dict')
 on_optimizer('load_state_dict', function(o) return list(o:state_dict()) end)
 on_optimizer('set_lr', function() return number(0.2) end, function() return maybe(whole(1)) end)

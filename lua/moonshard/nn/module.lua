@@ -17,6 +17,7 @@ local scope = require 'moonshard.scope'
 local tree = require 'moonshard.nn.tree'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
+local util = require 'moonshard.util'
 
 ---@class ms.nn.Module
 ---@field training boolean  what train() and eval() set
@@ -479,9 +480,18 @@ function Module:apply(fn)
 end
 
 --- Drop all gradients.
-function Module:zero_grad()
-  for _, p in ipairs(tree.params(self)) do
-    p.tensor:set_grad(nil)
+---@param opts? { set_to_none?: boolean }  default true; false is not supported yet
+function Module:zero_grad(opts)
+  if opts ~= nil then
+    util.check_zero_grad(opts)
+  end
+  for _, entry in ipairs(tree.walk(self)) do
+    for _, p in ipairs(entry.module._params) do
+      local tensor = tree.param(entry.module, p)
+      if tensor then
+        tensor:set_grad(nil)
+      end
+    end
   end
 end
 

@@ -113,7 +113,11 @@ function Optimizer:step()
 end
 
 --- Drop the gradients of all parameters in all groups.
-function Optimizer:zero_grad()
+---@param opts? { set_to_none?: boolean }  default true; false is not supported yet
+function Optimizer:zero_grad(opts)
+  if opts ~= nil then
+    util.check_zero_grad(opts)
+  end
   runtime.zero_grad(self._handle)
 end
 
