@@ -145,7 +145,8 @@ describe('optim', function()
     for _, object in ipairs { opt, layer } do
       object:zero_grad { set_to_none = true }
       checks.raises('TypeError', 'options are a boolean', object.zero_grad, object, true)
-      checks.raises('ValueError', "'set_to_nil', did you mean 'set_to_none'?", object.zero_grad, object,
+      checks.raises('ValueError',
+        "'set_to_nil', did you mean 'set_to_none'?", object.zero_grad, object,
         { set_to_nil = true })
       checks.raises('NotImplementedError', 'set_to_none = false', object.zero_grad, object,
         { set_to_none = false })
