@@ -154,11 +154,12 @@ static void move_source(sink *to, source *from, int32_t rank)
     bool dry = from->fd < 0;
 
     from->starved = false;
-    if (to->gone) {
-        close_source(from);
-        from->n = 0;
-    }
     for (;;) {
+        if (to->gone) { /* looked at for every read: a rank that prints on and on is never dry */
+            close_source(from);
+            from->n = 0;
+            return;
+        }
         for (int32_t n; (n = next_line(from, dry && (from->ended || from->fd < 0))) > 0;) {
             if (!put_line(to, from, rank, n)) {
                 from->starved = true;

@@ -273,14 +273,14 @@ done:
 static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, const msi_note *note,
                             double *total)
 {
-    message *messages = calloc((size_t)tree->world, sizeof(*messages));
+    message *messages;
     char *all = NULL;
     bool any = false;
     ms_status status = MS_OK;
 
-    if (messages == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to clip over %d ranks", (int)tree->world);
-    }
+    MS_TRY(msi_alloc(tree->ctx, (int64_t)sizeof(*messages) * tree->world, MS_MEM_SCRATCH,
+                     (void **)&messages));
+    memset(messages, 0, sizeof(*messages) * (size_t)tree->world);
     for (int32_t i = 0; i < o->n; i++) {
         any |= is_sent(tree, &o->places[i]);
     }
@@ -293,7 +293,7 @@ static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, co
     }
 done:
     msi_release(tree->ctx, all);
-    free(messages);
+    msi_release(tree->ctx, messages);
     return status;
 }
 
@@ -349,6 +349,6 @@ ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *para
     MS_TRY(msi_order_new(tree, params, n_params, &o.places, &o.n));
     ms_status status = clip(tree, &o, max_norm, norm_type, largest, total);
 
-    free(o.places);
+    msi_release(tree->ctx, o.places);
     return status;
 }

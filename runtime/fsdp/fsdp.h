@@ -325,7 +325,8 @@ typedef struct msi_place {
 } msi_place;
 
 /* The model's parameters as `params` (n) lists them, plain ones among them; NULL: the units', one
- * after another. MS_VALUE_ERROR unless all of the units' are listed once. The caller frees `*out`.
+ * after another. MS_VALUE_ERROR unless all of the units' are listed once. The caller releases
+ * `*out` to the tree's heap.
  */
 ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                         msi_place **out, int32_t *n);

@@ -392,7 +392,7 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_
     }
     *hash = h;
 done:
-    free(places);
+    msi_release(tree->ctx, places);
     free(offset);
     free(hashes);
     return status;

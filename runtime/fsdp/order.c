@@ -38,20 +38,25 @@ static ms_status check_list(msi_place *sorted, int32_t n, int32_t n_held)
                                  (int)n_held);
 }
 
+/* From the heap that a steady step takes no memory from the system with. */
+static ms_status places_new(const ms_fsdp_tree *tree, int32_t n, msi_place **out)
+{
+    return msi_alloc(tree->ctx, (int64_t)sizeof(**out) * ((int64_t)n + 1), MS_MEM_SCRATCH,
+                     (void **)out);
+}
+
 static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n,
                              int32_t n_held, msi_place *places)
 {
-    msi_place *sorted = malloc(sizeof(*sorted) * ((size_t)n + 1));
+    msi_place *sorted;
 
-    if (sorted == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the order of %d parameters", (int)n);
-    }
+    MS_TRY(places_new(tree, n, &sorted));
     for (int32_t i = 0; i < n; i++) {
         const msi_param *param = params[i]->param;
         ms_fsdp_unit *u = param != NULL ? param->unit : NULL;
 
         if (u != NULL && u->tree != tree) {
-            free(sorted);
+            msi_release(tree->ctx, sorted);
             return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' belongs to another sharded model",
                            msi_tensor_label(params[i]));
         }
@@ -59,7 +64,7 @@ static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params,
     }
     ms_status status = check_list(sorted, n, n_held);
 
-    free(sorted);
+    msi_release(tree->ctx, sorted);
     return status;
 }
 
@@ -75,18 +80,16 @@ ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int3
         n_held += tree->units[i]->n_params;
     }
     *n = params != NULL ? n_params : n_held;
-    msi_place *places = malloc(sizeof(*places) * ((size_t)*n + 1));
+    msi_place *places;
 
-    if (places == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the order of %d parameters", (int)*n);
-    }
+    MS_TRY(places_new(tree, *n, &places));
     if (params == NULL) {
         list_units(tree, places);
     } else {
         status = list_params(tree, params, *n, n_held, places);
     }
     if (status != MS_OK) {
-        free(places);
+        msi_release(tree->ctx, places);
         return status;
     }
     *out = places;
