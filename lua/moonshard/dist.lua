@@ -275,6 +275,7 @@ end
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@return ms.Tensor out
 function dist.reduce_scatter(out, input, reduction)
+  arguments.tensor('reduce_scatter', 'input', input)
   calls.comm_reduce_scatter(dist.world(), out, input, reduction_code('reduce_scatter', reduction))
   return out
 end
