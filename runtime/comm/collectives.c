@@ -163,7 +163,7 @@ ms_status msi_comm_gather_bytes(ms_comm *c, const char *what, const void *in, in
         .kind = MSI_COLL_ALL_GATHER, .dtype = MS_DTYPE_NONE, .count = nbytes, .slot = -1};
     uint64_t seq;
 
-    snprintf(fp.unit, sizeof(fp.unit), "%s", what);
+    msi_fingerprint_name(&fp, what);
     MS_TRY(msi_comm_publish(c, &fp, &seq));
     return msi_stage_exchange(c, seq, in, nbytes, out);
 }

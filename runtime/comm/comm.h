@@ -22,8 +22,9 @@ typedef struct msi_fingerprint {
     int32_t slot;  /* -1: none */
     int32_t root;  /* or reduction, by kind */
     uint64_t generation;
-    uint64_t noted; /* hash of all notes before; msi_comm_publish() fills it in */
-    char unit[40];  /* name, cut */
+    uint64_t noted;    /* hash of all notes before; msi_comm_publish() fills it in */
+    uint64_t unit_key; /* of the whole name; see msi_fingerprint_name() */
+    char unit[40];     /* its end, for people */
 } msi_fingerprint;
 
 enum {
@@ -51,6 +52,8 @@ typedef struct msi_segment {
     struct msi_shared_map *shared; /* ranks as threads: the maps they share */
 } msi_segment;
 
+/* What the operation is about: ranks compare the whole name, messages show its end. */
+void msi_fingerprint_name(msi_fingerprint *fp, const char *name);
 /* Publish the next operation of the schedule; gives its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
 /* Say something that every rank should say here: compared with the group's next collective, which

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-_Static_assert(sizeof(msi_fingerprint) == 80, "a fingerprint is ten words without padding");
+_Static_assert(sizeof(msi_fingerprint) == 88, "a fingerprint is eleven words without padding");
 
 /* -- records ----------------------------------------------------------------------------------- */
 
@@ -43,13 +43,24 @@ bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t 
     return atomic_load_explicit(&r->seq, memory_order_relaxed) == seq;
 }
 
+void msi_fingerprint_name(msi_fingerprint *fp, const char *name)
+{
+    size_t length = strlen(name), room = sizeof(fp->unit) - 1;
+    bool cut = length > room;
+
+    fp->unit_key = ms_hash_bytes(name, (int64_t)length);
+    memset(fp->unit, 0, sizeof(fp->unit));
+    memcpy(fp->unit, cut ? name + length - room : name, cut ? room : length);
+    if (cut) { /* the end of a path tells modules apart, its beginning does not */
+        memcpy(fp->unit, "...", 3);
+    }
+}
+
 ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
 {
     msi_fingerprint own = *fp;
-    size_t length = strnlen(fp->unit, sizeof(fp->unit) - 1);
 
     *seq = 0;
-    memset(own.unit + length, 0, sizeof(own.unit) - length);
     own.noted = c->noted;
     if (MSI_UNLIKELY(c->left)) {
         return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");

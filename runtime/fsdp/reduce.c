@@ -91,7 +91,7 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
     for (int32_t i = 0; i < tree->grads.n_slots; i++) {
         fp.slot = tree->grads.slots[i] == u->grad_slot ? i : fp.slot;
     }
-    strncpy(fp.unit, u->name, sizeof(fp.unit) - 1);
+    msi_fingerprint_name(&fp, u->name);
     tree->named = true;
     MS_TRY(msi_comm_publish(u->comm, &fp, &u->grad_seq));
     msi_comm_count(u->comm, fp.kind);

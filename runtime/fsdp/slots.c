@@ -312,7 +312,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
                           .root = -1,
                           .generation = slot->generation + 1};
 
-    strncpy(fp.unit, u->name, sizeof(fp.unit) - 1);
+    msi_fingerprint_name(&fp, u->name);
     tree->named = true;
     MS_TRY(msi_comm_publish(u->comm, &fp, &u->seq));
     msi_comm_count(u->comm, fp.kind);

@@ -159,6 +159,11 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
         memcpy(&o, options, options->struct_size);
     }
     for (int32_t i = 0; i < n_units; i++) {
+        for (int32_t j = 0; j < i; j++) {
+            if (units[j] == units[i]) {
+                return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is listed twice", units[i]->name);
+            }
+        }
         if (units[i]->tree != NULL) {
             return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is in a tree already", units[i]->name);
         }

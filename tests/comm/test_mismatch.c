@@ -96,7 +96,7 @@ static ms_status unshard(ms_comm *c, data *x, const call *k)
     uint64_t seq;
 
     (void)x;
-    snprintf(fp.unit, sizeof(fp.unit), "%s", k->unit);
+    msi_fingerprint_name(&fp, k->unit);
     MS_TRY(msi_comm_publish(c, &fp, &seq));
     return msi_comm_wait(c, seq, never, NULL);
 }
@@ -122,6 +122,16 @@ static const call calls[] = {
     {"unshard(bf16, 64 elements, unit 'h.1', slot 1, generation 2)", unshard, 12, "h.1"},
     {"unshard(bf16, 64 elements, unit 'h.0', slot 2, generation 2)", unshard, 22, "h.0"},
     {"unshard(bf16, 64 elements, unit 'h.0', slot 1, generation 3)", unshard, 13, "h.0"},
+    /* long names that begin, or end, alike */
+    {"unshard(bf16, 64 elements, unit '...ion_of_keys_and_values.in_projection', slot 1, "
+     "generation 2)",
+     unshard, 12, "encoder.layers.cross_attention_of_keys_and_values.in_projection"},
+    {"unshard(bf16, 64 elements, unit '...on_of_keys_and_values.out_projection', slot 1, "
+     "generation 2)",
+     unshard, 12, "encoder.layers.cross_attention_of_keys_and_values.out_projection"},
+    {"unshard(bf16, 64 elements, unit '...ion_of_keys_and_values.in_projection', slot 1, "
+     "generation 2)",
+     unshard, 12, "decoder.layers.cross_attention_of_keys_and_values.in_projection"},
 };
 
 typedef struct match {
@@ -257,9 +267,11 @@ static ms_status publish_in_other_order(void *user, int32_t rank)
     MS_TRY(ms_comm_world(&world));
     for (int32_t i = 0; i < 40 && status == MS_OK; i++) { /* rank 1 begins with the second */
         msi_fingerprint fp = {.kind = MSI_COLL_UNSHARD, .dtype = MS_DTYPE_F32, .slot = -1};
+        char name[16];
         uint64_t seq;
 
-        snprintf(fp.unit, sizeof(fp.unit), "h.%d", (int)(rank == 1 && i < 2 ? 1 - i : i));
+        snprintf(name, sizeof(name), "h.%d", (int)(rank == 1 && i < 2 ? 1 - i : i));
+        msi_fingerprint_name(&fp, name);
         status = msi_comm_publish(world, &fp, &seq); /* fails once the other rank has noticed */
     }
     if (status == MS_OK) {

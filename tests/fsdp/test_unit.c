@@ -277,6 +277,27 @@ static void test_fsdp_unit__ranks_that_wrap_differently_are_told_where(void **st
     assert_string_equal(messages[0], messages[1]);
 }
 
+static void test_fsdp_tree__refuses_a_unit_that_is_listed_twice(void **state)
+{
+    const int64_t n = 4;
+    const char *const name = "weight";
+    ms_fsdp_unit *unit, *twice[2];
+    ms_fsdp_tree *tree;
+    ms_tensor *t;
+    ms_comm *self;
+
+    (void)state;
+    assert_ok(ms_comm_self(&self));
+    assert_ok(ms_tensor_parameter(&t, MS_DTYPE_F32, 1, &n, MS_INIT_CONSTANT, 1, 0));
+    assert_ok(ms_fsdp_unit_new(&unit, self, "u", NULL, &t, 1, &name));
+    twice[0] = twice[1] = unit;
+    assert_fails(MS_VALUE_ERROR, "unit 'u' is listed twice",
+                 ms_fsdp_tree_new(&tree, self, NULL, twice, 2, false));
+    assert_ok(ms_fsdp_tree_new(&tree, self, NULL, twice, 1, false));
+    ms_fsdp_tree_free(tree);
+    ms_tensor_free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -291,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_unit__a_model_freed_in_its_backward_goes_afterwards),
         cmocka_unit_test(test_fsdp_unit__first_values_do_not_depend_on_the_world),
         cmocka_unit_test(test_fsdp_unit__ranks_that_wrap_differently_are_told_where),
+        cmocka_unit_test(test_fsdp_tree__refuses_a_unit_that_is_listed_twice),
     };
     return cmocka_run_group_tests_name("fsdp unit", tests, NULL, NULL);
 }
