@@ -80,6 +80,7 @@ typedef struct msi_unit_param {
     int64_t offset;        /* in the flat */
     ms_layout_piece piece; /* this rank's */
     bool contributed;      /* the running backward has written to its gradient */
+    bool reduced;          /* the whole parameter has a gradient, whoever holds its elements */
     bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
     bool trained;     /* its requires_grad, as far as the other ranks were told */
@@ -295,8 +296,11 @@ ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view
 ms_status msi_gradient_announce(ms_fsdp_unit *u);
 /* Give up the slot, the reduction of what is in it, and what was made to show its outcome. */
 void msi_gradient_abandon(ms_fsdp_unit *u);
-/* When no parameter shows a piece of the reduced gradient any more, give its memory back. */
+/* The unit's part of msi_param_ops: set to none; does the whole parameter have one? */
 void msi_unit_gradient_dropped(void *unit, int32_t index);
+bool msi_unit_has_gradient(void *unit, int32_t index);
+/* Give the reduced gradient's memory back when nothing shows it any more. */
+void msi_unit_gradient_trim(ms_fsdp_unit *u);
 /* The unit's part of msi_param_ops: the place of parameter `index` in the reduced gradient. */
 void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 /* Reduce everything that is queued; waits. */

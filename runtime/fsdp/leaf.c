@@ -148,7 +148,8 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u)
         if (u->expecting) {
             ms_tensor_free(u->params[i].tensor->grad);
             u->params[i].tensor->grad = NULL;
+            u->params[i].reduced = false;
         }
     }
-    msi_unit_gradient_dropped(u, 0);
+    msi_unit_gradient_trim(u);
 }

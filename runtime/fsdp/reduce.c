@@ -32,11 +32,8 @@ static bool shows_reduced(const ms_fsdp_unit *u, const msi_unit_param *p)
     return p->tensor != NULL && p->tensor->grad != NULL && p->tensor->grad->v.storage == u->grad;
 }
 
-void msi_unit_gradient_dropped(void *unit, int32_t index)
+void msi_unit_gradient_trim(ms_fsdp_unit *u)
 {
-    ms_fsdp_unit *u = unit;
-
-    (void)index;
     if (u->grad == NULL || u->grad_phase != MSI_GRAD_NONE) {
         return;
     }
@@ -47,6 +44,19 @@ void msi_unit_gradient_dropped(void *unit, int32_t index)
     }
     msi_storage_release(u->grad);
     u->grad = NULL;
+}
+
+void msi_unit_gradient_dropped(void *unit, int32_t index)
+{
+    ms_fsdp_unit *u = unit;
+
+    u->params[index].reduced = false;
+    msi_unit_gradient_trim(u);
+}
+
+bool msi_unit_has_gradient(void *unit, int32_t index)
+{
+    return ((const ms_fsdp_unit *)unit)->params[index].reduced;
 }
 
 /* All memory that the outcome needs. Once peers count on this rank nothing may be missing. */
@@ -188,6 +198,7 @@ static void show_gradients(ms_fsdp_unit *u)
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
+        p->reduced = p->reduced || p->tensor->requires_grad;
         if (p->tensor->grad == NULL) {
             p->tensor->grad = p->shown;
             p->shown = NULL;

@@ -79,6 +79,7 @@ static const msi_param_ops param_ops = {
     .orphan = orphan,
     .gradient_like = msi_unit_gradient_like,
     .gradient_dropped = msi_unit_gradient_dropped,
+    .has_gradient = msi_unit_has_gradient,
     .accumulates = msi_unit_accumulates,
     .accumulated = msi_unit_accumulated,
     .replace_accumulated = msi_unit_replace_accumulated,

@@ -14,12 +14,14 @@ typedef struct update {
     bool fresh; /* SGD: the momentum buffer has no history */
 } update;
 
-/* A rank that holds no element of a sharded parameter has no gradient either, but its peers step:
- * it counts with them, so that any rank can say how many steps a parameter took. */
+/* A rank that holds no element of a sharded parameter has no gradient either. Where the whole has
+ * one its peers step: it counts with them, so that any rank can say how many steps it took. */
 static bool counts_along(const ms_tensor *t, const msi_view *local)
 {
-    return t->param != NULL && t->param->unit != NULL && t->requires_grad &&
-           msi_view_numel(local) == 0;
+    const msi_param *p = t->param;
+
+    return p != NULL && p->ops != NULL && p->ops->has_gradient != NULL &&
+           msi_view_numel(local) == 0 && p->ops->has_gradient(p->unit, p->unit_index);
 }
 
 static bool casts(const update *u)

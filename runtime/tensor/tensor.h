@@ -79,6 +79,8 @@ typedef struct msi_param_ops {
     void (*gradient_like)(void *unit, int32_t index, msi_view *like);
     /* Its gradient was set to none. */
     void (*gradient_dropped)(void *unit, int32_t index);
+    /* Does the whole parameter have a reduced gradient, wherever its elements are? */
+    bool (*has_gradient)(void *unit, int32_t index);
     /* Backwards that reduced nothing have left a gradient of it with the manager. */
     bool (*accumulates)(void *unit, int32_t index);
     /* A copy of that, full shape, in the dtype the parameter is computed in. */

@@ -239,7 +239,15 @@ static void ignore_orphan(void *unit, int32_t index)
 {
 }
 
-static const msi_param_ops unit_ops = {.touched = count_touched, .orphan = ignore_orphan};
+static bool whole_has_gradient;
+
+static bool tell_gradient(void *unit, int32_t index)
+{
+    return whole_has_gradient && index == 7;
+}
+
+static const msi_param_ops unit_ops = {
+    .touched = count_touched, .orphan = ignore_orphan, .has_gradient = tell_gradient};
 
 /* Make `t` look as if a unit gave this rank its elements [start, start + n). */
 static void pretend_sharded(ms_tensor *t, int64_t start, int64_t n)
@@ -294,7 +302,10 @@ static void test_optim_step__counts_along_where_a_rank_holds_nothing(void **stat
     pretend_sharded(t, 0, 0);
     assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAMW));
     assert_ok(ms_optim_add_group(optim, &t, 1, NULL, NULL));
+    whole_has_gradient = true;
     assert_ok(ms_optim_step(optim));
+    assert_ok(ms_optim_step(optim));
+    whole_has_gradient = false; /* its peers skip this step */
     assert_ok(ms_optim_step(optim));
     assert_ok(ms_optim_steps(optim, 0, &steps));
     assert_int_equal(2, steps);
