@@ -136,6 +136,23 @@ local function frozen(i, place)
   return function(module) module[i]:requires_grad_(place == 'on') end
 end
 
+-- A linear layer far down, and the freezing of one of its parameters on the second step.
+local function deep()
+  local module = nn.Linear(4, 2)
+  for _ = 1, 30 do
+    module = nn.Sequential { module }
+  end
+  return module
+end
+
+local function freezes(suffix)
+  return before(2, function(model)
+    for name, p in model.module:named_parameters() do
+      p:requires_grad_(name:sub(-#suffix) ~= suffix)
+    end
+  end)
+end
+
 local function state_dict_of(value)
   return function(model)
     local sd = model:state_dict()
@@ -209,6 +226,10 @@ local ERRORS = {
     model.module[3].weight:requires_grad_(true)
   end) }, "rank 1 has requires_grad of '2.weight' true, rank 0 has",
     { before_wrap = frozen(3) } },
+  { 'a parameter with a long path, frozen later', { before_step = freezes('bias') },
+    "0.weight' false where rank 1 has requires_grad of '0.0.",
+    { layers = deep, options = { auto_wrap_policy = function() return false end },
+      before_step = freezes('weight') } },
   { 'an ignored module', { ignored = function(module) return { module[3] } end },
     'the ranks wrapped different models' },
 
@@ -395,6 +416,8 @@ local ERRORS = {
   { 'ms.dist.same', { after_wrap = function() ms.dist.same('width', 8) end },
     'width is 6 on rank 0 and 8 on rank 1',
     { after_wrap = function() ms.dist.same('width', 6) end } },
+  { 'what stands behind a zero byte', { after_wrap = function() ms.dist.same('id', 'a\0c') end },
+    'id is "a', { after_wrap = function() ms.dist.same('id', 'a\0b') end } },
 }
 
 -- { what, settings of rank 1, the reason, a warning of rank 0, settings of both }

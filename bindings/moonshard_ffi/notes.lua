@@ -8,12 +8,17 @@ local notes = {}
 
 local numbers_buffer = B.new('double[8]')
 
+-- A zero byte would end it for C.
+local function whole(s)
+  return s:find('%z') and ('%q'):format(s) or s
+end
+
 --- A text.
 ---@param comm ffi.cdata*  the group
 ---@param label string  what it is about
 ---@param text string
 function notes.text(comm, label, text)
-  B.check(C.ms_comm_same(comm, label, text, nil, 0))
+  B.check(C.ms_comm_same(comm, whole(label), whole(text), nil, 0))
 end
 
 --- Up to eight numbers.
@@ -23,7 +28,7 @@ function notes.numbers(comm, label, names, numbers)
   for i = 1, #numbers do
     numbers_buffer[i - 1] = numbers[i]
   end
-  B.check(C.ms_comm_same(comm, label, names, numbers_buffer, #numbers))
+  B.check(C.ms_comm_same(comm, whole(label), names, numbers_buffer, #numbers))
 end
 
 return notes

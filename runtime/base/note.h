@@ -16,6 +16,9 @@ typedef struct msi_note {
     char text[MSI_NOTE_TEXT];
     double number[MSI_NOTE_NUMBERS];
     int64_t n_numbers;
+    /* Hashes of what was too long for `label` and `text`, which are cut for people; 0: it was not.
+     */
+    uint64_t cut_label, cut_text;
 } msi_note;
 
 /* As many bits of a hash as a number holds. */

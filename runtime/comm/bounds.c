@@ -131,12 +131,15 @@ static msi_bound bound_of_line(const char *root, char *line, int64_t swap)
     if (group == NULL) {
         return (msi_bound){.left = INT64_MAX};
     }
+    char *rest = NULL;
+
     *group++ = '\0';
     group[strcspn(group, "\n")] = '\0';
     if (*++controllers == '\0') {
         return bound_of_groups(root, &v2, group, swap);
     }
-    for (char *name = strtok(controllers, ","); name != NULL; name = strtok(NULL, ",")) {
+    for (char *name = strtok_r(controllers, ",", &rest); name != NULL;
+         name = strtok_r(NULL, ",", &rest)) {
         if (strcmp(name, "memory") == 0) {
             return bound_of_groups(root, &v1, group, swap);
         }

@@ -59,6 +59,8 @@ ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *s
 /* Say something that every rank should say here: compared with the group's next collective, which
  * fails on all ranks and names the first note that differs. Never waits; nothing without peers. */
 void msi_comm_note(ms_comm *comm, const msi_note *note);
+/* The note is about `what` 'name'; all of a name counts that is too long to be told. */
+void msi_note_about(msi_note *note, const char *what, const char *name);
 /* Wait until `ready(user)` is true. Fails with MS_COMM_ERROR when a rank died, aborted, left before
  * `seq`, or said something else than this rank up to now; the message names this operation. What is
  * ready when asked is never failed for a later death. `ready` must only load atomics. */

@@ -4,8 +4,63 @@
 #include <stdio.h>
 #include <string.h>
 
-_Static_assert(sizeof(msi_note) == MSI_NOTE_LABEL + MSI_NOTE_TEXT + 8 * (MSI_NOTE_NUMBERS + 1),
+_Static_assert(sizeof(msi_note) == MSI_NOTE_LABEL + MSI_NOTE_TEXT + 8 * (MSI_NOTE_NUMBERS + 3),
                "a note is whole words without padding");
+
+/* -- what is too long -------------------------------------------------------------------------- */
+
+/* Does a character of UTF-8 end before this byte? */
+static bool begins_character(char byte)
+{
+    return ((unsigned char)byte & 0xc0) != 0x80;
+}
+
+/* Both ends of `from` around "...", as paths begin alike and quotes end them: `room` bytes with the
+ * zero behind. @return hash of all of it; 0: it fits */
+static uint64_t cut_middle(char *to, size_t room, const char *from)
+{
+    size_t n = strlen(from), head = (room - 4) / 3, tail = room - 4 - head;
+
+    if (n < room) {
+        memcpy(to, from, n + 1);
+        return 0;
+    }
+    while (head > 0 && !begins_character(from[head])) {
+        head--;
+    }
+    while (tail > 0 && !begins_character(from[n - tail])) {
+        tail--;
+    }
+    snprintf(to, room, "%.*s...%s", (int)head, from, from + n - tail);
+    return ms_hash_bytes(from, (int64_t)n);
+}
+
+/* As many whole names as there is room for. @return as above */
+static uint64_t cut_names(char *to, size_t room, const char *from)
+{
+    size_t n = strlen(from), kept = room - 1;
+
+    if (n < room) {
+        memcpy(to, from, n + 1);
+        return 0;
+    }
+    while (kept > 0 && from[kept] != ' ') {
+        kept--;
+    }
+    memcpy(to, from, kept);
+    return ms_hash_bytes(from, (int64_t)n);
+}
+
+void msi_note_about(msi_note *note, const char *what, const char *name)
+{
+    size_t room = sizeof(note->label), at = (size_t)snprintf(note->label, room, "%s '", what);
+
+    note->cut_label = cut_middle(note->label + at, room - at - 1, name);
+    at += strlen(note->label + at);
+    memcpy(note->label + at, "'", 2);
+}
+
+/* -- saying ------------------------------------------------------------------------------------ */
 
 static msi_note_record *record_of(const ms_comm *c, int32_t member, uint64_t n)
 {
@@ -40,12 +95,9 @@ ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const do
     MS_CHECK_ARG(c != NULL && label != NULL && text != NULL);
     MS_CHECK_ARG(n_numbers >= 0 && n_numbers <= MSI_NOTE_NUMBERS);
     MS_CHECK_ARG(n_numbers == 0 || numbers != NULL);
-    strncpy(note.label, label, sizeof(note.label) - 1);
-    strncpy(note.text, text, sizeof(note.text) - 1);
-    if (strlen(text) >= sizeof(note.text)) { /* what is cut off counts too */
-        snprintf(note.text + sizeof(note.text) - 20, 20, "...%016llx",
-                 (unsigned long long)ms_hash_bytes(text, (int64_t)strlen(text)));
-    }
+    note.cut_label = cut_middle(note.label, sizeof(note.label), label);
+    note.cut_text = n_numbers > 0 ? cut_names(note.text, sizeof(note.text), text)
+                                  : cut_middle(note.text, sizeof(note.text), text);
     if (n_numbers > 0) {
         memcpy(note.number, numbers, sizeof(*numbers) * (size_t)n_numbers);
     }
@@ -91,18 +143,23 @@ static bool find(const ms_comm *c, int32_t member, uint64_t noted, uint64_t *n)
 
 /* -- in words ---------------------------------------------------------------------------------- */
 
-/* Name `index` of the note's numbers. @return does it stand for a hash? */
+/* Name `index` of the note's numbers; its place, where the names are cut. @return does it stand for
+ * a hash? */
 static bool number_name(const msi_note *note, int64_t index, char *name, size_t nbytes)
 {
     const char *at = note->text;
 
-    for (; index > 0 && *at != '\0'; at++) {
-        index -= *at == ' ';
+    for (int64_t left = index; left > 0 && *at != '\0'; at++) {
+        left -= *at == ' ';
     }
     size_t length = strcspn(at, " ");
     bool hashed = length > 0 && at[length - 1] == '#';
 
-    snprintf(name, nbytes, "%.*s", (int)(length - hashed), at);
+    if (length == 0) {
+        snprintf(name, nbytes, "number %d", (int)index + 1);
+    } else {
+        snprintf(name, nbytes, "%.*s", (int)(length - hashed), at);
+    }
     return hashed;
 }
 
@@ -150,6 +207,11 @@ static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32
     char name[MSI_NOTE_TEXT], ta[32], tb[32];
     int64_t i = 0;
 
+    if (na->n_numbers == 0 && strcmp(na->text, nb->text) == 0) {
+        snprintf(buffer, nbytes, "%s is %s on ranks %d and %d, and not the same where it is cut",
+                 na->label, na->text, (int)a, (int)b);
+        return;
+    }
     if (na->n_numbers == 0) {
         snprintf(buffer, nbytes, "%s is %s on rank %d and %s on rank %d", na->label, na->text,
                  (int)a, nb->text, (int)b);
@@ -171,8 +233,9 @@ static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32
 
 static bool same_subject(const msi_note *a, const msi_note *b)
 {
-    return strcmp(a->label, b->label) == 0 && a->n_numbers == b->n_numbers &&
-           (a->n_numbers == 0 || strcmp(a->text, b->text) == 0);
+    return strcmp(a->label, b->label) == 0 && a->cut_label == b->cut_label &&
+           a->n_numbers == b->n_numbers &&
+           (a->n_numbers == 0 || (strcmp(a->text, b->text) == 0 && a->cut_text == b->cut_text));
 }
 
 const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,
@@ -181,7 +244,7 @@ const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, u
     int32_t ra = c->slot[a], rb = c->slot[b];
     uint64_t last_a, last_b, hash_a, hash_b;
     msi_note na, nb;
-    char ta[144], tb[144];
+    char ta[192], tb[192];
 
     snprintf(buffer, nbytes, "ranks %d and %d noted different things, too long ago to name them",
              (int)ra, (int)rb);
@@ -203,8 +266,8 @@ const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, u
         } else if (known && has_a && has_b) {
             note_text(&na, ta, sizeof(ta));
             note_text(&nb, tb, sizeof(tb));
-            snprintf(buffer, nbytes, "rank %d has %s where rank %d has %s", (int)ra, ta, (int)rb,
-                     tb);
+            snprintf(buffer, nbytes, "rank %d has %s where rank %d has %s%s", (int)ra, ta, (int)rb,
+                     tb, strcmp(ta, tb) == 0 ? ", not the same where it is cut" : "");
             return buffer;
         } else if (known && (has_a || has_b)) {
             note_text(has_a ? &na : &nb, ta, sizeof(ta));

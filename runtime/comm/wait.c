@@ -65,7 +65,7 @@ static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, 
                               const msi_fingerprint *fb, uint64_t s)
 {
     int32_t other = c->rank == a ? b : a;
-    char ta[192], tb[192], notes[320] = "";
+    char ta[192], tb[192], notes[512] = "";
 
     msi_fingerprint_text(fa, ta, sizeof(ta));
     msi_fingerprint_text(fb, tb, sizeof(tb));

@@ -318,8 +318,10 @@ static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, doubl
     double folded;
 
     const double order_hash = tree->world > 1 ? msi_note_hash(msi_order_hash(o->places, o->n)) : 0;
-    const msi_note note = {
-        "clip_grad_norm_", "max_norm norm_type order#", {max_norm, norm_type, order_hash}, 3};
+    const msi_note note = {"clip_grad_norm_",
+                           "max_norm norm_type order#",
+                           {max_norm, norm_type, order_hash},
+                           .n_numbers = 3};
 
     MS_TRY(total_norm(tree, o, largest, &note, &folded));
     *total = msi_plain_nan(msi_norm_finish(folded, largest));

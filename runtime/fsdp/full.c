@@ -263,7 +263,7 @@ static void note_loaded(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t
 {
     msi_note note = {.text = "hash#", .number = {msi_note_hash(hash)}, .n_numbers = 1};
 
-    snprintf(note.label, sizeof(note.label), "values loaded into '%s'", p->name);
+    msi_note_about(&note, "values loaded into", p->name);
     msi_comm_note(u->comm, &note);
 }
 

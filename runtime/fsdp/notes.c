@@ -16,20 +16,14 @@ void msi_tree_note_options(const ms_fsdp_tree *tree)
     static const char *const prefetches[] = {"none", "BACKWARD_PRE", "BACKWARD_POST"};
     const ms_fsdp_tree_options *o = &tree->options;
     msi_note prefetch = {.label = "backward_prefetch"};
-    const msi_note others = {
-        "the tree's options", "forward_prefetch n_slots", {o->forward_prefetch, o->n_slots}, 2};
+    const msi_note others = {"the tree's options",
+                             "forward_prefetch n_slots",
+                             {o->forward_prefetch, o->n_slots},
+                             .n_numbers = 2};
 
     snprintf(prefetch.text, sizeof(prefetch.text), "%s", prefetches[o->backward_prefetch]);
     msi_comm_note(tree->comm, &prefetch);
     msi_comm_note(tree->comm, &others);
-}
-
-static msi_note about_param(const char *what, const msi_unit_param *p)
-{
-    msi_note note = {0};
-
-    snprintf(note.label, sizeof(note.label), "%s '%s'", what, p->name);
-    return note;
 }
 
 static void note_flags(ms_fsdp_unit *u)
@@ -38,8 +32,9 @@ static void note_flags(ms_fsdp_unit *u)
         msi_unit_param *p = &u->params[i];
 
         if (MSI_UNLIKELY(p->tensor->requires_grad != p->trained)) {
-            msi_note note = about_param("requires_grad of", p);
+            msi_note note = {0};
 
+            msi_note_about(&note, "requires_grad of", p->name);
             p->trained = p->tensor->requires_grad;
             snprintf(note.text, sizeof(note.text), "%s", p->trained ? "true" : "false");
             msi_comm_note(u->comm, &note);
@@ -59,11 +54,10 @@ void msi_unit_note_touch(ms_fsdp_unit *u)
 static void note_values(ms_fsdp_unit *u)
 {
     for (int32_t i = 0; i < u->n_params; i++) {
-        msi_note note = about_param("values written to", &u->params[i]);
+        msi_note note = {
+            .text = "hash#", .number = {msi_note_hash(msi_replica_hash(u, i))}, .n_numbers = 1};
 
-        snprintf(note.text, sizeof(note.text), "hash#");
-        note.number[0] = msi_note_hash(msi_replica_hash(u, i));
-        note.n_numbers = 1;
+        msi_note_about(&note, "values written to", u->params[i].name);
         msi_comm_note(u->comm, &note);
     }
     u->told_version = u->master->version;

@@ -302,7 +302,7 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
                        factor);
     }
     if (factor != tree->factor) {
-        const msi_note note = {"set_gradient_factor", "factor", {factor}, 1};
+        const msi_note note = {"set_gradient_factor", "factor", {factor}, .n_numbers = 1};
 
         msi_comm_note(tree->comm, &note);
     }

@@ -5,24 +5,24 @@
 #define ADAM_SETTINGS "group lr betas[1] betas[2] eps weight_decay maximize"
 
 static const msi_note GROUPS[] = {
-    [MS_OPTIM_SGD] = {"parameters of SGD", "group number order#", {0}, 3},
-    [MS_OPTIM_ADAM] = {"parameters of Adam", "group number order#", {0}, 3},
-    [MS_OPTIM_ADAMW] = {"parameters of AdamW", "group number order#", {0}, 3},
+    [MS_OPTIM_SGD] = {"parameters of SGD", "group number order#", {0}, .n_numbers = 3},
+    [MS_OPTIM_ADAM] = {"parameters of Adam", "group number order#", {0}, .n_numbers = 3},
+    [MS_OPTIM_ADAMW] = {"parameters of AdamW", "group number order#", {0}, .n_numbers = 3},
 };
 
 static const msi_note STEPS[] = {
     [MS_OPTIM_SGD] = {"step of SGD",
                       "group lr momentum dampening weight_decay nesterov maximize",
                       {0},
-                      7},
-    [MS_OPTIM_ADAM] = {"step of Adam", ADAM_SETTINGS, {0}, 7},
-    [MS_OPTIM_ADAMW] = {"step of AdamW", ADAM_SETTINGS, {0}, 7},
+                      .n_numbers = 7},
+    [MS_OPTIM_ADAM] = {"step of Adam", ADAM_SETTINGS, {0}, .n_numbers = 7},
+    [MS_OPTIM_ADAMW] = {"step of AdamW", ADAM_SETTINGS, {0}, .n_numbers = 7},
 };
 
 static const msi_note DROPS[] = {
-    [MS_OPTIM_SGD] = {"zero_grad of SGD", "", {0}, 0},
-    [MS_OPTIM_ADAM] = {"zero_grad of Adam", "", {0}, 0},
-    [MS_OPTIM_ADAMW] = {"zero_grad of AdamW", "", {0}, 0},
+    [MS_OPTIM_SGD] = {.label = "zero_grad of SGD"},
+    [MS_OPTIM_ADAM] = {.label = "zero_grad of Adam"},
+    [MS_OPTIM_ADAMW] = {.label = "zero_grad of AdamW"},
 };
 
 /* The first parameter that a unit holds, or NULL: then the optimizer is this rank's own business.

@@ -20,6 +20,8 @@ typedef struct scene {
 } scene;
 
 #define STEP "group lr order#"
+#define LONG "0123456789012345678901234567890123456789012345678901234567890123456789"
+#define UMLAUTS "ääääääääääääääääääää"
 
 static const scene scenes[] = {
     {"nothing", {{0}}, {{0}}, NULL},
@@ -71,6 +73,36 @@ static const scene scenes[] = {
        {0},
        0}},
      "files is 0123456789"},
+    {"a long text that differs in what is cut out",
+     {{"files", LONG "x" LONG LONG, {0}, 0}},
+     {{"files", LONG "y" LONG LONG, {0}, 0}},
+     "on ranks 0 and 1, and not the same where it is cut"},
+    {"a long label that differs at its end",
+     {{"'" LONG ".weight'", "on", {0}, 0}},
+     {{"'" LONG ".bias'", "on", {0}, 0}},
+     "rank 0 has '0123456789012345678...89012345678901234567890123456789.weight' on where rank 1 has "
+     "'0123456789012345678...6789012345678901234567890123456789.bias' on"},
+    {"a long label that differs in what is cut out",
+     {{"'" LONG "x" LONG "'", "hash#", {1}, 1}},
+     {{"'" LONG "y" LONG "'", "hash#", {1}, 1}},
+     "9', not the same where it is cut"},
+    {"a long label of characters of two bytes",
+     {{"x" UMLAUTS UMLAUTS ".a", "on", {0}, 0}},
+     {{"x" UMLAUTS UMLAUTS ".ab", "on", {0}, 0}},
+     "rank 0 has xäääääääää...äääääääääääääääääää.a on where rank 1 has "
+     "xäääääääää...ääääääääääääääääää.ab on"},
+    {"a long label of other numbers",
+     {{"'" LONG ".weight'", "n", {1}, 1}},
+     {{"'" LONG ".weight'", "n", {2}, 1}},
+     "n of '0123456789012345678...89012345678901234567890123456789.weight' is 1 on rank 0 and 2 on"},
+    {"more names than are kept",
+     {{"step", LONG " lr " LONG, {1, 2, 3}, 3}},
+     {{"step", LONG " lr " LONG, {1, 2, 4}, 3}},
+     "number 3 of step is 3 on rank 0 and 4 on rank 1"},
+    {"a name that is cut off",
+     {{"step", LONG " lr " LONG "a", {1, 2, 3}, 3}},
+     {{"step", LONG " lr " LONG "b", {1, 2, 3}, 3}},
+     "(0123456789"},
 };
 
 typedef struct play {
