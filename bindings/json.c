@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { VALUE = 1, NULL_VALUE = 2, ARRAY = 3, MAX_DEPTH = 64 };
 
@@ -25,7 +26,48 @@ static json_t *wrong(mistake *m, const char *kind, const char *format, const cha
 
 static json_t *write_value(lua_State *L, int depth, mistake *m);
 
-/* Does the table on top stand for an array? */
+enum { KEY_ROOM = 48 };
+
+/* A key for a message, cut to fit. The key itself stays as it is, which lua_next() needs. */
+static const char *key_text(lua_State *L, int index, char text[KEY_ROOM])
+{
+    size_t n, used = 1;
+    const char *key;
+
+    switch (lua_type(L, index)) {
+    case LUA_TSTRING:
+        key = lua_tolstring(L, index, &n);
+        text[0] = '\'';
+        for (size_t i = 0; i < n && used + 4 < KEY_ROOM; i++) {
+            if (key[i] == '\0') {
+                text[used++] = '\\';
+            }
+            text[used++] = key[i] == '\0' ? '0' : key[i];
+        }
+        snprintf(text + used, KEY_ROOM - used, "'");
+        break;
+    case LUA_TNUMBER:
+        snprintf(text, KEY_ROOM, "%.14g", lua_tonumber(L, index));
+        break;
+    case LUA_TBOOLEAN:
+        snprintf(text, KEY_ROOM, "%s", lua_toboolean(L, index) ? "true" : "false");
+        break;
+    default:
+        snprintf(text, KEY_ROOM, "(a %s)", luaL_typename(L, index));
+    }
+    return text;
+}
+
+static json_t *wrong_key(lua_State *L, int index, mistake *m)
+{
+    char text[KEY_ROOM];
+
+    return wrong(m, "TypeError",
+                 "a table with key %s has no JSON form, expected the keys 1 to n or only strings",
+                 key_text(L, index, text));
+}
+
+/* Is the table on top meant as an array? Then its keys must be 1 to n. */
 static bool is_array(lua_State *L)
 {
     lua_rawgeti(L, -1, 1);
@@ -41,10 +83,34 @@ static bool is_array(lua_State *L)
     return marked;
 }
 
+/* `*n`: how many keys the table on top has. @return whether they are 1 to n: keys differ, so it is
+ * enough that each is a whole number in that range */
+static bool check_array(lua_State *L, int *n, mistake *m)
+{
+    *n = 0;
+    for (lua_pushnil(L); lua_next(L, -2) != 0; lua_pop(L, 1)) {
+        ++*n;
+    }
+    for (lua_pushnil(L); lua_next(L, -2) != 0; lua_pop(L, 1)) {
+        const double key = lua_type(L, -2) == LUA_TNUMBER ? lua_tonumber(L, -2) : 0;
+
+        if (!(key >= 1 && key <= *n && key == floor(key))) {
+            wrong_key(L, -2, m);
+            lua_pop(L, 2);
+            return false;
+        }
+    }
+    return true;
+}
+
 static json_t *write_array(lua_State *L, int depth, mistake *m)
 {
+    int n;
+
+    if (!check_array(L, &n, m)) {
+        return NULL;
+    }
     json_t *out = json_array();
-    int n = (int)lua_objlen(L, -1);
 
     for (int i = 1; i <= n; i++) {
         lua_rawgeti(L, -1, i);
@@ -59,16 +125,27 @@ static json_t *write_array(lua_State *L, int depth, mistake *m)
     return out;
 }
 
+/* May the key below the top be one of an object? Jansson reads no key with a NUL byte. */
+static bool check_key(lua_State *L, mistake *m)
+{
+    char text[KEY_ROOM];
+
+    if (lua_type(L, -2) != LUA_TSTRING) {
+        wrong_key(L, -2, m);
+    } else if (strlen(lua_tostring(L, -2)) != lua_objlen(L, -2)) {
+        wrong(m, "ValueError", "the key %s holds a NUL byte and has no JSON form",
+              key_text(L, -2, text));
+    }
+    return m->kind == NULL;
+}
+
 static json_t *write_object(lua_State *L, int depth, mistake *m)
 {
     json_t *out = json_object();
 
     lua_pushnil(L);
     while (lua_next(L, -2) != 0) {
-        if (lua_type(L, -2) != LUA_TSTRING) {
-            wrong(m, "TypeError", "a table with %s keys has no JSON form", luaL_typename(L, -2));
-        }
-        json_t *entry = m->kind == NULL ? write_value(L, depth + 1, m) : NULL;
+        json_t *entry = check_key(L, m) ? write_value(L, depth + 1, m) : NULL;
 
         if (entry != NULL && json_object_set_new(out, lua_tostring(L, -2), entry) != 0) {
             entry = wrong(m, "ValueError", "%s is no UTF-8", "a key");

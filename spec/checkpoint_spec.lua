@@ -195,6 +195,17 @@ describe('a checkpoint', function()
     assert.equal(1, checkpoint.load(root .. '/a', {}).step)
   end)
 
+  it('refuses a configuration it would keep only part of', function()
+    local m = nn.Linear(1, 1)
+    checks.raises('TypeError', "a table with key 'name' has no JSON form", checkpoint.save, root,
+      'a', { step = 1, model = m, config = { 1, 2, name = 'x' } })
+    checks.raises('TypeError', 'a table with key 5 has no JSON form', checkpoint.save, root, 'a',
+      { step = 1, model = m, config = { sizes = { 10, 20, [5] = 1 } } })
+    checks.raises('ValueError', "the key 'a\\0b' holds a NUL byte", checkpoint.save, root, 'a',
+      { step = 1, model = m, config = { ['a\0b'] = 1 } })
+    assert.is_nil(checkpoint.latest(root))
+  end)
+
   it('is found by its step; the manager keeps the newest', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     local m = nn.Linear(1, 1)

@@ -22,12 +22,43 @@ describe('json', function()
   it('refuses what has no JSON form', function()
     checks.raises('ValueError', 'no number for', json.encode, { 0 / 0 })
     checks.raises('TypeError', 'a function has no JSON form', json.encode, { print })
-    checks.raises('TypeError', 'number keys', json.encode, { [7] = 1 })
     local deep = {}
     for _ = 1, 70 do
       deep = { deep }
     end
     checks.raises('ValueError', 'nested', json.encode, deep)
+  end)
+
+  it('refuses a table whose keys are neither 1 to n nor strings, naming the key', function()
+    for text, value in pairs {
+      ["'name'"] = { 1, 2, name = 'x' },
+      ['5'] = { 10, 20, [5] = 1 },
+      ['3'] = { [1] = 1, [3] = 3 },
+      ['7'] = { [7] = 1 },
+      ['1.5'] = { 1, [1.5] = 1 },
+      ['0'] = { 1, [0] = 1 },
+      ['-2'] = { a = 1, [-2] = 1 },
+      ['true'] = { a = 1, [true] = 1 },
+      ['(a table)'] = { [{}] = 1 },
+      ["'marked'"] = setmetatable({ marked = 1 }, json.array),
+      ['2'] = setmetatable({ [2] = 1 }, json.array),
+    } do
+      text = 'a table with key ' .. text .. ' has no JSON form, expected the keys 1 to n or only '
+      checks.raises('TypeError', text, json.encode, value)
+      checks.raises('TypeError', text, json.encode, { deep = { { value } } })
+    end
+    assert.equal('{"1":1,"x":2}', json.encode { ['1'] = 1, x = 2 })
+    local holed = { 1, 2, 3 }
+    holed[3] = nil -- room for more than there is
+    assert.equal('[1,2]', json.encode(holed))
+  end)
+
+  it('refuses keys that a NUL byte would cut', function()
+    checks.raises('ValueError', "the key 'a\\0b' holds a NUL byte", json.encode,
+      { a = 1, ['a\0b'] = 2 })
+    checks.raises('ValueError', "the key '\\0' holds a NUL byte", json.encode, { ['\0'] = 1 })
+    checks.raises('ValueError', "the key '" .. ('x'):rep(40), json.encode,
+      { [('x'):rep(1000) .. '\0'] = 1 })
   end)
 
   it('refuses malformed text, naming the place', function()

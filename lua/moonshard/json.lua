@@ -19,8 +19,9 @@ local function result(value, kind, message)
   return value
 end
 
---- One line of JSON; keys sorted. Tables with an entry at 1 are arrays, others objects by their
---- string keys; an empty table is an object unless its metatable is json.array.
+--- One line of JSON; keys sorted. A table with the keys 1 to n is an array, one with only strings
+--- for keys an object; an empty one is an object unless its metatable is json.array. Other keys are
+--- a TypeError, one with a NUL byte a ValueError; both name the key.
 ---@param value any
 ---@return string
 function json.encode(value)
