@@ -143,6 +143,7 @@ describe('operators', function()
     local v = ms.tensor { { { { 2 }, { 4 } } } }
     checks.close({ { { { 3 }, { 3 } } } }, ops.attention(q, q, v))
     checks.close({ { { { 2 }, { 3 } } } }, ops.attention(q, q, v, { causal = true }))
+    checks.raises('ValueError', "'scale' is 0", ops.attention, q, q, v, { scale = 0 })
     local qkv = ms.tensor { { { 0, 0, 2 }, { 0, 0, 4 } } }
     checks.close({ { { 2 }, { 3 } } }, ops.attention_packed(qkv, 1, { causal = true }))
   end)

@@ -163,12 +163,20 @@ ops.log_softmax = calls.log_softmax
 ---@field causal? boolean  position t sees s <= t only (default false)
 ---@field scale? number    default 1 / sqrt(D)
 
+-- For C 0 stands for the default.
+local function scale(what, given)
+  if given == 0 then
+    errors.raise('ValueError', "%s: 'scale' is 0, expected another number; left out it is 1 / sqrt(D)",
+      what)
+  end
+  return arguments.number(what, 'scale', given, 0)
+end
+
 local attention_options = { 'causal', 'scale' }
 
 local function attention_arguments(what, opts)
   opts = errors.options(what, opts, attention_options)
-  return arguments.flag(what, 'causal', opts.causal, false),
-    arguments.number(what, 'scale', opts.scale, 0)
+  return arguments.flag(what, 'causal', opts.causal, false), scale(what, opts.scale)
 end
 
 --- softmax(q k^T scale) v without ever holding the scores.

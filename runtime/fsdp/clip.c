@@ -345,7 +345,7 @@ ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *para
     bool largest;
     order o;
 
-    MS_TRY(msi_norm_type(norm_type, &largest));
+    MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
     MS_TRY(ms_fsdp_tree_init(tree));
     MS_TRY(check_reduced(tree));
     MS_TRY(msi_order_new(tree, params, n_params, &o.places, &o.n));

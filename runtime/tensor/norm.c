@@ -3,8 +3,11 @@
 
 #include <math.h>
 
-ms_status msi_norm_type(double norm_type, bool *largest)
+ms_status msi_clip_check(double max_norm, double norm_type, bool *largest)
 {
+    if (!(max_norm >= 0)) { /* a negative bound would turn all gradients round */
+        return MS_FAIL(MS_VALUE_ERROR, "max_norm is %g, expected 0 or more", max_norm);
+    }
     if (norm_type != 2 && norm_type != HUGE_VAL) {
         return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "norm type %g, expected 2 or inf", norm_type);
     }

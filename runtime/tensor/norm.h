@@ -8,8 +8,9 @@
 
 enum { MSI_NORM_BLOCK = 4096 };
 
-/* norm_type 2 or HUGE_VAL into `*largest`; MS_NOT_IMPLEMENTED_ERROR otherwise. */
-ms_status msi_norm_type(double norm_type, bool *largest);
+/* What clipping is asked for: norm_type 2 or HUGE_VAL into `*largest`, MS_NOT_IMPLEMENTED_ERROR
+ * otherwise; MS_VALUE_ERROR unless the bound is 0 or more. */
+ms_status msi_clip_check(double max_norm, double norm_type, bool *largest);
 /* Blocks that `numel` elements make. */
 int64_t msi_norm_n_blocks(int64_t numel);
 /* out[b] = sum of squares, or largest magnitude, of block b of `v`, whose element 0 begins a block.

@@ -189,6 +189,9 @@ describe('optim', function()
     local a, b = leaf(1), leaf(1)
     local loss = a * 3 + b * 4
     loss:sum():backward()
+    for _, bound in ipairs { -1, 0 / 0 } do
+      checks.raises('ValueError', 'max_norm is', optim.clip_grad_norm_, { a, b }, bound)
+    end
     checks.close(5, optim.clip_grad_norm_({ a, b }, 1))
     checks.close({ 0.6 }, a:grad(), 1e-5)
     checks.close({ 0.8 }, b:grad(), 1e-5)
