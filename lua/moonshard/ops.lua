@@ -166,7 +166,7 @@ ops.log_softmax = calls.log_softmax
 -- For C 0 stands for the default.
 local function scale(what, given)
   if given == 0 then
-    errors.raise('ValueError', "%s: 'scale' is 0, expected another number; left out it is 1 / sqrt(D)",
+    errors.raise('ValueError', "%s: 'scale' is 0, expected another number, or none for 1 / sqrt(D)",
       what)
   end
   return arguments.number(what, 'scale', given, 0)
