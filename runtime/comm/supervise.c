@@ -22,6 +22,7 @@ typedef struct supervisor {
     msi_job *job;
     int32_t alive, signal_fd;
     int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
+    int64_t stop_ns;  /* within which ranks must look whether to stop; 0: they need not */
     int64_t stop_at;  /* when ranks must have looked whether to stop; 0: nobody has asked them to */
     int32_t ended_by; /* signal that ended the job unsaved */
     int32_t first_code; /* of the first rank that left with another code than 0 */
@@ -122,11 +123,9 @@ static void ask_to_stop(supervisor *s, int32_t signal)
     int64_t now = msi_now_ns(), first = s->asked_at[signal];
 
     if (first == 0) {
-        int64_t limit = msi_switch_int("MS_STOP_TIMEOUT", STOP_S);
-
         s->asked_at[signal] = now;
-        if (s->stop_at == 0 && limit > 0) {
-            s->stop_at = now + limit * 1000000000;
+        if (s->stop_at == 0 && s->stop_ns > 0) {
+            s->stop_at = now + s->stop_ns;
         }
     } else if (signal != SIGHUP && now - first >= MSI_AGAIN_MS * 1000000LL) {
         msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
@@ -298,6 +297,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     const char *text;
 
     line[0] = '\0';
+    s.stop_ns = msi_switch_within("MS_STOP_TIMEOUT", STOP_S, 0, MSI_LONGEST_S) * 1000000000;
     s.signal_fd = signalfd(-1, &launch->held, SFD_CLOEXEC | SFD_NONBLOCK);
     sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, &pipe_before);
     supervise(&s);
