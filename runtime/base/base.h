@@ -93,6 +93,8 @@ void msi_sample_base_set(int64_t base);
 
 /** Value of an environment switch, or `fallback`. Read each time: for start-up, not hot paths. */
 int64_t msi_switch_int(const char *name, int64_t fallback);
+/** As above, from `least` to `most`: what lies outside becomes the nearer of the two. Says so. */
+int64_t msi_switch_within(const char *name, int64_t fallback, int64_t least, int64_t most);
 const char *msi_switch_text(const char *name, const char *fallback);
 /** True for exactly "1". */
 bool msi_switch_on(const char *name);

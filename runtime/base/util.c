@@ -1,7 +1,6 @@
 /* Version, hashes, time, switches, log. */
 #include "base.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,7 +68,7 @@ const char *msi_switch_text(const char *name, const char *fallback)
     return value != NULL && value[0] != '\0' ? value : fallback;
 }
 
-int64_t msi_switch_int(const char *name, int64_t fallback)
+int64_t msi_switch_within(const char *name, int64_t fallback, int64_t least, int64_t most)
 {
     const char *value = msi_switch_text(name, NULL);
     char *end = NULL;
@@ -77,15 +76,26 @@ int64_t msi_switch_int(const char *name, int64_t fallback)
     if (value == NULL) {
         return fallback;
     }
-    errno = 0;
-    long long number = strtoll(value, &end, 10);
+    long long number = strtoll(value, &end, 10); /* what is too large becomes the largest */
 
-    if (errno != 0 || *end != '\0') {
+    if (end == value || *end != '\0') {
         msi_warn("UserWarning", "%s is '%s', expected a whole number; using %lld", name, value,
                  (long long)fallback);
         return fallback;
     }
+    int64_t bound = number < least ? least : most;
+
+    if (number < least || number > most) {
+        msi_warn("UserWarning", "%s is %s, expected %lld to %lld; using %lld", name, value,
+                 (long long)least, (long long)most, (long long)bound);
+        return bound;
+    }
     return number;
+}
+
+int64_t msi_switch_int(const char *name, int64_t fallback)
+{
+    return msi_switch_within(name, fallback, INT64_MIN + 1, INT64_MAX - 1);
 }
 
 bool msi_switch_on(const char *name)

@@ -52,20 +52,21 @@ static msi_job *job_shell(int32_t world, bool threads)
     job->world = world;
     job->fd = -1;
     job->threads = threads;
-    job->timeout_ns = msi_switch_int("MS_COMM_TIMEOUT", 600) * 1000000000;
-    job->announce_ns = msi_switch_int("MS_COMM_ANNOUNCE", 15) * 1000000000;
     for (int32_t r = 0; r < MSI_MAX_RANKS; r++) {
         job->mail[r][0] = job->mail[r][1] = -1;
     }
     return job;
 }
 
-/* Spinning pays only while every rank has a core of its own. */
-static void choose_spin(msi_job *job)
+/* Once for all ranks: what is wrong with them is said once. */
+static void read_switches(msi_block *b)
 {
-    int64_t us = msi_switch_int("MS_COMM_SPIN_US", 50);
+    int64_t us = msi_switch_within("MS_COMM_SPIN_US", 50, 0, 1000000);
 
-    job->spin_ns = job->world <= job->block->cores ? us * 1000 : 0;
+    /* Spinning pays only while every rank has a core of its own. */
+    b->spin_ns = b->world <= b->cores ? us * 1000 : 0;
+    b->timeout_ns = msi_switch_within("MS_COMM_TIMEOUT", 600, 1, MSI_LONGEST_S) * 1000000000;
+    b->announce_ns = msi_switch_within("MS_COMM_ANNOUNCE", 15, 0, MSI_LONGEST_S) * 1000000000;
 }
 
 static ms_status map_block(msi_job *job, int64_t nbytes)
@@ -158,7 +159,7 @@ ms_status msi_job_new(msi_job **out, int32_t world, bool threads)
     if (getrandom(&job->block->nonce, sizeof(job->block->nonce), 0) < 0) {
         job->block->nonce = (uint64_t)msi_now_ns();
     }
-    choose_spin(job);
+    read_switches(job->block);
     *out = job;
     return MS_OK;
 failed:
@@ -192,7 +193,6 @@ ms_status msi_job_open(msi_job **out, int32_t fd)
         goto failed;
     }
     job->world = job->block->world;
-    choose_spin(job);
     *out = job;
     return MS_OK;
 failed:

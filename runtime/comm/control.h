@@ -19,6 +19,7 @@ enum {
     MSI_NOTES = 256,              /* notes kept per rank and group */
     MSI_CHUNK = 256 * 1024,       /* bytes staged at a time: two chunks stay in a core's L2 */
     MSI_TEXT = 4096,              /* a line and a traceback */
+    MSI_LONGEST_S = 1000000000,   /* of a limit in seconds: no limit, in practice */
     MSI_LOOK_MS = 100,            /* how often a sleeper looks whether it waits in vain */
     MSI_AGAIN_MS = 100 /* a later stop signal is a second request: `timeout` sends one twice */
 };
@@ -79,6 +80,8 @@ typedef struct msi_block {
     int32_t world;
     int32_t cores; /* the launcher may use */
     int64_t nbytes, members_at, notes_at, staging_at;
+    int64_t spin_ns, timeout_ns;
+    int64_t announce_ns;                 /* a wait of this length is announced; 0: none is */
     _Alignas(64) _Atomic uint64_t abort; /* 0, or who wrote it, about whom, and why */
     _Atomic int32_t stop;                /* signal that asks the job to stop */
     _Atomic int64_t quiet_until;         /* no wait is announced before */
@@ -93,8 +96,6 @@ typedef struct msi_job {
     bool threads;
     /* Mailboxes for file descriptors, one per rank: [0] its owner reads, [1] others write. */
     int32_t mail[MSI_MAX_RANKS][2];
-    int64_t spin_ns, timeout_ns;
-    int64_t announce_ns;                   /* a wait of this length is announced; 0: none is */
     _Atomic(struct msi_shared_map *) maps; /* ranks as threads: of all segments made */
 } msi_job;
 

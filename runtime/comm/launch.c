@@ -117,7 +117,12 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
     }
     launch->owner = d;
     launch->n = n;
-    msi_launch_hold_signals(launch);
+    status = msi_launch_hold_signals(launch);
+    if (status != MS_OK) {
+        msi_job_free(launch->job);
+        free(launch);
+        return status;
+    }
     msi_strays_adopt(launch);
     msi_live_add(&launch->live, MSI_LIVE_LAUNCH, launch);
     *out = launch;
@@ -128,6 +133,7 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
 static void launch_drop(ms_launch *launch)
 {
     msi_output_free(launch->output);
+    close(launch->signal_fd);
     msi_live_remove(&launch->live);
     free(launch);
 }

@@ -32,6 +32,7 @@ struct ms_launch {
      * it says that a process has ended. */
     sigset_t held, before;         /* ... and the mask that launcher and ranks go back to */
     struct sigaction child_before; /* how this process took SIGCHLD */
+    int32_t signal_fd;             /* what the launcher reads them from */
     msi_child child[MSI_MAX_RANKS];
 };
 
@@ -41,8 +42,9 @@ void msi_launch_free(ms_launch *launch);
 void msi_launch_kill(ms_launch *launch);
 
 /* -- supervise.c ------------------------------------------------------------------------------- */
-/* Hold back SIGCHLD and the signals to be relayed; of those that the process does not ignore. */
-void msi_launch_hold_signals(ms_launch *launch);
+/* Hold back SIGCHLD and the signals to be relayed; of those that the process does not ignore. When
+ * that fails signals are taken as before. */
+ms_status msi_launch_hold_signals(ms_launch *launch);
 /* Take signals as before again: the launcher's last step, a rank's first. */
 void msi_launch_hear_signals(const ms_launch *launch);
 

@@ -106,7 +106,7 @@ static const char *waited_for_text(const ms_comm *c, char *buffer, size_t nbytes
 
 void msi_announce(ms_comm *c, uint64_t seq, int64_t waited_ns)
 {
-    int64_t limit = c->job->announce_ns, now = msi_now_ns();
+    int64_t limit = c->job->block->announce_ns, now = msi_now_ns();
     int64_t quiet = atomic_load(&c->job->block->quiet_until);
 
     /* One says it for all, the first rank if it waits. */

@@ -20,8 +20,9 @@ static const int relayed[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 typedef struct supervisor {
     ms_launch *launch;
     msi_job *job;
-    int32_t alive, signal_fd;
+    int32_t alive;
     int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
+    int64_t stop_ns;  /* within which ranks must look whether to stop; 0: they need not */
     int64_t stop_at;  /* when ranks must have looked whether to stop; 0: nobody has asked them to */
     int32_t ended_by; /* signal that ended the job unsaved */
     int32_t first_code; /* of the first rank that left with another code than 0 */
@@ -122,11 +123,9 @@ static void ask_to_stop(supervisor *s, int32_t signal)
     int64_t now = msi_now_ns(), first = s->asked_at[signal];
 
     if (first == 0) {
-        int64_t limit = msi_switch_int("MS_STOP_TIMEOUT", STOP_S);
-
         s->asked_at[signal] = now;
-        if (s->stop_at == 0 && limit > 0) {
-            s->stop_at = now + limit * 1000000000;
+        if (s->stop_at == 0 && s->stop_ns > 0) {
+            s->stop_at = now + s->stop_ns;
         }
     } else if (signal != SIGHUP && now - first >= MSI_AGAIN_MS * 1000000LL) {
         msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
@@ -160,7 +159,7 @@ static void read_signals(supervisor *s)
 {
     struct signalfd_siginfo info;
 
-    while (read(s->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+    while (read(s->launch->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
         on_signal(s, (int32_t)info.ssi_signo);
     }
 }
@@ -185,7 +184,7 @@ static void end_ranks_that_never_look(supervisor *s)
     }
 }
 
-void msi_launch_hold_signals(ms_launch *launch)
+ms_status msi_launch_hold_signals(ms_launch *launch)
 {
     struct sigaction heard = {.sa_handler = SIG_DFL};
 
@@ -200,6 +199,16 @@ void msi_launch_hold_signals(ms_launch *launch)
     sigaddset(&launch->held, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &launch->held, &launch->before);
     sigaction(SIGCHLD, &heard, &launch->child_before); /* who ignores it learns no exit codes */
+    launch->signal_fd = signalfd(-1, &launch->held, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (launch->signal_fd < 0) {
+        int error = errno;
+
+        msi_launch_hear_signals(launch);
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "cannot start %d ranks: no file descriptor for signals: %s", (int)launch->n,
+                       strerror(error));
+    }
+    return MS_OK;
 }
 
 void msi_launch_hear_signals(const ms_launch *launch)
@@ -217,7 +226,7 @@ static void sleep_for_events(supervisor *s)
         s->kill_at != 0 && !s->killed ? (s->kill_at - msi_now_ns()) / 1000000 + 1 : MSI_LOOK_MS;
     nfds_t n = 0;
 
-    fds[n++] = (struct pollfd){.fd = s->signal_fd, .events = POLLIN};
+    fds[n++] = (struct pollfd){.fd = s->launch->signal_fd, .events = POLLIN};
     if (s->launch->output != NULL) {
         n += msi_output_poll(s->launch->output, fds + n);
     }
@@ -298,7 +307,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     const char *text;
 
     line[0] = '\0';
-    s.signal_fd = signalfd(-1, &launch->held, SFD_CLOEXEC | SFD_NONBLOCK);
+    s.stop_ns = msi_switch_within("MS_STOP_TIMEOUT", STOP_S, 0, MSI_LONGEST_S) * 1000000000;
     sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, &pipe_before);
     supervise(&s);
     msi_strays_end(launch);
@@ -311,9 +320,6 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
         *exit_code = s.first_code; /* 0, or the code of ranks that stopped as asked */
     }
     *cause = line;
-    if (s.signal_fd >= 0) {
-        close(s.signal_fd);
-    }
     msi_launch_free(launch);
     return MS_OK;
 }

@@ -216,7 +216,7 @@ static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
     }
     w->looked_at += since;
     w->waited_ns += since < LONGEST_LOOK_NS ? since : LONGEST_LOOK_NS;
-    if (w->waited_ns > c->job->timeout_ns) {
+    if (w->waited_ns > c->job->block->timeout_ns) {
         return (fate){FATE_TIMEOUT, -1};
     }
     if (!everybody_waits_in_vain(c, w)) {
@@ -241,7 +241,7 @@ static void report_fate(ms_comm *c, fate f)
         break;
     case FATE_TIMEOUT:
         snprintf(what, sizeof(what), "no progress for %lld s (MS_COMM_TIMEOUT)",
-                 (long long)(c->job->timeout_ns / 1000000000));
+                 (long long)(c->job->block->timeout_ns / 1000000000));
         report_stuck(c, what);
         break;
     default:
@@ -268,7 +268,7 @@ static int32_t spin(ms_comm *c, bool (*ready)(void *user), void *user, int64_t b
 {
     int32_t seen = LOOK_WAIT;
 
-    if (c->job->spin_ns <= 0) {
+    if (c->job->block->spin_ns <= 0) {
         return seen;
     }
     do {
@@ -276,7 +276,7 @@ static int32_t spin(ms_comm *c, bool (*ready)(void *user), void *user, int64_t b
             cpu_pause();
             seen = look(c, ready, user);
         }
-    } while (seen == LOOK_WAIT && msi_now_ns() - begin < c->job->spin_ns);
+    } while (seen == LOOK_WAIT && msi_now_ns() - begin < c->job->block->spin_ns);
     return seen;
 }
 

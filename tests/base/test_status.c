@@ -74,6 +74,21 @@ static void test_base_util__name_keys_are_fnv1a(void **state)
     assert_true(ms_name_key("foobar") == 0x85944171f73967e8u);
 }
 
+static void check_within(const char *value, int64_t expected, const char *said)
+{
+    const char *kind, *message;
+
+    setenv("MS_TEST_SWITCH", value, 1);
+    ms_warnings_capture(true);
+    assert_int_equal(expected, msi_switch_within("MS_TEST_SWITCH", 5, 1, 9));
+    assert_int_equal(ms_warning_take(&kind, &message), said != NULL);
+    if (said != NULL) {
+        assert_string_equal(said, message);
+        assert_false(ms_warning_take(&kind, &message));
+    }
+    ms_warnings_capture(false);
+}
+
 static void test_base_util__switches_are_numbers_or_a_warning(void **state)
 {
     const char *kind, *message;
@@ -87,6 +102,15 @@ static void test_base_util__switches_are_numbers_or_a_warning(void **state)
     assert_true(ms_warning_take(&kind, &message));
     assert_string_equal("MS_TEST_SWITCH is '12x', expected a whole number; using 5", message);
     ms_warnings_capture(false);
+    check_within("0", 1, "MS_TEST_SWITCH is 0, expected 1 to 9; using 1");
+    check_within("1", 1, NULL);
+    check_within("9", 9, NULL);
+    check_within("10", 9, "MS_TEST_SWITCH is 10, expected 1 to 9; using 9");
+    check_within("9223372036854775808", 9,
+                 "MS_TEST_SWITCH is 9223372036854775808, expected 1 to 9; using 9");
+    check_within("-9223372036854775809", 1,
+                 "MS_TEST_SWITCH is -9223372036854775809, expected 1 to 9; using 1");
+    check_within(" ", 5, "MS_TEST_SWITCH is ' ', expected a whole number; using 5");
     setenv("MS_TEST_SWITCH", "1", 1);
     assert_true(msi_switch_on("MS_TEST_SWITCH"));
     setenv("MS_TEST_SWITCH", "true", 1);

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -475,6 +476,50 @@ static ms_status leave_a_child(void *user, int32_t rank)
     return MS_OK;
 }
 
+/* With ever more file descriptors: as soon as ranks start, signals reach them; before, the error
+ * leaves signals as they were. */
+static int32_t launch_with_few_files(scene *x)
+{
+    for (rlim_t files = 4; files < 64; files++) {
+        ms_launch *launch;
+        const char *cause;
+        sigset_t blocked;
+        int32_t rank, code;
+
+        setrlimit(RLIMIT_NOFILE, &(struct rlimit){files, 1024});
+        ms_status status = ms_launch_fork(&launch, 1, &rank);
+
+        if (rank == 0) {
+            sleep_ms(5000);
+            _exit(0);
+        }
+        if (status == MS_OK) {
+            kill(getpid(), SIGTERM);
+            return ms_launch_wait(launch, &code, &cause) == MS_OK ? code : 99;
+        }
+        sigprocmask(SIG_SETMASK, NULL, &blocked);
+        if (sigismember(&blocked, SIGTERM)) {
+            return 98;
+        }
+        atomic_fetch_add(&x->pid[0], strstr(ms_error_message(), "for signals: ") != NULL);
+    }
+    return 97;
+}
+
+static void test_comm_supervise__needs_a_file_descriptor_to_hear_signals(void **state)
+{
+    scene *x = scene_new();
+    pid_t pid = fork();
+
+    (void)state;
+    if (pid == 0) {
+        _exit(launch_with_few_files(x));
+    }
+    assert_int_equal(code_of(pid), 128 + SIGTERM);
+    assert_int_equal(atomic_load(&x->pid[0]), 1);
+    scene_free(x);
+}
+
 static void test_comm_supervise__leaves_its_own_children_alone(void **state)
 {
     scene *x = scene_new();
@@ -508,6 +553,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_comm_supervise__starts_127_ranks),
         cmocka_unit_test(test_comm_supervise__stops_in_every_phase_of_the_start),
         cmocka_unit_test(test_comm_supervise__ends_what_ranks_left_behind),
+        cmocka_unit_test(test_comm_supervise__needs_a_file_descriptor_to_hear_signals),
         cmocka_unit_test(test_comm_supervise__leaves_its_own_children_alone),
     };
 
