@@ -19,6 +19,24 @@ describe('the moonshard command', function()
     end)
   end)
 
+  it('says that output is lost, when ranks have done their work', function()
+    with_script([[
+      ms.dist.init()
+      print('lost')
+      ms.dist.barrier()
+      io.stderr:write('done\n')
+    ]], function(path)
+      local full = "sh -c 'bindings/moonshard run -n 2 %s %s>/dev/full'"
+      local output, code = shell(full:format(path, ''))
+      assert.equal(1, code, output)
+      assert.equal(2, select(2, output:gsub('%[rank %d%] done\n', '')), output)
+      local said = 'moonshard: lines of the ranks are lost: cannot write to stdout: No space left'
+      assert.equal(1, select(2, output:gsub(said, '')), output)
+      output, code = shell(full:format(path, '2'))
+      assert.equal(1, code, output)
+    end)
+  end)
+
   it('passes the exit code of the first failure through', function()
     with_script('ms.dist.init() os.exit(ms.dist.rank() == 1 and 7 or 0)', function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)

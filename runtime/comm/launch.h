@@ -58,6 +58,8 @@ ms_status msi_output_open(msi_output *o, int32_t rank, int32_t *ends);
 void msi_output_end(msi_output *o, int32_t rank);
 /* Take and print what can be without waiting. True: there is more, but nobody reads us now. */
 bool msi_output_move(msi_output *o);
+/* Has something been lost that could not be written, as to a full disk? */
+bool msi_output_lost(const msi_output *o);
 /* What to sleep on until msi_output_move() can do something; gives their number. */
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds);
 

@@ -25,9 +25,10 @@ enum {
 /* Where the launcher prints: its stdout or stderr. */
 typedef struct sink {
     int32_t fd;
-    bool own;    /* opened anew, so that it can be made non-blocking for nobody but us */
-    bool always; /* a file: never blocks */
-    bool gone;   /* nobody will ever read */
+    bool own;     /* opened anew, so that it can be made non-blocking for nobody but us */
+    bool always;  /* a file: never blocks */
+    bool gone;    /* nobody will ever read */
+    int32_t lost; /* errno of the first write that lost lines otherwise; 0: none has */
     int32_t n;
     char bytes[QUEUE];
 } sink;
@@ -43,7 +44,8 @@ typedef struct source {
 
 struct msi_output {
     int32_t n;
-    bool one; /* stdout and stderr are the same: one sink, or lines would mix */
+    bool told; /* that lines are missing */
+    bool one;  /* stdout and stderr are the same: one sink, or lines would mix */
     sink sink[2];
     source source[]; /* (n, 2) */
 };
@@ -104,11 +106,26 @@ static void flush_sink(sink *s)
         }
         if (done < 0) { /* a full disk loses this piece, a closed pipe everything */
             s->gone = errno == EPIPE || errno == EBADF;
+            s->lost = s->lost == 0 && !s->gone ? errno : s->lost;
             done = s->gone ? s->n : piece;
         }
         memmove(s->bytes, s->bytes + done, (size_t)(s->n - done));
         s->n -= (int32_t)done;
     }
+}
+
+/* Say on stderr that lines of stdout are missing; not on what has failed itself. */
+static void tell_loss(msi_output *o)
+{
+    sink *err = sink_of(o, 1);
+
+    if (o->told || o->sink[0].lost == 0 || err == &o->sink[0] || err->n + LINE > QUEUE) {
+        return;
+    }
+    o->told = true;
+    err->n += snprintf(err->bytes + err->n, LINE,
+                       "moonshard: lines of the ranks are lost: cannot write to stdout: %s\n",
+                       strerror(o->sink[0].lost));
 }
 
 /* -- lines ------------------------------------------------------------------------------------- */
@@ -251,9 +268,15 @@ bool msi_output_move(msi_output *o)
     }
     for (int32_t stream = 0; stream < 2; stream++) {
         flush_sink(&o->sink[stream]);
+        tell_loss(o); /* stderr comes second */
         more = more || o->sink[stream].n > 0;
     }
     return more;
+}
+
+bool msi_output_lost(const msi_output *o)
+{
+    return o->sink[0].lost != 0 || o->sink[1].lost != 0;
 }
 
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds)

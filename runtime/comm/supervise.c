@@ -319,6 +319,9 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     } else {
         *exit_code = s.first_code; /* 0, or the code of ranks that stopped as asked */
     }
+    if (*exit_code == 0 && launch->output != NULL && msi_output_lost(launch->output)) {
+        *exit_code = 1;
+    }
     *cause = line;
     msi_launch_free(launch);
     return MS_OK;

@@ -53,7 +53,8 @@ MS_API ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *a
  * own at the launch). A second SIGINT or SIGTERM ends all at once, and so does the first stop
  * signal when some rank has not once called ms_dist_stop_agreed() MS_STOP_TIMEOUT (10) seconds
  * later. What nobody reads of the ranks' output delays nothing but the return. Frees `launch`.
- * @param exit_code  of the job: 0, that of the first rank that failed, or 128 + signal
+ * @param exit_code  of the job: 0, that of the first rank that failed, or 128 + signal; 1 when all
+ *                   went well but what ranks printed could not be written (said on stderr)
  * @param cause      a line naming the first failure ("" when there was none), followed by the lines
  *                   its rank gave ms_dist_abort() besides; static until the next call
  */
