@@ -45,6 +45,43 @@ static bool is_our_file(const char *name)
            (rest != NULL && strcmp(rest, ".safetensors") == 0);
 }
 
+/* Is the open folder the one at `path`? */
+static bool is_at(int fd, const char *path)
+{
+    struct stat seen, st;
+
+    return fstat(fd, &seen) == 0 && lstat(path, &st) == 0 && seen.st_dev == st.st_dev &&
+           seen.st_ino == st.st_ino;
+}
+
+ms_status msi_folder_hold(int *fd, msi_hold *hold, const char *path)
+{
+    *fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (*fd < 0) {
+        *hold = MSI_HOLD_GONE;
+        return errno == ENOENT ? MS_OK : msi_io_fail("open", path);
+    }
+    if (flock(*fd, LOCK_EX | LOCK_NB) == 0) {
+        *hold = is_at(*fd, path) ? MSI_HOLD_OURS : MSI_HOLD_GONE;
+    } else if (errno == EWOULDBLOCK) {
+        *hold = MSI_HOLD_OTHERS;
+    } else if (errno == EOPNOTSUPP || errno == ENOTSUP || errno == ENOLCK || errno == ENOSYS) {
+        *hold = MSI_HOLD_NONE;
+        return MS_OK;
+    } else {
+        const ms_status status = msi_io_fail("lock", path);
+
+        close(*fd);
+        *fd = -1;
+        return status;
+    }
+    if (*hold != MSI_HOLD_OURS) {
+        close(*fd);
+        *fd = -1;
+    }
+    return MS_OK;
+}
+
 static ms_status remove_files(int fd, const char *path)
 {
     DIR *dir = fdopendir(fd);
@@ -87,30 +124,48 @@ ms_status msi_folder_retire(const char *path, const char *doomed, bool *others)
     return *others ? msi_io_rename(doomed, path) : MS_OK;
 }
 
-/* Does a writer hold the lock on its temporary folder? */
-static bool is_locked(const char *path)
+/* A writer dies, or leaves none behind, before it lets go of its folder; so what can be held here
+ * is no writer's any more, nor becomes one's while it is held. Where there are no locks nobody can
+ * tell, and it stays. */
+static ms_status remove_leftover_folder(const char *path)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    bool locked = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0;
+    bool others; /* stay, and nobody needs to hear of it with every save */
+    msi_hold hold;
+    int fd;
+
+    MS_TRY(msi_folder_hold(&fd, &hold, path));
+    const ms_status status = hold == MSI_HOLD_OURS ? msi_folder_remove(path, &others) : MS_OK;
 
     if (fd >= 0) {
         close(fd);
     }
-    return locked;
+    return status;
+}
+
+/* `latest`, before its rename. Its writer still holds the checkpoint it points to. */
+static ms_status remove_leftover_link(const char *path)
+{
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    const ms_status status = held ? MS_OK : msi_io_unlink(path);
+    const bool gone = status != MS_OK && errno == ENOENT;
+
+    if (fd >= 0) {
+        close(fd);
+    }
+    return gone ? MS_OK : status;
 }
 
 static ms_status remove_leftover(const char *path)
 {
     struct stat st;
-    bool others; /* stay, and nobody needs to hear of it with every save */
 
     if (lstat(path, &st) != 0) {
         return errno == ENOENT ? MS_OK : msi_io_fail("stat", path);
     }
-    if (S_ISLNK(st.st_mode)) { /* of `latest`, before its rename */
-        return msi_io_unlink(path);
-    }
-    return S_ISDIR(st.st_mode) && !is_locked(path) ? msi_folder_remove(path, &others) : MS_OK;
+    return S_ISLNK(st.st_mode)   ? remove_leftover_link(path)
+           : S_ISDIR(st.st_mode) ? remove_leftover_folder(path)
+                                 : MS_OK;
 }
 
 ms_status msi_folder_sweep(const char *root, const char *name)

@@ -6,6 +6,20 @@
 
 /* Is `name` what a writer leaves behind when it dies: <anything>.tmp-<16 hexadecimal digits>? */
 bool msi_folder_is_leftover(const char *name);
+/* [Note: who holds a folder] Processes that write and prune under one root tell each other by
+ * flock() on folders. A writer holds its temporary folder until the checkpoint is published and
+ * `latest` points there (the lock goes where the folder is renamed), and the checkpoint it replaces
+ * until that is removed; whoever removes a folder holds it meanwhile. */
+typedef enum msi_hold {
+    MSI_HOLD_OURS,
+    MSI_HOLD_OTHERS,
+    MSI_HOLD_GONE, /* nothing at the path, or not any more what was there at first */
+    MSI_HOLD_NONE, /* some network file systems have no locks */
+} msi_hold;
+
+/* Try to hold the folder at `path`, which is no link, until `*fd` is closed. `*fd` is -1 when it is
+ * others' or gone. */
+ms_status msi_folder_hold(int *fd, msi_hold *hold, const char *path);
 /* Remove the files a writer makes from the folder at `path`, then the folder. Links are not
  * followed, and a folder that is gone already is fine. What is not ours stays, and the folder with
  * it: then `*others` is true. */
@@ -14,8 +28,8 @@ ms_status msi_folder_remove(const char *path, bool *others);
  * files missing and no late rank adds to it. It gets its name back when it holds things of others.
  */
 ms_status msi_folder_retire(const char *path, const char *doomed, bool *others);
-/* Remove what dead writers left in `root`: of checkpoint `name` only, or of all (NULL). Warns about
- * what cannot be removed. */
+/* Remove what dead writers left in `root`, and nothing that is held: of checkpoint `name` only, or
+ * of all (NULL). Warns about what cannot be removed. */
 ms_status msi_folder_sweep(const char *root, const char *name);
 
 #endif

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Is nothing at all at `path`? */
@@ -28,6 +29,9 @@ static ms_status check_target(const char *path, const char *manifest)
         return errno == ENOENT ? MS_OK : msi_io_fail("stat", path);
     }
     if (S_ISDIR(st.st_mode) && (access(manifest, F_OK) == 0 || msi_io_is_empty(path))) {
+        return MS_OK;
+    }
+    if (is_free(path)) { /* somebody has pruned it meanwhile */
         return MS_OK;
     }
     return MS_FAIL(MS_VALUE_ERROR, "%s is %s, expected nothing there or a checkpoint to replace",
@@ -124,6 +128,25 @@ static ms_status replace(const char *from, const char *to, const char *aside, bo
                : status;
 }
 
+/* Hold the checkpoint that will be replaced: it must not be taken for a leftover while it may have
+ * to come back. Somebody who is removing it is soon done; whoever holds it for longer does not keep
+ * this one from being saved. @return the descriptor that holds it, -1: none */
+static int hold_displaced(const char *final)
+{
+    msi_hold hold = MSI_HOLD_OTHERS;
+    int fd = -1;
+
+    for (int ms = 0; hold == MSI_HOLD_OTHERS && ms < 1000; ms++) {
+        if (ms > 0) {
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        }
+        if (msi_folder_hold(&fd, &hold, final) != MS_OK) {
+            break;
+        }
+    }
+    return fd;
+}
+
 /* Take `final` back to `folder`, and what it displaced to `final`. @return true when that worked */
 static bool undo(const char *folder, const char *final, const char *aside, bool displaced)
 {
@@ -194,12 +217,14 @@ ms_status msi_checkpoint_publish(const char *folder, const char *root, const cha
     char *final = msi_io_path("%s/%s", root, name), *aside = msi_io_path("%s/%s.old", root, name);
     bool displaced = false;
     ms_status status = MS_OUT_OF_MEMORY;
+    int held = -1;
 
     if (final == NULL || aside == NULL) {
         goto done;
     }
     MS_TRY_GOTO(write_manifest(folder, draft->text), done);
     MS_TRY_GOTO(read_back(folder, draft), done);
+    held = hold_displaced(final);
     MS_TRY_GOTO(put_in_place(folder, root, final, aside, &displaced), done);
     /* the checkpoint is safe; what fails from here on is worth a warning */
     if (move_pointer(root, name, nonce) != MS_OK) {
@@ -210,6 +235,9 @@ ms_status msi_checkpoint_publish(const char *folder, const char *root, const cha
         remove_displaced(folder);
     }
 done:
+    if (held >= 0) {
+        close(held);
+    }
     free(final);
     free(aside);
     return status;

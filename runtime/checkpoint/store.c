@@ -150,17 +150,46 @@ ms_status ms_checkpoint_latest(const char **out, const char *root)
     return status;
 }
 
-/* Remove a checkpoint, warning about what cannot be removed. */
+/* Does `<root>/latest` point at the checkpoint? */
+static bool is_pointed(const char *pointer, const char *name)
+{
+    char pointed[NAME_MAX + 1];
+    const ssize_t n = readlink(pointer, pointed, sizeof(pointed));
+
+    return n == (ssize_t)strlen(name) && memcmp(pointed, name, (size_t)n) == 0;
+}
+
+/* Remove the checkpoint at `path`, unless a writer has just put it there or `pointer` points at it.
+ * That is known for sure only while it is held, as no writer replaces it then. */
+static ms_status retire(const char *path, const char *name, const char *pointer, bool *others)
+{
+    char nonce[17], *doomed;
+    msi_hold hold;
+    int fd;
+
+    MS_TRY(msi_io_nonce(nonce));
+    MS_TRY(msi_folder_hold(&fd, &hold, path));
+    ms_status status = MS_OK;
+
+    if ((hold == MSI_HOLD_OURS || hold == MSI_HOLD_NONE) && !is_pointed(pointer, name)) {
+        doomed = msi_io_path("%s.tmp-%s", path, nonce);
+        status = doomed != NULL ? msi_folder_retire(path, doomed, others) : MS_OUT_OF_MEMORY;
+        free(doomed);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return status;
+}
+
+/* Remove a checkpoint, warning about what cannot be removed. What was saved last stays. */
 static ms_status remove_checkpoint(const char *root, const char *name)
 {
-    char nonce[17], *path = msi_io_path("%s/%s", root, name), *doomed = NULL;
-    ms_status status = path != NULL ? msi_io_nonce(nonce) : MS_OUT_OF_MEMORY;
+    char *path = msi_io_path("%s/%s", root, name), *pointer = msi_io_path("%s/latest", root);
     bool others = false;
+    ms_status status =
+        path != NULL && pointer != NULL ? retire(path, name, pointer, &others) : MS_OUT_OF_MEMORY;
 
-    if (status == MS_OK) {
-        doomed = msi_io_path("%s.tmp-%s", path, nonce);
-        status = doomed != NULL ? msi_folder_retire(path, doomed, &others) : MS_OUT_OF_MEMORY;
-    }
     if (status == MS_IO_ERROR) {
         msi_warn("UserWarning", "an old checkpoint is not removed: %s", ms_error_message());
         status = MS_OK;
@@ -169,13 +198,12 @@ static ms_status remove_checkpoint(const char *root, const char *name)
                  path);
     }
     free(path);
-    free(doomed);
+    free(pointer);
     return status;
 }
 
 ms_status ms_checkpoint_prune(const char *root, int32_t keep)
 {
-    char pointed[NAME_MAX + 1] = "", *pointer;
     msi_listing l;
     ms_status status = MS_OK;
 
@@ -183,19 +211,9 @@ ms_status ms_checkpoint_prune(const char *root, int32_t keep)
     if (keep < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "prune keeps at least 1 checkpoint, got %d", keep);
     }
-    pointer = msi_io_path("%s/latest", root);
-    if (pointer == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    ssize_t n = readlink(pointer, pointed, sizeof(pointed) - 1);
-
-    pointed[n > 0 ? n : 0] = '\0';
-    free(pointer);
     MS_TRY(msi_listing_read(&l, root, false));
     for (int32_t i = keep; i < l.n && status == MS_OK; i++) {
-        if (strcmp(l.list[i].name, pointed) != 0) { /* what was saved last stays in any case */
-            status = remove_checkpoint(root, l.list[i].name);
-        }
+        status = remove_checkpoint(root, l.list[i].name);
     }
     msi_listing_dispose(&l);
     return status == MS_OK ? msi_folder_sweep(root, NULL) : status;

@@ -6,9 +6,9 @@
  * folder has changed; after it everything the manifest names is on disk. An older checkpoint of the
  * same name changes places with the new one and is removed last.
  *
- * Rank 0 holds a lock on the temporary folder, so whoever prunes can tell a writer that is at work
- * from the leftovers of one that died. It made the folder, and it alone removes it: another rank
- * that fails cannot know whether its files are being published. */
+ * Rank 0 holds the temporary folder ([Note: who holds a folder] in folder.h), so whoever prunes can
+ * tell a writer that is at work from the leftovers of one that died. It made the folder, and it
+ * alone removes it: another rank that fails cannot know whether its files are being published. */
 #include "folder.h"
 #include "io.h"
 #include "live.h"
@@ -20,8 +20,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* Room for the header at the start of each file. A file that has no more room is finished and
@@ -35,7 +33,7 @@ struct ms_checkpoint_writer {
     char *name, *root, *folder;
     char *doomed; /* rank 0: the name the folder gets before it is removed */
     char nonce[17];
-    int lock; /* rank 0: the folder, locked; else -1 */
+    int lock; /* rank 0: the folder, held; else -1 */
     json_t *report;
     json_t *keys; /* those added so far */
     int32_t n_files;
@@ -105,11 +103,11 @@ static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
     return MS_FAIL(status, "%s", failure.message);
 }
 
-/* Make a folder no other writer has, and lock it. Gone again at once when somebody who prunes came
- * between the two: then `*taken` is true. */
+/* Make a folder no other writer has, and hold it. When somebody who prunes comes between the two it
+ * is theirs, or gone again: then `*taken` is true. */
 static ms_status claim_folder(ms_checkpoint_writer *w, bool *taken)
 {
-    struct stat st;
+    msi_hold hold;
 
     MS_TRY(msi_io_nonce(w->nonce));
     w->folder = msi_io_path("%s/%s.tmp-%s", w->root, w->name, w->nonce);
@@ -117,14 +115,8 @@ static ms_status claim_folder(ms_checkpoint_writer *w, bool *taken)
         return MS_OUT_OF_MEMORY;
     }
     MS_TRY(msi_io_mkdir(w->folder));
-    w->lock = open(w->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    *taken = w->lock < 0 && errno == ENOENT;
-    if (w->lock >= 0) {
-        flock(w->lock, LOCK_EX | LOCK_NB); /* without it (some network file systems) none is lost */
-        *taken = fstat(w->lock, &st) == 0 && st.st_nlink == 0;
-    } else if (!*taken) {
-        return msi_io_fail("open", w->folder);
-    }
+    MS_TRY(msi_folder_hold(&w->lock, &hold, w->folder));
+    *taken = hold == MSI_HOLD_OTHERS || hold == MSI_HOLD_GONE;
     return MS_OK;
 }
 
@@ -144,10 +136,6 @@ static ms_status make_folder(ms_checkpoint_writer *w)
     for (int attempt = 0; taken && attempt < 10; attempt++) {
         free(w->folder);
         w->folder = NULL;
-        if (w->lock >= 0) {
-            close(w->lock);
-            w->lock = -1;
-        }
         MS_TRY(claim_folder(w, &taken));
     }
     return taken ? MS_FAIL(MS_IO_ERROR, "%s: somebody removes it as fast as it is made", w->folder)

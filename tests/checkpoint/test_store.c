@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 static void test_checkpoint_store__latest_goes_by_step_not_by_name_or_time(void **state)
@@ -237,6 +238,92 @@ static void test_checkpoint_store__prune_spares_writers_at_work(void **state)
     ms_tensor_free(t);
 }
 
+/* At one moment of a save, do what another process might. */
+static const char *moment_root;
+
+static int prune_before_latest_moves(const char *step, const char *path)
+{
+    if (strcmp(step, "rename") == 0 && strcmp(path, inside(moment_root, "latest")) == 0) {
+        msi_io_hook = NULL;
+        assert_ok(ms_checkpoint_prune(moment_root, 1));
+    }
+    return 0;
+}
+
+static void test_checkpoint_store__prune_spares_the_pointer_on_its_way(void **state)
+{
+    const char *root = path_of("pointer"), *kind, *message;
+
+    moment_root = root;
+    assert_ok(save_small(root, "s9", 9));
+    ms_warnings_capture(true);
+    msi_io_hook = prune_before_latest_moves;
+    assert_ok(save_small(root, "s1", 1)); /* of a lower step, and not yet the latest */
+    assert_null(msi_io_hook);
+    assert_false(ms_warning_take(&kind, &message));
+    ms_warnings_capture(false);
+    assert_int_equal(1, seed_in(inside(root, "latest")));
+    assert_int_equal(0, count_entries(root, ".tmp-"));
+}
+
+static int prune_and_fail_once_replaced(const char *step, const char *path)
+{
+    if (strcmp(step, "fsync") == 0 && strcmp(path, moment_root) == 0) {
+        msi_io_hook = NULL;
+        assert_ok(ms_checkpoint_prune(moment_root, 1));
+        return EIO;
+    }
+    return 0;
+}
+
+static void test_checkpoint_store__prune_spares_what_may_have_to_come_back(void **state)
+{
+    const char *root = path_of("back");
+
+    moment_root = root;
+    assert_ok(save_small(root, "s", 1));
+    msi_io_hook = prune_and_fail_once_replaced;
+    assert_fails(MS_IO_ERROR, "sync", save_small(root, "s", 2));
+    assert_null(msi_io_hook);
+    assert_int_equal(1, seed_in(inside(root, "s")));
+    assert_int_equal(2, count_entries(root, "")); /* s, latest */
+}
+
+enum { N_SAVES = 200 };
+
+/* Another process prunes all the time. Names are replaced and steps go up and down, so that it
+ * finds every kind of thing to remove. */
+static void test_checkpoint_store__prune_harms_no_writer_of_another_process(void **state)
+{
+    const char *root = path_of("together"), *kind, *message;
+    const pid_t pruner = fork();
+
+    if (pruner == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nobody behind */
+        for (;;) {
+            if (ms_checkpoint_prune(root, 1) != MS_OK) {
+                _exit(1);
+            }
+        }
+    }
+    ms_warnings_capture(true);
+    for (uint64_t s = 1; s <= N_SAVES; s++) {
+        const char *name = s % 4 == 0 ? "b" : s % 4 == 2 ? "c" : "a";
+        const uint64_t step = s % 8 < 4 ? s : 2 * N_SAVES - s;
+
+        assert_ok(save_small(root, name, step));
+        if (ms_warning_take(&kind, &message)) {
+            fail_msg("save %d warns: %s", (int)s, message);
+        }
+        assert_int_equal(step, seed_in(inside(root, "latest")));
+    }
+    ms_warnings_capture(false);
+    assert_int_equal(0, kill(pruner, SIGKILL));
+    assert_true(was_killed(pruner));
+    assert_ok(ms_checkpoint_prune(root, 1));
+    assert_int_equal(0, count_entries(root, ".tmp-"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,6 +338,9 @@ int main(void)
         cmocka_unit_test(test_checkpoint_store__prune_takes_only_our_files_from_a_folder),
         cmocka_unit_test(test_checkpoint_store__prune_warns_and_goes_on),
         cmocka_unit_test(test_checkpoint_store__prune_spares_writers_at_work),
+        cmocka_unit_test(test_checkpoint_store__prune_spares_the_pointer_on_its_way),
+        cmocka_unit_test(test_checkpoint_store__prune_spares_what_may_have_to_come_back),
+        cmocka_unit_test(test_checkpoint_store__prune_harms_no_writer_of_another_process),
     };
 
     return cmocka_run_group_tests_name("checkpoint/store", tests, NULL, NULL);
