@@ -80,7 +80,8 @@ static const scene scenes[] = {
     {"a long label that differs at its end",
      {{"'" LONG ".weight'", "on", {0}, 0}},
      {{"'" LONG ".bias'", "on", {0}, 0}},
-     "rank 0 has '0123456789012345678...89012345678901234567890123456789.weight' on where rank 1 has "
+     "rank 0 has '0123456789012345678...89012345678901234567890123456789.weight' on where rank 1 "
+     "has "
      "'0123456789012345678...6789012345678901234567890123456789.bias' on"},
     {"a long label that differs in what is cut out",
      {{"'" LONG "x" LONG "'", "hash#", {1}, 1}},
@@ -94,7 +95,8 @@ static const scene scenes[] = {
     {"a long label of other numbers",
      {{"'" LONG ".weight'", "n", {1}, 1}},
      {{"'" LONG ".weight'", "n", {2}, 1}},
-     "n of '0123456789012345678...89012345678901234567890123456789.weight' is 1 on rank 0 and 2 on"},
+     "n of '0123456789012345678...89012345678901234567890123456789.weight' is 1 on rank 0 and 2 "
+     "on"},
     {"more names than are kept",
      {{"step", LONG " lr " LONG, {1, 2, 3}, 3}},
      {{"step", LONG " lr " LONG, {1, 2, 4}, 3}},

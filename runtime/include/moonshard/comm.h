@@ -108,7 +108,8 @@ MS_API ms_status ms_comm_barrier(ms_comm *comm);
  * names stand in `text` with a space between two. Nothing is sent: the next collective compares,
  * and is MS_COMM_ERROR on all ranks, naming the first difference, when a rank said something else,
  * in another order, or nothing. Copies what it is given.
- * @param label  what it is about, e.g. "batch size". All of it counts, and of `text`; what is too long is told cut
+ * @param label  what it is about, e.g. "batch size". All of it counts, and of `text`; what is too
+ * long is told cut
  */
 MS_API ms_status ms_comm_same(ms_comm *comm, const char *label, const char *text,
                               const double *numbers, int32_t n_numbers);
