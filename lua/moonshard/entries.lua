@@ -6,6 +6,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.dims'
 local errors = require 'moonshard.errors'
+local util = require 'moonshard.util'
 
 local C, calls = B.C, B.calls
 local type = type
@@ -38,12 +39,7 @@ local function no_method(methods, key)
   elseif PLANNED[key] then
     errors.raise('NotImplementedError', "a tensor has no method '%s' yet", key)
   end
-  local names = {}
-  for name in next, methods do
-    names[#names + 1] = name
-  end
-  table.sort(names)
-  local near = errors.nearest(key, names)
+  local near = errors.nearest(key, util.sorted_keys(methods))
   errors.raise('KeyError', "a tensor has no method '%s'%s", key,
     near and (", did you mean '%s'?"):format(near) or '')
 end
