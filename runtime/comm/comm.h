@@ -81,7 +81,5 @@ ms_status msi_comm_gather_bytes(ms_comm *comm, const char *what, const void *in,
                                 void *out);
 /* Count an operation of `kind` for ms_comm_counts(). */
 void msi_comm_count(ms_comm *comm, uint32_t kind);
-void msi_comm_add_wait(ms_comm *comm, int64_t ns);
-ms_context *msi_comm_context(const ms_comm *comm);
 
 #endif

@@ -158,21 +158,11 @@ int32_t ms_comm_size(const ms_comm *comm)
     return comm->size;
 }
 
-ms_context *msi_comm_context(const ms_comm *comm)
-{
-    return comm->ctx;
-}
-
 void msi_comm_count(ms_comm *comm, uint32_t kind)
 {
     if (kind < MSI_COLL_KINDS) {
         comm->counts[kind]++;
     }
-}
-
-void msi_comm_add_wait(ms_comm *comm, int64_t ns)
-{
-    comm->wait_ns += ns;
 }
 
 void ms_comm_counts(const ms_comm *comm, int64_t *counts5)
