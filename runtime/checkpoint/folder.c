@@ -5,10 +5,10 @@
 #include "io.h"
 #include "manifest.h"
 
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -23,26 +23,58 @@ bool msi_folder_is_leftover(const char *name)
            strspn(mark + 5, "0123456789abcdef") == 16;
 }
 
-/* The text after `prefix` and at least one digit, NULL when `text` does not begin so. */
-static const char *after_number(const char *text, const char *prefix)
+void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part)
 {
-    const size_t n = strlen(prefix);
+    char number[16] = "";
 
-    if (text == NULL || strncmp(text, prefix, n) != 0 || !isdigit((unsigned char)text[n])) {
-        return NULL;
+    if (part > 0) {
+        snprintf(number, sizeof(number), ".%d", (int)part);
     }
-    return text + n + strspn(text + n, "0123456789");
+    snprintf(name, MSI_SHARD_NAME, "rank-%05d-of-%05d%s.safetensors", (int)rank, (int)world,
+             number);
 }
 
-/* manifest.json, rank-<r>-of-<W>.safetensors or rank-<r>-of-<W>.<k>.safetensors */
+bool msi_shard_name_read(const char *name, int32_t *rank, int32_t *world)
+{
+    char again[MSI_SHARD_NAME];
+    int r, w, part = 0;
+
+    if (sscanf(name, "rank-%9d-of-%9d.%9d", &r, &w, &part) < 2 || r < 0 || r >= w || part < 0) {
+        return false;
+    }
+    msi_shard_name(again, r, w, part);
+    *rank = r;
+    *world = w;
+    return strcmp(name, again) == 0;
+}
+
 static bool is_our_file(const char *name)
 {
-    const char *rest = after_number(after_number(name, "rank-"), "-of-");
-    const char *further = after_number(rest, ".");
+    int32_t rank, world;
 
-    rest = further != NULL ? further : rest;
-    return strcmp(name, MSI_MANIFEST_NAME) == 0 ||
-           (rest != NULL && strcmp(rest, ".safetensors") == 0);
+    return strcmp(name, MSI_MANIFEST_NAME) == 0 || msi_shard_name_read(name, &rank, &world);
+}
+
+ms_status msi_folder_holds_ours(bool *holds, int root, const char *name)
+{
+    const int fd = openat(root, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+
+    *holds = false;
+    if (dir == NULL) {
+        const bool wanting = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+        const ms_status status = wanting ? msi_io_fail("open", name) : MS_OK;
+
+        if (fd >= 0) {
+            close(fd);
+        }
+        return status;
+    }
+    for (struct dirent *e = readdir(dir); e != NULL && !*holds; e = readdir(dir)) {
+        *holds = is_our_file(e->d_name);
+    }
+    closedir(dir);
+    return MS_OK;
 }
 
 /* Is the open folder the one at `path`? */

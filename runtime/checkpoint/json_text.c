@@ -30,6 +30,21 @@ ms_status msi_json_parse(json_t **out, const msi_json_source *source, const char
     return malformed(source, text + error.position, error.text);
 }
 
+char *msi_json_text(const json_t *value, size_t flags)
+{
+    const size_t n = json_dumpb(value, NULL, 0, flags); /* 0 when memory is out */
+    char *text = n > 0 ? malloc(n + 1) : NULL;
+
+    if (text != NULL && json_dumpb(value, text, n, flags) != n) {
+        free(text);
+        return NULL;
+    }
+    if (text != NULL) {
+        text[n] = '\0';
+    }
+    return text;
+}
+
 static char *skip_space(char *at, const char *end)
 {
     while (at < end && (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r')) {

@@ -125,13 +125,15 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
 }
 
 /* Rank 0 names its candidate number `i`, or none: then `name` is empty. */
-static ms_status propose(ms_comm *comm, const msi_listing *listing, int32_t i, msi_outcome *own,
-                         char *name, size_t room)
+static ms_status propose(ms_comm *comm, const char *root, const msi_listing *listing, int32_t i,
+                         msi_outcome *own, char *name, size_t room)
 {
     msi_outcome all[ms_comm_size(comm)];
 
     if (i < listing->n) {
         snprintf(own->name, sizeof(own->name), "%s", listing->list[i].name);
+    } else if (ms_comm_rank(comm) == 0) {
+        msi_outcome_keep(own, msi_listing_none(listing, root));
     }
     MS_TRY(msi_outcome_agree(comm, "find a checkpoint", own, all));
     snprintf(name, room, "%s", all[0].name);
@@ -140,12 +142,12 @@ static ms_status propose(ms_comm *comm, const msi_listing *listing, int32_t i, m
 
 /* Try rank 0's checkpoints, newest first, until all ranks find one intact. */
 static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char *root,
-                             const msi_listing *listing, msi_outcome *own, bool *found)
+                             msi_listing *listing, msi_outcome *own, bool *found)
 {
     char name[sizeof(own->name)];
 
     for (int32_t i = 0;; i++) {
-        MS_TRY(propose(comm, listing, i, own, name, sizeof(name)));
+        MS_TRY(propose(comm, root, listing, i, own, name, sizeof(name)));
         if (name[0] == '\0') {
             *found = false;
             return MS_OK;
@@ -163,7 +165,7 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
         }
         ms_checkpoint_close(l->c);
         l->c = NULL;
-        MS_TRY(msi_pass_over(status, ms_comm_rank(comm) == 0));
+        MS_TRY(msi_listing_pass_over(listing, status, ms_comm_rank(comm) == 0));
         *own = (msi_outcome){0};
     }
 }

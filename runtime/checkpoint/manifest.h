@@ -15,9 +15,11 @@ typedef struct msi_manifest_file {
     const char *name; /* a plain name, checked */
     int64_t nbytes;
     uint64_t hash;
+    int32_t n_pieces; /* of tensors, that lie in it */
 } msi_manifest_file;
 
-/* Elements [start, start + numel) of a tensor, at byte `offset` of a file. */
+/* Elements [start, start + numel) of a tensor, at byte `offset` of a file: the last ones of what
+ * the file has under the tensor's key, as its first ones may be another file's piece too. */
 typedef struct msi_manifest_piece {
     int32_t file;
     int64_t start, numel, offset;
@@ -34,13 +36,17 @@ typedef struct msi_manifest {
     json_t *root;  /* owns the strings; without its own hash */
     uint64_t hash; /* its own: no two checkpoints have the same */
     char *meta;    /* the object given to commit, as text */
-    int64_t step;  /* meta's integer "step", or -1 */
+    int64_t step;  /* meta's "step", or -1 */
     int32_t n_files, n_tensors;
     msi_manifest_file *files;
     msi_manifest_tensor *tensors;
     int32_t *by_key; /* tensors' indices in the order of their keys */
 } msi_manifest;
 
+enum { MSI_STEP_BITS = 53 }; /* so many a double holds, in which other programs read numbers */
+
+/* Is it nothing, or an integer from 0 to 2^53? */
+bool msi_is_step(const json_t *step);
 /* Parse and check a manifest's text; `path` names it in errors. */
 ms_status msi_manifest_parse(msi_manifest *m, const char *path, const char *text, size_t n);
 void msi_manifest_dispose(msi_manifest *m);

@@ -1,4 +1,5 @@
 /* Reading manifests: every field is checked before anything is opened or allocated by it. */
+#include "folder.h"
 #include "json_text.h"
 #include "manifest.h"
 #include "safetensors.h"
@@ -17,6 +18,28 @@ static const char *type_name(const json_t *value)
                                         "a real",    "true",     "false",    "null"};
 
     return value == NULL ? "nothing" : names[json_typeof(value)];
+}
+
+/* Are all fields of `object` among `known`, which ends with NULL? */
+static ms_status check_fields(const char *path, const char *where, json_t *object,
+                              const char *const *known)
+{
+    const char *name;
+    json_t *value;
+
+    json_object_foreach(object, name, value)
+    {
+        int32_t i = 0;
+
+        while (known[i] != NULL && strcmp(known[i], name) != 0) {
+            i++;
+        }
+        if (known[i] == NULL) {
+            return MS_FAIL(MS_FORMAT_ERROR, "%s: %s has an unknown field '%s'", path, where,
+                           msi_foreign_name(name));
+        }
+    }
+    return MS_OK;
 }
 
 /* An integer of at least 0. `where` says which part of the manifest `object` is. */
@@ -41,6 +64,10 @@ static ms_status get_text(const char *path, const char *where, const json_t *obj
         return MS_FAIL(MS_FORMAT_ERROR, "%s: '%s' of %s is %s, expected a string", path, key, where,
                        type_name(json_object_get(object, key)));
     }
+    if (!msi_is_printable(*out)) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: '%s' of %s is '%s', which has control characters",
+                       path, key, where, msi_foreign_name(*out));
+    }
     return MS_OK;
 }
 
@@ -55,17 +82,17 @@ static ms_status get_array(const char *path, const char *where, const json_t *ob
     return MS_OK;
 }
 
-static ms_status parse_hash(const char *path, const char *where, const json_t *object,
-                            uint64_t *hash)
+static ms_status get_hex(const char *path, const char *where, const json_t *object, const char *key,
+                         uint64_t *out)
 {
     const char *text;
 
-    MS_TRY(get_text(path, where, object, "xxh3", &text));
+    MS_TRY(get_text(path, where, object, key, &text));
     if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: 'xxh3' of %s is '%.40s', expected 16 hex digits", path,
-                       where, text);
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: '%s' of %s is '%.40s', expected 16 hex digits", path,
+                       key, where, text);
     }
-    *hash = strtoull(text, NULL, 16);
+    *out = strtoull(text, NULL, 16);
     return MS_OK;
 }
 
@@ -76,9 +103,9 @@ static ms_status check_own_hash(const char *path, json_t *root, uint64_t *expect
     uint64_t found;
     char *text;
 
-    MS_TRY(parse_hash(path, "the manifest", root, expected));
+    MS_TRY(get_hex(path, "the manifest", root, "xxh3", expected));
     json_object_del(root, "xxh3");
-    text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
+    text = msi_json_text(root, JSON_COMPACT | JSON_SORT_KEYS);
     if (text == NULL) {
         return no_memory(path);
     }
@@ -91,15 +118,51 @@ static ms_status check_own_hash(const char *path, json_t *root, uint64_t *expect
     return MS_OK;
 }
 
-static ms_status parse_file(const char *path, const json_t *value, msi_manifest_file *f)
+/* A file bears the name its writer gave it: nothing leads out of the checkpoint. */
+static ms_status parse_file(const char *path, json_t *value, int64_t world, msi_manifest_file *f)
 {
+    static const char *const known[] = {"name", "size", "xxh3", NULL};
+    int32_t rank, of = 0;
+
     MS_TRY(get_text(path, "a file", value, "name", &f->name));
-    if (f->name[0] == '\0' || f->name[0] == '.' || strchr(f->name, '/') != NULL) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: file name '%.200s' leads out of the checkpoint", path,
-                       f->name);
+    if (!msi_shard_name_read(f->name, &rank, &of) || of != world) {
+        return MS_FAIL(MS_FORMAT_ERROR,
+                       "%s: file name '%.200s' is none of a checkpoint of %lld ranks, expected one "
+                       "like rank-00000-of-%05lld.safetensors",
+                       path, f->name, (long long)world, (long long)world);
     }
     MS_TRY(get_count(path, f->name, value, "size", &f->nbytes));
-    return parse_hash(path, f->name, value, &f->hash);
+    MS_TRY(get_hex(path, f->name, value, "xxh3", &f->hash));
+    return check_fields(path, f->name, value, known);
+}
+
+static int compare_files(const void *a, const void *b)
+{
+    const msi_manifest_file *const *x = a, *const *y = b;
+
+    return strcmp((*x)->name, (*y)->name);
+}
+
+static ms_status check_files_differ(const msi_manifest *m, const char *path)
+{
+    const msi_manifest_file **sorted = malloc(((size_t)m->n_files + 1) * sizeof(*sorted));
+    ms_status status = MS_OK;
+
+    if (sorted == NULL) {
+        return no_memory(path);
+    }
+    for (int32_t i = 0; i < m->n_files; i++) {
+        sorted[i] = &m->files[i];
+    }
+    qsort(sorted, (size_t)m->n_files, sizeof(*sorted), compare_files);
+    for (int32_t i = 1; i < m->n_files && status == MS_OK; i++) {
+        if (compare_files(&sorted[i - 1], &sorted[i]) == 0) {
+            status =
+                MS_FAIL(MS_FORMAT_ERROR, "%s: file '%s' stands there twice", path, sorted[i]->name);
+        }
+    }
+    free(sorted);
+    return status;
 }
 
 static ms_status parse_whole(const char *path, const json_t *value, msi_manifest_tensor *t)
@@ -133,9 +196,10 @@ static ms_status parse_whole(const char *path, const json_t *value, msi_manifest
     return MS_OK;
 }
 
-static ms_status parse_piece(const msi_manifest *m, const char *path, const json_t *value,
+static ms_status parse_piece(const msi_manifest *m, const char *path, json_t *value,
                              const msi_manifest_tensor *t, int64_t next, msi_manifest_piece *p)
 {
+    static const char *const known[] = {"file", "start", "numel", "offset", NULL};
     int64_t file, width = ms_dtype_size(t->whole.dtype);
 
     MS_TRY(get_count(path, t->key, value, "file", &file));
@@ -161,12 +225,14 @@ static ms_status parse_piece(const msi_manifest *m, const char *path, const json
                        t->key, (long long)p->offset, m->files[file].name,
                        (long long)m->files[file].nbytes);
     }
-    return MS_OK;
+    m->files[file].n_pieces++;
+    return check_fields(path, t->key, value, known);
 }
 
-static ms_status parse_tensor(const msi_manifest *m, const char *path, const json_t *value,
+static ms_status parse_tensor(const msi_manifest *m, const char *path, json_t *value,
                               msi_manifest_tensor *t)
 {
+    static const char *const known[] = {"key", "shape", "dtype", "pieces", NULL};
     const json_t *pieces;
     int64_t next = 0;
 
@@ -186,7 +252,7 @@ static ms_status parse_tensor(const msi_manifest *m, const char *path, const jso
         return MS_FAIL(MS_FORMAT_ERROR, "%s: '%.200s' has pieces for %lld elements, expected %lld",
                        path, t->key, (long long)next, (long long)t->whole.numel);
     }
-    return MS_OK;
+    return check_fields(path, t->key, value, known);
 }
 
 static int compare_keys(const void *a, const void *b, void *user)
@@ -257,33 +323,76 @@ static ms_status check_version(const char *path, const json_t *root)
     return MS_OK;
 }
 
+bool msi_is_step(const json_t *step)
+{
+    const json_int_t value = json_integer_value(step);
+
+    return step == NULL ||
+           (json_is_integer(step) && value >= 0 && value <= (json_int_t)1 << MSI_STEP_BITS);
+}
+
+static const char *step_text(const json_t *step, char text[32])
+{
+    snprintf(text, 32, "%lld", (long long)json_integer_value(step));
+    return json_is_integer(step) ? text : type_name(step);
+}
+
+/* The step stands in the manifest as in the meta data, or in neither. */
+static ms_status parse_step(msi_manifest *m, const char *path, const json_t *meta)
+{
+    const json_t *step = json_object_get(meta, "step"), *copy = json_object_get(m->root, "step");
+    char in_meta[32], in_root[32];
+
+    if (!msi_is_step(step)) {
+        return MS_FAIL(MS_FORMAT_ERROR,
+                       "%s: 'step' of the meta data is %s, expected an integer from 0 to 2^%d",
+                       path, step_text(step, in_meta), MSI_STEP_BITS);
+    }
+    m->step = step != NULL ? json_integer_value(step) : -1;
+    if (step == NULL ? copy != NULL : !json_equal(step, copy)) {
+        return MS_FAIL(MS_FORMAT_ERROR,
+                       "%s: 'step' of the manifest is %s, expected %s as in the meta data", path,
+                       step_text(copy, in_root), step_text(step, in_meta));
+    }
+    return MS_OK;
+}
+
 static ms_status parse_root(msi_manifest *m, const char *path)
 {
-    const json_t *files, *tensors, *step, *meta;
+    static const char *const known[] = {"format",  "version", "world", "nonce", "files",
+                                        "tensors", "meta",    "step",  NULL};
+    const json_t *files, *tensors, *meta;
+    uint64_t nonce;
+    int64_t world;
 
     MS_TRY(check_version(path, m->root));
     MS_TRY(check_own_hash(path, m->root, &m->hash));
+    MS_TRY(check_fields(path, "the manifest", m->root, known));
+    MS_TRY(get_count(path, "the manifest", m->root, "world", &world));
+    MS_TRY(get_hex(path, "the manifest", m->root, "nonce", &nonce));
     MS_TRY(get_array(path, "the manifest", m->root, "files", &files));
     MS_TRY(get_array(path, "the manifest", m->root, "tensors", &tensors));
-    step = json_object_get(m->root, "step");
-    meta = json_object_get(m->root, "meta");
-    if (!json_is_object(meta) || (step != NULL && !json_is_integer(step))) {
-        return MS_FAIL(MS_FORMAT_ERROR,
-                       "%s: 'meta' is %s and 'step' %s, expected an object and an "
-                       "integer or nothing",
-                       path, type_name(meta), type_name(step));
+    if (world < 1 || world > INT32_MAX) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: 'world' of the manifest is %lld, expected 1 to %d",
+                       path, (long long)world, INT32_MAX);
     }
-    m->step = step != NULL ? json_integer_value(step) : -1;
-    m->meta = json_dumps(meta, JSON_COMPACT);
+    meta = json_object_get(m->root, "meta");
+    if (!json_is_object(meta)) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: 'meta' of the manifest is %s, expected an object",
+                       path, type_name(meta));
+    }
+    MS_TRY(parse_step(m, path, meta));
+    m->meta = msi_json_text(meta, JSON_COMPACT);
     m->files = calloc(json_array_size(files) + 1, sizeof(*m->files));
     m->tensors = calloc(json_array_size(tensors) + 1, sizeof(*m->tensors));
     if (m->meta == NULL || m->files == NULL || m->tensors == NULL) {
         return no_memory(path);
     }
     for (size_t i = 0; i < json_array_size(files); i++) {
-        MS_TRY(parse_file(path, json_array_get(files, i), &m->files[m->n_files]));
+        MS_TRY(parse_file(path, json_array_get(files, i), world, &m->files[m->n_files]));
         m->n_files++;
     }
+    MS_TRY(check_files_differ(m, path));
     for (size_t i = 0; i < json_array_size(tensors); i++) {
         m->n_tensors++; /* counted first: what it allocates is freed with the others */
         MS_TRY(parse_tensor(m, path, json_array_get(tensors, i), &m->tensors[i]));

@@ -1,4 +1,5 @@
 /* Making manifests: each rank reports what it wrote, the reports are joined and checked. */
+#include "json_text.h"
 #include "manifest.h"
 #include "safetensors.h"
 
@@ -210,7 +211,7 @@ static ms_status join_reports(json_t *root, json_t *const *reports, int32_t worl
 /* The text of a manifest, its own hash added. */
 static ms_status seal(char **text, const json_t *root)
 {
-    char hex[17], *canonical = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
+    char hex[17], *canonical = msi_json_text(root, JSON_COMPACT | JSON_SORT_KEYS);
     json_t *sealed = json_copy((json_t *)(uintptr_t)root);
     ms_status status = MS_OK;
 
@@ -220,7 +221,7 @@ static ms_status seal(char **text, const json_t *root)
     }
     if (canonical == NULL || sealed == NULL ||
         json_object_set_new(sealed, "xxh3", json_string(hex)) != 0 ||
-        (*text = json_dumps(sealed, JSON_INDENT(1))) == NULL) {
+        (*text = msi_json_text(sealed, JSON_INDENT(1))) == NULL) {
         status = no_memory();
     }
     free(canonical);

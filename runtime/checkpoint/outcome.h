@@ -7,7 +7,7 @@
 
 typedef struct msi_outcome {
     int32_t status; /* the first failure of this rank, MS_OK so far */
-    char message[400];
+    char message[1000];
     /* What the point at hand compares or passes on; zero where it needs nothing. */
     char name[208];
     char nonce[17];

@@ -1,21 +1,28 @@
 /* Reading a checkpoint at any world size: the elements asked for are intersected with the pieces in
- * the manifest, and read from where they lie. A file's hash is verified before its first use, on
- * the descriptor that is then read from. */
+ * the manifest, and read from where they lie. A file's hash is verified before its first use, and
+ * the manifest compared with the file's header, on the descriptor that is then read from. */
 #include "reader.h"
 #include "io.h"
 #include "live.h"
+#include "safetensors.h"
 #include "tensor.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+typedef struct shard {
+    char *path;
+    int fd; /* -1: not opened, else verified */
+} shard;
 
 struct ms_checkpoint {
     msi_live live;
     char *path;
     msi_manifest manifest;
-    int *fds; /* one per file; -1: not opened, else verified */
+    shard *shards; /* one per file of the manifest */
 };
 
 static ms_status read_manifest(ms_checkpoint *c)
@@ -52,37 +59,42 @@ done:
 }
 
 /* Open file `i` and see that it has the size the manifest says. */
-static ms_status open_file(const ms_checkpoint *c, int32_t i, int *fd, char **path)
+static ms_status open_file(const ms_checkpoint *c, int32_t i, int *fd)
 {
-    const msi_manifest_file *file = &c->manifest.files[i];
+    const int64_t expected = c->manifest.files[i].nbytes;
+    const char *path = c->shards[i].path;
     int64_t nbytes;
 
-    *path = msi_io_path("%s/%s", c->path, file->name);
-    if (*path == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    MS_TRY(msi_io_open(fd, &nbytes, *path));
-    if (nbytes != file->nbytes) {
+    MS_TRY(msi_io_open(fd, &nbytes, path));
+    if (nbytes != expected) {
         close(*fd);
-        *fd = -1;
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld", *path,
-                       (long long)nbytes, (long long)file->nbytes);
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld", path,
+                       (long long)nbytes, (long long)expected);
     }
     return MS_OK;
 }
 
-static ms_status check_sizes(const ms_checkpoint *c)
+/* Name the files, and see that they are there. */
+static ms_status find_shards(ms_checkpoint *c)
 {
-    for (int32_t i = 0; i < c->manifest.n_files; i++) {
-        char *path;
-        int fd = -1;
-        ms_status status = open_file(c, i, &fd, &path);
+    const msi_manifest *m = &c->manifest;
 
-        if (fd >= 0) {
-            close(fd);
+    c->shards = calloc((size_t)m->n_files + 1, sizeof(*c->shards));
+    if (c->shards == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the files of %s", c->path);
+    }
+    for (int32_t i = 0; i < m->n_files; i++) {
+        c->shards[i].fd = -1;
+    }
+    for (int32_t i = 0; i < m->n_files; i++) {
+        int fd;
+
+        c->shards[i].path = msi_io_path("%s/%s", c->path, m->files[i].name);
+        if (c->shards[i].path == NULL) {
+            return MS_OUT_OF_MEMORY;
         }
-        free(path);
-        MS_TRY(status);
+        MS_TRY(open_file(c, i, &fd));
+        close(fd);
     }
     return MS_OK;
 }
@@ -122,15 +134,7 @@ ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
     }
     status = read_manifest(c);
     if (status == MS_OK) {
-        c->fds = malloc(((size_t)c->manifest.n_files + 1) * sizeof(int));
-        status = c->fds != NULL ? MS_OK
-                                : MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the files of %s", path);
-        for (int32_t i = 0; i < c->manifest.n_files && c->fds != NULL; i++) {
-            c->fds[i] = -1;
-        }
-    }
-    if (status == MS_OK) {
-        status = check_sizes(c);
+        status = find_shards(c);
     }
     if (status != MS_OK) {
         ms_checkpoint_close(c);
@@ -146,14 +150,15 @@ void ms_checkpoint_close(ms_checkpoint *c)
     if (c == NULL) {
         return;
     }
-    for (int32_t i = 0; i < c->manifest.n_files && c->fds != NULL; i++) {
-        if (c->fds[i] >= 0) {
-            close(c->fds[i]);
+    for (int32_t i = 0; i < c->manifest.n_files && c->shards != NULL; i++) {
+        if (c->shards[i].fd >= 0) {
+            close(c->shards[i].fd);
         }
+        free(c->shards[i].path);
     }
     msi_live_remove(&c->live);
     msi_manifest_dispose(&c->manifest);
-    free(c->fds);
+    free(c->shards);
     free(c->path);
     free(c);
 }
@@ -194,34 +199,106 @@ ms_status ms_checkpoint_extent(const ms_checkpoint *c, const char *key, ms_param
     return MS_OK;
 }
 
-/* The descriptor of file `i`, verified. */
-static ms_status verified(ms_checkpoint *c, int32_t i, int *fd)
+static ms_status check_hash(const ms_checkpoint *c, int32_t i, int fd)
 {
     const msi_manifest_file *file = &c->manifest.files[i];
     uint64_t hash;
-    char *path;
 
-    if (c->fds[i] >= 0) {
-        *fd = c->fds[i];
-        return MS_OK;
-    }
-    *fd = -1;
-    ms_status status = open_file(c, i, fd, &path);
+    MS_TRY(msi_io_hash(fd, c->shards[i].path, file->nbytes, &hash));
+    return hash == file->hash
+               ? MS_OK
+               : MS_FAIL(MS_FORMAT_ERROR, "%s: its bytes have hash %016llx, expected %016llx",
+                         c->shards[i].path, (unsigned long long)hash,
+                         (unsigned long long)file->hash);
+}
 
-    if (status == MS_OK) {
-        status = msi_io_hash(*fd, path, file->nbytes, &hash);
-        if (status == MS_OK && hash != file->hash) {
-            status = MS_FAIL(MS_FORMAT_ERROR, "%s: its bytes have hash %016llx, expected %016llx",
-                             path, (unsigned long long)hash, (unsigned long long)file->hash);
+/* Does the one piece of `t` that lies in file `i` lie where the file's header says? */
+static ms_status check_piece(const ms_checkpoint *c, int32_t i, const msi_manifest_tensor *t,
+                             const msi_st_place *place, int32_t *n)
+{
+    const char *name = c->manifest.files[i].name;
+    const int32_t before = *n;
+
+    for (int32_t p = 0; p < t->n_pieces; p++) {
+        const msi_manifest_piece *piece = &t->pieces[p];
+        const int64_t offset = place->end - piece->numel * ms_dtype_size(t->whole.dtype);
+
+        if (piece->file != i) {
+            continue;
         }
-        if (status == MS_OK) {
-            c->fds[i] = *fd;
-        } else {
-            close(*fd);
+        if (++*n > before + 1) {
+            return MS_FAIL(MS_FORMAT_ERROR, "%s/%s: '%s' has two pieces in %s, expected one",
+                           c->path, MSI_MANIFEST_NAME, t->key, name);
+        }
+        if (place->dtype != t->whole.dtype) {
+            return MS_FAIL(MS_FORMAT_ERROR, "%s/%s: 'dtype' of '%s' is %s, but %s has it as %s",
+                           c->path, MSI_MANIFEST_NAME, t->key, ms_dtype_name(t->whole.dtype), name,
+                           ms_dtype_name(place->dtype));
+        }
+        if (offset < place->begin || piece->offset != offset) {
+            return MS_FAIL(MS_FORMAT_ERROR,
+                           "%s/%s: 'offset' of '%s' is %lld and 'numel' %lld, but %s has it in "
+                           "bytes [%lld, %lld)",
+                           c->path, MSI_MANIFEST_NAME, t->key, (long long)piece->offset,
+                           (long long)piece->numel, name, (long long)place->begin,
+                           (long long)place->end);
         }
     }
-    free(path);
+    return MS_OK;
+}
+
+/* Does the manifest say of file `i` what its own header says? */
+static ms_status check_header(const ms_checkpoint *c, int32_t i, int fd)
+{
+    const msi_manifest_file *file = &c->manifest.files[i];
+    const char *path = c->shards[i].path;
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    ms_status status = MS_OK;
+    ms_safetensors *header;
+    int32_t n = 0;
+
+    if (own < 0) {
+        return msi_io_fail("open", path);
+    }
+    MS_TRY(msi_st_open_fd(&header, path, own, file->nbytes));
+    for (int32_t e = 0; e < ms_safetensors_n(header) && status == MS_OK; e++) {
+        const msi_st_place place = msi_st_place_of(header, e);
+        const msi_manifest_tensor *t = msi_manifest_find(&c->manifest, place.name);
+
+        if (t != NULL) { /* else all of it is in another file, too */
+            status = check_piece(c, i, t, &place, &n);
+        }
+    }
+    if (status == MS_OK && n != file->n_pieces) {
+        status =
+            MS_FAIL(MS_FORMAT_ERROR,
+                    "%s/%s: 'pieces' of %d tensors are said to lie in %s, which has %d of them",
+                    c->path, MSI_MANIFEST_NAME, file->n_pieces, file->name, n);
+    }
+    ms_safetensors_close(header);
     return status;
+}
+
+/* The descriptor of file `i`, verified. */
+static ms_status verified(ms_checkpoint *c, int32_t i, int *fd)
+{
+    shard *s = &c->shards[i];
+
+    if (s->fd < 0) {
+        MS_TRY(open_file(c, i, fd));
+        ms_status status = check_hash(c, i, *fd);
+
+        if (status == MS_OK) {
+            status = check_header(c, i, *fd);
+        }
+        if (status != MS_OK) {
+            close(*fd);
+            return status;
+        }
+        s->fd = *fd;
+    }
+    *fd = s->fd;
+    return MS_OK;
 }
 
 ms_status msi_checkpoint_verify(ms_checkpoint *c, int32_t first, int32_t stride)
@@ -297,7 +374,7 @@ static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
 
         MS_TRY(verified(c, piece->file, &fd));
         if (to != NULL) {
-            MS_TRY(msi_io_read(fd, c->manifest.files[piece->file].name, to, n * width,
+            MS_TRY(msi_st_read(fd, c->shards[piece->file].path, extent->dtype, to, n * width,
                                piece->offset + (next - piece->start) * width));
             to += n * width;
         }

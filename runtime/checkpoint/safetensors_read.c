@@ -85,7 +85,7 @@ int32_t msi_st_dtype(const char *name)
 
 static ms_status bad(const char *path, const char *name, const char *what)
 {
-    return MS_FAIL(MS_FORMAT_ERROR, "%s: tensor '%.200s': %s", path, name, what);
+    return MS_FAIL(MS_FORMAT_ERROR, "%s: tensor '%s': %s", path, msi_foreign_name(name), what);
 }
 
 /* Numel times bits of a dtype, as bytes. */
@@ -139,8 +139,8 @@ static ms_status read_fields(const char *path, st_entry *e, const json_t *value)
     int32_t kind = find_dtype(json_string_value(dtype));
 
     if (kind < 0) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: tensor '%.200s' has unknown dtype '%.40s'", path,
-                       e->name, json_string_value(dtype));
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: tensor '%s' has unknown dtype '%.40s'", path,
+                       msi_foreign_name(e->name), msi_foreign_name(json_string_value(dtype)));
     }
     e->dtype = DTYPES[kind].name;
     MS_TRY(entry_bytes(path, e, shape, DTYPES[kind].bits, &nbytes));
@@ -148,8 +148,9 @@ static ms_status read_fields(const char *path, st_entry *e, const json_t *value)
     e->end = json_integer_value(end);
     if (e->begin < 0 || e->end < e->begin || e->end - e->begin != nbytes) {
         return MS_FAIL(MS_FORMAT_ERROR,
-                       "%s: tensor '%.200s' has bytes [%lld, %lld), expected %lld by its shape",
-                       path, e->name, (long long)e->begin, (long long)e->end, (long long)nbytes);
+                       "%s: tensor '%s' has bytes [%lld, %lld), expected %lld by its shape", path,
+                       msi_foreign_name(e->name), (long long)e->begin, (long long)e->end,
+                       (long long)nbytes);
     }
     return MS_OK;
 }
@@ -161,8 +162,8 @@ static ms_status read_entry(const msi_json_source *source, st_entry *e, const ms
     e->name = m->name;
     if (m->n > ENTRY_MAX) {
         return MS_FAIL(MS_FORMAT_ERROR,
-                       "%s: tensor '%.200s' is described by %zu bytes, expected at most %d",
-                       source->path, e->name, m->n, ENTRY_MAX);
+                       "%s: tensor '%s' is described by %zu bytes, expected at most %d",
+                       source->path, msi_foreign_name(e->name), m->n, ENTRY_MAX);
     }
     MS_TRY(msi_json_parse(&value, source, m->value, m->n));
     ms_status status = read_fields(source->path, e, value);
@@ -216,9 +217,9 @@ static ms_status check_cover(const ms_safetensors *f, int64_t data_bytes)
         const st_entry *e = &f->entries[i];
 
         if (e->begin != next) {
-            return MS_FAIL(MS_FORMAT_ERROR,
-                           "%s: tensor '%.200s' begins at byte %lld of the data, expected %lld",
-                           f->path, e->name, (long long)e->begin, (long long)next);
+            return MS_FAIL(
+                MS_FORMAT_ERROR, "%s: tensor '%s' begins at byte %lld of the data, expected %lld",
+                f->path, msi_foreign_name(e->name), (long long)e->begin, (long long)next);
         }
         next = e->end;
     }
@@ -294,23 +295,29 @@ static ms_status read_header(ms_safetensors *f, int64_t file_bytes)
 
 ms_status ms_safetensors_open(ms_safetensors **out, const char *path)
 {
-    ms_safetensors *f;
-    int64_t nbytes = 0;
-    ms_status status;
+    int64_t nbytes;
+    int fd;
 
     MS_CHECK_ARG(out != NULL && path != NULL);
     *out = NULL;
-    f = calloc(1, sizeof(*f));
+    MS_TRY(msi_io_open(&fd, &nbytes, path));
+    return msi_st_open_fd(out, path, fd, nbytes);
+}
+
+ms_status msi_st_open_fd(ms_safetensors **out, const char *path, int fd, int64_t nbytes)
+{
+    ms_safetensors *f = calloc(1, sizeof(*f));
+
+    *out = NULL;
     if (f == NULL) {
+        close(fd);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
     }
-    f->fd = -1;
+    f->fd = fd;
     f->path = strdup(path);
-    status = f->path != NULL ? msi_io_open(&f->fd, &nbytes, path)
-                             : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
-    if (status == MS_OK) {
-        status = read_header(f, nbytes);
-    }
+    ms_status status = f->path != NULL ? read_header(f, nbytes)
+                                       : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
+
     if (status != MS_OK) {
         ms_safetensors_close(f);
         return status;
@@ -325,9 +332,7 @@ void ms_safetensors_close(ms_safetensors *f)
     if (f == NULL) {
         return;
     }
-    if (f->fd >= 0) {
-        close(f->fd);
-    }
+    close(f->fd);
     msi_live_remove(&f->live);
     free(f->entries);
     free(f->header);
@@ -345,6 +350,28 @@ const char *ms_safetensors_name(const ms_safetensors *f, int32_t i)
     return i >= 0 && i < f->n ? f->entries[i].name : "";
 }
 
+msi_st_place msi_st_place_of(const ms_safetensors *f, int32_t i)
+{
+    const st_entry *e = &f->entries[i];
+
+    return (msi_st_place){.name = e->name,
+                          .dtype = msi_st_dtype(e->dtype),
+                          .begin = f->data + e->begin,
+                          .end = f->data + e->end};
+}
+
+ms_status msi_st_read(int fd, const char *path, int32_t dtype, void *to, int64_t nbytes,
+                      int64_t offset)
+{
+    uint8_t *bytes = to;
+
+    MS_TRY(msi_io_read(fd, path, to, nbytes, offset));
+    for (int64_t i = 0; dtype == MS_DTYPE_BOOL && i < nbytes; i++) {
+        bytes[i] = bytes[i] != 0;
+    }
+    return MS_OK;
+}
+
 ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i)
 {
     MS_CHECK_ARG(out != NULL && f != NULL);
@@ -357,23 +384,17 @@ ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i
 
     if (dtype == MS_DTYPE_NONE || e->ndim > MS_MAX_DIMS) {
         return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
-                       "%s: tensor '%.200s' is %s with %d dimensions; f32, f64, bf16, i64, u8 and "
+                       "%s: tensor '%s' is %s with %d dimensions; f32, f64, bf16, i64, u8 and "
                        "bool with up to %d can be read",
-                       f->path, e->name, e->dtype, e->ndim, MS_MAX_DIMS);
+                       f->path, msi_foreign_name(e->name), e->dtype, e->ndim, MS_MAX_DIMS);
     }
     MS_TRY(ms_tensor_empty(out, dtype, e->ndim, e->shape));
-    uint8_t *bytes = msi_view_ptr(&(*out)->v);
-    ms_status status = msi_io_read(f->fd, f->path, bytes, e->end - e->begin, f->data + e->begin);
+    ms_status status = msi_st_read(f->fd, f->path, dtype, msi_view_ptr(&(*out)->v),
+                                   e->end - e->begin, f->data + e->begin);
 
     if (status != MS_OK) {
         ms_tensor_free(*out);
         *out = NULL;
-        return status;
     }
-    if (dtype == MS_DTYPE_BOOL) { /* any other byte would be a third truth value */
-        for (int64_t b = 0; b < e->end - e->begin; b++) {
-            bytes[b] = bytes[b] != 0;
-        }
-    }
-    return MS_OK;
+    return status;
 }

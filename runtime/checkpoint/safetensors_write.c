@@ -1,5 +1,6 @@
 /* Writing safetensors: headers, elements, and whole files put in place at once. */
 #include "io.h"
+#include "json_text.h"
 #include "safetensors.h"
 
 #include <endian.h>
@@ -53,7 +54,7 @@ ms_status msi_st_header_add(json_t *header, const char *name, int32_t dtype, int
 
 ms_status msi_st_header_text(char **text, int64_t *nbytes, const json_t *header, int64_t room)
 {
-    char *json = json_dumps(header, JSON_COMPACT);
+    char *json = msi_json_text(header, JSON_COMPACT);
     uint64_t length;
 
     *text = NULL;

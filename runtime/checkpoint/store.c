@@ -34,29 +34,40 @@ static int compare_found(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-ms_status msi_pass_over(ms_status status, bool tell)
+ms_status msi_listing_pass_over(msi_listing *l, ms_status status, bool tell)
 {
+    const size_t used = strlen(l->broken);
+
     if (status != MS_FORMAT_ERROR && status != MS_IO_ERROR) {
         return status;
     }
     if (tell) {
         msi_warn("UserWarning", "a broken checkpoint is passed over: %s", ms_error_message());
     }
+    snprintf(l->broken + used, sizeof(l->broken) - used, "%s%s", l->n_broken > 0 ? "; " : "",
+             ms_error_message());
+    l->n_broken++;
     return MS_OK;
 }
 
-/* Is it a folder itself (not a link to one), with something called a manifest in it? */
-static bool is_candidate(int root, const char *name)
+ms_status msi_listing_none(const msi_listing *l, const char *root)
 {
-    struct stat st;
-    char manifest[NAME_MAX + 32];
+    char pointed[NAME_MAX + 1] = "";
+    char *pointer = msi_io_path("%s/latest", root);
 
-    if (name[0] == '.' || msi_folder_is_leftover(name) ||
-        fstatat(root, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode)) {
-        return false;
+    if (pointer == NULL) {
+        return MS_OUT_OF_MEMORY;
     }
-    snprintf(manifest, sizeof(manifest), "%s/manifest.json", name);
-    return faccessat(root, manifest, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+    const ssize_t n = readlink(pointer, pointed, sizeof(pointed) - 1);
+
+    free(pointer);
+    if (l->n_broken > 0) {
+        return MS_FAIL(MS_FORMAT_ERROR, "none of the %d checkpoints in %s is intact: %s",
+                       l->n_broken, root, l->broken);
+    }
+    return n < 0 ? MS_OK
+                 : MS_FAIL(MS_FORMAT_ERROR, "%s/latest points at '%s', but no checkpoint is there",
+                           root, pointed);
 }
 
 /* Append a checkpoint when it opens. */
@@ -73,7 +84,7 @@ static ms_status examine(msi_listing *l, const char *root, const char *name, boo
     status = ms_checkpoint_open(&c, path);
     free(path);
     if (status != MS_OK) {
-        return msi_pass_over(status, tell);
+        return msi_listing_pass_over(l, status, tell);
     }
     list = realloc(l->list, ((size_t)l->n + 1) * sizeof(*list));
     if (list != NULL) {
@@ -98,7 +109,13 @@ ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
         return errno == ENOENT ? MS_OK : msi_io_fail("open", root);
     }
     for (struct dirent *e = readdir(dir); e != NULL && status == MS_OK; e = readdir(dir)) {
-        if (is_candidate(dirfd(dir), e->d_name)) {
+        bool holds;
+
+        if (e->d_name[0] == '.' || msi_folder_is_leftover(e->d_name)) {
+            continue;
+        }
+        status = msi_folder_holds_ours(&holds, dirfd(dir), e->d_name);
+        if (status == MS_OK && holds) {
             status = examine(l, root, e->d_name, tell);
         }
     }
@@ -143,8 +160,11 @@ ms_status ms_checkpoint_latest(const char **out, const char *root)
         if (status == MS_OK) {
             *out = path;
         } else {
-            status = msi_pass_over(status, true);
+            status = msi_listing_pass_over(&l, status, true);
         }
+    }
+    if (status == MS_OK && *out == NULL) {
+        status = msi_listing_none(&l, root);
     }
     msi_listing_dispose(&l);
     return status;
@@ -182,13 +202,12 @@ static ms_status retire(const char *path, const char *name, const char *pointer,
     return status;
 }
 
-/* Remove a checkpoint, warning about what cannot be removed. What was saved last stays. */
-static ms_status remove_checkpoint(const char *root, const char *name)
+/* Remove a checkpoint, warning about what cannot be removed. */
+static ms_status remove_checkpoint(const char *root, const char *name, const char *pointer)
 {
-    char *path = msi_io_path("%s/%s", root, name), *pointer = msi_io_path("%s/latest", root);
+    char *path = msi_io_path("%s/%s", root, name);
     bool others = false;
-    ms_status status =
-        path != NULL && pointer != NULL ? retire(path, name, pointer, &others) : MS_OUT_OF_MEMORY;
+    ms_status status = path != NULL ? retire(path, name, pointer, &others) : MS_OUT_OF_MEMORY;
 
     if (status == MS_IO_ERROR) {
         msi_warn("UserWarning", "an old checkpoint is not removed: %s", ms_error_message());
@@ -198,23 +217,42 @@ static ms_status remove_checkpoint(const char *root, const char *name)
                  path);
     }
     free(path);
-    free(pointer);
+    return status;
+}
+
+/* Remove all but `keep`. What was saved last is one of these, whatever its step: who went back to
+ * an earlier step means to go on from there. */
+static ms_status remove_old(const msi_listing *l, const char *root, const char *pointer,
+                            int32_t keep)
+{
+    ms_status status = MS_OK;
+    int32_t last = 0;
+
+    while (last < l->n && !is_pointed(pointer, l->list[last].name)) {
+        last++;
+    }
+    for (int32_t i = 0, left = keep - (last < l->n); i < l->n && status == MS_OK; i++) {
+        if (i != last && left-- <= 0) {
+            status = remove_checkpoint(root, l->list[i].name, pointer);
+        }
+    }
     return status;
 }
 
 ms_status ms_checkpoint_prune(const char *root, int32_t keep)
 {
     msi_listing l;
-    ms_status status = MS_OK;
+    ms_status status;
 
     MS_CHECK_ARG(root != NULL);
     if (keep < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "prune keeps at least 1 checkpoint, got %d", keep);
     }
     MS_TRY(msi_listing_read(&l, root, false));
-    for (int32_t i = keep; i < l.n && status == MS_OK; i++) {
-        status = remove_checkpoint(root, l.list[i].name);
-    }
+    char *pointer = msi_io_path("%s/latest", root);
+
+    status = pointer != NULL ? remove_old(&l, root, pointer, keep) : MS_OUT_OF_MEMORY;
+    free(pointer);
     msi_listing_dispose(&l);
     return status == MS_OK ? msi_folder_sweep(root, NULL) : status;
 }

@@ -11,6 +11,7 @@
  * alone removes it: another rank that fails cannot know whether its files are being published. */
 #include "folder.h"
 #include "io.h"
+#include "json_text.h"
 #include "live.h"
 #include "outcome.h"
 #include "publish.h"
@@ -39,7 +40,7 @@ struct ms_checkpoint_writer {
     int32_t n_files;
     /* the file being written; fd -1: none */
     int fd;
-    char *file_name, *file_path;
+    char file_name[MSI_SHARD_NAME], *file_path;
     json_t *header;
     int64_t header_used, data_end;
     msi_outcome own; /* its failure is told to all by commit, so that ranks fail together */
@@ -51,9 +52,12 @@ static ms_status check_name(const char *name)
     bool reserved = strcmp(name, "latest") == 0 || strstr(name, ".tmp-") != NULL ||
                     (n >= 4 && strcmp(name + n - 4, ".old") == 0);
 
-    if (n == 0 || n > 200 || name[0] == '.' || strchr(name, '/') != NULL || reserved) {
-        return MS_FAIL(MS_VALUE_ERROR, "'%.210s' cannot name a checkpoint%s", name,
-                       reserved ? ": reserved" : "");
+    if (n == 0 || n > 200 || name[0] == '.' || strchr(name, '/') != NULL || reserved ||
+        !msi_is_printable(name)) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "'%s' cannot name a checkpoint, expected 1 to 200 bytes of UTF-8 without "
+                       "control characters or '/', not '.' first%s",
+                       msi_foreign_name(name), reserved ? "; this one is reserved" : "");
     }
     return MS_OK;
 }
@@ -70,7 +74,6 @@ static void writer_free(ms_checkpoint_writer *w)
     json_decref(w->keys);
     json_decref(w->header);
     msi_live_remove(&w->live);
-    free(w->file_name);
     free(w->file_path);
     free(w->name);
     free(w->root);
@@ -212,17 +215,12 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
 
 static ms_status open_file(ms_checkpoint_writer *w)
 {
-    free(w->file_name);
     free(w->file_path);
     json_decref(w->header);
     w->file_path = NULL;
     w->header = NULL;
-    w->file_name = w->n_files == 0 ? msi_io_path("rank-%05d-of-%05d.safetensors", w->rank, w->world)
-                                   : msi_io_path("rank-%05d-of-%05d.%d.safetensors", w->rank,
-                                                 w->world, w->n_files);
-    if (w->file_name != NULL) {
-        w->file_path = msi_io_path("%s/%s", w->folder, w->file_name);
-    }
+    msi_shard_name(w->file_name, w->rank, w->world, w->n_files);
+    w->file_path = msi_io_path("%s/%s", w->folder, w->file_name);
     if (w->file_path == NULL) {
         return MS_OUT_OF_MEMORY;
     }
@@ -289,9 +287,11 @@ static ms_status check_add(ms_checkpoint_writer *w, const char *key, const ms_pa
 {
     int64_t whole;
 
-    if (strlen(key) > KEY_MAX || key[0] == '\0' || strcmp(key, "__metadata__") == 0) {
-        return MS_FAIL(MS_VALUE_ERROR, "'%.40s' is no key, expected 1 to %d bytes of text", key,
-                       KEY_MAX);
+    if (strlen(key) > KEY_MAX || key[0] == '\0' || strcmp(key, "__metadata__") == 0 ||
+        !msi_is_printable(key)) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "'%s' is no key, expected 1 to %d bytes of UTF-8 without control characters",
+                       msi_foreign_name(key), KEY_MAX);
     }
     MS_TRY(msi_extent_check(key, extent, &whole));
     if (json_object_get(w->keys, key) != NULL) {
@@ -315,7 +315,7 @@ ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key, const ms_p
     MS_CHECK_ARG(w != NULL && key != NULL && extent != NULL);
     MS_TRY(check_add(w, key, extent, local));
     if (json_object_set_new(w->keys, key, json_true()) != 0) {
-        return MS_FAIL(MS_VALUE_ERROR, "the key of a tensor is no UTF-8 text");
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a key of a checkpoint");
     }
     if (w->own.status != MS_OK) {
         return MS_OK; /* commit will say so, on all ranks */
@@ -417,7 +417,7 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
         msi_outcome_keep(&w->own, finish_file(w));
     }
     if (w->own.status == MS_OK) {
-        text = json_dumps(w->report, JSON_COMPACT);
+        text = msi_json_text(w->report, JSON_COMPACT);
         if (text == NULL) {
             msi_outcome_keep(&w->own, MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a report"));
         }
@@ -459,6 +459,11 @@ ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, const char *meta_json)
         msi_outcome_keep(&w->own,
                          MS_FAIL(MS_VALUE_ERROR, "a checkpoint's meta data are a JSON object: %s",
                                  meta == NULL ? error.text : "got another value"));
+    } else if (!msi_is_step(json_object_get(meta, "step"))) {
+        msi_outcome_keep(&w->own, MS_FAIL(MS_VALUE_ERROR,
+                                          "'step' of a checkpoint's meta data is no "
+                                          "integer from 0 to 2^%d",
+                                          MSI_STEP_BITS));
     }
     ms_status status = commit(w, meta);
 

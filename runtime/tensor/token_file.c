@@ -31,12 +31,19 @@ typedef struct mapping {
     char *path;
 } mapping;
 
+/* An action that was there before ours. Kept for good, as a handler may be reading it. */
+typedef struct earlier {
+    struct sigaction action;
+    struct earlier *next;
+} earlier;
+
 static mapping mappings[MAX_MAPPINGS];
-static struct sigaction before; /* the process's own action */
+static earlier *seen; /* all there ever were, under the lock */
 static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
-/* The thread that passes a fault on, or 0: should it come back to us, nobody wants it. No
- * thread-local variable, which may be allocated where it is first used. */
-static atomic_int passing_on;
+static _Atomic(const earlier *) before; /* the process's own action */
+/* This thread passes a fault on: should it come back to us, nobody wants it. Of a model that needs
+ * no memory where it is first used. */
+static _Thread_local volatile sig_atomic_t passing_on __attribute__((tls_model("initial-exec")));
 
 /* -- the handler: nothing here but what is safe in one ------------------------------------------
  */
@@ -48,7 +55,9 @@ static bool put_zeros(uintptr_t at)
         const uintptr_t end = atomic_load(&m->end);
         const uintptr_t page = at & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
 
-        if (at < end && at >= atomic_load(&m->begin)) {
+        /* read once more: another thread may be putting another file in place of one that is gone
+         */
+        if (at < end && at >= atomic_load(&m->begin) && atomic_load(&m->end) == end) {
             atomic_store(&m->lost, true);
             return mmap((void *)page, end - page, PROT_READ,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
@@ -59,23 +68,27 @@ static bool put_zeros(uintptr_t at)
 
 static void pass_on(int number, siginfo_t *info, void *context)
 {
-    const bool theirs = (before.sa_flags & SA_SIGINFO) != 0 ||
-                        (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN);
+    const struct sigaction *action = &atomic_load(&before)->action;
+    const bool with_info = (action->sa_flags & SA_SIGINFO) != 0, sent = info->si_code <= 0;
 
-    if (!theirs || atomic_load(&passing_on) == gettid()) {
+    if (!with_info && action->sa_handler == SIG_IGN && sent) {
+        return;
+    }
+    if (passing_on ||
+        (!with_info && (action->sa_handler == SIG_DFL || action->sa_handler == SIG_IGN))) {
         signal(number, SIG_DFL); /* and the fault happens again */
-        if (info->si_code <= 0) {
-            raise(number); /* unless it was sent: then nothing happens by itself */
+        if (sent) {
+            raise(number); /* nothing happens by itself then */
         }
         return;
     }
-    atomic_store(&passing_on, gettid());
-    if ((before.sa_flags & SA_SIGINFO) != 0) {
-        before.sa_sigaction(number, info, context);
+    passing_on = 1;
+    if (with_info) {
+        action->sa_sigaction(number, info, context);
     } else {
-        before.sa_handler(number);
+        action->sa_handler(number);
     }
-    atomic_store(&passing_on, 0);
+    passing_on = 0;
 }
 
 static void on_bus_error(int number, siginfo_t *info, void *context)
@@ -89,19 +102,43 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     }
 }
 
+/* The record of an action; NULL when memory is out. */
+static const earlier *record_of(const struct sigaction *action)
+{
+    earlier *e = seen;
+
+    while (e != NULL && (e->action.sa_sigaction != action->sa_sigaction ||
+                         e->action.sa_flags != action->sa_flags)) {
+        e = e->next;
+    }
+    if (e == NULL && (e = malloc(sizeof(*e))) != NULL) {
+        *e = (earlier){.action = *action, .next = seen};
+        seen = e;
+    }
+    return e;
+}
+
 /* Put the handler in front, also when somebody has put another there since the last mapping. */
-static void install_handler(void)
+static ms_status install_handler(void)
 {
     struct sigaction now,
         ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    ms_status status = MS_OK;
 
     sigemptyset(&ours.sa_mask);
     pthread_mutex_lock(&installing);
     if (sigaction(SIGBUS, NULL, &now) == 0 && now.sa_sigaction != on_bus_error) {
-        before = now;
-        sigaction(SIGBUS, &ours, NULL);
+        const earlier *e = record_of(&now);
+
+        if (e == NULL) {
+            status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to map a token file");
+        } else {
+            atomic_store(&before, e); /* first: ours reads it */
+            sigaction(SIGBUS, &ours, NULL);
+        }
     }
     pthread_mutex_unlock(&installing);
+    return status;
 }
 
 /* -- mapping ------------------------------------------------------------------------------------
@@ -111,8 +148,8 @@ static void unmap(msi_storage *s, void *user)
 {
     mapping *m = user;
 
+    atomic_store(&m->end, 0); /* first: what is unmapped may become anybody's */
     munmap(s->data, (size_t)s->nbytes);
-    atomic_store(&m->end, 0);
     free(m->path);
     atomic_store(&m->taken, false);
 }
@@ -198,7 +235,7 @@ ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
     if (dtype != MS_DTYPE_U8 && dtype != MS_DTYPE_I64) {
         return MS_FAIL(MS_TYPE_ERROR, "tokens are u8 or i64, got %s", ms_dtype_name(dtype));
     }
-    install_handler();
+    MS_TRY(install_handler());
     MS_TRY(map_file(path, ms_dtype_size(dtype), &m, &data));
     ms_status status = msi_storage_wrap(&v.storage, ctx, MS_STORAGE_BORROWED, data, m->nbytes);
 

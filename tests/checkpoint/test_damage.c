@@ -2,8 +2,6 @@
  * that names the file, or exactly what was saved; never a crash, never other numbers. */
 #include "ckpt_test.h"
 
-#include <jansson.h>
-
 #define SHARD "rank-00000-of-00001.safetensors"
 
 static void test_checkpoint_damage__any_changed_byte_of_a_manifest_is_found(void **state)
@@ -138,44 +136,122 @@ static void test_checkpoint_damage__missing_cut_linked_and_foreign_files_are_ref
 
 /* -- hostile manifests, whose own hash is right ------------------------------------------------ */
 
-static json_t *part(json_t *root, const char *array, size_t i)
-{
-    return json_array_get(json_object_get(root, array), i);
-}
-
-static json_t *first_piece(json_t *root)
-{
-    return part(part(root, "tensors", 0), "pieces", 0);
-}
-
-static void set(json_t *object, const char *key, const char *json)
-{
-    assert_int_equal(0, json_object_set_new(object, key, json_loads(json, JSON_DECODE_ANY, NULL)));
-}
-
 static void outside_file(json_t *root)
 {
-    set(part(root, "files", 0), "name", "\"../s/" SHARD "\"");
+    set(entry_of(root, "files", 0), "name", "\"../s/" SHARD "\"");
 }
 static void absolute_file(json_t *root)
 {
-    set(part(root, "files", 0), "name", "\"/etc/passwd\"");
+    set(entry_of(root, "files", 0), "name", "\"/etc/passwd\"");
 }
 static void parent_file(json_t *root)
 {
-    set(part(root, "files", 0), "name", "\"..\"");
+    set(entry_of(root, "files", 0), "name", "\"..\"");
+}
+static void no_name(json_t *root)
+{
+    set(entry_of(root, "files", 0), "name", "\"\"");
+}
+static void file_of_another_world(json_t *root)
+{
+    set(entry_of(root, "files", 0), "name", "\"rank-00000-of-00002.safetensors\"");
+}
+static void file_of_a_rank_too_many(json_t *root)
+{
+    set(entry_of(root, "files", 0), "name", "\"rank-00001-of-00001.safetensors\"");
+}
+static void control_characters(json_t *root)
+{
+    set(entry_of(root, "files", 0), "name", "\"\\u001b[2Jrank\\n\"");
+}
+static void same_file_twice(json_t *root)
+{
+    json_array_append_new(json_object_get(root, "files"),
+                          json_deep_copy(entry_of(root, "files", 0)));
+}
+static void no_world(json_t *root)
+{
+    json_object_del(root, "world");
+}
+static void world_of_none(json_t *root)
+{
+    set(root, "world", "0");
+}
+static void half_a_world(json_t *root)
+{
+    set(root, "world", "1.5");
+}
+static void other_world(json_t *root)
+{
+    set(root, "world", "2000000000");
+}
+static void no_nonce(json_t *root)
+{
+    json_object_del(root, "nonce");
+}
+static void other_nonce(json_t *root)
+{
+    set(root, "nonce", "\"x\"");
+}
+static void unknown_field(json_t *root)
+{
+    set(root, "more", "1");
+}
+static void unknown_field_of_a_file(json_t *root)
+{
+    set(entry_of(root, "files", 0), "offset", "1");
+}
+static void unknown_field_of_a_tensor(json_t *root)
+{
+    set(entry_of(root, "tensors", 0), "\a", "1");
+}
+static void unknown_field_of_a_piece(json_t *root)
+{
+    set(first_piece(root), "length", "1");
+}
+static void control_key(json_t *root)
+{
+    set(entry_of(root, "tensors", 0), "key", "\"model/\\u009bm\"");
+}
+static void other_step(json_t *root)
+{
+    set(root, "step", "31");
+}
+static void no_step(json_t *root)
+{
+    json_object_del(root, "step");
+}
+static void step_in_the_manifest_only(json_t *root)
+{
+    json_object_del(json_object_get(root, "meta"), "step");
+}
+static void text_meta_step(json_t *root)
+{
+    set(json_object_get(root, "meta"), "step", "\"30\"");
+}
+static void negative_meta_step(json_t *root)
+{
+    set(json_object_get(root, "meta"), "step", "-1");
+}
+static void large_meta_step(json_t *root)
+{
+    set(json_object_get(root, "meta"), "step", "9007199254740993");
+}
+static void real_meta_step(json_t *root)
+{
+    set(json_object_get(root, "meta"), "step", "1e308");
 }
 static void negative_size(json_t *root)
 {
-    set(part(root, "files", 0), "size", "-1");
+    set(entry_of(root, "files", 0), "size", "-1");
 }
 static void text_size(json_t *root)
 {
-    set(part(root, "files", 0), "size", "\"65680\"");
+    set(entry_of(root, "files", 0), "size", "\"65680\"");
 }
 static void short_hash(json_t *root)
 {
-    set(part(root, "files", 0), "xxh3", "\"0123\"");
+    set(entry_of(root, "files", 0), "xxh3", "\"0123\"");
 }
 static void file_out_of_range(json_t *root)
 {
@@ -203,7 +279,7 @@ static void no_elements(json_t *root)
 }
 static void overlapping_pieces(json_t *root)
 {
-    json_t *pieces = json_object_get(part(root, "tensors", 0), "pieces");
+    json_t *pieces = json_object_get(entry_of(root, "tensors", 0), "pieces");
 
     json_array_append_new(pieces, json_deep_copy(json_array_get(pieces, 0)));
 }
@@ -217,31 +293,31 @@ static void offset_that_overflows(json_t *root)
 }
 static void shape_that_overflows(json_t *root)
 {
-    set(part(root, "tensors", 0), "shape", "[4294967296, 4294967296, 4294967296]");
+    set(entry_of(root, "tensors", 0), "shape", "[4294967296, 4294967296, 4294967296]");
 }
 static void negative_shape(json_t *root)
 {
-    set(part(root, "tensors", 0), "shape", "[-33]");
+    set(entry_of(root, "tensors", 0), "shape", "[-33]");
 }
 static void real_shape(json_t *root)
 {
-    set(part(root, "tensors", 0), "shape", "[33.0]");
+    set(entry_of(root, "tensors", 0), "shape", "[33.0]");
 }
 static void nine_dimensions(json_t *root)
 {
-    set(part(root, "tensors", 0), "shape", "[33,1,1,1,1,1,1,1,1]");
+    set(entry_of(root, "tensors", 0), "shape", "[33,1,1,1,1,1,1,1,1]");
 }
 static void unknown_dtype(json_t *root)
 {
-    set(part(root, "tensors", 0), "dtype", "\"F33\"");
+    set(entry_of(root, "tensors", 0), "dtype", "\"F33\"");
 }
 static void wider_dtype(json_t *root)
 {
-    set(part(root, "tensors", 0), "dtype", "\"F64\"");
+    set(entry_of(root, "tensors", 0), "dtype", "\"F64\"");
 }
 static void same_key_twice(json_t *root)
 {
-    set(part(root, "tensors", 1), "key", "\"model/a\"");
+    set(entry_of(root, "tensors", 1), "key", "\"model/a\"");
 }
 static void no_tensors(json_t *root)
 {
@@ -272,9 +348,32 @@ static const struct {
     void (*change)(json_t *root);
     const char *message;
 } hostile[] = {
-    {outside_file, "leads out of the checkpoint"},
-    {absolute_file, "file name '/etc/passwd' leads out of the checkpoint"},
-    {parent_file, "file name '..' leads out"},
+    {outside_file, "file name '../s/" SHARD "' is none of a checkpoint of 1 ranks"},
+    {absolute_file, "file name '/etc/passwd' is none of a checkpoint of 1 ranks"},
+    {parent_file, "file name '..' is none"},
+    {no_name, "file name '' is none"},
+    {file_of_another_world, "expected one like rank-00000-of-00001.safetensors"},
+    {file_of_a_rank_too_many, "file name 'rank-00001-of-00001.safetensors' is none"},
+    {control_characters, "'name' of a file is '\\x1b[2Jrank\\x0a', which has control characters"},
+    {same_file_twice, "file '" SHARD "' stands there twice"},
+    {no_world, "'world' of the manifest is nothing, expected an integer of at least 0"},
+    {world_of_none, "'world' of the manifest is 0, expected 1 to 2147483647"},
+    {half_a_world, "'world' of the manifest is a real"},
+    {other_world, "file name '" SHARD "' is none of a checkpoint of 2000000000 ranks"},
+    {no_nonce, "'nonce' of the manifest is nothing, expected a string"},
+    {other_nonce, "'nonce' of the manifest is 'x', expected 16 hex digits"},
+    {unknown_field, "the manifest has an unknown field 'more'"},
+    {unknown_field_of_a_file, SHARD " has an unknown field 'offset'"},
+    {unknown_field_of_a_tensor, "model/a has an unknown field '\\x07'"},
+    {unknown_field_of_a_piece, "model/a has an unknown field 'length'"},
+    {control_key, "'key' of a tensor is 'model/\\xc2\\x9bm', which has control characters"},
+    {other_step, "'step' of the manifest is 31, expected 30 as in the meta data"},
+    {no_step, "'step' of the manifest is nothing, expected 30"},
+    {step_in_the_manifest_only, "'step' of the manifest is 30, expected nothing as"},
+    {text_meta_step, "'step' of the meta data is a string, expected an integer from 0 to 2^53"},
+    {negative_meta_step, "'step' of the meta data is -1, expected"},
+    {large_meta_step, "'step' of the meta data is 9007199254740993, expected"},
+    {real_meta_step, "'step' of the meta data is a real"},
     {negative_size, "'size' of " SHARD " is negative"},
     {text_size, "'size' of " SHARD " is a string, expected an integer"},
     {short_hash, "is '0123', expected 16 hex digits"},
@@ -298,54 +397,141 @@ static const struct {
     {files_no_array, "'files' of the manifest is an object, expected an array"},
     {newer_version, "has version 2, expected 1 to 1"},
     {other_format, "has format 'something', expected 'moonshard checkpoint'"},
-    {meta_no_object, "'meta' is an integer"},
-    {text_step, "'step' a string"},
+    {meta_no_object, "'meta' of the manifest is an integer, expected an object"},
+    {text_step, "'step' of the manifest is a string"},
 };
 
-/* Give a changed manifest its own hash again, as somebody who means harm would: XXH3 of the object
- * without "xxh3", compact, keys sorted. */
-static char *reseal(json_t *root)
+/* A manifest whose text is put back after each change. */
+static const char *hostile_folder(const char *root, char **text, size_t *n)
 {
-    char hex[17], *canonical, *text;
+    static char folder[400];
 
-    json_object_del(root, "xxh3");
-    canonical = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
-    snprintf(hex, sizeof(hex), "%016llx",
-             (unsigned long long)ms_hash_bytes(canonical, (int64_t)strlen(canonical)));
-    free(canonical);
-    json_object_set_new(root, "xxh3", json_string(hex));
-    text = json_dumps(root, 0);
-    return text;
+    snprintf(folder, sizeof(folder), "%s/s", root);
+    assert_ok(save_small(root, "s", 3));
+    change_manifest(folder, NULL); /* resealing alone changes nothing */
+    assert_ok(load_small(folder, 3));
+    *text = slurp(inside(folder, "manifest.json"), n);
+    return folder;
 }
 
 static void test_checkpoint_damage__hostile_manifests_are_refused(void **state)
 {
-    const char *folder = inside(path_of("hostile"), "s"), *path;
-    json_t *original;
     char *text;
+    size_t n;
+    const char *folder = hostile_folder(path_of("hostile"), &text, &n);
 
-    assert_ok(save_small(path_of("hostile"), "s", 3));
-    path = inside(folder, "manifest.json");
-    original = json_load_file(path, 0, NULL);
-    assert_non_null(original);
-    text = reseal(original);
-    spill(path, text, strlen(text)); /* resealing alone changes nothing */
-    free(text);
-    assert_ok(load_small(folder, 3));
     for (size_t i = 0; i < sizeof(hostile) / sizeof(hostile[0]); i++) {
-        json_t *root = json_deep_copy(original);
         ms_checkpoint *c;
 
-        hostile[i].change(root);
-        text = reseal(root);
-        spill(path, text, strlen(text));
+        change_manifest(folder, hostile[i].change);
         assert_fails(MS_FORMAT_ERROR, hostile[i].message, ms_checkpoint_open(&c, folder));
         assert_non_null(strstr(ms_error_message(), "manifest.json"));
         assert_null(c);
-        free(text);
-        json_decref(root);
+        spill(inside(folder, "manifest.json"), text, n);
     }
-    json_decref(original);
+    free(text);
+}
+
+/* -- manifests that say something else than the headers of their files --------------------------
+ */
+
+static void unaligned_offset(json_t *root)
+{
+    set(first_piece(root), "offset", "65537");
+}
+static void offset_of_another(json_t *root)
+{
+    set(first_piece(root), "offset", "65544");
+}
+static void offset_in_the_header(json_t *root)
+{
+    set(first_piece(root), "offset", "0");
+}
+static void keys_exchanged(json_t *root)
+{
+    set(entry_of(root, "tensors", 0), "key", "\"model/b\"");
+    set(entry_of(root, "tensors", 1), "key", "\"model/a\"");
+}
+static void another_key(json_t *root)
+{
+    set(entry_of(root, "tensors", 0), "key", "\"model/c\"");
+}
+static void other_elements(json_t *root)
+{
+    set(entry_of(root, "tensors", 0), "shape", "[8]");
+    set(entry_of(root, "tensors", 0), "dtype", "\"F64\"");
+    set(first_piece(root), "numel", "8");
+}
+static void fewer_elements(json_t *root)
+{
+    set(entry_of(root, "tensors", 0), "shape", "[32]");
+    set(first_piece(root), "numel", "32");
+}
+static void more_elements(json_t *root)
+{
+    set(entry_of(root, "tensors", 0), "shape", "[35]");
+    set(first_piece(root), "numel", "35");
+}
+static void cut_in_two(json_t *root)
+{
+    json_t *pieces = json_object_get(entry_of(root, "tensors", 0), "pieces");
+
+    json_array_append_new(pieces, json_deep_copy(json_array_get(pieces, 0)));
+    set(json_array_get(pieces, 0), "numel", "16");
+    set(json_array_get(pieces, 1), "start", "16");
+    set(json_array_get(pieces, 1), "numel", "17");
+    set(json_array_get(pieces, 1), "offset", "65600");
+    set(json_array_get(pieces, 0), "offset", "65604"); /* the last 16 */
+}
+
+static const struct {
+    void (*change)(json_t *root);
+    const char *message;
+} misplaced[] = {
+    {unaligned_offset,
+     "'offset' of 'model/a' is 65537 and 'numel' 33, but " SHARD " has it in bytes [65536, 65668)"},
+    {offset_of_another, "'offset' of 'model/a' is 65544"},
+    {offset_in_the_header, "'offset' of 'model/a' is 0"},
+    {keys_exchanged, "'dtype' of 'model/a' is i64, but " SHARD " has it as f32"},
+    {another_key, "'pieces' of 2 tensors are said to lie in " SHARD ", which has 1 of them"},
+    {other_elements, "'dtype' of 'model/a' is f64, but " SHARD " has it as f32"},
+    {fewer_elements, "'offset' of 'model/a' is 65536 and 'numel' 32"},
+    {more_elements, "'offset' of 'model/a' is 65536 and 'numel' 35"},
+    {cut_in_two, "'model/a' has two pieces in " SHARD ", expected one"},
+};
+
+static void test_checkpoint_damage__manifests_that_misplace_tensors_are_refused(void **state)
+{
+    char *text;
+    size_t n;
+    const char *folder = hostile_folder(path_of("misplaced"), &text, &n), *latest, *kind, *message;
+    ms_param_extent e = extent_of(MS_DTYPE_I64, 3);
+    ms_tensor *expected = bits_tensor(MS_DTYPE_I64, 77, 0, 3);
+    ms_tensor *t = bits_tensor(MS_DTYPE_I64, 77, 0, 3);
+
+    assert_ok(save_small(path_of("misplaced"), "older", 2));
+    for (size_t i = 0; i < sizeof(misplaced) / sizeof(misplaced[0]); i++) {
+        ms_checkpoint *c;
+
+        change_manifest(folder, misplaced[i].change);
+        assert_ok(ms_checkpoint_open(&c, folder));
+        /* whichever tensor is asked for, it is the file that is not as the manifest says */
+        assert_fails(MS_FORMAT_ERROR, misplaced[i].message,
+                     ms_checkpoint_read(
+                         c, misplaced[i].change == keys_exchanged ? "model/a" : "model/b", &e, t));
+        assert_non_null(strstr(ms_error_message(), "s/manifest.json: "));
+        assert_true(same_bytes(expected, t));
+        ms_checkpoint_close(c);
+        ms_warnings_capture(true);
+        assert_ok(ms_checkpoint_latest(&latest, path_of("misplaced")));
+        assert_string_equal(inside(path_of("misplaced"), "older"), latest);
+        assert_true(ms_warning_take(&kind, &message));
+        ms_warnings_capture(false);
+        spill(inside(folder, "manifest.json"), text, n);
+    }
+    ms_tensor_free(t);
+    ms_tensor_free(expected);
+    free(text);
 }
 
 static void test_checkpoint_damage__manifests_that_are_no_json_are_refused(void **state)
@@ -386,6 +572,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_damage__a_damaged_file_leaves_the_destination),
         cmocka_unit_test(test_checkpoint_damage__missing_cut_linked_and_foreign_files_are_refused),
         cmocka_unit_test(test_checkpoint_damage__hostile_manifests_are_refused),
+        cmocka_unit_test(test_checkpoint_damage__manifests_that_misplace_tensors_are_refused),
         cmocka_unit_test(test_checkpoint_damage__manifests_that_are_no_json_are_refused),
     };
 

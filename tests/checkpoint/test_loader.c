@@ -11,7 +11,7 @@ typedef struct scene {
     ms_status status[WORLD];
     int64_t step[WORLD]; /* that was loaded; 0: none was there */
     bool changed[WORLD];
-    char message[WORLD][400];
+    char message[WORLD][1000];
     int n_warnings[WORLD];
     char warning[400]; /* the last one */
 } scene;
@@ -134,8 +134,10 @@ static void test_checkpoint_loader__takes_the_newest_that_is_intact(void **state
     assert_non_null(strstr(s.warning, "passed over: rank 0: "));
     assert_non_null(strstr(s.warning, "its bytes have hash"));
     damage(inside(root, "s1"));
-    expect_step(&s, 0);
+    expect_failure(&s, MS_FORMAT_ERROR, "rank 0: none of the 2 checkpoints in ");
     assert_int_equal(2, s.n_warnings[0]);
+    assert_non_null(strstr(s.message[0], "s1/rank-00000-of-00001.safetensors: its bytes have"));
+    assert_non_null(strstr(s.message[0], "s2/rank-00000-of-00001.safetensors: its bytes have"));
     s.latest = false;
     expect_failure(&s, MS_FORMAT_ERROR, "rank 0: ");
 }
@@ -168,6 +170,24 @@ static void test_checkpoint_loader__refuses_two_checkpoints_of_one_name(void **s
     assert_non_null(strstr(s.message[0], "mine/s2' with step 20"));
     s.latest = true;
     expect_failure(&s, MS_VALUE_ERROR, "expected one checkpoint on all ranks");
+}
+
+static void put_elsewhere(json_t *root)
+{
+    set(first_piece(root), "offset", "65540");
+}
+
+/* Only the rank that opens the file can see it. */
+static void test_checkpoint_loader__refuses_a_manifest_that_misplaces_tensors(void **state)
+{
+    const char *root = path_of("elsewhere");
+    scene s = {.root = {root, root}};
+
+    save_two(root);
+    change_manifest(inside(root, "s2"), put_elsewhere);
+    expect_failure(&s, MS_FORMAT_ERROR, "s2/manifest.json: 'offset' of 'model/a' is 65540");
+    s.latest = true;
+    expect_step(&s, 10);
 }
 
 static void want_another_shape(ms_checkpoint_loader *l, int32_t rank)
@@ -209,6 +229,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_loader__takes_the_newest_that_is_intact),
         cmocka_unit_test(test_checkpoint_loader__takes_the_newest_that_all_ranks_see),
         cmocka_unit_test(test_checkpoint_loader__refuses_two_checkpoints_of_one_name),
+        cmocka_unit_test(test_checkpoint_loader__refuses_a_manifest_that_misplaces_tensors),
         cmocka_unit_test(test_checkpoint_loader__fails_on_all_ranks_when_one_does),
     };
 

@@ -62,11 +62,57 @@ static void test_checkpoint_store__latest_goes_by_content(void **state)
     assert_true(ms_warning_take(&kind, &message));
     assert_non_null(strstr(message, "passed over: "));
     assert_non_null(strstr(message, "its bytes have hash"));
-    assert_int_equal(0, unlink(inside(root, "s1/manifest.json")));
-    assert_ok(ms_checkpoint_latest(&latest, root));
-    assert_null(latest);
     ms_warnings_capture(false);
     free(bytes);
+}
+
+/* Checkpoints are there, and none can be had: to begin anew would be to lose them in silence. */
+static void test_checkpoint_store__latest_fails_when_all_are_broken(void **state)
+{
+    const char *root = path_of("all-broken"), *latest;
+    const char *piped = inside(root, "piped/manifest.json");
+
+    assert_ok(save_small(root, "bare", 1));
+    assert_ok(save_small(root, "piped", 2));
+    assert_int_equal(0, unlink(inside(root, "bare/manifest.json")));
+    assert_int_equal(0, unlink(piped));
+    assert_int_equal(0, mkfifo(piped, 0666));
+    ms_warnings_capture(true);
+    assert_fails(MS_FORMAT_ERROR, "none of the 2 checkpoints in ",
+                 ms_checkpoint_latest(&latest, root));
+    assert_null(latest);
+    assert_non_null(strstr(ms_error_message(), "bare/manifest.json: No such file"));
+    assert_non_null(strstr(ms_error_message(), "piped/manifest.json: is no regular file"));
+    ms_warnings_capture(false);
+    assert_int_equal(0, unlink(piped));
+    assert_int_equal(0, unlink(inside(root, "piped/rank-00000-of-00001.safetensors")));
+    assert_int_equal(0, unlink(inside(root, "bare/rank-00000-of-00001.safetensors")));
+    assert_fails(MS_FORMAT_ERROR, "latest points at 'piped', but no checkpoint is there",
+                 ms_checkpoint_latest(&latest, root));
+    assert_int_equal(0, unlink(inside(root, "latest")));
+    assert_ok(ms_checkpoint_latest(&latest, root)); /* empty folders are anybody's */
+    assert_null(latest);
+}
+
+/* What is none, and so no reason not to begin. */
+static void test_checkpoint_store__latest_takes_nothing_else_for_a_checkpoint(void **state)
+{
+    const char *root = path_of("none"), *elsewhere = path_of("elsewhere"), *latest;
+    const char *died = inside(root, "s.tmp-0123456789abcdef");
+
+    assert_ok(save_small(elsewhere, "s", 1));
+    assert_int_equal(0, mkdir(root, 0777));
+    assert_int_equal(0, mkdir(died, 0777));
+    spill(inside(died, "rank-00000-of-00001.safetensors"), "x", 1);
+    assert_int_equal(0, mkdir(inside(root, "tensorboard"), 0777));
+    spill(inside(root, "tensorboard/events"), "x", 1);
+    assert_int_equal(0, mkdir(inside(root, ".hidden"), 0777));
+    spill(inside(root, ".hidden/manifest.json"), "x", 1);
+    spill(inside(root, "manifest.json"), "x", 1);
+    assert_int_equal(0, mkfifo(inside(root, "pipe"), 0666));
+    assert_int_equal(0, symlink(inside(elsewhere, "s"), inside(root, "link")));
+    assert_ok(ms_checkpoint_latest(&latest, root));
+    assert_null(latest);
 }
 
 /* A process with too many open files cannot tell: it must not take a whole checkpoint for a broken
@@ -122,10 +168,18 @@ static void test_checkpoint_store__prune_keeps_what_was_saved_last(void **state)
     assert_ok(save_small(root, "s8", 8));
     assert_ok(save_small(root, "s9", 9));
     assert_ok(save_small(root, "s2", 2)); /* somebody went back to step 10 and trains on */
-    assert_ok(ms_checkpoint_prune(root, 1));
-    assert_int_equal(3, count_entries(root, ""));
+    assert_ok(ms_checkpoint_prune(root, 2));
+    assert_int_equal(3, count_entries(root, "")); /* s9, s2, latest */
     assert_ok(load_small(inside(root, "s9"), 9));
+    assert_ok(ms_checkpoint_prune(root, 1));
+    assert_int_equal(2, count_entries(root, "")); /* as many as were asked for */
     assert_ok(load_small(inside(root, "latest"), 2));
+    assert_int_equal(0, unlink(inside(root, "latest")));
+    assert_ok(save_small(root, "s9", 9));
+    assert_int_equal(0, unlink(inside(root, "latest")));
+    assert_ok(ms_checkpoint_prune(root, 1)); /* nothing says which was saved last */
+    assert_int_equal(1, count_entries(root, ""));
+    assert_ok(load_small(inside(root, "s9"), 9));
 }
 
 static void test_checkpoint_store__prune_removes_nothing_that_is_not_ours(void **state)
@@ -330,6 +384,8 @@ int main(void)
         cmocka_unit_test(test_checkpoint_store__latest_goes_by_step_not_by_name_or_time),
         cmocka_unit_test(test_checkpoint_store__latest_skips_broken_ones_and_says_so),
         cmocka_unit_test(test_checkpoint_store__latest_goes_by_content),
+        cmocka_unit_test(test_checkpoint_store__latest_fails_when_all_are_broken),
+        cmocka_unit_test(test_checkpoint_store__latest_takes_nothing_else_for_a_checkpoint),
         cmocka_unit_test(
             test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors),
         cmocka_unit_test(test_checkpoint_store__prune_keeps_the_newest),

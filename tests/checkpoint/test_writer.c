@@ -395,8 +395,11 @@ static void test_checkpoint_writer__files_are_safetensors(void **state)
 
 static void test_checkpoint_writer__refuses_what_makes_no_sense(void **state)
 {
-    static const char *const names[] = {"",    ".",      "..",         ".hidden",
-                                        "a/b", "latest", "x.tmp-0123", "step-3.old"};
+    static const char *const names[] = {"",     ".",       "..",         ".hidden",
+                                        "a/b",  "latest",  "x.tmp-0123", "step-3.old",
+                                        "a\nb", "\x1b[2J", "\xff"};
+    static const char *const steps_that_are_none[] = {
+        "{\"step\": -1}", "{\"step\": 1.5}", "{\"step\": \"1\"}", "{\"step\": 9007199254740993}"};
     const char *root = path_of("refuse");
     ms_param_extent e = extent_of(MS_DTYPE_F32, 4), bad;
     ms_tensor *t = bits_tensor(MS_DTYPE_F32, 1, 0, 4);
@@ -414,7 +417,8 @@ static void test_checkpoint_writer__refuses_what_makes_no_sense(void **state)
     assert_fails(MS_VALUE_ERROR, "'k' is in the checkpoint already",
                  ms_checkpoint_add(w, "k", &e, t));
     assert_fails(MS_VALUE_ERROR, "is no key", ms_checkpoint_add(w, "", &e, t));
-    assert_fails(MS_VALUE_ERROR, "no UTF-8", ms_checkpoint_add(w, "\xff\xfe", &e, t));
+    assert_fails(MS_VALUE_ERROR, "'\\xff\\xfe' is no key", ms_checkpoint_add(w, "\xff\xfe", &e, t));
+    assert_fails(MS_VALUE_ERROR, "'\\x1b[2J' is no key", ms_checkpoint_add(w, "\x1b[2J", &e, t));
     bad = e;
     bad.start = 1;
     assert_fails(MS_VALUE_ERROR, "elements [1, + 4), expected within 4",
@@ -423,6 +427,11 @@ static void test_checkpoint_writer__refuses_what_makes_no_sense(void **state)
     bad.dtype = MS_DTYPE_F64;
     assert_fails(MS_VALUE_ERROR, "expected 4 elements of f64", ms_checkpoint_add(w, "x", &bad, t));
     assert_fails(MS_VALUE_ERROR, "a JSON object", ms_checkpoint_commit(w, "[1, 2"));
+    for (size_t i = 0; i < sizeof(steps_that_are_none) / sizeof(steps_that_are_none[0]); i++) {
+        assert_ok(ms_checkpoint_begin(&w, self, root, "s"));
+        assert_fails(MS_VALUE_ERROR, "'step' of a checkpoint's meta data is no integer from 0",
+                     ms_checkpoint_commit(w, steps_that_are_none[i]));
+    }
     assert_int_equal(0, count_entries(root, ""));
 
     assert_ok(ms_checkpoint_begin(&w, self, root, "s"));

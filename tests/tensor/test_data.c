@@ -3,8 +3,11 @@
 #include "ms_test.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -148,6 +151,78 @@ static void test_tensor_data__a_fault_elsewhere_still_ends_the_process(void **st
     assert_int_equal(child, waitpid(child, &status, 0));
     assert_true(WIFSIGNALED(status));
     assert_int_equal(SIGBUS, WTERMSIG(status));
+}
+
+/* Another library's handler, which asks the one it found when it does not know a fault. */
+static struct sigaction found;
+static pthread_barrier_t both_fault;
+static _Thread_local int times_asked;
+static atomic_int n_asked;
+
+static void ask_on(int number, siginfo_t *info, void *context)
+{
+    if (times_asked++ > 0) {
+        _exit(9); /* the same fault has come round */
+    }
+    const bool first = atomic_fetch_add(&n_asked, 1) == 0;
+
+    pthread_barrier_wait(&both_fault);
+    while (!first) {
+        pause();
+    }
+    found.sa_sigaction(number, info, context);
+}
+
+static void *fault(void *page)
+{
+    return (void *)(uintptr_t) * (volatile char *)page;
+}
+
+/* Two threads fault at once, elsewhere: neither takes the other's question for its own. */
+static void test_tensor_data__faults_of_two_threads_are_passed_on_once_each(void **state)
+{
+    struct rlimit no_core = {0, 0};
+    int status;
+
+    (void)state;
+    pid_t child = fork();
+
+    if (child == 0) {
+        const int fd = open(temp_path("both.bin"), O_RDWR | O_CREAT, 0600);
+        void *page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+        struct sigaction theirs = {.sa_sigaction = ask_on, .sa_flags = SA_SIGINFO};
+        pthread_t other;
+
+        setrlimit(RLIMIT_CORE, &no_core);
+        signal(SIGBUS, SIG_DFL);
+        pthread_barrier_init(&both_fault, NULL, 2);
+        ms_tensor_free(token_file("mine.bin", 8192));
+        sigaction(SIGBUS, &theirs, &found);           /* behind: ours */
+        ms_tensor_free(token_file("mine.bin", 8192)); /* in front: ours again */
+        pthread_create(&other, NULL, fault, page);
+        fault(page);
+        _exit(1);
+    }
+    assert_int_equal(child, waitpid(child, &status, 0));
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(SIGBUS, WTERMSIG(status));
+}
+
+static void test_tensor_data__a_signal_that_is_ignored_stays_so(void **state)
+{
+    int status;
+
+    (void)state;
+    pid_t child = fork();
+
+    if (child == 0) {
+        signal(SIGBUS, SIG_IGN);
+        ms_tensor_free(token_file("mine.bin", 8192));
+        _exit(kill(getpid(), SIGBUS) == 0 ? 0 : 1);
+    }
+    assert_int_equal(child, waitpid(child, &status, 0));
+    assert_true(WIFEXITED(status));
+    assert_int_equal(0, WEXITSTATUS(status));
 }
 
 static void test_tensor_data__in_order_windows_follow_each_other(void **state)
@@ -358,6 +433,8 @@ int main(void)
         cmocka_unit_test(test_tensor_data__takes_nothing_but_regular_files),
         cmocka_unit_test(test_tensor_data__a_file_that_shrinks_is_an_error),
         cmocka_unit_test(test_tensor_data__a_fault_elsewhere_still_ends_the_process),
+        cmocka_unit_test(test_tensor_data__faults_of_two_threads_are_passed_on_once_each),
+        cmocka_unit_test(test_tensor_data__a_signal_that_is_ignored_stays_so),
         cmocka_unit_test(test_tensor_data__in_order_windows_follow_each_other),
         cmocka_unit_test(test_tensor_data__every_epoch_is_a_permutation),
         cmocka_unit_test(test_tensor_data__the_order_depends_on_seed_and_epoch_alone),
