@@ -67,24 +67,30 @@ static msi_note_record *record_of(const ms_comm *c, int32_t member, uint64_t n)
     return &c->notes[(uint64_t)member * MSI_NOTES + n % MSI_NOTES];
 }
 
+uint64_t msi_noted(const ms_comm *c, int32_t member)
+{
+    return atomic_load_explicit(&c->members[member].noted, memory_order_acquire);
+}
+
 /* As record_write(): release and acquire on every word tell a torn read. */
 void msi_comm_note(ms_comm *c, const msi_note *note)
 {
     uint64_t words[sizeof(*note) / 8];
 
-    if (c->size == 1) {
+    if (c->size == 1 || c->left) {
         return;
     }
     msi_note_record *r = record_of(c, c->rank, ++c->n_notes);
+    uint64_t noted = msi_mix64(msi_noted(c, c->rank) ^ ms_hash_bytes(note, sizeof(*note)));
 
-    c->noted = msi_mix64(c->noted ^ ms_hash_bytes(note, sizeof(*note)));
     memcpy(words, note, sizeof(words));
     atomic_store_explicit(&r->n, 0, memory_order_relaxed);
-    atomic_store_explicit(&r->hash, c->noted, memory_order_release);
+    atomic_store_explicit(&r->hash, noted, memory_order_release);
     for (int32_t i = 0; i < MSI_COUNT(words); i++) {
         atomic_store_explicit(&r->word[i], words[i], memory_order_release);
     }
     atomic_store_explicit(&r->n, c->n_notes, memory_order_release);
+    atomic_store_explicit(&c->members[c->rank].noted, noted, memory_order_release);
 }
 
 ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const double *numbers,

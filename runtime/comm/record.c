@@ -61,7 +61,7 @@ ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
     msi_fingerprint own = *fp;
 
     *seq = 0;
-    own.noted = c->noted;
+    own.noted = msi_noted(c, c->rank);
     if (MSI_UNLIKELY(c->left)) {
         return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");
     }

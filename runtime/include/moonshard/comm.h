@@ -107,7 +107,9 @@ MS_API ms_status ms_comm_barrier(ms_comm *comm);
  * Say something that every rank of the group should say here: a text, or up to eight numbers whose
  * names stand in `text` with a space between two. Nothing is sent: the next collective compares,
  * and is MS_COMM_ERROR on all ranks, naming the first difference, when a rank said something else,
- * in another order, or nothing. Copies what it is given.
+ * in another order, or nothing. What ranks say after their last collective is compared when all
+ * have left: then it is the job that fails. Says nothing after ms_dist_leave(). Copies what it is
+ * given.
  * @param label  what it is about, e.g. "batch size". All of it counts, and of `text`; what is too
  * long is told cut
  */
