@@ -219,7 +219,7 @@ describe('dist.init', function()
     end
   end)
 
-  it('ends with an error when ranks that left had said different things, however they left', function()
+  it('ends with an error when ranks had said different things, however they left', function()
     for _, way in ipairs { '', 'os.exit(0)', 'os.exit(0, true)', 'ms.dist.exit()',
       'ms.dist.leave()' } do
       for same = 0, 1 do
@@ -231,8 +231,8 @@ describe('dist.init', function()
         ]]):format(same, way), function(path)
           local output, code = shell('timeout 20 luajit ' .. path)
           assert.equal(1 - same, code, way .. ': ' .. output)
-          assert.equal(same == 1 and '' or 'moonshard: the ranks differ: lr is 0 on rank 0 and 1 on '
-            .. 'rank 1 (found when they had left)\n', output)
+          assert.equal(same == 1 and '' or 'moonshard: the ranks differ: lr is 0 on rank 0 and 1 '
+            .. 'on rank 1 (found when they had left)\n', output)
         end)
       end
     end

@@ -155,6 +155,15 @@ local function freezes(suffix)
   end)
 end
 
+-- What tells the names apart stands in their middle.
+local function long_name(middle)
+  return function()
+    local module = nn.Module()
+    module:param(('_'):rep(100) .. middle:sub(1, 4) .. ('_'):rep(100), { 4 })
+    return module
+  end
+end
+
 local function state_dict_of(value)
   return function(model)
     local sd = model:state_dict()
@@ -210,6 +219,8 @@ local ERRORS = {
     module.forward = function(self, x) return self.first(x) end
     return module
   end }, 'the ranks wrapped different models: unit 0 is' },
+  { 'a parameter of another long name', { layers = long_name 'right' },
+    ' (4) on rank 1, not the same where it is cut', { layers = long_name 'left' } },
   { 'a parameter of another dtype', { layers = function()
     local module = nn.Module()
     module:param('w', { 4 }, nil, { dtype = 'f64' })
@@ -295,10 +306,33 @@ local ERRORS = {
     { after_wrap = state_dict_of(1) } },
   { 'a state dict loaded by one rank', { before_step = before(2, function(model)
     model:load_state_dict({ '2.bias', ['2.bias'] = ms.ones(2) }, { strict = false })
-  end) }, 'collective mismatch' },
+  end) }, 'in load_state_dict)' },
+  { 'a state dict taken by one rank', { before_step = before(2, function(model)
+    model:state_dict()
+  end) }, "in state_dict of unit 'nn.Sequential')" },
+  { 'parameters summoned by one rank', { before_step = before(2, function(model)
+    fsdp.summon_full_params(model, nil, nothing)
+  end) }, "in summon_full_params of unit 'nn.Sequential')" },
+  { 'apply by one rank', { before_step = before(2, function(model)
+    model:apply(nothing)
+  end) }, "in summon_full_params of unit 'nn.Sequential')" },
+  { 'a hash taken by one rank', { before_step = before(2, function(model)
+    model:hash()
+  end) }, "in hash of unit 'nn.Sequential')" },
+  { 'gradients clipped twice by one rank', { before_step = before(2, function(model)
+    model:clip_grad_norm_(1)
+  end) }, 'in clip_grad_norm_); before that they differ: rank 0 has batch of data.Loader' },
+  { 'a checkpoint saved by one rank', { before_step = before(2, function(model)
+    ms.checkpoint.save(folder, 'step1', { step = 1, model = model })
+  end) }, 'in checkpoint.save)' },
+  { 'a question whether to stop by one rank', { before_step = before(2, function()
+    ms.dist.stop_requested()
+  end) }, 'in stop_requested)' },
+  { 'a first use of FSDP by one rank', { after_wrap = function(model) model:plan() end },
+    'in the first use of FSDP (number of units))', { after_wrap = ms.dist.barrier } },
 
   { 'the checkpoint loaded', loads 'step2', 'expected one checkpoint on all ranks', loads 'step1' },
-  { 'a checkpoint loaded by one rank', loads 'step1', "unit 'open a checkpoint')",
+  { 'a checkpoint loaded by one rank', loads 'step1', 'in checkpoint.load)',
     { before_step = with_checkpoints(nothing) } },
   { 'a checkpoint that is not there', loads 'step3', 'step3/manifest.json', loads 'step1' },
 
@@ -386,7 +420,7 @@ local ERRORS = {
   end) }, 'rank 0 has batch of data.Loader (step 1, micro_batch 0), rank 1 has not' },
   { 'a backward that reduces nothing', { after_wrap = function(model)
     model:no_sync(function() model(ms.ones(1, 4)):sum():backward() end)
-  end }, 'collective mismatch', { after_wrap = function(model)
+  end }, 'rank 1 has no_sync begun, rank 0 has not', { after_wrap = function(model)
     model(ms.ones(1, 4)):sum():backward()
   end } },
 

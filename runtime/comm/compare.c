@@ -13,7 +13,7 @@ static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, 
                               const msi_fingerprint *fb, uint64_t s)
 {
     int32_t other = c->rank == a ? b : a;
-    char ta[192], tb[192], notes[512] = "";
+    char ta[MSI_CALL_TEXT], tb[MSI_CALL_TEXT], notes[MSI_NOTED_TEXT] = "";
 
     msi_fingerprint_text(fa, ta, sizeof(ta));
     msi_fingerprint_text(fb, tb, sizeof(tb));
@@ -78,7 +78,8 @@ bool msi_members_agree(ms_comm *c)
     return true;
 }
 
-/* -- when they have left ------------------------------------------------------------------------- */
+/* -- when they have left -------------------------------------------------------------------------
+ */
 
 static uint64_t published(const ms_comm *c, int32_t q)
 {
@@ -89,7 +90,7 @@ static uint64_t published(const ms_comm *c, int32_t q)
 static void report_call_more(ms_comm *c, int32_t a, int32_t b)
 {
     uint64_t s = published(c, b) + 1, hash;
-    char call[192] = "another collective", notes[512] = "";
+    char call[MSI_CALL_TEXT] = "another collective", notes[MSI_NOTED_TEXT] = "";
     msi_fingerprint fp;
 
     if (msi_record_read(&c->members[a], s, &fp, &hash)) {
@@ -109,7 +110,7 @@ static bool left_alike(ms_comm *c, int32_t q)
 {
     uint64_t mine = published(c, c->rank), theirs = published(c, q), hash, own;
     uint64_t last = mine < theirs ? mine : theirs;
-    char notes[512];
+    char notes[MSI_NOTED_TEXT];
 
     if (msi_record_read(&c->members[q], last, NULL, &hash) &&
         msi_record_read(&c->members[c->rank], last, NULL, &own) && hash != own) {
@@ -121,8 +122,7 @@ static bool left_alike(ms_comm *c, int32_t q)
         return false;
     }
     if (msi_noted(c, q) != msi_noted(c, c->rank)) {
-        msi_notes_text(c, c->rank, msi_noted(c, c->rank), q, msi_noted(c, q), notes,
-                       sizeof(notes));
+        msi_notes_text(c, c->rank, msi_noted(c, c->rank), q, msi_noted(c, q), notes, sizeof(notes));
         msi_job_abort(c->job, c->slot[c->rank], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                       "the ranks differ: %s (found when they had left)", notes);
         return false;

@@ -19,8 +19,11 @@ enum {
     MSI_NOTES = 256,              /* notes kept per rank and group */
     MSI_CHUNK = 256 * 1024,       /* bytes staged at a time: two chunks stay in a core's L2 */
     MSI_TEXT = 4096,              /* a line and a traceback */
-    MSI_LONGEST_S = 1000000000,   /* of a limit in seconds: no limit, in practice */
-    MSI_LOOK_MS = 100,            /* how often a sleeper looks whether it waits in vain */
+    MSI_CALL_TEXT = 384,          /* what a fingerprint says */
+    MSI_OPERATION_TEXT = 160,
+    MSI_NOTED_TEXT = 512,       /* in what notes differ */
+    MSI_LONGEST_S = 1000000000, /* of a limit in seconds: no limit, in practice */
+    MSI_LOOK_MS = 100,          /* how often a sleeper looks whether it waits in vain */
     MSI_AGAIN_MS = 100 /* a later stop signal is a second request: `timeout` sends one twice */
 };
 

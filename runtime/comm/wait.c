@@ -253,7 +253,7 @@ ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), voi
         c->wait_ns += msi_now_ns() - begin;
     }
     if (seen == LOOK_FAILED) {
-        char operation[128];
+        char operation[MSI_OPERATION_TEXT];
 
         return msi_comm_fail(c, "waited in",
                              msi_operation_text(c, seq, operation, sizeof(operation)));

@@ -115,6 +115,13 @@ MS_API ms_status ms_comm_barrier(ms_comm *comm);
  */
 MS_API ms_status ms_comm_same(ms_comm *comm, const char *label, const char *text,
                               const double *numbers, int32_t n_numbers);
+/**
+ * What every rank says in numbers: rank r's from all[r * n_numbers] on, on every rank.
+ * @param what  the operation of the host that asks, which errors name
+ * @param all   (size, n_numbers)
+ */
+MS_API ms_status ms_comm_exchange(ms_comm *comm, const char *what, const double *numbers,
+                                  int32_t n_numbers, double *all);
 /** Collectives of each kind this rank has called in `comm`, for tests: all-gather, reduce-scatter,
  * all-reduce, broadcast, barrier (an unshard counts as an all-gather, a unit's reduction as a
  * reduce-scatter or all-reduce). */
