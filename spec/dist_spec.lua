@@ -219,6 +219,25 @@ describe('dist.init', function()
     end
   end)
 
+  it('ends with an error when ranks had said different things, however they left', function()
+    for _, way in ipairs { '', 'os.exit(0)', 'os.exit(0, true)', 'ms.dist.exit()',
+      'ms.dist.leave()' } do
+      for same = 0, 1 do
+        with_script(([[
+          local world = ms.dist.init{ ranks = 2 }
+          ms.dist.barrier()
+          ms.dist.same('lr', %d == 1 and 0.1 or world.rank)
+          %s
+        ]]):format(same, way), function(path)
+          local output, code = shell('timeout 20 luajit ' .. path)
+          assert.equal(1 - same, code, way .. ': ' .. output)
+          assert.equal(same == 1 and '' or 'moonshard: the ranks differ: lr is 0 on rank 0 and 1 '
+            .. 'on rank 1 (found when they had left)\n', output)
+        end)
+      end
+    end
+  end)
+
   it('prints a traceback once when all ranks raise the same, and each when they do not', function()
     for same = 0, 1 do
       with_script(([[

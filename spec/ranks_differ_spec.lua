@@ -38,6 +38,7 @@ local DEFAULTS = {
   clip = function(model) model:clip_grad_norm_(1) end,
   step = function(opt) opt:step() end,
   zero_grad = function(opt) opt:zero_grad() end,
+  last = function(model) ms.no_grad(model, ms.ones(1, 4)) end, -- what was noted last is compared
 }
 
 local function merged(base, over)
@@ -74,13 +75,14 @@ local function train(settings, rank)
     s.step(opt, step)
     s.zero_grad(opt, step)
   end
-  ms.no_grad(model, ms.ones(1, 4)) -- what was noted last is compared
+  s.last(model, loader)
 end
 
--- What each rank has to say: the seconds it took, 'ok' or the error, and its warnings.
+-- What each rank has to say: the seconds it took, 'ok' or the error, and its warnings; and what
+-- became of the job.
 local function run(base, odd)
   local path = os.tmpname()
-  pcall(ms.dist.spawn, 2, function(rank)
+  local _, cause = pcall(ms.dist.spawn, 2, function(rank)
     local began, ok, err = ms.time()
     local warnings = ms.capture_warnings(function()
       ok, err = pcall(train, rank == 1 and merged(base, odd) or base, rank)
@@ -104,7 +106,7 @@ local function run(base, odd)
     reports[rank + 1] = { seconds = tonumber(seconds), message = message, warnings = warnings }
   end
   os.remove(path)
-  return reports
+  return reports, cause and cause.message
 end
 
 -- -- what differs ---------------------------------------------------------------------------------
@@ -151,6 +153,15 @@ local function freezes(suffix)
       p:requires_grad_(name:sub(-#suffix) ~= suffix)
     end
   end)
+end
+
+-- What tells the names apart stands in their middle.
+local function long_name(middle)
+  return function()
+    local module = nn.Module()
+    module:param(('_'):rep(100) .. middle:sub(1, 4) .. ('_'):rep(100), { 4 })
+    return module
+  end
 end
 
 local function state_dict_of(value)
@@ -208,6 +219,8 @@ local ERRORS = {
     module.forward = function(self, x) return self.first(x) end
     return module
   end }, 'the ranks wrapped different models: unit 0 is' },
+  { 'a parameter of another long name', { layers = long_name 'right' },
+    ' (4) on rank 1, not the same where it is cut', { layers = long_name 'left' } },
   { 'a parameter of another dtype', { layers = function()
     local module = nn.Module()
     module:param('w', { 4 }, nil, { dtype = 'f64' })
@@ -293,10 +306,33 @@ local ERRORS = {
     { after_wrap = state_dict_of(1) } },
   { 'a state dict loaded by one rank', { before_step = before(2, function(model)
     model:load_state_dict({ '2.bias', ['2.bias'] = ms.ones(2) }, { strict = false })
-  end) }, 'collective mismatch' },
+  end) }, 'in load_state_dict)' },
+  { 'a state dict taken by one rank', { before_step = before(2, function(model)
+    model:state_dict()
+  end) }, "in state_dict of unit 'nn.Sequential')" },
+  { 'parameters summoned by one rank', { before_step = before(2, function(model)
+    fsdp.summon_full_params(model, nil, nothing)
+  end) }, "in summon_full_params of unit 'nn.Sequential')" },
+  { 'apply by one rank', { before_step = before(2, function(model)
+    model:apply(nothing)
+  end) }, "in summon_full_params of unit 'nn.Sequential')" },
+  { 'a hash taken by one rank', { before_step = before(2, function(model)
+    model:hash()
+  end) }, "in hash of unit 'nn.Sequential')" },
+  { 'gradients clipped twice by one rank', { before_step = before(2, function(model)
+    model:clip_grad_norm_(1)
+  end) }, 'in clip_grad_norm_); before that they differ: rank 0 has batch of data.Loader' },
+  { 'a checkpoint saved by one rank', { before_step = before(2, function(model)
+    ms.checkpoint.save(folder, 'step1', { step = 1, model = model })
+  end) }, 'in checkpoint.save)' },
+  { 'a question whether to stop by one rank', { before_step = before(2, function()
+    ms.dist.stop_requested()
+  end) }, 'in stop_requested)' },
+  { 'a first use of FSDP by one rank', { after_wrap = function(model) model:plan() end },
+    'in the first use of FSDP (number of units))', { after_wrap = ms.dist.barrier } },
 
   { 'the checkpoint loaded', loads 'step2', 'expected one checkpoint on all ranks', loads 'step1' },
-  { 'a checkpoint loaded by one rank', loads 'step1', "unit 'open a checkpoint')",
+  { 'a checkpoint loaded by one rank', loads 'step1', 'in checkpoint.load)',
     { before_step = with_checkpoints(nothing) } },
   { 'a checkpoint that is not there', loads 'step3', 'step3/manifest.json', loads 'step1' },
 
@@ -384,7 +420,7 @@ local ERRORS = {
   end) }, 'rank 0 has batch of data.Loader (step 1, micro_batch 0), rank 1 has not' },
   { 'a backward that reduces nothing', { after_wrap = function(model)
     model:no_sync(function() model(ms.ones(1, 4)):sum():backward() end)
-  end }, 'collective mismatch', { after_wrap = function(model)
+  end }, 'rank 1 has no_sync begun, rank 0 has not', { after_wrap = function(model)
     model(ms.ones(1, 4)):sum():backward()
   end } },
 
@@ -418,6 +454,25 @@ local ERRORS = {
     { after_wrap = function() ms.dist.same('width', 6) end } },
   { 'what stands behind a zero byte', { after_wrap = function() ms.dist.same('id', 'a\0c') end },
     'id is "a', { after_wrap = function() ms.dist.same('id', 'a\0b') end } },
+}
+
+-- As above, in the last step, after which nothing is called any more: the ranks themselves end well,
+-- and the job with an error.
+local LAST = {
+  { 'lr', { optimizer = sgd { lr = 0.2 } },
+    'lr of step of SGD is 0.1 on rank 0 and 0.2 on rank 1' },
+  { 'the optimizer', { optimizer = adamw { lr = 0.1 } },
+    'rank 0 has parameters of SGD (group 1, number 6) where rank 1 has parameters of AdamW' },
+  { 'a skipped step', { step = nothing }, 'rank 0 has parameters of SGD (group 1, number 6) where '
+    .. 'rank 1 has zero_grad of SGD' },
+  { 'a skipped step and nothing else', { step = nothing, zero_grad = nothing },
+    'rank 0 has parameters of SGD', { zero_grad = nothing } },
+  { 'a step too many', { zero_grad = function(opt) opt:step() end },
+    'rank 1 has step of SGD (group 1, lr 0.1', { zero_grad = nothing } },
+  { 'a batch more', { last = function(_, loader) loader:next() end },
+    'rank 1 has batch of data.Loader (step 1, micro_batch 0), rank 0 has not' },
+  { 'ms.dist.same', { last = function() ms.dist.same('best', 2) end },
+    'best is 1 on rank 0 and 2 on rank 1', { last = function() ms.dist.same('best', 1) end } },
 }
 
 -- { what, settings of rank 1, the reason, a warning of rank 0, settings of both }
@@ -483,10 +538,25 @@ describe('two ranks that differ in', function()
     end)
   end
 
+  for _, line in ipairs(LAST) do
+    local what, odd, told, base = unpack(line)
+    it(what .. ' of the last step are told so when they have left', function()
+      local reports, cause = run(merged({ steps = 1, last = nothing }, base or {}),
+        merged({ steps = 1 }, odd))
+      for rank, report in ipairs(reports) do
+        assert.equal('ok', report.message, 'rank ' .. rank - 1)
+      end
+      assert.is_truthy(cause, 'the job ended well')
+      assert.is_truthy(cause:find(told, 1, true), cause)
+    end)
+  end
+
   for _, line in ipairs(LEGAL) do
     local what, odd, reason, warned, base = unpack(line, 1, 5)
     it(('%s go on: %s'):format(what, reason), function()
-      for rank, report in ipairs(run(base or {}, odd)) do
+      local reports, cause = run(base or {}, odd)
+      assert.is_nil(cause)
+      for rank, report in ipairs(reports) do
         assert.equal('ok', report.message, 'rank ' .. rank - 1)
         if warned then -- once, by rank 0
           local _, times = report.warnings:gsub('the model is a patchwork', '')

@@ -38,28 +38,23 @@ function fsdp.place(comm)
   return C.ms_comm_rank(comm), C.ms_comm_size(comm)
 end
 
---- For each of these numbers (whole, below 2^53) what every rank says, by rank. Collective.
+--- For each of these numbers what every rank says, by rank. Collective.
 ---@param comm ffi.cdata*
+---@param what string  the function that asks, for errors
 ---@param numbers number[]  as many on every rank
 ---@return number[][]
-function fsdp.exchange(comm, numbers)
+function fsdp.exchange(comm, what, numbers)
   local n, w = #numbers, C.ms_comm_size(comm)
-  local values, shape = B.new('double[?]', n * w), B.new('int64_t[1]', n)
+  local mine, all = B.new('double[?]', n), B.new('double[?]', n * w)
   for i = 1, n do
-    values[i - 1] = numbers[i]
+    mine[i - 1] = numbers[i]
   end
-  local mine = calls.tensor_from_doubles(C.MS_DTYPE_I64, 1, shape, values, n)
-  shape[0] = n * w
-  local all = calls.tensor_empty(C.MS_DTYPE_I64, 1, shape)
-  calls.comm_all_gather(comm, all, mine)
-  calls.tensor_to_doubles(all, values, n * w)
-  mine:release()
-  all:release()
+  B.check(C.ms_comm_exchange(comm, what, mine, n, all))
   local lists = {}
   for i = 1, n do
     lists[i] = {}
     for rank = 1, w do
-      lists[i][rank] = values[(rank - 1) * n + i - 1]
+      lists[i][rank] = all[(rank - 1) * n + i - 1]
     end
   end
   return lists

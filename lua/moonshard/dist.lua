@@ -188,7 +188,8 @@ function dist.exit(code)
   C.ms_dist_exit(code)
 end
 
---- Leave the group of ranks; later collectives are errors.
+--- Leave the group of ranks; later collectives are errors, and what this rank does then is compared
+--- with nothing.
 function dist.leave()
   C.ms_dist_leave()
 end
@@ -295,7 +296,8 @@ function dist.barrier()
 end
 
 --- Say something that every rank should say here. Nothing is sent: the next collective is a
---- CommError on all ranks, naming the first difference, when a rank said something else or nothing.
+--- CommError on all ranks, naming the first difference, when a rank said something else or nothing;
+--- after the last one, the job ends with that error when all ranks have left.
 ---
 ---   ms.dist.same('batch size', batch)
 ---

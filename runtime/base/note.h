@@ -4,21 +4,18 @@
 #ifndef MSI_NOTE_H
 #define MSI_NOTE_H
 
-#include <stdint.h>
+#include "label.h"
 
-enum { MSI_NOTE_LABEL = 64, MSI_NOTE_TEXT = 96, MSI_NOTE_NUMBERS = 8 };
+enum { MSI_NOTE_NUMBERS = 8 };
 
 typedef struct msi_note {
-    char label[MSI_NOTE_LABEL]; /* what it is about; zeros after the text, here and below */
+    msi_label label; /* what it is about */
     /* With numbers: their names, a space between two. A name that ends with '#' is that of a hash
      * (msi_note_hash), of which only the difference is told. Without numbers: a value of its own.
      */
-    char text[MSI_NOTE_TEXT];
+    msi_label text;
     double number[MSI_NOTE_NUMBERS];
     int64_t n_numbers;
-    /* Hashes of what was too long for `label` and `text`, which are cut for people; 0: it was not.
-     */
-    uint64_t cut_label, cut_text;
 } msi_note;
 
 /* As many bits of a hash as a number holds. */

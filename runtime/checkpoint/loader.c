@@ -101,7 +101,7 @@ static ms_status open_together(ms_checkpoint_loader *l, ms_comm *comm, const cha
         own->step = msi_checkpoint_manifest(l->c)->step;
         name_path(own, path);
     }
-    MS_TRY(msi_outcome_agree(comm, "open a checkpoint", own, all));
+    MS_TRY(msi_outcome_agree(comm, "checkpoint.load", own, all));
     return check_one(all, ms_comm_size(comm));
 }
 
@@ -135,7 +135,7 @@ static ms_status propose(ms_comm *comm, const char *root, const msi_listing *lis
     } else if (ms_comm_rank(comm) == 0) {
         msi_outcome_keep(own, msi_listing_none(listing, root));
     }
-    MS_TRY(msi_outcome_agree(comm, "find a checkpoint", own, all));
+    MS_TRY(msi_outcome_agree(comm, "checkpoint resume (the newest)", own, all));
     snprintf(name, room, "%s", all[0].name);
     return MS_OK;
 }
@@ -259,7 +259,7 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
     for (int32_t i = 0; i < l->n && l->own.status == MS_OK; i++) {
         msi_outcome_keep(&l->own, msi_tensor_begin_write(l->list[i].local, "checkpoint"));
     }
-    ms_status status = msi_outcome_agree(l->comm, "load a checkpoint", &l->own, all);
+    ms_status status = msi_outcome_agree(l->comm, "checkpoint.load (contents)", &l->own, all);
 
     for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
         staged *s = &l->list[i];

@@ -200,7 +200,7 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
     msi_outcome_keep(&own, writer_new(&w, comm, root, name));
     snprintf(own.name, sizeof(own.name), "%s", name);
     memcpy(own.nonce, w != NULL ? w->nonce : "", w != NULL ? sizeof(own.nonce) : 1);
-    ms_status status = msi_outcome_agree(comm, "begin a checkpoint", &own, all);
+    ms_status status = msi_outcome_agree(comm, "checkpoint.save", &own, all);
 
     if (status == MS_OK) {
         status = begin_together(w, all);
@@ -365,8 +365,8 @@ static ms_status gather_reports(ms_checkpoint_writer *w, const char *text, const
         memset(own, 0, sizeof(own));
         memcpy(own, text + (left > 0 ? at : 0),
                (size_t)(left < REPORT_CHUNK ? left : REPORT_CHUNK));
-        status = msi_comm_gather_bytes(w->comm, "gather a checkpoint's contents", own, REPORT_CHUNK,
-                                       every);
+        status =
+            msi_comm_gather_bytes(w->comm, "checkpoint.save (contents)", own, REPORT_CHUNK, every);
         for (int32_t r = 0; r < w->world && gathered != NULL; r++) {
             memcpy(gathered + r * longest + at, every + r * REPORT_CHUNK, REPORT_CHUNK);
         }
@@ -424,7 +424,7 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
     }
     w->own.n_bytes = text != NULL ? (int64_t)strlen(text) : 0;
     w->own.step = json_is_integer(step) ? json_integer_value(step) : -1;
-    ms_status status = msi_outcome_agree(w->comm, "finish a checkpoint's files", &w->own, all);
+    ms_status status = msi_outcome_agree(w->comm, "checkpoint.save (files)", &w->own, all);
 
     if (status == MS_OK) {
         status = check_steps(all, w->world);
@@ -436,7 +436,7 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
         if (w->rank == 0 && w->own.status == MS_OK) {
             msi_outcome_keep(&w->own, build_and_publish(w, reports, meta));
         }
-        status = msi_outcome_agree(w->comm, "publish a checkpoint", &w->own, all);
+        status = msi_outcome_agree(w->comm, "checkpoint.save (publication)", &w->own, all);
     }
     for (int32_t r = 0; r < w->world; r++) {
         json_decref(reports[r]);

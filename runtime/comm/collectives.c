@@ -58,12 +58,17 @@ static ms_status check_reduce(const char *op, int32_t dtype, int32_t reduce)
     return MS_OK;
 }
 
-/* Name the collective to the others; `*seq` is what its waits refer to. */
-static ms_status begin(ms_comm *c, uint32_t kind, int32_t dtype, int64_t count, int32_t root,
-                       uint64_t *seq)
+/* Name the collective on a tensor to the others; `*seq` is what its waits refer to. */
+static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t root, uint64_t *seq)
 {
-    msi_fingerprint fp = {.kind = kind, .dtype = dtype, .count = count, .slot = -1, .root = root};
+    msi_fingerprint fp = {.kind = kind,
+                          .dtype = v->dtype,
+                          .ndim = v->ndim,
+                          .count = msi_view_numel(v),
+                          .slot = -1,
+                          .root = root};
 
+    memcpy(fp.shape, v->shape, sizeof(*v->shape) * (size_t)v->ndim);
     MS_TRY(msi_comm_publish(c, &fp, seq));
     msi_comm_count(c, kind);
     return MS_OK;
@@ -152,20 +157,38 @@ ms_status ms_comm_all_gather(ms_comm *c, ms_tensor *out, ms_tensor *in)
     MS_TRY(msi_tensor_begin_write(out, "all_gather"));
     MS_TRY(msi_view_data(&in->v, &from));
     MS_TRY(msi_view_data(&out->v, &to));
-    MS_TRY(begin(c, MSI_COLL_ALL_GATHER, in->v.dtype, n, 0, &seq));
+    MS_TRY(begin(c, MSI_COLL_ALL_GATHER, &in->v, 0, &seq));
     return msi_stage_exchange(c, seq, from, n * ms_dtype_size(in->v.dtype), to);
+}
+
+ms_status msi_comm_gather_named(ms_comm *c, const msi_label *what, const void *in, int64_t nbytes,
+                                void *out)
+{
+    const msi_fingerprint fp = {.kind = MSI_COLL_ALL_GATHER,
+                                .dtype = MS_DTYPE_NONE,
+                                .ndim = -1,
+                                .count = nbytes,
+                                .slot = -1,
+                                .name = *what};
+    uint64_t seq;
+
+    MS_TRY(msi_comm_publish(c, &fp, &seq));
+    return msi_stage_exchange(c, seq, in, nbytes, out);
 }
 
 ms_status msi_comm_gather_bytes(ms_comm *c, const char *what, const void *in, int64_t nbytes,
                                 void *out)
 {
-    msi_fingerprint fp = {
-        .kind = MSI_COLL_ALL_GATHER, .dtype = MS_DTYPE_NONE, .count = nbytes, .slot = -1};
-    uint64_t seq;
+    msi_label name;
 
-    msi_fingerprint_name(&fp, what);
-    MS_TRY(msi_comm_publish(c, &fp, &seq));
-    return msi_stage_exchange(c, seq, in, nbytes, out);
+    msi_label_set(&name, what);
+    return msi_comm_gather_named(c, &name, in, nbytes, out);
+}
+
+ms_status ms_comm_exchange(ms_comm *c, const char *what, const double *numbers, int32_t n_numbers,
+                           double *all)
+{
+    return msi_comm_gather_bytes(c, what, numbers, (int64_t)sizeof(*numbers) * n_numbers, all);
 }
 
 ms_status ms_comm_reduce_scatter(ms_comm *c, ms_tensor *out, ms_tensor *in, int32_t reduce)
@@ -189,7 +212,7 @@ ms_status ms_comm_reduce_scatter(ms_comm *c, ms_tensor *out, ms_tensor *in, int3
     MS_TRY(msi_tensor_begin_write(out, "reduce_scatter"));
     MS_TRY(msi_view_data(&in->v, &from));
     MS_TRY(msi_view_data(&out->v, &to));
-    MS_TRY(begin(c, MSI_COLL_REDUCE_SCATTER, dtype, n, reduce, &seq));
+    MS_TRY(begin(c, MSI_COLL_REDUCE_SCATTER, &out->v, reduce, &seq));
     for (int64_t at = 0; at == 0 || at < n; at += part / size) {
         int64_t count = n - at < part / size ? n - at : part / size;
 
@@ -254,7 +277,7 @@ ms_status ms_comm_all_reduce(ms_comm *c, ms_tensor *t, int32_t reduce)
     int32_t dtype = t->v.dtype;
     int64_t n = msi_view_numel(&t->v), size = ms_dtype_size(dtype), step = MSI_CHUNK / size;
 
-    MS_TRY(begin(c, MSI_COLL_ALL_REDUCE, dtype, n, reduce, &seq));
+    MS_TRY(begin(c, MSI_COLL_ALL_REDUCE, &t->v, reduce, &seq));
     for (int64_t at = 0; at == 0 || at < n; at += step) {
         int64_t count = n - at < step ? n - at : step;
         char *chunk = (char *)data + at * size;
@@ -287,7 +310,7 @@ ms_status ms_comm_broadcast(ms_comm *c, ms_tensor *t, int32_t root)
     int64_t n = msi_view_numel(&t->v);
     int64_t nbytes = n * ms_dtype_size(t->v.dtype);
 
-    MS_TRY(begin(c, MSI_COLL_BROADCAST, t->v.dtype, n, root, &seq));
+    MS_TRY(begin(c, MSI_COLL_BROADCAST, &t->v, root, &seq));
     for (int64_t at = 0; at == 0 || at < nbytes; at += MSI_CHUNK) {
         size_t count = (size_t)(nbytes - at < MSI_CHUNK ? nbytes - at : MSI_CHUNK);
 
@@ -304,8 +327,11 @@ ms_status ms_comm_broadcast(ms_comm *c, ms_tensor *t, int32_t root)
 
 ms_status ms_comm_barrier(ms_comm *c)
 {
+    const msi_fingerprint fp = {
+        .kind = MSI_COLL_BARRIER, .dtype = MS_DTYPE_NONE, .ndim = -1, .slot = -1};
     uint64_t seq;
 
-    MS_TRY(begin(c, MSI_COLL_BARRIER, MS_DTYPE_NONE, 0, 0, &seq));
+    MS_TRY(msi_comm_publish(c, &fp, &seq));
+    msi_comm_count(c, MSI_COLL_BARRIER);
     return msi_stage_step(c, seq);
 }

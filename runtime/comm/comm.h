@@ -17,14 +17,17 @@
  * ends with an error that names both. */
 typedef struct msi_fingerprint {
     uint32_t kind; /* MSI_COLL_* */
-    int32_t dtype; /* MS_DTYPE_* or -1 */
-    int64_t count; /* elements */
+    int16_t dtype; /* MS_DTYPE_* or -1 */
+    int16_t ndim;  /* of `shape`; -1: of no tensor */
+    int64_t count; /* elements, or bytes without a dtype */
     int32_t slot;  /* -1: none */
-    int32_t root;  /* or reduction, by kind */
+    int32_t root;  /* of a broadcast; the reduction of those that reduce */
     uint64_t generation;
-    uint64_t noted;    /* hash of all notes before; msi_comm_publish() fills it in */
-    uint64_t unit_key; /* of the whole name; see msi_fingerprint_name() */
-    char unit[40];     /* its end, for people */
+    uint64_t noted; /* hash of all notes before; msi_comm_publish() fills it in */
+    union {
+        msi_label name; /* of the unit, or of what the script has called; zeros: none */
+        int64_t shape[MS_MAX_DIMS];
+    };
 } msi_fingerprint;
 
 enum {
@@ -52,15 +55,11 @@ typedef struct msi_segment {
     struct msi_shared_map *shared; /* ranks as threads: the maps they share */
 } msi_segment;
 
-/* What the operation is about: ranks compare the whole name, messages show its end. */
-void msi_fingerprint_name(msi_fingerprint *fp, const char *name);
 /* Publish the next operation of the schedule; gives its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
 /* Say something that every rank should say here: compared with the group's next collective, which
  * fails on all ranks and names the first note that differs. Never waits; nothing without peers. */
 void msi_comm_note(ms_comm *comm, const msi_note *note);
-/* The note is about `what` 'name'; all of a name counts that is too long to be told. */
-void msi_note_about(msi_note *note, const char *what, const char *name);
 /* Wait until `ready(user)` is true. Fails with MS_COMM_ERROR when a rank died, aborted, left before
  * `seq`, or said something else than this rank up to now; the message names this operation. What is
  * ready when asked is never failed for a later death. `ready` must only load atomics. */
@@ -76,9 +75,13 @@ ms_status msi_segment_new(msi_segment *out, ms_comm *comm, int64_t nbytes);
 /* Unmap. Not collective; safe after the group broke. */
 void msi_segment_free(msi_segment *s);
 
-/* All-gather of raw bytes: small host data, through the control block's staging area. */
+/* All-gather of raw bytes: small host data, through the control block's staging area.
+ * @param what  the operation as scripts know it, which errors name: "clip_grad_norm_" */
 ms_status msi_comm_gather_bytes(ms_comm *comm, const char *what, const void *in, int64_t nbytes,
                                 void *out);
+/* The same for what has a name of its own: "state_dict of unit 'h.0'". */
+ms_status msi_comm_gather_named(ms_comm *comm, const msi_label *what, const void *in,
+                                int64_t nbytes, void *out);
 /* Count an operation of `kind` for ms_comm_counts(). */
 void msi_comm_count(ms_comm *comm, uint32_t kind);
 

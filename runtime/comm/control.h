@@ -19,8 +19,11 @@ enum {
     MSI_NOTES = 256,              /* notes kept per rank and group */
     MSI_CHUNK = 256 * 1024,       /* bytes staged at a time: two chunks stay in a core's L2 */
     MSI_TEXT = 4096,              /* a line and a traceback */
-    MSI_LONGEST_S = 1000000000,   /* of a limit in seconds: no limit, in practice */
-    MSI_LOOK_MS = 100,            /* how often a sleeper looks whether it waits in vain */
+    MSI_CALL_TEXT = 384,          /* what a fingerprint says */
+    MSI_OPERATION_TEXT = 160,
+    MSI_NOTED_TEXT = 512,       /* in what notes differ */
+    MSI_LONGEST_S = 1000000000, /* of a limit in seconds: no limit, in practice */
+    MSI_LOOK_MS = 100,          /* how often a sleeper looks whether it waits in vain */
     MSI_AGAIN_MS = 100 /* a later stop signal is a second request: `timeout` sends one twice */
 };
 
@@ -54,6 +57,7 @@ typedef struct msi_note_record {
 /* A rank's part in a group. */
 typedef struct msi_member {
     _Alignas(64) _Atomic uint64_t published; /* sequence number of the latest record */
+    _Atomic uint64_t noted;                  /* hash of all this rank has noted */
     _Atomic uint64_t arrived;                /* steps of data movement this rank has staged */
     _Atomic(void *) handoff;                 /* ranks as threads: a segment on its way */
     msi_record ring[MSI_RING];
@@ -111,7 +115,7 @@ struct ms_comm {
     msi_note_record *notes; /* (size, MSI_NOTES); NULL without peers */
     char *staging;          /* (size, 2, MSI_CHUNK) */
     uint64_t seq, hash, step;
-    uint64_t noted, n_notes;         /* hash of this rank's notes so far, and how many */
+    uint64_t n_notes;                /* this rank's so far */
     uint64_t checked[MSI_MAX_RANKS]; /* sequence up to which each member's schedule equals ours */
     int64_t counts[MSI_COLL_KINDS];
     int64_t wait_ns;
@@ -160,7 +164,16 @@ const char *msi_operation_text(ms_comm *c, uint64_t seq, char *buffer, size_t nb
 /* The job has been aborted: this rank's error. `verb` is what it was doing: "waited in". */
 ms_status msi_comm_fail(ms_comm *c, const char *verb, const char *operation);
 
+/* -- compare.c --------------------------------------------------------------------------------- */
+/* Does every member say what this one does, as far as both have come? False: the job has ended. */
+bool msi_members_agree(ms_comm *c);
+/* No rank runs any more. Where they left without a failure, but not after the same calls and notes,
+ * that is what the job ends with. */
+void msi_job_compare_left(msi_job *job);
+
 /* -- notes.c ----------------------------------------------------------------------------------- */
+/* Hash of all that a member has noted. */
+uint64_t msi_noted(const ms_comm *c, int32_t member);
 /* The first note in which members a and b differ, in words; `noted_a` and `noted_b` stand in the
  * fingerprints that differ. "lr of step of SGD is 0.1 on rank 0 and 0.2 on rank 1" */
 const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,
@@ -179,6 +192,8 @@ void msi_doorbell_ring(msi_slot_rank *slot);
 /* -- group.c ----------------------------------------------------------------------------------- */
 /* The context's room, made on first use; NULL when memory is out (error set). */
 msi_dist *msi_dist_state(void);
+/* The group of all ranks of `job`, as rank `rank` sees it. */
+void msi_comm_of_world(ms_comm *out, msi_job *job, int32_t rank);
 /* Become rank `rank` of `job`. */
 ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *launcher,
                          bool owns_job);

@@ -4,61 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-_Static_assert(sizeof(msi_note) == MSI_NOTE_LABEL + MSI_NOTE_TEXT + 8 * (MSI_NOTE_NUMBERS + 3),
+_Static_assert(sizeof(msi_note) == 2 * sizeof(msi_label) + 8 * (MSI_NOTE_NUMBERS + 1),
                "a note is whole words without padding");
-
-/* -- what is too long -------------------------------------------------------------------------- */
-
-/* Does a character of UTF-8 end before this byte? */
-static bool begins_character(char byte)
-{
-    return ((unsigned char)byte & 0xc0) != 0x80;
-}
-
-/* Both ends of `from` around "...", as paths begin alike and quotes end them: `room` bytes with the
- * zero behind. @return hash of all of it; 0: it fits */
-static uint64_t cut_middle(char *to, size_t room, const char *from)
-{
-    size_t n = strlen(from), head = (room - 4) / 3, tail = room - 4 - head;
-
-    if (n < room) {
-        memcpy(to, from, n + 1);
-        return 0;
-    }
-    while (head > 0 && !begins_character(from[head])) {
-        head--;
-    }
-    while (tail > 0 && !begins_character(from[n - tail])) {
-        tail--;
-    }
-    snprintf(to, room, "%.*s...%s", (int)head, from, from + n - tail);
-    return ms_hash_bytes(from, (int64_t)n);
-}
-
-/* As many whole names as there is room for. @return as above */
-static uint64_t cut_names(char *to, size_t room, const char *from)
-{
-    size_t n = strlen(from), kept = room - 1;
-
-    if (n < room) {
-        memcpy(to, from, n + 1);
-        return 0;
-    }
-    while (kept > 0 && from[kept] != ' ') {
-        kept--;
-    }
-    memcpy(to, from, kept);
-    return ms_hash_bytes(from, (int64_t)n);
-}
-
-void msi_note_about(msi_note *note, const char *what, const char *name)
-{
-    size_t room = sizeof(note->label), at = (size_t)snprintf(note->label, room, "%s '", what);
-
-    note->cut_label = cut_middle(note->label + at, room - at - 1, name);
-    at += strlen(note->label + at);
-    memcpy(note->label + at, "'", 2);
-}
 
 /* -- saying ------------------------------------------------------------------------------------ */
 
@@ -67,24 +14,30 @@ static msi_note_record *record_of(const ms_comm *c, int32_t member, uint64_t n)
     return &c->notes[(uint64_t)member * MSI_NOTES + n % MSI_NOTES];
 }
 
+uint64_t msi_noted(const ms_comm *c, int32_t member)
+{
+    return atomic_load_explicit(&c->members[member].noted, memory_order_acquire);
+}
+
 /* As record_write(): release and acquire on every word tell a torn read. */
 void msi_comm_note(ms_comm *c, const msi_note *note)
 {
     uint64_t words[sizeof(*note) / 8];
 
-    if (c->size == 1) {
+    if (c->size == 1 || c->left) {
         return;
     }
     msi_note_record *r = record_of(c, c->rank, ++c->n_notes);
+    uint64_t noted = msi_mix64(msi_noted(c, c->rank) ^ ms_hash_bytes(note, sizeof(*note)));
 
-    c->noted = msi_mix64(c->noted ^ ms_hash_bytes(note, sizeof(*note)));
     memcpy(words, note, sizeof(words));
     atomic_store_explicit(&r->n, 0, memory_order_relaxed);
-    atomic_store_explicit(&r->hash, c->noted, memory_order_release);
+    atomic_store_explicit(&r->hash, noted, memory_order_release);
     for (int32_t i = 0; i < MSI_COUNT(words); i++) {
         atomic_store_explicit(&r->word[i], words[i], memory_order_release);
     }
     atomic_store_explicit(&r->n, c->n_notes, memory_order_release);
+    atomic_store_explicit(&c->members[c->rank].noted, noted, memory_order_release);
 }
 
 ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const double *numbers,
@@ -95,10 +48,11 @@ ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const do
     MS_CHECK_ARG(c != NULL && label != NULL && text != NULL);
     MS_CHECK_ARG(n_numbers >= 0 && n_numbers <= MSI_NOTE_NUMBERS);
     MS_CHECK_ARG(n_numbers == 0 || numbers != NULL);
-    note.cut_label = cut_middle(note.label, sizeof(note.label), label);
-    note.cut_text = n_numbers > 0 ? cut_names(note.text, sizeof(note.text), text)
-                                  : cut_middle(note.text, sizeof(note.text), text);
-    if (n_numbers > 0) {
+    msi_label_set(&note.label, label);
+    if (n_numbers == 0) {
+        msi_label_set(&note.text, text);
+    } else {
+        msi_label_words(&note.text, text);
         memcpy(note.number, numbers, sizeof(*numbers) * (size_t)n_numbers);
     }
     msi_comm_note(c, &note);
@@ -147,7 +101,7 @@ static bool find(const ms_comm *c, int32_t member, uint64_t noted, uint64_t *n)
  * a hash? */
 static bool number_name(const msi_note *note, int64_t index, char *name, size_t nbytes)
 {
-    const char *at = note->text;
+    const char *at = note->text.text;
 
     for (int64_t left = index; left > 0 && *at != '\0'; at++) {
         left -= *at == ' ';
@@ -166,16 +120,16 @@ static bool number_name(const msi_note *note, int64_t index, char *name, size_t 
 /* "step of SGD (group 1, lr 0.1)" */
 static void note_text(const msi_note *note, char *buffer, size_t nbytes)
 {
-    int at = snprintf(buffer, nbytes, "%s", note->label);
+    int at = snprintf(buffer, nbytes, "%s", note->label.text);
     const char *before = " (";
 
     if (note->n_numbers == 0) {
-        snprintf(buffer + at, nbytes - (size_t)at, note->text[0] != '\0' ? " %s" : "%s",
-                 note->text);
+        snprintf(buffer + at, nbytes - (size_t)at, note->text.text[0] != '\0' ? " %s" : "%s",
+                 note->text.text);
         return;
     }
     for (int64_t i = 0; i < note->n_numbers && (size_t)at < nbytes; i++) {
-        char name[MSI_NOTE_TEXT];
+        char name[MSI_LABEL_TEXT];
 
         if (!number_name(note, i, name, sizeof(name))) {
             at += snprintf(buffer + at, nbytes - (size_t)at, "%s%s %.9g", before, name,
@@ -204,17 +158,18 @@ static void numbers_text(double a, double b, char *ta, char *tb, size_t nbytes)
 static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32_t b, char *buffer,
                         size_t nbytes)
 {
-    char name[MSI_NOTE_TEXT], ta[32], tb[32];
+    const char *label = na->label.text, *text = na->text.text;
+    char name[MSI_LABEL_TEXT], ta[32], tb[32];
     int64_t i = 0;
 
-    if (na->n_numbers == 0 && strcmp(na->text, nb->text) == 0) {
+    if (na->n_numbers == 0 && strcmp(text, nb->text.text) == 0) {
         snprintf(buffer, nbytes, "%s is %s on ranks %d and %d, and not the same where it is cut",
-                 na->label, na->text, (int)a, (int)b);
+                 label, text, (int)a, (int)b);
         return;
     }
     if (na->n_numbers == 0) {
-        snprintf(buffer, nbytes, "%s is %s on rank %d and %s on rank %d", na->label, na->text,
-                 (int)a, nb->text, (int)b);
+        snprintf(buffer, nbytes, "%s is %s on rank %d and %s on rank %d", label, text, (int)a,
+                 nb->text.text, (int)b);
         return;
     }
     while (i + 1 < na->n_numbers &&
@@ -222,20 +177,19 @@ static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32
         i++;
     }
     if (number_name(na, i, name, sizeof(name))) {
-        snprintf(buffer, nbytes, "%s of %s is not the same on ranks %d and %d", name, na->label,
-                 (int)a, (int)b);
+        snprintf(buffer, nbytes, "%s of %s is not the same on ranks %d and %d", name, label, (int)a,
+                 (int)b);
         return;
     }
     numbers_text(na->number[i], nb->number[i], ta, tb, sizeof(ta));
-    snprintf(buffer, nbytes, "%s of %s is %s on rank %d and %s on rank %d", name, na->label, ta,
-             (int)a, tb, (int)b);
+    snprintf(buffer, nbytes, "%s of %s is %s on rank %d and %s on rank %d", name, label, ta, (int)a,
+             tb, (int)b);
 }
 
 static bool same_subject(const msi_note *a, const msi_note *b)
 {
-    return strcmp(a->label, b->label) == 0 && a->cut_label == b->cut_label &&
-           a->n_numbers == b->n_numbers &&
-           (a->n_numbers == 0 || (strcmp(a->text, b->text) == 0 && a->cut_text == b->cut_text));
+    return memcmp(&a->label, &b->label, sizeof(a->label)) == 0 && a->n_numbers == b->n_numbers &&
+           (a->n_numbers == 0 || memcmp(&a->text, &b->text, sizeof(a->text)) == 0);
 }
 
 const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,
@@ -244,7 +198,7 @@ const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, u
     int32_t ra = c->slot[a], rb = c->slot[b];
     uint64_t last_a, last_b, hash_a, hash_b;
     msi_note na, nb;
-    char ta[192], tb[192];
+    char ta[MSI_NOTED_TEXT], tb[MSI_NOTED_TEXT];
 
     snprintf(buffer, nbytes, "ranks %d and %d noted different things, too long ago to name them",
              (int)ra, (int)rb);

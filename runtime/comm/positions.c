@@ -5,6 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#define MORE " and %d more"
+
+enum { MORE_ROOM = sizeof(" and 127 more") };
+
 /* " (pid 4711, T stopped)", or "" for a thread and for a process that has gone; gives the state. */
 static char process_text(const msi_job *job, int32_t slot, char *buffer, size_t nbytes)
 {
@@ -50,7 +54,7 @@ static int position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes)
 {
     uint64_t seq = atomic_load(&c->members[q].published), hash;
     bool left = atomic_load(&c->job->block->slot[c->slot[q]].state) == MSI_RANK_LEFT;
-    char call[160] = "nothing", process[64];
+    char call[MSI_CALL_TEXT] = "nothing", process[64];
     msi_fingerprint fp;
 
     if (msi_record_read(&c->members[q], seq, &fp, &hash)) {
@@ -64,6 +68,7 @@ static int position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes)
 void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes)
 {
     bool late[MSI_MAX_RANKS];
+    int32_t told = 0;
     size_t at = 0;
 
     buffer[0] = '\0';
@@ -72,18 +77,19 @@ void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes)
     }
     for (int32_t i = 0; i < 2 * c->size; i++) { /* those that matter first */
         int32_t q = i % c->size;
-        char text[320];
+        char text[MSI_CALL_TEXT + 128];
 
         if (late[q] != (i < c->size)) {
             continue;
         }
         size_t n = (size_t)position_text(c, q, text, sizeof(text));
 
-        if (n >= sizeof(text) || at + n + sizeof(", ...") >= nbytes) {
-            snprintf(buffer + at, nbytes - at, ", ...");
+        if (at + n + sizeof(", ") + MORE_ROOM > nbytes) {
+            snprintf(buffer + at, nbytes - at, MORE, (int)(c->size - told));
             return;
         }
         at += (size_t)snprintf(buffer + at, nbytes - at, "%s%s", at > 0 ? ", " : "", text);
+        told++;
     }
 }
 
@@ -91,14 +97,22 @@ void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes)
 static const char *waited_for_text(const ms_comm *c, char *buffer, size_t nbytes)
 {
     char list[96] = "";
-    int32_t n = 0;
+    int32_t n = 0, more = 0;
+    size_t at = 0;
 
     for (int32_t q = 0; q < c->size; q++) {
-        size_t at = strlen(list);
-
-        if (is_waited_for(c, q) && at + sizeof(", 127") < sizeof(list)) {
-            snprintf(list + at, sizeof(list) - at, "%s%d", n++ > 0 ? ", " : "", (int)c->slot[q]);
+        if (!is_waited_for(c, q)) {
+            continue;
         }
+        if (at + sizeof(", 127") + MORE_ROOM > sizeof(list)) {
+            more++;
+            continue;
+        }
+        at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%d", n++ > 0 ? ", " : "",
+                               (int)c->slot[q]);
+    }
+    if (more > 0) {
+        snprintf(list + at, sizeof(list) - at, MORE, (int)more);
     }
     snprintf(buffer, nbytes, "%s%s", n == 0 ? "the others" : n == 1 ? "rank " : "ranks ", list);
     return buffer;
@@ -114,7 +128,7 @@ void msi_announce(ms_comm *c, uint64_t seq, int64_t waited_ns)
         !atomic_compare_exchange_strong(&c->job->block->quiet_until, &quiet, now + 4 * waited_ns)) {
         return;
     }
-    char operation[128], who[128], positions[1024], text[1536];
+    char operation[MSI_OPERATION_TEXT], who[128], positions[1024], text[1536];
 
     msi_positions_text(c, positions, sizeof(positions));
     snprintf(text, sizeof(text), "rank %d has waited %lld s in %s for %s; last calls: %s",

@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-_Static_assert(sizeof(msi_fingerprint) == 88, "a fingerprint is eleven words without padding");
+_Static_assert(sizeof(msi_fingerprint) == 40 + sizeof(msi_label) &&
+                   sizeof(msi_label) > sizeof(int64_t[MS_MAX_DIMS]),
+               "a fingerprint is whole words without padding");
 
 /* -- records ----------------------------------------------------------------------------------- */
 
@@ -43,25 +45,12 @@ bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t 
     return atomic_load_explicit(&r->seq, memory_order_relaxed) == seq;
 }
 
-void msi_fingerprint_name(msi_fingerprint *fp, const char *name)
-{
-    size_t length = strlen(name), room = sizeof(fp->unit) - 1;
-    bool cut = length > room;
-
-    fp->unit_key = ms_hash_bytes(name, (int64_t)length);
-    memset(fp->unit, 0, sizeof(fp->unit));
-    memcpy(fp->unit, cut ? name + length - room : name, cut ? room : length);
-    if (cut) { /* the end of a path tells modules apart, its beginning does not */
-        memcpy(fp->unit, "...", 3);
-    }
-}
-
 ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
 {
     msi_fingerprint own = *fp;
 
     *seq = 0;
-    own.noted = c->noted;
+    own.noted = msi_noted(c, c->rank);
     if (MSI_UNLIKELY(c->left)) {
         return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");
     }
@@ -69,7 +58,7 @@ ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
     c->hash = msi_mix64(c->hash ^ ms_hash_bytes(&own, sizeof(own)));
     record_write(&c->members[c->rank], c->seq, c->hash, &own);
     if (MSI_UNLIKELY(msi_comm_broken(c))) {
-        char operation[128];
+        char operation[MSI_OPERATION_TEXT];
 
         return msi_comm_fail(c, "called",
                              msi_operation_text(c, c->seq, operation, sizeof(operation)));
@@ -104,52 +93,69 @@ static const char *reduce_name(int32_t reduce)
     return reduce >= 0 && reduce < MSI_COUNT(names) ? names[reduce] : "unknown";
 }
 
+static bool is_of_unit(uint32_t kind)
+{
+    return kind == MSI_COLL_UNSHARD || kind == MSI_COLL_REDUCE_UNIT || kind == MSI_COLL_REDUCE_FULL;
+}
+
+/* "f32 (2, 3)", "bf16, 64 elements", "16 bytes" */
+static void data_text(const msi_fingerprint *fp, char *buffer, size_t nbytes)
+{
+    if (fp->ndim >= 0) {
+        snprintf(buffer, nbytes, "%s %s", ms_dtype_name(fp->dtype),
+                 msi_shape_text(fp->ndim, fp->shape));
+    } else if (fp->dtype >= 0) {
+        snprintf(buffer, nbytes, "%s, %lld elements", ms_dtype_name(fp->dtype),
+                 (long long)fp->count);
+    } else {
+        snprintf(buffer, nbytes, "%lld bytes", (long long)fp->count);
+    }
+}
+
 const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t nbytes)
 {
-    char data[64] = "", root[32] = "", unit[64] = "", slot[64] = "";
+    char data[MS_MAX_DIMS * 22 + 16], root[32] = "", name[MSI_LABEL_TEXT + 16] = "", slot[64] = "";
 
     if (fp->kind == MSI_COLL_BARRIER || fp->kind == MSI_COLL_RESET) {
         snprintf(buffer, nbytes,
                  fp->kind == MSI_COLL_BARRIER ? "barrier()" : "reset(after an error)");
         return buffer;
     }
-    if (fp->dtype < 0) {
-        snprintf(data, sizeof(data), "%lld bytes", (long long)fp->count);
-    } else {
-        snprintf(data, sizeof(data), "%s, %lld elements", ms_dtype_name(fp->dtype),
-                 (long long)fp->count);
-    }
+    data_text(fp, data, sizeof(data));
     if (fp->kind == MSI_COLL_BROADCAST) {
         snprintf(root, sizeof(root), ", root %d", (int)fp->root);
     } else if (fp->kind == MSI_COLL_ALL_REDUCE || fp->kind == MSI_COLL_REDUCE_SCATTER) {
         snprintf(root, sizeof(root), ", %s", reduce_name(fp->root));
-    } else if (fp->root != 0) {
-        snprintf(root, sizeof(root), ", variant %d", (int)fp->root);
     }
-    if (fp->unit[0] != '\0') {
-        snprintf(unit, sizeof(unit), ", unit '%.40s'", fp->unit);
+    if (fp->ndim < 0 && fp->name.text[0] != '\0') {
+        snprintf(name, sizeof(name), is_of_unit(fp->kind) ? ", unit '%s'" : ", in %s",
+                 fp->name.text);
     }
     if (fp->slot >= 0 || fp->generation != 0) {
         snprintf(slot, sizeof(slot), ", slot %d, generation %llu", (int)fp->slot,
                  (unsigned long long)fp->generation);
     }
-    snprintf(buffer, nbytes, "%s(%s%s%s%s)", kind_name(fp->kind), data, root, unit, slot);
+    snprintf(buffer, nbytes, "%s(%s%s%s%s)", kind_name(fp->kind), data, root, name, slot);
     return buffer;
 }
 
 const char *msi_operation_text(ms_comm *c, uint64_t seq, char *buffer, size_t nbytes)
 {
-    msi_fingerprint fp;
+    const char *before = "", *name = "", *after = "";
+    msi_fingerprint fp = {.kind = MSI_COLL_NONE};
     uint64_t hash;
 
     if (!msi_record_read(&c->members[c->rank], seq, &fp, &hash)) {
         snprintf(buffer, nbytes, "an operation (sequence %llu)", (unsigned long long)seq);
-    } else if (fp.unit[0] != '\0') {
-        snprintf(buffer, nbytes, "%s of unit '%.40s' (sequence %llu)", kind_name(fp.kind), fp.unit,
-                 (unsigned long long)seq);
-    } else {
-        snprintf(buffer, nbytes, "%s (sequence %llu)", kind_name(fp.kind), (unsigned long long)seq);
+        return buffer;
     }
+    if (fp.ndim < 0 && fp.name.text[0] != '\0') {
+        before = is_of_unit(fp.kind) ? " of unit '" : " in ";
+        name = fp.name.text;
+        after = is_of_unit(fp.kind) ? "'" : "";
+    }
+    snprintf(buffer, nbytes, "%s%s%s%s (sequence %llu)", kind_name(fp.kind), before, name, after,
+             (unsigned long long)seq);
     return buffer;
 }
 

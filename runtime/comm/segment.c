@@ -249,7 +249,7 @@ static ms_status agree(ms_comm *c, uint64_t seq, msi_bound mine, const char *wha
 ms_status msi_segment_new(msi_segment *out, ms_comm *comm, int64_t nbytes)
 {
     msi_fingerprint fp = {
-        .kind = MSI_COLL_SEGMENT, .dtype = MS_DTYPE_NONE, .count = nbytes, .slot = -1};
+        .kind = MSI_COLL_SEGMENT, .dtype = MS_DTYPE_NONE, .ndim = -1, .count = nbytes, .slot = -1};
     ms_status status;
     uint64_t seq;
 

@@ -61,7 +61,7 @@ ms_status ms_dist_stop_agreed(int32_t *signal)
     int32_t mine = atomic_load(&caught), asked = atomic_load(&world->job->block->stop);
 
     mine = mine != 0 ? mine : asked;
-    MS_TRY(msi_comm_gather_bytes(world, "stop", &mine, sizeof(mine), seen));
+    MS_TRY(msi_comm_gather_bytes(world, "stop_requested", &mine, sizeof(mine), seen));
     for (int32_t q = 0; q < world->size; q++) {
         *signal = seen[q] > *signal ? seen[q] : *signal;
     }

@@ -310,6 +310,9 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     s.stop_ns = msi_switch_within("MS_STOP_TIMEOUT", STOP_S, 0, MSI_LONGEST_S) * 1000000000;
     sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, &pipe_before);
     supervise(&s);
+    if (s.first_code == 0) {
+        msi_job_compare_left(s.job);
+    }
     msi_strays_end(launch);
     finish_output(&s);
     sigaction(SIGPIPE, &pipe_before, NULL);

@@ -61,6 +61,7 @@ ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), 
     }
     ms_status status = MS_OK;
 
+    msi_job_compare_left(job);
     if (msi_job_aborted(job, &subject, &cause, &kind, &text)) {
         status = MS_FAIL(kind, "%s", text);
     }

@@ -58,78 +58,6 @@ bool msi_comm_broken(ms_comm *c)
     return !c->is_self && atomic_load_explicit(&c->job->block->abort, memory_order_acquire) != 0;
 }
 
-/* -- do the others say the same? --------------------------------------------------------------- */
-
-/* Members a < b said fa and fb at sequence `s`. What they noted differently came before. */
-static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, int32_t b,
-                              const msi_fingerprint *fb, uint64_t s)
-{
-    int32_t other = c->rank == a ? b : a;
-    char ta[192], tb[192], notes[512] = "";
-
-    msi_fingerprint_text(fa, ta, sizeof(ta));
-    msi_fingerprint_text(fb, tb, sizeof(tb));
-    if (fa->noted != fb->noted) {
-        msi_notes_text(c, a, fa->noted, b, fb->noted, notes, sizeof(notes));
-    }
-    if (msi_fingerprint_same_call(fa, fb)) {
-        msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                      "the ranks differ: %s (found at %s, sequence %llu)", notes, ta,
-                      (unsigned long long)s);
-        return;
-    }
-    msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d calls %s%s%s",
-                  (unsigned long long)s, (int)c->slot[a], ta, (int)c->slot[b], tb,
-                  notes[0] != '\0' ? "; before that they differ: " : "", notes);
-}
-
-static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
-{
-    int32_t a = q < c->rank ? q : c->rank, b = q < c->rank ? c->rank : q;
-    uint64_t first = last > MSI_RING ? last - MSI_RING + 1 : 1, hash;
-    msi_fingerprint fa, fb;
-
-    if (first <= c->checked[q]) {
-        first = c->checked[q] + 1;
-    }
-    for (uint64_t s = first; s <= last; s++) {
-        if (msi_record_read(&c->members[a], s, &fa, &hash) &&
-            msi_record_read(&c->members[b], s, &fb, &hash) && memcmp(&fa, &fb, sizeof(fa)) != 0) {
-            report_difference(c, a, &fa, b, &fb, s);
-            return;
-        }
-    }
-    msi_job_abort(c->job, c->slot[c->rank], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                  "collective mismatch: ranks %d and %d called different collectives before "
-                  "sequence %llu",
-                  (int)c->slot[a], (int)c->slot[b], (unsigned long long)first);
-}
-
-/* Compare the latest common record of each peer: its hash covers everything before. */
-static bool all_agree(ms_comm *c)
-{
-    for (int32_t q = 0; q < c->size; q++) {
-        uint64_t theirs, last, hash, own;
-
-        if (q == c->rank) {
-            continue;
-        }
-        theirs = atomic_load_explicit(&c->members[q].published, memory_order_acquire);
-        last = theirs < c->seq ? theirs : c->seq;
-        if (last <= c->checked[q] || !msi_record_read(&c->members[q], last, NULL, &hash) ||
-            !msi_record_read(&c->members[c->rank], last, NULL, &own)) {
-            continue; /* nothing new, or already overwritten: a later hash covers it */
-        }
-        if (hash != own) {
-            report_mismatch(c, q, last);
-            return false;
-        }
-        c->checked[q] = last;
-    }
-    return true;
-}
-
 /* -- can the others still answer? -------------------------------------------------------------- */
 
 /* A member that left before it published `seq`, or -1. */
@@ -258,7 +186,7 @@ static int32_t look(ms_comm *c, bool (*ready)(void *user), void *user)
 {
     bool broken = msi_comm_broken(c), is_ready = ready(user);
 
-    if (!all_agree(c)) {
+    if (!msi_members_agree(c)) {
         return LOOK_FAILED;
     }
     return is_ready ? LOOK_READY : broken ? LOOK_FAILED : LOOK_WAIT;
@@ -325,7 +253,7 @@ ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), voi
         c->wait_ns += msi_now_ns() - begin;
     }
     if (seen == LOOK_FAILED) {
-        char operation[128];
+        char operation[MSI_OPERATION_TEXT];
 
         return msi_comm_fail(c, "waited in",
                              msi_operation_text(c, seq, operation, sizeof(operation)));

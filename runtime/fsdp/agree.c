@@ -11,7 +11,7 @@
 
 /* What must be equal on all ranks about one unit. */
 typedef struct plan_entry {
-    char name[64];
+    msi_label name;
     int64_t numel, shard_numel;
     uint64_t params; /* hash of names, shapes, flags, order */
     int32_t strategy, orig_dtype, param_dtype, reduce_dtype, n_params;
@@ -20,7 +20,7 @@ typedef struct plan_entry {
 
 /* What must be equal about one parameter: gathered only to name the one that differs. */
 typedef struct param_entry {
-    char name[96];
+    msi_label name;
     int64_t shape[MS_MAX_DIMS];
     int32_t ndim, requires_grad;
 } param_entry;
@@ -31,7 +31,7 @@ static param_entry param_entry_of(const msi_unit_param *p)
     param_entry e;
 
     memset(&e, 0, sizeof(e));
-    strncpy(e.name, p->name, sizeof(e.name) - 1);
+    msi_label_set(&e.name, p->name);
     memcpy(e.shape, param->shape, sizeof(*e.shape) * (size_t)param->ndim);
     e.ndim = param->ndim;
     e.requires_grad = p->tensor->requires_grad;
@@ -41,7 +41,7 @@ static param_entry param_entry_of(const msi_unit_param *p)
 static void describe(const ms_fsdp_unit *u, plan_entry *e)
 {
     memset(e, 0, sizeof(*e));
-    strncpy(e->name, u->name, sizeof(e->name) - 1);
+    e->name = u->label;
     e->numel = u->numel;
     e->shard_numel = u->shard_numel;
     e->strategy = u->options.strategy;
@@ -67,17 +67,24 @@ static void entry_text(const plan_entry *e, char *text, size_t nbytes)
         snprintf(text, nbytes, "missing");
         return;
     }
-    snprintf(text, nbytes, "'%s' (%lld elements in %d parameters, %s%s, dtypes %s/%s/%s)", e->name,
-             (long long)e->numel, e->n_params, e->use_orig_params != 0 ? "use_orig_params, " : "",
-             strategies[e->strategy], ms_dtype_name(e->orig_dtype), ms_dtype_name(e->param_dtype),
+    snprintf(text, nbytes, "'%s' (%lld elements in %d parameters, %s%s, dtypes %s/%s/%s)",
+             e->name.text, (long long)e->numel, e->n_params,
+             e->use_orig_params != 0 ? "use_orig_params, " : "", strategies[e->strategy],
+             ms_dtype_name(e->orig_dtype), ms_dtype_name(e->param_dtype),
              ms_dtype_name(e->reduce_dtype));
 }
 
 /* "'h.0.weight' (4, 4), frozen" */
 static void param_text(const param_entry *e, char *text, size_t nbytes)
 {
-    snprintf(text, nbytes, "'%s' %s%s", e->name, msi_shape_text(e->ndim, e->shape),
+    snprintf(text, nbytes, "'%s' %s%s", e->name.text, msi_shape_text(e->ndim, e->shape),
              e->requires_grad != 0 ? "" : ", frozen");
+}
+
+/* Behind two texts about things that differ. */
+static const char *where_cut(const char *first, const char *other)
+{
+    return strcmp(first, other) == 0 ? ", not the same where it is cut" : "";
 }
 
 /* Unit `i` has parameters of equal number and total size on ranks 0 and q, but they differ: gather
@@ -88,7 +95,7 @@ static ms_status name_param(ms_fsdp_tree *tree, int32_t i, int32_t q)
     int64_t nbytes = (int64_t)sizeof(param_entry) * u->n_params;
     param_entry *mine = calloc((size_t)u->n_params, sizeof(*mine));
     param_entry *all = calloc((size_t)u->n_params * (size_t)tree->world, sizeof(*all));
-    char first[192], other[192];
+    char first[320], other[320];
     ms_status status = MS_OK;
 
     if (mine == NULL || all == NULL) {
@@ -99,7 +106,9 @@ static ms_status name_param(ms_fsdp_tree *tree, int32_t i, int32_t q)
     for (int32_t p = 0; p < u->n_params; p++) {
         mine[p] = param_entry_of(&u->params[p]);
     }
-    MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "plan details", mine, nbytes, all), done);
+    MS_TRY_GOTO(
+        msi_comm_gather_bytes(tree->comm, "the first use of FSDP (parameters)", mine, nbytes, all),
+        done);
     for (int32_t p = 0; p < u->n_params && status == MS_OK; p++) {
         const param_entry *theirs = &all[(int64_t)q * u->n_params + p];
 
@@ -108,8 +117,8 @@ static ms_status name_param(ms_fsdp_tree *tree, int32_t i, int32_t q)
             param_text(theirs, other, sizeof(other));
             status = MS_FAIL(MS_COMM_ERROR,
                              "the ranks wrapped different models: parameter %d of unit '%s' is %s "
-                             "on rank 0 and %s on rank %d",
-                             (int)p, u->name, first, other, (int)q);
+                             "on rank 0 and %s on rank %d%s",
+                             (int)p, u->name, first, other, (int)q, where_cut(first, other));
         }
     }
 done:
@@ -137,8 +146,8 @@ static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_
             }
             return MS_FAIL(MS_COMM_ERROR,
                            "the ranks wrapped different models: unit %d is %s on rank 0 and %s on "
-                           "rank %d",
-                           (int)i, first, other, (int)q);
+                           "rank %d%s",
+                           (int)i, first, other, (int)q, where_cut(first, other));
         }
     }
     return MS_OK;
@@ -153,8 +162,8 @@ static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the plans of %d ranks",
                        (int)tree->world);
     }
-    ms_status status =
-        msi_comm_gather_bytes(tree->comm, "plan size", &tree->n_units, sizeof(*counts), counts);
+    ms_status status = msi_comm_gather_bytes(tree->comm, "the first use of FSDP (number of units)",
+                                             &tree->n_units, sizeof(*counts), counts);
 
     for (int32_t q = 0; status == MS_OK && q < tree->world; q++) {
         *most = counts[q] > *most ? counts[q] : *most;
@@ -184,8 +193,8 @@ ms_status msi_plans_agree(ms_fsdp_tree *tree)
         }
     }
     if (status == MS_OK && most > 0) {
-        status =
-            msi_comm_gather_bytes(tree->comm, "plan", mine, (int64_t)sizeof(*mine) * most, all);
+        status = msi_comm_gather_bytes(tree->comm, "the first use of FSDP (units)", mine,
+                                       (int64_t)sizeof(*mine) * most, all);
     }
     if (status == MS_OK) {
         status = compare_plans(tree, all, most);
@@ -260,9 +269,9 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
             mine[at++] = first_values(tree->units[i], p);
         }
     }
-    MS_TRY_GOTO(
-        msi_comm_gather_bytes(tree->comm, "first values", mine, n * (int64_t)sizeof(*mine), all),
-        done);
+    MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "the first use of FSDP (values)", mine,
+                                      n * (int64_t)sizeof(*mine), all),
+                done);
     at = 0;
     for (int32_t i = 0; i < tree->n_units; i++) {
         const ms_fsdp_unit *u = tree->units[i];
@@ -301,7 +310,8 @@ ms_status msi_numerics_agree(ms_fsdp_tree *tree)
                        (int)tree->world);
     }
     strncpy(mine, ms_numerics(), NUMERICS_TEXT - 1);
-    ms_status status = msi_comm_gather_bytes(tree->comm, "numerics", mine, NUMERICS_TEXT, all);
+    ms_status status = msi_comm_gather_bytes(tree->comm, "the first use of FSDP (numerics)", mine,
+                                             NUMERICS_TEXT, all);
 
     for (int32_t q = 1; status == MS_OK && q < tree->world && tree->same_numerics; q++) {
         const char *theirs = all + (size_t)q * NUMERICS_TEXT;

@@ -258,7 +258,7 @@ static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, cons
         }
     }
     msi_comm_note(tree->comm, note);
-    MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "clip_grad_norm", mine, room, *all), done);
+    MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "clip_grad_norm_", mine, room, *all), done);
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
     for (int32_t q = 0; q < tree->world; q++) {
         MS_TRY_GOTO(measure(tree, o, q, &blocks, &fragments), done);
@@ -318,8 +318,8 @@ static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, doubl
     double folded;
 
     const double order_hash = tree->world > 1 ? msi_note_hash(msi_order_hash(o->places, o->n)) : 0;
-    const msi_note note = {"clip_grad_norm_",
-                           "max_norm norm_type order#",
+    const msi_note note = {{.text = "clip_grad_norm_"},
+                           {.text = "max_norm norm_type order#"},
                            {max_norm, norm_type, order_hash},
                            .n_numbers = 3};
 

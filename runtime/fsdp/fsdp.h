@@ -108,6 +108,7 @@ struct ms_fsdp_unit {
     ms_comm *comm;
     ms_fsdp_tree *tree;
     char *name;
+    msi_label label;  /* of the name */
     char absent[160]; /* why views have no memory while sharded */
     int32_t index;    /* in the tree */
     ms_fsdp_unit_options options;

@@ -6,45 +6,42 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 1-D handle of `n` elements on a storage, for collectives. */
-static ms_status flat_handle(ms_tensor **out, ms_context *ctx, msi_storage *s, int32_t dtype,
-                             int64_t n)
+/* @param what  the script has called, and the kind of thing that `name` is the name of */
+static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name, const void *in,
+                            int64_t nbytes, void *out)
 {
-    msi_view v = {.storage = s};
+    msi_label label;
 
-    msi_view_set_contiguous(&v, dtype, 1, &n);
-    return msi_tensor_new_internal(out, ctx, &v);
+    msi_label_about(&label, what, name);
+    msi_comm_count(u->comm, MSI_COLL_ALL_GATHER);
+    return msi_comm_gather_named(u->comm, &label, in, nbytes, out);
 }
 
-/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units. */
-static ms_status gather_flat(ms_fsdp_unit *u, msi_storage **out)
+/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units.
+ */
+static ms_status gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out)
 {
     int32_t world = u->is_sharded ? u->world : 1;
-    int64_t size = ms_dtype_size(u->orig_dtype);
-    ms_tensor *in = NULL, *all = NULL;
+    int64_t nbytes = u->shard_numel * ms_dtype_size(u->orig_dtype);
     msi_storage *full;
-    ms_status status;
 
     *out = NULL;
     MS_TRY(ms_fsdp_unit_materialize(u));
-    MS_TRY(msi_storage_new(&full, u->ctx, u->shard_numel * world * size, MS_MEM_PARAMETER));
+    MS_TRY(msi_storage_new(&full, u->ctx, nbytes * world, MS_MEM_PARAMETER));
     if (world == 1) {
-        memcpy(full->data, u->master->data, (size_t)(u->shard_numel * size));
+        memcpy(full->data, u->master->data, (size_t)nbytes);
         *out = full;
         return MS_OK;
     }
-    MS_TRY_GOTO(flat_handle(&in, u->ctx, u->master, u->orig_dtype, u->shard_numel), done);
-    MS_TRY_GOTO(flat_handle(&all, u->ctx, full, u->orig_dtype, u->shard_numel * world), done);
     u->tree->named = true;
-    MS_TRY_GOTO(ms_comm_all_gather(u->comm, all, in), done);
-    *out = full;
-done:
-    ms_tensor_free(in);
-    ms_tensor_free(all);
+    ms_status status = all_gather(u, what, u->name, u->master->data, nbytes, full->data);
+
     if (status != MS_OK) {
         msi_storage_release(full);
+        return status;
     }
-    return status;
+    *out = full;
+    return MS_OK;
 }
 
 /* -- summon ------------------------------------------------------------------------------------ */
@@ -91,7 +88,7 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
                              "Cannot manually unshard parameters during forward/backward");
             break;
         }
-        status = gather_flat(u, &u->summoned);
+        status = gather_flat(u, "summon_full_params of unit", &u->summoned);
         if (status == MS_OK) {
             msi_unit_show_full(u, u->summoned, u->orig_dtype);
         }
@@ -141,7 +138,7 @@ static ms_status write_back(ms_fsdp_tree *tree)
             own[at++] = write_piece(tree->units[i], &tree->units[i]->params[p]);
         }
     }
-    MS_TRY(msi_comm_gather_bytes(tree->comm, "parameters written", own, n, all));
+    MS_TRY(msi_comm_gather_bytes(tree->comm, "the end of summon_full_params", own, n, all));
     at = 0;
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
@@ -200,7 +197,6 @@ static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, ms_tensor *full)
 {
     int64_t size = ms_dtype_size(u->orig_dtype), most = 0;
     msi_storage *send = NULL, *received = NULL;
-    ms_tensor *in = NULL, *all = NULL;
     ms_layout_piece piece;
     ms_status status;
 
@@ -210,13 +206,13 @@ static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, ms_tensor *full)
     }
     MS_TRY_GOTO(msi_storage_new(&send, u->ctx, most * size, MS_MEM_SCRATCH), done);
     MS_TRY_GOTO(msi_storage_new(&received, u->ctx, most * u->world * size, MS_MEM_SCRATCH), done);
-    MS_TRY_GOTO(flat_handle(&in, u->ctx, send, u->orig_dtype, most), done);
-    MS_TRY_GOTO(flat_handle(&all, u->ctx, received, u->orig_dtype, most * u->world), done);
     piece = u->params[index].piece;
     memset(send->data, 0, (size_t)(most * size));
     memcpy(send->data, (char *)u->master->data + piece.offset_in_shard * size,
            (size_t)(piece.numel * size));
-    MS_TRY_GOTO(ms_comm_all_gather(u->comm, all, in), done);
+    MS_TRY_GOTO(all_gather(u, "gather of parameter", u->params[index].name, send->data, most * size,
+                           received->data),
+                done);
     for (int32_t q = 0; q < u->world; q++) {
         MS_TRY_GOTO(ms_layout_piece_get(u->layout, q, index, &piece), done);
         if (piece.present && piece.numel > 0) {
@@ -225,8 +221,6 @@ static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, ms_tensor *full)
         }
     }
 done:
-    ms_tensor_free(in);
-    ms_tensor_free(all);
     msi_storage_release(send);
     msi_storage_release(received);
     return status;
@@ -261,9 +255,9 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
 /* All ranks load, and the same: each takes its own part only. */
 static void note_loaded(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t hash)
 {
-    msi_note note = {.text = "hash#", .number = {msi_note_hash(hash)}, .n_numbers = 1};
+    msi_note note = {.text = {.text = "hash#"}, .number = {msi_note_hash(hash)}, .n_numbers = 1};
 
-    msi_note_about(&note, "values loaded into", p->name);
+    msi_label_about(&note.label, "values loaded into", p->name);
     msi_comm_note(u->comm, &note);
 }
 
@@ -282,7 +276,7 @@ ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *off
         return MS_FAIL(MS_VALUE_ERROR, "gather_all: out, unit or offsets is NULL");
     }
     *out = NULL;
-    MS_TRY(gather_flat(u, &full));
+    MS_TRY(gather_flat(u, "state_dict of unit", &full));
     msi_alloc_set_kind(u->ctx, full->data, MS_MEM_ACTIVATION); /* a copy, as that of one is */
     full->mem_kind = MS_MEM_ACTIVATION;
     numel = u->shard_numel * (u->is_sharded ? u->world : 1);
@@ -343,7 +337,7 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
         ms_fsdp_unit *u = tree->units[i];
         int64_t size = ms_dtype_size(u->orig_dtype);
         msi_storage *full;
-        ms_status status = gather_flat(u, &full);
+        ms_status status = gather_flat(u, "hash of unit", &full);
 
         if (status != MS_OK) {
             msi_tree_give_up(tree);

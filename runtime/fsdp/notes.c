@@ -2,8 +2,6 @@
  * collective. (What a plan says is compared once, in agree.c.) */
 #include "fsdp.h"
 
-#include <stdio.h>
-
 void msi_unit_note(void *unit, const msi_note *note)
 {
     const ms_fsdp_unit *u = unit;
@@ -15,13 +13,13 @@ void msi_tree_note_options(const ms_fsdp_tree *tree)
 {
     static const char *const prefetches[] = {"none", "BACKWARD_PRE", "BACKWARD_POST"};
     const ms_fsdp_tree_options *o = &tree->options;
-    msi_note prefetch = {.label = "backward_prefetch"};
-    const msi_note others = {"the tree's options",
-                             "forward_prefetch n_slots",
+    msi_note prefetch = {.label = {.text = "backward_prefetch"}};
+    const msi_note others = {{.text = "the tree's options"},
+                             {.text = "forward_prefetch n_slots"},
                              {o->forward_prefetch, o->n_slots},
                              .n_numbers = 2};
 
-    snprintf(prefetch.text, sizeof(prefetch.text), "%s", prefetches[o->backward_prefetch]);
+    msi_label_set(&prefetch.text, prefetches[o->backward_prefetch]);
     msi_comm_note(tree->comm, &prefetch);
     msi_comm_note(tree->comm, &others);
 }
@@ -32,11 +30,11 @@ static void note_flags(ms_fsdp_unit *u)
         msi_unit_param *p = &u->params[i];
 
         if (MSI_UNLIKELY(p->tensor->requires_grad != p->trained)) {
-            msi_note note = {0};
+            msi_note note = {.n_numbers = 0};
 
-            msi_note_about(&note, "requires_grad of", p->name);
             p->trained = p->tensor->requires_grad;
-            snprintf(note.text, sizeof(note.text), "%s", p->trained ? "true" : "false");
+            msi_label_about(&note.label, "requires_grad of", p->name);
+            msi_label_set(&note.text, p->trained ? "true" : "false");
             msi_comm_note(u->comm, &note);
         }
     }
@@ -54,10 +52,11 @@ void msi_unit_note_touch(ms_fsdp_unit *u)
 static void note_values(ms_fsdp_unit *u)
 {
     for (int32_t i = 0; i < u->n_params; i++) {
-        msi_note note = {
-            .text = "hash#", .number = {msi_note_hash(msi_replica_hash(u, i))}, .n_numbers = 1};
+        msi_note note = {.text = {.text = "hash#"},
+                         .number = {msi_note_hash(msi_replica_hash(u, i))},
+                         .n_numbers = 1};
 
-        msi_note_about(&note, "values written to", u->params[i].name);
+        msi_label_about(&note.label, "values written to", u->params[i].name);
         msi_comm_note(u->comm, &note);
     }
     u->told_version = u->master->version;

@@ -91,17 +91,17 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = u->tree;
     msi_fingerprint fp = {.kind = u->is_sharded ? MSI_COLL_REDUCE_UNIT : MSI_COLL_REDUCE_FULL,
-                          .dtype = u->slot_dtype,
+                          .dtype = (int16_t)u->slot_dtype,
+                          .ndim = -1,
                           .count = msi_leaf_numel(u),
                           .slot = -1,
-                          .root = -1,
-                          .generation = u->grad_generation};
+                          .generation = u->grad_generation,
+                          .name = u->label};
 
     MS_TRY(make_shown(u));
     for (int32_t i = 0; i < tree->grads.n_slots; i++) {
         fp.slot = tree->grads.slots[i] == u->grad_slot ? i : fp.slot;
     }
-    msi_fingerprint_name(&fp, u->name);
     tree->named = true;
     MS_TRY(msi_comm_publish(u->comm, &fp, &u->grad_seq));
     msi_comm_count(u->comm, fp.kind);

@@ -284,9 +284,17 @@ void ms_fsdp_tree_reset(ms_fsdp_tree *tree)
 
 ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync)
 {
+    static const msi_note notes[] = {
+        {.label = {.text = "no_sync"}, .text = {.text = "begun"}},
+        {.label = {.text = "no_sync"}, .text = {.text = "ended"}},
+    };
+
     MS_TRY(ms_fsdp_tree_init(tree));
     if (tree->in_backward) {
         return MS_FAIL(MS_ASSERTION_ERROR, "no_sync() cannot begin or end during backward");
+    }
+    if (sync != tree->sync) {
+        msi_comm_note(tree->comm, &notes[sync]);
     }
     if (!sync) {
         MS_TRY(msi_gradients_widen(tree));
@@ -302,7 +310,7 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
                        factor);
     }
     if (factor != tree->factor) {
-        const msi_note note = {"set_gradient_factor", "factor", {factor}, .n_numbers = 1};
+        const msi_note note = {{.text = "set_gradient_factor"}, {.text = "factor"}, {factor}, 1};
 
         msi_comm_note(tree->comm, &note);
     }

@@ -305,14 +305,14 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
         MS_TRY(grow_ring(tree, &slot));
     }
     MS_ASSERT(slot->holder == NULL);
-    msi_fingerprint fp = {.kind = MSI_COLL_UNSHARD,
-                          .dtype = u->param_dtype,
-                          .count = u->shard_numel * u->world,
-                          .slot = slot_number(tree, slot),
-                          .root = -1,
-                          .generation = slot->generation + 1};
+    const msi_fingerprint fp = {.kind = MSI_COLL_UNSHARD,
+                                .dtype = (int16_t)u->param_dtype,
+                                .ndim = -1,
+                                .count = u->shard_numel * u->world,
+                                .slot = slot_number(tree, slot),
+                                .generation = slot->generation + 1,
+                                .name = u->label};
 
-    msi_fingerprint_name(&fp, u->name);
     tree->named = true;
     MS_TRY(msi_comm_publish(u->comm, &fp, &u->seq));
     msi_comm_count(u->comm, fp.kind);

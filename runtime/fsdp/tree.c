@@ -230,7 +230,7 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
 void msi_tree_give_up(ms_fsdp_tree *tree)
 {
     const msi_fingerprint fp = {
-        .kind = MSI_COLL_RESET, .dtype = MS_DTYPE_NONE, .slot = -1, .root = -1};
+        .kind = MSI_COLL_RESET, .dtype = MS_DTYPE_NONE, .ndim = -1, .slot = -1};
     uint64_t seq;
 
     if (tree->named && !msi_comm_broken(tree->comm)) {

@@ -236,6 +236,7 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
                        int32_t n_params, const char *const *names)
 {
     u->name = strdup(name);
+    msi_label_set(&u->label, name);
     if (u->name == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for unit '%s'", name);
     }

@@ -2,27 +2,39 @@
  * order, settings at every step, and the steps themselves. */
 #include "optim.h"
 
-#define ADAM_SETTINGS "group lr betas[1] betas[2] eps weight_decay maximize"
+#define ADAM_SETTINGS                                                                              \
+    {                                                                                              \
+        .text = "group lr betas[1] betas[2] eps weight_decay maximize"                             \
+    }
 
 static const msi_note GROUPS[] = {
-    [MS_OPTIM_SGD] = {"parameters of SGD", "group number order#", {0}, .n_numbers = 3},
-    [MS_OPTIM_ADAM] = {"parameters of Adam", "group number order#", {0}, .n_numbers = 3},
-    [MS_OPTIM_ADAMW] = {"parameters of AdamW", "group number order#", {0}, .n_numbers = 3},
+    [MS_OPTIM_SGD] = {{.text = "parameters of SGD"},
+                      {.text = "group number order#"},
+                      {0},
+                      .n_numbers = 3},
+    [MS_OPTIM_ADAM] = {{.text = "parameters of Adam"},
+                       {.text = "group number order#"},
+                       {0},
+                       .n_numbers = 3},
+    [MS_OPTIM_ADAMW] = {{.text = "parameters of AdamW"},
+                        {.text = "group number order#"},
+                        {0},
+                        .n_numbers = 3},
 };
 
 static const msi_note STEPS[] = {
-    [MS_OPTIM_SGD] = {"step of SGD",
-                      "group lr momentum dampening weight_decay nesterov maximize",
+    [MS_OPTIM_SGD] = {{.text = "step of SGD"},
+                      {.text = "group lr momentum dampening weight_decay nesterov maximize"},
                       {0},
                       .n_numbers = 7},
-    [MS_OPTIM_ADAM] = {"step of Adam", ADAM_SETTINGS, {0}, .n_numbers = 7},
-    [MS_OPTIM_ADAMW] = {"step of AdamW", ADAM_SETTINGS, {0}, .n_numbers = 7},
+    [MS_OPTIM_ADAM] = {{.text = "step of Adam"}, ADAM_SETTINGS, {0}, .n_numbers = 7},
+    [MS_OPTIM_ADAMW] = {{.text = "step of AdamW"}, ADAM_SETTINGS, {0}, .n_numbers = 7},
 };
 
 static const msi_note DROPS[] = {
-    [MS_OPTIM_SGD] = {.label = "zero_grad of SGD"},
-    [MS_OPTIM_ADAM] = {.label = "zero_grad of Adam"},
-    [MS_OPTIM_ADAMW] = {.label = "zero_grad of AdamW"},
+    [MS_OPTIM_SGD] = {.label = {.text = "zero_grad of SGD"}},
+    [MS_OPTIM_ADAM] = {.label = {.text = "zero_grad of Adam"}},
+    [MS_OPTIM_ADAMW] = {.label = {.text = "zero_grad of AdamW"}},
 };
 
 /* The first parameter that a unit holds, or NULL: then the optimizer is this rank's own business.

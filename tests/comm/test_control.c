@@ -18,11 +18,12 @@ static msi_fingerprint unshard_of(const char *unit, int64_t count)
 {
     msi_fingerprint fp = {.kind = MSI_COLL_UNSHARD,
                           .dtype = MS_DTYPE_F32,
+                          .ndim = -1,
                           .count = count,
                           .slot = 1,
                           .generation = 7};
 
-    snprintf(fp.unit, sizeof(fp.unit), "%s", unit);
+    msi_label_set(&fp.name, unit);
     return fp;
 }
 
@@ -34,31 +35,44 @@ static void test_comm_control__describes_every_kind(void **state)
         msi_fingerprint fp;
         const char *text;
     } cases[] = {
-        {{.kind = MSI_COLL_ALL_GATHER, .dtype = MS_DTYPE_F32, .count = 1024, .slot = -1},
-         "all_gather(f32, 1024 elements)"},
-        {{.kind = MSI_COLL_ALL_GATHER, .dtype = -1, .count = 4, .slot = -1, .unit = "stop"},
-         "all_gather(4 bytes, unit 'stop')"},
+        {{.kind = MSI_COLL_ALL_GATHER, .dtype = MS_DTYPE_F32, .ndim = 1, .slot = -1, .shape = {9}},
+         "all_gather(f32 (9))"},
+        {{.kind = MSI_COLL_ALL_GATHER,
+          .dtype = -1,
+          .ndim = -1,
+          .count = 4,
+          .slot = -1,
+          .name = {.text = "stop_requested"}},
+         "all_gather(4 bytes, in stop_requested)"},
         {{.kind = MSI_COLL_REDUCE_SCATTER,
           .dtype = MS_DTYPE_BF16,
-          .count = 8,
+          .ndim = 2,
           .slot = -1,
-          .root = MS_REDUCE_AVG},
-         "reduce_scatter(bf16, 8 elements, avg)"},
+          .root = MS_REDUCE_AVG,
+          .shape = {2, 4}},
+         "reduce_scatter(bf16 (2, 4), avg)"},
         {{.kind = MSI_COLL_ALL_REDUCE, .dtype = MS_DTYPE_F64, .slot = -1, .root = MS_REDUCE_MAX},
-         "all_reduce(f64, 0 elements, max)"},
-        {{.kind = MSI_COLL_BROADCAST, .dtype = MS_DTYPE_I64, .count = 1, .slot = -1, .root = 2},
-         "broadcast(i64, 1 elements, root 2)"},
-        {{.kind = MSI_COLL_BARRIER, .dtype = -1, .slot = -1}, "barrier()"},
+         "all_reduce(f64 (), max)"},
+        {{.kind = MSI_COLL_BROADCAST,
+          .dtype = MS_DTYPE_I64,
+          .ndim = 8,
+          .slot = -1,
+          .root = 2,
+          .shape = {1, 2, 3, 4, 5, 6, 7, 8}},
+         "broadcast(i64 (1, 2, 3, 4, 5, 6, 7, 8), root 2)"},
+        {{.kind = MSI_COLL_BARRIER, .dtype = -1, .ndim = -1, .slot = -1}, "barrier()"},
         {{.kind = MSI_COLL_UNSHARD,
           .dtype = MS_DTYPE_BF16,
+          .ndim = -1,
           .count = 5,
           .slot = 1,
           .generation = 7,
-          .unit = "h.0"},
+          .name = {.text = "h.0"}},
          "unshard(bf16, 5 elements, unit 'h.0', slot 1, generation 7)"},
-        {{.kind = MSI_COLL_SEGMENT, .dtype = -1, .count = 4096, .slot = -1}, "segment(4096 bytes)"},
+        {{.kind = MSI_COLL_SEGMENT, .dtype = -1, .ndim = -1, .count = 4096, .slot = -1},
+         "segment(4096 bytes)"},
     };
-    char text[192];
+    char text[MSI_CALL_TEXT];
 
     (void)state;
     for (int32_t i = 0; i < MSI_COUNT(cases); i++) {
@@ -80,11 +94,10 @@ static ms_status publish_many(void *user, int32_t rank)
     MS_TRY(ms_comm_world(&world));
     for (int64_t i = 1; i <= 3 * MSI_RING; i++) {
         fp = unshard_of("h.3", i);
-        memset(fp.unit + 4, 0x5a, 20); /* what stands behind the name does not count */
         MS_TRY(msi_comm_publish(world, &fp, &seq));
         EXPECT(seq == (uint64_t)i);
         EXPECT(msi_record_read(&world->members[world->rank], seq, &read, &hash));
-        EXPECT(read.count == i && strcmp(read.unit, "h.3") == 0 && read.unit[30] == 0);
+        EXPECT(read.count == i && memcmp(&read.name, &fp.name, sizeof(fp.name)) == 0);
         EXPECT(hash != hash_before);
         hash_before = hash;
     }

@@ -41,6 +41,19 @@ static ms_status all_reduce_f32(ms_comm *c, data *x, const call *k)
     return ms_comm_all_reduce(c, x->small, k->a);
 }
 
+/* As many elements in another shape. */
+static ms_status all_reduce_square(ms_comm *c, data *x, const call *k)
+{
+    const int64_t shape[2] = {k->a, N / k->a};
+    ms_tensor *t;
+
+    MS_TRY(ms_tensor_borrow(&t, MS_DTYPE_F32, 2, shape, x->small_values));
+    ms_status status = ms_comm_all_reduce(c, t, MS_REDUCE_SUM);
+
+    ms_tensor_free(t);
+    return status;
+}
+
 static ms_status all_reduce_f64(ms_comm *c, data *x, const call *k)
 {
     return ms_comm_all_reduce(c, x->d, k->a);
@@ -90,48 +103,62 @@ static ms_status unshard(ms_comm *c, data *x, const call *k)
 {
     msi_fingerprint fp = {.kind = MSI_COLL_UNSHARD,
                           .dtype = MS_DTYPE_BF16,
+                          .ndim = -1,
                           .count = 64,
                           .slot = k->a / 10,
                           .generation = (uint64_t)k->a % 10};
     uint64_t seq;
 
     (void)x;
-    msi_fingerprint_name(&fp, k->unit);
+    msi_label_set(&fp.name, k->unit);
     MS_TRY(msi_comm_publish(c, &fp, &seq));
     return msi_comm_wait(c, seq, never, NULL);
 }
 
-/* The numbers of elements are those of three ranks. */
+/* Shapes are those of three ranks. */
 static const call calls[] = {
     {"barrier()", barrier, 0, ""},
-    {"all_gather(f32, 8 elements)", all_gather, 0, ""},
-    {"reduce_scatter(f32, 8 elements, sum)", reduce_scatter, MS_REDUCE_SUM, ""},
-    {"reduce_scatter(f32, 8 elements, avg)", reduce_scatter, MS_REDUCE_AVG, ""},
-    {"all_reduce(f32, 8 elements, sum)", all_reduce_f32, MS_REDUCE_SUM, ""},
-    {"all_reduce(f32, 8 elements, max)", all_reduce_f32, MS_REDUCE_MAX, ""},
-    {"all_reduce(f64, 8 elements, sum)", all_reduce_f64, MS_REDUCE_SUM, ""},
-    {"all_reduce(f32, 24 elements, sum)", all_reduce_more, MS_REDUCE_SUM, ""},
-    {"broadcast(f32, 8 elements, root 0)", broadcast_f32, 0, ""},
-    {"broadcast(f32, 8 elements, root 2)", broadcast_f32, 2, ""},
-    {"broadcast(bf16, 8 elements, root 0)", broadcast_bf16, 0, ""},
-    {"all_gather(16 bytes, unit 'plan')", gather_bytes, 16, "plan"},
-    {"all_gather(12 bytes, unit 'plan')", gather_bytes, 12, "plan"},
-    {"all_gather(16 bytes, unit 'clip')", gather_bytes, 16, "clip"},
+    {"all_gather(f32 (8))", all_gather, 0, ""},
+    {"reduce_scatter(f32 (8), sum)", reduce_scatter, MS_REDUCE_SUM, ""},
+    {"reduce_scatter(f32 (8), avg)", reduce_scatter, MS_REDUCE_AVG, ""},
+    {"all_reduce(f32 (8), sum)", all_reduce_f32, MS_REDUCE_SUM, ""},
+    {"all_reduce(f32 (8), max)", all_reduce_f32, MS_REDUCE_MAX, ""},
+    {"all_reduce(f32 (2, 4), sum)", all_reduce_square, 2, ""},
+    {"all_reduce(f32 (4, 2), sum)", all_reduce_square, 4, ""},
+    {"all_reduce(f64 (8), sum)", all_reduce_f64, MS_REDUCE_SUM, ""},
+    {"all_reduce(f32 (24), sum)", all_reduce_more, MS_REDUCE_SUM, ""},
+    {"broadcast(f32 (8), root 0)", broadcast_f32, 0, ""},
+    {"broadcast(f32 (8), root 2)", broadcast_f32, 2, ""},
+    {"broadcast(bf16 (8), root 0)", broadcast_bf16, 0, ""},
+    {"all_gather(16 bytes, in plan)", gather_bytes, 16, "plan"},
+    {"all_gather(12 bytes, in plan)", gather_bytes, 12, "plan"},
+    {"all_gather(16 bytes, in clip)", gather_bytes, 16, "clip"},
     {"segment(4096 bytes)", segment, 4096, ""},
     {"unshard(bf16, 64 elements, unit 'h.0', slot 1, generation 2)", unshard, 12, "h.0"},
     {"unshard(bf16, 64 elements, unit 'h.1', slot 1, generation 2)", unshard, 12, "h.1"},
     {"unshard(bf16, 64 elements, unit 'h.0', slot 2, generation 2)", unshard, 22, "h.0"},
     {"unshard(bf16, 64 elements, unit 'h.0', slot 1, generation 3)", unshard, 13, "h.0"},
     /* long names that begin, or end, alike */
-    {"unshard(bf16, 64 elements, unit '...ion_of_keys_and_values.in_projection', slot 1, "
-     "generation 2)",
-     unshard, 12, "encoder.layers.cross_attention_of_keys_and_values.in_projection"},
-    {"unshard(bf16, 64 elements, unit '...on_of_keys_and_values.out_projection', slot 1, "
-     "generation 2)",
-     unshard, 12, "encoder.layers.cross_attention_of_keys_and_values.out_projection"},
-    {"unshard(bf16, 64 elements, unit '...ion_of_keys_and_values.in_projection', slot 1, "
-     "generation 2)",
-     unshard, 12, "decoder.layers.cross_attention_of_keys_and_values.in_projection"},
+    {"unshard(bf16, 64 elements, unit 'encoder.layers.cross_attenti...ft.heads_and_grou"
+     "ps_of_heads_of_all_layers.in_projection', slot 1, generation 2)",
+     unshard, 12,
+     "encoder.layers.cross_attention_of_keys_and_value"
+     "s.left.heads_and_groups_of_heads_of_all_layers.in_projection"},
+    {"unshard(bf16, 64 elements, unit 'encoder.layers.cross_attenti...t.heads_and_group"
+     "s_of_heads_of_all_layers.out_projection', slot 1, generation 2)",
+     unshard, 12,
+     "encoder.layers.cross_attention_of_keys_and_value"
+     "s.left.heads_and_groups_of_heads_of_all_layers.out_projection"},
+    {"unshard(bf16, 64 elements, unit 'decoder.layers.cross_attenti...ft.heads_and_grou"
+     "ps_of_heads_of_all_layers.in_projection', slot 1, generation 2)",
+     unshard, 12,
+     "decoder.layers.cross_attention_of_keys_and_value"
+     "s.left.heads_and_groups_of_heads_of_all_layers.in_projection"},
+    {"unshard(bf16, 64 elements, unit 'encoder.layers.cross_attenti...id.heads_and_grou"
+     "ps_of_heads_of_all_layers.in_projection', slot 1, generation 2)",
+     unshard, 12,
+     "encoder.layers.cross_attention_of_keys_and_value"
+     "s.mid.heads_and_groups_of_heads_of_all_layers.in_projection"},
 };
 
 typedef struct match {
@@ -266,12 +293,13 @@ static ms_status publish_in_other_order(void *user, int32_t rank)
 
     MS_TRY(ms_comm_world(&world));
     for (int32_t i = 0; i < 40 && status == MS_OK; i++) { /* rank 1 begins with the second */
-        msi_fingerprint fp = {.kind = MSI_COLL_UNSHARD, .dtype = MS_DTYPE_F32, .slot = -1};
+        msi_fingerprint fp = {
+            .kind = MSI_COLL_UNSHARD, .dtype = MS_DTYPE_F32, .ndim = -1, .slot = -1};
         char name[16];
         uint64_t seq;
 
         snprintf(name, sizeof(name), "h.%d", (int)(rank == 1 && i < 2 ? 1 - i : i));
-        msi_fingerprint_name(&fp, name);
+        msi_label_set(&fp.name, name);
         status = msi_comm_publish(world, &fp, &seq); /* fails once the other rank has noticed */
     }
     if (status == MS_OK) {

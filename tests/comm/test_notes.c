@@ -78,25 +78,28 @@ static const scene scenes[] = {
      {{"files", LONG "y" LONG LONG, {0}, 0}},
      "on ranks 0 and 1, and not the same where it is cut"},
     {"a long label that differs at its end",
-     {{"'" LONG ".weight'", "on", {0}, 0}},
-     {{"'" LONG ".bias'", "on", {0}, 0}},
-     "rank 0 has '0123456789012345678...89012345678901234567890123456789.weight' on where rank 1 "
-     "has "
-     "'0123456789012345678...6789012345678901234567890123456789.bias' on"},
+     {{"'" LONG LONG ".weight'", "on", {0}, 0}},
+     {{"'" LONG LONG ".bias'", "on", {0}, 0}},
+     "rank 0 has "
+     "'012345678901234567890123456...234567890123456789012345678901234567890123456789.weight' on "
+     "where "
+     "rank 1 has "
+     "'012345678901234567890123456...01234567890123456789012345678901234567890123456789.bias' on"},
     {"a long label that differs in what is cut out",
      {{"'" LONG "x" LONG "'", "hash#", {1}, 1}},
      {{"'" LONG "y" LONG "'", "hash#", {1}, 1}},
      "9', not the same where it is cut"},
     {"a long label of characters of two bytes",
-     {{"x" UMLAUTS UMLAUTS ".a", "on", {0}, 0}},
-     {{"x" UMLAUTS UMLAUTS ".ab", "on", {0}, 0}},
-     "rank 0 has xäääääääää...äääääääääääääääääää.a on where rank 1 has "
-     "xäääääääää...ääääääääääääääääää.ab on"},
+     {{"x" UMLAUTS UMLAUTS UMLAUTS ".a", "on", {0}, 0}},
+     {{"x" UMLAUTS UMLAUTS UMLAUTS ".ab", "on", {0}, 0}},
+     "rank 0 has xäääääääääääää...äääääääääääääääääääääääääää.a on where "
+     "rank 1 has xäääääääääääää...ääääääääääääääääääääääääää.ab on"},
     {"a long label of other numbers",
-     {{"'" LONG ".weight'", "n", {1}, 1}},
-     {{"'" LONG ".weight'", "n", {2}, 1}},
-     "n of '0123456789012345678...89012345678901234567890123456789.weight' is 1 on rank 0 and 2 "
-     "on"},
+     {{"'" LONG LONG ".weight'", "n", {1}, 1}},
+     {{"'" LONG LONG ".weight'", "n", {2}, 1}},
+     "n of '012345678901234567890123456...234567890123456789012345678901234567890123456789.weight' "
+     "is 1 on rank 0 "
+     "and 2 on"},
     {"more names than are kept",
      {{"step", LONG " lr " LONG, {1, 2, 3}, 3}},
      {{"step", LONG " lr " LONG, {1, 2, 4}, 3}},
@@ -192,6 +195,87 @@ static void test_comm_notes__say_both_values_and_ranks(void **state)
     reports_free(p.reports, RANKS);
 }
 
+/* -- and leave --------------------------------------------------------------------------------- */
+
+static ms_status say_and_leave(void *user, int32_t rank)
+{
+    const play *p = user;
+    const said *lines = rank == p->odd_rank ? p->scene->odd : p->scene->most;
+    ms_comm *world;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_barrier(world));
+    for (int32_t i = 0; i < MOST_NOTES && lines[i].label != NULL; i++) {
+        MS_TRY(say(world, &lines[i]));
+    }
+    if (rank == 0) {
+        ms_dist_leave();
+        MS_TRY(say(world, &(said){"sampling", "on", {0}, 0})); /* its own business now */
+    }
+    return MS_OK;
+}
+
+static void test_comm_notes__are_compared_when_ranks_have_left(void **state)
+{
+    play p = {.odd_rank = 1};
+
+    (void)state;
+    for (int32_t i = 0; i < MSI_COUNT(scenes); i++) {
+        const char *told = scenes[i].told, *cause = "";
+
+        p.scene = &scenes[i];
+        if (told == NULL) {
+            run_ranks(2, say_and_leave, &p);
+            continue;
+        }
+        assert_fails(MS_COMM_ERROR, told, ms_dist_threads(2, say_and_leave, &p));
+        assert_fails(MS_COMM_ERROR, " (found when they had left)",
+                     ms_dist_threads(RANKS, say_and_leave, &p));
+        if (CAN_FORK) {
+            assert_int_equal(run_processes(2, say_and_leave, &p, &cause), 1);
+            assert_non_null(strstr(cause, "the ranks differ: "));
+            assert_non_null(strstr(cause, told));
+        }
+    }
+}
+
+/* A call that names what nobody waits for. */
+static ms_status call_and_leave(void *user, int32_t rank)
+{
+    const int32_t *calls = user; /* of each rank */
+    ms_comm *world;
+    uint64_t seq;
+
+    MS_TRY(ms_comm_world(&world));
+    for (int32_t i = 0; i < calls[rank]; i++) {
+        const msi_fingerprint fp = {.kind = MSI_COLL_UNSHARD,
+                                    .dtype = MS_DTYPE_F32,
+                                    .ndim = -1,
+                                    .count = rank + 1,
+                                    .slot = i};
+
+        MS_TRY(ms_comm_same(world, "step", rank == 0 ? "a" : "b", NULL, 0));
+        MS_TRY(msi_comm_publish(world, &fp, &seq));
+    }
+    return MS_OK;
+}
+
+static void test_comm_notes__and_calls_are_compared_when_ranks_have_left(void **state)
+{
+    (void)state;
+    assert_fails(MS_COMM_ERROR,
+                 "collective mismatch at sequence 1: rank 1 calls unshard(f32, 2 elements, slot 0, "
+                 "generation 0), rank 0 has left; before that they differ: rank 1 has step b, rank "
+                 "0 has not",
+                 ms_dist_threads(2, call_and_leave, (int32_t[]){0, 2}));
+    assert_fails(MS_COMM_ERROR,
+                 "collective mismatch at sequence 1: rank 0 calls unshard(f32, 1 elements, slot 0, "
+                 "generation 0), rank 1 calls unshard(f32, 2 elements, slot 0, generation 0); "
+                 "before that they differ: step is a "
+                 "on rank 0 and b on rank 1",
+                 ms_dist_threads(2, call_and_leave, (int32_t[]){1, 2}));
+}
+
 /* -- many notes -------------------------------------------------------------------------------- */
 
 static ms_status say_many(void *user, int32_t rank)
@@ -241,7 +325,7 @@ static void test_comm_notes__are_told_beside_other_calls(void **state)
 {
     (void)state;
     assert_fails(MS_COMM_ERROR,
-                 "rank 0 calls barrier(), rank 1 calls all_gather(16 bytes, unit 'plan'); before "
+                 "rank 0 calls barrier(), rank 1 calls all_gather(16 bytes, in plan); before "
                  "that they differ: prefetch is on on rank 0 and off on rank 1",
                  ms_dist_threads(2, say_and_call_differently, NULL));
 }
@@ -276,6 +360,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_notes__name_the_first_difference_on_all_ranks),
         cmocka_unit_test(test_comm_notes__say_both_values_and_ranks),
+        cmocka_unit_test(test_comm_notes__are_compared_when_ranks_have_left),
+        cmocka_unit_test(test_comm_notes__and_calls_are_compared_when_ranks_have_left),
         cmocka_unit_test(test_comm_notes__are_found_as_long_as_they_are_kept),
         cmocka_unit_test(test_comm_notes__are_told_beside_other_calls),
         cmocka_unit_test(test_comm_notes__need_peers_and_arguments),

@@ -164,6 +164,64 @@ static void test_comm_positions__are_told_of_threads_too(void **state)
     scene_free(x);
 }
 
+/* All ranks but the first let it wait. */
+static ms_status come_late(void *user, int32_t rank)
+{
+    scene *x = user;
+    const char *kind, *text;
+    ms_comm *world;
+
+    MS_TRY(ms_comm_world(&world));
+    ms_warnings_capture(true);
+    if (rank > 0) {
+        sleep_ms(1500);
+    }
+    ms_status status = ms_comm_barrier(world);
+
+    if (rank == 0 && ms_warning_take(&kind, &text)) {
+        snprintf(x->warning, sizeof(x->warning), "%s", text);
+    }
+    ms_warnings_capture(false);
+    return status;
+}
+
+/* Ranks named in text[begin, end): "rank 3" or, in lists, a number. */
+static int32_t count_named(const char *begin, const char *end, const char *before)
+{
+    int32_t n = 0;
+
+    for (const char *at = begin; (at = strstr(at, before)) != NULL && at < end; at++) {
+        n++;
+    }
+    return n;
+}
+
+static void test_comm_positions__say_how_many_are_not_told(void **state)
+{
+    enum { MANY = 60 };
+    scene *x = scene_new();
+    int32_t more = 0;
+
+    (void)state;
+    setenv("MS_COMM_ANNOUNCE", "1", 1);
+    assert_ok(ms_dist_threads(MANY, come_late, x));
+    unsetenv("MS_COMM_ANNOUNCE");
+    const char *calls = strstr(x->warning, " more; last calls: ");
+    const char *list = strstr(x->warning, "for ranks 1, 2, 3,");
+
+    assert_non_null(calls);
+    assert_non_null(list);
+    const char *last = strstr(list, " and ");
+
+    assert_int_equal(sscanf(last, " and %d more", &more), 1);
+    assert_int_equal(1 + count_named(list, last, ", ") + more, MANY - 1);
+    last = strstr(calls, " and ");
+    assert_non_null(last);
+    assert_int_equal(sscanf(last, " and %d more", &more), 1);
+    assert_int_equal(count_named(calls, last, "rank ") + more, MANY);
+    scene_free(x);
+}
+
 static void test_comm_positions__are_not_asked_for_while_a_whole_job_is_stopped(void **state)
 {
     scene *x = scene_new();
@@ -195,6 +253,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_positions__tell_who_lets_others_wait_and_what_it_does),
         cmocka_unit_test(test_comm_positions__are_told_of_threads_too),
+        cmocka_unit_test(test_comm_positions__say_how_many_are_not_told),
         cmocka_unit_test(test_comm_positions__are_not_asked_for_while_a_whole_job_is_stopped),
     };
 

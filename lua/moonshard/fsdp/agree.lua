@@ -21,7 +21,7 @@ end
 ---@param names string[]  parameters
 ---@param keys integer[]  below 2^53: numbers of their values, equal for equal values
 function agree.on_load(group, problem, names, keys)
-  local failed = runtime.exchange(group, { problem and 1 or 0 })[1]
+  local failed = runtime.exchange(group, 'load_state_dict', { problem and 1 or 0 })[1]
   if problem then
     errors.raise('RuntimeError', '%s', problem)
   end
@@ -31,7 +31,7 @@ function agree.on_load(group, problem, names, keys)
         .. 'rank has loaded anything', rank - 1)
     end
   end
-  for i, numbers in ipairs(runtime.exchange(group, keys)) do
+  for i, numbers in ipairs(runtime.exchange(group, 'load_state_dict (values)', keys)) do
     local rank = odd_rank(numbers)
     if rank then
       errors.raise('RuntimeError', "load_state_dict: rank %d was given other values for '%s' than "

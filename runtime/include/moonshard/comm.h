@@ -107,12 +107,21 @@ MS_API ms_status ms_comm_barrier(ms_comm *comm);
  * Say something that every rank of the group should say here: a text, or up to eight numbers whose
  * names stand in `text` with a space between two. Nothing is sent: the next collective compares,
  * and is MS_COMM_ERROR on all ranks, naming the first difference, when a rank said something else,
- * in another order, or nothing. Copies what it is given.
+ * in another order, or nothing. What ranks say after their last collective is compared when all
+ * have left: then it is the job that fails. Says nothing after ms_dist_leave(). Copies what it is
+ * given.
  * @param label  what it is about, e.g. "batch size". All of it counts, and of `text`; what is too
  * long is told cut
  */
 MS_API ms_status ms_comm_same(ms_comm *comm, const char *label, const char *text,
                               const double *numbers, int32_t n_numbers);
+/**
+ * What every rank says in numbers: rank r's from all[r * n_numbers] on, on every rank.
+ * @param what  the operation of the host that asks, which errors name
+ * @param all   (size, n_numbers)
+ */
+MS_API ms_status ms_comm_exchange(ms_comm *comm, const char *what, const double *numbers,
+                                  int32_t n_numbers, double *all);
 /** Collectives of each kind this rank has called in `comm`, for tests: all-gather, reduce-scatter,
  * all-reduce, broadcast, barrier (an unshard counts as an all-gather, a unit's reduction as a
  * reduce-scatter or all-reduce). */

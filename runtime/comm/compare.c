@@ -1,0 +1,143 @@
+/* Do all members of a group say the same? Asked while they run, of the latest call that two have
+ * made, whose hash covers everything before; and once more when all have left, for what they noted
+ * after their last call. */
+#include "control.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* -- while they run ---------------------------------------------------------------------------- */
+
+/* Members a < b said fa and fb at sequence `s`. What they noted differently came before. */
+static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, int32_t b,
+                              const msi_fingerprint *fb, uint64_t s)
+{
+    int32_t other = c->rank == a ? b : a;
+    char ta[MSI_CALL_TEXT], tb[MSI_CALL_TEXT], notes[MSI_NOTED_TEXT] = "";
+
+    msi_fingerprint_text(fa, ta, sizeof(ta));
+    msi_fingerprint_text(fb, tb, sizeof(tb));
+    if (fa->noted != fb->noted) {
+        msi_notes_text(c, a, fa->noted, b, fb->noted, notes, sizeof(notes));
+    }
+    if (msi_fingerprint_same_call(fa, fb)) {
+        msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+                      "the ranks differ: %s (found at %s, sequence %llu)", notes, ta,
+                      (unsigned long long)s);
+        return;
+    }
+    msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d calls %s%s%s",
+                  (unsigned long long)s, (int)c->slot[a], ta, (int)c->slot[b], tb,
+                  notes[0] != '\0' ? "; before that they differ: " : "", notes);
+}
+
+static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
+{
+    int32_t a = q < c->rank ? q : c->rank, b = q < c->rank ? c->rank : q;
+    uint64_t first = last > MSI_RING ? last - MSI_RING + 1 : 1, hash;
+    msi_fingerprint fa, fb;
+
+    if (first <= c->checked[q]) {
+        first = c->checked[q] + 1;
+    }
+    for (uint64_t s = first; s <= last; s++) {
+        if (msi_record_read(&c->members[a], s, &fa, &hash) &&
+            msi_record_read(&c->members[b], s, &fb, &hash) && memcmp(&fa, &fb, sizeof(fa)) != 0) {
+            report_difference(c, a, &fa, b, &fb, s);
+            return;
+        }
+    }
+    msi_job_abort(c->job, c->slot[c->rank], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+                  "collective mismatch: ranks %d and %d called different collectives before "
+                  "sequence %llu",
+                  (int)c->slot[a], (int)c->slot[b], (unsigned long long)first);
+}
+
+/* Compare the latest common record of each peer: its hash covers everything before. */
+bool msi_members_agree(ms_comm *c)
+{
+    for (int32_t q = 0; q < c->size; q++) {
+        uint64_t theirs, last, hash, own;
+
+        if (q == c->rank) {
+            continue;
+        }
+        theirs = atomic_load_explicit(&c->members[q].published, memory_order_acquire);
+        last = theirs < c->seq ? theirs : c->seq;
+        if (last <= c->checked[q] || !msi_record_read(&c->members[q], last, NULL, &hash) ||
+            !msi_record_read(&c->members[c->rank], last, NULL, &own)) {
+            continue; /* nothing new, or already overwritten: a later hash covers it */
+        }
+        if (hash != own) {
+            report_mismatch(c, q, last);
+            return false;
+        }
+        c->checked[q] = last;
+    }
+    return true;
+}
+
+/* -- when they have left -------------------------------------------------------------------------
+ */
+
+static uint64_t published(const ms_comm *c, int32_t q)
+{
+    return atomic_load_explicit(&c->members[q].published, memory_order_acquire);
+}
+
+/* Member a has made one call that member b left without. */
+static void report_call_more(ms_comm *c, int32_t a, int32_t b)
+{
+    uint64_t s = published(c, b) + 1, hash;
+    char call[MSI_CALL_TEXT] = "another collective", notes[MSI_NOTED_TEXT] = "";
+    msi_fingerprint fp;
+
+    if (msi_record_read(&c->members[a], s, &fp, &hash)) {
+        msi_fingerprint_text(&fp, call, sizeof(call));
+        if (fp.noted != msi_noted(c, b)) {
+            msi_notes_text(c, a, fp.noted, b, msi_noted(c, b), notes, sizeof(notes));
+        }
+    }
+    msi_job_abort(c->job, c->slot[c->rank], c->slot[b], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d has left%s%s",
+                  (unsigned long long)s, (int)c->slot[a], call, (int)c->slot[b],
+                  notes[0] != '\0' ? "; before that they differ: " : "", notes);
+}
+
+/* Did member q leave as this one did? */
+static bool left_alike(ms_comm *c, int32_t q)
+{
+    uint64_t mine = published(c, c->rank), theirs = published(c, q), hash, own;
+    uint64_t last = mine < theirs ? mine : theirs;
+    char notes[MSI_NOTED_TEXT];
+
+    if (msi_record_read(&c->members[q], last, NULL, &hash) &&
+        msi_record_read(&c->members[c->rank], last, NULL, &own) && hash != own) {
+        report_mismatch(c, q, last);
+        return false;
+    }
+    if (mine != theirs) {
+        report_call_more(c, mine > theirs ? c->rank : q, mine > theirs ? q : c->rank);
+        return false;
+    }
+    if (msi_noted(c, q) != msi_noted(c, c->rank)) {
+        msi_notes_text(c, c->rank, msi_noted(c, c->rank), q, msi_noted(c, q), notes, sizeof(notes));
+        msi_job_abort(c->job, c->slot[c->rank], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+                      "the ranks differ: %s (found when they had left)", notes);
+        return false;
+    }
+    return true;
+}
+
+void msi_job_compare_left(msi_job *job)
+{
+    ms_comm c = {0};
+
+    if (job->world == 1 || atomic_load(&job->block->abort) != 0) {
+        return;
+    }
+    msi_comm_of_world(&c, job, 0);
+    for (int32_t q = 1; q < c.size && left_alike(&c, q); q++) {
+    }
+}
