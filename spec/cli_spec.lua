@@ -1,5 +1,6 @@
 -- lua/moonshard/cli.lua, rank.lua and bindings/moonshard: the command
 local B = require 'moonshard_ffi'
+local files = require 'support.shell'
 local scripts = require 'support.scripts'
 
 local shell, with_script = scripts.shell, scripts.with_script
@@ -103,9 +104,29 @@ describe('the moonshard command', function()
     local output, code = shell('bindings/moonshard run -n 2 /nowhere/at-all')
     assert.equal(127, code)
     assert.truthy(output:find('cannot run /nowhere/at%-all: No such file or directory'), output)
-    output, code = shell('bindings/moonshard run -n 2 /etc/passwd')
-    assert.equal(126, code)
-    assert.truthy(output:find('cannot run /etc/passwd: Permission denied', 1, true), output)
+  end)
+
+  it('says why a program cannot be run', function()
+    local folder = files.make_folder()
+    files.write(folder .. '/plain', 'print(1)\n')
+    files.write(folder .. '/lost', '#!/nowhere/luajit\n')
+    files.write(folder .. '/empty', '')
+    os.execute(('chmod +x %s/lost %s/empty; mkdir %s/a.lua'):format(folder, folder, folder))
+    for name, said in pairs {
+      plain = 'cannot run FILE: it is not executable (chmod +x)',
+      lost = 'cannot run FILE: the interpreter that its first line names is not there',
+      empty = 'cannot run FILE: it is no program, and its first line names no interpreter',
+      ['.'] = 'cannot run FILE: it is a folder',
+      ['none.lua'] = 'moonshard: run: cannot read FILE: No such file or directory\n',
+      ['a.lua'] = 'moonshard: run: cannot read FILE: Is a directory\n',
+    } do
+      local path = folder .. '/' .. name
+      local output, code = shell('bindings/moonshard run -n 2 ' .. path)
+      assert.equal(name:find('lua') and 2 or name == 'lost' and 127 or 126, code, output)
+      assert.truthy(output:find((said:gsub('FILE', path)), 1, true), output)
+      assert.equal(1, select(2, output:gsub('\n', '')), output)
+    end
+    files.remove_folder(folder)
   end)
 
   it('runs where it is installed, from elsewhere, with a bare environment', function()

@@ -72,6 +72,23 @@ static msi_dist *dist_peek(void)
 
 /* -- groups ------------------------------------------------------------------------------------ */
 
+void msi_comm_of_world(ms_comm *out, msi_job *job, int32_t rank)
+{
+    char *block = (char *)job->block;
+
+    out->job = job;
+    out->rank = rank;
+    out->size = job->world;
+    for (int32_t q = 0; q < out->size; q++) {
+        out->slot[q] = q;
+    }
+    out->members = (msi_member *)(void *)(block + job->block->members_at);
+    if (out->size > 1) {
+        out->notes = (msi_note_record *)(void *)(block + job->block->notes_at);
+    }
+    out->staging = block + job->block->staging_at;
+}
+
 static ms_status make_world(msi_dist *d)
 {
     ms_comm *c = calloc(1, sizeof(*c));
@@ -80,17 +97,7 @@ static ms_status make_world(msi_dist *d)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the group of all ranks");
     }
     c->ctx = d->ctx;
-    c->job = d->job;
-    c->rank = d->rank;
-    c->size = d->job->world;
-    for (int32_t q = 0; q < c->size; q++) {
-        c->slot[q] = q;
-    }
-    c->members = (msi_member *)(void *)((char *)d->job->block + d->job->block->members_at);
-    if (c->size > 1) {
-        c->notes = (msi_note_record *)(void *)((char *)d->job->block + d->job->block->notes_at);
-    }
-    c->staging = (char *)d->job->block + d->job->block->staging_at;
+    msi_comm_of_world(c, d->job, d->rank);
     msi_live_add(&c->live, MSI_LIVE_COMM, c);
     d->world = c;
     return MS_OK;
