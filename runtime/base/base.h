@@ -56,6 +56,17 @@ ms_status msi_broken(const char *file, int line, const char *cond);
 
 void msi_warn(const char *kind, const char *format, ...) MSI_PRINTF(2, 3);
 
+/** Copy text that may come from anywhere (files, other processes) for people to read: lines and
+ * tabs stay, every other control character and what is no UTF-8 becomes "\x1b". Errors, warnings
+ * and the log have been through it; a second time changes nothing. What does not fit is cut.
+ * @return bytes written without the zero behind */
+size_t msi_printable(char *to, size_t room, const char *from);
+/** Is it UTF-8 without any control character? */
+bool msi_is_printable(const char *text);
+/** A name from anywhere on one line, at most 200 bytes of it. Valid for the next three calls of the
+ * thread. */
+const char *msi_foreign_name(const char *name);
+
 /* -- contexts: one per thread, made on first use ----------------------------------------------- */
 
 /** Rooms that keep state in a context; closed in ascending order (users before what they use). */

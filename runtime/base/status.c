@@ -38,13 +38,10 @@ void ms_error_clear(void)
 static ms_status set(ms_status kind, const char *prefix, const char *suffix)
 {
     char text[MESSAGE_BYTES]; /* either part may be `message` itself */
-    size_t n = strnlen(prefix, sizeof(text) - 1), room = sizeof(text) - 1 - n;
-    size_t m = strnlen(suffix, room);
+    size_t n = msi_printable(text, sizeof(text), prefix);
 
-    memcpy(text, prefix, n);
-    memcpy(text + n, suffix, m);
-    text[n + m] = '\0'; /* what does not fit is cut */
-    memcpy(message, text, n + m + 1);
+    n += msi_printable(text + n, sizeof(text) - n, suffix);
+    memcpy(message, text, n + 1);
     return kind;
 }
 
@@ -112,8 +109,11 @@ void ms_warnings_capture(bool on)
     warnings.first = warnings.count = 0;
 }
 
-void ms_warn(const char *kind, const char *text)
+void ms_warn(const char *kind, const char *raw)
 {
+    char text[MESSAGE_BYTES];
+
+    msi_printable(text, sizeof(text), raw);
     if (!warnings.capture) {
         fprintf(stderr, "moonshard: %s: %s\n", kind, text);
         return;

@@ -103,12 +103,82 @@ bool msi_switch_on(const char *name)
     return strcmp(msi_switch_text(name, ""), "1") == 0;
 }
 
+/* Bytes of the character of UTF-8 that begins at `text` and may be printed; 0: none does. */
+static size_t printable_bytes(const unsigned char *text)
+{
+    const size_t n = text[0] < 0x80 ? 1 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
+
+    if (text[0] < 0x80) {
+        return text[0] >= ' ' && text[0] != 0x7f;
+    }
+    if (text[0] < 0xc2 || text[0] > 0xf4 || (text[0] == 0xc2 && text[1] < 0xa0)) {
+        return 0; /* no first byte, or a control character beyond ASCII */
+    }
+    for (size_t i = 1; i < n; i++) {
+        if ((text[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+    }
+    return n;
+}
+
+/* msi_printable(), where `kept` are control characters that stay. */
+static size_t escape(char *to, size_t room, const char *from, const char *kept)
+{
+    size_t used = 0;
+
+    while (*from != '\0') {
+        size_t n = strchr(kept, *from) != NULL ? 1 : printable_bytes((const unsigned char *)from);
+
+        if (used + (n > 0 ? n : 4) >= room) {
+            break;
+        }
+        if (n > 0) {
+            memcpy(to + used, from, n);
+        } else {
+            snprintf(to + used, 5, "\\x%02x", (unsigned char)*from);
+        }
+        used += n > 0 ? n : 4;
+        from += n > 0 ? n : 1;
+    }
+    to[used] = '\0';
+    return used;
+}
+
+size_t msi_printable(char *to, size_t room, const char *from)
+{
+    return escape(to, room, from, "\n\t");
+}
+
+bool msi_is_printable(const char *text)
+{
+    while (*text != '\0') {
+        const size_t n = printable_bytes((const unsigned char *)text);
+
+        if (n == 0) {
+            return false;
+        }
+        text += n;
+    }
+    return true;
+}
+
+const char *msi_foreign_name(const char *name)
+{
+    static _Thread_local char buffers[4][208];
+    static _Thread_local int turn;
+    char *text = buffers[turn++ & 3];
+
+    escape(text, sizeof(buffers[0]), name, "");
+    return text;
+}
+
 void msi_log(int level, const char *format, ...)
 {
     static const char *const names[] = {"", "warn", "info", "trace"};
     const char *wanted = msi_switch_text("MS_LOG", "");
     int threshold = 0;
-    char text[1024];
+    char text[1024], line[1024];
     va_list args;
 
     for (int i = 1; i < MSI_COUNT(names); i++) {
@@ -122,5 +192,6 @@ void msi_log(int level, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    fprintf(stderr, "moonshard %s: %s\n", names[level], text);
+    msi_printable(line, sizeof(line), text);
+    fprintf(stderr, "moonshard %s: %s\n", names[level], line);
 }

@@ -65,6 +65,50 @@ static void test_base_status__warnings_are_captured_in_order(void **state)
     ms_warnings_capture(false);
 }
 
+/* What a file or another process says must not drive the terminal. */
+static void test_base_status__control_characters_are_written_out(void **state)
+{
+    static const struct {
+        const char *raw, *printed;
+    } texts[] = {
+        {"a line\nand a\ttab", "a line\nand a\ttab"},
+        {"\x1b]0;title\a\r\x7f\b", "\\x1b]0;title\\x07\\x0d\\x7f\\x08"},
+        {"\\x1b again", "\\x1b again"},
+        {"h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82", "h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82"},
+        {"\xc2\x9b"
+         "2J",
+         "\\xc2\\x9b"
+         "2J"}, /* the control character of one code point */
+        {"\x9b"
+         "2J \xff \xc3",
+         "\\x9b"
+         "2J \\xff \\xc3"},
+        {"\xe2\x82", "\\xe2\\x82"}, /* cut within a character */
+    };
+    const char *kind, *message;
+    char small[8];
+
+    (void)state;
+    for (int32_t i = 0; i < MSI_COUNT(texts); i++) {
+        ms_error_set(MS_IO_ERROR, texts[i].raw);
+        assert_string_equal(texts[i].printed, ms_error_message());
+        msi_fail_prefix(MS_IO_ERROR, "%s", "");
+        assert_string_equal(texts[i].printed, ms_error_message());
+        ms_warnings_capture(true);
+        msi_warn("UserWarning", "%s", texts[i].raw);
+        assert_true(ms_warning_take(&kind, &message));
+        assert_string_equal(texts[i].printed, message);
+        ms_warnings_capture(false);
+    }
+    assert_string_equal("a\\x0ab\\x09c", msi_foreign_name("a\nb\tc"));
+    assert_int_equal(7, msi_printable(small, sizeof(small),
+                                      "123\x1b"
+                                      "45")); /* all or nothing */
+    assert_string_equal("123\\x1b", small);
+    assert_int_equal(6, msi_printable(small, sizeof(small), "123456\xc3\xa9"));
+    assert_int_equal(4, msi_printable(small, sizeof(small), "1234\x1b"));
+}
+
 /* FNV-1a's published test vectors. */
 static void test_base_util__name_keys_are_fnv1a(void **state)
 {
@@ -138,6 +182,7 @@ int main(void)
         cmocka_unit_test(test_base_status__every_kind_has_a_name),
         cmocka_unit_test(test_base_status__a_long_message_is_cut_not_overrun),
         cmocka_unit_test(test_base_status__warnings_are_captured_in_order),
+        cmocka_unit_test(test_base_status__control_characters_are_written_out),
         cmocka_unit_test(test_base_util__name_keys_are_fnv1a),
         cmocka_unit_test(test_base_util__switches_are_numbers_or_a_warning),
         cmocka_unit_test(test_base_context__closing_forgets_seed_and_samples),
