@@ -257,14 +257,16 @@ bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, m
 {
     msi_slot_rank *mine = &job->block->slot[slot];
     uint64_t none = 0;
+    char text[MSI_TEXT];
     va_list args;
 
     if (atomic_load(&job->block->abort) != 0) {
         return false; /* also keeps a text that readers may be reading */
     }
     va_start(args, format);
-    vsnprintf(mine->text, sizeof(mine->text), format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    msi_printable(mine->text, sizeof(mine->text), text);
     if (subject >= 0 && !job->threads && cause >= MSI_CAUSE_FAILED && cause <= MSI_CAUSE_LEFT) {
         name_process(job, subject, mine->text, sizeof(mine->text));
     }

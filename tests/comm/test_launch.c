@@ -372,7 +372,7 @@ static int rank_program(const char *what)
         fprintf(stderr, "no end");
     }
     if (strcmp(what, "fail") == 0 && info.rank == 1) {
-        ms_dist_abort(MS_RUNTIME_ERROR, "the program does not like this");
+        ms_dist_abort(MS_RUNTIME_ERROR, "the program does not like this \x1b[2J\r\n\tat all");
         return 7;
     }
     int32_t ranks[MSI_MAX_RANKS];
@@ -463,7 +463,8 @@ static void test_comm_launch__names_what_ended_a_program(void **state)
 
     (void)state;
     assert_int_equal(run_program(3, "fail", false, text, sizeof(text), &cause), 7);
-    assert_string_equal(without_pid(cause), "rank 1 failed: the program does not like this");
+    assert_string_equal(without_pid(cause), "rank 1 failed: the program does not like this "
+                                            "\\x1b[2J\\x0d\n\tat all");
     assert_int_equal(run_program(2, "stranger", false, text, sizeof(text), &cause), 0);
 
     const char *const missing[] = {"/nowhere/moonshard-test", NULL};
