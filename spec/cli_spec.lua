@@ -1,5 +1,6 @@
 -- lua/moonshard/cli.lua, rank.lua and bindings/moonshard: the command
 local B = require 'moonshard_ffi'
+local files = require 'support.shell'
 local scripts = require 'support.scripts'
 
 local shell, with_script = scripts.shell, scripts.with_script
@@ -103,9 +104,63 @@ describe('the moonshard command', function()
     local output, code = shell('bindings/moonshard run -n 2 /nowhere/at-all')
     assert.equal(127, code)
     assert.truthy(output:find('cannot run /nowhere/at%-all: No such file or directory'), output)
-    output, code = shell('bindings/moonshard run -n 2 /etc/passwd')
-    assert.equal(126, code)
-    assert.truthy(output:find('cannot run /etc/passwd: Permission denied', 1, true), output)
+  end)
+
+  it('says why a program cannot be run', function()
+    local folder = files.make_folder()
+    files.write(folder .. '/plain', 'print(1)\n')
+    files.write(folder .. '/lost', '#!/nowhere/luajit\n')
+    files.write(folder .. '/empty', '')
+    os.execute(('chmod +x %s/lost %s/empty; mkdir %s/a.lua'):format(folder, folder, folder))
+    for name, said in pairs {
+      plain = 'cannot run FILE: it is not executable (chmod +x)',
+      lost = 'cannot run FILE: the interpreter that its first line names is not there',
+      empty = 'cannot run FILE: it is no program, and its first line names no interpreter',
+      ['.'] = 'cannot run FILE: it is a folder',
+      ['none.lua'] = 'moonshard: run: cannot read FILE: No such file or directory\n',
+      ['a.lua'] = 'moonshard: run: cannot read FILE: Is a directory\n',
+    } do
+      local path = folder .. '/' .. name
+      local output, code = shell('bindings/moonshard run -n 2 ' .. path)
+      assert.equal(name:find('lua') and 2 or name == 'lost' and 127 or 126, code, output)
+      assert.truthy(output:find((said:gsub('FILE', path)), 1, true), output)
+      assert.equal(1, select(2, output:gsub('\n', '')), output)
+    end
+    files.remove_folder(folder)
+  end)
+
+  it('says once what is wrong with the variables of its environment', function()
+    local odd = {
+      MS_LOG = { 'debug', "is 'debug', expected warn, info or trace; it is ignored" },
+      MS_ONEDNN = { 'off', "is 'off', expected 0 or 1; it is ignored" },
+      MS_PLUGIN_DIR = { '/nowhere', "is '/nowhere': /nowhere/libmoonshard_onednn.so: " },
+      MS_CPU_ISA = { 'avx', '=avx: this machine has no such kernels (v2, v3, v4), using ' },
+      MS_COMM_TIMEOUT = { '1h', "is '1h', expected a whole number; using 600" },
+      MS_COMM_ANNOUNCE = { '-1', 'is -1, expected 0 to 1000000000; using 0' },
+      MS_COMM_SPIN_US = { '0x8', "is '0x8', expected a whole number; using 50" },
+      MS_STOP_TIMEOUT = { '1.5', "is '1.5', expected a whole number; using 10" },
+      MS_FAIL_ALLOC = { 'no', "is 'no', expected a whole number; using -1" },
+    }
+    local variables = {}
+    for name, case in pairs(odd) do
+      variables[#variables + 1] = name .. '=' .. case[1]
+    end
+    with_script([[
+      ms.dist.init { ranks = 2 }
+      ms.dist.all_reduce(ms.matmul(ms.ones(64, 64), ms.ones(64, 64)))
+    ]], function(path)
+      for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
+        local output, code = shell(('env %s %s %s'):format(table.concat(variables, ' '), start,
+          path))
+        assert.equal(0, code, output)
+        for name, case in pairs(odd) do
+          local said = 'moonshard: UserWarning: ' .. name .. (case[2]:find('^=') and '' or ' ')
+            .. case[2]
+          assert.equal(1, select(2, output:gsub(said:gsub('%p', '%%%0'), '')), said .. '\n' .. output)
+          assert.equal(1, select(2, output:gsub(name, '')), output)
+        end
+      end
+    end)
   end)
 
   it('runs where it is installed, from elsewhere, with a bare environment', function()

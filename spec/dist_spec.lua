@@ -210,7 +210,7 @@ describe('dist.init', function()
         assert.equal(1, code, output)
         assert.truthy(output:find('told: ' .. line, 1, true), output)
         assert.truthy(output:find('moonshard: ' .. line, 1, true), output)
-        local told = output:match('told: (.-)\n[^\n]*luajit: ')
+        local told = output:match('told: (.-)\n[^\n]*moonshard: rank 0: ')
         assert.truthy(told:find("in function 'somewhere_deep'", 1, true), output)
         assert.truthy(told:find('; this rank ', 1, true), output)
         -- once for who caught it, once in the summary: no rank prints it besides
@@ -285,6 +285,72 @@ describe('dist.init', function()
 
   it('refuses unknown options', function()
     checks.raises('ValueError', "did you mean 'ranks'?", dist.init, { rank = 2 })
+  end)
+end)
+
+describe('an error that a script does not catch', function()
+  -- By what rank 1 raises: what the summary says of it. All ranks print one line.
+  local raised = {
+    ['error(nil)'] = 'nil was raised',
+    ['error({ 1 })'] = 'a table was raised, not a message',
+    ["error(setmetatable({}, { __tostring = function() error('mute', 0) end }))"] =
+      'a table was raised, which cannot be told: mute',
+    ["error(('z'):rep(5e6), 0)"] = ('z'):rep(1500) .. '...',
+    ["error('\\27[31mred\\r\\0end', 0)"] = '\\x1b[31mred\\x0d\\x00end',
+    ["error(('z\\n'):rep(5e6), 0)"] = 'z',
+    ['local function f() return 1 + f() end f()'] = 'FILE:3: stack overflow',
+  }
+
+  it('reaches the summary whatever it is, and peers say so in a line', function()
+    for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2 --no-prefix' } do
+      for code, said in pairs(raised) do
+        with_script(([[
+          local world = ms.dist.init { ranks = 2 }
+          if world.rank == 1 then %s end
+          ms.dist.barrier()
+        ]]):format(code), function(path)
+          local output, status = shell('timeout 20 ' .. start .. ' ' .. path)
+          assert.equal(1, status, output)
+          local cause = 'moonshard: rank 1 failed: ' .. said:gsub('FILE', path) .. ' (pid '
+          local before, summary = output:match('^(.-)(' .. cause:gsub('%p', '%%%0') .. '.*)$')
+          assert.truthy(summary, output:sub(1, 3000))
+          assert.is_true(#summary < 4096)
+          assert.equal(2, select(2, before:gsub('\n', '')), before)
+          assert.falsy(output:find('[%z\1-\8\11-\31]'))
+        end)
+      end
+    end
+  end)
+
+  it('names the process that left though others needed it', function()
+    with_script([[
+      local world = ms.dist.init { ranks = 2 }
+      if world.rank == 1 then os.exit(0) end
+      ms.dist.barrier()
+    ]], function(path)
+      local output, code = shell('timeout 20 luajit ' .. path)
+      assert.equal(1, code, output)
+      assert.truthy(output:find('moonshard: rank 1 left the job %(pid %d+%) while others needed it\n'),
+        output)
+      assert.equal(2, select(2, output:gsub('\n', '')), output)
+    end)
+  end)
+
+  it('in a forward is told once, with its stack', function()
+    with_script([[
+      local Bad = ms.nn.Module.extend('Bad')
+      function Bad:forward() error('in the middle') end
+      local world = ms.dist.init { ranks = 4 }
+      if world.rank == 2 then Bad()(ms.ones(1)) end
+      ms.dist.barrier()
+    ]], function(path)
+      local output, code = shell('timeout 20 luajit ' .. path)
+      assert.equal(1, code, output)
+      assert.equal(1, select(2, output:gsub('stack traceback:', '')), output)
+      for line in output:match('^(.-)moonshard: rank 2 failed'):gmatch('[^\n]+') do
+        assert.truthy(line:find('^moonshard: rank %d: '), output)
+      end
+    end)
   end)
 end)
 

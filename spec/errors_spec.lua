@@ -37,7 +37,16 @@ describe('an error', function()
 
   it('of any sort has a one-line description', function()
     assert.equal('boom', errors.describe('boom\nstack traceback: ...'))
-    assert.equal('nil', errors.describe(nil))
+    assert.equal('nil was raised', errors.describe(nil))
+    assert.equal('a table was raised, not a message', errors.describe({ 1 }))
+    assert.equal('its field', errors.describe({ message = 'its field' }))
+    assert.equal('12', errors.describe(12))
+    assert.equal('a boolean was raised, not a message', errors.describe(false))
+    local mute = setmetatable({}, { __tostring = function() error('no words', 0) end })
+    assert.equal('a table was raised, which cannot be told: no words', errors.describe(mute))
+    mute = setmetatable({}, { __tostring = function() return {} end })
+    assert.equal('a table was raised, which cannot be told: its text is a table',
+      errors.describe(mute))
   end)
 end)
 

@@ -96,16 +96,32 @@ function errors.status(value)
   return errors.is(value) and status_of[value.kind] or status_of.RuntimeError
 end
 
+--- A text about anything that was raised, whatever it is and does when it is asked for one.
+local function say(value)
+  local meta = getmetatable(value)
+  if type(value) == 'string' or type(value) == 'cdata' or type(meta) == 'table'
+    and meta.__tostring then
+    local ok, text = pcall(tostring, value)
+    local said = type(text) == 'string'
+    return ok and said and text or ('a %s was raised, which cannot be told: %s'):format(type(value),
+      said and text or 'its text is a ' .. type(text))
+  elseif type(value) == 'table' and type(rawget(value, 'message')) == 'string' then
+    return value.message
+  end
+  return type(value) == 'number' and tostring(value) or type(value) == 'nil' and 'nil was raised'
+    or ('a %s was raised, not a message'):format(type(value))
+end
+
 --- What anything that was raised says, without its kind.
 ---@return string
 function errors.text(value)
-  return errors.is(value) and value.message or tostring(value)
+  return errors.is(value) and value.message or say(value)
 end
 
 --- One line about anything that was raised, with its position where it has one.
 ---@return string
 function errors.describe(value)
-  local text = tostring(value)
+  local text = say(value)
   if errors.is(value) and value.where ~= '' then
     text = value.where .. ': ' .. text
   end

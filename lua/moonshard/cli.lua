@@ -120,6 +120,19 @@ local function interpreter(words)
   return words[at] or 'luajit'
 end
 
+--- What every rank would fail by is said once.
+local function check_script(path)
+  local file, why = io.open(path)
+  local _, unreadable = nil, why
+  if file then
+    _, unreadable = file:read(0)
+    file:close()
+  end
+  if unreadable then
+    refuse('run: cannot read %s: %s', path, (unreadable:gsub('^.*: ', '')))
+  end
+end
+
 local function run(words, all)
   local o = run_flags(words)
   if o.help then
@@ -130,6 +143,7 @@ local function run(words, all)
   end
   local command = o.command
   if command[1]:find('%.lua$') then
+    check_script(command[1])
     command = { interpreter(all), all[0], 'rank', unpack(command) }
   end
   local ranks = o.ranks or math.min(require('moonshard.dist').info().cores, 8)

@@ -152,9 +152,8 @@ function dist.run(opts, fn, ...)
   if world.world_size == 1 then
     return fn(world, ...)
   end
-  local results = { xpcall(fn, uncaught.tell, world, ...) }
+  local results = { xpcall(fn, uncaught.report, world, ...) }
   if not results[1] then
-    io.stderr:write(('moonshard: rank %d: %s\n'):format(world.rank, results[2]))
     C.ms_dist_exit(1)
   end
   return unpack(results, 2, table.maxn(results))

@@ -10,14 +10,12 @@ return function(words)
   io.stdout:setvbuf('line')
   arg = { [-1] = words[-1], [0] = words[1], unpack(words, 2) } -- luacheck: globals arg
   local script, mistake = loadfile(words[1])
-  local ok, text
   if script then
-    ok, text = xpcall(script, uncaught.tell, unpack(words, 2))
+    script = xpcall(script, uncaught.report, unpack(words, 2))
   else
-    ok, text = false, uncaught.tell(mistake)
+    uncaught.report(mistake)
   end
-  if not ok then
-    io.stderr:write('luajit: ', text, '\n')
+  if not script then
     os.exit(1, true)
   end
 end

@@ -10,10 +10,23 @@ local C = B.C
 local uncaught = {}
 
 local ROOM = 3600 -- bytes that ms_dist_abort() takes, less what it puts around them
+local LINE = 1500 -- ... of which the message has at most
 
---- As many lines as there is room for.
-local function cut(text)
-  return #text <= ROOM and text or text:sub(1, ROOM):match('^(.*)\n') .. '\n\t...'
+--- The beginning of a text: as many whole lines as there is room for, or what fits of the first.
+local function cut(text, room)
+  if #text <= room then
+    return text
+  end
+  local kept = text:sub(1, room)
+  local lines = kept:match('^(.*)\n')
+  return lines and lines .. '\n\t...' or kept .. '...'
+end
+
+--- What a terminal or C would take for something else than text is written out.
+local function readable(text)
+  return (text:gsub('[%z\1-\8\11-\31\127]', function(byte)
+    return ('\\x%02x'):format(byte:byte())
+  end))
 end
 
 --- A traceback without what runs the script (rank.lua).
@@ -27,14 +40,19 @@ local function trim(traceback)
 end
 
 --- The lines of a message behind its first, and where it was raised.
-local function details(err, level)
-  local more = tostring(err):match('^[^\n]*(\n.*)$') or ''
-  local traceback = errors.is(err) and err.traceback or debug.traceback('', level + 1):sub(2)
-  traceback = trim(traceback)
+local function details(err, traceback)
+  local more = cut(B.errors.text(err), ROOM):match('^[^\n]*(\n.*)$') or ''
+  traceback = trim(errors.is(err) and err.traceback or traceback)
   return more .. (traceback ~= '' and '\n' .. traceback or '')
 end
 
 local comm_out = B.new('ms_comm *[1]')
+local info = B.new('ms_dist_info')
+
+local function rank()
+  C.ms_dist_info_get(info)
+  return info.rank
+end
 
 --- Did another rank fail by the same? Every collective of a job that has failed says why.
 local function is_known(line)
@@ -42,17 +60,34 @@ local function is_known(line)
     and B.string(C.ms_error_message()):find(line, 1, true) ~= nil
 end
 
---- Message handler of xpcall: tell the job.
----@return string text  for the rank to print: a line, or all when the job ends for another reason
-function uncaught.tell(err)
+-- The text for the rank to print: a line, or all when the job ends for another reason.
+local function tell(err, traceback)
   if C.ms_dist_launched() then -- by a launcher, which may be told before the script has joined
     C.ms_dist_join()
   end
-  local line = errors.describe(err)
-  local text = line .. details(err, 2)
-  local is_cause = C.ms_dist_abort(errors.status(err), cut(text))
+  local line = readable(cut(errors.describe(err), LINE))
+  local text = cut(line .. readable(details(err, traceback)), ROOM)
+  local is_cause = C.ms_dist_abort(errors.status(err), text)
   local is_consequence = errors.is(err) and err.kind == 'CommError'
   return (is_cause or is_consequence or is_known(line)) and line or text
+end
+
+-- The stack of a script may have overflown: tell on another.
+local function tell_apart(err, traceback)
+  return coroutine.wrap(tell)(err, traceback:sub(2))
+end
+
+--- Message handler of xpcall: tell the job.
+---@return string text  for the rank to print: a line, or all when the job ends for another reason
+function uncaught.tell(err)
+  return tell_apart(err, debug.traceback('', 2))
+end
+
+--- Message handler of xpcall: tell the job, and print what is the rank's to print, in one piece, as
+--- other ranks print too. Gives nothing: whoever called the script has nothing more to print.
+function uncaught.report(err)
+  local text = tell_apart(err, debug.traceback('', 2))
+  io.stderr:write(('moonshard: rank %d: %s\n'):format(rank(), text))
 end
 
 --- The outermost function on the stack, when it is C: luajit's, which runs the script.
@@ -85,7 +120,7 @@ function uncaught.install()
   end
   local _, handler = debug.getlocal(level, last)
   if type(handler) == 'function' and is_traceback(handler) then
-    debug.setlocal(level, last, uncaught.tell)
+    debug.setlocal(level, last, uncaught.report)
   end
 end
 

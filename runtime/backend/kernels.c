@@ -76,9 +76,8 @@ const msi_kernel_table *msi_kernels(void)
     }
     table = choose(&refused);
     if (atomic_compare_exchange_strong(&chosen, &none, table) && refused) {
-        msi_warn("UserWarning",
-                 "MS_CPU_ISA=%s: this machine has no such kernels (v2, v3, v4), using %s",
-                 msi_switch_text("MS_CPU_ISA", ""), table->isa);
+        msi_switch_warn("MS_CPU_ISA=%s: this machine has no such kernels (v2, v3, v4), using %s",
+                        msi_switch_text("MS_CPU_ISA", ""), table->isa);
     }
     return table;
 }

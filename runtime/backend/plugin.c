@@ -22,6 +22,7 @@ static void *open_in(const char *folder, size_t folder_len)
 
     if (snprintf(path, sizeof(path), "%.*s/%s", (int)folder_len, folder, file_name) >=
         (int)sizeof(path)) {
+        snprintf(why, sizeof(why), "the path of %s would be too long", file_name);
         return NULL;
     }
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -38,6 +39,9 @@ static void *open_library(void)
     void *library = folder != NULL ? open_in(folder, strlen(folder)) : NULL;
     Dl_info self;
 
+    if (folder != NULL && library == NULL) {
+        msi_switch_warn("MS_PLUGIN_DIR is '%s': %s; it is ignored", folder, why);
+    }
     if (library == NULL && dladdr(file_name, &self) != 0 && self.dli_fname != NULL) {
         const char *slash = strrchr(self.dli_fname, '/');
 
@@ -54,9 +58,11 @@ static void *open_library(void)
 
 ms_status msi_plugin_open(ms_context *ctx, const msi_plugin **out, const char **reason)
 {
+    static const char *const choices[] = {"0", "1"};
+
     *out = NULL;
     *reason = why;
-    if (strcmp(msi_switch_text("MS_ONEDNN", ""), "0") == 0) {
+    if (msi_switch_choice("MS_ONEDNN", choices, MSI_COUNT(choices), 1) == 0) {
         snprintf(why, sizeof(why), "MS_ONEDNN is 0");
         return MS_OK;
     }

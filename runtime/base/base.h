@@ -107,8 +107,11 @@ int64_t msi_switch_int(const char *name, int64_t fallback);
 /** As above, from `least` to `most`: what lies outside becomes the nearer of the two. Says so. */
 int64_t msi_switch_within(const char *name, int64_t fallback, int64_t least, int64_t most);
 const char *msi_switch_text(const char *name, const char *fallback);
-/** True for exactly "1". */
-bool msi_switch_on(const char *name);
+/** Which of `choices` it is; `fallback` when it is unset, or none of them: then says so. */
+int32_t msi_switch_choice(const char *name, const char *const *choices, int32_t n,
+                          int32_t fallback);
+/** Say what is wrong with a switch: a warning, by rank 0 for all. */
+void msi_switch_warn(const char *format, ...) MSI_PRINTF(1, 2);
 
 /** x for a host: every NaN becomes the plain one. LuaJIT keeps types in the bits of other NaNs and
  * does not look when it reads a double from C, so a crafted one would pass for an object. */

@@ -1,8 +1,8 @@
-/* Version, hashes, time, switches, log. */
+/* Version, hashes, time, printable text, log. */
 #include "base.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -59,48 +59,6 @@ int64_t msi_now_ns(void)
 double ms_time(void)
 {
     return (double)msi_now_ns() * 1e-9;
-}
-
-const char *msi_switch_text(const char *name, const char *fallback)
-{
-    const char *value = getenv(name);
-
-    return value != NULL && value[0] != '\0' ? value : fallback;
-}
-
-int64_t msi_switch_within(const char *name, int64_t fallback, int64_t least, int64_t most)
-{
-    const char *value = msi_switch_text(name, NULL);
-    char *end = NULL;
-
-    if (value == NULL) {
-        return fallback;
-    }
-    long long number = strtoll(value, &end, 10); /* what is too large becomes the largest */
-
-    if (end == value || *end != '\0') {
-        msi_warn("UserWarning", "%s is '%s', expected a whole number; using %lld", name, value,
-                 (long long)fallback);
-        return fallback;
-    }
-    int64_t bound = number < least ? least : most;
-
-    if (number < least || number > most) {
-        msi_warn("UserWarning", "%s is %s, expected %lld to %lld; using %lld", name, value,
-                 (long long)least, (long long)most, (long long)bound);
-        return bound;
-    }
-    return number;
-}
-
-int64_t msi_switch_int(const char *name, int64_t fallback)
-{
-    return msi_switch_within(name, fallback, INT64_MIN + 1, INT64_MAX - 1);
-}
-
-bool msi_switch_on(const char *name)
-{
-    return strcmp(msi_switch_text(name, ""), "1") == 0;
 }
 
 /* Bytes of the character of UTF-8 that begins at `text` and may be printed; 0: none does. */
@@ -175,23 +133,20 @@ const char *msi_foreign_name(const char *name)
 
 void msi_log(int level, const char *format, ...)
 {
-    static const char *const names[] = {"", "warn", "info", "trace"};
-    const char *wanted = msi_switch_text("MS_LOG", "");
-    int threshold = 0;
+    static const char *const levels[] = {"warn", "info", "trace"};
+    static _Atomic int32_t threshold = -1; /* not yet known */
     char text[1024], line[1024];
     va_list args;
 
-    for (int i = 1; i < MSI_COUNT(names); i++) {
-        if (strcmp(wanted, names[i]) == 0) {
-            threshold = i;
-        }
+    if (atomic_load(&threshold) < 0) {
+        atomic_store(&threshold, 1 + msi_switch_choice("MS_LOG", levels, MSI_COUNT(levels), -1));
     }
-    if (level > threshold) {
+    if (level > atomic_load(&threshold)) {
         return;
     }
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     msi_printable(line, sizeof(line), text);
-    fprintf(stderr, "moonshard %s: %s\n", names[level], line);
+    fprintf(stderr, "moonshard %s: %s\n", levels[level - 1], line);
 }

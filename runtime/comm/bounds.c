@@ -200,6 +200,36 @@ msi_bound msi_address_space_left(void)
                        .limit = (int64_t)limit.rlim_cur};
 }
 
+static msi_bound limit_of(int resource, int32_t kind)
+{
+    struct rlimit limit;
+
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur >= INT64_MAX) {
+        return (msi_bound){.left = INT64_MAX};
+    }
+    return (msi_bound){.kind = kind, .limit = (int64_t)limit.rlim_cur};
+}
+
+msi_bound msi_bound_of(int error)
+{
+    msi_bound space = msi_address_space_left();
+
+    switch (error) {
+    case EMFILE:
+        return limit_of(RLIMIT_NOFILE, MSI_BOUND_OPEN_FILES);
+    case EAGAIN: /* a cgroup may bound processes too, and does not say so */
+        return limit_of(RLIMIT_NPROC, MSI_BOUND_PROCESSES);
+    case EFBIG:
+        return msi_file_size_left();
+    case ENOMEM:
+        return space.kind != MSI_BOUND_NONE ? space : msi_memory_left("");
+    case ENOSPC:
+        return msi_memory_left("");
+    default:
+        return (msi_bound){.left = INT64_MAX};
+    }
+}
+
 /* -- in words ---------------------------------------------------------------------------------- */
 
 const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes)
@@ -220,6 +250,12 @@ const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes)
     case MSI_BOUND_ADDRESS_SPACE:
         snprintf(buffer, nbytes, " (%lld bytes of address space are left of %lld: ulimit -v)", left,
                  limit);
+        break;
+    case MSI_BOUND_OPEN_FILES:
+        snprintf(buffer, nbytes, " (%lld files may be open: ulimit -n)", limit);
+        break;
+    case MSI_BOUND_PROCESSES:
+        snprintf(buffer, nbytes, " (this user may have %lld processes: ulimit -u)", limit);
         break;
     default:
         buffer[0] = '\0';

@@ -97,8 +97,8 @@ static ms_status make_shared(msi_job *job, int64_t nbytes)
     }
     job->fd = memfd_create("moonshard-job", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (job->fd < 0 || ftruncate(job->fd, nbytes) != 0) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s",
-                       (long long)nbytes, strerror(errno));
+        return msi_fail_call(job->fd < 0 ? "memfd_create" : "ftruncate", errno,
+                             "cannot make a control block of %lld bytes", (long long)nbytes);
     }
     int error;
 
@@ -117,8 +117,7 @@ static ms_status make_mailboxes(msi_job *job)
 {
     for (int32_t r = 0; r < job->world; r++) {
         if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, job->mail[r]) != 0) {
-            return MS_FAIL(MS_RUNTIME_ERROR, "cannot make the mailbox of rank %d: %s", (int)r,
-                           strerror(errno));
+            return msi_fail_call("socketpair", errno, "cannot make the mailbox of rank %d", (int)r);
         }
     }
     return MS_OK;
@@ -258,15 +257,17 @@ bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, m
 {
     msi_slot_rank *mine = &job->block->slot[slot];
     uint64_t none = 0;
+    char text[MSI_TEXT];
     va_list args;
 
     if (atomic_load(&job->block->abort) != 0) {
         return false; /* also keeps a text that readers may be reading */
     }
     va_start(args, format);
-    vsnprintf(mine->text, sizeof(mine->text), format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    if (subject >= 0 && !job->threads && (cause == MSI_CAUSE_FAILED || cause == MSI_CAUSE_DIED)) {
+    msi_printable(mine->text, sizeof(mine->text), text);
+    if (subject >= 0 && !job->threads && cause >= MSI_CAUSE_FAILED && cause <= MSI_CAUSE_LEFT) {
         name_process(job, subject, mine->text, sizeof(mine->text));
     }
     mine->kind = kind;

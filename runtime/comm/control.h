@@ -180,6 +180,8 @@ const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, u
                            char *buffer, size_t nbytes);
 
 /* -- positions.c ------------------------------------------------------------------------------- */
+/* "rank 1 (pid 4711, T stopped): barrier() (sequence 3)", of member q; as snprintf(). */
+int msi_position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes);
 /* "rank 0 (pid 4711, T stopped): barrier() (sequence 3), rank 1 ...", those that are waited for
  * first, as far as it fits. */
 void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes);
@@ -219,7 +221,9 @@ enum {
     MSI_BOUND_HOST,
     MSI_BOUND_CGROUP,
     MSI_BOUND_FILE_SIZE,
-    MSI_BOUND_ADDRESS_SPACE
+    MSI_BOUND_ADDRESS_SPACE,
+    MSI_BOUND_OPEN_FILES,
+    MSI_BOUND_PROCESSES
 };
 typedef struct msi_bound {
     int32_t kind;  /* which bound this is; NONE: there is none, `left` is INT64_MAX */
@@ -232,8 +236,18 @@ msi_bound msi_memory_left(const char *root);
 /* The largest file this process may make, the address space it may still map. */
 msi_bound msi_file_size_left(void);
 msi_bound msi_address_space_left(void);
+/* What a call met that failed with `error`. */
+msi_bound msi_bound_of(int error);
 /* " (4096 bytes are available on this host)", or "" when there is no bound. */
 const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes);
+
+/* -- calls.c ------------------------------------------------------------------------------------
+ */
+/* Of what kind is a system call's error? */
+ms_status msi_error_kind(int error);
+/* It has failed: an error of that kind, whose text says what was to be done, the call, the reason
+ * and the limit it met. "cannot start rank 3: fork: Resource temporarily unavailable (...)" */
+ms_status msi_fail_call(const char *call, int error, const char *format, ...) MSI_PRINTF(3, 4);
 
 /* -- process.c --------------------------------------------------------------------------------- */
 /* State ('R', 'S', 'T', ...) and parent of a process. False: there is none. */

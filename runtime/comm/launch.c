@@ -1,7 +1,8 @@
 /* Starting ranks as child processes, by fork or by fork and exec.
  *
  * Control block and mailboxes are made first and inherited, so nobody has to find anybody. A rank
- * dies with its launcher (PDEATHSIG), owns its part of the cores, and only rank 0 reads stdin. */
+ * dies with its keeper (keeper.c), and that with its launcher; it owns its part of the cores, and
+ * only rank 0 reads stdin. */
 #include "launch.h"
 
 #include "tensor.h"
@@ -9,13 +10,10 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -117,13 +115,14 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
     }
     launch->owner = d;
     launch->n = n;
+    launch->host = getpid();
+    launch->line = -1;
     status = msi_launch_hold_signals(launch);
     if (status != MS_OK) {
         msi_job_free(launch->job);
         free(launch);
         return status;
     }
-    msi_strays_adopt(launch);
     msi_live_add(&launch->live, MSI_LIVE_LAUNCH, launch);
     *out = launch;
     return MS_OK;
@@ -143,9 +142,6 @@ void msi_launch_free(ms_launch *launch)
     if (launch->owner->launch == launch) {
         launch->owner->launch = NULL;
     }
-    if (launch->adopts && !launch->adopted) {
-        prctl(PR_SET_CHILD_SUBREAPER, 0);
-    }
     msi_launch_hear_signals(launch);
     msi_job_free(launch->job);
     launch_drop(launch);
@@ -153,57 +149,19 @@ void msi_launch_free(ms_launch *launch)
 
 void msi_launch_kill(ms_launch *launch)
 {
-    for (int32_t r = 0; r < launch->n; r++) {
-        if (launch->child[r].running) {
-            kill(launch->child[r].pid, SIGKILL);
-            waitpid(launch->child[r].pid, NULL, 0);
-            launch->child[r].running = false;
-        }
+    if (getpid() == launch->host) {
+        msi_keeper_end(launch);
     }
-    msi_strays_end(launch);
     msi_launch_free(launch);
-}
-
-/* First steps of every child: hear signals, die with the parent, own cores, leave stdin to rank 0.
- * Async-signal-safe, as is all that a child does before it becomes another program. */
-static void settle(const ms_launch *launch, pid_t parent, int32_t rank)
-{
-    msi_launch_hear_signals(launch);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) {
-        _exit(128 + SIGKILL); /* it died before that took effect */
-    }
-    msi_cores_pin(rank, launch->n);
-    if (rank > 0) {
-        int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-
-        if (null >= 0) {
-            dup2(null, STDIN_FILENO);
-            close(null);
-        }
-    }
-}
-
-/* In the parent, after a fork: keep hold of the child. */
-static ms_status adopt(ms_launch *launch, int32_t rank, pid_t pid)
-{
-    if (pid < 0) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "cannot start rank %d: %s", (int)rank, strerror(errno));
-    }
-    launch->child[rank].pid = pid;
-    launch->child[rank].running = true;
-    atomic_store(&launch->job->block->slot[rank].pid, (int32_t)pid);
-    return MS_OK;
 }
 
 /* -- fork -------------------------------------------------------------------------------------- */
 
-static ms_status become_rank(ms_launch *launch, pid_t parent, int32_t rank)
+static ms_status become_rank(ms_launch *launch, int32_t rank)
 {
     msi_dist *d = launch->owner;
     msi_job *job = launch->job;
 
-    settle(launch, parent, rank);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* lines of ranks come when printed, and do not mix */
     msi_job_keep_mail(job, rank);
     launch_drop(launch);
@@ -218,7 +176,6 @@ static ms_status become_rank(ms_launch *launch, pid_t parent, int32_t rank)
 ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
 {
     msi_dist *d = msi_dist_state();
-    pid_t parent = getpid();
     ms_launch *launch;
 
     *out = NULL;
@@ -229,19 +186,14 @@ ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
     MS_TRY(check_can_fork(d));
     fflush(NULL); /* or every child would print it again */
     MS_TRY(launch_new(&launch, d, n));
-    for (int32_t r = 0; r < n; r++) {
-        pid_t pid = fork();
+    ms_status status = msi_keeper_start(launch, rank);
 
-        if (pid == 0) {
-            *rank = r;
-            return become_rank(launch, parent, r);
-        }
-        ms_status status = adopt(launch, r, pid);
-
-        if (status != MS_OK) {
-            msi_launch_kill(launch);
-            return status;
-        }
+    if (*rank >= 0) {
+        return become_rank(launch, *rank);
+    }
+    if (status != MS_OK) {
+        msi_launch_free(launch);
+        return status;
     }
     d->launch = launch;
     *out = launch;
@@ -250,15 +202,17 @@ ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
 
 /* -- fork and exec ----------------------------------------------------------------------------- */
 
+enum { VARIABLES = 4, TEXT = 16 * (MSI_MAX_RANKS + 3) };
+
 /* What a rank needs of memory is made before it is forked. */
 typedef struct recipe {
     char *path; /* of the program */
     char **environment;
-    char text[4][16 * (MSI_MAX_RANKS + 2)]; /* our variables */
+    char text[][VARIABLES][TEXT]; /* by rank: our variables */
 } recipe;
 
-static const char *const variables[] = {"MOONSHARD_RANK", "MOONSHARD_WORLD_SIZE",
-                                        "MOONSHARD_JOB_FD", "MOONSHARD_MAIL_FDS"};
+static const char *const variables[VARIABLES] = {"MOONSHARD_RANK", "MOONSHARD_WORLD_SIZE",
+                                                 "MOONSHARD_JOB_FD", "MOONSHARD_MAIL_FDS"};
 
 static bool is_ours(const char *variable)
 {
@@ -274,15 +228,14 @@ static bool is_ours(const char *variable)
 
 static void describe_job(recipe *x, const msi_job *job, int32_t rank)
 {
-    size_t room = sizeof(x->text[3]);
-    int at = snprintf(x->text[3], room, "%s=%d", variables[3], (int)job->mail[rank][0]);
+    int at = snprintf(x->text[rank][3], TEXT, "%s=%d", variables[3], (int)job->mail[rank][0]);
 
     for (int32_t r = 0; r < job->world; r++) {
-        at += snprintf(x->text[3] + at, room - (size_t)at, ",%d", (int)job->mail[r][1]);
+        at += snprintf(x->text[rank][3] + at, TEXT - (size_t)at, ",%d", (int)job->mail[r][1]);
     }
-    snprintf(x->text[0], sizeof(x->text[0]), "%s=%d", variables[0], (int)rank);
-    snprintf(x->text[1], sizeof(x->text[1]), "%s=%d", variables[1], (int)job->world);
-    snprintf(x->text[2], sizeof(x->text[2]), "%s=%d", variables[2], (int)job->fd);
+    snprintf(x->text[rank][0], TEXT, "%s=%d", variables[0], (int)rank);
+    snprintf(x->text[rank][1], TEXT, "%s=%d", variables[1], (int)job->world);
+    snprintf(x->text[rank][2], TEXT, "%s=%d", variables[2], (int)job->fd);
 }
 
 static bool is_program(const char *path)
@@ -320,6 +273,24 @@ static char *find_program(const char *name)
     }
 }
 
+const char *msi_launch_why(const ms_launch *launch, int error)
+{
+    struct stat st;
+    bool there = stat(launch->program, &st) == 0;
+
+    if (error == EACCES && there && S_ISDIR(st.st_mode)) {
+        return "it is a folder";
+    }
+    if (error == EACCES && there && access(launch->program, X_OK) != 0) {
+        return "it is not executable (chmod +x)";
+    }
+    if (error == ENOENT && there && strchr(launch->program, '/') != NULL) {
+        return "the interpreter that its first line names is not there";
+    }
+    return error == ENOEXEC ? "it is no program, and its first line names no interpreter"
+                            : strerrordesc_np(error);
+}
+
 static void recipe_free(recipe *x)
 {
     if (x != NULL) {
@@ -329,10 +300,10 @@ static void recipe_free(recipe *x)
     free(x);
 }
 
-static ms_status recipe_new(recipe **out, const char *program)
+static ms_status recipe_new(recipe **out, const msi_job *job, const char *program)
 {
-    recipe *x = calloc(1, sizeof(*x));
-    int32_t n = 0, kept = 0;
+    recipe *x = calloc(1, sizeof(*x) + sizeof(x->text[0]) * (size_t)job->world);
+    int32_t n = 0, kept = VARIABLES; /* the first are the rank's */
 
     *out = NULL;
     while (environ[n] != NULL) {
@@ -340,19 +311,19 @@ static ms_status recipe_new(recipe **out, const char *program)
     }
     if (x != NULL) {
         x->path = find_program(program);
-        x->environment = calloc((size_t)n + MSI_COUNT(variables) + 1, sizeof(*x->environment));
+        x->environment = calloc((size_t)n + VARIABLES + 1, sizeof(*x->environment));
     }
     if (x == NULL || x->path == NULL || x->environment == NULL) {
         recipe_free(x);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %s", program);
     }
-    for (int32_t i = 0; i < MSI_COUNT(variables); i++) {
-        x->environment[kept++] = x->text[i];
-    }
     for (int32_t i = 0; i < n; i++) {
         if (!is_ours(environ[i])) {
             x->environment[kept++] = environ[i];
         }
+    }
+    for (int32_t r = 0; r < job->world; r++) {
+        describe_job(x, job, r);
     }
     *out = x;
     return MS_OK;
@@ -363,68 +334,44 @@ static void keep_open(int32_t fd)
     fcntl(fd, F_SETFD, 0);
 }
 
-static _Noreturn void become_program(ms_launch *launch, const recipe *x, pid_t parent, int32_t rank,
-                                     const char *const *argv, const int32_t *ends)
+static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t rank,
+                                     const char *const *argv)
 {
     const msi_job *job = launch->job;
 
-    settle(launch, parent, rank);
-    for (int32_t i = 0; i < 2; i++) {
-        if (ends[i] >= 0) {
-            dup2(ends[i], STDOUT_FILENO + i);
-        }
+    if (launch->output != NULL) {
+        msi_output_enter(launch->output, rank);
     }
     keep_open(job->fd);
     keep_open(job->mail[rank][0]);
     for (int32_t r = 0; r < job->world; r++) {
         keep_open(job->mail[r][1]);
     }
+    for (int32_t i = 0; i < VARIABLES; i++) {
+        x->environment[i] = x->text[rank][i];
+    }
     execve(x->path, (char *const *)(uintptr_t)argv, x->environment);
     atomic_store(&job->block->slot[rank].exec_error, errno); /* the launcher finds the words */
     _exit(errno == ENOENT ? 127 : 126);
 }
 
-static ms_status start_program(ms_launch *launch, recipe *x, int32_t rank, const char *const *argv)
-{
-    int32_t ends[2] = {-1, -1};
-    pid_t parent = getpid();
-    ms_status status = MS_OK;
-
-    if (launch->output != NULL) {
-        status = msi_output_open(launch->output, rank, ends);
-    }
-    if (status == MS_OK) {
-        describe_job(x, launch->job, rank);
-        pid_t pid = fork();
-
-        if (pid == 0) {
-            become_program(launch, x, parent, rank, argv, ends);
-        }
-        status = adopt(launch, rank, pid);
-    }
-    for (int32_t i = 0; i < 2; i++) {
-        if (ends[i] >= 0) {
-            close(ends[i]);
-        }
-    }
-    return status;
-}
-
 static ms_status start_programs(ms_launch *launch, const char *const *argv, bool prefix)
 {
     recipe *x = NULL;
+    int32_t rank;
 
-    if (prefix) {
-        MS_TRY(msi_output_new(&launch->output, launch->n));
-    }
-    MS_TRY(recipe_new(&x, argv[0]));
     snprintf(launch->program, sizeof(launch->program), "%s", argv[0]);
-    ms_status status = MS_OK;
+    MS_TRY(prefix ? msi_output_new(&launch->output, launch->n) : MS_OK);
+    MS_TRY(recipe_new(&x, launch->job, argv[0]));
+    ms_status status = msi_keeper_start(launch, &rank);
 
-    for (int32_t r = 0; r < launch->n && status == MS_OK; r++) {
-        status = start_program(launch, x, r, argv);
+    if (rank >= 0) {
+        become_program(launch, x, rank, argv);
     }
     recipe_free(x);
+    if (launch->output != NULL) {
+        msi_output_started(launch->output);
+    }
     return status;
 }
 
@@ -446,7 +393,7 @@ ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bo
     ms_status status = start_programs(launch, argv, prefix);
 
     if (status != MS_OK) {
-        msi_launch_kill(launch);
+        msi_launch_free(launch);
         return status;
     }
     d->launch = launch;

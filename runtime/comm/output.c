@@ -36,6 +36,7 @@ typedef struct sink {
 /* What a rank prints, until a line is whole. */
 typedef struct source {
     int32_t fd;   /* -1: closed */
+    int32_t end;  /* the rank's; -1: closed here */
     bool ended;   /* its rank has */
     bool starved; /* there may be more, but the sink has no room */
     int32_t n;
@@ -150,12 +151,12 @@ static bool put_line(sink *to, source *from, int32_t rank, int32_t n)
     return true;
 }
 
-static void close_source(source *s)
+static void close_fd(int32_t *fd)
 {
-    if (s->fd >= 0) {
-        close(s->fd);
+    if (*fd >= 0) {
+        close(*fd);
     }
-    s->fd = -1;
+    *fd = -1;
 }
 
 /* Bytes of the next line that can be printed, 0: it is not whole yet. */
@@ -173,7 +174,7 @@ static void move_source(sink *to, source *from, int32_t rank)
     from->starved = false;
     for (;;) {
         if (to->gone) { /* looked at for every read: a rank that prints on and on is never dry */
-            close_source(from);
+            close_fd(&from->fd);
             from->n = 0;
             return;
         }
@@ -193,7 +194,7 @@ static void move_source(sink *to, source *from, int32_t rank)
         } else if (got == 0 || errno != EINTR) {
             dry = true; /* nothing more, or not for now */
             if (got == 0) {
-                close_source(from);
+                close_fd(&from->fd);
             }
         }
     }
@@ -201,12 +202,26 @@ static void move_source(sink *to, source *from, int32_t rank)
 
 /* -- for the launcher -------------------------------------------------------------------------- */
 
+static ms_status open_source(source *s, int32_t rank)
+{
+    int fds[2];
+
+    if (pipe2(fds, O_CLOEXEC) != 0) {
+        return msi_fail_call("pipe", errno, "cannot take what rank %d prints", (int)rank);
+    }
+    fcntl(fds[0], F_SETFL, O_NONBLOCK);
+    s->fd = fds[0];
+    s->end = fds[1];
+    return MS_OK;
+}
+
 ms_status msi_output_new(msi_output **out, int32_t n)
 {
     msi_output *o = calloc(1, sizeof(*o) + 2 * (size_t)n * sizeof(o->source[0]));
+    ms_status status = MS_OK;
     struct stat st[2];
 
-    *out = o;
+    *out = NULL;
     if (o == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the output of %d ranks", (int)n);
     }
@@ -216,8 +231,16 @@ ms_status msi_output_new(msi_output **out, int32_t n)
     open_sink(&o->sink[0], STDOUT_FILENO);
     open_sink(&o->sink[1], STDERR_FILENO);
     for (int32_t i = 0; i < 2 * n; i++) {
-        o->source[i].fd = -1;
+        o->source[i].fd = o->source[i].end = -1;
     }
+    for (int32_t i = 0; i < 2 * n && status == MS_OK; i++) {
+        status = open_source(&o->source[i], i / 2);
+    }
+    if (status != MS_OK) {
+        msi_output_free(o);
+        return status;
+    }
+    *out = o;
     return MS_OK;
 }
 
@@ -227,7 +250,8 @@ void msi_output_free(msi_output *o)
         return;
     }
     for (int32_t i = 0; i < 2 * o->n; i++) {
-        close_source(&o->source[i]);
+        close_fd(&o->source[i].fd);
+        close_fd(&o->source[i].end);
     }
     for (int32_t i = 0; i < 2; i++) {
         if (o->sink[i].own) {
@@ -237,20 +261,18 @@ void msi_output_free(msi_output *o)
     free(o);
 }
 
-ms_status msi_output_open(msi_output *o, int32_t rank, int32_t *ends)
+void msi_output_enter(const msi_output *o, int32_t rank)
 {
     for (int32_t stream = 0; stream < 2; stream++) {
-        int fds[2];
-
-        if (pipe2(fds, O_CLOEXEC) != 0) {
-            return MS_FAIL(MS_RUNTIME_ERROR, "cannot make a pipe for rank %d: %s", (int)rank,
-                           strerror(errno));
-        }
-        fcntl(fds[0], F_SETFL, O_NONBLOCK);
-        o->source[2 * rank + stream].fd = fds[0];
-        ends[stream] = fds[1];
+        dup2(o->source[2 * rank + stream].end, STDOUT_FILENO + stream);
     }
-    return MS_OK;
+}
+
+void msi_output_started(msi_output *o)
+{
+    for (int32_t i = 0; i < 2 * o->n; i++) {
+        close_fd(&o->source[i].end);
+    }
 }
 
 void msi_output_end(msi_output *o, int32_t rank)

@@ -95,7 +95,7 @@ static msi_bound make_fd(int64_t nbytes, int32_t *fd)
     }
     *fd = memfd_create("moonshard-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (*fd < 0 || ftruncate(*fd, (off_t)map_bytes(nbytes)) != 0) {
-        return failed_by(memory, errno);
+        return failed_by(msi_bound_of(errno), errno);
     }
     while ((error = posix_fallocate(*fd, 0, (off_t)map_bytes(nbytes))) == EINTR) {
     }
@@ -166,6 +166,9 @@ static int receive_fd(const ms_comm *c, uint64_t seq, int32_t *fd)
         if (n < 0) {
             return errno;
         }
+        if ((message.msg_flags & MSG_CTRUNC) != 0) { /* no room for one more descriptor */
+            return EMFILE;
+        }
         if (rights == NULL || rights->cmsg_type != SCM_RIGHTS) {
             continue;
         }
@@ -218,7 +221,7 @@ static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
     if (!c->job->threads) {
         int error = c->rank == 0 ? 0 : receive_fd(c, seq, &s->fd);
 
-        return error != 0 ? (msi_bound){.error = error} : map_fd(s, false);
+        return error != 0 ? failed_by(msi_bound_of(error), error) : map_fd(s, false);
     }
     if (c->rank != 0) {
         s->shared = atomic_load(&c->members[0].handoff);
@@ -237,7 +240,7 @@ static ms_status agree(ms_comm *c, uint64_t seq, msi_bound mine, const char *wha
     MS_TRY(msi_stage_exchange(c, seq, &mine, sizeof(mine), all));
     for (int32_t q = 0; q < c->size; q++) {
         if (all[q].error != 0) {
-            return MS_FAIL(MS_OUT_OF_MEMORY,
+            return MS_FAIL(msi_error_kind(all[q].error),
                            "rank %d cannot %s a shared segment of %lld bytes: %s%s",
                            (int)c->slot[q], what, (long long)nbytes, strerrordesc_np(all[q].error),
                            msi_bound_text(all[q], there, sizeof(there)));

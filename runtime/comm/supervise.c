@@ -1,6 +1,6 @@
 /* Supervising ranks: the launcher sleeps until something happens, and then decides what it means.
  *
- * SIGCHLD says that a process has ended, so a death is known within a millisecond. The first
+ * The keeper says that a rank has ended, so a death is known within a millisecond. The first
  * failure sets the abort word, which ends everybody's waits with a message; ranks that have not
  * left a second later are killed. What ranks fail with after that is a consequence and never
  * reported as cause. Nothing here waits for who reads the output (output.c). */
@@ -28,13 +28,15 @@ typedef struct supervisor {
     int32_t first_code; /* of the first rank that left with another code than 0 */
     int64_t kill_at;    /* 0: nothing has failed */
     bool killed;        /* by us */
+    int64_t looked_at;  /* when it was last asked whether somebody is late */
+    int64_t waited_ns;  /* ... since when, while this process ran */
 } supervisor;
 
-static void kill_all(supervisor *s, int signal)
+static void kill_all(const supervisor *s, int signal)
 {
     for (int32_t r = 0; r < s->launch->n; r++) {
         if (s->launch->child[r].running) {
-            kill(s->launch->child[r].pid, signal);
+            msi_keeper_signal(s->launch, r, signal);
         }
     }
 }
@@ -48,14 +50,15 @@ static const char *signal_name(int signal)
     return name != NULL ? name : "unknown";
 }
 
-static void judge(supervisor *s, int32_t rank, const siginfo_t *info)
+/* Rank `rank` has ended with `status`, as waitpid() gives it. */
+static void judge(supervisor *s, int32_t rank, int32_t status)
 {
     int32_t stop = atomic_load(&s->job->block->stop), launcher = s->launch->n;
     msi_child *child = &s->launch->child[rank];
-    bool exited = info->si_code == CLD_EXITED;
+    bool exited = WIFEXITED(status);
     int32_t error = atomic_load(&s->job->block->slot[rank].exec_error);
 
-    child->code = exited ? info->si_status : 128 + info->si_status;
+    child->code = exited ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (child->code != 0 && s->first_code == 0) {
         s->first_code = child->code;
     }
@@ -66,46 +69,48 @@ static void judge(supervisor *s, int32_t rank, const siginfo_t *info)
     if (error != 0) {
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_FAILED, MS_RUNTIME_ERROR,
                       "rank %d failed: cannot run %s: %s", (int)rank, s->launch->program,
-                      strerror(error));
+                      msi_launch_why(s->launch, error));
     } else if (exited) {
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "rank %d exited with code %d", (int)rank, (int)child->code);
     } else {
         msi_job_abort(s->job, launcher, rank,
-                      info->si_status == stop ? MSI_CAUSE_STOPPED : MSI_CAUSE_DIED, MS_COMM_ERROR,
-                      "rank %d died (signal %d, %s)", (int)rank, info->si_status,
-                      signal_name(info->si_status));
+                      WTERMSIG(status) == stop ? MSI_CAUSE_STOPPED : MSI_CAUSE_DIED, MS_COMM_ERROR,
+                      "rank %d died (signal %d, %s)", (int)rank, WTERMSIG(status),
+                      signal_name(WTERMSIG(status)));
     }
     msi_job_set_state(s->job, rank, MSI_RANK_DEAD);
 }
 
-static bool has_ended(const msi_child *child)
-{
-    siginfo_t info = {.si_pid = 0};
-
-    return child->running &&
-           (waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-            info.si_pid == child->pid);
-}
-
-static void reap(supervisor *s, int32_t rank)
+static void note_end(supervisor *s, int32_t rank, int32_t status)
 {
     msi_child *child = &s->launch->child[rank];
-    siginfo_t info = {.si_code = CLD_EXITED};
-    int error;
 
-    while ((error = waitid(P_PID, (id_t)child->pid, &info, WEXITED)) != 0 && errno == EINTR) {
-    }
-    if (error != 0) { /* reaped behind our back: all we know is whether the rank has left */
-        info.si_status = atomic_load(&s->job->block->slot[rank].state) != MSI_RANK_LEFT;
-    }
     child->running = false;
     s->alive--;
     if (s->launch->output != NULL) {
         msi_output_end(s->launch->output, rank);
     }
-    judge(s, rank, &info);
+    judge(s, rank, status);
     child->killed = s->killed; /* its code is our doing */
+}
+
+static void hear_of_deaths(supervisor *s)
+{
+    int32_t rank, status;
+
+    while (msi_keeper_hear(s->launch, &rank, &status)) {
+        note_end(s, rank, status);
+    }
+    if (s->launch->line < 0 && s->alive > 0) { /* the system ends them with their parent */
+        msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_DIED, MS_COMM_ERROR,
+                      "the process that keeps the ranks (%d) died", (int)s->launch->keeper);
+        for (int32_t r = 0; r < s->launch->n; r++) {
+            if (s->launch->child[r].running) {
+                note_end(s, r, SIGKILL);
+            }
+        }
+    }
 }
 
 /* -- signals ----------------------------------------------------------------------------------- */
@@ -138,19 +143,14 @@ static void on_signal(supervisor *s, int32_t signal)
 {
     int32_t none = 0;
 
-    if (signal == SIGCHLD) {
-        return; /* who it was is asked of all */
-    }
     if (signal != SIGUSR1) {
         ask_to_stop(s, signal);
     }
     atomic_compare_exchange_strong(&s->job->block->stop, &none, signal);
     for (int32_t r = 0; r < s->launch->n && s->ended_by == 0; r++) {
-        const msi_child *child = &s->launch->child[r];
-
         /* Ranks that catch signals read the word; a terminal's Ctrl-C has reached them besides. */
-        if (child->running && atomic_load(&s->job->block->slot[r].catches) == 0) {
-            kill(child->pid, signal);
+        if (s->launch->child[r].running && atomic_load(&s->job->block->slot[r].catches) == 0) {
+            msi_keeper_signal(s->launch, r, signal);
         }
     }
 }
@@ -184,10 +184,84 @@ static void end_ranks_that_never_look(supervisor *s)
     }
 }
 
+/* -- ranks that do not end --------------------------------------------------------------------- */
+
+/* Some have ended and others have not; or nobody can come to the collective in which it would be
+ * noticed that somebody is late. */
+static bool somebody_is_late(const supervisor *s)
+{
+    for (int32_t r = 0; r < s->launch->n && s->alive == s->launch->n; r++) {
+        pid_t parent, pid = atomic_load(&s->job->block->slot[r].pid);
+        char state;
+
+        if (!msi_process_look(pid, &state, &parent) || (state != 'T' && state != 't')) {
+            return false;
+        }
+    }
+    return s->alive > 0;
+}
+
+/* "rank 1 to end: rank 1 (pid 4711, T stopped): barrier() (sequence 3)" */
+static void late_text(const supervisor *s, char *buffer, size_t nbytes)
+{
+    char who[128] = "", where[1024] = "", position[320];
+    ms_comm world = {0};
+    size_t at = 0, to = 0;
+
+    msi_comm_of_world(&world, s->job, -1);
+    for (int32_t r = 0; r < s->launch->n; r++) {
+        if (!s->launch->child[r].running) {
+            continue;
+        }
+        int n = msi_position_text(&world, r, position, sizeof(position));
+
+        if (at + sizeof(", 127, ...") > sizeof(who) ||
+            to + (size_t)n + sizeof(", , ...") > sizeof(where)) {
+            snprintf(who + at, sizeof(who) - at, ", ...");
+            snprintf(where + to, sizeof(where) - to, ", ...");
+            break;
+        }
+        at += (size_t)snprintf(who + at, sizeof(who) - at, "%s%d", at > 0 ? ", " : "", (int)r);
+        to +=
+            (size_t)snprintf(where + to, sizeof(where) - to, "%s%s", to > 0 ? ", " : "", position);
+    }
+    snprintf(buffer, nbytes, "rank%s %s to end; last calls: %s", strchr(who, ',') ? "s" : "", who,
+             where);
+}
+
+/* As ranks do in a wait (msi_announce()), which say it first. */
+static void announce_wait(supervisor *s)
+{
+    struct pollfd err = {.fd = STDERR_FILENO, .events = POLLOUT};
+    int64_t now = msi_now_ns(), since = now - s->looked_at;
+    int64_t limit = s->job->block->announce_ns, quiet = atomic_load(&s->job->block->quiet_until);
+    char late[1280], text[1536];
+
+    if (limit <= 0 || since < MSI_LOOK_MS * 1000000LL) {
+        return;
+    }
+    s->looked_at = now;
+    if (s->kill_at != 0 || !somebody_is_late(s)) {
+        s->waited_ns = 0;
+        return;
+    }
+    s->waited_ns +=
+        since < 1000000000 ? since : 1000000000; /* this process may have been stopped */
+    if (s->waited_ns < limit || now < quiet || poll(&err, 1, 0) != 1 ||
+        !atomic_compare_exchange_strong(&s->job->block->quiet_until, &quiet,
+                                        now + 4 * s->waited_ns)) {
+        return;
+    }
+    late_text(s, late, sizeof(late));
+    snprintf(text, sizeof(text), "the launcher has waited %lld s for %s",
+             (long long)(s->waited_ns / 1000000000), late);
+    ms_warn("UserWarning", text);
+}
+
+/* -- holding signals --------------------------------------------------------------------------- */
+
 ms_status msi_launch_hold_signals(ms_launch *launch)
 {
-    struct sigaction heard = {.sa_handler = SIG_DFL};
-
     sigemptyset(&launch->held);
     for (int32_t i = 0; i < MSI_COUNT(relayed); i++) {
         struct sigaction now;
@@ -196,24 +270,19 @@ ms_status msi_launch_hold_signals(ms_launch *launch)
             sigaddset(&launch->held, relayed[i]);
         }
     }
-    sigaddset(&launch->held, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &launch->held, &launch->before);
-    sigaction(SIGCHLD, &heard, &launch->child_before); /* who ignores it learns no exit codes */
     launch->signal_fd = signalfd(-1, &launch->held, SFD_CLOEXEC | SFD_NONBLOCK);
     if (launch->signal_fd < 0) {
         int error = errno;
 
         msi_launch_hear_signals(launch);
-        return MS_FAIL(MS_RUNTIME_ERROR,
-                       "cannot start %d ranks: no file descriptor for signals: %s", (int)launch->n,
-                       strerror(error));
+        return msi_fail_call("signalfd", error, "cannot start %d ranks", (int)launch->n);
     }
     return MS_OK;
 }
 
 void msi_launch_hear_signals(const ms_launch *launch)
 {
-    sigaction(SIGCHLD, &launch->child_before, NULL);
     pthread_sigmask(SIG_SETMASK, &launch->before, NULL);
 }
 
@@ -221,12 +290,13 @@ void msi_launch_hear_signals(const ms_launch *launch)
 
 static void sleep_for_events(supervisor *s)
 {
-    struct pollfd fds[1 + MSI_OUTPUT_FDS];
+    struct pollfd fds[2 + MSI_OUTPUT_FDS];
     int64_t left_ms =
         s->kill_at != 0 && !s->killed ? (s->kill_at - msi_now_ns()) / 1000000 + 1 : MSI_LOOK_MS;
     nfds_t n = 0;
 
     fds[n++] = (struct pollfd){.fd = s->launch->signal_fd, .events = POLLIN};
+    fds[n++] = (struct pollfd){.fd = s->launch->line, .events = POLLIN};
     if (s->launch->output != NULL) {
         n += msi_output_poll(s->launch->output, fds + n);
     }
@@ -241,21 +311,17 @@ static bool move_output(const supervisor *s)
 
 static void supervise(supervisor *s)
 {
-    while (s->alive > 0) {
+    while (s->launch->line >= 0 || s->alive > 0) {
         int32_t subject, cause;
         ms_status kind;
         const char *text;
 
         sleep_for_events(s);
         read_signals(s);
-        for (int32_t r = 0; r < s->launch->n; r++) {
-            if (has_ended(&s->launch->child[r])) {
-                reap(s, r);
-            }
-        }
-        msi_strays_reap(s->launch);
+        hear_of_deaths(s);
         move_output(s);
         end_ranks_that_never_look(s);
+        announce_wait(s);
         if (s->kill_at == 0 && msi_job_aborted(s->job, &subject, &cause, &kind, &text)) {
             s->kill_at = msi_now_ns() + MSI_GRACE_MS * 1000000LL;
         }
@@ -300,7 +366,8 @@ static int32_t job_code(const supervisor *s, int32_t subject, int32_t cause)
 ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cause)
 {
     static _Thread_local char line[MSI_TEXT];
-    supervisor s = {.launch = launch, .job = launch->job, .alive = launch->n};
+    supervisor s = {
+        .launch = launch, .job = launch->job, .alive = launch->n, .looked_at = msi_now_ns()};
     struct sigaction pipe_before;
     int32_t subject, why;
     ms_status kind;
@@ -313,11 +380,11 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     if (s.first_code == 0) {
         msi_job_compare_left(s.job);
     }
-    msi_strays_end(launch);
     finish_output(&s);
     sigaction(SIGPIPE, &pipe_before, NULL);
     if (msi_job_aborted(s.job, &subject, &why, &kind, &text)) {
-        snprintf(line, sizeof(line), "%s", text);
+        snprintf(line, sizeof(line), "%s%s", text,
+                 why == MSI_CAUSE_LEFT ? " while others needed it" : "");
         *exit_code = job_code(&s, subject, why);
     } else {
         *exit_code = s.first_code; /* 0, or the code of ranks that stopped as asked */

@@ -133,7 +133,7 @@ static void check_within(const char *value, int64_t expected, const char *said)
     ms_warnings_capture(false);
 }
 
-static void test_base_util__switches_are_numbers_or_a_warning(void **state)
+static void test_base_switch__switches_are_numbers_or_a_warning(void **state)
 {
     const char *kind, *message;
 
@@ -155,12 +155,32 @@ static void test_base_util__switches_are_numbers_or_a_warning(void **state)
     check_within("-9223372036854775809", 1,
                  "MS_TEST_SWITCH is -9223372036854775809, expected 1 to 9; using 1");
     check_within(" ", 5, "MS_TEST_SWITCH is ' ', expected a whole number; using 5");
-    setenv("MS_TEST_SWITCH", "1", 1);
-    assert_true(msi_switch_on("MS_TEST_SWITCH"));
-    setenv("MS_TEST_SWITCH", "true", 1);
-    assert_false(msi_switch_on("MS_TEST_SWITCH")); /* exactly "1" */
     unsetenv("MS_TEST_SWITCH");
     assert_int_equal(5, msi_switch_int("MS_TEST_SWITCH", 5));
+}
+
+static void test_base_switch__one_of_some_words_or_a_warning(void **state)
+{
+    static const char *const words[] = {"one", "two", "three"};
+    const char *kind, *message;
+
+    (void)state;
+    unsetenv("MS_TEST_SWITCH");
+    assert_int_equal(7, msi_switch_choice("MS_TEST_SWITCH", words, 3, 7));
+    setenv("MS_TEST_SWITCH", "three", 1);
+    assert_int_equal(2, msi_switch_choice("MS_TEST_SWITCH", words, 3, 7));
+    setenv("MS_TEST_SWITCH", "Two", 1);
+    ms_warnings_capture(true);
+    assert_int_equal(7, msi_switch_choice("MS_TEST_SWITCH", words, 3, 7));
+    assert_true(ms_warning_take(&kind, &message));
+    assert_string_equal("MS_TEST_SWITCH is 'Two', expected one, two or three; it is ignored",
+                        message);
+    setenv("MOONSHARD_RANK", "1", 1); /* a rank that has not joined yet: rank 0 says it */
+    assert_int_equal(7, msi_switch_choice("MS_TEST_SWITCH", words, 3, 7));
+    assert_false(ms_warning_take(&kind, &message));
+    unsetenv("MOONSHARD_RANK");
+    ms_warnings_capture(false);
+    unsetenv("MS_TEST_SWITCH");
 }
 
 static void test_base_context__closing_forgets_seed_and_samples(void **state)
@@ -184,7 +204,8 @@ int main(void)
         cmocka_unit_test(test_base_status__warnings_are_captured_in_order),
         cmocka_unit_test(test_base_status__control_characters_are_written_out),
         cmocka_unit_test(test_base_util__name_keys_are_fnv1a),
-        cmocka_unit_test(test_base_util__switches_are_numbers_or_a_warning),
+        cmocka_unit_test(test_base_switch__switches_are_numbers_or_a_warning),
+        cmocka_unit_test(test_base_switch__one_of_some_words_or_a_warning),
         cmocka_unit_test(test_base_context__closing_forgets_seed_and_samples),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);

@@ -78,7 +78,7 @@ static void kill_one(int32_t round, double *slowest)
     }
     sleep_us((int64_t)((filler(6, round) + 1) * 4000));
     int64_t killed_at = msi_now_ns();
-    pid_t pid = launch->child[victim].pid;
+    pid_t pid = atomic_load(&launch->job->block->slot[victim].pid);
 
     kill(pid, SIGKILL);
     assert_ok(ms_launch_wait(launch, &code, &cause));

@@ -1,77 +1,16 @@
-/* runtime/comm/supervise.c, output.c, strays.c: nobody stops the launcher, and nothing outlives it.
+/* runtime/comm/supervise.c, output.c: nobody stops the launcher, and it says who keeps it waiting.
  */
-#include "rank_test.h"
-
-#include "launch.h"
+#include "launch_test.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
-#include <signal.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
-
-static char *program; /* this executable, which is also the ranks' program */
-
-static void sleep_ms(int64_t ms)
-{
-    const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-
-    nanosleep(&t, NULL);
-}
-
-/* Words the launchers and ranks of a test share with it. */
-typedef struct scene {
-    _Atomic int32_t ready;
-    _Atomic int32_t pid[3]; /* of what ranks started */
-} scene;
-
-static scene *scene_new(void)
-{
-    return (scene *)(void *)reports_new(1);
-}
-
-static void scene_free(scene *x)
-{
-    reports_free((report *)(void *)x, 1);
-}
-
-static void wait_until_ready(scene *x, int32_t n)
-{
-    for (int32_t i = 0; i < 10000 && atomic_load(&x->ready) < n; i++) {
-        sleep_ms(1);
-    }
-    assert_int_equal(atomic_load(&x->ready), n);
-}
-
-/* Exit code, 1000 + signal, or -1 when it still runs after 20 s. */
-static int32_t code_of(pid_t pid)
-{
-    int status = 0;
-
-    for (int32_t i = 0; i < 20000; i++) {
-        if (waitpid(pid, &status, WNOHANG) == pid) {
-            return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-        }
-        sleep_ms(1);
-    }
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
-    return -1;
-}
-
-static bool runs(pid_t pid)
-{
-    pid_t parent;
-    char state = 'X';
-
-    return msi_process_look(pid, &state, &parent) && state != 'Z' && state != 'X';
-}
 
 /* -- programs as ranks ------------------------------------------------------------------------- */
 
@@ -411,132 +350,69 @@ static void test_comm_supervise__stops_in_every_phase_of_the_start(void **state)
     prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-/* -- what ranks leave behind ------------------------------------------------------------------- */
+/* -- ranks that do not end --------------------------------------------------------------------- */
 
-/* A child, a grandchild without parent, one in a session of its own that does not end when asked.
- */
-static ms_status leave_children(void *user, int32_t rank)
-{
-    scene *x = user;
-    pid_t self = getpid();
-
-    if (rank != 0) {
-        return MS_OK;
-    }
-    for (int32_t i = 0; i < 3; i++) {
-        if (fork() == 0 && (i == 0 || fork() == 0)) {
-            if (i == 2) {
-                setsid();
-                signal(SIGTERM, SIG_IGN);
-            }
-            atomic_store(&x->pid[i], getpid());
-            atomic_fetch_add(&x->ready, 1);
-            sleep_ms(60000);
-            _exit(0);
-        }
-        if (getpid() != self) {
-            _exit(0); /* the parent of a grandchild */
-        }
-    }
-    wait_until_ready(x, 3);
-    return MS_OK;
-}
-
-static void test_comm_supervise__ends_what_ranks_left_behind(void **state)
-{
-    scene *x = scene_new();
-    const char *cause;
-
-    (void)state;
-    assert_int_equal(run_processes(2, leave_children, x, &cause), 0);
-    assert_int_equal(atomic_load(&x->ready), 3);
-    for (int32_t i = 0; i < 3; i++) {
-        assert_false(runs(atomic_load(&x->pid[i])));
-    }
-    assert_false(has_children());
-    int adopts = -1;
-
-    prctl(PR_GET_CHILD_SUBREAPER, &adopts);
-    assert_int_equal(adopts, 0);
-    scene_free(x);
-}
-
-static ms_status leave_a_child(void *user, int32_t rank)
+static ms_status stop_after_the_last_call(void *user, int32_t rank)
 {
     scene *x = user;
 
-    if (rank == 0 && fork() == 0) {
-        atomic_store(&x->pid[0], getpid());
-        sleep_ms(60000);
-        _exit(0);
-    }
-    while (rank == 0 && atomic_load(&x->pid[0]) == 0) {
-        sleep_ms(1);
+    MS_TRY(meet(NULL, rank));
+    atomic_store(&x->pid[rank], getpid());
+    if (rank != atomic_load(&x->ready)) { /* -1: all */
+        raise(SIGSTOP);
     }
     return MS_OK;
 }
 
-/* With ever more file descriptors: as soon as ranks start, signals reach them; before, the error
- * leaves signals as they were. */
-static int32_t launch_with_few_files(scene *x)
+/* The warning of a launcher whose ranks but `ends` stop themselves, and go on 2.5 s later. */
+static void warn_of_stopped_ranks(scene *x, int32_t ends, char *warning, size_t room)
 {
-    for (rlim_t files = 4; files < 64; files++) {
-        ms_launch *launch;
-        const char *cause;
-        sigset_t blocked;
-        int32_t rank, code;
+    const char *kind, *text, *cause;
 
-        setrlimit(RLIMIT_NOFILE, &(struct rlimit){files, 1024});
-        ms_status status = ms_launch_fork(&launch, 1, &rank);
+    atomic_store(&x->ready, ends);
+    pid_t helper = fork();
 
-        if (rank == 0) {
-            sleep_ms(5000);
-            _exit(0);
+    if (helper == 0) {
+        sleep_ms(2500);
+        for (int32_t r = 0; r < 3; r++) {
+            kill(atomic_load(&x->pid[r]), SIGCONT);
         }
-        if (status == MS_OK) {
-            kill(getpid(), SIGTERM);
-            return ms_launch_wait(launch, &code, &cause) == MS_OK ? code : 99;
-        }
-        sigprocmask(SIG_SETMASK, NULL, &blocked);
-        if (sigismember(&blocked, SIGTERM)) {
-            return 98;
-        }
-        atomic_fetch_add(&x->pid[0], strstr(ms_error_message(), "for signals: ") != NULL);
+        _exit(0);
     }
-    return 97;
+    setenv("MS_COMM_ANNOUNCE", "1", 1);
+    ms_warnings_capture(true);
+    assert_int_equal(run_processes(3, stop_after_the_last_call, x, &cause), 0);
+    unsetenv("MS_COMM_ANNOUNCE");
+    assert_true(ms_warning_take(&kind, &text));
+    snprintf(warning, room, "%s", text);
+    assert_false(ms_warning_take(&kind, &text)); /* once in four such times */
+    ms_warnings_capture(false);
+    assert_int_equal(code_of(helper), 0);
 }
 
-static void test_comm_supervise__needs_a_file_descriptor_to_hear_signals(void **state)
+static void test_comm_supervise__says_who_has_not_ended(void **state)
 {
+    char expected[256], warning[512];
     scene *x = scene_new();
-    pid_t pid = fork();
 
     (void)state;
-    if (pid == 0) {
-        _exit(launch_with_few_files(x));
-    }
-    assert_int_equal(code_of(pid), 128 + SIGTERM);
-    assert_int_equal(atomic_load(&x->pid[0]), 1);
+    warn_of_stopped_ranks(x, 1, warning, sizeof(warning));
+    snprintf(expected, sizeof(expected),
+             "the launcher has waited 1 s for ranks 0, 2 to end; last calls: rank 0 (pid %d, T "
+             "stopped): barrier() (sequence 2), rank 2 (pid %d, T stopped): barrier() (sequence 2)",
+             (int)atomic_load(&x->pid[0]), (int)atomic_load(&x->pid[2]));
+    assert_string_equal(warning, expected);
     scene_free(x);
 }
 
-static void test_comm_supervise__leaves_its_own_children_alone(void **state)
+static void test_comm_supervise__says_that_all_ranks_are_stopped(void **state)
 {
+    char warning[512];
     scene *x = scene_new();
-    const char *cause;
-    pid_t own = fork();
 
     (void)state;
-    if (own == 0) {
-        sleep_ms(60000);
-        _exit(0);
-    }
-    assert_int_equal(run_processes(2, leave_a_child, x, &cause), 0);
-    assert_true(runs(own)); /* and as ranks' children cannot be told apart from its, ... */
-    assert_true(runs(atomic_load(&x->pid[0])));
-    kill(atomic_load(&x->pid[0]), SIGKILL);
-    kill(own, SIGKILL);
-    assert_int_equal(code_of(own), 1000 + SIGKILL);
+    warn_of_stopped_ranks(x, -1, warning, sizeof(warning));
+    assert_non_null(strstr(warning, "the launcher has waited 1 s for ranks 0, 1, 2 to end; last "));
     scene_free(x);
 }
 
@@ -552,18 +428,14 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_comm_supervise__learns_exit_codes_though_its_host_ignores_children),
         cmocka_unit_test(test_comm_supervise__starts_127_ranks),
         cmocka_unit_test(test_comm_supervise__stops_in_every_phase_of_the_start),
-        cmocka_unit_test(test_comm_supervise__ends_what_ranks_left_behind),
-        cmocka_unit_test(test_comm_supervise__needs_a_file_descriptor_to_hear_signals),
-        cmocka_unit_test(test_comm_supervise__leaves_its_own_children_alone),
+        cmocka_unit_test(test_comm_supervise__says_who_has_not_ended),
+        cmocka_unit_test(test_comm_supervise__says_that_all_ranks_are_stopped),
     };
 
-    program = argv[0];
-    if (argc == 3 && strcmp(argv[1], "rank") == 0) {
-        return rank_program(argv[2]);
-    }
-    if (!CAN_FORK) {
-        print_message("no ranks as processes under ThreadSanitizer\n");
-        return 0;
+    int code;
+
+    if (is_no_test(argc, argv, rank_program, &code)) {
+        return code;
     }
     return cmocka_run_group_tests_name("comm/supervise", tests, NULL, NULL);
 }

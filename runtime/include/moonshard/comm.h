@@ -38,7 +38,8 @@ typedef struct ms_dist_info {
  * caller: `*rank` is -1 and `*out` must be given to ms_launch_wait(); until then SIGINT, SIGTERM,
  * SIGHUP and SIGUSR1 are held back, to be relayed.
  * @return MS_RUNTIME_ERROR, naming the reason, when tensors are live, another thread runs, a
- *         device is up or ranks exist already
+ *         device is up or ranks exist already; that or MS_OUT_OF_MEMORY, naming system call and
+ *         limit, when the system refuses
  */
 MS_API ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank);
 /**
@@ -49,9 +50,10 @@ MS_API ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank);
 MS_API ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bool prefix);
 /**
  * Supervise until every rank has left: relay signals, end all on the first failure, name the root
- * cause; then end what the ranks started and left behind (not when this process had children of its
- * own at the launch). A second SIGINT or SIGTERM ends all at once, and so does the first stop
- * signal when some rank has not once called ms_dist_stop_agreed() MS_STOP_TIMEOUT (10) seconds
+ * cause; then end what the ranks started and left behind. No other child of this process is waited
+ * for or touched. When some ranks have ended and others have not MS_COMM_ANNOUNCE (15) seconds
+ * later, a warning names those. A second SIGINT or SIGTERM ends all at once, and so does the first
+ * stop signal when some rank has not once called ms_dist_stop_agreed() MS_STOP_TIMEOUT (10) seconds
  * later. What nobody reads of the ranks' output delays nothing but the return. Frees `launch`.
  * @param exit_code  of the job: 0, that of the first rank that failed, or 128 + signal; 1 when all
  *                   went well but what ranks printed could not be written (said on stderr)

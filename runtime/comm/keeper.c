@@ -1,0 +1,326 @@
+/* The keeper: a process between the launcher and its ranks. It starts them, reaps them, and becomes
+ * the parent of whatever they leave behind, however that was started; so none of this depends on
+ * other children of the process that launches, or touches them.
+ *
+ * Both talk over a socket: the keeper says which rank has ended and how, the launcher which rank
+ * gets which signal. Who signals is who reaps, so a signal never meets another process with the
+ * same number. When the launcher dies, or drops its end, the keeper ends everything. */
+#include "launch.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* As few are sent as a socket holds, so nobody waits to send one.
+ * To the launcher: rank `rank` has ended with this status of waitpid(); the first message: this
+ * error of fork() at rank `rank`, or rank -1: all have been started. To the keeper: a signal. */
+typedef struct message {
+    int32_t rank, number;
+} message;
+
+typedef struct keeper {
+    const ms_launch *launch;
+    int32_t line; /* to the launcher; -1: it has gone */
+    int32_t running;
+    pid_t pid[MSI_MAX_RANKS]; /* 0: has ended */
+    struct sigaction child_before;
+} keeper;
+
+static bool tell(int32_t line, int32_t rank, int32_t number)
+{
+    const message m = {rank, number};
+    ssize_t n;
+
+    while ((n = send(line, &m, sizeof(m), MSG_NOSIGNAL)) < 0 && errno == EINTR) {
+    }
+    return n == (ssize_t)sizeof(m);
+}
+
+/* 1: a message; 0: none for now; -1: the other side has gone. */
+static int32_t hear(int32_t line, int flags, message *m)
+{
+    ssize_t n;
+
+    while ((n = recv(line, m, sizeof(*m), flags)) < 0 && errno == EINTR) {
+    }
+    return n == (ssize_t)sizeof(*m) ? 1 : n < 0 && errno == EAGAIN ? 0 : -1;
+}
+
+/* -- starting ---------------------------------------------------------------------------------- */
+
+/* First steps of every rank: hear signals, die with the parent, own cores, leave stdin to rank 0.
+ * Async-signal-safe, as is all that a rank does before it becomes another program. */
+static void settle(const keeper *k, pid_t parent, int32_t rank)
+{
+    sigaction(SIGCHLD, &k->child_before, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) {
+        _exit(128 + SIGKILL); /* it died before that took effect */
+    }
+    msi_launch_hear_signals(k->launch);
+    close(k->line);
+    msi_cores_pin(rank, k->launch->n);
+    if (rank > 0) {
+        int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+        if (null >= 0) {
+            dup2(null, STDIN_FILENO);
+            close(null);
+        }
+    }
+}
+
+/* Gives the rank that this process is, -1 in the keeper. Ranks it has started end with it when it
+ * cannot start all. */
+static int32_t start_ranks(keeper *k)
+{
+    pid_t self = getpid();
+
+    for (int32_t r = 0; r < k->launch->n; r++) {
+        pid_t pid = fork();
+
+        if (pid == 0) {
+            settle(k, self, r);
+            return r;
+        }
+        if (pid < 0) {
+            tell(k->line, r, errno);
+            _exit(1);
+        }
+        k->pid[r] = pid;
+        k->running++;
+        atomic_store(&k->launch->job->block->slot[r].pid, (int32_t)pid);
+    }
+    return -1;
+}
+
+/* -- keeping ----------------------------------------------------------------------------------- */
+
+static void reap(keeper *k)
+{
+    int status;
+    pid_t pid;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        for (int32_t r = 0; r < k->launch->n; r++) {
+            if (k->pid[r] == pid) {
+                k->pid[r] = 0;
+                k->running--;
+                tell(k->line, r, status);
+            }
+        }
+    }
+}
+
+static void signal_rank(const keeper *k, int32_t rank, int signal)
+{
+    if (k->pid[rank] > 0) {
+        kill(k->pid[rank], signal);
+    }
+}
+
+/* False: the launcher has gone. */
+static bool obey(const keeper *k)
+{
+    int32_t heard;
+    message m;
+
+    while ((heard = hear(k->line, MSG_DONTWAIT, &m)) > 0) {
+        signal_rank(k, m.rank, m.number);
+    }
+    return heard == 0 && getppid() == k->launch->host;
+}
+
+static void signal_strays(int signal)
+{
+    DIR *processes = opendir("/proc");
+    pid_t self = getpid(), parent;
+    char state;
+
+    if (processes == NULL) {
+        return;
+    }
+    for (const struct dirent *e = readdir(processes); e != NULL; e = readdir(processes)) {
+        pid_t pid = isdigit((unsigned char)e->d_name[0]) ? atoi(e->d_name) : 0;
+
+        if (pid > 0 && msi_process_look(pid, &state, &parent) && parent == self) {
+            kill(pid, signal);
+        }
+    }
+    closedir(processes);
+}
+
+/* True: some are left. */
+static bool reap_strays(void)
+{
+    pid_t pid;
+
+    while ((pid = waitpid(-1, NULL, WNOHANG)) > 0) {
+    }
+    return pid == 0;
+}
+
+/* No rank runs any more: ask what they left to end, and kill it when it has not a second later. */
+static void end_strays(void)
+{
+    const struct timespec moment = {.tv_nsec = 10000000};
+    int64_t begin = msi_now_ns(), waited_ms = 0;
+
+    if (!reap_strays()) {
+        return;
+    }
+    signal_strays(SIGTERM);
+    do {
+        nanosleep(&moment, NULL);
+        waited_ms = (msi_now_ns() - begin) / 1000000;
+        if (waited_ms > MSI_GRACE_MS) {
+            signal_strays(SIGKILL); /* also what the killed ones leave */
+        }
+    } while (reap_strays() && waited_ms < 2 * MSI_GRACE_MS);
+}
+
+static void on_child(int signal)
+{
+    (void)signal; /* only ends ppoll() */
+}
+
+/* Signals of a terminal reach the keeper with all others, and are the launcher's business. SIGCHLD
+ * also says that the launcher has died. */
+static void take_no_signals(keeper *k)
+{
+    struct sigaction wake = {.sa_handler = on_child};
+    sigset_t all;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, NULL);
+    sigaction(SIGCHLD, &wake, &k->child_before);
+    prctl(PR_SET_PDEATHSIG, SIGCHLD);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+static _Noreturn void keep(keeper *k)
+{
+    sigset_t all_but_child;
+
+    sigfillset(&all_but_child);
+    sigdelset(&all_but_child, SIGCHLD);
+    while (k->running > 0) {
+        struct pollfd line = {.fd = k->line, .events = POLLIN};
+
+        ppoll(&line, 1, NULL, &all_but_child);
+        reap(k);
+        if (k->line >= 0 && !obey(k)) {
+            for (int32_t r = 0; r < k->launch->n; r++) {
+                signal_rank(k, r, SIGKILL);
+            }
+            close(k->line);
+            k->line = -1;
+        }
+    }
+    end_strays();
+    _exit(0);
+}
+
+/* Comes back in ranks only. */
+static int32_t become_keeper(ms_launch *launch, int32_t line)
+{
+    keeper k = {.launch = launch, .line = line};
+
+    take_no_signals(&k);
+    close(launch->signal_fd);
+    launch->signal_fd = -1;
+    int32_t rank = start_ranks(&k);
+
+    if (rank >= 0) {
+        return rank;
+    }
+    prctl(PR_SET_NAME, "moonshard-keep"); /* what `ps` calls it */
+    msi_output_free(launch->output); /* a rank must notice when the launcher does not read it */
+    tell(k.line, -1, 0);
+    keep(&k);
+}
+
+/* -- for the launcher -------------------------------------------------------------------------- */
+
+static void hang_up(ms_launch *launch)
+{
+    close(launch->line);
+    launch->line = -1;
+    while (waitpid(launch->keeper, NULL, 0) < 0 && errno == EINTR) {
+    }
+}
+
+ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
+{
+    int32_t line[2];
+    message m;
+
+    *rank = -1;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line) != 0) {
+        return msi_fail_call("socketpair", errno, "cannot start %d ranks", (int)launch->n);
+    }
+    launch->keeper = fork();
+    if (launch->keeper == 0) {
+        close(line[0]);
+        *rank = become_keeper(launch, line[1]);
+        return MS_OK;
+    }
+    int error = errno;
+
+    close(line[1]);
+    if (launch->keeper < 0) {
+        close(line[0]);
+        return msi_fail_call("fork", error, "cannot start %d ranks", (int)launch->n);
+    }
+    launch->line = line[0];
+    if (hear(launch->line, 0, &m) < 0) {
+        hang_up(launch);
+        return MS_FAIL(MS_RUNTIME_ERROR, "cannot start %d ranks: the process to keep them died",
+                       (int)launch->n);
+    }
+    if (m.rank >= 0) {
+        hang_up(launch);
+        return msi_fail_call("fork", m.number, "cannot start rank %d", (int)m.rank);
+    }
+    for (int32_t r = 0; r < launch->n; r++) {
+        launch->child[r].running = true;
+    }
+    return MS_OK;
+}
+
+void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal)
+{
+    if (launch->line >= 0) {
+        kill(launch->keeper, SIGCONT); /* should somebody have stopped it */
+        tell(launch->line, rank, signal);
+    }
+}
+
+bool msi_keeper_hear(ms_launch *launch, int32_t *rank, int32_t *status)
+{
+    message m;
+    int32_t heard = launch->line >= 0 ? hear(launch->line, MSG_DONTWAIT, &m) : 0;
+
+    if (heard < 0) {
+        hang_up(launch);
+    } else if (heard > 0) {
+        *rank = m.rank;
+        *status = m.number;
+    }
+    return heard > 0;
+}
+
+void msi_keeper_end(ms_launch *launch)
+{
+    if (launch->line >= 0) {
+        kill(launch->keeper, SIGCONT);
+        hang_up(launch);
+    }
+}
