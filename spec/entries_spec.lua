@@ -98,7 +98,7 @@ describe('entries of a tensor', function()
 
   it('leave methods where they were, and name the nearest for a mistyped one', function()
     assert.equal(21, x:sum():item())
-    checks.raises('KeyError', "a tensor has no method 'shpae', did you mean 'shape'?", get, x,
+    checks.raises('KeyError', "a tensor has no 'shpae', did you mean 'shape'?", get, x,
       'shpae')
     checks.raises('NotImplementedError', "a tensor has no method 'max' yet", get, x, 'max')
     local expected = "t[i]: 'i' is a %s, expected an integer (of one entry) or the name of a method"

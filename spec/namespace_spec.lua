@@ -70,6 +70,38 @@ describe('the library\'s names', function()
     end
   end)
 
+  it('are refused on objects that have no others', function()
+    local tokens = ms.arange(100)
+    for _, case in ipairs {
+      { ms.optim.SGD { ms.ones(2) }, 'stepp', "optim.Optimizer has no 'stepp', did you mean 'step'?" },
+      { ms.optim.SGD { ms.ones(2) }, 'parm_groups', "did you mean 'param_groups'?" },
+      { ms.optim.SGD { ms.ones(2) }, 'momentum', "'momentum'; write opt.param_groups[i].momentum" },
+      { ms.optim.SGD { ms.ones(2) }, 1, 'optim.Optimizer has no entry 1' },
+      { ms.data.Loader { tokens = tokens, batch = 2, context = 4 }, 'nxt', "did you mean 'next'?" },
+      { fsdp.CustomPolicy(print), 'chose', "fsdp.Policy has no 'chose'" },
+      { ms.checkpoint.Manager { root = 'none' }, 'restore', "checkpoint.Manager has no 'restore'" },
+      { ms.checkpoint, 'savee', "checkpoint has no 'savee', did you mean 'save'?" },
+      { ms.schedule, 'cosin', "schedule has no 'cosin', did you mean 'cosine'?" },
+      { ms.ops, 'softmx', "ms.ops has no 'softmx'" },
+    } do
+      checks.raises('KeyError', case[3], function() return case[1][case[2]] end)
+    end
+  end)
+
+  it('say where else a name stands', function()
+    checks.raises('KeyError', "ms has no 'sum'; it is a method: t:sum(...)", function()
+      return ms.sum
+    end)
+    checks.raises('KeyError', "ms has no 'layer_norm'; it is ms.ops.layer_norm", function()
+      return ms.layer_norm
+    end)
+  end)
+
+  it('are what a namespace prints', function()
+    assert.truthy(tostring(ms.optim):find('^optim: Adam AdamW'))
+    assert.truthy(tostring(ms):find ' zeros')
+  end)
+
   it('load what is there', function()
     assert.equal('nn.LayerNorm', ms.nn.LayerNorm._name)
     assert.equal(ms.optim.AdamW, ms.optim.AdamW)

@@ -6,6 +6,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.dims'
 local errors = require 'moonshard.errors'
+local missing = require 'moonshard.missing'
 local util = require 'moonshard.util'
 
 local C, calls = B.C, B.calls
@@ -39,9 +40,7 @@ local function no_method(methods, key)
   elseif PLANNED[key] then
     errors.raise('NotImplementedError', "a tensor has no method '%s' yet", key)
   end
-  local near = errors.nearest(key, util.sorted_keys(methods))
-  errors.raise('KeyError', "a tensor has no method '%s'%s", key,
-    near and (", did you mean '%s'?"):format(near) or '')
+  missing('a tensor', key, util.sorted_keys(methods))
 end
 
 local function check_assignable(t, i)

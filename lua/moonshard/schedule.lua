@@ -4,6 +4,7 @@
 ---     opt:set_lr(lr(step))
 
 local errors = require 'moonshard.errors'
+local namespace = require 'moonshard.namespace'
 
 local schedule = {}
 
@@ -74,4 +75,4 @@ function schedule.constant(opts)
   end
 end
 
-return schedule
+return namespace('schedule', schedule)

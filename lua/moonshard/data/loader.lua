@@ -24,6 +24,8 @@ local receiver = require 'moonshard.receiver'
 ---@overload fun(opts: ms.data.Loader.Options): ms.data.Loader
 local Loader = class('data.Loader')
 
+Loader._is_loader = true
+
 ---@class ms.data.Loader.Options
 ---@field tokens ms.Tensor  u8 or i64 (n)
 ---@field batch integer  B, rows of one micro-batch
@@ -166,4 +168,7 @@ function Loader:load_state(state)
   self._step, self._micro = state.samples / self.samples_per_step, 0
 end
 
-return receiver.check(Loader)
+return receiver.check(Loader, Loader, {
+  'tokens', 'batch', 'context', 'seed', 'shuffle', 'rank', 'world_size', 'micro_batches',
+  'samples_per_step', 'n_windows', 'steps_per_epoch',
+})

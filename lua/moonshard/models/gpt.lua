@@ -167,7 +167,7 @@ function GPT:generate(ids, n, opts)
   if type(ids) ~= 'table' or #ids == 0 then
     errors.raise('ValueError', 'generate begins with an array of at least one token')
   end
-  for i, token in ipairs(ids) do
+  for i, token in ipairs(arguments.array('generate', 'ids', ids)) do
     arguments.whole('generate', ('ids[%d]'):format(i), token, nil, 0)
   end
   arguments.whole('generate', 'n', n, nil, 0)
