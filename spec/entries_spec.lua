@@ -106,6 +106,21 @@ describe('entries of a tensor', function()
     checks.raises('TypeError', expected:format('table'), get, x, { 1, 2 })
   end)
 
+  it('say what a name of another library is called here', function()
+    checks.raises('KeyError', "a tensor has no 'numpy'; write t:totable()", get, x, 'numpy')
+    checks.raises('KeyError', "a tensor has no 'T'; write t:t()", get, x, 'T')
+  end)
+
+  it('can be walked by ipairs', function()
+    local sums = {}
+    for i, row in ipairs(x) do
+      sums[i] = row:sum():item()
+    end
+    assert.same({ x[1]:sum():item(), x[2]:sum():item() }, sums)
+    checks.raises('TypeError', 'the tensor has no dimensions', ipairs, x:sum())
+    checks.raises('TypeError', 'ipairs(t) gives its entries', pairs, x)
+  end)
+
   it('belong to the scope they were made in', function()
     local kept
     ms.scope(function()

@@ -71,12 +71,12 @@ describe('the library\'s names', function()
   end)
 
   it('are refused on objects that have no others', function()
-    local tokens = ms.arange(100)
+    local tokens, opt = ms.arange(100), ms.optim.SGD { ms.ones(2) }
     for _, case in ipairs {
-      { ms.optim.SGD { ms.ones(2) }, 'stepp', "optim.Optimizer has no 'stepp', did you mean 'step'?" },
-      { ms.optim.SGD { ms.ones(2) }, 'parm_groups', "did you mean 'param_groups'?" },
-      { ms.optim.SGD { ms.ones(2) }, 'momentum', "'momentum'; write opt.param_groups[i].momentum" },
-      { ms.optim.SGD { ms.ones(2) }, 1, 'optim.Optimizer has no entry 1' },
+      { opt, 'stepp', "optim.Optimizer has no 'stepp', did you mean 'step'?" },
+      { opt, 'parm_groups', "did you mean 'param_groups'?" },
+      { opt, 'momentum', "'momentum'; write opt.param_groups[i].momentum" },
+      { opt, 1, 'optim.Optimizer has no entry 1' },
       { ms.data.Loader { tokens = tokens, batch = 2, context = 4 }, 'nxt', "did you mean 'next'?" },
       { fsdp.CustomPolicy(print), 'chose', "fsdp.Policy has no 'chose'" },
       { ms.checkpoint.Manager { root = 'none' }, 'restore', "checkpoint.Manager has no 'restore'" },
@@ -94,6 +94,13 @@ describe('the library\'s names', function()
     end)
     checks.raises('KeyError', "ms has no 'layer_norm'; it is ms.ops.layer_norm", function()
       return ms.layer_norm
+    end)
+    checks.raises('KeyError', "ms has no 'float32'; write ms.f32", function() return ms.float32 end)
+    checks.raises('KeyError', "nn has no 'Parameter'; a module declares one", function()
+      return ms.nn.Parameter
+    end)
+    checks.raises('KeyError', 'rates are functions of the step: ms.schedule', function()
+      return ms.optim.lr_scheduler
     end)
   end)
 

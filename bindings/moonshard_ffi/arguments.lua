@@ -64,7 +64,10 @@ arguments.list = of_type('table', 'a list')
 ---@param value any
 ---@return table
 function arguments.array(what, name, value)
-  for key in next, arguments.list(what, name, value) do
+  if arguments.noun(value) ~= 'a table' then
+    refuse(what, name, value, 'a list')
+  end
+  for key in next, value do
     if type(key) ~= 'number' then
       errors.raise('TypeError', "%s: '%s' has a field '%s', expected a plain list; what is no part "
         .. 'of it follows by place, not by name', what, name,

@@ -64,7 +64,9 @@ local function overlay(o, given)
     end
   end
   if given.betas ~= nil then
-    arguments.array('optimizer', 'betas', given.betas)
+    if #arguments.array('optimizer', 'betas', given.betas) ~= 2 then
+      B.errors.raise('ValueError', 'betas are %d numbers, expected 2', #given.betas)
+    end
     o.beta1 = expect('number', 'betas[1]', given.betas[1])
     o.beta2 = expect('number', 'betas[2]', given.betas[2])
   end

@@ -37,6 +37,10 @@ local function describe(cls)
   return 'class ' .. cls._name
 end
 
+local function describe_object(object)
+  return 'a ' .. getmetatable(object)._name
+end
+
 --- Make a class.
 ---@param name string
 ---@param parent? ms.Class
@@ -47,7 +51,7 @@ local function class(name, parent)
     arguments.refuse('class', 'parent', parent, 'a class')
   end
   local cls = { _name = name, _parent = parent }
-  for key, value in next, parent or { init = function() end } do
+  for key, value in next, parent or { init = function() end, __tostring = describe_object } do
     if key == 'init' or key:sub(1, 2) == '__' then
       cls[key] = value
     end

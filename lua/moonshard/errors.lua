@@ -156,7 +156,7 @@ end
 function errors.options(what, given, known)
   if given == nil then
     return {}
-  elseif type(given) ~= 'table' then
+  elseif arguments.noun(given) ~= 'a table' then
     errors.raise('TypeError', '%s: options are %s, expected a table', what, arguments.noun(given))
   end
   local is_list = arguments.list(what, 'known', known)[1] ~= nil

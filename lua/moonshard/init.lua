@@ -131,9 +131,18 @@ for _, name in ipairs {
   lazy[name] = 'moonshard.' .. name
 end
 
--- Functions of torch that are methods, operators or layers here.
+local OTHERWISE = {
+  Tensor = 'ms.tensor', float32 = 'ms.f32', float64 = 'ms.f64', float = 'ms.f32',
+  double = 'ms.f64', bfloat16 = 'ms.bf16', int64 = 'ms.i64', long = 'ms.i64', uint8 = 'ms.u8',
+  zeros_like = 'ms.zeros(t:shape())', ones_like = 'ms.ones(t:shape())',
+  save = 'ms.checkpoint.save', load = 'ms.checkpoint.load', distributed = 'ms.dist',
+}
+
+-- Where names of torch stand.
 local function instead(name)
-  if rawget(Tensor, name) then
+  if OTHERWISE[name] then
+    return 'write ' .. OTHERWISE[name]
+  elseif rawget(Tensor, name) then
     return ('it is a method: t:%s(...)'):format(name)
   elseif ops[name] then
     return ('it is ms.ops.%s'):format(name)

@@ -147,6 +147,16 @@ describe('data', function()
     assert.not_equal(mask(1, 1, 0, 1), mask(1, 1, 0, 2))
   end)
 
+  it('says how it is walked, and prints what it deals', function()
+    local loader = data.Loader { tokens = ms.arange(41), batch = 2, context = 4 }
+    checks.raises('TypeError', 'write: for step, x, y in loader:batches() do', function()
+      for x in loader do return x end
+    end)
+    assert.equal('Loader(batch=2, context=4, steps_per_epoch=5, rank=0 of 1)', tostring(loader))
+    checks.raises('ValueError', 'batch is nil, expected a whole number above 0', data.Loader,
+      { tokens = ms.arange(41), context = 4 })
+  end)
+
   it('refuses positions and sizes that do not fit', function()
     local function loader(opts)
       return data.Loader { tokens = tokens, batch = opts.batch or 1, context = opts.context or 3,

@@ -170,11 +170,29 @@ describe('optim', function()
     checks.raises('ValueError', 'optimizer got an empty parameter list', optim.SGD, {})
     checks.raises('TypeError', 'but got a nn.Linear; write model:parameters()', optim.SGD,
       nn.Linear(2, 2))
-    checks.raises('TypeError', "'list' has a field 'lr', expected a plain list", optim.SGD,
+    checks.raises('TypeError', "'params' has a field 'lr', expected a plain list", optim.SGD,
       { p, lr = 1 })
+    checks.raises('TypeError', "params: 'list' is a nn.Linear, expected a list", optim.SGD,
+      { { params = nn.Linear(2, 2) } })
+    checks.raises('ValueError', 'betas are 3 numbers, expected 2', optim.Adam, { p },
+      { betas = { 0.9, 0.99, 0.999 } })
     checks.raises('ValueError', 'some parameters appear in more than one parameter group',
       optim.SGD, { { params = { p } }, { params = { p } } })
     checks.raises('TypeError', 'params: entry 1 is a number, expected a tensor', optim.SGD, { 3 })
+  end)
+
+  it('loads no state of another kind, and none that is damaged', function()
+    local p = leaf(1)
+    local opt = optim.SGD({ p }, { momentum = 0.5 })
+    step(opt, p)
+    local sd = opt:state_dict()
+    checks.raises('ValueError', "param_groups[1] of the state dict loaded into optim.SGD: unknown "
+      .. "option 'betas'", opt.load_state_dict, opt, optim.Adam({ p }):state_dict())
+    checks.raises('TypeError', "'sd.state[1].steps' is a nil", opt.load_state_dict, opt,
+      { param_groups = sd.param_groups, state = { {} } })
+    checks.raises('TypeError', "'sd.state[1]' is a number", opt.load_state_dict, opt,
+      { param_groups = sd.param_groups, state = { 3 } })
+    assert.same(sd.param_groups, opt:state_dict().param_groups)
   end)
 
   it('leaves parameters without a gradient alone', function()

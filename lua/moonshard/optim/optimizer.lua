@@ -38,7 +38,7 @@ local function groups_of(self, params)
     errors.raise('TypeError', 'params argument given to the optimizer should be an array of '
       .. 'tensors or of groups, but got %s%s', arguments.noun(params),
       is_object and '; write model:parameters()' or '')
-  elseif #params == 0 then
+  elseif #arguments.array(self._name, 'params', params) == 0 then
     errors.raise('ValueError', 'optimizer got an empty parameter list')
   end
   if not is_group(params[1]) then
@@ -189,16 +189,28 @@ local function note_loaded(self, entries, steps)
   end
 end
 
+-- Is this the state of an optimizer of the same kind over as many parameters?
+local function check_state_dict(self, sd, n)
+  local what = 'load_state_dict'
+  arguments.list(what, 'sd', sd)
+  for i, options in ipairs(arguments.list(what, 'sd.param_groups', sd.param_groups)) do
+    errors.options(('param_groups[%d] of the state dict loaded into %s'):format(i, self._name),
+      arguments.list(what, ('sd.param_groups[%d]'):format(i), options), self.options)
+  end
+  if #arguments.list(what, 'sd.state', sd.state) ~= n then
+    errors.raise('ValueError', 'loaded state dict has %d parameters, expected %d', #sd.state, n)
+  end
+  for i, state in ipairs(sd.state) do
+    arguments.list(what, ('sd.state[%d]'):format(i), state)
+    arguments.whole(what, ('sd.state[%d].steps'):format(i), state.steps, nil, 0)
+  end
+end
+
 --- Take over what state_dict() gave, on the same number of ranks.
 ---@param sd ms.optim.StateDict
 function Optimizer:load_state_dict(sd)
   local entries, names = self:_entries()
-  arguments.list('load_state_dict', 'sd', sd)
-  arguments.list('load_state_dict', 'sd.param_groups', sd.param_groups)
-  if #arguments.list('load_state_dict', 'sd.state', sd.state) ~= #entries then
-    errors.raise('ValueError', 'loaded state dict has %d parameters, expected %d', #sd.state,
-      #entries)
-  end
+  check_state_dict(self, sd, #entries)
   self:_set_group_options(sd.param_groups)
   local most = 0
   for i, entry in ipairs(entries) do
