@@ -149,9 +149,7 @@ describe('data', function()
 
   it('says how it is walked, and prints what it deals', function()
     local loader = data.Loader { tokens = ms.arange(41), batch = 2, context = 4 }
-    checks.raises('TypeError', 'write: for step, x, y in loader:batches() do', function()
-      for x in loader do return x end
-    end)
+    checks.raises('TypeError', 'write: for step, x, y in loader:batches() do', loader)
     assert.equal('Loader(batch=2, context=4, steps_per_epoch=5, rank=0 of 1)', tostring(loader))
     checks.raises('ValueError', 'batch is nil, expected a whole number above 0', data.Loader,
       { tokens = ms.arange(41), context = 4 })
