@@ -98,12 +98,27 @@ describe('entries of a tensor', function()
 
   it('leave methods where they were, and name the nearest for a mistyped one', function()
     assert.equal(21, x:sum():item())
-    checks.raises('KeyError', "a tensor has no method 'shpae', did you mean 'shape'?", get, x,
+    checks.raises('KeyError', "a tensor has no 'shpae', did you mean 'shape'?", get, x,
       'shpae')
     checks.raises('NotImplementedError', "a tensor has no method 'max' yet", get, x, 'max')
     local expected = "t[i]: 'i' is a %s, expected an integer (of one entry) or the name of a method"
     checks.raises('TypeError', expected:format('boolean'), get, x, true)
     checks.raises('TypeError', expected:format('table'), get, x, { 1, 2 })
+  end)
+
+  it('say what a name of another library is called here', function()
+    checks.raises('KeyError', "a tensor has no 'numpy'; write t:totable()", get, x, 'numpy')
+    checks.raises('KeyError', "a tensor has no 'T'; write t:t()", get, x, 'T')
+  end)
+
+  it('can be walked by ipairs', function()
+    local sums = {}
+    for i, row in ipairs(x) do
+      sums[i] = row:sum():item()
+    end
+    assert.same({ x[1]:sum():item(), x[2]:sum():item() }, sums)
+    checks.raises('TypeError', 'the tensor has no dimensions', ipairs, x:sum())
+    checks.raises('TypeError', 'ipairs(t) gives its entries', pairs, x)
   end)
 
   it('belong to the scope they were made in', function()

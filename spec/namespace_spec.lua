@@ -70,6 +70,45 @@ describe('the library\'s names', function()
     end
   end)
 
+  it('are refused on objects that have no others', function()
+    local tokens, opt = ms.arange(100), ms.optim.SGD { ms.ones(2) }
+    for _, case in ipairs {
+      { opt, 'stepp', "optim.Optimizer has no 'stepp', did you mean 'step'?" },
+      { opt, 'parm_groups', "did you mean 'param_groups'?" },
+      { opt, 'momentum', "'momentum'; write opt.param_groups[i].momentum" },
+      { opt, 1, 'optim.Optimizer has no entry 1' },
+      { ms.data.Loader { tokens = tokens, batch = 2, context = 4 }, 'nxt', "did you mean 'next'?" },
+      { fsdp.CustomPolicy(print), 'chose', "fsdp.Policy has no 'chose'" },
+      { ms.checkpoint.Manager { root = 'none' }, 'restore', "checkpoint.Manager has no 'restore'" },
+      { ms.checkpoint, 'savee', "checkpoint has no 'savee', did you mean 'save'?" },
+      { ms.schedule, 'cosin', "schedule has no 'cosin', did you mean 'cosine'?" },
+      { ms.ops, 'softmx', "ms.ops has no 'softmx'" },
+    } do
+      checks.raises('KeyError', case[3], function() return case[1][case[2]] end)
+    end
+  end)
+
+  it('say where else a name stands', function()
+    checks.raises('KeyError', "ms has no 'sum'; it is a method: t:sum(...)", function()
+      return ms.sum
+    end)
+    checks.raises('KeyError', "ms has no 'layer_norm'; it is ms.ops.layer_norm", function()
+      return ms.layer_norm
+    end)
+    checks.raises('KeyError', "ms has no 'float32'; write ms.f32", function() return ms.float32 end)
+    checks.raises('KeyError', "nn has no 'Parameter'; a module declares one", function()
+      return ms.nn.Parameter
+    end)
+    checks.raises('KeyError', 'rates are functions of the step: ms.schedule', function()
+      return ms.optim.lr_scheduler
+    end)
+  end)
+
+  it('are what a namespace prints', function()
+    assert.truthy(tostring(ms.optim):find('^optim: Adam AdamW'))
+    assert.truthy(tostring(ms):find ' zeros')
+  end)
+
   it('load what is there', function()
     assert.equal('nn.LayerNorm', ms.nn.LayerNorm._name)
     assert.equal(ms.optim.AdamW, ms.optim.AdamW)

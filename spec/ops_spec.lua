@@ -94,6 +94,21 @@ describe('operators', function()
     checks.close(0.5 * (1 + math.tanh(inner)), x:gelu('tanh'):item(), 1e-12)
   end)
 
+  it('refuse names where arguments stand by place', function()
+    local x = ms.ones(2, 3)
+    for text, call in pairs {
+      ["sum: 'dimensions' has a field 'dim', expected a plain list"] = function()
+        x:sum { dim = 1 }
+      end,
+      ["mean: 'dimensions' has a field 'keepdim'"] = function() x:mean { 1, keepdim = true } end,
+      ["reshape: 'list' has a field 'shape'"] = function() x:reshape { shape = { 3, 2 } } end,
+      ["permute: 'list' has a field 'dims'"] = function() x:permute { 2, 1, dims = 2 } end,
+      ["cat: 'list' has a field 'dim'"] = function() ms.cat { x, x, dim = 2 } end,
+    } do
+      checks.raises('TypeError', text, call)
+    end
+  end)
+
   it('sum and average over the dimensions given', function()
     local x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
     assert.equal(21, x:sum():item())

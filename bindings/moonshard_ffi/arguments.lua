@@ -58,6 +58,25 @@ arguments.text = of_type('string', 'a string')
 ---@type fun(what: string, name: string, value: any, default?: table): table
 arguments.list = of_type('table', 'a list')
 
+--- A list without fields: what stands there by name is nothing that anybody looks at.
+---@param what string  the function
+---@param name string  the argument
+---@param value any
+---@return table
+function arguments.array(what, name, value)
+  if arguments.noun(value) ~= 'a table' then
+    refuse(what, name, value, 'a list')
+  end
+  for key in next, value do
+    if type(key) ~= 'number' then
+      errors.raise('TypeError', "%s: '%s' has a field '%s', expected a plain list; what is no part "
+        .. 'of it follows by place, not by name', what, name,
+        type(key) == 'string' and key:sub(1, 80) or arguments.noun(key))
+    end
+  end
+  return value
+end
+
 --- A function, or an object that can be called.
 ---@return fun(...): ...
 function arguments.fn(what, name, value)

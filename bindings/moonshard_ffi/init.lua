@@ -117,7 +117,7 @@ local RefArray = ffi.typeof('ms_ref[?]')
 ---@param list ms.Tensor[]
 ---@param what string  names the argument in errors
 function B.array(list, what)
-  local n = #arguments.list(what, 'list', list)
+  local n = #arguments.array(what, 'list', list)
   local refs = RefArray(math.max(n, 1))
   for i = 1, n do
     if not ffi.istype(Ref, list[i]) then

@@ -1,6 +1,7 @@
 --- Optimizers: a record around the runtime's ms_optim, freed with it.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 
 local C, calls = B.C, B.calls
 
@@ -11,6 +12,12 @@ local KINDS = { SGD = 0, Adam = 1, AdamW = 2 }
 -- Names of options in scripts, and in the runtime's struct.
 local NUMBERS = { 'lr', 'momentum', 'dampening', 'weight_decay', 'eps' }
 local FLAGS = { 'nesterov', 'maximize' }
+
+--- All of them.
+optim.names = { 'betas', unpack(NUMBERS) }
+for _, name in ipairs(FLAGS) do
+  table.insert(optim.names, name)
+end
 
 ---@param kind 'SGD'|'Adam'|'AdamW'
 function optim.new(kind)
@@ -57,7 +64,9 @@ local function overlay(o, given)
     end
   end
   if given.betas ~= nil then
-    expect('table', 'betas', given.betas)
+    if #arguments.array('optimizer', 'betas', given.betas) ~= 2 then
+      B.errors.raise('ValueError', 'betas are %d numbers, expected 2', #given.betas)
+    end
     o.beta1 = expect('number', 'betas[1]', given.betas[1])
     o.beta2 = expect('number', 'betas[2]', given.betas[2])
   end

@@ -4,6 +4,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
+local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
 local Tensor = require 'moonshard.tensor'
 
@@ -96,5 +97,7 @@ end
 function Tensor:remove_hook(id)
   calls.hook_remove(self, id)
 end
+
+receiver.check_tensors(Tensor)
 
 return autograd

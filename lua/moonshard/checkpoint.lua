@@ -11,6 +11,7 @@ local class = require 'moonshard.class'
 local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local json = require 'moonshard.json'
+local namespace = require 'moonshard.namespace'
 local parameter = require 'moonshard_ffi.parameter'
 local receiver = require 'moonshard.receiver'
 local runtime = require 'moonshard_ffi.checkpoint'
@@ -37,13 +38,13 @@ local function check_path(what, name, value)
   end
 end
 
--- What is saved and restored, and a method by which each is known.
+-- What is saved and restored, and the mark by which each is known.
 local PARTS = { 'model', 'optimizer', 'loader' }
-local METHODS = { model = 'named_parameters', optimizer = '_entries', loader = 'check_state' }
+local MARKS = { model = '_is_module', optimizer = '_is_optimizer', loader = '_is_loader' }
 
 local function check_part(what, name, part)
   local is_object = type(part) == 'table' and rawget(part, '_name') == nil
-  if not (is_object and type(part[METHODS[name]]) == 'function') then
+  if not (is_object and part[MARKS[name]] == true) then
     arguments.refuse(what, name, part, 'the ' .. name .. ' itself')
   end
 end
@@ -461,6 +462,6 @@ function checkpoint.write_safetensors(path, sd)
   runtime.save_safetensors(path, names, tensors)
 end
 
-receiver.check(Manager)
+receiver.check(Manager, Manager, { 'root', 'keep' })
 
-return checkpoint
+return namespace('checkpoint', checkpoint)

@@ -8,13 +8,26 @@
 --- copied from the parent, so a parent's `__call` works on the objects of its children.
 
 local arguments = require 'moonshard_ffi.arguments'
+local surplus = require 'moonshard.surplus'
 
 ---@class ms.Class
 ---@field _name string  for errors, printing and checkpoints
 ---@field _parent ms.Class?
 ---@overload fun(...): any
 
+-- What `init` does not take would vanish.
+local function check_arguments(cls, ...)
+  local names, is_vararg = surplus.parameters(cls.init)
+  for i = is_vararg and math.huge or math.max(#names, 1), select('#', ...) do
+    local value = select(i, ...)
+    if value ~= nil then
+      surplus.refuse(cls._name, { unpack(names, 2) }, value)
+    end
+  end
+end
+
 local function construct(cls, ...)
+  check_arguments(cls, ...)
   local object = setmetatable({}, cls)
   object:init(...)
   return object
@@ -22,6 +35,10 @@ end
 
 local function describe(cls)
   return 'class ' .. cls._name
+end
+
+local function describe_object(object)
+  return 'a ' .. getmetatable(object)._name
 end
 
 --- Make a class.
@@ -34,7 +51,7 @@ local function class(name, parent)
     arguments.refuse('class', 'parent', parent, 'a class')
   end
   local cls = { _name = name, _parent = parent }
-  for key, value in next, parent or { init = function() end } do
+  for key, value in next, parent or { init = function() end, __tostring = describe_object } do
     if key == 'init' or key:sub(1, 2) == '__' then
       cls[key] = value
     end

@@ -63,7 +63,7 @@ function dims.mask(list, n, what)
     arguments.refuse(what, 'dimensions', list, 'a dimension or a list of them')
   end
   local mask = 0
-  for _, d in ipairs(list) do
+  for _, d in ipairs(arguments.array(what, 'dimensions', list)) do
     local bit = 2 ^ dims.index(d, n, what)
     if math.floor(mask / bit) % 2 == 1 then
       errors.raise('ValueError', '%s: dimension %d is given twice', what, d)
@@ -111,7 +111,7 @@ function dims.list(what, ...)
   elseif second ~= nil then
     arguments.refuse(what, 'second argument', second, 'nothing after a list')
   end
-  return first
+  return arguments.array(what, 'list', first)
 end
 
 -- What is named in a list: { 2, 3, dtype = 'f64' }.

@@ -6,6 +6,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.dims'
 local errors = require 'moonshard.errors'
+local missing = require 'moonshard.missing'
 local util = require 'moonshard.util'
 
 local C, calls = B.C, B.calls
@@ -33,15 +34,22 @@ for name in ([[
   PLANNED[name] = true
 end
 
+--- What other libraries call otherwise.
+local INSTEAD = {
+  T = 't:t()', bfloat16 = 't:bf16()', byte = 't:u8()', data = 't:detach()', double = 't:f64()',
+  float = 't:f32()', int = 't:i64()', long = 't:i64()', ndim = 't:dim()', nelement = 't:numel()',
+  numpy = 't:totable()', register_hook = 't:hook(fn)', sub_ = 't:add_(x, -1)',
+  tolist = 't:totable()', type = 't:dtype()', zero_grad = 't:set_grad(nil)',
+}
+
 local function no_method(methods, key)
   if type(key) ~= 'string' then
     arguments.refuse('t[i]', 'i', key, 'an integer (of one entry) or the name of a method')
   elseif PLANNED[key] then
     errors.raise('NotImplementedError', "a tensor has no method '%s' yet", key)
   end
-  local near = errors.nearest(key, util.sorted_keys(methods))
-  errors.raise('KeyError', "a tensor has no method '%s'%s", key,
-    near and (", did you mean '%s'?"):format(near) or '')
+  missing('a tensor', key, util.sorted_keys(methods),
+    INSTEAD[key] and 'write ' .. INSTEAD[key])
 end
 
 local function check_assignable(t, i)
@@ -75,6 +83,13 @@ local function assign(t, i, value)
   view:release()
 end
 
+local function next_entry(t, i)
+  calls.tensor_describe(t, info)
+  if i < tonumber(info.shape[0]) then
+    return i + 1, entry(t, i + 1)
+  end
+end
+
 local entries = {}
 
 --- Give a tensor's metatable its indexing.
@@ -92,6 +107,19 @@ function entries.define(metatable, methods)
   end
 
   metatable.__newindex = assign
+
+  --- `for i, row in ipairs(t)`: each row is a view.
+  function metatable.__ipairs(t)
+    calls.tensor_describe(t, info)
+    if info.ndim == 0 then
+      errors.raise('TypeError', 'ipairs(t): the tensor has no dimensions')
+    end
+    return next_entry, t, 0
+  end
+
+  function metatable.__pairs()
+    errors.raise('TypeError', 'pairs(t): a tensor has no keys; ipairs(t) gives its entries')
+  end
 end
 
 return entries

@@ -5,6 +5,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local util = require 'moonshard.util'
 
 local errors = {}
 
@@ -117,19 +118,6 @@ function errors.nearest(word, known)
   return best and best_distance <= math.max(2, math.floor(#word / 2)) and best or nil
 end
 
--- Names of a list of options, or of a table that says what each must be.
-local function names_of(known)
-  if known[1] ~= nil or next(known) == nil then
-    return known
-  end
-  local names = {}
-  for name in next, known do
-    names[#names + 1] = name
-  end
-  table.sort(names)
-  return names
-end
-
 local function unknown_option(what, key, names)
   local near = type(key) == 'string' and errors.nearest(key, names)
   errors.raise('ValueError', "%s: unknown option '%s'%s", what,
@@ -168,10 +156,11 @@ end
 function errors.options(what, given, known)
   if given == nil then
     return {}
-  elseif type(given) ~= 'table' then
+  elseif arguments.noun(given) ~= 'a table' then
     errors.raise('TypeError', '%s: options are %s, expected a table', what, arguments.noun(given))
   end
-  local names, is_known = names_of(arguments.list(what, 'known', known)), {}
+  local is_list = arguments.list(what, 'known', known)[1] ~= nil
+  local names, is_known = is_list and known or util.sorted_keys(known), {}
   for _, name in ipairs(names) do
     is_known[name] = true
   end

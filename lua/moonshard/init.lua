@@ -15,6 +15,7 @@ local errors = require 'moonshard.errors'
 local namespace = require 'moonshard.namespace'
 local ops = require 'moonshard.ops'
 local scope = require 'moonshard.scope'
+local Tensor = require 'moonshard.tensor'
 local util = require 'moonshard.util'
 
 local C = B.C
@@ -23,9 +24,9 @@ local C = B.C
 local ms = {
   version = B.string(C.ms_version()),
   class = require 'moonshard.class',
-  errors = errors,
-  ops = ops,
-  autograd = autograd,
+  errors = namespace('ms.errors', util.merged(errors)),
+  ops = namespace('ms.ops', util.merged(ops)),
+  autograd = namespace('ms.autograd', util.merged(autograd)),
 }
 
 for _, name in ipairs(dtype.names) do
@@ -130,7 +131,25 @@ for _, name in ipairs {
   lazy[name] = 'moonshard.' .. name
 end
 
+local OTHERWISE = {
+  Tensor = 'ms.tensor', float32 = 'ms.f32', float64 = 'ms.f64', float = 'ms.f32',
+  double = 'ms.f64', bfloat16 = 'ms.bf16', int64 = 'ms.i64', long = 'ms.i64', uint8 = 'ms.u8',
+  zeros_like = 'ms.zeros(t:shape())', ones_like = 'ms.ones(t:shape())',
+  save = 'ms.checkpoint.save', load = 'ms.checkpoint.load', distributed = 'ms.dist',
+}
+
+-- Where names of torch stand.
+local function instead(name)
+  if OTHERWISE[name] then
+    return 'write ' .. OTHERWISE[name]
+  elseif rawget(Tensor, name) then
+    return ('it is a method: t:%s(...)'):format(name)
+  elseif ops[name] then
+    return ('it is ms.ops.%s'):format(name)
+  end
+end
+
 return namespace('ms', ms, lazy, {
   f16 = 'f16', float16 = 'f16', half = 'f16',
   cuda = 'CUDA', nccl = 'NCCL', compile = 'compile',
-})
+}, instead)

@@ -1,19 +1,18 @@
 --- Tables of names that load their members when first used and say what they do not have: a field
---- that is nil would be an option that nobody gave.
+--- that is nil would be an option that nobody gave. Their functions take no surplus arguments.
 
 local errors = require 'moonshard.errors'
+local missing = require 'moonshard.missing'
+local surplus = require 'moonshard.surplus'
+local util = require 'moonshard.util'
 
-local function names_of(...)
-  local names = {}
-  for i = 1, select('#', ...) do
-    for name in next, (select(i, ...)) do
-      if type(name) == 'string' then
-        names[#names + 1] = name
-      end
-    end
+-- What a layer of the library is called with ends in its forward; nn.Module's only says that there
+-- is none.
+local function close_forward(cls)
+  local forward = rawget(cls, '_parent') and cls._is_module and rawget(cls, 'forward')
+  if forward then
+    cls.forward = surplus.closed(cls._name, forward)
   end
-  table.sort(names)
-  return names
 end
 
 --- Make `members` refuse names it does not have: KeyError names the nearest one, and
@@ -23,22 +22,32 @@ end
 ---@param members T
 ---@param lazy? table<string, string>  files to require when a name is first used
 ---@param planned? table<string, string>  names of what is to come, and what that is
+---@param instead? fun(key: string): string?  what to write in place of a name that stands elsewhere
 ---@return T members
-local function namespace(name, members, lazy, planned)
+local function namespace(name, members, lazy, planned, instead)
   lazy, planned = lazy or {}, planned or {}
+  for key, value in next, members do
+    if type(value) == 'function' then
+      members[key] = surplus.closed(name .. '.' .. key, value)
+    end
+  end
   return setmetatable(members, {
+    __tostring = function()
+      return ('%s: %s'):format(name,
+        table.concat(util.sorted_keys(util.merged(lazy, members)), ' '))
+    end,
     __index = function(_, key)
       if lazy[key] then
         local value = require(lazy[key])
+        close_forward(value)
         rawset(members, key, value)
         return value
       elseif planned[key] then
         errors.raise('NotImplementedError', '%s.%s: %s is not supported yet', name, key,
           planned[key])
       end
-      local near = type(key) == 'string' and errors.nearest(key, names_of(members, lazy))
-      errors.raise('KeyError', "%s has no '%s'%s", name, tostring(key),
-        near and (", did you mean '%s'?"):format(near) or '')
+      key = tostring(key)
+      missing(name, key, util.sorted_keys(util.merged(lazy, members)), instead and instead(key))
     end,
   })
 end

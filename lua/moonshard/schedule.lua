@@ -3,7 +3,9 @@
 ---     local lr = ms.schedule.cosine { lr = 3e-3, warmup = 50, total = 1500, final = 3e-4 }
 ---     opt:set_lr(lr(step))
 
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+local namespace = require 'moonshard.namespace'
 
 local schedule = {}
 
@@ -23,6 +25,12 @@ local function checked(name, opts)
     end
   end
   local warmup, total = opts.warmup or 0, opts.total
+  for _, field in ipairs { 'lr', 'final' } do
+    local rate = opts[field] or 0
+    if not (rate >= 0 and rate < math.huge) then
+      errors.raise('ValueError', '%s: %s is %g, expected a rate of 0 or more', name, field, rate)
+    end
+  end
   if warmup < 0 or total < 1 or warmup > total then
     errors.raise('ValueError', '%s: warmup is %g and total %g, expected 0 <= warmup <= total and a '
       .. 'total of at least 1', name, warmup, total)
@@ -30,10 +38,18 @@ local function checked(name, opts)
   return opts.lr, warmup, total, opts.final or 0
 end
 
+-- A step as the rates take it.
+local function check_step(name, step)
+  if arguments.number(name, 'step', step) < 0 then
+    errors.raise('ValueError', '%s: step is %g, expected 0 or more', name, step)
+  end
+end
+
 -- Warm-up, then `shape(progress)` from 1 down to 0 between the highest rate and the final one.
 local function decaying(name, opts, shape)
   local lr, warmup, total, final = checked(name, opts)
   return function(step)
+    check_step(name, step)
     if step < warmup then
       return lr * (step + 1) / warmup
     elseif step >= total then
@@ -70,8 +86,9 @@ function schedule.constant(opts)
     lr = opts.lr, warmup = opts.warmup, total = math.max(1, opts.warmup or 0),
   })
   return function(step)
+    check_step('schedule.constant', step)
     return step < warmup and lr * (step + 1) / warmup or lr
   end
 end
 
-return schedule
+return namespace('schedule', schedule)

@@ -1,7 +1,5 @@
 --- Small things several rooms of the parlour need.
 
-local errors = require 'moonshard.errors'
-
 local util = {}
 
 --- String keys of a table, sorted: the one safe way to walk a table by key on several ranks.
@@ -80,14 +78,6 @@ function util.slice(list, first, last)
     out[#out + 1] = list[i]
   end
   return out
-end
-
---- What zero_grad() takes: gradients are dropped, not filled with zeros, so far.
----@param opts { set_to_none?: boolean }
-function util.check_zero_grad(opts)
-  if errors.options('zero_grad', opts, { set_to_none = 'flag' }).set_to_none == false then
-    errors.raise('NotImplementedError', 'zero_grad: set_to_none = false is not supported yet')
-  end
 end
 
 return util

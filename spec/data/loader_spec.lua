@@ -62,7 +62,7 @@ describe('data', function()
     assert.same({ 72, 105 }, data.bytes('Hi'))
     assert.equal('Hi', data.text { 72, 105 })
     checks.raises('TypeError', 'takes a string, got a number', data.bytes, 72)
-    checks.raises('TypeError', 'takes a list of tokens, got a string', data.text, 'Hi')
+    checks.raises('TypeError', "'tokens' is a string, expected a list", data.text, 'Hi')
     checks.raises('ValueError', 'token 2 is 256, expected a byte', data.text, { 72, 256 })
     checks.raises('ValueError', 'token 1 is 1.5, expected a byte', data.text, { 1.5 })
   end)
@@ -145,6 +145,14 @@ describe('data', function()
     assert.equal(mask(1, 4, 0, 7), mask(2, 2, 1, 3)) -- step 2: micro-batch 2 of 4
     assert.not_equal(mask(4, 1, 3, 1), mask(4, 1, 2, 1))
     assert.not_equal(mask(1, 1, 0, 1), mask(1, 1, 0, 2))
+  end)
+
+  it('says how it is walked, and prints what it deals', function()
+    local loader = data.Loader { tokens = ms.arange(41), batch = 2, context = 4 }
+    checks.raises('TypeError', 'write: for step, x, y in loader:batches() do', loader)
+    assert.equal('Loader(batch=2, context=4, steps_per_epoch=5, rank=0 of 1)', tostring(loader))
+    checks.raises('ValueError', 'batch is nil, expected a whole number above 0', data.Loader,
+      { tokens = ms.arange(41), context = 4 })
   end)
 
   it('refuses positions and sizes that do not fit', function()

@@ -125,6 +125,10 @@ describe('models.GPT', function()
   it('refuses rows longer than its context and shapes that are none', function()
     checks.raises('ValueError', 'rows have 7 tokens, the context is 6', tiny(),
       ids { { 1, 2, 3, 4, 5, 6, 7 } })
+    checks.raises('ValueError', 'GPT: ids have shape (3), expected (rows, tokens)', tiny(),
+      ids { 1, 2, 3 })
+    checks.raises('TypeError', "generate: 'ids' is a tensor, expected a list", tiny().generate,
+      tiny(), ids { 1, 2 }, 3)
     checks.raises('ValueError', 'layers is 1.5, expected a whole number above 0', ms.models.GPT,
       { vocab = 2, layers = 1.5, heads = 1, width = 2, context = 2 })
     checks.raises('ValueError', 'layers is 1000000000, expected at most 4096', ms.models.GPT,

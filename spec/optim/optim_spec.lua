@@ -80,6 +80,56 @@ describe('optim', function()
       checks.raises('IndexError', 'has 2 parameter groups, got index 3', opt.set_lr, opt, 1, 3)
     end)
 
+    it('are where a rate is set, not the optimizer', function()
+      local opt = optim.SGD { leaf(1) }
+      checks.raises('KeyError', "has no 'lr'; write opt.param_groups[i].lr, or opt:set_lr(lr)",
+        function() opt.lr = 100 end)
+      checks.raises('KeyError', "has no 'lr'; write", function() return opt.lr end)
+      checks.raises('TypeError', "'lr' is a nil, expected a value", function()
+        opt.param_groups[1].lr = nil
+      end)
+      checks.raises('KeyError', "a parameter group has no 'lrr', did you mean 'lr'?", function()
+        return opt.param_groups[1].lrr
+      end)
+      assert.equal(1e-3, opt.param_groups[1].lr)
+    end)
+
+    it('are no tables that a script may put together', function()
+      local others = optim.SGD({ leaf(1) }).param_groups
+      for text, change in pairs {
+        ['param_groups[1] is not the group'] = function(opt)
+          opt.param_groups[1] = { params = { leaf(1) }, lr = 3 }
+        end,
+        ['param_groups[1] is not'] = function(opt) opt.param_groups = others end,
+        ["'param_groups' is a nil, expected its groups"] = function(opt)
+          opt.param_groups = nil
+        end,
+        ['hold 0 parameters, the optimizer has 1'] = function(opt) opt.param_groups = {} end,
+        ['hold 2 parameters, the optimizer has 1'] = function(opt)
+          table.insert(opt.param_groups[1].params, leaf(2))
+        end,
+      } do
+        local opt = optim.SGD { leaf(1) }
+        change(opt)
+        local ok, err = pcall(opt.step, opt)
+        assert.is_false(ok)
+        assert.truthy(err.message:find(text, 1, true), err.message)
+      end
+      checks.raises('KeyError', "'params' cannot be replaced", function()
+        others[1].params = {}
+      end)
+    end)
+
+    it('print their options', function()
+      local opt = optim.AdamW({ leaf(1) }, { lr = 0.5 })
+      local text = table.concat({
+        'group 1 (1 parameters)', '  lr: 0.5', '  betas: (0.9, 0.999)', '  eps: 1e-08',
+        '  weight_decay: 0.01', '  maximize: false',
+      }, '\n')
+      assert.equal(text, tostring(opt.param_groups[1]))
+      assert.equal('AdamW(\n  ' .. text:gsub('\n', '\n  ') .. '\n)', tostring(opt))
+    end)
+
     it('use the rate that was set last', function()
       local p = leaf(1)
       local opt = optim.SGD({ p }, { lr = 1 })
@@ -118,9 +168,31 @@ describe('optim', function()
       checks.raises('ValueError', case[3], case[1], { p }, case[2])
     end
     checks.raises('ValueError', 'optimizer got an empty parameter list', optim.SGD, {})
+    checks.raises('TypeError', 'but got a nn.Linear; write model:parameters()', optim.SGD,
+      nn.Linear(2, 2))
+    checks.raises('TypeError', "'params' has a field 'lr', expected a plain list", optim.SGD,
+      { p, lr = 1 })
+    checks.raises('TypeError', "params: 'list' is a nn.Linear, expected a list", optim.SGD,
+      { { params = nn.Linear(2, 2) } })
+    checks.raises('ValueError', 'betas are 3 numbers, expected 2', optim.Adam, { p },
+      { betas = { 0.9, 0.99, 0.999 } })
     checks.raises('ValueError', 'some parameters appear in more than one parameter group',
       optim.SGD, { { params = { p } }, { params = { p } } })
     checks.raises('TypeError', 'params: entry 1 is a number, expected a tensor', optim.SGD, { 3 })
+  end)
+
+  it('loads no state of another kind, and none that is damaged', function()
+    local p = leaf(1)
+    local opt = optim.SGD({ p }, { momentum = 0.5 })
+    step(opt, p)
+    local sd = opt:state_dict()
+    checks.raises('ValueError', "param_groups[1] of the state dict loaded into optim.SGD: unknown "
+      .. "option 'betas'", opt.load_state_dict, opt, optim.Adam({ p }):state_dict())
+    checks.raises('TypeError', "'sd.state[1].steps' is a nil", opt.load_state_dict, opt,
+      { param_groups = sd.param_groups, state = { {} } })
+    checks.raises('TypeError', "'sd.state[1]' is a number", opt.load_state_dict, opt,
+      { param_groups = sd.param_groups, state = { 3 } })
+    assert.same(sd.param_groups, opt:state_dict().param_groups)
   end)
 
   it('leaves parameters without a gradient alone', function()

@@ -1,8 +1,8 @@
 --- luajit misuse.lua SEED COUNT PART PARTS PROGRESS
 ---
 --- Calls every public function wrongly: each argument in turn is each kind of rubbish, each option
---- too, then COUNT random mixtures. What may not happen is printed, one line each. The call being
---- made stands in the file PROGRESS, so that a crash or a hang is found.
+--- too, one argument more, then COUNT random mixtures. What may not happen is printed, one line
+--- each. The call being made stands in the file PROGRESS, so that a crash or a hang is found.
 
 local ms = require 'moonshard'
 local B = require 'moonshard_ffi'
@@ -55,6 +55,7 @@ local rubbish = {
   { "{ 'a' }", function() return { 'a' } end },
   { '{ {} }', function() return { {} } end },
   { '{ nope = 1 }', function() return { nope = 1 } end },
+  { '{ 1, nope = 1 }', function() return { 1, nope = 1 } end },
   { '{ [1.5] = {} }', function() return { [1.5] = {} } end },
   { 'a cyclic table', cyclic },
   { 'a function', function() return function() end end },
@@ -84,6 +85,8 @@ local rubbish = {
     return select(2, pcall(ms.error, 'ValueError', 'made by hand'))
   end },
 }
+
+local SURPLUS = { true, 7, { nope = 1 }, ms.ones(2) }
 
 local function pick(list)
   return list[math.random(#list)]
@@ -234,6 +237,16 @@ local function each_argument(entry, make, runnable)
   end
 end
 
+-- One argument more than the function takes, unless it passes on what it is given.
+local function one_more(entry, make)
+  for i = 1, signatures.passes_on[entry.name] and 0 or #SURPLUS do
+    local args, n = values(make())
+    args[n + 1] = SURPLUS[i]
+    run(('%s, and argument %d = %s'):format(entry.name, n + 1, tostring(SURPLUS[i])), entry, args,
+      n + 1, true)
+  end
+end
+
 local function mixtures(entry, make)
   for _ = 1, count do
     local arguments = make()
@@ -270,6 +283,7 @@ local function misuse(entry)
     end
   end
   each_argument(entry, make, runnable)
+  one_more(entry, make)
   if runnable then
     mixtures(entry, make)
   end

@@ -24,6 +24,8 @@ local receiver = require 'moonshard.receiver'
 ---@overload fun(opts: ms.data.Loader.Options): ms.data.Loader
 local Loader = class('data.Loader')
 
+Loader._is_loader = true
+
 ---@class ms.data.Loader.Options
 ---@field tokens ms.Tensor  u8 or i64 (n)
 ---@field batch integer  B, rows of one micro-batch
@@ -46,9 +48,10 @@ function Loader:init(opts)
   self.rank, self.world_size = opts.rank or 0, opts.world_size or 1
   self.micro_batches = opts.micro_batches or 1
   for _, name in ipairs { 'batch', 'context', 'world_size', 'micro_batches' } do
-    if type(self[name]) ~= 'number' or self[name] < 1 or self[name] % 1 ~= 0 then
+    local value = rawget(self, name)
+    if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
       errors.raise('ValueError', '%s is %s, expected a whole number above 0', name,
-        tostring(self[name]))
+        tostring(value))
     end
   end
   if self.rank < 0 or self.rank >= self.world_size then
@@ -166,4 +169,17 @@ function Loader:load_state(state)
   self._step, self._micro = state.samples / self.samples_per_step, 0
 end
 
-return receiver.check(Loader)
+function Loader:__call()
+  errors.raise('TypeError', 'a data.Loader is no iterator; write: for step, x, y in '
+    .. 'loader:batches() do')
+end
+
+function Loader:__tostring()
+  return ('Loader(batch=%d, context=%d, steps_per_epoch=%d, rank=%d of %d)'):format(self.batch,
+    self.context, self.steps_per_epoch, self.rank, self.world_size)
+end
+
+return receiver.check(Loader, Loader, {
+  'tokens', 'batch', 'context', 'seed', 'shuffle', 'rank', 'world_size', 'micro_batches',
+  'samples_per_step', 'n_windows', 'steps_per_epoch',
+})

@@ -1,5 +1,6 @@
 --- Token files, memory-mapped: what is not read takes no memory, and ranks share what is.
 
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local runtime = require 'moonshard_ffi.data'
 
@@ -37,11 +38,8 @@ end
 ---@param tokens integer[]
 ---@return string
 function data.text(tokens)
-  if type(tokens) ~= 'table' then
-    errors.raise('TypeError', 'data.text takes a list of tokens, got a %s', type(tokens))
-  end
   local out = {}
-  for i, token in ipairs(tokens) do
+  for i, token in ipairs(arguments.array('data.text', 'tokens', tokens)) do
     if type(token) ~= 'number' or token % 1 ~= 0 or token < 0 or token > 255 then
       errors.raise('ValueError', 'token %d is %s, expected a byte from 0 to 255', i,
         tostring(token))

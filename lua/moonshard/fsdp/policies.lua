@@ -12,6 +12,8 @@ local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
+local receiver = require 'moonshard.receiver'
+local surplus = require 'moonshard.surplus'
 local util = require 'moonshard.util'
 
 local policies = {}
@@ -22,7 +24,7 @@ local policies = {}
 
 --- Wrap every module.
 ---@type ms.fsdp.Policy
-function policies.always_wrap_policy()
+function policies.always_wrap_policy(_, _, _)
   return true
 end
 
@@ -57,12 +59,12 @@ policies.size_based_auto_wrap_policy = setmetatable({
   FORCE_LEAF_MODULES = { CausalSelfAttention },
   EXCLUDE_WRAP_MODULES = { ModuleList },
 }, {
-  __call = function(_, first, recurse, numel)
+  __call = surplus.closed('fsdp.size_based_auto_wrap_policy', function(self, first, recurse, numel)
     if util.is(first, Module) then
       return size_based()(first, recurse, numel)
     end
     return size_based(first)
-  end,
+  end),
 })
 
 --- Wrap the objects of these classes (and of those that inherit from them).
@@ -89,7 +91,7 @@ end
 ---@param list ms.fsdp.Policy[]
 ---@return ms.fsdp.Policy
 function policies.or_policy(list)
-  arguments.list('or_policy', 'list', list)
+  arguments.array('or_policy', 'list', list)
   for i, policy in ipairs(list) do
     arguments.fn('or_policy', ('list[%d]'):format(i), check.policy(policy))
   end
@@ -106,7 +108,7 @@ end
 -- -- objects -------------------------------------------------------------------------------------
 
 ---@class ms.fsdp.PolicyObject
-local Policy = class('fsdp.Policy')
+local Policy = receiver.check(class('fsdp.Policy'), nil, { 'classes', 'fn' })
 policies.Policy = Policy
 Policy._is_policy = true
 

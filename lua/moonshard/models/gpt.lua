@@ -110,7 +110,11 @@ end
 ---@param targets? ms.Tensor  i64 (B, T); entries of -100 do not count
 ---@return ms.Tensor  loss () with targets, else logits (B, T, V)
 function GPT:forward(ids, targets)
-  local length = arguments.tensor('GPT', 'ids', ids):size(2)
+  if arguments.tensor('GPT', 'ids', ids):dim() ~= 2 then
+    errors.raise('ValueError', 'GPT: ids have shape (%s), expected (rows, tokens)',
+      table.concat(ids:shape(), ', '))
+  end
+  local length = ids:size(2)
   if length > self.context then
     errors.raise('ValueError', 'rows have %d tokens, the context is %d', length, self.context)
   end
@@ -164,7 +168,7 @@ function GPT:generate(ids, n, opts)
   check_self('generate', self)
   opts = errors.options('generate', opts,
     { temperature = 'number', top_k = 'whole', seed = 'whole', on_token = 'fn' })
-  if type(ids) ~= 'table' or #ids == 0 then
+  if #arguments.array('generate', 'ids', ids) == 0 then
     errors.raise('ValueError', 'generate begins with an array of at least one token')
   end
   for i, token in ipairs(ids) do

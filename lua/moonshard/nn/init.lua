@@ -22,6 +22,12 @@ local lazy = {
   init = 'moonshard.nn.rules',
 }
 
+local OTHERWISE = {
+  Parameter = "a module declares one: self:param('name', { sizes }, nn.init.ones())",
+  functional = 'functions stand in ms.ops',
+  utils = 'write model:clip_grad_norm_(), or ms.optim.clip_grad_norm_(params, max_norm)',
+}
+
 ---@class ms.nn
 ---@field Module ms.nn.Module
 ---@field Linear ms.nn.Linear
@@ -40,4 +46,6 @@ local lazy = {
 ---@field MSELoss ms.nn.MSELoss
 ---@field CrossEntropyLoss ms.nn.CrossEntropyLoss
 ---@field init ms.nn.init
-return namespace('nn', {}, lazy)
+return namespace('nn', {}, lazy, nil, function(name)
+  return OTHERWISE[name]
+end)

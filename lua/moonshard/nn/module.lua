@@ -17,7 +17,7 @@ local scope = require 'moonshard.scope'
 local tree = require 'moonshard.nn.tree'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.util'
+local check_zero_grad = require 'moonshard.zero_grad'
 
 ---@class ms.nn.Module
 ---@field training boolean  what train() and eval() set
@@ -120,7 +120,7 @@ end
 function Module:param(name, shape, rule, opts)
   opts = errors.options('param', opts, { dtype = 'floating', requires_grad = 'flag' })
   check_name(self, 'parameter', name)
-  arguments.list('param', 'shape', shape)
+  arguments.array('param', 'shape', shape)
   for i = 1, #shape do
     arguments.whole('param', ('shape[%d]'):format(i), shape[i], nil, 0)
   end
@@ -483,7 +483,7 @@ end
 ---@param opts? { set_to_none?: boolean }  default true; false is not supported yet
 function Module:zero_grad(opts)
   if opts ~= nil then
-    util.check_zero_grad(opts)
+    check_zero_grad(opts)
   end
   for _, entry in ipairs(tree.walk(self)) do
     for _, p in ipairs(entry.module._params) do

@@ -27,4 +27,6 @@ function optim.clip_grad_norm_(params, max_norm, norm_type)
     norm_type == nil and 2 or norm_type)
 end
 
-return namespace('optim', optim, lazy, { GradScaler = 'loss scaling' })
+return namespace('optim', optim, lazy, { GradScaler = 'loss scaling' }, function(name)
+  return name == 'lr_scheduler' and 'rates are functions of the step: ms.schedule' or nil
+end)

@@ -1,52 +1,31 @@
 --- What all optimizers share: parameter groups, stepping, dropping gradients, their state.
 ---
---- A group's options live in the runtime; `opt.param_groups[i].lr` reads and writes them there, and
---- a bad value raises what torch.optim says and changes nothing.
+--- `opt.param_groups[i].lr` reads and writes a group's option; see moonshard.optim.group.
 ---
 --- Touches: moonshard.class, moonshard.errors, moonshard_ffi.optim.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
+local check_zero_grad = require 'moonshard.zero_grad'
 local errors = require 'moonshard.errors'
 local notes = require 'moonshard_ffi.notes'
+local param_group = require 'moonshard.optim.group'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.optim'
 local receiver = require 'moonshard.receiver'
 local util = require 'moonshard.util'
 
----@class ms.optim.Group  the optimizer's options as fields; setting one takes effect at once
----@field params ms.Tensor[]
----@field lr number
----@field weight_decay number
-
 ---@class ms.optim.Optimizer
----@field param_groups ms.optim.Group[]
+---@field param_groups ms.optim.Group[]  add_param_group() appends; nothing else may
+---@field defaults table  the options that were given; groups began with them
 local Optimizer = class('optim.Optimizer')
 
+Optimizer._is_optimizer = true
 --- Kind of the runtime's update rule, and the options it knows; subclasses say.
 Optimizer.kind = ''
 Optimizer.options = {}
 
 -- -- groups --------------------------------------------------------------------------------------
-
-local Group = {}
-
-function Group:__index(name)
-  local optimizer = rawget(self, '_optimizer')
-  if optimizer._known[name] then
-    return runtime.options(optimizer._handle, rawget(self, '_index'))[name]
-  end
-end
-
-function Group:__newindex(name, value)
-  local optimizer = rawget(self, '_optimizer')
-  if name == 'params' or not optimizer._known[name] then
-    errors.options('a parameter group of ' .. optimizer._name, { [name] = value },
-      optimizer.options)
-    errors.raise('KeyError', "'%s' of a parameter group cannot be replaced", name)
-  end
-  runtime.set_options(optimizer._handle, rawget(self, '_index'), { [name] = value })
-end
 
 local function is_group(value)
   return type(value) == 'table' and value.params ~= nil
@@ -54,17 +33,19 @@ end
 
 -- One list of { params, options } from what the constructor was given.
 local function groups_of(self, params)
-  if type(params) ~= 'table' then
+  local is_object = type(params) == 'table' and (params._name or params._is_module)
+  if type(params) ~= 'table' or is_object then
     errors.raise('TypeError', 'params argument given to the optimizer should be an array of '
-      .. 'tensors or of groups, but got a %s', type(params))
-  elseif #params == 0 then
+      .. 'tensors or of groups, but got %s%s', arguments.noun(params),
+      is_object and '; write model:parameters()' or '')
+  elseif #arguments.array(self._name, 'params', params) == 0 then
     errors.raise('ValueError', 'optimizer got an empty parameter list')
   end
   if not is_group(params[1]) then
     return { { params = params } }
   end
-  for i, group in ipairs(params) do
-    if not is_group(group) then
+  for i, entry in ipairs(params) do
+    if not is_group(entry) then
       errors.raise('TypeError', '%s: entry %d is no group, though the first one is', self._name, i)
     end
   end
@@ -72,18 +53,17 @@ local function groups_of(self, params)
 end
 
 --- Append a parameter group.
----@param group { params: ms.Tensor[]|ms.Tensor, [string]: any }  options override the defaults
-function Optimizer:add_param_group(group)
-  local list = arguments.list('add_param_group', 'group', group).params
-  local given = util.merged(group)
+---@param given { params: ms.Tensor[]|ms.Tensor, [string]: any }  options override the defaults
+function Optimizer:add_param_group(given)
+  local list = arguments.list('add_param_group', 'group', given).params
+  given = util.merged(given)
   given.params = nil
   errors.options('a parameter group of ' .. self._name, given, self.options)
   if parameter.is_tensor(list) then
     list = { list }
   end
   local index = runtime.add_group(self._handle, self.kind, list, util.merged(self.defaults, given))
-  self.param_groups[#self.param_groups + 1] =
-    setmetatable({ params = list, _optimizer = self, _index = index }, Group)
+  self.param_groups[index + 1] = param_group.new(self, util.slice(list, 1), index)
 end
 
 -- -- making one ----------------------------------------------------------------------------------
@@ -96,19 +76,16 @@ function Optimizer:init(params, opts)
       self._name)
   end
   self.defaults = util.merged(errors.options(self._name, opts, self.options))
-  self._known = {}
-  for _, name in ipairs(self.options) do
-    self._known[name] = true
-  end
   self._handle = runtime.new(self.kind)
   self.param_groups = {}
-  for _, group in ipairs(groups_of(self, params)) do
-    self:add_param_group(group)
+  for _, given in ipairs(groups_of(self, params)) do
+    self:add_param_group(given)
   end
 end
 
 --- Update every parameter that has a gradient, on the elements this rank holds.
 function Optimizer:step()
+  param_group.check(self)
   runtime.step(self._handle)
 end
 
@@ -116,7 +93,7 @@ end
 ---@param opts? { set_to_none?: boolean }  default true; false is not supported yet
 function Optimizer:zero_grad(opts)
   if opts ~= nil then
-    util.check_zero_grad(opts)
+    check_zero_grad(opts)
   end
   runtime.zero_grad(self._handle)
 end
@@ -165,6 +142,7 @@ end
 --- numbers of ranks, see moonshard.checkpoint.
 ---@return ms.optim.StateDict
 function Optimizer:state_dict()
+  param_group.check(self)
   local entries, names = self:_entries()
   local state = {}
   for i, entry in ipairs(entries) do
@@ -178,12 +156,8 @@ end
 
 function Optimizer:_group_options()
   local out = {}
-  for i in ipairs(self.param_groups) do
-    local all, group = runtime.options(self._handle, i - 1), {}
-    for _, name in ipairs(self.options) do
-      group[name] = all[name]
-    end
-    out[i] = group
+  for i, entry in ipairs(self.param_groups) do
+    out[i] = param_group.options(entry)
   end
   return out
 end
@@ -194,8 +168,8 @@ function Optimizer:_set_group_options(groups)
     errors.raise('ValueError', 'loaded state dict has a different number of parameter groups: '
       .. '%d, expected %d', #groups, #self.param_groups)
   end
-  for i, group in ipairs(groups) do
-    runtime.set_options(self._handle, i - 1, group)
+  for i, options in ipairs(groups) do
+    runtime.set_options(self._handle, i - 1, options)
   end
 end
 
@@ -215,16 +189,28 @@ local function note_loaded(self, entries, steps)
   end
 end
 
+-- Is this the state of an optimizer of the same kind over as many parameters?
+local function check_state_dict(self, sd, n)
+  local what = 'load_state_dict'
+  arguments.list(what, 'sd', sd)
+  for i, options in ipairs(arguments.list(what, 'sd.param_groups', sd.param_groups)) do
+    errors.options(('param_groups[%d] of the state dict loaded into %s'):format(i, self._name),
+      arguments.list(what, ('sd.param_groups[%d]'):format(i), options), self.options)
+  end
+  if #arguments.list(what, 'sd.state', sd.state) ~= n then
+    errors.raise('ValueError', 'loaded state dict has %d parameters, expected %d', #sd.state, n)
+  end
+  for i, state in ipairs(sd.state) do
+    arguments.list(what, ('sd.state[%d]'):format(i), state)
+    arguments.whole(what, ('sd.state[%d].steps'):format(i), state.steps, nil, 0)
+  end
+end
+
 --- Take over what state_dict() gave, on the same number of ranks.
 ---@param sd ms.optim.StateDict
 function Optimizer:load_state_dict(sd)
   local entries, names = self:_entries()
-  arguments.list('load_state_dict', 'sd', sd)
-  arguments.list('load_state_dict', 'sd.param_groups', sd.param_groups)
-  if #arguments.list('load_state_dict', 'sd.state', sd.state) ~= #entries then
-    errors.raise('ValueError', 'loaded state dict has %d parameters, expected %d', #sd.state,
-      #entries)
-  end
+  check_state_dict(self, sd, #entries)
   self:_set_group_options(sd.param_groups)
   local most = 0
   for i, entry in ipairs(entries) do
@@ -241,17 +227,16 @@ end
 
 function Optimizer:__tostring()
   local lines = {}
-  for i, group in ipairs(self:_group_options()) do
-    lines[#lines + 1] = ('  group %d (%d parameters)'):format(i, #self.param_groups[i].params)
-    for _, name in ipairs(self.options) do
-      local value = group[name]
-      if type(value) == 'table' then
-        value = ('(%g, %g)'):format(value[1], value[2])
-      end
-      lines[#lines + 1] = ('    %s: %s'):format(name, tostring(value))
-    end
+  for i, entry in ipairs(self.param_groups) do
+    lines[i] = '  ' .. tostring(entry):gsub('\n', '\n  ')
   end
   return ('%s(\n%s\n)'):format(self._name:match('[^.]*$'), table.concat(lines, '\n'))
 end
 
-return receiver.check(Optimizer)
+local fields = { 'param_groups', 'defaults', state = 'write opt:state_dict().state' }
+for _, name in ipairs(runtime.names) do
+  fields[name] = ('write opt.param_groups[i].%s'):format(name)
+end
+fields.lr = fields.lr .. ', or opt:set_lr(lr) for all groups'
+
+return receiver.check(Optimizer, Optimizer, fields)

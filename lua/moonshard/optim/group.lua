@@ -1,0 +1,99 @@
+--- A parameter group. Its options live in the runtime: reading a field asks for it, setting one
+--- takes effect at once, and a bad value raises what torch.optim says and changes nothing.
+
+local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.errors'
+local missing = require 'moonshard.missing'
+local runtime = require 'moonshard_ffi.optim'
+
+---@class ms.optim.Group  the optimizer's options as fields
+---@field params ms.Tensor[]
+---@field lr number
+---@field weight_decay number
+local Group = {}
+
+local group = {}
+
+---@param optimizer ms.optim.Optimizer
+---@param params ms.Tensor[]
+---@param index integer  the runtime's, from 0
+---@return ms.optim.Group
+function group.new(optimizer, params, index)
+  return setmetatable({ _optimizer = optimizer, _params = params, _index = index }, Group)
+end
+
+local function is_option(self, name)
+  for _, known in ipairs(self._optimizer.options) do
+    if name == known then
+      return true
+    end
+  end
+end
+
+function Group:__index(name)
+  if name == 'params' then
+    return rawget(self, '_params')
+  elseif not is_option(self, name) then
+    missing('a parameter group', name, { 'params', unpack(self._optimizer.options) })
+  end
+  return runtime.options(self._optimizer._handle, self._index)[name]
+end
+
+function Group:__newindex(name, value)
+  local what = 'a parameter group of ' .. self._optimizer._name
+  if name == 'params' then
+    errors.raise('KeyError', "%s: 'params' cannot be replaced; opt:add_param_group adds some", what)
+  elseif value == nil then
+    arguments.refuse(what, tostring(name), value, 'a value')
+  end
+  errors.options(what, { [name] = value }, self._optimizer.options)
+  runtime.set_options(self._optimizer._handle, self._index, { [name] = value })
+end
+
+--- Options by name.
+---@param self ms.optim.Group
+---@return table<string, any>
+function group.options(self)
+  local all, out = runtime.options(self._optimizer._handle, self._index), {}
+  for _, name in ipairs(self._optimizer.options) do
+    out[name] = all[name]
+  end
+  return out
+end
+
+function Group:__tostring()
+  local options = group.options(self)
+  local lines = { ('group %d (%d parameters)'):format(self._index + 1, #self._params) }
+  for _, name in ipairs(self._optimizer.options) do
+    local value = options[name]
+    if type(value) == 'table' then
+      value = ('(%g, %g)'):format(value[1], value[2])
+    end
+    lines[#lines + 1] = ('  %s: %s'):format(name, tostring(value))
+  end
+  return table.concat(lines, '\n')
+end
+
+--- Are these the groups of the optimizer, with the parameters it has? Raises when a script changed
+--- them by hand, which the runtime would not see.
+---@param optimizer ms.optim.Optimizer
+function group.check(optimizer)
+  local list, n = rawget(optimizer, 'param_groups'), 0
+  if type(list) ~= 'table' then
+    arguments.refuse(optimizer._name, 'param_groups', list, 'its groups')
+  end
+  for i, entry in ipairs(list) do
+    if getmetatable(entry) ~= Group or entry._optimizer ~= optimizer or entry._index ~= i - 1 then
+      errors.raise('TypeError', '%s: param_groups[%d] is not the group that the optimizer has '
+        .. 'there; set its fields, or add another one by opt:add_param_group', optimizer._name, i)
+    end
+    n = n + #entry._params
+  end
+  local expected = runtime.n_params(optimizer._handle)
+  if n ~= expected then
+    errors.raise('ValueError', '%s: param_groups hold %d parameters, the optimizer has %d; groups '
+      .. 'and parameters are added by opt:add_param_group', optimizer._name, n, expected)
+  end
+end
+
+return group
