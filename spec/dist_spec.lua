@@ -283,6 +283,43 @@ describe('dist.init', function()
     end)
   end)
 
+  it('refuses another number of ranks than there are, and names both', function()
+    for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2 --no-prefix' } do
+      with_script([[
+        local world = ms.dist.init { ranks = 2 }
+        assert(ms.dist.init { ranks = 2 }.rank == world.rank)
+        local ok, err = pcall(ms.dist.init, { ranks = 3 })
+        if world.rank == 1 then print(err) end
+      ]], function(path)
+        local output, code = shell(start .. ' ' .. path)
+        assert.equal(0, code, output)
+        local text = "RuntimeError: dist.init: 'ranks' is 3, but this process is one of 2 already"
+        assert.truthy(output:find(text, 1, true), output)
+      end)
+    end
+    with_script([[
+      ms.dist.barrier()
+      print(pcall(ms.dist.run, { ranks = 2 }, print))
+      print(ms.dist.init { ranks = 1 }.world_size, ms.dist.init().world_size)
+    ]], function(path)
+      local output, code = shell('luajit ' .. path)
+      assert.equal(0, code, output)
+      local text = "false\tRuntimeError: dist.run: 'ranks' is 2, but this process is one of 1"
+      assert.truthy(output:find(text, 1, true), output)
+      assert.truthy(output:find('init comes first', 1, true), output)
+      assert.truthy(output:find('\n1\t1\n', 1, true), output)
+    end)
+  end)
+
+  it('is not needed to know the rank that a launcher gave', function()
+    with_script('print(ms.dist.rank(), ms.dist.world_size())', function(path)
+      local output = shell('bindings/moonshard run -n 2 ' .. path)
+      assert.truthy(output:find('[rank 0] 0\t2\n', 1, true), output)
+      assert.truthy(output:find('[rank 1] 1\t2\n', 1, true), output)
+      assert.equal('0\t1\n', (shell('luajit ' .. path)))
+    end)
+  end)
+
   it('refuses unknown options', function()
     checks.raises('ValueError', "did you mean 'ranks'?", dist.init, { rank = 2 })
   end)
