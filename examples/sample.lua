@@ -40,7 +40,7 @@ local path = ms.checkpoint.latest(given .. '/checkpoints') or ms.checkpoint.late
 
 local ok, meta = pcall(ms.checkpoint.read_meta, path)
 if not ok then
-  fail(tostring(meta))
+  fail(('%s (luajit examples/train.lua --out=%s trains a model first)'):format(meta, given))
 elseif type(meta.config) ~= 'table' then
   fail(path .. ' does not say what model it holds; examples/train.lua writes ones that do')
 end
