@@ -40,4 +40,4 @@ local lazy = {
 ---@field MSELoss ms.nn.MSELoss
 ---@field CrossEntropyLoss ms.nn.CrossEntropyLoss
 ---@field init ms.nn.init
-return namespace('nn', {}, lazy)
+return namespace('nn', {}, lazy, require('moonshard.planned').layers)
