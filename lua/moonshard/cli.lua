@@ -141,13 +141,33 @@ local function interpreter(words)
   return words[at] or 'luajit'
 end
 
--- Said once, not by every rank.
-local function check_readable(path)
+local function exists(path)
   local file, why = io.open(path)
-  if not file then
-    refuse('run: cannot open %s', why)
+  if file then
+    file:close()
   end
-  file:close()
+  return file ~= nil, why
+end
+
+local function is_on_path(program)
+  for folder in (os.getenv('PATH') or ''):gmatch('[^:]+') do
+    if exists(folder .. '/' .. program) then
+      return true
+    end
+  end
+  return false
+end
+
+-- What no rank could start is said once, not by every rank.
+local function check_program(word)
+  local is_here, why = exists(word)
+  if word:find('%.lua$') and not is_here then
+    refuse('run: cannot open %s', why)
+  elseif is_here and not word:find('/', 1, true) and not word:find('%.lua$')
+    and not is_on_path(word) then
+    refuse('run: %s is no Lua script (.lua), nor a program on PATH; put what runs it in front of '
+      .. 'it, or ./ when it runs by itself', word)
+  end
 end
 
 local function run(words, all)
@@ -159,8 +179,8 @@ local function run(words, all)
     refuse('run: no script given (moonshard run --help)')
   end
   local command = o.command
+  check_program(command[1])
   if command[1]:find('%.lua$') then
-    check_readable(command[1])
     command = { interpreter(all), all[0], 'rank', unpack(command) }
   end
   local ranks = o.ranks or math.min(cores(), 8)
@@ -216,6 +236,8 @@ local function main(words)
   if not command then
     io.stderr:write(USAGE)
     return 2
+  elseif command:find('%.lua$') then
+    refuse('unknown command %s: a script is started by moonshard run %s', command, command)
   elseif not commands[command] then
     unknown('unknown command', command, { 'run', 'repl', 'info', 'help', '--version', '--help' })
   end
