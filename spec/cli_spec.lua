@@ -64,7 +64,7 @@ describe('the moonshard command', function()
       ['run -n0 x.lua'] = '-n is 0, expected a whole number from 1 to 128',
       ['run README.md'] = 'run: README.md is no Lua script (.lua), nor a program on PATH',
       ['x.lua -n 2'] = 'unknown command x.lua: a script is started by moonshard run x.lua',
-      ['run -n 2 /nowhere/x.lua'] = 'run: cannot open /nowhere/x.lua: No such file or directory',
+      ['run -n 2 /nowhere/x.lua'] = 'run: cannot read /nowhere/x.lua: No such file or directory',
       ['repl x.lua'] = 'repl: unexpected word x.lua',
       ['info --hepl'] = 'info: unexpected word --hepl',
     }

@@ -19,6 +19,14 @@ describe('the prompt', function()
       typed { 'x = 3', 'x', '=x + 1', 'x + 2, "x"', 'local y = 1', 'y' })
   end)
 
+  it('shows what is in a table', function()
+    assert.equal('> { 3, 4 }\n> { a = 1, b = { x, {  } } }\n> 1\tnil\n> \n', typed {
+      'ms.ones(3, 4):shape()', '{ b = { "x", {} }, a = 1 }', '1, nil',
+    })
+    local output = typed { 't = {} for i = 1, 30 do t[i] = i end', 't', 't.me = t', 't' }
+    assert.truthy(output:find('^> > { 1, 2, .*, 20, ... }\n> > {'), output)
+  end)
+
   it('reads on until a chunk is whole', function()
     assert.equal('> >> >> 1\n2\n> \n', typed { 'for i = 1, 2 do', '  print(i)', 'end' })
     assert.equal('> >> \n', typed { 'for i = 1, 2 do' })

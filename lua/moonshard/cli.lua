@@ -141,32 +141,39 @@ local function interpreter(words)
   return words[at] or 'luajit'
 end
 
-local function exists(path)
+--- What every rank would fail by is said once.
+local function check_script(path)
   local file, why = io.open(path)
+  local _, unreadable = nil, why
   if file then
+    _, unreadable = file:read(0)
     file:close()
   end
-  return file ~= nil, why
+  if unreadable then
+    refuse('run: cannot read %s: %s', path, (unreadable:gsub('^.*: ', '')))
+  end
 end
 
 local function is_on_path(program)
   for folder in (os.getenv('PATH') or ''):gmatch('[^:]+') do
-    if exists(folder .. '/' .. program) then
+    local file = io.open(folder .. '/' .. program)
+    if file then
+      file:close()
       return true
     end
   end
   return false
 end
 
--- What no rank could start is said once, not by every rank.
-local function check_program(word)
-  local is_here, why = exists(word)
-  if word:find('%.lua$') and not is_here then
-    refuse('run: cannot open %s', why)
-  elseif is_here and not word:find('/', 1, true) and not word:find('%.lua$')
-    and not is_on_path(word) then
-    refuse('run: %s is no Lua script (.lua), nor a program on PATH; put what runs it in front of '
-      .. 'it, or ./ when it runs by itself', word)
+-- A script of another language, named as a Lua script would be.
+local function check_program(name)
+  local file = not name:find('/', 1, true) and io.open(name)
+  if file then
+    file:close()
+    if not is_on_path(name) then
+      refuse('run: %s is no Lua script (.lua), nor a program on PATH; put what runs it in front of '
+        .. 'it, or ./ when it runs by itself', name)
+    end
   end
 end
 
@@ -179,9 +186,11 @@ local function run(words, all)
     refuse('run: no script given (moonshard run --help)')
   end
   local command = o.command
-  check_program(command[1])
   if command[1]:find('%.lua$') then
+    check_script(command[1])
     command = { interpreter(all), all[0], 'rank', unpack(command) }
+  else
+    check_program(command[1])
   end
   local ranks = o.ranks or math.min(cores(), 8)
   return launch(command, ranks, o.prefix)

@@ -2,6 +2,7 @@
 --- may take several lines, and an error is one line without a traceback.
 
 local errors = require 'moonshard.errors'
+local util = require 'moonshard.util'
 
 local repl = {}
 
@@ -43,11 +44,37 @@ local function say(err)
   print(errors.is(err) and ('%s: %s'):format(err.kind, err.message) or tostring(err))
 end
 
+local DEEP, LONG = 3, 20
+
+-- Tables that do not say what they are by themselves show what is in them.
+local function text(value, depth)
+  local meta = getmetatable(value)
+  if type(value) ~= 'table' or depth > DEEP or type(meta) == 'table' and meta.__tostring then
+    return tostring(value)
+  end
+  local parts = {}
+  for i = 1, math.min(#value, LONG + 1) do
+    parts[i] = text(value[i], depth + 1)
+  end
+  for _, key in ipairs(util.sorted_keys(value)) do
+    parts[#parts + 1] = key .. ' = ' .. text(value[key], depth + 1)
+  end
+  if #parts > LONG then
+    parts[LONG + 1] = '...'
+  end
+  return '{ ' .. table.concat(parts, ', ', 1, math.min(#parts, LONG + 1)) .. ' }'
+end
+
 local function show(ok, ...)
   if not ok then
-    say((...))
-  elseif select('#', ...) > 0 then
-    print(...)
+    return say((...))
+  end
+  local texts, n = {}, select('#', ...)
+  for i = 1, n do
+    texts[i] = text((select(i, ...)), 1)
+  end
+  if n > 0 then
+    print(table.concat(texts, '\t'))
   end
 end
 
