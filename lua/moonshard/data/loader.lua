@@ -131,7 +131,7 @@ end
 ---@param most? integer  stop after so many micro-batches (default: never)
 ---@return fun(): integer?, ms.Tensor?, ms.Tensor?, integer?
 function Loader:batches(most)
-  local left = arguments.number('batches', 'most', most, math.huge)
+  local left = arguments.whole('batches', 'most', most, math.huge, 0)
   return function()
     if left < 1 then
       return nil
@@ -185,6 +185,12 @@ end
 function Loader:load_state(state)
   self:check_state(state)
   self._step, self._micro = state.samples / self.samples_per_step, 0
+end
+
+function Loader:__tostring()
+  return ('Loader(rank %d of %d, %d x %d rows of %d tokens a step, %d steps an epoch, '
+    .. 'step %d next)'):format(self.rank, self.world_size, self.micro_batches, self.batch,
+    self.context, self.steps_per_epoch, self._step)
 end
 
 return receiver.check(Loader)
