@@ -31,7 +31,8 @@ elseif o.help then
   print(flags.help(spec, 'examples/sample.lua CHECKPOINT', 'Writes text with a trained model.'))
   os.exit(0)
 end
-local given = o.rest[1] or fail('which checkpoint? Give the --out of a training run, or a folder in it (--help)')
+local given = o.rest[1]
+  or fail('which checkpoint? Give the --out of a training run, or a folder in it (--help)')
 if o.rest[2] then
   fail(("unexpected word '%s' after the checkpoint (quote a prompt of several words)"):format(
     o.rest[2]))

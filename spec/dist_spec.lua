@@ -311,6 +311,16 @@ describe('dist.init', function()
     end)
   end)
 
+  it('brings back no rank that has left', function()
+    dist.spawn(2, function(rank)
+      dist.leave()
+      assert(dist.rank() == rank and not dist.info().initialized)
+      for _, opts in ipairs { {}, { ranks = 2 } } do
+        checks.raises('RuntimeError', 'dist.init: this rank has left its job', dist.init, opts)
+      end
+    end)
+  end)
+
   it('is not needed to know the rank that a launcher gave', function()
     with_script('print(ms.dist.rank(), ms.dist.world_size())', function(path)
       local output = shell('bindings/moonshard run -n 2 ' .. path)

@@ -162,6 +162,8 @@ local function init(what, opts)
   if here.initialized then
     check_started(what, here, opts.ranks)
     return here
+  elseif here.launcher ~= 'none' then
+    errors.raise('RuntimeError', '%s: this rank has left its job', what)
   end
   start(what, opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS))
   return dist.info()
