@@ -16,6 +16,9 @@ describe('dist.spawn', function()
       assert(world_size == 2 and extra == 'x')
       assert(dist.rank() == rank and dist.world_size() == 2)
       assert(dist.info().launcher == 'fork' and dist.info().transport == 'shm')
+      assert(tostring(dist.init()) == ('rank %d of 2 (launcher fork, transport shm)'):format(rank))
+      checks.raises('KeyError', "the world has no 'wrold_size', did you mean 'world_size'?",
+        function() return dist.info().wrold_size end)
     end, 'x')
   end)
 

@@ -50,11 +50,16 @@ local function look()
   return info
 end
 
+local function describe(world)
+  return ('rank %d of %d (launcher %s, transport %s)'):format(world.rank, world.world_size,
+    world.launcher, world.transport)
+end
+
 --- Who this process is among the ranks; a world of one before init forks.
 ---@return ms.dist.World
 function dist.info()
   look()
-  return {
+  local world = namespace('the world', {
     rank = info.rank,
     world_size = info.world_size,
     local_rank = info.local_rank,
@@ -63,7 +68,9 @@ function dist.info()
     initialized = info.initialized,
     launcher = B.string(info.launcher),
     transport = B.string(info.transport),
-  }
+  })
+  getmetatable(world).__tostring = describe
+  return world
 end
 
 ---@return integer  from 0
