@@ -55,7 +55,7 @@ local ASKS = {
     function() ms.ones(2):softmax(1) end,
     function() return ms.softmax end,
     function() return ms.stack end,
-    function() return ms.zeros_like end,
+    function() return ms.randint end,
   },
 }
 

@@ -21,8 +21,7 @@ planned.functions = names [[
 
 --- Ways to make tensors, in `ms`.
 planned.creation = names [[
-  empty_like eye full_like linspace multinomial ones_like rand_like randint randn_like randperm
-  zeros_like
+  empty_like eye full_like linspace multinomial rand_like randint randn_like randperm
 ]]
 
 --- Places and types: fields of `ms`, methods of tensors.

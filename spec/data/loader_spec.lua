@@ -112,8 +112,6 @@ describe('data', function()
       seen[#seen + 1] = step .. '.' .. k
     end
     assert.same({ '1.1', '1.2', '2.1' }, seen)
-    assert.equal('Loader(rank 0 of 1, 2 x 1 rows of 3 tokens a step, 16 steps an epoch, '
-      .. 'step 1 next)', tostring(loader))
     assert.is_nil(loader:batches(0)())
     checks.raises('ValueError', "'most' is -1, expected 0 or more", loader.batches, loader, -1)
     checks.raises('TypeError', "'most' is nan, expected a whole number", loader.batches, loader,

@@ -187,10 +187,4 @@ function Loader:load_state(state)
   self._step, self._micro = state.samples / self.samples_per_step, 0
 end
 
-function Loader:__tostring()
-  return ('Loader(rank %d of %d, %d x %d rows of %d tokens a step, %d steps an epoch, '
-    .. 'step %d next)'):format(self.rank, self.world_size, self.micro_batches, self.batch,
-    self.context, self.steps_per_epoch, self._step)
-end
-
 return receiver.check(Loader)
