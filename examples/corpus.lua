@@ -44,20 +44,27 @@ local function bible()
   return table.concat(lines, '\n')
 end
 
+--- Raises a text when it cannot be read, or is not what the run to be resumed has read.
 ---@param path string  '' for the Bible
 ---@param out string  folder the token files go to; made when missing
+---@param resume boolean  the token files that lie there are those of the same text
 ---@return { train: string, valid: string }  files of bytes
-function corpus.prepare(path, out)
-  assert(os.execute(("mkdir -p '%s'"):format(out:gsub("'", "'\\''"))))
-  local ok, bytes = pcall(path == '' and bible or read_all, path)
-  if not ok then
-    io.stderr:write('train: ', tostring(bytes), '\n')
-    os.exit(2)
-  end
+function corpus.prepare(path, out, resume)
+  local bytes = (path == '' and bible or read_all)(path)
   local cut = math.floor(#bytes * 0.95)
   local files = { train = out .. '/train.u8', valid = out .. '/valid.u8' }
-  write_all(files.train, bytes:sub(1, cut))
-  write_all(files.valid, bytes:sub(cut + 1))
+  local parts = { train = bytes:sub(1, cut), valid = bytes:sub(cut + 1) }
+  for _, name in ipairs { 'train', 'valid' } do
+    local there, earlier = pcall(read_all, files[name])
+    if resume and there and earlier ~= parts[name] then
+      local given = path == '' and 'the King James Bible' or path
+      error(('--resume: %s is not the text of the run in %s, whose %s is other; give the --data '
+        .. 'it was begun with'):format(given, out, files[name]), 0)
+    end
+  end
+  assert(os.execute(("mkdir -p '%s'"):format(out:gsub("'", "'\\''"))))
+  write_all(files.train, parts.train)
+  write_all(files.valid, parts.valid)
   return files
 end
 

@@ -31,7 +31,8 @@ elseif o.help then
   print(flags.help(spec, 'examples/sample.lua CHECKPOINT', 'Writes text with a trained model.'))
   os.exit(0)
 end
-local given = o.rest[1] or fail('which checkpoint? (--help)')
+local given = o.rest[1]
+  or fail('which checkpoint? Give the --out of a training run, or a folder in it (--help)')
 if o.rest[2] then
   fail(("unexpected word '%s' after the checkpoint (quote a prompt of several words)"):format(
     o.rest[2]))
@@ -40,7 +41,7 @@ local path = ms.checkpoint.latest(given .. '/checkpoints') or ms.checkpoint.late
 
 local ok, meta = pcall(ms.checkpoint.read_meta, path)
 if not ok then
-  fail(tostring(meta))
+  fail(('%s (luajit examples/train.lua --out=%s trains a model first)'):format(meta, given))
 elseif type(meta.config) ~= 'table' then
   fail(path .. ' does not say what model it holds; examples/train.lua writes ones that do')
 end

@@ -91,7 +91,8 @@ local function read_flags()
 end
 
 -- A second run in a folder would mix its checkpoints and metrics with those of the first.
-local function refuse_used_folder(out)
+local function refuse_used_folder(o)
+  local out = o.out
   local newest = ms.checkpoint.latest(out .. '/checkpoints')
   local step = report.last_step(out .. '/metrics.jsonl')
   if newest or step then
@@ -101,12 +102,38 @@ local function refuse_used_folder(out)
   end
 end
 
+-- The flags that say which model learns which samples are those of the run that is continued.
+local function refuse_other_flags(o)
+  local newest = ms.checkpoint.latest(o.out .. '/checkpoints')
+  if not newest then
+    return
+  end
+  local meta = ms.checkpoint.read_meta(newest)
+  local made = type(meta.config) == 'table' and meta.config or {}
+  if type(meta.loader) == 'table' and tonumber(made.context) then
+    made.tokens = meta.loader.samples_per_step * made.context
+  end
+  made.seed = tonumber(meta.seed)
+  local was, is = '', ''
+  for _, name in ipairs { 'layers', 'width', 'heads', 'context', 'tokens', 'seed' } do
+    if made[name] ~= o[name] then
+      was = ('%s --%s=%s'):format(was, name, made[name])
+      is = ('%s --%s=%s'):format(is, name, o[name])
+    end
+  end
+  if was ~= '' then
+    fail(('--resume: %s was made with%s, this run has%s'):format(newest, was, is))
+  end
+end
+
 -- Without ranks, what can be said without them; it is said and done once.
 local o = read_flags()
-if not o.resume then
-  refuse_used_folder(o.out)
+local check_folder = o.resume and refuse_other_flags or refuse_used_folder
+check_folder(o)
+local prepared, text = pcall(corpus.prepare, o.data, o.out, o.resume)
+if not prepared then
+  fail(tostring(text))
 end
-local text = corpus.prepare(o.data, o.out)
 
 local world = ms.dist.init { ranks = o.ranks > 0 and o.ranks or nil }
 local first = world.rank == 0
@@ -137,7 +164,7 @@ end
 local function loader(file, batch, seed)
   return ms.data.Loader {
     tokens = ms.data.tokens(file, 'u8'), context = o.context, batch = batch, seed = seed,
-    rank = world.rank, world_size = world.world_size, micro_batches = per_rank,
+    micro_batches = per_rank,
   }
 end
 local function loader_or_refuse(what, ...)

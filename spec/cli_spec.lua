@@ -15,6 +15,8 @@ describe('the moonshard command', function()
       assert.equal(0, code, output)
       assert.truthy(output:find('[rank 0] hello\t0\trun\t--flag\n', 1, true), output)
       assert.truthy(output:find('[rank 1] hello\t1\trun\t--flag\n', 1, true), output)
+      output = shell('bindings/moonshard run -n2 ' .. path .. ' -n 3')
+      assert.truthy(output:find('[rank 1] hello\t1\trun\t-n\n', 1, true), output)
       output = shell('bindings/moonshard run --ranks=1 --no-prefix ' .. path)
       assert.equal('hello\t0\trun\tnil\n', output)
     end)
@@ -60,6 +62,11 @@ describe('the moonshard command', function()
       ['run -n'] = '-n is given nothing, expected a whole number from 1 to 128',
       ['run -n 2'] = 'no script given',
       ['rum -n 2 x.lua'] = 'unknown command rum, did you mean run?',
+      ['run -n0 x.lua'] = '-n is 0, expected a whole number from 1 to 128',
+      ['run README.md'] = 'run: README.md is no Lua script (.lua), nor a program on PATH',
+      ['x.lua -n 2'] = 'unknown command x.lua: a script is started by moonshard run x.lua',
+      ['run -n 2 /nowhere/x.lua'] = 'run: cannot read /nowhere/x.lua: No such file or directory',
+      ['repl x.lua'] = 'repl: unexpected word x.lua',
       ['info --hepl'] = 'info: unexpected word --hepl',
     }
     for words, message in pairs(refused) do
@@ -74,7 +81,7 @@ describe('the moonshard command', function()
     for words, text in pairs {
       ['--help'] = 'moonshard COMMAND --help', ['-h'] = 'moonshard COMMAND --help',
       ['run --help'] = '--no-prefix', ['run -n 2 -h x.lua'] = '--ranks RANKS',
-      ['info --help'] = 'usage: moonshard info',
+      ['info --help'] = 'usage: moonshard info', ['repl -h'] = 'usage: moonshard repl',
     } do
       local output, code = shell('bindings/moonshard ' .. words)
       assert.equal(0, code, output)

@@ -92,11 +92,20 @@ local function shown()
   return list
 end
 
--- Lua that README shows, in order.
+-- Lua that README shows, by the heading it stands under: one script each.
 local function scripts()
-  local list = {}
-  for code in shell.read('README.md'):gmatch('```lua\n(.-)```') do
-    list[#list + 1] = code
+  local list, heading, code = {}, nil, nil
+  for line in shell.read('README.md'):gmatch('([^\n]*)\n') do
+    if line == '```lua' then
+      assert(not list[heading], heading .. ' has two scripts')
+      code = {}
+    elseif line == '```' and code then
+      list[heading], code = table.concat(code, '\n') .. '\n', nil
+    elseif code then
+      code[#code + 1] = line
+    else
+      heading = line:match('^## (.*)$') or heading
+    end
   end
   return list
 end
@@ -122,11 +131,11 @@ local function trained(command)
 end
 
 -- The training script of README with two steps, and a text for it.
-local function write_script(name)
-  local code, n = scripts()[1]:gsub('step == 100', 'step == 2')
+local function write_script(name, more)
+  local code, n = scripts()['A training script']:gsub('step == 100', 'step == 2')
   assert.equal(1, n)
   shell.write(checkout .. '/text.u8', ('in the beginning was the word. '):rep(400))
-  shell.write(checkout .. '/' .. name, code)
+  shell.write(checkout .. '/' .. name, code .. (more or ''))
 end
 
 local function trains_by_script(command)
@@ -167,6 +176,9 @@ local runs = {
   ['luajit examples/custom_policy.lua'] = function(command)
     finds('step 5', succeeds(command))
   end,
+  ['./dev moonshard repl'] = function(command)
+    finds('a prompt of one rank', succeeds(command))
+  end,
   ['./dev luajit script.lua'] = function(command)
     write_script('script.lua')
     trains_by_script(command)
@@ -203,6 +215,62 @@ local runs = {
   end,
 }
 
+-- The scripts of README run with the tree that these specs run with.
+local function runs_script(name)
+  local code, output = shell.run(checkout, 'luajit ' .. name)
+  assert.equal(0, code, output)
+  return output
+end
+
+-- What the scripts of README are, and do.
+local parts = {
+  ['A training script'] = function()
+    write_script('script.lua')
+    finds('2\t', runs_script('script.lua'))
+  end,
+  ['Saving, loading, writing text'] = function(code)
+    write_script('script.lua', code)
+    local output = runs_script('script.lua')
+    finds('loaded step 100', output)
+    for _, path in ipairs { 'saved/last', 'checkpoints/step-00000100', 'model.safetensors' } do
+      assert.truthy(lfs.attributes(checkout .. '/' .. path), path)
+    end
+  end,
+  ['A model of your own'] = function(code)
+    shell.write(checkout .. '/model.lua', code)
+    local losses = {}
+    for loss in runs_script('model.lua'):gmatch('%d+\t(%S+)\n') do
+      losses[#losses + 1] = tonumber(loss)
+    end
+    assert.equal(5, #losses)
+    assert.is_true(losses[5] < 0.1 and losses[5] < losses[1])
+  end,
+  ['A wrap policy of your own'] = function(code)
+    shell.write(checkout .. '/policy.lua', [[
+      local ms = require 'moonshard'
+      local nn, fsdp = ms.nn, ms.fsdp
+      ms.dist.init { ranks = 2 }
+      local model = ms.models.GPT { vocab = 9, layers = 1, heads = 1, width = 8, context = 8 }
+    ]] .. code .. [[
+      if ms.dist.rank() == 0 then
+        for _, unit in ipairs(model:units()) do print(unit.name, unit.strategy) end
+      else
+        model:units()
+      end
+    ]])
+    local output = runs_script('policy.lua')
+    finds('h.0\tSHARD_GRAD_OP', output)
+    finds('wpe\tFULL_SHARD', output) -- wte shares its weight with lm_head: both stay in the root
+  end,
+  ['Ranks without a model'] = function(code)
+    shell.write(checkout .. '/sums.lua', code)
+    -- ranks bring 1 and 2: their sum is 3, and that of the sums 6
+    local output = runs_script('sums.lua')
+    finds('sums\ttensor([3., 3.], dtype=', output)
+    finds('\t2\ttensor([6.], dtype=', output)
+  end,
+}
+
 describe('the pages', function()
   before_each(function()
     checkout = shell.make_folder()
@@ -231,22 +299,27 @@ describe('the pages', function()
     end)
   end
 
-  it('show a policy that wraps what it says', function()
-    shell.write(checkout .. '/policy.lua', [[
-      local ms = require 'moonshard'
-      local nn, fsdp = ms.nn, ms.fsdp
-      ms.dist.init { ranks = 2 }
-      local model = ms.models.GPT { vocab = 9, layers = 1, heads = 1, width = 8, context = 8 }
-    ]] .. scripts()[2] .. [[
-      if ms.dist.rank() == 0 then
-        for _, unit in ipairs(model:units()) do print(unit.name, unit.strategy) end
-      else
-        model:units()
-      end
-    ]])
-    local _, output = shell.run(checkout, 'luajit policy.lua')
-    finds('h.0\tSHARD_GRAD_OP', output)
-    finds('wpe\tFULL_SHARD', output) -- wte shares its weight with lm_head: both stay in the root
+  for heading, code in pairs(scripts()) do -- order does not matter: each has a folder of its own
+    it(("show a script under '%s', which runs"):format(heading), function()
+      assert.is_function(parts[heading], 'nothing runs this script: add it to `parts`')
+      parts[heading](code)
+    end)
+  end
+
+  it('show ./dev, which runs things in the folder of its user', function()
+    if not RELEASE then
+      return pending('./dev uses the release build, these specs another one')
+    end
+    assert(lfs.mkdir(checkout .. '/mine'))
+    shell.write(checkout .. '/mine/x.lua', "print(io.open('mine.txt') and 'found')")
+    shell.write(checkout .. '/mine/mine.txt', '')
+    for _, start in ipairs { 'luajit', 'moonshard run -n 1 --no-prefix' } do
+      local code, output = shell.run(checkout .. '/mine', '../dev ' .. start .. ' x.lua')
+      assert.equal(0, code, output)
+      assert.equal('found\n', output)
+    end
+    assert(shell.run(checkout .. '/mine', '../dev train' .. SHORT))
+    assert.equal('directory', lfs.attributes(checkout .. '/mine/train-out', 'mode'))
   end)
 
   it('name what is there', function()

@@ -16,6 +16,9 @@ describe('dist.spawn', function()
       assert(world_size == 2 and extra == 'x')
       assert(dist.rank() == rank and dist.world_size() == 2)
       assert(dist.info().launcher == 'fork' and dist.info().transport == 'shm')
+      assert(tostring(dist.init()) == ('rank %d of 2 (launcher fork, transport shm)'):format(rank))
+      checks.raises('KeyError', "the world has no 'wrold_size', did you mean 'world_size'?",
+        function() return dist.info().wrold_size end)
     end, 'x')
   end)
 
@@ -280,6 +283,53 @@ describe('dist.init', function()
   it('refuses names that the module does not have', function()
     checks.raises('KeyError', "dist has no 'all_reduec', did you mean 'all_reduce'?", function()
       return dist.all_reduec
+    end)
+  end)
+
+  it('refuses another number of ranks than there are, and names both', function()
+    for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2 --no-prefix' } do
+      with_script([[
+        local world = ms.dist.init { ranks = 2 }
+        assert(ms.dist.init { ranks = 2 }.rank == world.rank)
+        local ok, err = pcall(ms.dist.init, { ranks = 3 })
+        if world.rank == 1 then print(err) end
+      ]], function(path)
+        local output, code = shell(start .. ' ' .. path)
+        assert.equal(0, code, output)
+        local text = "RuntimeError: dist.init: 'ranks' is 3, but this process is one of 2 already"
+        assert.truthy(output:find(text, 1, true), output)
+      end)
+    end
+    with_script([[
+      ms.dist.barrier()
+      print(pcall(ms.dist.run, { ranks = 2 }, print))
+      print(ms.dist.init { ranks = 1 }.world_size, ms.dist.init().world_size)
+    ]], function(path)
+      local output, code = shell('luajit ' .. path)
+      assert.equal(0, code, output)
+      local text = "false\tRuntimeError: dist.run: 'ranks' is 2, but this process is one of 1"
+      assert.truthy(output:find(text, 1, true), output)
+      assert.truthy(output:find('init comes first', 1, true), output)
+      assert.truthy(output:find('\n1\t1\n', 1, true), output)
+    end)
+  end)
+
+  it('brings back no rank that has left', function()
+    dist.spawn(2, function(rank)
+      dist.leave()
+      assert(dist.rank() == rank and not dist.info().initialized)
+      for _, opts in ipairs { {}, { ranks = 2 } } do
+        checks.raises('RuntimeError', 'dist.init: this rank has left its job', dist.init, opts)
+      end
+    end)
+  end)
+
+  it('is not needed to know the rank that a launcher gave', function()
+    with_script('print(ms.dist.rank(), ms.dist.world_size())', function(path)
+      local output = shell('bindings/moonshard run -n 2 ' .. path)
+      assert.truthy(output:find('[rank 0] 0\t2\n', 1, true), output)
+      assert.truthy(output:find('[rank 1] 1\t2\n', 1, true), output)
+      assert.equal('0\t1\n', (shell('luajit ' .. path)))
     end)
   end)
 

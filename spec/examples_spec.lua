@@ -95,6 +95,20 @@ describe('an example', function()
     assert.truthy(ms.checkpoint.latest(folder .. '/out/checkpoints'):find('4$'))
   end)
 
+  it('continues a run only with the model and the text it was begun with', function()
+    succeeds(train('--steps=2 --seed=3'))
+    refuses('train: --resume: out/checkpoints/step-00000002 was made with --layers=1 --tokens=128 '
+      .. '--seed=3, this run has --layers=2 --tokens=256 --seed=1\n',
+      train('--steps=3 --resume --layers=2 --tokens=256'))
+    local token_file = shell.read(folder .. '/out/train.u8')
+    shell.write(folder .. '/other', ('in the beginning was a word.. '):rep(200))
+    refuses('--resume: other is not the text of the run in out, whose out/train.u8 is other',
+      train('--steps=3 --seed=3 --resume --data=other'))
+    assert.equal(token_file, shell.read(folder .. '/out/train.u8'))
+    local output = succeeds(train('--steps=3 --seed=3 --resume --dropout=0.1 --lr=0.001'))
+    assert.truthy(output:find('step 3/3', 1, true), output)
+  end)
+
   it('never validates or saves with 0', function()
     local output = succeeds(train('--steps=2 --validate=0 --save=0'))
     assert.falsy(output:find('validation', 1, true), output)
@@ -142,6 +156,7 @@ describe('an example', function()
     assert.equal('in\n', succeeds(run('sample', 'out --length=0 --prompt=in')))
     local greedy = succeeds(run('sample', 'out --length=30 --temperature=0 --top-k=0'))
     assert.equal(greedy, succeeds(run('sample', 'out --length=30 --temperature=0 --seed=5')))
-    refuses('sample: ', run('sample', 'no/such/folder'))
+    refuses('(luajit examples/train.lua --out=no/such/folder trains a model first)',
+      run('sample', 'no/such/folder'))
   end)
 end)

@@ -25,6 +25,8 @@ local ASKS = {
     function() fsdp.FSDP(linear(), { mixed_precision = { param_dtype = 'f16' } }) end,
     function() ms.nn.Linear(2, 2, { dtype = 'f16' }) end,
     function() ms.ones(2, { dtype = 'f16' }) end,
+    function() ms.ones(1):half() end,
+    function() ms.ones(1):to(ms.half) end,
     function() return fsdp.ShardedGradScaler end,
     function() return ms.optim.GradScaler end,
   },
@@ -34,10 +36,27 @@ local ASKS = {
   ['CUDA and NCCL'] = {
     function() return ms.cuda end,
     function() return ms.nccl end,
+    function() ms.ones(1):to('cuda') end,
+    function() ms.ones(1):to('cuda:0') end,
+    function() ms.ones(1):cuda() end,
+    function() ms.dist.init { backend = 'nccl' } end,
     function() fsdp.FSDP(linear(), { device_id = 0 }) end,
   },
   ['several hosts'] = { function() ms.dist.init { hosts = 2 } end },
   ['compile'] = { function() return ms.compile end },
+  ['layers beyond those of a GPT (convolutions and norms over batches among them)'] = {
+    function() return ms.nn.Conv2d end,
+    function() return ms.nn.BatchNorm1d end,
+    function() return ms.nn.Softmax end,
+  },
+  ['tensor functions beyond those it needs (`argmax` and `max` and `softmax` among them)'] = {
+    function() ms.ones(2):argmax() end,
+    function() ms.ones(2):max() end,
+    function() ms.ones(2):softmax(1) end,
+    function() return ms.softmax end,
+    function() return ms.stack end,
+    function() return ms.randint end,
+  },
 }
 
 local function readme_list()

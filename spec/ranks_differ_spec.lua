@@ -441,6 +441,9 @@ local ERRORS = {
     'shuffle of data.Loader is 1 on rank 0 and 0 on rank 1' },
   { "the loader's number of ranks", { loader = { rank = 0, world_size = 1 } },
     'rank 0 has data.Loader (tokens 200, batch 2' },
+  { 'one more loader for all', { before_step = before(2, function()
+    data.Loader { tokens = counting(50), batch = 1, context = 2 }
+  end) }, 'rank 1 has data.Loader (tokens 50, batch 1' },
   { 'a batch more', { before_step = before(2, function(_, _, loader) loader:next() end) },
     'rank 1 has batch of data.Loader (step 2, micro_batch 0), rank 0 has not' },
   { "the loader's position", { before_step = before(2, function(_, _, loader)
@@ -509,7 +512,7 @@ local LEGAL = {
     optim.SGD({ own }, { lr = 1 }):step()
   end) }, "what no unit holds is a rank's own business" },
   { 'a loader of its own', { before_step = before(2, function()
-    data.Loader { tokens = counting(50), batch = 1, context = 2 }:next()
+    data.Loader { tokens = counting(50), batch = 1, context = 2, world_size = 1 }:next()
   end) }, 'a loader for one rank deals to nobody else' },
   { 'rows of a batch', { backward = function(loss) loss:mul(1):backward() end },
     'ranks have different data; only collectives must fit' },

@@ -9,10 +9,12 @@ local cli = {}
 
 local USAGE = [[
 usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
+       moonshard repl
        moonshard info
        moonshard --version | --help
 
 run    start a script on several ranks of this host and supervise them
+repl   a prompt for Lua, with ms there
 info   version, instruction set of the kernels, cores, folder of the library
 
 moonshard COMMAND --help says more.
@@ -30,6 +32,8 @@ failed first, or 128 + signal.
   --no-prefix         leave the lines of the ranks as they are
   -h, --help          this text
 
+Words behind SCRIPT are its own.
+
 Ctrl-C and SIGTERM ask the ranks to stop; a second one ends them at once, and so do ten seconds when
 they never ask whether to stop (ms.dist.stop_requested). What ranks start and leave behind ends with
 them.
@@ -41,11 +45,25 @@ usage: moonshard info
 Print version, instruction set of the kernels, cores, and the folder of the library.
 ]]
 
+local REPL_USAGE = [[
+usage: moonshard repl
+
+Read Lua line by line, run it and print what it gives; ms is there. A chunk may take several lines;
+globals stay, locals last as long as their chunk.
+]]
+
 local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }
 
 --- Refuse a command line: one line that says why, and exit code 2.
 local function refuse(format, ...)
   errors.raise('ValueError', format, ...)
+end
+
+-- Cores this process may use. (dist.info() would make a rank of what a launcher started.)
+local function cores()
+  local info = B.new('ms_dist_info')
+  C.ms_dist_info_get(info)
+  return info.cores
 end
 
 local function is_help(word)
@@ -89,6 +107,9 @@ local function run_flags(words)
   local o, at = { prefix = true }, 1
   while words[at] and words[at]:find('^%-') do
     local flag, value = words[at]:match('^(%-%-[%w-]+)=(.*)$')
+    if not flag then
+      flag, value = words[at]:match('^(%-n)(%d+)$')
+    end
     flag = flag or words[at]
     if flag == '-n' or flag == '--ranks' then
       if not value then
@@ -133,6 +154,29 @@ local function check_script(path)
   end
 end
 
+local function is_on_path(program)
+  for folder in (os.getenv('PATH') or ''):gmatch('[^:]+') do
+    local file = io.open(folder .. '/' .. program)
+    if file then
+      file:close()
+      return true
+    end
+  end
+  return false
+end
+
+-- A script of another language, named as a Lua script would be.
+local function check_program(name)
+  local file = not name:find('/', 1, true) and io.open(name)
+  if file then
+    file:close()
+    if not is_on_path(name) then
+      refuse('run: %s is no Lua script (.lua), nor a program on PATH; put what runs it in front of '
+        .. 'it, or ./ when it runs by itself', name)
+    end
+  end
+end
+
 local function run(words, all)
   local o = run_flags(words)
   if o.help then
@@ -145,22 +189,38 @@ local function run(words, all)
   if command[1]:find('%.lua$') then
     check_script(command[1])
     command = { interpreter(all), all[0], 'rank', unpack(command) }
+  else
+    check_program(command[1])
   end
-  local ranks = o.ranks or math.min(require('moonshard.dist').info().cores, 8)
+  local ranks = o.ranks or math.min(cores(), 8)
   return launch(command, ranks, o.prefix)
 end
 
-local function info(words)
+-- A command without words but --help: writes its usage and tells whether that was asked for.
+local function explained(command, usage, words)
   if is_help(words[1]) then
-    io.stdout:write(INFO_USAGE)
-    return 0
+    io.stdout:write(usage)
+    return true
   elseif words[1] then
-    refuse('info: unexpected word %s', words[1])
+    refuse('%s: unexpected word %s', command, words[1])
+  end
+end
+
+local function repl(words)
+  if not explained('repl', REPL_USAGE, words) then
+    require('moonshard.repl').run()
+  end
+  return 0
+end
+
+local function info(words)
+  if explained('info', INFO_USAGE, words) then
+    return 0
   end
   local ms = require 'moonshard'
   print('moonshard ' .. ms.version)
   print('kernels   ' .. B.string(C.ms_cpu_isa()))
-  print('cores     ' .. ms.dist.info().cores)
+  print('cores     ' .. cores())
   print('library   ' .. (B.folder or 'installed'))
   return 0
 end
@@ -176,7 +236,8 @@ local function help()
 end
 
 local commands = {
-  run = run, info = info, ['--version'] = version, ['--help'] = help, ['-h'] = help, help = help,
+  run = run, repl = repl, info = info,
+  ['--version'] = version, ['--help'] = help, ['-h'] = help, help = help,
 }
 
 local function main(words)
@@ -184,8 +245,10 @@ local function main(words)
   if not command then
     io.stderr:write(USAGE)
     return 2
+  elseif command:find('%.lua$') then
+    refuse('unknown command %s: a script is started by moonshard run %s', command, command)
   elseif not commands[command] then
-    unknown('unknown command', command, { 'run', 'info', 'help', '--version', '--help' })
+    unknown('unknown command', command, { 'run', 'repl', 'info', 'help', '--version', '--help' })
   end
   return commands[command]({ unpack(words, 2) }, words)
 end

@@ -39,11 +39,27 @@ local comm_out = B.new('ms_comm *[1]')
 ---@field launcher string           'none', 'fork', 'run' or 'thread'
 ---@field transport string          'self' or 'shm'
 
---- Who this process is among the ranks; a world of one before init.
+-- What a launcher started is a rank from the beginning, whether or not it has called init.
+local function look()
+  C.ms_dist_info_get(info)
+  if not info.initialized and C.ms_dist_launched() then
+    B.check(C.ms_dist_join())
+    uncaught.install()
+    C.ms_dist_info_get(info)
+  end
+  return info
+end
+
+local function describe(world)
+  return ('rank %d of %d (launcher %s, transport %s)'):format(world.rank, world.world_size,
+    world.launcher, world.transport)
+end
+
+--- Who this process is among the ranks; a world of one before init forks.
 ---@return ms.dist.World
 function dist.info()
-  C.ms_dist_info_get(info)
-  return {
+  look()
+  local world = namespace('the world', {
     rank = info.rank,
     world_size = info.world_size,
     local_rank = info.local_rank,
@@ -52,19 +68,19 @@ function dist.info()
     initialized = info.initialized,
     launcher = B.string(info.launcher),
     transport = B.string(info.transport),
-  }
+  })
+  getmetatable(world).__tostring = describe
+  return world
 end
 
 ---@return integer  from 0
 function dist.rank()
-  C.ms_dist_info_get(info)
-  return info.rank
+  return look().rank
 end
 
 ---@return integer
 function dist.world_size()
-  C.ms_dist_info_get(info)
-  return info.world_size
+  return look().world_size
 end
 
 -- -- starting ranks ------------------------------------------------------------------------------
@@ -92,13 +108,15 @@ local function wait(launch)
 end
 
 ---@class ms.dist.InitOptions
----@field ranks? integer  ranks to fork when no launcher started this process (default: one per
----                       core, at most 8)
+---@field ranks? integer  how many (default: those of the launcher, else one per core, at most 8)
 
 local function init_options(what, opts)
-  opts = errors.options(what, opts, { 'ranks', 'hosts' })
+  opts = errors.options(what, opts, { 'ranks', 'hosts', 'backend' })
   if opts.hosts ~= nil then
     errors.raise('NotImplementedError', '%s: several hosts are not supported yet', what)
+  elseif opts.backend ~= nil then
+    errors.raise('NotImplementedError', '%s: a choice of backends is not supported yet; the ranks '
+      .. 'of a host talk through its memory', what)
   end
   if opts.ranks ~= nil then
     check_ranks(what, opts.ranks)
@@ -106,11 +124,24 @@ local function init_options(what, opts)
   return opts
 end
 
---- Join the ranks that were started before, or fork.
-local function start(ranks)
-  if C.ms_dist_launched() or ranks == 1 then
+local function is_typed()
+  local level, frame = 1
+  repeat
+    level = level + 1
+    frame = debug.getinfo(level, 'S')
+  until not frame or frame.source == '=stdin'
+  return frame ~= nil and C.ms_is_terminal(0)
+end
+
+--- Become a world of one, or fork.
+local function start(what, ranks)
+  if ranks == 1 then
     B.check(C.ms_dist_join())
     return
+  end
+  if is_typed() then -- as several ranks it would share the terminal
+    errors.raise('RuntimeError', '%s: a prompt cannot go on as %d ranks; put the script into a '
+      .. 'file, or give dist.spawn a function', what, ranks)
   end
   local launch = fork(ranks)
   if launch then
@@ -120,24 +151,38 @@ local function start(ranks)
     end
     C.ms_dist_exit(code)
   end
+  uncaught.install()
 end
 
---- Become one of several ranks. The script goes on once per rank; later calls do nothing. What a
---- rank raises and does not catch becomes the cause that all others and the launcher are told.
+local function check_started(what, here, ranks)
+  if ranks ~= nil and ranks ~= here.world_size then
+    errors.raise('RuntimeError', "%s: 'ranks' is %d, but this process is one of %d already: %s",
+      what, ranks, here.world_size, here.launcher == 'none'
+        and 'a collective or an init before made it alone; init comes first'
+        or "leave 'ranks' out to take what was started")
+  end
+end
+
+local function init(what, opts)
+  opts = init_options(what, opts)
+  local here = dist.info()
+  if here.initialized then
+    check_started(what, here, opts.ranks)
+    return here
+  elseif here.launcher ~= 'none' then
+    errors.raise('RuntimeError', '%s: this rank has left its job', what)
+  end
+  start(what, opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS))
+  return dist.info()
+end
+
+--- Become one of several ranks: one of those a launcher started, or fork. The script goes on once
+--- per rank. What a rank raises and does not catch becomes the cause that all others and the
+--- launcher are told. Called again it changes nothing, and another number of ranks is an error.
 ---@param opts? ms.dist.InitOptions
 ---@return ms.dist.World
 function dist.init(opts)
-  opts = init_options('dist.init', opts)
-  local here = dist.info()
-  if here.initialized then
-    return here
-  end
-  start(opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS))
-  local world = dist.info()
-  if world.world_size > 1 then
-    uncaught.install()
-  end
-  return world
+  return init('dist.init', opts)
 end
 
 --- init, then `fn(world, ...)`. An error in it ends this process and reaches the other ranks with
@@ -146,9 +191,8 @@ end
 ---@param fn fun(world: ms.dist.World, ...): ...
 ---@return ...
 function dist.run(opts, fn, ...)
-  init_options('dist.run', opts)
   arguments.fn('dist.run', 'fn', fn)
-  local world = dist.init(opts)
+  local world = init('dist.run', opts)
   if world.world_size == 1 then
     return fn(world, ...)
   end

@@ -3,6 +3,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+local planned = require 'moonshard.planned'
 
 ---@alias ms.DType 'f32'|'f64'|'bf16'|'i64'|'u8'|'bool'
 
@@ -23,8 +24,9 @@ end
 ---@param name ms.DType
 ---@return integer
 function dtype.code(name)
-  if name == 'f16' then
-    errors.raise('NotImplementedError', 'dtype f16 is not supported yet')
+  local place = type(name) == 'string' and planned.places[name:match('^%w+')]
+  if place then
+    errors.raise('NotImplementedError', "'%s': %s is not supported yet", name:sub(1, 80), place)
   end
   return code_of[name] or errors.raise('ValueError', 'unknown dtype %s%s',
     type(name) == 'string' and name:sub(1, 80) or arguments.noun(name),

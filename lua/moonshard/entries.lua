@@ -7,6 +7,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.dims'
 local errors = require 'moonshard.errors'
 local missing = require 'moonshard.missing'
+local planned = require 'moonshard.planned'
 local util = require 'moonshard.util'
 
 local C, calls = B.C, B.calls
@@ -23,17 +24,6 @@ local function entry(t, i)
   return calls.select(t, 0, dims.entry(i, tonumber(info.shape[0]), 1, 't[i]'))
 end
 
---- What other libraries give tensors and this one does not yet.
-local PLANNED = {}
-for name in ([[
-  abs argmax argmin argsort bmm chunk clamp cos cumsum erf expand expand_as flatten floor gather
-  index_select log1p log2 logsumexp masked_fill max min neg norm outer prod repeat round rsqrt
-  scatter sigmoid sign silu sin softmax sort split squeeze stack std topk tril triu unbind
-  unsqueeze var view_as
-]]):gmatch('%S+') do
-  PLANNED[name] = true
-end
-
 --- What other libraries call otherwise.
 local INSTEAD = {
   T = 't:t()', bfloat16 = 't:bf16()', byte = 't:u8()', data = 't:detach()', double = 't:f64()',
@@ -45,8 +35,9 @@ local INSTEAD = {
 local function no_method(methods, key)
   if type(key) ~= 'string' then
     arguments.refuse('t[i]', 'i', key, 'an integer (of one entry) or the name of a method')
-  elseif PLANNED[key] then
-    errors.raise('NotImplementedError', "a tensor has no method '%s' yet", key)
+  elseif planned.functions[key] or planned.places[key] then
+    errors.raise('NotImplementedError', "a tensor has no method '%s' yet: %s is not supported", key,
+      planned.functions[key] or planned.places[key])
   end
   missing('a tensor', key, util.sorted_keys(methods),
     INSTEAD[key] and 'write ' .. INSTEAD[key])

@@ -14,6 +14,7 @@ local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
 local namespace = require 'moonshard.namespace'
 local ops = require 'moonshard.ops'
+local planned = require 'moonshard.planned'
 local scope = require 'moonshard.scope'
 local Tensor = require 'moonshard.tensor'
 local util = require 'moonshard.util'
@@ -149,7 +150,5 @@ local function instead(name)
   end
 end
 
-return namespace('ms', ms, lazy, {
-  f16 = 'f16', float16 = 'f16', half = 'f16',
-  cuda = 'CUDA', nccl = 'NCCL', compile = 'compile',
-}, instead)
+return namespace('ms', ms, lazy, util.merged(planned.functions,
+  util.merged(planned.creation, planned.places)), instead)

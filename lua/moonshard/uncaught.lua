@@ -119,7 +119,7 @@ function uncaught.install()
     last = last + 1
   end
   local _, handler = debug.getlocal(level, last)
-  if type(handler) == 'function' and is_traceback(handler) then
+  if type(handler) == 'function' and handler ~= uncaught.report and is_traceback(handler) then
     debug.setlocal(level, last, uncaught.report)
   end
 end

@@ -112,6 +112,10 @@ describe('data', function()
       seen[#seen + 1] = step .. '.' .. k
     end
     assert.same({ '1.1', '1.2', '2.1' }, seen)
+    assert.is_nil(loader:batches(0)())
+    checks.raises('ValueError', "'most' is -1, expected 0 or more", loader.batches, loader, -1)
+    checks.raises('TypeError', "'most' is nan, expected a whole number", loader.batches, loader,
+      0 / 0)
   end)
 
   it('continues where another loader stood, on another number of ranks', function()
@@ -129,6 +133,31 @@ describe('data', function()
       one:next()
       assert.equal((one:next()):hash(), (second:next()):hash())
     end
+  end)
+
+  it('deals to the ranks of a job without being told which they are', function()
+    tokens = nil -- ranks are forked while no tensor is live
+    ms.dist.spawn(2, function(rank)
+      local opts = { tokens = data.tokens(path), batch = 2, context = 3, shuffle = false }
+      local function with(more)
+        for name, value in pairs(opts) do -- order does not matter: names differ
+          more[name] = value
+        end
+        return data.Loader(more)
+      end
+      local x = with({}):next()
+      assert(x[1][1]:item() == rank * 6, x)
+      assert((with { rank = rank, world_size = 2 }:next()):equal(x))
+      assert((with { world_size = 1 }:next())[1][1]:item() == 0)
+      assert((with { rank = 0, world_size = 1 }:next())[1][1]:item() == 0)
+      checks.raises('ValueError', 'world_size is 3, but the job has 2 ranks', with,
+        { world_size = 3 })
+      checks.raises('ValueError', ('rank is %d, but this is rank %d of the job'):format(1 - rank,
+        rank), with, { rank = 1 - rank })
+      checks.raises('ValueError', 'rank is 1, expected 0 to 0', with, { rank = 1, world_size = 1 })
+      ms.dist.barrier()
+    end)
+    tokens = data.tokens(path)
   end)
 
   it('tells dropout the global number of the first sample', function()
@@ -164,6 +193,8 @@ describe('data', function()
       { context = 50, batch = 2 })
     checks.raises('ValueError', 'rank is 2, expected 0 to 1', loader, { rank = 2, world = 2 })
     checks.raises('ValueError', 'batch is 0.5, expected a whole number', loader, { batch = 0.5 })
+    checks.raises('ValueError', "'seed' is -1, expected 0 or more", loader, { seed = -1 })
+    checks.raises('TypeError', "'seed' is 0.5, expected a whole number", loader, { seed = 0.5 })
     local half = loader { micro = 2 }
     half:next()
     checks.raises('RuntimeError', 'micro-batch 2 of 2 is next', half.state, half)

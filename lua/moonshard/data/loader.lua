@@ -5,6 +5,10 @@
 --- rank with 4 micro-batches sees what 4 ranks with 1 see. Before each batch the loader tells
 --- dropout the global number of its first sample. An epoch ends when no whole step is left.
 ---
+--- Rank and number of ranks are those of the job. `world_size = 1` inside a job deals all samples
+--- to each rank that asks (validation that every rank does alone). In a process without a job any
+--- rank of any number can be asked for.
+---
 --- Shapes: x, y i64 (B, T); y is x one token later
 
 local arguments = require 'moonshard_ffi.arguments'
@@ -30,11 +34,29 @@ Loader._is_loader = true
 ---@field tokens ms.Tensor  u8 or i64 (n)
 ---@field batch integer  B, rows of one micro-batch
 ---@field context integer  T, tokens of a row
----@field seed? integer  of the order (default 0)
+---@field seed? integer  of the order, from 0 (default 0)
 ---@field shuffle? boolean  default true
----@field rank? integer  default 0
----@field world_size? integer  default 1
+---@field rank? integer  default: this rank of the job
+---@field world_size? integer  default: ranks of the job
 ---@field micro_batches? integer  m, per rank and step (default 1)
+
+-- Windows are dealt as the job numbers its ranks: anything else would give some of them twice, and
+-- sum gradients in another order than one rank does.
+local function check_place(self)
+  local rank, world_size = dist.rank(), dist.world_size()
+  if self.rank < 0 or self.rank >= self.world_size then
+    errors.raise('ValueError', 'rank is %s, expected 0 to %d', tostring(self.rank),
+      self.world_size - 1)
+  elseif world_size == 1 or self.world_size == 1 then
+    return
+  elseif self.world_size ~= world_size then
+    errors.raise('ValueError', 'world_size is %d, but the job has %d ranks; leave it out, or give '
+      .. '1 for a loader that deals all samples to this rank', self.world_size, world_size)
+  elseif self.rank ~= rank then
+    errors.raise('ValueError', 'rank is %d, but this is rank %d of the job; leave it out',
+      self.rank, rank)
+  end
+end
 
 ---@param opts ms.data.Loader.Options
 function Loader:init(opts)
@@ -44,8 +66,10 @@ function Loader:init(opts)
   })
   self.tokens = arguments.tensor(self._name, 'tokens', opts.tokens)
   self.batch, self.context = opts.batch, opts.context
-  self.seed, self.shuffle = opts.seed or 0, opts.shuffle ~= false
-  self.rank, self.world_size = opts.rank or 0, opts.world_size or 1
+  self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)
+  self.shuffle = opts.shuffle ~= false
+  self.world_size = opts.world_size or dist.world_size()
+  self.rank = opts.rank or self.world_size == dist.world_size() and dist.rank() or 0
   self.micro_batches = opts.micro_batches or 1
   for _, name in ipairs { 'batch', 'context', 'world_size', 'micro_batches' } do
     local value = rawget(self, name)
@@ -54,10 +78,7 @@ function Loader:init(opts)
         tostring(value))
     end
   end
-  if self.rank < 0 or self.rank >= self.world_size then
-    errors.raise('ValueError', 'rank is %s, expected 0 to %d', tostring(self.rank),
-      self.world_size - 1)
-  end
+  check_place(self)
   self.samples_per_step = self.world_size * self.micro_batches * self.batch
   self.n_windows = runtime.n_windows(self.tokens, self.context)
   self.steps_per_epoch = math.floor(self.n_windows / self.samples_per_step)
@@ -113,7 +134,7 @@ end
 ---@param most? integer  stop after so many micro-batches (default: never)
 ---@return fun(): integer?, ms.Tensor?, ms.Tensor?, integer?
 function Loader:batches(most)
-  local left = arguments.number('batches', 'most', most, math.huge)
+  local left = arguments.whole('batches', 'most', most, math.huge, 0)
   return function()
     if left < 1 then
       return nil

@@ -46,6 +46,6 @@ local OTHERWISE = {
 ---@field MSELoss ms.nn.MSELoss
 ---@field CrossEntropyLoss ms.nn.CrossEntropyLoss
 ---@field init ms.nn.init
-return namespace('nn', {}, lazy, nil, function(name)
+return namespace('nn', {}, lazy, require('moonshard.planned').layers, function(name)
   return OTHERWISE[name]
 end)

@@ -60,7 +60,7 @@ for _, name in ipairs { 'epoch', 'next', 'state', 'step' } do
   of['ms.data.Loader:' .. name] = function() return { object(loader(), ms.data.Loader) } end
 end
 of['ms.data.Loader:batches'] = function()
-  return { object(loader(), ms.data.Loader), maybe(number(1)) }
+  return { object(loader(), ms.data.Loader), maybe(whole(1)) }
 end
 of['ms.data.Loader:load_state'] = function()
   local l = loader()

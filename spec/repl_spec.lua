@@ -1,0 +1,58 @@
+-- lua/moonshard/repl.lua: the prompt
+local scripts = require 'support.scripts'
+local shell = require 'support.shell'
+
+-- What the prompt says to these lines, behind its greeting.
+local function typed(lines, program)
+  local path = os.tmpname()
+  shell.write(path, table.concat(lines, '\n') .. '\n')
+  local output, code = scripts.shell(("sh -c '%s <%s'"):format(
+    program or 'bindings/moonshard repl', path))
+  os.remove(path)
+  assert.equal(0, code, output)
+  return output:gsub('^[^\n]*\n', '', 1)
+end
+
+describe('the prompt', function()
+  it('prints what expressions give, and keeps globals', function()
+    assert.equal('> > 3\n> 4\n> 5\tx\n> > nil\n> \n',
+      typed { 'x = 3', 'x', '=x + 1', 'x + 2, "x"', 'local y = 1', 'y' })
+  end)
+
+  it('shows what is in a table', function()
+    assert.equal('> { 3, 4 }\n> { a = 1, b = { x, {  } } }\n> 1\tnil\n> \n', typed {
+      'ms.ones(3, 4):shape()', '{ b = { "x", {} }, a = 1 }', '1, nil',
+    })
+    local output = typed { 't = {} for i = 1, 30 do t[i] = i end', 't', 't.me = t', 't' }
+    assert.truthy(output:find('^> > { 1, 2, .*, 20, ... }\n> > {'), output)
+  end)
+
+  it('reads on until a chunk is whole', function()
+    assert.equal('> >> >> 1\n2\n> \n', typed { 'for i = 1, 2 do', '  print(i)', 'end' })
+    assert.equal('> >> \n', typed { 'for i = 1, 2 do' })
+  end)
+
+  it('says in one line what is wrong, and goes on', function()
+    assert.equal("> ValueError: size mismatch\n> stdin:1: attempt to index global 'nothing' (a nil "
+      .. "value)\n> stdin:1: unexpected symbol near '='\n> 1\n> \n",
+      typed { "ms.error('ValueError', 'size mismatch')", 'nothing.x = 1', 'x = = 3', '1' })
+    local output = typed { 'l = ms.nn.Linear(3, 4)', 'l(ms.ones(2, 5))' }
+    assert.truthy(output:find('^> > %a+Error: [^\n]*in forward of nn.Linear[^\n]*\n> \n$'), output)
+  end)
+
+  it('does not become several ranks, nor does that of luajit', function()
+    for program, greeting in pairs {
+      ['bindings/moonshard repl'] = '', luajit = 'ms = require "moonshard"\n',
+    } do
+      local path = os.tmpname()
+      shell.write(path, greeting .. 'ms.dist.init { ranks = 2 }\nprint(ms.dist.rank() + 41)\n')
+      local output, code = scripts.shell(("sh -c 'script -qec \"%s\" /dev/null <%s'"):format(
+        program, path))
+      os.remove(path)
+      assert.equal(0, code, output)
+      local text = 'RuntimeError: dist.init: a prompt cannot go on as 2 ranks'
+      assert.truthy(output:find(text, 1, true), output)
+      assert.truthy(output:find('> 41\r\n', 1, true), output)
+    end
+  end)
+end)
