@@ -8,6 +8,7 @@
 --- copied from the parent, so a parent's `__call` works on the objects of its children.
 
 local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard_ffi.errors'
 
 ---@class ms.Class
 ---@field _name string  for errors, printing and checkpoints
@@ -15,6 +16,10 @@ local arguments = require 'moonshard_ffi.arguments'
 ---@overload fun(...): any
 
 local function construct(cls, ...)
+  if cls.__init or cls.__init__ then
+    errors.raise('TypeError', "class %s has '%s', which nothing calls: name it init", cls._name,
+      cls.__init and '__init' or '__init__')
+  end
   local object = setmetatable({}, cls)
   object:init(...)
   return object

@@ -304,13 +304,13 @@ function FSDP:_unit_forward(...)
   local dtype = precision.param_dtype
   local casts = dtype and (unit and precision.cast_forward_inputs
     or precision.cast_root_forward_inputs and self._is_root)
+  watch.check(self._watched)
   if not unit then
     if casts then
       return self._fsdp_wrapped_module(cast_inputs(dtype, select('#', ...), ...))
     end
     return self._fsdp_wrapped_module(...)
   end
-  watch.check(self._watched)
   runtime.unit_pre_forward(unit)
   if casts then
     return after_forward(unit,
@@ -342,6 +342,10 @@ local function outermost_forward(self, tree, ...)
 end
 
 function FSDP:forward(...)
+  if type(self) ~= 'table' then
+    errors.raise('TypeError', "FSDP:forward: 'self' is %s, expected a module; write model(x) or "
+      .. 'model:forward(x)', arguments.noun(self))
+  end
   local tree = rawget(self, '_tree') or self:_lazy_init()
   if tree.running then
     return self:_unit_forward(...)
