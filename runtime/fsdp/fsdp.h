@@ -85,6 +85,7 @@ typedef struct msi_unit_param {
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
     bool trained;     /* its requires_grad, as far as the other ranks were told */
     uint64_t origin;  /* hash of what its first values came from: equal for equal values */
+    bool given;       /* ... which the script wrote, before a unit held it */
     msi_grad_sink sink;
 } msi_unit_param;
 
@@ -176,7 +177,7 @@ struct ms_fsdp_tree {
     ms_fsdp_unit **units;
     bool has_root_unit, initialized, sync, summoned;
     bool named;         /* the running forward, backward or call has named a collective */
-    uint8_t *written;   /* while summoned: which parameters this rank, then which all, wrote */
+    uint64_t *words;    /* while summoned: room to agree on what was written, in summon.c */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
     double factor;      /* of reduced gradients; 0: 1 / world */
 
@@ -312,6 +313,10 @@ void msi_unit_show_shards(ms_fsdp_unit *u);
 void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype);
 /* Free what a unit holds; the struct stays. */
 void msi_unit_dispose(ms_fsdp_unit *u);
+
+/* -- full.c ------------------------------------------------------------------------------------ */
+/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units. */
+ms_status msi_unit_gather_flat(ms_fsdp_unit *u, msi_storage **out);
 
 /* -- tree.c ------------------------------------------------------------------------------------ */
 /* Units in no tree, so that closing their context finds them. */

@@ -214,6 +214,18 @@ local function note_options(instances)
   end
 end
 
+-- Parameters below that no instance manages, with values.
+local function unmanaged(self)
+  local out = {}
+  for _, p in ipairs(module_tree.params(self)) do
+    if not parameter.manager(p.tensor) then
+      parameter.materialize(p.tensor)
+      out[#out + 1] = p
+    end
+  end
+  return out
+end
+
 --- Make this instance the root of a tree, unless it is part of one. Collective.
 ---@return { handle: ffi.cdata*, running: boolean, sync: boolean, summoned: boolean }
 function FSDP:_lazy_init()
@@ -247,6 +259,7 @@ function FSDP:_lazy_init()
   end
   runtime.init(tree.handle)
   note_options(instances)
+  agree.on_ignored(self.process_group, unmanaged(self))
   return tree
 end
 
@@ -460,7 +473,8 @@ function FSDP:register_comm_hook()
 end
 
 --- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy, wrap
---- policy and world size when the parameters are. Collective.
+--- policy and world size when the parameters are. An ignored one counts once where all ranks have
+--- equal values, else with every rank's: nobody reduces its gradients. Collective.
 ---@return string
 function FSDP:hash()
   local tree = self:_lazy_init()

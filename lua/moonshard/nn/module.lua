@@ -325,6 +325,14 @@ function Module:num_parameters()
   return total
 end
 
+--- 16 hexadecimal digits over names and values of all parameters, in order of declaration: what a
+--- wrapped model's hash() says of the same values. RuntimeError when some are sharded: then the
+--- model that FSDP wraps has it.
+---@return string
+function Module:hash()
+  return parameter.hash(self:materialize():parameters())
+end
+
 -- -- names and memory ----------------------------------------------------------------------------
 
 --- What must have happened before parameters are handed out; a wrapper groups them here.
