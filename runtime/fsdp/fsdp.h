@@ -260,6 +260,8 @@ ms_status msi_gradients_widen(ms_fsdp_tree *tree);
 ms_status msi_grad_slot_take(ms_fsdp_unit *u);
 /* Rank's gradient in the unit's slot. */
 char *msi_grad_slot_data(const ms_fsdp_unit *u, int32_t rank);
+/* Which parameters (n_params) the rank has contributed to. */
+bool *msi_grad_slot_used(const ms_fsdp_unit *u, int32_t rank);
 /* dtype of inner nodes of the gradient tree. */
 int32_t msi_node_dtype(const ms_fsdp_unit *u);
 /* Elements of one rank's whole gradient: the flat with all padding. */
@@ -284,7 +286,7 @@ bool msi_unit_has_levels(const ms_fsdp_unit *u);
 void msi_unit_levels_free(ms_fsdp_unit *u);
 /* no_sync: the leaf joins the binary counter. */
 ms_status msi_unit_keep_leaf(ms_fsdp_unit *u);
-/* The last leaf: fold every level, smallest first; the root ends in the slot. */
+/* The last leaf, if there is one: fold every level, smallest first; the root ends in the slot. */
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u);
 /* The unit's part of msi_param_ops. */
 bool msi_unit_accumulates(void *unit, int32_t index);
