@@ -129,6 +129,16 @@ describe('a class', function()
     assert.equal('class zoo.Dog', tostring(Dog))
   end)
 
+  it('with a constructor of another name is refused', function()
+    for _, name in ipairs { '__init', '__init__' } do
+      local Cat = class('zoo.Cat')
+      Cat[name] = function() end
+      checks.raises('TypeError', ("class zoo.Cat has '%s', which nothing calls: name it init")
+        :format(name), Cat)
+      checks.raises('TypeError', 'name it init', class('zoo.Lion', Cat))
+    end
+  end)
+
   it('is asked for with ms.is', function()
     assert.is_true(ms.is(Dog('Rex'), Animal))
     assert.is_true(ms.is(Dog('Rex'), Dog))

@@ -295,12 +295,41 @@ local ERRORS = {
   { 'other values written into a replica inside summon_full_params',
     { before_step = before(2, function(model)
       fsdp.summon_full_params(model, nil, function() model.module[3].bias:fill_(7) end)
-    end) }, "hash of values written to '2.bias' is not the same on ranks 0 and 1", {
+    end) }, "summon_full_params: '2.bias' was left with other values on rank 1 than on rank 0", {
       options = NO_SHARD,
       before_step = before(2, function(model)
         fsdp.summon_full_params(model, nil, function() model.module[3].bias:fill_(8) end)
       end),
     } },
+  { 'values written inside summon_full_params', { before_step = before(2, function(model)
+    fsdp.summon_full_params(model, nil, function() model.module[3].bias:fill_(7) end)
+  end) }, "summon_full_params: '2.bias' was left with other values on rank 1 than on rank 0", {
+    before_step = before(2, function(model)
+      fsdp.summon_full_params(model, nil, function() end)
+    end),
+  } },
+  { 'one element written inside summon_full_params, that this rank does not hold',
+    { before_step = before(2, function(model)
+      local first = model.module[1].weight
+      fsdp.summon_full_params(model, nil, function()
+        ms.no_grad(function() first[1]:fill_(7) end)
+      end)
+    end) }, "'0.weight' was left with other values on rank 1 than on rank 0", {
+      before_step = before(2, function(model)
+        fsdp.summon_full_params(model, nil, function() end)
+      end),
+    } },
+  { 'values loaded before the model is wrapped', { before_wrap = function(module)
+    module:load_state_dict({ ['2.bias'] = ms.ones(2) }, { strict = false })
+  end }, "parameter '2.bias' (unit '2') was loaded or written before it was sharded, with other "
+    .. 'values on rank 1 than on rank 0',
+    { before_wrap = function(module) module:materialize() end,
+      options = { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } } } },
+  { 'values written before the model is wrapped', { before_wrap = function(module)
+    module:materialize()
+    module[3].bias:fill_(0.5)
+  end }, "parameter '2.bias' (unit 'nn.Sequential') was loaded or written before it was sharded",
+    { before_wrap = function(module) module:materialize() end } },
   { 'a state dict of other values', { after_wrap = state_dict_of(2) },
     "rank 1 was given other values for '0.weight' than rank 0; no rank has loaded anything",
     { after_wrap = state_dict_of(1) } },
@@ -485,7 +514,7 @@ local LEGAL = {
     'pass sync_module_states' },
   { 'the rule of shards', { before_wrap = function(module)
     module:materialize()
-    module[3].bias:fill_(0.5)
+    nn.init.apply_(module[3].bias, nn.init.constant(0.5))
   end }, 'shards cut from different wholes train as one model', "parameter '2.bias'",
     { before_wrap = function(module) module:materialize() end } },
   { 'values written into a shard', { before_step = before(2, function(model)

@@ -232,6 +232,24 @@ function parameter.manager(tensor)
   return managers[parameter.key(tensor)]
 end
 
+local hash_out = B.new('uint64_t[1]')
+
+--- 16 hexadecimal digits over names and values of plain parameters, in this order.
+---@param tensors ms.Tensor[]
+---@return string
+function parameter.hash(tensors)
+  local refs, n = B.array(tensors, 'params')
+  calls.params_hash(refs, n, hash_out)
+  return bit.tohex(hash_out[0], 16)
+end
+
+--- As much of a tensor's hash as a number holds: equal for equal values.
+---@return integer
+function parameter.hash_number(tensor)
+  calls.tensor_hash(tensor, hash_out)
+  return tonumber(bit.tohex(hash_out[0], 16):sub(1, 13), 16)
+end
+
 --- Overwrite with full values (cast to the master's dtype).
 function parameter.load(tensor, value)
   local manager = parameter.manager(tensor)

@@ -8,6 +8,7 @@
 --- copied from the parent, so a parent's `__call` works on the objects of its children.
 
 local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard_ffi.errors'
 local surplus = require 'moonshard.surplus'
 
 ---@class ms.Class
@@ -27,6 +28,10 @@ local function check_arguments(cls, ...)
 end
 
 local function construct(cls, ...)
+  if cls.__init or cls.__init__ then
+    errors.raise('TypeError', "class %s has '%s', which nothing calls: name it init", cls._name,
+      cls.__init and '__init' or '__init__')
+  end
   check_arguments(cls, ...)
   local object = setmetatable({}, cls)
   object:init(...)

@@ -214,7 +214,24 @@ uint64_t msi_replica_hash(const ms_fsdp_unit *u, int32_t index)
     return ms_hash_bytes((const char *)u->master->data + p->offset * size, p->numel * size);
 }
 
-static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q)
+/* What must be equal for one parameter: a replica's values, or the whole that a shard was cut from.
+ */
+typedef struct first_values {
+    uint64_t hash;
+    uint64_t given; /* by the script: loaded, or written; else a rule made them */
+} first_values;
+
+static first_values first_values_of(const ms_fsdp_unit *u, int32_t index)
+{
+    const msi_unit_param *p = &u->params[index];
+
+    return (first_values){u->is_sharded ? p->origin : msi_replica_hash(u, index), p->given};
+}
+
+/* Rank q's first values of parameter `index` are not rank 0's. Shards cut from what rules made of
+ * other seeds are legal, but no script gives ranks other values on purpose. */
+static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, bool given,
+                               bool *warned)
 {
     const char *name = u->params[index].name;
 
@@ -225,27 +242,27 @@ static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q)
                        "load one state dict on all of them",
                        name, u->name, (int)q);
     }
-    if (u->rank == 0) {
+    if (given) {
+        return MS_FAIL(MS_COMM_ERROR,
+                       "parameter '%s' (unit '%s') was loaded or written before it was sharded, "
+                       "with other values on rank %d than on rank 0, and each rank would keep its "
+                       "own part; load or write the same on all ranks",
+                       name, u->name, (int)q);
+    }
+    if (u->rank == 0 && !*warned) {
         msi_warn("UserWarning",
                  "the model is a patchwork: each rank keeps its own part of first values that "
-                 "differ between the ranks (parameter '%s': rank %d has another seed, rule or "
-                 "other values than rank 0); give all ranks one seed, or pass sync_module_states "
-                 "once it is there",
+                 "differ between the ranks (parameter '%s': rank %d has another seed or rule than "
+                 "rank 0); give all ranks one seed, or pass sync_module_states once it is there",
                  name, (int)q);
     }
+    *warned = true;
     return MS_OK;
-}
-
-/* The hash that must be equal for parameter `index`: of a replica's values, or of the whole that a
- * shard was cut from. */
-static uint64_t first_values(const ms_fsdp_unit *u, int32_t index)
-{
-    return u->is_sharded ? u->params[index].origin : msi_replica_hash(u, index);
 }
 
 ms_status msi_values_agree(ms_fsdp_tree *tree)
 {
-    uint64_t *mine = NULL, *all = NULL;
+    first_values *mine = NULL, *all = NULL;
     int64_t n = 0, at = 0;
     bool warned = false;
     ms_status status = MS_OK;
@@ -266,7 +283,7 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
     }
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            mine[at++] = first_values(tree->units[i], p);
+            mine[at++] = first_values_of(tree->units[i], p);
         }
     }
     MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "the first use of FSDP (values)", mine,
@@ -278,9 +295,12 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
 
         for (int32_t p = 0; p < u->n_params; p++, at++) {
             for (int32_t q = 1; q < tree->world; q++) {
-                if (all[q * n + at] != all[at] && !(u->is_sharded && warned)) {
-                    MS_TRY_GOTO(values_differ(u, p, q), done);
-                    warned = true;
+                const first_values *theirs = &all[q * n + at];
+
+                if (theirs->hash != all[at].hash) {
+                    MS_TRY_GOTO(
+                        values_differ(u, p, q, (theirs->given | all[at].given) != 0, &warned),
+                        done);
                 }
             }
         }

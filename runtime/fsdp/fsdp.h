@@ -85,6 +85,7 @@ typedef struct msi_unit_param {
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
     bool trained;     /* its requires_grad, as far as the other ranks were told */
     uint64_t origin;  /* hash of what its first values came from: equal for equal values */
+    bool given;       /* ... which the script wrote, before a unit held it */
     msi_grad_sink sink;
 } msi_unit_param;
 
@@ -177,7 +178,7 @@ struct ms_fsdp_tree {
     ms_fsdp_unit **units;
     bool has_root_unit, initialized, sync, summoned;
     bool named;         /* the running forward, backward or call has named a collective */
-    uint8_t *written;   /* while summoned: which parameters this rank, then which all, wrote */
+    uint64_t *words;    /* while summoned: room to agree on what was written, in summon.c */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
     double factor;      /* of reduced gradients; 0: 1 / world */
 
@@ -260,6 +261,8 @@ ms_status msi_gradients_widen(ms_fsdp_tree *tree);
 ms_status msi_grad_slot_take(ms_fsdp_unit *u);
 /* Rank's gradient in the unit's slot. */
 char *msi_grad_slot_data(const ms_fsdp_unit *u, int32_t rank);
+/* Which parameters (n_params) the rank has contributed to. */
+bool *msi_grad_slot_used(const ms_fsdp_unit *u, int32_t rank);
 /* dtype of inner nodes of the gradient tree. */
 int32_t msi_node_dtype(const ms_fsdp_unit *u);
 /* Elements of one rank's whole gradient: the flat with all padding. */
@@ -284,7 +287,7 @@ bool msi_unit_has_levels(const ms_fsdp_unit *u);
 void msi_unit_levels_free(ms_fsdp_unit *u);
 /* no_sync: the leaf joins the binary counter. */
 ms_status msi_unit_keep_leaf(ms_fsdp_unit *u);
-/* The last leaf: fold every level, smallest first; the root ends in the slot. */
+/* The last leaf, if there is one: fold every level, smallest first; the root ends in the slot. */
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u);
 /* The unit's part of msi_param_ops. */
 bool msi_unit_accumulates(void *unit, int32_t index);
@@ -313,6 +316,10 @@ void msi_unit_show_shards(ms_fsdp_unit *u);
 void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype);
 /* Free what a unit holds; the struct stays. */
 void msi_unit_dispose(ms_fsdp_unit *u);
+
+/* -- full.c ------------------------------------------------------------------------------------ */
+/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units. */
+ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
 
 /* -- tree.c ------------------------------------------------------------------------------------ */
 /* Units in no tree, so that closing their context finds them. */

@@ -1,5 +1,5 @@
-/* Full parameters outside training: summon, gather, load, hash. Private full-precision copies; no
- * slot is touched. */
+/* Full parameters outside training: gather, load, hash. Private full-precision copies; no slot is
+ * touched. */
 #include "fsdp.h"
 
 #include <stdio.h>
@@ -17,9 +17,7 @@ static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name,
     return msi_comm_gather_named(u->comm, &label, in, nbytes, out);
 }
 
-/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units.
- */
-static ms_status gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out)
+ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out)
 {
     int32_t world = u->is_sharded ? u->world : 1;
     int64_t nbytes = u->shard_numel * ms_dtype_size(u->orig_dtype);
@@ -42,143 +40,6 @@ static ms_status gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **ou
     }
     *out = full;
     return MS_OK;
-}
-
-/* -- summon ------------------------------------------------------------------------------------ */
-
-static int64_t count_params(const ms_fsdp_tree *tree)
-{
-    int64_t n = 0;
-
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        n += tree->units[i]->n_params;
-    }
-    return n;
-}
-
-/* A flag per parameter, and room for every rank's; made early, so that leaving needs no memory. */
-static ms_status written_new(ms_fsdp_tree *tree)
-{
-    tree->written = calloc((size_t)(count_params(tree) * (tree->world + 1) + 1), 1);
-    return tree->written != NULL ? MS_OK
-                                 : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to summon %lld parameters",
-                                           (long long)count_params(tree));
-}
-
-ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
-{
-    ms_status status = MS_OK;
-
-    MS_TRY(ms_fsdp_tree_init(tree));
-    if (tree->in_backward) {
-        return MS_FAIL(MS_ASSERTION_ERROR,
-                       "Cannot manually unshard parameters during forward/backward");
-    }
-    if (tree->summoned) {
-        return MS_FAIL(MS_ASSERTION_ERROR,
-                       "Cannot manually unshard parameters when already unsharding parameters");
-    }
-    MS_TRY(written_new(tree));
-    tree->named = false;
-    for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-
-        if (u->in_forward > 0) {
-            status = MS_FAIL(MS_ASSERTION_ERROR,
-                             "Cannot manually unshard parameters during forward/backward");
-            break;
-        }
-        status = gather_flat(u, "summon_full_params of unit", &u->summoned);
-        if (status == MS_OK) {
-            msi_unit_show_full(u, u->summoned, u->orig_dtype);
-        }
-    }
-    tree->summoned = true;
-    if (status != MS_OK) {
-        (void)ms_fsdp_tree_unsummon(tree, false);
-        msi_tree_give_up(tree);
-    }
-    return status;
-}
-
-/* Show again what the unit's state says. */
-static void show_present(ms_fsdp_unit *u)
-{
-    if (u->state == MS_UNIT_UNSHARDED) {
-        msi_unit_show_full(u, u->full, u->param_dtype);
-    } else {
-        msi_unit_show_shards(u);
-    }
-}
-
-/* Store own extents where they changed. @return whether they did */
-static bool write_piece(ms_fsdp_unit *u, const msi_unit_param *p)
-{
-    int64_t size = ms_dtype_size(u->orig_dtype);
-    char *master = (char *)u->master->data + p->piece.offset_in_shard * size;
-    const char *full = (char *)u->summoned->data + (p->offset + p->piece.start) * size;
-
-    if (memcmp(master, full, (size_t)(p->piece.numel * size)) == 0) {
-        return false;
-    }
-    memcpy(master, full, (size_t)(p->piece.numel * size));
-    return true;
-}
-
-/* A parameter is written when any rank's extents of it are: so all ranks conclude the same, and
- * what nobody changed stays valid for backward. */
-static ms_status write_back(ms_fsdp_tree *tree)
-{
-    const int64_t n = count_params(tree);
-    uint8_t *own = tree->written, *all = own + n;
-    int64_t at = 0;
-
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            own[at++] = write_piece(tree->units[i], &tree->units[i]->params[p]);
-        }
-    }
-    MS_TRY(msi_comm_gather_bytes(tree->comm, "the end of summon_full_params", own, n, all));
-    at = 0;
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
-            bool written = false;
-
-            for (int32_t q = 0; q < tree->world; q++) {
-                written |= all[q * n + at];
-            }
-            if (written) {
-                MS_TRY(ms_param_touch(tree->units[i]->params[p].tensor));
-                tree->units[i]->written = true; /* by the script: replicas are compared */
-            }
-        }
-    }
-    return MS_OK;
-}
-
-ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback)
-{
-    ms_status status = MS_OK;
-
-    if (!tree->summoned) {
-        return MS_FAIL(MS_ASSERTION_ERROR, "the parameters are not summoned");
-    }
-    if (writeback) {
-        status = write_back(tree);
-    }
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-
-        if (u->summoned != NULL) {
-            show_present(u);
-            msi_storage_release(u->summoned);
-            u->summoned = NULL;
-        }
-    }
-    free(tree->written);
-    tree->written = NULL;
-    tree->summoned = false;
-    return status;
 }
 
 /* -- one parameter, the hash ------------------------------------------------------------------- */
@@ -276,7 +137,7 @@ ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *off
         return MS_FAIL(MS_VALUE_ERROR, "gather_all: out, unit or offsets is NULL");
     }
     *out = NULL;
-    MS_TRY(gather_flat(u, "state_dict of unit", &full));
+    MS_TRY(msi_unit_gather_flat(u, "state_dict of unit", &full));
     msi_alloc_set_kind(u->ctx, full->data, MS_MEM_ACTIVATION); /* a copy, as that of one is */
     full->mem_kind = MS_MEM_ACTIVATION;
     numel = u->shard_numel * (u->is_sharded ? u->world : 1);
@@ -337,7 +198,7 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
         ms_fsdp_unit *u = tree->units[i];
         int64_t size = ms_dtype_size(u->orig_dtype);
         msi_storage *full;
-        ms_status status = gather_flat(u, "hash of unit", &full);
+        ms_status status = msi_unit_gather_flat(u, "hash of unit", &full);
 
         if (status != MS_OK) {
             msi_tree_give_up(tree);
@@ -354,11 +215,51 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
     return MS_OK;
 }
 
+/* hashes[i] of the plain ones among `places`: of the values where all ranks have equal ones, else
+ * of every rank's. */
+static ms_status hash_plain(ms_fsdp_tree *tree, const msi_place *places, int32_t n,
+                            uint64_t *hashes)
+{
+    uint64_t *all;
+    bool any = false;
+
+    for (int32_t i = 0; i < n; i++) {
+        hashes[i] = 0;
+        if (places[i].unit == NULL) {
+            MS_TRY(ms_tensor_hash(places[i].tensor, &hashes[i]));
+            any = true;
+        }
+    }
+    if (!any || tree->world == 1) {
+        return MS_OK;
+    }
+    all = malloc(sizeof(*all) * (size_t)n * (size_t)tree->world);
+    if (all == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d parameters", (int)n);
+    }
+    ms_status status =
+        msi_comm_gather_bytes(tree->comm, "hash", hashes, n * (int64_t)sizeof(*hashes), all);
+
+    for (int32_t i = 0; status == MS_OK && i < n; i++) {
+        bool equal = true;
+
+        for (int32_t q = 1; q < tree->world; q++) {
+            equal = equal && all[(int64_t)q * n + i] == all[i];
+        }
+        hashes[i] = all[i];
+        for (int32_t q = 1; !equal && q < tree->world; q++) {
+            hashes[i] = msi_mix64(hashes[i] ^ all[(int64_t)q * n + i]);
+        }
+    }
+    free(all);
+    return status;
+}
+
 ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                             uint64_t *hash)
 {
     int32_t *offset = NULL, n, n_held = 0;
-    uint64_t *hashes = NULL, h = 0;
+    uint64_t *hashes = NULL, *plain = NULL, h = 0;
     msi_place *places;
     ms_status status;
 
@@ -370,24 +271,25 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_
         n_held += tree->units[i]->n_params;
     }
     hashes = malloc(sizeof(*hashes) * ((size_t)n_held + 1));
-    if (offset == NULL || hashes == NULL) {
-        status =
-            MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d units", (int)tree->n_units);
+    plain = malloc(sizeof(*plain) * ((size_t)n + 1));
+    if (offset == NULL || hashes == NULL || plain == NULL) {
+        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d parameters", (int)n);
         goto done;
     }
     MS_TRY_GOTO(hash_units(tree, offset, hashes), done);
+    MS_TRY_GOTO(hash_plain(tree, places, n, plain), done);
     for (int32_t i = 0; i < n; i++) {
         const ms_fsdp_unit *u = places[i].unit;
 
-        if (u != NULL) {
-            h = msi_mix64(h ^ hashes[offset[u->index] + places[i].index]) +
-                ms_name_key(u->params[places[i].index].name);
-        }
+        h = u != NULL ? msi_params_fold(h, hashes[offset[u->index] + places[i].index],
+                                        u->params[places[i].index].name)
+                      : msi_params_fold(h, plain[i], msi_tensor_label(places[i].tensor));
     }
     *hash = h;
 done:
     msi_release(tree->ctx, places);
     free(offset);
     free(hashes);
+    free(plain);
     return status;
 }

@@ -14,11 +14,17 @@ int64_t msi_leaf_numel(const ms_fsdp_unit *u)
     return u->shard_numel * (u->is_sharded ? u->world : 1);
 }
 
-static int64_t slot_bytes(const ms_fsdp_unit *u)
+static int64_t gradient_bytes(const ms_fsdp_unit *u)
 {
     bool wide = u->tree->wide;
 
     return msi_leaf_numel(u) * ms_dtype_size(wide ? msi_node_dtype(u) : u->reduce_dtype);
+}
+
+/* The gradient, and behind it a byte per parameter: has this rank contributed to it? */
+static int64_t slot_bytes(const ms_fsdp_unit *u)
+{
+    return gradient_bytes(u) + u->n_params;
 }
 
 /* A root's gradient is open from the first op of backward to the last. */
@@ -241,4 +247,9 @@ ms_status msi_grad_slot_take(ms_fsdp_unit *u)
 char *msi_grad_slot_data(const ms_fsdp_unit *u, int32_t rank)
 {
     return u->grad_slot->base + rank * u->grad_slot->stride;
+}
+
+bool *msi_grad_slot_used(const ms_fsdp_unit *u, int32_t rank)
+{
+    return (bool *)msi_grad_slot_data(u, rank) + gradient_bytes(u);
 }

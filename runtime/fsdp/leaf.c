@@ -104,9 +104,6 @@ static ms_status fill_gaps(ms_fsdp_unit *u)
         }
     }
     memset(leaf + u->total * size, 0, (size_t)((msi_leaf_numel(u) - u->total) * size));
-    for (int32_t i = 0; i < u->n_params; i++) {
-        u->params[i].contributed = false;
-    }
     return MS_OK;
 }
 

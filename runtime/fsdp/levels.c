@@ -19,22 +19,15 @@ bool msi_unit_has_levels(const ms_fsdp_unit *u)
     return false;
 }
 
-static void mark_accumulated(ms_fsdp_unit *u, bool accumulated)
-{
-    for (int32_t i = 0; i < u->n_params; i++) {
-        const ms_tensor *t = u->params[i].tensor;
-
-        u->params[i].accumulated = accumulated && t != NULL && t->requires_grad;
-    }
-}
-
 void msi_unit_levels_free(ms_fsdp_unit *u)
 {
     for (int32_t i = 0; i < MSI_MAX_LEVELS; i++) {
         msi_release(u->ctx, u->level[i].data);
         u->level[i].data = NULL;
     }
-    mark_accumulated(u, false);
+    for (int32_t i = 0; i < u->n_params; i++) {
+        u->params[i].accumulated = false;
+    }
 }
 
 /* -- merging ----------------------------------------------------------------------------------- */
@@ -86,37 +79,61 @@ ms_status msi_unit_keep_leaf(ms_fsdp_unit *u)
     u->level[j] = node;
     u->leaf = NULL;
     u->leaf_private = false;
-    mark_accumulated(u, true);
+    for (int32_t i = 0; i < u->n_params; i++) {
+        u->params[i].accumulated |= u->params[i].contributed;
+        u->params[i].contributed = false;
+    }
     return MS_OK;
+}
+
+/* Peers learn with the gradient which parameters it is one of. */
+static void tell_used(ms_fsdp_unit *u)
+{
+    bool *used = msi_grad_slot_used(u, u->rank);
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        used[i] = u->params[i].contributed || u->params[i].accumulated;
+        u->params[i].contributed = u->params[i].accumulated = false;
+    }
 }
 
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)
 {
-    msi_level node = {u->leaf, u->reduce_dtype};
-    bool node_private = u->leaf_private;
-    int32_t last = -1;
+    int32_t node_dtype = u->reduce_dtype, last = -1;
 
     for (int32_t j = 0; j < MSI_MAX_LEVELS; j++) {
         last = u->level[j].data != NULL ? j : last;
     }
-    if (last >= 0 && u->grad_slot == NULL) {
+    if (u->grad_slot == NULL) {
         MS_TRY(msi_grad_slot_take(u));
     }
     for (int32_t j = 0; j <= last; j++) {
-        msi_level low = u->level[j];
+        msi_level low = u->level[j], node = {u->leaf, node_dtype};
 
         if (low.data == NULL) {
             continue;
         }
-        MS_TRY(merge(u, low, node, node_private, j == last ? msi_grad_slot_data(u, u->rank) : NULL,
-                     &node));
+        if (node.data == NULL) { /* no leaf: the lowest level stands for it */
+            node = low;
+            u->leaf_private = true;
+        } else {
+            MS_TRY(merge(u, low, node, u->leaf_private,
+                         j == last ? msi_grad_slot_data(u, u->rank) : NULL, &node));
+            u->leaf_private = j != last;
+        }
         u->level[j].data = NULL;
-        node_private = j != last;
+        u->leaf = node.data;
+        node_dtype = node.dtype;
+    }
+    if (u->leaf_private) { /* it had nothing to merge with */
+        memcpy(msi_grad_slot_data(u, u->rank), u->leaf,
+               (size_t)(msi_leaf_numel(u) * ms_dtype_size(node_dtype)));
+        msi_release(u->ctx, u->leaf);
     }
     u->leaf = NULL;
     u->leaf_private = false;
-    u->slot_dtype = node.dtype;
-    mark_accumulated(u, false);
+    u->slot_dtype = node_dtype;
+    tell_used(u);
     return MS_OK;
 }
 

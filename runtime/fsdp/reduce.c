@@ -192,13 +192,28 @@ static ms_status prepare_shard(ms_fsdp_unit *u, bool *add)
     return MS_OK;
 }
 
+/* Did the backwards of any rank reach the parameter? One that none did has no gradient, in a unit
+ * with others as in one of its own. */
+static bool is_used(const ms_fsdp_unit *u, int32_t index)
+{
+    for (int32_t q = 0; q < u->world; q++) {
+        if (msi_grad_slot_used(u, q)[index]) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void show_gradients(ms_fsdp_unit *u)
 {
     u->grad->version++;
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
-        p->reduced = p->reduced || p->tensor->requires_grad;
+        if (!p->tensor->requires_grad || !is_used(u, i)) {
+            continue;
+        }
+        p->reduced = true;
         if (p->tensor->grad == NULL) {
             p->tensor->grad = p->shown;
             p->shown = NULL;
@@ -232,12 +247,12 @@ static ms_status reduce_range(ms_fsdp_unit *u, int64_t first, int64_t n, void *o
 
 static void release_grad_slot(ms_fsdp_unit *u)
 {
+    show_gradients(u);
     atomic_store(&u->grad_slot->words[u->rank].read, u->grad_generation);
     msi_comm_ring(u->comm);
     u->grad_slot->holder = NULL;
     u->grad_slot = NULL;
     u->grad_phase = MSI_GRAD_NONE;
-    show_gradients(u);
     msi_unit_changed(u);
 }
 

@@ -204,8 +204,24 @@ static ms_status backward_begins(void *user)
     return MS_OK;
 }
 
+/* What no_sync accumulated in units that this backward did not reach: reduced with the rest. */
+static ms_status reduce_unreached(ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; tree->sync && i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (msi_unit_has_levels(u)) {
+            u->expecting = true; /* an error drops it, too */
+            MS_TRY(msi_unit_fold_into_slot(u));
+            MS_TRY(msi_gradient_announce(u));
+        }
+    }
+    return MS_OK;
+}
+
 static ms_status finish_backward(ms_fsdp_tree *tree)
 {
+    MS_TRY(reduce_unreached(tree));
     MS_TRY(msi_gradients_finish(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
         if (!keeps_after_backward(tree->units[i])) {

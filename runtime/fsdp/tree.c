@@ -40,7 +40,7 @@ static void dispose(ms_fsdp_tree *tree)
     msi_slots_free(tree);
     msi_gradients_free(tree);
     free(tree->units);
-    free(tree->written);
+    free(tree->words);
     tree->ctx = NULL;
 }
 

@@ -305,6 +305,7 @@ static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
     msi_view shard = piece_view(u, p, u->master);
 
     p->origin = u->world > 1 ? origin_of(u, param) : 0;
+    p->given = param->materialized && param->master.storage->version != param->drawn;
     if (p->piece.numel == 0) {
         return MS_OK;
     }

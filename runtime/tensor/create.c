@@ -193,6 +193,9 @@ ms_status ms_tensor_init(ms_tensor *t, int32_t kind, double a, double b, uint64_
     }
     MS_TRY(msi_tensor_begin_write(t, "init"));
     MS_TRY(msi_view_data(&t->v, &args.out));
+    if (t->param != NULL) {
+        t->param->drawn = t->v.storage->version;
+    }
     return msi_dispatch("init", MSI_K_init, t->v.dtype, &args);
 }
 

@@ -51,6 +51,7 @@ static void adopt_master(ms_tensor *t)
     p->master = t->v;
     msi_view_set_contiguous(&p->master, t->v.dtype, 1, &numel);
     msi_storage_retain(p->master.storage);
+    p->drawn = p->master.storage->version;
     p->start = 0;
     p->materialized = true;
 }
@@ -166,6 +167,32 @@ ms_status ms_tensor_materialize(ms_tensor *t)
     }
     msi_storage_release(v.storage);
     return status;
+}
+
+uint64_t msi_params_fold(uint64_t h, uint64_t values, const char *name)
+{
+    return msi_mix64(h ^ values) + ms_name_key(name);
+}
+
+ms_status ms_params_hash(ms_tensor *const *params, int32_t n_params, uint64_t *hash)
+{
+    uint64_t h = 0, values;
+
+    MS_CHECK_ARG(n_params >= 0 && (params != NULL || n_params == 0) && hash != NULL);
+    for (int32_t i = 0; i < n_params; i++) {
+        const ms_tensor *t = params[i];
+
+        if (t->param != NULL && t->param->unit != NULL) {
+            return MS_FAIL(MS_RUNTIME_ERROR,
+                           "hash: %s is sharded, its values are on all ranks; call hash() of the "
+                           "model that FSDP wraps",
+                           msi_tensor_label(t));
+        }
+        MS_TRY(ms_tensor_hash(t, &values));
+        h = msi_params_fold(h, values, msi_tensor_label(t));
+    }
+    *hash = h;
+    return MS_OK;
 }
 
 bool msi_param_accumulates(const ms_tensor *t)

@@ -60,6 +60,7 @@ typedef struct msi_param {
      * parameter. Plain parameters: everything. */
     msi_view master; /* storage retained; NULL before materialize */
     int64_t start;
+    int64_t drawn; /* version of the master when a rule made its values: a later one was written */
     /* The unit that manages it, and its index there (fsdp fills these; NULL otherwise). `ops` lets
      * lower rooms ask without knowing units. */
     void *unit;
@@ -113,6 +114,8 @@ struct ms_tensor {
     ms_tensor *next_free;
 };
 
+/* One parameter more in the hash `h` over a model's, in order. */
+uint64_t msi_params_fold(uint64_t h, uint64_t values, const char *name);
 /* Key of the random stream its first values come from; `name` stands in for one not given yet. */
 uint64_t msi_param_key(const msi_param *p, const char *name);
 /* Has t's manager a gradient of it that is not reduced yet? That one stands for t's own then. */

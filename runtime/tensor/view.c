@@ -35,13 +35,14 @@ static ms_status absent(const msi_view *v)
 
     if (s->kind == MS_STORAGE_NONE && s->absent != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR,
-                       "parameter '%s' has no values yet: call its module, or materialize()",
+                       "parameter '%s' has no values yet: call its module, or that module's "
+                       "materialize()",
                        s->absent);
     }
     if (s->kind == MS_STORAGE_NONE) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "a meta tensor of shape %s has no values yet; a parameter gets some when "
-                       "its module is called, or from materialize()",
+                       "its module is called, or from that module's materialize()",
                        msi_shape_text(v->ndim, v->shape));
     }
     return MS_FAIL(MS_RUNTIME_ERROR, "a tensor of shape %s has no memory now: %s",

@@ -170,6 +170,109 @@ describe('gradients of sharded parameters', function()
   end)
 end)
 
+describe('what no backward reached', function()
+  local Net = nn.Module.extend('my.Net')
+  function Net:init()
+    self.first = nn.Linear(3, 3)
+    self.pair = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+  end
+  -- Which layers of the pair a forward uses: the first of them when nothing is said.
+  function Net:forward(x, n)
+    x = self.first(x)
+    for i = 1, n or 1 do
+      x = self.pair[i](x)
+    end
+    return x
+  end
+
+  local POLICIES = {
+    function() return false end, -- all in one unit
+    fsdp.ModuleWrapPolicy { nn.Linear }, -- each in its own
+  }
+
+  local function wrapped(strategy, policy)
+    ms.manual_seed(2)
+    local model
+    ms.capture_warnings(function() -- NO_SHARD's
+      model = fsdp.FSDP(Net(), {
+        auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true,
+      })
+    end)
+    return model, optim.AdamW(model:parameters(), { lr = 0.1, weight_decay = 0.1 })
+  end
+
+  local function steps(model, opt, rank)
+    for _, n in ipairs { 1, 2, 1, 0 } do
+      model(ms.full({ 1, 3 }, rank + 1), n):sum():backward()
+      opt:step()
+      opt:zero_grad()
+    end
+  end
+
+  it('has no gradient and rests, in a unit with others as alone', function()
+    for world = 1, 2 do
+      ms.dist.spawn(world, function(rank)
+        local expected
+        for _, strategy in ipairs(STRATEGIES) do
+          for _, policy in ipairs(POLICIES) do
+            local model, opt = wrapped(strategy, policy)
+            local unused = model:state_dict()['pair.1.weight']:hash()
+            model(ms.full({ 1, 3 }, rank + 1)):sum():backward()
+            assert.is_nil(model.pair[2].weight:grad())
+            opt:step()
+            assert.equal(unused, model:state_dict()['pair.1.weight']:hash())
+            opt:zero_grad()
+            steps(model, opt, rank)
+            expected = expected or model:hash()
+            assert.equal(expected, model:hash())
+          end
+        end
+      end)
+    end
+  end)
+
+  it('on one rank has the mean with nothing of the others', function()
+    ms.dist.spawn(2, function(rank)
+      local model = wrapped('FULL_SHARD', POLICIES[1])
+      local function run(n)
+        model(ms.ones(1, 3), n):sum():backward()
+      end
+      run(rank == 1 and 2 or 1)
+      local grad = model.pair[2].bias:grad() -- of a sum: ones
+      assert.equal(rank == 1, grad ~= nil)
+      if grad then
+        checks.close({ 0.5, 0.5, 0.5 }, grad)
+      end
+    end)
+  end)
+
+  it('in the last micro-batch is reduced with what no_sync accumulated', function()
+    for world = 1, 2 do
+      ms.dist.spawn(world, function(rank)
+        for _, strategy in ipairs(STRATEGIES) do
+          local expected
+          for _, policy in ipairs(POLICIES) do
+            local model, opt = wrapped(strategy, policy)
+            local function run(n)
+              model(ms.full({ 1, 3 }, rank + 1), n):sum():backward()
+            end
+            for skipped = 1, 2 do -- with one leaf to reduce, and with two
+              for _ = 1, skipped do
+                model:no_sync(run, 2)
+              end
+              run(0)
+              opt:step()
+              opt:zero_grad()
+            end
+            expected = expected or model:hash()
+            assert.equal(expected, model:hash())
+          end
+        end
+      end)
+    end
+  end)
+end)
+
 describe('an error in backward', function()
   it('drops what every unit has accumulated, whichever came first', function()
     ms.dist.spawn(2, function(rank)

@@ -341,12 +341,39 @@ describe('two ranks', function()
   it('write back, each its own elements, what summon_full_params changed', function()
     ms.dist.spawn(2, function(rank)
       local model = fsdp.FSDP(nn.Linear(3, 3), { use_orig_params = true })
-      fsdp.summon_full_params(model, nil, function()
-        model.weight:fill_(7 + rank)
-      end)
-      local full = model:state_dict()['weight']:totable()
+      local values = ms.arange(9):to('f32'):reshape({ 3, 3 })
+      fsdp.summon_full_params(model, nil, function() model.weight:copy_(values) end)
       -- 9 + (3) + 3 + (1): eight elements a rank, so rank 1 begins at element 8 of the weight
-      assert.same({ { 7, 7, 7 }, { 7, 7, 7 }, { 7, 7, 8 } }, full)
+      checks.close(rank == 0 and { 0, 1, 2, 3, 4, 5, 6, 7 } or { 8 }, model.weight)
+      checks.close(values:totable(), model:state_dict()['weight'])
+    end)
+  end)
+
+  it('write the same inside summon_full_params, or nothing is kept', function()
+    ms.dist.spawn(2, function(rank)
+      local model = fsdp.FSDP(nn.Linear(3, 3), { use_orig_params = true })
+      local before = model:hash()
+      for _, write in ipairs {
+        function() model.bias:fill_(7 + rank) end,
+        function()
+          if rank == 1 then
+            model.bias:fill_(7)
+          end
+        end,
+        function() -- an element that this rank does not hold
+          ms.no_grad(function() model.bias:narrow(1, 3 - 2 * rank, 1):fill_(7) end)
+        end,
+      } do
+        checks.raises('RuntimeError', "summon_full_params: 'bias' was left with other values on "
+          .. 'rank 1 than on rank 0, of which each rank would keep its own part; write the same on '
+          .. 'all ranks. Nothing was kept', fsdp.summon_full_params, model, nil, write)
+        assert.equal(before, model:hash())
+      end
+      fsdp.summon_full_params(model, { writeback = false }, function()
+        model.bias:fill_(rank)
+      end)
+      assert.equal(before, model:hash())
+      model(ms.ones(1, 3)):sum():backward()
     end)
   end)
 

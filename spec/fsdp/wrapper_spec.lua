@@ -313,6 +313,13 @@ FSDP(
     end
   end)
 
+  it('says how to call it when its forward gets no module', function()
+    local model = wrapped(nn.Linear(2, 2))
+    checks.raises('TypeError', "FSDP:forward: 'self' is a tensor, expected a module; write model(x)",
+      model.forward, ms.ones(1, 2))
+    checks.raises('KeyError', 'weight', nn.Linear(2, 2).forward, ms.ones(1, 2))
+  end)
+
   it('is in no forward after an error between any two instructions of one', function()
     local model = wrapped(nn.Sequential(nn.Linear(2, 2)),
       { auto_wrap_policy = fsdp.always_wrap_policy })
@@ -330,54 +337,6 @@ FSDP(
       function() assert(model:hash()) end)
     model(x):sum():backward()
     assert.equal('SHARDED', model:units()[1].state)
-  end)
-
-  describe('what stands in the fields of a wrapped module', function()
-    local function two()
-      local model = wrapped(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
-        { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, use_orig_params = true })
-      model(ms.ones(1, 2))
-      return model
-    end
-
-    it('cannot be replaced: the error says what to write, and nothing is lost', function()
-      local model = two()
-      local x = ms.ones(1, 2)
-      local y = model(x):hash()
-      local text = "parameter '1.weight' of 1 (nn.Linear) was replaced after FSDP took it into a "
-        .. 'unit, where the new tensor (2, 2) would never be seen'
-      for _, use in ipairs {
-        function() model(x) end,
-        function() model:parameters() end,
-        function() model:state_dict() end,
-        function() fsdp.summon_full_params(model, nil, function() end) end,
-      } do
-        model[2].weight = ms.ones(2, 2)
-        checks.raises('RuntimeError', text, use)
-        assert.equal(y, model(x):hash())
-      end
-      fsdp.summon_full_params(model, nil, function() model[2].weight:copy_(ms.ones(2, 2)) end)
-      checks.close({ { 1, 1 }, { 1, 1 } }, model:state_dict()['1.weight'])
-    end)
-
-    it('cannot become more either, once there are units', function()
-      local model = two()
-      checks.raises('RuntimeError', "child '2' of nn.Sequential is new, but FSDP has made its "
-        .. 'units', function() model[3] = nn.Linear(2, 2) end)
-      checks.raises('RuntimeError', "parameter 'extra' of nn.Linear is new", function()
-        model[1].module:param('extra', { 2 })
-      end)
-      checks.raises('KeyError', 'cannot be replaced', function() model[2].module = nil end)
-    end)
-
-    it('may be assigned through the wrapper before that', function()
-      local model = wrapped(nn.Sequential(nn.Linear(2, 2)))
-      model[2] = nn.Linear(2, 3)
-      model.note = 'mine'
-      assert.equal('mine', model.module.note)
-      assert.same({ 1, 3 }, model(ms.ones(1, 2)):shape())
-      assert.equal(15, model:units()[1].numel)
-    end)
   end)
 
   it('apply shows full parameters and keeps what is written', function()

@@ -155,6 +155,29 @@ describe('nn.Module', function()
       assert.same({ 1, 2 }, model(ms.ones(1, 2)):shape())
     end)
 
+    it('and puts what takes the place of nil where that stood', function()
+      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
+      local tied = nn.Linear(2, 2)
+      model[1].weight, model[2] = nil, nil
+      model[2] = tied
+      model[1].weight = tied.weight
+      assert.same({ '0.weight', '0.bias', '1.bias', '2.weight', '2.bias' }, names(model))
+      assert.equal('1', tied:path())
+      assert.same({ 1, 1 }, model(ms.ones(1, 2)):shape())
+    end)
+
+    it('and refuses fields that have a meaning in PyTorch and none here', function()
+      local model = nn.Sequential(nn.Dropout(0.5))
+      checks.raises('TypeError', "nn.Sequential has no field 'requires_grad': write "
+        .. 'module:requires_grad_(false)', function() model.requires_grad = false end)
+      checks.raises('TypeError', "nn.Dropout: 'training' is a number, expected true or false",
+        function() model[1].training = 0 end)
+      model:train()
+      model[1].training = 0 -- a field that exists by now
+      checks.raises('TypeError', "'training' is a number, expected true or false", model,
+        ms.ones(1, 2))
+    end)
+
     it('and takes another tensor for a declared buffer', function()
       local m = nn.Module()
       m:buffer('count', ms.zeros(1))
@@ -188,12 +211,12 @@ describe('nn.Module', function()
   it('has no values before it is materialised, and says so', function()
     local model = nn.Sequential(nn.Linear(2, 2))
     checks.raises('RuntimeError', 'has no values yet; a parameter gets some when its module is '
-      .. 'called, or from materialize()', function()
+      .. "called, or from that module's materialize()", function()
       model[1].weight:fill_(1)
     end)
     model:parameters()
     checks.raises('RuntimeError', "parameter '0.weight' has no values yet: call its module, or "
-      .. 'materialize()', function() return model[1].weight:totable() end)
+      .. "that module's materialize()", function() return model[1].weight:totable() end)
     model:materialize():apply(function(m)
       if ms.is(m, nn.Linear) then
         m.weight:fill_(3)
@@ -236,6 +259,26 @@ describe('nn.Module', function()
       assert.equal(2, #model:modules())
       assert.same({ '0.weight', '0.bias' }, names(model))
       assert.same({ '0.weight', '0.bias', '1.weight', '1.bias' }, names(model, true, false))
+    end)
+
+    it('all of them in a plain for, again and again', function()
+      local model = pair()
+      local function count(list)
+        local n = 0
+        for _ in list do
+          n = n + 1
+        end
+        return n
+      end
+      for _, list in ipairs { model:parameters(), model:modules(), model:named_parameters() } do
+        list() -- as a loop that was left
+        assert.equal(#list, count(list))
+        assert.equal(#list, count(list))
+      end
+      local params = model:parameters()
+      assert.equal(params[1], params())
+      assert.equal(params[2], params())
+      assert.equal(2, count(model:children()))
     end)
 
     it('finds a submodule by path', function()
@@ -347,6 +390,14 @@ describe('nn.Module', function()
       checks.raises('RuntimeError', 'was released at the end of 0', function()
         leaked:item()
       end)
+    end)
+
+    it('and what it does not return is not there for the next', function()
+      local Nothing = nn.Module.extend('Nothing')
+      function Nothing:forward() end
+      assert.is_nil(nn.Sequential(Nothing())(ms.ones(1)))
+      checks.raises('TypeError', 'is a nil, expected a tensor', nn.Sequential(Nothing(),
+        nn.Linear(1, 1)), ms.ones(1, 1))
     end)
 
     it('with results of any number and shape kept', function()

@@ -3,7 +3,7 @@
 #include "fsdp.h"
 #include "rank_test.h"
 
-enum { UNITS = 3, SIDE = 8 };
+enum { UNITS = 3, SIDE = 8, SLOTS = 2 };
 
 typedef struct chain {
     ms_tensor *weight[UNITS];
@@ -11,15 +11,17 @@ typedef struct chain {
     ms_fsdp_tree *tree;
 } chain;
 
-static ms_status chain_new(chain *c, ms_comm *comm, int32_t strategy, int32_t n_slots)
+static ms_status chain_new(chain *c, int32_t strategy)
 {
     const int64_t shape[2] = {SIDE, SIDE};
     ms_fsdp_unit_options uo;
     ms_fsdp_tree_options to;
     char name[8];
     const char *names = name;
+    ms_comm *comm;
 
     memset(c, 0, sizeof(*c));
+    MS_TRY(ms_comm_world(&comm));
     ms_seed(3);
     ms_fsdp_unit_options_init(&uo);
     uo.strategy = strategy;
@@ -31,7 +33,7 @@ static ms_status chain_new(chain *c, ms_comm *comm, int32_t strategy, int32_t n_
     }
     ms_fsdp_tree_options_init(&to);
     to.forward_prefetch = true;
-    to.n_slots = n_slots;
+    to.n_slots = SLOTS;
     MS_TRY(ms_fsdp_tree_new(&c->tree, comm, &to, c->unit, UNITS, false));
     return ms_fsdp_tree_init(c->tree);
 }
@@ -42,6 +44,30 @@ static void chain_free(chain *c)
     for (int32_t i = 0; i < UNITS; i++) {
         ms_tensor_free(c->weight[i]);
     }
+}
+
+/* What a test does with a chain of its own on every rank, in a scope. */
+typedef struct chain_test {
+    ms_status (*run)(chain *c);
+    int32_t strategy;
+    bool records; /* for backward; else forwards alone */
+} chain_test;
+
+static ms_status run_chain(void *user, int32_t rank)
+{
+    const chain_test *t = user;
+    ms_status status;
+    chain c;
+
+    (void)rank;
+    MS_TRY_GOTO(chain_new(&c, t->strategy), done);
+    ms_grad_enabled_set(t->records);
+    MS_TRY_GOTO(ms_scope_open("test"), done);
+    status = t->run(&c);
+    (void)ms_scope_close(NULL, 0);
+done:
+    chain_free(&c);
+    return status;
 }
 
 /* What `user` is told before unit i is used in a forward. */
@@ -79,6 +105,14 @@ static ms_status set_all(chain *c, int32_t i, double value)
     return status;
 }
 
+static ms_status set_each(chain *c, const double *values)
+{
+    for (int32_t i = 0; i < UNITS; i++) {
+        MS_TRY(set_all(c, i, values[i]));
+    }
+    return MS_OK;
+}
+
 /* -- a slow rank ------------------------------------------------------------------------------- */
 
 /* Rank 1 reads unit 0 until rank 0 has done what it can without it. */
@@ -111,38 +145,28 @@ static ms_status sees_value(chain *c, int32_t i, void *user)
 
 /* The last unit is prefetched and not used; on rank 0 its publish is queued, as rank 1 still reads
  * the slot; then all units get new values. */
-static ms_status skip_then_write(void *user, int32_t rank)
+static ms_status skip_then_write(chain *c)
 {
     double values[UNITS] = {5, 6, 7};
     ms_tensor *loss;
-    ms_comm *comm;
-    chain c;
 
-    (void)user;
-    MS_TRY(ms_comm_world(&comm));
-    MS_TRY(chain_new(&c, comm, MS_FSDP_FULL_SHARD, 2));
-    ms_grad_enabled_set(false);
-    MS_TRY(ms_scope_open("forwards"));
-    MS_TRY(forward(&c, UNITS, NULL, NULL, &loss)); /* fixes the order in which to prefetch */
-    MS_TRY(forward(&c, UNITS - 1, wait_for_rank_0, NULL, &loss));
-    for (int32_t i = 0; i < UNITS; i++) {
-        MS_TRY(set_all(&c, i, values[i]));
-    }
-    if (rank == 0) {
+    MS_TRY(forward(c, UNITS, NULL, NULL, &loss)); /* fixes the order in which to prefetch */
+    MS_TRY(forward(c, UNITS - 1, wait_for_rank_0, NULL, &loss));
+    MS_TRY(set_each(c, values));
+    if (c->unit[0]->rank == 0) {
         atomic_store(&rank_0_is_done, true);
     }
-    MS_TRY(forward(&c, UNITS, sees_value, values, &loss));
-    MS_TRY(ms_scope_close(NULL, 0));
-    chain_free(&c);
-    return MS_OK;
+    return forward(c, UNITS, sees_value, values, &loss);
 }
 
 static void
 test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks(void **state)
 {
+    chain_test t = {.run = skip_then_write, .strategy = MS_FSDP_FULL_SHARD};
+
     (void)state;
     atomic_store(&rank_0_is_done, false);
-    assert_ok(ms_dist_threads(2, skip_then_write, NULL));
+    assert_ok(ms_dist_threads(2, run_chain, &t));
 }
 
 /* -- writes between prefetch and use ----------------------------------------------------------- */
@@ -160,198 +184,158 @@ static ms_status write_the_next(chain *c, int32_t i, void *user)
     return MS_OK;
 }
 
-static ms_status write_after_prefetch(void *user, int32_t rank)
+static ms_status write_after_prefetch(chain *c)
 {
     double values[UNITS] = {1, 2, 3};
     ms_tensor *loss;
-    ms_comm *comm;
-    chain c;
 
-    (void)user;
-    (void)rank;
-    MS_TRY(ms_comm_world(&comm));
-    MS_TRY(chain_new(&c, comm, MS_FSDP_FULL_SHARD, 2));
-    ms_grad_enabled_set(false);
-    MS_TRY(ms_scope_open("forwards"));
-    MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
-    for (int32_t i = 0; i < UNITS; i++) {
-        MS_TRY(set_all(&c, i, values[i]));
-    }
+    MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
+    MS_TRY(set_each(c, values));
     for (int32_t k = 0; k < 20; k++) {
-        MS_TRY(forward(&c, UNITS, write_the_next, values, &loss));
+        MS_TRY(forward(c, UNITS, write_the_next, values, &loss));
     }
-    MS_TRY(ms_scope_close(NULL, 0));
-    chain_free(&c);
     return MS_OK;
 }
 
 static void test_fsdp_schedule__a_write_between_prefetch_and_use_is_seen(void **state)
 {
+    chain_test t = {.run = write_after_prefetch, .strategy = MS_FSDP_FULL_SHARD};
+
     (void)state;
-    run_ranks(1, write_after_prefetch, NULL);
-    run_ranks(3, write_after_prefetch, NULL);
+    run_ranks(1, run_chain, &t);
+    run_ranks(3, run_chain, &t);
 }
 
 /* -- units that were kept ---------------------------------------------------------------------- */
 
-/* `user`: the strategy. Unit 1 is kept unsharded by hand while it gets another value, in its first
- * use of a forward, and between two uses of one. */
-static ms_status write_while_kept(void *user, int32_t rank)
+/* Unit 1 is kept unsharded by hand while it gets another value, in its first use of a forward, and
+ * between two uses of one. */
+static ms_status write_while_kept(chain *c)
 {
     double values[UNITS] = {1, 2, 3};
     ms_tensor *loss;
-    ms_comm *comm;
-    chain c;
 
-    (void)rank;
-    MS_TRY(ms_comm_world(&comm));
-    MS_TRY(chain_new(&c, comm, *(int32_t *)user, 2));
-    ms_grad_enabled_set(false);
-    MS_TRY(ms_scope_open("forwards"));
-    for (int32_t i = 0; i < UNITS; i++) {
-        MS_TRY(set_all(&c, i, values[i]));
-    }
+    MS_TRY(set_each(c, values));
     for (int32_t k = 0; k < 4; k++) {
-        MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
-        MS_TRY(sees_value(&c, 1, values));
+        MS_TRY(ms_fsdp_unit_unshard(c->unit[1]));
+        MS_TRY(sees_value(c, 1, values));
         values[1] += 1;
-        MS_TRY(set_all(&c, 1, values[1]));
+        MS_TRY(set_all(c, 1, values[1]));
         if (k % 2 == 0) {
-            MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
-            MS_TRY(sees_value(&c, 1, values));
+            MS_TRY(ms_fsdp_unit_unshard(c->unit[1]));
+            MS_TRY(sees_value(c, 1, values));
         }
-        MS_TRY(forward(&c, UNITS, sees_value, values, &loss));
-        MS_TRY(ms_fsdp_unit_pre_forward(c.unit[1]));
-        MS_TRY(ms_fsdp_unit_post_forward(c.unit[1], NULL, 0));
+        MS_TRY(forward(c, UNITS, sees_value, values, &loss));
+        MS_TRY(ms_fsdp_unit_pre_forward(c->unit[1]));
+        MS_TRY(ms_fsdp_unit_post_forward(c->unit[1], NULL, 0));
         values[1] += 1;
-        MS_TRY(set_all(&c, 1, values[1]));
-        MS_TRY(ms_fsdp_unit_pre_forward(c.unit[1]));
-        MS_TRY(sees_value(&c, 1, values));
-        MS_TRY(ms_fsdp_unit_post_forward(c.unit[1], NULL, 0));
+        MS_TRY(set_all(c, 1, values[1]));
+        MS_TRY(ms_fsdp_unit_pre_forward(c->unit[1]));
+        MS_TRY(sees_value(c, 1, values));
+        MS_TRY(ms_fsdp_unit_post_forward(c->unit[1], NULL, 0));
     }
-    MS_TRY(ms_scope_close(NULL, 0));
-    chain_free(&c);
     return MS_OK;
 }
 
 static void test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_written(void **state)
 {
+    chain_test t = {.run = write_while_kept};
+
     (void)state;
-    for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
-        run_ranks(2, write_while_kept, &strategy);
+    for (t.strategy = MS_FSDP_FULL_SHARD; t.strategy <= MS_FSDP_NO_SHARD; t.strategy++) {
+        run_ranks(2, run_chain, &t);
     }
 }
 
 /* -- summon ------------------------------------------------------------------------------------ */
 
-static ms_status summon_between_forward_and_backward(void *user, int32_t rank)
+static ms_status summon_between_forward_and_backward(chain *c)
 {
     ms_tensor *loss;
-    ms_comm *comm;
-    chain c;
 
-    (void)rank;
-    MS_TRY(ms_comm_world(&comm));
-    MS_TRY(chain_new(&c, comm, *(int32_t *)user, 2));
     for (int32_t k = 0; k < 2; k++) {
-        MS_TRY(ms_scope_open("step"));
-        MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
-        MS_TRY(ms_fsdp_tree_summon(c.tree));
+        MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
+        MS_TRY(ms_fsdp_tree_summon(c->tree));
         if (k == 1) {
-            MS_TRY(ms_tensor_fill(c.weight[1], 0.5));
+            MS_TRY(ms_tensor_fill(c->weight[1], 0.5));
         }
-        MS_TRY(ms_fsdp_tree_unsummon(c.tree, true));
+        MS_TRY(ms_fsdp_tree_unsummon(c->tree, true));
         ms_status status = ms_backward(loss, NULL);
 
         EXPECT(status == (k == 0 ? MS_OK : MS_RUNTIME_ERROR)); /* written: the graph is stale */
-        MS_TRY(ms_scope_close(NULL, 0));
     }
-    chain_free(&c);
     return MS_OK;
 }
 
 static void test_fsdp_schedule__summon_without_writes_does_not_disturb_backward(void **state)
 {
+    chain_test t = {.run = summon_between_forward_and_backward, .records = true};
+
     (void)state;
-    for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
+    for (t.strategy = MS_FSDP_FULL_SHARD; t.strategy <= MS_FSDP_NO_SHARD; t.strategy++) {
         for (int32_t world = 1; world <= 2; world++) {
-            run_ranks(world, summon_between_forward_and_backward, &strategy);
+            run_ranks(world, run_chain, &t);
         }
     }
 }
 
 /* The last rank's element of a kept unit is written: every rank publishes the unit anew. */
-static ms_status write_one_element(void *user, int32_t rank)
+static ms_status write_one_element(chain *c)
 {
     double values[SIDE * SIDE], seen[SIDE * SIDE];
     const int64_t shape[2] = {SIDE, SIDE};
     ms_tensor *edited, *loss;
-    ms_comm *comm;
-    chain c;
 
-    (void)user;
-    (void)rank;
-    MS_TRY(ms_comm_world(&comm));
-    MS_TRY(chain_new(&c, comm, MS_FSDP_FULL_SHARD, 2));
-    ms_grad_enabled_set(false);
-    MS_TRY(ms_scope_open("forwards"));
-    MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
-    MS_TRY(ms_fsdp_tree_summon(c.tree));
-    MS_TRY(ms_tensor_to_doubles(c.weight[1], values, SIDE * SIDE));
+    MS_TRY(ms_fsdp_unit_unshard(c->unit[1]));
+    MS_TRY(ms_fsdp_tree_summon(c->tree));
+    MS_TRY(ms_tensor_to_doubles(c->weight[1], values, SIDE * SIDE));
     values[SIDE * SIDE - 1] = 9;
     MS_TRY(ms_tensor_from_doubles(&edited, MS_DTYPE_F32, 2, shape, values, SIDE * SIDE));
-    MS_TRY(ms_tensor_copy(c.weight[1], edited));
-    MS_TRY(ms_fsdp_tree_unsummon(c.tree, true));
-    MS_TRY(ms_fsdp_unit_unshard(c.unit[1]));
-    MS_TRY(ms_tensor_to_doubles(c.weight[1], seen, SIDE * SIDE));
+    MS_TRY(ms_tensor_copy(c->weight[1], edited));
+    MS_TRY(ms_fsdp_tree_unsummon(c->tree, true));
+    MS_TRY(ms_fsdp_unit_unshard(c->unit[1]));
+    MS_TRY(ms_tensor_to_doubles(c->weight[1], seen, SIDE * SIDE));
     EXPECT(memcmp(values, seen, sizeof(seen)) == 0);
-    MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
-    MS_TRY(ms_scope_close(NULL, 0));
-    chain_free(&c);
-    return MS_OK;
+    return forward(c, UNITS, NULL, NULL, &loss);
 }
 
 static void test_fsdp_schedule__what_one_rank_writes_back_is_new_on_all(void **state)
 {
+    chain_test t = {.run = write_one_element, .strategy = MS_FSDP_FULL_SHARD};
+
     (void)state;
-    run_ranks(3, write_one_element, NULL);
+    run_ranks(3, run_chain, &t);
 }
 
 /* -- after backward ---------------------------------------------------------------------------- */
 
 /* A SHARD_GRAD_OP unit that a forward without gradients left unsharded, and that backward does not
  * reach. */
-static ms_status backward_past_a_kept_unit(void *user, int32_t rank)
+static ms_status backward_past_a_kept_unit(chain *c)
 {
     ms_tensor *loss;
-    ms_comm *comm;
-    chain c;
 
-    (void)user;
-    (void)rank;
-    MS_TRY(ms_comm_world(&comm));
-    MS_TRY(chain_new(&c, comm, MS_FSDP_SHARD_GRAD_OP, 2));
     for (int32_t sync = 0; sync < 2; sync++) {
-        MS_TRY(ms_scope_open("a backward that reduces, or not"));
-        MS_TRY(ms_fsdp_tree_set_sync(c.tree, sync));
+        MS_TRY(ms_fsdp_tree_set_sync(c->tree, sync));
         ms_grad_enabled_set(false);
-        MS_TRY(forward(&c, UNITS, NULL, NULL, &loss));
+        MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
         ms_grad_enabled_set(true);
-        MS_TRY(forward(&c, UNITS - 1, NULL, NULL, &loss));
+        MS_TRY(forward(c, UNITS - 1, NULL, NULL, &loss));
         MS_TRY(ms_backward(loss, NULL));
         for (int32_t i = 0; i < UNITS; i++) {
-            EXPECT(c.unit[i]->state == (sync ? MS_UNIT_SHARDED : MS_UNIT_UNSHARDED));
+            EXPECT(c->unit[i]->state == (sync ? MS_UNIT_SHARDED : MS_UNIT_UNSHARDED));
         }
-        MS_TRY(ms_scope_close(NULL, 0));
     }
-    chain_free(&c);
     return MS_OK;
 }
 
 static void test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded(void **state)
 {
+    chain_test t = {
+        .run = backward_past_a_kept_unit, .strategy = MS_FSDP_SHARD_GRAD_OP, .records = true};
+
     (void)state;
-    run_ranks(2, backward_past_a_kept_unit, NULL);
+    run_ranks(2, run_chain, &t);
 }
 
 int main(void)

@@ -1,6 +1,7 @@
 --- Ranks compare what they were given before any of them changes the model.
 
 local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 
 local agree = {}
@@ -10,6 +11,32 @@ local function odd_rank(numbers)
   for rank = 2, #numbers do
     if numbers[rank] ~= numbers[1] then
       return rank - 1
+    end
+  end
+end
+
+--- Parameters that no unit holds are each rank's own, and a warning where their values differ.
+--- Collective when there are any.
+---@param group ffi.cdata*
+---@param params ms.nn.ParamEntry[]  the same on all ranks
+function agree.on_ignored(group, params)
+  local me, world = runtime.place(group)
+  if #params == 0 or world == 1 then
+    return
+  end
+  local keys = {}
+  for i, p in ipairs(params) do
+    keys[i] = parameter.hash_number(p.tensor)
+  end
+  for i, numbers in ipairs(runtime.exchange(group, keys)) do
+    local rank = odd_rank(numbers)
+    if rank and me == 0 then
+      errors.warn('UserWarning', ("ignored parameter '%s' has other values on rank %d than on rank "
+        .. '0: no unit holds it, and nobody will reduce its gradients; give all ranks one seed, or '
+        .. 'load the same on all'):format(params[i].name, rank))
+    end
+    if rank then
+      return
     end
   end
 end

@@ -8,7 +8,8 @@ local tree = require 'moonshard.nn.tree'
 
 ---@class ms.fsdp.SummonOptions
 ---@field recurse? boolean  default true
----@field writeback? boolean  keep what was written, each rank its own elements (default true)
+---@field writeback? boolean  keep what was written, each rank its own elements (default true): all
+---  ranks must have written the same
 ---@field rank0_only? boolean  only rank 0 needs the values; needs writeback = false
 ---@field offload_to_cpu? boolean
 ---@field with_grads? boolean
@@ -87,7 +88,8 @@ local function summoned(held, roots, fn, ...)
 end
 
 --- Run `fn(...)` with full parameters, in full precision and their original shapes. Collective.
---- AssertionError during forward or backward, and inside another call of this.
+--- AssertionError during forward or backward, and inside another call of this. RuntimeError on all
+--- ranks when they leave a parameter with different values; nothing is kept then.
 ---@param module ms.nn.Module  wrapped, or with wrapped modules below it
 ---@param opts? ms.fsdp.SummonOptions
 ---@param fn fun(...): ...

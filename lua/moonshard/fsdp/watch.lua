@@ -1,7 +1,7 @@
 --- Sees when a script replaces a module or parameter that units were planned over.
 ---
 --- Fields of modules are plain fields, so nothing happens when one is assigned; what stands in them
---- is compared before it is used. A field set to nil is fine: its parameter is just not used.
+--- is compared before it is used.
 
 local tree = require 'moonshard.nn.tree'
 
@@ -42,7 +42,7 @@ function watch.check(w)
   for i = 1, #modules do
     if not rawequal(rawget(modules[i], fields[i]), values[i]) then
       local entry = w.entries[i]
-      values[i] = (entry.module and tree.child or tree.param)(modules[i], entry)
+      values[i] = (entry.key and tree.child or tree.param)(modules[i], entry)
     end
   end
 end

@@ -214,6 +214,18 @@ local function note_options(instances)
   end
 end
 
+-- Parameters below that no instance manages, with values.
+local function unmanaged(self)
+  local out = {}
+  for _, p in ipairs(module_tree.params(self)) do
+    if not parameter.manager(p.tensor) then
+      parameter.materialize(p.tensor)
+      out[#out + 1] = p
+    end
+  end
+  return out
+end
+
 --- Make this instance the root of a tree, unless it is part of one. Collective.
 ---@return { handle: ffi.cdata*, running: boolean, sync: boolean, summoned: boolean }
 function FSDP:_lazy_init()
@@ -247,6 +259,7 @@ function FSDP:_lazy_init()
   end
   runtime.init(tree.handle)
   note_options(instances)
+  agree.on_ignored(self.process_group, unmanaged(self))
   return tree
 end
 
@@ -304,13 +317,13 @@ function FSDP:_unit_forward(...)
   local dtype = precision.param_dtype
   local casts = dtype and (unit and precision.cast_forward_inputs
     or precision.cast_root_forward_inputs and self._is_root)
+  watch.check(self._watched)
   if not unit then
     if casts then
       return self._fsdp_wrapped_module(cast_inputs(dtype, select('#', ...), ...))
     end
     return self._fsdp_wrapped_module(...)
   end
-  watch.check(self._watched)
   runtime.unit_pre_forward(unit)
   if casts then
     return after_forward(unit,
@@ -342,6 +355,10 @@ local function outermost_forward(self, tree, ...)
 end
 
 function FSDP:forward(...)
+  if type(self) ~= 'table' then
+    errors.raise('TypeError', "FSDP:forward: 'self' is %s, expected a module; write model(x) or "
+      .. 'model:forward(x)', arguments.noun(self))
+  end
   local tree = rawget(self, '_tree') or self:_lazy_init()
   if tree.running then
     return self:_unit_forward(...)
@@ -456,7 +473,8 @@ function FSDP:register_comm_hook()
 end
 
 --- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy, wrap
---- policy and world size when the parameters are. Collective.
+--- policy and world size when the parameters are. An ignored one counts once where all ranks have
+--- equal values, else with every rank's: nobody reduces its gradients. Collective.
 ---@return string
 function FSDP:hash()
   local tree = self:_lazy_init()

@@ -12,6 +12,7 @@
 --- Touches: moonshard.nn.module, moonshard.ops, moonshard_ffi.parameter.
 
 local Module = require 'moonshard.nn.module'
+local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
@@ -41,8 +42,11 @@ end
 ---@param x ms.Tensor  (samples, ...)
 ---@return ms.Tensor
 function Dropout:forward(x)
-  if not self.training or self.p == 0 then
+  local training = self.training
+  if training == false or self.p == 0 then
     return x
+  elseif training ~= true then -- a field that exists is assigned without a look
+    arguments.refuse(self._name, 'training', training, 'true or false')
   end
   local epoch = parameter.sample_epoch()
   if epoch ~= self._epoch then

@@ -44,31 +44,61 @@ local function child_name(self, field)
   return tostring(n)
 end
 
+local function declared(list, field, by)
+  for _, entry in ipairs(list) do
+    if entry[by] == field then
+      return entry
+    end
+  end
+end
+
+-- Fields that mean something else than they do in PyTorch, or nothing.
+local function check_known(self, field, value)
+  if field == 'requires_grad' then
+    errors.raise('TypeError', "%s has no field 'requires_grad': write module:requires_grad_(%s)",
+      self._name, tostring(value))
+  elseif field == 'training' then
+    arguments.flag(self._name, field, value)
+  end
+end
+
+-- What was declared and set to nil takes a new value in its old place.
+local function assign_module(self, field, module)
+  local entry = declared(self._children, field, 'key')
+  if entry then
+    tree.check_unplanned(self, 'child', entry.name)
+    self:set_child(entry.name, module)
+  else
+    self:child(child_name(self, field), module, field)
+  end
+end
+
+local function assign_parameter(self, field, tensor)
+  if declared(self._params, field, 'name') then
+    tree.check_unplanned(self, 'parameter', field)
+    rawset(self, field, tensor)
+  else
+    self:tie(field, tensor)
+  end
+end
+
 --- The `__newindex` of modules: fields that exist are assigned without it.
 ---@param self ms.nn.Module
 function fields.assign(self, field, value)
   if tree.is_module(value) then
-    self:child(child_name(self, field), value, field)
+    assign_module(self, field, value)
   elseif type(field) == 'string' and parameter.is_parameter(value) then
-    self:tie(field, value)
+    assign_parameter(self, field, value)
   elseif holds_module(value, {}) then
     refuse_table(self, field)
   else
+    check_known(self, field, value)
     rawset(self, field, value)
   end
 end
 
 -- Modules of `_owner` and `_children` are those of the tree itself.
 local PRIVATE = { _owner = true, _children = true }
-
-local function is_declared(module, field)
-  for _, entry in ipairs(module._children) do
-    if entry.key == field then
-      return true
-    end
-  end
-  return false
-end
 
 --- Refuse what assignment did not see: modules put into a table later, or in place of a value that
 --- was none.
@@ -78,7 +108,8 @@ function fields.check(module)
   for field, value in next, module do
     if not PRIVATE[field] and holds_module(value, {}) then
       tables[#tables + 1] = tostring(field)
-    elseif not PRIVATE[field] and tree.is_module(value) and not is_declared(module, field) then
+    elseif not PRIVATE[field] and tree.is_module(value)
+      and not declared(module._children, field, 'key') then
       strays[#strays + 1] = { name = tostring(field), module = value }
     end
   end

@@ -234,14 +234,14 @@ function Module:named_modules(remove_duplicates)
   return tree.iterable(tree.walk(self, remove_duplicates), 'path', 'module')
 end
 
---- All distinct modules, this one first.
+--- All distinct modules, this one first: an array, and `for module in model:modules() do`.
 ---@return ms.nn.Module[]
 function Module:modules()
   local out = {}
   for i, entry in ipairs(tree.walk(self)) do
     out[i] = entry.module
   end
-  return out
+  return tree.iterable(out)
 end
 
 --- Direct children, in order of declaration.
@@ -251,7 +251,7 @@ function Module:children()
   for i, entry in ipairs(tree.children(self)) do
     out[i] = entry.module
   end
-  return out
+  return tree.iterable(out)
 end
 
 --- Iterate over (name, child).
@@ -272,7 +272,8 @@ function Module:named_parameters(recurse, remove_duplicates)
   return tree.iterable(tree.params(self, recurse, remove_duplicates), 'name', 'tensor')
 end
 
---- All distinct parameters: what an optimizer takes.
+--- All distinct parameters: what an optimizer takes. An array, and
+--- `for p in model:parameters() do`.
 ---@param recurse? boolean  default true
 ---@return ms.Tensor[]
 function Module:parameters(recurse)
@@ -282,7 +283,7 @@ function Module:parameters(recurse)
   for i, p in ipairs(tree.params(self, recurse)) do
     out[i] = p.tensor
   end
-  return out
+  return tree.iterable(out)
 end
 
 --- Iterate over (path, buffer).
@@ -322,6 +323,14 @@ function Module:num_parameters()
     total = total + numel
   end
   return total
+end
+
+--- 16 hexadecimal digits over names and values of all parameters, in order of declaration: what a
+--- wrapped model's hash() says of the same values. RuntimeError when some are sharded: then the
+--- model that FSDP wraps has it.
+---@return string
+function Module:hash()
+  return parameter.hash(self:materialize():parameters())
 end
 
 -- -- names and memory ----------------------------------------------------------------------------

@@ -19,7 +19,9 @@ Sequential.len = ModuleList.len
 function Sequential:forward(x)
   for i = 1, #self._children do
     local module = self[i]
-    x = module and module(x) or x -- an entry may be set to nil
+    if module then -- an entry may be set to nil
+      x = module(x)
+    end
   end
   return x
 end

@@ -130,7 +130,7 @@ local function agree(list, sd, problem)
       local value = sd[entry.name]
       manager = manager or unit
       names[#names + 1] = entry.name
-      keys[#keys + 1] = not problem and value ~= nil and tonumber(value:hash():sub(1, 13), 16) or 0
+      keys[#keys + 1] = not problem and value ~= nil and parameter.hash_number(value) or 0
     end
   end
   if manager then

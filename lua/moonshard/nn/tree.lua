@@ -78,49 +78,86 @@ local function misplaced(what, name, module, value)
     module._name, arguments.noun(value), what == 'child' and 'module' or 'tensor')
 end
 
+-- "head (nn.Linear)", or the class alone for the outermost module.
+local function place(module)
+  local path = tree.path(module)
+  return path == '' and module._name or ('%s (%s)'):format(path, module._name)
+end
+
+-- A field of a module that units were made over holds something else: show again what they hold.
+local function put_back_child(module, entry, now)
+  rawset(module, entry.key, entry.module)
+  local path = join(tree.path(module), entry.name)
+  errors.raise('RuntimeError', "child '%s' of %s was %s after FSDP had made its units, which hold "
+    .. 'the parameters of the old one; the field shows that again. Change the model before it is '
+    .. 'wrapped, or at least before its first use', path, place(module),
+    now == nil and 'set to nil' or ('replaced by %s'):format(arguments.noun(now)))
+end
+
 --- The module that stands where `entry` of `module._children` was declared, or nil when the field
 --- was set to nil.
 function tree.child(module, entry)
   local now = rawget(module, entry.key)
-  if now == entry.module or now == nil then
+  if now == entry.module then
     return now
+  elseif rawget(module, '_planned') then
+    put_back_child(module, entry, now)
+  elseif now == nil then
+    entry.module = nil
+    return nil
   elseif not tree.is_module(now) then
     misplaced('child', entry.name, module, now)
   end
-  tree.check_unplanned(module, 'child', entry.name)
   tree.check_acyclic(module, entry.name, now)
   entry.module = now
   rawset(now, '_owner', module)
   return now
 end
 
-local function check_unmanaged(module, p, now)
-  if not parameter.manager(p.tensor) then
-    return
+local function is_wrapped(module)
+  while module and not module._is_fsdp do
+    module = rawget(module, '_owner')
   end
+  return module ~= nil
+end
+
+-- As put_back_child(). `taken`: a unit holds the parameter; else it is only about to.
+local function put_back_param(module, p, now, taken)
   rawset(module, p.name, p.tensor)
-  local path = tree.path(module)
-  errors.raise('RuntimeError', "parameter '%s' of %s was replaced after FSDP took it into a unit, "
-    .. 'where the new tensor %s would never be seen; the field shows the parameter again. Write '
-    .. 'into it instead: fsdp.summon_full_params(model, nil, function() module.%s:copy_(t) end)',
-    join(path, p.name), path == '' and module._name or ('%s (%s)'):format(path, module._name),
-    '(' .. table.concat(parameter.shape(now), ', ') .. ')', p.name)
+  local what = parameter.is_tensor(now)
+    and ('replaced by a tensor (%s)'):format(table.concat(parameter.shape(now), ', '))
+    or now == nil and 'set to nil' or 'replaced by ' .. arguments.noun(now)
+  local advice = now == nil and 'To keep it from training: module.%s:requires_grad_(false)'
+    or 'Write into it instead: fsdp.summon_full_params(model, nil, function() module.%s:copy_(t) '
+      .. 'end)'
+  errors.raise('RuntimeError', "parameter '%s' of %s was %s after FSDP %s; the field shows the "
+    .. 'parameter again. ' .. advice, join(tree.path(module), p.name), place(module), what,
+    taken and 'took it into a unit, which would never see that' or 'wrapped the model', p.name)
 end
 
 --- The tensor that stands where `p` of `module._params` was declared, or nil.
 ---@return ms.Tensor?
 function tree.param(module, p)
   local now = rawget(module, p.name)
-  if rawequal(now, p.tensor) or now == nil then
+  if rawequal(now, p.tensor) then
     return now
-  elseif not parameter.is_tensor(now) then
-    misplaced('parameter', p.name, module, now)
-  elseif parameter.key(now) ~= parameter.key(p.tensor) then
-    check_unmanaged(module, p, now)
-    parameter.make(scope.keep(now))
-    p.tensor, p.shape = now, parameter.shape(now)
   end
-  return p.tensor
+  local tensor = parameter.is_tensor(now)
+  if tensor and p.tensor and parameter.key(now) == parameter.key(p.tensor) then
+    return p.tensor
+  elseif p.tensor and parameter.manager(p.tensor) then
+    put_back_param(module, p, now, true)
+  elseif now == nil then
+    p.tensor = nil
+    return nil
+  elseif not tensor then
+    misplaced('parameter', p.name, module, now)
+  elseif p.tensor and is_wrapped(module) and not parameter.is_parameter(now) then
+    put_back_param(module, p, now, false)
+  end
+  parameter.make(scope.keep(now))
+  p.tensor, p.shape = now, parameter.shape(now)
+  return now
 end
 
 -- As tree.param(), for an entry of `module._buffers`.
@@ -226,16 +263,21 @@ function tree.buffers(module)
   return out
 end
 
---- A list that can also be walked directly: `for name, value in list do`.
+--- A list that can also be walked directly: `for name, value in list do`, its entries' fields
+--- `first` and `second`; without them the entries themselves, `for value in list do`.
 function tree.iterable(list, first, second)
   local i = 0
   return setmetatable(list, {
-    __call = function()
+    __call = function(_, ...)
+      if select('#', ...) == 2 and select(2, ...) == nil then
+        i = 0 -- a `for` begins; the one before may have been left half way
+      end
       i = i + 1
       local entry = list[i]
-      if entry then
+      if entry ~= nil and first then
         return entry[first], entry[second]
       end
+      return entry
     end,
   })
 end

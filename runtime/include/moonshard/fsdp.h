@@ -124,8 +124,9 @@ MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
 
 /** Private full-precision copies of all parameters behind their handles until
  * ms_fsdp_tree_unsummon(); with `writeback` each rank then stores its own extents where they
- * changed. A parameter no rank changed counts as not written: backward over it stays possible.
- * Collective. */
+ * changed. MS_RUNTIME_ERROR on all ranks, and nothing stored, when they leave a parameter with
+ * different values. One that no rank changed counts as not written: backward over it stays
+ * possible. Collective. */
 MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree);
 MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
 /** Full-precision copy of parameter `index` of `unit`, original shape. Collective. */
@@ -154,8 +155,9 @@ MS_API ms_status ms_fsdp_unit_load(ms_fsdp_unit *unit, int32_t index, const ms_t
 MS_API ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *params,
                                              int32_t n_params, double max_norm, double norm_type,
                                              double *total);
-/** Hash over all full parameters of the units, in the order of `params` (n) as above: equal on all
- * ranks and for all strategies and wrappings. Collective. */
+/** Hash over all full parameters, in the order of `params` (n) as above: equal on all ranks and for
+ * all strategies and wrappings, and ms_params_hash() of the same unsharded. A plain parameter
+ * counts once where all ranks have equal values, else with every rank's. Collective. */
 MS_API ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                                    uint64_t *hash);
 

@@ -152,6 +152,9 @@ MS_API ms_status ms_tensor_set_stream(ms_tensor *t, int64_t stream);
 MS_API ms_status ms_tensor_name(const ms_tensor *t, const char **name);
 /** Give a declared parameter its memory and first values. Does nothing when it has them. */
 MS_API ms_status ms_tensor_materialize(ms_tensor *t);
+/** Hash over names and values of plain parameters, in the order of `params` (n): what
+ * ms_fsdp_tree_hash() gives for the same ones sharded. MS_RUNTIME_ERROR when a unit holds one. */
+MS_API ms_status ms_params_hash(ms_tensor *const *params, int32_t n_params, uint64_t *hash);
 /** Make any tensor a parameter (leaf, requires grad) that keeps its present values. */
 MS_API ms_status ms_tensor_make_parameter(ms_tensor *t);
 

@@ -127,7 +127,7 @@ local function on_module(name, ...)
 end
 
 for _, name in ipairs {
-  'children', 'eval', 'materialize', 'modules', 'named_buffers', 'named_children',
+  'children', 'eval', 'hash', 'materialize', 'modules', 'named_buffers', 'named_children',
   'num_parameters', 'path',
 } do
   on_module(name)

@@ -1,0 +1,211 @@
+/* Full parameters behind their handles for a while, and what becomes of what is written into them.
+ */
+#include "fsdp.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t count_params(const ms_fsdp_tree *tree)
+{
+    int64_t n = 0;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        n += tree->units[i]->n_params;
+    }
+    return n;
+}
+
+/* For each parameter a word of this rank, one of every rank, and one that says what became of it;
+ * made early, so that leaving needs no memory. */
+static ms_status words_new(ms_fsdp_tree *tree)
+{
+    const int64_t n = count_params(tree);
+
+    tree->words = calloc((size_t)(n * (tree->world + 2) + 1), sizeof(*tree->words));
+    return tree->words != NULL
+               ? MS_OK
+               : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to summon %lld parameters", (long long)n);
+}
+
+ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
+{
+    ms_status status = MS_OK;
+
+    MS_TRY(ms_fsdp_tree_init(tree));
+    if (tree->in_backward) {
+        return MS_FAIL(MS_ASSERTION_ERROR,
+                       "Cannot manually unshard parameters during forward/backward");
+    }
+    if (tree->summoned) {
+        return MS_FAIL(MS_ASSERTION_ERROR,
+                       "Cannot manually unshard parameters when already unsharding parameters");
+    }
+    MS_TRY(words_new(tree));
+    tree->named = false;
+    for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (u->in_forward > 0) {
+            status = MS_FAIL(MS_ASSERTION_ERROR,
+                             "Cannot manually unshard parameters during forward/backward");
+            break;
+        }
+        status = msi_unit_gather_flat(u, "summon_full_params of unit", &u->summoned);
+        if (status == MS_OK) {
+            u->summoned->version = 0; /* counts what the script writes */
+            msi_unit_show_full(u, u->summoned, u->orig_dtype);
+        }
+    }
+    tree->summoned = true;
+    if (status != MS_OK) {
+        (void)ms_fsdp_tree_unsummon(tree, false);
+        msi_tree_give_up(tree);
+    }
+    return status;
+}
+
+/* Show again what the unit's state says. */
+static void show_present(ms_fsdp_unit *u)
+{
+    if (u->state == MS_UNIT_UNSHARDED) {
+        msi_unit_show_full(u, u->full, u->param_dtype);
+    } else {
+        msi_unit_show_shards(u);
+    }
+}
+
+/* What was done to a parameter while it was summoned. */
+enum {
+    OWN_CHANGED = 1, /* this rank's extents have other values */
+    UNIT_TOUCHED = 2 /* a write went into the unit */
+};
+
+static uint64_t deed_of(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    int64_t size = ms_dtype_size(u->orig_dtype);
+    const char *master = (const char *)u->master->data + p->piece.offset_in_shard * size;
+    const char *full = (const char *)u->summoned->data + (p->offset + p->piece.start) * size;
+
+    return (memcmp(master, full, (size_t)(p->piece.numel * size)) != 0 ? OWN_CHANGED : 0) |
+           (u->summoned->version != 0 ? UNIT_TOUCHED : 0);
+}
+
+static void keep_piece(ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    int64_t size = ms_dtype_size(u->orig_dtype);
+
+    memcpy((char *)u->master->data + p->piece.offset_in_shard * size,
+           (const char *)u->summoned->data + (p->offset + p->piece.start) * size,
+           (size_t)(p->piece.numel * size));
+}
+
+/* What all ranks together did to each parameter, in `deeds`. */
+static ms_status gather_deeds(ms_fsdp_tree *tree, int64_t n, uint64_t *deeds)
+{
+    uint64_t *own = tree->words, *all = own + n;
+    int64_t at = 0;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
+            own[at++] = deed_of(tree->units[i], &tree->units[i]->params[p]);
+        }
+    }
+    MS_TRY(msi_comm_gather_bytes(tree->comm, "the end of summon_full_params", own,
+                                 n * (int64_t)sizeof(*own), all));
+    memset(deeds, 0, (size_t)n * sizeof(*deeds));
+    for (int64_t i = 0; i < n * tree->world; i++) {
+        deeds[i % n] |= all[i];
+    }
+    return MS_OK;
+}
+
+/* Every rank keeps its part of what it sees: so all must see the same where one wrote. */
+static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds)
+{
+    uint64_t *own = tree->words, *all = own + n, touched = 0;
+    int64_t at = 0;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        const ms_fsdp_unit *u = tree->units[i];
+        int64_t size = ms_dtype_size(u->orig_dtype);
+
+        for (int32_t p = 0; p < u->n_params; p++, at++) {
+            const msi_unit_param *param = &u->params[p];
+
+            own[at] = (deeds[at] & UNIT_TOUCHED) == 0
+                          ? 0
+                          : ms_hash_bytes((const char *)u->summoned->data + param->offset * size,
+                                          param->numel * size);
+            touched |= deeds[at] & UNIT_TOUCHED;
+        }
+    }
+    if (touched == 0 || tree->world == 1) {
+        return MS_OK;
+    }
+    MS_TRY(msi_comm_gather_bytes(tree->comm, "the end of summon_full_params (values)", own,
+                                 n * (int64_t)sizeof(*own), all));
+    at = 0;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
+            for (int32_t q = 1; q < tree->world; q++) {
+                if (all[q * n + at] != all[at]) {
+                    return MS_FAIL(MS_RUNTIME_ERROR,
+                                   "summon_full_params: '%s' was left with other values on rank %d "
+                                   "than on rank 0, of which each rank would keep its own part; "
+                                   "write the same on all ranks. Nothing was kept",
+                                   tree->units[i]->params[p].name, (int)q);
+                }
+            }
+        }
+    }
+    return MS_OK;
+}
+
+/* A parameter is written when any rank's extents of it are: so all ranks conclude the same, and
+ * what nobody changed stays valid for backward. */
+static ms_status write_back(ms_fsdp_tree *tree)
+{
+    const int64_t n = count_params(tree);
+    uint64_t *deeds = tree->words + n * (tree->world + 1);
+    int64_t at = 0;
+
+    if (n == 0) {
+        return MS_OK;
+    }
+    MS_TRY(gather_deeds(tree, n, deeds));
+    MS_TRY(check_same(tree, n, deeds));
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
+            if ((deeds[at] & OWN_CHANGED) != 0) {
+                keep_piece(tree->units[i], &tree->units[i]->params[p]);
+                MS_TRY(ms_param_touch(tree->units[i]->params[p].tensor));
+            }
+        }
+    }
+    return MS_OK;
+}
+
+ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback)
+{
+    ms_status status = MS_OK;
+
+    if (!tree->summoned) {
+        return MS_FAIL(MS_ASSERTION_ERROR, "the parameters are not summoned");
+    }
+    if (writeback) {
+        status = write_back(tree);
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (u->summoned != NULL) {
+            show_present(u);
+            msi_storage_release(u->summoned);
+            u->summoned = NULL;
+        }
+    }
+    free(tree->words);
+    tree->words = NULL;
+    tree->summoned = false;
+    return status;
+}

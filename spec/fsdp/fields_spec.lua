@@ -1,0 +1,117 @@
+-- What a script assigns to the fields of a wrapped model: refused where units would not see it.
+local ms = require 'moonshard'
+local nn, fsdp = ms.nn, ms.fsdp
+local checks = require 'support.checks'
+
+local Net = nn.Module.extend('my.Net')
+function Net:init()
+  self.body = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+  self.head = nn.Linear(2, 2)
+end
+function Net:forward(x) return self.head(self.body(x)) end
+
+local POLICIES = {
+  { 'alone', fsdp.ModuleWrapPolicy { nn.Linear } }, -- the root has no unit
+  { 'with its parent', function() return false end },
+}
+
+local function wrapped(policy)
+  return fsdp.FSDP(Net(), { auto_wrap_policy = policy, use_orig_params = true })
+end
+
+-- Everything that looks at the fields.
+local USES = {
+  function(model) model(ms.ones(1, 2)) end,
+  function(model) model:parameters() end,
+  function(model) model:state_dict() end,
+  function(model) fsdp.summon_full_params(model, nil, function() end) end,
+}
+
+describe('a field of a wrapped model', function()
+  for _, case in ipairs(POLICIES) do
+    local how, policy = unpack(case)
+
+    it(('whose module is in a unit %s cannot be replaced after the first use')
+      :format(how), function()
+      local model = wrapped(policy)
+      local y = model(ms.ones(1, 2)):hash()
+      local old = model.head
+      for _, change in ipairs {
+        { nn.Linear(2, 2), 'replaced by a nn.Linear' }, { nil, 'set to nil' },
+        { 3, 'replaced by a number' },
+      } do
+        for _, use in ipairs(USES) do
+          model.head = change[1]
+          checks.raises('RuntimeError', "child 'head' of my.Net was " .. change[2] .. ' after FSDP '
+            .. 'had made its units, which hold the parameters of the old one; the field shows that '
+            .. 'again', use, model)
+          assert.equal(old, model.head)
+          assert.equal(y, model(ms.ones(1, 2)):hash())
+        end
+      end
+    end)
+
+    it(('whose parameter is in a unit %s cannot be replaced, dropped or become something else')
+      :format(how), function()
+      local model = wrapped(policy)
+      local y = model(ms.ones(1, 2)):hash()
+      for _, change in ipairs {
+        { ms.ones(2, 2), 'replaced by a tensor (2, 2)' }, { nil, 'set to nil' },
+        { 3, 'replaced by a number' },
+      } do
+        for _, use in ipairs(USES) do
+          model.head.weight = change[1]
+          checks.raises('RuntimeError', "parameter 'head.weight' of head (nn.Linear) was "
+            .. change[2] .. ' after FSDP took it into a unit, which would never see that; the '
+            .. 'field shows the parameter again', use, model)
+          assert.equal(y, model(ms.ones(1, 2)):hash())
+        end
+      end
+      fsdp.summon_full_params(model, nil, function() model.head.weight:copy_(ms.ones(2, 2)) end)
+      checks.close({ { 1, 1 }, { 1, 1 } }, model:state_dict()['head.weight'])
+    end)
+  end
+
+  it('takes no plain tensor for a parameter, before its first use either', function()
+    local model = wrapped()
+    model.head.weight = ms.ones(2, 2)
+    local text = "parameter 'head.weight' of head (nn.Linear) was replaced by a tensor (2, 2) "
+      .. 'after FSDP wrapped the model; the field shows the parameter again. Write into it '
+      .. 'instead: fsdp.summon_full_params('
+    checks.raises('RuntimeError', text, model.parameters, model)
+    assert.equal(4, #model:parameters())
+  end)
+
+  it('may tie a parameter, or hold another module or none, before the first use', function()
+    local model = wrapped()
+    model.head = nn.Linear(2, 3)
+    model.head = nil
+    model.head = nn.Linear(2, 2)
+    model.head.weight = model.body[1].weight
+    model.head.bias = nil
+    model.note = 'mine'
+    assert.equal('mine', model.module.note)
+    assert.same({ 1, 2 }, model(ms.ones(1, 2)):shape())
+    assert.equal(6, model:units()[1].numel)
+    assert.same({ { name = 'body.0.weight', places = { 'body.0.weight', 'head.weight' } } },
+      model:units()[1].shared)
+  end)
+
+  it('cannot become one more, once there are units', function()
+    local model = wrapped(POLICIES[1][2])
+    model(ms.ones(1, 2))
+    checks.raises('RuntimeError', "child '2' of nn.Sequential is new, but FSDP has made its units",
+      function() model.body[3] = nn.Linear(2, 2) end)
+    checks.raises('RuntimeError', "child 'extra' of my.Net is new", function()
+      model.extra = nn.Linear(2, 2)
+    end)
+    checks.raises('RuntimeError', "parameter 'extra' of nn.Linear is new", function()
+      model.head.module:param('extra', { 2 })
+    end)
+    checks.raises('KeyError', 'cannot be replaced', function() model.head.module = nil end)
+    model.head = nil
+    checks.raises('RuntimeError', "child 'head' of my.Net is new", function()
+      model.head = nn.Linear(2, 2)
+    end)
+  end)
+end)

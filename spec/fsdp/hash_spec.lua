@@ -1,0 +1,90 @@
+-- model:hash(): one number for equal values, whatever the wrapping; ignored parameters are in it.
+local ms = require 'moonshard'
+local nn, fsdp = ms.nn, ms.fsdp
+local checks = require 'support.checks'
+
+local function model()
+  ms.manual_seed(1)
+  return nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+end
+
+describe('the hash of a model', function()
+  it('is that of the same values unsharded, for every strategy, policy and world', function()
+    local plain = model():hash()
+    assert.truthy(plain:match('^%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x$'))
+    for world = 1, 3 do
+      ms.dist.spawn(world, function()
+        for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
+          for _, policy in ipairs { false, fsdp.always_wrap_policy } do
+            local wrapped
+            ms.capture_warnings(function() -- NO_SHARD's
+              wrapped = fsdp.FSDP(model(), {
+                sharding_strategy = strategy, auto_wrap_policy = policy or nil,
+              })
+            end)
+            assert.equal(plain, wrapped:hash())
+          end
+        end
+      end)
+    end
+  end)
+
+  it('tells values and names apart', function()
+    local m = model()
+    local before = m:hash()
+    m[1].bias:fill_(0.25)
+    assert.not_equal(before, m:hash())
+    local swapped = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)):materialize()
+    swapped[1].weight:fill_(1)
+    swapped[2].weight:fill_(2)
+    local one = swapped:hash()
+    swapped[1].weight:fill_(2)
+    swapped[2].weight:fill_(1)
+    assert.not_equal(one, swapped:hash())
+  end)
+
+  it('is asked of the wrapped model, not of what it wraps', function()
+    ms.dist.spawn(2, function()
+      local m = model()
+      local wrapped = fsdp.FSDP(m)
+      local hash = wrapped:hash()
+      checks.raises('RuntimeError', 'hash: 0.weight is sharded', m.hash, m)
+      assert.equal(hash, wrapped:hash())
+    end)
+  end)
+
+  it('counts ignored parameters, as one where all ranks have equal ones', function()
+    local plain = model():hash()
+    for world = 1, 2 do
+      ms.dist.spawn(world, function(rank)
+        local inner = model()
+        local wrapped = fsdp.FSDP(inner, { ignored_modules = { inner[2] } })
+        assert.equal(plain, wrapped:hash())
+        ms.no_grad(inner[2][1].bias.fill_, inner[2][1].bias, 1 + rank)
+        local changed = wrapped:hash()
+        assert.not_equal(plain, changed)
+        ms.dist.same('hash', changed)
+        ms.dist.barrier()
+      end)
+    end
+  end)
+end)
+
+describe('ignored parameters', function()
+  it('with other values on one rank are warned about, once', function()
+    ms.dist.spawn(2, function(rank)
+      local inner = model():materialize()
+      inner[2][2].bias:fill_(rank)
+      local wrapped = fsdp.FSDP(inner, { ignored_modules = { inner[2] } })
+      local warnings = ms.capture_warnings(function()
+        wrapped(ms.ones(1, 3))
+        wrapped(ms.ones(1, 3))
+      end)
+      assert.equal(rank == 0 and 1 or 0, #warnings)
+      if rank == 0 then
+        assert.truthy(warnings[1].message:find("ignored parameter '1.1.bias' has other values on "
+          .. 'rank 1 than on rank 0', 1, true), warnings[1].message)
+      end
+    end)
+  end)
+end)

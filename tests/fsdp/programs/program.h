@@ -1,0 +1,65 @@
+/* Random legal programs of fsdp/test_programs.c: what they are, and how they are drawn and printed.
+ */
+#ifndef FSDP_PROGRAM_H
+#define FSDP_PROGRAM_H
+
+#include "fsdp.h"
+
+enum {
+    UNITS = 5, /* the first may be the root's */
+    SIDE = 8,
+    MAX_PARAMS = 4,
+    MAX_USES = 7,
+    MAX_BLOCKS = 5,
+    MAX_MICRO = 4,
+    MAX_WORLD = 5
+};
+
+/* What must not matter; only the program under test does it. */
+typedef enum noise_kind { NOTHING, EVALUATE, UNSHARD, RESHARD, TOUCH, SUMMON, N_NOISES } noise_kind;
+
+typedef struct noise {
+    noise_kind kind;
+    int32_t unit;
+    int32_t n_uses, use[MAX_USES];
+    int32_t touch; /* EVALUATE: touch this unit after the first use; -1: none */
+    bool writeback;
+} noise;
+
+/* One micro-batch of every rank. */
+typedef struct micro {
+    int32_t n_uses, use[MAX_USES];
+    bool partly;  /* of a unit with three weights the first alone */
+    int32_t load; /* a unit that gets new values after the first use, before its own; -1: none */
+    int32_t
+        aside; /* 0: nothing; a forward with gradients besides: 1 dropped, 2 joined in the loss */
+    noise before, between;
+} micro;
+
+/* Micro-batches whose gradients make one sum, and perhaps a step. */
+typedef struct block {
+    int32_t n_micro;
+    bool each_reduces, clips, steps;
+    bool writes; /* by summon, into unit 1 */
+    bool skips;  /* the last micro-batch, which reduces, leaves a unit out */
+    micro micro[MAX_MICRO];
+    noise after, late; /* before and after the step */
+} block;
+
+typedef struct program {
+    uint64_t seed;
+    int32_t world;
+    bool processes, rooted, large, frozen, forward_prefetch, same_for_every_world;
+    int32_t strategy[UNITS], param_dtype, reduce_dtype, backward_prefetch, n_slots, n_blocks;
+    block block[MAX_BLOCKS];
+} program;
+
+/* -- dice -------------------------------------------------------------------------------------- */
+uint64_t roll(uint64_t *dice);
+bool chance(uint64_t *dice, int32_t of); /* one of `of` */
+int32_t below(uint64_t *dice, int32_t n);
+
+program make_program(uint64_t seed);
+void print_program(const program *p, int32_t rank, const char *message);
+
+#endif
