@@ -38,11 +38,17 @@ bool msi_io_is_empty(const char *path);
 ms_status msi_io_mkdir(const char *path);
 ms_status msi_io_mkdir_all(const char *path);
 ms_status msi_io_rename(const char *from, const char *to);
-/* As msi_io_rename() where nothing is at `to`. errno is EEXIST when something is, EINVAL or ENOSYS
- * where the file system or the kernel cannot tell. */
-ms_status msi_io_rename_new(const char *from, const char *to);
-/* Let two paths change places in one step. errno is EINVAL or ENOSYS where that cannot be done. */
-ms_status msi_io_exchange(const char *from, const char *to);
+/* What became of a rename that asks for more than every file system and kernel can do. */
+typedef enum msi_renamed {
+    MSI_RENAMED,
+    MSI_RENAME_TAKEN, /* something is at `to` */
+    MSI_RENAME_UNABLE,
+} msi_renamed;
+
+/* As msi_io_rename() where nothing is at `to`. */
+ms_status msi_io_rename_new(msi_renamed *renamed, const char *from, const char *to);
+/* Let two paths change places in one step. */
+ms_status msi_io_exchange(msi_renamed *renamed, const char *from, const char *to);
 ms_status msi_io_symlink(const char *target, const char *path);
 ms_status msi_io_unlink(const char *path);
 /* Remove a file from the folder that is open as `dir`; one that is gone already is fine. */

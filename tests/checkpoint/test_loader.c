@@ -1,11 +1,14 @@
 /* runtime/checkpoint/loader.c: ranks load one checkpoint together, all of it or nothing. */
 #include "ckpt_test.h"
 
+#include <sched.h>
+
 enum { WORLD = 2, NUMEL = 33 };
 
 /* What each rank sees of the file system, what it asks for, and what came of it. */
 typedef struct scene {
     const char *root[WORLD];
+    bool apart;  /* each rank has its root as working folder: one path, two places */
     bool latest; /* else s2 */
     void (*act)(ms_checkpoint_loader *l, int32_t rank);
     ms_status status[WORLD];
@@ -29,8 +32,14 @@ static ms_status load(scene *s, ms_comm *world, int32_t rank, ms_tensor *t)
     ms_checkpoint_loader *l;
     int step = 0;
 
-    snprintf(path, sizeof(path), "%s/s2", s->root[rank]);
-    MS_TRY(s->latest ? ms_checkpoint_load_latest(&l, world, s->root[rank])
+    const char *root = s->apart ? "." : s->root[rank];
+
+    if (s->apart) {
+        assert_int_equal(0, unshare(CLONE_FS));
+        assert_int_equal(0, chdir(s->root[rank]));
+    }
+    snprintf(path, sizeof(path), "%s/s2", root);
+    MS_TRY(s->latest ? ms_checkpoint_load_latest(&l, world, root)
                      : ms_checkpoint_load_begin(&l, world, path));
     if (l == NULL) {
         return MS_OK;
@@ -146,7 +155,7 @@ static void test_checkpoint_loader__takes_the_newest_that_is_intact(void **state
 static void test_checkpoint_loader__takes_the_newest_that_all_ranks_see(void **state)
 {
     const char *here = path_of("here"), *there = path_of("there");
-    scene s = {.root = {here, there}, .latest = true};
+    scene s = {.root = {here, there}, .apart = true, .latest = true};
 
     save_two(here);
     assert_int_equal(0, mkdir(there, 0777));
@@ -161,15 +170,32 @@ static void test_checkpoint_loader__takes_the_newest_that_all_ranks_see(void **s
 static void test_checkpoint_loader__refuses_two_checkpoints_of_one_name(void **state)
 {
     const char *here = path_of("mine"), *there = path_of("yours");
-    scene s = {.root = {here, there}};
+    scene s = {.root = {here, there}, .apart = true};
 
     save_two(here);
     assert_ok(save_small(there, "s2", 3));
     expect_failure(&s, MS_VALUE_ERROR, "expected one checkpoint on all ranks");
-    assert_non_null(strstr(s.message[0], "yours/s2' with step 30"));
-    assert_non_null(strstr(s.message[0], "mine/s2' with step 20"));
+    assert_non_null(strstr(s.message[0], "rank 1 opened './s2' with step 30"));
+    assert_non_null(strstr(s.message[0], "rank 0 './s2' with step 20"));
     s.latest = true;
     expect_failure(&s, MS_VALUE_ERROR, "expected one checkpoint on all ranks");
+}
+
+/* The same bytes in two places are two checkpoints; and none in one of them is none for all. */
+static void test_checkpoint_loader__refuses_two_paths(void **state)
+{
+    const char *here = path_of("one"), *there = path_of("two");
+    scene s = {.root = {here, there}};
+
+    save_two(here);
+    assert_int_equal(0, symlink(here, there));
+    expect_failure(&s, MS_VALUE_ERROR, "two/s2' with step 20");
+    assert_non_null(strstr(s.message[0], "one/s2' with step 20"));
+    s.latest = true;
+    expect_failure(&s, MS_VALUE_ERROR, "rank 1 looks for checkpoints in '");
+    assert_non_null(strstr(s.message[0], "/two', rank 0 '"));
+    s.root[0] = path_of("no-such-folder");
+    expect_failure(&s, MS_VALUE_ERROR, "rank 1 looks for checkpoints in '");
 }
 
 static void put_elsewhere(json_t *root)
@@ -229,6 +255,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_loader__takes_the_newest_that_is_intact),
         cmocka_unit_test(test_checkpoint_loader__takes_the_newest_that_all_ranks_see),
         cmocka_unit_test(test_checkpoint_loader__refuses_two_checkpoints_of_one_name),
+        cmocka_unit_test(test_checkpoint_loader__refuses_two_paths),
         cmocka_unit_test(test_checkpoint_loader__refuses_a_manifest_that_misplaces_tensors),
         cmocka_unit_test(test_checkpoint_loader__fails_on_all_ranks_when_one_does),
     };
