@@ -163,6 +163,11 @@ void ms_checkpoint_close(ms_checkpoint *c)
     free(c);
 }
 
+const char *ms_checkpoint_path(const ms_checkpoint *c)
+{
+    return c->path;
+}
+
 const char *ms_checkpoint_meta(const ms_checkpoint *c)
 {
     return c->manifest.meta;

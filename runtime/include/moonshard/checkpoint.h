@@ -62,6 +62,8 @@ MS_API void ms_checkpoint_discard(ms_checkpoint_writer *w);
  * expected; MS_IO_ERROR the system's reason. */
 MS_API ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path);
 MS_API void ms_checkpoint_close(ms_checkpoint *c);
+/** The folder that was opened. Borrowed from `c`. */
+MS_API const char *ms_checkpoint_path(const ms_checkpoint *c);
 /** The object given to commit. Borrowed from `c`. */
 MS_API const char *ms_checkpoint_meta(const ms_checkpoint *c);
 MS_API bool ms_checkpoint_has(const ms_checkpoint *c, const char *key);
