@@ -490,6 +490,43 @@ static void test_checkpoint_writer__refuses_what_makes_no_sense(void **state)
     ms_tensor_free(t);
 }
 
+static char other_hash[32];
+
+static void set_other_hash(json_t *root)
+{
+    set(entry_of(root, "files", 0), "xxh3", other_hash);
+}
+
+/* No byte of a file becomes a third truth value, whoever has written it. */
+static void test_checkpoint_writer__bools_are_read_as_0_or_1(void **state)
+{
+    const char *root = path_of("bools"), *shard = inside(root, "s/rank-00000-of-00001.safetensors");
+    ms_tensor *t = bits_tensor(MS_DTYPE_BOOL, 1, 0, 3);
+    ms_param_extent e = extent_of(MS_DTYPE_BOOL, 3);
+    ms_checkpoint_writer *w;
+    ms_checkpoint *c;
+    ms_comm *self;
+    size_t n;
+
+    assert_ok(ms_comm_self(&self));
+    assert_ok(ms_checkpoint_begin(&w, self, root, "s"));
+    assert_ok(ms_checkpoint_add(w, "flags", &e, t));
+    assert_ok(ms_checkpoint_commit(w, NULL));
+    char *bytes = slurp(shard, &n);
+
+    memcpy(bytes + n - 3, "\0\xff\2", 3);
+    spill(shard, bytes, n);
+    snprintf(other_hash, sizeof(other_hash), "\"%016llx\"",
+             (unsigned long long)ms_hash_bytes(bytes, (int64_t)n));
+    change_manifest(inside(root, "s"), set_other_hash);
+    assert_ok(ms_checkpoint_open(&c, inside(root, "s")));
+    assert_ok(ms_checkpoint_read(c, "flags", &e, t));
+    assert_memory_equal("\0\1\1", msi_view_ptr(&t->v), 3);
+    ms_checkpoint_close(c);
+    ms_tensor_free(t);
+    free(bytes);
+}
+
 static void test_checkpoint_writer__reads_only_what_fits(void **state)
 {
     const char *root = path_of("fit");
@@ -528,6 +565,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_writer__files_are_safetensors),
         cmocka_unit_test(test_checkpoint_writer__refuses_two_roots),
         cmocka_unit_test(test_checkpoint_writer__refuses_what_makes_no_sense),
+        cmocka_unit_test(test_checkpoint_writer__bools_are_read_as_0_or_1),
         cmocka_unit_test(test_checkpoint_writer__reads_only_what_fits),
     };
 

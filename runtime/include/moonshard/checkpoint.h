@@ -74,7 +74,8 @@ MS_API const char *ms_checkpoint_key(const ms_checkpoint *c, int32_t i);
 MS_API ms_status ms_checkpoint_extent(const ms_checkpoint *c, const char *key,
                                       ms_param_extent *extent);
 /** Read elements [extent->start, + extent->numel) into `local` (1-D, same dtype). Each file's hash
- * is verified before its first use; a damaged one leaves `local` as it was. */
+ * is verified before its first use; a damaged one leaves `local` as it was. Bytes of a bool other
+ * than 0 are 1, here and wherever files are read. */
 MS_API ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key,
                                     const ms_param_extent *extent, ms_tensor *local);
 
