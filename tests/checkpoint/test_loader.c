@@ -198,6 +198,24 @@ static void test_checkpoint_loader__refuses_two_paths(void **state)
     expect_failure(&s, MS_VALUE_ERROR, "rank 1 looks for checkpoints in '");
 }
 
+/* Verified, and cut short since: which of all the files of that name? */
+static void test_checkpoint_loader__names_the_folder_of_a_file(void **state)
+{
+    const char *root = path_of("cut"), *shard = inside(root, "s2/rank-00000-of-00001.safetensors");
+    ms_param_extent e = extent_of(MS_DTYPE_F32, NUMEL);
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, 1, 0, NUMEL);
+    ms_checkpoint *c;
+
+    save_two(root);
+    assert_ok(ms_checkpoint_open(&c, inside(root, "s2")));
+    assert_ok(ms_checkpoint_read(c, "model/a", &e, t));
+    assert_int_equal(0, truncate(shard, 65600));
+    assert_fails(MS_FORMAT_ERROR, shard, ms_checkpoint_read(c, "model/a", &e, t));
+    assert_string_equal(inside(root, "s2"), ms_checkpoint_path(c));
+    ms_checkpoint_close(c);
+    ms_tensor_free(t);
+}
+
 static void put_elsewhere(json_t *root)
 {
     set(first_piece(root), "offset", "65540");
@@ -255,6 +273,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_loader__takes_the_newest_that_is_intact),
         cmocka_unit_test(test_checkpoint_loader__takes_the_newest_that_all_ranks_see),
         cmocka_unit_test(test_checkpoint_loader__refuses_two_checkpoints_of_one_name),
+        cmocka_unit_test(test_checkpoint_loader__names_the_folder_of_a_file),
         cmocka_unit_test(test_checkpoint_loader__refuses_two_paths),
         cmocka_unit_test(test_checkpoint_loader__refuses_a_manifest_that_misplaces_tensors),
         cmocka_unit_test(test_checkpoint_loader__fails_on_all_ranks_when_one_does),
