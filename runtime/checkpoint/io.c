@@ -75,13 +75,13 @@ ms_status msi_io_create(int *fd, const char *path)
     return *fd >= 0 ? MS_OK : msi_io_fail("create", path);
 }
 
-ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path)
+ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path, bool links)
 {
     struct stat st;
 
     /* O_NONBLOCK: opening a pipe somebody put there must not wait for its writer */
-    *fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (*fd < 0 && errno == ELOOP) {
+    *fd = open(path, O_RDONLY | (links ? 0 : O_NOFOLLOW) | O_NONBLOCK | O_CLOEXEC);
+    if (*fd < 0 && errno == ELOOP && !links) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: is a symbolic link, expected a file", path);
     }
     if (*fd < 0) {

@@ -21,8 +21,8 @@ ms_status msi_io_nonce(char *text);
 
 /* A new file, readable and writable; MS_IO_ERROR when it exists. */
 ms_status msi_io_create(int *fd, const char *path);
-/* A regular file for reading; symbolic links are refused. */
-ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path);
+/* A regular file for reading. `links`: symbolic ones are followed, else refused. */
+ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path, bool links);
 ms_status msi_io_write(int fd, const char *path, const void *data, int64_t nbytes, int64_t offset);
 /* Exactly `nbytes`; MS_FORMAT_ERROR when the file ends before. */
 ms_status msi_io_read(int fd, const char *path, void *data, int64_t nbytes, int64_t offset);

@@ -188,7 +188,7 @@ static void test_checkpoint_safetensors__replaces_regular_files_only(void **stat
     assert_ok(ms_safetensors_save(link, NULL, 0, NULL)); /* what it leads to is replaced */
     assert_int_equal(0, lstat(link, &st));
     assert_true(S_ISLNK(st.st_mode));
-    assert_ok(ms_safetensors_open(&f, file));
+    assert_ok(ms_safetensors_open(&f, link));
     ms_safetensors_close(f);
     assert_int_equal(0, count_entries(temp_path(""), ".tmp-"));
 }

@@ -141,6 +141,7 @@ MS_API ms_status ms_safetensors_export(ms_comm *comm, const char *path, ms_tenso
 
 /** A safetensors file, open for reading; its header is checked in full at open. */
 typedef struct ms_safetensors ms_safetensors;
+/** `path` may be a link, as it is in caches of models. */
 MS_API ms_status ms_safetensors_open(ms_safetensors **out, const char *path);
 MS_API void ms_safetensors_close(ms_safetensors *f);
 MS_API int32_t ms_safetensors_n(const ms_safetensors *f);
