@@ -2,15 +2,13 @@
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
-
-local function make()
-  return ms.models.GPT { vocab = 13, layers = 1, heads = 2, width = 10, context = 4, dropout = 0.1 }
-end
+local runs = require 'support.runs'
+local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 
 -- A run over tokens 0 .. 99 with a global batch of four micro-batches, dealt to W ranks.
 local function run_of(world, rank, wrap)
   ms.manual_seed(2)
-  local run = { model = make() }
+  local run = { model = runs.gpt() }
   if wrap then
     ms.capture_warnings(function()
       run.model = fsdp.FSDP(run.model, { auto_wrap_policy = fsdp.always_wrap_policy,
@@ -49,35 +47,6 @@ local function step(run, accumulate)
   end
   run.optimizer:step()
   run.optimizer:zero_grad()
-end
-
-local function hash_of(model)
-  local sd, parts = model:state_dict(), {}
-  for i, name in ipairs(sd) do
-    parts[i] = sd[name]:hash()
-  end
-  return table.concat(parts)
-end
-
-local function folder()
-  local path = os.tmpname()
-  os.remove(path)
-  return path
-end
-
-local function write(path, text)
-  local file = assert(io.open(path, 'a'))
-  file:write(text, '\n')
-  file:close()
-end
-
-local function lines(path)
-  local out = {}
-  for line in io.lines(path) do
-    out[#out + 1] = line
-  end
-  os.remove(path)
-  return out
 end
 
 describe('a checkpoint', function()
@@ -562,66 +531,5 @@ describe('saving', function()
     assert.truthy(io.open(root .. '/step-00000001/eval'))
     assert.same({}, ms.capture_warnings(function() manager:save { step = 3, model = m } end))
     assert.equal(3, manager:resume({ model = m }).step)
-  end)
-end)
-
-describe('a safetensors file', function()
-  local path
-
-  before_each(function() path = os.tmpname() end)
-  after_each(function()
-    os.remove(path)
-    local alive = checks.live_handles()
-    ms.close()
-    assert.equal(0, alive)
-  end)
-
-  it('carries full parameters from one model to another, tied ones once', function()
-    ms.manual_seed(1)
-    local a = make():materialize()
-    checkpoint.export(path, a)
-    ms.manual_seed(2)
-    local b = make():materialize()
-    assert.not_equal(hash_of(a), hash_of(b))
-    checkpoint.import(path, b)
-    assert.equal(hash_of(a), hash_of(b))
-    local names = checkpoint.read_safetensors(path)
-    assert.truthy(names['wte.weight'])
-    assert.is_nil(names['lm_head.weight'])
-  end)
-
-  it('is written by sharded ranks as by one', function()
-    ms.manual_seed(1)
-    local expected = hash_of(make())
-    ms.dist.spawn(2, function()
-      ms.manual_seed(1)
-      checkpoint.export(path, fsdp.FSDP(make(),
-        { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock } }))
-    end)
-    ms.manual_seed(3)
-    local model = make()
-    checkpoint.import(path, model)
-    assert.equal(expected, hash_of(model))
-  end)
-
-  it('fails on all ranks when the one that writes cannot', function()
-    local out = folder()
-    ms.dist.spawn(2, function()
-      local model = fsdp.FSDP(nn.Linear(2, 2))
-      local _, err = pcall(checkpoint.export, '/no/such/folder/x', model)
-      write(out, (tostring(err):gsub('tmp%-%x+', 'tmp')))
-      checkpoint.export(path, model)
-    end)
-    local all = lines(out)
-    assert.same({ all[1], all[1] }, all)
-    assert.equal('IOError: rank 0: create /no/such/folder/x.tmp: No such file or directory', all[1])
-    assert.truthy(checkpoint.read_safetensors(path).weight)
-  end)
-
-  it('holds any tensors by name', function()
-    checkpoint.write_safetensors(path, { b = ms.arange(3), a = ms.ones(2, 2, { dtype = 'bf16' }) })
-    local sd = checkpoint.read_safetensors(path)
-    assert.equal('bf16', sd.a:dtype())
-    assert.same({ 0, 1, 2 }, sd.b:totable())
   end)
 end)
