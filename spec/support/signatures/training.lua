@@ -167,7 +167,7 @@ end
 local function save_options()
   local model = linear()
   return options {
-    step = whole(1), model = module(model), config = maybe(list { a = 1 }),
+    step = whole(1), model = maybe(module(model)), config = maybe(list { a = 1 }),
     optimizer = maybe(object(ms.optim.SGD(model:parameters(), { lr = 0.1 }),
       ms.optim.Optimizer)),
     loader = maybe(object(loader(), ms.data.Loader)),
