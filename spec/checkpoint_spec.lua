@@ -315,7 +315,7 @@ describe('a load that fails', function()
       saved('damaged', function() end),
     }
     for i, case in ipairs {
-      { 'step', nil, "/manifest.json: 'step' of the meta data is nothing, expected a whole number" },
+      { 'step', nil, "manifest.json: 'step' of the meta data is nothing, expected a whole number" },
       { 'seed', 7, "'seed' of the meta data is 7, expected the digits of a seed" },
       { 'seed', '0x7', "'seed' of the meta data is \"0x7\", expected the digits" },
       { 'seed', ('1'):rep(21), "expected the digits of a seed" },
@@ -446,8 +446,8 @@ describe('saving', function()
       try('n' .. rank, { step = 1 })
       try('n', { step = 1 + rank })
       try('n', { step = 1, optimizer = rank == 1 and run.optimizer or nil })
-      try('n', { step = 1, loader = rank == 0
-        and ms.data.Loader { tokens = ms.arange(100), context = 4, batch = 2 } or nil })
+      local loader = ms.data.Loader { tokens = ms.arange(100), context = 4, batch = 2 }
+      try('n', { step = 1, loader = rank == 0 and loader or nil })
       try('n', { step = 1, config = { width = 4 + rank } })
       try('n', { step = 1, config = { f = rank == 1 and print or 0 } })
       assert(#require('moonshard.checkpoint').save(root, 'n', { step = 1, model = run.model }) > 0)
@@ -495,8 +495,9 @@ describe('saving', function()
     checks.raises('ValueError', 'checkpoint.resume: got nothing to resume', function()
       checkpoint.Manager({ root = root }):resume()
     end)
-    checks.raises('ValueError', "'root' holds a NUL byte", save, 'a\0b', 'a', { step = 1, model = m })
-    checks.raises('ValueError', "'name' holds a NUL byte", save, root, 'a\0b', { step = 1, model = m })
+    local opts = { step = 1, model = m }
+    checks.raises('ValueError', "'root' holds a NUL byte", save, 'a\0b', 'a', opts)
+    checks.raises('ValueError', "'name' holds a NUL byte", save, root, 'a\0b', opts)
     checks.raises('ValueError', "'path' holds a NUL byte", checkpoint.read_meta, 'a\0b')
     checks.raises('ValueError', "'name' holds a NUL byte", checkpoint.write_safetensors, root,
       { ['a\0b'] = ms.ones(1) })

@@ -22,8 +22,8 @@ describe('an error', function()
   end)
 
   it('writes control characters out, as what they come from may be anybody\'s', function()
-    local err = checks.raises('ValueError', 'a\\x1b[2J\\x00\\x0d\\x7f\tb\nc', ms.error, 'ValueError',
-      'a\27[2J\0\r\127\tb\nc')
+    local err = checks.raises('ValueError', 'a\\x1b[2J\\x00\\x0d\\x7f\tb\nc', ms.error,
+      'ValueError', 'a\27[2J\0\r\127\tb\nc')
     assert.is_nil(err.message:find('\27', 1, true))
   end)
 

@@ -57,8 +57,8 @@ local function escaped(byte)
   return ('\\x%02x'):format(byte:byte())
 end
 
---- Make an error object without raising it. Control characters but tabs and ends of lines are written
---- out, as the runtime does: what they come from may be anybody's.
+--- Make an error object without raising it. Control characters but tabs and ends of lines are
+--- written out, as the runtime does: what they come from may be anybody's.
 ---@param kind string
 ---@param message string
 ---@return ms.Error

@@ -26,9 +26,9 @@ local checkpoint = {}
 ---@field optimizer? ms.optim.Optimizer
 ---@field loader? ms.data.Loader
 ---
---- One of them at least. A checkpoint holds what was given to save() and nothing else: loading what
---- is not in it is a KeyError, leaving out what is in it is legal. State of an optimizer goes by the
---- names of its parameters, whether they are frozen or not; that is the model's business.
+--- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
+--- what is not in it is a KeyError, leaving out what is in it is legal. State of an optimizer goes
+--- by the names of its parameters, whether they are frozen or not; that is the model's business.
 
 ---@class ms.checkpoint.SaveOptions: ms.checkpoint.State
 ---@field step integer
@@ -161,9 +161,9 @@ local function guarded(comm, handle, fail, discard, fn)
   fail(handle, err)
 end
 
---- Write `<root>/<name>`. Collective: every rank gives the same parts, step and config. A checkpoint
---- of this name is replaced as a whole, also by one that holds less. On a failure the checkpoints
---- before stay as they were.
+--- Write `<root>/<name>`. Collective: every rank gives the same parts, step and config. A
+--- checkpoint of this name is replaced as a whole, also by one that holds less. On a failure the
+--- checkpoints before stay as they were.
 ---@param root string  folder, made when missing; equal on all ranks, as `name` is
 ---@param name string
 ---@param opts ms.checkpoint.SaveOptions
@@ -354,8 +354,9 @@ function checkpoint.read_meta(path)
   return meta
 end
 
---- Path of the newest intact checkpoint under `root`. Reads every byte of it; broken ones are passed
---- over with a warning, and when there are only such it is a FormatError that says what each is.
+--- Path of the newest intact checkpoint under `root`. Reads every byte of it; broken ones are
+--- passed over with a warning, and when there are only such it is a FormatError that says what is
+--- wrong with each.
 ---@param root string
 ---@return string?  nil when there is no checkpoint at all
 function checkpoint.latest(root)
@@ -363,8 +364,8 @@ function checkpoint.latest(root)
   return runtime.latest(root)
 end
 
---- Remove all checkpoints but `keep`: the one that was saved last, then the newest by their steps.
---- And what died writers left. What cannot be removed is a warning; what is not ours or broken stays.
+--- Remove all checkpoints but `keep`: the one that was saved last, then the newest by step. And
+--- what died writers left. What cannot be removed is a warning; what is not ours or broken stays.
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)
@@ -420,8 +421,8 @@ end
 
 -- -- interchange ---------------------------------------------------------------------------------
 
---- Write all full parameters as one safetensors file (by rank 0). Collective, with one outcome on all
---- ranks.
+--- Write all full parameters as one safetensors file (by rank 0). Collective, with one outcome on
+--- all ranks.
 ---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)
