@@ -11,6 +11,7 @@
 #include <string.h>
 
 enum { VALUE = 1, NULL_VALUE = 2, ARRAY = 3, MAX_DEPTH = 64 };
+enum { FLAGS = JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(17) };
 
 typedef struct mistake {
     const char *kind;
@@ -214,15 +215,17 @@ int lua_json_encode(lua_State *L)
     lua_pushvalue(L, VALUE);
     errno = 0;
     json_t *value = write_value(L, 0, &m);
-    char *text = value != NULL ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS |
-                                                       JSON_REAL_PRECISION(17))
-                               : NULL;
+    /* json_dumps() can lose a key when memory is out and call it a success */
+    const size_t n = json_dumpb(value, NULL, 0, FLAGS);
+    char *text = n > 0 ? malloc(n) : NULL;
+    const bool whole = text != NULL && json_dumpb(value, text, n, FLAGS) == n;
 
     json_decref(value);
-    if (text == NULL) {
+    if (!whole) {
+        free(text);
         return failed(L, &m);
     }
-    lua_pushstring(L, text);
+    lua_pushlstring(L, text, n);
     free(text);
     return 1;
 }

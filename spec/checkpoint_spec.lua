@@ -2,15 +2,13 @@
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
-
-local function make()
-  return ms.models.GPT { vocab = 13, layers = 1, heads = 2, width = 10, context = 4, dropout = 0.1 }
-end
+local runs = require 'support.runs'
+local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 
 -- A run over tokens 0 .. 99 with a global batch of four micro-batches, dealt to W ranks.
 local function run_of(world, rank, wrap)
   ms.manual_seed(2)
-  local run = { model = make() }
+  local run = { model = runs.gpt() }
   if wrap then
     ms.capture_warnings(function()
       run.model = fsdp.FSDP(run.model, { auto_wrap_policy = fsdp.always_wrap_policy,
@@ -49,35 +47,6 @@ local function step(run, accumulate)
   end
   run.optimizer:step()
   run.optimizer:zero_grad()
-end
-
-local function hash_of(model)
-  local sd, parts = model:state_dict(), {}
-  for i, name in ipairs(sd) do
-    parts[i] = sd[name]:hash()
-  end
-  return table.concat(parts)
-end
-
-local function folder()
-  local path = os.tmpname()
-  os.remove(path)
-  return path
-end
-
-local function write(path, text)
-  local file = assert(io.open(path, 'a'))
-  file:write(text, '\n')
-  file:close()
-end
-
-local function lines(path)
-  local out = {}
-  for line in io.lines(path) do
-    out[#out + 1] = line
-  end
-  os.remove(path)
-  return out
 end
 
 describe('a checkpoint', function()
@@ -183,6 +152,10 @@ describe('a checkpoint', function()
       checkpoint.load, path, { optimizer = ms.optim.AdamW(m:parameters()) })
     checks.raises('KeyError', 'the checkpoint has no position in the data', checkpoint.load, path,
       { loader = run_of(1, 0).loader })
+    checkpoint.save(root, 'pushed', { step = 1, model = m,
+      optimizer = ms.optim.SGD(m:parameters(), { lr = 1, momentum = 0.9 }) })
+    checks.raises('KeyError', "has 'optim/momentum_buffer/0.weight', which the optimizer has not",
+      checkpoint.load, root .. '/pushed', { optimizer = ms.optim.SGD(m:parameters()) })
     checks.raises('ValueError', "did you mean 'optimizer'?", checkpoint.load, path,
       { optimiser = m })
   end)
@@ -192,7 +165,7 @@ describe('a checkpoint', function()
     checkpoint.save(root, 'a', { step = 1, model = m })
     checks.raises('TypeError', 'a function has no JSON form', checkpoint.save, root, 'a',
       { step = 2, model = m, config = { bad = print } })
-    assert.equal(1, checkpoint.load(root .. '/a', {}).step)
+    assert.equal(1, checkpoint.read_meta(root .. '/a').step)
   end)
 
   it('refuses a configuration it would keep only part of', function()
@@ -221,11 +194,37 @@ describe('a checkpoint', function()
     assert.truthy(io.open(root .. '/step-00000030'))
   end)
 
+  it('of frozen parameters continues when they are frozen no more', function()
+    local function make_run(frozen)
+      ms.manual_seed(2)
+      local run = { model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)) }
+      run.model[1]:requires_grad_(not frozen)
+      run.optimizer = ms.optim.AdamW(run.model:parameters(), { lr = 0.1 })
+      run.train = function()
+        run.model(ms.ones(1, 2)):sum():backward()
+        run.optimizer:step()
+        run.optimizer:zero_grad()
+      end
+      return run
+    end
+    local first, straight = make_run(true), make_run(true)
+    first.train()
+    checkpoint.save(root, 'a', { step = 1, model = first.model, optimizer = first.optimizer })
+    local second = make_run(false)
+    checkpoint.load(root .. '/a', { model = second.model, optimizer = second.optimizer })
+    second.train()
+    straight.train()
+    straight.model[1]:requires_grad_(true)
+    straight.train()
+    assert.equal(hash_of(straight.model), hash_of(second.model))
+  end)
+
   it('of another seed warns', function()
     ms.manual_seed(1)
-    checkpoint.save(root, 'a', { step = 1 })
+    local m = nn.Linear(1, 1)
+    checkpoint.save(root, 'a', { step = 1, model = m })
     ms.manual_seed(2)
-    local warnings = ms.capture_warnings(checkpoint.load, root .. '/a', {})
+    local warnings = ms.capture_warnings(checkpoint.load, root .. '/a', { model = m })
     assert.equal('the checkpoint was made with seed 1, this run has 2', warnings[1].message)
   end)
 end)
@@ -269,9 +268,11 @@ end
 local function with_meta(root, name, run, change)
   local json = require 'moonshard.json'
   local encode = json.encode
-  json.encode = function(meta)
-    change(meta)
-    return encode(meta)
+  json.encode = function(value)
+    if value.seed and value.step then -- what else is compared between ranks, and not written
+      change(value)
+    end
+    return encode(value)
   end
   local ok, err = pcall(checkpoint.save, root, name, run)
   json.encode = encode
@@ -313,6 +314,16 @@ describe('a load that fails', function()
       saved('groups', function(meta) meta.optimizer.groups = nil end),
       saved('damaged', function() end),
     }
+    for i, case in ipairs {
+      { 'step', nil, "manifest.json: 'step' of the meta data is nothing, expected a whole number" },
+      { 'seed', 7, "'seed' of the meta data is 7, expected the digits of a seed" },
+      { 'seed', '0x7', "'seed' of the meta data is \"0x7\", expected the digits" },
+      { 'seed', ('1'):rep(21), "expected the digits of a seed" },
+      { 'config', 'x', "'config' of the meta data is \"x\", expected a table" },
+    } do
+      local changed = saved('meta' .. i, function(meta) meta[case[1]] = case[2] end)
+      cases[#cases + 1] = { path = changed.path, kind = 'FormatError', text = case[3] }
+    end
     local texts = { [2] = 'sample 1.5', [3] = 'sample -1e+300', [4] = 'sample 3, expected a '
       .. 'multiple of 2', [5] = 'sample 1.1529215046068e+18', [6] = 'sample x', [7] = 'is a number',
       [8] = "has taken nil steps for '1.bias'", [9] = "has taken false steps for '",
@@ -328,6 +339,7 @@ describe('a load that fails', function()
         optimizer = run.optimizer, loader = run.loader })
       assert.is_false(ok, case.path)
       assert.is_true(require('moonshard.errors').is(err), case.path .. ': ' .. tostring(err))
+      assert.equal(case.kind or err.kind, err.kind)
       local text = case.text or texts[i]
       assert.truthy(tostring(err):find(text, 1, true), case.path .. ': ' .. tostring(err))
       assert.equal(before, hash_of_run(run), case.path)
@@ -429,10 +441,14 @@ describe('saving', function()
         opts.model = run.model
         local ok, err = pcall(checkpoint.save, root, name, opts)
         assert(not ok)
-        write(out, (tostring(err)))
+        write(out, (tostring(err):gsub(root, '<root>')))
       end
       try('n' .. rank, { step = 1 })
       try('n', { step = 1 + rank })
+      try('n', { step = 1, optimizer = rank == 1 and run.optimizer or nil })
+      local loader = ms.data.Loader { tokens = ms.arange(100), context = 4, batch = 2 }
+      try('n', { step = 1, loader = rank == 0 and loader or nil })
+      try('n', { step = 1, config = { width = 4 + rank } })
       try('n', { step = 1, config = { f = rank == 1 and print or 0 } })
       assert(#require('moonshard.checkpoint').save(root, 'n', { step = 1, model = run.model }) > 0)
     end)
@@ -441,8 +457,14 @@ describe('saving', function()
     assert.same({
       'TypeError: rank 1: a function has no JSON form',
       'TypeError: rank 1: a function has no JSON form',
-      "ValueError: rank 1 saves checkpoint 'n1', rank 0 'n0'",
-      "ValueError: rank 1 saves checkpoint 'n1', rank 0 'n0'",
+      "ValueError: rank 0: the config is {\"width\":4} on rank 0 and {\"width\":5} on rank 1",
+      "ValueError: rank 0: the config is {\"width\":4} on rank 0 and {\"width\":5} on rank 1",
+      'ValueError: rank 0: what is saved is model on rank 0 and model, optimizer on rank 1',
+      'ValueError: rank 0: what is saved is model on rank 0 and model, optimizer on rank 1',
+      'ValueError: rank 0: what is saved is model, loader on rank 0 and model on rank 1',
+      'ValueError: rank 0: what is saved is model, loader on rank 0 and model on rank 1',
+      "ValueError: rank 1 saves checkpoint '<root>/n1', rank 0 '<root>/n0'",
+      "ValueError: rank 1 saves checkpoint '<root>/n1', rank 0 '<root>/n0'",
       'ValueError: rank 1 saves step 2, rank 0 step 1',
       'ValueError: rank 1 saves step 2, rank 0 step 1',
     }, all)
@@ -467,7 +489,20 @@ describe('saving', function()
     checks.raises('TypeError', "'root' is a nil", save, nil, 'a', { step = 1 })
     checks.raises('TypeError', "'name' is a number", save, root, 3, { step = 1 })
     checks.raises('ValueError', "'root' is empty", save, '', 'a', { step = 1 })
-    checks.raises('TypeError', "'path' is a nil", checkpoint.load)
+    checks.raises('ValueError', 'checkpoint.save: got nothing to save, expected a model, an '
+      .. 'optimizer or a loader', save, root, 'a', { step = 1 })
+    checks.raises('ValueError', 'checkpoint.load: got nothing to load', checkpoint.load, root, {})
+    checks.raises('ValueError', 'checkpoint.resume: got nothing to resume', function()
+      checkpoint.Manager({ root = root }):resume()
+    end)
+    local opts = { step = 1, model = m }
+    checks.raises('ValueError', "'root' holds a NUL byte", save, 'a\0b', 'a', opts)
+    checks.raises('ValueError', "'name' holds a NUL byte", save, root, 'a\0b', opts)
+    checks.raises('ValueError', "'path' holds a NUL byte", checkpoint.read_meta, 'a\0b')
+    checks.raises('ValueError', "'name' holds a NUL byte", checkpoint.write_safetensors, root,
+      { ['a\0b'] = ms.ones(1) })
+    checks.raises('ValueError', "'path' holds a NUL byte", ms.data.tokens, 'a\0b')
+    checks.raises('TypeError', "'path' is a nil", checkpoint.load, nil, { model = m })
     checks.raises('TypeError', "'path' is a table", checkpoint.read_meta, {})
     checks.raises('TypeError', "'root' is a boolean", checkpoint.latest, true)
     checks.raises('ValueError', "'keep' is 0", checkpoint.Manager, { root = root, keep = 0 })
@@ -497,52 +532,5 @@ describe('saving', function()
     assert.truthy(io.open(root .. '/step-00000001/eval'))
     assert.same({}, ms.capture_warnings(function() manager:save { step = 3, model = m } end))
     assert.equal(3, manager:resume({ model = m }).step)
-  end)
-end)
-
-describe('a safetensors file', function()
-  local path
-
-  before_each(function() path = os.tmpname() end)
-  after_each(function()
-    os.remove(path)
-    local alive = checks.live_handles()
-    ms.close()
-    assert.equal(0, alive)
-  end)
-
-  it('carries full parameters from one model to another, tied ones once', function()
-    ms.manual_seed(1)
-    local a = make():materialize()
-    checkpoint.export(path, a)
-    ms.manual_seed(2)
-    local b = make():materialize()
-    assert.not_equal(hash_of(a), hash_of(b))
-    checkpoint.import(path, b)
-    assert.equal(hash_of(a), hash_of(b))
-    local names = checkpoint.read_safetensors(path)
-    assert.truthy(names['wte.weight'])
-    assert.is_nil(names['lm_head.weight'])
-  end)
-
-  it('is written by sharded ranks as by one', function()
-    ms.manual_seed(1)
-    local expected = hash_of(make())
-    ms.dist.spawn(2, function()
-      ms.manual_seed(1)
-      checkpoint.export(path, fsdp.FSDP(make(),
-        { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock } }))
-    end)
-    ms.manual_seed(3)
-    local model = make()
-    checkpoint.import(path, model)
-    assert.equal(expected, hash_of(model))
-  end)
-
-  it('holds any tensors by name', function()
-    checkpoint.write_safetensors(path, { b = ms.arange(3), a = ms.ones(2, 2, { dtype = 'bf16' }) })
-    local sd = checkpoint.read_safetensors(path)
-    assert.equal('bf16', sd.a:dtype())
-    assert.same({ 0, 1, 2 }, sd.b:totable())
   end)
 end)

@@ -21,6 +21,12 @@ describe('an error', function()
     assert.equal('100% sure', err.message)
   end)
 
+  it('writes control characters out, as what they come from may be anybody\'s', function()
+    local err = checks.raises('ValueError', 'a\\x1b[2J\\x00\\x0d\\x7f\tb\nc', ms.error,
+      'ValueError', 'a\27[2J\0\r\127\tb\nc')
+    assert.is_nil(err.message:find('\27', 1, true))
+  end)
+
   it('names the line of the script that caused it', function()
     local err = checks.raises('IndexError', '', function()
       local n = ms.zeros(2):size(5) -- a tail call would leave no line behind

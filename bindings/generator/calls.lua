@@ -12,7 +12,8 @@ local GIVE_OWNER = { ms_optim_param = true, ms_tensor_parameter = true }
 --- Names C allows for a parameter and Lua does not, and those the callers use themselves.
 local TAKEN = {
   ['in'] = true, ['local'] = true, ['end'] = true, ['function'] = true, C = true, Ref = true,
-  M = true, state = true, own = true, failed = true, no_tensor = true, type = true, out = true,
+  M = true, state = true, own = true, failed = true, no_tensor = true, type = true, find = true,
+  out = true,
   status = true, istype = true, handle = true, bad_scalar = true, bad_handle = true,
 }
 
@@ -26,7 +27,7 @@ local RANGES = {
 local HEAD = [[
 -- Generated from the public headers by bindings/generate.lua.
 return function(C, ffi, state, own, failed, arguments)
-local type, istype = type, ffi.istype
+local type, istype, find = type, ffi.istype, string.find
 local no_tensor, bad_scalar = arguments.no_tensor, arguments.bad_scalar
 local bad_handle = arguments.bad_handle
 local Ref = ffi.typeof 'ms_ref'
@@ -51,7 +52,7 @@ local function plain_check(p, label, opaque)
   elseif bare == 'bool' then
     return ("type(%s) ~= 'boolean'"):format(p.lua), told
   elseif bare == 'char*' then
-    return ("type(%s) ~= 'string'"):format(p.lua), told
+    return ("type(%s) ~= 'string' or find(%s, '\\0', 1, true)"):format(p.lua, p.lua), told
   end
   local struct = bare:match('^([%w_]+)%*$')
   if struct and opaque[struct] then

@@ -53,8 +53,6 @@ end
 arguments.number = of_type('number', 'a number')
 ---@type fun(what: string, name: string, value: any, default?: boolean): boolean
 arguments.flag = of_type('boolean', 'true or false')
----@type fun(what: string, name: string, value: any, default?: string): string
-arguments.text = of_type('string', 'a string')
 ---@type fun(what: string, name: string, value: any, default?: table): table
 arguments.list = of_type('table', 'a list')
 
@@ -73,6 +71,19 @@ function arguments.array(what, name, value)
         .. 'of it follows by place, not by name', what, name,
         type(key) == 'string' and key:sub(1, 80) or arguments.noun(key))
     end
+  end
+  return value
+end
+
+local text = of_type('string', 'a string')
+
+--- A string. C would read it up to its first zero byte, so it may hold none.
+---@param default? string
+---@return string
+function arguments.text(what, name, value, default)
+  value = text(what, name, value, default)
+  if value:find('\0', 1, true) then
+    errors.raise('ValueError', "%s: '%s' holds a NUL byte, expected text without", what, name)
   end
   return value
 end
@@ -129,7 +140,7 @@ function arguments.bad_scalar(what, name, value, type_name)
   elseif type_name == 'bool' then
     refuse(what, name, value, 'true or false')
   elseif type_name == 'char' then
-    refuse(what, name, value, 'a string')
+    return arguments.text(what, name, value)
   end
   arguments.whole(what, name, value)
   errors.raise('ValueError', "%s: '%s' is %.17g, which is out of range", what, name, value)

@@ -19,6 +19,11 @@ function checkpoint.add(writer, key, extent, part)
   calls.checkpoint_add(writer, key, extent.c, part)
 end
 
+--- Say something that every rank says alike; the commit compares.
+function checkpoint.same(writer, what, text)
+  B.check(C.ms_checkpoint_same(writer, what, text))
+end
+
 function checkpoint.commit(writer, meta_json)
   B.gc(writer, nil)
   B.check(C.ms_checkpoint_commit(writer, meta_json))
@@ -85,6 +90,11 @@ function checkpoint.load_discard(loader)
   C.ms_checkpoint_load_discard(loader)
 end
 
+---@return string  folder in which it lies
+function checkpoint.path(handle)
+  return B.string(C.ms_checkpoint_path(handle))
+end
+
 ---@return string  JSON
 function checkpoint.meta(handle)
   return B.string(C.ms_checkpoint_meta(handle))
@@ -111,15 +121,25 @@ function checkpoint.prune(root, keep)
   B.check(C.ms_checkpoint_prune(root, keep))
 end
 
+local function texts_of(names)
+  local texts = B.new('const char *[?]', math.max(#names, 1))
+  for i = 1, #names do
+    texts[i - 1] = names[i]
+  end
+  return texts
+end
+
 ---@param names string[]
 ---@param tensors ms.Tensor[]
 function checkpoint.save_safetensors(path, names, tensors)
   local refs, n = B.array(tensors, 'tensors')
-  local texts = B.new('const char *[?]', math.max(n, 1))
-  for i = 1, n do
-    texts[i - 1] = names[i]
-  end
-  calls.safetensors_save(path, refs, n, texts)
+  calls.safetensors_save(path, refs, n, texts_of(names))
+end
+
+--- The same by rank 0, for all ranks of a group.
+function checkpoint.export(comm, path, names, tensors)
+  local refs, n = B.array(tensors, 'tensors')
+  calls.safetensors_export(comm, path, refs, n, texts_of(names))
 end
 
 --- All tensors of a file, as copies, in its order.

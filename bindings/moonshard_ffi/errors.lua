@@ -53,14 +53,19 @@ local function caller()
   return ''
 end
 
---- Make an error object without raising it.
+local function escaped(byte)
+  return ('\\x%02x'):format(byte:byte())
+end
+
+--- Make an error object without raising it. Control characters but tabs and ends of lines are
+--- written out, as the runtime does: what they come from may be anybody's.
 ---@param kind string
 ---@param message string
 ---@return ms.Error
 function errors.new(kind, message)
   return setmetatable({
     kind = kind,
-    message = message,
+    message = message:gsub('[%z\1-\8\11-\31\127]', escaped),
     where = caller(),
     traceback = debug.traceback('', 2):gsub('^\n', ''),
   }, Error)

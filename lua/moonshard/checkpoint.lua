@@ -25,6 +25,10 @@ local checkpoint = {}
 ---@field model? ms.nn.Module
 ---@field optimizer? ms.optim.Optimizer
 ---@field loader? ms.data.Loader
+---
+--- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
+--- what is not in it is a KeyError, leaving out what is in it is legal. State of an optimizer goes
+--- by the names of its parameters, whether they are frozen or not; that is the model's business.
 
 ---@class ms.checkpoint.SaveOptions: ms.checkpoint.State
 ---@field step integer
@@ -49,12 +53,20 @@ local function check_part(what, name, part)
   end
 end
 
+-- @return the names of those that are there
 local function check_parts(what, opts)
+  local given = {}
   for _, name in ipairs(PARTS) do
     if opts[name] ~= nil then
       check_part(what, name, opts[name])
+      given[#given + 1] = name
     end
   end
+  if #given == 0 then
+    errors.raise('ValueError', '%s: got nothing to %s, expected a model, an optimizer or a loader',
+      what, what:match('[^.]*$'))
+  end
+  return given
 end
 
 -- -- keys ----------------------------------------------------------------------------------------
@@ -131,7 +143,7 @@ end
 local function check_save(what, opts)
   arguments.whole(what, 'step', opts.step, nil, 0)
   arguments.list(what, 'config', opts.config, {})
-  check_parts(what, opts)
+  return check_parts(what, opts)
 end
 
 -- Run what may fail on one rank only between two collectives. A failure goes to the commit, which
@@ -149,8 +161,10 @@ local function guarded(comm, handle, fail, discard, fn)
   fail(handle, err)
 end
 
---- Write `<root>/<name>`. Collective; on a failure the checkpoints before stay as they were.
----@param root string  folder, made when missing
+--- Write `<root>/<name>`. Collective: every rank gives the same parts, step and config. A
+--- checkpoint of this name is replaced as a whole, also by one that holds less. On a failure the
+--- checkpoints before stay as they were.
+---@param root string  folder, made when missing; equal on all ranks, as `name` is
 ---@param name string
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
@@ -159,20 +173,24 @@ function checkpoint.save(root, name, opts)
     { 'step', 'model', 'optimizer', 'loader', 'config' })
   check_path('checkpoint.save', 'root', root)
   check_path('checkpoint.save', 'name', name)
-  check_save('checkpoint.save', opts)
+  local given = check_save('checkpoint.save', opts)
   local comm = sharding.world()
   local rank = sharding.place(comm)
   local writer = runtime.begin(comm, root, name)
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
     local all = { step = opts.step, config = opts.config, seed = parameter.seed() }
+    runtime.same(writer, 'what is saved', table.concat(given, ', '))
+    runtime.same(writer, 'the config', json.encode(opts.config or {}))
     if opts.loader then
       all.loader = opts.loader:state()
+      runtime.same(writer, 'the position in the data', json.encode(all.loader))
     end
     if opts.model then
       opts.model:materialize()
       add_model(writer, opts.model, rank)
     end
     if opts.optimizer then
+      runtime.same(writer, 'the optimizer', opts.optimizer.kind)
       check_names(opts.optimizer)
       all.optimizer = add_optimizer(writer, opts.optimizer, rank)
     end
@@ -187,10 +205,11 @@ end
 -- A load has two halves. Everything that can fail comes first and writes nothing; what is left for
 -- after the commit is appended to `after`.
 
-local function check_model_keys(source, expected)
+-- Is all that the checkpoint has below `prefix` expected by the model or optimizer?
+local function check_keys(source, prefix, expected, noun)
   for _, key in ipairs(runtime.keys(source)) do
-    if key:sub(1, 6) == 'model/' and not expected[key] then
-      errors.raise('KeyError', "the checkpoint has '%s', which the model has not", key)
+    if key:sub(1, #prefix) == prefix and not expected[key] then
+      errors.raise('KeyError', "the checkpoint has '%s', which the %s has not", key, noun)
     end
   end
 end
@@ -212,20 +231,7 @@ local function add_load_of_model(loader, model, after)
     runtime.load_add(loader, key, extent, part)
     after[#after + 1] = function() buffer.load(b.entry, value) end
   end
-  check_model_keys(runtime.load_source(loader), expected)
-end
-
--- Would the optimizer take these options? It says so by taking them, and gets its own back.
-local function check_group_options(optimizer, groups)
-  if type(groups) ~= 'table' then
-    errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
-  end
-  local own = optimizer:_group_options()
-  local ok, err = pcall(optimizer._set_group_options, optimizer, groups)
-  optimizer:_set_group_options(own)
-  if not ok then
-    error(err, 0)
-  end
+  check_keys(runtime.load_source(loader), 'model/', expected, 'model')
 end
 
 local function add_load_of_optimizer(loader, optimizer, meta, after)
@@ -235,11 +241,14 @@ local function add_load_of_optimizer(loader, optimizer, meta, after)
     errors.raise('ValueError', 'the checkpoint holds the state of %s, expected %s',
       tostring(meta.kind), optimizer.kind)
   end
+  local expected = {}
   local entries, states = optimizer:_entries()
   for i, entry in ipairs(entries) do
     local _, extent = parameter.part(entry.param)
     for _, state in ipairs(states) do
-      runtime.load_add(loader, state_key(state, entry.name), extent, entry.state[state])
+      local key = state_key(state, entry.name)
+      expected[key] = true
+      runtime.load_add(loader, key, extent, entry.state[state])
     end
     local steps = type(meta.steps) == 'table' and meta.steps[entry.name]
     if type(steps) ~= 'number' or steps % 1 ~= 0 or steps < 0 or steps > 2 ^ 53 then
@@ -248,7 +257,11 @@ local function add_load_of_optimizer(loader, optimizer, meta, after)
     end
     after[#after + 1] = function() optimizer:_set_steps(i, steps) end
   end
-  check_group_options(optimizer, meta.groups)
+  if type(meta.groups) ~= 'table' then
+    errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
+  end
+  optimizer:_check_group_options(meta.groups)
+  check_keys(runtime.load_source(loader), 'optim/', expected, 'optimizer')
   after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
 end
 
@@ -260,11 +273,29 @@ local function add_load_of_data(loader, state, after)
   after[#after + 1] = function() loader:load_state(state) end
 end
 
+-- The meta data, checked as far as every checkpoint of ours has them.
+local function read_meta(source)
+  local meta = json.decode(runtime.meta(source))
+  local function refuse(name, expected)
+    errors.raise('FormatError', "%s/manifest.json: '%s' of the meta data is %s, expected %s",
+      runtime.path(source), name, meta[name] == nil and 'nothing' or json.encode(meta[name]),
+      expected)
+  end
+  if type(meta.step) ~= 'number' then -- the runtime knows its range
+    refuse('step', 'a whole number')
+  elseif type(meta.seed) ~= 'string' or not meta.seed:find('^%d+$') or #meta.seed > 20 then
+    refuse('seed', 'the digits of a seed')
+  elseif meta.config ~= nil and type(meta.config) ~= 'table' then
+    refuse('config', 'a table')
+  end
+  return meta
+end
+
 -- Read what `loader` has opened into what is given. Collective.
 local function load_into(comm, loader, opts)
   local after, meta = {}, nil
   guarded(comm, loader, runtime.load_fail, runtime.load_discard, function()
-    meta = json.decode(runtime.meta(runtime.load_source(loader)))
+    meta = read_meta(runtime.load_source(loader))
     if opts.model then
       opts.model:materialize()
       add_load_of_model(loader, opts.model, after)
@@ -315,9 +346,7 @@ end
 function checkpoint.read_meta(path)
   check_path('checkpoint.read_meta', 'path', path)
   local handle = runtime.open(path)
-  local ok, meta = pcall(function()
-    return json.decode(runtime.meta(handle))
-  end)
+  local ok, meta = pcall(read_meta, handle)
   runtime.close(handle)
   if not ok then
     error(meta, 0)
@@ -325,17 +354,18 @@ function checkpoint.read_meta(path)
   return meta
 end
 
---- Path of the newest intact checkpoint under `root`, or nil. Reads every byte of it; broken ones
---- are passed over with a warning.
+--- Path of the newest intact checkpoint under `root`. Reads every byte of it; broken ones are
+--- passed over with a warning, and when there are only such it is a FormatError that says what is
+--- wrong with each.
 ---@param root string
----@return string?
+---@return string?  nil when there is no checkpoint at all
 function checkpoint.latest(root)
   check_path('checkpoint.latest', 'root', root)
   return runtime.latest(root)
 end
 
---- Remove all but the newest `keep`, and what died writers left. What cannot be removed is a
---- warning; what is not ours stays.
+--- Remove all checkpoints but `keep`: the one that was saved last, then the newest by step. And
+--- what died writers left. What cannot be removed is a warning; what is not ours or broken stays.
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)
@@ -378,9 +408,10 @@ function Manager:save(opts)
   return path
 end
 
---- Read the newest checkpoint that all ranks find intact. Collective.
+--- Read the newest checkpoint that all ranks find intact. Collective. A FormatError when there are
+--- checkpoints and none is; then nothing is changed.
 ---@param opts ms.checkpoint.State
----@return ms.checkpoint.Meta?  nil when there is none
+---@return ms.checkpoint.Meta?  nil when there is no checkpoint at all
 function Manager:resume(opts)
   opts = check_load('checkpoint.resume', opts)
   local comm = sharding.world()
@@ -390,15 +421,17 @@ end
 
 -- -- interchange ---------------------------------------------------------------------------------
 
---- Write all full parameters as one safetensors file (by rank 0). Collective.
----@param path string
+--- Write all full parameters as one safetensors file (by rank 0). Collective, with one outcome on
+--- all ranks.
+---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)
   check_path('checkpoint.export', 'path', path)
   check_part('checkpoint.export', 'model', model)
   local sd = model:state_dict { rank0_only = true }
-  if sharding.place(sharding.world()) == 0 then
-    local names, tensors, seen = {}, {}, {}
+  local comm = sharding.world()
+  local names, tensors, seen = {}, {}, {}
+  if sharding.place(comm) == 0 then
     for _, name in ipairs(sd) do
       local key = parameter.key(sd[name])
       if not seen[key] then -- a tied parameter goes in once: the format refuses shared memory
@@ -407,8 +440,8 @@ function checkpoint.export(path, model)
         tensors[#tensors + 1] = sd[name]
       end
     end
-    runtime.save_safetensors(path, names, tensors)
   end
+  runtime.export(comm, path, names, tensors)
 end
 
 --- Read a safetensors file into a model; a tied parameter may stand there under any of its names.
@@ -449,7 +482,7 @@ function checkpoint.read_safetensors(path)
 end
 
 --- Write tensors by name as one safetensors file.
----@param path string
+---@param path string  a regular file there is replaced, of a link its target; nothing else is
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 function checkpoint.write_safetensors(path, sd)
   check_path('checkpoint.write_safetensors', 'path', path)

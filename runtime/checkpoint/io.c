@@ -75,13 +75,13 @@ ms_status msi_io_create(int *fd, const char *path)
     return *fd >= 0 ? MS_OK : msi_io_fail("create", path);
 }
 
-ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path)
+ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path, bool links)
 {
     struct stat st;
 
     /* O_NONBLOCK: opening a pipe somebody put there must not wait for its writer */
-    *fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (*fd < 0 && errno == ELOOP) {
+    *fd = open(path, O_RDONLY | (links ? 0 : O_NOFOLLOW) | O_NONBLOCK | O_CLOEXEC);
+    if (*fd < 0 && errno == ELOOP && !links) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: is a symbolic link, expected a file", path);
     }
     if (*fd < 0) {
@@ -303,18 +303,29 @@ ms_status msi_io_rename(const char *from, const char *to)
     return hooked("rename", to) || rename(from, to) != 0 ? msi_io_fail("rename to", to) : MS_OK;
 }
 
-ms_status msi_io_rename_new(const char *from, const char *to)
+static ms_status rename_by(const char *step, unsigned flags, msi_renamed *renamed, const char *from,
+                           const char *to)
 {
-    return hooked("rename", to) || renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) != 0
-               ? msi_io_fail("rename to", to)
-               : MS_OK;
+    if (!hooked(step, to) && renameat2(AT_FDCWD, from, AT_FDCWD, to, flags) == 0) {
+        *renamed = MSI_RENAMED;
+    } else if (errno == EEXIST) {
+        *renamed = MSI_RENAME_TAKEN;
+    } else if (errno == EINVAL || errno == ENOSYS) {
+        *renamed = MSI_RENAME_UNABLE;
+    } else {
+        return msi_io_fail("rename to", to);
+    }
+    return MS_OK;
 }
 
-ms_status msi_io_exchange(const char *from, const char *to)
+ms_status msi_io_rename_new(msi_renamed *renamed, const char *from, const char *to)
 {
-    return hooked("exchange", to) || renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) != 0
-               ? msi_io_fail("rename to", to)
-               : MS_OK;
+    return rename_by("rename", RENAME_NOREPLACE, renamed, from, to);
+}
+
+ms_status msi_io_exchange(msi_renamed *renamed, const char *from, const char *to)
+{
+    return rename_by("exchange", RENAME_EXCHANGE, renamed, from, to);
 }
 
 ms_status msi_io_symlink(const char *target, const char *path)

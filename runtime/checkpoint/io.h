@@ -21,8 +21,8 @@ ms_status msi_io_nonce(char *text);
 
 /* A new file, readable and writable; MS_IO_ERROR when it exists. */
 ms_status msi_io_create(int *fd, const char *path);
-/* A regular file for reading; symbolic links are refused. */
-ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path);
+/* A regular file for reading. `links`: symbolic ones are followed, else refused. */
+ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path, bool links);
 ms_status msi_io_write(int fd, const char *path, const void *data, int64_t nbytes, int64_t offset);
 /* Exactly `nbytes`; MS_FORMAT_ERROR when the file ends before. */
 ms_status msi_io_read(int fd, const char *path, void *data, int64_t nbytes, int64_t offset);
@@ -38,11 +38,17 @@ bool msi_io_is_empty(const char *path);
 ms_status msi_io_mkdir(const char *path);
 ms_status msi_io_mkdir_all(const char *path);
 ms_status msi_io_rename(const char *from, const char *to);
-/* As msi_io_rename() where nothing is at `to`. errno is EEXIST when something is, EINVAL or ENOSYS
- * where the file system or the kernel cannot tell. */
-ms_status msi_io_rename_new(const char *from, const char *to);
-/* Let two paths change places in one step. errno is EINVAL or ENOSYS where that cannot be done. */
-ms_status msi_io_exchange(const char *from, const char *to);
+/* What became of a rename that asks for more than every file system and kernel can do. */
+typedef enum msi_renamed {
+    MSI_RENAMED,
+    MSI_RENAME_TAKEN, /* something is at `to` */
+    MSI_RENAME_UNABLE,
+} msi_renamed;
+
+/* As msi_io_rename() where nothing is at `to`. */
+ms_status msi_io_rename_new(msi_renamed *renamed, const char *from, const char *to);
+/* Let two paths change places in one step. */
+ms_status msi_io_exchange(msi_renamed *renamed, const char *from, const char *to);
 ms_status msi_io_symlink(const char *target, const char *path);
 ms_status msi_io_unlink(const char *path);
 /* Remove a file from the folder that is open as `dir`; one that is gone already is fine. */

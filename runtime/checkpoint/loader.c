@@ -67,7 +67,7 @@ static ms_status open_share(ms_checkpoint_loader *l, const char *path)
 static ms_status check_one(const msi_outcome *all, int32_t world)
 {
     for (int32_t r = 1; r < world; r++) {
-        if (all[r].hash != all[0].hash) {
+        if (all[r].path != all[0].path || all[r].hash != all[0].hash) {
             return MS_FAIL(
                 MS_VALUE_ERROR,
                 "rank %d opened '%s' with step %lld (manifest %016llx), rank 0 '%s' with "
@@ -77,14 +77,6 @@ static ms_status check_one(const msi_outcome *all, int32_t world)
         }
     }
     return MS_OK;
-}
-
-/* The end of a path, as much as an outcome carries. */
-static void name_path(msi_outcome *own, const char *path)
-{
-    const size_t n = strlen(path), room = sizeof(own->name) - 1;
-
-    memcpy(own->name, path + (n > room ? n - room : 0), n > room ? room : n);
 }
 
 /* All ranks open and verify a checkpoint, or none does. `own` may hold a failure already. */
@@ -99,7 +91,7 @@ static ms_status open_together(ms_checkpoint_loader *l, ms_comm *comm, const cha
     if (own->status == MS_OK) {
         own->hash = msi_checkpoint_manifest(l->c)->hash;
         own->step = msi_checkpoint_manifest(l->c)->step;
-        name_path(own, path);
+        msi_outcome_path(own, path);
     }
     MS_TRY(msi_outcome_agree(comm, "checkpoint.load", own, all));
     return check_one(all, ms_comm_size(comm));
@@ -122,6 +114,17 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
     msi_live_add(&l->live, MSI_LIVE_CHECKPOINT_LOADER, l);
     *out = l;
     return MS_OK;
+}
+
+/* Do all ranks look into the same folder? `own` may hold a failure already. */
+static ms_status agree_on_root(ms_comm *comm, const char *root, msi_outcome *own)
+{
+    msi_outcome all[ms_comm_size(comm)];
+
+    msi_outcome_path(own, root);
+    MS_TRY(msi_outcome_agree(comm, "find a checkpoint", own, all));
+    *own = (msi_outcome){0};
+    return msi_outcome_same_path(all, ms_comm_size(comm), "looks for checkpoints in");
 }
 
 /* Rank 0 names its candidate number `i`, or none: then `name` is empty. */
@@ -183,7 +186,11 @@ ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm, c
     if (own.status == MS_OK && ms_comm_rank(comm) == 0) {
         msi_outcome_keep(&own, msi_listing_read(&listing, root, true));
     }
-    ms_status status = open_newest(l, comm, root, &listing, &own, &found);
+    ms_status status = agree_on_root(comm, root, &own);
+
+    if (status == MS_OK) {
+        status = open_newest(l, comm, root, &listing, &own, &found);
+    }
 
     msi_listing_dispose(&listing);
     if (status != MS_OK || !found) {

@@ -62,15 +62,18 @@ ms_status msi_report_file(json_t *report, const char *name, int64_t nbytes, uint
  */
 ms_status msi_report_tensor(json_t *report, const char *key, const ms_param_extent *extent,
                             int32_t file, int64_t offset);
+/* Something that every rank reports alike. MS_VALUE_ERROR when it is no UTF-8 text. */
+ms_status msi_report_same(json_t *report, const char *what, const char *text);
 /* A manifest that is to be written. */
 typedef struct msi_manifest_draft {
     json_t *root; /* without its own hash */
     char *text;   /* with it */
 } msi_manifest_draft;
 
-/* Join the reports of `world` ranks into a manifest. MS_VALUE_ERROR when ranks added different
- * tensors or an element was added by none. Elements added by several ranks are taken from the
- * first. The caller owns the struct, the runtime its contents. */
+/* Join the reports of `world` ranks into a manifest. MS_VALUE_ERROR when ranks reported
+ * different things to be the same, added different tensors or an element was added by none.
+ * Elements added by several ranks are taken from the first. The caller owns the struct, the runtime
+ * its contents. */
 ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, int32_t world,
                              const char *nonce, json_t *meta);
 void msi_manifest_draft_dispose(msi_manifest_draft *draft);

@@ -39,7 +39,7 @@ ms_status msi_extent_check(const char *what, const ms_param_extent *extent, int6
 
 json_t *msi_report_new(void)
 {
-    json_t *report = json_pack("{s:[], s:[]}", "files", "tensors");
+    json_t *report = json_pack("{s:[], s:[], s:[]}", "same", "files", "tensors");
 
     if (report == NULL) {
         no_memory();
@@ -84,6 +84,18 @@ ms_status msi_report_tensor(json_t *report, const char *key, const ms_param_exte
     ok = ok && json_array_append(json_object_get(report, "tensors"), tensor) == 0;
     json_decref(tensor);
     return ok ? MS_OK : no_memory();
+}
+
+ms_status msi_report_same(json_t *report, const char *what, const char *text)
+{
+    if (!msi_is_printable(what) || !msi_is_printable(text)) {
+        return MS_FAIL(MS_VALUE_ERROR, "'%s' is '%s', expected UTF-8 without control characters",
+                       msi_foreign_name(what), msi_foreign_name(text));
+    }
+    return json_array_append_new(json_object_get(report, "same"),
+                                 json_pack("[s, s]", what, text)) == 0
+               ? MS_OK
+               : no_memory();
 }
 
 static int64_t field(const json_t *object, const char *key)
@@ -157,6 +169,44 @@ static ms_status join_tensor(json_t *joined, json_t *const *reports, int32_t wor
     return status;
 }
 
+/* Where two texts begin to differ, with a little before it. */
+static size_t difference(const char *a, const char *b)
+{
+    size_t n = 0;
+
+    while (a[n] != '\0' && a[n] == b[n]) {
+        n++;
+    }
+    return n < 30 ? 0 : n - 20;
+}
+
+/* Did rank `r` report the same as rank 0 of what is the same on all? */
+static ms_status check_reported(const json_t *first, const json_t *other, int32_t r)
+{
+    const json_t *a = json_object_get(first, "same"), *b = json_object_get(other, "same");
+    size_t n = json_array_size(a) > json_array_size(b) ? json_array_size(a) : json_array_size(b);
+
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_array_get(a, i), *y = json_array_get(b, i);
+        const char *what = json_string_value(json_array_get(x != NULL ? x : y, 0));
+        const char *x_text = json_string_value(json_array_get(x, 1));
+        const char *y_text = json_string_value(json_array_get(y, 1));
+
+        if (x == NULL || y == NULL || !json_equal(json_array_get(x, 0), json_array_get(y, 0))) {
+            return MS_FAIL(MS_VALUE_ERROR, "rank 0 and rank %d do not both say what '%s' is", r,
+                           what);
+        }
+        const size_t from = difference(x_text, y_text);
+
+        if (strcmp(x_text, y_text) != 0) {
+            return MS_FAIL(MS_VALUE_ERROR, "%s is %s%.100s on rank 0 and %s%.100s on rank %d", what,
+                           from > 0 ? "..." : "", x_text + from, from > 0 ? "..." : "",
+                           y_text + from, r);
+        }
+    }
+    return MS_OK;
+}
+
 /* Did rank `r` add the same tensors as rank 0, in the same order? */
 static ms_status check_same(const json_t *first, const json_t *other, int32_t r)
 {
@@ -193,7 +243,10 @@ static ms_status join_reports(json_t *root, json_t *const *reports, int32_t worl
 
     for (int32_t r = 0; r < world && status == MS_OK; r++) {
         first_file[r] = (int32_t)json_array_size(files);
-        status = check_same(reports[0], reports[r], r);
+        status = check_reported(reports[0], reports[r], r);
+        if (status == MS_OK) {
+            status = check_same(reports[0], reports[r], r);
+        }
         if (status == MS_OK &&
             json_array_extend(files, json_object_get(reports[r], "files")) != 0) {
             status = no_memory();

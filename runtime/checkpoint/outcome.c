@@ -2,6 +2,7 @@
 #include "outcome.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void msi_outcome_keep(msi_outcome *own, ms_status status)
 {
@@ -9,6 +10,25 @@ void msi_outcome_keep(msi_outcome *own, ms_status status)
         own->status = status;
         snprintf(own->message, sizeof(own->message), "%s", ms_error_message());
     }
+}
+
+void msi_outcome_path(msi_outcome *own, const char *path)
+{
+    const size_t n = strlen(path), room = sizeof(own->name) - 1;
+
+    snprintf(own->name, sizeof(own->name), "%s", path + (n > room ? n - room : 0));
+    own->path = ms_hash_bytes(path, (int64_t)n);
+}
+
+ms_status msi_outcome_same_path(const msi_outcome *all, int32_t world, const char *does)
+{
+    for (int32_t r = 1; r < world; r++) {
+        if (all[r].path != all[0].path) {
+            return MS_FAIL(MS_VALUE_ERROR, "rank %d %s '%s', rank 0 '%s'", r, does, all[r].name,
+                           all[0].name);
+        }
+    }
+    return MS_OK;
 }
 
 ms_status msi_outcome_agree(ms_comm *comm, const char *what, const msi_outcome *own,

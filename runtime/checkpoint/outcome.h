@@ -9,14 +9,19 @@ typedef struct msi_outcome {
     int32_t status; /* the first failure of this rank, MS_OK so far */
     char message[1000];
     /* What the point at hand compares or passes on; zero where it needs nothing. */
-    char name[208];
+    char name[208]; /* of a path that is longer: its end */
     char nonce[17];
     int64_t step, n_bytes;
-    uint64_t hash;
+    uint64_t hash, path; /* of contents; of the whole path of which `name` is the end */
 } msi_outcome;
 
 /* Take over a failure with the thread's message, unless there is one already. */
 void msi_outcome_keep(msi_outcome *own, ms_status status);
+/* Say which path this rank means. */
+void msi_outcome_path(msi_outcome *own, const char *path);
+/* Do all ranks mean the same? MS_VALUE_ERROR, equal on all ranks, when not: "rank 1 <does>
+ * '<path>', rank 0 '<path>'". */
+ms_status msi_outcome_same_path(const msi_outcome *all, int32_t world, const char *does);
 /* Exchange outcomes: `all` (one per rank) gets every rank's. Fails on all ranks, equally, when one
  * of them has failed; MS_COMM_ERROR when one is gone. Collective. */
 ms_status msi_outcome_agree(ms_comm *comm, const char *what, const msi_outcome *own,

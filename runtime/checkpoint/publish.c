@@ -116,16 +116,15 @@ static ms_status replace_in_steps(const char *from, const char *to, const char *
  * one step where the file system can. */
 static ms_status replace(const char *from, const char *to, const char *aside, bool *displaced)
 {
-    *displaced = false;
-    ms_status status = msi_io_rename_new(from, to);
+    msi_renamed renamed;
 
-    if (status != MS_OK && errno == EEXIST) {
-        status = msi_io_exchange(from, to);
-        *displaced = status == MS_OK;
+    *displaced = false;
+    MS_TRY(msi_io_rename_new(&renamed, from, to));
+    if (renamed == MSI_RENAME_TAKEN) {
+        MS_TRY(msi_io_exchange(&renamed, from, to));
+        *displaced = renamed == MSI_RENAMED;
     }
-    return status != MS_OK && (errno == EINVAL || errno == ENOSYS)
-               ? replace_in_steps(from, to, aside, displaced)
-               : status;
+    return renamed == MSI_RENAMED ? MS_OK : replace_in_steps(from, to, aside, displaced);
 }
 
 /* Hold the checkpoint that will be replaced: it must not be taken for a leftover while it may have

@@ -35,7 +35,7 @@ static ms_status read_manifest(ms_checkpoint *c)
     if (path == NULL) {
         return status;
     }
-    MS_TRY_GOTO(msi_io_open(&fd, &nbytes, path), done);
+    MS_TRY_GOTO(msi_io_open(&fd, &nbytes, path, false), done);
     if (nbytes > MSI_MANIFEST_MAX) {
         status = MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected at most %d", path,
                          (long long)nbytes, MSI_MANIFEST_MAX);
@@ -65,7 +65,7 @@ static ms_status open_file(const ms_checkpoint *c, int32_t i, int *fd)
     const char *path = c->shards[i].path;
     int64_t nbytes;
 
-    MS_TRY(msi_io_open(fd, &nbytes, path));
+    MS_TRY(msi_io_open(fd, &nbytes, path, false));
     if (nbytes != expected) {
         close(*fd);
         return MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld", path,
@@ -161,6 +161,11 @@ void ms_checkpoint_close(ms_checkpoint *c)
     free(c->shards);
     free(c->path);
     free(c);
+}
+
+const char *ms_checkpoint_path(const ms_checkpoint *c)
+{
+    return c->path;
 }
 
 const char *ms_checkpoint_meta(const ms_checkpoint *c)

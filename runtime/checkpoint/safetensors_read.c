@@ -300,7 +300,7 @@ ms_status ms_safetensors_open(ms_safetensors **out, const char *path)
 
     MS_CHECK_ARG(out != NULL && path != NULL);
     *out = NULL;
-    MS_TRY(msi_io_open(&fd, &nbytes, path));
+    MS_TRY(msi_io_open(&fd, &nbytes, path, true));
     return msi_st_open_fd(out, path, fd, nbytes);
 }
 

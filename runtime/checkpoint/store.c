@@ -62,8 +62,9 @@ ms_status msi_listing_none(const msi_listing *l, const char *root)
 
     free(pointer);
     if (l->n_broken > 0) {
-        return MS_FAIL(MS_FORMAT_ERROR, "none of the %d checkpoints in %s is intact: %s",
-                       l->n_broken, root, l->broken);
+        return MS_FAIL(MS_FORMAT_ERROR, "%s holds %d checkpoint%s, %s: %s", root, l->n_broken,
+                       l->n_broken > 1 ? "s" : "",
+                       l->n_broken > 1 ? "none of them intact" : "which is not intact", l->broken);
     }
     return n < 0 ? MS_OK
                  : MS_FAIL(MS_FORMAT_ERROR, "%s/latest points at '%s', but no checkpoint is there",

@@ -172,12 +172,7 @@ static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const cha
 /* All ranks are ready: take over what rank 0 has chosen. */
 static ms_status begin_together(ms_checkpoint_writer *w, const msi_outcome *all)
 {
-    for (int32_t r = 1; r < w->world; r++) {
-        if (strcmp(all[r].name, all[0].name) != 0) {
-            return MS_FAIL(MS_VALUE_ERROR, "rank %d saves checkpoint '%s', rank 0 '%s'", r,
-                           all[r].name, all[0].name);
-        }
-    }
+    MS_TRY(msi_outcome_same_path(all, w->world, "saves checkpoint"));
     if (w->rank != 0) {
         memcpy(w->nonce, all[0].nonce, sizeof(w->nonce));
         w->folder = msi_io_path("%s/%s.tmp-%s", w->root, w->name, w->nonce);
@@ -195,10 +190,15 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
 
     MS_CHECK_ARG(out != NULL && comm != NULL && root != NULL && name != NULL);
     msi_outcome own = {0}, all[ms_comm_size(comm)];
+    char *path = msi_io_path("%s/%s", root, name);
 
     *out = NULL;
+    msi_outcome_keep(&own, path != NULL ? MS_OK : MS_OUT_OF_MEMORY);
     msi_outcome_keep(&own, writer_new(&w, comm, root, name));
-    snprintf(own.name, sizeof(own.name), "%s", name);
+    if (path != NULL) {
+        msi_outcome_path(&own, path);
+    }
+    free(path);
     memcpy(own.nonce, w != NULL ? w->nonce : "", w != NULL ? sizeof(own.nonce) : 1);
     ms_status status = msi_outcome_agree(comm, "checkpoint.save", &own, all);
 
@@ -326,6 +326,13 @@ ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key, const ms_p
     }
     msi_outcome_keep(&w->own, held.numel > 0 ? write_piece(w, key, &held, local)
                                              : msi_report_tensor(w->report, key, &held, 0, 0));
+    return MS_OK;
+}
+
+ms_status ms_checkpoint_same(ms_checkpoint_writer *w, const char *what, const char *text)
+{
+    MS_CHECK_ARG(w != NULL && what != NULL && text != NULL);
+    msi_outcome_keep(&w->own, msi_report_same(w->report, what, text));
     return MS_OK;
 }
 

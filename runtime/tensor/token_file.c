@@ -41,9 +41,9 @@ static mapping mappings[MAX_MAPPINGS];
 static earlier *seen; /* all there ever were, under the lock */
 static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(const earlier *) before; /* the process's own action */
-/* This thread passes a fault on: should it come back to us, nobody wants it. Of a model that needs
- * no memory where it is first used. */
-static _Thread_local volatile sig_atomic_t passing_on __attribute__((tls_model("initial-exec")));
+/* The threads that pass a fault on, 0: free. Should it come back to us, nobody wants it. No
+ * thread-local variable, which may be allocated where it is first used. */
+static atomic_int passing_on[16];
 
 /* -- the handler: nothing here but what is safe in one ------------------------------------------
  */
@@ -66,6 +66,27 @@ static bool put_zeros(uintptr_t at)
     return false;
 }
 
+/* A place among those that pass faults on; NULL when this thread has one already, or there is none.
+ */
+static atomic_int *take_place(int thread)
+{
+    atomic_int *place = NULL;
+
+    for (int i = 0; i < MSI_COUNT(passing_on); i++) {
+        if (atomic_load(&passing_on[i]) == thread) {
+            return NULL;
+        }
+    }
+    for (int i = 0; i < MSI_COUNT(passing_on) && place == NULL; i++) {
+        int nobody = 0;
+
+        if (atomic_compare_exchange_strong(&passing_on[i], &nobody, thread)) {
+            place = &passing_on[i];
+        }
+    }
+    return place;
+}
+
 static void pass_on(int number, siginfo_t *info, void *context)
 {
     const struct sigaction *action = &atomic_load(&before)->action;
@@ -74,21 +95,23 @@ static void pass_on(int number, siginfo_t *info, void *context)
     if (!with_info && action->sa_handler == SIG_IGN && sent) {
         return;
     }
-    if (passing_on ||
-        (!with_info && (action->sa_handler == SIG_DFL || action->sa_handler == SIG_IGN))) {
+    const bool theirs =
+        with_info || (action->sa_handler != SIG_DFL && action->sa_handler != SIG_IGN);
+    atomic_int *place = theirs ? take_place(gettid()) : NULL;
+
+    if (place == NULL) {
         signal(number, SIG_DFL); /* and the fault happens again */
         if (sent) {
             raise(number); /* nothing happens by itself then */
         }
         return;
     }
-    passing_on = 1;
     if (with_info) {
         action->sa_sigaction(number, info, context);
     } else {
         action->sa_handler(number);
     }
-    passing_on = 0;
+    atomic_store(place, 0);
 }
 
 static void on_bus_error(int number, siginfo_t *info, void *context)

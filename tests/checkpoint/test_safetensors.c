@@ -162,6 +162,69 @@ static void test_checkpoint_safetensors__writes_nothing_and_refuses_bad_names(vo
     ms_tensor_free(t[1]);
 }
 
+/* What others have put at the place of a file is not a file to be replaced. */
+static void test_checkpoint_safetensors__replaces_regular_files_only(void **state)
+{
+    const char *pipe = path_of("pipe"), *link = path_of("link"), *file = path_of("linked");
+    const char *folder = path_of("folder"), *astray = path_of("astray");
+    ms_safetensors *f;
+    struct stat st;
+
+    assert_int_equal(0, mkfifo(pipe, 0666));
+    assert_int_equal(0, mkdir(folder, 0777));
+    assert_int_equal(0, symlink("nowhere", astray));
+    assert_int_equal(0, symlink("linked", link));
+    assert_fails(MS_VALUE_ERROR, "pipe is a pipe, expected a regular file or nothing",
+                 ms_safetensors_save(pipe, NULL, 0, NULL));
+    assert_fails(MS_VALUE_ERROR, "folder is a folder, expected",
+                 ms_safetensors_save(folder, NULL, 0, NULL));
+    assert_fails(MS_VALUE_ERROR, "/dev/null is a device, expected",
+                 ms_safetensors_save("/dev/null", NULL, 0, NULL));
+    assert_fails(MS_VALUE_ERROR, "astray is a symbolic link to nothing",
+                 ms_safetensors_save(astray, NULL, 0, NULL));
+    assert_int_equal(0, lstat(pipe, &st));
+    assert_true(S_ISFIFO(st.st_mode));
+    spill(file, "before", 6);
+    assert_ok(ms_safetensors_save(link, NULL, 0, NULL)); /* what it leads to is replaced */
+    assert_int_equal(0, lstat(link, &st));
+    assert_true(S_ISLNK(st.st_mode));
+    assert_ok(ms_safetensors_open(&f, link));
+    ms_safetensors_close(f);
+    assert_int_equal(0, count_entries(temp_path(""), ".tmp-"));
+}
+
+/* Only rank 0 writes; all of them hear how it went. */
+static ms_status export_twice(void *user, int32_t rank)
+{
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, (uint64_t)rank, 0, 3);
+    const char *name = "x";
+    ms_comm *world;
+
+    MS_TRY(ms_comm_world(&world));
+    assert_fails(MS_IO_ERROR, "rank 0: create ",
+                 ms_safetensors_export(world, "/no/such/folder/x", &t, rank == 0, &name));
+    assert_fails(MS_VALUE_ERROR, "rank 1 exports to 'b', rank 0 'a'",
+                 ms_safetensors_export(world, rank == 0 ? "a" : "b", &t, rank == 0, &name));
+    MS_TRY(ms_safetensors_export(world, user, &t, rank == 0, &name));
+    ms_tensor_free(t);
+    return MS_OK;
+}
+
+static void test_checkpoint_safetensors__an_export_has_one_outcome(void **state)
+{
+    const char *path = path_of("exported");
+    ms_tensor *expected = bits_tensor(MS_DTYPE_F32, 0, 0, 3), *seen;
+    ms_safetensors *f;
+
+    assert_ok(ms_dist_threads(2, export_twice, (void *)(uintptr_t)path));
+    assert_ok(ms_safetensors_open(&f, path));
+    assert_ok(ms_safetensors_get(&seen, f, 0));
+    assert_true(same_bytes(expected, seen));
+    ms_safetensors_close(f);
+    ms_tensor_free(seen);
+    ms_tensor_free(expected);
+}
+
 #define ENTRY(dtype, shape, offsets)                                                               \
     "\"t\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 #define HEADER(entries) "{" entries "}"
@@ -412,6 +475,8 @@ int main(void)
         cmocka_unit_test(test_checkpoint_safetensors__writes_what_other_programs_read),
         cmocka_unit_test(test_checkpoint_safetensors__keeps_every_dtype),
         cmocka_unit_test(test_checkpoint_safetensors__writes_nothing_and_refuses_bad_names),
+        cmocka_unit_test(test_checkpoint_safetensors__replaces_regular_files_only),
+        cmocka_unit_test(test_checkpoint_safetensors__an_export_has_one_outcome),
         cmocka_unit_test(test_checkpoint_safetensors__hostile_headers_are_refused),
         cmocka_unit_test(test_checkpoint_safetensors__a_header_costs_a_small_multiple_of_its_text),
         cmocka_unit_test(test_checkpoint_safetensors__lengths_that_lie_are_refused),

@@ -78,15 +78,19 @@ static void test_checkpoint_store__latest_fails_when_all_are_broken(void **state
     assert_int_equal(0, unlink(piped));
     assert_int_equal(0, mkfifo(piped, 0666));
     ms_warnings_capture(true);
-    assert_fails(MS_FORMAT_ERROR, "none of the 2 checkpoints in ",
+    assert_fails(MS_FORMAT_ERROR, "all-broken holds 2 checkpoints, none of them intact: ",
                  ms_checkpoint_latest(&latest, root));
     assert_null(latest);
     assert_non_null(strstr(ms_error_message(), "bare/manifest.json: No such file"));
     assert_non_null(strstr(ms_error_message(), "piped/manifest.json: is no regular file"));
     ms_warnings_capture(false);
     assert_int_equal(0, unlink(piped));
+    assert_int_equal(0, rename(inside(root, "bare"), inside(root, ".bare")));
+    ms_warnings_capture(true);
+    assert_fails(MS_FORMAT_ERROR, "all-broken holds 1 checkpoint, which is not intact: open ",
+                 ms_checkpoint_latest(&latest, root));
+    ms_warnings_capture(false);
     assert_int_equal(0, unlink(inside(root, "piped/rank-00000-of-00001.safetensors")));
-    assert_int_equal(0, unlink(inside(root, "bare/rank-00000-of-00001.safetensors")));
     assert_fails(MS_FORMAT_ERROR, "latest points at 'piped', but no checkpoint is there",
                  ms_checkpoint_latest(&latest, root));
     assert_int_equal(0, unlink(inside(root, "latest")));

@@ -202,8 +202,35 @@ static void fill_the_disk_of_rank_one(ms_checkpoint_writer *w, int32_t rank)
     add_part(w, "more", rank * 4, 4);
 }
 
+static void say_different_things(ms_checkpoint_writer *w, int32_t rank)
+{
+    add_part(w, "key", rank * 4, 4);
+    assert_ok(ms_checkpoint_same(w, "config", "{}"));
+    assert_ok(ms_checkpoint_same(w, "the run",
+                                 rank == 2 ? "a very long text about it, lr 0.2, and its end"
+                                           : "a very long text about it, lr 0.1, and its end"));
+}
+
+static void say_less(ms_checkpoint_writer *w, int32_t rank)
+{
+    add_part(w, "key", rank * 4, 4);
+    if (rank == 0) {
+        assert_ok(ms_checkpoint_same(w, "config", "{}"));
+    }
+}
+
+static void say_nothing_fit_to_print(ms_checkpoint_writer *w, int32_t rank)
+{
+    assert_ok(ms_checkpoint_same(w, "config", rank == 1 ? "\xff" : "{}"));
+}
+
 static void test_checkpoint_writer__all_ranks_fail_when_one_does(void **state)
 {
+    expect_failure(say_different_things, MS_VALUE_ERROR,
+                   "the run is ...text about it, lr 0.1, and its end on rank 0 and ...text about "
+                   "it, lr 0.2, and its end on rank 2");
+    expect_failure(say_less, MS_VALUE_ERROR, "rank 0 and rank 1 do not both say what 'config' is");
+    expect_failure(say_nothing_fit_to_print, MS_VALUE_ERROR, "rank 1: 'config' is '\\xff'");
     expect_failure(add_different_keys, MS_VALUE_ERROR,
                    "rank 0: rank 2 added 'other' as tensor 0, rank 0 added 'key'");
     expect_failure(leave_a_hole, MS_VALUE_ERROR, "element 7 of 'key' was added by no rank");
@@ -393,6 +420,28 @@ static void test_checkpoint_writer__files_are_safetensors(void **state)
     ms_tensor_free(expected);
 }
 
+static ms_status save_into_two_roots(void *user, int32_t rank)
+{
+    ms_checkpoint_writer *w;
+    ms_comm *world;
+
+    MS_TRY(ms_comm_world(&world));
+    assert_fails(MS_VALUE_ERROR, "rank 1 saves checkpoint '",
+                 ms_checkpoint_begin(&w, world, rank == 0 ? user : path_of("root-b"), "s"));
+    assert_non_null(strstr(ms_error_message(), "root-b/s', rank 0 '"));
+    assert_non_null(strstr(ms_error_message(), "root-a/s'"));
+    return MS_OK;
+}
+
+static void test_checkpoint_writer__refuses_two_roots(void **state)
+{
+    const char *root = path_of("root-a");
+
+    assert_ok(ms_dist_threads(2, save_into_two_roots, (void *)(uintptr_t)root));
+    assert_int_equal(0, count_entries(root, ""));
+    assert_int_equal(-1, count_entries(path_of("root-b"), ""));
+}
+
 static void test_checkpoint_writer__refuses_what_makes_no_sense(void **state)
 {
     static const char *const names[] = {"",     ".",       "..",         ".hidden",
@@ -441,6 +490,43 @@ static void test_checkpoint_writer__refuses_what_makes_no_sense(void **state)
     ms_tensor_free(t);
 }
 
+static char other_hash[32];
+
+static void set_other_hash(json_t *root)
+{
+    set(entry_of(root, "files", 0), "xxh3", other_hash);
+}
+
+/* No byte of a file becomes a third truth value, whoever has written it. */
+static void test_checkpoint_writer__bools_are_read_as_0_or_1(void **state)
+{
+    const char *root = path_of("bools"), *shard = inside(root, "s/rank-00000-of-00001.safetensors");
+    ms_tensor *t = bits_tensor(MS_DTYPE_BOOL, 1, 0, 3);
+    ms_param_extent e = extent_of(MS_DTYPE_BOOL, 3);
+    ms_checkpoint_writer *w;
+    ms_checkpoint *c;
+    ms_comm *self;
+    size_t n;
+
+    assert_ok(ms_comm_self(&self));
+    assert_ok(ms_checkpoint_begin(&w, self, root, "s"));
+    assert_ok(ms_checkpoint_add(w, "flags", &e, t));
+    assert_ok(ms_checkpoint_commit(w, NULL));
+    char *bytes = slurp(shard, &n);
+
+    memcpy(bytes + n - 3, "\0\xff\2", 3);
+    spill(shard, bytes, n);
+    snprintf(other_hash, sizeof(other_hash), "\"%016llx\"",
+             (unsigned long long)ms_hash_bytes(bytes, (int64_t)n));
+    change_manifest(inside(root, "s"), set_other_hash);
+    assert_ok(ms_checkpoint_open(&c, inside(root, "s")));
+    assert_ok(ms_checkpoint_read(c, "flags", &e, t));
+    assert_memory_equal("\0\1\1", msi_view_ptr(&t->v), 3);
+    ms_checkpoint_close(c);
+    ms_tensor_free(t);
+    free(bytes);
+}
+
 static void test_checkpoint_writer__reads_only_what_fits(void **state)
 {
     const char *root = path_of("fit");
@@ -477,7 +563,9 @@ int main(void)
         cmocka_unit_test(test_checkpoint_writer__syncs_before_it_names),
         cmocka_unit_test(test_checkpoint_writer__begins_another_file_when_a_header_is_full),
         cmocka_unit_test(test_checkpoint_writer__files_are_safetensors),
+        cmocka_unit_test(test_checkpoint_writer__refuses_two_roots),
         cmocka_unit_test(test_checkpoint_writer__refuses_what_makes_no_sense),
+        cmocka_unit_test(test_checkpoint_writer__bools_are_read_as_0_or_1),
         cmocka_unit_test(test_checkpoint_writer__reads_only_what_fits),
     };
 

@@ -162,12 +162,21 @@ function Optimizer:_group_options()
   return out
 end
 
---- Set the options of all groups, as _group_options() gives them.
-function Optimizer:_set_group_options(groups)
+--- Would _set_group_options() take them?
+function Optimizer:_check_group_options(groups)
   if #groups ~= #self.param_groups then
     errors.raise('ValueError', 'loaded state dict has a different number of parameter groups: '
       .. '%d, expected %d', #groups, #self.param_groups)
   end
+  local another = runtime.new(self.kind)
+  for i, group in ipairs(groups) do
+    runtime.add_group(another, self.kind, {}, arguments.list('load', 'group ' .. i, group))
+  end
+end
+
+--- Set the options of all groups, as _group_options() gives them, or of none.
+function Optimizer:_set_group_options(groups)
+  self:_check_group_options(groups)
   for i, options in ipairs(groups) do
     runtime.set_options(self._handle, i - 1, options)
   end

@@ -21,7 +21,8 @@ typedef struct ms_checkpoint_loader ms_checkpoint_loader;
  * Begin writing `<root>/<name>`, all or nothing: files go to a temporary folder beside it, are
  * synced, and the folder is renamed by ms_checkpoint_commit(). What a writer of this name left when
  * it died is removed. Collective, with one outcome on all ranks.
- * @param root  folder of checkpoints, made when missing
+ * A checkpoint of this name is replaced as a whole, whatever was in it.
+ * @param root  folder of checkpoints, made when missing; equal on all ranks
  * @param name  a plain file name, equal on all ranks; "latest", "....old" and "....tmp-..." are
  *              reserved
  * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`
@@ -39,14 +40,20 @@ MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, 
  */
 MS_API ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key,
                                    const ms_param_extent *extent, const ms_tensor *local);
+/** Say something that every rank says alike, in the same order: the commit fails on all ranks when
+ * one says something else, and names the first difference. It is not written.
+ * @param what  what it is about, e.g. "config"
+ * @return MS_OK: a failure is told by the commit
+ */
+MS_API ms_status ms_checkpoint_same(ms_checkpoint_writer *w, const char *what, const char *text);
 /** The caller cannot go on, for a reason of its own: the commit will fail on all ranks and name it.
  */
 MS_API void ms_checkpoint_fail(ms_checkpoint_writer *w, ms_status kind, const char *message);
 /** Sync files, gather hashes, write the manifest with `meta_json` (an object, rank 0's is taken;
  * NULL: empty) inside, read all of it back, rename, point the link `<root>/latest` at it. The
- * object's integer "step" orders checkpoints and is equal on all ranks. Collective, with one
- * outcome on all ranks. Frees `w` in any case; on failure nothing is left behind and an earlier
- * checkpoint of the name is untouched. */
+ * object's integer "step", from 0 to 2^53, orders checkpoints and is equal on all ranks.
+ * Collective, with one outcome on all ranks. Frees `w` in any case; on failure nothing is left
+ * behind and an earlier checkpoint of the name is untouched. */
 MS_API ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, const char *meta_json);
 /** Give a checkpoint up: rank 0 removes what was written. Frees `w`. */
 MS_API void ms_checkpoint_discard(ms_checkpoint_writer *w);
@@ -55,6 +62,8 @@ MS_API void ms_checkpoint_discard(ms_checkpoint_writer *w);
  * expected; MS_IO_ERROR the system's reason. */
 MS_API ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path);
 MS_API void ms_checkpoint_close(ms_checkpoint *c);
+/** The folder that was opened. Borrowed from `c`. */
+MS_API const char *ms_checkpoint_path(const ms_checkpoint *c);
 /** The object given to commit. Borrowed from `c`. */
 MS_API const char *ms_checkpoint_meta(const ms_checkpoint *c);
 MS_API bool ms_checkpoint_has(const ms_checkpoint *c, const char *key);
@@ -65,13 +74,14 @@ MS_API const char *ms_checkpoint_key(const ms_checkpoint *c, int32_t i);
 MS_API ms_status ms_checkpoint_extent(const ms_checkpoint *c, const char *key,
                                       ms_param_extent *extent);
 /** Read elements [extent->start, + extent->numel) into `local` (1-D, same dtype). Each file's hash
- * is verified before its first use; a damaged one leaves `local` as it was. */
+ * is verified before its first use; a damaged one leaves `local` as it was. Bytes of a bool other
+ * than 0 are 1, here and wherever files are read. */
 MS_API ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key,
                                     const ms_param_extent *extent, ms_tensor *local);
 
 /**
- * Begin reading one checkpoint into tensors, all or nothing. Ranks see that they opened the same
- * one, and together verify every file of it. Collective, with one outcome on all ranks.
+ * Begin reading one checkpoint into tensors, all or nothing. Ranks see that they named and opened
+ * the same one, and together verify every file of it. Collective, with one outcome on all ranks.
  * @param out  free it with ms_checkpoint_load_commit() or ms_checkpoint_load_discard()
  * @return MS_FORMAT_ERROR, MS_IO_ERROR as ms_checkpoint_open(), MS_VALUE_ERROR when ranks opened
  *         different ones
@@ -116,12 +126,22 @@ MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
  * is followed, and what cannot be removed is a warning. */
 MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
 
-/** Write named full tensors as one safetensors file (metadata format=pt), atomically. */
+/**
+ * Write named full tensors as one safetensors file (metadata format=pt), atomically.
+ * @param path  nothing, a regular file, or a link to one, whose target is replaced; MS_VALUE_ERROR
+ *              when anything else is there
+ */
 MS_API ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32_t n_tensors,
                                      const char *const *names);
+/** The same by rank 0 of a group; what the others pass is not written. Collective, with one outcome
+ * on all ranks.
+ * @param path  equal on all ranks */
+MS_API ms_status ms_safetensors_export(ms_comm *comm, const char *path, ms_tensor *const *tensors,
+                                       int32_t n_tensors, const char *const *names);
 
 /** A safetensors file, open for reading; its header is checked in full at open. */
 typedef struct ms_safetensors ms_safetensors;
+/** `path` may be a link, as it is in caches of models. */
 MS_API ms_status ms_safetensors_open(ms_safetensors **out, const char *path);
 MS_API void ms_safetensors_close(ms_safetensors *f);
 MS_API int32_t ms_safetensors_n(const ms_safetensors *f);

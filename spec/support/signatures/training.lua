@@ -184,7 +184,7 @@ end
 of['ms.checkpoint.save'] = function() return { text(root), text 'one', save_options() } end
 of['ms.checkpoint.load'] = function()
   local path, model = saved()
-  return { text(path), maybe(options { model = maybe(module(model)) }) }
+  return { text(path), options { model = module(model) } }
 end
 of['ms.checkpoint.read_meta'] = function() return { text((saved())) } end
 of['ms.checkpoint.latest'] = function() return { text(root) } end
@@ -194,7 +194,7 @@ of['ms.checkpoint.Manager'] = function()
 end
 of['ms.checkpoint.Manager:save'] = function() return { manager(), save_options() } end
 of['ms.checkpoint.Manager:resume'] = function()
-  return { manager(), maybe(options { model = maybe(module(linear())) }) }
+  return { manager(), options { model = module(linear()) } }
 end
 local file = folder .. '/x.safetensors'
 of['ms.checkpoint.export'] = function() return { text(file), module() } end

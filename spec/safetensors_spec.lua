@@ -1,0 +1,67 @@
+-- lua/moonshard/checkpoint.lua: full parameters and any tensors as safetensors files
+local ms = require 'moonshard'
+local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
+local checks = require 'support.checks'
+local runs = require 'support.runs'
+local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
+
+describe('a safetensors file', function()
+  local path
+
+  before_each(function() path = os.tmpname() end)
+  after_each(function()
+    os.remove(path)
+    local alive = checks.live_handles()
+    ms.close()
+    assert.equal(0, alive)
+  end)
+
+  it('carries full parameters from one model to another, tied ones once', function()
+    ms.manual_seed(1)
+    local a = runs.gpt():materialize()
+    checkpoint.export(path, a)
+    ms.manual_seed(2)
+    local b = runs.gpt():materialize()
+    assert.not_equal(hash_of(a), hash_of(b))
+    checkpoint.import(path, b)
+    assert.equal(hash_of(a), hash_of(b))
+    local names = checkpoint.read_safetensors(path)
+    assert.truthy(names['wte.weight'])
+    assert.is_nil(names['lm_head.weight'])
+  end)
+
+  it('is written by sharded ranks as by one', function()
+    ms.manual_seed(1)
+    local expected = hash_of(runs.gpt())
+    ms.dist.spawn(2, function()
+      ms.manual_seed(1)
+      checkpoint.export(path, fsdp.FSDP(runs.gpt(),
+        { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock } }))
+    end)
+    ms.manual_seed(3)
+    local model = runs.gpt()
+    checkpoint.import(path, model)
+    assert.equal(expected, hash_of(model))
+  end)
+
+  it('fails on all ranks when the one that writes cannot', function()
+    local out = folder()
+    ms.dist.spawn(2, function()
+      local model = fsdp.FSDP(nn.Linear(2, 2))
+      local _, err = pcall(checkpoint.export, '/no/such/folder/x', model)
+      write(out, (tostring(err):gsub('tmp%-%x+', 'tmp')))
+      checkpoint.export(path, model)
+    end)
+    local all = lines(out)
+    assert.same({ all[1], all[1] }, all)
+    assert.equal('IOError: rank 0: create /no/such/folder/x.tmp: No such file or directory', all[1])
+    assert.truthy(checkpoint.read_safetensors(path).weight)
+  end)
+
+  it('holds any tensors by name', function()
+    checkpoint.write_safetensors(path, { b = ms.arange(3), a = ms.ones(2, 2, { dtype = 'bf16' }) })
+    local sd = checkpoint.read_safetensors(path)
+    assert.equal('bf16', sd.a:dtype())
+    assert.same({ 0, 1, 2 }, sd.b:totable())
+  end)
+end)
