@@ -394,7 +394,8 @@ describe('an error that a script does not catch', function()
       for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
         local output, code = shell('timeout 20 ' .. start .. ' ' .. path)
         assert.equal(1, code, output)
-        assert.truthy(output:find('moonshard: rank 1 failed: not enough memory (pid ', 1, true), output)
+        local cause = 'moonshard: rank 1 failed: not enough memory (pid '
+        assert.truthy(output:find(cause, 1, true), output)
       end
     end)
   end)
@@ -407,8 +408,8 @@ describe('an error that a script does not catch', function()
     ]], function(path)
       local output, code = shell('timeout 20 luajit ' .. path)
       assert.equal(1, code, output)
-      assert.truthy(output:find('moonshard: rank 1 left the job %(pid %d+%) while others needed it\n'),
-        output)
+      local cause = 'moonshard: rank 1 left the job %(pid %d+%) while others needed it\n'
+      assert.truthy(output:find(cause), output)
       assert.equal(2, select(2, output:gsub('\n', '')), output)
     end)
   end)

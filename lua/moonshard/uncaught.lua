@@ -35,7 +35,7 @@ local function trim(traceback)
   if not inside then
     return traceback
   end
-  inside = inside:gsub("\n\t%[C%]: in function 'xpcall'\n\t[^\n]*moonshard/uncaught%.lua:[^\n]*$", '')
+  inside = inside:gsub("\n\t%[C%]: in function 'xpcall'\n\t[^\n]*uncaught%.lua:[^\n]*$", '')
   return inside ~= 'stack traceback:' and inside or ''
 end
 
