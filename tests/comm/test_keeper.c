@@ -284,7 +284,12 @@ static void test_comm_keeper__names_the_limit_of_processes(void **state)
         if (pid == 0) {
             _exit(launch_with_few_processes(processes));
         }
-        assert_int_equal(code_of(pid), 0);
+        int32_t code = code_of(pid);
+
+        if (code == 98) {
+            skip(); /* nor may this root */
+        }
+        assert_int_equal(code, 0);
     }
 }
 
