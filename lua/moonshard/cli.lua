@@ -265,8 +265,8 @@ function cli.main(words)
   if ok then
     return result
   end
-  io.stderr:write('moonshard: ', errors.is(result) and result.message or tostring(result), '\n')
-  return 2
+  io.stderr:write('moonshard: ', B.errors.text(result), '\n')
+  return errors.is(result) and result.kind == 'ValueError' and 2 or 1
 end
 
 return cli

@@ -196,7 +196,7 @@ function dist.run(opts, fn, ...)
   if world.world_size == 1 then
     return fn(world, ...)
   end
-  local results = { xpcall(fn, uncaught.report, world, ...) }
+  local results = { uncaught.call(fn, world, ...) }
   if not results[1] then
     C.ms_dist_exit(1)
   end

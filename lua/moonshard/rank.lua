@@ -11,7 +11,7 @@ return function(words)
   arg = { [-1] = words[-1], [0] = words[1], unpack(words, 2) } -- luacheck: globals arg
   local script, mistake = loadfile(words[1])
   if script then
-    script = xpcall(script, uncaught.report, unpack(words, 2))
+    script = uncaught.call(script, unpack(words, 2))
   else
     uncaught.report(mistake)
   end

@@ -35,14 +35,14 @@ local function trim(traceback)
   if not inside then
     return traceback
   end
-  inside = inside:gsub("\n\t%[C%]: in function 'xpcall'$", '')
+  inside = inside:gsub("\n\t%[C%]: in function 'xpcall'\n\t[^\n]*uncaught%.lua:[^\n]*$", '')
   return inside ~= 'stack traceback:' and inside or ''
 end
 
 --- The lines of a message behind its first, and where it was raised.
 local function details(err, traceback)
   local more = cut(B.errors.text(err), ROOM):match('^[^\n]*(\n.*)$') or ''
-  traceback = trim(errors.is(err) and err.traceback or traceback)
+  traceback = trim(errors.is(err) and err.traceback or traceback:sub(2))
   return more .. (traceback ~= '' and '\n' .. traceback or '')
 end
 
@@ -72,22 +72,34 @@ local function tell(err, traceback)
   return (is_cause or is_consequence or is_known(line)) and line or text
 end
 
--- The stack of a script may have overflown: tell on another.
-local function tell_apart(err, traceback)
-  return coroutine.wrap(tell)(err, traceback:sub(2))
+local function print_what_is_told(err, traceback)
+  local text = tell(err, traceback)
+  io.stderr:write(('moonshard: rank %d: %s\n'):format(rank(), text))
 end
+
+-- [Note: handlers] The stack on which something was raised may have overflown, and holds two small
+-- frames more: so handlers only make the traceback and go on in a coroutine, which has its own.
 
 --- Message handler of xpcall: tell the job.
 ---@return string text  for the rank to print: a line, or all when the job ends for another reason
 function uncaught.tell(err)
-  return tell_apart(err, debug.traceback('', 2))
+  return coroutine.wrap(tell)(err, debug.traceback('', 2))
 end
 
 --- Message handler of xpcall: tell the job, and print what is the rank's to print, in one piece, as
 --- other ranks print too. Gives nothing: whoever called the script has nothing more to print.
 function uncaught.report(err)
-  local text = tell_apart(err, debug.traceback('', 2))
-  io.stderr:write(('moonshard: rank %d: %s\n'):format(rank(), text))
+  coroutine.wrap(print_what_is_told)(err, debug.traceback('', 2))
+end
+
+--- Call `fn`; what it raises is reported, also where no handler is asked, as when memory is out.
+---@return boolean ok, ...  what it returns
+function uncaught.call(fn, ...)
+  local results = { xpcall(fn, uncaught.report, ...) }
+  if not results[1] and results[2] ~= nil then
+    uncaught.report(results[2])
+  end
+  return unpack(results, 1, table.maxn(results))
 end
 
 --- The outermost function on the stack, when it is C: luajit's, which runs the script.

@@ -109,13 +109,25 @@ void ms_warnings_capture(bool on)
     warnings.first = warnings.count = 0;
 }
 
+/* In one piece, as other ranks print too. What rank 0 says is said for all. */
+static void print_warning(const char *kind, const char *text)
+{
+    const ms_context *ctx = msi_context_peek();
+    char rank[24] = "";
+
+    if (ctx != NULL && ctx->rank > 0) {
+        snprintf(rank, sizeof(rank), "rank %d: ", (int)ctx->rank);
+    }
+    fprintf(stderr, "moonshard: %s%s: %s\n", rank, kind, text);
+}
+
 void ms_warn(const char *kind, const char *raw)
 {
     char text[MESSAGE_BYTES];
 
     msi_printable(text, sizeof(text), raw);
     if (!warnings.capture) {
-        fprintf(stderr, "moonshard: %s: %s\n", kind, text);
+        print_warning(kind, text);
         return;
     }
     if (warnings.count == WARNING_QUEUE) { /* the oldest goes */

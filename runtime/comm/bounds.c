@@ -217,7 +217,7 @@ msi_bound msi_bound_of(int error)
     switch (error) {
     case EMFILE:
         return limit_of(RLIMIT_NOFILE, MSI_BOUND_OPEN_FILES);
-    case EAGAIN: /* a cgroup may bound processes too, and does not say so */
+    case EAGAIN:
         return limit_of(RLIMIT_NPROC, MSI_BOUND_PROCESSES);
     case EFBIG:
         return msi_file_size_left();
@@ -255,7 +255,8 @@ const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes)
         snprintf(buffer, nbytes, " (%lld files may be open: ulimit -n)", limit);
         break;
     case MSI_BOUND_PROCESSES:
-        snprintf(buffer, nbytes, " (this user may have %lld processes: ulimit -u)", limit);
+        snprintf(buffer, nbytes,
+                 " (this user may have %lld processes: ulimit -u; a cgroup may allow less)", limit);
         break;
     default:
         buffer[0] = '\0';

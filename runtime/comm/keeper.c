@@ -103,6 +103,14 @@ static int32_t start_ranks(keeper *k)
 
 /* -- keeping ----------------------------------------------------------------------------------- */
 
+/* A launcher that cannot be told of a rank would wait for it for ever: better it misses us. */
+static void report(const keeper *k, int32_t rank, int32_t number)
+{
+    if (k->line >= 0 && !tell(k->line, rank, number) && errno != EPIPE) {
+        _exit(1);
+    }
+}
+
 static void reap(keeper *k)
 {
     int status;
@@ -113,7 +121,7 @@ static void reap(keeper *k)
             if (k->pid[r] == pid) {
                 k->pid[r] = 0;
                 k->running--;
-                tell(k->line, r, status);
+                report(k, r, status);
             }
         }
     }
@@ -243,7 +251,7 @@ static int32_t become_keeper(ms_launch *launch, int32_t line)
     }
     prctl(PR_SET_NAME, "moonshard-keep"); /* what `ps` calls it */
     msi_output_free(launch->output); /* a rank must notice when the launcher does not read it */
-    tell(k.line, -1, 0);
+    report(&k, -1, 0);
     keep(&k);
 }
 
@@ -299,7 +307,9 @@ void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal)
 {
     if (launch->line >= 0) {
         kill(launch->keeper, SIGCONT); /* should somebody have stopped it */
-        tell(launch->line, rank, signal);
+        if (!tell(launch->line, rank, signal) && signal == SIGKILL) {
+            kill(launch->keeper, SIGKILL); /* which its ranks do not survive */
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 #include "base.h"
 #include "ms_test.h"
 
+#include <unistd.h>
+
 static ms_status inner(void)
 {
     return MS_FAIL(MS_VALUE_ERROR, "found %d, expected %d", 3, 4);
@@ -63,6 +65,36 @@ static void test_base_status__warnings_are_captured_in_order(void **state)
     assert_string_equal("FutureWarning", kind);
     assert_false(ms_warning_take(&kind, &message));
     ms_warnings_capture(false);
+}
+
+/* What ms_warn() prints. */
+static void read_warning(char *text, size_t room)
+{
+    int ends[2], err = dup(STDERR_FILENO);
+
+    assert_int_equal(pipe(ends), 0);
+    dup2(ends[1], STDERR_FILENO);
+    ms_warn("UserWarning", "look here");
+    dup2(err, STDERR_FILENO);
+    ssize_t n = read(ends[0], text, room - 1);
+
+    text[n > 0 ? n : 0] = '\0';
+    close(ends[0]);
+    close(ends[1]);
+    close(err);
+}
+
+static void test_base_status__warnings_name_the_rank_when_it_is_not_the_first(void **state)
+{
+    char text[64];
+
+    (void)state;
+    read_warning(text, sizeof(text));
+    assert_string_equal(text, "moonshard: UserWarning: look here\n");
+    msi_context()->rank = 3;
+    read_warning(text, sizeof(text));
+    assert_string_equal(text, "moonshard: rank 3: UserWarning: look here\n");
+    ms_close();
 }
 
 /* What a file or another process says must not drive the terminal. */
@@ -202,6 +234,7 @@ int main(void)
         cmocka_unit_test(test_base_status__every_kind_has_a_name),
         cmocka_unit_test(test_base_status__a_long_message_is_cut_not_overrun),
         cmocka_unit_test(test_base_status__warnings_are_captured_in_order),
+        cmocka_unit_test(test_base_status__warnings_name_the_rank_when_it_is_not_the_first),
         cmocka_unit_test(test_base_status__control_characters_are_written_out),
         cmocka_unit_test(test_base_util__name_keys_are_fnv1a),
         cmocka_unit_test(test_base_switch__switches_are_numbers_or_a_warning),

@@ -249,13 +249,13 @@ static void test_comm_keeper__names_the_limit_of_open_files(void **state)
 /* As a user of its own who may have `processes`: the launcher, the keeper, ranks. */
 static int32_t launch_with_few_processes(rlim_t processes)
 {
-    char expected[128];
+    char expected[160];
     ms_launch *launch;
     int32_t rank;
 
     snprintf(expected, sizeof(expected),
              "cannot start %s: fork: Resource temporarily unavailable (this user may have %d "
-             "processes: ulimit -u)",
+             "processes: ulimit -u; a cgroup may allow less)",
              processes == 1 ? "2 ranks" : "rank 1", (int)processes);
     if (setrlimit(RLIMIT_NPROC, &(struct rlimit){processes, processes}) != 0 ||
         setresuid(100000 + (uid_t)getpid(), 100000 + (uid_t)getpid(), (uid_t)-1) != 0) {
@@ -284,7 +284,12 @@ static void test_comm_keeper__names_the_limit_of_processes(void **state)
         if (pid == 0) {
             _exit(launch_with_few_processes(processes));
         }
-        assert_int_equal(code_of(pid), 0);
+        int32_t code = code_of(pid);
+
+        if (code == 98) {
+            skip(); /* nor may this root */
+        }
+        assert_int_equal(code, 0);
     }
 }
 
