@@ -112,4 +112,19 @@ function errors.describe(value)
   return (text:match('^[^\n]*'))
 end
 
+local ROOM = 3600 -- bytes that other ranks are told of a failure, less what is put around them
+
+--- That line, the lines of the message behind it, and the stack: as many as other ranks are told.
+---@param traceback? string  default: that of an error of the library
+---@return string cut, string whole
+function errors.report(value, traceback)
+  local more = errors.text(value):match('^[^\n]*(\n.*)$') or ''
+  traceback = traceback or errors.is(value) and value.traceback or ''
+  local whole = errors.describe(value) .. more .. (traceback ~= '' and '\n' .. traceback or '')
+  if #whole <= ROOM then
+    return whole, whole
+  end
+  return (whole:sub(1, ROOM):match('^(.*)\n') or whole:sub(1, ROOM)) .. '\n\t...', whole
+end
+
 return errors

@@ -9,13 +9,6 @@ local C = B.C
 
 local uncaught = {}
 
-local ROOM = 3600 -- bytes that ms_dist_abort() takes, less what it puts around them
-
---- As many lines as there is room for.
-local function cut(text)
-  return #text <= ROOM and text or text:sub(1, ROOM):match('^(.*)\n') .. '\n\t...'
-end
-
 --- A traceback without what runs the script (rank.lua).
 local function trim(traceback)
   local inside = traceback:match('^(.-)\n\t[^\n]*moonshard/rank%.lua:')
@@ -24,14 +17,6 @@ local function trim(traceback)
   end
   inside = inside:gsub("\n\t%[C%]: in function 'xpcall'$", '')
   return inside ~= 'stack traceback:' and inside or ''
-end
-
---- The lines of a message behind its first, and where it was raised.
-local function details(err, level)
-  local more = tostring(err):match('^[^\n]*(\n.*)$') or ''
-  local traceback = errors.is(err) and err.traceback or debug.traceback('', level + 1):sub(2)
-  traceback = trim(traceback)
-  return more .. (traceback ~= '' and '\n' .. traceback or '')
 end
 
 local comm_out = B.new('ms_comm *[1]')
@@ -49,8 +34,9 @@ function uncaught.tell(err)
     C.ms_dist_join()
   end
   local line = errors.describe(err)
-  local text = line .. details(err, 2)
-  local is_cause = C.ms_dist_abort(errors.status(err), cut(text))
+  local traceback = errors.is(err) and err.traceback or debug.traceback('', 2):sub(2)
+  local told, text = B.errors.report(err, trim(traceback))
+  local is_cause = C.ms_dist_abort(errors.status(err), told)
   local is_consequence = errors.is(err) and err.kind == 'CommError'
   return (is_cause or is_consequence or is_known(line)) and line or text
 end

@@ -11,6 +11,7 @@
 #include "comm.h"
 #include "live.h"
 
+#include <string.h>
 #include <sys/types.h>
 
 enum {
@@ -22,6 +23,7 @@ enum {
     MSI_CALL_TEXT = 384,          /* what a fingerprint says */
     MSI_OPERATION_TEXT = 160,
     MSI_NOTED_TEXT = 512,       /* in what notes differ */
+    MSI_FAILURE_TEXT = 640,     /* why a rank had failed */
     MSI_LONGEST_S = 1000000000, /* of a limit in seconds: no limit, in practice */
     MSI_LOOK_MS = 100,          /* how often a sleeper looks whether it waits in vain */
     MSI_AGAIN_MS = 100 /* a later stop signal is a second request: `timeout` sends one twice */
@@ -58,8 +60,10 @@ typedef struct msi_note_record {
 typedef struct msi_member {
     _Alignas(64) _Atomic uint64_t published; /* sequence number of the latest record */
     _Atomic uint64_t noted;                  /* hash of all this rank has noted */
-    _Atomic uint64_t arrived;                /* steps of data movement this rank has staged */
-    _Atomic(void *) handoff;                 /* ranks as threads: a segment on its way */
+    _Atomic uint64_t failed_before; /* call before which it failed last; 0: it has not failed */
+    _Atomic uint64_t failure[MSI_TEXT / 8]; /* as it says itself */
+    _Atomic uint64_t arrived;               /* steps of data movement this rank has staged */
+    _Atomic(void *) handoff;                /* ranks as threads: a segment on its way */
     msi_record ring[MSI_RING];
 } msi_member;
 
@@ -152,6 +156,29 @@ bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_st
 void msi_job_ring_all(msi_job *job);
 void msi_job_set_state(msi_job *job, int32_t rank, int32_t state);
 
+/* [Note: torn reads] What a rank overwrites while others read it is stored in words, with release,
+ * after its number was taken away, and loaded with acquire before its number is looked at again:
+ * who sees a word of something newer also sees that the number has changed. No fences, no torn
+ * text. */
+static inline void msi_words_store(_Atomic uint64_t *to, const void *from, size_t nbytes)
+{
+    for (size_t at = 0; at < nbytes; at += 8) {
+        uint64_t word = 0;
+
+        memcpy(&word, (const char *)from + at, nbytes - at < 8 ? nbytes - at : 8);
+        atomic_store_explicit(&to[at / 8], word, memory_order_release);
+    }
+}
+
+static inline void msi_words_load(void *to, _Atomic uint64_t *from, size_t nbytes)
+{
+    for (size_t at = 0; at < nbytes; at += 8) {
+        uint64_t word = atomic_load_explicit(&from[at / 8], memory_order_acquire);
+
+        memcpy((char *)to + at, &word, 8);
+    }
+}
+
 /* -- record.c: fingerprints -------------------------------------------------------------------- */
 /* Record `seq` of a member; false when it is not there (yet, or any more). `fp` may be NULL. */
 bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t *hash);
@@ -170,6 +197,16 @@ bool msi_members_agree(ms_comm *c);
 /* No rank runs any more. Where they left without a failure, but not after the same calls and notes,
  * that is what the job ends with. */
 void msi_job_compare_left(msi_job *job);
+
+/* -- failure.c: what a rank says of its own failures --------------------------------------------
+ */
+/* The call of member q before which it failed last, and why; 0: it has not failed. */
+uint64_t msi_failure_read(const ms_comm *c, int32_t q, char *text, size_t nbytes);
+/* "; rank 1 had failed before its call 7: ...", where one of the two members failed and the other
+ * did not; else "". */
+const char *msi_failure_text(const ms_comm *c, int32_t a, int32_t b, char *buffer, size_t nbytes);
+/* Which member's failure is it that all have just been told? This rank's own if nobody else's. */
+int32_t msi_failure_owner(const ms_comm *c);
 
 /* -- notes.c ----------------------------------------------------------------------------------- */
 /* Hash of all that a member has noted. */

@@ -370,9 +370,13 @@ bool ms_dist_abort(ms_status kind, const char *message)
 {
     msi_dist *d = dist_peek();
 
-    return d != NULL && d->job != NULL &&
-           msi_job_abort(d->job, d->rank, d->rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
-                         (int)d->rank, message != NULL ? message : "no reason given");
+    if (d == NULL || d->job == NULL) {
+        return false;
+    }
+    int32_t owner = msi_failure_owner(d->world);
+
+    return msi_job_abort(d->job, d->rank, owner, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
+                         (int)owner, message != NULL ? message : "no reason given");
 }
 
 void ms_dist_exit(int32_t code)

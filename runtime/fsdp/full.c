@@ -95,8 +95,8 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
     }
     tree->summoned = true;
     if (status != MS_OK) {
+        msi_tree_give_up(tree, "summon_full_params");
         (void)ms_fsdp_tree_unsummon(tree, false);
-        msi_tree_give_up(tree);
     }
     return status;
 }
@@ -340,7 +340,7 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
         ms_status status = gather_flat(u, "hash of unit", &full);
 
         if (status != MS_OK) {
-            msi_tree_give_up(tree);
+            msi_tree_give_up(tree, "hash");
             return status;
         }
         for (int32_t p = 0; p < u->n_params; p++) {

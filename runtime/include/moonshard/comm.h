@@ -122,6 +122,13 @@ MS_API ms_status ms_comm_same(ms_comm *comm, const char *label, const char *text
  */
 MS_API ms_status ms_comm_exchange(ms_comm *comm, const char *what, const double *numbers,
                                   int32_t n_numbers, double *all);
+/**
+ * Say why this rank fails, before what tells its peers that it has: a collective that carries its
+ * outcome, or another call than theirs. Their errors then bring the message; the latest one counts.
+ * Nothing is sent.
+ * @param message  a line that may be followed by others, of 3,900 bytes together; copied
+ */
+MS_API void ms_comm_failed(ms_comm *comm, const char *message);
 /** Collectives of each kind this rank has called in `comm`, for tests: all-gather, reduce-scatter,
  * all-reduce, broadcast, barrier (an unshard counts as an all-gather, a unit's reduction as a
  * reduce-scatter or all-reduce). */
