@@ -21,15 +21,16 @@ trace.mark(once)
 
 local function settle(restore, state, ok, ...)
   if not ok then
-    pcall(restore, state, false, (...)) -- again: what ended the call may have ended the first one as well
+    -- again: what ended the call may have ended the first one as well
+    pcall(restore, state, false, (...))
     error((...), 0)
   end
   return ...
 end
 
 --- Run `fn(...)`, then `restore(state, ok, err)`, and return what fn returned or raise what it
---- raised. What restore() puts back is changed inside `fn` alone; it runs once more after a failure,
---- and must do no harm then.
+--- raised. What restore() puts back is changed inside `fn` alone; it runs once more after a
+--- failure, and must do no harm then.
 ---@param name string  what is held meanwhile, for the error of a coroutine that yields in it
 ---@param restore fun(state: any, ok: boolean, err: any)
 ---@param state any

@@ -29,6 +29,9 @@ enum {
     MSI_AGAIN_MS = 100 /* a later stop signal is a second request: `timeout` sends one twice */
 };
 
+/* Why this process is no rank of its job any more. */
+enum { MSI_GONE_NOT, MSI_GONE_LEFT, MSI_GONE_FORKED };
+
 enum { MSI_RANK_STARTING, MSI_RANK_ALIVE, MSI_RANK_LEFT, MSI_RANK_DEAD };
 
 enum {
@@ -104,7 +107,7 @@ typedef struct msi_job {
     bool threads;
     /* Mailboxes for file descriptors, one per rank: [0] its owner reads, [1] others write. */
     int32_t mail[MSI_MAX_RANKS][2];
-    _Atomic(struct msi_shared_map *) maps; /* ranks as threads: of all segments made */
+    _Atomic(struct msi_shared_map *) maps; /* of all segments made */
 } msi_job;
 
 struct ms_comm {
@@ -114,7 +117,7 @@ struct ms_comm {
     int32_t rank, size;
     int32_t slot[MSI_MAX_RANKS]; /* of each member in the job */
     bool is_self;                /* needs nobody, so it survives the others' failures */
-    bool left;
+    int32_t gone;                /* MSI_GONE_* */
     msi_member *members;
     msi_note_record *notes; /* (size, MSI_NOTES); NULL without peers */
     char *staging;          /* (size, 2, MSI_CHUNK) */
@@ -130,7 +133,8 @@ typedef struct msi_dist {
     ms_context *ctx;
     msi_job *job; /* NULL: not joined */
     int32_t rank;
-    bool owns_job, left;
+    bool owns_job;
+    int32_t gone; /* MSI_GONE_* */
     const char *launcher;
     ms_comm *world, *self;
     ms_launch *launch; /* ranks this process supervises */
@@ -141,6 +145,10 @@ ms_status msi_job_new(msi_job **out, int32_t world, bool threads);
 /* Join a block somebody else made; takes `fd` on success. */
 ms_status msi_job_open(msi_job **out, int32_t fd);
 void msi_job_free(msi_job *job);
+/* What this process stores into memory that it shares with the job, or into one map of it, is its
+ * own from now on. Async-signal-safe. */
+void msi_job_make_private(const msi_job *job);
+void msi_make_private(void *map, size_t nbytes, int protection, int32_t fd);
 /* Close the mailbox ends that rank `rank` does not need. */
 void msi_job_keep_mail(msi_job *job, int32_t rank);
 
@@ -231,6 +239,8 @@ void msi_doorbell_ring(msi_slot_rank *slot);
 msi_dist *msi_dist_state(void);
 /* The group of all ranks of `job`, as rank `rank` sees it. */
 void msi_comm_of_world(ms_comm *out, msi_job *job, int32_t rank);
+/* This process is no rank: the error that says why. */
+ms_status msi_gone_error(const ms_comm *c);
 /* Become rank `rank` of `job`. */
 ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *launcher,
                          bool owns_job);
@@ -248,6 +258,8 @@ ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t n
 /* -- segment.c --------------------------------------------------------------------------------- */
 /* Free what is left of a job's shared maps: no rank runs any more. */
 void msi_segment_sweep(msi_job *job);
+/* What this process stores into segments is its own from now on. Async-signal-safe. */
+void msi_segments_make_private(const msi_job *job);
 
 /* -- bounds.c: what there is of memory -----------------------------------------------------------
  */

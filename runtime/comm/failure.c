@@ -24,7 +24,7 @@ void ms_comm_failed(ms_comm *c, const char *message)
     size_t n = strnlen(message, MSI_TEXT - 1);
     char text[MSI_TEXT];
 
-    if (c->size == 1 || c->left || msi_comm_broken(c) || has_given_up(c)) {
+    if (c->size == 1 || c->gone != 0 || msi_comm_broken(c) || has_given_up(c)) {
         return; /* nobody waits, or another failure came first */
     }
     memcpy(text, message, n);

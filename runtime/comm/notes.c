@@ -20,7 +20,7 @@ uint64_t msi_noted(const ms_comm *c, int32_t member)
 
 void msi_comm_note(ms_comm *c, const msi_note *note)
 {
-    if (c->size == 1 || c->left) {
+    if (c->size == 1 || c->gone != 0) {
         return;
     }
     msi_note_record *r = record_of(c, c->rank, ++c->n_notes);

@@ -40,8 +40,8 @@ ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
 
     *seq = 0;
     own.noted = msi_noted(c, c->rank);
-    if (MSI_UNLIKELY(c->left)) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");
+    if (MSI_UNLIKELY(c->gone != 0)) {
+        return msi_gone_error(c);
     }
     c->seq++;
     c->hash = msi_mix64(c->hash ^ ms_hash_bytes(&own, sizeof(own)));

@@ -240,8 +240,8 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
 
 ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), void *user)
 {
-    if (MSI_UNLIKELY(c->left)) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: nothing can be waited for");
+    if (MSI_UNLIKELY(c->gone != 0)) {
+        return msi_gone_error(c);
     }
     int32_t seen = look(c, ready, user);
 

@@ -2,7 +2,8 @@
  *
  * Every collective first publishes a fingerprint (kind, dtype, count, unit, slot, sequence, hash of
  * the schedule so far). A mismatch or a dead peer is MS_COMM_ERROR on all ranks within a second,
- * naming rank, operation, unit and sequence; the group is unusable afterwards. Sums run over ranks
+ * naming rank, operation, unit and sequence; the group is unusable afterwards. So is it in a process
+ * that a rank forks. Sums run over ranks
  * by one fixed binary tree, so results depend on nothing but the values. */
 #ifndef MOONSHARD_COMM_H
 #define MOONSHARD_COMM_H
