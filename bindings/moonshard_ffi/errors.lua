@@ -133,4 +133,35 @@ function errors.describe(value)
   return (text:match('^[^\n]*'))
 end
 
+local ROOM = 3600 -- bytes that other ranks are told of a failure, less what is put around them
+local LINE = 1500 -- ... of which the first line has at most
+
+--- The beginning of a text: as many whole lines as there is room for, or what fits of the first.
+local function cut(text, room)
+  if #text <= room then
+    return text
+  end
+  local kept = text:sub(1, room)
+  local lines = kept:match('^(.*)\n')
+  return lines and lines .. '\n\t...' or kept .. '...'
+end
+
+--- What a terminal or C would take for something else than text is written out.
+local function readable(text)
+  return (text:gsub('[%z\1-\8\11-\31\127]', function(byte)
+    return ('\\x%02x'):format(byte:byte())
+  end))
+end
+
+--- What other ranks are told of anything that was raised.
+---@param traceback? string  default: that of an error of the library
+---@return string line, string text  the line, the lines of the message behind it, and the stack
+function errors.report(value, traceback)
+  local line = readable(cut(errors.describe(value), LINE))
+  local more = cut(errors.text(value), ROOM):match('^[^\n]*(\n.*)$') or ''
+  traceback = traceback or errors.is(value) and value.traceback or ''
+  traceback = traceback ~= '' and '\n' .. traceback or ''
+  return line, cut(line .. readable(more .. traceback), ROOM)
+end
+
 return errors

@@ -135,8 +135,18 @@ function fsdp.unit_post_forward(unit, outputs)
   calls.fsdp_unit_post_forward(unit, refs, n)
 end
 
-function fsdp.reset(tree)
+--- After a forward that raised `err`.
+function fsdp.reset(tree, err)
+  local _, text = B.errors.report(err)
+  C.ms_error_set(B.errors.status(err), text)
   C.ms_fsdp_tree_reset(tree)
+end
+
+--- This rank fails by `err`: peers that go on without it are told.
+---@param comm ffi.cdata*
+function fsdp.failed(comm, err)
+  local _, text = B.errors.report(err)
+  C.ms_comm_failed(comm, text)
 end
 
 function fsdp.set_sync(tree, sync)

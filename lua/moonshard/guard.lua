@@ -6,7 +6,7 @@ local trace = require 'moonshard.trace'
 local guard = {}
 
 local function after(restore, state, ok, ...)
-  restore(state, ok)
+  restore(state, ok, not ok and (...) or nil)
   if not ok then
     error((...), 0)
   end
@@ -21,17 +21,18 @@ trace.mark(once)
 
 local function settle(restore, state, ok, ...)
   if not ok then
-    pcall(restore, state, false) -- again: what ended the call may have ended the first one as well
+    -- again: what ended the call may have ended the first one as well
+    pcall(restore, state, false, (...))
     error((...), 0)
   end
   return ...
 end
 
---- Run `fn(...)`, then `restore(state, ok)`, and return what fn returned or raise what it raised.
---- What restore() puts back is changed inside `fn` alone; it runs once more after a failure, and
---- must do no harm then.
+--- Run `fn(...)`, then `restore(state, ok, err)`, and return what fn returned or raise what it
+--- raised. What restore() puts back is changed inside `fn` alone; it runs once more after a
+--- failure, and must do no harm then.
 ---@param name string  what is held meanwhile, for the error of a coroutine that yields in it
----@param restore fun(state: any, ok: boolean)
+---@param restore fun(state: any, ok: boolean, err: any)
 ---@param state any
 ---@param fn fun(...): ...
 ---@return ...

@@ -9,26 +9,6 @@ local C = B.C
 
 local uncaught = {}
 
-local ROOM = 3600 -- bytes that ms_dist_abort() takes, less what it puts around them
-local LINE = 1500 -- ... of which the message has at most
-
---- The beginning of a text: as many whole lines as there is room for, or what fits of the first.
-local function cut(text, room)
-  if #text <= room then
-    return text
-  end
-  local kept = text:sub(1, room)
-  local lines = kept:match('^(.*)\n')
-  return lines and lines .. '\n\t...' or kept .. '...'
-end
-
---- What a terminal or C would take for something else than text is written out.
-local function readable(text)
-  return (text:gsub('[%z\1-\8\11-\31\127]', function(byte)
-    return ('\\x%02x'):format(byte:byte())
-  end))
-end
-
 --- A traceback without what runs the script (rank.lua).
 local function trim(traceback)
   local inside = traceback:match('^(.-)\n\t[^\n]*moonshard/rank%.lua:')
@@ -37,13 +17,6 @@ local function trim(traceback)
   end
   inside = inside:gsub("\n\t%[C%]: in function 'xpcall'\n\t[^\n]*uncaught%.lua:[^\n]*$", '')
   return inside ~= 'stack traceback:' and inside or ''
-end
-
---- The lines of a message behind its first, and where it was raised.
-local function details(err, traceback)
-  local more = cut(B.errors.text(err), ROOM):match('^[^\n]*(\n.*)$') or ''
-  traceback = trim(errors.is(err) and err.traceback or traceback:sub(2))
-  return more .. (traceback ~= '' and '\n' .. traceback or '')
 end
 
 local comm_out = B.new('ms_comm *[1]')
@@ -65,8 +38,8 @@ local function tell(err, traceback)
   if C.ms_dist_launched() then -- by a launcher, which may be told before the script has joined
     C.ms_dist_join()
   end
-  local line = readable(cut(errors.describe(err), LINE))
-  local text = cut(line .. readable(details(err, traceback)), ROOM)
+  local line, text = B.errors.report(err, trim(errors.is(err) and err.traceback
+    or traceback:sub(2)))
   local is_cause = C.ms_dist_abort(errors.status(err), text)
   local is_consequence = errors.is(err) and err.kind == 'CommError'
   return (is_cause or is_consequence or is_known(line)) and line or text

@@ -36,6 +36,9 @@ ms_status msi_outcome_agree(ms_comm *comm, const char *what, const msi_outcome *
 {
     const int32_t world = ms_comm_size(comm);
 
+    if (own->status != MS_OK) {
+        ms_comm_failed(comm, own->message);
+    }
     MS_TRY(msi_comm_gather_bytes(comm, what, own, sizeof(*own), all));
     for (int32_t r = 0; r < world; r++) {
         if (all[r].status != MS_OK) {

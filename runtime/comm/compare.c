@@ -8,13 +8,35 @@
 
 /* -- while they run ---------------------------------------------------------------------------- */
 
+/* One of two members gave up there what it had named, and the other did not: true. The reason is
+ * that member's failure. */
+static bool report_failure(ms_comm *c, int32_t a, const msi_fingerprint *fa, int32_t b,
+                           const msi_fingerprint *fb, uint64_t s)
+{
+    int32_t failed = fa->kind == MSI_COLL_RESET ? a : b;
+    char text[MSI_TEXT - 128];
+
+    if ((fa->kind == MSI_COLL_RESET) == (fb->kind == MSI_COLL_RESET) ||
+        msi_failure_read(c, failed, text, sizeof(text)) != s) {
+        return false;
+    }
+    msi_job_abort(c->job, c->slot[c->rank], c->slot[failed], MSI_CAUSE_FAILED, MS_COMM_ERROR,
+                  "rank %d failed: %s", (int)c->slot[failed], text);
+    return true;
+}
+
 /* Members a < b said fa and fb at sequence `s`. What they noted differently came before. */
 static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, int32_t b,
                               const msi_fingerprint *fb, uint64_t s)
 {
     int32_t other = c->rank == a ? b : a;
     char ta[MSI_CALL_TEXT], tb[MSI_CALL_TEXT], notes[MSI_NOTED_TEXT] = "";
+    char failure[MSI_FAILURE_TEXT];
 
+    if (report_failure(c, a, fa, b, fb, s)) {
+        return;
+    }
+    msi_failure_text(c, a, b, failure, sizeof(failure));
     msi_fingerprint_text(fa, ta, sizeof(ta));
     msi_fingerprint_text(fb, tb, sizeof(tb));
     if (fa->noted != fb->noted) {
@@ -22,14 +44,14 @@ static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, 
     }
     if (msi_fingerprint_same_call(fa, fb)) {
         msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                      "the ranks differ: %s (found at %s, sequence %llu)", notes, ta,
-                      (unsigned long long)s);
+                      "the ranks differ: %s (found at %s, sequence %llu)%s", notes, ta,
+                      (unsigned long long)s, failure);
         return;
     }
     msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d calls %s%s%s",
+                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d calls %s%s%s%s",
                   (unsigned long long)s, (int)c->slot[a], ta, (int)c->slot[b], tb,
-                  notes[0] != '\0' ? "; before that they differ: " : "", notes);
+                  notes[0] != '\0' ? "; before that they differ: " : "", notes, failure);
 }
 
 static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
@@ -91,6 +113,7 @@ static void report_call_more(ms_comm *c, int32_t a, int32_t b)
 {
     uint64_t s = published(c, b) + 1, hash;
     char call[MSI_CALL_TEXT] = "another collective", notes[MSI_NOTED_TEXT] = "";
+    char failure[MSI_FAILURE_TEXT];
     msi_fingerprint fp;
 
     if (msi_record_read(&c->members[a], s, &fp, &hash)) {
@@ -100,9 +123,10 @@ static void report_call_more(ms_comm *c, int32_t a, int32_t b)
         }
     }
     msi_job_abort(c->job, c->slot[c->rank], c->slot[b], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d has left%s%s",
+                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d has left%s%s%s",
                   (unsigned long long)s, (int)c->slot[a], call, (int)c->slot[b],
-                  notes[0] != '\0' ? "; before that they differ: " : "", notes);
+                  notes[0] != '\0' ? "; before that they differ: " : "", notes,
+                  msi_failure_text(c, a, b, failure, sizeof(failure)));
 }
 
 /* Did member q leave as this one did? */
@@ -110,7 +134,7 @@ static bool left_alike(ms_comm *c, int32_t q)
 {
     uint64_t mine = published(c, c->rank), theirs = published(c, q), hash, own;
     uint64_t last = mine < theirs ? mine : theirs;
-    char notes[MSI_NOTED_TEXT];
+    char notes[MSI_NOTED_TEXT], failure[MSI_FAILURE_TEXT];
 
     if (msi_record_read(&c->members[q], last, NULL, &hash) &&
         msi_record_read(&c->members[c->rank], last, NULL, &own) && hash != own) {
@@ -124,7 +148,8 @@ static bool left_alike(ms_comm *c, int32_t q)
     if (msi_noted(c, q) != msi_noted(c, c->rank)) {
         msi_notes_text(c, c->rank, msi_noted(c, c->rank), q, msi_noted(c, q), notes, sizeof(notes));
         msi_job_abort(c->job, c->slot[c->rank], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                      "the ranks differ: %s (found when they had left)", notes);
+                      "the ranks differ: %s (found when they had left)%s", notes,
+                      msi_failure_text(c, c->rank, q, failure, sizeof(failure)));
         return false;
     }
     return true;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -232,6 +233,21 @@ void msi_job_free(msi_job *job)
         close_fd(&job->mail[r][1]);
     }
     free(job);
+}
+
+void msi_make_private(void *map, size_t nbytes, int protection, int32_t fd)
+{
+    if (mmap(map, nbytes, protection, MAP_PRIVATE | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        _exit(128 + SIGABRT); /* rather than disturb the job */
+    }
+}
+
+void msi_job_make_private(const msi_job *job)
+{
+    if (!job->threads) {
+        msi_segments_make_private(job);
+        msi_make_private(job->block, (size_t)job->block->nbytes, PROT_READ | PROT_WRITE, job->fd);
+    }
 }
 
 /* -- the abort word ---------------------------------------------------------------------------- */

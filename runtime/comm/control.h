@@ -11,6 +11,7 @@
 #include "comm.h"
 #include "live.h"
 
+#include <string.h>
 #include <sys/types.h>
 
 enum {
@@ -22,10 +23,14 @@ enum {
     MSI_CALL_TEXT = 384,          /* what a fingerprint says */
     MSI_OPERATION_TEXT = 160,
     MSI_NOTED_TEXT = 512,       /* in what notes differ */
+    MSI_FAILURE_TEXT = 640,     /* why a rank had failed */
     MSI_LONGEST_S = 1000000000, /* of a limit in seconds: no limit, in practice */
     MSI_LOOK_MS = 100,          /* how often a sleeper looks whether it waits in vain */
     MSI_AGAIN_MS = 100 /* a later stop signal is a second request: `timeout` sends one twice */
 };
+
+/* Why this process is no rank of its job any more. */
+enum { MSI_GONE_NOT, MSI_GONE_LEFT, MSI_GONE_FORKED };
 
 enum { MSI_RANK_STARTING, MSI_RANK_ALIVE, MSI_RANK_LEFT, MSI_RANK_DEAD };
 
@@ -58,8 +63,10 @@ typedef struct msi_note_record {
 typedef struct msi_member {
     _Alignas(64) _Atomic uint64_t published; /* sequence number of the latest record */
     _Atomic uint64_t noted;                  /* hash of all this rank has noted */
-    _Atomic uint64_t arrived;                /* steps of data movement this rank has staged */
-    _Atomic(void *) handoff;                 /* ranks as threads: a segment on its way */
+    _Atomic uint64_t failed_before; /* call before which it failed last; 0: it has not failed */
+    _Atomic uint64_t failure[MSI_TEXT / 8]; /* as it says itself */
+    _Atomic uint64_t arrived;               /* steps of data movement this rank has staged */
+    _Atomic(void *) handoff;                /* ranks as threads: a segment on its way */
     msi_record ring[MSI_RING];
 } msi_member;
 
@@ -100,7 +107,7 @@ typedef struct msi_job {
     bool threads;
     /* Mailboxes for file descriptors, one per rank: [0] its owner reads, [1] others write. */
     int32_t mail[MSI_MAX_RANKS][2];
-    _Atomic(struct msi_shared_map *) maps; /* ranks as threads: of all segments made */
+    _Atomic(struct msi_shared_map *) maps; /* of all segments made */
 } msi_job;
 
 struct ms_comm {
@@ -110,7 +117,7 @@ struct ms_comm {
     int32_t rank, size;
     int32_t slot[MSI_MAX_RANKS]; /* of each member in the job */
     bool is_self;                /* needs nobody, so it survives the others' failures */
-    bool left;
+    int32_t gone;                /* MSI_GONE_* */
     msi_member *members;
     msi_note_record *notes; /* (size, MSI_NOTES); NULL without peers */
     char *staging;          /* (size, 2, MSI_CHUNK) */
@@ -126,7 +133,8 @@ typedef struct msi_dist {
     ms_context *ctx;
     msi_job *job; /* NULL: not joined */
     int32_t rank;
-    bool owns_job, left;
+    bool owns_job;
+    int32_t gone; /* MSI_GONE_* */
     const char *launcher;
     ms_comm *world, *self;
     ms_launch *launch; /* ranks this process supervises */
@@ -137,6 +145,10 @@ ms_status msi_job_new(msi_job **out, int32_t world, bool threads);
 /* Join a block somebody else made; takes `fd` on success. */
 ms_status msi_job_open(msi_job **out, int32_t fd);
 void msi_job_free(msi_job *job);
+/* What this process stores into memory that it shares with the job, or into one map of it, is its
+ * own from now on. Async-signal-safe. */
+void msi_job_make_private(const msi_job *job);
+void msi_make_private(void *map, size_t nbytes, int protection, int32_t fd);
 /* Close the mailbox ends that rank `rank` does not need. */
 void msi_job_keep_mail(msi_job *job, int32_t rank);
 
@@ -151,6 +163,29 @@ bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_st
 /* Wake every rank, whatever it waits for. */
 void msi_job_ring_all(msi_job *job);
 void msi_job_set_state(msi_job *job, int32_t rank, int32_t state);
+
+/* [Note: torn reads] What a rank overwrites while others read it is stored in words, with release,
+ * after its number was taken away, and loaded with acquire before its number is looked at again:
+ * who sees a word of something newer also sees that the number has changed. No fences, no torn
+ * text. */
+static inline void msi_words_store(_Atomic uint64_t *to, const void *from, size_t nbytes)
+{
+    for (size_t at = 0; at < nbytes; at += 8) {
+        uint64_t word = 0;
+
+        memcpy(&word, (const char *)from + at, nbytes - at < 8 ? nbytes - at : 8);
+        atomic_store_explicit(&to[at / 8], word, memory_order_release);
+    }
+}
+
+static inline void msi_words_load(void *to, _Atomic uint64_t *from, size_t nbytes)
+{
+    for (size_t at = 0; at < nbytes; at += 8) {
+        uint64_t word = atomic_load_explicit(&from[at / 8], memory_order_acquire);
+
+        memcpy((char *)to + at, &word, 8);
+    }
+}
 
 /* -- record.c: fingerprints -------------------------------------------------------------------- */
 /* Record `seq` of a member; false when it is not there (yet, or any more). `fp` may be NULL. */
@@ -170,6 +205,16 @@ bool msi_members_agree(ms_comm *c);
 /* No rank runs any more. Where they left without a failure, but not after the same calls and notes,
  * that is what the job ends with. */
 void msi_job_compare_left(msi_job *job);
+
+/* -- failure.c: what a rank says of its own failures --------------------------------------------
+ */
+/* The call of member q before which it failed last, and why; 0: it has not failed. */
+uint64_t msi_failure_read(const ms_comm *c, int32_t q, char *text, size_t nbytes);
+/* "; rank 1 had failed before its call 7: ...", where one of the two members failed and the other
+ * did not; else "". */
+const char *msi_failure_text(const ms_comm *c, int32_t a, int32_t b, char *buffer, size_t nbytes);
+/* Which member's failure is it that all have just been told? This rank's own if nobody else's. */
+int32_t msi_failure_owner(const ms_comm *c);
 
 /* -- notes.c ----------------------------------------------------------------------------------- */
 /* Hash of all that a member has noted. */
@@ -196,6 +241,8 @@ void msi_doorbell_ring(msi_slot_rank *slot);
 msi_dist *msi_dist_state(void);
 /* The group of all ranks of `job`, as rank `rank` sees it. */
 void msi_comm_of_world(ms_comm *out, msi_job *job, int32_t rank);
+/* This process is no rank: the error that says why. */
+ms_status msi_gone_error(const ms_comm *c);
 /* Become rank `rank` of `job`. */
 ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *launcher,
                          bool owns_job);
@@ -213,6 +260,8 @@ ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t n
 /* -- segment.c --------------------------------------------------------------------------------- */
 /* Free what is left of a job's shared maps: no rank runs any more. */
 void msi_segment_sweep(msi_job *job);
+/* What this process stores into segments is its own from now on. Async-signal-safe. */
+void msi_segments_make_private(const msi_job *job);
 
 /* -- bounds.c: what there is of memory -----------------------------------------------------------
  */

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,7 @@ static void dist_close(void *state)
     if (d->launch != NULL) {
         msi_launch_kill(d->launch);
     }
-    if (d->job != NULL && !d->left) {
+    if (d->job != NULL && d->gone == 0) {
         ms_dist_leave();
     }
     comm_free(d->world);
@@ -119,7 +120,7 @@ static ms_status make_self(msi_dist *d)
     c->size = 1;
     c->slot[0] = d->rank;
     c->is_self = true;
-    c->left = d->left;
+    c->gone = d->gone;
     c->members = member;
     msi_live_add(&c->live, MSI_LIVE_COMM, c);
     d->self = c;
@@ -135,8 +136,8 @@ ms_status ms_comm_world(ms_comm **out)
         MS_TRY(ms_dist_join());
         d = msi_dist_state();
     }
-    if (d->left) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job");
+    if (d->gone != 0) {
+        return msi_gone_error(d->world);
     }
     *out = d->world;
     return MS_OK;
@@ -188,6 +189,46 @@ double ms_comm_wait_seconds(const ms_comm *comm)
     return (double)comm->wait_ns * 1e-9;
 }
 
+/* -- leaving without a word -------------------------------------------------------------------- */
+
+static void be_gone(msi_dist *d, int32_t gone)
+{
+    d->gone = d->world->gone = gone;
+    if (d->self != NULL) {
+        d->self->gone = gone;
+    }
+}
+
+ms_status msi_gone_error(const ms_comm *c)
+{
+    if (c->gone == MSI_GONE_FORKED) {
+        return MS_FAIL(MS_COMM_ERROR,
+                       "this process was forked by rank %d and is no rank itself: collectives are "
+                       "its parent's",
+                       (int)c->slot[c->rank]);
+    }
+    return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");
+}
+
+/* In a process that this thread has just forked: a copy of a rank would speak and store as that
+ * rank. */
+static void forked(void)
+{
+    msi_dist *d = dist_peek();
+
+    if (d != NULL && d->job != NULL && d->job->world > 1 && d->gone == 0) {
+        msi_job_make_private(d->job);
+        be_gone(d, MSI_GONE_FORKED);
+    }
+}
+
+static pthread_once_t forks_watched = PTHREAD_ONCE_INIT;
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
 /* -- joining and leaving ----------------------------------------------------------------------- */
 
 ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *launcher,
@@ -212,6 +253,7 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *la
         return status;
     }
     d->owns_job = owns_job;
+    pthread_once(&forks_watched, watch_forks);
     return MS_OK;
 }
 
@@ -339,7 +381,7 @@ void ms_dist_info_get(ms_dist_info *info)
     *info = (ms_dist_info){.world_size = 1,
                            .local_world_size = 1,
                            .cores = msi_cores_allowed(),
-                           .initialized = joined && !d->left,
+                           .initialized = joined && d->gone == 0,
                            .launcher = d != NULL ? d->launcher : "none",
                            .transport = "self"};
     if (joined) {
@@ -353,16 +395,10 @@ void ms_dist_leave(void)
 {
     msi_dist *d = dist_peek();
 
-    if (d == NULL || d->job == NULL || d->left) {
+    if (d == NULL || d->job == NULL || d->gone != 0) {
         return;
     }
-    d->left = true;
-    if (d->world != NULL) {
-        d->world->left = true;
-    }
-    if (d->self != NULL) {
-        d->self->left = true;
-    }
+    be_gone(d, MSI_GONE_LEFT);
     msi_job_set_state(d->job, d->rank, MSI_RANK_LEFT);
 }
 
@@ -370,9 +406,13 @@ bool ms_dist_abort(ms_status kind, const char *message)
 {
     msi_dist *d = dist_peek();
 
-    return d != NULL && d->job != NULL &&
-           msi_job_abort(d->job, d->rank, d->rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
-                         (int)d->rank, message != NULL ? message : "no reason given");
+    if (d == NULL || d->job == NULL || d->gone == MSI_GONE_FORKED) {
+        return false;
+    }
+    int32_t owner = msi_failure_owner(d->world);
+
+    return msi_job_abort(d->job, d->rank, owner, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
+                         (int)owner, message != NULL ? message : "no reason given");
 }
 
 void ms_dist_exit(int32_t code)

@@ -2,7 +2,6 @@
 #include "control.h"
 
 #include <stdio.h>
-#include <string.h>
 
 _Static_assert(sizeof(msi_note) == 2 * sizeof(msi_label) + 8 * (MSI_NOTE_NUMBERS + 1),
                "a note is whole words without padding");
@@ -19,23 +18,17 @@ uint64_t msi_noted(const ms_comm *c, int32_t member)
     return atomic_load_explicit(&c->members[member].noted, memory_order_acquire);
 }
 
-/* As record_write(): release and acquire on every word tell a torn read. */
 void msi_comm_note(ms_comm *c, const msi_note *note)
 {
-    uint64_t words[sizeof(*note) / 8];
-
-    if (c->size == 1 || c->left) {
+    if (c->size == 1 || c->gone != 0) {
         return;
     }
     msi_note_record *r = record_of(c, c->rank, ++c->n_notes);
     uint64_t noted = msi_mix64(msi_noted(c, c->rank) ^ ms_hash_bytes(note, sizeof(*note)));
 
-    memcpy(words, note, sizeof(words));
     atomic_store_explicit(&r->n, 0, memory_order_relaxed);
     atomic_store_explicit(&r->hash, noted, memory_order_release);
-    for (int32_t i = 0; i < MSI_COUNT(words); i++) {
-        atomic_store_explicit(&r->word[i], words[i], memory_order_release);
-    }
+    msi_words_store(r->word, note, sizeof(*note));
     atomic_store_explicit(&r->n, c->n_notes, memory_order_release);
     atomic_store_explicit(&c->members[c->rank].noted, noted, memory_order_release);
 }
@@ -64,16 +57,12 @@ ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const do
 static bool note_read(const ms_comm *c, int32_t member, uint64_t n, msi_note *note, uint64_t *hash)
 {
     msi_note_record *r = record_of(c, member, n);
-    uint64_t words[sizeof(*note) / 8];
 
     if (atomic_load_explicit(&r->n, memory_order_acquire) != n) {
         return false;
     }
     *hash = atomic_load_explicit(&r->hash, memory_order_acquire);
-    for (int32_t i = 0; i < MSI_COUNT(words); i++) {
-        words[i] = atomic_load_explicit(&r->word[i], memory_order_acquire);
-    }
-    memcpy(note, words, sizeof(words));
+    msi_words_load(note, r->word, sizeof(*note));
     return atomic_load_explicit(&r->n, memory_order_relaxed) == n;
 }
 

@@ -2,7 +2,6 @@
 #include "control.h"
 
 #include <stdio.h>
-#include <string.h>
 
 _Static_assert(sizeof(msi_fingerprint) == 40 + sizeof(msi_label) &&
                    sizeof(msi_label) > sizeof(int64_t[MS_MAX_DIMS]),
@@ -10,19 +9,13 @@ _Static_assert(sizeof(msi_fingerprint) == 40 + sizeof(msi_label) &&
 
 /* -- records ----------------------------------------------------------------------------------- */
 
-/* Fields are stored with release and loaded with acquire: whoever sees a word of a newer record
- * also sees that `seq` has changed, so a torn read is found without fences. */
 static void record_write(msi_member *m, uint64_t seq, uint64_t hash, const msi_fingerprint *fp)
 {
     msi_record *r = &m->ring[seq % MSI_RING];
-    uint64_t words[MSI_COUNT(r->word)];
 
-    memcpy(words, fp, sizeof(words));
     atomic_store_explicit(&r->seq, 0, memory_order_relaxed);
     atomic_store_explicit(&r->hash, hash, memory_order_release);
-    for (int32_t i = 0; i < MSI_COUNT(words); i++) {
-        atomic_store_explicit(&r->word[i], words[i], memory_order_release);
-    }
+    msi_words_store(r->word, fp, sizeof(*fp));
     atomic_store_explicit(&r->seq, seq, memory_order_release);
     atomic_store_explicit(&m->published, seq, memory_order_release);
 }
@@ -30,17 +23,13 @@ static void record_write(msi_member *m, uint64_t seq, uint64_t hash, const msi_f
 bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t *hash)
 {
     msi_record *r = &m->ring[seq % MSI_RING];
-    uint64_t words[MSI_COUNT(r->word)];
 
     if (seq == 0 || atomic_load_explicit(&r->seq, memory_order_acquire) != seq) {
         return false;
     }
     *hash = atomic_load_explicit(&r->hash, memory_order_acquire);
     if (fp != NULL) {
-        for (int32_t i = 0; i < MSI_COUNT(words); i++) {
-            words[i] = atomic_load_explicit(&r->word[i], memory_order_acquire);
-        }
-        memcpy(fp, words, sizeof(words));
+        msi_words_load(fp, r->word, sizeof(*fp));
     }
     return atomic_load_explicit(&r->seq, memory_order_relaxed) == seq;
 }
@@ -51,8 +40,8 @@ ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
 
     *seq = 0;
     own.noted = msi_noted(c, c->rank);
-    if (MSI_UNLIKELY(c->left)) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");
+    if (MSI_UNLIKELY(c->gone != 0)) {
+        return msi_gone_error(c);
     }
     c->seq++;
     c->hash = msi_mix64(c->hash ^ ms_hash_bytes(&own, sizeof(own)));

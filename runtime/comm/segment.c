@@ -14,10 +14,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Maps that ranks as threads share. The last owner unmaps; the job frees this struct, and the maps
- * of a segment whose making failed half-way. */
+/* Maps of one segment, which ranks as threads share. The last owner unmaps; the job frees this
+ * struct, and the maps of a segment whose making failed half-way. */
 typedef struct msi_shared_map {
     _Atomic int32_t owners;
+    int32_t fd;
     char *rw, *ro;
     int64_t nbytes;
     struct msi_shared_map *next;
@@ -119,6 +120,27 @@ static msi_bound map_fd(msi_segment *s, bool one_map)
     return failed_by(msi_address_space_left(), error);
 }
 
+/* Put what is mapped into the job's list. */
+static msi_bound enlist(msi_segment *s, int32_t owners)
+{
+    msi_job *job = s->comm->job;
+    msi_shared_map *map = calloc(1, sizeof(*map));
+
+    if (map == NULL) {
+        return (msi_bound){.error = ENOMEM};
+    }
+    map->fd = s->fd;
+    map->rw = s->rw;
+    map->ro = s->ro;
+    map->nbytes = s->nbytes;
+    atomic_store(&map->owners, owners);
+    map->next = atomic_load(&job->maps);
+    while (!atomic_compare_exchange_weak(&job->maps, &map->next, map)) {
+    }
+    s->shared = map;
+    return (msi_bound){.error = 0};
+}
+
 /* -- handing over ------------------------------------------------------------------------------ */
 
 static int send_fd(const ms_comm *c, int32_t q, uint64_t seq, int32_t fd)
@@ -194,34 +216,27 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
         }
         return made;
     }
-    msi_shared_map *map = calloc(1, sizeof(*map));
     bool one_map = false;
 
 #ifdef __SANITIZE_THREAD__
     one_map = true;
 #endif
-    if (map == NULL) {
-        return failed_by(made, ENOMEM);
-    }
     made = map_fd(s, one_map);
-    map->rw = s->rw;
-    map->ro = s->ro;
-    map->nbytes = s->nbytes;
-    atomic_store(&map->owners, made.error == 0 ? c->size : 1);
-    map->next = atomic_load(&c->job->maps);
-    while (!atomic_compare_exchange_weak(&c->job->maps, &map->next, map)) {
+    if (made.error == 0) {
+        made = enlist(s, c->size);
     }
-    s->shared = map;
-    atomic_store(&c->members[0].handoff, map);
+    atomic_store(&c->members[0].handoff, s->shared);
     return made;
 }
 
 static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     if (!c->job->threads) {
-        int error = c->rank == 0 ? 0 : receive_fd(c, seq, &s->fd);
+        msi_bound mapped = {.error = c->rank == 0 ? 0 : receive_fd(c, seq, &s->fd)};
 
-        return error != 0 ? failed_by(msi_bound_of(error), error) : map_fd(s, false);
+        mapped = mapped.error != 0 ? failed_by(msi_bound_of(mapped.error), mapped.error)
+                                   : map_fd(s, false);
+        return mapped.error == 0 ? enlist(s, 1) : mapped;
     }
     if (c->rank != 0) {
         s->shared = atomic_load(&c->members[0].handoff);
@@ -293,6 +308,16 @@ void msi_segment_free(msi_segment *s)
         close(s->fd);
     }
     *s = (msi_segment){.fd = -1};
+}
+
+void msi_segments_make_private(const msi_job *job)
+{
+    for (msi_shared_map *map = atomic_load(&job->maps); map != NULL; map = map->next) {
+        if (atomic_load(&map->owners) > 0) {
+            msi_make_private(map->rw, map_bytes(map->nbytes), PROT_READ | PROT_WRITE, map->fd);
+            msi_make_private(map->ro, map_bytes(map->nbytes), PROT_READ, map->fd);
+        }
+    }
 }
 
 void msi_segment_sweep(msi_job *job)

@@ -68,7 +68,7 @@ static int32_t member_gone(ms_comm *c, uint64_t seq)
 
         if (q != c->rank && (state == MSI_RANK_LEFT || state == MSI_RANK_DEAD) &&
             atomic_load_explicit(&c->members[q].published, memory_order_acquire) < seq) {
-            return c->slot[q];
+            return q;
         }
     }
     return -1;
@@ -128,7 +128,7 @@ static void report_stuck(ms_comm *c, const char *what)
  * look sees it. The other way round an answer in between would be taken for none. */
 typedef struct fate {
     enum { FATE_OPEN, FATE_LEFT, FATE_STUCK, FATE_TIMEOUT } verdict;
-    int32_t rank; /* FATE_LEFT: which */
+    int32_t member; /* FATE_LEFT: which */
 } fate;
 
 static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
@@ -157,12 +157,14 @@ static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
 
 static void report_fate(ms_comm *c, fate f)
 {
-    char what[64];
+    char what[64], failure[MSI_FAILURE_TEXT];
 
     switch (f.verdict) {
     case FATE_LEFT:
-        msi_job_abort(c->job, c->slot[c->rank], f.rank, MSI_CAUSE_LEFT, MS_COMM_ERROR,
-                      "rank %d left the job", (int)f.rank);
+        msi_failure_text(c, f.member, c->rank, failure, sizeof(failure));
+        msi_job_abort(c->job, c->slot[c->rank], c->slot[f.member],
+                      failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_LEFT, MS_COMM_ERROR,
+                      "rank %d left the job%s", (int)c->slot[f.member], failure);
         break;
     case FATE_STUCK:
         report_stuck(c, "every rank waits for another");
@@ -238,8 +240,8 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
 
 ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), void *user)
 {
-    if (MSI_UNLIKELY(c->left)) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: nothing can be waited for");
+    if (MSI_UNLIKELY(c->gone != 0)) {
+        return msi_gone_error(c);
     }
     int32_t seen = look(c, ready, user);
 

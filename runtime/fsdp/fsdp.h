@@ -326,8 +326,9 @@ ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **
 ms_status msi_unit_enlist(ms_fsdp_unit *u);
 void msi_unit_delist(ms_fsdp_unit *u);
 
-/* After a failure: tell the peers that this rank does not finish what it has named. */
-void msi_tree_give_up(ms_fsdp_tree *tree);
+/* After a failure, of which the thread's last error is the reason: tell the peers that this rank
+ * does not finish what it has named in `what` ("": the reason says it). */
+void msi_tree_give_up(ms_fsdp_tree *tree, const char *what);
 
 /* -- order.c ----------------------------------------------------------------------------------- */
 typedef struct msi_place {

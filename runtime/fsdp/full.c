@@ -201,7 +201,7 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
         ms_status status = msi_unit_gather_flat(u, "hash of unit", &full);
 
         if (status != MS_OK) {
-            msi_tree_give_up(tree);
+            msi_tree_give_up(tree, "hash");
             return status;
         }
         for (int32_t p = 0; p < u->n_params; p++) {

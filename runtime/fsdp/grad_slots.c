@@ -180,7 +180,7 @@ ms_status msi_gradients_widen(ms_fsdp_tree *tree)
             before.slots[i]->home_of->grad_home = before.slots[i];
         }
     }
-    msi_tree_give_up(tree);
+    msi_tree_give_up(tree, "no_sync");
     return status;
 }
 

@@ -1,6 +1,7 @@
 /* When units are unsharded, prefetched and resharded: forward, backward, errors. */
 #include "fsdp.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* -- forward ----------------------------------------------------------------------------------- */
@@ -244,6 +245,38 @@ static void forget_iteration(ms_fsdp_tree *tree)
     tree->in_backward = tree->named = false;
 }
 
+static void reset(ms_fsdp_tree *tree, const char *what)
+{
+    char message[4096];
+
+    if (!tree->initialized) {
+        return;
+    }
+    /* cleaning up must not hide the error it cleans up after */
+    snprintf(message, sizeof(message), "%s", ms_error_message());
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        tree->named |= tree->units[i]->slot != NULL;
+    }
+    msi_tree_give_up(tree, what);
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        msi_unit_gradient_drop(u);
+        u->in_forward = 0;
+        msi_pass_drop(u->pass);
+        u->pass = NULL;
+        msi_unit_reshard(u);
+    }
+    tree->n_pre = tree->pre_order_fixed ? tree->n_pre : 0;
+    forget_iteration(tree);
+    ms_error_set(MS_RUNTIME_ERROR, message);
+}
+
+void ms_fsdp_tree_reset(ms_fsdp_tree *tree)
+{
+    reset(tree, "");
+}
+
 static ms_status backward_ends(void *user, ms_status status)
 {
     ms_fsdp_tree *tree = user;
@@ -260,40 +293,10 @@ static ms_status backward_ends(void *user, ms_status status)
         status = finish_backward(tree);
     }
     if (status != MS_OK) {
-        ms_fsdp_tree_reset(tree);
+        reset(tree, "backward");
     }
     forget_iteration(tree);
     return status;
-}
-
-void ms_fsdp_tree_reset(ms_fsdp_tree *tree)
-{
-    char message[1024];
-    size_t n = 0;
-
-    if (!tree->initialized) {
-        return;
-    }
-    for (const char *m = ms_error_message(); m[n] != '\0' && n + 1 < sizeof(message); n++) {
-        message[n] = m[n]; /* cleaning up must not hide the error it cleans up after */
-    }
-    message[n] = '\0';
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        tree->named |= tree->units[i]->slot != NULL;
-    }
-    msi_tree_give_up(tree);
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-
-        msi_unit_gradient_drop(u);
-        u->in_forward = 0;
-        msi_pass_drop(u->pass);
-        u->pass = NULL;
-        msi_unit_reshard(u);
-    }
-    tree->n_pre = tree->pre_order_fixed ? tree->n_pre : 0;
-    forget_iteration(tree);
-    ms_error_set(MS_RUNTIME_ERROR, message);
 }
 
 /* -- sync, explicit unshard -------------------------------------------------------------------- */

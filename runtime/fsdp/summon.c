@@ -58,8 +58,8 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
     }
     tree->summoned = true;
     if (status != MS_OK) {
+        msi_tree_give_up(tree, "summon_full_params");
         (void)ms_fsdp_tree_unsummon(tree, false);
-        msi_tree_give_up(tree);
     }
     return status;
 }

@@ -2,6 +2,7 @@
  */
 #include "fsdp.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -226,13 +227,17 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
 /* [Note: giving up] What this rank has named and does not finish, its peers may still count on.
  * When they fail at the same place of the program they say so too, and all go on; one that fails
  * alone is told apart by what it says here, also when it tries again what only it has to do again.
- * Where nothing was named the failure is this rank's own affair. */
-void msi_tree_give_up(ms_fsdp_tree *tree)
+ * Where nothing was named the failure is this rank's own affair; peers are told when it comes out.
+ */
+void msi_tree_give_up(ms_fsdp_tree *tree, const char *what)
 {
     const msi_fingerprint fp = {
         .kind = MSI_COLL_RESET, .dtype = MS_DTYPE_NONE, .ndim = -1, .slot = -1};
+    char text[4096];
     uint64_t seq;
 
+    snprintf(text, sizeof(text), "%s%s%s", what, what[0] != '\0' ? ": " : "", ms_error_message());
+    ms_comm_failed(tree->comm, text);
     if (tree->named && !msi_comm_broken(tree->comm)) {
         (void)msi_comm_publish(tree->comm, &fp, &seq);
     }
@@ -268,7 +273,7 @@ ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
         msi_schedule_free(tree);
         msi_slots_free(tree);
         msi_gradients_free(tree);
-        msi_tree_give_up(tree);
+        msi_tree_give_up(tree, "the first use of FSDP");
         return status;
     }
     tree->initialized = true;

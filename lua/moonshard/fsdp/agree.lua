@@ -48,6 +48,9 @@ end
 ---@param names string[]  parameters
 ---@param keys integer[]  below 2^53: numbers of their values, equal for equal values
 function agree.on_load(group, problem, names, keys)
+  if problem then
+    runtime.failed(group, 'load_state_dict: ' .. problem)
+  end
   local failed = runtime.exchange(group, 'load_state_dict', { problem and 1 or 0 })[1]
   if problem then
     errors.raise('RuntimeError', '%s', problem)

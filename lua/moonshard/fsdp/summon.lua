@@ -58,16 +58,19 @@ local function check(opts, roots)
 end
 
 -- After a failure what cannot be closed never was summoned, or has been closed by a first run.
-local function close(held, ok)
+local function close(held, ok, err)
   local problem
+  if not ok and held[1] then -- peers go on to what is collective in closing
+    runtime.failed(held[1].root.process_group, err)
+  end
   for i = #held, 1, -1 do
     local state = held[i]
-    local closed, err = pcall(runtime.unsummon, state.handle, ok and held.writeback)
+    local closed, why = pcall(runtime.unsummon, state.handle, ok and held.writeback)
     if closed or not ok then
       state.summoned = false
       held[i] = nil
     end
-    problem = problem or not closed and err or nil
+    problem = problem or not closed and why or nil
   end
   if ok and problem then
     error(problem, 0)

@@ -332,11 +332,11 @@ function FSDP:_unit_forward(...)
   return after_forward(unit, self._fsdp_wrapped_module(...))
 end
 
-local function end_forward(tree, ok)
+local function end_forward(tree, ok, err)
   if not tree.running then
     return
   elseif not ok then
-    runtime.reset(tree.handle)
+    runtime.reset(tree.handle, err)
   end
   tree.running = false
 end
@@ -368,8 +368,11 @@ end
 
 -- -- what one does with the root -----------------------------------------------------------------
 
-local function restore_sync(before)
+local function restore_sync(before, ok, err)
   local tree = before.tree
+  if not ok then
+    runtime.failed(tree.root.process_group, err)
+  end
   if tree.sync ~= before.sync then
     runtime.set_sync(tree.handle, before.sync)
     tree.sync = before.sync

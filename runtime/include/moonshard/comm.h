@@ -2,7 +2,8 @@
  *
  * Every collective first publishes a fingerprint (kind, dtype, count, unit, slot, sequence, hash of
  * the schedule so far). A mismatch or a dead peer is MS_COMM_ERROR on all ranks within a second,
- * naming rank, operation, unit and sequence; the group is unusable afterwards. Sums run over ranks
+ * naming rank, operation, unit and sequence; the group is unusable afterwards. So is it in a process
+ * that a rank forks. Sums run over ranks
  * by one fixed binary tree, so results depend on nothing but the values. */
 #ifndef MOONSHARD_COMM_H
 #define MOONSHARD_COMM_H
@@ -124,6 +125,13 @@ MS_API ms_status ms_comm_same(ms_comm *comm, const char *label, const char *text
  */
 MS_API ms_status ms_comm_exchange(ms_comm *comm, const char *what, const double *numbers,
                                   int32_t n_numbers, double *all);
+/**
+ * Say why this rank fails, before what tells its peers that it has: a collective that carries its
+ * outcome, or another call than theirs. Their errors then bring the message; the latest one counts.
+ * Nothing is sent.
+ * @param message  a line that may be followed by others, of 3,900 bytes together; copied
+ */
+MS_API void ms_comm_failed(ms_comm *comm, const char *message);
 /** Collectives of each kind this rank has called in `comm`, for tests: all-gather, reduce-scatter,
  * all-reduce, broadcast, barrier (an unshard counts as an all-gather, a unit's reduction as a
  * reduce-scatter or all-reduce). */

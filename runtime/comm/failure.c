@@ -1,0 +1,84 @@
+/* What a rank says of its own failures, for peers that go on without it: a rank that fails alone,
+ * and perhaps catches its error, is found by what it calls next, or by having left; what it says
+ * here is why. */
+#include "control.h"
+
+#include <stdio.h>
+
+enum { LINE_ROOM = MSI_FAILURE_TEXT - 64 };
+
+/* Was the latest call of this rank to give up for what it has said? */
+static bool has_given_up(const ms_comm *c)
+{
+    msi_member *m = &c->members[c->rank];
+    msi_fingerprint fp;
+    uint64_t hash;
+
+    return atomic_load(&m->failed_before) == c->seq && msi_record_read(m, c->seq, &fp, &hash) &&
+           fp.kind == MSI_COLL_RESET;
+}
+
+void ms_comm_failed(ms_comm *c, const char *message)
+{
+    msi_member *m = &c->members[c->rank];
+    size_t n = strnlen(message, MSI_TEXT - 1);
+    char text[MSI_TEXT];
+
+    if (c->size == 1 || c->gone != 0 || msi_comm_broken(c) || has_given_up(c)) {
+        return; /* nobody waits, or another failure came first */
+    }
+    memcpy(text, message, n);
+    text[n] = '\0';
+    atomic_store_explicit(&m->failed_before, 0, memory_order_relaxed);
+    msi_words_store(m->failure, text, n + 1);
+    atomic_store_explicit(&m->failed_before, c->seq + 1, memory_order_release);
+}
+
+uint64_t msi_failure_read(const ms_comm *c, int32_t q, char *text, size_t nbytes)
+{
+    msi_member *m = &c->members[q];
+    uint64_t before = atomic_load_explicit(&m->failed_before, memory_order_acquire);
+    char all[MSI_TEXT];
+
+    msi_words_load(all, m->failure, sizeof(all));
+    if (before == 0 || atomic_load_explicit(&m->failed_before, memory_order_relaxed) != before) {
+        return 0;
+    }
+    snprintf(text, nbytes, "%s", all);
+    return before;
+}
+
+const char *msi_failure_text(const ms_comm *c, int32_t a, int32_t b, char *buffer, size_t nbytes)
+{
+    char text[LINE_ROOM], other[LINE_ROOM];
+    uint64_t before_a = msi_failure_read(c, a, text, sizeof(text));
+    uint64_t before_b = msi_failure_read(c, b, other, sizeof(other));
+    bool is_a = before_a > before_b; /* the later one, when both failed at different places */
+    const char *why = is_a ? text : other;
+    int line = (int)strcspn(why, "\n");
+
+    buffer[0] = '\0';
+    if (before_a != before_b) {
+        snprintf(buffer, nbytes, "; rank %d had failed before its call %llu: %.*s%s",
+                 (int)c->slot[is_a ? a : b], (unsigned long long)(is_a ? before_a : before_b), line,
+                 why, line == LINE_ROOM - 1 ? "..." : "");
+    }
+    return buffer;
+}
+
+int32_t msi_failure_owner(const ms_comm *c)
+{
+    uint64_t own, theirs;
+
+    if (!msi_record_read(&c->members[c->rank], c->seq, NULL, &own) ||
+        atomic_load(&c->members[c->rank].failed_before) == c->seq) {
+        return c->rank;
+    }
+    for (int32_t q = 0; q < c->size; q++) {
+        if (atomic_load(&c->members[q].failed_before) == c->seq &&
+            msi_record_read(&c->members[q], c->seq, NULL, &theirs) && theirs == own) {
+            return q;
+        }
+    }
+    return c->rank;
+}

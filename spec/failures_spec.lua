@@ -1,0 +1,158 @@
+-- A rank that fails alone, in whatever all ranks call: every rank and the job are told whose
+-- failure it is, and what it says.
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+
+local Odd = nn.Module.extend('my.Odd')
+
+function Odd:init()
+  self.l = self:child('l', nn.Linear(6, 6))
+end
+
+function Odd:forward(x)
+  if self.fails then
+    error('an odd forward')
+  end
+  return self.l(x)
+end
+
+local folder = os.tmpname() -- of checkpoints
+os.remove(folder)
+
+local function save(opts)
+  return function(x)
+    ms.checkpoint.save(x.fails and opts.root or folder, 'a',
+      { step = 1, model = x.model, config = x.fails and opts.config or {} })
+  end
+end
+
+-- { what, what all ranks call, of whom one fails; what that one says }
+local FAILURES = {
+  { 'a forward', function(x)
+    x.odd.fails = x.fails
+    x.model(ms.ones(2, 4))
+  end, 'an odd forward (in forward of 1.0 (my.Odd)' },
+  { 'an input', function(x)
+    x.model(ms.ones(2, x.fails and 5 or 4)):sum():backward()
+  end, 'x has shape (2, 5)' },
+  { "a parameter's field", function(x)
+    if x.fails then
+      x.odd.l.weight = ms.ones(6, 6)
+    end
+    x.model(ms.ones(2, 4))
+  end, "parameter '1.0.l.weight' of 1.0.l (nn.Linear) was replaced" },
+  { 'a hook of backward', function(x)
+    local y = x.model(ms.ones(2, 4))
+    if x.fails then
+      y:hook(function() error('an odd hook') end)
+    end
+    y:sum():backward()
+  end, 'an odd hook' },
+  { 'summon_full_params', function(x)
+    fsdp.summon_full_params(x.model, nil, function()
+      assert(not x.fails, 'an odd look')
+    end)
+  end, 'an odd look' },
+  { 'apply', function(x)
+    x.model:apply(function() assert(not x.fails, 'an odd apply') end)
+  end, 'an odd apply' },
+  { 'no_sync', function(x)
+    x.model:no_sync(function()
+      assert(not x.fails, 'an odd pause')
+      x.model(ms.ones(2, 4)):sum():backward()
+    end)
+  end, 'an odd pause' },
+  { 'load_state_dict', function(x)
+    local sd = x.model:state_dict()
+    if x.fails then
+      sd['2.bias'] = ms.ones(7)
+    end
+    x.model:load_state_dict(sd)
+  end, 'size mismatch for 2.bias', 'together' },
+  { 'the folder of a checkpoint', save { root = '/proc/none' }, '/proc/none', 'together' },
+  { 'the config of a checkpoint', save { root = folder, config = { print } }, 'no JSON form',
+    'together' },
+  { 'the path of a checkpoint', function(x)
+    save {}(x)
+    ms.checkpoint.load(x.fails and folder .. '/none' or folder .. '/a', { model = x.model })
+  end, 'none/manifest.json: No such file', 'together' },
+}
+
+-- What both ranks are told, and the job, when rank `who` fails in `call`; ranks that catch it make
+-- a step afterwards.
+local function run(who, call, catches)
+  local path = os.tmpname()
+  local ok, cause = pcall(ms.dist.spawn, 2, function(rank)
+    ms.manual_seed(1)
+    local x = { fails = rank == who, odd = Odd() }
+    local module = nn.Sequential { nn.Linear(4, 6), nn.Sequential { x.odd }, nn.Linear(6, 2) }
+    x.model = fsdp.FSDP(module, {
+      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
+    })
+    local opt = optim.SGD(x.model:parameters(), { lr = 0.1 })
+    local function step()
+      x.model(ms.ones(2, 4)):sum():backward()
+      opt:step()
+      opt:zero_grad()
+    end
+    step()
+    local good, err = pcall(function()
+      local called, why = pcall(call, x)
+      if not called and not catches then
+        error(why, 0)
+      end
+      x.odd.fails = false
+      step()
+      ms.dist.barrier()
+    end)
+    local file = assert(io.open(path .. rank, 'w'))
+    file:write(good and 'ok' or ms.errors.describe(err))
+    file:close()
+    if not good then
+      error(err, 0)
+    end
+  end)
+  local reports = {}
+  for rank = 0, 1 do
+    local file = assert(io.open(path .. rank), 'rank ' .. rank .. ' said nothing')
+    reports[rank] = file:read('*a')
+    file:close()
+    os.remove(path .. rank)
+  end
+  os.remove(path)
+  return reports, ok and 'ok' or cause.message
+end
+
+describe('a failure of one rank in', function()
+  teardown(function()
+    os.execute('rm -rf ' .. folder)
+  end)
+
+  for _, line in ipairs(FAILURES) do
+    local what, call, says, together = unpack(line)
+    it(what .. ' is told as its own', function()
+      for who = 0, 1 do
+        local reports, cause = run(who, call)
+        assert.truthy(cause:find(('rank %d failed: '):format(who), 1, true), cause)
+        assert.truthy(cause:find(says, 1, true), cause)
+        if not together then -- else the others know it as the outcome
+          assert.truthy(reports[1 - who]:find(says, 1, true), reports[1 - who])
+        end
+      end
+    end)
+
+    it(what .. (together and ' leaves all of them as they were' or ' is told when it caught it'),
+      function()
+        for who = 0, 1 do
+          local reports, cause = run(who, call, true)
+          if together then
+            assert.same({ [0] = 'ok', 'ok', 'ok' }, { [0] = reports[0], reports[1], cause })
+          else
+            assert.truthy(cause:find(says, 1, true), cause)
+            assert.truthy(cause:find(('rank %d'):format(who), 1, true), cause)
+            assert.truthy(reports[1 - who]:find(says, 1, true), reports[1 - who])
+          end
+        end
+      end)
+  end
+end)

@@ -1,0 +1,101 @@
+/* A process that a rank forks: it is no rank, and what it does reaches nobody. */
+#include "rank_test.h"
+
+#include "control.h"
+
+enum { N = 64 };
+
+/* In the child of rank 1. */
+static ms_status act_as_the_rank(ms_comm *world, msi_segment *s)
+{
+    static const char told[] = "this process was forked by rank 1 and is no rank itself";
+    ms_comm *again;
+
+    EXPECT(ms_comm_barrier(world) == MS_COMM_ERROR);
+    EXPECT(strstr(ms_error_message(), told) != NULL);
+    EXPECT(ms_comm_world(&again) == MS_COMM_ERROR);
+    EXPECT(strstr(ms_error_message(), told) != NULL);
+    EXPECT(!ms_dist_abort(MS_VALUE_ERROR, "the child's own failure"));
+    MS_TRY(ms_comm_same(world, "step", "2", NULL, 0));
+    ms_comm_failed(world, "the child's own failure");
+    memset(s->rw, 0x77, N);
+    EXPECT(s->ro[N / 2] != 0x77 || s->ro == s->rw);
+    atomic_store(&world->job->block->abort, 1);
+    ms_dist_leave();
+    ms_close();
+    return MS_OK;
+}
+
+static ms_status fork_in_a_rank(void *user, int32_t rank)
+{
+    ms_comm *world;
+    msi_segment s;
+    int status = -1;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(msi_segment_new(&s, world, N));
+    memset(s.rw + rank * N / 2, 'a' + rank, N / 2);
+    MS_TRY(ms_comm_barrier(world));
+    if (rank == 1) {
+        pid_t pid = fork();
+
+        if (pid == 0) {
+            if (act_as_the_rank(world, &s) != MS_OK) {
+                fprintf(stderr, "%s\n", ms_error_message());
+                _exit(1);
+            }
+            _exit(0);
+        }
+        EXPECT(waitpid(pid, &status, 0) == pid && status == 0);
+    }
+    MS_TRY(ms_comm_barrier(world));
+    EXPECT(s.ro[0] == 'a' && s.ro[N / 2 - 1] == 'a' && s.ro[N / 2] == 'b' && s.ro[N - 1] == 'b');
+    msi_segment_free(&s);
+    return ms_comm_barrier(world);
+}
+
+static void test_comm_fork__of_a_rank_is_no_rank(void **state)
+{
+    const char *cause;
+
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    if (run_processes(2, fork_in_a_rank, NULL, &cause) != 0) {
+        fail_msg("%s", cause);
+    }
+}
+
+/* A world of one shares nothing: both go on. */
+static void test_comm_fork__of_a_world_of_one_is_another(void **state)
+{
+    ms_comm *world;
+    int status = -1;
+
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    assert_ok(ms_comm_world(&world));
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        _exit(ms_comm_barrier(world) == MS_OK ? 0 : 1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_ok(ms_comm_barrier(world));
+    ms_close();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_comm_fork__of_a_rank_is_no_rank),
+        cmocka_unit_test(test_comm_fork__of_a_world_of_one_is_another),
+    };
+
+    return cmocka_run_group_tests_name("comm/fork", tests, NULL, NULL);
+}
