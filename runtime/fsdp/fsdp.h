@@ -317,7 +317,8 @@ void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype);
 void msi_unit_dispose(ms_fsdp_unit *u);
 
 /* -- full.c ------------------------------------------------------------------------------------ */
-/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units. */
+/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units.
+ * `what` the script has called, for those that wait: "hash of unit". */
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
 
 /* -- tree.c ------------------------------------------------------------------------------------ */
