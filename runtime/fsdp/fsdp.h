@@ -124,17 +124,16 @@ struct ms_fsdp_unit {
     bool materialized;
     msi_storage *full; /* what unsharded views read; bound to a slot, the master or `own` */
 
-    int32_t state;           /* MS_UNIT_* */
-    msi_slot *home;          /* own slot, or NULL: one of the ring */
-    msi_slot *slot;          /* in use while published or unsharded */
-    uint64_t generation;     /* of `slot` while published or unsharded */
-    uint64_t seq;            /* of the unshard's fingerprint */
-    bool publish_queued;     /* depends on how far peers are: nothing may be decided by it */
-    int64_t epoch;           /* writes to the master so far */
-    int64_t published_epoch; /* that of the latest publish, where the program named it */
-    int64_t told_version;    /* of the master: later ones were written by the script itself ... */
-    bool written;            /* ... and so was this, though an optimizer or a load came after it */
-    bool gather_aliases;     /* full parameters are the master itself */
+    int32_t state;        /* MS_UNIT_* */
+    msi_slot *home;       /* own slot, or NULL: one of the ring */
+    msi_slot *slot;       /* in use while published or unsharded */
+    uint64_t generation;  /* of `slot` while published or unsharded */
+    uint64_t seq;         /* of the unshard's fingerprint */
+    bool publish_queued;  /* depends on how far peers are: nothing may be decided by it */
+    bool outdated;        /* the master was written since the program named its latest publish */
+    int64_t told_version; /* of the master: later ones were written by the script itself ... */
+    bool written;         /* ... and so was this, though an optimizer or a load came after it */
+    bool gather_aliases;  /* full parameters are the master itself */
 
     /* forward and backward of the running iteration */
     int32_t post_index; /* place in the tree's post-forward order, -1: none */
@@ -318,7 +317,8 @@ void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype);
 void msi_unit_dispose(ms_fsdp_unit *u);
 
 /* -- full.c ------------------------------------------------------------------------------------ */
-/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units. */
+/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units.
+ * `what` the script has called, for those that wait: "hash of unit". */
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
 
 /* -- tree.c ------------------------------------------------------------------------------------ */

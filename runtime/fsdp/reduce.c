@@ -1,7 +1,6 @@
 /* Reduction of units' gradients over ranks, in their slots: [Note: gradient tree] in levels.c. */
 #include "fsdp.h"
 
-#include <stddef.h>
 #include <string.h>
 
 /* -- the reduced gradient ---------------------------------------------------------------------- */
@@ -132,24 +131,21 @@ void msi_gradient_abandon(ms_fsdp_unit *u)
 
 /* -- reduction --------------------------------------------------------------------------------- */
 
-static bool all_at_least(const ms_fsdp_unit *u, size_t word)
+bool msi_reduce_possible(ms_fsdp_unit *u)
 {
-    for (int32_t q = 0; q < u->world; q++) {
-        const char *words = (const char *)&u->grad_slot->words[q];
+    const bool reduced = u->grad_phase == MSI_GRAD_REDUCED;
 
-        if (atomic_load((const _Atomic uint64_t *)(const void *)(words + word)) <
-            u->grad_generation) {
+    if (!reduced && u->grad_phase != MSI_GRAD_READY) {
+        return false;
+    }
+    for (int32_t q = 0; q < u->world; q++) {
+        const msi_grad_word *word = &u->grad_slot->words[q];
+
+        if (atomic_load(reduced ? &word->reduced : &word->ready) < u->grad_generation) {
             return false;
         }
     }
     return true;
-}
-
-bool msi_reduce_possible(ms_fsdp_unit *u)
-{
-    return u->grad_phase == MSI_GRAD_READY     ? all_at_least(u, offsetof(msi_grad_word, ready))
-           : u->grad_phase == MSI_GRAD_REDUCED ? all_at_least(u, offsetof(msi_grad_word, reduced))
-                                               : false;
 }
 
 /* What a parameter's gradient is before the new one adds to it: itself where it lies here already,

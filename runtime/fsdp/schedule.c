@@ -205,16 +205,17 @@ static ms_status backward_begins(void *user)
     return MS_OK;
 }
 
-/* What no_sync accumulated in units that this backward did not reach: reduced with the rest. */
+/* What no_sync accumulated in units that this backward did not reach: reduced with the rest, and
+ * dropped with it after an error. */
 static ms_status reduce_unreached(ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; tree->sync && i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-
-        if (msi_unit_has_levels(u)) {
-            u->expecting = true; /* an error drops it, too */
-            MS_TRY(msi_unit_fold_into_slot(u));
-            MS_TRY(msi_gradient_announce(u));
+        tree->units[i]->expecting |= msi_unit_has_levels(tree->units[i]);
+    }
+    for (int32_t i = 0; tree->sync && i < tree->n_units; i++) {
+        if (msi_unit_has_levels(tree->units[i])) {
+            MS_TRY(msi_unit_fold_into_slot(tree->units[i]));
+            MS_TRY(msi_gradient_announce(tree->units[i]));
         }
     }
     return MS_OK;

@@ -264,8 +264,8 @@ ms_status msi_publish_fill(ms_fsdp_unit *u)
 
 /* A unit without slots reads the master itself or, in a lower precision, a private copy that is
  * made anew before its next use, whoever wrote to the master: a script through a handle too. (The
- * epoch knows of optimizers and loads only; it decides the order of slots, so it must not follow
- * what one rank alone may do.) */
+ * flag `outdated` knows of optimizers and loads only; it decides the order of slots, so it must not
+ * follow what one rank alone may do.) */
 static ms_status follow_master(ms_fsdp_unit *u)
 {
     int64_t version = u->master->version;
@@ -294,7 +294,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
 
     MS_ASSERT(u->state == MS_UNIT_SHARDED && tree != NULL);
     if (!uses_slot(u)) {
-        u->published_epoch = u->epoch;
+        u->outdated = false;
         u->state = MS_UNIT_PUBLISHED;
         msi_unit_changed(u);
         return MS_OK;
@@ -319,7 +319,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
     slot->holder = u;
     u->slot = slot;
     u->generation = ++slot->generation;
-    u->published_epoch = u->epoch;
+    u->outdated = false;
     u->state = MS_UNIT_PUBLISHED;
     u->publish_queued = true;
     tree->publishing[tree->n_publishing++] = u;
@@ -400,12 +400,12 @@ void msi_unit_reshard(ms_fsdp_unit *u)
 
 bool msi_unit_is_stale(const ms_fsdp_unit *u)
 {
-    return u->state == MS_UNIT_UNSHARDED && u->published_epoch != u->epoch;
+    return u->state == MS_UNIT_UNSHARDED && u->outdated;
 }
 
 void msi_unit_written(ms_fsdp_unit *u)
 {
-    u->epoch++;
+    u->outdated = true;
     u->full->version++; /* a backward over the old values must not run */
     if (u->state == MS_UNIT_PUBLISHED) {
         msi_unit_reshard(u);

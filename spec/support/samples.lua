@@ -11,6 +11,7 @@ function samples.begin(first)
   ms.scope(function()
     local loader = ms.data.Loader {
       tokens = ms.zeros(first + 3, { dtype = 'i64' }), batch = 1, context = 1, shuffle = false,
+      rank = 0, world_size = 1,
     }
     loader:load_state { samples = first, seed = 0, samples_per_step = 1 }
     loader:next()

@@ -28,7 +28,7 @@ function agree.on_ignored(group, params)
   for i, p in ipairs(params) do
     keys[i] = parameter.hash_number(p.tensor)
   end
-  for i, numbers in ipairs(runtime.exchange(group, keys)) do
+  for i, numbers in ipairs(runtime.exchange(group, 'the first use of FSDP (ignored)', keys)) do
     local rank = odd_rank(numbers)
     if rank and me == 0 then
       errors.warn('UserWarning', ("ignored parameter '%s' has other values on rank %d than on rank "
