@@ -284,6 +284,9 @@ describe('dist.init', function()
     checks.raises('KeyError', "dist has no 'all_reduec', did you mean 'all_reduce'?", function()
       return dist.all_reduec
     end)
+    checks.raises('KeyError', "dist has no 'get_rank'; write dist.rank", function()
+      return dist.get_rank
+    end)
   end)
 
   it('refuses another number of ranks than there are, and names both', function()
@@ -380,8 +383,8 @@ describe('an error that a script does not catch', function()
     ]], function(path)
       local output, code = shell('timeout 20 luajit ' .. path)
       assert.equal(1, code, output)
-      assert.truthy(output:find('moonshard: rank 1 left the job %(pid %d+%) while others needed it\n'),
-        output)
+      local text = 'moonshard: rank 1 left the job %(pid %d+%) while others needed it\n'
+      assert.truthy(output:find(text), output)
       assert.equal(2, select(2, output:gsub('\n', '')), output)
     end)
   end)

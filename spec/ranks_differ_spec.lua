@@ -488,8 +488,8 @@ local ERRORS = {
     'id is "a', { after_wrap = function() ms.dist.same('id', 'a\0b') end } },
 }
 
--- As above, in the last step, after which nothing is called any more: the ranks themselves end well,
--- and the job with an error.
+-- As above, in the last step, after which nothing is called any more: the ranks themselves end
+-- well, and the job with an error.
 local LAST = {
   { 'lr', { optimizer = sgd { lr = 0.2 } },
     'lr of step of SGD is 0.1 on rank 0 and 0.2 on rank 1' },
