@@ -78,6 +78,7 @@ if world.rank == 0 then
     }
   end
   print(report.table(rows))
+  print('five steps over them:')
 else
   model:units() -- collective the first time
 end

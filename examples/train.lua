@@ -228,6 +228,10 @@ local peak_flops = ms.matmul_peak(o.dtype)
 local plan = model:plan()
 
 local function print_plan()
+  print(('learning %s bytes of %s, validating on %s; metrics.jsonl and checkpoints go to %s')
+    :format(report.count(train_data.tokens:numel()),
+      o.data == '' and 'the King James Bible' or o.data,
+      o.validate > 0 and 'the last 5 %' or 'nothing', o.out))
   local info = ms.dist.info()
   print(('launcher=%s world=%d transport=%s isa=%s '
     .. 'matrix=%s (%.2f TFLOP/s a rank, measured) dtype=%s'):format(

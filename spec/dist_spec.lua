@@ -284,6 +284,9 @@ describe('dist.init', function()
     checks.raises('KeyError', "dist has no 'all_reduec', did you mean 'all_reduce'?", function()
       return dist.all_reduec
     end)
+    checks.raises('KeyError', "dist has no 'get_rank'; write dist.rank", function()
+      return dist.get_rank
+    end)
   end)
 
   it('refuses another number of ranks than there are, and names both', function()
@@ -303,6 +306,7 @@ describe('dist.init', function()
     with_script([[
       ms.dist.barrier()
       print(pcall(ms.dist.run, { ranks = 2 }, print))
+      print(pcall(ms.dist.spawn, 2, print))
       print(ms.dist.init { ranks = 1 }.world_size, ms.dist.init().world_size)
     ]], function(path)
       local output, code = shell('luajit ' .. path)
@@ -310,6 +314,7 @@ describe('dist.init', function()
       local text = "false\tRuntimeError: dist.run: 'ranks' is 2, but this process is one of 1"
       assert.truthy(output:find(text, 1, true), output)
       assert.truthy(output:find('init comes first', 1, true), output)
+      assert.truthy(output:find('rank 0 of 1 already, made so by a collective', 1, true), output)
       assert.truthy(output:find('\n1\t1\n', 1, true), output)
     end)
   end)

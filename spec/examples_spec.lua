@@ -111,6 +111,8 @@ describe('an example', function()
 
   it('never validates or saves with 0', function()
     local output = succeeds(train('--steps=2 --validate=0 --save=0'))
+    assert.truthy(output:find('learning 5,890 bytes of text, validating on nothing; metrics.jsonl '
+      .. 'and checkpoints go to out\n', 1, true), output)
     assert.falsy(output:find('validation', 1, true), output)
     assert.is_nil(ms.checkpoint.latest(folder .. '/out/checkpoints'))
     refuses('out holds a run already (metrics up to step 2)', train('--steps=3'))

@@ -389,7 +389,14 @@ function dist.wait_seconds()
   return C.ms_comm_wait_seconds(dist.world())
 end
 
+local OTHERWISE = {
+  init_process_group = 'dist.init', destroy_process_group = 'dist.leave', get_rank = 'dist.rank',
+  get_world_size = 'dist.world_size', is_initialized = 'dist.info().initialized',
+}
+
 return namespace('dist', dist, nil, {
   init_device_mesh = 'a mesh of devices (hybrid sharding)',
   new_group = 'a group of some ranks (hybrid sharding)',
-})
+}, function(name)
+  return OTHERWISE[name] and 'write ' .. OTHERWISE[name]
+end)

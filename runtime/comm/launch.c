@@ -56,8 +56,9 @@ static ms_status check_can_start(const msi_dist *d)
     }
     if (d->job != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR,
-                       "cannot start ranks: this process is rank %d of %d already", (int)d->rank,
-                       (int)d->job->world);
+                       "cannot start ranks: this process is rank %d of %d already%s", (int)d->rank,
+                       (int)d->job->world,
+                       d->job->world > 1 ? "" : ", made so by a collective or a checkpoint before");
     }
     int32_t threads = count_threads();
 

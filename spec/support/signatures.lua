@@ -15,7 +15,8 @@ signatures.of = of
 --- What raises as it should: with any arguments, any error of the library is right.
 signatures.raises = {
   ['ms.error'] = true, ['ms.errors.raise'] = true, ['ms.errors.check'] = true,
-  ['ms.nn.Module:forward'] = true, ['ms.fsdp.FSDP:register_comm_hook'] = true,
+  ['ms.nn.Module:forward'] = true, ['ms.nn.Module:to'] = true, ['ms.nn.Module:cuda'] = true,
+  ['ms.nn.Module:half'] = true, ['ms.fsdp.FSDP:register_comm_hook'] = true,
   ['ms.optim.Optimizer'] = true,
 }
 
