@@ -90,7 +90,10 @@ static void make_at(attention *a, const shape *n, int32_t dtype, int32_t tile_dt
 
 static void make(attention *a, const shape *n, int32_t dtype, int64_t pad)
 {
-    make_at(a, n, dtype, msi_gemm_operands(msi_context(), dtype), pad, 0, 0);
+    int32_t tile_dtype;
+
+    assert_ok(msi_gemm_operands(msi_context(), dtype, &tile_dtype));
+    make_at(a, n, dtype, tile_dtype, pad, 0, 0);
 }
 
 static void discard(attention *a)
