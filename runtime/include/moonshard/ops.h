@@ -92,7 +92,7 @@ MS_API ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int
  * softmax(q k^T * scale + mask) v without ever holding the scores (arXiv:2205.14135).
  * @param q  (B, H, T, D), k and v (B, H, S, D); any strides
  * @param scale   0 means 1/sqrt(D)
- * @param causal  position t sees s <= t + (S - T)
+ * @param causal  position t sees s <= t, whatever S is (as PyTorch's is_causal)
  */
 MS_API ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor *v,
                                  bool causal, double scale);
