@@ -66,7 +66,8 @@ MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w, 
                                    bool approximate);
 /** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR names the first id outside [0, V). */
 MS_API ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids);
-/** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450). */
+/** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450).
+ * @param eps  finite, 0 or more (MS_VALUE_ERROR) */
 MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias,
                                   double eps);
 /** Over the last dimension. */
