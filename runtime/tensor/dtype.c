@@ -65,9 +65,9 @@ ms_status ms_dtype_check(const char *what, int32_t dtype, double number)
 
 int64_t ms_dtype_misfit(int32_t dtype, const double *numbers, int64_t n)
 {
-    int64_t i = known(dtype) ? 0 : n;
+    int64_t i = 0;
 
-    while (i < n && holds(dtype, numbers[i])) {
+    while (i < n && known(dtype) && holds(dtype, numbers[i])) {
         i++;
     }
     return i;
