@@ -27,6 +27,13 @@ describe('an error', function()
     assert.is_nil(err.message:find('\27', 1, true))
   end)
 
+  it('names a NaN without its sign', function()
+    local nan = 0 / 0
+    local err = checks.raises('ValueError', '', ms.error, 'ValueError', "%g, %g, (%g), '%s'", nan,
+      -nan, -math.huge, 'x-nan')
+    assert.equal("nan, nan, (-inf), 'x-nan'", err.message)
+  end)
+
   it('names the line of the script that caused it', function()
     local err = checks.raises('IndexError', '', function()
       local n = ms.zeros(2):size(5) -- a tail call would leave no line behind

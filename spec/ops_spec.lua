@@ -53,6 +53,28 @@ describe('operators', function()
     assert.truthy(err.message:find('f64', 1, true))
   end)
 
+  it('refuse fractions beside integers under the name of what was called', function()
+    local ids = ms.arange(3)
+    local fraction = 'the tensor is i64 and the number 1.5, expected a whole one; '
+      .. "t:to('f32') takes fractions"
+    checks.raises('TypeError', 'add: ' .. fraction, function() return ids + 1.5 end)
+    checks.raises('TypeError', 'add: ' .. fraction, function() return 1.5 + ids end)
+    checks.raises('TypeError', 'sub: ' .. fraction, function() return ids - 1.5 end)
+    checks.raises('TypeError', 'sub: ' .. fraction, function() return 1.5 - ids end)
+    checks.raises('TypeError', 'mul: ' .. fraction, function() return ids * 1.5 end)
+    checks.raises('TypeError', 'div: the tensor is i64', function() return ids / 1.5 end)
+    checks.raises('TypeError', 'div: the tensor is i64', function() return 2 / ids end)
+    checks.raises('TypeError', 'affine: ' .. fraction, ops.affine, ids, 1, 1.5)
+    checks.raises('TypeError', 'add_: ' .. fraction, ids.add_, ids, 1.5)
+    checks.raises('TypeError', 'mean: the tensor is i64', ids.mean, ids)
+    checks.raises('ValueError', 'where: 1.5 does not fit in i64', ops.where, ids:gt(0), ids, 1.5)
+    checks.raises('NotImplementedError', 'mul is not implemented for dtype u8', function()
+      return ids:u8() * 3
+    end)
+    assert.same({ 4, 1, -2 }, (4 - ids * 3):totable())
+    assert.same({ 0.5, 2, 3.5 }, (ids:to('f32') * 1.5 + 0.5):totable())
+  end)
+
   it('refuse what is no tensor and name the parameter', function()
     checks.raises('TypeError', "exp: 'x' is a string, expected a tensor", ops.exp, 'x')
     checks.raises('TypeError', "matmul: 'b' is a nil, expected a tensor", ops.matmul,
@@ -158,6 +180,8 @@ describe('operators', function()
     local v = ms.tensor { { { { 2 }, { 4 } } } }
     checks.close({ { { { 3 }, { 3 } } } }, ops.attention(q, q, v))
     checks.close({ { { { 2 }, { 3 } } } }, ops.attention(q, q, v, { causal = true }))
+    local first = q:narrow(3, 1, 1) -- counted from the first key, whatever their numbers are
+    checks.close({ { { { 2 } } } }, ops.attention(first, q, v, { causal = true }))
     checks.raises('ValueError', "'scale' is 0", ops.attention, q, q, v, { scale = 0 })
     local qkv = ms.tensor { { { 0, 0, 2 }, { 0, 0, 4 } } }
     checks.close({ { { 2 }, { 3 } } }, ops.attention_packed(qkv, 1, { causal = true }))

@@ -88,6 +88,38 @@ describe('a tensor', function()
         ms.manual_seed, 1.5)
     end)
 
+    it('refuses numbers that its dtype does not hold, and names the entry', function()
+      checks.raises('ValueError',
+        'tensor: entry [2,1]: 300 does not fit in u8, expected whole numbers from 0 to 255',
+        ms.tensor, { { 1, 2 }, { 300, 4 } }, { dtype = 'u8' })
+      checks.raises('ValueError', 'tensor: entry [1]: -1 does not fit in u8', ms.tensor,
+        { -1, dtype = 'u8' })
+      checks.raises('ValueError', 'entry [2]: 1.5 does not fit in i64', ms.tensor,
+        { 1, 1.5, dtype = 'i64' })
+      checks.raises('ValueError', 'tensor: nan does not fit in i64', ms.tensor, 0 / 0,
+        { dtype = 'i64' })
+      checks.raises('ValueError', 'full: 256 does not fit in u8', ms.full, { 2 }, 256,
+        { dtype = 'u8' })
+      checks.raises('ValueError', 'arange: the last number: 256 does not fit in u8', ms.arange, 0,
+        257, 1, { dtype = 'u8' })
+      checks.raises('ValueError', 'arange: the step: 0.5 does not fit in i64', ms.arange, 0, 2, 0.5,
+        { dtype = 'i64' })
+      assert.same({ true, false }, ms.tensor({ 2, 0 }, { dtype = 'bool' }):totable())
+    end)
+
+    it('refuses lists with holes', function()
+      checks.raises('ValueError', 'tensor: the table has nil among its 2 entries', ms.tensor,
+        { 1, nil, 3, nil })
+      checks.raises('ValueError', 'tensor: entry [2] has nil among its 1 entries', ms.tensor,
+        { { 1, 2 }, { nil, 4 } })
+    end)
+
+    it('is bool when filled with true or false', function()
+      assert.same({ true, true }, ms.full({ 2 }, true):totable())
+      assert.same({ false, false }, ms.full({ 2 }, true):fill_(false):totable())
+      assert.equal('f32', ms.full({ 2 }, true, { dtype = 'f32' }):dtype())
+    end)
+
     it('refuses sizes that are none', function()
       checks.raises('TypeError', 'size 1.5 of dimension 2 is not an integer', ms.zeros, 2, 1.5)
       checks.raises('ValueError', '9 dimensions, expected at most 8', ms.zeros, 1, 1, 1, 1, 1, 1, 1,
@@ -217,6 +249,16 @@ describe('a tensor', function()
       assert.same({ { 4, 7 }, { 4, 7 } }, x:add_(1):totable())
       assert.same({ { 5, 6 }, { 5, 6 } }, x:copy_(ms.tensor { 5, 6 }):totable())
       assert.same({ { 0, 0 }, { 0, 0 } }, x:zero_():totable())
+    end)
+
+    it('refuses numbers that its dtype does not hold', function()
+      local bytes, ids = ms.zeros(2, { dtype = 'u8' }), ms.zeros(2, { dtype = 'i64' })
+      checks.raises('ValueError', 'fill_: 300 does not fit in u8', bytes.fill_, bytes, 300)
+      checks.raises('ValueError', 'fill_: 1.5 does not fit in i64', ids.fill_, ids, 1.5)
+      checks.raises('ValueError', 't[2] = x: -1 does not fit in u8', function() bytes[2] = -1 end)
+      bytes[2] = true
+      assert.same({ 0, 1 }, bytes:totable())
+      assert.same({ 0, 0 }, ids:totable())
     end)
   end)
 

@@ -85,6 +85,7 @@ function errors.raise(kind, format, ...)
   elseif select('#', ...) > 0 then
     local ok, text = pcall(string.format, format, ...)
     format = ok and text or format -- the mistake to tell is the caller's, not that of its message
+    format = format:gsub('%f[%w-]%-nan%f[%W]', 'nan') -- the sign of a NaN says nothing
   end
   error(errors.new(kind, format), 0)
 end

@@ -1,6 +1,7 @@
 /* Body of adam.c for one dtype.
  *
  *   decoupled: p = p (1 - lr weight_decay), else g = g + weight_decay p   (g negated to maximize)
+ *   (without a decay p is left out, for an infinite one times 0 is none)
  *   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
  *   p = p - lr / correction1 * m / (sqrt(v) / sqrt(correction2) + eps) */
 
@@ -13,7 +14,11 @@ LANES_INLINE void LOCAL(step)(const LOCAL(rule) * r, T *param, const T *grad, T 
                               int64_t n)
 {
     V p = LOAD_N(param, n);
-    V g = LOAD_N(grad, n) * r->sign + p * r->decay;
+    V g = LOAD_N(grad, n) * r->sign;
+
+    if (r->decay != 0) {
+        g += p * r->decay;
+    }
     V m = LOAD_N(first, n) * r->beta1 + g * r->fresh1;
     V v = LOAD_N(second, n) * r->beta2 + g * g * r->fresh2;
 

@@ -83,9 +83,9 @@ typedef struct tiles {
     const void *q, *k, *v, *dout; /* TILE (T, D), (S, D), (S, D), (T, D) */
     void *scores, *dp;            /* REAL (nq, padded(nk)) */
     void *p, *ds;                 /* TILE (nq, padded(nk)) */
-    void *acc, *m, *l;            /* forward: REAL (nq, D), (nq) running maximum, (nq) sum */
+    void *acc;                    /* forward: REAL (nq, D) */
     void *dq, *dk, *dv, *delta;   /* REAL (T, D), (nk, D), (nk, D), (T) */
-    void *lse;                    /* REAL (T) of the present head, in its place */
+    void *max, *rsum;             /* REAL (T) of the present head, in their places */
 } tiles;
 
 static tiles lay_out(const msi_attention_args *a, int64_t tile, int64_t real, bool gradient)
@@ -111,8 +111,6 @@ static tiles lay_out(const msi_attention_args *a, int64_t tile, int64_t real, bo
         w.delta = next_part(&work, a->q_len, real);
     } else {
         w.acc = next_part(&work, rows * depth, real);
-        w.m = next_part(&work, rows, real);
-        w.l = next_part(&work, rows, real);
     }
     return w;
 }
@@ -120,7 +118,7 @@ static tiles lay_out(const msi_attention_args *a, int64_t tile, int64_t real, bo
 /* Keys in [k0, k0 + nk) that query t sees. */
 static int64_t visible(const msi_attention_args *a, int64_t t, int64_t k0, int64_t nk)
 {
-    int64_t n = a->causal ? t + a->kv_len - a->q_len + 1 - k0 : nk;
+    int64_t n = a->causal ? t + 1 - k0 : nk;
 
     return n < 0 ? 0 : n < nk ? n : nk;
 }

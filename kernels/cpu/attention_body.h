@@ -64,7 +64,8 @@ static tiles LOCAL(enter)(const msi_attention_args *a, const tiles *w, int64_t b
     x.q = LOCAL(dense)(a, w->q, LOCAL(head)(a->q, a->q_stride, b, h), a->q_stride[2], a->q_len);
     x.k = LOCAL(dense)(a, w->k, LOCAL(head)(a->k, a->k_stride, b, h), a->k_stride[2], a->kv_len);
     x.v = LOCAL(dense)(a, w->v, LOCAL(head)(a->v, a->v_stride, b, h), a->v_stride[2], a->kv_len);
-    x.lse = (REAL *)a->lse + (b * a->heads + h) * a->q_len;
+    x.max = (REAL *)a->max + (b * a->heads + h) * a->q_len;
+    x.rsum = (REAL *)a->rsum + (b * a->heads + h) * a->q_len;
     return x;
 }
 
@@ -72,16 +73,14 @@ static tiles LOCAL(enter)(const msi_attention_args *a, const tiles *w, int64_t b
 
 static void LOCAL(forward_head)(const msi_attention_args *a, const tiles *w, T *out)
 {
-    REAL *m = w->m, *l = w->l, *lse = w->lse;
-
     for (int64_t q0 = 0; q0 < a->q_len; q0 += MSI_ATTENTION_ROWS) {
         const int64_t left = a->q_len - q0;
         const int64_t nq = left < MSI_ATTENTION_ROWS ? left : MSI_ATTENTION_ROWS;
+        REAL *l = (REAL *)w->rsum + q0;
 
         TILES(forward_queries)(a, w, q0, nq);
-        for (int64_t i = 0; i < nq; i++) { /* a query that sees nothing gives zeros */
-            lse[q0 + i] = l[i] == 0 ? -INFINITY : m[i] + LOG1(l[i]);
-            l[i] = l[i] == 0 ? 0 : 1 / l[i];
+        for (int64_t i = 0; i < nq; i++) {
+            l[i] = l[i] == 0 ? 0 : 1 / l[i]; /* without keys: zeros */
         }
         LOCAL(put_rows)(out + q0 * a->o_stride[2], a->o_stride[2], w->acc, nq, a->head_dim, l);
     }
@@ -126,10 +125,9 @@ static void LOCAL(sum_products)(const msi_attention_args *a, REAL *delta, const 
 static void LOCAL(backward_head)(const msi_attention_args *a, const tiles *w, T *dq, T *dk, T *dv)
 {
     const int64_t depth = a->head_dim, cols = MSI_ATTENTION_COLS;
-    const int64_t blind = a->kv_len == 0 ? a->q_len : a->causal ? a->q_len - a->kv_len : 0;
 
-    if (blind > 0) { /* queries before the first key: no tile may store their dq */
-        memset(w->dq, 0, (size_t)(blind * depth) * sizeof(REAL));
+    if (a->kv_len == 0) { /* no tile stores dq */
+        memset(w->dq, 0, (size_t)(a->q_len * depth) * sizeof(REAL));
     }
     for (int64_t k0 = 0; k0 < a->kv_len; k0 += cols) {
         const int64_t nk = a->kv_len - k0 < cols ? a->kv_len - k0 : cols;

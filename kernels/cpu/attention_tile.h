@@ -3,10 +3,11 @@
  *
  * Forward (arXiv:2205.14135, algorithm 1), per head and block of queries, over blocks of keys:
  *   scores = q k^T;  m' = max(m, scale scores);  p = exp(scale scores - m')
- *   l = l exp(m - m') + sum p;  acc = acc exp(m - m') + p v          out = acc / l, lse = m + log l
+ *   l = l exp(m - m') + sum p;  acc = acc exp(m - m') + p v          out = acc / l
  * Backward (algorithm 4), per head and block of keys, over blocks of queries:
- *   p = exp(scale q k^T - lse);  ds = scale p (dout v^T - delta),  delta = sum over D of dout out
+ *   p = exp(scale q k^T - m) / l;  ds = scale p (dout v^T - delta),  delta = sum over D of dout out
  *   dv += p^T dout;  dk += ds^T q;  dq += ds k
+ * (In m + log l, one number, large scores would leave nothing of l.)
  * Products of tiles are msi_gemm()'s; sums stay in the compute type until the end. Blocks that the
  * causal mask hides are skipped, and tiles end at the last key that any of their queries sees. */
 
@@ -98,7 +99,7 @@ static void LOCAL(forward_tile)(const msi_attention_args *a, const tiles *w, int
     const REAL scale = (REAL)a->scale;
     const T *q = (const T *)w->q + q0 * depth, *k = (const T *)w->k + k0 * depth;
     const T *v = (const T *)w->v + k0 * depth;
-    REAL *scores = w->scores, *acc = w->acc, *m = w->m, *l = w->l;
+    REAL *scores = w->scores, *acc = w->acc, *m = (REAL *)w->max + q0, *l = (REAL *)w->rsum + q0;
     REAL m_new[MSI_ATTENTION_ROWS], shrink[MSI_ATTENTION_ROWS] = {0};
     T *p = w->p;
 
@@ -126,12 +127,12 @@ static void LOCAL(forward_tile)(const msi_attention_args *a, const tiles *w, int
     LOCAL(product)(a, nq, depth, nk, p, row, 1, v, depth, 1, acc, depth, k0 > 0);
 }
 
-/* acc, m and l of queries [q0, q0 + nq). */
+/* acc, m and (in the place of rsum) l of queries [q0, q0 + nq). */
 static void LOCAL(forward_queries)(const msi_attention_args *a, const tiles *w, int64_t q0,
                                    int64_t nq)
 {
     const int64_t end = visible(a, q0 + nq - 1, 0, a->kv_len);
-    REAL *m = w->m, *l = w->l;
+    REAL *m = (REAL *)w->max + q0, *l = (REAL *)w->rsum + q0;
 
     for (int64_t i = 0; i < nq; i++) {
         m[i] = -INFINITY;
@@ -151,18 +152,18 @@ static void LOCAL(forward_queries)(const msi_attention_args *a, const tiles *w, 
 
 /* p and ds of one query from its scores and dp: the first n of nk keys, 0 for the rest. */
 static void LOCAL(row_grad)(T *p, T *ds, const REAL *scores, const REAL *dp, int64_t n, int64_t nk,
-                            REAL scale, REAL lse, REAL delta)
+                            REAL scale, REAL max, REAL rsum, REAL delta)
 {
     int64_t j = 0;
 
     for (; j + 16 <= n; j += 16) {
-        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * scale - lse);
+        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * scale - max) * rsum;
 
         LOCAL(store_score)(p + j, e);
         LOCAL(store_score)(ds + j, e * (LOAD_REAL(dp + j) - delta) * scale);
     }
     if (j < n) {
-        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * scale - lse);
+        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * scale - max) * rsum;
 
         LOCAL(store_score)(p + j, LOCAL(keep)(e, n - j, 0));
         e = e * (LOAD_REAL(dp + j) - delta) * scale;
@@ -180,7 +181,7 @@ static void LOCAL(backward_tile)(const msi_attention_args *a, const tiles *w, in
                                  int64_t nq, int64_t k0, int64_t nk, bool first)
 {
     const int64_t depth = a->head_dim, row = padded(nk);
-    const REAL scale = (REAL)a->scale, *lse = w->lse, *delta = w->delta;
+    const REAL scale = (REAL)a->scale, *max = w->max, *rsum = w->rsum, *delta = w->delta;
     const T *q = (const T *)w->q + q0 * depth, *dout = (const T *)w->dout + q0 * depth;
     const T *k = (const T *)w->k + k0 * depth, *v = (const T *)w->v + k0 * depth;
     REAL *scores = w->scores, *dp = w->dp, *dq = (REAL *)w->dq + q0 * depth;
@@ -191,7 +192,7 @@ static void LOCAL(backward_tile)(const msi_attention_args *a, const tiles *w, in
     for (int64_t i = 0; i < nq; i++) {
         LOCAL(row_grad)
         (p + i * row, ds + i * row, scores + i * row, dp + i * row, visible(a, q0 + i, k0, nk), nk,
-         scale, lse[q0 + i], delta[q0 + i]);
+         scale, max[q0 + i], rsum[q0 + i], delta[q0 + i]);
     }
     LOCAL(product)(a, nk, depth, nq, p, 1, row, dout, depth, 1, w->dv, depth, !first);
     LOCAL(product)(a, nk, depth, nq, ds, 1, row, q, depth, 1, w->dk, depth, !first);
@@ -203,8 +204,7 @@ static void LOCAL(backward_keys)(const msi_attention_args *a, const tiles *w, in
                                  int64_t nk)
 {
     const int64_t depth = a->head_dim, rows = MSI_ATTENTION_ROWS;
-    const int64_t hidden = a->causal ? k0 - (a->kv_len - a->q_len) : 0; /* queries that see none */
-    const int64_t first = hidden > 0 ? hidden / rows * rows : 0;
+    const int64_t first = a->causal ? k0 / rows * rows : 0; /* queries before it see none of them */
     int64_t stored = 0; /* keys whose dk and dv the first tile stores: later ones may be wider */
 
     if (first < a->q_len) {

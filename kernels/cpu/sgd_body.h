@@ -1,6 +1,7 @@
 /* Body of sgd.c for one dtype.
  *
- *   d = g + weight_decay p            (g negated to maximize)
+ *   d = g + weight_decay p            (g negated to maximize; without a decay p is left out, for an
+ *                                      infinite one times 0 is none)
  *   buf = d at the first step, else momentum buf + (1 - dampening) d
  *   d = d + momentum buf (nesterov), else buf
  *   p = p - lr d */
@@ -13,8 +14,11 @@ typedef struct LOCAL(rule) {
 /* n <= WIDTH elements; buf may be NULL. */
 LANES_INLINE void LOCAL(step)(const LOCAL(rule) * r, T *p, const T *g, T *buf, int64_t n)
 {
-    V x = LOAD_N(p, n), d = LOAD_N(g, n) * r->sign + x * r->decay;
+    V x = LOAD_N(p, n), d = LOAD_N(g, n) * r->sign;
 
+    if (r->decay != 0) {
+        d += x * r->decay;
+    }
     if (buf != NULL) {
         V b = r->first_step ? d : LOAD_N(buf, n) * r->momentum + d * r->fresh;
 

@@ -22,7 +22,7 @@ int32_t onednn_failed(char *error, const char *call, dnnl_status_t status)
 
     snprintf(error, MSI_PLUGIN_ERROR, "oneDNN: %s: %s (%d)", call,
              (int32_t)status < n_names ? names[status] : "unknown status", (int)status);
-    return MSI_PLUGIN_FAILED;
+    return status == dnnl_out_of_memory ? MSI_PLUGIN_NO_MEMORY : MSI_PLUGIN_FAILED;
 }
 
 static dnnl_data_type_t data_type(int64_t dtype)
@@ -121,6 +121,11 @@ dnnl_status_t matmul_describe(const onednn *state, const matmul_key *key,
     return status;
 }
 
+bool matmul_unsupported(dnnl_status_t status)
+{
+    return status == dnnl_unimplemented || status == dnnl_invalid_arguments;
+}
+
 bool matmul_good(const onednn *state, int64_t dtype, const char *name)
 {
     if (strncmp(name, "ref", 3) == 0 || strcmp(name, "none") == 0) {
@@ -165,6 +170,26 @@ void matmul_free_all(onednn *state)
     }
 }
 
+/* The process's cache of primitives, which a host that uses the library has too, would keep what
+ * our table gives up: it takes none of ours. (Finding its capacity 0 means that another thread is
+ * here; then a primitive of ours may get in.) */
+static dnnl_status_t create_uncached(dnnl_primitive_t *out, const_dnnl_primitive_desc_t pd)
+{
+    int capacity = 0;
+    dnnl_status_t status = dnnl_get_primitive_cache_capacity(&capacity);
+
+    if (status == dnnl_success && capacity > 0) {
+        status = dnnl_set_primitive_cache_capacity(0);
+    }
+    if (status == dnnl_success) {
+        status = dnnl_primitive_create(out, pd);
+    }
+    if (capacity > 0) {
+        dnnl_set_primitive_cache_capacity(capacity);
+    }
+    return status;
+}
+
 /* Fill `mm`; its primitive stays NULL when there is nothing good. */
 static int32_t create(onednn *state, matmul *mm, char *error)
 {
@@ -173,14 +198,14 @@ static int32_t create(onednn *state, matmul *mm, char *error)
     const char *call = "creating a matmul descriptor";
     dnnl_status_t status = matmul_describe(state, &mm->key, &pd, &name);
 
-    if (status == dnnl_unimplemented || status == dnnl_invalid_arguments ||
+    if (matmul_unsupported(status) ||
         (status == dnnl_success && !matmul_good(state, mm->key.dtype, name))) {
         dnnl_primitive_desc_destroy(pd);
         return MSI_PLUGIN_OK;
     }
     if (status == dnnl_success) {
         call = "dnnl_primitive_create";
-        status = dnnl_primitive_create(&mm->primitive, pd);
+        status = create_uncached(&mm->primitive, pd);
     }
     if (status == dnnl_success) {
         const dnnl_memory_desc_t *scratch =

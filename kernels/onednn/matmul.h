@@ -54,7 +54,9 @@ dnnl_status_t matmul_describe(const onednn *state, const matmul_key *key,
 /* Is the implementation of this name worth using for this dtype? */
 bool matmul_good(const onednn *state, int64_t dtype, const char *name);
 void matmul_free_all(onednn *state);
-/* Text of a failed library call. @return MSI_PLUGIN_FAILED */
+/* Is there no implementation of what was described? (Else a failure is one.) */
+bool matmul_unsupported(dnnl_status_t status);
+/* Text of a failed library call. @return MSI_PLUGIN_FAILED or MSI_PLUGIN_NO_MEMORY */
 int32_t onednn_failed(char *error, const char *call, dnnl_status_t status);
 
 #endif

@@ -37,7 +37,6 @@ static int32_t state_open(void **out, const msi_plugin_host *host, char *error)
     }
     state->host = *host;
     omp_set_num_threads(1);
-    dnnl_set_primitive_cache_capacity(0); /* it would keep what the table gives up */
     if (host->isa == 2 || host->isa == 3) {
         /* One setting per process, fixed by its first use: a second context finds it made. */
         dnnl_set_max_cpu_isa(host->isa == 2 ? dnnl_cpu_isa_sse41 : dnnl_cpu_isa_avx2);
@@ -134,7 +133,7 @@ static int32_t state_gemm(void *handle, const msi_gemm_args *g, char *error)
                                   : onednn_failed(error, "dnnl_primitive_execute", status);
 }
 
-static int32_t state_name(void *handle, int32_t dtype, const char **name)
+static int32_t state_name(void *handle, int32_t dtype, const char **name, char *error)
 {
     onednn *state = handle;
     const matmul_key key = {.m = 256,
@@ -152,6 +151,9 @@ static int32_t state_name(void *handle, int32_t dtype, const char **name)
     dnnl_status_t status = matmul_describe(state, &key, &pd, name);
 
     dnnl_primitive_desc_destroy(pd); /* the name is static in the library */
+    if (status != dnnl_success && !matmul_unsupported(status)) {
+        return onednn_failed(error, "describing a large product", status);
+    }
     return status == dnnl_success && matmul_good(state, dtype, *name) ? MSI_PLUGIN_OK
                                                                       : MSI_PLUGIN_UNSUPPORTED;
 }

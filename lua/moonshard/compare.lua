@@ -51,6 +51,7 @@ compare.gt = relation('gt', C.MS_COMPARE_GT)
 compare.ge = relation('ge', C.MS_COMPARE_GE)
 
 --- A number as a tensor without dimensions, of the dtype `like` has (f32 beside another number).
+--- Integers take what they hold: nothing is promoted.
 local function as_tensor(value, like)
   if type(value) ~= 'number' then
     return value
@@ -59,6 +60,7 @@ local function as_tensor(value, like)
   if B.is_ref(like) then
     calls.tensor_describe(like, info)
     code = info.dtype
+    B.check(C.ms_dtype_check('where', code, value))
   end
   return calls.tensor_full(code, 0, nil, value)
 end

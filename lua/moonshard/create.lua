@@ -54,6 +54,18 @@ local function shape_of(value)
   return sizes, value
 end
 
+-- The length of a list with nil in it is any of the places before one.
+local function check_list(value, path)
+  local n = 0
+  for key in next, value do
+    n = n + (type(key) == 'number' and 1 or 0)
+  end
+  if n ~= #value then
+    errors.raise('ValueError', 'tensor: %s has nil among its %d entries, expected none',
+      path == '' and 'the table' or 'entry [' .. path .. ']', n)
+  end
+end
+
 --- Copy a nested table's numbers in row-major order; refuses ragged ones.
 local function flatten(value, sizes, depth, values, at, path)
   if depth > #sizes then
@@ -71,11 +83,28 @@ local function flatten(value, sizes, depth, values, at, path)
     errors.raise('ValueError', 'tensor: entry [%s] has %s, expected %d', path,
       type(value) == 'table' and #value .. ' entries' or 'no entries', sizes[depth])
   end
+  check_list(value, path)
   local prefix = path == '' and '' or path .. ','
   for i = 1, #value do
     at = flatten(value[i], sizes, depth + 1, values, at, prefix .. i)
   end
   return at
+end
+
+-- The first of n values that the dtype does not hold is told by its place in the table.
+local function check_values(values, n, sizes, code)
+  local misfit = tonumber(C.ms_dtype_misfit(code, values, n))
+  if misfit == n then
+    return
+  end
+  local place, rest = {}, misfit
+  for d = #sizes, 1, -1 do
+    place[d] = rest % sizes[d] + 1
+    rest = math.floor(rest / sizes[d])
+  end
+  errors.check(C.ms_dtype_check(
+    #sizes == 0 and 'tensor' or 'tensor: entry [' .. table.concat(place, ',') .. ']', code,
+    values[misfit]))
 end
 
 local function product(sizes)
@@ -89,7 +118,7 @@ end
 --- A tensor from a number or a nested table: `ms.tensor{{1, 2}, {3, 4}}`.
 ---@param value number|boolean|table
 ---@param opts? ms.TensorOptions  in the table too; dtype defaults to 'f32', to 'bool' for booleans
----@return ms.Tensor
+---@return ms.Tensor  integers hold whole numbers of their range (ValueError names entry and number)
 function create.tensor(value, opts)
   if type(value) == 'table' then
     opts = dims.list_options('tensor', value, opts)
@@ -100,15 +129,16 @@ function create.tensor(value, opts)
   local n = product(sizes)
   local values = B.new('double[?]', math.max(n, 1))
   flatten(value, sizes, 1, values, 0, '')
+  check_values(values, n, sizes, code)
   local rank, shape = dims.shape(sizes, 'tensor', 0)
   return finish(calls.tensor_from_doubles(code, rank, shape, values, n), opts)
 end
 
 -- -- filled --------------------------------------------------------------------------------------
 
-local function filled(what, value, ...)
+local function filled(what, value, default, ...)
   local sizes, given = dims.arguments(what, ...)
-  local opts, code = options(what, given, plain_options, 'f32')
+  local opts, code = options(what, given, plain_options, default)
   local n, shape = dims.shape(sizes, what, 0)
   return finish(calls.tensor_full(code, n, shape, value), opts)
 end
@@ -117,22 +147,24 @@ end
 ---@param ... integer|integer[]|ms.TensorOptions
 ---@return ms.Tensor
 function create.zeros(...)
-  return filled('zeros', 0, ...)
+  return filled('zeros', 0, 'f32', ...)
 end
 
 ---@param ... integer|integer[]|ms.TensorOptions
 ---@return ms.Tensor
 function create.ones(...)
-  return filled('ones', 1, ...)
+  return filled('ones', 1, 'f32', ...)
 end
 
 ---@param sizes integer[]
----@param value number
----@param opts? ms.TensorOptions
+---@param value number|boolean
+---@param opts? ms.TensorOptions  dtype defaults to 'f32', to 'bool' for a boolean
 ---@return ms.Tensor
 function create.full(sizes, value, opts)
-  arguments.number('full', 'value', value)
-  return filled('full', value, sizes, opts)
+  if type(value) == 'boolean' then
+    return filled('full', value and 1 or 0, 'bool', sizes, opts)
+  end
+  return filled('full', arguments.number('full', 'value', value), 'f32', sizes, opts)
 end
 
 --- Contents are unset.

@@ -56,7 +56,8 @@ local function check_assignable(t, i)
   end
 end
 
---- A number fills entry i; a tensor is copied there, broadcast and cast. Never differentiated.
+--- A number fills entry i, true as 1 and false as 0; a tensor is copied there, broadcast and cast.
+--- Never differentiated.
 local function assign(t, i, value)
   check_assignable(t, i)
   if type(value) == 'boolean' then
@@ -64,6 +65,9 @@ local function assign(t, i, value)
   elseif type(value) ~= 'number' and not B.is_ref(value) then
     errors.raise('TypeError', 't[%s] = x: x is %s, expected a number or a tensor', tostring(i),
       arguments.noun(value))
+  end
+  if type(value) == 'number' and C.ms_dtype_check('', info.dtype, value) ~= 0 then
+    errors.check(C.ms_dtype_check(('t[%s] = x'):format(tostring(i)), info.dtype, value))
   end
   local view = entry(t, i)
   if type(value) == 'number' then

@@ -18,9 +18,18 @@ local info = B.new('ms_tensor_info')
 
 -- -- arithmetic ----------------------------------------------------------------------------------
 
+-- Beside a tensor a number takes its dtype. Integers take whole ones and nothing is promoted:
+-- t:to('f32') computes with fractions.
+local ADD, SUB, SUB_FROM, MUL = C.MS_NUMBER_ADD, C.MS_NUMBER_SUB, C.MS_NUMBER_SUB_FROM,
+  C.MS_NUMBER_MUL
+
 --- A number as a tensor without dimensions, of the dtype `like` has. Freed by `with_scalar`.
 local function with_scalar(like, number, op)
   calls.tensor_describe(like, info)
+  if not C.ms_dtype_is_floating(info.dtype) then
+    errors.raise('TypeError', "div: the tensor is %s, expected a floating dtype; t:to('f32') can be "
+      .. 'divided', dtype.name(info.dtype))
+  end
   local scalar = calls.tensor_full(info.dtype, 0, nil, number)
   local result = op(scalar)
   C.ms_ref_release(scalar)
@@ -32,9 +41,9 @@ end
 ---@return ms.Tensor
 function ops.add(a, b)
   if type(b) == 'number' then
-    return calls.affine(a, 1, b)
+    return calls.with_number(a, b, ADD)
   elseif type(a) == 'number' then
-    return calls.affine(b, 1, a)
+    return calls.with_number(b, a, ADD)
   end
   return calls.add(a, b)
 end
@@ -44,9 +53,9 @@ end
 ---@return ms.Tensor
 function ops.sub(a, b)
   if type(b) == 'number' then
-    return calls.affine(a, 1, -b)
+    return calls.with_number(a, b, SUB)
   elseif type(a) == 'number' then
-    return calls.affine(b, -1, a)
+    return calls.with_number(b, a, SUB_FROM)
   end
   return calls.sub(a, b)
 end
@@ -56,9 +65,9 @@ end
 ---@return ms.Tensor
 function ops.mul(a, b)
   if type(b) == 'number' then
-    return calls.affine(a, b, -0.0) -- adding -0 keeps the sign of zeros
+    return calls.with_number(a, b, MUL)
   elseif type(a) == 'number' then
-    return calls.affine(b, a, -0.0)
+    return calls.with_number(b, a, MUL)
   end
   return calls.mul(a, b)
 end

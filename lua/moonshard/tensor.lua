@@ -261,10 +261,13 @@ end
 
 -- -- writing in place ----------------------------------------------------------------------------
 
---- Overwrite every element.
----@param value number
+--- Overwrite every element. Integers hold whole numbers of their range (ValueError otherwise).
+---@param value number|boolean
 ---@return ms.Tensor self
 function Tensor:fill_(value)
+  if type(value) == 'boolean' then
+    value = value and 1 or 0
+  end
   calls.tensor_fill(self, value)
   return self
 end
@@ -282,7 +285,7 @@ function Tensor:copy_(src)
   return self
 end
 
---- self = self + alpha * src, never differentiated.
+--- self = self + alpha * src, never differentiated. Fractions beside integers are a TypeError.
 ---@param src ms.Tensor|number
 ---@param alpha? number
 ---@return ms.Tensor self
@@ -372,7 +375,7 @@ metatable.__lt = no_order('a < b and b > a', 'a:lt(b) or b:gt(a)')
 metatable.__le = no_order('a <= b and b >= a', 'a:le(b) or b:ge(a)')
 
 function metatable.__unm(x)
-  return calls.affine(x, -1, -0.0)
+  return calls.with_number(x, -1, C.MS_NUMBER_MUL)
 end
 
 local function suffix(sizes)

@@ -11,14 +11,11 @@
  * gave blocks back makes the windows twice as long, until they span a step. Windows are counted in
  * allocations, so every run does the same whatever the time. */
 #include "backend.h"
+#include "bounds.h"
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 enum {
     HEADER = 64,
@@ -199,38 +196,17 @@ static void count(heap *h, int64_t nbytes, int32_t kind)
     }
 }
 
-/* What a limit of the process leaves, as the end of a message: "" without one. */
-static const char *describe_limit(char *text, size_t size)
-{
-    struct rlimit limit;
-    char pages[64] = "";
-    int fd = -1;
-
-    text[0] = '\0';
-    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-        fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-    }
-    if (fd >= 0) {
-        ssize_t n = read(fd, pages, sizeof(pages) - 1);
-
-        close(fd);
-        snprintf(text, size, "; of the %lld KiB that ulimit -v allows %lld are taken",
-                 (long long)(limit.rlim_cur / 1024),
-                 n > 0 ? atoll(pages) * (sysconf(_SC_PAGESIZE) / 1024) : 0);
-    }
-    return text;
-}
-
 static ms_status out_of_memory(heap *h, int64_t nbytes, int32_t kind)
 {
-    char limit[96];
+    char bound[MSI_BOUND_TEXT];
 
     return MS_FAIL(MS_OUT_OF_MEMORY,
                    "no memory for %lld bytes of %s (live: %lld bytes, of which activations %lld; "
-                   "held from the system: %lld%s)",
+                   "held from the system: %lld)%s",
                    (long long)nbytes, kind_names[kind], h ? (long long)h->stats.live_total : 0,
                    h ? (long long)h->stats.live[MS_MEM_ACTIVATION] : 0,
-                   h ? (long long)h->stats.reserved : 0, describe_limit(limit, sizeof(limit)));
+                   h ? (long long)h->stats.reserved : 0,
+                   msi_bound_text(msi_address_space_left(), bound, sizeof(bound)));
 }
 
 /* Is this the allocation that a test wants to fail? */
@@ -325,7 +301,7 @@ ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
 {
     heap *h = ctx != NULL ? heap_of(ctx) : NULL;
     bool fits = h != NULL && !fails_on_demand(h);
-    char limit[96];
+    char bound[MSI_BOUND_TEXT];
 
     if (fits && !has_room(nbytes)) {
         trim(h);
@@ -335,9 +311,9 @@ ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
                ? MS_OK
                : MS_FAIL(MS_OUT_OF_MEMORY,
                          "no memory for %s, which takes up to %lld KiB of address space (held from "
-                         "the system for tensors: %lld bytes%s)",
+                         "the system for tensors: %lld bytes)%s",
                          what, (long long)nbytes / 1024, h ? (long long)h->stats.reserved : 0,
-                         describe_limit(limit, sizeof(limit)));
+                         msi_bound_text(msi_address_space_left(), bound, sizeof(bound)));
 }
 
 void msi_alloc_set_kind(ms_context *ctx, void *data, int32_t kind)

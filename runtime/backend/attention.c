@@ -16,7 +16,7 @@ int64_t msi_attention_work_bytes(const msi_attention_args *a, int32_t dtype, boo
         bytes += a->q_len * depth * (store + real) + tile * (real + store) +
                  2 * cols * depth * real + a->q_len * real;
     } else {
-        bytes += rows * (depth + 2) * real;
+        bytes += rows * depth * real;
     }
     return bytes + 12 * 64; /* each part begins on a cache line */
 }

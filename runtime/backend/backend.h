@@ -98,7 +98,7 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype);
 /** The dtype in which operands of a large product of this dtype are multiplied: f32 for bf16 where
  * the processor has no bf16 products (operands are then better widened once than by every product).
  */
-int32_t msi_gemm_operands(ms_context *ctx, int32_t dtype);
+ms_status msi_gemm_operands(ms_context *ctx, int32_t dtype, int32_t *operands);
 /** Bytes of work space that a large product of this dtype takes at most. */
 int64_t msi_gemm_scratch(ms_context *ctx, int32_t dtype, int64_t m, int64_t n, int64_t k);
 /** Let go of work space kept for the next product. */

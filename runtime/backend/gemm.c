@@ -35,7 +35,7 @@ typedef struct gemm_state {
     bool warned_bf16;
     work_room widened; /* operands in f32 */
     work_room library; /* what the plug-in asks for, while `widened` is in use */
-    int32_t bf16;      /* does the library multiply bf16? -1 until it is asked */
+    bool bf16;         /* the library multiplies bf16 */
     char name[MS_DTYPE_COUNT][64];
 } gemm_state;
 
@@ -98,13 +98,51 @@ static void close_state(void *state)
     free(s);
 }
 
+/* What a call of the plug-in came to. */
+static ms_status plugin_failed(int32_t outcome, const char *error)
+{
+    if (outcome == MSI_PLUGIN_NO_MEMORY && error[0] == '\0') {
+        return MS_OUT_OF_MEMORY; /* the host's function said so */
+    }
+    return MS_FAIL(outcome == MSI_PLUGIN_NO_MEMORY ? MS_OUT_OF_MEMORY : MS_DEVICE_ERROR, "%s",
+                   error);
+}
+
+/* Open the plug-in, if there is one, and ask what it can. */
+static ms_status open_plugin(gemm_state *s)
+{
+    char error[MSI_PLUGIN_ERROR] = "";
+    const char *reason = NULL, *name = NULL, *isa = msi_switch_text("MS_CPU_ISA", "");
+    const msi_plugin_host host = {.user = s,
+                                  .room = host_room,
+                                  .probe = host_probe,
+                                  .isa = strcmp(isa, "v2") == 0   ? 2
+                                         : strcmp(isa, "v3") == 0 ? 3
+                                                                  : 0};
+
+    MS_TRY(msi_plugin_open(s->ctx, &s->plugin, &reason));
+    if (s->plugin == NULL) {
+        msi_log(2, "no matrix library (%s): using own kernels", reason);
+        return MS_OK;
+    }
+    int32_t outcome = s->plugin->open(&s->state, &host, error);
+
+    if (outcome == MSI_PLUGIN_OK) {
+        outcome = s->plugin->name(s->state, MS_DTYPE_BF16, &name, error);
+        s->bf16 = outcome == MSI_PLUGIN_OK;
+    }
+    if (outcome != MSI_PLUGIN_OK && outcome != MSI_PLUGIN_UNSUPPORTED) {
+        return plugin_failed(outcome, error);
+    }
+    msi_log(2, "matrix library: %s", s->plugin->library);
+    return MS_OK;
+}
+
 /* The context's state, with the plug-in opened on first need: never earlier, as ranks fork first.
- */
+ * What fails is tried again next time. */
 static ms_status state_of(ms_context *ctx, gemm_state **out)
 {
     gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
-    char error[MSI_PLUGIN_ERROR] = "";
-    const char *reason = NULL;
 
     *out = s;
     if (MSI_LIKELY(s != NULL)) {
@@ -115,29 +153,11 @@ static ms_status state_of(ms_context *ctx, gemm_state **out)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the matrix state (%zu bytes)", sizeof(*s));
     }
     s->ctx = ctx;
-    s->bf16 = -1;
-    ms_status status = msi_plugin_open(ctx, &s->plugin, &reason);
+    ms_status status = open_plugin(s);
 
     if (status != MS_OK) {
-        free(s);
+        close_state(s);
         return status;
-    }
-    if (s->plugin == NULL) {
-        msi_log(2, "no matrix library (%s): using own kernels", reason);
-    } else {
-        const char *isa = msi_switch_text("MS_CPU_ISA", "");
-        msi_plugin_host host = {.user = s,
-                                .room = host_room,
-                                .probe = host_probe,
-                                .isa = strcmp(isa, "v2") == 0   ? 2
-                                       : strcmp(isa, "v3") == 0 ? 3
-                                                                : 0};
-
-        if (s->plugin->open(&s->state, &host, error) != MSI_PLUGIN_OK) {
-            free(s);
-            return MS_FAIL(MS_DEVICE_ERROR, "%s", error);
-        }
-        msi_log(2, "matrix library: %s", s->plugin->library);
     }
     ctx->room[MSI_ROOM_ONEDNN] = s;
     ctx->close[MSI_ROOM_ONEDNN] = close_state;
@@ -221,8 +241,10 @@ static void warn_widened(gemm_state *s)
     const char *name = NULL;
 
     if (!s->warned_bf16) {
+        char error[MSI_PLUGIN_ERROR];
+
         s->warned_bf16 = true;
-        s->plugin->name(s->state, MS_DTYPE_BF16, &name);
+        s->plugin->name(s->state, MS_DTYPE_BF16, &name, error);
         if (s->ctx->rank == 0) {
             msi_warn("UserWarning",
                      "this processor has no bf16 matrix products (%s: %s): computing them in fp32",
@@ -255,20 +277,19 @@ static ms_status run(gemm_state *s, const msi_gemm_args *g)
         run_own(g);
         return MS_OK;
     }
-    switch (s->plugin->gemm(s->state, g, error)) {
-    case MSI_PLUGIN_OK:
+    int32_t outcome = s->plugin->gemm(s->state, g, error);
+
+    if (MSI_LIKELY(outcome == MSI_PLUGIN_OK)) {
         return MS_OK;
-    case MSI_PLUGIN_UNSUPPORTED:
-        if (g->dtype == MS_DTYPE_BF16) {
-            return run_widened_batch(s, g);
-        }
-        run_own(g);
-        return MS_OK;
-    case MSI_PLUGIN_NO_MEMORY:
-        return MS_OUT_OF_MEMORY; /* the host's function said so */
-    default:
-        return MS_FAIL(MS_DEVICE_ERROR, "%s", error);
     }
+    if (outcome != MSI_PLUGIN_UNSUPPORTED) {
+        return plugin_failed(outcome, error);
+    }
+    if (g->dtype == MS_DTYPE_BF16) {
+        return run_widened_batch(s, g);
+    }
+    run_own(g);
+    return MS_OK;
 }
 
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *g)
@@ -294,6 +315,7 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype)
 {
     gemm_state *s = NULL;
     const char *name = NULL;
+    char error[MSI_PLUGIN_ERROR];
     bool library = dtype == MS_DTYPE_F32 || dtype == MS_DTYPE_BF16;
 
     if (dtype < 0 || dtype >= MS_DTYPE_COUNT || state_of(ctx, &s) != MS_OK) {
@@ -305,9 +327,14 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype)
         return text;
     }
     if (library && s->plugin != NULL) {
-        if (s->plugin->name(s->state, dtype, &name) == MSI_PLUGIN_OK) {
+        int32_t outcome = s->plugin->name(s->state, dtype, &name, error);
+
+        if (outcome == MSI_PLUGIN_OK) {
             snprintf(text, sizeof(s->name[0]), "%s", name);
             return text;
+        }
+        if (outcome != MSI_PLUGIN_UNSUPPORTED) {
+            return "none";
         }
         if (dtype == MS_DTYPE_BF16) {
             snprintf(text, sizeof(s->name[0]), "fp32 by %.50s", msi_gemm_name(ctx, MS_DTYPE_F32));
@@ -318,35 +345,29 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype)
     return text;
 }
 
-static bool library_multiplies_bf16(gemm_state *s)
-{
-    const char *name = NULL;
-
-    if (s->bf16 < 0) {
-        s->bf16 =
-            s->plugin != NULL && s->plugin->name(s->state, MS_DTYPE_BF16, &name) == MSI_PLUGIN_OK;
-    }
-    return s->bf16;
-}
-
-int32_t msi_gemm_operands(ms_context *ctx, int32_t dtype)
+ms_status msi_gemm_operands(ms_context *ctx, int32_t dtype, int32_t *operands)
 {
     gemm_state *s = NULL;
 
-    if (dtype != MS_DTYPE_BF16 || state_of(ctx, &s) != MS_OK || library_multiplies_bf16(s)) {
-        return dtype;
+    *operands = dtype;
+    if (dtype != MS_DTYPE_BF16) {
+        return MS_OK;
     }
-    if (s->plugin != NULL) {
-        warn_widened(s);
+    MS_TRY(state_of(ctx, &s));
+    if (!s->bf16) {
+        *operands = MS_DTYPE_F32;
+        if (s->plugin != NULL) {
+            warn_widened(s);
+        }
     }
-    return MS_DTYPE_F32;
+    return MS_OK;
 }
 
 int64_t msi_gemm_scratch(ms_context *ctx, int32_t dtype, int64_t m, int64_t n, int64_t k)
 {
     gemm_state *s = NULL;
-    const bool widens = dtype == MS_DTYPE_BF16 && state_of(ctx, &s) == MS_OK && s->plugin != NULL &&
-                        !library_multiplies_bf16(s);
+    const bool widens =
+        dtype == MS_DTYPE_BF16 && state_of(ctx, &s) == MS_OK && s->plugin != NULL && !s->bf16;
 
     return widens ? widening_bytes(m, n, k, false) : 0;
 }

@@ -104,7 +104,8 @@ typedef struct msi_embedding_args {
 } msi_embedding_args;
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
- * d. Looked up by the dtype of q. lse (B, H, T) is f32 (f64 for f64): log-sum-exp of scaled scores.
+ * d. Looked up by the dtype of q. max and rsum (B, H, T) are f32 (f64 for f64): a query's largest
+ * scaled score m, and 1 / sum of exp(score - m). Causal: query t sees the keys s <= t.
  * Tiles are multiplied by msi_gemm(); `work` is scratch of the bytes msi_attention_work_bytes()
  * gave.
  */
@@ -115,7 +116,8 @@ typedef struct msi_attention_args {
     double scale;
     bool causal;
     int32_t tile_dtype; /**< in which tiles are multiplied: msi_gemm_operands() of q's dtype */
-    void *out, *lse;
+    void *out;
+    void *max, *rsum; /**< forward writes, gradient reads */
     /* gradient: strides of dq, dk, dv are their own */
     const void *o, *dout;
     int64_t do_stride[3], dq_stride[3], dk_stride[3], dv_stride[3];

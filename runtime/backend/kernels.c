@@ -94,8 +94,9 @@ ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void
     msi_kernel_fn fn = known ? table->fn[kernel][dtype] : NULL;
 
     if (MSI_UNLIKELY(fn == NULL)) {
-        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "%s: no kernel '%s' for dtype %s on device '%s'",
-                       op, msi_kernel_name(kernel), ms_dtype_name(dtype), table->device);
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
+                       "%s is not implemented for dtype %s on device '%s' yet", op,
+                       ms_dtype_name(dtype), table->device);
     }
     fn(args);
     return MS_OK;

@@ -11,7 +11,7 @@
 #include "kernel_args.h"
 
 enum {
-    MSI_PLUGIN_VERSION = 2, /**< of the structs in this file and of msi_gemm_args */
+    MSI_PLUGIN_VERSION = 3, /**< of the structs in this file and of msi_gemm_args */
     MSI_PLUGIN_ERROR = 192  /**< bytes of an error buffer */
 };
 
@@ -22,7 +22,8 @@ enum {
     MSI_PLUGIN_UNSUPPORTED = 1,
     /** A call of the library failed; the error buffer names it. */
     MSI_PLUGIN_FAILED = 2,
-    /** A function of the host failed; the host knows the error. */
+    /** Memory is out: the library's, where the error buffer says so, else the host's, which knows
+     * the error. */
     MSI_PLUGIN_NO_MEMORY = 3
 };
 
@@ -49,7 +50,7 @@ typedef struct msi_plugin {
     int32_t (*gemm)(void *state, const msi_gemm_args *args, char *error);
     /** Implementation that a large product of this dtype would use; borrowed from the library.
      * @return MSI_PLUGIN_UNSUPPORTED when it is none worth using (the name is still given) */
-    int32_t (*name)(void *state, int32_t dtype, const char **name);
+    int32_t (*name)(void *state, int32_t dtype, const char **name, char *error);
     /** Primitives created so far. */
     int64_t (*created)(const void *state);
     /** Primitives kept. */
@@ -59,10 +60,10 @@ typedef struct msi_plugin {
 /**
  * The plug-in, opened on the first call of the process: from the folder MS_PLUGIN_DIR, else from
  * beside the object that holds the runtime, else by its plain name. `*out` is NULL when there is
- * none or MS_ONEDNN is 0; `*reason` then says why (valid until the thread's next call). It is never
- * unloaded: the library keeps thread-local state.
- * @return MS_OUT_OF_MEMORY when there is no address space to open it in: a job must not run on
- *         other kernels, to other bits, because memory is short
+ * none, a library it needs is not there, or MS_ONEDNN is 0; `*reason` then says why (valid until
+ * the thread's next call). It is never unloaded: the library keeps thread-local state.
+ * @return MS_OUT_OF_MEMORY or MS_DEVICE_ERROR when it is there and cannot be opened: a job must not
+ *         run on other kernels, to other bits, because memory or files are short
  */
 ms_status msi_plugin_open(ms_context *ctx, const msi_plugin **out, const char **reason);
 

@@ -120,6 +120,12 @@ static inline double msi_plain_nan(double x)
     return x != x ? __builtin_nan("") : x;
 }
 
+/** The next multiple of `to`. */
+static inline int64_t msi_round_up(int64_t n, int64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
 uint64_t msi_mix64(uint64_t x);
 int64_t msi_now_ns(void);
 

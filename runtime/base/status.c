@@ -2,6 +2,7 @@
  * still be reported. */
 #include "base.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,13 +51,26 @@ ms_status ms_error_set(ms_status kind, const char *text)
     return set(kind, "", text ? text : "");
 }
 
+/* vsnprintf(), but every NaN is "nan": what its sign is says nothing. */
+static void write_text(char *text, size_t size, const char *format, va_list args)
+{
+    vsnprintf(text, size, format, args);
+    for (char *at = strstr(text, "-nan"); at != NULL; at = strstr(at + 1, "-nan")) {
+        bool begins = at == text || (!isalnum((unsigned char)at[-1]) && at[-1] != '-');
+
+        if (begins && !isalnum((unsigned char)at[4])) {
+            memmove(at, at + 1, strlen(at));
+        }
+    }
+}
+
 ms_status msi_fail(ms_status kind, const char *format, ...)
 {
     char text[MESSAGE_BYTES];
     va_list args;
 
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    write_text(text, sizeof(text), format, args);
     va_end(args);
     return set(kind, "", text);
 }
@@ -146,7 +160,7 @@ void msi_warn(const char *kind, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    write_text(text, sizeof(text), format, args);
     va_end(args);
     ms_warn(kind, text);
 }

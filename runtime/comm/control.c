@@ -22,19 +22,15 @@ static uint32_t layout_id(void)
                                1000037 * sizeof(msi_note_record) * MSI_NOTES + MSI_CHUNK);
 }
 
-static int64_t round_up(int64_t n, int64_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
 /* -- making and mapping ------------------------------------------------------------------------ */
 
 static void lay_out(msi_block *b, int32_t world)
 {
     b->world = world;
-    b->members_at = round_up((int64_t)(sizeof(*b) + sizeof(b->slot[0]) * (size_t)(world + 1)), 64);
+    b->members_at =
+        msi_round_up((int64_t)(sizeof(*b) + sizeof(b->slot[0]) * (size_t)(world + 1)), 64);
     b->notes_at = b->members_at + (int64_t)sizeof(msi_member) * world;
-    b->staging_at = round_up(b->notes_at, 4096);
+    b->staging_at = msi_round_up(b->notes_at, 4096);
     b->nbytes = b->staging_at;
     if (world > 1) {
         b->staging_at += (int64_t)sizeof(msi_note_record) * MSI_NOTES * world;
@@ -141,7 +137,7 @@ ms_status msi_job_new(msi_job **out, int32_t world, bool threads)
         return MS_OUT_OF_MEMORY;
     }
     if (threads) {
-        job->block = aligned_alloc(4096, (size_t)round_up(shape.nbytes, 4096));
+        job->block = aligned_alloc(4096, (size_t)msi_round_up(shape.nbytes, 4096));
         if (job->block == NULL) {
             status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the control block of %d ranks",
                              (int)world);

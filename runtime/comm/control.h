@@ -8,6 +8,7 @@
 #ifndef MSI_CONTROL_H
 #define MSI_CONTROL_H
 
+#include "bounds.h"
 #include "comm.h"
 #include "live.h"
 
@@ -262,33 +263,6 @@ ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t n
 void msi_segment_sweep(msi_job *job);
 /* What this process stores into segments is its own from now on. Async-signal-safe. */
 void msi_segments_make_private(const msi_job *job);
-
-/* -- bounds.c: what there is of memory -----------------------------------------------------------
- */
-enum {
-    MSI_BOUND_NONE,
-    MSI_BOUND_HOST,
-    MSI_BOUND_CGROUP,
-    MSI_BOUND_FILE_SIZE,
-    MSI_BOUND_ADDRESS_SPACE,
-    MSI_BOUND_OPEN_FILES,
-    MSI_BOUND_PROCESSES
-};
-typedef struct msi_bound {
-    int32_t kind;  /* which bound this is; NONE: there is none, `left` is INT64_MAX */
-    int32_t error; /* errno of what failed by it, 0: nothing has */
-    int64_t left, limit;
-} msi_bound;
-/* Memory that can still be taken here: of this host, or under the limit of a cgroup. `root` stands
- * before /proc and /sys ("", but in tests). */
-msi_bound msi_memory_left(const char *root);
-/* The largest file this process may make, the address space it may still map. */
-msi_bound msi_file_size_left(void);
-msi_bound msi_address_space_left(void);
-/* What a call met that failed with `error`. */
-msi_bound msi_bound_of(int error);
-/* " (4096 bytes are available on this host)", or "" when there is no bound. */
-const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes);
 
 /* -- calls.c ------------------------------------------------------------------------------------
  */

@@ -223,8 +223,6 @@ void msi_unit_written(ms_fsdp_unit *u);
 bool msi_unit_is_stale(const ms_fsdp_unit *u);
 /* Could this unit be published without more memory? (prefetch asks) */
 bool msi_slot_available(const ms_fsdp_unit *u);
-/* Bytes of the parts of a segment: `n` slots' words for W ranks. */
-int64_t msi_round_up(int64_t n, int64_t to);
 /* Units that get memory of their own instead of sharing a ring: `keeps` says which must; those with
  * more than twice the median of the rest are added. Marks them in `own` (n_units); gives the
  * largest of the rest. */

@@ -4,11 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int64_t msi_round_up(int64_t n, int64_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
 /* -- planning ---------------------------------------------------------------------------------- */
 
 /* Does the unit read its parameters from a slot? (Else from the master, or a resident copy.) */

@@ -1,6 +1,8 @@
-/* Options of parameter groups: defaults and bounds, with torch.optim's names and messages. */
+/* Options of parameter groups: defaults and bounds, with torch.optim's names and messages. (That
+ * takes infinite ones too, which leave only NaN.) */
 #include "options.h"
 
+#include <math.h>
 #include <string.h>
 
 void ms_optim_options_init(ms_optim_options *o, int32_t kind)
@@ -17,7 +19,8 @@ void ms_optim_options_init(ms_optim_options *o, int32_t kind)
 
 static ms_status check_not_negative(const char *what, double value)
 {
-    return value >= 0 ? MS_OK : MS_FAIL(MS_VALUE_ERROR, "Invalid %s: %g", what, value);
+    return value >= 0 && isfinite(value) ? MS_OK
+                                         : MS_FAIL(MS_VALUE_ERROR, "Invalid %s: %g", what, value);
 }
 
 static ms_status check_beta(int index, double beta)
@@ -33,6 +36,9 @@ static ms_status check_values(int32_t kind, const ms_optim_options *o)
     if (kind == MS_OPTIM_SGD) {
         MS_TRY(check_not_negative("momentum value", o->momentum));
         MS_TRY(check_not_negative("weight_decay value", o->weight_decay));
+        if (!isfinite(o->dampening)) {
+            return MS_FAIL(MS_VALUE_ERROR, "Invalid dampening value: %g", o->dampening);
+        }
         if (o->nesterov && (o->momentum <= 0 || o->dampening != 0)) {
             return MS_FAIL(MS_VALUE_ERROR,
                            "Nesterov momentum requires a momentum and zero dampening");

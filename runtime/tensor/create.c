@@ -1,6 +1,7 @@
 /* Making tensors, and reading and writing their elements. */
 #include "tensor.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static ms_status check_shape(int32_t dtype, int32_t ndim, const int64_t *shape)
@@ -42,6 +43,8 @@ static ms_status finish(ms_tensor **out, ms_status status)
 ms_status ms_tensor_full(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
                          double value)
 {
+    *out = NULL;
+    MS_TRY(ms_dtype_check("full", dtype, value));
     MS_TRY(ms_tensor_empty(out, dtype, ndim, shape));
     return finish(out, msi_fill(&(*out)->v, value));
 }
@@ -69,6 +72,14 @@ ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim, c
                                  const double *values, int64_t n)
 {
     MS_TRY(ms_tensor_empty(out, dtype, ndim, shape));
+    const int64_t misfit = ms_dtype_misfit(dtype, values, n);
+
+    if (misfit < n) {
+        char what[64];
+
+        snprintf(what, sizeof(what), "tensor_from_doubles: value %lld", (long long)misfit);
+        return finish(out, ms_dtype_check(what, dtype, values[misfit]));
+    }
     return finish(out, with_doubles(*out, (double *)(uintptr_t)values, n, true));
 }
 
@@ -119,26 +130,55 @@ ms_status ms_tensor_meta(ms_tensor **out, int32_t dtype, int32_t ndim, const int
     return wrap(out, MS_STORAGE_NONE, dtype, ndim, shape, NULL);
 }
 
+/* Can `n` numbers from `start` be counted in an integer dtype? */
+static ms_status check_count(int32_t dtype, double start, double step, int64_t n)
+{
+    int64_t last = 0;
+
+    MS_TRY(ms_dtype_check("arange: the start", dtype, start));
+    MS_TRY(ms_dtype_check("arange: the step", MS_DTYPE_I64, step));
+    if (n > 0 && (__builtin_mul_overflow((int64_t)step, n - 1, &last) ||
+                  __builtin_add_overflow((int64_t)start, last, &last))) {
+        return MS_FAIL(MS_VALUE_ERROR, "arange: %lld numbers from %.17g by %.17g do not fit in %s",
+                       (long long)n, start, step, ms_dtype_name(dtype));
+    }
+    return dtype == MS_DTYPE_I64 ? MS_OK
+                                 : ms_dtype_check("arange: the last number", dtype, (double)last);
+}
+
 ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double step, int64_t n)
 {
+    enum { CHUNK = 256 };
+    const bool whole = dtype == MS_DTYPE_I64 || dtype == MS_DTYPE_U8;
+    union {
+        double real[CHUNK];
+        int64_t whole[CHUNK];
+    } values;
     msi_view chunk = {0};
-    double values[256];
     ms_status status;
 
+    *out = NULL;
+    if (whole) { /* doubles have gaps beyond 2^53 */
+        MS_TRY(check_count(dtype, start, step, n));
+    }
     MS_TRY(ms_tensor_empty(out, dtype, 1, &n));
     MS_TRY_GOTO(
-        msi_storage_wrap(&chunk.storage, (*out)->ctx, MS_STORAGE_BORROWED, values, sizeof(values)),
+        msi_storage_wrap(&chunk.storage, (*out)->ctx, MS_STORAGE_BORROWED, &values, sizeof(values)),
         done);
-    for (int64_t first = 0; first < n && status == MS_OK; first += MSI_COUNT(values)) {
-        int64_t count = n - first < MSI_COUNT(values) ? n - first : MSI_COUNT(values);
+    for (int64_t first = 0; first < n && status == MS_OK; first += CHUNK) {
+        int64_t count = n - first < CHUNK ? n - first : CHUNK;
         msi_view part = (*out)->v;
 
         for (int64_t i = 0; i < count; i++) {
-            values[i] = start + step * (double)(first + i);
+            if (whole) {
+                values.whole[i] = (int64_t)start + (int64_t)step * (first + i);
+            } else {
+                values.real[i] = start + step * (double)(first + i);
+            }
         }
         part.offset += first;
         part.shape[0] = count;
-        msi_view_set_contiguous(&chunk, MS_DTYPE_F64, 1, &count);
+        msi_view_set_contiguous(&chunk, whole ? MS_DTYPE_I64 : MS_DTYPE_F64, 1, &count);
         status = msi_copy(&part, &chunk, false);
     }
     msi_storage_release(chunk.storage);
@@ -155,7 +195,8 @@ ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)
 
 ms_status ms_tensor_fill(ms_tensor *t, double value)
 {
-    MS_TRY(msi_tensor_begin_write(t, "fill"));
+    MS_TRY(ms_dtype_check("fill_", t->v.dtype, value));
+    MS_TRY(msi_tensor_begin_write(t, "fill_"));
     return msi_fill(&t->v, value);
 }
 
@@ -168,6 +209,7 @@ ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha)
         return MS_FAIL(MS_TYPE_ERROR, "add_: dtypes are %s and %s, expected one",
                        ms_dtype_name(t->v.dtype), ms_dtype_name(src->v.dtype));
     }
+    MS_TRY(msi_check_number("add_", t->v.dtype, alpha));
     MS_TRY(msi_check_source("add_", &t->v, &src->v));
     MS_TRY(msi_tensor_begin_write(t, "add_"));
     return msi_ew("add_", MSI_K_affine, &t->v, &in, 1, scalars, true);

@@ -1,13 +1,21 @@
-/* The dtypes. */
+/* The dtypes, and which numbers they hold. */
 #include "tensor.h"
+
+#include <math.h>
 
 static const struct {
     const char *name;
     int64_t size;
     bool floating;
+    double low, end; /* of integers: from `low` up to, and without, `end` */
+    const char *holds;
 } dtypes[MS_DTYPE_COUNT] = {
-    {"f32", 4, true},  {"f64", 8, true}, {"bf16", 2, true},
-    {"i64", 8, false}, {"u8", 1, false}, {"bool", 1, false},
+    {"f32", 4, true, 0, 0, ""},
+    {"f64", 8, true, 0, 0, ""},
+    {"bf16", 2, true, 0, 0, ""},
+    {"i64", 8, false, -0x1p63, 0x1p63, "whole numbers from -2^63 to 2^63 - 1"},
+    {"u8", 1, false, 0, 256, "whole numbers from 0 to 255"},
+    {"bool", 1, false, 0, 2, ""},
 };
 
 static bool known(int32_t dtype)
@@ -28,4 +36,53 @@ const char *ms_dtype_name(int32_t dtype)
 bool ms_dtype_is_floating(int32_t dtype)
 {
     return known(dtype) && dtypes[dtype].floating;
+}
+
+void msi_dtype_range(int32_t dtype, double *low, double *end)
+{
+    *low = dtypes[dtype].low;
+    *end = dtypes[dtype].end;
+}
+
+static bool holds(int32_t dtype, double number)
+{
+    return dtypes[dtype].floating || dtype == MS_DTYPE_BOOL ||
+           (number >= dtypes[dtype].low && number < dtypes[dtype].end && number == floor(number));
+}
+
+ms_status ms_dtype_check(const char *what, int32_t dtype, double number)
+{
+    if (!known(dtype)) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: dtype %d is none, expected 0 to %d", what, (int)dtype,
+                       MS_DTYPE_COUNT - 1);
+    }
+    if (MSI_LIKELY(holds(dtype, number))) {
+        return MS_OK;
+    }
+    return MS_FAIL(MS_VALUE_ERROR, "%s: %.17g does not fit in %s, expected %s", what, number,
+                   dtypes[dtype].name, dtypes[dtype].holds);
+}
+
+int64_t ms_dtype_misfit(int32_t dtype, const double *numbers, int64_t n)
+{
+    int64_t i = 0;
+
+    while (i < n && known(dtype) && holds(dtype, numbers[i])) {
+        i++;
+    }
+    return i;
+}
+
+ms_status msi_check_number(const char *op, int32_t dtype, double number)
+{
+    if (MSI_LIKELY(dtypes[dtype].floating)) {
+        return MS_OK;
+    }
+    if (number != trunc(number)) {
+        return MS_FAIL(MS_TYPE_ERROR,
+                       "%s: the tensor is %s and the number %.17g, expected a whole one; "
+                       "t:to('f32') takes fractions",
+                       op, dtypes[dtype].name, number);
+    }
+    return ms_dtype_check(op, dtype, number);
 }

@@ -130,6 +130,14 @@ ms_status msi_storage_wrap(msi_storage **out, ms_context *ctx, int32_t kind, voi
 msi_storage *msi_storage_retain(msi_storage *s);
 void msi_storage_release(msi_storage *s);
 
+/* -- dtypes ------------------------------------------------------------------------------------ */
+
+/* What an integer dtype (or bool) holds: from `low` up to, and without, `end`. */
+void msi_dtype_range(int32_t dtype, double *low, double *end);
+/* Can arithmetic of this dtype take the number? MS_TYPE_ERROR for a fraction and integers: there is
+ * no promotion to another dtype. */
+ms_status msi_check_number(const char *op, int32_t dtype, double number);
+
 /* -- views ------------------------------------------------------------------------------------- */
 
 int64_t msi_view_numel(const msi_view *v);

@@ -283,6 +283,8 @@ describe('nn', function()
         { dtype = 'i64' } },
       { 'TypeError', 'options are a boolean, expected a table', nn.Linear, 2, 2, false },
       { 'TypeError', "'eps' is a string, expected a number", nn.LayerNorm, 2, { eps = '1' } },
+      { 'ValueError', "'eps' is -1, expected a finite number", nn.LayerNorm, 2, { eps = -1 } },
+      { 'ValueError', "'eps' is nan, expected a finite number", nn.LayerNorm, 2, { eps = 0 / 0 } },
       { 'ValueError', 'dropout probability', nn.Dropout, false },
       { 'ValueError', "'approximate' is a boolean, expected one of none, tanh", nn.GELU,
         { approximate = false } },

@@ -143,6 +143,7 @@ describe('optim', function()
       checks.raises('ValueError', 'Invalid learning rate: -1', function()
         opt.param_groups[1].lr = -1
       end)
+      checks.raises('ValueError', 'Invalid learning rate: nan', opt.set_lr, opt, 0 / 0)
       assert.equal(1e-3, opt.param_groups[1].lr)
       checks.raises('TypeError', 'lr is a string, expected a number', function()
         opt.param_groups[1].lr = '3'
@@ -157,6 +158,8 @@ describe('optim', function()
     local p = leaf(1)
     for _, case in ipairs {
       { optim.SGD, { lr = -1 }, 'Invalid learning rate: -1' },
+      { optim.SGD, { lr = math.huge }, 'Invalid learning rate: inf' },
+      { optim.AdamW, { lr = 0 / 0 }, 'Invalid learning rate: nan' },
       { optim.SGD, { momentum = -0.5 }, 'Invalid momentum value: -0.5' },
       { optim.SGD, { nesterov = true },
         'Nesterov momentum requires a momentum and zero dampening' },

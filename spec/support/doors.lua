@@ -270,10 +270,11 @@ local RIGHT = {
 
 -- Parameters that take one of a few numbers, and the functions that answer every number.
 local FEW = { dtype = true, kind = true, relation = true, reduction = true, reduce = true,
-  ndim = true, root = true, dim = true, index = true, init = true }
+  ndim = true, root = true, dim = true, index = true, init = true, operation = true }
 local ANY_NUMBER = {
-  ms_dtype_size = true, ms_dtype_name = true, ms_dtype_is_floating = true, ms_matmul_name = true,
-  ms_matmul_scratch = true, ms_error_set = true, ms_dist_abort = true, ms_optim_options_init = true,
+  ms_dtype_size = true, ms_dtype_name = true, ms_dtype_is_floating = true, ms_dtype_misfit = true,
+  ms_matmul_name = true, ms_matmul_scratch = true, ms_error_set = true, ms_dist_abort = true,
+  ms_optim_options_init = true,
 }
 
 for _, fn in ipairs(api.functions) do

@@ -163,7 +163,8 @@ static void test_autograd_compare__pow_refuses(void **state)
 
     assert_fails(MS_VALUE_ERROR, "the exponent is inf", ms_op_pow(&y, x, INFINITY));
     assert_fails(MS_VALUE_ERROR, "expected a finite number", ms_op_pow(&y, x, NAN));
-    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "no kernel 'pow' for dtype i64", ms_op_pow(&y, ids, 2));
+    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "pow is not implemented for dtype i64",
+                 ms_op_pow(&y, ids, 2));
     ms_tensor_free(ids);
     ms_tensor_free(x);
 }

@@ -39,6 +39,9 @@ static void test_autograd_network_ops__name_the_shapes_that_do_not_fit(void **st
     assert_fails(MS_VALUE_ERROR, "qkv has shape (3, 5)",
                  ms_op_attention_packed(&out, a, 1, true, 0));
     assert_fails(MS_VALUE_ERROR, "q (3, 5), k (4, 7)", ms_op_attention(&out, a, b, b, true, 0));
+    assert_fails(MS_VALUE_ERROR, "eps is -1e-05", ms_op_layer_norm(&out, a, NULL, NULL, -1e-5));
+    assert_fails(MS_VALUE_ERROR, "eps is nan", ms_op_layer_norm(&out, a, NULL, NULL, -NAN));
+    assert_fails(MS_VALUE_ERROR, "eps is inf", ms_op_layer_norm(&out, a, NULL, NULL, INFINITY));
     assert_fails(MS_VALUE_ERROR, "logits have shape (3, 5) and targets (4, 7)",
                  ms_op_cross_entropy(&out, a, b, -100, MS_REDUCTION_MEAN));
     assert_null(out);

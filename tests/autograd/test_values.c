@@ -2,6 +2,8 @@
  * of real arithmetic, rounded once, and of IEEE 754 for zeros and NaN. */
 #include "values.h"
 
+#include "tensor.h"
+
 static ms_tensor *matrix(int32_t dtype, int64_t rows, int64_t cols, const double *values)
 {
     ms_tensor *t;
@@ -187,6 +189,49 @@ static void test_autograd_values__quotients_of_tiny_divisors_have_their_gradient
     }
 }
 
+/* There is no promotion: a fraction beside integers is refused under the name of what was called.
+ */
+static void test_autograd_values__integers_take_whole_numbers_only(void **state)
+{
+    static const char *const names[] = {"add: ", "sub: ", "sub: ", "mul: "};
+    const int64_t n = 2;
+    double out[2];
+    ms_tensor *x, *y;
+
+    (void)state;
+    assert_ok(ms_tensor_arange(&x, MS_DTYPE_I64, 0x1p53 - 1, 1, n));
+    for (int32_t k = MS_NUMBER_ADD; k <= MS_NUMBER_MUL; k++) {
+        assert_fails(MS_TYPE_ERROR, "the tensor is i64 and the number 1.5, expected a whole one",
+                     ms_op_with_number(&y, x, 1.5, k));
+        assert_ptr_equal(strstr(ms_error_message(), names[k]), ms_error_message());
+        assert_fails(MS_VALUE_ERROR, "inf does not fit in i64",
+                     ms_op_with_number(&y, x, INFINITY, k));
+    }
+    assert_fails(MS_TYPE_ERROR, "affine: ", ms_op_affine(&y, x, 1, 0.5));
+    assert_fails(MS_TYPE_ERROR, "affine: ", ms_op_affine(&y, x, 0.5, 1));
+    assert_fails(MS_TYPE_ERROR, "add_: ", ms_tensor_add_scaled(x, x, 0.5));
+    assert_fails(MS_TYPE_ERROR, "mean: the tensor is i64", ms_op_mean(&y, x, 0, false));
+    assert_fails(MS_VALUE_ERROR, "operation 4 is none", ms_op_with_number(&y, x, 1, 4));
+    assert_ok(ms_op_with_number(&y, x, 2, MS_NUMBER_ADD)); /* 2^53 + 1 is no double */
+    assert_int_equal(((int64_t *)msi_view_ptr(&y->v))[0], ((int64_t)1 << 53) + 1);
+    ms_tensor_free(y);
+    assert_ok(ms_op_with_number(&y, x, 3, MS_NUMBER_MUL));
+    assert_int_equal(((int64_t *)msi_view_ptr(&y->v))[1], (int64_t)3 << 53);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+    assert_ok(ms_tensor_full(&x, MS_DTYPE_U8, 1, &n, 1));
+    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "mul is not implemented for dtype u8",
+                 ms_op_with_number(&y, x, 2, MS_NUMBER_MUL));
+    assert_fails(MS_VALUE_ERROR, "mul: 300 does not fit in u8",
+                 ms_op_with_number(&y, x, 300, MS_NUMBER_MUL));
+    assert_fails(MS_TYPE_ERROR, "mean: the tensor is u8", ms_op_mean(&y, x, 0, false));
+    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "sum is not implemented for dtype u8",
+                 ms_op_sum(&y, x, 0, false));
+    assert_ok(ms_tensor_to_doubles(x, out, 2));
+    assert_true(out[0] == 1 && out[1] == 1);
+    ms_tensor_free(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -196,6 +241,7 @@ int main(void)
         BOOKED_TEST(test_autograd_values__relu_passes_nan_on_and_back),
         BOOKED_TEST(test_autograd_values__products_keep_the_sign_of_zeros),
         BOOKED_TEST(test_autograd_values__quotients_of_tiny_divisors_have_their_gradient),
+        BOOKED_TEST(test_autograd_values__integers_take_whole_numbers_only),
     };
 
     return cmocka_run_group_tests_name("autograd/values", tests, NULL, NULL);

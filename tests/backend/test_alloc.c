@@ -179,7 +179,8 @@ static void under_a_limit(void)
     IN_CHILD(setrlimit(RLIMIT_AS, &limit) == 0);
     IN_CHILD(msi_alloc(ctx, 300 * mib, MS_MEM_OPTIMIZER, &p) == MS_OUT_OF_MEMORY);
     IN_CHILD(strstr(ms_error_message(), "no memory for 314572800 bytes of optimizer") != NULL);
-    IN_CHILD(strstr(ms_error_message(), "of the 262144 KiB that ulimit -v allows ") != NULL);
+    IN_CHILD(strstr(ms_error_message(),
+                    " bytes of address space are left of 268435456: ulimit -v)") != NULL);
     IN_CHILD(msi_alloc_probe(ctx, 300 * mib, "a library") == MS_OUT_OF_MEMORY);
     IN_CHILD(strstr(ms_error_message(), "no memory for a library, which takes up to 307200 KiB"));
     IN_CHILD(msi_alloc(ctx, 140 * mib, MS_MEM_SCRATCH, &p) == MS_OK);

@@ -509,7 +509,7 @@ static int under_a_limit(int64_t kib)
     }
     if (done < N) {
         CHILD_CHECK(strstr(ms_error_message(), "no memory for ") != NULL);
-        CHILD_CHECK(strstr(ms_error_message(), "that ulimit -v allows") != NULL);
+        CHILD_CHECK(strstr(ms_error_message(), ": ulimit -v)") != NULL);
         limit.rlim_cur = RLIM_INFINITY;
         CHILD_CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
     }

@@ -78,9 +78,9 @@ static void test_backend_kernels__a_missing_kernel_is_named(void **state)
     (void)state;
     msi_ew_args args = {0};
 
-    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "half: no kernel 'gelu' for dtype i64 on device 'cpu'",
+    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "half is not implemented for dtype i64 on device 'cpu'",
                  msi_dispatch("half", MSI_K_gelu, MS_DTYPE_I64, &args));
-    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "no kernel 'unknown'",
+    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "half is not implemented for dtype f32",
                  msi_dispatch("half", MSI_K_COUNT, MS_DTYPE_F32, &args));
     assert_fails(MS_NOT_IMPLEMENTED_ERROR, "for dtype none",
                  msi_dispatch("half", MSI_K_add, MS_DTYPE_NONE, &args));

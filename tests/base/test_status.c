@@ -25,6 +25,14 @@ static void test_base_status__messages_pass_up_unchanged(void **state)
     assert_string_equal("", ms_error_message());
 }
 
+static void test_base_status__a_nan_has_no_sign(void **state)
+{
+    (void)state;
+    msi_fail(MS_VALUE_ERROR, "%g, (%g), %g and %g in 'x-nan' or -nano", -NAN, NAN, -INFINITY, -NAN);
+    assert_string_equal("nan, (nan), -inf and nan in 'x-nan' or -nano", ms_error_message());
+    ms_error_clear();
+}
+
 static void test_base_status__every_kind_has_a_name(void **state)
 {
     (void)state;
@@ -231,6 +239,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_base_status__messages_pass_up_unchanged),
+        cmocka_unit_test(test_base_status__a_nan_has_no_sign),
         cmocka_unit_test(test_base_status__every_kind_has_a_name),
         cmocka_unit_test(test_base_status__a_long_message_is_cut_not_overrun),
         cmocka_unit_test(test_base_status__warnings_are_captured_in_order),

@@ -37,7 +37,11 @@ static void test_optim_optim__refuses_options_out_of_range_in_torchs_words(void 
     } cases[] = {
         {MS_OPTIM_SGD, -1, 0, 0, 0, .9, .9, 1, false, "Invalid learning rate: -1"},
         {MS_OPTIM_SGD, NAN, 0, 0, 0, .9, .9, 1, false, "Invalid learning rate: nan"},
+        {MS_OPTIM_SGD, -NAN, 0, 0, 0, .9, .9, 1, false, "Invalid learning rate: nan"},
+        {MS_OPTIM_SGD, INFINITY, 0, 0, 0, .9, .9, 1, false, "Invalid learning rate: inf"},
         {MS_OPTIM_SGD, 1, -.5, 0, 0, .9, .9, 1, false, "Invalid momentum value: -0.5"},
+        {MS_OPTIM_SGD, 1, NAN, 0, 0, .9, .9, 1, false, "Invalid momentum value: nan"},
+        {MS_OPTIM_SGD, 1, .5, NAN, 0, .9, .9, 1, false, "Invalid dampening value: nan"},
         {MS_OPTIM_SGD, 1, 0, 0, -.1, .9, .9, 1, false, "Invalid weight_decay value: -0.1"},
         {MS_OPTIM_SGD, 1, 0, 0, 0, .9, .9, 1, true,
          "Nesterov momentum requires a momentum and zero dampening"},
@@ -46,7 +50,11 @@ static void test_optim_optim__refuses_options_out_of_range_in_torchs_words(void 
         {MS_OPTIM_ADAM, -2, 0, 0, 0, .9, .9, 1, false, "Invalid learning rate: -2"},
         {MS_OPTIM_ADAM, 1, 0, 0, 0, 1, .9, 1, false, "Invalid beta parameter at index 0: 1"},
         {MS_OPTIM_ADAMW, 1, 0, 0, 0, .9, -.1, 1, false, "Invalid beta parameter at index 1: -0.1"},
+        {MS_OPTIM_ADAMW, 1, 0, 0, 0, NAN, .9, 1, false, "Invalid beta parameter at index 0: nan"},
+        {MS_OPTIM_ADAM, INFINITY, 0, 0, 0, .9, .9, 1, false, "Invalid learning rate: inf"},
         {MS_OPTIM_ADAMW, 1, 0, 0, 0, .9, .9, -1, false, "Invalid epsilon value: -1"},
+        {MS_OPTIM_ADAMW, 1, 0, 0, 0, .9, .9, NAN, false, "Invalid epsilon value: nan"},
+        {MS_OPTIM_ADAMW, 1, 0, 0, INFINITY, .9, .9, 1, false, "Invalid weight_decay value: inf"},
         {MS_OPTIM_ADAMW, 1, 0, 0, -3, .9, .9, 1, false, "Invalid weight_decay value: -3"},
     };
     ms_tensor *t = leaf(3);

@@ -188,6 +188,37 @@ static void test_optim_step__adam_begins_with_a_step_of_the_learning_rate(void *
     ms_tensor_free(t);
 }
 
+/* Without a decay the parameter is no part of its gradient: an infinite one makes no NaN. */
+static void test_optim_step__an_infinite_parameter_stays_infinite(void **state)
+{
+    const double grads[] = {1, -1, 0.5}, values[] = {INFINITY, -INFINITY, 2};
+    const int64_t n = 3;
+
+    (void)state;
+    for (int32_t kind = MS_OPTIM_SGD; kind <= MS_OPTIM_ADAMW; kind++) {
+        double after[3];
+        ms_optim_options opt;
+        ms_optim *optim;
+        ms_tensor *t;
+
+        ms_optim_options_init(&opt, kind);
+        opt.weight_decay = 0;
+        opt.momentum = 0.9;
+        assert_ok(ms_tensor_from_doubles(&t, MS_DTYPE_F32, 1, &n, values, n));
+        assert_ok(ms_tensor_make_parameter(t));
+        assert_ok(ms_optim_new(&optim, kind));
+        assert_ok(ms_optim_add_group(optim, &t, 1, &opt, NULL));
+        for (int step = 0; step < 2; step++) {
+            give_grad(t, MS_DTYPE_F32, grads, n);
+            assert_ok(ms_optim_step(optim));
+        }
+        assert_ok(ms_tensor_to_doubles(t, after, n));
+        assert_true(after[0] == INFINITY && after[1] == -INFINITY && after[2] < 2);
+        ms_optim_free(optim);
+        ms_tensor_free(t);
+    }
+}
+
 static void
 test_optim_step__counts_steps_per_parameter_and_skips_those_without_gradient(void **state)
 {
@@ -383,6 +414,7 @@ int main(void)
         cmocka_unit_test(test_optim_step__sgd_follows_the_rule),
         cmocka_unit_test(test_optim_step__adam_and_adamw_follow_the_rule),
         cmocka_unit_test(test_optim_step__adam_begins_with_a_step_of_the_learning_rate),
+        cmocka_unit_test(test_optim_step__an_infinite_parameter_stays_infinite),
         cmocka_unit_test(
             test_optim_step__counts_steps_per_parameter_and_skips_those_without_gradient),
         cmocka_unit_test(test_optim_step__updates_the_local_shard_and_tells_its_unit),

@@ -30,6 +30,10 @@ function LayerNorm:init(width, opts)
     eps = 'number', bias = 'flag', elementwise_affine = 'flag', dtype = 'floating',
   })
   self.width, self.eps = width, opts.eps or 1e-5
+  if not (self.eps >= 0 and self.eps < math.huge) then
+    errors.raise('ValueError', "%s: 'eps' is %g, expected a finite number of 0 or more", self._name,
+      self.eps)
+  end
   if opts.elementwise_affine ~= false then
     self:param('weight', { width }, rules.ones(), { dtype = opts.dtype })
     if opts.bias ~= false then

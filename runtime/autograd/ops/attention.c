@@ -1,5 +1,5 @@
 /* softmax(q k^T scale + mask) v in tiles (arXiv:2205.14135): the (T, S) scores never exist. Kept
- * for backward: the operands, the result and one log-sum-exp per query.
+ * for backward: the operands, the result and two statistics per query.
  *
  * One rule serves both forms. The packed one takes q, k and v as strided views into the (B, T, 3 C)
  * projection and writes their gradients into the same places of its gradient. */
@@ -8,7 +8,7 @@
 #include <math.h>
 
 enum { Q, K, V, PACKED = 0 };
-enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_OUT, SAVED_LSE };
+enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_OUT, SAVED_STATS };
 
 typedef struct attention_attrs {
     double scale;
@@ -89,7 +89,7 @@ static ms_status dispatch(const char *op, msi_attention_args *args, int32_t dtyp
     ms_status products = MS_OK;
 
     args->status = &products;
-    args->tile_dtype = msi_gemm_operands(args->ctx, dtype);
+    MS_TRY(msi_gemm_operands(args->ctx, dtype, &args->tile_dtype));
     MS_TRY(msi_alloc(args->ctx, msi_attention_work_bytes(args, dtype, gradient), MS_MEM_SCRATCH,
                      &args->work));
     ms_status status =
@@ -101,26 +101,36 @@ static ms_status dispatch(const char *op, msi_attention_args *args, int32_t dtyp
 
 /* -- the rule ---------------------------------------------------------------------------------- */
 
-/* `out` is seen as (B, H, T, D). Saves the log-sum-exp. */
+/* Largest score and 1 / sum of each query lie one behind the other. */
+static void set_statistics(msi_attention_args *args, const msi_view *stats)
+{
+    const int64_t n = args->batch * args->heads * args->q_len;
+
+    args->max = msi_view_ptr(stats);
+    args->rsum = (char *)args->max + n * ms_dtype_size(stats->dtype);
+}
+
+/* `out` is seen as (B, H, T, D). Saves the statistics. */
 static ms_status attend(msi_op_call *c, const msi_view *q, const msi_view *k, const msi_view *v,
                         const msi_view *out)
 {
     const attention_attrs *attrs = c->attrs;
     msi_attention_args args = {
         .scale = scale_of(attrs, q->shape[3]), .causal = attrs->causal, .ctx = c->ctx};
-    msi_view lse;
+    const int64_t shape[4] = {2, q->shape[0], q->shape[1], q->shape[2]};
+    msi_view stats;
 
     MS_TRY(set_operands(&args, q, k, v));
-    MS_TRY(msi_internal(&lse, c->ctx, msi_stat_dtype(q->dtype), 3, q->shape));
+    MS_TRY(msi_internal(&stats, c->ctx, msi_stat_dtype(q->dtype), 4, shape));
     args.out = msi_view_ptr(out);
     strides_of(out, args.o_stride);
-    args.lse = msi_view_ptr(&lse);
+    set_statistics(&args, &stats);
     ms_status status = dispatch(c->op->name, &args, q->dtype, false);
 
     if (status == MS_OK) {
-        msi_save(c, SAVED_LSE, &lse);
+        msi_save(c, SAVED_STATS, &stats);
     }
-    msi_storage_release(lse.storage);
+    msi_storage_release(stats.storage);
     return status;
 }
 
@@ -131,13 +141,13 @@ static ms_status differentiate(msi_bwd *b, const msi_view *q, const msi_view *k,
     const attention_attrs *attrs = msi_bwd_attrs(b);
     msi_attention_args args = {
         .scale = scale_of(attrs, q->shape[3]), .causal = attrs->causal, .ctx = msi_bwd_context(b)};
-    const msi_view *lse;
+    const msi_view *stats;
 
-    MS_TRY(msi_bwd_saved(b, SAVED_LSE, &lse));
+    MS_TRY(msi_bwd_saved(b, SAVED_STATS, &stats));
     MS_TRY(set_operands(&args, q, k, v));
     args.o = msi_view_ptr(out);
     args.dout = msi_view_ptr(dout);
-    args.lse = msi_view_ptr(lse);
+    set_statistics(&args, stats);
     args.dq = msi_view_ptr(&grad[Q]);
     args.dk = msi_view_ptr(&grad[K]);
     args.dv = msi_view_ptr(&grad[V]);

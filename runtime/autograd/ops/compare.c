@@ -73,13 +73,6 @@ ms_status ms_op_compare(ms_tensor **out, ms_tensor *a, ms_tensor *b, int32_t rel
 
 /* -- a tensor and a number --------------------------------------------------------------------- */
 
-/* What an integer dtype can hold, as doubles: from `low` up to, and without, `end`. */
-static void range_of(int32_t dtype, double *low, double *end)
-{
-    *low = dtype == MS_DTYPE_I64 ? -0x1p63 : 0;
-    *end = dtype == MS_DTYPE_I64 ? 0x1p63 : dtype == MS_DTYPE_U8 ? 256 : 2;
-}
-
 /* [Note: numbers and integers] Integers are compared with the number itself, not with what is left
  * of it in their dtype: 2 < 2.5 holds. A fraction is replaced by the integer below it, and what
  * lies outside the dtype's range decides for every element.
@@ -89,7 +82,7 @@ static bool decide(int32_t dtype, int32_t *relation, double *value, bool *answer
     const double whole = floor(*value);
     double low, end;
 
-    range_of(dtype, &low, &end);
+    msi_dtype_range(dtype, &low, &end);
     if (isnan(*value) || (whole != *value && *relation <= MS_COMPARE_NE)) {
         *answer = *relation == MS_COMPARE_NE;
         return true;

@@ -2,6 +2,8 @@
  * Kept for backward: x and two numbers per row. */
 #include "operand.h"
 
+#include <math.h>
+
 enum { X, W, BIAS };
 enum { SAVED_X, SAVED_W, SAVED_MEAN, SAVED_RSTD };
 
@@ -151,5 +153,9 @@ ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tenso
 
     *out = NULL;
     MS_CHECK_ARG(x != NULL);
+    if (!(eps >= 0) || isinf(eps)) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "layer_norm: eps is %g, expected a finite number of 0 or more", eps);
+    }
     return msi_op_run(&layer_norm_op, &attrs, in, 3, out, 1);
 }

@@ -37,6 +37,11 @@ static ms_status reduce_forward(msi_op_call *c)
         return MS_FAIL(MS_INDEX_ERROR, "%s: dimension %d is outside of shape %s", c->op->name,
                        31 - __builtin_clz(attrs->dims), msi_shape_text(x->ndim, x->shape));
     }
+    if (attrs->mean && !ms_dtype_is_floating(x->dtype)) {
+        return MS_FAIL(MS_TYPE_ERROR,
+                       "mean: the tensor is %s, expected a floating dtype; t:to('f32') has a mean",
+                       ms_dtype_name(x->dtype));
+    }
     kept_shape(x, attrs->dims, kept);
     for (int32_t d = 0; d < x->ndim; d++) {
         if (attrs->keepdim || (attrs->dims != 0 && !(attrs->dims >> d & 1))) {

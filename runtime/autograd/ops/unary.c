@@ -121,7 +121,7 @@ static ms_status affine_forward(msi_op_call *c)
     const double scalars[2] = {attrs->scale, attrs->shift};
 
     MS_TRY(msi_out(c, 0, x->dtype, x->ndim, x->shape));
-    return msi_ew("affine", MSI_K_affine, &c->out[0]->v, &x, 1, scalars, false);
+    return msi_ew(c->op->name, MSI_K_affine, &c->out[0]->v, &x, 1, scalars, false);
 }
 
 static ms_status affine_backward(msi_bwd *b)
@@ -131,16 +131,45 @@ static ms_status affine_backward(msi_bwd *b)
     return msi_bwd_reduce_pass(b, 0, msi_bwd_grad(b, 0), attrs->scale);
 }
 
-static const msi_op affine_op = {.name = "affine",
-                                 .forward = affine_forward,
-                                 .backward = affine_backward,
-                                 .attrs_size = sizeof(affine_attrs)};
+#define AFFINE_OP(name_)                                                                           \
+    {                                                                                              \
+        .name = name_, .forward = affine_forward, .backward = affine_backward,                     \
+        .attrs_size = sizeof(affine_attrs)                                                         \
+    }
 
 ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift)
 {
+    static const msi_op op = AFFINE_OP("affine");
     const affine_attrs attrs = {scale, shift};
 
     *out = NULL;
     MS_CHECK_ARG(x != NULL);
-    return msi_op_run(&affine_op, &attrs, &x, 1, out, 1);
+    MS_TRY(msi_check_number(op.name, x->v.dtype, scale));
+    MS_TRY(msi_check_number(op.name, x->v.dtype, shift));
+    return msi_op_run(&op, &attrs, &x, 1, out, 1);
+}
+
+ms_status ms_op_with_number(ms_tensor **out, ms_tensor *x, double number, int32_t operation)
+{
+    static const msi_op ops[] = {
+        [MS_NUMBER_ADD] = AFFINE_OP("add"),
+        [MS_NUMBER_SUB] = AFFINE_OP("sub"),
+        [MS_NUMBER_SUB_FROM] = AFFINE_OP("sub"),
+        [MS_NUMBER_MUL] = AFFINE_OP("mul"),
+    };
+    const affine_attrs attrs[] = {
+        [MS_NUMBER_ADD] = {1, number},
+        [MS_NUMBER_SUB] = {1, -number},
+        [MS_NUMBER_SUB_FROM] = {-1, number},
+        [MS_NUMBER_MUL] = {number, -0.0}, /* adding -0 keeps the sign of zeros */
+    };
+
+    *out = NULL;
+    MS_CHECK_ARG(x != NULL);
+    if (operation < MS_NUMBER_ADD || operation > MS_NUMBER_MUL) {
+        return MS_FAIL(MS_VALUE_ERROR, "with_number: operation %d is none, expected %d to %d",
+                       (int)operation, MS_NUMBER_ADD, MS_NUMBER_MUL);
+    }
+    MS_TRY(msi_check_number(ops[operation].name, x->v.dtype, number));
+    return msi_op_run(&ops[operation], &attrs[operation], &x, 1, out, 1);
 }

@@ -1,7 +1,9 @@
 /* Differentiable operators. All return new tensors: "the caller owns `*out`" holds throughout
  * (inside a scope the scope does). Shapes broadcast as in NumPy where two operands meet
- * elementwise; both must have one dtype (MS_TYPE_ERROR names both otherwise). Unsupported dtypes
- * are MS_NOT_IMPLEMENTED_ERROR naming op, dtype and device. */
+ * elementwise; both must have one dtype (MS_TYPE_ERROR names both otherwise). A number takes the
+ * tensor's dtype: beside integers it must be a whole one they hold (MS_TYPE_ERROR for a fraction,
+ * MS_VALUE_ERROR beyond their range); the results of integers wrap. Unsupported dtypes are
+ * MS_NOT_IMPLEMENTED_ERROR naming op, dtype and device. */
 #ifndef MOONSHARD_OPS_H
 #define MOONSHARD_OPS_H
 
@@ -17,6 +19,12 @@ MS_API ms_status ms_op_mul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 /** scale * x + shift. A shift of -0 is none: scale * x keeps the sign of zeros (x + 0 does not). */
 MS_API ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift);
+
+enum { MS_NUMBER_ADD = 0, MS_NUMBER_SUB = 1, MS_NUMBER_SUB_FROM = 2, MS_NUMBER_MUL = 3 };
+
+/** x + number, x - number, number - x, x * number.
+ * @param operation  MS_NUMBER_*; MS_VALUE_ERROR for another number */
+MS_API ms_status ms_op_with_number(ms_tensor **out, ms_tensor *x, double number, int32_t operation);
 /** 1 / x. */
 MS_API ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x);
 /**
@@ -66,7 +74,8 @@ MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w, 
                                    bool approximate);
 /** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR names the first id outside [0, V). */
 MS_API ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids);
-/** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450). */
+/** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450).
+ * @param eps  finite, 0 or more (MS_VALUE_ERROR) */
 MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias,
                                   double eps);
 /** Over the last dimension. */
@@ -92,7 +101,7 @@ MS_API ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int
  * softmax(q k^T * scale + mask) v without ever holding the scores (arXiv:2205.14135).
  * @param q  (B, H, T, D), k and v (B, H, S, D); any strides
  * @param scale   0 means 1/sqrt(D)
- * @param causal  position t sees s <= t + (S - T)
+ * @param causal  position t sees s <= t, whatever S is (as PyTorch's is_causal)
  */
 MS_API ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor *v,
                                  bool causal, double scale);
@@ -111,6 +120,7 @@ MS_API ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t
                                int64_t call);
 /** Sum over the dimensions whose bit is set in `dims` (bit d for dimension d; 0: all). */
 MS_API ms_status ms_op_sum(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
+/** MS_TYPE_ERROR for integers. */
 MS_API ms_status ms_op_mean(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
 /** View when the strides allow, copy otherwise. One size may be -1. */
 MS_API ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *shape);

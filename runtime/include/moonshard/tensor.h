@@ -65,6 +65,16 @@ MS_API int64_t ms_dtype_size(int32_t dtype);
 MS_API const char *ms_dtype_name(int32_t dtype);
 /** True for f32, f64 and bf16. */
 MS_API bool ms_dtype_is_floating(int32_t dtype);
+/**
+ * Does a tensor of this dtype hold the number? Floating dtypes round it, bool takes any (true is
+ * "not 0"); integers hold whole numbers in their range, and none between two doubles can be given
+ * (so from 2^53 on not every i64).
+ * @param what  names the caller in the message
+ * @return MS_VALUE_ERROR naming number and dtype
+ */
+MS_API ms_status ms_dtype_check(const char *what, int32_t dtype, double number);
+/** Place of the first of `n` numbers that ms_dtype_check() refuses; n when it refuses none. */
+MS_API int64_t ms_dtype_misfit(int32_t dtype, const double *numbers, int64_t n);
 
 /**
  * New tensor with unset contents, C-contiguous.
@@ -74,7 +84,8 @@ MS_API bool ms_dtype_is_floating(int32_t dtype);
  */
 MS_API ms_status ms_tensor_empty(ms_tensor **out, int32_t dtype, int32_t ndim,
                                  const int64_t *shape);
-/** As ms_tensor_empty(), every element `value` (rounded to the dtype). */
+/** As ms_tensor_empty(), every element `value`. MS_VALUE_ERROR as ms_dtype_check(), here and where
+ * else numbers are given. */
 MS_API ms_status ms_tensor_full(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
                                 double value);
 /** As ms_tensor_empty(), copied from `n` doubles in row-major order; n must equal the numel. */
@@ -86,7 +97,7 @@ MS_API ms_status ms_tensor_borrow(ms_tensor **out, int32_t dtype, int32_t ndim,
                                   const int64_t *shape, void *data);
 /** Shape and dtype without memory (storage kind none). */
 MS_API ms_status ms_tensor_meta(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape);
-/** 0, 1, ..., n-1 times `step` plus `start`; shape (n). */
+/** 0, 1, ..., n-1 times `step` plus `start`; shape (n). Integers are counted as such. */
 MS_API ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double step,
                                   int64_t n);
 /**

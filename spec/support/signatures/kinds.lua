@@ -66,6 +66,7 @@ local function any(value)
   return maybe(kind(function() return true end)(value))
 end
 local scalar = kind(function(v) return is_live(v) or type(v) == 'number' end)
+local filler = kind(function(v) return type(v) == 'number' or type(v) == 'boolean' end)
 local operand = kind(function(v)
   return is_live(v) or type(v) == 'number' or type(v) == 'boolean'
 end)
@@ -181,6 +182,7 @@ return {
   maybe = maybe, bounded = bounded, fixed = fixed, callable = callable, is_whole = is_whole,
   kind = kind, tensor = tensor, whole = whole, number = number, flag = flag, text = text,
   list = list, array = array, fn = fn, any = any, scalar = scalar, operand = operand,
+  filler = filler,
   dtype = dtype, dims = dims, choice = choice, object = object, options = options, x = x,
   bools = bools, ids = ids, leaf = leaf, square = square, pass = pass, linear = linear,
   module = module, wrapped = wrapped,

@@ -6,7 +6,7 @@ local kinds = require 'support.signatures.kinds'
 local maybe, is_whole, kind, tensor = kinds.maybe, kinds.is_whole, kinds.kind, kinds.tensor
 local whole, number, flag, text = kinds.whole, kinds.number, kinds.flag, kinds.text
 local list, array, fn, any = kinds.list, kinds.array, kinds.fn, kinds.any
-local scalar, operand = kinds.scalar, kinds.operand
+local scalar, operand, filler = kinds.scalar, kinds.operand, kinds.filler
 local dtype, dims, choice, options = kinds.dtype, kinds.dims, kinds.choice, kinds.options
 local x, bools, ids, leaf, square = kinds.x, kinds.bools, kinds.ids, kinds.leaf, kinds.square
 local pass, linear, tensor_options = kinds.pass, kinds.linear, kinds.tensor_options
@@ -92,7 +92,7 @@ for _, name in ipairs {
 end
 of['tensor:size'] = function() return { x(), whole(1) } end
 of['tensor:item'] = function() return { tensor(ms.rand(1)) } end
-of['tensor:fill_'] = function() return { x(), number(1) } end
+of['tensor:fill_'] = function() return { x(), filler(1) } end
 of['tensor:copy_'] = function() return { x(), tensor(ms.rand(3)) } end
 of['tensor:add_'] = function() return { x(), scalar(ms.rand(3)), maybe(number(2)) } end
 of['tensor:requires_grad_'] = function() return { x(), maybe(flag(true)) } end
@@ -122,7 +122,7 @@ for _, name in ipairs { 'rand', 'randn' } do
     end)(1)) } }
   end
 end
-of['ms.full'] = function() return { sizes { 2 }, number(1), tensor_options() } end
+of['ms.full'] = function() return { sizes { 2 }, filler(1), tensor_options() } end
 of['ms.tensor'] = function()
   return { kind(function(v)
     return type(v) == 'number' or type(v) == 'boolean' or type(v) == 'table'

@@ -102,6 +102,35 @@ static ms_status run_affine(ms_tensor **out, ms_tensor *const *in, const call *c
 
 UNARY(affine, x *(real)c->p[0] + (real)c->p[1], 2 * (fabsl(x * (real)c->p[0]) + 1))
 
+/* x with a number under an operation. */
+static bool plan_with_number(call *c)
+{
+    static const double numbers[] = {0, -0.0, 1, -1, 2.5, -0.375, 1e30, NAN, INFINITY};
+    const bool whole = c->in[0].dtype == MS_DTYPE_I64;
+
+    c->n_in = 1;
+    c->p[0] = numbers[below(c->rng, whole ? 4 : 9)];
+    c->i[0] = below(c->rng, 4);
+    return is_float(&c->in[0]) || whole;
+}
+
+static ms_status run_with_number(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_with_number(out, in[0], c->p[0], (int32_t)c->i[0]);
+}
+
+static real with_number(const call *c, real x)
+{
+    const real number = (real)c->p[0];
+
+    return c->i[0] == MS_NUMBER_ADD   ? x + number
+           : c->i[0] == MS_NUMBER_SUB ? x - number
+           : c->i[0] == MS_NUMBER_MUL ? x * number
+                                      : number - x;
+}
+
+UNARY(with_number, with_number(c, x), 2 * (fabsl(y) + fabsl((real)c->p[0])))
+
 static bool plan_pow(call *c)
 {
     static const double powers[] = {2, 3, -1, 0.5, -0.5, 1.5, 0, 1, -2, 33};
@@ -275,14 +304,23 @@ static void oracle_where(const call *c, const array *const *in, array *out)
     }
 
 static const program_op ops[] = {
-    OP(exp, floating),         OP(log, floating),
-    OP(sqrt, floating),        OP(tanh, floating),
-    OP(relu, floating),        OP(reciprocal, floating),
-    OP(gelu, plan_gelu),       OP(affine, plan_affine),
-    OP(pow, plan_pow),         OP(compare_number, plan_compare_number),
-    OP(add, plan_binary),      OP(sub, plan_binary),
-    OP(mul, plan_binary),      OP(div, plan_div),
-    OP(compare, plan_compare), OP(where, plan_where),
+    OP(exp, floating),
+    OP(log, floating),
+    OP(sqrt, floating),
+    OP(tanh, floating),
+    OP(relu, floating),
+    OP(reciprocal, floating),
+    OP(gelu, plan_gelu),
+    OP(affine, plan_affine),
+    OP(pow, plan_pow),
+    OP(compare_number, plan_compare_number),
+    OP(add, plan_binary),
+    OP(sub, plan_binary),
+    OP(mul, plan_binary),
+    OP(div, plan_div),
+    OP(with_number, plan_with_number),
+    OP(compare, plan_compare),
+    OP(where, plan_where),
 };
 
 const program_family elementwise_programs = {ops, COUNT(ops)};

@@ -142,11 +142,11 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
 
     for (int64_t row = 0; row < n->b * n->h * n->t; row++) {
         const int64_t b = row / (n->h * n->t), h = row / n->t % n->h, t = row % n->t;
-        const int64_t seen = c->i[0] ? t + n->s - n->t + 1 : n->s;
+        const int64_t seen = c->i[0] && t < n->s ? t + 1 : n->s;
         const real *at = q + b * n->q_batch + h * n->q_head + t * n->q_row;
         real most = -INFINITY, sum = 0, size = 0;
 
-        for (int64_t s = 0; s < seen && s < n->s; s++) {
+        for (int64_t s = 0; s < seen; s++) {
             real slack;
 
             p[s] = scale * dot(dtype, at, 1, k + b * n->k_batch + h * n->k_head + s * n->k_row, 1,
@@ -154,7 +154,7 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
             size = fmaxl(size, fabsl(scale) * slack);
             most = fmaxl(most, p[s]);
         }
-        for (int64_t s = 0; s < seen && s < n->s; s++) {
+        for (int64_t s = 0; s < seen; s++) {
             p[s] = expl(p[s] - most);
             sum += p[s];
         }
@@ -162,7 +162,7 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
             const int64_t o = b * o_batch + h * o_head + t * o_row + d;
             real y = 0, magnitude = 0, largest = 0;
 
-            for (int64_t s = 0; s < seen && s < n->s; s++) {
+            for (int64_t s = 0; s < seen; s++) {
                 const real x = v[b * n->k_batch + h * n->k_head + s * n->k_row + d];
 
                 y += p[s] / sum * x;

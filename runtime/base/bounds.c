@@ -1,9 +1,11 @@
 /* How much memory there still is, and what says so: asking for more than that would wake the
  * kernel's killer, or a signal, instead of failing. */
-#include "control.h"
+#include "bounds.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,6 +187,21 @@ msi_bound msi_file_size_left(void)
                        .limit = (int64_t)limit.rlim_cur};
 }
 
+/* Address space taken, in pages; 0 when nobody says. */
+static int64_t pages_mapped(void)
+{
+    char text[64] = "";
+    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0) {
+        return 0;
+    }
+    ssize_t n = read(fd, text, sizeof(text) - 1);
+
+    close(fd);
+    return n > 0 ? atoll(text) : 0;
+}
+
 msi_bound msi_address_space_left(void)
 {
     struct rlimit limit;
@@ -192,8 +209,7 @@ msi_bound msi_address_space_left(void)
     if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur >= INT64_MAX) {
         return (msi_bound){.left = INT64_MAX};
     }
-    int64_t pages = or_none(number_in("", "/proc/self/", "statm", ""));
-    int64_t left = (int64_t)limit.rlim_cur - pages * sysconf(_SC_PAGESIZE);
+    int64_t left = (int64_t)limit.rlim_cur - pages_mapped() * sysconf(_SC_PAGESIZE);
 
     return (msi_bound){.kind = MSI_BOUND_ADDRESS_SPACE,
                        .left = left > 0 ? left : 0,
