@@ -22,8 +22,8 @@ static msi_slab *slab_new(msi_slab **pool, msi_slab **list)
     if (slab == NULL) {
         slab = calloc(1, sizeof(*slab));
         if (slab == NULL) {
-            msi_fail(MS_OUT_OF_MEMORY, "no memory for %d tensor records (%zu bytes)",
-                     MSI_SLAB_RECORDS, sizeof(*slab));
+            msi_fail(MS_OUT_OF_MEMORY, "no memory for records of tensors (%zu bytes)",
+                     sizeof(*slab));
             return NULL;
         }
     }
@@ -53,7 +53,7 @@ ms_tensor *msi_pool_take_tensor(msi_tensor_state *s)
         if (slab == NULL) {
             return NULL;
         }
-        for (int32_t i = MSI_SLAB_RECORDS - 1; i >= 0; i--) {
+        for (int32_t i = MSI_SLAB_TENSORS - 1; i >= 0; i--) {
             slab->u.tensor[i].next_free = s->free_tensors;
             s->free_tensors = &slab->u.tensor[i];
         }
@@ -89,7 +89,7 @@ msi_storage *msi_pool_take_storage(msi_tensor_state *s)
         if (slab == NULL) {
             return NULL;
         }
-        for (int32_t i = MSI_SLAB_RECORDS - 1; i >= 0; i--) {
+        for (int32_t i = MSI_SLAB_STORAGES - 1; i >= 0; i--) {
             slab->u.storage[i].base = s->free_storages;
             s->free_storages = &slab->u.storage[i];
         }
@@ -116,14 +116,14 @@ static void close_state(void *state)
     msi_tensor_state *s = state;
 
     for (msi_slab *slab = s->tensor_slabs; slab != NULL; slab = slab->next) {
-        for (int32_t i = 0; i < MSI_SLAB_RECORDS; i++) {
+        for (int32_t i = 0; i < MSI_SLAB_TENSORS; i++) {
             if (slab->u.tensor[i].refcount > 0) {
                 msi_tensor_destroy(&slab->u.tensor[i], "ms.close");
             }
         }
     }
     for (msi_slab *slab = s->storage_slabs; slab != NULL; slab = slab->next) {
-        for (int32_t i = 0; i < MSI_SLAB_RECORDS; i++) {
+        for (int32_t i = 0; i < MSI_SLAB_STORAGES; i++) {
             if (slab->u.storage[i].refcount > 0) {
                 slab->u.storage[i].refcount = 1;
                 msi_storage_release(&slab->u.storage[i]);

@@ -8,7 +8,11 @@
 
 #include "tensor.h"
 
-enum { MSI_SCOPE_MAX = 256, MSI_SLAB_RECORDS = 256 };
+enum {
+    MSI_SCOPE_MAX = 256,
+    MSI_SLAB_TENSORS = 256,
+    MSI_SLAB_STORAGES = MSI_SLAB_TENSORS * sizeof(ms_tensor) / sizeof(msi_storage)
+};
 
 typedef struct msi_scope {
     const char *name;
@@ -20,8 +24,8 @@ typedef struct msi_scope {
 typedef struct msi_slab {
     struct msi_slab *next;
     union {
-        ms_tensor tensor[MSI_SLAB_RECORDS];
-        msi_storage storage[MSI_SLAB_RECORDS];
+        ms_tensor tensor[MSI_SLAB_TENSORS];
+        msi_storage storage[MSI_SLAB_STORAGES];
     } u;
 } msi_slab;
 

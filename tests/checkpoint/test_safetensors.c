@@ -398,6 +398,42 @@ static void test_checkpoint_safetensors__a_header_costs_a_small_multiple_of_its_
     free(text);
 }
 
+/* A tensor is described by sixty bytes, and cannot be had for so few: but for ten times as many. */
+static void test_checkpoint_safetensors__tensors_without_elements_are_small(void **state)
+{
+    enum { N = 100000, ROOM = 70 * N };
+    char *text = malloc(ROOM);
+    const char *path;
+    ms_safetensors *f;
+    ms_tensor *t;
+
+    path = make_file("small", text,
+                     repeat(text, "{",
+                            "\"%07d\":{\"dtype\":\"F32\",\"shape\":[0],"
+                            "\"data_offsets\":[0,0]}",
+                            N, "}"),
+                     NULL, 0);
+    free(text);
+    assert_ok(ms_safetensors_open(&f, path));
+    pid_t child = fork();
+
+    if (child == 0) {
+        struct rusage before, after;
+
+        getrusage(RUSAGE_SELF, &before);
+        for (int32_t i = 0; i < N; i++) {
+            assert_ok(ms_safetensors_get(&t, f, i));
+        }
+        getrusage(RUSAGE_SELF, &after);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        _exit((after.ru_maxrss - before.ru_maxrss) * 1024 < 700L * N ? 0 : 1);
+#endif
+        _exit(0);
+    }
+    assert_false(was_killed(child));
+    ms_safetensors_close(f);
+}
+
 /* Types we cannot hold do not make the other tensors unreadable. */
 static void test_checkpoint_safetensors__names_what_it_cannot_hold(void **state)
 {
@@ -480,6 +516,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_safetensors__hostile_headers_are_refused),
         cmocka_unit_test(test_checkpoint_safetensors__a_header_costs_a_small_multiple_of_its_text),
         cmocka_unit_test(test_checkpoint_safetensors__lengths_that_lie_are_refused),
+        cmocka_unit_test(test_checkpoint_safetensors__tensors_without_elements_are_small),
         cmocka_unit_test(test_checkpoint_safetensors__names_what_it_cannot_hold),
         cmocka_unit_test(test_checkpoint_safetensors__any_changed_bit_is_survived),
     };
