@@ -406,7 +406,9 @@ static void test_comm_supervise__says_who_has_not_ended(void **state)
     warn_of_stopped_ranks(x, 1, warning, sizeof(warning));
     snprintf(expected, sizeof(expected),
              "for ranks 0, 2 to end; last calls: rank 0 (pid %d, T "
-             "stopped): barrier() (sequence 2), rank 2 (pid %d, T stopped): barrier() (sequence 2)",
+             "stopped): barrier() (sequence 2), rank 2 (pid %d, T stopped): barrier() (sequence "
+             "2), rank 1 "
+             "left after barrier() (sequence 2)",
              (int)atomic_load(&x->pid[0]), (int)atomic_load(&x->pid[2]));
     assert_string_equal(warning, expected);
     scene_free(x);
