@@ -226,8 +226,6 @@ const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, u
                            char *buffer, size_t nbytes);
 
 /* -- positions.c ------------------------------------------------------------------------------- */
-/* "rank 1 (pid 4711, T stopped): barrier() (sequence 3)", of member q; as snprintf(). */
-int msi_position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes);
 /* "rank 0 (pid 4711, T stopped): barrier() (sequence 3), rank 1 ...", those that are waited for
  * first, as far as it fits. */
 void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes);

@@ -49,7 +49,8 @@ static bool is_waited_for(const ms_comm *c, int32_t q)
     return atomic_load(&slot->waiting) == 0 || process == 'T' || process == 't';
 }
 
-int msi_position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes)
+/* "rank 1 (pid 4711, T stopped): barrier() (sequence 3)" */
+static int position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes)
 {
     uint64_t seq = atomic_load(&c->members[q].published), hash;
     bool left = atomic_load(&c->job->block->slot[c->slot[q]].state) == MSI_RANK_LEFT;
@@ -81,7 +82,7 @@ void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes)
         if (late[q] != (i < c->size)) {
             continue;
         }
-        size_t n = (size_t)msi_position_text(c, q, text, sizeof(text));
+        size_t n = (size_t)position_text(c, q, text, sizeof(text));
 
         if (at + n + sizeof(", ") + MORE_ROOM > nbytes) {
             snprintf(buffer + at, nbytes - at, MORE, (int)(c->size - told));

@@ -201,32 +201,21 @@ static bool somebody_is_late(const supervisor *s)
     return s->alive > 0;
 }
 
-/* "rank 1 to end: rank 1 (pid 4711, T stopped): barrier() (sequence 3)" */
+/* "ranks 0, 2" */
 static void late_text(const supervisor *s, char *buffer, size_t nbytes)
 {
-    char who[128] = "", where[1024] = "", position[320];
-    ms_comm world = {0};
-    size_t at = 0, to = 0;
+    size_t at = (size_t)snprintf(buffer, nbytes, s->alive > 1 ? "ranks" : "rank");
+    const char *before = " ";
 
-    msi_comm_of_world(&world, s->job, -1);
-    for (int32_t r = 0; r < s->launch->n; r++) {
-        if (!s->launch->child[r].running) {
-            continue;
+    for (int32_t r = 0; r < s->launch->n && at + sizeof(", 127, ...") <= nbytes; r++) {
+        if (s->launch->child[r].running) {
+            at += (size_t)snprintf(buffer + at, nbytes - at, "%s%d", before, (int)r);
+            before = ", ";
         }
-        int n = msi_position_text(&world, r, position, sizeof(position));
-
-        if (at + sizeof(", 127, ...") > sizeof(who) ||
-            to + (size_t)n + sizeof(", , ...") > sizeof(where)) {
-            snprintf(who + at, sizeof(who) - at, ", ...");
-            snprintf(where + to, sizeof(where) - to, ", ...");
-            break;
-        }
-        at += (size_t)snprintf(who + at, sizeof(who) - at, "%s%d", at > 0 ? ", " : "", (int)r);
-        to +=
-            (size_t)snprintf(where + to, sizeof(where) - to, "%s%s", to > 0 ? ", " : "", position);
     }
-    snprintf(buffer, nbytes, "rank%s %s to end; last calls: %s", strchr(who, ',') ? "s" : "", who,
-             where);
+    if (at + sizeof(", 127, ...") > nbytes) {
+        snprintf(buffer + at, nbytes - at, ", ...");
+    }
 }
 
 /* As ranks do in a wait (msi_announce()), which say it first. */
@@ -235,7 +224,8 @@ static void announce_wait(supervisor *s)
     struct pollfd err = {.fd = STDERR_FILENO, .events = POLLOUT};
     int64_t now = msi_now_ns(), since = now - s->looked_at;
     int64_t limit = s->job->block->announce_ns, quiet = atomic_load(&s->job->block->quiet_until);
-    char late[1280], text[1536];
+    char late[128], positions[1024], text[1536];
+    ms_comm world = {0};
 
     if (limit <= 0 || since < MSI_LOOK_MS * 1000000LL) {
         return;
@@ -252,9 +242,11 @@ static void announce_wait(supervisor *s)
                                         now + 4 * s->waited_ns)) {
         return;
     }
+    msi_comm_of_world(&world, s->job, -1);
+    msi_positions_text(&world, positions, sizeof(positions));
     late_text(s, late, sizeof(late));
-    snprintf(text, sizeof(text), "the launcher has waited %lld s for %s",
-             (long long)(s->waited_ns / 1000000000), late);
+    snprintf(text, sizeof(text), "the launcher has waited %lld s for %s to end; last calls: %s",
+             (long long)(s->waited_ns / 1000000000), late, positions);
     ms_warn("UserWarning", text);
 }
 
