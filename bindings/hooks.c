@@ -169,7 +169,7 @@ static ms_status call(const hook *h, ms_tensor *t, bool gives)
     if (!lua_checkstack(s->L, 8)) {
         return ms_error_set(MS_OUT_OF_MEMORY, "no room on the Lua stack for a hook");
     }
-    ms_ref_of(&ref, gives ? ms_tensor_retain(t) : t);
+    (void)ms_ref_of(&ref, gives ? ms_tensor_retain(t) : t);
     int base = lua_gettop(s->L);
 
     lua_pushcfunction(s->L, on_error);

@@ -3,29 +3,36 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { BUCKETS = 256 }; /* a power of two */
+enum { BUCKETS = 256, REMEMBERED = 64 }; /* powers of two */
 
 /* One list for the process: a rank may be a thread, and a host may use an object from another
  * thread than the one that made it. */
 static struct {
     pthread_mutex_t lock;
     msi_live *bucket[BUCKETS];
-    /* What was found open: asked for again, nothing is locked. */
-    _Atomic(const void *) latest[MSI_LIVE_KINDS];
+    _Atomic uint64_t goings; /* objects removed or closed so far */
 } live = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static msi_live **bucket_of(const void *object)
+/* What this thread found open since the latest going: asked for again, nothing is locked, and no
+ * word is written that other threads read. */
+static _Thread_local struct {
+    uint64_t goings;
+    struct {
+        const void *object;
+        int32_t kind;
+    } found[REMEMBERED];
+} memory;
+
+static uint32_t hash_of(const void *object)
 {
     uintptr_t bits = (uintptr_t)object >> 4; /* what malloc aligns to */
 
-    return &live.bucket[(bits ^ (bits >> 8)) & (BUCKETS - 1)];
+    return (uint32_t)(bits ^ (bits >> 8));
 }
 
-static void forget_latest(const msi_live *node)
+static msi_live **bucket_of(const void *object)
 {
-    if (atomic_load_explicit(&live.latest[node->kind], memory_order_relaxed) == node->object) {
-        atomic_store_explicit(&live.latest[node->kind], NULL, memory_order_release);
-    }
+    return &live.bucket[hash_of(object) & (BUCKETS - 1)];
 }
 
 void msi_live_add(msi_live *node, int32_t kind, const void *object)
@@ -44,7 +51,7 @@ void msi_live_remove(msi_live *node)
         return;
     }
     pthread_mutex_lock(&live.lock);
-    forget_latest(node);
+    atomic_fetch_add(&live.goings, 1);
     for (msi_live **place = bucket_of(node->object); *place != NULL; place = &(*place)->next) {
         if (*place == node) {
             *place = node->next;
@@ -58,17 +65,34 @@ void msi_live_remove(msi_live *node)
 void msi_live_close(msi_live *node)
 {
     pthread_mutex_lock(&live.lock);
+    atomic_fetch_add(&live.goings, 1);
     node->closed = true;
-    forget_latest(node);
     pthread_mutex_unlock(&live.lock);
+}
+
+/* Was it found before? Forgets all that something has gone since. */
+static bool is_remembered(int32_t kind, const void *object)
+{
+    uint64_t goings = atomic_load_explicit(&live.goings, memory_order_acquire);
+    uint32_t at = hash_of(object) & (REMEMBERED - 1);
+
+    if (memory.goings != goings) {
+        for (int32_t i = 0; i < REMEMBERED; i++) {
+            memory.found[i].object = NULL;
+        }
+        memory.goings = goings;
+    }
+    return memory.found[at].object == object && memory.found[at].kind == kind;
 }
 
 bool msi_live_is(int32_t kind, const void *object, bool *closed)
 {
     bool found = false;
 
-    if (object != NULL &&
-        atomic_load_explicit(&live.latest[kind], memory_order_acquire) == object) {
+    if (object == NULL) {
+        return false;
+    }
+    if (is_remembered(kind, object)) {
         return true;
     }
     pthread_mutex_lock(&live.lock);
@@ -77,8 +101,9 @@ bool msi_live_is(int32_t kind, const void *object, bool *closed)
         if (found && closed != NULL) {
             *closed = n->closed;
         }
-        if (found && !n->closed) {
-            atomic_store_explicit(&live.latest[kind], object, memory_order_release);
+        if (found && !n->closed && memory.goings == atomic_load(&live.goings)) {
+            memory.found[hash_of(object) & (REMEMBERED - 1)].object = object;
+            memory.found[hash_of(object) & (REMEMBERED - 1)].kind = kind;
         }
     }
     pthread_mutex_unlock(&live.lock);

@@ -14,6 +14,24 @@ typedef struct seat {
     pthread_t thread;
 } seat;
 
+/* What a rank's function returned is what the job fails with. */
+static void fail_with(seat *s, ms_status status)
+{
+    const char *reason = ms_error_message();
+    bool is_known = strcmp(ms_status_name(status), "UnknownError") != 0;
+    char text[96];
+
+    if (!is_known || reason[0] == '\0') {
+        snprintf(text, sizeof(text),
+                 is_known ? "its function returned %d (%s) and said no reason"
+                          : "its function returned %d, expected 0 or the kind of an error",
+                 (int)status, ms_status_name(status));
+        reason = text;
+    }
+    msi_job_abort(s->job, s->rank, s->rank, MSI_CAUSE_FAILED, is_known ? status : MS_RUNTIME_ERROR,
+                  "rank %d failed: %s", (int)s->rank, reason);
+}
+
 static void *run_rank(void *argument)
 {
     seat *s = argument;
@@ -26,8 +44,7 @@ static void *run_rank(void *argument)
         status = s->fn(s->user, s->rank);
     }
     if (status != MS_OK) {
-        msi_job_abort(s->job, s->rank, s->rank, MSI_CAUSE_FAILED, status, "rank %d failed: %s",
-                      (int)s->rank, ms_error_message());
+        fail_with(s, status);
     }
     ms_close(); /* leaves */
     msi_job_set_state(s->job, s->rank, MSI_RANK_LEFT);
@@ -42,7 +59,9 @@ ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), 
     const char *text;
     msi_job *job;
 
-    MS_CHECK_ARG(fn != NULL);
+    if (fn == NULL) {
+        return MS_FAIL(MS_VALUE_ERROR, "ms_dist_threads: 'fn' is NULL, expected a function");
+    }
     MS_TRY(msi_job_new(&job, n, true));
     for (; started < n; started++) {
         seat *s = &seats[started];

@@ -125,10 +125,19 @@ bool ms_ref_alive(const ms_ref *ref)
     return ref->ptr != NULL && ref->ptr->generation == ref->generation;
 }
 
-void ms_ref_of(ms_ref *ref, ms_tensor *t)
+ms_status ms_ref_of(ms_ref *ref, ms_tensor *t)
 {
+    if (ref == NULL) {
+        return MS_FAIL(MS_VALUE_ERROR, "ms_ref_of: 'ref' is NULL, expected a pointer");
+    }
+    *ref = (ms_ref){.ptr = NULL};
+    if (t == NULL || t->refcount <= 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "ms_ref_of: 't' is %s, expected a tensor",
+                       t == NULL ? "NULL" : "a freed tensor");
+    }
     ref->ptr = t;
-    ref->generation = t != NULL ? t->generation : 0;
+    ref->generation = t->generation;
+    return MS_OK;
 }
 
 void ms_ref_release(ms_ref *ref)

@@ -73,7 +73,7 @@ static const scene scenes[] = {
     {"gives up as all do", give_up, give_up, "", false},
     {"goes on", fail_and_meet, meet_twice, "", false},
     {"calls something else", fail_and_gather, meet_twice,
-     "rank 1 calls all_gather(8 bytes, in clip); rank 1 had failed before its call 3: " WHY, true},
+     "; rank 1 had failed before its call 3: " WHY, true},
     {"leaves", fail_only, meet_twice,
      "rank 1 left the job; rank 1 had failed before its call 3: " WHY, true},
     {"leaves with other notes", fail_and_say, say,
@@ -178,10 +178,37 @@ static void test_comm_failure__belongs_to_the_rank_that_failed(void **state)
                  ms_dist_threads(RANKS, raise_alone, NULL));
 }
 
+/* -- what a function of threads returns -------------------------------------------------------- */
+
+static ms_status return_number(void *user, int32_t rank)
+{
+    const int32_t *value = user;
+
+    return rank == 1 ? *value : MS_OK;
+}
+
+static void test_comm_failure__of_threads_is_told_in_words(void **state)
+{
+    (void)state;
+    assert_fails(MS_IO_ERROR,
+                 "rank 1 failed: its function returned -9 (IOError) and said no reason",
+                 ms_dist_threads(2, return_number, (int32_t[]){MS_IO_ERROR}));
+    assert_fails(MS_RUNTIME_ERROR,
+                 "rank 1 failed: its function returned 7, expected 0 or the kind of an error",
+                 ms_dist_threads(2, return_number, (int32_t[]){7}));
+    assert_fails(MS_RUNTIME_ERROR, "its function returned -100, expected 0",
+                 ms_dist_threads(2, return_number, (int32_t[]){-100}));
+    assert_fails(MS_VALUE_ERROR, "ms_dist_threads: 'fn' is NULL, expected a function",
+                 ms_dist_threads(2, NULL, NULL));
+    assert_fails(MS_VALUE_ERROR, "number of ranks is 0, expected 1 to 128",
+                 ms_dist_threads(0, return_number, NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_failure__is_told_to_those_who_go_on),
+        cmocka_unit_test(test_comm_failure__of_threads_is_told_in_words),
         cmocka_unit_test(test_comm_failure__belongs_to_the_rank_that_failed),
     };
 

@@ -294,6 +294,25 @@ static void test_tensor_scope__a_recycled_handle_is_not_the_old_one(void **state
     ms_tensor_free(next);
 }
 
+static void test_tensor_scope__gives_refs_for_live_handles_only(void **state)
+{
+    const int64_t one = 1;
+    ms_tensor *t;
+    ms_ref ref;
+
+    (void)state;
+    assert_ok(ms_tensor_empty(&t, MS_DTYPE_F32, 1, &one));
+    assert_ok(ms_ref_of(&ref, t));
+    assert_true(ms_ref_alive(&ref));
+    assert_fails(MS_VALUE_ERROR, "ms_ref_of: 'ref' is NULL", ms_ref_of(NULL, t));
+    assert_fails(MS_VALUE_ERROR, "ms_ref_of: 'ref' is NULL", ms_ref_of(NULL, NULL));
+    ms_tensor_free(t);
+    assert_false(ms_ref_alive(&ref));
+    assert_fails(MS_VALUE_ERROR, "ms_ref_of: 't' is a freed tensor", ms_ref_of(&ref, t));
+    assert_fails(MS_VALUE_ERROR, "ms_ref_of: 't' is NULL", ms_ref_of(&ref, NULL));
+    assert_false(ms_ref_alive(&ref));
+}
+
 static void test_tensor_close__makes_every_ref_stale(void **state)
 {
     ms_ref ref;
@@ -410,6 +429,7 @@ int main(void)
         cmocka_unit_test(test_tensor_view__broadcasts_like_numpy),
         cmocka_unit_test(test_tensor_scope__releases_all_but_results_and_kept),
         cmocka_unit_test(test_tensor_scope__unscoped_bytes_come_back_to_where_they_were),
+        cmocka_unit_test(test_tensor_scope__gives_refs_for_live_handles_only),
         cmocka_unit_test(test_tensor_scope__a_recycled_handle_is_not_the_old_one),
         cmocka_unit_test(test_tensor_parameter__takes_memory_only_when_materialised),
         cmocka_unit_test(test_tensor_close__makes_every_ref_stale),

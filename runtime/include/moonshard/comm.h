@@ -2,9 +2,9 @@
  *
  * Every collective first publishes a fingerprint (kind, dtype, count, unit, slot, sequence, hash of
  * the schedule so far). A mismatch or a dead peer is MS_COMM_ERROR on all ranks within a second,
- * naming rank, operation, unit and sequence; the group is unusable afterwards. So is it in a process
- * that a rank forks. Sums run over ranks
- * by one fixed binary tree, so results depend on nothing but the values. */
+ * naming rank, operation, unit and sequence; the group is unusable afterwards. So is it in a
+ * process that a rank forks. Sums run over ranks by one fixed binary tree, so results depend on
+ * nothing but the values. */
 #ifndef MOONSHARD_COMM_H
 #define MOONSHARD_COMM_H
 
@@ -141,7 +141,8 @@ MS_API double ms_comm_wait_seconds(const ms_comm *comm);
 
 #ifndef MS_FFI_CDEF
 /** Run `fn(user, rank)` on `n` threads of this process, each a rank with its own context, joined by
- * shared memory. @return the first failure; the others are ended by it */
+ * shared memory. @return the first failure, with what its rank's ms_error_message() says; the
+ * others are ended by it */
 MS_API ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), void *user);
 #endif
 

@@ -192,7 +192,7 @@ MS_API const char *ms_ref_released_by(const ms_ref *ref);
 MS_API bool ms_ref_alive(const ms_ref *ref);
 #ifndef MS_FFI_CDEF
 /** Fill `*ref` for a live handle. Adds no owner. */
-MS_API void ms_ref_of(ms_ref *ref, ms_tensor *t);
+MS_API ms_status ms_ref_of(ms_ref *ref, ms_tensor *t);
 #endif
 /** Give up the ownership a ref stands for; stale refs are left alone (finalizers call this). */
 MS_API void ms_ref_release(ms_ref *ref);
