@@ -358,7 +358,8 @@ local ERRORS = {
     ms.dist.stop_requested()
   end) }, 'in stop_requested)' },
   { 'a first use of FSDP by one rank', { after_wrap = function(model) model:plan() end },
-    'in the first use of FSDP (number of units))', { after_wrap = function() ms.dist.barrier() end } },
+    'in the first use of FSDP (number of units))',
+    { after_wrap = function() ms.dist.barrier() end } },
 
   { 'the checkpoint loaded', loads 'step2', 'expected one checkpoint on all ranks', loads 'step1' },
   { 'a checkpoint loaded by one rank', loads 'step1', 'in checkpoint.load)',

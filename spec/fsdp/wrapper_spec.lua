@@ -315,8 +315,8 @@ FSDP(
 
   it('says how to call it when its forward gets no module', function()
     local model = wrapped(nn.Linear(2, 2))
-    checks.raises('TypeError', "FSDP:forward: 'self' is a tensor, expected a module; write model(x)",
-      model.forward, ms.ones(1, 2))
+    checks.raises('TypeError', "FSDP:forward: 'self' is a tensor, expected a module; write "
+      .. 'model(x)', model.forward, ms.ones(1, 2))
     checks.raises('KeyError', 'weight', nn.Linear(2, 2).forward, ms.ones(1, 2))
   end)
 
