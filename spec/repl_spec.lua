@@ -40,6 +40,20 @@ describe('the prompt', function()
     assert.truthy(output:find('^> > %a+Error: [^\n]*in forward of nn.Linear[^\n]*\n> \n$'), output)
   end)
 
+  it('goes on after an interrupt, whatever was running', function()
+    scripts.with_script([[
+      local lines, i = { 'x = 1', false, 'error("interrupted!", 0)', 'x + 1' }, 0
+      function io.read()
+        i = i + 1
+        return lines[i] == false and error('interrupted!', 0) or lines[i]
+      end
+      require('moonshard.repl').run()
+    ]], function(path)
+      local output = scripts.shell('luajit ' .. path)
+      assert.truthy(output:find('\n> > interrupted!\n> interrupted!\n> 2\n> \n$'), output)
+    end)
+  end)
+
   it('does not become several ranks, nor does that of luajit', function()
     for program, greeting in pairs {
       ['bindings/moonshard repl'] = '', luajit = 'ms = require "moonshard"\n',

@@ -83,8 +83,10 @@ function repl.run()
   _G.ms = require 'moonshard'
   print('moonshard ' .. _G.ms.version .. ', a prompt of one rank: ms is there; Ctrl-D leaves')
   while true do
-    local chunk, mistake = read()
-    if chunk then
+    local ok, chunk, mistake = pcall(read) -- a Ctrl-C is an error wherever Lua runs next
+    if not ok then
+      say(chunk)
+    elseif chunk then
       show(pcall(chunk))
     elseif mistake then
       say(mistake)
