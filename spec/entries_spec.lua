@@ -109,6 +109,9 @@ describe('entries of a tensor', function()
   it('say what a name of another library is called here', function()
     checks.raises('KeyError', "a tensor has no 'numpy'; write t:totable()", get, x, 'numpy')
     checks.raises('KeyError', "a tensor has no 'T'; write t:t()", get, x, 'T')
+    checks.raises('KeyError', "no field 'requires_grad'; write t:requires_grad_(on)", set, x,
+      'requires_grad', false)
+    checks.raises('KeyError', "no field 'grad'; write t:set_grad(x)", set, x, 'grad', nil)
   end)
 
   it('can be walked by ipairs', function()

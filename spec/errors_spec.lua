@@ -121,6 +121,15 @@ describe('options', function()
       'f', { bais = true }, { 'dtype', 'bias' })
     checks.raises('ValueError', "unknown option 'zzzzzzzz', expected one of dtype, bias",
       errors.options, 'f', { zzzzzzzz = true }, { 'dtype', 'bias' })
+    for _, names in ipairs { { 'z', 'y', 'x' }, { 'x', 'z', 'y' }, { 'y', 'x', 'z' } } do
+      local given = {}
+      for _, name in ipairs(names) do
+        given[name] = true
+      end
+      checks.raises('ValueError', "unknown option 'x'", errors.options, 'f', given, { 'lr' })
+    end
+    checks.raises('TypeError', 'f: options are a nn.Linear, expected a table', errors.options, 'f',
+      ms.nn.Linear(1, 1), {})
     checks.raises('TypeError', 'f: options are a number, expected a table', errors.options, 'f', 3,
       {})
   end)

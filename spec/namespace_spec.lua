@@ -104,7 +104,7 @@ describe('the library\'s names', function()
       { ms.checkpoint.Manager { root = 'none' }, 'restore', "checkpoint.Manager has no 'restore'" },
       { ms.checkpoint, 'savee', "checkpoint has no 'savee', did you mean 'save'?" },
       { ms.schedule, 'cosin', "schedule has no 'cosin', did you mean 'cosine'?" },
-      { ms.ops, 'softmx', "ms.ops has no 'softmx'" },
+      { ms.ops, 'lineer', "ms.ops has no 'lineer', did you mean 'linear'?" },
     } do
       checks.raises('KeyError', case[3], function() return case[1][case[2]] end)
     end
@@ -117,6 +117,7 @@ describe('the library\'s names', function()
     checks.raises('KeyError', "ms has no 'layer_norm'; it is ms.ops.layer_norm", function()
       return ms.layer_norm
     end)
+    checks.raises('NotImplementedError', 'ms.ops.softmax', function() return ms.ops.softmax end)
     checks.raises('KeyError', "ms has no 'float32'; write ms.f32", function() return ms.float32 end)
     checks.raises('KeyError', "nn has no 'Parameter'; a module declares one", function()
       return ms.nn.Parameter

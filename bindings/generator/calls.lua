@@ -5,8 +5,6 @@
 
 local calls = {}
 
---- Functions that may give no tensor and succeed: their callers return nil then.
-local MAY_GIVE_NONE = { ms_tensor_grad = true, ms_param_local = true, ms_optim_state = true }
 --- These give a further owner of a handle that exists already, which no scope will release.
 local GIVE_OWNER = { ms_optim_param = true, ms_tensor_parameter = true }
 --- Names C allows for a parameter and Lua does not, and those the callers use themselves.
@@ -98,7 +96,7 @@ function calls.source(list, opaque)
     for _, p in ipairs(shim.params) do
       if p.role == 'in' then
         say("  if not istype(Ref, %s)%s then no_tensor('%s', '%s', %s) end", p.lua,
-          p.optional and (' and %s ~= nil'):format(p.lua) or '', label, p.name, p.lua)
+          p.nullable and (' and %s ~= nil'):format(p.lua) or '', label, p.name, p.lua)
       elseif p.role == 'plain' then
         local refused, told = plain_check(p, label, opaque)
         if refused then
@@ -114,7 +112,7 @@ function calls.source(list, opaque)
     say('  local status = C.%s(%s)', shim.name, args)
     say("  if status ~= 0 then failed(status, '%s', %s) end", shim.name, args)
     if shim.gives then
-      if MAY_GIVE_NONE[shim.original] then
+      if shim.params[1].nullable then
         say('  if out.ptr == nil then return nil end')
       end
       if GIVE_OWNER[shim.original] then

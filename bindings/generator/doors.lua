@@ -6,48 +6,17 @@
 
 local doors = {}
 
---- Pointers that may be NULL. Lists may be when their count is 0.
-local OPTIONAL = {
-  ms_backward = { grad = true },
-  ms_checkpoint_add = { ['local'] = true },
-  ms_checkpoint_commit = { meta_json = true },
-  ms_checkpoint_load_add = { ['local'] = true },
-  ms_dist_abort = { message = true },
-  ms_error_set = { message = true },
-  ms_fsdp_tree_new = { options = true },
-  ms_fsdp_unit_new = { options = true },
-  ms_op_layer_norm = { w = true, bias = true },
-  ms_op_linear = { bias = true },
-  ms_op_linear_gelu = { bias = true },
-  ms_optim_add_group = { options = true, group = true },
-  ms_tensor_borrow = { data = true },
-  ms_tensor_set_grad = { grad = true },
-}
-doors.optional = OPTIONAL
-
---- Do nothing when given nothing, or what was freed before.
-local FREES = {
-  ms_tensor_free = true, ms_optim_free = true, ms_fsdp_unit_free = true, ms_fsdp_tree_free = true,
-  ms_layout_free = true, ms_checkpoint_discard = true, ms_checkpoint_close = true,
-  ms_checkpoint_load_discard = true, ms_safetensors_close = true,
-}
-doors.frees = FREES
-
--- Counts of lists whose names do not tell.
-local COUNT_OF = { shape = 'ndim', perm = 'ndim' }
-
 local function bare(type)
   return (type:gsub('%f[%w_]const%f[^%w_]', ''):gsub('%s+', ''))
 end
 
--- The parameter that counts the entries of p: n_<name>, else the next count that follows or stands
--- before it.
+-- The parameter that counts the entries of parameter i: n_<name>, or the `ndim` in front of it,
+-- else, for what its name says is a list, the first count there is.
 local function count_of(fn, i)
   local p = fn.params[i]
-  local wanted = COUNT_OF[p.name] or 'n_' .. p.name
-  for _, other in ipairs(fn.params) do
-    if other.name == wanted then
-      return wanted
+  for j, other in ipairs(fn.params) do
+    if other.name == 'n_' .. p.name or other.name == 'ndim' and j == i - 1 then
+      return other.name
     end
   end
   local is_list = p.name == 'names' or p.name == 'values' or p.name == 'numels' or p.name == 'data'
@@ -79,6 +48,22 @@ function doors.role(fn, i, opaque)
   return 'scalar'
 end
 
+--- May parameter i be NULL? A `**out` never, only what comes back in it.
+---@return boolean
+function doors.may_be_null(fn, i, opaque)
+  return fn.params[i].nullable and doors.role(fn, i, opaque) ~= 'out'
+end
+
+--- Does the function end an object? Then it does nothing when given nothing, or what was freed
+--- before.
+---@param fn ms.gen.Function
+---@param opaque table<string, boolean>
+---@return boolean
+function doors.frees(fn, opaque)
+  return fn.returns == 'void' and #fn.params == 1 and doors.role(fn, 1, opaque) == 'handle'
+    and (fn.name:find('_free$') or fn.name:find('_close$') or fn.name:find('_discard$')) ~= nil
+end
+
 --- Functions that have a door: those that need a pointer.
 ---@param api ms.gen.Api
 ---@return ms.gen.Function[]
@@ -86,8 +71,7 @@ function doors.of(api)
   local out = {}
   for _, fn in ipairs(api.functions) do
     for i in ipairs(fn.params) do
-      if doors.role(fn, i, api.opaque) ~= 'scalar'
-        and not (OPTIONAL[fn.name] or {})[fn.params[i].name] then
+      if doors.role(fn, i, api.opaque) ~= 'scalar' and not doors.may_be_null(fn, i, api.opaque) then
         out[#out + 1] = fn
         break
       end
@@ -180,7 +164,6 @@ local function source_of(fn, opaque)
   local say = function(...)
     out[#out + 1] = (...):format(select(2, ...))
   end
-  local optional = OPTIONAL[fn.name] or {}
   local give_up = fn.returns == 'ms_status' and ' status' or FALLBACK[fn.returns]
     or fn.returns:find('%*$') and ' NULL' or ' 0'
   local function refuse_unless(text)
@@ -213,11 +196,11 @@ local function source_of(fn, opaque)
       say('    for (int32_t i = 0; i < %s; i++) {', count)
       refuse_unless(text:format(p.name .. '[i]'))
       say('    }')
-    elseif role ~= 'scalar' and optional[p.name] and struct then
+    elseif p.nullable and struct then
       say('    if (%s != NULL) {', p.name)
       refuse_unless(text:format(p.name))
       say('    }')
-    elseif role ~= 'scalar' and not optional[p.name] then
+    elseif role ~= 'scalar' and not p.nullable then
       refuse_unless(text:format(p.name))
     end
   end
@@ -250,7 +233,8 @@ end
 function doors.source(list, opaque)
   local out = { HEAD }
   for _, fn in ipairs(list) do
-    out[#out + 1] = '\n' .. (FREES[fn.name] and free_source_of(fn) or source_of(fn, opaque)) .. '\n'
+    local source = doors.frees(fn, opaque) and free_source_of or source_of
+    out[#out + 1] = '\n' .. source(fn, opaque) .. '\n'
   end
   return table.concat(out)
 end

@@ -8,6 +8,7 @@
 ---@class ms.gen.Param
 ---@field type string  e.g. 'const ms_tensor *'
 ---@field name string
+---@field nullable boolean  MS_NULLABLE stands in front of it
 
 ---@class ms.gen.Function
 ---@field name string
@@ -15,7 +16,8 @@
 ---@field params ms.gen.Param[]
 
 ---@class ms.gen.Api
----@field text string  the declarations, one per paragraph
+---@field text string  the declarations, one per paragraph; MS_NULLABLE as a comment, which can be
+---                    parsed again
 ---@field functions ms.gen.Function[]
 ---@field structs { name: string, fields: string[] }[]
 ---@field opaque table<string, boolean>  structs declared without their fields
@@ -110,11 +112,12 @@ local function parse_function(line, known)
   params = trim(params:sub(2, -2))
   if params ~= 'void' then
     for param in (params .. ','):gmatch('%s*(.-)%s*,') do
-      local type, param_name, array = declarator(param, known, line)
+      local bare, marks = param:gsub('^MS_NULLABLE%s+', '')
+      local type, param_name, array = declarator(bare, known, line)
       if array then
         refuse('an array parameter', line)
       end
-      fn.params[#fn.params + 1] = { type = type, name = param_name }
+      fn.params[#fn.params + 1] = { type = type, name = param_name, nullable = marks > 0 }
     end
   end
   return fn
@@ -141,7 +144,7 @@ return function(text)
   local known = { structs = {}, typedefs = {} }
   local api = { functions = {}, structs = {}, opaque = {}, known = known }
   local out = {}
-  for _, line in ipairs(declarations(text)) do
+  for _, line in ipairs(declarations((text:gsub('/%*(MS_NULLABLE)%*/', '%1')))) do
     for _, rule in ipairs(FORBIDDEN) do
       if line:find(rule[1]) then
         refuse(rule[2], line)
@@ -171,7 +174,7 @@ return function(text)
     else
       api.functions[#api.functions + 1] = parse_function(line, known)
     end
-    out[#out + 1] = line .. ';\n'
+    out[#out + 1] = line:gsub('MS_NULLABLE', '/*%0*/') .. ';\n'
   end
   api.text = table.concat(out)
   return api

@@ -59,7 +59,7 @@ function shims.of(api)
         name = p.name,
         type = SHIM_TYPE[role] or p.type,
         role = role,
-        optional = (doors.optional[fn.name] or {})[p.name] == true,
+        nullable = p.nullable,
       }
     end
     if touches and not NOT_FOR_SCRIPTS[fn.name] then
@@ -196,7 +196,7 @@ local function body(shim, callee)
   local call = ('%s(%s)'):format(callee, table.concat(args, ', '))
   for i, p in ipairs(shim.params) do
     if p.role == 'in' then
-      say('    MS_TRY(%s(%s, &%s_, "%s", "%s"));', p.optional and 'follow_optional' or 'follow',
+      say('    MS_TRY(%s(%s, &%s_, "%s", "%s"));', p.nullable and 'follow_optional' or 'follow',
         p.name, p.name, label, p.name)
     elseif p.role == 'list' then
       say('    ms_status status = follow_all(%s, %s, %s_fixed, &%s_, "%s", "%s");', p.name,

@@ -43,9 +43,15 @@ local function no_method(methods, key)
     INSTEAD[key] and 'write ' .. INSTEAD[key])
 end
 
+--- What other libraries set, and what does it here.
+local SETTERS = {
+  data = 't:copy_(x)', grad = 't:set_grad(x)', requires_grad = 't:requires_grad_(on)',
+}
+
 local function check_assignable(t, i)
   if type(i) == 'string' then
-    errors.raise('KeyError', "a tensor has no field '%s'; t[i] = x writes entry i", i)
+    errors.raise('KeyError', "a tensor has no field '%s'; %s", i:sub(1, 80),
+      SETTERS[i] and 'write ' .. SETTERS[i] or 't[i] = x writes entry i')
   elseif type(i) ~= 'number' then
     arguments.refuse('t[i] = x', 'i', i, 'an integer')
   end

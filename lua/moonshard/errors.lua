@@ -164,10 +164,14 @@ function errors.options(what, given, known)
   for _, name in ipairs(names) do
     is_known[name] = true
   end
+  local unknown -- the first in order of names: all ranks say the same
   for key in next, given do
-    if not is_known[key] then
-      unknown_option(what, key, names)
+    if not is_known[key] and (unknown == nil or tostring(key) < tostring(unknown)) then
+      unknown = key
     end
+  end
+  if unknown ~= nil then
+    unknown_option(what, unknown, names)
   end
   for _, name in ipairs(names) do
     local check, value = known[name], given[name]

@@ -26,7 +26,7 @@ local ms = {
   version = B.string(C.ms_version()),
   class = require 'moonshard.class',
   errors = namespace('ms.errors', util.merged(errors)),
-  ops = namespace('ms.ops', util.merged(ops)),
+  ops = namespace('ms.ops', util.merged(ops), nil, planned.functions),
   autograd = namespace('ms.autograd', util.merged(autograd)),
 }
 

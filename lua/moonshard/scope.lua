@@ -5,6 +5,7 @@
 --- is none. `keep` takes a tensor out for good.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local trace = require 'moonshard.trace'
 
 local C, state, own, is_ref = B.C, B.state, B.own, B.is_ref
@@ -175,6 +176,7 @@ end
 ---@param t ms.Tensor
 ---@return ms.Tensor t
 function scope.keep(t)
+  arguments.tensor('keep', 't', t)
   B.calls.scope_keep(t)
   return own(t)
 end

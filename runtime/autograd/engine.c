@@ -348,7 +348,6 @@ static ms_status check(const msi_tape *tape, const ms_tensor *root, const ms_ten
 
 ms_status ms_backward(ms_tensor *root, ms_tensor *grad)
 {
-    MS_CHECK_ARG(root != NULL);
     msi_tape *tape = msi_tape_of(root->ctx);
     const int32_t out = root->out_index;
     msi_node *node;

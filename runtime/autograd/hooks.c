@@ -183,7 +183,6 @@ ms_status ms_tensor_accumulate_hook(ms_tensor *t, ms_accumulate_hook fn, void *u
 
 ms_status ms_hook_remove(ms_tensor *t, int64_t id)
 {
-    MS_CHECK_ARG(t != NULL);
     msi_hooks **place = t->grad_fn != NULL ? &t->grad_fn->hooks : &t->hooks;
 
     while (*place != NULL &&

@@ -16,7 +16,6 @@ static ms_status check_leaf(const ms_tensor *t, const char *what)
 
 ms_status ms_tensor_set_requires_grad(ms_tensor *t, bool requires_grad)
 {
-    MS_CHECK_ARG(t != NULL);
     MS_TRY(check_leaf(t, "requires_grad"));
     if (requires_grad && !ms_dtype_is_floating(t->v.dtype)) {
         return MS_FAIL(MS_TYPE_ERROR, "only floating tensors can require grad, got %s",
@@ -48,7 +47,6 @@ bool ms_grad_enabled(void)
 ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)
 {
     *out = NULL;
-    MS_CHECK_ARG(t != NULL);
     if (msi_param_accumulates(t)) {
         return t->param->ops->accumulated(t->param->unit, t->param->unit_index, out);
     }
@@ -70,7 +68,6 @@ static msi_view gradient_like(const ms_tensor *t)
 
 ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
 {
-    MS_CHECK_ARG(t != NULL);
     MS_TRY(check_leaf(t, "grad"));
     if (msi_param_accumulates(t)) {
         MS_TRY(t->param->ops->replace_accumulated(t->param->unit, t->param->unit_index,

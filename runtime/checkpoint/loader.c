@@ -102,7 +102,6 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
     ms_checkpoint_loader *l;
     msi_outcome own = {0};
 
-    MS_CHECK_ARG(out != NULL && comm != NULL && path != NULL);
     *out = NULL;
     msi_outcome_keep(&own, loader_new(&l, comm));
     ms_status status = open_together(l, comm, path, &own);
@@ -180,7 +179,6 @@ ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm, c
     msi_outcome own = {0};
     bool found = false;
 
-    MS_CHECK_ARG(out != NULL && comm != NULL && root != NULL);
     *out = NULL;
     msi_outcome_keep(&own, loader_new(&l, comm));
     if (own.status == MS_OK && ms_comm_rank(comm) == 0) {
@@ -244,7 +242,6 @@ ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
 {
     void *data;
 
-    MS_CHECK_ARG(l != NULL && key != NULL && extent != NULL);
     MS_TRY(msi_checkpoint_check(l->c, key, extent, local));
     if (local == NULL || extent->numel == 0) {
         return MS_OK;
@@ -260,7 +257,6 @@ void ms_checkpoint_load_fail(ms_checkpoint_loader *l, ms_status kind, const char
 
 ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
 {
-    MS_CHECK_ARG(l != NULL);
     msi_outcome all[ms_comm_size(l->comm)];
 
     for (int32_t i = 0; i < l->n && l->own.status == MS_OK; i++) {

@@ -125,7 +125,6 @@ ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
     ms_checkpoint *c;
     ms_status status;
 
-    MS_CHECK_ARG(out != NULL && path != NULL);
     *out = NULL;
     c = calloc(1, sizeof(*c));
     if (c == NULL || (c->path = find_folder(path)) == NULL) {
@@ -198,7 +197,6 @@ ms_status ms_checkpoint_extent(const ms_checkpoint *c, const char *key, ms_param
 {
     const msi_manifest_tensor *t;
 
-    MS_CHECK_ARG(c != NULL && key != NULL && extent != NULL);
     MS_TRY(find(c, key, &t));
     *extent = t->whole;
     return MS_OK;
@@ -402,7 +400,6 @@ ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key, const ms_param_e
 {
     void *data;
 
-    MS_CHECK_ARG(c != NULL && key != NULL && extent != NULL && local != NULL);
     MS_TRY(msi_checkpoint_check(c, key, extent, local));
     MS_TRY(msi_view_data(&local->v, &data));
     MS_TRY(msi_checkpoint_fetch(c, key, extent, NULL)); /* a damaged file leaves `local` alone */

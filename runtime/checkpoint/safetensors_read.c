@@ -298,7 +298,6 @@ ms_status ms_safetensors_open(ms_safetensors **out, const char *path)
     int64_t nbytes;
     int fd;
 
-    MS_CHECK_ARG(out != NULL && path != NULL);
     *out = NULL;
     MS_TRY(msi_io_open(&fd, &nbytes, path, true));
     return msi_st_open_fd(out, path, fd, nbytes);
@@ -374,7 +373,6 @@ ms_status msi_st_read(int fd, const char *path, int32_t dtype, void *to, int64_t
 
 ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i)
 {
-    MS_CHECK_ARG(out != NULL && f != NULL);
     *out = NULL;
     if (i < 0 || i >= f->n) {
         return MS_FAIL(MS_INDEX_ERROR, "tensor %d of %s, which has %d", i, f->path, f->n);

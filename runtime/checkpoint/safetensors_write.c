@@ -216,8 +216,6 @@ ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32
     named *list;
     ms_status status;
 
-    MS_CHECK_ARG(path != NULL && n_tensors >= 0);
-    MS_CHECK_ARG(n_tensors == 0 || (tensors != NULL && names != NULL));
     list = malloc(((size_t)n_tensors + 1) * sizeof(*list));
     if (list == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a list of %d tensors", n_tensors);
@@ -234,7 +232,6 @@ ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32
 ms_status ms_safetensors_export(ms_comm *comm, const char *path, ms_tensor *const *tensors,
                                 int32_t n_tensors, const char *const *names)
 {
-    MS_CHECK_ARG(comm != NULL && path != NULL && n_tensors >= 0);
     const int32_t world = ms_comm_size(comm);
     msi_outcome own = {0}, all[world];
 

@@ -148,7 +148,6 @@ ms_status ms_checkpoint_latest(const char **out, const char *root)
     ms_status status = MS_OK;
     msi_listing l;
 
-    MS_CHECK_ARG(out != NULL && root != NULL);
     *out = NULL;
     MS_TRY(msi_listing_read(&l, root, true));
     for (int32_t i = 0; i < l.n && *out == NULL && status == MS_OK; i++) {
@@ -245,7 +244,6 @@ ms_status ms_checkpoint_prune(const char *root, int32_t keep)
     msi_listing l;
     ms_status status;
 
-    MS_CHECK_ARG(root != NULL);
     if (keep < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "prune keeps at least 1 checkpoint, got %d", keep);
     }

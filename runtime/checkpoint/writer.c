@@ -188,7 +188,6 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
 {
     ms_checkpoint_writer *w;
 
-    MS_CHECK_ARG(out != NULL && comm != NULL && root != NULL && name != NULL);
     msi_outcome own = {0}, all[ms_comm_size(comm)];
     char *path = msi_io_path("%s/%s", root, name);
 
@@ -312,7 +311,6 @@ ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key, const ms_p
 {
     ms_param_extent held;
 
-    MS_CHECK_ARG(w != NULL && key != NULL && extent != NULL);
     MS_TRY(check_add(w, key, extent, local));
     if (json_object_set_new(w->keys, key, json_true()) != 0) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a key of a checkpoint");
@@ -331,7 +329,6 @@ ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key, const ms_p
 
 ms_status ms_checkpoint_same(ms_checkpoint_writer *w, const char *what, const char *text)
 {
-    MS_CHECK_ARG(w != NULL && what != NULL && text != NULL);
     msi_outcome_keep(&w->own, msi_report_same(w->report, what, text));
     return MS_OK;
 }
@@ -457,7 +454,6 @@ ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, const char *meta_json)
     json_error_t error;
     json_t *meta;
 
-    MS_CHECK_ARG(w != NULL);
     errno = 0;
     meta = json_loads(meta_json != NULL ? meta_json : "{}", JSON_REJECT_DUPLICATES, &error);
     if (meta == NULL && errno == ENOMEM) {

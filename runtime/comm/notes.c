@@ -38,9 +38,7 @@ ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const do
 {
     msi_note note = {.n_numbers = n_numbers};
 
-    MS_CHECK_ARG(c != NULL && label != NULL && text != NULL);
-    MS_CHECK_ARG(n_numbers >= 0 && n_numbers <= MSI_NOTE_NUMBERS);
-    MS_CHECK_ARG(n_numbers == 0 || numbers != NULL);
+    MS_CHECK_ARG(n_numbers <= MSI_NOTE_NUMBERS);
     msi_label_set(&note.label, label);
     if (n_numbers == 0) {
         msi_label_set(&note.text, text);

@@ -75,7 +75,6 @@ ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int3
     ms_status status = MS_OK;
 
     *out = NULL;
-    MS_CHECK_ARG(n_params >= 0 && (params != NULL || n_params == 0));
     for (int32_t i = 0; i < tree->n_units; i++) {
         n_held += tree->units[i]->n_params;
     }

@@ -62,12 +62,10 @@ ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int6
     ms_layout *l;
     bool fits = true;
 
-    MS_CHECK_ARG(out != NULL);
     *out = NULL;
     if (n < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "a flat layout needs at least one parameter, got %d", n);
     }
-    MS_CHECK_ARG(numels != NULL);
     if (align < 0 || align > NUMEL_MAX) {
         return MS_FAIL(MS_VALUE_ERROR, "alignment must not be negative, got %lld",
                        (long long)align);
@@ -148,7 +146,6 @@ int32_t ms_layout_n_entries(const ms_layout *layout)
 
 ms_status ms_layout_entry_get(const ms_layout *layout, int32_t i, ms_layout_entry *entry)
 {
-    MS_CHECK_ARG(layout != NULL && entry != NULL);
     if (i < 0 || i >= layout->n_entries) {
         return MS_FAIL(MS_INDEX_ERROR, "entry %d of a layout with %d", i, layout->n_entries);
     }
@@ -167,7 +164,6 @@ int64_t ms_layout_offset(const ms_layout *layout, int32_t param)
 ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t param,
                               ms_layout_piece *piece)
 {
-    MS_CHECK_ARG(layout != NULL && piece != NULL);
     *piece = (ms_layout_piece){0};
     if (rank < 0 || rank >= layout->world_size) {
         return MS_FAIL(MS_INDEX_ERROR, "rank %d of a world of %d", rank, layout->world_size);
@@ -194,7 +190,6 @@ ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t par
 ms_status ms_layout_rows(int64_t rows, int32_t world_size, int32_t rank, int64_t *first,
                          int64_t *count, int64_t *padded)
 {
-    MS_CHECK_ARG(first != NULL && count != NULL && padded != NULL);
     if (rows < 0 || rows > NUMEL_MAX) {
         return MS_FAIL(MS_VALUE_ERROR, "cannot cut %lld rows", (long long)rows);
     }
@@ -211,7 +206,6 @@ ms_status ms_layout_divide_factors(int32_t world_size, double *pre, double *post
 {
     int64_t factor = 1;
 
-    MS_CHECK_ARG(pre != NULL && post != NULL);
     if (world_size < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "world size must be at least 1, got %d", world_size);
     }

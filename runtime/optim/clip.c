@@ -8,7 +8,6 @@ ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double m
     double folded = 0, norm, coefficient;
     bool largest;
 
-    MS_CHECK_ARG(n_params >= 0 && (params != NULL || n_params == 0));
     MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
     for (int32_t i = 0; i < n_params; i++) {
         const ms_tensor *t = params[i];

@@ -26,7 +26,6 @@ ms_status ms_optim_new(ms_optim **out, int32_t kind)
     ms_optim *o;
     ms_status status;
 
-    MS_CHECK_ARG(out != NULL);
     *out = NULL;
     if (kind < MS_OPTIM_SGD || kind > MS_OPTIM_ADAMW) {
         return MS_FAIL(MS_VALUE_ERROR, "optimizer kind %d is none, expected 0 to %d", kind,
@@ -136,7 +135,6 @@ ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, int32_t 
 {
     ms_optim_options taken;
 
-    MS_CHECK_ARG(optim != NULL && n_params >= 0 && (params != NULL || n_params == 0));
     MS_TRY(msi_optim_alive(optim));
     MS_TRY(msi_optim_options_take(&taken, optim->kind, options));
     for (int32_t i = 0; i < n_params; i++) {
@@ -185,7 +183,6 @@ static ms_status check_group(const ms_optim *optim, int32_t group)
 
 ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_optim_options *o)
 {
-    MS_CHECK_ARG(optim != NULL && o != NULL);
     MS_TRY(check_group(optim, group));
     *o = optim->groups[group];
     return MS_OK;
@@ -193,14 +190,12 @@ ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_optim_op
 
 ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_options *o)
 {
-    MS_CHECK_ARG(optim != NULL && o != NULL);
     MS_TRY(check_group(optim, group));
     return msi_optim_options_take(&optim->groups[group], optim->kind, o);
 }
 
 ms_status ms_optim_zero_grad(ms_optim *optim)
 {
-    MS_CHECK_ARG(optim != NULL);
     MS_TRY(msi_optim_alive(optim));
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(ms_tensor_set_grad(optim->params[i].tensor, NULL));
@@ -243,7 +238,6 @@ static ms_status check_index(const ms_optim *optim, int32_t i)
 
 ms_status ms_optim_param(ms_tensor **out, const ms_optim *optim, int32_t i)
 {
-    MS_CHECK_ARG(out != NULL && optim != NULL);
     *out = NULL;
     MS_TRY(check_index(optim, i));
     *out = ms_tensor_retain(optim->params[i].tensor);
@@ -299,7 +293,6 @@ ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t st
 {
     msi_view local;
 
-    MS_CHECK_ARG(out != NULL && optim != NULL);
     *out = NULL;
     MS_TRY(check_index(optim, i));
     if (state < 0 || state >= ms_optim_n_states(optim)) {
@@ -316,7 +309,6 @@ ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t st
 
 ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps)
 {
-    MS_CHECK_ARG(optim != NULL && steps != NULL);
     MS_TRY(check_index(optim, i));
     *steps = optim->params[i].steps;
     return MS_OK;
@@ -324,7 +316,6 @@ ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps)
 
 ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps)
 {
-    MS_CHECK_ARG(optim != NULL);
     MS_TRY(check_index(optim, i));
     if (steps < 0) {
         return MS_FAIL(MS_VALUE_ERROR, "a parameter has taken 0 or more steps, got %lld",

@@ -171,7 +171,6 @@ ms_status ms_optim_step(ms_optim *optim)
     ms_status status = MS_OK;
     update u;
 
-    MS_CHECK_ARG(optim != NULL);
     MS_TRY(msi_optim_alive(optim));
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(prepare(optim, &optim->params[i], &u));

@@ -178,7 +178,6 @@ ms_status ms_params_hash(ms_tensor *const *params, int32_t n_params, uint64_t *h
 {
     uint64_t h = 0, values;
 
-    MS_CHECK_ARG(n_params >= 0 && (params != NULL || n_params == 0) && hash != NULL);
     for (int32_t i = 0; i < n_params; i++) {
         const ms_tensor *t = params[i];
 

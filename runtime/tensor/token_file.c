@@ -254,7 +254,6 @@ ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
     if (ctx == NULL) {
         return MS_OUT_OF_MEMORY;
     }
-    MS_CHECK_ARG(path != NULL);
     if (dtype != MS_DTYPE_U8 && dtype != MS_DTYPE_I64) {
         return MS_FAIL(MS_TYPE_ERROR, "tokens are u8 or i64, got %s", ms_dtype_name(dtype));
     }

@@ -11,7 +11,9 @@ local function run(header)
   local output = pipe:read('*a')
   pipe:close()
   local made = {}
-  for _, name in ipairs { 'shims.c', 'abi_hash.c', 'moonshard/cdef.lua', 'moonshard/calls.lua' } do
+  for _, name in ipairs {
+    'shims.c', 'doors.c', 'abi_hash.c', 'moonshard/cdef.lua', 'moonshard/calls.lua',
+  } do
     local file = io.open(folder .. '/' .. name)
     made[name] = file and file:read('*a')
     if file then
@@ -59,6 +61,25 @@ describe('the generator', function()
       'msf_pair(ms_ref *out, const ms_ref *a, const ms_ref *b, double s)', 1, true))
     assert.truthy(made['moonshard/cdef.lua']:find('ms_status msf_pair(', 1, true))
     assert.truthy(made['moonshard/calls.lua']:find('function M.pair(a, b, s)', 1, true))
+  end)
+
+  it('reads from MS_NULLABLE what may be NULL, and checks all else', function()
+    local output, made = run(TYPES
+      .. 'ms_status ms_op_pair(ms_tensor **out, const ms_tensor *a, MS_NULLABLE ms_tensor *b);'
+      .. 'ms_status ms_tensor_twin(MS_NULLABLE ms_tensor **out, ms_tensor *t);'
+      .. 'void ms_note(const char *text, MS_NULLABLE const char *more);')
+    assert.equal('code 0\n', output)
+    for text, file in pairs {
+      ['follow(a, &a_'] = 'shims.c', ['follow_optional(b, &b_'] = 'shims.c',
+      ["not istype(Ref, b) and b ~= nil then no_tensor('pair', 'b', b)"] = 'moonshard/calls.lua',
+      ["not istype(Ref, a) then no_tensor('pair', 'a', a)"] = 'moonshard/calls.lua',
+      ['if out.ptr == nil then return nil end'] = 'moonshard/calls.lua',
+      ['text == NULL ? no_pointer("ms_note", "text")'] = 'doors.c',
+      ['/*MS_NULLABLE*/ ms_tensor *b'] = 'moonshard/cdef.lua',
+    } do
+      assert.truthy(made[file]:find(text, 1, true), text)
+    end
+    assert.falsy(made['doors.c']:find('"more"', 1, true))
   end)
 
   it('leaves functions without tensors alone', function()

@@ -101,7 +101,10 @@ describe('optim', function()
           opt.param_groups[1] = { params = { leaf(1) }, lr = 3 }
         end,
         ['param_groups[1] is not'] = function(opt) opt.param_groups = others end,
-        ["'param_groups' is a nil, expected its groups"] = function(opt)
+        ["'param_groups' has a field 'lr', expected a plain list"] = function(opt)
+          opt.param_groups.lr = 3
+        end,
+        ["'param_groups' is a nil, expected a list"] = function(opt)
           opt.param_groups = nil
         end,
         ['hold 0 parameters, the optimizer has 1'] = function(opt) opt.param_groups = {} end,
@@ -115,6 +118,8 @@ describe('optim', function()
         assert.is_false(ok)
         assert.truthy(err.message:find(text, 1, true), err.message)
       end
+      local opt = optim.SGD { leaf(1) }
+      checks.raises('TypeError', 'the group has no params', opt.add_param_group, opt, { leaf(2) })
       checks.raises('KeyError', "'params' cannot be replaced", function()
         others[1].params = {}
       end)

@@ -204,11 +204,11 @@ local function takes_launch(fn)
 end
 
 local function misuse(fn)
-  local optional = doors.optional[fn.name] or {}
   for i, p in ipairs(fn.params) do
     local role, struct, count = doors.role(fn, i, api.opaque)
     local name = p.name
-    if role ~= 'scalar' and not optional[name] and (role == 'handle' or not takes_launch(fn)) then
+    if role ~= 'scalar' and not doors.may_be_null(fn, i, api.opaque)
+      and (role == 'handle' or not takes_launch(fn)) then
       refused(fn, with(fn, i, nil), name .. ' = NULL', ("'%s' is NULL"):format(name))
     end
     if role == 'handle' then
@@ -241,7 +241,7 @@ local listed = 0
 for _, fn in ipairs(doors.of(api)) do
   if fn.name:find '^ms_' then -- the shims take refs
     listed = listed + 1
-    if doors.frees[fn.name] then
+    if doors.frees(fn, api.opaque) then
       free_twice(fn)
     else
       misuse(fn)

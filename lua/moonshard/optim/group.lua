@@ -79,10 +79,7 @@ end
 ---@param optimizer ms.optim.Optimizer
 function group.check(optimizer)
   local list, n = rawget(optimizer, 'param_groups'), 0
-  if type(list) ~= 'table' then
-    arguments.refuse(optimizer._name, 'param_groups', list, 'its groups')
-  end
-  for i, entry in ipairs(list) do
+  for i, entry in ipairs(arguments.array(optimizer._name, 'param_groups', list)) do
     if getmetatable(entry) ~= Group or entry._optimizer ~= optimizer or entry._index ~= i - 1 then
       errors.raise('TypeError', '%s: param_groups[%d] is not the group that the optimizer has '
         .. 'there; set its fields, or add another one by opt:add_param_group', optimizer._name, i)

@@ -56,6 +56,10 @@ end
 ---@param given { params: ms.Tensor[]|ms.Tensor, [string]: any }  options override the defaults
 function Optimizer:add_param_group(given)
   local list = arguments.list('add_param_group', 'group', given).params
+  if list == nil then
+    errors.raise('TypeError', 'add_param_group: the group has no params, expected '
+      .. '{ params = model:parameters(), ... }')
+  end
   given = util.merged(given)
   given.params = nil
   errors.options('a parameter group of ' .. self._name, given, self.options)

@@ -238,7 +238,6 @@ ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor
     const attention_attrs attrs = {.scale = scale, .causal = causal};
 
     *out = NULL;
-    MS_CHECK_ARG(q != NULL && k != NULL && v != NULL);
     return msi_op_run(&attention_op, &attrs, in, 3, out, 1);
 }
 
@@ -310,6 +309,5 @@ ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t heads,
     const attention_attrs attrs = {.scale = scale, .heads = heads, .causal = causal};
 
     *out = NULL;
-    MS_CHECK_ARG(qkv != NULL);
     return msi_op_run(&attention_packed_op, &attrs, &qkv, 1, out, 1);
 }

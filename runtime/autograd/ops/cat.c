@@ -97,8 +97,5 @@ ms_status ms_op_cat(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensor
         return MS_FAIL(MS_VALUE_ERROR, "cat: got %d tensors, expected 1 to %d", (int)n_tensors,
                        MSI_OP_MAX_IN);
     }
-    for (int32_t i = 0; i < n_tensors; i++) {
-        MS_CHECK_ARG(tensors[i] != NULL);
-    }
     return msi_op_run(&cat_op, &attrs, tensors, n_tensors, out, 1);
 }

@@ -78,7 +78,6 @@ static const msi_op dropout_op = {.name = "dropout",
 ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, int64_t call)
 {
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     if (!(p >= 0 && p <= 1)) {
         return MS_FAIL(MS_VALUE_ERROR, "dropout: probability is %g, expected 0 to 1", p);
     }

@@ -106,6 +106,5 @@ ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids)
     ms_tensor *const in[2] = {table, ids};
 
     *out = NULL;
-    MS_CHECK_ARG(table != NULL && ids != NULL);
     return msi_op_run(&embedding_op, NULL, in, 2, out, 1);
 }

@@ -152,7 +152,6 @@ ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tenso
     const norm_attrs attrs = {.eps = eps};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     if (!(eps >= 0) || isinf(eps)) {
         return MS_FAIL(MS_VALUE_ERROR,
                        "layer_norm: eps is %g, expected a finite number of 0 or more", eps);

@@ -181,7 +181,6 @@ ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *b
     ms_tensor *const in[3] = {x, w, bias};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL && w != NULL);
     return msi_op_run(&linear_op, NULL, in, 3, out, 1);
 }
 
@@ -249,6 +248,5 @@ ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tens
     const gelu_attrs attrs = {.approximate = approximate};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL && w != NULL);
     return msi_op_run(&linear_gelu_op, &attrs, in, 3, out, 1);
 }

@@ -148,6 +148,5 @@ ms_status ms_op_matmul(ms_tensor **out, ms_tensor *a, ms_tensor *b)
     ms_tensor *const in[2] = {a, b};
 
     *out = NULL;
-    MS_CHECK_ARG(a != NULL && b != NULL);
     return msi_op_run(&matmul_op, NULL, in, 2, out, 1);
 }

@@ -113,6 +113,5 @@ ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int32_t re
     const mse_attrs attrs = {reduction};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL && y != NULL);
     return msi_op_run(&mse_op, &attrs, in, 2, out, 1);
 }

@@ -46,7 +46,6 @@ ms_status ms_op_pow(ms_tensor **out, ms_tensor *x, double p)
     const pow_attrs attrs = {p};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     if (!isfinite(p)) {
         return MS_FAIL(MS_VALUE_ERROR, "pow: the exponent is %g, expected a finite number", p);
     }

@@ -47,7 +47,6 @@ static ms_status unary_backward(msi_bwd *b)
 static ms_status run(const msi_op *op, const unary *f, ms_tensor **out, ms_tensor *x)
 {
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     return msi_op_run(op, &f, &x, 1, out, 1);
 }
 
@@ -143,7 +142,6 @@ ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift
     const affine_attrs attrs = {scale, shift};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     MS_TRY(msi_check_number(op.name, x->v.dtype, scale));
     MS_TRY(msi_check_number(op.name, x->v.dtype, shift));
     return msi_op_run(&op, &attrs, &x, 1, out, 1);
@@ -165,7 +163,6 @@ ms_status ms_op_with_number(ms_tensor **out, ms_tensor *x, double number, int32_
     };
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     if (operation < MS_NUMBER_ADD || operation > MS_NUMBER_MUL) {
         return MS_FAIL(MS_VALUE_ERROR, "with_number: operation %d is none, expected %d to %d",
                        (int)operation, MS_NUMBER_ADD, MS_NUMBER_MUL);

@@ -87,7 +87,6 @@ ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64
     reshape_attrs attrs = {.ndim = ndim};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     MS_TRY(check_ndim("reshape", ndim));
     for (int32_t d = 0; d < ndim; d++) {
         attrs.shape[d] = shape[d];
@@ -153,7 +152,6 @@ ms_status ms_op_permute(ms_tensor **out, ms_tensor *x, int32_t ndim, const int32
     permute_attrs attrs = {.ndim = ndim};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     MS_TRY(check_ndim("permute", ndim));
     for (int32_t d = 0; d < ndim; d++) {
         attrs.perm[d] = perm[d];
@@ -227,7 +225,6 @@ ms_status ms_op_narrow(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t start
     const narrow_attrs attrs = {dim, start, length};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     return msi_op_run(&narrow_op, &attrs, &x, 1, out, 1);
 }
 
@@ -292,6 +289,5 @@ ms_status ms_op_select(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t index
     const select_attrs attrs = {dim, index};
 
     *out = NULL;
-    MS_CHECK_ARG(x != NULL);
     return msi_op_run(&select_op, &attrs, &x, 1, out, 1);
 }

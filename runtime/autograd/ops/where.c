@@ -59,6 +59,5 @@ ms_status ms_op_where(ms_tensor **out, ms_tensor *cond, ms_tensor *a, ms_tensor 
     ms_tensor *const in[3] = {cond, a, b};
 
     *out = NULL;
-    MS_CHECK_ARG(cond != NULL && a != NULL && b != NULL);
     return msi_op_run(&where_op, NULL, in, 3, out, 1);
 }

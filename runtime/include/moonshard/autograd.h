@@ -20,17 +20,17 @@ MS_API bool ms_grad_enabled(void);
  * freed as it is walked; a second backward over it is MS_RUNTIME_ERROR.
  * @param grad  same shape as root; NULL means 1 and needs a root with one element
  */
-MS_API ms_status ms_backward(ms_tensor *root, ms_tensor *grad);
+MS_API ms_status ms_backward(ms_tensor *root, MS_NULLABLE ms_tensor *grad);
 
 /** New handle on the gradient of a leaf; `*out` is NULL when it has none. The caller owns `*out`.
  * The gradient shares memory with the leaf's: writing into it changes it. For a sharded parameter
  * it is the reduced gradient of this rank's elements, 1-D; after backwards that reduced nothing
  * (no_sync) a copy of what this rank has accumulated for the whole parameter, in param_dtype. */
-MS_API ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t);
+MS_API ms_status ms_tensor_grad(MS_NULLABLE ms_tensor **out, ms_tensor *t);
 /** Replace the gradient (copied into the leaf's own memory, or into what no_sync accumulates); NULL
  * drops it. @param grad  shaped like what ms_tensor_grad() gives; without one, like this rank's
  * elements */
-MS_API ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad);
+MS_API ms_status ms_tensor_set_grad(ms_tensor *t, MS_NULLABLE ms_tensor *grad);
 
 #ifndef MS_FFI_CDEF
 /** Sees a gradient; must not write to it, as others may share its memory. May put a replacement of

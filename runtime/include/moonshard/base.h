@@ -3,7 +3,9 @@
  * The public headers are written in a small dialect, because LuaJIT reads them too (through
  * `cc -E -DMS_FFI_CDEF`): fixed-width integers, pointers, opaque and plain structs, anonymous
  * enums; no struct by value, no varargs, no inline functions, no constants as macros. What only C
- * hosts can use stands under `#ifndef MS_FFI_CDEF`. */
+ * hosts can use stands under `#ifndef MS_FFI_CDEF`. `MS_NULLABLE` in front of a parameter says that
+ * it may be NULL (of a `**out`: that what comes back may be); all others are checked, and lists may
+ * be NULL when they are empty. */
 #ifndef MOONSHARD_BASE_H
 #define MOONSHARD_BASE_H
 
@@ -14,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #define MS_API __attribute__((visibility("default")))
+#define MS_NULLABLE
 #endif
 
 #ifdef __cplusplus
@@ -52,7 +55,7 @@ MS_API const char *ms_error_message(void);
 MS_API void ms_error_clear(void);
 
 /** Set the thread's last error from outside (hosts and hooks). @return `kind`, to be passed on */
-MS_API ms_status ms_error_set(ms_status kind, const char *message);
+MS_API ms_status ms_error_set(ms_status kind, MS_NULLABLE const char *message);
 
 /** Version text, e.g. "0.1.0". Static. */
 MS_API const char *ms_version(void);

@@ -39,7 +39,8 @@ MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, 
  * @param local   1-D, extent->numel elements; read at once
  */
 MS_API ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key,
-                                   const ms_param_extent *extent, const ms_tensor *local);
+                                   const ms_param_extent *extent,
+                                   MS_NULLABLE const ms_tensor *local);
 /** Say something that every rank says alike, in the same order: the commit fails on all ranks when
  * one says something else, and names the first difference. It is not written.
  * @param what  what it is about, e.g. "config"
@@ -54,7 +55,7 @@ MS_API void ms_checkpoint_fail(ms_checkpoint_writer *w, ms_status kind, const ch
  * object's integer "step", from 0 to 2^53, orders checkpoints and is equal on all ranks.
  * Collective, with one outcome on all ranks. Frees `w` in any case; on failure nothing is left
  * behind and an earlier checkpoint of the name is untouched. */
-MS_API ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, const char *meta_json);
+MS_API ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, MS_NULLABLE const char *meta_json);
 /** Give a checkpoint up: rank 0 removes what was written. Frees `w`. */
 MS_API void ms_checkpoint_discard(ms_checkpoint_writer *w);
 
@@ -105,7 +106,8 @@ MS_API const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader
  * @return MS_KEY_ERROR, MS_VALUE_ERROR when the checkpoint holds something else
  */
 MS_API ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
-                                        const ms_param_extent *extent, ms_tensor *local);
+                                        const ms_param_extent *extent,
+                                        MS_NULLABLE ms_tensor *local);
 /** The caller cannot use the checkpoint, for a reason of its own: the commit will fail on all ranks
  * and name it. */
 MS_API void ms_checkpoint_load_fail(ms_checkpoint_loader *l, ms_status kind, const char *message);

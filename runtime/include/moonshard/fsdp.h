@@ -75,8 +75,9 @@ MS_API void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o);
  * @param names   (n) paths, copied; used in errors, checkpoints and the random stream
  */
 MS_API ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
-                                  const ms_fsdp_unit_options *options, ms_tensor *const *params,
-                                  int32_t n_params, const char *const *names);
+                                  MS_NULLABLE const ms_fsdp_unit_options *options,
+                                  ms_tensor *const *params, int32_t n_params,
+                                  const char *const *names);
 /** Free a unit that is in no tree (a tree frees its own). Its parameters' handles stay with their
  * other owners and show the local shard. NULL is allowed. */
 MS_API void ms_fsdp_unit_free(ms_fsdp_unit *unit);
@@ -91,8 +92,8 @@ MS_API const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *unit);
 /** A tree over `n` units, the root's unit (or NULL when the root owns no parameter) first. Takes
  * the units over. The caller owns `*out`. */
 MS_API ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm,
-                                  const ms_fsdp_tree_options *options, ms_fsdp_unit *const *units,
-                                  int32_t n_units, bool root_has_unit);
+                                  MS_NULLABLE const ms_fsdp_tree_options *options,
+                                  ms_fsdp_unit *const *units, int32_t n_units, bool root_has_unit);
 MS_API void ms_fsdp_tree_free(ms_fsdp_tree *tree);
 /** Make arenas and slots, agree on the plan. Collective, once; further calls do nothing. */
 MS_API ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree);
@@ -172,7 +173,8 @@ typedef struct ms_param_extent {
 
 /** Local master values of a parameter as a 1-D view, and where they belong. `*out` is NULL when
  * this rank holds none of it. The caller owns `*out`. */
-MS_API ms_status ms_param_local(ms_tensor **out, ms_tensor *param, ms_param_extent *extent);
+MS_API ms_status ms_param_local(MS_NULLABLE ms_tensor **out, ms_tensor *param,
+                                ms_param_extent *extent);
 /** Tell everyone who caches a parameter's values that the master copy was written from outside. */
 MS_API ms_status ms_param_touch(ms_tensor *param);
 

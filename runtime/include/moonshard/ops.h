@@ -68,16 +68,17 @@ MS_API ms_status ms_op_where(ms_tensor **out, ms_tensor *cond, ms_tensor *a, ms_
  */
 MS_API ms_status ms_op_matmul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 /** x (..., in), w (out, in), bias (out) or NULL -> (..., out). */
-MS_API ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias);
+MS_API ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w,
+                              MS_NULLABLE ms_tensor *bias);
 /** gelu(linear(x, w, bias)) in one pass over the pre-activation; the same values as the pair. */
-MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias,
-                                   bool approximate);
+MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w,
+                                   MS_NULLABLE ms_tensor *bias, bool approximate);
 /** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR names the first id outside [0, V). */
 MS_API ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids);
 /** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450).
  * @param eps  finite, 0 or more (MS_VALUE_ERROR) */
-MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias,
-                                  double eps);
+MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, MS_NULLABLE ms_tensor *w,
+                                  MS_NULLABLE ms_tensor *bias, double eps);
 /** Over the last dimension. */
 MS_API ms_status ms_op_log_softmax(ms_tensor **out, ms_tensor *x);
 

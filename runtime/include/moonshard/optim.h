@@ -33,7 +33,8 @@ MS_API void ms_optim_free(ms_optim *optim);
 /** Append a group. Takes its own references. MS_VALUE_ERROR when a parameter is in a group already,
  * is no leaf, or an option is out of range (message as torch.optim's). @param group  its index */
 MS_API ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, int32_t n_params,
-                                    const ms_optim_options *options, int32_t *group);
+                                    MS_NULLABLE const ms_optim_options *options,
+                                    MS_NULLABLE int32_t *group);
 MS_API int32_t ms_optim_n_groups(const ms_optim *optim);
 MS_API ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_optim_options *o);
 MS_API ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_options *o);
@@ -51,7 +52,8 @@ MS_API const char *ms_optim_state_name(const ms_optim *optim, int32_t state);
 MS_API ms_status ms_optim_param(ms_tensor **out, const ms_optim *optim, int32_t i);
 /** State buffer of parameter `i`, 1-D over the local shard, made zero when it does not exist yet.
  * `*out` is NULL when this rank holds nothing of the parameter. The caller owns `*out`. */
-MS_API ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t state);
+MS_API ms_status ms_optim_state(MS_NULLABLE ms_tensor **out, ms_optim *optim, int32_t i,
+                                int32_t state);
 /** Steps parameter `i` has taken (bias correction). A rank that holds nothing of a sharded
  * parameter counts with its peers. */
 MS_API ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps);

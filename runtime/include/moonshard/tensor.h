@@ -94,7 +94,7 @@ MS_API ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t 
 /** As ms_tensor_empty(), over the caller's memory. Does not copy; the memory must outlive the
  * tensor. */
 MS_API ms_status ms_tensor_borrow(ms_tensor **out, int32_t dtype, int32_t ndim,
-                                  const int64_t *shape, void *data);
+                                  const int64_t *shape, MS_NULLABLE void *data);
 /** Shape and dtype without memory (storage kind none). */
 MS_API ms_status ms_tensor_meta(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape);
 /** 0, 1, ..., n-1 times `step` plus `start`; shape (n). Integers are counted as such. */
