@@ -61,13 +61,15 @@ static ms_status check_reduce(const char *op, int32_t dtype, int32_t reduce)
 /* Name the collective on a tensor to the others; `*seq` is what its waits refer to. */
 static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t root, uint64_t *seq)
 {
-    msi_fingerprint fp = {.kind = kind,
-                          .dtype = v->dtype,
-                          .ndim = v->ndim,
-                          .count = msi_view_numel(v),
-                          .slot = -1,
-                          .root = root};
+    msi_fingerprint fp; /* as far as its shape goes: clearing all of it would take longer */
 
+    fp.kind = kind;
+    fp.dtype = v->dtype;
+    fp.ndim = v->ndim;
+    fp.count = msi_view_numel(v);
+    fp.slot = -1;
+    fp.root = root;
+    fp.generation = 0;
     memcpy(fp.shape, v->shape, sizeof(*v->shape) * (size_t)v->ndim);
     MS_TRY(msi_comm_publish(c, &fp, seq));
     msi_comm_count(c, kind);

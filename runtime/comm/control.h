@@ -63,12 +63,12 @@ typedef struct msi_note_record {
 /* A rank's part in a group. */
 typedef struct msi_member {
     _Alignas(64) _Atomic uint64_t published; /* sequence number of the latest record */
+    _Atomic uint64_t arrived;                /* steps of data movement this rank has staged */
     _Atomic uint64_t noted;                  /* hash of all this rank has noted */
-    _Atomic uint64_t failed_before; /* call before which it failed last; 0: it has not failed */
-    _Atomic uint64_t failure[MSI_TEXT / 8]; /* as it says itself */
-    _Atomic uint64_t arrived;               /* steps of data movement this rank has staged */
-    _Atomic(void *) handoff;                /* ranks as threads: a segment on its way */
+    _Atomic(void *) handoff;                 /* ranks as threads: a segment on its way */
+    _Atomic uint64_t failed_before;          /* call before which it failed last; 0: it has not */
     msi_record ring[MSI_RING];
+    _Atomic uint64_t failure[MSI_TEXT / 8]; /* why, as it says itself */
 } msi_member;
 
 /* A rank's (or the launcher's) part in the job. */
@@ -169,22 +169,22 @@ void msi_job_set_state(msi_job *job, int32_t rank, int32_t state);
  * after its number was taken away, and loaded with acquire before its number is looked at again:
  * who sees a word of something newer also sees that the number has changed. No fences, no torn
  * text. */
-static inline void msi_words_store(_Atomic uint64_t *to, const void *from, size_t nbytes)
+static inline void msi_words_store(_Atomic uint64_t *to, const void *from, int32_t n)
 {
-    for (size_t at = 0; at < nbytes; at += 8) {
-        uint64_t word = 0;
+    for (int32_t i = 0; i < n; i++) {
+        uint64_t word;
 
-        memcpy(&word, (const char *)from + at, nbytes - at < 8 ? nbytes - at : 8);
-        atomic_store_explicit(&to[at / 8], word, memory_order_release);
+        memcpy(&word, (const char *)from + 8 * i, sizeof(word));
+        atomic_store_explicit(&to[i], word, memory_order_release);
     }
 }
 
-static inline void msi_words_load(void *to, _Atomic uint64_t *from, size_t nbytes)
+static inline void msi_words_load(void *to, _Atomic uint64_t *from, int32_t n)
 {
-    for (size_t at = 0; at < nbytes; at += 8) {
-        uint64_t word = atomic_load_explicit(&from[at / 8], memory_order_acquire);
+    for (int32_t i = 0; i < n; i++) {
+        uint64_t word = atomic_load_explicit(&from[i], memory_order_acquire);
 
-        memcpy((char *)to + at, &word, 8);
+        memcpy((char *)to + 8 * i, &word, sizeof(word));
     }
 }
 

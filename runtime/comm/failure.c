@@ -22,15 +22,14 @@ void ms_comm_failed(ms_comm *c, const char *message)
 {
     msi_member *m = &c->members[c->rank];
     size_t n = strnlen(message, MSI_TEXT - 1);
-    char text[MSI_TEXT];
+    char text[MSI_TEXT] = "";
 
     if (c->size == 1 || c->gone != 0 || msi_comm_broken(c) || has_given_up(c)) {
         return; /* nobody waits, or another failure came first */
     }
     memcpy(text, message, n);
-    text[n] = '\0';
     atomic_store_explicit(&m->failed_before, 0, memory_order_relaxed);
-    msi_words_store(m->failure, text, n + 1);
+    msi_words_store(m->failure, text, (int32_t)(n / 8) + 1);
     atomic_store_explicit(&m->failed_before, c->seq + 1, memory_order_release);
 }
 
@@ -40,7 +39,7 @@ uint64_t msi_failure_read(const ms_comm *c, int32_t q, char *text, size_t nbytes
     uint64_t before = atomic_load_explicit(&m->failed_before, memory_order_acquire);
     char all[MSI_TEXT];
 
-    msi_words_load(all, m->failure, sizeof(all));
+    msi_words_load(all, m->failure, MSI_COUNT(m->failure));
     if (before == 0 || atomic_load_explicit(&m->failed_before, memory_order_relaxed) != before) {
         return 0;
     }

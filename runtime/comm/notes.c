@@ -28,7 +28,7 @@ void msi_comm_note(ms_comm *c, const msi_note *note)
 
     atomic_store_explicit(&r->n, 0, memory_order_relaxed);
     atomic_store_explicit(&r->hash, noted, memory_order_release);
-    msi_words_store(r->word, note, sizeof(*note));
+    msi_words_store(r->word, note, MSI_COUNT(r->word));
     atomic_store_explicit(&r->n, c->n_notes, memory_order_release);
     atomic_store_explicit(&c->members[c->rank].noted, noted, memory_order_release);
 }
@@ -60,7 +60,7 @@ static bool note_read(const ms_comm *c, int32_t member, uint64_t n, msi_note *no
         return false;
     }
     *hash = atomic_load_explicit(&r->hash, memory_order_acquire);
-    msi_words_load(note, r->word, sizeof(*note));
+    msi_words_load(note, r->word, MSI_COUNT(r->word));
     return atomic_load_explicit(&r->n, memory_order_relaxed) == n;
 }
 

@@ -1,6 +1,7 @@
 /* What ranks say before they move data: publishing, reading, and putting it into words. */
 #include "control.h"
 
+#include <stddef.h>
 #include <stdio.h>
 
 _Static_assert(sizeof(msi_fingerprint) == 40 + sizeof(msi_label) &&
@@ -9,13 +10,29 @@ _Static_assert(sizeof(msi_fingerprint) == 40 + sizeof(msi_label) &&
 
 /* -- records ----------------------------------------------------------------------------------- */
 
+/* Words of a fingerprint that say something, as the first one tells; what stands behind
+ * them counts for nothing. */
+static int32_t words_said(const msi_fingerprint *fp)
+{
+    const int32_t begin = offsetof(msi_fingerprint, name) / 8;
+
+    switch (fp->kind) {
+    case MSI_COLL_BARRIER:
+    case MSI_COLL_SEGMENT:
+    case MSI_COLL_RESET:
+        return begin;
+    default:
+        return fp->ndim >= 0 ? begin + fp->ndim : (int32_t)sizeof(*fp) / 8;
+    }
+}
+
 static void record_write(msi_member *m, uint64_t seq, uint64_t hash, const msi_fingerprint *fp)
 {
     msi_record *r = &m->ring[seq % MSI_RING];
 
     atomic_store_explicit(&r->seq, 0, memory_order_relaxed);
     atomic_store_explicit(&r->hash, hash, memory_order_release);
-    msi_words_store(r->word, fp, sizeof(*fp));
+    msi_words_store(r->word, fp, words_said(fp));
     atomic_store_explicit(&r->seq, seq, memory_order_release);
     atomic_store_explicit(&m->published, seq, memory_order_release);
 }
@@ -29,22 +46,26 @@ bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t 
     }
     *hash = atomic_load_explicit(&r->hash, memory_order_acquire);
     if (fp != NULL) {
-        msi_words_load(fp, r->word, sizeof(*fp));
+        *fp = (msi_fingerprint){.kind = MSI_COLL_NONE};
+        msi_words_load(fp, r->word, 1);
+        msi_words_load(fp, r->word, words_said(fp));
     }
     return atomic_load_explicit(&r->seq, memory_order_relaxed) == seq;
 }
 
 ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
 {
-    msi_fingerprint own = *fp;
+    const size_t nbytes = 8 * (size_t)words_said(fp);
+    msi_fingerprint own;
 
     *seq = 0;
+    memcpy(&own, fp, nbytes);
     own.noted = msi_noted(c, c->rank);
     if (MSI_UNLIKELY(c->gone != 0)) {
         return msi_gone_error(c);
     }
     c->seq++;
-    c->hash = msi_mix64(c->hash ^ ms_hash_bytes(&own, sizeof(own)));
+    c->hash = msi_mix64(c->hash ^ ms_hash_bytes(&own, (int64_t)nbytes));
     record_write(&c->members[c->rank], c->seq, c->hash, &own);
     if (MSI_UNLIKELY(msi_comm_broken(c))) {
         char operation[MSI_OPERATION_TEXT];
