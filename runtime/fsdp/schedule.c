@@ -205,17 +205,16 @@ static ms_status backward_begins(void *user)
     return MS_OK;
 }
 
-/* What no_sync accumulated in units that this backward did not reach: reduced with the rest, and
- * dropped with it after an error. */
+/* What no_sync accumulated in units that this backward did not reach: reduced with the rest. */
 static ms_status reduce_unreached(ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; tree->sync && i < tree->n_units; i++) {
-        tree->units[i]->expecting |= msi_unit_has_levels(tree->units[i]);
-    }
-    for (int32_t i = 0; tree->sync && i < tree->n_units; i++) {
-        if (msi_unit_has_levels(tree->units[i])) {
-            MS_TRY(msi_unit_fold_into_slot(tree->units[i]));
-            MS_TRY(msi_gradient_announce(tree->units[i]));
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (msi_unit_has_levels(u)) {
+            u->expecting = true;
+            MS_TRY(msi_unit_fold_into_slot(u));
+            MS_TRY(msi_gradient_announce(u));
         }
     }
     return MS_OK;
@@ -294,6 +293,9 @@ static ms_status backward_ends(void *user, ms_status status)
         status = finish_backward(tree);
     }
     if (status != MS_OK) {
+        for (int32_t i = 0; i < tree->n_units; i++) { /* a sum that lacks a part is none */
+            tree->units[i]->expecting |= msi_unit_has_levels(tree->units[i]);
+        }
         reset(tree, "backward");
     }
     forget_iteration(tree);

@@ -305,6 +305,25 @@ describe('an error in backward', function()
       checks.close(expected, step())
     end)
   end)
+
+  it('drops what units have accumulated that it does not reach', function()
+    ms.dist.spawn(2, function()
+      local model = fsdp.FSDP(nn.Sequential { nn.Linear(3, 3), nn.Linear(3, 3) },
+        { auto_wrap_policy = fsdp.always_wrap_policy })
+      local x = ms.ones(1, 3)
+      model:no_sync(function() model(x):sum():backward() end)
+      assert.truthy(model[2].bias:grad())
+      model.module.forward = function(self, y) return self[1](y) end
+      checks.raises('RuntimeError', 'no more', function()
+        local y = model(x)
+        y:hook(function() ms.error('RuntimeError', 'no more') end)
+        y:sum():backward()
+      end)
+      for name, p in model:named_parameters() do
+        assert.is_nil(p:grad(), name)
+      end
+    end)
+  end)
 end)
 
 -- Frozen and trainable parameters in one unit, wholly frozen units, and trainable ones before them.
