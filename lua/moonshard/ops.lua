@@ -27,8 +27,8 @@ local ADD, SUB, SUB_FROM, MUL = C.MS_NUMBER_ADD, C.MS_NUMBER_SUB, C.MS_NUMBER_SU
 local function with_scalar(like, number, op)
   calls.tensor_describe(like, info)
   if not C.ms_dtype_is_floating(info.dtype) then
-    errors.raise('TypeError', "div: the tensor is %s, expected a floating dtype; t:to('f32') can be "
-      .. 'divided', dtype.name(info.dtype))
+    errors.raise('TypeError', "div: the tensor is %s, expected a floating dtype; t:to('f32') can "
+      .. 'be divided', dtype.name(info.dtype))
   end
   local scalar = calls.tensor_full(info.dtype, 0, nil, number)
   local result = op(scalar)

@@ -17,8 +17,8 @@ enum { LIBRARY_BYTES = 64 << 20 }; /* oneDNN 2.6.3 and what it links take 47 MiB
 
 static _Thread_local char why[512];
 
-/* dlopen(), where a file that is not there (this one or one it needs) is no failure: NULL then. What
- * dlerror() says is made with strerror(), in whatever language. */
+/* dlopen(), where a file that is not there (this one or one it needs) is no failure: NULL then.
+ * What dlerror() says is made with strerror(), in whatever language. */
 static ms_status open_file(const char *path, void **library)
 {
     *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
