@@ -410,7 +410,11 @@ bool ms_dist_abort(ms_status kind, const char *message)
         return false;
     }
     int32_t owner = msi_failure_owner(d->world);
+    char text[MSI_TEXT];
 
+    if (owner != d->rank && msi_failure_read(d->world, owner, text, sizeof(text)) != 0) {
+        message = text; /* its own words, not what others make of them */
+    }
     return msi_job_abort(d->job, d->rank, owner, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
                          (int)owner, message != NULL ? message : "no reason given");
 }
