@@ -30,8 +30,8 @@ function surplus.refuse(name, names, value)
 end
 
 -- [Note: prototypes] The compiler of traces tells functions apart by their prototypes, and begins
--- no trace at a `...`. So each wrapper is compiled from a text of its own, with its parameters
--- spelled out and one more, which costs nothing as long as it is not given.
+-- no trace at a `...`. So each wrapper is loaded by itself, with its parameters spelled out and one
+-- more, which costs nothing as long as it is not given.
 local CLOSED = [[
 local fn, refuse, check = ...
 return function(PARAMETERS surplus)
@@ -48,30 +48,41 @@ end]]
 
 local SOURCE = debug.getinfo(1, 'S').source -- of the library: errors name the line that called it
 
+local compiled = {} -- bytecode by kind of wrapper: loading it is quicker than compiling it again
+
+-- A function that makes a wrapper, with a prototype of its own each time.
+local function maker(n, is_vararg, checks)
+  local key = n * 4 + (is_vararg and 2 or 0) + (checks and 1 or 0)
+  if not compiled[key] then
+    local list = {}
+    for i = 1, n do
+      list[i] = 'p' .. i
+    end
+    local text = (is_vararg and OPEN or CLOSED):gsub('%u%u%u+', {
+      PARAMETERS = table.concat(list, ', ') .. (n > 0 and ',' or ''),
+      ARGUMENTS = table.concat(list, ', '),
+      CHECK = checks and 'check(p1)' or '',
+    })
+    compiled[key] = string.dump(assert(loadstring(text, SOURCE)))
+  end
+  return loadstring(compiled[key])
+end
+
 --- The function, but that it refuses a surplus argument.
 ---@param name string  what scripts call it
 ---@param fn function
 ---@param check? fun(self: any)  of a method: raises unless it is called on what it should be
 ---@return function
 function surplus.closed(name, fn, check)
-  local names, is_vararg = surplus.parameters(fn)
-  if is_vararg and not check then
+  local info = debug.getinfo(fn, 'u')
+  if info.isvararg and not check then
     return fn
   end
-  local list = {}
-  for i = 1, #names do
-    list[i] = 'p' .. i
-  end
-  local text = (is_vararg and OPEN or CLOSED):gsub('%u%u%u+', {
-    PARAMETERS = table.concat(list, ', ') .. (list[1] and ',' or ''),
-    ARGUMENTS = table.concat(list, ', '),
-    CHECK = check and 'check(p1)' or '',
-  })
-  local told = (check or names[1] == 'self') and { unpack(names, 2) } or names
   local function refuse(value)
-    surplus.refuse(name, told, value)
+    local names = surplus.parameters(fn)
+    surplus.refuse(name, (check or names[1] == 'self') and { unpack(names, 2) } or names, value)
   end
-  return assert(loadstring(text, SOURCE))(fn, refuse, check)
+  return maker(info.nparams, info.isvararg, check ~= nil)(fn, refuse, check)
 end
 
 return surplus
