@@ -412,8 +412,9 @@ bool ms_dist_abort(ms_status kind, const char *message)
     int32_t owner = msi_failure_owner(d->world);
     char text[MSI_TEXT];
 
-    if (owner != d->rank && msi_failure_read(d->world, owner, text, sizeof(text)) != 0) {
-        message = text; /* its own words, not what others make of them */
+    if (owner != d->rank && msi_failure_read(d->world, owner, text, sizeof(text)) != 0 &&
+        (message == NULL || strstr(message, text) == NULL)) {
+        message = text; /* its own words, where others do not repeat them */
     }
     return msi_job_abort(d->job, d->rank, owner, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
                          (int)owner, message != NULL ? message : "no reason given");
