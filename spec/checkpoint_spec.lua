@@ -219,6 +219,34 @@ describe('a checkpoint', function()
     assert.equal(hash_of(straight.model), hash_of(second.model))
   end)
 
+  it('goes on with the dropout masks of the run, over data of its own, too', function()
+    local function losses(model, n)
+      local list, x = {}, ms.ones(6, 4)
+      for _ = 1, n do
+        local out = model(x)
+        list[#list + 1] = out:hash()
+        out:sum():backward()
+      end
+      return list
+    end
+    local function model()
+      ms.manual_seed(5)
+      local m = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2), nn.Dropout(0.25))
+      return m
+    end
+    local whole = losses(model(), 5)
+    local first = model()
+    assert.same({ whole[1], whole[2] }, losses(first, 2))
+    checkpoint.save(root, 'a', { step = 2, model = first })
+    local second = model()
+    losses(second, 1)
+    checkpoint.load(root .. '/a', { model = second })
+    assert.same({ whole[3], whole[4], whole[5] }, losses(second, 3))
+    checkpoint.save(root, 'b', { step = 0, model = model() }) -- of a model that has not run
+    checkpoint.load(root .. '/b', { model = second })
+    assert.same({ whole[1] }, losses(second, 1))
+  end)
+
   it('of another seed warns', function()
     ms.manual_seed(1)
     local m = nn.Linear(1, 1)

@@ -14,6 +14,7 @@ local json = require 'moonshard.json'
 local namespace = require 'moonshard.namespace'
 local parameter = require 'moonshard_ffi.parameter'
 local receiver = require 'moonshard.receiver'
+local runs = require 'moonshard.nn.runs'
 local runtime = require 'moonshard_ffi.checkpoint'
 local sharding = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.util'
@@ -188,6 +189,7 @@ function checkpoint.save(root, name, opts)
     if opts.model then
       opts.model:materialize()
       add_model(writer, opts.model, rank)
+      all.dropout = runs.of(opts.model)
     end
     if opts.optimizer then
       runtime.same(writer, 'the optimizer', opts.optimizer.kind)
@@ -285,6 +287,8 @@ local function read_meta(source)
     refuse('step', 'a whole number')
   elseif type(meta.seed) ~= 'string' or not meta.seed:find('^%d+$') or #meta.seed > 20 then
     refuse('seed', 'the digits of a seed')
+  elseif meta.dropout ~= nil and not runs.valid(meta.dropout) then
+    refuse('dropout', 'how often each module ran')
   elseif meta.config ~= nil and type(meta.config) ~= 'table' then
     refuse('config', 'a table')
   end
@@ -299,6 +303,7 @@ local function load_into(comm, loader, opts)
     if opts.model then
       opts.model:materialize()
       add_load_of_model(loader, opts.model, after)
+      after[#after + 1] = function() runs.continue(opts.model, meta.dropout) end
     end
     if opts.optimizer then
       add_load_of_optimizer(loader, opts.optimizer, meta.optimizer, after)

@@ -7,7 +7,7 @@
 --- ranks are taken to have different samples, rank r's B rows being the samples r B .. r B + B - 1,
 --- and all forwards since ms.manual_seed() are one micro-batch: so every forward draws new masks,
 --- ranks draw different ones, one process that has all ranks' rows as one batch draws the same, and
---- the same seed begins the same masks anew.
+--- the same seed begins the same masks anew. Checkpoints of the module say how many those were.
 ---
 --- Touches: moonshard.nn.module, moonshard.ops, moonshard_ffi.parameter.
 
@@ -22,6 +22,8 @@ local parameter = require 'moonshard_ffi.parameter'
 ---@field p number
 ---@overload fun(p?: number): ms.nn.Dropout
 local Dropout = Module.extend('nn.Dropout')
+
+Dropout._is_dropout = true
 
 ---@param p? number  probability of a zero (default 0.5)
 function Dropout:init(p)
@@ -55,6 +57,18 @@ function Dropout:forward(x)
   local call = self._calls
   self._calls = call + 1
   return ops.dropout(x, self.p, self._site, call)
+end
+
+--- How often it ran in this micro-batch.
+---@return integer
+function Dropout:_runs()
+  return self._epoch == parameter.sample_epoch() and self._calls or 0
+end
+
+--- Go on as if it had run `n` times in this micro-batch.
+---@param n integer
+function Dropout:_continue(n)
+  self._epoch, self._calls = parameter.sample_epoch(), n
 end
 
 function Dropout:extra_repr()
