@@ -59,6 +59,13 @@ local ASKS = {
     function() return ms.softmax end,
     function() return ms.stack end,
     function() return ms.randint end,
+    function() return ms.addmm end,
+  },
+  ['other optimizers'] = { function() return ms.optim.RMSprop end },
+  ['messages between two ranks'] = { function() return ms.dist.send end },
+  ['data sets other than windows of tokens (scripts deal batches by `ms.dist.rank()`)'] = {
+    function() return ms.data.DataLoader end,
+    function() return ms.data.DistributedSampler end,
   },
 }
 

@@ -14,7 +14,9 @@ local namespace = require 'moonshard.namespace'
 local notes = require 'moonshard_ffi.notes'
 local ops = require 'moonshard.ops'
 local autograd = require 'moonshard.autograd'
+local planned = require 'moonshard.planned'
 local uncaught = require 'moonshard.uncaught'
+local util = require 'moonshard.util'
 
 local C, calls = B.C, B.calls
 
@@ -394,9 +396,9 @@ local OTHERWISE = {
   get_world_size = 'dist.world_size', is_initialized = 'dist.info().initialized',
 }
 
-return namespace('dist', dist, nil, {
+return namespace('dist', dist, nil, util.merged(planned.collectives, {
   init_device_mesh = 'a mesh of devices (hybrid sharding)',
   new_group = 'a group of some ranks (hybrid sharding)',
-}, function(name)
+}), function(name)
   return OTHERWISE[name] and 'write ' .. OTHERWISE[name]
 end)

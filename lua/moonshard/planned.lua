@@ -13,10 +13,11 @@ local planned = {}
 
 --- Functions of tensors, in `ms` and as methods.
 planned.functions = names [[
-  abs argmax argmin argsort bmm chunk clamp cos cumsum einsum erf expand expand_as flatten flip
-  floor gather index_select isfinite isinf isnan log1p log2 logsumexp masked_fill masked_select max
-  min neg nonzero norm outer prod repeat round rsqrt scatter sigmoid sign silu sin softmax sort
-  split square squeeze stack std tile topk tril triu unbind unique unsqueeze var view_as
+  abs addmm argmax argmin argsort baddbmm bmm chunk clamp cos cumsum dot einsum erf expand expand_as
+  flatten flip floor gather index_select isfinite isinf isnan log1p log2 logsumexp masked_fill
+  masked_select max maximum min minimum mm mv neg nonzero norm outer prod repeat roll round rsqrt
+  scatter scatter_add sigmoid sign silu sin softmax softplus sort split square squeeze stack std
+  tile topk tril triu unbind unique unsqueeze var view_as
 ]]
 
 --- Ways to make tensors, in `ms`.
@@ -30,9 +31,20 @@ planned.places = {
 }
 
 planned.layers = names [[
-  AvgPool2d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d Conv1d Conv2d Flatten GRU GroupNorm
-  Identity L1Loss LSTM LeakyReLU LogSoftmax MaxPool2d ModuleDict MultiheadAttention NLLLoss RMSNorm
-  RNN SiLU Sigmoid Softmax SyncBatchNorm Transformer TransformerEncoder TransformerEncoderLayer
+  AvgPool2d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d BatchNorm3d Conv1d Conv2d Conv3d
+  Flatten GRU GroupNorm HuberLoss Identity L1Loss LSTM LeakyReLU LogSoftmax MaxPool2d ModuleDict
+  MultiheadAttention NLLLoss ParameterList RMSNorm RNN SiLU Sigmoid SmoothL1Loss Softmax Softplus
+  SyncBatchNorm Transformer TransformerDecoder TransformerEncoder TransformerEncoderLayer
+]]
+
+planned.optimizers = names [[Adadelta Adagrad Adamax LBFGS NAdam RAdam RMSprop]]
+
+planned.collectives = names [[all_to_all gather irecv isend recv scatter send]]
+
+--- In `data`: batches of anything but windows of tokens.
+planned.datasets = names [[
+  BatchSampler DataLoader Dataset DistributedSampler IterableDataset RandomSampler Sampler
+  TensorDataset
 ]]
 
 return planned

@@ -3,4 +3,5 @@
 local namespace = require 'moonshard.namespace'
 local data = require 'moonshard.data.tokens'
 
-return namespace('data', data, { Loader = 'moonshard.data.loader' })
+return namespace('data', data, { Loader = 'moonshard.data.loader' },
+  require('moonshard.planned').datasets)

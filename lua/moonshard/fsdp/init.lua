@@ -21,9 +21,18 @@ local fsdp = {
   summon_full_params = require 'moonshard.fsdp.summon',
 }
 
+local OTHERWISE = {
+  FullyShardedDataParallel = 'fsdp.FSDP',
+  ShardingStrategy = "fsdp.FSDP(m, { sharding_strategy = 'FULL_SHARD' })",
+  MixedPrecision = 'fsdp.FSDP(m, { mixed_precision = { param_dtype = ms.bf16 } })',
+  BackwardPrefetch = "fsdp.FSDP(m, { backward_prefetch = 'BACKWARD_PRE' })",
+}
+
 return namespace('fsdp', fsdp, nil, {
   fully_shard = 'fully_shard (per-parameter sharding)',
   MixedPrecisionPolicy = 'fully_shard (per-parameter sharding)',
   OffloadPolicy = 'CPU offload', CPUOffload = 'CPU offload', CPUOffloadPolicy = 'CPU offload',
   ShardedGradScaler = 'loss scaling',
-})
+}, function(name)
+  return OTHERWISE[name] and 'write ' .. OTHERWISE[name]
+end)

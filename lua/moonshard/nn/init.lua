@@ -23,6 +23,7 @@ local lazy = {
 }
 
 local OTHERWISE = {
+  DistributedDataParallel = "write ms.fsdp.FSDP(m, { sharding_strategy = 'NO_SHARD' })",
   Parameter = "a module declares one: self:param('name', { sizes }, nn.init.ones())",
   functional = 'functions stand in ms.ops',
   utils = 'write model:clip_grad_norm_(), or ms.optim.clip_grad_norm_(params, max_norm)',

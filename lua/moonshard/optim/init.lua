@@ -1,6 +1,8 @@
 --- Optimizers over the local shards of parameters.
 
 local namespace = require 'moonshard.namespace'
+local planned = require 'moonshard.planned'
+local util = require 'moonshard.util'
 
 local lazy = {
   Optimizer = 'moonshard.optim.optimizer',
@@ -27,6 +29,8 @@ function optim.clip_grad_norm_(params, max_norm, norm_type)
     norm_type == nil and 2 or norm_type)
 end
 
-return namespace('optim', optim, lazy, { GradScaler = 'loss scaling' }, function(name)
+return namespace('optim', optim, lazy, util.merged(planned.optimizers, {
+  GradScaler = 'loss scaling',
+}), function(name)
   return name == 'lr_scheduler' and 'rates are functions of the step: ms.schedule' or nil
 end)
