@@ -5,8 +5,8 @@
  * and a steady training step asks the system for nothing. Counts are of bytes asked for, never of
  * what the class rounds to.
  *
- * [Note: what stays cached] Once the heap holds more than twice what was used at most in a window
- * of allocations, free blocks that the window did without go back to the system. A step longer than
+ * [Note: what stays cached] Once more than half of what the heap holds is in free blocks that a
+ * window of allocations did without, they go back to the system. A step longer than
  * the window would lose blocks that it takes again: a class that has to ask the system after it
  * gave blocks back makes the windows twice as long, until they span a step. Windows are counted in
  * allocations, so every run does the same whatever the time. */
@@ -54,8 +54,6 @@ typedef struct heap {
     ms_memory_stats stats;
     int64_t window;     /* allocations */
     int64_t window_end; /* in stats.n_allocs */
-    int64_t used;       /* bytes of blocks that are not free */
-    int64_t most_used;  /* most of them in this window */
     bool missed;        /* this window needed what one before it gave back */
     int64_t fail_in;    /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
@@ -66,11 +64,11 @@ static int32_t class_of(int64_t nbytes, int64_t *capacity)
 {
     int64_t n = nbytes < 64 ? 64 : nbytes;
     int32_t shift = 63 - __builtin_clzll((uint64_t)n);
-    int64_t step = shift > 8 ? (int64_t)1 << (shift - 3) : 32;
+    int32_t step_shift = shift > 8 ? shift - 3 : 5;
     int64_t base = (int64_t)1 << shift;
-    int64_t k = (n - base + step - 1) / step;
+    int64_t k = (n - base + ((int64_t)1 << step_shift) - 1) >> step_shift;
 
-    *capacity = base + k * step;
+    *capacity = base + (k << step_shift);
     if (*capacity == base * 2) {
         shift++;
         k = 0;
@@ -133,10 +131,25 @@ static void trim(heap *h)
     }
 }
 
+/* Bytes of the free blocks, or of those that this window did without. */
+static int64_t free_bytes(const heap *h, bool unused)
+{
+    int64_t bytes = 0;
+
+    for (int32_t i = 0; i < N_CLASSES; i++) {
+        const class_list *c = &h->classes[i];
+
+        if (c->free != NULL) {
+            bytes += (unused ? c->n_unused : c->n_free) * (c->free->capacity + HEADER);
+        }
+    }
+    return bytes;
+}
+
 /* See [Note: what stays cached]. The blocks at the end of a list were released longest ago. */
 static void end_window(heap *h)
 {
-    bool full = h->stats.reserved > 2 * h->most_used;
+    bool full = free_bytes(h, true) > h->stats.reserved / 2;
 
     for (int32_t i = 0; i < N_CLASSES; i++) {
         class_list *c = &h->classes[i];
@@ -147,7 +160,6 @@ static void end_window(heap *h)
         }
         c->n_unused = c->n_free;
     }
-    h->most_used = h->used;
     if (h->missed && h->window < LAST_WINDOW) {
         h->window *= 2;
     }
@@ -252,8 +264,6 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
         h->missed = h->missed || c->gave_back;
         c->gave_back = false;
     }
-    h->used += b->capacity + HEADER;
-    h->most_used = h->used > h->most_used ? h->used : h->most_used;
     b->nbytes = nbytes;
     b->kind = kind;
     h->stats.n_allocs++;
@@ -273,7 +283,6 @@ void msi_release(ms_context *ctx, void *data)
 
     count(h, -b->nbytes, b->kind);
     h->n_live--;
-    h->used -= b->capacity + HEADER;
     b->nbytes = -1;
     if (MSI_UNLIKELY(h->closed)) {
         system_give(b);
@@ -349,7 +358,7 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 
     if (h != NULL) {
         *stats = h->stats;
-        stats->cached = h->stats.reserved - h->used;
+        stats->cached = free_bytes(h, false);
     } else {
         memset(stats, 0, sizeof(*stats));
     }
