@@ -37,16 +37,15 @@ typedef struct block {
     int32_t size_class;
     int32_t kind;
     struct heap *heap;
-    uint64_t pad[2];
+    int64_t released; /* stats.n_allocs at that time */
+    uint64_t pad;
 } block;
 
 _Static_assert(sizeof(block) <= HEADER, "the header must fit in front of an aligned block");
 
 typedef struct class_list {
-    block *free;      /* last released first */
-    int32_t n_free;   /* in the list */
-    int32_t n_unused; /* least of n_free in this window: so many blocks it did without */
-    bool gave_back;   /* blocks went back at the end of a window, and none was missed since */
+    block *free;    /* last released first */
+    bool gave_back; /* blocks went back at the end of a window, and none was missed since */
 } class_list;
 
 typedef struct heap {
@@ -103,15 +102,16 @@ static void system_give(block *b)
     }
 }
 
-/* Give all but the first `n_kept` free blocks of a class back. */
-static void trim_class(class_list *c, int32_t n_kept)
+/* Give the free blocks of a class back that were released by allocation `n`. */
+static bool trim_class(class_list *c, int64_t n)
 {
     block **end = &c->free;
 
-    for (int32_t i = 0; i < n_kept; i++) {
+    while (*end != NULL && (*end)->released > n) {
         end = &(*end)->next;
     }
     block *b = *end;
+    const bool some = b != NULL;
 
     *end = NULL;
     while (b != NULL) {
@@ -120,45 +120,38 @@ static void trim_class(class_list *c, int32_t n_kept)
         system_give(b);
         b = next;
     }
-    c->n_free = n_kept;
-    c->n_unused = n_kept;
+    return some;
 }
 
 static void trim(heap *h)
 {
     for (int32_t i = 0; i < N_CLASSES; i++) {
-        trim_class(&h->classes[i], 0);
+        trim_class(&h->classes[i], INT64_MAX);
     }
 }
 
-/* Bytes of the free blocks, or of those that this window did without. */
-static int64_t free_bytes(const heap *h, bool unused)
+/* Bytes of the free blocks that were released by allocation `n`. */
+static int64_t free_bytes(const heap *h, int64_t n)
 {
     int64_t bytes = 0;
 
     for (int32_t i = 0; i < N_CLASSES; i++) {
-        const class_list *c = &h->classes[i];
-
-        if (c->free != NULL) {
-            bytes += (unused ? c->n_unused : c->n_free) * (c->free->capacity + HEADER);
+        for (const block *b = h->classes[i].free; b != NULL; b = b->next) {
+            bytes += b->released <= n ? b->capacity + HEADER : 0;
         }
     }
     return bytes;
 }
 
-/* See [Note: what stays cached]. The blocks at the end of a list were released longest ago. */
+/* See [Note: what stays cached]. What lay free since the window began, it did without. */
 static void end_window(heap *h)
 {
-    bool full = free_bytes(h, true) > h->stats.reserved / 2;
+    const int64_t began = h->window_end - h->window;
 
-    for (int32_t i = 0; i < N_CLASSES; i++) {
-        class_list *c = &h->classes[i];
-
-        if (full && c->n_unused > 0) {
-            trim_class(c, c->n_free - c->n_unused);
-            c->gave_back = true;
+    if (free_bytes(h, began) > h->stats.reserved / 2) {
+        for (int32_t i = 0; i < N_CLASSES; i++) {
+            h->classes[i].gave_back |= trim_class(&h->classes[i], began);
         }
-        c->n_unused = c->n_free;
     }
     if (h->missed && h->window < LAST_WINDOW) {
         h->window *= 2;
@@ -245,8 +238,6 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
 
     if (MSI_LIKELY(b != NULL)) {
         c->free = b->next;
-        c->n_free--;
-        c->n_unused = c->n_free < c->n_unused ? c->n_free : c->n_unused;
     } else {
         b = system_take(capacity + HEADER);
         if (b == NULL) {
@@ -295,7 +286,7 @@ void msi_release(ms_context *ctx, void *data)
 
     b->next = c->free;
     c->free = b;
-    c->n_free++;
+    b->released = h->stats.n_allocs;
 }
 
 static bool has_room(int64_t nbytes)
@@ -358,7 +349,7 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 
     if (h != NULL) {
         *stats = h->stats;
-        stats->cached = free_bytes(h, false);
+        stats->cached = free_bytes(h, INT64_MAX);
     } else {
         memset(stats, 0, sizeof(*stats));
     }
