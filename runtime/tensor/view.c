@@ -147,16 +147,17 @@ ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int
 
 void msi_view_expand(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out)
 {
-    int32_t shift = ndim - v->ndim;
-    msi_view e = {
-        .storage = v->storage, .offset = v->offset, .dtype = v->dtype, .ndim = (int8_t)ndim};
+    const int32_t shift = ndim - v->ndim;
 
     for (int32_t i = 0; i < ndim; i++) {
-        e.shape[i] = shape[i];
-        e.stride[i] =
+        out->stride[i] =
             i < shift || (v->shape[i - shift] == 1 && shape[i] != 1) ? 0 : v->stride[i - shift];
+        out->shape[i] = shape[i];
     }
-    *out = e;
+    out->storage = v->storage;
+    out->offset = v->offset;
+    out->dtype = v->dtype;
+    out->ndim = (int8_t)ndim;
 }
 
 bool msi_view_reshape(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out)
