@@ -1,4 +1,4 @@
---- Work that a script waits for once: making a model, its units, names and first values. Its many
+--- Work that a script waits for once: loading, making a model, its units and first values. Its many
 --- small loops would be taken for hot ones, and compiling them takes several times as long as
 --- running them does: milliseconds of every start.
 
