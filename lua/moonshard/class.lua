@@ -16,13 +16,19 @@ local surplus = require 'moonshard.surplus'
 ---@field _parent ms.Class?
 ---@overload fun(...): any
 
+-- How many arguments an `init` takes, its object among them.
+local arity = setmetatable({}, { __mode = 'k', __index = function(known, init)
+  local names, is_vararg = surplus.parameters(init)
+  known[init] = is_vararg and math.huge or math.max(#names, 1)
+  return known[init]
+end })
+
 -- What `init` does not take would vanish.
 local function check_arguments(cls, ...)
-  local names, is_vararg = surplus.parameters(cls.init)
-  for i = is_vararg and math.huge or math.max(#names, 1), select('#', ...) do
+  for i = arity[cls.init], select('#', ...) do
     local value = select(i, ...)
     if value ~= nil then
-      surplus.refuse(cls._name, { unpack(names, 2) }, value)
+      surplus.refuse(cls._name, { unpack(surplus.parameters(cls.init), 2) }, value)
     end
   end
 end

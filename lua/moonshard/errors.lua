@@ -146,6 +146,30 @@ function errors.choice(what, name, value, allowed)
     table.concat(allowed, ', '), near and ("; did you mean '%s'?"):format(near) or '')
 end
 
+local function knows(known, is_list, key)
+  if not is_list then
+    return known[key] ~= nil
+  end
+  for i = 1, #known do
+    if known[i] == key then
+      return true
+    end
+  end
+  return false
+end
+
+-- In order of names, as above.
+local function check_values(what, given, known)
+  for _, name in ipairs(util.sorted_keys(given)) do
+    local check, value = known[name], given[name]
+    if type(check) == 'table' then
+      errors.choice(what, name, value, check)
+    else
+      arguments[check](what, name, value)
+    end
+  end
+end
+
 --- Check an options table: unknown keys raise and name the nearest known one; where `known` says
 --- what an option must be, so does a wrong value.
 ---@param what string      names the function in the error
@@ -160,26 +184,17 @@ function errors.options(what, given, known)
     errors.raise('TypeError', '%s: options are %s, expected a table', what, arguments.noun(given))
   end
   local is_list = arguments.list(what, 'known', known)[1] ~= nil
-  local names, is_known = is_list and known or util.sorted_keys(known), {}
-  for _, name in ipairs(names) do
-    is_known[name] = true
-  end
   local unknown -- the first in order of names: all ranks say the same
   for key in next, given do
-    if not is_known[key] and (unknown == nil or tostring(key) < tostring(unknown)) then
+    if not knows(known, is_list, key) and (unknown == nil or tostring(key) < tostring(unknown)) then
       unknown = key
     end
   end
   if unknown ~= nil then
-    unknown_option(what, unknown, names)
+    unknown_option(what, unknown, is_list and known or util.sorted_keys(known))
   end
-  for _, name in ipairs(names) do
-    local check, value = known[name], given[name]
-    if type(value) ~= 'nil' and type(check) == 'table' then
-      errors.choice(what, name, value, check)
-    elseif type(value) ~= 'nil' and check then
-      arguments[check](what, name, value)
-    end
+  if not is_list and next(given) ~= nil then
+    check_values(what, given, known)
   end
   return given
 end

@@ -3,6 +3,7 @@
 
 local errors = require 'moonshard.errors'
 local missing = require 'moonshard.missing'
+local once = require 'moonshard.once'
 local surplus = require 'moonshard.surplus'
 local util = require 'moonshard.util'
 
@@ -38,7 +39,7 @@ local function namespace(name, members, lazy, planned, instead)
     end,
     __index = function(_, key)
       if lazy[key] then
-        local value = require(lazy[key])
+        local value = once.run(name .. '.' .. key, require, lazy[key])
         close_forward(value)
         rawset(members, key, value)
         return value

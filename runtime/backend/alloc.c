@@ -5,8 +5,8 @@
  * and a steady training step asks the system for nothing. Counts are of bytes asked for, never of
  * what the class rounds to.
  *
- * [Note: what stays cached] Once the heap holds more than twice what was used at most in a window
- * of allocations, free blocks that the window did without go back to the system. A step longer than
+ * [Note: what stays cached] Once more than half of what the heap holds is in free blocks that a
+ * window of allocations did without, they go back to the system. A step longer than
  * the window would lose blocks that it takes again: a class that has to ask the system after it
  * gave blocks back makes the windows twice as long, until they span a step. Windows are counted in
  * allocations, so every run does the same whatever the time. */
@@ -37,16 +37,15 @@ typedef struct block {
     int32_t size_class;
     int32_t kind;
     struct heap *heap;
-    uint64_t pad[2];
+    int64_t released; /* stats.n_allocs at that time */
+    uint64_t pad;
 } block;
 
 _Static_assert(sizeof(block) <= HEADER, "the header must fit in front of an aligned block");
 
 typedef struct class_list {
-    block *free;      /* last released first */
-    int32_t n_free;   /* in the list */
-    int32_t n_unused; /* least of n_free in this window: so many blocks it did without */
-    bool gave_back;   /* blocks went back at the end of a window, and none was missed since */
+    block *free;    /* last released first */
+    bool gave_back; /* blocks went back at the end of a window, and none was missed since */
 } class_list;
 
 typedef struct heap {
@@ -54,8 +53,6 @@ typedef struct heap {
     ms_memory_stats stats;
     int64_t window;     /* allocations */
     int64_t window_end; /* in stats.n_allocs */
-    int64_t used;       /* bytes of blocks that are not free */
-    int64_t most_used;  /* most of them in this window */
     bool missed;        /* this window needed what one before it gave back */
     int64_t fail_in;    /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
@@ -66,11 +63,11 @@ static int32_t class_of(int64_t nbytes, int64_t *capacity)
 {
     int64_t n = nbytes < 64 ? 64 : nbytes;
     int32_t shift = 63 - __builtin_clzll((uint64_t)n);
-    int64_t step = shift > 8 ? (int64_t)1 << (shift - 3) : 32;
+    int32_t step_shift = shift > 8 ? shift - 3 : 5;
     int64_t base = (int64_t)1 << shift;
-    int64_t k = (n - base + step - 1) / step;
+    int64_t k = (n - base + ((int64_t)1 << step_shift) - 1) >> step_shift;
 
-    *capacity = base + k * step;
+    *capacity = base + (k << step_shift);
     if (*capacity == base * 2) {
         shift++;
         k = 0;
@@ -105,15 +102,16 @@ static void system_give(block *b)
     }
 }
 
-/* Give all but the first `n_kept` free blocks of a class back. */
-static void trim_class(class_list *c, int32_t n_kept)
+/* Give the free blocks of a class back that were released by allocation `n`. */
+static bool trim_class(class_list *c, int64_t n)
 {
     block **end = &c->free;
 
-    for (int32_t i = 0; i < n_kept; i++) {
+    while (*end != NULL && (*end)->released > n) {
         end = &(*end)->next;
     }
     block *b = *end;
+    const bool some = b != NULL;
 
     *end = NULL;
     while (b != NULL) {
@@ -122,32 +120,39 @@ static void trim_class(class_list *c, int32_t n_kept)
         system_give(b);
         b = next;
     }
-    c->n_free = n_kept;
-    c->n_unused = n_kept;
+    return some;
 }
 
 static void trim(heap *h)
 {
     for (int32_t i = 0; i < N_CLASSES; i++) {
-        trim_class(&h->classes[i], 0);
+        trim_class(&h->classes[i], INT64_MAX);
     }
 }
 
-/* See [Note: what stays cached]. The blocks at the end of a list were released longest ago. */
-static void end_window(heap *h)
+/* Bytes of the free blocks that were released by allocation `n`. */
+static int64_t free_bytes(const heap *h, int64_t n)
 {
-    bool full = h->stats.reserved > 2 * h->most_used;
+    int64_t bytes = 0;
 
     for (int32_t i = 0; i < N_CLASSES; i++) {
-        class_list *c = &h->classes[i];
-
-        if (full && c->n_unused > 0) {
-            trim_class(c, c->n_free - c->n_unused);
-            c->gave_back = true;
+        for (const block *b = h->classes[i].free; b != NULL; b = b->next) {
+            bytes += b->released <= n ? b->capacity + HEADER : 0;
         }
-        c->n_unused = c->n_free;
     }
-    h->most_used = h->used;
+    return bytes;
+}
+
+/* See [Note: what stays cached]. What lay free since the window began, it did without. */
+static void end_window(heap *h)
+{
+    const int64_t began = h->window_end - h->window;
+
+    if (free_bytes(h, began) > h->stats.reserved / 2) {
+        for (int32_t i = 0; i < N_CLASSES; i++) {
+            h->classes[i].gave_back |= trim_class(&h->classes[i], began);
+        }
+    }
     if (h->missed && h->window < LAST_WINDOW) {
         h->window *= 2;
     }
@@ -233,8 +238,6 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
 
     if (MSI_LIKELY(b != NULL)) {
         c->free = b->next;
-        c->n_free--;
-        c->n_unused = c->n_free < c->n_unused ? c->n_free : c->n_unused;
     } else {
         b = system_take(capacity + HEADER);
         if (b == NULL) {
@@ -252,8 +255,6 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
         h->missed = h->missed || c->gave_back;
         c->gave_back = false;
     }
-    h->used += b->capacity + HEADER;
-    h->most_used = h->used > h->most_used ? h->used : h->most_used;
     b->nbytes = nbytes;
     b->kind = kind;
     h->stats.n_allocs++;
@@ -273,7 +274,6 @@ void msi_release(ms_context *ctx, void *data)
 
     count(h, -b->nbytes, b->kind);
     h->n_live--;
-    h->used -= b->capacity + HEADER;
     b->nbytes = -1;
     if (MSI_UNLIKELY(h->closed)) {
         system_give(b);
@@ -286,7 +286,7 @@ void msi_release(ms_context *ctx, void *data)
 
     b->next = c->free;
     c->free = b;
-    c->n_free++;
+    b->released = h->stats.n_allocs;
 }
 
 static bool has_room(int64_t nbytes)
@@ -349,7 +349,7 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 
     if (h != NULL) {
         *stats = h->stats;
-        stats->cached = h->stats.reserved - h->used;
+        stats->cached = free_bytes(h, INT64_MAX);
     } else {
         memset(stats, 0, sizeof(*stats));
     }

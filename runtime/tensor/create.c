@@ -109,8 +109,7 @@ static ms_status wrap(ms_tensor **out, int32_t kind, int32_t dtype, int32_t ndim
 
     *out = NULL;
     MS_TRY(check_shape(dtype, ndim, shape));
-    MS_TRY(msi_check_sizes(ndim, shape));
-    msi_view_set_contiguous(&v, dtype, ndim, shape);
+    MS_TRY(msi_view_make(&v, dtype, ndim, shape));
     MS_TRY(
         msi_storage_wrap(&v.storage, ctx, kind, data, msi_view_numel(&v) * ms_dtype_size(dtype)));
     ms_status status = msi_tensor_new(out, ctx, &v);

@@ -52,9 +52,8 @@ ms_status msi_tensor_make(ms_tensor **out, ms_context *ctx, int32_t dtype, int32
     msi_view v;
 
     *out = NULL;
-    MS_TRY(msi_check_sizes(ndim, shape));
+    MS_TRY(msi_view_make(&v, dtype, ndim, shape));
     v.offset = 0;
-    msi_view_set_contiguous(&v, dtype, ndim, shape);
     MS_TRY(msi_storage_new(&v.storage, ctx, msi_view_numel(&v) * ms_dtype_size(dtype), mem_kind));
     ms_status status = msi_tensor_new(out, ctx, &v);
 

@@ -156,6 +156,8 @@ const char *msi_shape_text(int32_t ndim, const int64_t *shape);
  * tensor keeps to, empty ones too: part products need no check of their own then. */
 #define MSI_MAX_NUMEL (INT64_MAX / 16)
 ms_status msi_check_sizes(int32_t ndim, const int64_t *shape);
+/* As msi_view_set_contiguous(), of a shape that nobody has checked. */
+ms_status msi_view_make(msi_view *v, int32_t dtype, int32_t ndim, const int64_t *shape);
 /* Shape that a and b broadcast to; MS_VALUE_ERROR names both. */
 ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int64_t *shape);
 /* Strides of `v` seen with a larger broadcast shape. */

@@ -101,18 +101,29 @@ const char *msi_shape_text(int32_t ndim, const int64_t *shape)
     return text;
 }
 
-ms_status msi_check_sizes(int32_t ndim, const int64_t *shape)
+ms_status msi_view_make(msi_view *v, int32_t dtype, int32_t ndim, const int64_t *shape)
 {
-    int64_t n = 1;
+    int64_t stride = 1;
 
-    for (int32_t i = 0; i < ndim; i++) {
-        if (MSI_UNLIKELY(__builtin_mul_overflow(n, shape[i] > 0 ? shape[i] : 1, &n) ||
-                         n > MSI_MAX_NUMEL)) {
+    v->dtype = (int8_t)dtype;
+    v->ndim = (int8_t)ndim;
+    for (int32_t i = ndim - 1; i >= 0; i--) {
+        v->shape[i] = shape[i];
+        v->stride[i] = stride;
+        if (MSI_UNLIKELY(__builtin_mul_overflow(stride, shape[i] > 0 ? shape[i] : 1, &stride) ||
+                         stride > MSI_MAX_NUMEL)) {
             return MS_FAIL(MS_VALUE_ERROR, "a tensor of shape %s has too many elements",
                            msi_shape_text(ndim, shape));
         }
     }
     return MS_OK;
+}
+
+ms_status msi_check_sizes(int32_t ndim, const int64_t *shape)
+{
+    msi_view v;
+
+    return msi_view_make(&v, 0, ndim, shape);
 }
 
 ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int64_t *shape)
@@ -136,16 +147,17 @@ ms_status msi_broadcast(const msi_view *a, const msi_view *b, int32_t *ndim, int
 
 void msi_view_expand(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out)
 {
-    int32_t shift = ndim - v->ndim;
-    msi_view e = {
-        .storage = v->storage, .offset = v->offset, .dtype = v->dtype, .ndim = (int8_t)ndim};
+    const int32_t shift = ndim - v->ndim;
 
     for (int32_t i = 0; i < ndim; i++) {
-        e.shape[i] = shape[i];
-        e.stride[i] =
+        out->stride[i] =
             i < shift || (v->shape[i - shift] == 1 && shape[i] != 1) ? 0 : v->stride[i - shift];
+        out->shape[i] = shape[i];
     }
-    *out = e;
+    out->storage = v->storage;
+    out->offset = v->offset;
+    out->dtype = v->dtype;
+    out->ndim = (int8_t)ndim;
 }
 
 bool msi_view_reshape(const msi_view *v, int32_t ndim, const int64_t *shape, msi_view *out)

@@ -17,6 +17,7 @@ local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local ignored = require 'moonshard.fsdp.ignored'
 local notes = require 'moonshard_ffi.notes'
+local once = require 'moonshard.once'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
@@ -78,6 +79,18 @@ local function inner(module, opts, ignored_set)
   return FSDP(module, util.merged(opts, { _ignored = ignored_set }))
 end
 
+-- What the policy chooses below, and whether the rest can be one unit. Gives what is ignored.
+local function wrap_below(module, opts, inherited)
+  local ignored_set = inherited or ignored.of(module, opts)
+  if opts.auto_wrap_policy then
+    wrap.auto(module, opts, ignored_set, function(child, own)
+      return inner(child, own, ignored_set)
+    end)
+  end
+  plan.validate(module, ignored_set, opts.use_orig_params)
+  return ignored_set
+end
+
 ---@param module ms.nn.Module
 ---@param opts? ms.fsdp.Options
 function FSDP:init(module, opts)
@@ -97,13 +110,7 @@ function FSDP:init(module, opts)
     errors.warn('UserWarning', 'FSDP will not all-gather parameters for containers that do not '
       .. 'implement forward')
   end
-  local ignored_set = inherited or ignored.of(module, opts)
-  if opts.auto_wrap_policy then
-    wrap.auto(module, opts, ignored_set, function(child, own)
-      return inner(child, own, ignored_set)
-    end)
-  end
-  plan.validate(module, ignored_set, opts.use_orig_params)
+  local ignored_set = once.run('wrapping', wrap_below, module, opts, inherited)
 
   for _, name in ipairs {
     'sharding_strategy', 'backward_prefetch', 'forward_prefetch', 'mixed_precision',
@@ -226,13 +233,7 @@ local function unmanaged(self)
   return out
 end
 
---- Make this instance the root of a tree, unless it is part of one. Collective.
----@return { handle: ffi.cdata*, running: boolean, sync: boolean, summoned: boolean }
-function FSDP:_lazy_init()
-  local tree = rawget(self, '_tree')
-  if tree then
-    return tree
-  end
+local function make_tree(self)
   self:_prepare()
   local instances = instances_of(self)
   for i = 2, #instances do
@@ -247,7 +248,7 @@ function FSDP:_lazy_init()
   for _, instance in ipairs(instances) do
     units[#units + 1] = rawget(instance, '_unit')
   end
-  tree = { running = false, sync = true, summoned = false, root = self }
+  local tree = { running = false, sync = true, summoned = false, root = self }
   tree.handle = runtime.tree(self.process_group, {
     backward_prefetch = self.backward_prefetch,
     forward_prefetch = self.forward_prefetch,
@@ -261,6 +262,12 @@ function FSDP:_lazy_init()
   note_options(instances)
   agree.on_ignored(self.process_group, unmanaged(self))
   return tree
+end
+
+--- Make this instance the root of a tree, unless it is part of one. Collective.
+---@return { handle: ffi.cdata*, running: boolean, sync: boolean, summoned: boolean }
+function FSDP:_lazy_init()
+  return rawget(self, '_tree') or once.run('the first use of FSDP', make_tree, self)
 end
 
 -- -- forward -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ local data = require 'moonshard_ffi.data'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local machine = require 'moonshard.machine'
+local once = require 'moonshard.once'
 local ops = require 'moonshard.ops'
 local receiver = require 'moonshard.receiver'
 local rules = require 'moonshard.nn.rules'
@@ -56,23 +57,7 @@ local GPT = Module.extend('models.GPT')
 local DEVIATION = 0.02
 local MOST_LAYERS = 4096 -- far more than anybody trained; each takes objects before it takes memory
 
----@param opts ms.models.GPT.Options
-function GPT:init(opts)
-  opts = errors.options(self._name, opts, {
-    vocab = 'number', layers = 'number', heads = 'number', width = 'number', context = 'number',
-    dropout = 'number', bias = 'flag', tie = 'flag', dtype = 'floating',
-  })
-  for _, name in ipairs { 'vocab', 'layers', 'heads', 'width', 'context' } do
-    local value = opts[name]
-    if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
-      errors.raise('ValueError', '%s is %s, expected a whole number above 0', name,
-        tostring(value))
-    end
-    self[name] = value
-  end
-  if self.layers > MOST_LAYERS then
-    errors.raise('ValueError', 'layers is %.17g, expected at most %d', self.layers, MOST_LAYERS)
-  end
+local function build(self, opts)
   local normal = rules.normal(0, DEVIATION)
   local width, dtype = self.width, opts.dtype
 
@@ -94,6 +79,26 @@ function GPT:init(opts)
     weight = opts.tie ~= false and self.wte.weight or nil,
   }))
   self._positions = {}
+end
+
+---@param opts ms.models.GPT.Options
+function GPT:init(opts)
+  opts = errors.options(self._name, opts, {
+    vocab = 'number', layers = 'number', heads = 'number', width = 'number', context = 'number',
+    dropout = 'number', bias = 'flag', tie = 'flag', dtype = 'floating',
+  })
+  for _, name in ipairs { 'vocab', 'layers', 'heads', 'width', 'context' } do
+    local value = opts[name]
+    if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
+      errors.raise('ValueError', '%s is %s, expected a whole number above 0', name,
+        tostring(value))
+    end
+    self[name] = value
+  end
+  if self.layers > MOST_LAYERS then
+    errors.raise('ValueError', 'layers is %.17g, expected at most %d', self.layers, MOST_LAYERS)
+  end
+  once.run(self._name, build, self, opts)
 end
 
 -- 0, 1, ..., T - 1 as i64 (T), kept from call to call.

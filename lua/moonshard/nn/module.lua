@@ -12,6 +12,7 @@
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
+local once = require 'moonshard.once'
 local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
 local tree = require 'moonshard.nn.tree'
@@ -335,12 +336,16 @@ end
 
 -- -- names and memory ----------------------------------------------------------------------------
 
---- What must have happened before parameters are handed out; a wrapper groups them here.
-function Module:_prepare()
+local function prepare(self)
   tree.assign_names(tree.outermost(self))
   for _, entry in ipairs(tree.walk(self)) do
     entry.module:_prepare_self()
   end
+end
+
+--- What must have happened before parameters are handed out; a wrapper groups them here.
+function Module:_prepare()
+  once.run('naming parameters', prepare, self)
 end
 
 function Module:_prepare_self()
@@ -349,10 +354,8 @@ function Module:_prepare_self()
   end
 end
 
---- Give all declared parameters their names, memory and first values. The first call does it.
----@return self
-function Module:materialize()
-  self:_prepare()
+local function materialize(self)
+  prepare(self)
   for _, p in ipairs(tree.params(self)) do
     parameter.materialize(p.tensor)
   end
@@ -364,6 +367,12 @@ function Module:materialize()
     rawset(module, '_ready', true)
     module:_materialized(path, stream)
   end
+end
+
+--- Give all declared parameters their names, memory and first values. The first call does it.
+---@return self
+function Module:materialize()
+  once.run('materialize', materialize, self)
   return self
 end
 

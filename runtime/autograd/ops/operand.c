@@ -33,9 +33,8 @@ ms_status msi_bwd_contiguous(msi_bwd *b, const msi_view *v, msi_view *out)
 ms_status msi_internal(msi_view *out, ms_context *ctx, int32_t dtype, int32_t ndim,
                        const int64_t *shape)
 {
-    MS_TRY(msi_check_sizes(ndim, shape));
+    MS_TRY(msi_view_make(out, dtype, ndim, shape));
     out->offset = 0;
-    msi_view_set_contiguous(out, dtype, ndim, shape);
     return msi_storage_new(&out->storage, ctx, msi_view_numel(out) * ms_dtype_size(dtype),
                            MS_MEM_ACTIVATION);
 }

@@ -1,0 +1,148 @@
+--- What `require 'moonshard'` gives: the names that stand in `ms` itself.
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local autograd = require 'moonshard.autograd'
+local create = require 'moonshard.create'
+local dtype = require 'moonshard.dtype'
+local errors = require 'moonshard.errors'
+local namespace = require 'moonshard.namespace'
+local ops = require 'moonshard.ops'
+local planned = require 'moonshard.planned'
+local scope = require 'moonshard.scope'
+local Tensor = require 'moonshard.tensor'
+local util = require 'moonshard.util'
+
+local C = B.C
+
+---@class ms
+local ms = {
+  version = B.string(C.ms_version()),
+  class = require 'moonshard.class',
+  errors = namespace('ms.errors', util.merged(errors)),
+  ops = namespace('ms.ops', util.merged(ops), nil, planned.functions),
+  autograd = namespace('ms.autograd', util.merged(autograd)),
+}
+
+for _, name in ipairs(dtype.names) do
+  ms[name] = name
+end
+for _, functions in ipairs { create, require 'moonshard.machine' } do
+  for name, fn in next, functions do
+    ms[name] = fn
+  end
+end
+
+ms.no_grad = autograd.no_grad
+ms.enable_grad = autograd.enable_grad
+ms.is_grad_enabled = autograd.is_grad_enabled
+ms.cat = ops.cat
+ms.matmul = ops.matmul
+ms.where, ms.all, ms.any = ops.where, ops.all, ops.any
+ms.equal, ms.allclose = ops.equal, ops.allclose
+ms.keep = scope.keep
+ms.error = errors.raise
+ms.warn = errors.warn
+ms.capture_warnings = errors.capture_warnings
+
+--- Run `fn(...)` in a scope: tensors made in it are released when it returns, except its results.
+---@param fn fun(...): ...
+---@return ...
+function ms.scope(fn, ...)
+  return scope.run('ms.scope', arguments.fn('ms.scope', 'fn', fn), ...)
+end
+
+--- Is this value a tensor?
+---@type fun(value: any): boolean
+ms.is_tensor = B.is_ref
+
+--- Is `object` an instance of `class` or of one of its children?
+---@param object any
+---@param class ms.Class
+---@return boolean
+function ms.is(object, class)
+  if type(class) ~= 'table' or type(rawget(class, '_name')) ~= 'string' then
+    arguments.refuse('ms.is', 'class', class, 'a class')
+  end
+  return util.is(object, class)
+end
+
+local kinds = { 'parameter', 'gradient', 'optimizer', 'activation', 'arena', 'scratch' }
+local stats = B.new('ms_memory_stats')
+
+---@class ms.Memory
+---@field live table<string, integer>  bytes in use by kind: parameter, gradient, ...
+---@field peak table<string, integer>  highest `live` of each kind since reset_peak_memory()
+---@field live_total integer
+---@field peak_total integer
+---@field reserved integer       bytes held from the system, caches included
+---@field cached integer         of them in free blocks, kept for requests to come
+---@field allocs integer
+---@field system_allocs integer  allocations that had to ask the system
+---@field live_handles integer   tensors alive
+
+--- Exact memory figures, in bytes.
+---@return ms.Memory
+function ms.memory()
+  C.ms_memory_stats_get(stats)
+  local live, peak = {}, {}
+  for i, kind in ipairs(kinds) do
+    live[kind], peak[kind] = tonumber(stats.live[i - 1]), tonumber(stats.peak[i - 1])
+  end
+  return {
+    live = live,
+    peak = peak,
+    live_total = tonumber(stats.live_total),
+    peak_total = tonumber(stats.peak_total),
+    reserved = tonumber(stats.reserved),
+    cached = tonumber(stats.cached),
+    allocs = tonumber(stats.n_allocs),
+    system_allocs = tonumber(stats.n_system),
+    live_handles = tonumber(stats.live_handles),
+  }
+end
+
+--- Set all peaks to what is live now.
+function ms.reset_peak_memory()
+  C.ms_memory_reset_peak()
+end
+
+--- Release tensors nobody refers to any more, at once.
+ms.collect = B.collect
+
+--- Free everything the runtime holds. Tensors become stale.
+function ms.close()
+  if B.state.depth > 0 then
+    errors.raise('RuntimeError', 'close: a scope is open')
+  end
+  B.collect()
+  C.ms_close()
+end
+
+local lazy = {}
+for _, name in ipairs {
+  'nn', 'models', 'optim', 'fsdp', 'data', 'schedule', 'checkpoint', 'dist',
+} do
+  lazy[name] = 'moonshard.' .. name
+end
+
+local OTHERWISE = {
+  Tensor = 'ms.tensor', float32 = 'ms.f32', float64 = 'ms.f64', float = 'ms.f32',
+  double = 'ms.f64', bfloat16 = 'ms.bf16', int64 = 'ms.i64', long = 'ms.i64', uint8 = 'ms.u8',
+  zeros_like = 'ms.zeros(t:shape())', ones_like = 'ms.ones(t:shape())',
+  save = 'ms.checkpoint.save', load = 'ms.checkpoint.load', distributed = 'ms.dist',
+}
+
+-- Where names of torch stand.
+local function instead(name)
+  if OTHERWISE[name] then
+    return 'write ' .. OTHERWISE[name]
+  elseif rawget(Tensor, name) then
+    return ('it is a method: t:%s(...)'):format(name)
+  elseif ops[name] then
+    return ('it is ms.ops.%s'):format(name)
+  end
+end
+
+return namespace('ms', ms, lazy, util.merged(planned.functions,
+  util.merged(planned.creation, planned.places)), instead)
