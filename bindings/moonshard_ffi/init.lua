@@ -113,11 +113,12 @@ B.calls = library.calls(C, ffi, B.state, B.own, failed, arguments)
 
 local RefArray = ffi.typeof('ms_ref[?]')
 
---- A C array of refs from a Lua list, and its length.
+--- A C array of refs from a Lua list, and its length. (A list that a script has given goes through
+--- arguments.array() first, whose loop over names no hot path should take.)
 ---@param list ms.Tensor[]
 ---@param what string  names the argument in errors
 function B.array(list, what)
-  local n = #arguments.array(what, 'list', list)
+  local n = #list
   local refs = RefArray(math.max(n, 1))
   for i = 1, n do
     if not ffi.istype(Ref, list[i]) then

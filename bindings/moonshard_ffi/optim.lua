@@ -78,7 +78,7 @@ function optim.add_group(handle, kind, params, options)
   local index = B.new('int32_t[1]')
   C.ms_optim_options_init(o, KINDS[kind])
   overlay(o, options)
-  local refs, n = B.array(params, 'params')
+  local refs, n = B.array(arguments.array('params', 'list', params), 'params')
   calls.optim_add_group(handle, refs, n, o, index)
   return index[0]
 end
@@ -146,7 +146,7 @@ local total = B.new('double[1]')
 
 --- Scale plain gradients to a total norm. @return the norm before
 function optim.clip(params, max_norm, norm_type)
-  local refs, n = B.array(params, 'params')
+  local refs, n = B.array(arguments.array('params', 'list', params), 'params')
   calls.clip_grad_norm(refs, n, max_norm, norm_type, total)
   return total[0]
 end

@@ -374,7 +374,7 @@ end
 ---@param dim? integer  default 1
 ---@return ms.Tensor
 function ops.cat(list, dim)
-  local refs, n = B.array(list, 'cat')
+  local refs, n = B.array(arguments.array('cat', 'list', list), 'cat')
   if n == 0 then
     errors.raise('ValueError', 'cat: the list is empty, expected at least one tensor')
   end

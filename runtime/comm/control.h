@@ -63,9 +63,10 @@ typedef struct msi_note_record {
 /* A rank's part in a group. */
 typedef struct msi_member {
     _Alignas(64) _Atomic uint64_t published; /* sequence number of the latest record */
+    _Atomic uint64_t schedule;               /* hash in that record, or already in the next */
     _Atomic uint64_t arrived;                /* steps of data movement this rank has staged */
-    _Atomic uint64_t noted;                  /* hash of all this rank has noted */
     _Atomic(void *) handoff;                 /* ranks as threads: a segment on its way */
+    _Alignas(64) _Atomic uint64_t noted;     /* hash of all this rank has noted */
     _Atomic uint64_t failed_before;          /* call before which it failed last; 0: it has not */
     msi_record ring[MSI_RING];
     _Atomic uint64_t failure[MSI_TEXT / 8]; /* why, as it says itself */

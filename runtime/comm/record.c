@@ -34,6 +34,7 @@ static void record_write(msi_member *m, uint64_t seq, uint64_t hash, const msi_f
     atomic_store_explicit(&r->hash, hash, memory_order_release);
     msi_words_store(r->word, fp, words_said(fp));
     atomic_store_explicit(&r->seq, seq, memory_order_release);
+    atomic_store_explicit(&m->schedule, hash, memory_order_release);
     atomic_store_explicit(&m->published, seq, memory_order_release);
 }
 

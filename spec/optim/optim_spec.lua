@@ -101,6 +101,12 @@ describe('optim', function()
           opt.param_groups[1] = { params = { leaf(1) }, lr = 3 }
         end,
         ['param_groups[1] is not'] = function(opt) opt.param_groups = others end,
+        ['param_groups[2] is not the group'] = function(opt)
+          opt.param_groups[2] = { params = { leaf(1) }, lr = 3 }
+        end,
+        ['SGD: param_groups[2] is not the group'] = function(opt)
+          table.insert(opt.param_groups, { params = { leaf(1) } })
+        end,
         ["'param_groups' has a field 'lr', expected a plain list"] = function(opt)
           opt.param_groups.lr = 3
         end,
@@ -113,8 +119,10 @@ describe('optim', function()
         end,
       } do
         local opt = optim.SGD { leaf(1) }
-        change(opt)
-        local ok, err = pcall(opt.step, opt)
+        local ok, err = pcall(function() -- some where it is changed, the others by the next step
+          change(opt)
+          opt:step()
+        end)
         assert.is_false(ok)
         assert.truthy(err.message:find(text, 1, true), err.message)
       end

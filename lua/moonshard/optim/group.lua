@@ -14,14 +14,6 @@ local Group = {}
 
 local group = {}
 
----@param optimizer ms.optim.Optimizer
----@param params ms.Tensor[]
----@param index integer  the runtime's, from 0
----@return ms.optim.Group
-function group.new(optimizer, params, index)
-  return setmetatable({ _optimizer = optimizer, _params = params, _index = index }, Group)
-end
-
 local function is_option(self, name)
   for _, known in ipairs(self._optimizer.options) do
     if name == known then
@@ -74,15 +66,47 @@ function Group:__tostring()
   return table.concat(lines, '\n')
 end
 
+local function refuse_entry(what, i)
+  errors.raise('TypeError', '%s: param_groups[%s] is not the group that the optimizer has there; '
+    .. 'set its fields, or add another one by opt:add_param_group', what, tostring(i))
+end
+
+-- The list of an optimizer's groups is closed, so that a step need not look for names in it.
+local List = {}
+
+function List.__newindex(_, key)
+  if type(key) == 'number' then
+    refuse_entry('an optimizer', key)
+  end
+  arguments.array('an optimizer', 'param_groups', { [key] = true })
+end
+
+--- An empty list of groups, for group.add() alone.
+---@return ms.optim.Group[]
+function group.list()
+  return setmetatable({}, List)
+end
+
+---@param optimizer ms.optim.Optimizer
+---@param params ms.Tensor[]
+---@param index integer  the runtime's, from 0
+function group.add(optimizer, params, index)
+  rawset(optimizer.param_groups, index + 1,
+    setmetatable({ _optimizer = optimizer, _params = params, _index = index }, Group))
+end
+
 --- Are these the groups of the optimizer, with the parameters it has? Raises when a script changed
 --- them by hand, which the runtime would not see.
 ---@param optimizer ms.optim.Optimizer
 function group.check(optimizer)
   local list, n = rawget(optimizer, 'param_groups'), 0
-  for i, entry in ipairs(arguments.array(optimizer._name, 'param_groups', list)) do
+  if getmetatable(list) ~= List then
+    arguments.array(optimizer._name, 'param_groups', list)
+  end
+  for i = 1, #list do -- by number: one group takes no loop, and compiles into what surrounds it
+    local entry = list[i]
     if getmetatable(entry) ~= Group or entry._optimizer ~= optimizer or entry._index ~= i - 1 then
-      errors.raise('TypeError', '%s: param_groups[%d] is not the group that the optimizer has '
-        .. 'there; set its fields, or add another one by opt:add_param_group', optimizer._name, i)
+      refuse_entry(optimizer._name, i)
     end
     n = n + #entry._params
   end

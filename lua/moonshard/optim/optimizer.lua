@@ -67,7 +67,7 @@ function Optimizer:add_param_group(given)
     list = { list }
   end
   local index = runtime.add_group(self._handle, self.kind, list, util.merged(self.defaults, given))
-  self.param_groups[index + 1] = param_group.new(self, util.slice(list, 1), index)
+  param_group.add(self, util.slice(list, 1), index)
 end
 
 -- -- making one ----------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ function Optimizer:init(params, opts)
   end
   self.defaults = util.merged(errors.options(self._name, opts, self.options))
   self._handle = runtime.new(self.kind)
-  self.param_groups = {}
+  self.param_groups = param_group.list()
   for _, given in ipairs(groups_of(self, params)) do
     self:add_param_group(given)
   end
