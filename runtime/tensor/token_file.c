@@ -4,8 +4,10 @@
  * short, a disk fails) is SIGBUS, and ends the process. Holding a copy instead would cost every
  * rank the size of its data, and looking at the file before each read would put system calls into
  * every step and still be too early. So a handler takes the signal for mappings of ours: it puts
- * zeros in place of what is lost and notes that, and whoever takes windows next gets an error.
- * Faults elsewhere go to the handler that was there before. */
+ * zeros in place of what is lost and notes that. Faults elsewhere go to the handler that was there
+ * before. But a page that is only cut reads as zeros, without a signal. So whoever has taken windows
+ * looks at one byte near the end of the file: its last one that is not zero. Any cut that loses
+ * more than zeros takes it along, by the signal or by making it zero. */
 #include "token_file.h"
 #include "moonshard/data.h"
 
@@ -27,6 +29,8 @@ typedef struct mapping {
     atomic_bool taken;
     atomic_uintptr_t begin, end; /* end 0: not mapped */
     atomic_bool lost;
+    const volatile char *last; /* byte other than 0 of the last page; the page's first if none is */
+    bool last_is_zero;
     int64_t nbytes;
     char *path;
 } mapping;
@@ -196,6 +200,19 @@ static ms_status take_mapping(mapping **out, const char *path)
                    path, MAX_MAPPINGS + 1, MAX_MAPPINGS);
 }
 
+/* Find the byte that goes with any cut. */
+static void find_last(mapping *m, const char *data)
+{
+    const int64_t page = (m->nbytes - 1) / sysconf(_SC_PAGESIZE) * sysconf(_SC_PAGESIZE);
+    int64_t at = m->nbytes - 1;
+
+    while (at > page && data[at] == 0) {
+        at--;
+    }
+    m->last = data + at;
+    m->last_is_zero = data[at] == 0;
+}
+
 /* Map the file that is open, and let the handler know where. */
 static ms_status map_open(int fd, const char *path, int64_t nbytes, mapping **out, void **data)
 {
@@ -216,6 +233,7 @@ static ms_status map_open(int fd, const char *path, int64_t nbytes, mapping **ou
     atomic_store(&(*out)->lost, false);
     atomic_store(&(*out)->begin, (uintptr_t)*data);
     atomic_store(&(*out)->end, (uintptr_t)*data + ((uintptr_t)nbytes + page - 1) / page * page);
+    find_last(*out, *data);
     return MS_OK;
 }
 
@@ -276,16 +294,22 @@ ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
 
 ms_status msi_token_file_check(const msi_storage *s)
 {
-    const mapping *m = s->dispose == unmap ? s->user : NULL;
+    mapping *m = s->dispose == unmap ? s->user : NULL;
     struct stat info;
 
-    if (m == NULL || !atomic_load(&m->lost)) {
+    if (m == NULL) {
+        return MS_OK;
+    }
+    if (*m->last == 0 && !m->last_is_zero) {
+        atomic_store(&m->lost, true);
+    }
+    if (!atomic_load(&m->lost)) { /* after the look, which may be what finds the page gone */
         return MS_OK;
     }
     if (stat(m->path, &info) == 0 && info.st_size < m->nbytes) {
         return MS_FAIL(MS_IO_ERROR, "'%s' has %lld bytes now, expected %lld as when it was mapped",
                        m->path, (long long)info.st_size, (long long)m->nbytes);
     }
-    return MS_FAIL(MS_IO_ERROR, "a part of the %lld bytes of '%s' could not be read any more",
+    return MS_FAIL(MS_IO_ERROR, "a part of the %lld bytes of '%s' is not there any more, or was overwritten",
                    (long long)m->nbytes, m->path);
 }

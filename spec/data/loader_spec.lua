@@ -135,6 +135,49 @@ describe('data', function()
     end
   end)
 
+  it('continues nothing but the same windows in the same order', function()
+    local function loader(opts)
+      return data.Loader { tokens = opts.tokens or tokens, batch = 2, context = opts.context or 3,
+        shuffle = opts.shuffle }
+    end
+    local first = loader {}
+    for _ = 1, 3 do
+      first:next()
+    end
+    local state = first:state()
+    local shorter, other = ms.arange(0, 98), ms.arange(1, 101)
+    for text, opts in pairs { -- order does not matter: each is refused
+      ['a context of 3, this one has a context of 2'] = { context = 2 },
+      ['shuffle = true, this one has shuffle = false'] = { shuffle = false },
+      ['hold 33 windows, this one has tokens that hold 32 windows'] = { tokens = shorter },
+      ['tokens of digest %d+, this one has tokens of digest %d+'] = { tokens = other },
+    } do
+      local into = loader(opts)
+      local ok, err = pcall(into.load_state, into, state)
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find('ValueError: the position is that of a loader with .*'
+        .. text), tostring(err))
+      assert.equal(0, into:step())
+    end
+    local old, into = { samples = 6, seed = 0, samples_per_step = 2 }, loader {}
+    into:load_state(old) -- as checkpoints once were
+    assert.equal(3, into:step())
+  end)
+
+  it('says which batch continues a position on another number of ranks', function()
+    local function loader(world, batch)
+      return data.Loader { tokens = tokens, batch = batch, context = 3, rank = 0,
+        world_size = world }
+    end
+    local state = loader(2, 4):state()
+    local one, three = loader(1, 4), loader(3, 4)
+    checks.raises('ValueError', 'seed 0 and 8 samples a step, this one has seed 0 and 4; with '
+      .. '1 rank x 1 micro-batch, give batch = 8', one.load_state, one, state)
+    checks.raises('ValueError', '8 samples cannot be dealt to 3 ranks x 1 micro-batch evenly',
+      three.load_state, three, state)
+    loader(1, 8):load_state(state)
+  end)
+
   it('deals to the ranks of a job without being told which they are', function()
     tokens = nil -- ranks are forked while no tensor is live
     ms.dist.spawn(2, function(rank)

@@ -105,7 +105,8 @@ static void test_tensor_data__a_file_that_shrinks_is_an_error(void **state)
 
     (void)state;
     assert_int_equal(0, truncate(temp_path("shrinks.bin"), LEFT));
-    assert_ok(ms_data_windows(x, y, tokens, 0, WINDOWS, 9, false)); /* these are still there */
+    assert_fails(MS_IO_ERROR, "shrinks.bin' has 5000 bytes now, expected 65536", /* from now on */
+                 ms_data_windows(x, y, tokens, 0, WINDOWS, 9, false));
     assert_fails(MS_IO_ERROR, "shrinks.bin' has 5000 bytes now, expected 65536",
                  ms_data_windows(x, y, tokens, WINDOWS - 4, WINDOWS, 9, false));
     assert_fails(MS_IO_ERROR, "5000 bytes now",
@@ -128,6 +129,63 @@ static void test_tensor_data__a_file_that_shrinks_is_an_error(void **state)
     ms_tensor_free(y);
     ms_tensor_free(tokens);
     ms_tensor_free(whole);
+}
+
+/* A page of which a part is left reads as zeros after it, and is no fault. */
+static void test_tensor_data__a_file_cut_within_a_page_is_an_error(void **state)
+{
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    const struct {
+        int64_t nbytes, left;
+    } cuts[] = {
+        {3000, 50},              /* the only page */
+        {2 * page, page + 4},    /* a last page that was full */
+        {2 * page + 9, page},    /* a last page that was not */
+        {4 * page, page + 4},    /* one before it */
+        {4 * page, 4 * page - 1} /* a single byte, which is 255 */
+    };
+    ms_tensor *x = windows_tensor(1, 16), *y = windows_tensor(1, 16);
+
+    (void)state;
+    for (int i = 0; i < (int)(sizeof(cuts) / sizeof(cuts[0])); i++) {
+        ms_tensor *tokens = token_file("cut.bin", cuts[i].nbytes);
+        const int64_t windows = (cuts[i].nbytes - 1) / 16;
+        uint64_t digest;
+
+        assert_ok(ms_data_windows(x, y, tokens, 0, windows, 9, false));
+        assert_int_equal(0, truncate(temp_path("cut.bin"), cuts[i].left));
+        assert_fails(MS_IO_ERROR, "cut.bin' has ",
+                     ms_data_windows(x, y, tokens, 0, windows, 9, false));
+        assert_fails(MS_IO_ERROR, "cut.bin' has ",
+                     ms_data_windows(x, y, tokens, windows - 1, windows, 9, false));
+        assert_fails(MS_IO_ERROR, "cut.bin' has ", ms_data_digest(tokens, &digest));
+        ms_tensor_free(tokens);
+    }
+    ms_tensor_free(x);
+    ms_tensor_free(y);
+}
+
+/* Zeros read the same whether they are there or not; more than a page of them is missed. */
+static void test_tensor_data__zeros_at_the_end_of_a_file_are_tokens_too(void **state)
+{
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    uint8_t *bytes = calloc(1, (size_t)(3 * page));
+    ms_tensor *x = windows_tensor(1, 1), *y = windows_tensor(1, 1), *tokens;
+
+    (void)state;
+    memset(bytes, 7, (size_t)page);
+    assert_ok(
+        ms_data_map(&tokens, write_file("zeros.bin", bytes, (size_t)(3 * page)), MS_DTYPE_U8));
+    assert_ok(ms_data_windows(x, y, tokens, 0, 3 * page - 1, 9, false));
+    assert_int_equal(0, truncate(temp_path("zeros.bin"), 3 * page - 5));
+    assert_ok(ms_data_windows(x, y, tokens, 0, 3 * page - 1, 9, false));
+    assert_int_equal(0, truncate(temp_path("zeros.bin"), page));
+    assert_fails(MS_IO_ERROR, "zeros.bin' has ",
+                 ms_data_windows(x, y, tokens, 0, 3 * page - 1, 9, false));
+    ms_tensor_free(tokens);
+    ms_tensor_free(x);
+    ms_tensor_free(y);
+    free(bytes);
 }
 
 /* Other people's faults are not ours to hide. */
@@ -432,6 +490,8 @@ int main(void)
         cmocka_unit_test(test_tensor_data__names_what_is_wrong_with_a_file),
         cmocka_unit_test(test_tensor_data__takes_nothing_but_regular_files),
         cmocka_unit_test(test_tensor_data__a_file_that_shrinks_is_an_error),
+        cmocka_unit_test(test_tensor_data__a_file_cut_within_a_page_is_an_error),
+        cmocka_unit_test(test_tensor_data__zeros_at_the_end_of_a_file_are_tokens_too),
         cmocka_unit_test(test_tensor_data__a_fault_elsewhere_still_ends_the_process),
         cmocka_unit_test(test_tensor_data__faults_of_two_threads_are_passed_on_once_each),
         cmocka_unit_test(test_tensor_data__a_signal_that_is_ignored_stays_so),

@@ -89,11 +89,13 @@ function Loader:init(opts)
   self._step, self._micro = 0, 0
   -- A loader that deals to all ranks must be the same on all of them.
   self._shared = self.world_size > 1 and self.world_size == dist.world_size()
+  -- Now: a position can be saved still when the file is gone.
+  self._contents = runtime.digest(self.tokens)
   if self._shared then
     notes.numbers(dist.world(), 'data.Loader',
       'tokens batch context micro_batches seed shuffle contents#', {
         self.tokens:numel(), self.batch, self.context, self.micro_batches, self.seed,
-        self.shuffle and 1 or 0, runtime.digest(self.tokens),
+        self.shuffle and 1 or 0, self._contents,
       })
   end
 end
@@ -146,10 +148,26 @@ function Loader:batches(most)
   end
 end
 
+-- What its numbers of samples stand for.
+local function meaning(self)
+  -- Where each rank of a job deals to itself alone, ranks may have other tokens.
+  local alone = self.world_size < dist.world_size()
+  return {
+    context = self.context,
+    shuffle = self.shuffle,
+    n_windows = not alone and self.n_windows or nil,
+    contents = not alone and self._contents or nil,
+  }
+end
+
 ---@class ms.data.Loader.State
 ---@field samples integer  drawn so far over all ranks: independent of how they were dealt
 ---@field seed integer
 ---@field samples_per_step integer
+---@field context? integer  this and what follows: absent in checkpoints of old
+---@field shuffle? boolean
+---@field n_windows? integer  absent too where each rank of a job deals to itself alone
+---@field contents? integer  a digest of the tokens (ms_data_digest()); likewise
 
 --- Where the loader stands. Between two steps only.
 ---@return ms.data.Loader.State
@@ -158,11 +176,46 @@ function Loader:state()
     errors.raise('RuntimeError', 'the position is taken between steps: micro-batch %d of %d is '
       .. 'next', self._micro + 1, self.micro_batches)
   end
-  return {
-    samples = self._step * self.samples_per_step,
-    seed = self.seed,
-    samples_per_step = self.samples_per_step,
-  }
+  local state = meaning(self)
+  state.samples = self._step * self.samples_per_step
+  state.seed = self.seed
+  state.samples_per_step = self.samples_per_step
+  return state
+end
+
+-- What to do about another number of samples a step: `batch` is that of one rank.
+local function batch_for(self, samples_per_step)
+  local rows = self.world_size * self.micro_batches
+  local dealt = ('%d rank%s x %d micro-batch%s'):format(self.world_size,
+    self.world_size > 1 and 's' or '', self.micro_batches, self.micro_batches > 1 and 'es' or '')
+  if type(samples_per_step) ~= 'number' or samples_per_step % 1 ~= 0 or samples_per_step < 1 then
+    return ''
+  elseif samples_per_step % rows ~= 0 then
+    return ('; %d samples cannot be dealt to %s evenly'):format(samples_per_step, dealt)
+  end
+  return ('; with %s, give batch = %d'):format(dealt, samples_per_step / rows)
+end
+
+-- What the numbers of samples stand for, and how it is called.
+local MEANING = {
+  { 'context', 'a context of %s' },
+  { 'shuffle', 'shuffle = %s' },
+  { 'n_windows', 'tokens that hold %s windows' },
+  { 'contents', 'tokens of digest %s' },
+}
+
+local function check_meaning(state, own)
+  for _, entry in ipairs(MEANING) do
+    local name, text = entry[1], entry[2]
+    local was, is = state[name], own[name]
+    if was ~= nil and is ~= nil and was ~= is then -- checkpoints of old do not say
+      local function shown(value)
+        return text:format(type(value) == 'number' and ('%.0f'):format(value) or tostring(value))
+      end
+      errors.raise('ValueError', 'the position is that of a loader with %s, this one has %s',
+        shown(was), shown(is))
+    end
+  end
 end
 
 --- Is this a position of a loader like this one? Raises what is wrong with it.
@@ -172,9 +225,12 @@ function Loader:check_state(state)
     errors.raise('TypeError', 'the position in the data is a %s, expected a table', type(state))
   elseif state.seed ~= self.seed or state.samples_per_step ~= self.samples_per_step then
     errors.raise('ValueError', 'the position is that of a loader with seed %s and %s samples a '
-      .. 'step, this one has seed %d and %d', tostring(state.seed),
-      tostring(state.samples_per_step), self.seed, self.samples_per_step)
+      .. 'step, this one has seed %d and %d%s', tostring(state.seed),
+      tostring(state.samples_per_step), self.seed, self.samples_per_step,
+      state.samples_per_step == self.samples_per_step and ''
+        or batch_for(self, state.samples_per_step))
   end
+  check_meaning(state, meaning(self))
   local samples = state.samples
   if type(samples) ~= 'number' or not (samples >= 0 and samples <= 2 ^ 53)
     or samples % self.samples_per_step ~= 0 then
@@ -183,7 +239,8 @@ function Loader:check_state(state)
   end
 end
 
---- Continue from where another loader over the same tokens stood, on any number of ranks.
+--- Continue from where another loader over the same tokens stood, on any number of ranks: `batch`
+--- and `micro_batches` are such that a step has as many samples. A ValueError names what differs.
 ---@param state ms.data.Loader.State
 function Loader:load_state(state)
   self:check_state(state)
