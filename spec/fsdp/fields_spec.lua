@@ -97,6 +97,77 @@ describe('a field of a wrapped model', function()
       model:units()[1].shared)
   end)
 
+  describe('that is a wrapped list', function()
+    local Listed = nn.Module.extend('my.Listed')
+    function Listed:init() self.blocks = nn.ModuleList { nn.Linear(2, 2), nn.Linear(2, 2) } end
+    function Listed:forward(x)
+      assert.equal(2, #self.blocks)
+      for _, block in ipairs(self.blocks) do
+        x = block(x)
+      end
+      return x
+    end
+
+    local function listed(policy)
+      ms.manual_seed(1)
+      return fsdp.FSDP(Listed(), { auto_wrap_policy = policy, sharding_strategy = 'NO_SHARD' })
+    end
+    local function lists(module) return ms.is(module, nn.ModuleList) end
+    local x = ms.ones(1, 2)
+
+    it('is walked and counted like a plain one', function()
+      local y = listed(function() return false end)(x)
+      for _, policy in ipairs { fsdp.always_wrap_policy, fsdp.CustomPolicy(lists),
+        fsdp.ModuleWrapPolicy { nn.Linear } } do
+        assert.equal(y:hash(), listed(policy)(x):hash())
+      end
+      local twice = fsdp.FSDP(fsdp.FSDP(nn.Sequential(nn.Linear(2, 2), nn.Tanh())))
+      local found = {}
+      for i, module in ipairs(twice) do
+        found[i] = module
+      end
+      assert.same({ twice.module[1], twice.module.module[2] }, found)
+    end)
+
+    it('shows what is put into it, through the wrapper or not', function()
+      for _, of in ipairs { function(list) return list end,
+        function(list) return list.module end } do
+        local model = listed(fsdp.always_wrap_policy)
+        local list = of(model.blocks)
+        local a, b, c = nn.Tanh(), nn.GELU(), nn.ReLU()
+        list[1] = a
+        list[2] = nil
+        assert.equal('blocks.0', model:named_modules()[5].path)
+        assert.equal(a, model.blocks[1])
+        assert.equal(a, model.blocks.module[1])
+        assert.equal(1, #model.blocks)
+        list[2] = b
+        assert.equal(b, model.blocks[2])
+        assert.equal(b, model.blocks.module[2])
+        list:append(c)
+        assert.equal(3, #model.blocks)
+        assert.equal(c, model.blocks.module[3])
+        assert.equal('blocks.2', c:path())
+      end
+    end)
+
+    it('holds what its units were made over', function()
+      for _, of in ipairs { function(list) return list end,
+        function(list) return list.module end } do
+        local model = listed(fsdp.always_wrap_policy)
+        local y = model(x):hash()
+        local old, list = model.blocks[2], of(model.blocks)
+        for _, change in ipairs { { nn.Linear(2, 2) }, { nil } } do
+          list[2] = change[1]
+          checks.raises('RuntimeError', "child 'blocks.1' of blocks (nn.ModuleList) was ", model, x)
+          assert.equal(old, model.blocks[2])
+          assert.equal(old, model.blocks.module[2])
+          assert.equal(y, model(x):hash())
+        end
+      end
+    end)
+  end)
+
   it('cannot become one more, once there are units', function()
     local model = wrapped(POLICIES[1][2])
     model(ms.ones(1, 2))

@@ -5,6 +5,7 @@
 --- gathered for both. The decision needs the whole tree, so it is made when parameters are first
 --- asked for.
 
+local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
@@ -43,8 +44,18 @@ local function note(found, order, p, path, chain)
   sighting.wrapped = sighting.wrapped or #chain > 0
 end
 
+-- The innermost of these instances that has a forward: what is below is looked at when it runs.
+local function with_forward(chain)
+  for i = #chain, 1, -1 do
+    if chain[i].module.forward ~= Module.forward then
+      return chain[i]
+    end
+  end
+  return chain[#chain]
+end
+
 -- Every place of every parameter, in module order. `instances` lists instances, and by instance the
--- modules that it is the innermost around.
+-- modules that are watched when it runs.
 local function look(module, path, chain, found, order, instances)
   if module._is_fsdp then
     chain = { unpack(chain) }
@@ -56,7 +67,7 @@ local function look(module, path, chain, found, order, instances)
   end
   local around = chain[#chain]
   if around and around ~= module then
-    table.insert(instances[around], module)
+    table.insert(instances[with_forward(chain)], module)
   end
   for _, p in ipairs(tree.params(module, false)) do
     if not (around and around._ignored.params[parameter.key(p.tensor)]) then

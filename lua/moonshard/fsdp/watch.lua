@@ -8,7 +8,8 @@ local tree = require 'moonshard.nn.tree'
 local watch = {}
 
 ---@class ms.fsdp.Watched  parallel arrays, so that comparing reads nothing else
----@field modules ms.nn.Module[]
+---@field modules ms.nn.Module[]  that declared it
+---@field holders ms.nn.Module[]  in whose field it stands: the same, or a wrapper that shows it
 ---@field fields (string|integer)[]
 ---@field values any[]
 ---@field entries table[]  the declarations
@@ -18,17 +19,21 @@ local watch = {}
 ---@param modules ms.nn.Module[]
 ---@return ms.fsdp.Watched
 function watch.of(modules)
-  local w = { modules = {}, fields = {}, values = {}, entries = {} }
-  local function add(module, field, value, entry)
+  local w = { modules = {}, holders = {}, fields = {}, values = {}, entries = {} }
+  local function add(module, holder, field, value, entry)
     local i = #w.modules + 1
-    w.modules[i], w.fields[i], w.values[i], w.entries[i] = module, field, value, entry
+    w.modules[i], w.holders[i], w.fields[i], w.values[i], w.entries[i] =
+      module, holder, field, value, entry
   end
   for _, module in ipairs(modules) do
     for _, p in ipairs(module._params) do
-      add(module, p.name, p.tensor, p)
+      add(module, module, p.name, p.tensor, p)
     end
     for _, child in ipairs(module._children) do
-      add(module, child.key, child.module, child)
+      add(module, module, child.key, child.module, child)
+      for _, wrapper in ipairs(tree.shown_by(module, child)) do
+        add(module, wrapper, child.key, child.module, child)
+      end
     end
     rawset(module, '_planned', true)
   end
@@ -38,11 +43,11 @@ end
 --- RuntimeError names the first field in which another object stands now.
 ---@param w ms.fsdp.Watched
 function watch.check(w)
-  local modules, fields, values = w.modules, w.fields, w.values
-  for i = 1, #modules do
-    if not rawequal(rawget(modules[i], fields[i]), values[i]) then
+  local holders, fields, values = w.holders, w.fields, w.values
+  for i = 1, #holders do
+    if not rawequal(rawget(holders[i], fields[i]), values[i]) then
       local entry = w.entries[i]
-      values[i] = (entry.key and tree.child or tree.param)(modules[i], entry)
+      values[i] = (entry.key and tree.child or tree.param)(w.modules[i], entry)
     end
   end
 end

@@ -125,6 +125,12 @@ function FSDP:init(module, opts)
   rawset(self, '_owner', rawget(module, '_owner'))
   rawset(module, '_owner', nil)
   self:child('_fsdp_wrapped_module', module)
+  while module._is_fsdp do
+    module = module.module
+  end
+  for _, entry in ipairs(module._children) do
+    module_tree.place(module, entry, entry.module)
+  end
 end
 
 -- -- units ---------------------------------------------------------------------------------------
@@ -164,7 +170,7 @@ function FSDP:_make_unit(tensors, names, shared)
   rawset(self, '_shared', shared)
 end
 
---- Called by the plan when the units are made, with the modules that no nested instance contains.
+--- Called by the plan when the units are made, with the modules that are looked at before it runs.
 function FSDP:_seal(modules)
   rawset(self, '_sealed', true)
   rawset(self, '_watched', watch.of(modules))

@@ -203,8 +203,9 @@ function Module:child(name, module, key)
   tree.check_unplanned(self, 'child', name)
   tree.check_acyclic(self, name, module)
   local list = own(self, '_children')
-  list[#list + 1] = { name = name, module = module, key = key or name }
-  rawset(self, key or name, module)
+  local entry = { name = name, module = module, key = key or name }
+  list[#list + 1] = entry
+  tree.place(self, entry, module)
   rawset(module, '_owner', rawget(module, '_owner') or self)
   return module
 end
@@ -220,7 +221,7 @@ function Module:set_child(name, module)
   check_module(self, name, module)
   tree.check_acyclic(self, name, module)
   entry.module = module
-  rawset(self, entry.key, module)
+  tree.place(self, entry, module)
   rawset(module, '_owner', self)
 end
 

@@ -32,6 +32,10 @@ end
 ---@param module ms.nn.Module
 ---@return self
 function ModuleList:append(module)
+  if self._is_fsdp then
+    self.module:append(module)
+    return self
+  end
   local n = #self._children
   self:child(tostring(n), module, n + 1)
   return self

@@ -28,13 +28,50 @@ function tree.is_module(value)
   return type(cls) == 'table' and cls._is_module == true
 end
 
+-- [Note: shown entries] ipairs() and # read fields without metamethods, so a wrapper around a list
+-- holds its entries itself. `entry.module` is what both showed last: the one of the two fields that
+-- holds something else was assigned to since.
+local function shown_by(module, entry)
+  local owner = type(entry.key) == 'number' and rawget(module, '_owner')
+  return owner and owner._is_fsdp and owner or nil
+end
+
+--- The wrappers whose fields show an entry of this module too, innermost first.
+---@return ms.fsdp.FSDP[]
+function tree.shown_by(module, entry)
+  local out, wrapper = {}, shown_by(module, entry)
+  while wrapper do
+    out[#out + 1] = wrapper
+    wrapper = shown_by(wrapper, entry)
+  end
+  return out
+end
+
+-- What was assigned to the field of a child last, through a wrapper or not.
+local function standing(module, entry)
+  local now, wrapper = rawget(module, entry.key), shown_by(module, entry)
+  while wrapper and now == entry.module do
+    now, wrapper = rawget(wrapper, entry.key), shown_by(wrapper, entry)
+  end
+  return now
+end
+
+--- Let the field of a child, and wrappers that show it, hold `value`.
+---@param value ms.nn.Module?
+function tree.place(module, entry, value)
+  rawset(module, entry.key, value)
+  for _, wrapper in ipairs(tree.shown_by(module, entry)) do
+    rawset(wrapper, entry.key, value)
+  end
+end
+
 local function reaches(top, module, seen)
   if top == module then
     return true
   end
   seen[top] = true
   for _, entry in ipairs(top._children) do
-    local child = rawget(top, entry.key)
+    local child = standing(top, entry)
     if tree.is_module(child) and not seen[child] and reaches(child, module, seen) then
       return true
     end
@@ -86,7 +123,7 @@ end
 
 -- A field of a module that units were made over holds something else: show again what they hold.
 local function put_back_child(module, entry, now)
-  rawset(module, entry.key, entry.module)
+  tree.place(module, entry, entry.module)
   local path = join(tree.path(module), entry.name)
   errors.raise('RuntimeError', "child '%s' of %s was %s after FSDP had made its units, which hold "
     .. 'the parameters of the old one; the field shows that again. Change the model before it is '
@@ -97,19 +134,21 @@ end
 --- The module that stands where `entry` of `module._children` was declared, or nil when the field
 --- was set to nil.
 function tree.child(module, entry)
-  local now = rawget(module, entry.key)
+  local now = standing(module, entry)
   if now == entry.module then
     return now
   elseif rawget(module, '_planned') then
     put_back_child(module, entry, now)
   elseif now == nil then
     entry.module = nil
+    tree.place(module, entry, nil)
     return nil
   elseif not tree.is_module(now) then
     misplaced('child', entry.name, module, now)
   end
   tree.check_acyclic(module, entry.name, now)
   entry.module = now
+  tree.place(module, entry, now)
   rawset(now, '_owner', module)
   return now
 end
