@@ -60,7 +60,7 @@ void msi_output_enter(const msi_output *o, int32_t rank);
 void msi_output_started(msi_output *o);
 /* The rank has ended: what stands there without an end is a line. */
 void msi_output_end(msi_output *o, int32_t rank);
-/* Take and print what can be without waiting. True: there is more, but nobody reads us now. */
+/* Take and print a piece of what each rank prints, without waiting. True: there may be more. */
 bool msi_output_move(msi_output *o);
 /* Has something been lost that could not be written, as to a full disk? */
 bool msi_output_lost(const msi_output *o);
