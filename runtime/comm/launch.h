@@ -24,8 +24,8 @@ struct ms_launch {
     msi_job *job;
     msi_output *output; /* what the ranks print; NULL: they do it themselves */
     int32_t n;
-    char program[128]; /* that the ranks run, cut; "": this one */
-    pid_t host;        /* the process that launches: in its copies a launch means nothing */
+    char *program; /* that the ranks run; NULL: this one */
+    pid_t host;    /* the process that launches: in its copies a launch means nothing */
     pid_t keeper;
     int32_t line; /* to the keeper; -1: there is none */
     /* [Note: signals] Signals that are relayed to the ranks wait from before the first rank starts

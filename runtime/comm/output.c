@@ -54,9 +54,9 @@ struct msi_output {
     source source[]; /* (n, 2) */
 };
 
-static int32_t sink_index(const msi_output *o, int32_t source)
+static int32_t sink_index(const msi_output *o, int32_t i)
 {
-    return o->one ? 0 : source % 2;
+    return o->one ? 0 : i % 2;
 }
 
 /* -- sinks ------------------------------------------------------------------------------------- */
