@@ -323,6 +323,7 @@ describe('dist.init', function()
     with_script([[
       local host = io.open('/proc/self/stat'):read('*n')
       ms.dist.spawn(2, function(rank)
+        ms.dist.stop_requested() -- all catch signals from here on
         if rank == 0 then
           os.execute('kill -TERM ' .. host)
         end
