@@ -319,6 +319,26 @@ describe('dist.init', function()
     end)
   end)
 
+  it('lets a script whose ranks were asked to stop end by that signal', function()
+    with_script([[
+      local host = io.open('/proc/self/stat'):read('*n')
+      ms.dist.spawn(2, function(rank)
+        ms.dist.stop_requested() -- all catch signals from here on
+        if rank == 0 then
+          os.execute('kill -TERM ' .. host)
+        end
+        repeat until ms.dist.stop_requested()
+        print('stopped')
+      end)
+      print('goes on')
+    ]], function(path)
+      local output, code = shell('luajit ' .. path)
+      assert.equal(2, select(2, output:gsub('stopped\n', '')), output)
+      assert.falsy(output:find('goes on', 1, true), output)
+      assert.equal(128 + 15, code)
+    end)
+  end)
+
   it('brings back no rank that has left', function()
     dist.spawn(2, function(rank)
       dist.leave()

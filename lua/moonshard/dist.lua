@@ -206,7 +206,9 @@ function dist.run(opts, fn, ...)
 end
 
 --- Run `fn(rank, world_size, ...)` on `n` forked ranks and wait for them. CommError names the rank
---- that failed first, and what it raised.
+--- that failed first, and what it raised. A SIGINT, SIGTERM or SIGHUP that reached this process
+--- meanwhile asks the ranks to stop; when they have ended it is raised again here, so that the
+--- script does not go on as if nothing had been asked: it ends, unless it handles the signal.
 ---@param n integer
 ---@param fn fun(rank: integer, world_size: integer, ...)
 function dist.spawn(n, fn, ...)
@@ -217,6 +219,7 @@ function dist.spawn(n, fn, ...)
     C.ms_dist_exit(xpcall(fn, uncaught.tell, rank_out[0], n, ...) and 0 or 1)
   end
   local code, cause = wait(launch)
+  C.ms_dist_pass_on_stop()
   if code ~= 0 then
     errors.raise('CommError', '%s', cause ~= '' and cause or 'the ranks left with code ' .. code)
   end

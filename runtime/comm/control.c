@@ -84,8 +84,14 @@ static ms_status map_block(msi_job *job, int64_t nbytes)
 /* A memfd whose pages exist before anybody touches them. */
 static ms_status make_shared(msi_job *job, int64_t nbytes)
 {
-    msi_bound file = msi_file_size_left();
+    msi_bound file = msi_file_size_left(), memory = msi_memory_left("");
     char there[128];
+
+    if (nbytes > memory.left) { /* reserving it would wake the OOM killer instead of failing */
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s%s",
+                       (long long)nbytes, strerrordesc_np(ENOMEM),
+                       msi_bound_text(memory, there, sizeof(there)));
+    }
 
     if (nbytes > file.left) { /* SIGXFSZ */
         return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s%s",
@@ -104,7 +110,7 @@ static ms_status make_shared(msi_job *job, int64_t nbytes)
     if (error != 0) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "cannot reserve a control block of %lld bytes: %s%s",
                        (long long)nbytes, strerror(error),
-                       msi_bound_text(msi_memory_left(""), there, sizeof(there)));
+                       msi_bound_text(memory, there, sizeof(there)));
     }
     fcntl(job->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     return map_block(job, nbytes);

@@ -96,7 +96,7 @@ typedef struct msi_block {
     int64_t spin_ns, timeout_ns;
     int64_t announce_ns;                 /* a wait of this length is announced; 0: none is */
     _Alignas(64) _Atomic uint64_t abort; /* 0, or who wrote it, about whom, and why */
-    _Atomic int32_t stop;                /* signal that asks the job to stop */
+    _Atomic uint32_t stop;               /* signals that ask the job to stop, a bit each */
     _Atomic int64_t quiet_until;         /* no wait is announced before */
     msi_slot_rank slot[];                /* (world + 1), the last the launcher's */
 } msi_block;
@@ -140,6 +140,7 @@ typedef struct msi_dist {
     const char *launcher;
     ms_comm *world, *self;
     ms_launch *launch; /* ranks this process supervises */
+    int32_t asked;     /* stop signal its last launch got and that it has not been told; 0: none */
 } msi_dist;
 
 /* -- control.c: the block and the words in it -------------------------------------------------- */
@@ -274,6 +275,11 @@ ms_status msi_fail_call(const char *call, int error, const char *format, ...) MS
 /* -- process.c --------------------------------------------------------------------------------- */
 /* State ('R', 'S', 'T', ...) and parent of a process. False: there is none. */
 bool msi_process_look(pid_t pid, char *state, pid_t *parent);
+
+/* -- signals.c: `stop` of a block ---------------------------------------------------------------- */
+bool msi_stop_has(uint32_t stop, int32_t signal);
+/* The signal to stop by, 0: none. A request to stop counts over SIGUSR1, whichever came first. */
+int32_t msi_stop_signal(uint32_t stop);
 
 /* -- affinity.c -------------------------------------------------------------------------------- */
 int32_t msi_cores_allowed(void);

@@ -135,6 +135,7 @@ static void launch_drop(ms_launch *launch)
     msi_output_free(launch->output);
     close(launch->signal_fd);
     msi_live_remove(&launch->live);
+    free(launch->program);
     free(launch);
 }
 
@@ -361,7 +362,10 @@ static ms_status start_programs(ms_launch *launch, const char *const *argv, bool
     recipe *x = NULL;
     int32_t rank;
 
-    snprintf(launch->program, sizeof(launch->program), "%s", argv[0]);
+    launch->program = strdup(argv[0]);
+    if (launch->program == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %s", argv[0]);
+    }
     MS_TRY(prefix ? msi_output_new(&launch->output, launch->n) : MS_OK);
     MS_TRY(recipe_new(&x, launch->job, argv[0]));
     ms_status status = msi_keeper_start(launch, &rank);

@@ -24,8 +24,8 @@ struct ms_launch {
     msi_job *job;
     msi_output *output; /* what the ranks print; NULL: they do it themselves */
     int32_t n;
-    char program[128]; /* that the ranks run, cut; "": this one */
-    pid_t host;        /* the process that launches: in its copies a launch means nothing */
+    char *program; /* that the ranks run; NULL: this one */
+    pid_t host;    /* the process that launches: in its copies a launch means nothing */
     pid_t keeper;
     int32_t line; /* to the keeper; -1: there is none */
     /* [Note: signals] Signals that are relayed to the ranks wait from before the first rank starts
@@ -60,7 +60,7 @@ void msi_output_enter(const msi_output *o, int32_t rank);
 void msi_output_started(msi_output *o);
 /* The rank has ended: what stands there without an end is a line. */
 void msi_output_end(msi_output *o, int32_t rank);
-/* Take and print what can be without waiting. True: there is more, but nobody reads us now. */
+/* Take and print a piece of what each rank prints, without waiting. True: there may be more. */
 bool msi_output_move(msi_output *o);
 /* Has something been lost that could not be written, as to a full disk? */
 bool msi_output_lost(const msi_output *o);

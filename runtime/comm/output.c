@@ -1,7 +1,8 @@
 /* What ranks print, line by line, with the rank in front.
  *
  * A rank prints into a pipe; whole lines move into a queue of bounded size, and from there to where
- * the launcher prints. Nothing here waits: when nobody reads the launcher its queue fills, then
+ * the launcher prints. Of each pipe one piece is read in a round, so that a rank that never pauses
+ * delays nobody. Nothing here waits: when nobody reads the launcher its queue fills, then
  * the ranks' pipes, and then the ranks wait in their prints as they would without a launcher; their
  * deaths and all signals are heard meanwhile. When the launcher's reader has gone for good, the
  * ranks' pipes are closed, so that they meet what they would have met without a launcher. */
@@ -28,6 +29,8 @@ typedef struct sink {
     bool own;     /* opened anew, so that it can be made non-blocking for nobody but us */
     bool always;  /* a file: never blocks */
     bool gone;    /* nobody will ever read */
+    bool full;    /* had no room for a line of this round */
+    int32_t turn; /* source that comes first: the one that found no room last */
     int32_t lost; /* errno of the first write that lost lines otherwise; 0: none has */
     int32_t n;
     char bytes[QUEUE];
@@ -38,9 +41,9 @@ typedef struct source {
     int32_t fd;   /* -1: closed */
     int32_t end;  /* the rank's; -1: closed here */
     bool ended;   /* its rank has */
-    bool starved; /* there may be more, but the sink has no room */
     int32_t n;
     char line[LINE];
+    char prefix[PREFIX];
 } source;
 
 struct msi_output {
@@ -51,9 +54,9 @@ struct msi_output {
     source source[]; /* (n, 2) */
 };
 
-static sink *sink_of(msi_output *o, int32_t stream)
+static int32_t sink_index(const msi_output *o, int32_t i)
 {
-    return &o->sink[o->one ? 0 : stream];
+    return o->one ? 0 : i % 2;
 }
 
 /* -- sinks ------------------------------------------------------------------------------------- */
@@ -82,43 +85,47 @@ static bool can_write(const sink *s)
     return s->own || s->always || poll(&fd, 1, 0) == 1;
 }
 
-/* As many whole lines as are written in one piece, so that lines of two launchers do not mix. */
-static int32_t piece_of(const sink *s)
+/* Of `n` bytes as many whole lines as are written in one piece, so that lines of two launchers do
+ * not mix. */
+static int32_t piece_of(const char *bytes, int32_t n)
 {
-    if (s->n <= PIPE_BUF) {
-        return s->n;
+    if (n <= PIPE_BUF) {
+        return n;
     }
-    const char *end = memrchr(s->bytes, '\n', PIPE_BUF);
+    const char *end = memrchr(bytes, '\n', PIPE_BUF);
 
-    return end != NULL ? (int32_t)(end - s->bytes) + 1 : PIPE_BUF;
+    return end != NULL ? (int32_t)(end - bytes) + 1 : PIPE_BUF;
 }
 
 static void flush_sink(sink *s)
 {
-    while (s->n > 0 && can_write(s)) {
-        int32_t piece = piece_of(s);
-        ssize_t done = write(s->fd, s->bytes, (size_t)piece);
+    int32_t at = 0;
+
+    while (at < s->n && can_write(s)) {
+        int32_t piece = piece_of(s->bytes + at, s->n - at);
+        ssize_t done = write(s->fd, s->bytes + at, (size_t)piece);
 
         if (done < 0 && errno == EINTR) {
             continue;
         }
         if (done < 0 && errno == EAGAIN) {
-            return;
+            break;
         }
         if (done < 0) { /* a full disk loses this piece, a closed pipe everything */
             s->gone = errno == EPIPE || errno == EBADF;
             s->lost = s->lost == 0 && !s->gone ? errno : s->lost;
-            done = s->gone ? s->n : piece;
+            done = s->gone ? s->n - at : piece;
         }
-        memmove(s->bytes, s->bytes + done, (size_t)(s->n - done));
-        s->n -= (int32_t)done;
+        at += (int32_t)done;
     }
+    memmove(s->bytes, s->bytes + at, (size_t)(s->n - at));
+    s->n -= at;
 }
 
 /* Say on stderr that lines of stdout are missing; not on what has failed itself. */
 static void tell_loss(msi_output *o)
 {
-    sink *err = sink_of(o, 1);
+    sink *err = &o->sink[sink_index(o, 1)];
 
     if (o->told || o->sink[0].lost == 0 || err == &o->sink[0] || err->n + LINE > QUEUE) {
         return;
@@ -131,23 +138,22 @@ static void tell_loss(msi_output *o)
 
 /* -- lines ------------------------------------------------------------------------------------- */
 
-/* Move the first `n` bytes of a line into the sink's queue. False: no room. */
-static bool put_line(sink *to, source *from, int32_t rank, int32_t n)
+/* Move a line into the sink's queue. False: no room. */
+static bool put_line(sink *to, const char *prefix, const char *line, int32_t n)
 {
     if (to->n + n + PREFIX > QUEUE) {
         flush_sink(to);
     }
-    if (to->n + n + PREFIX > QUEUE) {
+    to->full = to->n + n + PREFIX > QUEUE;
+    if (to->full) {
         return false;
     }
-    to->n += snprintf(to->bytes + to->n, PREFIX, "[rank %d] ", (int)rank);
-    memcpy(to->bytes + to->n, from->line, (size_t)n);
+    to->n += (int32_t)(stpcpy(to->bytes + to->n, prefix) - (to->bytes + to->n));
+    memcpy(to->bytes + to->n, line, (size_t)n);
     to->n += n;
-    if (from->line[n - 1] != '\n') {
+    if (line[n - 1] != '\n') {
         to->bytes[to->n++] = '\n';
     }
-    memmove(from->line, from->line + n, (size_t)(from->n - n));
-    from->n -= n;
     return true;
 }
 
@@ -159,45 +165,72 @@ static void close_fd(int32_t *fd)
     *fd = -1;
 }
 
-/* Bytes of the next line that can be printed, 0: it is not whole yet. */
-static int32_t next_line(const source *s, bool last)
+/* Bytes of the line from `at` on that can be printed, 0: it is not whole yet. */
+static int32_t next_line(const source *s, int32_t at, bool last)
 {
-    const char *end = memchr(s->line, '\n', (size_t)s->n);
+    const char *line = s->line + at, *end = memchr(line, '\n', (size_t)(s->n - at));
+    int32_t left = s->n - at;
 
-    return end != NULL ? (int32_t)(end - s->line) + 1 : s->n == LINE || last ? s->n : 0;
+    return end != NULL ? (int32_t)(end - line) + 1 : left == LINE || last ? left : 0;
 }
 
-static void move_source(sink *to, source *from, int32_t rank)
+static void put_lines(sink *to, source *from, bool last)
 {
-    bool dry = from->fd < 0;
+    int32_t at = 0;
 
-    from->starved = false;
-    for (;;) {
-        if (to->gone) { /* looked at for every read: a rank that prints on and on is never dry */
-            close_fd(&from->fd);
-            from->n = 0;
-            return;
-        }
-        for (int32_t n; (n = next_line(from, dry && (from->ended || from->fd < 0))) > 0;) {
-            if (!put_line(to, from, rank, n)) {
-                from->starved = true;
-                return;
-            }
-        }
-        if (dry) {
-            return;
-        }
-        ssize_t got = read(from->fd, from->line + from->n, (size_t)(LINE - from->n));
-
-        if (got > 0) {
-            from->n += (int32_t)got;
-        } else if (got == 0 || errno != EINTR) {
-            dry = true; /* nothing more, or not for now */
-            if (got == 0) {
-                close_fd(&from->fd);
-            }
+    for (int32_t n; (n = next_line(from, at, last)) > 0; at += n) {
+        if (!put_line(to, from->prefix, from->line + at, n)) {
+            break;
         }
     }
+    memmove(from->line, from->line + at, (size_t)(from->n - at));
+    from->n -= at;
+}
+
+/* The lines of one read. True: there may be more at once. */
+static bool move_source(sink *to, source *from)
+{
+    if (to->gone) {
+        close_fd(&from->fd);
+        from->n = 0;
+        return false;
+    }
+    if (next_line(from, 0, false) > 0) { /* left by the round that found no room */
+        put_lines(to, from, false);
+        return true;
+    }
+    bool dry = from->fd < 0;
+
+    if (!dry) {
+        ssize_t got = read(from->fd, from->line + from->n, (size_t)(LINE - from->n));
+
+        from->n += got > 0 ? (int32_t)got : 0;
+        dry = got == 0 || (got < 0 && errno != EINTR); /* nothing more, or not for now */
+        if (got == 0) {
+            close_fd(&from->fd);
+        }
+    }
+    put_lines(to, from, dry && (from->ended || from->fd < 0));
+    return !dry || to->full;
+}
+
+/* A round of all that print into this sink, as far as it has room. True: there may be more at once.
+ */
+static bool move_sources(msi_output *o, sink *to)
+{
+    int32_t first = to->turn;
+    bool more = false;
+
+    to->full = false;
+    for (int32_t k = 0; k < 2 * o->n && !to->full; k++) {
+        int32_t i = (first + k) % (2 * o->n);
+
+        if (&o->sink[sink_index(o, i)] == to) {
+            more = move_source(to, &o->source[i]) || more;
+            to->turn = to->full ? i : to->turn;
+        }
+    }
+    return more;
 }
 
 /* -- for the launcher -------------------------------------------------------------------------- */
@@ -210,6 +243,7 @@ static ms_status open_source(source *s, int32_t rank)
         return msi_fail_call("pipe", errno, "cannot take what rank %d prints", (int)rank);
     }
     fcntl(fds[0], F_SETFL, O_NONBLOCK);
+    snprintf(s->prefix, PREFIX, "[rank %d] ", (int)rank);
     s->fd = fds[0];
     s->end = fds[1];
     return MS_OK;
@@ -284,11 +318,8 @@ bool msi_output_move(msi_output *o)
 {
     bool more = false;
 
-    for (int32_t i = 0; i < 2 * o->n; i++) {
-        move_source(sink_of(o, i % 2), &o->source[i], i / 2);
-        more = more || o->source[i].starved;
-    }
     for (int32_t stream = 0; stream < 2; stream++) {
+        more = move_sources(o, &o->sink[stream]) || more;
         flush_sink(&o->sink[stream]);
         tell_loss(o); /* stderr comes second */
         more = more || o->sink[stream].n > 0;
@@ -306,7 +337,7 @@ nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds)
     nfds_t n = 0;
 
     for (int32_t i = 0; i < 2 * o->n; i++) {
-        if (o->source[i].fd >= 0 && !o->source[i].starved) {
+        if (o->source[i].fd >= 0 && !o->sink[sink_index(o, i)].full) {
             fds[n++] = (struct pollfd){.fd = o->source[i].fd, .events = POLLIN};
         }
     }

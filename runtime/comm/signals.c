@@ -8,19 +8,30 @@
 #include <string.h>
 #include <unistd.h>
 
-static _Atomic int32_t caught;                /* the first stop signal this process got */
+static _Atomic uint32_t caught;               /* stop signals this process got, a bit each */
 static _Atomic int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
 
 static void on_signal(int signal)
 {
     int64_t now = msi_now_ns(), first = 0;
-    int32_t none = 0;
 
     if (!atomic_compare_exchange_strong(&asked_at[signal], &first, now) &&
         (signal == SIGINT || signal == SIGTERM) && now - first >= MSI_AGAIN_MS * 1000000LL) {
         _exit(128 + signal); /* asked twice: at once, unsaved */
     }
-    atomic_compare_exchange_strong(&caught, &none, signal);
+    atomic_fetch_or(&caught, 1U << signal);
+}
+
+bool msi_stop_has(uint32_t stop, int32_t signal)
+{
+    return signal <= SIGTERM && (stop >> signal & 1) != 0;
+}
+
+int32_t msi_stop_signal(uint32_t stop)
+{
+    uint32_t requests = stop & ~(1U << SIGUSR1);
+
+    return requests != 0 ? 31 - __builtin_clz(requests) : stop != 0 ? SIGUSR1 : 0;
 }
 
 ms_status ms_dist_catch_signals(void)
@@ -52,23 +63,21 @@ ms_status ms_dist_catch_signals(void)
 
 ms_status ms_dist_stop_agreed(int32_t *signal)
 {
-    int32_t seen[MSI_MAX_RANKS];
+    uint32_t seen[MSI_MAX_RANKS], all = 0;
     ms_comm *world;
 
     *signal = 0;
     MS_TRY(ms_comm_world(&world));
     atomic_fetch_add(&world->job->block->slot[world->rank].looks, 1);
-    int32_t mine = atomic_load(&caught), asked = atomic_load(&world->job->block->stop);
+    uint32_t mine = atomic_load(&caught) | atomic_load(&world->job->block->stop);
 
-    mine = mine != 0 ? mine : asked;
     MS_TRY(msi_comm_gather_bytes(world, "stop_requested", &mine, sizeof(mine), seen));
     for (int32_t q = 0; q < world->size; q++) {
-        *signal = seen[q] > *signal ? seen[q] : *signal;
+        all |= seen[q];
     }
-    if (*signal != 0) { /* so that the launcher knows the ranks' exit codes as asked for */
-        int32_t none = 0;
-
-        atomic_compare_exchange_strong(&world->job->block->stop, &none, *signal);
+    *signal = msi_stop_signal(all);
+    if (all != 0) { /* so that the launcher knows the ranks' exit codes as asked for */
+        atomic_fetch_or(&world->job->block->stop, all);
     }
     return MS_OK;
 }

@@ -22,6 +22,7 @@ typedef struct supervisor {
     msi_job *job;
     int32_t alive;
     int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
+    int32_t asked_by;              /* the first of them */
     int64_t stop_ns;  /* within which ranks must look whether to stop; 0: they need not */
     int64_t stop_at;  /* when ranks must have looked whether to stop; 0: nobody has asked them to */
     int32_t ended_by; /* signal that ended the job unsaved */
@@ -53,7 +54,8 @@ static const char *signal_name(int signal)
 /* Rank `rank` has ended with `status`, as waitpid() gives it. */
 static void judge(supervisor *s, int32_t rank, int32_t status)
 {
-    int32_t stop = atomic_load(&s->job->block->stop), launcher = s->launch->n;
+    uint32_t stop = atomic_load(&s->job->block->stop);
+    int32_t launcher = s->launch->n;
     msi_child *child = &s->launch->child[rank];
     bool exited = WIFEXITED(status);
     int32_t error = atomic_load(&s->job->block->slot[rank].exec_error);
@@ -62,7 +64,7 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
     if (child->code != 0 && s->first_code == 0) {
         s->first_code = child->code;
     }
-    if (exited && (child->code == 0 || (stop != 0 && child->code == 128 + stop))) {
+    if (exited && (child->code == 0 || (child->code > 128 && msi_stop_has(stop, child->code - 128)))) {
         msi_job_set_state(s->job, rank, MSI_RANK_LEFT); /* finished, or stopped as asked */
         return;
     }
@@ -75,7 +77,7 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
                       "rank %d exited with code %d", (int)rank, (int)child->code);
     } else {
         msi_job_abort(s->job, launcher, rank,
-                      WTERMSIG(status) == stop ? MSI_CAUSE_STOPPED : MSI_CAUSE_DIED, MS_COMM_ERROR,
+                      msi_stop_has(stop, WTERMSIG(status)) ? MSI_CAUSE_STOPPED : MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "rank %d died (signal %d, %s)", (int)rank, WTERMSIG(status),
                       signal_name(WTERMSIG(status)));
     }
@@ -129,6 +131,7 @@ static void ask_to_stop(supervisor *s, int32_t signal)
 
     if (first == 0) {
         s->asked_at[signal] = now;
+        s->asked_by = s->asked_by == 0 ? signal : s->asked_by;
         if (s->stop_at == 0 && s->stop_ns > 0) {
             s->stop_at = now + s->stop_ns;
         }
@@ -141,12 +144,10 @@ static void ask_to_stop(supervisor *s, int32_t signal)
 
 static void on_signal(supervisor *s, int32_t signal)
 {
-    int32_t none = 0;
-
     if (signal != SIGUSR1) {
         ask_to_stop(s, signal);
     }
-    atomic_compare_exchange_strong(&s->job->block->stop, &none, signal);
+    atomic_fetch_or(&s->job->block->stop, 1U << signal);
     for (int32_t r = 0; r < s->launch->n && s->ended_by == 0; r++) {
         /* Ranks that catch signals read the word; a terminal's Ctrl-C has reached them besides. */
         if (s->launch->child[r].running && atomic_load(&s->job->block->slot[r].catches) == 0) {
@@ -168,7 +169,7 @@ static void read_signals(supervisor *s)
  * looked will not begin to. */
 static void end_ranks_that_never_look(supervisor *s)
 {
-    int32_t stop = atomic_load(&s->job->block->stop);
+    int32_t stop = msi_stop_signal(atomic_load(&s->job->block->stop));
 
     if (s->stop_at == 0 || s->kill_at != 0 || msi_now_ns() < s->stop_at) {
         return;
@@ -344,10 +345,8 @@ static void finish_output(supervisor *s)
 
 static int32_t job_code(const supervisor *s, int32_t subject, int32_t cause)
 {
-    int32_t stop = atomic_load(&s->job->block->stop);
-
-    if (cause == MSI_CAUSE_STOPPED) {
-        return 128 + (s->ended_by != 0 ? s->ended_by : stop);
+    if (cause == MSI_CAUSE_STOPPED && s->ended_by != 0) {
+        return 128 + s->ended_by;
     }
     if (subject >= 0 && !s->launch->child[subject].killed && s->launch->child[subject].code != 0) {
         return s->launch->child[subject].code;
@@ -365,6 +364,11 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     ms_status kind;
     const char *text;
 
+    if (getpid() != launch->host) { /* what the keeper says is for one to hear */
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "cannot wait for ranks in a copy (fork) of the process %d that started them",
+                       (int)launch->host);
+    }
     line[0] = '\0';
     s.stop_ns = msi_switch_within("MS_STOP_TIMEOUT", STOP_S, 0, MSI_LONGEST_S) * 1000000000;
     sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, &pipe_before);
@@ -385,6 +389,19 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
         *exit_code = 1;
     }
     *cause = line;
+    launch->owner->asked = s.asked_by;
     msi_launch_free(launch);
     return MS_OK;
+}
+
+void ms_dist_pass_on_stop(void)
+{
+    msi_dist *d = msi_dist_state();
+
+    if (d != NULL && d->asked != 0) {
+        int32_t signal = d->asked;
+
+        d->asked = 0;
+        raise(signal);
+    }
 }

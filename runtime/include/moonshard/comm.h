@@ -56,12 +56,21 @@ MS_API ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *a
  * later, a warning names those. A second SIGINT or SIGTERM ends all at once, and so does the first
  * stop signal when some rank has not once called ms_dist_stop_agreed() MS_STOP_TIMEOUT (10) seconds
  * later. What nobody reads of the ranks' output delays nothing but the return. Frees `launch`.
+ * A stop signal that came meanwhile is told by ms_dist_pass_on_stop().
  * @param exit_code  of the job: 0, that of the first rank that failed, or 128 + signal; 1 when all
  *                   went well but what ranks printed could not be written (said on stderr)
  * @param cause      a line naming the first failure ("" when there was none), followed by the lines
  *                   its rank gave ms_dist_abort() besides; static until the next call
+ * @return MS_RUNTIME_ERROR in a copy (fork) of the process that launched; the launch goes on there
  */
 MS_API ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cause);
+/**
+ * For a host that goes on after ms_launch_wait(): raise the first SIGINT, SIGTERM or SIGHUP again
+ * that reached it during the last one, as it was before: it ends this process, is handled, or waits
+ * where the host blocks it. Does nothing the second time, or when none came. SIGUSR1 is for the
+ * ranks alone.
+ */
+MS_API void ms_dist_pass_on_stop(void);
 
 /** Join the ranks this process was started among (environment), or be a world of one. Does nothing
  * the second time. */
