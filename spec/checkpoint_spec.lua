@@ -49,6 +49,21 @@ local function step(run, accumulate)
   run.optimizer:zero_grad()
 end
 
+-- Change the manifest of the checkpoint at `path` with the library's own writer.
+local function with_meta(root, name, run, change)
+  local json = require 'moonshard.json'
+  local encode = json.encode
+  json.encode = function(value)
+    if value.seed and value.step then -- what else is compared between ranks, and not written
+      change(value)
+    end
+    return encode(value)
+  end
+  local ok, err = pcall(checkpoint.save, root, name, run)
+  json.encode = encode
+  assert(ok, tostring(err))
+end
+
 describe('a checkpoint', function()
   local root
 
@@ -160,6 +175,24 @@ describe('a checkpoint', function()
       { optimiser = m })
   end)
 
+  it('gives the options of a group to no other parameters', function()
+    local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    local function made(first, second)
+      return ms.optim.AdamW({ { params = { model[first].weight, model[first].bias } },
+        { params = { model[second].bias, model[second].weight }, weight_decay = 0 } }, { lr = 1 })
+    end
+    checkpoint.save(root, 'a', { step = 1, model = model, optimizer = made(1, 2) })
+    checkpoint.load(root .. '/a', { optimizer = made(1, 2) })
+    checks.raises('ValueError', "'1.weight' is in parameter group 1 of the optimizer, but in group "
+      .. '2 of the one', checkpoint.load, root .. '/a', { optimizer = made(2, 1) })
+    with_meta(root, 'old', { step = 1, model = model, optimizer = made(1, 2) }, function(meta)
+      for _, group in ipairs(meta.optimizer.groups) do
+        group.params = nil
+      end
+    end)
+    checkpoint.load(root .. '/old', { optimizer = made(1, 2) })
+  end)
+
   it('leaves the one before alone when saving fails', function()
     local m = nn.Linear(1, 1)
     checkpoint.save(root, 'a', { step = 1, model = m })
@@ -262,21 +295,6 @@ local function damage(path)
   file:seek('end', -8)
   file:write('XXXX')
   file:close()
-end
-
--- Change the manifest of the checkpoint at `path` with the library's own writer.
-local function with_meta(root, name, run, change)
-  local json = require 'moonshard.json'
-  local encode = json.encode
-  json.encode = function(value)
-    if value.seed and value.step then -- what else is compared between ranks, and not written
-      change(value)
-    end
-    return encode(value)
-  end
-  local ok, err = pcall(checkpoint.save, root, name, run)
-  json.encode = encode
-  assert(ok, tostring(err))
 end
 
 describe('a load that fails', function()

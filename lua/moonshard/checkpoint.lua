@@ -125,7 +125,8 @@ local function add_optimizer(writer, optimizer, rank)
       runtime.add(writer, state_key(state, entry.name), extent, mine and entry.state[state] or nil)
     end
   end
-  return { kind = optimizer.kind, steps = steps, groups = optimizer:_group_options() }
+  local groups = optimizer:_group_options(function(i) return entries[i].name end)
+  return { kind = optimizer.kind, steps = steps, groups = groups }
 end
 
 local function check_names(optimizer)
@@ -234,6 +235,31 @@ local function add_load_of_model(loader, model, after)
   check_keys(runtime.load_source(loader), 'model/', expected, 'model')
 end
 
+-- Options go to groups by their places: is every parameter in the group it was in?
+local function check_groups(groups, own)
+  local group_of = {}
+  for g, group in ipairs(groups) do
+    if group.params == nil then -- a checkpoint of old
+      return
+    elseif type(group.params) ~= 'table' then
+      errors.raise('FormatError', 'the optimizer in the checkpoint has a %s for the parameters of '
+        .. 'group %d, expected a list', type(group.params), g)
+    end
+    for _, name in ipairs(group.params) do
+      group_of[name] = g
+    end
+  end
+  for g, group in ipairs(own) do
+    for _, name in ipairs(group.params) do
+      if group_of[name] ~= g then
+        errors.raise('ValueError', "'%s' is in parameter group %d of the optimizer, but in %s of "
+          .. 'the one in the checkpoint', name, g, group_of[name] and 'group ' .. group_of[name]
+          or 'none')
+      end
+    end
+  end
+end
+
 local function add_load_of_optimizer(loader, optimizer, meta, after)
   if type(meta) ~= 'table' then
     errors.raise('KeyError', 'the checkpoint has no optimizer')
@@ -261,6 +287,7 @@ local function add_load_of_optimizer(loader, optimizer, meta, after)
     errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
   end
   optimizer:_check_group_options(meta.groups)
+  check_groups(meta.groups, optimizer:_group_options(function(i) return entries[i].name end))
   check_keys(runtime.load_source(loader), 'optim/', expected, 'optimizer')
   after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
 end
