@@ -212,6 +212,30 @@ describe('a checkpoint', function()
     assert.is_nil(checkpoint.latest(root))
   end)
 
+  it('keeps no rank\'s own values for all', function()
+    ms.dist.spawn(2, function(rank)
+      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+      model[1] = fsdp.FSDP(model[1])
+      local opt = ms.optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+      checkpoint.save(root, 'alike', { step = 1, model = model, optimizer = opt })
+      checkpoint.export(root .. '/alike.safetensors', model)
+      model(ms.full({ 1, 2 }, rank + 1)):sum():backward() -- nobody reduces what is not wrapped
+      opt:step()
+      local ok, err = pcall(checkpoint.save, root, 'apart', { step = 2, model = model })
+      assert(not ok and tostring(err):find("ValueError: .*the hash of parameter '1.weight', which "
+        .. 'no FSDP unit holds, is %x+ on rank 0 and %x+ on rank 1'), tostring(err))
+      ok, err = pcall(checkpoint.save, root, 'apart', { step = 2, optimizer = opt })
+      assert(not ok and tostring(err):find("the hash of momentum_buffer of '1.weight', which "
+        .. 'no FSDP unit holds'), tostring(err))
+      checks.raises('ValueError', "checkpoint.export: '1.weight' has other values on rank 1 than "
+        .. 'on rank 0; no FSDP unit', checkpoint.export, root .. '/apart.safetensors', model)
+      checkpoint.load(root .. '/alike', { model = model, optimizer = opt })
+      checkpoint.save(root, 'again', { step = 2, model = model, optimizer = opt })
+    end)
+    assert.is_nil(io.open(root .. '/apart'))
+    assert.is_nil(io.open(root .. '/apart.safetensors'))
+  end)
+
   it('is found by its step; the manager keeps the newest', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     local m = nn.Linear(1, 1)

@@ -214,18 +214,6 @@ local function note_options(instances)
   end
 end
 
--- Parameters below that no instance manages, with values.
-local function unmanaged(self)
-  local out = {}
-  for _, p in ipairs(module_tree.params(self)) do
-    if not parameter.manager(p.tensor) then
-      parameter.materialize(p.tensor)
-      out[#out + 1] = p
-    end
-  end
-  return out
-end
-
 --- Make this instance the root of a tree, unless it is part of one. Collective.
 ---@return { handle: ffi.cdata*, running: boolean, sync: boolean, summoned: boolean }
 function FSDP:_lazy_init()
@@ -259,7 +247,7 @@ function FSDP:_lazy_init()
   end
   runtime.init(tree.handle)
   note_options(instances)
-  agree.on_ignored(self.process_group, unmanaged(self))
+  agree.on_ignored(self.process_group, module_tree.unmanaged(self))
   return tree
 end
 
