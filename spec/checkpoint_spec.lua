@@ -49,6 +49,21 @@ local function step(run, accumulate)
   run.optimizer:zero_grad()
 end
 
+-- Change the manifest of the checkpoint at `path` with the library's own writer.
+local function with_meta(root, name, run, change)
+  local json = require 'moonshard.json'
+  local encode = json.encode
+  json.encode = function(value)
+    if value.seed and value.step then -- what else is compared between ranks, and not written
+      change(value)
+    end
+    return encode(value)
+  end
+  local ok, err = pcall(checkpoint.save, root, name, run)
+  json.encode = encode
+  assert(ok, tostring(err))
+end
+
 describe('a checkpoint', function()
   local root
 
@@ -160,6 +175,24 @@ describe('a checkpoint', function()
       { optimiser = m })
   end)
 
+  it('gives the options of a group to no other parameters', function()
+    local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    local function made(first, second)
+      return ms.optim.AdamW({ { params = { model[first].weight, model[first].bias } },
+        { params = { model[second].bias, model[second].weight }, weight_decay = 0 } }, { lr = 1 })
+    end
+    checkpoint.save(root, 'a', { step = 1, model = model, optimizer = made(1, 2) })
+    checkpoint.load(root .. '/a', { optimizer = made(1, 2) })
+    checks.raises('ValueError', "'1.weight' is in parameter group 1 of the optimizer, but in group "
+      .. '2 of the one', checkpoint.load, root .. '/a', { optimizer = made(2, 1) })
+    with_meta(root, 'old', { step = 1, model = model, optimizer = made(1, 2) }, function(meta)
+      for _, group in ipairs(meta.optimizer.groups) do
+        group.params = nil
+      end
+    end)
+    checkpoint.load(root .. '/old', { optimizer = made(1, 2) })
+  end)
+
   it('leaves the one before alone when saving fails', function()
     local m = nn.Linear(1, 1)
     checkpoint.save(root, 'a', { step = 1, model = m })
@@ -177,6 +210,30 @@ describe('a checkpoint', function()
     checks.raises('ValueError', "the key 'a\\0b' holds a NUL byte", checkpoint.save, root, 'a',
       { step = 1, model = m, config = { ['a\0b'] = 1 } })
     assert.is_nil(checkpoint.latest(root))
+  end)
+
+  it('keeps no rank\'s own values for all', function()
+    ms.dist.spawn(2, function(rank)
+      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+      model[1] = fsdp.FSDP(model[1])
+      local opt = ms.optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+      checkpoint.save(root, 'alike', { step = 1, model = model, optimizer = opt })
+      checkpoint.export(root .. '/alike.safetensors', model)
+      model(ms.full({ 1, 2 }, rank + 1)):sum():backward() -- nobody reduces what is not wrapped
+      opt:step()
+      local ok, err = pcall(checkpoint.save, root, 'apart', { step = 2, model = model })
+      assert(not ok and tostring(err):find("ValueError: .*the hash of parameter '1.weight', which "
+        .. 'no FSDP unit holds, is %x+ on rank 0 and %x+ on rank 1'), tostring(err))
+      ok, err = pcall(checkpoint.save, root, 'apart', { step = 2, optimizer = opt })
+      assert(not ok and tostring(err):find("the hash of momentum_buffer of '1.weight', which "
+        .. 'no FSDP unit holds'), tostring(err))
+      checks.raises('ValueError', "checkpoint.export: '1.weight' has other values on rank 1 than "
+        .. 'on rank 0; no FSDP unit', checkpoint.export, root .. '/apart.safetensors', model)
+      checkpoint.load(root .. '/alike', { model = model, optimizer = opt })
+      checkpoint.save(root, 'again', { step = 2, model = model, optimizer = opt })
+    end)
+    assert.is_nil(io.open(root .. '/apart'))
+    assert.is_nil(io.open(root .. '/apart.safetensors'))
   end)
 
   it('is found by its step; the manager keeps the newest', function()
@@ -290,21 +347,6 @@ local function damage(path)
   file:seek('end', -8)
   file:write('XXXX')
   file:close()
-end
-
--- Change the manifest of the checkpoint at `path` with the library's own writer.
-local function with_meta(root, name, run, change)
-  local json = require 'moonshard.json'
-  local encode = json.encode
-  json.encode = function(value)
-    if value.seed and value.step then -- what else is compared between ranks, and not written
-      change(value)
-    end
-    return encode(value)
-  end
-  local ok, err = pcall(checkpoint.save, root, name, run)
-  json.encode = encode
-  assert(ok, tostring(err))
 end
 
 describe('a load that fails', function()

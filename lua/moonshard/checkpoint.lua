@@ -6,6 +6,7 @@
 ---
 --- Touches: moonshard.json, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
+local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local buffer = require 'moonshard.nn.buffer'
@@ -103,9 +104,21 @@ end
 
 -- -- writing -------------------------------------------------------------------------------------
 
-local function add_model(writer, model, rank)
+-- What no unit holds is each rank's own, and only rank 0's is written: the commit compares.
+local function check_own(writer, comm, name, value)
+  local _, size = sharding.place(comm)
+  if size > 1 and value then
+    runtime.same(writer, ("the hash of %s, which no FSDP unit holds,"):format(name), value:hash())
+  end
+end
+
+local function add_model(writer, model, comm)
+  local rank = sharding.place(comm)
   for _, p in ipairs(model:named_parameters()) do
     local part, extent = parameter.part(p.tensor)
+    if not parameter.manager(p.tensor) then
+      check_own(writer, comm, ("parameter '%s'"):format(p.name), part)
+    end
     local mine = rank == 0 or not is_replicated(p.tensor)
     runtime.add(writer, model_key(p.name), extent, mine and part or nil)
   end
@@ -115,7 +128,8 @@ local function add_model(writer, model, rank)
   end
 end
 
-local function add_optimizer(writer, optimizer, rank)
+local function add_optimizer(writer, optimizer, comm)
+  local rank = sharding.place(comm)
   local steps = {}
   local entries, states = optimizer:_entries()
   for _, entry in ipairs(entries) do
@@ -123,10 +137,14 @@ local function add_optimizer(writer, optimizer, rank)
     local mine = rank == 0 or not is_replicated(entry.param)
     steps[entry.name] = entry.steps
     for _, state in ipairs(states) do
+      if not parameter.manager(entry.param) then
+        check_own(writer, comm, ("%s of '%s'"):format(state, entry.name), entry.state[state])
+      end
       runtime.add(writer, state_key(state, entry.name), extent, mine and entry.state[state] or nil)
     end
   end
-  return { kind = optimizer.kind, steps = steps, groups = optimizer:_group_options() }
+  local groups = optimizer:_group_options(function(i) return entries[i].name end)
+  return { kind = optimizer.kind, steps = steps, groups = groups }
 end
 
 local function check_names(optimizer)
@@ -164,7 +182,8 @@ end
 
 --- Write `<root>/<name>`. Collective: every rank gives the same parts, step and config. A
 --- checkpoint of this name is replaced as a whole, also by one that holds less. On a failure the
---- checkpoints before stay as they were.
+--- checkpoints before stay as they were. Parameters that no FSDP unit holds, and their optimizer's
+--- state, are written once for all ranks: a ValueError where they differ. Buffers are rank 0's.
 ---@param root string  folder, made when missing; equal on all ranks, as `name` is
 ---@param name string
 ---@param opts ms.checkpoint.SaveOptions
@@ -176,7 +195,6 @@ function checkpoint.save(root, name, opts)
   check_path('checkpoint.save', 'name', name)
   local given = check_save('checkpoint.save', opts)
   local comm = sharding.world()
-  local rank = sharding.place(comm)
   local writer = runtime.begin(comm, root, name)
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
     local all = { step = opts.step, config = opts.config, seed = parameter.seed() }
@@ -188,13 +206,13 @@ function checkpoint.save(root, name, opts)
     end
     if opts.model then
       opts.model:materialize()
-      add_model(writer, opts.model, rank)
+      add_model(writer, opts.model, comm)
       all.dropout = runs.of(opts.model)
     end
     if opts.optimizer then
       runtime.same(writer, 'the optimizer', opts.optimizer.kind)
       check_names(opts.optimizer)
-      all.optimizer = add_optimizer(writer, opts.optimizer, rank)
+      all.optimizer = add_optimizer(writer, opts.optimizer, comm)
     end
     return json.encode(all)
   end)
@@ -236,6 +254,31 @@ local function add_load_of_model(loader, model, after)
   check_keys(runtime.load_source(loader), 'model/', expected, 'model')
 end
 
+-- Options go to groups by their places: is every parameter in the group it was in?
+local function check_groups(groups, own)
+  local group_of = {}
+  for g, group in ipairs(groups) do
+    if group.params == nil then -- a checkpoint of old
+      return
+    elseif type(group.params) ~= 'table' then
+      errors.raise('FormatError', 'the optimizer in the checkpoint has a %s for the parameters of '
+        .. 'group %d, expected a list', type(group.params), g)
+    end
+    for _, name in ipairs(group.params) do
+      group_of[name] = g
+    end
+  end
+  for g, group in ipairs(own) do
+    for _, name in ipairs(group.params) do
+      if group_of[name] ~= g then
+        errors.raise('ValueError', "'%s' is in parameter group %d of the optimizer, but in %s of "
+          .. 'the one in the checkpoint', name, g, group_of[name] and 'group ' .. group_of[name]
+          or 'none')
+      end
+    end
+  end
+end
+
 local function add_load_of_optimizer(loader, optimizer, meta, after)
   if type(meta) ~= 'table' then
     errors.raise('KeyError', 'the checkpoint has no optimizer')
@@ -263,6 +306,7 @@ local function add_load_of_optimizer(loader, optimizer, meta, after)
     errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
   end
   optimizer:_check_group_options(meta.groups)
+  check_groups(meta.groups, optimizer:_group_options(function(i) return entries[i].name end))
   check_keys(runtime.load_source(loader), 'optim/', expected, 'optimizer')
   after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
 end
@@ -334,7 +378,8 @@ end
 ---@field config? table
 
 --- Read a checkpoint into what is given. Collective: all ranks read the same one, each its own
---- elements, and when one of them fails nothing is changed on any.
+--- elements, and when one of them fails nothing is changed on any. What no FSDP unit holds, and
+--- buffers, have equal values on all ranks afterwards.
 ---@param path string
 ---@param opts ms.checkpoint.State
 ---@return ms.checkpoint.Meta
@@ -427,14 +472,16 @@ end
 -- -- interchange ---------------------------------------------------------------------------------
 
 --- Write all full parameters as one safetensors file (by rank 0). Collective, with one outcome on
---- all ranks.
+--- all ranks. A ValueError when a parameter that no FSDP unit holds differs between them.
 ---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)
   check_path('checkpoint.export', 'path', path)
   check_part('checkpoint.export', 'model', model)
-  local sd = model:state_dict { rank0_only = true }
   local comm = sharding.world()
+  model:materialize()
+  agree.on_one_value(comm, 'checkpoint.export', tree.unmanaged(model))
+  local sd = model:state_dict { rank0_only = true }
   local names, tensors, seen = {}, {}, {}
   if sharding.place(comm) == 0 then
     for _, name in ipairs(sd) do

@@ -259,6 +259,57 @@ describe('optim', function()
     assert.equal(p:hash(), q:hash())
   end)
 
+  it('takes a state dict whole or not at all', function()
+    local function make(sizes, lr)
+      local model = nn.Sequential(nn.Linear(2, sizes[1]), nn.Linear(sizes[1], sizes[2]))
+      local p = {}
+      for name, param in model:materialize():named_parameters() do
+        p[name] = param
+      end
+      local matrices, vectors = { p['0.weight'], p['1.weight'] }, { p['0.bias'] }
+      local groups = { { params = matrices, weight_decay = 0.1 }, { params = vectors } }
+      local opt = optim.AdamW(groups, { lr = lr })
+      model(ms.ones(1, 2)):sum():backward()
+      opt:step()
+      return opt, matrices, vectors
+    end
+    local sd = make({ 2, 3 }, 1):state_dict()
+    local function state_of(opt)
+      local parts = { opt.param_groups[1].lr }
+      for i, state in ipairs(opt:state_dict().state) do
+        parts[i + 1] = state.steps .. state.exp_avg:hash() .. state.exp_avg_sq:hash()
+      end
+      return table.concat(parts, ' ')
+    end
+    local function refused(text, opt, given)
+      local before = state_of(opt)
+      checks.raises('ValueError', text, opt.load_state_dict, opt, given)
+      assert.equal(before, state_of(opt))
+    end
+    refused("exp_avg of parameter '1.weight' has shape (6), expected shape (8) for its shape "
+      .. '(4, 2)', make({ 2, 4 }, 9), sd)
+    local swapped, matrices, vectors = make({ 2, 3 }, 9)
+    local turned = optim.AdamW({ { params = vectors }, { params = matrices } }, { lr = 9 })
+    checks.raises('ValueError', "a parameter group that doesn't match the size of optimizer's "
+      .. 'group: group 1 has 2 parameters, expected 1', turned.load_state_dict, turned, sd)
+    refused('group 1 has 2 parameters, expected 1', turned, sd)
+    sd.state[2].exp_avg_sq = nil
+    refused("exp_avg_sq of parameter '1.weight' has nothing, expected shape (6)", swapped, sd)
+    sd.state[2].exp_avg_sq = ms.ones(1)
+    refused('has shape (1), expected shape (6)', swapped, sd)
+  end)
+
+  it('takes momentum from a state dict, though it had none', function()
+    local p, q = leaf(1), leaf(1)
+    local opt, other = optim.SGD({ p }, { lr = 0.1, momentum = 0.5 }), optim.SGD({ q }, { lr = 3 })
+    step(opt, p)
+    local _ = ms.no_grad(function() q:copy_(p) end)
+    other:load_state_dict(opt:state_dict())
+    step(opt, p)
+    step(other, q)
+    assert.equal(p:hash(), q:hash())
+  end)
+
   it('trains a module whose parameters have no memory yet', function()
     local layer = nn.Linear(2, 1)
     local opt = optim.SGD(layer:parameters(), { lr = 0.1 })

@@ -15,6 +15,14 @@ local function odd_rank(numbers)
   end
 end
 
+local function keys_of(params)
+  local keys = {}
+  for i, p in ipairs(params) do
+    keys[i] = parameter.hash_number(p.tensor)
+  end
+  return keys
+end
+
 --- Parameters that no unit holds are each rank's own, and a warning where their values differ.
 --- Collective when there are any.
 ---@param group ffi.cdata*
@@ -24,11 +32,8 @@ function agree.on_ignored(group, params)
   if #params == 0 or world == 1 then
     return
   end
-  local keys = {}
-  for i, p in ipairs(params) do
-    keys[i] = parameter.hash_number(p.tensor)
-  end
-  for i, numbers in ipairs(runtime.exchange(group, 'the first use of FSDP (ignored)', keys)) do
+  local all = runtime.exchange(group, 'the first use of FSDP (ignored)', keys_of(params))
+  for i, numbers in ipairs(all) do
     local rank = odd_rank(numbers)
     if rank and me == 0 then
       errors.warn('UserWarning', ("ignored parameter '%s' has other values on rank %d than on rank "
@@ -37,6 +42,25 @@ function agree.on_ignored(group, params)
     end
     if rank then
       return
+    end
+  end
+end
+
+--- Parameters that no unit holds, of which one value is to be kept for all ranks: a ValueError on
+--- all when theirs differ. Collective when there are any.
+---@param group ffi.cdata*
+---@param what string  what is to be done with them
+---@param params ms.nn.ParamEntry[]  the same on all ranks
+function agree.on_one_value(group, what, params)
+  local _, world = runtime.place(group)
+  if #params == 0 or world == 1 then
+    return
+  end
+  for i, numbers in ipairs(runtime.exchange(group, what .. ' (values)', keys_of(params))) do
+    local rank = odd_rank(numbers)
+    if rank then
+      errors.raise('ValueError', "%s: '%s' has other values on rank %d than on rank 0; no FSDP "
+        .. 'unit holds it, so each rank trains its own', what, params[i].name, rank)
     end
   end
 end

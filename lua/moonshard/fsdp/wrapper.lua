@@ -227,18 +227,6 @@ local function note_options(instances)
   end
 end
 
--- Parameters below that no instance manages, with values.
-local function unmanaged(self)
-  local out = {}
-  for _, p in ipairs(module_tree.params(self)) do
-    if not parameter.manager(p.tensor) then
-      parameter.materialize(p.tensor)
-      out[#out + 1] = p
-    end
-  end
-  return out
-end
-
 local function make_tree(self)
   self:_prepare()
   local instances = instances_of(self)
@@ -266,7 +254,7 @@ local function make_tree(self)
   end
   runtime.init(tree.handle)
   note_options(instances)
-  agree.on_ignored(self.process_group, unmanaged(self))
+  agree.on_ignored(self.process_group, module_tree.unmanaged(self))
   return tree
 end
 

@@ -374,4 +374,17 @@ function tree.assign_names(module)
   end
 end
 
+--- Parameters from here down that no FSDP instance manages, with values.
+---@return ms.nn.ParamEntry[]
+function tree.unmanaged(module)
+  local out = {}
+  for _, p in ipairs(tree.params(module)) do
+    if not parameter.manager(p.tensor) then
+      parameter.materialize(p.tensor)
+      out[#out + 1] = p
+    end
+  end
+  return out
+end
+
 return tree

@@ -140,7 +140,7 @@ end
 
 ---@class ms.optim.StateDict
 ---@field state { name: string, steps: integer, [string]: ms.Tensor }[]
----@field param_groups table[]
+---@field param_groups table[]  options, and `params`: numbers of entries of `state`
 
 --- Copies of this rank's state, by parameter, and the groups' options. For state that moves between
 --- numbers of ranks, see moonshard.checkpoint.
@@ -155,18 +155,27 @@ function Optimizer:state_dict()
       state[i][name] = entry.state[name] and entry.state[name]:clone()
     end
   end
-  return { state = state, param_groups = self:_group_options() }
+  return { state = state, param_groups = self:_group_options(function(i) return i end) }
 end
 
-function Optimizer:_group_options()
-  local out = {}
-  for i, entry in ipairs(self.param_groups) do
-    out[i] = param_group.options(entry)
+--- Options of all groups, each with its `params`.
+---@param of fun(i: integer): any  what stands for parameter i, in order of addition
+---@return table[]
+function Optimizer:_group_options(of)
+  local out, before = {}, 0
+  for g, entry in ipairs(self.param_groups) do
+    out[g] = param_group.options(entry)
+    out[g].params = {}
+    for k = 1, #entry.params do
+      out[g].params[k] = of(before + k)
+    end
+    before = before + #entry.params
   end
   return out
 end
 
 --- Would _set_group_options() take them?
+---@return string[]  names of the state of each parameter that there would be
 function Optimizer:_check_group_options(groups)
   if #groups ~= #self.param_groups then
     errors.raise('ValueError', 'loaded state dict has a different number of parameter groups: '
@@ -176,11 +185,12 @@ function Optimizer:_check_group_options(groups)
   for i, group in ipairs(groups) do
     runtime.add_group(another, self.kind, {}, arguments.list('load', 'group ' .. i, group))
   end
+  return runtime.state_names(another)
 end
 
---- Set the options of all groups, as _group_options() gives them, or of none.
+--- Set the options of all groups, as _group_options() gives them: those that
+--- _check_group_options() takes.
 function Optimizer:_set_group_options(groups)
-  self:_check_group_options(groups)
   for i, options in ipairs(groups) do
     runtime.set_options(self._handle, i - 1, options)
   end
@@ -202,34 +212,78 @@ local function note_loaded(self, entries, steps)
   end
 end
 
--- Is this the state of an optimizer of the same kind over as many parameters?
-local function check_state_dict(self, sd, n)
-  local what = 'load_state_dict'
+-- Groups go by their places, so each must have as many parameters.
+local function check_group(self, i, given)
+  local what, name = 'load_state_dict', ('param_groups[%d]'):format(i)
+  local options = util.merged(arguments.list(what, 'sd.' .. name, given))
+  options.params = nil -- absent in those that were made by hand
+  errors.options(('%s of the state dict loaded into %s'):format(name, self._name), options,
+    self.options)
+  local own = self.param_groups[i]
+  if own and given.params ~= nil
+    and #arguments.list(what, ('sd.%s.params'):format(name), given.params) ~= #own.params then
+    errors.raise('ValueError', "loaded state dict contains a parameter group that doesn't match "
+      .. "the size of optimizer's group: group %d has %d parameters, expected %d", i,
+      #given.params, #own.params)
+  end
+end
+
+-- How many elements this rank holds of a parameter, or of a plain tensor, and the whole shape.
+local function held(param)
+  if parameter.is_parameter(param) then
+    local _, extent = parameter.part(param)
+    return extent.numel, extent.shape
+  end
+  return parameter.facts(param).numel, parameter.shape(param)
+end
+
+-- Does the state of one parameter fit what this rank holds of it?
+local function check_state(i, param, state, names)
+  local what, place = 'load_state_dict', ('sd.state[%d]'):format(i)
+  arguments.list(what, place, state)
+  arguments.whole(what, place .. '.steps', state.steps, nil, 0)
+  local numel, whole = held(param)
+  for _, name in ipairs(names) do
+    local given = state[name]
+    local shape = given ~= nil and arguments.tensor(what, place .. '.' .. name, given):shape()
+    if shape and (#shape ~= 1 or shape[1] ~= numel) or not shape and numel > 0 then
+      local label = parameter.name(param)
+      errors.raise('ValueError', "loaded state dict: %s of parameter %s has %s, expected shape (%d)"
+        .. ' for its shape (%s)', name, label ~= '' and ("'%s'"):format(label) or tostring(i),
+        shape and ('shape (%s)'):format(table.concat(shape, ', ')) or 'nothing', numel,
+        table.concat(whole, ', '))
+    end
+  end
+end
+
+-- Is this the state of an optimizer of the same kind over such parameters?
+local function check_state_dict(self, sd)
+  local what, n = 'load_state_dict', runtime.n_params(self._handle)
   arguments.list(what, 'sd', sd)
-  for i, options in ipairs(arguments.list(what, 'sd.param_groups', sd.param_groups)) do
-    errors.options(('param_groups[%d] of the state dict loaded into %s'):format(i, self._name),
-      arguments.list(what, ('sd.param_groups[%d]'):format(i), options), self.options)
+  for i, given in ipairs(arguments.list(what, 'sd.param_groups', sd.param_groups)) do
+    check_group(self, i, given)
   end
   if #arguments.list(what, 'sd.state', sd.state) ~= n then
     errors.raise('ValueError', 'loaded state dict has %d parameters, expected %d', #sd.state, n)
   end
+  local names = self:_check_group_options(sd.param_groups)
   for i, state in ipairs(sd.state) do
-    arguments.list(what, ('sd.state[%d]'):format(i), state)
-    arguments.whole(what, ('sd.state[%d].steps'):format(i), state.steps, nil, 0)
+    check_state(i, runtime.param(self._handle, i), state, names)
   end
 end
 
---- Take over what state_dict() gave, on the same number of ranks.
+--- Take over what state_dict() gave, on the same number of ranks: groups and parameters go by their
+--- order. What does not fit is a ValueError, and changes nothing.
 ---@param sd ms.optim.StateDict
 function Optimizer:load_state_dict(sd)
-  local entries, names = self:_entries()
-  check_state_dict(self, sd, #entries)
+  check_state_dict(self, sd)
   self:_set_group_options(sd.param_groups)
+  local entries, names = self:_entries()
   local most = 0
   for i, entry in ipairs(entries) do
     most = math.max(most, sd.state[i].steps)
     for _, name in ipairs(names) do
-      if entry.state[name] and sd.state[i][name] then
+      if entry.state[name] then
         entry.state[name]:copy_(sd.state[i][name])
       end
     end
