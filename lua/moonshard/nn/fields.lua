@@ -97,8 +97,8 @@ function fields.assign(self, field, value)
   end
 end
 
--- Modules of `_owner`, `_home` and `_children` are those of the tree itself.
-local PRIVATE = { _owner = true, _home = true, _children = true }
+-- Modules of these are those of the tree itself.
+local PRIVATE = { _owner = true, _home = true, _children = true, _watched_params = true }
 
 --- Refuse what assignment did not see: modules put into a table later, or in place of a value that
 --- was none.

@@ -364,6 +364,7 @@ function Module:materialize()
     rawset(module, '_ready', true)
     module:_materialized(path, place.stream)
   end
+  rawset(self, '_watched_params', tree.watched_params(self))
   return self
 end
 
@@ -409,6 +410,10 @@ end
 function Module:__call(...)
   if not rawget(self, '_ready') then
     self:materialize()
+  end
+  local watched = rawget(self, '_watched_params')
+  if watched then
+    tree.check_params(watched)
   end
   if rawget(self, '_pre_hooks') or rawget(self, '_post_hooks') then
     return scope.run(self._scope, forward_with_hooks, self, ...)

@@ -2,7 +2,7 @@
 --- is read from arrays in order of declaration.
 ---
 --- Fields are the truth: `model.head = other` takes the place of the child declared as 'head', and
---- `head.weight = tensor` ties a parameter, and a field set to nil holds nothing any more.
+--- `head.weight = parameter` ties one, and a field set to nil holds nothing any more.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
@@ -189,6 +189,15 @@ local function put_back_param(module, p, now, taken)
     taken and 'took it into a unit, which would never see that' or 'wrapped the model', p.name)
 end
 
+-- A tensor that is no parameter: an optimizer would go on with the old one.
+local function put_back_plain(module, p, now)
+  rawset(module, p.name, p.tensor)
+  errors.raise('TypeError', "parameter '%s' of %s was replaced by a plain tensor (%s), expected a "
+    .. 'parameter or nil; the field shows the parameter again. Write into it instead: '
+    .. 'ms.no_grad(function() module.%s:copy_(t) end)', join(tree.path(module), p.name),
+    place(module), table.concat(parameter.shape(now), ', '), p.name)
+end
+
 --- The tensor that stands where `p` of `module._params` was declared, or nil.
 ---@return ms.Tensor?
 function tree.param(module, p)
@@ -206,12 +215,42 @@ function tree.param(module, p)
     return nil
   elseif not tensor then
     misplaced('parameter', p.name, module, now)
-  elseif p.tensor and is_wrapped(module) and not parameter.is_parameter(now) then
-    put_back_param(module, p, now, false)
+  elseif p.tensor and not parameter.is_parameter(now) then
+    if is_wrapped(module) then
+      put_back_param(module, p, now, false)
+    end
+    put_back_plain(module, p, now)
   end
   parameter.make(scope.keep(now))
   p.tensor, p.shape = now, parameter.shape(now)
   return now
+end
+
+--- What tree.check_params() compares; none but for an outermost module. (A wrapped model watches more
+--- itself.)
+---@return { module: ms.nn.Module, param: table }[]?
+function tree.watched_params(module)
+  if rawget(module, '_owner') or module._is_fsdp then
+    return nil
+  end
+  local watched = {}
+  for _, entry in ipairs(tree.walk(module)) do
+    for _, param in ipairs(entry.module._params) do
+      watched[#watched + 1] = { module = entry.module, param = param }
+    end
+  end
+  return watched
+end
+
+--- Fields are plain fields: what was assigned to those of parameters is seen when the outermost
+--- module is called next.
+function tree.check_params(watched)
+  for i = 1, #watched do
+    local module, p = watched[i].module, watched[i].param
+    if not rawequal(rawget(module, p.name), p.tensor) then
+      tree.param(module, p)
+    end
+  end
 end
 
 -- As tree.param(), for an entry of `module._buffers`.
