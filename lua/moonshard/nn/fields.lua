@@ -97,8 +97,11 @@ function fields.assign(self, field, value)
   end
 end
 
--- What the tree itself holds: modules in `_owner` and `_children`.
-local PRIVATE = { _owner = true, _children = true, _params = true, _buffers = true }
+-- What the tree itself holds.
+local PRIVATE = {
+  _owner = true, _home = true, _children = true, _params = true, _buffers = true,
+  _watched_params = true,
+}
 
 --- Refuse what assignment did not see: modules put into a table later, or in place of a value that
 --- was none.

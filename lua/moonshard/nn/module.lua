@@ -25,7 +25,8 @@ local check_zero_grad = require 'moonshard.zero_grad'
 ---@field _params { name: string, tensor: ms.Tensor, shape: integer[] }[]
 ---@field _buffers { name: string, tensor: ms.Tensor, persistent: boolean }[]
 ---@field _children { name: string, module: ms.nn.Module, key: string|integer }[]
----@field _owner ms.nn.Module?  the first module that declared this one as its child
+---@field _owner ms.nn.Module?  the first of the modules that hold this one as their child
+---@field _home ms.nn.Module?  see [Note: homes] in moonshard.nn.tree
 local Module = class('nn.Module')
 
 Module._is_module = true
@@ -206,7 +207,7 @@ function Module:child(name, module, key)
   local entry = { name = name, module = module, key = key or name }
   list[#list + 1] = entry
   tree.place(self, entry, module)
-  rawset(module, '_owner', rawget(module, '_owner') or self)
+  tree.adopt(self, module)
   return module
 end
 
@@ -222,7 +223,7 @@ function Module:set_child(name, module)
   tree.check_acyclic(self, name, module)
   entry.module = module
   tree.place(self, entry, module)
-  rawset(module, '_owner', self)
+  tree.adopt(self, module)
 end
 
 -- -- walking -------------------------------------------------------------------------------------
@@ -360,14 +361,13 @@ local function materialize(self)
   for _, p in ipairs(tree.params(self)) do
     parameter.materialize(p.tensor)
   end
-  local stream = tree.stream(tree.outermost(self))
-  for _, entry in ipairs(tree.walk(self)) do
-    local module = entry.module
-    local path = tree.path(module)
+  for _, place in ipairs(tree.places(self)) do
+    local module, path = place.module, place.path
     rawset(module, '_scope', path == '' and module._name or path)
     rawset(module, '_ready', true)
-    module:_materialized(path, stream)
+    module:_materialized(path, place.stream)
   end
+  rawset(self, '_watched_params', tree.watched_params(self))
 end
 
 --- Give all declared parameters their names, memory and first values. The first call does it.
@@ -419,6 +419,10 @@ end
 function Module:__call(...)
   if not rawget(self, '_ready') then
     self:materialize()
+  end
+  local watched = rawget(self, '_watched_params')
+  if watched then
+    tree.check_params(watched)
   end
   if rawget(self, '_pre_hooks') or rawget(self, '_post_hooks') then
     return scope.run(self._scope, forward_with_hooks, self, ...)

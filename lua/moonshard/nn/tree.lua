@@ -2,7 +2,7 @@
 --- is read from arrays in order of declaration.
 ---
 --- Fields are the truth: `model.head = other` takes the place of the child declared as 'head', and
---- `head.weight = tensor` ties a parameter, and a field set to nil holds nothing any more.
+--- `head.weight = parameter` ties one, and a field set to nil holds nothing any more.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
@@ -131,6 +131,21 @@ local function put_back_child(module, entry, now)
     now == nil and 'set to nil' or ('replaced by %s'):format(arguments.noun(now)))
 end
 
+--- A module stands in another one now; the first that holds it stays its owner. What depends on its
+--- path is made anew.
+---@param owner ms.nn.Module
+---@param module ms.nn.Module
+function tree.adopt(owner, module)
+  local first = rawget(module, '_owner')
+  for _, entry in ipairs(first and first._children or {}) do
+    if standing(first, entry) == module then
+      owner = first
+    end
+  end
+  rawset(module, '_owner', owner)
+  rawset(module, '_ready', false)
+end
+
 --- The module that stands where `entry` of `module._children` was declared, or nil when the field
 --- was set to nil.
 function tree.child(module, entry)
@@ -149,7 +164,7 @@ function tree.child(module, entry)
   tree.check_acyclic(module, entry.name, now)
   entry.module = now
   tree.place(module, entry, now)
-  rawset(now, '_owner', module)
+  tree.adopt(module, now)
   return now
 end
 
@@ -174,6 +189,15 @@ local function put_back_param(module, p, now, taken)
     taken and 'took it into a unit, which would never see that' or 'wrapped the model', p.name)
 end
 
+-- A tensor that is no parameter: an optimizer would go on with the old one.
+local function put_back_plain(module, p, now)
+  rawset(module, p.name, p.tensor)
+  errors.raise('TypeError', "parameter '%s' of %s was replaced by a plain tensor (%s), expected a "
+    .. 'parameter or nil; the field shows the parameter again. Write into it instead: '
+    .. 'ms.no_grad(function() module.%s:copy_(t) end)', join(tree.path(module), p.name),
+    place(module), table.concat(parameter.shape(now), ', '), p.name)
+end
+
 --- The tensor that stands where `p` of `module._params` was declared, or nil.
 ---@return ms.Tensor?
 function tree.param(module, p)
@@ -191,12 +215,42 @@ function tree.param(module, p)
     return nil
   elseif not tensor then
     misplaced('parameter', p.name, module, now)
-  elseif p.tensor and is_wrapped(module) and not parameter.is_parameter(now) then
-    put_back_param(module, p, now, false)
+  elseif p.tensor and not parameter.is_parameter(now) then
+    if is_wrapped(module) then
+      put_back_param(module, p, now, false)
+    end
+    put_back_plain(module, p, now)
   end
   parameter.make(scope.keep(now))
   p.tensor, p.shape = now, parameter.shape(now)
   return now
+end
+
+--- What tree.check_params() compares; none but for an outermost module. (A wrapped model watches more
+--- itself.)
+---@return { module: ms.nn.Module, param: table }[]?
+function tree.watched_params(module)
+  if rawget(module, '_owner') or module._is_fsdp then
+    return nil
+  end
+  local watched = {}
+  for _, entry in ipairs(tree.walk(module)) do
+    for _, param in ipairs(entry.module._params) do
+      watched[#watched + 1] = { module = entry.module, param = param }
+    end
+  end
+  return watched
+end
+
+--- Fields are plain fields: what was assigned to those of parameters is seen when the outermost
+--- module is called next.
+function tree.check_params(watched)
+  for i = 1, #watched do
+    local module, p = watched[i].module, watched[i].param
+    if not rawequal(rawget(module, p.name), p.tensor) then
+      tree.param(module, p)
+    end
+  end
 end
 
 -- As tree.param(), for an entry of `module._buffers`.
@@ -332,21 +386,38 @@ function tree.outermost(module)
   return module
 end
 
---- Path of a module from the outermost one, '' for that one itself.
----@return string
-function tree.path(module)
-  local owner = rawget(module, '_owner')
-  if not owner then
+-- The first way down from `top` in order of declaration; nil when there is none.
+local function way(top, module, seen)
+  if top == module then
     return ''
-  elseif owner._transparent then
-    return tree.path(owner)
   end
-  for _, entry in ipairs(owner._children) do
-    if tree.child(owner, entry) == module then
-      return join(tree.path(owner), entry.name)
+  seen[top] = true
+  for _, entry in ipairs(top._children) do
+    local child = tree.child(top, entry)
+    local below = child and not seen[child] and way(child, module, seen)
+    if below and top._transparent then
+      return below
+    elseif below then
+      return below == '' and entry.name or join(entry.name, below)
     end
   end
-  return ''
+end
+
+--- Path of a module from the outermost one, '' for that one itself; the first, where a module stands
+--- in several places.
+---@return string
+function tree.path(module)
+  local home = rawget(module, '_home')
+  return home and not rawget(home, '_owner') and way(home, module, {})
+    or way(tree.outermost(module), module, {}) or ''
+end
+
+local function paths_below(top)
+  local paths = {}
+  for _, entry in ipairs(tree.walk(top)) do
+    paths[entry.module] = entry.path
+  end
+  return paths
 end
 
 --- Random stream of the tree below a module: that of the first of its modules that was made. So
@@ -362,15 +433,63 @@ function tree.stream(module)
   return first or 0
 end
 
---- Name the parameters from here down that have no name yet; a parameter keeps the first it got.
-function tree.assign_names(module)
-  local prefix, stream = tree.path(module), nil
-  for _, p in ipairs(tree.params(module)) do
-    if parameter.name(p.tensor) == '' then
-      stream = stream or tree.stream(module)
-      parameter.set_name(p.tensor, join(prefix, p.name))
-      parameter.set_stream(p.tensor, stream)
+-- `make(top)` for each outermost module, once.
+local function by_top(make)
+  return setmetatable({}, {
+    __index = function(made, top)
+      made[top] = make(top)
+      return made[top]
+    end,
+  })
+end
+
+-- [Note: homes] A module may stand in several trees, as where a probe borrows layers of a model. Its
+-- home is the one that names its parameters and places: the first that was materialised. One that
+-- only was asked for parameters, or became part of a larger one, or let the module go, gives way.
+local function home_of(module, top, paths)
+  local home = rawget(module, '_home')
+  if home == top or not (home and rawget(home, '_ready') and not rawget(home, '_owner')
+    and paths[home][module]) then
+    home = top
+    rawset(module, '_home', top)
+  end
+  return home
+end
+
+--- Where this module and all below it stand, and their tree's random stream.
+---@return { module: ms.nn.Module, path: string, stream: integer }[]
+function tree.places(module)
+  local top, out = tree.outermost(module), {}
+  local paths, streams = by_top(paths_below), by_top(tree.stream)
+  for i, entry in ipairs(tree.walk(module)) do
+    local home = home_of(entry.module, top, paths)
+    out[i] = {
+      module = entry.module, path = paths[home][entry.module] or '', stream = streams[home],
+    }
+  end
+  return out
+end
+
+local function names_below(top)
+  local names = {}
+  for _, p in ipairs(tree.params(top)) do
+    names[parameter.key(p.tensor)] = p.name
+  end
+  return names
+end
+
+--- Name all parameters below an outermost module by their paths. What has no values yet will have
+--- those of its present name.
+---@param top ms.nn.Module
+function tree.assign_names(top)
+  local paths, names, streams = by_top(paths_below), by_top(names_below), by_top(tree.stream)
+  for _, p in ipairs(tree.params(top)) do
+    local home = home_of(p.module, top, paths)
+    local name = home == top and p.name or names[home][parameter.key(p.tensor)]
+    if parameter.name(p.tensor) ~= name then
+      parameter.set_name(p.tensor, name)
     end
+    parameter.set_stream(p.tensor, streams[home])
   end
 end
 
