@@ -1,10 +1,10 @@
 /* JSON for Lua, by Jansson: tables to text and back. Called only by lua/moonshard/json.lua, which
  * says what null and empty arrays look like: argument 2 is the null value, argument 3 the metatable
  * of arrays. On a mistake: nil, the error's kind, its message. */
+#include "json_whole.h"
 #include "lua_module.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,11 +196,8 @@ static json_t *write_value(lua_State *L, int depth, mistake *m)
     }
 }
 
-/* Jansson tells want of memory by no text or a wrong one; the allocator leaves it in errno. */
-static int failed(lua_State *L, const mistake *m)
+static int failed(lua_State *L, const mistake *m, bool no_memory)
 {
-    const bool no_memory = errno == ENOMEM || m->kind == NULL;
-
     lua_pushnil(L);
     lua_pushstring(L, no_memory ? "OutOfMemory" : m->kind);
     lua_pushstring(L, no_memory ? "no memory for JSON" : m->text);
@@ -215,17 +212,14 @@ int lua_json_encode(lua_State *L)
     lua_pushvalue(L, VALUE);
     errno = 0;
     json_t *value = write_value(L, 0, &m);
-    /* json_dumps() can lose a key when memory is out and call it a success */
-    const size_t n = json_dumpb(value, NULL, 0, FLAGS);
-    char *text = n > 0 ? malloc(n) : NULL;
-    const bool whole = text != NULL && json_dumpb(value, text, n, FLAGS) == n;
+    const int error = errno;
+    char *text = ms_json_text(value, FLAGS);
 
     json_decref(value);
-    if (!whole) {
-        free(text);
-        return failed(L, &m);
+    if (text == NULL) {
+        return failed(L, &m, error == ENOMEM || m.kind == NULL);
     }
-    lua_pushlstring(L, text, n);
+    lua_pushstring(L, text);
     free(text);
     return 1;
 }
@@ -281,17 +275,18 @@ int lua_json_decode(lua_State *L)
 {
     mistake m = {.kind = "FormatError"};
     json_error_t error;
+    bool no_memory;
     size_t n;
 
     lua_settop(L, 3);
     const char *text = luaL_checklstring(L, VALUE, &n);
-    errno = 0;
-    json_t *value = json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
+    json_t *value =
+        ms_json_load(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error, &no_memory);
 
     if (value == NULL) {
         snprintf(m.text, sizeof(m.text), "malformed JSON at line %d, byte %d: %.80s", error.line,
                  error.position, error.text);
-        return failed(L, &m);
+        return failed(L, &m, no_memory);
     }
     lua_pushcfunction(L, read_root);
     lua_pushlightuserdata(L, value);

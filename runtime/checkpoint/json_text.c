@@ -3,7 +3,6 @@
  * them by Jansson. */
 #include "json_text.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,31 +17,16 @@ static ms_status malformed(const msi_json_source *source, const char *at, const 
 ms_status msi_json_parse(json_t **out, const msi_json_source *source, const char *text, size_t n)
 {
     json_error_t error;
+    bool no_memory;
 
-    errno = 0;
-    *out = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    *out = ms_json_load(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error, &no_memory);
     if (*out != NULL) {
         return MS_OK;
     }
-    if (errno == ENOMEM) { /* of which Jansson itself says nothing */
+    if (no_memory) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the contents of %s", source->path);
     }
     return malformed(source, text + error.position, error.text);
-}
-
-char *msi_json_text(const json_t *value, size_t flags)
-{
-    const size_t n = json_dumpb(value, NULL, 0, flags); /* 0 when memory is out */
-    char *text = n > 0 ? malloc(n + 1) : NULL;
-
-    if (text != NULL && json_dumpb(value, text, n, flags) != n) {
-        free(text);
-        return NULL;
-    }
-    if (text != NULL) {
-        text[n] = '\0';
-    }
-    return text;
 }
 
 static char *skip_space(char *at, const char *end)

@@ -4,8 +4,7 @@
 #define MSI_JSON_TEXT_H
 
 #include "base.h"
-
-#include <jansson.h>
+#include "json_whole.h"
 
 /* Where a text comes from: errors begin "<path>: <part>byte <n>: ". */
 typedef struct msi_json_source {
@@ -15,10 +14,6 @@ typedef struct msi_json_source {
 
 /* Parse `n` bytes. MS_FORMAT_ERROR, MS_OUT_OF_MEMORY. */
 ms_status msi_json_parse(json_t **out, const msi_json_source *source, const char *text, size_t n);
-
-/* The text of a value, with Jansson's flags; malloced. NULL, without an error set, when memory is
- * out: json_dumps() can lose a name then and call it a success. */
-char *msi_json_text(const json_t *value, size_t flags);
 
 /* "name": value, as they stand in a text. */
 typedef struct msi_json_member {

@@ -105,7 +105,7 @@ static ms_status check_own_hash(const char *path, json_t *root, uint64_t *expect
 
     MS_TRY(get_hex(path, "the manifest", root, "xxh3", expected));
     json_object_del(root, "xxh3");
-    text = msi_json_text(root, JSON_COMPACT | JSON_SORT_KEYS);
+    text = ms_json_text(root, JSON_COMPACT | JSON_SORT_KEYS);
     if (text == NULL) {
         return no_memory(path);
     }
@@ -382,7 +382,7 @@ static ms_status parse_root(msi_manifest *m, const char *path)
                        path, type_name(meta));
     }
     MS_TRY(parse_step(m, path, meta));
-    m->meta = msi_json_text(meta, JSON_COMPACT);
+    m->meta = ms_json_text(meta, JSON_COMPACT);
     m->files = calloc(json_array_size(files) + 1, sizeof(*m->files));
     m->tensors = calloc(json_array_size(tensors) + 1, sizeof(*m->tensors));
     if (m->meta == NULL || m->files == NULL || m->tensors == NULL) {

@@ -264,7 +264,7 @@ static ms_status join_reports(json_t *root, json_t *const *reports, int32_t worl
 /* The text of a manifest, its own hash added. */
 static ms_status seal(char **text, const json_t *root)
 {
-    char hex[17], *canonical = msi_json_text(root, JSON_COMPACT | JSON_SORT_KEYS);
+    char hex[17], *canonical = ms_json_text(root, JSON_COMPACT | JSON_SORT_KEYS);
     json_t *sealed = json_copy((json_t *)(uintptr_t)root);
     ms_status status = MS_OK;
 
@@ -272,9 +272,10 @@ static ms_status seal(char **text, const json_t *root)
         snprintf(hex, sizeof(hex), "%016llx",
                  (unsigned long long)ms_hash_bytes(canonical, (int64_t)strlen(canonical)));
     }
-    if (canonical == NULL || sealed == NULL ||
+    /* json_copy() can lose members when memory is out */
+    if (canonical == NULL || json_object_size(sealed) != json_object_size(root) ||
         json_object_set_new(sealed, "xxh3", json_string(hex)) != 0 ||
-        (*text = msi_json_text(sealed, JSON_INDENT(1))) == NULL) {
+        (*text = ms_json_text(sealed, JSON_INDENT(1))) == NULL) {
         status = no_memory();
     }
     free(canonical);

@@ -29,10 +29,13 @@ json_t *msi_st_header_new(void)
 ms_status msi_st_header_add(json_t *header, const char *name, int32_t dtype, int32_t ndim,
                             const int64_t *shape, int64_t begin, int64_t end)
 {
-    json_t *sizes, *checked = json_string(name); /* NULL when it is no UTF-8 */
+    json_t *sizes, *checked;
 
+    errno = 0;
+    checked = json_string(name); /* NULL also when it is no UTF-8 */
     if (checked == NULL) {
-        return MS_FAIL(MS_VALUE_ERROR, "the name of a tensor is no UTF-8 text");
+        return errno == ENOMEM ? no_memory()
+                               : MS_FAIL(MS_VALUE_ERROR, "the name of a tensor is no UTF-8 text");
     }
     json_decref(checked);
     if (json_object_get(header, name) != NULL) {
@@ -57,7 +60,7 @@ ms_status msi_st_header_add(json_t *header, const char *name, int32_t dtype, int
 
 ms_status msi_st_header_text(char **text, int64_t *nbytes, const json_t *header, int64_t room)
 {
-    char *json = msi_json_text(header, JSON_COMPACT);
+    char *json = ms_json_text(header, JSON_COMPACT);
     uint64_t length;
 
     *text = NULL;

@@ -376,7 +376,10 @@ static ms_status gather_reports(ms_checkpoint_writer *w, const char *text, const
         }
     }
     for (int32_t r = 0; r < w->world && status == MS_OK && gathered != NULL; r++) {
-        reports[r] = json_loadb(gathered + r * longest, (size_t)all[r].n_bytes, 0, NULL);
+        bool no_memory;
+
+        reports[r] =
+            ms_json_load(gathered + r * longest, (size_t)all[r].n_bytes, 0, NULL, &no_memory);
         if (reports[r] == NULL) {
             msi_outcome_keep(&w->own,
                              MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the report of rank %d", r));
@@ -421,7 +424,7 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
         msi_outcome_keep(&w->own, finish_file(w));
     }
     if (w->own.status == MS_OK) {
-        text = msi_json_text(w->report, JSON_COMPACT);
+        text = ms_json_text(w->report, JSON_COMPACT);
         if (text == NULL) {
             msi_outcome_keep(&w->own, MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a report"));
         }
@@ -452,11 +455,13 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
 ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, const char *meta_json)
 {
     json_error_t error;
-    json_t *meta;
+    bool no_memory;
 
-    errno = 0;
-    meta = json_loads(meta_json != NULL ? meta_json : "{}", JSON_REJECT_DUPLICATES, &error);
-    if (meta == NULL && errno == ENOMEM) {
+    meta_json = meta_json != NULL ? meta_json : "{}";
+    json_t *meta =
+        ms_json_load(meta_json, strlen(meta_json), JSON_REJECT_DUPLICATES, &error, &no_memory);
+
+    if (no_memory) {
         msi_outcome_keep(&w->own, MS_FAIL(MS_OUT_OF_MEMORY, "no memory for meta data"));
     } else if (!json_is_object(meta)) {
         msi_outcome_keep(&w->own,
