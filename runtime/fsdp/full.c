@@ -31,7 +31,9 @@ ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **
         *out = full;
         return MS_OK;
     }
-    u->tree->named = true;
+    if (u->tree != NULL) {
+        u->tree->named = true;
+    }
     ms_status status = all_gather(u, what, u->name, u->master->data, nbytes, full->data);
 
     if (status != MS_OK) {
