@@ -65,6 +65,21 @@ const char *msi_failure_text(const ms_comm *c, int32_t a, int32_t b, char *buffe
     return buffer;
 }
 
+ms_status msi_comm_dropped(ms_comm *c, uint64_t seq, int32_t q)
+{
+    char operation[MSI_OPERATION_TEXT], failure[MSI_FAILURE_TEXT];
+
+    msi_operation_text(c, seq, operation, sizeof(operation));
+    if (msi_members_agree(c)) {
+        msi_failure_text(c, c->rank, q, failure, sizeof(failure));
+        msi_job_abort(c->job, c->slot[c->rank], c->slot[q],
+                      failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+                      "rank %d dropped %s, which rank %d uses%s", (int)c->slot[q], operation,
+                      (int)c->slot[c->rank], failure);
+    }
+    return msi_comm_fail(c, "waited in", operation);
+}
+
 int32_t msi_failure_owner(const ms_comm *c)
 {
     uint64_t own, theirs;

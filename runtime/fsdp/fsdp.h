@@ -7,19 +7,24 @@
  *
  * [Note: slot protocol] Per slot and rank there is one word each of
  *     filled    generation whose own extents this rank has cast into the slot
+ *     dropped   generation whose own extents it will not cast any more
  *     released  generation this rank is done reading
  * and per gradient slot and rank
  *     ready     generation whose gradient of this rank is complete
  *     reduced   generation whose chunk this rank has reduced in place (NO_SHARD only)
+ *     dropped   generation whose chunk it will not reduce any more
  *     read      generation this rank has read everything of that it needs
  * Slot and generation of every use follow from program order alone: a free slot is taken in the
  * order in which slots became free, and its generation is counted up. So ranks agree without
  * talking. A slot is filled with generation g once released[q] >= g - 1 for every rank q, and read
  * once filled[q] >= g for every q. A gradient slot is written with g once read[q] >= g - 1 for
  * every q. No barriers. What cannot be done yet is queued, and every wait runs the queue. A publish
- * that nobody will read, because the unit was skipped, written or reset, is dropped: both its words
- * are stored, the slot is not. The model in slots.pml checks that this neither deadlocks nor lets a
- * slot change under a reader. */
+ * still queued when the unit is skipped, written or reset is dropped: `dropped` and `released` are
+ * stored, the slot is not. Ranks that run one program all drop it, and nobody reads. One that drops
+ * alone leaves a reader with dropped[q] >= g and filled[q] < g; that stays so, as q fills nothing
+ * later before the reader releases g: the job ends there. The same holds of `reduced`. The model in
+ * slots.pml checks that this neither deadlocks, nor lets a slot change under a reader, nor lets
+ * anybody read what was not filled. */
 #ifndef MSI_FSDP_H
 #define MSI_FSDP_H
 
@@ -32,12 +37,14 @@ enum { MSI_GRAD_RING = 2, MSI_MAX_LEVELS = 40, MSI_PAGE = 4096 };
 
 typedef struct msi_slot_word {
     _Alignas(64) _Atomic uint64_t filled;
+    _Atomic uint64_t dropped;
     _Atomic uint64_t released;
 } msi_slot_word;
 
 typedef struct msi_grad_word {
     _Alignas(64) _Atomic uint64_t ready;
     _Atomic uint64_t reduced;
+    _Atomic uint64_t dropped;
     _Atomic uint64_t read;
 } msi_grad_word;
 
@@ -235,7 +242,7 @@ ms_status msi_ring_plan(ms_fsdp_tree *tree, int64_t (*bytes)(const ms_fsdp_unit 
 ms_status msi_queue_run(ms_fsdp_tree *tree);
 /* Run the queue until `ready(user)`; `seq` names what is waited for. */
 ms_status msi_queue_wait(ms_fsdp_tree *tree, uint64_t seq, bool (*ready)(void *user), void *user);
-/* Take a publish out of the queue; nobody will read what it would have filled. */
+/* Take a publish out of the queue. */
 void msi_queue_drop_publish(ms_fsdp_unit *u);
 /* Take a reduction out of the queue, if it is there. */
 void msi_queue_drop_reduction(ms_fsdp_unit *u);
@@ -304,6 +311,8 @@ bool msi_unit_has_gradient(void *unit, int32_t index);
 void msi_unit_gradient_trim(ms_fsdp_unit *u);
 /* The unit's part of msi_param_ops: the place of parameter `index` in the reduced gradient. */
 void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
+/* Wait until the unit's announced gradient is reduced. */
+ms_status msi_reduction_wait(ms_fsdp_unit *u);
 /* Reduce everything that is queued; waits. */
 ms_status msi_gradients_finish(ms_fsdp_tree *tree);
 

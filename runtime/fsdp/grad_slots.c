@@ -197,11 +197,6 @@ static bool all_read(void *user)
     return true;
 }
 
-static bool slot_is_free(void *user)
-{
-    return ((msi_grad_slot *)user)->holder == NULL;
-}
-
 /* Take the unit's slot, or the ring's least recently taken one that no backward writes now. Its
  * earlier gradient is reduced first if need be, and all peers must have read it. */
 ms_status msi_grad_slot_take(ms_fsdp_unit *u)
@@ -234,7 +229,7 @@ ms_status msi_grad_slot_take(ms_fsdp_unit *u)
         slot = tree->grads.slots[tree->grads.n_slots - 1];
     }
     if (slot->holder != NULL) {
-        MS_TRY(msi_queue_wait(tree, slot->seq, slot_is_free, slot));
+        MS_TRY(msi_reduction_wait(slot->holder));
     }
     slot->holder = u;
     slot->taken_at = ++tree->grad_taken;

@@ -119,7 +119,7 @@ void msi_gradient_abandon(ms_fsdp_unit *u)
     if (u->grad_slot != NULL) {
         msi_grad_word *own = &u->grad_slot->words[u->rank];
 
-        atomic_store(&own->reduced, u->grad_generation);
+        atomic_store(&own->dropped, u->grad_generation);
         atomic_store(&own->read, u->grad_generation);
         u->grad_slot->holder = NULL;
         u->grad_slot = NULL;
@@ -312,17 +312,40 @@ ms_status msi_reduce_step(ms_fsdp_unit *u, bool *finished)
     return MS_OK;
 }
 
-static bool is_reduced(void *user)
+/* A member whose chunk this rank needs and will not get, or -1. `reduced` is looked at last: what
+ * was reduced was so before anything later was dropped. */
+static int32_t chunk_dropped_by(const ms_fsdp_unit *u)
 {
-    return ((const ms_fsdp_unit *)user)->grad_phase == MSI_GRAD_NONE;
+    for (int32_t q = 0; u->grad_phase == MSI_GRAD_REDUCED && q < u->world; q++) {
+        const msi_grad_word *word = &u->grad_slot->words[q];
+
+        if (atomic_load(&word->dropped) >= u->grad_generation &&
+            atomic_load(&word->reduced) < u->grad_generation) {
+            return q;
+        }
+    }
+    return -1;
+}
+
+static bool is_reduced_or_dropped(void *user)
+{
+    const ms_fsdp_unit *u = user;
+
+    return u->grad_phase == MSI_GRAD_NONE || chunk_dropped_by(u) >= 0;
+}
+
+ms_status msi_reduction_wait(ms_fsdp_unit *u)
+{
+    MS_TRY(msi_queue_wait(u->tree, u->grad_seq, is_reduced_or_dropped, u));
+    return u->grad_phase == MSI_GRAD_NONE
+               ? MS_OK
+               : msi_comm_dropped(u->comm, u->grad_seq, chunk_dropped_by(u));
 }
 
 ms_status msi_gradients_finish(ms_fsdp_tree *tree)
 {
     while (tree->n_reducing > 0) {
-        ms_fsdp_unit *u = tree->reducing[0];
-
-        MS_TRY(msi_queue_wait(tree, u->grad_seq, is_reduced, u));
+        MS_TRY(msi_reduction_wait(tree->reducing[0]));
     }
     return MS_OK;
 }

@@ -324,16 +324,36 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
 
 /* -- unshard and reshard ----------------------------------------------------------------------- */
 
-static bool all_filled(void *user)
+/* What it has filled it had filled before it dropped anything later: `filled` is looked at last. */
+static bool has_dropped(const ms_fsdp_unit *u, int32_t q)
+{
+    const msi_slot_word *word = &u->slot->words[q];
+
+    return atomic_load(&word->dropped) >= u->generation &&
+           atomic_load(&word->filled) < u->generation;
+}
+
+static bool all_filled_or_dropped(void *user)
 {
     const ms_fsdp_unit *u = user;
 
     for (int32_t q = 0; q < u->world; q++) {
-        if (atomic_load(&u->slot->words[q].filled) < u->generation) {
+        if (atomic_load(&u->slot->words[q].filled) < u->generation && !has_dropped(u, q)) {
             return false;
         }
     }
     return true;
+}
+
+static ms_status wait_filled(ms_fsdp_unit *u)
+{
+    MS_TRY(msi_queue_wait(u->tree, u->seq, all_filled_or_dropped, u));
+    for (int32_t q = 0; q < u->world; q++) {
+        if (has_dropped(u, q)) {
+            return msi_comm_dropped(u->comm, u->seq, q);
+        }
+    }
+    return MS_OK;
 }
 
 ms_status msi_unit_unshard(ms_fsdp_unit *u)
@@ -351,7 +371,7 @@ ms_status msi_unit_unshard(ms_fsdp_unit *u)
         MS_TRY(msi_unit_publish(u));
     }
     if (uses_slot(u)) {
-        MS_TRY(msi_queue_wait(u->tree, u->seq, all_filled, u));
+        MS_TRY(wait_filled(u));
         u->full->data = u->slot->ro;
     } else {
         u->full->data = u->gather_aliases ? u->master->data : u->resident;
@@ -364,13 +384,12 @@ ms_status msi_unit_unshard(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-/* The slot is this rank's no more. A publish still queued was never filled, and where one rank
- * reshards before it unshards all do: nobody reads that generation. */
+/* The slot is this rank's no more. */
 static void release_slot(ms_fsdp_unit *u)
 {
     if (u->publish_queued) {
         msi_queue_drop_publish(u);
-        atomic_store(&u->slot->words[u->rank].filled, u->generation);
+        atomic_store(&u->slot->words[u->rank].dropped, u->generation);
     }
     atomic_store(&u->slot->words[u->rank].released, u->generation);
     u->slot->holder = NULL;

@@ -12,34 +12,85 @@
  * (reset: everything is dropped). Gradients: sharded ones are reduced from the slots of all ranks,
  * whole ones (NO_SHARD) in two phases; calls write one, wait for all, or fail.
  *
- * Checked: no deadlock (no invalid end state); a slot never changes under a reader, and never mixes
- * values from before and after a write; a gradient is never overwritten before all have read it; and
- * what a reset leaves half done is never taken for a result. */
+ * Once in a run (-DSTRAYS=0: never) one rank alone does something else than the program's call: it
+ * skips it, as one whose forward ends without what it has prefetched, or it is reset. It goes on with
+ * the next call. What ranks name is compared, notes of writes with it; where it differs the job ends,
+ * and so it does where a rank needs what another has dropped. Neither may happen, and nobody may wait
+ * in vain, while all run one program.
+ *
+ * Checked: no deadlock; a slot never changes under a reader, and never mixes values from before and
+ * after a write; a gradient is never overwritten before all have read it; and what was dropped is
+ * never read, whoever dropped it. -DDROPPED_IS_DONE is a protocol without a word for what was
+ * dropped: the model must refuse it. */
 #define R 2
 #ifndef N
 #define N 4
+#endif
+
+#ifndef STRAYS
+#define STRAYS 1
 #endif
 
 #define AT(s, q) ((s) * R + (q))
 
 byte call[N]; /* the program */
 byte n_calls;
+bool strayed; /* a rank has done something else */
+bool ended;   /* the job, by an error */
+
+#define NAMES (3 * N)
+short said[R * NAMES];
+byte n_said[R];
+
+/* Whoever is the second to name the k-th use sees whether both name the same. */
+inline say(what) {
+  d_step {
+    said[me * NAMES + n_said[me]] = what;
+    if
+    :: n_said[1 - me] > n_said[me] && said[(1 - me) * NAMES + n_said[me]] != what ->
+       assert(strayed);
+       ended = true
+    :: else
+    fi;
+    n_said[me]++
+  }
+  if :: ended -> goto out :: else fi
+}
+
+/* To be among the options of a wait. */
+#define OR_END \
+  :: ended -> goto out \
+  :: timeout -> assert(strayed); goto out
+
+/* 0: do the call; else something else. */
+inline stray() {
+  atomic {
+    if
+    :: aside = 0
+    :: STRAYS && !strayed -> aside = 1; strayed = true
+    :: STRAYS && !strayed -> aside = 2; strayed = true
+    fi
+  }
+}
 
 #ifndef GRADIENTS
 
 #define S 3
 #define U 3
 #define HOME 2 /* unit and slot */
-#define STEP 6 /* calls: 0 to 2 use a unit, 3 to 5 use it and publish the next */
-#define RESET 7
+#define BACK 6 /* calls: 0 to 2 use a unit, 3 to 5 use it and publish the next, 6 from 1 to 0 */
+#define STEP 7
+#define RESET 8
 
-byte filled[S * R], released[S * R];                   /* words, by slot and rank */
+byte filled[S * R], dropped[S * R], released[S * R];   /* words, by slot and rank */
 byte content_generation[S * R], content_written[S * R]; /* of rank q's extents in slot s */
 
 #define MAY_FILL(x) \
   (released[AT(slot[x], 0)] + 1 >= generation[x] && released[AT(slot[x], 1)] + 1 >= generation[x])
-#define ALL_FILLED(x) \
-  (filled[AT(slot[x], 0)] >= generation[x] && filled[AT(slot[x], 1)] >= generation[x])
+#define HAS_FILLED(x, q) (filled[AT(slot[x], q)] >= generation[x])
+#define HAS_DROPPED(x, q) (dropped[AT(slot[x], q)] >= generation[x] && !HAS_FILLED(x, q))
+#define ALL_FILLED_OR_DROPPED(x) \
+  ((HAS_FILLED(x, 0) || HAS_DROPPED(x, 0)) && (HAS_FILLED(x, 1) || HAS_DROPPED(x, 1)))
 #define CAN_FILL(x) (queued[x] && MAY_FILL(x))
 #define WORK (CAN_FILL(0) || CAN_FILL(1) || CAN_FILL(2))
 
@@ -76,13 +127,20 @@ inline publish(x) {
     state[x] = 1;
     queued[x] = true
   }
+  say(x + 4 * slot[x] + 16 * generation[x] + 256 * written); /* writes are noted */
   run_queue()
 }
+
+#ifdef DROPPED_IS_DONE
+#define DROP(x) filled[AT(slot[x], me)] = generation[x]
+#else
+#define DROP(x) dropped[AT(slot[x], me)] = generation[x]
+#endif
 
 /* Needs nobody: a publish still queued is dropped. */
 inline reshard(x) {
   if
-  :: queued[x] -> queued[x] = false; filled[AT(slot[x], me)] = generation[x]
+  :: queued[x] -> queued[x] = false; DROP(x)
   :: else
   fi;
   released[AT(slot[x], me)] = generation[x];
@@ -112,9 +170,14 @@ inline use(x, next) {
   :: else
   fi;
   do
-  :: ALL_FILLED(x) -> break
-  :: !ALL_FILLED(x) && WORK -> run_queue()
+  :: ALL_FILLED_OR_DROPPED(x) -> break
+  :: !ALL_FILLED_OR_DROPPED(x) && WORK -> run_queue()
+  OR_END
   od;
+  if
+  :: HAS_DROPPED(x, 0) || HAS_DROPPED(x, 1) -> assert(strayed); ended = true; goto out
+  :: else
+  fi;
   state[x] = 2;
   if
   :: next < U && state[next] == 0 && (next == HOME || !held[0] || !held[1]) -> publish(next)
@@ -133,41 +196,43 @@ inline use(x, next) {
 inline choose() {
   if
   :: call[at] = 0 :: call[at] = 1 :: call[at] = 2 :: call[at] = 3 :: call[at] = 4 :: call[at] = 5
-  :: call[at] = STEP :: call[at] = RESET
+  :: call[at] = BACK :: call[at] = STEP :: call[at] = RESET
   fi
+}
+
+/* Everything, or what was published and not used. */
+inline reshard_all(least, most) {
+  x = 0;
+  do
+  :: x < U && state[x] >= least && state[x] <= most -> reshard(x); x++
+  :: x < U && (state[x] < least || state[x] > most) -> x++
+  :: x == U -> break
+  od
 }
 
 proctype rank(byte me) {
   byte state[U]; /* 0 sharded, 1 published, 2 unsharded */
   byte slot[U], generation[U], named[U], latest[S];
   bool queued[U], held[S];
-  byte oldest = 0, written = 0, at = 0, x;
+  byte oldest = 0, written = 0, at = 0, x, aside;
 
   do
   :: at < N ->
      atomic { if :: at == n_calls -> choose(); n_calls++ :: else fi }
+     stray();
      if
-     :: call[at] < U -> use(call[at], U)
-     :: call[at] >= U && call[at] < STEP -> use(call[at] - U, (call[at] - U + 1) % U)
-     :: call[at] == STEP ->
-        x = 0;
-        do
-        :: x < U && state[x] == 1 -> reshard(x); x++
-        :: x < U && state[x] != 1 -> x++
-        :: x == U -> break
-        od;
-        written++
-     :: call[at] == RESET ->
-        x = 0;
-        do
-        :: x < U && state[x] != 0 -> reshard(x); x++
-        :: x < U && state[x] == 0 -> x++
-        :: x == U -> break
-        od
+     :: aside == 1 -> reshard_all(1, 1)
+     :: aside == 2 || aside == 0 && call[at] == RESET -> reshard_all(1, 2)
+     :: aside == 0 && call[at] < U -> use(call[at], U)
+     :: aside == 0 && call[at] >= U && call[at] < BACK -> use(call[at] - U, (call[at] - U + 1) % U)
+     :: aside == 0 && call[at] == BACK -> use(1, 0)
+     :: aside == 0 && call[at] == STEP -> reshard_all(1, 1); written++
      fi;
      at++
   :: else -> break
-  od
+  od;
+out:
+  skip
 }
 
 #else
@@ -180,18 +245,21 @@ proctype rank(byte me) {
 #define RESET 5
 #define TORN 6 /* reset between taking a slot and announcing what is in it */
 
-byte ready[G * R], reduced[G * R], have_read[G * R]; /* words, by slot and rank */
+byte ready[G * R], reduced[G * R], dropped[G * R], have_read[G * R]; /* words, by slot and rank */
 byte gradient[G * R], chunk[G * R];                  /* generations in rank q's slot */
 
 #define ALL(word, s) (word[AT(s, 0)] >= generation[s] && word[AT(s, 1)] >= generation[s])
 #define ALL_READ(s) (have_read[AT(s, 0)] + 1 >= generation[s] && have_read[AT(s, 1)] + 1 >= generation[s])
 #define CAN(s) (((task[s] == SHARDED || task[s] == WHOLE) && ALL(ready, s)) || (task[s] == COPY && ALL(reduced, s)))
 #define WORK (CAN(0) || CAN(1))
+#define LACKS(s, q) (dropped[AT(s, q)] >= generation[s] && reduced[AT(s, q)] < generation[s])
+#define LACKING(s) (task[s] == COPY && (LACKS(s, 0) || LACKS(s, 1)))
 
 inline step(s) {
   if
-  :: task[s] == COPY -> /* a peer that was reset owes a chunk: this rank will be reset too */
-     garbage = garbage || chunk[AT(s, 0)] != generation[s] || chunk[AT(s, 1)] != generation[s];
+  :: task[s] == COPY ->
+     assert(chunk[AT(s, 0)] == generation[s]);
+     assert(chunk[AT(s, 1)] == generation[s]);
      task[s] = 0;
      have_read[AT(s, me)] = generation[s]
   :: task[s] != COPY ->
@@ -217,29 +285,42 @@ inline run_queue() {
   od
 }
 
+#ifdef DROPPED_IS_DONE
+#define DROP(s) reduced[AT(s, me)] = generation[s]
+#else
+#define DROP(s) dropped[AT(s, me)] = generation[s]
+#endif
+
 inline drop(s) {
-  reduced[AT(s, me)] = generation[s];
+  DROP(s);
   have_read[AT(s, me)] = generation[s];
   task[s] = 0
 }
 
-inline take(s) {
+/* Until its reduction is done; the job ends where a peer has dropped its chunk. */
+inline wait_reduced(s) {
   do
   :: task[s] == 0 -> break
   :: task[s] != 0 && WORK -> run_queue()
-  od;
+  :: task[s] != 0 && !WORK && LACKING(s) -> assert(strayed); ended = true; goto out
+  OR_END
+  od
+}
+
+inline take(s) {
+  wait_reduced(s);
   generation[s]++;
   do
   :: ALL_READ(s) -> break
   :: !ALL_READ(s) && WORK -> run_queue()
+  OR_END
   od;
   gradient[AT(s, me)] = generation[s]
 }
 
 inline reset() {
   if :: task[0] != 0 -> drop(0) :: else fi;
-  if :: task[1] != 0 -> drop(1) :: else fi;
-  garbage = false
+  if :: task[1] != 0 -> drop(1) :: else fi
 }
 
 inline choose() {
@@ -250,28 +331,25 @@ inline choose() {
 
 proctype rank(byte me) {
   byte generation[G], task[G];
-  byte at = 0, taken = 0, s;
-  bool garbage = false;
+  byte at = 0, taken = 0, s, aside;
 
   do
   :: at < N ->
      atomic { if :: at == n_calls -> choose(); n_calls++ :: else fi }
+     stray();
      if
-     :: call[at] == SHARDED || call[at] == WHOLE ->
+     :: aside == 1
+     :: aside == 2 || aside == 0 && call[at] == RESET -> reset()
+     :: aside == 0 && (call[at] == SHARDED || call[at] == WHOLE) ->
         s = taken % G;
         taken++;
         take(s);
         task[s] = call[at];
+        say(call[at] + 4 * s + 8 * generation[s]);
         ready[AT(s, me)] = generation[s];
         run_queue()
-     :: call[at] == FINISH ->
-        do
-        :: task[0] == 0 && task[1] == 0 -> break
-        :: (task[0] != 0 || task[1] != 0) && WORK -> run_queue()
-        od;
-        assert(!garbage)
-     :: call[at] == RESET -> reset()
-     :: call[at] == TORN ->
+     :: aside == 0 && call[at] == FINISH -> wait_reduced(0); wait_reduced(1)
+     :: aside == 0 && call[at] == TORN ->
         s = taken % G;
         taken++;
         take(s);
@@ -280,7 +358,9 @@ proctype rank(byte me) {
      fi;
      at++
   :: else -> break
-  od
+  od;
+out:
+  skip
 }
 
 #endif

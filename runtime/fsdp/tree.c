@@ -168,6 +168,12 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
         if (units[i]->tree != NULL) {
             return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is in a tree already", units[i]->name);
         }
+        if (units[i]->comm != comm) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "unit '%s' is sharded over another group (%d ranks) than the tree's "
+                           "(%d ranks)",
+                           units[i]->name, (int)units[i]->world, (int)ms_comm_size(comm));
+        }
     }
     ms_fsdp_tree *tree = calloc(1, sizeof(*tree));
 

@@ -115,14 +115,28 @@ static ms_status set_each(chain *c, const double *values)
 
 /* -- a slow rank ------------------------------------------------------------------------------- */
 
-/* Rank 1 reads unit 0 until rank 0 has done what it can without it. */
-static _Atomic bool rank_0_is_done;
+/* Rank 1 reads unit 0 until rank 0 has done what it can without it: a flag all ranks see. */
+static _Atomic bool *rank_0_is_done;
+
+static int flag_new(void **state)
+{
+    (void)state;
+    rank_0_is_done =
+        mmap(NULL, MSI_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return rank_0_is_done == MAP_FAILED;
+}
+
+static int flag_free(void **state)
+{
+    (void)state;
+    return munmap(rank_0_is_done, MSI_PAGE);
+}
 
 static ms_status wait_for_rank_0(chain *c, int32_t i, void *user)
 {
     (void)user;
     for (int32_t k = 0; i == 0 && c->unit[0]->rank == 1 && k < SOON_S * 1000; k++) {
-        if (atomic_load(&rank_0_is_done)) {
+        if (atomic_load(rank_0_is_done)) {
             break;
         }
         usleep(1000);
@@ -154,7 +168,7 @@ static ms_status skip_then_write(chain *c)
     MS_TRY(forward(c, UNITS - 1, wait_for_rank_0, NULL, &loss));
     MS_TRY(set_each(c, values));
     if (c->unit[0]->rank == 0) {
-        atomic_store(&rank_0_is_done, true);
+        atomic_store(rank_0_is_done, true);
     }
     return forward(c, UNITS, sees_value, values, &loss);
 }
@@ -165,8 +179,121 @@ test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks(void
     chain_test t = {.run = skip_then_write, .strategy = MS_FSDP_FULL_SHARD};
 
     (void)state;
-    atomic_store(&rank_0_is_done, false);
     assert_ok(ms_dist_threads(2, run_chain, &t));
+}
+
+/* -- what one rank alone drops ----------------------------------------------------------------- */
+
+static ms_status never_unit_2(chain *c, int32_t i, void *user)
+{
+    EXPECT(i < 2);
+    return wait_for_rank_0(c, i, user);
+}
+
+/* Rank 0 prefetches unit 2 into the slot that rank 1 still reads, and does not use it. */
+static ms_status skip_alone(chain *c)
+{
+    ms_tensor *loss;
+
+    MS_TRY(forward(c, UNITS, NULL, NULL, &loss)); /* fixes the order in which to prefetch */
+    if (c->unit[0]->rank == 1) {
+        return forward(c, UNITS, never_unit_2, NULL, &loss);
+    }
+    MS_TRY(forward(c, UNITS - 1, NULL, NULL, &loss));
+    atomic_store(rank_0_is_done, true);
+    return MS_OK;
+}
+
+static ms_status fail_in_unit_1(chain *c, int32_t i, void *user)
+{
+    (void)c;
+    (void)user;
+    return i == 1 ? ms_error_set(MS_RUNTIME_ERROR, "a mistake of its own") : MS_OK;
+}
+
+/* The same, because it fails in unit 1 and catches that. */
+static ms_status fail_alone(chain *c)
+{
+    ms_tensor *loss;
+
+    MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
+    if (c->unit[0]->rank == 1) {
+        return forward(c, UNITS, never_unit_2, NULL, &loss);
+    }
+    EXPECT(forward(c, UNITS, fail_in_unit_1, NULL, &loss) == MS_RUNTIME_ERROR);
+    ms_fsdp_tree_reset(c->tree);
+    atomic_store(rank_0_is_done, true);
+    return MS_OK;
+}
+
+/* Rank 0 announces the gradient of the only unit, and fails in an op behind it before rank 1 has a
+ * gradient to reduce it with. */
+static ms_status fail_behind_the_last_unit(chain *c)
+{
+    const int64_t shape[2] = {2, SIDE};
+    ms_tensor *x0, *x, *loss;
+
+    MS_TRY(ms_tensor_full(&x0, MS_DTYPE_F32, 2, shape, 1));
+    MS_TRY(ms_tensor_set_requires_grad(x0, true));
+    MS_TRY(ms_op_mul(&x, x0, x0));
+    MS_TRY(ms_fsdp_tree_pre_forward(c->tree));
+    MS_TRY(ms_fsdp_unit_pre_forward(c->unit[0]));
+    MS_TRY(ms_op_linear(&x, x, c->weight[0], NULL));
+    MS_TRY(ms_fsdp_unit_post_forward(c->unit[0], &x, 1));
+    MS_TRY(ms_fsdp_tree_post_forward(c->tree));
+    MS_TRY(ms_op_mean(&loss, x, 3, false));
+    if (c->unit[0]->rank == 1) {
+        MS_TRY(wait_for_rank_0(c, 0, NULL));
+        return ms_backward(loss, NULL);
+    }
+    ms_grad_enabled_set(false);
+    MS_TRY(ms_tensor_fill(x0, 2)); /* the product's backward needs the old values */
+    ms_grad_enabled_set(true);
+    EXPECT(ms_backward(loss, NULL) == MS_RUNTIME_ERROR);
+    atomic_store(rank_0_is_done, true);
+    return MS_OK;
+}
+
+typedef struct drop_test {
+    chain_test chain;
+    const char *told[3];
+} drop_test;
+
+static void check_drop(const drop_test *t, const char *message)
+{
+    for (int32_t i = 0; i < MSI_COUNT(t->told) && t->told[i] != NULL; i++) {
+        if (strstr(message, t->told[i]) == NULL) {
+            fail_msg("expected '%s', got '%s'", t->told[i], message);
+        }
+    }
+}
+
+static void test_fsdp_schedule__what_one_rank_drops_another_does_not_read(void **state)
+{
+    drop_test tests[] = {
+        {{skip_alone, MS_FSDP_FULL_SHARD, false},
+         {"rank 0 dropped unshard of unit 'u2' (sequence ", "), which rank 1 uses"}},
+        {{fail_alone, MS_FSDP_FULL_SHARD, false},
+         {"rank 0 dropped unshard of unit 'u2' (sequence ",
+          "), which rank 1 uses; rank 0 had failed before its call ", ": a mistake of its own"}},
+        {{fail_behind_the_last_unit, MS_FSDP_NO_SHARD, true},
+         {"rank 0 dropped reduce of unit 'u0' (sequence ",
+          "), which rank 1 uses; rank 0 had failed before its call ", ": backward of 'mul'"}},
+    };
+
+    (void)state;
+    for (int32_t i = 0; i < MSI_COUNT(tests); i++) {
+        const char *cause = "";
+
+        atomic_store(rank_0_is_done, false);
+        assert_int_equal(ms_dist_threads(2, run_chain, &tests[i].chain), MS_COMM_ERROR);
+        check_drop(&tests[i], ms_error_message());
+        atomic_store(rank_0_is_done, false);
+        if (CAN_FORK) {
+            assert_int_not_equal(run_processes(2, run_chain, &tests[i].chain, &cause), 0);
+            check_drop(&tests[i], cause);
+        }
+    }
 }
 
 /* -- writes between prefetch and use ----------------------------------------------------------- */
@@ -341,8 +468,11 @@ static void test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(
-            test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks),
+        cmocka_unit_test_setup_teardown(
+            test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks, flag_new,
+            flag_free),
+        cmocka_unit_test_setup_teardown(
+            test_fsdp_schedule__what_one_rank_drops_another_does_not_read, flag_new, flag_free),
         cmocka_unit_test(test_fsdp_schedule__a_write_between_prefetch_and_use_is_seen),
         cmocka_unit_test(test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_written),
         cmocka_unit_test(test_fsdp_schedule__summon_without_writes_does_not_disturb_backward),

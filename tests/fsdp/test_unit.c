@@ -1,5 +1,6 @@
 /* runtime/fsdp/unit.c, full.c, schedule.c: what handles show when, refusals, summon, gather, load.
  */
+#include "rank_test.h"
 #include "tiny_gpt.h"
 
 static tiny_model model;
@@ -298,6 +299,75 @@ static void test_fsdp_tree__refuses_a_unit_that_is_listed_twice(void **state)
     ms_tensor_free(t);
 }
 
+/* One unit of a parameter (8, 8) of ones. */
+static ms_status unit_of_ones(ms_fsdp_unit **unit, ms_comm *comm, ms_tensor **t)
+{
+    const int64_t shape[2] = {8, 8};
+    const char *const name = "weight";
+
+    MS_TRY(ms_tensor_parameter(t, MS_DTYPE_F32, 2, shape, MS_INIT_CONSTANT, 1, 0));
+    return ms_fsdp_unit_new(unit, comm, "u", NULL, t, 1, &name);
+}
+
+static ms_status gather_without_a_tree(void *user, int32_t rank)
+{
+    ms_tensor *t, *one, *all;
+    ms_fsdp_unit *unit;
+    double values[64];
+    int64_t offset;
+    ms_comm *world;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(unit_of_ones(&unit, world, &t));
+    MS_TRY(ms_fsdp_unit_gather(&one, unit, 0));
+    MS_TRY(ms_fsdp_unit_gather_all(&all, unit, &offset));
+    MS_TRY(ms_tensor_to_doubles(all, values, 64));
+    EXPECT(offset == 0);
+    for (int32_t i = 0; i < 64; i++) {
+        EXPECT(values[i] == 1);
+    }
+    ms_tensor_free(one);
+    ms_tensor_free(all);
+    ms_fsdp_unit_free(unit);
+    ms_tensor_free(t);
+    return MS_OK;
+}
+
+static void test_fsdp_unit__is_gathered_without_a_tree(void **state)
+{
+    (void)state;
+    assert_ok(ms_dist_threads(2, gather_without_a_tree, NULL));
+}
+
+static ms_status tree_of_another_group(void *user, int32_t rank)
+{
+    ms_comm *world, *self;
+    ms_fsdp_unit *unit;
+    ms_fsdp_tree *tree;
+    ms_tensor *t;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_self(&self));
+    MS_TRY(unit_of_ones(&unit, world, &t));
+    EXPECT(ms_fsdp_tree_new(&tree, self, NULL, &unit, 1, false) == MS_VALUE_ERROR);
+    EXPECT(strstr(ms_error_message(), "unit 'u' is sharded over another group (2 ranks) than the "
+                                      "tree's (1 ranks)") != NULL);
+    MS_TRY(ms_fsdp_tree_new(&tree, world, NULL, &unit, 1, false));
+    ms_fsdp_tree_free(tree);
+    ms_tensor_free(t);
+    return MS_OK;
+}
+
+static void test_fsdp_tree__refuses_units_of_another_group(void **state)
+{
+    (void)state;
+    assert_ok(ms_dist_threads(2, tree_of_another_group, NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -312,7 +382,9 @@ int main(void)
         cmocka_unit_test(test_fsdp_unit__a_model_freed_in_its_backward_goes_afterwards),
         cmocka_unit_test(test_fsdp_unit__first_values_do_not_depend_on_the_world),
         cmocka_unit_test(test_fsdp_unit__ranks_that_wrap_differently_are_told_where),
+        cmocka_unit_test(test_fsdp_unit__is_gathered_without_a_tree),
         cmocka_unit_test(test_fsdp_tree__refuses_a_unit_that_is_listed_twice),
+        cmocka_unit_test(test_fsdp_tree__refuses_units_of_another_group),
     };
     return cmocka_run_group_tests_name("fsdp unit", tests, NULL, NULL);
 }
