@@ -481,3 +481,11 @@ describe('dist.run', function()
     end)
   end)
 end)
+
+describe('numbers that ranks note', function()
+  it('are eight at most', function()
+    local notes = require 'moonshard_ffi.notes'
+    checks.raises('ValueError', "'n_numbers' is 9, expected at most 8", notes.numbers, dist.world(),
+      'x', 'a', { 1, 2, 3, 4, 5, 6, 7, 8, 9 })
+  end)
+end)

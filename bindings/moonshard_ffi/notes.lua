@@ -25,7 +25,7 @@ end
 ---@param names string  theirs, by spaces; one of a hash ends with '#'
 ---@param numbers number[]
 function notes.numbers(comm, label, names, numbers)
-  for i = 1, #numbers do
+  for i = 1, math.min(#numbers, 8) do -- C refuses more
     numbers_buffer[i - 1] = numbers[i]
   end
   B.check(C.ms_comm_same(comm, whole(label), names, numbers_buffer, #numbers))

@@ -68,6 +68,7 @@ typedef struct msi_member {
     _Atomic(void *) handoff;                 /* ranks as threads: a segment on its way */
     _Alignas(64) _Atomic uint64_t noted;     /* hash of all this rank has noted */
     _Atomic uint64_t failed_before;          /* call before which it failed last; 0: it has not */
+    _Atomic uint64_t failures;               /* texts begun: no two of one call are mixed */
     msi_record ring[MSI_RING];
     _Atomic uint64_t failure[MSI_TEXT / 8]; /* why, as it says itself */
 } msi_member;
@@ -276,7 +277,8 @@ ms_status msi_fail_call(const char *call, int error, const char *format, ...) MS
 /* State ('R', 'S', 'T', ...) and parent of a process. False: there is none. */
 bool msi_process_look(pid_t pid, char *state, pid_t *parent);
 
-/* -- signals.c: `stop` of a block ---------------------------------------------------------------- */
+/* -- signals.c: `stop` of a block ----------------------------------------------------------------
+ */
 bool msi_stop_has(uint32_t stop, int32_t signal);
 /* The signal to stop by, 0: none. A request to stop counts over SIGUSR1, whichever came first. */
 int32_t msi_stop_signal(uint32_t stop);

@@ -29,6 +29,7 @@ void ms_comm_failed(ms_comm *c, const char *message)
     }
     memcpy(text, message, n);
     atomic_store_explicit(&m->failed_before, 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&m->failures, 1, memory_order_release);
     msi_words_store(m->failure, text, (int32_t)(n / 8) + 1);
     atomic_store_explicit(&m->failed_before, c->seq + 1, memory_order_release);
 }
@@ -36,11 +37,13 @@ void ms_comm_failed(ms_comm *c, const char *message)
 uint64_t msi_failure_read(const ms_comm *c, int32_t q, char *text, size_t nbytes)
 {
     msi_member *m = &c->members[q];
+    uint64_t failures = atomic_load_explicit(&m->failures, memory_order_acquire);
     uint64_t before = atomic_load_explicit(&m->failed_before, memory_order_acquire);
     char all[MSI_TEXT];
 
     msi_words_load(all, m->failure, MSI_COUNT(m->failure));
-    if (before == 0 || atomic_load_explicit(&m->failed_before, memory_order_relaxed) != before) {
+    if (before == 0 || atomic_load_explicit(&m->failures, memory_order_relaxed) != failures ||
+        atomic_load_explicit(&m->failed_before, memory_order_relaxed) != before) {
         return 0;
     }
     snprintf(text, nbytes, "%s", all);

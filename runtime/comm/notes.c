@@ -38,7 +38,10 @@ ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const do
 {
     msi_note note = {.n_numbers = n_numbers};
 
-    MS_CHECK_ARG(n_numbers <= MSI_NOTE_NUMBERS);
+    if (n_numbers > MSI_NOTE_NUMBERS) {
+        return MS_FAIL(MS_VALUE_ERROR, "ms_comm_same: 'n_numbers' is %d, expected at most %d",
+                       (int)n_numbers, MSI_NOTE_NUMBERS);
+    }
     msi_label_set(&note.label, label);
     if (n_numbers == 0) {
         msi_label_set(&note.text, text);
@@ -210,11 +213,13 @@ const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, u
             snprintf(buffer, nbytes, "rank %d has %s where rank %d has %s%s", (int)ra, ta, (int)rb,
                      tb, strcmp(ta, tb) == 0 ? ", not the same where it is cut" : "");
             return buffer;
-        } else if (known && (has_a || has_b)) {
+        } else if (known && (has_a ? n > last_b : has_b && n > last_a)) {
             note_text(has_a ? &na : &nb, ta, sizeof(ta));
             snprintf(buffer, nbytes, "rank %d has %s, rank %d has not", (int)(has_a ? ra : rb), ta,
                      (int)(has_a ? rb : ra));
             return buffer;
+        } else { /* overwritten, by now */
+            known = false;
         }
     }
     return buffer;

@@ -38,9 +38,9 @@ typedef struct sink {
 
 /* What a rank prints, until a line is whole. */
 typedef struct source {
-    int32_t fd;   /* -1: closed */
-    int32_t end;  /* the rank's; -1: closed here */
-    bool ended;   /* its rank has */
+    int32_t fd;  /* -1: closed */
+    int32_t end; /* the rank's; -1: closed here */
+    bool ended;  /* its rank has */
     int32_t n;
     char line[LINE];
     char prefix[PREFIX];

@@ -64,7 +64,8 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
     if (child->code != 0 && s->first_code == 0) {
         s->first_code = child->code;
     }
-    if (exited && (child->code == 0 || (child->code > 128 && msi_stop_has(stop, child->code - 128)))) {
+    if (exited &&
+        (child->code == 0 || (child->code > 128 && msi_stop_has(stop, child->code - 128)))) {
         msi_job_set_state(s->job, rank, MSI_RANK_LEFT); /* finished, or stopped as asked */
         return;
     }
@@ -77,8 +78,8 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
                       "rank %d exited with code %d", (int)rank, (int)child->code);
     } else {
         msi_job_abort(s->job, launcher, rank,
-                      msi_stop_has(stop, WTERMSIG(status)) ? MSI_CAUSE_STOPPED : MSI_CAUSE_DIED, MS_COMM_ERROR,
-                      "rank %d died (signal %d, %s)", (int)rank, WTERMSIG(status),
+                      msi_stop_has(stop, WTERMSIG(status)) ? MSI_CAUSE_STOPPED : MSI_CAUSE_DIED,
+                      MS_COMM_ERROR, "rank %d died (signal %d, %s)", (int)rank, WTERMSIG(status),
                       signal_name(WTERMSIG(status)));
     }
     msi_job_set_state(s->job, rank, MSI_RANK_DEAD);

@@ -108,8 +108,10 @@ static void test_comm_stop__is_passed_on_to_a_host_that_goes_on(void **state)
         void (*handler)(int);
         int32_t code;
     } hosts[] = {
-        {SIGTERM, SIG_DFL, 1000 + SIGTERM}, {SIGINT, SIG_DFL, 1000 + SIGINT},
-        {SIGHUP, SIG_DFL, 1000 + SIGHUP},   {SIGTERM, leave_with_77, 77},
+        {SIGTERM, SIG_DFL, 1000 + SIGTERM},
+        {SIGINT, SIG_DFL, 1000 + SIGINT},
+        {SIGHUP, SIG_DFL, 1000 + SIGHUP},
+        {SIGTERM, leave_with_77, 77},
         {SIGUSR1, SIG_DFL, 0}, /* for the ranks alone */
     };
 
