@@ -5,7 +5,6 @@
 #include "io.h"
 #include "manifest.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -60,21 +59,25 @@ ms_status msi_folder_holds_ours(bool *holds, int root, const char *name)
     const int fd = openat(root, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
 
+    struct dirent *e;
+    ms_status status;
+
     *holds = false;
     if (dir == NULL) {
-        const bool wanting = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
-        const ms_status status = wanting ? msi_io_fail("open", name) : MS_OK;
+        const bool none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP ||
+                          errno == EACCES || errno == EPERM;
 
+        status = none ? MS_OK : msi_io_fail("open", name);
         if (fd >= 0) {
             close(fd);
         }
         return status;
     }
-    for (struct dirent *e = readdir(dir); e != NULL && !*holds; e = readdir(dir)) {
+    while ((status = msi_io_next(&e, dir, name)) == MS_OK && e != NULL && !*holds) {
         *holds = is_our_file(e->d_name);
     }
     closedir(dir);
-    return MS_OK;
+    return status;
 }
 
 /* Is the open folder the one at `path`? */
@@ -118,13 +121,14 @@ static ms_status remove_files(int fd, const char *path)
 {
     DIR *dir = fdopendir(fd);
     ms_status status = MS_OK;
+    struct dirent *e;
 
     if (dir == NULL) {
         status = msi_io_fail("read", path);
         close(fd);
         return status;
     }
-    for (struct dirent *e = readdir(dir); e != NULL && status == MS_OK; e = readdir(dir)) {
+    while (status == MS_OK && (status = msi_io_next(&e, dir, path)) == MS_OK && e != NULL) {
         if (is_our_file(e->d_name)) {
             status = msi_io_unlink_at(dirfd(dir), e->d_name, path);
         }
@@ -200,21 +204,28 @@ static ms_status remove_leftover(const char *path)
                                  : MS_OK;
 }
 
+/* Is the leftover `entry` one of `name`? */
+static bool is_of(const char *entry, const char *name)
+{
+    const size_t n = strlen(name);
+
+    return strncmp(entry, name, n) == 0 && strlen(entry) == n + strlen(".tmp-") + 16;
+}
+
 ms_status msi_folder_sweep(const char *root, const char *name)
 {
-    const size_t n = name != NULL ? strlen(name) : 0;
     DIR *dir = opendir(root);
     ms_status status = MS_OK;
+    struct dirent *e;
 
     if (dir == NULL) {
         return errno == ENOENT ? MS_OK : msi_io_fail("open", root);
     }
-    for (struct dirent *e = readdir(dir); e != NULL && status == MS_OK; e = readdir(dir)) {
+    while (status == MS_OK && (status = msi_io_next(&e, dir, root)) == MS_OK && e != NULL) {
         char *path;
 
         if (!msi_folder_is_leftover(e->d_name) ||
-            (name != NULL &&
-             (strncmp(e->d_name, name, n) != 0 || strlen(e->d_name) != n + strlen(".tmp-") + 16))) {
+            (name != NULL && !is_of(e->d_name, name) && !is_of(e->d_name, "latest"))) {
             continue;
         }
         path = msi_io_path("%s/%s", root, e->d_name);

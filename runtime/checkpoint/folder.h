@@ -37,8 +37,8 @@ ms_status msi_folder_remove(const char *path, bool *others);
  * files missing and no late rank adds to it. It gets its name back when it holds things of others.
  */
 ms_status msi_folder_retire(const char *path, const char *doomed, bool *others);
-/* Remove what dead writers left in `root`, and nothing that is held: of checkpoint `name` only, or
- * of all (NULL). Warns about what cannot be removed. */
+/* Remove what dead writers left in `root`, and nothing that is held: of checkpoint `name` and
+ * of `latest` only, or of all (NULL). Warns about what cannot be removed. */
 ms_status msi_folder_sweep(const char *root, const char *name);
 
 #endif

@@ -1,7 +1,6 @@
 /* Files: complete writes, synced, with errors that name path and reason. */
 #include "io.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -240,23 +239,33 @@ ms_status msi_io_sync_parent(const char *path)
     return status;
 }
 
-bool msi_io_is_empty(const char *path)
+ms_status msi_io_next(struct dirent **entry, DIR *dir, const char *path)
+{
+    errno = 0;
+    *entry = readdir(dir); /* which tells an error from the end by errno alone */
+    return errno == 0 ? MS_OK : msi_io_fail("read", path);
+}
+
+ms_status msi_io_is_empty(bool *empty, const char *path)
 {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-    bool empty = dir != NULL;
+    struct dirent *e;
+    ms_status status;
 
+    *empty = true;
     if (dir == NULL) {
+        status = msi_io_fail("open", path);
         if (fd >= 0) {
             close(fd);
         }
-        return false;
+        return status;
     }
-    for (struct dirent *e = readdir(dir); e != NULL && empty; e = readdir(dir)) {
-        empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
+    while ((status = msi_io_next(&e, dir, path)) == MS_OK && e != NULL && *empty) {
+        *empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
     }
     closedir(dir);
-    return empty;
+    return status;
 }
 
 ms_status msi_io_mkdir(const char *path)

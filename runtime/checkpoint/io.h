@@ -5,6 +5,8 @@
 
 #include "base.h"
 
+#include <dirent.h>
+
 /* Test hook: called before every step that changes the disk ("mkdir", "create", "write", "fsync",
  * "rename", "exchange", "symlink", "unlink", "rmdir"). Returns an errno to fail with, or 0. Per
  * thread. */
@@ -32,8 +34,10 @@ ms_status msi_io_sync(int fd, const char *path);
 ms_status msi_io_sync_folder(const char *path);
 /* Sync the folder `path` lies in. */
 ms_status msi_io_sync_parent(const char *path);
-/* Is it a folder (itself, not by a link) with nothing in it? */
-bool msi_io_is_empty(const char *path);
+/* The next entry of the open folder, whose path is only told; NULL at its end and on failure. */
+ms_status msi_io_next(struct dirent **entry, DIR *dir, const char *path);
+/* Is nothing in the folder (itself, not by a link)? */
+ms_status msi_io_is_empty(bool *empty, const char *path);
 /* Make a folder; with its parents. An existing one is fine for the second. */
 ms_status msi_io_mkdir(const char *path);
 ms_status msi_io_mkdir_all(const char *path);

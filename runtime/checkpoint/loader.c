@@ -57,10 +57,14 @@ static ms_status loader_new(ms_checkpoint_loader **out, ms_comm *comm)
 }
 
 /* Open `path` and verify this rank's share of its files. */
-static ms_status open_share(ms_checkpoint_loader *l, const char *path)
+static ms_status open_share(ms_checkpoint_loader *l, const char *path, bool listed)
 {
-    MS_TRY(ms_checkpoint_open(&l->c, path));
-    return msi_checkpoint_verify(l->c, ms_comm_rank(l->comm), ms_comm_size(l->comm));
+    ms_status status = ms_checkpoint_open(&l->c, path);
+
+    if (status == MS_OK) {
+        status = msi_checkpoint_verify(l->c, ms_comm_rank(l->comm), ms_comm_size(l->comm));
+    }
+    return listed ? msi_checkpoint_missing(status) : status;
 }
 
 /* Did all ranks open the same checkpoint? */
@@ -79,14 +83,15 @@ static ms_status check_one(const msi_outcome *all, int32_t world)
     return MS_OK;
 }
 
-/* All ranks open and verify a checkpoint, or none does. `own` may hold a failure already. */
+/* All ranks open and verify a checkpoint, or none does. `own` may hold a failure already. `listed`:
+ * see msi_checkpoint_missing(). */
 static ms_status open_together(ms_checkpoint_loader *l, ms_comm *comm, const char *path,
-                               msi_outcome *own)
+                               bool listed, msi_outcome *own)
 {
     msi_outcome all[ms_comm_size(comm)];
 
     if (own->status == MS_OK) {
-        msi_outcome_keep(own, open_share(l, path));
+        msi_outcome_keep(own, open_share(l, path, listed));
     }
     if (own->status == MS_OK) {
         own->hash = msi_checkpoint_manifest(l->c)->hash;
@@ -104,7 +109,7 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
 
     *out = NULL;
     msi_outcome_keep(&own, loader_new(&l, comm));
-    ms_status status = open_together(l, comm, path, &own);
+    ms_status status = open_together(l, comm, path, false, &own);
 
     if (status != MS_OK) {
         loader_free(l);
@@ -158,7 +163,7 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
         char *path = msi_io_path("%s/%s", root, name);
 
         msi_outcome_keep(&here, path != NULL ? MS_OK : MS_OUT_OF_MEMORY);
-        ms_status status = open_together(l, comm, path, &here);
+        ms_status status = open_together(l, comm, path, true, &here);
 
         free(path);
         if (status == MS_OK) {

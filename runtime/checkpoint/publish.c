@@ -28,8 +28,21 @@ static ms_status check_target(const char *path, const char *manifest)
     if (lstat(path, &st) != 0) {
         return errno == ENOENT ? MS_OK : msi_io_fail("stat", path);
     }
-    if (S_ISDIR(st.st_mode) && (access(manifest, F_OK) == 0 || msi_io_is_empty(path))) {
-        return MS_OK;
+    if (S_ISDIR(st.st_mode)) {
+        bool empty;
+
+        if (access(manifest, F_OK) == 0) {
+            return MS_OK;
+        }
+        if (errno != ENOENT) {
+            return msi_io_fail("look for", manifest);
+        }
+        const ms_status status = msi_io_is_empty(&empty, path);
+
+        if (status != MS_OK ? errno == ENOENT : empty) {
+            return MS_OK;
+        }
+        MS_TRY(status);
     }
     if (is_free(path)) { /* somebody has pruned it meanwhile */
         return MS_OK;

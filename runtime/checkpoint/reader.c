@@ -136,12 +136,22 @@ ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
         status = find_shards(c);
     }
     if (status != MS_OK) {
+        const int error = errno;
+
         ms_checkpoint_close(c);
+        errno = error;
         return status;
     }
     msi_live_add(&c->live, MSI_LIVE_CHECKPOINT, c);
     *out = c;
     return MS_OK;
+}
+
+ms_status msi_checkpoint_missing(ms_status status)
+{
+    return status == MS_IO_ERROR && (errno == ENOENT || errno == ENOTDIR)
+               ? MS_FAIL(MS_FORMAT_ERROR, "%s", ms_error_message())
+               : status;
 }
 
 void ms_checkpoint_close(ms_checkpoint *c)

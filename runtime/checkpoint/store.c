@@ -5,7 +5,6 @@
 #include "io.h"
 #include "reader.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -38,7 +37,7 @@ ms_status msi_listing_pass_over(msi_listing *l, ms_status status, bool tell)
 {
     const size_t used = strlen(l->broken);
 
-    if (status != MS_FORMAT_ERROR && status != MS_IO_ERROR) {
+    if (status != MS_FORMAT_ERROR) {
         return status;
     }
     if (tell) {
@@ -82,7 +81,7 @@ static ms_status examine(msi_listing *l, const char *root, const char *name, boo
     if (path == NULL) {
         return MS_OUT_OF_MEMORY;
     }
-    status = ms_checkpoint_open(&c, path);
+    status = msi_checkpoint_missing(ms_checkpoint_open(&c, path));
     free(path);
     if (status != MS_OK) {
         return msi_listing_pass_over(l, status, tell);
@@ -100,16 +99,39 @@ static ms_status examine(msi_listing *l, const char *root, const char *name, boo
     return MS_OK;
 }
 
+/* Checkpoints are there, and `latest` points at none of them: what was saved last is lost, and the
+ * run is about to go on from another one. */
+static ms_status tell_lost(const char *root, int dir)
+{
+    char pointed[NAME_MAX + 1];
+    const ssize_t n = readlinkat(dir, "latest", pointed, sizeof(pointed) - 1);
+    bool holds;
+
+    if (n < 0) {
+        return errno == ENOENT || errno == EINVAL ? MS_OK : msi_io_fail("read", "latest");
+    }
+    pointed[n] = '\0';
+    MS_TRY(msi_folder_holds_ours(&holds, dir, pointed));
+    if (!holds) {
+        msi_warn("UserWarning",
+                 "%s/latest points at '%s', but no checkpoint is there: another one "
+                 "is taken",
+                 root, pointed);
+    }
+    return MS_OK;
+}
+
 ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
 {
     DIR *dir = opendir(root);
     ms_status status = MS_OK;
+    struct dirent *e;
 
     *l = (msi_listing){0};
     if (dir == NULL) {
         return errno == ENOENT ? MS_OK : msi_io_fail("open", root);
     }
-    for (struct dirent *e = readdir(dir); e != NULL && status == MS_OK; e = readdir(dir)) {
+    while (status == MS_OK && (status = msi_io_next(&e, dir, root)) == MS_OK && e != NULL) {
         bool holds;
 
         if (e->d_name[0] == '.' || msi_folder_is_leftover(e->d_name)) {
@@ -119,6 +141,9 @@ ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
         if (status == MS_OK && holds) {
             status = examine(l, root, e->d_name, tell);
         }
+    }
+    if (status == MS_OK && tell && l->n > 0) {
+        status = tell_lost(root, dirfd(dir));
     }
     closedir(dir);
     if (status == MS_OK && l->n > 1) {
@@ -135,8 +160,8 @@ static ms_status verify(const char *path)
 {
     ms_checkpoint *c;
 
-    MS_TRY(ms_checkpoint_open(&c, path));
-    ms_status status = msi_checkpoint_verify(c, 0, 1);
+    MS_TRY(msi_checkpoint_missing(ms_checkpoint_open(&c, path)));
+    ms_status status = msi_checkpoint_missing(msi_checkpoint_verify(c, 0, 1));
 
     ms_checkpoint_close(c);
     return status;

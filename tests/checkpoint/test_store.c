@@ -119,6 +119,27 @@ static void test_checkpoint_store__latest_takes_nothing_else_for_a_checkpoint(vo
     assert_null(latest);
 }
 
+/* What was saved last is lost, and an older one is taken: not in silence. */
+static void test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost(void **state)
+{
+    const char *root = path_of("lost"), *latest, *kind, *message;
+
+    assert_ok(save_small(root, "s1", 1));
+    assert_ok(save_small(root, "s2", 2));
+    assert_int_equal(0, rename(inside(root, "s2"), path_of("lost-s2")));
+    for (int by_file = 0; by_file < 2; by_file++) {
+        ms_warnings_capture(true);
+        assert_ok(ms_checkpoint_latest(&latest, root));
+        assert_string_equal(inside(root, "s1"), latest);
+        assert_true(ms_warning_take(&kind, &message));
+        assert_non_null(
+            strstr(message, "lost/latest points at 's2', but no checkpoint is there: "));
+        assert_false(ms_warning_take(&kind, &message));
+        ms_warnings_capture(false);
+        spill(inside(root, "s2"), "x", 1);
+    }
+}
+
 /* A process with too many open files cannot tell: it must not take a whole checkpoint for a broken
  * one, and begin anew. */
 static void test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors(void **state)
@@ -390,6 +411,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_store__latest_goes_by_content),
         cmocka_unit_test(test_checkpoint_store__latest_fails_when_all_are_broken),
         cmocka_unit_test(test_checkpoint_store__latest_takes_nothing_else_for_a_checkpoint),
+        cmocka_unit_test(test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost),
         cmocka_unit_test(
             test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors),
         cmocka_unit_test(test_checkpoint_store__prune_keeps_the_newest),
