@@ -80,6 +80,35 @@ describe('entries of a tensor', function()
     assert.same({ 5, 6 }, w:totable())
   end)
 
+  it('are written no values whose gradient would be lost', function()
+    local w, out = ms.tensor({ 1, 2, 3 }, { requires_grad = true }), ms.zeros(2, 3)
+    local square = w * w
+    local instead = 'build the tensor with ms.cat or ms.where, or write x:detach(), or inside '
+      .. 'ms.no_grad'
+    for _, write in ipairs {
+      function() out[1] = square end,
+      function() out[1] = w end,
+      function() out:copy_(square) end,
+      function() out:add_(square, 2) end,
+      function() out:narrow(2, 1, 2):copy_(square:narrow(1, 1, 2)) end,
+    } do
+      local version = out:version()
+      checks.raises('RuntimeError', instead, write)
+      assert.equal(version, out:version())
+      ms.no_grad(write)
+    end
+    assert.same({ 1, 4, 27 }, out[1]:totable()) -- [3]: its square by copy_, twice that by add_
+  end)
+
+  it('take values whose gradient nobody can miss', function()
+    local w, out = ms.tensor({ 1, 2, 3 }, { requires_grad = true }), ms.zeros(2, 3)
+    out[1] = (w * w):detach()
+    assert.same({ 1, 4, 9 }, out[1]:totable())
+    local counts = ms.zeros(3, { dtype = 'i64' }) -- integers have no gradient
+    counts:copy_(w)
+    assert.same({ 1, 2, 3 }, counts:totable())
+  end)
+
   it('saved for backward are not silently changed', function()
     local w = ms.ones(2, { requires_grad = true })
     local y = (w * x:narrow(2, 1, 2)[1]):sum()

@@ -256,7 +256,7 @@ function parameter.load(tensor, value)
   if manager then
     manager:_load_value(tensor, value)
   else
-    calls.tensor_copy(tensor, value)
+    calls.tensor_copy(tensor, calls.tensor_detach(value))
     calls.param_touch(tensor)
   end
 end

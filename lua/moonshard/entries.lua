@@ -63,7 +63,7 @@ local function check_assignable(t, i)
 end
 
 --- A number fills entry i, true as 1 and false as 0; a tensor is copied there, broadcast and cast.
---- Never differentiated.
+--- Never differentiated: values that require grad are refused as by copy_.
 local function assign(t, i, value)
   check_assignable(t, i)
   if type(value) == 'boolean' then

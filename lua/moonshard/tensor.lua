@@ -277,7 +277,9 @@ function Tensor:zero_()
   return Tensor.fill_(self, 0)
 end
 
---- Overwrite with another tensor, broadcast and cast.
+--- Overwrite with another tensor, broadcast and cast. Writes are never differentiated: while ops
+--- are recorded, values that require grad are a RuntimeError beside floats. ms.cat and ms.where
+--- build such tensors; x:detach() and ms.no_grad write without a gradient.
 ---@param src ms.Tensor
 ---@return ms.Tensor self
 function Tensor:copy_(src)
@@ -285,7 +287,8 @@ function Tensor:copy_(src)
   return self
 end
 
---- self = self + alpha * src, never differentiated. Fractions beside integers are a TypeError.
+--- self = self + alpha * src. Values that require grad are refused as by copy_; fractions beside
+--- integers are a TypeError.
 ---@param src ms.Tensor|number
 ---@param alpha? number
 ---@return ms.Tensor self

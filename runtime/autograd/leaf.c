@@ -39,9 +39,8 @@ bool ms_grad_enabled_set(bool on)
 bool ms_grad_enabled(void)
 {
     const ms_context *ctx = msi_context_peek();
-    const msi_tape *tape = ctx != NULL ? ctx->room[MSI_ROOM_AUTOGRAD] : NULL;
 
-    return tape == NULL || tape->recording;
+    return ctx == NULL || msi_op_recorder_installed->recording(ctx);
 }
 
 ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)

@@ -398,6 +398,13 @@ static void record_end(msi_op_call *call, ms_status status)
     msi_node_release(node);
 }
 
+static bool record_is_on(const ms_context *ctx)
+{
+    const msi_tape *tape = ctx->room[MSI_ROOM_AUTOGRAD];
+
+    return tape == NULL || tape->recording;
+}
+
 bool msi_call_needs(const msi_op_call *c, int32_t i)
 {
     return c->node != NULL && c->node->edge[i].node != NULL;
@@ -435,7 +442,7 @@ static void drop_autograd(ms_tensor *t)
     }
 }
 
-static const msi_op_recorder recorder = {record_begin, record_end};
+static const msi_op_recorder recorder = {record_begin, record_end, record_is_on};
 
 __attribute__((constructor)) static void install(void)
 {

@@ -1,5 +1,5 @@
 /* Making tensors, and reading and writing their elements. */
-#include "tensor.h"
+#include "op.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -186,10 +186,26 @@ done:
     return finish(out, status);
 }
 
+/* Writes are not recorded: one of a value that requires grad would cut its gradient in silence. */
+static ms_status begin_write_of(const ms_tensor *src, ms_tensor *t, const char *what)
+{
+    const msi_op_recorder *recorder = msi_op_recorder_installed;
+
+    if (src->requires_grad && ms_dtype_is_floating(t->v.dtype) && recorder != NULL &&
+        recorder->recording(src->ctx)) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "%s: what is written requires grad, and in-place writes are not "
+                       "differentiable; build the tensor with ms.cat or ms.where, or write "
+                       "x:detach(), or inside ms.no_grad",
+                       what);
+    }
+    return msi_tensor_begin_write(t, what);
+}
+
 ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)
 {
     MS_TRY(msi_check_source("copy", &t->v, &src->v));
-    MS_TRY(msi_tensor_begin_write(t, "copy"));
+    MS_TRY(begin_write_of(src, t, "copy"));
     return msi_copy(&t->v, &src->v, false);
 }
 
@@ -211,7 +227,7 @@ ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha)
     }
     MS_TRY(msi_check_number("add_", t->v.dtype, alpha));
     MS_TRY(msi_check_source("add_", &t->v, &src->v));
-    MS_TRY(msi_tensor_begin_write(t, "add_"));
+    MS_TRY(begin_write_of(src, t, "add_"));
     return msi_ew("add_", MSI_K_affine, &t->v, &in, 1, scalars, true);
 }
 

@@ -57,6 +57,8 @@ typedef struct msi_op_recorder {
     ms_status (*begin)(msi_op_call *call);
     /* Tie outputs to the node, or drop it on failure. */
     void (*end)(msi_op_call *call, ms_status status);
+    /* Is grad mode on? */
+    bool (*recording)(const ms_context *ctx);
 } msi_op_recorder;
 extern const msi_op_recorder *msi_op_recorder_installed;
 

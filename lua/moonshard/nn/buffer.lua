@@ -32,7 +32,7 @@ end
 --- Overwrite the buffer.
 ---@param value ms.Tensor
 function buffer.load(entry, value)
-  entry.tensor:copy_(value)
+  entry.tensor:copy_(value:detach())
   if entry.original then
     entry.original = scope.keep(value:to(entry.original:dtype()):clone())
     entry.cast_version = entry.tensor:version()

@@ -230,7 +230,7 @@ function Optimizer:load_state_dict(sd)
     most = math.max(most, sd.state[i].steps)
     for _, name in ipairs(names) do
       if entry.state[name] and sd.state[i][name] then
-        entry.state[name]:copy_(sd.state[i][name])
+        entry.state[name]:copy_(sd.state[i][name]:detach())
       end
     end
     self:_set_steps(i, sd.state[i].steps)

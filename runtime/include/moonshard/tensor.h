@@ -119,13 +119,15 @@ MS_API ms_status ms_tensor_to_doubles(const ms_tensor *t, double *values, int64_
 /** The one element of a tensor with numel 1. Waits for the device. */
 MS_API ms_status ms_tensor_item(const ms_tensor *t, double *value);
 /** Overwrite with `src`, broadcast and cast (moonshard/ops.h says how numbers convert). Bumps the
- * version; never differentiated. MS_RUNTIME_ERROR when the two overlap in memory without being the
- * same view, or when elements of `t` overlap: the result would depend on the order of writing. */
+ * version; never differentiated. MS_RUNTIME_ERROR when `src` requires grad while ops are recorded
+ * (its gradient would be cut; integers and bool have none), when the two overlap in memory without
+ * being the same view, or when elements of `t` overlap: the result would depend on the order of
+ * writing. */
 MS_API ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src);
 /** Overwrite every element. Bumps the version. */
 MS_API ms_status ms_tensor_fill(ms_tensor *t, double value);
-/** t += alpha * src, broadcast. Bumps the version; never differentiated. Overlaps are refused as in
- * ms_tensor_copy(). */
+/** t += alpha * src, broadcast. Bumps the version; never differentiated. A `src` that requires grad
+ * and overlaps are refused as in ms_tensor_copy(). */
 MS_API ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha);
 /** XXH3 of the elements in row-major order (equal tensors hash equal whatever their strides). */
 MS_API ms_status ms_tensor_hash(const ms_tensor *t, uint64_t *hash);
