@@ -252,6 +252,14 @@ static void release_grad_slot(ms_fsdp_unit *u)
     msi_unit_changed(u);
 }
 
+/* Is the reduced gradient kept in another type than the tree computes in? The tree computes in that
+ * of its result, so its result stays in this rank's slot then, where no peer reads these elements,
+ * and is converted at the end, as levels.c sums in the type of the slot. */
+static bool converts(const ms_fsdp_unit *u)
+{
+    return (u->orig_dtype == MS_DTYPE_F64) != (u->slot_dtype == MS_DTYPE_F64);
+}
+
 /* Rank q's chunk of an all-reduced gradient. */
 static void chunk_of(const ms_fsdp_unit *u, int32_t q, int64_t *first, int64_t *n)
 {
@@ -261,23 +269,43 @@ static void chunk_of(const ms_fsdp_unit *u, int32_t q, int64_t *first, int64_t *
     *n = *first + chunk < u->total ? chunk : u->total - *first;
 }
 
+/* n reduced elements out of rank q's slot, from element `first` of the flat. */
+static ms_status take_reduced(const ms_fsdp_unit *u, int32_t q, int64_t first, int64_t n, void *out,
+                              bool add)
+{
+    msi_ew_args args = {.in_dtype = u->slot_dtype, .out = out, .accumulate = add};
+
+    args.in[0] = msi_grad_slot_data(u, q) + first * ms_dtype_size(u->slot_dtype);
+    args.loop.ndim = 1;
+    args.loop.shape[0] = n;
+    args.loop.stride[0][0] = args.loop.stride[1][0] = 1;
+    return n > 0 ? msi_dispatch("reduce", MSI_K_copy, u->orig_dtype, &args) : MS_OK;
+}
+
 static ms_status copy_chunks(ms_fsdp_unit *u, bool add)
 {
     for (int32_t q = 0; q < u->world; q++) {
-        msi_ew_args args = {.in_dtype = u->slot_dtype, .accumulate = add};
         int64_t first, n;
 
         chunk_of(u, q, &first, &n);
-        args.out = (char *)u->grad->data + first * ms_dtype_size(u->orig_dtype);
-        args.in[0] = msi_grad_slot_data(u, q) + first * ms_dtype_size(u->slot_dtype);
-        args.loop.ndim = 1;
-        args.loop.shape[0] = n;
-        args.loop.stride[0][0] = args.loop.stride[1][0] = 1;
-        if (n > 0) {
-            MS_TRY(msi_dispatch("reduce", MSI_K_copy, u->orig_dtype, &args));
-        }
+        MS_TRY(take_reduced(u, q, first, n,
+                            (char *)u->grad->data + first * ms_dtype_size(u->orig_dtype), add));
     }
     return MS_OK;
+}
+
+/* This rank's shard, or with one rank everything. */
+static ms_status reduce_shard(ms_fsdp_unit *u, bool add)
+{
+    const int64_t first = u->is_sharded ? u->rank * u->shard_numel : 0, n = u->shard_numel;
+
+    if (!converts(u)) {
+        return reduce_range(u, first, n, u->grad->data, u->orig_dtype, add);
+    }
+    MS_TRY(reduce_range(u, first, n,
+                        msi_grad_slot_data(u, u->rank) + first * ms_dtype_size(u->slot_dtype),
+                        u->slot_dtype, false));
+    return take_reduced(u, u->rank, first, n, u->grad->data, add);
 }
 
 ms_status msi_reduce_step(ms_fsdp_unit *u, bool *finished)
@@ -287,8 +315,7 @@ ms_status msi_reduce_step(ms_fsdp_unit *u, bool *finished)
     *finished = true;
     if (u->is_sharded || u->world == 1) {
         MS_TRY(prepare_shard(u, &add));
-        MS_TRY(reduce_range(u, u->is_sharded ? u->rank * u->shard_numel : 0, u->shard_numel,
-                            u->grad->data, u->orig_dtype, add));
+        MS_TRY(reduce_shard(u, add));
         release_grad_slot(u);
         return MS_OK;
     }

@@ -72,6 +72,18 @@ static void test_fsdp_bitwise__bf16_reduction_is_equal_over_worlds_and_strategie
     compare_all(config, "bf16 reduced in bf16");
 }
 
+/* What is computed or reduced in f64 stays so until all ranks' parts are one sum. */
+static void test_fsdp_bitwise__f64_over_f32_is_equal_over_worlds_and_strategies(void **state)
+{
+    tiny_config config = tiny_defaults();
+
+    (void)state;
+    config.reduce_dtype = MS_DTYPE_F64;
+    compare_all(config, "f32 reduced in f64");
+    config.param_dtype = MS_DTYPE_F64;
+    compare_all(config, "f64 over f32");
+}
+
 static void test_fsdp_bitwise__the_flat_layout_gives_the_same_parameters(void **state)
 {
     tiny_config config = tiny_defaults();
@@ -159,6 +171,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_bitwise__bf16_sgd_is_equal_over_worlds_and_strategies),
         cmocka_unit_test(test_fsdp_bitwise__bf16_adamw_is_equal_over_worlds_and_strategies),
         cmocka_unit_test(test_fsdp_bitwise__bf16_reduction_is_equal_over_worlds_and_strategies),
+        cmocka_unit_test(test_fsdp_bitwise__f64_over_f32_is_equal_over_worlds_and_strategies),
         cmocka_unit_test(test_fsdp_bitwise__the_flat_layout_gives_the_same_parameters),
         cmocka_unit_test(test_fsdp_bitwise__prefetch_and_slots_change_nothing),
         cmocka_unit_test(test_fsdp_bitwise__reducing_every_backward_is_equal_over_strategies),
