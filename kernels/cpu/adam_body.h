@@ -2,7 +2,8 @@
  *
  *   decoupled: p = p (1 - lr weight_decay), else g = g + weight_decay p   (g negated to maximize)
  *   (without a decay p is left out, for an infinite one times 0 is none)
- *   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
+ *   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g g   (from the left, as PyTorch: g g
+ *   alone would overflow, or vanish, sooner)
  *   p = p - lr / correction1 * m / (sqrt(v) / sqrt(correction2) + eps) */
 
 typedef struct LOCAL(rule) {
@@ -20,7 +21,7 @@ LANES_INLINE void LOCAL(step)(const LOCAL(rule) * r, T *param, const T *grad, T 
         g += p * r->decay;
     }
     V m = LOAD_N(first, n) * r->beta1 + g * r->fresh1;
-    V v = LOAD_N(second, n) * r->beta2 + g * g * r->fresh2;
+    V v = LOAD_N(second, n) * r->beta2 + g * r->fresh2 * g;
 
     STORE_N(first, m, n);
     STORE_N(second, v, n);

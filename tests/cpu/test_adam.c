@@ -101,12 +101,39 @@ static void test_cpu_adam__the_first_step_has_the_length_of_lr(void **state)
     assert_true(fabs(p[0] - 0.75) < 1e-12 && fabs(p[1] - 1.25) < 1e-12);
 }
 
+/* Expected values: PyTorch 2.15, Adam(lr=0.5) on ones, this gradient and then one of (1, 1, 1,
+ * 0.5). Squares of the first three are beyond f32. */
+static void test_cpu_adam__squares_beyond_the_dtype_do_not_freeze_a_parameter(void **state)
+{
+    (void)state;
+    static const double expected[2][4] = {{0.5, 1.5, 0.5, 0.50000006},
+                                          {0.164970875, 1.83502913, 0.164970934, 5.96046448e-08}};
+    float p[4] = {1, 1, 1, 1}, m[4] = {0}, v[4] = {0}, g[4] = {1e20F, -3e20F, 2e19F, 0.5F};
+    msi_adam_args args = {
+        .n = 4, .p = p, .g = g, .m = m, .v = v, .lr = 0.5, .beta1 = 0.9, .beta2 = 0.999};
+
+    args.eps = 1e-8;
+    for (int32_t step = 0; step < 2; step++) {
+        args.correction1 = 1 - pow(args.beta1, step + 1);
+        args.correction2 = 1 - pow(args.beta2, step + 1);
+        run_on_all_isas(
+            &(kernel_call){
+                MSI_K_adam, MS_DTYPE_F32, &args, {p, m, v}, {sizeof(p), sizeof(m), sizeof(v)}},
+            "adam");
+        for (int32_t i = 0; i < 4; i++) {
+            check_element("p", i, (double)p[i], expected[step][i], 3e-7);
+            g[i] = i < 3 ? 1 : 0.5F;
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpu_adam__every_combination_of_options),
         cmocka_unit_test(test_cpu_adam__lengths_0_to_130_and_starts_0_to_63),
         cmocka_unit_test(test_cpu_adam__the_first_step_has_the_length_of_lr),
+        cmocka_unit_test(test_cpu_adam__squares_beyond_the_dtype_do_not_freeze_a_parameter),
     };
 
     return cmocka_run_group_tests_name("cpu/adam", tests, NULL, NULL);
