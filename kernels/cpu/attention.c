@@ -7,13 +7,16 @@
 
 #include "backend.h"
 
-/* exp(x) for x <= about 0: below 2^-126 it stays there instead of becoming smaller. NaN passes. */
+#include <float.h>
+
+/* exp(x) for x <= about 0. NaN passes. From half of 2^-126 down, about, the result is 0: n is -127
+ * there, and the bits of 2^n are none. */
 LANES_INLINE f32_part exp_neg_f32w(f32_part x)
 {
     const float round = 0x1.8p23f; /* as in exp_f32w(), with the whole exponent in one factor */
     f32_part p;
 
-    x = max_f32w(splat_f32w(-87), x);
+    x = max_f32w(splat_f32w(-88), x);
     f32_part shifted = x * 0x1.715476p0f + round;
     f32_part n = shifted - round;
     f32_part r = (x - n * 0x1.63p-1f) - n * -0x1.bd0106p-13f;
@@ -30,6 +33,9 @@ LANES_INLINE f32x16 exp_neg_f32(f32x16 x)
     LANES_MAP1(y, f32_part, x, f32_part, exp_neg_f32w(lx));
     return y;
 }
+
+static const float lowest_f32 = -FLT_MAX;
+static const double lowest_f64 = -DBL_MAX;
 
 LANES_INLINE f64x16 exp_neg_f64(f64x16 x)
 {

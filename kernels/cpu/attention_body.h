@@ -80,7 +80,7 @@ static void LOCAL(forward_head)(const msi_attention_args *a, const tiles *w, T *
 
         TILES(forward_queries)(a, w, q0, nq);
         for (int64_t i = 0; i < nq; i++) {
-            l[i] = l[i] == 0 ? 0 : 1 / l[i]; /* without keys: zeros */
+            l[i] = l[i] == 0 ? 0 : 1 / l[i]; /* no keys, or all of them masked: zeros */
         }
         LOCAL(put_rows)(out + q0 * a->o_stride[2], a->o_stride[2], w->acc, nq, a->head_dim, l);
     }

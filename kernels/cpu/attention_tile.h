@@ -109,7 +109,7 @@ static void LOCAL(forward_tile)(const msi_attention_args *a, const tiles *w, int
         const REAL most = LOCAL(row_max)(scores + i * row, n, scale);
 
         m_new[i] = m[i] > most ? m[i] : most;
-        shrink[i] = m[i] - m_new[i]; /* NaN while nothing was seen: the sums are 0 then */
+        shrink[i] = m[i] - m_new[i];
     }
     for (int64_t i = 0; i < nq; i += 16) {
         STORE_REAL(shrink + i, OF_REAL(exp_neg)(LOAD_REAL(shrink + i)));
@@ -135,7 +135,7 @@ static void LOCAL(forward_queries)(const msi_attention_args *a, const tiles *w, 
     REAL *m = (REAL *)w->max + q0, *l = (REAL *)w->rsum + q0;
 
     for (int64_t i = 0; i < nq; i++) {
-        m[i] = -INFINITY;
+        m[i] = OF_REAL(lowest); /* not -inf: a score of -inf has the probability 0 beside it */
         l[i] = 0;
     }
     if (end == 0) {

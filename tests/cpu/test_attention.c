@@ -565,6 +565,46 @@ static void test_cpu_attention__large_scores_do_not_overflow(void **state)
     discard(&a);
 }
 
+/* Keys beyond reach, some of them so that a whole tile has only such: they have the probability 0,
+ * and one key is left. `far` is what they score; with none left the result is 0, as PyTorch's. */
+static void check_unreachable(int32_t dtype, double far, bool all)
+{
+    const shape n = {1, 1, 2, MSI_ATTENTION_COLS + 3, 1, false};
+    const int64_t left = all ? -1 : n.s - 2;
+    attention a;
+
+    make(&a, &n, dtype, 0);
+    a.args.scale = 1;
+    for (int64_t t = 0; t < n.t; t++) {
+        typed_set(&a.x[Q].memory, t, 1);
+        typed_set(&a.x[DOUT].memory, t, 1);
+    }
+    for (int64_t s = 0; s < n.s; s++) {
+        typed_set(&a.x[K].memory, s, s == left ? 1 : far);
+        typed_set(&a.x[V].memory, s, 3);
+    }
+    run_everywhere(&a, false);
+    run_everywhere(&a, true);
+    for (int64_t t = 0; t < n.t; t++) {
+        assert_true(typed_get(&a.x[O].memory, t) == (all ? 0 : 3));
+    }
+    for (int64_t s = 0; s < n.s; s++) {
+        assert_true(typed_get(&a.x[DV].memory, s) == (s == left ? 2 : 0));
+    }
+    discard(&a);
+}
+
+static void test_cpu_attention__keys_beyond_reach_have_probability_0(void **state)
+{
+    (void)state;
+    for (int32_t d = 0; d < 3; d++) {
+        check_unreachable(float_dtypes[d], -1e5, false);
+        check_unreachable(float_dtypes[d], -INFINITY, false);
+        check_unreachable(float_dtypes[d], -INFINITY, true);
+    }
+    check_unreachable(MS_DTYPE_F32, -87, false); /* 88 below the largest: less than 2^-126 */
+}
+
 static void test_cpu_attention__nan_in_a_key_reaches_the_queries_that_see_it(void **state)
 {
     (void)state;
@@ -599,6 +639,7 @@ int main(void)
         cmocka_unit_test(test_cpu_attention__causal_counts_from_the_first_key),
         cmocka_unit_test(test_cpu_attention__large_scores_keep_their_probabilities),
         cmocka_unit_test(test_cpu_attention__large_scores_do_not_overflow),
+        cmocka_unit_test(test_cpu_attention__keys_beyond_reach_have_probability_0),
         cmocka_unit_test(test_cpu_attention__nan_in_a_key_reaches_the_queries_that_see_it),
     };
 
