@@ -68,6 +68,10 @@ describe('operators', function()
     checks.raises('TypeError', 'add_: ' .. fraction, ids.add_, ids, 1.5)
     checks.raises('TypeError', 'mean: the tensor is i64', ids.mean, ids)
     checks.raises('ValueError', 'where: 1.5 does not fit in i64', ops.where, ids:gt(0), ids, 1.5)
+    for _, op in ipairs { 'matmul', 'linear' } do
+      checks.raises('NotImplementedError', op .. ' is not implemented for dtype i64', ops[op],
+        ms.ones(2, 2, { dtype = 'i64' }), ms.ones(2, 2, { dtype = 'i64' }))
+    end
     checks.raises('NotImplementedError', 'mul is not implemented for dtype u8', function()
       return ids:u8() * 3
     end)

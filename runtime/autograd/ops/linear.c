@@ -23,6 +23,7 @@ static ms_status check(const msi_op_call *c)
             msi_shape_text(x->v.ndim, x->v.shape), msi_shape_text(w->v.ndim, w->v.shape));
     }
     MS_TRY(msi_same_dtype(op, "x", x, "w", w));
+    MS_TRY(msi_check_product(op, x->v.dtype));
     if (bias == NULL) {
         return MS_OK;
     }

@@ -19,7 +19,8 @@ static ms_status check(const msi_op_call *c)
                        "equal leading dimensions",
                        msi_shape_text(a->ndim, a->shape), msi_shape_text(b->ndim, b->shape));
     }
-    return msi_same_dtype("matmul", "a", c->in[A], "b", c->in[B]);
+    MS_TRY(msi_same_dtype("matmul", "a", c->in[A], "b", c->in[B]));
+    return msi_check_product("matmul", a->dtype);
 }
 
 /* Fold the leading dimensions into one: (batch, rows, cols). False when the strides forbid it. */

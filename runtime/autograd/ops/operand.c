@@ -55,6 +55,15 @@ ms_status msi_same_dtype(const char *op, const char *a_name, const ms_tensor *a,
     return MS_OK;
 }
 
+ms_status msi_check_product(const char *op, int32_t dtype)
+{
+    if (MSI_UNLIKELY(!ms_dtype_is_floating(dtype))) {
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "%s is not implemented for dtype %s yet", op,
+                       ms_dtype_name(dtype));
+    }
+    return MS_OK;
+}
+
 int64_t msi_leading(const msi_view *v, int32_t n)
 {
     int64_t product = 1;
