@@ -296,6 +296,25 @@ static void oracle_clone(const call *c, const array *const *in, array *out)
 
 /* -- in place ---------------------------------------------------------------------------------- */
 
+/* Writes of values that require grad are taken only where nothing is recorded. */
+static ms_status write_copy(ms_tensor *t, const ms_tensor *src)
+{
+    const bool recording = ms_grad_enabled_set(false);
+    const ms_status status = ms_tensor_copy(t, src);
+
+    ms_grad_enabled_set(recording);
+    return status;
+}
+
+static ms_status write_sum(ms_tensor *t, const ms_tensor *src, double factor)
+{
+    const bool recording = ms_grad_enabled_set(false);
+    const ms_status status = ms_tensor_add_scaled(t, src, factor);
+
+    ms_grad_enabled_set(recording);
+    return status;
+}
+
 /* in[0] in new memory whose dimensions lie in reverse order. */
 static ms_status reversed_copy(ms_tensor **out, ms_tensor *x, const form *f)
 {
@@ -310,7 +329,7 @@ static ms_status reversed_copy(ms_tensor **out, ms_tensor *x, const form *f)
     assert_ok(ms_tensor_empty(&memory, f->dtype, f->ndim, shape));
     assert_ok(ms_op_permute(out, memory, f->ndim, perm));
     ms_tensor_free(memory);
-    return ms_tensor_copy(*out, x);
+    return write_copy(*out, x);
 }
 
 static bool plan_copy(call *c)
@@ -330,7 +349,7 @@ static bool plan_copy(call *c)
 static ms_status run_copy(ms_tensor **out, ms_tensor *const *in, const call *c)
 {
     assert_ok(reversed_copy(out, in[0], &c->in[0]));
-    return ms_tensor_copy(*out, in[1]);
+    return write_copy(*out, in[1]);
 }
 
 static void oracle_copy(const call *c, const array *const *in, array *out)
@@ -360,7 +379,7 @@ static bool plan_add_scaled(call *c)
 static ms_status run_add_scaled(ms_tensor **out, ms_tensor *const *in, const call *c)
 {
     assert_ok(reversed_copy(out, in[0], &c->in[0]));
-    return ms_tensor_add_scaled(*out, in[1], c->p[0]);
+    return write_sum(*out, in[1], c->p[0]);
 }
 
 static void oracle_add_scaled(const call *c, const array *const *in, array *out)
