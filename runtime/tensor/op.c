@@ -3,7 +3,38 @@
 
 #include "pool.h"
 
+#include <string.h>
+
 const msi_op_recorder *msi_op_recorder_installed;
+
+/* The piece of a parameter that its unit shows between forwards? */
+static bool is_shard(const ms_tensor *t)
+{
+    const msi_param *p = t->param;
+
+    return p != NULL && p->unit != NULL &&
+           (t->v.ndim != p->ndim ||
+            memcmp(t->v.shape, p->shape, sizeof(*p->shape) * (size_t)p->ndim) != 0);
+}
+
+/* An op failed: it may be for the shape of an operand that is a shard. */
+static ms_status about_shards(ms_status status, const msi_op_call *call)
+{
+    for (int32_t i = 0; i < call->n_in; i++) {
+        const ms_tensor *t = call->in[i];
+
+        if (t != NULL && is_shard(t)) {
+            return MS_FAIL(status,
+                           "%s; '%s' is this rank's shard of a parameter of shape %s: its unit "
+                           "shows all of it in the forward of the module that FSDP wraps alone (a "
+                           "container without a forward is left out of the policy), and inside "
+                           "summon_full_params",
+                           ms_error_message(), msi_tensor_label(t),
+                           msi_shape_text(t->param->ndim, t->param->shape));
+        }
+    }
+    return status;
+}
 
 ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, int32_t n_in,
                      ms_tensor **out, int32_t n_out)
@@ -36,6 +67,9 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
     }
     if (MSI_LIKELY(status == MS_OK)) {
         status = op->forward(&call);
+    }
+    if (MSI_UNLIKELY(status != MS_OK)) {
+        status = about_shards(status, &call);
     }
     if (msi_op_recorder_installed != NULL) {
         msi_op_recorder_installed->end(&call, status);

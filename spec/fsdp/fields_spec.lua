@@ -108,9 +108,11 @@ describe('a field of a wrapped model', function()
       return x
     end
 
-    local function listed(policy)
+    local function listed(policy, strategy)
       ms.manual_seed(1)
-      return fsdp.FSDP(Listed(), { auto_wrap_policy = policy, sharding_strategy = 'NO_SHARD' })
+      return fsdp.FSDP(Listed(), {
+        auto_wrap_policy = policy, sharding_strategy = strategy or 'NO_SHARD',
+      })
     end
     local function lists(module) return ms.is(module, nn.ModuleList) end
     local x = ms.ones(1, 2)
@@ -127,6 +129,29 @@ describe('a field of a wrapped model', function()
         found[i] = module
       end
       assert.same({ twice.module[1], twice.module.module[2] }, found)
+    end)
+
+    it('says of what it holds itself, and runs without it, that it is a shard', function()
+      for _, case in ipairs {
+        { listed(fsdp.CustomPolicy(lists), 'FULL_SHARD'), 'blocks.0.weight' },
+        { wrapped(function() return false end), 'head.weight' },
+      } do
+        local model, name = unpack(case)
+        model:parameters()
+        checks.raises('ValueError', ("and w (out, in); '%s' is this rank's shard of a parameter of "
+          .. 'shape (2, 2): its unit shows all of it in the forward of the module that FSDP wraps '
+          .. 'alone (a container without a forward is left out of the policy), and inside '
+          .. 'summon_full_params'):format(name), function()
+            if model.head then
+              model.head(x)
+            else
+              model(x)
+            end
+          end)
+        assert.equal(2, #fsdp.summon_full_params(model, nil, function()
+          return (model.head or model.blocks[1])(x):shape()
+        end))
+      end
     end)
 
     it('shows what is put into it, through the wrapper or not', function()

@@ -16,8 +16,8 @@ describe('the field of a parameter', function()
         for _, use in ipairs { function() model(ms.ones(1, 2)) end,
           function() layer:parameters() end } do
           layer.weight = ms.full(shape, 3)
-          checks.raises('TypeError', "parameter '0.weight' of 0 (nn.Linear) was replaced by a plain "
-            .. ('tensor (%s), expected a parameter or nil'):format(table.concat(shape, ', ')),
+          checks.raises('TypeError', "parameter '0.weight' of 0 (nn.Linear) was replaced by a "
+            .. ('plain tensor (%s), expected a parameter or nil'):format(table.concat(shape, ', ')),
             use)
           assert.equal(old, layer.weight)
         end

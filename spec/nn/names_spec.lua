@@ -1,5 +1,5 @@
--- lua/moonshard/nn/tree.lua: names, first values and random places follow the path in the model that
--- a module ends up in, whoever asked before and however the model is wrapped.
+-- lua/moonshard/nn/tree.lua: names, first values and random places follow the path in the model
+-- that a module ends up in, whoever asked before and however the model is wrapped.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local runs = require 'support.runs'
@@ -80,7 +80,7 @@ describe('the name of a parameter', function()
     assert.is_true(layer.weight:equal(weight))
   end)
 
-  it('counts the first module of the whole model that was made, also when parts were asked', function()
+  it('counts the first module of the whole model that was made, whoever asked before', function()
     local function weight(touch)
       ms.manual_seed(1)
       local other, early, late = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)

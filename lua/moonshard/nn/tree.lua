@@ -226,8 +226,8 @@ function tree.param(module, p)
   return now
 end
 
---- What tree.check_params() compares; none but for an outermost module. (A wrapped model watches more
---- itself.)
+--- What tree.check_params() compares; none but for an outermost module. (A wrapped model watches
+--- more itself.)
 ---@return { module: ms.nn.Module, param: table }[]?
 function tree.watched_params(module)
   if rawget(module, '_owner') or module._is_fsdp then
@@ -403,8 +403,8 @@ local function way(top, module, seen)
   end
 end
 
---- Path of a module from the outermost one, '' for that one itself; the first, where a module stands
---- in several places.
+--- Path of a module from the outermost one, '' for that one itself; the first, where a module
+--- stands in several places.
 ---@return string
 function tree.path(module)
   local home = rawget(module, '_home')
@@ -443,9 +443,9 @@ local function by_top(make)
   })
 end
 
--- [Note: homes] A module may stand in several trees, as where a probe borrows layers of a model. Its
--- home is the one that names its parameters and places: the first that was materialised. One that
--- only was asked for parameters, or became part of a larger one, or let the module go, gives way.
+-- [Note: homes] A module may stand in several trees, as where a probe borrows layers of a model.
+-- Its home is the one that names its parameters and places: the first that was materialised. One
+-- that only was asked for parameters, became part of a larger one, or let the module go, gives way.
 local function home_of(module, top, paths)
   local home = rawget(module, '_home')
   if home == top or not (home and rawget(home, '_ready') and not rawget(home, '_owner')
