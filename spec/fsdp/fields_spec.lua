@@ -139,8 +139,8 @@ describe('a field of a wrapped model', function()
         local model, name = unpack(case)
         model:parameters()
         checks.raises('ValueError', ("and w (out, in); '%s' is this rank's shard of a parameter of "
-          .. 'shape (2, 2): its unit shows all of it in the forward of the module that FSDP wraps alone '
-          .. '(a container without a forward is left out of the policy), and inside '
+          .. 'shape (2, 2): its unit shows all of it in the forward of the module that FSDP wraps '
+          .. 'alone (a container without a forward is left out of the policy), and inside '
           .. 'summon_full_params'):format(name), function()
             if model.head then
               model.head(x)
