@@ -126,6 +126,19 @@ static inline int64_t msi_round_up(int64_t n, int64_t to)
     return (n + to - 1) / to * to;
 }
 
+/** One field of a public struct that begins with its own size, `uint32_t struct_size`. */
+typedef struct msi_field {
+    uint32_t begin, end, whole; /* whole: size of the struct */
+} msi_field;
+#define MSI_FIELD(type, name)                                                                      \
+    {                                                                                              \
+        offsetof(type, name), offsetof(type, name) + sizeof(((type *)0)->name), sizeof(type)       \
+    }
+/** Copy what the caller knows of such a struct over `out`, whose other fields stay. `fields`: all
+ * of them, in order. MS_VALUE_ERROR for a size beyond the struct or within a field. */
+ms_status msi_struct_take(void *out, const void *given, const char *name, const msi_field *fields,
+                          int32_t n_fields);
+
 uint64_t msi_mix64(uint64_t x);
 int64_t msi_now_ns(void);
 

@@ -144,6 +144,13 @@ void msi_unit_delist(ms_fsdp_unit *u)
     }
 }
 
+static const msi_field option_fields[] = {
+    MSI_FIELD(ms_fsdp_tree_options, struct_size),
+    MSI_FIELD(ms_fsdp_tree_options, backward_prefetch),
+    MSI_FIELD(ms_fsdp_tree_options, forward_prefetch),
+    MSI_FIELD(ms_fsdp_tree_options, n_slots),
+};
+
 ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree_options *options,
                            ms_fsdp_unit *const *units, int32_t n_units, bool root_has_unit)
 {
@@ -153,11 +160,8 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     *out = NULL;
     ms_fsdp_tree_options_init(&o);
     if (options != NULL) {
-        if (options->struct_size == 0 || options->struct_size > sizeof(o)) {
-            return MS_FAIL(MS_VALUE_ERROR, "tree options have size %u, expected 1 to %zu",
-                           options->struct_size, sizeof(o));
-        }
-        memcpy(&o, options, options->struct_size);
+        MS_TRY(msi_struct_take(&o, options, "ms_fsdp_tree_options", option_fields,
+                               (int32_t)(sizeof(option_fields) / sizeof(option_fields[0]))));
     }
     for (int32_t i = 0; i < n_units; i++) {
         for (int32_t j = 0; j < i; j++) {

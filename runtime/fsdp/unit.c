@@ -176,15 +176,18 @@ static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t 
     return MS_OK;
 }
 
+static const msi_field option_fields[] = {
+    MSI_FIELD(ms_fsdp_unit_options, struct_size),     MSI_FIELD(ms_fsdp_unit_options, strategy),
+    MSI_FIELD(ms_fsdp_unit_options, param_dtype),     MSI_FIELD(ms_fsdp_unit_options, reduce_dtype),
+    MSI_FIELD(ms_fsdp_unit_options, use_orig_params),
+};
+
 static ms_status take_options(ms_fsdp_unit_options *o, const ms_fsdp_unit_options *given)
 {
     ms_fsdp_unit_options_init(o);
     if (given != NULL) {
-        if (given->struct_size == 0 || given->struct_size > sizeof(*o)) {
-            return MS_FAIL(MS_VALUE_ERROR, "unit options have size %u, expected 1 to %zu",
-                           given->struct_size, sizeof(*o));
-        }
-        memcpy(o, given, given->struct_size);
+        MS_TRY(msi_struct_take(o, given, "ms_fsdp_unit_options", option_fields,
+                               (int32_t)(sizeof(option_fields) / sizeof(option_fields[0]))));
     }
     if (o->strategy < MS_FSDP_FULL_SHARD || o->strategy > MS_FSDP_NO_SHARD) {
         return MS_FAIL(MS_VALUE_ERROR, "sharding strategy %d is none, expected 0 to 2",

@@ -51,18 +51,23 @@ static ms_status check_values(int32_t kind, const ms_optim_options *o)
     return check_not_negative("weight_decay value", o->weight_decay);
 }
 
+static const msi_field option_fields[] = {
+    MSI_FIELD(ms_optim_options, struct_size),  MSI_FIELD(ms_optim_options, lr),
+    MSI_FIELD(ms_optim_options, momentum),     MSI_FIELD(ms_optim_options, dampening),
+    MSI_FIELD(ms_optim_options, weight_decay), MSI_FIELD(ms_optim_options, beta1),
+    MSI_FIELD(ms_optim_options, beta2),        MSI_FIELD(ms_optim_options, eps),
+    MSI_FIELD(ms_optim_options, nesterov),     MSI_FIELD(ms_optim_options, maximize),
+};
+
 ms_status msi_optim_options_take(ms_optim_options *out, int32_t kind, const ms_optim_options *o)
 {
     ms_optim_options taken;
 
     ms_optim_options_init(&taken, kind);
     if (o != NULL) {
-        if (o->struct_size == 0 || o->struct_size > sizeof(*o)) {
-            return MS_FAIL(MS_VALUE_ERROR, "ms_optim_options has struct_size %u, expected 1 to %zu",
-                           (unsigned)o->struct_size, sizeof(*o));
-        }
-        memcpy(&taken, o, o->struct_size); /* an older caller's missing fields keep defaults */
-        taken.struct_size = sizeof(taken);
+        /* an older caller's missing fields keep defaults */
+        MS_TRY(msi_struct_take(&taken, o, "ms_optim_options", option_fields,
+                               (int32_t)(sizeof(option_fields) / sizeof(option_fields[0]))));
     }
     MS_TRY(check_values(kind, &taken));
     *out = taken;

@@ -145,7 +145,18 @@ static void test_optim_optim__refuses_parameters_it_cannot_step(void **state)
     o.struct_size = 0;
     assert_fails(MS_VALUE_ERROR, "struct_size 0", ms_optim_add_group(optim, &other, 1, &o, NULL));
     o.struct_size = sizeof(o) + 8;
-    assert_fails(MS_VALUE_ERROR, "expected 1 to", ms_optim_add_group(optim, &other, 1, &o, NULL));
+    assert_fails(MS_VALUE_ERROR, "expected at most",
+                 ms_optim_add_group(optim, &other, 1, &o, NULL));
+    for (size_t i = 0; i < sizeof(double); i++) { /* none of lr, all of it, or half a number */
+        o.struct_size = (uint32_t)(offsetof(ms_optim_options, lr) + i);
+        if (i > 0) {
+            assert_fails(MS_VALUE_ERROR, "ends within a field", ms_optim_options_set(optim, 0, &o));
+        } else {
+            assert_ok(ms_optim_options_set(optim, 0, &o));
+        }
+    }
+    o.struct_size = 3;
+    assert_fails(MS_VALUE_ERROR, "struct_size 3", ms_optim_options_set(optim, 0, &o));
     /* an older caller's shorter struct: what it does not know takes the default */
     o.beta2 = 5;
     o.struct_size = offsetof(ms_optim_options, beta2);
