@@ -400,9 +400,9 @@ function checkpoint.read_meta(path)
 end
 
 --- Path of the checkpoint under `root` that was saved last, whatever its step: where the link
---- `latest` points. Is it broken or gone, of the newest intact one by step. Reads every byte of it;
---- broken ones are passed over with a warning, and when there are only such it is a FormatError that
---- says what is wrong with each.
+--- `latest` points. When it is broken or gone, that of the newest intact one by step. Reads every
+--- byte of it; broken ones are passed over with a warning, and when there are only such it is a
+--- FormatError that says what is wrong with each.
 ---@param root string
 ---@return string?  nil when there is no checkpoint at all
 function checkpoint.latest(root)
@@ -411,7 +411,8 @@ function checkpoint.latest(root)
 end
 
 --- Remove all checkpoints but `keep`: the one that was saved last, then the newest by step, with a
---- warning when there is one of a greater step. And what died writers left. What cannot be removed is a warning; what is not ours or broken stays.
+--- warning when there is one of a greater step. And what died writers left. What cannot be removed
+--- is a warning; what is not ours or broken stays.
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)
