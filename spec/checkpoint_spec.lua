@@ -251,6 +251,22 @@ describe('a checkpoint', function()
     assert.truthy(io.open(root .. '/step-00000030'))
   end)
 
+  it('is resumed from where it was saved last, and a step back is a warning', function()
+    local manager = checkpoint.Manager { root = root, keep = 2 }
+    local m = nn.Linear(1, 1)
+    for _, step_number in ipairs { 10, 20, 30 } do
+      manager:save { step = step_number, model = m }
+    end
+    local warnings = ms.capture_warnings(function() manager:save { step = 5, model = m } end)
+    assert.equal(1, #warnings)
+    assert.truthy(warnings[1].message:find('step-00000005 was saved last, with step 5, though '
+      .. 'step-00000030 has step 30', 1, true))
+    assert.equal(root .. '/step-00000005', checkpoint.latest(root))
+    assert.equal(5, manager:resume({ model = m }).step)
+    assert.truthy(io.open(root .. '/step-00000030'))
+    assert.is_nil(io.open(root .. '/step-00000020'))
+  end)
+
   it('of frozen parameters continues when they are frozen no more', function()
     local function make_run(frozen)
       ms.manual_seed(2)

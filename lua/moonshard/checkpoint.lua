@@ -404,9 +404,10 @@ function checkpoint.read_meta(path)
   return meta
 end
 
---- Path of the newest intact checkpoint under `root`. Reads every byte of it; broken ones are
---- passed over with a warning, and when there are only such it is a FormatError that says what is
---- wrong with each.
+--- Path of the checkpoint under `root` that was saved last, whatever its step: where the link
+--- `latest` points. When it is broken or gone, that of the newest intact one by step. Reads every
+--- byte of it; broken ones are passed over with a warning, and when there are only such it is a
+--- FormatError that says what is wrong with each.
 ---@param root string
 ---@return string?  nil when there is no checkpoint at all
 function checkpoint.latest(root)
@@ -414,8 +415,9 @@ function checkpoint.latest(root)
   return runtime.latest(root)
 end
 
---- Remove all checkpoints but `keep`: the one that was saved last, then the newest by step. And
---- what died writers left. What cannot be removed is a warning; what is not ours or broken stays.
+--- Remove all checkpoints but `keep`: the one that was saved last, then the newest by step, with a
+--- warning when there is one of a greater step. And what died writers left. What cannot be removed
+--- is a warning; what is not ours or broken stays.
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)
@@ -441,7 +443,8 @@ function Manager:init(opts)
   self.root, self.keep = opts.root, arguments.whole(self._name, 'keep', opts.keep, 2, 1)
 end
 
---- Save, then remove what is too old. Collective.
+--- Save, then remove what is too old. Collective. An older step than one that is there is what
+--- resume() takes all the same, and a warning while a greater one is kept.
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)
@@ -458,7 +461,8 @@ function Manager:save(opts)
   return path
 end
 
---- Read the newest checkpoint that all ranks find intact. Collective. A FormatError when there are
+--- Read the checkpoint that was saved last, as checkpoint.latest() has it, if all ranks find it
+--- intact; else the newest by step that they do. Collective. A FormatError when there are
 --- checkpoints and none is; then nothing is changed.
 ---@param opts ms.checkpoint.State
 ---@return ms.checkpoint.Meta?  nil when there is no checkpoint at all

@@ -197,11 +197,12 @@ static ms_status move_pointer(const char *root, const char *name, const char *no
 
     if (status == MS_OK) {
         status = msi_io_symlink(name, beside);
-    }
-    if (status == MS_OK) {
-        status = msi_io_rename(beside, pointer);
+        if (status == MS_OK) {
+            status = msi_io_rename(beside, pointer);
+        }
         if (status != MS_OK) {
             unlink(beside);
+            unlink(pointer); /* it would have an older one resumed: without it, steps decide */
         } else {
             status = msi_io_sync_folder(root);
         }

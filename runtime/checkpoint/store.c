@@ -121,6 +121,39 @@ static ms_status tell_lost(const char *root, int dir)
     return MS_OK;
 }
 
+/* Does `<root>/latest` point at the checkpoint? */
+static bool is_pointed(const char *pointer, const char *name)
+{
+    char pointed[NAME_MAX + 1];
+    const ssize_t n = readlink(pointer, pointed, sizeof(pointed));
+
+    return n == (ssize_t)strlen(name) && memcmp(pointed, name, (size_t)n) == 0;
+}
+
+/* What was saved last comes first, whatever its step: who went back to an earlier step means to go
+ * on from there. */
+static ms_status put_pointed_first(msi_listing *l, const char *root)
+{
+    char *pointer = msi_io_path("%s/latest", root);
+
+    if (pointer == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    bool pointed = false;
+
+    for (int32_t i = 0; i < l->n && !pointed; i++) {
+        const msi_found found = l->list[i];
+
+        pointed = is_pointed(pointer, found.name);
+        if (pointed) {
+            memmove(l->list + 1, l->list, (size_t)i * sizeof(found));
+            l->list[0] = found;
+        }
+    }
+    free(pointer);
+    return MS_OK;
+}
+
 ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
 {
     DIR *dir = opendir(root);
@@ -148,6 +181,7 @@ ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
     closedir(dir);
     if (status == MS_OK && l->n > 1) {
         qsort(l->list, (size_t)l->n, sizeof(*l->list), compare_found);
+        status = put_pointed_first(l, root);
     }
     if (status != MS_OK) {
         msi_listing_dispose(l);
@@ -195,15 +229,6 @@ ms_status ms_checkpoint_latest(const char **out, const char *root)
     return status;
 }
 
-/* Does `<root>/latest` point at the checkpoint? */
-static bool is_pointed(const char *pointer, const char *name)
-{
-    char pointed[NAME_MAX + 1];
-    const ssize_t n = readlink(pointer, pointed, sizeof(pointed));
-
-    return n == (ssize_t)strlen(name) && memcmp(pointed, name, (size_t)n) == 0;
-}
-
 /* Remove the checkpoint at `path`, unless a writer has just put it there or `pointer` points at it.
  * That is known for sure only while it is held, as no writer replaces it then. */
 static ms_status retire(const char *path, const char *name, const char *pointer, bool *others)
@@ -245,23 +270,29 @@ static ms_status remove_checkpoint(const char *root, const char *name, const cha
     return status;
 }
 
-/* Remove all but `keep`. What was saved last is one of these, whatever its step: who went back to
- * an earlier step means to go on from there. */
+/* Remove all but the first `keep`. */
 static ms_status remove_old(const msi_listing *l, const char *root, const char *pointer,
                             int32_t keep)
 {
     ms_status status = MS_OK;
-    int32_t last = 0;
 
-    while (last < l->n && !is_pointed(pointer, l->list[last].name)) {
-        last++;
-    }
-    for (int32_t i = 0, left = keep - (last < l->n); i < l->n && status == MS_OK; i++) {
-        if (i != last && left-- <= 0) {
-            status = remove_checkpoint(root, l->list[i].name, pointer);
-        }
+    for (int32_t i = keep; i < l->n && status == MS_OK; i++) {
+        status = remove_checkpoint(root, l->list[i].name, pointer);
     }
     return status;
+}
+
+/* The second is the newest of those that were not saved last. */
+static void tell_of_newer(const msi_listing *l, const char *root)
+{
+    if (l->n > 1 && l->list[1].step > l->list[0].step) {
+        msi_warn(
+            "UserWarning",
+            "%s/%s was saved last, with step %lld, though %s has step %lld: to resume is to go "
+            "on from what was saved last",
+            root, l->list[0].name, (long long)l->list[0].step, l->list[1].name,
+            (long long)l->list[1].step);
+    }
 }
 
 ms_status ms_checkpoint_prune(const char *root, int32_t keep)
@@ -275,6 +306,7 @@ ms_status ms_checkpoint_prune(const char *root, int32_t keep)
     MS_TRY(msi_listing_read(&l, root, false));
     char *pointer = msi_io_path("%s/latest", root);
 
+    tell_of_newer(&l, root);
     status = pointer != NULL ? remove_old(&l, root, pointer, keep) : MS_OUT_OF_MEMORY;
     free(pointer);
     msi_listing_dispose(&l);

