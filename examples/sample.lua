@@ -37,7 +37,12 @@ if o.rest[2] then
   fail(("unexpected word '%s' after the checkpoint (quote a prompt of several words)"):format(
     o.rest[2]))
 end
-local path = ms.checkpoint.latest(given .. '/checkpoints') or ms.checkpoint.latest(given) or given
+local found, path = pcall(function()
+  return ms.checkpoint.latest(given .. '/checkpoints') or ms.checkpoint.latest(given) or given
+end)
+if not found then
+  fail(tostring(path))
+end
 
 local ok, meta = pcall(ms.checkpoint.read_meta, path)
 if not ok then
@@ -46,7 +51,10 @@ elseif type(meta.config) ~= 'table' then
   fail(path .. ' does not say what model it holds; examples/train.lua writes ones that do')
 end
 ms.manual_seed(tonumber(meta.seed)) -- nothing here depends on it, but loading warns of another one
-local model = ms.models.GPT(meta.config)
+local made, model = pcall(ms.models.GPT, meta.config)
+if not made then
+  fail(('%s holds no model of examples/train.lua: %s'):format(path, tostring(model)))
+end
 local loaded, why = pcall(ms.checkpoint.load, path, { model = model })
 if not loaded then
   fail(tostring(why))

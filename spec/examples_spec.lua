@@ -161,4 +161,13 @@ describe('an example', function()
     refuses('(luajit examples/train.lua --out=no/such/folder trains a model first)',
       run('sample', 'no/such/folder'))
   end)
+
+  it('says which checkpoints it cannot write text with', function()
+    ms.checkpoint.save(folder .. '/other', 'a', {
+      step = 1, model = ms.nn.Linear(2, 2), config = { width = 4 },
+    })
+    refuses('holds no model of examples/train.lua: ', run('sample', 'other'))
+    assert.equal(0, os.execute(("rm '%s'/other/a/*.safetensors"):format(folder)))
+    refuses('which is not intact', run('sample', 'other'))
+  end)
 end)
