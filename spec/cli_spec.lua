@@ -102,6 +102,29 @@ describe('the moonshard command', function()
     end)
   end)
 
+  it('says that it was asked to stop, also when no rank has asked whether', function()
+    with_script([[
+      local ms = require 'moonshard'
+      if ms.dist.init().rank == 0 then
+        local stat = assert(io.open '/proc/self/stat'):read '*a'
+        local keeper = stat:match('^%d+ %b() %S (%d+)')
+        local of_keeper = assert(io.open('/proc/' .. keeper .. '/stat')):read '*a'
+        ms.dist.barrier()
+        os.execute('kill -TERM ' .. of_keeper:match('^%d+ %b() %S (%d+)'))
+      else
+        ms.dist.barrier()
+      end
+      while true do
+        ms.dist.barrier()
+      end
+    ]], function(path)
+      local output, code = shell('bindings/moonshard run -n 2 ' .. path)
+      assert.equal(143, code, output)
+      local cause = 'moonshard: stopped by signal 15 (Terminated), which ended rank '
+      assert.truthy(output:find(cause, 1, true), output)
+    end)
+  end)
+
   it('tells what is wrong with a script before it has joined', function()
     with_script('local x = = 3', function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)

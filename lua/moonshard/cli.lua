@@ -35,8 +35,8 @@ failed first, or 128 + signal.
 Words behind SCRIPT are its own.
 
 Ctrl-C and SIGTERM ask the ranks to stop; a second one ends them at once, and so do ten seconds when
-they never ask whether to stop (ms.dist.stop_requested). What ranks start and leave behind ends with
-them.
+they never ask whether to stop (ms.dist.stop_requested). Ranks that have not begun to ask get the
+signal itself. What ranks start and leave behind ends with them.
 ]]
 
 local INFO_USAGE = [[

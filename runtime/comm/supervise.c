@@ -76,10 +76,13 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
     } else if (exited) {
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "rank %d exited with code %d", (int)rank, (int)child->code);
+    } else if (msi_stop_has(stop, WTERMSIG(status))) { /* passed on, as it never asked */
+        msi_job_abort(s->job, launcher, rank, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
+                      "stopped by signal %d (%s), which ended rank %d", WTERMSIG(status),
+                      signal_name(WTERMSIG(status)), (int)rank);
     } else {
-        msi_job_abort(s->job, launcher, rank,
-                      msi_stop_has(stop, WTERMSIG(status)) ? MSI_CAUSE_STOPPED : MSI_CAUSE_DIED,
-                      MS_COMM_ERROR, "rank %d died (signal %d, %s)", (int)rank, WTERMSIG(status),
+        msi_job_abort(s->job, launcher, rank, MSI_CAUSE_DIED, MS_COMM_ERROR,
+                      "rank %d died (signal %d, %s)", (int)rank, WTERMSIG(status),
                       signal_name(WTERMSIG(status)));
     }
     msi_job_set_state(s->job, rank, MSI_RANK_DEAD);
