@@ -57,15 +57,20 @@ local function escaped(byte)
   return ('\\x%02x'):format(byte:byte())
 end
 
---- Make an error object without raising it. Control characters but tabs and ends of lines are
---- written out, as the runtime does: what they come from may be anybody's.
+--- Control characters but tabs and ends of lines are written out, as the runtime does: what they
+--- come from may be anybody's.
+local function printable(text)
+  return (text:gsub('[%z\1-\8\11-\31\127]', escaped))
+end
+
+--- Make an error object without raising it.
 ---@param kind string
 ---@param message string
 ---@return ms.Error
 function errors.new(kind, message)
   return setmetatable({
     kind = kind,
-    message = message:gsub('[%z\1-\8\11-\31\127]', escaped),
+    message = printable(message),
     where = caller(),
     traceback = debug.traceback('', 2):gsub('^\n', ''),
   }, Error)
@@ -147,22 +152,15 @@ local function cut(text, room)
   return lines and lines .. '\n\t...' or kept .. '...'
 end
 
---- What a terminal or C would take for something else than text is written out.
-local function readable(text)
-  return (text:gsub('[%z\1-\8\11-\31\127]', function(byte)
-    return ('\\x%02x'):format(byte:byte())
-  end))
-end
-
 --- What other ranks are told of anything that was raised.
 ---@param traceback? string  default: that of an error of the library
 ---@return string line, string text  the line, the lines of the message behind it, and the stack
 function errors.report(value, traceback)
-  local line = readable(cut(errors.describe(value), LINE))
+  local line = printable(cut(errors.describe(value), LINE))
   local more = cut(errors.text(value), ROOM):match('^[^\n]*(\n.*)$') or ''
   traceback = traceback or errors.is(value) and value.traceback or ''
   traceback = traceback ~= '' and '\n' .. traceback or ''
-  return line, cut(line .. readable(more .. traceback), ROOM)
+  return line, cut(line .. printable(more .. traceback), ROOM)
 end
 
 return errors
