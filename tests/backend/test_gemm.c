@@ -1,7 +1,7 @@
 /* runtime/backend/gemm.c and the oneDNN plug-in: which means is chosen, and that all of them give
  * the product. The tests that need a fresh process (the library opens once) run in a child. */
 #include "backend.h"
-#include "ms_test.h"
+#include "child_test.h"
 #include "typed.h"
 
 #include <sys/resource.h>
@@ -285,28 +285,6 @@ static void test_backend_gemm__work_space_is_given_back_at_close(void **state)
 
 /* -- in a child ---------------------------------------------------------------------------------
  */
-
-static void in_child(int (*body)(void))
-{
-    pid_t pid = fork();
-    int status = 0;
-
-    if (pid == 0) {
-        _exit(body());
-    }
-    assert_int_equal(pid, waitpid(pid, &status, 0));
-    assert_true(WIFEXITED(status));
-    assert_int_equal(0, WEXITSTATUS(status));
-}
-
-#define CHILD_CHECK(cond)                                                                          \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr, "%s:%d: %s does not hold (%s)\n", __FILE__, __LINE__, #cond,           \
-                    ms_error_message());                                                           \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
 
 static int without_plugin(void)
 {

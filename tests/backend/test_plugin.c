@@ -1,34 +1,11 @@
 /* runtime/backend/plugin.c and kernels/onednn: opening the matrix library where that fails, and
  * what the rest of the process sees of it. Each test runs in a child: the library opens once. */
 #include "backend.h"
-#include "ms_test.h"
+#include "child_test.h"
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-#define CHILD_CHECK(cond)                                                                          \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr, "%s:%d: %s does not hold (%s)\n", __FILE__, __LINE__, #cond,           \
-                    ms_error_message());                                                           \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
-
-static void in_child(int (*body)(void))
-{
-    pid_t pid = fork();
-    int status = 0;
-
-    if (pid == 0) {
-        _exit(body());
-    }
-    assert_int_equal(pid, waitpid(pid, &status, 0));
-    assert_true(WIFEXITED(status));
-    assert_int_equal(0, WEXITSTATUS(status));
-}
 
 /* -- in front of the loader ---------------------------------------------------------------------
  */
