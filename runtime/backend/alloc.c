@@ -23,7 +23,7 @@ enum {
     STEPS = 8,     /* classes per power of two */
     N_CLASSES = 42 * STEPS,
     MAP_BYTES = 1 << 20, /* larger blocks are mapped, in huge pages where the system gives them */
-    FIRST_WINDOW = 1 << 12,
+    FIRST_WINDOW = 1 << 14,
     LAST_WINDOW = 1 << 24
 };
 

@@ -202,10 +202,11 @@ static int32_t spin(ms_comm *c, bool (*ready)(void *user), void *user, int64_t b
         return seen;
     }
     do {
-        for (int32_t i = 0; i < PAUSES_PER_CLOCK && seen == LOOK_WAIT; i++) {
+        /* Others' records are looked at once a turn: their writers have to wait for the line. */
+        for (int32_t i = 0; i < PAUSES_PER_CLOCK && !ready(user); i++) {
             cpu_pause();
-            seen = look(c, ready, user);
         }
+        seen = look(c, ready, user);
     } while (seen == LOOK_WAIT && msi_now_ns() - begin < c->job->block->spin_ns);
     return seen;
 }
