@@ -44,11 +44,11 @@ static bool tell(int32_t line, int32_t rank, int32_t number)
 }
 
 /* 1: a message; 0: none for now; -1: the other side has gone. */
-static int32_t hear(int32_t line, int flags, message *m)
+static int32_t hear(int32_t line, message *m)
 {
     ssize_t n;
 
-    while ((n = recv(line, m, sizeof(*m), flags)) < 0 && errno == EINTR) {
+    while ((n = recv(line, m, sizeof(*m), MSG_DONTWAIT)) < 0 && errno == EINTR) {
     }
     return n == (ssize_t)sizeof(*m) ? 1 : n < 0 && errno == EAGAIN ? 0 : -1;
 }
@@ -140,7 +140,7 @@ static bool obey(const keeper *k)
     int32_t heard;
     message m;
 
-    while ((heard = hear(k->line, MSG_DONTWAIT, &m)) > 0) {
+    while ((heard = hear(k->line, &m)) > 0) {
         signal_rank(k, m.rank, m.number);
     }
     return heard == 0 && getppid() == k->launch->host;
@@ -257,12 +257,43 @@ static int32_t become_keeper(ms_launch *launch, int32_t line)
 
 /* -- for the launcher -------------------------------------------------------------------------- */
 
+/* Stopped, it would keep deaths and signals to itself. */
+static void wake(const ms_launch *launch)
+{
+    siginfo_t stopped = {.si_pid = 0};
+
+    if (waitid(P_PID, (id_t)launch->keeper, &stopped, WSTOPPED | WNOHANG) == 0 &&
+        stopped.si_pid != 0) {
+        kill(launch->keeper, SIGCONT);
+    }
+}
+
 static void hang_up(ms_launch *launch)
 {
+    int status = 0;
+    pid_t pid;
+
     close(launch->line);
     launch->line = -1;
-    while (waitpid(launch->keeper, NULL, 0) < 0 && errno == EINTR) {
+    do {
+        pid = waitpid(launch->keeper, &status, WUNTRACED);
+        if (pid > 0 && WIFSTOPPED(status)) {
+            kill(launch->keeper, SIGCONT);
+        }
+    } while (pid < 0 ? errno == EINTR : WIFSTOPPED(status));
+}
+
+/* The keeper's first message. False: it died. */
+static bool hear_of_start(const ms_launch *launch, message *m)
+{
+    struct pollfd line = {.fd = launch->line, .events = POLLIN};
+    int32_t heard;
+
+    while ((heard = hear(launch->line, m)) == 0) {
+        poll(&line, 1, MSI_LOOK_MS);
+        wake(launch);
     }
+    return heard > 0;
 }
 
 ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
@@ -288,7 +319,7 @@ ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
         return msi_fail_call("fork", error, "cannot start %d ranks", (int)launch->n);
     }
     launch->line = line[0];
-    if (hear(launch->line, 0, &m) < 0) {
+    if (!hear_of_start(launch, &m)) {
         hang_up(launch);
         return MS_FAIL(MS_RUNTIME_ERROR, "cannot start %d ranks: the process to keep them died",
                        (int)launch->n);
@@ -305,24 +336,27 @@ ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
 
 void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal)
 {
-    if (launch->line >= 0) {
-        kill(launch->keeper, SIGCONT); /* should somebody have stopped it */
-        if (!tell(launch->line, rank, signal) && signal == SIGKILL) {
-            kill(launch->keeper, SIGKILL); /* which its ranks do not survive */
-        }
+    if (launch->line >= 0 && !tell(launch->line, rank, signal) && signal == SIGKILL) {
+        kill(launch->keeper, SIGKILL); /* which its ranks do not survive */
     }
 }
 
 bool msi_keeper_hear(ms_launch *launch, int32_t *rank, int32_t *status)
 {
     message m;
-    int32_t heard = launch->line >= 0 ? hear(launch->line, MSG_DONTWAIT, &m) : 0;
+
+    if (launch->line < 0) {
+        return false;
+    }
+    int32_t heard = hear(launch->line, &m);
 
     if (heard < 0) {
         hang_up(launch);
     } else if (heard > 0) {
         *rank = m.rank;
         *status = m.number;
+    } else {
+        wake(launch);
     }
     return heard > 0;
 }
@@ -330,7 +364,6 @@ bool msi_keeper_hear(ms_launch *launch, int32_t *rank, int32_t *status)
 void msi_keeper_end(ms_launch *launch)
 {
     if (launch->line >= 0) {
-        kill(launch->keeper, SIGCONT);
         hang_up(launch);
     }
 }

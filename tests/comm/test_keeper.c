@@ -188,6 +188,42 @@ static void test_comm_keeper__obeys_though_it_was_stopped(void **state)
     scene_free(x);
 }
 
+static void test_comm_keeper__tells_of_deaths_though_it_was_stopped(void **state)
+{
+    scene *x = scene_new();
+
+    (void)state;
+    pid_t pid = start_launcher(x);
+
+    kill(keeper_of(x), SIGSTOP);
+    kill(atomic_load(&x->pid[1]), SIGKILL);
+    assert_int_equal(code_of(pid), 128 + SIGKILL);
+    assert_false(runs(atomic_load(&x->pid[2])));
+    scene_free(x);
+}
+
+static ms_status stop_the_keeper(void *user, int32_t rank)
+{
+    (void)user;
+    if (rank == 0) {
+        kill(getppid(), SIGSTOP);
+    }
+    return MS_OK;
+}
+
+static void test_comm_keeper__starts_all_ranks_though_the_first_stops_it(void **state)
+{
+    pid_t pid = fork();
+
+    (void)state;
+    if (pid == 0) {
+        const char *cause;
+
+        _exit(run_processes(20, stop_the_keeper, NULL, &cause));
+    }
+    assert_int_equal(code_of(pid), 0);
+}
+
 /* -- limits ------------------------------------------------------------------------------------ */
 
 static const char *const calls[] = {": memfd_create: ", ": socketpair: ", ": signalfd: "};
@@ -301,6 +337,8 @@ int main(void)
         cmocka_unit_test(test_comm_keeper__ends_all_when_its_launcher_is_killed),
         cmocka_unit_test(test_comm_keeper__is_missed_when_it_is_killed),
         cmocka_unit_test(test_comm_keeper__obeys_though_it_was_stopped),
+        cmocka_unit_test(test_comm_keeper__tells_of_deaths_though_it_was_stopped),
+        cmocka_unit_test(test_comm_keeper__starts_all_ranks_though_the_first_stops_it),
         cmocka_unit_test(test_comm_keeper__names_the_limit_of_open_files),
         cmocka_unit_test(test_comm_keeper__names_the_limit_of_processes),
     };
