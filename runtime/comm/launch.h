@@ -60,9 +60,11 @@ void msi_output_enter(const msi_output *o, int32_t rank);
 void msi_output_started(msi_output *o);
 /* The rank has ended: what stands there without an end is a line. */
 void msi_output_end(msi_output *o, int32_t rank);
+/* No rank runs any more: what their pipes hold now is the last of it, though somebody may go on. */
+void msi_output_finish(msi_output *o);
 /* Take and print a piece of what each rank prints, without waiting. True: there may be more. */
 bool msi_output_move(msi_output *o);
-/* Has something been lost that could not be written, as to a full disk? */
+/* Has something been lost that could not be read, or not be written, as to a full disk? */
 bool msi_output_lost(const msi_output *o);
 /* What to sleep on until msi_output_move() can do something; gives their number. */
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds);

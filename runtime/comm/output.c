@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,9 +39,11 @@ typedef struct sink {
 
 /* What a rank prints, until a line is whole. */
 typedef struct source {
-    int32_t fd;  /* -1: closed */
-    int32_t end; /* the rank's; -1: closed here */
-    bool ended;  /* its rank has */
+    int32_t fd;   /* -1: closed */
+    int32_t end;  /* the rank's; -1: closed here */
+    bool ended;   /* its rank has */
+    int32_t lost; /* errno of the read that failed; 0: none has */
+    int64_t left; /* bytes that count; INT64_MAX: all that come */
     int32_t n;
     char line[LINE];
     char prefix[PREFIX];
@@ -122,18 +125,35 @@ static void flush_sink(sink *s)
     s->n -= at;
 }
 
-/* Say on stderr that lines of stdout are missing; not on what has failed itself. */
+/* The first whose pipe could not be read, or NULL. */
+static const source *unread(const msi_output *o)
+{
+    for (int32_t i = 0; i < 2 * o->n; i++) {
+        if (o->source[i].lost != 0) {
+            return &o->source[i];
+        }
+    }
+    return NULL;
+}
+
+/* Say on stderr that lines are missing; not on what has failed itself. */
 static void tell_loss(msi_output *o)
 {
     sink *err = &o->sink[sink_index(o, 1)];
+    const source *from = unread(o);
+    int32_t error = from != NULL ? from->lost : err != &o->sink[0] ? o->sink[0].lost : 0;
+    char what[64] = "write to stdout";
 
-    if (o->told || o->sink[0].lost == 0 || err == &o->sink[0] || err->n + LINE > QUEUE) {
+    if (o->told || error == 0 || err->n + LINE > QUEUE) {
         return;
     }
+    if (from != NULL) {
+        snprintf(what, sizeof(what), "read what rank %d prints", (int)((from - o->source) / 2));
+    }
     o->told = true;
-    err->n += snprintf(err->bytes + err->n, LINE,
-                       "moonshard: lines of the ranks are lost: cannot write to stdout: %s\n",
-                       strerror(o->sink[0].lost));
+    err->n +=
+        snprintf(err->bytes + err->n, LINE,
+                 "moonshard: lines of the ranks are lost: cannot %s: %s\n", what, strerror(error));
 }
 
 /* -- lines ------------------------------------------------------------------------------------- */
@@ -187,6 +207,22 @@ static void put_lines(sink *to, source *from, bool last)
     from->n -= at;
 }
 
+/* Take a piece of what stands in the pipe. False: nothing more, or not for now. */
+static bool read_piece(source *s)
+{
+    int64_t room = LINE - s->n;
+    ssize_t got = read(s->fd, s->line + s->n, (size_t)(s->left < room ? s->left : room));
+
+    if (got > 0) {
+        s->n += (int32_t)got;
+        s->left -= got;
+    } else if (got == 0 || (errno != EINTR && errno != EAGAIN)) {
+        s->lost = got == 0 ? 0 : errno;
+        close_fd(&s->fd);
+    }
+    return got > 0 || (got < 0 && errno == EINTR);
+}
+
 /* The lines of one read. True: there may be more at once. */
 static bool move_source(sink *to, source *from)
 {
@@ -199,17 +235,8 @@ static bool move_source(sink *to, source *from)
         put_lines(to, from, false);
         return true;
     }
-    bool dry = from->fd < 0;
+    bool dry = from->fd < 0 || !read_piece(from);
 
-    if (!dry) {
-        ssize_t got = read(from->fd, from->line + from->n, (size_t)(LINE - from->n));
-
-        from->n += got > 0 ? (int32_t)got : 0;
-        dry = got == 0 || (got < 0 && errno != EINTR); /* nothing more, or not for now */
-        if (got == 0) {
-            close_fd(&from->fd);
-        }
-    }
     put_lines(to, from, dry && (from->ended || from->fd < 0));
     return !dry || to->full;
 }
@@ -246,6 +273,7 @@ static ms_status open_source(source *s, int32_t rank)
     snprintf(s->prefix, PREFIX, "[rank %d] ", (int)rank);
     s->fd = fds[0];
     s->end = fds[1];
+    s->left = INT64_MAX;
     return MS_OK;
 }
 
@@ -314,6 +342,18 @@ void msi_output_end(msi_output *o, int32_t rank)
     o->source[2 * rank].ended = o->source[2 * rank + 1].ended = true;
 }
 
+void msi_output_finish(msi_output *o)
+{
+    for (int32_t i = 0; i < 2 * o->n; i++) {
+        int there = 0;
+
+        if (o->source[i].fd >= 0) {
+            ioctl(o->source[i].fd, FIONREAD, &there);
+        }
+        o->source[i].left = there;
+    }
+}
+
 bool msi_output_move(msi_output *o)
 {
     bool more = false;
@@ -329,7 +369,7 @@ bool msi_output_move(msi_output *o)
 
 bool msi_output_lost(const msi_output *o)
 {
-    return o->sink[0].lost != 0 || o->sink[1].lost != 0;
+    return o->sink[0].lost != 0 || o->sink[1].lost != 0 || unread(o) != NULL;
 }
 
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds)

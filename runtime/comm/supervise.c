@@ -335,6 +335,9 @@ static void finish_output(supervisor *s)
 {
     int64_t asked = 0;
 
+    if (s->launch->output != NULL) {
+        msi_output_finish(s->launch->output);
+    }
     while (move_output(s)) {
         if (asked == 0 && atomic_load(&s->job->block->stop) != 0) {
             asked = msi_now_ns();

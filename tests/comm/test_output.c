@@ -1,4 +1,5 @@
-/* runtime/comm/output.c: a rank that prints without a pause delays nobody. */
+/* runtime/comm/output.c: a rank that prints without a pause delays nobody, and what cannot be read
+ * is missed. */
 #include "launch_test.h"
 
 #include <fcntl.h>
@@ -45,18 +46,21 @@ static void end(pid_t pid)
     waitpid(pid, NULL, 0);
 }
 
-/* Output of ranks whose launcher prints to `fd`. */
+/* Output of ranks whose launcher prints everything to `fd`. */
 static msi_output *output_to(int fd)
 {
     msi_output *o;
-    int before = dup(STDOUT_FILENO);
+    int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO);
 
     fflush(stdout);
     dup2(fd, STDOUT_FILENO);
+    dup2(fd, STDERR_FILENO);
     ms_status status = msi_output_new(&o, RANKS);
 
-    dup2(before, STDOUT_FILENO);
-    close(before);
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    close(out);
+    close(err);
     assert_ok(status);
     return o;
 }
@@ -132,11 +136,89 @@ static void test_comm_output__gives_every_rank_its_turn_before_a_slow_reader(voi
     free(text);
 }
 
+static void test_comm_output__ends_though_what_ranks_left_goes_on_printing(void **state)
+{
+    enum { ROUNDS = 1000 };
+    int null = open("/dev/null", O_WRONLY);
+    msi_output *o = output_to(null);
+    pid_t pid = start(o, 0, flood);
+    int32_t rounds = 0;
+
+    (void)state;
+    msi_output_started(o);
+    sleep_ms(20); /* its pipe is full; if not, it ends all the sooner */
+    msi_output_end(o, 0);
+    msi_output_finish(o);
+    while (rounds < ROUNDS && msi_output_move(o)) {
+        rounds++;
+    }
+    assert_in_range(rounds, 0, ROUNDS - 1); /* of a piece each: a pipe holds fewer */
+    end(pid);
+    msi_output_free(o);
+    close(null);
+}
+
+static void test_comm_output__ends_with_all_that_ranks_had_printed(void **state)
+{
+    char text[64] = "";
+    int ends[2];
+
+    (void)state;
+    assert_int_equal(pipe2(ends, O_NONBLOCK), 0);
+    msi_output *o = output_to(ends[1]);
+
+    for (int32_t r = 0; r < RANKS; r++) {
+        assert_int_equal(code_of(start(o, r, speak)), 0);
+        msi_output_end(o, r);
+    }
+    msi_output_finish(o); /* we hold ends of their pipes, as somebody might */
+    while (msi_output_move(o)) {
+    }
+    assert_int_equal(read(ends[0], text, sizeof(text) - 1), 32);
+    assert_string_equal(text, "[rank 0] spoken\n[rank 1] spoken\n");
+    msi_output_free(o);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void test_comm_output__says_once_what_cannot_be_read(void **state)
+{
+    struct pollfd fds[MSI_OUTPUT_FDS];
+    int ends[2], folder = open("/", O_RDONLY | O_DIRECTORY);
+    char text[256] = "";
+
+    (void)state;
+    assert_int_equal(pipe2(ends, O_NONBLOCK), 0);
+    msi_output *o = output_to(ends[1]);
+
+    assert_int_equal(msi_output_poll(o, fds), 2 * RANKS); /* two of each rank */
+    for (int32_t i = 0; i < 2; i++) {
+        assert_int_equal(dup2(folder, fds[2 + i].fd), fds[2 + i].fd);
+    }
+    assert_int_equal(code_of(start(o, 0, speak)), 0);
+    assert_false(msi_output_lost(o));
+    while (msi_output_move(o)) {
+    }
+    assert_true(read(ends[0], text, sizeof(text) - 1) > 0);
+    assert_string_equal(text,
+                        "[rank 0] spoken\nmoonshard: lines of the ranks are lost: cannot read "
+                        "what rank 1 prints: Is a directory\n");
+    assert_true(msi_output_lost(o));
+    assert_int_equal(msi_output_poll(o, fds), 2); /* it is not asked again */
+    msi_output_free(o);
+    close(folder);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_output__takes_a_bounded_piece_of_a_rank_that_never_pauses),
         cmocka_unit_test(test_comm_output__gives_every_rank_its_turn_before_a_slow_reader),
+        cmocka_unit_test(test_comm_output__ends_though_what_ranks_left_goes_on_printing),
+        cmocka_unit_test(test_comm_output__ends_with_all_that_ranks_had_printed),
+        cmocka_unit_test(test_comm_output__says_once_what_cannot_be_read),
     };
 
     return cmocka_run_group_tests_name("comm/output", tests, NULL, NULL);

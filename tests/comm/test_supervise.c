@@ -16,12 +16,35 @@
 
 enum { LINES = 20000 };
 
+/* Leave children that print until nobody reads it, so much that there is always more. */
+static int leave_a_flood(void)
+{
+    char block[4096];
+
+    for (size_t i = 0; i < sizeof(block); i++) {
+        block[i] = i % 2 == 0 ? 'y' : '\n';
+    }
+    for (int32_t i = 0; i < 3; i++) {
+        if (fork() == 0) {
+            for (;;) {
+                (void)!write(STDOUT_FILENO, block, sizeof(block));
+            }
+        }
+    }
+    fprintf(stderr, "kept by %d\n", (int)getppid());
+    sleep_ms(60000);
+    return 0;
+}
+
 /* What this executable does as `test rank <what>`. */
 static int rank_program(const char *what)
 {
     ms_dist_info info;
     ms_comm *world;
 
+    if (strcmp(what, "flood") == 0) {
+        return leave_a_flood();
+    }
     if (ms_comm_world(&world) != MS_OK) {
         return 9;
     }
@@ -195,6 +218,32 @@ static void test_comm_supervise__ends_ranks_whose_reader_has_gone(void **state)
     assert_int_equal(code_of(pid), 128 + SIGPIPE); /* as a program without a launcher would */
     read_all(ends[1], text, sizeof(text), 1000);
     assert_non_null(strstr(text, "rank 0 died (signal 13, Broken pipe)"));
+    close(ends[1]);
+}
+
+static void test_comm_supervise__ends_though_the_keeper_is_killed_and_children_print(void **state)
+{
+    enum { PIECE = 4096, PIECES = 5000 };
+    char text[256] = "", piece[PIECE + 1];
+    int ends[2], keeper = 0;
+    size_t n = 0;
+
+    (void)state;
+    pid_t pid = start_launcher(1, "flood", ends);
+
+    for (int32_t i = 0; i < 200 && strchr(text, '\n') == NULL; i++) {
+        n += read_all(ends[1], text + n, sizeof(text) - n, 50);
+    }
+    assert_int_equal(sscanf(text, "[rank 0] kept by %d", &keeper), 1);
+    kill(keeper, SIGKILL);
+    for (int32_t i = 0; i < PIECES; i++) { /* so slowly that there is always more to be printed */
+        if (read_all(ends[0], piece, sizeof(piece), 20000) < PIECE) {
+            break;
+        }
+        sleep_ms(1);
+    }
+    assert_int_equal(code_of(pid), 128 + SIGKILL); /* the rank's */
+    close(ends[0]);
     close(ends[1]);
 }
 
@@ -457,6 +506,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_comm_supervise__hears_signals_though_nobody_reads_its_output),
         cmocka_unit_test(test_comm_supervise__loses_no_line_of_a_slow_reader),
         cmocka_unit_test(test_comm_supervise__ends_ranks_whose_reader_has_gone),
+        cmocka_unit_test(test_comm_supervise__ends_though_the_keeper_is_killed_and_children_print),
         cmocka_unit_test(test_comm_supervise__starts_ranks_without_standard_streams),
         cmocka_unit_test(test_comm_supervise__starts_ranks_where_pidfd_open_is_refused),
         cmocka_unit_test(test_comm_supervise__learns_exit_codes_though_its_host_ignores_children),
