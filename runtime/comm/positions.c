@@ -7,7 +7,7 @@
 
 #define MORE " and %d more"
 
-enum { MORE_ROOM = sizeof(" and 127 more") };
+enum { MORE_ROOM = sizeof(" and 127 more"), SECOND = 1000000000 };
 
 /* " (pid 4711, T stopped)", or "" for a thread and for a process that has gone; gives the state. */
 static char process_text(const msi_job *job, int32_t slot, char *buffer, size_t nbytes)
@@ -53,7 +53,7 @@ static bool is_waited_for(const ms_comm *c, int32_t q)
 static int position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes)
 {
     uint64_t seq = atomic_load(&c->members[q].published), hash;
-    bool left = atomic_load(&c->job->block->slot[c->slot[q]].state) == MSI_RANK_LEFT;
+    int32_t state = atomic_load(&c->job->block->slot[c->slot[q]].state);
     char call[MSI_CALL_TEXT] = "nothing", process[64];
     msi_fingerprint fp;
 
@@ -61,8 +61,11 @@ static int position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes)
         msi_fingerprint_text(&fp, call, sizeof(call));
     }
     process_text(c->job, c->slot[q], process, sizeof(process));
+    if (state == MSI_RANK_STARTING) {
+        return snprintf(buffer, nbytes, "rank %d%s has not joined", (int)c->slot[q], process);
+    }
     return snprintf(buffer, nbytes, "rank %d%s%s %s (sequence %llu)", (int)c->slot[q], process,
-                    left ? " left after" : ":", call, (unsigned long long)seq);
+                    state == MSI_RANK_LEFT ? " left after" : ":", call, (unsigned long long)seq);
 }
 
 void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes)
@@ -118,9 +121,24 @@ static const char *waited_for_text(const ms_comm *c, char *buffer, size_t nbytes
     return buffer;
 }
 
+/* How long a wait may last before it is announced; 0: it is not. Starting takes milliseconds, so
+ * who has called nothing yet is missed sooner. */
+static int64_t patience_ns(const ms_comm *c)
+{
+    int64_t limit = c->job->block->announce_ns;
+    int64_t sooner = limit / 3 > SECOND ? limit / 3 : SECOND;
+
+    for (int32_t q = 0; q < c->size && limit > sooner; q++) {
+        if (atomic_load(&c->members[q].published) == 0) {
+            return sooner;
+        }
+    }
+    return limit;
+}
+
 void msi_announce(ms_comm *c, uint64_t seq, int64_t waited_ns)
 {
-    int64_t limit = c->job->block->announce_ns, now = msi_now_ns();
+    int64_t limit = patience_ns(c), now = msi_now_ns();
     int64_t quiet = atomic_load(&c->job->block->quiet_until);
 
     /* One says it for all, the first rank if it waits. */

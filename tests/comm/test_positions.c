@@ -38,11 +38,21 @@ static void scene_free(scene *x)
     reports_free((report *)(void *)x, 2);
 }
 
+static void keep_warnings(scene *x)
+{
+    const char *kind, *text;
+
+    while (ms_warning_take(&kind, &text)) {
+        snprintf(x->warning, sizeof(x->warning), "%s", text);
+        atomic_fetch_add(&x->warnings, 1);
+    }
+    ms_warnings_capture(false);
+}
+
 /* All ranks keep the warnings they give. */
 static ms_status wait_for_the_late_rank(void *user, int32_t rank)
 {
     scene *x = user;
-    const char *kind, *text;
     ms_comm *world;
     char byte;
 
@@ -60,11 +70,7 @@ static ms_status wait_for_the_late_rank(void *user, int32_t rank)
     }
     ms_status status = ms_comm_barrier(world);
 
-    while (ms_warning_take(&kind, &text)) {
-        snprintf(x->warning, sizeof(x->warning), "%s", text);
-        atomic_fetch_add(&x->warnings, 1);
-    }
-    ms_warnings_capture(false);
+    keep_warnings(x);
     return status;
 }
 
@@ -164,6 +170,39 @@ static void test_comm_positions__are_told_of_threads_too(void **state)
     scene_free(x);
 }
 
+/* Rank 1 lets the others wait for the first thing they call. */
+static ms_status begin_late(void *user, int32_t rank)
+{
+    scene *x = user;
+    ms_comm *world;
+
+    MS_TRY(ms_comm_world(&world));
+    ms_warnings_capture(true);
+    if (rank == 1) {
+        sleep_ms(x->nap_ms);
+    }
+    ms_status status = ms_comm_barrier(world);
+
+    keep_warnings(x);
+    return status;
+}
+
+static void test_comm_positions__are_told_sooner_while_somebody_has_not_begun(void **state)
+{
+    scene *x = scene_new();
+
+    (void)state;
+    x->nap_ms = 1700;
+    setenv("MS_COMM_ANNOUNCE", "3", 1);
+    assert_ok(ms_dist_threads(2, begin_late, x));
+    unsetenv("MS_COMM_ANNOUNCE");
+    assert_int_equal(atomic_load(&x->warnings), 1);
+    assert_string_equal(x->warning,
+                        "rank 0 has waited 1 s in barrier (sequence 1) for rank 1; last calls: "
+                        "rank 1: nothing (sequence 0), rank 0: barrier() (sequence 1)");
+    scene_free(x);
+}
+
 /* All ranks but the first let it wait. */
 static ms_status come_late(void *user, int32_t rank)
 {
@@ -253,6 +292,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_positions__tell_who_lets_others_wait_and_what_it_does),
         cmocka_unit_test(test_comm_positions__are_told_of_threads_too),
+        cmocka_unit_test(test_comm_positions__are_told_sooner_while_somebody_has_not_begun),
         cmocka_unit_test(test_comm_positions__say_how_many_are_not_told),
         cmocka_unit_test(test_comm_positions__are_not_asked_for_while_a_whole_job_is_stopped),
     };

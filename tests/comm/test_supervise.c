@@ -45,10 +45,16 @@ static int rank_program(const char *what)
     if (strcmp(what, "flood") == 0) {
         return leave_a_flood();
     }
+    if (strcmp(what, "late") == 0 && strcmp(getenv("MOONSHARD_RANK"), "1") == 0) {
+        sleep_ms(1700);
+    }
     if (ms_comm_world(&world) != MS_OK) {
         return 9;
     }
     ms_dist_info_get(&info);
+    if (strcmp(what, "late") == 0) {
+        return ms_comm_barrier(world) == MS_OK ? 0 : 3;
+    }
     if (strcmp(what, "lines") == 0 || info.rank == 0) {
         for (int32_t i = 0; i < LINES; i++) {
             printf("line %05d of %d %60s\n", i, info.rank, "");
@@ -243,6 +249,33 @@ static void test_comm_supervise__ends_though_the_keeper_is_killed_and_children_p
         sleep_ms(1);
     }
     assert_int_equal(code_of(pid), 128 + SIGKILL); /* the rank's */
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void test_comm_supervise__says_who_has_not_joined(void **state)
+{
+    char said[512], expected[512], does[32];
+    int ends[2], late, waits;
+
+    (void)state;
+    setenv("MS_COMM_ANNOUNCE", "1", 1);
+    pid_t pid = start_launcher(2, "late", ends);
+
+    unsetenv("MS_COMM_ANNOUNCE");
+    read_all(ends[1], said, sizeof(said), 20000);
+    assert_int_equal(code_of(pid), 0);
+    const char *pids = strstr(said, "(pid ");
+
+    assert_non_null(pids);
+    assert_int_equal(
+        sscanf(pids, "(pid %d, %31[^)]) has not joined, rank 0 (pid %d)", &late, does, &waits), 3);
+    snprintf(expected, sizeof(expected),
+             "[rank 0] moonshard: UserWarning: rank 0 has waited 1 s in barrier (sequence 1) for "
+             "rank 1; last calls: rank 1 (pid %d, %s) has not joined, rank 0 (pid %d): "
+             "barrier() (sequence 1)\n",
+             late, does, waits);
+    assert_string_equal(said, expected);
     close(ends[0]);
     close(ends[1]);
 }
@@ -506,6 +539,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_comm_supervise__hears_signals_though_nobody_reads_its_output),
         cmocka_unit_test(test_comm_supervise__loses_no_line_of_a_slow_reader),
         cmocka_unit_test(test_comm_supervise__ends_ranks_whose_reader_has_gone),
+        cmocka_unit_test(test_comm_supervise__says_who_has_not_joined),
         cmocka_unit_test(test_comm_supervise__ends_though_the_keeper_is_killed_and_children_print),
         cmocka_unit_test(test_comm_supervise__starts_ranks_without_standard_streams),
         cmocka_unit_test(test_comm_supervise__starts_ranks_where_pidfd_open_is_refused),
