@@ -226,7 +226,7 @@ static msi_bound limit_of(int resource, int32_t kind)
     return (msi_bound){.kind = kind, .limit = (int64_t)limit.rlim_cur};
 }
 
-msi_bound msi_bound_of(int error)
+static msi_bound bound_met(int error)
 {
     msi_bound space = msi_address_space_left();
 
@@ -244,6 +244,14 @@ msi_bound msi_bound_of(int error)
     default:
         return (msi_bound){.left = INT64_MAX};
     }
+}
+
+msi_bound msi_bound_of(int error)
+{
+    msi_bound b = bound_met(error);
+
+    b.error = error;
+    return b;
 }
 
 /* -- in words ---------------------------------------------------------------------------------- */

@@ -28,7 +28,7 @@ msi_bound msi_memory_left(const char *root);
  * memory, for there may be none. */
 msi_bound msi_file_size_left(void);
 msi_bound msi_address_space_left(void);
-/* What a call met that failed with `error`. */
+/* What a call met that failed with `error`, which it keeps; 0: it has not. */
 msi_bound msi_bound_of(int error);
 
 enum { MSI_BOUND_TEXT = 128 };

@@ -14,7 +14,7 @@ ms_status msi_error_kind(int error)
 ms_status msi_fail_call(const char *call, int error, const char *format, ...)
 {
     const char *why = strerrordesc_np(error);
-    char what[256], limit[128];
+    char what[256], limit[MSI_BOUND_TEXT];
     va_list args;
 
     va_start(args, format);

@@ -2,7 +2,6 @@
 #include "control.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,54 +65,32 @@ static void read_switches(msi_block *b)
     b->announce_ns = msi_switch_within("MS_COMM_ANNOUNCE", 15, 0, MSI_LONGEST_S) * 1000000000;
 }
 
+/* "map the", of this many bytes. */
+static ms_status refused(const char *verb, int64_t nbytes, msi_bound by)
+{
+    char there[MSI_BOUND_TEXT];
+
+    return MS_FAIL(msi_error_kind(by.error), "cannot %s control block of %lld bytes: %s%s", verb,
+                   (long long)nbytes, strerrordesc_np(by.error),
+                   msi_bound_text(by, there, sizeof(there)));
+}
+
 static ms_status map_block(msi_job *job, int64_t nbytes)
 {
-    job->block = mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, job->fd, 0);
-    if (job->block == MAP_FAILED) {
-        char there[128];
-        int error = errno;
+    void *map = mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, job->fd, 0);
 
-        job->block = NULL;
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot map the control block of %lld bytes: %s%s",
-                       (long long)nbytes, strerror(error),
-                       msi_bound_text(msi_address_space_left(), there, sizeof(there)));
+    if (map == MAP_FAILED) {
+        return refused("map the", nbytes, msi_bound_of(errno));
     }
+    job->block = map;
     return MS_OK;
 }
 
-/* A memfd whose pages exist before anybody touches them. */
 static ms_status make_shared(msi_job *job, int64_t nbytes)
 {
-    msi_bound file = msi_file_size_left(), memory = msi_memory_left("");
-    char there[128];
+    msi_bound made = msi_memfd_new(&job->fd, "moonshard-job", nbytes);
 
-    if (nbytes > memory.left) { /* reserving it would wake the OOM killer instead of failing */
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s%s",
-                       (long long)nbytes, strerrordesc_np(ENOMEM),
-                       msi_bound_text(memory, there, sizeof(there)));
-    }
-
-    if (nbytes > file.left) { /* SIGXFSZ */
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot make a control block of %lld bytes: %s%s",
-                       (long long)nbytes, strerrordesc_np(EFBIG),
-                       msi_bound_text(file, there, sizeof(there)));
-    }
-    job->fd = memfd_create("moonshard-job", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (job->fd < 0 || ftruncate(job->fd, nbytes) != 0) {
-        return msi_fail_call(job->fd < 0 ? "memfd_create" : "ftruncate", errno,
-                             "cannot make a control block of %lld bytes", (long long)nbytes);
-    }
-    int error;
-
-    while ((error = posix_fallocate(job->fd, 0, nbytes)) == EINTR) {
-    }
-    if (error != 0) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cannot reserve a control block of %lld bytes: %s%s",
-                       (long long)nbytes, strerror(error),
-                       msi_bound_text(memory, there, sizeof(there)));
-    }
-    fcntl(job->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    return map_block(job, nbytes);
+    return made.error == 0 ? map_block(job, nbytes) : refused("make a", nbytes, made);
 }
 
 static ms_status make_mailboxes(msi_job *job)

@@ -265,6 +265,11 @@ void msi_segment_sweep(msi_job *job);
 /* What this process stores into segments is its own from now on. Async-signal-safe. */
 void msi_segments_make_private(const msi_job *job);
 
+/* -- memfd.c ----------------------------------------------------------------------------------- */
+/* A memfd of that size, its pages reserved: what it failed by, or `error` 0. An error, not a
+ * signal, when memory is short. */
+msi_bound msi_memfd_new(int32_t *fd, const char *name, int64_t nbytes);
+
 /* -- calls.c ------------------------------------------------------------------------------------
  */
 /* Of what kind is a system call's error? */

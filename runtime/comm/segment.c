@@ -6,7 +6,6 @@
 #include "control.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,26 +45,12 @@ static void unmap(char *rw, char *ro, int64_t nbytes)
 
 /* -- one rank ---------------------------------------------------------------------------------- */
 
-static msi_bound failed_by(msi_bound b, int error)
-{
-    b.error = error;
-    return b;
-}
-
-/* What says no to `nbytes` more: its `error` is not 0. */
-static msi_bound refuse_memory(int64_t nbytes)
-{
-    msi_bound b = msi_memory_left("");
-
-    return failed_by(b, nbytes > b.left ? ENOMEM : 0);
-}
-
 static ms_status make_private(msi_segment *s)
 {
-    msi_bound why = refuse_memory(s->nbytes);
-    char there[128];
+    msi_bound why = msi_memory_left("");
+    char there[MSI_BOUND_TEXT];
 
-    if (why.error == 0) {
+    if (s->nbytes <= why.left) {
         s->rw = mmap(NULL, map_bytes(s->nbytes), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
         if (s->rw == MAP_FAILED) {
@@ -81,30 +66,7 @@ static ms_status make_private(msi_segment *s)
     return MS_OK;
 }
 
-/* -- making, mapping: what failed, or error = 0 ------------------------------------------------ */
-
-static msi_bound make_fd(int64_t nbytes, int32_t *fd)
-{
-    msi_bound file = msi_file_size_left(), memory = refuse_memory(nbytes);
-    int error = 0;
-
-    if (memory.error != 0) { /* reserving it would wake the OOM killer instead of failing */
-        return memory;
-    }
-    if (nbytes > file.left) { /* SIGXFSZ */
-        return failed_by(file, EFBIG);
-    }
-    *fd = memfd_create("moonshard-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (*fd < 0 || ftruncate(*fd, (off_t)map_bytes(nbytes)) != 0) {
-        return failed_by(msi_bound_of(errno), errno);
-    }
-    while ((error = posix_fallocate(*fd, 0, (off_t)map_bytes(nbytes))) == EINTR) {
-    }
-    if (error == 0 && fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-        error = errno;
-    }
-    return failed_by(memory, error);
-}
+/* -- mapping: what failed, or error = 0 -------------------------------------------------------- */
 
 static msi_bound map_fd(msi_segment *s, bool one_map)
 {
@@ -117,7 +79,7 @@ static msi_bound map_fd(msi_segment *s, bool one_map)
     if (s->rw != NULL && s->ro != NULL) {
         return (msi_bound){.error = 0};
     }
-    return failed_by(msi_address_space_left(), error);
+    return msi_bound_of(error);
 }
 
 /* Put what is mapped into the job's list. */
@@ -205,7 +167,7 @@ static int receive_fd(const ms_comm *c, uint64_t seq, int32_t *fd)
 
 static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
-    msi_bound made = make_fd(s->nbytes, &s->fd);
+    msi_bound made = msi_memfd_new(&s->fd, "moonshard-segment", (int64_t)map_bytes(s->nbytes));
 
     if (made.error != 0) {
         return made;
@@ -232,10 +194,9 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     if (!c->job->threads) {
-        msi_bound mapped = {.error = c->rank == 0 ? 0 : receive_fd(c, seq, &s->fd)};
+        int error = c->rank == 0 ? 0 : receive_fd(c, seq, &s->fd);
+        msi_bound mapped = error != 0 ? msi_bound_of(error) : map_fd(s, false);
 
-        mapped = mapped.error != 0 ? failed_by(msi_bound_of(mapped.error), mapped.error)
-                                   : map_fd(s, false);
         return mapped.error == 0 ? enlist(s, 1) : mapped;
     }
     if (c->rank != 0) {
@@ -250,7 +211,7 @@ static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 static ms_status agree(ms_comm *c, uint64_t seq, msi_bound mine, const char *what, int64_t nbytes)
 {
     msi_bound all[MSI_MAX_RANKS];
-    char there[128];
+    char there[MSI_BOUND_TEXT];
 
     MS_TRY(msi_stage_exchange(c, seq, &mine, sizeof(mine), all));
     for (int32_t q = 0; q < c->size; q++) {

@@ -226,10 +226,11 @@ static void test_comm_keeper__starts_all_ranks_though_the_first_stops_it(void **
 
 /* -- limits ------------------------------------------------------------------------------------ */
 
-static const char *const calls[] = {": memfd_create: ", ": socketpair: ", ": signalfd: "};
+static const char *const places[] = {"cannot make a control block of ",
+                                     ": socketpair: ", ": signalfd: "};
 
 /* With ever more file descriptors: as soon as ranks start, signals reach them; before, the error
- * names the call and the limit, and leaves signals as they were. */
+ * names the place and the limit, and leaves signals as they were. */
 static int32_t launch_with_few_files(scene *x)
 {
     for (rlim_t files = 3; files < 64; files++) {
@@ -259,8 +260,8 @@ static int32_t launch_with_few_files(scene *x)
         if (status != MS_RUNTIME_ERROR || strstr(ms_error_message(), limit) == NULL) {
             return 99;
         }
-        for (int32_t i = 0; i < MSI_COUNT(calls); i++) {
-            atomic_fetch_add(&x->pid[i], strstr(ms_error_message(), calls[i]) != NULL);
+        for (int32_t i = 0; i < MSI_COUNT(places); i++) {
+            atomic_fetch_add(&x->pid[i], strstr(ms_error_message(), places[i]) != NULL);
         }
     }
     return 97;
@@ -276,7 +277,7 @@ static void test_comm_keeper__names_the_limit_of_open_files(void **state)
         _exit(launch_with_few_files(x));
     }
     assert_int_equal(code_of(pid), 128 + SIGTERM);
-    for (int32_t i = 0; i < MSI_COUNT(calls); i++) {
+    for (int32_t i = 0; i < MSI_COUNT(places); i++) {
         assert_true(atomic_load(&x->pid[i]) > 0);
     }
     scene_free(x);
