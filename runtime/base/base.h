@@ -63,8 +63,11 @@ void msi_warn(const char *kind, const char *format, ...) MSI_PRINTF(2, 3);
 size_t msi_printable(char *to, size_t room, const char *from);
 /** Is it UTF-8 without any control character? */
 bool msi_is_printable(const char *text);
-/** A name from anywhere on one line, at most 200 bytes of it. Valid for the next three calls of the
- * thread. */
+/** Room for a part of a message: MSI_PART_TEXT bytes that stay until the thread has asked for four
+ * more. */
+enum { MSI_PART_TEXT = 208 };
+char *msi_part_text(void);
+/** A name from anywhere on one line, at most 200 bytes of it, in msi_part_text(). */
 const char *msi_foreign_name(const char *name);
 
 /* -- contexts: one per thread, made on first use ----------------------------------------------- */

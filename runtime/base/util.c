@@ -121,13 +121,19 @@ bool msi_is_printable(const char *text)
     return true;
 }
 
+char *msi_part_text(void)
+{
+    static _Thread_local char parts[4][MSI_PART_TEXT];
+    static _Thread_local uint32_t turn;
+
+    return parts[turn++ % 4];
+}
+
 const char *msi_foreign_name(const char *name)
 {
-    static _Thread_local char buffers[4][208];
-    static _Thread_local int turn;
-    char *text = buffers[turn++ & 3];
+    char *text = msi_part_text();
 
-    escape(text, sizeof(buffers[0]), name, "");
+    escape(text, MSI_PART_TEXT, name, "");
     return text;
 }
 

@@ -149,7 +149,7 @@ void *msi_view_ptr(const msi_view *v);
 void msi_view_set_contiguous(msi_view *v, int32_t dtype, int32_t ndim, const int64_t *shape);
 /* Do a and b have the same shape? */
 bool msi_view_same_shape(const msi_view *a, const msi_view *b);
-/* "(2, 3)" into a rotating thread-local buffer: for messages. */
+/* "(2, 3)", in msi_part_text(). */
 const char *msi_shape_text(int32_t ndim, const int64_t *shape);
 /* Can offsets and bytes of a C-contiguous tensor of this shape be counted? So the product of all
  * sizes that are not 0 may be no more than MSI_MAX_NUMEL (MS_VALUE_ERROR otherwise), which every

@@ -85,19 +85,19 @@ bool msi_view_same_shape(const msi_view *a, const msi_view *b)
            (a->ndim == 0 || memcmp(a->shape, b->shape, sizeof(a->shape[0]) * (size_t)a->ndim) == 0);
 }
 
+/* A size has at most 20 characters and ", " before it. */
+_Static_assert(MS_MAX_DIMS * 22 + sizeof("()") <= MSI_PART_TEXT, "a shape is a part of a message");
+
 const char *msi_shape_text(int32_t ndim, const int64_t *shape)
 {
-    /* A size has at most 20 characters and ", " before it. */
-    static _Thread_local char buffers[4][MS_MAX_DIMS * 22 + sizeof("()")];
-    static _Thread_local int turn;
-    char *text = buffers[turn++ & 3];
-    int n = snprintf(text, sizeof(buffers[0]), "(");
+    char *text = msi_part_text();
+    int n = snprintf(text, MSI_PART_TEXT, "(");
 
     for (int32_t i = 0; i < ndim; i++) {
-        n += snprintf(text + n, sizeof(buffers[0]) - (size_t)n, "%s%lld", i > 0 ? ", " : "",
+        n += snprintf(text + n, MSI_PART_TEXT - (size_t)n, "%s%lld", i > 0 ? ", " : "",
                       (long long)shape[i]);
     }
-    snprintf(text + n, sizeof(buffers[0]) - (size_t)n, ")");
+    snprintf(text + n, MSI_PART_TEXT - (size_t)n, ")");
     return text;
 }
 

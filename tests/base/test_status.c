@@ -149,6 +149,21 @@ static void test_base_status__control_characters_are_written_out(void **state)
     assert_int_equal(4, msi_printable(small, sizeof(small), "1234\x1b"));
 }
 
+static void test_base_status__four_parts_of_a_message_stand_at_once(void **state)
+{
+    char *part[4];
+
+    (void)state;
+    for (int32_t i = 0; i < 4; i++) {
+        part[i] = msi_part_text();
+        memset(part[i], 'a' + i, MSI_PART_TEXT);
+    }
+    for (int32_t i = 0; i < 4; i++) {
+        assert_int_equal(part[i][0], 'a' + i);
+        assert_int_equal(part[i][MSI_PART_TEXT - 1], 'a' + i);
+    }
+}
+
 /* FNV-1a's published test vectors. */
 static void test_base_util__name_keys_are_fnv1a(void **state)
 {
@@ -245,6 +260,7 @@ int main(void)
         cmocka_unit_test(test_base_status__warnings_are_captured_in_order),
         cmocka_unit_test(test_base_status__warnings_name_the_rank_when_it_is_not_the_first),
         cmocka_unit_test(test_base_status__control_characters_are_written_out),
+        cmocka_unit_test(test_base_status__four_parts_of_a_message_stand_at_once),
         cmocka_unit_test(test_base_util__name_keys_are_fnv1a),
         cmocka_unit_test(test_base_switch__switches_are_numbers_or_a_warning),
         cmocka_unit_test(test_base_switch__one_of_some_words_or_a_warning),
