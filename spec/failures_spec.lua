@@ -2,6 +2,7 @@
 -- failure it is, and what it says.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local runs = require 'support.runs'
 
 local Odd = nn.Module.extend('my.Odd')
 
@@ -16,8 +17,7 @@ function Odd:forward(x)
   return self.l(x)
 end
 
-local folder = os.tmpname() -- of checkpoints
-os.remove(folder)
+local folder = runs.folder() -- of checkpoints
 
 local function save(opts)
   return function(x)
@@ -80,8 +80,7 @@ local FAILURES = {
 -- What both ranks are told, and the job, when rank `who` fails in `call`; ranks that catch it make
 -- a step afterwards.
 local function run(who, call, catches)
-  local path = os.tmpname()
-  local ok, cause = pcall(ms.dist.spawn, 2, function(rank)
+  return runs.reports(2, function(rank)
     ms.manual_seed(1)
     local x = { fails = rank == who, odd = Odd() }
     local module = nn.Sequential { nn.Linear(4, 6), nn.Sequential { x.odd }, nn.Linear(6, 2) }
@@ -104,22 +103,11 @@ local function run(who, call, catches)
       step()
       ms.dist.barrier()
     end)
-    local file = assert(io.open(path .. rank, 'w'))
-    file:write(good and 'ok' or ms.errors.describe(err))
-    file:close()
-    if not good then
-      error(err, 0)
+    if good then
+      return 'ok'
     end
+    return ms.errors.describe(err), err
   end)
-  local reports = {}
-  for rank = 0, 1 do
-    local file = assert(io.open(path .. rank), 'rank ' .. rank .. ' said nothing')
-    reports[rank] = file:read('*a')
-    file:close()
-    os.remove(path .. rank)
-  end
-  os.remove(path)
-  return reports, ok and 'ok' or cause.message
 end
 
 describe('a failure of one rank in', function()
@@ -146,7 +134,8 @@ describe('a failure of one rank in', function()
         for who = 0, 1 do
           local reports, cause = run(who, call, true)
           if together then
-            assert.same({ [0] = 'ok', 'ok', 'ok' }, { [0] = reports[0], reports[1], cause })
+            assert.same({ [0] = 'ok', 'ok' }, reports)
+            assert.is_nil(cause)
           else
             assert.truthy(cause:find(says, 1, true), cause)
             assert.truthy(cause:find(('rank %d'):format(who), 1, true), cause)

@@ -5,6 +5,7 @@
 -- take a job each.
 local ms = require 'moonshard'
 local nn, fsdp, optim, data = ms.nn, ms.fsdp, ms.optim, ms.data
+local runs = require 'support.runs'
 
 local SOON = 5 -- seconds; errors come within one, but tests share their machine
 
@@ -81,32 +82,23 @@ end
 -- What each rank has to say: the seconds it took, 'ok' or the error, and its warnings; and what
 -- became of the job.
 local function run(base, odd)
-  local path = os.tmpname()
-  local _, cause = pcall(ms.dist.spawn, 2, function(rank)
+  local reports, cause = runs.reports(2, function(rank)
     local began, ok, err = ms.time()
     local warnings = ms.capture_warnings(function()
       ok, err = pcall(train, rank == 1 and merged(base, odd) or base, rank)
     end)
-    local file = assert(io.open(path .. rank, 'w'))
-    file:write(('%.3f\n%s\n'):format(ms.time() - began, ok and 'ok' or ms.errors.describe(err)))
+    local said = { ('%.3f'):format(ms.time() - began), ok and 'ok' or ms.errors.describe(err) }
     for _, warning in ipairs(warnings) do
-      file:write(warning.message, '\n')
+      said[#said + 1] = warning.message
     end
-    file:close()
-    if not ok then
-      error(err, 0)
-    end
+    return table.concat(said, '\n'), not ok and err or nil
   end)
-  local reports = {}
+  local out = {}
   for rank = 0, 1 do
-    local file = assert(io.open(path .. rank), 'rank ' .. rank .. ' said nothing')
-    local seconds, message, warnings = file:read('*l', '*l', '*a')
-    file:close()
-    os.remove(path .. rank)
-    reports[rank + 1] = { seconds = tonumber(seconds), message = message, warnings = warnings }
+    local seconds, message, warnings = reports[rank]:match '^(.-)\n([^\n]*)\n?(.*)$'
+    out[rank + 1] = { seconds = tonumber(seconds), message = message, warnings = warnings }
   end
-  os.remove(path)
-  return reports, cause and cause.message
+  return out, cause
 end
 
 -- -- what differs ---------------------------------------------------------------------------------
@@ -174,8 +166,7 @@ local function state_dict_of(value)
   end
 end
 
-local folder = os.tmpname() -- of checkpoints
-os.remove(folder)
+local folder = runs.folder() -- of checkpoints
 
 -- Two checkpoints, of which `load` may take one.
 local function with_checkpoints(load)

@@ -1,4 +1,4 @@
---- What specs of checkpoints share: a small model, hashes, files.
+--- What specs of checkpoints and of jobs share: a small model, hashes, files, what ranks report.
 
 local ms = require 'moonshard'
 
@@ -40,6 +40,31 @@ function runs.lines(path)
   end
   os.remove(path)
   return out
+end
+
+--- Run `fn(rank)` as n ranks. It returns what its rank reports, and an error that the rank raises
+--- when that is written, or nil.
+---@return table<integer, string> reports  by rank
+---@return string? cause  of the job's end, when it was none of success
+function runs.reports(n, fn)
+  local path = runs.folder()
+  local _, cause = pcall(ms.dist.spawn, n, function(rank)
+    local text, err = fn(rank)
+    local file = assert(io.open(path .. rank, 'w'))
+    file:write(text)
+    file:close()
+    if err then
+      error(err, 0)
+    end
+  end)
+  local reports = {}
+  for rank = 0, n - 1 do
+    local file = assert(io.open(path .. rank), 'rank ' .. rank .. ' said nothing')
+    reports[rank] = file:read('*a')
+    file:close()
+    os.remove(path .. rank)
+  end
+  return reports, cause and cause.message
 end
 
 return runs
