@@ -9,7 +9,9 @@
  *   dv += p^T dout;  dk += ds^T q;  dq += ds k
  * (In m + log l, one number, large scores would leave nothing of l.)
  * Products of tiles are msi_gemm()'s; sums stay in the compute type until the end. Blocks that the
- * causal mask hides are skipped, and tiles end at the last key that any of their queries sees. */
+ * causal mask hides are skipped, and tiles end at the last key that any of their queries sees. What
+ * the mask hides inside a tile has p = ds = 0, and 0 times inf or NaN is NaN: where a tile so cut
+ * meets such values, each sum takes what is seen alone. */
 
 /* c (m, n) = x (m, k) y (k, n) [+ c], c in the compute type. */
 static void LOCAL(product)(const msi_attention_args *a, int64_t m, int64_t n, int64_t k, const T *x,
@@ -34,6 +36,74 @@ static void LOCAL(product)(const msi_attention_args *a, int64_t m, int64_t n, in
 
     if (*a->status == MS_OK) {
         *a->status = msi_gemm(a->ctx, &g);
+    }
+}
+
+/* Is none of n elements inf or NaN? */
+static bool LOCAL(finite)(const T *x, int64_t n)
+{
+    V sum[2] = {SPLAT(0), SPLAT(0)};
+
+    for (int64_t i = 0; i < n; i += 32) {
+#pragma GCC unroll 2
+        for (int u = 0; u < 2; u++) {
+            if (i + 16 * u < n) {
+                V v = LOCAL(at)(x, i + 16 * u, n);
+
+                sum[u] += v - v;
+            }
+        }
+    }
+    return HSUM(sum[0] + sum[1]) == 0;
+}
+
+/* c (D) = sum over n rows of y (n, D) times x, an element every x_step [+ c]. */
+static void LOCAL(sum_seen)(REAL *c, const T *x, int64_t x_step, const T *y, int64_t n,
+                            int64_t depth, bool accumulate)
+{
+    for (int64_t d = 0; d < depth; d += 16) {
+        V sum = accumulate ? OF_REAL(at)(c, d, depth) : SPLAT(0);
+
+        for (int64_t i = 0; i < n; i++) {
+            sum += LOCAL(at)(y + i * depth, d, depth) * LOCAL(get)(x + i * x_step);
+        }
+        OF_REAL(put)(c, d, depth, sum);
+    }
+}
+
+/* c (nq, D) = x (nq, padded(nk)) y (nk, D) [+ c]; x is 0 for keys that the query does not see. */
+static void LOCAL(sum_keys)(const msi_attention_args *a, int64_t q0, int64_t nq, int64_t k0,
+                            int64_t nk, const T *x, const T *y, REAL *c, bool accumulate)
+{
+    const int64_t depth = a->head_dim, row = padded(nk), seen = visible(a, q0, k0, nk);
+
+    if (LOCAL(finite)(y + seen * depth, (nk - seen) * depth)) {
+        LOCAL(product)(a, nq, depth, nk, x, row, 1, y, depth, 1, c, depth, accumulate);
+        return;
+    }
+    for (int64_t i = 0; i < nq; i++) {
+        LOCAL(sum_seen)
+        (c + i * depth, x + i * row, 1, y, visible(a, q0 + i, k0, nk), depth, accumulate);
+    }
+}
+
+/* c (nk, D) = x^T (nq, padded(nk)) y (nq, D) [+ c], x as in sum_keys(). */
+static void LOCAL(sum_queries)(const msi_attention_args *a, int64_t q0, int64_t nq, int64_t k0,
+                               int64_t nk, const T *x, const T *y, REAL *c, bool accumulate)
+{
+    const int64_t depth = a->head_dim, row = padded(nk);
+    int64_t first = 0; /* query that sees key i */
+
+    if (visible(a, q0, k0, nk) == nk || LOCAL(finite)(y, nq * depth)) {
+        LOCAL(product)(a, nk, depth, nq, x, 1, row, y, depth, 1, c, depth, accumulate);
+        return;
+    }
+    for (int64_t i = 0; i < nk; i++) {
+        while (visible(a, q0 + first, k0, nk) <= i) {
+            first++;
+        }
+        LOCAL(sum_seen)
+        (c + i * depth, x + first * row + i, row, y + first * depth, nq - first, depth, accumulate);
     }
 }
 
@@ -124,7 +194,7 @@ static void LOCAL(forward_tile)(const msi_attention_args *a, const tiles *w, int
         l[i] += LOCAL(row_exp)(p + i * row, scores + i * row, n, nk, scale, m_new[i]);
         m[i] = m_new[i];
     }
-    LOCAL(product)(a, nq, depth, nk, p, row, 1, v, depth, 1, acc, depth, k0 > 0);
+    LOCAL(sum_keys)(a, q0, nq, k0, nk, p, v, acc, k0 > 0);
 }
 
 /* acc, m and (in the place of rsum) l of queries [q0, q0 + nq). */
@@ -194,9 +264,9 @@ static void LOCAL(backward_tile)(const msi_attention_args *a, const tiles *w, in
         (p + i * row, ds + i * row, scores + i * row, dp + i * row, visible(a, q0 + i, k0, nk), nk,
          scale, max[q0 + i], rsum[q0 + i], delta[q0 + i]);
     }
-    LOCAL(product)(a, nk, depth, nq, p, 1, row, dout, depth, 1, w->dv, depth, !first);
-    LOCAL(product)(a, nk, depth, nq, ds, 1, row, q, depth, 1, w->dk, depth, !first);
-    LOCAL(product)(a, nq, depth, nk, ds, row, 1, k, depth, 1, dq, depth, k0 > 0);
+    LOCAL(sum_queries)(a, q0, nq, k0, nk, p, dout, w->dv, !first);
+    LOCAL(sum_queries)(a, q0, nq, k0, nk, ds, q, w->dk, !first);
+    LOCAL(sum_keys)(a, q0, nq, k0, nk, ds, k, dq, k0 > 0);
 }
 
 /* dk and dv of keys [k0, k0 + nk), and what they add to dq. */

@@ -28,7 +28,7 @@ LANES_INLINE V LOCAL(power_general)(V x, const power *w)
     }
     return x;
 #else
-    V y = OF(exp)(OF(log)(OF(abs)(x)) * power_exponent(w->p));
+    V y = power_f32w(OF(abs)(x), w->p);
 
     if (w->integer) {
         return w->odd ? OF(copysign)(y, x) : y;

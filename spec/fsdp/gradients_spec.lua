@@ -1,5 +1,6 @@
 -- What `.grad` of sharded parameters shows and when: reduced shards, what no_sync accumulates,
 -- values set from outside; and gradients past frozen parameters.
+local ffi = require 'ffi'
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -11,15 +12,39 @@ local function pass(model, rank, k)
   model(ms.full({ 1, 7 }, k * (rank + 1))):sum():backward()
 end
 
-local function linear(strategy, precision)
+local function linear(strategy, precision, dtype)
   ms.manual_seed(1)
   local model
   ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(nn.Linear(7, 1, { bias = false }), {
+    model = fsdp.FSDP(nn.Linear(7, 1, { bias = false, dtype = dtype }), {
       sharding_strategy = strategy, mixed_precision = precision,
     })
   end)
   return model
+end
+
+-- The f32 next to x, or the bf16 next to that.
+local function rounded(x, dtype)
+  local cell = ffi.new('union { float value; uint32_t bits; }', { x })
+  if dtype == 'bf16' then
+    local bits = cell.bits + 0x7fff + math.floor(cell.bits / 65536) % 2
+    cell.bits = bits - bits % 65536
+  end
+  return cell.value
+end
+
+-- The mean over two ranks of what each adds up over its micro-batches: leaves and the result in
+-- `dtype`, sums in f32. `leaf(rank, k)` is in f64.
+local function mean_of(leaf, micro_batches, dtype)
+  local total = 0
+  for rank = 0, 1 do
+    local sum = 0
+    for k = 1, micro_batches do
+      sum = rounded(sum + rounded(leaf(rank, k), dtype))
+    end
+    total = rounded(total + sum)
+  end
+  return rounded(total / 2, dtype)
 end
 
 describe('gradients of sharded parameters', function()
@@ -57,6 +82,41 @@ describe('gradients of sharded parameters', function()
           pass(model, rank, 1)
           assert.equal('f32', model.weight:grad():dtype())
           assert.equal(6, model.weight:grad():mean():item())
+        end)
+      end)
+    end
+  end
+
+  for _, strategy in ipairs(STRATEGIES) do
+    for _, dtype in ipairs { 'f32', 'bf16' } do
+      it(('of f64 reduced in %s are f64 again, with %s'):format(dtype, strategy), function()
+        ms.dist.spawn(2, function(rank)
+          local first = strategy ~= 'NO_SHARD' and rank == 1 and 5 or 1
+          local last = strategy ~= 'NO_SHARD' and rank == 0 and 4 or 7
+          for micro_batches = 1, 2 do
+            local model = linear(strategy, { reduce_dtype = dtype }, 'f64')
+            local function x(r, k, j)
+              return (5 * r + 3 * k + j) / 7
+            end
+            local function run(k)
+              local row = {}
+              for j = 1, 7 do
+                row[j] = x(rank, k, j)
+              end
+              model(ms.tensor({ row }, { dtype = 'f64' })):sum():backward()
+            end
+            if micro_batches == 2 then
+              model:no_sync(run, 2)
+            end
+            run(1)
+            local grad, expected = model.weight:grad(), {}
+            for j = first, last do
+              expected[#expected + 1] = mean_of(function(r, k) return x(r, k, j) end,
+                micro_batches, dtype)
+            end
+            assert.equal('f64', grad:dtype())
+            assert.same(expected, grad:reshape({ #expected }):totable())
+          end
         end)
       end)
     end

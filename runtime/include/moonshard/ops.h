@@ -30,8 +30,8 @@ MS_API ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x);
 /**
  * x^p for a number p, in f32 and f64 (bf16 computes in f32).
  * Integers p of at most 32 in magnitude are products in a fixed order, at most 2 |p| roundings away
- * from the truth; p = 1/2 and -1/2 take a square root; any other p is exp(p log |x|), in f32 within
- * (4 + 6 |p log x|) 2^-24 relative. A negative x has a power when p is an integer, else NaN. The
+ * from the truth; p = 1/2 and -1/2 take a square root; any other p is 2^(p log2 |x|), in f32 within
+ * 1.01 2^-24 relative, one rounding. A negative x has a power when p is an integer, else NaN. The
  * gradient is p x^(p - 1), and 0 for p = 0.
  * @param p  finite (MS_VALUE_ERROR otherwise)
  */
