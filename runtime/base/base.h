@@ -138,6 +138,13 @@ typedef struct msi_field {
  * of them, in order. MS_VALUE_ERROR for a size beyond the struct or within a field. */
 ms_status msi_struct_take(void *out, const void *given, const char *name, const msi_field *fields,
                           int32_t n_fields);
+/** The other way: write as much of `ours` as the `size` bytes at `out` hold, and into its
+ * struct_size how much that is. */
+void msi_struct_give(void *out, uint32_t size, const void *ours, uint32_t whole);
+/** As msi_struct_give(), for as many bytes as `out`'s struct_size says. MS_VALUE_ERROR for a size
+ * within a field. */
+ms_status msi_struct_fill(void *out, const void *ours, const char *name, const msi_field *fields,
+                          int32_t n_fields);
 
 uint64_t msi_mix64(uint64_t x);
 int64_t msi_now_ns(void);
