@@ -207,7 +207,11 @@ static ms_status replace_link(const char *root, const char *name, const char *be
         unlink(pointer); /* it would have an older one resumed: without it, steps decide */
         return status;
     }
-    return msi_io_sync_folder(root);
+    if (msi_io_sync_folder(root) != MS_OK) {
+        msi_warn("UserWarning", "%s points at '%s', but a power loss might undo it: %s", pointer,
+                 name, ms_error_message());
+    }
+    return MS_OK;
 }
 
 /* Point `<root>/latest` at the checkpoint. */
