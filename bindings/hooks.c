@@ -63,14 +63,22 @@ static void free_hook(hook *h)
     host_release(host);
 }
 
+/* The host in a Lua state's registry, made when it is first asked for. */
+typedef struct host_box {
+    lua_host *host;
+    bool closing;
+} host_box;
+
 static int close_host(lua_State *L)
 {
-    lua_host *host = *(lua_host **)lua_touserdata(L, 1);
+    host_box *box = lua_touserdata(L, 1);
+    lua_host *host = box->host;
 
+    box->host = NULL;
+    box->closing = true;
     if (host == NULL) {
-        return 0; /* closed, or never made */
+        return 0;
     }
-    *(lua_host **)lua_touserdata(L, 1) = NULL;
     host->closed = true;
     for (hook *h; (h = take_dropped(host)) != NULL;) {
         free_hook(h);
@@ -81,46 +89,53 @@ static int close_host(lua_State *L)
 
 void host_open(lua_State *L)
 {
-    lua_host **box = lua_newuserdata(L, sizeof(*box));
+    host_box *box = lua_newuserdata(L, sizeof(*box));
 
-    *box = NULL;
+    *box = (host_box){.host = NULL};
     lua_newtable(L);
     lua_pushcfunction(L, close_host);
     lua_setfield(L, -2, "__gc");
     lua_setmetatable(L, -2);
-    *box = calloc(1, sizeof(**box));
-    if (*box == NULL) {
-        luaL_error(L, "no memory for hooks");
-    }
-    (*box)->owners = 1;
     lua_pushlightuserdata(L, (void *)(uintptr_t)&host_key);
     lua_insert(L, -2);
     lua_rawset(L, LUA_REGISTRYINDEX);
 }
 
-static lua_host *host_of(lua_State *L)
+static ms_status host_of(lua_host **out, lua_State *L)
 {
     lua_pushlightuserdata(L, (void *)(uintptr_t)&host_key);
     lua_rawget(L, LUA_REGISTRYINDEX);
-    lua_host *host = *(lua_host **)lua_touserdata(L, -1);
+    host_box *box = lua_touserdata(L, -1);
 
     lua_pop(L, 1);
-    if (host == NULL) {
-        luaL_error(L, "this Lua state is closing");
+    if (box->closing) {
+        return ms_error_set(MS_RUNTIME_ERROR, "this Lua state is closing");
     }
-    for (hook *h; (h = take_dropped(host)) != NULL;) {
+    if (box->host == NULL) {
+        box->host = calloc(1, sizeof(*box->host));
+        if (box->host == NULL) {
+            return ms_error_set(MS_OUT_OF_MEMORY, "no memory for hooks");
+        }
+        box->host->owners = 1;
+    }
+    for (hook *h; (h = take_dropped(box->host)) != NULL;) {
         luaL_unref(L, LUA_REGISTRYINDEX, h->function);
         free_hook(h);
     }
-    return host;
+    *out = box->host;
+    return MS_OK;
 }
 
 ms_status host_enter(lua_State *L, ms_status (*fn)(void *arg), void *arg)
 {
-    session s = {.L = L, .host = host_of(L), .outer = current};
+    session s = {.L = L, .outer = current};
+    ms_status status = host_of(&s.host, L);
 
+    if (status != MS_OK) {
+        return status;
+    }
     current = &s;
-    ms_status status = fn(arg);
+    status = fn(arg);
 
     current = s.outer;
     if (s.error != 0 && status != MS_OK) {
@@ -222,30 +237,48 @@ static void on_drop(void *user)
 }
 
 /* The function at index 2 as a hook record. */
-static hook *new_hook(lua_State *L)
+static ms_status new_hook(hook **out, lua_State *L)
 {
-    lua_host *host = host_of(L);
+    lua_host *host;
 
     luaL_checktype(L, 2, LUA_TFUNCTION);
+    ms_status status = host_of(&host, L);
+
+    if (status != MS_OK) {
+        return status;
+    }
     lua_pushvalue(L, 2);
     int function = luaL_ref(L, LUA_REGISTRYINDEX);
     hook *h = calloc(1, sizeof(*h));
 
     if (h == NULL) {
         luaL_unref(L, LUA_REGISTRYINDEX, function);
-        luaL_error(L, "no memory for a hook");
-        return NULL;
+        return ms_error_set(MS_OUT_OF_MEMORY, "no memory for a hook");
     }
     h->host = host;
-    h->host->owners++;
+    host->owners++;
     h->function = function;
-    return h;
+    *out = h;
+    return MS_OK;
 }
 
-static int push_result(lua_State *L, hook *h, ms_status status, int64_t id)
+/* hook(ref, fn) or accumulate_hook(ref, fn). */
+static int add_hook(lua_State *L, bool accumulates)
 {
-    if (status != MS_OK) {
-        on_drop(h);
+    int64_t id = 0;
+    ms_tensor *t;
+    hook *h = NULL;
+    ms_status status = handle_arg(L, 1, accumulates ? "accumulate_hook" : "hook", &t);
+
+    if (status == MS_OK) {
+        status = new_hook(&h, L);
+    }
+    if (status == MS_OK) {
+        status = accumulates ? ms_tensor_accumulate_hook(t, on_accumulate, h, on_drop, &id)
+                             : ms_tensor_hook(t, on_gradient, h, on_drop, &id);
+        if (status != MS_OK) {
+            on_drop(h);
+        }
     }
     lua_pushinteger(L, status);
     lua_pushinteger(L, (lua_Integer)id);
@@ -254,34 +287,12 @@ static int push_result(lua_State *L, hook *h, ms_status status, int64_t id)
 
 int lua_hook(lua_State *L)
 {
-    int64_t id = 0;
-    ms_tensor *t;
-    ms_status status = handle_arg(L, 1, "hook", &t);
-
-    if (status != MS_OK) {
-        lua_pushinteger(L, status);
-        return 1;
-    }
-    hook *h = new_hook(L);
-
-    status = ms_tensor_hook(t, on_gradient, h, on_drop, &id);
-    return push_result(L, h, status, id);
+    return add_hook(L, false);
 }
 
 int lua_accumulate_hook(lua_State *L)
 {
-    int64_t id = 0;
-    ms_tensor *t;
-    ms_status status = handle_arg(L, 1, "accumulate_hook", &t);
-
-    if (status != MS_OK) {
-        lua_pushinteger(L, status);
-        return 1;
-    }
-    hook *h = new_hook(L);
-
-    status = ms_tensor_accumulate_hook(t, on_accumulate, h, on_drop, &id);
-    return push_result(L, h, status, id);
+    return add_hook(L, true);
 }
 
 int lua_replace_gradient(lua_State *L)

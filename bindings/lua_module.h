@@ -7,7 +7,7 @@
 #include <lauxlib.h>
 #include <lua.h>
 
-/* Make the record through which hooks know this Lua state, and tie it to the state's life. */
+/* Make room for the record through which hooks know this Lua state, tied to the state's life. */
 void host_open(lua_State *L);
 
 /* Run `fn(arg)` with `L` as the state that hooks of this thread call into. When a hook raised, the

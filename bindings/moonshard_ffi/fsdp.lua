@@ -77,7 +77,7 @@ end
 ---@param names string[]
 function fsdp.unit(comm, name, options, tensors, names)
   local o = B.new('ms_fsdp_unit_options')
-  C.ms_fsdp_unit_options_init(o)
+  C.ms_fsdp_unit_options_init(o, B.sizeof(o))
   o.strategy = fsdp.STRATEGIES[options.strategy]
   o.param_dtype = dtype_or_none(options.param_dtype)
   o.reduce_dtype = dtype_or_none(options.reduce_dtype)
@@ -97,7 +97,7 @@ end
 ---@param root_has_unit boolean
 function fsdp.tree(comm, options, units, root_has_unit)
   local o = B.new('ms_fsdp_tree_options')
-  C.ms_fsdp_tree_options_init(o)
+  C.ms_fsdp_tree_options_init(o, B.sizeof(o))
   o.backward_prefetch = fsdp.PREFETCH[options.backward_prefetch]
   o.forward_prefetch = options.forward_prefetch
   o.n_slots = options.n_slots or 0

@@ -7,6 +7,7 @@ local C, calls = B.C, B.calls
 
 local optim = {}
 
+local OPTIONS_BYTES = B.sizeof 'ms_optim_options'
 local KINDS = { SGD = 0, Adam = 1, AdamW = 2 }
 
 -- Names of options in scripts, and in the runtime's struct.
@@ -29,7 +30,7 @@ end
 --- Defaults of a kind as a Lua table.
 function optim.defaults(kind)
   local o = B.new('ms_optim_options')
-  C.ms_optim_options_init(o, KINDS[kind])
+  C.ms_optim_options_init(o, OPTIONS_BYTES, KINDS[kind])
   return optim.from_struct(o)
 end
 
@@ -76,24 +77,29 @@ end
 function optim.add_group(handle, kind, params, options)
   local o = B.new('ms_optim_options')
   local index = B.new('int32_t[1]')
-  C.ms_optim_options_init(o, KINDS[kind])
+  C.ms_optim_options_init(o, OPTIONS_BYTES, KINDS[kind])
   overlay(o, options)
   local refs, n = B.array(arguments.array('params', 'list', params), 'params')
   calls.optim_add_group(handle, refs, n, o, index)
   return index[0]
 end
 
+local function options_of(handle, group)
+  local o = B.new('ms_optim_options')
+  o.struct_size = OPTIONS_BYTES
+  B.check(C.ms_optim_options_get(handle, group, o))
+  return o
+end
+
 --- Options of a group as a Lua table.
 function optim.options(handle, group)
-  local o = B.new('ms_optim_options')
-  B.check(C.ms_optim_options_get(handle, group, o))
+  local o = options_of(handle, group)
   return optim.from_struct(o)
 end
 
 --- Change options of a group. ValueError leaves them as they were.
 function optim.set_options(handle, group, given)
-  local o = B.new('ms_optim_options')
-  B.check(C.ms_optim_options_get(handle, group, o))
+  local o = options_of(handle, group)
   overlay(o, given)
   B.check(C.ms_optim_options_set(handle, group, o))
 end

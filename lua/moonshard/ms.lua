@@ -116,7 +116,7 @@ function ms.close()
     errors.raise('RuntimeError', 'close: a scope is open')
   end
   B.collect()
-  C.ms_close()
+  errors.check(C.ms_close())
 end
 
 local lazy = {}

@@ -6,8 +6,8 @@
  * get, so a leaf is finished (and may be reduced, and its memory reused) while backward goes on. */
 #include "tape.h"
 
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* -- the queue: a heap, the youngest node on top ----------------------------------------------- */
 
@@ -249,7 +249,7 @@ static ms_status tell_begin(msi_tape *tape)
 /* Everybody who was told of the beginning is told of the end. The first error stands. */
 static ms_status tell_end(msi_tape *tape, ms_status status)
 {
-    char message[1024];
+    char message[MSI_MESSAGE_BYTES];
 
     for (int32_t i = 0; i < tape->n_watchers; i++) {
         msi_watcher *w = &tape->watchers[i];
@@ -265,8 +265,7 @@ static ms_status tell_end(msi_tape *tape, ms_status status)
             status = w->observer.end(w->observer.user, MS_OK);
             continue;
         }
-        strncpy(message, ms_error_message(), sizeof(message) - 1);
-        message[sizeof(message) - 1] = '\0';
+        snprintf(message, sizeof(message), "%s", ms_error_message());
         w->observer.end(w->observer.user, status);
         ms_error_set(status, message);
     }

@@ -67,8 +67,11 @@ static ms_status run_grad_hook(const msi_hooks *hook, msi_output *output, ms_con
     ms_tensor *grad, *replacement = NULL;
 
     MS_TRY(msi_tensor_new_internal(&grad, ctx, &output->grad->view));
-    ms_status status = hook->grad(hook->user, grad, &replacement);
+    ctx->host_calls++;
+    ms_status status =
+        msi_status_of_host(hook->grad(hook->user, grad, &replacement), "a gradient hook");
 
+    ctx->host_calls--;
     if (replacement == grad) { /* hands back what it saw */
         replacement = NULL;
     }
@@ -105,7 +108,12 @@ ms_status msi_hooks_run_accumulate(ms_tensor *leaf)
     while (hook != NULL && hook->id <= newest) {
         const int64_t id = hook->id;
 
-        MS_TRY(hook->accumulate(hook->user, leaf));
+        leaf->ctx->host_calls++;
+        const ms_status status =
+            msi_status_of_host(hook->accumulate(hook->user, leaf), "an accumulate hook");
+
+        leaf->ctx->host_calls--;
+        MS_TRY(status);
         hook = after(leaf->hooks, MSI_HOOK_ACCUMULATE, 0, id);
     }
     return MS_OK;
@@ -147,10 +155,21 @@ static ms_status add(msi_hooks **list, msi_tape *tape, const msi_hooks *as, int6
     return MS_OK;
 }
 
+/* What a generated door does for functions that Lua can call too. */
+static ms_status check_arguments(const ms_tensor *t, bool has_fn, const char *function)
+{
+    if (t == NULL || t->refcount <= 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: 't' is %s, expected a tensor", function,
+                       t == NULL ? "NULL" : "a freed tensor");
+    }
+    return has_fn ? MS_OK
+                  : MS_FAIL(MS_VALUE_ERROR, "%s: 'fn' is NULL, expected a function", function);
+}
+
 ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)(void *),
                          int64_t *id)
 {
-    MS_CHECK_ARG(t != NULL && t->refcount > 0 && fn != NULL);
+    MS_TRY(check_arguments(t, fn != NULL, "ms_tensor_hook"));
     if (!t->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot hook the gradient of %s, which does not require grad",
@@ -168,7 +187,7 @@ ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)
 ms_status ms_tensor_accumulate_hook(ms_tensor *t, ms_accumulate_hook fn, void *user,
                                     void (*drop)(void *), int64_t *id)
 {
-    MS_CHECK_ARG(t != NULL && t->refcount > 0 && fn != NULL);
+    MS_TRY(check_arguments(t, fn != NULL, "ms_tensor_accumulate_hook"));
     if (t->grad_fn != NULL || !t->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "gradients accumulate in leaves that require grad only, got %s that %s",

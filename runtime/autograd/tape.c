@@ -141,7 +141,9 @@ void msi_tape_drop_hook(msi_hooks *hook)
     msi_tape *tape = hook->tape;
 
     if (hook->drop != NULL) {
+        tape->ctx->host_calls++;
         hook->drop(hook->user);
+        tape->ctx->host_calls--;
     }
     hook->next = tape->free_hooks;
     tape->free_hooks = hook;

@@ -11,10 +11,19 @@
 #define MSI_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MSI_COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
 
+enum { MSI_MESSAGE_BYTES = 4096 }; /* of an error's text, zero included */
+
 /** Set the thread's error text and return `kind`. */
 ms_status msi_fail(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
 /** Put text in front of the present message ("unit 'h.0': " + ...). @return `kind` */
 ms_status msi_fail_prefix(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
+/** What the host calls the kind of an error, as one of our statuses: MS_RUNTIME_ERROR for a number
+ * that is none. */
+ms_status msi_kind_of_host(ms_status kind);
+/** What a function of the host returned, as one of our statuses: a number that is none becomes
+ * MS_RUNTIME_ERROR. `what` begins the text of that, and of a failure without one ("its function").
+ */
+ms_status msi_status_of_host(ms_status status, const char *what);
 /** msi_fail() as an expression that names the caller's mistake. */
 #define MS_FAIL(kind, ...) msi_fail((kind), __VA_ARGS__)
 
@@ -33,15 +42,6 @@ ms_status msi_fail_prefix(ms_status kind, const char *format, ...) MSI_PRINTF(2,
         status = (call);                                                                           \
         if (MSI_UNLIKELY(status != MS_OK)) {                                                       \
             goto label;                                                                            \
-        }                                                                                          \
-    } while (0)
-
-/** The caller's mistake, in every build. */
-#define MS_CHECK_ARG(cond)                                                                         \
-    do {                                                                                           \
-        if (MSI_UNLIKELY(!(cond))) {                                                               \
-            return msi_fail(MS_VALUE_ERROR, "%s: argument check '%s' does not hold", __func__,     \
-                            #cond);                                                                \
         }                                                                                          \
     } while (0)
 
@@ -93,6 +93,7 @@ typedef struct ms_context {
     bool sample_base_known;
     int64_t sample_epoch; /* micro-batches begun */
     int32_t rank;         /* in its job; what is true of every rank is said by rank 0 */
+    int32_t host_calls;   /* functions of the host at work: what called them must not be freed */
 } ms_context;
 
 /** The calling thread's context. NULL only when memory is out (error set). */
@@ -140,6 +141,13 @@ typedef struct msi_field {
 /** Copy what the caller knows of such a struct over `out`, whose other fields stay. `fields`: all
  * of them, in order. MS_VALUE_ERROR for a size beyond the struct or within a field. */
 ms_status msi_struct_take(void *out, const void *given, const char *name, const msi_field *fields,
+                          int32_t n_fields);
+/** The other way: write as much of `ours` as the `size` bytes at `out` hold, and into its
+ * struct_size how much that is. */
+void msi_struct_give(void *out, uint32_t size, const void *ours, uint32_t whole);
+/** As msi_struct_give(), for as many bytes as `out`'s struct_size says. MS_VALUE_ERROR for a size
+ * within a field. */
+ms_status msi_struct_fill(void *out, const void *ours, const char *name, const msi_field *fields,
                           int32_t n_fields);
 
 uint64_t msi_mix64(uint64_t x);

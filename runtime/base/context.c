@@ -22,12 +22,16 @@ ms_context *msi_context(void)
     return current;
 }
 
-void ms_close(void)
+ms_status ms_close(void)
 {
     ms_context *ctx = current;
 
     if (ctx == NULL) {
-        return;
+        return MS_OK;
+    }
+    if (ctx->host_calls > 0) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "close: a hook is running, and what called it would be "
+                                         "freed; close when that has returned");
     }
     for (int32_t i = 0; i < MSI_ROOM_COUNT; i++) {
         if (ctx->room[i] != NULL && ctx->close[i] != NULL) {
@@ -37,6 +41,7 @@ void ms_close(void)
     }
     current = NULL;
     free(ctx);
+    return MS_OK;
 }
 
 void ms_seed(uint64_t seed)

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE_BYTES = 4096, WARNING_QUEUE = 64 };
+enum { WARNING_QUEUE = 64 };
 
-static _Thread_local char message[MESSAGE_BYTES];
+static _Thread_local char message[MSI_MESSAGE_BYTES];
 
 static struct {
     const char *name;
@@ -21,9 +21,14 @@ static struct {
     {"DeviceError"},  {"InternalError"},  {"HookError"},
 };
 
+static bool is_known(ms_status status)
+{
+    return status <= 0 && status > -MSI_COUNT(kinds);
+}
+
 const char *ms_status_name(ms_status status)
 {
-    return status <= 0 && -status < MSI_COUNT(kinds) ? kinds[-status].name : "UnknownError";
+    return is_known(status) ? kinds[-status].name : "UnknownError";
 }
 
 const char *ms_error_message(void)
@@ -38,7 +43,7 @@ void ms_error_clear(void)
 
 static ms_status set(ms_status kind, const char *prefix, const char *suffix)
 {
-    char text[MESSAGE_BYTES]; /* either part may be `message` itself */
+    char text[MSI_MESSAGE_BYTES]; /* either part may be `message` itself */
     size_t n = msi_printable(text, sizeof(text), prefix);
 
     n += msi_printable(text + n, sizeof(text) - n, suffix);
@@ -48,7 +53,25 @@ static ms_status set(ms_status kind, const char *prefix, const char *suffix)
 
 ms_status ms_error_set(ms_status kind, const char *text)
 {
-    return set(kind, "", text ? text : "");
+    return set(msi_kind_of_host(kind), "", text ? text : "");
+}
+
+ms_status msi_kind_of_host(ms_status kind)
+{
+    return is_known(kind) && kind != MS_OK ? kind : MS_RUNTIME_ERROR;
+}
+
+ms_status msi_status_of_host(ms_status status, const char *what)
+{
+    if (!is_known(status)) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "%s returned %d, expected 0 or the kind of an error", what,
+                       (int)status);
+    }
+    if (status != MS_OK && message[0] == '\0') {
+        return MS_FAIL(status, "%s returned %d (%s) and said no reason", what, (int)status,
+                       ms_status_name(status));
+    }
+    return status;
 }
 
 /* vsnprintf(), but every NaN is "nan": what its sign is says nothing. */
@@ -66,7 +89,7 @@ static void write_text(char *text, size_t size, const char *format, va_list args
 
 ms_status msi_fail(ms_status kind, const char *format, ...)
 {
-    char text[MESSAGE_BYTES];
+    char text[MSI_MESSAGE_BYTES];
     va_list args;
 
     va_start(args, format);
@@ -77,7 +100,7 @@ ms_status msi_fail(ms_status kind, const char *format, ...)
 
 ms_status msi_fail_prefix(ms_status kind, const char *format, ...)
 {
-    char text[MESSAGE_BYTES];
+    char text[MSI_MESSAGE_BYTES];
     va_list args;
 
     va_start(args, format);
@@ -99,7 +122,7 @@ ms_status msi_broken(const char *file, int line, const char *cond)
 
 typedef struct warning {
     char kind[16];
-    char text[MESSAGE_BYTES];
+    char text[MSI_MESSAGE_BYTES];
 } warning;
 
 static _Thread_local struct {
@@ -137,8 +160,9 @@ static void print_warning(const char *kind, const char *text)
 
 void ms_warn(const char *kind, const char *raw)
 {
-    char text[MESSAGE_BYTES];
+    char text[MSI_MESSAGE_BYTES];
 
+    kind = msi_foreign_name(kind);
     msi_printable(text, sizeof(text), raw);
     if (!warnings.capture) {
         print_warning(kind, text);
@@ -150,7 +174,7 @@ void ms_warn(const char *kind, const char *raw)
     }
     warning *w = &warnings.queue[(warnings.first + warnings.count++) % WARNING_QUEUE];
 
-    snprintf(w->kind, sizeof(w->kind), "%s", kind);
+    msi_printable(w->kind, sizeof(w->kind), kind);
     snprintf(w->text, sizeof(w->text), "%s", text);
 }
 

@@ -80,41 +80,94 @@ ms_status msi_folder_holds_ours(bool *holds, int root, const char *name)
     return status;
 }
 
-/* Is the open folder the one at `path`? */
-static bool is_at(int fd, const char *path)
+/* Is what is open still at `path`? */
+static ms_status is_at(bool *there, int fd, const char *path)
 {
     struct stat seen, st;
 
-    return fstat(fd, &seen) == 0 && lstat(path, &st) == 0 && seen.st_dev == st.st_dev &&
-           seen.st_ino == st.st_ino;
+    *there = false;
+    if (fstat(fd, &seen) != 0) {
+        return msi_io_fail("stat", path);
+    }
+    if (lstat(path, &st) != 0) {
+        return errno == ENOENT ? MS_OK : msi_io_fail("stat", path);
+    }
+    *there = seen.st_dev == st.st_dev && seen.st_ino == st.st_ino;
+    return MS_OK;
 }
 
-ms_status msi_folder_hold(int *fd, msi_hold *hold, const char *path)
+ms_status msi_hold_open(int fd, msi_hold *hold, const char *path)
 {
-    *fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (*fd < 0) {
-        *hold = MSI_HOLD_GONE;
-        return errno == ENOENT ? MS_OK : msi_io_fail("open", path);
-    }
-    if (flock(*fd, LOCK_EX | LOCK_NB) == 0) {
-        *hold = is_at(*fd, path) ? MSI_HOLD_OURS : MSI_HOLD_GONE;
+    bool there;
+
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        MS_TRY(is_at(&there, fd, path));
+        *hold = there ? MSI_HOLD_OURS : MSI_HOLD_GONE;
     } else if (errno == EWOULDBLOCK) {
         *hold = MSI_HOLD_OTHERS;
     } else if (errno == EOPNOTSUPP || errno == ENOTSUP || errno == ENOLCK || errno == ENOSYS) {
         *hold = MSI_HOLD_NONE;
-        return MS_OK;
     } else {
-        const ms_status status = msi_io_fail("lock", path);
-
-        close(*fd);
-        *fd = -1;
-        return status;
-    }
-    if (*hold != MSI_HOLD_OURS) {
-        close(*fd);
-        *fd = -1;
+        return msi_io_fail("lock", path);
     }
     return MS_OK;
+}
+
+ms_status msi_hold_new(int *fd, char **path, char *nonce, const char *place,
+                       ms_status (*make)(int *fd, const char *path))
+{
+    for (int attempt = 0; attempt < 10; attempt++) {
+        msi_hold hold = MSI_HOLD_GONE;
+
+        free(*path);
+        *path = NULL;
+        MS_TRY(msi_io_nonce(nonce));
+        *path = msi_io_path("%s.tmp-%s", place, nonce);
+        if (*path == NULL) {
+            return MS_OUT_OF_MEMORY;
+        }
+        MS_TRY(make(fd, *path));
+        if (*fd >= 0) {
+            MS_TRY(msi_hold_open(*fd, &hold, *path));
+        }
+        if (hold == MSI_HOLD_OURS || hold == MSI_HOLD_NONE) {
+            return MS_OK;
+        }
+        if (*fd >= 0) {
+            close(*fd);
+        }
+        *fd = -1;
+    }
+    return MS_FAIL(MS_IO_ERROR, "%s: somebody removes it as fast as it is made", *path);
+}
+
+ms_status msi_folder_make(int *fd, const char *path)
+{
+    MS_TRY(msi_io_mkdir(path));
+    *fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return *fd >= 0 || errno == ENOENT ? MS_OK : msi_io_fail("open", path);
+}
+
+/* Open what is at `path` and try to hold it. */
+static ms_status open_and_hold(int *fd, msi_hold *hold, const char *path, int flags)
+{
+    *fd = open(path, flags | O_NOFOLLOW | O_CLOEXEC);
+    if (*fd < 0) {
+        *hold = MSI_HOLD_GONE;
+        return errno == ENOENT ? MS_OK : msi_io_fail("open", path);
+    }
+    const ms_status status = msi_hold_open(*fd, hold, path);
+
+    if (status != MS_OK || *hold == MSI_HOLD_OTHERS || *hold == MSI_HOLD_GONE) {
+        close(*fd);
+        *fd = -1;
+    }
+    return status;
+}
+
+ms_status msi_folder_hold(int *fd, msi_hold *hold, const char *path)
+{
+    return open_and_hold(fd, hold, path, O_RDONLY | O_DIRECTORY);
 }
 
 static ms_status remove_files(int fd, const char *path)
@@ -204,15 +257,41 @@ static ms_status remove_leftover(const char *path)
                                  : MS_OK;
 }
 
-/* Is the leftover `entry` one of `name`? */
-static bool is_of(const char *entry, const char *name)
+/* A file, before its rename. Opened to write, without which some network file systems give no
+ * lock. */
+static ms_status remove_leftover_file(const char *path)
 {
-    const size_t n = strlen(name);
+    struct stat st;
+    msi_hold hold;
+    int fd;
 
-    return strncmp(entry, name, n) == 0 && strlen(entry) == n + strlen(".tmp-") + 16;
+    if (lstat(path, &st) != 0) {
+        return errno == ENOENT ? MS_OK : msi_io_fail("stat", path);
+    }
+    if (!S_ISREG(st.st_mode)) {
+        return MS_OK;
+    }
+    MS_TRY(open_and_hold(&fd, &hold, path, O_RDWR | O_NONBLOCK));
+    const ms_status status = hold == MSI_HOLD_OURS ? msi_io_unlink(path) : MS_OK;
+
+    if (fd >= 0) {
+        close(fd);
+    }
+    return status;
 }
 
-ms_status msi_folder_sweep(const char *root, const char *name)
+/* Is the leftover `entry` one of `name`? NULL: any is. */
+static bool is_of(const char *entry, const char *name)
+{
+    const size_t n = name != NULL ? strlen(name) : 0;
+
+    return name == NULL ||
+           (strncmp(entry, name, n) == 0 && strlen(entry) == n + strlen(".tmp-") + 16);
+}
+
+/* Call `remove_one` for the leftovers of `name`, and for those of `other`. */
+static ms_status sweep(const char *root, const char *name, const char *other,
+                       ms_status (*remove_one)(const char *path))
 {
     DIR *dir = opendir(root);
     ms_status status = MS_OK;
@@ -225,16 +304,26 @@ ms_status msi_folder_sweep(const char *root, const char *name)
         char *path;
 
         if (!msi_folder_is_leftover(e->d_name) ||
-            (name != NULL && !is_of(e->d_name, name) && !is_of(e->d_name, "latest"))) {
+            (!is_of(e->d_name, name) && !is_of(e->d_name, other))) {
             continue;
         }
         path = msi_io_path("%s/%s", root, e->d_name);
         status = path != NULL ? MS_OK : MS_OUT_OF_MEMORY;
-        if (status == MS_OK && remove_leftover(path) != MS_OK) {
+        if (status == MS_OK && remove_one(path) != MS_OK) {
             msi_warn("UserWarning", "what a writer left is not removed: %s", ms_error_message());
         }
         free(path);
     }
     closedir(dir);
     return status;
+}
+
+ms_status msi_folder_sweep(const char *root, const char *name)
+{
+    return sweep(root, name, "latest", remove_leftover);
+}
+
+ms_status msi_folder_sweep_files(const char *root, const char *name)
+{
+    return sweep(root, name, name, remove_leftover_file);
 }

@@ -18,7 +18,8 @@ ms_status msi_folder_holds_ours(bool *holds, int root, const char *name);
 /* [Note: who holds a folder] Processes that write and prune under one root tell each other by
  * flock() on folders. A writer holds its temporary folder until the checkpoint is published and
  * `latest` points there (the lock goes where the folder is renamed), and the checkpoint it replaces
- * until that is removed; whoever removes a folder holds it meanwhile. */
+ * until that is removed; whoever removes a folder holds it meanwhile. Single files that are written
+ * beside their place (beside.h) are held alike. */
 typedef enum msi_hold {
     MSI_HOLD_OURS,
     MSI_HOLD_OTHERS,
@@ -26,6 +27,16 @@ typedef enum msi_hold {
     MSI_HOLD_NONE, /* some network file systems have no locks */
 } msi_hold;
 
+/* Try to hold what was opened as `fd` at `path` until it is closed. */
+ms_status msi_hold_open(int fd, msi_hold *hold, const char *path);
+/* Make `<place>.tmp-<nonce>`, which no other writer has, and hold it. `make` gives a descriptor of
+ * it, -1 when it was removed meanwhile: somebody who sweeps may come before it is held, then
+ * another is made. `*fd` (-1 before) and `*path` (NULL before) are the caller's, also when it
+ * fails; `nonce` has room for 17 bytes. */
+ms_status msi_hold_new(int *fd, char **path, char *nonce, const char *place,
+                       ms_status (*make)(int *fd, const char *path));
+/* Make a folder and open it: what msi_hold_new() asks for. */
+ms_status msi_folder_make(int *fd, const char *path);
 /* Try to hold the folder at `path`, which is no link, until `*fd` is closed. `*fd` is -1 when it is
  * others' or gone. */
 ms_status msi_folder_hold(int *fd, msi_hold *hold, const char *path);
@@ -40,5 +51,7 @@ ms_status msi_folder_retire(const char *path, const char *doomed, bool *others);
 /* Remove what dead writers left in `root`, and nothing that is held: of checkpoint `name` and
  * of `latest` only, or of all (NULL). Warns about what cannot be removed. */
 ms_status msi_folder_sweep(const char *root, const char *name);
+/* As msi_folder_sweep(), but what those left that wrote the single file `name`. */
+ms_status msi_folder_sweep_files(const char *root, const char *name);
 
 #endif

@@ -214,27 +214,27 @@ ms_status msi_io_sync_folder(const char *path)
     return status;
 }
 
+char *msi_io_parent(const char *path)
+{
+    const char *end = path + strlen(path);
+
+    while (end > path && end[-1] == '/') { /* trailing slashes belong to the last name */
+        end--;
+    }
+    while (end > path && end[-1] != '/') {
+        end--;
+    }
+    while (end > path + 1 && end[-1] == '/') {
+        end--;
+    }
+    return end > path ? msi_io_path("%.*s", (int)(end - path), path) : msi_io_path(".");
+}
+
 ms_status msi_io_sync_parent(const char *path)
 {
-    char *parent = strdup(path);
-    ms_status status;
+    char *parent = msi_io_parent(path);
+    const ms_status status = parent != NULL ? msi_io_sync_folder(parent) : MS_OUT_OF_MEMORY;
 
-    if (parent == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a path");
-    }
-    char *end = parent + strlen(parent);
-
-    while (end > parent && end[-1] == '/') { /* trailing slashes belong to the last name */
-        end--;
-    }
-    while (end > parent && end[-1] != '/') {
-        end--;
-    }
-    while (end > parent + 1 && end[-1] == '/') {
-        end--;
-    }
-    *end = '\0';
-    status = msi_io_sync_folder(*parent != '\0' ? parent : ".");
     free(parent);
     return status;
 }

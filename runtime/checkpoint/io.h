@@ -32,6 +32,8 @@ ms_status msi_io_read(int fd, const char *path, void *data, int64_t nbytes, int6
 ms_status msi_io_hash(int fd, const char *path, int64_t nbytes, uint64_t *hash);
 ms_status msi_io_sync(int fd, const char *path);
 ms_status msi_io_sync_folder(const char *path);
+/* The folder `path` lies in, malloced. NULL with the error set. */
+char *msi_io_parent(const char *path);
 /* Sync the folder `path` lies in. */
 ms_status msi_io_sync_parent(const char *path);
 /* The next entry of the open folder, whose path is only told; NULL at its end and on failure. */

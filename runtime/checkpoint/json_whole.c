@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static int n_watching; /* threads; by `mutex` */
@@ -47,6 +48,17 @@ static bool unwatch(void)
     return refused;
 }
 
+/* Jansson tells its callers which flag they would need; who wrote the text has none. */
+static void forget_flags(char *text)
+{
+    static const char advice[] = " without JSON_ALLOW_NUL";
+    char *at = strstr(text, advice);
+
+    if (at != NULL) {
+        memmove(at, at + strlen(advice), strlen(at + strlen(advice)) + 1);
+    }
+}
+
 json_t *ms_json_load(const char *text, size_t n, size_t flags, json_error_t *error, bool *no_memory)
 {
     watch();
@@ -56,6 +68,9 @@ json_t *ms_json_load(const char *text, size_t n, size_t flags, json_error_t *err
     if (*no_memory) {
         json_decref(value);
         return NULL;
+    }
+    if (value == NULL && error != NULL) {
+        forget_flags(error->text);
     }
     return value;
 }

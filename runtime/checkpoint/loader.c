@@ -257,7 +257,7 @@ ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
 
 void ms_checkpoint_load_fail(ms_checkpoint_loader *l, ms_status kind, const char *message)
 {
-    msi_outcome_keep(&l->own, MS_FAIL(kind, "%s", message));
+    msi_outcome_keep(&l->own, ms_error_set(kind, message));
 }
 
 ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)

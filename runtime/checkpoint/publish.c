@@ -188,25 +188,41 @@ static ms_status put_in_place(const char *folder, const char *root, const char *
     return MS_OK;
 }
 
+/* Give the link `beside` the name `pointer`, where a link or nothing is. */
+static ms_status replace_link(const char *root, const char *name, const char *beside,
+                              const char *pointer)
+{
+    struct stat st;
+
+    if (lstat(pointer, &st) == 0 && !S_ISLNK(st.st_mode)) {
+        return MS_FAIL(MS_VALUE_ERROR, "it is no link, and stays as it is");
+    }
+    ms_status status = msi_io_symlink(name, beside);
+
+    if (status == MS_OK) {
+        status = msi_io_rename(beside, pointer);
+    }
+    if (status != MS_OK) {
+        unlink(beside);
+        unlink(pointer); /* it would have an older one resumed: without it, steps decide */
+        return status;
+    }
+    if (msi_io_sync_folder(root) != MS_OK) {
+        msi_warn("UserWarning", "%s points at '%s', but a power loss might undo it: %s", pointer,
+                 name, ms_error_message());
+    }
+    return MS_OK;
+}
+
 /* Point `<root>/latest` at the checkpoint. */
 static ms_status move_pointer(const char *root, const char *name, const char *nonce)
 {
     char *beside = msi_io_path("%s/latest.tmp-%s", root, nonce);
     char *pointer = msi_io_path("%s/latest", root);
-    ms_status status = beside != NULL && pointer != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+    const ms_status status = beside != NULL && pointer != NULL
+                                 ? replace_link(root, name, beside, pointer)
+                                 : MS_OUT_OF_MEMORY;
 
-    if (status == MS_OK) {
-        status = msi_io_symlink(name, beside);
-        if (status == MS_OK) {
-            status = msi_io_rename(beside, pointer);
-        }
-        if (status != MS_OK) {
-            unlink(beside);
-            unlink(pointer); /* it would have an older one resumed: without it, steps decide */
-        } else {
-            status = msi_io_sync_folder(root);
-        }
-    }
     free(beside);
     free(pointer);
     return status;

@@ -1,4 +1,5 @@
 /* Writing safetensors: headers, elements, and whole files put in place at once. */
+#include "beside.h"
 #include "io.h"
 #include "json_text.h"
 #include "outcome.h"
@@ -8,8 +9,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static ms_status no_memory(void)
 {
@@ -155,67 +154,13 @@ static ms_status write_all(int fd, const char *path, const named *list, int32_t 
     }
     free(text);
     json_decref(header);
-    return status != MS_OK ? status : msi_io_sync(fd, path);
-}
-
-/* What is there that is no regular file. */
-static const char *kind_of(mode_t mode)
-{
-    return S_ISDIR(mode)    ? "a folder"
-           : S_ISFIFO(mode) ? "a pipe"
-           : S_ISSOCK(mode) ? "a socket"
-                            : "a device";
-}
-
-/* The file to write, malloced. A link is followed, as by any program that opens it to write. */
-static ms_status find_target(char **target, const char *path)
-{
-    struct stat st;
-    const bool linked = lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
-    const bool there = stat(path, &st) == 0;
-
-    if (!there && errno != ENOENT) {
-        return msi_io_fail("write", path);
-    }
-    if (there ? !S_ISREG(st.st_mode) : linked) {
-        return MS_FAIL(MS_VALUE_ERROR, "%s is %s, expected a regular file or nothing", path,
-                       there ? kind_of(st.st_mode) : "a symbolic link to nothing");
-    }
-    *target = linked ? realpath(path, NULL) : strdup(path);
-    return *target != NULL ? MS_OK : msi_io_fail("write", path);
-}
-
-/* Write `list` into a file beside `path`, sync it, put it in place. */
-static ms_status save(const char *path, const named *list, int32_t n)
-{
-    char nonce[17], *target, *beside;
-    ms_status status;
-    int fd;
-
-    MS_TRY(msi_io_nonce(nonce));
-    MS_TRY(find_target(&target, path));
-    beside = msi_io_path("%s.tmp-%s", target, nonce);
-    status = beside != NULL ? msi_io_create(&fd, beside) : MS_OUT_OF_MEMORY;
-    if (status == MS_OK) {
-        status = write_all(fd, beside, list, n);
-        close(fd);
-        if (status == MS_OK) {
-            status = msi_io_rename(beside, target);
-        }
-        if (status == MS_OK) {
-            status = msi_io_sync_parent(target);
-        } else {
-            unlink(beside);
-        }
-    }
-    free(beside);
-    free(target);
     return status;
 }
 
 ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32_t n_tensors,
                               const char *const *names)
 {
+    msi_beside file;
     named *list;
     ms_status status;
 
@@ -227,7 +172,10 @@ ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32
         list[i] = (named){.tensor = tensors[i], .name = names[i]};
     }
     qsort(list, (size_t)n_tensors, sizeof(*list), compare_named);
-    status = save(path, list, n_tensors);
+    status = msi_beside_begin(&file, path);
+    if (status == MS_OK) {
+        status = msi_beside_end(&file, write_all(file.fd, file.path, list, n_tensors));
+    }
     free(list);
     return status;
 }

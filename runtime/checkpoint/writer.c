@@ -106,43 +106,26 @@ static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
     return MS_FAIL(status, "%s", failure.message);
 }
 
-/* Make a folder no other writer has, and hold it. When somebody who prunes comes between the two it
- * is theirs, or gone again: then `*taken` is true. */
-static ms_status claim_folder(ms_checkpoint_writer *w, bool *taken)
-{
-    msi_hold hold;
-
-    MS_TRY(msi_io_nonce(w->nonce));
-    w->folder = msi_io_path("%s/%s.tmp-%s", w->root, w->name, w->nonce);
-    if (w->folder == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    MS_TRY(msi_io_mkdir(w->folder));
-    MS_TRY(msi_folder_hold(&w->lock, &hold, w->folder));
-    *taken = hold == MSI_HOLD_OTHERS || hold == MSI_HOLD_GONE;
-    return MS_OK;
-}
-
 /* Rank 0: make root and temporary folder; remove what died writers of this name have left. */
 static ms_status make_folder(ms_checkpoint_writer *w)
 {
-    bool taken = true;
+    char *place = msi_io_path("%s/%s", w->root, w->name);
+    ms_status status = MS_OUT_OF_MEMORY;
 
-    MS_TRY(msi_checkpoint_check_target(w->root, w->name));
-    MS_TRY(msi_io_mkdir_all(w->root));
-    MS_TRY(msi_folder_sweep(w->root, w->name));
-    MS_TRY(msi_io_nonce(w->nonce));
-    w->doomed = msi_io_path("%s/%s.tmp-%s", w->root, w->name, w->nonce);
-    if (w->doomed == NULL) {
-        return MS_OUT_OF_MEMORY;
+    if (place == NULL) {
+        return status;
     }
-    for (int attempt = 0; taken && attempt < 10; attempt++) {
-        free(w->folder);
-        w->folder = NULL;
-        MS_TRY(claim_folder(w, &taken));
-    }
-    return taken ? MS_FAIL(MS_IO_ERROR, "%s: somebody removes it as fast as it is made", w->folder)
-                 : MS_OK;
+    MS_TRY_GOTO(msi_checkpoint_check_target(w->root, w->name), done);
+    MS_TRY_GOTO(msi_io_mkdir_all(w->root), done);
+    MS_TRY_GOTO(msi_folder_sweep(w->root, w->name), done);
+    MS_TRY_GOTO(msi_io_nonce(w->nonce), done);
+    w->doomed = msi_io_path("%s.tmp-%s", place, w->nonce);
+    status = w->doomed != NULL
+                 ? msi_hold_new(&w->lock, &w->folder, w->nonce, place, msi_folder_make)
+                 : MS_OUT_OF_MEMORY;
+done:
+    free(place);
+    return status;
 }
 
 static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
@@ -335,7 +318,7 @@ ms_status ms_checkpoint_same(ms_checkpoint_writer *w, const char *what, const ch
 
 void ms_checkpoint_fail(ms_checkpoint_writer *w, ms_status kind, const char *message)
 {
-    msi_outcome_keep(&w->own, MS_FAIL(kind, "%s", message));
+    msi_outcome_keep(&w->own, ms_error_set(kind, message));
 }
 
 enum { REPORT_CHUNK = 2048 };

@@ -416,8 +416,9 @@ bool ms_dist_abort(ms_status kind, const char *message)
         (message == NULL || strstr(message, text) == NULL)) {
         message = text; /* its own words, where others do not repeat them */
     }
-    return msi_job_abort(d->job, d->rank, owner, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
-                         (int)owner, message != NULL ? message : "no reason given");
+    return msi_job_abort(d->job, d->rank, owner, MSI_CAUSE_FAILED, msi_kind_of_host(kind),
+                         "rank %d failed: %s", (int)owner,
+                         message != NULL ? message : "no reason given");
 }
 
 void ms_dist_exit(int32_t code)

@@ -4,6 +4,7 @@
  * no context owns. */
 #include "control.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -54,7 +55,8 @@ ms_status ms_dist_catch_signals(void)
             continue; /* nohup and the like stay in force */
         }
         if (sigaction(signals[i], &action, NULL) != 0) {
-            return MS_FAIL(MS_RUNTIME_ERROR, "cannot catch signal %d", signals[i]);
+            return MS_FAIL(MS_RUNTIME_ERROR, "cannot catch signal %d: %s", signals[i],
+                           strerrordesc_np(errno));
         }
     }
     atomic_store(&d->job->block->slot[d->rank].catches, 1);

@@ -3,7 +3,6 @@
 #include "control.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 
 typedef struct seat {
@@ -17,19 +16,10 @@ typedef struct seat {
 /* What a rank's function returned is what the job fails with. */
 static void fail_with(seat *s, ms_status status)
 {
-    const char *reason = ms_error_message();
-    bool is_known = strcmp(ms_status_name(status), "UnknownError") != 0;
-    char text[96];
+    const ms_status kind = msi_status_of_host(status, "its function");
 
-    if (!is_known || reason[0] == '\0') {
-        snprintf(text, sizeof(text),
-                 is_known ? "its function returned %d (%s) and said no reason"
-                          : "its function returned %d, expected 0 or the kind of an error",
-                 (int)status, ms_status_name(status));
-        reason = text;
-    }
-    msi_job_abort(s->job, s->rank, s->rank, MSI_CAUSE_FAILED, is_known ? status : MS_RUNTIME_ERROR,
-                  "rank %d failed: %s", (int)s->rank, reason);
+    msi_job_abort(s->job, s->rank, s->rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
+                  (int)s->rank, ms_error_message());
 }
 
 static void *run_rank(void *argument)

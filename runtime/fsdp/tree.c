@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o)
+static const ms_fsdp_tree_options defaults = {.struct_size = sizeof(defaults),
+                                              .backward_prefetch = MS_FSDP_PREFETCH_PRE};
+
+void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o, uint32_t struct_size)
 {
-    *o = (ms_fsdp_tree_options){.struct_size = sizeof(*o),
-                                .backward_prefetch = MS_FSDP_PREFETCH_PRE};
+    msi_struct_give(o, struct_size, &defaults, sizeof(defaults));
 }
 
 /* Trees, and units in no tree, of a context: closing it finds them. */
@@ -154,11 +156,10 @@ static const msi_field option_fields[] = {
 ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree_options *options,
                            ms_fsdp_unit *const *units, int32_t n_units, bool root_has_unit)
 {
-    ms_fsdp_tree_options o;
+    ms_fsdp_tree_options o = defaults;
     ms_status status = MS_OK;
 
     *out = NULL;
-    ms_fsdp_tree_options_init(&o);
     if (options != NULL) {
         MS_TRY(msi_struct_take(&o, options, "ms_fsdp_tree_options", option_fields,
                                (int32_t)(sizeof(option_fields) / sizeof(option_fields[0]))));

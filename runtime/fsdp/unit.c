@@ -8,13 +8,15 @@
 
 void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
 
-void ms_fsdp_unit_options_init(ms_fsdp_unit_options *o)
+static const ms_fsdp_unit_options defaults = {.struct_size = sizeof(defaults),
+                                              .strategy = MS_FSDP_FULL_SHARD,
+                                              .param_dtype = MS_DTYPE_NONE,
+                                              .reduce_dtype = MS_DTYPE_NONE,
+                                              .use_orig_params = true};
+
+void ms_fsdp_unit_options_init(ms_fsdp_unit_options *o, uint32_t struct_size)
 {
-    *o = (ms_fsdp_unit_options){.struct_size = sizeof(*o),
-                                .strategy = MS_FSDP_FULL_SHARD,
-                                .param_dtype = MS_DTYPE_NONE,
-                                .reduce_dtype = MS_DTYPE_NONE,
-                                .use_orig_params = true};
+    msi_struct_give(o, struct_size, &defaults, sizeof(defaults));
 }
 
 /* -- what handles show ------------------------------------------------------------------------- */
@@ -184,7 +186,7 @@ static const msi_field option_fields[] = {
 
 static ms_status take_options(ms_fsdp_unit_options *o, const ms_fsdp_unit_options *given)
 {
-    ms_fsdp_unit_options_init(o);
+    *o = defaults;
     if (given != NULL) {
         MS_TRY(msi_struct_take(o, given, "ms_fsdp_unit_options", option_fields,
                                (int32_t)(sizeof(option_fields) / sizeof(option_fields[0]))));

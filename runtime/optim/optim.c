@@ -184,8 +184,7 @@ static ms_status check_group(const ms_optim *optim, int32_t group)
 ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_optim_options *o)
 {
     MS_TRY(check_group(optim, group));
-    *o = optim->groups[group];
-    return MS_OK;
+    return msi_optim_options_give(o, &optim->groups[group]);
 }
 
 ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_options *o)

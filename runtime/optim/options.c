@@ -5,16 +5,23 @@
 #include <math.h>
 #include <string.h>
 
-void ms_optim_options_init(ms_optim_options *o, int32_t kind)
+static ms_optim_options defaults(int32_t kind)
 {
-    *o = (ms_optim_options){
-        .struct_size = sizeof(*o),
+    return (ms_optim_options){
+        .struct_size = sizeof(ms_optim_options),
         .lr = 1e-3,
         .weight_decay = kind == MS_OPTIM_ADAMW ? 1e-2 : 0,
         .beta1 = 0.9,
         .beta2 = 0.999,
         .eps = 1e-8,
     };
+}
+
+void ms_optim_options_init(ms_optim_options *o, uint32_t struct_size, int32_t kind)
+{
+    const ms_optim_options whole = defaults(kind);
+
+    msi_struct_give(o, struct_size, &whole, sizeof(whole));
 }
 
 static ms_status check_not_negative(const char *what, double value)
@@ -61,15 +68,19 @@ static const msi_field option_fields[] = {
 
 ms_status msi_optim_options_take(ms_optim_options *out, int32_t kind, const ms_optim_options *o)
 {
-    ms_optim_options taken;
+    ms_optim_options taken = defaults(kind);
 
-    ms_optim_options_init(&taken, kind);
     if (o != NULL) {
         /* an older caller's missing fields keep defaults */
         MS_TRY(msi_struct_take(&taken, o, "ms_optim_options", option_fields,
-                               (int32_t)(sizeof(option_fields) / sizeof(option_fields[0]))));
+                               MSI_COUNT(option_fields)));
     }
     MS_TRY(check_values(kind, &taken));
     *out = taken;
     return MS_OK;
+}
+
+ms_status msi_optim_options_give(ms_optim_options *out, const ms_optim_options *o)
+{
+    return msi_struct_fill(out, o, "ms_optim_options", option_fields, MSI_COUNT(option_fields));
 }

@@ -298,7 +298,7 @@ end
 -- Options of another size than any version had.
 for _, size in ipairs { 0, 2 ^ 31 } do
   local optim = ffi.new 'ms_optim_options'
-  C.ms_optim_options_init(optim, C.MS_OPTIM_SGD)
+  C.ms_optim_options_init(optim, ffi.sizeof(optim), C.MS_OPTIM_SGD)
   optim.struct_size = size
   refused({ name = 'ms_optim_add_group', returns = 'ms_status', params = { {}, {}, {}, {}, {} } },
     { make.ms_optim(), ffi.new('ms_tensor *[1]', { parameter() }), 1, optim, nil },

@@ -410,6 +410,122 @@ static void test_autograd_hooks__cannot_start_a_backward(void **state)
     ms_tensor_free(x);
 }
 
+/* What called a hook must not be freed before it returns. */
+static void try_to_close(void *user)
+{
+    assert_fails(MS_RUNTIME_ERROR, "close: a hook is running", ms_close());
+    ((seen *)user)->calls++;
+}
+
+static ms_status close_at_a_gradient(void *user, ms_tensor *grad, ms_tensor **replacement)
+{
+    try_to_close(user);
+    return MS_OK;
+}
+
+static ms_status close_at_a_leaf(void *user, ms_tensor *leaf)
+{
+    try_to_close(user);
+    return MS_OK;
+}
+
+static void test_autograd_hooks__cannot_close_their_context(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *y;
+    seen s = {0};
+
+    assert_ok(ms_tensor_hook(x, close_at_a_gradient, &s, try_to_close, NULL));
+    assert_ok(ms_tensor_accumulate_hook(x, close_at_a_leaf, &s, NULL, NULL));
+    assert_ok(ms_op_exp(&y, x));
+    assert_ok(ms_tensor_hook(y, close_at_a_gradient, &s, try_to_close, NULL));
+    assert_ok(ms_backward(y, NULL));
+    assert_int_equal(s.calls, 3);
+    EXPECT_GRAD(x, exp(3));
+    ms_tensor_free(y);
+    assert_int_equal(s.calls, 4);
+    assert_ok(ms_close()); /* the leaf goes, and its hook, which may not close again */
+    assert_int_equal(s.calls, 5);
+    open_books(state);
+}
+
+static ms_status give_status(void *user, ms_tensor *grad, ms_tensor **replacement)
+{
+    return *(const ms_status *)user;
+}
+
+static ms_status give_status_at_leaf(void *user, ms_tensor *leaf)
+{
+    return *(const ms_status *)user;
+}
+
+static void test_autograd_hooks__give_a_status_of_ours_or_an_error(void **state)
+{
+    static const ms_status none[] = {77, -99, INT32_MIN};
+    ms_status given;
+
+    for (int i = 0; i < 6; i++) {
+        ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *y;
+        char expected[80];
+
+        given = none[i % 3];
+        snprintf(expected, sizeof(expected), "%s hook returned %d, expected 0 or the kind",
+                 i < 3 ? "a gradient" : "an accumulate", (int)given);
+        assert_ok(i < 3 ? ms_tensor_hook(x, give_status, &given, NULL, NULL)
+                        : ms_tensor_accumulate_hook(x, give_status_at_leaf, &given, NULL, NULL));
+        assert_ok(ms_op_exp(&y, x));
+        assert_fails(MS_RUNTIME_ERROR, expected, ms_backward(y, NULL));
+        ms_tensor_free(y);
+        ms_tensor_free(x);
+    }
+}
+
+static ms_status fail_at_length(void *user, ms_tensor *grad, ms_tensor **replacement)
+{
+    return ms_error_set(MS_HOOK_ERROR, user);
+}
+
+static ms_status hear_of_the_end(void *user, ms_status status)
+{
+    ms_error_set(MS_RUNTIME_ERROR, "something else");
+    return status;
+}
+
+static void test_autograd_hooks__their_errors_are_told_whole(void **state)
+{
+    const msi_backward_observer observer = {.end = hear_of_the_end, .user = hear_of_the_end};
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *y;
+    char text[4000];
+
+    memset(text, 'x', sizeof(text) - 1);
+    text[sizeof(text) - 1] = '\0';
+    assert_ok(msi_backward_observe(msi_context(), &observer));
+    assert_ok(ms_tensor_hook(x, fail_at_length, text, NULL, NULL));
+    assert_ok(ms_op_exp(&y, x));
+    assert_int_equal(MS_HOOK_ERROR, ms_backward(y, NULL));
+    assert_string_equal(text, ms_error_message());
+    msi_backward_unobserve(msi_context(), observer.user);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_hooks__name_the_argument_that_is_none(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *freed = LEAF(MS_DTYPE_F64, 3);
+
+    ms_tensor_free(freed);
+    assert_fails(MS_VALUE_ERROR, "ms_tensor_hook: 't' is NULL, expected a tensor",
+                 ms_tensor_hook(NULL, look, NULL, NULL, NULL));
+    assert_fails(MS_VALUE_ERROR, "ms_tensor_hook: 't' is a freed tensor, expected a tensor",
+                 ms_tensor_hook(freed, look, NULL, NULL, NULL));
+    assert_fails(MS_VALUE_ERROR, "ms_tensor_hook: 'fn' is NULL, expected a function",
+                 ms_tensor_hook(x, NULL, NULL, NULL, NULL));
+    assert_fails(MS_VALUE_ERROR, "ms_tensor_accumulate_hook: 't' is NULL",
+                 ms_tensor_accumulate_hook(NULL, look_at_leaf, NULL, NULL, NULL));
+    assert_fails(MS_VALUE_ERROR, "ms_tensor_accumulate_hook: 'fn' is NULL",
+                 ms_tensor_accumulate_hook(x, NULL, NULL, NULL, NULL));
+    ms_tensor_free(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -427,6 +543,10 @@ int main(void)
         HOOK_TEST(test_autograd_hooks__their_errors_end_this_backward_only),
         HOOK_TEST(test_autograd_hooks__replacements_must_fit),
         HOOK_TEST(test_autograd_hooks__cannot_start_a_backward),
+        HOOK_TEST(test_autograd_hooks__cannot_close_their_context),
+        HOOK_TEST(test_autograd_hooks__give_a_status_of_ours_or_an_error),
+        HOOK_TEST(test_autograd_hooks__their_errors_are_told_whole),
+        HOOK_TEST(test_autograd_hooks__name_the_argument_that_is_none),
     };
     return cmocka_run_group_tests_name("autograd/hooks", tests, NULL, NULL);
 }

@@ -42,6 +42,22 @@ static void test_base_status__every_kind_has_a_name(void **state)
     assert_string_equal("HookError", ms_status_name(MS_HOOK_ERROR));
     assert_string_equal("UnknownError", ms_status_name(-99));
     assert_string_equal("UnknownError", ms_status_name(1));
+    assert_string_equal("UnknownError", ms_status_name(INT32_MIN));
+}
+
+/* What is passed on as a failure is one, whatever number the host chose. */
+static void test_base_status__an_error_set_from_outside_is_one_of_ours(void **state)
+{
+    static const ms_status none[] = {MS_OK, 55, -15, INT32_MIN, INT32_MAX};
+
+    (void)state;
+    assert_int_equal(MS_KEY_ERROR, ms_error_set(MS_KEY_ERROR, "its text"));
+    assert_int_equal(MS_HOOK_ERROR, ms_error_set(MS_HOOK_ERROR, NULL));
+    assert_string_equal("", ms_error_message());
+    for (int32_t i = 0; i < MSI_COUNT(none); i++) {
+        assert_int_equal(MS_RUNTIME_ERROR, ms_error_set(none[i], "its text"));
+        assert_string_equal("its text", ms_error_message());
+    }
 }
 
 static void test_base_status__a_long_message_is_cut_not_overrun(void **state)
@@ -76,13 +92,13 @@ static void test_base_status__warnings_are_captured_in_order(void **state)
 }
 
 /* What ms_warn() prints. */
-static void read_warning(char *text, size_t room)
+static void read_warning_of(const char *kind, char *text, size_t room)
 {
     int ends[2], err = dup(STDERR_FILENO);
 
     assert_int_equal(pipe(ends), 0);
     dup2(ends[1], STDERR_FILENO);
-    ms_warn("UserWarning", "look here");
+    ms_warn(kind, "look here");
     dup2(err, STDERR_FILENO);
     ssize_t n = read(ends[0], text, room - 1);
 
@@ -90,6 +106,11 @@ static void read_warning(char *text, size_t room)
     close(ends[0]);
     close(ends[1]);
     close(err);
+}
+
+static void read_warning(char *text, size_t room)
+{
+    read_warning_of("UserWarning", text, room);
 }
 
 static void test_base_status__warnings_name_the_rank_when_it_is_not_the_first(void **state)
@@ -126,7 +147,7 @@ static void test_base_status__control_characters_are_written_out(void **state)
         {"\xe2\x82", "\\xe2\\x82"}, /* cut within a character */
     };
     const char *kind, *message;
-    char small[8];
+    char small[8], printed[64];
 
     (void)state;
     for (int32_t i = 0; i < MSI_COUNT(texts); i++) {
@@ -140,6 +161,13 @@ static void test_base_status__control_characters_are_written_out(void **state)
         assert_string_equal(texts[i].printed, message);
         ms_warnings_capture(false);
     }
+    ms_warnings_capture(true);
+    ms_warn("A\n\x1b[2J\xc3\xa9\xc3\xa9\xc3\xa9", "text");
+    assert_true(ms_warning_take(&kind, &message));
+    assert_string_equal("A\\x0a\\x1b[2J\xc3\xa9", kind); /* 15 bytes, no half character */
+    ms_warnings_capture(false);
+    read_warning_of("A\n\x1b[2J", printed, sizeof(printed));
+    assert_string_equal("moonshard: A\\x0a\\x1b[2J: look here\n", printed);
     assert_string_equal("a\\x0ab\\x09c", msi_foreign_name("a\nb\tc"));
     assert_int_equal(7, msi_printable(small, sizeof(small),
                                       "123\x1b"
@@ -256,6 +284,7 @@ int main(void)
         cmocka_unit_test(test_base_status__messages_pass_up_unchanged),
         cmocka_unit_test(test_base_status__a_nan_has_no_sign),
         cmocka_unit_test(test_base_status__every_kind_has_a_name),
+        cmocka_unit_test(test_base_status__an_error_set_from_outside_is_one_of_ours),
         cmocka_unit_test(test_base_status__a_long_message_is_cut_not_overrun),
         cmocka_unit_test(test_base_status__warnings_are_captured_in_order),
         cmocka_unit_test(test_base_status__warnings_name_the_rank_when_it_is_not_the_first),

@@ -54,6 +54,7 @@ FAULTY(ALLOCATIONS, char *, strdup, (const char *s), (s), NULL)
 FAULTY(ALLOCATIONS, int, vasprintf, (char **out, const char *format, va_list args),
        (out, format, args), -1)
 FAULTY(CALLS, int, fstat, (int fd, struct stat *st), (fd, st), -1)
+FAULTY(CALLS, int, stat, (const char *path, struct stat *st), (path, st), -1)
 FAULTY(CALLS, int, lstat, (const char *path, struct stat *st), (path, st), -1)
 FAULTY(CALLS, int, mkdir, (const char *path, mode_t mode), (path, mode), -1)
 FAULTY(CALLS, int, rmdir, (const char *path), (path), -1)
@@ -239,6 +240,14 @@ static void note_error(try *t, int32_t rank)
     }
 }
 
+/* Is a temporary folder or link still there, of which no warning speaks? */
+static bool has_left_something(const try *t)
+{
+    const char *kind, *message;
+
+    return count_entries(t->root, ".tmp-") > 0 && !ms_warning_take(&kind, &message);
+}
+
 static void try_save(try *t, ms_comm *comm, const part *old, const part *new, part *seen)
 {
     const int32_t rank = ms_comm_rank(comm);
@@ -248,6 +257,9 @@ static void try_save(try *t, ms_comm *comm, const part *old, const part *new, pa
     note_error(t, rank);
     t->n_struck += armed.n_struck;
     armed = (fault){0};
+    if (rank == 0 && !t->fault.for_good) {
+        expect(t, rank, !has_left_something(t), "something is left behind in silence");
+    }
     if (expect(t, rank, load(comm, t->root, seen, true) == MS_OK, "what is there does not load")) {
         expect(t, rank, part_equals(seen, t->status[rank] == MS_OK ? new : old),
                "another checkpoint is there than the save's outcome says");
@@ -396,6 +408,75 @@ static void test_checkpoint_faults__calls_that_are_interrupted_or_cut_short(void
     try_everywhere("short", (fault){.kind = SHORT_TRANSFERS, .for_good = true}, 1, 0);
 }
 
+/* -- single files --------------------------------------------------------------------------------
+ */
+
+static ms_status export_one(const char *path, uint64_t seed)
+{
+    const char *const name = "a-name-of-more-than-the-sixteen-bytes-a-buffer-begins-with";
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, seed, 0, NUMEL);
+    const ms_status status = ms_safetensors_save(path, &t, 1, &name);
+
+    ms_tensor_free(t);
+    return status;
+}
+
+static bool is_exported(const char *path, uint64_t seed)
+{
+    ms_tensor *expected = bits_tensor(MS_DTYPE_F32, seed, 0, NUMEL), *seen;
+    ms_safetensors *f;
+
+    assert_ok(ms_safetensors_open(&f, path));
+    assert_ok(ms_safetensors_get(&seen, f, 0));
+    const bool same = same_bytes(expected, seen);
+
+    ms_tensor_free(seen);
+    ms_tensor_free(expected);
+    ms_safetensors_close(f);
+    return same;
+}
+
+/* What is there is what the outcome says, and nothing else. */
+static void try_export(const char *folder, const char *path, fault f, int least)
+{
+    const ms_status kind = f.kind == ALLOCATIONS ? MS_OUT_OF_MEMORY : MS_IO_ERROR;
+    int n = 0;
+
+    for (bool struck = true; struck; n++) {
+        assert_ok(export_one(path, SEED_OF_OLD));
+        assert_int_equal(2, count_entries(folder, "")); /* the file, a link to it */
+        f.countdown = n;
+        armed = f;
+        const ms_status status = export_one(path, SEED_OF_NEW);
+
+        struck = armed.n_struck > 0;
+        armed = (fault){0};
+        assert_true(status == MS_OK || status == kind);
+        assert_true(struck || status == MS_OK);
+        assert_true(is_exported(path, status == MS_OK ? SEED_OF_NEW : SEED_OF_OLD));
+        if (!f.for_good) {
+            assert_int_equal(2, count_entries(folder, ""));
+        }
+    }
+    assert_true(n >= least);
+}
+
+static void test_checkpoint_faults__an_export_says_what_is_there(void **state)
+{
+    const char *folder = path_of("exports");
+    const char *path = inside(folder, "link");
+
+    assert_int_equal(0, mkdir(folder, 0777));
+    assert_int_equal(0, symlink("file", path));
+    spill(inside(folder, "file"), "", 0);
+    ms_warnings_capture(true);
+    for (int for_good = 0; for_good < 2; for_good++) {
+        try_export(folder, path, (fault){ALLOCATIONS, .for_good = for_good, .error = ENOMEM}, 10);
+        try_export(folder, path, (fault){CALLS, .for_good = for_good, .error = EIO}, 10);
+    }
+    ms_warnings_capture(false);
+}
+
 static void *allocate(size_t n)
 {
     return malloc(n);
@@ -413,6 +494,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_faults__allocations_that_fail_for_good),
         cmocka_unit_test(test_checkpoint_faults__a_call_that_fails_once),
         cmocka_unit_test(test_checkpoint_faults__a_disk_that_is_full_from_then_on),
+        cmocka_unit_test(test_checkpoint_faults__an_export_says_what_is_there),
         cmocka_unit_test(test_checkpoint_faults__calls_that_are_interrupted_or_cut_short),
     };
 

@@ -2,6 +2,7 @@
  * write are as the format says, hostile ones are refused. */
 #include "ckpt_test.h"
 
+#include <errno.h>
 #include <sys/resource.h>
 
 /* A file from a header text and data; the length prefix is right unless `length` says otherwise. */
@@ -193,6 +194,100 @@ static void test_checkpoint_safetensors__replaces_regular_files_only(void **stat
     assert_int_equal(0, count_entries(temp_path(""), ".tmp-"));
 }
 
+/* A file of one tensor, whose contents follow from `seed`. */
+static ms_status save_one(const char *path, uint64_t seed)
+{
+    const char *const name = "x";
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, seed, 0, 9);
+    const ms_status status = ms_safetensors_save(path, &t, 1, &name);
+
+    ms_tensor_free(t);
+    return status;
+}
+
+static bool holds_one(const char *path, uint64_t seed)
+{
+    ms_tensor *expected = bits_tensor(MS_DTYPE_F32, seed, 0, 9), *seen;
+    ms_safetensors *f;
+
+    assert_ok(ms_safetensors_open(&f, path));
+    assert_ok(ms_safetensors_get(&seen, f, 0));
+    const bool same = same_bytes(expected, seen);
+
+    ms_tensor_free(seen);
+    ms_tensor_free(expected);
+    ms_safetensors_close(f);
+    return same;
+}
+
+static int die_before_the_rename(const char *step, const char *path)
+{
+    return strcmp(step, "rename") == 0 ? kill(getpid(), SIGKILL) : 0;
+}
+
+static const char *at_work;
+
+/* Another writer of the same file, while this one is about to put its own in place. */
+static int save_another_before_the_rename(const char *step, const char *path)
+{
+    if (strcmp(step, "rename") == 0) {
+        msi_io_hook = NULL;
+        assert_ok(save_one(at_work, 8));
+        assert_true(holds_one(at_work, 8));
+    }
+    return 0;
+}
+
+static void test_checkpoint_safetensors__sweeps_what_died_writers_of_a_file_left(void **state)
+{
+    const char *root = path_of("swept");
+    const char *path = inside(root, "a.st"), *link = inside(root, "a.st.tmp-0123456789abcdef");
+
+    assert_int_equal(0, mkdir(root, 0777));
+    const pid_t child = fork();
+
+    if (child == 0) {
+        msi_io_hook = die_before_the_rename;
+        save_one(path, 1);
+        _exit(0);
+    }
+    assert_true(was_killed(child));
+    assert_int_equal(1, count_entries(root, "a.st.tmp-"));
+    spill(inside(root, "ba.st.tmp-0123456789abcdef"), "x", 1); /* of another file */
+    spill(inside(root, "a.st.tmp-short"), "x", 1);             /* nobody's */
+    assert_int_equal(0, symlink("ba.st.tmp-0123456789abcdef", link));
+    at_work = path;
+    msi_io_hook = save_another_before_the_rename;
+    assert_ok(save_one(path, 9));
+    assert_null(msi_io_hook);
+    assert_true(holds_one(path, 9));
+    assert_int_equal(4, count_entries(root, "")); /* the file, and what is not ours */
+    assert_int_equal(3, count_entries(root, ".tmp-"));
+}
+
+static int lose_the_folder(const char *step, const char *path)
+{
+    return strcmp(step, "fsync") == 0 && strcmp(path, at_work) == 0 ? EIO : 0;
+}
+
+/* Once the new file is there an error would say that the old one is. */
+static void test_checkpoint_safetensors__what_is_in_place_is_no_failure(void **state)
+{
+    const char *root = path_of("placed"), *path = inside(root, "a.st"), *kind, *message;
+
+    assert_int_equal(0, mkdir(root, 0777));
+    assert_ok(save_one(path, 1));
+    at_work = root;
+    ms_warnings_capture(true);
+    msi_io_hook = lose_the_folder;
+    assert_ok(save_one(path, 2));
+    msi_io_hook = NULL;
+    assert_true(ms_warning_take(&kind, &message));
+    assert_non_null(strstr(message, "a.st is saved, but a power loss might undo it: sync "));
+    ms_warnings_capture(false);
+    assert_true(holds_one(path, 2));
+}
+
 /* Only rank 0 writes; all of them hear how it went. */
 static ms_status export_twice(void *user, int32_t rank)
 {
@@ -281,6 +376,7 @@ static const struct {
     {"{\"__metadata__\":{\"a\":\"1\" \"b\":\"2\"}}", "expected ',' or '}'"},
     {"{\"a\\u0000b\":{}}", "header, byte"},
     {"{\"\xff\":{}}", "header, byte"},
+    {"{\"__metadata__\":{\"a\":\"b\\u0000\"}}", "\\u0000 is not allowed near "},
 };
 
 static void test_checkpoint_safetensors__hostile_headers_are_refused(void **state)
@@ -512,6 +608,8 @@ int main(void)
         cmocka_unit_test(test_checkpoint_safetensors__keeps_every_dtype),
         cmocka_unit_test(test_checkpoint_safetensors__writes_nothing_and_refuses_bad_names),
         cmocka_unit_test(test_checkpoint_safetensors__replaces_regular_files_only),
+        cmocka_unit_test(test_checkpoint_safetensors__sweeps_what_died_writers_of_a_file_left),
+        cmocka_unit_test(test_checkpoint_safetensors__what_is_in_place_is_no_failure),
         cmocka_unit_test(test_checkpoint_safetensors__an_export_has_one_outcome),
         cmocka_unit_test(test_checkpoint_safetensors__hostile_headers_are_refused),
         cmocka_unit_test(test_checkpoint_safetensors__a_header_costs_a_small_multiple_of_its_text),

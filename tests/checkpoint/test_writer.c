@@ -305,6 +305,59 @@ static void test_checkpoint_writer__replaces_nothing_but_a_checkpoint(void **sta
     assert_ok(load_small(inside(root, "empty"), 1));
 }
 
+/* Whoever put something else at `latest` keeps it, and hears of it. */
+static void test_checkpoint_writer__replaces_no_latest_but_a_link(void **state)
+{
+    const char *root = path_of("pointer"), *latest = inside(root, "latest"), *kind, *message;
+    const mode_t modes[] = {S_IFIFO, S_IFREG, S_IFDIR};
+    struct stat st;
+
+    assert_int_equal(0, mkdir(root, 0777));
+    for (uint64_t i = 0; i < 3; i++) {
+        assert_int_equal(0, modes[i] == S_IFDIR ? mkdir(latest, 0777)
+                                                : mknod(latest, modes[i] | 0666, 0));
+        ms_warnings_capture(true);
+        assert_ok(save_small(root, "s", i));
+        assert_true(ms_warning_take(&kind, &message));
+        assert_non_null(strstr(message, "pointer/s is saved, but 'latest' does not point there: it "
+                                        "is no link, and stays as it is"));
+        ms_warnings_capture(false);
+        assert_int_equal(0, lstat(latest, &st));
+        assert_int_equal(modes[i], st.st_mode & S_IFMT);
+        assert_int_equal(2, count_entries(root, "")); /* s, latest */
+        assert_int_equal(i, seed_in(inside(root, "s")));
+        assert_int_equal(0, remove(latest));
+    }
+}
+
+static bool has_latest_moved;
+
+static int fail_to_sync_latest(const char *step, const char *path)
+{
+    const bool fails = has_latest_moved && strcmp(step, "fsync") == 0;
+    const size_t n = strlen(path);
+
+    has_latest_moved |= strcmp(step, "rename") == 0 && strcmp(path + n - 7, "/latest") == 0;
+    return fails ? EIO : 0;
+}
+
+static void test_checkpoint_writer__says_what_a_power_loss_might_undo(void **state)
+{
+    const char *root = path_of("unsynced"), *kind, *message;
+
+    assert_ok(save_small(root, "a", 1));
+    has_latest_moved = false;
+    ms_warnings_capture(true);
+    msi_io_hook = fail_to_sync_latest;
+    assert_ok(save_small(root, "b", 2));
+    msi_io_hook = NULL;
+    assert_true(ms_warning_take(&kind, &message));
+    assert_non_null(
+        strstr(message, "unsynced/latest points at 'b', but a power loss might undo it: sync "));
+    ms_warnings_capture(false);
+    assert_int_equal(2, seed_in(inside(root, "latest")));
+}
+
 /* A writer that died leaves its folder; the next one of the name does not let them pile up. */
 static void test_checkpoint_writer__sweeps_what_died_writers_of_its_name_left(void **state)
 {
@@ -559,6 +612,8 @@ int main(void)
         cmocka_unit_test(test_checkpoint_writer__takes_what_several_ranks_gave_once),
         cmocka_unit_test(test_checkpoint_writer__replaces_a_checkpoint_of_the_same_name),
         cmocka_unit_test(test_checkpoint_writer__replaces_nothing_but_a_checkpoint),
+        cmocka_unit_test(test_checkpoint_writer__replaces_no_latest_but_a_link),
+        cmocka_unit_test(test_checkpoint_writer__says_what_a_power_loss_might_undo),
         cmocka_unit_test(test_checkpoint_writer__sweeps_what_died_writers_of_its_name_left),
         cmocka_unit_test(test_checkpoint_writer__syncs_before_it_names),
         cmocka_unit_test(test_checkpoint_writer__begins_another_file_when_a_header_is_full),

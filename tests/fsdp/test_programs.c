@@ -69,7 +69,7 @@ static ms_status make_unit(model *m, ms_comm *comm, int32_t i)
         snprintf(name[k], sizeof(name[k]), "u%d.%d", (int)i, (int)k);
         names[k] = name[k];
     }
-    ms_fsdp_unit_options_init(&o);
+    ms_fsdp_unit_options_init(&o, sizeof(o));
     o.strategy = m->plain ? MS_FSDP_FULL_SHARD : m->p->strategy[i];
     o.param_dtype = m->p->param_dtype;
     o.reduce_dtype = m->p->reduce_dtype;
@@ -92,12 +92,12 @@ static ms_status make_model(model *m, const program *p, ms_comm *comm, bool plai
             all[n++] = m->param[i][k];
         }
     }
-    ms_fsdp_tree_options_init(&o);
+    ms_fsdp_tree_options_init(&o, sizeof(o));
     o.backward_prefetch = plain ? MS_FSDP_PREFETCH_NONE : p->backward_prefetch;
     o.forward_prefetch = !plain && p->forward_prefetch;
     o.n_slots = plain ? 0 : p->n_slots;
     MS_TRY(ms_fsdp_tree_new(&m->tree, comm, &o, m->unit, UNITS, p->rooted));
-    ms_optim_options_init(&oo, MS_OPTIM_SGD);
+    ms_optim_options_init(&oo, sizeof(oo), MS_OPTIM_SGD);
     oo.lr = 0.05;
     oo.momentum = 0.5;
     MS_TRY(ms_optim_new(&m->optim, MS_OPTIM_SGD));

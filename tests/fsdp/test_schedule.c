@@ -23,7 +23,7 @@ static ms_status chain_new(chain *c, int32_t strategy)
     memset(c, 0, sizeof(*c));
     MS_TRY(ms_comm_world(&comm));
     ms_seed(3);
-    ms_fsdp_unit_options_init(&uo);
+    ms_fsdp_unit_options_init(&uo, sizeof(uo));
     uo.strategy = strategy;
     for (int32_t i = 0; i < UNITS; i++) {
         snprintf(name, sizeof(name), "u%d", (int)i);
@@ -31,7 +31,7 @@ static ms_status chain_new(chain *c, int32_t strategy)
             ms_tensor_parameter(&c->weight[i], MS_DTYPE_F32, 2, shape, MS_INIT_UNIFORM, -0.3, 0.3));
         MS_TRY(ms_fsdp_unit_new(&c->unit[i], comm, name, &uo, &c->weight[i], 1, &names));
     }
-    ms_fsdp_tree_options_init(&to);
+    ms_fsdp_tree_options_init(&to, sizeof(to));
     to.forward_prefetch = true;
     to.n_slots = SLOTS;
     MS_TRY(ms_fsdp_tree_new(&c->tree, comm, &to, c->unit, UNITS, false));

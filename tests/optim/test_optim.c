@@ -16,15 +16,61 @@ static void test_optim_optim__has_the_defaults_of_torch(void **state)
 {
     ms_optim_options o;
 
-    ms_optim_options_init(&o, MS_OPTIM_SGD);
+    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_SGD);
     assert_true(o.lr == 1e-3 && o.momentum == 0 && o.dampening == 0 && o.weight_decay == 0);
     assert_false(o.nesterov || o.maximize);
-    ms_optim_options_init(&o, MS_OPTIM_ADAM);
+    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAM);
     assert_true(o.lr == 1e-3 && o.beta1 == 0.9 && o.beta2 == 0.999 && o.eps == 1e-8);
     assert_true(o.weight_decay == 0);
-    ms_optim_options_init(&o, MS_OPTIM_ADAMW);
+    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAMW);
     assert_true(o.weight_decay == 1e-2);
     assert_int_equal(sizeof(o), o.struct_size);
+}
+
+/* A host built with older headers has a shorter struct, and its own memory behind it. */
+static void test_optim_optim__writes_no_more_options_than_the_caller_has(void **state)
+{
+    const uint32_t shorter = offsetof(ms_optim_options, beta2);
+    union {
+        ms_optim_options o;
+        uint8_t bytes[sizeof(ms_optim_options) + 16];
+    } u;
+    ms_optim *optim;
+
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAM));
+    ms_tensor *t = leaf(2);
+
+    assert_ok(ms_optim_add_group(optim, &t, 1, NULL, NULL));
+    for (int by_get = 0; by_get < 2; by_get++) {
+        memset(&u, 0x55, sizeof(u));
+        if (by_get) {
+            u.o.struct_size = shorter;
+            assert_ok(ms_optim_options_get(optim, 0, &u.o));
+        } else {
+            ms_optim_options_init(&u.o, shorter, MS_OPTIM_ADAM);
+        }
+        assert_int_equal(shorter, u.o.struct_size);
+        assert_true(u.o.lr == 1e-3 && u.o.beta1 == 0.9);
+        for (size_t i = shorter; i < sizeof(u); i++) {
+            assert_int_equal(0x55, u.bytes[i]);
+        }
+        assert_ok(ms_optim_options_set(optim, 0, &u.o)); /* and takes it back */
+        /* a newer one has more than is known here */
+        u.o.struct_size = sizeof(u);
+        if (by_get) {
+            assert_ok(ms_optim_options_get(optim, 0, &u.o));
+        } else {
+            ms_optim_options_init(&u.o, sizeof(u), MS_OPTIM_ADAM);
+        }
+        assert_int_equal(sizeof(u.o), u.o.struct_size);
+        assert_int_equal(0x55, u.bytes[sizeof(u.o)]);
+    }
+    for (uint32_t size = 0; size < sizeof(uint32_t); size++) {
+        u.o.struct_size = size;
+        assert_fails(MS_VALUE_ERROR, "ends within a field", ms_optim_options_get(optim, 0, &u.o));
+    }
+    ms_tensor_free(t);
+    ms_optim_free(optim);
 }
 
 static void test_optim_optim__refuses_options_out_of_range_in_torchs_words(void **state)
@@ -63,7 +109,7 @@ static void test_optim_optim__refuses_options_out_of_range_in_torchs_words(void 
         ms_optim_options o;
         ms_optim *optim;
 
-        ms_optim_options_init(&o, cases[i].kind);
+        ms_optim_options_init(&o, sizeof(o), cases[i].kind);
         o.lr = cases[i].lr;
         o.momentum = cases[i].momentum;
         o.dampening = cases[i].dampening;
@@ -91,7 +137,7 @@ static void test_optim_optim__keeps_groups_apart(void **state)
     ms_optim *optim;
     int32_t group;
 
-    ms_optim_options_init(&o, MS_OPTIM_SGD);
+    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_SGD);
     assert_ok(ms_optim_new(&optim, MS_OPTIM_SGD));
     o.lr = 0.25;
     assert_ok(ms_optim_add_group(optim, t, 2, &o, &group));
@@ -141,7 +187,7 @@ static void test_optim_optim__refuses_parameters_it_cannot_step(void **state)
     assert_fails(MS_VALUE_ERROR, "dtype i64", ms_optim_add_group(optim, &ids, 1, NULL, NULL));
     assert_int_equal(1, ms_optim_n_params(optim));
 
-    ms_optim_options_init(&o, MS_OPTIM_ADAM);
+    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAM);
     o.struct_size = 0;
     assert_fails(MS_VALUE_ERROR, "struct_size 0", ms_optim_add_group(optim, &other, 1, &o, NULL));
     o.struct_size = sizeof(o) + 8;
@@ -161,6 +207,7 @@ static void test_optim_optim__refuses_parameters_it_cannot_step(void **state)
     o.beta2 = 5;
     o.struct_size = offsetof(ms_optim_options, beta2);
     assert_ok(ms_optim_add_group(optim, &other, 1, &o, NULL));
+    o.struct_size = sizeof(o);
     assert_ok(ms_optim_options_get(optim, 1, &o));
     assert_true(o.beta2 == 0.999);
     assert_int_equal(sizeof(o), o.struct_size);
@@ -226,6 +273,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_optim_optim__has_the_defaults_of_torch),
+        cmocka_unit_test(test_optim_optim__writes_no_more_options_than_the_caller_has),
         cmocka_unit_test(test_optim_optim__refuses_options_out_of_range_in_torchs_words),
         cmocka_unit_test(test_optim_optim__keeps_groups_apart),
         cmocka_unit_test(test_optim_optim__refuses_parameters_it_cannot_step),

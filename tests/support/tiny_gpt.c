@@ -33,7 +33,7 @@ static ms_status make_unit(ms_fsdp_unit **unit, const tiny_config *config, ms_co
     const char *names[TINY_BLOCK_PARAMS];
     ms_fsdp_unit_options o;
 
-    ms_fsdp_unit_options_init(&o);
+    ms_fsdp_unit_options_init(&o, sizeof(o));
     o.strategy = config->strategy;
     o.param_dtype = config->param_dtype;
     o.reduce_dtype = config->reduce_dtype;
@@ -76,7 +76,7 @@ ms_status tiny_declare(tiny_model *m, const tiny_config *config, ms_comm *comm)
         MS_TRY(make_unit(&m->unit[b], config, comm, name, m->block[b], TINY_BLOCK_PARAMS));
         units[b + 1] = m->unit[b];
     }
-    ms_fsdp_tree_options_init(&o);
+    ms_fsdp_tree_options_init(&o, sizeof(o));
     o.backward_prefetch = config->prefetch;
     o.forward_prefetch = config->forward_prefetch;
     o.n_slots = config->n_slots;
@@ -99,7 +99,7 @@ ms_status tiny_optim(ms_optim **out, const tiny_model *m, const tiny_config *c)
     for (int32_t i = 0; i < TINY_BLOCKS * TINY_BLOCK_PARAMS; i++) {
         params[i + 1] = m->block[i / TINY_BLOCK_PARAMS][i % TINY_BLOCK_PARAMS];
     }
-    ms_optim_options_init(&o, c->optimizer);
+    ms_optim_options_init(&o, sizeof(o), c->optimizer);
     o.lr = c->optimizer == MS_OPTIM_SGD ? 0.1 : 0.01;
     o.momentum = c->optimizer == MS_OPTIM_SGD ? 0.9 : 0;
     o.nesterov = c->optimizer == MS_OPTIM_SGD;

@@ -54,7 +54,8 @@ MS_API const char *ms_error_message(void);
 /** Forget the calling thread's last error. */
 MS_API void ms_error_clear(void);
 
-/** Set the thread's last error from outside (hosts and hooks). @return `kind`, to be passed on */
+/** Set the thread's last error from outside (hosts and hooks).
+ * @return `kind`, to be passed on; MS_RUNTIME_ERROR when it is no kind of an error */
 MS_API ms_status ms_error_set(ms_status kind, MS_NULLABLE const char *message);
 
 /** Version text, e.g. "0.1.0". Static. */
@@ -177,8 +178,9 @@ MS_API int64_t ms_matmul_kept(void);
 MS_API bool ms_is_terminal(int32_t fd);
 
 /** Free everything the calling thread's context owns. Handles that Lua or the host still holds
- * become stale and stay safe to release. A later call of any function starts a new context. */
-MS_API void ms_close(void);
+ * become stale and stay safe to release. A later call of any function starts a new context.
+ * @return MS_RUNTIME_ERROR in a hook or its drop(): what called it would be freed; nothing is */
+MS_API ms_status ms_close(void);
 
 #ifdef __cplusplus
 }

@@ -51,8 +51,9 @@ MS_API ms_status ms_checkpoint_same(ms_checkpoint_writer *w, const char *what, c
  */
 MS_API void ms_checkpoint_fail(ms_checkpoint_writer *w, ms_status kind, const char *message);
 /** Sync files, gather hashes, write the manifest with `meta_json` (an object, rank 0's is taken;
- * NULL: empty) inside, read all of it back, rename, point the link `<root>/latest` at it. The
- * object's integer "step", from 0 to 2^53, orders checkpoints and is equal on all ranks.
+ * NULL: empty) inside, read all of it back, rename, point the link `<root>/latest` at it (what is
+ * there and no link stays, with a warning). The object's integer "step", from 0 to 2^53, orders
+ * checkpoints and is equal on all ranks.
  * Collective, with one outcome on all ranks. Frees `w` in any case; on failure nothing is left
  * behind and an earlier checkpoint of the name is untouched. */
 MS_API ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, MS_NULLABLE const char *meta_json);
@@ -132,7 +133,8 @@ MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
 MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
 
 /**
- * Write named full tensors as one safetensors file (metadata format=pt), atomically.
+ * Write named full tensors as one safetensors file (metadata format=pt), atomically: an error
+ * leaves what was there as it was. What writers of this file left when they died is removed.
  * @param path  nothing, a regular file, or a link to one, whose target is replaced; MS_VALUE_ERROR
  *              when anything else is there
  */

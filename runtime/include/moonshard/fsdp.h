@@ -64,8 +64,10 @@ enum {
     MS_UNIT_UNSHARDED = 2  /**< views read the full parameters */
 };
 
-MS_API void ms_fsdp_unit_options_init(ms_fsdp_unit_options *o);
-MS_API void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o);
+/** Defaults. @param struct_size  sizeof(*o): no more is written, and `o->struct_size` says how much
+ * was */
+MS_API void ms_fsdp_unit_options_init(ms_fsdp_unit_options *o, uint32_t struct_size);
+MS_API void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o, uint32_t struct_size);
 
 /**
  * Group parameters. Takes its own reference to each; their handles show the local shard from now
