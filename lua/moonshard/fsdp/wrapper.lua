@@ -15,6 +15,7 @@ local buffer = require 'moonshard.nn.buffer'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
+local modes = require 'moonshard.nn.modes'
 local ignored = require 'moonshard.fsdp.ignored'
 local notes = require 'moonshard_ffi.notes'
 local once = require 'moonshard.once'
@@ -23,6 +24,7 @@ local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local receiver = require 'moonshard.receiver'
+local settings = require 'moonshard.fsdp.settings'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.util'
 local watch = require 'moonshard.fsdp.watch'
@@ -227,6 +229,19 @@ local function note_options(instances)
   end
 end
 
+-- What the next forward computes depends on it.
+local function note_modes(tree)
+  local root = tree.root.module
+  while root._is_fsdp do
+    root = root.module
+  end
+  local text = modes.text(root, tree.root._ignored.modules)
+  if text ~= tree.modes then
+    notes.text(tree.root.process_group, 'training of modules', text)
+  end
+  tree.modes, tree.modes_seen = text, modes.changes
+end
+
 local function make_tree(self)
   self:_prepare()
   local instances = instances_of(self)
@@ -254,6 +269,8 @@ local function make_tree(self)
   end
   runtime.init(tree.handle)
   note_options(instances)
+  note_modes(tree)
+  settings.compare(self.process_group, self, self._ignored.modules)
   agree.on_ignored(self.process_group, module_tree.unmanaged(self))
   return tree
 end
@@ -351,6 +368,9 @@ end
 
 local function outermost_forward(self, tree, ...)
   tree.running = true
+  if tree.modes_seen ~= modes.changes then
+    note_modes(tree)
+  end
   runtime.tree_pre_forward(tree.handle)
   return close_root(self, tree, self:_unit_forward(...))
 end

@@ -28,6 +28,7 @@ local scope = require 'moonshard.scope'
 local Dropout = Module.extend('nn.Dropout')
 
 Dropout._is_dropout = true
+Dropout._settings = { 'p' }
 
 ---@param p? number  probability of a zero (default 0.5)
 function Dropout:init(p)

@@ -15,6 +15,7 @@
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
+local modes = require 'moonshard.nn.modes'
 local once = require 'moonshard.once'
 local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
@@ -39,6 +40,8 @@ Module._params = {}
 Module._buffers = {}
 Module._children = {}
 Module._ready = false
+--- Names of fields that forward computes with, equal on all ranks: see moonshard.fsdp.settings.
+Module._settings = {}
 --- A transparent module adds nothing to the paths of what is below it.
 Module._transparent = false
 
@@ -489,13 +492,14 @@ end
 
 -- -- all at once ---------------------------------------------------------------------------------
 
---- Set training mode here and below (dropout is active in it).
+--- Set training mode here and below (dropout is active in it). Ranks compare the modes of a wrapped
+--- model when it is called next.
 ---@param mode? boolean  default true
 ---@return self
 function Module:train(mode)
   mode = arguments.flag('train', 'mode', mode, true)
   for _, entry in ipairs(tree.walk(self)) do
-    rawset(entry.module, 'training', mode)
+    modes.set(entry.module, mode)
   end
   return self
 end
