@@ -223,6 +223,26 @@ local function write_then(fn)
   end
 end
 
+-- The second of three units stands out of a forward without gradients.
+local function three_units()
+  local module = nn.Sequential { layers()[2], layers()[2], layers()[2] }
+  function module:forward(x)
+    x = self[1](x)
+    return self[3](self._skips and x or self[2](x))
+  end
+  return module
+end
+
+local function evaluates(skips)
+  return function(model)
+    for _, skipping in ipairs { false, skips } do -- the first fixes what is prefetched
+      model.module._skips = skipping
+      ms.no_grad(model, ms.ones(1, 6))
+    end
+    ms.dist.barrier()
+  end
+end
+
 local function scaled(field, value)
   return { before_wrap = function(module) module[2][field] = value end }
 end
@@ -511,6 +531,9 @@ local ERRORS = {
     { after_wrap = function(model) model:set_gradient_factor(0.5) end } },
   { 'a forward without backward', { backward = on(2, nothing, DEFAULTS.backward) },
     'collective mismatch' },
+  { 'a unit skipped, that was prefetched', { last = evaluates(true) }, "rank 1 has skipped unit '1'",
+    { layers = three_units, options = { forward_prefetch = true }, steps = 0,
+      last = evaluates(false) } },
   { 'a forward more', { before_step = before(2, function(model)
     ms.no_grad(model, ms.ones(1, 4))
   end) }, 'rank 0 has batch of data.Loader (step 1, micro_batch 0), rank 1 has not' },
