@@ -9,8 +9,7 @@
 --- module put into a model that has run, `model.head = nn.Linear(4, 2)`, has the first values of a
 --- model that was made with it; one that was called alone before that keeps its own.
 ---
---- Touches: moonshard.class, moonshard.errors, moonshard.scope, moonshard.trace,
---- moonshard_ffi.parameter.
+--- Touches: moonshard.class, moonshard.errors, moonshard.scope, moonshard_ffi.parameter.
 
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
@@ -19,7 +18,6 @@ local modes = require 'moonshard.nn.modes'
 local once = require 'moonshard.once'
 local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
-local trace = require 'moonshard.trace'
 local tree = require 'moonshard.nn.tree'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
@@ -365,18 +363,8 @@ function Module:_prepare_self()
   end
 end
 
--- A module that was put into the place of another since the model was looked at last, and is called
--- by that model now: it becomes part of the tree before it has a name.
-local function join_caller()
-  local caller = trace.module()
-  if caller then
-    local top = tree.outermost(caller)
-    rawset(top, '_watched_params', tree.watched_params(top))
-  end
-end
-
 local function materialize(self)
-  join_caller()
+  tree.join_caller()
   prepare(self)
   for _, p in ipairs(tree.params(self)) do
     parameter.materialize(p.tensor)
