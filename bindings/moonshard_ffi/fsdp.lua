@@ -254,7 +254,7 @@ function fsdp.hash(tree, params)
 end
 
 ---@class ms.UnitInfo
----@field name string
+---@field name string  where it stands (the wrapper says)
 ---@field strategy string
 ---@field n_params integer
 ---@field numel integer  of the parameters, without padding
@@ -272,7 +272,6 @@ function fsdp.info(unit)
   local i = B.new('ms_fsdp_unit_info')
   B.check(C.ms_fsdp_unit_info_get(unit, i))
   return {
-    name = B.string(C.ms_fsdp_unit_name(unit)),
     strategy = STRATEGY_NAMES[i.strategy],
     n_params = i.n_params,
     numel = tonumber(i.numel),

@@ -147,16 +147,21 @@ function FSDP:_prepare_self()
   end
 end
 
+--- Where its unit stands now. (What ranks tell each other has the name of the time it was made:
+--- they may learn at different times of a larger model around it.)
+function FSDP:_unit_name()
+  local path = self:path()
+  return path == '' and self.module._name or path
+end
+
 --- Called by the plan, once, with what this instance manages.
 function FSDP:_make_unit(tensors, names, shared)
-  local path = self:path()
-  rawset(self, '_unit_name', path == '' and self.module._name or path)
   local shapes = {}
   for i, tensor in ipairs(tensors) do
     shapes[i] = parameter.shape(tensor)
   end
   rawset(self, '_shapes', shapes)
-  local unit = runtime.unit(self.process_group, self._unit_name, {
+  local unit = runtime.unit(self.process_group, self:_unit_name(), {
     strategy = self.sharding_strategy,
     param_dtype = self.mixed_precision.param_dtype,
     reduce_dtype = self.mixed_precision.reduce_dtype,
@@ -514,7 +519,7 @@ function FSDP:units()
     local unit = rawget(instance, '_unit')
     if unit then
       local info = runtime.info(unit)
-      info.shared = instance._shared
+      info.name, info.shared = instance:_unit_name(), instance._shared
       out[#out + 1] = info
     end
   end
