@@ -60,6 +60,28 @@ function fsdp.exchange(comm, what, numbers)
   return lists
 end
 
+--- The text of every rank, by rank. Collective.
+---@param comm ffi.cdata*
+---@param what string  the function that asks, for errors
+---@param text string
+---@return string[]
+function fsdp.exchange_text(comm, what, text)
+  local lengths = fsdp.exchange(comm, what, { #text })[1]
+  local bytes = {}
+  for i = 1, math.max(unpack(lengths)) do
+    bytes[i] = text:byte(i) or 0
+  end
+  local texts, all = {}, fsdp.exchange(comm, what, bytes)
+  for rank, length in ipairs(lengths) do
+    local chars = {}
+    for i = 1, length do
+      chars[i] = string.char(all[i][rank])
+    end
+    texts[rank] = table.concat(chars)
+  end
+  return texts
+end
+
 local function dtype_or_none(name)
   return name == nil and -1 or parameter.dtype(name)
 end
@@ -232,7 +254,7 @@ function fsdp.hash(tree, params)
 end
 
 ---@class ms.UnitInfo
----@field name string
+---@field name string  where it stands (the wrapper says)
 ---@field strategy string
 ---@field n_params integer
 ---@field numel integer  of the parameters, without padding
@@ -250,7 +272,6 @@ function fsdp.info(unit)
   local i = B.new('ms_fsdp_unit_info')
   B.check(C.ms_fsdp_unit_info_get(unit, i))
   return {
-    name = B.string(C.ms_fsdp_unit_name(unit)),
     strategy = STRATEGY_NAMES[i.strategy],
     n_params = i.n_params,
     numel = tonumber(i.numel),

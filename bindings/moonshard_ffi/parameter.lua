@@ -243,11 +243,23 @@ function parameter.hash(tensors)
   return bit.tohex(hash_out[0], 16)
 end
 
---- As much of a tensor's hash as a number holds: equal for equal values.
+-- As much of a hash as a number holds.
+local function number_of(hash)
+  return tonumber(bit.tohex(hash, 16):sub(1, 13), 16)
+end
+
+--- A number below 2^53, equal for equal values.
 ---@return integer
 function parameter.hash_number(tensor)
   calls.tensor_hash(tensor, hash_out)
-  return tonumber(bit.tohex(hash_out[0], 16):sub(1, 13), 16)
+  return number_of(hash_out[0])
+end
+
+--- As that, of a text.
+---@param text string
+---@return integer
+function parameter.text_number(text)
+  return number_of(C.ms_hash_bytes(text, #text))
 end
 
 --- Overwrite with full values (cast to the master's dtype).

@@ -75,6 +75,29 @@ local function close()
   end
 end
 
+-- What a scope that fails takes back: objects in the order in which they said so.
+local undo, n_undo = {}, 0
+
+--- When a scope that is open now ends by an error, call `object:_undo()`: what was done must not
+--- count then. Latest first, once.
+function scope.on_failure(object)
+  if state.depth > 0 then
+    n_undo = n_undo + 1
+    undo[n_undo] = object
+  end
+end
+
+-- Forget all but the first `mark`.
+local function settle(mark, failed)
+  for i = n_undo, mark + 1, -1 do
+    local object = undo[i]
+    undo[i], n_undo = nil, i - 1
+    if failed then
+      object:_undo()
+    end
+  end
+end
+
 local names = {} -- C borrows the text of a scope's name; this keeps it
 
 local function keep_text(name)
@@ -147,14 +170,17 @@ trace.mark(body, 4)
 
 -- After a failure C says what is open: an error between any two instructions may have come between
 -- it and `state`.
-local function leave(depth, ok, ...)
+local function leave(depth, mark, ok, ...)
   if not ok then
     n_found = 0
+    settle(mark, true)
     while C.ms_scope_depth() > depth do
       C.ms_scope_close(refs, 0)
     end
     state.depth = depth
     error((...), 0)
+  elseif depth == 0 and n_undo > 0 then
+    settle(0, false)
   end
   return ...
 end
@@ -167,9 +193,9 @@ end
 function scope.run(name, fn, ...)
   local n = select('#', ...)
   if n > MOST then
-    return leave(state.depth, xpcall(body, on_error, name, fn, n, (...), { ... }))
+    return leave(state.depth, n_undo, xpcall(body, on_error, name, fn, n, (...), { ... }))
   end
-  return leave(state.depth, xpcall(body, on_error, name, fn, n, ...))
+  return leave(state.depth, n_undo, xpcall(body, on_error, name, fn, n, ...))
 end
 
 --- Take a tensor out of its scope: it lives as long as the script holds it.

@@ -37,14 +37,14 @@ local function innermost()
       local _, module = debug.getlocal(level, at)
       first = first or name
       if type(module) == 'table' and rawget(module, '_scope') then
-        return first, label(module)
+        return first, module
       end
     end
   end
 end
 
---- The innermost module that is being called, as 'h.1.attn (my.Attn)', or nil.
----@return string?
+--- The innermost module that is being called, or nil.
+---@return ms.nn.Module?
 function trace.module()
   local _, module = innermost()
   return module
@@ -71,9 +71,9 @@ function trace.on_error(err)
     err = errors.new('RuntimeError', err)
     err.traceback = debug.traceback('', 2):gsub('^\n', '')
   end
-  err.forward = module or false
+  err.forward = module and label(module) or false
   if module then
-    err.message = ('%s (in forward of %s%s)'):format(err.message, module,
+    err.message = ('%s (in forward of %s%s)'):format(err.message, err.forward,
       err.where ~= '' and ', ' .. err.where or '')
   end
   return err
@@ -90,7 +90,7 @@ function coroutine.yield(...) -- luacheck: ignore 122
   local name, module = innermost()
   if name then
     errors.raise('RuntimeError', 'coroutine.yield inside %s: what it holds would be lost to other '
-      .. 'coroutines; yield before or after it', module and 'a call of ' .. module or name)
+      .. 'coroutines; yield before or after it', module and 'a call of ' .. label(module) or name)
   end
   return yield(...)
 end

@@ -91,6 +91,33 @@ static ms_status reach(msi_tape *tape, msi_node *node)
     return msi_list_push(&tape->to_visit, node);
 }
 
+/* Between forwards a unit's parameter shows a shard. A gradient of that has no place in the whole
+ * one's, which the unit averages over ranks. (The leaf's node may have been made for a shard that
+ * was only looked at.) */
+static ms_status expect_whole(const msi_node *node, const msi_edge *edge)
+{
+    const ms_tensor *leaf = edge->node->leaf;
+    const msi_param *p = leaf != NULL ? leaf->param : NULL;
+    msi_output *whole = &edge->node->out[0];
+
+    if (p == NULL || p->unit == NULL) {
+        return MS_OK;
+    }
+    if (edge->ndim == p->ndim &&
+        memcmp(edge->shape, p->shape, sizeof(*p->shape) * (size_t)p->ndim) == 0) {
+        whole->dtype = edge->dtype;
+        whole->ndim = edge->ndim;
+        memcpy(whole->shape, p->shape, sizeof(*p->shape) * (size_t)p->ndim);
+        return MS_OK;
+    }
+    return MS_FAIL(MS_RUNTIME_ERROR,
+                   "backward: '%s' was given this rank's shard %s of '%s', expected the whole "
+                   "parameter %s: a term over parameters belongs into the forward of the module "
+                   "that FSDP wraps with them (the weight_decay of an optimizer does without)",
+                   node->op->name, msi_shape_text(edge->ndim, edge->shape), msi_tensor_label(leaf),
+                   msi_shape_text(p->ndim, p->shape));
+}
+
 static ms_status walk(msi_tape *tape, msi_node *root)
 {
     tape->walk++;
@@ -101,6 +128,7 @@ static ms_status walk(msi_tape *tape, msi_node *root)
 
         for (int32_t i = 0; i < node->n_in; i++) {
             if (node->edge[i].node != NULL) {
+                MS_TRY(expect_whole(node, &node->edge[i]));
                 MS_TRY(reach(tape, node->edge[i].node));
             }
         }

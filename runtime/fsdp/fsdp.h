@@ -22,9 +22,10 @@
  * still queued when the unit is skipped, written or reset is dropped: `dropped` and `released` are
  * stored, the slot is not. Ranks that run one program all drop it, and nobody reads. One that drops
  * alone leaves a reader with dropped[q] >= g and filled[q] < g; that stays so, as q fills nothing
- * later before the reader releases g: the job ends there. The same holds of `reduced`. The model in
- * slots.pml checks that this neither deadlocks, nor lets a slot change under a reader, nor lets
- * anybody read what was not filled. */
+ * later before the reader releases g: the job ends there. The same holds of `reduced`. (One that
+ * had filled what it skips is told apart by its note.) The model in slots.pml checks that this
+ * neither deadlocks, nor lets a slot change under a reader, nor lets anybody read what was not
+ * filled. */
 #ifndef MSI_FSDP_H
 #define MSI_FSDP_H
 

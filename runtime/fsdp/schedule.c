@@ -23,12 +23,25 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     return msi_queue_run(tree);
 }
 
+/* Prefetched, and not used. All ranks say so: one that skips alone would be found out only where its
+ * part had to wait for the slot. */
+static void skip(ms_fsdp_unit *u)
+{
+    msi_note note = {.n_numbers = 0};
+
+    if (u->slot != NULL) {
+        msi_label_about(&note.label, "skipped unit", u->name);
+        msi_comm_note(u->comm, &note);
+    }
+    msi_unit_reshard(u);
+}
+
 ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree)
 {
     tree->pre_order_fixed = tree->pre_order_fixed || tree->n_pre > 0;
     for (int32_t i = 0; i < tree->n_units; i++) {
         if (tree->units[i]->state == MS_UNIT_PUBLISHED) {
-            msi_unit_reshard(tree->units[i]); /* prefetched, and skipped */
+            skip(tree->units[i]);
         }
     }
     return msi_queue_run(tree);
@@ -225,7 +238,9 @@ static ms_status finish_backward(ms_fsdp_tree *tree)
     MS_TRY(reduce_unreached(tree));
     MS_TRY(msi_gradients_finish(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
-        if (!keeps_after_backward(tree->units[i])) {
+        if (tree->units[i]->state == MS_UNIT_PUBLISHED) {
+            skip(tree->units[i]);
+        } else if (!keeps_after_backward(tree->units[i])) {
             msi_unit_reshard(tree->units[i]);
         }
     }

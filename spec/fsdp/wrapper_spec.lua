@@ -266,6 +266,8 @@ FSDP(
     local alone = wrapped(make()[1])
     alone(x)
     assert.equal('nn.Linear', alone:units()[1].name)
+    nn.Sequential(nn.Tanh(), alone)(x)
+    assert.equal('1', alone:units()[1].name)
   end)
 
   it('keeps values that exist already', function()

@@ -2,6 +2,7 @@
 -- that a module ends up in, whoever asked before and however the model is wrapped.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
 local runs = require 'support.runs'
 
 -- A model of two layers that were made, and maybe used, before it.
@@ -96,6 +97,48 @@ describe('the name of a parameter', function()
       return model:materialize()[1].weight:hash()
     end
     assert.equal(weight(false), weight(true))
+  end)
+
+  it('is the path of what was put into a model that had run', function()
+    local x = ms.ones(1, 2)
+    local function replaced(runs, ask)
+      ms.manual_seed(1)
+      local model = Pair(linear(), linear())
+      if runs then
+        model(x)
+      end
+      model.b = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5))
+      ask(model)
+      ms.manual_seed(1) -- so that both masks are those of a first call
+      return model(x):hash(), model:hash(), model.b[1].weight:hash()
+    end
+    local asks = { function() end, function(model) model:parameters() end,
+      function(model) model.b:parameters() end, function(model) model.b[1]:named_parameters() end }
+    local expected = { replaced(false, asks[1]) }
+    for i, ask in ipairs(asks) do
+      assert.same(expected, { replaced(true, ask) }, 'asked by ' .. i)
+    end
+  end)
+
+  it('is no reason to draw anew: what had values keeps them', function()
+    local model, layer = Pair(linear(), linear()), linear()
+    model(ms.ones(1, 2))
+    layer(ms.ones(1, 2))
+    local weight = layer.weight:clone()
+    model.b = layer
+    model(ms.ones(1, 2))
+    assert.is_true(weight:equal(layer.weight))
+    assert.equal('b.weight', model:named_parameters()[3].name)
+  end)
+
+  it('is watched like those that were there before', function()
+    local model = Pair(linear(), linear())
+    model(ms.ones(1, 2))
+    model.b = linear()
+    model(ms.ones(1, 2))
+    model.b.weight = ms.ones(2, 2)
+    checks.raises('TypeError', "parameter 'b.weight' of b (nn.Linear) was replaced by a plain tensor",
+      model, ms.ones(1, 2))
   end)
 
   it('stays that of the model when others borrow its parts', function()

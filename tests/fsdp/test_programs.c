@@ -37,6 +37,7 @@ static void nap_at_change(const ms_fsdp_unit *u)
 
 typedef struct model {
     const program *p;
+    int32_t rank;
     bool plain; /* no noise, everything FULL_SHARD without prefetch */
     int32_t n_params[UNITS];
     ms_tensor *param[UNITS][MAX_PARAMS];
@@ -84,7 +85,7 @@ static ms_status make_model(model *m, const program *p, ms_comm *comm, bool plai
     ms_optim_options oo;
     int32_t n = 0, group;
 
-    *m = (model){.p = p, .plain = plain};
+    *m = (model){.p = p, .rank = ms_comm_rank(comm), .plain = plain};
     ms_seed(7);
     for (int32_t i = 0; i < UNITS; i++) {
         MS_TRY(make_unit(m, comm, i));
@@ -191,9 +192,10 @@ static ms_status make(model *m, const noise *a)
     nap(12);
     switch (a->kind) {
     case EVALUATE: {
+        int32_t use[MAX_USES];
+        const int32_t n = uses_of(a, m->rank, use);
         const bool before = ms_grad_enabled_set(false);
-        ms_status status =
-            forward(m, a->use, a->n_uses, 1, (meanwhile){.touch = a->touch, .load = -1}, &loss);
+        ms_status status = forward(m, use, n, 1, (meanwhile){.touch = a->touch, .load = -1}, &loss);
 
         ms_grad_enabled_set(before);
         return status;
@@ -395,6 +397,69 @@ static void test_fsdp_programs__five_ranks(void **state)
     run_world(5);
 }
 
+/* -- one rank that skips alone ----------------------------------------------------------------- */
+
+typedef struct skipping {
+    program p;
+    uint64_t naps;
+} skipping;
+
+static ms_status run_skipping(void *user, int32_t rank)
+{
+    const skipping *job = user;
+    const program *p = &job->p;
+    ms_comm *world;
+    uint64_t hash, expected;
+
+    MS_TRY(ms_comm_world(&world));
+    nap_dice = job->naps * (uint64_t)(rank + 1);
+    ms_status status = run_model(p, world, false, rank, 1, &hash);
+
+    nap_dice = 0;
+    MS_TRY(status);
+    MS_TRY(run_model(p, world, true, rank, 1, &expected));
+    EXPECT(hash == expected);
+    return MS_OK;
+}
+
+/* Told, or of no consequence (the rank had nothing to gather); which of them does not depend on
+ * who naps. */
+static void test_fsdp_programs__one_rank_skips_alone(void **state)
+{
+    enum { PROGRAMS = SANITIZED ? 60 : 200, TIMES = 3 };
+    int32_t n_told = 0, n_equal = 0;
+
+    (void)state;
+    msi_fsdp_state_changed = nap_at_change;
+    for (uint64_t seed = 1; seed <= PROGRAMS; seed++) {
+        skipping job = {.p = make_program(seed)};
+        int32_t told = 0;
+
+        if (job.p.world == 1 || !let_one_rank_skip(&job.p)) {
+            continue;
+        }
+        for (int32_t i = 0; i < TIMES; i++) {
+            job.naps = (uint64_t)i * seed; /* none at first */
+            ms_status status = ms_dist_threads(job.p.world, run_skipping, &job);
+
+            told += status != MS_OK;
+            if (status != MS_OK && strstr(ms_error_message(), " unit 'u") == NULL) {
+                print_program(&job.p, -1, ms_error_message());
+                fail();
+            }
+        }
+        if (told != 0 && told != TIMES) {
+            print_program(&job.p, -1, "told sometimes");
+            fail();
+        }
+        n_told += told != 0;
+        n_equal += told == 0;
+    }
+    msi_fsdp_state_changed = NULL;
+    assert_in_range(n_told, 1, PROGRAMS);
+    assert_in_range(n_equal, 1, PROGRAMS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -403,6 +468,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_programs__three_ranks),
         cmocka_unit_test(test_fsdp_programs__four_ranks),
         cmocka_unit_test(test_fsdp_programs__five_ranks),
+        cmocka_unit_test(test_fsdp_programs__one_rank_skips_alone),
     };
     return cmocka_run_group_tests_name("fsdp programs", tests, NULL, NULL);
 }

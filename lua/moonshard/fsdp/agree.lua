@@ -65,6 +65,42 @@ function agree.on_one_value(group, what, params)
   end
 end
 
+-- Values by what they are of.
+local function values_in(text)
+  local values = {}
+  for name, value in text:gmatch('([^\t\n]+)\t([^\n]*)') do
+    values[name] = value
+  end
+  return values
+end
+
+-- "p of '0.drop' is 0.1 on rank 0 and 0.2 on rank 1", of what comes first in `order`.
+local function first_odd(order, first, other, rank)
+  for name in order:gmatch('([^\t\n]+)\t') do
+    if first[name] ~= other[name] then
+      return ('%s is %s on rank 0 and %s on rank %d'):format(name, first[name] or 'missing',
+        other[name] or 'missing', rank)
+    end
+  end
+end
+
+--- Compare named values: in words, the first in which a rank differs from rank 0. Collective.
+---@param group ffi.cdata*
+---@param what string  the function that asks, for errors
+---@param lines string[]  "name<tab>value", without other control characters
+---@return string?  nil: all are the same
+function agree.on_lines(group, what, lines)
+  local text = table.concat(lines, '\n')
+  local rank = odd_rank(runtime.exchange(group, what, { parameter.text_number(text) })[1])
+  if not rank then
+    return nil
+  end
+  local texts = runtime.exchange_text(group, what, text)
+  local first, other = values_in(texts[1]), values_in(texts[rank + 1])
+  return first_odd(texts[1], first, other, rank) or first_odd(texts[rank + 1], first, other, rank)
+    or 'their order is not the same'
+end
+
 --- Take part in loading a state dict, also when this rank cannot: either all ranks return, having
 --- equal values, or all raise. Collective.
 ---@param group ffi.cdata*

@@ -113,7 +113,7 @@ local function check_taken(instance, sightings)
     local manager = parameter.manager(s.tensor)
     if manager and manager ~= instance then
       errors.raise('ValueError', "parameter '%s' is shared between units, but '%s' was already "
-        .. 'used alone: use the outermost instance first', s.name, manager._unit_name)
+        .. 'used alone: use the outermost instance first', s.name, manager:_unit_name())
     end
   end
 end

@@ -15,6 +15,7 @@ local buffer = require 'moonshard.nn.buffer'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
+local modes = require 'moonshard.nn.modes'
 local ignored = require 'moonshard.fsdp.ignored'
 local notes = require 'moonshard_ffi.notes'
 local once = require 'moonshard.once'
@@ -23,6 +24,7 @@ local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local receiver = require 'moonshard.receiver'
+local settings = require 'moonshard.fsdp.settings'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.util'
 local watch = require 'moonshard.fsdp.watch'
@@ -145,16 +147,21 @@ function FSDP:_prepare_self()
   end
 end
 
+--- Where its unit stands now. (What ranks tell each other has the name of the time it was made:
+--- they may learn at different times of a larger model around it.)
+function FSDP:_unit_name()
+  local path = self:path()
+  return path == '' and self.module._name or path
+end
+
 --- Called by the plan, once, with what this instance manages.
 function FSDP:_make_unit(tensors, names, shared)
-  local path = self:path()
-  rawset(self, '_unit_name', path == '' and self.module._name or path)
   local shapes = {}
   for i, tensor in ipairs(tensors) do
     shapes[i] = parameter.shape(tensor)
   end
   rawset(self, '_shapes', shapes)
-  local unit = runtime.unit(self.process_group, self._unit_name, {
+  local unit = runtime.unit(self.process_group, self:_unit_name(), {
     strategy = self.sharding_strategy,
     param_dtype = self.mixed_precision.param_dtype,
     reduce_dtype = self.mixed_precision.reduce_dtype,
@@ -227,6 +234,19 @@ local function note_options(instances)
   end
 end
 
+-- What the next forward computes depends on it.
+local function note_modes(tree)
+  local root = tree.root.module
+  while root._is_fsdp do
+    root = root.module
+  end
+  local text = modes.text(root, tree.root._ignored.modules)
+  if text ~= tree.modes then
+    notes.text(tree.root.process_group, 'training of modules', text)
+  end
+  tree.modes, tree.modes_seen = text, modes.changes
+end
+
 local function make_tree(self)
   self:_prepare()
   local instances = instances_of(self)
@@ -254,6 +274,8 @@ local function make_tree(self)
   end
   runtime.init(tree.handle)
   note_options(instances)
+  note_modes(tree)
+  settings.compare(self.process_group, self, self._ignored.modules)
   agree.on_ignored(self.process_group, module_tree.unmanaged(self))
   return tree
 end
@@ -351,6 +373,9 @@ end
 
 local function outermost_forward(self, tree, ...)
   tree.running = true
+  if tree.modes_seen ~= modes.changes then
+    note_modes(tree)
+  end
   runtime.tree_pre_forward(tree.handle)
   return close_root(self, tree, self:_unit_forward(...))
 end
@@ -494,7 +519,7 @@ function FSDP:units()
     local unit = rawget(instance, '_unit')
     if unit then
       local info = runtime.info(unit)
-      info.shared = instance._shared
+      info.name, info.shared = instance:_unit_name(), instance._shared
       out[#out + 1] = info
     end
   end

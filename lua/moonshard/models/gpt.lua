@@ -22,6 +22,7 @@ local data = require 'moonshard_ffi.data'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local machine = require 'moonshard.machine'
+local modes = require 'moonshard.nn.modes'
 local once = require 'moonshard.once'
 local ops = require 'moonshard.ops'
 local receiver = require 'moonshard.receiver'
@@ -187,7 +188,7 @@ function GPT:generate(ids, n, opts)
   end
   return guard.run('generate', function()
     for i, module in ipairs(modules) do
-      module.training = training[i]
+      modes.set(module, training[i])
     end
   end, nil, function()
     self:eval()

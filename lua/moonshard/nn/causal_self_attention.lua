@@ -13,11 +13,14 @@ local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.CausalSelfAttention: ms.nn.Module
+---@field heads integer
 ---@field qkv ms.nn.Linear
 ---@field proj ms.nn.Linear
 ---@field drop ms.nn.Dropout
 ---@overload fun(width: integer, heads: integer, opts?: table): ms.nn.CausalSelfAttention
 local CausalSelfAttention = Module.extend('nn.CausalSelfAttention')
+
+CausalSelfAttention._settings = { 'heads' }
 
 ---@class ms.nn.CausalSelfAttention.Options
 ---@field bias? boolean  of both projections (default true)

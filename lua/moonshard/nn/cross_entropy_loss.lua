@@ -10,19 +10,23 @@ local ops = require 'moonshard.ops'
 ---@overload fun(opts?: table): ms.nn.CrossEntropyLoss
 local CrossEntropyLoss = Module.extend('nn.CrossEntropyLoss')
 
+CrossEntropyLoss._settings = { 'ignore_index', 'reduction' }
+
 ---@param opts? { ignore_index?: integer, reduction?: 'mean'|'sum' }  defaults -100, 'mean'
 function CrossEntropyLoss:init(opts)
   opts = errors.options(self._name, opts, {
     ignore_index = 'whole', reduction = { 'mean', 'sum' },
   })
-  self._opts = { ignore_index = opts.ignore_index, reduction = opts.reduction }
+  self.ignore_index, self.reduction = opts.ignore_index or -100, opts.reduction or 'mean'
 end
 
 ---@param logits ms.Tensor  (..., V)
 ---@param targets ms.Tensor  i64 (...)
 ---@return ms.Tensor  ()
 function CrossEntropyLoss:forward(logits, targets)
-  return ops.cross_entropy(logits, targets, self._opts)
+  return ops.cross_entropy(logits, targets, {
+    ignore_index = self.ignore_index, reduction = self.reduction,
+  })
 end
 
 return CrossEntropyLoss

@@ -9,7 +9,10 @@
 --- ranks draw different ones, one process that has all ranks' rows as one batch draws the same, and
 --- the same seed begins the same masks anew. Checkpoints of the module say how many those were.
 ---
---- Touches: moonshard.nn.module, moonshard.ops, moonshard_ffi.parameter.
+--- What ran in a call that fails, or in an ms.scope that does, has not run: tried again, a step
+--- draws the masks of one that never failed.
+---
+--- Touches: moonshard.nn.module, moonshard.ops, moonshard.scope, moonshard_ffi.parameter.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
@@ -17,6 +20,7 @@ local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
+local scope = require 'moonshard.scope'
 
 ---@class ms.nn.Dropout: ms.nn.Module
 ---@field p number
@@ -24,6 +28,7 @@ local parameter = require 'moonshard_ffi.parameter'
 local Dropout = Module.extend('nn.Dropout')
 
 Dropout._is_dropout = true
+Dropout._settings = { 'p' }
 
 ---@param p? number  probability of a zero (default 0.5)
 function Dropout:init(p)
@@ -56,7 +61,12 @@ function Dropout:forward(x)
   end
   local call = self._calls
   self._calls = call + 1
+  scope.on_failure(self)
   return ops.dropout(x, self.p, self._site, call)
+end
+
+function Dropout:_undo()
+  self._calls = math.max(self._calls - 1, 0) -- 0: another micro-batch has begun since
 end
 
 --- How often it ran in this micro-batch.

@@ -8,6 +8,8 @@ local ops = require 'moonshard.ops'
 ---@overload fun(opts?: { approximate?: 'none'|'tanh' }): ms.nn.GELU
 local GELU = Module.extend('nn.GELU')
 
+GELU._settings = { 'approximate' }
+
 ---@param opts? { approximate?: 'none'|'tanh' }  'tanh' takes the tanh form (default 'none')
 function GELU:init(opts)
   opts = errors.options(self._name, opts, { approximate = { 'none', 'tanh' } })

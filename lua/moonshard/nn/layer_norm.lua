@@ -11,10 +11,13 @@ local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
 
 ---@class ms.nn.LayerNorm: ms.nn.Module
+---@field eps number
 ---@field weight ms.Tensor?  (width)
 ---@field bias ms.Tensor?  (width)
 ---@overload fun(width: integer, opts?: ms.nn.LayerNorm.Options): ms.nn.LayerNorm
 local LayerNorm = Module.extend('nn.LayerNorm')
+
+LayerNorm._settings = { 'eps' }
 
 ---@class ms.nn.LayerNorm.Options
 ---@field eps? number  default 1e-5

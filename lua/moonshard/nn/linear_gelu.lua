@@ -19,6 +19,8 @@ local util = require 'moonshard.util'
 ---@overload fun(in_features: integer, out_features: integer, opts?: table): ms.nn.LinearGELU
 local LinearGELU = Module.extend('nn.LinearGELU')
 
+LinearGELU._settings = { 'approximate' }
+
 ---@class ms.nn.LinearGELU.Options: ms.nn.Linear.Options
 ---@field approximate? 'none'|'tanh'  default 'none'
 

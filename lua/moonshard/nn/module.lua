@@ -5,13 +5,16 @@
 --- Parameters take no memory when they are declared. The first call (or a state dict) names them by
 --- their path from the outermost module and gives them memory and first values, which depend on
 --- nothing but name, element index, the seed of that moment, and how many modules with parameters
---- were made before this tree since the seed was set (none for the first, whatever wraps it).
+--- were made before this tree since the seed was set (none for the first, whatever wraps it). So a
+--- module put into a model that has run, `model.head = nn.Linear(4, 2)`, has the first values of a
+--- model that was made with it; one that was called alone before that keeps its own.
 ---
 --- Touches: moonshard.class, moonshard.errors, moonshard.scope, moonshard_ffi.parameter.
 
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
+local modes = require 'moonshard.nn.modes'
 local once = require 'moonshard.once'
 local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
@@ -35,6 +38,8 @@ Module._params = {}
 Module._buffers = {}
 Module._children = {}
 Module._ready = false
+--- Names of fields that forward computes with, equal on all ranks: see moonshard.fsdp.settings.
+Module._settings = {}
 --- A transparent module adds nothing to the paths of what is below it.
 Module._transparent = false
 
@@ -276,7 +281,9 @@ function Module:named_parameters(recurse, remove_duplicates)
 end
 
 --- All distinct parameters: what an optimizer takes. An array, and
---- `for p in model:parameters() do`.
+--- `for p in model:parameters() do`. Wrapped ones show this rank's shard between forwards, of which a
+--- sum says nothing about the whole; a term of the loss over them belongs into the forward of the
+--- module that is wrapped with them (elsewhere its backward is a RuntimeError).
 ---@param recurse? boolean  default true
 ---@return ms.Tensor[]
 function Module:parameters(recurse)
@@ -357,6 +364,7 @@ function Module:_prepare_self()
 end
 
 local function materialize(self)
+  tree.join_caller()
   prepare(self)
   for _, p in ipairs(tree.params(self)) do
     parameter.materialize(p.tensor)
@@ -474,13 +482,14 @@ end
 
 -- -- all at once ---------------------------------------------------------------------------------
 
---- Set training mode here and below (dropout is active in it).
+--- Set training mode here and below (dropout is active in it). Ranks compare the modes of a wrapped
+--- model when it is called next.
 ---@param mode? boolean  default true
 ---@return self
 function Module:train(mode)
   mode = arguments.flag('train', 'mode', mode, true)
   for _, entry in ipairs(tree.walk(self)) do
-    rawset(entry.module, 'training', mode)
+    modes.set(entry.module, mode)
   end
   return self
 end

@@ -8,6 +8,8 @@ local ops = require 'moonshard.ops'
 ---@overload fun(opts?: { reduction?: 'mean'|'sum' }): ms.nn.MSELoss
 local MSELoss = Module.extend('nn.MSELoss')
 
+MSELoss._settings = { 'reduction' }
+
 ---@param opts? { reduction?: 'mean'|'sum' }
 function MSELoss:init(opts)
   opts = errors.options(self._name, opts, { reduction = { 'mean', 'sum' } })

@@ -8,6 +8,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.scope'
+local trace = require 'moonshard.trace'
 
 local tree = {}
 
@@ -240,6 +241,16 @@ function tree.watched_params(module)
     end
   end
   return watched
+end
+
+--- A module that was put into the place of another since the model was looked at last, and is called
+--- by that model now: it becomes part of the tree before it has a name.
+function tree.join_caller()
+  local caller = trace.module()
+  if caller then
+    local top = tree.outermost(caller)
+    rawset(top, '_watched_params', tree.watched_params(top))
+  end
 end
 
 --- Fields are plain fields: what was assigned to those of parameters is seen when the outermost

@@ -62,6 +62,7 @@ static void make_noise(const program *p, uint64_t *dice, noise *a, bool graph_wa
     *a = (noise){.kind = chance(dice, 2) ? NOTHING : (noise_kind)below(dice, N_NOISES),
                  .unit = below(dice, UNITS),
                  .touch = -1,
+                 .alone = -1,
                  .writeback = chance(dice, 2)};
     a->n_uses = make_uses(p, dice, a->use);
     if (graph_waits && a->kind == TOUCH) {
@@ -82,20 +83,68 @@ static bool contains(const int32_t *use, int32_t n, int32_t unit)
     return false;
 }
 
+/* All uses but those of the unit that is used last, into `out`. @return their number */
+static int32_t without_last(const int32_t *use, int32_t n, int32_t *out)
+{
+    int32_t left = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        if (use[i] != use[n - 1]) {
+            out[left++] = use[i];
+        }
+    }
+    return left;
+}
+
 /* The last micro-batch leaves out the unit that the first used last. */
 static void skip_one(block *b)
 {
     micro *m = &b->micro[b->n_micro - 1];
-    const int32_t unit = m->use[m->n_uses - 1];
-    int32_t n = 0;
+    int32_t use[MAX_USES];
+    const int32_t n = without_last(m->use, m->n_uses, use);
 
-    for (int32_t i = 0; i < m->n_uses; i++) {
-        if (m->use[i] != unit) {
-            m->use[n++] = m->use[i];
-        }
-    }
     b->skips = n > 0;
-    m->n_uses = n > 0 ? n : m->n_uses;
+    if (b->skips) {
+        memcpy(m->use, use, sizeof(use));
+        m->n_uses = n;
+    }
+}
+
+int32_t uses_of(const noise *a, int32_t rank, int32_t *use)
+{
+    if (rank == a->alone) {
+        return without_last(a->use, a->n_uses, use);
+    }
+    memcpy(use, a->use, sizeof(a->use));
+    return a->n_uses;
+}
+
+bool let_one_rank_skip(program *p)
+{
+    uint64_t dice = p->seed;
+    noise *found[MAX_BLOCKS * (2 * MAX_MICRO + 2)];
+    int32_t n = 0, use[MAX_USES];
+
+    for (int32_t i = 0; i < p->n_blocks; i++) {
+        block *b = &p->block[i];
+
+        for (int32_t k = 0; k < b->n_micro; k++) {
+            found[n++] = &b->micro[k].before;
+            found[n++] = &b->micro[k].between;
+        }
+        found[n++] = &b->after;
+        found[n++] = &b->late;
+    }
+    while (n > 0) {
+        const int32_t i = below(&dice, n);
+
+        if (found[i]->kind == EVALUATE && without_last(found[i]->use, found[i]->n_uses, use) > 0) {
+            found[i]->alone = below(&dice, p->world);
+            return true;
+        }
+        found[i] = found[--n];
+    }
+    return false;
 }
 
 /* Every micro-batch uses the units of the first, so that each unit sums a power of two of them;
@@ -172,7 +221,7 @@ static void print_noise(FILE *out, const char *when, const noise *a)
         fprintf(out, " %d", (int)a->use[i]);
     }
     if (a->kind == EVALUATE) {
-        fprintf(out, ", touch %d\n", (int)a->touch);
+        fprintf(out, ", touch %d, alone %d\n", (int)a->touch, (int)a->alone);
     } else {
         fprintf(out, " unit %d, writeback %d\n", (int)a->unit, a->writeback);
     }

@@ -23,6 +23,7 @@ typedef struct noise {
     int32_t unit;
     int32_t n_uses, use[MAX_USES];
     int32_t touch; /* EVALUATE: touch this unit after the first use; -1: none */
+    int32_t alone; /* EVALUATE: this rank does not use the unit that is used last; -1: all do */
     bool writeback;
 } noise;
 
@@ -60,6 +61,10 @@ bool chance(uint64_t *dice, int32_t of); /* one of `of` */
 int32_t below(uint64_t *dice, int32_t n);
 
 program make_program(uint64_t seed);
+/* One rank skips a unit in one evaluation: no legal program. False: there is none to do it in. */
+bool let_one_rank_skip(program *p);
+/* What the rank uses in an evaluation, into `use`. @return their number */
+int32_t uses_of(const noise *a, int32_t rank, int32_t *use);
 void print_program(const program *p, int32_t rank, const char *message);
 
 #endif

@@ -1,0 +1,85 @@
+-- A term of the loss over the parameters themselves, as an L2 penalty: whole parameters only.
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
+
+local function squares(module)
+  local sum
+  for p in module:parameters() do
+    local term = (p * p):sum()
+    sum = sum and sum + term or term
+  end
+  return sum
+end
+
+local Penalised = nn.Module.extend('my.Penalised')
+function Penalised:init()
+  self.linear = nn.Linear(7, 3)
+end
+function Penalised:forward(x)
+  return self.linear(x):sum() + squares(self.linear)
+end
+
+local function wrapped(module, strategy)
+  local model
+  ms.capture_warnings(function() -- NO_SHARD's
+    model = fsdp.FSDP(module, { sharding_strategy = strategy, use_orig_params = true })
+  end)
+  return model
+end
+
+local function step(model, opt, loss_of)
+  ms.scope(function() loss_of(model):backward() end)
+  opt:step()
+  opt:zero_grad()
+end
+
+local function loss_of(model)
+  return model(ms.ones(2, 7)):sum()
+end
+
+describe('a term over parameters', function()
+  for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
+    it('counts on every rank in the forward of what is wrapped, with ' .. strategy, function()
+      ms.dist.spawn(2, function()
+        ms.manual_seed(1)
+        local plain = Penalised()
+        ms.manual_seed(1)
+        local model = wrapped(Penalised(), strategy)
+        for _, m in ipairs { plain, model } do
+          step(m, optim.SGD(m:parameters(), { lr = 0.1 }), loss_of)
+        end
+        assert.equal(plain:hash(), model:hash())
+      end)
+    end)
+  end
+
+  for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP' } do
+    for world = 1, 3 do
+      it(('is refused over shards, and nothing is lost, with %s on %d ranks'):format(strategy,
+        world), function()
+        ms.dist.spawn(world, function()
+          local hashes = {}
+          for _, tries in ipairs { true, false } do
+            ms.manual_seed(1)
+            local model = wrapped(nn.Sequential(nn.Linear(7, 3)), strategy)
+            local opt = optim.SGD(model:parameters(), { lr = 0.1 })
+            step(model, opt, loss_of)
+            local looked_at = squares(model) -- of which no gradient is asked
+            if tries then
+              checks.raises('RuntimeError', "backward: 'mul' was given this rank's shard (",
+                function()
+                  local penalty = squares(model)
+                  step(model, opt, function(m) return loss_of(m) + penalty end)
+                end)
+            end
+            step(model, opt, loss_of)
+            hashes[#hashes + 1] = model:hash()
+            assert.is_true(looked_at:item() > 0)
+          end
+          assert.equal(hashes[2], hashes[1])
+        end)
+      end)
+    end
+  end
+end)
