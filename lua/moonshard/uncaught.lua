@@ -4,6 +4,7 @@
 
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.errors'
+local interrupt = require 'moonshard_ffi.interrupt'
 
 local C = B.C
 
@@ -33,8 +34,12 @@ local function is_known(line)
     and B.string(C.ms_error_message()):find(line, 1, true) ~= nil
 end
 
--- The text for the rank to print: a line, or all when the job ends for another reason.
+-- The text for the rank to print: a line, or all when the job ends for another reason. A Ctrl-C is
+-- no mistake of the script: the rank ends by the signal, which the launcher tells.
 local function tell(err, traceback)
+  if interrupt.is(err) then
+    interrupt.pass_on()
+  end
   if C.ms_dist_launched() then -- by a launcher, which may be told before the script has joined
     C.ms_dist_join()
   end

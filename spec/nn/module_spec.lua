@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
+local scripts = require 'support.scripts'
 
 local function names(module, ...)
   local out = {}
@@ -212,14 +213,14 @@ describe('nn.Module', function()
     local model = nn.Sequential(nn.Linear(2, 2))
     checks.raises('RuntimeError', 'has no values yet; a parameter gets some when its module is '
       .. "called, or from that module's materialize()", function()
-      model[1].weight:fill_(1)
+      ms.no_grad(model[1].weight.fill_, model[1].weight, 1)
     end)
     model:parameters()
     checks.raises('RuntimeError', "parameter '0.weight' has no values yet: call its module, or "
       .. "that module's materialize()", function() return model[1].weight:totable() end)
     model:materialize():apply(function(m)
       if ms.is(m, nn.Linear) then
-        m.weight:fill_(3)
+        ms.no_grad(m.weight.fill_, m.weight, 3)
       end
     end)
     checks.close({ { 3, 3 }, { 3, 3 } }, model[1].weight)
@@ -446,7 +447,24 @@ describe('nn.Module', function()
           .. line .. '%)$'), err.message)
         assert.truthy(err.traceback:find('module_spec.lua:' .. line, 1, true), err.traceback)
         assert.truthy(err.traceback:find('module_spec.lua:' .. line + 1, 1, true), err.traceback)
-        assert.truthy(tostring(err):find(err.traceback, 1, true))
+        assert.equal('ValueError: ' .. err.message, tostring(err))
+        assert.equal(tostring(err), ('%s'):format(err))
+      end)
+
+      it('whose text ends a script that does not catch it', function()
+        scripts.with_script([[
+          local Odd = ms.nn.Module.extend('my.Odd')
+          function Odd:forward(x)
+            local y = x:reshape(7)
+            return y
+          end
+          ms.nn.Sequential(Odd())(ms.ones(1))
+        ]], function(path)
+          local output, code = scripts.shell('luajit ' .. path)
+          assert.equal(1, code)
+          assert.truthy(output:find('(in forward of 0 (my.Odd), ', 1, true), output)
+          assert.truthy(output:find(path .. ':4: in function', 1, true), output)
+        end)
       end)
 
       it('also of the errors of Lua', function()
@@ -461,7 +479,8 @@ describe('nn.Module', function()
       end)
 
       it('and what a script chose to raise stays what it is', function()
-        for _, value in ipairs { 'stop', 7, { 'mine' }, true } do
+        local interrupt = 'my.lua:3: interrupted!' -- what luajit makes of a Ctrl-C
+        for _, value in ipairs { 'stop', 7, { 'mine' }, true, interrupt } do
           assert.equal(value, raised_by(function() error(value, 0) end))
         end
       end)
