@@ -6,7 +6,7 @@ local samples = require 'support.samples'
 
 local function fill(module, values)
   for _, p in ipairs(module:materialize():named_parameters()) do
-    p.tensor:copy_(ms.tensor(values[p.name]))
+    ms.no_grad(p.tensor.copy_, p.tensor, ms.tensor(values[p.name]))
   end
   return module
 end
