@@ -45,7 +45,7 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
 ---@field allclose fun(self: ms.Tensor, other: ms.Tensor, rtol?: number, atol?: number): boolean
 ---@field reciprocal fun(self: ms.Tensor): ms.Tensor
----@field log_softmax fun(self: ms.Tensor): ms.Tensor  over the last dimension
+---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
 ---@field matmul fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
 ---@field sum fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean): ms.Tensor
 ---@field select fun(self: ms.Tensor, dim: integer, index: integer): ms.Tensor  a view
