@@ -134,6 +134,16 @@ describe('the moonshard command', function()
     end
   end)
 
+  it('starts ranks that start no others, joined or not', function()
+    with_script("print 'once' ms.dist.spawn(2, print)", function(path)
+      local output, code = shell('bindings/moonshard run -n 2 ' .. path)
+      assert.equal(1, code, output)
+      assert.truthy(output:find('RuntimeError: cannot start ranks: this process is rank %d of 2 '
+        .. 'already'), output)
+      assert.equal(0, select(2, output:gsub('%] %d\t2', '')), output)
+    end)
+  end)
+
   it('tells what is wrong with a script before it has joined', function()
     with_script('local x = = 3', function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)
