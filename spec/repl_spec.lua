@@ -36,6 +36,8 @@ describe('the prompt', function()
     assert.equal("> ValueError: size mismatch\n> stdin:1: attempt to index global 'nothing' (a nil "
       .. "value)\n> stdin:1: unexpected symbol near '='\n> 1\n> \n",
       typed { "ms.error('ValueError', 'size mismatch')", 'nothing.x = 1', 'x = = 3', '1' })
+    assert.equal("> > stdin:1: attempt to call method 'paramters' (a nil value), did you mean "
+      .. "'parameters'?\n> \n", typed { 'm = ms.nn.ReLU()', 'm:paramters()' })
     local output = typed { 'l = ms.nn.Linear(3, 4)', 'l(ms.ones(2, 5))' }
     assert.truthy(output:find('^> > %a+Error: [^\n]*in forward of nn.Linear[^\n]*\n> \n$'), output)
   end)

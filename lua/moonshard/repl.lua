@@ -4,6 +4,7 @@
 
 local errors = require 'moonshard.errors'
 local interrupt = require 'moonshard_ffi.interrupt'
+local misspelt = require 'moonshard.misspelt'
 local util = require 'moonshard.util'
 
 local repl = {}
@@ -67,7 +68,7 @@ local function say(err)
   if interrupt.is(err) then
     err = '\ninterrupted' -- the terminal shows ^C
   end
-  print(errors.is(err) and ('%s: %s'):format(err.kind, err.message) or tostring(err))
+  print(errors.is(err) and ('%s: %s'):format(err.kind, err.message) or tostring(misspelt(err)))
 end
 
 local DEEP, LONG = 3, 20

@@ -69,7 +69,7 @@ function trace.on_error(err)
     if not module then
       return err
     end
-    err = errors.new('RuntimeError', err)
+    err = errors.new('RuntimeError', require 'moonshard.misspelt'(err))
     err.traceback = debug.traceback('', 2):gsub('^\n', '')
   end
   err.forward = module or false

@@ -2,7 +2,6 @@
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
-local scripts = require 'support.scripts'
 
 local function names(module, ...)
   local out = {}
@@ -451,22 +450,6 @@ describe('nn.Module', function()
         assert.equal(tostring(err), ('%s'):format(err))
       end)
 
-      it('whose text ends a script that does not catch it', function()
-        scripts.with_script([[
-          local Odd = ms.nn.Module.extend('my.Odd')
-          function Odd:forward(x)
-            local y = x:reshape(7)
-            return y
-          end
-          ms.nn.Sequential(Odd())(ms.ones(1))
-        ]], function(path)
-          local output, code = scripts.shell('luajit ' .. path)
-          assert.equal(1, code)
-          assert.truthy(output:find('(in forward of 0 (my.Odd), ', 1, true), output)
-          assert.truthy(output:find(path .. ':4: in function', 1, true), output)
-        end)
-      end)
-
       it('also of the errors of Lua', function()
         local line = debug.getinfo(1, 'l').currentline + 1
         local err = raised_by(function(x) local y = x.missing.field return y end)
@@ -476,6 +459,14 @@ describe('nn.Module', function()
         assert.truthy(lua.message:find("attempt to index local 'none'", 1, true), lua.message)
         assert.truthy(lua.message:find('(in forward of 0.0 (my.Attn), ', 1, true), lua.message)
         assert.truthy(lua.traceback:find('module_spec.lua:' .. line + 1, 1, true), lua.traceback)
+      end)
+
+      it('with the nearest method, where there is none of that name', function()
+        local err = raised_by(function() return nn.ReLU():evl() end)
+        assert.truthy(err.message:find("attempt to call method 'evl' (a nil value), did you mean "
+          .. "'eval'? (in forward of", 1, true), err.message)
+        err = raised_by(function() return nn.ReLU():xyz() end)
+        assert.truthy(err.message:find("'xyz' (a nil value) (in forward of", 1, true), err.message)
       end)
 
       it('and what a script chose to raise stays what it is', function()
