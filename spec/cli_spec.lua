@@ -103,25 +103,44 @@ describe('the moonshard command', function()
   end)
 
   it('says that it was asked to stop, also when no rank has asked whether', function()
-    with_script([[
+    local script = [[
       local ms = require 'moonshard'
-      if ms.dist.init().rank == 0 then
+      jit.off() -- compiled loops do not see what luajit makes of a SIGINT
+      if ms.dist.init({ ranks = 2 }).rank == 0 then
         local stat = assert(io.open '/proc/self/stat'):read '*a'
         local keeper = stat:match('^%d+ %b() %S (%d+)')
         local of_keeper = assert(io.open('/proc/' .. keeper .. '/stat')):read '*a'
         ms.dist.barrier()
-        os.execute('kill -TERM ' .. of_keeper:match('^%d+ %b() %S (%d+)'))
+        io.popen('kill -SIGNAL ' .. of_keeper:match('^%d+ %b() %S (%d+)'))
       else
         ms.dist.barrier()
       end
       while true do
         ms.dist.barrier()
       end
-    ]], function(path)
+    ]]
+    for signal, told in pairs {
+      TERM = { 143, '15 (Terminated)' }, INT = { 130, '2 (Interrupt)' },
+    } do
+      with_script(script:gsub('SIGNAL', signal), function(path)
+        for _, command in ipairs { 'bindings/moonshard run -n 2 ', 'luajit ' } do
+          local output, code = shell(command .. path)
+          assert.equal(told[1], code, output)
+          local cause = ('moonshard: stopped by signal %s, which ended rank '):format(told[2])
+          assert.truthy(output:find(cause, 1, true), output)
+          assert.is_nil(output:find('traceback', 1, true), output)
+        end
+      end)
+    end
+  end)
+
+  it('starts ranks that start no others, joined or not', function()
+    with_script("print 'once' ms.dist.spawn(2, print)", function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)
-      assert.equal(143, code, output)
-      local cause = 'moonshard: stopped by signal 15 (Terminated), which ended rank '
-      assert.truthy(output:find(cause, 1, true), output)
+      assert.equal(1, code, output)
+      assert.truthy(output:find('RuntimeError: cannot start ranks: this process is rank %d of 2 '
+        .. 'already'), output)
+      assert.equal(0, select(2, output:gsub('%] %d\t2', '')), output)
     end)
   end)
 

@@ -79,6 +79,14 @@ describe('dist.spawn', function()
     checks.raises('TypeError', "'code' is a string", dist.exit, '1')
   end)
 
+  it('names the nearest method of a module', function()
+    local _, err = pcall(dist.spawn, 2, function()
+      ms.nn.ReLU():named_paramters()
+    end)
+    assert.truthy(err.message:find("attempt to call method 'named_paramters' (a nil value), did "
+      .. "you mean 'named_parameters'?", 1, true), err.message)
+  end)
+
   it('brings the traceback of the rank that failed, and its process', function()
     local err = checks.raises('CommError', 'rank 1 failed', dist.spawn, 2, function(rank)
       local function somewhere_deep()

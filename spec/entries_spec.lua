@@ -100,6 +100,28 @@ describe('entries of a tensor', function()
     assert.same({ 1, 4, 27 }, out[1]:totable()) -- [3]: its square by copy_, twice that by add_
   end)
 
+  it('of tensors that require grad are not written while ops are recorded', function()
+    local w = ms.tensor({ 1, 2 }, { requires_grad = true })
+    for _, write in ipairs {
+      { 't[1] = x', function(t) t[1] = 5 end },
+      { 'fill_', function(t) t:fill_(5) end },
+      { 'fill_', function(t) t:zero_() end },
+      { 'copy_', function(t) t:copy_(ms.ones(2)) end },
+      { 'add_', function(t) t:add_(1) end },
+      { 'add_', function(t) t:add_(ms.ones(2)) end },
+    } do
+      local what, fn = unpack(write)
+      local version = w:version()
+      checks.raises('RuntimeError', what .. ': the tensor requires grad, and writing into it is '
+        .. 'not differentiable; write inside ms.no_grad(function() ... end), or to t:detach()', fn,
+        w)
+      assert.equal(version, w:version())
+      ms.no_grad(fn, w)
+      fn(w:detach())
+      assert.equal(version + 2, w:version())
+    end
+  end)
+
   it('take values whose gradient nobody can miss', function()
     local w, out = ms.tensor({ 1, 2, 3 }, { requires_grad = true }), ms.zeros(2, 3)
     out[1] = (w * w):detach()

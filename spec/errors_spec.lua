@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local errors, class = ms.errors, ms.class
 local checks = require 'support.checks'
+local scripts = require 'support.scripts'
 
 describe('an error', function()
   teardown(function()
@@ -42,6 +43,27 @@ describe('an error', function()
     assert.truthy(err.where:find('spec/errors_spec.lua:%d+$'), err.where)
     assert.truthy(errors.describe(err):find('errors_spec.lua:%d+: IndexError: size: dimension 5'))
     assert.truthy(err.traceback:find('errors_spec', 1, true))
+  end)
+
+  it('of a forward is a line where it is caught, and brings its stack where it is not', function()
+    scripts.with_script([[
+      local Odd = ms.nn.Module.extend('my.Odd')
+      function Odd:forward(x)
+        local y = x:reshape(7)
+        return y
+      end
+      local model = ms.nn.Sequential(Odd())
+      io.stderr:write(tostring(select(2, pcall(model, ms.ones(1)))), '\n')
+      model(ms.ones(1))
+    ]], function(path)
+      local output, code = scripts.shell('luajit ' .. path)
+      assert.equal(1, code)
+      local line = ('ValueError: reshape: (1) has 1 elements, which shape (7) does not fit (in '
+        .. 'forward of 0 (my.Odd), %s:4)\n'):format(path)
+      local rest = line .. 'stack traceback:\n'
+      assert.equal(line .. 'luajit: ' .. rest, output:sub(1, #line + #rest + 8))
+      assert.truthy(output:find(path .. ':4: in function', #line, true), output)
+    end)
   end)
 
   it('of an unknown kind is a mistake of the caller', function()
@@ -121,6 +143,8 @@ describe('options', function()
       'f', { bais = true }, { 'dtype', 'bias' })
     checks.raises('ValueError', "unknown option 'zzzzzzzz', expected one of dtype, bias",
       errors.options, 'f', { zzzzzzzz = true }, { 'dtype', 'bias' })
+    assert.is_nil(errors.nearest('1', { 'is', 'i' })) -- nothing of it is in them
+    assert.equal('step', errors.nearest('stpe', { 'set', 'step' }))
     for _, names in ipairs { { 'z', 'y', 'x' }, { 'x', 'z', 'y' }, { 'y', 'x', 'z' } } do
       local given = {}
       for _, name in ipairs(names) do

@@ -157,6 +157,38 @@ describe('operators', function()
       ops.log_softmax(ms.tensor { math.log(1), math.log(3) }))
   end)
 
+  it('take the logarithm of a softmax over any dimension', function()
+    local function log(t)
+      return ms.tensor(t):log()
+    end
+    local x = log { { 1, 2 }, { 3, 6 } }
+    local columns = { { math.log(0.25), math.log(0.25) }, { math.log(0.75), math.log(0.75) } }
+    checks.close(columns, x:log_softmax(1))
+    checks.close(columns, ops.log_softmax(x, -2))
+    checks.close(x:log_softmax():totable(), x:log_softmax(-1))
+    checks.close(x:log_softmax():totable(), x:log_softmax(2))
+    checks.raises('IndexError', 'log_softmax: dimension 3 is out of range', x.log_softmax, x, 3)
+    x:requires_grad_()
+    x:log_softmax(1)[1]:sum():backward() -- of the first row: 1 - p there, -p in the second
+    checks.close({ { 0.75, 0.75 }, { -0.75, -0.75 } }, x:grad())
+  end)
+
+  it('name what keeps two matrices from being multiplied', function()
+    for problem, shapes in pairs {
+      ['(2, 3) and (4, 5), expected (..., m, k) and (..., k, n): k is 3 and 4'] =
+        { { 2, 3 }, { 4, 5 } },
+      ['(2, 3) and (3), expected (..., m, k) and (..., k, n): a vector is reshaped to (1, k) or '
+        .. '(k, 1) first'] = { { 2, 3 }, { 3 } },
+      ['(2, 2, 3) and (3, 2), expected (..., m, k) and (..., k, n): leading dimensions are equal, '
+        .. 'as they do not broadcast'] = { { 2, 2, 3 }, { 3, 2 } },
+      ['(2, 2, 3) and (4, 3, 2), expected (..., m, k) and (..., k, n): leading'] =
+        { { 2, 2, 3 }, { 4, 3, 2 } },
+    } do
+      checks.raises('ValueError', 'matmul: shapes are ' .. problem, ms.matmul, ms.ones(shapes[1]),
+        ms.ones(shapes[2]))
+    end
+  end)
+
   it('look up rows with ids from 0 and name the first id outside', function()
     local table = ms.tensor { { 1, 2 }, { 3, 4 } }
     local ids = ms.tensor({ 1, 0, 1 }, { dtype = 'i64' })

@@ -356,7 +356,7 @@ local ERRORS = {
     { options = NO_SHARD } },
   { 'the rule of replicas', { before_wrap = function(module)
     module:materialize()
-    module[3].bias:fill_(0.5)
+    ms.no_grad(module[3].bias.fill_, module[3].bias, 0.5)
   end }, "replicas of parameter '2.bias'", { options = NO_SHARD } },
   { 'values written into a replica', { before_step = before(2, function(model)
     ms.no_grad(model.module[3].bias.fill_, model.module[3].bias, 7)
@@ -371,15 +371,18 @@ local ERRORS = {
   } },
   { 'other values written into a replica inside summon_full_params',
     { before_step = before(2, function(model)
-      fsdp.summon_full_params(model, nil, function() model.module[3].bias:fill_(7) end)
+      local bias = model.module[3].bias
+      fsdp.summon_full_params(model, nil, ms.no_grad, bias.fill_, bias, 7)
     end) }, "summon_full_params: '2.bias' was left with other values on rank 1 than on rank 0", {
       options = NO_SHARD,
       before_step = before(2, function(model)
-        fsdp.summon_full_params(model, nil, function() model.module[3].bias:fill_(8) end)
+        local bias = model.module[3].bias
+        fsdp.summon_full_params(model, nil, ms.no_grad, bias.fill_, bias, 8)
       end),
     } },
   { 'values written inside summon_full_params', { before_step = before(2, function(model)
-    fsdp.summon_full_params(model, nil, function() model.module[3].bias:fill_(7) end)
+    local bias = model.module[3].bias
+    fsdp.summon_full_params(model, nil, ms.no_grad, bias.fill_, bias, 7)
   end) }, "summon_full_params: '2.bias' was left with other values on rank 1 than on rank 0", {
     before_step = before(2, function(model)
       fsdp.summon_full_params(model, nil, function() end)
@@ -404,7 +407,7 @@ local ERRORS = {
       options = { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } } } },
   { 'values written before the model is wrapped', { before_wrap = function(module)
     module:materialize()
-    module[3].bias:fill_(0.5)
+    ms.no_grad(module[3].bias.fill_, module[3].bias, 0.5)
   end }, "parameter '2.bias' (unit 'nn.Sequential') was loaded or written before it was sharded",
     { before_wrap = function(module) module:materialize() end } },
   { 'a state dict of other values', { after_wrap = state_dict_of(2) },

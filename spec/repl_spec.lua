@@ -36,22 +36,40 @@ describe('the prompt', function()
     assert.equal("> ValueError: size mismatch\n> stdin:1: attempt to index global 'nothing' (a nil "
       .. "value)\n> stdin:1: unexpected symbol near '='\n> 1\n> \n",
       typed { "ms.error('ValueError', 'size mismatch')", 'nothing.x = 1', 'x = = 3', '1' })
+    assert.equal("> > stdin:1: attempt to call method 'paramters' (a nil value), did you mean "
+      .. "'parameters'?\n> \n", typed { 'm = ms.nn.ReLU()', 'm:paramters()' })
     local output = typed { 'l = ms.nn.Linear(3, 4)', 'l(ms.ones(2, 5))' }
     assert.truthy(output:find('^> > %a+Error: [^\n]*in forward of nn.Linear[^\n]*\n> \n$'), output)
   end)
 
-  it('goes on after an interrupt, whatever was running', function()
-    scripts.with_script([[
-      local lines, i = { 'x = 1', false, 'error("interrupted!", 0)', 'x + 1' }, 0
-      function io.read()
-        i = i + 1
-        return lines[i] == false and error('interrupted!', 0) or lines[i]
-      end
-      require('moonshard.repl').run()
-    ]], function(path)
-      local output = scripts.shell('luajit ' .. path)
-      assert.truthy(output:find('\n> > interrupted!\n> interrupted!\n> 2\n> \n$'), output)
-    end)
+  it('goes on after an interrupt, as often as one comes', function()
+    local pid = "pid = io.open('/proc/self/stat'):read('*n')"
+    local kill = "k = io.popen('kill -INT ' .. pid)"
+    assert.equal('> > > \ninterrupted\n> > \ninterrupted\n> 2\n> \n', typed {
+      pid, 'x = 1', kill .. ' while true do end',
+      'function loop() for i = 1, 1e15 do ms.ones(2) end end', kill .. ' loop()', 'x + 1',
+    })
+  end)
+
+  it('gives up what is being typed at an interrupt, and loses no line after it', function()
+    local output = scripts.shell([[sh -c '
+      out=$(mktemp)
+      { echo "x = 1"
+        echo "k = io.popen(\"sleep 0.1; kill -INT \" .. io.open(\"/proc/self/stat\"):read(\"*n\"))"
+        echo "function f("
+        for i in $(seq 100); do grep -q interrupted $out && break; sleep 0.05; done
+        echo "x + 41"
+      } | bindings/moonshard repl >$out
+      cat $out; rm $out']])
+    assert.truthy(output:find('\n> > > >> \ninterrupted\n> 42\n> \n$'), output)
+  end)
+
+  it('has words for who seeks the way out', function()
+    for _, word in ipairs { 'exit', 'quit', 'exit()', ' quit ; ' } do
+      assert.equal('> ', typed { word, 'never' })
+    end
+    assert.truthy(typed { 'help' }:find('quit or Ctrl-D leaves', 1, true))
+    assert.equal('> > 3\n> \n', typed { 'help = 3', 'help' })
   end)
 
   it('does not become several ranks, nor does that of luajit', function()

@@ -3,6 +3,7 @@ local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 
 describe('a safetensors file', function()
@@ -14,6 +15,19 @@ describe('a safetensors file', function()
     local alive = checks.live_handles()
     ms.close()
     assert.equal(0, alive)
+  end)
+
+  it('is not what torch.save wrote, and says what that is', function()
+    local layer = nn.Linear(2, 2)
+    for head, name in pairs {
+      ['PK\3\4\0\0\8\8\0\0'] = 'a zip archive, as torch.save writes',
+      ['\128\2\138\10l\252\156F\249 '] = 'a pickle, as torch.save wrote before',
+    } do
+      shell.write(path, head .. ('x'):rep(100))
+      checks.raises('FormatError', ('%s: is %s, expected a safetensors file (in Python: '
+        .. 'safetensors.torch.save_file(state_dict, path))'):format(path, name), checkpoint.import,
+        path, layer)
+    end
   end)
 
   it('carries full parameters from one model to another, tied ones once', function()

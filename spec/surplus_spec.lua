@@ -53,6 +53,22 @@ describe('a surplus argument', function()
     assert.equal(2, Net(1, 2, 3).rest)
   end)
 
+  it('that a colon gives is told as one, whatever follows', function()
+    for name, call in pairs {
+      ['ms.zeros'] = function() ms:zeros(2, 3) end,
+      ['ms.tensor'] = function() ms:tensor { 1 } end,
+      ['ms.matmul'] = function() ms:matmul(x, x) end,
+      ['ms.is_grad_enabled'] = function() ms:is_grad_enabled() end,
+      ['ms.no_grad'] = function() ms:no_grad(print) end,
+      ['nn.Linear'] = function() ms.nn:Linear(3, 2) end,
+      ['optim.SGD'] = function() ms.optim:SGD(layer:parameters(), { lr = 1 }) end,
+      ['dist.spawn'] = function() ms.dist:spawn(2, print) end,
+    } do
+      checks.raises('TypeError', ('%s is no method: write %s(...), with a dot'):format(name, name),
+        call)
+    end
+  end)
+
   it('may be nil', function()
     assert.same({ 2, 2, 2 }, x:sum(1, false, nil):totable())
     assert.same({ 2, 3 }, x:shape(nil))

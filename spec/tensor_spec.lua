@@ -139,6 +139,14 @@ describe('a tensor', function()
       assert.same({ 2, 4 }, ms.arange(2, 6, 2):totable())
       assert.same({ 1, 0.5 }, ms.arange(1, 0, -0.5):totable())
       assert.same({ 0 }, ms.arange(0):shape())
+      assert.same({ 0 }, ms.arange(5, 5, -1):shape())
+      for numbers, told in pairs {
+        [{ 5, 1 }] = '5 to 1 by 1', [{ -3 }] = '0 to -3 by 1', [{ 1, 5, -1 }] = '1 to 5 by -1',
+        [{ 1, 0.5 }] = '1 to 0.5 by 1',
+      } do
+        checks.raises('ValueError', 'arange: from ' .. told .. ' leads away, expected a step of the '
+          .. 'other sign', ms.arange, unpack(numbers))
+      end
     end)
 
     it('is random by stream: equal names give equal values, others do not', function()

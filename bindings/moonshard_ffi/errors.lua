@@ -16,10 +16,16 @@ local errors = {}
 local Error = {}
 Error.__index = Error
 
+-- Does a handler in C ask, as luajit's that ends a script with what it did not catch?
+local function is_uncaught()
+  local handler, raiser = debug.getinfo(3, 'S'), debug.getinfo(4, 'f')
+  return handler ~= nil and handler.what == 'C' and raiser ~= nil and raiser.func == error
+end
+
 function Error:__tostring()
   local text = self.kind .. ': ' .. self.message
-  -- the calls around a forward raise it again, so whoever catches it cannot see that stack
-  return self.forward and text .. '\n' .. self.traceback or text
+  -- the calls around a forward raise it again, so luajit cannot see that stack
+  return self.forward and is_uncaught() and text .. '\n' .. self.traceback or text
 end
 
 --- Kind names, by status code without its sign.

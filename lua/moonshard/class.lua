@@ -38,6 +38,7 @@ local function construct(cls, ...)
     errors.raise('TypeError', "class %s has '%s', which nothing calls: name it init", cls._name,
       cls.__init and '__init' or '__init__')
   end
+  surplus.check_dot(cls._name, (...))
   check_arguments(cls, ...)
   local object = setmetatable({}, cls)
   object:init(...)

@@ -49,7 +49,8 @@ local REPL_USAGE = [[
 usage: moonshard repl
 
 Read Lua line by line, run it and print what it gives; ms is there. A chunk may take several lines;
-globals stay, locals last as long as their chunk.
+globals stay, locals last as long as their chunk. Ctrl-C ends what runs, exit or Ctrl-D the prompt.
+All Lua is interpreted here, as compiled loops cannot be interrupted.
 ]]
 
 local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }

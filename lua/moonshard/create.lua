@@ -177,7 +177,8 @@ function create.empty(...)
   return finish(calls.tensor_empty(code, n, shape), opts)
 end
 
---- 0 .. stop - 1, or start, start + step, ... below stop.
+--- 0 .. stop - 1, or start, start + step, ... below stop. ValueError when the step leads away from
+--- it.
 ---@param start number  the stop when it is the only number
 ---@param stop? number
 ---@param step? number
@@ -195,17 +196,21 @@ function create.arange(start, stop, step, opts)
   if stop == nil then
     start, stop = 0, start
   end
-  local n = math.ceil((arguments.number('arange', 'stop', stop) - start) / step)
+  local steps = (arguments.number('arange', 'stop', stop) - start) / step
+  local n = math.ceil(steps)
   if step == 0 then
     errors.raise('ValueError', 'arange: the step is 0')
   elseif n ~= n or n > LARGEST then
     errors.raise('ValueError', 'arange: from %g to %g by %g, expected finite numbers', start, stop,
       step)
+  elseif steps < 0 then
+    errors.raise('ValueError', 'arange: from %g to %g by %g leads away, expected a step of the '
+      .. 'other sign', start, stop, step)
   end
   local whole = start % 1 == 0 and step % 1 == 0
   local code
   opts, code = options('arange', given, plain_options, whole and 'i64' or 'f32')
-  return finish(calls.tensor_arange(code, start, step, math.max(0, n)), opts)
+  return finish(calls.tensor_arange(code, start, step, n), opts)
 end
 
 -- -- random --------------------------------------------------------------------------------------

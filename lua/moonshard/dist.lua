@@ -209,11 +209,13 @@ end
 --- that failed first, and what it raised. A SIGINT, SIGTERM or SIGHUP that reached this process
 --- meanwhile asks the ranks to stop; when they have ended it is raised again here, so that the
 --- script does not go on as if nothing had been asked: it ends, unless it handles the signal.
+--- RuntimeError in a rank, also where `moonshard run` started it.
 ---@param n integer
 ---@param fn fun(rank: integer, world_size: integer, ...)
 function dist.spawn(n, fn, ...)
   check_ranks('dist.spawn', n)
   arguments.fn('dist.spawn', 'fn', fn)
+  look() -- what a launcher started is a rank of its job and starts none
   local launch = fork(n)
   if not launch then
     C.ms_dist_exit(xpcall(fn, uncaught.tell, rank_out[0], n, ...) and 0 or 1)

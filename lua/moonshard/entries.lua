@@ -9,6 +9,7 @@ local errors = require 'moonshard.errors'
 local missing = require 'moonshard.missing'
 local planned = require 'moonshard.planned'
 local util = require 'moonshard.util'
+local writable = require 'moonshard.writable'
 
 local C, calls = B.C, B.calls
 local type = type
@@ -55,25 +56,21 @@ local function check_assignable(t, i)
   elseif type(i) ~= 'number' then
     arguments.refuse('t[i] = x', 'i', i, 'an integer')
   end
-  calls.tensor_describe(t, info)
-  if info.requires_grad and C.ms_grad_enabled() then
-    errors.raise('RuntimeError', 't[%s] = x: the tensor requires grad, and writing into it is not '
-      .. 'differentiable; write to t:detach(), or inside ms.no_grad', tostring(i))
-  end
+  return writable(t, 't[%s] = x', i)
 end
 
 --- A number fills entry i, true as 1 and false as 0; a tensor is copied there, broadcast and cast.
 --- Never differentiated: values that require grad are refused as by copy_.
 local function assign(t, i, value)
-  check_assignable(t, i)
+  local code = check_assignable(t, i)
   if type(value) == 'boolean' then
     value = value and 1 or 0
   elseif type(value) ~= 'number' and not B.is_ref(value) then
     errors.raise('TypeError', 't[%s] = x: x is %s, expected a number or a tensor', tostring(i),
       arguments.noun(value))
   end
-  if type(value) == 'number' and C.ms_dtype_check('', info.dtype, value) ~= 0 then
-    errors.check(C.ms_dtype_check(('t[%s] = x'):format(tostring(i)), info.dtype, value))
+  if type(value) == 'number' and C.ms_dtype_check('', code, value) ~= 0 then
+    errors.check(C.ms_dtype_check(('t[%s] = x'):format(tostring(i)), code, value))
   end
   local view = entry(t, i)
   if type(value) == 'number' then

@@ -115,7 +115,8 @@ function errors.nearest(word, known)
       best, best_distance = candidate, d
     end
   end
-  return best and best_distance <= math.max(2, math.floor(#word / 2)) and best or nil
+  local near = best and best_distance < #word and best_distance <= math.max(2, math.floor(#word / 2))
+  return near and best or nil
 end
 
 local function unknown_option(what, key, names)

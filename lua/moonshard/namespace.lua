@@ -27,9 +27,10 @@ end
 ---@return T members
 local function namespace(name, members, lazy, planned, instead)
   lazy, planned = lazy or {}, planned or {}
+  surplus.namespaces[members] = true
   for key, value in next, members do
     if type(value) == 'function' then
-      members[key] = surplus.closed(name .. '.' .. key, value)
+      members[key] = surplus.member(name .. '.' .. key, value, members)
     end
   end
   return setmetatable(members, {

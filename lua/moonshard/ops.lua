@@ -16,6 +16,11 @@ local ops = {}
 
 local info = B.new('ms_tensor_info')
 
+local function ndim(x)
+  calls.tensor_describe(x, info)
+  return info.ndim
+end
+
 -- -- arithmetic ----------------------------------------------------------------------------------
 
 -- Beside a tensor a number takes its dtype. Integers take whole ones and nothing is promoted:
@@ -164,9 +169,16 @@ function ops.layer_norm(x, w, bias, eps)
   return calls.layer_norm(x, w, bias, eps == nil and 1e-5 or eps)
 end
 
---- Over the last dimension.
----@type fun(x: ms.Tensor): ms.Tensor
-ops.log_softmax = calls.log_softmax
+--- x - log(sum(exp(x))), the sum over one dimension.
+---@param x ms.Tensor
+---@param dim? integer  default: the last
+---@return ms.Tensor
+function ops.log_softmax(x, dim)
+  if dim == nil or dims.index(dim, ndim(x), 'log_softmax') == info.ndim - 1 then
+    return calls.log_softmax(x)
+  end
+  return ops.transpose(calls.log_softmax(ops.transpose(x, dim, -1)), dim, -1)
+end
 
 ---@class ms.ops.AttentionOptions
 ---@field causal? boolean  position t sees s <= t only (default false)
@@ -275,11 +287,6 @@ function ops.mse_loss(x, y, opts)
 end
 
 -- -- reductions and shapes -----------------------------------------------------------------------
-
-local function ndim(x)
-  calls.tensor_describe(x, info)
-  return info.ndim
-end
 
 --- Sum over all dimensions, or over those given.
 ---@param x ms.Tensor

@@ -14,7 +14,7 @@ local receiver = {}
 ---@param owner string  what messages call its objects: 'SGD', 't'
 ---@param expected string
 local function guarded(owner, name, method, expected, is_object)
-  return surplus.closed(owner .. ':' .. name, method, function(self)
+  return surplus.method(owner .. ':' .. name, method, function(self)
     if not is_object(self) then
       errors.raise('TypeError', "%s:%s: 'self' is %s, expected %s; call it as %s:%s(...)", owner,
         name, arguments.noun(self), expected, owner == 't' and 't' or 'object', name)

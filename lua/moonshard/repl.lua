@@ -1,7 +1,10 @@
 --- `moonshard repl`: luajit's prompt with `ms` in it. What an expression gives is printed, a chunk
---- may take several lines, and an error is one line without a traceback.
+--- may take several lines, an error is one line without a traceback, and a Ctrl-C ends what runs or
+--- what is being typed.
 
 local errors = require 'moonshard.errors'
+local interrupt = require 'moonshard_ffi.interrupt'
+local misspelt = require 'moonshard.misspelt'
 local util = require 'moonshard.util'
 
 local repl = {}
@@ -26,9 +29,30 @@ local function ask(prompt)
   return io.read('*l')
 end
 
+local HELP = [[
+What is typed is Lua; what an expression gives is printed: ms.randn(2, 3):sum()
+ms is the library, and ms, ms.nn, ms.optim, ... alone say what is in them.
+Globals stay, locals last as long as their chunk, which may take several lines.
+Ctrl-C ends what runs or is being typed; exit, quit or Ctrl-D leaves.]]
+
+-- Words that mean nothing in Lua; a global of that name comes first.
+local COMMANDS = {
+  help = function() print(HELP) end,
+  exit = function() os.exit(0) end,
+}
+COMMANDS.quit = COMMANDS.exit
+
+local function command(text)
+  local word = text:match('^%s*(%a+)%s*;?%s*$') or text:match('^%s*(%a+)%s*%(%s*%)%s*;?%s*$')
+  return word and rawget(_G, word) == nil and COMMANDS[word] or nil
+end
+
 -- The next chunk; nil and why not, or nil at the end of the input.
 local function read()
   local text = ask('> ')
+  if text and command(text) then
+    return command(text)
+  end
   while text do
     local chunk, mistake = compile(text)
     if chunk or not mistake:find("near '<eof>'", 1, true) then
@@ -41,7 +65,10 @@ local function read()
 end
 
 local function say(err)
-  print(errors.is(err) and ('%s: %s'):format(err.kind, err.message) or tostring(err))
+  if interrupt.is(err) then
+    err = '\ninterrupted' -- the terminal shows ^C
+  end
+  print(errors.is(err) and ('%s: %s'):format(err.kind, err.message) or tostring(misspelt(err)))
 end
 
 local DEEP, LONG = 3, 20
@@ -81,9 +108,14 @@ end
 --- Read, run and print until the input ends.
 function repl.run()
   _G.ms = require 'moonshard'
-  print('moonshard ' .. _G.ms.version .. ', a prompt of one rank: ms is there; Ctrl-D leaves')
+  jit.off() -- compiled loops do not look whether they are interrupted
+  jit.flush()
+  local heed = interrupt.keeper()
+  print('moonshard ' .. _G.ms.version .. ', a prompt of one rank: ms is there; help says more')
   while true do
-    local ok, chunk, mistake = pcall(read) -- a Ctrl-C is an error wherever Lua runs next
+    heed(true)
+    local ok, chunk, mistake = pcall(read)
+    heed(false)
     if not ok then
       say(chunk)
     elseif chunk then

@@ -1,4 +1,5 @@
---- Refusing arguments that nobody would look at: `x:sum(1, true, 3)`. Nils may be surplus.
+--- Refusing arguments that nobody would look at: `x:sum(1, true, 3)`, and the namespace that a colon
+--- in place of a dot gives to functions: `ms:zeros(2)`. Nils may be surplus.
 ---
 --- What scripts reach is closed where it becomes public: functions by moonshard.namespace, methods
 --- by moonshard.receiver, constructors by moonshard.class. The library's own calls go to the
@@ -29,18 +30,30 @@ function surplus.refuse(name, names, value)
     table.concat(names, ', '), arguments.noun(value))
 end
 
+--- Tables whose functions, and classes, are called with a dot.
+surplus.namespaces = setmetatable({}, { __mode = 'k' })
+
+--- Raise a TypeError when a function was called with a colon.
+---@param name string  what scripts call it
+---@param first any  its first argument
+function surplus.check_dot(name, first)
+  if surplus.namespaces[first] then
+    errors.raise('TypeError', '%s is no method: write %s(...), with a dot', name, name)
+  end
+end
+
 -- [Note: prototypes] The compiler of traces tells functions apart by their prototypes, and begins
 -- no trace at a `...`. So each wrapper is loaded by itself, with its parameters spelled out and one
 -- more, which costs nothing as long as it is not given.
 local CLOSED = [[
-local fn, refuse, check = ...
+local fn, refuse, check, owner = ...
 return function(PARAMETERS surplus)
   CHECK
   if surplus ~= nil then refuse(surplus) end
   return fn(ARGUMENTS)
 end]]
 local OPEN = [[
-local fn, _, check = ...
+local fn, _, check, owner = ...
 return function(PARAMETERS ...)
   CHECK
   return fn(PARAMETERS ...)
@@ -50,9 +63,19 @@ local SOURCE = debug.getinfo(1, 'S').source -- of the library: errors name the l
 
 local compiled = {} -- bytecode by kind of wrapper: loading it is quicker than compiling it again
 
+-- What is asked of the first argument: of that of a method by a function, of a namespace's in place.
+local CHECKS = {
+  method = function() return 'check(p1)' end,
+  namespace = function(n, is_vararg)
+    local first = n > 0 and 'p1' or is_vararg and '(...)' or 'surplus'
+    return ('if %s == owner then check(owner) end'):format(first)
+  end,
+  none = function() return '' end,
+}
+
 -- A function that makes a wrapper, with a prototype of its own each time.
-local function maker(n, is_vararg, checks)
-  local key = n * 4 + (is_vararg and 2 or 0) + (checks and 1 or 0)
+local function maker(n, is_vararg, kind)
+  local key = ('%s %d%s'):format(kind, n, is_vararg and ' ...' or '')
   if not compiled[key] then
     local list = {}
     for i = 1, n do
@@ -61,28 +84,45 @@ local function maker(n, is_vararg, checks)
     local text = (is_vararg and OPEN or CLOSED):gsub('%u%u%u+', {
       PARAMETERS = table.concat(list, ', ') .. (n > 0 and ',' or ''),
       ARGUMENTS = table.concat(list, ', '),
-      CHECK = checks and 'check(p1)' or '',
+      CHECK = CHECKS[kind](n, is_vararg),
     })
     compiled[key] = string.dump(assert(loadstring(text, SOURCE)))
   end
   return loadstring(compiled[key])
 end
 
---- The function, but that it refuses a surplus argument.
----@param name string  what scripts call it
----@param fn function
----@param check? fun(self: any)  of a method: raises unless it is called on what it should be
----@return function
-function surplus.closed(name, fn, check)
+local function wrapped(kind, name, fn, check, owner)
   local info = debug.getinfo(fn, 'u')
-  if info.isvararg and not check then
+  if info.isvararg and kind == 'none' then
     return fn
   end
   local function refuse(value)
     local names = surplus.parameters(fn)
-    surplus.refuse(name, (check or names[1] == 'self') and { unpack(names, 2) } or names, value)
+    surplus.refuse(name, (kind == 'method' or names[1] == 'self') and { unpack(names, 2) } or names,
+      value)
   end
-  return maker(info.nparams, info.isvararg, check ~= nil)(fn, refuse, check)
+  return maker(info.nparams, info.isvararg, kind)(fn, refuse, check, owner)
+end
+
+--- The function, but that it refuses a surplus argument.
+---@param name string  what scripts call it
+---@param fn function
+---@return function
+function surplus.closed(name, fn)
+  return wrapped('none', name, fn)
+end
+
+--- The same of a method.
+---@param check fun(self: any)  raises unless it is called on what it should be
+function surplus.method(name, fn, check)
+  return wrapped('method', name, fn, check)
+end
+
+--- The same of a function of a namespace, which refuses to be called with a colon.
+---@param namespace table  one of surplus.namespaces
+function surplus.member(name, fn, namespace)
+  return wrapped('namespace', name, fn, function(first) surplus.check_dot(name, first) end,
+    namespace)
 end
 
 return surplus

@@ -15,6 +15,7 @@ local entries = require 'moonshard.entries'
 local errors = require 'moonshard.errors'
 local format = require 'moonshard.format'
 local ops = require 'moonshard.ops'
+local writable = require 'moonshard.writable'
 
 local C, calls, core = B.C, B.calls, B.core
 
@@ -44,7 +45,7 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
 ---@field allclose fun(self: ms.Tensor, other: ms.Tensor, rtol?: number, atol?: number): boolean
 ---@field reciprocal fun(self: ms.Tensor): ms.Tensor
----@field log_softmax fun(self: ms.Tensor): ms.Tensor  over the last dimension
+---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
 ---@field matmul fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
 ---@field sum fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean): ms.Tensor
 ---@field select fun(self: ms.Tensor, dim: integer, index: integer): ms.Tensor  a view
@@ -260,6 +261,8 @@ function Tensor:where(cond, other)
 end
 
 -- -- writing in place ----------------------------------------------------------------------------
+-- Never differentiated: while ops are recorded, writing into what requires grad is a RuntimeError;
+-- ms.no_grad(function() ... end) writes into leaves.
 
 --- Overwrite every element. Integers hold whole numbers of their range (ValueError otherwise).
 ---@param value number|boolean
@@ -268,6 +271,7 @@ function Tensor:fill_(value)
   if type(value) == 'boolean' then
     value = value and 1 or 0
   end
+  writable(self, 'fill_')
   calls.tensor_fill(self, value)
   return self
 end
@@ -277,12 +281,13 @@ function Tensor:zero_()
   return Tensor.fill_(self, 0)
 end
 
---- Overwrite with another tensor, broadcast and cast. Writes are never differentiated: while ops
---- are recorded, values that require grad are a RuntimeError beside floats. ms.cat and ms.where
---- build such tensors; x:detach() and ms.no_grad write without a gradient.
+--- Overwrite with another tensor, broadcast and cast: integers take fractions cut towards zero, and
+--- NaN as 0. While ops are recorded, values that require grad are a RuntimeError beside floats.
+--- ms.cat and ms.where build such tensors; x:detach() and ms.no_grad write without a gradient.
 ---@param src ms.Tensor
 ---@return ms.Tensor self
 function Tensor:copy_(src)
+  writable(self, 'copy_')
   calls.tensor_copy(self, src)
   return self
 end
@@ -294,8 +299,9 @@ end
 ---@return ms.Tensor self
 function Tensor:add_(src, alpha)
   alpha = arguments.number('add_', 'alpha', alpha, 1)
+  local code = writable(self, 'add_')
   if type(src) == 'number' then
-    local one = calls.tensor_full(describe(self).dtype, 0, nil, 1)
+    local one = calls.tensor_full(code, 0, nil, 1)
     calls.tensor_add_scaled(self, one, src * alpha)
     C.ms_ref_release(one)
   else

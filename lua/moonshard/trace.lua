@@ -5,6 +5,7 @@
 --- here.
 
 local errors = require 'moonshard_ffi.errors'
+local interrupt = require 'moonshard_ffi.interrupt'
 
 local trace = {}
 
@@ -59,7 +60,7 @@ local POSITION = '^[^\n:]+:%d+: '
 ---@param err any
 ---@return any
 function trace.on_error(err)
-  local is_lua = type(err) == 'string' and err:find(POSITION)
+  local is_lua = type(err) == 'string' and err:find(POSITION) and not interrupt.is(err)
   if not is_lua and not (errors.is(err) and err.forward == nil) then
     return err
   end
@@ -68,7 +69,7 @@ function trace.on_error(err)
     if not module then
       return err
     end
-    err = errors.new('RuntimeError', err)
+    err = errors.new('RuntimeError', require 'moonshard.misspelt'(err))
     err.traceback = debug.traceback('', 2):gsub('^\n', '')
   end
   err.forward = module and label(module) or false

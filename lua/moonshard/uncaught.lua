@@ -4,6 +4,8 @@
 
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.errors'
+local interrupt = require 'moonshard_ffi.interrupt'
+local misspelt = require 'moonshard.misspelt'
 
 local C = B.C
 
@@ -33,12 +35,16 @@ local function is_known(line)
     and B.string(C.ms_error_message()):find(line, 1, true) ~= nil
 end
 
--- The text for the rank to print: a line, or all when the job ends for another reason.
+-- The text for the rank to print: a line, or all when the job ends for another reason. A Ctrl-C is
+-- no mistake of the script: the rank ends by the signal, which the launcher tells.
 local function tell(err, traceback)
+  if interrupt.is(err) then
+    interrupt.pass_on()
+  end
   if C.ms_dist_launched() then -- by a launcher, which may be told before the script has joined
     C.ms_dist_join()
   end
-  local line, text = B.errors.report(err, trim(errors.is(err) and err.traceback
+  local line, text = B.errors.report(misspelt(err), trim(errors.is(err) and err.traceback
     or traceback:sub(2)))
   local is_cause = C.ms_dist_abort(errors.status(err), text)
   local is_consequence = errors.is(err) and err.kind == 'CommError'

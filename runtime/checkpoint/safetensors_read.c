@@ -264,6 +264,25 @@ static ms_status parse_header(ms_safetensors *f, int64_t length)
     return status;
 }
 
+/* What torch.save() wrote, by its first bytes; NULL: it did not. */
+static const char *format_of_torch(const void *bytes)
+{
+    static const struct {
+        char first[5];
+        const char *name;
+    } formats[] = {
+        {"PK\3\4", "a zip archive, as torch.save writes"},
+        {"\x80\2", "a pickle, as torch.save wrote before"},
+    };
+
+    for (int32_t i = 0; i < MSI_COUNT(formats); i++) {
+        if (memcmp(bytes, formats[i].first, strlen(formats[i].first)) == 0) {
+            return formats[i].name;
+        }
+    }
+    return NULL;
+}
+
 static ms_status read_header(ms_safetensors *f, int64_t file_bytes)
 {
     uint64_t length;
@@ -273,8 +292,16 @@ static ms_status read_header(ms_safetensors *f, int64_t file_bytes)
                        (long long)file_bytes);
     }
     MS_TRY(msi_io_read(f->fd, f->path, &length, 8, 0));
+    const char *other = format_of_torch(&length);
+
     length = le64toh(length);
     if (length > MSI_ST_HEADER_MAX || length > (uint64_t)file_bytes - 8) {
+        if (other != NULL) {
+            return MS_FAIL(MS_FORMAT_ERROR,
+                           "%s: is %s, expected a safetensors file (in Python: "
+                           "safetensors.torch.save_file(state_dict, path))",
+                           f->path, other);
+        }
         return MS_FAIL(MS_FORMAT_ERROR,
                        "%s: a header of %llu bytes, expected at most %d and a file of %lld to hold "
                        "it",

@@ -67,7 +67,8 @@ describe('a field of a wrapped model', function()
           assert.equal(y, model(ms.ones(1, 2)):hash())
         end
       end
-      fsdp.summon_full_params(model, nil, function() model.head.weight:copy_(ms.ones(2, 2)) end)
+      local weight = model.head.weight
+      fsdp.summon_full_params(model, nil, ms.no_grad, weight.copy_, weight, ms.ones(2, 2))
       checks.close({ { 1, 1 }, { 1, 1 } }, model:state_dict()['head.weight'])
     end)
   end

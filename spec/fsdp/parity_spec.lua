@@ -342,7 +342,7 @@ describe('two ranks', function()
     ms.dist.spawn(2, function(rank)
       local model = fsdp.FSDP(nn.Linear(3, 3), { use_orig_params = true })
       local values = ms.arange(9):to('f32'):reshape({ 3, 3 })
-      fsdp.summon_full_params(model, nil, function() model.weight:copy_(values) end)
+      fsdp.summon_full_params(model, nil, ms.no_grad, model.weight.copy_, model.weight, values)
       -- 9 + (3) + 3 + (1): eight elements a rank, so rank 1 begins at element 8 of the weight
       checks.close(rank == 0 and { 0, 1, 2, 3, 4, 5, 6, 7 } or { 8 }, model.weight)
       checks.close(values:totable(), model:state_dict()['weight'])
@@ -361,15 +361,15 @@ describe('two ranks', function()
           end
         end,
         function() -- an element that this rank does not hold
-          ms.no_grad(function() model.bias:narrow(1, 3 - 2 * rank, 1):fill_(7) end)
+          model.bias:narrow(1, 3 - 2 * rank, 1):fill_(7)
         end,
       } do
         checks.raises('RuntimeError', "summon_full_params: 'bias' was left with other values on "
           .. 'rank 1 than on rank 0, of which each rank would keep its own part; write the same on '
-          .. 'all ranks. Nothing was kept', fsdp.summon_full_params, model, nil, write)
+          .. 'all ranks. Nothing was kept', fsdp.summon_full_params, model, nil, ms.no_grad, write)
         assert.equal(before, model:hash())
       end
-      fsdp.summon_full_params(model, { writeback = false }, function()
+      fsdp.summon_full_params(model, { writeback = false }, ms.no_grad, function()
         model.bias:fill_(rank)
       end)
       assert.equal(before, model:hash())

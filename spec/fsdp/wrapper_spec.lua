@@ -272,8 +272,10 @@ FSDP(
 
   it('keeps values that exist already', function()
     local layer = nn.Linear(2, 1):materialize()
-    layer.weight:copy_(ms.tensor { { 2, 3 } })
-    layer.bias:fill_(1)
+    ms.no_grad(function()
+      layer.weight:copy_(ms.tensor { { 2, 3 } })
+      layer.bias:fill_(1)
+    end)
     checks.close({ { 6 } }, wrapped(layer)(ms.ones(1, 2)))
   end)
 
@@ -348,7 +350,7 @@ FSDP(
     assert.equal(model, model:apply(function(m)
       if ms.is(m, nn.Linear) then
         shapes[#shapes + 1] = m.weight:shape()
-        m.weight:fill_(2)
+        ms.no_grad(m.weight.fill_, m.weight, 2)
       end
     end))
     assert.same({ { 3, 2 }, { 1, 3 } }, shapes)
@@ -503,14 +505,16 @@ FSDP(
 
     it('shows full parameters and keeps what is written, unless told not to', function()
       local m, layer = model()
-      local result = fsdp.summon_full_params(m, nil, function(x)
+      local result = fsdp.summon_full_params(m, nil, ms.no_grad, function(x)
         assert.same({ 1, 2 }, layer.weight:shape())
         layer.weight:fill_(3)
         return x
       end, 'through')
       assert.equal('through', result)
       checks.close({ { 3, 3 } }, m:state_dict()['0.weight'])
-      fsdp.summon_full_params(m, { writeback = false }, function() layer.weight:fill_(4) end)
+      fsdp.summon_full_params(m, { writeback = false }, ms.no_grad, function()
+        layer.weight:fill_(4)
+      end)
       checks.close({ { 3, 3 } }, m:state_dict()['0.weight'])
     end)
 
@@ -525,7 +529,7 @@ FSDP(
       local m, layer = model()
       m:load_state_dict { ['0.weight'] = ms.ones(1, 2), ['0.bias'] = ms.ones(1) }
       local thrown = {}
-      local _, err = pcall(fsdp.summon_full_params, m, nil, function()
+      local _, err = pcall(fsdp.summon_full_params, m, nil, ms.no_grad, function()
         layer.weight:fill_(9)
         error(thrown, 0)
       end)

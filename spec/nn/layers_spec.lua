@@ -6,7 +6,7 @@ local samples = require 'support.samples'
 
 local function fill(module, values)
   for _, p in ipairs(module:materialize():named_parameters()) do
-    p.tensor:copy_(ms.tensor(values[p.name]))
+    ms.no_grad(p.tensor.copy_, p.tensor, ms.tensor(values[p.name]))
   end
   return module
 end
@@ -362,6 +362,12 @@ describe('nn', function()
       checks.close(1, first(nn.init.ones()):mean():item())
       assert.is_true(largest(first(nn.init.xavier_uniform(2, 4))) <= 1)
       assert.is_true(math.abs(first(nn.init.normal(5, 0.1)):mean():item() - 5) < 0.02)
+      checks.close(5, first(nn.init.normal(5, 0))[1]:item())
+      checks.raises('ValueError', "init.normal: 'deviation' is -1, expected 0 or more",
+        nn.init.normal, 0, -1)
+      checks.raises('ValueError', "init.normal: 'deviation' is nan", nn.init.normal, 0, 0 / 0)
+      checks.raises('ValueError', "init.uniform: 'high' is -1, expected 1 ('low') or more",
+        nn.init.uniform, 1, -1)
     end)
 
     it('overwrites a tensor by a named stream', function()

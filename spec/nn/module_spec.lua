@@ -212,14 +212,14 @@ describe('nn.Module', function()
     local model = nn.Sequential(nn.Linear(2, 2))
     checks.raises('RuntimeError', 'has no values yet; a parameter gets some when its module is '
       .. "called, or from that module's materialize()", function()
-      model[1].weight:fill_(1)
+      ms.no_grad(model[1].weight.fill_, model[1].weight, 1)
     end)
     model:parameters()
     checks.raises('RuntimeError', "parameter '0.weight' has no values yet: call its module, or "
       .. "that module's materialize()", function() return model[1].weight:totable() end)
     model:materialize():apply(function(m)
       if ms.is(m, nn.Linear) then
-        m.weight:fill_(3)
+        ms.no_grad(m.weight.fill_, m.weight, 3)
       end
     end)
     checks.close({ { 3, 3 }, { 3, 3 } }, model[1].weight)
@@ -446,7 +446,8 @@ describe('nn.Module', function()
           .. line .. '%)$'), err.message)
         assert.truthy(err.traceback:find('module_spec.lua:' .. line, 1, true), err.traceback)
         assert.truthy(err.traceback:find('module_spec.lua:' .. line + 1, 1, true), err.traceback)
-        assert.truthy(tostring(err):find(err.traceback, 1, true))
+        assert.equal('ValueError: ' .. err.message, tostring(err))
+        assert.equal(tostring(err), ('%s'):format(err))
       end)
 
       it('also of the errors of Lua', function()
@@ -460,8 +461,17 @@ describe('nn.Module', function()
         assert.truthy(lua.traceback:find('module_spec.lua:' .. line + 1, 1, true), lua.traceback)
       end)
 
+      it('with the nearest method, where there is none of that name', function()
+        local err = raised_by(function() return nn.ReLU():evl() end)
+        assert.truthy(err.message:find("attempt to call method 'evl' (a nil value), did you mean "
+          .. "'eval'? (in forward of", 1, true), err.message)
+        err = raised_by(function() return nn.ReLU():xyz() end)
+        assert.truthy(err.message:find("'xyz' (a nil value) (in forward of", 1, true), err.message)
+      end)
+
       it('and what a script chose to raise stays what it is', function()
-        for _, value in ipairs { 'stop', 7, { 'mine' }, true } do
+        local interrupt = 'my.lua:3: interrupted!' -- what luajit makes of a Ctrl-C
+        for _, value in ipairs { 'stop', 7, { 'mine' }, true, interrupt } do
           assert.equal(value, raised_by(function() error(value, 0) end))
         end
       end)

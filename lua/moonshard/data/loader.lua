@@ -9,6 +9,8 @@
 --- to each rank that asks (validation that every rank does alone). In a process without a job any
 --- rank of any number can be asked for.
 ---
+--- A loader is no list: `#loader` is 0, an epoch has `loader.steps_per_epoch` steps.
+---
 --- Shapes: x, y i64 (B, T); y is x one token later
 
 local arguments = require 'moonshard_ffi.arguments'

@@ -29,22 +29,28 @@ function init.constant(value)
   return { kind = 'constant', a = value }
 end
 
---- Uniform in [low, high).
+--- Uniform in [low, high). ValueError when high is below low.
 ---@param low number
 ---@param high number
 ---@return ms.nn.InitRule
 function init.uniform(low, high)
   arguments.number('init.uniform', 'low', low)
   arguments.number('init.uniform', 'high', high)
+  if not (low <= high) then
+    errors.raise('ValueError', "init.uniform: 'high' is %g, expected %g ('low') or more", high, low)
+  end
   return { kind = 'uniform', a = low, b = high }
 end
 
 ---@param mean? number  default 0
----@param deviation? number  default 1
+---@param deviation? number  default 1; ValueError below 0
 ---@return ms.nn.InitRule
 function init.normal(mean, deviation)
   mean = arguments.number('init.normal', 'mean', mean, 0)
   deviation = arguments.number('init.normal', 'deviation', deviation, 1)
+  if not (deviation >= 0) then
+    errors.raise('ValueError', "init.normal: 'deviation' is %g, expected 0 or more", deviation)
+  end
   return { kind = 'normal', a = mean, b = deviation }
 end
 

@@ -1,7 +1,7 @@
 --- State dicts: tensors by path, in order.
 ---
 --- `sd[name]` is a tensor, `sd[i]` the i-th name, so `for _, name in ipairs(sd)` keeps the order of
---- declaration. A tied parameter stands under each of its names.
+--- declaration; pairs() gives both. A tied parameter stands under each of its names.
 ---
 --- Touches: moonshard.errors, moonshard_ffi.parameter; wrapped parameters through their unit.
 

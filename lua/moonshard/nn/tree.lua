@@ -183,8 +183,8 @@ local function put_back_param(module, p, now, taken)
     and ('replaced by a tensor (%s)'):format(table.concat(parameter.shape(now), ', '))
     or now == nil and 'set to nil' or 'replaced by ' .. arguments.noun(now)
   local advice = now == nil and 'To keep it from training: module.%s:requires_grad_(false)'
-    or 'Write into it instead: fsdp.summon_full_params(model, nil, function() module.%s:copy_(t) '
-      .. 'end)'
+    or 'Write into it instead: fsdp.summon_full_params(model, nil, ms.no_grad, function() '
+      .. 'module.%s:copy_(t) end)'
   errors.raise('RuntimeError', "parameter '%s' of %s was %s after FSDP %s; the field shows the "
     .. 'parameter again. ' .. advice, join(tree.path(module), p.name), place(module), what,
     taken and 'took it into a unit, which would never see that' or 'wrapped the model', p.name)

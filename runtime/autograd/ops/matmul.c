@@ -2,7 +2,26 @@
  * da = dy b^T, db = a^T dy. */
 #include "operand.h"
 
+#include <stdio.h>
+
 enum { A, B };
+
+static ms_status misfit(const msi_view *a, const msi_view *b)
+{
+    char why[96];
+
+    if (a->ndim < 2 || b->ndim < 2) {
+        snprintf(why, sizeof(why), "a vector is reshaped to (1, k) or (k, 1) first");
+    } else if (a->shape[a->ndim - 1] != b->shape[b->ndim - 2]) {
+        snprintf(why, sizeof(why), "k is %lld and %lld", (long long)a->shape[a->ndim - 1],
+                 (long long)b->shape[b->ndim - 2]);
+    } else {
+        snprintf(why, sizeof(why), "leading dimensions are equal, as they do not broadcast");
+    }
+    return MS_FAIL(MS_VALUE_ERROR,
+                   "matmul: shapes are %s and %s, expected (..., m, k) and (..., k, n): %s",
+                   msi_shape_text(a->ndim, a->shape), msi_shape_text(b->ndim, b->shape), why);
+}
 
 static ms_status check(const msi_op_call *c)
 {
@@ -14,10 +33,7 @@ static ms_status check(const msi_op_call *c)
         fits = a->shape[i] == b->shape[i];
     }
     if (!fits) {
-        return MS_FAIL(MS_VALUE_ERROR,
-                       "matmul: shapes are %s and %s, expected (..., m, k) and (..., k, n) with "
-                       "equal leading dimensions",
-                       msi_shape_text(a->ndim, a->shape), msi_shape_text(b->ndim, b->shape));
+        return misfit(a, b);
     }
     MS_TRY(msi_same_dtype("matmul", "a", c->in[A], "b", c->in[B]));
     return msi_check_product("matmul", a->dtype);

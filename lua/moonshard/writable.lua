@@ -1,0 +1,24 @@
+--- May a script write into a tensor now? Writes are not recorded; so while operators are, what
+--- requires grad is not written. (The runtime refuses results of operators at any time.)
+
+local B = require 'moonshard_ffi'
+local errors = require 'moonshard.errors'
+
+local C, calls = B.C, B.calls
+
+local info = B.new('ms_tensor_info')
+
+--- Raise a RuntimeError when it may not.
+---@param t ms.Tensor
+---@param what string  the write, for the message: 'fill_', 't[%s] = x'
+---@param i? integer  the entry that is written
+---@return integer dtype  of the tensor, for C
+return function(t, what, i)
+  calls.tensor_describe(t, info)
+  if info.requires_grad and C.ms_grad_enabled() then
+    errors.raise('RuntimeError', '%s: the tensor requires grad, and writing into it is not '
+      .. 'differentiable; write inside ms.no_grad(function() ... end), or to t:detach()',
+      what:format(i))
+  end
+  return info.dtype
+end
