@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* -- the queue: a heap, the youngest node on top ----------------------------------------------- */
 

@@ -406,13 +406,13 @@ typedef struct skipping {
 
 static ms_status run_skipping(void *user, int32_t rank)
 {
-    const skipping *job = user;
-    const program *p = &job->p;
+    const skipping *s = user;
+    const program *p = &s->p;
     ms_comm *world;
     uint64_t hash, expected;
 
     MS_TRY(ms_comm_world(&world));
-    nap_dice = job->naps * (uint64_t)(rank + 1);
+    nap_dice = s->naps * (uint64_t)(rank + 1);
     ms_status status = run_model(p, world, false, rank, 1, &hash);
 
     nap_dice = 0;
@@ -432,24 +432,24 @@ static void test_fsdp_programs__one_rank_skips_alone(void **state)
     (void)state;
     msi_fsdp_state_changed = nap_at_change;
     for (uint64_t seed = 1; seed <= PROGRAMS; seed++) {
-        skipping job = {.p = make_program(seed)};
+        skipping s = {.p = make_program(seed)};
         int32_t told = 0;
 
-        if (job.p.world == 1 || !let_one_rank_skip(&job.p)) {
+        if (s.p.world == 1 || !let_one_rank_skip(&s.p)) {
             continue;
         }
         for (int32_t i = 0; i < TIMES; i++) {
-            job.naps = (uint64_t)i * seed; /* none at first */
-            ms_status status = ms_dist_threads(job.p.world, run_skipping, &job);
+            s.naps = (uint64_t)i * seed; /* none at first */
+            ms_status status = ms_dist_threads(s.p.world, run_skipping, &s);
 
             told += status != MS_OK;
             if (status != MS_OK && strstr(ms_error_message(), " unit 'u") == NULL) {
-                print_program(&job.p, -1, ms_error_message());
+                print_program(&s.p, -1, ms_error_message());
                 fail();
             }
         }
         if (told != 0 && told != TIMES) {
-            print_program(&job.p, -1, "told sometimes");
+            print_program(&s.p, -1, "told sometimes");
             fail();
         }
         n_told += told != 0;
