@@ -252,10 +252,18 @@ LANES_INLINE f32_part widen_bf16w(u16_part h)
 /* Nearest even; a NaN stays one (quiet, the upper bits of its payload kept). */
 LANES_INLINE u16_part narrow_bf16w(f32_part v)
 {
-    u32_part bits = (u32_part)v, upper = bits >> 16, nan = (u32_part)ne_f32w(v, v);
-    u32_part rounded = (bits + 0x7fff + (upper & 1)) >> 16;
+    u32_part bits = (u32_part)v, rounded = bits + 0x7fff + ((bits >> 16) & 1);
+#if MSI_ISA == 4 /* the compiler would make a vector of the mask */
+    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
 
-    return narrow_u32((rounded & ~nan) | ((upper | 0x40) & nan));
+    rounded = (u32_part)_mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)bits,
+                                             _mm512_set1_epi32(0x400000));
+#else
+    u32_part nan = (u32_part)ne_f32w(v, v);
+
+    rounded = (rounded & ~nan) | ((bits | 0x400000) & nan);
+#endif
+    return narrow_u32(rounded >> 16);
 }
 
 LANES_INLINE f32x16 widen_bf16(u16x16 h)

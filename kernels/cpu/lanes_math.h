@@ -30,11 +30,15 @@ LANES_INLINE f32_part exp_f32w(f32_part x)
     LANES_POLY(p, r, 0x1.6d1606p-10f, 0x1.12106cp-7f, 0x1.555516p-5f, 0x1.5554d8p-3f, 0.5f);
     p = (p * r * r + r) + 1.0f;
 
+#if MSI_ISA == 4 /* the same bits: p times 2^n, rounded once */
+    return (f32_part)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     /* 2^n in two factors: one alone would leave the range of exponents. */
     i32_part k = ((i32_part)shifted << 9) >> 9;
     i32_part half = k >> 1;
 
     return p * (f32_part)((half + 127) << 23) * (f32_part)((k - half + 127) << 23);
+#endif
 }
 
 /* n ln 2 + log(1 + m), sqrt(1/2) <= 1 + m < sqrt(2). */

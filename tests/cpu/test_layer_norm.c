@@ -322,6 +322,26 @@ static void test_cpu_layer_norm__gradient_may_lie_on_its_input(void **state)
     discard(&in_place);
 }
 
+/* Squares of distances leave the range of f32: the row is 0 before w and b, and has no slope. */
+static void test_cpu_layer_norm__elements_too_far_apart_for_f32_are_normalized_to_0(void **state)
+{
+    (void)state;
+    const norm n = {.rows = 3, .cols = 21, .w = true, .b = true, .dtype = MS_DTYPE_F32};
+    buffers m;
+
+    make(&m, &n);
+    for (int64_t i = 0; i < m.x.t.n; i++) {
+        typed_set(&m.x.t, i, 1e30 * typed_get(&m.x.t, i));
+    }
+    run_forward(&m, &n);
+    run_backward(&m, &n);
+    for (int64_t i = 0; i < m.x.t.n; i++) {
+        assert_true(typed_get(&m.y.t, i) == typed_get(&m.b.t, i % n.cols));
+        assert_true(typed_get(&m.dx.t, i) == 0);
+    }
+    discard(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -330,6 +350,7 @@ int main(void)
         cmocka_unit_test(test_cpu_layer_norm__bf16_equals_plain_loops_at_any_length_from_any_start),
         cmocka_unit_test(test_cpu_layer_norm__gradients_equal_finite_differences),
         cmocka_unit_test(test_cpu_layer_norm__gradient_may_lie_on_its_input),
+        cmocka_unit_test(test_cpu_layer_norm__elements_too_far_apart_for_f32_are_normalized_to_0),
     };
 
     return cmocka_run_group_tests_name("cpu/layer_norm", tests, NULL, NULL);

@@ -75,7 +75,9 @@ MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w,
                                    MS_NULLABLE ms_tensor *bias, bool approximate);
 /** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR names the first id outside [0, V). */
 MS_API ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids);
-/** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450).
+/** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450). bf16 computes in
+ * f32, where the variance of elements about 1e19 apart is inf: they are normalized to 0 (PyTorch's
+ * to 0, and to NaN from 1e20 on).
  * @param eps  finite, 0 or more (MS_VALUE_ERROR) */
 MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, MS_NULLABLE ms_tensor *w,
                                   MS_NULLABLE ms_tensor *bias, double eps);
@@ -102,7 +104,8 @@ MS_API ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int
  * softmax(q k^T * scale + mask) v without ever holding the scores (arXiv:2205.14135).
  * @param q  (B, H, T, D), k and v (B, H, S, D); any strides
  * @param scale   0 means 1/sqrt(D)
- * @param causal  position t sees s <= t, whatever S is (as PyTorch's is_causal)
+ * @param causal  position t sees s <= t, whatever S is (as PyTorch's is_causal). What it does not
+ *   see may be inf or NaN, in the gradient too
  */
 MS_API ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor *v,
                                  bool causal, double scale);
