@@ -194,9 +194,8 @@ local function holding(make)
 end
 
 local function transformer(opts)
-  return function()
-    return ms.models.GPT(merged({ vocab = 13, layers = 1, heads = 2, width = 8, context = 4 }, opts))
-  end
+  local base = { vocab = 13, layers = 1, heads = 2, width = 8, context = 4 }
+  return function() return ms.models.GPT(merged(base, opts)) end
 end
 
 local function writes(n, opts, prompt)
@@ -525,8 +524,8 @@ local ERRORS = {
     { after_wrap = function(model) model:set_gradient_factor(0.5) end } },
   { 'a forward without backward', { backward = on(2, nothing, DEFAULTS.backward) },
     'collective mismatch' },
-  { 'a unit skipped, that was prefetched', { last = evaluates(true) }, "rank 1 has skipped unit '1'",
-    { layers = three_units, options = { forward_prefetch = true }, steps = 0,
+  { 'a unit skipped, that was prefetched', { last = evaluates(true) },
+    "rank 1 has skipped unit '1'", { layers = three_units, options = { forward_prefetch = true }, steps = 0,
       last = evaluates(false) } },
   { 'a forward more', { before_step = before(2, function(model)
     ms.no_grad(model, ms.ones(1, 4))
@@ -641,8 +640,9 @@ local LEGAL = {
     opt:set_lr(9)
     opt:set_lr(0.1)
   end) }, 'steps are compared, not what was set between them' },
-  { 'a mode that is put back', { before_step = before(2, function(model) model:eval():train() end) },
-    'nothing ran in between' },
+  { 'a mode that is put back', { before_step = before(2, function(model)
+    model:eval():train()
+  end) }, 'nothing ran in between' },
   { "a field of the script's own", scaled('scale', 2), 'the script knows what it means',
     { "field 'scale' of '1' (nn.Sequential) is 1 on rank 0 and 2 on rank 1: if it decides what is "
       .. 'computed, give it one value' }, scaled('scale', 1) },

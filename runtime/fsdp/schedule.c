@@ -23,8 +23,8 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     return msi_queue_run(tree);
 }
 
-/* Prefetched, and not used. All ranks say so: one that skips alone would be found out only where its
- * part had to wait for the slot. */
+/* Prefetched, and not used. All ranks say so: one that skips alone would be found out only where
+ * its part had to wait for the slot. */
 static void skip(ms_fsdp_unit *u)
 {
     msi_note note = {.n_numbers = 0};

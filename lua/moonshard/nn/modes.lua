@@ -1,5 +1,5 @@
---- Training and evaluation: who is in which mode, and that somebody's changed, so that ranks compare
---- modes at no cost to calls.
+--- Training and evaluation: who is in which mode, and that somebody's changed, so that ranks
+--- compare modes at no cost to calls.
 
 local tree = require 'moonshard.nn.tree'
 

@@ -243,8 +243,8 @@ function tree.watched_params(module)
   return watched
 end
 
---- A module that was put into the place of another since the model was looked at last, and is called
---- by that model now: it becomes part of the tree before it has a name.
+--- A module that was put into the place of another since the model was looked at last, and is
+--- called by that model now: it becomes part of the tree before it has a name.
 function tree.join_caller()
   local caller = trace.module()
   if caller then
