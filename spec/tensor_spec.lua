@@ -172,6 +172,8 @@ describe('a tensor', function()
         tostring(ms.tensor({ 0.25, 1 }, { dtype = 'f64' })))
       assert.equal("tensor([0, 1], dtype='i64', shape=(2))", tostring(ms.arange(2)))
       assert.equal("tensor(3., dtype='f32')", tostring(ms.tensor(3)))
+      local largest = ms.tensor(1e30):to('i64') -- 2^63 - 1, whose nearest double is 2^63
+      assert.equal("tensor(9223372036854775808, dtype='i64')", tostring(largest))
     end)
 
     it('aligns columns and starts each row on a line', function()
