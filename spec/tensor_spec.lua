@@ -144,8 +144,8 @@ describe('a tensor', function()
         [{ 5, 1 }] = '5 to 1 by 1', [{ -3 }] = '0 to -3 by 1', [{ 1, 5, -1 }] = '1 to 5 by -1',
         [{ 1, 0.5 }] = '1 to 0.5 by 1',
       } do
-        checks.raises('ValueError', 'arange: from ' .. told .. ' leads away, expected a step of the '
-          .. 'other sign', ms.arange, unpack(numbers))
+        checks.raises('ValueError', ('arange: from %s leads away, expected a step of the '
+          .. 'other sign'):format(told), ms.arange, unpack(numbers))
       end
     end)
 

@@ -1,5 +1,5 @@
---- Ctrl-C: what luajit, and the prompt (bindings/interrupt.c), make of a SIGINT is an error wherever
---- Lua is interpreted next, "interrupted!".
+--- Ctrl-C: of a SIGINT luajit, and the prompt (bindings/interrupt.c), make an error wherever Lua is
+--- interpreted next: "interrupted!".
 
 local ffi = require 'ffi'
 
