@@ -26,6 +26,10 @@ int lua_replace_gradient(lua_State *L);
 int lua_json_encode(lua_State *L);
 int lua_json_decode(lua_State *L);
 
+/* heed_interrupts(ends_reads): from now on every SIGINT raises "interrupted!" in this Lua state.
+ * With true it also ends a read that waits; interrupt.c. */
+int lua_heed_interrupts(lua_State *L);
+
 /* The handle behind the ref that argument `arg` holds (a cdata), NULL for nil.
  * @return MS_TYPE_ERROR or, for a stale ref, MS_RUNTIME_ERROR, with a message */
 ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t);

@@ -72,6 +72,7 @@ int luaopen_moonshard_lua(lua_State *L)
         {"hook", lua_hook},
         {"accumulate_hook", lua_accumulate_hook},
         {"replace_gradient", lua_replace_gradient},
+        {"heed_interrupts", lua_heed_interrupts},
         {"json_encode", lua_json_encode},
         {"json_decode", lua_json_decode},
         {NULL, NULL},

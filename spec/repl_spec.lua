@@ -45,8 +45,11 @@ describe('the prompt', function()
   it('goes on after an interrupt, as often as one comes', function()
     local pid = "pid = io.open('/proc/self/stat'):read('*n')"
     local kill = "k = io.popen('kill -INT ' .. pid)"
-    assert.equal('> > > \ninterrupted\n> > \ninterrupted\n> 2\n> \n', typed {
-      pid, 'x = 1', kill .. ' while true do end',
+    -- both while C runs: what is written goes out when it is closed, which waits for the shell
+    local twice = "k = io.popen('read go; kill -INT ' .. pid .. '; kill -INT ' .. pid, 'w') "
+      .. "k:write('go\\n') k:close() while true do end"
+    assert.equal('> > ' .. ('> \ninterrupted\n'):rep(2) .. '> > \ninterrupted\n> 2\n> \n', typed {
+      pid, 'x = 1', kill .. ' while true do end', twice,
       'function loop() for i = 1, 1e15 do ms.ones(2) end end', kill .. ' loop()', 'x + 1',
     })
   end)

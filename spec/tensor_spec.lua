@@ -144,8 +144,8 @@ describe('a tensor', function()
         [{ 5, 1 }] = '5 to 1 by 1', [{ -3 }] = '0 to -3 by 1', [{ 1, 5, -1 }] = '1 to 5 by -1',
         [{ 1, 0.5 }] = '1 to 0.5 by 1',
       } do
-        checks.raises('ValueError', 'arange: from ' .. told .. ' leads away, expected a step of the '
-          .. 'other sign', ms.arange, unpack(numbers))
+        checks.raises('ValueError', ('arange: from %s leads away, expected a step of the '
+          .. 'other sign'):format(told), ms.arange, unpack(numbers))
       end
     end)
 
@@ -172,6 +172,8 @@ describe('a tensor', function()
         tostring(ms.tensor({ 0.25, 1 }, { dtype = 'f64' })))
       assert.equal("tensor([0, 1], dtype='i64', shape=(2))", tostring(ms.arange(2)))
       assert.equal("tensor(3., dtype='f32')", tostring(ms.tensor(3)))
+      local largest = ms.tensor(1e30):to('i64') -- 2^63 - 1, whose nearest double is 2^63
+      assert.equal("tensor(9223372036854775808, dtype='i64')", tostring(largest))
     end)
 
     it('aligns columns and starts each row on a line', function()

@@ -115,8 +115,8 @@ function errors.nearest(word, known)
       best, best_distance = candidate, d
     end
   end
-  local near = best and best_distance < #word and best_distance <= math.max(2, math.floor(#word / 2))
-  return near and best or nil
+  local far = math.min(#word, math.max(2, math.floor(#word / 2)) + 1)
+  return best and best_distance < far and best or nil
 end
 
 local function unknown_option(what, key, names)

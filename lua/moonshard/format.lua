@@ -27,7 +27,7 @@ end
 --- How to write the numbers: whole ones without digits, a wide range with an exponent.
 local function choose_format(value, sizes, elide, floating)
   if not floating then
-    return '%d'
+    return '%.0f' -- as doubles the largest are beyond what %d takes
   end
   local whole, low, high = true, math.huge, 0
   each_shown(value, sizes, 1, elide, function(x)

@@ -2,6 +2,7 @@
 --- may take several lines, an error is one line without a traceback, and a Ctrl-C ends what runs or
 --- what is being typed.
 
+local core = require('moonshard_ffi').core
 local errors = require 'moonshard.errors'
 local interrupt = require 'moonshard_ffi.interrupt'
 local misspelt = require 'moonshard.misspelt'
@@ -110,12 +111,11 @@ function repl.run()
   _G.ms = require 'moonshard'
   jit.off() -- compiled loops do not look whether they are interrupted
   jit.flush()
-  local heed = interrupt.keeper()
   print('moonshard ' .. _G.ms.version .. ', a prompt of one rank: ms is there; help says more')
   while true do
-    heed(true)
+    core.heed_interrupts(true)
     local ok, chunk, mistake = pcall(read)
-    heed(false)
+    core.heed_interrupts(false)
     if not ok then
       say(chunk)
     elseif chunk then

@@ -1,5 +1,5 @@
---- Refusing arguments that nobody would look at: `x:sum(1, true, 3)`, and the namespace that a colon
---- in place of a dot gives to functions: `ms:zeros(2)`. Nils may be surplus.
+--- Refusing arguments that nobody would look at: `x:sum(1, true, 3)`, and the namespace that a
+--- colon in place of a dot gives to functions: `ms:zeros(2)`. Nils may be surplus.
 ---
 --- What scripts reach is closed where it becomes public: functions by moonshard.namespace, methods
 --- by moonshard.receiver, constructors by moonshard.class. The library's own calls go to the
@@ -63,7 +63,7 @@ local SOURCE = debug.getinfo(1, 'S').source -- of the library: errors name the l
 
 local compiled = {} -- bytecode by kind of wrapper: loading it is quicker than compiling it again
 
--- What is asked of the first argument: of that of a method by a function, of a namespace's in place.
+-- What is asked of the first argument: of a method's by a function, of a namespace's in place.
 local CHECKS = {
   method = function() return 'check(p1)' end,
   namespace = function(n, is_vararg)

@@ -36,7 +36,7 @@ end
 function init.uniform(low, high)
   arguments.number('init.uniform', 'low', low)
   arguments.number('init.uniform', 'high', high)
-  if not (low <= high) then
+  if low ~= low or high ~= high or low > high then
     errors.raise('ValueError', "init.uniform: 'high' is %g, expected %g ('low') or more", high, low)
   end
   return { kind = 'uniform', a = low, b = high }
@@ -48,7 +48,7 @@ end
 function init.normal(mean, deviation)
   mean = arguments.number('init.normal', 'mean', mean, 0)
   deviation = arguments.number('init.normal', 'deviation', deviation, 1)
-  if not (deviation >= 0) then
+  if deviation ~= deviation or deviation < 0 then
     errors.raise('ValueError', "init.normal: 'deviation' is %g, expected 0 or more", deviation)
   end
   return { kind = 'normal', a = mean, b = deviation }
