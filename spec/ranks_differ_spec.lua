@@ -525,8 +525,10 @@ local ERRORS = {
   { 'a forward without backward', { backward = on(2, nothing, DEFAULTS.backward) },
     'collective mismatch' },
   { 'a unit skipped, that was prefetched', { last = evaluates(true) },
-    "rank 1 has skipped unit '1'", { layers = three_units, options = { forward_prefetch = true }, steps = 0,
-      last = evaluates(false) } },
+    "rank 1 has skipped unit '1'", {
+      layers = three_units, options = { forward_prefetch = true }, steps = 0,
+      last = evaluates(false),
+    } },
   { 'a forward more', { before_step = before(2, function(model)
     ms.no_grad(model, ms.ones(1, 4))
   end) }, 'rank 0 has batch of data.Loader (step 1, micro_batch 0), rank 1 has not' },
