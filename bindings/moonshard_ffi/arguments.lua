@@ -19,7 +19,9 @@ function arguments.noun(value)
     return ffi.istype(Ref, value) and 'a tensor' or 'a cdata of another type'
   end
   local class = kind == 'table' and (rawget(value, '_name') or getmetatable(value))
-  if type(class) == 'string' then
+  if type(class) == 'table' and rawget(class, '_namespace') then
+    return class._namespace .. ' itself (given by a colon; write a dot)'
+  elseif type(class) == 'string' then
     return 'the class ' .. class
   elseif type(class) == 'table' and type(rawget(class, '_name')) == 'string' then
     return 'a ' .. rawget(class, '_name')

@@ -147,7 +147,7 @@ end
 ---@return integer[] sizes, table? options
 function dims.arguments(what, ...)
   local n, first, second = select('#', ...), ...
-  if type(first) == 'table' and (first[1] ~= nil or next(first) == nil) then
+  if type(first) == 'table' and (rawget(first, 1) ~= nil or next(first) == nil) then
     if n > 2 then
       errors.raise('TypeError', '%s: %d arguments, expected a list of sizes and options', what, n)
     end

@@ -56,21 +56,22 @@ local function check_assignable(t, i)
   elseif type(i) ~= 'number' then
     arguments.refuse('t[i] = x', 'i', i, 'an integer')
   end
-  return writable(t, 't[%s] = x', i)
+  writable(t, 't[%s] = x', i)
+  calls.tensor_describe(t, info)
 end
 
 --- A number fills entry i, true as 1 and false as 0; a tensor is copied there, broadcast and cast.
 --- Never differentiated: values that require grad are refused as by copy_.
 local function assign(t, i, value)
-  local code = check_assignable(t, i)
+  check_assignable(t, i)
   if type(value) == 'boolean' then
     value = value and 1 or 0
   elseif type(value) ~= 'number' and not B.is_ref(value) then
     errors.raise('TypeError', 't[%s] = x: x is %s, expected a number or a tensor', tostring(i),
       arguments.noun(value))
   end
-  if type(value) == 'number' and C.ms_dtype_check('', code, value) ~= 0 then
-    errors.check(C.ms_dtype_check(('t[%s] = x'):format(tostring(i)), code, value))
+  if type(value) == 'number' and C.ms_dtype_check('', info.dtype, value) ~= 0 then
+    errors.check(C.ms_dtype_check(('t[%s] = x'):format(tostring(i)), info.dtype, value))
   end
   local view = entry(t, i)
   if type(value) == 'number' then

@@ -34,6 +34,7 @@ local function namespace(name, members, lazy, planned, instead)
     end
   end
   return setmetatable(members, {
+    _namespace = name,
     __tostring = function()
       return ('%s: %s'):format(name,
         table.concat(util.sorted_keys(util.merged(lazy, members)), ' '))

@@ -53,7 +53,7 @@ return function(PARAMETERS surplus)
   return fn(ARGUMENTS)
 end]]
 local OPEN = [[
-local fn, _, check, owner = ...
+local fn, _, check = ...
 return function(PARAMETERS ...)
   CHECK
   return fn(PARAMETERS ...)
@@ -66,9 +66,8 @@ local compiled = {} -- bytecode by kind of wrapper: loading it is quicker than c
 -- What is asked of the first argument: of a method's by a function, of a namespace's in place.
 local CHECKS = {
   method = function() return 'check(p1)' end,
-  namespace = function(n, is_vararg)
-    local first = n > 0 and 'p1' or is_vararg and '(...)' or 'surplus'
-    return ('if %s == owner then check(owner) end'):format(first)
+  namespace = function(n)
+    return ('if %s == owner then check(owner) end'):format(n > 0 and 'p1' or 'surplus')
   end,
   none = function() return '' end,
 }
@@ -84,7 +83,7 @@ local function maker(n, is_vararg, kind)
     local text = (is_vararg and OPEN or CLOSED):gsub('%u%u%u+', {
       PARAMETERS = table.concat(list, ', ') .. (n > 0 and ',' or ''),
       ARGUMENTS = table.concat(list, ', '),
-      CHECK = CHECKS[kind](n, is_vararg),
+      CHECK = CHECKS[kind](n),
     })
     compiled[key] = string.dump(assert(loadstring(text, SOURCE)))
   end
@@ -93,7 +92,7 @@ end
 
 local function wrapped(kind, name, fn, check, owner)
   local info = debug.getinfo(fn, 'u')
-  if info.isvararg and kind == 'none' then
+  if info.isvararg and kind ~= 'method' then -- a wrapper would cost a trace
     return fn
   end
   local function refuse(value)

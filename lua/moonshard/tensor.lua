@@ -299,9 +299,9 @@ end
 ---@return ms.Tensor self
 function Tensor:add_(src, alpha)
   alpha = arguments.number('add_', 'alpha', alpha, 1)
-  local code = writable(self, 'add_')
+  writable(self, 'add_')
   if type(src) == 'number' then
-    local one = calls.tensor_full(code, 0, nil, 1)
+    local one = calls.tensor_full(describe(self).dtype, 0, nil, 1)
     calls.tensor_add_scaled(self, one, src * alpha)
     C.ms_ref_release(one)
   else

@@ -12,13 +12,14 @@ local info = B.new('ms_tensor_info')
 ---@param t ms.Tensor
 ---@param what string  the write, for the message: 'fill_', 't[%s] = x'
 ---@param i? integer  the entry that is written
----@return integer dtype  of the tensor, for C
 return function(t, what, i)
+  if not C.ms_grad_enabled() then
+    return
+  end
   calls.tensor_describe(t, info)
-  if info.requires_grad and C.ms_grad_enabled() then
+  if info.requires_grad then
     errors.raise('RuntimeError', '%s: the tensor requires grad, and writing into it is not '
       .. 'differentiable; write inside ms.no_grad(function() ... end), or to t:detach()',
       what:format(i))
   end
-  return info.dtype
 end
