@@ -139,6 +139,7 @@ static void test_fsdp_unit__refuses_what_cannot_be_flattened(void **state)
     assert_ok(ms_fsdp_unit_new(&unit, comm, "u", NULL, params, 1, names));
     ms_fsdp_unit *second;
 
+    assert_string_equal("u", ms_fsdp_unit_name(unit));
     assert_fails(MS_VALUE_ERROR, "is in unit 'u' already",
                  ms_fsdp_unit_new(&second, comm, "v", NULL, params, 1, names));
     ms_fsdp_unit_free(unit);

@@ -84,6 +84,7 @@ MS_API ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char 
  * other owners and show the local shard. NULL is allowed. */
 MS_API void ms_fsdp_unit_free(ms_fsdp_unit *unit);
 MS_API ms_status ms_fsdp_unit_info_get(const ms_fsdp_unit *unit, ms_fsdp_unit_info *info);
+/** The name it was made with, which messages of ranks and plans show. Borrowed. */
 MS_API const char *ms_fsdp_unit_name(const ms_fsdp_unit *unit);
 /** Fill the master shard: declared parameters by their rule (keyed by name, element by element),
  * others from the values they had. Called by ms_fsdp_tree_init() when nobody did before. */
