@@ -50,7 +50,7 @@ typedef struct model {
 static ms_status make_unit(model *m, ms_comm *comm, int32_t i)
 {
     const int64_t shape[2] = {SIDE, SIDE};
-    char name[MAX_PARAMS][16], unit[16];
+    char name[MAX_PARAMS][32], unit[16];
     const char *names[MAX_PARAMS];
     ms_fsdp_unit_options o;
     int32_t n = i == 2 && m->p->large ? 3 : 1;

@@ -16,7 +16,7 @@ static ms_status chain_new(chain *c, int32_t strategy)
     const int64_t shape[2] = {SIDE, SIDE};
     ms_fsdp_unit_options uo;
     ms_fsdp_tree_options to;
-    char name[8];
+    char name[16];
     const char *names = name;
     ms_comm *comm;
 
