@@ -318,6 +318,9 @@ local ERRORS = {
     'training of modules is true on rank 0 and true, but of 1.1 on rank 1' },
   { 'the mode from one step on', { before_step = before(2, function(model) model:eval() end) },
     'rank 1 has training of modules false' },
+  { 'a mode that is assigned', { before_step = before(2, function(model)
+    model.module[2][2].training = false
+  end) }, 'rank 1 has training of modules true, but of 1.1, rank 0 has not' },
   { 'the mode after text was written', { last = write_then(function(model) model:eval() end) },
     'rank 0 has training of modules true, rank 1 has not',
     merged(WRITER, { last = write_then(nothing) }) },
@@ -645,6 +648,12 @@ local LEGAL = {
   { 'a mode that is put back', { before_step = before(2, function(model)
     model:eval():train()
   end) }, 'nothing ran in between' },
+  { 'the mode of another model', { before_step = before(2, function(model)
+    model.module[2][2].training = false
+    nn.Linear(2, 2):eval()
+  end) }, 'no rank computes with it here', nil, { before_step = before(2, function(model)
+    model.module[2][2].training = false
+  end) } },
   { "a field of the script's own", scaled('scale', 2), 'the script knows what it means',
     { "field 'scale' of '1' (nn.Sequential) is 1 on rank 0 and 2 on rank 1: if it decides what is "
       .. 'computed, give it one value' }, scaled('scale', 1) },

@@ -93,8 +93,19 @@ static ms_status reach(msi_tape *tape, msi_node *node)
 }
 
 /* Between forwards a unit's parameter shows a shard. A gradient of that has no place in the whole
- * one's, which the unit averages over ranks. (The leaf's node may have been made for a shard that
- * was only looked at.) */
+ * one's, which the unit averages over ranks. */
+static ms_status refuse_shard(const char *user, const ms_tensor *leaf, int32_t ndim,
+                              const int64_t *shape)
+{
+    return MS_FAIL(MS_RUNTIME_ERROR,
+                   "backward: '%s' was given this rank's shard %s of '%s', expected the whole "
+                   "parameter %s: a term over parameters belongs into the forward of the module "
+                   "that FSDP wraps with them (the weight_decay of an optimizer does without)",
+                   user, msi_shape_text(ndim, shape), msi_tensor_label(leaf),
+                   msi_shape_text(leaf->param->ndim, leaf->param->shape));
+}
+
+/* (The leaf's node may have been made for a shard that was only looked at.) */
 static ms_status expect_whole(const msi_node *node, const msi_edge *edge)
 {
     const ms_tensor *leaf = edge->node->leaf;
@@ -104,19 +115,13 @@ static ms_status expect_whole(const msi_node *node, const msi_edge *edge)
     if (p == NULL || p->unit == NULL) {
         return MS_OK;
     }
-    if (edge->ndim == p->ndim &&
-        memcmp(edge->shape, p->shape, sizeof(*p->shape) * (size_t)p->ndim) == 0) {
-        whole->dtype = edge->dtype;
-        whole->ndim = edge->ndim;
-        memcpy(whole->shape, p->shape, sizeof(*p->shape) * (size_t)p->ndim);
-        return MS_OK;
+    if (edge->shard) {
+        return refuse_shard(node->op->name, leaf, edge->ndim, edge->shape);
     }
-    return MS_FAIL(MS_RUNTIME_ERROR,
-                   "backward: '%s' was given this rank's shard %s of '%s', expected the whole "
-                   "parameter %s: a term over parameters belongs into the forward of the module "
-                   "that FSDP wraps with them (the weight_decay of an optimizer does without)",
-                   node->op->name, msi_shape_text(edge->ndim, edge->shape), msi_tensor_label(leaf),
-                   msi_shape_text(p->ndim, p->shape));
+    whole->dtype = edge->dtype;
+    whole->ndim = edge->ndim;
+    memcpy(whole->shape, p->shape, sizeof(*p->shape) * (size_t)p->ndim);
+    return MS_OK;
 }
 
 static ms_status walk(msi_tape *tape, msi_node *root)
@@ -355,6 +360,9 @@ static ms_status check(const msi_tape *tape, const ms_tensor *root, const ms_ten
     if (!root->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR, "backward: the tensor does not require grad, and no "
                                          "recorded op made it");
+    }
+    if (root->grad_fn == NULL && msi_tensor_is_shard(root)) {
+        return refuse_shard("backward", root, root->v.ndim, root->v.shape);
     }
     if (grad == NULL && msi_view_numel(&root->v) != 1) {
         return MS_FAIL(MS_RUNTIME_ERROR,

@@ -337,6 +337,7 @@ static ms_status connect(msi_node *node, const msi_op_call *call)
             edge->out = in->out_index;
         } else {
             MS_TRY(msi_node_of_leaf(&edge->node, node->tape, in));
+            edge->shard = msi_tensor_is_shard(in);
         }
     }
     return MS_OK;

@@ -25,6 +25,7 @@ typedef struct msi_edge {
     int16_t out; /* output of `node` */
     int8_t dtype;
     int8_t ndim; /* -1: the operand was left out */
+    bool shard;  /* the operand was this rank's piece of a parameter */
 } msi_edge;
 
 typedef struct msi_grad {

@@ -39,6 +39,7 @@ void msi_unit_show_shards(ms_fsdp_unit *u)
             msi_view_set_contiguous(&v, u->orig_dtype, p->tensor->param->ndim,
                                     p->tensor->param->shape);
         }
+        p->tensor->param->shows_shard = u->is_sharded;
         msi_tensor_rebind(p->tensor, &v);
     }
 }
@@ -50,6 +51,7 @@ void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
         msi_view v = {.storage = full, .offset = p->offset};
 
         msi_view_set_contiguous(&v, dtype, p->tensor->param->ndim, p->tensor->param->shape);
+        p->tensor->param->shows_shard = false;
         msi_tensor_rebind(p->tensor, &v);
     }
 }

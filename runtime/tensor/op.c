@@ -3,19 +3,7 @@
 
 #include "pool.h"
 
-#include <string.h>
-
 const msi_op_recorder *msi_op_recorder_installed;
-
-/* The piece of a parameter that its unit shows between forwards? */
-static bool is_shard(const ms_tensor *t)
-{
-    const msi_param *p = t->param;
-
-    return p != NULL && p->unit != NULL &&
-           (t->v.ndim != p->ndim ||
-            memcmp(t->v.shape, p->shape, sizeof(*p->shape) * (size_t)p->ndim) != 0);
-}
 
 /* An op failed: it may be for the shape of an operand that is a shard. */
 static ms_status about_shards(ms_status status, const msi_op_call *call)
@@ -23,7 +11,7 @@ static ms_status about_shards(ms_status status, const msi_op_call *call)
     for (int32_t i = 0; i < call->n_in; i++) {
         const ms_tensor *t = call->in[i];
 
-        if (t != NULL && is_shard(t)) {
+        if (t != NULL && msi_tensor_is_shard(t)) {
             return MS_FAIL(status,
                            "%s; '%s' is this rank's shard of a parameter of shape %s: its unit "
                            "shows all of it in the forward of the module that FSDP wraps alone (a "

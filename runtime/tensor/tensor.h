@@ -65,6 +65,7 @@ typedef struct msi_param {
      * lower rooms ask without knowing units. */
     void *unit;
     int32_t unit_index;
+    bool shows_shard; /* the handle shows this rank's piece, be it of the whole's shape */
     const struct msi_param_ops *ops;
 } msi_param;
 
@@ -113,6 +114,12 @@ struct ms_tensor {
     const char *released_by; /* name of the scope that released this handle last */
     ms_tensor *next_free;
 };
+
+/* The piece of a parameter that its unit shows between forwards? */
+static inline bool msi_tensor_is_shard(const ms_tensor *t)
+{
+    return t->param != NULL && t->param->unit != NULL && t->param->shows_shard;
+}
 
 /* One parameter more in the hash `h` over a model's, in order. */
 uint64_t msi_params_fold(uint64_t h, uint64_t values, const char *name);

@@ -82,4 +82,22 @@ describe('a term over parameters', function()
       end)
     end
   end
+
+  -- Two vectors on two ranks: each lies on one of them, and its shard has the shape of the whole.
+  it('is refused over a shard that looks like the whole parameter', function()
+    ms.dist.spawn(2, function(rank)
+      local model = wrapped(nn.LayerNorm(4), 'FULL_SHARD')
+      model(ms.ones(2, 4)):sum():backward() -- the root shows whole parameters until then
+      local own = rank == 0 and model.module.weight or model.module.bias
+      assert.same({ 4 }, own:shape())
+      checks.raises('RuntimeError', "backward: 'mul' was given this rank's shard (4) of", function()
+        (own * own):sum():backward()
+      end)
+      checks.raises('RuntimeError', "backward: 'backward' was given this rank's shard (4) of",
+        own.backward, own, ms.ones(4))
+      model:zero_grad()
+      model(ms.ones(2, 4)):sum():backward() -- nothing is lost
+      assert.same({ 4 }, own:grad():shape())
+    end)
+  end)
 end)

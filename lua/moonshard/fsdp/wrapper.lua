@@ -15,8 +15,8 @@ local buffer = require 'moonshard.nn.buffer'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
-local modes = require 'moonshard.nn.modes'
 local ignored = require 'moonshard.fsdp.ignored'
+local modes = require 'moonshard.fsdp.modes'
 local notes = require 'moonshard_ffi.notes'
 local once = require 'moonshard.once'
 local options = require 'moonshard.fsdp.options'
@@ -236,15 +236,10 @@ end
 
 -- What the next forward computes depends on it.
 local function note_modes(tree)
-  local root = tree.root.module
-  while root._is_fsdp do
-    root = root.module
-  end
-  local text = modes.text(root, tree.root._ignored.modules)
-  if text ~= tree.modes then
+  local text = modes.changed(tree.modes)
+  if text then
     notes.text(tree.root.process_group, 'training of modules', text)
   end
-  tree.modes, tree.modes_seen = text, modes.changes
 end
 
 local function make_tree(self)
@@ -262,7 +257,9 @@ local function make_tree(self)
   for _, instance in ipairs(instances) do
     units[#units + 1] = rawget(instance, '_unit')
   end
-  local tree = { running = false, sync = true, summoned = false, root = self }
+  local tree = {
+    running = false, sync = true, summoned = false, root = self, modes = modes.of(self),
+  }
   tree.handle = runtime.tree(self.process_group, {
     backward_prefetch = self.backward_prefetch,
     forward_prefetch = self.forward_prefetch,
@@ -373,9 +370,7 @@ end
 
 local function outermost_forward(self, tree, ...)
   tree.running = true
-  if tree.modes_seen ~= modes.changes then
-    note_modes(tree)
-  end
+  note_modes(tree)
   runtime.tree_pre_forward(tree.handle)
   return close_root(self, tree, self:_unit_forward(...))
 end

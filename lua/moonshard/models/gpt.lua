@@ -22,7 +22,6 @@ local data = require 'moonshard_ffi.data'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local machine = require 'moonshard.machine'
-local modes = require 'moonshard.nn.modes'
 local once = require 'moonshard.once'
 local ops = require 'moonshard.ops'
 local receiver = require 'moonshard.receiver'
@@ -188,7 +187,7 @@ function GPT:generate(ids, n, opts)
   end
   return guard.run('generate', function()
     for i, module in ipairs(modules) do
-      modes.set(module, training[i])
+      rawset(module, 'training', training[i])
     end
   end, nil, function()
     self:eval()

@@ -14,7 +14,6 @@
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
-local modes = require 'moonshard.nn.modes'
 local once = require 'moonshard.once'
 local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
@@ -489,7 +488,7 @@ end
 function Module:train(mode)
   mode = arguments.flag('train', 'mode', mode, true)
   for _, entry in ipairs(tree.walk(self)) do
-    modes.set(entry.module, mode)
+    rawset(entry.module, 'training', mode)
   end
   return self
 end
