@@ -4,6 +4,8 @@
 --- The kinds are the runtime's status codes. `failed` is what every call into C ends in when it did
 --- not succeed; `raise` is for what Lua itself refuses.
 
+local pcall, tostring = pcall, tostring -- also where a script has lost them
+
 local errors = {}
 
 --- What a failed operation raises.

@@ -470,8 +470,7 @@ describe('nn.Module', function()
       end)
 
       it('and what a script chose to raise stays what it is', function()
-        local interrupt = 'my.lua:3: interrupted!' -- what luajit makes of a Ctrl-C
-        for _, value in ipairs { 'stop', 7, { 'mine' }, true, interrupt } do
+        for _, value in ipairs { 'stop', 7, { 'mine' }, true } do
           assert.equal(value, raised_by(function() error(value, 0) end))
         end
       end)
