@@ -139,7 +139,9 @@ describe('the moonshard command', function()
       ["io.popen('kill -INT ' .. io.open('/proc/self/stat'):read('*n')) while true do end"] = {
         130, 'moonshard: rank 0 died %(signal 2, Interrupt%) %(pid %d+%)\n',
       },
-      ["error('interrupted!')"] = { 1, 'rank 0 failed: [^\n]*:3: interrupted! %(pid %d+%)\nstack traceback:' },
+      ["error('interrupted!')"] = {
+        1, 'rank 0 failed: [^\n]*:3: interrupted! %(pid %d+%)\nstack traceback:',
+      },
     } do
       with_script('jit.off()\n' .. raise, function(path)
         local output, code = shell('bindings/moonshard run -n 1 ' .. path)

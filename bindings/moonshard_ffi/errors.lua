@@ -24,10 +24,44 @@ local function is_uncaught()
   return handler ~= nil and handler.what == 'C' and raiser ~= nil and raiser.func == error
 end
 
+--- Files of the library: the position an error names is the first one outside them.
+local function is_own(source)
+  return source:find('moonshard_ffi/', 1, true) or source:find('lua/moonshard/', 1, true)
+    or source:find('lua/5.1/moonshard/', 1, true)
+    or source:find('moonshard/calls.lua', 1, true)
+end
+
+local function lines_of(traceback)
+  local lines = {}
+  for line in traceback:gmatch('\n(\t[^\n]*)') do
+    lines[#lines + 1] = line
+  end
+  return lines
+end
+
+--- The script's frames of a stack that the stack around it does not have.
+local function inner_frames(traceback, around)
+  local inner, outer = lines_of(traceback), lines_of(around)
+  while inner[1] and inner[#inner] == outer[#outer] do
+    inner[#inner], outer[#outer] = nil, nil
+  end
+  local kept = {}
+  for _, line in ipairs(inner) do
+    if not is_own(line) and not line:find('^\t%[C%]') then
+      kept[#kept + 1] = '\n' .. line
+    end
+  end
+  return table.concat(kept)
+end
+
 function Error:__tostring()
   local text = self.kind .. ': ' .. self.message
-  -- the calls around a forward raise it again, so luajit cannot see that stack
-  return self.forward and is_uncaught() and text .. '\n' .. self.traceback or text
+  if not self.forward or not is_uncaught() then
+    return text
+  end
+  -- the calls around a forward raise it again, so luajit cannot see what it was raised on
+  local frames = inner_frames(self.traceback, debug.traceback('', 2))
+  return frames == '' and text or text .. '\nin forward:' .. frames
 end
 
 --- Kind names, by status code without its sign.
@@ -40,13 +74,6 @@ errors.kinds = {
 local status_of = {}
 for i, kind in ipairs(errors.kinds) do
   status_of[kind] = -i
-end
-
---- Files of the library: the position an error names is the first one outside them.
-local function is_own(source)
-  return source:find('moonshard_ffi/', 1, true) or source:find('lua/moonshard/', 1, true)
-    or source:find('lua/5.1/moonshard/', 1, true)
-    or source:find('moonshard/calls.lua', 1, true)
 end
 
 local function caller()
