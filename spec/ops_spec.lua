@@ -81,7 +81,7 @@ describe('operators', function()
 
   it('refuse what is no tensor and name the parameter', function()
     checks.raises('TypeError', "exp: 'x' is a string, expected a tensor", ops.exp, 'x')
-    checks.raises('TypeError', "matmul: 'b' is a nil, expected a tensor", ops.matmul,
+    checks.raises('TypeError', "matmul: 'b' is nil, expected a tensor", ops.matmul,
       ms.zeros(1, 1))
     checks.raises('TypeError', 'cat: entry 2 is a number', ops.cat, { ms.zeros(1), 3 })
     checks.raises('TypeError', "dropout: 'site' is a number", ops.dropout, ms.zeros(1), 0.5, 3)

@@ -111,17 +111,25 @@ function errors.new(kind, message)
   }, Error)
 end
 
+--- What a value of Lua is: "a number", "nil".
+---@return string
+function errors.noun(value)
+  return type(value) == 'nil' and 'nil' or 'a ' .. type(value)
+end
+
+local noun = errors.noun
+
 --- Raise an error of one of the kinds.
 ---@param kind string
 ---@param format string  as for string.format when more arguments follow, else the message
 function errors.raise(kind, format, ...)
   if not status_of[kind] then
     kind, format = 'ValueError', ("error: the kind is %s, expected one of %s"):format(
-      type(kind) == 'string' and "'" .. kind .. "'" or 'a ' .. type(kind),
+      type(kind) == 'string' and "'" .. kind .. "'" or noun(kind),
       table.concat(errors.kinds, ', '))
   elseif type(format) ~= 'string' then
-    kind, format = 'TypeError', ('error: the message is a %s, expected a string'):format(
-      type(format))
+    kind, format = 'TypeError', ('error: the message is %s, expected a string'):format(
+      noun(format))
   elseif select('#', ...) > 0 then
     local ok, text = pcall(string.format, format, ...)
     format = ok and text or format -- the mistake to tell is the caller's, not that of its message
@@ -150,7 +158,7 @@ local function say(value)
     local ok, text = pcall(tostring, value)
     local said = type(text) == 'string'
     return ok and said and text or ('a %s was raised, which cannot be told: %s'):format(type(value),
-      said and text or 'its text is a ' .. type(text))
+      said and text or 'its text is ' .. noun(text))
   elseif type(value) == 'table' and type(rawget(value, 'message')) == 'string' then
     return value.message
   end

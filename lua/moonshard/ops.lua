@@ -100,7 +100,7 @@ end
 function ops.pow(x, p)
   if type(p) ~= 'number' then
     errors.raise(B.is_ref(p) and 'NotImplementedError' or 'TypeError',
-      'pow: the exponent is a %s, expected a number', B.is_ref(p) and 'tensor' or type(p))
+      'pow: the exponent is %s, expected a number', arguments.noun(p))
   elseif type(x) == 'number' then
     errors.raise('NotImplementedError', 'pow: the base is a number, expected a tensor')
   end
