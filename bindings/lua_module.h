@@ -26,9 +26,11 @@ int lua_replace_gradient(lua_State *L);
 int lua_json_encode(lua_State *L);
 int lua_json_decode(lua_State *L);
 
-/* heed_interrupts(ends_reads): from now on every SIGINT raises "interrupted!" in this Lua state.
- * With true it also ends a read that waits; interrupt.c. */
-int lua_heed_interrupts(lua_State *L);
+/* interruptible(value, fn, ...): pcall(fn, ...), in which a SIGINT raises `value` and ends a read
+ * that waits. One that comes before or after does so in the next such call. interrupt.c. */
+int lua_interruptible(lua_State *L);
+/* sigint_is_handled(): does a function of this process, or nobody at all, get a SIGINT? */
+int lua_sigint_is_handled(lua_State *L);
 
 /* The handle behind the ref that argument `arg` holds (a cdata), NULL for nil.
  * @return MS_TYPE_ERROR or, for a stale ref, MS_RUNTIME_ERROR, with a message */

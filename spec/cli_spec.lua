@@ -134,6 +134,23 @@ describe('the moonshard command', function()
     end
   end)
 
+  it('tells a signal of its own to a rank from an error of the text luajit gives it', function()
+    for raise, told in pairs {
+      ["io.popen('kill -INT ' .. io.open('/proc/self/stat'):read('*n')) while true do end"] = {
+        130, 'moonshard: rank 0 died %(signal 2, Interrupt%) %(pid %d+%)\n',
+      },
+      ["error('interrupted!')"] = {
+        1, 'rank 0 failed: [^\n]*:3: interrupted! %(pid %d+%)\nstack traceback:',
+      },
+    } do
+      with_script('jit.off()\n' .. raise, function(path)
+        local output, code = shell('bindings/moonshard run -n 1 ' .. path)
+        assert.equal(told[1], code, output)
+        assert.truthy(output:find(told[2]), output)
+      end)
+    end
+  end)
+
   it('starts ranks that start no others, joined or not', function()
     with_script("print 'once' ms.dist.spawn(2, print)", function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)

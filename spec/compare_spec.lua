@@ -33,7 +33,7 @@ describe('comparisons', function()
   it('refuse what is no number and no tensor', function()
     local a = ms.ones(2)
     checks.raises('TypeError', "lt: 'b' is a string, expected a tensor or a number", a.lt, a, 'x')
-    checks.raises('TypeError', "eq: 'b' is a nil, expected a tensor or a number", a.eq, a)
+    checks.raises('TypeError', "eq: 'b' is nil, expected a tensor or a number", a.eq, a)
     checks.raises('TypeError', "eq: 'a' is a number, expected a tensor", ms.ops.eq, 1, a)
   end)
 

@@ -141,7 +141,7 @@ describe('entries of a tensor', function()
   it('refuse what is no number and no tensor', function()
     checks.raises('TypeError', "t[1] = x: x is a string, expected a number or a tensor", set, x, 1,
       'one')
-    checks.raises('TypeError', 'x is a nil', set, x, 1, nil)
+    checks.raises('TypeError', 'x is nil', set, x, 1, nil)
     checks.raises('ValueError', 'does not broadcast', set, x, 1, ms.ones(2))
     checks.raises('KeyError', "a tensor has no field 'name'; t[i] = x writes entry i", set, x,
       'name', 1)

@@ -45,11 +45,15 @@ describe('an error', function()
     assert.truthy(err.traceback:find('errors_spec', 1, true))
   end)
 
-  it('of a forward is a line where it is caught, and brings its stack where it is not', function()
+  it('of a forward is a line where it is caught, and brings its frames where it is not', function()
     scripts.with_script([[
       local Odd = ms.nn.Module.extend('my.Odd')
-      function Odd:forward(x)
+      local function fold(x)
         local y = x:reshape(7)
+        return y
+      end
+      function Odd:forward(x)
+        local y = fold(x)
         return y
       end
       local model = ms.nn.Sequential(Odd())
@@ -60,9 +64,17 @@ describe('an error', function()
       assert.equal(1, code)
       local line = ('ValueError: reshape: (1) has 1 elements, which shape (7) does not fit (in '
         .. 'forward of 0 (my.Odd), %s:4)\n'):format(path)
-      local rest = line .. 'stack traceback:\n'
-      assert.equal(line .. 'luajit: ' .. rest, output:sub(1, #line + #rest + 8))
-      assert.truthy(output:find(path .. ':4: in function', #line, true), output)
+      local frames = ("in forward:\n\t%s:4: in function 'fold'\n\t%s:8: in function "):format(
+        path, path)
+      local text = line .. 'luajit: ' .. line .. frames
+      assert.equal(text, output:sub(1, #text))
+      assert.truthy(output:find('^[^\n]*\nstack traceback:', #text + 1), output)
+    end)
+    scripts.with_script('ms.nn.Linear(4, 4)(ms.ones(2, 3))', function(path)
+      local output = scripts.shell('luajit ' .. path)
+      assert.truthy(output:find('^luajit: [^\n]*in forward of nn.Linear, [^\n]*\nstack traceback:'),
+        output)
+      assert.equal(1, select(2, output:gsub('traceback', '')), output)
     end)
   end)
 

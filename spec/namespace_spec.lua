@@ -85,6 +85,7 @@ describe('the library\'s names', function()
   it('are refused when they do not exist, with the nearest one', function()
     for _, case in ipairs {
       { ms, 'rand_n', "ms has no 'rand_n', did you mean 'randn'?" },
+      { ms, 'seed', "ms has no 'seed'; write ms.manual_seed(seed)" },
       { ms.nn, 'Liner', "nn has no 'Liner', did you mean 'Linear'?" },
       { ms.nn.init, 'norml', "nn.init has no 'norml', did you mean 'normal'?" },
       { ms.fsdp, 'FSPD', "fsdp has no 'FSPD', did you mean 'FSDP'?" },

@@ -81,9 +81,24 @@ describe('operators', function()
 
   it('refuse what is no tensor and name the parameter', function()
     checks.raises('TypeError', "exp: 'x' is a string, expected a tensor", ops.exp, 'x')
-    checks.raises('TypeError', "matmul: 'b' is a nil, expected a tensor", ops.matmul,
+    checks.raises('TypeError', "matmul: 'b' is nil, expected a tensor", ops.matmul,
       ms.zeros(1, 1))
     checks.raises('TypeError', 'cat: entry 2 is a number', ops.cat, { ms.zeros(1), 3 })
+    checks.raises('TypeError', "dropout: 'site' is a number", ops.dropout, ms.zeros(1), 0.5, 3)
+  end)
+
+  it('name themselves, whatever they ask of the tensor first', function()
+    for name, given in pairs {
+      log_softmax = { 3, 1 }, sum = { 3, 1 }, mean = { 'x', 1 }, permute = { 3, 1 },
+      transpose = { 3, 1, 2 }, narrow = { 3, 1, 1, 1 }, select = { 3, 1, 1 },
+    } do
+      checks.raises('TypeError', ("%s: 'x' is a "):format(name), ops[name], unpack(given))
+    end
+    for _, name in ipairs { 'add', 'sub', 'mul', 'div' } do
+      checks.raises('TypeError', name .. ": 'a' is a number, expected a tensor", ops[name], 3, 1)
+      checks.raises('TypeError', name .. ": 'a' is a string", ops[name], 'x', 1)
+      checks.raises('TypeError', name .. ": 'b' is a string", ops[name], ms.zeros(1), 'x')
+    end
   end)
 
   it('apply functions to every element', function()

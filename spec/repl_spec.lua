@@ -42,9 +42,29 @@ describe('the prompt', function()
     assert.truthy(output:find('^> > %a+Error: [^\n]*in forward of nn.Linear[^\n]*\n> \n$'), output)
   end)
 
+  it('says what is wrong with a value that cannot be printed, or with such an error', function()
+    assert.equal('> > stdin:1: boo\n> a table was raised, which cannot be told: stdin:1: boo\n'
+      .. "> 1\n> \n", typed {
+      "x = setmetatable({}, { __tostring = function() error('boo') end })", 'x', 'error(x)', '1',
+    })
+    assert.equal("> > stdin:1: attempt to call global 'print' (a nil value)\n> 1\n> \n",
+      typed { 'print, tostring, io.write = nil', 'print(1)', '1' })
+  end)
+
+  it('ends when it cannot read any more', function()
+    local path = os.tmpname()
+    shell.write(path, 'string.match = nil\n1\n')
+    local output, code = scripts.shell(("sh -c 'bindings/moonshard repl <%s'"):format(path))
+    os.remove(path)
+    assert.equal(1, code, output)
+    assert.truthy(output:find("moonshard: [^\n]*attempt to call method 'match' %(a nil value%)\n$"),
+      output)
+  end)
+
+  local pid = "pid = io.open('/proc/self/stat'):read('*n')"
+  local kill = "k = io.popen('kill -INT ' .. pid)"
+
   it('goes on after an interrupt, as often as one comes', function()
-    local pid = "pid = io.open('/proc/self/stat'):read('*n')"
-    local kill = "k = io.popen('kill -INT ' .. pid)"
     -- both while C runs: what is written goes out when it is closed, which waits for the shell
     local twice = "k = io.popen('read go; kill -INT ' .. pid .. '; kill -INT ' .. pid, 'w') "
       .. "k:write('go\\n') k:close() while true do end"
@@ -65,6 +85,49 @@ describe('the prompt', function()
       } | bindings/moonshard repl >$out
       cat $out; rm $out']])
     assert.truthy(output:find('\n> > > >> \ninterrupted\n> 42\n> \n$'), output)
+  end)
+
+  it('goes on after an interrupt of what prints, and of a forward', function()
+    assert.equal('> > > > > \ninterrupted\n> \ninterrupted\n> 1\n> \n', typed {
+      pid, 'function loop() ' .. kill .. ' while true do end end',
+      'x = setmetatable({}, { __tostring = loop })',
+      "m = ms.nn.Module.extend('my.Loop')() m.forward = loop", 'x', 'm(ms.ones(1))', '1',
+    })
+  end)
+
+  it('takes an error of the same text for what it is', function()
+    assert.equal('> stdin:1: interrupted!\n> interrupted!\n> \n',
+      typed { "error('interrupted!')", "error('interrupted!', 0)" })
+  end)
+
+  it('reads on after an interrupt of what reads', function()
+    local output = scripts.shell([[sh -c '
+      out=$(mktemp)
+      { echo "k = io.popen(\"sleep 0.1; kill -INT \" .. io.open(\"/proc/self/stat\"):read(\"*n\"))"
+        echo "io.read(\"*l\")"
+        for i in $(seq 100); do grep -q interrupted $out && break; sleep 0.05; done
+        echo "41 + 1"
+      } | bindings/moonshard repl >$out
+      cat $out; rm $out']])
+    assert.truthy(output:find('\n> > \ninterrupted\n> 42\n> \n$'), output)
+  end)
+
+  it('is ended by no interrupt that comes between two turns', function()
+    scripts.with_script([[
+      local interrupt = require 'moonshard_ffi.interrupt'
+      local raise = require('ffi').C.raise
+      jit.off()
+      local function get(x) return x end
+      print(interrupt.pcall(get, 1))
+      raise(2)
+      print(get 'outside')
+      local ok, err = interrupt.pcall(get, 2)
+      print(ok, interrupt.is(err), interrupt.pcall(get, 3))
+    ]], function(path)
+      local output, code = scripts.shell('luajit ' .. path)
+      assert.equal(0, code, output)
+      assert.equal('true\t1\noutside\nfalse\ttrue\ttrue\t3\n', output)
+    end)
   end)
 
   it('has words for who seeks the way out', function()

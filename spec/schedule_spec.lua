@@ -33,7 +33,7 @@ describe('schedule', function()
     checks.raises('ValueError', 'final is nan', schedule.linear,
       { lr = 1, total = 2, final = 0 / 0 })
     local lr = schedule.cosine { lr = 1, total = 3 }
-    checks.raises('TypeError', "schedule.cosine: 'step' is a nil, expected a number", lr)
+    checks.raises('TypeError', "schedule.cosine: 'step' is nil, expected a number", lr)
     checks.raises('ValueError', 'step is -1, expected 0 or more', lr, -1)
     checks.raises('ValueError', "did you mean 'warmup'?", schedule.linear,
       { lr = 1, warmpu = 5, total = 30 })

@@ -33,7 +33,7 @@ describe('a tensor', function()
 
     it('says how a method is called that was called without it', function()
       local x = ms.ones(2)
-      checks.raises('TypeError', "t:sum: 'self' is a nil, expected a tensor; call it as t:sum(...)",
+      checks.raises('TypeError', "t:sum: 'self' is nil, expected a tensor; call it as t:sum(...)",
         x.sum)
       checks.raises('TypeError', "t:fill_: 'self' is a number, expected a tensor", x.fill_, 3)
     end)
@@ -83,7 +83,7 @@ describe('a tensor', function()
     it('refuses values that are no numbers, and tables without an end', function()
       checks.raises('TypeError', 'the value is a string, expected a number or a table of them',
         ms.tensor, 'abc')
-      checks.raises('TypeError', 'the value is a nil', ms.tensor)
+      checks.raises('TypeError', 'the value is nil', ms.tensor)
       checks.raises('TypeError', 'entry [2] is a string, expected a number', ms.tensor, { 1, 'b' })
       local endless = {}
       endless[1] = endless

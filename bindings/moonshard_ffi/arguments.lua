@@ -10,7 +10,7 @@ local arguments = {}
 local Ref = ffi.typeof 'ms_ref'
 local LARGEST = 2 ^ 53 -- beyond it neighbouring integers are one number
 
---- What a value is, for messages: "a tensor", "a nn.Linear", "the class nn.Linear", "a nil".
+--- What a value is, for messages: "a tensor", "a nn.Linear", "the class nn.Linear", "nil".
 ---@param value any
 ---@return string
 function arguments.noun(value)
@@ -26,7 +26,7 @@ function arguments.noun(value)
   elseif type(class) == 'table' and type(rawget(class, '_name')) == 'string' then
     return 'a ' .. rawget(class, '_name')
   end
-  return 'a ' .. kind
+  return errors.noun(value)
 end
 
 ---@param what string  the function

@@ -4,6 +4,8 @@
 --- The kinds are the runtime's status codes. `failed` is what every call into C ends in when it did
 --- not succeed; `raise` is for what Lua itself refuses.
 
+local pcall, tostring = pcall, tostring -- also where a script has lost them
+
 local errors = {}
 
 --- What a failed operation raises.
@@ -22,10 +24,44 @@ local function is_uncaught()
   return handler ~= nil and handler.what == 'C' and raiser ~= nil and raiser.func == error
 end
 
+--- Files of the library: the position an error names is the first one outside them.
+local function is_own(source)
+  return source:find('moonshard_ffi/', 1, true) or source:find('lua/moonshard/', 1, true)
+    or source:find('lua/5.1/moonshard/', 1, true)
+    or source:find('moonshard/calls.lua', 1, true)
+end
+
+local function lines_of(traceback)
+  local lines = {}
+  for line in traceback:gmatch('\n(\t[^\n]*)') do
+    lines[#lines + 1] = line
+  end
+  return lines
+end
+
+--- The script's frames of a stack that the stack around it does not have.
+local function inner_frames(traceback, around)
+  local inner, outer = lines_of(traceback), lines_of(around)
+  while inner[1] and inner[#inner] == outer[#outer] do
+    inner[#inner], outer[#outer] = nil, nil
+  end
+  local kept = {}
+  for _, line in ipairs(inner) do
+    if not is_own(line) and not line:find('^\t%[C%]') then
+      kept[#kept + 1] = '\n' .. line
+    end
+  end
+  return table.concat(kept)
+end
+
 function Error:__tostring()
   local text = self.kind .. ': ' .. self.message
-  -- the calls around a forward raise it again, so luajit cannot see that stack
-  return self.forward and is_uncaught() and text .. '\n' .. self.traceback or text
+  if not self.forward or not is_uncaught() then
+    return text
+  end
+  -- the calls around a forward raise it again, so luajit cannot see what it was raised on
+  local frames = inner_frames(self.traceback, debug.traceback('', 2))
+  return frames == '' and text or text .. '\nin forward:' .. frames
 end
 
 --- Kind names, by status code without its sign.
@@ -38,13 +74,6 @@ errors.kinds = {
 local status_of = {}
 for i, kind in ipairs(errors.kinds) do
   status_of[kind] = -i
-end
-
---- Files of the library: the position an error names is the first one outside them.
-local function is_own(source)
-  return source:find('moonshard_ffi/', 1, true) or source:find('lua/moonshard/', 1, true)
-    or source:find('lua/5.1/moonshard/', 1, true)
-    or source:find('moonshard/calls.lua', 1, true)
 end
 
 local function caller()
@@ -82,17 +111,25 @@ function errors.new(kind, message)
   }, Error)
 end
 
+--- What a value of Lua is: "a number", "nil".
+---@return string
+function errors.noun(value)
+  return type(value) == 'nil' and 'nil' or 'a ' .. type(value)
+end
+
+local noun = errors.noun
+
 --- Raise an error of one of the kinds.
 ---@param kind string
 ---@param format string  as for string.format when more arguments follow, else the message
 function errors.raise(kind, format, ...)
   if not status_of[kind] then
     kind, format = 'ValueError', ("error: the kind is %s, expected one of %s"):format(
-      type(kind) == 'string' and "'" .. kind .. "'" or 'a ' .. type(kind),
+      type(kind) == 'string' and "'" .. kind .. "'" or noun(kind),
       table.concat(errors.kinds, ', '))
   elseif type(format) ~= 'string' then
-    kind, format = 'TypeError', ('error: the message is a %s, expected a string'):format(
-      type(format))
+    kind, format = 'TypeError', ('error: the message is %s, expected a string'):format(
+      noun(format))
   elseif select('#', ...) > 0 then
     local ok, text = pcall(string.format, format, ...)
     format = ok and text or format -- the mistake to tell is the caller's, not that of its message
@@ -121,7 +158,7 @@ local function say(value)
     local ok, text = pcall(tostring, value)
     local said = type(text) == 'string'
     return ok and said and text or ('a %s was raised, which cannot be told: %s'):format(type(value),
-      said and text or 'its text is a ' .. type(text))
+      said and text or 'its text is ' .. noun(text))
   elseif type(value) == 'table' and type(rawget(value, 'message')) == 'string' then
     return value.message
   end

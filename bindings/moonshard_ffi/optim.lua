@@ -47,7 +47,7 @@ end
 
 local function expect(kind, name, value)
   if type(value) ~= kind then
-    B.errors.raise('TypeError', '%s is a %s, expected a %s', name, type(value), kind)
+    B.errors.raise('TypeError', '%s is %s, expected a %s', name, arguments.noun(value), kind)
   end
   return value
 end

@@ -56,7 +56,8 @@ local function see_gradient(address, fn)
   if result == nil then
     return
   elseif not B.is_ref(result) then
-    errors.raise('TypeError', 'hook: it returned a %s, expected a tensor or nil', type(result))
+    errors.raise('TypeError', 'hook: it returned %s, expected a tensor or nil',
+      arguments.noun(result))
   end
   B.check(core.replace_gradient(result))
 end

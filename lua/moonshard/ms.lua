@@ -130,6 +130,7 @@ local OTHERWISE = {
   Tensor = 'ms.tensor', float32 = 'ms.f32', float64 = 'ms.f64', float = 'ms.f32',
   double = 'ms.f64', bfloat16 = 'ms.bf16', int64 = 'ms.i64', long = 'ms.i64', uint8 = 'ms.u8',
   zeros_like = 'ms.zeros(t:shape())', ones_like = 'ms.ones(t:shape())',
+  seed = 'ms.manual_seed(seed)',
   save = 'ms.checkpoint.save', load = 'ms.checkpoint.load', distributed = 'ms.dist',
 }
 

@@ -16,7 +16,10 @@ local ops = {}
 
 local info = B.new('ms_tensor_info')
 
-local function ndim(x)
+local function ndim(what, x)
+  if type(x) ~= 'cdata' then -- the call would not say who was called
+    arguments.no_tensor(what, 'x', x)
+  end
   calls.tensor_describe(x, info)
   return info.ndim
 end
@@ -45,9 +48,9 @@ end
 ---@param b ms.Tensor|number
 ---@return ms.Tensor
 function ops.add(a, b)
-  if type(b) == 'number' then
+  if type(b) == 'number' and type(a) == 'cdata' then
     return calls.with_number(a, b, ADD)
-  elseif type(a) == 'number' then
+  elseif type(a) == 'number' and type(b) == 'cdata' then
     return calls.with_number(b, a, ADD)
   end
   return calls.add(a, b)
@@ -57,9 +60,9 @@ end
 ---@param b ms.Tensor|number
 ---@return ms.Tensor
 function ops.sub(a, b)
-  if type(b) == 'number' then
+  if type(b) == 'number' and type(a) == 'cdata' then
     return calls.with_number(a, b, SUB)
-  elseif type(a) == 'number' then
+  elseif type(a) == 'number' and type(b) == 'cdata' then
     return calls.with_number(b, a, SUB_FROM)
   end
   return calls.sub(a, b)
@@ -69,9 +72,9 @@ end
 ---@param b ms.Tensor|number
 ---@return ms.Tensor
 function ops.mul(a, b)
-  if type(b) == 'number' then
+  if type(b) == 'number' and type(a) == 'cdata' then
     return calls.with_number(a, b, MUL)
-  elseif type(a) == 'number' then
+  elseif type(a) == 'number' and type(b) == 'cdata' then
     return calls.with_number(b, a, MUL)
   end
   return calls.mul(a, b)
@@ -82,9 +85,9 @@ end
 ---@param b ms.Tensor|number
 ---@return ms.Tensor
 function ops.div(a, b)
-  if type(b) == 'number' then
+  if type(b) == 'number' and type(a) == 'cdata' then
     return with_scalar(a, b, function(scalar) return calls.div(a, scalar) end)
-  elseif type(a) == 'number' then
+  elseif type(a) == 'number' and type(b) == 'cdata' then
     return with_scalar(b, a, function(scalar) return calls.div(scalar, b) end)
   end
   return calls.div(a, b)
@@ -97,7 +100,7 @@ end
 function ops.pow(x, p)
   if type(p) ~= 'number' then
     errors.raise(B.is_ref(p) and 'NotImplementedError' or 'TypeError',
-      'pow: the exponent is a %s, expected a number', B.is_ref(p) and 'tensor' or type(p))
+      'pow: the exponent is %s, expected a number', arguments.noun(p))
   elseif type(x) == 'number' then
     errors.raise('NotImplementedError', 'pow: the base is a number, expected a tensor')
   end
@@ -174,7 +177,7 @@ end
 ---@param dim? integer  default: the last
 ---@return ms.Tensor
 function ops.log_softmax(x, dim)
-  if dim == nil or dims.index(dim, ndim(x), 'log_softmax') == info.ndim - 1 then
+  if dim == nil or dims.index(dim, ndim('log_softmax', x), 'log_softmax') == info.ndim - 1 then
     return calls.log_softmax(x)
   end
   return ops.transpose(calls.log_softmax(ops.transpose(x, dim, -1)), dim, -1)
@@ -242,7 +245,7 @@ end
 ---@return ms.Tensor
 function ops.dropout(x, p, site, call)
   if type(site) ~= 'cdata' then
-    site = ops.site(site == nil and 'dropout' or site)
+    site = ops.site(site == nil and 'dropout' or arguments.text('dropout', 'site', site))
   end
   return calls.dropout(x, p, site, call == nil and 0 or call)
 end
@@ -294,7 +297,7 @@ end
 ---@param keepdim? boolean
 ---@return ms.Tensor
 function ops.sum(x, over, keepdim)
-  return calls.sum(x, over ~= nil and dims.mask(over, ndim(x), 'sum') or 0,
+  return calls.sum(x, over ~= nil and dims.mask(over, ndim('sum', x), 'sum') or 0,
     arguments.flag('sum', 'keepdim', keepdim, false))
 end
 
@@ -303,7 +306,7 @@ end
 ---@param keepdim? boolean
 ---@return ms.Tensor
 function ops.mean(x, over, keepdim)
-  return calls.mean(x, over ~= nil and dims.mask(over, ndim(x), 'mean') or 0,
+  return calls.mean(x, over ~= nil and dims.mask(over, ndim('mean', x), 'mean') or 0,
     arguments.flag('mean', 'keepdim', keepdim, false))
 end
 
@@ -323,7 +326,7 @@ local order = B.new('int32_t[?]', C.MS_MAX_DIMS)
 ---@return ms.Tensor
 function ops.permute(x, ...)
   local list = dims.list('permute', ...)
-  local n = ndim(x)
+  local n = ndim('permute', x)
   if #list ~= n then
     errors.raise('ValueError', 'permute: %d dimensions given, expected %d', #list, n)
   end
@@ -339,7 +342,7 @@ end
 ---@param b integer
 ---@return ms.Tensor
 function ops.transpose(x, a, b)
-  local n = ndim(x)
+  local n = ndim('transpose', x)
   local i, j = dims.index(a, n, 'transpose'), dims.index(b, n, 'transpose')
   for d = 0, n - 1 do
     order[d] = d
@@ -355,7 +358,7 @@ end
 ---@param length integer
 ---@return ms.Tensor
 function ops.narrow(x, dim, start, length)
-  local d = dims.index(dim, ndim(x), 'narrow')
+  local d = dims.index(dim, ndim('narrow', x), 'narrow')
   local size = tonumber(info.shape[d])
   arguments.whole('narrow', 'start', start)
   arguments.whole('narrow', 'length', length)
@@ -372,7 +375,7 @@ end
 ---@param index integer
 ---@return ms.Tensor
 function ops.select(x, dim, index)
-  local d = dims.index(dim, ndim(x), 'select')
+  local d = dims.index(dim, ndim('select', x), 'select')
   return calls.select(x, d, dims.entry(index, tonumber(info.shape[d]), d + 1, 'select'))
 end
 
@@ -385,7 +388,7 @@ function ops.cat(list, dim)
   if n == 0 then
     errors.raise('ValueError', 'cat: the list is empty, expected at least one tensor')
   end
-  return calls.cat(refs, n, dims.index(dim == nil and 1 or dim, ndim(list[1]), 'cat'))
+  return calls.cat(refs, n, dims.index(dim == nil and 1 or dim, ndim('cat', list[1]), 'cat'))
 end
 
 --- To another dtype; the same values where they fit.

@@ -2,11 +2,12 @@
 --- may take several lines, an error is one line without a traceback, and a Ctrl-C ends what runs or
 --- what is being typed.
 
-local core = require('moonshard_ffi').core
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard_ffi.errors'
 local interrupt = require 'moonshard_ffi.interrupt'
 local misspelt = require 'moonshard.misspelt'
 local util = require 'moonshard.util'
+
+local tostring, stdin, stdout = tostring, io.stdin, io.stdout -- globals are the script's own
 
 local repl = {}
 
@@ -25,9 +26,13 @@ local function compile(text)
 end
 
 local function ask(prompt)
-  io.write(prompt)
-  io.flush()
-  return io.read('*l')
+  stdout:write(prompt)
+  stdout:flush()
+  return stdin:read('*l')
+end
+
+local function put(line)
+  stdout:write(line, '\n')
 end
 
 local HELP = [[
@@ -38,7 +43,7 @@ Ctrl-C ends what runs or is being typed; exit, quit or Ctrl-D leaves.]]
 
 -- Words that mean nothing in Lua; a global of that name comes first.
 local COMMANDS = {
-  help = function() print(HELP) end,
+  help = function() put(HELP) end,
   exit = function() os.exit(0) end,
 }
 COMMANDS.quit = COMMANDS.exit
@@ -67,9 +72,10 @@ end
 
 local function say(err)
   if interrupt.is(err) then
-    err = '\ninterrupted' -- the terminal shows ^C
+    put('\ninterrupted') -- the terminal shows ^C
+  else
+    put((errors.is(err) and err.kind .. ': ' or '') .. errors.text(misspelt(err)))
   end
-  print(errors.is(err) and ('%s: %s'):format(err.kind, err.message) or tostring(misspelt(err)))
 end
 
 local DEEP, LONG = 3, 20
@@ -93,17 +99,30 @@ local function text(value, depth)
   return '{ ' .. table.concat(parts, ', ', 1, math.min(#parts, LONG + 1)) .. ' }'
 end
 
-local function show(ok, ...)
-  if not ok then
-    return say((...))
-  end
+local function show(...)
   local texts, n = {}, select('#', ...)
   for i = 1, n do
     texts[i] = text((select(i, ...)), 1)
   end
   if n > 0 then
-    print(table.concat(texts, '\t'))
+    put(table.concat(texts, '\t'))
   end
+end
+
+local function answer(chunk, mistake)
+  if not chunk then
+    error(mistake, 0)
+  end
+  show(chunk())
+end
+
+-- What the prompt does by itself fails by an interrupt, or would fail again and again.
+local function attempt(fn, ...)
+  local ok, result, mistake = interrupt.pcall(fn, ...)
+  if not ok and not interrupt.is(result) then
+    error(result, 0)
+  end
+  return ok, result, mistake
 end
 
 --- Read, run and print until the input ends.
@@ -111,22 +130,19 @@ function repl.run()
   _G.ms = require 'moonshard'
   jit.off() -- compiled loops do not look whether they are interrupted
   jit.flush()
-  print('moonshard ' .. _G.ms.version .. ', a prompt of one rank: ms is there; help says more')
-  while true do
-    core.heed_interrupts(true)
-    local ok, chunk, mistake = pcall(read)
-    core.heed_interrupts(false)
-    if not ok then
-      say(chunk)
-    elseif chunk then
-      show(pcall(chunk))
-    elseif mistake then
-      say(mistake)
-    else
-      print()
-      return
+  put('moonshard ' .. _G.ms.version .. ', a prompt of one rank: ms is there; help says more')
+  local ok, result, mistake
+  repeat
+    ok, result, mistake = attempt(read)
+    local ended = ok and not (result or mistake)
+    if ok and not ended then
+      ok, result = interrupt.pcall(answer, result, mistake)
     end
-  end
+    while not ok do
+      ok, result = attempt(say, result)
+    end
+  until ended
+  put('')
 end
 
 return repl

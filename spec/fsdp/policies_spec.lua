@@ -122,7 +122,7 @@ describe('wrap policies', function()
     checks.raises('TypeError', 'entry 1 is a nn.Linear, expected a class of modules',
       fsdp.ModuleWrapPolicy, { linear() })
     checks.raises('TypeError', "'fn' is a table, expected a function", fsdp.CustomPolicy, {})
-    checks.raises('TypeError', "'fn' is a nil, expected a function", fsdp.lambda_auto_wrap_policy)
+    checks.raises('TypeError', "'fn' is nil, expected a function", fsdp.lambda_auto_wrap_policy)
   end)
 
   it('or_policy wraps inside what another policy wraps', function()

@@ -49,10 +49,10 @@ describe('nn.Module', function()
         { "'requires_grad' is a number, expected true or false", m.param, 'a', { 2 }, nil,
           { requires_grad = 1 } },
         { "'tensor' is a table, expected a tensor", m.buffer, 'b', {} },
-        { "'tensor' is a nil, expected a tensor", m.tie, 'c', nil },
+        { "'tensor' is nil, expected a tensor", m.tie, 'c', nil },
         { "'mode' is a string, expected true or false", m.train, 'eval' },
         { "'recurse' is a number, expected true or false", m.parameters, 1 },
-        { "'fn' is a nil, expected a function", m.apply },
+        { "'fn' is nil, expected a function", m.apply },
       } do
         checks.raises('TypeError', case[1], case[2], m, unpack(case, 3, table.maxn(case)))
       end
@@ -396,7 +396,7 @@ describe('nn.Module', function()
       local Nothing = nn.Module.extend('Nothing')
       function Nothing:forward() end
       assert.is_nil(nn.Sequential(Nothing())(ms.ones(1)))
-      checks.raises('TypeError', 'is a nil, expected a tensor', nn.Sequential(Nothing(),
+      checks.raises('TypeError', 'is nil, expected a tensor', nn.Sequential(Nothing(),
         nn.Linear(1, 1)), ms.ones(1, 1))
     end)
 
@@ -470,8 +470,7 @@ describe('nn.Module', function()
       end)
 
       it('and what a script chose to raise stays what it is', function()
-        local interrupt = 'my.lua:3: interrupted!' -- what luajit makes of a Ctrl-C
-        for _, value in ipairs { 'stop', 7, { 'mine' }, true, interrupt } do
+        for _, value in ipairs { 'stop', 7, { 'mine' }, true } do
           assert.equal(value, raised_by(function() error(value, 0) end))
         end
       end)

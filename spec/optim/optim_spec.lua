@@ -85,7 +85,7 @@ describe('optim', function()
       checks.raises('KeyError', "has no 'lr'; write opt.param_groups[i].lr, or opt:set_lr(lr)",
         function() opt.lr = 100 end)
       checks.raises('KeyError', "has no 'lr'; write", function() return opt.lr end)
-      checks.raises('TypeError', "'lr' is a nil, expected a value", function()
+      checks.raises('TypeError', "'lr' is nil, expected a value", function()
         opt.param_groups[1].lr = nil
       end)
       checks.raises('KeyError', "a parameter group has no 'lrr', did you mean 'lr'?", function()
@@ -110,7 +110,7 @@ describe('optim', function()
         ["'param_groups' has a field 'lr', expected a plain list"] = function(opt)
           opt.param_groups.lr = 3
         end,
-        ["'param_groups' is a nil, expected a list"] = function(opt)
+        ["'param_groups' is nil, expected a list"] = function(opt)
           opt.param_groups = nil
         end,
         ['hold 0 parameters, the optimizer has 1'] = function(opt) opt.param_groups = {} end,
@@ -204,7 +204,7 @@ describe('optim', function()
     local sd = opt:state_dict()
     checks.raises('ValueError', "param_groups[1] of the state dict loaded into optim.SGD: unknown "
       .. "option 'betas'", opt.load_state_dict, opt, optim.Adam({ p }):state_dict())
-    checks.raises('TypeError', "'sd.state[1].steps' is a nil", opt.load_state_dict, opt,
+    checks.raises('TypeError', "'sd.state[1].steps' is nil", opt.load_state_dict, opt,
       { param_groups = sd.param_groups, state = { {} } })
     checks.raises('TypeError', "'sd.state[1]' is a number", opt.load_state_dict, opt,
       { param_groups = sd.param_groups, state = { 3 } })

@@ -224,7 +224,8 @@ end
 ---@param state ms.data.Loader.State
 function Loader:check_state(state)
   if type(state) ~= 'table' then
-    errors.raise('TypeError', 'the position in the data is a %s, expected a table', type(state))
+    errors.raise('TypeError', 'the position in the data is %s, expected a table',
+      arguments.noun(state))
   elseif state.seed ~= self.seed or state.samples_per_step ~= self.samples_per_step then
     errors.raise('ValueError', 'the position is that of a loader with seed %s and %s samples a '
       .. 'step, this one has seed %d and %d%s', tostring(state.seed),
