@@ -148,8 +148,9 @@ MS_API double ms_time(void);
 /**
  * Measure the machine's matrix peak as this runtime reaches it: products of 1024 x 1024 matrices
  * for about `seconds` on this rank's core.
- * @param dtype  MS_DTYPE_F32, _F64 or _BF16
- * @param flops  floating-point operations per second: the best of the repetitions
+ * @param dtype    MS_DTYPE_F32, _F64 or _BF16
+ * @param seconds  more than 0, at most 60: else MS_VALUE_ERROR
+ * @param flops    floating-point operations per second: the best of the repetitions
  */
 MS_API ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops);
 
