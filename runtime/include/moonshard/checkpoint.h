@@ -96,7 +96,8 @@ MS_API ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *c
  * are some and none is intact it is MS_FORMAT_ERROR, which says what is wrong with each. What
  * counts as a checkpoint: a folder (no link to one) that holds a manifest or files of ranks, and is
  * not what a writer left that died before it could publish; and whatever the link `<root>/latest`
- * points at. Collective. */
+ * points at. A folder in the place of that link, as a copy that follows links makes it, is a broken
+ * one. Collective. */
 MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm,
                                            const char *root);
 /** What is being read: its meta data, keys and extents. Borrowed from `l`. */
