@@ -1,4 +1,5 @@
 -- lua/moonshard/machine.lua: what the runtime says of the machine
+local checks = require 'support.checks'
 local ms = require 'moonshard'
 
 describe('the machine', function()
@@ -22,6 +23,8 @@ describe('the machine', function()
     local before = ms.matmul_created()
     assert.is_true(ms.matmul_peak('f32', 0.01) > 1e8)
     assert.is_true(ms.matmul_created() >= before)
+    checks.raises('ValueError', "'seconds' is 61, expected more than 0 and at most 60",
+      ms.matmul_peak, 'f32', 61)
   end)
 
   it('says what it keeps for work to come', function()

@@ -30,7 +30,7 @@ end
 --- Defaults of a kind as a Lua table.
 function optim.defaults(kind)
   local o = B.new('ms_optim_options')
-  C.ms_optim_options_init(o, OPTIONS_BYTES, KINDS[kind])
+  B.check(C.ms_optim_options_init(o, OPTIONS_BYTES, KINDS[kind]))
   return optim.from_struct(o)
 end
 
@@ -77,7 +77,7 @@ end
 function optim.add_group(handle, kind, params, options)
   local o = B.new('ms_optim_options')
   local index = B.new('int32_t[1]')
-  C.ms_optim_options_init(o, OPTIONS_BYTES, KINDS[kind])
+  B.check(C.ms_optim_options_init(o, OPTIONS_BYTES, KINDS[kind]))
   overlay(o, options)
   local refs, n = B.array(arguments.array('params', 'list', params), 'params')
   calls.optim_add_group(handle, refs, n, o, index)

@@ -3,11 +3,8 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local dtype = require 'moonshard.dtype'
-local errors = require 'moonshard.errors'
 
 local C = B.C
-
-local LONGEST = 60 -- seconds of a measurement
 
 local machine = {}
 
@@ -58,10 +55,6 @@ end
 ---@return number
 function machine.matmul_peak(name, seconds)
   seconds = arguments.number('matmul_peak', 'seconds', seconds, 0.2)
-  if not (seconds > 0 and seconds <= LONGEST) then
-    errors.raise('ValueError', "matmul_peak: 'seconds' is %g, expected more than 0 and at most %d",
-      seconds, LONGEST)
-  end
   B.check(C.ms_matmul_peak(dtype.code(name), seconds, flops_out))
   return flops_out[0]
 end

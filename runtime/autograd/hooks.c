@@ -1,5 +1,6 @@
 /* Hooks: on gradients of results (kept by their node) and of leaves (kept by the handle), on
  * finished leaves, and the units' pre hooks. */
+#include "host.h"
 #include "tape.h"
 
 /* -- lists, in ascending order of ids ---------------------------------------------------------- */
@@ -67,11 +68,10 @@ static ms_status run_grad_hook(const msi_hooks *hook, msi_output *output, ms_con
     ms_tensor *grad, *replacement = NULL;
 
     MS_TRY(msi_tensor_new_internal(&grad, ctx, &output->grad->view));
-    ctx->host_calls++;
+    const char aside = msi_host_begin(ctx);
     ms_status status =
-        msi_status_of_host(hook->grad(hook->user, grad, &replacement), "a gradient hook");
+        msi_host_end(ctx, aside, hook->grad(hook->user, grad, &replacement), "a gradient hook");
 
-    ctx->host_calls--;
     if (replacement == grad) { /* hands back what it saw */
         replacement = NULL;
     }
@@ -107,13 +107,10 @@ ms_status msi_hooks_run_accumulate(ms_tensor *leaf)
 
     while (hook != NULL && hook->id <= newest) {
         const int64_t id = hook->id;
+        const char aside = msi_host_begin(leaf->ctx);
 
-        leaf->ctx->host_calls++;
-        const ms_status status =
-            msi_status_of_host(hook->accumulate(hook->user, leaf), "an accumulate hook");
-
-        leaf->ctx->host_calls--;
-        MS_TRY(status);
+        MS_TRY(msi_host_end(leaf->ctx, aside, hook->accumulate(hook->user, leaf),
+                            "an accumulate hook"));
         hook = after(leaf->hooks, MSI_HOOK_ACCUMULATE, 0, id);
     }
     return MS_OK;

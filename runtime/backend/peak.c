@@ -6,7 +6,7 @@
 
 #include "moonshard/tensor.h"
 
-enum { SIDE = 1024 };
+enum { SIDE = 1024, LONGEST = 60 /* seconds */ };
 
 ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
 {
@@ -33,6 +33,11 @@ ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
     if (dtype != MS_DTYPE_F32 && dtype != MS_DTYPE_F64 && dtype != MS_DTYPE_BF16) {
         return MS_FAIL(MS_TYPE_ERROR, "matmul_peak: dtype %d, expected f32, f64 or bf16",
                        (int)dtype);
+    }
+    if (!(seconds > 0 && seconds <= LONGEST)) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "matmul_peak: 'seconds' is %g, expected more than 0 and at most %d", seconds,
+                       LONGEST);
     }
     MS_TRY(msi_alloc(ctx, 3 * nbytes, MS_MEM_SCRATCH, (void **)&memory));
     memset(memory, 0, (size_t)(3 * nbytes)); /* zeros multiply as fast as other numbers */

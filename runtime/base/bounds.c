@@ -228,7 +228,7 @@ static msi_bound limit_of(int resource, int32_t kind)
 
 static msi_bound bound_met(int error)
 {
-    msi_bound space = msi_address_space_left();
+    msi_bound space;
 
     switch (error) {
     case EMFILE:
@@ -238,6 +238,7 @@ static msi_bound bound_met(int error)
     case EFBIG:
         return msi_file_size_left();
     case ENOMEM:
+        space = msi_address_space_left();
         return space.kind != MSI_BOUND_NONE ? space : msi_memory_left("");
     case ENOSPC:
         return msi_memory_left("");

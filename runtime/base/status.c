@@ -1,6 +1,7 @@
 /* Status names, the thread's last error, warnings. Fixed buffers, so that running out of memory can
  * still be reported. */
 #include "base.h"
+#include "host.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -70,6 +71,25 @@ ms_status msi_status_of_host(ms_status status, const char *what)
     if (status != MS_OK && message[0] == '\0') {
         return MS_FAIL(status, "%s returned %d (%s) and said no reason", what, (int)status,
                        ms_status_name(status));
+    }
+    return status;
+}
+
+char msi_host_begin(ms_context *ctx)
+{
+    const char first = message[0]; /* the rest stays where it is */
+
+    message[0] = '\0';
+    ctx->host_calls++;
+    return first;
+}
+
+ms_status msi_host_end(ms_context *ctx, char aside, ms_status status, const char *what)
+{
+    ctx->host_calls--;
+    status = msi_status_of_host(status, what);
+    if (message[0] == '\0') {
+        message[0] = aside;
     }
     return status;
 }

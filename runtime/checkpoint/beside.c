@@ -20,6 +20,12 @@ static const char *kind_of(mode_t mode)
 /* The file to write, malloced. A link is followed, as by any program that opens it to write. */
 static ms_status find_target(char **target, const char *path)
 {
+    const size_t n = strlen(path);
+
+    if (n == 0 || path[n - 1] == '/') {
+        return MS_FAIL(MS_VALUE_ERROR, "'%s' %s, expected the path of a file", path,
+                       n == 0 ? "is empty" : "ends with '/' and so names a folder");
+    }
     struct stat st;
     bool there = lstat(path, &st) == 0;
     const bool linked = there && S_ISLNK(st.st_mode);

@@ -194,7 +194,11 @@ static ms_status replace_link(const char *root, const char *name, const char *be
 {
     struct stat st;
 
-    if (lstat(pointer, &st) == 0 && !S_ISLNK(st.st_mode)) {
+    if (lstat(pointer, &st) != 0) {
+        if (errno != ENOENT) {
+            return msi_io_fail("stat", pointer);
+        }
+    } else if (!S_ISLNK(st.st_mode)) {
         return MS_FAIL(MS_VALUE_ERROR, "it is no link, and stays as it is");
     }
     ms_status status = msi_io_symlink(name, beside);

@@ -81,7 +81,11 @@ static ms_status examine(msi_listing *l, const char *root, const char *name, boo
     if (path == NULL) {
         return MS_OUT_OF_MEMORY;
     }
-    status = msi_checkpoint_missing(ms_checkpoint_open(&c, path));
+    if (strcmp(name, "latest") == 0) { /* a copy that followed the link is that, and no other one */
+        status = MS_FAIL(MS_FORMAT_ERROR, "%s is a folder, expected a link to a checkpoint", path);
+    } else {
+        status = msi_checkpoint_missing(ms_checkpoint_open(&c, path));
+    }
     free(path);
     if (status != MS_OK) {
         return msi_listing_pass_over(l, status, tell);

@@ -183,7 +183,7 @@ struct ms_fsdp_tree {
     int32_t rank, world;
     int32_t n_units;
     ms_fsdp_unit **units;
-    bool has_root_unit, initialized, sync, summoned;
+    bool initialized, sync, summoned;
     bool named;         /* the running forward, backward or call has named a collective */
     uint64_t *words;    /* while summoned: room to agree on what was written, in summon.c */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */

@@ -164,6 +164,11 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
         MS_TRY(msi_struct_take(&o, options, "ms_fsdp_tree_options", option_fields,
                                (int32_t)(sizeof(option_fields) / sizeof(option_fields[0]))));
     }
+    if (root_has_unit && n_units < 1) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "root_has_unit is true for a tree of %d units, expected the root's first",
+                       (int)n_units);
+    }
     for (int32_t i = 0; i < n_units; i++) {
         for (int32_t j = 0; j < i; j++) {
             if (units[j] == units[i]) {
@@ -191,7 +196,6 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     tree->rank = ms_comm_rank(comm);
     tree->world = ms_comm_size(comm);
     tree->sync = true;
-    tree->has_root_unit = root_has_unit;
     tree->units = calloc((size_t)n_units + 1, sizeof(*tree->units));
     if (tree->units == NULL) {
         status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);

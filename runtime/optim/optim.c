@@ -27,10 +27,7 @@ ms_status ms_optim_new(ms_optim **out, int32_t kind)
     ms_status status;
 
     *out = NULL;
-    if (kind < MS_OPTIM_SGD || kind > MS_OPTIM_ADAMW) {
-        return MS_FAIL(MS_VALUE_ERROR, "optimizer kind %d is none, expected 0 to %d", kind,
-                       MS_OPTIM_ADAMW);
-    }
+    MS_TRY(msi_optim_check_kind(kind));
     o = calloc(1, sizeof(*o));
     if (o == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for an optimizer");
@@ -133,10 +130,12 @@ static ms_status check_distinct(const ms_optim *optim, ms_tensor *const *params,
 ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, int32_t n_params,
                              const ms_optim_options *options, int32_t *group)
 {
-    ms_optim_options taken;
+    ms_optim_options taken = msi_optim_defaults(optim->kind);
 
     MS_TRY(msi_optim_alive(optim));
-    MS_TRY(msi_optim_options_take(&taken, optim->kind, options));
+    if (options != NULL) {
+        MS_TRY(msi_optim_options_take(&taken, optim->kind, options));
+    }
     for (int32_t i = 0; i < n_params; i++) {
         MS_TRY(check_param(optim, params, i));
     }

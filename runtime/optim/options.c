@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-static ms_optim_options defaults(int32_t kind)
+ms_optim_options msi_optim_defaults(int32_t kind)
 {
     return (ms_optim_options){
         .struct_size = sizeof(ms_optim_options),
@@ -17,11 +17,22 @@ static ms_optim_options defaults(int32_t kind)
     };
 }
 
-void ms_optim_options_init(ms_optim_options *o, uint32_t struct_size, int32_t kind)
+ms_status msi_optim_check_kind(int32_t kind)
 {
-    const ms_optim_options whole = defaults(kind);
+    if (kind < MS_OPTIM_SGD || kind > MS_OPTIM_ADAMW) {
+        return MS_FAIL(MS_VALUE_ERROR, "optimizer kind %d is none, expected 0 to %d", kind,
+                       MS_OPTIM_ADAMW);
+    }
+    return MS_OK;
+}
 
+ms_status ms_optim_options_init(ms_optim_options *o, uint32_t struct_size, int32_t kind)
+{
+    const ms_optim_options whole = msi_optim_defaults(kind);
+
+    MS_TRY(msi_optim_check_kind(kind));
     msi_struct_give(o, struct_size, &whole, sizeof(whole));
+    return MS_OK;
 }
 
 static ms_status check_not_negative(const char *what, double value)
@@ -66,17 +77,14 @@ static const msi_field option_fields[] = {
     MSI_FIELD(ms_optim_options, nesterov),     MSI_FIELD(ms_optim_options, maximize),
 };
 
-ms_status msi_optim_options_take(ms_optim_options *out, int32_t kind, const ms_optim_options *o)
+ms_status msi_optim_options_take(ms_optim_options *options, int32_t kind, const ms_optim_options *o)
 {
-    ms_optim_options taken = defaults(kind);
+    ms_optim_options taken = *options;
 
-    if (o != NULL) {
-        /* an older caller's missing fields keep defaults */
-        MS_TRY(msi_struct_take(&taken, o, "ms_optim_options", option_fields,
-                               MSI_COUNT(option_fields)));
-    }
+    MS_TRY(
+        msi_struct_take(&taken, o, "ms_optim_options", option_fields, MSI_COUNT(option_fields)));
     MS_TRY(check_values(kind, &taken));
-    *out = taken;
+    *options = taken;
     return MS_OK;
 }
 

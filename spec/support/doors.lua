@@ -274,7 +274,6 @@ local FEW = { dtype = true, kind = true, relation = true, reduction = true, redu
 local ANY_NUMBER = {
   ms_dtype_size = true, ms_dtype_name = true, ms_dtype_is_floating = true, ms_dtype_misfit = true,
   ms_matmul_name = true, ms_matmul_scratch = true, ms_error_set = true, ms_dist_abort = true,
-  ms_optim_options_init = true,
 }
 
 for _, fn in ipairs(api.functions) do

@@ -172,7 +172,7 @@ static ms_optim *make_optim(const model *m, const char *name)
                          : strcmp(name, "adam") == 0 ? MS_OPTIM_ADAM
                                                      : MS_OPTIM_ADAMW;
 
-    ms_optim_options_init(&o, sizeof(o), kind);
+    assert_ok(ms_optim_options_init(&o, sizeof(o), kind));
     o.lr = json_number_value(json_object_get(given, "lr"));
     o.weight_decay = json_number_value(json_object_get(given, "weight_decay"));
     if (kind == MS_OPTIM_SGD) {

@@ -479,6 +479,35 @@ static void test_autograd_hooks__give_a_status_of_ours_or_an_error(void **state)
     }
 }
 
+static void test_autograd_hooks__an_older_error_is_not_their_reason(void **state)
+{
+    const int64_t negative = -1;
+    ms_status given = MS_IO_ERROR;
+
+    for (int at_leaf = 0; at_leaf < 2; at_leaf++) {
+        ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *y, *none;
+        char before[200];
+
+        assert_ok(at_leaf ? ms_tensor_accumulate_hook(x, give_status_at_leaf, &given, NULL, NULL)
+                          : ms_tensor_hook(x, give_status, &given, NULL, NULL));
+        given = MS_IO_ERROR;
+        assert_ok(ms_op_exp(&y, x));
+        assert_fails(MS_VALUE_ERROR, "", ms_tensor_full(&none, MS_DTYPE_F64, 1, &negative, 0));
+        snprintf(before, sizeof(before), "%s", ms_error_message());
+        assert_fails(MS_IO_ERROR, "hook returned -9 (IOError) and said no reason",
+                     ms_backward(y, NULL));
+        ms_tensor_free(y);
+        /* while one that does not fail leaves it to be read */
+        given = MS_OK;
+        assert_ok(ms_op_exp(&y, x));
+        assert_fails(MS_VALUE_ERROR, "", ms_tensor_full(&none, MS_DTYPE_F64, 1, &negative, 0));
+        assert_ok(ms_backward(y, NULL));
+        assert_string_equal(before, ms_error_message());
+        ms_tensor_free(y);
+        ms_tensor_free(x);
+    }
+}
+
 static ms_status fail_at_length(void *user, ms_tensor *grad, ms_tensor **replacement)
 {
     return ms_error_set(MS_HOOK_ERROR, user);
@@ -545,6 +574,7 @@ int main(void)
         HOOK_TEST(test_autograd_hooks__cannot_start_a_backward),
         HOOK_TEST(test_autograd_hooks__cannot_close_their_context),
         HOOK_TEST(test_autograd_hooks__give_a_status_of_ours_or_an_error),
+        HOOK_TEST(test_autograd_hooks__an_older_error_is_not_their_reason),
         HOOK_TEST(test_autograd_hooks__their_errors_are_told_whole),
         HOOK_TEST(test_autograd_hooks__name_the_argument_that_is_none),
     };

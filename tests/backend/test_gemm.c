@@ -520,6 +520,20 @@ static void test_backend_gemm__a_limit_of_address_space_is_an_error_wherever_it_
     }
 }
 
+static void test_backend_gemm__the_peak_is_measured_for_a_time_there_is(void **state)
+{
+    const double none[] = {-1, 0, 61, INFINITY, NAN};
+    double flops = -1;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
+        assert_fails(MS_VALUE_ERROR, "expected more than 0 and at most 60",
+                     ms_matmul_peak(MS_DTYPE_F32, none[i], &flops));
+    }
+    assert_ok(ms_matmul_peak(MS_DTYPE_F32, 1e-3, &flops));
+    assert_true(flops > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -542,6 +556,7 @@ int main(void)
         cmocka_unit_test(test_backend_gemm__many_shapes_fit_in_the_table),
         cmocka_unit_test(test_backend_gemm__primitives_are_kept_within_a_bound),
         cmocka_unit_test(test_backend_gemm__work_space_is_given_back_at_close),
+        cmocka_unit_test(test_backend_gemm__the_peak_is_measured_for_a_time_there_is),
     };
 
     return cmocka_run_group_tests_name("backend/gemm", tests, NULL, NULL);

@@ -183,6 +183,10 @@ static void test_checkpoint_safetensors__replaces_regular_files_only(void **stat
                  ms_safetensors_save("/dev/null", NULL, 0, NULL));
     assert_fails(MS_VALUE_ERROR, "astray is a symbolic link to nothing",
                  ms_safetensors_save(astray, NULL, 0, NULL));
+    assert_fails(MS_VALUE_ERROR, "'' is empty, expected the path of a file",
+                 ms_safetensors_save("", NULL, 0, NULL));
+    assert_fails(MS_VALUE_ERROR, "new/' ends with '/' and so names a folder, expected the path",
+                 ms_safetensors_save(path_of("new/"), NULL, 0, NULL));
     assert_int_equal(0, lstat(pipe, &st));
     assert_true(S_ISFIFO(st.st_mode));
     spill(file, "before", 6);

@@ -149,6 +149,30 @@ static void test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost(
     }
 }
 
+/* A root copied with `cp -rL` has a folder where the link was. */
+static void test_checkpoint_store__a_folder_called_latest_is_no_checkpoint(void **state)
+{
+    const char *root = path_of("followed"), *link = inside(root, "latest"), *latest, *kind, *text;
+
+    assert_ok(save_small(root, "s2", 2));
+    assert_int_equal(0, unlink(link));
+    assert_int_equal(0, rename(inside(root, "s2"), link));
+    ms_warnings_capture(true);
+    assert_fails(MS_FORMAT_ERROR, "latest is a folder, expected a link to a checkpoint",
+                 ms_checkpoint_latest(&latest, root));
+    assert_ok(save_small(root, "s1", 1));
+    ms_warnings_capture(true); /* of before is nothing left */
+    assert_ok(ms_checkpoint_latest(&latest, root));
+    assert_string_equal(inside(root, "s1"), latest);
+    assert_true(ms_warning_take(&kind, &text));
+    assert_non_null(strstr(text, "passed over: "));
+    assert_non_null(strstr(text, "followed/latest is a folder"));
+    assert_ok(ms_checkpoint_prune(root, 1));
+    ms_warnings_capture(false);
+    assert_ok(load_small(inside(root, "s1"), 1));
+    assert_ok(load_small(link, 2)); /* named, it is what it holds; and prune has spared it */
+}
+
 /* A process with too many open files cannot tell: it must not take a whole checkpoint for a broken
  * one, and begin anew. */
 static void test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors(void **state)
@@ -430,6 +454,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_store__latest_fails_when_all_are_broken),
         cmocka_unit_test(test_checkpoint_store__latest_takes_nothing_else_for_a_checkpoint),
         cmocka_unit_test(test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost),
+        cmocka_unit_test(test_checkpoint_store__a_folder_called_latest_is_no_checkpoint),
         cmocka_unit_test(
             test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors),
         cmocka_unit_test(test_checkpoint_store__prune_keeps_the_newest),

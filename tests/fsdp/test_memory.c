@@ -42,7 +42,7 @@ static void test_fsdp_memory__is_flat_over_ten_thousand_steps(void **state)
     ms_memory_stats_get(&before);
     assert_ok(ms_comm_self(&comm));
     assert_ok(tiny_new(&m, &config, comm));
-    ms_optim_options_init(&oo, sizeof(oo), MS_OPTIM_ADAMW);
+    assert_ok(ms_optim_options_init(&oo, sizeof(oo), MS_OPTIM_ADAMW));
     assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAMW));
     assert_ok(ms_optim_add_group(optim, &m.embedding, 1, &oo, &group));
     for (int32_t b = 0; b < TINY_BLOCKS; b++) {

@@ -98,7 +98,7 @@ static ms_status make_model(model *m, const program *p, ms_comm *comm, bool plai
     o.forward_prefetch = !plain && p->forward_prefetch;
     o.n_slots = plain ? 0 : p->n_slots;
     MS_TRY(ms_fsdp_tree_new(&m->tree, comm, &o, m->unit, UNITS, p->rooted));
-    ms_optim_options_init(&oo, sizeof(oo), MS_OPTIM_SGD);
+    MS_TRY(ms_optim_options_init(&oo, sizeof(oo), MS_OPTIM_SGD));
     oo.lr = 0.05;
     oo.momentum = 0.5;
     MS_TRY(ms_optim_new(&m->optim, MS_OPTIM_SGD));

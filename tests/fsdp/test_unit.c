@@ -279,6 +279,20 @@ static void test_fsdp_unit__ranks_that_wrap_differently_are_told_where(void **st
     assert_string_equal(messages[0], messages[1]);
 }
 
+static void test_fsdp_tree__has_no_unit_of_the_root_without_units(void **state)
+{
+    ms_fsdp_tree *tree;
+    ms_comm *self;
+
+    (void)state;
+    assert_ok(ms_comm_self(&self));
+    assert_fails(MS_VALUE_ERROR, "root_has_unit is true for a tree of 0 units",
+                 ms_fsdp_tree_new(&tree, self, NULL, NULL, 0, true));
+    assert_null(tree);
+    assert_ok(ms_fsdp_tree_new(&tree, self, NULL, NULL, 0, false));
+    ms_fsdp_tree_free(tree);
+}
+
 static void test_fsdp_tree__refuses_a_unit_that_is_listed_twice(void **state)
 {
     const int64_t n = 4;
@@ -384,6 +398,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_unit__first_values_do_not_depend_on_the_world),
         cmocka_unit_test(test_fsdp_unit__ranks_that_wrap_differently_are_told_where),
         cmocka_unit_test(test_fsdp_unit__is_gathered_without_a_tree),
+        cmocka_unit_test(test_fsdp_tree__has_no_unit_of_the_root_without_units),
         cmocka_unit_test(test_fsdp_tree__refuses_a_unit_that_is_listed_twice),
         cmocka_unit_test(test_fsdp_tree__refuses_units_of_another_group),
     };

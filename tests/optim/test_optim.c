@@ -16,13 +16,13 @@ static void test_optim_optim__has_the_defaults_of_torch(void **state)
 {
     ms_optim_options o;
 
-    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_SGD);
+    assert_ok(ms_optim_options_init(&o, sizeof(o), MS_OPTIM_SGD));
     assert_true(o.lr == 1e-3 && o.momentum == 0 && o.dampening == 0 && o.weight_decay == 0);
     assert_false(o.nesterov || o.maximize);
-    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAM);
+    assert_ok(ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAM));
     assert_true(o.lr == 1e-3 && o.beta1 == 0.9 && o.beta2 == 0.999 && o.eps == 1e-8);
     assert_true(o.weight_decay == 0);
-    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAMW);
+    assert_ok(ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAMW));
     assert_true(o.weight_decay == 1e-2);
     assert_int_equal(sizeof(o), o.struct_size);
 }
@@ -47,7 +47,7 @@ static void test_optim_optim__writes_no_more_options_than_the_caller_has(void **
             u.o.struct_size = shorter;
             assert_ok(ms_optim_options_get(optim, 0, &u.o));
         } else {
-            ms_optim_options_init(&u.o, shorter, MS_OPTIM_ADAM);
+            assert_ok(ms_optim_options_init(&u.o, shorter, MS_OPTIM_ADAM));
         }
         assert_int_equal(shorter, u.o.struct_size);
         assert_true(u.o.lr == 1e-3 && u.o.beta1 == 0.9);
@@ -60,7 +60,7 @@ static void test_optim_optim__writes_no_more_options_than_the_caller_has(void **
         if (by_get) {
             assert_ok(ms_optim_options_get(optim, 0, &u.o));
         } else {
-            ms_optim_options_init(&u.o, sizeof(u), MS_OPTIM_ADAM);
+            assert_ok(ms_optim_options_init(&u.o, sizeof(u), MS_OPTIM_ADAM));
         }
         assert_int_equal(sizeof(u.o), u.o.struct_size);
         assert_int_equal(0x55, u.bytes[sizeof(u.o)]);
@@ -71,6 +71,40 @@ static void test_optim_optim__writes_no_more_options_than_the_caller_has(void **
     }
     ms_tensor_free(t);
     ms_optim_free(optim);
+}
+
+static void test_optim_optim__keeps_options_that_an_older_host_does_not_know(void **state)
+{
+    ms_optim_options o, older = {.struct_size = offsetof(ms_optim_options, beta2)};
+    ms_optim *optim;
+    ms_tensor *t = leaf(2);
+
+    assert_ok(ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAM));
+    o.beta2 = 0.95;
+    o.eps = 1e-3;
+    o.maximize = true;
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAM));
+    assert_ok(ms_optim_add_group(optim, &t, 1, &o, NULL));
+    assert_ok(ms_optim_options_get(optim, 0, &older));
+    older.lr = 0.5;
+    assert_ok(ms_optim_options_set(optim, 0, &older));
+    assert_ok(ms_optim_options_get(optim, 0, &o));
+    assert_true(o.lr == 0.5 && o.beta1 == 0.9);
+    assert_true(o.beta2 == 0.95 && o.eps == 1e-3 && o.maximize);
+    assert_int_equal(sizeof(o), o.struct_size);
+    ms_tensor_free(t);
+    ms_optim_free(optim);
+}
+
+static void test_optim_optim__has_defaults_of_the_kinds_there_are_only(void **state)
+{
+    ms_optim_options o = {.lr = 7};
+
+    assert_fails(MS_VALUE_ERROR, "optimizer kind 77 is none, expected 0 to 2",
+                 ms_optim_options_init(&o, sizeof(o), 77));
+    assert_fails(MS_VALUE_ERROR, "optimizer kind -1 is none",
+                 ms_optim_options_init(&o, sizeof(o), -1));
+    assert_true(o.lr == 7 && o.struct_size == 0);
 }
 
 static void test_optim_optim__refuses_options_out_of_range_in_torchs_words(void **state)
@@ -109,7 +143,7 @@ static void test_optim_optim__refuses_options_out_of_range_in_torchs_words(void 
         ms_optim_options o;
         ms_optim *optim;
 
-        ms_optim_options_init(&o, sizeof(o), cases[i].kind);
+        assert_ok(ms_optim_options_init(&o, sizeof(o), cases[i].kind));
         o.lr = cases[i].lr;
         o.momentum = cases[i].momentum;
         o.dampening = cases[i].dampening;
@@ -137,7 +171,7 @@ static void test_optim_optim__keeps_groups_apart(void **state)
     ms_optim *optim;
     int32_t group;
 
-    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_SGD);
+    assert_ok(ms_optim_options_init(&o, sizeof(o), MS_OPTIM_SGD));
     assert_ok(ms_optim_new(&optim, MS_OPTIM_SGD));
     o.lr = 0.25;
     assert_ok(ms_optim_add_group(optim, t, 2, &o, &group));
@@ -187,7 +221,7 @@ static void test_optim_optim__refuses_parameters_it_cannot_step(void **state)
     assert_fails(MS_VALUE_ERROR, "dtype i64", ms_optim_add_group(optim, &ids, 1, NULL, NULL));
     assert_int_equal(1, ms_optim_n_params(optim));
 
-    ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAM);
+    assert_ok(ms_optim_options_init(&o, sizeof(o), MS_OPTIM_ADAM));
     o.struct_size = 0;
     assert_fails(MS_VALUE_ERROR, "struct_size 0", ms_optim_add_group(optim, &other, 1, &o, NULL));
     o.struct_size = sizeof(o) + 8;
@@ -274,6 +308,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_optim_optim__has_the_defaults_of_torch),
         cmocka_unit_test(test_optim_optim__writes_no_more_options_than_the_caller_has),
+        cmocka_unit_test(test_optim_optim__keeps_options_that_an_older_host_does_not_know),
+        cmocka_unit_test(test_optim_optim__has_defaults_of_the_kinds_there_are_only),
         cmocka_unit_test(test_optim_optim__refuses_options_out_of_range_in_torchs_words),
         cmocka_unit_test(test_optim_optim__keeps_groups_apart),
         cmocka_unit_test(test_optim_optim__refuses_parameters_it_cannot_step),

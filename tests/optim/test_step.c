@@ -122,7 +122,7 @@ static void test_optim_step__sgd_follows_the_rule(void **state)
         for (size_t d = 0; d < 3; d++) {
             ms_optim_options opt;
 
-            ms_optim_options_init(&opt, sizeof(opt), MS_OPTIM_SGD);
+            assert_ok(ms_optim_options_init(&opt, sizeof(opt), MS_OPTIM_SGD));
             opt.lr = 0.05;
             opt.momentum = cases[c].momentum;
             opt.dampening = cases[c].dampening;
@@ -151,7 +151,7 @@ static void test_optim_step__adam_and_adamw_follow_the_rule(void **state)
             for (size_t d = 0; d < 3; d++) {
                 ms_optim_options opt;
 
-                ms_optim_options_init(&opt, sizeof(opt), kind);
+                assert_ok(ms_optim_options_init(&opt, sizeof(opt), kind));
                 opt.lr = 0.01;
                 opt.beta1 = cases[c].beta1;
                 opt.beta2 = cases[c].beta2;
@@ -173,7 +173,7 @@ static void test_optim_step__adam_begins_with_a_step_of_the_learning_rate(void *
     ms_optim_options opt;
     ms_optim *optim;
 
-    ms_optim_options_init(&opt, sizeof(opt), MS_OPTIM_ADAM);
+    assert_ok(ms_optim_options_init(&opt, sizeof(opt), MS_OPTIM_ADAM));
     assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAM));
     assert_ok(ms_optim_add_group(optim, &t, 1, &opt, NULL));
     assert_ok(ms_tensor_to_doubles(t, before, 4));
@@ -201,7 +201,7 @@ static void test_optim_step__an_infinite_parameter_stays_infinite(void **state)
         ms_optim *optim;
         ms_tensor *t;
 
-        ms_optim_options_init(&opt, sizeof(opt), kind);
+        assert_ok(ms_optim_options_init(&opt, sizeof(opt), kind));
         opt.weight_decay = 0;
         opt.momentum = 0.9;
         assert_ok(ms_tensor_from_doubles(&t, MS_DTYPE_F32, 1, &n, values, n));
@@ -301,7 +301,7 @@ static void test_optim_step__updates_the_local_shard_and_tells_its_unit(void **s
     ms_optim *optim;
 
     pretend_sharded(t, 2, 3);
-    ms_optim_options_init(&opt, sizeof(opt), MS_OPTIM_SGD);
+    assert_ok(ms_optim_options_init(&opt, sizeof(opt), MS_OPTIM_SGD));
     opt.lr = 0.5;
     assert_ok(ms_optim_new(&optim, MS_OPTIM_SGD));
     assert_ok(ms_optim_add_group(optim, &t, 1, &opt, NULL));

@@ -99,7 +99,7 @@ ms_status tiny_optim(ms_optim **out, const tiny_model *m, const tiny_config *c)
     for (int32_t i = 0; i < TINY_BLOCKS * TINY_BLOCK_PARAMS; i++) {
         params[i + 1] = m->block[i / TINY_BLOCK_PARAMS][i % TINY_BLOCK_PARAMS];
     }
-    ms_optim_options_init(&o, sizeof(o), c->optimizer);
+    MS_TRY(ms_optim_options_init(&o, sizeof(o), c->optimizer));
     o.lr = c->optimizer == MS_OPTIM_SGD ? 0.1 : 0.01;
     o.momentum = c->optimizer == MS_OPTIM_SGD ? 0.9 : 0;
     o.nesterov = c->optimizer == MS_OPTIM_SGD;

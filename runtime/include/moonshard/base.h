@@ -48,7 +48,8 @@ enum {
 /** Name of a kind, e.g. "ValueError"; "UnknownError" for a number that is none. Static. */
 MS_API const char *ms_status_name(ms_status status);
 
-/** Text of the calling thread's last error: one line, valid until its next failing call. */
+/** Text of the calling thread's last error, at most 4,095 bytes, valid until its next failing call:
+ * a line, which others follow where a host's own text, or another rank's, has more. */
 MS_API const char *ms_error_message(void);
 
 /** Forget the calling thread's last error. */
@@ -76,8 +77,9 @@ MS_API void ms_warnings_capture(bool on);
 
 /**
  * Issue a warning through the one function all warnings of the calling thread pass.
- * @param kind     "UserWarning" or "FutureWarning"
- * @param message  one line
+ * @param kind     what stands in front: "UserWarning" or "FutureWarning" for those of this library;
+ *                 of a host's own a queue keeps 15 bytes. Control characters are written out
+ * @param message  a line that may be followed by others, at most 4,095 bytes
  */
 MS_API void ms_warn(const char *kind, const char *message);
 
@@ -117,8 +119,9 @@ MS_API void ms_memory_stats_get(ms_memory_stats *stats);
 /** Set every peak to the present live count. */
 MS_API void ms_memory_reset_peak(void);
 
-/** Give cached free blocks and the work space of matrix products back to the system. Blocks that a
- * few thousand allocations did without go back by themselves. */
+/** Give cached free blocks and the work space of matrix products back to the system. Once more
+ * than half of what is held lies free, blocks that 16,384 allocations did without, or a step that
+ * makes more, go back by themselves. */
 MS_API void ms_memory_trim(void);
 
 /** Seed of everything random in this context: initial values, dropout, shuffling. Default 0. All
@@ -148,8 +151,9 @@ MS_API double ms_time(void);
 /**
  * Measure the machine's matrix peak as this runtime reaches it: products of 1024 x 1024 matrices
  * for about `seconds` on this rank's core.
- * @param dtype  MS_DTYPE_F32, _F64 or _BF16
- * @param flops  floating-point operations per second: the best of the repetitions
+ * @param dtype    MS_DTYPE_F32, _F64 or _BF16
+ * @param seconds  more than 0, at most 60: else MS_VALUE_ERROR
+ * @param flops    floating-point operations per second: the best of the repetitions
  */
 MS_API ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops);
 

@@ -96,7 +96,8 @@ MS_API ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *c
  * are some and none is intact it is MS_FORMAT_ERROR, which says what is wrong with each. What
  * counts as a checkpoint: a folder (no link to one) that holds a manifest or files of ranks, and is
  * not what a writer left that died before it could publish; and whatever the link `<root>/latest`
- * points at. Collective. */
+ * points at. A folder in the place of that link, as a copy that follows links makes it, is a broken
+ * one. Collective. */
 MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm,
                                            const char *root);
 /** What is being read: its meta data, keys and extents. Borrowed from `l`. */
@@ -136,7 +137,7 @@ MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
  * Write named full tensors as one safetensors file (metadata format=pt), atomically: an error
  * leaves what was there as it was. What writers of this file left when they died is removed.
  * @param path  nothing, a regular file, or a link to one, whose target is replaced; MS_VALUE_ERROR
- *              when anything else is there
+ *              when anything else is there, or the path is empty or ends with '/'
  */
 MS_API ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32_t n_tensors,
                                      const char *const *names);

@@ -58,7 +58,7 @@ MS_API ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *a
  * later. What nobody reads of the ranks' output delays nothing but the return. Frees `launch`.
  * A stop signal that came meanwhile is told by ms_dist_pass_on_stop().
  * @param exit_code  of the job: 0, that of the first rank that failed, or 128 + signal; 1 when all
- *                   went well but what ranks printed could not be written (said on stderr)
+ *                   went well but what ranks printed could not be read or written (said on stderr)
  * @param cause      a line naming the first failure ("" when there was none), followed by the lines
  *                   its rank gave ms_dist_abort() besides; static until the next call
  * @return MS_RUNTIME_ERROR in a copy (fork) of the process that launched; the launch goes on there

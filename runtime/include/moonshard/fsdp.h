@@ -92,9 +92,12 @@ MS_API ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *unit);
 /** The layout; borrowed from `unit`. */
 MS_API const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *unit);
 
-/** A tree over `n` units, the root's unit (or NULL when the root owns no parameter) first. Takes
- * the units over. The caller owns `*out`. MS_VALUE_ERROR for units that are in a tree already,
- * listed twice, or sharded over another group than `comm`. */
+/** A tree over `n_units` units, none of them NULL. Takes the units over. The caller owns `*out`.
+ * MS_VALUE_ERROR for units that are in a tree already, listed twice, or sharded over another group
+ * than `comm`.
+ * @param root_has_unit  units[0] holds the parameters the root module itself owns: it stays whole
+ *                       from its first forward to its backward. false where the root owns none;
+ *                       MS_VALUE_ERROR for true without units */
 MS_API ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm,
                                   MS_NULLABLE const ms_fsdp_tree_options *options,
                                   ms_fsdp_unit *const *units, int32_t n_units, bool root_has_unit);

@@ -27,18 +27,23 @@ typedef struct ms_optim_options {
 } ms_optim_options;
 
 /** Defaults of `kind`: SGD lr 1e-3; Adam lr 1e-3, betas 0.9 0.999, eps 1e-8; AdamW decay 1e-2.
- * @param struct_size  sizeof(*o): no more is written, and `o->struct_size` says how much was */
-MS_API void ms_optim_options_init(ms_optim_options *o, uint32_t struct_size, int32_t kind);
+ * @param struct_size  sizeof(*o): no more is written, and `o->struct_size` says how much was
+ * @return MS_VALUE_ERROR when there is no such kind; then nothing is written */
+MS_API ms_status ms_optim_options_init(ms_optim_options *o, uint32_t struct_size, int32_t kind);
 MS_API ms_status ms_optim_new(ms_optim **out, int32_t kind);
 MS_API void ms_optim_free(ms_optim *optim);
 /** Append a group. Takes its own references. MS_VALUE_ERROR when a parameter is in a group already,
- * is no leaf, or an option is out of range (message as torch.optim's). @param group  its index */
+ * is no leaf, or an option is out of range (message as torch.optim's).
+ * @param options  NULL, and fields that an older host's struct does not have: the defaults
+ * @param group    its index */
 MS_API ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, int32_t n_params,
                                     MS_NULLABLE const ms_optim_options *options,
                                     MS_NULLABLE int32_t *group);
 MS_API int32_t ms_optim_n_groups(const ms_optim *optim);
 /** Options of a group. The caller has set `o->struct_size` to sizeof(*o): no more is written. */
 MS_API ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_optim_options *o);
+/** Change them, or nothing on failure. Fields that an older host's struct does not have stay as
+ * they are: what ms_optim_options_get() gave it may be given back. */
 MS_API ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_options *o);
 /** Update every parameter that has a gradient, on its local shard, then bump its epoch. */
 MS_API ms_status ms_optim_step(ms_optim *optim);
