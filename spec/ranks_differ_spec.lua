@@ -654,7 +654,7 @@ local LEGAL = {
     model.module[3].weight:hook(function(grad) return grad * 2 end)
   end }, 'it sees the gradient of its own rows, before it is reduced' },
   { 'a hook on what a module returns', { before_wrap = function(module)
-    module[1]:register_forward_hook(function(_, results) return { results[1] * 2 } end)
+    module[1]:register_forward_hook(function(_, _, output) return output * 2 end)
   end }, 'it sees its own rows' },
   { 'the text to go on from', { last = writes(2, {}, { 3, 4, 5 }) },
     'ranks have different data; only collectives must fit', nil, WRITER },
