@@ -271,6 +271,17 @@ describe('a tensor', function()
   end)
 
   describe('written in place', function()
+    it('is told by the name of the method', function()
+      local x = ms.ones(2)
+      for name, value in pairs { add_ = {}, copy_ = 3, fill_ = 'one', view = 'two',
+        requires_grad_ = 3 } do
+        checks.raises('TypeError', name .. ': ', x[name], x, value)
+      end
+      checks.raises('TypeError', "add_: 'src' is a nil, expected a tensor", x.add_, x, nil)
+      checks.raises('ValueError', 'copy_: shape (3) does not broadcast to (2)', x.copy_, x,
+        ms.ones(3))
+    end)
+
     it('adds scaled, copies with broadcasting and fills', function()
       local x = ms.zeros(2, 2)
       assert.equal(x, x:add_(ms.tensor { 1, 2 }, 3))

@@ -213,7 +213,7 @@ end
 ---@return ms.Tensor
 function Tensor:view(...)
   local from, numel = describe(self).data, info.numel
-  local result = ops.reshape(self, ...)
+  local result = calls.reshape(self, dims.shape(dims.list('view', ...), 'view', -1))
   if numel > 0 and describe(result).data ~= from then
     C.ms_ref_release(result)
     errors.raise('RuntimeError', 'view: strides (%s) do not allow this shape without a copy; '
@@ -330,13 +330,14 @@ function Tensor:backward(grad)
   B.check(core.backward(self, grad))
 end
 
---- The gradient of a leaf, or nil. It shares memory with the leaf's.
+--- The gradient of a leaf, which shares its memory; nil when there was no backward, or when this
+--- rank holds no element of it.
 ---@return ms.Tensor?
 function Tensor:grad()
   return calls.tensor_grad(self)
 end
 
---- Replace the gradient (copied); nil drops it.
+--- Replace the gradient (copied); nil drops it. TypeError when it is of another dtype.
 ---@param grad ms.Tensor?
 function Tensor:set_grad(grad)
   calls.tensor_set_grad(self, grad)
