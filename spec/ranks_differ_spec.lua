@@ -600,6 +600,26 @@ local LAST = {
 
 local PATCHWORK = 'the model is a patchwork'
 
+-- What a script does to its shards between backward and step, with gradients where there are some.
+local function to_shards(fn, clips)
+  return function(model)
+    if clips then
+      model:clip_grad_norm_(1)
+    end
+    ms.no_grad(function()
+      for p in model:parameters() do
+        if p:grad() then
+          fn(p, p:grad())
+        end
+      end
+    end)
+  end
+end
+
+local function update_by_hand(lr)
+  return { clip = to_shards(function(p, grad) p:add_(grad, -lr) end), step = nothing }
+end
+
 -- { what, settings of rank 1, the reason, what a warning of rank 0 says, settings of both }
 local LEGAL = {
   { 'the seed of shards', { seed = 2 },
@@ -616,6 +636,14 @@ local LEGAL = {
       ms.no_grad(bias.fill_, bias, 7)
     end
   end) }, 'a rank holds its elements alone' },
+  { 'an update of shards by hand', update_by_hand(0.2),
+    'each writes other elements, or none: nothing says which values are right', nil,
+    update_by_hand(0.1) },
+  { 'gradients dropped by hand', { clip = to_shards(function(p) p:set_grad(nil) end, true) },
+    'a rank that holds nothing of a parameter has no gradient either' },
+  { 'gradients scaled by hand', { clip = to_shards(function(p, grad)
+    p:set_grad(grad * 0.5)
+  end, true) }, 'a rank holds the gradients of its elements alone' },
   { 'a frozen parameter by another name of the call', {
     before_wrap = function(module)
       for _, p in ipairs(module[3]:parameters()) do
@@ -663,7 +691,7 @@ local LEGAL = {
     model.module[3].weight:hook(function(grad) return grad * 2 end)
   end }, 'it sees the gradient of its own rows, before it is reduced' },
   { 'a hook on what a module returns', { before_wrap = function(module)
-    module[1]:register_forward_hook(function(_, results) return { results[1] * 2 } end)
+    module[1]:register_forward_hook(function(_, _, output) return output * 2 end)
   end }, 'it sees its own rows' },
   { 'the text to go on from', { last = writes(2, {}, { 3, 4, 5 }) },
     'ranks have different data; only collectives must fit', nil, WRITER },

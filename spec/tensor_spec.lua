@@ -172,8 +172,20 @@ describe('a tensor', function()
         tostring(ms.tensor({ 0.25, 1 }, { dtype = 'f64' })))
       assert.equal("tensor([0, 1], dtype='i64', shape=(2))", tostring(ms.arange(2)))
       assert.equal("tensor(3., dtype='f32')", tostring(ms.tensor(3)))
+    end)
+
+    it('shows every digit of 64-bit integers', function()
       local largest = ms.tensor(1e30):to('i64') -- 2^63 - 1, whose nearest double is 2^63
-      assert.equal("tensor(9223372036854775808, dtype='i64')", tostring(largest))
+      assert.equal("tensor(9223372036854775807, dtype='i64')", tostring(largest))
+      local x = ms.tensor({ { 2 ^ 53, 0 }, { -2 ^ 53, -1 / 0 } }, { dtype = 'f64' }):to('i64') + 1
+      assert.equal('tensor([[    9007199254740993,                    1],\n        '
+        .. "[   -9007199254740991, -9223372036854775807]], dtype='i64', shape=(2, 2))", tostring(x))
+      assert.equal("tensor([ 9007199254740993, -9007199254740991], dtype='i64', shape=(2))",
+        tostring(x:t()[1]))
+      assert.equal("tensor(-9007199254740991, dtype='i64')", tostring(x[2][1]))
+      assert.equal("tensor([], dtype='i64', shape=(0))", tostring(ms.zeros(0, { dtype = 'i64' })))
+      assert.equal("tensor([255,   0], dtype='u8', shape=(2))",
+        tostring(ms.tensor({ 255, 0 }, { dtype = 'u8' })))
     end)
 
     it('aligns columns and starts each row on a line', function()
@@ -259,6 +271,17 @@ describe('a tensor', function()
   end)
 
   describe('written in place', function()
+    it('is told by the name of the method', function()
+      local x = ms.ones(2)
+      for name, value in pairs { add_ = {}, copy_ = 3, fill_ = 'one', view = 'two',
+        requires_grad_ = 3 } do
+        checks.raises('TypeError', name .. ': ', x[name], x, value)
+      end
+      checks.raises('TypeError', "add_: 'src' is a nil, expected a tensor", x.add_, x, nil)
+      checks.raises('ValueError', 'copy_: shape (3) does not broadcast to (2)', x.copy_, x,
+        ms.ones(3))
+    end)
+
     it('adds scaled, copies with broadcasting and fills', function()
       local x = ms.zeros(2, 2)
       assert.equal(x, x:add_(ms.tensor { 1, 2 }, 3))

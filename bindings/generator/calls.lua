@@ -22,6 +22,12 @@ local RANGES = {
   int64_t = { '-0x20000000000000', '0x20000000000000' },
 }
 
+-- The method that is a call, where C's name has another end: messages name what was written.
+local METHODS = {
+  tensor_add_scaled = 'add_', tensor_copy = 'copy_', tensor_fill = 'fill_',
+  tensor_set_requires_grad = 'requires_grad_',
+}
+
 local HEAD = [[
 -- Generated from the public headers by bindings/generate.lua.
 return function(C, ffi, state, own, failed, arguments)
@@ -81,7 +87,7 @@ function calls.source(list, opaque)
   end
   for _, shim in ipairs(list) do
     local name = shim.name:gsub('^msf_', '')
-    local label = name:gsub('^tensor_', ''):gsub('^comm_', '')
+    local label = METHODS[name] or name:gsub('^tensor_', ''):gsub('^comm_', '')
     local params = {}
     for _, p in ipairs(shim.params) do
       if p.role ~= 'out' then

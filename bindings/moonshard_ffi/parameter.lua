@@ -143,6 +143,16 @@ function parameter.is_parameter(value)
   return described.is_parameter
 end
 
+--- Is this value a tensor that asks for a gradient of its own, but no parameter?
+---@return boolean
+function parameter.is_loose(value)
+  if not B.is_ref(value) or not C.ms_ref_alive(value) then
+    return false
+  end
+  calls.tensor_describe(value, described)
+  return described.requires_grad and described.is_leaf and not described.is_parameter
+end
+
 --- A number that two refs share when they are the same handle; valid while it lives.
 ---@return integer
 function parameter.key(tensor)

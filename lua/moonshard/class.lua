@@ -5,7 +5,8 @@
 ---   local layer = Linear(3)
 ---
 --- `Class(...)` makes an object and calls `init`. Metamethods (`__call`, `__tostring`, ...) are
---- copied from the parent, so a parent's `__call` works on the objects of its children.
+--- copied from the parent, so a parent's `__call` works on the objects of its children. A parent's
+--- `_init_subclass(class)` is called with each class that inherits from it.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard_ffi.errors'
@@ -71,7 +72,11 @@ local function class(name, parent)
   if not parent or parent.__index == parent then
     cls.__index = cls
   end
-  return setmetatable(cls, { __index = parent, __call = construct, __tostring = describe })
+  setmetatable(cls, { __index = parent, __call = construct, __tostring = describe })
+  if cls._init_subclass then
+    cls._init_subclass(cls)
+  end
+  return cls
 end
 
 return class

@@ -27,7 +27,7 @@ end
 --- How to write the numbers: whole ones without digits, a wide range with an exponent.
 local function choose_format(value, sizes, elide, floating)
   if not floating then
-    return '%.0f' -- as doubles the largest are beyond what %d takes
+    return '%d'
   end
   local whole, low, high = true, math.huge, 0
   each_shown(value, sizes, 1, elide, function(x)
@@ -47,6 +47,8 @@ end
 local function number_text(x, pattern)
   if type(x) == 'boolean' then
     return tostring(x)
+  elseif type(x) == 'cdata' then
+    return pattern:format(x)
   elseif x ~= x then
     return 'nan'
   elseif x == math.huge or x == -math.huge then
@@ -76,7 +78,7 @@ local function rows(value, sizes, depth, elide, text, indent)
 end
 
 --- The text of a nested table of values.
----@param value number|boolean|table  as t:totable() gives it
+---@param value number|boolean|ffi.cdata*|table  as t:totable() gives it, or int64_t
 ---@param sizes integer[]
 ---@param floating boolean
 ---@return string

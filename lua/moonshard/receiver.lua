@@ -69,10 +69,9 @@ function receiver.check(cls, base, fields)
     return type(self) == 'table' and known[getmetatable(self) or false]
   end
   for name, method in next, cls do
-    if name == 'extend' then -- called on a class, or on nothing
-      cls[name] = surplus.closed(cls._name .. '.extend', method)
-    elseif type(method) == 'function' and name:sub(1, 1) ~= '_' and name ~= 'init'
-      and name ~= 'forward' and name ~= 'extra_repr' then
+    if type(method) == 'function' and name:sub(1, 1) ~= '_' and name ~= 'init'
+      and name ~= 'forward' and name ~= 'extra_repr'
+      and name ~= 'extend' then -- called with a dot
       cls[name] = guarded(short, name, method, 'a ' .. base._name, is_object)
     end
   end

@@ -148,7 +148,7 @@ end
 
 -- -- its values ----------------------------------------------------------------------------------
 
---- The one element as a number.
+--- The one element as a number: of 64-bit integers beyond 2^53 the nearest (printing shows all).
 ---@return number
 function Tensor:item()
   calls.tensor_item(self, double_out)
@@ -174,7 +174,8 @@ local function as_boolean(x)
   return x ~= 0
 end
 
---- A nested table of its values; a plain number when it has no dimensions.
+--- A nested table of its values; a plain number when it has no dimensions. 64-bit integers as item()
+--- gives them.
 ---@return table|number|boolean
 function Tensor:totable()
   local sizes = Tensor.shape(self)
@@ -212,7 +213,7 @@ end
 ---@return ms.Tensor
 function Tensor:view(...)
   local from, numel = describe(self).data, info.numel
-  local result = ops.reshape(self, ...)
+  local result = calls.reshape(self, dims.shape(dims.list('view', ...), 'view', -1))
   if numel > 0 and describe(result).data ~= from then
     C.ms_ref_release(result)
     errors.raise('RuntimeError', 'view: strides (%s) do not allow this shape without a copy; '
@@ -329,13 +330,14 @@ function Tensor:backward(grad)
   B.check(core.backward(self, grad))
 end
 
---- The gradient of a leaf, or nil. It shares memory with the leaf's.
+--- The gradient of a leaf, which shares its memory; nil when there was no backward, or when this
+--- rank holds no element of it.
 ---@return ms.Tensor?
 function Tensor:grad()
   return calls.tensor_grad(self)
 end
 
---- Replace the gradient (copied); nil drops it.
+--- Replace the gradient (copied); nil drops it. TypeError when it is of another dtype.
 ---@param grad ms.Tensor?
 function Tensor:set_grad(grad)
   calls.tensor_set_grad(self, grad)
@@ -387,6 +389,17 @@ function metatable.__unm(x)
   return calls.with_number(x, -1, C.MS_NUMBER_MUL)
 end
 
+-- As int64_t, which hold every one of them.
+local function integers(t, sizes)
+  local list = Tensor.contiguous(t)
+  local values = B.cast('int64_t *', describe(list).data)
+  local nested = nest(values, sizes, 1, 0, as_number)
+  if list ~= t then
+    C.ms_ref_release(list)
+  end
+  return nested
+end
+
 local function suffix(sizes)
   local parts = { ("dtype='%s'"):format(dtype.name(info.dtype)) }
   if #sizes > 0 then
@@ -409,7 +422,8 @@ function metatable.__tostring(t)
     return 'tensor(no values' .. last
   end
   local floating = C.ms_dtype_is_floating(info.dtype)
-  return 'tensor(' .. format(t:totable(), sizes, floating) .. last
+  local values = info.dtype == C.MS_DTYPE_I64 and integers(t, sizes) or t:totable()
+  return 'tensor(' .. format(values, sizes, floating) .. last
 end
 
 B.define_methods(metatable)

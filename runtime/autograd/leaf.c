@@ -94,6 +94,10 @@ ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
                        msi_tensor_label(t), msi_shape_text(grad->v.ndim, grad->v.shape),
                        msi_shape_text(like.ndim, like.shape));
     }
+    if (grad->v.dtype != like.dtype) {
+        return MS_FAIL(MS_TYPE_ERROR, "the gradient of %s is %s, expected %s", msi_tensor_label(t),
+                       ms_dtype_name(grad->v.dtype), ms_dtype_name(like.dtype));
+    }
     if (t->grad != NULL) {
         MS_TRY(msi_check_source("set_grad", &t->grad->v, &grad->v));
         t->grad->v.storage->version++;

@@ -203,9 +203,11 @@ static ms_status begin_write_of(const ms_tensor *src, ms_tensor *t, const char *
 
 ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)
 {
-    MS_TRY(msi_check_source("copy", &t->v, &src->v));
-    MS_TRY(begin_write_of(src, t, "copy"));
-    return msi_copy(&t->v, &src->v, false);
+    const msi_view *in = &src->v;
+
+    MS_TRY(msi_check_source("copy_", &t->v, in));
+    MS_TRY(begin_write_of(src, t, "copy_"));
+    return msi_ew("copy_", MSI_K_copy, &t->v, &in, 1, NULL, false);
 }
 
 ms_status ms_tensor_fill(ms_tensor *t, double value)

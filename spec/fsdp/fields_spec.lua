@@ -212,3 +212,44 @@ describe('a field of a wrapped model', function()
     end)
   end)
 end)
+
+describe('a tensor in a field of a wrapped model', function()
+  -- Fields of the head of a model: what is said when it is used.
+  local function told(fields)
+    local net = Net()
+    for name, value in pairs(fields) do
+      if name == 'mask' then
+        net.head:buffer(name, value)
+      else
+        net.head[name] = value
+      end
+    end
+    if fields.gone then
+      fields.gone:release()
+    end
+    local model = fsdp.FSDP(net, { auto_wrap_policy = POLICIES[1][2] })
+    local messages = {}
+    for i, warning in ipairs(ms.capture_warnings(function()
+      model(ms.ones(1, 2))
+      model(ms.ones(1, 2))
+    end)) do
+      messages[i] = warning.kind .. ': ' .. warning.message
+    end
+    return messages
+  end
+
+  local function trained()
+    return ms.ones(2, 2, { requires_grad = true })
+  end
+
+  it('that requires grad and is no parameter is warned of, with what to write', function()
+    assert.same({ "UserWarning: field 'w' of 'head' (nn.Linear) is a tensor that requires grad, but "
+      .. "no parameter: nothing shards or trains it; write self:param('w', { size, ... }, rule), or "
+      .. "self:tie('w', t) for a tensor there is" }, told { w = trained() })
+  end)
+
+  it('is as the script wants it otherwise', function()
+    assert.same({}, told { plain = ms.ones(2), _own = trained(), result = trained() * 2,
+      mask = trained(), gone = trained() })
+  end)
+end)

@@ -487,6 +487,35 @@ describe('nn.Module', function()
     end)
   end)
 
+  describe('of another class', function()
+    it('inherits from the class that is extended', function()
+      local Scaled = nn.Module.extend('Scaled')
+      function Scaled:init(factor) self.factor = factor end
+      function Scaled:forward(x) return x * self.factor end
+      local Own = ms.class('Own', Scaled)
+      for _, parent in ipairs { Scaled, Own } do
+        local Child = parent.extend('Child')
+        assert.is_true(ms.is(Child(3), Scaled))
+        assert.is_true(ms.is(Child(3), parent))
+        checks.close({ 3 }, Child(3)(ms.ones(1)))
+      end
+      local Layer = nn.Linear.extend('Layer')
+      assert.is_true(ms.is(Layer(3, 2), nn.Linear))
+      assert.same({ 2 }, Layer(3, 2)(ms.ones(3)):shape())
+      assert.is_false(ms.is(nn.Linear.extend('Other', nn.Module)(), nn.Linear))
+    end)
+
+    it('is asked for with a name and a class', function()
+      local A = nn.Module.extend('A')
+      checks.raises('TypeError', "extend: 'name' is the class A, expected a string", A.extend, A,
+        'B')
+      checks.raises('TypeError', 'A.extend(name, parent): a number is one argument too many',
+        A.extend, 'B', nil, 3)
+      checks.raises('TypeError', "extend: 'parent' is the class optim.SGD", A.extend, 'B',
+        ms.optim.SGD)
+    end)
+  end)
+
   describe('hooks', function()
     it('see and replace arguments and results, in order, until removed', function()
       local seen = {}
@@ -496,9 +525,10 @@ describe('nn.Module', function()
         seen[#seen + 1] = 'pre'
         return { args[1] - 3 }
       end)
-      local second = layer:register_forward_hook(function(_, results, args)
+      local second = layer:register_forward_hook(function(module, args, output)
+        assert.equal(layer, module)
         seen[#seen + 1] = 'post ' .. args[1]:item()
-        return { results[1] + 10 }
+        return output + 10
       end)
       checks.close({ 12 }, layer(ms.full({ 1 }, 5)))
       assert.same({ 'pre', 'post 2' }, seen)
@@ -509,13 +539,54 @@ describe('nn.Module', function()
       assert.equal(3, #seen)
     end)
 
-    it('are functions, and give arrays', function()
+    it('are functions', function()
       local layer = nn.ReLU()
       checks.raises('TypeError', "'fn' is a number, expected a function",
         layer.register_forward_hook, layer, 3)
-      layer:register_forward_hook(function(_, results) return results[1] end)
-      checks.raises('TypeError', 'a forward hook returned a tensor, expected nil or an array',
-        layer, ms.ones(1))
+    end)
+
+    -- as torch.nn.Module.register_forward_hook and register_forward_pre_hook say
+    it('see what forward returned, and give what takes its place', function()
+      local Pair = nn.Module.extend('Pair')
+      function Pair:forward(a, b) -- luacheck: ignore self
+        return a, b
+      end
+      local function outcome(pre, post)
+        local pair, seen = Pair(), nil
+        pair:register_forward_pre_hook(pre)
+        pair:register_forward_hook(function(_, _, output)
+          seen = output
+          return post
+        end)
+        local n = select('#', pair(1, 2))
+        return seen, n, pair(1, 2)
+      end
+      local function none() end
+      local seen, n, a, b = outcome(none, nil)
+      assert.same({ { n = 2, 1, 2 }, 2, 1, 2 }, { seen, n, a, b })
+      seen, n, a, b = outcome(none, { 3, 4 })
+      assert.same({ { n = 2, 1, 2 }, 2, 3, 4 }, { seen, n, a, b })
+      seen, n, a = outcome(none, 'one')
+      assert.same({ { n = 2, 1, 2 }, 1, 'one' }, { seen, n, a })
+      seen = outcome(function() return 5 end)
+      assert.same({ n = 2, 5 }, seen)
+      seen = outcome(function() return { loss = 6 } end)
+      assert.same({ n = 2, { loss = 6 } }, seen)
+
+      local Table = nn.Module.extend('Table')
+      function Table:forward(x) -- luacheck: ignore self
+        return x
+      end
+      local layer, of_hook = Table(), nil
+      layer:register_forward_hook(function(_, _, output)
+        of_hook = output
+        return { output }
+      end)
+      local x = { 7, 8 }
+      assert.same({ x }, layer(x)) -- one result that is a table stays one
+      assert.equal(x, of_hook)
+      assert.same({ n = 1 }, { n = select('#', layer(nil)) })
+      assert.is_nil(of_hook)
     end)
 
     it('may remove themselves while they run', function()

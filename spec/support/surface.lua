@@ -11,6 +11,11 @@ local ms = require 'moonshard'
 -- What a class gives to the library; scripts make objects, call modules, print them, name policies.
 local GIVEN = { init = true, forward = true, extra_repr = true, choose = true }
 
+-- Each class has an `extend` of its own, which are one but for the class.
+local function is_given(class, method)
+  return GIVEN[method] or method == 'extend' and rawget(class, '_parent') ~= nil
+end
+
 local function called(module, ...)
   return module(...)
 end
@@ -56,7 +61,7 @@ local function walk(out, seen, path, t)
       seen[value] = true
       out[#out + 1] = { name = name, fn = value, class = value }
       for _, method in ipairs(sorted_keys(value)) do
-        if not GIVEN[method] and type(value[method]) == 'function' then
+        if not is_given(value, method) and type(value[method]) == 'function' then
           out[#out + 1] = { name = name .. ':' .. method, fn = value[method], class = value }
         end
       end

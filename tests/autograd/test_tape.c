@@ -83,7 +83,7 @@ static void test_autograd_tape__only_floating_leaves_may_require_grad(void **sta
 
 static void test_autograd_tape__set_grad_copies_into_the_leafs_own_memory(void **state)
 {
-    ms_tensor *x = LEAF(MS_DTYPE_F64, 1, 2), *g = VECTOR(MS_DTYPE_F32, 5, 6), *mine;
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 1, 2), *g = VECTOR(MS_DTYPE_F64, 5, 6), *mine;
 
     expect_no_grad(x);
     assert_ok(ms_tensor_set_grad(x, g));
@@ -105,9 +105,12 @@ static void test_autograd_tape__set_grad_copies_into_the_leafs_own_memory(void *
 static void test_autograd_tape__set_grad_names_what_does_not_fit(void **state)
 {
     ms_tensor *x = LEAF(MS_DTYPE_F64, 1, 2), *g = VECTOR(MS_DTYPE_F64, 5, 6, 7), *y;
-    ms_tensor *i = VECTOR(MS_DTYPE_I64, 1, 2);
+    ms_tensor *i = VECTOR(MS_DTYPE_I64, 1, 2), *narrow = VECTOR(MS_DTYPE_F32, 1, 2);
 
     assert_fails(MS_VALUE_ERROR, "has shape (3), expected (2)", ms_tensor_set_grad(x, g));
+    assert_fails(MS_TYPE_ERROR, "is f32, expected f64", ms_tensor_set_grad(x, narrow));
+    expect_no_grad(x);
+    ms_tensor_free(narrow);
     assert_fails(MS_TYPE_ERROR, "got i64", ms_tensor_set_grad(i, i));
     assert_ok(ms_op_exp(&y, x));
     assert_fails(MS_RUNTIME_ERROR, "only leaf tensors can have their grad set",

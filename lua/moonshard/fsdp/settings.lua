@@ -3,6 +3,7 @@
 
 local agree = require 'moonshard.fsdp.agree'
 local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.util'
@@ -46,12 +47,15 @@ local function add_own_fields(lines, place, module)
   end
 end
 
+local function place_of(entry)
+  return entry.path == '' and 'the model' or ("'%s'"):format(text_of(entry.path))
+end
+
 -- What agree.on_lines() takes: modules, and fields.
 local function lines_of(root, ignored)
   local modules, fields = {}, {}
   for _, entry in ipairs(tree.walk(root)) do
-    local module = entry.module
-    local place = entry.path == '' and 'the model' or ("'%s'"):format(text_of(entry.path))
+    local module, place = entry.module, place_of(entry)
     if not module._is_fsdp then
       local list = ignored[module] and fields or modules
       list[#list + 1] = ('%s\t%s'):format(place, description(module))
@@ -59,6 +63,33 @@ local function lines_of(root, ignored)
     end
   end
   return modules, fields
+end
+
+local function is_buffer(module, name)
+  for _, buffer in ipairs(module._buffers) do
+    if buffer.name == name then
+      return true
+    end
+  end
+end
+
+--- Warn of tensors in fields that require grad and are no parameters: no unit and no optimizer has
+--- them, so each rank has its own.
+---@param root ms.nn.Module
+---@param ignored table<ms.nn.Module, boolean>
+function settings.warn_of_loose(root, ignored)
+  for _, entry in ipairs(tree.walk(root)) do
+    local module = entry.module
+    for _, field in ipairs(ignored[module] and {} or util.sorted_keys(module)) do
+      if field:byte() ~= 95 and parameter.is_loose(rawget(module, field))
+        and not is_buffer(module, field) then
+        errors.warn('UserWarning', ("field '%s' of %s (%s) is a tensor that requires grad, but no "
+          .. "parameter: nothing shards or trains it; write self:param('%s', { size, ... }, rule), "
+          .. "or self:tie('%s', t) for a tensor there is"):format(text_of(field), place_of(entry),
+          text_of(module._name), text_of(field), text_of(field)))
+      end
+    end
+  end
 end
 
 --- CommError on all ranks where modules differ, but for ignored ones; a warning where these do, or

@@ -57,10 +57,14 @@ local function cast_around(module)
       return x:to('f32')
     end)
   end)
-  module:register_forward_hook(function(_, results)
-    return map_tensors(results, function(y)
+  module:register_forward_hook(function(_, _, output)
+    local is_list = type(output) == 'table' and output.n ~= nil
+    local list = map_tensors(is_list and output or { output }, function(y)
       return given and y:to(given) or y
     end)
+    if not is_list then
+      return list[1]
+    end
   end)
 end
 

@@ -273,6 +273,7 @@ local function make_tree(self)
   note_options(instances)
   note_modes(tree)
   settings.compare(self.process_group, self, self._ignored.modules)
+  settings.warn_of_loose(self, self._ignored.modules)
   agree.on_ignored(self.process_group, module_tree.unmanaged(self))
   return tree
 end

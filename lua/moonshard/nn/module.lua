@@ -14,9 +14,11 @@
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
+local hooks = require 'moonshard.nn.hooks'
 local once = require 'moonshard.once'
 local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
+local surplus = require 'moonshard.surplus'
 local tree = require 'moonshard.nn.tree'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
@@ -42,19 +44,28 @@ Module._settings = {}
 --- A transparent module adds nothing to the paths of what is below it.
 Module._transparent = false
 
---- A class that inherits from this one (or from `parent`).
----@param name string  e.g. 'nn.Linear'; what printing and errors call it
----@param parent? table  default: the class this is called on
----@return table
-function Module.extend(name, parent)
-  arguments.text('extend', 'name', name)
-  local is_class = type(parent) == 'table' and rawget(parent, '_name') and parent._is_module
-  if parent ~= nil and not is_class then
-    errors.raise('TypeError', "extend: 'parent' is %s, expected a class of modules",
-      arguments.noun(parent))
-  end
-  return class(name, parent or Module)
+-- Called with a dot, it must know its class: so each class has one of its own.
+local function extend_of(cls)
+  --- A class that inherits from this one (or from `parent`).
+  ---@param name string  e.g. 'nn.Linear'; what printing and errors call it
+  ---@param parent? table  default: the class this is called on
+  ---@return table
+  return surplus.closed(cls._name .. '.extend', function(name, parent)
+    arguments.text('extend', 'name', name)
+    local is_class = type(parent) == 'table' and rawget(parent, '_name') and parent._is_module
+    if parent ~= nil and not is_class then
+      errors.raise('TypeError', "extend: 'parent' is %s, expected a class of modules",
+        arguments.noun(parent))
+    end
+    return class(name, parent or cls)
+  end)
 end
+
+function Module._init_subclass(cls)
+  cls.extend = extend_of(cls)
+end
+
+Module._init_subclass(Module)
 
 --- `self.attn = nn.Linear(2, 2)` declares a child; see moonshard.nn.fields.
 Module.__newindex = fields.assign
@@ -389,38 +400,6 @@ function Module:_materialized(_, _) end
 
 -- -- calling -------------------------------------------------------------------------------------
 
-local function pack(...)
-  return { n = select('#', ...), ... }
-end
-
--- A copy, so that a hook may remove itself while it runs.
-local function hooks_of(self, field)
-  return { unpack(rawget(self, field) or {}) }
-end
-
--- What a hook gave in place of the arguments or results.
-local function replaced(given, present)
-  if given == nil then
-    return present
-  elseif type(given) ~= 'table' or getmetatable(given) ~= nil then
-    errors.raise('TypeError', 'a forward hook returned %s, expected nil or an array of what takes '
-      .. 'the place of arguments or results', arguments.noun(given))
-  end
-  return given
-end
-
-local function forward_with_hooks(self, ...)
-  local args = pack(...)
-  for _, hook in ipairs(hooks_of(self, '_pre_hooks')) do
-    args = replaced(hook.fn(self, args), args)
-  end
-  local results = pack(self:forward(unpack(args, 1, args.n or #args)))
-  for _, hook in ipairs(hooks_of(self, '_post_hooks')) do
-    results = replaced(hook.fn(self, results, args), results)
-  end
-  return unpack(results, 1, results.n or #results)
-end
-
 --- Calling a module: opens a scope, runs pre hooks, `forward` and post hooks, and closes it; of the
 --- tensors made inside, the results alone live on.
 function Module:__call(...)
@@ -432,7 +411,7 @@ function Module:__call(...)
     tree.check_params(watched)
   end
   if rawget(self, '_pre_hooks') or rawget(self, '_post_hooks') then
-    return scope.run(self._scope, forward_with_hooks, self, ...)
+    return scope.run(self._scope, hooks.forward, self, ...)
   end
   return scope.run(self._scope, self.forward, self, ...)
 end
@@ -441,42 +420,21 @@ function Module:forward()
   errors.raise('NotImplementedError', '%s has no forward', self._name)
 end
 
-local next_hook = 0
-
-local function register(self, what, field, fn)
-  arguments.fn(what, 'fn', fn)
-  local hooks = own(self, field)
-  next_hook = next_hook + 1
-  local id = next_hook
-  hooks[#hooks + 1] = { id = id, fn = fn }
-  return {
-    remove = function()
-      for i = #hooks, 1, -1 do
-        if hooks[i].id == id then
-          table.remove(hooks, i)
-        end
-      end
-      if #hooks == 0 and rawget(self, field) == hooks then
-        rawset(self, field, nil)
-      end
-    end,
-  }
-end
-
 --- Call `fn(module, args)` before each forward; `args` is an array with its length in `n`.
---- What it returns, unless nil, takes the place of `args`.
----@param fn fun(module: ms.nn.Module, args: table): table?
+--- What it returns, unless nil, takes the place of `args`: an array, or the one argument.
+---@param fn fun(module: ms.nn.Module, args: table): any
 ---@return { remove: fun() }
 function Module:register_forward_pre_hook(fn)
-  return register(self, 'register_forward_pre_hook', '_pre_hooks', fn)
+  return hooks.register(self, 'register_forward_pre_hook', '_pre_hooks', fn)
 end
 
---- Call `fn(module, results, args)` after each forward; what it returns, unless nil, takes the
---- place of `results`.
----@param fn fun(module: ms.nn.Module, results: table, args: table): table?
+--- Call `fn(module, args, output)` after each forward; `args` as above, `output` what forward
+--- returned: the one result itself, or an array of several with their number in `n`. What it
+--- returns, unless nil, takes the place of `output`.
+---@param fn fun(module: ms.nn.Module, args: table, output: any): any
 ---@return { remove: fun() }
 function Module:register_forward_hook(fn)
-  return register(self, 'register_forward_hook', '_post_hooks', fn)
+  return hooks.register(self, 'register_forward_hook', '_post_hooks', fn)
 end
 
 -- -- all at once ---------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ MS_API ms_status ms_backward(ms_tensor *root, MS_NULLABLE ms_tensor *grad);
  * (no_sync) a copy of what this rank has accumulated for the whole parameter, in param_dtype. */
 MS_API ms_status ms_tensor_grad(MS_NULLABLE ms_tensor **out, ms_tensor *t);
 /** Replace the gradient (copied into the leaf's own memory, or into what no_sync accumulates); NULL
- * drops it. @param grad  shaped like what ms_tensor_grad() gives; without one, like this rank's
- * elements */
+ * drops it. @param grad  shaped like what ms_tensor_grad() gives, and of its dtype (that no_sync
+ * accumulates into takes any); without one, like this rank's elements */
 MS_API ms_status ms_tensor_set_grad(ms_tensor *t, MS_NULLABLE ms_tensor *grad);
 
 #ifndef MS_FFI_CDEF

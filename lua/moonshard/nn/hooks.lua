@@ -1,0 +1,80 @@
+--- Functions around a module's forward, in the order in which they were registered. What they are
+--- given and may give is that of PyTorch's: arguments are an array, several results too, one result
+--- is itself.
+
+local arguments = require 'moonshard_ffi.arguments'
+
+local hooks = {}
+
+local function pack(...)
+  return { n = select('#', ...), ... }
+end
+
+-- A table with names alone is one value.
+local function is_array(value)
+  return type(value) == 'table' and getmetatable(value) == nil
+    and (value.n ~= nil or value[1] ~= nil or next(value) == nil)
+end
+
+-- A copy, so that a hook may remove itself while it runs.
+local function registered(module, field)
+  return { unpack(rawget(module, field) or {}) }
+end
+
+--- `module:forward(...)` between its hooks.
+---@param module ms.nn.Module
+---@return ...
+function hooks.forward(module, ...)
+  local args = pack(...)
+  for _, hook in ipairs(registered(module, '_pre_hooks')) do
+    local given = hook.fn(module, args)
+    if given ~= nil then
+      args = is_array(given) and given or { given }
+    end
+  end
+  local results = pack(module:forward(unpack(args, 1, args.n or #args)))
+  for _, hook in ipairs(registered(module, '_post_hooks')) do
+    local output = results
+    if results.n < 2 then
+      output = results[1]
+    end
+    local given = hook.fn(module, args, output)
+    if results.n > 1 and is_array(given) then
+      results = pack(unpack(given, 1, given.n or #given))
+    elseif given ~= nil then
+      results = pack(given)
+    end
+  end
+  return unpack(results, 1, results.n)
+end
+
+local next_id = 0
+
+--- Add a function to those in `field`, the last until now.
+---@param module ms.nn.Module
+---@param what string  the method, for errors
+---@param field '_pre_hooks'|'_post_hooks'
+---@param fn fun(...)
+---@return { remove: fun() }
+function hooks.register(module, what, field, fn)
+  arguments.fn(what, 'fn', fn)
+  local list = rawget(module, field) or {}
+  rawset(module, field, list)
+  next_id = next_id + 1
+  local id = next_id
+  list[#list + 1] = { id = id, fn = fn }
+  return {
+    remove = function()
+      for i = #list, 1, -1 do
+        if list[i].id == id then
+          table.remove(list, i)
+        end
+      end
+      if #list == 0 and rawget(module, field) == list then
+        rawset(module, field, nil)
+      end
+    end,
+  }
+end
+
+return hooks
