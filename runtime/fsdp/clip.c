@@ -323,6 +323,11 @@ static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, doubl
                            {max_norm, norm_type, order_hash},
                            .n_numbers = 3};
 
+    for (int32_t i = 0; i < o->n; i++) {
+        if (o->places[i].unit != NULL) {
+            MS_TRY(msi_unit_note_gradient(o->places[i].unit, o->places[i].index));
+        }
+    }
     MS_TRY(total_norm(tree, o, largest, &note, &folded));
     *total = msi_plain_nan(msi_norm_finish(folded, largest));
     double coefficient = msi_clip_coefficient(max_norm, *total);
@@ -333,6 +338,11 @@ static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, doubl
         if (grad != NULL) {
             MS_TRY(msi_tensor_begin_write(grad, "clip_grad_norm"));
             MS_TRY(msi_scale(&grad->v, coefficient));
+        }
+    }
+    for (int32_t i = 0; i < o->n; i++) {
+        if (o->places[i].unit != NULL) {
+            msi_unit_told_gradient(o->places[i].unit, o->places[i].index);
         }
     }
     return MS_OK;

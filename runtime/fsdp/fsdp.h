@@ -92,8 +92,10 @@ typedef struct msi_unit_param {
     bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
     bool trained;     /* its requires_grad, as far as the other ranks were told */
-    uint64_t origin;  /* hash of what its first values came from: equal for equal values */
-    bool given;       /* ... which the script wrote, before a unit held it */
+    bool told_grad;   /* of a replica: it has a gradient, as far as they know ... */
+    int64_t told_grad_version; /* ... and which version of the reduced one */
+    uint64_t origin;           /* hash of what its first values came from: equal for equal values */
+    bool given;                /* ... which the script wrote, before a unit held it */
     msi_grad_sink sink;
 } msi_unit_param;
 
@@ -370,8 +372,14 @@ ms_status msi_numerics_agree(ms_fsdp_tree *tree);
 void msi_tree_note_options(const ms_fsdp_tree *tree);
 /* requires_grad flags that changed, replicated values that the script wrote. */
 void msi_tree_note_changes(ms_fsdp_tree *tree);
-/* The unit's part of msi_param_ops. */
+/* The unit's part of msi_param_ops: say what comes; a replica's gradient that the script changed
+ * since it was reduced. */
 void msi_unit_note(void *unit, const msi_note *note);
+ms_status msi_unit_note_gradient(void *unit, int32_t index);
+/* Those of a unit that the next reduction adds to. */
+ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u);
+/* A parameter's gradient is now what all ranks have made of it alike. */
+void msi_unit_told_gradient(ms_fsdp_unit *u, int32_t index);
 /* The master was written by one who calls touched(): tell it from a script's own writes. */
 void msi_unit_note_touch(ms_fsdp_unit *u);
 

@@ -63,6 +63,81 @@ static void note_values(ms_fsdp_unit *u)
     u->written = false;
 }
 
+/* -- gradients of replicas --------------------------------------------------------------------- */
+
+static bool is_compared(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    return !u->is_sharded && u->world > 1 && p->tensor != NULL;
+}
+
+/* Is its gradient the version of the reduced one that the other ranks know? */
+static bool is_told(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    const msi_view *v = &p->tensor->grad->v;
+
+    return v->storage == u->grad && v->storage->version == p->told_grad_version;
+}
+
+void msi_unit_told_gradient(ms_fsdp_unit *u, int32_t index)
+{
+    msi_unit_param *p = &u->params[index];
+
+    p->told_grad = p->tensor != NULL && p->tensor->grad != NULL;
+    p->told_grad_version = u->grad != NULL ? u->grad->version : 0;
+}
+
+ms_status msi_unit_note_gradient(void *unit, int32_t index)
+{
+    ms_fsdp_unit *u = unit;
+    msi_unit_param *p = &u->params[index];
+    msi_note note = {.n_numbers = 0};
+    uint64_t hash;
+
+    if (!is_compared(u, p)) {
+        return MS_OK;
+    }
+    if (p->tensor->grad == NULL && p->told_grad) {
+        msi_label_about(&note.label, "dropped gradient of", p->name);
+        msi_comm_note(u->comm, &note);
+    } else if (p->tensor->grad != NULL && !is_told(u, p)) {
+        MS_TRY(ms_tensor_hash(p->tensor->grad, &hash));
+        note =
+            (msi_note){.text = {.text = "hash#"}, .number = {msi_note_hash(hash)}, .n_numbers = 1};
+        msi_label_about(&note.label, "changed gradient of", p->name);
+        msi_comm_note(u->comm, &note);
+    }
+    msi_unit_told_gradient(u, index);
+    return MS_OK;
+}
+
+ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u)
+{
+    msi_note note = {.text = {.text = "number which#"}, .n_numbers = 2};
+    uint64_t which = 0;
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+
+        if (!is_compared(u, p)) {
+            continue;
+        }
+        if (p->tensor->grad != NULL) {
+            MS_TRY(msi_unit_note_gradient(u, i));
+            which = msi_mix64(which ^ (uint64_t)i);
+            note.number[0]++;
+        }
+        msi_unit_told_gradient(u, i); /* none: said by what is not noted */
+    }
+    if (note.number[0] > 0) {
+        note.number[1] = msi_note_hash(which);
+        msi_label_about(&note.label, "gradients added to of unit", u->name);
+        msi_comm_note(u->comm, &note);
+    }
+    return MS_OK;
+}
+
+/* -- changes ----------------------------------------------------------------------------------- */
+
 void msi_tree_note_changes(ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; tree->world > 1 && i < tree->n_units; i++) {

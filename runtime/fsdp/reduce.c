@@ -98,6 +98,7 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
                           .name = u->label};
 
     MS_TRY(make_shown(u));
+    MS_TRY(msi_unit_note_kept_gradients(u));
     for (int32_t i = 0; i < tree->grads.n_slots; i++) {
         fp.slot = tree->grads.slots[i] == u->grad_slot ? i : fp.slot;
     }
@@ -206,14 +207,14 @@ static void show_gradients(ms_fsdp_unit *u)
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
-        if (!p->tensor->requires_grad || !is_used(u, i)) {
-            continue;
+        if (p->tensor->requires_grad && is_used(u, i)) {
+            p->reduced = true;
+            if (p->tensor->grad == NULL) {
+                p->tensor->grad = p->shown;
+                p->shown = NULL;
+            }
         }
-        p->reduced = true;
-        if (p->tensor->grad == NULL) {
-            p->tensor->grad = p->shown;
-            p->shown = NULL;
-        }
+        msi_unit_told_gradient(u, i);
     }
     drop_shown(u);
 }

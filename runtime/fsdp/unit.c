@@ -88,6 +88,7 @@ static const msi_param_ops param_ops = {
     .accumulated = msi_unit_accumulated,
     .replace_accumulated = msi_unit_replace_accumulated,
     .note = msi_unit_note,
+    .note_gradient = msi_unit_note_gradient,
 };
 
 /* -- construction ------------------------------------------------------------------------------ */

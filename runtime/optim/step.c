@@ -164,6 +164,15 @@ static void touch(const ms_tensor *t)
     }
 }
 
+static ms_status note_gradient(const ms_tensor *t)
+{
+    const msi_param *param = t->param;
+
+    return param != NULL && param->ops != NULL && param->ops->note_gradient != NULL
+               ? param->ops->note_gradient(param->unit, param->unit_index)
+               : MS_OK;
+}
+
 ms_status ms_optim_step(ms_optim *optim)
 {
     int64_t scratch_bytes = 0;
@@ -187,6 +196,9 @@ ms_status ms_optim_step(ms_optim *optim)
         msi_optim_param *p = &optim->params[i];
 
         status = prepare(optim, p, &u);
+        if (status == MS_OK) {
+            status = note_gradient(p->tensor);
+        }
         if (status == MS_OK && u.numel > 0) {
             status = apply(optim, p, &u, scratch);
         }

@@ -91,6 +91,9 @@ typedef struct msi_param_ops {
     ms_status (*replace_accumulated)(void *unit, int32_t index, const msi_view *value);
     /* Say to the ranks it is shared with what all of them should say here (note.h). */
     void (*note)(void *unit, const msi_note *note);
+    /* Its gradient is about to be used: say what the script has made of it, if it should be equal
+     * on all ranks. */
+    ms_status (*note_gradient)(void *unit, int32_t index);
 } msi_param_ops;
 
 struct ms_tensor {
