@@ -60,8 +60,9 @@ MS_API ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, MS_NULLABLE const
 /** Give a checkpoint up: rank 0 removes what was written. Frees `w`. */
 MS_API void ms_checkpoint_discard(ms_checkpoint_writer *w);
 
-/** Open for reading, checking manifest and file sizes. MS_FORMAT_ERROR names file, found and
- * expected; MS_IO_ERROR the system's reason. */
+/** Open for reading, checking manifest and file sizes. All files are of one checkpoint, and what is
+ * read stays that one when another replaces it or it is removed. MS_FORMAT_ERROR names file, found
+ * and expected; MS_IO_ERROR the system's reason. */
 MS_API ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path);
 MS_API void ms_checkpoint_close(ms_checkpoint *c);
 /** The folder that was opened. Borrowed from `c`. */
