@@ -121,6 +121,16 @@ function checkpoint.prune(root, keep)
   B.check(C.ms_checkpoint_prune(root, keep))
 end
 
+---@return string  name of the checkpoint of a step
+function checkpoint.step_name(step)
+  return B.string(C.ms_checkpoint_step_name(step))
+end
+
+--- Keep `keep` of the checkpoints named by their steps, that of `step` first.
+function checkpoint.rotate(root, step, keep)
+  B.check(C.ms_checkpoint_rotate(root, step, keep))
+end
+
 local function texts_of(names)
   local texts = B.new('const char *[?]', math.max(#names, 1))
   for i = 1, #names do

@@ -443,17 +443,18 @@ function Manager:init(opts)
   self.root, self.keep = opts.root, arguments.whole(self._name, 'keep', opts.keep, 2, 1)
 end
 
---- Save, then remove what is too old. Collective. An older step than one that is there is what
---- resume() takes all the same, and a warning while a greater one is kept.
+--- Save `<root>/step-<8 digits>`, then remove what is too old of those that are named so; what was
+--- saved just now stays, and checkpoints of other names. Collective. An older step than one that is
+--- there is what resume() takes all the same, and a warning while a greater one is kept.
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)
   opts = errors.options('checkpoint.save', opts,
     { 'step', 'model', 'optimizer', 'loader', 'config' })
   arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
-  local path = checkpoint.save(self.root, ('step-%08d'):format(opts.step), opts)
+  local path = checkpoint.save(self.root, runtime.step_name(opts.step), opts)
   if sharding.place(sharding.world()) == 0 then
-    local ok, err = pcall(checkpoint.prune, self.root, self.keep)
+    local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep)
     if not ok then -- the checkpoint is safe: an old one too many ends no training
       errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err))
     end

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { OPEN_ATTEMPTS = 3 }; /* each verifies every file */
+
 /* Values on their way into a tensor. */
 typedef struct staged {
     ms_tensor *local; /* retained */
@@ -67,6 +69,18 @@ static ms_status open_share(ms_checkpoint_loader *l, const char *path, bool list
     return listed ? msi_checkpoint_missing(status) : status;
 }
 
+/* Did ranks open different ones at one path? It may have been replaced in between. */
+static bool may_be_replaced(const msi_outcome *all, int32_t world)
+{
+    bool one_path = true, one_hash = true;
+
+    for (int32_t r = 1; r < world; r++) {
+        one_path = one_path && all[r].path == all[0].path;
+        one_hash = one_hash && all[r].hash == all[0].hash;
+    }
+    return one_path && !one_hash;
+}
+
 /* Did all ranks open the same checkpoint? */
 static ms_status check_one(const msi_outcome *all, int32_t world)
 {
@@ -88,18 +102,24 @@ static ms_status check_one(const msi_outcome *all, int32_t world)
 static ms_status open_together(ms_checkpoint_loader *l, ms_comm *comm, const char *path,
                                bool listed, msi_outcome *own)
 {
-    msi_outcome all[ms_comm_size(comm)];
+    const int32_t world = ms_comm_size(comm);
+    msi_outcome all[world];
 
-    if (own->status == MS_OK) {
-        msi_outcome_keep(own, open_share(l, path, listed));
+    for (int attempt = 1; attempt == 1 || (attempt <= OPEN_ATTEMPTS && may_be_replaced(all, world));
+         attempt++) {
+        if (own->status == MS_OK) {
+            ms_checkpoint_close(l->c);
+            l->c = NULL;
+            msi_outcome_keep(own, open_share(l, path, listed));
+        }
+        if (own->status == MS_OK) {
+            own->hash = msi_checkpoint_manifest(l->c)->hash;
+            own->step = msi_checkpoint_manifest(l->c)->step;
+            msi_outcome_path(own, path);
+        }
+        MS_TRY(msi_outcome_agree(comm, "checkpoint.load", own, all));
     }
-    if (own->status == MS_OK) {
-        own->hash = msi_checkpoint_manifest(l->c)->hash;
-        own->step = msi_checkpoint_manifest(l->c)->step;
-        msi_outcome_path(own, path);
-    }
-    MS_TRY(msi_outcome_agree(comm, "checkpoint.load", own, all));
-    return check_one(all, ms_comm_size(comm));
+    return check_one(all, world);
 }
 
 ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, const char *path)

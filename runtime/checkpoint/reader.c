@@ -1,6 +1,10 @@
 /* Reading a checkpoint at any world size: the elements asked for are intersected with the pieces in
  * the manifest, and read from where they lie. A file's hash is verified before its first use, and
- * the manifest compared with the file's header, on the descriptor that is then read from. */
+ * the manifest compared with the file's header, on the descriptor that is then read from.
+ *
+ * [Note: one checkpoint] A checkpoint may be replaced or removed while it is read. So manifest and
+ * files are opened at once, again when there is another manifest afterwards, and stay open: what is
+ * read is all of one checkpoint, also when it is gone. */
 #include "reader.h"
 #include "io.h"
 #include "live.h"
@@ -11,11 +15,15 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+enum { OPEN_ATTEMPTS = 100 };
 
 typedef struct shard {
     char *path;
-    int fd; /* -1: not opened, else verified */
+    int fd; /* -1: not opened */
+    bool verified;
 } shard;
 
 struct ms_checkpoint {
@@ -59,42 +67,40 @@ done:
 }
 
 /* Open file `i` and see that it has the size the manifest says. */
-static ms_status open_file(const ms_checkpoint *c, int32_t i, int *fd)
+static ms_status open_file(ms_checkpoint *c, int32_t i)
 {
     const int64_t expected = c->manifest.files[i].nbytes;
-    const char *path = c->shards[i].path;
+    shard *s = &c->shards[i];
     int64_t nbytes;
 
-    MS_TRY(msi_io_open(fd, &nbytes, path, false));
-    if (nbytes != expected) {
-        close(*fd);
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld", path,
-                       (long long)nbytes, (long long)expected);
+    s->path = msi_io_path("%s/%s", c->path, c->manifest.files[i].name);
+    if (s->path == NULL) {
+        return MS_OUT_OF_MEMORY;
     }
-    return MS_OK;
+    ms_status status = msi_io_open(&s->fd, &nbytes, s->path, false);
+
+    if (status != MS_OK) {
+        s->fd = -1;
+        return status;
+    }
+    return nbytes == expected ? MS_OK
+                              : MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld",
+                                        s->path, (long long)nbytes, (long long)expected);
 }
 
-/* Name the files, and see that they are there. */
-static ms_status find_shards(ms_checkpoint *c)
+static ms_status open_files(ms_checkpoint *c)
 {
-    const msi_manifest *m = &c->manifest;
+    const int32_t n = c->manifest.n_files;
 
-    c->shards = calloc((size_t)m->n_files + 1, sizeof(*c->shards));
+    c->shards = calloc((size_t)n + 1, sizeof(*c->shards));
     if (c->shards == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the files of %s", c->path);
     }
-    for (int32_t i = 0; i < m->n_files; i++) {
+    for (int32_t i = 0; i < n; i++) {
         c->shards[i].fd = -1;
     }
-    for (int32_t i = 0; i < m->n_files; i++) {
-        int fd;
-
-        c->shards[i].path = msi_io_path("%s/%s", c->path, m->files[i].name);
-        if (c->shards[i].path == NULL) {
-            return MS_OUT_OF_MEMORY;
-        }
-        MS_TRY(open_file(c, i, &fd));
-        close(fd);
+    for (int32_t i = 0; i < n; i++) {
+        MS_TRY(open_file(c, i));
     }
     return MS_OK;
 }
@@ -113,27 +119,44 @@ static char *find_folder(const char *path)
         free(aside);
         return msi_io_path("%s", path);
     }
-    if (aside != NULL) {
-        msi_warn("UserWarning", "%s is not there: its replacement was cut short, %s is read", path,
-                 aside);
-    }
     return aside;
 }
 
-ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
+/* Which manifest is at `path`? All zero: none. */
+static ms_status identify(struct stat *manifest, const char *path)
 {
-    ms_checkpoint *c;
-    ms_status status;
+    char *folder = find_folder(path);
+    char *file = folder != NULL ? msi_io_path("%s/%s", folder, MSI_MANIFEST_NAME) : NULL;
+    const ms_status status = file != NULL ? MS_OK : MS_OUT_OF_MEMORY;
 
-    *out = NULL;
-    c = calloc(1, sizeof(*c));
+    *manifest = (struct stat){0};
+    if (file != NULL && lstat(file, manifest) != 0) {
+        *manifest = (struct stat){0};
+    }
+    free(file);
+    free(folder);
+    return status;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+/* Open what is at `path` now. */
+static ms_status open_now(ms_checkpoint **out, const char *path)
+{
+    ms_checkpoint *c = calloc(1, sizeof(*c));
+
     if (c == NULL || (c->path = find_folder(path)) == NULL) {
         free(c);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
     }
-    status = read_manifest(c);
+    ms_status status = read_manifest(c);
+
     if (status == MS_OK) {
-        status = find_shards(c);
+        status = open_files(c);
     }
     if (status != MS_OK) {
         const int error = errno;
@@ -142,8 +165,45 @@ ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
         errno = error;
         return status;
     }
-    msi_live_add(&c->live, MSI_LIVE_CHECKPOINT, c);
     *out = c;
+    return MS_OK;
+}
+
+/* As open_now(), again while there is another one afterwards; its failure is the caller's only when
+ * nothing has changed. */
+static ms_status open_one(ms_checkpoint **out, const char *path)
+{
+    struct stat before, after;
+    ms_status status;
+
+    MS_TRY(identify(&after, path));
+    for (int attempt = 1;; attempt++) {
+        before = after;
+        status = open_now(out, path);
+        const int error = errno;
+        const ms_status identified = identify(&after, path);
+
+        errno = error;
+        if (same_file(&before, &after) || attempt == OPEN_ATTEMPTS) {
+            return status;
+        }
+        ms_checkpoint_close(*out);
+        *out = NULL;
+        MS_TRY(identified);
+    }
+}
+
+ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
+{
+    *out = NULL;
+    MS_TRY(open_one(out, path));
+    ms_checkpoint *c = *out;
+
+    if (strcmp(c->path, path) != 0) {
+        msi_warn("UserWarning", "%s is not there: its replacement was cut short, %s is read", path,
+                 c->path);
+    }
+    msi_live_add(&c->live, MSI_LIVE_CHECKPOINT, c);
     return MS_OK;
 }
 
@@ -297,18 +357,10 @@ static ms_status verified(ms_checkpoint *c, int32_t i, int *fd)
 {
     shard *s = &c->shards[i];
 
-    if (s->fd < 0) {
-        MS_TRY(open_file(c, i, fd));
-        ms_status status = check_hash(c, i, *fd);
-
-        if (status == MS_OK) {
-            status = check_header(c, i, *fd);
-        }
-        if (status != MS_OK) {
-            close(*fd);
-            return status;
-        }
-        s->fd = *fd;
+    if (!s->verified) {
+        MS_TRY(check_hash(c, i, s->fd));
+        MS_TRY(check_header(c, i, s->fd));
+        s->verified = true;
     }
     *fd = s->fd;
     return MS_OK;

@@ -134,6 +134,14 @@ static bool is_pointed(const char *pointer, const char *name)
     return n == (ssize_t)strlen(name) && memcmp(pointed, name, (size_t)n) == 0;
 }
 
+static void move_first(msi_listing *l, int32_t i)
+{
+    const msi_found found = l->list[i];
+
+    memmove(l->list + 1, l->list, (size_t)i * sizeof(found));
+    l->list[0] = found;
+}
+
 /* What was saved last comes first, whatever its step: who went back to an earlier step means to go
  * on from there. */
 static ms_status put_pointed_first(msi_listing *l, const char *root)
@@ -146,12 +154,9 @@ static ms_status put_pointed_first(msi_listing *l, const char *root)
     bool pointed = false;
 
     for (int32_t i = 0; i < l->n && !pointed; i++) {
-        const msi_found found = l->list[i];
-
-        pointed = is_pointed(pointer, found.name);
+        pointed = is_pointed(pointer, l->list[i].name);
         if (pointed) {
-            memmove(l->list + 1, l->list, (size_t)i * sizeof(found));
-            l->list[0] = found;
+            move_first(l, i);
         }
     }
     free(pointer);
@@ -287,9 +292,9 @@ static ms_status remove_old(const msi_listing *l, const char *root, const char *
 }
 
 /* The second is the newest of those that were not saved last. */
-static void tell_of_newer(const msi_listing *l, const char *root)
+static void tell_of_newer(const msi_listing *l, const char *root, const char *pointer)
 {
-    if (l->n > 1 && l->list[1].step > l->list[0].step) {
+    if (l->n > 1 && l->list[1].step > l->list[0].step && is_pointed(pointer, l->list[0].name)) {
         msi_warn(
             "UserWarning",
             "%s/%s was saved last, with step %lld, though %s has step %lld: to resume is to go "
@@ -299,20 +304,68 @@ static void tell_of_newer(const msi_listing *l, const char *root)
     }
 }
 
+/* Keep the first `keep` of the listing, which is disposed of. */
+static ms_status keep_first(msi_listing *l, const char *root, int32_t keep)
+{
+    char *pointer = msi_io_path("%s/latest", root);
+    ms_status status = MS_OUT_OF_MEMORY;
+
+    if (pointer != NULL) {
+        tell_of_newer(l, root, pointer);
+        status = remove_old(l, root, pointer, keep);
+    }
+    free(pointer);
+    msi_listing_dispose(l);
+    return status == MS_OK ? msi_folder_sweep(root, NULL) : status;
+}
+
 ms_status ms_checkpoint_prune(const char *root, int32_t keep)
 {
     msi_listing l;
-    ms_status status;
 
     if (keep < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "prune keeps at least 1 checkpoint, got %d", keep);
     }
     MS_TRY(msi_listing_read(&l, root, false));
-    char *pointer = msi_io_path("%s/latest", root);
+    return keep_first(&l, root, keep);
+}
 
-    tell_of_newer(&l, root);
-    status = pointer != NULL ? remove_old(&l, root, pointer, keep) : MS_OUT_OF_MEMORY;
-    free(pointer);
-    msi_listing_dispose(&l);
-    return status == MS_OK ? msi_folder_sweep(root, NULL) : status;
+const char *ms_checkpoint_step_name(int64_t step)
+{
+    static _Thread_local char name[32];
+
+    snprintf(name, sizeof(name), "step-%08lld", (long long)step);
+    return name;
+}
+
+/* Leave in the listing what is named by its step, that of `step` first. */
+static void leave_steps(msi_listing *l, int64_t step)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < l->n; i++) {
+        if (strcmp(l->list[i].name, ms_checkpoint_step_name(l->list[i].step)) == 0) {
+            l->list[n++] = l->list[i];
+        } else {
+            free(l->list[i].name);
+        }
+    }
+    l->n = n;
+    for (int32_t i = 0; i < l->n; i++) {
+        if (l->list[i].step == step) {
+            move_first(l, i);
+        }
+    }
+}
+
+ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
+{
+    msi_listing l;
+
+    if (keep < 1) {
+        return MS_FAIL(MS_VALUE_ERROR, "rotate keeps at least 1 checkpoint, got %d", keep);
+    }
+    MS_TRY(msi_listing_read(&l, root, false));
+    leave_steps(&l, step);
+    return keep_first(&l, root, keep);
 }

@@ -10,6 +10,7 @@ typedef struct scene {
     const char *root[WORLD];
     bool apart;  /* each rank has its root as working folder: one path, two places */
     bool latest; /* else s2 */
+    void (*prepare)(const struct scene *s, int32_t rank); /* before the ranks meet */
     void (*act)(ms_checkpoint_loader *l, int32_t rank);
     ms_status status[WORLD];
     int64_t step[WORLD]; /* that was loaded; 0: none was there */
@@ -37,6 +38,9 @@ static ms_status load(scene *s, ms_comm *world, int32_t rank, ms_tensor *t)
     if (s->apart) {
         assert_int_equal(0, unshare(CLONE_FS));
         assert_int_equal(0, chdir(s->root[rank]));
+    }
+    if (s->prepare != NULL) {
+        s->prepare(s, rank);
     }
     snprintf(path, sizeof(path), "%s/s2", root);
     MS_TRY(s->latest ? ms_checkpoint_load_latest(&l, world, root)
@@ -191,6 +195,43 @@ static void test_checkpoint_loader__refuses_two_checkpoints_of_one_name(void **s
     expect_failure(&s, MS_VALUE_ERROR, "expected one checkpoint on all ranks");
 }
 
+/* Is a file of this folder open in this process? */
+static bool is_open(const char *folder)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    bool found = false;
+    char path[400];
+
+    assert_non_null(dir);
+    for (struct dirent *e = readdir(dir); e != NULL && !found; e = readdir(dir)) {
+        const ssize_t n = readlinkat(dirfd(dir), e->d_name, path, sizeof(path));
+
+        found = n > (ssize_t)strlen(folder) && strncmp(path, folder, strlen(folder)) == 0;
+    }
+    closedir(dir);
+    return found;
+}
+
+static void replace_what_rank_0_reads(const scene *s, int32_t rank)
+{
+    while (rank == 1 && !is_open(inside(s->root[0], "s2"))) {
+        sched_yield();
+    }
+    if (rank == 1) {
+        assert_ok(save_small(s->root[0], "s2", 7));
+    }
+}
+
+/* Ranks that open it one after the other agree on the one or the other. */
+static void test_checkpoint_loader__takes_what_replaces_the_one_it_opened(void **state)
+{
+    const char *root = path_of("replaced");
+    scene s = {.root = {root, root}, .prepare = replace_what_rank_0_reads};
+
+    save_two(root);
+    expect_step(&s, 70);
+}
+
 /* The same bytes in two places are two checkpoints; and none in one of them is none for all. */
 static void test_checkpoint_loader__refuses_two_paths(void **state)
 {
@@ -284,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_loader__takes_the_newest_that_all_ranks_see),
         cmocka_unit_test(test_checkpoint_loader__refuses_two_checkpoints_of_one_name),
         cmocka_unit_test(test_checkpoint_loader__names_the_folder_of_a_file),
+        cmocka_unit_test(test_checkpoint_loader__takes_what_replaces_the_one_it_opened),
         cmocka_unit_test(test_checkpoint_loader__refuses_two_paths),
         cmocka_unit_test(test_checkpoint_loader__refuses_a_manifest_that_misplaces_tensors),
         cmocka_unit_test(test_checkpoint_loader__fails_on_all_ranks_when_one_does),

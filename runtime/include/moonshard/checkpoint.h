@@ -60,8 +60,9 @@ MS_API ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, MS_NULLABLE const
 /** Give a checkpoint up: rank 0 removes what was written. Frees `w`. */
 MS_API void ms_checkpoint_discard(ms_checkpoint_writer *w);
 
-/** Open for reading, checking manifest and file sizes. MS_FORMAT_ERROR names file, found and
- * expected; MS_IO_ERROR the system's reason. */
+/** Open for reading, checking manifest and file sizes. All files are of one checkpoint, and what is
+ * read stays that one when another replaces it or it is removed. MS_FORMAT_ERROR names file, found
+ * and expected; MS_IO_ERROR the system's reason. */
 MS_API ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path);
 MS_API void ms_checkpoint_close(ms_checkpoint *c);
 /** The folder that was opened. Borrowed from `c`. */
@@ -132,6 +133,13 @@ MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
  * ones stay, for people to look at. Only files that a checkpoint consists of are removed, no link
  * is followed, and what cannot be removed is a warning. */
 MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
+/** The name under which checkpoints of one run are told apart: "step-00000010". Valid until the next
+ * call in this thread. */
+MS_API const char *ms_checkpoint_step_name(int64_t step);
+/** As ms_checkpoint_prune(), once ms_checkpoint_step_name(step) has been saved: only checkpoints
+ * named so, each by its own step, are counted and removed, and that of `step` is the one that was
+ * saved last, wherever `latest` points. */
+MS_API ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep);
 
 /**
  * Write named full tensors as one safetensors file (metadata format=pt), atomically: an error

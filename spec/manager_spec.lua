@@ -1,0 +1,59 @@
+-- lua/moonshard/checkpoint.lua: which checkpoints of a folder a Manager keeps
+local ms = require 'moonshard'
+local checkpoint = ms.checkpoint
+local runs = require 'support.runs'
+
+describe('a manager of checkpoints', function()
+  local root, model, warnings
+
+  before_each(function()
+    root = runs.folder()
+    model = ms.nn.Linear(2, 2)
+    model:materialize()
+  end)
+  after_each(function() os.execute("rm -rf '" .. root .. "'") end)
+
+  local function save(manager, step)
+    local path
+    warnings = ''
+    for _, warning in ipairs(ms.capture_warnings(function()
+      path = manager:save { step = step, model = model }
+    end)) do
+      warnings = warnings .. warning.message .. '\n'
+    end
+    return path
+  end
+
+  it('returns a checkpoint that is there, also when latest points to none', function()
+    local manager = checkpoint.Manager { root = root, keep = 2 }
+    assert(os.execute("mkdir -p '" .. root .. "/latest'"))
+    for _, step in ipairs { 10, 20, 1, 2, 3 } do
+      assert.equal(step, checkpoint.read_meta(save(manager, step)).step)
+      assert.is_truthy(warnings:find("'latest' does not point there", 1, true))
+      assert.is_nil(warnings:find('was saved last', 1, true))
+    end
+    assert.equal(20, checkpoint.read_meta(root .. '/step-00000020').step)
+    assert.is_false(pcall(checkpoint.read_meta, root .. '/step-00000002'))
+  end)
+
+  it('leaves checkpoints alone that bear other names', function()
+    local manager = checkpoint.Manager { root = root, keep = 2 }
+    save(manager, 1)
+    for _, name in ipairs { 'best', 'step-1', 'step-00000007', 'latest-1' } do
+      checkpoint.save(root, name, { step = 1, model = model })
+    end
+    for step = 2, 4 do
+      save(manager, step)
+      assert.equal('', warnings)
+    end
+    for _, name in ipairs { 'best', 'step-1', 'step-00000007', 'latest-1' } do
+      assert.equal(1, checkpoint.read_meta(root .. '/' .. name).step)
+    end
+    for step = 1, 4 do -- and they count for nothing
+      assert.equal(step > 2, (pcall(checkpoint.read_meta, root .. '/step-0000000' .. step)))
+    end
+    checkpoint.prune(root, 1) -- which was said by name
+    assert.is_false(pcall(checkpoint.read_meta, root .. '/best'))
+    assert.equal(root .. '/step-00000004', checkpoint.latest(root))
+  end)
+end)
