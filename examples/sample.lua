@@ -51,6 +51,7 @@ elseif type(meta.config) ~= 'table' then
   fail(path .. ' does not say what model it holds; examples/train.lua writes ones that do')
 end
 ms.manual_seed(tonumber(meta.seed)) -- nothing here depends on it, but loading warns of another one
+meta.config.flags = nil -- what it was trained with
 local made, model = pcall(ms.models.GPT, meta.config)
 if not made then
   fail(('%s holds no model of examples/train.lua: %s'):format(path, tostring(model)))

@@ -14,6 +14,7 @@ local ms = require 'moonshard'
 local corpus = require 'corpus'
 local flags = require 'flags'
 local report = require 'report'
+local resume = require 'resume'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 local count, from_zero = { whole = true, from = 1 }, { whole = true, from = 0 }
@@ -35,7 +36,7 @@ local spec = {
     { one_of = { 'bf16', 'f32' } } },
   { 'reduce-dtype', 'f32', 'dtype gradients are reduced in: f32 or bf16',
     { one_of = { 'f32', 'bf16' } } },
-  { 'steps', 1500, 'optimizer steps', count },
+  { 'steps', 1500, 'optimizer steps; warm-up is at most all of them', count },
   { 'tokens', 2048, 'tokens of one step, over all ranks', count },
   { 'micro-batches', 0, 'micro-batches of one step, over all ranks '
     .. '(0: one a rank; equal values give equal bits)', from_zero },
@@ -49,7 +50,9 @@ local spec = {
   { 'save', 500, 'steps between checkpoints, and at the end (0: never)', from_zero },
   { 'keep', 2, 'checkpoints kept', count },
   { 'out', 'train-out', 'folder for metrics.jsonl and checkpoints', { filled = true } },
-  { 'resume', false, 'continue from the newest checkpoint in --out' },
+  { 'resume', false, 'continue from the newest checkpoint in --out, with the flags it was trained '
+    .. 'with: another value for one rules from here on, and is said (the model, --tokens and '
+    .. '--seed stay)' },
   { 'sample', 300, 'bytes of text to write at the end', from_zero },
   { 'prompt', 'In the beginning', 'how that text begins', { filled = true } },
   { 'temperature', 0.8, 'of sampling', { from = 0 } },
@@ -79,6 +82,10 @@ local function read_flags()
   elseif o.rest[1] then
     fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
   end
+  local resumed = o.resume and resume.from(o.out, spec)
+  if resumed then
+    resume.inherit(o, resumed)
+  end
   for name, value in pairs(presets[o.preset]) do -- order does not matter: each sets another flag
     if not o.given[name] then
       o[name] = value
@@ -87,7 +94,7 @@ local function read_flags()
   if o.width % o.heads ~= 0 then
     fail(('--width=%d cannot be dealt to %d heads evenly'):format(o.width, o.heads))
   end
-  return o
+  return o, resumed
 end
 
 -- A second run in a folder would mix its checkpoints and metrics with those of the first.
@@ -102,34 +109,16 @@ local function refuse_used_folder(o)
   end
 end
 
--- The flags that say which model learns which samples are those of the run that is continued.
-local function refuse_other_flags(o)
-  local newest = ms.checkpoint.latest(o.out .. '/checkpoints')
-  if not newest then
-    return
-  end
-  local meta = ms.checkpoint.read_meta(newest)
-  local made = type(meta.config) == 'table' and meta.config or {}
-  if type(meta.loader) == 'table' and tonumber(made.context) then
-    made.tokens = meta.loader.samples_per_step * made.context
-  end
-  made.seed = tonumber(meta.seed)
-  local was, is = '', ''
-  for _, name in ipairs { 'layers', 'width', 'heads', 'context', 'tokens', 'seed' } do
-    if made[name] ~= o[name] then
-      was = ('%s --%s=%s'):format(was, name, made[name])
-      is = ('%s --%s=%s'):format(is, name, o[name])
-    end
-  end
-  if was ~= '' then
-    fail(('--resume: %s was made with%s, this run has%s'):format(newest, was, is))
-  end
-end
-
 -- Without ranks, what can be said without them; it is said and done once.
-local o = read_flags()
-local check_folder = o.resume and refuse_other_flags or refuse_used_folder
-check_folder(o)
+local o, resumed = read_flags()
+if resumed then
+  local other = resume.mistake(o, resumed)
+  if other then
+    fail(other)
+  end
+elseif not o.resume then
+  refuse_used_folder(o)
+end
 local prepared, text = pcall(corpus.prepare, o.data, o.out, o.resume)
 if not prepared then
   fail(tostring(text))
@@ -217,6 +206,9 @@ if o.resume then
   local meta = checkpoints:resume { model = model, optimizer = opt, loader = train_data }
   if meta then
     start = meta.step + 1
+    if o.given['weight-decay'] then -- typed, or that of the run
+      opt.param_groups[1].weight_decay = o['weight-decay']
+    end
   elseif first then
     print(('train: no checkpoint in %s/checkpoints, starting anew'):format(o.out))
   end
@@ -256,6 +248,9 @@ end
 
 local log
 if first then
+  for _, line in ipairs(resumed and resume.changes(o, resumed) or {}) do
+    print('train: ' .. line)
+  end
   print_plan()
   io.flush()
   log = report.new { path = o.out .. '/metrics.jsonl', first_step = start, total = o.steps,
@@ -284,8 +279,10 @@ local function validate(most)
 end
 
 local function save(step)
-  checkpoints:save { step = step, model = model, optimizer = opt, loader = train_data, config = {
-    layers = o.layers, width = o.width, heads = o.heads, context = o.context, vocab = 256 } }
+  checkpoints:save { step = step, model = model, optimizer = opt, loader = train_data,
+    config = resume.config(o, {
+      layers = o.layers, width = o.width, heads = o.heads, context = o.context, vocab = 256,
+    }) }
 end
 
 --- One optimizer step; returns what it measured.

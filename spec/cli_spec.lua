@@ -66,6 +66,9 @@ describe('the moonshard command', function()
       ['run README.md'] = 'run: README.md is no Lua script (.lua), nor a program on PATH',
       ['x.lua -n 2'] = 'unknown command x.lua: a script is started by moonshard run x.lua',
       ['run -n 2 /nowhere/x.lua'] = 'run: cannot read /nowhere/x.lua: No such file or directory',
+      ['run --nnodes 2 x.lua'] = 'run: --nnodes: more than one host is not supported yet\n',
+      ['run --max-restarts=3 x.lua'] = 'run: --max-restarts: starting a failed job again is not '
+        .. 'supported yet\n',
       ['repl x.lua'] = 'repl: unexpected word x.lua',
       ['info --hepl'] = 'info: unexpected word --hepl',
     }

@@ -109,6 +109,37 @@ describe('an example', function()
     assert.truthy(output:find('step 3/3', 1, true), output)
   end)
 
+  it('continues a run with the flags it was trained with, and says which others rule', function()
+    local function optimizer()
+      local group = json.decode(shell.read(ms.checkpoint.latest(folder .. '/out/checkpoints')
+        .. '/manifest.json')).meta.optimizer.groups[1]
+      return { group.weight_decay, group.lr }
+    end
+    local function changes(output)
+      local lines = {}
+      for line in output:gmatch('train: ([^\n]+)') do
+        lines[#lines + 1] = line
+      end
+      return lines
+    end
+    succeeds(train('--steps=3 --lr=0.01 --weight-decay=0.25'))
+    assert.equal(0.25, optimizer()[1])
+    assert.same({
+      '--steps=6 from step 4 on, before it was 3: learning rates are those of a run of that length',
+      'warm-up takes 6 steps, before it was 3: at most --steps',
+    }, changes(succeeds(train('--steps=6 --resume'))))
+    assert.same({ 0.25, 0.01 }, optimizer()) -- the last step of the warm-up reaches --lr
+    assert.same({
+      '--lr=0.02 from step 7 on, before it was 0.01',
+      '--warmup=0 from step 7 on, before it was 50',
+      '--weight-decay=0 from step 7 on, before it was 0.25',
+      '--clip=2 from step 7 on, before it was 1',
+    }, { unpack(changes(succeeds(train('--steps=7 --resume --lr=0.02 --warmup=0 --weight-decay=0 '
+      .. '--clip=2'))), 2) })
+    assert.equal(0, optimizer()[1])
+    assert.same({}, changes(succeeds(train('--resume'))))
+  end)
+
   it('never validates or saves with 0', function()
     local output = succeeds(train('--steps=2 --validate=0 --save=0'))
     assert.truthy(output:find('learning 5,890 bytes of text, validating on nothing; metrics.jsonl '

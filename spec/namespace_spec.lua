@@ -5,12 +5,18 @@ local checks = require 'support.checks'
 
 -- What README says is still missing, and how a script would ask for it.
 local function linear() return ms.nn.Linear(2, 2) end
+local function gpt()
+  return ms.models.GPT { vocab = 4, layers = 1, heads = 1, width = 4, context = 4 }
+end
+
 local ASKS = {
   ['`fully_shard` (per-parameter sharding)'] = {
     function() return fsdp.fully_shard end,
     function() return fsdp.MixedPrecisionPolicy end,
   },
-  ['hybrid sharding'] = {
+  ['hybrid sharding and device meshes'] = {
+    function() return fsdp.HYBRID_SHARD end,
+    function() fsdp.FSDP(linear(), { device_mesh = {} }) end,
     function() fsdp.FSDP(linear(), { sharding_strategy = 'HYBRID_SHARD' }) end,
     function() fsdp.FSDP(linear(), { sharding_strategy = '_HYBRID_SHARD_ZERO2' }) end,
     function() return ms.dist.init_device_mesh end,
@@ -30,10 +36,30 @@ local ASKS = {
     function() ms.ones(1):to(ms.half) end,
     function() return fsdp.ShardedGradScaler end,
     function() return ms.optim.GradScaler end,
+    function() return ms.GradScaler end,
+  },
+  autocast = {
+    function() return ms.autocast end,
+    function() return ms.amp end,
   },
   ['communication hooks'] = {
     function() fsdp.FSDP(linear()):register_comm_hook(nil, print) end,
   },
+  ['activation checkpointing'] = {
+    function() return fsdp.checkpoint_wrapper end,
+    function() return fsdp.apply_activation_checkpointing end,
+    function() return ms.utils.checkpoint end,
+  },
+  ['types of state dicts (`model:state_dict()` is full and `ms.checkpoint` writes shards)'] = {
+    function() return fsdp.set_state_dict_type end,
+    function() return fsdp.StateDictType end,
+    function() return fsdp.optim_state_dict end,
+  },
+  ['`sync_module_states` and `param_init_fn`'] = {
+    function() fsdp.FSDP(linear(), { sync_module_states = true }) end,
+    function() fsdp.FSDP(linear(), { param_init_fn = print }) end,
+  },
+  ['saving in the background'] = { function() return ms.checkpoint.async_save end },
   ['CUDA and NCCL'] = {
     function() return ms.cuda end,
     function() return ms.nccl end,
@@ -45,12 +71,32 @@ local ASKS = {
     function() ms.dist.init { backend = 'nccl' } end,
     function() fsdp.FSDP(linear(), { device_id = 0 }) end,
   },
-  ['several hosts'] = { function() ms.dist.init { hosts = 2 } end },
-  ['compile'] = { function() return ms.compile end },
+  ['several hosts and starting failed jobs again'] = {
+    function() ms.dist.init { hosts = 2 } end,
+  },
+  ['compile'] = {
+    function() return ms.compile end,
+    function() linear():compile() end,
+  },
+  ['a profiler'] = { function() return ms.profiler end },
+  ['more than one thread a rank'] = { function() ms.set_num_threads(2) end },
+  ['`autograd.grad` and `autograd.Function`'] = {
+    function() return ms.autograd.grad end,
+    function() return ms.autograd.Function end,
+  },
   ['layers beyond those of a GPT (convolutions and norms over batches among them)'] = {
     function() return ms.nn.Conv2d end,
     function() return ms.nn.BatchNorm1d end,
     function() return ms.nn.Softmax end,
+  },
+  ['options beyond theirs (`label_smoothing` and class weights and `padding_idx` and `amsgrad` and '
+    .. '`top_p` among them)'] = {
+    function() ms.nn.CrossEntropyLoss { label_smoothing = 0.1 } end,
+    function() ms.nn.CrossEntropyLoss { weight = ms.ones(2) } end,
+    function() ms.nn.Embedding(2, 2, { padding_idx = 0 }) end,
+    function() ms.optim.Adam({ ms.ones(2) }, { amsgrad = true }) end,
+    function() ms.optim.AdamW({ { params = { ms.ones(2) }, amsgrad = true } }) end,
+    function() gpt():generate({ 1 }, 1, { top_p = 0.9 }) end,
   },
   ['tensor functions beyond those it needs (`argmax` and `max` and `softmax` among them)'] = {
     function() ms.ones(2):argmax() end,
@@ -63,6 +109,14 @@ local ASKS = {
   },
   ['other optimizers'] = { function() return ms.optim.RMSprop end },
   ['messages between two ranks'] = { function() return ms.dist.send end },
+  ['reductions to one rank and collectives of objects'] = {
+    function() return ms.dist.reduce end,
+    function() return ms.dist.all_gather_object end,
+    function() return ms.dist.broadcast_object_list end,
+  },
+  ['token files of other numbers than u8 and i64'] = {
+    function() ms.data.tokens('tokens', 'uint16') end,
+  },
   ['data sets other than windows of tokens (scripts deal batches by `ms.dist.rank()`)'] = {
     function() return ms.data.DataLoader end,
     function() return ms.data.DistributedSampler end,
@@ -130,6 +184,20 @@ describe('the library\'s names', function()
     checks.raises('KeyError', "nn has no 'Parameter'; a module declares one", function()
       return ms.nn.Parameter
     end)
+    checks.raises('NotImplementedError', 'dist.reduce: reduce is not supported yet; write '
+      .. 'dist.all_reduce', function() return ms.dist.reduce end)
+    checks.raises('KeyError', "; write dist.all_gather(out, t)", function()
+      return ms.dist.all_gather_into_tensor
+    end)
+    checks.raises('KeyError', "the world has no 'size'; write world.world_size", function()
+      return ms.dist.info().size
+    end)
+    for _, name in ipairs { 'DistributedDataParallel', 'DataParallel', 'parallel' } do
+      checks.raises('KeyError', "'; write ms.fsdp.FSDP(m, { sharding_strategy = 'NO_SHARD' })",
+        function() return ms.nn[name] end)
+    end
+    checks.raises('NotImplementedError', "files of 'uint16' are not supported yet; write the "
+      .. "tokens as 'i64', eight bytes each", ms.data.tokens, 'tokens', 'uint16')
     checks.raises('KeyError', 'rates are functions of the step: ms.schedule', function()
       return ms.optim.lr_scheduler
     end)

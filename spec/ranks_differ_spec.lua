@@ -655,7 +655,7 @@ end
 local LEGAL = {
   { 'the seed of shards', { seed = 2 },
     'reference programs seed by rank; the first values are a mixture, and dropout draws by rank',
-    { PATCHWORK, 'pass sync_module_states' } },
+    { PATCHWORK, 'load one state dict on all' } },
   { 'the rule of shards', { before_wrap = function(module)
     module:materialize()
     nn.init.apply_(module[3].bias, nn.init.constant(0.5))

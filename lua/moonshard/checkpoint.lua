@@ -556,4 +556,7 @@ end
 
 receiver.check(Manager, Manager, { 'root', 'keep' })
 
-return namespace('checkpoint', checkpoint)
+return namespace('checkpoint', checkpoint, nil, { async_save = 'saving in the background' },
+  function(name)
+    return name == 'async_save' and 'write ms.checkpoint.save' or nil
+  end)

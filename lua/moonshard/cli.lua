@@ -53,6 +53,13 @@ globals stay, locals last as long as their chunk. Ctrl-C ends what runs, exit or
 All Lua is interpreted here, as compiled loops cannot be interrupted.
 ]]
 
+-- Of torchrun.
+local PLANNED_FLAGS = {
+  ['--nnodes'] = 'more than one host', ['--node-rank'] = 'more than one host',
+  ['--master-addr'] = 'more than one host', ['--rdzv-endpoint'] = 'more than one host',
+  ['--max-restarts'] = 'starting a failed job again',
+}
+
 local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }
 
 --- Refuse a command line: one line that says why, and exit code 2.
@@ -118,6 +125,9 @@ local function run_flags(words)
         value = words[at]
       end
       o.ranks = ranks_of(flag, value)
+    elseif PLANNED_FLAGS[flag] then
+      errors.raise('NotImplementedError', 'run: %s: %s is not supported yet', flag,
+        PLANNED_FLAGS[flag])
     elseif flag ~= '--no-prefix' and not is_help(flag) then
       unknown('run: unknown flag', flag, RUN_FLAGS)
     elseif value then
@@ -267,7 +277,9 @@ function cli.main(words)
     return result
   end
   io.stderr:write('moonshard: ', B.errors.text(result), '\n')
-  return errors.is(result) and result.kind == 'ValueError' and 2 or 1
+  local usage = errors.is(result)
+    and (result.kind == 'ValueError' or result.kind == 'NotImplementedError')
+  return usage and 2 or 1
 end
 
 return cli

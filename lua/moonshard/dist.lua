@@ -57,6 +57,10 @@ local function describe(world)
     world.launcher, world.transport)
 end
 
+local function other_field(name)
+  return name == 'size' and 'write world.world_size' or nil
+end
+
 --- Who this process is among the ranks; a world of one before init forks.
 ---@return ms.dist.World
 function dist.info()
@@ -70,7 +74,7 @@ function dist.info()
     initialized = info.initialized,
     launcher = B.string(info.launcher),
     transport = B.string(info.transport),
-  })
+  }, nil, nil, other_field)
   getmetatable(world).__tostring = describe
   return world
 end
@@ -399,6 +403,8 @@ end
 local OTHERWISE = {
   init_process_group = 'dist.init', destroy_process_group = 'dist.leave', get_rank = 'dist.rank',
   get_world_size = 'dist.world_size', is_initialized = 'dist.info().initialized',
+  reduce = 'dist.all_reduce', all_gather_into_tensor = 'dist.all_gather(out, t)',
+  reduce_scatter_tensor = 'dist.reduce_scatter(out, input)',
 }
 
 return namespace('dist', dist, nil, util.merged(planned.collectives, {

@@ -5,6 +5,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local planned = require 'moonshard.planned'
 local util = require 'moonshard.util'
 
 local errors = {}
@@ -120,6 +121,10 @@ function errors.nearest(word, known)
 end
 
 local function unknown_option(what, key, names)
+  local later = planned.options[what:match('%S*$')] -- also of 'a parameter group of optim.Adam'
+  if later and later[key] then
+    errors.raise('NotImplementedError', "%s: option '%s' is not supported yet", what, key)
+  end
   local near = type(key) == 'string' and errors.nearest(key, names)
   errors.raise('ValueError', "%s: unknown option '%s'%s", what,
     type(key) == 'number' and tostring(key) or type(key) == 'string' and key:sub(1, 80)
@@ -171,8 +176,8 @@ local function check_values(what, given, known)
   end
 end
 
---- Check an options table: unknown keys raise and name the nearest known one; where `known` says
---- what an option must be, so does a wrong value.
+--- Check an options table: unknown keys raise and name the nearest known one, or that they are
+--- planned; where `known` says what an option must be, so does a wrong value.
 ---@param what string      names the function in the error
 ---@param given table?     nil means no options
 ---@param known string[]|table<string, string|string[]>  names; or by name a check of

@@ -21,7 +21,9 @@ local ms = {
   class = require 'moonshard.class',
   errors = namespace('ms.errors', util.merged(errors)),
   ops = namespace('ms.ops', util.merged(ops), nil, planned.functions),
-  autograd = namespace('ms.autograd', util.merged(autograd)),
+  autograd = namespace('ms.autograd', util.merged(autograd), nil, planned.autograd, function(name)
+    return name == 'grad' and 'write loss:backward() and p:grad()' or nil
+  end),
 }
 
 for _, name in ipairs(dtype.names) do
@@ -132,7 +134,12 @@ local OTHERWISE = {
   zeros_like = 'ms.zeros(t:shape())', ones_like = 'ms.ones(t:shape())',
   seed = 'ms.manual_seed(seed)',
   save = 'ms.checkpoint.save', load = 'ms.checkpoint.load', distributed = 'ms.dist',
+  amp = 'ms.fsdp.FSDP(m, { mixed_precision = { param_dtype = ms.bf16 } })',
+  profiler = 'ms.time(), ms.memory() and ms.dist.wait_seconds()',
+  set_num_threads = 'ms.dist.init { ranks = n }, which is one thread each',
 }
+
+OTHERWISE.autocast = OTHERWISE.amp
 
 -- Where names of torch stand.
 local function instead(name)
@@ -146,4 +153,4 @@ local function instead(name)
 end
 
 return namespace('ms', ms, lazy, util.merged(planned.functions,
-  util.merged(planned.creation, planned.places)), instead)
+  util.merged(planned.creation, util.merged(planned.places, planned.rooms))), instead)

@@ -17,7 +17,7 @@ local function close_forward(cls)
 end
 
 --- Make `members` refuse names it does not have: KeyError names the nearest one, and
---- NotImplementedError what is planned.
+--- NotImplementedError what is planned; both say what to write instead where `instead` knows.
 ---@generic T: table
 ---@param name string  what scripts call it
 ---@param members T
@@ -46,8 +46,9 @@ local function namespace(name, members, lazy, planned, instead)
         rawset(members, key, value)
         return value
       elseif planned[key] then
-        errors.raise('NotImplementedError', '%s.%s: %s is not supported yet', name, key,
-          planned[key])
+        local other = instead and instead(key)
+        errors.raise('NotImplementedError', '%s.%s: %s is not supported yet%s', name, key,
+          planned[key], other and '; ' .. other or '')
       end
       key = tostring(key)
       missing(name, key, util.sorted_keys(util.merged(lazy, members)), instead and instead(key))

@@ -30,6 +30,17 @@ planned.places = {
   cuda = 'CUDA', nccl = 'NCCL', compile = 'compile', f16 = 'f16', float16 = 'f16', half = 'f16',
 }
 
+--- Rooms and switches of torch, in `ms`.
+planned.rooms = {
+  amp = 'autocast', autocast = 'autocast', GradScaler = 'loss scaling', profiler = 'a profiler',
+  set_num_threads = 'more than one thread a rank', utils = 'activation checkpointing',
+}
+
+--- In `ms.autograd`.
+planned.autograd = {
+  grad = 'a gradient that is returned', Function = 'an operation with a backward of its own',
+}
+
 planned.layers = names [[
   AvgPool2d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d BatchNorm3d Conv1d Conv2d Conv3d
   Flatten GRU GroupNorm HuberLoss Identity L1Loss LSTM LeakyReLU LogSoftmax MaxPool2d ModuleDict
@@ -39,7 +50,23 @@ planned.layers = names [[
 
 planned.optimizers = names [[Adadelta Adagrad Adamax LBFGS NAdam RAdam RMSprop]]
 
-planned.collectives = names [[all_to_all gather irecv isend recv scatter send]]
+planned.collectives = names [[all_to_all gather irecv isend recv reduce scatter send]]
+for name in pairs(names [[
+  all_gather_object broadcast_object_list gather_object scatter_object_list
+]]) do
+  planned.collectives[name] = 'a collective of objects'
+end
+
+--- Options that layers, optimizers and functions take in PyTorch, by what messages call these.
+planned.options = {
+  ['nn.CrossEntropyLoss'] = names 'label_smoothing weight',
+  ['nn.Embedding'] = names 'max_norm padding_idx',
+  ['optim.Adam'] = names 'amsgrad', ['optim.AdamW'] = names 'amsgrad',
+  generate = names 'repetition_penalty top_p',
+}
+
+--- Numbers in files of tokens.
+planned.token_types = names 'i16 i32 int16 int32 u16 u32 uint16 uint32'
 
 --- In `data`: batches of anything but windows of tokens.
 planned.datasets = names [[

@@ -253,7 +253,8 @@ static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, 
         msi_warn("UserWarning",
                  "the model is a patchwork: each rank keeps its own part of first values that "
                  "differ between the ranks (parameter '%s': rank %d has another seed or rule than "
-                 "rank 0); give all ranks one seed, or pass sync_module_states once it is there",
+                 "rank 0); give all ranks one seed, or load one state dict on all of them "
+                 "(sync_module_states is not supported yet)",
                  name, (int)q);
     }
     *warned = true;

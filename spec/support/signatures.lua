@@ -16,7 +16,8 @@ signatures.of = of
 signatures.raises = {
   ['ms.error'] = true, ['ms.errors.raise'] = true, ['ms.errors.check'] = true,
   ['ms.nn.Module:forward'] = true, ['ms.nn.Module:to'] = true, ['ms.nn.Module:cuda'] = true,
-  ['ms.nn.Module:half'] = true, ['ms.fsdp.FSDP:register_comm_hook'] = true,
+  ['ms.nn.Module:half'] = true, ['ms.nn.Module:compile'] = true,
+  ['ms.fsdp.FSDP:register_comm_hook'] = true,
   ['ms.optim.Optimizer'] = true,
 }
 

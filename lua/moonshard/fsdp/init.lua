@@ -28,11 +28,26 @@ local OTHERWISE = {
   BackwardPrefetch = "fsdp.FSDP(m, { backward_prefetch = 'BACKWARD_PRE' })",
 }
 
-return namespace('fsdp', fsdp, nil, {
+local planned = {
   fully_shard = 'fully_shard (per-parameter sharding)',
   MixedPrecisionPolicy = 'fully_shard (per-parameter sharding)',
   OffloadPolicy = 'CPU offload', CPUOffload = 'CPU offload', CPUOffloadPolicy = 'CPU offload',
   ShardedGradScaler = 'loss scaling',
-}, function(name)
+  HYBRID_SHARD = 'hybrid sharding', _HYBRID_SHARD_ZERO2 = 'hybrid sharding',
+  checkpoint_wrapper = 'activation checkpointing', CheckpointImpl = 'activation checkpointing',
+  apply_activation_checkpointing = 'activation checkpointing',
+}
+
+for name, other in next, {
+  set_state_dict_type = 'model:state_dict()', state_dict_type = 'model:state_dict()',
+  StateDictType = 'model:state_dict()',
+  FullStateDictConfig = 'model:state_dict { rank0_only = true }',
+  ShardedStateDictConfig = 'ms.checkpoint.save', LocalStateDictConfig = 'ms.checkpoint.save',
+  optim_state_dict = 'ms.checkpoint.save', optim_state_dict_to_load = 'ms.checkpoint.load',
+} do
+  planned[name], OTHERWISE[name] = 'a choice of state dicts', other
+end
+
+return namespace('fsdp', fsdp, nil, planned, function(name)
   return OTHERWISE[name] and 'write ' .. OTHERWISE[name]
 end)

@@ -22,8 +22,10 @@ local lazy = {
   init = 'moonshard.nn.rules',
 }
 
+local REPLICATED = "write ms.fsdp.FSDP(m, { sharding_strategy = 'NO_SHARD' })"
+
 local OTHERWISE = {
-  DistributedDataParallel = "write ms.fsdp.FSDP(m, { sharding_strategy = 'NO_SHARD' })",
+  DistributedDataParallel = REPLICATED, DataParallel = REPLICATED, parallel = REPLICATED,
   Parameter = "a module declares one: self:param('name', { sizes }, nn.init.ones())",
   functional = 'functions stand in ms.ops',
   utils = 'write model:clip_grad_norm_(), or ms.optim.clip_grad_norm_(params, max_norm)',

@@ -547,7 +547,8 @@ function Module:__tostring()
 end
 
 -- What scripts for PyTorch say of a model first. Its layers take a dtype when they are made.
-for name, what in next, { to = 'moving or casting a model', cuda = 'CUDA', half = 'f16' } do
+for name, what in next, { to = 'moving or casting a model', cuda = 'CUDA', half = 'f16',
+  compile = 'compile' } do
   Module[name] = function(self, _)
     errors.raise('NotImplementedError', '%s:%s: %s is not supported yet', self._name, name, what)
   end

@@ -128,7 +128,7 @@ end
 
 for _, name in ipairs {
   'children', 'eval', 'hash', 'materialize', 'modules', 'named_buffers', 'named_children',
-  'num_parameters', 'path', 'to', 'cuda', 'half',
+  'num_parameters', 'path', 'to', 'cuda', 'half', 'compile',
 } do
   on_module(name)
 end
