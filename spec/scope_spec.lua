@@ -196,6 +196,84 @@ describe('a coroutine', function()
   end)
 end)
 
+describe('what a failing scope puts back', function()
+  local function counter()
+    return { n = 0, _undo = function(self, n) self.n = n end }
+  end
+
+  local function count(object)
+    scope.run('count', function()
+      scope.on_failure(object, object.n)
+      object.n = object.n + 1
+    end)
+  end
+
+  -- A program of scopes in scopes, about one in three of which fails and is caught. Gives how often
+  -- it counted.
+  local function program(objects, random, levels)
+    local before, done = {}, 0
+    for i, object in ipairs(objects) do
+      before[i] = object.n
+    end
+    local fails = random() < 1 / 3
+    local ok = pcall(scope.run, 'part', function()
+      for _ = 1, 8 do
+        if levels > 0 and random() < 0.5 then
+          done = done + program(objects, random, levels - 1)
+        end
+        for _ = 1, 8 do
+          count(objects[math.floor(random() * #objects) + 1])
+          done = done + 1
+        end
+      end
+      if fails then
+        error('planned', 0)
+      end
+    end)
+    assert.equal(not fails, ok)
+    for i, object in ipairs(objects) do
+      if fails then
+        assert.equal(before[i], object.n)
+      end
+    end
+    return done
+  end
+
+  it('is what was there when it opened, of scopes inside it that ended well or not', function()
+    local state = 1
+    local function random() -- the same on every machine
+      state = state * 16807 % 2147483647
+      return state / 2147483647
+    end
+    local done = 0
+    for _ = 1, 20 do
+      local objects = { counter(), counter(), counter() }
+      done = done + program(objects, random, 4)
+    end
+    assert.is_true(done > 20000, done)
+  end)
+
+  it('does not grow with the calls in an open scope', function()
+    local drop, x, other = ms.nn.Dropout(0.5), ms.ones(2), counter()
+    local function used()
+      collectgarbage()
+      collectgarbage()
+      return collectgarbage('count')
+    end
+    ms.scope(function()
+      drop(x)
+      local before = used()
+      for _ = 1, 20000 do
+        drop(x)
+        count(other)
+      end
+      local grown = used() - before
+      assert.is_true(grown < 128, grown .. ' KB')
+    end)
+    assert.equal(20000, other.n)
+  end)
+end)
+
 describe('an error between any two instructions', function()
   local function assert_clean()
     assert(B.C.ms_scope_depth() == 0 and B.state.depth == 0, 'a scope is open')

@@ -75,25 +75,67 @@ local function close()
   end
 end
 
--- What a scope that fails takes back: objects in the order in which they said so.
-local undo, n_undo = {}, 0
+-- [Note: undoing] What objects held when a scope that may fail first saw them, oldest first: entry
+-- i says that `objects[i]:_undo(as[i], bs[i])` puts it back, and that the innermost open scope it
+-- counts for is at depth `depths[i]`; when that one ends well, the one around it takes over.
+-- Entries are put back latest first, so only the first that a scope has of an object counts; the
+-- others are dropped now and then. An error may come between any two instructions: no entry is ever
+-- half made, and to put back what another entry puts back again does no harm.
+local FEW = 1024
+local n_entries, most = 0, FEW
+local objects, as, bs, depths = {}, {}, {}, {}
 
---- When a scope that is open now ends by an error, call `object:_undo()`: what was done must not
---- count then. Latest first, once.
-function scope.on_failure(object)
-  if state.depth > 0 then
-    n_undo = n_undo + 1
-    undo[n_undo] = object
+local function put(i, object, a, b, depth)
+  objects[i], as[i], bs[i], depths[i] = object, a, b, depth
+end
+
+-- Drop the entries that do not count.
+local function condense()
+  local n, seen, depth = 0, nil, nil
+  for i = 1, n_entries do
+    if depths[i] ~= depth then
+      seen, depth = {}, depths[i]
+    end
+    if not seen[objects[i]] then
+      seen[objects[i]], n = true, n + 1
+      put(n, objects[i], as[i], bs[i], depth)
+    end
+  end
+  for i = n_entries, n + 1, -1 do
+    n_entries = i - 1
+    put(i)
+  end
+  most = math.max(FEW, 2 * n)
+end
+
+--- When a scope that is open now ends by an error, call `object:_undo(a, b)`: what is done from now
+--- on must not count then. To be called before it is done.
+---@param a any  what the object holds now
+---@param b any
+function scope.on_failure(object, a, b)
+  local depth = state.depth
+  if depth > 0 then
+    if n_entries >= most then
+      condense()
+    end
+    put(n_entries + 1, object, a, b, depth)
+    n_entries = n_entries + 1
   end
 end
 
--- Forget all but the first `mark`.
-local function settle(mark, failed)
-  for i = n_undo, mark + 1, -1 do
-    local object = undo[i]
-    undo[i], n_undo = nil, i - 1
-    if failed then
-      object:_undo()
+-- The scopes deeper than `depth` have ended.
+local function settle(depth, failed)
+  for i = n_entries, 1, -1 do
+    if depths[i] <= depth then
+      return
+    elseif failed then
+      objects[i]:_undo(as[i], bs[i])
+    elseif depth > 0 then
+      depths[i] = depth
+    end
+    if failed or depth == 0 then
+      n_entries = i - 1
+      put(i)
     end
   end
 end
@@ -170,17 +212,17 @@ trace.mark(body, 4)
 
 -- After a failure C says what is open: an error between any two instructions may have come between
 -- it and `state`.
-local function leave(depth, mark, ok, ...)
+local function leave(depth, ok, ...)
   if not ok then
     n_found = 0
-    settle(mark, true)
+    settle(depth, true)
     while C.ms_scope_depth() > depth do
       C.ms_scope_close(refs, 0)
     end
     state.depth = depth
     error((...), 0)
-  elseif depth == 0 and n_undo > 0 then
-    settle(0, false)
+  elseif n_entries > 0 then
+    settle(depth, false)
   end
   return ...
 end
@@ -193,9 +235,9 @@ end
 function scope.run(name, fn, ...)
   local n = select('#', ...)
   if n > MOST then
-    return leave(state.depth, n_undo, xpcall(body, on_error, name, fn, n, (...), { ... }))
+    return leave(state.depth, xpcall(body, on_error, name, fn, n, (...), { ... }))
   end
-  return leave(state.depth, n_undo, xpcall(body, on_error, name, fn, n, ...))
+  return leave(state.depth, xpcall(body, on_error, name, fn, n, ...))
 end
 
 --- Take a tensor out of its scope: it lives as long as the script holds it.

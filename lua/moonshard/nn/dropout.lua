@@ -55,18 +55,18 @@ function Dropout:forward(x)
   elseif training ~= true then -- a field that exists is assigned without a look
     arguments.refuse(self._name, 'training', training, 'true or false')
   end
+  scope.on_failure(self, self._epoch, self._calls)
   local epoch = parameter.sample_epoch()
   if epoch ~= self._epoch then
     self._epoch, self._calls = epoch, 0
   end
   local call = self._calls
   self._calls = call + 1
-  scope.on_failure(self)
   return ops.dropout(x, self.p, self._site, call)
 end
 
-function Dropout:_undo()
-  self._calls = math.max(self._calls - 1, 0) -- 0: another micro-batch has begun since
+function Dropout:_undo(epoch, calls)
+  self._epoch, self._calls = epoch, calls
 end
 
 --- How often it ran in this micro-batch.
