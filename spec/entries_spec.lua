@@ -122,6 +122,24 @@ describe('entries of a tensor', function()
     end
   end)
 
+  it('of results of recorded ops are written through a detached tensor, as the error says',
+    function()
+      local w = ms.tensor({ 1, 2 }, { requires_grad = true })
+      for _, fn in ipairs {
+        function(t) t[1] = 5 end,
+        function(t) t:fill_(5) end,
+        function(t) t:copy_(ms.ones(2)) end,
+        function(t) t:add_(1) end,
+      } do
+        local result = w * 2
+        checks.raises('RuntimeError', 'writing into it is not differentiable; write to t:detach()',
+          fn, result)
+        assert.same({ 2, 4 }, result:totable())
+        fn(result:detach())
+        assert.are_not.same({ 2, 4 }, result:totable())
+      end
+    end)
+
   it('take values whose gradient nobody can miss', function()
     local w, out = ms.tensor({ 1, 2, 3 }, { requires_grad = true }), ms.zeros(2, 3)
     out[1] = (w * w):detach()

@@ -263,7 +263,7 @@ end
 
 -- -- writing in place ----------------------------------------------------------------------------
 -- Never differentiated: while ops are recorded, writing into what requires grad is a RuntimeError;
--- ms.no_grad(function() ... end) writes into leaves.
+-- ms.no_grad(function() ... end) writes into leaves, t:detach() into results of recorded ops too.
 
 --- Overwrite every element. Integers hold whole numbers of their range (ValueError otherwise).
 ---@param value number|boolean

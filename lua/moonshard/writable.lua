@@ -1,5 +1,6 @@
 --- May a script write into a tensor now? Writes are not recorded; so while operators are, what
---- requires grad is not written. (The runtime refuses results of operators at any time.)
+--- requires grad is not written. (The runtime refuses results of operators at any time, so nothing
+--- but t:detach() writes into one.)
 
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.errors'
@@ -19,7 +20,7 @@ return function(t, what, i)
   calls.tensor_describe(t, info)
   if info.requires_grad then
     errors.raise('RuntimeError', '%s: the tensor requires grad, and writing into it is not '
-      .. 'differentiable; write inside ms.no_grad(function() ... end), or to t:detach()',
-      what:format(i))
+      .. 'differentiable; write %sto t:detach()', what:format(i),
+      info.is_leaf and 'inside ms.no_grad(function() ... end), or ' or '')
   end
 end
