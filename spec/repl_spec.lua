@@ -103,8 +103,8 @@ describe('the prompt', function()
   it('reads on after an interrupt of what reads', function()
     local output = scripts.shell([[sh -c '
       out=$(mktemp)
-      { echo "k = io.popen(\"sleep 0.1; kill -INT \" .. io.open(\"/proc/self/stat\"):read(\"*n\"))"
-        echo "io.read(\"*l\")"
+      { echo "pid = io.open(\"/proc/self/stat\"):read(\"*n\")"
+        echo "k = io.popen(\"sleep 0.1; kill -INT \" .. pid) io.read(\"*l\")"
         for i in $(seq 100); do grep -q interrupted $out && break; sleep 0.05; done
         echo "41 + 1"
       } | bindings/moonshard repl >$out
