@@ -538,9 +538,10 @@ function checkpoint.read_safetensors(path)
   return sd
 end
 
---- Write tensors by name as one safetensors file. Not collective: each rank that calls it writes what
---- it has (of sharded parameters its own part); of several that write one path the last wins. So one
---- rank calls it, or each with a path of its own; export() writes whole models.
+--- Write tensors by name as one safetensors file. Not collective: each rank that calls it
+--- writes what it has (of sharded parameters its own part); of several that write one path the
+--- last wins. So one rank calls it, or each with a path of its own; export() writes whole
+--- models.
 ---@param path string  a regular file there is replaced, of a link its target; nothing else is
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 function checkpoint.write_safetensors(path, sd)
