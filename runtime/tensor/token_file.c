@@ -5,9 +5,10 @@
  * rank the size of its data, and looking at the file before each read would put system calls into
  * every step and still be too early. So a handler takes the signal for mappings of ours: it puts
  * zeros in place of what is lost, notes that and says it, as ops that read cannot fail for it.
- * Faults elsewhere go to the handler that was there before. But a page that is only cut reads as zeros, without a signal. So whoever has taken
- * windows looks at one byte near the end of the file: its last one that is not zero. Any cut that
- * loses more than zeros takes it along, by the signal or by making it zero. */
+ * Faults elsewhere go to the handler that was there before. But a page that is only cut reads as
+ * zeros, without a signal. So whoever has taken windows looks at one byte near the end of the file:
+ * its last one that is not zero. Any cut that loses more than zeros takes it along, by the signal
+ * or by making it zero. */
 #include "token_file.h"
 #include "moonshard/data.h"
 

@@ -226,7 +226,8 @@ static void test_tensor_data__a_file_that_shrinks_is_said_once(void **state)
         ms_tensor *tokens = token_file("shorter.bin", N), *other = token_file("also.bin", N);
         double values[N], more[N];
 
-        if (freopen(said_at, "w", stderr) == NULL || truncate(temp_path("shorter.bin"), 4096) != 0 ||
+        if (freopen(said_at, "w", stderr) == NULL ||
+            truncate(temp_path("shorter.bin"), 4096) != 0 ||
             truncate(temp_path("also.bin"), 0) != 0) {
             _exit(1);
         }
