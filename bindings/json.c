@@ -180,8 +180,8 @@ static json_t *write_value(lua_State *L, int depth, mistake *m)
         if (!isfinite(number)) {
             return wrong(m, "ValueError", "JSON has no number for %s", lua_tostring(L, -1));
         }
-        return number == floor(number) && fabs(number) < 0x1p53 ? json_integer((json_int_t)number)
-                                                                : json_real(number);
+        return number == floor(number) && fabs(number) <= 0x1p53 ? json_integer((json_int_t)number)
+                                                                 : json_real(number);
     case LUA_TSTRING:
         text = lua_tolstring(L, -1, &n);
         out = json_stringn(text, n);

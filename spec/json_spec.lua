@@ -8,7 +8,7 @@ describe('json', function()
       json.encode { d = json.null, c = {}, b = 'x\n"', a = { 1, 2.5, true } })
     assert.equal('[]', json.encode(setmetatable({}, json.array)))
     assert.equal('0.10000000000000001', json.encode(0.1))
-    assert.equal('9007199254740991', json.encode(2 ^ 53 - 1))
+    assert.equal('9007199254740992', json.encode(2 ^ 53))
   end)
 
   it('reads what it wrote', function()

@@ -36,6 +36,15 @@ describe('a manager of checkpoints', function()
     assert.is_false(pcall(checkpoint.read_meta, root .. '/step-00000002'))
   end)
 
+  it('takes every step that a number holds', function()
+    local manager = checkpoint.Manager { root = root }
+    assert.equal(root .. '/step-9007199254740992', save(manager, 2 ^ 53))
+    assert.equal(2 ^ 53, manager:resume({ model = model }).step)
+    save(manager, 2 ^ 53 - 1)
+    assert.is_truthy(warnings:find('was saved last, with step 9007199254740991, though '
+      .. 'step-9007199254740992 has step 9007199254740992', 1, true))
+  end)
+
   it('leaves checkpoints alone that bear other names', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     save(manager, 1)

@@ -192,6 +192,24 @@ local function loads(name)
   end) }
 end
 
+local function keeps(n)
+  return { before_step = before(2, function(model)
+    local manager = ms.checkpoint.Manager { root = folder, keep = n }
+    for step = 1, 3 do
+      manager:save { step = step, model = model }
+    end
+  end) }
+end
+
+-- Full values, of which a rank may take none.
+local function gathers(rank0_only)
+  return { before_step = before(2, function(model)
+    local sd = model:state_dict { rank0_only = rank0_only }
+    assert(#sd == (rank0_only and ms.dist.rank() > 0 and 0 or 6))
+    fsdp.summon_full_params(model, { rank0_only = rank0_only, writeback = false }, nothing)
+  end) }
+end
+
 -- A module without parameters in the place of the dropout.
 local function holding(make)
   return function()
@@ -737,6 +755,10 @@ local LEGAL = {
   end }, 'it sees its own rows' },
   { 'the text to go on from', { last = writes(2, {}, { 3, 4, 5 }) },
     'ranks have different data; only collectives must fit', nil, WRITER },
+  { 'how many checkpoints they keep', keeps(1), 'rank 0 removes the old ones, as it was told', nil,
+    keeps(2) },
+  { 'who takes the full values', gathers(true), 'all gather them, and what a rank does with its '
+    .. 'copy is its own business', nil, gathers(false) },
   { 'how tokens are drawn', { last = writes(2, { temperature = 0, top_k = 3, seed = 4 }) },
     "all compute the logits, and who draws from them how is nobody else's business", nil, WRITER },
 }

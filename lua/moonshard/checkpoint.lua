@@ -436,7 +436,7 @@ end
 local Manager = class('checkpoint.Manager')
 checkpoint.Manager = Manager
 
----@param opts { root: string, keep?: integer }  keep: how many (default 2)
+---@param opts { root: string, keep?: integer }  keep: how many (default 2); rank 0's counts
 function Manager:init(opts)
   opts = errors.options(self._name, opts, { 'root', 'keep' })
   check_path(self._name, 'root', opts.root)

@@ -4,10 +4,11 @@
  * short, a disk fails) is SIGBUS, and ends the process. Holding a copy instead would cost every
  * rank the size of its data, and looking at the file before each read would put system calls into
  * every step and still be too early. So a handler takes the signal for mappings of ours: it puts
- * zeros in place of what is lost and notes that. Faults elsewhere go to the handler that was there
- * before. But a page that is only cut reads as zeros, without a signal. So whoever has taken
- * windows looks at one byte near the end of the file: its last one that is not zero. Any cut that
- * loses more than zeros takes it along, by the signal or by making it zero. */
+ * zeros in place of what is lost, notes that and says it, as ops that read cannot fail for it.
+ * Faults elsewhere go to the handler that was there before. But a page that is only cut reads as
+ * zeros, without a signal. So whoever has taken windows looks at one byte near the end of the file:
+ * its last one that is not zero. Any cut that loses more than zeros takes it along, by the signal
+ * or by making it zero. */
 #include "token_file.h"
 #include "moonshard/data.h"
 
@@ -20,11 +21,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { MAX_MAPPINGS = 256 };
 
-/* What the handler may look at; `path` is not for it. */
+/* What the handler may look at. */
 typedef struct mapping {
     atomic_bool taken;
     atomic_uintptr_t begin, end; /* end 0: not mapped */
@@ -32,7 +34,7 @@ typedef struct mapping {
     const volatile char *last; /* byte other than 0 of the last page; the page's first if none is */
     bool last_is_zero;
     int64_t nbytes;
-    char *path;
+    char *path; /* while it is mapped */
 } mapping;
 
 /* An action that was there before ours. Kept for good, as a handler may be reading it. */
@@ -52,6 +54,22 @@ static atomic_int passing_on[16];
 /* -- the handler: nothing here but what is safe in one ------------------------------------------
  */
 
+/* A warning without what is not for a handler; in one piece, as others print too. */
+static void say_lost(const mapping *m)
+{
+    static const char before_path[] = "moonshard: UserWarning: '",
+                      after_path[] = "' is shorter than when it was mapped, or cannot be read any "
+                                     "more: what is lost reads as zeros\n";
+    const struct iovec pieces[] = {
+        {.iov_base = (void *)(uintptr_t)before_path, .iov_len = sizeof(before_path) - 1},
+        {.iov_base = m->path, .iov_len = strlen(m->path)},
+        {.iov_base = (void *)(uintptr_t)after_path, .iov_len = sizeof(after_path) - 1},
+    };
+    const ssize_t written = writev(STDERR_FILENO, pieces, MSI_COUNT(pieces));
+
+    (void)written; /* nobody else can be told */
+}
+
 static bool put_zeros(uintptr_t at)
 {
     for (int i = 0; i < MAX_MAPPINGS; i++) {
@@ -62,7 +80,9 @@ static bool put_zeros(uintptr_t at)
         /* read once more: another thread may be putting another file in place of one that is gone
          */
         if (at < end && at >= atomic_load(&m->begin) && atomic_load(&m->end) == end) {
-            atomic_store(&m->lost, true);
+            if (!atomic_exchange(&m->lost, true)) {
+                say_lost(m);
+            }
             return mmap((void *)page, end - page, PROT_READ,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
         }

@@ -211,6 +211,52 @@ static void test_tensor_data__a_fault_elsewhere_still_ends_the_process(void **st
     assert_int_equal(SIGBUS, WTERMSIG(status));
 }
 
+/* An op knows nothing of files and cannot fail for one: who reads zeros for tokens is told. */
+static void test_tensor_data__a_file_that_shrinks_is_said_once(void **state)
+{
+    enum { N = 64 << 10 };
+    char said_at[256], said[1000] = "";
+    int status;
+
+    (void)state;
+    snprintf(said_at, sizeof(said_at), "%s", temp_path("said.txt")); /* temp_path's is reused */
+    pid_t child = fork();
+
+    if (child == 0) {
+        ms_tensor *tokens = token_file("shorter.bin", N), *other = token_file("also.bin", N);
+        double values[N], more[N];
+
+        if (freopen(said_at, "w", stderr) == NULL ||
+            truncate(temp_path("shorter.bin"), 4096) != 0 ||
+            truncate(temp_path("also.bin"), 0) != 0) {
+            _exit(1);
+        }
+        for (int i = 0; i < 2; i++) {
+            if (ms_tensor_to_doubles(tokens, values, N) != MS_OK ||
+                ms_tensor_to_doubles(other, more, N) != MS_OK) {
+                _exit(2);
+            }
+        }
+        _exit(values[4095] == 255 && values[N - 1] == 0 && more[1] == 0 ? 0 : 3);
+    }
+    assert_int_equal(child, waitpid(child, &status, 0));
+    assert_true(WIFEXITED(status));
+    assert_int_equal(0, WEXITSTATUS(status));
+    FILE *f = fopen(said_at, "r");
+
+    assert_non_null(f);
+    said[fread(said, 1, sizeof(said) - 1, f)] = '\0';
+    fclose(f);
+    const char *first = strstr(said, "shorter.bin' is shorter than when it was mapped");
+    const char *second = strstr(said, "also.bin' is shorter than when it was mapped");
+
+    assert_memory_equal(said, "moonshard: UserWarning: '", 25);
+    assert_true(first != NULL && second > first);
+    assert_null(strstr(first + 1, "shorter.bin'"));
+    assert_null(strstr(second + 1, "also.bin'"));
+    assert_int_equal('\n', said[strlen(said) - 1]);
+}
+
 /* Another library's handler, which asks the one it found when it does not know a fault. */
 static struct sigaction found;
 static pthread_barrier_t both_fault;
@@ -490,6 +536,7 @@ int main(void)
         cmocka_unit_test(test_tensor_data__names_what_is_wrong_with_a_file),
         cmocka_unit_test(test_tensor_data__takes_nothing_but_regular_files),
         cmocka_unit_test(test_tensor_data__a_file_that_shrinks_is_an_error),
+        cmocka_unit_test(test_tensor_data__a_file_that_shrinks_is_said_once),
         cmocka_unit_test(test_tensor_data__a_file_cut_within_a_page_is_an_error),
         cmocka_unit_test(test_tensor_data__zeros_at_the_end_of_a_file_are_tokens_too),
         cmocka_unit_test(test_tensor_data__a_fault_elsewhere_still_ends_the_process),

@@ -11,8 +11,9 @@ extern "C" {
 /**
  * Map a file of tokens read-only, as a tensor of shape (n). Should the file become shorter, what is
  * gone reads as zeros, and ms_data_windows() and ms_data_digest() of the tensor fail from then on,
- * whichever tokens they take (unless nothing but zeros is gone): the first call puts a handler for
- * SIGBUS in front of the process's own. What others write into the file meanwhile is read.
+ * whichever tokens they take (unless nothing but zeros is gone). Others only read, and when a page
+ * is gone it is said once on stderr. The first call puts a handler for SIGBUS in front of the
+ * process's own. What others write into the file meanwhile is read.
  * @param out    the caller owns `*out`; writing into it is MS_RUNTIME_ERROR
  * @param dtype  MS_DTYPE_U8 or MS_DTYPE_I64 (the machine's byte order)
  * @return MS_IO_ERROR with the system's reason, MS_FORMAT_ERROR when the file is empty or no
