@@ -75,25 +75,25 @@ local function close()
   end
 end
 
--- What a scope that fails takes back: objects in the order in which they said so.
-local undo, n_undo = {}, 0
+-- What a scope that fails takes back: objects, and what they gave, in the order in which they did.
+local undo, undo_with, n_undo = {}, {}, 0
 
---- When a scope that is open now ends by an error, call `object:_undo()`: what was done must not
+--- When a scope that is open now ends by an error, call `object:_undo(what)`: what was done must not
 --- count then. Latest first, once.
-function scope.on_failure(object)
+function scope.on_failure(object, what)
   if state.depth > 0 then
     n_undo = n_undo + 1
-    undo[n_undo] = object
+    undo[n_undo], undo_with[n_undo] = object, what
   end
 end
 
 -- Forget all but the first `mark`.
 local function settle(mark, failed)
   for i = n_undo, mark + 1, -1 do
-    local object = undo[i]
-    undo[i], n_undo = nil, i - 1
+    local object, what = undo[i], undo_with[i]
+    undo[i], undo_with[i], n_undo = nil, nil, i - 1
     if failed then
-      object:_undo()
+      object:_undo(what)
     end
   end
 end
