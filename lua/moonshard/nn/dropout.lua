@@ -12,8 +12,9 @@
 --- as one batch draws the same, and the same seed begins the same masks anew. Checkpoints of the
 --- module say how many those were.
 ---
---- What ran in a call that fails, or in an ms.scope that does, has not run: tried again, a step
---- draws the masks of one that never failed.
+--- What ran in a module call that fails, or in an ms.scope that does, has not run. So a step that is
+--- to be tried again runs in one, ms.scope(step), and then draws the masks of one that never failed.
+--- no_sync() and no_grad() are no scopes: what returned inside them has run, though they fail later.
 ---
 --- Touches: moonshard.nn.module, moonshard.ops, moonshard.samples, moonshard.scope,
 --- moonshard_ffi.parameter.
