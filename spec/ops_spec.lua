@@ -183,6 +183,8 @@ describe('operators', function()
     checks.close(x:log_softmax():totable(), x:log_softmax(-1))
     checks.close(x:log_softmax():totable(), x:log_softmax(2))
     checks.raises('IndexError', 'log_softmax: dimension 3 is out of range', x.log_softmax, x, 3)
+    checks.raises('ValueError', 'log_softmax: x has shape (), expected (..., C)', ops.log_softmax,
+      ms.tensor(3))
     x:requires_grad_()
     x:log_softmax(1)[1]:sum():backward() -- of the first row: 1 - p there, -p in the second
     checks.close({ { 0.75, 0.75 }, { -0.75, -0.75 } }, x:grad())
@@ -234,6 +236,10 @@ describe('operators', function()
     local first = q:narrow(3, 1, 1) -- counted from the first key, whatever their numbers are
     checks.close({ { { { 2 } } } }, ops.attention(first, q, v, { causal = true }))
     checks.raises('ValueError', "'scale' is 0", ops.attention, q, q, v, { scale = 0 })
+    for _, scale in ipairs { 0 / 0, math.huge, -math.huge } do
+      checks.raises('ValueError', 'expected a finite number', ops.attention, q, q, v,
+        { scale = scale })
+    end
     local qkv = ms.tensor { { { 0, 0, 2 }, { 0, 0, 4 } } }
     checks.close({ { { 2 }, { 3 } } }, ops.attention_packed(qkv, 1, { causal = true }))
   end)
@@ -244,6 +250,8 @@ describe('operators', function()
     assert.equal(a:hash(), ops.dropout(x, 0.5, ops.site('h.0.drop'), 0):hash())
     assert.not_equal(a:hash(), ops.dropout(x, 0.5, 'h.1.drop', 0):hash())
     assert.not_equal(a:hash(), ops.dropout(x, 0.5, 'h.0.drop', 1):hash())
+    checks.raises('ValueError', 'dropout: call is -1, expected 0 or more', ops.dropout, x, 0.5,
+      'h.0.drop', -1)
     local kept = 0
     for _, row in ipairs(a:totable()) do
       for _, value in ipairs(row) do

@@ -198,12 +198,12 @@ end)
 
 describe('what a failing scope puts back', function()
   local function counter()
-    return { n = 0, _undo = function(self, n) self.n = n end }
+    return { n = 0, _undo = function(self, key, n) self[key] = n end }
   end
 
   local function count(object)
     scope.run('count', function()
-      scope.on_failure(object, object.n)
+      scope.on_failure(object, 'n', object.n)
       object.n = object.n + 1
     end)
   end

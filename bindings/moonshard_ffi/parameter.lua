@@ -289,10 +289,10 @@ function parameter.stream_key(name, stream)
   return C.ms_stream_key(name, stream)
 end
 
---- Micro-batches begun so far: a new number is a new micro-batch.
----@return integer
-function parameter.sample_epoch()
-  return tonumber(C.ms_sample_epoch())
+--- What comes next are samples `first`, `first` + 1, ...
+---@param first integer  from 0
+function parameter.begin_samples(first)
+  B.check(C.ms_samples_begin(first))
 end
 
 --- The context's seed, in decimal: 64 bits do not fit a Lua number.

@@ -6,6 +6,7 @@ local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
+local samples = require 'moonshard.samples'
 
 local C, calls, state = B.C, B.calls, B.state
 
@@ -260,6 +261,7 @@ end
 function create.manual_seed(seed)
   parameter.set_seed(arguments.whole('manual_seed', 'seed', seed))
   state.stream = 0
+  samples.forget()
 end
 
 return create

@@ -173,7 +173,7 @@ function ops.layer_norm(x, w, bias, eps)
 end
 
 --- x - log(sum(exp(x))), the sum over one dimension.
----@param x ms.Tensor
+---@param x ms.Tensor  of one dimension or more
 ---@param dim? integer  default: the last
 ---@return ms.Tensor
 function ops.log_softmax(x, dim)
@@ -185,7 +185,7 @@ end
 
 ---@class ms.ops.AttentionOptions
 ---@field causal? boolean  position t sees s <= t only (default false)
----@field scale? number    default 1 / sqrt(D)
+---@field scale? number    finite, and not 0 (default 1 / sqrt(D))
 
 -- For C 0 stands for the default.
 local function scale(what, given)

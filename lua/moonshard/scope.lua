@@ -76,17 +76,29 @@ local function close()
 end
 
 -- [Note: undoing] What objects held when a scope that may fail first saw them, oldest first: entry
--- i says that `objects[i]:_undo(as[i], bs[i])` puts it back, and that the innermost open scope it
--- counts for is at depth `depths[i]`; when that one ends well, the one around it takes over.
--- Entries are put back latest first, so only the first that a scope has of an object counts; the
--- others are dropped now and then. An error may come between any two instructions: no entry is ever
--- half made, and to put back what another entry puts back again does no harm.
+-- i says that `objects[i]:_undo(keys[i], values[i])` puts it back, and that the innermost open scope
+-- it counts for is at depth `depths[i]`; when that one ends well, the one around it takes over.
+-- Entries are put back latest first, so only the first that a scope has of an object and key counts;
+-- the others are dropped now and then. An error may come between any two instructions: no entry is
+-- ever half made, and to put back what another entry puts back again does no harm.
 local FEW = 1024
 local n_entries, most = 0, FEW
-local objects, as, bs, depths = {}, {}, {}, {}
+local objects, keys, values, depths = {}, {}, {}, {}
 
-local function put(i, object, a, b, depth)
-  objects[i], as[i], bs[i], depths[i] = object, a, b, depth
+local function put(i, object, key, value, depth)
+  objects[i], keys[i], values[i], depths[i] = object, key, value, depth
+end
+
+-- Is it the first time that `object` and `key` are asked for?
+local function is_first(seen, object, key)
+  local seen_keys = seen[object]
+  if not seen_keys then
+    seen_keys = {}
+    seen[object] = seen_keys
+  end
+  local first = not seen_keys[key]
+  seen_keys[key] = true
+  return first
 end
 
 -- Drop the entries that do not count.
@@ -96,9 +108,9 @@ local function condense()
     if depths[i] ~= depth then
       seen, depth = {}, depths[i]
     end
-    if not seen[objects[i]] then
-      seen[objects[i]], n = true, n + 1
-      put(n, objects[i], as[i], bs[i], depth)
+    if is_first(seen, objects[i], keys[i]) then
+      n = n + 1
+      put(n, objects[i], keys[i], values[i], depth)
     end
   end
   for i = n_entries, n + 1, -1 do
@@ -108,17 +120,17 @@ local function condense()
   most = math.max(FEW, 2 * n)
 end
 
---- When a scope that is open now ends by an error, call `object:_undo(a, b)`: what is done from now
---- on must not count then. To be called before it is done.
----@param a any  what the object holds now
----@param b any
-function scope.on_failure(object, a, b)
+--- When a scope that is open now ends by an error, call `object:_undo(key, value)`: what is done from
+--- now on must not count then. To be called before it is done.
+---@param key any  what of the object
+---@param value any  what it is now
+function scope.on_failure(object, key, value)
   local depth = state.depth
   if depth > 0 then
     if n_entries >= most then
       condense()
     end
-    put(n_entries + 1, object, a, b, depth)
+    put(n_entries + 1, object, key, value, depth)
     n_entries = n_entries + 1
   end
 end
@@ -129,7 +141,7 @@ local function settle(depth, failed)
     if depths[i] <= depth then
       return
     elseif failed then
-      objects[i]:_undo(as[i], bs[i])
+      objects[i]:_undo(keys[i], values[i])
     elseif depth > 0 then
       depths[i] = depth
     end

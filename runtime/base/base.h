@@ -101,9 +101,6 @@ ms_context *msi_context(void);
 /** The thread's context if it has one, else NULL. */
 ms_context *msi_context_peek(void);
 
-/** A new micro-batch: its samples are `base`, `base` + 1, ... of all the samples there are. */
-void msi_sample_base_set(int64_t base);
-
 /* -- small things ------------------------------------------------------------------------------ */
 
 /** Value of an environment switch, or `fallback`. Read each time: for start-up, not hot paths. */

@@ -62,15 +62,21 @@ uint64_t ms_seed_get(void)
     return ctx != NULL ? ctx->seed : 0;
 }
 
-void msi_sample_base_set(int64_t base)
+ms_status ms_samples_begin(int64_t first)
 {
+    if (first < 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "samples_begin: the first sample is %lld, expected 0 or more",
+                       (long long)first);
+    }
     ms_context *ctx = msi_context();
 
-    if (ctx != NULL) {
-        ctx->sample_base = base;
-        ctx->sample_base_known = true;
-        ctx->sample_epoch++;
+    if (ctx == NULL) {
+        return MS_OUT_OF_MEMORY;
     }
+    ctx->sample_base = first;
+    ctx->sample_base_known = true;
+    ctx->sample_epoch++;
+    return MS_OK;
 }
 
 int64_t ms_sample_epoch(void)

@@ -137,7 +137,7 @@ ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, i
     MS_TRY(msi_tensor_begin_write(y, "data_windows"));
     const uint64_t key = stream(seed, (uint64_t)(sample / per_epoch));
 
-    msi_sample_base_set(sample);
+    MS_TRY(ms_samples_begin(sample));
     for (int64_t b = 0; b < rows; b++) {
         int64_t window =
             shuffle ? (int64_t)permute((uint64_t)(first + b), (uint64_t)n, key) : first + b;

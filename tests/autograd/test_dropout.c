@@ -21,14 +21,14 @@ static void test_autograd_dropout__masks_follow_the_sample(void **state)
 {
     double whole[MASK], half[MASK / 2];
 
-    msi_sample_base_set(8);
+    assert_ok(ms_samples_begin(8));
     mask_of(4, 0.3, 1, 0, whole);
     for (int part = 0; part < 2; part++) { /* two ranks of two samples each draw the same */
-        msi_sample_base_set(8 + 2 * part);
+        assert_ok(ms_samples_begin(8 + 2 * part));
         mask_of(2, 0.3, 1, 0, half);
         assert_memory_equal(half, whole + part * MASK / 2, sizeof(half));
     }
-    msi_sample_base_set(0);
+    assert_ok(ms_samples_begin(0));
 }
 
 static void test_autograd_dropout__masks_differ_in_all_else(void **state)
@@ -43,7 +43,7 @@ static void test_autograd_dropout__masks_differ_in_all_else(void **state)
         int equal = 0;
 
         ms_seed(change == 0 ? 2 : 1);
-        msi_sample_base_set(change == 1 ? SAMPLES : 0);
+        assert_ok(ms_samples_begin(change == 1 ? SAMPLES : 0));
         mask_of(SAMPLES, 0.5, change == 2 ? 2 : 1, change == 3 ? 1 : 0, other);
         for (int i = 0; i < MASK; i++) {
             equal += first[i] == other[i];
@@ -52,7 +52,7 @@ static void test_autograd_dropout__masks_differ_in_all_else(void **state)
         assert_in_range(equal, MASK / 2 - 135, MASK / 2 + 135);
     }
     ms_seed(0);
-    msi_sample_base_set(0);
+    assert_ok(ms_samples_begin(0));
 }
 
 static void test_autograd_dropout__keeps_the_mean(void **state)
@@ -80,9 +80,9 @@ static void test_autograd_dropout__repeats_its_mask_in_backward(void **state)
 
     assert_ok(ms_tensor_full(&ones, MS_DTYPE_F32, 2, shape, 1));
     assert_ok(ms_tensor_set_requires_grad(ones, true));
-    msi_sample_base_set(100);
+    assert_ok(ms_samples_begin(100));
     assert_ok(ms_op_dropout(&out, ones, 0.4, 3, 7));
-    msi_sample_base_set(0); /* what comes later must not matter */
+    assert_ok(ms_samples_begin(0)); /* what comes later must not matter */
     ms_seed(9);
     assert_ok(ms_backward(out, ones));
     assert_ok(ms_tensor_grad(&grad, ones));

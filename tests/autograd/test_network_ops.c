@@ -42,6 +42,21 @@ static void test_autograd_network_ops__name_the_shapes_that_do_not_fit(void **st
     assert_fails(MS_VALUE_ERROR, "eps is -1e-05", ms_op_layer_norm(&out, a, NULL, NULL, -1e-5));
     assert_fails(MS_VALUE_ERROR, "eps is nan", ms_op_layer_norm(&out, a, NULL, NULL, -NAN));
     assert_fails(MS_VALUE_ERROR, "eps is inf", ms_op_layer_norm(&out, a, NULL, NULL, INFINITY));
+    ms_tensor *q = FILLED(MS_DTYPE_F32, 1, 1, 1, 2, 2), *wide = FILLED(MS_DTYPE_F64, 1, 1, 1, 2, 2),
+              *qkv = FILLED(MS_DTYPE_BF16, 1, 1, 2, 6);
+
+    assert_fails(MS_VALUE_ERROR, "attention: scale is nan, expected a finite number",
+                 ms_op_attention(&out, q, q, q, true, NAN));
+    assert_fails(MS_VALUE_ERROR, "attention: scale is -1e+39, expected a finite number of f32",
+                 ms_op_attention(&out, q, q, q, true, -1e39));
+    assert_fails(MS_VALUE_ERROR, "attention_packed: scale is inf, expected a finite number",
+                 ms_op_attention_packed(&out, qkv, 1, true, INFINITY));
+    assert_null(out);
+    assert_ok(ms_op_attention(&out, wide, wide, wide, true, 1e39));
+    ms_tensor_free(out);
+    ms_tensor_free(qkv);
+    ms_tensor_free(wide);
+    ms_tensor_free(q);
     assert_fails(MS_VALUE_ERROR, "logits have shape (3, 5) and targets (4, 7)",
                  ms_op_cross_entropy(&out, a, b, -100, MS_REDUCTION_MEAN));
     assert_null(out);

@@ -270,12 +270,17 @@ static void test_base_context__closing_forgets_seed_and_samples(void **state)
 {
     (void)state;
     ms_seed(9);
-    msi_sample_base_set(40);
+    assert_ok(ms_samples_begin(40));
     assert_true(ms_seed_get() == 9);
     assert_int_equal(2, ms_sample_epoch()); /* a seed begins anew, too */
     ms_close();
     assert_true(ms_seed_get() == 0);
     assert_int_equal(0, ms_sample_epoch());
+    assert_int_equal(MS_VALUE_ERROR, ms_samples_begin(-1));
+    assert_string_equal("samples_begin: the first sample is -1, expected 0 or more",
+                        ms_error_message());
+    assert_int_equal(0, ms_sample_epoch());
+    ms_close();
 }
 
 int main(void)

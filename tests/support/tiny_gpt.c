@@ -176,7 +176,7 @@ ms_status tiny_micro_step(tiny_model *m, int64_t index, double *value)
     ms_status status;
 
     MS_TRY(ms_scope_open("micro step"));
-    msi_sample_base_set(index * TINY_ROWS);
+    MS_TRY_GOTO(ms_samples_begin(index * TINY_ROWS), done);
     MS_TRY_GOTO(tiny_batch(index, &ids, &targets), done);
     MS_TRY_GOTO(tiny_forward(m, ids, targets, &loss), done);
     MS_TRY_GOTO(ms_tensor_item(loss, value), done);

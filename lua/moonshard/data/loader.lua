@@ -2,8 +2,10 @@
 ---
 --- A step takes W ranks x m micro-batches of B rows. Micro-batch k of rank r is number i = r m + k
 --- of the step's W m, whatever W and m are, and holds samples i B .. i B + B - 1 of the step: so 1
---- rank with 4 micro-batches sees what 4 ranks with 1 see. Before each batch the loader tells
---- dropout the global number of its first sample. An epoch ends when no whole step is left.
+--- rank with 4 micro-batches sees what 4 ranks with 1 see. Each batch keeps the global number of its
+--- first sample, and modules that are called with it draw dropout's masks for those: when the batch
+--- was dealt, and what other loaders dealt since, does not matter. An epoch ends when no whole step
+--- is left.
 ---
 --- Rank and number of ranks are those of the job. `world_size = 1` inside a job deals all samples
 --- to each rank that asks (validation that every rank does alone). In a process without a job any
@@ -21,6 +23,7 @@ local errors = require 'moonshard.errors'
 local notes = require 'moonshard_ffi.notes'
 local runtime = require 'moonshard_ffi.data'
 local receiver = require 'moonshard.receiver'
+local samples = require 'moonshard.samples'
 
 ---@class ms.data.Loader
 ---@field batch integer
@@ -120,8 +123,10 @@ function Loader:next()
   local in_step = (self.rank * self.micro_batches + self._micro) * self.batch
   local x = create.empty({ self.batch, self.context }, { dtype = 'i64' })
   local y = create.empty({ self.batch, self.context }, { dtype = 'i64' })
-  runtime.windows(x, y, self.tokens, self._step * self.samples_per_step + in_step,
-    self.steps_per_epoch * self.samples_per_step, self.seed, self.shuffle)
+  local first = self._step * self.samples_per_step + in_step
+  runtime.windows(x, y, self.tokens, first, self.steps_per_epoch * self.samples_per_step,
+    self.seed, self.shuffle)
+  samples.deal(x, y, first)
   if self._shared then
     notes.numbers(dist.world(), 'batch of data.Loader', 'step micro_batch',
       { self._step, self._micro })

@@ -1,18 +1,23 @@
 --- Zeroes elements with probability p while training and divides the rest by 1 - p.
 ---
---- The mask is a function of seed, this module's path, how many times it ran in this micro-batch,
+--- The mask is a function of seed, this module's path, how many times it ran on this micro-batch,
 --- the global sample and the element: how samples are dealt to ranks does not change it.
 ---
---- A data.Loader says which samples a batch holds, and begins a micro-batch with each. Without one,
---- ranks are taken to have different samples, rank r's B rows being the samples r B .. r B + B - 1,
---- and all forwards since ms.manual_seed() are one micro-batch: so every forward draws new masks,
---- ranks draw different ones, one process that has all ranks' rows as one batch draws the same, and
---- the same seed begins the same masks anew. Checkpoints of the module say how many those were.
+--- A data.Loader says which samples a batch holds, and begins a micro-batch with each: a module that
+--- is called with the batch (x or y itself, its first argument) draws for those, whatever was dealt,
+--- run or seeded meanwhile; one that is called with anything else goes on with the batch that was
+--- dealt or run last. Without a loader, ranks are taken to have different samples, rank r's B rows
+--- being the samples r B .. r B + B - 1, and all forwards since ms.manual_seed() are one micro-batch:
+--- so every forward draws new masks, ranks draw different ones, one process that has all ranks' rows
+--- as one batch draws the same, and the same seed begins the same masks anew. Checkpoints of the
+--- module say how many those were.
 ---
---- What ran in a call that fails, or in an ms.scope that does, has not run: tried again, a step
---- draws the masks of one that never failed.
+--- What ran in a module call that fails, or in an ms.scope that does, has not run. So a step that is
+--- to be tried again runs in one, ms.scope(step), and then draws the masks of one that never failed.
+--- no_sync() and no_grad() are no scopes: what returned inside them has run, though they fail later.
 ---
---- Touches: moonshard.nn.module, moonshard.ops, moonshard.scope, moonshard_ffi.parameter.
+--- Touches: moonshard.nn.module, moonshard.ops, moonshard.samples, moonshard.scope,
+--- moonshard_ffi.parameter.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
@@ -20,6 +25,7 @@ local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
+local samples = require 'moonshard.samples'
 local scope = require 'moonshard.scope'
 
 ---@class ms.nn.Dropout: ms.nn.Module
@@ -38,7 +44,6 @@ function Dropout:init(p)
     errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %s',
       tostring(p))
   end
-  self._epoch, self._calls = -1, 0
   self:_take_stream()
 end
 
@@ -55,30 +60,27 @@ function Dropout:forward(x)
   elseif training ~= true then -- a field that exists is assigned without a look
     arguments.refuse(self._name, 'training', training, 'true or false')
   end
-  scope.on_failure(self, self._epoch, self._calls)
-  local epoch = parameter.sample_epoch()
-  if epoch ~= self._epoch then
-    self._epoch, self._calls = epoch, 0
-  end
-  local call = self._calls
-  self._calls = call + 1
+  local runs = samples.runs()
+  local call = runs[self] or 0
+  scope.on_failure(self, runs, call)
+  runs[self] = call + 1
   return ops.dropout(x, self.p, self._site, call)
 end
 
-function Dropout:_undo(epoch, calls)
-  self._epoch, self._calls = epoch, calls
+function Dropout:_undo(runs, call)
+  runs[self] = call
 end
 
 --- How often it ran in this micro-batch.
 ---@return integer
 function Dropout:_runs()
-  return self._epoch == parameter.sample_epoch() and self._calls or 0
+  return samples.runs()[self] or 0
 end
 
 --- Go on as if it had run `n` times in this micro-batch.
 ---@param n integer
 function Dropout:_continue(n)
-  self._epoch, self._calls = parameter.sample_epoch(), n
+  samples.runs()[self] = n
 end
 
 function Dropout:extra_repr()

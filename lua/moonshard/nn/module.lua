@@ -9,7 +9,7 @@
 --- module put into a model that has run, `model.head = nn.Linear(4, 2)`, has the first values of a
 --- model that was made with it; one that was called alone before that keeps its own.
 ---
---- Touches: moonshard.class, moonshard.errors, moonshard.scope, moonshard_ffi.parameter.
+--- Touches: moonshard.class, .errors, .samples, .scope, moonshard_ffi.parameter.
 
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
@@ -17,6 +17,7 @@ local fields = require 'moonshard.nn.fields'
 local hooks = require 'moonshard.nn.hooks'
 local once = require 'moonshard.once'
 local receiver = require 'moonshard.receiver'
+local samples = require 'moonshard.samples'
 local scope = require 'moonshard.scope'
 local surplus = require 'moonshard.surplus'
 local tree = require 'moonshard.nn.tree'
@@ -410,6 +411,7 @@ function Module:__call(...)
   if watched then
     tree.check_params(watched)
   end
+  samples.resume((...))
   if rawget(self, '_pre_hooks') or rawget(self, '_post_hooks') then
     return scope.run(self._scope, hooks.forward, self, ...)
   end

@@ -231,6 +231,16 @@ static const msi_op attention_op = {.name = "attention",
                                     .attrs_size = sizeof(attention_attrs),
                                     .n_saved = 5};
 
+/* Scores of f32 and bf16 are multiplied in f32. */
+static ms_status check_scale(const char *op, double scale, int32_t dtype)
+{
+    if (!isfinite(dtype == MS_DTYPE_F64 ? scale : (double)(float)scale)) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: scale is %g, expected a finite number%s", op, scale,
+                       isfinite(scale) ? " of f32" : "");
+    }
+    return MS_OK;
+}
+
 ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor *v, bool causal,
                           double scale)
 {
@@ -238,6 +248,7 @@ ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor
     const attention_attrs attrs = {.scale = scale, .causal = causal};
 
     *out = NULL;
+    MS_TRY(check_scale("attention", scale, q->v.dtype));
     return msi_op_run(&attention_op, &attrs, in, 3, out, 1);
 }
 
@@ -309,5 +320,6 @@ ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t heads,
     const attention_attrs attrs = {.scale = scale, .heads = heads, .causal = causal};
 
     *out = NULL;
+    MS_TRY(check_scale("attention_packed", scale, qkv->v.dtype));
     return msi_op_run(&attention_packed_op, &attrs, &qkv, 1, out, 1);
 }

@@ -81,6 +81,10 @@ ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, 
     if (!(p >= 0 && p <= 1)) {
         return MS_FAIL(MS_VALUE_ERROR, "dropout: probability is %g, expected 0 to 1", p);
     }
+    if (call < 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "dropout: call is %lld, expected 0 or more",
+                       (long long)call);
+    }
     const ms_context *ctx = x->ctx;
     const int64_t samples = x->v.ndim > 0 ? x->v.shape[0] : 1;
     const dropout_attrs attrs = {.p = p,

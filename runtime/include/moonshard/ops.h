@@ -81,7 +81,7 @@ MS_API ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *i
  * @param eps  finite, 0 or more (MS_VALUE_ERROR) */
 MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, MS_NULLABLE ms_tensor *w,
                                   MS_NULLABLE ms_tensor *bias, double eps);
-/** Over the last dimension. */
+/** Over the last dimension; MS_VALUE_ERROR where there is none. */
 MS_API ms_status ms_op_log_softmax(ms_tensor **out, ms_tensor *x);
 
 enum { MS_REDUCTION_MEAN = 0, MS_REDUCTION_SUM = 1 };
@@ -103,9 +103,11 @@ MS_API ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int
 /**
  * softmax(q k^T * scale + mask) v without ever holding the scores (arXiv:2205.14135).
  * @param q  (B, H, T, D), k and v (B, H, S, D); any strides
- * @param scale   0 means 1/sqrt(D)
+ * A row of scores that are all -inf is 0 (PyTorch's is NaN).
+ * @param scale   finite, in f32 but for f64 (MS_VALUE_ERROR); 0 means 1/sqrt(D)
  * @param causal  position t sees s <= t, whatever S is (as PyTorch's is_causal). What it does not
- *   see may be inf or NaN, in the gradient too
+ *   see may be inf or NaN, in the gradient too; what it sees then may differ in the last place from
+ *   the result beside finite ones
  */
 MS_API ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor *v,
                                  bool causal, double scale);
@@ -118,7 +120,7 @@ MS_API ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t
  * The mask is Philox4x32-10(seed; site, call, sample, element): x is (samples, ...), sample b of it
  * is the context's sample base + b, so the mask does not depend on how samples are dealt to ranks.
  * @param site  key of the place in the model (ms_name_key of its path)
- * @param call  how many times this site ran before in this micro-batch
+ * @param call  how many times this site ran before in this micro-batch; 0 or more (MS_VALUE_ERROR)
  */
 MS_API ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site,
                                int64_t call);
