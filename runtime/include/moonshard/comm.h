@@ -99,7 +99,8 @@ MS_API ms_status ms_dist_stop_agreed(int32_t *signal);
  * a second SIGINT or SIGTERM ends the job unsaved. */
 MS_API ms_status ms_dist_catch_signals(void);
 
-/** The group of all ranks; borrowed, valid until ms_dist_leave(). Joins when nobody has yet. */
+/** The group of all ranks; borrowed, valid until ms_dist_leave(). Joins when nobody has yet. A rank
+ * is the thread that joined: any other thread of its process is a world of one. */
 MS_API ms_status ms_comm_world(ms_comm **out);
 /** A group of this rank alone; borrowed. */
 MS_API ms_status ms_comm_self(ms_comm **out);
