@@ -175,6 +175,34 @@ describe('the moonshard command', function()
     assert.truthy(output:find('cannot run /nowhere/at%-all: No such file or directory'), output)
   end)
 
+  it('tells which rank could not join, and why', function()
+    for name, said in pairs {
+      MOONSHARD_JOB_FD = {
+        'MOONSHARD_JOB_FD is not set, though this process was started as a rank',
+        'rank 1 exited with code 1 before it had joined',
+      },
+      MOONSHARD_MAIL_FDS = {
+        'MOONSHARD_MAIL_FDS does not list the 3 mailboxes of this job',
+        'MOONSHARD_MAIL_FDS does not list the 3 mailboxes of this job',
+      },
+    } do
+      with_script(([[
+        local ffi = require 'ffi'
+        ffi.cdef 'int unsetenv(const char *);'
+        if os.getenv 'MOONSHARD_RANK' == '1' then
+          ffi.C.unsetenv '%s'
+        end
+        ms.dist.barrier()
+      ]]):format(name), function(path)
+        local output, code = shell('bindings/moonshard run -n 2 ' .. path)
+        assert.equal(1, code, output)
+        assert.truthy(output:find('] moonshard: rank 1: [^\n]*' .. said[1]), output)
+        assert.truthy(output:find('] moonshard: rank 0: [^\n]*' .. said[2]), output)
+        assert.truthy(output:find('\nmoonshard: [^\n]*' .. said[2]), output)
+      end)
+    end
+  end)
+
   it('says why a program cannot be run', function()
     local folder = files.make_folder()
     files.write(folder .. '/plain', 'print(1)\n')

@@ -24,9 +24,10 @@ end
 local comm_out = B.new('ms_comm *[1]')
 local info = B.new('ms_dist_info')
 
+-- Until a rank has joined it knows from its environment alone which it is.
 local function rank()
   C.ms_dist_info_get(info)
-  return info.rank
+  return not info.initialized and os.getenv 'MOONSHARD_RANK' or info.rank
 end
 
 --- Did another rank fail by the same? Every collective of a job that has failed says why.
@@ -53,7 +54,7 @@ end
 
 local function print_what_is_told(err, traceback)
   local text = tell(err, traceback)
-  io.stderr:write(('moonshard: rank %d: %s\n'):format(rank(), text))
+  io.stderr:write(('moonshard: rank %s: %s\n'):format(rank(), text))
 end
 
 -- [Note: handlers] The stack on which something was raised may have overflown, and holds two small

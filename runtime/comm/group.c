@@ -250,6 +250,8 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *la
 
     if (status != MS_OK) {
         d->job = NULL;
+        d->launcher = "none";
+        atomic_store(&slot->state, MSI_RANK_STARTING); /* it may try again */
         return status;
     }
     d->owns_job = owns_job;
@@ -257,8 +259,8 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *la
     return MS_OK;
 }
 
-/* A whole number in [0, limit) from the environment, or -1 with the error set. */
-static int32_t env_number(const char *name, int32_t limit)
+/* A whole number in [least, most] from the environment, or -1 with the error set. */
+static int32_t env_number(const char *name, int32_t least, int32_t most)
 {
     const char *text = getenv(name);
     char *end = NULL;
@@ -270,9 +272,9 @@ static int32_t env_number(const char *name, int32_t limit)
     }
     errno = 0;
     value = strtol(text, &end, 10);
-    if (errno != 0 || *end != '\0' || value < 0 || value >= limit) {
-        msi_fail(MS_COMM_ERROR, "%s is '%s', expected a whole number from 0 to %d", name, text,
-                 (int)limit - 1);
+    if (errno != 0 || *end != '\0' || value < least || value > most) {
+        msi_fail(MS_COMM_ERROR, "%s is '%s', expected a whole number from %d to %d", name, text,
+                 (int)least, (int)most);
         return -1;
     }
     return (int32_t)value;
@@ -298,33 +300,47 @@ static ms_status open_mail(msi_job *job, int32_t rank)
     return MS_OK;
 }
 
-static void forget_mail(msi_job *job)
+/* What is of the launcher stays open: this process may open its job again. */
+static void close_job(msi_job *job)
 {
     for (int32_t r = 0; r < job->world; r++) {
         job->mail[r][0] = job->mail[r][1] = -1;
     }
+    job->fd = -1;
+    msi_job_free(job);
+}
+
+/* The job this process was started for, and which rank of it. */
+static ms_status open_job(msi_job **out, int32_t *rank)
+{
+    int32_t world = env_number("MOONSHARD_WORLD_SIZE", 1, MSI_MAX_RANKS);
+    int32_t fd;
+
+    *rank = world < 0 ? -1 : env_number("MOONSHARD_RANK", 0, world - 1);
+    fd = *rank < 0 ? -1 : env_number("MOONSHARD_JOB_FD", 0, INT32_MAX - 1);
+    if (fd < 0) {
+        return MS_COMM_ERROR;
+    }
+    MS_TRY(msi_job_open(out, fd));
+    if ((*out)->world != world) {
+        MS_FAIL(MS_COMM_ERROR, "MOONSHARD_WORLD_SIZE is %d, but the job has %d ranks", (int)world,
+                (int)(*out)->world);
+        close_job(*out);
+        return MS_COMM_ERROR;
+    }
+    return MS_OK;
 }
 
 static ms_status join_by_environment(msi_dist *d)
 {
-    int32_t world = env_number("MOONSHARD_WORLD_SIZE", MSI_MAX_RANKS + 1);
-    int32_t rank = world < 0 ? -1 : env_number("MOONSHARD_RANK", world);
-    int32_t fd = rank < 0 ? -1 : env_number("MOONSHARD_JOB_FD", INT32_MAX);
     msi_job *job;
-    ms_status status;
+    int32_t rank;
+    ms_status status = MS_OK;
 
-    if (fd < 0) {
-        return MS_COMM_ERROR;
-    }
-    MS_TRY(msi_job_open(&job, fd));
-    if (job->world != world) {
-        status = MS_FAIL(MS_COMM_ERROR, "MOONSHARD_WORLD_SIZE is %d, but the job has %d ranks",
-                         (int)world, (int)job->world);
-        goto failed;
-    }
+    MS_TRY(open_job(&job, &rank));
     MS_TRY_GOTO(open_mail(job, rank), failed);
     MS_TRY_GOTO(msi_dist_enter(d, job, rank, "run", true), failed);
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(job->fd, F_SETFD, FD_CLOEXEC);
     /* The ranks' children are no ranks. */
     unsetenv("MOONSHARD_RANK");
     unsetenv("MOONSHARD_JOB_FD");
@@ -333,10 +349,26 @@ static ms_status join_by_environment(msi_dist *d)
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a pipe to the launcher: lines at once */
     return MS_OK;
 failed:
-    forget_mail(job);
-    job->fd = -1;
-    msi_job_free(job);
+    close_job(job);
     return status;
+}
+
+static const char NO_REASON[] = "no reason given";
+
+/* From a rank that could not join. */
+static bool abort_unjoined(ms_status kind, const char *reason)
+{
+    msi_job *job;
+    int32_t rank;
+
+    if (!ms_dist_launched() || open_job(&job, &rank) != MS_OK) {
+        return false;
+    }
+    bool first = msi_job_abort(job, rank, rank, MSI_CAUSE_FAILED, msi_kind_of_host(kind),
+                               "rank %d failed: %s", (int)rank, reason);
+
+    close_job(job);
+    return first;
 }
 
 static ms_status join_alone(msi_dist *d)
@@ -406,7 +438,10 @@ bool ms_dist_abort(ms_status kind, const char *message)
 {
     msi_dist *d = dist_peek();
 
-    if (d == NULL || d->job == NULL || d->gone == MSI_GONE_FORKED) {
+    if (d == NULL || d->job == NULL) {
+        return abort_unjoined(kind, message != NULL ? message : NO_REASON);
+    }
+    if (d->gone == MSI_GONE_FORKED) {
         return false;
     }
     int32_t owner = msi_failure_owner(d->world);
@@ -417,8 +452,7 @@ bool ms_dist_abort(ms_status kind, const char *message)
         message = text; /* its own words, where others do not repeat them */
     }
     return msi_job_abort(d->job, d->rank, owner, MSI_CAUSE_FAILED, msi_kind_of_host(kind),
-                         "rank %d failed: %s", (int)owner,
-                         message != NULL ? message : "no reason given");
+                         "rank %d failed: %s", (int)owner, message != NULL ? message : NO_REASON);
 }
 
 void ms_dist_exit(int32_t code)

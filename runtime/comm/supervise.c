@@ -59,6 +59,7 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
     msi_child *child = &s->launch->child[rank];
     bool exited = WIFEXITED(status);
     int32_t error = atomic_load(&s->job->block->slot[rank].exec_error);
+    bool has_joined = atomic_load(&s->job->block->slot[rank].state) != MSI_RANK_STARTING;
 
     child->code = exited ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (child->code != 0 && s->first_code == 0) {
@@ -75,7 +76,8 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
                       msi_launch_why(s->launch, error));
     } else if (exited) {
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_DIED, MS_COMM_ERROR,
-                      "rank %d exited with code %d", (int)rank, (int)child->code);
+                      "rank %d exited with code %d%s", (int)rank, (int)child->code,
+                      has_joined ? "" : " before it had joined");
     } else if (msi_stop_has(stop, WTERMSIG(status))) { /* passed on, as it never asked */
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
                       "stopped by signal %d (%s), which ended rank %d", WTERMSIG(status),

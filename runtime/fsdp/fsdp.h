@@ -211,7 +211,6 @@ struct ms_fsdp_tree {
     int32_t n_pre;
     int32_t forward_at; /* next place in pre_order this iteration */
     bool pre_order_fixed;
-    int32_t forward_depth;
     bool in_backward;
     bool condemned; /* freed by its owner in the middle of a backward: to be swept up later */
 };
@@ -386,6 +385,8 @@ void msi_unit_note_touch(ms_fsdp_unit *u);
 /* -- schedule.c -------------------------------------------------------------------------------- */
 ms_status msi_schedule_new(ms_fsdp_tree *tree);
 void msi_schedule_free(ms_fsdp_tree *tree);
+/* An error while any unit is in its forward. */
+ms_status msi_backward_may_begin(const ms_fsdp_tree *tree);
 /* A unit's backward is done with its parameters, perhaps: reshard, prefetch. */
 ms_status msi_unit_post_backward(ms_fsdp_unit *u);
 

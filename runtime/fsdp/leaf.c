@@ -48,6 +48,9 @@ static ms_status sink_expect(void *user, int32_t index)
         return MS_FAIL(MS_RUNTIME_ERROR, "backward inside summon_full_params (parameter '%s')",
                        u->params[index].name);
     }
+    if (!u->expecting) {
+        MS_TRY(msi_backward_may_begin(u->tree));
+    }
     u->expecting = true;
     u->pending++;
     return MS_OK;

@@ -161,6 +161,18 @@ static ms_status left_behind(void *user)
     return --u->lingers == 0 && u->pending == 0 ? msi_unit_post_backward(u) : MS_OK;
 }
 
+ms_status msi_backward_may_begin(const ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (tree->units[i]->in_forward > 0) {
+            return MS_FAIL(MS_ASSERTION_ERROR,
+                           "backward cannot begin during forward (unit '%s' is in its forward)",
+                           tree->units[i]->name);
+        }
+    }
+    return MS_OK;
+}
+
 /* [Note: frozen parameters] The last op that differentiates by a trainable parameter finishes its
  * gradient, so a unit may be resharded when its last gradient is complete. Ops that read frozen
  * parameters finish none: such a unit lingers until backward is past all that its forward did. */
@@ -176,6 +188,7 @@ static ms_status pre_backward(void *user)
     if (u->tree->summoned) {
         return MS_FAIL(MS_ASSERTION_ERROR, "backward inside summon_full_params");
     }
+    MS_TRY(msi_backward_may_begin(u->tree));
     MS_TRY(msi_unit_unshard(u));
     if (has_frozen_params(u)) {
         MS_TRY(msi_backward_when_behind(u->ctx, pass->place, left_behind, u));

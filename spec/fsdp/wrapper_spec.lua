@@ -226,6 +226,25 @@ FSDP(
     end)
   end)
 
+  it('refuses backward during forward, but for what is not its own', function()
+    local module = nn.Sequential { wrapped(nn.Linear(2, 2)), nn.Linear(2, 2) }
+    local model, inner, x = wrapped(module), nil, ms.ones(1, 2)
+    model(x):sum():backward()
+    local own = ms.ones(2):requires_grad_(true)
+    module[1].module:register_forward_hook(function()
+      own:mul(own):sum():backward() -- nothing of the model's
+    end)
+    module[2]:register_forward_hook(function()
+      checks.raises('AssertionError', "backward cannot begin during forward (unit 'nn.Sequential'",
+        inner.backward, inner)
+    end)
+    inner = module[1](x):sum()
+    local before = module[2].weight:grad():sum():item()
+    model(x):sum():backward()
+    assert.equal(2 * before, module[2].weight:grad():sum():item())
+    assert.equal(8, own:grad():sum():item()) -- 2 elements, 2 forwards of the inner one
+  end)
+
   it('never builds a full parameter: only shards take memory', function()
     local before = ms.memory().live.parameter
     local model = wrapped(nn.Sequential(nn.Linear(50, 40, { bias = false })))

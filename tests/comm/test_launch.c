@@ -499,6 +499,12 @@ static void test_comm_launch__refuses_a_broken_environment(void **state)
     assert_fails(MS_COMM_ERROR, "MOONSHARD_WORLD_SIZE is not set", ms_dist_join());
     setenv("MOONSHARD_WORLD_SIZE", "two", 1);
     assert_fails(MS_COMM_ERROR, "MOONSHARD_WORLD_SIZE is 'two'", ms_dist_join());
+    setenv("MOONSHARD_WORLD_SIZE", "99999999999", 1);
+    assert_fails(MS_COMM_ERROR,
+                 "MOONSHARD_WORLD_SIZE is '99999999999', expected a whole number from 1 to 128",
+                 ms_dist_join());
+    setenv("MOONSHARD_WORLD_SIZE", "0", 1);
+    assert_fails(MS_COMM_ERROR, "expected a whole number from 1 to 128", ms_dist_join());
     setenv("MOONSHARD_WORLD_SIZE", "2", 1);
     assert_fails(MS_COMM_ERROR, "MOONSHARD_RANK is '2', expected a whole number from 0 to 1",
                  ms_dist_join());

@@ -5,7 +5,10 @@
  * enums; no struct by value, no varargs, no inline functions, no constants as macros. What only C
  * hosts can use stands under `#ifndef MS_FFI_CDEF`. `MS_NULLABLE` in front of a parameter says that
  * it may be NULL (of a `**out`: that what comes back may be); all others are checked, and lists may
- * be NULL when they are empty. */
+ * be NULL when they are empty.
+ *
+ * Every thread has a context of its own. Handles, groups and all else it is given belong to that
+ * context: no other thread may use or free them. */
 #ifndef MOONSHARD_BASE_H
 #define MOONSHARD_BASE_H
 

@@ -81,9 +81,10 @@ MS_API void ms_dist_info_get(ms_dist_info *info);
 /** Leave: later collectives are MS_RUNTIME_ERROR. */
 MS_API void ms_dist_leave(void);
 /** Tell all ranks that this one failed; their pending and next collective raises `message`: a line
- * that may be followed by others, a traceback say, of 4,000 bytes together. Does nothing in a
- * process that has not joined. A `kind` that is none counts as MS_RUNTIME_ERROR. @return true when
- * this is what the job fails with, false when another failure came first */
+ * that may be followed by others, a traceback say, of 4,000 bytes together. A rank
+ * that could not join tells, too; any other process that has not joined does nothing. A `kind` that
+ * is none counts as MS_RUNTIME_ERROR. @return true when this is what the job fails with, false when
+ * another failure came first */
 MS_API bool ms_dist_abort(ms_status kind, MS_NULLABLE const char *message);
 /** Leave the process at once with `code`, without running exit handlers that belong to the
  * launcher (a forked rank uses it when its script ends). Flushes stdio. */
@@ -98,7 +99,8 @@ MS_API ms_status ms_dist_stop_agreed(int32_t *signal);
  * a second SIGINT or SIGTERM ends the job unsaved. */
 MS_API ms_status ms_dist_catch_signals(void);
 
-/** The group of all ranks; borrowed, valid until ms_dist_leave(). Joins when nobody has yet. */
+/** The group of all ranks; borrowed, valid until ms_dist_leave(). Joins when nobody has yet. A rank
+ * is the thread that joined: any other thread of its process is a world of one. */
 MS_API ms_status ms_comm_world(ms_comm **out);
 /** A group of this rank alone; borrowed. */
 MS_API ms_status ms_comm_self(ms_comm **out);
