@@ -111,8 +111,9 @@ function resume.changes(o, resumed)
   local lines, kept, start = {}, resumed.kept, resumed.step + 1
   for _, name in ipairs(KEPT) do
     if kept[name] ~= nil and kept[name] ~= o[name] then
+      local follows = name == 'steps' and ': learning rates are those of a run of that length' or ''
       lines[#lines + 1] = ('--%s=%s from step %d on, before it was %s%s'):format(name, o[name],
-        start, kept[name], name == 'steps' and ': learning rates are those of a run of that length' or '')
+        start, kept[name], follows)
     end
   end
   local warmup = math.min(o.warmup, o.steps)

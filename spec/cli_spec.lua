@@ -154,6 +154,28 @@ describe('the moonshard command', function()
     end
   end)
 
+  it('names the rank that never asks whether to stop, not those that wait for it', function()
+    with_script([[
+      local ms = require 'moonshard'
+      local world = ms.dist.init()
+      ms.dist.catch_signals()
+      local stat = assert(io.open '/proc/self/stat'):read '*a'
+      local keeper = stat:match('^%d+ %b() %S (%d+)')
+      local of_keeper = assert(io.open('/proc/' .. keeper .. '/stat')):read '*a'
+      ms.dist.barrier()
+      if world.rank == 1 then
+        os.execute('kill -TERM ' .. of_keeper:match('^%d+ %b() %S (%d+)'))
+        while true do end
+      end
+      ms.dist.barrier()
+    ]], function(path)
+      local output, code = shell('env MS_STOP_TIMEOUT=1 bindings/moonshard run -n 2 ' .. path)
+      assert.equal(143, code, output)
+      assert.truthy(output:find('moonshard: stopped by signal 15 (Terminated): rank 1 never asks '
+        .. 'whether to stop', 1, true), output)
+    end)
+  end)
+
   it('starts ranks that start no others, joined or not', function()
     with_script("print 'once' ms.dist.spawn(2, print)", function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)

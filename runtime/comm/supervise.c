@@ -171,23 +171,40 @@ static void read_signals(supervisor *s)
     }
 }
 
+/* A running rank that has never looked, or -1: one that waits for none of the others, if there is
+ * such a one, as those who wait for it cannot look either. */
+static int32_t never_looked(const supervisor *s)
+{
+    int32_t found = -1;
+
+    for (int32_t r = 0; r < s->launch->n; r++) {
+        msi_slot_rank *slot = &s->job->block->slot[r];
+
+        if (s->launch->child[r].running && atomic_load(&slot->looks) == 0) {
+            if (atomic_load(&slot->waiting) == 0) {
+                return r;
+            }
+            found = found < 0 ? r : found;
+        }
+    }
+    return found;
+}
+
 /* Ranks that look every step may take their time over one, and over saving; a rank that has never
  * looked will not begin to. */
 static void end_ranks_that_never_look(supervisor *s)
 {
-    int32_t stop = msi_stop_signal(atomic_load(&s->job->block->stop));
+    int32_t r, stop = msi_stop_signal(atomic_load(&s->job->block->stop));
 
     if (s->stop_at == 0 || s->kill_at != 0 || msi_now_ns() < s->stop_at) {
         return;
     }
-    for (int32_t r = 0; r < s->launch->n; r++) {
-        if (s->launch->child[r].running && atomic_load(&s->job->block->slot[r].looks) == 0) {
-            msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
-                          "stopped by signal %d (%s): rank %d never asks whether to stop",
-                          (int)stop, signal_name(stop), (int)r);
-            end_now(s, stop);
-            return;
-        }
+    r = never_looked(s);
+    if (r >= 0) {
+        msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
+                      "stopped by signal %d (%s): rank %d never asks whether to stop", (int)stop,
+                      signal_name(stop), (int)r);
+        end_now(s, stop);
     }
 }
 
