@@ -16,6 +16,7 @@ enum { FLAGS = JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECI
 typedef struct mistake {
     const char *kind;
     char text[160];
+    char where[128]; /* in the value, "['config']['sizes'][2]" */
 } mistake;
 
 static json_t *wrong(mistake *m, const char *kind, const char *format, const char *what)
@@ -68,6 +69,15 @@ static json_t *wrong_key(lua_State *L, int index, mistake *m)
                  key_text(L, index, text));
 }
 
+/* The mistake is in the value on top, that of the key below it. */
+static void note_key(lua_State *L, mistake *m)
+{
+    char text[KEY_ROOM], inside[64];
+
+    snprintf(inside, sizeof(inside), "%s", m->where);
+    snprintf(m->where, sizeof(m->where), "[%s]%s", key_text(L, -2, text), inside);
+}
+
 /* Is the table on top meant as an array? Then its keys must be 1 to n. */
 static bool is_array(lua_State *L)
 {
@@ -114,10 +124,14 @@ static json_t *write_array(lua_State *L, int depth, mistake *m)
     json_t *out = json_array();
 
     for (int i = 1; i <= n; i++) {
-        lua_rawgeti(L, -1, i);
+        lua_pushinteger(L, i);
+        lua_rawgeti(L, -2, i);
         json_t *entry = write_value(L, depth + 1, m);
 
-        lua_pop(L, 1);
+        if (entry == NULL) {
+            note_key(L, m);
+        }
+        lua_pop(L, 2);
         if (entry == NULL || json_array_append_new(out, entry) != 0) {
             json_decref(out);
             return NULL;
@@ -146,8 +160,12 @@ static json_t *write_object(lua_State *L, int depth, mistake *m)
 
     lua_pushnil(L);
     while (lua_next(L, -2) != 0) {
-        json_t *entry = check_key(L, m) ? write_value(L, depth + 1, m) : NULL;
+        const bool known = check_key(L, m);
+        json_t *entry = known ? write_value(L, depth + 1, m) : NULL;
 
+        if (known && entry == NULL) {
+            note_key(L, m);
+        }
         if (entry != NULL && json_object_set_new(out, lua_tostring(L, -2), entry) != 0) {
             entry = wrong(m, "ValueError", "%s is no UTF-8", "a key");
         }
@@ -200,7 +218,8 @@ static int failed(lua_State *L, const mistake *m, bool no_memory)
 {
     lua_pushnil(L);
     lua_pushstring(L, no_memory ? "OutOfMemory" : m->kind);
-    lua_pushstring(L, no_memory ? "no memory for JSON" : m->text);
+    lua_pushfstring(L, no_memory || m->where[0] == '\0' ? "%s" : "%s (at %s)",
+                    no_memory ? "no memory for JSON" : m->text, m->where);
     return 3;
 }
 

@@ -35,6 +35,13 @@ describe('autograd', function()
     checks.raises('TypeError', 'is f32, expected f64', a.set_grad, a, ms.ones(1))
   end)
 
+  it('says what to write instead of keeping a graph', function()
+    local y = leaf { 2 } * 3
+    checks.raises('NotImplementedError', "backward: 'retain_graph' is not supported yet", y.backward,
+      y, { retain_graph = true })
+    checks.raises('TypeError', "'grad' is a table, expected a tensor", y.backward, y, { 1 })
+  end)
+
   it('takes a gradient for a root with several elements', function()
     local a = leaf { 1, 2 }
     checks.raises('RuntimeError', '', function() (a * a):backward() end)

@@ -196,8 +196,8 @@ describe('a checkpoint', function()
   it('leaves the one before alone when saving fails', function()
     local m = nn.Linear(1, 1)
     checkpoint.save(root, 'a', { step = 1, model = m })
-    checks.raises('TypeError', 'a function has no JSON form', checkpoint.save, root, 'a',
-      { step = 2, model = m, config = { bad = print } })
+    checks.raises('TypeError', "a function has no JSON form (at ['config']['bad'])", checkpoint.save,
+      root, 'a', { step = 2, model = m, config = { bad = print } })
     assert.equal(1, checkpoint.read_meta(root .. '/a').step)
   end)
 

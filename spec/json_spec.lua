@@ -22,6 +22,8 @@ describe('json', function()
   it('refuses what has no JSON form', function()
     checks.raises('ValueError', 'no number for', json.encode, { 0 / 0 })
     checks.raises('TypeError', 'a function has no JSON form', json.encode, { print })
+    checks.raises('TypeError', "a function has no JSON form (at ['config']['sizes'][2])",
+      json.encode, { config = { sizes = { 1, print } } })
     local deep = {}
     for _ = 1, 70 do
       deep = { deep }

@@ -135,6 +135,18 @@ describe('operators', function()
     checks.close(0.5 * (1 + math.tanh(inner)), x:gelu('tanh'):item(), 1e-12)
   end)
 
+  it('keep dimensions that are summed over when told so', function()
+    local x = ms.tensor { { 1, 2 }, { 3, 4 } }
+    assert.same({ { 4, 6 } }, x:sum(1, true):totable())
+    assert.same({ { 4, 6 } }, x:sum(1, { keepdim = true }):totable())
+    assert.same({ { 1.5 }, { 3.5 } }, x:mean(2, { keepdim = true }):totable())
+    assert.same({ 3, 7 }, x:sum(2, { keepdim = false }):totable())
+    checks.raises('ValueError', "sum: unknown option 'keepdims', did you mean 'keepdim'?", x.sum, x,
+      1, { keepdims = true })
+    checks.raises('TypeError', "mean: 'keepdim' is a number, expected true or false", x.mean, x, 1,
+      { keepdim = 1 })
+  end)
+
   it('refuse names where arguments stand by place', function()
     local x = ms.ones(2, 3)
     for text, call in pairs {

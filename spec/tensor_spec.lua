@@ -277,7 +277,7 @@ describe('a tensor', function()
         requires_grad_ = 3 } do
         checks.raises('TypeError', name .. ': ', x[name], x, value)
       end
-      checks.raises('TypeError', "add_: 'src' is a nil, expected a tensor", x.add_, x, nil)
+      checks.raises('TypeError', "add_: 'src' is nil, expected a tensor", x.add_, x, nil)
       checks.raises('ValueError', 'copy_: shape (3) does not broadcast to (2)', x.copy_, x,
         ms.ones(3))
     end)

@@ -33,7 +33,21 @@ local INSTEAD = {
   tolist = 't:totable()', type = 't:dtype()', zero_grad = 't:set_grad(nil)',
 }
 
-local function no_method(methods, key)
+-- model.forward(x), with a dot, has the tensor for its self; this is looked at when it is too late.
+local function is_self(t)
+  for level = 3, 5 do
+    if not debug.getinfo(level, 'f') then
+      return false
+    end
+    local name, value = debug.getlocal(level, 1)
+    if name == 'self' then
+      return rawequal(value, t)
+    end
+  end
+  return false
+end
+
+local function no_method(methods, t, key)
   if type(key) ~= 'string' then
     arguments.refuse('t[i]', 'i', key, 'an integer (of one entry) or the name of a method')
   elseif planned.functions[key] or planned.places[key] then
@@ -41,7 +55,8 @@ local function no_method(methods, key)
       planned.functions[key] or planned.places[key])
   end
   missing('a tensor', key, util.sorted_keys(methods),
-    INSTEAD[key] and 'write ' .. INSTEAD[key])
+    INSTEAD[key] and 'write ' .. INSTEAD[key]
+      or is_self(t) and "'self' is a tensor here: call module(x), or module:forward(x) with a colon")
 end
 
 --- What other libraries set, and what does it here.
@@ -102,7 +117,7 @@ function entries.define(metatable, methods)
     elseif type(key) == 'number' then
       return entry(t, key)
     end
-    return no_method(methods, key)
+    return no_method(methods, t, key)
   end
 
   metatable.__newindex = assign

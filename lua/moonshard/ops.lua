@@ -291,23 +291,34 @@ end
 
 -- -- reductions and shapes -----------------------------------------------------------------------
 
+local keepdim_option = { keepdim = 'flag' }
+
+local function keeps(what, keepdim)
+  if keepdim == nil then
+    return false
+  elseif type(keepdim) == 'table' then
+    keepdim = errors.options(what, keepdim, keepdim_option).keepdim
+  end
+  return arguments.flag(what, 'keepdim', keepdim, false)
+end
+
 --- Sum over all dimensions, or over those given.
 ---@param x ms.Tensor
 ---@param over? integer|integer[]
----@param keepdim? boolean
+---@param keepdim? boolean|{ keepdim: boolean }
 ---@return ms.Tensor
 function ops.sum(x, over, keepdim)
   return calls.sum(x, over ~= nil and dims.mask(over, ndim('sum', x), 'sum') or 0,
-    arguments.flag('sum', 'keepdim', keepdim, false))
+    keeps('sum', keepdim))
 end
 
 ---@param x ms.Tensor
 ---@param over? integer|integer[]
----@param keepdim? boolean
+---@param keepdim? boolean|{ keepdim: boolean }
 ---@return ms.Tensor
 function ops.mean(x, over, keepdim)
   return calls.mean(x, over ~= nil and dims.mask(over, ndim('mean', x), 'mean') or 0,
-    arguments.flag('mean', 'keepdim', keepdim, false))
+    keeps('mean', keepdim))
 end
 
 --- A view when the strides allow, a copy otherwise. One size may be -1.

@@ -25,9 +25,14 @@ end
 ---@param name string  what scripts call the function: 'ms.full', 't:sum'
 ---@param names string[]  its parameters, without the object of a method
 ---@param value any  the argument
-function surplus.refuse(name, names, value)
-  errors.raise('TypeError', '%s(%s): %s is one argument too many', name,
-    table.concat(names, ', '), arguments.noun(value))
+---@param first any  the first one: a module that calls a layer in a field of its own by a colon
+---                  gives itself
+function surplus.refuse(name, names, value, first)
+  local meta = type(first) == 'table' and getmetatable(first)
+  errors.raise('TypeError', '%s(%s): %s is one argument too many%s', name,
+    table.concat(names, ', '), arguments.noun(value), type(meta) == 'table' and meta._is_module
+      and '; the first is the module itself, which a colon gives: write self.layer(x), with a dot'
+      or '')
 end
 
 --- Tables whose functions, and classes, are called with a dot.
@@ -49,7 +54,7 @@ local CLOSED = [[
 local fn, refuse, check, owner = ...
 return function(PARAMETERS surplus)
   CHECK
-  if surplus ~= nil then refuse(surplus) end
+  if surplus ~= nil then refuse(surplus REST) end
   return fn(ARGUMENTS)
 end]]
 local OPEN = [[
@@ -83,6 +88,7 @@ local function maker(n, is_vararg, kind)
     local text = (is_vararg and OPEN or CLOSED):gsub('%u%u%u+', {
       PARAMETERS = table.concat(list, ', ') .. (n > 0 and ',' or ''),
       ARGUMENTS = table.concat(list, ', '),
+      REST = n > 0 and ', ' .. table.concat(list, ', ') or '',
       CHECK = CHECKS[kind](n),
     })
     compiled[key] = string.dump(assert(loadstring(text, SOURCE)))
@@ -95,10 +101,12 @@ local function wrapped(kind, name, fn, check, owner)
   if info.isvararg and kind ~= 'method' then -- a wrapper would cost a trace
     return fn
   end
-  local function refuse(value)
+  local function refuse(value, _, first)
     local names = surplus.parameters(fn)
-    surplus.refuse(name, (kind == 'method' or names[1] == 'self') and { unpack(names, 2) } or names,
-      value)
+    if kind == 'method' or names[1] == 'self' then
+      surplus.refuse(name, { unpack(names, 2) }, value, kind == 'none' and first)
+    end
+    surplus.refuse(name, names, value)
   end
   return maker(info.nparams, info.isvararg, kind)(fn, refuse, check, owner)
 end

@@ -47,9 +47,9 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field reciprocal fun(self: ms.Tensor): ms.Tensor
 ---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
 ---@field matmul fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
----@field sum fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean): ms.Tensor
+---@field sum fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
 ---@field select fun(self: ms.Tensor, dim: integer, index: integer): ms.Tensor  a view
----@field mean fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean): ms.Tensor
+---@field mean fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
 ---@field f32 fun(self: ms.Tensor): ms.Tensor
 ---@field f64 fun(self: ms.Tensor): ms.Tensor
 ---@field bf16 fun(self: ms.Tensor): ms.Tensor
@@ -324,7 +324,10 @@ end
 ---@param grad? ms.Tensor  may be left out for one element
 function Tensor:backward(grad)
   arguments.tensor('backward', 'self', self)
-  if grad ~= nil then
+  if type(grad) == 'table' and grad.retain_graph ~= nil then
+    errors.raise('NotImplementedError', "backward: 'retain_graph' is not supported yet; add what is "
+      .. 'differentiated, (a + b):backward(), or run forward again')
+  elseif grad ~= nil then
     arguments.tensor('backward', 'grad', grad)
   end
   B.check(core.backward(self, grad))

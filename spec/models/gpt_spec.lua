@@ -129,10 +129,10 @@ describe('models.GPT', function()
       ids { 1, 2, 3 })
     checks.raises('TypeError', "generate: 'ids' is a tensor, expected a list", tiny().generate,
       tiny(), ids { 1, 2 }, 3)
-    checks.raises('ValueError', 'layers is 1.5, expected a whole number above 0', ms.models.GPT,
-      { vocab = 2, layers = 1.5, heads = 1, width = 2, context = 2 })
-    checks.raises('ValueError', 'layers is 1000000000, expected at most 4096', ms.models.GPT,
-      { vocab = 2, layers = 1e9, heads = 1, width = 2, context = 2 })
+    checks.raises('ValueError', 'models.GPT: layers is 1.5, expected a whole number above 0',
+      ms.models.GPT, { vocab = 2, layers = 1.5, heads = 1, width = 2, context = 2 })
+    checks.raises('ValueError', 'models.GPT: layers is 1000000000, expected at most 4096',
+      ms.models.GPT, { vocab = 2, layers = 1e9, heads = 1, width = 2, context = 2 })
     checks.raises('ValueError', 'at least one token', tiny().generate, tiny(), {}, 3)
     checks.raises('TypeError', "'ids[2]' is a string, expected a whole number", tiny().generate,
       tiny(), { 1, 'x' }, 3)

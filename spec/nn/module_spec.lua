@@ -516,6 +516,70 @@ describe('nn.Module', function()
     end)
   end)
 
+  describe('called otherwise than it is meant', function()
+    it('counts entries of lists from 1', function()
+      local Own = nn.Sequential.extend('Own')
+      for name, list in pairs {
+        ['nn.ModuleList'] = nn.ModuleList { nn.ReLU() },
+        ['nn.Sequential'] = Own(nn.ReLU()),
+      } do
+        checks.raises('IndexError', name .. ' has no entry 0: they count from 1', function()
+          return list[0]
+        end)
+        checks.raises('IndexError', name .. ' has no entry -1', function() return list[-1] end)
+        assert.is_nil(list[2]) -- where loops over lists end
+        assert.equal(1, list:len())
+        assert.equal(1, #list:children())
+      end
+    end)
+
+    it('names the colon that is missing, and the one that is too much', function()
+      checks.raises('TypeError', 'call it as list:append(module)', nn.ModuleList().append,
+        nn.Linear(1, 1))
+      local Net = nn.Module.extend('my.Net')
+      function Net:init() self.layer = nn.Linear(2, 2) end
+      function Net:forward(x) return self.layer(x) end
+      local net = Net()
+      checks.raises('KeyError', "a tensor has no 'layer'; 'self' is a tensor here: call module(x), "
+        .. 'or module:forward(x) with a colon', net.forward, ms.ones(2))
+      function Net:forward(x) return self:layer(x) end
+      checks.raises('TypeError', 'nn.Linear(x): a tensor is one argument too many; the first is the '
+        .. 'module itself, which a colon gives: write self.layer(x), with a dot', net, ms.ones(2))
+      checks.raises('KeyError', "a tensor has no 'layer'", function(self) return self.layer end,
+        ms.ones(2))
+      checks.raises('KeyError', "a tensor has no 'siz', did you mean 'size'?", function(x)
+        return x.siz
+      end, ms.ones(2))
+    end)
+
+    it('warns of a forward that a dot declared', function()
+      local Net = nn.Module.extend('my.Net')
+      function Net.forward(x) return x.weight end
+      local warnings = ms.capture_warnings(function() Net()(ms.ones(1)) end)
+      assert.same({ { kind = 'UserWarning', message = "forward of my.Net takes 'x' alone, which is "
+        .. 'the module itself; if a dot declared it, write function Net:forward(x)' } }, warnings)
+      local fine = {
+        function(self) return self end, function(_) end, function(module, x) return module, x end,
+        function(...) return ... end, function() end,
+      }
+      for _, forward in ipairs(fine) do
+        Net.forward = forward
+        assert.same({}, ms.capture_warnings(function() Net()(ms.ones(1)) end))
+      end
+    end)
+
+    it('has a function for its forward', function()
+      local layer = nn.Linear(1, 1)
+      checks.raises('TypeError', "nn.Linear: 'forward' is a number, expected a function", function()
+        layer.forward = 3
+      end)
+      layer.forward = function(_, x) return x * 2 end
+      checks.close({ 2 }, layer(ms.ones(1)))
+      layer.forward = nil
+      assert.same({ 1 }, layer(ms.ones(1)):shape())
+    end)
+  end)
+
   describe('hooks', function()
     it('see and replace arguments and results, in order, until removed', function()
       local seen = {}

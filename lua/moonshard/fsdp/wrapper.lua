@@ -248,7 +248,8 @@ local function make_tree(self)
   for i = 2, #instances do
     if rawget(instances[i], '_tree') then
       errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
-        .. 'yet or should have been set to `False`')
+        .. "yet or should have been set to `False`: '%s' was called before the module around it; "
+        .. 'call what FSDP returned for the whole model', instances[i]:path())
     end
   end
   check_homogeneous(instances, 'use_orig_params')

@@ -90,13 +90,14 @@ function GPT:init(opts)
   for _, name in ipairs { 'vocab', 'layers', 'heads', 'width', 'context' } do
     local value = opts[name]
     if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
-      errors.raise('ValueError', '%s is %s, expected a whole number above 0', name,
-        tostring(value))
+      errors.raise('ValueError', '%s: %s is %s, expected a whole number above 0', self._name,
+        name, tostring(value))
     end
     self[name] = value
   end
   if self.layers > MOST_LAYERS then
-    errors.raise('ValueError', 'layers is %.17g, expected at most %d', self.layers, MOST_LAYERS)
+    errors.raise('ValueError', '%s: layers is %.17g, expected at most %d', self._name, self.layers,
+      MOST_LAYERS)
   end
   once.run(self._name, build, self, opts)
 end

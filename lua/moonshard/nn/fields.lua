@@ -59,6 +59,8 @@ local function check_known(self, field, value)
       self._name, tostring(value))
   elseif field == 'training' then
     arguments.flag(self._name, field, value)
+  elseif field == 'forward' and value ~= nil then
+    arguments.fn(self._name, field, value)
   end
 end
 

@@ -132,7 +132,8 @@ end
 --- Declare a parameter. It takes memory only when it is materialised.
 ---@param name string  unique in this module
 ---@param shape integer[]
----@param rule? ms.nn.InitRule  first values (default: zeros)
+---@param rule? ms.nn.InitRule  first values; without one all are 0, of which a weight may never
+---                            learn: nn.init has others
 ---@param opts? ms.nn.ParamOptions
 ---@return ms.Tensor
 function Module:param(name, shape, rule, opts)
@@ -374,6 +375,18 @@ function Module:_prepare_self()
   end
 end
 
+-- `function A.forward(x)`: x would be the module, and what it is called with nowhere.
+local function check_forward(module)
+  if type(module.forward) == 'function' then
+    local names, is_vararg = surplus.parameters(module.forward)
+    if #names == 1 and not is_vararg and names[1] ~= 'self' and names[1]:sub(1, 1) ~= '_' then
+      errors.warn('UserWarning', ("forward of %s takes '%s' alone, which is the module itself; if a "
+        .. 'dot declared it, write function %s:forward(%s)'):format(module._name, names[1],
+        module._name:match '[^.]*$', names[1]))
+    end
+  end
+end
+
 local function materialize(self)
   tree.join_caller()
   prepare(self)
@@ -382,6 +395,7 @@ local function materialize(self)
   end
   for _, place in ipairs(tree.places(self)) do
     local module, path = place.module, place.path
+    check_forward(module)
     rawset(module, '_scope', path == '' and module._name or path)
     rawset(module, '_ready', true)
     module:_materialized(path, place.stream)

@@ -29,9 +29,27 @@ function ModuleList:init(...)
   end
 end
 
+--- Let a class, with this one's entries, say that they count from 1: there is nothing at 0.
+---@param cls ms.Class
+function ModuleList._count_entries(cls)
+  local parent = getmetatable(cls).__index
+  getmetatable(cls).__index = function(_, key)
+    if type(key) == 'number' and key < 1 then
+      errors.raise('IndexError', '%s has no entry %s: they count from 1', cls._name, tostring(key))
+    end
+    return parent[key]
+  end
+end
+
+ModuleList._count_entries(ModuleList)
+
 ---@param module ms.nn.Module
 ---@return self
 function ModuleList:append(module)
+  if module == nil then
+    errors.raise('TypeError', "append: 'module' is nil, expected a module; call it as "
+      .. 'list:append(module)')
+  end
   if self._is_fsdp then
     self.module:append(module)
     return self

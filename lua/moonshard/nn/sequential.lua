@@ -13,6 +13,7 @@ local Sequential = Module.extend('nn.Sequential')
 Sequential.init = ModuleList.init
 Sequential.append = ModuleList.append
 Sequential.len = ModuleList.len
+ModuleList._count_entries(Sequential)
 
 ---@param x ms.Tensor
 ---@return ms.Tensor

@@ -31,8 +31,9 @@ end
 for _, name in ipairs { 'eq', 'ne', 'lt', 'le', 'gt', 'ge' } do
   both(name, function() return { x(), operand(1) } end)
 end
+local keepdim = kinds.kind(function(v) return type(v) == 'boolean' or type(v) == 'table' end)
 for _, name in ipairs { 'sum', 'mean' } do
-  both(name, function() return { x(), maybe(dims(1)), maybe(flag(true)) } end)
+  both(name, function() return { x(), maybe(dims(1)), maybe(keepdim(true)) } end)
 end
 both('log_softmax', function() return { x(), maybe(whole(1)) } end)
 both('pow', function() return { x(), number(2) } end)
