@@ -196,7 +196,7 @@ describe('a checkpoint', function()
   it('leaves the one before alone when saving fails', function()
     local m = nn.Linear(1, 1)
     checkpoint.save(root, 'a', { step = 1, model = m })
-    checks.raises('TypeError', "a function has no JSON form (at ['config']['bad'])", checkpoint.save,
+    checks.raises('TypeError', "a function has no JSON form (at ['bad'])", checkpoint.save,
       root, 'a', { step = 2, model = m, config = { bad = print } })
     assert.equal(1, checkpoint.read_meta(root .. '/a').step)
   end)
@@ -541,8 +541,8 @@ describe('saving', function()
     local all = lines(out)
     table.sort(all)
     assert.same({
-      'TypeError: rank 1: a function has no JSON form',
-      'TypeError: rank 1: a function has no JSON form',
+      "TypeError: rank 1: a function has no JSON form (at ['f'])",
+      "TypeError: rank 1: a function has no JSON form (at ['f'])",
       "ValueError: rank 0: the config is {\"width\":4} on rank 0 and {\"width\":5} on rank 1",
       "ValueError: rank 0: the config is {\"width\":4} on rank 0 and {\"width\":5} on rank 1",
       'ValueError: rank 0: what is saved is model on rank 0 and model, optimizer on rank 1',
