@@ -37,8 +37,8 @@ describe('autograd', function()
 
   it('says what to write instead of keeping a graph', function()
     local y = leaf { 2 } * 3
-    checks.raises('NotImplementedError', "backward: 'retain_graph' is not supported yet", y.backward,
-      y, { retain_graph = true })
+    checks.raises('NotImplementedError', "backward: 'retain_graph' is not supported yet",
+      y.backward, y, { retain_graph = true })
     checks.raises('TypeError', "'grad' is a table, expected a tensor", y.backward, y, { 1 })
   end)
 

@@ -56,7 +56,8 @@ local function no_method(methods, t, key)
   end
   missing('a tensor', key, util.sorted_keys(methods),
     INSTEAD[key] and 'write ' .. INSTEAD[key]
-      or is_self(t) and "'self' is a tensor here: call module(x), or module:forward(x) with a colon")
+      or is_self(t) and "'self' is a tensor here: call module(x), or module:forward(x) with a "
+        .. 'colon')
 end
 
 --- What other libraries set, and what does it here.

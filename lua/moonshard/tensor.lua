@@ -174,8 +174,8 @@ local function as_boolean(x)
   return x ~= 0
 end
 
---- A nested table of its values; a plain number when it has no dimensions. 64-bit integers as item()
---- gives them.
+--- A nested table of its values; a plain number when it has no dimensions. 64-bit integers as
+--- item() gives them.
 ---@return table|number|boolean
 function Tensor:totable()
   local sizes = Tensor.shape(self)
@@ -325,8 +325,8 @@ end
 function Tensor:backward(grad)
   arguments.tensor('backward', 'self', self)
   if type(grad) == 'table' and grad.retain_graph ~= nil then
-    errors.raise('NotImplementedError', "backward: 'retain_graph' is not supported yet; add what is "
-      .. 'differentiated, (a + b):backward(), or run forward again')
+    errors.raise('NotImplementedError', "backward: 'retain_graph' is not supported yet; add what "
+      .. 'is differentiated, (a + b):backward(), or run forward again')
   elseif grad ~= nil then
     arguments.tensor('backward', 'grad', grad)
   end

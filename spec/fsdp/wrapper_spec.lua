@@ -304,8 +304,8 @@ FSDP(
       inner(ms.ones(1, 2))
       local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
       checks.raises('AssertionError', "Non-root FSDP instance's `_is_root` should not have been "
-        .. "set yet or should have been set to `False`: '0' was called before the module around it; "
-        .. 'call what FSDP returned for the whole model', outer, ms.ones(1, 2))
+        .. "set yet or should have been set to `False`: '0' was called before the module around "
+        .. 'it; call what FSDP returned for the whole model', outer, ms.ones(1, 2))
     end)
 
     it('and instances must agree on use_orig_params', function()

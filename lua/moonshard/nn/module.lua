@@ -380,8 +380,8 @@ local function check_forward(module)
   if type(module.forward) == 'function' then
     local names, is_vararg = surplus.parameters(module.forward)
     if #names == 1 and not is_vararg and names[1] ~= 'self' and names[1]:sub(1, 1) ~= '_' then
-      errors.warn('UserWarning', ("forward of %s takes '%s' alone, which is the module itself; if a "
-        .. 'dot declared it, write function %s:forward(%s)'):format(module._name, names[1],
+      errors.warn('UserWarning', ("forward of %s takes '%s' alone, which is the module itself; if "
+        .. 'a dot declared it, write function %s:forward(%s)'):format(module._name, names[1],
         module._name:match '[^.]*$', names[1]))
     end
   end
