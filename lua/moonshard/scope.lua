@@ -78,8 +78,8 @@ end
 -- What a scope that fails takes back: objects, and what they gave, in the order in which they did.
 local undo, undo_with, n_undo = {}, {}, 0
 
---- When a scope that is open now ends by an error, call `object:_undo(what)`: what was done must not
---- count then. Latest first, once.
+--- When a scope that is open now ends by an error, call `object:_undo(what)`: what was done must
+--- not count then. Latest first, once.
 function scope.on_failure(object, what)
   if state.depth > 0 then
     n_undo = n_undo + 1

@@ -81,8 +81,7 @@ ms_status msi_optim_options_take(ms_optim_options *options, int32_t kind, const 
 {
     ms_optim_options taken = *options;
 
-    MS_TRY(
-        msi_struct_take(&taken, o, "ms_optim_options", option_fields, MSI_COUNT(option_fields)));
+    MS_TRY(msi_struct_take(&taken, o, "ms_optim_options", option_fields, MSI_COUNT(option_fields)));
     MS_TRY(check_values(kind, &taken));
     *options = taken;
     return MS_OK;

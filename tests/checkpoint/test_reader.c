@@ -1,4 +1,5 @@
-/* runtime/checkpoint/reader.c: what is read is all of one checkpoint, whatever others do meanwhile. */
+/* runtime/checkpoint/reader.c: what is read is all of one checkpoint, whatever others do meanwhile.
+ */
 #include "ckpt_test.h"
 
 #include <sys/prctl.h>
@@ -54,8 +55,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checkpoint_reader__goes_on_with_what_it_opened),
-        cmocka_unit_test(
-            test_checkpoint_reader__finds_the_one_or_the_other_while_it_is_replaced),
+        cmocka_unit_test(test_checkpoint_reader__finds_the_one_or_the_other_while_it_is_replaced),
     };
 
     return cmocka_run_group_tests_name("checkpoint/reader", tests, NULL, NULL);

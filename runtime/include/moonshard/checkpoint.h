@@ -133,8 +133,8 @@ MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
  * ones stay, for people to look at. Only files that a checkpoint consists of are removed, no link
  * is followed, and what cannot be removed is a warning. */
 MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
-/** The name under which checkpoints of one run are told apart: "step-00000010". Valid until the next
- * call in this thread. */
+/** The name under which checkpoints of one run are told apart: "step-00000010". Valid until the
+ * next call in this thread. */
 MS_API const char *ms_checkpoint_step_name(int64_t step);
 /** As ms_checkpoint_prune(), once ms_checkpoint_step_name(step) has been saved: only checkpoints
  * named so, each by its own step, are counted and removed, and that of `step` is the one that was
