@@ -65,7 +65,8 @@ uint64_t ms_seed_get(void)
 ms_status ms_samples_begin(int64_t first)
 {
     if (first < 0) {
-        return MS_FAIL(MS_VALUE_ERROR, "samples_begin: the first sample is %lld, expected 0 or more",
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "samples_begin: the first sample is %lld, expected 0 or more",
                        (long long)first);
     }
     ms_context *ctx = msi_context();

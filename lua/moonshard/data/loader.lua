@@ -2,10 +2,10 @@
 ---
 --- A step takes W ranks x m micro-batches of B rows. Micro-batch k of rank r is number i = r m + k
 --- of the step's W m, whatever W and m are, and holds samples i B .. i B + B - 1 of the step: so 1
---- rank with 4 micro-batches sees what 4 ranks with 1 see. Each batch keeps the global number of its
---- first sample, and modules that are called with it draw dropout's masks for those: when the batch
---- was dealt, and what other loaders dealt since, does not matter. An epoch ends when no whole step
---- is left.
+--- rank with 4 micro-batches sees what 4 ranks with 1 see. Each batch keeps the global number of
+--- its first sample, and modules that are called with it draw dropout's masks for those: when the
+--- batch was dealt, and what other loaders dealt since, does not matter. An epoch ends when no
+--- whole step is left.
 ---
 --- Rank and number of ranks are those of the job. `world_size = 1` inside a job deals all samples
 --- to each rank that asks (validation that every rank does alone). In a process without a job any
@@ -239,11 +239,11 @@ function Loader:check_state(state)
         or batch_for(self, state.samples_per_step))
   end
   check_meaning(state, meaning(self))
-  local samples = state.samples
-  if type(samples) ~= 'number' or not (samples >= 0 and samples <= 2 ^ 53)
-    or samples % self.samples_per_step ~= 0 then
+  local drawn = state.samples
+  if type(drawn) ~= 'number' or not (drawn >= 0 and drawn <= 2 ^ 53)
+    or drawn % self.samples_per_step ~= 0 then
     errors.raise('ValueError', 'the position is sample %s, expected a multiple of %d from 0 to '
-      .. '2^53', tostring(samples), self.samples_per_step)
+      .. '2^53', tostring(drawn), self.samples_per_step)
   end
 end
 

@@ -3,18 +3,19 @@
 --- The mask is a function of seed, this module's path, how many times it ran on this micro-batch,
 --- the global sample and the element: how samples are dealt to ranks does not change it.
 ---
---- A data.Loader says which samples a batch holds, and begins a micro-batch with each: a module that
---- is called with the batch (x or y itself, its first argument) draws for those, whatever was dealt,
---- run or seeded meanwhile; one that is called with anything else goes on with the batch that was
---- dealt or run last. Without a loader, ranks are taken to have different samples, rank r's B rows
---- being the samples r B .. r B + B - 1, and all forwards since ms.manual_seed() are one micro-batch:
---- so every forward draws new masks, ranks draw different ones, one process that has all ranks' rows
---- as one batch draws the same, and the same seed begins the same masks anew. Checkpoints of the
---- module say how many those were.
+--- A data.Loader says which samples a batch holds, and begins a micro-batch with each: a module
+--- that is called with the batch (x or y itself, its first argument) draws for those, whatever was
+--- dealt, run or seeded meanwhile; one that is called with anything else goes on with the batch
+--- that was dealt or run last. Without a loader, ranks are taken to have different samples, rank
+--- r's B rows being the samples r B .. r B + B - 1, and all forwards since ms.manual_seed() are
+--- one micro-batch: so every forward draws new masks, ranks draw different ones, one process that
+--- has all ranks' rows as one batch draws the same, and the same seed begins the same masks anew.
+--- Checkpoints of the module say how many those were.
 ---
---- What ran in a module call that fails, or in an ms.scope that does, has not run. So a step that is
---- to be tried again runs in one, ms.scope(step), and then draws the masks of one that never failed.
---- no_sync() and no_grad() are no scopes: what returned inside them has run, though they fail later.
+--- What ran in a module call that fails, or in an ms.scope that does, has not run. So a step that
+--- is to be tried again runs in one, ms.scope(step), and then draws the masks of one that never
+--- failed. no_sync() and no_grad() are no scopes: what returned inside them has run, though they
+--- fail later.
 ---
 --- Touches: moonshard.nn.module, moonshard.ops, moonshard.samples, moonshard.scope,
 --- moonshard_ffi.parameter.

@@ -135,9 +135,9 @@ MS_API void ms_seed(uint64_t seed);
 /** The seed set last. */
 MS_API uint64_t ms_seed_get(void);
 
-/** What comes next is a micro-batch of the samples `first`, `first` + 1, ... of all the samples there
- * are, as dropout numbers them. ms_data_windows() says so itself; a host that deals batches before
- * it runs them says so again before each. MS_VALUE_ERROR below 0. */
+/** What comes next is a micro-batch of the samples `first`, `first` + 1, ... of all the samples
+ * there are, as dropout numbers them. ms_data_windows() says so itself; a host that deals batches
+ * before it runs them says so again before each. MS_VALUE_ERROR below 0. */
 MS_API ms_status ms_samples_begin(int64_t first);
 
 /** Micro-batches begun so far, by ms_samples_begin(), ms_data_windows() or a new seed: a site of
