@@ -127,9 +127,9 @@ local function sgd(opts)
 end
 
 -- The gradient of a bias is changed after the first backward, before it is clipped.
-local function clips(change)
+local function changes(write)
   return on(1, function(model)
-    ms.no_grad(change, model.module[3].bias)
+    ms.no_grad(write, model.module[3].bias)
     model:clip_grad_norm_(1)
   end, DEFAULTS.clip)
 end
@@ -427,7 +427,7 @@ local ERRORS = {
         fsdp.summon_full_params(model, nil, function() end)
       end),
     } },
-  { "a replica's gradient, dropped", { clip = clips(function(bias)
+  { "a replica's gradient, dropped", { clip = changes(function(bias)
     bias:set_grad(nil)
   end) }, "where rank 1 has dropped gradient of '2.bias'", { options = NO_SHARD } },
   { "a replica's gradient, dropped and not clipped", { clip = on(1, function(model)
@@ -442,14 +442,14 @@ local ERRORS = {
     { before_step = before(2, function(model) model.module[3].bias:grad()[1] = 9 end) },
     "where rank 1 has changed gradient of '0.weight'",
     { options = NO_SHARD, zero_grad = nothing } },
-  { "a replica's gradient, set", { clip = clips(function(bias)
+  { "a replica's gradient, set", { clip = changes(function(bias)
     bias:set_grad(nil)
     bias:set_grad(ms.ones(2))
   end) }, "where rank 1 has changed gradient of '2.bias'", { options = NO_SHARD } },
-  { "a replica's gradient, written through a view", { clip = clips(function(bias)
+  { "a replica's gradient, written through a view", { clip = changes(function(bias)
     bias:grad():narrow(1, 1, 1):fill_(9)
   end) }, "hash of changed gradient of '2.bias' is not the same on ranks 0 and 1",
-    { options = NO_SHARD, clip = clips(function(bias) bias:grad()[1] = 8 end) } },
+    { options = NO_SHARD, clip = changes(function(bias) bias:grad()[1] = 8 end) } },
   { 'values loaded before the model is wrapped', { before_wrap = function(module)
     module:load_state_dict({ ['2.bias'] = ms.ones(2) }, { strict = false })
   end }, "parameter '2.bias' (unit '2') was loaded or written before it was sharded, with other "
@@ -704,13 +704,13 @@ local LEGAL = {
     model.module[3].weight:requires_grad_(false)
     model.module[3].weight:requires_grad_(true)
   end) }, 'nothing ran in between' },
-  { "a replica's gradient, written in other steps", { clip = clips(function(bias)
+  { "a replica's gradient, written in other steps", { clip = changes(function(bias)
     bias:grad():fill_(1)
     bias:grad():fill_(4)
   end) }, 'values are compared, not writes', nil, {
-    options = NO_SHARD, clip = clips(function(bias) bias:grad():fill_(4) end),
+    options = NO_SHARD, clip = changes(function(bias) bias:grad():fill_(4) end),
   } },
-  { "a shard's gradient", { clip = clips(function(bias)
+  { "a shard's gradient", { clip = changes(function(bias)
     if bias:grad() then
       bias:grad():fill_(9)
     end
