@@ -650,9 +650,9 @@ local LAST = {
 local PATCHWORK = 'the model is a patchwork'
 
 -- What a script does to its shards between backward and step, with gradients where there are some.
-local function to_shards(fn, clips)
+local function to_shards(fn, clips_first)
   return function(model)
-    if clips then
+    if clips_first then
       model:clip_grad_norm_(1)
     end
     ms.no_grad(function()

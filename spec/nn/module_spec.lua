@@ -544,7 +544,8 @@ describe('nn.Module', function()
         .. 'or module:forward(x) with a colon', net.forward, ms.ones(2))
       function Net:forward(x) return self:layer(x) end
       checks.raises('TypeError', 'nn.Linear(x): a tensor is one argument too many; the first is '
-        .. 'the module itself, which a colon gives: write self.layer(x), with a dot', net, ms.ones(2))
+        .. 'the module itself, which a colon gives: write self.layer(x), '
+        .. 'with a dot', net, ms.ones(2))
       checks.raises('KeyError', "a tensor has no 'layer'", function(self) return self.layer end,
         ms.ones(2))
       checks.raises('KeyError', "a tensor has no 'siz', did you mean 'size'?", function(x)
