@@ -74,7 +74,7 @@ static void note_key(lua_State *L, mistake *m)
 {
     char text[KEY_ROOM], inside[64];
 
-    snprintf(inside, sizeof(inside), "%s", m->where);
+    snprintf(inside, sizeof(inside), "%.63s", m->where);
     snprintf(m->where, sizeof(m->where), "[%s]%s", key_text(L, -2, text), inside);
 }
 

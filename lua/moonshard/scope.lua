@@ -76,11 +76,11 @@ local function close()
 end
 
 -- [Note: undoing] What objects held when a scope that may fail first saw them, oldest first: entry
--- i says that `objects[i]:_undo(keys[i], values[i])` puts it back, and that the innermost open scope
--- it counts for is at depth `depths[i]`; when that one ends well, the one around it takes over.
--- Entries are put back latest first, so only the first that a scope has of an object and key counts;
--- the others are dropped now and then. An error may come between any two instructions: no entry is
--- ever half made, and to put back what another entry puts back again does no harm.
+-- i says that `objects[i]:_undo(keys[i], values[i])` puts it back, and that the innermost open
+-- scope it counts for is at depth `depths[i]`; when that one ends well, the one around it takes
+-- over. Entries are put back latest first, so only the first that a scope has of an object and key
+-- counts; the others are dropped now and then. An error may come between any two instructions: no
+-- entry is ever half made, and to put back what another entry puts back again does no harm.
 local FEW = 1024
 local n_entries, most = 0, FEW
 local objects, keys, values, depths = {}, {}, {}, {}
@@ -120,8 +120,8 @@ local function condense()
   most = math.max(FEW, 2 * n)
 end
 
---- When a scope that is open now ends by an error, call `object:_undo(key, value)`: what is done from
---- now on must not count then. To be called before it is done.
+--- When a scope that is open now ends by an error, call `object:_undo(key, value)`: what is done
+--- from now on must not count then. To be called before it is done.
 ---@param key any  what of the object
 ---@param value any  what it is now
 function scope.on_failure(object, key, value)

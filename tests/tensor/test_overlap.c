@@ -110,7 +110,8 @@ static void test_tensor_overlap__in_place_writes_refuse_it(void **state)
     assert_ok(ms_op_narrow(&last, x, 0, 3, 3));
     assert_ok(ms_op_select(&row, x, 0, 2));
     assert_ok(ms_tensor_describe(x, &before));
-    assert_fails(MS_RUNTIME_ERROR, "copy_: the source of shape (3) overlaps the tensor of shape (3)",
+    assert_fails(MS_RUNTIME_ERROR,
+                 "copy_: the source of shape (3) overlaps the tensor of shape (3)",
                  ms_tensor_copy(second, first));
     assert_fails(MS_RUNTIME_ERROR, "add_: the source of shape (3) overlaps",
                  ms_tensor_add_scaled(first, second, 1));

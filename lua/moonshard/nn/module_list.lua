@@ -46,7 +46,7 @@ ModuleList._count_entries(ModuleList)
 ---@param module ms.nn.Module
 ---@return self
 function ModuleList:append(module)
-  if module == nil then
+  if module == nil and not self.append then -- called with a dot, on what should be appended
     errors.raise('TypeError', "append: 'module' is nil, expected a module; call it as "
       .. 'list:append(module)')
   end
