@@ -316,6 +316,10 @@ describe('the moonshard command', function()
       end
       local output = shell(bare .. link .. ' info')
       assert.truthy(output:find('library   ' .. prefix .. '/lib/lua/5.1', 1, true), output)
+      local found = ('LUA_PATH="%s/share/lua/5.1/?.lua;%s/share/lua/5.1/?/init.lua;;" '
+        .. 'LUA_CPATH="%s/lib/lua/5.1/?.so;;" '):format(prefix, prefix, prefix)
+      assert.equal('2\n', (shell(bare .. found
+        .. [[luajit -e 'print(require("moonshard").ones(2):sum():item())']])))
     end)
     shell('rm -r ' .. prefix)
   end)
