@@ -13,6 +13,17 @@ local function typed(lines, program)
   return output:gsub('^[^\n]*\n', '', 1)
 end
 
+-- What a prompt prints that reads what `before` writes, is interrupted, and then gets a last line.
+local function interrupted(before, last)
+  return scripts.shell(([[sh -c '
+    out=$(mktemp)
+    { %s
+      for i in $(seq 100); do grep -q interrupted $out && break; sleep 0.05; done
+      echo "%s"
+    } | bindings/moonshard repl >$out
+    cat $out; rm $out']]):format(before, last))
+end
+
 describe('the prompt', function()
   it('prints what expressions give, and keeps globals', function()
     assert.equal('> > 3\n> 4\n> 5\tx\n> > nil\n> \n',
@@ -75,15 +86,10 @@ describe('the prompt', function()
   end)
 
   it('gives up what is being typed at an interrupt, and loses no line after it', function()
-    local output = scripts.shell([[sh -c '
-      out=$(mktemp)
-      { echo "x = 1"
-        echo "k = io.popen(\"sleep 0.1; kill -INT \" .. io.open(\"/proc/self/stat\"):read(\"*n\"))"
-        echo "function f("
-        for i in $(seq 100); do grep -q interrupted $out && break; sleep 0.05; done
-        echo "x + 41"
-      } | bindings/moonshard repl >$out
-      cat $out; rm $out']])
+    local output = interrupted([[
+      echo "x = 1"
+      echo "k = io.popen(\"sleep 0.1; kill -INT \" .. io.open(\"/proc/self/stat\"):read(\"*n\"))"
+      echo "function f("]], 'x + 41')
     assert.truthy(output:find('\n> > > >> \ninterrupted\n> 42\n> \n$'), output)
   end)
 
@@ -101,14 +107,9 @@ describe('the prompt', function()
   end)
 
   it('reads on after an interrupt of what reads', function()
-    local output = scripts.shell([[sh -c '
-      out=$(mktemp)
-      { echo "pid = io.open(\"/proc/self/stat\"):read(\"*n\")"
-        echo "k = io.popen(\"sleep 0.1; kill -INT \" .. pid) io.read(\"*l\")"
-        for i in $(seq 100); do grep -q interrupted $out && break; sleep 0.05; done
-        echo "41 + 1"
-      } | bindings/moonshard repl >$out
-      cat $out; rm $out']])
+    local output = interrupted([[
+      echo "pid = io.open(\"/proc/self/stat\"):read(\"*n\")"
+      echo "k = io.popen(\"sleep 0.1; kill -INT \" .. pid) io.read(\"*l\")"]], '41 + 1')
     assert.truthy(output:find('\n> > \ninterrupted\n> 42\n> \n$'), output)
   end)
 
