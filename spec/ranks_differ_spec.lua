@@ -347,6 +347,14 @@ local ERRORS = {
   { 'a mode that is assigned', { before_step = before(2, function(model)
     model.module[2][2].training = false
   end) }, 'rank 1 has training of modules true, but of 1.1, rank 0 has not' },
+  { 'the probability of dropout from one step on', { before_step = before(2, function(model)
+    model.module[2][2].p = 0.2
+  end) }, "p of '1.1' 0.2" },
+  { 'the probability of dropout at one step', { before_step = function(step, model)
+    model.module[2][2].p = step == 2 and 0.25 or 0.1
+  end }, "p of '1.1' is 0.2 on rank 0 and 0.25 on rank 1", { before_step = function(step, model)
+    model.module[2][2].p = step == 2 and 0.2 or 0.1
+  end } },
   { 'the mode after text was written', { last = write_then(function(model) model:eval() end) },
     'rank 0 has training of modules true, rank 1 has not',
     merged(WRITER, { last = write_then(nothing) }) },

@@ -78,6 +78,11 @@ ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
     return MS_OK;
 }
 
+uint64_t msi_comm_said(const ms_comm *c)
+{
+    return c->hash;
+}
+
 bool msi_fingerprint_same_call(const msi_fingerprint *a, const msi_fingerprint *b)
 {
     msi_fingerprint other = *b;

@@ -9,15 +9,17 @@
  *     filled    generation whose own extents this rank has cast into the slot
  *     dropped   generation whose own extents it will not cast any more
  *     released  generation this rank is done reading
+ *     said      hash of all this rank had said when it named the generation it filled
  * and per gradient slot and rank
  *     ready     generation whose gradient of this rank is complete
  *     reduced   generation whose chunk this rank has reduced in place (NO_SHARD only)
  *     dropped   generation whose chunk it will not reduce any more
  *     read      generation this rank has read everything of that it needs
+ *     said      as above, of the generation that is ready
  * Slot and generation of every use follow from program order alone: a free slot is taken in the
  * order in which slots became free, and its generation is counted up. So ranks agree without
  * talking. A slot is filled with generation g once released[q] >= g - 1 for every rank q, and read
- * once filled[q] >= g for every q. A gradient slot is written with g once read[q] >= g - 1 for
+ * once filled[q] >= g for every q that has said the same. A gradient slot is written with g once read[q] >= g - 1 for
  * every q. No barriers. What cannot be done yet is queued, and every wait runs the queue. A publish
  * still queued when the unit is skipped, written or reset is dropped: `dropped` and `released` are
  * stored, the slot is not. Ranks that run one program all drop it, and nobody reads. One that drops
@@ -40,6 +42,7 @@ typedef struct msi_slot_word {
     _Alignas(64) _Atomic uint64_t filled;
     _Atomic uint64_t dropped;
     _Atomic uint64_t released;
+    _Atomic uint64_t said;
 } msi_slot_word;
 
 typedef struct msi_grad_word {
@@ -47,6 +50,8 @@ typedef struct msi_grad_word {
     _Atomic uint64_t reduced;
     _Atomic uint64_t dropped;
     _Atomic uint64_t read;
+    _Atomic uint64_t said;
+    _Atomic uint64_t whole; /* not 0: this rank has contributed to every parameter */
 } msi_grad_word;
 
 /* Room for the full parameters of one unit at a time. */
@@ -138,7 +143,8 @@ struct ms_fsdp_unit {
     msi_slot *home;       /* own slot, or NULL: one of the ring */
     msi_slot *slot;       /* in use while published or unsharded */
     uint64_t generation;  /* of `slot` while published or unsharded */
-    uint64_t seq;         /* of the unshard's fingerprint */
+    uint64_t seq;         /* of the unshard's fingerprint ... */
+    uint64_t said;        /* ... and all that this rank had said with it */
     bool publish_queued;  /* depends on how far peers are: nothing may be decided by it */
     bool outdated;        /* the master was written since the program named its latest publish */
     int64_t told_version; /* of the master: later ones were written by the script itself ... */
@@ -156,7 +162,7 @@ struct ms_fsdp_unit {
     bool expecting;   /* has leaves in the running backward */
     msi_grad_slot *grad_home;
     msi_grad_slot *grad_slot;
-    uint64_t grad_generation, grad_seq;
+    uint64_t grad_generation, grad_seq, grad_said;
     int32_t grad_phase;        /* MSI_GRAD_* */
     int32_t slot_dtype;        /* of the finished gradient in the slot */
     void *leaf;                /* where this backward's gradient is born */

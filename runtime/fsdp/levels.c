@@ -89,12 +89,14 @@ ms_status msi_unit_keep_leaf(ms_fsdp_unit *u)
 /* Peers learn with the gradient which parameters it is one of. */
 static void tell_used(ms_fsdp_unit *u)
 {
-    bool *used = msi_grad_slot_used(u, u->rank);
+    bool *used = msi_grad_slot_used(u, u->rank), whole = true;
 
     for (int32_t i = 0; i < u->n_params; i++) {
         used[i] = u->params[i].contributed || u->params[i].accumulated;
         u->params[i].contributed = u->params[i].accumulated = false;
+        whole = whole && used[i];
     }
+    atomic_store_explicit(&u->grad_slot->words[u->rank].whole, whole, memory_order_relaxed);
 }
 
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)

@@ -74,11 +74,10 @@ ms_status msi_queue_wait(ms_fsdp_tree *tree, uint64_t seq, bool (*ready)(void *u
 
     for (;;) {
         MS_TRY(msi_queue_run(tree));
-        /* Also where nothing is left to wait for: what is ready may be what another call made. */
-        MS_TRY(msi_comm_wait(tree->comm, seq, ready_or_work, &w));
         if (ready(user)) {
             return MS_OK;
         }
+        MS_TRY(msi_comm_wait(tree->comm, seq, ready_or_work, &w));
     }
 }
 

@@ -97,6 +97,8 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
                           .generation = u->grad_generation,
                           .name = u->label};
 
+    msi_grad_word *own = &u->grad_slot->words[u->rank];
+
     MS_TRY(make_shown(u));
     MS_TRY(msi_unit_note_kept_gradients(u));
     for (int32_t i = 0; i < tree->grads.n_slots; i++) {
@@ -104,11 +106,13 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
     }
     tree->named = true;
     MS_TRY(msi_comm_publish(u->comm, &fp, &u->grad_seq));
+    u->grad_said = msi_comm_said(u->comm);
     msi_comm_count(u->comm, fp.kind);
     u->grad_slot->seq = u->grad_seq;
     u->grad_phase = MSI_GRAD_READY;
     tree->reducing[tree->n_reducing++] = u;
-    atomic_store(&u->grad_slot->words[u->rank].ready, u->grad_generation);
+    atomic_store_explicit(&own->said, u->grad_said, memory_order_relaxed);
+    atomic_store(&own->ready, u->grad_generation);
     msi_comm_ring(u->comm);
     msi_unit_changed(u);
     return msi_queue_run(tree);
@@ -142,8 +146,9 @@ bool msi_reduce_possible(ms_fsdp_unit *u)
     for (int32_t q = 0; q < u->world; q++) {
         const msi_grad_word *word = &u->grad_slot->words[q];
 
-        if (atomic_load(reduced ? &word->reduced : &word->ready) < u->grad_generation) {
-            return false;
+        if (atomic_load(reduced ? &word->reduced : &word->ready) < u->grad_generation ||
+            atomic_load_explicit(&word->said, memory_order_relaxed) != u->grad_said) {
+            return false; /* not yet; or ranks differ, which a wait finds out */
         }
     }
     return true;
@@ -194,7 +199,8 @@ static ms_status prepare_shard(ms_fsdp_unit *u, bool *add)
 static bool is_used(const ms_fsdp_unit *u, int32_t index)
 {
     for (int32_t q = 0; q < u->world; q++) {
-        if (msi_grad_slot_used(u, q)[index]) {
+        if (atomic_load_explicit(&u->grad_slot->words[q].whole, memory_order_relaxed) != 0 ||
+            msi_grad_slot_used(u, q)[index]) {
             return true;
         }
     }

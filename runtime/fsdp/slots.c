@@ -251,6 +251,7 @@ ms_status msi_publish_fill(ms_fsdp_unit *u)
     MS_TRY(
         cast_run(u->slot->rw + at, u->param_dtype, u->master->data, u->orig_dtype, u->shard_numel));
     u->publish_queued = false;
+    atomic_store_explicit(&u->slot->words[u->rank].said, u->said, memory_order_relaxed);
     atomic_store(&u->slot->words[u->rank].filled, u->generation);
     msi_comm_ring(u->comm);
     msi_unit_changed(u);
@@ -310,6 +311,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
 
     tree->named = true;
     MS_TRY(msi_comm_publish(u->comm, &fp, &u->seq));
+    u->said = msi_comm_said(u->comm);
     msi_comm_count(u->comm, fp.kind);
     slot->holder = u;
     u->slot = slot;
@@ -323,6 +325,15 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
 }
 
 /* -- unshard and reshard ----------------------------------------------------------------------- */
+
+/* Ranks that differ may have filled the slot with two units: not ready, so the wait compares. */
+static bool has_filled(const ms_fsdp_unit *u, int32_t q)
+{
+    const msi_slot_word *word = &u->slot->words[q];
+
+    return atomic_load(&word->filled) >= u->generation &&
+           atomic_load_explicit(&word->said, memory_order_relaxed) == u->said;
+}
 
 /* What it has filled it had filled before it dropped anything later: `filled` is looked at last. */
 static bool has_dropped(const ms_fsdp_unit *u, int32_t q)
@@ -338,7 +349,7 @@ static bool all_filled_or_dropped(void *user)
     const ms_fsdp_unit *u = user;
 
     for (int32_t q = 0; q < u->world; q++) {
-        if (atomic_load(&u->slot->words[q].filled) < u->generation && !has_dropped(u, q)) {
+        if (!has_filled(u, q) && !has_dropped(u, q)) {
             return false;
         }
     }

@@ -10,8 +10,8 @@ local util = require 'moonshard.util'
 
 local settings = {}
 
--- In as many digits as it takes, and on one line.
-local function text_of(value)
+--- A setting in words: in as many digits as it takes, and on one line.
+function settings.text(value)
   if type(value) == 'number' then
     local text = ('%.14g'):format(value)
     return tonumber(text) == value and text or ('%.17g'):format(value)
@@ -20,6 +20,8 @@ local function text_of(value)
   end
   return (tostring(value):gsub('%c', function(c) return ('\\%d'):format(c:byte()) end))
 end
+
+local text_of = settings.text
 
 -- "nn.Dropout (p 0.1)"
 local function description(module)
@@ -47,15 +49,16 @@ local function add_own_fields(lines, place, module)
   end
 end
 
-local function place_of(entry)
-  return entry.path == '' and 'the model' or ("'%s'"):format(text_of(entry.path))
+--- A module in words, by its path below the root.
+function settings.place(path)
+  return path == '' and 'the model' or ("'%s'"):format(text_of(path))
 end
 
 -- What agree.on_lines() takes: modules, and fields.
 local function lines_of(root, ignored)
   local modules, fields = {}, {}
   for _, entry in ipairs(tree.walk(root)) do
-    local module, place = entry.module, place_of(entry)
+    local module, place = entry.module, settings.place(entry.path)
     if not module._is_fsdp then
       local list = ignored[module] and fields or modules
       list[#list + 1] = ('%s\t%s'):format(place, description(module))
@@ -85,7 +88,7 @@ function settings.warn_of_loose(root, ignored)
         and not is_buffer(module, field) then
         errors.warn('UserWarning', ("field '%s' of %s (%s) is a tensor that requires grad, but no "
           .. "parameter: nothing shards or trains it; write self:param('%s', { size, ... }, rule), "
-          .. "or self:tie('%s', t) for a tensor there is"):format(text_of(field), place_of(entry),
+          .. "or self:tie('%s', t) for a tensor there is"):format(text_of(field), settings.place(entry.path),
           text_of(module._name), text_of(field), text_of(field)))
       end
     end

@@ -12,11 +12,11 @@ local ModuleList = require 'moonshard.nn.module_list'
 local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local buffer = require 'moonshard.nn.buffer'
+local changeable = require 'moonshard.fsdp.changeable'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local ignored = require 'moonshard.fsdp.ignored'
-local modes = require 'moonshard.fsdp.modes'
 local notes = require 'moonshard_ffi.notes'
 local once = require 'moonshard.once'
 local options = require 'moonshard.fsdp.options'
@@ -234,14 +234,6 @@ local function note_options(instances)
   end
 end
 
--- What the next forward computes depends on it.
-local function note_modes(tree)
-  local text = modes.changed(tree.modes)
-  if text then
-    notes.text(tree.root.process_group, 'training of modules', text)
-  end
-end
-
 local function make_tree(self)
   self:_prepare()
   local instances = instances_of(self)
@@ -259,7 +251,7 @@ local function make_tree(self)
     units[#units + 1] = rawget(instance, '_unit')
   end
   local tree = {
-    running = false, sync = true, summoned = false, root = self, modes = modes.of(self),
+    running = false, sync = true, summoned = false, root = self, changeable = changeable.of(self),
   }
   tree.handle = runtime.tree(self.process_group, {
     backward_prefetch = self.backward_prefetch,
@@ -272,7 +264,7 @@ local function make_tree(self)
   end
   runtime.init(tree.handle)
   note_options(instances)
-  note_modes(tree)
+  changeable.tell(tree.changeable, tree.root.process_group)
   settings.compare(self.process_group, self, self._ignored.modules)
   settings.warn_of_loose(self, self._ignored.modules)
   agree.on_ignored(self.process_group, module_tree.unmanaged(self))
@@ -372,7 +364,7 @@ end
 
 local function outermost_forward(self, tree, ...)
   tree.running = true
-  note_modes(tree)
+  changeable.tell(tree.changeable, tree.root.process_group)
   runtime.tree_pre_forward(tree.handle)
   return close_root(self, tree, self:_unit_forward(...))
 end
