@@ -1,122 +1,18 @@
--- Everything two ranks can do differently, a line each: caught on all ranks at once and named, or
--- legal, with the reason.
+-- What two ranks may not do differently, a line each: caught on all ranks at once and named. (What
+-- is legal: legal_spec.lua.)
 --
--- A line changes the settings of rank 1; rank 0 has the defaults below. Lines that end in an error
--- take a job each.
+-- A line changes the settings of rank 1; rank 0 has the defaults of support/two_ranks.lua.
 local ms = require 'moonshard'
 local nn, fsdp, optim, data = ms.nn, ms.fsdp, ms.optim, ms.data
 local runs = require 'support.runs'
+local two = require 'support.two_ranks'
+
+local DEFAULTS, NO_SHARD, PLANNED, WRITER = two.DEFAULTS, two.NO_SHARD, two.PLANNED, two.WRITER
+local before, changes, counting, frozen = two.before, two.changes, two.counting, two.frozen
+local layers, merged, nothing, on, run = two.layers, two.merged, two.nothing, two.on, two.run
+local transformer, writes = two.transformer, two.writes
 
 local SOON = 5 -- seconds; errors come within one, but tests share their machine
-
--- -- the program every rank runs -----------------------------------------------------------------
-
-local function layers()
-  return nn.Sequential {
-    nn.Linear(4, 6), nn.Sequential { nn.Linear(6, 6), nn.Dropout(0.1) }, nn.Linear(6, 2),
-  }
-end
-
-local function counting(n, from)
-  return ms.arange(n):add(from or 0):to('i64')
-end
-
-local function nothing() end
-
-local DEFAULTS = {
-  seed = 1,
-  layers = layers,
-  before_wrap = nothing, -- (module)
-  options = {}, -- of FSDP
-  ignored = nothing, -- (module)
-  after_wrap = nothing, -- (model)
-  optimizer = function(model) return optim.SGD(model:parameters(), { lr = 0.1 }) end,
-  tokens = function() return counting(200) end,
-  loader = {}, -- options
-  steps = 3,
-  before_step = nothing, -- (step, model, opt, loader)
-  backward = function(loss) loss:backward() end,
-  clip = function(model) model:clip_grad_norm_(1) end,
-  step = function(opt) opt:step() end,
-  zero_grad = function(opt) opt:zero_grad() end,
-  last = function(model) ms.no_grad(model, ms.ones(1, 4)) end, -- what was noted last is compared
-}
-
-local function merged(base, over)
-  local out = {}
-  for _, t in ipairs { base, over } do
-    for name, value in pairs(t) do -- order does not matter: names differ
-      out[name] = value
-    end
-  end
-  return out
-end
-
-local function train(settings, rank)
-  local s = merged(DEFAULTS, settings)
-  ms.manual_seed(s.seed)
-  local module = s.layers()
-  s.before_wrap(module)
-  local model = fsdp.FSDP(module, merged({
-    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
-    ignored_modules = s.ignored(module),
-  }, s.options))
-  s.after_wrap(model)
-  local opt = s.optimizer(model)
-  local loader = data.Loader(merged({
-    tokens = s.tokens(), batch = 2, context = 4, seed = 3, rank = rank, world_size = 2,
-  }, s.loader))
-  for step = 1, s.steps do
-    s.before_step(step, model, opt, loader)
-    local x = loader:next()
-    ms.scope(function()
-      s.backward(model(x:to('f32'):mul(0.01)):sum(), step)
-    end)
-    s.clip(model, step)
-    s.step(opt, step)
-    s.zero_grad(opt, step)
-  end
-  s.last(model, loader)
-end
-
--- What each rank has to say: the seconds it took, 'ok' or the error, and its warnings; and what
--- became of the job.
-local function run(base, odd)
-  local reports, cause = runs.reports(2, function(rank)
-    local began, ok, err = ms.time()
-    local warnings = ms.capture_warnings(function()
-      ok, err = pcall(train, rank == 1 and merged(base, odd) or base, rank)
-    end)
-    local said = { ('%.3f'):format(ms.time() - began), ok and 'ok' or ms.errors.describe(err) }
-    for _, warning in ipairs(warnings) do
-      said[#said + 1] = warning.message
-    end
-    return table.concat(said, '\n'), not ok and err or nil
-  end)
-  local out = {}
-  for rank = 0, 1 do
-    local seconds, message, warnings = reports[rank]:match '^(.-)\n([^\n]*)\n?(.*)$'
-    out[rank + 1] = { seconds = tonumber(seconds), message = message, warnings = warnings }
-  end
-  return out, cause
-end
-
--- -- what differs ---------------------------------------------------------------------------------
-
--- On the step of this number only (the second, unless said).
-local function on(wanted, fn, otherwise)
-  return function(subject, step)
-    return (step == wanted and fn or otherwise or nothing)(subject, step)
-  end
-end
-
-local function before(wanted, fn)
-  return function(step, ...)
-    if step == wanted then
-      fn(...)
-    end
-  end
-end
 
 local function adamw(opts)
   return function(model) return optim.AdamW(model:parameters(), opts) end
@@ -126,17 +22,7 @@ local function sgd(opts)
   return function(model) return optim.SGD(model:parameters(), opts) end
 end
 
--- The gradient of a bias is changed after the first backward, before it is clipped.
-local function changes(write)
-  return on(1, function(model)
-    ms.no_grad(write, model.module[3].bias)
-    model:clip_grad_norm_(1)
-  end, DEFAULTS.clip)
-end
-
-local function frozen(i, place)
-  return function(module) module[i]:requires_grad_(place == 'on') end
-end
+local ADAMW = { optimizer = adamw { lr = 0.1 } }
 
 -- A linear layer far down, and the freezing of one of its parameters on the second step.
 local function deep()
@@ -192,42 +78,12 @@ local function loads(name)
   end) }
 end
 
-local function keeps(n)
-  return { before_step = before(2, function(model)
-    local manager = ms.checkpoint.Manager { root = folder, keep = n }
-    for step = 1, 3 do
-      manager:save { step = step, model = model }
-    end
-  end) }
-end
-
--- Full values, of which a rank may take none.
-local function gathers(rank0_only)
-  return { before_step = before(2, function(model)
-    local sd = model:state_dict { rank0_only = rank0_only }
-    assert(#sd == (rank0_only and ms.dist.rank() > 0 and 0 or 6))
-    fsdp.summon_full_params(model, { rank0_only = rank0_only, writeback = false }, nothing)
-  end) }
-end
-
 -- A module without parameters in the place of the dropout.
 local function holding(make)
   return function()
     local module = layers()
     module[2][2] = make()
     return module
-  end
-end
-
-local function transformer(opts)
-  local base = { vocab = 13, layers = 1, heads = 2, width = 8, context = 4 }
-  return function() return ms.models.GPT(merged(base, opts)) end
-end
-
-local function writes(n, opts, prompt)
-  return function(model)
-    model:generate(prompt or { 1 }, n, opts)
-    ms.dist.barrier()
   end
 end
 
@@ -258,19 +114,6 @@ local function evaluates(skips)
     ms.dist.barrier()
   end
 end
-
-local function scaled(field, value)
-  return { before_wrap = function(module) module[2][field] = value end }
-end
-
-local WRITER = {
-  layers = transformer {}, steps = 0, last = writes(2),
-  options = { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock } },
-}
-
-local NO_SHARD = { sharding_strategy = 'NO_SHARD' }
-local PLANNED = { after_wrap = function(model) model:plan() end } -- its collectives are over
-local ADAMW = { optimizer = adamw { lr = 0.1 } }
 
 -- { what, settings of rank 1, what both ranks are told, settings of both (default: none) }
 local ERRORS = {
@@ -655,122 +498,6 @@ local LAST = {
     'best is 1 on rank 0 and 2 on rank 1', { last = function() ms.dist.same('best', 1) end } },
 }
 
-local PATCHWORK = 'the model is a patchwork'
-
--- What a script does to its shards between backward and step, with gradients where there are some.
-local function to_shards(fn, clips_first)
-  return function(model)
-    if clips_first then
-      model:clip_grad_norm_(1)
-    end
-    ms.no_grad(function()
-      for p in model:parameters() do
-        if p:grad() then
-          fn(p, p:grad())
-        end
-      end
-    end)
-  end
-end
-
-local function update_by_hand(lr)
-  return { clip = to_shards(function(p, grad) p:add_(grad, -lr) end), step = nothing }
-end
-
--- { what, settings of rank 1, the reason, what a warning of rank 0 says, settings of both }
-local LEGAL = {
-  { 'the seed of shards', { seed = 2 },
-    'reference programs seed by rank; the first values are a mixture, and dropout draws by rank',
-    { PATCHWORK, 'load one state dict on all' } },
-  { 'the rule of shards', { before_wrap = function(module)
-    module:materialize()
-    nn.init.apply_(module[3].bias, nn.init.constant(0.5))
-  end }, 'shards cut from different wholes train as one model', { PATCHWORK, "parameter '2.bias'" },
-    { before_wrap = function(module) module:materialize() end } },
-  { 'values written into a shard', { before_step = before(2, function(model)
-    local bias = model.module[3].bias
-    if bias:numel() > 0 then
-      ms.no_grad(bias.fill_, bias, 7)
-    end
-  end) }, 'a rank holds its elements alone' },
-  { 'an update of shards by hand', update_by_hand(0.2),
-    'each writes other elements, or none: nothing says which values are right', nil,
-    update_by_hand(0.1) },
-  { 'gradients dropped by hand', { clip = to_shards(function(p) p:set_grad(nil) end, true) },
-    'a rank that holds nothing of a parameter has no gradient either' },
-  { 'gradients scaled by hand', { clip = to_shards(function(p, grad)
-    p:set_grad(grad * 0.5)
-  end, true) }, 'a rank holds the gradients of its elements alone' },
-  { 'a frozen parameter by another name of the call', {
-    before_wrap = function(module)
-      for _, p in ipairs(module[3]:parameters()) do
-        p:requires_grad_(false)
-      end
-    end,
-  }, 'flags are compared, not calls', nil, { before_wrap = frozen(3) } },
-  { 'a flag that is put back', { before_step = before(2, function(model)
-    model.module[3].weight:requires_grad_(false)
-    model.module[3].weight:requires_grad_(true)
-  end) }, 'nothing ran in between' },
-  { "a replica's gradient, written in other steps", { clip = changes(function(bias)
-    bias:grad():fill_(1)
-    bias:grad():fill_(4)
-  end) }, 'values are compared, not writes', nil, {
-    options = NO_SHARD, clip = changes(function(bias) bias:grad():fill_(4) end),
-  } },
-  { "a shard's gradient", { clip = changes(function(bias)
-    if bias:grad() then
-      bias:grad():fill_(9)
-    end
-  end) }, 'a rank holds its elements alone' },
-  { 'an optimizer of plain tensors', { before_step = before(2, function()
-    local own = ms.ones(2)
-    own:requires_grad_(true)
-    own:mul(own):sum():backward()
-    optim.SGD({ own }, { lr = 1 }):step()
-  end) }, "what no unit holds is a rank's own business" },
-  { 'a loader of its own', { before_step = before(2, function()
-    data.Loader { tokens = counting(50), batch = 1, context = 2, world_size = 1 }:next()
-  end) }, 'a loader for one rank deals to nobody else' },
-  { 'rows of a batch', { backward = function(loss) loss:mul(1):backward() end },
-    'ranks have different data; only collectives must fit' },
-  { 'a factor set to what it is', { after_wrap = function(model)
-    model:set_gradient_factor(nil)
-  end }, 'nothing changes', nil, PLANNED },
-  { 'settings changed and put back', { before_step = before(2, function(_, opt)
-    opt:set_lr(9)
-    opt:set_lr(0.1)
-  end) }, 'steps are compared, not what was set between them' },
-  { 'a mode that is put back', { before_step = before(2, function(model)
-    model:eval():train()
-  end) }, 'nothing ran in between' },
-  { 'the mode of another model', { before_step = before(2, function(model)
-    model.module[2][2].training = false
-    nn.Linear(2, 2):eval()
-  end) }, 'no rank computes with it here', nil, { before_step = before(2, function(model)
-    model.module[2][2].training = false
-  end) } },
-  { "a field of the script's own", scaled('scale', 2), 'the script knows what it means',
-    { "field 'scale' of '1' (nn.Sequential) is 1 on rank 0 and 2 on rank 1: if it decides what is "
-      .. 'computed, give it one value' }, scaled('scale', 1) },
-  { 'a field whose name says that it is private', scaled('_file', 'log.1'),
-    "it is nobody else's", nil, scaled('_file', 'log.0') },
-  { 'a hook on a gradient', { after_wrap = function(model)
-    model.module[3].weight:hook(function(grad) return grad * 2 end)
-  end }, 'it sees the gradient of its own rows, before it is reduced' },
-  { 'a hook on what a module returns', { before_wrap = function(module)
-    module[1]:register_forward_hook(function(_, _, output) return output * 2 end)
-  end }, 'it sees its own rows' },
-  { 'the text to go on from', { last = writes(2, {}, { 3, 4, 5 }) },
-    'ranks have different data; only collectives must fit', nil, WRITER },
-  { 'how many checkpoints they keep', keeps(1), 'rank 0 removes the old ones, as it was told', nil,
-    keeps(2) },
-  { 'who takes the full values', gathers(true), 'all gather them, and what a rank does with its '
-    .. 'copy is its own business', nil, gathers(false) },
-  { 'how tokens are drawn', { last = writes(2, { temperature = 0, top_k = 3, seed = 4 }) },
-    "all compute the logits, and who draws from them how is nobody else's business", nil, WRITER },
-}
-
 describe('two ranks that differ in', function()
   after_each(function()
     os.execute('rm -rf ' .. folder)
@@ -797,21 +524,6 @@ describe('two ranks that differ in', function()
       end
       assert.is_truthy(cause, 'the job ended well')
       assert.is_truthy(cause:find(told, 1, true), cause)
-    end)
-  end
-
-  for _, line in ipairs(LEGAL) do
-    local what, odd, reason, warned, base = unpack(line, 1, 5)
-    it(('%s go on: %s'):format(what, reason), function()
-      local reports, cause = run(base or {}, odd)
-      assert.is_nil(cause)
-      for rank, report in ipairs(reports) do
-        assert.equal('ok', report.message, 'rank ' .. rank - 1)
-        for _, text in ipairs(warned or {}) do -- once, by rank 0
-          local _, times = report.warnings:gsub(text:gsub('%p', '%%%0'), '')
-          assert.equal(rank == 1 and 1 or 0, times, report.warnings)
-        end
-      end
     end)
   end
 end)
