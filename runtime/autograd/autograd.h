@@ -102,7 +102,5 @@ uint64_t msi_autograd_now(ms_context *ctx);
  * reaches has run. Dropped when the backward ends before. */
 ms_status msi_backward_when_behind(ms_context *ctx, uint64_t place, ms_status (*fn)(void *user),
                                    void *user);
-/* Is a backward running in this context? */
-bool msi_backward_running(ms_context *ctx);
 
 #endif

@@ -417,13 +417,6 @@ ms_status ms_backward(ms_tensor *root, ms_tensor *grad)
 
 /* -- who watches ------------------------------------------------------------------------------- */
 
-bool msi_backward_running(ms_context *ctx)
-{
-    const msi_tape *tape = ctx->room[MSI_ROOM_AUTOGRAD];
-
-    return tape != NULL && tape->running;
-}
-
 uint64_t msi_autograd_now(ms_context *ctx)
 {
     const msi_tape *tape = ctx->room[MSI_ROOM_AUTOGRAD];

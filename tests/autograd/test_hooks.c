@@ -384,7 +384,6 @@ static ms_status start_another(void *user, ms_tensor *grad, ms_tensor **replacem
 {
     seen *s = user;
 
-    assert_true(msi_backward_running(msi_context()));
     assert_fails(MS_RUNTIME_ERROR, "another backward is running", ms_backward(s->tensor, NULL));
     s->calls++;
     return MS_OK;
@@ -401,7 +400,6 @@ static void test_autograd_hooks__cannot_start_a_backward(void **state)
     assert_ok(ms_tensor_hook(y, start_another, &s, NULL, NULL));
     assert_ok(ms_backward(y, NULL));
     assert_int_equal(s.calls, 1);
-    assert_false(msi_backward_running(msi_context()));
     EXPECT_GRAD(x, exp(3));
     assert_ok(ms_backward(z, NULL)); /* it was left alone */
     EXPECT_GRAD(x, 2 * exp(3));
