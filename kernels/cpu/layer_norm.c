@@ -3,5 +3,8 @@
 #include "lanes.h"
 #include "table.h"
 
+#include <float.h>
+#include <math.h>
+
 #define BODY "layer_norm_body.h"
 #include "each_float.h"

@@ -40,6 +40,34 @@ static REAL LOCAL(variance_of)(const T *x, int64_t cols, REAL mean)
     return HSUM((sum[0] + sum[1]) + (sum[2] + sum[3])) / (REAL)cols;
 }
 
+/* The mean lies between the least and the greatest of its row, where rounding may not have left it.
+ */
+static REAL LOCAL(mean_within)(const T *x, int64_t cols, REAL mean)
+{
+    V most = SPLAT(-INFINITY), least = SPLAT(-INFINITY); /* `least` of the negated */
+
+    for (int64_t j = 0; j < cols; j += 16) {
+        const int64_t n = cols - j < 16 ? cols - j : 16;
+        V v = LOCAL(at)(x, j, cols);
+
+        most = VMAX(most, n < 16 ? LOCAL(keep)(v, n, -INFINITY) : v);
+        least = VMAX(least, n < 16 ? LOCAL(keep)(-v, n, -INFINITY) : -v);
+    }
+    const REAL low = -HMAX(least), high = HMAX(most);
+
+    return mean < low ? low : mean > high ? high : mean;
+}
+
+/* A row whose elements differ by no more than the rounding of its mean would be normalised to what
+ * that rounding left: 1 each, where all are equal. */
+static bool LOCAL(is_level)(int64_t cols, REAL mean, REAL variance)
+{
+    const REAL epsilon = sizeof(REAL) == sizeof(float) ? (REAL)FLT_EPSILON : (REAL)DBL_EPSILON;
+    const REAL rounding = epsilon * ((REAL)cols / 64 + 8) * mean; /* of sums in 64 lanes */
+
+    return variance <= rounding * rounding;
+}
+
 void MSI_NAME(LOCAL(layer_norm))(const void *args)
 {
     const msi_layer_norm_args *a = args;
@@ -49,8 +77,13 @@ void MSI_NAME(LOCAL(layer_norm))(const void *args)
     for (int64_t i = 0; i < a->rows; i++) {
         const T *x = (const T *)a->x + i * cols;
         T *y = (T *)a->y + i * cols;
-        const REAL mean = LOCAL(mean_of)(x, cols);
-        const REAL rstd = 1 / SQRT1(LOCAL(variance_of)(x, cols, mean) + (REAL)a->eps);
+        REAL mean = LOCAL(mean_of)(x, cols), variance = LOCAL(variance_of)(x, cols, mean);
+
+        if (LOCAL(is_level)(cols, mean, variance)) {
+            mean = LOCAL(mean_within)(x, cols, mean);
+            variance = LOCAL(variance_of)(x, cols, mean);
+        }
+        const REAL rstd = 1 / SQRT1(variance + (REAL)a->eps);
 
         for (int64_t j = 0; j < cols; j += 16) {
             V v = (LOCAL(at)(x, j, cols) - mean) * rstd;

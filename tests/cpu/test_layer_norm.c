@@ -342,6 +342,30 @@ static void test_cpu_layer_norm__elements_too_far_apart_for_f32_are_normalized_t
     discard(&m);
 }
 
+/* The rounding of their mean is not taken for what sets them apart. */
+static void test_cpu_layer_norm__equal_elements_are_normalized_to_0(void **state)
+{
+    (void)state;
+    static const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16};
+    static const double values[] = {0, 1000.1, -12345.67, 1e6 + 0.3, 1e8, 1.1e12};
+    static const int64_t cols[] = {1, 3, 16, 33, 768, 1000};
+
+    for (int32_t k = 0; k < 3 * 6 * 6; k++) {
+        const norm n = {.rows = 2, .cols = cols[k % 6], .dtype = dtypes[k / 36]};
+        buffers m;
+
+        make(&m, &n);
+        for (int64_t i = 0; i < m.x.t.n; i++) {
+            typed_set(&m.x.t, i, values[k / 6 % 6]);
+        }
+        run_forward(&m, &n);
+        for (int64_t i = 0; i < m.x.t.n; i++) {
+            assert_true(typed_get(&m.y.t, i) == 0);
+        }
+        discard(&m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -351,6 +375,7 @@ int main(void)
         cmocka_unit_test(test_cpu_layer_norm__gradients_equal_finite_differences),
         cmocka_unit_test(test_cpu_layer_norm__gradient_may_lie_on_its_input),
         cmocka_unit_test(test_cpu_layer_norm__elements_too_far_apart_for_f32_are_normalized_to_0),
+        cmocka_unit_test(test_cpu_layer_norm__equal_elements_are_normalized_to_0),
     };
 
     return cmocka_run_group_tests_name("cpu/layer_norm", tests, NULL, NULL);
