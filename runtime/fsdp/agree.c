@@ -228,8 +228,9 @@ static first_values first_values_of(const ms_fsdp_unit *u, int32_t index)
     return (first_values){u->is_sharded ? p->origin : msi_replica_hash(u, index), p->given};
 }
 
-/* Rank q's first values of parameter `index` are not rank 0's. Shards cut from what rules made of
- * other seeds are legal, but no script gives ranks other values on purpose. */
+/* Rank q's first values of parameter `index` are not rank 0's. Shards cut from what was drawn of
+ * other seeds, by rules or into tensors that became parameters, are legal, but no script loads or
+ * writes other values on purpose. */
 static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, bool given,
                                bool *warned)
 {
@@ -244,17 +245,17 @@ static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, 
     }
     if (given) {
         return MS_FAIL(MS_COMM_ERROR,
-                       "parameter '%s' (unit '%s') was loaded or written before it was sharded, "
-                       "with other values on rank %d than on rank 0, and each rank would keep its "
-                       "own part; load or write the same on all ranks",
+                       "parameter '%s' (unit '%s') was loaded or written before its first use, with "
+                       "other values on rank %d than on rank 0, and each rank would keep its own "
+                       "part; load or write the same on all ranks",
                        name, u->name, (int)q);
     }
     if (u->rank == 0 && !*warned) {
         msi_warn("UserWarning",
                  "the model is a patchwork: each rank keeps its own part of first values that "
-                 "differ between the ranks (parameter '%s': rank %d has another seed or rule than "
-                 "rank 0); give all ranks one seed, or load one state dict on all of them "
-                 "(sync_module_states is not supported yet)",
+                 "differ between the ranks (parameter '%s': rank %d has another seed, rule or "
+                 "tensor than rank 0, or has made other modules before); give all ranks one seed, "
+                 "or load one state dict on all of them (sync_module_states is not supported yet)",
                  name, (int)q);
     }
     *warned = true;

@@ -100,7 +100,7 @@ typedef struct msi_unit_param {
     bool told_grad;   /* of a replica: it has a gradient, as far as they know ... */
     int64_t told_grad_version; /* ... and which version of the reduced one */
     uint64_t origin;           /* hash of what its first values came from: equal for equal values */
-    bool given;                /* ... which the script wrote, before a unit held it */
+    bool given;                /* ... which the script wrote or loaded, before the first use */
     msi_grad_sink sink;
 } msi_unit_param;
 

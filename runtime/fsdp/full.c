@@ -156,7 +156,7 @@ ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *off
 
 ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *full)
 {
-    const msi_unit_param *p;
+    msi_unit_param *p;
     msi_view src, shard;
     ms_status status = MS_OK;
 
@@ -188,6 +188,8 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     }
     msi_storage_release(src.storage);
     MS_TRY(status);
+    p->origin = loaded; /* before the first use: what the ranks begin with */
+    p->given = true;
     note_loaded(u, p, loaded);
     return ms_param_touch(p->tensor);
 }

@@ -290,20 +290,35 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
     return MS_OK;
 }
 
-/* What decides a parameter's first values: its own, or the rule they are made by. */
-static uint64_t origin_of(const ms_fsdp_unit *u, const msi_param *param)
+/* All that decides the values a rule makes, and which of them. */
+static msi_init_args rule_of(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    const msi_param *param = p->tensor->param;
+
+    return (msi_init_args){.first = p->piece.start,
+                           .n = p->piece.numel,
+                           .kind = param->init,
+                           .a = param->a,
+                           .b = param->b,
+                           .seed = u->ctx->seed,
+                           .key = msi_param_key(param, p->name)};
+}
+
+/* What a parameter's first values come from: its own, or the rule they are made by. */
+static uint64_t origin_of(const ms_fsdp_unit *u, const msi_param *param, const msi_init_args *rule)
 {
     if (param->materialized) {
         return ms_hash_bytes(msi_view_ptr(&param->master),
                              param->master.shape[0] * ms_dtype_size(u->orig_dtype));
     }
-    if (param->init == MS_INIT_NONE) {
+    if (rule->kind == MS_INIT_NONE) {
         return 0;
     }
-    const double rule[] = {param->init, param->a, param->b};
-    const bool random = param->init != MS_INIT_CONSTANT;
+    const double numbers[] = {rule->kind, rule->a, rule->b};
+    const bool random = rule->kind != MS_INIT_CONSTANT;
 
-    return msi_mix64(ms_hash_bytes(rule, sizeof(rule)) ^ (random ? msi_mix64(u->ctx->seed) : 0));
+    return msi_mix64(ms_hash_bytes(numbers, sizeof(numbers)) ^
+                     (random ? msi_mix64(rule->seed ^ msi_mix64(rule->key)) : 0));
 }
 
 /* Own elements of one parameter, into its place in the shard. */
@@ -311,8 +326,9 @@ static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
 {
     msi_param *param = p->tensor->param;
     msi_view shard = piece_view(u, p, u->master);
+    msi_init_args rule = rule_of(u, p);
 
-    p->origin = u->world > 1 ? origin_of(u, param) : 0;
+    p->origin = u->world > 1 ? origin_of(u, param, &rule) : 0;
     p->given = param->materialized && param->master.storage->version != param->drawn;
     if (p->piece.numel == 0) {
         return MS_OK;
@@ -324,19 +340,11 @@ static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
         src.shape[0] = p->piece.numel;
         return msi_copy(&shard, &src, false);
     }
-    if (param->init == MS_INIT_NONE) {
+    if (rule.kind == MS_INIT_NONE) {
         return MS_OK; /* zeros already */
     }
-    msi_init_args args = {.first = p->piece.start,
-                          .n = p->piece.numel,
-                          .out = msi_view_ptr(&shard),
-                          .kind = param->init,
-                          .a = param->a,
-                          .b = param->b,
-                          .seed = u->ctx->seed,
-                          .key = msi_param_key(param, p->name)};
-
-    return msi_dispatch("init", MSI_K_init, u->orig_dtype, &args);
+    rule.out = msi_view_ptr(&shard);
+    return msi_dispatch("init", MSI_K_init, u->orig_dtype, &rule);
 }
 
 ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)

@@ -35,6 +35,15 @@ local function scaled(field, value)
   return { before_wrap = function(module) module[2][field] = value end }
 end
 
+-- The layers, and a parameter made of a tensor that the rule of no module filled.
+local function tied(value)
+  return function()
+    local module = two.layers()
+    module:tie('scale', ms.full({ 4 }, value):requires_grad_(true))
+    return module
+  end
+end
+
 local PATCHWORK = 'the model is a patchwork'
 
 -- What a script does to its shards between backward and step, with gradients where there are some.
@@ -67,6 +76,16 @@ local LEGAL = {
     nn.init.apply_(module[3].bias, nn.init.constant(0.5))
   end }, 'shards cut from different wholes train as one model', { PATCHWORK, "parameter '2.bias'" },
     { before_wrap = function(module) module:materialize() end } },
+  { 'the modules made before', { layers = function()
+    nn.Linear(3, 3)
+    return two.layers()
+  end }, 'they shift the random numbers, as another seed would', { PATCHWORK, "parameter '0.weight'" } },
+  { 'tensors that became parameters', { layers = tied(2) },
+    'reference programs draw them after they have seeded by rank',
+    { PATCHWORK, "parameter 'scale': rank 1 has another seed, rule or tensor" },
+    { layers = tied(1) } },
+  { 'the seed of shards that are loaded', { seed = 2 }, 'all begin with what was loaded', nil,
+    { after_wrap = function(model) model:load_state_dict(two.all_at(1)) end } },
   { 'values written into a shard', { before_step = before(2, function(model)
     local bias = model.module[3].bias
     if bias:numel() > 0 then
@@ -163,6 +182,7 @@ describe('two ranks that differ in', function()
       assert.is_nil(cause)
       for rank, report in ipairs(reports) do
         assert.equal('ok', report.message, 'rank ' .. rank - 1)
+        assert(warned or not report.warnings:find(PATCHWORK, 1, true), report.warnings)
         for _, text in ipairs(warned or {}) do -- once, by rank 0
           local _, times = report.warnings:gsub(text:gsub('%p', '%%%0'), '')
           assert.equal(rank == 1 and 1 or 0, times, report.warnings)

@@ -60,6 +60,15 @@ local function state_dict_of(value)
   end
 end
 
+-- The model of the program and another one like it, in this order, get other values.
+local function loads_two(first, second)
+  return function(model)
+    local models = { model, fsdp.FSDP(layers()) }
+    models[first]:load_state_dict(two.all_at(1))
+    models[second]:load_state_dict(two.all_at(2))
+  end
+end
+
 local folder = runs.folder() -- of checkpoints
 
 -- Two checkpoints, of which `load` may take one.
@@ -303,15 +312,18 @@ local ERRORS = {
     { options = NO_SHARD, clip = changes(function(bias) bias:grad()[1] = 8 end) } },
   { 'values loaded before the model is wrapped', { before_wrap = function(module)
     module:load_state_dict({ ['2.bias'] = ms.ones(2) }, { strict = false })
-  end }, "parameter '2.bias' (unit '2') was loaded or written before it was sharded, with other "
+  end }, "parameter '2.bias' (unit '2') was loaded or written before its first use, with other "
     .. 'values on rank 1 than on rank 0',
     { before_wrap = function(module) module:materialize() end,
       options = { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } } } },
   { 'values written before the model is wrapped', { before_wrap = function(module)
     module:materialize()
     ms.no_grad(module[3].bias.fill_, module[3].bias, 0.5)
-  end }, "parameter '2.bias' (unit 'nn.Sequential') was loaded or written before it was sharded",
+  end }, "parameter '2.bias' (unit 'nn.Sequential') was loaded or written before its first use",
     { before_wrap = function(module) module:materialize() end } },
+  { 'which of two models the values are loaded into first', { after_wrap = loads_two(2, 1) },
+    "(unit 'nn.Sequential') was loaded or written before its first use, with other values on rank "
+    .. '1 than on rank 0', { after_wrap = loads_two(1, 2) } },
   { 'a state dict of other values', { after_wrap = state_dict_of(2) },
     "rank 1 was given other values for '0.weight' than rank 0; no rank has loaded anything",
     { after_wrap = state_dict_of(1) } },

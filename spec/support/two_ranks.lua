@@ -10,6 +10,15 @@ local function layers()
   }
 end
 
+-- A state dict for them, every element of which has this value.
+local function all_at(value)
+  local sd = layers():state_dict()
+  for _, name in ipairs(sd) do
+    sd[name] = ms.full(sd[name]:shape(), value)
+  end
+  return sd
+end
+
 local function counting(n, from)
   return ms.arange(n):add(from or 0):to('i64')
 end
@@ -142,7 +151,7 @@ local NO_SHARD = { sharding_strategy = 'NO_SHARD' }
 local PLANNED = { after_wrap = function(model) model:plan() end } -- its collectives are over
 
 return {
-  layers = layers, counting = counting, nothing = nothing, DEFAULTS = DEFAULTS, merged = merged,
+  layers = layers, all_at = all_at, counting = counting, nothing = nothing, DEFAULTS = DEFAULTS, merged = merged,
   run = run, on = on, before = before, changes = changes, frozen = frozen,
   transformer = transformer, writes = writes, WRITER = WRITER, NO_SHARD = NO_SHARD,
   PLANNED = PLANNED,
