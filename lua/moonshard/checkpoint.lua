@@ -195,6 +195,9 @@ function checkpoint.save(root, name, opts)
   check_path('checkpoint.save', 'name', name)
   local given = check_save('checkpoint.save', opts)
   local comm = sharding.world()
+  if opts.model then
+    tree.tell(opts.model, 'checkpoint.save')
+  end
   local writer = runtime.begin(comm, root, name)
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
     local all = { step = opts.step, config = opts.config, seed = parameter.seed() }
@@ -342,6 +345,9 @@ end
 -- Read what `loader` has opened into what is given. Collective.
 local function load_into(comm, loader, opts)
   local after, meta = {}, nil
+  if opts.model then
+    tree.tell(opts.model, 'checkpoint.load')
+  end
   guarded(comm, loader, runtime.load_fail, runtime.load_discard, function()
     meta = read_meta(runtime.load_source(loader))
     if opts.model then

@@ -15,7 +15,8 @@ typedef struct msi_note {
      */
     msi_label text;
     double number[MSI_NOTE_NUMBERS];
-    int64_t n_numbers;
+    int32_t n_numbers;
+    int32_t model; /* of FSDP whose business it is: see msi_comm_count_model() */
 } msi_note;
 
 /* As many bits of a hash as a number holds. */

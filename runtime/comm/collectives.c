@@ -163,14 +163,15 @@ ms_status ms_comm_all_gather(ms_comm *c, ms_tensor *out, ms_tensor *in)
     return msi_stage_exchange(c, seq, from, n * ms_dtype_size(in->v.dtype), to);
 }
 
-ms_status msi_comm_gather_named(ms_comm *c, const msi_label *what, const void *in, int64_t nbytes,
-                                void *out)
+ms_status msi_comm_gather_named(ms_comm *c, const msi_label *what, int32_t model, const void *in,
+                                int64_t nbytes, void *out)
 {
     const msi_fingerprint fp = {.kind = MSI_COLL_ALL_GATHER,
                                 .dtype = MS_DTYPE_NONE,
                                 .ndim = -1,
                                 .count = nbytes,
                                 .slot = -1,
+                                .model = model,
                                 .name = *what};
     uint64_t seq;
 
@@ -184,7 +185,7 @@ ms_status msi_comm_gather_bytes(ms_comm *c, const char *what, const void *in, in
     msi_label name;
 
     msi_label_set(&name, what);
-    return msi_comm_gather_named(c, &name, in, nbytes, out);
+    return msi_comm_gather_named(c, &name, 0, in, nbytes, out);
 }
 
 ms_status ms_comm_exchange(ms_comm *c, const char *what, const double *numbers, int32_t n_numbers,

@@ -21,7 +21,10 @@ typedef struct msi_fingerprint {
     int16_t ndim;  /* of `shape`; -1: of no tensor */
     int64_t count; /* elements, or bytes without a dtype */
     int32_t slot;  /* -1: none */
-    int32_t root;  /* of a broadcast; the reduction of those that reduce */
+    union {
+        int32_t root;  /* of a broadcast; the reduction of those that reduce */
+        int32_t model; /* of the others: see msi_comm_count_model() */
+    };
     uint64_t generation;
     uint64_t noted; /* hash of all notes before; msi_comm_publish() fills it in */
     union {
@@ -84,9 +87,13 @@ void msi_segment_free(msi_segment *s);
  * @param what  the operation as scripts know it, which errors name: "clip_grad_norm_" */
 ms_status msi_comm_gather_bytes(ms_comm *comm, const char *what, const void *in, int64_t nbytes,
                                 void *out);
-/* The same for what has a name of its own: "state_dict of unit 'h.0'". */
-ms_status msi_comm_gather_named(ms_comm *comm, const msi_label *what, const void *in,
+/* The same for what has a name of its own, "state_dict of unit 'h.0'", and is of a model. */
+ms_status msi_comm_gather_named(ms_comm *comm, const msi_label *what, int32_t model, const void *in,
                                 int64_t nbytes, void *out);
+/* The number, from 1, of one more model that the ranks of the group share. All ask for it at one
+ * place of the program, so it stands for the same model everywhere, and what is said of a model
+ * (0: of none) tells it from others with equal names. Texts name it from 2 on. */
+int32_t msi_comm_count_model(ms_comm *comm);
 /* Count an operation of `kind` for ms_comm_counts(). */
 void msi_comm_count(ms_comm *comm, uint32_t kind);
 

@@ -22,7 +22,8 @@ enum {
     MSI_CHUNK = 256 * 1024,       /* bytes staged at a time: two chunks stay in a core's L2 */
     MSI_TEXT = 4096,              /* a line and a traceback */
     MSI_CALL_TEXT = 384,          /* what a fingerprint says */
-    MSI_OPERATION_TEXT = 160,
+    MSI_OPERATION_TEXT = 176,
+    MSI_MODEL_TEXT = 24,
     MSI_NOTED_TEXT = 512,       /* in what notes differ */
     MSI_FAILURE_TEXT = 640,     /* why a rank had failed */
     MSI_LONGEST_S = 1000000000, /* of a limit in seconds: no limit, in practice */
@@ -126,6 +127,7 @@ struct ms_comm {
     char *staging;          /* (size, 2, MSI_CHUNK) */
     uint64_t seq, hash, step;
     uint64_t n_notes;                /* this rank's so far */
+    int32_t n_models;
     uint64_t checked[MSI_MAX_RANKS]; /* sequence up to which each member's schedule equals ours */
     int64_t counts[MSI_COLL_KINDS];
     int64_t wait_ns;
@@ -196,6 +198,8 @@ static inline void msi_words_load(void *to, _Atomic uint64_t *from, int32_t n)
 bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t *hash);
 /* Do both name the same operation, whatever was noted before? */
 bool msi_fingerprint_same_call(const msi_fingerprint *a, const msi_fingerprint *b);
+/* " of model 2", or "" where nothing tells models apart. */
+const char *msi_model_text(int32_t model, char *buffer, size_t nbytes);
 /* "all_gather(f32, 1024 elements, unit 'h.0')" */
 const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t nbytes);
 /* "all_gather of unit 'h.0' (sequence 17)", of this rank's own record. */

@@ -166,6 +166,11 @@ int32_t ms_comm_size(const ms_comm *comm)
     return comm->size;
 }
 
+int32_t msi_comm_count_model(ms_comm *comm)
+{
+    return ++comm->n_models;
+}
+
 void msi_comm_count(ms_comm *comm, uint32_t kind)
 {
     if (kind < MSI_COLL_KINDS) {

@@ -87,6 +87,8 @@ static bool find(const ms_comm *c, int32_t member, uint64_t noted, uint64_t *n)
 
 /* -- in words ---------------------------------------------------------------------------------- */
 
+enum { MSI_SUBJECT_TEXT = MSI_LABEL_TEXT + MSI_MODEL_TEXT };
+
 /* Name `index` of the note's numbers; its place, where the names are cut. @return does it stand for
  * a hash? */
 static bool number_name(const msi_note *note, int64_t index, char *name, size_t nbytes)
@@ -107,10 +109,20 @@ static bool number_name(const msi_note *note, int64_t index, char *name, size_t 
     return hashed;
 }
 
+/* "step of SGD", "step of SGD of model 2" */
+static const char *subject_text(const msi_note *note, char *buffer, size_t nbytes)
+{
+    char model[MSI_MODEL_TEXT];
+
+    snprintf(buffer, nbytes, "%s%s", note->label.text,
+             msi_model_text(note->model, model, sizeof(model)));
+    return buffer;
+}
+
 /* "step of SGD (group 1, lr 0.1)" */
 static void note_text(const msi_note *note, char *buffer, size_t nbytes)
 {
-    int at = snprintf(buffer, nbytes, "%s", note->label.text);
+    int at = (int)strlen(subject_text(note, buffer, nbytes));
     const char *before = " (";
 
     if (note->n_numbers == 0) {
@@ -148,10 +160,11 @@ static void numbers_text(double a, double b, char *ta, char *tb, size_t nbytes)
 static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32_t b, char *buffer,
                         size_t nbytes)
 {
-    const char *label = na->label.text, *text = na->text.text;
-    char name[MSI_LABEL_TEXT], ta[32], tb[32];
+    const char *text = na->text.text;
+    char label[MSI_SUBJECT_TEXT], name[MSI_LABEL_TEXT], ta[32], tb[32];
     int64_t i = 0;
 
+    subject_text(na, label, sizeof(label));
     if (na->n_numbers == 0 && strcmp(text, nb->text.text) == 0) {
         snprintf(buffer, nbytes, "%s is %s on ranks %d and %d, and not the same where it is cut",
                  label, text, (int)a, (int)b);
@@ -178,8 +191,8 @@ static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32
 
 static bool same_subject(const msi_note *a, const msi_note *b)
 {
-    return memcmp(&a->label, &b->label, sizeof(a->label)) == 0 && a->n_numbers == b->n_numbers &&
-           (a->n_numbers == 0 || memcmp(&a->text, &b->text, sizeof(a->text)) == 0);
+    return memcmp(&a->label, &b->label, sizeof(a->label)) == 0 && a->model == b->model &&
+           a->n_numbers == b->n_numbers && (a->n_numbers == 0 || memcmp(&a->text, &b->text, sizeof(a->text)) == 0);
 }
 
 const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,

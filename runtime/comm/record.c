@@ -93,6 +93,8 @@ bool msi_fingerprint_same_call(const msi_fingerprint *a, const msi_fingerprint *
 
 /* -- in words ---------------------------------------------------------------------------------- */
 
+enum { MSI_NAME_TEXT = MSI_LABEL_TEXT + MSI_MODEL_TEXT + 16 };
+
 static const char *kind_name(uint32_t kind)
 {
     static const char *const names[] = {"none",      "all_gather", "reduce_scatter", "all_reduce",
@@ -114,6 +116,27 @@ static bool is_of_unit(uint32_t kind)
     return kind == MSI_COLL_UNSHARD || kind == MSI_COLL_REDUCE_UNIT || kind == MSI_COLL_REDUCE_FULL;
 }
 
+const char *msi_model_text(int32_t model, char *buffer, size_t nbytes)
+{
+    snprintf(buffer, nbytes, model > 1 ? " of model %d" : "", (int)model);
+    return buffer;
+}
+
+/* ", unit 'h.0'", ", in state_dict of unit 'h.0' of model 2", "" */
+static void name_text(const msi_fingerprint *fp, const char *before_unit, const char *before_call,
+                      char *buffer, size_t nbytes)
+{
+    char model[MSI_MODEL_TEXT];
+    bool of_unit = is_of_unit(fp->kind);
+
+    buffer[0] = '\0';
+    if (fp->ndim < 0 && fp->name.text[0] != '\0') {
+        snprintf(buffer, nbytes, of_unit ? "%s'%s'%s" : "%s%s%s",
+                 of_unit ? before_unit : before_call, fp->name.text,
+                 msi_model_text(fp->model, model, sizeof(model)));
+    }
+}
+
 /* "f32 (2, 3)", "bf16, 64 elements", "16 bytes" */
 static void data_text(const msi_fingerprint *fp, char *buffer, size_t nbytes)
 {
@@ -130,7 +153,7 @@ static void data_text(const msi_fingerprint *fp, char *buffer, size_t nbytes)
 
 const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t nbytes)
 {
-    char data[MS_MAX_DIMS * 22 + 16], root[32] = "", name[MSI_LABEL_TEXT + 16] = "", slot[64] = "";
+    char data[MS_MAX_DIMS * 22 + 16], root[32] = "", name[MSI_NAME_TEXT], slot[64] = "";
 
     if (fp->kind == MSI_COLL_BARRIER || fp->kind == MSI_COLL_RESET) {
         snprintf(buffer, nbytes,
@@ -143,10 +166,7 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
     } else if (fp->kind == MSI_COLL_ALL_REDUCE || fp->kind == MSI_COLL_REDUCE_SCATTER) {
         snprintf(root, sizeof(root), ", %s", reduce_name(fp->root));
     }
-    if (fp->ndim < 0 && fp->name.text[0] != '\0') {
-        snprintf(name, sizeof(name), is_of_unit(fp->kind) ? ", unit '%s'" : ", in %s",
-                 fp->name.text);
-    }
+    name_text(fp, ", unit ", ", in ", name, sizeof(name));
     if (fp->slot >= 0 || fp->generation != 0) {
         snprintf(slot, sizeof(slot), ", slot %d, generation %llu", (int)fp->slot,
                  (unsigned long long)fp->generation);
@@ -157,7 +177,7 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
 
 const char *msi_operation_text(ms_comm *c, uint64_t seq, char *buffer, size_t nbytes)
 {
-    const char *before = "", *name = "", *after = "";
+    char name[MSI_NAME_TEXT];
     msi_fingerprint fp = {.kind = MSI_COLL_NONE};
     uint64_t hash;
 
@@ -165,12 +185,8 @@ const char *msi_operation_text(ms_comm *c, uint64_t seq, char *buffer, size_t nb
         snprintf(buffer, nbytes, "an operation (sequence %llu)", (unsigned long long)seq);
         return buffer;
     }
-    if (fp.ndim < 0 && fp.name.text[0] != '\0') {
-        before = is_of_unit(fp.kind) ? " of unit '" : " in ";
-        name = fp.name.text;
-        after = is_of_unit(fp.kind) ? "'" : "";
-    }
-    snprintf(buffer, nbytes, "%s%s%s%s (sequence %llu)", kind_name(fp.kind), before, name, after,
+    name_text(&fp, " of unit ", " in ", name, sizeof(name));
+    snprintf(buffer, nbytes, "%s%s (sequence %llu)", kind_name(fp.kind), name,
              (unsigned long long)seq);
     return buffer;
 }

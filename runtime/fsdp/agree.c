@@ -107,7 +107,7 @@ static ms_status name_param(ms_fsdp_tree *tree, int32_t i, int32_t q)
         mine[p] = param_entry_of(&u->params[p]);
     }
     MS_TRY_GOTO(
-        msi_comm_gather_bytes(tree->comm, "the first use of FSDP (parameters)", mine, nbytes, all),
+        msi_tree_gather(tree, "the first use of FSDP (parameters)", mine, nbytes, all),
         done);
     for (int32_t p = 0; p < u->n_params && status == MS_OK; p++) {
         const param_entry *theirs = &all[(int64_t)q * u->n_params + p];
@@ -162,7 +162,7 @@ static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the plans of %d ranks",
                        (int)tree->world);
     }
-    ms_status status = msi_comm_gather_bytes(tree->comm, "the first use of FSDP (number of units)",
+    ms_status status = msi_tree_gather(tree, "the first use of FSDP (number of units)",
                                              &tree->n_units, sizeof(*counts), counts);
 
     for (int32_t q = 0; status == MS_OK && q < tree->world; q++) {
@@ -193,7 +193,7 @@ ms_status msi_plans_agree(ms_fsdp_tree *tree)
         }
     }
     if (status == MS_OK && most > 0) {
-        status = msi_comm_gather_bytes(tree->comm, "the first use of FSDP (units)", mine,
+        status = msi_tree_gather(tree, "the first use of FSDP (units)", mine,
                                        (int64_t)sizeof(*mine) * most, all);
     }
     if (status == MS_OK) {
@@ -288,7 +288,7 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
             mine[at++] = first_values_of(tree->units[i], p);
         }
     }
-    MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "the first use of FSDP (values)", mine,
+    MS_TRY_GOTO(msi_tree_gather(tree, "the first use of FSDP (values)", mine,
                                       n * (int64_t)sizeof(*mine), all),
                 done);
     at = 0;
@@ -332,7 +332,7 @@ ms_status msi_numerics_agree(ms_fsdp_tree *tree)
                        (int)tree->world);
     }
     strncpy(mine, ms_numerics(), NUMERICS_TEXT - 1);
-    ms_status status = msi_comm_gather_bytes(tree->comm, "the first use of FSDP (numerics)", mine,
+    ms_status status = msi_tree_gather(tree, "the first use of FSDP (numerics)", mine,
                                              NUMERICS_TEXT, all);
 
     for (int32_t q = 1; status == MS_OK && q < tree->world && tree->same_numerics; q++) {

@@ -257,8 +257,8 @@ static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, cons
             MS_TRY_GOTO(write_plain(at, largest, &own), done);
         }
     }
-    msi_comm_note(tree->comm, note);
-    MS_TRY_GOTO(msi_comm_gather_bytes(tree->comm, "clip_grad_norm_", mine, room, *all), done);
+    msi_tree_note(tree, note);
+    MS_TRY_GOTO(msi_tree_gather(tree, "clip_grad_norm_", mine, room, *all), done);
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
     for (int32_t q = 0; q < tree->world; q++) {
         MS_TRY_GOTO(measure(tree, o, q, &blocks, &fragments), done);
@@ -289,7 +289,7 @@ static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, co
     }
     MS_TRY_GOTO(fold_all(tree, o, largest, messages, total), done);
     if (!any) {
-        msi_comm_note(tree->comm, note);
+        msi_tree_note(tree, note);
     }
 done:
     msi_release(tree->ctx, all);

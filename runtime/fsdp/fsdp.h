@@ -189,6 +189,7 @@ struct ms_fsdp_tree {
     ms_comm *comm;
     ms_fsdp_tree_options options;
     int32_t rank, world;
+    int32_t model; /* its number in the group; 0: before the first use */
     int32_t n_units;
     ms_fsdp_unit **units;
     bool initialized, sync, summoned;
@@ -220,6 +221,12 @@ struct ms_fsdp_tree {
     bool in_backward;
     bool condemned; /* freed by its owner in the middle of a backward: to be swept up later */
 };
+
+/* 0 for a unit in no tree. */
+static inline int32_t msi_unit_model(const ms_fsdp_unit *u)
+{
+    return u->tree != NULL ? u->tree->model : 0;
+}
 
 /* -- slots.c: parameters ----------------------------------------------------------------------- */
 /* Make arena and slots for all units. Collective. */
@@ -345,6 +352,10 @@ void msi_unit_delist(ms_fsdp_unit *u);
  * does not finish what it has named in `what` ("": the reason says it). */
 void msi_tree_give_up(ms_fsdp_tree *tree, const char *what);
 
+/* All-gather of a few bytes that a call of the script, `what`, takes for this tree. */
+ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
+                          void *out);
+
 /* -- order.c ----------------------------------------------------------------------------------- */
 typedef struct msi_place {
     ms_tensor *tensor;
@@ -380,6 +391,7 @@ void msi_tree_note_changes(ms_fsdp_tree *tree);
 /* The unit's part of msi_param_ops: say what comes; a replica's gradient that the script changed
  * since it was reduced. */
 void msi_unit_note(void *unit, const msi_note *note);
+void msi_tree_note(const ms_fsdp_tree *tree, const msi_note *note);
 ms_status msi_unit_note_gradient(void *unit, int32_t index);
 /* Those of a unit that the next reduction adds to. */
 ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u);

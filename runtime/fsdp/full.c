@@ -14,7 +14,7 @@ static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name,
 
     msi_label_about(&label, what, name);
     msi_comm_count(u->comm, MSI_COLL_ALL_GATHER);
-    return msi_comm_gather_named(u->comm, &label, in, nbytes, out);
+    return msi_comm_gather_named(u->comm, &label, msi_unit_model(u), in, nbytes, out);
 }
 
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out)
@@ -116,12 +116,12 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
 }
 
 /* All ranks load, and the same: each takes its own part only. */
-static void note_loaded(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t hash)
+static void note_loaded(ms_fsdp_unit *u, const msi_unit_param *p, uint64_t hash)
 {
     msi_note note = {.text = {.text = "hash#"}, .number = {msi_note_hash(hash)}, .n_numbers = 1};
 
     msi_label_about(&note.label, "values loaded into", p->name);
-    msi_comm_note(u->comm, &note);
+    msi_unit_note(u, &note);
 }
 
 static uint64_t hash_of(const msi_view *v)
@@ -241,7 +241,7 @@ static ms_status hash_plain(ms_fsdp_tree *tree, const msi_place *places, int32_t
     if (all == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d parameters", (int)n);
     }
-    ms_status status = msi_comm_gather_bytes(tree->comm, "hash of ignored parameters", hashes,
+    ms_status status = msi_tree_gather(tree, "hash of ignored parameters", hashes,
                                              n * (int64_t)sizeof(*hashes), all);
 
     for (int32_t i = 0; status == MS_OK && i < n; i++) {

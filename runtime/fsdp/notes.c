@@ -2,11 +2,24 @@
  * collective. (What a plan says is compared once, in agree.c.) */
 #include "fsdp.h"
 
+static void note_of_model(ms_comm *comm, int32_t model, const msi_note *note)
+{
+    msi_note own = *note;
+
+    own.model = model;
+    msi_comm_note(comm, &own);
+}
+
 void msi_unit_note(void *unit, const msi_note *note)
 {
     const ms_fsdp_unit *u = unit;
 
-    msi_comm_note(u->comm, note);
+    note_of_model(u->comm, msi_unit_model(u), note);
+}
+
+void msi_tree_note(const ms_fsdp_tree *tree, const msi_note *note)
+{
+    note_of_model(tree->comm, tree->model, note);
 }
 
 void msi_tree_note_options(const ms_fsdp_tree *tree)
@@ -20,8 +33,8 @@ void msi_tree_note_options(const ms_fsdp_tree *tree)
                              .n_numbers = 2};
 
     msi_label_set(&prefetch.text, prefetches[o->backward_prefetch]);
-    msi_comm_note(tree->comm, &prefetch);
-    msi_comm_note(tree->comm, &others);
+    msi_tree_note(tree, &prefetch);
+    msi_tree_note(tree, &others);
 }
 
 static void note_flags(ms_fsdp_unit *u)
@@ -35,7 +48,7 @@ static void note_flags(ms_fsdp_unit *u)
             p->trained = p->tensor->requires_grad;
             msi_label_about(&note.label, "requires_grad of", p->name);
             msi_label_set(&note.text, p->trained ? "true" : "false");
-            msi_comm_note(u->comm, &note);
+            msi_unit_note(u, &note);
         }
     }
 }
@@ -57,7 +70,7 @@ static void note_values(ms_fsdp_unit *u)
                          .n_numbers = 1};
 
         msi_label_about(&note.label, "values written to", u->params[i].name);
-        msi_comm_note(u->comm, &note);
+        msi_unit_note(u, &note);
     }
     u->told_version = u->master->version;
     u->written = false;
@@ -98,13 +111,13 @@ ms_status msi_unit_note_gradient(void *unit, int32_t index)
     }
     if (p->tensor->grad == NULL && p->told_grad) {
         msi_label_about(&note.label, "dropped gradient of", p->name);
-        msi_comm_note(u->comm, &note);
+        msi_unit_note(u, &note);
     } else if (p->tensor->grad != NULL && !is_told(u, p)) {
         MS_TRY(ms_tensor_hash(p->tensor->grad, &hash));
         note =
             (msi_note){.text = {.text = "hash#"}, .number = {msi_note_hash(hash)}, .n_numbers = 1};
         msi_label_about(&note.label, "changed gradient of", p->name);
-        msi_comm_note(u->comm, &note);
+        msi_unit_note(u, &note);
     }
     msi_unit_told_gradient(u, index);
     return MS_OK;
@@ -131,7 +144,7 @@ ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u)
     if (note.number[0] > 0) {
         note.number[1] = msi_note_hash(which);
         msi_label_about(&note.label, "gradients added to of unit", u->name);
-        msi_comm_note(u->comm, &note);
+        msi_unit_note(u, &note);
     }
     return MS_OK;
 }

@@ -94,6 +94,7 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
                           .ndim = -1,
                           .count = msi_leaf_numel(u),
                           .slot = -1,
+                          .model = u->tree->model,
                           .generation = u->grad_generation,
                           .name = u->label};
 

@@ -31,7 +31,7 @@ static void skip(ms_fsdp_unit *u)
 
     if (u->slot != NULL) {
         msi_label_about(&note.label, "skipped unit", u->name);
-        msi_comm_note(u->comm, &note);
+        msi_unit_note(u, &note);
     }
     msi_unit_reshard(u);
 }
@@ -344,7 +344,7 @@ ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync)
         return MS_FAIL(MS_ASSERTION_ERROR, "no_sync() cannot begin or end during backward");
     }
     if (sync != tree->sync) {
-        msi_comm_note(tree->comm, &notes[sync]);
+        msi_tree_note(tree, &notes[sync]);
     }
     if (!sync) {
         MS_TRY(msi_gradients_widen(tree));
@@ -360,9 +360,10 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
                        factor);
     }
     if (factor != tree->factor) {
-        const msi_note note = {{.text = "set_gradient_factor"}, {.text = "factor"}, {factor}, 1};
+        const msi_note note = {
+            {.text = "set_gradient_factor"}, {.text = "factor"}, {factor}, .n_numbers = 1};
 
-        msi_comm_note(tree->comm, &note);
+        msi_tree_note(tree, &note);
     }
     tree->factor = factor;
     return MS_OK;

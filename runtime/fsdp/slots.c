@@ -306,6 +306,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
                                 .ndim = -1,
                                 .count = u->shard_numel * u->world,
                                 .slot = slot_number(tree, slot),
+                                .model = u->tree->model,
                                 .generation = slot->generation + 1,
                                 .name = u->label};
 

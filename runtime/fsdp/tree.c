@@ -239,6 +239,15 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
 
 /* -- init and plan ----------------------------------------------------------------------------- */
 
+ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
+                          void *out)
+{
+    msi_label label;
+
+    msi_label_set(&label, what);
+    return msi_comm_gather_named(tree->comm, &label, tree->model, in, nbytes, out);
+}
+
 /* [Note: giving up] What this rank has named and does not finish, its peers may still count on.
  * When they fail at the same place of the program they say so too, and all go on; one that fails
  * alone is told apart by what it says here, also when it tries again what only it has to do again.
@@ -261,6 +270,9 @@ void msi_tree_give_up(ms_fsdp_tree *tree, const char *what)
 
 static ms_status make_ready(ms_fsdp_tree *tree)
 {
+    if (tree->model == 0) {
+        tree->model = msi_comm_count_model(tree->comm);
+    }
     tree->named = true;
     msi_tree_note_options(tree);
     MS_TRY(msi_plans_agree(tree));

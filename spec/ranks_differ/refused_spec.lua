@@ -60,10 +60,27 @@ local function state_dict_of(value)
   end
 end
 
+-- Two models of one architecture, used, and then taken in this order.
+local function of_two(first, second, act, opts)
+  return merged({ steps = 0, last = nothing, after_wrap = function(model)
+    local models = { model, two.wrapped(opts) }
+    for _, m in ipairs(models) do
+      m(ms.ones(1, 4)):sum():backward()
+    end
+    act(models[first])
+    act(models[second])
+    ms.dist.barrier()
+  end }, { options = opts })
+end
+
+local function two_models(what, act, told, opts)
+  return { 'which of two models ' .. what, of_two(2, 1, act, opts), told, of_two(1, 2, act, opts) }
+end
+
 -- The model of the program and another one like it, in this order, get other values.
 local function loads_two(first, second)
   return function(model)
-    local models = { model, fsdp.FSDP(layers()) }
+    local models = { model, two.wrapped() }
     models[first]:load_state_dict(two.all_at(1))
     models[second]:load_state_dict(two.all_at(2))
   end
@@ -354,6 +371,29 @@ local ERRORS = {
   { 'a first use of FSDP by one rank', { after_wrap = function(model) model:plan() end },
     'in the first use of FSDP (number of units))',
     { after_wrap = function() ms.dist.barrier() end } },
+
+  -- two models of one architecture
+  two_models('is called', function(m) m(ms.ones(1, 4)) end, "rank 0 calls unshard(f32, 46 elements, "
+    .. "unit 'nn.Sequential', slot 1, generation 2), rank 1 calls unshard(f32, 46 elements, "
+    .. "unit 'nn.Sequential' of model 2, slot 1"),
+  two_models('has its state dict taken', function(m) m:state_dict() end, "in state_dict of unit "
+    .. "'nn.Sequential'), rank 1 calls all_gather(92 bytes, in state_dict of unit 'nn.Sequential' "
+    .. 'of model 2)'),
+  two_models('is hashed', function(m) m:hash() end, "in hash of unit 'nn.Sequential' of model 2)"),
+  two_models('is clipped', function(m) m:clip_grad_norm_(1) end, 'rank 0 has clip_grad_norm_ '
+    .. '(max_norm 1, norm_type 2) where rank 1 has clip_grad_norm_ of model 2 (max_norm 1'),
+  two_models('is summoned', function(m) fsdp.summon_full_params(m, nil, nothing) end,
+    "in summon_full_params of unit 'nn.Sequential' of model 2)"),
+  two_models('is saved', function(m)
+    ms.checkpoint.save(folder, 'step1', { step = 1, model = m })
+  end, 'rank 0 has checkpoint.save where rank 1 has checkpoint.save of model 2'),
+  two_models('takes a step', function(m)
+    optim.SGD(m:parameters(), { lr = 0.1 }):step()
+  end, 'rank 0 has parameters of SGD (group 1, number 6) where rank 1 has parameters of SGD of '
+    .. 'model 2 (group 1, number 6)', NO_SHARD),
+  two_models('is loaded', function(m) m:load_state_dict(two.all_at(1)) end,
+    "rank 0 has values loaded into '0.weight' where rank 1 has values loaded into '0.weight' of "
+    .. 'model 2'),
 
   { 'the checkpoint loaded', loads 'step2', 'expected one checkpoint on all ranks', loads 'step1' },
   { 'a checkpoint loaded by one rank', loads 'step1', 'in checkpoint.load)',

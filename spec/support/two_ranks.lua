@@ -54,15 +54,19 @@ local function merged(base, over)
   return out
 end
 
+-- As the program wraps them: `module`, or other such layers.
+local function wrapped(opts, module)
+  return fsdp.FSDP(module or layers(), merged({
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
+  }, opts or {}))
+end
+
 local function train(settings, rank)
   local s = merged(DEFAULTS, settings)
   ms.manual_seed(s.seed)
   local module = s.layers()
   s.before_wrap(module)
-  local model = fsdp.FSDP(module, merged({
-    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
-    ignored_modules = s.ignored(module),
-  }, s.options))
+  local model = wrapped(merged({ ignored_modules = s.ignored(module) }, s.options), module)
   s.after_wrap(model)
   local opt = s.optimizer(model)
   local loader = data.Loader(merged({
@@ -151,7 +155,7 @@ local NO_SHARD = { sharding_strategy = 'NO_SHARD' }
 local PLANNED = { after_wrap = function(model) model:plan() end } -- its collectives are over
 
 return {
-  layers = layers, all_at = all_at, counting = counting, nothing = nothing, DEFAULTS = DEFAULTS, merged = merged,
+  layers = layers, all_at = all_at, wrapped = wrapped, counting = counting, nothing = nothing, DEFAULTS = DEFAULTS, merged = merged,
   run = run, on = on, before = before, changes = changes, frozen = frozen,
   transformer = transformer, writes = writes, WRITER = WRITER, NO_SHARD = NO_SHARD,
   PLANNED = PLANNED,

@@ -423,6 +423,33 @@ function tree.path(module)
     or way(tree.outermost(module), module, {}) or ''
 end
 
+-- A parameter at or below this module that a unit holds, if there is one.
+local function held_by_unit(module)
+  for _, p in ipairs(module._params) do
+    local tensor = tree.param(module, p)
+    if tensor and parameter.manager(tensor) then
+      return tensor
+    end
+  end
+  for _, child in ipairs(tree.children(module)) do
+    local tensor = held_by_unit(child.module)
+    if tensor then
+      return tensor
+    end
+  end
+end
+
+--- Say that the program now calls `what` for this module: where a unit holds parameters of it, ranks
+--- compare.
+---@param what string  'zero_grad'
+function tree.tell(module, what)
+  local held = held_by_unit(module)
+  if held then
+    local path = tree.path(module)
+    parameter.same(held, path == '' and what or ("%s of '%s'"):format(what, path))
+  end
+end
+
 local function paths_below(top)
   local paths = {}
   for _, entry in ipairs(tree.walk(top)) do
