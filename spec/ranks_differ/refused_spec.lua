@@ -60,6 +60,16 @@ local function state_dict_of(value)
   end
 end
 
+-- Gradients are dropped before each step, by what `of` gives for (model, step), if anything.
+local function drops(of)
+  return { zero_grad = nothing, before_step = function(step, model)
+    local dropping = of(model, step)
+    if dropping then
+      dropping:zero_grad()
+    end
+  end }
+end
+
 -- Two models of one architecture, used, and then taken in this order.
 local function of_two(first, second, act, opts)
   return merged({ steps = 0, last = nothing, after_wrap = function(model)
@@ -387,6 +397,8 @@ local ERRORS = {
   two_models('is saved', function(m)
     ms.checkpoint.save(folder, 'step1', { step = 1, model = m })
   end, 'rank 0 has checkpoint.save where rank 1 has checkpoint.save of model 2'),
+  two_models('drops its gradients', function(m) m:zero_grad() end,
+    'rank 0 has zero_grad where rank 1 has zero_grad of model 2'),
   two_models('takes a step', function(m)
     optim.SGD(m:parameters(), { lr = 0.1 }):step()
   end, 'rank 0 has parameters of SGD (group 1, number 6) where rank 1 has parameters of SGD of '
@@ -452,6 +464,13 @@ local ERRORS = {
   end, function(opt) opt:step() end) }, 'rank 1 has step of SGD (group 1, lr 0.1' },
   { 'gradients not dropped', { zero_grad = on(2, nothing, function(opt) opt:zero_grad() end) },
     'rank 0 has zero_grad of SGD' },
+  { "gradients that the model's zero_grad does not drop",
+    drops(function(model, step) return step ~= 2 and model end),
+    'rank 0 has zero_grad where rank 1 has batch of data.Loader', drops(function(model) return model end) },
+  { "gradients that a layer's zero_grad does not drop", drops(function(model)
+    return model.module[1]
+  end), "rank 0 has zero_grad of '1' where rank 1 has zero_grad of '0'",
+    drops(function(model) return model.module[2] end) },
   { 'optimizer state of another step', { before_step = before(3, function(_, opt)
     local sd = opt:state_dict()
     for _, entry in ipairs(sd.state) do

@@ -484,7 +484,7 @@ function Module:apply(fn)
   return self
 end
 
---- Drop all gradients.
+--- Drop all gradients. Ranks compare that they do, where the model is wrapped.
 ---@param opts? { set_to_none?: boolean }  default true; false is not supported yet
 function Module:zero_grad(opts)
   if opts ~= nil then
@@ -498,6 +498,7 @@ function Module:zero_grad(opts)
       end
     end
   end
+  tree.tell(self, 'zero_grad')
 end
 
 --- Freeze (false) or unfreeze all parameters.
