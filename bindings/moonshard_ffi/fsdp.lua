@@ -265,6 +265,7 @@ end
 ---@field reduce_dtype string
 ---@field dtype string  of the master shard
 ---@field state 'SHARDED'|'PUBLISHED'|'UNSHARDED'
+---@field model integer  number of the model among those its ranks have used, from 1; 0: not used yet
 ---@field is_root boolean
 
 ---@return ms.UnitInfo
@@ -282,6 +283,7 @@ function fsdp.info(unit)
     reduce_dtype = parameter.dtype_name(i.reduce_dtype),
     dtype = parameter.dtype_name(i.orig_dtype),
     state = STATES[i.state],
+    model = i.model,
     is_root = i.is_root,
   }
 end

@@ -112,9 +112,21 @@ local function check_own(writer, comm, name, value)
   end
 end
 
+-- Of several models of one architecture all ranks save the same: the commit compares.
+local function check_which(writer, what, list, field)
+  for _, entry in ipairs(list) do
+    local manager = parameter.manager(entry[field])
+    if manager then
+      runtime.same(writer, 'the number of ' .. what, tostring(sharding.info(manager._unit).model))
+      return
+    end
+  end
+end
+
 local function add_model(writer, model, comm)
-  local rank = sharding.place(comm)
-  for _, p in ipairs(model:named_parameters()) do
+  local rank, params = sharding.place(comm), model:named_parameters()
+  check_which(writer, 'the model', params, 'tensor')
+  for _, p in ipairs(params) do
     local part, extent = parameter.part(p.tensor)
     if not parameter.manager(p.tensor) then
       check_own(writer, comm, ("parameter '%s'"):format(p.name), part)
@@ -132,6 +144,7 @@ local function add_optimizer(writer, optimizer, comm)
   local rank = sharding.place(comm)
   local steps = {}
   local entries, states = optimizer:_entries()
+  check_which(writer, "the optimizer's model", entries, 'param')
   for _, entry in ipairs(entries) do
     local _, extent = parameter.part(entry.param)
     local mine = rank == 0 or not is_replicated(entry.param)
@@ -195,9 +208,6 @@ function checkpoint.save(root, name, opts)
   check_path('checkpoint.save', 'name', name)
   local given = check_save('checkpoint.save', opts)
   local comm = sharding.world()
-  if opts.model then
-    tree.tell(opts.model, 'checkpoint.save')
-  end
   local writer = runtime.begin(comm, root, name)
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
     local all = { step = opts.step, config = opts.config, seed = parameter.seed() }

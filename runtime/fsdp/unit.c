@@ -446,6 +446,7 @@ ms_status ms_fsdp_unit_info_get(const ms_fsdp_unit *u, ms_fsdp_unit_info *info)
                                 .reduce_dtype = u->reduce_dtype,
                                 .orig_dtype = u->orig_dtype,
                                 .state = u->state,
+                                .model = msi_unit_model(u),
                                 .is_root = u->is_root};
     return MS_OK;
 }

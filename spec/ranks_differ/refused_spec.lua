@@ -77,8 +77,8 @@ local function of_two(first, second, act, opts)
     for _, m in ipairs(models) do
       m(ms.ones(1, 4)):sum():backward()
     end
-    act(models[first])
-    act(models[second])
+    act(models[first], models)
+    act(models[second], models)
     ms.dist.barrier()
   end }, { options = opts })
 end
@@ -396,7 +396,15 @@ local ERRORS = {
     "in summon_full_params of unit 'nn.Sequential' of model 2)"),
   two_models('is saved', function(m)
     ms.checkpoint.save(folder, 'step1', { step = 1, model = m })
-  end, 'rank 0 has checkpoint.save where rank 1 has checkpoint.save of model 2'),
+  end, 'rank 0: the number of the model is 1 on rank 0 and 2 on rank 1'),
+  two_models('has its optimizer saved', function(m)
+    local opt = optim.SGD(m:parameters(), { lr = 0.1 })
+    ms.checkpoint.save(folder, 'step1', { step = 1, optimizer = opt })
+  end, "rank 0: the number of the optimizer's model is 1 on rank 0 and 2 on rank 1"),
+  two_models('is read into', function(m, models)
+    ms.checkpoint.save(folder, 'step1', { step = 1, model = models[1] })
+    ms.checkpoint.load(folder .. '/step1', { model = m })
+  end, 'rank 0 has checkpoint.load where rank 1 has checkpoint.load of model 2'),
   two_models('drops its gradients', function(m) m:zero_grad() end,
     'rank 0 has zero_grad where rank 1 has zero_grad of model 2'),
   two_models('takes a step', function(m)

@@ -44,6 +44,7 @@ typedef struct ms_fsdp_unit_info {
     int32_t reduce_dtype;
     int32_t orig_dtype;
     int32_t state; /**< MS_UNIT_* */
+    int32_t model; /**< its tree's number among those the group's ranks have used, from 1; 0: unused */
     bool is_root;
 } ms_fsdp_unit_info;
 
