@@ -152,6 +152,10 @@ local LEGAL = {
   { "a field of the script's own", scaled('scale', 2), 'the script knows what it means',
     { "field 'scale' of '1' (nn.Sequential) is 1 on rank 0 and 2 on rank 1: if it decides what is "
       .. 'computed, give it one value' }, scaled('scale', 1) },
+  { "a field of the script's own, later", { before_step = before(2, function(model)
+    model.module[2].scale = 2
+  end) }, 'such fields are compared at the first use; ms.dist.same() tells what changes', nil,
+    scaled('scale', 1) },
   { 'a field whose name says that it is private', scaled('_file', 'log.1'),
     "it is nobody else's", nil, scaled('_file', 'log.0') },
   { 'a hook on a gradient', { after_wrap = function(model)

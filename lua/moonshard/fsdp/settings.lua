@@ -33,6 +33,7 @@ local function description(module)
 end
 
 -- Fields beside those: what they mean the script knows. Names with '_' are nobody else's business.
+-- Compared this once: what changes later is a note's to tell, and a note that differs is an error.
 local function add_own_fields(lines, place, module)
   local known = { training = true }
   for _, field in ipairs(module._settings) do
