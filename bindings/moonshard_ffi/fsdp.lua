@@ -265,7 +265,7 @@ end
 ---@field reduce_dtype string
 ---@field dtype string  of the master shard
 ---@field state 'SHARDED'|'PUBLISHED'|'UNSHARDED'
----@field model integer  number of the model among those its ranks have used, from 1; 0: not used yet
+---@field model integer  number of the model among those the ranks have used; 0: not used yet
 ---@field is_root boolean
 
 ---@return ms.UnitInfo

@@ -126,7 +126,7 @@ struct ms_comm {
     msi_note_record *notes; /* (size, MSI_NOTES); NULL without peers */
     char *staging;          /* (size, 2, MSI_CHUNK) */
     uint64_t seq, hash, step;
-    uint64_t n_notes;                /* this rank's so far */
+    uint64_t n_notes; /* this rank's so far */
     int32_t n_models;
     uint64_t checked[MSI_MAX_RANKS]; /* sequence up to which each member's schedule equals ours */
     int64_t counts[MSI_COLL_KINDS];

@@ -192,7 +192,8 @@ static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32
 static bool same_subject(const msi_note *a, const msi_note *b)
 {
     return memcmp(&a->label, &b->label, sizeof(a->label)) == 0 && a->model == b->model &&
-           a->n_numbers == b->n_numbers && (a->n_numbers == 0 || memcmp(&a->text, &b->text, sizeof(a->text)) == 0);
+           a->n_numbers == b->n_numbers &&
+           (a->n_numbers == 0 || memcmp(&a->text, &b->text, sizeof(a->text)) == 0);
 }
 
 const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,

@@ -106,9 +106,8 @@ static ms_status name_param(ms_fsdp_tree *tree, int32_t i, int32_t q)
     for (int32_t p = 0; p < u->n_params; p++) {
         mine[p] = param_entry_of(&u->params[p]);
     }
-    MS_TRY_GOTO(
-        msi_tree_gather(tree, "the first use of FSDP (parameters)", mine, nbytes, all),
-        done);
+    MS_TRY_GOTO(msi_tree_gather(tree, "the first use of FSDP (parameters)", mine, nbytes, all),
+                done);
     for (int32_t p = 0; p < u->n_params && status == MS_OK; p++) {
         const param_entry *theirs = &all[(int64_t)q * u->n_params + p];
 
@@ -163,7 +162,7 @@ static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
                        (int)tree->world);
     }
     ms_status status = msi_tree_gather(tree, "the first use of FSDP (number of units)",
-                                             &tree->n_units, sizeof(*counts), counts);
+                                       &tree->n_units, sizeof(*counts), counts);
 
     for (int32_t q = 0; status == MS_OK && q < tree->world; q++) {
         *most = counts[q] > *most ? counts[q] : *most;
@@ -194,7 +193,7 @@ ms_status msi_plans_agree(ms_fsdp_tree *tree)
     }
     if (status == MS_OK && most > 0) {
         status = msi_tree_gather(tree, "the first use of FSDP (units)", mine,
-                                       (int64_t)sizeof(*mine) * most, all);
+                                 (int64_t)sizeof(*mine) * most, all);
     }
     if (status == MS_OK) {
         status = compare_plans(tree, all, most);
@@ -244,11 +243,12 @@ static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, 
                        name, u->name, (int)q);
     }
     if (given) {
-        return MS_FAIL(MS_COMM_ERROR,
-                       "parameter '%s' (unit '%s') was loaded or written before its first use, with "
-                       "other values on rank %d than on rank 0, and each rank would keep its own "
-                       "part; load or write the same on all ranks",
-                       name, u->name, (int)q);
+        return MS_FAIL(
+            MS_COMM_ERROR,
+            "parameter '%s' (unit '%s') was loaded or written before its first use, with "
+            "other values on rank %d than on rank 0, and each rank would keep its own "
+            "part; load or write the same on all ranks",
+            name, u->name, (int)q);
     }
     if (u->rank == 0 && !*warned) {
         msi_warn("UserWarning",
@@ -289,7 +289,7 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
         }
     }
     MS_TRY_GOTO(msi_tree_gather(tree, "the first use of FSDP (values)", mine,
-                                      n * (int64_t)sizeof(*mine), all),
+                                n * (int64_t)sizeof(*mine), all),
                 done);
     at = 0;
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -332,8 +332,8 @@ ms_status msi_numerics_agree(ms_fsdp_tree *tree)
                        (int)tree->world);
     }
     strncpy(mine, ms_numerics(), NUMERICS_TEXT - 1);
-    ms_status status = msi_tree_gather(tree, "the first use of FSDP (numerics)", mine,
-                                             NUMERICS_TEXT, all);
+    ms_status status =
+        msi_tree_gather(tree, "the first use of FSDP (numerics)", mine, NUMERICS_TEXT, all);
 
     for (int32_t q = 1; status == MS_OK && q < tree->world && tree->same_numerics; q++) {
         const char *theirs = all + (size_t)q * NUMERICS_TEXT;

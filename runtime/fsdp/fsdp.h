@@ -19,15 +19,15 @@
  * Slot and generation of every use follow from program order alone: a free slot is taken in the
  * order in which slots became free, and its generation is counted up. So ranks agree without
  * talking. A slot is filled with generation g once released[q] >= g - 1 for every rank q, and read
- * once filled[q] >= g for every q that has said the same. A gradient slot is written with g once read[q] >= g - 1 for
- * every q. No barriers. What cannot be done yet is queued, and every wait runs the queue. A publish
- * still queued when the unit is skipped, written or reset is dropped: `dropped` and `released` are
- * stored, the slot is not. Ranks that run one program all drop it, and nobody reads. One that drops
- * alone leaves a reader with dropped[q] >= g and filled[q] < g; that stays so, as q fills nothing
- * later before the reader releases g: the job ends there. The same holds of `reduced`. (One that
- * had filled what it skips is told apart by its note.) The model in slots.pml checks that this
- * neither deadlocks, nor lets a slot change under a reader, nor lets anybody read what was not
- * filled. */
+ * once filled[q] >= g for every q that has said the same. A gradient slot is written with g once
+ * read[q] >= g - 1 for every q. No barriers. What cannot be done yet is queued, and every wait runs
+ * the queue. A publish still queued when the unit is skipped, written or reset is dropped:
+ * `dropped` and `released` are stored, the slot is not. Ranks that run one program all drop it, and
+ * nobody reads. One that drops alone leaves a reader with dropped[q] >= g and filled[q] < g; that
+ * stays so, as q fills nothing later before the reader releases g: the job ends there. The same
+ * holds of `reduced`. (One that had filled what it skips is told apart by its note.) The model in
+ * slots.pml checks that this neither deadlocks, nor lets a slot change under a reader, nor lets
+ * anybody read what was not filled. */
 #ifndef MSI_FSDP_H
 #define MSI_FSDP_H
 

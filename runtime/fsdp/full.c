@@ -242,7 +242,7 @@ static ms_status hash_plain(ms_fsdp_tree *tree, const msi_place *places, int32_t
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d parameters", (int)n);
     }
     ms_status status = msi_tree_gather(tree, "hash of ignored parameters", hashes,
-                                             n * (int64_t)sizeof(*hashes), all);
+                                       n * (int64_t)sizeof(*hashes), all);
 
     for (int32_t i = 0; status == MS_OK && i < n; i++) {
         bool equal = true;

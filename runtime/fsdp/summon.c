@@ -110,8 +110,8 @@ static ms_status gather_deeds(ms_fsdp_tree *tree, int64_t n, uint64_t *deeds)
             own[at++] = deed_of(tree->units[i], &tree->units[i]->params[p]);
         }
     }
-    MS_TRY(msi_tree_gather(tree, "the end of summon_full_params", own,
-                                 n * (int64_t)sizeof(*own), all));
+    MS_TRY(msi_tree_gather(tree, "the end of summon_full_params", own, n * (int64_t)sizeof(*own),
+                           all));
     memset(deeds, 0, (size_t)n * sizeof(*deeds));
     for (int64_t i = 0; i < n * tree->world; i++) {
         deeds[i % n] |= all[i];
@@ -143,7 +143,7 @@ static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds
         return MS_OK;
     }
     MS_TRY(msi_tree_gather(tree, "the end of summon_full_params (values)", own,
-                                 n * (int64_t)sizeof(*own), all));
+                           n * (int64_t)sizeof(*own), all));
     at = 0;
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {

@@ -79,7 +79,8 @@ local LEGAL = {
   { 'the modules made before', { layers = function()
     nn.Linear(3, 3)
     return two.layers()
-  end }, 'they shift the random numbers, as another seed would', { PATCHWORK, "parameter '0.weight'" } },
+  end }, 'they shift the random numbers, as another seed would',
+    { PATCHWORK, "parameter '0.weight'" } },
   { 'tensors that became parameters', { layers = tied(2) },
     'reference programs draw them after they have seeded by rank',
     { PATCHWORK, "parameter 'scale': rank 1 has another seed, rule or tensor" },

@@ -383,9 +383,9 @@ local ERRORS = {
     { after_wrap = function() ms.dist.barrier() end } },
 
   -- two models of one architecture
-  two_models('is called', function(m) m(ms.ones(1, 4)) end, "rank 0 calls unshard(f32, 46 elements, "
-    .. "unit 'nn.Sequential', slot 1, generation 2), rank 1 calls unshard(f32, 46 elements, "
-    .. "unit 'nn.Sequential' of model 2, slot 1"),
+  two_models('is called', function(m) m(ms.ones(1, 4)) end, 'rank 0 calls unshard(f32, 46 '
+    .. "elements, unit 'nn.Sequential', slot 1, generation 2), rank 1 calls unshard(f32, 46 "
+    .. "elements, unit 'nn.Sequential' of model 2, slot 1"),
   two_models('has its state dict taken', function(m) m:state_dict() end, "in state_dict of unit "
     .. "'nn.Sequential'), rank 1 calls all_gather(92 bytes, in state_dict of unit 'nn.Sequential' "
     .. 'of model 2)'),
@@ -474,7 +474,8 @@ local ERRORS = {
     'rank 0 has zero_grad of SGD' },
   { "gradients that the model's zero_grad does not drop",
     drops(function(model, step) return step ~= 2 and model end),
-    'rank 0 has zero_grad where rank 1 has batch of data.Loader', drops(function(model) return model end) },
+    'rank 0 has zero_grad where rank 1 has batch of data.Loader',
+    drops(function(model) return model end) },
   { "gradients that a layer's zero_grad does not drop", drops(function(model)
     return model.module[1]
   end), "rank 0 has zero_grad of '1' where rank 1 has zero_grad of '0'",

@@ -155,7 +155,8 @@ local NO_SHARD = { sharding_strategy = 'NO_SHARD' }
 local PLANNED = { after_wrap = function(model) model:plan() end } -- its collectives are over
 
 return {
-  layers = layers, all_at = all_at, wrapped = wrapped, counting = counting, nothing = nothing, DEFAULTS = DEFAULTS, merged = merged,
+  layers = layers, all_at = all_at, wrapped = wrapped, counting = counting, nothing = nothing,
+  DEFAULTS = DEFAULTS, merged = merged,
   run = run, on = on, before = before, changes = changes, frozen = frozen,
   transformer = transformer, writes = writes, WRITER = WRITER, NO_SHARD = NO_SHARD,
   PLANNED = PLANNED,

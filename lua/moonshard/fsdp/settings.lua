@@ -89,8 +89,8 @@ function settings.warn_of_loose(root, ignored)
         and not is_buffer(module, field) then
         errors.warn('UserWarning', ("field '%s' of %s (%s) is a tensor that requires grad, but no "
           .. "parameter: nothing shards or trains it; write self:param('%s', { size, ... }, rule), "
-          .. "or self:tie('%s', t) for a tensor there is"):format(text_of(field), settings.place(entry.path),
-          text_of(module._name), text_of(field), text_of(field)))
+          .. "or self:tie('%s', t) for a tensor there is"):format(text_of(field),
+          settings.place(entry.path), text_of(module._name), text_of(field), text_of(field)))
       end
     end
   end

@@ -439,8 +439,8 @@ local function held_by_unit(module)
   end
 end
 
---- Say that the program now calls `what` for this module: where a unit holds parameters of it, ranks
---- compare.
+--- Say that the program now calls `what` for this module: where a unit holds parameters of it,
+--- ranks compare.
 ---@param what string  'zero_grad'
 function tree.tell(module, what)
   local held = held_by_unit(module)

@@ -44,7 +44,7 @@ typedef struct ms_fsdp_unit_info {
     int32_t reduce_dtype;
     int32_t orig_dtype;
     int32_t state; /**< MS_UNIT_* */
-    int32_t model; /**< its tree's number among those the group's ranks have used, from 1; 0: unused */
+    int32_t model; /**< number of its tree among those the ranks have used; 0: not used yet */
     bool is_root;
 } ms_fsdp_unit_info;
 
@@ -186,8 +186,8 @@ MS_API ms_status ms_param_local(MS_NULLABLE ms_tensor **out, ms_tensor *param,
 /** Tell everyone who caches a parameter's values that the master copy was written from outside. */
 MS_API ms_status ms_param_touch(ms_tensor *param);
 /** Say that the program now calls `label` ("zero_grad") for the model whose unit holds this
- * parameter, for the ranks to compare as ms_comm_same() does. Nothing where no unit holds it, or the
- * tensor is no parameter: that is each rank's own business. Never waits. `label` is copied. */
+ * parameter, for the ranks to compare as ms_comm_same() does. Nothing where no unit holds it, or
+ * the tensor is no parameter: that is each rank's own business. Never waits. `label` is copied. */
 MS_API ms_status ms_param_same(ms_tensor *param, const char *label);
 
 #ifdef __cplusplus
