@@ -71,6 +71,30 @@ describe('optim', function()
       assert.equal(0.25, first.lr)
     end)
 
+    it('take what is written into betas', function()
+      local p = leaf(1)
+      local opt, plain = optim.AdamW({ p }, { lr = 0.1 }), leaf(1)
+      local other = optim.AdamW({ plain }, { lr = 0.1, betas = { 0.5, 0.75 } })
+      opt.param_groups[1].betas[1] = 0.5
+      opt.param_groups[1].betas[2] = 0.75
+      opt.param_groups[1].lr = 0.1 -- another option leaves it alone
+      assert.same({ 0.5, 0.75 }, opt.param_groups[1].betas)
+      assert.same({ 0.5, 0.75 }, opt:state_dict().param_groups[1].betas)
+      for _ = 1, 3 do
+        step(opt, p)
+        step(other, plain)
+      end
+      assert.equal(plain:item(), p:item())
+      opt.param_groups[1].betas[1] = 1
+      checks.raises('ValueError', 'Invalid beta parameter at index 0: 1', opt.step, opt)
+      opt.param_groups[1].betas = { 0.9, 0.95 }
+      step(opt, p)
+      local before = opt.param_groups[1].betas
+      opt:load_state_dict(other:state_dict())
+      assert.same({ 0.5, 0.75 }, opt.param_groups[1].betas)
+      assert.same({ 0.9, 0.95 }, before)
+    end)
+
     it('take a rate all together or one by one', function()
       local opt = optim.SGD({ { params = { leaf(1) } }, { params = { leaf(1) } } })
       opt:set_lr(0.3)

@@ -1,5 +1,6 @@
 --- A parameter group. Its options live in the runtime: reading a field asks for it, setting one
---- takes effect at once, and a bad value raises what torch.optim says and changes nothing.
+--- takes effect at once, and a bad value raises what torch.optim says and changes nothing. What is
+--- written into the table that `betas` gives takes effect, or is refused, at the next step.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
@@ -28,7 +29,33 @@ function Group:__index(name)
   elseif not is_option(self, name) then
     missing('a parameter group', name, { 'params', unpack(self._optimizer.options) })
   end
-  return runtime.options(self._optimizer._handle, self._index)[name]
+  local betas = name == 'betas' and rawget(self, '_betas')
+  if betas then
+    return betas
+  end
+  local value = runtime.options(self._optimizer._handle, self._index)[name]
+  if name == 'betas' then
+    rawset(self, '_betas', value)
+  end
+  return value
+end
+
+-- The table that reading betas gave: a script may have written into it since.
+local function take_betas(self)
+  local betas = rawget(self, '_betas')
+  if betas then
+    runtime.set_options(self._optimizer._handle, self._index, { betas = betas })
+  end
+end
+
+--- Change options of a group, to copies of what is given.
+---@param self ms.optim.Group
+---@param options table<string, any>
+function group.set(self, options)
+  runtime.set_options(self._optimizer._handle, self._index, options)
+  if options.betas ~= nil then
+    rawset(self, '_betas', nil)
+  end
 end
 
 function Group:__newindex(name, value)
@@ -39,13 +66,14 @@ function Group:__newindex(name, value)
     arguments.refuse(what, tostring(name), value, 'a value')
   end
   errors.options(what, { [name] = value }, self._optimizer.options)
-  runtime.set_options(self._optimizer._handle, self._index, { [name] = value })
+  group.set(self, { [name] = value })
 end
 
 --- Options by name.
 ---@param self ms.optim.Group
 ---@return table<string, any>
 function group.options(self)
+  take_betas(self)
   local all, out = runtime.options(self._optimizer._handle, self._index), {}
   for _, name in ipairs(self._optimizer.options) do
     out[name] = all[name]
@@ -96,7 +124,7 @@ function group.add(optimizer, params, index)
 end
 
 --- Are these the groups of the optimizer, with the parameters it has? Raises when a script changed
---- them by hand, which the runtime would not see.
+--- them by hand, which the runtime would not see, and lets it see what was written into betas.
 ---@param optimizer ms.optim.Optimizer
 function group.check(optimizer)
   local list, n = rawget(optimizer, 'param_groups'), 0
@@ -108,6 +136,7 @@ function group.check(optimizer)
     if getmetatable(entry) ~= Group or entry._optimizer ~= optimizer or entry._index ~= i - 1 then
       refuse_entry(optimizer._name, i)
     end
+    take_betas(entry)
     n = n + #entry._params
   end
   local expected = runtime.n_params(optimizer._handle)

@@ -192,7 +192,7 @@ end
 --- _check_group_options() takes.
 function Optimizer:_set_group_options(groups)
   for i, options in ipairs(groups) do
-    runtime.set_options(self._handle, i - 1, options)
+    param_group.set(self.param_groups[i], options)
   end
 end
 
