@@ -216,7 +216,8 @@ static ms_status take_mapping(mapping **out, const char *path)
         }
     }
     free(copy);
-    return MS_FAIL(MS_RUNTIME_ERROR, "'%s' would be token file %d, expected at most %d at a time",
+    /* what a collection of garbage may end, as it may free memory */
+    return MS_FAIL(MS_OUT_OF_MEMORY, "'%s' would be token file %d, expected at most %d at a time",
                    path, MAX_MAPPINGS + 1, MAX_MAPPINGS);
 }
 

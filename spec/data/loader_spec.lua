@@ -58,6 +58,25 @@ describe('data', function()
     checks.raises('FormatError', '100 bytes, expected tokens of 8 bytes', data.tokens, path, 'i64')
   end)
 
+  it('maps as many token files one after the other as a script opens', function()
+    collectgarbage 'stop' -- nothing is let go before it is needed
+    local ok, err = pcall(function()
+      for _ = 1, 600 do
+        data.tokens(path)
+      end
+    end)
+    collectgarbage 'restart'
+    assert.is_true(ok, tostring(err))
+    local held = {}
+    checks.raises('OutOfMemory', 'would be token file 257, expected at most 256 at a time',
+      function()
+        for i = 1, 257 do
+          held[i] = data.tokens(path)
+        end
+      end)
+    assert.is_true(#held > 200) -- beside those that other specs hold
+  end)
+
   it('turns text into bytes and back', function()
     assert.same({ 72, 105 }, data.bytes('Hi'))
     assert.equal('Hi', data.text { 72, 105 })

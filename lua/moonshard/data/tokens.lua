@@ -9,10 +9,11 @@ local runtime = require 'moonshard_ffi.data'
 ---@field Loader ms.data.Loader
 local data = {}
 
---- Map a file of tokens read-only. What others write into the file while it is mapped changes the
---- tokens: put another file in its place instead. Should it become shorter, what is gone reads as
---- zeros, which is said once on stderr, and the loader raises an IOError; what is gone from the
---- last page that is left is found by the loader only.
+--- Map a file of tokens read-only; 256 can be mapped at a time (OutOfMemory). What others write
+--- into the file while it is mapped changes the tokens: put another file in its place instead.
+--- Should it become shorter, what is gone reads as zeros, which is said once on stderr, and the
+--- loader raises an IOError; what is gone from the last page that is left is found by the loader
+--- only.
 ---@param path string
 ---@param dtype? 'u8'|'i64'  bytes (default), or 64-bit numbers in this machine's order
 ---@return ms.Tensor  (n)

@@ -17,7 +17,8 @@ extern "C" {
  * @param out    the caller owns `*out`; writing into it is MS_RUNTIME_ERROR
  * @param dtype  MS_DTYPE_U8 or MS_DTYPE_I64 (the machine's byte order)
  * @return MS_IO_ERROR with the system's reason, MS_FORMAT_ERROR when the file is empty or no
- *         multiple of the element's size, MS_TYPE_ERROR for another dtype
+ *         multiple of the element's size, MS_TYPE_ERROR for another dtype, MS_OUT_OF_MEMORY
+ *         also when 256 files are mapped
  */
 MS_API ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype);
 
