@@ -134,6 +134,10 @@ local LEGAL = {
   end) }, 'a loader for one rank deals to nobody else' },
   { 'rows of a batch', { backward = function(loss) loss:mul(1):backward() end },
     'ranks have different data; only collectives must fit' },
+  { 'a forward', { after_wrap = function(model)
+    local first = model.module[1].forward
+    model.module[1].forward = function(self, x) return first(self, x) * 2 end
+  end }, 'functions are not compared' },
   { 'a factor set to what it is', { after_wrap = function(model)
     model:set_gradient_factor(nil)
   end }, 'nothing changes', nil, PLANNED },
