@@ -339,8 +339,13 @@ FSDP(
 
   it('says how to call it when its forward gets no module', function()
     local model = wrapped(nn.Linear(2, 2))
-    checks.raises('TypeError', "FSDP:forward: 'self' is a tensor, expected a module; write "
-      .. 'model(x)', model.forward, ms.ones(1, 2))
+    checks.raises('TypeError', "FSDP:forward: 'self' is a tensor, expected what FSDP() "
+      .. 'returned; write model(x)', model.forward, ms.ones(1, 2))
+    local outer = model.forward -- not that of the module, which the assignment replaces
+    model.forward = function(self, x) return outer(self, x) * 2 end
+    checks.raises('TypeError', "FSDP:forward: 'self' is a nn.Linear, expected what FSDP() "
+      .. "returned; write model(x) or model:forward(x), and for the wrapped module's own forward "
+      .. 'model.module.forward', model, ms.ones(1, 2))
     checks.raises('KeyError', 'weight', nn.Linear(2, 2).forward, ms.ones(1, 2))
   end)
 

@@ -370,11 +370,13 @@ local function outermost_forward(self, tree, ...)
 end
 
 function FSDP:forward(...)
-  if type(self) ~= 'table' then
-    errors.raise('TypeError', "FSDP:forward: 'self' is %s, expected a module; write model(x) or "
-      .. 'model:forward(x)', arguments.noun(self))
+  local tree = type(self) == 'table'
+    and (rawget(self, '_tree') or self._is_fsdp and self:_lazy_init())
+  if not tree then
+    errors.raise('TypeError', "FSDP:forward: 'self' is %s, expected what FSDP() returned; write "
+      .. "model(x) or model:forward(x), and for the wrapped module's own forward "
+      .. 'model.module.forward', arguments.noun(self))
   end
-  local tree = rawget(self, '_tree') or self:_lazy_init()
   if tree.running then
     return self:_unit_forward(...)
   end
