@@ -58,7 +58,8 @@ arguments.flag = of_type('boolean', 'true or false')
 ---@type fun(what: string, name: string, value: any, default?: table): table
 arguments.list = of_type('table', 'a list')
 
---- A list without fields: what stands there by name is nothing that anybody looks at.
+--- A list without fields: what stands there by name, or under 0 or behind a gap, is nothing that
+--- anybody looks at.
 ---@param what string  the function
 ---@param name string  the argument
 ---@param value any
@@ -67,8 +68,14 @@ function arguments.array(what, name, value)
   if arguments.noun(value) ~= 'a table' then
     refuse(what, name, value, 'a list')
   end
+  local n = #value
   for key in next, value do
-    if type(key) ~= 'number' then
+    if type(key) == 'number' then
+      if key < 1 or key > n or key % 1 ~= 0 then
+        errors.raise('TypeError', "%s: '%s' has an entry %.17g, expected a plain list, from 1 on "
+          .. 'without a gap', what, name, key)
+      end
+    else
       errors.raise('TypeError', "%s: '%s' has a field '%s', expected a plain list; what is no part "
         .. 'of it follows by place, not by name', what, name,
         type(key) == 'string' and key:sub(1, 80) or arguments.noun(key))

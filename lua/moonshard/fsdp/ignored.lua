@@ -20,7 +20,7 @@ local function listed(name, value)
   elseif util.is(value, Module) or parameter.is_tensor(value) then
     return { value }
   end
-  return arguments.list('FSDP', name, value)
+  return arguments.array('FSDP', name, value)
 end
 
 local function kinds_of(list)
