@@ -244,8 +244,9 @@ describe('a tensor in a field of a wrapped model', function()
 
   it('that requires grad and is no parameter is warned of, with what to write', function()
     assert.same({ "UserWarning: field 'w' of 'head' (nn.Linear) is a tensor that requires grad, "
-      .. "but no parameter: nothing shards or trains it; write self:param('w', { size, ... }, "
-      .. "rule), or self:tie('w', t) for a tensor there is" }, told { w = trained() })
+      .. "but no parameter: it is not in parameters(), and nothing shards it; write "
+      .. "self:param('w', { size, ... }, rule), or self:tie('w', t) for a tensor there is" },
+      told { w = trained() })
   end)
 
   it('is as the script wants it otherwise', function()

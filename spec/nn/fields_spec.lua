@@ -31,3 +31,25 @@ describe('the field of a parameter', function()
     end
   end)
 end)
+
+describe('a tensor in a field', function()
+  it('that requires grad and is no parameter is warned of at the first call', function()
+    local Scaled = nn.Module.extend('Scaled')
+    function Scaled:init()
+      self.w = ms.ones(2, { requires_grad = true })
+      self._own = ms.ones(2, { requires_grad = true })
+    end
+    function Scaled:forward(x)
+      return x * self.w
+    end
+    local model = nn.Sequential { Scaled() }
+    local said = ms.capture_warnings(function()
+      model(ms.ones(2))
+      model(ms.ones(2))
+    end)
+    assert.equal(1, #said)
+    assert.equal("field 'w' of '0' (Scaled) is a tensor that requires grad, but no parameter: "
+      .. "it is not in parameters(), and nothing shards it; write self:param('w', { size, ... }, "
+      .. "rule), or self:tie('w', t) for a tensor there is", said[1].message)
+  end)
+end)

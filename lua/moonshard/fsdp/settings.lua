@@ -3,7 +3,6 @@
 
 local agree = require 'moonshard.fsdp.agree'
 local errors = require 'moonshard.errors'
-local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.util'
@@ -67,33 +66,6 @@ local function lines_of(root, ignored)
     end
   end
   return modules, fields
-end
-
-local function is_buffer(module, name)
-  for _, buffer in ipairs(module._buffers) do
-    if buffer.name == name then
-      return true
-    end
-  end
-end
-
---- Warn of tensors in fields that require grad and are no parameters: no unit and no optimizer has
---- them, so each rank has its own.
----@param root ms.nn.Module
----@param ignored table<ms.nn.Module, boolean>
-function settings.warn_of_loose(root, ignored)
-  for _, entry in ipairs(tree.walk(root)) do
-    local module = entry.module
-    for _, field in ipairs(ignored[module] and {} or util.sorted_keys(module)) do
-      if field:byte() ~= 95 and parameter.is_loose(rawget(module, field))
-        and not is_buffer(module, field) then
-        errors.warn('UserWarning', ("field '%s' of %s (%s) is a tensor that requires grad, but no "
-          .. "parameter: nothing shards or trains it; write self:param('%s', { size, ... }, rule), "
-          .. "or self:tie('%s', t) for a tensor there is"):format(text_of(field),
-          settings.place(entry.path), text_of(module._name), text_of(field), text_of(field)))
-      end
-    end
-  end
 end
 
 --- CommError on all ranks where modules differ, but for ignored ones; a warning where these do, or

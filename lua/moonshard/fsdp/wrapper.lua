@@ -266,7 +266,6 @@ local function make_tree(self)
   note_options(instances)
   changeable.tell(tree.changeable, tree.root.process_group)
   settings.compare(self.process_group, self, self._ignored.modules)
-  settings.warn_of_loose(self, self._ignored.modules)
   agree.on_ignored(self.process_group, module_tree.unmanaged(self))
   return tree
 end

@@ -8,6 +8,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
+local util = require 'moonshard.util'
 
 local fields = {}
 
@@ -128,6 +129,26 @@ function fields.check(module)
       errors.raise('TypeError', "field '%s' of %s became %s after it had held something else, and "
         .. 'is not registered: set it to nil first, or hold what shall stay apart in a function',
         stray.name, module._name, arguments.noun(stray.module))
+    end
+  end
+end
+
+local function is_loose(module, field)
+  return type(field) == 'string' and field:byte() ~= 95 -- '_'
+    and not declared(module._buffers, field, 'name') and parameter.is_loose(rawget(module, field))
+end
+
+--- Warn of tensors in fields that require grad and are no parameters: an optimizer of
+--- module:parameters() does not have them, and FSDP neither shards nor reduces them.
+---@param module ms.nn.Module
+---@param path string  from the module that is called
+function fields.warn_of_loose(module, path)
+  for _, field in ipairs(util.sorted_keys(module)) do
+    if is_loose(module, field) then
+      errors.warn('UserWarning', ("field '%s' of %s (%s) is a tensor that requires grad, but no "
+        .. "parameter: it is not in parameters(), and nothing shards it; write self:param('%s', "
+        .. "{ size, ... }, rule), or self:tie('%s', t) for a tensor there is"):format(field,
+        path == '' and 'the model' or ("'%s'"):format(path), module._name, field, field))
     end
   end
 end

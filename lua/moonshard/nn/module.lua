@@ -396,6 +396,7 @@ local function materialize(self)
   for _, place in ipairs(tree.places(self)) do
     local module, path = place.module, place.path
     check_forward(module)
+    fields.warn_of_loose(module, path)
     rawset(module, '_scope', path == '' and module._name or path)
     rawset(module, '_ready', true)
     module:_materialized(path, place.stream)
