@@ -79,6 +79,14 @@ local ASKS = {
     function() linear():compile() end,
   },
   ['a profiler'] = { function() return ms.profiler end },
+  ['casts of whole models'] = {
+    function() linear():to(ms.bf16) end,
+    function() linear():bfloat16() end,
+    function() fsdp.FSDP(linear()):double() end,
+  },
+  ['hooks on the backward of modules (tensors have `t:hook`)'] = {
+    function() linear():register_full_backward_hook(print) end,
+  },
   ['more than one thread a rank'] = { function() ms.set_num_threads(2) end },
   ['`autograd.grad` and `autograd.Function`'] = {
     function() return ms.autograd.grad end,
@@ -89,8 +97,13 @@ local ASKS = {
     function() return ms.nn.BatchNorm1d end,
     function() return ms.nn.Softmax end,
   },
-  ['options beyond theirs (`label_smoothing` and class weights and `padding_idx` and `amsgrad` and '
-    .. '`top_p` among them)'] = {
+  ["options beyond theirs (`label_smoothing` and class weights and `reduction = 'none'` and "
+    .. '`padding_idx` and `amsgrad` and `top_p` and `drop_last` among them)'] = {
+    function() ms.nn.CrossEntropyLoss { reduction = 'none' } end,
+    function() ms.ops.cross_entropy(ms.ones(1, 2), ms.arange(1), { reduction = 'none' }) end,
+    function()
+      ms.data.Loader { tokens = ms.arange(9), batch = 1, context = 2, drop_last = true }
+    end,
     function() ms.nn.CrossEntropyLoss { label_smoothing = 0.1 } end,
     function() ms.nn.CrossEntropyLoss { weight = ms.ones(2) } end,
     function() ms.nn.Embedding(2, 2, { padding_idx = 0 }) end,
@@ -192,6 +205,14 @@ describe('the library\'s names', function()
     checks.raises('KeyError', "the world has no 'size'; write world.world_size", function()
       return ms.dist.info().size
     end)
+    local plain = ms.nn.Linear(2, 2)
+    for call, instead in pairs {
+      buffers = 'module:named_buffers()', register_buffer = "self:buffer('name', t)",
+      clip_grad_norm_ = 'ms.optim.clip_grad_norm_(module:parameters(), max_norm)',
+    } do
+      checks.raises('KeyError', ("nn.Linear has no '%s'; write %s"):format(call, instead),
+        plain[call], plain, 'mask', ms.ones(2))
+    end
     for _, name in ipairs { 'DistributedDataParallel', 'DataParallel', 'parallel' } do
       checks.raises('KeyError', "'; write ms.fsdp.FSDP(m, { sharding_strategy = 'NO_SHARD' })",
         function() return ms.nn[name] end)

@@ -146,6 +146,10 @@ function errors.choice(what, name, value, allowed)
       return value
     end
   end
+  local later = planned.words[name]
+  if later and later[value] then
+    errors.raise('NotImplementedError', "%s: %s = '%s' is not supported yet", what, name, value)
+  end
   local near = type(value) == 'string' and errors.nearest(value, allowed)
   errors.raise('ValueError', "%s: '%s' is %s, expected one of %s%s", what, name,
     type(value) == 'string' and "'" .. value:sub(1, 80) .. "'" or arguments.noun(value),

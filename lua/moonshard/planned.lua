@@ -30,6 +30,15 @@ planned.places = {
   cuda = 'CUDA', nccl = 'NCCL', compile = 'compile', f16 = 'f16', float16 = 'f16', half = 'f16',
 }
 
+--- Methods of modules. Layers take a dtype when they are made.
+planned.methods = { cuda = 'CUDA', half = 'f16', compile = 'compile' }
+for name in pairs(names [[bfloat16 double float to]]) do
+  planned.methods[name] = 'moving or casting a model'
+end
+for name in pairs(names [[register_full_backward_hook register_full_backward_pre_hook]]) do
+  planned.methods[name] = 'a hook on the backward of a module'
+end
+
 --- Rooms and switches of torch, in `ms`.
 planned.rooms = {
   amp = 'autocast', autocast = 'autocast', GradScaler = 'loss scaling', profiler = 'a profiler',
@@ -60,10 +69,14 @@ end
 --- Options that layers, optimizers and functions take in PyTorch, by what messages call these.
 planned.options = {
   ['nn.CrossEntropyLoss'] = names 'label_smoothing weight',
+  ['data.Loader'] = names 'drop_last num_workers pin_memory',
   ['nn.Embedding'] = names 'max_norm padding_idx',
   ['optim.Adam'] = names 'amsgrad', ['optim.AdamW'] = names 'amsgrad',
   generate = names 'repetition_penalty top_p',
 }
+
+--- Words that options take in PyTorch, by the option's name.
+planned.words = { reduction = names 'none' }
 
 --- Numbers in files of tokens.
 planned.token_types = names 'i16 i32 int16 int32 u16 u32 uint16 uint32'

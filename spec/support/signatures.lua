@@ -15,11 +15,16 @@ signatures.of = of
 --- What raises as it should: with any arguments, any error of the library is right.
 signatures.raises = {
   ['ms.error'] = true, ['ms.errors.raise'] = true, ['ms.errors.check'] = true,
-  ['ms.nn.Module:forward'] = true, ['ms.nn.Module:to'] = true, ['ms.nn.Module:cuda'] = true,
-  ['ms.nn.Module:half'] = true, ['ms.nn.Module:compile'] = true,
-  ['ms.fsdp.FSDP:register_comm_hook'] = true,
+  ['ms.nn.Module:forward'] = true, ['ms.fsdp.FSDP:register_comm_hook'] = true,
   ['ms.optim.Optimizer'] = true,
 }
+
+for name in pairs(util.merged(require('moonshard.planned').methods, { buffers = true,
+  clip_grad_norm_ = true, register_buffer = true, register_module = true,
+  register_parameter = true })) do
+  of['ms.nn.Module:' .. name] = function() return { kinds.module() } end
+  signatures.raises['ms.nn.Module:' .. name] = true
+end
 
 --- What hands all further arguments to a function it is given.
 signatures.passes_on = {

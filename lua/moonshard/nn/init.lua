@@ -28,7 +28,8 @@ local OTHERWISE = {
   DistributedDataParallel = REPLICATED, DataParallel = REPLICATED, parallel = REPLICATED,
   Parameter = "a module declares one: self:param('name', { sizes }, nn.init.ones())",
   functional = 'functions stand in ms.ops',
-  utils = 'write model:clip_grad_norm_(), or ms.optim.clip_grad_norm_(params, max_norm)',
+  utils = 'write ms.optim.clip_grad_norm_(params, max_norm), or model:clip_grad_norm_() where FSDP '
+    .. 'wraps it',
 }
 
 ---@class ms.nn

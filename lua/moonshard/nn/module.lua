@@ -15,7 +15,9 @@ local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
 local hooks = require 'moonshard.nn.hooks'
+local missing = require 'moonshard.missing'
 local once = require 'moonshard.once'
+local planned = require 'moonshard.planned'
 local receiver = require 'moonshard.receiver'
 local samples = require 'moonshard.samples'
 local scope = require 'moonshard.scope'
@@ -564,11 +566,21 @@ function Module:__tostring()
   return ('%s(\n%s\n)'):format(name, table.concat(lines, '\n'))
 end
 
--- What scripts for PyTorch say of a model first. Its layers take a dtype when they are made.
-for name, what in next, { to = 'moving or casting a model', cuda = 'CUDA', half = 'f16',
-  compile = 'compile' } do
-  Module[name] = function(self, _)
+-- What scripts for PyTorch ask of a model, and what has another name here.
+for name, what in next, planned.methods do
+  Module[name] = function(self, ...) -- luacheck: no unused args
     errors.raise('NotImplementedError', '%s:%s: %s is not supported yet', self._name, name, what)
+  end
+end
+for name, instead in next, {
+  buffers = 'module:named_buffers()',
+  clip_grad_norm_ = 'ms.optim.clip_grad_norm_(module:parameters(), max_norm)',
+  register_buffer = "self:buffer('name', t)",
+  register_module = "self:child('name', module)",
+  register_parameter = "self:param('name', { size, ... }, rule), or self:tie('name', t)",
+} do
+  Module[name] = function(self, ...) -- luacheck: no unused args
+    missing(self._name, name, {}, 'write ' .. instead)
   end
 end
 

@@ -128,7 +128,7 @@ end
 
 for _, name in ipairs {
   'children', 'eval', 'hash', 'materialize', 'modules', 'named_buffers', 'named_children',
-  'num_parameters', 'path', 'to', 'cuda', 'half', 'compile',
+  'num_parameters', 'path',
 } do
   on_module(name)
 end
