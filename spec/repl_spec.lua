@@ -47,6 +47,8 @@ describe('the prompt', function()
     assert.equal("> ValueError: size mismatch\n> stdin:1: attempt to index global 'nothing' (a nil "
       .. "value)\n> stdin:1: unexpected symbol near '='\n> 1\n> \n",
       typed { "ms.error('ValueError', 'size mismatch')", 'nothing.x = 1', 'x = = 3', '1' })
+    assert.equal("> stdin:1: unexpected symbol near 'char(27)'\n> 1\n> \n",
+      typed { '\27[Ax = 1', '1' })
     assert.equal("> > stdin:1: attempt to call method 'paramters' (a nil value), did you mean "
       .. "'parameters'?\n> \n", typed { 'm = ms.nn.ReLU()', 'm:paramters()' })
     local output = typed { 'l = ms.nn.Linear(3, 4)', 'l(ms.ones(2, 5))' }
@@ -153,5 +155,8 @@ describe('the prompt', function()
       assert.truthy(output:find(text, 1, true), output)
       assert.truthy(output:find('> 41\r\n', 1, true), output)
     end
+    assert.equal('> RuntimeError: dist.init: a prompt cannot go on as 2 ranks; put the script into '
+      .. 'a file, or give dist.spawn a function\n> 41\n> \n',
+      typed { 'ms.dist.init { ranks = 2 }', 'ms.dist.rank() + 41' })
   end)
 end)

@@ -136,7 +136,8 @@ local function is_typed()
     level = level + 1
     frame = debug.getinfo(level, 'S')
   until not frame or frame.source == '=stdin'
-  return frame ~= nil and C.ms_is_terminal(0)
+  -- luajit runs all that comes by a pipe as one script, the other prompt line by line
+  return frame ~= nil and (C.ms_is_terminal(0) or package.loaded['moonshard.repl'] ~= nil)
 end
 
 --- Become a world of one, or fork.
@@ -145,7 +146,7 @@ local function start(what, ranks)
     B.check(C.ms_dist_join())
     return
   end
-  if is_typed() then -- as several ranks it would share the terminal
+  if is_typed() then -- several ranks would read what is typed to one
     errors.raise('RuntimeError', '%s: a prompt cannot go on as %d ranks; put the script into a '
       .. 'file, or give dist.spawn a function', what, ranks)
   end

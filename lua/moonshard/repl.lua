@@ -17,10 +17,10 @@ local CHUNK = '=stdin'
 ---@return function? chunk, string? mistake
 local function compile(text)
   -- as arguments and not as `return ...`, which could be a tail call: dist.init looks for CHUNK
-  local expression = loadstring('return (function(...) return ... end)('
+  local expression, mistake = loadstring('return (function(...) return ... end)('
     .. text:gsub('^%s*=', '') .. '\n)', CHUNK)
-  if expression then
-    return expression
+  if expression or text:byte() == 27 then -- ESC, of a key that moves: bytecode begins so
+    return expression, mistake
   end
   return loadstring(text, CHUNK)
 end
