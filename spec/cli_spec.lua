@@ -316,10 +316,17 @@ describe('the moonshard command', function()
       end
       local output = shell(bare .. link .. ' info')
       assert.truthy(output:find('library   ' .. prefix .. '/lib/lua/5.1', 1, true), output)
-      local found = ('LUA_PATH="%s/share/lua/5.1/?.lua;%s/share/lua/5.1/?/init.lua;;" '
-        .. 'LUA_CPATH="%s/lib/lua/5.1/?.so;;" '):format(prefix, prefix, prefix)
-      assert.equal('2\n', (shell(bare .. found
-        .. [[luajit -e 'print(require("moonshard").ones(2):sum():item())']])))
+      local found = ('LUA_PATH="%s/share/lua/5.1/?.lua;%s/share/lua/5.1/?/init.lua;;" ')
+        :format(prefix, prefix)
+      local sum = [[luajit -e 'print(require("moonshard").ones(2):sum():item())']]
+      assert.equal('2\n', (shell(bare .. found .. sum)))
+      shell(('mv %s/lib/lua %s/lib/elsewhere'):format(prefix, prefix))
+      assert.equal('2\n', (shell(('%s%s LUA_CPATH="%s/lib/elsewhere/5.1/?.so;;" %s'):format(bare,
+        found, prefix, sum))))
+      local lost = shell(bare .. found .. sum)
+      assert.truthy(lost:find('luajit: moonshard_lua.so is neither in ' .. prefix
+        .. "/lib/lua/5.1 nor found by LUA_CPATH, expected '<its folder>/?.so;;' in LUA_CPATH\n", 1,
+        true), lost)
     end)
     shell('rm -r ' .. prefix)
   end)

@@ -2,8 +2,8 @@
 --- from the same headers.
 ---
 --- The folder is, in this order: MOONSHARD_LIB (a folder, or libmoonshard.so itself); where
---- package.cpath finds moonshard_lua.so; build/release of the tree this file lies in. Otherwise the
---- system's loader is asked for the installed names.
+--- package.cpath finds moonshard_lua.so; build/release of the tree this file lies in;
+--- lib/lua/5.1 beside the share/lua/5.1 it is installed in.
 
 local ffi = require 'ffi'
 
@@ -33,13 +33,18 @@ local function find_folder()
     return folder_of(module)
   end
   local here = debug.getinfo(1, 'S').source:match('^@(.*)/[^/]*$') or '.'
-  local tree = here .. '/../../build/release'
-  return exists(tree .. '/libmoonshard.so') and tree or nil
+  local prefix = here:match('^(.*)/share/lua/5%.1/moonshard_ffi$')
+  local folder = prefix and prefix .. '/lib/lua/5.1' or here .. '/../../build/release'
+  if not exists(folder .. '/moonshard_lua.so') then
+    error(('moonshard_lua.so is neither in %s nor found by LUA_CPATH, expected '
+      .. "'<its folder>/?.so;;' in LUA_CPATH"):format(folder), 0)
+  end
+  return folder
 end
 
 local function load_declarations(folder)
-  local generated = folder and folder .. '/generated/moonshard'
-  if generated and exists(generated .. '/cdef.lua') then
+  local generated = folder .. '/generated/moonshard'
+  if exists(generated .. '/cdef.lua') then
     return dofile(generated .. '/cdef.lua'), generated .. '/calls.lua', generated .. '/cdef.lua'
   end
   local cdef = package.searchpath('moonshard.cdef', package.path)
@@ -74,15 +79,15 @@ end
 
 --- The classic C module. It pulls in the library it was linked with.
 local function load_module(folder)
-  local path = folder and folder .. '/moonshard_lua.so'
-  if path and exists(path) then
+  local path = folder .. '/moonshard_lua.so'
+  if exists(path) then
     local open, why = package.loadlib(path, 'luaopen_moonshard_lua')
     if not open then
       error(('cannot load %s: %s'):format(path, why), 0)
     end
     package.loaded.moonshard_lua = package.loaded.moonshard_lua or open()
   end
-  return require 'moonshard_lua', path or 'moonshard_lua.so'
+  return require 'moonshard_lua', path
 end
 
 local folder = find_folder()
@@ -92,8 +97,8 @@ if not pcall(ffi.typeof, 'ms_ref') then -- else this process has the declaration
 end
 
 local core, module_path = load_module(folder)
-local beside = folder and folder .. '/libmoonshard.so'
-local library_path = beside and exists(beside) and beside or 'libmoonshard.so.0'
+local beside = folder .. '/libmoonshard.so'
+local library_path = exists(beside) and beside or 'libmoonshard.so.0'
 local C = ffi.load(library_path)
 
 check_hashes(cdef.hash, cdef_path, ffi.string(C.ms_abi_hash()), library_path, core.abi_hash,
