@@ -35,6 +35,9 @@ describe('schedule', function()
     local lr = schedule.cosine { lr = 1, total = 3 }
     checks.raises('TypeError', "schedule.cosine: 'step' is nil, expected a number", lr)
     checks.raises('ValueError', 'step is -1, expected 0 or more', lr, -1)
+    checks.raises('ValueError', 'step is nan, expected 0 or more', lr, 0 / 0)
+    checks.raises('ValueError', 'warmup is 0 and total nan', schedule.cosine,
+      { lr = 1, total = 0 / 0 })
     checks.raises('ValueError', "did you mean 'warmup'?", schedule.linear,
       { lr = 1, warmpu = 5, total = 30 })
   end)

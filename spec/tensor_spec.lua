@@ -115,9 +115,9 @@ describe('a tensor', function()
     end)
 
     it('refuses lists with holes', function()
-      checks.raises('ValueError', 'tensor: the table has nil among its 2 entries', ms.tensor,
-        { 1, nil, 3, nil })
-      checks.raises('ValueError', 'tensor: entry [2] has nil among its 1 entries', ms.tensor,
+      checks.raises('ValueError', 'tensor: the table has nil among its entries, expected none',
+        ms.tensor, { 1, nil, 3, nil })
+      checks.raises('ValueError', 'tensor: entry [2] has nil among its entries', ms.tensor,
         { { 1, 2 }, { nil, 4 } })
     end)
 

@@ -62,8 +62,8 @@ local function check_list(value, path)
     n = n + (type(key) == 'number' and 1 or 0)
   end
   if n ~= #value then
-    errors.raise('ValueError', 'tensor: %s has nil among its %d entries, expected none',
-      path == '' and 'the table' or 'entry [' .. path .. ']', n)
+    errors.raise('ValueError', 'tensor: %s has nil among its entries, expected none',
+      path == '' and 'the table' or 'entry [' .. path .. ']')
   end
 end
 

@@ -31,7 +31,7 @@ local function checked(name, opts)
       errors.raise('ValueError', '%s: %s is %g, expected a rate of 0 or more', name, field, rate)
     end
   end
-  if warmup < 0 or total < 1 or warmup > total then
+  if not (warmup >= 0 and total >= 1 and warmup <= total) then
     errors.raise('ValueError', '%s: warmup is %g and total %g, expected 0 <= warmup <= total and a '
       .. 'total of at least 1', name, warmup, total)
   end
@@ -40,7 +40,7 @@ end
 
 -- A step as the rates take it.
 local function check_step(name, step)
-  if arguments.number(name, 'step', step) < 0 then
+  if arguments.number(name, 'step', step) < 0 or step ~= step then
     errors.raise('ValueError', '%s: step is %g, expected 0 or more', name, step)
   end
 end

@@ -341,6 +341,14 @@ FSDP(
     end
   end)
 
+  it('scales gradients by numbers above 0 alone', function()
+    local model = wrapped(nn.Linear(2, 2))
+    for _, factor in ipairs { 0, -1, 0 / 0 } do
+      checks.raises('ValueError', "'factor' is " .. tostring(factor):gsub('^-n', 'n')
+        .. ', expected a number above 0', model.set_gradient_factor, model, factor)
+    end
+  end)
+
   it('says how to call it when its forward gets no module', function()
     local model = wrapped(nn.Linear(2, 2))
     checks.raises('TypeError', "FSDP:forward: 'self' is a tensor, expected what FSDP() "

@@ -35,7 +35,11 @@ describe('nn.Module', function()
       end)
       checks.raises('KeyError', "attribute 'forward' already exists in nn.Linear", layer.child,
         layer, 'forward', nn.ReLU())
-      checks.raises('KeyError', 'contains a dot', layer.child, layer, 'a.b', nn.ReLU())
+      checks.raises('KeyError', "child name 'a.b' contains a dot", layer.child, layer, 'a.b',
+        nn.ReLU())
+      checks.raises('KeyError', "buffer name '' is empty", layer.buffer, layer, '', ms.ones(1))
+      checks.raises('TypeError', "parameter: 'name' is a number, expected a string", layer.param,
+        layer, 3, { 2 })
       checks.raises('TypeError', "child 'x' of nn.Linear is a number, expected a module",
         layer.child, layer, 'x', 3)
     end)

@@ -479,7 +479,8 @@ end
 --- Multiply reduced gradients by this in place of 1 / world size; nil restores that.
 ---@param factor? number
 function FSDP:set_gradient_factor(factor)
-  if factor ~= nil and arguments.number('set_gradient_factor', 'factor', factor) <= 0 then
+  if factor ~= nil and (arguments.number('set_gradient_factor', 'factor', factor) <= 0
+    or factor ~= factor) then
     errors.raise('ValueError', "set_gradient_factor: 'factor' is %g, expected a number above 0",
       factor)
   end

@@ -40,10 +40,9 @@ Dropout._settings = { 'p' }
 ---@param p? number  probability of a zero (default 0.5)
 function Dropout:init(p)
   check.positional(self._name, p)
-  self.p = p == nil and 0.5 or p
-  if type(self.p) ~= 'number' or not (self.p >= 0 and self.p <= 1) then
-    errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %s',
-      tostring(p))
+  self.p = arguments.number(self._name, 'p', p, 0.5)
+  if not (self.p >= 0 and self.p <= 1) then
+    errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %g', p)
   end
   self:_take_stream()
 end

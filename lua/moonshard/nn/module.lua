@@ -94,9 +94,10 @@ local function find(list, name)
 end
 
 local function check_name(self, what, name)
-  if type(name) ~= 'string' or name == '' or name:find('.', 1, true) then
-    errors.raise('KeyError', '%s name %q is empty, no string or contains a dot', what,
-      tostring(name))
+  arguments.text(what, 'name', name)
+  if name == '' or name:find('.', 1, true) then
+    errors.raise('KeyError', "%s name '%s' %s", what, name, name == '' and 'is empty'
+      or 'contains a dot, which stands between the names of modules')
   end
   for _, field in ipairs { '_params', '_buffers', '_children' } do
     if find(self[field], name) then
