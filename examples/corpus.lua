@@ -17,15 +17,30 @@ local function read_all(path)
   return bytes
 end
 
+local function make_folder(path)
+  local pipe = assert(io.popen(("mkdir -p '%s' 2>&1"):format(path:gsub("'", "'\\''"))))
+  local complaint = pipe:read('*l')
+  pipe:close()
+  if complaint then
+    error(complaint, 0)
+  end
+end
+
 -- Ranks that a launcher started write the same file at the same time: each under a name of its own.
 local function write_all(path, bytes)
   local status = io.open('/proc/self/stat')
   local own = ('%s.%d'):format(path, status:read('*n'))
   status:close()
-  local file = assert(io.open(own, 'wb'))
-  assert(file:write(bytes))
-  assert(file:close())
-  assert(os.rename(own, path))
+  local function check(done, why)
+    if not done then
+      error(('cannot write %s: %s'):format(path, why), 0)
+    end
+    return done
+  end
+  local file = check(io.open(own, 'wb'))
+  check(file:write(bytes))
+  check(file:close())
+  check(os.rename(own, path))
 end
 
 --- The Bible without its verse labels ("Gen1:1 In the beginning ...").
@@ -62,7 +77,7 @@ function corpus.prepare(path, out, resume)
         .. 'it was begun with'):format(given, out, files[name]), 0)
     end
   end
-  assert(os.execute(("mkdir -p '%s'"):format(out:gsub("'", "'\\''"))))
+  make_folder(out)
   write_all(files.train, parts.train)
   write_all(files.valid, parts.valid)
   return files

@@ -72,6 +72,15 @@ local function fail(message)
   os.exit(2)
 end
 
+-- What goes wrong before there are ranks is told in one line.
+local function attempt(fn, ...)
+  local ok, result = pcall(fn, ...)
+  if not ok then
+    fail(tostring(result))
+  end
+  return result
+end
+
 local function read_flags()
   local o, mistake = flags.parse(arg, spec)
   if not o then
@@ -82,7 +91,7 @@ local function read_flags()
   elseif o.rest[1] then
     fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
   end
-  local resumed = o.resume and resume.from(o.out, spec)
+  local resumed = o.resume and attempt(resume.from, o.out, spec)
   if resumed then
     resume.inherit(o, resumed)
   end
@@ -117,12 +126,9 @@ if resumed then
     fail(other)
   end
 elseif not o.resume then
-  refuse_used_folder(o)
+  attempt(refuse_used_folder, o)
 end
-local prepared, text = pcall(corpus.prepare, o.data, o.out, o.resume)
-if not prepared then
-  fail(tostring(text))
-end
+local text = attempt(corpus.prepare, o.data, o.out, o.resume)
 
 local world = ms.dist.init { ranks = o.ranks > 0 and o.ranks or nil }
 local first = world.rank == 0
