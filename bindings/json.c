@@ -210,7 +210,9 @@ static json_t *write_value(lua_State *L, int depth, mistake *m)
         }
         return is_array(L) ? write_array(L, depth, m) : write_object(L, depth, m);
     default:
-        return wrong(m, "TypeError", "a %s has no JSON form", luaL_typename(L, -1));
+        text = luaL_typename(L, -1);
+        return wrong(m, "TypeError", "a %s has no JSON form",
+                     strcmp(text, "cdata") == 0 ? "tensor (or another cdata)" : text);
     }
 }
 

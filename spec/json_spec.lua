@@ -1,6 +1,7 @@
 -- lua/moonshard/json.lua and bindings/json.c
 local checks = require 'support.checks'
 local json = require 'moonshard.json'
+local ms = require 'moonshard'
 
 describe('json', function()
   it('writes one line with sorted keys', function()
@@ -22,6 +23,8 @@ describe('json', function()
   it('refuses what has no JSON form', function()
     checks.raises('ValueError', 'no number for', json.encode, { 0 / 0 })
     checks.raises('TypeError', 'a function has no JSON form', json.encode, { print })
+    checks.raises('TypeError', "a tensor (or another cdata) has no JSON form (at ['mean'])",
+      json.encode, { mean = ms.ones(1) })
     checks.raises('TypeError', "a function has no JSON form (at ['config']['sizes'][2])",
       json.encode, { config = { sizes = { 1, print } } })
     local deep = {}

@@ -43,8 +43,9 @@ static ms_status check_targets(const int64_t *targets, int64_t n, int64_t classe
     for (int64_t i = 0; i < n; i++) {
         if (MSI_UNLIKELY((uint64_t)targets[i] >= (uint64_t)classes && targets[i] != ignored)) {
             return MS_FAIL(MS_INDEX_ERROR,
-                           "cross_entropy: target %lld at position %lld is outside [0, %lld)",
-                           (long long)targets[i], (long long)i, (long long)classes);
+                           "cross_entropy: target %lld, number %lld of %lld, is outside [0, %lld)",
+                           (long long)targets[i], (long long)i + 1, (long long)n,
+                           (long long)classes);
         }
     }
     return MS_OK;

@@ -29,8 +29,8 @@ static ms_status check_ids(const int64_t *ids, int64_t n, int64_t vocab)
     for (int64_t i = 0; i < n; i++) {
         if (MSI_UNLIKELY((uint64_t)ids[i] >= (uint64_t)vocab)) {
             return MS_FAIL(MS_INDEX_ERROR,
-                           "embedding: id %lld at position %lld is outside [0, %lld)",
-                           (long long)ids[i], (long long)i, (long long)vocab);
+                           "embedding: id %lld, number %lld of %lld, is outside [0, %lld)",
+                           (long long)ids[i], (long long)i + 1, (long long)n, (long long)vocab);
         }
     }
     return MS_OK;
