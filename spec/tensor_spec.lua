@@ -50,6 +50,8 @@ describe('a tensor', function()
     it('names the nearest option for a mistyped one', function()
       checks.raises('ValueError', "unknown option 'dtpe', did you mean 'dtype'?", ms.zeros, 2,
         { dtpe = 'f32' })
+      local t = ms.ones(1)
+      checks.raises('TypeError', "'dtype' is nil, expected a dtype such as ms.f32", t.to, t)
       checks.raises('ValueError', 'unknown dtype f33, expected one of f32, f64', ms.zeros, 2,
         { dtype = 'f33' })
     end)

@@ -28,10 +28,12 @@ function dtype.code(name)
   if place then
     errors.raise('NotImplementedError', "'%s': %s is not supported yet", name:sub(1, 80), place)
   end
-  return code_of[name] or errors.raise('ValueError', 'unknown dtype %s%s',
-    type(name) == 'string' and name:sub(1, 80) or arguments.noun(name),
-    type(name) == 'string' and ', expected one of ' .. table.concat(dtype.names, ', ')
-      or ', expected a string such as "f32"')
+  if type(name) ~= 'string' then
+    errors.raise('TypeError', "'dtype' is %s, expected a dtype such as ms.f32",
+      arguments.noun(name))
+  end
+  return code_of[name] or errors.raise('ValueError', 'unknown dtype %s, expected one of %s',
+    name:sub(1, 80), table.concat(dtype.names, ', '))
 end
 
 --- The name of a runtime's code.
