@@ -212,6 +212,7 @@ struct ms_fsdp_tree {
     int32_t n_publishing;
     ms_fsdp_unit **reducing; /* gradients to reduce, in order */
     int32_t n_reducing;
+    uint64_t n_kept; /* backwards of no_sync to be reduced; once they are, the next sets it to 0 */
     ms_fsdp_unit **post_order; /* of this iteration's forward */
     int32_t n_post;
     ms_fsdp_unit **pre_order; /* of the first iteration's forward */
@@ -304,8 +305,11 @@ void msi_unit_passes_free(ms_fsdp_unit *u);
 /* -- levels.c ---------------------------------------------------------------------------------- */
 bool msi_unit_has_levels(const ms_fsdp_unit *u);
 void msi_unit_levels_free(ms_fsdp_unit *u);
-/* no_sync: the leaf joins the binary counter. */
+/* no_sync: the leaf joins the binary counter; an empty one (NULL) too. */
 ms_status msi_unit_keep_leaf(ms_fsdp_unit *u);
+/* dtype of a whole gradient in the slot, the same on all ranks, also where one rank's backwards
+ * have reached the unit only once. */
+int32_t msi_slot_dtype(const ms_fsdp_unit *u);
 /* The last leaf, if there is one: fold every level, smallest first; the root ends in the slot. */
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u);
 /* The unit's part of msi_param_ops. */

@@ -13,8 +13,7 @@
 static ms_status begin_leaf(ms_fsdp_unit *u)
 {
     int64_t nbytes = msi_leaf_numel(u) * ms_dtype_size(u->reduce_dtype);
-    bool in_slot =
-        u->tree->sync && (u->reduce_dtype == msi_node_dtype(u) || !msi_unit_has_levels(u));
+    bool in_slot = u->tree->sync && u->reduce_dtype == msi_slot_dtype(u);
 
     if (u->leaf_storage == NULL) {
         MS_TRY(msi_storage_wrap(&u->leaf_storage, u->ctx, MS_STORAGE_BORROWED, NULL, nbytes));

@@ -4,7 +4,11 @@
  * often as k has trailing ones. Then the ranks' roots merge by the same rule. With m micro-batches
  * a rank (m a power of two) leaf i = r m + k stands at the same place of the same tree whatever the
  * number of ranks, so the sum has the same bits. Inner nodes are f32 (f64 for f64); the one
- * multiplication comes after the tree, then one rounding. */
+ * multiplication comes after the tree, then one rounding.
+ *
+ * The model counts, not the unit: one that a micro-batch does not reach has an empty leaf there,
+ * and empty + x = x. So it is the same tree for every unit, however the model was wrapped. Level j
+ * of a unit may hold something when bit j of the count is set. */
 #include "fsdp.h"
 
 #include <string.h>
@@ -65,18 +69,35 @@ static ms_status merge(ms_fsdp_unit *u, msi_level a, msi_level b, bool b_private
     return MS_OK;
 }
 
+/* The leaf, or what it has become, and level j become one, in `out` or as merge() chooses. Either
+ * may be empty. `dtype` is the leaf's. After an error both are as before. */
+static ms_status merge_level(ms_fsdp_unit *u, int32_t j, void *out, int32_t *dtype)
+{
+    msi_level low = u->level[j], node = {u->leaf, *dtype};
+
+    if (low.data == NULL) {
+        return MS_OK;
+    }
+    if (node.data == NULL) {
+        node = low;
+    } else {
+        MS_TRY(merge(u, low, node, u->leaf_private, out, &node));
+    }
+    u->level[j].data = NULL;
+    u->leaf = node.data;
+    u->leaf_private = node.data != out;
+    *dtype = node.dtype;
+    return MS_OK;
+}
+
 ms_status msi_unit_keep_leaf(ms_fsdp_unit *u)
 {
-    msi_level node = {u->leaf, u->reduce_dtype};
-    int32_t j = 0;
+    int32_t j = 0, dtype = u->reduce_dtype;
 
-    for (; u->level[j].data != NULL; j++) {
-        msi_level low = u->level[j];
-
-        MS_TRY(merge(u, low, node, true, NULL, &node));
-        u->level[j].data = NULL;
+    for (; (u->tree->n_kept >> j & 1) != 0; j++) {
+        MS_TRY(merge_level(u, j, NULL, &dtype));
     }
-    u->level[j] = node;
+    u->level[j] = (msi_level){u->leaf, dtype};
     u->leaf = NULL;
     u->leaf_private = false;
     for (int32_t i = 0; i < u->n_params; i++) {
@@ -99,9 +120,37 @@ static void tell_used(ms_fsdp_unit *u)
     atomic_store_explicit(&u->grad_slot->words[u->rank].whole, whole, memory_order_relaxed);
 }
 
+int32_t msi_slot_dtype(const ms_fsdp_unit *u)
+{
+    return u->tree->n_kept > 0 ? msi_node_dtype(u) : u->reduce_dtype;
+}
+
+/* What had nothing to merge with, as the slot wants it. */
+static ms_status move_into_slot(ms_fsdp_unit *u, int32_t dtype)
+{
+    const int64_t n = msi_leaf_numel(u);
+    void *slot = msi_grad_slot_data(u, u->rank);
+
+    if (dtype == u->slot_dtype) {
+        memcpy(slot, u->leaf, (size_t)(n * ms_dtype_size(dtype)));
+    } else {
+        msi_tree_args args = {.n = n,
+                              .n_src = 1,
+                              .src_dtype = {dtype},
+                              .src = {u->leaf},
+                              .out = slot,
+                              .round_dtype = u->slot_dtype,
+                              .factor = 1};
+
+        MS_TRY(msi_dispatch("gradient accumulation", MSI_K_tree, u->slot_dtype, &args));
+    }
+    msi_release(u->ctx, u->leaf);
+    return MS_OK;
+}
+
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)
 {
-    int32_t node_dtype = u->reduce_dtype, last = -1;
+    int32_t dtype = u->reduce_dtype, last = -1;
 
     for (int32_t j = 0; j < MSI_MAX_LEVELS; j++) {
         last = u->level[j].data != NULL ? j : last;
@@ -109,32 +158,15 @@ ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)
     if (u->grad_slot == NULL) {
         MS_TRY(msi_grad_slot_take(u));
     }
+    u->slot_dtype = msi_slot_dtype(u);
     for (int32_t j = 0; j <= last; j++) {
-        msi_level low = u->level[j], node = {u->leaf, node_dtype};
-
-        if (low.data == NULL) {
-            continue;
-        }
-        if (node.data == NULL) { /* no leaf: the lowest level stands for it */
-            node = low;
-            u->leaf_private = true;
-        } else {
-            MS_TRY(merge(u, low, node, u->leaf_private,
-                         j == last ? msi_grad_slot_data(u, u->rank) : NULL, &node));
-            u->leaf_private = j != last;
-        }
-        u->level[j].data = NULL;
-        u->leaf = node.data;
-        node_dtype = node.dtype;
+        MS_TRY(merge_level(u, j, j == last ? msi_grad_slot_data(u, u->rank) : NULL, &dtype));
     }
-    if (u->leaf_private) { /* it had nothing to merge with */
-        memcpy(msi_grad_slot_data(u, u->rank), u->leaf,
-               (size_t)(msi_leaf_numel(u) * ms_dtype_size(node_dtype)));
-        msi_release(u->ctx, u->leaf);
+    if (u->leaf_private) {
+        MS_TRY(move_into_slot(u, dtype));
     }
     u->leaf = NULL;
     u->leaf_private = false;
-    u->slot_dtype = node_dtype;
     tell_used(u);
     return MS_OK;
 }

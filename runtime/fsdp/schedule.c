@@ -222,19 +222,50 @@ ms_status msi_unit_post_backward(ms_fsdp_unit *u)
     return tree->options.backward_prefetch == MS_FSDP_PREFETCH_POST ? prefetch_backward(u) : MS_OK;
 }
 
+static bool accumulates(const ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (msi_unit_has_levels(tree->units[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static ms_status backward_begins(void *user)
 {
     ms_fsdp_tree *tree = user;
 
     tree->in_backward = true;
     tree->named = false;
+    if (tree->n_kept > 0 &&
+        !accumulates(tree)) { /* reduced, or dropped by an error or the script */
+        tree->n_kept = 0;
+    }
+    return MS_OK;
+}
+
+/* A micro-batch of no_sync is done: units that it did not reach have an empty leaf. */
+static ms_status count_kept(ms_fsdp_tree *tree)
+{
+    bool any = false;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        any |= tree->units[i]->expecting;
+    }
+    for (int32_t i = 0; any && i < tree->n_units; i++) {
+        if (!tree->units[i]->expecting) {
+            MS_TRY(msi_unit_keep_leaf(tree->units[i]));
+        }
+    }
+    tree->n_kept += any;
     return MS_OK;
 }
 
 /* What no_sync accumulated in units that this backward did not reach: reduced with the rest. */
 static ms_status reduce_unreached(ms_fsdp_tree *tree)
 {
-    for (int32_t i = 0; tree->sync && i < tree->n_units; i++) {
+    for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
         if (msi_unit_has_levels(u)) {
@@ -248,7 +279,7 @@ static ms_status reduce_unreached(ms_fsdp_tree *tree)
 
 static ms_status finish_backward(ms_fsdp_tree *tree)
 {
-    MS_TRY(reduce_unreached(tree));
+    MS_TRY(tree->sync ? reduce_unreached(tree) : count_kept(tree));
     MS_TRY(msi_gradients_finish(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
         if (tree->units[i]->state == MS_UNIT_PUBLISHED) {

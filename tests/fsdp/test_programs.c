@@ -147,7 +147,7 @@ static ms_status use_unit(model *m, int32_t i, bool partly, ms_tensor **x)
 /* What happens after the first use of a forward. */
 typedef struct meanwhile {
     int32_t touch, load, block;
-    bool partly; /* all through it */
+    bool partly, idle; /* all through it */
 } meanwhile;
 
 static ms_status forward(model *m, const int32_t *use, int32_t n, int64_t batch, meanwhile then,
@@ -161,6 +161,8 @@ static ms_status forward(model *m, const int32_t *use, int32_t n, int64_t batch,
     MS_TRY(ms_fsdp_tree_pre_forward(m->tree));
     if (m->p->rooted) {
         MS_TRY(ms_fsdp_unit_pre_forward(m->unit[0]));
+    }
+    if (m->p->rooted && !then.idle) {
         MS_TRY(use_unit(m, 0, then.partly, &x));
     }
     for (int32_t i = 0; i < n; i++) {
@@ -223,8 +225,13 @@ static ms_status run_micro(model *m, int32_t at, int32_t k, int32_t r, bool last
     const block *b = &m->p->block[at];
     const micro *one = &b->micro[k];
     const int64_t batch = 16 * at + (int64_t)r * b->n_micro + k;
-    const meanwhile then = {.touch = -1, .load = one->load, .block = at, .partly = one->partly},
-                    nothing = {.touch = -1, .load = -1, .partly = one->partly};
+    const meanwhile then = {.touch = -1,
+                            .load = one->load,
+                            .block = at,
+                            .partly = one->partly,
+                            .idle = r == one->idle},
+                    nothing = {
+                        .touch = -1, .load = -1, .partly = one->partly, .idle = r == one->idle};
     ms_tensor *aside, *loss;
 
     MS_TRY(ms_fsdp_tree_set_sync(m->tree, last || b->each_reduces));

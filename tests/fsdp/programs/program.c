@@ -96,15 +96,13 @@ static int32_t without_last(const int32_t *use, int32_t n, int32_t *out)
     return left;
 }
 
-/* The last micro-batch leaves out the unit that the first used last. */
-static void skip_one(block *b)
+/* It leaves out the unit that it would use last. */
+static void skip_one(micro *m)
 {
-    micro *m = &b->micro[b->n_micro - 1];
     int32_t use[MAX_USES];
     const int32_t n = without_last(m->use, m->n_uses, use);
 
-    b->skips = n > 0;
-    if (b->skips) {
+    if (n > 0) {
         memcpy(m->use, use, sizeof(use));
         m->n_uses = n;
     }
@@ -147,8 +145,9 @@ bool let_one_rank_skip(program *p)
     return false;
 }
 
-/* Every micro-batch uses the units of the first, so that each unit sums a power of two of them;
- * where the last skips one, bits depend on the number of ranks. */
+/* Every micro-batch uses the units of the first, or all but one: of the others each rank has at
+ * least one to reduce. Which parameters of the root a batch reaches may differ among ranks, but in
+ * the last, as the order of reductions depends on it. */
 static void make_block(const program *p, uint64_t *dice, block *b)
 {
     b->n_micro = 1 << below(dice, 3);
@@ -174,9 +173,16 @@ static void make_block(const program *p, uint64_t *dice, block *b)
         m->aside = m->load < 0 && chance(dice, 4) ? 1 + below(dice, 2) : 0;
         make_noise(p, dice, &m->before, false);
         make_noise(p, dice, &m->between, true);
-    }
-    if (b->n_micro > 1 && !b->each_reduces && chance(dice, 6)) {
-        skip_one(b);
+        m->idle = -1;
+        if (b->each_reduces) {
+            continue;
+        }
+        if (p->rooted && k < b->n_micro - 1 && chance(dice, 4)) {
+            m->idle = below(dice, p->world);
+        }
+        if (k > 0 && chance(dice, 6)) {
+            skip_one(m);
+        }
     }
     make_noise(p, dice, &b->after, false);
     make_noise(p, dice, &b->late, false);
@@ -203,7 +209,7 @@ program make_program(uint64_t seed)
     p.same_for_every_world = true;
     for (int32_t i = 0; i < p.n_blocks; i++) {
         make_block(&p, &d, &p.block[i]);
-        p.same_for_every_world &= !p.block[i].each_reduces && !p.block[i].skips;
+        p.same_for_every_world &= !p.block[i].each_reduces;
     }
     return p;
 }
@@ -252,8 +258,8 @@ static void write_program(FILE *out, const program *p)
             for (int32_t j = 0; j < m->n_uses; j++) {
                 fprintf(out, " %d", (int)m->use[j]);
             }
-            fprintf(out, ", partly %d, load %d, aside %d\n", m->partly, (int)m->load,
-                    (int)m->aside);
+            fprintf(out, ", partly %d, load %d, aside %d, idle %d\n", m->partly, (int)m->load,
+                    (int)m->aside, (int)m->idle);
             print_noise(out, "between", &m->between);
         }
         print_noise(out, "after", &b->after);

@@ -34,6 +34,7 @@ typedef struct micro {
     int32_t load; /* a unit that gets new values after the first use, before its own; -1: none */
     int32_t
         aside; /* 0: nothing; a forward with gradients besides: 1 dropped, 2 joined in the loss */
+    int32_t idle; /* this rank's batch does not reach the root's parameters; -1: all do */
     noise before, between;
 } micro;
 
@@ -42,7 +43,6 @@ typedef struct block {
     int32_t n_micro;
     bool each_reduces, clips, steps;
     bool writes; /* by summon, into unit 1 */
-    bool skips;  /* the last micro-batch, which reduces, leaves a unit out */
     micro micro[MAX_MICRO];
     noise after, late; /* before and after the step */
 } block;
