@@ -58,6 +58,12 @@ bool msi_unit_has_gradient(void *unit, int32_t index)
     return ((const ms_fsdp_unit *)unit)->params[index].reduced;
 }
 
+/* May something come for it? A frozen parameter keeps what was accumulated before it was frozen. */
+static bool is_open(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    return p->tensor->requires_grad || u->tree->n_kept > 0;
+}
+
 /* All memory that the outcome needs. Once peers count on this rank nothing may be missing. */
 static ms_status make_shown(ms_fsdp_unit *u)
 {
@@ -69,7 +75,7 @@ static ms_status make_shown(ms_fsdp_unit *u)
         msi_unit_param *p = &u->params[i];
         msi_view v = reduced_view(u, p);
 
-        if (p->piece.numel > 0 && p->tensor->requires_grad && p->shown == NULL) {
+        if (p->piece.numel > 0 && is_open(u, p) && p->shown == NULL) {
             MS_TRY(msi_tensor_new_internal(&p->shown, u->ctx, &v));
         }
     }
@@ -155,17 +161,37 @@ bool msi_reduce_possible(ms_fsdp_unit *u)
     return true;
 }
 
+/* Did the backwards of any rank reach the parameter? One that none did has no gradient, in a unit
+ * with others as in one of its own. */
+static bool is_used(const ms_fsdp_unit *u, int32_t index)
+{
+    for (int32_t q = 0; q < u->world; q++) {
+        if (atomic_load_explicit(&u->grad_slot->words[q].whole, memory_order_relaxed) != 0 ||
+            msi_grad_slot_used(u, q)[index]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Does something come? */
+static bool receives(const ms_fsdp_unit *u, int32_t index)
+{
+    return is_open(u, &u->params[index]) && is_used(u, index);
+}
+
 /* What a parameter's gradient is before the new one adds to it: itself where it lies here already,
  * a copy of one that was set from outside, zeros for none. */
-static ms_status prepare_piece(ms_fsdp_unit *u, msi_unit_param *p)
+static ms_status prepare_piece(ms_fsdp_unit *u, int32_t index)
 {
+    msi_unit_param *p = &u->params[index];
     msi_view v = reduced_view(u, p);
 
     if (p->tensor->grad == NULL) {
         return msi_fill(&v, 0);
     }
-    if (shows_reduced(u, p) || !p->tensor->requires_grad) {
-        return MS_OK; /* nothing comes for a frozen one */
+    if (shows_reduced(u, p) || !receives(u, index)) {
+        return MS_OK;
     }
     MS_TRY(msi_copy(&v, &p->tensor->grad->v, false));
     ms_tensor_free(p->tensor->grad);
@@ -189,23 +215,10 @@ static ms_status prepare_shard(ms_fsdp_unit *u, bool *add)
     }
     for (int32_t i = 0; *add && i < u->n_params; i++) {
         if (u->params[i].piece.numel > 0) {
-            MS_TRY(prepare_piece(u, &u->params[i]));
+            MS_TRY(prepare_piece(u, i));
         }
     }
     return MS_OK;
-}
-
-/* Did the backwards of any rank reach the parameter? One that none did has no gradient, in a unit
- * with others as in one of its own. */
-static bool is_used(const ms_fsdp_unit *u, int32_t index)
-{
-    for (int32_t q = 0; q < u->world; q++) {
-        if (atomic_load_explicit(&u->grad_slot->words[q].whole, memory_order_relaxed) != 0 ||
-            msi_grad_slot_used(u, q)[index]) {
-            return true;
-        }
-    }
-    return false;
 }
 
 static void show_gradients(ms_fsdp_unit *u)
@@ -214,7 +227,7 @@ static void show_gradients(ms_fsdp_unit *u)
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
-        if (p->tensor->requires_grad && is_used(u, i)) {
+        if (receives(u, i)) {
             p->reduced = true;
             if (p->tensor->grad == NULL) {
                 p->tensor->grad = p->shown;

@@ -215,6 +215,67 @@ describe('gradients of sharded parameters', function()
     end)
   end)
 
+  -- Gradients of 1, 2 and 4 everywhere: what is frozen before the third has 3.
+  it('are kept of what is frozen before the last backward', function()
+    local Scaled = nn.Module.extend('my.Scaled')
+    function Scaled:init()
+      self:param('w', { 5 }, nn.init.ones())
+    end
+    function Scaled:forward(x)
+      return x * self.w
+    end
+    local Net = nn.Module.extend('my.Net')
+    function Net:init()
+      self.frozen, self.trained = Scaled(), Scaled()
+    end
+    function Net:forward(x)
+      return self.frozen(x) + self.trained(x)
+    end
+    for _, policy in ipairs { fsdp.always_wrap_policy, function() return false end } do
+      for _, strategy in ipairs(STRATEGIES) do
+        ms.dist.spawn(2, function()
+          local model
+          ms.capture_warnings(function() -- NO_SHARD's
+            model = fsdp.FSDP(Net(), {
+              auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true,
+            })
+          end)
+          local function run(k)
+            model(ms.full({ 5 }, k)):sum():backward()
+          end
+          local frozen, trained = model.frozen.w, model.trained.w
+          local function check(n, m)
+            for p, mean in pairs { [frozen] = n, [trained] = m } do
+              if p:numel() > 0 then
+                checks.close(ms.full(p:shape(), mean):totable(), p:grad())
+              end
+            end
+          end
+          for _, added in ipairs { 3, 6 } do -- stored, then added to
+            model:no_sync(function()
+              run(1)
+              run(2)
+            end)
+            frozen:requires_grad_(false)
+            run(4)
+            check(added, added / 3 * 7)
+            frozen:requires_grad_(true)
+          end
+          frozen:set_grad(nil)
+          if frozen:numel() > 0 then
+            frozen:set_grad(ms.full(frozen:shape(), 9))
+          end
+          model:no_sync(run, 1)
+          frozen:requires_grad_(false)
+          run(1)
+          check(10, 16)
+          optim.SGD(model:parameters(), { lr = 1 }):step()
+          checks.close(ms.full({ 5 }, -9):totable(), model:state_dict()['frozen.w'])
+        end)
+      end
+    end
+  end)
+
   it('must be reduced before a step', function()
     ms.dist.spawn(2, function(rank)
       local model = linear('FULL_SHARD')
@@ -310,6 +371,25 @@ describe('what no backward reached', function()
       assert.equal(rank == 1, grad ~= nil)
       if grad then
         checks.close({ 0.5, 0.5, 0.5 }, grad)
+      end
+    end)
+  end)
+
+  it('keeps a gradient that was set from outside', function()
+    ms.dist.spawn(2, function(rank)
+      for _, strategy in ipairs(STRATEGIES) do
+        for _, policy in ipairs(POLICIES) do
+          local model = wrapped(strategy, policy)
+          local bias = model.pair[2].bias
+          model:state_dict() -- from the first use on handles show shards
+          if bias:numel() > 0 then
+            bias:set_grad(ms.full(bias:shape(), 5))
+          end
+          model(ms.full({ 1, 3 }, rank + 1)):sum():backward()
+          if bias:numel() > 0 then
+            checks.close(5, bias:grad():mean():item())
+          end
+        end
       end
     end)
   end)
