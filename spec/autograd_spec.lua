@@ -82,6 +82,24 @@ describe('autograd', function()
     assert.is_true(ms.is_grad_enabled())
   end)
 
+  it('gives nothing to a leaf that was frozen since it was used', function()
+    local a, b, c, d = leaf { 1, 2 }, leaf { 3, 4 }, leaf { 5, 6 }, leaf { 7, 8 }
+    local ones = ms.ones(2, 2, { dtype = 'f64' })
+    local y = (a * b + c:exp() + ms.ops.linear(d:reshape { 1, 2 }, ones)):sum()
+    for _, t in ipairs { b, c, d } do
+      t:requires_grad_(false)
+    end
+    y:backward()
+    assert.same({ 3, 4 }, a:grad():totable())
+    for _, t in ipairs { b, c, d } do
+      assert.is_nil(t:grad())
+    end
+    y = (a * b):sum()
+    a:requires_grad_(false)
+    y:backward()
+    assert.same({ 3, 4 }, a:grad():totable())
+  end)
+
   it('refuses a second backward over one graph', function()
     local y = (leaf { 1 } * 2):sum()
     y:backward()

@@ -124,6 +124,17 @@ static ms_status expect_whole(const msi_node *node, const msi_edge *edge)
     return MS_OK;
 }
 
+/* A leaf that was frozen since it was used gets nothing. */
+static void drop_frozen(msi_edge *edge)
+{
+    msi_node *node = edge->node;
+
+    if (node != NULL && node->op == NULL && MSI_UNLIKELY(!node->leaf->requires_grad)) {
+        edge->node = NULL;
+        msi_node_release(node);
+    }
+}
+
 static ms_status walk(msi_tape *tape, msi_node *root)
 {
     tape->walk++;
@@ -133,9 +144,12 @@ static ms_status walk(msi_tape *tape, msi_node *root)
         msi_node *node = tape->to_visit.item[--tape->to_visit.n];
 
         for (int32_t i = 0; i < node->n_in; i++) {
-            if (node->edge[i].node != NULL) {
-                MS_TRY(expect_whole(node, &node->edge[i]));
-                MS_TRY(reach(tape, node->edge[i].node));
+            msi_edge *edge = &node->edge[i];
+
+            drop_frozen(edge);
+            if (edge->node != NULL) {
+                MS_TRY(expect_whole(node, edge));
+                MS_TRY(reach(tape, edge->node));
             }
         }
     }
@@ -168,6 +182,17 @@ static ms_status settle(msi_node *target)
     return --target->pending == 0 ? finish_leaf(target) : MS_OK;
 }
 
+/* Rules count on one operand at least that needs a gradient. */
+static bool leads_on(const msi_node *node)
+{
+    for (int32_t i = 0; i < node->n_in; i++) {
+        if (node->edge[i].node != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static ms_status differentiate(msi_node *node)
 {
     bool came = false;
@@ -183,6 +208,9 @@ static ms_status differentiate(msi_node *node)
         if (node->out[i].grad != NULL) {
             MS_TRY(msi_hooks_run_grad(&node->hooks, i, &node->out[i], node->tape));
         }
+    }
+    if (!leads_on(node)) {
+        return MS_OK;
     }
     ms_status status = msi_rule_run(node);
 

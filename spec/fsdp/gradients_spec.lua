@@ -271,6 +271,16 @@ describe('gradients of sharded parameters', function()
           check(10, 16)
           optim.SGD(model:parameters(), { lr = 1 }):step()
           checks.close(ms.full({ 5 }, -9):totable(), model:state_dict()['frozen.w'])
+          frozen:requires_grad_(true)
+          frozen:set_grad(nil)
+          trained:set_grad(nil)
+          local loss = model(ms.full({ 5 }, 2)):sum()
+          frozen:requires_grad_(false)
+          loss:backward()
+          assert.is_nil(frozen:grad())
+          if trained:numel() > 0 then
+            checks.close(2, trained:grad():mean():item())
+          end
         end)
       end
     end
