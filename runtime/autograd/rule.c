@@ -56,6 +56,21 @@ bool msi_bwd_needs(const msi_bwd *b, int32_t i)
 
 /* -- saved views ------------------------------------------------------------------------------- */
 
+static ms_status refuse_written(const msi_saved *saved, int32_t slot)
+{
+    const msi_storage *s = saved->view.storage;
+    const bool shared = s->unit != NULL;
+
+    return MS_FAIL(MS_RUNTIME_ERROR,
+                   "saved tensor %d of shape %s was modified by an in-place operation: it is at "
+                   "version %lld, expected %lld%s%s%s",
+                   (int)slot, msi_shape_text(saved->view.ndim, saved->view.shape),
+                   (long long)s->version, (long long)saved->version,
+                   shared ? "; the version counts writes to any parameter of unit '" : "",
+                   shared ? s->unit : "",
+                   shared ? "', by optimizers, loads and summon_full_params too" : "");
+}
+
 ms_status msi_bwd_saved(msi_bwd *b, int32_t slot, const msi_view **v)
 {
     const msi_saved *saved = &b->node->saved[slot];
@@ -63,12 +78,7 @@ ms_status msi_bwd_saved(msi_bwd *b, int32_t slot, const msi_view **v)
 
     MS_ASSERT(slot < b->node->n_saved && saved->view.storage != NULL);
     if (MSI_UNLIKELY(saved->version != saved->view.storage->version)) {
-        return MS_FAIL(
-            MS_RUNTIME_ERROR,
-            "saved tensor %d of shape %s was modified by an in-place operation: it is at "
-            "version %lld, expected %lld",
-            (int)slot, msi_shape_text(saved->view.ndim, saved->view.shape),
-            (long long)saved->view.storage->version, (long long)saved->version);
+        return refuse_written(saved, slot);
     }
     *v = &saved->view;
     return msi_view_data(&saved->view, &data);

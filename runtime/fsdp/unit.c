@@ -257,6 +257,7 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
     MS_TRY(take_params(u, params, n_params, names));
     MS_TRY(lay_out(u));
     MS_TRY(msi_storage_wrap(&u->full, u->ctx, MS_STORAGE_SLOT, NULL, 0));
+    u->full->unit = u->name;
     u->full->absent = u->absent;
     u->full->readonly = true;
     MS_TRY(manage_params(u));
@@ -424,6 +425,7 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     if (u->full != NULL) {
         u->full->data = NULL;
         u->full->absent = "its unit was freed";
+        u->full->unit = NULL;
         msi_storage_release(u->full);
     }
     msi_storage_release(u->leaf_storage);

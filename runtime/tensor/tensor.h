@@ -25,6 +25,8 @@ typedef struct msi_storage {
     /* In-place writes, optimizer steps, loads and writebacks so far; a refill is none. Saved
      * tensors compare it. */
     int64_t version;
+    const char *unit; /* name of the unit whose parameters it holds, with one version; borrowed or
+                         NULL */
     ms_context *ctx;
     const char *absent;       /* why `data` is NULL, e.g. "unit 'h.0' is sharded"; of memory that a
                                  parameter never had, its name; borrowed or NULL */

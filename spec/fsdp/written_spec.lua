@@ -42,6 +42,28 @@ local WRITES = {
   { 'a view of it', function(w) w:detach():reshape(2):fill_(2) end, 6 },
 }
 
+describe('a backward over parameters that were written since', function()
+  it('names the unit, of which another parameter may be the one', function()
+    ms.dist.spawn(2, function()
+      local Pair = nn.Module.extend('my.Pair')
+      function Pair:init()
+        self:param('w', { 5 }, nn.init.ones())
+        self:param('v', { 3, 5 }, nn.init.ones())
+      end
+      function Pair:forward(x)
+        return ms.ops.linear(x * self.w, self.v)
+      end
+      local model = fsdp.FSDP(Pair(), { use_orig_params = true })
+      local loss = model(ms.ones(2, 5)):sum()
+      fsdp.summon_full_params(model, {}, function()
+        ms.no_grad(model.w.fill_, model.w, 2)
+      end)
+      checks.raises('RuntimeError', "the version counts writes to any parameter of unit 'my.Pair', "
+        .. 'by optimizers, loads and summon_full_params too', loss.backward, loss)
+    end)
+  end)
+end)
+
 describe('NO_SHARD parameters', function()
   for _, dtype in ipairs(PRECISIONS) do
     for world = 1, 2 do
