@@ -91,7 +91,8 @@ void msi_unit_sinks_install(ms_fsdp_unit *u)
     }
 }
 
-/* Zeros for parameters nothing came for, and for padding. */
+/* Parameters nothing came for have -0, which leaves what is added to it as it is (0 makes 0 of -0),
+ * padding has zeros. */
 static ms_status fill_gaps(ms_fsdp_unit *u)
 {
     int64_t size = ms_dtype_size(u->reduce_dtype);
@@ -101,7 +102,12 @@ static ms_status fill_gaps(ms_fsdp_unit *u)
         ms_layout_entry e;
 
         MS_TRY(ms_layout_entry_get(u->layout, i, &e));
-        if (e.param < 0 || !u->params[e.param].contributed) {
+        if (e.param >= 0 && !u->params[e.param].contributed) {
+            msi_view v = {.storage = u->leaf_storage, .offset = e.offset};
+
+            msi_view_set_contiguous(&v, u->reduce_dtype, 1, &e.numel);
+            MS_TRY(msi_fill(&v, -0.0));
+        } else if (e.param < 0) {
             memset(leaf + e.offset * size, 0, (size_t)(e.numel * size));
         }
     }

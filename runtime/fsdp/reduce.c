@@ -181,14 +181,14 @@ static bool receives(const ms_fsdp_unit *u, int32_t index)
 }
 
 /* What a parameter's gradient is before the new one adds to it: itself where it lies here already,
- * a copy of one that was set from outside, zeros for none. */
+ * a copy of one that was set from outside, -0 for none: x + -0 is x, whatever x. */
 static ms_status prepare_piece(ms_fsdp_unit *u, int32_t index)
 {
     msi_unit_param *p = &u->params[index];
     msi_view v = reduced_view(u, p);
 
     if (p->tensor->grad == NULL) {
-        return msi_fill(&v, 0);
+        return msi_fill(&v, -0.0);
     }
     if (shows_reduced(u, p) || !receives(u, index)) {
         return MS_OK;

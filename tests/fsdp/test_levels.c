@@ -5,6 +5,8 @@
 #include "moonshard/fsdp.h"
 #include "moonshard/ops.h"
 
+#include <math.h>
+
 /* Above it f32 holds even numbers only: so the order of a sum shows in it. */
 #define BIG 16777216.0
 
@@ -111,6 +113,24 @@ static void test_fsdp_levels__what_a_micro_batch_does_not_reach_has_an_empty_lea
     }
 }
 
+/* -0 + 0 is 0, but -0 + nothing is -0. */
+static void test_fsdp_levels__what_is_not_reached_keeps_the_sign_of_zeros(void **state)
+{
+    (void)state;
+    for (int32_t n_units = 1; n_units <= 2; n_units++) {
+        model m;
+
+        open_model(&m, n_units);
+        run(&m, -0.0, true, false);
+        run(&m, 1, false, true);
+        assert_true(signbit(gradient(m.param[1])));
+        assert_ok(ms_tensor_set_grad(m.param[1], NULL)); /* the other's is added to */
+        run(&m, -0.0, true, true);
+        assert_true(signbit(gradient(m.param[1])));
+        free_model(&m);
+    }
+}
+
 static void test_fsdp_levels__the_count_begins_anew_when_all_was_dropped(void **state)
 {
     model m;
@@ -133,6 +153,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fsdp_levels__what_a_micro_batch_does_not_reach_has_an_empty_leaf),
+        cmocka_unit_test(test_fsdp_levels__what_is_not_reached_keeps_the_sign_of_zeros),
         cmocka_unit_test(test_fsdp_levels__the_count_begins_anew_when_all_was_dropped),
     };
     return cmocka_run_group_tests_name("fsdp/levels", tests, NULL, NULL);
