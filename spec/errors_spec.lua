@@ -239,4 +239,20 @@ describe('ms', function()
     ' 2>&1]]):read('*a')
     assert.equal('false\tRuntimeError\t0\n2\nfalse\tRuntimeError: close: a scope is open\n', output)
   end)
+
+  it('closes units: a model made afterwards is its own, though the old one is still held', function()
+    local output = io.popen([[luajit -e '
+      local ms = require "moonshard"
+      local function model()
+        return ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4))
+      end
+      local old = ms.fsdp.FSDP(model())
+      old(ms.ones(1, 4))
+      ms.close()
+      local plain, sharded = model(), ms.fsdp.FSDP(model())
+      print(plain(ms.ones(1, 4)):numel(), #plain:state_dict())
+      print(sharded(ms.ones(1, 4)):numel(), #sharded:state_dict(), ms.is(old, ms.fsdp.FSDP))
+    ' 2>/dev/null]]):read('*a')
+    assert.equal('4\t4\n4\t4\ttrue\n', output)
+  end)
 end)

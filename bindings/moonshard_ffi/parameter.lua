@@ -236,7 +236,8 @@ function parameter.same(tensor, label)
 end
 
 -- Units register here how full values of what they manage are read and written.
-local managers = setmetatable({}, { __mode = 'v' })
+local WEAK_VALUES = { __mode = 'v' }
+local managers = setmetatable({}, WEAK_VALUES)
 
 --- Let `manager:_full_values()` and `manager:_load_value(tensor, value)` answer for it.
 function parameter.manage(tensor, manager)
@@ -246,6 +247,11 @@ end
 ---@return table?  the manager of a parameter
 function parameter.manager(tensor)
   return managers[parameter.key(tensor)]
+end
+
+--- The context is closed: what its keys stood for is gone, and others will have them.
+function parameter.forget_managers()
+  managers = setmetatable({}, WEAK_VALUES)
 end
 
 local hash_out = B.new('uint64_t[1]')

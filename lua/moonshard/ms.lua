@@ -8,6 +8,7 @@ local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
 local namespace = require 'moonshard.namespace'
 local ops = require 'moonshard.ops'
+local parameter = require 'moonshard_ffi.parameter'
 local planned = require 'moonshard.planned'
 local scope = require 'moonshard.scope'
 local Tensor = require 'moonshard.tensor'
@@ -119,6 +120,7 @@ function ms.close()
   end
   B.collect()
   errors.check(C.ms_close())
+  parameter.forget_managers()
 end
 
 local lazy = {}
