@@ -31,6 +31,8 @@ local checkpoint = {}
 --- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
 --- what is not in it is a KeyError, leaving out what is in it is legal. State of an optimizer goes
 --- by the names of its parameters, whether they are frozen or not; that is the model's business.
+--- Its groups take the options in the checkpoint, which say what state there is: one without momentum
+--- gets it from a checkpoint that has it.
 
 ---@class ms.checkpoint.SaveOptions: ms.checkpoint.State
 ---@field step integer
@@ -235,8 +237,8 @@ end
 
 -- -- reading -------------------------------------------------------------------------------------
 
--- A load has two halves. Everything that can fail comes first and writes nothing; what is left for
--- after the commit is appended to `after`.
+-- A load has two halves. Everything that can fail comes first and writes no tensor; what is left for
+-- after the commit is appended to `after`, what a failure takes back to `undo`.
 
 -- Is all that the checkpoint has below `prefix` expected by the model or optimizer?
 local function check_keys(source, prefix, expected, noun)
@@ -292,15 +294,24 @@ local function check_groups(groups, own)
   end
 end
 
-local function add_load_of_optimizer(loader, optimizer, meta, after)
+local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
   if type(meta) ~= 'table' then
     errors.raise('KeyError', 'the checkpoint has no optimizer')
   elseif meta.kind ~= optimizer.kind then
     errors.raise('ValueError', 'the checkpoint holds the state of %s, expected %s',
       tostring(meta.kind), optimizer.kind)
   end
-  local expected = {}
+  if type(meta.groups) ~= 'table' then
+    errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
+  end
+  optimizer:_check_group_options(meta.groups)
+  local present = optimizer:_entries()
+  local own = optimizer:_group_options(function(i) return present[i].name end)
+  check_groups(meta.groups, own)
+  undo[#undo + 1] = function() optimizer:_set_group_options(own) end
+  optimizer:_set_group_options(meta.groups) -- they say which state there is
   local entries, states = optimizer:_entries()
+  local expected = {}
   for i, entry in ipairs(entries) do
     local _, extent = parameter.part(entry.param)
     for _, state in ipairs(states) do
@@ -315,13 +326,7 @@ local function add_load_of_optimizer(loader, optimizer, meta, after)
     end
     after[#after + 1] = function() optimizer:_set_steps(i, steps) end
   end
-  if type(meta.groups) ~= 'table' then
-    errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
-  end
-  optimizer:_check_group_options(meta.groups)
-  check_groups(meta.groups, optimizer:_group_options(function(i) return entries[i].name end))
   check_keys(runtime.load_source(loader), 'optim/', expected, 'optimizer')
-  after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
 end
 
 local function add_load_of_data(loader, state, after)
@@ -354,11 +359,11 @@ end
 
 -- Read what `loader` has opened into what is given. Collective.
 local function load_into(comm, loader, opts)
-  local after, meta = {}, nil
+  local after, undo, meta = {}, {}, nil
   if opts.model then
     tree.tell(opts.model, 'checkpoint.load')
   end
-  guarded(comm, loader, runtime.load_fail, runtime.load_discard, function()
+  local function prepare()
     meta = read_meta(runtime.load_source(loader))
     if opts.model then
       opts.model:materialize()
@@ -366,15 +371,21 @@ local function load_into(comm, loader, opts)
       after[#after + 1] = function() runs.continue(opts.model, meta.dropout) end
     end
     if opts.optimizer then
-      add_load_of_optimizer(loader, opts.optimizer, meta.optimizer, after)
+      add_load_of_optimizer(loader, opts.optimizer, meta.optimizer, after, undo)
     end
     if opts.loader then
       add_load_of_data(opts.loader, meta.loader, after)
     end
+  end
+  local ok, err = pcall(function()
+    guarded(comm, loader, runtime.load_fail, runtime.load_discard, prepare)
+    runtime.load_commit(loader)
   end)
-  runtime.load_commit(loader)
-  for _, finish in ipairs(after) do
+  for _, finish in ipairs(ok and after or undo) do
     finish()
+  end
+  if not ok then
+    error(err, 0)
   end
   if meta.seed ~= parameter.seed() then
     errors.warn('UserWarning', ('the checkpoint was made with seed %s, this run has %s'):format(
