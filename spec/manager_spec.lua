@@ -1,6 +1,7 @@
 -- lua/moonshard/checkpoint.lua: which checkpoints of a folder a Manager keeps
 local ms = require 'moonshard'
 local checkpoint = ms.checkpoint
+local checks = require 'support.checks'
 local runs = require 'support.runs'
 
 describe('a manager of checkpoints', function()
@@ -34,6 +35,26 @@ describe('a manager of checkpoints', function()
     end
     assert.equal(20, checkpoint.read_meta(root .. '/step-00000020').step)
     assert.is_false(pcall(checkpoint.read_meta, root .. '/step-00000002'))
+  end)
+
+  it('takes a step again whose old checkpoint others have put files into', function()
+    local manager = checkpoint.Manager { root = root, keep = 1 }
+    runs.write(save(manager, 1) .. '/notes.txt', 'mine')
+    save(manager, 2)
+    assert.is_truthy(warnings:find('not what others put into ' .. root .. '/step-00000001', 1, true))
+    assert.equal(1, checkpoint.read_meta(save(manager, 1)).step)
+    local aside = warnings:match('what others put into ' .. root .. '/step%-00000001 is in (%S+)\n')
+    assert.equal(1, manager:resume({ model = model }).step)
+    save(manager, 2)
+    save(manager, 1)
+    assert.is_nil(warnings:find('others', 1, true)) -- that was once
+    assert.same({ 'mine' }, runs.lines(aside .. '/notes.txt'))
+    runs.write(root .. '/notes.txt', 'mine')
+    checks.raises('ValueError', 'notes.txt is no folder', checkpoint.save, root, 'notes.txt',
+      { step = 1, model = model })
+    assert(os.execute("mkdir '" .. root .. "/mine' && touch '" .. root .. "/mine/notes.txt'"))
+    checks.raises('ValueError', 'mine is a folder of something else', checkpoint.save, root, 'mine',
+      { step = 1, model = model })
   end)
 
   it('takes every step that a number holds', function()

@@ -31,8 +31,8 @@ local checkpoint = {}
 --- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
 --- what is not in it is a KeyError, leaving out what is in it is legal. State of an optimizer goes
 --- by the names of its parameters, whether they are frozen or not; that is the model's business.
---- Its groups take the options in the checkpoint, which say what state there is: one without momentum
---- gets it from a checkpoint that has it.
+--- Its groups take the options in the checkpoint, which say what state there is: one without
+--- momentum gets it from a checkpoint that has it.
 
 ---@class ms.checkpoint.SaveOptions: ms.checkpoint.State
 ---@field step integer
@@ -237,8 +237,8 @@ end
 
 -- -- reading -------------------------------------------------------------------------------------
 
--- A load has two halves. Everything that can fail comes first and writes no tensor; what is left for
--- after the commit is appended to `after`, what a failure takes back to `undo`.
+-- A load has two halves. Everything that can fail comes first and writes no tensor; what is left
+-- for after the commit is appended to `after`, what a failure takes back to `undo`.
 
 -- Is all that the checkpoint has below `prefix` expected by the model or optimizer?
 local function check_keys(source, prefix, expected, noun)
@@ -472,7 +472,8 @@ end
 
 --- Save `<root>/step-<8 digits>`, then remove what is too old of those that are named so; what was
 --- saved just now stays, and checkpoints of other names. Collective. An older step than one that is
---- there is what resume() takes all the same, and a warning while a greater one is kept.
+--- there is what resume() takes all the same, and a warning while a greater one is kept. Files of
+--- others that stand in the folder move aside, with a warning that says where.
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)

@@ -21,7 +21,16 @@ static bool is_free(const char *path)
     return lstat(path, &st) != 0 && errno == ENOENT;
 }
 
-static ms_status check_target(const char *path, const char *manifest)
+/* Names of steps are ours: what stands there without a manifest is what others had put into a
+ * checkpoint that was pruned. */
+static bool is_step_name(const char *name)
+{
+    const char *digits = name + strcspn(name, "0123456789");
+
+    return strcmp(name, ms_checkpoint_step_name(strtoll(digits, NULL, 10))) == 0;
+}
+
+static ms_status check_target(const char *path, const char *manifest, const char *name)
 {
     struct stat st;
 
@@ -31,7 +40,7 @@ static ms_status check_target(const char *path, const char *manifest)
     if (S_ISDIR(st.st_mode)) {
         bool empty;
 
-        if (access(manifest, F_OK) == 0) {
+        if (is_step_name(name) || access(manifest, F_OK) == 0) {
             return MS_OK;
         }
         if (errno != ENOENT) {
@@ -59,7 +68,7 @@ ms_status msi_checkpoint_check_target(const char *root, const char *name)
     char *path = msi_io_path("%s/%s", root, name);
     char *manifest = msi_io_path("%s/%s/%s", root, name, MSI_MANIFEST_NAME);
     ms_status status =
-        path != NULL && manifest != NULL ? check_target(path, manifest) : MS_OUT_OF_MEMORY;
+        path != NULL && manifest != NULL ? check_target(path, manifest, name) : MS_OUT_OF_MEMORY;
 
     free(path);
     free(manifest);
@@ -233,14 +242,14 @@ static ms_status move_pointer(const char *root, const char *name, const char *no
 }
 
 /* The checkpoint whose place was taken is removed; what others have put into it is not. */
-static void remove_displaced(const char *folder)
+static void remove_displaced(const char *folder, const char *final)
 {
     bool others;
 
     if (msi_folder_remove(folder, &others) != MS_OK) {
         msi_warn("UserWarning", "the replaced checkpoint is left over: %s", ms_error_message());
     } else if (others) {
-        msi_warn("UserWarning", "the replaced checkpoint held files of others, left in %s", folder);
+        msi_warn("UserWarning", "what others put into %s is in %s", final, folder);
     }
 }
 
@@ -265,7 +274,7 @@ ms_status msi_checkpoint_publish(const char *folder, const char *root, const cha
                  ms_error_message());
     }
     if (displaced) {
-        remove_displaced(folder);
+        remove_displaced(folder, final);
     }
 done:
     if (held >= 0) {

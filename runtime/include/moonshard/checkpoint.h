@@ -25,6 +25,8 @@ typedef struct ms_checkpoint_loader ms_checkpoint_loader;
  * @param root  folder of checkpoints, made when missing; equal on all ranks
  * @param name  a plain file name, equal on all ranks; "latest", "....old" and "....tmp-..." are
  *              reserved
+ * A folder with the name of a step (ms_checkpoint_step_name()) is one, also when a prune has left
+ * nothing in it but what others put there: that moves aside, with a warning that says where.
  * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`
  */
 MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
