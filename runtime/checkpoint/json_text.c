@@ -1,6 +1,6 @@
 /* Splitting JSON objects into their members, in two passes over the text: one counts, so that the
- * list is allocated once, one fills it. What is between the members is checked here, what is in
- * them by Jansson. */
+ * list is allocated once, one fills it; and stepping through arrays. What is between members and
+ * entries is checked here, what is in them by Jansson. */
 #include "json_text.h"
 
 #include <stdlib.h>
@@ -212,6 +212,33 @@ ms_status msi_json_split(msi_json_member **members, int32_t *n_members,
     }
     *members = list;
     *n_members = count;
+    return MS_OK;
+}
+
+ms_status msi_json_next(const msi_json_source *source, msi_json_array *array, char **value,
+                        size_t *n)
+{
+    char *at = array->at, *const end = array->end;
+    const bool first = !array->begun;
+    bool last = !first && at < end && *at == ']';
+
+    *value = NULL;
+    if (!last && (at >= end || *at != (first ? '[' : ','))) {
+        return malformed(source, at, first ? "expected an array" : "expected ',' or ']'");
+    }
+    if (!last) {
+        at = skip_space(at + 1, end);
+        last = first && at < end && *at == ']';
+    }
+    array->begun = true;
+    if (last) {
+        at = skip_space(at + 1, end);
+        return at == end ? MS_OK : malformed(source, at, "expected the end of the text");
+    }
+    MS_TRY(skip_value(source, at, end, &array->at));
+    *value = at;
+    *n = (size_t)(array->at - at);
+    array->at = skip_space(array->at, end);
     return MS_OK;
 }
 

@@ -1,10 +1,13 @@
-/* JSON from anywhere. Jansson's tree takes twenty times the bytes of its text, so a text that may
- * be large is split into members first, and these are parsed one at a time. */
+/* JSON from anywhere. Jansson's tree can take eighty times the bytes of its text, so a text that
+ * may be large is split into members and entries first, and these are parsed one at a time. */
 #ifndef MSI_JSON_TEXT_H
 #define MSI_JSON_TEXT_H
 
 #include "base.h"
 #include "json_whole.h"
+
+/* Bytes of text of which Jansson may make one tree. */
+enum { MSI_JSON_TREE_MAX = 64 << 10 };
 
 /* Where a text comes from: errors begin "<path>: <part>byte <n>: ". */
 typedef struct msi_json_source {
@@ -27,6 +30,21 @@ typedef struct msi_json_member {
  */
 ms_status msi_json_split(msi_json_member **members, int32_t *n_members,
                          const msi_json_source *source, char *text, size_t n);
+/* Where one is in an array: at first {its begin, its end}. */
+typedef struct msi_json_array {
+    char *at, *end;
+    bool begun;
+} msi_json_array;
+
+/* The next entry: `n` bytes that are not looked into. `*value` is NULL after the last one.
+ * MS_FORMAT_ERROR. */
+ms_status msi_json_next(const msi_json_source *source, msi_json_array *array, char **value,
+                        size_t *n);
+/* Hash what the object that `n` bytes of text are says, whatever its spacing and the order of its
+ * members: XXH3 of what json_dumps() with JSON_COMPACT and JSON_SORT_KEYS writes of it without its
+ * member `except`. All of it is found to be sound JSON. `text` is overwritten. MS_FORMAT_ERROR. */
+ms_status msi_json_hash(uint64_t *hash, const msi_json_source *source, char *text, size_t n,
+                        const char *except);
 /* Is a member's value a string, and a sound one? MS_FORMAT_ERROR when it is not sound. */
 ms_status msi_json_is_string(const msi_json_source *source, const msi_json_member *member,
                              bool *is_string);

@@ -4,6 +4,7 @@
 #define MSI_MANIFEST_H
 
 #include "base.h"
+#include "folder.h"
 #include "moonshard/fsdp.h"
 
 #include <jansson.h>
@@ -12,7 +13,7 @@
 enum { MSI_MANIFEST_VERSION = 1, MSI_MANIFEST_MAX = 1 << 30 };
 
 typedef struct msi_manifest_file {
-    const char *name; /* a plain name, checked */
+    char name[MSI_SHARD_NAME]; /* a plain name, checked */
     int64_t nbytes;
     uint64_t hash;
     int32_t n_pieces; /* of tensors, that lie in it */
@@ -26,14 +27,13 @@ typedef struct msi_manifest_piece {
 } msi_manifest_piece;
 
 typedef struct msi_manifest_tensor {
-    const char *key;
+    char *key;
     ms_param_extent whole;
     int32_t n_pieces;
     msi_manifest_piece *pieces; /* ascending, without holes or overlaps, covering the whole */
 } msi_manifest_tensor;
 
 typedef struct msi_manifest {
-    json_t *root;  /* owns the strings; without its own hash */
     uint64_t hash; /* its own: no two checkpoints have the same */
     char *meta;    /* the object given to commit, as text */
     int64_t step;  /* meta's "step", or -1 */
@@ -47,8 +47,9 @@ enum { MSI_STEP_BITS = 53 }; /* so many a double holds, in which other programs 
 
 /* Is it nothing, or an integer from 0 to 2^53? */
 bool msi_is_step(const json_t *step);
-/* Parse and check a manifest's text; `path` names it in errors. */
-ms_status msi_manifest_parse(msi_manifest *m, const char *path, const char *text, size_t n);
+/* Parse and check a manifest's text, which is overwritten; `path` names it in errors. Takes a small
+ * multiple of its bytes, whatever it says. */
+ms_status msi_manifest_parse(msi_manifest *m, const char *path, char *text, size_t n);
 void msi_manifest_dispose(msi_manifest *m);
 /* NULL when there is none. */
 const msi_manifest_tensor *msi_manifest_find(const msi_manifest *m, const char *key);
@@ -66,8 +67,8 @@ ms_status msi_report_tensor(json_t *report, const char *key, const ms_param_exte
 ms_status msi_report_same(json_t *report, const char *what, const char *text);
 /* A manifest that is to be written. */
 typedef struct msi_manifest_draft {
-    json_t *root; /* without its own hash */
-    char *text;   /* with it */
+    uint64_t hash;
+    char *text; /* the hash in it */
 } msi_manifest_draft;
 
 /* Join the reports of `world` ranks into a manifest. MS_VALUE_ERROR when ranks reported

@@ -1,6 +1,8 @@
-/* Reading manifests: every field is checked before anything is opened or allocated by it. */
+/* Reading manifests: every field is checked before anything is opened or allocated by it. The
+ * manifest and its tensors are split into their members, and their lists stepped through, so that
+ * no large part of the text becomes a tree. */
 #include "folder.h"
-#include "json_text.h"
+#include "json_fields.h"
 #include "manifest.h"
 #include "safetensors.h"
 
@@ -12,36 +14,6 @@ static ms_status no_memory(const char *path)
     return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the contents of %s", path);
 }
 
-static const char *type_name(const json_t *value)
-{
-    static const char *const names[] = {"an object", "an array", "a string", "an integer",
-                                        "a real",    "true",     "false",    "null"};
-
-    return value == NULL ? "nothing" : names[json_typeof(value)];
-}
-
-/* Are all fields of `object` among `known`, which ends with NULL? */
-static ms_status check_fields(const char *path, const char *where, json_t *object,
-                              const char *const *known)
-{
-    const char *name;
-    json_t *value;
-
-    json_object_foreach(object, name, value)
-    {
-        int32_t i = 0;
-
-        while (known[i] != NULL && strcmp(known[i], name) != 0) {
-            i++;
-        }
-        if (known[i] == NULL) {
-            return MS_FAIL(MS_FORMAT_ERROR, "%s: %s has an unknown field '%s'", path, where,
-                           msi_foreign_name(name));
-        }
-    }
-    return MS_OK;
-}
-
 /* An integer of at least 0. `where` says which part of the manifest `object` is. */
 static ms_status get_count(const char *path, const char *where, const json_t *object,
                            const char *key, int64_t *out)
@@ -50,7 +22,8 @@ static ms_status get_count(const char *path, const char *where, const json_t *ob
 
     if (!json_is_integer(value) || json_integer_value(value) < 0) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: '%s' of %s is %s, expected an integer of at least 0",
-                       path, key, where, json_is_integer(value) ? "negative" : type_name(value));
+                       path, key, where,
+                       json_is_integer(value) ? "negative" : msi_json_type(value));
     }
     *out = json_integer_value(value);
     return MS_OK;
@@ -62,7 +35,7 @@ static ms_status get_text(const char *path, const char *where, const json_t *obj
     *out = json_string_value(json_object_get(object, key));
     if (*out == NULL) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: '%s' of %s is %s, expected a string", path, key, where,
-                       type_name(json_object_get(object, key)));
+                       msi_json_type(json_object_get(object, key)));
     }
     if (!msi_is_printable(*out)) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: '%s' of %s is '%s', which has control characters",
@@ -77,7 +50,7 @@ static ms_status get_array(const char *path, const char *where, const json_t *ob
     *out = json_object_get(object, key);
     if (!json_is_array(*out) || json_array_size(*out) > INT32_MAX) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: '%s' of %s is %s, expected an array", path, key, where,
-                       type_name(*out));
+                       msi_json_type(*out));
     }
     return MS_OK;
 }
@@ -96,44 +69,30 @@ static ms_status get_hex(const char *path, const char *where, const json_t *obje
     return MS_OK;
 }
 
-/* The manifest's own hash covers its content, not its spacing: that of the object without the hash,
- * compact and with sorted keys. */
-static ms_status check_own_hash(const char *path, json_t *root, uint64_t *expected)
+/* Room for one more behind `n` entries. NULL when memory is out, and the list is as it was. */
+static void *grown(void *list, int32_t n, size_t size)
 {
-    uint64_t found;
-    char *text;
-
-    MS_TRY(get_hex(path, "the manifest", root, "xxh3", expected));
-    json_object_del(root, "xxh3");
-    text = ms_json_text(root, JSON_COMPACT | JSON_SORT_KEYS);
-    if (text == NULL) {
-        return no_memory(path);
-    }
-    found = ms_hash_bytes(text, (int64_t)strlen(text));
-    free(text);
-    if (found != *expected) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: its content has hash %016llx, expected %016llx", path,
-                       (unsigned long long)found, (unsigned long long)*expected);
-    }
-    return MS_OK;
+    return (n & (n - 1)) != 0 ? list : realloc(list, (n == 0 ? 1 : 2 * (size_t)n) * size);
 }
 
 /* A file bears the name its writer gave it: nothing leads out of the checkpoint. */
 static ms_status parse_file(const char *path, json_t *value, int64_t world, msi_manifest_file *f)
 {
     static const char *const known[] = {"name", "size", "xxh3", NULL};
+    const char *name;
     int32_t rank, of = 0;
 
-    MS_TRY(get_text(path, "a file", value, "name", &f->name));
-    if (!msi_shard_name_read(f->name, &rank, &of) || of != world) {
+    MS_TRY(get_text(path, "a file", value, "name", &name));
+    if (!msi_shard_name_read(name, &rank, &of) || of != world || strlen(name) >= sizeof(f->name)) {
         return MS_FAIL(MS_FORMAT_ERROR,
                        "%s: file name '%.200s' is none of a checkpoint of %lld ranks, expected one "
                        "like rank-00000-of-%05lld.safetensors",
-                       path, f->name, (long long)world, (long long)world);
+                       path, name, (long long)world, (long long)world);
     }
+    snprintf(f->name, sizeof(f->name), "%s", name);
     MS_TRY(get_count(path, f->name, value, "size", &f->nbytes));
     MS_TRY(get_hex(path, f->name, value, "xxh3", &f->hash));
-    return check_fields(path, f->name, value, known);
+    return msi_json_check_fields(path, f->name, value, known);
 }
 
 static int compare_files(const void *a, const void *b)
@@ -196,6 +155,17 @@ static ms_status parse_whole(const char *path, const json_t *value, msi_manifest
     return MS_OK;
 }
 
+/* A file or piece: small, or none. */
+static ms_status parse_entry(json_t **value, const msi_json_source *source, const char *where,
+                             const char *text, size_t n)
+{
+    if (n > MSI_JSON_TREE_MAX) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: %s is described by %zu bytes, expected at most %d",
+                       source->path, where, n, MSI_JSON_TREE_MAX);
+    }
+    return msi_json_parse(value, source, text, n);
+}
+
 static ms_status parse_piece(const msi_manifest *m, const char *path, json_t *value,
                              const msi_manifest_tensor *t, int64_t next, msi_manifest_piece *p)
 {
@@ -226,33 +196,72 @@ static ms_status parse_piece(const msi_manifest *m, const char *path, json_t *va
                        (long long)m->files[file].nbytes);
     }
     m->files[file].n_pieces++;
-    return check_fields(path, t->key, value, known);
+    return msi_json_check_fields(path, t->key, value, known);
 }
 
-static ms_status parse_tensor(const msi_manifest *m, const char *path, json_t *value,
+static ms_status parse_pieces(const msi_manifest *m, const msi_json_object *o,
                               msi_manifest_tensor *t)
 {
-    static const char *const known[] = {"key", "shape", "dtype", "pieces", NULL};
-    const json_t *pieces;
+    const char *path = o->source->path;
+    const msi_json_member *pieces;
     int64_t next = 0;
+    char *text;
+    size_t n;
 
-    MS_TRY(get_text(path, "a tensor", value, "key", &t->key));
-    MS_TRY(parse_whole(path, value, t));
-    MS_TRY(get_array(path, t->key, value, "pieces", &pieces));
-    t->pieces = calloc(json_array_size(pieces) + 1, sizeof(*t->pieces));
-    if (t->pieces == NULL) {
+    MS_TRY(msi_json_object_apart(o, t->key, "pieces", '[', &pieces));
+    msi_json_array array = {.at = pieces->value, .end = pieces->value + pieces->n};
+
+    MS_TRY(msi_json_next(o->source, &array, &text, &n));
+    while (text != NULL) {
+        msi_manifest_piece *list = grown(t->pieces, t->n_pieces, sizeof(*list));
+        json_t *value;
+
+        if (list == NULL) {
+            return no_memory(path);
+        }
+        t->pieces = list;
+        MS_TRY(parse_entry(&value, o->source, t->key, text, n));
+        const ms_status status = parse_piece(m, path, value, t, next, &list[t->n_pieces]);
+
+        json_decref(value);
+        MS_TRY(status);
+        next += list[t->n_pieces++].numel;
+        MS_TRY(msi_json_next(o->source, &array, &text, &n));
+    }
+    return next == t->whole.numel
+               ? MS_OK
+               : MS_FAIL(MS_FORMAT_ERROR,
+                         "%s: '%.200s' has pieces for %lld elements, expected %lld", path, t->key,
+                         (long long)next, (long long)t->whole.numel);
+}
+
+static ms_status fill_tensor(const msi_manifest *m, const msi_json_object *o,
+                             msi_manifest_tensor *t)
+{
+    const char *path = o->source->path, *key;
+
+    MS_TRY(get_text(path, "a tensor", o->fields, "key", &key));
+    t->key = strdup(key);
+    if (t->key == NULL) {
         return no_memory(path);
     }
-    t->n_pieces = (int32_t)json_array_size(pieces);
-    for (int32_t i = 0; i < t->n_pieces; i++) {
-        MS_TRY(parse_piece(m, path, json_array_get(pieces, (size_t)i), t, next, &t->pieces[i]));
-        next += t->pieces[i].numel;
+    MS_TRY(parse_whole(path, o->fields, t));
+    MS_TRY(parse_pieces(m, o, t));
+    return msi_json_object_check(o, t->key);
+}
+
+static ms_status parse_tensor(const msi_manifest *m, const msi_json_source *source, char *text,
+                              size_t n, msi_manifest_tensor *t)
+{
+    static const char *const known[] = {"key", "shape", "dtype", "pieces", NULL};
+    msi_json_object o;
+    ms_status status = msi_json_object_read(&o, source, "a tensor", text, n, known, known + 3);
+
+    if (status == MS_OK) {
+        status = fill_tensor(m, &o, t);
     }
-    if (next != t->whole.numel) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: '%.200s' has pieces for %lld elements, expected %lld",
-                       path, t->key, (long long)next, (long long)t->whole.numel);
-    }
-    return check_fields(path, t->key, value, known);
+    msi_json_object_dispose(&o);
+    return status;
 }
 
 static int compare_keys(const void *a, const void *b, void *user)
@@ -307,9 +316,6 @@ static ms_status check_version(const char *path, const json_t *root)
     const char *format;
     int64_t version;
 
-    if (!json_is_object(root)) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: is %s, expected an object", path, type_name(root));
-    }
     MS_TRY(get_text(path, "the manifest", root, "format", &format));
     MS_TRY(get_count(path, "the manifest", root, "version", &version));
     if (strcmp(format, "moonshard checkpoint") != 0) {
@@ -334,13 +340,13 @@ bool msi_is_step(const json_t *step)
 static const char *step_text(const json_t *step, char text[32])
 {
     snprintf(text, 32, "%lld", (long long)json_integer_value(step));
-    return json_is_integer(step) ? text : type_name(step);
+    return json_is_integer(step) ? text : msi_json_type(step);
 }
 
 /* The step stands in the manifest as in the meta data, or in neither. */
-static ms_status parse_step(msi_manifest *m, const char *path, const json_t *meta)
+static ms_status check_step(msi_manifest *m, const char *path, const json_t *step,
+                            const json_t *copy)
 {
-    const json_t *step = json_object_get(meta, "step"), *copy = json_object_get(m->root, "step");
     char in_meta[32], in_root[32];
 
     if (!msi_is_step(step)) {
@@ -357,72 +363,177 @@ static ms_status parse_step(msi_manifest *m, const char *path, const json_t *met
     return MS_OK;
 }
 
-static ms_status parse_root(msi_manifest *m, const char *path)
+/* A copy of sound JSON without white space between its tokens. NULL when memory is out. */
+static char *compact(const char *text, size_t n)
 {
-    static const char *const known[] = {"format",  "version", "world", "nonce", "files",
-                                        "tensors", "meta",    "step",  NULL};
-    const json_t *files, *tensors, *meta;
+    char *out = malloc(n + 1), *to = out;
+    bool in_string = false;
+
+    for (size_t i = 0; i < n && out != NULL; i++) {
+        if (in_string || strchr(" \t\r\n", text[i]) == NULL) {
+            *to++ = text[i];
+        }
+        if (in_string && text[i] == '\\') {
+            *to++ = text[++i];
+        } else if (text[i] == '"') {
+            in_string = !in_string;
+        }
+    }
+    if (out != NULL) {
+        *to = '\0';
+    }
+    return out;
+}
+
+static ms_status parse_meta(msi_manifest *m, const msi_json_object *root)
+{
+    static const char *const known[] = {"step", NULL};
+    const msi_json_source *source = root->source;
+    const json_t *copy = json_object_get(root->fields, "step");
+    const msi_json_member *text;
+
+    MS_TRY(msi_json_object_apart(root, "the manifest", "meta", '{', &text));
+    m->meta = compact(text->value, text->n);
+    if (m->meta == NULL) {
+        return no_memory(source->path);
+    }
+    msi_json_object meta;
+    ms_status status = msi_json_object_read(&meta, source, "the meta data", text->value, text->n,
+                                            known, known + 1);
+
+    if (status == MS_OK) {
+        status = check_step(m, source->path, json_object_get(meta.fields, "step"), copy);
+    }
+    msi_json_object_dispose(&meta);
+    return status;
+}
+
+static ms_status parse_files(msi_manifest *m, const msi_json_object *root, int64_t world)
+{
+    const char *path = root->source->path;
+    const msi_json_member *files;
+    char *text;
+    size_t n;
+
+    MS_TRY(msi_json_object_apart(root, "the manifest", "files", '[', &files));
+    msi_json_array array = {.at = files->value, .end = files->value + files->n};
+
+    MS_TRY(msi_json_next(root->source, &array, &text, &n));
+    while (text != NULL) {
+        msi_manifest_file *list = grown(m->files, m->n_files, sizeof(*list));
+        json_t *value;
+
+        if (list == NULL) {
+            return no_memory(path);
+        }
+        m->files = list;
+        list[m->n_files] = (msi_manifest_file){.nbytes = 0};
+        MS_TRY(parse_entry(&value, root->source, "a file", text, n));
+        const ms_status status = parse_file(path, value, world, &list[m->n_files++]);
+
+        json_decref(value);
+        MS_TRY(status);
+        MS_TRY(msi_json_next(root->source, &array, &text, &n));
+    }
+    return check_files_differ(m, path);
+}
+
+static ms_status parse_tensors(msi_manifest *m, const msi_json_object *root)
+{
+    const msi_json_member *tensors;
+    char *text;
+    size_t n;
+
+    MS_TRY(msi_json_object_apart(root, "the manifest", "tensors", '[', &tensors));
+    msi_json_array array = {.at = tensors->value, .end = tensors->value + tensors->n};
+
+    MS_TRY(msi_json_next(root->source, &array, &text, &n));
+    while (text != NULL) {
+        msi_manifest_tensor *list = grown(m->tensors, m->n_tensors, sizeof(*list));
+
+        if (list == NULL) {
+            return no_memory(root->source->path);
+        }
+        m->tensors = list;
+        list[m->n_tensors] = (msi_manifest_tensor){.n_pieces = 0};
+        /* counted first: what it allocates is freed with the others */
+        MS_TRY(parse_tensor(m, root->source, text, n, &list[m->n_tensors++]));
+        MS_TRY(msi_json_next(root->source, &array, &text, &n));
+    }
+    return index_keys(m, root->source->path);
+}
+
+/* The manifest's own hash covers its content, not its spacing. `text` is that of the manifest. */
+static ms_status check_own_hash(msi_manifest *m, const msi_json_object *root, char *text, size_t n)
+{
+    const char *path = root->source->path;
+    const msi_json_source source = {.path = path, .part = "", .begin = text};
+    uint64_t found;
+
+    MS_TRY(get_hex(path, "the manifest", root->fields, "xxh3", &m->hash));
+    MS_TRY(msi_json_hash(&found, &source, text, n, "xxh3"));
+    return found == m->hash
+               ? MS_OK
+               : MS_FAIL(MS_FORMAT_ERROR, "%s: its content has hash %016llx, expected %016llx",
+                         path, (unsigned long long)found, (unsigned long long)m->hash);
+}
+
+static ms_status parse_root(msi_manifest *m, const msi_json_object *root, char *text, size_t n)
+{
+    const char *path = root->source->path;
     uint64_t nonce;
     int64_t world;
 
-    MS_TRY(check_version(path, m->root));
-    MS_TRY(check_own_hash(path, m->root, &m->hash));
-    MS_TRY(check_fields(path, "the manifest", m->root, known));
-    MS_TRY(get_count(path, "the manifest", m->root, "world", &world));
-    MS_TRY(get_hex(path, "the manifest", m->root, "nonce", &nonce));
-    MS_TRY(get_array(path, "the manifest", m->root, "files", &files));
-    MS_TRY(get_array(path, "the manifest", m->root, "tensors", &tensors));
+    MS_TRY(check_version(path, root->fields));
+    MS_TRY(msi_json_object_check(root, "the manifest"));
+    MS_TRY(check_own_hash(m, root, text, n));
+    MS_TRY(get_count(path, "the manifest", root->fields, "world", &world));
+    MS_TRY(get_hex(path, "the manifest", root->fields, "nonce", &nonce));
     if (world < 1 || world > INT32_MAX) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: 'world' of the manifest is %lld, expected 1 to %d",
                        path, (long long)world, INT32_MAX);
     }
-    meta = json_object_get(m->root, "meta");
-    if (!json_is_object(meta)) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: 'meta' of the manifest is %s, expected an object",
-                       path, type_name(meta));
-    }
-    MS_TRY(parse_step(m, path, meta));
-    m->meta = ms_json_text(meta, JSON_COMPACT);
-    m->files = calloc(json_array_size(files) + 1, sizeof(*m->files));
-    m->tensors = calloc(json_array_size(tensors) + 1, sizeof(*m->tensors));
-    if (m->meta == NULL || m->files == NULL || m->tensors == NULL) {
-        return no_memory(path);
-    }
-    for (size_t i = 0; i < json_array_size(files); i++) {
-        MS_TRY(parse_file(path, json_array_get(files, i), world, &m->files[m->n_files]));
-        m->n_files++;
-    }
-    MS_TRY(check_files_differ(m, path));
-    for (size_t i = 0; i < json_array_size(tensors); i++) {
-        m->n_tensors++; /* counted first: what it allocates is freed with the others */
-        MS_TRY(parse_tensor(m, path, json_array_get(tensors, i), &m->tensors[i]));
-    }
-    return index_keys(m, path);
+    MS_TRY(parse_meta(m, root));
+    MS_TRY(parse_files(m, root, world));
+    return parse_tensors(m, root);
 }
 
-ms_status msi_manifest_parse(msi_manifest *m, const char *path, const char *text, size_t n)
+ms_status msi_manifest_parse(msi_manifest *m, const char *path, char *text, size_t n)
 {
-    const msi_json_source source = {.path = path, .part = "", .begin = text};
+    static const char *const known[] = {"files", "tensors", "meta", "format", "version",
+                                        "world", "nonce",   "step", "xxh3",   NULL};
+    static const char *const apart[] = {"files", "tensors", "meta", NULL};
+    char *copy = malloc(n + 1);
+    const msi_json_source source = {.path = path, .part = "", .begin = copy};
+    msi_json_object root;
     ms_status status;
 
     *m = (msi_manifest){0};
-    MS_TRY(msi_json_parse(&m->root, &source, text, n));
-    status = parse_root(m, path);
+    if (copy == NULL) {
+        return no_memory(path);
+    }
+    memcpy(copy, text, n);
+    status = msi_json_object_read(&root, &source, "the manifest", copy, n, known, apart);
+    if (status == MS_OK) {
+        status = parse_root(m, &root, text, n);
+    }
     if (status != MS_OK) {
         msi_manifest_dispose(m);
     }
+    msi_json_object_dispose(&root);
+    free(copy);
     return status;
 }
 
 void msi_manifest_dispose(msi_manifest *m)
 {
     for (int32_t i = 0; i < m->n_tensors; i++) {
+        free(m->tensors[i].key);
         free(m->tensors[i].pieces);
     }
     free(m->tensors);
     free(m->files);
     free(m->by_key);
     free(m->meta);
-    json_decref(m->root);
     *m = (msi_manifest){0};
 }

@@ -262,20 +262,20 @@ static ms_status join_reports(json_t *root, json_t *const *reports, int32_t worl
 }
 
 /* The text of a manifest, its own hash added. */
-static ms_status seal(char **text, const json_t *root)
+static ms_status seal(msi_manifest_draft *draft, const json_t *root)
 {
     char hex[17], *canonical = ms_json_text(root, JSON_COMPACT | JSON_SORT_KEYS);
     json_t *sealed = json_copy((json_t *)(uintptr_t)root);
     ms_status status = MS_OK;
 
     if (canonical != NULL) {
-        snprintf(hex, sizeof(hex), "%016llx",
-                 (unsigned long long)ms_hash_bytes(canonical, (int64_t)strlen(canonical)));
+        draft->hash = ms_hash_bytes(canonical, (int64_t)strlen(canonical));
+        snprintf(hex, sizeof(hex), "%016llx", (unsigned long long)draft->hash);
     }
     /* json_copy() can lose members when memory is out */
     if (canonical == NULL || json_object_size(sealed) != json_object_size(root) ||
         json_object_set_new(sealed, "xxh3", json_string(hex)) != 0 ||
-        (*text = ms_json_text(sealed, JSON_INDENT(1))) == NULL) {
+        (draft->text = ms_json_text(sealed, JSON_INDENT(1))) == NULL) {
         status = no_memory();
     }
     free(canonical);
@@ -292,7 +292,7 @@ ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, 
                              (int)world, "nonce", nonce, "files", "tensors", "meta", meta);
     ms_status status = MS_OK;
 
-    *draft = (msi_manifest_draft){.root = root};
+    *draft = (msi_manifest_draft){0};
     if (root == NULL || (json_is_integer(step) && json_object_set(root, "step", step) != 0)) {
         status = no_memory();
     }
@@ -300,8 +300,9 @@ ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, 
         status = join_reports(root, reports, world);
     }
     if (status == MS_OK) {
-        status = seal(&draft->text, root);
+        status = seal(draft, root);
     }
+    json_decref(root);
     if (status != MS_OK) {
         msi_manifest_draft_dispose(draft);
     }
@@ -310,7 +311,6 @@ ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, 
 
 void msi_manifest_draft_dispose(msi_manifest_draft *draft)
 {
-    json_decref(draft->root);
     free(draft->text);
     *draft = (msi_manifest_draft){0};
 }
@@ -318,7 +318,7 @@ void msi_manifest_draft_dispose(msi_manifest_draft *draft)
 ms_status msi_manifest_compare(const msi_manifest *m, const char *path,
                                const msi_manifest_draft *draft)
 {
-    return json_equal(m->root, draft->root)
+    return m->hash == draft->hash
                ? MS_OK
                : MS_FAIL(MS_FORMAT_ERROR, "%s: its manifest reads as another one than was written",
                          path);

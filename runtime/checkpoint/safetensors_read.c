@@ -28,9 +28,6 @@ struct ms_safetensors {
     st_entry *entries; /* by begin, end, name */
 };
 
-/* Text of one tensor's entry. Bounds what Jansson makes of it. */
-enum { ENTRY_MAX = 64 << 10 };
-
 /* Every dtype of the format, with its bits; those of ours with their number. */
 static const struct {
     const char *name;
@@ -160,10 +157,10 @@ static ms_status read_entry(const msi_json_source *source, st_entry *e, const ms
     json_t *value;
 
     e->name = m->name;
-    if (m->n > ENTRY_MAX) {
+    if (m->n > MSI_JSON_TREE_MAX) {
         return MS_FAIL(MS_FORMAT_ERROR,
                        "%s: tensor '%s' is described by %zu bytes, expected at most %d",
-                       source->path, msi_foreign_name(e->name), m->n, ENTRY_MAX);
+                       source->path, msi_foreign_name(e->name), m->n, MSI_JSON_TREE_MAX);
     }
     MS_TRY(msi_json_parse(&value, source, m->value, m->n));
     ms_status status = read_fields(source->path, e, value);

@@ -2,6 +2,8 @@
  * that names the file, or exactly what was saved; never a crash, never other numbers. */
 #include "ckpt_test.h"
 
+#include <malloc.h>
+
 #define SHARD "rank-00000-of-00001.safetensors"
 
 static void test_checkpoint_damage__any_changed_byte_of_a_manifest_is_found(void **state)
@@ -564,6 +566,129 @@ static void test_checkpoint_damage__manifests_that_are_no_json_are_refused(void 
     assert_fails(MS_FORMAT_ERROR, "manifest.json", ms_checkpoint_open(&c, folder));
 }
 
+/* -- large manifests ---------------------------------------------------------------------------
+ */
+
+static size_t tree_bytes, most_tree_bytes; /* that Jansson holds */
+
+static void *count_malloc(size_t n)
+{
+    void *p = malloc(n);
+
+    tree_bytes += malloc_usable_size(p);
+    most_tree_bytes = tree_bytes > most_tree_bytes ? tree_bytes : most_tree_bytes;
+    return p;
+}
+
+static void count_free(void *p)
+{
+    tree_bytes -= malloc_usable_size(p);
+    free(p);
+}
+
+enum { MANY = 60000 };
+
+static json_t *many(const char *entry)
+{
+    json_t *list = json_array();
+
+    for (int i = 0; i < MANY; i++) {
+        json_array_append_new(list, json_loads(entry, JSON_DECODE_ANY, NULL));
+    }
+    return list;
+}
+
+static void large_unknown_field(json_t *root)
+{
+    json_object_set_new(root, "extra", many("{}"));
+}
+static void large_version(json_t *root)
+{
+    json_object_set_new(root, "version", many("[]"));
+}
+static void large_shape(json_t *root)
+{
+    json_object_set_new(entry_of(root, "tensors", 0), "shape", many("1"));
+}
+static void large_file(json_t *root)
+{
+    json_object_set_new(entry_of(root, "files", 0), "size", many("{}"));
+}
+static void large_pieces(json_t *root)
+{
+    json_object_set_new(entry_of(root, "tensors", 0), "pieces", many("{}"));
+}
+static void many_tensors(json_t *root)
+{
+    json_object_set_new(root, "tensors", many("{}"));
+}
+/* Names, numbers and texts that a compact form with sorted names writes otherwise than they stand
+ * there, in objects and lists that are small, large, and large within large ones. */
+static void large_config(json_t *root)
+{
+    json_t *config = json_object(), *names = json_object();
+    char name[32];
+
+    for (int i = 0; i < MANY / 10; i++) {
+        snprintf(name, sizeof(name), "%s\"%d\xc3\xa4\t", i % 2 != 0 ? "b" : "A", i * 7919 % MANY);
+        json_object_set_new(names, name, json_loads("{\"z\": [1e2, -0.5], \"a\": 1}", 0, NULL));
+    }
+    json_object_set_new(config, "z", many("{}"));
+    json_object_set_new(config, "names", names);
+    json_object_set_new(config, "list",
+                        json_pack("[s, o, b, n, {}, []]", "\\/\x01", many("[1]"), 1));
+    json_object_set_new(config, "text", json_string("  [ \"spaced\" : ] "));
+    json_object_set_new(json_object_get(root, "meta"), "config", config);
+}
+
+static const struct {
+    void (*change)(json_t *root);
+    const char *message; /* NULL: it is sound */
+} large[] = {
+    {large_unknown_field, "the manifest has an unknown field 'extra'"},
+    {large_version, "'version' of the manifest has 240000 bytes, expected at most 65536"},
+    {large_shape, "'shape' of a tensor has 180000 bytes, expected at most 65536"},
+    {large_file, "a file is described by 240"},
+    {large_pieces, "'file' of model/a is nothing"},
+    {many_tensors, "'key' of a tensor is nothing"},
+    {large_config, NULL},
+};
+
+/* Jansson's tree of these would take some 20 to 80 times the bytes of the text. */
+static void test_checkpoint_damage__large_manifests_take_no_large_trees(void **state)
+{
+    char *text;
+    size_t n;
+    const char *folder = hostile_folder(path_of("large"), &text, &n);
+
+    for (size_t i = 0; i < sizeof(large) / sizeof(large[0]); i++) {
+        ms_checkpoint *c;
+
+        change_manifest(folder, large[i].change);
+        tree_bytes = most_tree_bytes = 0;
+        json_set_alloc_funcs(count_malloc, count_free);
+        const ms_status status = ms_checkpoint_open(&c, folder);
+
+        json_set_alloc_funcs(malloc, free);
+        assert_int_equal(0, tree_bytes);
+        assert_in_range(most_tree_bytes, 1, 6 << 20);
+        if (large[i].message == NULL) {
+            assert_ok(status);
+            json_t *root = json_load_file(inside(folder, "manifest.json"), 0, NULL);
+            json_t *meta = json_loads(ms_checkpoint_meta(c), 0, NULL);
+
+            assert_true(json_equal(json_object_get(root, "meta"), meta));
+            json_decref(meta);
+            json_decref(root);
+            ms_checkpoint_close(c);
+        } else {
+            assert_fails(MS_FORMAT_ERROR, large[i].message, status);
+        }
+        spill(inside(folder, "manifest.json"), text, n);
+    }
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -575,6 +700,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_damage__hostile_manifests_are_refused),
         cmocka_unit_test(test_checkpoint_damage__manifests_that_misplace_tensors_are_refused),
         cmocka_unit_test(test_checkpoint_damage__manifests_that_are_no_json_are_refused),
+        cmocka_unit_test(test_checkpoint_damage__large_manifests_take_no_large_trees),
     };
 
     return cmocka_run_group_tests_name("checkpoint/damage", tests, NULL, NULL);
