@@ -240,7 +240,7 @@ describe('ms', function()
     assert.equal('false\tRuntimeError\t0\n2\nfalse\tRuntimeError: close: a scope is open\n', output)
   end)
 
-  it('closes units: a model made afterwards is its own, though the old one is still held', function()
+  it('closes units: a model made afterwards is its own, also while the old one is held', function()
     local output = io.popen([[luajit -e '
       local ms = require "moonshard"
       local function model()

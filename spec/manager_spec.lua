@@ -41,7 +41,7 @@ describe('a manager of checkpoints', function()
     local manager = checkpoint.Manager { root = root, keep = 1 }
     runs.write(save(manager, 1) .. '/notes.txt', 'mine')
     save(manager, 2)
-    assert.is_truthy(warnings:find('not what others put into ' .. root .. '/step-00000001', 1, true))
+    assert.is_truthy(warnings:find('not what others put into ' .. root .. '/step-0000', 1, true))
     assert.equal(1, checkpoint.read_meta(save(manager, 1)).step)
     local aside = warnings:match('what others put into ' .. root .. '/step%-00000001 is in (%S+)\n')
     assert.equal(1, manager:resume({ model = model }).step)

@@ -29,7 +29,7 @@ function json.encode(value)
 end
 
 --- The value a JSON text stands for. null becomes json.null; numbers are Lua's. FormatError names
---- line and byte of the mistake.
+--- line and byte of the mistake, of a text above 64 KiB the byte.
 ---@param text string
 ---@return any
 function json.decode(text)

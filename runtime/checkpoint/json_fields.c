@@ -1,4 +1,5 @@
 #include "json_fields.h"
+#include "base.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +50,7 @@ static ms_status read_field(msi_json_object *o, const char *where, const msi_jso
         return MS_FAIL(MS_FORMAT_ERROR, "%s: '%s' of %s has %zu bytes, expected at most %d", path,
                        m->name, where, m->n, MSI_JSON_TREE_MAX);
     }
-    MS_TRY(msi_json_parse(&value, o->source, m->value, m->n));
+    MS_TRY(ms_json_parse(&value, o->source, m->value, m->n));
     return json_object_set_new(o->fields, m->name, value) == 0
                ? MS_OK
                : MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the contents of %s", path);
@@ -68,7 +69,7 @@ ms_status msi_json_object_read(msi_json_object *o, const msi_json_source *source
     if (o->fields == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the contents of %s", source->path);
     }
-    MS_TRY(msi_json_split(&o->members, &o->n, source, text, n));
+    MS_TRY(ms_json_split(&o->members, &o->n, source, text, n));
     for (int32_t i = 0; i < o->n; i++) {
         const msi_json_member *m = &o->members[i];
 

@@ -2,6 +2,7 @@
  * list is allocated once, one fills it; and stepping through arrays. What is between members and
  * entries is checked here, what is in them by Jansson. */
 #include "json_text.h"
+#include "base.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@ static ms_status malformed(const msi_json_source *source, const char *at, const 
                    (long long)(at - source->begin), what);
 }
 
-ms_status msi_json_parse(json_t **out, const msi_json_source *source, const char *text, size_t n)
+ms_status ms_json_parse(json_t **out, const msi_json_source *source, const char *text, size_t n)
 {
     json_error_t error;
     bool no_memory;
@@ -105,7 +106,7 @@ static ms_status unescape(const msi_json_source *source, char *text, size_t n, c
         text[n - 1] = '\0';
         return MS_OK;
     }
-    MS_TRY(msi_json_parse(&value, source, text, n));
+    MS_TRY(ms_json_parse(&value, source, text, n));
     memcpy(text, json_string_value(value), json_string_length(value) + 1);
     json_decref(value);
     return MS_OK;
@@ -187,8 +188,8 @@ static ms_status check_unique(const msi_json_source *source, const msi_json_memb
     return MS_OK;
 }
 
-ms_status msi_json_split(msi_json_member **members, int32_t *n_members,
-                         const msi_json_source *source, char *text, size_t n)
+ms_status ms_json_split(msi_json_member **members, int32_t *n_members,
+                        const msi_json_source *source, char *text, size_t n)
 {
     int32_t count;
 
@@ -242,6 +243,41 @@ ms_status msi_json_next(const msi_json_source *source, msi_json_array *array, ch
     return MS_OK;
 }
 
+ms_status ms_json_run(const msi_json_source *source, msi_json_array *array, char **value, size_t *n,
+                      bool *is_large)
+{
+    if (array->begun) {
+        *array->at = array->covered;
+    }
+    char *const begin = array->at; /* before the entries: '[' or ',' */
+
+    MS_TRY(msi_json_next(source, array, value, n));
+    *is_large = *n > MSI_JSON_TREE_MAX;
+    array->covered = array->at < array->end ? *array->at : '\0';
+    if (*value == NULL || *is_large) {
+        return MS_OK;
+    }
+    for (msi_json_array more = *array; more.at < more.end && *more.at == ',';) {
+        char *entry;
+        size_t n_entry;
+
+        MS_TRY(msi_json_next(source, &more, &entry, &n_entry));
+        if (more.at - begin >= MSI_JSON_TREE_MAX) {
+            break;
+        }
+        *array = more;
+    }
+    if (array->at >= array->end) {
+        return malformed(source, array->at, "the text ends within an array");
+    }
+    array->covered = *array->at;
+    *begin = '[';
+    *array->at = ']';
+    *value = begin;
+    *n = (size_t)(array->at - begin) + 1;
+    return MS_OK;
+}
+
 ms_status msi_json_is_string(const msi_json_source *source, const msi_json_member *member,
                              bool *is_string)
 {
@@ -251,7 +287,7 @@ ms_status msi_json_is_string(const msi_json_source *source, const msi_json_membe
     if (!*is_string || is_plain(member->value, member->n)) {
         return MS_OK;
     }
-    MS_TRY(msi_json_parse(&value, source, member->value, member->n));
+    MS_TRY(ms_json_parse(&value, source, member->value, member->n));
     json_decref(value);
     return MS_OK;
 }

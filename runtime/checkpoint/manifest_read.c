@@ -163,7 +163,7 @@ static ms_status parse_entry(json_t **value, const msi_json_source *source, cons
         return MS_FAIL(MS_FORMAT_ERROR, "%s: %s is described by %zu bytes, expected at most %d",
                        source->path, where, n, MSI_JSON_TREE_MAX);
     }
-    return msi_json_parse(value, source, text, n);
+    return ms_json_parse(value, source, text, n);
 }
 
 static ms_status parse_piece(const msi_manifest *m, const char *path, json_t *value,

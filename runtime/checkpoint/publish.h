@@ -4,8 +4,8 @@
 
 #include "manifest.h"
 
-/* May `<root>/<name>` be replaced: is it nothing, an empty folder, a checkpoint, or a folder named as
- * that of a step? */
+/* May `<root>/<name>` be replaced: is it nothing, an empty folder, a checkpoint, or a folder named
+ * as that of a step? */
 ms_status msi_checkpoint_check_target(const char *root, const char *name);
 /* Write the manifest into `folder`, sync both, open the folder as a reader would and compare with
  * the manifest, rename the folder to `<root>/<name>`, sync the root, point `<root>/latest` there.

@@ -162,7 +162,7 @@ static ms_status read_entry(const msi_json_source *source, st_entry *e, const ms
                        "%s: tensor '%s' is described by %zu bytes, expected at most %d",
                        source->path, msi_foreign_name(e->name), m->n, MSI_JSON_TREE_MAX);
     }
-    MS_TRY(msi_json_parse(&value, source, m->value, m->n));
+    MS_TRY(ms_json_parse(&value, source, m->value, m->n));
     ms_status status = read_fields(source->path, e, value);
 
     json_decref(value);
@@ -179,7 +179,7 @@ static ms_status check_metadata(const msi_json_source *source, const msi_json_me
     if (metadata->value[0] != '{') {
         return bad(source->path, "__metadata__", "expected an object");
     }
-    MS_TRY(msi_json_split(&members, &n, source, metadata->value, metadata->n));
+    MS_TRY(ms_json_split(&members, &n, source, metadata->value, metadata->n));
     for (int32_t i = 0; i < n && status == MS_OK; i++) {
         bool is_string;
 
@@ -254,7 +254,7 @@ static ms_status parse_header(ms_safetensors *f, int64_t length)
     if (f->header[strspn(f->header, " \t\n\r")] == '[') {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: the header is no object", f->path);
     }
-    MS_TRY(msi_json_split(&members, &n, &source, f->header, (size_t)length));
+    MS_TRY(ms_json_split(&members, &n, &source, f->header, (size_t)length));
     ms_status status = read_entries(f, &source, members, n);
 
     free(members);
