@@ -100,7 +100,7 @@ static bool ours_alone(const msi_view *v)
 {
     const msi_storage *s = v->storage;
 
-    return s->refcount == 1 && s->kind == MS_STORAGE_OWNED && s->base == NULL && !s->readonly &&
+    return s->refcount == 1 && s->kind == MS_STORAGE_OWNED && s->base == NULL && s->readonly == NULL &&
            msi_view_contiguous(v);
 }
 

@@ -336,9 +336,8 @@ ms_status msi_reduction_wait(ms_fsdp_unit *u);
 ms_status msi_gradients_finish(ms_fsdp_tree *tree);
 
 /* -- unit.c ------------------------------------------------------------------------------------ */
-/* Let the handles show the master shard, or views of `full` with dtype `dtype`. */
-void msi_unit_show_shards(ms_fsdp_unit *u);
-void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype);
+/* Let the handles show what is there now: the summoned copy, else what the state says. */
+void msi_unit_show(ms_fsdp_unit *u);
 /* Free what a unit holds; the struct stays. */
 void msi_unit_dispose(ms_fsdp_unit *u);
 
@@ -346,6 +345,12 @@ void msi_unit_dispose(ms_fsdp_unit *u);
 /* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units.
  * `what` the script has called, for those that wait: "hash of unit". */
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
+
+/* -- summon.c ---------------------------------------------------------------------------------- */
+/* May `what` the script has called read or write the masters now? While they are summoned the
+ * copies are the values, and what went to the masters would be stale, or lost when the copies are
+ * written back: MS_ASSERTION_ERROR. `tree` NULL: of a unit in none. */
+ms_status msi_masters_check(const ms_fsdp_tree *tree, const char *what);
 
 /* -- tree.c ------------------------------------------------------------------------------------ */
 /* Units in no tree, so that closing their context finds them. */

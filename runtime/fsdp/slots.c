@@ -391,7 +391,7 @@ ms_status msi_unit_unshard(ms_fsdp_unit *u)
     u->full->nbytes =
         u->shard_numel * (u->is_sharded ? u->world : 1) * ms_dtype_size(u->param_dtype);
     u->state = MS_UNIT_UNSHARDED;
-    msi_unit_show_full(u, u->full, u->param_dtype);
+    msi_unit_show(u);
     msi_unit_changed(u);
     return MS_OK;
 }
@@ -420,7 +420,7 @@ void msi_unit_reshard(ms_fsdp_unit *u)
         release_slot(u);
     }
     u->state = MS_UNIT_SHARDED;
-    msi_unit_show_shards(u);
+    msi_unit_show(u);
     msi_unit_changed(u);
 }
 

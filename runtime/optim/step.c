@@ -38,6 +38,7 @@ static int32_t n_states_of(const ms_optim *optim, const ms_optim_options *o)
 static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
 {
     *u = (update){.grad = p->tensor->grad};
+    MS_TRY(msi_param_check_master(p->tensor, "step"));
     MS_TRY(msi_optim_local(p->tensor, &u->local));
     if (msi_param_accumulates(p->tensor)) {
         return MS_FAIL(MS_RUNTIME_ERROR,
@@ -60,7 +61,7 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     if (numel == 0) {
         return MS_OK;
     }
-    if (u->local.storage->readonly) {
+    if (u->local.storage->readonly != NULL) {
         return msi_tensor_begin_write(p->tensor, "step"); /* fails, and says why */
     }
     u->numel = numel;
