@@ -172,7 +172,7 @@ struct ms_fsdp_unit {
     msi_storage *grad; /* reduced gradient shard, orig_dtype; NULL while no parameter shows any */
 
     void *resident;           /* private copy in param_dtype of a NO_SHARD unit, or NULL */
-    int64_t followed_version; /* of the master, when a unit without slots was used last */
+    int64_t followed_version; /* of the master, when `full` was last given its values */
     msi_storage *summoned;    /* private full copy while summoned, or NULL */
 };
 
@@ -240,7 +240,8 @@ ms_status msi_unit_publish(ms_fsdp_unit *u);
 ms_status msi_unit_unshard(ms_fsdp_unit *u);
 /* -> SHARDED: unbind, tell the others. Needs neither memory nor peers. */
 void msi_unit_reshard(ms_fsdp_unit *u);
-/* The master was written: a publish named before is void, so that no slot mixes old and new. */
+/* The master was written, on this rank or another: a publish named before is void, so that no slot
+ * mixes old and new. */
 void msi_unit_written(ms_fsdp_unit *u);
 /* Is it unsharded with values from before the last write? */
 bool msi_unit_is_stale(const ms_fsdp_unit *u);

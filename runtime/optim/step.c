@@ -150,7 +150,6 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, msi
     } else {
         MS_TRY(run_adam(o, p, u, optim->kind == MS_OPTIM_ADAMW, values, grad));
     }
-    u->local.storage->version++;
     return MS_OK;
 }
 
@@ -205,6 +204,9 @@ ms_status ms_optim_step(ms_optim *optim)
         }
         if (status == MS_OK && (u.grad != NULL || counts_along(p->tensor, &u.local))) {
             p->steps++;
+            if (u.local.storage != NULL) {
+                u.local.storage->version++; /* where peers hold the elements, too */
+            }
         }
         touch(p->tensor);
     }
