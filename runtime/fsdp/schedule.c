@@ -108,14 +108,14 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
     ms_fsdp_tree *tree = u->tree;
 
     MS_TRY(check_in_tree(u));
-    u->in_forward--;
     if (ms_grad_enabled() && u->pass != NULL) {
+        MS_TRY(hook_outputs(u, outputs, n_outputs)); /* first: what lacks memory is called again */
         if (u->post_index < 0 && tree->n_post < tree->n_units) {
             u->post_index = tree->n_post;
             tree->post_order[tree->n_post++] = u;
         }
-        MS_TRY(hook_outputs(u, outputs, n_outputs));
     }
+    u->in_forward--;
     if (u->in_forward == 0) {
         msi_pass_drop(u->pass);
         u->pass = NULL;
