@@ -170,7 +170,14 @@ describe('gradients of sharded parameters', function()
           model:no_sync(pass, model, rank, 1)
           checks.raises('ValueError', "the accumulated gradient of 'weight' has shape (7), "
             .. 'expected (1, 7)', model.weight.set_grad, model.weight, ms.full({ 7 }, 1))
-          model.weight:set_grad(ms.full({ 1, 7 }, 8))
+          checks.raises('TypeError', "the accumulated gradient of 'weight' is i64, expected f32",
+            model.weight.set_grad, model.weight, ms.full({ 1, 7 }, 8, { dtype = 'i64' }))
+          local copy = model.weight:grad()
+          checks.raises('RuntimeError', 'is a copy of what no_sync has accumulated; give another '
+            .. 'value to set_grad()', copy.fill_, copy, 8)
+          checks.raises('RuntimeError', 'is a copy', copy:narrow(2, 1, 1).fill_,
+            copy:narrow(2, 1, 1), 8)
+          model.weight:set_grad(copy:mul(0):add(8))
           checks.close(8, model.weight:grad():mean():item())
           pass(model, rank, 1)
           checks.close(5 + mean + 8 + mean, model.weight:grad():mean():item())
