@@ -95,6 +95,7 @@ typedef struct msi_unit_param {
     bool contributed;      /* the running backward has written to its gradient */
     bool reduced;          /* the whole parameter has a gradient, whoever holds its elements */
     bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
+    msi_storage *place;    /* its elements in the unit's reduced gradient, or NULL */
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
     bool trained;     /* its requires_grad, as far as the other ranks were told */
     bool told_grad;   /* of a replica: it has a gradient, as far as they know ... */
@@ -329,6 +330,7 @@ void msi_unit_gradient_dropped(void *unit, int32_t index);
 bool msi_unit_has_gradient(void *unit, int32_t index);
 /* Give the reduced gradient's memory back when nothing shows it any more. */
 void msi_unit_gradient_trim(ms_fsdp_unit *u);
+void msi_unit_gradient_free(ms_fsdp_unit *u);
 /* The unit's part of msi_param_ops: the place of parameter `index` in the reduced gradient. */
 void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 /* Wait until the unit's announced gradient is reduced. */

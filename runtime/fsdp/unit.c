@@ -419,6 +419,7 @@ void msi_unit_dispose(ms_fsdp_unit *u)
 {
     msi_unit_passes_free(u);
     msi_unit_levels_free(u);
+    msi_unit_gradient_free(u);
     if (u->leaf_private) {
         msi_release(u->ctx, u->leaf);
     }
@@ -447,7 +448,6 @@ void msi_unit_dispose(ms_fsdp_unit *u)
         msi_storage_release(u->full);
     }
     msi_storage_release(u->leaf_storage);
-    msi_storage_release(u->grad);
     msi_storage_release(u->master);
     free(u->name);
     u->ctx = NULL;

@@ -186,6 +186,52 @@ describe('gradients of sharded parameters', function()
     end
   end
 
+  for _, strategy in ipairs(STRATEGIES) do
+    for world = 1, 2 do
+      it(('stay with a script that holds them when they are dropped, with %s on %d ranks')
+        :format(strategy, world), function()
+        ms.dist.spawn(world, function()
+          ms.manual_seed(1)
+          local model
+          ms.capture_warnings(function() -- NO_SHARD's
+            model = fsdp.FSDP(nn.Linear(4, 4), { sharding_strategy = strategy,
+              use_orig_params = true })
+          end)
+          local function run(k) (model(ms.ones(2, 4)) * k):sum():backward() end
+          local function shows(expected, grad) -- a rank may hold no element
+            if grad then
+              checks.close(expected, grad:mean():item())
+            end
+          end
+          local weight, bias = model.module.weight, model.module.bias
+          run(1)
+          local dropped, kept = weight:grad(), bias:grad()
+          local part = dropped and dropped:reshape({ dropped:numel() }):narrow(1, 1, 1)
+          weight:set_grad(nil)
+          run(10)
+          shows(2, dropped)
+          shows(2, part)
+          shows(20, weight:grad())
+          shows(22, kept) -- shares the memory of what is added to
+          shows(22, bias:grad())
+          local again, shape = weight:grad(), weight:grad() and weight:grad():shape()
+          weight:set_grad(nil)
+          if shape then
+            weight:set_grad(ms.full(shape, 5))
+          end
+          run(100)
+          shows(20, again)
+          shows(shape and 205, weight:grad())
+          model:zero_grad()
+          run(1)
+          shows(2, dropped)
+          shows(222, kept)
+          shows(2, bias:grad())
+        end)
+      end)
+    end
+  end
+
   it('have the master dtype when set while the parameters are unsharded', function()
     ms.dist.spawn(2, function(rank)
       local model = linear('SHARD_GRAD_OP', { param_dtype = 'bf16' })

@@ -1,5 +1,5 @@
--- Values a script writes into parameters of an unsharded replica are the next forward's values. What
--- is written into any between a forward and its backward, by whomever, that backward refuses.
+-- Values a script writes into parameters of an unsharded replica are the next forward's values.
+-- What is written into any between a forward and its backward, by whomever, that backward refuses.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
