@@ -334,7 +334,8 @@ function Tensor:backward(grad)
 end
 
 --- The gradient of a leaf, which shares its memory; nil when there was no backward, or when this
---- rank holds no element of it.
+--- rank holds no element of it. Of a sharded parameter, what backwards inside no_sync have
+--- accumulated: a copy, so writing into it is a RuntimeError, and set_grad() replaces it.
 ---@return ms.Tensor?
 function Tensor:grad()
   return calls.tensor_grad(self)

@@ -95,6 +95,7 @@ typedef struct msi_unit_param {
     bool contributed;      /* the running backward has written to its gradient */
     bool reduced;          /* the whole parameter has a gradient, whoever holds its elements */
     bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
+    msi_storage *place;    /* its elements in the unit's reduced gradient, or NULL */
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
     bool trained;     /* its requires_grad, as far as the other ranks were told */
     bool told_grad;   /* of a replica: it has a gradient, as far as they know ... */
@@ -172,7 +173,7 @@ struct ms_fsdp_unit {
     msi_storage *grad; /* reduced gradient shard, orig_dtype; NULL while no parameter shows any */
 
     void *resident;           /* private copy in param_dtype of a NO_SHARD unit, or NULL */
-    int64_t followed_version; /* of the master, when a unit without slots was used last */
+    int64_t followed_version; /* of the master, when `full` was last given its values */
     msi_storage *summoned;    /* private full copy while summoned, or NULL */
 };
 
@@ -240,7 +241,8 @@ ms_status msi_unit_publish(ms_fsdp_unit *u);
 ms_status msi_unit_unshard(ms_fsdp_unit *u);
 /* -> SHARDED: unbind, tell the others. Needs neither memory nor peers. */
 void msi_unit_reshard(ms_fsdp_unit *u);
-/* The master was written: a publish named before is void, so that no slot mixes old and new. */
+/* The master was written, on this rank or another: a publish named before is void, so that no slot
+ * mixes old and new. */
 void msi_unit_written(ms_fsdp_unit *u);
 /* Is it unsharded with values from before the last write? */
 bool msi_unit_is_stale(const ms_fsdp_unit *u);
@@ -328,6 +330,7 @@ void msi_unit_gradient_dropped(void *unit, int32_t index);
 bool msi_unit_has_gradient(void *unit, int32_t index);
 /* Give the reduced gradient's memory back when nothing shows it any more. */
 void msi_unit_gradient_trim(ms_fsdp_unit *u);
+void msi_unit_gradient_free(ms_fsdp_unit *u);
 /* The unit's part of msi_param_ops: the place of parameter `index` in the reduced gradient. */
 void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 /* Wait until the unit's announced gradient is reduced. */
@@ -336,9 +339,8 @@ ms_status msi_reduction_wait(ms_fsdp_unit *u);
 ms_status msi_gradients_finish(ms_fsdp_tree *tree);
 
 /* -- unit.c ------------------------------------------------------------------------------------ */
-/* Let the handles show the master shard, or views of `full` with dtype `dtype`. */
-void msi_unit_show_shards(ms_fsdp_unit *u);
-void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype);
+/* Let the handles show what is there now: the summoned copy, else what the state says. */
+void msi_unit_show(ms_fsdp_unit *u);
 /* Free what a unit holds; the struct stays. */
 void msi_unit_dispose(ms_fsdp_unit *u);
 
@@ -346,6 +348,12 @@ void msi_unit_dispose(ms_fsdp_unit *u);
 /* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units.
  * `what` the script has called, for those that wait: "hash of unit". */
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
+
+/* -- summon.c ---------------------------------------------------------------------------------- */
+/* May `what` the script has called read or write the masters now? While they are summoned the
+ * copies are the values, and what went to the masters would be stale, or lost when the copies are
+ * written back: MS_ASSERTION_ERROR. `tree` NULL: of a unit in none. */
+ms_status msi_masters_check(const ms_fsdp_tree *tree, const char *what);
 
 /* -- tree.c ------------------------------------------------------------------------------------ */
 /* Units in no tree, so that closing their context finds them. */

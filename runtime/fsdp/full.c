@@ -96,6 +96,7 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
 
     *out = NULL;
     MS_TRY(check_index(u, index));
+    MS_TRY(msi_masters_check(u->tree, "gather"));
     MS_TRY(ms_fsdp_unit_materialize(u));
     param = u->params[index].tensor->param;
     MS_TRY(
@@ -139,6 +140,7 @@ ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *off
         return MS_FAIL(MS_VALUE_ERROR, "gather_all: out, unit or offsets is NULL");
     }
     *out = NULL;
+    MS_TRY(msi_masters_check(u->tree, "state_dict"));
     MS_TRY(msi_unit_gather_flat(u, "state_dict of unit", &full));
     msi_alloc_set_kind(u->ctx, full->data, MS_MEM_ACTIVATION); /* a copy, as that of one is */
     full->mem_kind = MS_MEM_ACTIVATION;
@@ -161,6 +163,7 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     ms_status status = MS_OK;
 
     MS_TRY(check_index(u, index));
+    MS_TRY(msi_masters_check(u->tree, "load"));
     MS_TRY(ms_fsdp_unit_materialize(u));
     p = &u->params[index];
     const msi_param *param = p->tensor->param;
@@ -268,6 +271,7 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_
     ms_status status;
 
     MS_TRY(ms_fsdp_tree_init(tree));
+    MS_TRY(msi_masters_check(tree, "hash"));
     MS_TRY(msi_order_new(tree, params, n_params, &places, &n));
     offset = malloc(sizeof(*offset) * ((size_t)tree->n_units + 1));
     for (int32_t i = 0; offset != NULL && i < tree->n_units; i++) {

@@ -43,10 +43,7 @@ static ms_status sink_expect(void *user, int32_t index)
             "parameter '%s' of unit '%s' is differentiated outside its FSDP root's forward",
             u->params[index].name, u->name);
     }
-    if (u->tree->summoned) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "backward inside summon_full_params (parameter '%s')",
-                       u->params[index].name);
-    }
+    MS_TRY(msi_masters_check(u->tree, "backward"));
     if (!u->expecting) {
         MS_TRY(msi_backward_may_begin(u->tree));
     }

@@ -207,6 +207,14 @@ bool msi_unit_accumulates(void *unit, int32_t index)
     return u->params[index].accumulated;
 }
 
+/* A handle on the copy; what were written into it would go nowhere. */
+static ms_status show_copy(ms_tensor **out, ms_context *ctx, const msi_view *copy)
+{
+    copy->storage->readonly = "is a copy of what no_sync has accumulated; give another value to "
+                              "set_grad()";
+    return msi_tensor_new(out, ctx, copy);
+}
+
 ms_status msi_unit_accumulated(void *unit, int32_t index, ms_tensor **out)
 {
     ms_fsdp_unit *u = unit;
@@ -219,12 +227,12 @@ ms_status msi_unit_accumulated(void *unit, int32_t index, ms_tensor **out)
     MS_TRY(msi_view_like(&sum, u->ctx, &like, msi_node_dtype(u), MS_MEM_GRADIENT, false));
     MS_TRY_GOTO(fold_param(u, index, msi_view_ptr(&sum)), done);
     if (sum.dtype == like.dtype) {
-        status = msi_tensor_new(out, u->ctx, &sum);
+        status = show_copy(out, u->ctx, &sum);
         goto done;
     }
     MS_TRY_GOTO(msi_view_like(&v, u->ctx, &like, like.dtype, MS_MEM_GRADIENT, false), done);
     MS_TRY_GOTO(msi_copy(&v, &sum, false), done);
-    status = msi_tensor_new(out, u->ctx, &v);
+    status = show_copy(out, u->ctx, &v);
 done:
     msi_storage_release(v.storage);
     msi_storage_release(sum.storage);
@@ -263,6 +271,11 @@ ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view
         return MS_FAIL(MS_VALUE_ERROR, "the accumulated gradient of '%s' has shape %s, expected %s",
                        u->params[index].name, msi_shape_text(value->ndim, value->shape),
                        msi_shape_text(param->ndim, param->shape));
+    }
+    if (value != NULL && value->dtype != whole.dtype) {
+        return MS_FAIL(MS_TYPE_ERROR, "the accumulated gradient of '%s' is %s, expected %s",
+                       u->params[index].name, ms_dtype_name(value->dtype),
+                       ms_dtype_name(whole.dtype));
     }
     u->params[index].accumulated = value != NULL;
     for (int32_t j = 0; j < MSI_MAX_LEVELS; j++) {

@@ -84,11 +84,11 @@ static bool is_compared(const ms_fsdp_unit *u, const msi_unit_param *p)
 }
 
 /* Is its gradient the version of the reduced one that the other ranks know? */
-static bool is_told(const ms_fsdp_unit *u, const msi_unit_param *p)
+static bool is_told(const msi_unit_param *p)
 {
     const msi_view *v = &p->tensor->grad->v;
 
-    return v->storage == u->grad && v->storage->version == p->told_grad_version;
+    return v->storage == p->place && v->storage->version == p->told_grad_version;
 }
 
 void msi_unit_told_gradient(ms_fsdp_unit *u, int32_t index)
@@ -96,7 +96,7 @@ void msi_unit_told_gradient(ms_fsdp_unit *u, int32_t index)
     msi_unit_param *p = &u->params[index];
 
     p->told_grad = p->tensor != NULL && p->tensor->grad != NULL;
-    p->told_grad_version = u->grad != NULL ? u->grad->version : 0;
+    p->told_grad_version = p->place != NULL ? p->place->version : 0;
 }
 
 ms_status msi_unit_note_gradient(void *unit, int32_t index)
@@ -112,7 +112,7 @@ ms_status msi_unit_note_gradient(void *unit, int32_t index)
     if (p->tensor->grad == NULL && p->told_grad) {
         msi_label_about(&note.label, "dropped gradient of", p->name);
         msi_unit_note(u, &note);
-    } else if (p->tensor->grad != NULL && !is_told(u, p)) {
+    } else if (p->tensor->grad != NULL && !is_told(p)) {
         MS_TRY(ms_tensor_hash(p->tensor->grad, &hash));
         note =
             (msi_note){.text = {.text = "hash#"}, .number = {msi_note_hash(hash)}, .n_numbers = 1};

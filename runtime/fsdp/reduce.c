@@ -9,7 +9,7 @@
 static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
     const msi_param *param = p->tensor->param;
-    msi_view v = {.storage = u->grad, .offset = p->piece.offset_in_shard};
+    msi_view v = {.storage = p->place};
 
     if (u->is_sharded) {
         msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
@@ -26,9 +26,9 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
     *like = reduced_view(u, &u->params[index]);
 }
 
-static bool shows_reduced(const ms_fsdp_unit *u, const msi_unit_param *p)
+static bool shows_reduced(const msi_unit_param *p)
 {
-    return p->tensor != NULL && p->tensor->grad != NULL && p->tensor->grad->v.storage == u->grad;
+    return p->tensor != NULL && p->tensor->grad != NULL && p->tensor->grad->v.storage == p->place;
 }
 
 void msi_unit_gradient_trim(ms_fsdp_unit *u)
@@ -37,9 +37,18 @@ void msi_unit_gradient_trim(ms_fsdp_unit *u)
         return;
     }
     for (int32_t i = u->n_params - 1; i >= 0; i--) { /* dropped in order, the last shows longest */
-        if (shows_reduced(u, &u->params[i])) {
+        if (shows_reduced(&u->params[i])) {
             return;
         }
+    }
+    msi_unit_gradient_free(u);
+}
+
+void msi_unit_gradient_free(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_storage_release(u->params[i].place);
+        u->params[i].place = NULL;
     }
     msi_storage_release(u->grad);
     u->grad = NULL;
@@ -64,6 +73,40 @@ static bool is_open(const ms_fsdp_unit *u, const msi_unit_param *p)
     return p->tensor->requires_grad || u->tree->n_kept > 0;
 }
 
+static void *piece_data(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    return (char *)u->grad->data + p->piece.offset_in_shard * ms_dtype_size(u->orig_dtype);
+}
+
+/* A gradient that was dropped while others of its unit were not, and that a script still holds,
+ * keeps its values: elsewhere, as its place is used again. */
+static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
+{
+    msi_storage *apart;
+
+    MS_TRY(msi_storage_new(&apart, u->ctx, p->place->nbytes, MS_MEM_GRADIENT));
+    memcpy(apart->data, p->place->data, (size_t)p->place->nbytes);
+    msi_storage_release(p->place->base);
+    p->place->data = apart->data;
+    p->place->base = apart;
+    msi_storage_release(p->place);
+    p->place = NULL;
+    return MS_OK;
+}
+
+static ms_status make_place(ms_fsdp_unit *u, msi_unit_param *p)
+{
+    if (p->place != NULL && p->place->refcount > 1 && !shows_reduced(p) && p->shown == NULL) {
+        MS_TRY(move_dropped(u, p));
+    }
+    if (p->place == NULL) {
+        MS_TRY(msi_storage_wrap(&p->place, u->ctx, MS_STORAGE_BORROWED, piece_data(u, p),
+                                p->piece.numel * ms_dtype_size(u->orig_dtype)));
+        p->place->base = msi_storage_retain(u->grad);
+    }
+    return MS_OK;
+}
+
 /* All memory that the outcome needs. Once peers count on this rank nothing may be missing. */
 static ms_status make_shown(ms_fsdp_unit *u)
 {
@@ -73,9 +116,14 @@ static ms_status make_shown(ms_fsdp_unit *u)
     }
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
-        msi_view v = reduced_view(u, p);
 
-        if (p->piece.numel > 0 && is_open(u, p) && p->shown == NULL) {
+        if (p->piece.numel == 0) {
+            continue;
+        }
+        MS_TRY(make_place(u, p));
+        if (is_open(u, p) && p->shown == NULL) {
+            const msi_view v = reduced_view(u, p);
+
             MS_TRY(msi_tensor_new_internal(&p->shown, u->ctx, &v));
         }
     }
@@ -190,7 +238,7 @@ static ms_status prepare_piece(ms_fsdp_unit *u, int32_t index)
     if (p->tensor->grad == NULL) {
         return msi_fill(&v, -0.0);
     }
-    if (shows_reduced(u, p) || !receives(u, index)) {
+    if (shows_reduced(p) || !receives(u, index)) {
         return MS_OK;
     }
     MS_TRY(msi_copy(&v, &p->tensor->grad->v, false));
@@ -208,7 +256,7 @@ static ms_status prepare_shard(ms_fsdp_unit *u, bool *add)
     *add = false;
     for (int32_t i = 0; i < u->n_params; i++) {
         *add |= u->params[i].piece.numel > 0 && u->params[i].tensor->grad != NULL;
-        stored |= shows_reduced(u, &u->params[i]);
+        stored |= shows_reduced(&u->params[i]);
     }
     if (*add && !stored) { /* padding, too, is added to */
         memset(u->grad->data, 0, (size_t)u->grad->nbytes);
@@ -223,10 +271,12 @@ static ms_status prepare_shard(ms_fsdp_unit *u, bool *add)
 
 static void show_gradients(ms_fsdp_unit *u)
 {
-    u->grad->version++;
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
+        if (p->place != NULL) {
+            p->place->version++;
+        }
         if (receives(u, i)) {
             p->reduced = true;
             if (p->tensor->grad == NULL) {

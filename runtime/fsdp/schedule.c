@@ -9,9 +9,7 @@
 ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
 {
     MS_TRY(ms_fsdp_tree_init(tree));
-    if (tree->summoned) {
-        return MS_FAIL(MS_ASSERTION_ERROR, "forward inside summon_full_params");
-    }
+    MS_TRY(msi_masters_check(tree, "forward"));
     msi_tree_note_changes(tree);
     tree->forward_at = 0;
     tree->named = false;
@@ -110,14 +108,14 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
     ms_fsdp_tree *tree = u->tree;
 
     MS_TRY(check_in_tree(u));
-    u->in_forward--;
     if (ms_grad_enabled() && u->pass != NULL) {
+        MS_TRY(hook_outputs(u, outputs, n_outputs)); /* first: what lacks memory is called again */
         if (u->post_index < 0 && tree->n_post < tree->n_units) {
             u->post_index = tree->n_post;
             tree->post_order[tree->n_post++] = u;
         }
-        MS_TRY(hook_outputs(u, outputs, n_outputs));
     }
+    u->in_forward--;
     if (u->in_forward == 0) {
         msi_pass_drop(u->pass);
         u->pass = NULL;
@@ -185,9 +183,7 @@ static ms_status pre_backward(void *user)
         return MS_FAIL(MS_RUNTIME_ERROR, "the sharded model that made this result was freed; keep "
                                          "it until backward has run");
     }
-    if (u->tree->summoned) {
-        return MS_FAIL(MS_ASSERTION_ERROR, "backward inside summon_full_params");
-    }
+    MS_TRY(msi_masters_check(u->tree, "backward"));
     MS_TRY(msi_backward_may_begin(u->tree));
     MS_TRY(msi_unit_unshard(u));
     if (has_frozen_params(u)) {

@@ -234,6 +234,17 @@ static ms_status cast_run(void *out, int32_t dtype, const void *in, int32_t in_d
     return n > 0 ? msi_dispatch("unshard", MSI_K_copy, dtype, &args) : MS_OK;
 }
 
+/* `full` has the master's values of now. Whoever wrote them, a script through a handle too: a
+ * backward over older ones must not run. (The flag `outdated` knows of optimizers and loads only;
+ * it decides the order of slots, so it must not follow what one rank alone may do.) */
+static void follow_version(ms_fsdp_unit *u)
+{
+    if (u->followed_version != u->master->version) {
+        u->full->version++;
+        u->followed_version = u->master->version;
+    }
+}
+
 bool msi_publish_possible(ms_fsdp_unit *u)
 {
     for (int32_t q = 0; q < u->world; q++) {
@@ -250,6 +261,7 @@ ms_status msi_publish_fill(ms_fsdp_unit *u)
 
     MS_TRY(
         cast_run(u->slot->rw + at, u->param_dtype, u->master->data, u->orig_dtype, u->shard_numel));
+    follow_version(u);
     u->publish_queued = false;
     atomic_store_explicit(&u->slot->words[u->rank].said, u->said, memory_order_relaxed);
     atomic_store(&u->slot->words[u->rank].filled, u->generation);
@@ -259,28 +271,24 @@ ms_status msi_publish_fill(ms_fsdp_unit *u)
 }
 
 /* A unit without slots reads the master itself or, in a lower precision, a private copy that is
- * made anew before its next use, whoever wrote to the master: a script through a handle too. (The
- * flag `outdated` knows of optimizers and loads only; it decides the order of slots, so it must not
- * follow what one rank alone may do.) */
+ * made anew before its next use. */
 static ms_status follow_master(ms_fsdp_unit *u)
 {
-    int64_t version = u->master->version;
     bool fresh = !u->gather_aliases && u->resident == NULL;
 
-    if (u->followed_version == version && !fresh) {
+    if (u->followed_version == u->master->version && !fresh) {
         return MS_OK;
     }
     if (fresh) {
         MS_TRY(msi_alloc(u->ctx, u->shard_numel * ms_dtype_size(u->param_dtype), MS_MEM_PARAMETER,
                          &u->resident));
-        u->followed_version = version - 1; /* until it holds them */
+        u->followed_version = u->master->version - 1; /* until it holds them */
     }
     if (!u->gather_aliases) {
         MS_TRY(
             cast_run(u->resident, u->param_dtype, u->master->data, u->orig_dtype, u->shard_numel));
     }
-    u->full->version++; /* a backward over the old values must not run */
-    u->followed_version = version;
+    follow_version(u);
     return MS_OK;
 }
 
@@ -391,7 +399,7 @@ ms_status msi_unit_unshard(ms_fsdp_unit *u)
     u->full->nbytes =
         u->shard_numel * (u->is_sharded ? u->world : 1) * ms_dtype_size(u->param_dtype);
     u->state = MS_UNIT_UNSHARDED;
-    msi_unit_show_full(u, u->full, u->param_dtype);
+    msi_unit_show(u);
     msi_unit_changed(u);
     return MS_OK;
 }
@@ -420,7 +428,7 @@ void msi_unit_reshard(ms_fsdp_unit *u)
         release_slot(u);
     }
     u->state = MS_UNIT_SHARDED;
-    msi_unit_show_shards(u);
+    msi_unit_show(u);
     msi_unit_changed(u);
 }
 
@@ -432,7 +440,9 @@ bool msi_unit_is_stale(const ms_fsdp_unit *u)
 void msi_unit_written(ms_fsdp_unit *u)
 {
     u->outdated = true;
-    u->full->version++; /* a backward over the old values must not run */
+    if (u->master != NULL && u->master->version != u->followed_version) {
+        u->full->version++; /* at once, as a unit that is kept may be read without another use */
+    }
     if (u->state == MS_UNIT_PUBLISHED) {
         msi_unit_reshard(u);
     }

@@ -27,6 +27,13 @@ static ms_status words_new(ms_fsdp_tree *tree)
                : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to summon %lld parameters", (long long)n);
 }
 
+ms_status msi_masters_check(const ms_fsdp_tree *tree, const char *what)
+{
+    return tree == NULL || !tree->summoned
+               ? MS_OK
+               : MS_FAIL(MS_ASSERTION_ERROR, "%s inside summon_full_params", what);
+}
+
 ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
 {
     ms_status status = MS_OK;
@@ -53,7 +60,9 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
         status = msi_unit_gather_flat(u, "summon_full_params of unit", &u->summoned);
         if (status == MS_OK) {
             u->summoned->version = 0; /* counts what the script writes */
-            msi_unit_show_full(u, u->summoned, u->orig_dtype);
+            u->master->readonly = "shows a shard, of which summon_full_params has made a full "
+                                  "copy; write into the parameter itself";
+            msi_unit_show(u);
         }
     }
     tree->summoned = true;
@@ -62,16 +71,6 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
         (void)ms_fsdp_tree_unsummon(tree, false);
     }
     return status;
-}
-
-/* Show again what the unit's state says. */
-static void show_present(ms_fsdp_unit *u)
-{
-    if (u->state == MS_UNIT_UNSHARDED) {
-        msi_unit_show_full(u, u->full, u->param_dtype);
-    } else {
-        msi_unit_show_shards(u);
-    }
 }
 
 /* What was done to a parameter while it was summoned. */
@@ -199,9 +198,10 @@ ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback)
         ms_fsdp_unit *u = tree->units[i];
 
         if (u->summoned != NULL) {
-            show_present(u);
             msi_storage_release(u->summoned);
             u->summoned = NULL;
+            u->master->readonly = NULL;
+            msi_unit_show(u);
         }
     }
     free(tree->words);

@@ -28,12 +28,16 @@ static void dispose(ms_fsdp_tree *tree)
         return;
     }
     msi_schedule_free(tree);
+    if (tree->summoned) {
+        (void)ms_fsdp_tree_unsummon(tree, false);
+    }
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
         if (u->state != MS_UNIT_SHARDED) {
             u->full->data = NULL;
-            msi_unit_show_shards(u);
+            u->state = MS_UNIT_SHARDED;
+            msi_unit_show(u);
         }
         msi_unit_dispose(u);
         msi_live_remove(&u->live);
@@ -43,7 +47,6 @@ static void dispose(ms_fsdp_tree *tree)
     msi_slots_free(tree);
     msi_gradients_free(tree);
     free(tree->units);
-    free(tree->words);
     tree->ctx = NULL;
 }
 

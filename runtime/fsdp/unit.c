@@ -29,7 +29,7 @@ static msi_view piece_view(const ms_fsdp_unit *u, const msi_unit_param *p, msi_s
     return v;
 }
 
-void msi_unit_show_shards(ms_fsdp_unit *u)
+static void show_shards(ms_fsdp_unit *u)
 {
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
@@ -44,7 +44,7 @@ void msi_unit_show_shards(ms_fsdp_unit *u)
     }
 }
 
-void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
+static void show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
 {
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
@@ -53,6 +53,17 @@ void msi_unit_show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
         msi_view_set_contiguous(&v, dtype, p->tensor->param->ndim, p->tensor->param->shape);
         p->tensor->param->shows_shard = false;
         msi_tensor_rebind(p->tensor, &v);
+    }
+}
+
+void msi_unit_show(ms_fsdp_unit *u)
+{
+    if (u->summoned != NULL) {
+        show_full(u, u->summoned, u->orig_dtype);
+    } else if (u->state == MS_UNIT_UNSHARDED) {
+        show_full(u, u->full, u->param_dtype);
+    } else {
+        show_shards(u);
     }
 }
 
@@ -70,6 +81,11 @@ static ms_status materialize(void *unit)
     return ms_fsdp_unit_materialize(unit);
 }
 
+static ms_status check_master(void *unit, const char *what)
+{
+    return msi_masters_check(((const ms_fsdp_unit *)unit)->tree, what);
+}
+
 static void orphan(void *unit, int32_t index)
 {
     ms_fsdp_unit *u = unit;
@@ -80,6 +96,7 @@ static void orphan(void *unit, int32_t index)
 static const msi_param_ops param_ops = {
     .touched = touched,
     .materialize = materialize,
+    .check_master = check_master,
     .orphan = orphan,
     .gradient_like = msi_unit_gradient_like,
     .gradient_dropped = msi_unit_gradient_dropped,
@@ -259,7 +276,8 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
     MS_TRY(msi_storage_wrap(&u->full, u->ctx, MS_STORAGE_SLOT, NULL, 0));
     u->full->unit = u->name;
     u->full->absent = u->absent;
-    u->full->readonly = true;
+    u->full->readonly = "is a view of unsharded parameters that other ranks share; write to it "
+                        "inside summon_full_params";
     MS_TRY(manage_params(u));
     return msi_unit_enlist(u);
 }
@@ -380,7 +398,7 @@ ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)
         param->materialized = true;
         msi_storage_release(old);
     }
-    msi_unit_show_shards(u);
+    msi_unit_show(u);
     return MS_OK;
 }
 
@@ -401,6 +419,7 @@ void msi_unit_dispose(ms_fsdp_unit *u)
 {
     msi_unit_passes_free(u);
     msi_unit_levels_free(u);
+    msi_unit_gradient_free(u);
     if (u->leaf_private) {
         msi_release(u->ctx, u->leaf);
     }
@@ -429,7 +448,6 @@ void msi_unit_dispose(ms_fsdp_unit *u)
         msi_storage_release(u->full);
     }
     msi_storage_release(u->leaf_storage);
-    msi_storage_release(u->grad);
     msi_storage_release(u->master);
     free(u->name);
     u->ctx = NULL;
@@ -472,6 +490,7 @@ ms_status ms_param_local(ms_tensor **out, ms_tensor *t, ms_param_extent *extent)
         return MS_FAIL(MS_TYPE_ERROR, "a tensor of shape %s is no parameter",
                        msi_shape_text(t->v.ndim, t->v.shape));
     }
+    MS_TRY(msi_param_check_master(t, "use of the shards"));
     MS_TRY(ms_tensor_materialize(t));
     memset(extent, 0, sizeof(*extent));
     extent->start = p->start;

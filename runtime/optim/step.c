@@ -38,6 +38,7 @@ static int32_t n_states_of(const ms_optim *optim, const ms_optim_options *o)
 static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
 {
     *u = (update){.grad = p->tensor->grad};
+    MS_TRY(msi_param_check_master(p->tensor, "step"));
     MS_TRY(msi_optim_local(p->tensor, &u->local));
     if (msi_param_accumulates(p->tensor)) {
         return MS_FAIL(MS_RUNTIME_ERROR,
@@ -60,7 +61,7 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     if (numel == 0) {
         return MS_OK;
     }
-    if (u->local.storage->readonly) {
+    if (u->local.storage->readonly != NULL) {
         return msi_tensor_begin_write(p->tensor, "step"); /* fails, and says why */
     }
     u->numel = numel;
@@ -149,7 +150,6 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, msi
     } else {
         MS_TRY(run_adam(o, p, u, optim->kind == MS_OPTIM_ADAMW, values, grad));
     }
-    u->local.storage->version++;
     return MS_OK;
 }
 
@@ -204,6 +204,9 @@ ms_status ms_optim_step(ms_optim *optim)
         }
         if (status == MS_OK && (u.grad != NULL || counts_along(p->tensor, &u.local))) {
             p->steps++;
+            if (u.local.storage != NULL) {
+                u.local.storage->version++; /* where peers hold the elements, too */
+            }
         }
         touch(p->tensor);
     }

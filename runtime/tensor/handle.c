@@ -124,11 +124,9 @@ const char *msi_tensor_label(const ms_tensor *t)
 
 ms_status msi_tensor_begin_write(ms_tensor *t, const char *what)
 {
-    if (t->v.storage->readonly) {
-        return MS_FAIL(MS_RUNTIME_ERROR,
-                       "%s: %s is a view of unsharded parameters that other ranks share; write to "
-                       "it inside summon_full_params",
-                       what, msi_tensor_label(t));
+    if (t->v.storage->readonly != NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "%s: %s %s", what, msi_tensor_label(t),
+                       t->v.storage->readonly);
     }
     if (t->grad_fn != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR,
@@ -160,7 +158,7 @@ ms_status ms_tensor_describe(const ms_tensor *t, ms_tensor_info *info)
     info->is_parameter = t->param != NULL;
     info->has_grad = t->grad != NULL;
     info->contiguous = msi_view_contiguous(&t->v);
-    info->readonly = t->v.storage->readonly;
+    info->readonly = t->v.storage->readonly != NULL;
     return MS_OK;
 }
 

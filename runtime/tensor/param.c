@@ -201,3 +201,12 @@ bool msi_param_accumulates(const ms_tensor *t)
     return p != NULL && p->ops != NULL && p->ops->accumulates != NULL &&
            p->ops->accumulates(p->unit, p->unit_index);
 }
+
+ms_status msi_param_check_master(const ms_tensor *t, const char *what)
+{
+    const msi_param *p = t->param;
+
+    return p != NULL && p->ops != NULL && p->ops->check_master != NULL
+               ? p->ops->check_master(p->unit, what)
+               : MS_OK;
+}

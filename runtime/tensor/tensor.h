@@ -19,7 +19,6 @@ typedef struct msi_storage {
     int32_t refcount;
     uint8_t kind;     /* MS_STORAGE_* */
     uint8_t mem_kind; /* MS_MEM_* of owned bytes */
-    bool readonly;    /* unsharded parameters that other ranks read too */
     int64_t nbytes;
     void *data; /* NULL when absent */
     /* In-place writes, optimizer steps, loads and writebacks so far; a refill is none. Saved
@@ -30,6 +29,8 @@ typedef struct msi_storage {
     ms_context *ctx;
     const char *absent;       /* why `data` is NULL, e.g. "unit 'h.0' is sharded"; of memory that a
                                  parameter never had, its name; borrowed or NULL */
+    const char *readonly;     /* what it is that no script may write into, and what to do instead,
+                                 for the error: "is a view of ..."; borrowed. NULL: it may */
     struct msi_storage *base; /* keeps another storage alive, or NULL */
     void (*dispose)(struct msi_storage *s, void *user); /* for borrowed memory; may be NULL */
     void *user;
@@ -77,6 +78,8 @@ typedef struct msi_param_ops {
     void (*touched)(void *unit, int32_t index);
     /* Give the master copy its memory and first values. */
     ms_status (*materialize)(void *unit);
+    /* May `what` the script has called read or write the master copy now? Else an error. */
+    ms_status (*check_master)(void *unit, const char *what);
     /* Let go of the parameter: its handle is about to be destroyed. */
     void (*orphan)(void *unit, int32_t index);
     /* Shape and dtype of its reduced gradient (which may have no memory yet). */
@@ -132,6 +135,8 @@ uint64_t msi_params_fold(uint64_t h, uint64_t values, const char *name);
 uint64_t msi_param_key(const msi_param *p, const char *name);
 /* Has t's manager a gradient of it that is not reduced yet? That one stands for t's own then. */
 bool msi_param_accumulates(const ms_tensor *t);
+/* May `what` the script has called use the master copy now? Its manager's answer. */
+ms_status msi_param_check_master(const ms_tensor *t, const char *what);
 
 /* -- storage ----------------------------------------------------------------------------------- */
 

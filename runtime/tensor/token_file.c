@@ -306,7 +306,7 @@ ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
     }
     v.storage->dispose = unmap;
     v.storage->user = m;
-    v.storage->readonly = true;
+    v.storage->readonly = "is a map of a file of tokens; write into a clone() of it";
     msi_view_set_contiguous(&v, dtype, 1, &(int64_t){m->nbytes / ms_dtype_size(dtype)});
     status = msi_tensor_new(out, ctx, &v);
     msi_storage_release(v.storage);

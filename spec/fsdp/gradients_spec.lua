@@ -170,10 +170,63 @@ describe('gradients of sharded parameters', function()
           model:no_sync(pass, model, rank, 1)
           checks.raises('ValueError', "the accumulated gradient of 'weight' has shape (7), "
             .. 'expected (1, 7)', model.weight.set_grad, model.weight, ms.full({ 7 }, 1))
-          model.weight:set_grad(ms.full({ 1, 7 }, 8))
+          checks.raises('TypeError', "the accumulated gradient of 'weight' is i64, expected f32",
+            model.weight.set_grad, model.weight, ms.full({ 1, 7 }, 8, { dtype = 'i64' }))
+          local copy = model.weight:grad()
+          checks.raises('RuntimeError', 'is a copy of what no_sync has accumulated; give another '
+            .. 'value to set_grad()', copy.fill_, copy, 8)
+          checks.raises('RuntimeError', 'is a copy', copy:narrow(2, 1, 1).fill_,
+            copy:narrow(2, 1, 1), 8)
+          model.weight:set_grad(copy:mul(0):add(8))
           checks.close(8, model.weight:grad():mean():item())
           pass(model, rank, 1)
           checks.close(5 + mean + 8 + mean, model.weight:grad():mean():item())
+        end)
+      end)
+    end
+  end
+
+  for _, strategy in ipairs(STRATEGIES) do
+    for world = 1, 2 do
+      it(('stay with a script that holds them when they are dropped, with %s on %d ranks')
+        :format(strategy, world), function()
+        ms.dist.spawn(world, function()
+          ms.manual_seed(1)
+          local model
+          ms.capture_warnings(function() -- NO_SHARD's
+            model = fsdp.FSDP(nn.Linear(4, 4), { sharding_strategy = strategy,
+              use_orig_params = true })
+          end)
+          local function run(k) (model(ms.ones(2, 4)) * k):sum():backward() end
+          local function shows(expected, grad) -- a rank may hold no element
+            if grad then
+              checks.close(expected, grad:mean():item())
+            end
+          end
+          local weight, bias = model.module.weight, model.module.bias
+          run(1)
+          local dropped, kept = weight:grad(), bias:grad()
+          local part = dropped and dropped:reshape({ dropped:numel() }):narrow(1, 1, 1)
+          weight:set_grad(nil)
+          run(10)
+          shows(2, dropped)
+          shows(2, part)
+          shows(20, weight:grad())
+          shows(22, kept) -- shares the memory of what is added to
+          shows(22, bias:grad())
+          local again, shape = weight:grad(), weight:grad() and weight:grad():shape()
+          weight:set_grad(nil)
+          if shape then
+            weight:set_grad(ms.full(shape, 5))
+          end
+          run(100)
+          shows(20, again)
+          shows(shape and 205, weight:grad())
+          model:zero_grad()
+          run(1)
+          shows(2, dropped)
+          shows(222, kept)
+          shows(2, bias:grad())
         end)
       end)
     end

@@ -1,6 +1,7 @@
 -- Values a script writes into parameters of an unsharded replica are the next forward's values.
+-- What is written into any between a forward and its backward, by whomever, that backward refuses.
 local ms = require 'moonshard'
-local nn, fsdp = ms.nn, ms.fsdp
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 
 local PRECISIONS = { 'f32', 'bf16' }
@@ -108,4 +109,90 @@ describe('NO_SHARD parameters', function()
       end)
     end)
   end
+end)
+
+-- A unit around another, and the outer's gradient where nothing is written in between.
+local function nested(strategy)
+  ms.manual_seed(1)
+  local model, inner
+  ms.capture_warnings(function() -- NO_SHARD's
+    local options = { sharding_strategy = strategy, use_orig_params = true }
+    inner = fsdp.FSDP(nn.Linear(4, 4, { bias = false }), options)
+    model = fsdp.FSDP(nn.Sequential(nn.Linear(4, 4, { bias = false }), inner), options)
+  end)
+  local function loss() return model(ms.ones(2, 4)):sum() end
+  loss():backward()
+  local expected = model.module[1].weight:grad():clone()
+  model:zero_grad()
+  return model, inner, loss, expected
+end
+
+-- What comes between: (inner, optimizer of all, full values). Gradients are there only where said.
+local BETWEEN = {
+  { 'a step with gradients', true, function(_, opt) opt:step() end, with_gradients = true },
+  { 'a load', true, function(inner, _, values) inner:load_state_dict { weight = values } end },
+  { 'a write inside summon_full_params', true, function(inner, _, values, model)
+    fsdp.summon_full_params(model, nil, ms.no_grad, inner.weight.copy_, inner.weight, values)
+  end },
+  { 'a step without gradients', false, function(_, opt) opt:step() end },
+  { 'summon_full_params without a write', false, function(_, _, _, model)
+    fsdp.summon_full_params(model, nil, function() end)
+  end },
+}
+
+describe('between a forward and its backward', function()
+  for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
+    for world = 1, 2 do
+      it(('values are written or not, with %s on %d ranks'):format(strategy, world), function()
+        ms.dist.spawn(world, function()
+          for _, case in ipairs(BETWEEN) do
+            local model, inner, loss, expected = nested(strategy)
+            local opt = optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+            if case.with_gradients then
+              loss():backward()
+            end
+            local y = loss()
+            case[3](inner, opt, ms.zeros(4, 4), model)
+            if case[2] then
+              checks.raises('RuntimeError', 'modified by an in-place operation', y.backward, y)
+            else
+              y:backward()
+              assert.is_true(model.module[1].weight:grad():equal(expected), case[1])
+            end
+            loss():backward() -- and it goes on
+          end
+        end)
+      end)
+    end
+  end
+
+  it('a script writes into the shards', function()
+    for world = 1, 2 do
+      ms.dist.spawn(world, function()
+        local _, inner, loss = nested('FULL_SHARD')
+        local y = loss()
+        ms.no_grad(inner.weight.fill_, inner.weight, 0)
+        checks.raises('RuntimeError', 'modified by an in-place operation', y.backward, y)
+        loss():backward()
+      end)
+    end
+  end)
+
+  it('another rank steps elements of which this one holds none', function()
+    ms.dist.spawn(2, function(rank)
+      ms.manual_seed(1)
+      local pair = nn.Sequential(nn.Linear(4, 4, { bias = false }), nn.Linear(4, 4))
+      pair.forward = function(self, x) return self[1](x) end -- the first rank's part
+      local model = fsdp.FSDP(nn.Sequential(nn.Linear(4, 4), pair), {
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
+      })
+      local opt = optim.SGD(model:parameters(), { lr = 0.1 })
+      local function loss() return model(ms.ones(2, 4)):sum() end
+      loss():backward()
+      assert.equal(rank == 0 and 16 or 0, pair[1].weight:numel())
+      local y = loss()
+      opt:step()
+      checks.raises('RuntimeError', 'modified by an in-place operation', y.backward, y)
+    end)
+  end)
 end)

@@ -327,7 +327,7 @@ local ERRORS = {
     { options = NO_SHARD, zero_grad = nothing } },
   { "a replica's gradient, written before the next is added",
     { before_step = before(2, function(model) model.module[3].bias:grad()[1] = 9 end) },
-    "where rank 1 has changed gradient of '0.weight'",
+    "where rank 1 has changed gradient of '2.bias'",
     { options = NO_SHARD, zero_grad = nothing } },
   { "a replica's gradient, set", { clip = changes(function(bias)
     bias:set_grad(nil)

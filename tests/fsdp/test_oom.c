@@ -1,7 +1,8 @@
 /* Memory that runs out, anywhere: allocation k of every call of a training program fails, for every
  * k from the first call on; or k and all after it, until the program has seen the error. Then there
  * is memory again, the program does the same once more, and ends with the bits of one that never
- * failed.
+ * failed. Or only the function that ran out of memory is called again, as the bindings do: then
+ * nothing has failed at all.
  *
  * Ranks fail together, which they survive, or one alone: that ends on all of them with an error, or
  * (where it was that rank's own affair) with the right bits, but never with others, and in time. */
@@ -14,7 +15,7 @@
 
 static _Thread_local struct {
     int64_t left; /* allocations until one fails; -1: none does */
-    bool lasting, happened;
+    bool lasting, again, happened;
 } oom = {.left = -1};
 
 static bool fails_now(void)
@@ -36,6 +37,8 @@ char *__real_strdup(const char *s);
 void *__real_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset);
 ms_status __real_msi_alloc(ms_context *ctx, int64_t n, int32_t kind, void **out);
 
+ms_status __real_msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook pre);
+
 void *__wrap_malloc(size_t n);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t n);
@@ -43,6 +46,7 @@ void *__wrap_aligned_alloc(size_t align, size_t n);
 char *__wrap_strdup(const char *s);
 void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset);
 ms_status __wrap_msi_alloc(ms_context *ctx, int64_t n, int32_t kind, void **out);
+ms_status __wrap_msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook pre);
 
 void *__wrap_malloc(size_t n)
 {
@@ -84,13 +88,48 @@ ms_status __wrap_msi_alloc(ms_context *ctx, int64_t n, int32_t kind, void **out)
     return __real_msi_alloc(ctx, n, kind, out);
 }
 
+/* The tape takes memory for thousands of hooks at once: any may be the one for which it does. */
+ms_status __wrap_msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook pre)
+{
+    return fails_now() ? msi_fail(MS_OUT_OF_MEMORY, "no memory for a hook, as the test wants")
+                       : __real_msi_autograd_pre_hook(t, pre);
+}
+
+/* The functions with tensors, which the bindings call again. */
+#define CALLED_AGAIN(function, parameters, arguments)                                              \
+    ms_status __real_##function parameters;                                                        \
+    ms_status __wrap_##function parameters;                                                        \
+    ms_status __wrap_##function parameters                                                         \
+    {                                                                                              \
+        ms_status status = __real_##function arguments;                                            \
+                                                                                                   \
+        return status == MS_OUT_OF_MEMORY && oom.again ? __real_##function arguments : status;     \
+    }
+
+CALLED_AGAIN(ms_fsdp_unit_post_forward,
+             (ms_fsdp_unit * unit, ms_tensor *const *outputs, int32_t n_outputs),
+             (unit, outputs, n_outputs))
+CALLED_AGAIN(ms_fsdp_unit_gather_all, (ms_tensor * *out, ms_fsdp_unit *unit, int64_t *offsets),
+             (out, unit, offsets))
+CALLED_AGAIN(ms_fsdp_unit_load, (ms_fsdp_unit * unit, int32_t index, const ms_tensor *full),
+             (unit, index, full))
+CALLED_AGAIN(ms_fsdp_tree_clip_grad_norm,
+             (ms_fsdp_tree * tree, ms_tensor *const *params, int32_t n, double max_norm,
+              double norm_type, double *total),
+             (tree, params, n, max_norm, norm_type, total))
+CALLED_AGAIN(ms_fsdp_tree_hash,
+             (ms_fsdp_tree * tree, ms_tensor *const *params, int32_t n, uint64_t *hash),
+             (tree, params, n, hash))
+CALLED_AGAIN(ms_tensor_grad, (ms_tensor * *out, ms_tensor *t), (out, t))
+CALLED_AGAIN(ms_tensor_set_grad, (ms_tensor * t, ms_tensor *grad), (t, grad))
+
 /* -- the program ------------------------------------------------------------------------------- */
 
 enum { STEPS = 2, MAX_WORLD = 2 };
 
 typedef struct job {
     tiny_config config;
-    bool victim[MAX_WORLD], lasting;
+    bool victim[MAX_WORLD], lasting, again;
     int32_t call; /* of the program: the one that fails; -1: none */
     int64_t at;   /* its allocation that fails */
     bool happened[MAX_WORLD];
@@ -119,6 +158,18 @@ static ms_status widen(trainee *s)
     return ms_fsdp_tree_set_sync(s->model.tree, false);
 }
 
+/* A script that reads what has accumulated so far, and writes it again. */
+static ms_status set_again(ms_tensor *t)
+{
+    ms_tensor *grad;
+
+    MS_TRY(ms_tensor_grad(&grad, t));
+    ms_status status = grad != NULL ? ms_tensor_set_grad(t, grad) : MS_OK;
+
+    ms_tensor_free(grad);
+    return status;
+}
+
 static ms_status gradients(trainee *s)
 {
     const int32_t mine = s->config->micro_batches / s->config->world;
@@ -128,6 +179,7 @@ static ms_status gradients(trainee *s)
         MS_TRY(ms_fsdp_tree_set_sync(s->model.tree, k == mine - 1));
         MS_TRY(tiny_micro_step(
             &s->model, (int64_t)s->step * s->config->micro_batches + s->rank * mine + k, &loss));
+        MS_TRY(set_again(s->model.block[0][2]));
     }
     return MS_OK;
 }
@@ -168,9 +220,40 @@ static ms_status summon(trainee *s)
     return ms_fsdp_tree_unsummon(s->model.tree, true);
 }
 
+/* Values as a state dict has them, loaded again. */
+static ms_status reload(trainee *s)
+{
+    ms_fsdp_unit *u = s->model.unit[1];
+    int64_t offsets[TINY_BLOCK_PARAMS];
+    ms_tensor *all, *one;
+    ms_status status;
+
+    MS_TRY(ms_scope_open("reload"));
+    MS_TRY_GOTO(ms_fsdp_unit_gather_all(&all, u, offsets), done);
+    MS_TRY_GOTO(ms_op_narrow(&one, all, 0, offsets[3], TINY_HIDDEN), done);
+    MS_TRY_GOTO(ms_fsdp_unit_load(u, 3, one), done);
+done:
+    (void)ms_scope_close(NULL, 0);
+    return status;
+}
+
 static ms_status hash(trainee *s)
 {
     return ms_fsdp_tree_hash(s->model.tree, NULL, 0, &s->hash);
+}
+
+static bool is_idle(const ms_fsdp_tree *tree)
+{
+    bool idle = !tree->summoned && tree->n_publishing == 0 && tree->n_reducing == 0;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        const ms_fsdp_unit *u = tree->units[i];
+
+        idle = idle && u->in_forward == 0 && u->pass == NULL && u->grad_phase == MSI_GRAD_NONE;
+        idle = idle && (u->state == MS_UNIT_SHARDED || u->is_root ||
+                        u->options.strategy != MS_FSDP_FULL_SHARD);
+    }
+    return idle;
 }
 
 /* Do it; when memory runs out, say so, get memory, and do it once more. */
@@ -182,12 +265,14 @@ static ms_status insist(trainee *s, ms_status (*part)(trainee *s))
 
     oom.happened = false;
     oom.lasting = j->lasting;
+    oom.again = j->again;
     oom.left = victim ? j->at : -1;
     ms_status status = part(s);
 
     oom.left = -1;
     j->happened[s->rank] |= oom.happened;
     if (status != MS_OUT_OF_MEMORY) {
+        EXPECT(status != MS_OK || is_idle(s->model.tree));
         return status;
     }
     ms_fsdp_tree_reset(s->model.tree);
@@ -198,6 +283,7 @@ static ms_status insist(trainee *s, ms_status (*part)(trainee *s))
     }
     ms_memory_stats_get(&stats);
     EXPECT(stats.live[MS_MEM_ACTIVATION] == 0);
+    EXPECT(is_idle(s->model.tree));
     return part(s);
 }
 
@@ -213,6 +299,7 @@ static ms_status train(trainee *s)
         MS_TRY(insist(s, evaluate));
     }
     MS_TRY(insist(s, summon));
+    MS_TRY(insist(s, reload));
     return insist(s, hash);
 }
 
@@ -288,8 +375,9 @@ static tally fail_everywhere(tiny_config config, bool together, int64_t stride)
     const int32_t n_calls = j.n_calls[config.world - 1];
     const uint64_t expected = j.hash[0];
 
-    for (int32_t lasting = 0; lasting < 2; lasting++) {
-        j.lasting = lasting;
+    for (int32_t mode = 0; mode < 3; mode++) {
+        j.lasting = mode == 1;
+        j.again = mode == 2;
         for (j.call = 0; j.call < n_calls; j.call++) {
             for (j.at = 0; fail_once(&j, expected, &t); j.at += stride) {
             }

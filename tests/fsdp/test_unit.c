@@ -73,6 +73,8 @@ static void test_fsdp_unit__summon_gives_full_values_and_writes_back(void **stat
     assert_ok(ms_fsdp_tree_summon(model.tree));
     assert_int_equal(2, info_of(model.block[1][2]).ndim);
     assert_fails(MS_ASSERTION_ERROR, "already unsharding", ms_fsdp_tree_summon(model.tree));
+    assert_fails(MS_ASSERTION_ERROR, "gather inside summon_full_params",
+                 ms_fsdp_unit_gather(&full, model.unit[1], 3));
     assert_ok(ms_tensor_fill(model.block[1][3], 2.5));
     assert_ok(ms_tensor_fill(model.block[1][1], -1));
     assert_ok(ms_fsdp_tree_unsummon(model.tree, true));
@@ -87,7 +89,13 @@ static void test_fsdp_unit__summon_gives_full_values_and_writes_back(void **stat
     assert_ok(ms_tensor_to_doubles(full, v, TINY_HIDDEN));
     assert_true(v[0] == 2.5);
     ms_tensor_free(full);
-    tiny_free(&model);
+    assert_ok(ms_fsdp_tree_summon(model.tree));
+    ms_tensor *weight = ms_tensor_retain(model.block[1][2]);
+
+    tiny_free(&model); /* the shards are what is left */
+    assert_int_equal(1, info_of(weight).ndim);
+    assert_ok(ms_tensor_fill(weight, 1));
+    ms_tensor_free(weight);
 }
 
 static void test_fsdp_unit__gather_and_load_round_trip(void **state)

@@ -91,8 +91,10 @@ local function summoned(held, roots, fn, ...)
 end
 
 --- Run `fn(...)` with full parameters, in full precision and their original shapes. Collective.
---- AssertionError during forward or backward, and inside another call of this. RuntimeError on all
---- ranks when they leave a parameter with different values; nothing is kept then.
+--- AssertionError during forward or backward, and inside another call of this; and of forward,
+--- backward, steps, loading, state dicts, hash() and checkpoints inside `fn`: those use the shards
+--- behind the copies. RuntimeError on all ranks when they leave a parameter with different values;
+--- nothing is kept then.
 ---@param module ms.nn.Module  wrapped, or with wrapped modules below it
 ---@param opts? ms.fsdp.SummonOptions
 ---@param fn fun(...): ...

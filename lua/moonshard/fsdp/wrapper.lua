@@ -553,6 +553,10 @@ end
 
 --- Either all ranks load, equal values, or none. Collective. (state dicts ask)
 function FSDP:_agree_on_load(...)
+  local tree = rawget(self, '_tree')
+  if tree and tree.summoned then -- before anything is loaded that no unit holds
+    errors.raise('AssertionError', 'load_state_dict inside summon_full_params')
+  end
   agree.on_load(self.process_group, ...)
 end
 

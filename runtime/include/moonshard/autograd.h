@@ -25,11 +25,12 @@ MS_API ms_status ms_backward(ms_tensor *root, MS_NULLABLE ms_tensor *grad);
 /** New handle on the gradient of a leaf; `*out` is NULL when it has none. The caller owns `*out`.
  * The gradient shares memory with the leaf's: writing into it changes it. For a sharded parameter
  * it is the reduced gradient of this rank's elements, 1-D; after backwards that reduced nothing
- * (no_sync) a copy of what this rank has accumulated for the whole parameter, in param_dtype. */
+ * (no_sync) a copy of what this rank has accumulated for the whole parameter, in param_dtype, which
+ * cannot be written: ms_tensor_set_grad() replaces it. */
 MS_API ms_status ms_tensor_grad(MS_NULLABLE ms_tensor **out, ms_tensor *t);
 /** Replace the gradient (copied into the leaf's own memory, or into what no_sync accumulates); NULL
- * drops it. @param grad  shaped like what ms_tensor_grad() gives, and of its dtype (that no_sync
- * accumulates into takes any); without one, like this rank's elements */
+ * drops it. @param grad  shaped like what ms_tensor_grad() gives, and of its dtype; without one,
+ * like this rank's elements */
 MS_API ms_status ms_tensor_set_grad(ms_tensor *t, MS_NULLABLE ms_tensor *grad);
 
 #ifndef MS_FFI_CDEF

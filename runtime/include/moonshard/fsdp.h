@@ -135,7 +135,8 @@ MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
  * ms_fsdp_tree_unsummon(); with `writeback` each rank then stores its own extents where they
  * changed. MS_RUNTIME_ERROR on all ranks, and nothing stored, when they leave a parameter with
  * different values. One that no rank changed counts as not written: backward over it stays
- * possible. Collective. */
+ * possible. Until then MS_ASSERTION_ERROR for whatever would read or write the shards behind the
+ * copies: forward, backward, a step, load, gather, hash, ms_param_local(). Collective. */
 MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree);
 MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
 /** Full-precision copy of parameter `index` of `unit`, original shape. Collective. */

@@ -1,0 +1,92 @@
+-- Inside summon_full_params the full copies are the values: what would read or write the shards
+-- behind them is refused, and a failure leaves the copies in place.
+local ms = require 'moonshard'
+local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
+local checks = require 'support.checks'
+local shell = require 'support.shell'
+
+local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
+
+local Scaled = nn.Module.extend 'my.Scaled'
+function Scaled:init()
+  self:buffer('scale', ms.ones(1))
+  self.linear = nn.Linear(4, 4, { bias = false })
+end
+function Scaled:forward(x) return self.linear(x):mul(self.scale) end
+
+local function wrapped(strategy)
+  ms.manual_seed(1)
+  local model
+  ms.capture_warnings(function() -- NO_SHARD's
+    model = fsdp.FSDP(Scaled(), { sharding_strategy = strategy, use_orig_params = true })
+  end)
+  return model, model.module.linear.weight
+end
+
+-- On one rank and on two, with every strategy.
+local function everywhere(run)
+  for world = 1, 2 do
+    ms.dist.spawn(world, function()
+      for _, strategy in ipairs(STRATEGIES) do
+        run(wrapped(strategy))
+      end
+    end)
+  end
+end
+
+describe('inside summon_full_params', function()
+  it('what goes past the copies is refused, and does nothing', function()
+    local root = shell.make_folder()
+    everywhere(function(model, weight)
+      local opt = optim.SGD(model:parameters(), { lr = 0.1 })
+      local x = ms.ones(1, 4)
+      model(x):sum():backward()
+      checkpoint.save(root, 'before', { step = 1, model = model, optimizer = opt })
+      local before, shard = model:hash(), weight:detach()
+      local other = { scale = ms.zeros(1), ['linear.weight'] = ms.zeros(4, 4) }
+      local uses = {
+        { 'step', opt.step, opt },
+        { 'load_state_dict', model.load_state_dict, model, other },
+        { 'state_dict', model.state_dict, model },
+        { 'state_dict', checkpoint.export, root .. '/x.safetensors', model },
+        { 'hash', model.hash, model },
+        { 'use of the shards', checkpoint.save, root, 'inside', { step = 1, model = model } },
+        { 'use of the shards', checkpoint.save, root, 'inside', { step = 1, optimizer = opt } },
+        { 'use of the shards', checkpoint.load, root .. '/before', { model = model } },
+        { 'forward', model.forward, model, x },
+        { 'backward', function() model.module.linear(x):sum():backward() end },
+      }
+      fsdp.summon_full_params(model, nil, function()
+        for _, use in ipairs(uses) do
+          checks.raises('AssertionError', use[1] .. ' inside summon_full_params', unpack(use, 2))
+        end
+        checks.raises('RuntimeError', 'write into the parameter itself', ms.no_grad, shard.fill_,
+          shard, 0)
+        model:clip_grad_norm_(1) -- gradients are no part of this
+      end)
+      assert.equal(before, model:hash())
+      assert.equal(1, model.module.scale:item())
+      for _, use in ipairs(uses) do -- outside they do what they say
+        assert.is_true(use[1] == 'backward' or pcall(unpack(use, 2)), use[1])
+      end
+      ms.no_grad(shard.fill_, shard, 2)
+      checks.close(2, model:state_dict()['linear.weight']:mean():item())
+    end)
+    shell.remove_folder(root)
+  end)
+
+  it('handles show the copies, also after a forward that was refused', function()
+    everywhere(function(model, weight)
+      model(ms.ones(1, 4)) -- the root stays unsharded
+      fsdp.summon_full_params(model, nil, ms.no_grad, function()
+        checks.raises('AssertionError', 'forward inside', model.forward, model, ms.ones(1, 4))
+        model:unshard()
+        model:reshard()
+        assert.same({ 4, 4 }, weight:shape())
+        weight:fill_(7)
+      end)
+      checks.close(7, model:state_dict()['linear.weight']:mean():item())
+      checks.close({ { 28, 28, 28, 28 } }, model(ms.ones(1, 4)))
+    end)
+  end)
+end)
