@@ -133,11 +133,12 @@ ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, i
         msi_view_shares(&y->v, &tokens->v)) {
         return MS_FAIL(MS_RUNTIME_ERROR, "data_windows: x, y and the tokens overlap in memory");
     }
+    MS_TRY(msi_tensor_check_write(y, "data_windows"));
+    MS_TRY(ms_samples_begin(sample));
     MS_TRY(msi_tensor_begin_write(x, "data_windows"));
     MS_TRY(msi_tensor_begin_write(y, "data_windows"));
     const uint64_t key = stream(seed, (uint64_t)(sample / per_epoch));
 
-    MS_TRY(ms_samples_begin(sample));
     for (int64_t b = 0; b < rows; b++) {
         int64_t window =
             shuffle ? (int64_t)permute((uint64_t)(first + b), (uint64_t)n, key) : first + b;
