@@ -15,6 +15,7 @@ local buffer = require 'moonshard.nn.buffer'
 local changeable = require 'moonshard.fsdp.changeable'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
+local forward_values = require 'moonshard.fsdp.forward_values'
 local guard = require 'moonshard.guard'
 local ignored = require 'moonshard.fsdp.ignored'
 local notes = require 'moonshard_ffi.notes'
@@ -278,50 +279,8 @@ end
 
 -- -- forward -------------------------------------------------------------------------------------
 
-local function cast_value(value, dtype)
-  if parameter.is_tensor(value) then
-    local facts = parameter.facts(value)
-    return facts.floating and facts.dtype ~= dtype and value:to(dtype) or value
-  elseif type(value) == 'table' and getmetatable(value) == nil then
-    local out = {}
-    for key, entry in next, value do
-      out[key] = cast_value(entry, dtype)
-    end
-    return out
-  end
-  return value
-end
-
-local function cast_inputs(dtype, n, first, ...)
-  if n == 0 then
-    return
-  elseif n == 1 then
-    return cast_value(first, dtype)
-  end
-  return cast_value(first, dtype), cast_inputs(dtype, n - 1, ...)
-end
-
--- The tensors among results, also inside plain tables (sorted: order is part of the schedule).
-local function collect(value, out)
-  if parameter.is_tensor(value) then
-    out[#out + 1] = value
-  elseif type(value) == 'table' and getmetatable(value) == nil then
-    for i = 1, #value do
-      collect(value[i], out)
-    end
-    for _, key in ipairs(util.sorted_keys(value)) do
-      collect(value[key], out)
-    end
-  end
-  return out
-end
-
 local function after_forward(unit, ...)
-  local outputs = {}
-  for i = 1, select('#', ...) do
-    collect(select(i, ...), outputs)
-  end
-  runtime.unit_post_forward(unit, outputs)
+  runtime.unit_post_forward(unit, forward_values.tensors(...))
   return ...
 end
 
@@ -333,14 +292,14 @@ function FSDP:_unit_forward(...)
   watch.check(self._watched)
   if not unit then
     if casts then
-      return self._fsdp_wrapped_module(cast_inputs(dtype, select('#', ...), ...))
+      return self._fsdp_wrapped_module(forward_values.cast(dtype, select('#', ...), ...))
     end
     return self._fsdp_wrapped_module(...)
   end
   runtime.unit_pre_forward(unit)
   if casts then
     return after_forward(unit,
-      self._fsdp_wrapped_module(cast_inputs(dtype, select('#', ...), ...)))
+      self._fsdp_wrapped_module(forward_values.cast(dtype, select('#', ...), ...)))
   end
   return after_forward(unit, self._fsdp_wrapped_module(...))
 end
