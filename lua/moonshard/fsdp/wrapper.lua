@@ -155,8 +155,23 @@ function FSDP:_unit_name()
   return path == '' and self.module._name or path
 end
 
+-- A gradient of a whole parameter has no place in a unit, which holds what ranks have reduced.
+local function warn_of_gradients(tensors, names)
+  local lost = {}
+  for i, tensor in ipairs(tensors) do
+    if tensor:grad() then
+      lost[#lost + 1] = ("'%s'"):format(names[i])
+    end
+  end
+  if #lost > 0 then
+    errors.warn('UserWarning', 'FSDP drops the gradients that these parameters had before they '
+      .. 'were wrapped: ' .. table.concat(lost, ', ') .. '; wrap first, then run backward')
+  end
+end
+
 --- Called by the plan, once, with what this instance manages.
 function FSDP:_make_unit(tensors, names, shared)
+  warn_of_gradients(tensors, names)
   local shapes = {}
   for i, tensor in ipairs(tensors) do
     shapes[i] = parameter.shape(tensor)
@@ -436,12 +451,14 @@ function FSDP:reshard()
 end
 
 --- Multiply reduced gradients by this in place of 1 / world size; nil restores that.
----@param factor? number
+---@param factor? number  finite, above 0
 function FSDP:set_gradient_factor(factor)
-  if factor ~= nil and (arguments.number('set_gradient_factor', 'factor', factor) <= 0
-    or factor ~= factor) then
-    errors.raise('ValueError', "set_gradient_factor: 'factor' is %g, expected a number above 0",
-      factor)
+  if factor ~= nil then
+    arguments.number('set_gradient_factor', 'factor', factor)
+    if not (factor > 0 and factor < math.huge) then
+      errors.raise('ValueError', "set_gradient_factor: 'factor' is %g, expected a finite number "
+        .. 'above 0', factor)
+    end
   end
   runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
 end
