@@ -156,6 +156,29 @@ describe('collectives', function()
     end)
   end)
 
+  it('write into what requires grad where other writes do', function()
+    dist.spawn(1, function()
+      local p, x = ms.full({ 1 }, 2):requires_grad_(true), ms.ones(1)
+      local calls = {
+        all_reduce = function() return dist.all_reduce(p) end,
+        broadcast = function() return dist.broadcast(p, 0) end,
+        all_gather = function() return dist.all_gather(p, x) end,
+        reduce_scatter = function() return dist.reduce_scatter(p, x) end,
+      }
+      for name, call in pairs(calls) do
+        checks.raises('RuntimeError', name .. ': the tensor requires grad, and writing into it is '
+          .. 'not differentiable', call)
+        assert(p:version() == 0 and p:item() == 2)
+      end
+      for _, name in ipairs { 'all_reduce', 'broadcast' } do
+        assert(ms.no_grad(calls[name]):item() == 2)
+      end
+      dist.all_gather(p:detach(), x)
+      assert(p:version() == 3 and p:item() == 1)
+      checks.close({ 1 }, dist.all_gather(p)[1]) -- which only reads it
+    end)
+  end)
+
   it('that differ between ranks end on all of them', function()
     checks.raises('CommError', 'rank', dist.spawn, 2, function(rank)
       if rank == 0 then

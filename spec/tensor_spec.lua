@@ -93,6 +93,8 @@ describe('a tensor', function()
       checks.raises('TypeError', "arange: 'start' is a string, expected a number", ms.arange, 'a')
       checks.raises('ValueError', 'arange: from 0 to inf by 1, expected finite numbers', ms.arange,
         math.huge)
+      checks.raises('ValueError', 'are 9.0072e+15 numbers, expected at most 2^53', ms.arange,
+        2 ^ 53 + 10)
       checks.raises('TypeError', "manual_seed: 'seed' is 1.5, expected a whole number",
         ms.manual_seed, 1.5)
     end)

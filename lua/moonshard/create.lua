@@ -201,9 +201,12 @@ function create.arange(start, stop, step, opts)
   local n = math.ceil(steps)
   if step == 0 then
     errors.raise('ValueError', 'arange: the step is 0')
-  elseif n ~= n or n > LARGEST then
+  elseif n ~= n or math.max(math.abs(start), math.abs(stop), math.abs(step)) == math.huge then
     errors.raise('ValueError', 'arange: from %g to %g by %g, expected finite numbers', start, stop,
       step)
+  elseif n > LARGEST then
+    errors.raise('ValueError', 'arange: from %g to %g by %g are %g numbers, expected at most 2^53',
+      start, stop, step, n)
   elseif steps < 0 then
     errors.raise('ValueError', 'arange: from %g to %g by %g leads away, expected a step of the '
       .. 'other sign', start, stop, step)

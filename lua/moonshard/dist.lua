@@ -17,6 +17,7 @@ local autograd = require 'moonshard.autograd'
 local planned = require 'moonshard.planned'
 local uncaught = require 'moonshard.uncaught'
 local util = require 'moonshard.util'
+local writable = require 'moonshard.writable'
 
 local C, calls = B.C, B.calls
 
@@ -293,12 +294,20 @@ function dist.world()
   return comm_out[0]
 end
 
---- Reduce in place; equal bits on every rank.
+-- What a collective writes into, which is not recorded either.
+local function target(what, name, t)
+  writable(arguments.tensor(what, name, t), what)
+  return t
+end
+
+--- Reduce in place; equal bits on every rank. While operators are recorded, what requires grad is
+--- not written, here and below (RuntimeError): inside ms.no_grad it is, and so is t:detach().
 ---@param t ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@return ms.Tensor t
 function dist.all_reduce(t, reduction)
-  calls.comm_all_reduce(dist.world(), t, reduction_code('all_reduce', reduction))
+  calls.comm_all_reduce(dist.world(), target('all_reduce', 't', t),
+    reduction_code('all_reduce', reduction))
   return t
 end
 
@@ -308,11 +317,12 @@ end
 ---@param b? ms.Tensor
 ---@return ms.Tensor[]|ms.Tensor
 function dist.all_gather(a, b)
-  arguments.tensor('all_gather', b == nil and 't' or 'out', a)
   if b ~= nil then
-    calls.comm_all_gather(dist.world(), a, arguments.tensor('all_gather', 't', b))
+    calls.comm_all_gather(dist.world(), target('all_gather', 'out', a),
+      arguments.tensor('all_gather', 't', b))
     return a
   end
+  arguments.tensor('all_gather', 't', a)
   return autograd.no_grad(function()
     local shape, n, w = a:shape(), a:numel(), dist.world_size()
     local all = create.empty({ w * n }, { dtype = a:dtype() })
@@ -331,8 +341,9 @@ end
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@return ms.Tensor out
 function dist.reduce_scatter(out, input, reduction)
-  arguments.tensor('reduce_scatter', 'input', input)
-  calls.comm_reduce_scatter(dist.world(), out, input, reduction_code('reduce_scatter', reduction))
+  calls.comm_reduce_scatter(dist.world(), target('reduce_scatter', 'out', out),
+    arguments.tensor('reduce_scatter', 'input', input),
+    reduction_code('reduce_scatter', reduction))
   return out
 end
 
@@ -341,7 +352,8 @@ end
 ---@param root? integer  default 0
 ---@return ms.Tensor t
 function dist.broadcast(t, root)
-  calls.comm_broadcast(dist.world(), t, arguments.whole('broadcast', 'root', root, 0, 0))
+  calls.comm_broadcast(dist.world(), target('broadcast', 't', t),
+    arguments.whole('broadcast', 'root', root, 0, 0))
   return t
 end
 

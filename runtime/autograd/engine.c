@@ -135,14 +135,28 @@ static void drop_frozen(msi_edge *edge)
     }
 }
 
+/* A rule may read a leaf's own .grad, as in (w * w.grad).sum(). What comes for leaves that have one
+ * is then added when they are finished, behind the rules that made it. */
+static void gather_apart(const msi_tape *tape)
+{
+    for (int32_t i = 0; i < tape->leaves.n; i++) {
+        msi_node *node = tape->leaves.item[i];
+
+        node->gathers |= node->leaf->grad != NULL && node->leaf->sink == NULL;
+    }
+}
+
 static ms_status walk(msi_tape *tape, msi_node *root)
 {
+    bool reads_grad = false;
+
     tape->walk++;
     tape->to_visit.n = 0;
     MS_TRY(reach(tape, root));
     while (tape->to_visit.n > 0) {
         msi_node *node = tape->to_visit.item[--tape->to_visit.n];
 
+        reads_grad |= node->reads_grad;
         for (int32_t i = 0; i < node->n_in; i++) {
             msi_edge *edge = &node->edge[i];
 
@@ -152,6 +166,9 @@ static ms_status walk(msi_tape *tape, msi_node *root)
                 MS_TRY(reach(tape, edge->node));
             }
         }
+    }
+    if (MSI_UNLIKELY(reads_grad)) {
+        gather_apart(tape);
     }
     return MS_OK;
 }

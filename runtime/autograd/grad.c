@@ -29,9 +29,10 @@ static ms_status own_grad_dest(msi_node *node, msi_view *dst, bool *add)
 
     *add = leaf->grad != NULL;
     if (*add) {
-        leaf->grad->v.storage->version++;
         *dst = leaf->grad->v;
-        return check_shape(node, dst, ".grad");
+        MS_TRY(check_shape(node, dst, ".grad"));
+        dst->storage->version++;
+        return MS_OK;
     }
     msi_view v = {0};
 

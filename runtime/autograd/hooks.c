@@ -42,7 +42,8 @@ void msi_hooks_drop_all(msi_hooks **list)
 
 /* -- running ----------------------------------------------------------------------------------- */
 
-/* Let `output` hold the replacement instead; takes over the handle. */
+/* Let `output` hold the replacement instead; takes over the handle. One that lies in a leaf's own
+ * .grad, which rules write while they read it, is copied. */
 static ms_status replace(msi_output *output, ms_tensor *replacement)
 {
     msi_view *now = &output->grad->view;
@@ -55,9 +56,17 @@ static ms_status replace(msi_output *output, ms_tensor *replacement)
                          ms_dtype_name(v->dtype), msi_shape_text(v->ndim, v->shape),
                          ms_dtype_name(now->dtype), msi_shape_text(now->ndim, now->shape));
     } else {
-        msi_storage_retain(v->storage);
-        msi_storage_release(now->storage);
-        *now = *v;
+        msi_view kept = *v;
+
+        if (v->storage->mem_kind == MS_MEM_GRADIENT) {
+            status = msi_view_like(&kept, replacement->ctx, v, v->dtype, MS_MEM_ACTIVATION, true);
+        } else {
+            msi_storage_retain(v->storage);
+        }
+        if (status == MS_OK) {
+            msi_storage_release(now->storage);
+            *now = kept;
+        }
     }
     ms_tensor_free(replacement);
     return status;

@@ -100,8 +100,9 @@ ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
     }
     if (t->grad != NULL) {
         MS_TRY(msi_check_source("set_grad", &t->grad->v, &grad->v));
+        MS_TRY(msi_copy(&t->grad->v, &grad->v, false));
         t->grad->v.storage->version++;
-        return msi_copy(&t->grad->v, &grad->v, false);
+        return MS_OK;
     }
     msi_view v;
 

@@ -424,6 +424,7 @@ void msi_save(msi_op_call *c, int32_t slot, const msi_view *v)
     msi_storage_release(saved->view.storage);
     saved->view = *v;
     saved->version = v->storage->version;
+    c->node->reads_grad |= v->storage->mem_kind == MS_MEM_GRADIENT;
 }
 
 /* What autograd hung onto a handle goes with it. */

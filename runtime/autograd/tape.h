@@ -53,9 +53,10 @@ struct msi_node {
     int16_t n_in, n_out, n_saved, size_class;
     bool spent;        /* differentiated: saved tensors and edges are gone */
     bool queued;       /* waits for its turn in this backward */
-    bool gathers;      /* a leaf's: hooks want the total before it is stored */
+    bool gathers;      /* a leaf's: the total is formed apart before it is stored */
     bool reached;      /* a leaf's: something came in this backward */
     bool newborn;      /* a leaf's: its .grad was made by this backward */
+    bool reads_grad;   /* a saved view lies in memory that leaves' .grad are made of */
     msi_edge *edge;    /* (n_in) */
     msi_saved *saved;  /* (n_saved) */
     void *attrs;       /* op->attrs_size bytes */

@@ -285,7 +285,7 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
     msi_outcome all[ms_comm_size(l->comm)];
 
     for (int32_t i = 0; i < l->n && l->own.status == MS_OK; i++) {
-        msi_outcome_keep(&l->own, msi_tensor_begin_write(l->list[i].local, "checkpoint"));
+        msi_outcome_keep(&l->own, msi_tensor_check_write(l->list[i].local, "checkpoint"));
     }
     ms_status status = msi_outcome_agree(l->comm, "checkpoint.load (contents)", &l->own, all);
 
@@ -293,6 +293,7 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
         staged *s = &l->list[i];
 
         memcpy(msi_view_ptr(&s->local->v), s->bytes, (size_t)s->nbytes);
+        s->local->v.storage->version++;
         free(s->bytes);
         s->bytes = NULL;
     }

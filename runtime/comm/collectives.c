@@ -156,10 +156,11 @@ ms_status ms_comm_all_gather(ms_comm *c, ms_tensor *out, ms_tensor *in)
 
     MS_TRY(check_pair("all_gather", out, in, n * c->size));
     MS_TRY(check_overlap(c, "all_gather", out, in));
-    MS_TRY(msi_tensor_begin_write(out, "all_gather"));
+    MS_TRY(msi_tensor_check_write(out, "all_gather"));
     MS_TRY(msi_view_data(&in->v, &from));
     MS_TRY(msi_view_data(&out->v, &to));
     MS_TRY(begin(c, MSI_COLL_ALL_GATHER, &in->v, 0, &seq));
+    out->v.storage->version++;
     return msi_stage_exchange(c, seq, from, n * ms_dtype_size(in->v.dtype), to);
 }
 
@@ -212,10 +213,11 @@ ms_status ms_comm_reduce_scatter(ms_comm *c, ms_tensor *out, ms_tensor *in, int3
     MS_TRY(check_pair("reduce_scatter", out, in, n));
     MS_TRY(check_overlap(c, "reduce_scatter", in, out));
     MS_TRY(check_reduce("reduce_scatter", dtype, reduce));
-    MS_TRY(msi_tensor_begin_write(out, "reduce_scatter"));
+    MS_TRY(msi_tensor_check_write(out, "reduce_scatter"));
     MS_TRY(msi_view_data(&in->v, &from));
     MS_TRY(msi_view_data(&out->v, &to));
     MS_TRY(begin(c, MSI_COLL_REDUCE_SCATTER, &out->v, reduce, &seq));
+    out->v.storage->version++;
     for (int64_t at = 0; at == 0 || at < n; at += part / size) {
         int64_t count = n - at < part / size ? n - at : part / size;
 
@@ -275,12 +277,13 @@ ms_status ms_comm_all_reduce(ms_comm *c, ms_tensor *t, int32_t reduce)
 
     MS_TRY(check_operand("all_reduce", "t", t));
     MS_TRY(check_reduce("all_reduce", t->v.dtype, reduce));
-    MS_TRY(msi_tensor_begin_write(t, "all_reduce"));
+    MS_TRY(msi_tensor_check_write(t, "all_reduce"));
     MS_TRY(msi_view_data(&t->v, &data));
     int32_t dtype = t->v.dtype;
     int64_t n = msi_view_numel(&t->v), size = ms_dtype_size(dtype), step = MSI_CHUNK / size;
 
     MS_TRY(begin(c, MSI_COLL_ALL_REDUCE, &t->v, reduce, &seq));
+    t->v.storage->version++;
     for (int64_t at = 0; at == 0 || at < n; at += step) {
         int64_t count = n - at < step ? n - at : step;
         char *chunk = (char *)data + at * size;
@@ -308,12 +311,13 @@ ms_status ms_comm_broadcast(ms_comm *c, ms_tensor *t, int32_t root)
         return MS_FAIL(MS_VALUE_ERROR, "broadcast: root is %d, expected 0 to %d", (int)root,
                        (int)c->size - 1);
     }
-    MS_TRY(msi_tensor_begin_write(t, "broadcast"));
+    MS_TRY(msi_tensor_check_write(t, "broadcast"));
     MS_TRY(msi_view_data(&t->v, &data));
     int64_t n = msi_view_numel(&t->v);
     int64_t nbytes = n * ms_dtype_size(t->v.dtype);
 
     MS_TRY(begin(c, MSI_COLL_BROADCAST, &t->v, root, &seq));
+    t->v.storage->version++;
     for (int64_t at = 0; at == 0 || at < nbytes; at += MSI_CHUNK) {
         size_t count = (size_t)(nbytes - at < MSI_CHUNK ? nbytes - at : MSI_CHUNK);
 

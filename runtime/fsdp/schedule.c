@@ -1,6 +1,7 @@
 /* When units are unsharded, prefetched and resharded: forward, backward, errors. */
 #include "fsdp.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -382,8 +383,9 @@ ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync)
 
 ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
 {
-    if (!(factor >= 0)) {
-        return MS_FAIL(MS_VALUE_ERROR, "gradient factor is %g, expected 0 (default) or more",
+    if (!(factor >= 0 && isfinite(factor))) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "gradient factor is %g, expected 0 (default) or a finite number above",
                        factor);
     }
     if (factor != tree->factor) {

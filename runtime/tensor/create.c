@@ -186,10 +186,11 @@ done:
 }
 
 /* Writes are not recorded: one of a value that requires grad would cut its gradient in silence. */
-static ms_status begin_write_of(const ms_tensor *src, ms_tensor *t, const char *what)
+static ms_status check_write_of(const ms_tensor *src, const ms_tensor *t, const char *what)
 {
     const msi_op_recorder *recorder = msi_op_recorder_installed;
 
+    MS_TRY(msi_check_source(what, &t->v, &src->v));
     if (src->requires_grad && ms_dtype_is_floating(t->v.dtype) && recorder != NULL &&
         recorder->recording(src->ctx)) {
         return MS_FAIL(MS_RUNTIME_ERROR,
@@ -198,23 +199,29 @@ static ms_status begin_write_of(const ms_tensor *src, ms_tensor *t, const char *
                        "x:detach(), or inside ms.no_grad",
                        what);
     }
-    return msi_tensor_begin_write(t, what);
+    return msi_tensor_check_write(t, what);
+}
+
+/* What a write came to; a kernel that refuses has written nothing. */
+static ms_status written(ms_tensor *t, ms_status status)
+{
+    t->v.storage->version += status == MS_OK;
+    return status;
 }
 
 ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)
 {
     const msi_view *in = &src->v;
 
-    MS_TRY(msi_check_source("copy_", &t->v, in));
-    MS_TRY(begin_write_of(src, t, "copy_"));
-    return msi_ew("copy_", MSI_K_copy, &t->v, &in, 1, NULL, false);
+    MS_TRY(check_write_of(src, t, "copy_"));
+    return written(t, msi_ew("copy_", MSI_K_copy, &t->v, &in, 1, NULL, false));
 }
 
 ms_status ms_tensor_fill(ms_tensor *t, double value)
 {
     MS_TRY(ms_dtype_check("fill_", t->v.dtype, value));
-    MS_TRY(msi_tensor_begin_write(t, "fill_"));
-    return msi_fill(&t->v, value);
+    MS_TRY(msi_tensor_check_write(t, "fill_"));
+    return written(t, msi_fill(&t->v, value));
 }
 
 ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha)
@@ -227,9 +234,8 @@ ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha)
                        ms_dtype_name(t->v.dtype), ms_dtype_name(src->v.dtype));
     }
     MS_TRY(msi_check_number("add_", t->v.dtype, alpha));
-    MS_TRY(msi_check_source("add_", &t->v, &src->v));
-    MS_TRY(begin_write_of(src, t, "add_"));
-    return msi_ew("add_", MSI_K_affine, &t->v, &in, 1, scalars, true);
+    MS_TRY(check_write_of(src, t, "add_"));
+    return written(t, msi_ew("add_", MSI_K_affine, &t->v, &in, 1, scalars, true));
 }
 
 ms_status msi_init_check(int32_t kind)
@@ -250,12 +256,13 @@ ms_status ms_tensor_init(ms_tensor *t, int32_t kind, double a, double b, uint64_
         return MS_FAIL(MS_VALUE_ERROR, "init needs a contiguous tensor, got shape %s with gaps",
                        msi_shape_text(t->v.ndim, t->v.shape));
     }
-    MS_TRY(msi_tensor_begin_write(t, "init"));
-    MS_TRY(msi_view_data(&t->v, &args.out));
+    MS_TRY(msi_tensor_check_write(t, "init"));
+    args.out = msi_view_ptr(&t->v);
+    MS_TRY(written(t, msi_dispatch("init", MSI_K_init, t->v.dtype, &args)));
     if (t->param != NULL) {
         t->param->drawn = t->v.storage->version;
     }
-    return msi_dispatch("init", MSI_K_init, t->v.dtype, &args);
+    return MS_OK;
 }
 
 ms_status ms_tensor_hash(const ms_tensor *t, uint64_t *hash)

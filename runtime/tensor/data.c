@@ -133,11 +133,12 @@ ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, i
         msi_view_shares(&y->v, &tokens->v)) {
         return MS_FAIL(MS_RUNTIME_ERROR, "data_windows: x, y and the tokens overlap in memory");
     }
+    MS_TRY(msi_tensor_check_write(y, "data_windows"));
+    MS_TRY(ms_samples_begin(sample));
     MS_TRY(msi_tensor_begin_write(x, "data_windows"));
     MS_TRY(msi_tensor_begin_write(y, "data_windows"));
     const uint64_t key = stream(seed, (uint64_t)(sample / per_epoch));
 
-    MS_TRY(ms_samples_begin(sample));
     for (int64_t b = 0; b < rows; b++) {
         int64_t window =
             shuffle ? (int64_t)permute((uint64_t)(first + b), (uint64_t)n, key) : first + b;
@@ -184,6 +185,15 @@ static double kth_largest(const double *values, int64_t n, int64_t k)
     return value;
 }
 
+/* exp((value - top) / temperature), also where it is a limit: beside an infinite logit nothing else
+ * is drawn, and one of -inf never. */
+static double weight(double value, double top, double temperature)
+{
+    const double distance = value - top;
+
+    return value == top ? 1 : isinf(distance) ? 0 : exp(distance / temperature);
+}
+
 /* Of equal values at the edge of the top k, those that come first are in. */
 static ms_status draw_from(int64_t *token, double *values, int64_t n, double temperature,
                            int64_t top_k, double u)
@@ -204,7 +214,7 @@ static ms_status draw_from(int64_t *token, double *values, int64_t n, double tem
     for (int64_t i = 0; i < n; i++) {
         bool in = values[i] > edge || (values[i] == edge && at_edge-- > 0);
 
-        values[i] = in ? exp((values[i] - top) / temperature) : 0;
+        values[i] = in ? weight(values[i], top, temperature) : 0;
         total += values[i];
     }
     for (int64_t i = 0; i < n; i++) {
@@ -244,8 +254,15 @@ ms_status ms_data_sample(int64_t *token, const ms_tensor *logits, double tempera
             goto done;
         }
     }
+    *token = largest(values, n);
+    if (values[*token] == -INFINITY) {
+        status = MS_FAIL(MS_VALUE_ERROR,
+                         "all %lld logits are -inf, expected a token that can be "
+                         "drawn",
+                         (long long)n);
+        goto done;
+    }
     if (temperature == 0) {
-        *token = largest(values, n);
         goto done;
     }
     const uint64_t bits = stream(seed, (uint64_t)draw);

@@ -122,7 +122,7 @@ const char *msi_tensor_label(const ms_tensor *t)
     return t->param != NULL && t->param->name != NULL ? t->param->name : "tensor";
 }
 
-ms_status msi_tensor_begin_write(ms_tensor *t, const char *what)
+ms_status msi_tensor_check_write(const ms_tensor *t, const char *what)
 {
     if (t->v.storage->readonly != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR, "%s: %s %s", what, msi_tensor_label(t),
@@ -134,7 +134,15 @@ ms_status msi_tensor_begin_write(ms_tensor *t, const char *what)
                        "write to a detached tensor",
                        what);
     }
+    void *data;
+
     MS_TRY(msi_check_expanded(what, &t->v));
+    return msi_view_data(&t->v, &data);
+}
+
+ms_status msi_tensor_begin_write(ms_tensor *t, const char *what)
+{
+    MS_TRY(msi_tensor_check_write(t, what));
     t->v.storage->version++;
     return MS_OK;
 }

@@ -220,7 +220,10 @@ void msi_tensor_rebind(ms_tensor *t, const msi_view *v);
 void msi_param_unlabel(ms_tensor *t);
 /* As msi_tensor_new(), but owned by the runtime: enters no scope. */
 ms_status msi_tensor_new_internal(ms_tensor **out, ms_context *ctx, const msi_view *v);
-/* Refuse a write into shared, graph-bound or expanded memory; bump the version otherwise. */
+/* Refuse a write into shared, graph-bound, expanded or absent memory. Who then writes bumps the
+ * version, which says that something was written. */
+ms_status msi_tensor_check_write(const ms_tensor *t, const char *what);
+/* The same, and bump it: for writes that cannot fail any more. */
 ms_status msi_tensor_begin_write(ms_tensor *t, const char *what);
 /* MS_VALUE_ERROR for a number that is no MS_INIT_*. */
 ms_status msi_init_check(int32_t kind);

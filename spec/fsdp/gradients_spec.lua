@@ -339,6 +339,18 @@ describe('gradients of sharded parameters', function()
     end
   end)
 
+  it('do not stay from before the parameters were wrapped, and a warning names them', function()
+    ms.dist.spawn(2, function()
+      local model = nn.Linear(7, 1):materialize()
+      model.weight:set_grad(ms.ones(1, 7))
+      local warnings = ms.capture_warnings(function() fsdp.FSDP(model):parameters() end)
+      assert.equal(1, #warnings)
+      assert.truthy(warnings[1].message:find("had before they were wrapped: 'weight'; wrap first",
+        1, true), warnings[1].message)
+      assert.is_nil(model.weight:grad())
+    end)
+  end)
+
   it('must be reduced before a step', function()
     ms.dist.spawn(2, function(rank)
       local model = linear('FULL_SHARD')

@@ -341,11 +341,11 @@ FSDP(
     end
   end)
 
-  it('scales gradients by numbers above 0 alone', function()
+  it('scales gradients by finite numbers above 0 alone', function()
     local model = wrapped(nn.Linear(2, 2))
-    for _, factor in ipairs { 0, -1, 0 / 0 } do
+    for _, factor in ipairs { 0, -1, math.huge, 0 / 0 } do
       checks.raises('ValueError', "'factor' is " .. tostring(factor):gsub('^-n', 'n')
-        .. ', expected a number above 0', model.set_gradient_factor, model, factor)
+        .. ', expected a finite number above 0', model.set_gradient_factor, model, factor)
     end
   end)
 

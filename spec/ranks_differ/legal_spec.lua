@@ -4,6 +4,7 @@
 -- A line changes the settings of rank 1; rank 0 has the defaults of support/two_ranks.lua.
 local ms = require 'moonshard'
 local nn, fsdp, optim, data = ms.nn, ms.fsdp, ms.optim, ms.data
+local checks = require 'support.checks'
 local runs = require 'support.runs'
 local two = require 'support.two_ranks'
 
@@ -118,6 +119,10 @@ local LEGAL = {
   end) }, 'values are compared, not writes', nil, {
     options = NO_SHARD, clip = changes(function(bias) bias:grad():fill_(4) end),
   } },
+  { 'a write into a replica that is refused', { before_step = before(2, function(model)
+    local bias = model.module[3].bias
+    checks.raises('ValueError', 'does not broadcast', ms.no_grad, bias.copy_, bias, ms.ones(2, 9))
+  end) }, 'nothing was written', nil, { options = NO_SHARD } },
   { "a shard's gradient", { clip = changes(function(bias)
     if bias:grad() then
       bias:grad():fill_(9)

@@ -5,7 +5,7 @@
  * NaN, infinities, -0, denormals and numbers near the ends of the range. After every call the
  * result is compared with the loops over what the operands really hold. Where a chain is smooth,
  * gradients of all its leaves are compared with finite differences of the loops over the whole
- * chain.
+ * chain. Operands may lie in the .grad of another operand of their call.
  *
  * MS_PROGRAMS=100000 runs more, MS_PROGRAM=n runs the n-th alone and says what it does. */
 #include "programs/program.h"
@@ -18,6 +18,8 @@ typedef struct slot {
     array a;
     ms_tensor *t;
     bool differentiated; /* a leaf that requires grad */
+    double *before;      /* what its .grad held before backward; NULL: none */
+    bool lent;           /* lies in the .grad of another leaf */
 } slot;
 
 typedef struct program {
@@ -35,7 +37,7 @@ typedef struct program {
 
 static program the; /* one at a time: it is large */
 static const program_op *all_ops[128];
-static int32_t n_ops, calls_of[128], gradients_checked, values_checked;
+static int32_t n_ops, calls_of[128], gradients_checked, gradients_read, values_checked;
 
 static void collect_ops(void)
 {
@@ -219,21 +221,13 @@ static bool fits_next(const array *x, bool finite)
     return true;
 }
 
-static bool same_form(const form *a, const form *b)
-{
-    bool same = a->dtype == b->dtype && a->ndim == b->ndim;
-
-    for (int32_t d = 0; same && d < a->ndim; d++) {
-        same = a->shape[d] == b->shape[d];
-    }
-    return same;
-}
-
 static int32_t new_leaf(program *p, const form *f)
 {
     slot *s = &p->slot[p->n_slots];
 
     s->t = make_leaf(f, p->special, &p->rng, &s->a);
+    s->before = NULL;
+    s->lent = false;
     s->differentiated = is_float(f) && below(&p->rng, 4) > 0;
     if (s->differentiated) {
         assert_ok(ms_tensor_set_requires_grad(s->t, true));
@@ -242,16 +236,33 @@ static int32_t new_leaf(program *p, const form *f)
     return p->n_slots++;
 }
 
-/* The operand's slot: an earlier value of its form, or a new leaf. */
+/* The operand's slot: an earlier value of its form, or a new leaf. (What lies in a gradient is read
+ * by one call: backward may have added to it when an earlier one's turn comes.) */
 static int32_t operand(program *p, const form *f)
 {
     for (int32_t k = 0; k < p->n_slots && f->draw == DRAW_SIGNED; k++) {
-        if (same_form(&p->slot[k].a.form, f) && fits_next(&p->slot[k].a, false) &&
-            below(&p->rng, 3) == 0) {
+        if (same_form(&p->slot[k].a.form, f) && !p->slot[k].lent &&
+            fits_next(&p->slot[k].a, false) && below(&p->rng, 3) == 0) {
             return k;
         }
     }
     return new_leaf(p, f);
+}
+
+/* Move an operand that is new in this call, from slot `fresh` on, into the .grad of another. */
+static void lend_one(program *p, const int32_t *in, int32_t n_in, int32_t fresh)
+{
+    for (int32_t k = 0; k < n_in * n_in; k++) {
+        slot *lender = &p->slot[in[k / n_in]], *borrower = &p->slot[in[k % n_in]];
+
+        if (lender != borrower && lender->differentiated && lender->before == NULL &&
+            !lender->lent && in[k % n_in] >= fresh && borrower->a.n > 0 &&
+            lender->a.n >= borrower->a.n && lender->a.form.dtype == borrower->a.form.dtype) {
+            lender->before = lend_gradient(lender->t, &lender->a, &borrower->t, &borrower->a);
+            borrower->lent = true;
+            return;
+        }
+    }
 }
 
 static int32_t op_index(const program_op *op)
@@ -272,16 +283,20 @@ static void run_call(program *p, call *c, int32_t first)
     ms_tensor *tensors[MAX_IN] = {NULL};
 
     in[0] = first;
+    const int32_t fresh = p->n_calls > 0 ? p->n_slots : 0;
+
     for (int32_t k = 1; k < c->n_in; k++) {
         in[k] = operand(p, &c->in[k]);
     }
+    lend_one(p, in, c->n_in, fresh);
     for (int32_t k = 0; k < c->n_in; k++) {
         arrays[k] = &p->slot[in[k]].a;
         tensors[k] = p->slot[in[k]].t;
     }
     slot *y = &p->slot[p->n_slots];
 
-    y->differentiated = false;
+    y->differentiated = y->lent = false;
+    y->before = NULL;
     y->t = NULL;
     if (p->verbose) {
         describe(p, c, in);
@@ -336,7 +351,8 @@ static bool extend(program *p)
         const int32_t first = below(&p->rng, 4) == 0 ? below(&p->rng, p->n_slots) : p->n_slots - 1;
         call c = {.op = all_ops[below(&p->rng, n_ops)], .rng = &p->rng};
         const array *x = &p->slot[first].a;
-        const bool fits = small(&x->form) && fits_next(x, is_attention(c.op));
+        const bool fits =
+            small(&x->form) && fits_next(x, is_attention(c.op)) && !p->slot[first].lent;
 
         c.in[0] = x->form;
         if (fits && !(p->special && is_attention(c.op)) && c.op->plan(&c)) {
@@ -418,6 +434,10 @@ static void check_leaf(program *p, int32_t leaf, const real *weight)
     for (int64_t i = 0; i < p->slot[leaf].a.n && p->narrow; i++) {
         room = fmaxl(room, 0.03L * fabsl((real)grad[i]));
     }
+    for (int64_t i = 0; i < p->slot[leaf].a.n && p->slot[leaf].before != NULL; i++) {
+        grad[i] -= p->slot[leaf].before[i];
+        gradients_read += i == 0;
+    }
     for (int32_t k = 0; k < 6 && p->slot[leaf].a.n > 0; k++) {
         const int64_t i = below(&p->rng, (int32_t)p->slot[leaf].a.n);
         real size, ignored;
@@ -494,6 +514,7 @@ static void run_program(int32_t number, bool verbose)
     differentiate(p);
     for (int32_t k = 0; k < p->n_slots; k++) {
         ms_tensor_free(p->slot[k].t);
+        free(p->slot[k].before);
     }
 }
 
@@ -524,9 +545,9 @@ static void test_autograd_programs__give_what_plain_loops_give(void **state)
                      (int)n);
         }
     }
-    print_message("%d programs: %d values, %d gradients\n", (int)n, (int)values_checked,
-                  (int)gradients_checked);
-    assert_true(gradients_checked > n && values_checked > 10 * n);
+    print_message("%d programs: %d values, %d gradients, %d read while added to\n", (int)n,
+                  (int)values_checked, (int)gradients_checked, (int)gradients_read);
+    assert_true(gradients_checked > n && values_checked > 10 * n && gradients_read > n / 50);
 }
 
 /* Every ms_op_... that the header declares has a row: a new one without fails here. */

@@ -98,32 +98,43 @@ static void test_autograd_views__a_part_of_a_given_gradient_place_is_zeroed_once
     ms_tensor_free(x);
 }
 
+/* As many as an operator takes, one more, and more than groups of groups. */
 static void test_autograd_views__cat_many(void **state)
 {
-    enum { N = 64 };
+    enum { MOST = 64 * 64 + 3 };
+    static const int32_t counts[] = {64, 65, MOST};
+    static ms_tensor *x[MOST];
+    static double values[MOST], got[MOST];
     const int64_t one = 1;
-    ms_tensor *x[N + 1], *y, *g;
-    double values[N], got[N];
+    ms_tensor *y, *g;
 
-    for (int i = 0; i <= N; i++) {
+    for (int32_t i = 0; i < MOST; i++) {
         assert_ok(ms_tensor_full(&x[i], MS_DTYPE_F32, 1, &one, i));
         require(x[i]);
-    }
-    for (int i = 0; i < N; i++) {
         values[i] = i;
     }
-    assert_ok(ms_op_cat(&y, x, N, 0));
-    assert_ok(ms_tensor_to_doubles(y, got, N));
-    assert_close(got, values, N, 0, 0);
-    assert_ok(ms_op_clone(&g, y));
-    assert_ok(ms_backward(y, g));
-    EXPECT_GRAD(x[63], 63);
-    ms_tensor_free(g);
-    ms_tensor_free(y);
-    assert_fails(MS_VALUE_ERROR, "got 65 tensors, expected 1 to 64", ms_op_cat(&y, x, N + 1, 0));
+    for (size_t k = 0; k < sizeof(counts) / sizeof(*counts); k++) {
+        const int32_t n = counts[k];
+
+        assert_ok(ms_op_cat(&y, x, n, 0));
+        assert_ok(ms_tensor_to_doubles(y, got, n));
+        assert_close(got, values, n, 0, 0);
+        assert_ok(ms_op_clone(&g, y));
+        assert_ok(ms_backward(y, g));
+        for (int32_t i = 0; i < n; i++) {
+            EXPECT_GRAD(x[i], values[i]);
+            assert_ok(ms_tensor_set_grad(x[i], NULL));
+        }
+        ms_tensor_free(g);
+        ms_tensor_free(y);
+    }
+    g = x[MOST - 1];
+    assert_ok(ms_tensor_full(&x[MOST - 1], MS_DTYPE_F32, 0, NULL, 0));
+    assert_fails(MS_VALUE_ERROR, "cat: a tensor has shape ()", ms_op_cat(&y, x, MOST, 0));
     assert_null(y);
+    ms_tensor_free(g);
     assert_fails(MS_VALUE_ERROR, "got 0 tensors", ms_op_cat(&y, x, 0, 0));
-    for (int i = 0; i <= N; i++) {
+    for (int32_t i = 0; i < MOST; i++) {
         ms_tensor_free(x[i]);
     }
 }

@@ -15,6 +15,7 @@ typedef struct scene {
     ms_status status[WORLD];
     int64_t step[WORLD]; /* that was loaded; 0: none was there */
     bool changed[WORLD];
+    int64_t versions[WORLD]; /* that the tensor has gone through */
     char message[WORLD][1000];
     int n_warnings[WORLD];
     char warning[400]; /* the last one */
@@ -62,6 +63,14 @@ static ms_status load(scene *s, ms_comm *world, int32_t rank, ms_tensor *t)
     return MS_OK;
 }
 
+static int64_t version_of(const ms_tensor *t)
+{
+    ms_tensor_info info;
+
+    assert_ok(ms_tensor_describe(t, &info));
+    return info.version;
+}
+
 static ms_status play(void *user, int32_t rank)
 {
     scene *s = user;
@@ -85,6 +94,7 @@ static ms_status play(void *user, int32_t rank)
     }
     ms_warnings_capture(false);
     s->changed[rank] = !same_bytes(t, before);
+    s->versions[rank] = version_of(t) - version_of(before);
     ms_tensor_free(t);
     ms_tensor_free(before);
     return MS_OK;
@@ -100,6 +110,7 @@ static void expect_step(scene *s, int64_t step)
         }
         assert_int_equal(step, s->step[r]);
         assert_true(s->changed[r] == (step != 0));
+        assert_int_equal(step != 0, s->versions[r]);
     }
 }
 
@@ -112,6 +123,7 @@ static void expect_failure(scene *s, ms_status kind, const char *text)
         assert_non_null(strstr(s->message[r], text));
         assert_string_equal(s->message[0], s->message[r]);
         assert_false(s->changed[r]);
+        assert_int_equal(0, s->versions[r]);
     }
 }
 

@@ -517,6 +517,20 @@ static void test_tensor_data__top_k_keeps_the_first_of_equals_at_the_edge(void *
     assert_true(fabs(share[0] - 0.5) < 0.012 && fabs(share[1] - 0.5) < 0.012);
 }
 
+/* The limits of growing logits and temperatures. */
+static void test_tensor_data__infinite_logits_and_temperatures_are_limits(void **state)
+{
+    double share[4];
+
+    (void)state;
+    shares((double[]){1, 2, INFINITY, 0}, 4, 1, 0, share);
+    assert_true(fabs(share[2] - 1) < 1e-9);
+    shares((double[]){INFINITY, 2, INFINITY, -INFINITY}, 4, INFINITY, 3, share);
+    assert_true(share[1] == 0 && share[3] == 0 && fabs(share[0] - 0.5) < 0.012);
+    shares((double[]){0, -INFINITY, 3}, 3, INFINITY, 0, share);
+    assert_true(share[1] == 0 && fabs(share[0] - 0.5) < 0.012);
+}
+
 static void test_tensor_data__refuses_what_cannot_be_drawn_from(void **state)
 {
     ms_tensor *logits = logits_of((double[]){0, NAN}, 2);
@@ -526,6 +540,12 @@ static void test_tensor_data__refuses_what_cannot_be_drawn_from(void **state)
     assert_fails(MS_VALUE_ERROR, "logit 1 is NaN", ms_data_sample(&token, logits, 1, 0, 0, 0));
     assert_fails(MS_VALUE_ERROR, "neither below 0", ms_data_sample(&token, logits, -1, 0, 0, 0));
     assert_fails(MS_VALUE_ERROR, "neither below 0", ms_data_sample(&token, logits, 1, -1, 0, 0));
+    ms_tensor_free(logits);
+    logits = logits_of((double[]){-INFINITY, -INFINITY}, 2);
+    for (int32_t temperature = 0; temperature < 2; temperature++) {
+        assert_fails(MS_VALUE_ERROR, "all 2 logits are -inf",
+                     ms_data_sample(&token, logits, temperature, 1, 0, 0));
+    }
     ms_tensor_free(logits);
 }
 
@@ -550,6 +570,7 @@ int main(void)
         cmocka_unit_test(test_tensor_data__temperature_zero_takes_the_first_largest),
         cmocka_unit_test(test_tensor_data__draws_follow_the_softmax),
         cmocka_unit_test(test_tensor_data__top_k_keeps_the_first_of_equals_at_the_edge),
+        cmocka_unit_test(test_tensor_data__infinite_logits_and_temperatures_are_limits),
         cmocka_unit_test(test_tensor_data__refuses_what_cannot_be_drawn_from),
     };
     return cmocka_run_group_tests_name("tensor_data", tests, NULL, NULL);

@@ -132,6 +132,53 @@ static void test_tensor__writing_bumps_the_version(void **state)
     ms_tensor_free(view);
 }
 
+/* Saved tensors and replicas are compared by versions: one says that something was written. */
+static void test_tensor__a_refused_write_bumps_no_version(void **state)
+{
+    ms_tensor *t = made(1, (const int64_t[]){4}), *wide = made(2, (const int64_t[]){2, 4});
+    ms_tensor *long_one = made(1, (const int64_t[]){5}), *none, *bytes, *tokens, *x, *y;
+    ms_tensor_info info;
+
+    (void)state;
+    assert_ok(ms_tensor_meta(&none, MS_DTYPE_F32, 1, (const int64_t[]){4}));
+    for (int32_t k = 0; k < 3; k++) {
+        ms_tensor *src = k == 0 ? wide : k == 1 ? long_one : none;
+        const ms_status kind = k < 2 ? MS_VALUE_ERROR : MS_RUNTIME_ERROR;
+        const char *why = k < 2 ? "does not broadcast to (4)" : "has no values yet";
+
+        assert_fails(kind, why, ms_tensor_copy(t, src));
+        assert_fails(kind, why, ms_tensor_add_scaled(t, src, 2));
+    }
+    assert_ok(ms_tensor_describe(t, &info));
+    assert_int_equal(info.version, 0);
+    assert_fails(MS_RUNTIME_ERROR, "has no values yet", ms_tensor_fill(none, 1));
+    assert_fails(MS_RUNTIME_ERROR, "has no values yet", ms_tensor_copy(none, t));
+    assert_fails(MS_RUNTIME_ERROR, "has no values yet",
+                 ms_tensor_init(none, MS_INIT_NORMAL, 0, 1, 7));
+    assert_ok(ms_tensor_describe(none, &info));
+    assert_int_equal(info.version, 0);
+    ms_tensor_free(none);
+    assert_ok(ms_tensor_full(&bytes, MS_DTYPE_U8, 1, (const int64_t[]){4}, 1));
+    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "add_ is not implemented for dtype u8",
+                 ms_tensor_add_scaled(bytes, bytes, 1));
+    assert_ok(ms_tensor_describe(bytes, &info));
+    assert_int_equal(info.version, 0);
+    ms_tensor_free(bytes);
+    assert_ok(ms_tensor_full(&tokens, MS_DTYPE_I64, 1, (const int64_t[]){9}, 1));
+    assert_ok(ms_tensor_full(&x, MS_DTYPE_I64, 2, (const int64_t[]){1, 4}, 0));
+    assert_ok(ms_tensor_meta(&y, MS_DTYPE_I64, 2, (const int64_t[]){1, 4}));
+    assert_fails(MS_RUNTIME_ERROR, "has no values yet",
+                 ms_data_windows(x, y, tokens, 0, 1, 0, false));
+    assert_ok(ms_tensor_describe(x, &info));
+    assert_int_equal(info.version, 0);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+    ms_tensor_free(tokens);
+    ms_tensor_free(long_one);
+    ms_tensor_free(wide);
+    ms_tensor_free(t);
+}
+
 /* 6 x 4 as (2, 3, 4); a transposed view does not merge, a narrowed outer dimension does. */
 static void test_tensor_view__reshapes_without_a_copy_where_strides_allow(void **state)
 {
@@ -423,6 +470,7 @@ int main(void)
         cmocka_unit_test(test_tensor__sizes_that_cannot_be_counted_are_refused),
         cmocka_unit_test(test_tensor__a_meta_tensor_has_no_values),
         cmocka_unit_test(test_tensor__writing_bumps_the_version),
+        cmocka_unit_test(test_tensor__a_refused_write_bumps_no_version),
         cmocka_unit_test(test_tensor_view__reshapes_without_a_copy_where_strides_allow),
         cmocka_unit_test(test_tensor_view__reshapes_every_order_of_dimensions),
         cmocka_unit_test(test_tensor_view__reshapes_empty_tensors_with_gaps),

@@ -15,6 +15,7 @@ local buffer = require 'moonshard.nn.buffer'
 local changeable = require 'moonshard.fsdp.changeable'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
+local forward_values = require 'moonshard.fsdp.forward_values'
 local guard = require 'moonshard.guard'
 local ignored = require 'moonshard.fsdp.ignored'
 local notes = require 'moonshard_ffi.notes'
@@ -154,8 +155,23 @@ function FSDP:_unit_name()
   return path == '' and self.module._name or path
 end
 
+-- A gradient of a whole parameter has no place in a unit, which holds what ranks have reduced.
+local function warn_of_gradients(tensors, names)
+  local lost = {}
+  for i, tensor in ipairs(tensors) do
+    if tensor:grad() then
+      lost[#lost + 1] = ("'%s'"):format(names[i])
+    end
+  end
+  if #lost > 0 then
+    errors.warn('UserWarning', 'FSDP drops the gradients that these parameters had before they '
+      .. 'were wrapped: ' .. table.concat(lost, ', ') .. '; wrap first, then run backward')
+  end
+end
+
 --- Called by the plan, once, with what this instance manages.
 function FSDP:_make_unit(tensors, names, shared)
+  warn_of_gradients(tensors, names)
   local shapes = {}
   for i, tensor in ipairs(tensors) do
     shapes[i] = parameter.shape(tensor)
@@ -278,50 +294,8 @@ end
 
 -- -- forward -------------------------------------------------------------------------------------
 
-local function cast_value(value, dtype)
-  if parameter.is_tensor(value) then
-    local facts = parameter.facts(value)
-    return facts.floating and facts.dtype ~= dtype and value:to(dtype) or value
-  elseif type(value) == 'table' and getmetatable(value) == nil then
-    local out = {}
-    for key, entry in next, value do
-      out[key] = cast_value(entry, dtype)
-    end
-    return out
-  end
-  return value
-end
-
-local function cast_inputs(dtype, n, first, ...)
-  if n == 0 then
-    return
-  elseif n == 1 then
-    return cast_value(first, dtype)
-  end
-  return cast_value(first, dtype), cast_inputs(dtype, n - 1, ...)
-end
-
--- The tensors among results, also inside plain tables (sorted: order is part of the schedule).
-local function collect(value, out)
-  if parameter.is_tensor(value) then
-    out[#out + 1] = value
-  elseif type(value) == 'table' and getmetatable(value) == nil then
-    for i = 1, #value do
-      collect(value[i], out)
-    end
-    for _, key in ipairs(util.sorted_keys(value)) do
-      collect(value[key], out)
-    end
-  end
-  return out
-end
-
 local function after_forward(unit, ...)
-  local outputs = {}
-  for i = 1, select('#', ...) do
-    collect(select(i, ...), outputs)
-  end
-  runtime.unit_post_forward(unit, outputs)
+  runtime.unit_post_forward(unit, forward_values.tensors(...))
   return ...
 end
 
@@ -333,14 +307,14 @@ function FSDP:_unit_forward(...)
   watch.check(self._watched)
   if not unit then
     if casts then
-      return self._fsdp_wrapped_module(cast_inputs(dtype, select('#', ...), ...))
+      return self._fsdp_wrapped_module(forward_values.cast(dtype, select('#', ...), ...))
     end
     return self._fsdp_wrapped_module(...)
   end
   runtime.unit_pre_forward(unit)
   if casts then
     return after_forward(unit,
-      self._fsdp_wrapped_module(cast_inputs(dtype, select('#', ...), ...)))
+      self._fsdp_wrapped_module(forward_values.cast(dtype, select('#', ...), ...)))
   end
   return after_forward(unit, self._fsdp_wrapped_module(...))
 end
@@ -477,12 +451,14 @@ function FSDP:reshard()
 end
 
 --- Multiply reduced gradients by this in place of 1 / world size; nil restores that.
----@param factor? number
+---@param factor? number  finite, above 0
 function FSDP:set_gradient_factor(factor)
-  if factor ~= nil and (arguments.number('set_gradient_factor', 'factor', factor) <= 0
-    or factor ~= factor) then
-    errors.raise('ValueError', "set_gradient_factor: 'factor' is %g, expected a number above 0",
-      factor)
+  if factor ~= nil then
+    arguments.number('set_gradient_factor', 'factor', factor)
+    if not (factor > 0 and factor < math.huge) then
+      errors.raise('ValueError', "set_gradient_factor: 'factor' is %g, expected a finite number "
+        .. 'above 0', factor)
+    end
   end
   runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
 end

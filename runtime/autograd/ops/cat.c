@@ -1,6 +1,8 @@
 /* Concatenation. Each operand's gradient is a part of the result's. */
 #include "operand.h"
 
+#include <stdlib.h>
+
 typedef struct cat_attrs {
     int32_t dim, n;
 } cat_attrs;
@@ -88,14 +90,43 @@ static const msi_op cat_op = {.name = "cat",
                               .backward = cat_backward,
                               .attrs_size = sizeof(cat_attrs)};
 
+/* More tensors than an operator takes: neighbours are joined, then what they make. */
+static ms_status cat_groups(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors,
+                            int32_t dim)
+{
+    const int32_t n_groups = (n_tensors - 1) / MSI_OP_MAX_IN + 1;
+    ms_tensor **groups = calloc((size_t)n_groups, sizeof(ms_tensor *));
+    ms_status status = MS_OK;
+
+    if (groups == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "cat: no memory for %d groups of tensors", (int)n_groups);
+    }
+    for (int32_t i = 0; i < n_groups && status == MS_OK; i++) {
+        const int32_t first = i * MSI_OP_MAX_IN, left = n_tensors - first;
+
+        status = ms_op_cat(&groups[i], tensors + first, left < MSI_OP_MAX_IN ? left : MSI_OP_MAX_IN,
+                           dim);
+    }
+    if (status == MS_OK) {
+        status = ms_op_cat(out, groups, n_groups, dim);
+    }
+    for (int32_t i = 0; i < n_groups; i++) {
+        ms_tensor_free(groups[i]);
+    }
+    free(groups);
+    return status;
+}
+
 ms_status ms_op_cat(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors, int32_t dim)
 {
     const cat_attrs attrs = {dim, n_tensors};
 
     *out = NULL;
-    if (n_tensors < 1 || n_tensors > MSI_OP_MAX_IN) {
-        return MS_FAIL(MS_VALUE_ERROR, "cat: got %d tensors, expected 1 to %d", (int)n_tensors,
-                       MSI_OP_MAX_IN);
+    if (n_tensors < 1) {
+        return MS_FAIL(MS_VALUE_ERROR, "cat: got %d tensors, expected at least 1", (int)n_tensors);
+    }
+    if (n_tensors > MSI_OP_MAX_IN) {
+        return cat_groups(out, tensors, n_tensors, dim);
     }
     return msi_op_run(&cat_op, &attrs, tensors, n_tensors, out, 1);
 }

@@ -47,7 +47,8 @@ MS_API ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *to
 
 /**
  * Draw one token from softmax(logits / temperature), limited to the `top_k` largest.
- * @param logits       floating, V elements
+ * @param logits       floating, V elements; one of -inf is never drawn, beside one of +inf nothing
+ *                     else; MS_VALUE_ERROR for NaN, and when all are -inf
  * @param temperature  0: the largest, the first of equals
  * @param top_k        0: all
  * @param draw         number of this draw: equal (seed, draw) and logits give equal tokens

@@ -72,7 +72,8 @@ MS_API void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o, uint32_t struct_s
 
 /**
  * Group parameters. Takes its own reference to each; their handles show the local shard from now
- * on (1-D) and the full parameter while the unit is unsharded. No communication.
+ * on (1-D) and the full parameter while the unit is unsharded. Gradients they have are dropped. No
+ * communication.
  * @param params  (n) distinct floating leaves of one dtype, at least one element each unless their
  *                shape has a zero; scalars are refused
  * @param names   (n) paths, copied; used in errors, checkpoints and the random stream
@@ -124,7 +125,7 @@ MS_API void ms_fsdp_tree_reset(ms_fsdp_tree *tree);
 /** false: backwards accumulate unsharded gradients and reduce nothing (no_sync). */
 MS_API ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync);
 /** Multiply reduced gradients by this instead of 1 / world size (with m micro-batches a rank whose
- * losses are means: 1 / (m * world size)); 0 restores the default. */
+ * losses are means: 1 / (m * world size)); 0 restores the default. Finite (MS_VALUE_ERROR). */
 MS_API ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor);
 
 /** Gather and keep a unit's full parameters until ms_fsdp_unit_reshard(). Collective. */

@@ -135,3 +135,39 @@ ms_tensor *make_leaf(const form *f, bool special, uint64_t *rng, array *a)
     }
     return t;
 }
+
+double *lend_gradient(ms_tensor *lender, const array *lends, ms_tensor **borrower,
+                      const array *shown)
+{
+    const form *f = &shown->form;
+    const int64_t n = lends->n;
+    double *held = calloc((size_t)n, sizeof(*held));
+    int64_t shape[MS_MAX_DIMS];
+    int32_t perm[MS_MAX_DIMS];
+    ms_tensor *zeros, *grad, *t, *next;
+    ms_tensor_info info;
+
+    for (int32_t d = 0; d < f->ndim; d++) {
+        perm[d] = f->ndim - 1 - d;
+        shape[perm[d]] = f->shape[d];
+    }
+    assert_ok(ms_tensor_full(&zeros, f->dtype, lends->form.ndim, lends->form.shape, 0));
+    assert_ok(ms_tensor_set_grad(lender, zeros));
+    ms_tensor_free(zeros);
+    assert_ok(ms_tensor_grad(&grad, lender));
+    assert_ok(ms_op_reshape(&t, grad, 1, &n));
+    assert_ok(ms_op_narrow(&next, t, 0, n - shown->n, shown->n));
+    replace(&t, next);
+    assert_ok(ms_op_reshape(&next, t, f->ndim, shape));
+    replace(&t, next);
+    assert_ok(ms_op_permute(&next, t, f->ndim, perm));
+    replace(&t, next);
+    assert_ok(ms_tensor_describe(*borrower, &info));
+    assert_ok(ms_tensor_set_requires_grad(*borrower, false));
+    assert_ok(ms_tensor_copy(t, *borrower));
+    assert_ok(ms_tensor_set_requires_grad(t, info.requires_grad));
+    replace(borrower, t);
+    assert_ok(ms_tensor_to_doubles(grad, held, n));
+    ms_tensor_free(grad);
+    return held;
+}

@@ -78,6 +78,8 @@ real unit_of(int32_t dtype);
 real compute_unit_of(int32_t dtype);
 real largest_of(int32_t dtype);
 bool is_float(const form *f);
+/* Are dtype and shape the same? */
+bool same_form(const form *a, const form *b);
 /* out->form = a form, contiguous, and its count. */
 void set_form(array *out, int32_t dtype, int32_t ndim, const int64_t *shape);
 /* Element of `in` at row-major position `i` of a shape it broadcasts to. */
@@ -92,5 +94,10 @@ void broadcast_shape(const form *a, const form *b, int32_t *ndim, int64_t *shape
 /* A tensor of the form in memory of any layout, with special values among others if asked for. In
  * `a` what each element must be, found from the memory by own arithmetic. */
 ms_tensor *make_leaf(const form *f, bool special, uint64_t *rng, array *a);
+/* Move an operand, a leaf of no more elements, into the last elements of the lender's .grad, its
+ * dimensions in reversed order; *borrower is replaced. @return all the .grad holds then; the caller
+ * frees it */
+double *lend_gradient(ms_tensor *lender, const array *lends, ms_tensor **borrower,
+                      const array *shown);
 
 #endif

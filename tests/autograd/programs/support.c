@@ -29,6 +29,16 @@ bool is_float(const form *f)
     return ms_dtype_is_floating(f->dtype);
 }
 
+bool same_form(const form *a, const form *b)
+{
+    bool same = a->dtype == b->dtype && a->ndim == b->ndim;
+
+    for (int32_t d = 0; same && d < a->ndim; d++) {
+        same = a->shape[d] == b->shape[d];
+    }
+    return same;
+}
+
 real unit_of(int32_t dtype)
 {
     return dtype == MS_DTYPE_F64    ? 0x1p-53L
