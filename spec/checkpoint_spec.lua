@@ -470,25 +470,25 @@ describe('a load that fails', function()
   it('on one rank fails on all, changes none, and the next one works', function()
     local out = folder()
     ms.dist.spawn(2, function(rank)
-      local run = sharded(16)
-      checkpoint.save(root, 'a', { step = 1, model = run.model, optimizer = run.optimizer })
+      local run, manager = sharded(16), checkpoint.Manager { root = root }
+      manager:save { step = 1, model = run.model, optimizer = run.optimizer }
       local at_a = hash_of_run(run)
       run.train()
-      checkpoint.save(root, 'b', { step = 2, model = run.model, optimizer = run.optimizer })
+      manager:save { step = 2, model = run.model, optimizer = run.optimizer }
       run.train()
       local before = hash_of_run(run)
       if rank == 0 then
-        damage(root .. '/b/rank-00001-of-00002.safetensors')
+        damage(root .. '/step-00000002/rank-00001-of-00002.safetensors')
       end
       ms.dist.barrier()
-      local ok, err = pcall(checkpoint.load, root .. '/b', { model = run.model,
+      local ok, err = pcall(checkpoint.load, root .. '/step-00000002', { model = run.model,
         optimizer = run.optimizer })
       assert(not ok)
-      write(out, tostring(err):gsub(root, '<root>'):gsub('%x%x%x%x%x%x%x%x+', '<hash>'))
+      write(out, tostring(err):gsub(root, '<root>'):gsub('%x%x%x%x%x%x%x%x%x+', '<hash>'))
       assert(hash_of_run(run) == before, 'the failed load has changed something')
 
       -- something only one rank's script does wrong
-      ok, err = pcall(checkpoint.load, root .. '/a', { model = run.model,
+      ok, err = pcall(checkpoint.load, root .. '/step-00000001', { model = run.model,
         optimizer = rank == 1 and ms.optim.SGD(run.model:parameters(), { lr = 1 })
           or run.optimizer })
       assert(not ok)
@@ -496,8 +496,7 @@ describe('a load that fails', function()
       assert(hash_of_run(run) == before, 'the failed load has changed something')
 
       local warnings = ms.capture_warnings(function()
-        local meta = checkpoint.Manager({ root = root }):resume { model = run.model,
-          optimizer = run.optimizer }
+        local meta = manager:resume { model = run.model, optimizer = run.optimizer }
         assert(meta.step == 1, 'resumed at ' .. meta.step)
       end)
       assert(#warnings == (rank == 0 and 1 or 0), #warnings)
@@ -510,8 +509,8 @@ describe('a load that fails', function()
       texts[line] = (texts[line] or 0) + 1
     end
     assert.same({
-      ['FormatError: rank 1: <root>/b/rank-00001-of-00002.safetensors: its bytes have hash <hash>, '
-        .. 'expected <hash>'] = 2,
+      ['FormatError: rank 1: <root>/step-00000002/rank-00001-of-00002.safetensors: its bytes '
+        .. 'have hash <hash>, expected <hash>'] = 2,
       ['ValueError: rank 1: the checkpoint holds the state of AdamW, expected SGD'] = 2,
     }, texts)
   end)

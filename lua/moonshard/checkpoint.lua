@@ -490,15 +490,16 @@ function Manager:save(opts)
   return path
 end
 
---- Read the checkpoint that was saved last, as checkpoint.latest() has it, if all ranks find it
---- intact; else the newest by step that they do. Collective. A FormatError when there are
---- checkpoints and none is; then nothing is changed.
+--- Read the checkpoint of a step that was saved last, if all ranks find it intact; else the newest
+--- by step that they do. One of another name, as checkpoint.save() may have put there, is passed
+--- over, with a warning when it was saved last. Collective. A FormatError when there are checkpoints
+--- and none is intact; then nothing is changed.
 ---@param opts ms.checkpoint.State
----@return ms.checkpoint.Meta?  nil when there is no checkpoint at all
+---@return ms.checkpoint.Meta?  nil when there is no checkpoint of a step
 function Manager:resume(opts)
   opts = check_load('checkpoint.resume', opts)
   local comm = sharding.world()
-  local loader = runtime.load_latest(comm, self.root)
+  local loader = runtime.load_latest_step(comm, self.root)
   return loader and load_into(comm, loader, opts)
 end
 

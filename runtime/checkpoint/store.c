@@ -51,23 +51,15 @@ ms_status msi_listing_pass_over(msi_listing *l, ms_status status, bool tell)
 
 ms_status msi_listing_none(const msi_listing *l, const char *root)
 {
-    char pointed[NAME_MAX + 1] = "";
-    char *pointer = msi_io_path("%s/latest", root);
-
-    if (pointer == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    const ssize_t n = readlink(pointer, pointed, sizeof(pointed) - 1);
-
-    free(pointer);
     if (l->n_broken > 0) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s holds %d checkpoint%s, %s: %s", root, l->n_broken,
                        l->n_broken > 1 ? "s" : "",
                        l->n_broken > 1 ? "none of them intact" : "which is not intact", l->broken);
     }
-    return n < 0 ? MS_OK
-                 : MS_FAIL(MS_FORMAT_ERROR, "%s/latest points at '%s', but no checkpoint is there",
-                           root, pointed);
+    return l->lost[0] == '\0'
+               ? MS_OK
+               : MS_FAIL(MS_FORMAT_ERROR, "%s/latest points at '%s', but no checkpoint is there",
+                         root, l->lost);
 }
 
 /* Append a checkpoint when it opens. */
@@ -103,9 +95,9 @@ static ms_status examine(msi_listing *l, const char *root, const char *name, boo
     return MS_OK;
 }
 
-/* Checkpoints are there, and `latest` points at none of them: what was saved last is lost, and the
- * run is about to go on from another one. */
-static ms_status tell_lost(const char *root, int dir)
+/* Does `latest` point where no checkpoint is? Then what was saved last is lost, and where there are
+ * others, a run is about to go on from one of them. */
+static ms_status note_lost(msi_listing *l, const char *root, int dir, bool tell)
 {
     char pointed[NAME_MAX + 1];
     const ssize_t n = readlinkat(dir, "latest", pointed, sizeof(pointed) - 1);
@@ -117,10 +109,13 @@ static ms_status tell_lost(const char *root, int dir)
     pointed[n] = '\0';
     MS_TRY(msi_folder_holds_ours(&holds, dir, pointed));
     if (!holds) {
+        snprintf(l->lost, sizeof(l->lost), "%s", pointed);
+    }
+    if (!holds && tell && l->n > 0) {
         msi_warn("UserWarning",
                  "%s/latest points at '%s', but no checkpoint is there: another one "
                  "is taken",
-                 root, pointed);
+                 root, l->lost);
     }
     return MS_OK;
 }
@@ -184,8 +179,8 @@ ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
             status = examine(l, root, e->d_name, tell);
         }
     }
-    if (status == MS_OK && tell && l->n > 0) {
-        status = tell_lost(root, dirfd(dir));
+    if (status == MS_OK) {
+        status = note_lost(l, root, dirfd(dir), tell);
     }
     closedir(dir);
     if (status == MS_OK && l->n > 1) {
@@ -338,24 +333,31 @@ const char *ms_checkpoint_step_name(int64_t step)
     return name;
 }
 
-/* Leave in the listing what is named by its step, that of `step` first. */
-static void leave_steps(msi_listing *l, int64_t step)
+static bool is_named_by_step(const msi_found *found)
 {
-    int32_t n = 0;
+    return strcmp(found->name, ms_checkpoint_step_name(found->step)) == 0;
+}
 
+void msi_listing_leave_steps(msi_listing *l, const char *root, bool tell)
+{
+    int32_t first = 0, n = 0;
+
+    while (first < l->n && !is_named_by_step(&l->list[first])) {
+        first++;
+    }
+    if (tell && first > 0) {
+        msi_warn("UserWarning",
+                 "%s/%s, which is not named by its step, is passed over: %s is taken", root,
+                 l->list[0].name, first < l->n ? l->list[first].name : "none");
+    }
     for (int32_t i = 0; i < l->n; i++) {
-        if (strcmp(l->list[i].name, ms_checkpoint_step_name(l->list[i].step)) == 0) {
+        if (is_named_by_step(&l->list[i])) {
             l->list[n++] = l->list[i];
         } else {
             free(l->list[i].name);
         }
     }
     l->n = n;
-    for (int32_t i = 0; i < l->n; i++) {
-        if (l->list[i].step == step) {
-            move_first(l, i);
-        }
-    }
 }
 
 ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
@@ -366,6 +368,11 @@ ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
         return MS_FAIL(MS_VALUE_ERROR, "rotate keeps at least 1 checkpoint, got %d", keep);
     }
     MS_TRY(msi_listing_read(&l, root, false));
-    leave_steps(&l, step);
+    msi_listing_leave_steps(&l, root, false);
+    for (int32_t i = 0; i < l.n; i++) {
+        if (l.list[i].step == step) {
+            move_first(&l, i);
+        }
+    }
     return keep_first(&l, root, keep);
 }

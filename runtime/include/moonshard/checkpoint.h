@@ -103,6 +103,11 @@ MS_API ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *c
  * one. Collective. */
 MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm,
                                            const char *root);
+/** As ms_checkpoint_load_latest(), of the checkpoints that are named by their own steps, as
+ * ms_checkpoint_step_name() has it. Where one of another name would have been taken, a warning
+ * names both. `*out` is NULL also when there are intact ones of other names only. Collective. */
+MS_API ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *comm,
+                                                const char *root);
 /** What is being read: its meta data, keys and extents. Borrowed from `l`. */
 MS_API const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l);
 /**
