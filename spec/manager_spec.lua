@@ -92,8 +92,8 @@ describe('a manager of checkpoints', function()
     assert.truthy(told[1].message:find(root .. '/best, which is not named by its step, is '
       .. 'passed over: step-00000030 is taken', 1, true))
     os.execute(("cd '%s' && rm -rf step-00000030 && ln -sfn step-00000030 latest"):format(root))
-    checks.raises('FormatError', "latest points at 'step-00000030', but no checkpoint is there",
-      resume)
+    checks.raises('FormatError', "latest points at 'step-00000030', but no checkpoint of this "
+      .. 'folder is there', resume)
   end)
 
   it('leaves checkpoints alone that bear other names', function()

@@ -13,7 +13,7 @@ typedef struct msi_listing {
     msi_found *list; /* where `latest` points, then newest first: by step, equal ones by name */
     int32_t n, n_broken;
     char broken[900]; /* what is wrong with each that was passed over; cut */
-    char lost[256];   /* what `latest` says where no checkpoint is; cut */
+    char lost[256];   /* what `latest` says when it leads to no checkpoint of the folder; cut */
 } msi_listing;
 
 /* Checkpoints under `root` whose manifest is sound and whose files have their sizes; none when

@@ -98,8 +98,9 @@ MS_API ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *c
  * rank 0 reports the others with ms_warn(). `*out` is NULL when there is none at all; where there
  * are some and none is intact it is MS_FORMAT_ERROR, which says what is wrong with each. What
  * counts as a checkpoint: a folder (no link to one) that holds a manifest or files of ranks, and is
- * not what a writer left that died before it could publish; and whatever the link `<root>/latest`
- * points at. A folder in the place of that link, as a copy that follows links makes it, is a broken
+ * not what a writer left that died before it could publish. The link `<root>/latest` may lead to it
+ * by any spelling; one that leads to none of these is a warning, and MS_FORMAT_ERROR where there is
+ * none. A folder in the place of that link, as a copy that follows links makes it, is a broken
  * one. Collective. */
 MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm,
                                            const char *root);
