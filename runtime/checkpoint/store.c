@@ -63,6 +63,20 @@ ms_status msi_listing_none(const msi_listing *l, const char *root)
                          msi_foreign_name(l->lost));
 }
 
+/* May this be a checkpoint, whole or broken? */
+static ms_status is_candidate(bool *is, const char *root, const char *name)
+{
+    *is = false;
+    if (name[0] == '.' || name[0] == '\0' || msi_folder_is_leftover(name)) {
+        return MS_OK;
+    }
+    char *path = msi_io_path("%s/%s", root, name);
+    const ms_status status = path != NULL ? msi_folder_holds_ours(is, path) : MS_OUT_OF_MEMORY;
+
+    free(path);
+    return status;
+}
+
 /* Append a checkpoint when it opens. */
 static ms_status examine(msi_listing *l, const char *root, const char *name, bool tell)
 {
@@ -119,16 +133,14 @@ static void note_lost(msi_listing *l, const char *root, const char *text, bool t
 
 /* What was saved last comes first, whatever its step: who went back to an earlier step means to go
  * on from there. */
-static ms_status put_pointed_first(msi_listing *l, const char *root, int dir, bool tell)
+static ms_status put_pointed_first(msi_listing *l, const char *root, bool tell)
 {
     msi_pointer pointer;
-    bool holds = false;
+    bool is_there;
 
     MS_TRY(msi_pointer_read(&pointer, root));
-    if (pointer.name[0] != '\0') {
-        MS_TRY(msi_folder_holds_ours(&holds, dir, pointer.name));
-    }
-    if (!holds && pointer.text[0] != '\0') {
+    MS_TRY(is_candidate(&is_there, root, pointer.name));
+    if (!is_there && pointer.text[0] != '\0') {
         note_lost(l, root, pointer.text, tell);
     }
     for (int32_t i = 0; i < l->n; i++) {
@@ -148,26 +160,23 @@ ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
 
     *l = (msi_listing){0};
     if (dir == NULL) {
-        return errno == ENOENT ? MS_OK : msi_io_fail("open", root);
+        return errno == ENOENT ? msi_io_absent(root) : msi_io_fail("open", root);
     }
     while (status == MS_OK && (status = msi_io_next(&e, dir, root)) == MS_OK && e != NULL) {
-        bool holds;
+        bool is;
 
-        if (e->d_name[0] == '.' || msi_folder_is_leftover(e->d_name)) {
-            continue;
-        }
-        status = msi_folder_holds_ours(&holds, dirfd(dir), e->d_name);
-        if (status == MS_OK && holds) {
+        status = is_candidate(&is, root, e->d_name);
+        if (status == MS_OK && is) {
             status = examine(l, root, e->d_name, tell);
         }
     }
-    if (status == MS_OK) {
-        if (l->n > 1) {
-            qsort(l->list, (size_t)l->n, sizeof(*l->list), compare_found);
-        }
-        status = put_pointed_first(l, root, dirfd(dir), tell);
-    }
     closedir(dir);
+    if (l->n > 1) {
+        qsort(l->list, (size_t)l->n, sizeof(*l->list), compare_found);
+    }
+    if (status == MS_OK) {
+        status = put_pointed_first(l, root, tell);
+    }
     if (status != MS_OK) {
         msi_listing_dispose(l);
     }

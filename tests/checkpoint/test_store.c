@@ -205,6 +205,28 @@ static void test_checkpoint_store__latest_leads_out_of_no_folder(void **state)
     assert_ok(load_small(inside(away, "s3"), 3));
 }
 
+/* A root on a volume that is not mounted is none without checkpoints. */
+static void test_checkpoint_store__a_link_to_nothing_is_no_empty_root(void **state)
+{
+    const char *away = path_of("volume"), *link = path_of("mount"), *latest;
+    const char *const roots[] = {link, inside(link, ""), inside(link, "sub"),
+                                 inside(link, "sub//deep")};
+
+    assert_int_equal(0, symlink(away, link));
+    for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++) {
+        const char *expected = "mount is a symbolic link to nothing";
+
+        assert_fails(MS_IO_ERROR, expected, ms_checkpoint_latest(&latest, roots[i]));
+        assert_fails(MS_IO_ERROR, expected, ms_checkpoint_prune(roots[i], 1));
+        assert_fails(MS_IO_ERROR, expected, save_small(roots[i], "s1", 1));
+    }
+    assert_int_equal(0, mkdir(away, 0777));
+    assert_ok(ms_checkpoint_latest(&latest, inside(link, "sub")));
+    assert_null(latest);
+    assert_ok(save_small(inside(link, "sub"), "s1", 1));
+    assert_ok(load_small(inside(away, "sub/s1"), 1));
+}
+
 /* A root copied with `cp -rL` has a folder where the link was. */
 static void test_checkpoint_store__a_folder_called_latest_is_no_checkpoint(void **state)
 {
@@ -249,6 +271,7 @@ static void test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descr
         if (n < 2) {
             assert_int_equal(MS_RUNTIME_ERROR, status);
             assert_non_null(strstr(ms_error_message(), "Too many open files"));
+            assert_non_null(strstr(ms_error_message(), n == 0 ? root : inside(root, "")));
         } else {
             assert_int_equal(MS_OK, status);
             assert_string_equal(inside(root, "s1"), latest);
@@ -512,6 +535,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost),
         cmocka_unit_test(test_checkpoint_store__latest_leads_to_a_folder_however_it_is_spelt),
         cmocka_unit_test(test_checkpoint_store__latest_leads_out_of_no_folder),
+        cmocka_unit_test(test_checkpoint_store__a_link_to_nothing_is_no_empty_root),
         cmocka_unit_test(test_checkpoint_store__a_folder_called_latest_is_no_checkpoint),
         cmocka_unit_test(
             test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors),

@@ -132,7 +132,8 @@ MS_API void ms_checkpoint_load_discard(ms_checkpoint_loader *l);
 /** The checkpoint under `root` that was saved last, where the link `latest` points; when it is not
  * there or not intact, the newest intact one by its manifest's `step`. Every byte of it is
  * verified. Broken ones are skipped and reported with ms_warn(); MS_FORMAT_ERROR when there are
- * only such, as for ms_checkpoint_load_latest().
+ * only such, as for ms_checkpoint_load_latest(). A root that is not there has none; one behind a
+ * link to nothing is MS_IO_ERROR, here and wherever a root is given.
  * @param out  path, valid until the next call in this thread; NULL when there is none at all */
 MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
 /** Keep `keep` checkpoints under `root`: the one that was saved last, where the link `latest`
