@@ -444,6 +444,14 @@ describe('a load that fails', function()
       local changed = saved('meta' .. i, function(meta) meta[case[1]] = case[2] end)
       cases[#cases + 1] = { path = changed.path, kind = 'FormatError', text = case[3] }
     end
+    for _, name in ipairs { 'lr', 'betas', 'eps', 'weight_decay', 'maximize' } do
+      local changed = saved('no ' .. name, function(meta) meta.optimizer.groups[1][name] = nil end)
+      cases[#cases + 1] = { path = changed.path, kind = 'FormatError',
+        text = ("group 1 of the optimizer in the checkpoint has no '%s'"):format(name) }
+    end
+    cases[#cases + 1] = { path = saved('empty', function(meta)
+      meta.optimizer.groups[1] = {}
+    end).path, kind = 'FormatError', text = 'in the checkpoint has no ' }
     local texts = { [2] = 'sample 1.5', [3] = 'sample -1e+300', [4] = 'sample 3, expected a '
       .. 'multiple of 2', [5] = 'sample 1.1529215046068e+18', [6] = 'sample x', [7] = 'is a number',
       [8] = "has taken nil steps for '1.bias'", [9] = "has taken false steps for '",

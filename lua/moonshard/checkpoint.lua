@@ -269,6 +269,18 @@ local function add_load_of_model(loader, model, after)
   check_keys(runtime.load_source(loader), 'model/', expected, 'model')
 end
 
+-- What a group does not say would stay what it is here, in silence.
+local function check_options(groups, names)
+  for g, group in ipairs(groups) do
+    for _, name in ipairs(names) do
+      if group[name] == nil then
+        errors.raise('FormatError', "group %d of the optimizer in the checkpoint has no '%s'", g,
+          name)
+      end
+    end
+  end
+end
+
 -- Options go to groups by their places: is every parameter in the group it was in?
 local function check_groups(groups, own)
   local group_of = {}
@@ -305,6 +317,7 @@ local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
     errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
   end
   optimizer:_check_group_options(meta.groups)
+  check_options(meta.groups, optimizer.options)
   local present = optimizer:_entries()
   local own = optimizer:_group_options(function(i) return present[i].name end)
   check_groups(meta.groups, own)
