@@ -62,14 +62,35 @@ describe('a safetensors file', function()
     local out = folder()
     ms.dist.spawn(2, function()
       local model = fsdp.FSDP(nn.Linear(2, 2))
-      local _, err = pcall(checkpoint.export, '/no/such/folder/x', model)
-      write(out, (tostring(err):gsub('tmp%-%x+', 'tmp')))
+      local _, err = pcall(checkpoint.export, '/dev/null/x', model)
+      write(out, tostring(err))
       checkpoint.export(path, model)
     end)
     local all = lines(out)
     assert.same({ all[1], all[1] }, all)
-    assert.equal('IOError: rank 0: create /no/such/folder/x.tmp: No such file or directory', all[1])
+    assert.equal('IOError: rank 0: write /dev/null/x: Not a directory', all[1])
     assert.truthy(checkpoint.read_safetensors(path).weight)
+  end)
+
+  it('is made with its folder', function()
+    local inner = path .. '-folder/of/one'
+    checkpoint.export(inner, nn.Linear(2, 2))
+    assert.truthy(checkpoint.read_safetensors(inner).weight)
+    checkpoint.write_safetensors(inner .. 's/two', { a = ms.ones(1) })
+    assert.truthy(checkpoint.read_safetensors(inner .. 's/two').a)
+    os.execute("rm -r '" .. path .. "-folder'")
+  end)
+
+  it('is named where only one rank writes it', function()
+    checks.raises('CommError', 'in checkpoint.export), rank 1 calls barrier()', ms.dist.spawn, 2,
+      function(rank)
+        local model = fsdp.FSDP(nn.Linear(2, 2)):materialize()
+        if rank == 0 then
+          checkpoint.export(path, model)
+        else
+          ms.dist.barrier()
+        end
+      end)
   end)
 
   it('holds any tensors by name', function()

@@ -584,7 +584,8 @@ end
 --- writes what it has (of sharded parameters its own part); of several that write one path the
 --- last wins. So one rank calls it, or each with a path of its own; export() writes whole
 --- models.
----@param path string  a regular file there is replaced, of a link its target; nothing else is
+---@param path string  a regular file there is replaced, of a link its target; nothing else is. Its
+---  folder is made when missing
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 function checkpoint.write_safetensors(path, sd)
   check_path('checkpoint.write_safetensors', 'path', path)
