@@ -72,6 +72,21 @@ describe('a safetensors file', function()
     assert.truthy(checkpoint.read_safetensors(path).weight)
   end)
 
+  it('gives a tied parameter one value', function()
+    local model = runs.gpt():materialize()
+    local before = hash_of(model)
+    local sd = model:state_dict()
+    sd['lm_head.weight'] = sd['wte.weight'] + 1
+    checkpoint.write_safetensors(path, sd)
+    checks.raises('ValueError', path .. ": 'wte.weight' and 'lm_head.weight' are one parameter of "
+      .. 'the model, but have two values', checkpoint.import, path, model)
+    assert.equal(before, hash_of(model))
+    sd['lm_head.weight'] = sd['wte.weight'] + 0
+    checkpoint.write_safetensors(path, sd)
+    checkpoint.import(path, model)
+    assert.equal(before, hash_of(model))
+  end)
+
   it('is made with its folder', function()
     local inner = path .. '-folder/of/one'
     checkpoint.export(inner, nn.Linear(2, 2))

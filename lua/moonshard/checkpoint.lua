@@ -543,7 +543,16 @@ function checkpoint.export(path, model)
   runtime.export(comm, path, names, tensors)
 end
 
+-- One parameter has one value, whatever its names.
+local function check_tied(path, sd, first, second)
+  if parameter.hash_number(sd[first]) ~= parameter.hash_number(sd[second]) then
+    errors.raise('ValueError', "%s: '%s' and '%s' are one parameter of the model, but have two "
+      .. 'values', path, first, second)
+  end
+end
+
 --- Read a safetensors file into a model; a tied parameter may stand there under any of its names.
+--- Under several with other values it is a ValueError, and nothing is changed.
 ---@param path string
 ---@param model ms.nn.Module
 function checkpoint.import(path, model)
@@ -556,7 +565,11 @@ function checkpoint.import(path, model)
   end
   for _, p in ipairs(tree.params(model, true, false)) do
     local key = parameter.key(p.tensor)
-    name_of[key] = name_of[key] or sd[p.name] and p.name
+    local first = name_of[key]
+    if first and sd[p.name] then
+      check_tied(path, sd, first, p.name)
+    end
+    name_of[key] = first or sd[p.name] and p.name
   end
   for _, p in ipairs(tree.params(model, true, false)) do
     local name = name_of[parameter.key(p.tensor)]
