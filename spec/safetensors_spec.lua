@@ -72,6 +72,14 @@ describe('a safetensors file', function()
     assert.truthy(checkpoint.read_safetensors(path).weight)
   end)
 
+  it('leaves no room taken that only its reading needed', function()
+    local model = nn.Linear(512, 1024):materialize()
+    checkpoint.export(path, model)
+    local before = ms.memory().reserved
+    checkpoint.import(path, model)
+    assert.is_true(ms.memory().reserved <= before)
+  end)
+
   it('gives a tied parameter one value', function()
     local model = runs.gpt():materialize()
     local before = hash_of(model)

@@ -4,8 +4,9 @@
 --- Every rank writes the elements it holds; nothing is gathered. What all ranks hold alike is
 --- written by rank 0.
 ---
---- Touches: moonshard.json, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
+--- Touches: moonshard.json, moonshard_ffi, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
+local B = require 'moonshard_ffi'
 local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
@@ -551,13 +552,7 @@ local function check_tied(path, sd, first, second)
   end
 end
 
---- Read a safetensors file into a model; a tied parameter may stand there under any of its names.
---- Under several with other values it is a ValueError, and nothing is changed.
----@param path string
----@param model ms.nn.Module
-function checkpoint.import(path, model)
-  check_path('checkpoint.import', 'path', path)
-  check_part('checkpoint.import', 'model', model)
+local function import(path, model)
   local names, tensors = runtime.load_safetensors(path)
   local sd, name_of = {}, {}
   for i, name in ipairs(names) do
@@ -578,6 +573,18 @@ function checkpoint.import(path, model)
     end
   end
   model:load_state_dict(sd)
+end
+
+--- Read a safetensors file into a model; a tied parameter may stand there under any of its names.
+--- Under several with other values it is a ValueError, and nothing is changed. Every rank holds the
+--- whole file meanwhile.
+---@param path string
+---@param model ms.nn.Module
+function checkpoint.import(path, model)
+  check_path('checkpoint.import', 'path', path)
+  check_part('checkpoint.import', 'model', model)
+  import(path, model)
+  B.give_back() -- the whole file, which a step may not have room beside
 end
 
 --- Tensors of a safetensors file by name, in its order.
