@@ -12,6 +12,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
+local given = require 'moonshard.checkpoint.given'
 local json = require 'moonshard.json'
 local namespace = require 'moonshard.namespace'
 local parameter = require 'moonshard_ffi.parameter'
@@ -38,41 +39,6 @@ local checkpoint = {}
 ---@class ms.checkpoint.SaveOptions: ms.checkpoint.State
 ---@field step integer
 ---@field config? table  numbers, strings, booleans, tables of them; comes back with the meta data
-
--- -- what is given --------------------------------------------------------------------------------
-
-local function check_path(what, name, value)
-  if arguments.text(what, name, value) == '' then
-    errors.raise('ValueError', "%s: '%s' is empty, expected a path", what, name)
-  end
-end
-
--- What is saved and restored, and the mark by which each is known.
-local PARTS = { 'model', 'optimizer', 'loader' }
-local MARKS = { model = '_is_module', optimizer = '_is_optimizer', loader = '_is_loader' }
-
-local function check_part(what, name, part)
-  local is_object = type(part) == 'table' and rawget(part, '_name') == nil
-  if not (is_object and part[MARKS[name]] == true) then
-    arguments.refuse(what, name, part, 'the ' .. name .. ' itself')
-  end
-end
-
--- @return the names of those that are there
-local function check_parts(what, opts)
-  local given = {}
-  for _, name in ipairs(PARTS) do
-    if opts[name] ~= nil then
-      check_part(what, name, opts[name])
-      given[#given + 1] = name
-    end
-  end
-  if #given == 0 then
-    errors.raise('ValueError', '%s: got nothing to %s, expected a model, an optimizer or a loader',
-      what, what:match('[^.]*$'))
-  end
-  return given
-end
 
 -- -- keys ----------------------------------------------------------------------------------------
 
@@ -178,7 +144,7 @@ end
 local function check_save(what, opts)
   arguments.whole(what, 'step', opts.step, nil, 0)
   arguments.list(what, 'config', opts.config, {})
-  return check_parts(what, opts)
+  return given.parts(what, opts)
 end
 
 -- Run what may fail on one rank only between two collectives. A failure goes to the commit, which
@@ -207,14 +173,14 @@ end
 function checkpoint.save(root, name, opts)
   opts = errors.options('checkpoint.save', opts,
     { 'step', 'model', 'optimizer', 'loader', 'config' })
-  check_path('checkpoint.save', 'root', root)
-  check_path('checkpoint.save', 'name', name)
-  local given = check_save('checkpoint.save', opts)
+  given.path('checkpoint.save', 'root', root)
+  given.path('checkpoint.save', 'name', name)
+  local parts = check_save('checkpoint.save', opts)
   local comm = sharding.world()
   local writer = runtime.begin(comm, root, name)
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
     local all = { step = opts.step, config = opts.config, seed = parameter.seed() }
-    runtime.same(writer, 'what is saved', table.concat(given, ', '))
+    runtime.same(writer, 'what is saved', table.concat(parts, ', '))
     runtime.same(writer, 'the config', json.encode(opts.config or {}))
     if opts.loader then
       all.loader = opts.loader:state()
@@ -409,8 +375,8 @@ local function load_into(comm, loader, opts)
 end
 
 local function check_load(what, opts)
-  opts = errors.options(what, opts, PARTS)
-  check_parts(what, opts)
+  opts = errors.options(what, opts, given.PARTS)
+  given.parts(what, opts)
   return opts
 end
 
@@ -426,7 +392,7 @@ end
 ---@return ms.checkpoint.Meta
 function checkpoint.load(path, opts)
   opts = check_load('checkpoint.load', opts)
-  check_path('checkpoint.load', 'path', path)
+  given.path('checkpoint.load', 'path', path)
   local comm = sharding.world()
   return load_into(comm, runtime.load_begin(comm, path), opts)
 end
@@ -435,7 +401,7 @@ end
 ---@param path string
 ---@return ms.checkpoint.Meta
 function checkpoint.read_meta(path)
-  check_path('checkpoint.read_meta', 'path', path)
+  given.path('checkpoint.read_meta', 'path', path)
   local handle = runtime.open(path)
   local ok, meta = pcall(read_meta, handle)
   runtime.close(handle)
@@ -452,7 +418,7 @@ end
 ---@param root string
 ---@return string?  nil when there is no checkpoint at all
 function checkpoint.latest(root)
-  check_path('checkpoint.latest', 'root', root)
+  given.path('checkpoint.latest', 'root', root)
   return runtime.latest(root)
 end
 
@@ -462,7 +428,7 @@ end
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)
-  check_path('checkpoint.prune', 'root', root)
+  given.path('checkpoint.prune', 'root', root)
   arguments.whole('checkpoint.prune', 'keep', keep, nil, 1)
   runtime.prune(root, keep)
 end
@@ -480,7 +446,7 @@ checkpoint.Manager = Manager
 ---@param opts { root: string, keep?: integer }  keep: how many (default 2); rank 0's counts
 function Manager:init(opts)
   opts = errors.options(self._name, opts, { 'root', 'keep' })
-  check_path(self._name, 'root', opts.root)
+  given.path(self._name, 'root', opts.root)
   self.root, self.keep = opts.root, arguments.whole(self._name, 'keep', opts.keep, 2, 1)
 end
 
@@ -506,8 +472,8 @@ end
 
 --- Read the checkpoint of a step that was saved last, if all ranks find it intact; else the newest
 --- by step that they do. One of another name, as checkpoint.save() may have put there, is passed
---- over, with a warning when it was saved last. Collective. A FormatError when there are checkpoints
---- and none is intact; then nothing is changed.
+--- over, with a warning when it was saved last. Collective. A FormatError when there are
+--- checkpoints and none is intact; then nothing is changed.
 ---@param opts ms.checkpoint.State
 ---@return ms.checkpoint.Meta?  nil when there is no checkpoint of a step
 function Manager:resume(opts)
@@ -524,8 +490,8 @@ end
 ---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)
-  check_path('checkpoint.export', 'path', path)
-  check_part('checkpoint.export', 'model', model)
+  given.path('checkpoint.export', 'path', path)
+  given.part('checkpoint.export', 'model', model)
   local comm = sharding.world()
   model:materialize()
   agree.on_one_value(comm, 'checkpoint.export', tree.unmanaged(model))
@@ -581,8 +547,8 @@ end
 ---@param path string
 ---@param model ms.nn.Module
 function checkpoint.import(path, model)
-  check_path('checkpoint.import', 'path', path)
-  check_part('checkpoint.import', 'model', model)
+  given.path('checkpoint.import', 'path', path)
+  given.part('checkpoint.import', 'model', model)
   import(path, model)
   B.give_back() -- the whole file, which a step may not have room beside
 end
@@ -591,7 +557,7 @@ end
 ---@param path string
 ---@return ms.StateDict
 function checkpoint.read_safetensors(path)
-  check_path('checkpoint.read_safetensors', 'path', path)
+  given.path('checkpoint.read_safetensors', 'path', path)
   local names, tensors = runtime.load_safetensors(path)
   local sd = {}
   for i, name in ipairs(names) do
@@ -608,7 +574,7 @@ end
 ---  folder is made when missing
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 function checkpoint.write_safetensors(path, sd)
-  check_path('checkpoint.write_safetensors', 'path', path)
+  given.path('checkpoint.write_safetensors', 'path', path)
   arguments.list('checkpoint.write_safetensors', 'sd', sd)
   local names, tensors = sd[1] and util.slice(sd, 1) or util.sorted_keys(sd), {}
   for i, name in ipairs(names) do

@@ -59,8 +59,9 @@ ms_status msi_listing_none(const msi_listing *l, const char *root)
     }
     return l->lost[0] == '\0'
                ? MS_OK
-               : MS_FAIL(MS_FORMAT_ERROR, "%s/latest points at '%s', but no checkpoint of this folder is there", root,
-                         msi_foreign_name(l->lost));
+               : MS_FAIL(MS_FORMAT_ERROR,
+                         "%s/latest points at '%s', but no checkpoint of this folder is there",
+                         root, msi_foreign_name(l->lost));
 }
 
 /* May this be a checkpoint, whole or broken? */

@@ -100,7 +100,8 @@ static void test_checkpoint_store__latest_fails_when_all_are_broken(void **state
                  ms_checkpoint_latest(&latest, root));
     ms_warnings_capture(false);
     assert_int_equal(0, unlink(inside(root, "piped/rank-00000-of-00001.safetensors")));
-    assert_fails(MS_FORMAT_ERROR, "latest points at 'piped', but no checkpoint of this folder is there",
+    assert_fails(MS_FORMAT_ERROR,
+                 "latest points at 'piped', but no checkpoint of this folder is there",
                  ms_checkpoint_latest(&latest, root));
     assert_int_equal(0, unlink(inside(root, "latest")));
     assert_ok(ms_checkpoint_latest(&latest, root)); /* empty folders are anybody's */
@@ -141,8 +142,8 @@ static void test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost(
         assert_ok(ms_checkpoint_latest(&latest, root));
         assert_string_equal(inside(root, "s1"), latest);
         assert_true(ms_warning_take(&kind, &message));
-        assert_non_null(
-            strstr(message, "lost/latest points at 's2', but no checkpoint of this folder is there: "));
+        assert_non_null(strstr(
+            message, "lost/latest points at 's2', but no checkpoint of this folder is there: "));
         assert_false(ms_warning_take(&kind, &message));
         ms_warnings_capture(false);
         spill(inside(root, "s2"), "x", 1);
@@ -179,8 +180,11 @@ static void test_checkpoint_store__latest_leads_to_a_folder_however_it_is_spelt(
 static void test_checkpoint_store__latest_leads_out_of_no_folder(void **state)
 {
     const char *root = path_of("inner"), *away = path_of("outer"), *latest, *kind, *message;
-    const char *const texts[][2] = {{"../outer/s3", "../outer/s3"}, {inside(away, "s3"), "outer/s3"},
-                                    {".", "."}, {"..", ".."}, {"latest", "latest"},
+    const char *const texts[][2] = {{"../outer/s3", "../outer/s3"},
+                                    {inside(away, "s3"), "outer/s3"},
+                                    {".", "."},
+                                    {"..", ".."},
+                                    {"latest", "latest"},
                                     {"s1/manifest.json", "s1/manifest.json"},
                                     {"a\n\x1b[31mb", "a\\x0a\\x1b[31mb"}};
 

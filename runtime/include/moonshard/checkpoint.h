@@ -154,8 +154,8 @@ MS_API ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t ke
  * Write named full tensors as one safetensors file (metadata format=pt), atomically: an error
  * leaves what was there as it was. What writers of this file left when they died is removed.
  * @param path  nothing, a regular file, or a link to one, whose target is replaced; MS_VALUE_ERROR
- *              when anything else is there, or the path is empty or ends with '/'. Its folder is made
- *              when missing
+ *              when anything else is there, or the path is empty or ends with '/'. Its folder is
+ * made when missing
  */
 MS_API ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32_t n_tensors,
                                      const char *const *names);
