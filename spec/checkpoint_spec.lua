@@ -444,6 +444,14 @@ describe('a load that fails', function()
       local changed = saved('meta' .. i, function(meta) meta[case[1]] = case[2] end)
       cases[#cases + 1] = { path = changed.path, kind = 'FormatError', text = case[3] }
     end
+    for _, name in ipairs { 'lr', 'betas', 'eps', 'weight_decay', 'maximize' } do
+      local changed = saved('no ' .. name, function(meta) meta.optimizer.groups[1][name] = nil end)
+      cases[#cases + 1] = { path = changed.path, kind = 'FormatError',
+        text = ("group 1 of the optimizer in the checkpoint has no '%s'"):format(name) }
+    end
+    cases[#cases + 1] = { path = saved('empty', function(meta)
+      meta.optimizer.groups[1] = {}
+    end).path, kind = 'FormatError', text = 'in the checkpoint has no ' }
     local texts = { [2] = 'sample 1.5', [3] = 'sample -1e+300', [4] = 'sample 3, expected a '
       .. 'multiple of 2', [5] = 'sample 1.1529215046068e+18', [6] = 'sample x', [7] = 'is a number',
       [8] = "has taken nil steps for '1.bias'", [9] = "has taken false steps for '",
@@ -470,25 +478,25 @@ describe('a load that fails', function()
   it('on one rank fails on all, changes none, and the next one works', function()
     local out = folder()
     ms.dist.spawn(2, function(rank)
-      local run = sharded(16)
-      checkpoint.save(root, 'a', { step = 1, model = run.model, optimizer = run.optimizer })
+      local run, manager = sharded(16), checkpoint.Manager { root = root }
+      manager:save { step = 1, model = run.model, optimizer = run.optimizer }
       local at_a = hash_of_run(run)
       run.train()
-      checkpoint.save(root, 'b', { step = 2, model = run.model, optimizer = run.optimizer })
+      manager:save { step = 2, model = run.model, optimizer = run.optimizer }
       run.train()
       local before = hash_of_run(run)
       if rank == 0 then
-        damage(root .. '/b/rank-00001-of-00002.safetensors')
+        damage(root .. '/step-00000002/rank-00001-of-00002.safetensors')
       end
       ms.dist.barrier()
-      local ok, err = pcall(checkpoint.load, root .. '/b', { model = run.model,
+      local ok, err = pcall(checkpoint.load, root .. '/step-00000002', { model = run.model,
         optimizer = run.optimizer })
       assert(not ok)
-      write(out, tostring(err):gsub(root, '<root>'):gsub('%x%x%x%x%x%x%x%x+', '<hash>'))
+      write(out, tostring(err):gsub(root, '<root>'):gsub('%x%x%x%x%x%x%x%x%x+', '<hash>'))
       assert(hash_of_run(run) == before, 'the failed load has changed something')
 
       -- something only one rank's script does wrong
-      ok, err = pcall(checkpoint.load, root .. '/a', { model = run.model,
+      ok, err = pcall(checkpoint.load, root .. '/step-00000001', { model = run.model,
         optimizer = rank == 1 and ms.optim.SGD(run.model:parameters(), { lr = 1 })
           or run.optimizer })
       assert(not ok)
@@ -496,8 +504,7 @@ describe('a load that fails', function()
       assert(hash_of_run(run) == before, 'the failed load has changed something')
 
       local warnings = ms.capture_warnings(function()
-        local meta = checkpoint.Manager({ root = root }):resume { model = run.model,
-          optimizer = run.optimizer }
+        local meta = manager:resume { model = run.model, optimizer = run.optimizer }
         assert(meta.step == 1, 'resumed at ' .. meta.step)
       end)
       assert(#warnings == (rank == 0 and 1 or 0), #warnings)
@@ -510,8 +517,8 @@ describe('a load that fails', function()
       texts[line] = (texts[line] or 0) + 1
     end
     assert.same({
-      ['FormatError: rank 1: <root>/b/rank-00001-of-00002.safetensors: its bytes have hash <hash>, '
-        .. 'expected <hash>'] = 2,
+      ['FormatError: rank 1: <root>/step-00000002/rank-00001-of-00002.safetensors: its bytes '
+        .. 'have hash <hash>, expected <hash>'] = 2,
       ['ValueError: rank 1: the checkpoint holds the state of AdamW, expected SGD'] = 2,
     }, texts)
   end)

@@ -66,6 +66,36 @@ describe('a manager of checkpoints', function()
       .. 'step-9007199254740992 has step 9007199254740992', 1, true))
   end)
 
+  it('resumes from its own checkpoints, and names what it passes over', function()
+    local manager = checkpoint.Manager { root = root, keep = 2 }
+    local opt = ms.optim.AdamW(model:parameters())
+    local told
+    local function resume()
+      local meta
+      told = ms.capture_warnings(function()
+        meta = manager:resume { model = model, optimizer = opt }
+      end)
+      return meta and meta.step
+    end
+    checkpoint.save(root, 'best', { step = 35, model = model }) -- without an optimizer
+    assert.is_nil(resume())
+    assert.equal(1, #told)
+    assert.truthy(told[1].message:find(root .. '/best, which is not named by its step, is '
+      .. 'passed over: none is taken', 1, true))
+    manager:save { step = 30, model = model, optimizer = opt }
+    assert.equal(30, resume())
+    assert.same({}, told)
+    checkpoint.save(root, 'best', { step = 25, model = model })
+    assert.equal(root .. '/best', checkpoint.latest(root))
+    assert.equal(30, resume())
+    assert.equal(1, #told)
+    assert.truthy(told[1].message:find(root .. '/best, which is not named by its step, is '
+      .. 'passed over: step-00000030 is taken', 1, true))
+    os.execute(("cd '%s' && rm -rf step-00000030 && ln -sfn step-00000030 latest"):format(root))
+    checks.raises('FormatError', "latest points at 'step-00000030', but no checkpoint of this "
+      .. 'folder is there', resume)
+  end)
+
   it('leaves checkpoints alone that bear other names', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     save(manager, 1)

@@ -58,10 +58,10 @@ function checkpoint.load_begin(comm, path)
   return B.gc(out[0], C.ms_checkpoint_load_discard)
 end
 
---- The same with the newest intact checkpoint; nil when there is none.
-function checkpoint.load_latest(comm, root)
+--- The same with the newest intact checkpoint that is named by its step; nil when there is none.
+function checkpoint.load_latest_step(comm, root)
   local out = B.new('ms_checkpoint_loader *[1]')
-  B.check(C.ms_checkpoint_load_latest(out, comm, root))
+  B.check(C.ms_checkpoint_load_latest_step(out, comm, root))
   return out[0] ~= nil and B.gc(out[0], C.ms_checkpoint_load_discard) or nil
 end
 

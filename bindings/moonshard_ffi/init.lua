@@ -62,6 +62,12 @@ function B.collect()
   soft_limit = tonumber(C.ms_unscoped_bytes()) + SOFT_GROWTH
 end
 
+--- As that, and what it leaves free goes back to the system.
+function B.give_back()
+  B.collect()
+  C.ms_memory_trim()
+end
+
 local release = C.ms_ref_release
 
 --- Give a ref to the collector: nothing else will release it.
@@ -100,8 +106,7 @@ B.check = fail
 --- End of a caller that failed: out of memory is tried once more after a collection.
 local function failed(status, name, ...)
   if status == OUT_OF_MEMORY then
-    B.collect()
-    C.ms_memory_trim()
+    B.give_back()
     status = C[name](...)
   end
   fail(status)

@@ -4,13 +4,15 @@
 --- Every rank writes the elements it holds; nothing is gathered. What all ranks hold alike is
 --- written by rank 0.
 ---
---- Touches: moonshard.json, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
+--- Touches: moonshard.json, moonshard_ffi, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
+local B = require 'moonshard_ffi'
 local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
+local given = require 'moonshard.checkpoint.given'
 local json = require 'moonshard.json'
 local namespace = require 'moonshard.namespace'
 local parameter = require 'moonshard_ffi.parameter'
@@ -37,41 +39,6 @@ local checkpoint = {}
 ---@class ms.checkpoint.SaveOptions: ms.checkpoint.State
 ---@field step integer
 ---@field config? table  numbers, strings, booleans, tables of them; comes back with the meta data
-
--- -- what is given --------------------------------------------------------------------------------
-
-local function check_path(what, name, value)
-  if arguments.text(what, name, value) == '' then
-    errors.raise('ValueError', "%s: '%s' is empty, expected a path", what, name)
-  end
-end
-
--- What is saved and restored, and the mark by which each is known.
-local PARTS = { 'model', 'optimizer', 'loader' }
-local MARKS = { model = '_is_module', optimizer = '_is_optimizer', loader = '_is_loader' }
-
-local function check_part(what, name, part)
-  local is_object = type(part) == 'table' and rawget(part, '_name') == nil
-  if not (is_object and part[MARKS[name]] == true) then
-    arguments.refuse(what, name, part, 'the ' .. name .. ' itself')
-  end
-end
-
--- @return the names of those that are there
-local function check_parts(what, opts)
-  local given = {}
-  for _, name in ipairs(PARTS) do
-    if opts[name] ~= nil then
-      check_part(what, name, opts[name])
-      given[#given + 1] = name
-    end
-  end
-  if #given == 0 then
-    errors.raise('ValueError', '%s: got nothing to %s, expected a model, an optimizer or a loader',
-      what, what:match('[^.]*$'))
-  end
-  return given
-end
 
 -- -- keys ----------------------------------------------------------------------------------------
 
@@ -177,7 +144,7 @@ end
 local function check_save(what, opts)
   arguments.whole(what, 'step', opts.step, nil, 0)
   arguments.list(what, 'config', opts.config, {})
-  return check_parts(what, opts)
+  return given.parts(what, opts)
 end
 
 -- Run what may fail on one rank only between two collectives. A failure goes to the commit, which
@@ -206,14 +173,14 @@ end
 function checkpoint.save(root, name, opts)
   opts = errors.options('checkpoint.save', opts,
     { 'step', 'model', 'optimizer', 'loader', 'config' })
-  check_path('checkpoint.save', 'root', root)
-  check_path('checkpoint.save', 'name', name)
-  local given = check_save('checkpoint.save', opts)
+  given.path('checkpoint.save', 'root', root)
+  given.path('checkpoint.save', 'name', name)
+  local parts = check_save('checkpoint.save', opts)
   local comm = sharding.world()
   local writer = runtime.begin(comm, root, name)
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
     local all = { step = opts.step, config = opts.config, seed = parameter.seed() }
-    runtime.same(writer, 'what is saved', table.concat(given, ', '))
+    runtime.same(writer, 'what is saved', table.concat(parts, ', '))
     runtime.same(writer, 'the config', json.encode(opts.config or {}))
     if opts.loader then
       all.loader = opts.loader:state()
@@ -269,6 +236,18 @@ local function add_load_of_model(loader, model, after)
   check_keys(runtime.load_source(loader), 'model/', expected, 'model')
 end
 
+-- What a group does not say would stay what it is here, in silence.
+local function check_options(groups, names)
+  for g, group in ipairs(groups) do
+    for _, name in ipairs(names) do
+      if group[name] == nil then
+        errors.raise('FormatError', "group %d of the optimizer in the checkpoint has no '%s'", g,
+          name)
+      end
+    end
+  end
+end
+
 -- Options go to groups by their places: is every parameter in the group it was in?
 local function check_groups(groups, own)
   local group_of = {}
@@ -305,6 +284,7 @@ local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
     errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
   end
   optimizer:_check_group_options(meta.groups)
+  check_options(meta.groups, optimizer.options)
   local present = optimizer:_entries()
   local own = optimizer:_group_options(function(i) return present[i].name end)
   check_groups(meta.groups, own)
@@ -395,8 +375,8 @@ local function load_into(comm, loader, opts)
 end
 
 local function check_load(what, opts)
-  opts = errors.options(what, opts, PARTS)
-  check_parts(what, opts)
+  opts = errors.options(what, opts, given.PARTS)
+  given.parts(what, opts)
   return opts
 end
 
@@ -412,7 +392,7 @@ end
 ---@return ms.checkpoint.Meta
 function checkpoint.load(path, opts)
   opts = check_load('checkpoint.load', opts)
-  check_path('checkpoint.load', 'path', path)
+  given.path('checkpoint.load', 'path', path)
   local comm = sharding.world()
   return load_into(comm, runtime.load_begin(comm, path), opts)
 end
@@ -421,7 +401,7 @@ end
 ---@param path string
 ---@return ms.checkpoint.Meta
 function checkpoint.read_meta(path)
-  check_path('checkpoint.read_meta', 'path', path)
+  given.path('checkpoint.read_meta', 'path', path)
   local handle = runtime.open(path)
   local ok, meta = pcall(read_meta, handle)
   runtime.close(handle)
@@ -438,7 +418,7 @@ end
 ---@param root string
 ---@return string?  nil when there is no checkpoint at all
 function checkpoint.latest(root)
-  check_path('checkpoint.latest', 'root', root)
+  given.path('checkpoint.latest', 'root', root)
   return runtime.latest(root)
 end
 
@@ -448,7 +428,7 @@ end
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)
-  check_path('checkpoint.prune', 'root', root)
+  given.path('checkpoint.prune', 'root', root)
   arguments.whole('checkpoint.prune', 'keep', keep, nil, 1)
   runtime.prune(root, keep)
 end
@@ -466,7 +446,7 @@ checkpoint.Manager = Manager
 ---@param opts { root: string, keep?: integer }  keep: how many (default 2); rank 0's counts
 function Manager:init(opts)
   opts = errors.options(self._name, opts, { 'root', 'keep' })
-  check_path(self._name, 'root', opts.root)
+  given.path(self._name, 'root', opts.root)
   self.root, self.keep = opts.root, arguments.whole(self._name, 'keep', opts.keep, 2, 1)
 end
 
@@ -490,15 +470,16 @@ function Manager:save(opts)
   return path
 end
 
---- Read the checkpoint that was saved last, as checkpoint.latest() has it, if all ranks find it
---- intact; else the newest by step that they do. Collective. A FormatError when there are
---- checkpoints and none is; then nothing is changed.
+--- Read the checkpoint of a step that was saved last, if all ranks find it intact; else the newest
+--- by step that they do. One of another name, as checkpoint.save() may have put there, is passed
+--- over, with a warning when it was saved last. Collective. A FormatError when there are
+--- checkpoints and none is intact; then nothing is changed.
 ---@param opts ms.checkpoint.State
----@return ms.checkpoint.Meta?  nil when there is no checkpoint at all
+---@return ms.checkpoint.Meta?  nil when there is no checkpoint of a step
 function Manager:resume(opts)
   opts = check_load('checkpoint.resume', opts)
   local comm = sharding.world()
-  local loader = runtime.load_latest(comm, self.root)
+  local loader = runtime.load_latest_step(comm, self.root)
   return loader and load_into(comm, loader, opts)
 end
 
@@ -509,8 +490,8 @@ end
 ---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)
-  check_path('checkpoint.export', 'path', path)
-  check_part('checkpoint.export', 'model', model)
+  given.path('checkpoint.export', 'path', path)
+  given.part('checkpoint.export', 'model', model)
   local comm = sharding.world()
   model:materialize()
   agree.on_one_value(comm, 'checkpoint.export', tree.unmanaged(model))
@@ -529,12 +510,15 @@ function checkpoint.export(path, model)
   runtime.export(comm, path, names, tensors)
 end
 
---- Read a safetensors file into a model; a tied parameter may stand there under any of its names.
----@param path string
----@param model ms.nn.Module
-function checkpoint.import(path, model)
-  check_path('checkpoint.import', 'path', path)
-  check_part('checkpoint.import', 'model', model)
+-- One parameter has one value, whatever its names.
+local function check_tied(path, sd, first, second)
+  if parameter.hash_number(sd[first]) ~= parameter.hash_number(sd[second]) then
+    errors.raise('ValueError', "%s: '%s' and '%s' are one parameter of the model, but have two "
+      .. 'values', path, first, second)
+  end
+end
+
+local function import(path, model)
   local names, tensors = runtime.load_safetensors(path)
   local sd, name_of = {}, {}
   for i, name in ipairs(names) do
@@ -542,7 +526,11 @@ function checkpoint.import(path, model)
   end
   for _, p in ipairs(tree.params(model, true, false)) do
     local key = parameter.key(p.tensor)
-    name_of[key] = name_of[key] or sd[p.name] and p.name
+    local first = name_of[key]
+    if first and sd[p.name] then
+      check_tied(path, sd, first, p.name)
+    end
+    name_of[key] = first or sd[p.name] and p.name
   end
   for _, p in ipairs(tree.params(model, true, false)) do
     local name = name_of[parameter.key(p.tensor)]
@@ -553,11 +541,23 @@ function checkpoint.import(path, model)
   model:load_state_dict(sd)
 end
 
+--- Read a safetensors file into a model; a tied parameter may stand there under any of its names.
+--- Under several with other values it is a ValueError, and nothing is changed. Every rank holds the
+--- whole file meanwhile.
+---@param path string
+---@param model ms.nn.Module
+function checkpoint.import(path, model)
+  given.path('checkpoint.import', 'path', path)
+  given.part('checkpoint.import', 'model', model)
+  import(path, model)
+  B.give_back() -- the whole file, which a step may not have room beside
+end
+
 --- Tensors of a safetensors file by name, in its order.
 ---@param path string
 ---@return ms.StateDict
 function checkpoint.read_safetensors(path)
-  check_path('checkpoint.read_safetensors', 'path', path)
+  given.path('checkpoint.read_safetensors', 'path', path)
   local names, tensors = runtime.load_safetensors(path)
   local sd = {}
   for i, name in ipairs(names) do
@@ -570,10 +570,11 @@ end
 --- writes what it has (of sharded parameters its own part); of several that write one path the
 --- last wins. So one rank calls it, or each with a path of its own; export() writes whole
 --- models.
----@param path string  a regular file there is replaced, of a link its target; nothing else is
+---@param path string  a regular file there is replaced, of a link its target; nothing else is. Its
+---  folder is made when missing
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 function checkpoint.write_safetensors(path, sd)
-  check_path('checkpoint.write_safetensors', 'path', path)
+  given.path('checkpoint.write_safetensors', 'path', path)
   arguments.list('checkpoint.write_safetensors', 'sd', sd)
   local names, tensors = sd[1] and util.slice(sd, 1) or util.sorted_keys(sd), {}
   for i, name in ipairs(names) do

@@ -44,20 +44,26 @@ static ms_status find_target(char **target, const char *path)
     return *target != NULL ? MS_OK : msi_io_fail("write", path);
 }
 
-/* Remove what is left of writers of `target`. A folder that may not be read keeps it. */
-static ms_status sweep(const char *target)
+/* Remove what is left of writers of `target` in its folder. One that may not be read keeps it. */
+static ms_status sweep(const char *folder, const char *target)
 {
     const char *slash = strrchr(target, '/');
-    char *parent = msi_io_parent(target);
+    const ms_status status = msi_folder_sweep_files(folder, slash != NULL ? slash + 1 : target);
 
-    if (parent == NULL) {
-        return MS_OUT_OF_MEMORY;
+    return status == MS_IO_ERROR && errno == EACCES ? MS_OK : status;
+}
+
+/* Make the folder of `target` when it is missing; clear what dead writers left when it is there. */
+static ms_status prepare_folder(const char *target)
+{
+    char *folder = msi_io_parent(target);
+    ms_status status = folder != NULL ? msi_io_mkdir_all(folder) : MS_OUT_OF_MEMORY;
+
+    if (status == MS_OK) {
+        status = sweep(folder, target);
     }
-    const ms_status status = msi_folder_sweep_files(parent, slash != NULL ? slash + 1 : target);
-    const bool unreadable = status == MS_IO_ERROR && errno == EACCES;
-
-    free(parent);
-    return unreadable ? MS_OK : status;
+    free(folder);
+    return status;
 }
 
 ms_status msi_beside_begin(msi_beside *b, const char *path)
@@ -68,7 +74,7 @@ ms_status msi_beside_begin(msi_beside *b, const char *path)
     ms_status status = find_target(&b->target, path);
 
     if (status == MS_OK) {
-        status = sweep(b->target);
+        status = prepare_folder(b->target);
     }
     if (status == MS_OK) {
         status = msi_hold_new(&b->fd, &b->path, nonce, b->target, msi_io_create);

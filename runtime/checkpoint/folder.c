@@ -54,9 +54,9 @@ static bool is_our_file(const char *name)
     return strcmp(name, MSI_MANIFEST_NAME) == 0 || msi_shard_name_read(name, &rank, &world);
 }
 
-ms_status msi_folder_holds_ours(bool *holds, int root, const char *name)
+ms_status msi_folder_holds_ours(bool *holds, const char *path)
 {
-    const int fd = openat(root, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
 
     struct dirent *e;
@@ -67,13 +67,13 @@ ms_status msi_folder_holds_ours(bool *holds, int root, const char *name)
         const bool none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP ||
                           errno == EACCES || errno == EPERM;
 
-        status = none ? MS_OK : msi_io_fail("open", name);
+        status = none ? MS_OK : msi_io_fail("open", path);
         if (fd >= 0) {
             close(fd);
         }
         return status;
     }
-    while ((status = msi_io_next(&e, dir, name)) == MS_OK && e != NULL && !*holds) {
+    while ((status = msi_io_next(&e, dir, path)) == MS_OK && e != NULL && !*holds) {
         *holds = is_our_file(e->d_name);
     }
     closedir(dir);

@@ -273,6 +273,31 @@ ms_status msi_io_mkdir(const char *path)
     return hooked("mkdir", path) || mkdir(path, 0777) != 0 ? msi_io_fail("mkdir", path) : MS_OK;
 }
 
+static bool leads_nowhere(const char *path)
+{
+    struct stat st;
+
+    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode) && stat(path, &st) != 0;
+}
+
+ms_status msi_io_absent(const char *path)
+{
+    char *part = msi_io_path("%s", path);
+    ms_status status = part != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+
+    for (size_t n = 1; status == MS_OK && n <= strlen(path); n++) {
+        if (path[n] == '/' || path[n] == '\0') {
+            part[n] = '\0';
+            status = leads_nowhere(part)
+                         ? MS_FAIL(MS_IO_ERROR, "%s is a symbolic link to nothing", part)
+                         : MS_OK;
+            part[n] = path[n];
+        }
+    }
+    free(part);
+    return status;
+}
+
 ms_status msi_io_mkdir_all(const char *path)
 {
     char *part = strdup(path);
@@ -290,6 +315,7 @@ ms_status msi_io_mkdir_all(const char *path)
         }
         *c = '\0';
         if (stat(part, &st) != 0) {
+            MS_TRY_GOTO(msi_io_absent(part), done);
             status = msi_io_mkdir(part);
             if (status != MS_OK && stat(part, &st) == 0) { /* somebody else was faster */
                 status = MS_OK;
@@ -303,6 +329,7 @@ ms_status msi_io_mkdir_all(const char *path)
             break;
         }
     }
+done:
     free(part);
     return status;
 }

@@ -40,6 +40,9 @@ ms_status msi_io_sync_parent(const char *path);
 ms_status msi_io_next(struct dirent **entry, DIR *dir, const char *path);
 /* Is nothing in the folder (itself, not by a link)? */
 ms_status msi_io_is_empty(bool *empty, const char *path);
+/* Nothing is at `path`: MS_IO_ERROR when a link on the way leads nowhere, as where a volume is not
+ * mounted, and something may well be there. */
+ms_status msi_io_absent(const char *path);
 /* Make a folder; with its parents. An existing one is fine for the second. */
 ms_status msi_io_mkdir(const char *path);
 ms_status msi_io_mkdir_all(const char *path);

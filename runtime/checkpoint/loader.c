@@ -197,7 +197,9 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
     }
 }
 
-ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm, const char *root)
+/* `steps`: of those that are named by their steps. */
+static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const char *root,
+                             bool steps)
 {
     ms_checkpoint_loader *l;
     msi_listing listing = {0};
@@ -208,6 +210,9 @@ ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm, c
     msi_outcome_keep(&own, loader_new(&l, comm));
     if (own.status == MS_OK && ms_comm_rank(comm) == 0) {
         msi_outcome_keep(&own, msi_listing_read(&listing, root, true));
+        if (steps) {
+            msi_listing_leave_steps(&listing, root, true);
+        }
     }
     ms_status status = agree_on_root(comm, root, &own);
 
@@ -223,6 +228,17 @@ ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm, c
     msi_live_add(&l->live, MSI_LIVE_CHECKPOINT_LOADER, l);
     *out = l;
     return MS_OK;
+}
+
+ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm, const char *root)
+{
+    return load_newest(out, comm, root, false);
+}
+
+ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *comm,
+                                         const char *root)
+{
+    return load_newest(out, comm, root, true);
 }
 
 const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l)

@@ -3,6 +3,7 @@
 #include "store.h"
 #include "folder.h"
 #include "io.h"
+#include "pointer.h"
 #include "reader.h"
 
 #include <errno.h>
@@ -51,23 +52,30 @@ ms_status msi_listing_pass_over(msi_listing *l, ms_status status, bool tell)
 
 ms_status msi_listing_none(const msi_listing *l, const char *root)
 {
-    char pointed[NAME_MAX + 1] = "";
-    char *pointer = msi_io_path("%s/latest", root);
-
-    if (pointer == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    const ssize_t n = readlink(pointer, pointed, sizeof(pointed) - 1);
-
-    free(pointer);
     if (l->n_broken > 0) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s holds %d checkpoint%s, %s: %s", root, l->n_broken,
                        l->n_broken > 1 ? "s" : "",
                        l->n_broken > 1 ? "none of them intact" : "which is not intact", l->broken);
     }
-    return n < 0 ? MS_OK
-                 : MS_FAIL(MS_FORMAT_ERROR, "%s/latest points at '%s', but no checkpoint is there",
-                           root, pointed);
+    return l->lost[0] == '\0'
+               ? MS_OK
+               : MS_FAIL(MS_FORMAT_ERROR,
+                         "%s/latest points at '%s', but no checkpoint of this folder is there",
+                         root, msi_foreign_name(l->lost));
+}
+
+/* May this be a checkpoint, whole or broken? */
+static ms_status is_candidate(bool *is, const char *root, const char *name)
+{
+    *is = false;
+    if (name[0] == '.' || name[0] == '\0' || msi_folder_is_leftover(name)) {
+        return MS_OK;
+    }
+    char *path = msi_io_path("%s/%s", root, name);
+    const ms_status status = path != NULL ? msi_folder_holds_ours(is, path) : MS_OUT_OF_MEMORY;
+
+    free(path);
+    return status;
 }
 
 /* Append a checkpoint when it opens. */
@@ -103,37 +111,6 @@ static ms_status examine(msi_listing *l, const char *root, const char *name, boo
     return MS_OK;
 }
 
-/* Checkpoints are there, and `latest` points at none of them: what was saved last is lost, and the
- * run is about to go on from another one. */
-static ms_status tell_lost(const char *root, int dir)
-{
-    char pointed[NAME_MAX + 1];
-    const ssize_t n = readlinkat(dir, "latest", pointed, sizeof(pointed) - 1);
-    bool holds;
-
-    if (n < 0) {
-        return errno == ENOENT || errno == EINVAL ? MS_OK : msi_io_fail("read", "latest");
-    }
-    pointed[n] = '\0';
-    MS_TRY(msi_folder_holds_ours(&holds, dir, pointed));
-    if (!holds) {
-        msi_warn("UserWarning",
-                 "%s/latest points at '%s', but no checkpoint is there: another one "
-                 "is taken",
-                 root, pointed);
-    }
-    return MS_OK;
-}
-
-/* Does `<root>/latest` point at the checkpoint? */
-static bool is_pointed(const char *pointer, const char *name)
-{
-    char pointed[NAME_MAX + 1];
-    const ssize_t n = readlink(pointer, pointed, sizeof(pointed));
-
-    return n == (ssize_t)strlen(name) && memcmp(pointed, name, (size_t)n) == 0;
-}
-
 static void move_first(msi_listing *l, int32_t i)
 {
     const msi_found found = l->list[i];
@@ -142,24 +119,37 @@ static void move_first(msi_listing *l, int32_t i)
     l->list[0] = found;
 }
 
+/* `latest` leads to no checkpoint of the folder: what was saved last is lost, and where there are
+ * others, a run is about to go on from one of them. */
+static void note_lost(msi_listing *l, const char *root, const char *text, bool tell)
+{
+    snprintf(l->lost, sizeof(l->lost), "%s", text);
+    if (tell && l->n > 0) {
+        msi_warn("UserWarning",
+                 "%s/latest points at '%s', but no checkpoint of this folder is there: another one "
+                 "is taken",
+                 root, msi_foreign_name(l->lost));
+    }
+}
+
 /* What was saved last comes first, whatever its step: who went back to an earlier step means to go
  * on from there. */
-static ms_status put_pointed_first(msi_listing *l, const char *root)
+static ms_status put_pointed_first(msi_listing *l, const char *root, bool tell)
 {
-    char *pointer = msi_io_path("%s/latest", root);
+    msi_pointer pointer;
+    bool is_there;
 
-    if (pointer == NULL) {
-        return MS_OUT_OF_MEMORY;
+    MS_TRY(msi_pointer_read(&pointer, root));
+    MS_TRY(is_candidate(&is_there, root, pointer.name));
+    if (!is_there && pointer.text[0] != '\0') {
+        note_lost(l, root, pointer.text, tell);
     }
-    bool pointed = false;
-
-    for (int32_t i = 0; i < l->n && !pointed; i++) {
-        pointed = is_pointed(pointer, l->list[i].name);
-        if (pointed) {
+    for (int32_t i = 0; i < l->n; i++) {
+        if (strcmp(l->list[i].name, pointer.name) == 0) {
             move_first(l, i);
+            break;
         }
     }
-    free(pointer);
     return MS_OK;
 }
 
@@ -171,26 +161,22 @@ ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
 
     *l = (msi_listing){0};
     if (dir == NULL) {
-        return errno == ENOENT ? MS_OK : msi_io_fail("open", root);
+        return errno == ENOENT ? msi_io_absent(root) : msi_io_fail("open", root);
     }
     while (status == MS_OK && (status = msi_io_next(&e, dir, root)) == MS_OK && e != NULL) {
-        bool holds;
+        bool is;
 
-        if (e->d_name[0] == '.' || msi_folder_is_leftover(e->d_name)) {
-            continue;
-        }
-        status = msi_folder_holds_ours(&holds, dirfd(dir), e->d_name);
-        if (status == MS_OK && holds) {
+        status = is_candidate(&is, root, e->d_name);
+        if (status == MS_OK && is) {
             status = examine(l, root, e->d_name, tell);
         }
     }
-    if (status == MS_OK && tell && l->n > 0) {
-        status = tell_lost(root, dirfd(dir));
-    }
     closedir(dir);
-    if (status == MS_OK && l->n > 1) {
+    if (l->n > 1) {
         qsort(l->list, (size_t)l->n, sizeof(*l->list), compare_found);
-        status = put_pointed_first(l, root);
+    }
+    if (status == MS_OK) {
+        status = put_pointed_first(l, root, tell);
     }
     if (status != MS_OK) {
         msi_listing_dispose(l);
@@ -238,19 +224,21 @@ ms_status ms_checkpoint_latest(const char **out, const char *root)
     return status;
 }
 
-/* Remove the checkpoint at `path`, unless a writer has just put it there or `pointer` points at it.
+/* Remove the checkpoint at `path`, unless a writer has just put it there or `latest` leads to it.
  * That is known for sure only while it is held, as no writer replaces it then. */
-static ms_status retire(const char *path, const char *name, const char *pointer, bool *others)
+static ms_status retire(const char *path, const char *name, const char *root, bool *others)
 {
     char nonce[17], *doomed;
+    msi_pointer pointer;
     msi_hold hold;
     int fd;
 
     MS_TRY(msi_io_nonce(nonce));
     MS_TRY(msi_folder_hold(&fd, &hold, path));
-    ms_status status = MS_OK;
+    const bool held = hold == MSI_HOLD_OURS || hold == MSI_HOLD_NONE;
+    ms_status status = held ? msi_pointer_read(&pointer, root) : MS_OK;
 
-    if ((hold == MSI_HOLD_OURS || hold == MSI_HOLD_NONE) && !is_pointed(pointer, name)) {
+    if (held && status == MS_OK && strcmp(pointer.name, name) != 0) {
         doomed = msi_io_path("%s.tmp-%s", path, nonce);
         status = doomed != NULL ? msi_folder_retire(path, doomed, others) : MS_OUT_OF_MEMORY;
         free(doomed);
@@ -262,11 +250,11 @@ static ms_status retire(const char *path, const char *name, const char *pointer,
 }
 
 /* Remove a checkpoint, warning about what cannot be removed. */
-static ms_status remove_checkpoint(const char *root, const char *name, const char *pointer)
+static ms_status remove_checkpoint(const char *root, const char *name)
 {
     char *path = msi_io_path("%s/%s", root, name);
     bool others = false;
-    ms_status status = path != NULL ? retire(path, name, pointer, &others) : MS_OUT_OF_MEMORY;
+    ms_status status = path != NULL ? retire(path, name, root, &others) : MS_OUT_OF_MEMORY;
 
     if (status == MS_IO_ERROR) {
         msi_warn("UserWarning", "an old checkpoint is not removed: %s", ms_error_message());
@@ -280,21 +268,24 @@ static ms_status remove_checkpoint(const char *root, const char *name, const cha
 }
 
 /* Remove all but the first `keep`. */
-static ms_status remove_old(const msi_listing *l, const char *root, const char *pointer,
-                            int32_t keep)
+static ms_status remove_old(const msi_listing *l, const char *root, int32_t keep)
 {
     ms_status status = MS_OK;
 
     for (int32_t i = keep; i < l->n && status == MS_OK; i++) {
-        status = remove_checkpoint(root, l->list[i].name, pointer);
+        status = remove_checkpoint(root, l->list[i].name);
     }
     return status;
 }
 
 /* The second is the newest of those that were not saved last. */
-static void tell_of_newer(const msi_listing *l, const char *root, const char *pointer)
+static ms_status tell_of_newer(const msi_listing *l, const char *root)
 {
-    if (l->n > 1 && l->list[1].step > l->list[0].step && is_pointed(pointer, l->list[0].name)) {
+    msi_pointer pointer;
+
+    MS_TRY(msi_pointer_read(&pointer, root));
+    if (l->n > 1 && l->list[1].step > l->list[0].step &&
+        strcmp(pointer.name, l->list[0].name) == 0) {
         msi_warn(
             "UserWarning",
             "%s/%s was saved last, with step %lld, though %s has step %lld: to resume is to go "
@@ -302,19 +293,17 @@ static void tell_of_newer(const msi_listing *l, const char *root, const char *po
             root, l->list[0].name, (long long)l->list[0].step, l->list[1].name,
             (long long)l->list[1].step);
     }
+    return MS_OK;
 }
 
 /* Keep the first `keep` of the listing, which is disposed of. */
 static ms_status keep_first(msi_listing *l, const char *root, int32_t keep)
 {
-    char *pointer = msi_io_path("%s/latest", root);
-    ms_status status = MS_OUT_OF_MEMORY;
+    ms_status status = tell_of_newer(l, root);
 
-    if (pointer != NULL) {
-        tell_of_newer(l, root, pointer);
-        status = remove_old(l, root, pointer, keep);
+    if (status == MS_OK) {
+        status = remove_old(l, root, keep);
     }
-    free(pointer);
     msi_listing_dispose(l);
     return status == MS_OK ? msi_folder_sweep(root, NULL) : status;
 }
@@ -338,24 +327,31 @@ const char *ms_checkpoint_step_name(int64_t step)
     return name;
 }
 
-/* Leave in the listing what is named by its step, that of `step` first. */
-static void leave_steps(msi_listing *l, int64_t step)
+static bool is_named_by_step(const msi_found *found)
 {
-    int32_t n = 0;
+    return strcmp(found->name, ms_checkpoint_step_name(found->step)) == 0;
+}
 
+void msi_listing_leave_steps(msi_listing *l, const char *root, bool tell)
+{
+    int32_t first = 0, n = 0;
+
+    while (first < l->n && !is_named_by_step(&l->list[first])) {
+        first++;
+    }
+    if (tell && first > 0) {
+        msi_warn("UserWarning",
+                 "%s/%s, which is not named by its step, is passed over: %s is taken", root,
+                 msi_foreign_name(l->list[0].name), first < l->n ? l->list[first].name : "none");
+    }
     for (int32_t i = 0; i < l->n; i++) {
-        if (strcmp(l->list[i].name, ms_checkpoint_step_name(l->list[i].step)) == 0) {
+        if (is_named_by_step(&l->list[i])) {
             l->list[n++] = l->list[i];
         } else {
             free(l->list[i].name);
         }
     }
     l->n = n;
-    for (int32_t i = 0; i < l->n; i++) {
-        if (l->list[i].step == step) {
-            move_first(l, i);
-        }
-    }
 }
 
 ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
@@ -366,6 +362,11 @@ ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
         return MS_FAIL(MS_VALUE_ERROR, "rotate keeps at least 1 checkpoint, got %d", keep);
     }
     MS_TRY(msi_listing_read(&l, root, false));
-    leave_steps(&l, step);
+    msi_listing_leave_steps(&l, root, false);
+    for (int32_t i = 0; i < l.n; i++) {
+        if (l.list[i].step == step) {
+            move_first(&l, i);
+        }
+    }
     return keep_first(&l, root, keep);
 }

@@ -100,7 +100,8 @@ static void test_checkpoint_store__latest_fails_when_all_are_broken(void **state
                  ms_checkpoint_latest(&latest, root));
     ms_warnings_capture(false);
     assert_int_equal(0, unlink(inside(root, "piped/rank-00000-of-00001.safetensors")));
-    assert_fails(MS_FORMAT_ERROR, "latest points at 'piped', but no checkpoint is there",
+    assert_fails(MS_FORMAT_ERROR,
+                 "latest points at 'piped', but no checkpoint of this folder is there",
                  ms_checkpoint_latest(&latest, root));
     assert_int_equal(0, unlink(inside(root, "latest")));
     assert_ok(ms_checkpoint_latest(&latest, root)); /* empty folders are anybody's */
@@ -141,12 +142,93 @@ static void test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost(
         assert_ok(ms_checkpoint_latest(&latest, root));
         assert_string_equal(inside(root, "s1"), latest);
         assert_true(ms_warning_take(&kind, &message));
-        assert_non_null(
-            strstr(message, "lost/latest points at 's2', but no checkpoint is there: "));
+        assert_non_null(strstr(
+            message, "lost/latest points at 's2', but no checkpoint of this folder is there: "));
         assert_false(ms_warning_take(&kind, &message));
         ms_warnings_capture(false);
         spill(inside(root, "s2"), "x", 1);
     }
+}
+
+/* People move the link by hand. Where it leads decides, not how that is spelt. */
+static void test_checkpoint_store__latest_leads_to_a_folder_however_it_is_spelt(void **state)
+{
+    const char *root = path_of("spelt"), *link = inside(root, "latest"), *latest, *kind, *message;
+    const char *const spellings[] = {"s1/", "./s1", "../spelt//s1", inside(root, "s1"), "by-hand"};
+
+    for (size_t i = 0; i < sizeof(spellings) / sizeof(spellings[0]); i++) {
+        assert_ok(save_small(root, "s1", 1));
+        assert_ok(save_small(root, "s2", 2));
+        assert_int_equal(0, symlink("s1", inside(root, "by-hand")));
+        assert_int_equal(0, unlink(link));
+        assert_int_equal(0, symlink(spellings[i], link));
+        ms_warnings_capture(true);
+        assert_ok(ms_checkpoint_latest(&latest, root));
+        assert_string_equal(inside(root, "s1"), latest);
+        assert_false(ms_warning_take(&kind, &message));
+        assert_ok(ms_checkpoint_prune(root, 1));
+        assert_true(ms_warning_take(&kind, &message));
+        assert_non_null(strstr(message, "spelt/s1 was saved last, with step 10, though s2"));
+        ms_warnings_capture(false);
+        assert_ok(load_small(inside(root, "s1"), 1));
+        assert_int_equal(0, unlink(inside(root, "by-hand")));
+        assert_int_equal(2, count_entries(root, "")); /* s1, latest */
+    }
+}
+
+/* A link that leads to no checkpoint of the folder, though to one elsewhere, is told of. */
+static void test_checkpoint_store__latest_leads_out_of_no_folder(void **state)
+{
+    const char *root = path_of("inner"), *away = path_of("outer"), *latest, *kind, *message;
+    const char *const texts[][2] = {{"../outer/s3", "../outer/s3"},
+                                    {inside(away, "s3"), "outer/s3"},
+                                    {".", "."},
+                                    {"..", ".."},
+                                    {"latest", "latest"},
+                                    {"s1/manifest.json", "s1/manifest.json"},
+                                    {"a\n\x1b[31mb", "a\\x0a\\x1b[31mb"}};
+
+    assert_ok(save_small(away, "s3", 3));
+    assert_ok(save_small(root, "s1", 1));
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        assert_int_equal(0, unlink(inside(root, "latest")));
+        assert_int_equal(0, symlink(texts[i][0], inside(root, "latest")));
+        ms_warnings_capture(true);
+        assert_ok(ms_checkpoint_latest(&latest, root));
+        assert_string_equal(inside(root, "s1"), latest);
+        assert_true(ms_warning_take(&kind, &message));
+        assert_non_null(strstr(message, "inner/latest points at '"));
+        if (strstr(message, texts[i][1]) == NULL) {
+            fail_msg("%s, expected %s", message, texts[i][1]);
+        }
+        assert_false(ms_warning_take(&kind, &message));
+        ms_warnings_capture(false);
+    }
+    assert_ok(save_small(root, "s1", 1)); /* which moves the link again */
+    assert_ok(load_small(inside(root, "latest"), 1));
+    assert_ok(load_small(inside(away, "s3"), 3));
+}
+
+/* A root on a volume that is not mounted is none without checkpoints. */
+static void test_checkpoint_store__a_link_to_nothing_is_no_empty_root(void **state)
+{
+    const char *away = path_of("volume"), *link = path_of("mount"), *latest;
+    const char *const roots[] = {link, inside(link, ""), inside(link, "sub"),
+                                 inside(link, "sub//deep")};
+
+    assert_int_equal(0, symlink(away, link));
+    for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++) {
+        const char *expected = "mount is a symbolic link to nothing";
+
+        assert_fails(MS_IO_ERROR, expected, ms_checkpoint_latest(&latest, roots[i]));
+        assert_fails(MS_IO_ERROR, expected, ms_checkpoint_prune(roots[i], 1));
+        assert_fails(MS_IO_ERROR, expected, save_small(roots[i], "s1", 1));
+    }
+    assert_int_equal(0, mkdir(away, 0777));
+    assert_ok(ms_checkpoint_latest(&latest, inside(link, "sub")));
+    assert_null(latest);
+    assert_ok(save_small(inside(link, "sub"), "s1", 1));
+    assert_ok(load_small(inside(away, "sub/s1"), 1));
 }
 
 /* A root copied with `cp -rL` has a folder where the link was. */
@@ -193,6 +275,7 @@ static void test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descr
         if (n < 2) {
             assert_int_equal(MS_RUNTIME_ERROR, status);
             assert_non_null(strstr(ms_error_message(), "Too many open files"));
+            assert_non_null(strstr(ms_error_message(), n == 0 ? root : inside(root, "")));
         } else {
             assert_int_equal(MS_OK, status);
             assert_string_equal(inside(root, "s1"), latest);
@@ -454,6 +537,9 @@ int main(void)
         cmocka_unit_test(test_checkpoint_store__latest_fails_when_all_are_broken),
         cmocka_unit_test(test_checkpoint_store__latest_takes_nothing_else_for_a_checkpoint),
         cmocka_unit_test(test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost),
+        cmocka_unit_test(test_checkpoint_store__latest_leads_to_a_folder_however_it_is_spelt),
+        cmocka_unit_test(test_checkpoint_store__latest_leads_out_of_no_folder),
+        cmocka_unit_test(test_checkpoint_store__a_link_to_nothing_is_no_empty_root),
         cmocka_unit_test(test_checkpoint_store__a_folder_called_latest_is_no_checkpoint),
         cmocka_unit_test(
             test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors),

@@ -47,16 +47,16 @@ function agree.on_ignored(group, params)
 end
 
 --- Parameters that no unit holds, of which one value is to be kept for all ranks: a ValueError on
---- all when theirs differ. Collective when there are any.
+--- all when theirs differ. Collective, also when there are none: ranks learn who else does this.
 ---@param group ffi.cdata*
----@param what string  what is to be done with them
+---@param what string  the function that asks, for errors
 ---@param params ms.nn.ParamEntry[]  the same on all ranks
 function agree.on_one_value(group, what, params)
   local _, world = runtime.place(group)
-  if #params == 0 or world == 1 then
+  if world == 1 then
     return
   end
-  for i, numbers in ipairs(runtime.exchange(group, what .. ' (values)', keys_of(params))) do
+  for i, numbers in ipairs(runtime.exchange(group, what, keys_of(params))) do
     local rank = odd_rank(numbers)
     if rank then
       errors.raise('ValueError', "%s: '%s' has other values on rank %d than on rank 0; no FSDP "

@@ -98,11 +98,17 @@ MS_API ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *c
  * rank 0 reports the others with ms_warn(). `*out` is NULL when there is none at all; where there
  * are some and none is intact it is MS_FORMAT_ERROR, which says what is wrong with each. What
  * counts as a checkpoint: a folder (no link to one) that holds a manifest or files of ranks, and is
- * not what a writer left that died before it could publish; and whatever the link `<root>/latest`
- * points at. A folder in the place of that link, as a copy that follows links makes it, is a broken
+ * not what a writer left that died before it could publish. The link `<root>/latest` may lead to it
+ * by any spelling; one that leads to none of these is a warning, and MS_FORMAT_ERROR where there is
+ * none. A folder in the place of that link, as a copy that follows links makes it, is a broken
  * one. Collective. */
 MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm,
                                            const char *root);
+/** As ms_checkpoint_load_latest(), of the checkpoints that are named by their own steps, as
+ * ms_checkpoint_step_name() has it. Where one of another name would have been taken, a warning
+ * names both. `*out` is NULL also when there are intact ones of other names only. Collective. */
+MS_API ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *comm,
+                                                const char *root);
 /** What is being read: its meta data, keys and extents. Borrowed from `l`. */
 MS_API const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l);
 /**
@@ -126,7 +132,8 @@ MS_API void ms_checkpoint_load_discard(ms_checkpoint_loader *l);
 /** The checkpoint under `root` that was saved last, where the link `latest` points; when it is not
  * there or not intact, the newest intact one by its manifest's `step`. Every byte of it is
  * verified. Broken ones are skipped and reported with ms_warn(); MS_FORMAT_ERROR when there are
- * only such, as for ms_checkpoint_load_latest().
+ * only such, as for ms_checkpoint_load_latest(). A root that is not there has none; one behind a
+ * link to nothing is MS_IO_ERROR, here and wherever a root is given.
  * @param out  path, valid until the next call in this thread; NULL when there is none at all */
 MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
 /** Keep `keep` checkpoints under `root`: the one that was saved last, where the link `latest`
@@ -147,7 +154,8 @@ MS_API ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t ke
  * Write named full tensors as one safetensors file (metadata format=pt), atomically: an error
  * leaves what was there as it was. What writers of this file left when they died is removed.
  * @param path  nothing, a regular file, or a link to one, whose target is replaced; MS_VALUE_ERROR
- *              when anything else is there, or the path is empty or ends with '/'
+ *              when anything else is there, or the path is empty or ends with '/'. Its folder is
+ * made when missing
  */
 MS_API ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32_t n_tensors,
                                      const char *const *names);
