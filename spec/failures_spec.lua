@@ -11,10 +11,14 @@ function Odd:init()
 end
 
 function Odd:forward(x)
-  if self.fails then
+  if self.fails == 'forward' then
     error('an odd forward')
   end
-  return self.l(x)
+  local y = self.l(x)
+  if self.fails == 'backward' then
+    y:hook(function() error('an odd gradient') end)
+  end
+  return y
 end
 
 local folder = runs.folder() -- of checkpoints
@@ -29,7 +33,7 @@ end
 -- { what, what all ranks call, of whom one fails; what that one says }
 local FAILURES = {
   { 'a forward', function(x)
-    x.odd.fails = x.fails
+    x.odd.fails = x.fails and 'forward'
     x.model(ms.ones(2, 4))
   end, 'an odd forward (in forward of 1.0 (my.Odd)' },
   { 'an input', function(x)
@@ -48,6 +52,10 @@ local FAILURES = {
     end
     y:sum():backward()
   end, 'an odd hook' },
+  { 'a hook of backward over replicas', function(x) -- before anything was reduced
+    x.odd.fails = x.fails and 'backward'
+    x.model(ms.ones(2, 4)):sum():backward()
+  end, 'an odd gradient', strategy = 'NO_SHARD' },
   { 'summon_full_params', function(x)
     fsdp.summon_full_params(x.model, nil, function()
       assert(not x.fails, 'an odd look')
@@ -79,14 +87,17 @@ local FAILURES = {
 
 -- What both ranks are told, and the job, when rank `who` fails in `call`; ranks that catch it make
 -- a step afterwards.
-local function run(who, call, catches)
+local function run(who, call, strategy, catches)
   return runs.reports(2, function(rank)
     ms.manual_seed(1)
     local x = { fails = rank == who, odd = Odd() }
     local module = nn.Sequential { nn.Linear(4, 6), nn.Sequential { x.odd }, nn.Linear(6, 2) }
-    x.model = fsdp.FSDP(module, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
-    })
+    ms.capture_warnings(function() -- of NO_SHARD
+      x.model = fsdp.FSDP(module, {
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
+        sharding_strategy = strategy,
+      })
+    end)
     local opt = optim.SGD(x.model:parameters(), { lr = 0.1 })
     local function step()
       x.model(ms.ones(2, 4)):sum():backward()
@@ -99,7 +110,7 @@ local function run(who, call, catches)
       if not called and not catches then
         error(why, 0)
       end
-      x.odd.fails = false
+      x.odd.fails = nil
       step()
       ms.dist.barrier()
     end)
@@ -119,7 +130,7 @@ describe('a failure of one rank in', function()
     local what, call, says, together = unpack(line)
     it(what .. ' is told as its own', function()
       for who = 0, 1 do
-        local reports, cause = run(who, call)
+        local reports, cause = run(who, call, line.strategy)
         assert.truthy(cause:find(('rank %d failed: '):format(who), 1, true) -- whoever says it first
           or cause:find(('rank %d had failed before its call '):format(who), 1, true), cause)
         assert.truthy(cause:find(says, 1, true), cause)
@@ -132,7 +143,7 @@ describe('a failure of one rank in', function()
     it(what .. (together and ' leaves all of them as they were' or ' is told when it caught it'),
       function()
         for who = 0, 1 do
-          local reports, cause = run(who, call, true)
+          local reports, cause = run(who, call, line.strategy, true)
           if together then
             assert.same({ [0] = 'ok', 'ok' }, reports)
             assert.is_nil(cause)

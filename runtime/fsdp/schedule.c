@@ -311,7 +311,8 @@ static void reset(ms_fsdp_tree *tree, const char *what)
     /* cleaning up must not hide the error it cleans up after */
     snprintf(message, sizeof(message), "%s", ms_error_message());
     for (int32_t i = 0; i < tree->n_units; i++) {
-        tree->named |= tree->units[i]->slot != NULL;
+        /* a slot's generation was counted up, be it named or not */
+        tree->named |= tree->units[i]->slot != NULL || tree->units[i]->grad_slot != NULL;
     }
     msi_tree_give_up(tree, what);
     for (int32_t i = 0; i < tree->n_units; i++) {

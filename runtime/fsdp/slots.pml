@@ -13,10 +13,11 @@
  * whole ones (NO_SHARD) in two phases; calls write one, wait for all, or fail.
  *
  * Once in a run (-DSTRAYS=0: never) one rank alone does something else than the program's call: it
- * skips it, as one whose forward ends without what it has prefetched, or it is reset. It goes on with
- * the next call. What ranks name is compared, notes of writes with it; where it differs the job ends,
- * and so it does where a rank needs what another has dropped. Neither may happen, and nobody may wait
- * in vain, while all run one program.
+ * skips it, as one whose forward ends without what it has prefetched, or it is reset, perhaps with a
+ * gradient slot taken and nothing announced. It goes on with the next call. What ranks name is
+ * compared, notes of writes with it; where it differs the job ends, and so it does where a rank needs
+ * what another has dropped. Neither may happen, and nobody may wait in vain, while all run one
+ * program.
  *
  * Checked: no deadlock; a slot never changes under a reader, and never mixes values from before and
  * after a write; a gradient is never overwritten before all have read it; and what was dropped is
@@ -69,6 +70,9 @@ inline stray() {
     :: aside = 0
     :: STRAYS && !strayed -> aside = 1; strayed = true
     :: STRAYS && !strayed -> aside = 2; strayed = true
+#ifdef GRADIENTS
+    :: STRAYS && !strayed -> aside = 3; strayed = true
+#endif
     fi
   }
 }
@@ -349,7 +353,7 @@ proctype rank(byte me) {
         ready[AT(s, me)] = generation[s];
         run_queue()
      :: aside == 0 && call[at] == FINISH -> wait_reduced(0); wait_reduced(1)
-     :: aside == 0 && call[at] == TORN ->
+     :: aside == 3 || aside == 0 && call[at] == TORN ->
         s = taken % G;
         taken++;
         take(s);
