@@ -84,7 +84,10 @@ function Tensor:hook(fn)
   end))
 end
 
---- Call `fn(leaf)` after each backward has added to this leaf's gradient.
+--- Call `fn(leaf)` after each backward has added to this leaf's gradient. For a parameter of a
+--- wrapped model that is the end of the backward that has reduced its gradient (inside no_sync none
+--- does): on all ranks, unit by unit, for what the backward of any rank has reached.
+--- Steps and zero_grad() are legal there; in other hooks they are an AssertionError.
 ---@param fn fun(leaf: ms.Tensor)
 ---@return integer id  for remove_hook
 function Tensor:accumulate_hook(fn)

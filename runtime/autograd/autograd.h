@@ -30,7 +30,7 @@ typedef struct msi_pre_hook {
 /* Where a leaf's gradient is born, and who is told. Owned by whoever set it (a unit). Within one
  * backward calls come in the order: expect (once, before any node runs), dest, done (once, when
  * nothing more will come; also when nothing came at all). An error ends the backward, and then done
- * does not come. */
+ * does not come. The owner runs the leaf's accumulate hooks when its gradient is there. */
 typedef struct msi_grad_sink {
     ms_status (*expect)(void *user, int32_t index);
     /* A view of the leaf's full shape; *add tells whether this backward (false on its first
@@ -91,6 +91,9 @@ ms_status msi_bwd_reduce_pass(msi_bwd *b, int32_t i, const msi_view *v, double s
 ms_status msi_bwd_temp(msi_bwd *b, int32_t dtype, int32_t ndim, const int64_t *shape, msi_view *v);
 
 /* -- for units --------------------------------------------------------------------------------- */
+
+/* Run the accumulate hooks of a leaf, inside a backward. */
+ms_status msi_hooks_run_accumulate(ms_tensor *leaf);
 
 /* Run `fn` once before the node that made `t` is differentiated (and before gradient hooks of its
  * results). A node takes several; they run in the order they came. MS_RUNTIME_ERROR when no

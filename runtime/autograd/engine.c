@@ -186,7 +186,7 @@ static ms_status finish_leaf(msi_node *node)
         MS_TRY(msi_grad_deliver(node));
     }
     if (sink != NULL) {
-        MS_TRY(sink->done(sink->user, sink->index));
+        return sink->done(sink->user, sink->index);
     }
     return node->reached ? msi_hooks_run_accumulate(leaf) : MS_OK;
 }

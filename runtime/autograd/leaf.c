@@ -46,6 +46,9 @@ bool ms_grad_enabled(void)
 ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)
 {
     *out = NULL;
+    if (t->param != NULL && t->param->ops != NULL && t->param->ops->await_gradient != NULL) {
+        MS_TRY(t->param->ops->await_gradient(t->param->unit));
+    }
     if (msi_param_accumulates(t)) {
         return t->param->ops->accumulated(t->param->unit, t->param->unit_index, out);
     }
@@ -68,6 +71,7 @@ static msi_view gradient_like(const ms_tensor *t)
 ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
 {
     MS_TRY(check_leaf(t, "grad"));
+    MS_TRY(msi_param_check_gradient(t, "set_grad"));
     if (msi_param_accumulates(t)) {
         MS_TRY(t->param->ops->replace_accumulated(t->param->unit, t->param->unit_index,
                                                   grad != NULL ? &grad->v : NULL));

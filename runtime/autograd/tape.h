@@ -164,7 +164,6 @@ bool msi_hooks_any(const msi_hooks *list, int32_t kind);
 /* Run, in order, the hooks of an output on its gradient; they may replace it. `list` is read again
  * after each hook, as hooks may add and remove hooks. */
 ms_status msi_hooks_run_grad(msi_hooks **list, int32_t out, msi_output *output, msi_tape *tape);
-ms_status msi_hooks_run_accumulate(ms_tensor *leaf);
 /* Run each pre hook once and drop it. */
 ms_status msi_hooks_run_pre(msi_node *node);
 void msi_hooks_drop_all(msi_hooks **list);

@@ -357,6 +357,9 @@ ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *para
 
     MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
     MS_TRY(ms_fsdp_tree_init(tree));
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        MS_TRY(msi_unit_check_gradient(tree->units[i], "clip_grad_norm_"));
+    }
     MS_TRY(check_reduced(tree));
     MS_TRY(msi_order_new(tree, params, n_params, &o.places, &o.n));
     ms_status status = clip(tree, &o, max_norm, norm_type, largest, total);

@@ -96,6 +96,7 @@ typedef struct msi_unit_param {
     bool reduced;          /* the whole parameter has a gradient, whoever holds its elements */
     bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
     msi_storage *place;    /* its elements in the unit's reduced gradient, or NULL */
+    bool arrived;          /* the running backward has reduced a gradient of it */
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
     bool trained;     /* its requires_grad, as far as the other ranks were told */
     bool told_grad;   /* of a replica: it has a gradient, as far as they know ... */
@@ -221,6 +222,7 @@ struct ms_fsdp_tree {
     int32_t forward_at; /* next place in pre_order this iteration */
     bool pre_order_fixed;
     bool in_backward;
+    bool settled;   /* all that it reduces is reduced */
     bool condemned; /* freed by its owner in the middle of a backward: to be swept up later */
 };
 
@@ -325,6 +327,9 @@ ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view
 ms_status msi_gradient_announce(ms_fsdp_unit *u);
 /* Give up the slot, the reduction of what is in it, and what was made to show its outcome. */
 void msi_gradient_abandon(ms_fsdp_unit *u);
+/* The unit's part of msi_param_ops: [Note: gradients inside a backward]. */
+ms_status msi_unit_check_gradient(void *unit, const char *what);
+ms_status msi_unit_await_gradient(void *unit);
 /* The unit's part of msi_param_ops: set to none; does the whole parameter have one? */
 void msi_unit_gradient_dropped(void *unit, int32_t index);
 bool msi_unit_has_gradient(void *unit, int32_t index);

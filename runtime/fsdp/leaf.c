@@ -146,7 +146,7 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u)
         msi_unit_levels_free(u);
     }
     for (int32_t i = 0; i < u->n_params; i++) {
-        u->params[i].contributed = false;
+        u->params[i].contributed = u->params[i].arrived = false;
         if (u->expecting) {
             ms_tensor_free(u->params[i].tensor->grad);
             u->params[i].tensor->grad = NULL;

@@ -26,6 +26,32 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
     *like = reduced_view(u, &u->params[index]);
 }
 
+/* [Note: gradients inside a backward] How far reductions are while it runs follows timing. So what
+ * takes all gradients is refused there, and who reads one of a parameter waits until what was
+ * announced of it by then is reduced: its own, the same on all ranks. Accumulate hooks run when all
+ * is settled, for parameters that any rank's backward has reached, on all ranks in one order. */
+ms_status msi_unit_check_gradient(void *unit, const char *what)
+{
+    const ms_fsdp_unit *u = unit;
+
+    if (u->expecting && !u->tree->settled) {
+        return MS_FAIL(MS_ASSERTION_ERROR,
+                       "%s during backward, when the gradients of unit '%s' are not all reduced; "
+                       "call it after backward, or in an accumulate hook",
+                       what, u->name);
+    }
+    return MS_OK;
+}
+
+ms_status msi_unit_await_gradient(void *unit)
+{
+    ms_fsdp_unit *u = unit;
+
+    return u->grad_phase == MSI_GRAD_READY || u->grad_phase == MSI_GRAD_REDUCED
+               ? msi_reduction_wait(u)
+               : MS_OK;
+}
+
 static bool shows_reduced(const msi_unit_param *p)
 {
     return p->tensor != NULL && p->tensor->grad != NULL && p->tensor->grad->v.storage == p->place;
@@ -278,7 +304,7 @@ static void show_gradients(ms_fsdp_unit *u)
             p->place->version++;
         }
         if (receives(u, i)) {
-            p->reduced = true;
+            p->reduced = p->arrived = true;
             if (p->tensor->grad == NULL) {
                 p->tensor->grad = p->shown;
                 p->shown = NULL;

@@ -288,6 +288,23 @@ static ms_status finish_backward(ms_fsdp_tree *tree)
     return msi_queue_run(tree);
 }
 
+/* See [Note: gradients inside a backward]. */
+static ms_status run_accumulate_hooks(ms_fsdp_tree *tree)
+{
+    tree->settled = true;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t k = 0; k < tree->units[i]->n_params; k++) {
+            msi_unit_param *p = &tree->units[i]->params[k];
+
+            if (p->arrived) {
+                p->arrived = false;
+                MS_TRY(msi_hooks_run_accumulate(p->tensor));
+            }
+        }
+    }
+    return MS_OK;
+}
+
 static void forget_iteration(ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -298,7 +315,7 @@ static void forget_iteration(ms_fsdp_tree *tree)
         u->post_index = -1;
     }
     tree->n_post = 0;
-    tree->in_backward = tree->named = false;
+    tree->in_backward = tree->settled = tree->named = false;
 }
 
 static void reset(ms_fsdp_tree *tree, const char *what)
@@ -348,6 +365,9 @@ static ms_status backward_ends(void *user, ms_status status)
     }
     if (status == MS_OK) {
         status = finish_backward(tree);
+    }
+    if (status == MS_OK) {
+        status = run_accumulate_hooks(tree);
     }
     if (status != MS_OK) {
         for (int32_t i = 0; i < tree->n_units; i++) { /* a sum that lacks a part is none */

@@ -196,6 +196,9 @@ ms_status ms_optim_zero_grad(ms_optim *optim)
 {
     MS_TRY(msi_optim_alive(optim));
     for (int32_t i = 0; i < optim->n_params; i++) {
+        MS_TRY(msi_param_check_gradient(optim->params[i].tensor, "zero_grad"));
+    }
+    for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(ms_tensor_set_grad(optim->params[i].tensor, NULL));
     }
     msi_optim_note_zero_grad(optim);

@@ -40,6 +40,7 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     *u = (update){.grad = p->tensor->grad};
     MS_TRY(msi_param_check_master(p->tensor, "step"));
     MS_TRY(msi_optim_local(p->tensor, &u->local));
+    MS_TRY(msi_param_check_gradient(p->tensor, "step"));
     if (msi_param_accumulates(p->tensor)) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "step: the gradient of %s was accumulated inside no_sync and is not reduced "

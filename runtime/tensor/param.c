@@ -210,3 +210,12 @@ ms_status msi_param_check_master(const ms_tensor *t, const char *what)
                ? p->ops->check_master(p->unit, what)
                : MS_OK;
 }
+
+ms_status msi_param_check_gradient(const ms_tensor *t, const char *what)
+{
+    const msi_param *p = t->param;
+
+    return p != NULL && p->ops != NULL && p->ops->check_gradient != NULL
+               ? p->ops->check_gradient(p->unit, what)
+               : MS_OK;
+}

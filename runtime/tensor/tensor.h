@@ -84,6 +84,10 @@ typedef struct msi_param_ops {
     void (*orphan)(void *unit, int32_t index);
     /* Shape and dtype of its reduced gradient (which may have no memory yet). */
     void (*gradient_like)(void *unit, int32_t index, msi_view *like);
+    /* May `what` the script has called use its gradient now, as part of all? Else an error. */
+    ms_status (*check_gradient)(void *unit, const char *what);
+    /* Finish what is on its way to its gradient, which is about to be read. */
+    ms_status (*await_gradient)(void *unit);
     /* Its gradient was set to none. */
     void (*gradient_dropped)(void *unit, int32_t index);
     /* Does the whole parameter have a reduced gradient, wherever its elements are? */
@@ -137,6 +141,8 @@ uint64_t msi_param_key(const msi_param *p, const char *name);
 bool msi_param_accumulates(const ms_tensor *t);
 /* May `what` the script has called use the master copy now? Its manager's answer. */
 ms_status msi_param_check_master(const ms_tensor *t, const char *what);
+/* May `what` the script has called use t's gradient now, as part of all? Its manager's answer. */
+ms_status msi_param_check_gradient(const ms_tensor *t, const char *what);
 
 /* -- storage ----------------------------------------------------------------------------------- */
 

@@ -26,10 +26,12 @@ MS_API ms_status ms_backward(ms_tensor *root, MS_NULLABLE ms_tensor *grad);
  * The gradient shares memory with the leaf's: writing into it changes it. For a sharded parameter
  * it is the reduced gradient of this rank's elements, 1-D; after backwards that reduced nothing
  * (no_sync) a copy of what this rank has accumulated for the whole parameter, in param_dtype, which
- * cannot be written: ms_tensor_set_grad() replaces it. */
+ * cannot be written: ms_tensor_set_grad() replaces it. Inside a backward: with that backward's part
+ * where its unit has handed it on, for which it then waits. */
 MS_API ms_status ms_tensor_grad(MS_NULLABLE ms_tensor **out, ms_tensor *t);
 /** Replace the gradient (copied into the leaf's own memory, or into what no_sync accumulates); NULL
- * drops it. @param grad  shaped like what ms_tensor_grad() gives, and of its dtype; without one,
+ * drops it. MS_ASSERTION_ERROR inside a backward that makes a gradient of it, as for a step and for
+ * clipping. @param grad  shaped like what ms_tensor_grad() gives, and of its dtype; without one,
  * like this rank's elements */
 MS_API ms_status ms_tensor_set_grad(ms_tensor *t, MS_NULLABLE ms_tensor *grad);
 
@@ -46,7 +48,9 @@ typedef ms_status (*ms_accumulate_hook)(void *user, ms_tensor *leaf);
  * be NULL */
 MS_API ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)(void *),
                                 int64_t *id);
-/** Call `fn` after each backward has accumulated into leaf `t`. */
+/** Call `fn` after each backward has accumulated into leaf `t`. For a parameter that a unit holds
+ * that is the end of the backward that has reduced its gradient (inside no_sync none does): on
+ * every rank when any rank's backward reached it, units and their parameters in order. */
 MS_API ms_status ms_tensor_accumulate_hook(ms_tensor *t, ms_accumulate_hook fn, void *user,
                                            void (*drop)(void *), int64_t *id);
 #endif

@@ -1,0 +1,192 @@
+-- Hooks inside the backward of a sharded model: what they may do there, what they see, and when
+-- accumulate hooks run. Ranks are kept apart by naps: what a hook does must not follow timing.
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
+
+local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
+
+local function nap()
+  local till = ms.time() + 0.01
+  while ms.time() < till do -- as one that computes
+  end
+end
+
+-- Three units; `on_backward` is called where the gradient reaches the end of the first, when those
+-- of the others have been announced.
+local function model_of(strategy, on_backward)
+  ms.manual_seed(1)
+  local layers = nn.Sequential { nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2) }
+  if on_backward then
+    layers[1]:register_forward_hook(function(_, _, out)
+      if out:requires_grad() then
+        out:hook(function() on_backward() end)
+      end
+    end)
+  end
+  if not strategy then
+    return layers
+  end
+  local model
+  ms.capture_warnings(function() -- NO_SHARD's
+    model = fsdp.FSDP(layers, {
+      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, use_orig_params = true,
+      sharding_strategy = strategy,
+    })
+  end)
+  return model
+end
+
+local function backward(model, late)
+  local loss = model(ms.ones(2, 4)):sum()
+  if late then
+    nap()
+  end
+  loss:backward()
+end
+
+local function gradients(model)
+  local out = {}
+  for name, p in model:named_parameters() do
+    local grad = p:grad()
+    out[name] = grad and grad:totable() or 'none'
+  end
+  return out
+end
+
+-- On two ranks, of which one and then the other is late.
+local function with_a_late_rank(fn)
+  for late = 0, 1 do
+    ms.dist.spawn(2, function(rank)
+      fn(rank == late, rank)
+    end)
+  end
+end
+
+describe('hooks inside the backward of a sharded model', function()
+  for _, strategy in ipairs(STRATEGIES) do
+    it('may not take all gradients, with ' .. strategy, function()
+      with_a_late_rank(function(late)
+        local model, opt, act
+        model = model_of(strategy, function() act() end)
+        opt = optim.SGD(model:parameters(), { lr = 0.1 })
+        for name, call in pairs { -- in any order: each fails before it says anything
+          step = function() opt:step() end,
+          zero_grad = function() opt:zero_grad() end,
+          clip_grad_norm_ = function() model:clip_grad_norm_(1) end,
+          set_grad = function() model[3].weight:set_grad(nil) end,
+        } do
+          act = function()
+            checks.raises('AssertionError', name .. ' during backward, when the gradients of unit ',
+              call)
+          end
+          backward(model, late)
+        end
+        act = function() end
+        opt:zero_grad()
+        backward(model, late)
+        model:clip_grad_norm_(1) -- what was refused was not said either: ranks still agree
+        opt:step()
+      end)
+    end)
+
+    it('read what was announced as it will be, and nothing of the rest, with ' .. strategy,
+      function()
+        with_a_late_rank(function(late)
+          local model, seen
+          model = model_of(strategy, function() seen = gradients(model) end)
+          backward(model, late)
+          local expected = gradients(model)
+          expected['0.weight'], expected['0.bias'] = 'none', 'none'
+          assert.same(expected, seen)
+        end)
+      end)
+
+    it('run once per parameter when all gradients are reduced, with ' .. strategy, function()
+      with_a_late_rank(function(late)
+        local model, calls, seen = model_of(strategy), {}, {}
+        for name, p in model:named_parameters() do
+          p:accumulate_hook(function(leaf)
+            local grad = leaf:grad()
+            calls[#calls + 1], seen[name] = name, grad and grad:totable() or 'none'
+          end)
+        end
+        model:no_sync(backward, model, late)
+        assert.same({}, calls) -- its sum comes with the next
+        backward(model, late)
+        assert.same(gradients(model), seen)
+        assert.same({ '0.weight', '0.bias', '1.weight', '1.bias', '2.weight', '2.bias' }, calls)
+      end)
+    end)
+
+    it('may step and drop each parameter where it has its gradient, with ' .. strategy, function()
+      with_a_late_rank(function(late)
+        local plain, model = model_of(), model_of(strategy)
+        local opt = optim.SGD(plain:parameters(), { lr = 0.1, momentum = 0.9 })
+        for _, p in model:named_parameters() do
+          local own = optim.SGD({ p }, { lr = 0.1, momentum = 0.9 })
+          p:accumulate_hook(function()
+            own:step()
+            own:zero_grad()
+          end)
+        end
+        for _ = 1, 3 do
+          backward(plain)
+          opt:step()
+          opt:zero_grad()
+          backward(model, late) -- both ranks the same: their mean is exact
+        end
+        local sd = model:state_dict()
+        for name, p in plain:named_parameters() do
+          assert.same(p:totable(), sd[name]:totable())
+        end
+      end)
+    end)
+  end
+
+  it('run on all ranks for what the backward of one has reached', function()
+    ms.dist.spawn(2, function(rank)
+      ms.manual_seed(1)
+      local layers = nn.Sequential { nn.Linear(4, 4), nn.Linear(4, 4) }
+      function layers:forward(x)
+        return rank == 0 and self[2](self[1](x)) or self[1](x)
+      end
+      local model, calls = fsdp.FSDP(layers, { use_orig_params = true }), {}
+      for name, p in model:named_parameters() do
+        p:accumulate_hook(function() calls[#calls + 1] = name end)
+      end
+      backward(model)
+      assert.same({ '0.weight', '0.bias', '1.weight', '1.bias' }, calls)
+    end)
+  end)
+
+  it('that fail at the end drop the gradients of that backward', function()
+    ms.dist.spawn(2, function()
+      local model, fails = model_of 'FULL_SHARD', true
+      model[3].bias:accumulate_hook(function()
+        assert(not fails, 'an odd end')
+      end)
+      assert.truthy(tostring(select(2, pcall(backward, model))):find('an odd end', 1, true))
+      for _, grad in pairs(gradients(model)) do -- any order
+        assert.equal('none', grad)
+      end
+      fails = false
+      backward(model)
+      model:clip_grad_norm_(1)
+    end)
+  end)
+
+  it('may step parameters that no unit holds', function()
+    ms.dist.spawn(2, function()
+      local model, opt
+      local other = nn.Linear(4, 4):materialize()
+      model = model_of('FULL_SHARD', function() opt:step() opt:zero_grad() end)
+      opt = optim.SGD(other:parameters(), { lr = 0.1 })
+      local before = other.weight:totable()
+      model(other(ms.ones(2, 4))):sum():backward() -- reaches the hook before the other layer
+      assert.same(before, other.weight:totable())
+      backward(model)
+      assert.not_same(before, other.weight:totable())
+    end)
+  end)
+end)
