@@ -52,12 +52,23 @@ static ms_status sink_expect(void *user, int32_t index)
     return MS_OK;
 }
 
+/* A failure inside the backward, of a forward that a hook ran and caught, has reset the tree. */
+static ms_status check_expected(const ms_fsdp_unit *u)
+{
+    return u->expecting ? MS_OK
+                        : MS_FAIL(MS_RUNTIME_ERROR,
+                                  "the gradients of unit '%s' were given up when a forward inside "
+                                  "this backward failed",
+                                  u->name);
+}
+
 static ms_status sink_dest(void *user, int32_t index, msi_view *dst, bool *add)
 {
     ms_fsdp_unit *u = user;
     msi_unit_param *p = &u->params[index];
     const msi_param *param = p->tensor->param;
 
+    MS_TRY(check_expected(u));
     if (u->grad_phase != MSI_GRAD_WRITING) {
         MS_ASSERT(u->grad_phase == MSI_GRAD_NONE || u->grad_slot != NULL);
         if (u->grad_phase != MSI_GRAD_NONE) { /* an earlier backward's reduction is still queued */
@@ -77,6 +88,7 @@ static ms_status sink_done(void *user, int32_t index)
     ms_fsdp_unit *u = user;
 
     (void)index;
+    MS_TRY(check_expected(u));
     return --u->pending == 0 ? msi_unit_gradient_complete(u) : MS_OK;
 }
 

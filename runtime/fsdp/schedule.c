@@ -13,7 +13,7 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     MS_TRY(msi_masters_check(tree, "forward"));
     msi_tree_note_changes(tree);
     tree->forward_at = 0;
-    tree->named = false;
+    tree->named = tree->named && tree->in_backward; /* else a hook's forward is part of that */
     for (int32_t i = 0; i < tree->n_units; i++) {
         if (msi_unit_is_stale(tree->units[i])) {
             msi_unit_reshard(tree->units[i]); /* its slot may serve another unit first */
@@ -104,6 +104,12 @@ static ms_status hook_outputs(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_
     return MS_OK;
 }
 
+/* Will ops of the running backward still read its parameters? (After a forward that a hook ran.) */
+static bool is_differentiated(const ms_fsdp_unit *u)
+{
+    return u->ran_pre_backward && (u->pending > 0 || u->lingers > 0);
+}
+
 ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
 {
     ms_fsdp_tree *tree = u->tree;
@@ -121,7 +127,8 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
         msi_pass_drop(u->pass);
         u->pass = NULL;
     }
-    if (u->in_forward == 0 && u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root) {
+    if (u->in_forward == 0 && u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root &&
+        !is_differentiated(u)) {
         msi_unit_reshard(u);
     }
     return msi_queue_run(tree);

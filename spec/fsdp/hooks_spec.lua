@@ -12,17 +12,19 @@ local function nap()
   end
 end
 
--- Three units; `on_backward` is called where the gradient reaches the end of the first, when those
--- of the others have been announced.
-local function model_of(strategy, on_backward)
+-- Three units; `on_backward(i)` is called where the gradient reaches the end of the i-th, when
+-- those of later ones have been announced.
+local function model_of(strategy, on_backward, prefetch)
   ms.manual_seed(1)
   local layers = nn.Sequential { nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2) }
   if on_backward then
-    layers[1]:register_forward_hook(function(_, _, out)
-      if out:requires_grad() then
-        out:hook(function() on_backward() end)
-      end
-    end)
+    for i = 1, 3 do
+      layers[i]:register_forward_hook(function(_, _, out)
+        if out:requires_grad() then
+          out:hook(function() on_backward(i) end)
+        end
+      end)
+    end
   end
   if not strategy then
     return layers
@@ -31,7 +33,7 @@ local function model_of(strategy, on_backward)
   ms.capture_warnings(function() -- NO_SHARD's
     model = fsdp.FSDP(layers, {
       auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, use_orig_params = true,
-      sharding_strategy = strategy,
+      sharding_strategy = strategy, backward_prefetch = prefetch,
     })
   end)
   return model
@@ -94,13 +96,36 @@ describe('hooks inside the backward of a sharded model', function()
       function()
         with_a_late_rank(function(late)
           local model, seen
-          model = model_of(strategy, function() seen = gradients(model) end)
+          model = model_of(strategy, function(i)
+            if i == 1 then
+              seen = gradients(model)
+            end
+          end)
           backward(model, late)
           local expected = gradients(model)
           expected['0.weight'], expected['0.bias'] = 'none', 'none'
           assert.same(expected, seen)
         end)
       end)
+
+    it('may run forwards, which leave what backward reads, with ' .. strategy, function()
+      for _, prefetch in ipairs { 'BACKWARD_PRE', 'BACKWARD_POST' } do
+        ms.dist.spawn(2, function()
+          local model, again
+          model = model_of(strategy, function() again() end, prefetch)
+          again = function() end
+          backward(model)
+          local expected = gradients(model)
+          model:zero_grad()
+          again = function()
+            ms.no_grad(model, ms.ones(3, 4))
+            model[3](ms.ones(3, 4))
+          end
+          backward(model)
+          assert.same(expected, gradients(model))
+        end)
+      end
+    end)
 
     it('run once per parameter when all gradients are reduced, with ' .. strategy, function()
       with_a_late_rank(function(late)
@@ -160,6 +185,17 @@ describe('hooks inside the backward of a sharded model', function()
     end)
   end)
 
+  it('whose forward fails end the backward, be it caught', function()
+    ms.dist.spawn(2, function()
+      local model
+      model = model_of('FULL_SHARD', function(i)
+        assert.equal(i ~= 1, (pcall(model, ms.ones(3, i == 1 and 5 or 4))))
+      end)
+      checks.raises('RuntimeError', "the gradients of unit '0' were given up when a forward inside "
+        .. 'this backward failed', backward, model)
+    end)
+  end)
+
   it('that fail at the end drop the gradients of that backward', function()
     ms.dist.spawn(2, function()
       local model, fails = model_of 'FULL_SHARD', true
@@ -180,7 +216,10 @@ describe('hooks inside the backward of a sharded model', function()
     ms.dist.spawn(2, function()
       local model, opt
       local other = nn.Linear(4, 4):materialize()
-      model = model_of('FULL_SHARD', function() opt:step() opt:zero_grad() end)
+      model = model_of('FULL_SHARD', function()
+        opt:step()
+        opt:zero_grad()
+      end)
       opt = optim.SGD(other:parameters(), { lr = 0.1 })
       local before = other.weight:totable()
       model(other(ms.ones(2, 4))):sum():backward() -- reaches the hook before the other layer
