@@ -93,12 +93,6 @@ bool msi_unit_has_gradient(void *unit, int32_t index)
     return ((const ms_fsdp_unit *)unit)->params[index].reduced;
 }
 
-/* May something come for it? A frozen parameter keeps what was accumulated before it was frozen. */
-static bool is_open(const ms_fsdp_unit *u, const msi_unit_param *p)
-{
-    return p->tensor->requires_grad || u->tree->n_kept > 0;
-}
-
 static void *piece_data(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
     return (char *)u->grad->data + p->piece.offset_in_shard * ms_dtype_size(u->orig_dtype);
@@ -147,7 +141,7 @@ static ms_status make_shown(ms_fsdp_unit *u)
             continue;
         }
         MS_TRY(make_place(u, p));
-        if (is_open(u, p) && p->shown == NULL) {
+        if (p->shown == NULL) {
             const msi_view v = reduced_view(u, p);
 
             MS_TRY(msi_tensor_new_internal(&p->shown, u->ctx, &v));
@@ -236,7 +230,8 @@ bool msi_reduce_possible(ms_fsdp_unit *u)
 }
 
 /* Did the backwards of any rank reach the parameter? One that none did has no gradient, in a unit
- * with others as in one of its own. */
+ * with others as in one of its own. (Whether it is frozen by now is no matter: what came for it came
+ * before, and only timing tells how long before this reduction.) */
 static bool is_used(const ms_fsdp_unit *u, int32_t index)
 {
     for (int32_t q = 0; q < u->world; q++) {
@@ -246,12 +241,6 @@ static bool is_used(const ms_fsdp_unit *u, int32_t index)
         }
     }
     return false;
-}
-
-/* Does something come? */
-static bool receives(const ms_fsdp_unit *u, int32_t index)
-{
-    return is_open(u, &u->params[index]) && is_used(u, index);
 }
 
 /* What a parameter's gradient is before the new one adds to it: itself where it lies here already,
@@ -264,7 +253,7 @@ static ms_status prepare_piece(ms_fsdp_unit *u, int32_t index)
     if (p->tensor->grad == NULL) {
         return msi_fill(&v, -0.0);
     }
-    if (shows_reduced(p) || !receives(u, index)) {
+    if (shows_reduced(p) || !is_used(u, index)) {
         return MS_OK;
     }
     MS_TRY(msi_copy(&v, &p->tensor->grad->v, false));
@@ -303,7 +292,7 @@ static void show_gradients(ms_fsdp_unit *u)
         if (p->place != NULL) {
             p->place->version++;
         }
-        if (receives(u, i)) {
+        if (is_used(u, i)) {
             p->reduced = p->arrived = true;
             if (p->tensor->grad == NULL) {
                 p->tensor->grad = p->shown;

@@ -108,6 +108,25 @@ describe('hooks inside the backward of a sharded model', function()
         end)
       end)
 
+    it('freeze from the next backward on, with ' .. strategy, function()
+      with_a_late_rank(function(late)
+        local model, freezes
+        model = model_of(strategy, function(i)
+          if freezes and i == 1 then
+            for _, p in model:named_parameters() do
+              p:requires_grad_(false)
+            end
+          end
+        end)
+        backward(model)
+        local expected = gradients(model)
+        model:zero_grad()
+        freezes = true
+        backward(model, late)
+        assert.same(expected, gradients(model))
+      end)
+    end)
+
     it('may run forwards, which leave what backward reads, with ' .. strategy, function()
       for _, prefetch in ipairs { 'BACKWARD_PRE', 'BACKWARD_POST' } do
         ms.dist.spawn(2, function()
