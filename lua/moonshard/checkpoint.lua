@@ -15,6 +15,7 @@ local errors = require 'moonshard.errors'
 local given = require 'moonshard.checkpoint.given'
 local json = require 'moonshard.json'
 local namespace = require 'moonshard.namespace'
+local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
 local receiver = require 'moonshard.receiver'
 local runs = require 'moonshard.nn.runs'
@@ -340,6 +341,7 @@ end
 -- Read what `loader` has opened into what is given. Collective.
 local function load_into(comm, loader, opts)
   local after, undo, meta = {}, {}, nil
+  notes.text(comm, 'what is loaded', table.concat(given.parts('checkpoint.load', opts), ', '))
   if opts.model then
     tree.tell(opts.model, 'checkpoint.load')
   end

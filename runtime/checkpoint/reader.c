@@ -8,6 +8,7 @@
 #include "reader.h"
 #include "io.h"
 #include "live.h"
+#include "pointer.h"
 #include "safetensors.h"
 #include "tensor.h"
 
@@ -33,6 +34,25 @@ struct ms_checkpoint {
     shard *shards; /* one per file of the manifest */
 };
 
+/* Open it for reading. Whoever gave the folder of the checkpoints is told of the one in there. */
+static ms_status open_manifest(int *fd, int64_t *nbytes, const ms_checkpoint *c, const char *path)
+{
+    msi_pointer latest = {0};
+    ms_status status = msi_io_open(fd, nbytes, path, false);
+
+    if (status != MS_IO_ERROR || errno != ENOENT) {
+        return status;
+    }
+    if (msi_pointer_read(&latest, c->path) != MS_OK || latest.name[0] == '\0') {
+        errno = ENOENT;
+        return msi_io_fail("open", path);
+    }
+    errno = ENOENT;
+    return MS_FAIL(MS_IO_ERROR,
+                   "open %s: No such file or directory; the checkpoint saved last there is %s/%s",
+                   path, c->path, msi_foreign_name(latest.name));
+}
+
 static ms_status read_manifest(ms_checkpoint *c)
 {
     char *path = msi_io_path("%s/%s", c->path, MSI_MANIFEST_NAME), *text = NULL;
@@ -43,7 +63,7 @@ static ms_status read_manifest(ms_checkpoint *c)
     if (path == NULL) {
         return status;
     }
-    MS_TRY_GOTO(msi_io_open(&fd, &nbytes, path, false), done);
+    MS_TRY_GOTO(open_manifest(&fd, &nbytes, c, path), done);
     if (nbytes > MSI_MANIFEST_MAX) {
         status = MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected at most %d", path,
                          (long long)nbytes, MSI_MANIFEST_MAX);

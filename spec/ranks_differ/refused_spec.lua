@@ -418,6 +418,9 @@ local ERRORS = {
   { 'the checkpoint loaded', loads 'step2', 'expected one checkpoint on all ranks', loads 'step1' },
   { 'a checkpoint loaded by one rank', loads 'step1', 'in checkpoint.load)',
     { before_step = with_checkpoints(nothing) } },
+  { 'what is loaded', { before_step = with_checkpoints(function(model)
+    ms.checkpoint.load(folder .. '/step1', { model = model, optimizer = adamw {} (model) })
+  end) }, 'what is loaded is model on rank 0 and model, optimizer on rank 1', loads 'step1' },
   { 'a checkpoint that is not there', loads 'step3', 'step3/manifest.json', loads 'step1' },
 
   -- optimizers

@@ -133,6 +133,8 @@ static void test_checkpoint_damage__missing_cut_linked_and_foreign_files_are_ref
     assert_int_equal(0, mkfifo(path, 0666));
     assert_fails(MS_FORMAT_ERROR, "is no regular file", ms_checkpoint_open(&c, folder));
     assert_fails(MS_IO_ERROR, "No such file", ms_checkpoint_open(&c, inside(root, "nothing")));
+    assert_fails(MS_IO_ERROR, "; the checkpoint saved last there is ",
+                 ms_checkpoint_open(&c, root));
     free(bytes);
 }
 
