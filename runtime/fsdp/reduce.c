@@ -230,8 +230,8 @@ bool msi_reduce_possible(ms_fsdp_unit *u)
 }
 
 /* Did the backwards of any rank reach the parameter? One that none did has no gradient, in a unit
- * with others as in one of its own. (Whether it is frozen by now is no matter: what came for it came
- * before, and only timing tells how long before this reduction.) */
+ * with others as in one of its own. (Whether it is frozen by now is no matter: what came for it
+ * came before, and only timing tells how long before this reduction.) */
 static bool is_used(const ms_fsdp_unit *u, int32_t index)
 {
     for (int32_t q = 0; q < u->world; q++) {
