@@ -7,6 +7,7 @@
 --- was started plainly: the first process then only supervises and never returns.
 
 local B = require 'moonshard_ffi'
+local alone = require 'moonshard.alone'
 local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
@@ -180,6 +181,7 @@ local function init(what, opts)
   elseif here.launcher ~= 'none' then
     errors.raise('RuntimeError', '%s: this rank has left its job', what)
   end
+  alone()
   start(what, opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS))
   return dist.info()
 end
@@ -222,6 +224,7 @@ function dist.spawn(n, fn, ...)
   check_ranks('dist.spawn', n)
   arguments.fn('dist.spawn', 'fn', fn)
   look() -- what a launcher started is a rank of its job and starts none
+  alone()
   local launch = fork(n)
   if not launch then
     C.ms_dist_exit(xpcall(fn, uncaught.tell, rank_out[0], n, ...) and 0 or 1)

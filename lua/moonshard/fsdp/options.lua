@@ -1,5 +1,6 @@
 --- Options of FSDP(module, options): known names, defaults, and what is refused.
 
+local alone = require 'moonshard.alone'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.errors'
@@ -127,8 +128,9 @@ function options.normalised(given)
   }
 end
 
---- What the reference warns about, once per tree.
+--- What the reference warns about, and a job that another launcher started, once per tree.
 function options.warn(opts)
+  alone()
   local _, world = runtime.place(opts.process_group)
   if world == 1 and opts.sharding_strategy ~= 'NO_SHARD' then
     errors.warn('UserWarning', ('FSDP is switching to use `NO_SHARD` instead of %s since the world '
