@@ -262,6 +262,25 @@ local parts = {
     finds('h.0\tSHARD_GRAD_OP', output)
     finds('wpe\tFULL_SHARD', output) -- wte shares its weight with lm_head: both stay in the root
   end,
+  ['Parameter groups'] = function(code)
+    shell.write(checkout .. '/groups.lua', [[
+      local ms = require 'moonshard'
+      local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+      ms.dist.init { ranks = 2 }
+      local policy = fsdp.ModuleWrapPolicy { nn.Linear }
+      local model = nn.Sequential { nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8) }
+    ]] .. code .. [[
+      model:materialize()
+      if ms.dist.rank() == 0 then
+        for i, group in ipairs(opt.param_groups) do
+          print(#group.params, group.weight_decay, group.lr == lr(99) * factors[i])
+        end
+      end
+    ]])
+    local output = runs_script('groups.lua')
+    -- two matrices; a bias of each layer and the weight of the norm
+    finds('2\t0.1\ttrue\n4\t0\ttrue\n', output)
+  end,
   ['Ranks without a model'] = function(code)
     shell.write(checkout .. '/sums.lua', code)
     -- ranks bring 1 and 2: their sum is 3, and that of the sums 6

@@ -104,6 +104,21 @@ describe('optim', function()
       checks.raises('IndexError', 'has 2 parameter groups, got index 3', opt.set_lr, opt, 1, 3)
     end)
 
+    it('lose rates of their own to a rate for all with a warning', function()
+      local opt = optim.SGD({ { params = { leaf(1) } }, { params = { leaf(1) }, lr = 1 } },
+        { lr = 0.5 })
+      local function warnings(...)
+        return #ms.capture_warnings(opt.set_lr, opt, ...)
+      end
+      assert.equal(0, warnings(2, 2))
+      assert.equal(0, warnings(0.5, 1))
+      local list = ms.capture_warnings(opt.set_lr, opt, 3)
+      assert.same({ { kind = 'UserWarning', message = 'set_lr(lr) gives one rate to all groups, '
+        .. 'though theirs differ: set_lr(lr, group) sets that of one' } }, list)
+      assert.equal(3, opt.param_groups[2].lr)
+      assert.equal(0, warnings(4))
+    end)
+
     it('are where a rate is set, not the optimizer', function()
       local opt = optim.SGD { leaf(1) }
       checks.raises('KeyError', "has no 'lr'; write opt.param_groups[i].lr, or opt:set_lr(lr)",

@@ -102,7 +102,16 @@ function Optimizer:zero_grad(opts)
   runtime.zero_grad(self._handle)
 end
 
---- Set the learning rate of all groups, or of one.
+local function warn_of_one_rate(groups)
+  for i = 2, #groups do
+    if groups[i].lr ~= groups[1].lr then
+      return errors.warn('UserWarning', 'set_lr(lr) gives one rate to all groups, though theirs '
+        .. 'differ: set_lr(lr, group) sets that of one')
+    end
+  end
+end
+
+--- Set the learning rate of all groups, with a warning when theirs differ, or of one.
 ---@param lr number
 ---@param group? integer  from 1
 function Optimizer:set_lr(lr, group)
@@ -110,6 +119,9 @@ function Optimizer:set_lr(lr, group)
   if group ~= nil and not self.param_groups[group] then
     errors.raise('IndexError', '%s has %d parameter groups, got index %d', self._name,
       #self.param_groups, arguments.whole('set_lr', 'group', group))
+  end
+  if group == nil then
+    warn_of_one_rate(self.param_groups)
   end
   for i = group or 1, group or #self.param_groups do
     self.param_groups[i].lr = lr
