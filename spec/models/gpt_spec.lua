@@ -115,6 +115,31 @@ describe('models.GPT', function()
       model:generate(long, 1, { temperature = 0 }))
   end)
 
+  it('lends generate to a causal model of another class, and says what that needs', function()
+    local Next = nn.Module.extend('Next') -- token t is followed by t + 1
+    Next.generate = ms.models.GPT.generate
+    function Next:init() self:child('table', nn.Embedding(5, 5)) end
+    function Next:forward(rows) return self.table(rows) end
+    local model = Next():materialize()
+    local function set(table)
+      for i = 1, 5 do
+        for j = 1, 5 do
+          table.weight[i][j] = j == i % 5 + 1 and 1 or 0
+        end
+      end
+    end
+    ms.no_grad(set, model.table)
+    checks.raises('TypeError', "generate: field 'context' of Next is nil, expected a whole number "
+      .. "above 0: it continues a GPT, or a causal model with the fields 'context' (most tokens in "
+      .. "a row) and 'vocab'", model.generate, model, { 1 }, 1)
+    model.context = 3
+    checks.raises('TypeError', "field 'vocab' of Next is nil", model.generate, model, { 1 }, 1)
+    model.vocab = 0
+    checks.raises('TypeError', "field 'vocab' of Next is 0", model.generate, model, { 1 }, 1)
+    model.vocab = 5
+    assert.same({ 3, 4, 0, 1 }, model:generate({ 2 }, 4, { temperature = 0 }))
+  end)
+
   it('counts 6 operations per multiplied parameter, and attention', function()
     local model = tiny()
     local multiplied = model:num_parameters() - 6 * 8 -- positions are only added

@@ -165,13 +165,28 @@ local function next_logits(model, tokens)
   return logits:narrow(2, length, 1):reshape(model.vocab)
 end
 
+-- Also of models that are none of these and borrow generate.
+local function check_can_continue(model)
+  for _, name in ipairs { 'context', 'vocab' } do
+    local value = model[name]
+    if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
+      errors.raise('TypeError', "generate: field '%s' of %s is %s, expected a whole number above "
+        .. "0: it continues a GPT, or a causal model with the fields 'context' (most tokens in a "
+        .. "row) and 'vocab' that gives logits (1, T, vocab) for ids (1, T)", name, model._name,
+        type(value) == 'number' and ('%.17g'):format(value) or arguments.noun(value))
+    end
+  end
+end
+
 --- Continue a row of tokens. With sharded parameters every rank calls this, and all draw alike.
+--- Another causal model with fields `context` and `vocab` may borrow it:
+--- `Net.generate = ms.models.GPT.generate`.
 ---@param ids integer[]  at least one token, 0-based
 ---@param n integer  how many to add
 ---@param opts? ms.models.GPT.GenerateOptions
 ---@return integer[]  the new tokens
 function GPT:generate(ids, n, opts)
-  check_self('generate', self)
+  check_can_continue(self)
   opts = errors.options('generate', opts,
     { temperature = 'number', top_k = 'whole', seed = 'whole', on_token = 'fn' })
   if #arguments.array('generate', 'ids', ids) == 0 then
