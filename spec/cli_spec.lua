@@ -69,6 +69,12 @@ describe('the moonshard command', function()
       ['run --nnodes 2 x.lua'] = 'run: --nnodes: more than one host is not supported yet\n',
       ['run --max-restarts=3 x.lua'] = 'run: --max-restarts: starting a failed job again is not '
         .. 'supported yet\n',
+      ['run --tee=3 x.lua'] = 'run: --tee: a file for each rank is not supported yet\n',
+      ['run --log_dir logs x.lua'] = 'run: --log_dir: a file for each rank is not supported yet\n',
+      ['run --nproc-per-node 2 x.lua'] = 'run: unknown flag --nproc-per-node; write -n RANKS\n',
+      ['run --nproc_per_node=2 x.lua'] = 'run: unknown flag --nproc_per_node; write -n RANKS\n',
+      ['run --standalone x.lua'] = 'run: unknown flag --standalone; leave it out, ',
+      ['run --master_port=1 x.lua'] = 'run: unknown flag --master_port; leave it out, ',
       ['repl x.lua'] = 'repl: unexpected word x.lua',
       ['info --hepl'] = 'info: unexpected word --hepl',
     }
@@ -83,7 +89,7 @@ describe('the moonshard command', function()
   it('explains itself and each of its commands', function()
     for words, text in pairs {
       ['--help'] = 'moonshard COMMAND --help', ['-h'] = 'moonshard COMMAND --help',
-      ['run --help'] = '--no-prefix', ['run -n 2 -h x.lua'] = '--ranks RANKS',
+      ['run --help'] = 'MS_COMM_TIMEOUT=600 ', ['run -n 2 -h x.lua'] = '--ranks RANKS',
       ['info --help'] = 'usage: moonshard info', ['repl -h'] = 'usage: moonshard repl',
     } do
       local output, code = shell('bindings/moonshard ' .. words)
@@ -289,6 +295,26 @@ describe('the moonshard command', function()
           assert.truthy(output:find(said, 1, true), said .. '\n' .. output)
           assert.equal(1, select(2, output:gsub(name, '')), output)
         end
+      end
+    end)
+  end)
+
+  it('names the variables that misspelt ones were meant to be', function()
+    local misspelt, names = {}, {}
+    for name in files.read('docs/architecture.md'):gmatch('\n| `(MS_[A-Z_]+)') do
+      names[name], misspelt[#misspelt + 1] = true, name:sub(1, -2) .. '=1' -- the last letter
+    end
+    assert.is_true(names.MS_COMM_TIMEOUT and names.MS_LOG)
+    with_script('ms.dist.init { ranks = 2 }', function(path)
+      for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
+        local output, code = shell(('env MS_DATA=x MS_ROOT=x MS_COMM_TIMEOUT=60 %s %s %s'):format(
+          table.concat(misspelt, ' '), start, path))
+        assert.equal(0, code, output)
+        for name in pairs(names) do
+          assert.truthy(output:find(('moonshard: UserWarning: %s of the environment sets nothing, '
+            .. 'did you mean %s?\n'):format(name:sub(1, -2), name), 1, true), output)
+        end
+        assert.equal(#misspelt, select(2, output:gsub('\n', '')), output)
       end
     end)
   end)

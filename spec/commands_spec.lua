@@ -191,6 +191,9 @@ local runs = {
     write_script('x.lua')
     trains_by_script('./dev ' .. command:gsub('%-n n', '-n 2'))
   end,
+  ['moonshard run --help'] = function(command)
+    finds('MS_STOP_TIMEOUT=10', succeeds('./dev ' .. command))
+  end,
   ['./dev bench'] = function(command)
     finds('sharded step of two Linear(32, 32)', succeeds(command .. ' tiny' .. SMALL))
   end,

@@ -420,6 +420,8 @@ describe('dist.init', function()
 
   it('refuses unknown options', function()
     checks.raises('ValueError', "did you mean 'ranks'?", dist.init, { rank = 2 })
+    checks.raises('ValueError', "'timeout' is no option; MS_COMM_TIMEOUT=SECONDS in the "
+      .. 'environment', dist.init, { timeout = 30 })
   end)
 end)
 

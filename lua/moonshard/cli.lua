@@ -2,6 +2,7 @@
 
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.errors'
+local variables = require 'moonshard.variables'
 
 local C = B.C
 
@@ -34,9 +35,15 @@ failed first, or 128 + signal.
 
 Words behind SCRIPT are its own.
 
-Ctrl-C and SIGTERM ask the ranks to stop; a second one ends them at once, and so do ten seconds when
-they never ask whether to stop (ms.dist.stop_requested). Ranks that have not begun to ask get the
-signal itself. What ranks start and leave behind ends with them.
+Ctrl-C (SIGINT), SIGTERM and SIGHUP ask the ranks to stop; a second of the first two ends them at
+once, and so do ten seconds when they never ask whether to stop (ms.dist.stop_requested). Ranks that
+have not begun to ask, or to catch signals (ms.dist.catch_signals), get the signal itself. SIGUSR1
+is passed on to them, to stop by or not. What ranks start and leave behind ends with them.
+
+Variables of the environment, in seconds:
+  MS_COMM_TIMEOUT=600   a rank waits so long for another before it gives up
+  MS_COMM_ANNOUNCE=15   ... and after so long says for whom; 0: never
+  MS_STOP_TIMEOUT=10    from a signal to the end of ranks that never ask; 0: none
 ]]
 
 local INFO_USAGE = [[
@@ -58,6 +65,13 @@ local PLANNED_FLAGS = {
   ['--nnodes'] = 'more than one host', ['--node-rank'] = 'more than one host',
   ['--master-addr'] = 'more than one host', ['--rdzv-endpoint'] = 'more than one host',
   ['--max-restarts'] = 'starting a failed job again',
+  ['--log-dir'] = 'a file for each rank', ['--redirects'] = 'a file for each rank',
+  ['--tee'] = 'a file for each rank',
+}
+local OTHERWISE = {
+  ['--nproc-per-node'] = 'write -n RANKS',
+  ['--standalone'] = 'leave it out, jobs are those of one host',
+  ['--master-port'] = 'leave it out, the ranks of a host talk through its memory',
 }
 
 local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }
@@ -91,6 +105,7 @@ local function launch(command, ranks, prefix)
   end
   local out = B.new('ms_launch *[1]')
   local code, cause = B.new('int32_t[1]'), B.new('const char *[1]')
+  variables.warn()
   B.check(C.ms_launch_exec(out, ranks, argv, prefix))
   B.check(C.ms_launch_wait(out[0], code, cause))
   local why = B.string(cause[0])
@@ -114,20 +129,23 @@ end
 local function run_flags(words)
   local o, at = { prefix = true }, 1
   while words[at] and words[at]:find('^%-') do
-    local flag, value = words[at]:match('^(%-%-[%w-]+)=(.*)$')
+    local flag, value = words[at]:match('^(%-%-[%w_-]+)=(.*)$')
     if not flag then
       flag, value = words[at]:match('^(%-n)(%d+)$')
     end
     flag = flag or words[at]
+    local dashed = flag:gsub('_', '-') -- torchrun takes both
     if flag == '-n' or flag == '--ranks' then
       if not value then
         at = at + 1
         value = words[at]
       end
       o.ranks = ranks_of(flag, value)
-    elseif PLANNED_FLAGS[flag] then
+    elseif PLANNED_FLAGS[dashed] then
       errors.raise('NotImplementedError', 'run: %s: %s is not supported yet', flag,
-        PLANNED_FLAGS[flag])
+        PLANNED_FLAGS[dashed])
+    elseif OTHERWISE[dashed] then
+      refuse('run: unknown flag %s; %s', flag, OTHERWISE[dashed])
     elseif flag ~= '--no-prefix' and not is_help(flag) then
       unknown('run: unknown flag', flag, RUN_FLAGS)
     elseif value then

@@ -18,6 +18,7 @@ local autograd = require 'moonshard.autograd'
 local planned = require 'moonshard.planned'
 local uncaught = require 'moonshard.uncaught'
 local util = require 'moonshard.util'
+local variables = require 'moonshard.variables'
 local writable = require 'moonshard.writable'
 
 local C, calls = B.C, B.calls
@@ -103,6 +104,7 @@ end
 
 --- Fork ranks. In a rank this returns nothing; in the caller the launch to wait for.
 local function fork(ranks)
+  variables.warn()
   jit.flush() -- compiled traces hold the tensors they were recorded with
   B.collect() -- tensors nobody refers to any more are not in the way
   B.check(C.ms_launch_fork(launch_out, ranks, rank_out))
@@ -119,12 +121,15 @@ end
 ---@field ranks? integer  how many (default: those of the launcher, else one per core, at most 8)
 
 local function init_options(what, opts)
-  opts = errors.options(what, opts, { 'ranks', 'hosts', 'backend' })
+  opts = errors.options(what, opts, { 'ranks', 'hosts', 'backend', 'timeout' })
   if opts.hosts ~= nil then
     errors.raise('NotImplementedError', '%s: several hosts are not supported yet', what)
   elseif opts.backend ~= nil then
     errors.raise('NotImplementedError', '%s: a choice of backends is not supported yet; the ranks '
       .. 'of a host talk through its memory', what)
+  elseif opts.timeout ~= nil then
+    errors.raise('ValueError', "%s: 'timeout' is no option; MS_COMM_TIMEOUT=SECONDS in the "
+      .. 'environment says how long a rank waits for another', what)
   end
   if opts.ranks ~= nil then
     check_ranks(what, opts.ranks)
@@ -257,7 +262,7 @@ end
 
 local catching = false
 
---- From now on SIGINT and SIGTERM only set what stop_requested() tells.
+--- From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 only set what stop_requested() tells.
 function dist.catch_signals()
   if not catching then
     catching = true
@@ -265,7 +270,8 @@ function dist.catch_signals()
   end
 end
 
---- Did a SIGINT or SIGTERM reach any rank? Collective; all ranks get the same answer.
+--- Did one of the signals of catch_signals() reach any rank? Collective; all ranks get the same
+--- answer.
 ---@return integer?  the signal's number, or nil
 function dist.stop_requested()
   dist.catch_signals()
