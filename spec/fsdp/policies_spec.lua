@@ -144,6 +144,35 @@ describe('wrap policies', function()
     assert.same({ '', 'norm' }, wrapped_paths(model))
   end)
 
+  it('warn when they wrap nothing, unless the model itself is what they look for', function()
+    local function said(model, policy)
+      local text = {}
+      for _, w in ipairs(ms.capture_warnings(FSDP, model, { auto_wrap_policy = policy })) do
+        text[#text + 1] = w.message:match('^auto_wrap_policy.*')
+      end
+      assert.is_true(#text <= 1)
+      return text[1]
+    end
+    local nothing = 'auto_wrap_policy wrapped no module: nn.Sequential is one unit, gathered as a '
+      .. 'whole'
+    local function never() return false end
+    assert.equal(nothing .. '; it has none of ModuleWrapPolicy{Norm, Encoder}',
+      said(nested(), fsdp.ModuleWrapPolicy { Norm, Encoder }))
+    for _, policy in ipairs {
+      fsdp.CustomPolicy(never), fsdp.lambda_auto_wrap_policy(never),
+      fsdp.size_based_auto_wrap_policy { min_num_params = 1000 },
+    } do
+      assert.equal(nothing, said(nested(), policy))
+    end
+    for _, policy in ipairs {
+      fsdp.ModuleWrapPolicy { nn.Linear }, fsdp.always_wrap_policy,
+      fsdp.transformer_auto_wrap_policy { nn.Linear },
+    } do
+      assert.is_nil(said(linear(), policy))
+      assert.is_nil(said(nested(), policy))
+    end
+  end)
+
   describe('CustomPolicy', function()
     local mixed = { param_dtype = 'bf16', module_classes_to_ignore = { Norm } }
 

@@ -144,6 +144,12 @@ local function chosen_map(list)
   return map
 end
 
+local function warn_unmatched(root, policy)
+  errors.warn('UserWarning', ('auto_wrap_policy wrapped no module: %s is one unit, gathered as a '
+    .. 'whole%s'):format(root._name,
+      util.is(policy, policies.ModuleWrapPolicy) and '; it has none of ' .. tostring(policy) or ''))
+end
+
 --- Wrap what the policy of `opts` chooses below `root`; the root itself is the caller's.
 ---@param root ms.nn.Module
 ---@param opts table  normalised options of the root
@@ -164,8 +170,9 @@ function wrap.auto(root, opts, ignored, wrapper)
   if #full > 0 then
     warn_full_precision(full)
   end
+  local found = false
   local function wrapped(module, own)
-    own = own or inherited
+    own, found = own or inherited, true
     if is_full[module] then
       own = util.merged(own, { mixed_precision = options.full_precision() })
     end
@@ -179,6 +186,9 @@ function wrap.auto(root, opts, ignored, wrapper)
     end
     frozen.validate(root, chosen, ignored.params, opts.use_orig_params)
     apply(root, chosen, wrapped, {}, {})
+    if not found and not chosen[root] then
+      warn_unmatched(root, policy)
+    end
     return
   end
   if #full > 0 then
@@ -188,6 +198,9 @@ function wrap.auto(root, opts, ignored, wrapper)
     }
   end
   recurse(root, policy, wrapped, ignored, true, {})
+  if not found and not policy(root, false, numel_of(root, ignored.params)) then
+    warn_unmatched(root)
+  end
 end
 
 -- -- constructors --------------------------------------------------------------------------------
