@@ -59,6 +59,12 @@ local ASKS = {
     function() fsdp.FSDP(linear(), { sync_module_states = true }) end,
     function() fsdp.FSDP(linear(), { param_init_fn = print }) end,
   },
+  ['gradients inside `summon_full_params` (`with_grads`)'] = {
+    function()
+      fsdp.summon_full_params(fsdp.FSDP(linear(), { use_orig_params = true }),
+        { with_grads = true }, print)
+    end,
+  },
   ['saving in the background'] = { function() return ms.checkpoint.async_save end },
   ['CUDA and NCCL'] = {
     function() return ms.cuda end,
@@ -98,7 +104,7 @@ local ASKS = {
     function() return ms.nn.Softmax end,
   },
   ["options beyond theirs (`label_smoothing` and class weights and `reduction = 'none'` and "
-    .. '`padding_idx` and `amsgrad` and `top_p` and `drop_last` among them)'] = {
+    .. '`padding_idx` and `amsgrad` and `fused` and `top_p` and `drop_last` among them)'] = {
     function() ms.nn.CrossEntropyLoss { reduction = 'none' } end,
     function() ms.ops.cross_entropy(ms.ones(1, 2), ms.arange(1), { reduction = 'none' }) end,
     function()
@@ -108,6 +114,8 @@ local ASKS = {
     function() ms.nn.CrossEntropyLoss { weight = ms.ones(2) } end,
     function() ms.nn.Embedding(2, 2, { padding_idx = 0 }) end,
     function() ms.optim.Adam({ ms.ones(2) }, { amsgrad = true }) end,
+    function() ms.optim.AdamW({ ms.ones(2) }, { fused = true }) end,
+    function() ms.optim.SGD({ ms.ones(2) }, { foreach = true }) end,
     function() ms.optim.AdamW({ { params = { ms.ones(2) }, amsgrad = true } }) end,
     function() gpt():generate({ 1 }, 1, { top_p = 0.9 }) end,
   },
@@ -194,6 +202,9 @@ describe('the library\'s names', function()
     end)
     checks.raises('NotImplementedError', 'ms.ops.softmax', function() return ms.ops.softmax end)
     checks.raises('KeyError', "ms has no 'float32'; write ms.f32", function() return ms.float32 end)
+    checks.raises('KeyError', "ms has no 'inference_mode'; write ms.no_grad(fn)", function()
+      return ms.inference_mode
+    end)
     checks.raises('KeyError', "nn has no 'Parameter'; a module declares one", function()
       return ms.nn.Parameter
     end)

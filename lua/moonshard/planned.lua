@@ -71,7 +71,9 @@ planned.options = {
   ['nn.CrossEntropyLoss'] = names 'label_smoothing weight',
   ['data.Loader'] = names 'drop_last num_workers pin_memory',
   ['nn.Embedding'] = names 'max_norm padding_idx',
-  ['optim.Adam'] = names 'amsgrad', ['optim.AdamW'] = names 'amsgrad',
+  ['optim.Adam'] = names 'amsgrad capturable differentiable foreach fused',
+  ['optim.AdamW'] = names 'amsgrad capturable differentiable foreach fused',
+  ['optim.SGD'] = names 'differentiable foreach fused',
   generate = names 'repetition_penalty top_p',
 }
 
