@@ -341,7 +341,20 @@ describe('the moonshard command', function()
         end
       end
       local output = shell(bare .. link .. ' info')
-      assert.truthy(output:find('library   ' .. prefix .. '/lib/lua/5.1', 1, true), output)
+      assert.truthy(output:find('library   ' .. prefix .. '/lib\n', 1, true), output)
+      local pages = prefix .. '/share/doc/moonshard/'
+      for _, page in ipairs { 'README.md', 'SECURITY.md', 'LICENSE', 'docs/architecture.md' } do
+        assert.equal(files.read(page), files.read(pages .. page))
+      end
+      local function pkg_config(words)
+        return (shell(('env PKG_CONFIG_PATH=%s/lib/pkgconfig pkg-config %s moonshard'):format(
+          prefix, words)):gsub('%s+$', ''))
+      end
+      local headers, lib = pkg_config '--variable=includedir', pkg_config '--variable=libdir'
+      assert.equal(files.read 'runtime/include/moonshard.h', files.read(headers .. '/moonshard.h'))
+      assert.truthy(io.open(lib .. '/libmoonshard.so'))
+      assert.equal(('-I%s -L%s -lmoonshard'):format(headers, lib), pkg_config '--cflags --libs')
+      assert.equal('0.1.0', pkg_config '--modversion')
       local found = ('LUA_PATH="%s/share/lua/5.1/?.lua;%s/share/lua/5.1/?/init.lua;;" ')
         :format(prefix, prefix)
       local sum = [[luajit -e 'print(require("moonshard").ones(2):sum():item())']]
@@ -355,6 +368,20 @@ describe('the moonshard command', function()
         true), lost)
     end)
     shell('rm -r ' .. prefix)
+  end)
+
+  it('says that it cannot run from a folder that Lua cannot name', function()
+    for _, name in ipairs { 'a;b', 'a?b' } do
+      local folder = files.make_folder()
+      local root = folder .. '/' .. name
+      shell(("mkdir -p '%s/bin'"):format(root))
+      shell(("cp bindings/moonshard '%s/bin'"):format(root))
+      local output, code = shell(("'%s/bin/moonshard' info"):format(root))
+      files.remove_folder(folder)
+      assert.equal(1, code, output)
+      assert.equal(("moonshard: cannot run from '%s': Lua finds nothing in a folder with ; or ? in "
+        .. 'its name\n'):format(root), output)
+    end
   end)
 
   it('tells its version and what it found', function()

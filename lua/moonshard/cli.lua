@@ -242,6 +242,16 @@ local function repl(words)
   return 0
 end
 
+-- The loader may have found it elsewhere than beside the module for Lua.
+local function folder_of_library()
+  for line in io.lines('/proc/self/maps') do
+    local folder = line:match('(/.*)/libmoonshard%.so')
+    if folder then
+      return folder
+    end
+  end
+end
+
 local function info(words)
   if explained('info', INFO_USAGE, words) then
     return 0
@@ -250,7 +260,7 @@ local function info(words)
   print('moonshard ' .. ms.version)
   print('kernels   ' .. B.string(C.ms_cpu_isa()))
   print('cores     ' .. cores())
-  print('library   ' .. (B.folder or 'installed'))
+  print('library   ' .. (folder_of_library() or B.folder))
   return 0
 end
 
