@@ -205,6 +205,12 @@ describe('a field of a wrapped model', function()
     checks.raises('RuntimeError', "parameter 'extra' of nn.Linear is new", function()
       model.head.module:param('extra', { 2 })
     end)
+    checks.raises('RuntimeError', "child 'head' of my.Net is new, but FSDP has made its units",
+      function() model.module:set_child('head', nn.Linear(2, 2)) end)
+    checks.raises('RuntimeError', "child 'extra' of fsdp.FSDP is new",
+      function() model:child('extra', nn.Linear(2, 2)) end)
+    checks.raises('RuntimeError', "child '_fsdp_wrapped_module' of fsdp.FSDP is new",
+      function() model:set_child('_fsdp_wrapped_module', nn.Linear(2, 2)) end)
     checks.raises('KeyError', 'cannot be replaced', function() model.head.module = nil end)
     model.head = nil
     checks.raises('RuntimeError', "child 'head' of my.Net is new", function()

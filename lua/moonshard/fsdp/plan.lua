@@ -125,7 +125,7 @@ function plan.seal(top)
   for _, instance in ipairs(instances) do
     local sightings = managed[instance]
     check_taken(instance, sightings)
-    if not instance._sealed and #sightings > 0 then
+    if not instance._planned and #sightings > 0 then
       local tensors, names, shared = {}, {}, {}
       for i, s in ipairs(sightings) do
         tensors[i], names[i] = s.tensor, s.name
@@ -135,7 +135,7 @@ function plan.seal(top)
       end
       instance:_make_unit(tensors, names, shared)
     end
-    if not instance._sealed then
+    if not instance._planned then
       instance:_seal(instances[instance])
     end
   end

@@ -139,9 +139,9 @@ end
 -- -- units ---------------------------------------------------------------------------------------
 
 function FSDP:_prepare_self()
-  if not rawget(self, '_sealed') then
+  if not rawget(self, '_planned') then
     plan.seal(module_tree.outermost(self))
-    if not rawget(self, '_sealed') then -- never put in the wrapped module's place: stands alone
+    if not rawget(self, '_planned') then -- never put in the wrapped module's place: stands alone
       rawset(self, '_owner', nil)
       plan.seal(self)
     end
@@ -195,7 +195,7 @@ end
 
 --- Called by the plan when the units are made, with the modules that are looked at before it runs.
 function FSDP:_seal(modules)
-  rawset(self, '_sealed', true)
+  rawset(self, '_planned', true)
   rawset(self, '_watched', watch.of(modules))
 end
 

@@ -69,7 +69,6 @@ end
 local function assign_module(self, field, module)
   local entry = declared(self._children, field, 'key')
   if entry then
-    tree.check_unplanned(self, 'child', entry.name)
     self:set_child(entry.name, module)
   else
     self:child(child_name(self, field), module, field)

@@ -231,7 +231,8 @@ function Module:child(name, module, key)
   return module
 end
 
---- Put another module in the place of a declared child (what wrapping does).
+--- Put another module in the place of a declared child (what wrapping does). RuntimeError once FSDP
+--- has made units over this module.
 ---@param name string
 ---@param module ms.nn.Module
 function Module:set_child(name, module)
@@ -240,6 +241,7 @@ function Module:set_child(name, module)
     errors.raise('KeyError', "%s has no child '%s'", self._name, tostring(name))
   end
   check_module(self, name, module)
+  tree.check_unplanned(self, 'child', name)
   tree.check_acyclic(self, name, module)
   entry.module = module
   tree.place(self, entry, module)

@@ -99,7 +99,8 @@ function tree.check_acyclic(module, name, child)
   end
 end
 
---- Refuse to change what FSDP has made units over.
+--- Refuse to change what FSDP has made units over: such modules, and instances themselves, are
+--- `_planned`.
 ---@param module ms.nn.Module
 ---@param what string
 ---@param name string
