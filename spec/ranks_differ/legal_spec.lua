@@ -45,6 +45,10 @@ local function tied(value)
   end
 end
 
+local function with_buffer(value)
+  return { before_wrap = function(module) module[2]:buffer('mean', ms.full({ 2 }, value)) end }
+end
+
 local PATCHWORK = 'the model is a patchwork'
 
 -- What a script does to its shards between backward and step, with gradients where there are some.
@@ -168,6 +172,12 @@ local LEGAL = {
     scaled('scale', 1) },
   { 'a field whose name says that it is private', scaled('_file', 'log.1'),
     "it is nobody else's", nil, scaled('_file', 'log.0') },
+  { 'the values of a buffer', with_buffer(2), 'running statistics are of the rows of a rank',
+    { "buffer '1.mean' is f32 (2) with the hash ", 'if it decides what is computed, give it one '
+      .. 'value' }, with_buffer(1) },
+  { 'the values of a buffer, later', { before_step = before(2, function(model)
+    model.module[2].mean:fill_(2)
+  end) }, 'buffers are compared at the first use', nil, with_buffer(1) },
   { 'a hook on a gradient', { after_wrap = function(model)
     model.module[3].weight:hook(function(grad) return grad * 2 end)
   end }, 'it sees the gradient of its own rows, before it is reduced' },

@@ -2,7 +2,9 @@
 --- is compared when ranks first use it: the parameters alone would not show that they differ.
 
 local agree = require 'moonshard.fsdp.agree'
+local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.util'
@@ -68,8 +70,19 @@ local function lines_of(root, ignored)
   return modules, fields
 end
 
+-- What agree.on_lines() takes: buffers by their path.
+local function buffer_lines_of(root)
+  local lines = {}
+  for i, b in ipairs(tree.buffers(root)) do
+    local value = buffer.value(b.entry)
+    lines[i] = ("buffer '%s'\t%s (%s) with the hash %s"):format(text_of(b.name), value:dtype(),
+      table.concat(parameter.shape(value), ', '), value:hash())
+  end
+  return lines
+end
+
 --- CommError on all ranks where modules differ, but for ignored ones; a warning where these do, or
---- other fields of modules. Collective.
+--- other fields of modules, or buffers. Collective.
 ---@param group ffi.cdata*
 ---@param root ms.nn.Module
 ---@param ignored table<ms.nn.Module, boolean>
@@ -87,6 +100,11 @@ function settings.compare(group, root, ignored)
   if told and rank == 0 then
     errors.warn('UserWarning', told .. ': if it decides what is computed, give it one value; the '
       .. "name of what each rank has for itself begins with '_'")
+  end
+  told = agree.on_lines(group, 'the first use of FSDP (buffers)', buffer_lines_of(root))
+  if told and rank == 0 then
+    errors.warn('UserWarning', told .. ': nothing makes buffers the same or keeps them so, and '
+      .. "checkpoints take rank 0's; if it decides what is computed, give it one value")
   end
 end
 
