@@ -25,9 +25,9 @@ local function label(module)
 end
 
 -- The innermost name held on the stack, and the innermost module that is called there.
-local function innermost()
+local function innermost(deepest)
   local first
-  for level = 2, math.huge do
+  for level = 2, deepest or math.huge do
     local info = debug.getinfo(level, 'f')
     if not info then
       return first, nil
@@ -45,30 +45,35 @@ local function innermost()
 end
 
 --- The innermost module that is being called, or nil.
+---@param deepest? integer  level at which to stop looking (default: the outermost)
 ---@return ms.nn.Module?
-function trace.module()
-  local _, module = innermost()
+function trace.module(deepest)
+  local _, module = innermost(deepest)
   return module
 end
 
--- Lua's own errors begin with a position; a text without one is a value that the script chose.
-local POSITION = '^[^\n:]+:%d+: '
+-- Lua's own errors begin with a position, but for one where only the interpreter runs; another text
+-- without one is a value that the script chose.
+local POSITION, OVERFLOW = '^[^\n:]+:%d+: ', 'stack overflow'
 
---- A handler for xpcall: an error on its way out of a forward says which module's, once, and keeps
---- the stack it was raised on. Errors of the library stay the same object; those of Lua itself
---- become one; all other values stay what they are.
----@param err any
----@return any
-function trace.on_error(err)
-  local is_lua = type(err) == 'string' and err:find(POSITION) and not interrupt.is(err)
+-- Finding a level counts from the innermost: all of a deep recursion would take seconds.
+local DEEPEST = 1000
+
+local function is_deep()
+  return debug.getinfo(DEEPEST + 1, 'l') ~= nil
+end
+
+local function explained(err)
+  local is_lua = type(err) == 'string' and (err:find(POSITION) or err == OVERFLOW)
+    and not interrupt.is(err)
   if not is_lua and not (errors.is(err) and err.forward == nil) then
     return err
   end
-  local module = trace.module()
+  local module = trace.module(DEEPEST)
+  if not module and (is_lua or is_deep()) then
+    return err
+  end
   if is_lua then
-    if not module then
-      return err
-    end
     err = errors.new('RuntimeError', require 'moonshard.misspelt'(err))
     err.traceback = debug.traceback('', 2):gsub('^\n', '')
   end
@@ -78,6 +83,19 @@ function trace.on_error(err)
       err.where ~= '' and ', ' .. err.where or '')
   end
   return err
+end
+
+--- A handler for xpcall: an error on its way out of a forward says which module's, once, and keeps
+--- the stack it was raised on. Errors of the library stay the same object; those of Lua itself
+--- become one; all other values stay what they are. Of what comes out of a deep recursion it is the
+--- call around the innermost one that says it: a stack that has overflown has no room to look.
+---@param err any
+---@return any
+function trace.on_error(err)
+  if type(err) == 'string' and err:find(OVERFLOW, 1, true) and is_deep() then
+    return err
+  end
+  return explained(err)
 end
 
 -- [Note: yields] There is one stack of scopes and one switch of the tape, not one per coroutine. A

@@ -473,6 +473,28 @@ describe('nn.Module', function()
         assert.truthy(err.message:find("'xyz' (a nil value) (in forward of", 1, true), err.message)
       end)
 
+      it('also where the stack has overflown, as the call around the innermost has room', function()
+        local function endless() return 1 + endless() end
+        local err = raised_by(endless)
+        assert.truthy(err.message:find('stack overflow (in forward of 0 (nn.Sequential), ', 1, true),
+          err.message)
+      end)
+
+      it('without looking at every frame of a deep recursion', function()
+        local function deep(x, n)
+          return 1 + (n == 0 and x:reshape(7) or deep(x, n - 1))
+        end
+        local getinfo, looked_at = debug.getinfo, 0 -- at frames, each of which costs as its depth
+        debug.getinfo = function(...) -- luacheck: ignore 122
+          looked_at = looked_at + 1
+          return getinfo(...) -- a tail call: no frame more
+        end
+        local err = raised_by(function(x) return deep(x, 15000) end)
+        debug.getinfo = getinfo -- luacheck: ignore 122
+        assert.truthy(err.message:find(' (in forward of 0 (nn.Sequential), ', 1, true), err.message)
+        assert.is_true(looked_at < 3000)
+      end)
+
       it('and what a script chose to raise stays what it is', function()
         for _, value in ipairs { 'stop', 7, { 'mine' }, true } do
           assert.equal(value, raised_by(function() error(value, 0) end))
