@@ -25,9 +25,9 @@ local RUN_USAGE = [[
 usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
 
 Start SCRIPT on RANKS ranks of this host and supervise them. A .lua file is run by luajit, anything
-else by itself. Lines the ranks print get a "[rank N]" in front. The first failure ends all ranks
-and is named, with its traceback when it is an error in Lua; the exit code is that of the rank that
-failed first, or 128 + signal.
+else by itself. Lines the ranks print get a "[rank N]" in front; one of more than 1 MiB comes in
+pieces that end in " ...". The first failure ends all ranks and is named, with its traceback when it
+is an error in Lua; the exit code is that of the rank that failed first, or 128 + signal.
 
   -n, --ranks RANKS   1 to 128; default: one per core, at most 8
   --no-prefix         leave the lines of the ranks as they are

@@ -54,8 +54,8 @@ enum { MSI_OUTPUT_FDS = 2 * MSI_MAX_RANKS + 2 };
 /* Pipes for what ranks print. */
 ms_status msi_output_new(msi_output **out, int32_t n);
 void msi_output_free(msi_output *o);
-/* In a rank: print into its pipes. Async-signal-safe. */
-void msi_output_enter(const msi_output *o, int32_t rank);
+/* In a rank: print into its pipes. Async-signal-safe. False: errno says why not. */
+bool msi_output_enter(const msi_output *o, int32_t rank);
 /* All ranks have been started: close their ends. */
 void msi_output_started(msi_output *o);
 /* The rank has ended: what stands there without an end is a line. */

@@ -19,9 +19,10 @@
 #include <unistd.h>
 
 enum {
-    LINE = 8192, /* longest line that is prefixed as one */
-    PREFIX = 32,
-    QUEUE = 64 * 1024
+    PIECE = 8192,          /* taken of a pipe at once */
+    LONGEST = 1024 * 1024, /* line that is printed as one */
+    AROUND = 32,           /* what is put before and behind a line */
+    QUEUE = 64 * 1024      /* more while a line is longer */
 };
 
 /* Where the launcher prints: its stdout or stderr. */
@@ -33,8 +34,9 @@ typedef struct sink {
     bool full;    /* had no room for a line of this round */
     int32_t turn; /* source that comes first: the one that found no room last */
     int32_t lost; /* errno of the first write that lost lines otherwise; 0: none has */
-    int32_t n;
-    char bytes[QUEUE];
+    int32_t n, room;
+    char *
+        bytes; /* (room), n of them waiting: at least the longest line that a source has room for */
 } sink;
 
 /* What a rank prints, until a line is whole. */
@@ -44,9 +46,9 @@ typedef struct source {
     bool ended;   /* its rank has */
     int32_t lost; /* errno of the read that failed; 0: none has */
     int64_t left; /* bytes that count; INT64_MAX: all that come */
-    int32_t n;
-    char line[LINE];
-    char prefix[PREFIX];
+    int32_t n, room;
+    char *line; /* (room) */
+    char prefix[AROUND];
 } source;
 
 struct msi_output {
@@ -64,9 +66,24 @@ static int32_t sink_index(const msi_output *o, int32_t i)
 
 /* -- sinks ------------------------------------------------------------------------------------- */
 
+/* False: no memory. */
+static bool widen(char **bytes, int32_t *room, int32_t wanted)
+{
+    if (*room >= wanted) {
+        return true;
+    }
+    char *wider = realloc(*bytes, (size_t)wanted);
+
+    if (wider != NULL) {
+        *bytes = wider;
+        *room = wanted;
+    }
+    return wider != NULL;
+}
+
 /* O_NONBLOCK belongs to the open file, which other processes may share: so open it once more. What
  * cannot be opened (a socket, a terminal of somebody else) is asked by poll before each write. */
-static void open_sink(sink *s, int32_t fd)
+static ms_status open_sink(sink *s, int32_t fd)
 {
     struct stat st;
     char path[32];
@@ -79,6 +96,9 @@ static void open_sink(sink *s, int32_t fd)
     }
     s->own = own >= 0;
     s->fd = s->own ? own : fd;
+    return widen(&s->bytes, &s->room, QUEUE)
+               ? MS_OK
+               : MS_FAIL(MS_OUT_OF_MEMORY, "no memory for what ranks print");
 }
 
 static bool can_write(const sink *s)
@@ -144,7 +164,7 @@ static void tell_loss(msi_output *o)
     int32_t error = from != NULL ? from->lost : err != &o->sink[0] ? o->sink[0].lost : 0;
     char what[64] = "write to stdout";
 
-    if (o->told || error == 0 || err->n + LINE > QUEUE) {
+    if (o->told || error == 0 || err->n + PIECE > err->room) {
         return;
     }
     if (from != NULL) {
@@ -152,27 +172,32 @@ static void tell_loss(msi_output *o)
     }
     o->told = true;
     err->n +=
-        snprintf(err->bytes + err->n, LINE,
+        snprintf(err->bytes + err->n, PIECE,
                  "moonshard: lines of the ranks are lost: cannot %s: %s\n", what, strerror(error));
 }
 
 /* -- lines ------------------------------------------------------------------------------------- */
 
-/* Move a line into the sink's queue. False: no room. */
-static bool put_line(sink *to, const char *prefix, const char *line, int32_t n)
+static void append(sink *to, const char *bytes, size_t n)
 {
-    if (to->n + n + PREFIX > QUEUE) {
+    memcpy(to->bytes + to->n, bytes, n);
+    to->n += (int32_t)n;
+}
+
+/* Move a line into the sink's queue; one without an end gets this. False: no room for now. */
+static bool put_line(sink *to, const char *prefix, const char *line, int32_t n, const char *end)
+{
+    if (to->n + n + AROUND > to->room) {
         flush_sink(to);
     }
-    to->full = to->n + n + PREFIX > QUEUE;
+    to->full = to->n + n + AROUND > to->room;
     if (to->full) {
         return false;
     }
-    to->n += (int32_t)(stpcpy(to->bytes + to->n, prefix) - (to->bytes + to->n));
-    memcpy(to->bytes + to->n, line, (size_t)n);
-    to->n += n;
+    append(to, prefix, strlen(prefix));
+    append(to, line, (size_t)n);
     if (line[n - 1] != '\n') {
-        to->bytes[to->n++] = '\n';
+        append(to, end, strlen(end));
     }
     return true;
 }
@@ -191,7 +216,7 @@ static int32_t next_line(const source *s, int32_t at, bool last)
     const char *line = s->line + at, *end = memchr(line, '\n', (size_t)(s->n - at));
     int32_t left = s->n - at;
 
-    return end != NULL ? (int32_t)(end - line) + 1 : left == LINE || last ? left : 0;
+    return end != NULL ? (int32_t)(end - line) + 1 : last ? left : 0;
 }
 
 static void put_lines(sink *to, source *from, bool last)
@@ -199,7 +224,7 @@ static void put_lines(sink *to, source *from, bool last)
     int32_t at = 0;
 
     for (int32_t n; (n = next_line(from, at, last)) > 0; at += n) {
-        if (!put_line(to, from->prefix, from->line + at, n)) {
+        if (!put_line(to, from->prefix, from->line + at, n, "\n")) {
             break;
         }
     }
@@ -207,10 +232,20 @@ static void put_lines(sink *to, source *from, bool last)
     from->n -= at;
 }
 
+/* Let a line go on that fills all there is. False: it is too long. */
+static bool make_room(sink *to, source *from)
+{
+    int32_t wanted = 2 * from->room;
+
+    return from->n < from->room ||
+           (wanted <= LONGEST && widen(&to->bytes, &to->room, wanted + AROUND) &&
+            widen(&from->line, &from->room, wanted));
+}
+
 /* Take a piece of what stands in the pipe. False: nothing more, or not for now. */
 static bool read_piece(source *s)
 {
-    int64_t room = LINE - s->n;
+    int64_t room = s->room - s->n < PIECE ? s->room - s->n : PIECE;
     ssize_t got = read(s->fd, s->line + s->n, (size_t)(s->left < room ? s->left : room));
 
     if (got > 0) {
@@ -233,6 +268,12 @@ static bool move_source(sink *to, source *from)
     }
     if (next_line(from, 0, false) > 0) { /* left by the round that found no room */
         put_lines(to, from, false);
+        return true;
+    }
+    if (!make_room(to, from)) {
+        if (put_line(to, from->prefix, from->line, from->n, " ...\n")) { /* the rest follows */
+            from->n = 0;
+        }
         return true;
     }
     bool dry = from->fd < 0 || !read_piece(from);
@@ -266,15 +307,19 @@ static ms_status open_source(source *s, int32_t rank)
 {
     int fds[2];
 
+    if (!widen(&s->line, &s->room, PIECE)) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for what rank %d prints", (int)rank);
+    }
     if (pipe2(fds, O_CLOEXEC) != 0) {
         return msi_fail_call("pipe", errno, "cannot take what rank %d prints", (int)rank);
     }
-    fcntl(fds[0], F_SETFL, O_NONBLOCK);
-    snprintf(s->prefix, PREFIX, "[rank %d] ", (int)rank);
+    snprintf(s->prefix, sizeof(s->prefix), "[rank %d] ", (int)rank);
     s->fd = fds[0];
     s->end = fds[1];
     s->left = INT64_MAX;
-    return MS_OK;
+    return fcntl(s->fd, F_SETFL, O_NONBLOCK) == 0
+               ? MS_OK
+               : msi_fail_call("fcntl", errno, "cannot take what rank %d prints", (int)rank);
 }
 
 ms_status msi_output_new(msi_output **out, int32_t n)
@@ -290,10 +335,11 @@ ms_status msi_output_new(msi_output **out, int32_t n)
     o->n = n;
     o->one = fstat(STDOUT_FILENO, &st[0]) == 0 && fstat(STDERR_FILENO, &st[1]) == 0 &&
              st[0].st_dev == st[1].st_dev && st[0].st_ino == st[1].st_ino;
-    open_sink(&o->sink[0], STDOUT_FILENO);
-    open_sink(&o->sink[1], STDERR_FILENO);
     for (int32_t i = 0; i < 2 * n; i++) {
         o->source[i].fd = o->source[i].end = -1;
+    }
+    for (int32_t i = 0; i < 2 && status == MS_OK; i++) {
+        status = open_sink(&o->sink[i], STDOUT_FILENO + i);
     }
     for (int32_t i = 0; i < 2 * n && status == MS_OK; i++) {
         status = open_source(&o->source[i], i / 2);
@@ -314,20 +360,21 @@ void msi_output_free(msi_output *o)
     for (int32_t i = 0; i < 2 * o->n; i++) {
         close_fd(&o->source[i].fd);
         close_fd(&o->source[i].end);
+        free(o->source[i].line);
     }
     for (int32_t i = 0; i < 2; i++) {
         if (o->sink[i].own) {
             close(o->sink[i].fd);
         }
+        free(o->sink[i].bytes);
     }
     free(o);
 }
 
-void msi_output_enter(const msi_output *o, int32_t rank)
+bool msi_output_enter(const msi_output *o, int32_t rank)
 {
-    for (int32_t stream = 0; stream < 2; stream++) {
-        dup2(o->source[2 * rank + stream].end, STDOUT_FILENO + stream);
-    }
+    return dup2(o->source[2 * rank].end, STDOUT_FILENO) >= 0 &&
+           dup2(o->source[2 * rank + 1].end, STDERR_FILENO) >= 0;
 }
 
 void msi_output_started(msi_output *o)
@@ -345,12 +392,14 @@ void msi_output_end(msi_output *o, int32_t rank)
 void msi_output_finish(msi_output *o)
 {
     for (int32_t i = 0; i < 2 * o->n; i++) {
+        source *s = &o->source[i];
         int there = 0;
 
-        if (o->source[i].fd >= 0) {
-            ioctl(o->source[i].fd, FIONREAD, &there);
+        if (s->fd >= 0 && ioctl(s->fd, FIONREAD, &there) != 0) {
+            s->lost = errno;
+            close_fd(&s->fd);
         }
-        o->source[i].left = there;
+        s->left = there;
     }
 }
 

@@ -28,6 +28,28 @@ static _Noreturn void speak(void)
     _exit(0);
 }
 
+static int32_t long_line; /* bytes without its end */
+
+static void print_long_line(char of)
+{
+    for (int32_t i = 0; i < long_line; i++) {
+        putchar(of);
+    }
+    putchar('\n');
+    fflush(stdout);
+    _exit(0);
+}
+
+static void print_long_a(void)
+{
+    print_long_line('a');
+}
+
+static void print_long_b(void)
+{
+    print_long_line('b');
+}
+
 static pid_t start(const msi_output *o, int32_t rank, void (*what)(void))
 {
     pid_t pid = fork();
@@ -203,6 +225,89 @@ static void test_comm_output__says_once_what_cannot_be_read(void **state)
     close(ends[1]);
 }
 
+static void read_on(int fd, char *text, size_t *n)
+{
+    ssize_t got;
+
+    while ((got = read(fd, text + *n, 65536)) > 0) {
+        *n += (size_t)got;
+    }
+}
+
+/* What two ranks print at once, a long line each: "a20000\n" for 20000 times an a, and what follows
+ * it. */
+static void print_long_lines(int32_t length, char *seen, size_t room)
+{
+    char *text = calloc(1, 2 * (size_t)length + 2 * 65536), *rest = NULL;
+    int ends[2];
+    size_t n = 0, at = 0;
+
+    assert_int_equal(pipe2(ends, O_NONBLOCK), 0);
+    msi_output *o = output_to(ends[1]);
+
+    long_line = length;
+    pid_t pid[RANKS] = {start(o, 0, print_long_a), start(o, 1, print_long_b)};
+
+    msi_output_started(o);
+    for (int32_t r = 0; r < RANKS; r++) {
+        while (waitpid(pid[r], NULL, WNOHANG) == 0) {
+            msi_output_move(o);
+            read_on(ends[0], text, &n);
+        }
+        msi_output_end(o, r);
+    }
+    while (msi_output_move(o)) {
+        read_on(ends[0], text, &n);
+    }
+    read_on(ends[0], text, &n);
+    for (char *line = strtok_r(text, "\n", &rest); line != NULL;
+         line = strtok_r(NULL, "\n", &rest)) {
+        bool first = line[6] == '0';
+        size_t same = strspn(line + 9, first ? "a" : "b");
+
+        assert_memory_equal(line, first ? "[rank 0] " : "[rank 1] ", 9);
+        at += (size_t)snprintf(seen + at, room - at, "%c%zu%s\n", line[9], same, line + 9 + same);
+    }
+    free(text);
+    msi_output_free(o);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void test_comm_output__prints_lines_whole_up_to_a_mebibyte_and_marks_pieces(void **state)
+{
+    char seen[256];
+
+    (void)state;
+    print_long_lines(20000, seen, sizeof(seen));
+    assert_true(strcmp(seen, "a20000\nb20000\n") == 0 || strcmp(seen, "b20000\na20000\n") == 0);
+    print_long_lines(1048575, seen, sizeof(seen));
+    assert_true(strcmp(seen, "a1048575\nb1048575\n") == 0 ||
+                strcmp(seen, "b1048575\na1048575\n") == 0);
+    print_long_lines(1048579, seen, sizeof(seen));
+    for (int32_t r = 0; r < RANKS; r++) { /* in order, whatever the other one printed between */
+        const char *longest = strstr(seen, r == 0 ? "a1048576 ...\n" : "b1048576 ...\n");
+        assert_non_null(longest);
+        assert_non_null(strstr(longest, r == 0 ? "a3\n" : "b3\n"));
+    }
+}
+
+static void test_comm_output__says_what_cannot_be_counted_at_the_end(void **state)
+{
+    struct pollfd fds[MSI_OUTPUT_FDS];
+    int null = open("/dev/null", O_RDWR);
+    msi_output *o = output_to(null);
+
+    (void)state;
+    msi_output_poll(o, fds);
+    assert_int_equal(dup2(null, fds[2].fd), fds[2].fd); /* does not say what it holds */
+    assert_false(msi_output_lost(o));
+    msi_output_finish(o);
+    assert_true(msi_output_lost(o));
+    msi_output_free(o);
+    close(null);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -210,6 +315,8 @@ int main(void)
         cmocka_unit_test(test_comm_output__gives_every_rank_its_turn_before_a_slow_reader),
         cmocka_unit_test(test_comm_output__ends_with_what_ranks_had_printed_though_others_go_on),
         cmocka_unit_test(test_comm_output__says_once_what_cannot_be_read),
+        cmocka_unit_test(test_comm_output__says_what_cannot_be_counted_at_the_end),
+        cmocka_unit_test(test_comm_output__prints_lines_whole_up_to_a_mebibyte_and_marks_pieces),
     };
 
     return cmocka_run_group_tests_name("comm/output", tests, NULL, NULL);
