@@ -20,10 +20,13 @@
 
 /* As few are sent as a socket holds, so nobody waits to send one.
  * To the launcher: rank `rank` has ended with this status of waitpid(); the first message: this
- * error of fork() at rank `rank`, or rank -1: all have been started. To the keeper: a signal. */
+ * error of fork() at rank `rank`, or of sigaction(), or that all have been started. To the keeper:
+ * a signal. */
 typedef struct message {
     int32_t rank, number;
 } message;
+
+enum { STARTED = -1, DEAF = -2 }; /* instead of a rank */
 
 typedef struct keeper {
     const ms_launch *launch;
@@ -55,8 +58,21 @@ static int32_t hear(int32_t line, message *m)
 
 /* -- starting ---------------------------------------------------------------------------------- */
 
+static void leave_stdin(void)
+{
+    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+    if (null < 0 || dup2(null, STDIN_FILENO) < 0) {
+        close(STDIN_FILENO); /* better none than that of rank 0 */
+    }
+    if (null >= 0) {
+        close(null);
+    }
+}
+
 /* First steps of every rank: hear signals, die with the parent, own cores, leave stdin to rank 0.
- * Async-signal-safe, as is all that a rank does before it becomes another program. */
+ * Async-signal-safe, as is all that a rank does before it becomes another program. Without these it
+ * runs no worse: the keeper ends it as well. */
 static void settle(const keeper *k, pid_t parent, int32_t rank)
 {
     sigaction(SIGCHLD, &k->child_before, NULL);
@@ -68,12 +84,7 @@ static void settle(const keeper *k, pid_t parent, int32_t rank)
     close(k->line);
     msi_cores_pin(rank, k->launch->n);
     if (rank > 0) {
-        int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-
-        if (null >= 0) {
-            dup2(null, STDIN_FILENO);
-            close(null);
-        }
+        leave_stdin();
     }
 }
 
@@ -200,17 +211,18 @@ static void on_child(int signal)
 }
 
 /* Signals of a terminal reach the keeper with all others, and are the launcher's business. SIGCHLD
- * also says that the launcher has died. */
-static void take_no_signals(keeper *k)
+ * also says that the launcher has died, as its end of the line does. False: it cannot be heard, and
+ * without it no death of a rank would be noticed. */
+static bool take_no_signals(keeper *k)
 {
     struct sigaction wake = {.sa_handler = on_child};
     sigset_t all;
 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, NULL);
-    sigaction(SIGCHLD, &wake, &k->child_before);
     prctl(PR_SET_PDEATHSIG, SIGCHLD);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
+    return sigaction(SIGCHLD, &wake, &k->child_before) == 0;
 }
 
 static _Noreturn void keep(keeper *k)
@@ -241,7 +253,10 @@ static int32_t become_keeper(ms_launch *launch, int32_t line)
 {
     keeper k = {.launch = launch, .line = line};
 
-    take_no_signals(&k);
+    if (!take_no_signals(&k)) {
+        tell(line, DEAF, errno);
+        _exit(1);
+    }
     close(launch->signal_fd);
     launch->signal_fd = -1;
     int32_t rank = start_ranks(&k);
@@ -251,7 +266,7 @@ static int32_t become_keeper(ms_launch *launch, int32_t line)
     }
     prctl(PR_SET_NAME, "moonshard-keep"); /* what `ps` calls it */
     msi_output_free(launch->output); /* a rank must notice when the launcher does not read it */
-    report(&k, -1, 0);
+    report(&k, STARTED, 0);
     keep(&k);
 }
 
@@ -324,9 +339,11 @@ ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
         return MS_FAIL(MS_RUNTIME_ERROR, "cannot start %d ranks: the process to keep them died",
                        (int)launch->n);
     }
-    if (m.rank >= 0) {
+    if (m.rank != STARTED) {
         hang_up(launch);
-        return msi_fail_call("fork", m.number, "cannot start rank %d", (int)m.rank);
+        return m.rank == DEAF
+                   ? msi_fail_call("sigaction", m.number, "cannot start %d ranks", (int)launch->n)
+                   : msi_fail_call("fork", m.number, "cannot start rank %d", (int)m.rank);
     }
     for (int32_t r = 0; r < launch->n; r++) {
         launch->child[r].running = true;

@@ -331,9 +331,22 @@ static ms_status recipe_new(recipe **out, const msi_job *job, const char *progra
     return MS_OK;
 }
 
-static void keep_open(int32_t fd)
+static bool keep_open(int32_t fd)
 {
-    fcntl(fd, F_SETFD, 0);
+    return fcntl(fd, F_SETFD, 0) == 0;
+}
+
+/* False: errno says why. */
+static bool hand_over(const ms_launch *launch, int32_t rank)
+{
+    const msi_job *job = launch->job;
+    bool all = (launch->output == NULL || msi_output_enter(launch->output, rank)) &&
+               keep_open(job->fd) && keep_open(job->mail[rank][0]);
+
+    for (int32_t r = 0; r < job->world && all; r++) {
+        all = keep_open(job->mail[r][1]);
+    }
+    return all;
 }
 
 static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t rank,
@@ -341,18 +354,12 @@ static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t
 {
     const msi_job *job = launch->job;
 
-    if (launch->output != NULL) {
-        msi_output_enter(launch->output, rank);
-    }
-    keep_open(job->fd);
-    keep_open(job->mail[rank][0]);
-    for (int32_t r = 0; r < job->world; r++) {
-        keep_open(job->mail[r][1]);
-    }
     for (int32_t i = 0; i < VARIABLES; i++) {
         x->environment[i] = x->text[rank][i];
     }
-    execve(x->path, (char *const *)(uintptr_t)argv, x->environment);
+    if (hand_over(launch, rank)) {
+        execve(x->path, (char *const *)(uintptr_t)argv, x->environment);
+    }
     atomic_store(&job->block->slot[rank].exec_error, errno); /* the launcher finds the words */
     _exit(errno == ENOENT ? 127 : 126);
 }

@@ -282,7 +282,7 @@ ms_status msi_launch_hold_signals(ms_launch *launch)
     for (int32_t i = 0; i < MSI_COUNT(relayed); i++) {
         struct sigaction now;
 
-        if (sigaction(relayed[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN) {
+        if (sigaction(relayed[i], NULL, &now) != 0 || now.sa_handler != SIG_IGN) {
             sigaddset(&launch->held, relayed[i]);
         }
     }
@@ -397,13 +397,17 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     }
     line[0] = '\0';
     s.stop_ns = msi_switch_within("MS_STOP_TIMEOUT", STOP_S, 0, MSI_LONGEST_S) * 1000000000;
-    sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, &pipe_before);
+    bool ignores =
+        sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, &pipe_before) == 0;
+
     supervise(&s);
     if (s.first_code == 0) {
         msi_job_compare_left(s.job);
     }
     finish_output(&s);
-    sigaction(SIGPIPE, &pipe_before, NULL);
+    if (ignores) {
+        sigaction(SIGPIPE, &pipe_before, NULL);
+    }
     if (msi_job_aborted(s.job, &subject, &why, &kind, &text)) {
         snprintf(line, sizeof(line), "%s%s", text,
                  why == MSI_CAUSE_LEFT ? " while others needed it" : "");

@@ -4,13 +4,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <poll.h>
-#include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 
 /* -- programs as ranks ------------------------------------------------------------------------- */
 
@@ -327,20 +323,6 @@ static void close_standard_streams(void)
     close(STDERR_FILENO);
 }
 
-static void refuse_pidfd(void)
-{
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog code = {.len = MSI_COUNT(filter), .filter = filter};
-
-    assert_int_equal(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-    assert_int_equal(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &code), 0);
-}
-
 static void ignore_children(void)
 {
     signal(SIGCHLD, SIG_IGN);
@@ -362,12 +344,6 @@ static void test_comm_supervise__starts_ranks_without_standard_streams(void **st
 {
     (void)state;
     assert_int_equal(launch_after(close_standard_streams, print_and_meet, NULL, 2), 0);
-}
-
-static void test_comm_supervise__starts_ranks_where_pidfd_open_is_refused(void **state)
-{
-    (void)state;
-    assert_int_equal(launch_after(refuse_pidfd, meet, NULL, 2), 0);
 }
 
 static void test_comm_supervise__learns_exit_codes_though_its_host_ignores_children(void **state)
@@ -542,7 +518,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_comm_supervise__says_who_has_not_joined),
         cmocka_unit_test(test_comm_supervise__ends_though_the_keeper_is_killed_and_children_print),
         cmocka_unit_test(test_comm_supervise__starts_ranks_without_standard_streams),
-        cmocka_unit_test(test_comm_supervise__starts_ranks_where_pidfd_open_is_refused),
         cmocka_unit_test(test_comm_supervise__learns_exit_codes_though_its_host_ignores_children),
         cmocka_unit_test(test_comm_supervise__starts_127_ranks),
         cmocka_unit_test(test_comm_supervise__stops_in_every_phase_of_the_start),
