@@ -210,7 +210,7 @@ describe('the moonshard command', function()
         'rank 1 exited with code 1 before it had joined',
       },
       MOONSHARD_MAIL_FDS = {
-        'MOONSHARD_MAIL_FDS does not list the 3 mailboxes of this job',
+        'MOONSHARD_MAIL_FDS does not list the 3 mailboxes of this job: expected a number each',
         'MOONSHARD_MAIL_FDS does not list the 3 mailboxes of this job',
       },
     } do

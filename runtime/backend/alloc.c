@@ -211,7 +211,7 @@ static ms_status out_of_memory(heap *h, int64_t nbytes, int32_t kind)
                    (long long)nbytes, kind_names[kind], h ? (long long)h->stats.live_total : 0,
                    h ? (long long)h->stats.live[MS_MEM_ACTIVATION] : 0,
                    h ? (long long)h->stats.reserved : 0,
-                   msi_bound_text(msi_address_space_left(), bound, sizeof(bound)));
+                   msi_bound_text(msi_own_space_left(), bound, sizeof(bound)));
 }
 
 /* Is this the allocation that a test wants to fail? */
@@ -313,7 +313,7 @@ ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
                          "no memory for %s, which takes up to %lld KiB of address space (held from "
                          "the system for tensors: %lld bytes)%s",
                          what, (long long)nbytes / 1024, h ? (long long)h->stats.reserved : 0,
-                         msi_bound_text(msi_address_space_left(), bound, sizeof(bound)));
+                         msi_bound_text(msi_own_space_left(), bound, sizeof(bound)));
 }
 
 void msi_alloc_set_kind(ms_context *ctx, void *data, int32_t kind)

@@ -187,11 +187,14 @@ msi_bound msi_file_size_left(void)
                        .limit = (int64_t)limit.rlim_cur};
 }
 
+enum { MAPPED = 0, DATA = 5 }; /* places in statm */
+
 /* Address space taken, in pages; 0 when nobody says. */
-static int64_t pages_mapped(void)
+static int64_t pages_of(int32_t what)
 {
-    char text[64] = "";
+    char text[128] = "", *at = text;
     int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    int64_t pages = 0;
 
     if (fd < 0) {
         return 0;
@@ -199,21 +202,34 @@ static int64_t pages_mapped(void)
     ssize_t n = read(fd, text, sizeof(text) - 1);
 
     close(fd);
-    return n > 0 ? atoll(text) : 0;
+    for (int32_t i = 0; n > 0 && i <= what; i++) {
+        pages = strtoll(at, &at, 10);
+    }
+    return pages;
+}
+
+static msi_bound space_left(int resource, int32_t kind, int32_t what)
+{
+    struct rlimit limit;
+
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur >= INT64_MAX) {
+        return (msi_bound){.left = INT64_MAX};
+    }
+    int64_t left = (int64_t)limit.rlim_cur - pages_of(what) * sysconf(_SC_PAGESIZE);
+
+    return (msi_bound){.kind = kind, .left = left > 0 ? left : 0, .limit = (int64_t)limit.rlim_cur};
 }
 
 msi_bound msi_address_space_left(void)
 {
-    struct rlimit limit;
+    return space_left(RLIMIT_AS, MSI_BOUND_ADDRESS_SPACE, MAPPED);
+}
 
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur >= INT64_MAX) {
-        return (msi_bound){.left = INT64_MAX};
-    }
-    int64_t left = (int64_t)limit.rlim_cur - pages_mapped() * sysconf(_SC_PAGESIZE);
+msi_bound msi_own_space_left(void)
+{
+    msi_bound all = msi_address_space_left(), data = space_left(RLIMIT_DATA, MSI_BOUND_DATA, DATA);
 
-    return (msi_bound){.kind = MSI_BOUND_ADDRESS_SPACE,
-                       .left = left > 0 ? left : 0,
-                       .limit = (int64_t)limit.rlim_cur};
+    return data.left < all.left ? data : all;
 }
 
 static msi_bound limit_of(int resource, int32_t kind)
@@ -275,6 +291,9 @@ const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes)
     case MSI_BOUND_ADDRESS_SPACE:
         snprintf(buffer, nbytes, " (%lld bytes of address space are left of %lld: ulimit -v)", left,
                  limit);
+        break;
+    case MSI_BOUND_DATA:
+        snprintf(buffer, nbytes, " (%lld bytes of data are left of %lld: ulimit -d)", left, limit);
         break;
     case MSI_BOUND_OPEN_FILES:
         snprintf(buffer, nbytes, " (%lld files may be open: ulimit -n)", limit);

@@ -1,6 +1,8 @@
 /* Files: complete writes, synced, with errors that name path and reason. */
 #include "io.h"
 
+#include "bounds.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -29,14 +31,16 @@ static bool hooked(const char *step, const char *path)
 
 ms_status msi_io_fail(const char *what, const char *path)
 {
-    char reason[128];
+    char reason[128], limit[MSI_BOUND_TEXT];
     int error = errno;
+    msi_bound by = error == EFBIG || error == EMFILE ? msi_bound_of(error) : (msi_bound){0};
 
     const ms_status kind = error == ENOMEM                      ? MS_OUT_OF_MEMORY
                            : error == EMFILE || error == ENFILE ? MS_RUNTIME_ERROR
                                                                 : MS_IO_ERROR;
 
-    MS_FAIL(kind, "%s %s: %s", what, path, strerror_r(error, reason, sizeof(reason)));
+    MS_FAIL(kind, "%s %s: %s%s", what, path, strerror_r(error, reason, sizeof(reason)),
+            msi_bound_text(by, limit, sizeof(limit)));
     errno = error;
     return kind;
 }

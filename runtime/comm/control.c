@@ -152,7 +152,11 @@ ms_status msi_job_open(msi_job **out, int32_t fd)
     ms_status status = MS_OK;
 
     *out = NULL;
-    if (fstat(fd, &st) != 0 || st.st_size < (off_t)sizeof(msi_block)) {
+    if (fstat(fd, &st) != 0) {
+        return MS_FAIL(MS_COMM_ERROR, "file descriptor %d is no control block of a job: %s",
+                       (int)fd, strerrordesc_np(errno));
+    }
+    if (st.st_size < (off_t)sizeof(msi_block)) {
         return MS_FAIL(MS_COMM_ERROR, "file descriptor %d is no control block of a job", (int)fd);
     }
     msi_job *job = job_shell(1, false);

@@ -294,10 +294,12 @@ static ms_status open_mail(msi_job *job, int32_t rank)
         char *end = NULL;
         long fd = strtol(text, &end, 10);
 
-        if (end == text || fd < 0 || fcntl((int)fd, F_SETFD, FD_CLOEXEC) != 0) {
-            return MS_FAIL(MS_COMM_ERROR,
-                           "MOONSHARD_MAIL_FDS does not list the %d mailboxes of this job",
-                           (int)job->world + 1);
+        bool is_number = end > text && fd >= 0;
+
+        if (!is_number || fcntl((int)fd, F_SETFD, FD_CLOEXEC) != 0) {
+            return MS_FAIL(
+                MS_COMM_ERROR, "MOONSHARD_MAIL_FDS does not list the %d mailboxes of this job: %s",
+                (int)job->world + 1, is_number ? strerrordesc_np(errno) : "expected a number each");
         }
         job->mail[i < 0 ? rank : i][i < 0 ? 0 : 1] = (int32_t)fd;
         text = *end == ',' ? end + 1 : end;

@@ -170,18 +170,17 @@ static void test_backend_alloc__running_out_names_bytes_and_kind(void **state)
         }                                                                                          \
     } while (0)
 
-static void under_a_limit(void)
+static void under_a_limit(int resource, const char *named)
 {
     const int64_t mib = 1 << 20;
     struct rlimit limit = {.rlim_cur = 256 * mib, .rlim_max = RLIM_INFINITY};
     ms_context *ctx = msi_context();
     void *p, *q;
 
-    IN_CHILD(setrlimit(RLIMIT_AS, &limit) == 0);
+    IN_CHILD(setrlimit(resource, &limit) == 0);
     IN_CHILD(msi_alloc(ctx, 300 * mib, MS_MEM_OPTIMIZER, &p) == MS_OUT_OF_MEMORY);
     IN_CHILD(strstr(ms_error_message(), "no memory for 314572800 bytes of optimizer") != NULL);
-    IN_CHILD(strstr(ms_error_message(),
-                    " bytes of address space are left of 268435456: ulimit -v)") != NULL);
+    IN_CHILD(strstr(ms_error_message(), named) != NULL);
     IN_CHILD(msi_alloc_probe(ctx, 300 * mib, "a library") == MS_OUT_OF_MEMORY);
     IN_CHILD(strstr(ms_error_message(), "no memory for a library, which takes up to 307200 KiB"));
     IN_CHILD(msi_alloc(ctx, 140 * mib, MS_MEM_SCRATCH, &p) == MS_OK);
@@ -197,20 +196,29 @@ static void under_a_limit(void)
 
 static void test_backend_alloc__a_limit_of_the_process_is_named(void **state)
 {
-    int status = 0;
-    pid_t pid;
+    static const struct {
+        int resource;
+        const char *named;
+    } limits[] = {
+        {RLIMIT_AS, " bytes of address space are left of 268435456: ulimit -v)"},
+        {RLIMIT_DATA, " bytes of data are left of 268435456: ulimit -d)"},
+    };
 
     (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     skip(); /* its shadow is larger than any limit */
 #endif
-    pid = fork();
-    if (pid == 0) {
-        under_a_limit();
+    for (int32_t i = 0; i < MSI_COUNT(limits); i++) {
+        int status = 0;
+        pid_t pid = fork();
+
+        if (pid == 0) {
+            under_a_limit(limits[i].resource, limits[i].named);
+        }
+        assert_int_equal(pid, waitpid(pid, &status, 0));
+        assert_true(WIFEXITED(status));
+        assert_int_equal(0, WEXITSTATUS(status));
     }
-    assert_int_equal(pid, waitpid(pid, &status, 0));
-    assert_true(WIFEXITED(status));
-    assert_int_equal(0, WEXITSTATUS(status));
 }
 
 int main(void)

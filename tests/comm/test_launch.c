@@ -511,7 +511,10 @@ static void test_comm_launch__refuses_a_broken_environment(void **state)
     setenv("MOONSHARD_RANK", "1", 1);
     snprintf(fd, sizeof(fd), "%d", null);
     setenv("MOONSHARD_JOB_FD", fd, 1);
-    assert_fails(MS_COMM_ERROR, "is no control block", ms_dist_join());
+    assert_fails(MS_COMM_ERROR, "is no control block of a job", ms_dist_join());
+    setenv("MOONSHARD_JOB_FD", "1000000000", 1);
+    assert_fails(MS_COMM_ERROR, "is no control block of a job: Bad file descriptor",
+                 ms_dist_join());
     assert_int_equal(fcntl(null, F_GETFD), 0); /* not ours to close */
     unsetenv("MOONSHARD_RANK");
     unsetenv("MOONSHARD_WORLD_SIZE");
