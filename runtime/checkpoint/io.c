@@ -319,7 +319,7 @@ ms_status msi_io_mkdir_all(const char *path)
         }
         *c = '\0';
         if (stat(part, &st) != 0) {
-            MS_TRY_GOTO(msi_io_absent(part), done);
+            MS_TRY_GOTO(errno == ENOENT ? msi_io_absent(part) : msi_io_fail("stat", part), done);
             status = msi_io_mkdir(part);
             if (status != MS_OK && stat(part, &st) == 0) { /* somebody else was faster */
                 status = MS_OK;

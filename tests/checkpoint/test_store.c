@@ -231,6 +231,19 @@ static void test_checkpoint_store__a_link_to_nothing_is_no_empty_root(void **sta
     assert_ok(load_small(inside(away, "sub/s1"), 1));
 }
 
+static void test_checkpoint_store__a_root_that_cannot_be_looked_at_is_not_made(void **state)
+{
+    char name[300], expected[32];
+
+    memset(name, 'x', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    const char *root = inside(path_of("looked"), name);
+
+    snprintf(expected, sizeof(expected), "stat %.16s", root);
+    assert_fails(MS_IO_ERROR, expected, save_small(root, "s1", 1));
+    assert_non_null(strstr(ms_error_message(), ": File name too long"));
+}
+
 /* A root copied with `cp -rL` has a folder where the link was. */
 static void test_checkpoint_store__a_folder_called_latest_is_no_checkpoint(void **state)
 {
@@ -541,6 +554,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_store__latest_leads_to_a_folder_however_it_is_spelt),
         cmocka_unit_test(test_checkpoint_store__latest_leads_out_of_no_folder),
         cmocka_unit_test(test_checkpoint_store__a_link_to_nothing_is_no_empty_root),
+        cmocka_unit_test(test_checkpoint_store__a_root_that_cannot_be_looked_at_is_not_made),
         cmocka_unit_test(test_checkpoint_store__a_folder_called_latest_is_no_checkpoint),
         cmocka_unit_test(
             test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors),
