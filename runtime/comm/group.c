@@ -8,7 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
+
+enum { LEAST_STACK = 256 * 1024 }; /* twice what a first step was seen to need */
 
 /* -- the room's state -------------------------------------------------------------------------- */
 
@@ -236,12 +239,28 @@ static void watch_forks(void)
 
 /* -- joining and leaving ----------------------------------------------------------------------- */
 
+/* A stack that is too small ends a rank by a signal in its first step: who set it is told before.
+ */
+static ms_status check_stack(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < LEAST_STACK) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "the stack of this process may have %lld bytes (ulimit -s), expected at "
+                       "least %d",
+                       (long long)limit.rlim_cur, LEAST_STACK);
+    }
+    return MS_OK;
+}
+
 ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *launcher,
                          bool owns_job)
 {
     msi_slot_rank *slot = &job->block->slot[rank];
     int32_t starting = MSI_RANK_STARTING;
 
+    MS_TRY(check_stack());
     if (!atomic_compare_exchange_strong(&slot->state, &starting, MSI_RANK_ALIVE)) {
         return MS_FAIL(MS_COMM_ERROR, "rank %d has joined already (process %d)", (int)rank,
                        (int)atomic_load(&slot->pid));

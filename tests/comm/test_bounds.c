@@ -107,6 +107,24 @@ test_comm_bounds__starts_no_ranks_where_files_may_not_hold_the_control_block(voi
     assert_null(launch);
 }
 
+static void test_comm_bounds__lets_no_rank_join_whose_stack_is_too_small(void **state)
+{
+    struct rlimit before;
+    ms_comm *world;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_STACK, &before), 0);
+    assert_ok(limit_to(RLIMIT_STACK, 200000));
+    ms_status status = ms_comm_world(&world);
+
+    assert_int_equal(setrlimit(RLIMIT_STACK, &before), 0);
+    assert_int_equal(status, MS_RUNTIME_ERROR);
+    assert_string_equal(ms_error_message(), "the stack of this process may have 200000 bytes "
+                                            "(ulimit -s), expected at least 262144");
+    assert_ok(ms_comm_world(&world));
+    ms_close();
+}
+
 static ms_status ask_alone_for_too_much(void *user, int32_t rank)
 {
     ms_comm *self;
@@ -134,6 +152,7 @@ int main(void)
         cmocka_unit_test(test_comm_bounds__fails_where_address_space_is_short),
         cmocka_unit_test(
             test_comm_bounds__starts_no_ranks_where_files_may_not_hold_the_control_block),
+        cmocka_unit_test(test_comm_bounds__lets_no_rank_join_whose_stack_is_too_small),
         cmocka_unit_test(test_comm_bounds__holds_for_memory_of_one_rank_too),
     };
 
