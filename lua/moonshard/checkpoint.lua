@@ -338,10 +338,10 @@ local function read_meta(source)
   return meta
 end
 
--- Read what `loader` has opened into what is given. Collective.
-local function load_into(comm, loader, opts)
+-- Read what `loader` has opened into what is given, whose names are `parts`. Collective.
+local function load_into(comm, loader, opts, parts)
   local after, undo, meta = {}, {}, nil
-  notes.text(comm, 'what is loaded', table.concat(given.parts('checkpoint.load', opts), ', '))
+  notes.text(comm, 'what is loaded', table.concat(parts, ', '))
   if opts.model then
     tree.tell(opts.model, 'checkpoint.load')
   end
@@ -378,8 +378,7 @@ end
 
 local function check_load(what, opts)
   opts = errors.options(what, opts, given.PARTS)
-  given.parts(what, opts)
-  return opts
+  return opts, given.parts(what, opts)
 end
 
 ---@class ms.checkpoint.Meta
@@ -393,10 +392,11 @@ end
 ---@param opts ms.checkpoint.State
 ---@return ms.checkpoint.Meta
 function checkpoint.load(path, opts)
-  opts = check_load('checkpoint.load', opts)
+  local parts
+  opts, parts = check_load('checkpoint.load', opts)
   given.path('checkpoint.load', 'path', path)
   local comm = sharding.world()
-  return load_into(comm, runtime.load_begin(comm, path), opts)
+  return load_into(comm, runtime.load_begin(comm, path), opts, parts)
 end
 
 --- What was saved beside the tensors, without reading them.
@@ -479,10 +479,11 @@ end
 ---@param opts ms.checkpoint.State
 ---@return ms.checkpoint.Meta?  nil when there is no checkpoint of a step
 function Manager:resume(opts)
-  opts = check_load('checkpoint.resume', opts)
+  local parts
+  opts, parts = check_load('checkpoint.resume', opts)
   local comm = sharding.world()
   local loader = runtime.load_latest_step(comm, self.root)
-  return loader and load_into(comm, loader, opts)
+  return loader and load_into(comm, loader, opts, parts)
 end
 
 -- -- interchange ---------------------------------------------------------------------------------

@@ -46,9 +46,7 @@ bool ms_grad_enabled(void)
 ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)
 {
     *out = NULL;
-    if (t->param != NULL && t->param->ops != NULL && t->param->ops->await_gradient != NULL) {
-        MS_TRY(t->param->ops->await_gradient(t->param->unit));
-    }
+    MS_TRY(msi_param_await_gradient(t));
     if (msi_param_accumulates(t)) {
         return t->param->ops->accumulated(t->param->unit, t->param->unit_index, out);
     }

@@ -43,11 +43,12 @@ static ms_status open_manifest(int *fd, int64_t *nbytes, const ms_checkpoint *c,
     if (status != MS_IO_ERROR || errno != ENOENT) {
         return status;
     }
-    if (msi_pointer_read(&latest, c->path) != MS_OK || latest.name[0] == '\0') {
-        errno = ENOENT;
+    const bool is_root = msi_pointer_read(&latest, c->path) == MS_OK && latest.name[0] != '\0';
+
+    errno = ENOENT;
+    if (!is_root) {
         return msi_io_fail("open", path);
     }
-    errno = ENOENT;
     return MS_FAIL(MS_IO_ERROR,
                    "open %s: No such file or directory; the checkpoint saved last there is %s/%s",
                    path, c->path, msi_foreign_name(latest.name));

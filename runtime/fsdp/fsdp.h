@@ -164,7 +164,7 @@ struct ms_fsdp_unit {
     bool expecting;   /* has leaves in the running backward */
     msi_grad_slot *grad_home;
     msi_grad_slot *grad_slot;
-    uint64_t grad_generation, grad_seq, grad_said;
+    uint64_t grad_generation, grad_seq;
     int32_t grad_phase;        /* MSI_GRAD_* */
     int32_t slot_dtype;        /* of the finished gradient in the slot */
     void *leaf;                /* where this backward's gradient is born */

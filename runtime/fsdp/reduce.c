@@ -181,12 +181,11 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
     }
     tree->named = true;
     MS_TRY(msi_comm_publish(u->comm, &fp, &u->grad_seq));
-    u->grad_said = msi_comm_said(u->comm);
     msi_comm_count(u->comm, fp.kind);
     u->grad_slot->seq = u->grad_seq;
     u->grad_phase = MSI_GRAD_READY;
     tree->reducing[tree->n_reducing++] = u;
-    atomic_store_explicit(&own->said, u->grad_said, memory_order_relaxed);
+    atomic_store_explicit(&own->said, msi_comm_said(u->comm), memory_order_relaxed);
     atomic_store(&own->ready, u->grad_generation);
     msi_comm_ring(u->comm);
     msi_unit_changed(u);
@@ -218,11 +217,14 @@ bool msi_reduce_possible(ms_fsdp_unit *u)
     if (!reduced && u->grad_phase != MSI_GRAD_READY) {
         return false;
     }
+    const msi_grad_word *own = &u->grad_slot->words[u->rank];
+    const uint64_t said = atomic_load_explicit(&own->said, memory_order_relaxed);
+
     for (int32_t q = 0; q < u->world; q++) {
         const msi_grad_word *word = &u->grad_slot->words[q];
 
         if (atomic_load(reduced ? &word->reduced : &word->ready) < u->grad_generation ||
-            atomic_load_explicit(&word->said, memory_order_relaxed) != u->grad_said) {
+            atomic_load_explicit(&word->said, memory_order_relaxed) != said) {
             return false; /* not yet; or ranks differ, which a wait finds out */
         }
     }

@@ -219,3 +219,12 @@ ms_status msi_param_check_gradient(const ms_tensor *t, const char *what)
                ? p->ops->check_gradient(p->unit, what)
                : MS_OK;
 }
+
+ms_status msi_param_await_gradient(const ms_tensor *t)
+{
+    const msi_param *p = t->param;
+
+    return p != NULL && p->ops != NULL && p->ops->await_gradient != NULL
+               ? p->ops->await_gradient(p->unit)
+               : MS_OK;
+}

@@ -143,6 +143,8 @@ bool msi_param_accumulates(const ms_tensor *t);
 ms_status msi_param_check_master(const ms_tensor *t, const char *what);
 /* May `what` the script has called use t's gradient now, as part of all? Its manager's answer. */
 ms_status msi_param_check_gradient(const ms_tensor *t, const char *what);
+/* Let t's manager finish what is on its way to t's gradient. */
+ms_status msi_param_await_gradient(const ms_tensor *t);
 
 /* -- storage ----------------------------------------------------------------------------------- */
 

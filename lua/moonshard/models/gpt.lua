@@ -81,6 +81,10 @@ local function build(self, opts)
   self._positions = {}
 end
 
+local function is_count(value)
+  return type(value) == 'number' and value >= 1 and value % 1 == 0
+end
+
 ---@param opts ms.models.GPT.Options
 function GPT:init(opts)
   opts = errors.options(self._name, opts, {
@@ -89,7 +93,7 @@ function GPT:init(opts)
   })
   for _, name in ipairs { 'vocab', 'layers', 'heads', 'width', 'context' } do
     local value = opts[name]
-    if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
+    if not is_count(value) then
       errors.raise('ValueError', '%s: %s is %s, expected a whole number above 0', self._name,
         name, tostring(value))
     end
@@ -169,7 +173,7 @@ end
 local function check_can_continue(model)
   for _, name in ipairs { 'context', 'vocab' } do
     local value = model[name]
-    if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
+    if not is_count(value) then
       errors.raise('TypeError', "generate: field '%s' of %s is %s, expected a whole number above "
         .. "0: it continues a GPT, or a causal model with the fields 'context' (most tokens in a "
         .. "row) and 'vocab' that gives logits (1, T, vocab) for ids (1, T)", name, model._name,
