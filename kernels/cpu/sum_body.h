@@ -88,10 +88,11 @@ static void LOCAL(tile)(const msi_sum_args *a, const T *in, int64_t out, int64_t
                         int64_t width, int64_t n)
 {
     REAL lanes[LANES][SUM_TILE] __attribute__((aligned(64)));
-    LOCAL(total) total[SUM_TILE] = {0};
+    LOCAL(total) total[SUM_TILE];
     int64_t offset[SUM_CHUNK];
     position p = {.loop = &a->reduced};
 
+    memset(total, 0, (size_t)width * sizeof(*total));
     for (int64_t k = 0; k < n; k += SUM_CHUNK) {
         const int64_t m = n - k < SUM_CHUNK ? n - k : SUM_CHUNK;
 
@@ -99,7 +100,9 @@ static void LOCAL(tile)(const msi_sum_args *a, const T *in, int64_t out, int64_t
             offset[i] = p.offset[1];
             advance(&p);
         }
-        memset(lanes, 0, sizeof(lanes));
+        for (int64_t lane = 0; lane < LANES; lane++) { /* as far as sums are kept in them */
+            memset(lanes[lane], 0, (size_t)(width + WIDTH - 1) / WIDTH * WIDTH * sizeof(REAL));
+        }
         /* four rows of a lane at a time, to touch its sums less often */
         for (int64_t first = 0; first < m; first += 4 * LANES) {
             for (int64_t lane = 0; lane < LANES && first + lane < m; lane++) {
