@@ -151,9 +151,16 @@ function fsdp.unit_pre_forward(unit)
   B.check(C.ms_fsdp_unit_pre_forward(unit))
 end
 
---- @param outputs ms.Tensor[]
+local one = B.new('ms_ref[1]') -- a list made for each forward is garbage
+
+---@param outputs ms.Tensor|ms.Tensor[]
 function fsdp.unit_post_forward(unit, outputs)
-  local refs, n = B.array(outputs, 'outputs')
+  local refs, n = one, 1
+  if type(outputs) == 'table' then
+    refs, n = B.array(outputs, 'outputs')
+  else
+    one[0] = outputs
+  end
   calls.fsdp_unit_post_forward(unit, refs, n)
 end
 

@@ -61,9 +61,14 @@ local function collect(value, out, seen)
   end
 end
 
---- The tensors among the values, in no order.
----@return ms.Tensor[]
+--- The tensors among the values, in no order: one alone, which nearly every forward returns, or a
+--- list.
+---@return ms.Tensor|ms.Tensor[]
 function forward_values.tensors(...)
+  local first = ...
+  if select('#', ...) == 1 and parameter.is_tensor(first) then
+    return first
+  end
   local out = {}
   for i = 1, select('#', ...) do
     local value = select(i, ...)
