@@ -78,9 +78,10 @@ static void note_values(ms_fsdp_unit *u)
 
 /* -- gradients of replicas --------------------------------------------------------------------- */
 
-static bool is_compared(const ms_fsdp_unit *u, const msi_unit_param *p)
+/* Shards have no gradient in common to compare. */
+static bool compares(const ms_fsdp_unit *u)
 {
-    return !u->is_sharded && u->world > 1 && p->tensor != NULL;
+    return !u->is_sharded && u->world > 1;
 }
 
 /* Is its gradient the version of the reduced one that the other ranks know? */
@@ -99,16 +100,12 @@ void msi_unit_told_gradient(ms_fsdp_unit *u, int32_t index)
     p->told_grad_version = p->place != NULL ? p->place->version : 0;
 }
 
-ms_status msi_unit_note_gradient(void *unit, int32_t index)
+static ms_status note_gradient(ms_fsdp_unit *u, int32_t index)
 {
-    ms_fsdp_unit *u = unit;
     msi_unit_param *p = &u->params[index];
     msi_note note = {.n_numbers = 0};
     uint64_t hash;
 
-    if (!is_compared(u, p)) {
-        return MS_OK;
-    }
     if (p->tensor->grad == NULL && p->told_grad) {
         msi_label_about(&note.label, "dropped gradient of", p->name);
         msi_unit_note(u, &note);
@@ -123,7 +120,14 @@ ms_status msi_unit_note_gradient(void *unit, int32_t index)
     return MS_OK;
 }
 
-ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u)
+ms_status msi_unit_note_gradient(void *unit, int32_t index)
+{
+    ms_fsdp_unit *u = unit;
+
+    return compares(u) && u->params[index].tensor != NULL ? note_gradient(u, index) : MS_OK;
+}
+
+static ms_status note_kept_gradients(ms_fsdp_unit *u)
 {
     msi_note note = {.text = {.text = "number which#"}, .n_numbers = 2};
     uint64_t which = 0;
@@ -131,11 +135,11 @@ ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u)
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
-        if (!is_compared(u, p)) {
+        if (p->tensor == NULL) {
             continue;
         }
         if (p->tensor->grad != NULL) {
-            MS_TRY(msi_unit_note_gradient(u, i));
+            MS_TRY(note_gradient(u, i));
             which = msi_mix64(which ^ (uint64_t)i);
             note.number[0]++;
         }
@@ -147,6 +151,11 @@ ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u)
         msi_unit_note(u, &note);
     }
     return MS_OK;
+}
+
+ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u)
+{
+    return compares(u) ? note_kept_gradients(u) : MS_OK;
 }
 
 /* -- changes ----------------------------------------------------------------------------------- */

@@ -14,6 +14,13 @@ typedef struct update {
     bool fresh; /* SGD: the momentum buffer has no history */
 } update;
 
+/* Adam's bias corrections: most parameters share those of the one before. */
+typedef struct corrections {
+    int64_t step; /* 0: none yet */
+    double beta1, beta2;
+    double of_m, of_v;
+} corrections;
+
 /* A rank that holds no element of a sharded parameter has no gradient either. Where the whole has
  * one its peers step: it counts with them, so that any rank can say how many steps it took. */
 static bool counts_along(const ms_tensor *t, const msi_view *local)
@@ -113,10 +120,21 @@ static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, co
     return msi_dispatch("sgd", MSI_K_sgd, u->local.dtype, &args);
 }
 
-static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, const update *u,
-                          bool decoupled, void *values, const void *grad)
+static void correct(corrections *c, const ms_optim_options *o, int64_t step)
 {
-    double step = (double)p->steps + 1;
+    if (c->step != step || c->beta1 != o->beta1 || c->beta2 != o->beta2) {
+        *c = (corrections){.step = step,
+                           .beta1 = o->beta1,
+                           .beta2 = o->beta2,
+                           .of_m = 1 - pow(o->beta1, (double)step),
+                           .of_v = 1 - pow(o->beta2, (double)step)};
+    }
+}
+
+static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, const update *u,
+                          bool decoupled, corrections *c, void *values, const void *grad)
+{
+    correct(c, o, p->steps + 1);
     msi_adam_args args = {
         .n = u->numel,
         .p = values,
@@ -128,8 +146,8 @@ static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, c
         .beta2 = o->beta2,
         .eps = o->eps,
         .weight_decay = o->weight_decay,
-        .correction1 = 1 - pow(o->beta1, step),
-        .correction2 = 1 - pow(o->beta2, step),
+        .correction1 = c->of_m,
+        .correction2 = c->of_v,
         .decoupled = decoupled,
         .maximize = o->maximize,
     };
@@ -137,7 +155,8 @@ static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, c
     return msi_dispatch("adam", MSI_K_adam, u->local.dtype, &args);
 }
 
-static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, msi_storage *scratch)
+static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, corrections *c,
+                       msi_storage *scratch)
 {
     const ms_optim_options *o = &optim->groups[p->group];
     const void *grad;
@@ -149,7 +168,7 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, msi
         MS_TRY(run_sgd(o, p, u, values, grad));
         p->primed = p->primed || o->momentum != 0;
     } else {
-        MS_TRY(run_adam(o, p, u, optim->kind == MS_OPTIM_ADAMW, values, grad));
+        MS_TRY(run_adam(o, p, u, optim->kind == MS_OPTIM_ADAMW, c, values, grad));
     }
     return MS_OK;
 }
@@ -179,6 +198,7 @@ ms_status ms_optim_step(ms_optim *optim)
     int64_t scratch_bytes = 0;
     msi_storage *scratch = NULL;
     ms_status status = MS_OK;
+    corrections c = {.step = 0};
     update u;
 
     MS_TRY(msi_optim_alive(optim));
@@ -201,7 +221,7 @@ ms_status ms_optim_step(ms_optim *optim)
             status = note_gradient(p->tensor);
         }
         if (status == MS_OK && u.numel > 0) {
-            status = apply(optim, p, &u, scratch);
+            status = apply(optim, p, &u, &c, scratch);
         }
         if (status == MS_OK && (u.grad != NULL || counts_along(p->tensor, &u.local))) {
             p->steps++;
