@@ -77,6 +77,17 @@ local function check_hashes(cdef, cdef_path, library, library_path, module, modu
     :format(cdef_path, cdef, library_path, library, module_path, module, old), 0)
 end
 
+-- The library's other modules come from bytecode, where it was made from their text.
+local function load_from_bytecode(core, path)
+  local loader = core.bytecode(path)
+  if loader then
+    table.insert(package.loaders, 2, function(name)
+      local text = name:find('^moonshard') and package.searchpath(name, package.path)
+      return text and loader(name, text) or nil
+    end)
+  end
+end
+
 --- The classic C module. It pulls in the library it was linked with.
 local function load_module(folder)
   local path = folder .. '/moonshard_lua.so'
@@ -103,6 +114,8 @@ local C = ffi.load(library_path)
 
 check_hashes(cdef.hash, cdef_path, ffi.string(C.ms_abi_hash()), library_path, core.abi_hash,
   module_path)
+
+load_from_bytecode(core, folder_of(cdef_path) .. '/modules.bytecode')
 
 return {
   C = C,
