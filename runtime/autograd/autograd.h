@@ -41,17 +41,32 @@ typedef struct msi_grad_sink {
     int32_t index;
 } msi_grad_sink;
 
-/* Told when a backward of this context begins (after the graph is walked, before sinks expect
- * anything and any node runs) and ends; `status` is its outcome, and `end` may turn success into
- * failure. Who was told of the beginning is told of the end, whatever happened. Either may be
- * NULL. */
+/* Told how a backward of this context goes. Any but `end` may fail it, and any may be NULL.
+ *     begin     the graph is walked; no sink expects anything yet, no node has run
+ *     finish    every node has run: what gradients still lack is done now
+ *     finished  every observer's gradients are there, so whatever the script wants may be run
+ *     end       `status` is the outcome. Who was told of the beginning is told of the end, whatever
+ *               happened: also who had finished, when another could not. */
 typedef struct msi_backward_observer {
     ms_status (*begin)(void *user);
-    ms_status (*end)(void *user, ms_status status);
+    ms_status (*finish)(void *user);
+    ms_status (*finished)(void *user);
+    void (*end)(void *user, ms_status status);
     void *user;
 } msi_backward_observer;
 ms_status msi_backward_observe(ms_context *ctx, const msi_backward_observer *observer);
+/* Not while a backward runs: see msi_backward_defer(). */
 void msi_backward_unobserve(ms_context *ctx, void *user);
+
+/* A call put off; part of what it frees, so that it takes no memory. */
+typedef struct msi_deferred {
+    void (*fn)(void *user);
+    void *user;
+    struct msi_deferred *next;
+} msi_deferred;
+/* Call fn(user) once no backward runs: now, or when the running one, which may still use what a
+ * hook lets go of, has left everything behind. */
+void msi_backward_defer(ms_context *ctx, msi_deferred *call);
 
 /* -- for operators ----------------------------------------------------------------------------- */
 

@@ -179,14 +179,13 @@ static ms_status walk(msi_tape *tape, msi_node *root)
 static ms_status finish_leaf(msi_node *node)
 {
     ms_tensor *leaf = node->leaf;
-    const msi_grad_sink *sink = leaf->sink;
 
     if (node->gathers && node->out[0].grad != NULL) {
         MS_TRY(msi_hooks_run_grad(&leaf->hooks, 0, &node->out[0], node->tape));
         MS_TRY(msi_grad_deliver(node));
     }
-    if (sink != NULL) {
-        return sink->done(sink->user, sink->index);
+    if (leaf->sink != NULL) {
+        return leaf->sink->done(leaf->sink->user, leaf->sink->index);
     }
     return node->reached ? msi_hooks_run_accumulate(leaf) : MS_OK;
 }
@@ -325,30 +324,37 @@ static ms_status tell_begin(msi_tape *tape)
     return MS_OK;
 }
 
-/* Everybody who was told of the beginning is told of the end. The first error stands. */
-static ms_status tell_end(msi_tape *tape, ms_status status)
+/* All finish before any runs what the script wants: a hook may use another's gradients. (It may add
+ * observers, too, which were told of no beginning.) */
+static ms_status tell_finish(const msi_tape *tape)
 {
-    char message[MSI_MESSAGE_BYTES];
+    for (int32_t i = 0; i < tape->n_watchers; i++) {
+        const msi_watcher *w = &tape->watchers[i];
 
+        if (w->told && w->observer.finish != NULL) {
+            MS_TRY(w->observer.finish(w->observer.user));
+        }
+    }
+    for (int32_t i = 0; i < tape->n_watchers; i++) {
+        const msi_watcher *w = &tape->watchers[i];
+
+        if (w->told && w->observer.finished != NULL) {
+            MS_TRY(w->observer.finished(w->observer.user));
+        }
+    }
+    return MS_OK;
+}
+
+static void tell_end(msi_tape *tape, ms_status status)
+{
     for (int32_t i = 0; i < tape->n_watchers; i++) {
         msi_watcher *w = &tape->watchers[i];
 
-        if (!w->told) {
-            continue;
+        if (w->told && w->observer.end != NULL) {
+            w->observer.end(w->observer.user, status);
         }
         w->told = false;
-        if (w->observer.end == NULL) {
-            continue;
-        }
-        if (status == MS_OK) {
-            status = w->observer.end(w->observer.user, MS_OK);
-            continue;
-        }
-        snprintf(message, sizeof(message), "%s", ms_error_message());
-        w->observer.end(w->observer.user, status);
-        ms_error_set(status, message);
     }
-    return status;
 }
 
 /* Leave nothing of this backward behind, but the leaves' gradients when it went well. */
@@ -372,6 +378,33 @@ static void clean_up(msi_tape *tape, ms_status status)
         }
         node->newborn = false;
         msi_node_release(node);
+    }
+}
+
+static void run_deferred(msi_tape *tape)
+{
+    while (tape->deferred != NULL) {
+        msi_deferred *call = tape->deferred;
+
+        tape->deferred = call->next;
+        call->fn(call->user);
+    }
+}
+
+/* Everybody lets go of it; why it failed is still told afterwards. */
+static void end(msi_tape *tape, ms_status status)
+{
+    char message[MSI_MESSAGE_BYTES];
+
+    if (status != MS_OK) {
+        snprintf(message, sizeof(message), "%s", ms_error_message());
+    }
+    tell_end(tape, status);
+    clean_up(tape, status);
+    tape->running = false;
+    run_deferred(tape);
+    if (status != MS_OK) {
+        ms_error_set(status, message);
     }
 }
 
@@ -451,10 +484,11 @@ ms_status ms_backward(ms_tensor *root, ms_tensor *grad)
     if (status == MS_OK) {
         status = run(tape, node, out, root, grad);
     }
-    status = tell_end(tape, status);
-    clean_up(tape, status);
+    if (status == MS_OK) {
+        status = tell_finish(tape);
+    }
+    end(tape, status);
     tape->recording = recording;
-    tape->running = false;
     ms_tensor_free(root);
     msi_node_release(node);
     return status;
@@ -521,4 +555,16 @@ void msi_backward_unobserve(ms_context *ctx, void *user)
     if (tape != NULL) {
         tape->n_watchers = kept;
     }
+}
+
+void msi_backward_defer(ms_context *ctx, msi_deferred *call)
+{
+    msi_tape *tape = ctx->room[MSI_ROOM_AUTOGRAD];
+
+    if (tape == NULL || !tape->running) {
+        call->fn(call->user);
+        return;
+    }
+    call->next = tape->deferred;
+    tape->deferred = call;
 }

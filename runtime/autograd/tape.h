@@ -122,6 +122,7 @@ struct msi_tape {
     int32_t n_milestones, milestone_capacity;
     msi_watcher *watchers;
     int32_t n_watchers;
+    msi_deferred *deferred; /* until it has ended */
 };
 
 /* -- tape.c: records --------------------------------------------------------------------------- */

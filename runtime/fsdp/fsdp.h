@@ -222,8 +222,9 @@ struct ms_fsdp_tree {
     int32_t forward_at; /* next place in pre_order this iteration */
     bool pre_order_fixed;
     bool in_backward;
-    bool settled;   /* all that it reduces is reduced */
-    bool condemned; /* freed by its owner in the middle of a backward: to be swept up later */
+    bool settled;         /* all that the backward reduces is reduced */
+    bool given_up;        /* its gradients were, in the middle of it */
+    msi_deferred freeing; /* its owner let go of it while a backward ran */
 };
 
 /* 0 for a unit in no tree. */
@@ -299,6 +300,9 @@ ms_status msi_unit_gradient_complete(ms_fsdp_unit *u);
 /* Drop the running backward's gradient after an error, announced or not, and what was accumulated
  * with it. Needs neither memory nor peers. */
 void msi_unit_gradient_drop(ms_fsdp_unit *u);
+/* An error when it was dropped in the middle of the running backward: a forward that a hook ran and
+ * caught has failed. */
+ms_status msi_unit_check_kept(const ms_fsdp_unit *u);
 
 /* -- pass.c ------------------------------------------------------------------------------------ */
 ms_status msi_pass_new(msi_pass **out, ms_fsdp_unit *u, uint64_t place);

@@ -52,14 +52,25 @@ static ms_status sink_expect(void *user, int32_t index)
     return MS_OK;
 }
 
-/* A failure inside the backward, of a forward that a hook ran and caught, has reset the tree. */
+ms_status msi_unit_check_kept(const ms_fsdp_unit *u)
+{
+    return u->tree->given_up && u->expecting
+               ? MS_FAIL(MS_RUNTIME_ERROR,
+                         "the gradients of unit '%s' were given up when a forward inside this "
+                         "backward failed",
+                         u->name)
+               : MS_OK;
+}
+
 static ms_status check_expected(const ms_fsdp_unit *u)
 {
-    return u->expecting ? MS_OK
-                        : MS_FAIL(MS_RUNTIME_ERROR,
-                                  "the gradients of unit '%s' were given up when a forward inside "
-                                  "this backward failed",
-                                  u->name);
+    if (!u->expecting) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "unit '%s' was made while a backward ran that reaches its parameters; wrap "
+                       "them before, or when it has ended",
+                       u->name);
+    }
+    return msi_unit_check_kept(u);
 }
 
 static ms_status sink_dest(void *user, int32_t index, msi_view *dst, bool *add)

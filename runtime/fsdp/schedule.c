@@ -281,8 +281,27 @@ static ms_status reduce_unreached(ms_fsdp_tree *tree)
     return MS_OK;
 }
 
-static ms_status finish_backward(ms_fsdp_tree *tree)
+/* Did the running backward reach it? */
+static bool is_reached(const ms_fsdp_tree *tree)
 {
+    bool any = false;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        any |= tree->units[i]->expecting || tree->units[i]->ran_pre_backward;
+    }
+    return any;
+}
+
+static ms_status finish_backward(void *user)
+{
+    ms_fsdp_tree *tree = user;
+
+    if (!is_reached(tree)) {
+        return MS_OK;
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        MS_TRY(msi_unit_check_kept(tree->units[i]));
+    }
     MS_TRY(tree->sync ? reduce_unreached(tree) : count_kept(tree));
     MS_TRY(msi_gradients_finish(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -292,13 +311,16 @@ static ms_status finish_backward(ms_fsdp_tree *tree)
             msi_unit_reshard(tree->units[i]);
         }
     }
-    return msi_queue_run(tree);
+    MS_TRY(msi_queue_run(tree));
+    tree->settled = true;
+    return MS_OK;
 }
 
 /* See [Note: gradients inside a backward]. */
-static ms_status run_accumulate_hooks(ms_fsdp_tree *tree)
+static ms_status run_accumulate_hooks(void *user)
 {
-    tree->settled = true;
+    ms_fsdp_tree *tree = user;
+
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t k = 0; k < tree->units[i]->n_params; k++) {
             msi_unit_param *p = &tree->units[i]->params[k];
@@ -322,9 +344,11 @@ static void forget_iteration(ms_fsdp_tree *tree)
         u->post_index = -1;
     }
     tree->n_post = 0;
-    tree->in_backward = tree->settled = tree->named = false;
+    tree->named = false;
 }
 
+/* Gradients that are settled stay. Those of a backward that goes on are given up, and it fails when
+ * it comes to them, or at its end. */
 static void reset(ms_fsdp_tree *tree, const char *what)
 {
     char message[4096];
@@ -342,14 +366,20 @@ static void reset(ms_fsdp_tree *tree, const char *what)
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
-        msi_unit_gradient_drop(u);
+        if (!tree->settled) {
+            msi_unit_gradient_drop(u);
+        }
         u->in_forward = 0;
         msi_pass_drop(u->pass);
         u->pass = NULL;
         msi_unit_reshard(u);
     }
     tree->n_pre = tree->pre_order_fixed ? tree->n_pre : 0;
-    forget_iteration(tree);
+    if (is_reached(tree)) {
+        tree->given_up = !tree->settled;
+    } else {
+        forget_iteration(tree);
+    }
     ms_error_set(MS_RUNTIME_ERROR, message);
 }
 
@@ -358,32 +388,22 @@ void ms_fsdp_tree_reset(ms_fsdp_tree *tree)
     reset(tree, "");
 }
 
-static ms_status backward_ends(void *user, ms_status status)
+static void backward_ends(void *user, ms_status status)
 {
     ms_fsdp_tree *tree = user;
-    bool ours = false;
+    const bool reached = is_reached(tree);
 
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        ours |= tree->units[i]->expecting || tree->units[i]->ran_pre_backward;
-    }
-    if (!ours) {
-        tree->in_backward = false;
-        return status;
-    }
-    if (status == MS_OK) {
-        status = finish_backward(tree);
-    }
-    if (status == MS_OK) {
-        status = run_accumulate_hooks(tree);
-    }
-    if (status != MS_OK) {
+    if (reached && status != MS_OK) {
         for (int32_t i = 0; i < tree->n_units; i++) { /* a sum that lacks a part is none */
             tree->units[i]->expecting |= msi_unit_has_levels(tree->units[i]);
         }
+        tree->settled = false;
         reset(tree, "backward");
     }
-    forget_iteration(tree);
-    return status;
+    if (reached) {
+        forget_iteration(tree);
+    }
+    tree->in_backward = tree->settled = tree->given_up = false;
 }
 
 /* -- sync, explicit unshard -------------------------------------------------------------------- */
@@ -458,7 +478,8 @@ ms_status msi_schedule_new(ms_fsdp_tree *tree)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the schedule of %d units",
                        (int)tree->n_units);
     }
-    const msi_backward_observer observer = {backward_begins, backward_ends, tree};
+    const msi_backward_observer observer = {backward_begins, finish_backward, run_accumulate_hooks,
+                                            backward_ends, tree};
 
     return msi_backward_observe(tree->ctx, &observer);
 }

@@ -57,9 +57,6 @@ static void close_registry(void *state)
     for (int32_t i = 0; i < r->n_trees; i++) {
         dispose(r->trees[i]);
         msi_live_close(&r->trees[i]->live);
-        if (r->trees[i]->condemned) {
-            free(r->trees[i]);
-        }
     }
     for (int32_t i = 0; i < r->n_units; i++) {
         msi_unit_dispose(r->units[i]);
@@ -68,20 +65,6 @@ static void close_registry(void *state)
     free(r->trees);
     free(r->units);
     free(r);
-}
-
-/* Free what its owner let go of while a backward ran. */
-static void sweep(registry *r)
-{
-    for (int32_t i = r->n_trees - 1; i >= 0; i--) {
-        ms_fsdp_tree *tree = r->trees[i];
-
-        if (tree->condemned && !tree->in_backward) {
-            r->trees[i] = r->trees[--r->n_trees];
-            dispose(tree);
-            free(tree);
-        }
-    }
 }
 
 static ms_status registry_of(ms_context *ctx, registry **out)
@@ -99,7 +82,6 @@ static ms_status enlist(ms_fsdp_tree *tree)
     registry *r;
 
     MS_TRY(registry_of(tree->ctx, &r));
-    sweep(r);
     ms_fsdp_tree **trees = realloc(r->trees, sizeof(*trees) * (size_t)(r->n_trees + 1));
 
     if (trees == NULL) {
@@ -222,22 +204,29 @@ failed:
     return status;
 }
 
+static void free_tree(void *user)
+{
+    ms_fsdp_tree *tree = user;
+
+    if (tree->ctx != NULL) { /* else closed with its context */
+        delist(tree);
+        dispose(tree);
+    }
+    free(tree);
+}
+
 void ms_fsdp_tree_free(ms_fsdp_tree *tree)
 {
     if (tree == NULL) {
         return;
     }
     msi_live_remove(&tree->live); /* what its owner let go of is no longer his */
-    if (tree->ctx != NULL && tree->in_backward) {
-        tree->condemned = true; /* a collector came in the middle of a backward */
+    if (tree->ctx == NULL) {
+        free_tree(tree);
         return;
     }
-    if (tree->ctx != NULL) {
-        delist(tree);
-        sweep(tree->ctx->room[MSI_ROOM_FSDP]);
-        dispose(tree);
-    }
-    free(tree);
+    tree->freeing = (msi_deferred){.fn = free_tree, .user = tree};
+    msi_backward_defer(tree->ctx, &tree->freeing); /* a collector may come in the middle of one */
 }
 
 /* -- init and plan ----------------------------------------------------------------------------- */

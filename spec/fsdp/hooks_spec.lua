@@ -231,6 +231,105 @@ describe('hooks inside the backward of a sharded model', function()
     end)
   end)
 
+  it('whose forward fails where all is reduced cost no gradient', function()
+    ms.dist.spawn(2, function()
+      local model, calls = model_of 'FULL_SHARD', 0
+      backward(model)
+      local expected = gradients(model)
+      model:zero_grad()
+      for _, p in model:named_parameters() do
+        p:accumulate_hook(function()
+          calls = calls + 1
+          checks.raises('ValueError', 'linear: x has shape (2, 5)', model, ms.ones(2, 5))
+        end)
+      end
+      backward(model)
+      assert.same({ expected, 6 }, { gradients(model), calls })
+    end)
+  end)
+
+  it('whose forward fails while another model is differentiated are not passed over', function()
+    ms.dist.spawn(2, function()
+      local first, act
+      first = model_of('FULL_SHARD', function() act() end)
+      local second = model_of 'FULL_SHARD'
+      local function both()
+        (first(ms.ones(2, 4)):sum() + second(ms.ones(2, 4)):sum()):backward()
+      end
+      act = function() end
+      both()
+      local expected = { gradients(first), gradients(second) }
+      first:zero_grad()
+      second:zero_grad()
+      act = function() -- the second has been differentiated by now
+        pcall(second, ms.ones(2, 5))
+      end
+      checks.raises('RuntimeError', "the gradients of unit '0' were given up when a forward inside "
+        .. 'this backward failed', both)
+      act = function() end
+      both()
+      assert.same(expected, { gradients(first), gradients(second) })
+    end)
+  end)
+
+  it('that fail at the end drop the gradients of every model in the loss', function()
+    ms.dist.spawn(2, function()
+      local first, second, fails = model_of 'FULL_SHARD', model_of 'FULL_SHARD', true
+      local function both()
+        (first(ms.ones(2, 4)):sum() + second(ms.ones(2, 4)):sum()):backward()
+      end
+      both()
+      local expected = gradients(first)
+      first:zero_grad()
+      second:zero_grad()
+      second[1].weight:accumulate_hook(function() assert(not fails, 'an odd end') end)
+      assert.falsy(pcall(both))
+      fails = false
+      both() -- a second try adds to nothing
+      assert.same({ expected, expected }, { gradients(first), gradients(second) })
+    end)
+  end)
+
+  it('may use the gradients of any model in the loss where all is reduced', function()
+    ms.dist.spawn(2, function()
+      local first, second = model_of 'FULL_SHARD', model_of 'FULL_SHARD'
+      local opt = optim.SGD(second:parameters(), { lr = 0.1 })
+      first[1].weight:accumulate_hook(function()
+        assert.truthy(second:clip_grad_norm_(1) > 0)
+        opt:step()
+      end)
+      local loss = first(ms.ones(2, 4)):sum() + second(ms.ones(2, 4)):sum()
+      loss:backward()
+    end)
+  end)
+
+  it('may not begin no_sync after a forward that failed, until backward has ended', function()
+    ms.dist.spawn(2, function()
+      local model = model_of 'FULL_SHARD'
+      model[3].bias:accumulate_hook(function()
+        checks.raises('ValueError', 'linear: x has shape (2, 5)', model, ms.ones(2, 5))
+        checks.raises('AssertionError', 'no_sync() cannot begin or end during backward',
+          model.no_sync, model, nap)
+      end)
+      backward(model)
+      model:no_sync(nap)
+    end)
+  end)
+
+  it('may not wrap what is being differentiated', function()
+    ms.dist.spawn(2, function()
+      local layers, wrapped = nn.Sequential { nn.Linear(4, 4), nn.Linear(4, 2) }
+      local loss = layers(ms.ones(2, 4)):sum()
+      layers[2].weight:hook(function()
+        wrapped = fsdp.FSDP(layers[1])
+        wrapped(ms.ones(2, 4))
+      end)
+      checks.raises('RuntimeError', 'was made while a backward ran that reaches its parameters',
+        loss.backward, loss)
+      backward(wrapped)
+    end)
+  end)
+
   it('may step parameters that no unit holds', function()
     ms.dist.spawn(2, function()
       local model, opt

@@ -63,9 +63,19 @@ static ms_status begins(void *user)
     return note(user, "begin");
 }
 
-static ms_status ends(void *user, ms_status status)
+static ms_status finishes(void *user)
 {
-    return note(user, status == MS_OK ? "end" : ms_status_name(status));
+    return note(user, "finish");
+}
+
+static ms_status finished(void *user)
+{
+    return note(user, "finished");
+}
+
+static void ends(void *user, ms_status status)
+{
+    (void)note(user, status == MS_OK ? "end" : ms_status_name(status));
 }
 
 static ms_status runs(void *user)
@@ -75,7 +85,7 @@ static ms_status runs(void *user)
 
 static msi_backward_observer observer_of(keeper *k)
 {
-    return (msi_backward_observer){begins, ends, k};
+    return (msi_backward_observer){begins, finishes, finished, ends, k};
 }
 
 static int set_up(void **state)
@@ -135,7 +145,8 @@ static void test_autograd_sinks__finish_a_leaf_while_backward_goes_on(void **sta
     ms_tensor *y = graph(k);
 
     assert_ok(ms_backward(y, NULL));
-    assert_string_equal(k->log, "begin expect1 expect0 dest1 done1 run dest0 dest0 done0 end");
+    assert_string_equal(k->log, "begin expect1 expect0 dest1 done1 run dest0 dest0 done0 finish "
+                                "finished end");
     EXPECT_VALUES(k->grad[0], 12);
     EXPECT_VALUES(k->grad[1], 4);
     expect_no_grad(k->leaf[0]);
@@ -184,7 +195,8 @@ static void test_autograd_sinks__get_the_total_once_when_a_hook_wants_to_see_it(
     assert_ok(ms_tensor_accumulate_hook(k->leaf[0], look_at_leaf, k, NULL, NULL));
     assert_ok(ms_backward(y, NULL));
     /* accumulate hooks are the sink owner's to run: only he knows when the gradient is there */
-    assert_string_equal(k->log, "begin expect1 expect0 dest1 done1 run hook dest0 done0 end");
+    assert_string_equal(k->log, "begin expect1 expect0 dest1 done1 run hook dest0 done0 finish "
+                                "finished end");
     assert_ok(msi_hooks_run_accumulate(k->leaf[0]));
     assert_non_null(strstr(k->log, "end after"));
     EXPECT_VALUES(k->grad[0], 12);
@@ -193,8 +205,8 @@ static void test_autograd_sinks__get_the_total_once_when_a_hook_wants_to_see_it(
 
 static void test_autograd_sinks__hear_of_the_end_whatever_fails(void **state)
 {
-    static const char *const events[] = {"begin", "expect1", "expect0", "dest1",
-                                         "done1", "run",     "dest0",   "done0"};
+    static const char *const events[] = {"begin", "expect1", "expect0", "dest1",  "done1",
+                                         "run",   "dest0",   "done0",   "finish", "finished"};
     keeper *k = *state;
 
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++) {
@@ -217,13 +229,13 @@ static void test_autograd_sinks__hear_of_the_end_whatever_fails(void **state)
     }
 }
 
-static void test_autograd_sinks__an_end_may_fail_the_backward(void **state)
+static void test_autograd_sinks__who_cannot_finish_fails_the_backward(void **state)
 {
     keeper *k = *state;
     ms_tensor *y = graph(k), *plain = LEAF(MS_DTYPE_F64, 7), *z;
 
     assert_ok(ms_op_mul(&z, y, plain));
-    k->fail_at = "end";
+    k->fail_at = "finish";
     assert_int_equal(ms_backward(z, NULL), MS_COMM_ERROR);
     assert_string_equal(ms_error_message(), "rank 1 died");
     expect_no_grad(plain); /* dropped with the rest */
@@ -248,15 +260,90 @@ static void test_autograd_sinks__several_observers_begin_and_end(void **state)
     start_over(k);
     y = graph(k);
     assert_ok(ms_backward(y, NULL));
-    assert_string_equal(other.log, "begin end");
+    assert_string_equal(other.log, "begin finish finished end");
     ms_tensor_free(y);
 
     msi_backward_unobserve(msi_context(), &other);
     start_over(k);
     y = graph(k);
     assert_ok(ms_backward(y, NULL));
-    assert_string_equal(other.log, "begin end");
+    assert_string_equal(other.log, "begin finish finished end");
     ms_tensor_free(y);
+}
+
+/* What one has finished is worth nothing when another cannot. */
+static void test_autograd_sinks__all_observers_finish_or_none_does(void **state)
+{
+    keeper *k = *state, other = {.fail_at = NULL};
+    const msi_backward_observer second = observer_of(&other);
+    static const char *const fail_at[] = {"finish", "finished"};
+    static const char *const heard[] = {"begin finish CommError",
+                                        "begin finish finished CommError"};
+
+    assert_ok(msi_backward_observe(msi_context(), &second));
+    for (size_t i = 0; i < sizeof(fail_at) / sizeof(fail_at[0]); i++) {
+        ms_tensor *plain = LEAF(MS_DTYPE_F64, 7), *y;
+
+        start_over(k);
+        start_over(&other);
+        other.fail_at = fail_at[i];
+        assert_ok(ms_op_exp(&y, plain));
+        assert_int_equal(ms_backward(y, NULL), MS_COMM_ERROR);
+        assert_string_equal(ms_error_message(), "rank 1 died");
+        assert_string_equal(k->log, heard[i]);
+        assert_string_equal(other.log, heard[i]);
+        ms_tensor_free(y);
+        ms_tensor_free(plain);
+    }
+    msi_backward_unobserve(msi_context(), &other);
+}
+
+/* Something that a hook lets go of. */
+typedef struct let_go {
+    keeper *keeper;
+    msi_deferred call;
+} let_go;
+
+static void freed(void *user)
+{
+    (void)note(((let_go *)user)->keeper, "freed");
+    (void)ms_error_set(MS_RUNTIME_ERROR, "something else");
+}
+
+static ms_status lets_go(void *user)
+{
+    let_go *l = user;
+
+    l->call = (msi_deferred){.fn = freed, .user = l};
+    msi_backward_defer(msi_context(), &l->call);
+    return note(l->keeper, "let go");
+}
+
+static void test_autograd_sinks__what_a_hook_lets_go_of_lives_until_the_end(void **state)
+{
+    keeper *k = *state;
+    let_go first = {.keeper = k}, second = {.keeper = k};
+
+    for (int fails = 0; fails < 2; fails++) {
+        ms_tensor *plain = LEAF(MS_DTYPE_F64, 7), *y;
+
+        start_over(k);
+        k->fail_at = fails ? "finish" : NULL;
+        assert_ok(ms_op_exp(&y, plain));
+        assert_ok(msi_autograd_pre_hook(y, (msi_pre_hook){lets_go, &first, NULL}));
+        assert_ok(msi_autograd_pre_hook(y, (msi_pre_hook){lets_go, &second, NULL}));
+        assert_int_equal(ms_backward(y, NULL), fails ? MS_COMM_ERROR : MS_OK);
+        assert_string_equal(k->log, fails ? "begin let go let go finish CommError freed freed"
+                                          : "begin let go let go finish finished end freed freed");
+        if (fails) {
+            assert_string_equal(ms_error_message(), "rank 1 died");
+        }
+        ms_tensor_free(y);
+        ms_tensor_free(plain);
+    }
+    start_over(k);
+    assert_ok(lets_go(&first));
+    assert_string_equal(k->log, "freed let go");
 }
 
 static void test_autograd_sinks__nobody_hears_of_a_refused_backward(void **state)
@@ -323,8 +410,10 @@ int main(void)
         SINK_TEST(test_autograd_sinks__a_leaf_is_done_after_its_node_let_go),
         SINK_TEST(test_autograd_sinks__get_the_total_once_when_a_hook_wants_to_see_it),
         SINK_TEST(test_autograd_sinks__hear_of_the_end_whatever_fails),
-        SINK_TEST(test_autograd_sinks__an_end_may_fail_the_backward),
+        SINK_TEST(test_autograd_sinks__who_cannot_finish_fails_the_backward),
         SINK_TEST(test_autograd_sinks__several_observers_begin_and_end),
+        SINK_TEST(test_autograd_sinks__all_observers_finish_or_none_does),
+        SINK_TEST(test_autograd_sinks__what_a_hook_lets_go_of_lives_until_the_end),
         SINK_TEST(test_autograd_sinks__nobody_hears_of_a_refused_backward),
         SINK_TEST(test_autograd_sinks__must_offer_the_shape_of_forward),
         SINK_TEST(test_autograd_sinks__absent_operands_name_the_reason),

@@ -103,6 +103,7 @@ MS_API const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *unit);
 MS_API ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm,
                                   MS_NULLABLE const ms_fsdp_tree_options *options,
                                   ms_fsdp_unit *const *units, int32_t n_units, bool root_has_unit);
+/** In a hook, what the running backward may still use goes when it has ended. NULL is allowed. */
 MS_API void ms_fsdp_tree_free(ms_fsdp_tree *tree);
 /** Make arenas and slots, agree on the plan. Collective, once; further calls do nothing. */
 MS_API ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree);
@@ -120,7 +121,8 @@ MS_API ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *unit);
 /** Reshard as the strategy says; arrange for the unshard before `outputs` are differentiated. */
 MS_API ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *unit, ms_tensor *const *outputs,
                                            int32_t n_outputs);
-/** After an error between pre_forward and post_forward: reshard everything, states to idle. */
+/** After an error between pre_forward and post_forward: reshard everything, states to idle. Inside
+ * a backward that is still to reduce gradients of this tree they are given up, and it fails. */
 MS_API void ms_fsdp_tree_reset(ms_fsdp_tree *tree);
 /** false: backwards accumulate unsharded gradients and reduce nothing (no_sync). */
 MS_API ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync);
