@@ -7,35 +7,60 @@ local scope = require 'moonshard.scope'
 
 local buffer = {}
 
+-- What the buffer was cast from, or nil: a cast counts for the tensor it made alone.
+local function cast_of(entry)
+  local cast = entry.cast
+  return cast and rawequal(cast.tensor, entry.tensor) and cast or nil
+end
+
+local function note_cast(entry, tensor, original)
+  entry.cast = { tensor = tensor, original = original, version = tensor:version() }
+end
+
+local function show(module, entry, tensor)
+  entry.tensor = scope.keep(tensor)
+  rawset(module, entry.name, tensor)
+end
+
+--- Put another tensor behind a declared buffer: from now on that one says the value.
+---@param module ms.nn.Module
+---@param entry table  its declaration
+---@param tensor ms.Tensor
+function buffer.replace(module, entry, tensor)
+  show(module, entry, tensor)
+  entry.cast = cast_of(entry) -- of another tensor it is nobody's
+end
+
 --- Let the module compute with a cast copy of a buffer from now on.
 ---@param module ms.nn.Module
 ---@param entry table  its declaration
 ---@param dtype ms.DType
 function buffer.cast(module, entry, dtype)
-  if entry.original or entry.tensor:dtype() == dtype then
+  if cast_of(entry) or entry.tensor:dtype() == dtype then
     return
   end
-  entry.original = entry.tensor
-  module:set_buffer(entry.name, entry.tensor:to(dtype))
-  entry.cast_version = entry.tensor:version()
+  local copy = entry.tensor:to(dtype)
+  note_cast(entry, copy, entry.tensor)
+  show(module, entry, copy)
 end
 
 --- The buffer in the dtype it was declared in.
 ---@return ms.Tensor  shares memory with the buffer when it was never cast
 function buffer.value(entry)
-  if entry.original and entry.tensor:version() ~= entry.cast_version then
-    return entry.tensor:detach():to(entry.original:dtype())
+  local cast = cast_of(entry)
+  if cast and entry.tensor:version() ~= cast.version then
+    return entry.tensor:detach():to(cast.original:dtype())
   end
-  return (entry.original or entry.tensor):detach()
+  return (cast and cast.original or entry.tensor):detach()
 end
 
 --- Overwrite the buffer.
 ---@param value ms.Tensor
 function buffer.load(entry, value)
+  local cast = cast_of(entry)
   entry.tensor:copy_(value:detach())
-  if entry.original then
-    entry.original = scope.keep(value:to(entry.original:dtype()):clone())
-    entry.cast_version = entry.tensor:version()
+  if cast then
+    note_cast(entry, entry.tensor, scope.keep(value:to(cast.original:dtype()):clone()))
   end
 end
 

@@ -11,6 +11,7 @@
 ---
 --- Touches: moonshard.class, .errors, .samples, .scope, moonshard_ffi.parameter.
 
+local buffer = require 'moonshard.nn.buffer'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
@@ -197,9 +198,7 @@ function Module:set_buffer(name, tensor)
     errors.raise('KeyError', "%s has no buffer '%s'", self._name, tostring(name))
   end
   arguments.tensor('set_buffer', 'tensor', tensor)
-  scope.keep(tensor)
-  entry.tensor = tensor
-  rawset(self, name, tensor)
+  buffer.replace(self, entry, tensor)
 end
 
 local function check_module(self, name, module)

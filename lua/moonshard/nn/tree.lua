@@ -5,6 +5,7 @@
 --- `head.weight = parameter` ties one, and a field set to nil holds nothing any more.
 
 local arguments = require 'moonshard_ffi.arguments'
+local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.scope'
@@ -273,7 +274,7 @@ local function buffer_tensor(module, b)
   elseif not parameter.is_tensor(now) then
     misplaced('buffer', b.name, module, now)
   end
-  b.tensor, b.original, b.cast_version = scope.keep(now), nil, nil
+  buffer.replace(module, b, now)
   return now
 end
 

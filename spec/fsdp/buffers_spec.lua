@@ -1,0 +1,64 @@
+-- lua/moonshard/nn/buffer.lua: what modules compute with under mixed precision, and what state
+-- dicts say
+local ms = require 'moonshard'
+local nn, fsdp = ms.nn, ms.fsdp
+local checks = require 'support.checks'
+
+local function wrapped(module, mixed_precision)
+  local model
+  ms.capture_warnings(function()
+    model = fsdp.FSDP(module, { mixed_precision = mixed_precision })
+  end)
+  return model
+end
+
+describe('buffer_dtype', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('casts buffers once; state dicts give the originals', function()
+    local Buffered = nn.Module.extend('Buffered', nn.Linear)
+    function Buffered:forward(x) return nn.Linear.forward(self, x) + self.shift end
+    local layer = Buffered(2, 2)
+    layer:buffer('shift', ms.full({ 2 }, 0.1))
+    layer:buffer('ticks', ms.zeros(1, { dtype = 'i64' }))
+    local model = wrapped(layer, { param_dtype = 'bf16', buffer_dtype = 'bf16' })
+    model(ms.ones(1, 2))
+    assert.equal('bf16', layer.shift:dtype())
+    assert.equal('i64', layer.ticks:dtype())
+    checks.close({ 0.1, 0.1 }, model:state_dict()['shift'])
+    layer.shift:fill_(0.5) -- from here on the cast one says the value
+    checks.close({ 0.5, 0.5 }, model:state_dict()['shift'])
+    model:load_state_dict({ shift = ms.full({ 2 }, 0.3) }, { strict = false })
+    checks.close({ 0.3, 0.3 }, model:state_dict()['shift'])
+    checks.close({ 0.3, 0.3 }, layer.shift, 2e-3) -- bf16 keeps eight bits
+    assert.equal('f32', model:state_dict()['shift']:dtype())
+  end)
+
+  it('counts no more for a buffer that another tensor takes the place of', function()
+    for _, replace in ipairs {
+      function(layer, tensor) layer:set_buffer('scale', tensor) end,
+      function(layer, tensor) layer.scale = tensor end,
+    } do
+      local layer = nn.Linear(2, 2)
+      layer:buffer('scale', ms.ones(2))
+      local model = wrapped(layer, { buffer_dtype = 'bf16' })
+      model(ms.ones(1, 2))
+      replace(layer, ms.full({ 2 }, 5))
+      checks.close({ 5, 5 }, model:state_dict()['scale'])
+      model:load_state_dict({ scale = ms.full({ 2 }, 7) }, { strict = false })
+      checks.close({ 7, 7 }, layer.scale)
+      checks.close({ 7, 7 }, model:state_dict()['scale'])
+    end
+  end)
+
+  it('still counts for a buffer that is set to itself', function()
+    local layer = nn.Linear(2, 2)
+    layer:buffer('scale', ms.full({ 2 }, 0.1))
+    local model = wrapped(layer, { buffer_dtype = 'bf16' })
+    model(ms.ones(1, 2))
+    layer:set_buffer('scale', layer.scale)
+    checks.close({ 0.1, 0.1 }, model:state_dict()['scale'])
+  end)
+end)
