@@ -257,8 +257,9 @@ end
 ---@return ms.Tensor t
 function scope.keep(t)
   arguments.tensor('keep', 't', t)
+  own(t) -- first: an error after the call would leave it nobody's
   B.calls.scope_keep(t)
-  return own(t)
+  return t
 end
 
 return scope
