@@ -1,4 +1,7 @@
---- Units and trees: records around the runtime's, freed with them. A tree owns its units.
+--- Units and trees. A tree owns its units.
+---
+--- A unit or tree is made into a holder, which frees it with itself: who has the holder before the
+--- call has what was made, also when an error comes right after the call.
 
 local ffi = require 'ffi'
 local B = require 'moonshard_ffi'
@@ -82,6 +85,31 @@ function fsdp.exchange_text(comm, what, text)
   return texts
 end
 
+local function free_unit(holder)
+  C.ms_fsdp_unit_free(holder[0])
+end
+
+local function free_tree(holder)
+  C.ms_fsdp_tree_free(holder[0])
+end
+
+---@return ffi.cdata*  for fsdp.unit()
+function fsdp.unit_holder()
+  return B.gc(B.new('ms_fsdp_unit *[1]'), free_unit)
+end
+
+---@return ffi.cdata*  for fsdp.tree()
+function fsdp.tree_holder()
+  return B.gc(B.new('ms_fsdp_tree *[1]'), free_tree)
+end
+
+--- What a holder has, or nil.
+---@param holder ffi.cdata*
+---@return ffi.cdata*?
+function fsdp.held(holder)
+  return holder[0] ~= nil and holder[0] or nil
+end
+
 local function dtype_or_none(name)
   return name == nil and -1 or parameter.dtype(name)
 end
@@ -93,11 +121,12 @@ end
 ---@field use_orig_params boolean
 
 --- Group parameters.
+---@param holder ffi.cdata*  a new one, for the unit
 ---@param name string
 ---@param options ms.bindings.UnitOptions
 ---@param tensors ms.Tensor[]
 ---@param names string[]
-function fsdp.unit(comm, name, options, tensors, names)
+function fsdp.unit(holder, comm, name, options, tensors, names)
   local o = B.new('ms_fsdp_unit_options')
   C.ms_fsdp_unit_options_init(o, B.sizeof(o))
   o.strategy = fsdp.STRATEGIES[options.strategy]
@@ -109,15 +138,15 @@ function fsdp.unit(comm, name, options, tensors, names)
   for i = 1, n do
     texts[i - 1] = names[i]
   end
-  local out = B.new('ms_fsdp_unit *[1]')
-  calls.fsdp_unit_new(out, comm, name, o, refs, n, texts)
-  return B.gc(out[0], C.ms_fsdp_unit_free)
+  calls.fsdp_unit_new(holder, comm, name, o, refs, n, texts)
 end
 
 --- A tree over units in module order. Takes the units over.
+---@param holder ffi.cdata*  a new one, for the tree
 ---@param options { backward_prefetch: string, forward_prefetch: boolean, n_slots?: integer }
+---@param units ffi.cdata*[]  their holders
 ---@param root_has_unit boolean
-function fsdp.tree(comm, options, units, root_has_unit)
+function fsdp.tree(holder, comm, options, units, root_has_unit)
   local o = B.new('ms_fsdp_tree_options')
   C.ms_fsdp_tree_options_init(o, B.sizeof(o))
   o.backward_prefetch = fsdp.PREFETCH[options.backward_prefetch]
@@ -125,14 +154,14 @@ function fsdp.tree(comm, options, units, root_has_unit)
   o.n_slots = options.n_slots or 0
   local list = B.new('ms_fsdp_unit *[?]', math.max(#units, 1))
   for i = 1, #units do
-    list[i - 1] = units[i]
+    list[i - 1] = units[i][0]
+    B.gc(units[i], nil) -- first: an error after the call would leave units with two owners
   end
-  local out = B.new('ms_fsdp_tree *[1]')
-  B.check(C.ms_fsdp_tree_new(out, comm, o, list, #units, root_has_unit))
-  for i = 1, #units do
-    B.gc(units[i], nil)
+  local status = C.ms_fsdp_tree_new(holder, comm, o, list, #units, root_has_unit)
+  for i = 1, status == 0 and 0 or #units do
+    B.gc(units[i], free_unit)
   end
-  return B.gc(out[0], C.ms_fsdp_tree_free)
+  B.check(status)
 end
 
 function fsdp.init(tree)

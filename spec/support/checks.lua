@@ -57,8 +57,9 @@ end
 --- one run gets through; `after()` looks at what each leaves behind.
 ---@param fn fun()
 ---@param after fun()
----@return integer n  runs
-function checks.interrupted(fn, after)
+---@param every? integer  from one run to the next this many instructions more (default 1)
+---@return integer n  instructions of the run that gets through, at most
+function checks.interrupted(fn, after, every)
   local n, armed = 0, false
   local function interrupt()
     debug.sethook()
@@ -76,7 +77,7 @@ function checks.interrupted(fn, after)
   jit.off() -- compiled code has no instructions to stop at
   local done, err
   repeat
-    n = n + 1
+    n = n + (every or 1)
     done, err = pcall(attempt)
     after()
   until done or err ~= 'interrupted'

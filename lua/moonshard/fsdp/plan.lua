@@ -7,6 +7,7 @@
 
 local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.errors'
+local guard = require 'moonshard.guard'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
 
@@ -118,27 +119,65 @@ local function check_taken(instance, sightings)
   end
 end
 
---- Make the units of all instances below `top` that have none yet.
----@param top ms.nn.Module
-function plan.seal(top)
+---@class ms.fsdp.Draft  what an instance is to have
+---@field instance ms.fsdp.FSDP
+---@field tensors ms.Tensor[]
+---@field names string[]
+---@field shared { name: string, places: string[] }[]  tied parameters
+---@field modules ms.nn.Module[]  that are looked at before it runs
+
+---@return ms.fsdp.Draft
+local function draft_of(instance, sightings, modules)
+  local tensors, names, shared = {}, {}, {}
+  for i, s in ipairs(sightings) do
+    tensors[i], names[i] = s.tensor, s.name
+    if #s.places > 1 then
+      shared[#shared + 1] = { name = s.name, places = s.places }
+    end
+  end
+  return {
+    instance = instance, tensors = tensors, names = names, shared = shared, modules = modules,
+  }
+end
+
+local function make_units(drafts, top)
   local managed, instances = plan.of(top)
   for _, instance in ipairs(instances) do
     local sightings = managed[instance]
     check_taken(instance, sightings)
-    if not instance._planned and #sightings > 0 then
-      local tensors, names, shared = {}, {}, {}
-      for i, s in ipairs(sightings) do
-        tensors[i], names[i] = s.tensor, s.name
-        if #s.places > 1 then
-          shared[#shared + 1] = { name = s.name, places = s.places }
-        end
-      end
-      instance:_make_unit(tensors, names, shared)
-    end
     if not instance._planned then
-      instance:_seal(instances[instance])
+      local draft = draft_of(instance, sightings, instances[instance])
+      drafts[#drafts + 1] = draft
+      instance:_make_unit(draft)
     end
   end
+end
+
+local function seal_made(drafts)
+  for _, draft in ipairs(drafts) do
+    draft.instance:_seal(draft)
+  end
+end
+
+--- Make the units of all instances below `top` that have none yet. After an error those that were
+--- made are their instances', and the next call makes the others.
+---@param top ms.nn.Module
+function plan.seal(top)
+  local drafts = {}
+  guard.run('making units', seal_made, drafts, make_units, drafts, top)
+end
+
+--- All instances from this one down, in module order.
+---@param instance ms.fsdp.FSDP
+---@return ms.fsdp.FSDP[]
+function plan.instances(instance)
+  local out = {}
+  for _, module in ipairs(instance:modules()) do
+    if module._is_fsdp then
+      out[#out + 1] = module
+    end
+  end
+  return out
 end
 
 --- Refuse what a unit cannot hold, with the reference's words. Nested instances are left out.

@@ -14,8 +14,7 @@ local watch = {}
 ---@field values any[]
 ---@field entries table[]  the declarations
 
---- Note what stands in the fields of these modules, which from now on take no other modules and no
---- new parameters.
+--- Note what stands in the fields of these modules.
 ---@param modules ms.nn.Module[]
 ---@return ms.fsdp.Watched
 function watch.of(modules)
@@ -35,7 +34,6 @@ function watch.of(modules)
         add(module, wrapper, child.key, child.module, child)
       end
     end
-    rawset(module, '_planned', true)
   end
   return w
 end

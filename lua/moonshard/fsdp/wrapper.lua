@@ -11,21 +11,19 @@ local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
 local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
-local buffer = require 'moonshard.nn.buffer'
 local changeable = require 'moonshard.fsdp.changeable'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
+local first_use = require 'moonshard.fsdp.first_use'
 local forward_values = require 'moonshard.fsdp.forward_values'
 local guard = require 'moonshard.guard'
 local ignored = require 'moonshard.fsdp.ignored'
-local notes = require 'moonshard_ffi.notes'
 local once = require 'moonshard.once'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local receiver = require 'moonshard.receiver'
-local settings = require 'moonshard.fsdp.settings'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.util'
 local watch = require 'moonshard.fsdp.watch'
@@ -169,127 +167,57 @@ local function warn_of_gradients(tensors, names)
   end
 end
 
---- Called by the plan, once, with what this instance manages.
-function FSDP:_make_unit(tensors, names, shared)
-  warn_of_gradients(tensors, names)
-  local shapes = {}
-  for i, tensor in ipairs(tensors) do
-    shapes[i] = parameter.shape(tensor)
+--- Called by the plan: make the unit, if there is to be one. Changes nothing else but the draft.
+---@param draft ms.fsdp.Draft
+function FSDP:_make_unit(draft)
+  draft.watched = watch.of(draft.modules)
+  if #draft.tensors == 0 then
+    return
   end
-  rawset(self, '_shapes', shapes)
-  local unit = runtime.unit(self.process_group, self:_unit_name(), {
+  warn_of_gradients(draft.tensors, draft.names)
+  draft.shapes, draft.index_of, draft.holder = {}, {}, runtime.unit_holder()
+  for i, tensor in ipairs(draft.tensors) do
+    draft.shapes[i] = parameter.shape(tensor)
+    draft.index_of[parameter.key(tensor)] = i
+  end
+  runtime.unit(draft.holder, self.process_group, self:_unit_name(), {
     strategy = self.sharding_strategy,
     param_dtype = self.mixed_precision.param_dtype,
     reduce_dtype = self.mixed_precision.reduce_dtype,
     use_orig_params = self.use_orig_params,
-  }, tensors, names)
-  local index_of = {}
-  for i, tensor in ipairs(tensors) do
-    index_of[parameter.key(tensor)] = i
-    parameter.manage(tensor, self)
-  end
-  rawset(self, '_unit', unit)
-  rawset(self, '_index_of', index_of)
-  rawset(self, '_shared', shared)
+  }, draft.tensors, draft.names)
 end
 
---- Called by the plan when the units are made, with the modules that are looked at before it runs.
-function FSDP:_seal(modules)
+--- Called by the plan after that, whatever ended it: what was made is this instance's, and modules
+--- that it holds parameters of take no other modules and no new parameters.
+---@param draft ms.fsdp.Draft
+function FSDP:_seal(draft)
+  local unit = draft.holder and runtime.held(draft.holder)
+  if not draft.watched or #draft.tensors > 0 and not unit then
+    return
+  elseif unit then
+    for _, tensor in ipairs(draft.tensors) do
+      parameter.manage(tensor, self)
+    end
+    rawset(self, '_shapes', draft.shapes)
+    rawset(self, '_index_of', draft.index_of)
+    rawset(self, '_shared', draft.shared)
+    rawset(self, '_unit_holder', draft.holder)
+    rawset(self, '_unit', unit)
+  end
+  for _, module in ipairs(draft.modules) do
+    rawset(module, '_planned', true)
+  end
+  rawset(self, '_watched', draft.watched)
   rawset(self, '_planned', true)
-  rawset(self, '_watched', watch.of(modules))
-end
-
--- All instances from this one down, in module order.
-local function instances_of(self)
-  local out = {}
-  for _, module in ipairs(self:modules()) do
-    if module._is_fsdp then
-      out[#out + 1] = module
-    end
-  end
-  return out
-end
-
-local function check_homogeneous(instances, name)
-  for _, instance in ipairs(instances) do
-    if instance[name] ~= instances[1][name] then
-      errors.raise('ValueError', 'Expects one homogeneous value for %s but got {%s, %s}', name,
-        tostring(instances[1][name]), tostring(instance[name]))
-    end
-  end
-end
-
--- Buffers take their dtype once and keep it.
-local function cast_buffers(instance)
-  local dtype = instance.mixed_precision.buffer_dtype
-  local function visit(module)
-    for _, b in ipairs(module_tree.own_buffers(module)) do
-      if dtype and parameter.facts(b.tensor).floating then
-        buffer.cast(module, b, dtype)
-      end
-    end
-    for _, child in ipairs(module:children()) do
-      if not child._is_fsdp then
-        visit(child)
-      end
-    end
-  end
-  visit(instance.module)
-end
-
--- Options that show in no unit, but must be the same on all ranks.
-local function note_options(instances)
-  for _, instance in ipairs(instances) do
-    local precision = instance.mixed_precision
-    notes.numbers(instance.process_group, ("FSDP '%s'"):format(instance:path()),
-      'cast_forward_inputs cast_root_forward_inputs limit_all_gathers buffer_dtype', {
-        precision.cast_forward_inputs and 1 or 0, precision.cast_root_forward_inputs and 1 or 0,
-        instance.limit_all_gathers and 1 or 0,
-        precision.buffer_dtype and parameter.dtype(precision.buffer_dtype) or -1,
-      })
-  end
-end
-
-local function make_tree(self)
-  self:_prepare()
-  local instances = instances_of(self)
-  for i = 2, #instances do
-    if rawget(instances[i], '_tree') then
-      errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
-        .. "yet or should have been set to `False`: '%s' was called before the module around it; "
-        .. 'call what FSDP returned for the whole model', instances[i]:path())
-    end
-  end
-  check_homogeneous(instances, 'use_orig_params')
-  check_homogeneous(instances, 'limit_all_gathers')
-  local units = {}
-  for _, instance in ipairs(instances) do
-    units[#units + 1] = rawget(instance, '_unit')
-  end
-  local tree = {
-    running = false, sync = true, summoned = false, root = self, changeable = changeable.of(self),
-  }
-  tree.handle = runtime.tree(self.process_group, {
-    backward_prefetch = self.backward_prefetch,
-    forward_prefetch = self.forward_prefetch,
-  }, units, rawget(self, '_unit') ~= nil)
-  for i = #instances, 1, -1 do
-    cast_buffers(instances[i])
-    rawset(instances[i], '_tree', tree)
-    rawset(instances[i], '_is_root', i == 1)
-  end
-  runtime.init(tree.handle)
-  note_options(instances)
-  changeable.tell(tree.changeable, tree.root.process_group)
-  settings.compare(self.process_group, self, self._ignored.modules)
-  agree.on_ignored(self.process_group, module_tree.unmanaged(self))
-  return tree
 end
 
 --- Make this instance the root of a tree, unless it is part of one. Collective.
----@return { handle: ffi.cdata*, running: boolean, sync: boolean, summoned: boolean }
+---@return ms.fsdp.Tree
 function FSDP:_lazy_init()
-  return rawget(self, '_tree') or once.run('the first use of FSDP', make_tree, self)
+  local tree = rawget(self, '_tree')
+  return tree and tree.ready and tree
+    or once.run('the first use of FSDP', first_use, tree and tree.root or self)
 end
 
 -- -- forward -------------------------------------------------------------------------------------
@@ -352,6 +280,8 @@ function FSDP:forward(...)
   end
   if tree.running then
     return self:_unit_forward(...)
+  elseif not tree.ready then
+    self:_lazy_init()
   end
   return guard.run('a forward', end_forward, tree, outermost_forward, self, tree, ...)
 end
@@ -482,7 +412,7 @@ end
 function FSDP:units()
   self:_prepare()
   local out = {}
-  for _, instance in ipairs(instances_of(self)) do
+  for _, instance in ipairs(plan.instances(self)) do
     local unit = rawget(instance, '_unit')
     if unit then
       local info = runtime.info(unit)

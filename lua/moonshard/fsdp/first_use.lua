@@ -1,0 +1,131 @@
+--- The first use of a wrapped model: its units become one tree, and ranks compare what they have.
+---
+--- A tree is used once it is `ready`, when the ranks have found that they have the same model. What
+--- ends the first use before that, on some ranks or all, leaves a tree that is not: units are in it
+--- for good, and the next use does again what comes after that, every comparison among it.
+
+local agree = require 'moonshard.fsdp.agree'
+local buffer = require 'moonshard.nn.buffer'
+local changeable = require 'moonshard.fsdp.changeable'
+local errors = require 'moonshard.errors'
+local module_tree = require 'moonshard.nn.tree'
+local notes = require 'moonshard_ffi.notes'
+local parameter = require 'moonshard_ffi.parameter'
+local plan = require 'moonshard.fsdp.plan'
+local runtime = require 'moonshard_ffi.fsdp'
+local settings = require 'moonshard.fsdp.settings'
+
+---@class ms.fsdp.Tree  what the instances of a model share
+---@field root ms.fsdp.FSDP
+---@field holder ffi.cdata*  of the runtime's tree
+---@field handle ffi.cdata*  that tree
+---@field ready boolean
+---@field changeable ms.fsdp.Changeable
+---@field running boolean  in a forward
+---@field sync boolean  false inside no_sync
+---@field summoned boolean
+
+local function check_homogeneous(instances, name)
+  for _, instance in ipairs(instances) do
+    if instance[name] ~= instances[1][name] then
+      errors.raise('ValueError', 'Expects one homogeneous value for %s but got {%s, %s}', name,
+        tostring(instances[1][name]), tostring(instance[name]))
+    end
+  end
+end
+
+local function check(instances)
+  for i = 2, #instances do
+    if rawget(instances[i], '_tree') then
+      errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
+        .. "yet or should have been set to `False`: '%s' was called before the module around it; "
+        .. 'call what FSDP returned for the whole model', instances[i]:path())
+    end
+  end
+  check_homogeneous(instances, 'use_orig_params')
+  check_homogeneous(instances, 'limit_all_gathers')
+end
+
+-- A tree whose units are in none yet.
+local function new(root)
+  local tree = {
+    root = root, holder = runtime.tree_holder(),
+    ready = false, running = false, sync = true, summoned = false,
+  }
+  rawset(root, '_tree', tree)
+  return tree
+end
+
+-- What the tree's holder has, made unless it was.
+local function handle_of(tree, instances)
+  if not runtime.held(tree.holder) then
+    local root, units = tree.root, {}
+    for _, instance in ipairs(instances) do
+      units[#units + 1] = rawget(instance, '_unit_holder')
+    end
+    runtime.tree(tree.holder, root.process_group, {
+      backward_prefetch = root.backward_prefetch,
+      forward_prefetch = root.forward_prefetch,
+    }, units, rawget(root, '_unit') ~= nil)
+  end
+  return runtime.held(tree.holder)
+end
+
+-- Buffers take their dtype once and keep it.
+local function cast_buffers(instance)
+  local dtype = instance.mixed_precision.buffer_dtype
+  local function visit(module)
+    for _, b in ipairs(module_tree.own_buffers(module)) do
+      if dtype and parameter.facts(b.tensor).floating then
+        buffer.cast(module, b, dtype)
+      end
+    end
+    for _, child in ipairs(module:children()) do
+      if not child._is_fsdp then
+        visit(child)
+      end
+    end
+  end
+  visit(instance.module)
+end
+
+-- Options that show in no unit, but must be the same on all ranks.
+local function note_options(instances)
+  for _, instance in ipairs(instances) do
+    local precision = instance.mixed_precision
+    notes.numbers(instance.process_group, ("FSDP '%s'"):format(instance:path()),
+      'cast_forward_inputs cast_root_forward_inputs limit_all_gathers buffer_dtype', {
+        precision.cast_forward_inputs and 1 or 0, precision.cast_root_forward_inputs and 1 or 0,
+        instance.limit_all_gathers and 1 or 0,
+        precision.buffer_dtype and parameter.dtype(precision.buffer_dtype) or -1,
+      })
+  end
+end
+
+--- Make this instance the root of a tree, or go on where an error ended that. Collective.
+---@param root ms.fsdp.FSDP
+---@return ms.fsdp.Tree  ready
+local function first_use(root)
+  root:_prepare()
+  local instances, tree = plan.instances(root), rawget(root, '_tree')
+  if not tree then
+    check(instances)
+    tree = new(root)
+  end
+  tree.handle = handle_of(tree, instances)
+  for i = #instances, 1, -1 do
+    cast_buffers(instances[i])
+    rawset(instances[i], '_tree', tree)
+    rawset(instances[i], '_is_root', i == 1)
+  end
+  runtime.init(tree.handle)
+  note_options(instances)
+  tree.changeable = changeable.of(root)
+  changeable.tell(tree.changeable, root.process_group)
+  settings.compare(root.process_group, root, root._ignored.modules)
+  agree.on_ignored(root.process_group, module_tree.unmanaged(root))
+  tree.ready = true
+  return tree
+end
+
+return first_use
