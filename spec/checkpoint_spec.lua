@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
+local util = require 'moonshard.util'
 local runs = require 'support.runs'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 
@@ -354,6 +355,16 @@ describe('a checkpoint', function()
     assert.same({ whole[1] }, losses(second, 1))
   end)
 
+  it('of old, which does not say how far random numbers are, lets them stay', function()
+    ms.manual_seed(5)
+    local m = nn.Linear(1, 1)
+    with_meta(root, 'old', { step = 1, model = m }, function(meta) meta.random = nil end)
+    ms.randn(1)
+    local state = ms.get_rng_state()
+    checkpoint.load(root .. '/old', { model = m })
+    assert.same(state, ms.get_rng_state())
+  end)
+
   it('of another seed warns', function()
     ms.manual_seed(1)
     local m = nn.Linear(1, 1)
@@ -434,12 +445,21 @@ describe('a load that fails', function()
       saved('groups', function(meta) meta.optimizer.groups = nil end),
       saved('damaged', function() end),
     }
+    local RANDOM = "'random' of the meta data is {"
+    local function drawn(field, value)
+      return util.merged({ tensors = 1, tokens = 1, sites = { a = 1 } }, { [field] = value })
+    end
     for i, case in ipairs {
       { 'step', nil, "manifest.json: 'step' of the meta data is nothing, expected a whole number" },
       { 'seed', 7, "'seed' of the meta data is 7, expected the digits of a seed" },
       { 'seed', '0x7', "'seed' of the meta data is \"0x7\", expected the digits" },
       { 'seed', ('1'):rep(21), "expected the digits of a seed" },
       { 'config', 'x', "'config' of the meta data is \"x\", expected a table" },
+      { 'random', 7, "'random' of the meta data is 7, expected how many tensors and tokens" },
+      { 'random', {}, RANDOM }, { 'random', drawn('tensors', -1), RANDOM },
+      { 'random', drawn('tensors', 0.5), RANDOM }, { 'random', drawn('tensors', 1e300), RANDOM },
+      { 'random', drawn('tokens', 'x'), RANDOM }, { 'random', drawn('sites', 'x'), RANDOM },
+      { 'random', drawn('sites', { 3 }), RANDOM }, { 'random', drawn('sites', { a = -1 }), RANDOM },
     } do
       local changed = saved('meta' .. i, function(meta) meta[case[1]] = case[2] end)
       cases[#cases + 1] = { path = changed.path, kind = 'FormatError', text = case[3] }
@@ -461,7 +481,7 @@ describe('a load that fails', function()
     run.train()
     run.loader:next()
     run.optimizer.param_groups[1].lr = 0.5
-    local before = hash_of_run(run)
+    local before, random = hash_of_run(run), ms.get_rng_state()
     for i, case in ipairs(cases) do
       local ok, err = pcall(checkpoint.load, case.path, { model = run.model,
         optimizer = run.optimizer, loader = run.loader })
@@ -472,6 +492,7 @@ describe('a load that fails', function()
       assert.truthy(tostring(err):find(text, 1, true), case.path .. ': ' .. tostring(err))
       assert.equal(before, hash_of_run(run), case.path)
       assert.equal(1, run.loader:step())
+      assert.same(random, ms.get_rng_state())
     end
   end)
 

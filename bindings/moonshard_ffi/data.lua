@@ -38,9 +38,10 @@ function data.digest(tokens)
   return tonumber(digest[0] / 2 ^ 11)
 end
 
+---@param seed integer|ffi.cdata*
 ---@return integer
 function data.sample(logits, temperature, top_k, seed, draw)
-  calls.data_sample(count, logits, temperature, top_k, seed, draw)
+  calls.data_sample(count, logits, temperature, top_k, parameter.bits(seed), draw)
   return tonumber(count[0])
 end
 

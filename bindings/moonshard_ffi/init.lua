@@ -29,8 +29,8 @@ local B = {
 
 local OUT_OF_MEMORY = -8
 
---- `depth`: open scopes. `stream`: random tensors made since the seed was set.
-B.state = { depth = 0, stream = 0 }
+--- `depth`: open scopes.
+B.state = { depth = 0 }
 
 --- A handle and its generation; methods come from moonshard.tensor.
 local Ref = ffi.typeof('ms_ref')

@@ -95,6 +95,13 @@ function parameter.set_name(tensor, name)
   calls.tensor_set_name(tensor, name)
 end
 
+--- 64 bits of a number; of one below 0, which C converts as it likes, in two's complement.
+---@param number integer|ffi.cdata*
+---@return integer|ffi.cdata*
+function parameter.bits(number)
+  return number < 0 and B.cast('uint64_t', B.cast('int64_t', number)) or number
+end
+
 -- Streams handed out since the last seed; the first is 0.
 local n_streams = 0
 
@@ -105,11 +112,18 @@ function parameter.next_stream()
   return n_streams - 1
 end
 
+--- How many there are since the seed.
+---@return integer
+function parameter.streams()
+  return n_streams
+end
+
 --- Seed everything random; all streams begin anew.
----@param seed integer
-function parameter.set_seed(seed)
-  C.ms_seed(seed)
-  n_streams = 0
+---@param seed integer|ffi.cdata*
+---@param streams? integer  how many streams() shall say there are (default 0)
+function parameter.set_seed(seed, streams)
+  C.ms_seed(parameter.bits(seed))
+  n_streams = streams or 0
 end
 
 --- First values of stream 0 depend on the parameter's name alone.
@@ -307,10 +321,32 @@ function parameter.begin_samples(first)
   B.check(C.ms_samples_begin(first))
 end
 
---- The context's seed, in decimal: 64 bits do not fit a Lua number.
+-- 64 bits do not fit a Lua number.
+local function decimal(number)
+  return (tostring(number):gsub('ULL$', ''))
+end
+
+--- The context's seed, in decimal.
 ---@return string
 function parameter.seed()
-  return (tostring(C.ms_seed_get()):gsub('ULL$', ''))
+  return decimal(parameter.seed_bits())
+end
+
+--- The context's seed.
+---@return ffi.cdata*  uint64_t
+function parameter.seed_bits()
+  return C.ms_seed_get()
+end
+
+--- The seed that seed() gives as this text.
+---@param text string
+---@return ffi.cdata*?  uint64_t; nil: it is no seed's
+function parameter.seed_of(text)
+  local seed = 0ULL
+  for digit in text:gmatch '%d' do
+    seed = seed * 10ULL + tonumber(digit)
+  end
+  return decimal(seed) == text and seed or nil
 end
 
 return parameter

@@ -14,9 +14,11 @@ local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local given = require 'moonshard.checkpoint.given'
 local json = require 'moonshard.json'
+local meta_data = require 'moonshard.checkpoint.meta'
 local namespace = require 'moonshard.namespace'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
+local random = require 'moonshard.random'
 local receiver = require 'moonshard.receiver'
 local runs = require 'moonshard.nn.runs'
 local runtime = require 'moonshard_ffi.checkpoint'
@@ -166,7 +168,8 @@ end
 --- Write `<root>/<name>`. Collective: every rank gives the same parts, step and config. A
 --- checkpoint of this name is replaced as a whole, also by one that holds less. On a failure the
 --- checkpoints before stay as they were. Parameters that no FSDP unit holds, and their optimizer's
---- state, are written once for all ranks: a ValueError where they differ. Buffers are rank 0's.
+--- state, are written once for all ranks: a ValueError where they differ. Buffers are rank 0's, and
+--- so are the seed and how far random numbers are.
 ---@param root string  folder, made when missing; equal on all ranks, as `name` is
 ---@param name string
 ---@param opts ms.checkpoint.SaveOptions
@@ -180,7 +183,8 @@ function checkpoint.save(root, name, opts)
   local comm = sharding.world()
   local writer = runtime.begin(comm, root, name)
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
-    local all = { step = opts.step, config = opts.config, seed = parameter.seed() }
+    local all = { step = opts.step, config = opts.config, seed = parameter.seed(),
+      random = random.position() }
     runtime.same(writer, 'what is saved', table.concat(parts, ', '))
     runtime.same(writer, 'the config', json.encode(opts.config or {}))
     if opts.loader then
@@ -318,26 +322,6 @@ local function add_load_of_data(loader, state, after)
   after[#after + 1] = function() loader:load_state(state) end
 end
 
--- The meta data, checked as far as every checkpoint of ours has them.
-local function read_meta(source)
-  local meta = json.decode(runtime.meta(source))
-  local function refuse(name, expected)
-    errors.raise('FormatError', "%s/manifest.json: '%s' of the meta data is %s, expected %s",
-      runtime.path(source), name, meta[name] == nil and 'nothing' or json.encode(meta[name]),
-      expected)
-  end
-  if type(meta.step) ~= 'number' then -- the runtime knows its range
-    refuse('step', 'a whole number')
-  elseif type(meta.seed) ~= 'string' or not meta.seed:find('^%d+$') or #meta.seed > 20 then
-    refuse('seed', 'the digits of a seed')
-  elseif meta.dropout ~= nil and not runs.valid(meta.dropout) then
-    refuse('dropout', 'how often each module ran')
-  elseif meta.config ~= nil and type(meta.config) ~= 'table' then
-    refuse('config', 'a table')
-  end
-  return meta
-end
-
 -- Read what `loader` has opened into what is given, whose names are `parts`. Collective.
 local function load_into(comm, loader, opts, parts)
   local after, undo, meta = {}, {}, nil
@@ -346,7 +330,7 @@ local function load_into(comm, loader, opts, parts)
     tree.tell(opts.model, 'checkpoint.load')
   end
   local function prepare()
-    meta = read_meta(runtime.load_source(loader))
+    meta = meta_data.read(runtime.load_source(loader))
     if opts.model then
       opts.model:materialize()
       add_load_of_model(loader, opts.model, after)
@@ -357,6 +341,9 @@ local function load_into(comm, loader, opts, parts)
     end
     if opts.loader then
       add_load_of_data(opts.loader, meta.loader, after)
+    end
+    if meta.random and (opts.optimizer or opts.loader) then -- not in checkpoints of old
+      after[#after + 1] = function() random.continue(meta.random) end
     end
   end
   local ok, err = pcall(function()
@@ -387,7 +374,8 @@ end
 
 --- Read a checkpoint into what is given. Collective: all ranks read the same one, each its own
 --- elements, and when one of them fails nothing is changed on any. What no FSDP unit holds, and
---- buffers, have equal values on all ranks afterwards.
+--- buffers, have equal values on all ranks afterwards. With an optimizer or loader random numbers
+--- go on, on all ranks, where rank 0 was. The seed is not set; another one is a warning.
 ---@param path string
 ---@param opts ms.checkpoint.State
 ---@return ms.checkpoint.Meta
@@ -405,7 +393,7 @@ end
 function checkpoint.read_meta(path)
   given.path('checkpoint.read_meta', 'path', path)
   local handle = runtime.open(path)
-  local ok, meta = pcall(read_meta, handle)
+  local ok, meta = pcall(meta_data.read, handle)
   runtime.close(handle)
   if not ok then
     error(meta, 0)

@@ -5,10 +5,9 @@ local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
-local parameter = require 'moonshard_ffi.parameter'
-local samples = require 'moonshard.samples'
+local random = require 'moonshard.random'
 
-local C, calls, state = B.C, B.calls, B.state
+local C, calls = B.C, B.calls
 
 ---@class ms.TensorOptions
 ---@field dtype? ms.DType           default 'f32'
@@ -226,7 +225,7 @@ local random_options = { 'dtype', 'requires_grad', 'seed' }
 
 --- Values depend on (seed of the context, stream, element) only. Without a name of its own each
 --- tensor takes the next stream.
-local function random(what, kind, a, b, ...)
+local function drawn(what, kind, a, b, ...)
   local sizes, given = dims.arguments(what, ...)
   local opts, code = options(what, given, random_options, 'f32')
   local n, shape = dims.shape(sizes, what, 0)
@@ -236,8 +235,7 @@ local function random(what, kind, a, b, ...)
   end
   local t = calls.tensor_empty(code, n, shape)
   if stream == nil then
-    state.stream = state.stream + 1
-    stream = '#' .. state.stream
+    stream = '#' .. random.next_tensor()
   end
   calls.tensor_init(t, kind, a, b, C.ms_name_key('random:' .. stream))
   return finish(t, opts)
@@ -247,24 +245,14 @@ end
 ---@param ... integer|integer[]|ms.RandomOptions
 ---@return ms.Tensor
 function create.randn(...)
-  return random('randn', C.MS_INIT_NORMAL, 0, 1, ...)
+  return drawn('randn', C.MS_INIT_NORMAL, 0, 1, ...)
 end
 
 --- Uniform numbers in [0, 1).
 ---@param ... integer|integer[]|ms.RandomOptions
 ---@return ms.Tensor
 function create.rand(...)
-  return random('rand', C.MS_INIT_UNIFORM, 0, 1, ...)
-end
-
---- Seed of everything random from now on: tensors, first values of parameters, dropout, shuffling.
---- All of it begins anew: after the same seed come the same tensors, the same model and the same
---- masks, in the same order.
----@param seed integer
-function create.manual_seed(seed)
-  parameter.set_seed(arguments.whole('manual_seed', 'seed', seed))
-  state.stream = 0
-  samples.forget()
+  return drawn('rand', C.MS_INIT_UNIFORM, 0, 1, ...)
 end
 
 return create

@@ -10,6 +10,7 @@ local namespace = require 'moonshard.namespace'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
 local planned = require 'moonshard.planned'
+local random = require 'moonshard.random'
 local scope = require 'moonshard.scope'
 local Tensor = require 'moonshard.tensor'
 local util = require 'moonshard.util'
@@ -36,6 +37,8 @@ for _, functions in ipairs { create, require 'moonshard.machine' } do
   end
 end
 
+ms.manual_seed = random.manual_seed
+ms.get_rng_state, ms.set_rng_state = random.get_rng_state, random.set_rng_state
 ms.no_grad = autograd.no_grad
 ms.enable_grad = autograd.enable_grad
 ms.is_grad_enabled = autograd.is_grad_enabled

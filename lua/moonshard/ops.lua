@@ -8,6 +8,8 @@ local compare = require 'moonshard.compare'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
+local samples = require 'moonshard.samples'
+local sites = require 'moonshard.sites'
 
 local C, calls = B.C, B.calls
 local type = type
@@ -222,32 +224,53 @@ function ops.attention_packed(qkv, heads, opts)
   return calls.attention_packed(qkv, heads, attention_arguments('attention_packed', opts))
 end
 
-local keys = {}
-
 --- The random stream of a place in the model, from its path.
 ---@param path string
----@return ffi.cdata* key  opaque; give it to ops.dropout
+---@return ms.Site  opaque; give it to ops.dropout
 function ops.site(path)
-  local key = keys[arguments.text('site', 'path', path)]
-  if not key then
-    key = C.ms_name_key(path)
-    keys[path] = key
+  return sites.of(arguments.text('site', 'path', path))
+end
+
+local ANYWHERE = sites.of('ms.ops.dropout') -- no module's path
+
+local function site_of(site)
+  if site == nil or site == true then
+    return ANYWHERE
+  elseif sites.is(site) then
+    return site
+  elseif type(site) ~= 'string' then
+    arguments.refuse('dropout', 'site', site, 'true, false or a string')
   end
-  return key
+  return ops.site(site)
 end
 
 --- Zero elements with probability p, divide the rest by 1 - p. The mask depends on the seed, the
---- site, the call and the global sample, not on how samples are dealt to ranks.
+--- site, the call and the global sample, not on how samples are dealt to ranks. Every call draws
+--- another one, as nn.Dropout does, which says what samples those are.
 ---@param x ms.Tensor  (samples, ...)
 ---@param p number
----@param site? string|ffi.cdata*  path of the place, or what ops.site() gave for it
----@param call? integer  how many times this site ran before in this micro-batch (default 0)
+---@param site? boolean|string|ms.Site|ffi.cdata*  false: not training, x as it is; true: training,
+---  as without it; or the path of a place that draws for itself, what ops.site() gave for it, or
+---  the key of its stream (then with `call`)
+---@param call? integer  how many times this site ran before in this micro-batch (default: counted)
 ---@return ms.Tensor
 function ops.dropout(x, p, site, call)
-  if type(site) ~= 'cdata' then
-    site = ops.site(site == nil and 'dropout' or arguments.text('dropout', 'site', site))
+  if type(site) == 'cdata' then
+    return calls.dropout(x, p, site, call)
+  elseif site == false then
+    arguments.tensor('dropout', 'x', x)
+    if not (arguments.number('dropout', 'p', p) >= 0 and p <= 1) then
+      errors.raise('ValueError', 'dropout: probability is %g, expected 0 to 1', p)
+    end
+    return x
   end
-  return calls.dropout(x, p, site, call == nil and 0 or call)
+  site = site_of(site)
+  if call ~= nil then
+    return calls.dropout(x, p, site.key, call)
+  end
+  local out = calls.dropout(x, p, site.key, samples.ran(site))
+  samples.count(site)
+  return out
 end
 
 -- -- losses --------------------------------------------------------------------------------------

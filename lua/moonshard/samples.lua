@@ -1,11 +1,16 @@
---- Which samples a batch holds, and how often each module that draws for them ran on these.
+--- Which samples a batch holds, and how often each place that draws for them ran on these.
 ---
 --- A loader says which, and its batch keeps it: a module called with the batch is at those samples
 --- again, whatever was dealt, run or seeded since.
 ---
---- Touches: moonshard_ffi.parameter.
+--- A place is a module or one of moonshard.sites. `place._place` names it; `place:_undo(runs, n)`
+--- puts back what runs[place] was.
+---
+--- Touches: moonshard.scope, moonshard_ffi.parameter.
 
 local parameter = require 'moonshard_ffi.parameter'
+local scope = require 'moonshard.scope'
+local util = require 'moonshard.util'
 
 local samples = {}
 
@@ -18,13 +23,19 @@ end
 ---@class ms.Samples
 ---@field first integer?  global number of the first one; nil: nobody has said it
 ---@field seeding table  the value of `seeding` when its runs began
----@field runs table<ms.nn.Module, integer>
+---@field runs table<table, integer>  by place
+---@field earlier table<string, integer>  of places that have none there, by name
 
 ---@type table<ms.Tensor, ms.Samples>  of each batch that was dealt, by its tensors
 local dealt = weak()
 
-local seeding = {} -- another one after each seed
-local present = { seeding = seeding, runs = weak() }
+local NONE = {}
+local seeding = NONE -- another one after each seed
+local seeded, present ---@type ms.Samples, ms.Samples  the first since then, and those that are run
+
+local function begin(first, earlier)
+  return { first = first, seeding = seeding, runs = weak(), earlier = earlier or NONE }
+end
 
 --- `x` and `y` hold samples `first`, `first` + 1, ..., and so does what comes next. (The runtime
 --- has heard of it from who filled them.)
@@ -32,7 +43,7 @@ local present = { seeding = seeding, runs = weak() }
 ---@param y ms.Tensor
 ---@param first integer
 function samples.deal(x, y, first)
-  present = { first = first, seeding = seeding, runs = weak() }
+  present = begin(first)
   dealt[x], dealt[y] = present, present
 end
 
@@ -43,23 +54,63 @@ function samples.resume(x)
   if not batch or batch == present then
     return
   end
-  parameter.begin_samples(batch.first)
-  if batch.seeding ~= seeding then -- masks begin anew with a seed
-    batch.seeding, batch.runs = seeding, weak()
+  if batch.seeding ~= seeding then
+    if batch.first == seeded.first then -- a state was set that was taken while it ran
+      batch = seeded
+      dealt[x] = batch
+    else -- masks begin anew with a seed
+      batch.seeding, batch.runs, batch.earlier = seeding, weak(), NONE
+    end
   end
+  parameter.begin_samples(batch.first)
   present = batch
 end
 
---- A seed was set: nobody has said which samples come next, and nothing has run.
-function samples.forget()
+--- A seed was set: nobody has said which samples come next, and nothing has run; unless a state()
+--- says so.
+---@param first? integer
+---@param earlier? table<string, integer>
+function samples.restart(first, earlier)
   seeding = {}
-  present = { seeding = seeding, runs = weak() }
+  seeded = begin(first, earlier)
+  present = seeded
+  if first then
+    parameter.begin_samples(first)
+  end
 end
 
---- How often each module ran on the samples that are present.
----@return table<ms.nn.Module, integer>
-function samples.runs()
-  return present.runs
+samples.restart()
+
+--- How often a place ran on the samples that are present.
+---@return integer
+function samples.ran(place)
+  return present.runs[place] or present.earlier[place._place] or 0
+end
+
+--- Go on as if it had run `n` times on them.
+---@param n integer
+function samples.continue(place, n)
+  present.runs[place] = n
+end
+
+--- It runs once more; not if the scope fails.
+---@return integer n  how often it ran before
+function samples.count(place)
+  local runs, n = present.runs, samples.ran(place)
+  scope.on_failure(place, runs, n)
+  runs[place] = n + 1
+  return n
+end
+
+--- Which samples are present, and how often each place ran on them, by its name. Of two places of
+--- one name, as modules made alike after the same seed are, it is the one that ran more often.
+---@return integer? first, table<string, integer> runs
+function samples.state()
+  local own = {}
+  for place, n in next, present.runs do
+    own[place._place] = math.max(own[place._place] or 0, n)
+  end
+  return present.first, util.merged(present.earlier, own)
 end
 
 return samples

@@ -6,7 +6,7 @@
 --- Init:   weights N(0, 0.02), those that write into the residual divided by sqrt(2 layers),
 ---         biases zero, norms one.
 ---
---- Touches: moonshard.nn, moonshard.ops, moonshard_ffi.data (drawing tokens).
+--- Touches: moonshard.nn, moonshard.ops, moonshard.random, moonshard_ffi.data (drawing tokens).
 
 local Dropout = require 'moonshard.nn.dropout'
 local Embedding = require 'moonshard.nn.embedding'
@@ -24,6 +24,8 @@ local guard = require 'moonshard.guard'
 local machine = require 'moonshard.machine'
 local once = require 'moonshard.once'
 local ops = require 'moonshard.ops'
+local parameter = require 'moonshard_ffi.parameter'
+local random = require 'moonshard.random'
 local receiver = require 'moonshard.receiver'
 local rules = require 'moonshard.nn.rules'
 local scope = require 'moonshard.scope'
@@ -149,7 +151,8 @@ end
 ---@class ms.models.GPT.GenerateOptions
 ---@field temperature? number  default 1; 0 takes the likeliest token
 ---@field top_k? integer  draw among the likeliest only (default: all)
----@field seed? integer  default 0: equal seeds give equal text
+---@field seed? integer  of this call alone: equal seeds give equal text (default: the numbers go on
+---  from call to call, beginning with ms.manual_seed())
 ---@field on_token? fun(token: integer)  called with each new token
 
 -- Rows are padded to multiples of this, so that few shapes occur; what stands after the last token
@@ -169,6 +172,15 @@ local function next_logits(model, tokens)
   return logits:narrow(2, length, 1):reshape(model.vocab)
 end
 
+-- The i-th token of a call.
+local function drawn(logits, opts, i)
+  local temperature, seed = opts.temperature or 1, opts.seed
+  if seed == nil and temperature > 0 then
+    seed, i = parameter.seed_bits(), random.next_token()
+  end
+  return data.sample(logits, temperature, opts.top_k or 0, seed or 0, i)
+end
+
 -- Also of models that are none of these and borrow generate.
 local function check_can_continue(model)
   for _, name in ipairs { 'context', 'vocab' } do
@@ -182,7 +194,8 @@ local function check_can_continue(model)
   end
 end
 
---- Continue a row of tokens. With sharded parameters every rank calls this, and all draw alike.
+--- Continue a row of tokens. With sharded parameters every rank calls this, and all draw alike, if
+--- they have one seed and drew as many before; or are given a seed.
 --- Another causal model with fields `context` and `vocab` may borrow it:
 --- `Net.generate = ms.models.GPT.generate`.
 ---@param ids integer[]  at least one token, 0-based
@@ -214,8 +227,7 @@ function GPT:generate(ids, n, opts)
     autograd.no_grad(function()
       for i = 1, n do
         local token = scope.run('generate', function()
-          return data.sample(next_logits(self, tokens), opts.temperature or 1, opts.top_k or 0,
-            opts.seed or 0, i)
+          return drawn(next_logits(self, tokens), opts, i)
         end)
         new[i], tokens[#tokens + 1] = token, token
         if opts.on_token then

@@ -17,8 +17,7 @@
 --- failed. no_sync() and no_grad() are no scopes: what returned inside them has run, though they
 --- fail later.
 ---
---- Touches: moonshard.nn.module, moonshard.ops, moonshard.samples, moonshard.scope,
---- moonshard_ffi.parameter.
+--- Touches: moonshard.nn.module, moonshard.ops, moonshard.samples, moonshard_ffi.parameter.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
@@ -27,7 +26,6 @@ local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
 local samples = require 'moonshard.samples'
-local scope = require 'moonshard.scope'
 
 ---@class ms.nn.Dropout: ms.nn.Module
 ---@field p number
@@ -49,6 +47,7 @@ end
 
 function Dropout:_materialized(path, stream)
   self._site = parameter.stream_key(path, stream)
+  self._place = ('%d %s'):format(stream, path)
 end
 
 ---@param x ms.Tensor  (samples, ...)
@@ -60,27 +59,11 @@ function Dropout:forward(x)
   elseif training ~= true then -- a field that exists is assigned without a look
     arguments.refuse(self._name, 'training', training, 'true or false')
   end
-  local runs = samples.runs()
-  local call = runs[self] or 0
-  scope.on_failure(self, runs, call)
-  runs[self] = call + 1
-  return ops.dropout(x, self.p, self._site, call)
+  return ops.dropout(x, self.p, self._site, samples.count(self))
 end
 
 function Dropout:_undo(runs, call)
   runs[self] = call
-end
-
---- How often it ran in this micro-batch.
----@return integer
-function Dropout:_runs()
-  return samples.runs()[self] or 0
-end
-
---- Go on as if it had run `n` times in this micro-batch.
----@param n integer
-function Dropout:_continue(n)
-  samples.runs()[self] = n
 end
 
 function Dropout:extra_repr()

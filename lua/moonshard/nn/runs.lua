@@ -1,7 +1,9 @@
 --- How often the modules of a model ran that draw anew each time: part of its checkpoints, as masks
 --- that no data.Loader numbers are counted from the seed on.
 ---
---- Touches: moonshard.nn.dropout (by its mark).
+--- Touches: moonshard.nn.dropout (by its mark), moonshard.samples.
+
+local samples = require 'moonshard.samples'
 
 local runs = {}
 
@@ -20,7 +22,7 @@ end
 function runs.of(model)
   local counts
   for _, module in ipairs(dropouts(model)) do
-    local n = module:_runs()
+    local n = samples.ran(module)
     if n > 0 then
       counts = counts or {}
       counts[module:path()] = n
@@ -34,7 +36,7 @@ end
 ---@param counts? table<string, integer>
 function runs.continue(model, counts)
   for _, module in ipairs(dropouts(model)) do
-    module:_continue(counts and counts[module:path()] or 0)
+    samples.continue(module, counts and counts[module:path()] or 0)
   end
 end
 

@@ -135,6 +135,11 @@ of['ms.arange'] = function()
   return { number(1), maybe(or_options(5)), maybe(or_options(2)), tensor_options() }
 end
 of['ms.manual_seed'] = function() return { whole(0) } end
+of['ms.get_rng_state'] = function() return {} end
+of['ms.set_rng_state'] = function()
+  return { options { seed = text '3', tensors = kinds.size(1), tokens = kinds.size(0),
+    modules = kinds.size(2), sample = maybe(kinds.size(4)), runs = list { ['0 drop'] = 1 } } }
+end
 
 of['ms.all'], of['ms.any'] = of['tensor:all'], of['tensor:any']
 of['ms.equal'], of['ms.allclose'] = of['tensor:equal'], of['tensor:allclose']
