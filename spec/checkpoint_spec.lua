@@ -271,6 +271,56 @@ describe('a checkpoint', function()
     assert.is_nil(io.open(root .. '/apart.safetensors'))
   end)
 
+  it("says which buffers differ between ranks, of which it keeps rank 0's", function()
+    local function plain() return nn.Linear(2, 2) end
+    local function wrapped(strategy)
+      return function()
+        local model
+        ms.capture_warnings(function()
+          model = fsdp.FSDP(nn.Linear(2, 2), { sharding_strategy = strategy })
+        end)
+        return model
+      end
+    end
+    ms.dist.spawn(2, function(rank)
+      local function said(what, fn, ...)
+        local list = ms.capture_warnings(fn, ...)
+        assert(#list == (what and rank == 0 and 1 or 0), #list)
+        assert(not list[1] or list[1].message == what, list[1] and list[1].message)
+      end
+      local function saves(names, model)
+        local told = names
+          and ": buffers differ between ranks, and rank 0's are written: " .. names
+        said(told and 'checkpoint.save' .. told, checkpoint.save, root, 'a',
+          { step = 1, model = model })
+        said(told and 'checkpoint.export' .. told, checkpoint.export, root .. '/a.safetensors',
+          model)
+      end
+      for _, make in ipairs { plain, wrapped 'FULL_SHARD', wrapped 'NO_SHARD' } do
+        local model = make()
+        for _, name in ipairs { 'mean', 'same', 'var' } do
+          model:buffer(name, ms.zeros(2))
+        end
+        model:buffer('own', ms.zeros(1), { persistent = false })
+        model(ms.ones(1, 2))
+        model.own:fill_(rank)
+        saves(nil, model)
+        model.mean:fill_(rank)
+        saves("'mean'", model)
+        model.var[2] = -rank
+        saves("'mean', 'var'", model)
+        checkpoint.load(root .. '/a', { model = model })
+        checks.close({ 0, 0 }, model.mean)
+        saves(nil, model)
+      end
+      local many = nn.Linear(1, 1)
+      for i = 1, 8 do
+        many:buffer('b' .. i, ms.full({ 1 }, rank))
+      end
+      saves("'b1', 'b2', 'b3', 'b4', 'b5' and 3 more", many)
+    end)
+  end)
+
   it('is found by its step; the manager keeps the newest', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     local m = nn.Linear(1, 1)

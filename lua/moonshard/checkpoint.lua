@@ -69,6 +69,15 @@ local function persistent_buffers(model)
   return out
 end
 
+-- What agree.on_buffers() takes: their names, and numbers of their values.
+local function buffer_values(model)
+  local names, keys = {}, {}
+  for i, b in ipairs(persistent_buffers(model)) do
+    names[i], keys[i] = b.name, parameter.hash_number(buffer.value(b.entry))
+  end
+  return names, keys
+end
+
 -- A copy of a plain tensor as 1-D (nil when it has no elements), and the extent of all of it.
 local function whole(t)
   return parameter.whole(t:clone():reshape(t:numel()), t)
@@ -168,8 +177,9 @@ end
 --- Write `<root>/<name>`. Collective: every rank gives the same parts, step and config. A
 --- checkpoint of this name is replaced as a whole, also by one that holds less. On a failure the
 --- checkpoints before stay as they were. Parameters that no FSDP unit holds, and their optimizer's
---- state, are written once for all ranks: a ValueError where they differ. Buffers are rank 0's, and
---- so are the seed and how far random numbers are.
+--- state, are written once for all ranks: a ValueError where they differ. Of buffers rank 0's are
+--- written, with a warning that names those of which others have other values; the seed and how far
+--- draws are go by rank 0, too.
 ---@param root string  folder, made when missing; equal on all ranks, as `name` is
 ---@param name string
 ---@param opts ms.checkpoint.SaveOptions
@@ -182,6 +192,7 @@ function checkpoint.save(root, name, opts)
   local parts = check_save('checkpoint.save', opts)
   local comm = sharding.world()
   local writer = runtime.begin(comm, root, name)
+  local buffers, values = {}, {}
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
     local all = { step = opts.step, config = opts.config, seed = parameter.seed(),
       random = random.position() }
@@ -194,6 +205,7 @@ function checkpoint.save(root, name, opts)
     if opts.model then
       opts.model:materialize()
       add_model(writer, opts.model, comm)
+      buffers, values = buffer_values(opts.model)
       all.dropout = runs.of(opts.model)
     end
     if opts.optimizer then
@@ -204,6 +216,7 @@ function checkpoint.save(root, name, opts)
     return json.encode(all)
   end)
   runtime.commit(writer, meta)
+  agree.on_buffers(comm, 'checkpoint.save', buffers, values)
   return root .. '/' .. name
 end
 
@@ -477,7 +490,8 @@ end
 -- -- interchange ---------------------------------------------------------------------------------
 
 --- Write all full parameters as one safetensors file (by rank 0). Collective, with one outcome on
---- all ranks. A ValueError when a parameter that no FSDP unit holds differs between them.
+--- all ranks. A ValueError when a parameter that no FSDP unit holds differs between them; of
+--- buffers rank 0's are written, with a warning where they differ.
 ---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)
@@ -486,6 +500,7 @@ function checkpoint.export(path, model)
   local comm = sharding.world()
   model:materialize()
   agree.on_one_value(comm, 'checkpoint.export', tree.unmanaged(model))
+  agree.on_buffers(comm, 'checkpoint.export', buffer_values(model))
   local sd = model:state_dict { rank0_only = true }
   local names, tensors, seen = {}, {}, {}
   if sharding.place(comm) == 0 then

@@ -177,7 +177,7 @@ local LEGAL = {
       .. 'value' }, with_buffer(1) },
   { 'the values of a buffer, later', { before_step = before(2, function(model)
     model.module[2].mean:fill_(2)
-  end) }, 'buffers are compared at the first use', nil, with_buffer(1) },
+  end) }, 'buffers are compared at the first use, and when they are saved', nil, with_buffer(1) },
   { 'a hook on a gradient', { after_wrap = function(model)
     model.module[3].weight:hook(function(grad) return grad * 2 end)
   end }, 'it sees the gradient of its own rows, before it is reduced' },

@@ -65,6 +65,32 @@ function agree.on_one_value(group, what, params)
   end
 end
 
+local NAMED = 5 -- in a warning; of more the number is said
+
+--- Buffers, of which rank 0's are kept for all ranks: a warning names those with other values
+--- elsewhere. Collective when there are any.
+---@param group ffi.cdata*
+---@param what string  the function that asks
+---@param names string[]  the same on all ranks
+---@param keys integer[]  below 2^53: numbers of their values, equal for equal values
+function agree.on_buffers(group, what, names, keys)
+  local me, world = runtime.place(group)
+  if #names == 0 or world == 1 then
+    return
+  end
+  local odd = {}
+  for i, numbers in ipairs(runtime.exchange(group, what .. ' (buffers)', keys)) do
+    if odd_rank(numbers) then
+      odd[#odd + 1] = ("'%s'"):format(names[i])
+    end
+  end
+  if #odd > 0 and me == 0 then
+    errors.warn('UserWarning', ("%s: buffers differ between ranks, and rank 0's are written: %s%s")
+      :format(what, table.concat(odd, ', ', 1, math.min(#odd, NAMED)),
+        #odd > NAMED and (' and %d more'):format(#odd - NAMED) or ''))
+  end
+end
+
 -- Values by what they are of.
 local function values_in(text)
   local values = {}
