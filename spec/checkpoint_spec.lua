@@ -6,15 +6,19 @@ local util = require 'moonshard.util'
 local runs = require 'support.runs'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 
+-- Without what FSDP warns of: a world of one, NO_SHARD.
+local function wrapped(model, opts)
+  ms.capture_warnings(function() model = fsdp.FSDP(model, opts) end)
+  return model
+end
+
 -- A run over tokens 0 .. 99 with a global batch of four micro-batches, dealt to W ranks.
 local function run_of(world, rank, wrap)
   ms.manual_seed(2)
   local run = { model = runs.gpt() }
   if wrap then
-    ms.capture_warnings(function()
-      run.model = fsdp.FSDP(run.model, { auto_wrap_policy = fsdp.always_wrap_policy,
-        use_orig_params = true })
-    end)
+    run.model = wrapped(run.model, { auto_wrap_policy = fsdp.always_wrap_policy,
+      use_orig_params = true })
   end
   run.optimizer = ms.optim.AdamW(run.model:parameters(), { lr = 0.01 })
   run.loader = ms.data.Loader {
@@ -272,16 +276,6 @@ describe('a checkpoint', function()
   end)
 
   it("says which buffers differ between ranks, of which it keeps rank 0's", function()
-    local function plain() return nn.Linear(2, 2) end
-    local function wrapped(strategy)
-      return function()
-        local model
-        ms.capture_warnings(function()
-          model = fsdp.FSDP(nn.Linear(2, 2), { sharding_strategy = strategy })
-        end)
-        return model
-      end
-    end
     ms.dist.spawn(2, function(rank)
       local function said(what, fn, ...)
         local list = ms.capture_warnings(fn, ...)
@@ -296,8 +290,9 @@ describe('a checkpoint', function()
         said(told and 'checkpoint.export' .. told, checkpoint.export, root .. '/a.safetensors',
           model)
       end
-      for _, make in ipairs { plain, wrapped 'FULL_SHARD', wrapped 'NO_SHARD' } do
-        local model = make()
+      for _, strategy in ipairs { 'none', 'FULL_SHARD', 'NO_SHARD' } do
+        local model = nn.Linear(2, 2)
+        model = strategy == 'none' and model or wrapped(model, { sharding_strategy = strategy })
         for _, name in ipairs { 'mean', 'same', 'var' } do
           model:buffer(name, ms.zeros(2))
         end
@@ -319,6 +314,38 @@ describe('a checkpoint', function()
       end
       saves("'b1', 'b2', 'b3', 'b4', 'b5' and 3 more", many)
     end)
+  end)
+
+  it('takes a model with an optimizer of its parameters, of all or of some', function()
+    local function layers() return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) end
+    local function sgd(params) return ms.optim.SGD(params, { lr = 0.1, momentum = 0.9 }) end
+    local function refused(text, model, optimizer)
+      local parts = { step = 2, model = model, optimizer = optimizer }
+      checks.raises('ValueError', text, checkpoint.save, root, 'b', parts)
+      checks.raises('ValueError', text, checkpoint.load, root .. '/a',
+        { model = model, optimizer = optimizer })
+    end
+    for _, wrap in ipairs { function(model) return model end, wrapped } do
+      local model, other = wrap(layers()), wrap(layers())
+      local opt = sgd(model:parameters())
+      checkpoint.save(root, 'a', { step = 1, model = model, optimizer = opt })
+      refused("the optimizer holds parameters that are not this model's: '0.weight', of which the "
+        .. 'model has another', model, sgd(other:parameters()))
+      local head = nn.Module.extend('Head')()
+      head.head = nn.Linear(2, 2)
+      head:materialize()
+      refused("that are not this model's: 'head.weight'", model,
+        sgd { model:parameters()[1], head.head.weight })
+      local some = sgd { model:parameters()[2] }
+      checkpoint.save(root, 'some', { step = 1, model = model, optimizer = some })
+      checkpoint.load(root .. '/some', { model = model, optimizer = some })
+      checkpoint.load(root .. '/a', { optimizer = sgd(other:parameters()) })
+    end
+    local model = layers()
+    local before = sgd(model:parameters()) -- handles of parameters stay when they are wrapped
+    model = wrapped(model)
+    checkpoint.save(root, 'c', { step = 1, model = model, optimizer = before })
+    checkpoint.load(root .. '/c', { model = model, optimizer = before })
   end)
 
   it('is found by its step; the manager keeps the newest', function()

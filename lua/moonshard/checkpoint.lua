@@ -12,6 +12,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
+local fits = require 'moonshard.checkpoint.fits'
 local given = require 'moonshard.checkpoint.given'
 local json = require 'moonshard.json'
 local meta_data = require 'moonshard.checkpoint.meta'
@@ -36,6 +37,7 @@ local checkpoint = {}
 --- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
 --- what is not in it is a KeyError, leaving out what is in it is legal. State of an optimizer goes
 --- by the names of its parameters, whether they are frozen or not; that is the model's business.
+--- Beside a model it trains parameters of that model, a ValueError if not, though perhaps not all.
 --- Its groups take the options in the checkpoint, which say what state there is: one without
 --- momentum gets it from a checkpoint that has it.
 
@@ -141,18 +143,6 @@ local function add_optimizer(writer, optimizer, comm)
   return { kind = optimizer.kind, steps = steps, groups = groups }
 end
 
-local function check_names(optimizer)
-  local seen = {}
-  for _, entry in ipairs((optimizer:_entries())) do
-    if entry.name == '' or seen[entry.name] then
-      errors.raise('ValueError', entry.name == ''
-        and 'a parameter of the optimizer has no name: it belongs to no module'
-        or "two parameters of the optimizer are called '%s'", entry.name)
-    end
-    seen[entry.name] = true
-  end
-end
-
 local function check_save(what, opts)
   arguments.whole(what, 'step', opts.step, nil, 0)
   arguments.list(what, 'config', opts.config, {})
@@ -210,7 +200,8 @@ function checkpoint.save(root, name, opts)
     end
     if opts.optimizer then
       runtime.same(writer, 'the optimizer', opts.optimizer.kind)
-      check_names(opts.optimizer)
+      fits.names(opts.optimizer)
+      fits.model(opts.optimizer, opts.model)
       all.optimizer = add_optimizer(writer, opts.optimizer, comm)
     end
     return json.encode(all)
@@ -254,43 +245,6 @@ local function add_load_of_model(loader, model, after)
   check_keys(runtime.load_source(loader), 'model/', expected, 'model')
 end
 
--- What a group does not say would stay what it is here, in silence.
-local function check_options(groups, names)
-  for g, group in ipairs(groups) do
-    for _, name in ipairs(names) do
-      if group[name] == nil then
-        errors.raise('FormatError', "group %d of the optimizer in the checkpoint has no '%s'", g,
-          name)
-      end
-    end
-  end
-end
-
--- Options go to groups by their places: is every parameter in the group it was in?
-local function check_groups(groups, own)
-  local group_of = {}
-  for g, group in ipairs(groups) do
-    if group.params == nil then -- a checkpoint of old
-      return
-    elseif type(group.params) ~= 'table' then
-      errors.raise('FormatError', 'the optimizer in the checkpoint has a %s for the parameters of '
-        .. 'group %d, expected a list', type(group.params), g)
-    end
-    for _, name in ipairs(group.params) do
-      group_of[name] = g
-    end
-  end
-  for g, group in ipairs(own) do
-    for _, name in ipairs(group.params) do
-      if group_of[name] ~= g then
-        errors.raise('ValueError', "'%s' is in parameter group %d of the optimizer, but in %s of "
-          .. 'the one in the checkpoint', name, g, group_of[name] and 'group ' .. group_of[name]
-          or 'none')
-      end
-    end
-  end
-end
-
 local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
   if type(meta) ~= 'table' then
     errors.raise('KeyError', 'the checkpoint has no optimizer')
@@ -302,10 +256,10 @@ local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
     errors.raise('FormatError', 'the optimizer in the checkpoint has no options of its groups')
   end
   optimizer:_check_group_options(meta.groups)
-  check_options(meta.groups, optimizer.options)
+  fits.options(meta.groups, optimizer.options)
   local present = optimizer:_entries()
   local own = optimizer:_group_options(function(i) return present[i].name end)
-  check_groups(meta.groups, own)
+  fits.groups(meta.groups, own)
   undo[#undo + 1] = function() optimizer:_set_group_options(own) end
   optimizer:_set_group_options(meta.groups) -- they say which state there is
   local entries, states = optimizer:_entries()
@@ -350,6 +304,7 @@ local function load_into(comm, loader, opts, parts)
       after[#after + 1] = function() runs.continue(opts.model, meta.dropout) end
     end
     if opts.optimizer then
+      fits.model(opts.optimizer, opts.model)
       add_load_of_optimizer(loader, opts.optimizer, meta.optimizer, after, undo)
     end
     if opts.loader then

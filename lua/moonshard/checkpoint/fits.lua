@@ -1,0 +1,84 @@
+--- Does an optimizer fit the model it is saved or loaded with, and the checkpoint it is read from?
+---
+--- Touches: moonshard.errors, moonshard_ffi.parameter.
+
+local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
+
+local fits = {}
+
+--- Has every parameter of it a name of its own?
+function fits.names(optimizer)
+  local seen = {}
+  for _, entry in ipairs((optimizer:_entries())) do
+    if entry.name == '' or seen[entry.name] then
+      errors.raise('ValueError', entry.name == ''
+        and 'a parameter of the optimizer has no name: it belongs to no module'
+        or "two parameters of the optimizer are called '%s'", entry.name)
+    end
+    seen[entry.name] = true
+  end
+end
+
+--- Does it train parameters of this model alone? It may leave some out.
+---@param optimizer ms.optim.Optimizer
+---@param model? ms.nn.Module  nil: whose it is does not matter
+function fits.model(optimizer, model)
+  if not model then
+    return
+  end
+  local known, named = {}, {}
+  for _, p in ipairs(model:named_parameters()) do
+    known[parameter.key(p.tensor)], named[p.name] = true, true
+  end
+  for i, entry in ipairs((optimizer:_entries())) do
+    if not known[parameter.key(entry.param)] then
+      errors.raise('ValueError', "the optimizer holds parameters that are not this model's: %s%s",
+        entry.name == '' and 'parameter ' .. i or ("'%s'"):format(entry.name),
+        named[entry.name] and ', of which the model has another' or '')
+    end
+  end
+end
+
+--- What a group does not say would stay what it is here, in silence.
+---@param groups table[]  in the checkpoint
+---@param names string[]  options that the optimizer knows
+function fits.options(groups, names)
+  for g, group in ipairs(groups) do
+    for _, name in ipairs(names) do
+      if group[name] == nil then
+        errors.raise('FormatError', "group %d of the optimizer in the checkpoint has no '%s'", g,
+          name)
+      end
+    end
+  end
+end
+
+--- Options go to groups by their places: is every parameter in the group it was in?
+---@param groups table[]  in the checkpoint
+---@param own table[]  the same of the optimizer
+function fits.groups(groups, own)
+  local group_of = {}
+  for g, group in ipairs(groups) do
+    if group.params == nil then -- a checkpoint of old
+      return
+    elseif type(group.params) ~= 'table' then
+      errors.raise('FormatError', 'the optimizer in the checkpoint has a %s for the parameters of '
+        .. 'group %d, expected a list', type(group.params), g)
+    end
+    for _, name in ipairs(group.params) do
+      group_of[name] = g
+    end
+  end
+  for g, group in ipairs(own) do
+    for _, name in ipairs(group.params) do
+      if group_of[name] ~= g then
+        errors.raise('ValueError', "'%s' is in parameter group %d of the optimizer, but in %s of "
+          .. 'the one in the checkpoint', name, g, group_of[name] and 'group ' .. group_of[name]
+          or 'none')
+      end
+    end
+  end
+end
+
+return fits
