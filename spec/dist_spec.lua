@@ -225,12 +225,37 @@ describe('dist.init', function()
     assert.equal(1, n, text)
     assert.truthy(text:find('moonshard run -n 4\n', 1, true), text)
     assert.equal(1, (said(srun, 'ms.dist.spawn(2, function() ms.dist.init() end)')))
+    for _, mpi in ipairs {
+      'OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0', 'PMI_SIZE=2 PMI_RANK=1',
+    } do
+      assert.equal(1, (said(mpi, shards)), mpi)
+    end
 
     assert.equal(0, (said(torchrun, 'print(ms.ones(2))')))
     assert.equal(0, (said('WORLD_SIZE=1 RANK=0', shards)))
     assert.equal(0, (said('WORLD_SIZE=2', shards)))
     assert.equal(0, (said('SLURM_NTASKS=4 SLURM_PROCID=0', shards))) -- as in a batch script
-    assert.equal(0, (said(srun, 'ms.dist.init() ' .. shards, 'bindings/moonshard run -n 2')))
+  end)
+
+  it('and our own launcher, for all its ranks', function()
+    local function said(variables)
+      local text
+      with_script('ms.dist.init() ms.fsdp.FSDP(ms.nn.Linear(2, 2)) print(1)', function(path)
+        text = shell(('env %s bindings/moonshard run -n 2 %s'):format(variables, path))
+      end)
+      return text
+    end
+    for variables, what in pairs {
+      ['SLURM_NTASKS=3 SLURM_PROCID=1 SLURM_NNODES=2 SLURM_NODEID=1'] =
+        'SLURM_NTASKS is 3 and SLURM_PROCID is 1',
+      ['WORLD_SIZE=3 RANK=1 LOCAL_RANK=1'] = 'WORLD_SIZE is 3 and RANK is 1',
+    } do
+      local text = said(variables)
+      local _, times = text:gsub('is no rank of a job', '')
+      assert.equal(1, times, text)
+      assert.truthy(text:find('moonshard: UserWarning: ' .. what .. ', but', 1, true), text)
+    end
+    assert.is_nil(said('WORLD_SIZE=1 RANK=0'):find('is no rank of a job'))
   end)
 
   it('is a world of one for one rank', function()

@@ -3,11 +3,13 @@
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.errors'
 
--- Variables of torchrun and srun: how many processes, and which of them this is. Slurm sets these
--- for a batch script too, which is one process, the first.
+-- Variables of torchrun, srun, mpirun (Open MPI) and those of MPICH's kind: how many processes, and
+-- which of them this is. Slurm sets these for a batch script too, which is one process, the first.
 local LAUNCHERS = {
   { size = 'WORLD_SIZE', rank = 'RANK', least = 0 },
   { size = 'SLURM_NTASKS', rank = 'SLURM_PROCID', least = 1 },
+  { size = 'OMPI_COMM_WORLD_SIZE', rank = 'OMPI_COMM_WORLD_RANK', least = 0 },
+  { size = 'PMI_SIZE', rank = 'PMI_RANK', least = 0 },
 }
 
 --- Say so in a process that is one of several there, and no rank of a job here.
