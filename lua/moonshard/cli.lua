@@ -27,8 +27,10 @@ usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
 
 Start SCRIPT on RANKS ranks of this host and supervise them. A .lua file is run by luajit, anything
 else by itself. Lines the ranks print get a "[rank N]" in front; one of more than 1 MiB comes in
-pieces that end in " ...". The first failure ends all ranks and is named, with its traceback when it
-is an error in Lua; the exit code is that of the rank that failed first, or 128 + signal.
+pieces that end in " ...". They come when they are whole, but for those that \r writes over
+(progress bars); on a terminal beginnings do, too. The first failure ends all ranks and is named,
+with its traceback when it is an error in Lua; the exit code is that of the rank that failed first,
+or 128 + signal.
 
   -n, --ranks RANKS   1 to 128; default: one per core, at most 8
   --no-prefix         leave the lines of the ranks as they are

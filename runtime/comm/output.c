@@ -1,5 +1,10 @@
 /* What ranks print, line by line, with the rank in front.
  *
+ * A line that is written over, as bars of progress are, comes piece by piece: each ends in a
+ * return, or has waited a moment. On a terminal so does any line without its end; elsewhere it
+ * waits to be whole, since programs that print by blocks break theirs anywhere. What another rank
+ * prints behind an open line begins a new one.
+ *
  * A rank prints into a pipe; whole lines move into a queue of bounded size, and from there to where
  * the launcher prints. Of each pipe one piece is read in a round, so that a rank that never pauses
  * delays nobody. Nothing here waits: when nobody reads the launcher its queue fills, then
@@ -22,34 +27,42 @@ enum {
     PIECE = 8192,          /* taken of a pipe at once */
     LONGEST = 1024 * 1024, /* line that is printed as one */
     AROUND = 32,           /* what is put before and behind a line */
+    MOMENT_MS = 50,        /* that a piece waits for its end */
     QUEUE = 64 * 1024      /* more while a line is longer */
 };
+
+typedef struct source source;
 
 /* Where the launcher prints: its stdout or stderr. */
 typedef struct sink {
     int32_t fd;
-    bool own;     /* opened anew, so that it can be made non-blocking for nobody but us */
-    bool always;  /* a file: never blocks */
-    bool gone;    /* nobody will ever read */
-    bool full;    /* had no room for a line of this round */
-    int32_t turn; /* source that comes first: the one that found no room last */
-    int32_t lost; /* errno of the first write that lost lines otherwise; 0: none has */
+    bool own;    /* opened anew, so that it can be made non-blocking for nobody but us */
+    bool always; /* a file: never blocks */
+    bool terminal;
+    const source *open; /* whose line stands last, without its end; NULL: all have theirs */
+    bool over;          /* ... and will be written over */
+    bool gone;          /* nobody will ever read */
+    bool full;          /* had no room for a line of this round */
+    int32_t turn;       /* source that comes first: the one that found no room last */
+    int32_t lost;       /* errno of the first write that lost lines otherwise; 0: none has */
     int32_t n, room;
     char *
         bytes; /* (room), n of them waiting: at least the longest line that a source has room for */
 } sink;
 
 /* What a rank prints, until a line is whole. */
-typedef struct source {
-    int32_t fd;   /* -1: closed */
-    int32_t end;  /* the rank's; -1: closed here */
-    bool ended;   /* its rank has */
+struct source {
+    int32_t fd;  /* -1: closed */
+    int32_t end; /* the rank's; -1: closed here */
+    bool ended;  /* its rank has */
+    bool over;   /* its line is written over */
+    int64_t heard_at;
     int32_t lost; /* errno of the read that failed; 0: none has */
     int64_t left; /* bytes that count; INT64_MAX: all that come */
     int32_t n, room;
     char *line; /* (room) */
     char prefix[AROUND];
-} source;
+};
 
 struct msi_output {
     int32_t n;
@@ -91,6 +104,7 @@ static ms_status open_sink(sink *s, int32_t fd)
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", (int)fd);
     s->always = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    s->terminal = isatty(fd) != 0;
     if (!s->always) {
         own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     }
@@ -145,6 +159,20 @@ static void flush_sink(sink *s)
     s->n -= at;
 }
 
+static void append(sink *to, const char *bytes, size_t n)
+{
+    memcpy(to->bytes + to->n, bytes, n);
+    to->n += (int32_t)n;
+}
+
+static void end_line(sink *to)
+{
+    if (to->open != NULL) {
+        append(to, "\n", 1);
+        to->open = NULL;
+    }
+}
+
 /* The first whose pipe could not be read, or NULL. */
 static const source *unread(const msi_output *o)
 {
@@ -171,6 +199,7 @@ static void tell_loss(msi_output *o)
         snprintf(what, sizeof(what), "read what rank %d prints", (int)((from - o->source) / 2));
     }
     o->told = true;
+    end_line(err);
     err->n +=
         snprintf(err->bytes + err->n, PIECE,
                  "moonshard: lines of the ranks are lost: cannot %s: %s\n", what, strerror(error));
@@ -178,27 +207,35 @@ static void tell_loss(msi_output *o)
 
 /* -- lines ------------------------------------------------------------------------------------- */
 
-static void append(sink *to, const char *bytes, size_t n)
-{
-    memcpy(to->bytes + to->n, bytes, n);
-    to->n += (int32_t)n;
-}
-
-/* Move a line into the sink's queue; one without an end gets this. False: no room for now. */
-static bool put_line(sink *to, const char *prefix, const char *line, int32_t n, const char *end)
+static bool has_room(sink *to, int32_t n)
 {
     if (to->n + n + AROUND > to->room) {
         flush_sink(to);
     }
     to->full = to->n + n + AROUND > to->room;
-    if (to->full) {
+    return !to->full;
+}
+
+/* Move a piece into the sink's queue, and behind it `end`. False: no room for now. */
+static bool put_piece(sink *to, source *from, const char *piece, int32_t n, const char *end)
+{
+    const bool own = to->open == from, line = piece[n - 1] == '\n', over = piece[n - 1] == '\r';
+    const bool bare = n == 1 && (over || (own && line));
+
+    if (!has_room(to, n)) {
         return false;
     }
-    append(to, prefix, strlen(prefix));
-    append(to, line, (size_t)n);
-    if (line[n - 1] != '\n') {
-        append(to, end, strlen(end));
+    if (!own) {
+        end_line(to);
     }
+    if (!bare && !(own && !to->over)) {
+        append(to, from->prefix, strlen(from->prefix));
+    }
+    append(to, piece, (size_t)n);
+    append(to, end, strlen(end));
+    from->over = over || (from->over && !line && end[0] == '\0');
+    to->over = over;
+    to->open = line || end[0] != '\0' || (bare && !own) ? NULL : from;
     return true;
 }
 
@@ -210,23 +247,34 @@ static void close_fd(int32_t *fd)
     *fd = -1;
 }
 
-/* Bytes of the line from `at` on that can be printed, 0: it is not whole yet. */
-static int32_t next_line(const source *s, int32_t at, bool last)
+/* Bytes of the piece from `at` on with its end, 0: it has none yet. */
+static int32_t next_piece(const source *s, int32_t at)
 {
-    const char *line = s->line + at, *end = memchr(line, '\n', (size_t)(s->n - at));
-    int32_t left = s->n - at;
+    const char *piece = s->line + at;
+    size_t left = (size_t)(s->n - at);
+    const char *line = memchr(piece, '\n', left);
+    const char *over = memchr(piece, '\r', line != NULL ? (size_t)(line - piece) : left);
 
-    return end != NULL ? (int32_t)(end - line) + 1 : last ? left : 0;
+    if (over != NULL && over + 1 != line) {
+        return (int32_t)(over - piece) + 1;
+    }
+    return line != NULL ? (int32_t)(line - piece) + 1 : 0;
 }
 
-static void put_lines(sink *to, source *from, bool last)
+/* What has no end gets this one, or stays: NULL. */
+static void put_pieces(sink *to, source *from, const char *end)
 {
     int32_t at = 0;
 
-    for (int32_t n; (n = next_line(from, at, last)) > 0; at += n) {
-        if (!put_line(to, from->prefix, from->line + at, n, "\n")) {
+    while (at < from->n) {
+        int32_t n = next_piece(from, at);
+        const bool ends = n > 0;
+
+        n = ends ? n : from->n - at;
+        if ((!ends && end == NULL) || !put_piece(to, from, from->line + at, n, ends ? "" : end)) {
             break;
         }
+        at += n;
     }
     memmove(from->line, from->line + at, (size_t)(from->n - at));
     from->n -= at;
@@ -251,11 +299,18 @@ static bool read_piece(source *s)
     if (got > 0) {
         s->n += (int32_t)got;
         s->left -= got;
+        s->heard_at = msi_now_ns();
     } else if (got == 0 || (errno != EINTR && errno != EAGAIN)) {
         s->lost = got == 0 ? 0 : errno;
         close_fd(&s->fd);
     }
     return got > 0 || (got < 0 && errno == EINTR);
+}
+
+/* Shall what has no end go out? */
+static bool has_waited(const sink *to, const source *from)
+{
+    return (from->over || to->terminal) && msi_now_ns() - from->heard_at >= MOMENT_MS * 1000000LL;
 }
 
 /* The lines of one read. True: there may be more at once. */
@@ -266,19 +321,22 @@ static bool move_source(sink *to, source *from)
         from->n = 0;
         return false;
     }
-    if (next_line(from, 0, false) > 0) { /* left by the round that found no room */
-        put_lines(to, from, false);
+    if (next_piece(from, 0) > 0) { /* left by the round that found no room */
+        put_pieces(to, from, NULL);
         return true;
     }
     if (!make_room(to, from)) {
-        if (put_line(to, from->prefix, from->line, from->n, " ...\n")) { /* the rest follows */
+        if (put_piece(to, from, from->line, from->n, " ...\n")) { /* the rest follows */
             from->n = 0;
         }
         return true;
     }
-    bool dry = from->fd < 0 || !read_piece(from);
+    bool dry = from->fd < 0 || !read_piece(from), last = dry && (from->ended || from->fd < 0);
 
-    put_lines(to, from, dry && (from->ended || from->fd < 0));
+    put_pieces(to, from, last ? "\n" : dry && has_waited(to, from) ? "" : NULL);
+    if (last && from->n == 0 && to->open == from && has_room(to, 0)) {
+        end_line(to);
+    }
     return !dry || to->full;
 }
 

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <termios.h>
 
 enum { RANKS = 2 };
 
@@ -292,6 +293,113 @@ static void test_comm_output__prints_lines_whole_up_to_a_mebibyte_and_marks_piec
     }
 }
 
+/* What has been printed since the last look. */
+static const char *news(msi_output *o, int fd)
+{
+    static char text[256];
+
+    while (msi_output_move(o)) {
+    }
+    ssize_t got = read(fd, text, sizeof(text) - 1);
+
+    text[got > 0 ? got : 0] = '\0';
+    return text;
+}
+
+/* ... and what goes out though it has no end. */
+static const char *late_news(msi_output *o, int fd)
+{
+    while (msi_output_move(o)) {
+    }
+    sleep_ms(60);
+    return news(o, fd);
+}
+
+static void say(int fd, const char *text)
+{
+    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
+}
+
+static void test_comm_output__shows_a_line_that_is_written_over_as_it_goes(void **state)
+{
+    int ends[2];
+
+    (void)state;
+    assert_int_equal(pipe2(ends, O_NONBLOCK), 0);
+    msi_output *o = output_to(ends[1]);
+    int end = end_of_rank_0(o);
+
+    say(end, "\rstep 1");
+    assert_string_equal(late_news(o, ends[0]), "\r[rank 0] step 1");
+    say(end, " of 9");
+    assert_string_equal(late_news(o, ends[0]), " of 9");
+    say(end, "\rstep 2\rstep 3\r");
+    assert_string_equal(news(o, ends[0]), "\r[rank 0] step 2\r[rank 0] step 3\r");
+    assert_int_equal(code_of(start(o, 1, speak)), 0);
+    assert_string_equal(news(o, ends[0]), "\n[rank 1] spoken\n");
+    say(end, "step 4\r\n");
+    assert_string_equal(news(o, ends[0]), "[rank 0] step 4\r\n");
+    say(end, "step 5\r");
+    say(end, "\n\nstep 6\rend");
+    close(end);
+    msi_output_started(o);
+    assert_string_equal(news(o, ends[0]),
+                        "[rank 0] step 5\r\n[rank 0] \n[rank 0] step 6\r[rank 0] end\n");
+    msi_output_free(o);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void test_comm_output__ends_the_open_line_of_a_rank_that_has_ended(void **state)
+{
+    int ends[2];
+
+    (void)state;
+    assert_int_equal(pipe2(ends, O_NONBLOCK), 0);
+    msi_output *o = output_to(ends[1]);
+    int end = end_of_rank_0(o);
+
+    say(end, "step 1\r");
+    assert_string_equal(news(o, ends[0]), "[rank 0] step 1\r");
+    msi_output_end(o, 0);
+    assert_string_equal(news(o, ends[0]), "\n");
+    assert_string_equal(news(o, ends[0]), "");
+    close(end);
+    msi_output_free(o);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void test_comm_output__lets_a_line_wait_for_its_end_but_on_a_terminal(void **state)
+{
+    int ends[2], terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
+    struct termios modes;
+
+    (void)state;
+    assert_int_equal(pipe2(ends, O_NONBLOCK), 0);
+    assert_int_equal(grantpt(terminal), 0);
+    assert_int_equal(unlockpt(terminal), 0);
+    int shown = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+
+    assert_int_equal(tcgetattr(shown, &modes), 0);
+    modes.c_oflag &= ~(tcflag_t)OPOST; /* a newline stays one */
+    assert_int_equal(tcsetattr(shown, TCSANOW, &modes), 0);
+    for (int32_t i = 0; i < 2; i++) {
+        int to = i == 0 ? ends[1] : shown, from = i == 0 ? ends[0] : terminal;
+        msi_output *o = output_to(to);
+        int end = end_of_rank_0(o);
+
+        say(end, "loading ...");
+        assert_string_equal(late_news(o, from), i == 0 ? "" : "[rank 0] loading ...");
+        say(end, " done\n");
+        assert_string_equal(news(o, from), i == 0 ? "[rank 0] loading ... done\n" : " done\n");
+        close(end);
+        msi_output_free(o);
+        close(to);
+        close(from);
+    }
+}
+
 static void test_comm_output__says_what_cannot_be_counted_at_the_end(void **state)
 {
     struct pollfd fds[MSI_OUTPUT_FDS];
@@ -316,6 +424,9 @@ int main(void)
         cmocka_unit_test(test_comm_output__ends_with_what_ranks_had_printed_though_others_go_on),
         cmocka_unit_test(test_comm_output__says_once_what_cannot_be_read),
         cmocka_unit_test(test_comm_output__says_what_cannot_be_counted_at_the_end),
+        cmocka_unit_test(test_comm_output__shows_a_line_that_is_written_over_as_it_goes),
+        cmocka_unit_test(test_comm_output__ends_the_open_line_of_a_rank_that_has_ended),
+        cmocka_unit_test(test_comm_output__lets_a_line_wait_for_its_end_but_on_a_terminal),
         cmocka_unit_test(test_comm_output__prints_lines_whole_up_to_a_mebibyte_and_marks_pieces),
     };
 
