@@ -193,6 +193,54 @@ describe('the library\'s names', function()
     end
   end)
 
+  it('say what to write for functions that are to come', function()
+    local a, b = ms.tensor { 1, 2, 4 }, ms.tensor { 3, 0, 4 }
+    local given = {
+      ms = ms, a = a, b = b, t = ms.tensor { { 0, -1 }, { 3, 4 } }, dim = 1, first = 2, n = 1,
+      i = 2, sizes = { 2, 1, 2 }, value = 9, mask = ms.tensor { { 0, 1 }, { 0, 0 } }:gt(0),
+      ids = ms.tensor { 1, 0, 1, dtype = ms.i64 },
+    }
+    local x = ms.tensor { { 1, 2 } }
+    for name, case in pairs {
+      abs = { { 0, 1 }, { 3, 4 } }, chunk = { { 3, 4 } }, dot = 19, flatten = { 0, -1, 3, 4 },
+      index_select = { { 3, 4 }, { 0, -1 }, { 3, 4 } },
+      isnan = { { false, false }, { false, false } },
+      masked_fill = { { 0, 9 }, { 3, 4 } }, maximum = { 3, 2, 4 }, minimum = { 1, 0, 4 },
+      mm = { expected = { { 5 } }, a = x, b = x:t() }, neg = { { 0, 1 }, { -3, -4 } },
+      bmm = { expected = { { { 5 } } }, a = x:reshape(1, 1, 2), b = x:reshape(1, 2, 1) },
+      norm = { expected = 5, t = ms.tensor { 3, 4 } },
+      outer = { { 3, 0, 4 }, { 6, 0, 8 }, { 12, 0, 16 } },
+      rsqrt = { expected = { 0.5, 2 }, t = ms.tensor { 4, 0.25 } },
+      sigmoid = { expected = { 0.5, 1 }, t = ms.tensor { 0, 99 } },
+      softmax = { expected = { 0.25, 0.75 }, t = ms.tensor { 0, math.log(3) } },
+      split = { { 3, 4 } }, square = { { 0, 1 }, { 9, 16 } },
+      squeeze = { { { 0, -1 } }, { { 3, 4 } } }, unsqueeze = { { { 0, -1 } }, { { 3, 4 } } },
+      stack = { { 1, 2, 4 }, { 3, 0, 4 } }, unbind = { 3, 4 },
+      view_as = { expected = { 0, -1, 3, 4 }, a = ms.ones(4) },
+    } do
+      local texts = {}
+      for k, owner in ipairs { ms, ms.ops, a } do
+        local ok, err = pcall(function() return owner[name] end)
+        assert.is_false(ok)
+        assert.equal('NotImplementedError', err.kind)
+        texts[k] = err.message:match('; write (.*)$')
+      end
+      assert.same({ texts[1], texts[1], texts[1] }, texts, name)
+      local own = type(case) == 'table' and case.expected and case or { expected = case }
+      local chunk = assert(loadstring('return ' .. texts[1]))
+      local value = setfenv(chunk, setmetatable(own, { __index = given }))()
+      if name == 'isnan' then
+        assert.same(own.expected, value:totable())
+      else
+        checks.close(own.expected, value)
+      end
+    end
+    checks.raises('NotImplementedError', 'data.DistributedSampler: DistributedSampler is not '
+      .. 'supported yet; write ms.data.Loader {', function() return ms.data.DistributedSampler end)
+    checks.raises('NotImplementedError', 'data.DataLoader: DataLoader is not supported yet; write '
+      .. 'ms.data.Loader {', function() return ms.data.DataLoader end)
+  end)
+
   it('say where else a name stands', function()
     checks.raises('KeyError', "ms has no 'sum'; it is a method: t:sum(...)", function()
       return ms.sum

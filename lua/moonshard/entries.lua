@@ -51,8 +51,9 @@ local function no_method(methods, t, key)
   if type(key) ~= 'string' then
     arguments.refuse('t[i]', 'i', key, 'an integer (of one entry) or the name of a method')
   elseif planned.functions[key] or planned.places[key] then
-    errors.raise('NotImplementedError', "a tensor has no method '%s' yet: %s is not supported", key,
-      planned.functions[key] or planned.places[key])
+    errors.raise('NotImplementedError', "a tensor has no method '%s' yet: %s is not supported%s",
+      key, planned.functions[key] or planned.places[key],
+      planned.instead[key] and '; write ' .. planned.instead[key] or '')
   end
   missing('a tensor', key, util.sorted_keys(methods),
     INSTEAD[key] and 'write ' .. INSTEAD[key]

@@ -22,7 +22,9 @@ local ms = {
   version = B.string(C.ms_version()),
   class = require 'moonshard.class',
   errors = namespace('ms.errors', util.merged(errors)),
-  ops = namespace('ms.ops', util.merged(ops), nil, planned.functions),
+  ops = namespace('ms.ops', util.merged(ops), nil, planned.functions, function(name)
+    return planned.instead[name] and 'write ' .. planned.instead[name]
+  end),
   autograd = namespace('ms.autograd', util.merged(autograd), nil, planned.autograd, function(name)
     return name == 'grad' and 'write loss:backward() and p:grad()' or nil
   end),
@@ -148,8 +150,9 @@ OTHERWISE.autocast = OTHERWISE.amp
 
 -- Where names of torch stand.
 local function instead(name)
-  if OTHERWISE[name] then
-    return 'write ' .. OTHERWISE[name]
+  local other = OTHERWISE[name] or planned.instead[name]
+  if other then
+    return 'write ' .. other
   elseif rawget(Tensor, name) then
     return ('it is a method: t:%s(...)'):format(name)
   elseif ops[name] then

@@ -20,6 +20,19 @@ planned.functions = names [[
   tile topk tril triu unbind unique unsqueeze var view_as
 ]]
 
+--- What to write until then, where few words say it: t, a, b, ids and mask are tensors.
+planned.instead = {
+  abs = 'ms.where(t:lt(0), -t, t)', bmm = 'a:matmul(b)', chunk = 't:narrow(dim, first, n)',
+  dot = '(a * b):sum()', flatten = 't:reshape(-1)', index_select = 'ms.ops.embedding(t, ids)',
+  isnan = 't:ne(t)', masked_fill = 'ms.where(mask, value, t)',
+  maximum = 'ms.where(a:gt(b), a, b)', minimum = 'ms.where(a:lt(b), a, b)', mm = 'a:matmul(b)',
+  neg = '-t', norm = '(t ^ 2):sum() ^ 0.5', outer = 'a:reshape(-1, 1) * b', rsqrt = 't ^ -0.5',
+  sigmoid = '1 / (1 + (-t):exp())', softmax = 't:log_softmax(dim):exp()',
+  split = 't:narrow(dim, first, n)', square = 't ^ 2', squeeze = 't:reshape(sizes)',
+  stack = 'ms.cat({ a:reshape(1, -1), b:reshape(1, -1) }, 1)', unbind = 't[i]',
+  unsqueeze = 't:reshape(sizes)', view_as = 't:reshape(a:shape())',
+}
+
 --- Ways to make tensors, in `ms`.
 planned.creation = names [[
   empty_like eye full_like linspace multinomial rand_like randint randn_like randperm
