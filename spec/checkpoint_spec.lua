@@ -348,6 +348,26 @@ describe('a checkpoint', function()
     checkpoint.load(root .. '/c', { model = model, optimizer = before })
   end)
 
+  it('keeps the place of a second loader in its configuration', function()
+    local function loader(seed)
+      return ms.data.Loader { tokens = ms.arange(60), context = 4, batch = 2, seed = seed }
+    end
+    ms.dist.spawn(2, function()
+      local one, other = loader(1), loader(2)
+      for i = 1, 4 do
+        other:next()
+        local _ = i == 1 and one:next()
+      end
+      checkpoint.save(root, 'a', { step = 1, loader = one, config = { other = other:state() } })
+      local first, second = loader(1), loader(2)
+      local meta = checkpoint.load(root .. '/a', { loader = first })
+      second:load_state(meta.config.other)
+      for _, pair in ipairs { { one, first }, { other, second } } do
+        assert(ms.equal((pair[1]:next()), (pair[2]:next())))
+      end
+    end)
+  end)
+
   it('is found by its step; the manager keeps the newest', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     local m = nn.Linear(1, 1)
