@@ -108,10 +108,12 @@ typedef struct msi_unit_param {
 
 /* One forward of a unit: see pass.c. */
 typedef struct msi_pass {
-    ms_fsdp_unit *unit; /* NULL: freed since */
-    uint64_t place;     /* the tape's, when it began */
-    int32_t refcount;   /* the unit while it runs, hooks on its results; 0: free */
-    struct msi_pass *next;
+    ms_fsdp_unit *unit;      /* NULL: freed since */
+    uint64_t place;          /* the tape's, when it began */
+    msi_scope_place scope;   /* innermost then */
+    int32_t refcount;        /* the tree while it runs, hooks on its results; 0: free */
+    struct msi_pass *around; /* the forward that runs around it, or NULL */
+    struct msi_pass *next;   /* of the unit's records */
 } msi_pass;
 
 /* A node of the tree over the micro-batches of this rank. */
@@ -155,9 +157,7 @@ struct ms_fsdp_unit {
 
     /* forward and backward of the running iteration */
     int32_t post_index; /* place in the tree's post-forward order, -1: none */
-    int32_t in_forward;
     bool needs_pre_backward, ran_pre_backward;
-    msi_pass *pass;   /* the running forward's, or NULL */
     msi_pass *passes; /* all records */
     int32_t lingers;  /* passes whose ops may still read frozen parameters in this backward */
     int32_t pending;  /* leaves of the running backward still to come */
@@ -220,6 +220,7 @@ struct ms_fsdp_tree {
     ms_fsdp_unit **pre_order; /* of the first iteration's forward */
     int32_t n_pre;
     int32_t forward_at; /* next place in pre_order this iteration */
+    msi_pass *forward;  /* the innermost that runs, or NULL */
     bool pre_order_fixed;
     bool in_backward;
     bool settled;         /* all that the backward reduces is reduced */
@@ -305,9 +306,15 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u);
 ms_status msi_unit_check_kept(const ms_fsdp_unit *u);
 
 /* -- pass.c ------------------------------------------------------------------------------------ */
-ms_status msi_pass_new(msi_pass **out, ms_fsdp_unit *u, uint64_t place);
+/* A forward of the unit begins, inside those that run. */
+ms_status msi_pass_begin(ms_fsdp_unit *u);
+/* The innermost one of the unit, or NULL. */
+msi_pass *msi_pass_running(const ms_fsdp_unit *u);
+/* It does not run any more; no forward of the tree does. */
+void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass);
+void msi_pass_end_all(ms_fsdp_tree *tree);
 msi_pass *msi_pass_retain(msi_pass *pass);
-void msi_pass_drop(void *pass); /* NULL is allowed */
+void msi_pass_drop(void *pass);
 void msi_unit_passes_free(ms_fsdp_unit *u);
 
 /* -- levels.c ---------------------------------------------------------------------------------- */
@@ -424,8 +431,10 @@ void msi_unit_note_touch(ms_fsdp_unit *u);
 /* -- schedule.c -------------------------------------------------------------------------------- */
 ms_status msi_schedule_new(ms_fsdp_tree *tree);
 void msi_schedule_free(ms_fsdp_tree *tree);
-/* An error while any unit is in its forward. */
-ms_status msi_backward_may_begin(const ms_fsdp_tree *tree);
+/* The outermost unit that is in its forward, or NULL. */
+const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
+/* An error while any unit is. */
+ms_status msi_backward_may_begin(ms_fsdp_tree *tree);
 /* A unit's backward is done with its parameters, perhaps: reshard, prefetch. */
 ms_status msi_unit_post_backward(ms_fsdp_unit *u);
 

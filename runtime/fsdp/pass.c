@@ -2,12 +2,16 @@
  *
  * Several graphs of a unit may be alive at once and be differentiated in any order, and a graph may
  * outlive its model. So what backward needs hangs on the graph: which unit, and where on the tape
- * this forward began. Records are kept by the unit and used again. */
+ * this forward began. Records are kept by the unit and used again.
+ *
+ * [Note: forwards that run] They are a stack, by records too. An error that the script catches
+ * inside a forward ends those in between, and nobody says so: it closes the scopes they began in,
+ * and that is looked for wherever it matters which forwards run. */
 #include "fsdp.h"
 
 #include <stdlib.h>
 
-ms_status msi_pass_new(msi_pass **out, ms_fsdp_unit *u, uint64_t place)
+ms_status msi_pass_begin(ms_fsdp_unit *u)
 {
     msi_pass *pass = u->passes;
 
@@ -17,17 +21,39 @@ ms_status msi_pass_new(msi_pass **out, ms_fsdp_unit *u, uint64_t place)
     if (pass == NULL) {
         pass = calloc(1, sizeof(*pass));
         if (pass == NULL) {
-            *out = NULL;
             return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a forward of unit '%s'", u->name);
         }
         pass->next = u->passes;
         u->passes = pass;
     }
     pass->unit = u;
-    pass->place = place;
+    pass->place = msi_autograd_now(u->ctx);
+    pass->scope = msi_scope_now(u->ctx);
     pass->refcount = 1;
-    *out = pass;
+    pass->around = u->tree->forward;
+    u->tree->forward = pass;
     return MS_OK;
+}
+
+msi_pass *msi_pass_running(const ms_fsdp_unit *u)
+{
+    msi_pass *pass = u->tree->forward;
+
+    while (pass != NULL && pass->unit != u) {
+        pass = pass->around;
+    }
+    return pass;
+}
+
+void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass)
+{
+    msi_pass **at = &tree->forward;
+
+    while (*at != pass) {
+        at = &(*at)->around;
+    }
+    *at = pass->around;
+    msi_pass_drop(pass);
 }
 
 msi_pass *msi_pass_retain(msi_pass *pass)
@@ -36,19 +62,24 @@ msi_pass *msi_pass_retain(msi_pass *pass)
     return pass;
 }
 
+void msi_pass_end_all(ms_fsdp_tree *tree)
+{
+    while (tree->forward != NULL) {
+        msi_pass_end(tree, tree->forward);
+    }
+}
+
 void msi_pass_drop(void *p)
 {
     msi_pass *pass = p;
 
-    if (pass != NULL && --pass->refcount == 0 && pass->unit == NULL) {
+    if (--pass->refcount == 0 && pass->unit == NULL) {
         free(pass); /* its unit is gone, so nobody else has it */
     }
 }
 
 void msi_unit_passes_free(ms_fsdp_unit *u)
 {
-    msi_pass_drop(u->pass);
-    u->pass = NULL;
     while (u->passes != NULL) {
         msi_pass *pass = u->passes;
 

@@ -35,8 +35,34 @@ static void skip(ms_fsdp_unit *u)
     msi_unit_reshard(u);
 }
 
+/* Will ops of the running backward still read its parameters? (After a forward that a hook ran.) */
+static bool is_differentiated(const ms_fsdp_unit *u)
+{
+    return u->ran_pre_backward && (u->pending > 0 || u->lingers > 0);
+}
+
+static void leave_forward(ms_fsdp_tree *tree, msi_pass *pass)
+{
+    ms_fsdp_unit *u = pass->unit;
+
+    msi_pass_end(tree, pass);
+    if (u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root && !is_differentiated(u) &&
+        msi_pass_running(u) == NULL) {
+        msi_unit_reshard(u);
+    }
+}
+
+/* Leave those inside `pass` (NULL: all) that an error has ended: [Note: forwards that run]. */
+static void leave_ended(ms_fsdp_tree *tree, const msi_pass *pass)
+{
+    while (tree->forward != pass && !msi_scope_is_open(tree->ctx, tree->forward->scope)) {
+        leave_forward(tree, tree->forward);
+    }
+}
+
 ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree)
 {
+    leave_ended(tree, NULL);
     tree->pre_order_fixed = tree->pre_order_fixed || tree->n_pre > 0;
     for (int32_t i = 0; i < tree->n_units; i++) {
         if (tree->units[i]->state == MS_UNIT_PUBLISHED) {
@@ -65,10 +91,8 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
     ms_fsdp_tree *tree = u->tree;
 
     MS_TRY(check_in_tree(u));
-    if (u->pass == NULL && ms_grad_enabled()) {
-        MS_TRY(msi_pass_new(&u->pass, u, msi_autograd_now(u->ctx)));
-    }
-    u->in_forward++;
+    leave_ended(tree, NULL);
+    MS_TRY(msi_pass_begin(u));
     MS_TRY(msi_unit_unshard(u));
     if (!tree->pre_order_fixed && tree->n_pre < tree->n_units) {
         tree->pre_order[tree->n_pre++] = u;
@@ -86,28 +110,22 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
 static ms_status pre_backward(void *user);
 
 /* Before any of the outputs is differentiated the unit must be unsharded again. */
-static ms_status hook_outputs(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
+static ms_status hook_outputs(msi_pass *pass, ms_tensor *const *outputs, int32_t n_outputs)
 {
     for (int32_t i = 0; i < n_outputs; i++) {
         if (outputs[i] == NULL || outputs[i]->grad_fn == NULL) {
             continue;
         }
-        const msi_pre_hook hook = {pre_backward, msi_pass_retain(u->pass), msi_pass_drop};
+        const msi_pre_hook hook = {pre_backward, msi_pass_retain(pass), msi_pass_drop};
         ms_status status = msi_autograd_pre_hook(outputs[i], hook);
 
         if (status != MS_OK) {
-            msi_pass_drop(u->pass);
+            msi_pass_drop(pass);
             return status;
         }
-        u->needs_pre_backward = true;
+        pass->unit->needs_pre_backward = true;
     }
     return MS_OK;
-}
-
-/* Will ops of the running backward still read its parameters? (After a forward that a hook ran.) */
-static bool is_differentiated(const ms_fsdp_unit *u)
-{
-    return u->ran_pre_backward && (u->pending > 0 || u->lingers > 0);
 }
 
 ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
@@ -115,22 +133,20 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
     ms_fsdp_tree *tree = u->tree;
 
     MS_TRY(check_in_tree(u));
-    if (ms_grad_enabled() && u->pass != NULL) {
-        MS_TRY(hook_outputs(u, outputs, n_outputs)); /* first: what lacks memory is called again */
+    msi_pass *pass = msi_pass_running(u);
+
+    if (pass == NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "unit '%s' ends a forward that it has not begun", u->name);
+    }
+    leave_ended(tree, pass);
+    if (ms_grad_enabled()) {
+        MS_TRY(hook_outputs(pass, outputs, n_outputs)); /* first: it may be called again */
         if (u->post_index < 0 && tree->n_post < tree->n_units) {
             u->post_index = tree->n_post;
             tree->post_order[tree->n_post++] = u;
         }
     }
-    u->in_forward--;
-    if (u->in_forward == 0) {
-        msi_pass_drop(u->pass);
-        u->pass = NULL;
-    }
-    if (u->in_forward == 0 && u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root &&
-        !is_differentiated(u)) {
-        msi_unit_reshard(u);
-    }
+    leave_forward(tree, pass);
     return msi_queue_run(tree);
 }
 
@@ -167,16 +183,25 @@ static ms_status left_behind(void *user)
     return --u->lingers == 0 && u->pending == 0 ? msi_unit_post_backward(u) : MS_OK;
 }
 
-ms_status msi_backward_may_begin(const ms_fsdp_tree *tree)
+const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree)
 {
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        if (tree->units[i]->in_forward > 0) {
-            return MS_FAIL(MS_ASSERTION_ERROR,
-                           "backward cannot begin during forward (unit '%s' is in its forward)",
-                           tree->units[i]->name);
-        }
+    const ms_fsdp_unit *outermost = NULL;
+
+    leave_ended(tree, NULL);
+    for (const msi_pass *pass = tree->forward; pass != NULL; pass = pass->around) {
+        outermost = pass->unit;
     }
-    return MS_OK;
+    return outermost;
+}
+
+ms_status msi_backward_may_begin(ms_fsdp_tree *tree)
+{
+    const ms_fsdp_unit *u = msi_unit_in_forward(tree);
+
+    return u == NULL ? MS_OK
+                     : MS_FAIL(MS_ASSERTION_ERROR,
+                               "backward cannot begin during forward (unit '%s' is in its forward)",
+                               u->name);
 }
 
 /* [Note: frozen parameters] The last op that differentiates by a trainable parameter finishes its
@@ -363,15 +388,13 @@ static void reset(ms_fsdp_tree *tree, const char *what)
         tree->named |= tree->units[i]->slot != NULL || tree->units[i]->grad_slot != NULL;
     }
     msi_tree_give_up(tree, what);
+    msi_pass_end_all(tree);
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
         if (!tree->settled) {
             msi_unit_gradient_drop(u);
         }
-        u->in_forward = 0;
-        msi_pass_drop(u->pass);
-        u->pass = NULL;
         msi_unit_reshard(u);
     }
     tree->n_pre = tree->pre_order_fixed ? tree->n_pre : 0;
@@ -455,9 +478,12 @@ ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *u)
 ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *u)
 {
     MS_TRY(check_in_tree(u));
-    if (u->grad_phase == MSI_GRAD_WRITING || u->in_forward > 0) {
+    leave_ended(u->tree, NULL);
+    const bool in_forward = msi_pass_running(u) != NULL;
+
+    if (u->grad_phase == MSI_GRAD_WRITING || in_forward) {
         return MS_FAIL(MS_RUNTIME_ERROR, "unit '%s' cannot be resharded during its %s", u->name,
-                       u->in_forward > 0 ? "forward" : "backward");
+                       in_forward ? "forward" : "backward");
     }
     msi_unit_reshard(u);
     return MS_OK;
@@ -486,6 +512,7 @@ ms_status msi_schedule_new(ms_fsdp_tree *tree)
 
 void msi_schedule_free(ms_fsdp_tree *tree)
 {
+    msi_pass_end_all(tree);
     msi_backward_unobserve(tree->ctx, tree);
     free(tree->publishing);
     free(tree->reducing);

@@ -39,7 +39,7 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
     ms_status status = MS_OK;
 
     MS_TRY(ms_fsdp_tree_init(tree));
-    if (tree->in_backward) {
+    if (tree->in_backward || msi_unit_in_forward(tree) != NULL) {
         return MS_FAIL(MS_ASSERTION_ERROR,
                        "Cannot manually unshard parameters during forward/backward");
     }
@@ -52,11 +52,6 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
     for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
-        if (u->in_forward > 0) {
-            status = MS_FAIL(MS_ASSERTION_ERROR,
-                             "Cannot manually unshard parameters during forward/backward");
-            break;
-        }
         status = msi_unit_gather_flat(u, "summon_full_params of unit", &u->summoned);
         if (status == MS_OK) {
             u->summoned->version = 0; /* counts what the script writes */

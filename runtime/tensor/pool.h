@@ -16,6 +16,7 @@ enum {
 
 typedef struct msi_scope {
     const char *name;
+    uint64_t serial;  /* which of all scopes that were opened */
     ms_tensor **list; /* handles made in it; NULL where one was freed or kept */
     int32_t count, capacity;
 } msi_scope;
@@ -37,7 +38,8 @@ typedef struct msi_tensor_state {
     msi_slab *tensor_slabs, *storage_slabs;
     int64_t live_handles;
     int64_t unscoped_bytes;
-    int32_t depth; /* of open scopes */
+    int32_t depth;            /* of open scopes */
+    uint64_t n_scopes_opened; /* so far */
     msi_scope scope[MSI_SCOPE_MAX];
     const struct msi_op_observer *observer;
 } msi_tensor_state;

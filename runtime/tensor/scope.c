@@ -20,6 +20,7 @@ ms_status ms_scope_open(const char *name)
     }
     s->scope[s->depth].name = name;
     s->scope[s->depth].count = 0;
+    s->scope[s->depth].serial = ++s->n_scopes_opened;
     s->depth++;
     return MS_OK;
 }
@@ -105,6 +106,25 @@ int32_t ms_scope_depth(void)
     return ctx != NULL && ctx->room[MSI_ROOM_TENSOR] != NULL
                ? ((msi_tensor_state *)ctx->room[MSI_ROOM_TENSOR])->depth
                : 0;
+}
+
+msi_scope_place msi_scope_now(const ms_context *ctx)
+{
+    const msi_tensor_state *s = ctx->room[MSI_ROOM_TENSOR];
+    msi_scope_place place = {.depth = s != NULL ? s->depth : 0};
+
+    if (place.depth > 0) {
+        place.serial = s->scope[place.depth - 1].serial;
+    }
+    return place;
+}
+
+bool msi_scope_is_open(const ms_context *ctx, msi_scope_place place)
+{
+    const msi_tensor_state *s = ctx->room[MSI_ROOM_TENSOR];
+
+    return place.depth == 0 ||
+           (s->depth >= place.depth && s->scope[place.depth - 1].serial == place.serial);
 }
 
 ms_status ms_scope_keep(ms_tensor *t)

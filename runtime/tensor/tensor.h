@@ -217,6 +217,15 @@ ms_status msi_sum_to(const char *op, const msi_view *dst, const msi_view *src, d
 
 /* -- handles ----------------------------------------------------------------------------------- */
 
+/* The innermost open scope, to be told apart from all others. */
+typedef struct msi_scope_place {
+    int32_t depth; /* 0: there was none */
+    uint64_t serial;
+} msi_scope_place;
+msi_scope_place msi_scope_now(const ms_context *ctx);
+/* Is it open still, as none always is? */
+bool msi_scope_is_open(const ms_context *ctx, msi_scope_place place);
+
 /* New handle on a view; retains the storage. Enters the open scope, if any. */
 ms_status msi_tensor_new(ms_tensor **out, ms_context *ctx, const msi_view *v);
 /* New handle on new memory, contiguous. */

@@ -465,6 +465,59 @@ static void test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded
     run_ranks(2, run_chain, &t);
 }
 
+/* -- forwards that an error ends --------------------------------------------------------------- */
+
+/* The forward of unit 1 ends with its scope; that of unit 0 around it goes on. */
+static ms_status end_inside_unit_0(chain *c, bool begins_another)
+{
+    const int64_t shape[2] = {2, SIDE};
+    ms_tensor *x, *loss;
+
+    MS_TRY(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, 1));
+    MS_TRY(ms_fsdp_tree_pre_forward(c->tree));
+    MS_TRY(ms_fsdp_unit_pre_forward(c->unit[0]));
+    MS_TRY(ms_scope_open("tried"));
+    MS_TRY(ms_fsdp_unit_pre_forward(c->unit[1]));
+    EXPECT(ms_fsdp_unit_reshard(c->unit[1]) == MS_RUNTIME_ERROR);
+    MS_TRY(ms_scope_close(NULL, 0));
+    if (begins_another) { /* in a scope that is as deep */
+        MS_TRY(ms_scope_open("tried next"));
+        MS_TRY(ms_fsdp_unit_pre_forward(c->unit[2]));
+        EXPECT(c->unit[1]->state == MS_UNIT_SHARDED);
+        MS_TRY(ms_fsdp_unit_post_forward(c->unit[2], NULL, 0));
+        MS_TRY(ms_scope_close(NULL, 0));
+    }
+    MS_TRY(ms_op_linear(&x, x, c->weight[0], NULL));
+    MS_TRY(ms_op_mean(&loss, x, 3, false));
+    EXPECT(ms_backward(loss, NULL) == MS_ASSERTION_ERROR);
+    EXPECT(strstr(ms_error_message(), "unit 'u0' is in its forward") != NULL);
+    EXPECT(ms_fsdp_unit_post_forward(c->unit[1], NULL, 0) == MS_RUNTIME_ERROR);
+    EXPECT(strstr(ms_error_message(), "unit 'u1' ends a forward") != NULL);
+    MS_TRY(ms_op_linear(&x, x, c->weight[0], NULL));
+    MS_TRY(ms_fsdp_unit_post_forward(c->unit[0], &x, 1));
+    MS_TRY(ms_fsdp_tree_post_forward(c->tree));
+    for (int32_t i = 0; i < UNITS; i++) {
+        EXPECT(c->unit[i]->state == MS_UNIT_SHARDED);
+    }
+    MS_TRY(ms_op_mean(&loss, x, 3, false));
+    return ms_backward(loss, NULL);
+}
+
+static ms_status end_inside(chain *c)
+{
+    MS_TRY(end_inside_unit_0(c, false));
+    return end_inside_unit_0(c, true);
+}
+
+static void test_fsdp_schedule__what_an_error_ends_leaves_the_forward_around_it_alone(void **state)
+{
+    chain_test t = {.run = end_inside, .strategy = MS_FSDP_FULL_SHARD, .records = true};
+
+    (void)state;
+    run_ranks(1, run_chain, &t);
+    run_ranks(2, run_chain, &t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -478,6 +531,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_schedule__summon_without_writes_does_not_disturb_backward),
         cmocka_unit_test(test_fsdp_schedule__what_one_rank_writes_back_is_new_on_all),
         cmocka_unit_test(test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded),
+        cmocka_unit_test(test_fsdp_schedule__what_an_error_ends_leaves_the_forward_around_it_alone),
     };
     return cmocka_run_group_tests_name("fsdp schedule", tests, NULL, NULL);
 }

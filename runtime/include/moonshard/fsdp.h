@@ -116,13 +116,18 @@ MS_API ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree);
 /** End of a root forward: the order of units is known from the first on. What a unit's strategy
  * keeps unsharded stays so, after a forward without gradients too. */
 MS_API ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree);
-/** Unshard, wait, prefetch the next. */
+/** Unshard, wait, prefetch the next. Forwards of units nest. When the scope that is innermost now is
+ * closed before ms_fsdp_unit_post_forward(), as after an error that the program catches inside a
+ * forward around this one, this forward has ended: its unit is resharded as the strategy says, and
+ * the one around it goes on. */
 MS_API ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *unit);
-/** Reshard as the strategy says; arrange for the unshard before `outputs` are differentiated. */
+/** Reshard as the strategy says; arrange for the unshard before `outputs` are differentiated.
+ * MS_RUNTIME_ERROR when no forward of the unit runs. */
 MS_API ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *unit, ms_tensor *const *outputs,
                                            int32_t n_outputs);
-/** After an error between pre_forward and post_forward: reshard everything, states to idle. Inside
- * a backward that is still to reduce gradients of this tree they are given up, and it fails. */
+/** After an error between the tree's pre_forward and post_forward that the program does not catch
+ * inside: reshard everything, states to idle. Inside a backward that is still to reduce gradients
+ * of this tree they are given up, and it fails. */
 MS_API void ms_fsdp_tree_reset(ms_fsdp_tree *tree);
 /** false: backwards accumulate unsharded gradients and reduce nothing (no_sync). */
 MS_API ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync);
