@@ -27,10 +27,10 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
 }
 
 /* [Note: gradients inside a backward] How far reductions are while it runs follows timing. So what
- * takes all gradients is refused there, and who reads one of a parameter waits until what was
- * announced of it by then is reduced: its own, the same on all ranks. Accumulate hooks run when all
- * is settled, in every tree, for parameters that any rank's backward has reached, on all ranks in
- * one order. */
+ * takes or scales all gradients is refused there, and who reads one of a parameter waits until what
+ * was announced of it by then is reduced: its own, the same on all ranks. Accumulate hooks run when
+ * all is settled, in every tree, for parameters that any rank's backward has reached, on all ranks
+ * in one order. */
 ms_status msi_unit_check_gradient(void *unit, const char *what)
 {
     const ms_fsdp_unit *u = unit;

@@ -459,6 +459,9 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
                        "gradient factor is %g, expected 0 (default) or a finite number above",
                        factor);
     }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        MS_TRY(msi_unit_check_gradient(tree->units[i], "set_gradient_factor"));
+    }
     if (factor != tree->factor) {
         const msi_note note = {
             {.text = "set_gradient_factor"}, {.text = "factor"}, {factor}, .n_numbers = 1};

@@ -67,7 +67,7 @@ end
 
 describe('hooks inside the backward of a sharded model', function()
   for _, strategy in ipairs(STRATEGIES) do
-    it('may not take all gradients, with ' .. strategy, function()
+    it('may not take or scale all gradients, with ' .. strategy, function()
       with_a_late_rank(function(late)
         local model, opt, act
         model = model_of(strategy, function() act() end)
@@ -77,6 +77,7 @@ describe('hooks inside the backward of a sharded model', function()
           zero_grad = function() opt:zero_grad() end,
           clip_grad_norm_ = function() model:clip_grad_norm_(1) end,
           set_grad = function() model[3].weight:set_grad(nil) end,
+          set_gradient_factor = function() model:set_gradient_factor(10) end,
         } do
           act = function()
             checks.raises('AssertionError', name .. ' during backward, when the gradients of unit ',
@@ -187,6 +188,21 @@ describe('hooks inside the backward of a sharded model', function()
       end)
     end)
   end
+
+  it('may scale what the next backward reduces when all gradients are reduced', function()
+    ms.dist.spawn(2, function()
+      local model = model_of 'FULL_SHARD'
+      backward(model)
+      local mean = model:clip_grad_norm_(1e9)
+      model:zero_grad()
+      model[1].weight:accumulate_hook(function() model:set_gradient_factor(2) end)
+      backward(model)
+      assert.equal(mean, model:clip_grad_norm_(1e9))
+      model:zero_grad()
+      backward(model)
+      assert.equal(4 * mean, model:clip_grad_norm_(1e9))
+    end)
+  end)
 
   it('run on all ranks for what the backward of one has reached', function()
     ms.dist.spawn(2, function(rank)

@@ -380,7 +380,8 @@ function FSDP:reshard()
   end
 end
 
---- Multiply reduced gradients by this in place of 1 / world size; nil restores that.
+--- Multiply reduced gradients by this in place of 1 / world size; nil restores that. AssertionError
+--- inside a backward that has not reduced all of them.
 ---@param factor? number  finite, above 0
 function FSDP:set_gradient_factor(factor)
   if factor ~= nil then

@@ -116,8 +116,8 @@ MS_API ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree);
 /** End of a root forward: the order of units is known from the first on. What a unit's strategy
  * keeps unsharded stays so, after a forward without gradients too. */
 MS_API ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree);
-/** Unshard, wait, prefetch the next. Forwards of units nest. When the scope that is innermost now is
- * closed before ms_fsdp_unit_post_forward(), as after an error that the program catches inside a
+/** Unshard, wait, prefetch the next. Forwards of units nest. When the scope that is innermost now
+ * is closed before ms_fsdp_unit_post_forward(), as after an error that the program catches inside a
  * forward around this one, this forward has ended: its unit is resharded as the strategy says, and
  * the one around it goes on. */
 MS_API ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *unit);
@@ -132,7 +132,8 @@ MS_API void ms_fsdp_tree_reset(ms_fsdp_tree *tree);
 /** false: backwards accumulate unsharded gradients and reduce nothing (no_sync). */
 MS_API ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync);
 /** Multiply reduced gradients by this instead of 1 / world size (with m micro-batches a rank whose
- * losses are means: 1 / (m * world size)); 0 restores the default. Finite (MS_VALUE_ERROR). */
+ * losses are means: 1 / (m * world size)); 0 restores the default. Finite (MS_VALUE_ERROR).
+ * MS_ASSERTION_ERROR inside a backward, until it has reduced all gradients. */
 MS_API ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor);
 
 /** Gather and keep a unit's full parameters until ms_fsdp_unit_reshard(). Collective. */
