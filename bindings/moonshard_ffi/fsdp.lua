@@ -211,6 +211,11 @@ function fsdp.set_sync(tree, sync)
   B.check(C.ms_fsdp_tree_set_sync(tree, sync))
 end
 
+---@return boolean  what set_sync() has set
+function fsdp.sync(tree)
+  return C.ms_fsdp_tree_sync(tree)
+end
+
 function fsdp.set_gradient_factor(tree, factor)
   B.check(C.ms_fsdp_tree_set_gradient_factor(tree, factor))
 end
@@ -229,6 +234,11 @@ end
 
 function fsdp.unsummon(tree, writeback)
   B.check(C.ms_fsdp_tree_unsummon(tree, writeback))
+end
+
+---@return boolean
+function fsdp.summoned(tree)
+  return C.ms_fsdp_tree_summoned(tree)
 end
 
 --- Full-precision copies of all `n` parameters in one tensor, and the element (from 1) at which

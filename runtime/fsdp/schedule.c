@@ -452,6 +452,11 @@ ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync)
     return MS_OK;
 }
 
+bool ms_fsdp_tree_sync(const ms_fsdp_tree *tree)
+{
+    return tree->sync;
+}
+
 ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
 {
     if (!(factor >= 0 && isfinite(factor))) {

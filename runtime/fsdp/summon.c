@@ -204,3 +204,8 @@ ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback)
     tree->summoned = false;
     return status;
 }
+
+bool ms_fsdp_tree_summoned(const ms_fsdp_tree *tree)
+{
+    return tree->summoned;
+}

@@ -93,6 +93,29 @@ describe('hooks inside the backward of a sharded model', function()
       end)
     end)
 
+    it('may not begin no_sync, which changes nothing, with ' .. strategy, function()
+      ms.dist.spawn(2, function(rank)
+        local norms = {}
+        for _, tries in ipairs { false, true } do
+          local model
+          local function begin()
+            checks.raises('AssertionError', 'no_sync() cannot begin or end during backward',
+              model.no_sync, model, function() end)
+          end
+          model = model_of(strategy, tries and begin or function() end)
+          for step = 1, 3 do
+            if step == 2 then
+              model:no_sync(function() end)
+            end
+            model(ms.full({ 2, 4 }, rank + step)):sum():backward()
+            norms[step] = norms[step] or model:clip_grad_norm_(1e9)
+            assert.equal(norms[step], model:clip_grad_norm_(1e9))
+            model:zero_grad()
+          end
+        end
+      end)
+    end)
+
     it('read what was announced as it will be, and nothing of the rest, with ' .. strategy,
       function()
         with_a_late_rank(function(late)

@@ -22,8 +22,6 @@ local settings = require 'moonshard.fsdp.settings'
 ---@field ready boolean
 ---@field changeable ms.fsdp.Changeable
 ---@field running boolean  in a forward
----@field sync boolean  false inside no_sync
----@field summoned boolean
 
 local function check_homogeneous(instances, name)
   for _, instance in ipairs(instances) do
@@ -48,10 +46,7 @@ end
 
 -- A tree whose units are in none yet.
 local function new(root)
-  local tree = {
-    root = root, holder = runtime.tree_holder(),
-    ready = false, running = false, sync = true, summoned = false,
-  }
+  local tree = { root = root, holder = runtime.tree_holder(), ready = false, running = false }
   rawset(root, '_tree', tree)
   return tree
 end

@@ -57,20 +57,17 @@ local function check(opts, roots)
   return writeback
 end
 
--- After a failure what cannot be closed never was summoned, or has been closed by a first run.
 local function close(held, ok, err)
   local problem
   if not ok and held[1] then -- peers go on to what is collective in closing
     runtime.failed(held[1].root.process_group, err)
   end
   for i = #held, 1, -1 do
-    local state = held[i]
-    local closed, why = pcall(runtime.unsummon, state.handle, ok and held.writeback)
-    if closed or not ok then
-      state.summoned = false
-      held[i] = nil
+    local handle = held[i].handle
+    if runtime.summoned(handle) then -- else it never was, or a first run has closed it
+      local closed, why = pcall(runtime.unsummon, handle, ok and held.writeback)
+      problem = problem or not closed and why or nil
     end
-    problem = problem or not closed and why or nil
   end
   if ok and problem then
     error(problem, 0)
@@ -81,9 +78,8 @@ local function summoned(held, roots, fn, ...)
   for _, root in ipairs(roots) do
     local state = root:_lazy_init()
     root:parameters() -- what stands in the fields must be what is summoned
-    if not state.summoned then
+    if not runtime.summoned(state.handle) then
       held[#held + 1] = state -- first: what is held is let go whatever comes now
-      state.summoned = true
     end
     runtime.summon(state.handle)
   end

@@ -293,14 +293,12 @@ local function restore_sync(before, ok, err)
   if not ok then
     runtime.failed(tree.root.process_group, err)
   end
-  if tree.sync ~= before.sync then
+  if runtime.sync(tree.handle) ~= before.sync then
     runtime.set_sync(tree.handle, before.sync)
-    tree.sync = before.sync
   end
 end
 
 local function unsynchronised(tree, fn, ...)
-  tree.sync = false
   runtime.set_sync(tree.handle, false)
   return fn(...)
 end
@@ -318,8 +316,8 @@ function FSDP:no_sync(fn, ...)
   elseif tree.running then
     errors.raise('AssertionError', 'no_sync() cannot begin during forward')
   end
-  return guard.run('no_sync', restore_sync, { tree = tree, sync = tree.sync }, unsynchronised, tree,
-    fn, ...)
+  local before = { tree = tree, sync = runtime.sync(tree.handle) }
+  return guard.run('no_sync', restore_sync, before, unsynchronised, tree, fn, ...)
 end
 
 -- In order of registration, plain ones among them, whatever the units.
@@ -461,7 +459,8 @@ end
 --- Either all ranks load, equal values, or none. Collective. (state dicts ask)
 function FSDP:_agree_on_load(...)
   local tree = rawget(self, '_tree')
-  if tree and tree.summoned then -- before anything is loaded that no unit holds
+  if tree and tree.ready and runtime.summoned(tree.handle) then
+    -- before anything is loaded that no unit holds
     errors.raise('AssertionError', 'load_state_dict inside summon_full_params')
   end
   agree.on_load(self.process_group, ...)
@@ -483,7 +482,7 @@ end
 ---@param fn fun(module: ms.nn.Module)
 ---@return self
 function FSDP:apply(fn)
-  if self:_lazy_init().summoned then -- by the instance around this one
+  if runtime.summoned(self:_lazy_init().handle) then -- by the instance around this one
     return Module.apply(self, fn)
   end
   return summon_full_params(self, nil, Module.apply, self, fn)

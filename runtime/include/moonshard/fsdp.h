@@ -131,6 +131,8 @@ MS_API ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *unit, ms_tensor *const 
 MS_API void ms_fsdp_tree_reset(ms_fsdp_tree *tree);
 /** false: backwards accumulate unsharded gradients and reduce nothing (no_sync). */
 MS_API ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync);
+/** What was set last; true at first. */
+MS_API bool ms_fsdp_tree_sync(const ms_fsdp_tree *tree);
 /** Multiply reduced gradients by this instead of 1 / world size (with m micro-batches a rank whose
  * losses are means: 1 / (m * world size)); 0 restores the default. Finite (MS_VALUE_ERROR).
  * MS_ASSERTION_ERROR inside a backward, until it has reduced all gradients. */
@@ -148,6 +150,8 @@ MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
  * copies: forward, backward, a step, load, gather, hash, ms_param_local(). Collective. */
 MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree);
 MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
+/** Between the two? */
+MS_API bool ms_fsdp_tree_summoned(const ms_fsdp_tree *tree);
 /** Full-precision copy of parameter `index` of `unit`, original shape. Collective. */
 MS_API ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *unit, int32_t index);
 /**
