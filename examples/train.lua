@@ -48,7 +48,7 @@ local spec = {
   { 'seed', 1, 'of initial values, order and dropout', from_zero },
   { 'validate', 500, 'steps between validations, and at the end (0: never)', from_zero },
   { 'save', 500, 'steps between checkpoints, and at the end (0: never)', from_zero },
-  { 'keep', 2, 'checkpoints kept', count },
+  { 'keep', 2, 'newest checkpoints kept; older ones are removed', count },
   { 'out', 'train-out', 'folder for metrics.jsonl and checkpoints', { filled = true } },
   { 'resume', false, 'continue from the newest checkpoint in --out, with the flags it was trained '
     .. 'with: another value for one rules from here on, and is said (the model, --tokens and '

@@ -1,4 +1,5 @@
 -- lua/moonshard/checkpoint.lua: which checkpoints of a folder a Manager keeps
+local lfs = require 'lfs'
 local ms = require 'moonshard'
 local checkpoint = ms.checkpoint
 local checks = require 'support.checks'
@@ -34,7 +35,48 @@ describe('a manager of checkpoints', function()
       assert.is_nil(warnings:find('was saved last', 1, true))
     end
     assert.equal(20, checkpoint.read_meta(root .. '/step-00000020').step)
-    assert.is_false(pcall(checkpoint.read_meta, root .. '/step-00000002'))
+    assert.is_false(pcall(checkpoint.read_meta, root .. '/step-00000001'))
+  end)
+
+  -- What `save` has left under root.
+  local function steps()
+    local out = {}
+    for name in lfs.dir(root) do
+      out[#out + 1] = tonumber(name:match '^step%-(%d+)$')
+    end
+    table.sort(out)
+    return out
+  end
+
+  it('removes nothing unless it is told how many to keep', function()
+    local manager = checkpoint.Manager { root = root }
+    assert.is_false(manager.keep)
+    for step = 1, 4 do
+      save(manager, step)
+      assert.equal('', warnings)
+    end
+    assert.same({ 1, 2, 3, 4 }, steps())
+    assert.equal(4, manager:resume({ model = model }).step)
+  end)
+
+  it('leaves what has a greater step than what it saves', function()
+    local before = checkpoint.Manager { root = root, keep = 10 }
+    for step = 10, 14 do
+      save(before, step)
+    end
+    local manager = checkpoint.Manager { root = root, keep = 2 }
+    for step = 1, 3 do
+      save(manager, step)
+      assert.is_truthy(warnings:find(('step %d, though step-00000014 has step 14'):format(step), 1,
+        true))
+    end
+    assert.same({ 2, 3, 10, 11, 12, 13, 14 }, steps())
+    assert.equal(3, manager:resume({ model = model }).step)
+    save(manager, 13)
+    assert.same({ 12, 13, 14 }, steps())
+    save(manager, 15)
+    assert.equal('', warnings)
+    assert.same({ 14, 15 }, steps())
   end)
 
   it('takes a step again whose old checkpoint others have put files into', function()

@@ -126,7 +126,7 @@ function checkpoint.step_name(step)
   return B.string(C.ms_checkpoint_step_name(step))
 end
 
---- Keep `keep` of the checkpoints named by their steps, that of `step` first.
+--- Keep `keep` of the checkpoints named by their steps up to `step`, that of `step` first; 0: all.
 function checkpoint.rotate(root, step, keep)
   B.check(C.ms_checkpoint_rotate(root, step, keep))
 end

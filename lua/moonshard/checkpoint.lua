@@ -396,22 +396,24 @@ end
 --- Checkpoints of one run, named by their step.
 ---@class ms.checkpoint.Manager
 ---@field root string
----@field keep integer
+---@field keep integer|false  false: nothing is removed
 ---@overload fun(opts: { root: string, keep?: integer }): ms.checkpoint.Manager
 local Manager = class('checkpoint.Manager')
 checkpoint.Manager = Manager
 
----@param opts { root: string, keep?: integer }  keep: how many (default 2); rank 0's counts
+---@param opts { root: string, keep?: integer }  keep: how many of the newest, as save() says
+---  (without: all); rank 0's counts
 function Manager:init(opts)
   opts = errors.options(self._name, opts, { 'root', 'keep' })
   given.path(self._name, 'root', opts.root)
-  self.root, self.keep = opts.root, arguments.whole(self._name, 'keep', opts.keep, 2, 1)
+  self.root = opts.root
+  self.keep = opts.keep ~= nil and arguments.whole(self._name, 'keep', opts.keep, nil, 1)
 end
 
---- Save `<root>/step-<8 digits>`, then remove what is too old of those that are named so; what was
---- saved just now stays, and checkpoints of other names. Collective. An older step than one that is
---- there is what resume() takes all the same, and a warning while a greater one is kept. Files of
---- others that stand in the folder move aside, with a warning that says where.
+--- Save `<root>/step-<8 digits>`. Collective. With `keep`, remove those named so but for this one
+--- and the newest before it, `keep` in all; those of greater steps stay, and those of other names.
+--- A smaller step than one that is there is what resume() takes all the same, with a warning. Files
+--- of others that stand in the folder move aside, with a warning that says where.
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)
@@ -420,7 +422,7 @@ function Manager:save(opts)
   arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
   local path = checkpoint.save(self.root, runtime.step_name(opts.step), opts)
   if sharding.place(sharding.world()) == 0 then
-    local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep)
+    local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
     if not ok then -- the checkpoint is safe: an old one too many ends no training
       errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err))
     end

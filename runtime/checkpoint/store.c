@@ -153,7 +153,24 @@ static ms_status put_pointed_first(msi_listing *l, const char *root, bool tell)
     return MS_OK;
 }
 
-ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
+const char *ms_checkpoint_step_name(int64_t step)
+{
+    static _Thread_local char name[32];
+
+    snprintf(name, sizeof(name), "step-%08lld", (long long)step);
+    return name;
+}
+
+/* The step that a checkpoint of this name is called by, -1 when it is called otherwise. */
+static int64_t step_of(const char *name)
+{
+    const int64_t step = strncmp(name, "step-", 5) == 0 ? strtoll(name + 5, NULL, 10) : -1;
+
+    return step >= 0 && strcmp(name, ms_checkpoint_step_name(step)) == 0 ? step : -1;
+}
+
+/* As msi_listing_read(), of those alone that are called by a step from `from` on; -1: all. */
+static ms_status read_from(msi_listing *l, const char *root, int64_t from, bool tell)
 {
     DIR *dir = opendir(root);
     ms_status status = MS_OK;
@@ -166,6 +183,9 @@ ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
     while (status == MS_OK && (status = msi_io_next(&e, dir, root)) == MS_OK && e != NULL) {
         bool is;
 
+        if (step_of(e->d_name) < from) {
+            continue;
+        }
         status = is_candidate(&is, root, e->d_name);
         if (status == MS_OK && is) {
             status = examine(l, root, e->d_name, tell);
@@ -182,6 +202,11 @@ ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
         msi_listing_dispose(l);
     }
     return status;
+}
+
+ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
+{
+    return read_from(l, root, -1, tell);
 }
 
 /* Is every byte of the checkpoint at `path` what was written? */
@@ -267,13 +292,19 @@ static ms_status remove_checkpoint(const char *root, const char *name)
     return status;
 }
 
-/* Remove all but the first `keep`. */
-static ms_status remove_old(const msi_listing *l, const char *root, int32_t keep)
+/* Remove all but the first `keep` of those up to a step. */
+static ms_status remove_old(const msi_listing *l, const char *root, int64_t up_to, int32_t keep)
 {
     ms_status status = MS_OK;
 
-    for (int32_t i = keep; i < l->n && status == MS_OK; i++) {
-        status = remove_checkpoint(root, l->list[i].name);
+    for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
+        if (l->list[i].step > up_to) {
+            continue;
+        } else if (keep > 0) {
+            keep--;
+        } else {
+            status = remove_checkpoint(root, l->list[i].name);
+        }
     }
     return status;
 }
@@ -296,13 +327,13 @@ static ms_status tell_of_newer(const msi_listing *l, const char *root)
     return MS_OK;
 }
 
-/* Keep the first `keep` of the listing, which is disposed of. */
-static ms_status keep_first(msi_listing *l, const char *root, int32_t keep)
+/* Keep the first `keep` of the listing up to a step, and all beyond. The listing is disposed of. */
+static ms_status keep_first(msi_listing *l, const char *root, int64_t up_to, int32_t keep)
 {
     ms_status status = tell_of_newer(l, root);
 
     if (status == MS_OK) {
-        status = remove_old(l, root, keep);
+        status = remove_old(l, root, up_to, keep);
     }
     msi_listing_dispose(l);
     return status == MS_OK ? msi_folder_sweep(root, NULL) : status;
@@ -316,20 +347,12 @@ ms_status ms_checkpoint_prune(const char *root, int32_t keep)
         return MS_FAIL(MS_VALUE_ERROR, "prune keeps at least 1 checkpoint, got %d", keep);
     }
     MS_TRY(msi_listing_read(&l, root, false));
-    return keep_first(&l, root, keep);
-}
-
-const char *ms_checkpoint_step_name(int64_t step)
-{
-    static _Thread_local char name[32];
-
-    snprintf(name, sizeof(name), "step-%08lld", (long long)step);
-    return name;
+    return keep_first(&l, root, INT64_MAX, keep);
 }
 
 static bool is_named_by_step(const msi_found *found)
 {
-    return strcmp(found->name, ms_checkpoint_step_name(found->step)) == 0;
+    return found->step >= 0 && step_of(found->name) == found->step;
 }
 
 void msi_listing_leave_steps(msi_listing *l, const char *root, bool tell)
@@ -358,15 +381,17 @@ ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
 {
     msi_listing l;
 
-    if (keep < 1) {
-        return MS_FAIL(MS_VALUE_ERROR, "rotate keeps at least 1 checkpoint, got %d", keep);
+    if (keep < 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "rotate keeps at least 1 checkpoint, or all (0), got %d",
+                       keep);
     }
-    MS_TRY(msi_listing_read(&l, root, false));
+    /* Where all stay, only those that came later are of interest: a run may have hundreds. */
+    MS_TRY(read_from(&l, root, keep > 0 ? 0 : step, false));
     msi_listing_leave_steps(&l, root, false);
     for (int32_t i = 0; i < l.n; i++) {
         if (l.list[i].step == step) {
             move_first(&l, i);
         }
     }
-    return keep_first(&l, root, keep);
+    return keep_first(&l, root, step, keep > 0 ? keep : INT32_MAX);
 }

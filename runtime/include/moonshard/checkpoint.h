@@ -146,8 +146,10 @@ MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
  * next call in this thread. */
 MS_API const char *ms_checkpoint_step_name(int64_t step);
 /** As ms_checkpoint_prune(), once ms_checkpoint_step_name(step) has been saved: only checkpoints
- * named so, each by its own step, are counted and removed, and that of `step` is the one that was
- * saved last, wherever `latest` points. */
+ * named so, each by its own step, up to `step`, are counted and removed, and that of `step` is the
+ * one that was saved last, wherever `latest` points. Those of greater steps stay, as they are of a
+ * run that this one does not continue.
+ * @param keep  0: all of them */
 MS_API ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep);
 
 /**
