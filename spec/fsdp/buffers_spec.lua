@@ -61,4 +61,30 @@ describe('buffer_dtype', function()
     layer:set_buffer('scale', layer.scale)
     checks.close({ 0.1, 0.1 }, model:state_dict()['scale'])
   end)
+
+  it('is that of what a forward assigns; state dicts give the dtype of the declaration', function()
+    local Mean = nn.Module.extend('Mean', nn.Linear)
+    function Mean:init()
+      nn.Linear.init(self, 2, 2)
+      self:buffer('b', ms.zeros(2))
+    end
+    function Mean:forward(x)
+      ms.no_grad(function() self.b = self.b * 0.5 + x:mean(1):to(self.b:dtype()) * 0.5 end)
+      return nn.Linear.forward(self, x - self.b:to(x:dtype()))
+    end
+    for _, dtype in ipairs { 'f32', 'bf16' } do
+      local layer = Mean()
+      local model = wrapped(nn.Sequential(layer), { param_dtype = 'bf16', buffer_dtype = dtype })
+      for _, expected in ipairs { 4, 6, 7 } do
+        model(ms.full({ 1, 2 }, 8)):sum():backward()
+        assert.equal(dtype, layer.b:dtype())
+        checks.close({ expected, expected }, model:state_dict()['0.b'])
+        assert.equal('f32', model:state_dict()['0.b']:dtype())
+      end
+      model:load_state_dict({ ['0.b'] = ms.full({ 2 }, 0.3) }, { strict = false })
+      checks.close({ 0.3, 0.3 }, model:state_dict()['0.b'])
+      model(ms.full({ 1, 2 }, 0.3))
+      checks.close({ 0.3, 0.3 }, model:state_dict()['0.b'], 2e-3)
+    end
+  end)
 end)

@@ -53,3 +53,69 @@ describe('a tensor in a field', function()
       .. "rule), or self:tie('w', t) for a tensor there is", said[1].message)
   end)
 end)
+
+describe('a tensor assigned to the field of a buffer', function()
+  local Mean = nn.Module.extend('Mean') -- the running mean of its inputs, as norms over batches do
+  function Mean:init()
+    self:buffer('b', ms.zeros(2))
+  end
+  function Mean:forward(x)
+    self.b = self.b * 0.5 + x:mean(1) * 0.5
+    return x - self.b
+  end
+
+  it('is the buffer from then on, when forward made it', function()
+    local model = nn.Sequential(Mean(), nn.ReLU())
+    for _, expected in ipairs { 4, 6, 7 } do
+      checks.close({ 8 - expected, 8 - expected }, model(ms.full({ 1, 2 }, 8))[1])
+      collectgarbage()
+      checks.close({ expected, expected }, model[1].b)
+      checks.close({ expected, expected }, model:state_dict()['0.b'])
+    end
+    local first = Mean()
+    function first:forward(x)
+      self.b = x * 2
+      return self.b
+    end
+    checks.close({ 6, 6 }, first(ms.full({ 2 }, 3))) -- one tensor, twice kept
+    checks.close({ 6, 6 }, first.b)
+  end)
+
+  it('also where a hook or the module above made it', function()
+    local model = Mean()
+    function model:forward(x)
+      return x + self.b
+    end
+    local hook = model:register_forward_hook(function(module) module.b = module.b + 1 end)
+    for step = 0, 2 do
+      checks.close({ step, step }, model(ms.zeros(2)))
+    end
+    hook.remove()
+    local above = nn.Sequential(model)
+    function above:forward(x)
+      self[1].b = self[1].b + 1
+      return self[1](x)
+    end
+    for step = 4, 6 do
+      checks.close({ step, step }, above(ms.zeros(2)))
+      checks.close({ step, step }, model.b)
+    end
+  end)
+
+  it('is refused when it has been released, and the buffer stays', function()
+    local model = Mean()
+    function model:forward(x, fails)
+      self.b = self.b + x
+      return fails and ms.error('ValueError', 'on purpose') or self.b * 1
+    end
+    model(ms.ones(2))
+    checks.raises('ValueError', 'on purpose', model, ms.ones(2), true)
+    checks.raises('RuntimeError', "buffer 'b' of Mean was replaced by a tensor(released at the end "
+      .. 'of Mean), expected one that lives; the field shows the buffer again. Assign it in '
+      .. "Mean's own forward, or write into it instead: module.b:copy_(t)", model, ms.ones(2))
+    checks.close({ 2, 2 }, model(ms.ones(2)))
+    model.b = 'x'
+    checks.raises('TypeError', "buffer 'b' of Mean is now a string, expected a tensor", model,
+      ms.ones(2))
+  end)
+end)

@@ -1,20 +1,24 @@
 --- Values of declared buffers where mixed precision keeps them in another dtype.
 ---
---- The cast tensor is what the module computes with. Until something writes into it the tensor it
---- was cast from says its value exactly; afterwards the cast one does.
+--- The cast tensor is what the module computes with. Until something writes into it, or puts one of
+--- its dtype in its place, the tensor it was cast from says its value exactly; afterwards the cast
+--- one does.
 
 local scope = require 'moonshard.scope'
 
 local buffer = {}
 
--- What the buffer was cast from, or nil: a cast counts for the tensor it made alone.
+-- What the buffer was cast from, or nil: a cast counts for the tensor it made alone, or what took
+-- its place.
 local function cast_of(entry)
   local cast = entry.cast
   return cast and rawequal(cast.tensor, entry.tensor) and cast or nil
 end
 
 local function note_cast(entry, tensor, original)
-  entry.cast = { tensor = tensor, original = original, version = tensor:version() }
+  entry.cast = {
+    tensor = tensor, dtype = tensor:dtype(), original = original, version = tensor:version(),
+  }
 end
 
 local function show(module, entry, tensor)
@@ -22,13 +26,19 @@ local function show(module, entry, tensor)
   rawset(module, entry.name, tensor)
 end
 
---- Put another tensor behind a declared buffer: from now on that one says the value.
+--- Put another tensor behind a declared buffer: from now on that one says the value. One in the
+--- dtype of a cast, as a forward makes it, is the buffer in that dtype.
 ---@param module ms.nn.Module
 ---@param entry table  its declaration
 ---@param tensor ms.Tensor
 function buffer.replace(module, entry, tensor)
+  local before = cast_of(entry)
   show(module, entry, tensor)
-  entry.cast = cast_of(entry) -- of another tensor it is nobody's
+  local cast = cast_of(entry) -- the same tensor's
+  if before and not cast and tensor:dtype() == before.dtype then
+    cast = { tensor = tensor, dtype = before.dtype, original = before.original } -- of no version
+  end
+  entry.cast = cast
 end
 
 --- Let the module compute with a cast copy of a buffer from now on.

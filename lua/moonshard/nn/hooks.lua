@@ -21,6 +21,12 @@ local function registered(module, field)
   return { unpack(rawget(module, field) or {}) }
 end
 
+--- Has a module hooks?
+---@param module ms.nn.Module
+function hooks.any(module)
+  return rawget(module, '_pre_hooks') or rawget(module, '_post_hooks')
+end
+
 --- `module:forward(...)` between its hooks.
 ---@param module ms.nn.Module
 ---@return ...

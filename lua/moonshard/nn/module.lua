@@ -12,6 +12,7 @@
 --- Touches: moonshard.class, .errors, .samples, .scope, moonshard_ffi.parameter.
 
 local buffer = require 'moonshard.nn.buffer'
+local buffered = require 'moonshard.nn.buffered'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
@@ -421,7 +422,7 @@ function Module:_materialized(_, _) end
 -- -- calling -------------------------------------------------------------------------------------
 
 --- Calling a module: opens a scope, runs pre hooks, `forward` and post hooks, and closes it; of the
---- tensors made inside, the results alone live on.
+--- tensors made inside, the results alone live on, and what the fields of buffers hold then.
 function Module:__call(...)
   if not rawget(self, '_ready') then
     self:materialize()
@@ -431,7 +432,9 @@ function Module:__call(...)
     tree.check_params(watched)
   end
   samples.resume((...))
-  if rawget(self, '_pre_hooks') or rawget(self, '_post_hooks') then
+  if rawget(self, '_buffers') then
+    return scope.run(self._scope, buffered, self, ...)
+  elseif hooks.any(self) then
     return scope.run(self._scope, hooks.forward, self, ...)
   end
   return scope.run(self._scope, self.forward, self, ...)

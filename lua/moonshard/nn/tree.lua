@@ -266,6 +266,15 @@ function tree.check_params(watched)
   end
 end
 
+-- What a forward made and did not assign to a field of its own module, or before it failed.
+local function put_back_buffer(module, b, now)
+  rawset(module, b.name, b.tensor)
+  errors.raise('RuntimeError', "buffer '%s' of %s was replaced by a %s, expected one that lives; "
+    .. "the field shows the buffer again. Assign it in %s's own forward, or write into it instead: "
+    .. 'module.%s:copy_(t)', join(tree.path(module), b.name), place(module), tostring(now),
+    module._name, b.name)
+end
+
 -- As tree.param(), for an entry of `module._buffers`.
 local function buffer_tensor(module, b)
   local now = rawget(module, b.name)
@@ -273,9 +282,19 @@ local function buffer_tensor(module, b)
     return now
   elseif not parameter.is_tensor(now) then
     misplaced('buffer', b.name, module, now)
+  elseif not parameter.is_alive(now) then
+    put_back_buffer(module, b, now)
   end
   buffer.replace(module, b, now)
   return now
+end
+
+--- Tensors assigned to the fields of this module's buffers belong to it from now on.
+function tree.keep_buffers(module)
+  local buffers = module._buffers
+  for i = 1, #buffers do
+    buffer_tensor(module, buffers[i])
+  end
 end
 
 local function walk(module, path, seen, out)
