@@ -30,6 +30,21 @@ describe('the field of a parameter', function()
       assert.equal(other.weight, layer:parameters()[1])
     end
   end)
+
+  it('ties one of another module, where tie() would declare another', function()
+    local net = nn.Module()
+    net.wte, net.head = nn.Embedding(5, 3), nn.Linear(3, 5, { bias = false })
+    checks.raises('KeyError', "tie: parameter 'weight' of nn.Linear is already declared, expected "
+      .. 'a name that has none; to tie that one: module.weight = t', net.head.tie, net.head,
+      'weight', net.wte.weight)
+    net.head.weight = net.wte.weight
+    assert.equal(1, #net:parameters())
+    function net:forward(ids) return self.head(self.wte(ids)) end
+    net:materialize()
+    ms.no_grad(net.wte.weight.fill_, net.wte.weight, 1)
+    net(ms.arange(2)):sum():backward() -- rows 0 and 1 are taken, and multiplied with all five
+    checks.close({ 5 + 2, 5 + 2, 2, 2, 2 }, net.head.weight:grad():narrow(2, 1, 1):reshape(5))
+  end)
 end)
 
 describe('a tensor in a field', function()

@@ -163,11 +163,16 @@ function Module:param(name, shape, rule, opts)
   return add_param(self, name, tensor, copy)
 end
 
---- Give a parameter that exists already a second name here: both are one tensor from now on.
----@param name string
+--- Give a parameter that exists already a second name here: both are one tensor from now on. In the
+--- place of one that is declared it is put by assigning it to the field.
+---@param name string  unique in this module
 ---@param tensor ms.Tensor  a parameter
 ---@return ms.Tensor
 function Module:tie(name, tensor)
+  if find(self._params, name) then
+    errors.raise('KeyError', "tie: parameter '%s' of %s is already declared, expected a name that "
+      .. 'has none; to tie that one: module.%s = t', name, self._name, name)
+  end
   check_name(self, 'parameter', name)
   arguments.tensor('tie', 'tensor', tensor)
   parameter.make(scope.keep(tensor))
