@@ -17,6 +17,11 @@ local function read_all(path)
   return bytes
 end
 
+local function is_there(path)
+  local file = io.open(path, 'rb')
+  return file ~= nil and file:close()
+end
+
 local function make_folder(path)
   local pipe = assert(io.popen(("mkdir -p '%s' 2>&1"):format(path:gsub("'", "'\\''"))))
   local complaint = pipe:read('*l')
@@ -60,21 +65,25 @@ local function bible()
 end
 
 --- Raises a text when it cannot be read, or is not what the run to be resumed has read.
----@param path string  '' for the Bible
+---@param path string  '' for that of the run to be resumed, else the Bible
 ---@param out string  folder the token files go to; made when missing
 ---@param resume boolean  the token files that lie there are those of the same text
----@return { train: string, valid: string }  files of bytes
+---@return { train: string, valid: string, name: string }  files of bytes, and what they are of
 function corpus.prepare(path, out, resume)
+  local files = { train = out .. '/train.u8', valid = out .. '/valid.u8' }
+  if resume and path == '' and is_there(files.train) and is_there(files.valid) then
+    files.name = files.train
+    return files
+  end
+  files.name = path == '' and 'the King James Bible' or path
   local bytes = (path == '' and bible or read_all)(path)
   local cut = math.floor(#bytes * 0.95)
-  local files = { train = out .. '/train.u8', valid = out .. '/valid.u8' }
   local parts = { train = bytes:sub(1, cut), valid = bytes:sub(cut + 1) }
   for _, name in ipairs { 'train', 'valid' } do
     local there, earlier = pcall(read_all, files[name])
     if resume and there and earlier ~= parts[name] then
-      local given = path == '' and 'the King James Bible' or path
       error(('--resume: %s is not the text of the run in %s, whose %s is other; give the --data '
-        .. 'it was begun with'):format(given, out, files[name]), 0)
+        .. 'it was begun with'):format(files.name, out, files[name]), 0)
     end
   end
   make_folder(out)

