@@ -49,17 +49,14 @@ function B.define_methods(metatable)
 end
 
 -- -- pressure ------------------------------------------------------------------------------------
--- The collector sees 16 bytes per ref, not the megabytes behind it. So refs it owns are counted in
--- bytes by the runtime, and past a threshold of growth a collection is asked for.
-
-local SOFT_GROWTH = 256 * 2 ^ 20
-local soft_limit = SOFT_GROWTH
+-- The collector sees 16 bytes per ref, not the tensor and the graph behind it. So the runtime says,
+-- where the collector gets a ref, when enough may be behind those that nobody needs any more.
 
 --- Collect twice: the first cycle runs finalizers, the second frees what they held.
 function B.collect()
   collectgarbage()
   collectgarbage()
-  soft_limit = tonumber(C.ms_unscoped_bytes()) + SOFT_GROWTH
+  C.ms_memory_collected()
 end
 
 --- As that, and what it leaves free goes back to the system.
@@ -75,7 +72,7 @@ local release = C.ms_ref_release
 ---@param ref T
 ---@return T
 function B.own(ref)
-  if C.ms_unscoped_bytes() > soft_limit then
+  if C.ms_memory_collect_due() then
     B.collect()
   end
   return ffi.gc(ref, release)

@@ -12,6 +12,7 @@
  * allocations, so every run does the same whatever the time. */
 #include "backend.h"
 #include "bounds.h"
+#include "pressure.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,8 @@ enum {
     N_CLASSES = 42 * STEPS,
     MAP_BYTES = 1 << 20, /* larger blocks are mapped, in huge pages where the system gives them */
     FIRST_WINDOW = 1 << 14,
-    LAST_WINDOW = 1 << 24
+    LAST_WINDOW = 1 << 24,
+    BESIDE = 1 << 10 /* about what a block of a graph costs beside its bytes: header and records */
 };
 
 static const char *const kind_names[MS_MEM_KINDS] = {"parameter",  "gradient", "optimizer",
@@ -56,6 +58,7 @@ typedef struct heap {
     bool missed;        /* this window needed what one before it gave back */
     int64_t fail_in;    /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
+    msi_pressure pressure;
     bool closed; /* the context is gone; the last block frees the heap */
 } heap;
 
@@ -180,6 +183,7 @@ static heap *heap_of(ms_context *ctx)
         if (h != NULL) {
             h->fail_in = msi_switch_int("MS_FAIL_ALLOC", -1);
             h->window = h->window_end = FIRST_WINDOW;
+            msi_pressure_begin(&h->pressure, 0, 0);
             ctx->room[MSI_ROOM_BACKEND] = h;
             ctx->close[MSI_ROOM_BACKEND] = close_heap;
         }
@@ -374,5 +378,47 @@ void ms_memory_trim(void)
     if (h != NULL) {
         msi_gemm_trim(ctx);
         trim(h);
+    }
+}
+
+/* -- what a collector of the host might free --------------------------------------------------- */
+
+static int64_t held(const heap *h)
+{
+    return h->stats.live_total + h->n_live * BESIDE;
+}
+
+/* Bytes that may still be taken: from the system, and of what lies free here. */
+static int64_t room_left(const heap *h)
+{
+    const ms_memory_stats *s = &h->stats;
+    const int64_t all = msi_memory_left("").left, own = msi_own_space_left().left;
+    const int64_t left = all < own ? all : own;
+    const int64_t cached = s->reserved - (s->live_total - s->live[MS_MEM_ARENA]);
+
+    return left > INT64_MAX - cached ? left : left + cached;
+}
+
+static heap *heap_here(void)
+{
+    ms_context *ctx = msi_context_peek();
+
+    return ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
+}
+
+bool ms_memory_collect_due(void)
+{
+    heap *h = heap_here();
+
+    return h != NULL && MSI_UNLIKELY(held(h) > h->pressure.look_at) &&
+           msi_pressure_due(&h->pressure, held(h), room_left(h));
+}
+
+void ms_memory_collected(void)
+{
+    heap *h = heap_here();
+
+    if (h != NULL) {
+        msi_pressure_begin(&h->pressure, held(h), h->stats.live[MS_MEM_ACTIVATION]);
     }
 }

@@ -6,19 +6,9 @@
 
 void (*msi_tensor_drop_autograd)(ms_tensor *t);
 
-void msi_count_unscoped(msi_tensor_state *s, ms_tensor *t)
-{
-    t->unscoped_bytes = t->v.storage->kind == MS_STORAGE_OWNED ? t->v.storage->nbytes : 0;
-    s->unscoped_bytes += t->unscoped_bytes;
-}
-
 static ms_status enter_scope(msi_tensor_state *s, ms_tensor *t)
 {
-    if (s->depth == 0) {
-        msi_count_unscoped(s, t);
-        return MS_OK;
-    }
-    return msi_scope_enlist(s, t, s->depth);
+    return s->depth > 0 ? msi_scope_enlist(s, t, s->depth) : MS_OK;
 }
 
 ms_status msi_tensor_new_internal(ms_tensor **out, ms_context *ctx, const msi_view *v)
@@ -89,7 +79,6 @@ void msi_tensor_destroy(ms_tensor *t, const char *released_by)
         s->scope[t->scope - 1].list[t->scope_index] = NULL;
         t->scope = 0;
     }
-    s->unscoped_bytes -= t->unscoped_bytes;
     if (t->grad_fn != NULL || t->grad != NULL || t->hooks != NULL || t->leaf_node != NULL) {
         msi_tensor_drop_autograd(t);
     }

@@ -37,7 +37,6 @@ typedef struct msi_tensor_state {
     msi_storage *free_storages; /* linked through `base` */
     msi_slab *tensor_slabs, *storage_slabs;
     int64_t live_handles;
-    int64_t unscoped_bytes;
     int32_t depth;            /* of open scopes */
     uint64_t n_scopes_opened; /* so far */
     msi_scope scope[MSI_SCOPE_MAX];
@@ -53,8 +52,6 @@ msi_storage *msi_pool_take_storage(msi_tensor_state *s);
 void msi_pool_give_storage(msi_tensor_state *s, msi_storage *storage);
 /* Put a handle into the list of the scope at `depth` (>= 1). */
 ms_status msi_scope_enlist(msi_tensor_state *s, ms_tensor *t, int32_t depth);
-/* Count the bytes of a handle that no scope will release. */
-void msi_count_unscoped(msi_tensor_state *s, ms_tensor *t);
 /* Release what a dying handle holds, bump its generation, recycle it. */
 void msi_tensor_destroy(ms_tensor *t, const char *released_by);
 

@@ -45,14 +45,11 @@ ms_status msi_scope_enlist(msi_tensor_state *s, ms_tensor *t, int32_t depth)
     return MS_OK;
 }
 
-/* Take a handle out of its list and hand it to the scope around it, or to the caller. */
-static void move_out(msi_tensor_state *s, ms_tensor *t, int32_t to_depth)
+/* Take a handle out of its list: it is the caller's, until another scope gets it. */
+static void move_out(msi_tensor_state *s, ms_tensor *t)
 {
     s->scope[t->scope - 1].list[t->scope_index] = NULL;
     t->scope = 0;
-    if (to_depth == 0) {
-        msi_count_unscoped(s, t);
-    }
 }
 
 ms_status ms_scope_close(const ms_ref *results, int32_t n_results)
@@ -73,7 +70,7 @@ ms_status ms_scope_close(const ms_ref *results, int32_t n_results)
         if (t == NULL || t->generation != results[i].generation || t->scope != depth) {
             continue; /* stale, or owned further out: nothing to move */
         }
-        move_out(s, t, depth - 1);
+        move_out(s, t);
         if (depth > 1) {
             status = msi_scope_enlist(s, t, depth - 1);
         }
@@ -130,7 +127,7 @@ bool msi_scope_is_open(const ms_context *ctx, msi_scope_place place)
 ms_status ms_scope_keep(ms_tensor *t)
 {
     if (t->scope > 0) {
-        move_out(msi_tensor_state_of(t->ctx), t, 0);
+        move_out(msi_tensor_state_of(t->ctx), t);
     }
     return MS_OK;
 }
@@ -166,13 +163,4 @@ void ms_ref_release(ms_ref *ref)
         ms_tensor_free(ref->ptr);
     }
     ref->ptr = NULL;
-}
-
-int64_t ms_unscoped_bytes(void)
-{
-    ms_context *ctx = msi_context_peek();
-
-    return ctx != NULL && ctx->room[MSI_ROOM_TENSOR] != NULL
-               ? ((msi_tensor_state *)ctx->room[MSI_ROOM_TENSOR])->unscoped_bytes
-               : 0;
 }

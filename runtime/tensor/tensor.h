@@ -112,9 +112,6 @@ struct ms_tensor {
     int32_t scope_index; /* place in that scope's list */
     bool requires_grad;
     int16_t out_index; /* which output of grad_fn */
-    /* Its part of ms_unscoped_bytes(): what it held when it was made or kept outside any scope. It
-     * may show other storage by the time it dies. */
-    int64_t unscoped_bytes;
     ms_context *ctx;
     msi_view v;               /* storage retained */
     struct msi_node *grad_fn; /* retained; NULL for leaves */

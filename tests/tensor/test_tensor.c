@@ -410,34 +410,6 @@ static void test_tensor_parameter__takes_memory_only_when_materialised(void **st
     ms_tensor_free(a);
 }
 
-/* What a handle counted when it was made is what it gives back, whatever it shows by then. */
-static void test_tensor_scope__unscoped_bytes_come_back_to_where_they_were(void **state)
-{
-    const int64_t n = 1000, before = ms_unscoped_bytes();
-    ms_tensor *declared, *small, *large;
-
-    (void)state;
-    assert_ok(ms_tensor_parameter(&declared, MS_DTYPE_F32, 1, &n, MS_INIT_CONSTANT, 1, 0));
-    assert_ok(ms_tensor_materialize(declared));
-    ms_tensor_free(declared);
-    assert_int_equal(before, ms_unscoped_bytes());
-    small = made(1, (const int64_t[]){1});
-    assert_ok(ms_tensor_full(&large, MS_DTYPE_F64, 1, &n, 0));
-    assert_int_equal(before + 4 + 8000, ms_unscoped_bytes());
-    msi_tensor_rebind(small, &large->v);
-    ms_tensor_free(small);
-    assert_int_equal(before + 8000, ms_unscoped_bytes());
-    assert_ok(ms_scope_open("a"));
-    assert_ok(ms_tensor_full(&small, MS_DTYPE_F64, 1, &n, 0));
-    assert_int_equal(before + 8000, ms_unscoped_bytes());
-    assert_ok(ms_scope_keep(small));
-    assert_ok(ms_scope_close(NULL, 0));
-    assert_int_equal(before + 16000, ms_unscoped_bytes());
-    ms_tensor_free(small);
-    ms_tensor_free(large);
-    assert_int_equal(before, ms_unscoped_bytes());
-}
-
 /* A NaN's other bits must not reach Lua, which keeps types there. */
 static void test_tensor__every_nan_reads_as_the_plain_one(void **state)
 {
@@ -476,7 +448,6 @@ int main(void)
         cmocka_unit_test(test_tensor_view__reshapes_empty_tensors_with_gaps),
         cmocka_unit_test(test_tensor_view__broadcasts_like_numpy),
         cmocka_unit_test(test_tensor_scope__releases_all_but_results_and_kept),
-        cmocka_unit_test(test_tensor_scope__unscoped_bytes_come_back_to_where_they_were),
         cmocka_unit_test(test_tensor_scope__gives_refs_for_live_handles_only),
         cmocka_unit_test(test_tensor_scope__a_recycled_handle_is_not_the_old_one),
         cmocka_unit_test(test_tensor_parameter__takes_memory_only_when_materialised),

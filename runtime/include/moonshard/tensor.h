@@ -198,8 +198,6 @@ MS_API ms_status ms_ref_of(ms_ref *ref, ms_tensor *t);
 #endif
 /** Give up the ownership a ref stands for; stale refs are left alone (finalizers call this). */
 MS_API void ms_ref_release(ms_ref *ref);
-/** Bytes of storage that refs released only by finalizers hold: what a collection might free. */
-MS_API int64_t ms_unscoped_bytes(void);
 
 #ifdef __cplusplus
 }
