@@ -146,4 +146,14 @@ describe('a step that needs as much as the one before', function()
       end
     end))
   end)
+
+  it('nor do views of a tensor that is larger than that, however many', function()
+    local data = ms.empty(300, MIB / 4)
+    ms.collect()
+    assert.equal(0, collections(function()
+      for i = 1, 2000 do
+        local _ = data[(i - 1) % 300 + 1]
+      end
+    end))
+  end)
 end)
