@@ -4,6 +4,7 @@
 #include "folder.h"
 #include "io.h"
 #include "manifest.h"
+#include "moonshard/checkpoint.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -54,7 +55,14 @@ static bool is_our_file(const char *name)
     return strcmp(name, MSI_MANIFEST_NAME) == 0 || msi_shard_name_read(name, &rank, &world);
 }
 
-ms_status msi_folder_holds_ours(bool *holds, const char *path)
+int64_t msi_folder_step(const char *name)
+{
+    const int64_t step = strtoll(name + strcspn(name, "0123456789"), NULL, 10);
+
+    return strcmp(name, ms_checkpoint_step_name(step)) == 0 ? step : -1;
+}
+
+ms_status msi_folder_look(msi_contents *contents, const char *path)
 {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
@@ -62,10 +70,10 @@ ms_status msi_folder_holds_ours(bool *holds, const char *path)
     struct dirent *e;
     ms_status status;
 
-    *holds = false;
+    *contents = fd < 0 && errno == ENOENT ? MSI_CONTENTS_GONE : MSI_CONTENTS_OTHERS;
     if (dir == NULL) {
-        const bool none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP ||
-                          errno == EACCES || errno == EPERM;
+        /* ENOTDIR, ELOOP: something else, a link */
+        const bool none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP;
 
         status = none ? MS_OK : msi_io_fail("open", path);
         if (fd >= 0) {
@@ -73,8 +81,9 @@ ms_status msi_folder_holds_ours(bool *holds, const char *path)
         }
         return status;
     }
-    while ((status = msi_io_next(&e, dir, path)) == MS_OK && e != NULL && !*holds) {
-        *holds = is_our_file(e->d_name);
+    while ((status = msi_io_next(&e, dir, path)) == MS_OK && e != NULL &&
+           *contents != MSI_CONTENTS_OURS) {
+        *contents = is_our_file(e->d_name) ? MSI_CONTENTS_OURS : MSI_CONTENTS_OTHERS;
     }
     closedir(dir);
     return status;
@@ -235,6 +244,10 @@ static ms_status remove_leftover_folder(const char *path)
 static ms_status remove_leftover_link(const char *path)
 {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd < 0 && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) {
+        return msi_io_fail("open", path);
+    }
     const bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     const ms_status status = held ? MS_OK : msi_io_unlink(path);
     const bool gone = status != MS_OK && errno == ENOENT;

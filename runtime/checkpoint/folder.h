@@ -12,9 +12,18 @@ void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part);
 bool msi_shard_name_read(const char *name, int32_t *rank, int32_t *world);
 /* Is `name` what a writer leaves behind when it dies: <anything>.tmp-<16 hexadecimal digits>? */
 bool msi_folder_is_leftover(const char *name);
-/* Is `path` a folder itself, no link, that holds a file with a name of ours? One that may not be
- * looked into holds none. */
-ms_status msi_folder_holds_ours(bool *holds, const char *path);
+/* Of which step is `name` the ms_checkpoint_step_name()? Folders that are named so are ours.
+ * @return -1: of none */
+int64_t msi_folder_step(const char *name);
+/* What is at a path. */
+typedef enum msi_contents {
+    MSI_CONTENTS_OURS, /* a folder itself, no link, that holds a file with a name of ours */
+    MSI_CONTENTS_OTHERS,
+    MSI_CONTENTS_GONE, /* nothing */
+} msi_contents;
+
+/* MS_IO_ERROR, with errno, for a folder that may not be looked into. */
+ms_status msi_folder_look(msi_contents *contents, const char *path);
 /* [Note: who holds a folder] Processes that write and prune under one root tell each other by
  * flock() on folders. A writer holds its temporary folder until the checkpoint is published and
  * `latest` points there (the lock goes where the folder is renamed), and the checkpoint it replaces

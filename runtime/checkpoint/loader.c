@@ -8,7 +8,7 @@
 #include "live.h"
 #include "outcome.h"
 #include "reader.h"
-#include "store.h"
+#include "search.h"
 #include "tensor.h"
 
 #include <stdlib.h>
@@ -151,30 +151,32 @@ static ms_status agree_on_root(ms_comm *comm, const char *root, msi_outcome *own
     return msi_outcome_same_path(all, ms_comm_size(comm), "looks for checkpoints in");
 }
 
-/* Rank 0 names its candidate number `i`, or none: then `name` is empty. */
-static ms_status propose(ms_comm *comm, const char *root, const msi_listing *listing, int32_t i,
-                         msi_outcome *own, char *name, size_t room)
+/* Rank 0 names its next candidate, or none: then `name` is empty. */
+static ms_status propose(ms_comm *comm, msi_search *search, msi_outcome *own, char *name,
+                         size_t room)
 {
     msi_outcome all[ms_comm_size(comm)];
+    const char *next = msi_search_next(search);
 
-    if (i < listing->n) {
-        snprintf(own->name, sizeof(own->name), "%s", listing->list[i].name);
-    } else if (ms_comm_rank(comm) == 0) {
-        msi_outcome_keep(own, msi_listing_none(listing, root));
+    if (next != NULL) {
+        snprintf(own->name, sizeof(own->name), "%s", next);
+    } else if (ms_comm_rank(comm) == 0 && own->status == MS_OK) {
+        msi_outcome_keep(own, msi_search_none(search));
     }
     MS_TRY(msi_outcome_agree(comm, "checkpoint resume (the newest)", own, all));
     snprintf(name, room, "%s", all[0].name);
     return MS_OK;
 }
 
-/* Try rank 0's checkpoints, newest first, until all ranks find one intact. */
+/* Try rank 0's checkpoints, newest first, until all ranks find one intact. `search`: of the other
+ * ranks it has none. */
 static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char *root,
-                             msi_listing *listing, msi_outcome *own, bool *found)
+                             msi_search *search, msi_outcome *own, bool *found)
 {
     char name[sizeof(own->name)];
 
-    for (int32_t i = 0;; i++) {
-        MS_TRY(propose(comm, root, listing, i, own, name, sizeof(name)));
+    for (;;) {
+        MS_TRY(propose(comm, search, own, name, sizeof(name)));
         if (name[0] == '\0') {
             *found = false;
             return MS_OK;
@@ -192,8 +194,13 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
         }
         ms_checkpoint_close(l->c);
         l->c = NULL;
-        MS_TRY(msi_listing_pass_over(listing, status, ms_comm_rank(comm) == 0));
+        if (status != MS_FORMAT_ERROR) {
+            return status;
+        }
         *own = (msi_outcome){0};
+        if (ms_comm_rank(comm) == 0) {
+            msi_outcome_keep(own, msi_search_pass_over(search));
+        }
     }
 }
 
@@ -202,25 +209,21 @@ static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const ch
                              bool steps)
 {
     ms_checkpoint_loader *l;
-    msi_listing listing = {0};
+    msi_search search = {0};
     msi_outcome own = {0};
     bool found = false;
 
     *out = NULL;
     msi_outcome_keep(&own, loader_new(&l, comm));
     if (own.status == MS_OK && ms_comm_rank(comm) == 0) {
-        msi_outcome_keep(&own, msi_listing_read(&listing, root, true));
-        if (steps) {
-            msi_listing_leave_steps(&listing, root, true);
-        }
+        msi_outcome_keep(&own, msi_search_begin(&search, root, steps));
     }
     ms_status status = agree_on_root(comm, root, &own);
 
     if (status == MS_OK) {
-        status = open_newest(l, comm, root, &listing, &own, &found);
+        status = open_newest(l, comm, root, &search, &own, &found);
     }
-
-    msi_listing_dispose(&listing);
+    msi_search_end(&search);
     if (status != MS_OK || !found) {
         loader_free(l);
         return status;

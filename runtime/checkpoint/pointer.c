@@ -18,13 +18,20 @@ static ms_status read_text(msi_pointer *p, const char *link)
     return n >= 0 || errno == ENOENT || errno == EINVAL ? MS_OK : msi_io_fail("read", link);
 }
 
-/* Are both paths those of one folder? */
-static bool same_folder(const char *a, const char *b)
+/* Are both paths those of one folder? One that is gone is none. */
+static ms_status is_same_folder(bool *same, const char *a, const char *b)
 {
     struct stat of_a, of_b;
 
-    return stat(a, &of_a) == 0 && stat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev &&
-           of_a.st_ino == of_b.st_ino;
+    *same = false;
+    if (stat(a, &of_a) != 0) {
+        return errno == ENOENT ? MS_OK : msi_io_fail("stat", a);
+    }
+    if (stat(b, &of_b) != 0) {
+        return errno == ENOENT ? MS_OK : msi_io_fail("stat", b);
+    }
+    *same = of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+    return MS_OK;
 }
 
 /* The name by which `link` reaches into `root`. */
@@ -33,18 +40,20 @@ static ms_status follow(msi_pointer *p, const char *link, const char *root)
     char *target = realpath(link, NULL);
 
     if (target == NULL) {
-        const bool nowhere = errno == ENOENT || errno == ENOTDIR || errno == ELOOP ||
-                             errno == ENAMETOOLONG || errno == EACCES;
+        const bool nowhere =
+            errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == ENAMETOOLONG;
 
         return nowhere ? MS_OK : msi_io_fail("follow", link);
     }
     char *name = strrchr(target, '/') + 1;
     char *parent = msi_io_parent(target);
+    bool is_here = false;
+    const ms_status status =
+        parent != NULL ? is_same_folder(&is_here, parent, root) : MS_OUT_OF_MEMORY;
 
-    if (parent != NULL && same_folder(parent, root)) {
+    if (is_here) {
         snprintf(p->name, sizeof(p->name), "%s", name);
     }
-    const ms_status status = parent != NULL ? MS_OK : MS_OUT_OF_MEMORY;
 
     free(parent);
     free(target);

@@ -21,15 +21,6 @@ static bool is_free(const char *path)
     return lstat(path, &st) != 0 && errno == ENOENT;
 }
 
-/* Names of steps are ours: what stands there without a manifest is what others had put into a
- * checkpoint that was pruned. */
-static bool is_step_name(const char *name)
-{
-    const char *digits = name + strcspn(name, "0123456789");
-
-    return strcmp(name, ms_checkpoint_step_name(strtoll(digits, NULL, 10))) == 0;
-}
-
 static ms_status check_target(const char *path, const char *manifest, const char *name)
 {
     struct stat st;
@@ -38,9 +29,12 @@ static ms_status check_target(const char *path, const char *manifest, const char
         return errno == ENOENT ? MS_OK : msi_io_fail("stat", path);
     }
     if (S_ISDIR(st.st_mode)) {
+        msi_contents contents;
         bool empty;
 
-        if (is_step_name(name) || access(manifest, F_OK) == 0) {
+        MS_TRY(msi_folder_look(&contents, path)); /* one that may not be opened stays */
+        /* in a step without a manifest is what others had put into it before it was pruned */
+        if (msi_folder_step(name) >= 0 || access(manifest, F_OK) == 0) {
             return MS_OK;
         }
         if (errno != ENOENT) {
@@ -151,21 +145,18 @@ static ms_status replace(const char *from, const char *to, const char *aside, bo
 
 /* Hold the checkpoint that will be replaced: it must not be taken for a leftover while it may have
  * to come back. Somebody who is removing it is soon done; whoever holds it for longer does not keep
- * this one from being saved. @return the descriptor that holds it, -1: none */
-static int hold_displaced(const char *final)
+ * this one from being saved. `*fd` holds it, -1: none. */
+static ms_status hold_displaced(int *fd, const char *final)
 {
     msi_hold hold = MSI_HOLD_OTHERS;
-    int fd = -1;
 
     for (int ms = 0; hold == MSI_HOLD_OTHERS && ms < 1000; ms++) {
         if (ms > 0) {
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         }
-        if (msi_folder_hold(&fd, &hold, final) != MS_OK) {
-            break;
-        }
+        MS_TRY(msi_folder_hold(fd, &hold, final));
     }
-    return fd;
+    return MS_OK;
 }
 
 /* Take `final` back to `folder`, and what it displaced to `final`. @return true when that worked */
@@ -266,7 +257,7 @@ ms_status msi_checkpoint_publish(const char *folder, const char *root, const cha
     }
     MS_TRY_GOTO(write_manifest(folder, draft->text), done);
     MS_TRY_GOTO(read_back(folder, draft), done);
-    held = hold_displaced(final);
+    MS_TRY_GOTO(hold_displaced(&held, final), done);
     MS_TRY_GOTO(put_in_place(folder, root, final, aside, &displaced), done);
     /* the checkpoint is safe; what fails from here on is worth a warning */
     if (move_pointer(root, name, nonce) != MS_OK) {

@@ -136,7 +136,7 @@ static char *find_folder(const char *path)
         return msi_io_path("%s", path);
     }
     aside = msi_io_path("%s.old", path);
-    if (aside != NULL && access(aside, F_OK) != 0) {
+    if (aside != NULL && access(aside, F_OK) != 0 && errno == ENOENT) {
         free(aside);
         return msi_io_path("%s", path);
     }

@@ -1,10 +1,10 @@
-/* A folder of checkpoints: which are whole, which is the newest intact one, and removing what is no
- * longer wanted. */
-#include "store.h"
+/* A folder of checkpoints: the newest intact one, and removing what is no longer wanted. */
 #include "folder.h"
 #include "io.h"
+#include "listing.h"
 #include "pointer.h"
 #include "reader.h"
+#include "search.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,201 +13,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-void msi_listing_dispose(msi_listing *l)
-{
-    for (int32_t i = 0; i < l->n; i++) {
-        free(l->list[i].name);
-    }
-    free(l->list);
-    *l = (msi_listing){0};
-}
-
-/* Greatest step first; equal steps by name, so that the order depends on nothing else. */
-static int compare_found(const void *a, const void *b)
-{
-    const msi_found *x = a, *y = b;
-
-    if (x->step != y->step) {
-        return x->step > y->step ? -1 : 1;
-    }
-    return strcmp(x->name, y->name);
-}
-
-ms_status msi_listing_pass_over(msi_listing *l, ms_status status, bool tell)
-{
-    const size_t used = strlen(l->broken);
-
-    if (status != MS_FORMAT_ERROR) {
-        return status;
-    }
-    if (tell) {
-        msi_warn("UserWarning", "a broken checkpoint is passed over: %s", ms_error_message());
-    }
-    snprintf(l->broken + used, sizeof(l->broken) - used, "%s%s", l->n_broken > 0 ? "; " : "",
-             ms_error_message());
-    l->n_broken++;
-    return MS_OK;
-}
-
-ms_status msi_listing_none(const msi_listing *l, const char *root)
-{
-    if (l->n_broken > 0) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s holds %d checkpoint%s, %s: %s", root, l->n_broken,
-                       l->n_broken > 1 ? "s" : "",
-                       l->n_broken > 1 ? "none of them intact" : "which is not intact", l->broken);
-    }
-    return l->lost[0] == '\0'
-               ? MS_OK
-               : MS_FAIL(MS_FORMAT_ERROR,
-                         "%s/latest points at '%s', but no checkpoint of this folder is there",
-                         root, msi_foreign_name(l->lost));
-}
-
-/* May this be a checkpoint, whole or broken? */
-static ms_status is_candidate(bool *is, const char *root, const char *name)
-{
-    *is = false;
-    if (name[0] == '.' || name[0] == '\0' || msi_folder_is_leftover(name)) {
-        return MS_OK;
-    }
-    char *path = msi_io_path("%s/%s", root, name);
-    const ms_status status = path != NULL ? msi_folder_holds_ours(is, path) : MS_OUT_OF_MEMORY;
-
-    free(path);
-    return status;
-}
-
-/* Append a checkpoint when it opens. */
-static ms_status examine(msi_listing *l, const char *root, const char *name, bool tell)
-{
-    char *path = msi_io_path("%s/%s", root, name);
-    ms_checkpoint *c;
-    msi_found *list;
-    ms_status status;
-
-    if (path == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    if (strcmp(name, "latest") == 0) { /* a copy that followed the link is that, and no other one */
-        status = MS_FAIL(MS_FORMAT_ERROR, "%s is a folder, expected a link to a checkpoint", path);
-    } else {
-        status = msi_checkpoint_missing(ms_checkpoint_open(&c, path));
-    }
-    free(path);
-    if (status != MS_OK) {
-        return msi_listing_pass_over(l, status, tell);
-    }
-    list = realloc(l->list, ((size_t)l->n + 1) * sizeof(*list));
-    if (list != NULL) {
-        l->list = list;
-        list[l->n] = (msi_found){.name = strdup(name), .step = msi_checkpoint_manifest(c)->step};
-    }
-    ms_checkpoint_close(c);
-    if (list == NULL || list[l->n].name == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a list of checkpoints");
-    }
-    l->n++;
-    return MS_OK;
-}
-
-static void move_first(msi_listing *l, int32_t i)
-{
-    const msi_found found = l->list[i];
-
-    memmove(l->list + 1, l->list, (size_t)i * sizeof(found));
-    l->list[0] = found;
-}
-
-/* `latest` leads to no checkpoint of the folder: what was saved last is lost, and where there are
- * others, a run is about to go on from one of them. */
-static void note_lost(msi_listing *l, const char *root, const char *text, bool tell)
-{
-    snprintf(l->lost, sizeof(l->lost), "%s", text);
-    if (tell && l->n > 0) {
-        msi_warn("UserWarning",
-                 "%s/latest points at '%s', but no checkpoint of this folder is there: another one "
-                 "is taken",
-                 root, msi_foreign_name(l->lost));
-    }
-}
-
-/* What was saved last comes first, whatever its step: who went back to an earlier step means to go
- * on from there. */
-static ms_status put_pointed_first(msi_listing *l, const char *root, bool tell)
-{
-    msi_pointer pointer;
-    bool is_there;
-
-    MS_TRY(msi_pointer_read(&pointer, root));
-    MS_TRY(is_candidate(&is_there, root, pointer.name));
-    if (!is_there && pointer.text[0] != '\0') {
-        note_lost(l, root, pointer.text, tell);
-    }
-    for (int32_t i = 0; i < l->n; i++) {
-        if (strcmp(l->list[i].name, pointer.name) == 0) {
-            move_first(l, i);
-            break;
-        }
-    }
-    return MS_OK;
-}
-
-const char *ms_checkpoint_step_name(int64_t step)
-{
-    static _Thread_local char name[32];
-
-    snprintf(name, sizeof(name), "step-%08lld", (long long)step);
-    return name;
-}
-
-/* The step that a checkpoint of this name is called by, -1 when it is called otherwise. */
-static int64_t step_of(const char *name)
-{
-    const int64_t step = strncmp(name, "step-", 5) == 0 ? strtoll(name + 5, NULL, 10) : -1;
-
-    return step >= 0 && strcmp(name, ms_checkpoint_step_name(step)) == 0 ? step : -1;
-}
-
-/* As msi_listing_read(), of those alone that are called by a step from `from` on; -1: all. */
-static ms_status read_from(msi_listing *l, const char *root, int64_t from, bool tell)
-{
-    DIR *dir = opendir(root);
-    ms_status status = MS_OK;
-    struct dirent *e;
-
-    *l = (msi_listing){0};
-    if (dir == NULL) {
-        return errno == ENOENT ? msi_io_absent(root) : msi_io_fail("open", root);
-    }
-    while (status == MS_OK && (status = msi_io_next(&e, dir, root)) == MS_OK && e != NULL) {
-        bool is;
-
-        if (step_of(e->d_name) < from) {
-            continue;
-        }
-        status = is_candidate(&is, root, e->d_name);
-        if (status == MS_OK && is) {
-            status = examine(l, root, e->d_name, tell);
-        }
-    }
-    closedir(dir);
-    if (l->n > 1) {
-        qsort(l->list, (size_t)l->n, sizeof(*l->list), compare_found);
-    }
-    if (status == MS_OK) {
-        status = put_pointed_first(l, root, tell);
-    }
-    if (status != MS_OK) {
-        msi_listing_dispose(l);
-    }
-    return status;
-}
-
-ms_status msi_listing_read(msi_listing *l, const char *root, bool tell)
-{
-    return read_from(l, root, -1, tell);
-}
 
 /* Is every byte of the checkpoint at `path` what was written? */
 static ms_status verify(const char *path)
@@ -224,13 +29,14 @@ static ms_status verify(const char *path)
 ms_status ms_checkpoint_latest(const char **out, const char *root)
 {
     static _Thread_local char path[PATH_MAX];
-    ms_status status = MS_OK;
-    msi_listing l;
+    const char *name;
+    msi_search s;
 
     *out = NULL;
-    MS_TRY(msi_listing_read(&l, root, true));
-    for (int32_t i = 0; i < l.n && *out == NULL && status == MS_OK; i++) {
-        if (snprintf(path, sizeof(path), "%s/%s", root, l.list[i].name) >= (int)sizeof(path)) {
+    ms_status status = msi_search_begin(&s, root, false);
+
+    while (status == MS_OK && *out == NULL && (name = msi_search_next(&s)) != NULL) {
+        if (snprintf(path, sizeof(path), "%s/%s", root, name) >= (int)sizeof(path)) {
             status =
                 MS_FAIL(MS_VALUE_ERROR, "the path of a checkpoint under %.200s is too long", root);
             break;
@@ -238,14 +44,14 @@ ms_status ms_checkpoint_latest(const char **out, const char *root)
         status = verify(path);
         if (status == MS_OK) {
             *out = path;
-        } else {
-            status = msi_listing_pass_over(&l, status, true);
+        } else if (status == MS_FORMAT_ERROR) {
+            status = msi_search_pass_over(&s);
         }
     }
     if (status == MS_OK && *out == NULL) {
-        status = msi_listing_none(&l, root);
+        status = msi_search_none(&s);
     }
-    msi_listing_dispose(&l);
+    msi_search_end(&s);
     return status;
 }
 
@@ -292,13 +98,14 @@ static ms_status remove_checkpoint(const char *root, const char *name)
     return status;
 }
 
-/* Remove all but the first `keep` of those up to a step. */
+/* Remove all but the first `keep` of those up to a step. What cannot be read now is not counted,
+ * and stays. */
 static ms_status remove_old(const msi_listing *l, const char *root, int64_t up_to, int32_t keep)
 {
     ms_status status = MS_OK;
 
     for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
-        if (l->list[i].step > up_to) {
+        if (l->list[i].unread || l->list[i].step > up_to) {
             continue;
         } else if (keep > 0) {
             keep--;
@@ -346,35 +153,16 @@ ms_status ms_checkpoint_prune(const char *root, int32_t keep)
     if (keep < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "prune keeps at least 1 checkpoint, got %d", keep);
     }
-    MS_TRY(msi_listing_read(&l, root, false));
+    MS_TRY(msi_listing_read(&l, root, -1));
     return keep_first(&l, root, INT64_MAX, keep);
 }
 
-static bool is_named_by_step(const msi_found *found)
+const char *ms_checkpoint_step_name(int64_t step)
 {
-    return found->step >= 0 && step_of(found->name) == found->step;
-}
+    static _Thread_local char name[32];
 
-void msi_listing_leave_steps(msi_listing *l, const char *root, bool tell)
-{
-    int32_t first = 0, n = 0;
-
-    while (first < l->n && !is_named_by_step(&l->list[first])) {
-        first++;
-    }
-    if (tell && first > 0) {
-        msi_warn("UserWarning",
-                 "%s/%s, which is not named by its step, is passed over: %s is taken", root,
-                 msi_foreign_name(l->list[0].name), first < l->n ? l->list[first].name : "none");
-    }
-    for (int32_t i = 0; i < l->n; i++) {
-        if (is_named_by_step(&l->list[i])) {
-            l->list[n++] = l->list[i];
-        } else {
-            free(l->list[i].name);
-        }
-    }
-    l->n = n;
+    snprintf(name, sizeof(name), "step-%08lld", (long long)step);
+    return name;
 }
 
 ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
@@ -386,11 +174,11 @@ ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
                        keep);
     }
     /* Where all stay, only those that came later are of interest: a run may have hundreds. */
-    MS_TRY(read_from(&l, root, keep > 0 ? 0 : step, false));
-    msi_listing_leave_steps(&l, root, false);
+    MS_TRY(msi_listing_read(&l, root, keep > 0 ? 0 : step));
+    msi_listing_leave_steps(&l, root);
     for (int32_t i = 0; i < l.n; i++) {
         if (l.list[i].step == step) {
-            move_first(&l, i);
+            msi_listing_move_first(&l, i);
         }
     }
     return keep_first(&l, root, step, keep > 0 ? keep : INT32_MAX);

@@ -27,7 +27,8 @@ typedef struct ms_checkpoint_loader ms_checkpoint_loader;
  *              reserved
  * A folder with the name of a step (ms_checkpoint_step_name()) is one, also when a prune has left
  * nothing in it but what others put there: that moves aside, with a warning that says where.
- * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`
+ * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`,
+ *         MS_IO_ERROR when a folder is that may not be opened
  */
 MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
                                      const char *name);
@@ -101,7 +102,10 @@ MS_API ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *c
  * not what a writer left that died before it could publish. The link `<root>/latest` may lead to it
  * by any spelling; one that leads to none of these is a warning, and MS_FORMAT_ERROR where there is
  * none. A folder in the place of that link, as a copy that follows links makes it, is a broken
- * one. Collective. */
+ * one. MS_IO_ERROR where the one whose turn it is cannot be read now, which may be for want of
+ * permission; a folder that may not be opened, has no step's name and is not the latest is a
+ * warning. Other processes may save and prune meanwhile: what they remove is not broken.
+ * Collective. */
 MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm,
                                            const char *root);
 /** As ms_checkpoint_load_latest(), of the checkpoints that are named by their own steps, as
@@ -132,15 +136,15 @@ MS_API void ms_checkpoint_load_discard(ms_checkpoint_loader *l);
 /** The checkpoint under `root` that was saved last, where the link `latest` points; when it is not
  * there or not intact, the newest intact one by its manifest's `step`. Every byte of it is
  * verified. Broken ones are skipped and reported with ms_warn(); MS_FORMAT_ERROR when there are
- * only such, as for ms_checkpoint_load_latest(). A root that is not there has none; one behind a
- * link to nothing is MS_IO_ERROR, here and wherever a root is given.
+ * only such, and MS_IO_ERROR, as for ms_checkpoint_load_latest(). A root that is not there has
+ * none; one behind a link to nothing is MS_IO_ERROR, here and wherever a root is given.
  * @param out  path, valid until the next call in this thread; NULL when there is none at all */
 MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
 /** Keep `keep` checkpoints under `root`: the one that was saved last, where the link `latest`
  * points, then the newest by step; a warning when one of these has a greater step than the first.
- * Remove the others and leftovers of writers that died; broken
- * ones stay, for people to look at. Only files that a checkpoint consists of are removed, no link
- * is followed, and what cannot be removed is a warning. */
+ * Remove the others and leftovers of writers that died; those that are broken, or cannot be read
+ * now, count for none and stay, for people to look at. Only files that a checkpoint consists of are
+ * removed, no link is followed, and what cannot be removed is a warning. */
 MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
 /** The name under which checkpoints of one run are told apart: "step-00000010". Valid until the
  * next call in this thread. */
