@@ -240,6 +240,16 @@ static uint64_t abort_pack(int32_t slot, int32_t subject, int32_t cause)
     return (uint64_t)cause << 32 | (uint64_t)(subject + 1) << 16 | (uint64_t)(slot + 1);
 }
 
+static int32_t abort_subject(uint64_t word)
+{
+    return (int32_t)(word >> 16 & 0xffff) - 1;
+}
+
+static int32_t abort_cause(uint64_t word)
+{
+    return (int32_t)(word >> 32);
+}
+
 /* " (pid N)" behind the first line of what a failed process is reported with. */
 static void name_process(const msi_job *job, int32_t subject, char *text, size_t nbytes)
 {
@@ -251,15 +261,23 @@ static void name_process(const msi_job *job, int32_t subject, char *text, size_t
              (int)atomic_load(&job->block->slot[subject].pid), rest);
 }
 
+/* May `slot` put another abort word in the place of `word`? The first stays, but for a rank that
+ * others have found to have left, and that has failed since: its failure is why. */
+static bool gives_way(uint64_t word, int32_t slot, int32_t subject, int32_t cause)
+{
+    return word == 0 || (subject == slot && cause == MSI_CAUSE_FAILED &&
+                         abort_subject(word) == slot && abort_cause(word) == MSI_CAUSE_LEFT);
+}
+
 bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...)
 {
     msi_slot_rank *mine = &job->block->slot[slot];
-    uint64_t none = 0;
+    uint64_t word = atomic_load(&job->block->abort);
     char text[MSI_TEXT];
     va_list args;
 
-    if (atomic_load(&job->block->abort) != 0) {
+    if (!gives_way(word, slot, subject, cause)) {
         return false; /* also keeps a text that readers may be reading */
     }
     va_start(args, format);
@@ -270,13 +288,14 @@ bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, m
         name_process(job, subject, mine->text, sizeof(mine->text));
     }
     mine->kind = kind;
-    bool first =
-        atomic_compare_exchange_strong(&job->block->abort, &none, abort_pack(slot, subject, cause));
-
-    if (first) {
-        msi_job_ring_all(job);
+    while (!atomic_compare_exchange_strong(&job->block->abort, &word,
+                                           abort_pack(slot, subject, cause))) {
+        if (!gives_way(word, slot, subject, cause)) {
+            return false;
+        }
     }
-    return first;
+    msi_job_ring_all(job);
+    return true;
 }
 
 bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,
@@ -289,8 +308,8 @@ bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_st
     }
     const msi_slot_rank *writer = &job->block->slot[(word & 0xffff) - 1];
 
-    *subject = (int32_t)(word >> 16 & 0xffff) - 1;
-    *cause = (int32_t)(word >> 32);
+    *subject = abort_subject(word);
+    *cause = abort_cause(word);
     *kind = writer->kind;
     *text = writer->text;
     return true;

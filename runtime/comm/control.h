@@ -159,7 +159,8 @@ void msi_make_private(void *map, size_t nbytes, int protection, int32_t fd);
 void msi_job_keep_mail(msi_job *job, int32_t rank);
 
 /* End the job, unless something else has ended it before: `cause` and the text become what every
- * rank reports. `slot` is the caller's own, `subject` the rank it is about (-1: none). True: this
+ * rank reports. What a rank fails by after others found that it had left takes the place of that.
+ * `slot` is the caller's own, `subject` the rank it is about (-1: none). True: this
  * is what the job ends with. */
 bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...) MSI_PRINTF(6, 7);

@@ -1,6 +1,9 @@
 /* runtime/comm/failure.c: a rank that fails alone says why, and its peers' errors bring it. */
 #include "rank_test.h"
 
+#include <sched.h>
+#include <stdatomic.h>
+
 enum { RANKS = 3, ODD = 1 };
 
 #define WHY "ValueError: x has shape (2, 5)"
@@ -178,6 +181,52 @@ static void test_comm_failure__belongs_to_the_rank_that_failed(void **state)
                  ms_dist_threads(RANKS, raise_alone, NULL));
 }
 
+/* -- a rank that leaves, and then fails ----------------------------------------------------------
+ */
+
+typedef struct leaver {
+    atomic_bool found; /* the other rank has found that this one left */
+    bool other_fails;  /* ... and fails by it, uncaught */
+} leaver;
+
+static ms_status fail_after_leaving(void *user, int32_t rank)
+{
+    leaver *l = user;
+    ms_comm *world;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_barrier(world));
+    if (rank == 1) {
+        ms_dist_leave();
+        while (!atomic_load(&l->found)) {
+            sched_yield();
+        }
+        EXPECT(ms_dist_abort(MS_VALUE_ERROR, "a bad day"));
+        EXPECT(!ms_dist_abort(MS_VALUE_ERROR, "a worse one"));
+        return MS_OK;
+    }
+    const ms_status status = ms_comm_barrier(world);
+
+    const bool says = strstr(ms_error_message(), "rank 1 left the job") != NULL;
+    const bool is_cause = l->other_fails && ms_dist_abort(status, ms_error_message());
+
+    atomic_store(&l->found, true);
+    EXPECT(status == MS_COMM_ERROR && says);
+    EXPECT(!is_cause);
+    return MS_OK;
+}
+
+static void test_comm_failure__after_leaving_is_the_cause(void **state)
+{
+    (void)state;
+    for (int32_t other_fails = 0; other_fails < 2; other_fails++) {
+        leaver l = {.other_fails = other_fails != 0};
+
+        assert_fails(MS_VALUE_ERROR, "rank 1 failed: a bad day",
+                     ms_dist_threads(2, fail_after_leaving, &l));
+    }
+}
+
 /* -- what a function of threads returns -------------------------------------------------------- */
 
 static ms_status return_number(void *user, int32_t rank)
@@ -230,6 +279,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_failure__is_told_to_those_who_go_on),
+        cmocka_unit_test(test_comm_failure__after_leaving_is_the_cause),
         cmocka_unit_test(test_comm_failure__is_of_some_kind),
         cmocka_unit_test(test_comm_failure__of_threads_is_told_in_words),
         cmocka_unit_test(test_comm_failure__belongs_to_the_rank_that_failed),
