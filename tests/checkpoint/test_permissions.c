@@ -24,7 +24,7 @@ static void test_checkpoint_permissions__a_step_that_may_not_be_opened_is_told(v
 
     for (int i = 0; i < 8; i++) {
         const bool linked = i / 2 % 2 == 0, others = i / 4 == 0;
-        char name[16];
+        char name[32];
 
         snprintf(name, sizeof(name), "closed-%d", i);
         const char *root = path_of(name);

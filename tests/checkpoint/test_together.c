@@ -96,7 +96,7 @@ static void test_checkpoint_together__what_is_pruned_meanwhile_is_not_broken(voi
 
     for (int i = 0; i < 6; i++) {
         const bool pointed = i < 3; /* else something stands in the place of the link */
-        char name[16];
+        char name[32];
 
         for (int by_loader = 0; by_loader < 2; by_loader++) {
             snprintf(name, sizeof(name), "pruned-%d-%d", i, by_loader);
