@@ -232,6 +232,54 @@ describe('a checkpoint', function()
     end)
   end)
 
+  it('has the momentum of parameters while it is 0, on any ranks', function()
+    local function make_run()
+      local model = fsdp.FSDP(nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1)))
+      local opt = ms.optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9, dampening = 0.5 })
+      return { model = model, optimizer = opt, step = function(momentum)
+        opt.param_groups[1].momentum = momentum
+        model(ms.ones(1, 2)):sum():backward()
+        opt:step()
+        opt:zero_grad()
+      end }
+    end
+    local function continue(run)
+      local parts = { model = run.model, optimizer = run.optimizer }
+      run.step(0.9)
+      checkpoint.load(root .. '/still', parts)
+      assert(run.optimizer.param_groups[1].momentum == 0)
+      run.step(0.9)
+      local hash = io.open(root .. '/hash'):read()
+      assert(run.model:hash() == hash)
+      checkpoint.load(root .. '/new', parts) -- which has none: the next step begins one
+      run.step(0.9)
+      local other = make_run()
+      checkpoint.load(root .. '/new', { model = other.model })
+      other.step(0.9)
+      assert(run.model:hash() == other.model:hash())
+    end
+    ms.dist.spawn(2, function(rank) -- one of which holds nothing of a bias
+      local run = make_run()
+      local parts = { step = 1, model = run.model, optimizer = run.optimizer }
+      checkpoint.save(root, 'new', parts)
+      run.step(0.9)
+      run.step(0)
+      checkpoint.save(root, 'still', parts)
+      run.optimizer:load_state_dict(run.optimizer:state_dict())
+      checkpoint.save(root, 'again', parts) -- all ranks still say the same
+      run.step(0.9)
+      local hash = run.model:hash()
+      if rank == 0 then
+        local file = assert(io.open(root .. '/hash', 'w'))
+        file:write(hash)
+        file:close()
+      end
+      ms.dist.barrier()
+      continue(make_run())
+    end)
+    ms.dist.spawn(1, function() continue(make_run()) end)
+  end)
+
   it('leaves the one before alone when saving fails', function()
     local m = nn.Linear(1, 1)
     checkpoint.save(root, 'a', { step = 1, model = m })

@@ -100,11 +100,12 @@ function checkpoint.meta(handle)
   return B.string(C.ms_checkpoint_meta(handle))
 end
 
----@return string[]
+---@return string[]  also by key: its place
 function checkpoint.keys(handle)
   local keys = {}
   for i = 1, C.ms_checkpoint_n_keys(handle) do
-    keys[i] = B.string(C.ms_checkpoint_key(handle, i - 1))
+    local key = B.string(C.ms_checkpoint_key(handle, i - 1))
+    keys[i], keys[key] = key, i
   end
   return keys
 end

@@ -117,7 +117,7 @@ function optim.n_params(handle)
   return C.ms_optim_n_params(handle)
 end
 
----@return string[]  names of the buffers each parameter has
+---@return string[]  names of the buffers a parameter may have
 function optim.state_names(handle)
   local names = {}
   for s = 1, C.ms_optim_n_states(handle) do
@@ -131,7 +131,7 @@ function optim.param(handle, i)
   return calls.optim_param(handle, i - 1)
 end
 
---- State buffer s of parameter i (both from 1): 1-D over the local elements, nil for none.
+--- State buffer s of parameter i (both from 1): 1-D over the local elements; nil when it has none.
 function optim.state(handle, i, s)
   return calls.optim_state(handle, i - 1, s - 1)
 end
@@ -146,6 +146,12 @@ end
 
 function optim.set_steps(handle, i, n)
   B.check(C.ms_optim_steps_set(handle, i - 1, n))
+end
+
+--- Give parameter i of SGD a momentum buffer, or none.
+---@param exists boolean
+function optim.set_momentum(handle, i, exists)
+  B.check(C.ms_optim_momentum_set(handle, i - 1, exists))
 end
 
 local total = B.new('double[1]')

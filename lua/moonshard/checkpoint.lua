@@ -38,8 +38,8 @@ local checkpoint = {}
 --- what is not in it is a KeyError, leaving out what is in it is legal. State of an optimizer goes
 --- by the names of its parameters, whether they are frozen or not; that is the model's business.
 --- Beside a model it trains parameters of that model, a ValueError if not, though perhaps not all.
---- Its groups take the options in the checkpoint, which say what state there is: one without
---- momentum gets it from a checkpoint that has it.
+--- Its groups take the options in the checkpoint, its parameters the state that there is: one
+--- without momentum gets it from a checkpoint that has it.
 
 ---@class ms.checkpoint.SaveOptions: ms.checkpoint.State
 ---@field step integer
@@ -133,10 +133,13 @@ local function add_optimizer(writer, optimizer, comm)
     local mine = rank == 0 or not is_replicated(entry.param)
     steps[entry.name] = entry.steps
     for _, state in ipairs(states) do
+      local value = entry.state[state]
       if not parameter.manager(entry.param) then
-        check_own(writer, comm, ("%s of '%s'"):format(state, entry.name), entry.state[state])
+        check_own(writer, comm, ("%s of '%s'"):format(state, entry.name), value)
       end
-      runtime.add(writer, state_key(state, entry.name), extent, mine and entry.state[state] or nil)
+      if value then
+        runtime.add(writer, state_key(state, entry.name), extent, mine and value or nil)
+      end
     end
   end
   local groups = optimizer:_group_options(function(i) return entries[i].name end)
@@ -217,8 +220,8 @@ end
 -- for after the commit is appended to `after`, what a failure takes back to `undo`.
 
 -- Is all that the checkpoint has below `prefix` expected by the model or optimizer?
-local function check_keys(source, prefix, expected, noun)
-  for _, key in ipairs(runtime.keys(source)) do
+local function check_keys(keys, prefix, expected, noun)
+  for _, key in ipairs(keys) do
     if key:sub(1, #prefix) == prefix and not expected[key] then
       errors.raise('KeyError', "the checkpoint has '%s', which the %s has not", key, noun)
     end
@@ -242,7 +245,7 @@ local function add_load_of_model(loader, model, after)
     runtime.load_add(loader, key, extent, part)
     after[#after + 1] = function() buffer.load(b.entry, value) end
   end
-  check_keys(runtime.load_source(loader), 'model/', expected, 'model')
+  check_keys(runtime.keys(runtime.load_source(loader)), 'model/', expected, 'model')
 end
 
 local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
@@ -258,10 +261,13 @@ local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
   optimizer:_check_group_options(meta.groups)
   fits.options(meta.groups, optimizer.options)
   local present = optimizer:_entries()
-  local own = optimizer:_group_options(function(i) return present[i].name end)
-  fits.groups(meta.groups, own)
-  undo[#undo + 1] = function() optimizer:_set_group_options(own) end
-  optimizer:_set_group_options(meta.groups) -- they say which state there is
+  fits.groups(meta.groups, optimizer:_group_options(function(i) return present[i].name end))
+  after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
+  local steps = type(meta.steps) == 'table' and meta.steps
+  local keys = runtime.keys(runtime.load_source(loader))
+  optimizer:_await_later_state(function(name) -- one of old has zeros before the first step, too
+    return keys[state_key(optimizer.later_state, name)] and (steps and steps[name]) ~= 0
+  end, after, undo)
   local entries, states = optimizer:_entries()
   local expected = {}
   for i, entry in ipairs(entries) do
@@ -269,16 +275,18 @@ local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
     for _, state in ipairs(states) do
       local key = state_key(state, entry.name)
       expected[key] = true
-      runtime.load_add(loader, key, extent, entry.state[state])
+      if state ~= optimizer.later_state or keys[key] then
+        runtime.load_add(loader, key, extent, entry.state[state])
+      end
     end
-    local steps = type(meta.steps) == 'table' and meta.steps[entry.name]
-    if type(steps) ~= 'number' or steps % 1 ~= 0 or steps < 0 or steps > 2 ^ 53 then
+    local n = steps and steps[entry.name]
+    if type(n) ~= 'number' or n % 1 ~= 0 or n < 0 or n > 2 ^ 53 then
       errors.raise('FormatError', "the optimizer in the checkpoint has taken %s steps for '%s', "
-        .. 'expected a whole number', tostring(steps), entry.name)
+        .. 'expected a whole number', tostring(n), entry.name)
     end
-    after[#after + 1] = function() optimizer:_set_steps(i, steps) end
+    after[#after + 1] = function() optimizer:_set_steps(i, n) end
   end
-  check_keys(runtime.load_source(loader), 'optim/', expected, 'optimizer')
+  check_keys(keys, 'optim/', expected, 'optimizer')
 end
 
 local function add_load_of_data(loader, state, after)

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 static const char *const STATE_NAMES[][MSI_OPTIM_MAX_STATES] = {
-    [MS_OPTIM_SGD] = {"momentum_buffer", NULL},
+    [MS_OPTIM_SGD] = {"momentum_buffer"},
     [MS_OPTIM_ADAM] = {"exp_avg", "exp_avg_sq"},
     [MS_OPTIM_ADAMW] = {"exp_avg", "exp_avg_sq"},
 };
@@ -212,15 +212,7 @@ int32_t ms_optim_n_params(const ms_optim *optim)
 
 int32_t ms_optim_n_states(const ms_optim *optim)
 {
-    if (optim->kind != MS_OPTIM_SGD) {
-        return 2;
-    }
-    for (int32_t i = 0; i < optim->n_groups; i++) {
-        if (optim->groups[i].momentum != 0) {
-            return 1;
-        }
-    }
-    return 0;
+    return optim->kind == MS_OPTIM_SGD ? 1 : 2;
 }
 
 const char *ms_optim_state_name(const ms_optim *optim, int32_t state)
@@ -300,10 +292,10 @@ ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t st
         return MS_FAIL(MS_INDEX_ERROR, "state %d of an optimizer with %d per parameter", state,
                        ms_optim_n_states(optim));
     }
-    MS_TRY(msi_optim_local(optim->params[i].tensor, &local));
-    if (msi_view_numel(&local) == 0) {
+    if (optim->kind == MS_OPTIM_SGD && !optim->params[i].primed) {
         return MS_OK;
     }
+    MS_TRY(msi_optim_local(optim->params[i].tensor, &local));
     MS_TRY(msi_optim_ensure_state(optim, &optim->params[i], state, &local));
     return msi_tensor_new(out, optim->ctx, &optim->params[i].state[state]);
 }
@@ -323,6 +315,30 @@ ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps)
                        (long long)steps);
     }
     optim->params[i].steps = steps;
-    optim->params[i].primed = steps > 0 && optim->groups[optim->params[i].group].momentum != 0;
+    return MS_OK;
+}
+
+ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists)
+{
+    msi_optim_param *p;
+    msi_view local;
+
+    MS_TRY(check_index(optim, i));
+    if (optim->kind != MS_OPTIM_SGD) {
+        return MS_FAIL(MS_VALUE_ERROR, "only SGD has momentum buffers, got optimizer kind %d",
+                       optim->kind);
+    }
+    p = &optim->params[i];
+    if (p->primed == exists) {
+        return MS_OK;
+    }
+    msi_storage_release(p->state[0].storage); /* also one that a step made which then failed */
+    p->state[0].storage = NULL;
+    p->primed = false;
+    if (exists) {
+        MS_TRY(msi_optim_local(p->tensor, &local));
+        MS_TRY(msi_optim_ensure_state(optim, p, 0, &local));
+        p->primed = true;
+    }
     return MS_OK;
 }

@@ -16,7 +16,7 @@ typedef struct msi_optim_param {
     ms_tensor *tensor; /* retained */
     int32_t group;
     int64_t steps;
-    bool primed;                          /* SGD: the momentum buffer has a history */
+    bool primed;                          /* SGD: there is a momentum buffer, with a history */
     msi_view state[MSI_OPTIM_MAX_STATES]; /* 1-D over the local shard; storage NULL: not made yet */
 } msi_optim_param;
 

@@ -38,7 +38,7 @@ static bool casts(const update *u)
 
 static int32_t n_states_of(const ms_optim *optim, const ms_optim_options *o)
 {
-    return optim->kind != MS_OPTIM_SGD ? 2 : o->momentum != 0 ? 1 : 0;
+    return optim->kind == MS_OPTIM_SGD && o->momentum == 0 ? 0 : ms_optim_n_states(optim);
 }
 
 /* Find gradient, elements and state of parameter `p`. */
@@ -166,7 +166,6 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, cor
     MS_TRY(gradient_data(u, scratch, &grad));
     if (optim->kind == MS_OPTIM_SGD) {
         MS_TRY(run_sgd(o, p, u, values, grad));
-        p->primed = p->primed || o->momentum != 0;
     } else {
         MS_TRY(run_adam(o, p, u, optim->kind == MS_OPTIM_ADAMW, c, values, grad));
     }
@@ -225,6 +224,7 @@ ms_status ms_optim_step(ms_optim *optim)
         }
         if (status == MS_OK && (u.grad != NULL || counts_along(p->tensor, &u.local))) {
             p->steps++;
+            p->primed = p->primed || optim->groups[p->group].momentum != 0;
             if (u.local.storage != NULL) {
                 u.local.storage->version++; /* where peers hold the elements, too */
             }

@@ -349,6 +349,45 @@ describe('optim', function()
     assert.equal(p:hash(), q:hash())
   end)
 
+  it('has the momentum that a parameter had while it is 0, and across a state dict', function()
+    for _, place in ipairs { 'none', 'before', 'after' } do
+      local p = ms.tensor { 0 }:requires_grad_(true)
+      local opt = optim.SGD({ p }, { lr = 1, momentum = 0.5, dampening = 0.25 })
+      local function push(gradient, momentum)
+        opt.param_groups[1].momentum = momentum
+        p:set_grad(ms.tensor { gradient })
+        opt:step()
+      end
+      local function reload(when)
+        if when == place then
+          opt:load_state_dict(opt:state_dict())
+        end
+      end
+      assert.is_nil(opt:state_dict().state[1].momentum_buffer) -- as long as nothing was pushed
+      push(8, 0.5) -- the buffer begins with 8
+      reload 'before'
+      push(1, 0)
+      reload 'after'
+      assert.equal(8, opt:state_dict().state[1].momentum_buffer:item())
+      push(0, 0.5) -- 8 / 2
+      assert.equal(-8 - 1 - 4, p:item(), place)
+    end
+  end)
+
+  it('begins momentum where a state dict has none', function()
+    local p, q = leaf(1), leaf(1)
+    local plain = optim.SGD({ p }, { lr = 0.1 })
+    local pushed = optim.SGD({ q }, { lr = 0.1, momentum = 0.5, dampening = 0.5 })
+    step(plain, p)
+    step(pushed, q)
+    pushed:load_state_dict(plain:state_dict())
+    assert.is_nil(pushed:state_dict().state[1].momentum_buffer)
+    pushed.param_groups[1].momentum, pushed.param_groups[1].dampening = 0.5, 0.5
+    q:set_grad(ms.tensor({ 3 }, { dtype = 'f64' }))
+    pushed:step()
+    assert.equal(3, pushed:state_dict().state[1].momentum_buffer:item()) -- not 0 / 2 + 3 / 2
+  end)
+
   it('trains a module whose parameters have no memory yet', function()
     local layer = nn.Linear(2, 1)
     local opt = optim.SGD(layer:parameters(), { lr = 0.1 })

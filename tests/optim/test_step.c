@@ -341,7 +341,71 @@ static void test_optim_step__counts_along_where_a_rank_holds_nothing(void **stat
     assert_ok(ms_optim_steps(optim, 0, &steps));
     assert_int_equal(2, steps);
     assert_ok(ms_optim_state(&buffer, optim, 0, 0));
-    assert_null(buffer);
+    assert_int_equal(0, msi_view_numel(&buffer->v));
+    ms_tensor_free(buffer);
+    ms_optim_free(optim);
+    ms_tensor_free(t);
+}
+
+/* Whether it has any elements of it or not. */
+static void test_optim_step__has_a_momentum_buffer_from_the_first_step_with_momentum(void **state)
+{
+    const double grad[] = {1, 2, 3, 4};
+    ms_optim_options opt;
+    double seen[4];
+
+    assert_ok(ms_optim_options_init(&opt, sizeof(opt), MS_OPTIM_SGD));
+    whole_has_gradient = true;
+    for (int64_t n = 0; n <= 4; n += 4) {
+        ms_tensor *t = leaf(MS_DTYPE_F32, 4, 12), *buffer;
+        ms_optim *optim;
+
+        pretend_sharded(t, 0, n);
+        assert_ok(ms_optim_new(&optim, MS_OPTIM_SGD));
+        opt.momentum = 0;
+        assert_ok(ms_optim_add_group(optim, &t, 1, &opt, NULL));
+        for (int s = 0; s < 3; s++) {
+            opt.momentum = s == 1 ? 0.5 : 0;
+            assert_ok(ms_optim_options_set(optim, 0, &opt));
+            if (n > 0) {
+                give_grad(t, MS_DTYPE_F32, grad, n);
+            }
+            assert_ok(ms_optim_step(optim));
+            assert_ok(ms_optim_state(&buffer, optim, 0, 0));
+            assert_true((buffer != NULL) == (s > 0));
+        }
+        assert_int_equal(n, msi_view_numel(&buffer->v));
+        assert_ok(ms_tensor_to_doubles(buffer, seen, n));
+        assert_memory_equal(grad, seen, (size_t)n * sizeof(*seen));
+        ms_tensor_free(buffer);
+
+        assert_ok(ms_optim_momentum_set(optim, 0, false));
+        assert_ok(ms_optim_state(&buffer, optim, 0, 0));
+        assert_null(buffer);
+        assert_ok(ms_optim_momentum_set(optim, 0, true));
+        assert_ok(ms_optim_state(&buffer, optim, 0, 0));
+        assert_int_equal(n, msi_view_numel(&buffer->v));
+        assert_ok(ms_tensor_to_doubles(buffer, seen, n));
+        for (int64_t i = 0; i < n; i++) {
+            assert_true(seen[i] == 0);
+        }
+        ms_tensor_free(buffer);
+        ms_optim_free(optim);
+        ms_tensor_free(t);
+    }
+}
+
+static void test_optim_step__only_sgd_has_momentum(void **state)
+{
+    ms_tensor *t = leaf(MS_DTYPE_F32, 4, 13);
+    ms_optim *optim;
+
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAM));
+    assert_ok(ms_optim_add_group(optim, &t, 1, NULL, NULL));
+    assert_fails(MS_VALUE_ERROR, "only SGD has momentum buffers, got optimizer kind 1",
+                 ms_optim_momentum_set(optim, 0, false));
+    assert_fails(MS_INDEX_ERROR, "parameter 1 of an optimizer with 1",
+                 ms_optim_momentum_set(optim, 1, true));
     ms_optim_free(optim);
     ms_tensor_free(t);
 }
@@ -419,6 +483,8 @@ int main(void)
             test_optim_step__counts_steps_per_parameter_and_skips_those_without_gradient),
         cmocka_unit_test(test_optim_step__updates_the_local_shard_and_tells_its_unit),
         cmocka_unit_test(test_optim_step__counts_along_where_a_rank_holds_nothing),
+        cmocka_unit_test(test_optim_step__has_a_momentum_buffer_from_the_first_step_with_momentum),
+        cmocka_unit_test(test_optim_step__only_sgd_has_momentum),
         cmocka_unit_test(test_optim_step__casts_gradients_of_another_dtype),
         cmocka_unit_test(test_optim_step__changes_nothing_when_memory_runs_out),
     };

@@ -24,6 +24,10 @@ Optimizer._is_optimizer = true
 --- Kind of the runtime's update rule, and the options it knows; subclasses say.
 Optimizer.kind = ''
 Optimizer.options = {}
+--- Name of the state that a parameter may be without: SGD's begins with its first step with
+--- momentum, and stays.
+---@type string|false
+Optimizer.later_state = false
 
 -- -- groups --------------------------------------------------------------------------------------
 
@@ -131,7 +135,7 @@ end
 -- -- state ---------------------------------------------------------------------------------------
 
 --- One entry per parameter, in order of addition: its name, steps taken, and its state buffers
---- (1-D over the elements this rank holds; absent where it holds none).
+--- (1-D over the elements this rank holds; absent while it has none).
 ---@return { name: string, param: ms.Tensor, steps: integer, state: table<string, ms.Tensor> }[]
 function Optimizer:_entries()
   local names, out = runtime.state_names(self._handle), {}
@@ -187,7 +191,6 @@ function Optimizer:_group_options(of)
 end
 
 --- Would _set_group_options() take them?
----@return string[]  names of the state of each parameter that there would be
 function Optimizer:_check_group_options(groups)
   if #groups ~= #self.param_groups then
     errors.raise('ValueError', 'loaded state dict has a different number of parameter groups: '
@@ -197,7 +200,6 @@ function Optimizer:_check_group_options(groups)
   for i, group in ipairs(groups) do
     runtime.add_group(another, self.kind, {}, arguments.list('load', 'group ' .. i, group))
   end
-  return runtime.state_names(another)
 end
 
 --- Set the options of all groups, as _group_options() gives them: those that
@@ -210,6 +212,27 @@ end
 
 function Optimizer:_set_steps(i, steps)
   runtime.set_steps(self._handle, i, steps)
+end
+
+--- Let parameter i have its `later_state`, to be loaded into, or be without it.
+---@param exists boolean
+function Optimizer:_set_later_state(i, exists)
+  runtime.set_momentum(self._handle, i, exists)
+end
+
+--- The same for all parameters in two halves, for a load that may still fail: memory now, which
+--- `undo` takes back, and what loses state in `after`.
+---@param exists fun(name: string): boolean  of a parameter
+function Optimizer:_await_later_state(exists, after, undo)
+  for i, entry in ipairs(self.later_state and self:_entries() or {}) do
+    local set = function(on) self:_set_later_state(i, on) end
+    if not exists(entry.name) then
+      after[#after + 1] = function() set(false) end
+    elseif not entry.state[self.later_state] then
+      undo[#undo + 1] = function() set(false) end
+      set(true)
+    end
+  end
 end
 
 -- Ranks that share parameters must load the state of one moment. A rank that holds nothing of a
@@ -250,15 +273,17 @@ local function held(param)
 end
 
 -- Does the state of one parameter fit what this rank holds of it?
-local function check_state(i, param, state, names)
+local function check_state(self, i, state)
   local what, place = 'load_state_dict', ('sd.state[%d]'):format(i)
   arguments.list(what, place, state)
   arguments.whole(what, place .. '.steps', state.steps, nil, 0)
+  local param = runtime.param(self._handle, i)
   local numel, whole = held(param)
-  for _, name in ipairs(names) do
+  for _, name in ipairs(runtime.state_names(self._handle)) do
     local given = state[name]
     local shape = given ~= nil and arguments.tensor(what, place .. '.' .. name, given):shape()
-    if shape and (#shape ~= 1 or shape[1] ~= numel) or not shape and numel > 0 then
+    if shape and (#shape ~= 1 or shape[1] ~= numel)
+      or not shape and numel > 0 and name ~= self.later_state then
       local label = parameter.name(param)
       errors.raise('ValueError', "loaded state dict: %s of parameter %s has %s, expected shape (%d)"
         .. ' for its shape (%s)', name, label ~= '' and ("'%s'"):format(label) or tostring(i),
@@ -278,9 +303,9 @@ local function check_state_dict(self, sd)
   if #arguments.list(what, 'sd.state', sd.state) ~= n then
     errors.raise('ValueError', 'loaded state dict has %d parameters, expected %d', #sd.state, n)
   end
-  local names = self:_check_group_options(sd.param_groups)
+  self:_check_group_options(sd.param_groups)
   for i, state in ipairs(sd.state) do
-    check_state(i, runtime.param(self._handle, i), state, names)
+    check_state(self, i, state)
   end
 end
 
@@ -290,12 +315,15 @@ end
 function Optimizer:load_state_dict(sd)
   check_state_dict(self, sd)
   self:_set_group_options(sd.param_groups)
+  for i = 1, self.later_state and #sd.state or 0 do
+    self:_set_later_state(i, sd.state[i][self.later_state] ~= nil)
+  end
   local entries, names = self:_entries()
   local most = 0
   for i, entry in ipairs(entries) do
     most = math.max(most, sd.state[i].steps)
     for _, name in ipairs(names) do
-      if entry.state[name] then
+      if entry.state[name] and sd.state[i][name] then -- the latter may lack what is empty
         entry.state[name]:copy_(sd.state[i][name]:detach())
       end
     end

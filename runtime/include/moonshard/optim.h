@@ -49,22 +49,26 @@ MS_API ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_o
 MS_API ms_status ms_optim_step(ms_optim *optim);
 /** Drop all gradients. */
 MS_API ms_status ms_optim_zero_grad(ms_optim *optim);
-/** Number of parameters over all groups, and of state buffers per parameter (SGD: none while no
- * group has momentum). */
+/** Number of parameters over all groups, and of state buffers a parameter may have. */
 MS_API int32_t ms_optim_n_params(const ms_optim *optim);
 MS_API int32_t ms_optim_n_states(const ms_optim *optim);
 /** "momentum_buffer", or "exp_avg" and "exp_avg_sq". Static. */
 MS_API const char *ms_optim_state_name(const ms_optim *optim, int32_t state);
 /** Handle on parameter `i` in order of addition. The caller owns `*out`. */
 MS_API ms_status ms_optim_param(ms_tensor **out, const ms_optim *optim, int32_t i);
-/** State buffer of parameter `i`, 1-D over the local shard, made zero when it does not exist yet.
- * `*out` is NULL when this rank holds nothing of the parameter. The caller owns `*out`. */
+/** State buffer of parameter `i`, 1-D over the local shard, so empty where this rank holds nothing
+ * of it. Adam's are made zero when they do not exist yet. `*out` is NULL when a parameter of SGD
+ * has none: it has taken no step with momentum. Once there, it stays while the momentum is 0, on
+ * all ranks that share the parameter alike. The caller owns `*out`. */
 MS_API ms_status ms_optim_state(MS_NULLABLE ms_tensor **out, ms_optim *optim, int32_t i,
                                 int32_t state);
 /** Steps parameter `i` has taken (bias correction). A rank that holds nothing of a sharded
  * parameter counts with its peers. */
 MS_API ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps);
 MS_API ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps);
+/** Shall parameter `i` of SGD have a momentum buffer? One that is made has zeros; without one the
+ * next step with momentum begins it. MS_VALUE_ERROR when the optimizer is no SGD. */
+MS_API ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists);
 /** Scale the gradients of plain (unsharded) parameters to a total norm; as
  * ms_fsdp_tree_clip_grad_norm() for one rank. */
 MS_API ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double max_norm,
