@@ -12,20 +12,7 @@ void MSI_NAME(LOCAL(embedding))(const void *args)
 }
 
 /* to (width) += dy (width) */
-static void LOCAL(add_row)(T *to, const T *dy, int64_t width)
-{
-    int64_t j = 0;
-
-    for (; j + WIDTH <= width; j += WIDTH) {
-        STORE(to + j, LOAD(to + j) + LOAD(dy + j));
-    }
-    if (j < width) {
-        STORE_N(to + j, LOAD_N(to + j, width - j) + LOAD_N(dy + j, width - j), width - j);
-    }
-}
-
-#ifdef NARROW
-static void LOCAL(add_row_wide)(REAL *to, const T *dy, int64_t width)
+static void LOCAL(add_row)(REAL *to, const T *dy, int64_t width)
 {
     int64_t j = 0;
 
@@ -36,26 +23,81 @@ static void LOCAL(add_row_wide)(REAL *to, const T *dy, int64_t width)
         OF(store_n)(to + j, OF(load_n)(to + j, width - j) + LOAD_N(dy + j, width - j), width - j);
     }
 }
+
+#ifdef NARROW
+/* `blocks` registers of one row from column j, n lanes of each: those of all tokens from `token` on
+ * that `next` leads to. Inlined with constants, so that the sums stay in registers. */
+LANES_INLINE void LOCAL(add_tokens)(const msi_embedding_args *a, const int64_t *next, int64_t token,
+                                    int64_t j, int blocks, int64_t n)
+{
+    T *to = (T *)a->dtable + a->ids[token] * a->width + j;
+    V sum[4];
+
+#pragma GCC unroll 4
+    for (int u = 0; u < blocks; u++) {
+        sum[u] = LOAD_N(to + u * WIDTH, n);
+    }
+    for (; token >= 0; token = next[token]) {
+        const T *dy = (const T *)a->dy + token * a->width + j;
+
+#pragma GCC unroll 4
+        for (int u = 0; u < blocks; u++) {
+            sum[u] += LOAD_N(dy + u * WIDTH, n);
+        }
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < blocks; u++) {
+        STORE_N(to + u * WIDTH, sum[u], n);
+    }
+}
+
+/* Row by row, as only a whole sum is rounded: tokens of one id are strung together first. */
+static void LOCAL(add_rows_once)(const msi_embedding_args *a)
+{
+    int64_t *first = a->work, *next = a->work + a->vocab;
+
+    for (int64_t v = 0; v < a->vocab; v++) {
+        first[v] = -1;
+    }
+    for (int64_t i = a->n - 1; i >= 0; i--) {
+        next[i] = first[a->ids[i]];
+        first[a->ids[i]] = i;
+    }
+    for (int64_t i = 0; i < a->n; i++) {
+        int64_t j = 0;
+
+        if (first[a->ids[i]] != i) {
+            continue;
+        }
+        for (; j + 4 * WIDTH <= a->width; j += 4 * WIDTH) {
+            LOCAL(add_tokens)(a, next, i, j, 4, WIDTH);
+        }
+        for (; j + WIDTH <= a->width; j += WIDTH) {
+            LOCAL(add_tokens)(a, next, i, j, 1, WIDTH);
+        }
+        if (j < a->width) {
+            LOCAL(add_tokens)(a, next, i, j, 1, a->width - j);
+        }
+    }
+}
 #endif
 
 void MSI_NAME(LOCAL(embedding_grad))(const void *args)
 {
     const msi_embedding_args *a = args;
-    const int64_t bytes = a->dtable_dtype == DTYPE ? (int64_t)sizeof(T) : (int64_t)sizeof(REAL);
+    const size_t bytes = a->dtable_dtype == DTYPE ? sizeof(T) : sizeof(REAL);
 
     if (!a->accumulate) {
-        memset(a->dtable, 0, (size_t)(a->vocab * a->width * bytes));
+        memset(a->dtable, 0, (size_t)(a->vocab * a->width) * bytes);
     }
-    for (int64_t i = 0; i < a->n; i++) {
-        void *to = (char *)a->dtable + a->ids[i] * a->width * bytes;
-        const T *dy = (const T *)a->dy + i * a->width;
-
 #ifdef NARROW
-        if (a->dtable_dtype != DTYPE) {
-            LOCAL(add_row_wide)(to, dy, a->width);
-            continue;
-        }
+    if (a->dtable_dtype == DTYPE) {
+        LOCAL(add_rows_once)(a);
+        return;
+    }
 #endif
-        LOCAL(add_row)(to, dy, a->width);
+    for (int64_t i = 0; i < a->n; i++) {
+        LOCAL(add_row)
+        ((REAL *)a->dtable + a->ids[i] * a->width, (const T *)a->dy + i * a->width, a->width);
     }
 }

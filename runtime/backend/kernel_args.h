@@ -100,7 +100,9 @@ typedef struct msi_embedding_args {
     const void *dy;
     void *dtable;         /**< (vocab, width): rows add in ascending token order */
     int32_t dtable_dtype; /**< dtype of dy, or f32 when dy is bf16 */
-    bool accumulate;      /**< false: dtable is zeroed first */
+    int64_t *work;   /**< (vocab + n), scratch; only where dtable is bf16: a row's sum is formed
+                          in f32 and rounded once */
+    bool accumulate; /**< false: dtable is zeroed first */
 } msi_embedding_args;
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +

@@ -104,6 +104,35 @@ static void test_autograd_network_ops__name_the_first_id_out_of_range(void **sta
     ms_tensor_free(table);
 }
 
+/* Leaves of bf16 are added to in f32; a gradient that goes on to other ops is bf16 itself. */
+static void test_autograd_network_ops__embedding_rounds_the_sum_of_a_row_once(void **state)
+{
+    const int64_t n = 600, shape[] = {n, 3};
+
+    for (int leaf = 0; leaf < 2; leaf++) {
+        ms_tensor *table = FILLED(MS_DTYPE_BF16, 1, 2, 3), *zeros, *operand, *rows, *ones, *grad;
+        double sums[6];
+
+        assert_ok(ms_tensor_set_requires_grad(table, true));
+        assert_ok(ms_tensor_full(&zeros, MS_DTYPE_I64, 1, &n, 0));
+        assert_ok(ms_op_affine(&operand, table, 0.5, 0));
+        assert_ok(ms_op_embedding(&rows, leaf ? table : operand, zeros));
+        assert_ok(ms_tensor_full(&ones, MS_DTYPE_BF16, 2, shape, 1));
+        assert_ok(ms_backward(rows, ones));
+        assert_ok(ms_tensor_grad(&grad, table));
+        assert_ok(ms_tensor_to_doubles(grad, sums, 6));
+        for (int i = 0; i < 6; i++) {
+            assert_true(sums[i] == (i >= 3 ? 0 : leaf ? 600 : 300));
+        }
+        ms_tensor_free(grad);
+        ms_tensor_free(ones);
+        ms_tensor_free(rows);
+        ms_tensor_free(operand);
+        ms_tensor_free(zeros);
+        ms_tensor_free(table);
+    }
+}
+
 /* -- identities -------------------------------------------------------------------------------- */
 
 /* Hashes of result and gradients of one way to compute the same thing. */
@@ -303,6 +332,7 @@ int main(void)
         BOOKED_TEST(test_autograd_network_ops__name_the_shapes_that_do_not_fit),
         BOOKED_TEST(test_autograd_network_ops__name_the_dtypes_that_do_not_fit),
         BOOKED_TEST(test_autograd_network_ops__name_the_first_id_out_of_range),
+        BOOKED_TEST(test_autograd_network_ops__embedding_rounds_the_sum_of_a_row_once),
         BOOKED_TEST(test_autograd_network_ops__linear_gelu_gives_the_bits_of_the_pair),
         BOOKED_TEST(test_autograd_network_ops__linear_gelu_gives_the_same_unrecorded),
         BOOKED_TEST(test_autograd_network_ops__packed_attention_equals_the_separate_form),

@@ -37,11 +37,14 @@ static void check_gradient(int32_t dtype, int32_t table_dtype, int64_t n, int64_
 {
     typed dy = typed_filled(dtype, start + n * width, 3);
     typed dtable = typed_filled(table_dtype, start + VOCAB * width, 4), want = typed_copy(&dtable);
-    int64_t *ids = malloc((size_t)(n + 1) * sizeof(int64_t));
+    int64_t *ids = malloc((size_t)(n + 1) * sizeof(int64_t)), work[VOCAB + n];
+    float *rows = calloc((size_t)(VOCAB * width + 1), sizeof(float)); /* rounded at the end only */
+    const bool narrow = table_dtype == MS_DTYPE_BF16;
     msi_embedding_args args = {.n = n,
                                .width = width,
                                .vocab = VOCAB,
                                .ids = ids,
+                               .work = narrow ? work : NULL,
                                .dy = (char *)dy.data + start * dtype_bytes(dtype),
                                .dtable = (char *)dtable.data + start * dtype_bytes(table_dtype),
                                .dtable_dtype = table_dtype,
@@ -50,19 +53,25 @@ static void check_gradient(int32_t dtype, int32_t table_dtype, int64_t n, int64_
     for (int64_t i = 0; i < VOCAB * width && !accumulate; i++) {
         typed_set(&want, start + i, 0);
     }
+    for (int64_t i = 0; i < VOCAB * width; i++) {
+        rows[i] = (float)typed_get(&want, start + i);
+    }
     for (int64_t i = 0; i < n; i++) {
         ids[i] = i * i % VOCAB; /* some rows often, some never */
         for (int64_t j = 0; j < width; j++) {
-            int64_t at = start + ids[i] * width + j;
-            double sum = typed_get(&want, at) + typed_get(&dy, start + i * width + j);
+            int64_t at = ids[i] * width + j;
+            double term = typed_get(&dy, start + i * width + j);
 
-            typed_set(&want, at, table_dtype == MS_DTYPE_F64 ? sum : (double)(float)sum);
+            rows[at] = (float)(rows[at] + term);
+            typed_set(&want, start + at,
+                      table_dtype == MS_DTYPE_F64 ? typed_get(&want, start + at) + term : rows[at]);
         }
     }
     run_on_all_isas(
         &(kernel_call){MSI_K_embedding_grad, dtype, &args, {dtable.data}, {typed_nbytes(&dtable)}},
         "gradient");
     assert_memory_equal(want.data, dtable.data, (size_t)typed_nbytes(&want)); /* order and all */
+    free(rows);
     free(ids);
     typed_free(&dy);
     typed_free(&dtable);

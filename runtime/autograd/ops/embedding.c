@@ -1,5 +1,5 @@
 /* Rows of a table. The gradient adds rows in token order, so repeated ids sum the same way on
- * every run. */
+ * every run, and rounds their sum once. */
 #include "operand.h"
 
 enum { TABLE, IDS };
@@ -74,7 +74,7 @@ no_table:
 static ms_status embedding_backward(msi_bwd *b)
 {
     const msi_view *table = msi_bwd_operand(b, TABLE), *ids;
-    msi_view dy;
+    msi_view dy, work = {0};
     msi_target t;
     void *id_data, *dy_data;
 
@@ -83,10 +83,16 @@ static ms_status embedding_backward(msi_bwd *b)
     MS_TRY(msi_view_data(ids, &id_data));
     MS_TRY(msi_view_data(&dy, &dy_data));
     MS_TRY(msi_target_open(&t, b, TABLE, dy.dtype, MSI_CAN_ADD | MSI_CAN_WIDEN));
+    if (t.view.dtype == MS_DTYPE_BF16) {
+        const int64_t n = table->shape[0] + msi_view_numel(ids);
+
+        MS_TRY(msi_bwd_temp(b, MS_DTYPE_I64, 1, &n, &work));
+    }
     const msi_embedding_args args = {.n = msi_view_numel(ids),
                                      .width = table->shape[1],
                                      .vocab = table->shape[0],
                                      .ids = id_data,
+                                     .work = work.storage != NULL ? msi_view_ptr(&work) : NULL,
                                      .dy = dy_data,
                                      .dtable = t.data,
                                      .dtable_dtype = t.view.dtype,
