@@ -80,8 +80,10 @@ void MSI_NAME(LOCAL(layer_norm))(const void *args)
         REAL mean = LOCAL(mean_of)(x, cols), variance = LOCAL(variance_of)(x, cols, mean);
 
         if (LOCAL(is_level)(cols, mean, variance)) {
-            mean = LOCAL(mean_within)(x, cols, mean);
-            variance = LOCAL(variance_of)(x, cols, mean);
+            const REAL within = LOCAL(mean_within)(x, cols, mean);
+
+            variance = LOCAL(variance_of)(x, cols, within);
+            mean = isfinite(mean) || variance == 0 ? within : mean; /* too large to add: NaN */
         }
         const REAL rstd = 1 / SQRT1(variance + (REAL)a->eps);
 

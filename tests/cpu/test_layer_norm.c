@@ -342,21 +342,46 @@ static void test_cpu_layer_norm__elements_too_far_apart_for_f32_are_normalized_t
     discard(&m);
 }
 
+/* Results and gradients of a run that diverged show it. */
+static void test_cpu_layer_norm__elements_too_large_to_add_are_normalized_to_nan(void **state)
+{
+    (void)state;
+    static const int64_t cols[] = {2, 3, 16, 33, 1000};
+
+    for (int32_t k = 0; k < 3 * 5 * 2; k++) {
+        const norm n = {.rows = 2, .cols = cols[k % 5], .w = true, .dtype = float_dtypes[k / 10]};
+        const double most = n.dtype == MS_DTYPE_F64 ? 1.5e308 : 3e38, sign = k / 5 % 2 ? -1 : 1;
+        buffers m;
+
+        make(&m, &n);
+        for (int64_t i = 0; i < m.x.t.n; i++) {
+            typed_set(&m.x.t, i, i % n.cols == 1 ? sign * most * 0.9 : sign * most);
+        }
+        run_forward(&m, &n);
+        run_backward(&m, &n);
+        for (int64_t i = 0; i < m.x.t.n; i++) {
+            assert_true(isnan(typed_get(&m.y.t, i)) && isnan(typed_get(&m.dx.t, i)));
+            assert_true(isnan(typed_get(&m.dw.t, i % n.cols)));
+        }
+        discard(&m);
+    }
+}
+
 /* The rounding of their mean is not taken for what sets them apart. */
 static void test_cpu_layer_norm__equal_elements_are_normalized_to_0(void **state)
 {
     (void)state;
     static const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16};
-    static const double values[] = {0, 1000.1, -12345.67, 1e6 + 0.3, 1e8, 1.1e12};
+    static const double values[] = {0, 1000.1, -12345.67, 1e6 + 0.3, 1e8, 1.1e12, -3e38};
     static const int64_t cols[] = {1, 3, 16, 33, 768, 1000};
 
-    for (int32_t k = 0; k < 3 * 6 * 6; k++) {
-        const norm n = {.rows = 2, .cols = cols[k % 6], .dtype = dtypes[k / 36]};
+    for (int32_t k = 0; k < 3 * 7 * 6; k++) {
+        const norm n = {.rows = 2, .cols = cols[k % 6], .dtype = dtypes[k / 42]};
         buffers m;
 
         make(&m, &n);
         for (int64_t i = 0; i < m.x.t.n; i++) {
-            typed_set(&m.x.t, i, values[k / 6 % 6]);
+            typed_set(&m.x.t, i, values[k / 6 % 7]);
         }
         run_forward(&m, &n);
         for (int64_t i = 0; i < m.x.t.n; i++) {
@@ -375,6 +400,7 @@ int main(void)
         cmocka_unit_test(test_cpu_layer_norm__gradients_equal_finite_differences),
         cmocka_unit_test(test_cpu_layer_norm__gradient_may_lie_on_its_input),
         cmocka_unit_test(test_cpu_layer_norm__elements_too_far_apart_for_f32_are_normalized_to_0),
+        cmocka_unit_test(test_cpu_layer_norm__elements_too_large_to_add_are_normalized_to_nan),
         cmocka_unit_test(test_cpu_layer_norm__equal_elements_are_normalized_to_0),
     };
 
