@@ -176,6 +176,12 @@ function fsdp.tree_post_forward(tree)
   B.check(C.ms_fsdp_tree_post_forward(tree))
 end
 
+--- While a forward runs, no shard can be read.
+---@param hide boolean
+function fsdp.hide_shards(tree, hide)
+  C.ms_fsdp_tree_hide_shards(tree, hide)
+end
+
 function fsdp.unit_pre_forward(unit)
   B.check(C.ms_fsdp_unit_pre_forward(unit))
 end

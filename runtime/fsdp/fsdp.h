@@ -128,9 +128,10 @@ struct ms_fsdp_unit {
     ms_comm *comm;
     ms_fsdp_tree *tree;
     char *name;
-    msi_label label;  /* of the name */
-    char absent[160]; /* why views have no memory while sharded */
-    int32_t index;    /* in the tree */
+    msi_label label;      /* of the name */
+    char absent[160];     /* why views have no memory while sharded ... */
+    char hidden_why[200]; /* ... and why shards have none in a forward */
+    int32_t index;        /* in the tree */
     ms_fsdp_unit_options options;
     int32_t orig_dtype, param_dtype, reduce_dtype;
     int32_t rank, world;
@@ -141,7 +142,8 @@ struct ms_fsdp_unit {
     int64_t numel, total, shard_numel; /* total: without the tail padding */
     msi_storage *master;               /* shard_numel elements of orig_dtype; NULL before */
     bool materialized;
-    msi_storage *full; /* what unsharded views read; bound to a slot, the master or `own` */
+    msi_storage *full;   /* what unsharded views read; bound to a slot, the master or `own` */
+    msi_storage *hidden; /* what shards show in a forward: nothing */
 
     int32_t state;        /* MS_UNIT_* */
     msi_slot *home;       /* own slot, or NULL: one of the ring */
@@ -197,6 +199,7 @@ struct ms_fsdp_tree {
     bool initialized, sync, summoned;
     bool named;         /* the running forward, backward or call has named a collective */
     uint64_t *words;    /* while summoned: room to agree on what was written, in summon.c */
+    bool hides_shards;  /* a forward runs */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
     double factor;      /* of reduced gradients; 0: 1 / world */
 

@@ -27,6 +27,7 @@ static void dispose(ms_fsdp_tree *tree)
     if (tree->ctx == NULL) {
         return;
     }
+    ms_fsdp_tree_hide_shards(tree, false);
     msi_schedule_free(tree);
     if (tree->summoned) {
         (void)ms_fsdp_tree_unsummon(tree, false);

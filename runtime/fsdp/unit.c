@@ -31,9 +31,11 @@ static msi_view piece_view(const ms_fsdp_unit *u, const msi_unit_param *p, msi_s
 
 static void show_shards(ms_fsdp_unit *u)
 {
+    const bool hides = u->is_sharded && u->tree != NULL && u->tree->hides_shards;
+
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
-        msi_view v = piece_view(u, p, u->master);
+        msi_view v = piece_view(u, p, hides ? u->hidden : u->master);
 
         if (!u->is_sharded) { /* NO_SHARD keeps the original shapes */
             msi_view_set_contiguous(&v, u->orig_dtype, p->tensor->param->ndim,
@@ -64,6 +66,28 @@ void msi_unit_show(ms_fsdp_unit *u)
         show_full(u, u->full, u->param_dtype);
     } else {
         show_shards(u);
+    }
+}
+
+void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
+{
+    if (!tree->initialized || tree->hides_shards == hide) {
+        return;
+    }
+    tree->hides_shards = hide;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        for (int32_t k = 0; k < u->n_params; k++) {
+            ms_tensor *t = u->params[k].tensor;
+
+            if (t->param->shows_shard) { /* the view stays: this is done in every step */
+                msi_storage *shown = t->v.storage;
+
+                t->v.storage = msi_storage_retain(hide ? u->hidden : u->master);
+                msi_storage_release(shown);
+            }
+        }
     }
 }
 
@@ -280,6 +304,9 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
     u->full->absent = u->absent;
     u->full->readonly = "is a view of unsharded parameters that other ranks share; write to it "
                         "inside summon_full_params";
+    MS_TRY(msi_storage_wrap(&u->hidden, u->ctx, MS_STORAGE_SLOT, NULL, 0));
+    snprintf(u->hidden_why, sizeof(u->hidden_why), "%s, and a forward reads no shards", u->absent);
+    u->hidden->absent = u->hidden_why;
     MS_TRY(manage_params(u));
     return msi_unit_enlist(u);
 }
@@ -448,6 +475,10 @@ void msi_unit_dispose(ms_fsdp_unit *u)
         u->full->absent = "its unit was freed";
         u->full->unit = NULL;
         msi_storage_release(u->full);
+    }
+    if (u->hidden != NULL) {
+        u->hidden->absent = "its unit was freed";
+        msi_storage_release(u->hidden);
     }
     msi_storage_release(u->leaf_storage);
     msi_storage_release(u->master);

@@ -83,6 +83,65 @@ describe('a term over parameters', function()
     end
   end
 
+  it('is refused over a shard in a forward, of which no gradient is asked either', function()
+    local Outer = nn.Module.extend('my.Outer')
+    function Outer:init()
+      self.first, self.second = nn.Linear(7, 7), nn.Linear(7, 3)
+    end
+    function Outer:forward(x)
+      local factor = self.term and self.term(self.second.weight) or 1
+      return self.second(self.first(x)):sum() * factor
+    end
+    local terms = {
+      function(w) return (w:detach() ^ 2):sum() end,
+      function(w) return (w * w):sum() end,
+      function(w) return w:detach():reshape(-1)[1]:item() end,
+      function(w) return ms.no_grad(w.sum, w) end,
+      function(w) return ms.zeros(w:numel()):copy_(w:detach():reshape(-1)):sum() end,
+      function(w) return #w:totable() end,
+    }
+    ms.dist.spawn(2, function()
+      local hashes = {}
+      for _, tries in ipairs { true, false } do
+        ms.manual_seed(1)
+        local outer = Outer()
+        local model = fsdp.FSDP(outer, { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } })
+        local opt = optim.SGD(model:parameters(), { lr = 0.1 })
+        step(model, opt, loss_of)
+        for _, term in ipairs(tries and terms or {}) do
+          outer.term = term
+          for _ = 1, 2 do
+            checks.raises('RuntimeError', "has no memory now: unit 'second' is sharded, and a "
+              .. 'forward reads no shards', loss_of, model)
+          end
+          outer.term = nil
+          assert.is_true(term(model.second.weight) ~= nil) -- between forwards a script may
+        end
+        step(model, opt, loss_of)
+        hashes[#hashes + 1] = model:hash()
+      end
+      assert.equal(hashes[2], hashes[1])
+    end)
+  end)
+
+  it('is refused over a shard of another module that is called alone', function()
+    ms.dist.spawn(2, function()
+      local Both, other = nn.Linear.extend('my.Both'), nil
+      function Both:forward(x)
+        return nn.Linear.forward(self, x) * other.weight:detach():sum()
+      end
+      local model = fsdp.FSDP(nn.Sequential(nn.Linear(2, 2), Both(2, 2)),
+        { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } })
+      local both = model.module[2]
+      other = model.module[1]
+      checks.raises('RuntimeError', "unit '0' is sharded, and a forward reads no shards", model,
+        ms.ones(1, 2))
+      checks.raises('RuntimeError', "unit '0' is sharded, and a forward reads no shards", both,
+        ms.ones(1, 2))
+      assert.is_true((other.weight ^ 2):sum():item() > 0) -- between forwards a script may
+    end)
+  end)
+
   -- Two vectors on two ranks: each lies on one of them, and its shard has the shape of the whole.
   it('is refused over a shard that looks like the whole parameter', function()
     ms.dist.spawn(2, function(rank)

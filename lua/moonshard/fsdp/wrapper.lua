@@ -253,6 +253,7 @@ local function end_forward(tree, ok, err)
   elseif not ok then
     runtime.reset(tree.handle, err)
   end
+  runtime.hide_shards(tree.handle, false)
   tree.running = false
 end
 
@@ -267,6 +268,7 @@ local function outermost_forward(self, tree, ...)
   tree.running = true
   changeable.tell(tree.changeable, tree.root.process_group)
   runtime.tree_pre_forward(tree.handle)
+  runtime.hide_shards(tree.handle, true)
   return close_root(self, tree, self:_unit_forward(...))
 end
 

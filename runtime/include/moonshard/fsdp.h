@@ -116,6 +116,10 @@ MS_API ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree);
 /** End of a root forward: the order of units is known from the first on. What a unit's strategy
  * keeps unsharded stays so, after a forward without gradients too. */
 MS_API ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree);
+/** Shall parameters of units that are sharded have no memory? On while a root's forward runs: what
+ * is computed there from a shard, without a gradient too, would differ between ranks and with the
+ * wrapping. Needs neither memory nor peers. */
+MS_API void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide);
 /** Unshard, wait, prefetch the next. Forwards of units nest. When the scope that is innermost now
  * is closed before ms_fsdp_unit_post_forward(), as after an error that the program catches inside a
  * forward around this one, this forward has ended: its unit is resharded as the strategy says, and
