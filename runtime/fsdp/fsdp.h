@@ -301,9 +301,9 @@ int64_t msi_leaf_numel(const ms_fsdp_unit *u);
 void msi_unit_sinks_install(ms_fsdp_unit *u);
 /* All leaves of this backward are in: hand the gradient on. */
 ms_status msi_unit_gradient_complete(ms_fsdp_unit *u);
-/* Drop the running backward's gradient after an error, announced or not, and what was accumulated
- * with it. Needs neither memory nor peers. */
-void msi_unit_gradient_drop(ms_fsdp_unit *u);
+/* Drop the running backward's gradient after an error, announced or not; `all`: and what earlier
+ * ones have reduced or accumulated. Needs neither memory nor peers. */
+void msi_unit_gradient_drop(ms_fsdp_unit *u, bool all);
 /* An error when it was dropped in the middle of the running backward: a forward that a hook ran and
  * caught has failed. */
 ms_status msi_unit_check_kept(const ms_fsdp_unit *u);

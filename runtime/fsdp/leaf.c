@@ -153,7 +153,7 @@ ms_status msi_unit_gradient_complete(ms_fsdp_unit *u)
     return msi_gradient_announce(u);
 }
 
-void msi_unit_gradient_drop(ms_fsdp_unit *u)
+void msi_unit_gradient_drop(ms_fsdp_unit *u, bool all)
 {
     msi_gradient_abandon(u);
     if (u->leaf_private) {
@@ -165,12 +165,12 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u)
         u->leaf_storage->data = NULL;
     }
     u->pending = 0;
-    if (u->expecting) { /* units may be at different leaves now: drop all that was accumulated */
+    if (all) { /* units may be at different leaves now: drop all that was accumulated */
         msi_unit_levels_free(u);
     }
     for (int32_t i = 0; i < u->n_params; i++) {
         u->params[i].contributed = u->params[i].arrived = false;
-        if (u->expecting) {
+        if (all) {
             ms_tensor_free(u->params[i].tensor->grad);
             u->params[i].tensor->grad = NULL;
             u->params[i].reduced = false;

@@ -274,14 +274,22 @@ static ms_status backward_begins(void *user)
     return MS_OK;
 }
 
+/* Does the running backward have gradients for any of its units? */
+static bool expects_gradients(const ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (tree->units[i]->expecting) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* A micro-batch of no_sync is done: units that it did not reach have an empty leaf. */
 static ms_status count_kept(ms_fsdp_tree *tree)
 {
-    bool any = false;
+    const bool any = expects_gradients(tree);
 
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        any |= tree->units[i]->expecting;
-    }
     for (int32_t i = 0; any && i < tree->n_units; i++) {
         if (!tree->units[i]->expecting) {
             MS_TRY(msi_unit_keep_leaf(tree->units[i]));
@@ -373,9 +381,11 @@ static void forget_iteration(ms_fsdp_tree *tree)
 }
 
 /* Gradients that are settled stay. Those of a backward that goes on are given up, and it fails when
- * it comes to them, or at its end. */
+ * it comes to them, or at its end. What it has added to earlier ones cannot be taken out, so those
+ * go, too: of all units, whether it came to them or not, as wrapping decides nothing. */
 static void reset(ms_fsdp_tree *tree, const char *what)
 {
+    const bool gives_up = !tree->settled && expects_gradients(tree);
     char message[4096];
 
     if (!tree->initialized) {
@@ -393,7 +403,7 @@ static void reset(ms_fsdp_tree *tree, const char *what)
         ms_fsdp_unit *u = tree->units[i];
 
         if (!tree->settled) {
-            msi_unit_gradient_drop(u);
+            msi_unit_gradient_drop(u, gives_up);
         }
         msi_unit_reshard(u);
     }
@@ -417,9 +427,6 @@ static void backward_ends(void *user, ms_status status)
     const bool reached = is_reached(tree);
 
     if (reached && status != MS_OK) {
-        for (int32_t i = 0; i < tree->n_units; i++) { /* a sum that lacks a part is none */
-            tree->units[i]->expecting |= msi_unit_has_levels(tree->units[i]);
-        }
         tree->settled = false;
         reset(tree, "backward");
     }
