@@ -100,7 +100,7 @@ static void LOCAL(tile)(const msi_sum_args *a, const T *in, int64_t out, int64_t
             offset[i] = p.offset[1];
             advance(&p);
         }
-        for (int64_t lane = 0; lane < LANES; lane++) { /* as far as sums are kept in them */
+        for (int64_t lane = m; lane < LANES; lane++) { /* those without rows, as far as they are read */
             memset(lanes[lane], 0, (size_t)(width + WIDTH - 1) / WIDTH * WIDTH * sizeof(REAL));
         }
         /* four rows of a lane at a time, to touch its sums less often */
@@ -113,8 +113,11 @@ static void LOCAL(tile)(const msi_sum_args *a, const T *in, int64_t out, int64_t
                     row[rows++] = in + offset[i];
                 }
                 for (int64_t c = 0; c < width; c += WIDTH) {
-                    V sum = LOAD_LANES(lanes[lane] + c);
+                    V sum = {0};
 
+                    if (first > 0) {
+                        sum = LOAD_LANES(lanes[lane] + c);
+                    }
                     if (rows == 4 && c + WIDTH <= width) {
                         sum = sum + LOAD(row[0] + c) + LOAD(row[1] + c) + LOAD(row[2] + c) +
                               LOAD(row[3] + c);

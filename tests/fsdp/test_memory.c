@@ -79,7 +79,7 @@ static void test_fsdp_memory__is_flat_over_ten_thousand_steps(void **state)
 static void test_fsdp_memory__gradients_set_to_none_give_their_memory_back(void **state)
 {
     double kept_before[TINY_HIDDEN], kept_after[TINY_HIDDEN], loss;
-    ms_memory_stats stats, warm;
+    ms_memory_stats stats, warm = {0};
     ms_tensor *kept;
     ms_comm *comm;
     tiny_model m;
