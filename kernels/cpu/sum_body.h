@@ -100,7 +100,7 @@ static void LOCAL(tile)(const msi_sum_args *a, const T *in, int64_t out, int64_t
             offset[i] = p.offset[1];
             advance(&p);
         }
-        for (int64_t lane = m; lane < LANES; lane++) { /* those without rows, as far as they are read */
+        for (int64_t lane = m; lane < LANES; lane++) { /* without rows; as far as is read */
             memset(lanes[lane], 0, (size_t)(width + WIDTH - 1) / WIDTH * WIDTH * sizeof(REAL));
         }
         /* four rows of a lane at a time, to touch its sums less often */
