@@ -4,6 +4,7 @@ local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
 local util = require 'moonshard.util'
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 local with_meta = require 'support.checkpoints'.with_meta
 
@@ -47,10 +48,8 @@ describe('a load that fails', function()
 
   before_each(function() root = folder() end)
   after_each(function()
-    os.execute("rm -rf '" .. root .. "'")
-    local alive = checks.live_handles()
-    ms.close()
-    assert.equal(0, alive)
+    shell.remove_folder(root)
+    checks.close_library()
   end)
 
   it('changes nothing, whatever it is that does not fit', function()
@@ -207,10 +206,8 @@ describe('saving', function()
 
   before_each(function() root = folder() end)
   after_each(function()
-    os.execute("rm -rf '" .. root .. "'")
-    local alive = checks.live_handles()
-    ms.close()
-    assert.equal(0, alive)
+    shell.remove_folder(root)
+    checks.close_library()
   end)
 
   it('different things on two ranks fails on both', function()

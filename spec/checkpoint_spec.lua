@@ -3,6 +3,7 @@ local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 local with_meta = require 'support.checkpoints'.with_meta
 
@@ -59,10 +60,8 @@ describe('a checkpoint', function()
 
   before_each(function() root = folder() end)
   after_each(function()
-    os.execute("rm -rf '" .. root .. "'")
-    local alive = checks.live_handles()
-    ms.close() -- this process stops being a rank, so that the next spec can start ranks
-    assert.equal(0, alive)
+    shell.remove_folder(root)
+    checks.close_library()
   end)
 
   it('brings a run back to the same bits, with its step, config and position', function()

@@ -3,6 +3,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 
 local Odd = nn.Module.extend('my.Odd')
 
@@ -123,7 +124,7 @@ end
 
 describe('a failure of one rank in', function()
   teardown(function()
-    os.execute('rm -rf ' .. folder)
+    shell.remove_folder(folder)
   end)
 
   for _, line in ipairs(FAILURES) do

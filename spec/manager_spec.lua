@@ -4,6 +4,7 @@ local ms = require 'moonshard'
 local checkpoint = ms.checkpoint
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 
 describe('a manager of checkpoints', function()
   local root, model, warnings
@@ -13,7 +14,7 @@ describe('a manager of checkpoints', function()
     model = ms.nn.Linear(2, 2)
     model:materialize()
   end)
-  after_each(function() os.execute("rm -rf '" .. root .. "'") end)
+  after_each(function() shell.remove_folder(root) end)
 
   local function save(manager, step)
     local path

@@ -3,6 +3,7 @@ local ms = require 'moonshard'
 local nn, checkpoint = ms.nn, ms.checkpoint
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 
 local function gpt()
   return ms.models.GPT { vocab = 50, layers = 1, heads = 2, width = 8, context = 8 }
@@ -288,7 +289,7 @@ describe('a checkpoint', function()
   local root
   before_each(function() root = runs.folder() end)
   after_each(function()
-    os.execute("rm -rf '" .. root .. "'")
+    shell.remove_folder(root)
     ms.close() -- this process stops being a rank, so that ranks can start
   end)
 

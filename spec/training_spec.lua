@@ -3,6 +3,7 @@
 
 local ms = require 'moonshard'
 local checks = require 'support.checks'
+local shell = require 'support.shell'
 local fsdp, nn, optim = ms.fsdp, ms.nn, ms.optim
 
 local STEPS, MICRO_BATCHES = 20, 4
@@ -63,19 +64,6 @@ local function step(model, opt, loader)
   return norm
 end
 
-local function write(path, text)
-  local file = assert(io.open(path, 'w'))
-  file:write(text)
-  file:close()
-end
-
-local function read(path)
-  local file = assert(io.open(path, 'r'))
-  local text = file:read('*a')
-  file:close()
-  return text
-end
-
 -- Hash and last norm of a run on `n` ranks.
 local function run(folder, n, o)
   local tokens = token_file(folder)
@@ -87,24 +75,17 @@ local function run(folder, n, o)
     end
     local hash = model:hash()
     if rank == 0 then
-      write(folder .. '/result', ('%s %.17g'):format(hash, norm))
+      shell.write(folder .. '/result', ('%s %.17g'):format(hash, norm))
     end
   end)
-  return read(folder .. '/result')
+  return shell.read(folder .. '/result')
 end
 
 describe('training on ranks that are processes', function()
   local folder
 
-  before_each(function()
-    folder = os.tmpname()
-    os.remove(folder)
-    assert(os.execute('mkdir ' .. folder) == 0)
-  end)
-
-  after_each(function()
-    os.execute('rm -rf ' .. folder)
-  end)
+  before_each(function() folder = shell.make_folder() end)
+  after_each(function() shell.remove_folder(folder) end)
 
   teardown(function()
     assert.equal(0, checks.live_handles())
@@ -157,10 +138,10 @@ describe('training on ranks that are processes', function()
         end
         local hash = model:hash()
         if rank == 0 then
-          write(folder .. '/result', ('%s %.17g'):format(hash, norm))
+          shell.write(folder .. '/result', ('%s %.17g'):format(hash, norm))
         end
       end)
-      assert.equal(whole, read(folder .. '/result'), 'resumed after step ' .. k)
+      assert.equal(whole, shell.read(folder .. '/result'), 'resumed after step ' .. k)
     end
   end)
 
@@ -206,11 +187,11 @@ describe('training on ranks that are processes', function()
           update()
           local hash = model:hash()
           if rank == 0 then
-            write(folder .. '/' .. part, hash)
+            shell.write(folder .. '/' .. part, hash)
           end
         end)
       end
-      assert.equal(read(folder .. '/save'), read(folder .. '/resume'), kind)
+      assert.equal(shell.read(folder .. '/save'), shell.read(folder .. '/resume'), kind)
     end
   end)
 

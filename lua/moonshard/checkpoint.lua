@@ -219,6 +219,12 @@ end
 -- A load has two halves. Everything that can fail comes first and writes no tensor; what is left
 -- for after the commit is appended to `after`, what a failure takes back to `undo`.
 
+---@class ms.checkpoint.Load  one that is prepared
+---@field loader ffi.cdata*
+---@field keys table  all keys of the checkpoint in order, and the place of each by key
+---@field after fun()[]  to be done when all is read
+---@field undo fun()[]  ... or when that fails
+
 -- Is all that the checkpoint has below `prefix` expected by the model or optimizer?
 local function check_keys(keys, prefix, expected, noun)
   for _, key in ipairs(keys) do
@@ -228,7 +234,8 @@ local function check_keys(keys, prefix, expected, noun)
   end
 end
 
-local function add_load_of_model(loader, model, after)
+local function add_load_of_model(load, model)
+  local loader, after = load.loader, load.after
   local expected = {}
   for _, p in ipairs(model:named_parameters()) do
     local part, extent = parameter.part(p.tensor)
@@ -245,10 +252,11 @@ local function add_load_of_model(loader, model, after)
     runtime.load_add(loader, key, extent, part)
     after[#after + 1] = function() buffer.load(b.entry, value) end
   end
-  check_keys(runtime.keys(runtime.load_source(loader)), 'model/', expected, 'model')
+  check_keys(load.keys, 'model/', expected, 'model')
 end
 
-local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
+local function add_load_of_optimizer(load, optimizer, meta)
+  local keys, after = load.keys, load.after
   if type(meta) ~= 'table' then
     errors.raise('KeyError', 'the checkpoint has no optimizer')
   elseif meta.kind ~= optimizer.kind then
@@ -264,10 +272,9 @@ local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
   fits.groups(meta.groups, optimizer:_group_options(function(i) return present[i].name end))
   after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
   local steps = type(meta.steps) == 'table' and meta.steps
-  local keys = runtime.keys(runtime.load_source(loader))
   optimizer:_await_later_state(function(name) -- one of old has zeros before the first step, too
     return keys[state_key(optimizer.later_state, name)] and (steps and steps[name]) ~= 0
-  end, after, undo)
+  end, after, load.undo)
   local entries, states = optimizer:_entries()
   local expected = {}
   for i, entry in ipairs(entries) do
@@ -276,7 +283,7 @@ local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
       local key = state_key(state, entry.name)
       expected[key] = true
       if state ~= optimizer.later_state or keys[key] then
-        runtime.load_add(loader, key, extent, entry.state[state])
+        runtime.load_add(load.loader, key, extent, entry.state[state])
       end
     end
     local n = steps and steps[entry.name]
@@ -289,34 +296,36 @@ local function add_load_of_optimizer(loader, optimizer, meta, after, undo)
   check_keys(keys, 'optim/', expected, 'optimizer')
 end
 
-local function add_load_of_data(loader, state, after)
+local function add_load_of_data(load, loader, state)
   if state == nil then
     errors.raise('KeyError', 'the checkpoint has no position in the data')
   end
   loader:check_state(state)
-  after[#after + 1] = function() loader:load_state(state) end
+  load.after[#load.after + 1] = function() loader:load_state(state) end
 end
 
 -- Read what `loader` has opened into what is given, whose names are `parts`. Collective.
 local function load_into(comm, loader, opts, parts)
-  local after, undo, meta = {}, {}, nil
+  local load, meta = { loader = loader, after = {}, undo = {} }, nil
+  local after = load.after
   notes.text(comm, 'what is loaded', table.concat(parts, ', '))
   if opts.model then
     tree.tell(opts.model, 'checkpoint.load')
   end
   local function prepare()
-    meta = meta_data.read(runtime.load_source(loader))
+    local source = runtime.load_source(loader)
+    load.keys, meta = runtime.keys(source), meta_data.read(source)
     if opts.model then
       opts.model:materialize()
-      add_load_of_model(loader, opts.model, after)
+      add_load_of_model(load, opts.model)
       after[#after + 1] = function() runs.continue(opts.model, meta.dropout) end
     end
     if opts.optimizer then
       fits.model(opts.optimizer, opts.model)
-      add_load_of_optimizer(loader, opts.optimizer, meta.optimizer, after, undo)
+      add_load_of_optimizer(load, opts.optimizer, meta.optimizer)
     end
     if opts.loader then
-      add_load_of_data(opts.loader, meta.loader, after)
+      add_load_of_data(load, opts.loader, meta.loader)
     end
     if meta.random and (opts.optimizer or opts.loader) then -- not in checkpoints of old
       after[#after + 1] = function() random.continue(meta.random) end
@@ -326,7 +335,7 @@ local function load_into(comm, loader, opts, parts)
     guarded(comm, loader, runtime.load_fail, runtime.load_discard, prepare)
     runtime.load_commit(loader)
   end)
-  for _, finish in ipairs(ok and after or undo) do
+  for _, finish in ipairs(ok and after or load.undo) do
     finish()
   end
   if not ok then

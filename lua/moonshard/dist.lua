@@ -432,6 +432,4 @@ local OTHERWISE = {
 return namespace('dist', dist, nil, util.merged(planned.collectives, {
   init_device_mesh = 'a mesh of devices (hybrid sharding)',
   new_group = 'a group of some ranks (hybrid sharding)',
-}), function(name)
-  return OTHERWISE[name] and 'write ' .. OTHERWISE[name]
-end)
+}), OTHERWISE)

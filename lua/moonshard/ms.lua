@@ -22,12 +22,9 @@ local ms = {
   version = B.string(C.ms_version()),
   class = require 'moonshard.class',
   errors = namespace('ms.errors', util.merged(errors)),
-  ops = namespace('ms.ops', util.merged(ops), nil, planned.functions, function(name)
-    return planned.instead[name] and 'write ' .. planned.instead[name]
-  end),
-  autograd = namespace('ms.autograd', util.merged(autograd), nil, planned.autograd, function(name)
-    return name == 'grad' and 'write loss:backward() and p:grad()' or nil
-  end),
+  ops = namespace('ms.ops', util.merged(ops), nil, planned.functions, planned.instead),
+  autograd = namespace('ms.autograd', util.merged(autograd), nil, planned.autograd,
+    { grad = 'loss:backward() and p:grad()' }),
 }
 
 for _, name in ipairs(dtype.names) do

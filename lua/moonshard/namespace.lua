@@ -16,6 +16,14 @@ local function close_forward(cls)
   end
 end
 
+-- What to do in place of a name, after a semicolon.
+local function hint(instead, key)
+  if type(instead) == 'function' then
+    return instead(key)
+  end
+  return instead and instead[key] and 'write ' .. instead[key]
+end
+
 --- Make `members` refuse names it does not have: KeyError names the nearest one, and
 --- NotImplementedError what is planned; both say what to write instead where `instead` knows.
 ---@generic T: table
@@ -23,7 +31,8 @@ end
 ---@param members T
 ---@param lazy? table<string, string>  files to require when a name is first used
 ---@param planned? table<string, string>  names of what is to come, and what that is
----@param instead? fun(key: string): string?  what to write in place of a name that stands elsewhere
+---@param instead? table<string, string>|fun(key: string): string?  what to write in place of a name
+--- that stands elsewhere, or a function that says what to do
 ---@return T members
 local function namespace(name, members, lazy, planned, instead)
   lazy, planned = lazy or {}, planned or {}
@@ -46,12 +55,12 @@ local function namespace(name, members, lazy, planned, instead)
         rawset(members, key, value)
         return value
       elseif planned[key] then
-        local other = instead and instead(key)
+        local other = hint(instead, key)
         errors.raise('NotImplementedError', '%s.%s: %s is not supported yet%s', name, key,
           planned[key], other and '; ' .. other or '')
       end
       key = tostring(key)
-      missing(name, key, util.sorted_keys(util.merged(lazy, members)), instead and instead(key))
+      missing(name, key, util.sorted_keys(util.merged(lazy, members)), hint(instead, key))
     end,
   })
 end

@@ -27,8 +27,8 @@ function random.next_token()
 end
 
 --- Seed of everything random from now on: tensors, first values of parameters, dropout, tokens that
---- generate() draws. All of it begins anew: after the same
---- seed come the same tensors, the same model and the same masks, in the same order.
+--- generate() draws. All of it begins anew: after the same seed come the same tensors, the same
+--- model and the same masks, in the same order.
 ---@param seed integer
 function random.manual_seed(seed)
   parameter.set_seed(arguments.whole('manual_seed', 'seed', seed))

@@ -3,8 +3,7 @@
 --- A loader says which, and its batch keeps it: a module called with the batch is at those samples
 --- again, whatever was dealt, run or seeded since.
 ---
---- A place is a module or one of moonshard.sites. `place._place` names it; `place:_undo(runs, n)`
---- puts back what runs[place] was.
+--- A place is a module or one of moonshard.sites; `place._place` names it.
 ---
 --- Touches: moonshard.scope, moonshard_ffi.parameter.
 
@@ -14,27 +13,33 @@ local util = require 'moonshard.util'
 
 local samples = {}
 
-local WEAK = { __mode = 'k' }
+---@class ms.Samples.Runs: table<table, integer>  by place
+local Runs = { __mode = 'k' }
+Runs.__index = Runs
 
-local function weak()
-  return setmetatable({}, WEAK)
+function Runs:_undo(place, n)
+  self[place] = n
+end
+
+local function no_runs()
+  return setmetatable({}, Runs)
 end
 
 ---@class ms.Samples
 ---@field first integer?  global number of the first one; nil: nobody has said it
 ---@field seeding table  the value of `seeding` when its runs began
----@field runs table<table, integer>  by place
+---@field runs ms.Samples.Runs
 ---@field earlier table<string, integer>  of places that have none there, by name
 
 ---@type table<ms.Tensor, ms.Samples>  of each batch that was dealt, by its tensors
-local dealt = weak()
+local dealt = setmetatable({}, { __mode = 'k' })
 
 local NONE = {}
 local seeding = NONE -- another one after each seed
 local seeded, present ---@type ms.Samples, ms.Samples  the first since then, and those that are run
 
 local function begin(first, earlier)
-  return { first = first, seeding = seeding, runs = weak(), earlier = earlier or NONE }
+  return { first = first, seeding = seeding, runs = no_runs(), earlier = earlier or NONE }
 end
 
 --- `x` and `y` hold samples `first`, `first` + 1, ..., and so does what comes next. (The runtime
@@ -59,7 +64,7 @@ function samples.resume(x)
       batch = seeded
       dealt[x] = batch
     else -- masks begin anew with a seed
-      batch.seeding, batch.runs, batch.earlier = seeding, weak(), NONE
+      batch.seeding, batch.runs, batch.earlier = seeding, no_runs(), NONE
     end
   end
   parameter.begin_samples(batch.first)
@@ -97,7 +102,7 @@ end
 ---@return integer n  how often it ran before
 function samples.count(place)
   local runs, n = present.runs, samples.ran(place)
-  scope.on_failure(place, runs, n)
+  scope.on_failure(runs, place, n)
   runs[place] = n + 1
   return n
 end

@@ -10,13 +10,8 @@ local sites = {}
 ---@class ms.Site  a place of moonshard.samples
 ---@field key ffi.cdata*  of its random stream
 local Site = {}
-Site.__index = Site
 
 local all = {} ---@type table<string, ms.Site>  by name
-
-function Site:_undo(runs, n)
-  runs[self] = n
-end
 
 --- The place of that name; it draws the masks of a module at that path.
 ---@param name string

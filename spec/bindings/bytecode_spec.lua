@@ -1,43 +1,28 @@
 -- bindings/bytecode.c: modules from bytecode, where it was made from their text
 local B = require 'moonshard_ffi'
+local shell = require 'support.shell'
 
 local ARCHIVE = B.folder .. '/generated/moonshard/modules.bytecode'
 local MODULE, PATH = 'moonshard.fsdp.watch', 'lua/moonshard/fsdp/watch.lua'
 
 local folder
 
-local function read(path)
-  local file = assert(io.open(path, 'rb'))
-  local text = file:read('*a')
-  file:close()
-  return text
-end
-
 local function write(name, text)
   local path = folder .. '/' .. name
-  local file = assert(io.open(path, 'wb'))
-  file:write(text)
-  file:close()
+  shell.write(path, text)
   return path
 end
 
 describe('bytecode of modules', function()
-  before_each(function()
-    folder = os.tmpname()
-    os.remove(folder)
-    assert.equal(0, os.execute('mkdir ' .. folder))
-  end)
-
-  after_each(function()
-    os.execute('rm -rf ' .. folder)
-  end)
+  before_each(function() folder = shell.make_folder() end)
+  after_each(function() shell.remove_folder(folder) end)
 
   it('is what LuaJIT makes of the text at that path, names and lines included', function()
     local load = B.core.bytecode(ARCHIVE)
     local deep = folder .. ('/x'):rep(80)
     os.execute('mkdir -p ' .. deep)
-    for _, path in ipairs { PATH, write('w.lua', read(PATH)),
-      write(('x/'):rep(80) .. 'w.lua', read(PATH)) } do
+    for _, path in ipairs { PATH, write('w.lua', shell.read(PATH)),
+      write(('x/'):rep(80) .. 'w.lua', shell.read(PATH)) } do
       local chunk = load(MODULE, path)
       assert.equal(string.dump(assert(loadfile(path))), string.dump(chunk))
       assert.equal('@' .. path, debug.getinfo(chunk, 'S').source)
@@ -55,7 +40,7 @@ describe('bytecode of modules', function()
   end)
 
   it('is passed over where the text is another, longer, shorter or gone', function()
-    local load, text = B.core.bytecode(ARCHIVE), read(PATH)
+    local load, text = B.core.bytecode(ARCHIVE), shell.read(PATH)
     local other = text:gsub('watch', 'wAtch', 1)
     assert.is_function(load(MODULE, write('same.lua', text)))
     for i, changed in ipairs { other, text .. '\n', text:sub(1, -2), '' } do
@@ -67,7 +52,7 @@ describe('bytecode of modules', function()
   end)
 
   it('is passed over where the archive is cut off, empty or none', function()
-    local archive = read(ARCHIVE)
+    local archive = shell.read(ARCHIVE)
     for _, n in ipairs { 1, 11, 12, 13, 1000 } do
       assert.is_nil(B.core.bytecode(write('cut', archive:sub(1, n)))('moonshard_ffi', PATH))
     end
@@ -80,7 +65,7 @@ describe('bytecode of modules', function()
     local tree = folder .. '/tree'
     os.execute(('mkdir %s && cp -r lua bindings %s'):format(tree, tree))
     local path = tree .. '/lua/moonshard/fsdp/watch.lua'
-    local text = read(path):gsub('return watch%s*$', 'watch.changed = true\n%0')
+    local text = shell.read(path):gsub('return watch%s*$', 'watch.changed = true\n%0')
     write('tree/lua/moonshard/fsdp/watch.lua', text)
     local pipe = io.popen(([[cd %s && MOONSHARD_LIB=%s LUA_PATH='%s' luajit -e '
       require "moonshard"

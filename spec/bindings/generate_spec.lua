@@ -1,11 +1,11 @@
 -- bindings/generate.lua: the dialect of the public headers, and what is made from them
+local lfs = require 'lfs'
+local shell = require 'support.shell'
+
 local function run(header)
-  local folder = os.tmpname()
-  os.remove(folder)
-  os.execute('mkdir -p ' .. folder .. '/moonshard')
-  local input = assert(io.open(folder .. '/in.i', 'w'))
-  input:write(header)
-  input:close()
+  local folder = shell.make_folder()
+  assert(lfs.mkdir(folder .. '/moonshard'))
+  shell.write(folder .. '/in.i', header)
   local pipe = io.popen(('luajit bindings/generate.lua %s/in.i %s 2>&1; echo "code $?"')
     :format(folder, folder))
   local output = pipe:read('*a')
@@ -21,7 +21,7 @@ local function run(header)
       file:close()
     end
   end
-  os.execute('rm -rf ' .. folder)
+  shell.remove_folder(folder)
   return output, made
 end
 

@@ -1,5 +1,6 @@
 -- bindings/moonshard_ffi/library.lua: what is said when parts do not belong together
 local B = require 'moonshard_ffi'
+local shell = require 'support.shell'
 
 local function luajit(environment, code)
   local pipe = io.popen(("%s luajit -e '%s' 2>&1"):format(environment, code))
@@ -33,7 +34,7 @@ describe('the loader', function()
     os.execute(("sed -i 's/hash = \"[0-9a-f]*\"/hash = \"0123456789abcdef\"/' "
       .. '%s/generated/moonshard/cdef.lua'):format(folder))
     local output = luajit(PATH .. ' MOONSHARD_LIB=' .. folder, 'require "moonshard"')
-    os.execute('rm -rf ' .. folder)
+    shell.remove_folder(folder)
     assert.truthy(output:find('built from different headers', 1, true), output)
     assert.truthy(output:find('cdef.lua is the one that differs', 1, true), output)
   end)

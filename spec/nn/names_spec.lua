@@ -4,6 +4,7 @@ local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 
 -- A model of two layers that were made, and maybe used, before it.
 local Pair = nn.Module.extend('my.Pair')
@@ -157,7 +158,7 @@ describe('the name of a parameter', function()
     model, opt = trained(TOUCHES[1][2], WRAPS[1][2])
     ms.checkpoint.load(folder .. '/one', { model = model, optimizer = opt })
     assert.equal(hash, model:hash())
-    os.execute('rm -rf ' .. folder)
+    shell.remove_folder(folder)
   end)
 end)
 

@@ -6,6 +6,7 @@ local ms = require 'moonshard'
 local nn, fsdp, optim, data = ms.nn, ms.fsdp, ms.optim, ms.data
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 local two = require 'support.two_ranks'
 
 local NO_SHARD, PLANNED, WRITER = two.NO_SHARD, two.PLANNED, two.WRITER
@@ -196,7 +197,7 @@ local LEGAL = {
 
 describe('two ranks that differ in', function()
   after_each(function()
-    os.execute('rm -rf ' .. folder)
+    shell.remove_folder(folder)
   end)
 
   for _, line in ipairs(LEGAL) do

@@ -5,6 +5,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim, data = ms.nn, ms.fsdp, ms.optim, ms.data
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 local two = require 'support.two_ranks'
 
 local DEFAULTS, NO_SHARD, PLANNED, WRITER = two.DEFAULTS, two.NO_SHARD, two.PLANNED, two.WRITER
@@ -583,7 +584,7 @@ local LAST = {
 
 describe('two ranks that differ in', function()
   after_each(function()
-    os.execute('rm -rf ' .. folder)
+    shell.remove_folder(folder)
   end)
 
   for _, line in ipairs(ERRORS) do

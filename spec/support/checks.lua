@@ -98,4 +98,14 @@ function checks.live_handles()
   return ms.memory().live_handles
 end
 
+--- Close the library, of which nothing may be alive: this process stops being a rank, so that the
+--- next spec can start ranks.
+function checks.close_library()
+  local alive = checks.live_handles()
+  ms.close()
+  if alive ~= 0 then
+    error(('%d tensors are alive'):format(alive), 2)
+  end
+end
+
 return checks

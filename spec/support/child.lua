@@ -1,6 +1,8 @@
 --- Programs of this tree in processes of their own: what they say, and what they were doing when
 --- they ended.
 
+local shell = require 'support.shell'
+
 local child = {}
 
 --- Run a script in a folder of its own, which MS_MISUSE_DIR names; its last argument is the file
@@ -11,12 +13,8 @@ local child = {}
 ---@return string[] lines  of its standard output
 ---@return string last  the first line of its progress: the last call it made
 function child.run(script, arguments, seconds)
-  local pipe = io.popen('mktemp -d')
-  local folder = pipe:read('*l')
-  pipe:close()
-  local tokens = assert(io.open(folder .. '/tokens', 'w'))
-  tokens:write('abcdefgh')
-  tokens:close()
+  local folder = shell.make_folder()
+  shell.write(folder .. '/tokens', 'abcdefgh')
   local here = require('lfs').currentdir()
   local path = ('spec/?.lua;bindings/?.lua;' .. package.path):gsub('([^;]+)', function(place)
     return place:sub(1, 1) == '/' and place or here .. '/' .. place
@@ -25,7 +23,7 @@ function child.run(script, arguments, seconds)
     :format(folder, folder, path, seconds, here, script, table.concat(arguments, ' '),
       folder .. '/progress')
   local lines = {}
-  pipe = io.popen(command .. ' 2>' .. folder .. '/errors')
+  local pipe = io.popen(command .. ' 2>' .. folder .. '/errors')
   for line in pipe:lines() do
     lines[#lines + 1] = line
   end
@@ -39,7 +37,7 @@ function child.run(script, arguments, seconds)
     return line
   end
   local last = first_line('progress') .. ' ' .. first_line('errors')
-  os.execute('rm -rf ' .. folder)
+  shell.remove_folder(folder)
   return lines, last
 end
 

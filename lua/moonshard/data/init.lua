@@ -4,9 +4,7 @@ local namespace = require 'moonshard.namespace'
 local data = require 'moonshard.data.tokens'
 
 local LOADER = 'ms.data.Loader { tokens = ids, context = n, batch = rows }'
-local INSTEAD = { DataLoader = LOADER, DistributedSampler = LOADER .. ', which knows its rank' }
+local OTHERWISE = { DataLoader = LOADER, DistributedSampler = LOADER .. ', which knows its rank' }
 
 return namespace('data', data, { Loader = 'moonshard.data.loader' },
-  require('moonshard.planned').datasets, function(name)
-    return INSTEAD[name] and 'write ' .. INSTEAD[name]
-  end)
+  require('moonshard.planned').datasets, OTHERWISE)

@@ -48,6 +48,4 @@ for name, other in next, {
   planned[name], OTHERWISE[name] = 'a choice of state dicts', other
 end
 
-return namespace('fsdp', fsdp, nil, planned, function(name)
-  return OTHERWISE[name] and 'write ' .. OTHERWISE[name]
-end)
+return namespace('fsdp', fsdp, nil, planned, OTHERWISE)

@@ -62,10 +62,6 @@ function Dropout:forward(x)
   return ops.dropout(x, self.p, self._site, samples.count(self))
 end
 
-function Dropout:_undo(runs, call)
-  runs[self] = call
-end
-
 function Dropout:extra_repr()
   return ('p=%g'):format(self.p)
 end
