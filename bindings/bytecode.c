@@ -1,21 +1,19 @@
-/* Modules of the library loaded from bytecode that the build made, in a fifth of the time that
+/* Modules of the library loaded from bytecode that the build made, in a third of the time that
  * their text takes. The text stays the truth: bytecode is used only for the very text it was made
- * from, under the name it is found by now. */
+ * from, under the name it is found by now. The archive is read once, so that a build, or a copy
+ * over it, beside a program that runs is nothing to the program. */
 #include "lua_module.h"
 
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char TYPE[] = "moonshard.bytecode";
-
 /* What bindings/precompile.lua wrote: per module its sizes, then name, text and bytecode. */
 typedef struct archive {
-    const char *data;
     size_t size;
+    char data[];
 } archive;
 
 typedef struct record {
@@ -124,7 +122,7 @@ static const char *next_piece(lua_State *L, void *data, size_t *nbytes)
 /* loader(name, path) -> the module's chunk; nil: load its text. */
 static int load_module(lua_State *L)
 {
-    const archive *a = luaL_checkudata(L, lua_upvalueindex(1), TYPE);
+    const archive *a = lua_touserdata(L, lua_upvalueindex(1));
     size_t name_bytes;
     const char *name = luaL_checklstring(L, 1, &name_bytes), *path = luaL_checkstring(L, 2);
     module m;
@@ -137,40 +135,33 @@ static int load_module(lua_State *L)
     return 1;
 }
 
-static int unmap(lua_State *L)
+/* Read up to `nbytes` of a file. @return bytes read */
+static size_t read_file(char *to, size_t nbytes, const char *path)
 {
-    archive *a = luaL_checkudata(L, 1, TYPE);
+    size_t at = 0;
+    ssize_t n;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
 
-    if (a->data != NULL) {
-        munmap((void *)a->data, a->size);
-        a->data = NULL;
-    }
-    return 0;
-}
-
-int lua_bytecode(lua_State *L)
-{
-    struct stat st;
-    void *data = MAP_FAILED;
-    int fd = open(luaL_checkstring(L, 1), O_RDONLY | O_CLOEXEC);
-    archive *a = lua_newuserdata(L, sizeof(*a));
-
-    *a = (archive){.size = 0};
-    if (luaL_newmetatable(L, TYPE)) {
-        lua_pushcfunction(L, unmap);
-        lua_setfield(L, -2, "__gc");
-    }
-    lua_setmetatable(L, -2);
-    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size > 0) {
-        data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    while (fd >= 0 && at < nbytes && (n = read(fd, to + at, nbytes - at)) > 0) {
+        at += (size_t)n;
     }
     if (fd >= 0) {
         close(fd);
     }
-    if (data == MAP_FAILED) {
+    return at;
+}
+
+int lua_bytecode(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    struct stat st;
+
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
         return 0;
     }
-    *a = (archive){.data = data, .size = (size_t)st.st_size};
+    archive *a = lua_newuserdata(L, sizeof(*a) + (size_t)st.st_size);
+
+    a->size = read_file(a->data, (size_t)st.st_size, path);
     lua_pushcclosure(L, load_module, 1);
     return 1;
 }

@@ -56,9 +56,28 @@ describe('bytecode of modules', function()
     for _, n in ipairs { 1, 11, 12, 13, 1000 } do
       assert.is_nil(B.core.bytecode(write('cut', archive:sub(1, n)))('moonshard_ffi', PATH))
     end
-    assert.is_nil(B.core.bytecode(write('empty', '')))
+    assert.is_nil(B.core.bytecode(write('empty', ''))(MODULE, PATH))
     assert.is_nil(B.core.bytecode(folder .. '/none'))
     assert.is_nil(B.core.bytecode(folder))
+  end)
+
+  it('stays what it was for a program that runs, whatever becomes of the file', function()
+    local path = write('archive', shell.read(ARCHIVE))
+    local load = B.core.bytecode(path)
+    shell.write(path, '')
+    assert.equal(string.dump(assert(loadfile(PATH))), string.dump(load(MODULE, PATH)))
+  end)
+
+  it('is written whole, or stays as it was', function()
+    local odd = folder .. "/it's"
+    os.execute(('mkdir "%s" && cp %s "%s"'):format(odd, PATH, odd))
+    local make = ('luajit bindings/precompile.lua %s/out "%%s" 2>&1'):format(folder)
+    assert.equal('', io.popen(make:format(odd)):read('*a'))
+    local made = shell.read(folder .. '/out')
+    assert.equal(string.dump(assert(loadfile(PATH))),
+      string.dump(B.core.bytecode(folder .. '/out')("it's.watch", PATH)))
+    assert.truthy(io.popen(make:format(folder .. '/none')):read('*a'):find('no Lua files', 1, true))
+    assert.equal(made, shell.read(folder .. '/out'))
   end)
 
   it('leaves a script with the text that stands there', function()
