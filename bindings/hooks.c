@@ -4,7 +4,8 @@
  * host_enter(), with the state that called it, so that errors and stacks are the caller's. What a
  * hook raised stays on that state's stack until C has unwound and is then raised again. Hooks may
  * be dropped at any moment, also by a finalizer in the middle of an FFI call, where no Lua function
- * may be called; so their references are only queued then, and given back at the next entry. */
+ * may be called; so their references are only queued then, and given back at the next entry, at the
+ * end of a backward, or by a collection. */
 #include "lua_module.h"
 
 #include <stdlib.h>
@@ -63,7 +64,16 @@ static void free_hook(hook *h)
     host_release(host);
 }
 
-/* The host in a Lua state's registry, made when it is first asked for. */
+/* What dropped hooks called is the collector's again. */
+static void give_back(lua_State *L, lua_host *host)
+{
+    for (hook *h; (h = take_dropped(host)) != NULL;) {
+        luaL_unref(L, LUA_REGISTRYINDEX, h->function);
+        free_hook(h);
+    }
+}
+
+/* In a Lua state's registry; the host is made when it is first asked for. */
 typedef struct host_box {
     lua_host *host;
     bool closing;
@@ -101,13 +111,20 @@ void host_open(lua_State *L)
     lua_rawset(L, LUA_REGISTRYINDEX);
 }
 
-static ms_status host_of(lua_host **out, lua_State *L)
+static host_box *box_of(lua_State *L)
 {
     lua_pushlightuserdata(L, (void *)(uintptr_t)&host_key);
     lua_rawget(L, LUA_REGISTRYINDEX);
     host_box *box = lua_touserdata(L, -1);
 
     lua_pop(L, 1);
+    return box;
+}
+
+static ms_status host_of(lua_host **out, lua_State *L)
+{
+    host_box *box = box_of(L);
+
     if (box->closing) {
         return ms_error_set(MS_RUNTIME_ERROR, "this Lua state is closing");
     }
@@ -118,10 +135,7 @@ static ms_status host_of(lua_host **out, lua_State *L)
         }
         box->host->owners = 1;
     }
-    for (hook *h; (h = take_dropped(box->host)) != NULL;) {
-        luaL_unref(L, LUA_REGISTRYINDEX, h->function);
-        free_hook(h);
-    }
+    give_back(L, box->host);
     *out = box->host;
     return MS_OK;
 }
@@ -138,6 +152,7 @@ ms_status host_enter(lua_State *L, ms_status (*fn)(void *arg), void *arg)
     status = fn(arg);
 
     current = s.outer;
+    give_back(L, s.host);
     if (s.error != 0 && status != MS_OK) {
         lua_settop(L, s.error);
         return (ms_status)lua_error(L);
@@ -293,6 +308,16 @@ int lua_hook(lua_State *L)
 int lua_accumulate_hook(lua_State *L)
 {
     return add_hook(L, true);
+}
+
+int lua_collect_hooks(lua_State *L)
+{
+    host_box *box = box_of(L);
+
+    if (box->host != NULL) {
+        give_back(L, box->host);
+    }
+    return 0;
 }
 
 int lua_replace_gradient(lua_State *L)

@@ -19,6 +19,8 @@ int lua_hook(lua_State *L);
 /* accumulate_hook(ref, fn) -> status, id: `fn(address of a ms_ref)` gets the leaf, with an owner.
  */
 int lua_accumulate_hook(lua_State *L);
+/* collect_hooks(): the functions of hooks that went are the collector's from now on. */
+int lua_collect_hooks(lua_State *L);
 /* replace(ref): inside a hook, make this tensor the gradient. */
 int lua_replace_gradient(lua_State *L);
 

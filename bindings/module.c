@@ -71,6 +71,7 @@ int luaopen_moonshard_lua(lua_State *L)
         {"backward", lua_backward},
         {"hook", lua_hook},
         {"accumulate_hook", lua_accumulate_hook},
+        {"collect_hooks", lua_collect_hooks},
         {"replace_gradient", lua_replace_gradient},
         {"interruptible", lua_interruptible},
         {"sigint_is_handled", lua_sigint_is_handled},

@@ -219,10 +219,61 @@ describe('autograd', function()
         a:hook(function() return big.none end)
       end
       ms.collect()
-      local b = leaf { 1 }
-      b:hook(function() end) -- an entry into C gives the references back
-      ms.collect()
       assert.is_nil(alive[1])
+    end)
+  end)
+
+  -- Functions that mention the very tensor they hang on are no cycle that the collector sees.
+  describe('hooks let go of the tensors they mention', function()
+    local before
+
+    before_each(function()
+      ms.collect()
+      before = checks.live_handles()
+    end)
+
+    after_each(function()
+      ms.collect()
+      assert.equal(before, checks.live_handles())
+    end)
+
+    it('when backward has used their graph up', function()
+      local a, seen = leaf { 3 }, nil
+      local y = a * a
+      y:hook(function(grad)
+        seen = (grad * y:detach()):item()
+      end)
+      ;(y * 5):sum():backward()
+      assert.equal(45, seen)
+      checks.raises('RuntimeError', 'hook it before backward', y.hook, y, print)
+    end)
+
+    it('when their module has kept them for backward', function()
+      local seen
+      local Net = ms.nn.Module.extend('Net')
+      function Net:init() self.inner = ms.nn.Linear(2, 2) end
+      function Net:forward(x)
+        local h = ms.keep(self.inner(x))
+        h:hook(function(grad) seen = (grad * h:detach()):shape() end)
+        return h:sum()
+      end
+      Net()(ms.ones(3, 2)):backward()
+      assert.same({ 3, 2 }, seen)
+    end)
+
+    it('when a backward has failed before it came to them', function()
+      local a = leaf { 3 }
+      local y = a * a
+      y:hook(function() return y end)
+      local z = y * 5
+      z:hook(function() error('no ' .. z:size(1), 0) end)
+      assert.same({ false, 'no 1' }, { pcall(z.backward, z) })
+    end)
+
+    it('when their graph is dropped', function()
+      local other = leaf { 1, 2 } * 2
+      local y = leaf { 3 } * 3
+      y:hook(function() return other end)
     end)
   end)
 end)

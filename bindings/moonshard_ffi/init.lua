@@ -55,6 +55,7 @@ end
 --- Collect twice: the first cycle runs finalizers, the second frees what they held.
 function B.collect()
   collectgarbage()
+  B.core.collect_hooks()
   collectgarbage()
   C.ms_memory_collected()
 end

@@ -233,13 +233,6 @@ static ms_status differentiate(msi_node *node)
     return status == MS_OK ? MS_OK : msi_fail_prefix(status, "backward of '%s': ", node->op->name);
 }
 
-static void clear_grads(msi_node *node)
-{
-    for (int32_t i = 0; i < node->n_out; i++) {
-        msi_grad_clear(&node->out[i], node->tape);
-    }
-}
-
 /* Tell those who wait until only nodes up to `sequence` are left. */
 static ms_status pass_milestones(msi_tape *tape, uint64_t sequence)
 {
@@ -262,14 +255,33 @@ static ms_status run_node(msi_node *node)
     if (status == MS_OK) {
         status = differentiate(node);
     }
-    clear_grads(node);
+    msi_grads_clear(node);
     msi_node_drop_saved(node);
     for (int32_t i = 0; status == MS_OK && i < node->n_in; i++) {
         if (node->edge[i].node != NULL) {
             status = settle(node->edge[i].node);
         }
     }
-    msi_node_spend(node);
+    if (status == MS_OK) {
+        msi_node_spend(node);
+    }
+    return status;
+}
+
+/* Run a node. When it fails, the part of the graph that was still to run goes like that which did:
+ * what holds its results would else keep all they were made of. */
+static ms_status run_next(msi_tape *tape)
+{
+    msi_node *node = dequeue(tape);
+    ms_status status = run_node(node);
+
+    if (status != MS_OK) {
+        msi_node_spend_all(node);
+        for (int32_t i = 0; i < tape->queue.n; i++) {
+            msi_node_spend_all(at(&tape->queue, i));
+        }
+    }
+    msi_node_release(node);
     return status;
 }
 
@@ -365,13 +377,13 @@ static void clean_up(msi_tape *tape, ms_status status)
     while (tape->queue.n > 0) {
         msi_node *node = dequeue(tape);
 
-        clear_grads(node);
+        msi_grads_clear(node);
         msi_node_release(node);
     }
     while (tape->leaves.n > 0) {
         msi_node *node = tape->leaves.item[--tape->leaves.n];
 
-        clear_grads(node);
+        msi_grads_clear(node);
         if (status != MS_OK && node->newborn) {
             ms_tensor_free(node->leaf->grad);
             node->leaf->grad = NULL;
@@ -420,11 +432,7 @@ static ms_status run(msi_tape *tape, msi_node *root, int32_t out, const ms_tenso
         return settle(root);
     }
     while (tape->queue.n > 0) {
-        msi_node *node = dequeue(tape);
-        ms_status status = run_node(node);
-
-        msi_node_release(node);
-        MS_TRY(status);
+        MS_TRY(run_next(tape));
     }
     return MS_OK;
 }

@@ -137,17 +137,20 @@ ms_status msi_grad_pass(msi_node *node, int32_t out, const msi_view *v)
     return msi_copy(&dst, v, add);
 }
 
-void msi_grad_clear(msi_output *out, msi_tape *tape)
+void msi_grads_clear(msi_node *node)
 {
-    msi_grad *grad = out->grad;
+    msi_tape *tape = node->tape;
 
-    if (grad == NULL) {
-        return;
+    for (int32_t i = 0; i < node->n_out; i++) {
+        msi_grad *grad = node->out[i].grad;
+
+        if (grad != NULL) {
+            node->out[i].grad = NULL;
+            msi_storage_release(grad->view.storage);
+            grad->next_free = tape->free_grads;
+            tape->free_grads = grad;
+        }
     }
-    out->grad = NULL;
-    msi_storage_release(grad->view.storage);
-    grad->next_free = tape->free_grads;
-    tape->free_grads = grad;
 }
 
 ms_status msi_grad_deliver(msi_node *leaf)
@@ -160,6 +163,6 @@ ms_status msi_grad_deliver(msi_node *leaf)
     }
     MS_TRY(leaf_dest(leaf, &dst, &add));
     MS_TRY(msi_copy(&dst, &leaf->out[0].grad->view, add));
-    msi_grad_clear(&leaf->out[0], leaf->tape);
+    msi_grads_clear(leaf);
     return MS_OK;
 }

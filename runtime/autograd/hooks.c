@@ -181,6 +181,12 @@ ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)
                        "cannot hook the gradient of %s, which does not require grad",
                        msi_tensor_label(t));
     }
+    if (t->grad_fn != NULL && t->grad_fn->spent) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "cannot hook the gradient of a result of '%s' whose graph was "
+                       "differentiated: no gradient comes there any more; hook it before backward",
+                       t->grad_fn->op->name);
+    }
     const msi_hooks hook = {.kind = MSI_HOOK_GRAD,
                             .out = t->grad_fn != NULL ? t->out_index : 0,
                             .grad = fn,

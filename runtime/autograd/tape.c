@@ -231,7 +231,12 @@ void msi_node_drop_saved(msi_node *node)
 
 void msi_node_spend(msi_node *node)
 {
+    node->spent = true;
     msi_node_drop_saved(node);
+    if (MSI_UNLIKELY(node->hooks != NULL || node->pre != NULL)) {
+        msi_hooks_drop_all(&node->hooks);
+        msi_hooks_drop_all(&node->pre);
+    }
     for (int32_t i = 0; i < node->n_in; i++) {
         msi_node *operand = node->edge[i].node;
 
@@ -240,18 +245,38 @@ void msi_node_spend(msi_node *node)
             msi_node_release(operand);
         }
     }
-    node->spent = true;
+}
+
+/* `next` lists those to come: live nodes have no other use for it. */
+void msi_node_spend_all(msi_node *from)
+{
+    msi_node *first = msi_node_retain(from);
+
+    from->next = NULL;
+    while (first != NULL) {
+        msi_node *node = first;
+
+        first = node->next;
+        for (int32_t i = 0; i < node->n_in; i++) {
+            msi_node *operand = node->edge[i].node;
+
+            if (operand != NULL && operand->op != NULL && !operand->spent) {
+                operand->spent = true; /* listed */
+                operand->next = first;
+                first = msi_node_retain(operand);
+            }
+        }
+        msi_grads_clear(node);
+        msi_node_spend(node);
+        msi_node_release(node);
+    }
 }
 
 static void bury(msi_node *node)
 {
     msi_tape *tape = node->tape;
 
-    msi_hooks_drop_all(&node->hooks);
-    msi_hooks_drop_all(&node->pre);
-    for (int32_t i = 0; i < node->n_out; i++) {
-        msi_grad_clear(&node->out[i], tape);
-    }
+    msi_grads_clear(node);
     if (node->leaf != NULL) {
         ms_tensor *leaf = node->leaf;
 

@@ -51,7 +51,7 @@ struct msi_node {
     int32_t refcount; /* results, edges, the engine */
     int32_t pending;  /* a leaf's: contributions still to come in this backward */
     int16_t n_in, n_out, n_saved, size_class;
-    bool spent;        /* differentiated: saved tensors and edges are gone */
+    bool spent;        /* differentiated: saved tensors, edges and hooks are gone */
     bool queued;       /* waits for its turn in this backward */
     bool gathers;      /* a leaf's: the total is formed apart before it is stored */
     bool reached;      /* a leaf's: something came in this backward */
@@ -139,8 +139,10 @@ msi_node *msi_node_retain(msi_node *node);
 /* However long the graph behind it is, this does not recurse. */
 void msi_node_release(msi_node *node);
 void msi_node_drop_saved(msi_node *node);
-/* Give up saved tensors and edges. */
+/* Give up saved tensors, edges, and hooks, which can never run again. */
 void msi_node_spend(msi_node *node);
+/* And all that it came from, with gradients on their way there. Does not recurse either. */
+void msi_node_spend_all(msi_node *from);
 /* The node where a leaf's gradient arrives; the caller owns a reference. */
 ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf);
 
@@ -150,7 +152,8 @@ ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf);
 ms_status msi_grad_dest(msi_node *node, int32_t out, msi_view *dst, bool *add);
 /* Contribute a view, by reference where nobody could tell the difference. */
 ms_status msi_grad_pass(msi_node *node, int32_t out, const msi_view *v);
-void msi_grad_clear(msi_output *out, msi_tape *tape);
+/* Of all outputs. */
+void msi_grads_clear(msi_node *node);
 /* Store or add a gathered total (or none) where the leaf's gradient lives. */
 ms_status msi_grad_deliver(msi_node *leaf);
 

@@ -17,7 +17,8 @@ MS_API bool ms_grad_enabled(void);
 /**
  * Differentiate `root` with respect to every leaf it came from.
  * Gradients are added to the leaves' `.grad` (for sharded parameters: reduced first). The graph is
- * freed as it is walked; a second backward over it is MS_RUNTIME_ERROR.
+ * freed as it is walked, with the hooks of its results; a second backward over it is
+ * MS_RUNTIME_ERROR. A failure after the first rule has run frees the rest of it.
  * @param grad  same shape as root; NULL means 1 and needs a root with one element
  */
 MS_API ms_status ms_backward(ms_tensor *root, MS_NULLABLE ms_tensor *grad);
@@ -44,8 +45,9 @@ typedef ms_status (*ms_grad_hook)(void *user, ms_tensor *grad, ms_tensor **repla
 typedef ms_status (*ms_accumulate_hook)(void *user, ms_tensor *leaf);
 /** Call `fn` with the gradient of `t` when it is complete, before it is used. Hooks of one tensor
  * run in the order they came. `drop(user)` (may be NULL) is called when the hook goes: when it is
- * removed, or with the leaf, or with the graph that made `t`. @param id  for ms_hook_remove(), may
- * be NULL */
+ * removed, or with the leaf, or with the graph that made `t`, which backward uses up.
+ * MS_RUNTIME_ERROR when `t` does not require grad, or its graph is used up.
+ * @param id  for ms_hook_remove(), may be NULL */
 MS_API ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)(void *),
                                 int64_t *id);
 /** Call `fn` after each backward has accumulated into leaf `t`. For a parameter that a unit holds
