@@ -109,17 +109,76 @@ describe('autograd', function()
   describe('hooks', function()
     it('see the gradient, and may replace it', function()
       local a, seen = leaf { 1, 2 }, nil
-      local id = a:hook(function(grad)
+      local hook = a:hook(function(grad)
         seen = grad:totable()
         return grad * 10
       end)
       ;(a * a):sum():backward()
       assert.same({ 2, 4 }, seen)
       assert.same({ 20, 40 }, a:grad():totable())
-      a:remove_hook(id)
+      hook:remove()
       ;(a * a):sum():backward()
       assert.same({ 22, 44 }, a:grad():totable())
-      checks.raises('KeyError', '', a.remove_hook, a, id)
+    end)
+
+    it('are removed by what registering them gave, more than once too', function()
+      local a, calls = leaf { 2 }, 0
+      local function count() calls = calls + 1 end
+      local hooks = { a:hook(count), a:accumulate_hook(count), a:hook(count) }
+      hooks[1]:remove()
+      hooks[1].remove()
+      hooks[2]:remove()
+      ;(a * 3):sum():backward()
+      assert.equal(1, calls)
+      checks.raises('KeyError', 'another tensor', a.remove_hook, leaf { 1 }, hooks[3])
+      checks.raises('TypeError', "'hook' is a number", a.remove_hook, a, 3)
+      a:remove_hook(hooks[3])
+      a:remove_hook(hooks[3])
+      ;(a * 3):sum():backward()
+      assert.equal(1, calls)
+    end)
+
+    it('may remove themselves, and be removed when backward is done with them', function()
+      local a, calls, once = leaf { 2 }, 0, nil
+      once = a:hook(function()
+        calls = calls + 1
+        once:remove()
+      end)
+      local y = a * 3
+      local of_result = y:hook(function() calls = calls + 10 end)
+      y:sum():backward()
+      of_result:remove()
+      y:remove_hook(of_result)
+      ;(a * 3):sum():backward()
+      assert.equal(11, calls)
+    end)
+
+    it('are removed from the graph whose tensor was released', function()
+      local a, called, hook = leaf { 2 }, false, nil
+      local y = ms.scope(function()
+        local inner = a * 3
+        hook = inner:hook(function() called = true end)
+        return inner * 2
+      end)
+      hook:remove()
+      y:sum():backward()
+      assert.is_false(called)
+      assert.equal(6, a:grad():item())
+    end)
+
+    it('are not kept, nor their tensors, by what registering them gave', function()
+      ms.collect()
+      local before = checks.live_handles()
+      local alive, hooks = setmetatable({}, { __mode = 'v' }), {}
+      for i = 1, 2 do
+        local a, big = leaf { 1 }, {}
+        alive[i] = big
+        hooks[i] = a[i == 1 and 'hook' or 'accumulate_hook'](a, function() return big.none end)
+      end
+      ms.collect()
+      assert.same({}, alive)
+      assert.equal(before, checks.live_handles())
+      hooks[1]:remove()
     end)
 
     it('see the gradient of a result', function()
@@ -161,12 +220,12 @@ describe('autograd', function()
 
     it('end the backward with the very error object they raised', function()
       local a, thrown = leaf { 1 }, { code = 5 }
-      local id = a:hook(function() error(thrown) end)
+      local hook = a:hook(function() error(thrown) end)
       local ok, err = pcall(function() (a * 2):sum():backward() end)
       assert.is_false(ok)
       assert.equal(thrown, err)
       assert.is_nil(a:grad())
-      a:remove_hook(id)
+      hook:remove()
       ;(a * 2):sum():backward() -- and the engine works again
       assert.equal(2, a:grad():item())
     end)
@@ -268,6 +327,19 @@ describe('autograd', function()
       local z = y * 5
       z:hook(function() error('no ' .. z:size(1), 0) end)
       assert.same({ false, 'no 1' }, { pcall(z.backward, z) })
+    end)
+
+    it('of a leaf, or before a backward, when they are removed', function()
+      local model = ms.nn.Linear(2, 2)
+      local y = model(ms.ones(1, 2))
+      local hooks = {
+        model.weight:hook(function() return model.weight:size(1) end),
+        model.bias:accumulate_hook(function() return model end),
+        y:hook(function() return y end),
+      }
+      for _, hook in ipairs(hooks) do
+        hook:remove()
+      end
     end)
 
     it('when their graph is dropped', function()

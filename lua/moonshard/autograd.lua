@@ -68,38 +68,76 @@ local function check_hook(what, t, fn)
   arguments.fn(what, 'fn', fn)
 end
 
-local function checked(status, id)
+-- Which tensor a hook hangs on, by what hook() gave; copies of refs, which own nothing.
+local tensors = setmetatable({}, { __mode = 'k' })
+local WEAK = { __mode = 'v' }
+
+local function nothing() end
+
+-- C holds the function that `add` is given, and so `hook`; a handle holds neither that nor the
+-- tensor. What hangs on a graph whose tensor was released cannot be taken out, and does nothing.
+local function register(add, tensor, fn, call)
+  local hook, t = { fn = fn }, B.Ref(tensor)
+  local status, id = add(tensor, function(address)
+    call(address, hook.fn or nothing)
+  end)
   B.check(status)
-  return id
+  local held = setmetatable({ hook }, WEAK)
+  local handle = { remove = function()
+    if held[1] then
+      held[1].fn = nil
+    end
+    if C.ms_ref_alive(t) then
+      C.ms_hook_remove(t.ptr, id) -- fails when backward was first
+    end
+  end }
+  tensors[handle] = t
+  return handle
+end
+
+local function run_on_gradient(address, fn)
+  scope.run('a hook', see_gradient, address, fn)
+end
+
+local function run_on_leaf(address, fn)
+  scope.run('a hook', fn, B.own(ref_at(address)))
 end
 
 --- Call `fn(grad)` when this tensor's gradient is complete; what it returns replaces the gradient.
 --- An error in it ends the backward and reaches its caller as the same object.
+--- The function lives as long as the hook, and with it every tensor it mentions: on a leaf until
+--- the hook is removed or the leaf is nobody's, on a result until backward has used its graph up or
+--- the graph is nobody's. A function that mentions the tensor it hangs on, or the model that holds
+--- it, makes it somebody's: on a leaf, or where no backward follows, such a hook is to be removed.
 ---@param fn fun(grad: ms.Tensor): ms.Tensor?
----@return integer id  for remove_hook
+---@return { remove: fun() }  takes the hook away, and lets go of `fn`; again is harmless
 function Tensor:hook(fn)
   check_hook('hook', self, fn)
-  return checked(core.hook(self, function(address)
-    scope.run('a hook', see_gradient, address, fn)
-  end))
+  return register(core.hook, self, fn, run_on_gradient)
 end
 
 --- Call `fn(leaf)` after each backward has added to this leaf's gradient. For a parameter of a
 --- wrapped model that is the end of the backward that has reduced its gradient (inside no_sync none
 --- does): on all ranks, unit by unit, for what the backward of any rank has reached.
 --- Steps and zero_grad() are legal there; in other hooks they are an AssertionError.
+--- The function lives as the one of hook() on a leaf does.
 ---@param fn fun(leaf: ms.Tensor)
----@return integer id  for remove_hook
+---@return { remove: fun() }  as hook() gives
 function Tensor:accumulate_hook(fn)
   check_hook('accumulate_hook', self, fn)
-  return checked(core.accumulate_hook(self, function(address)
-    scope.run('a hook', fn, B.own(ref_at(address)))
-  end))
+  return register(core.accumulate_hook, self, fn, run_on_leaf)
 end
 
----@param id integer
-function Tensor:remove_hook(id)
-  calls.hook_remove(self, id)
+--- `hook.remove()`, for a hook of this tensor; KeyError for another's.
+---@param hook { remove: fun() }  what hook() or accumulate_hook() gave
+function Tensor:remove_hook(hook)
+  local t = tensors[hook]
+  if not t then
+    arguments.refuse('remove_hook', 'hook', hook, 'what hook() or accumulate_hook() gave')
+  elseif t.ptr ~= self.ptr or t.generation ~= self.generation then
+    errors.raise('KeyError', "remove_hook: 'hook' hangs on another tensor")
+  end
+  hook.remove()
 end
 
 receiver.check_tensors(Tensor)

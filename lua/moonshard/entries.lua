@@ -29,7 +29,8 @@ end
 local INSTEAD = {
   T = 't:t()', bfloat16 = 't:bf16()', byte = 't:u8()', data = 't:detach()', double = 't:f64()',
   float = 't:f32()', int = 't:i64()', long = 't:i64()', ndim = 't:dim()', nelement = 't:numel()',
-  numpy = 't:totable()', register_hook = 't:hook(fn)', sub_ = 't:add_(x, -1)',
+  numpy = 't:totable()', register_hook = 't:hook(fn)',
+  register_post_accumulate_grad_hook = 't:accumulate_hook(fn)', sub_ = 't:add_(x, -1)',
   tolist = 't:totable()', type = 't:dtype()', zero_grad = 't:set_grad(nil)',
 }
 

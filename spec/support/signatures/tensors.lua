@@ -109,7 +109,8 @@ of['tensor:hook'] = function() return { leaf(), fn(function() end) } end
 of['tensor:accumulate_hook'] = of['tensor:hook']
 of['tensor:remove_hook'] = function()
   local t = leaf()
-  return { t, whole(t.value:hook(function() end)) }
+  local hook = t.value:hook(function() end) -- again is legal
+  return { t, kind(function(v) return v == hook end)(hook) }
 end
 
 -- Sizes and options share their place.
