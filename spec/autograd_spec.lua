@@ -320,11 +320,8 @@ describe('autograd', function()
       assert.same({ 3, 2 }, seen)
     end)
 
-    it('when a backward has failed before it came to them', function()
-      local a = leaf { 3 }
-      local y = a * a
-      y:hook(function() return y end)
-      local z = y * 5
+    it('when they end a backward', function()
+      local z = leaf { 3 } * 5
       z:hook(function() error('no ' .. z:size(1), 0) end)
       assert.same({ false, 'no 1' }, { pcall(z.backward, z) })
     end)

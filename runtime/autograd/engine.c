@@ -262,26 +262,7 @@ static ms_status run_node(msi_node *node)
             status = settle(node->edge[i].node);
         }
     }
-    if (status == MS_OK) {
-        msi_node_spend(node);
-    }
-    return status;
-}
-
-/* Run a node. When it fails, the part of the graph that was still to run goes like that which did:
- * what holds its results would else keep all they were made of. */
-static ms_status run_next(msi_tape *tape)
-{
-    msi_node *node = dequeue(tape);
-    ms_status status = run_node(node);
-
-    if (status != MS_OK) {
-        msi_node_spend_all(node);
-        for (int32_t i = 0; i < tape->queue.n; i++) {
-            msi_node_spend_all(at(&tape->queue, i));
-        }
-    }
-    msi_node_release(node);
+    msi_node_spend(node);
     return status;
 }
 
@@ -432,7 +413,11 @@ static ms_status run(msi_tape *tape, msi_node *root, int32_t out, const ms_tenso
         return settle(root);
     }
     while (tape->queue.n > 0) {
-        MS_TRY(run_next(tape));
+        msi_node *node = dequeue(tape);
+        ms_status status = run_node(node);
+
+        msi_node_release(node);
+        MS_TRY(status);
     }
     return MS_OK;
 }

@@ -247,31 +247,6 @@ void msi_node_spend(msi_node *node)
     }
 }
 
-/* `next` lists those to come: live nodes have no other use for it. */
-void msi_node_spend_all(msi_node *from)
-{
-    msi_node *first = msi_node_retain(from);
-
-    from->next = NULL;
-    while (first != NULL) {
-        msi_node *node = first;
-
-        first = node->next;
-        for (int32_t i = 0; i < node->n_in; i++) {
-            msi_node *operand = node->edge[i].node;
-
-            if (operand != NULL && operand->op != NULL && !operand->spent) {
-                operand->spent = true; /* listed */
-                operand->next = first;
-                first = msi_node_retain(operand);
-            }
-        }
-        msi_grads_clear(node);
-        msi_node_spend(node);
-        msi_node_release(node);
-    }
-}
-
 static void bury(msi_node *node)
 {
     msi_tape *tape = node->tape;

@@ -141,8 +141,6 @@ void msi_node_release(msi_node *node);
 void msi_node_drop_saved(msi_node *node);
 /* Give up saved tensors, edges, and hooks, which can never run again. */
 void msi_node_spend(msi_node *node);
-/* And all that it came from, with gradients on their way there. Does not recurse either. */
-void msi_node_spend_all(msi_node *from);
 /* The node where a leaf's gradient arrives; the caller owns a reference. */
 ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf);
 

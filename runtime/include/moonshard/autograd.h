@@ -18,7 +18,7 @@ MS_API bool ms_grad_enabled(void);
  * Differentiate `root` with respect to every leaf it came from.
  * Gradients are added to the leaves' `.grad` (for sharded parameters: reduced first). The graph is
  * freed as it is walked, with the hooks of its results; a second backward over it is
- * MS_RUNTIME_ERROR. A failure after the first rule has run frees the rest of it.
+ * MS_RUNTIME_ERROR. Where it fails, what it has not come to stays.
  * @param grad  same shape as root; NULL means 1 and needs a root with one element
  */
 MS_API ms_status ms_backward(ms_tensor *root, MS_NULLABLE ms_tensor *grad);
