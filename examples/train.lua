@@ -226,7 +226,8 @@ end
 -- -- what is about to happen ---------------------------------------------------------------------
 
 local peak_flops = ms.matmul_peak(o.dtype)
-local plan = model:plan()
+ms.reset_peak_memory() -- without what measuring took
+local plan = model:plan { micro_batches = per_rank }
 
 local function print_plan()
   print(('learning %s bytes of %s, validating on %s; metrics.jsonl and checkpoints go to %s')

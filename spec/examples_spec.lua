@@ -2,6 +2,7 @@
 
 local lfs = require 'lfs'
 local ms = require 'moonshard'
+local checks = require 'support.checks'
 local json = require 'moonshard.json'
 local shell = require 'support.shell'
 
@@ -167,6 +168,21 @@ describe('an example', function()
     assert.falsy(output:find('validation', 1, true), output)
     assert.is_nil(ms.checkpoint.latest(folder .. '/out/checkpoints'))
     refuses('out holds a run already (metrics up to step 2)', train('--steps=3'))
+  end)
+
+  -- Equal rows a micro-batch, so that what more of them take is gradients.
+  it('predicts what a step of many micro-batches holds', function()
+    local predicted, peak = {}, {}
+    for i, n in ipairs { 2, 32 } do -- 1 and 16 a rank: none and four gradients between them
+      local output = succeeds(run('train', ('--data=text --ranks=2 --steps=2 --layers=1 --width=32 '
+        .. '--heads=2 --context=32 --validate=0 --save=0 --sample=0 --out=out%d --tokens=%d '
+        .. '--micro-batches=%d'):format(n, 32 * n, n)))
+      predicted[i] = 1024 * output:match('predicted peak ([%d.]+) KiB a rank')
+      for line in io.lines(('%s/out%d/metrics.jsonl'):format(folder, n)) do
+        peak[i] = json.decode(line).peak_bytes or peak[i]
+      end
+    end
+    checks.close(predicted[2] - predicted[1], peak[2] - peak[1], 0.1)
   end)
 
   it('writes metrics that read back, and nothing unfinished', function()

@@ -264,17 +264,18 @@ function fsdp.load(unit, index, value)
   calls.fsdp_unit_load(unit, index - 1, value)
 end
 
----@class ms.Plan  bytes this rank holds while training, exact
+---@class ms.Plan  bytes this rank holds in a step of training, exact: ms_fsdp_plan says when
 ---@field masters integer    full-precision shards
----@field gradients integer  reduced gradient shards
----@field per_state integer  one optimizer state buffer
+---@field gradients integer  the most they take at once, what no_sync accumulates among them
+---@field per_state integer  one optimizer state buffer, of trainable parameters
 ---@field arena integer      slots, shared by the ranks of the host
 ---@field same_numerics boolean  all ranks compute alike: equal bits for every strategy and world
 
+---@param micro_batches integer  backwards of this rank in a step, all but the last in no_sync
 ---@return ms.Plan
-function fsdp.plan(tree)
+function fsdp.plan(tree, micro_batches)
   local p = B.new('ms_fsdp_plan')
-  B.check(C.ms_fsdp_tree_plan_get(tree, p))
+  B.check(C.ms_fsdp_tree_plan_get(tree, micro_batches, p))
   return {
     masters = tonumber(p.masters),
     gradients = tonumber(p.gradients),

@@ -284,6 +284,8 @@ ms_status msi_reduce_step(ms_fsdp_unit *u, bool *finished);
 /* Make the gradient slots. Collective. */
 ms_status msi_gradients_new(ms_fsdp_tree *tree);
 void msi_gradients_free(ms_fsdp_tree *tree);
+/* Bytes of the gradient slots, as they are or (`wide`) after msi_gradients_widen(). */
+ms_status msi_gradients_bytes(ms_fsdp_tree *tree, bool wide, int64_t *nbytes);
 /* Slots must hold inner nodes of the micro-batch tree too (no_sync). Collective when it grows. */
 ms_status msi_gradients_widen(ms_fsdp_tree *tree);
 /* Give the unit a slot that every peer has read. */

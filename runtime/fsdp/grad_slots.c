@@ -14,17 +14,20 @@ int64_t msi_leaf_numel(const ms_fsdp_unit *u)
     return u->shard_numel * (u->is_sharded ? u->world : 1);
 }
 
-static int64_t gradient_bytes(const ms_fsdp_unit *u)
+static int64_t gradient_bytes(const ms_fsdp_unit *u, bool wide)
 {
-    bool wide = u->tree->wide;
-
     return msi_leaf_numel(u) * ms_dtype_size(wide ? msi_node_dtype(u) : u->reduce_dtype);
 }
 
 /* The gradient, and behind it a byte per parameter: has this rank contributed to it? */
-static int64_t slot_bytes(const ms_fsdp_unit *u)
+static int64_t narrow_slot_bytes(const ms_fsdp_unit *u)
 {
-    return gradient_bytes(u) + u->n_params;
+    return gradient_bytes(u, false) + u->n_params;
+}
+
+static int64_t wide_slot_bytes(const ms_fsdp_unit *u)
+{
+    return gradient_bytes(u, true) + u->n_params;
 }
 
 /* A root's gradient is open from the first op of backward to the last. */
@@ -76,54 +79,73 @@ static ms_status add_grad_segment(ms_fsdp_tree *tree, int64_t nbytes, msi_segmen
     return MS_OK;
 }
 
-ms_status msi_gradients_new(ms_fsdp_tree *tree)
-{
-    bool *own = calloc((size_t)tree->n_units + 1, sizeof(*own));
-    int32_t n_ringed, n_ring, n_home = 0;
-    int64_t home_bytes = 0, at_words = 0;
-    msi_segment *segment;
-    ms_status status;
+/* The segment of a new room: words of all slots, then ring slots, then home slots. */
+typedef struct room_plan {
+    int64_t (*slot_bytes)(const ms_fsdp_unit *u);
+    bool *own; /* (n_units) has a home slot */
+    int32_t n_ring;
+    int64_t ring_bytes; /* of one rank's gradient in a ring slot */
+    int64_t offset;     /* of the first slot */
+    int64_t nbytes;     /* 0: no unit needs any */
+} room_plan;
 
-    if (own == NULL) {
+/* The caller frees `p->own`, after an error too. */
+static ms_status plan_room(ms_fsdp_tree *tree, bool wide, room_plan *p)
+{
+    int32_t n_ringed, n_home = 0;
+    int64_t home_bytes = 0;
+
+    *p = (room_plan){.slot_bytes = wide ? wide_slot_bytes : narrow_slot_bytes,
+                     .own = calloc((size_t)tree->n_units + 1, sizeof(*p->own))};
+    if (p->own == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to plan %d units", (int)tree->n_units);
     }
-    MS_TRY_GOTO(
-        msi_ring_plan(tree, slot_bytes, keeps_gradient, own, &tree->grads.ring_bytes, &n_ringed),
-        done);
-    n_ring = n_ringed < MSI_GRAD_RING ? n_ringed : MSI_GRAD_RING;
-    tree->grads.ring_bytes = msi_round_up(tree->grads.ring_bytes, MSI_PAGE);
+    MS_TRY(msi_ring_plan(tree, p->slot_bytes, keeps_gradient, p->own, &p->ring_bytes, &n_ringed));
+    p->n_ring = n_ringed < MSI_GRAD_RING ? n_ringed : MSI_GRAD_RING;
+    p->ring_bytes = msi_round_up(p->ring_bytes, MSI_PAGE);
     for (int32_t i = 0; i < tree->n_units; i++) {
-        n_home += own[i];
-        home_bytes += own[i] ? msi_round_up(slot_bytes(tree->units[i]), MSI_PAGE) : 0;
+        n_home += p->own[i];
+        home_bytes += p->own[i] ? msi_round_up(p->slot_bytes(tree->units[i]), MSI_PAGE) : 0;
     }
-    if (n_ring + n_home == 0) {
+    if (p->n_ring + n_home > 0) {
+        p->offset = msi_round_up(
+            (int64_t)sizeof(msi_grad_word) * tree->world * (p->n_ring + n_home), MSI_PAGE);
+        p->nbytes = p->offset + (p->ring_bytes * p->n_ring + home_bytes) * tree->world;
+    }
+    return MS_OK;
+}
+
+ms_status msi_gradients_new(ms_fsdp_tree *tree)
+{
+    const int64_t words = (int64_t)sizeof(msi_grad_word) * tree->world;
+    int64_t at_words = 0;
+    msi_segment *segment;
+    ms_status status;
+    room_plan p;
+
+    MS_TRY_GOTO(plan_room(tree, tree->wide, &p), done);
+    tree->grads.ring_bytes = p.ring_bytes;
+    if (p.nbytes == 0) {
         goto done;
     }
-    int64_t words = (int64_t)sizeof(msi_grad_word) * tree->world;
-    int64_t offset = msi_round_up(words * (n_ring + n_home), MSI_PAGE);
-
-    MS_TRY_GOTO(
-        add_grad_segment(
-            tree, offset + (tree->grads.ring_bytes * n_ring + home_bytes) * tree->world, &segment),
-        done);
-    for (int32_t i = 0; i < n_ring; i++) {
-        MS_TRY_GOTO(add_grad_slot(tree, segment, at_words, offset, tree->grads.ring_bytes, NULL),
-                    done);
+    MS_TRY_GOTO(add_grad_segment(tree, p.nbytes, &segment), done);
+    for (int32_t i = 0; i < p.n_ring; i++) {
+        MS_TRY_GOTO(add_grad_slot(tree, segment, at_words, p.offset, p.ring_bytes, NULL), done);
         at_words += words;
-        offset += tree->grads.ring_bytes * tree->world;
+        p.offset += p.ring_bytes * tree->world;
     }
     for (int32_t i = 0; i < tree->n_units; i++) {
-        int64_t nbytes = msi_round_up(slot_bytes(tree->units[i]), MSI_PAGE);
+        int64_t nbytes = msi_round_up(p.slot_bytes(tree->units[i]), MSI_PAGE);
 
-        if (own[i]) {
-            MS_TRY_GOTO(add_grad_slot(tree, segment, at_words, offset, nbytes, tree->units[i]),
+        if (p.own[i]) {
+            MS_TRY_GOTO(add_grad_slot(tree, segment, at_words, p.offset, nbytes, tree->units[i]),
                         done);
             at_words += words;
-            offset += nbytes * tree->world;
+            p.offset += nbytes * tree->world;
         }
     }
 done:
-    free(own);
+    free(p.own);
     return status;
 }
 
@@ -149,14 +171,37 @@ void msi_gradients_free(ms_fsdp_tree *tree)
     }
 }
 
-ms_status msi_gradients_widen(ms_fsdp_tree *tree)
+/* Are slots too small for inner nodes of the micro-batch tree? */
+static bool is_narrow(const ms_fsdp_tree *tree)
 {
     bool narrow = false;
 
     for (int32_t i = 0; i < tree->n_units; i++) {
         narrow |= tree->units[i]->reduce_dtype != msi_node_dtype(tree->units[i]);
     }
-    if (tree->wide || !narrow) {
+    return narrow && !tree->wide;
+}
+
+ms_status msi_gradients_bytes(ms_fsdp_tree *tree, bool wide, int64_t *nbytes)
+{
+    *nbytes = 0;
+    if (wide && is_narrow(tree)) {
+        room_plan p;
+        ms_status status = plan_room(tree, true, &p);
+
+        *nbytes = p.nbytes;
+        free(p.own);
+        return status;
+    }
+    for (int32_t i = 0; i < tree->grads.n_segments; i++) {
+        *nbytes += tree->grads.segments[i].nbytes;
+    }
+    return MS_OK;
+}
+
+ms_status msi_gradients_widen(ms_fsdp_tree *tree)
+{
+    if (!is_narrow(tree)) {
         tree->wide = true;
         return MS_OK;
     }
@@ -246,5 +291,5 @@ char *msi_grad_slot_data(const ms_fsdp_unit *u, int32_t rank)
 
 bool *msi_grad_slot_used(const ms_fsdp_unit *u, int32_t rank)
 {
-    return (bool *)msi_grad_slot_data(u, rank) + gradient_bytes(u);
+    return (bool *)msi_grad_slot_data(u, rank) + gradient_bytes(u, u->tree->wide);
 }

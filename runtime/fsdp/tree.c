@@ -230,7 +230,7 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
     msi_backward_defer(tree->ctx, &tree->freeing); /* a collector may come in the middle of one */
 }
 
-/* -- init and plan ----------------------------------------------------------------------------- */
+/* -- init -------------------------------------------------------------------------------------- */
 
 ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
                           void *out)
@@ -297,28 +297,5 @@ ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
         return status;
     }
     tree->initialized = true;
-    return MS_OK;
-}
-
-ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, ms_fsdp_plan *plan)
-{
-    *plan = (ms_fsdp_plan){0};
-    MS_TRY(ms_fsdp_tree_init(tree));
-    plan->same_numerics = tree->same_numerics;
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        const ms_fsdp_unit *u = tree->units[i];
-        int64_t shard = u->shard_numel * ms_dtype_size(u->orig_dtype);
-        bool resident = !u->is_sharded && u->param_dtype != u->orig_dtype;
-
-        plan->masters += shard + (resident ? u->shard_numel * ms_dtype_size(u->param_dtype) : 0);
-        plan->gradients += shard;
-        plan->per_state += shard;
-    }
-    for (int32_t i = 0; i < tree->n_segments; i++) {
-        plan->arena += tree->segments[i].nbytes;
-    }
-    for (int32_t i = 0; i < tree->grads.n_segments; i++) {
-        plan->arena += tree->grads.segments[i].nbytes;
-    }
     return MS_OK;
 }

@@ -20,7 +20,7 @@ static ms_status look_at_plan(outcome *o, int32_t rank)
     MS_TRY(ms_comm_world(&world));
     ms_warnings_capture(true);
     MS_TRY(tiny_new(&m, &config, world));
-    MS_TRY(ms_fsdp_tree_plan_get(m.tree, &plan));
+    MS_TRY(ms_fsdp_tree_plan_get(m.tree, 1, &plan));
     o->same_numerics[rank] = plan.same_numerics;
     while (ms_warning_take(&kind, &text)) {
         if (rank == 0 && o->warnings[rank] == 0) {

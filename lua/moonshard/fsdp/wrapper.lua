@@ -424,10 +424,15 @@ function FSDP:units()
   return out
 end
 
---- Bytes this rank will hold for parameters, gradients and slots. Collective the first time.
+--- Bytes this rank will hold for parameters, gradients, optimizer states and slots when a step is
+--- `micro_batches` backwards (default: one) of which all but the last run in no_sync. Frozen
+--- parameters count as they are now. Collective the first time.
+---@param opts? { micro_batches?: integer }
 ---@return ms.Plan
-function FSDP:plan()
-  return runtime.plan(self:_lazy_init().handle)
+function FSDP:plan(opts)
+  opts = errors.options('plan', opts, { 'micro_batches' })
+  local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
+  return runtime.plan(self:_lazy_init().handle, micro_batches)
 end
 
 --- Collectives this rank has called in the instance's group so far, by kind.

@@ -48,11 +48,15 @@ typedef struct ms_fsdp_unit_info {
     bool is_root;
 } ms_fsdp_unit_info;
 
-/** Bytes one rank holds while training, exact; known once the tree is initialised. */
+/** Bytes one rank holds in a step of training, exact, as ms_memory_stats_get() counts them:
+ * backwards that reach every trainable parameter, all but the last without sync; step; zero_grad.
+ * Trainable is what requires a gradient when the plan is asked for. */
 typedef struct ms_fsdp_plan {
     int64_t masters;    /**< full-precision shards, and resident copies of NO_SHARD units */
-    int64_t gradients;  /**< reduced gradient shards */
-    int64_t per_state;  /**< one optimizer state buffer over all shards */
+    int64_t gradients;  /**< the most they take at once, reduced or accumulated without sync, when
+                             units end their backwards in reverse order and the root ends last; else
+                             it may differ by the gradients that are open at another time */
+    int64_t per_state;  /**< one optimizer state buffer for every trainable parameter's shard */
     int64_t arena;      /**< slots for parameters and gradients, shared by the ranks of the host */
     bool same_numerics; /**< all ranks compute alike (ms_numerics()): results have equal bits for
                              every strategy and world size */
@@ -108,8 +112,11 @@ MS_API void ms_fsdp_tree_free(ms_fsdp_tree *tree);
 /** Make arenas and slots, agree on the plan. Collective, once; further calls do nothing. */
 MS_API ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree);
 
-/** Bytes this rank will hold. Initialises the tree (collective) when nobody has yet. */
-MS_API ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, ms_fsdp_plan *plan);
+/** Bytes this rank will hold. Initialises the tree (collective) when nobody has yet.
+ * @param micro_batches  backwards of this rank in a step, 1 to 2^40 (MS_VALUE_ERROR): between m of
+ *                       them it keeps up to log2(m) whole gradients, as inner nodes in f32 (f64) */
+MS_API ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches,
+                                       ms_fsdp_plan *plan);
 
 /** Start of a root forward: lazy init, the optimizer's writes become visible to prefetch. */
 MS_API ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree);

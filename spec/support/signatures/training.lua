@@ -122,12 +122,15 @@ end
 of['ms.fsdp.FSDP'] = function() return { module(), fsdp_options() } end
 of['ms.fsdp.FSDP:forward'] = function() return { fixed(wrapped()), x() } end
 for _, name in ipairs {
-  'apply', 'collectives', 'hash', 'plan', 'reshard', 'units', 'unshard', 'state_dict',
+  'apply', 'collectives', 'hash', 'reshard', 'units', 'unshard', 'state_dict',
 } do
   of['ms.fsdp.FSDP:' .. name] = function() return { wrapped() } end
 end
 of['ms.fsdp.FSDP:state_dict'] = function()
   return { wrapped(), maybe(options { rank0_only = maybe(flag(false)) }) }
+end
+of['ms.fsdp.FSDP:plan'] = function()
+  return { wrapped(), maybe(options { micro_batches = maybe(positive(1)) }) }
 end
 of['ms.fsdp.FSDP:apply'] = function() return { wrapped(), fn(pass) } end
 of['ms.fsdp.FSDP:clip_grad_norm_'] = function()

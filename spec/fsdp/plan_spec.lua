@@ -1,0 +1,125 @@
+-- model:plan(): what it says before training is what ms.memory() counts in it
+
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
+
+local PRECISIONS = {
+  {},
+  { param_dtype = 'bf16', reduce_dtype = 'f32' },
+  { param_dtype = 'bf16' },
+}
+
+-- Units of unequal sizes, of which none is the root's.
+local function layers()
+  return nn.Sequential {
+    nn.Linear(70, 90), nn.ReLU(), nn.Linear(90, 50), nn.ReLU(), nn.Linear(50, 33),
+  }
+end
+
+local FREEZE = {
+  nothing = function() end,
+  ['a unit'] = function(net)
+    for p in net[3]:parameters() do
+      p:requires_grad_(false)
+    end
+  end,
+  ['a part of every unit'] = function(net)
+    for p in net:parameters() do
+      p:requires_grad_(#p:shape() == 1)
+    end
+  end,
+}
+
+local function wrapped(net, strategy, precision)
+  local model
+  ms.capture_warnings(function()
+    model = fsdp.FSDP(net, {
+      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
+      sharding_strategy = strategy, mixed_precision = precision, use_orig_params = true,
+    })
+  end)
+  return model
+end
+
+local function step(model, opt, micro_batches)
+  local function micro_batch()
+    model(ms.ones(2, 70)):sum():backward()
+  end
+  for _ = 1, micro_batches - 1 do
+    model:no_sync(ms.scope, micro_batch)
+  end
+  ms.scope(micro_batch)
+  opt:step()
+  opt:zero_grad()
+end
+
+local function compare(strategy, precision, micro_batches, freeze)
+  collectgarbage() -- the model of the last time
+  collectgarbage()
+  local net = layers()
+  freeze(net)
+  local model = wrapped(net, strategy, precision)
+  local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
+  local plan = model:plan { micro_batches = micro_batches }
+  ms.reset_peak_memory()
+  step(model, opt, micro_batches)
+  step(model, opt, micro_batches)
+  local memory = ms.memory()
+  assert.same({
+    gradient = plan.gradients, parameter = plan.masters, optimizer = 2 * plan.per_state,
+    arena = plan.arena,
+  }, {
+    gradient = memory.peak.gradient, parameter = memory.live.parameter,
+    optimizer = memory.live.optimizer, arena = memory.live.arena,
+  })
+end
+
+local function compare_all(freeze, list)
+  for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
+    for _, precision in ipairs(PRECISIONS) do
+      for _, micro_batches in ipairs(list) do
+        compare(strategy, precision, micro_batches, freeze)
+      end
+    end
+  end
+end
+
+describe('model:plan()', function()
+  for world = 2, 3 do
+    for frozen, freeze in pairs(FREEZE) do -- order does not matter: each is a test
+      it(('is what %d ranks hold with %s frozen'):format(world, frozen), function()
+        ms.dist.spawn(world, function()
+          compare_all(freeze, frozen == 'nothing' and { 1, 3, 8 } or { 1, 3 })
+        end)
+      end)
+    end
+  end
+
+  it('follows what is frozen when it is asked', function()
+    local net = layers()
+    local model = wrapped(net, 'NO_SHARD')
+    local numel = net:num_parameters()
+    assert.equal(4 * numel, model:plan().per_state)
+    local masters = model:plan().masters
+    FREEZE['a unit'](net)
+    assert.equal(4 * (numel - 90 * 50 - 50), model:plan().per_state)
+    assert.equal(masters, model:plan().masters)
+  end)
+
+  it('counts one micro-batch unless told otherwise, and refuses what is no number of them',
+    function()
+      local model = wrapped(layers(), 'NO_SHARD')
+      assert.same(model:plan { micro_batches = 1 }, model:plan())
+      checks.raises('ValueError', "plan: unknown option 'micro_batch', did you mean "
+        .. "'micro_batches'?", model.plan, model, { micro_batch = 2 })
+      checks.raises('TypeError', "plan: 'micro_batches' is 1.5, expected a whole number",
+        model.plan, model, { micro_batches = 1.5 })
+      checks.raises('TypeError', "plan: 'micro_batches' is a string, expected a whole number",
+        model.plan, model, { micro_batches = '2' })
+      checks.raises('ValueError', "plan: 'micro_batches' is 0, expected 1 or more", model.plan,
+        model, { micro_batches = 0 })
+      checks.raises('ValueError', 'a plan for 2199023255552 micro-batches, expected 1 to 2^40',
+        model.plan, model, { micro_batches = 2 ^ 41 })
+    end)
+end)

@@ -1,0 +1,179 @@
+/* runtime/fsdp/plan.c: what it says before training is what the allocator counts in it. */
+#include "tiny_gpt.h"
+
+enum { N_STRATEGIES = 3, N_DTYPES = 4, N_FROZEN = 4, N_STEPS = 7 };
+
+typedef enum frozen_part { FROZEN_NONE, FROZEN_UNIT, FROZEN_ROOT, FROZEN_PARTS } frozen_part;
+
+static const char *const frozen_names[N_FROZEN] = {"nothing", "a block", "the root",
+                                                   "parts of blocks"};
+
+/* Some of them whole, some in parts. */
+static ms_status freeze(const tiny_model *m, frozen_part part)
+{
+    if (part == FROZEN_ROOT) {
+        return ms_tensor_set_requires_grad(m->embedding, false);
+    }
+    for (int32_t b = 0; b < TINY_BLOCKS; b++) {
+        for (int32_t i = 0; i < TINY_BLOCK_PARAMS; i++) {
+            if ((part == FROZEN_UNIT && b == 1) || (part == FROZEN_PARTS && (b + i) % 3 == 0)) {
+                MS_TRY(ms_tensor_set_requires_grad(m->block[b][i], false));
+            }
+        }
+    }
+    return MS_OK;
+}
+
+typedef struct setup {
+    tiny_config config;
+    frozen_part frozen;
+    int32_t micro_batches; /* of one rank */
+} setup;
+
+static ms_status expect(const setup *s, const char *what, int64_t planned, int64_t counted)
+{
+    return planned == counted
+               ? MS_OK
+               : msi_fail(
+                     MS_ASSERTION_ERROR,
+                     "%s: planned %lld, counted %lld (%d ranks, strategy %d, %s reduced in %s, "
+                     "%d micro-batches, %s frozen)",
+                     what, (long long)planned, (long long)counted, (int)s->config.world,
+                     (int)s->config.strategy, ms_dtype_name(s->config.param_dtype),
+                     ms_dtype_name(s->config.reduce_dtype), (int)s->micro_batches,
+                     frozen_names[s->frozen]);
+}
+
+/* Two steps, as the first makes the optimizer's states. */
+static ms_status train(const setup *s, tiny_model *m, ms_optim *optim)
+{
+    double loss;
+
+    for (int32_t k = 0; k < 2 * s->micro_batches; k++) {
+        const bool last = (k + 1) % s->micro_batches == 0;
+
+        MS_TRY(ms_fsdp_tree_set_sync(m->tree, last));
+        MS_TRY(tiny_micro_step(m, k, &loss));
+        if (last) {
+            MS_TRY(ms_optim_step(optim));
+            MS_TRY(ms_optim_zero_grad(optim));
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status compare(void *user, int32_t rank)
+{
+    const setup *s = user;
+    ms_memory_stats stats;
+    ms_fsdp_plan plan;
+    ms_optim *optim = NULL;
+    ms_comm *comm;
+    ms_status status;
+    tiny_model m;
+
+    (void)rank;
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY_GOTO(tiny_new(&m, &s->config, comm), done);
+    MS_TRY_GOTO(freeze(&m, s->frozen), done);
+    MS_TRY_GOTO(tiny_optim(&optim, &m, &s->config), done);
+    MS_TRY_GOTO(ms_fsdp_tree_plan_get(m.tree, s->micro_batches, &plan), done);
+    ms_memory_reset_peak();
+    MS_TRY_GOTO(train(s, &m, optim), done);
+    ms_memory_stats_get(&stats);
+    MS_TRY_GOTO(expect(s, "gradients", plan.gradients, stats.peak[MS_MEM_GRADIENT]), done);
+    MS_TRY_GOTO(expect(s, "gradients in the end", 0, stats.live[MS_MEM_GRADIENT]), done);
+    MS_TRY_GOTO(expect(s, "masters", plan.masters, stats.live[MS_MEM_PARAMETER]), done);
+    MS_TRY_GOTO(expect(s, "optimizer", ms_optim_n_states(optim) * plan.per_state,
+                       stats.live[MS_MEM_OPTIMIZER]),
+                done);
+    MS_TRY_GOTO(expect(s, "arena", plan.arena, stats.live[MS_MEM_ARENA]), done);
+done:
+    ms_optim_free(optim);
+    tiny_free(&m);
+    return status;
+}
+
+static void compare_all(int32_t world)
+{
+    static const int32_t dtypes[N_DTYPES][2] = {{MS_DTYPE_NONE, MS_DTYPE_NONE},
+                                                {MS_DTYPE_BF16, MS_DTYPE_F32},
+                                                {MS_DTYPE_BF16, MS_DTYPE_BF16},
+                                                {MS_DTYPE_NONE, MS_DTYPE_F64}};
+    static const int32_t micro_batches[N_STEPS] = {1, 2, 3, 4, 7, 8, 9};
+
+    for (int32_t i = 0; i < N_STRATEGIES * N_DTYPES * N_FROZEN * N_STEPS; i++) {
+        const int32_t *dtype = dtypes[i / N_STRATEGIES % N_DTYPES];
+        setup s = {.config = tiny_defaults(),
+                   .frozen = i / (N_STRATEGIES * N_DTYPES) % N_FROZEN,
+                   .micro_batches = micro_batches[i / (N_STRATEGIES * N_DTYPES * N_FROZEN)]};
+
+        s.config.world = world;
+        s.config.strategy = i % N_STRATEGIES;
+        s.config.param_dtype = dtype[0];
+        s.config.reduce_dtype = dtype[1];
+        s.config.optimizer = i % 2 == 0 ? MS_OPTIM_ADAMW : MS_OPTIM_SGD;
+        assert_ok(ms_dist_threads(world, compare, &s));
+    }
+}
+
+static void test_fsdp_plan__is_what_one_rank_counts(void **state)
+{
+    (void)state;
+    compare_all(1);
+}
+
+static void test_fsdp_plan__is_what_each_of_two_ranks_counts(void **state)
+{
+    (void)state;
+    compare_all(2);
+}
+
+static void test_fsdp_plan__is_what_each_of_three_ranks_counts(void **state)
+{
+    (void)state;
+    compare_all(3);
+}
+
+/* Those of 2^j - 1 and its neighbours are what the plan looks at: all others hold no more. */
+static void test_fsdp_plan__holds_for_every_number_of_micro_batches(void **state)
+{
+    (void)state;
+    for (int32_t m = 1; m <= 40; m++) {
+        setup s = {.config = tiny_defaults(), .micro_batches = m};
+
+        assert_ok(ms_dist_threads(1, compare, &s));
+        s.config.param_dtype = s.config.reduce_dtype = MS_DTYPE_BF16;
+        assert_ok(ms_dist_threads(1, compare, &s));
+    }
+}
+
+static void test_fsdp_plan__refuses_a_step_without_backward(void **state)
+{
+    const tiny_config config = tiny_defaults();
+    ms_fsdp_plan plan;
+    ms_comm *comm;
+    tiny_model m;
+
+    (void)state;
+    assert_ok(ms_comm_self(&comm));
+    assert_ok(tiny_declare(&m, &config, comm));
+    assert_fails(MS_VALUE_ERROR, "a plan for 0 micro-batches, expected 1 to 2^40",
+                 ms_fsdp_tree_plan_get(m.tree, 0, &plan));
+    assert_fails(MS_VALUE_ERROR, "a plan for 9223372036854775807 micro-batches",
+                 ms_fsdp_tree_plan_get(m.tree, INT64_MAX, &plan));
+    assert_ok(ms_fsdp_tree_plan_get(m.tree, (int64_t)1 << 40, &plan));
+    tiny_free(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fsdp_plan__is_what_one_rank_counts),
+        cmocka_unit_test(test_fsdp_plan__is_what_each_of_two_ranks_counts),
+        cmocka_unit_test(test_fsdp_plan__is_what_each_of_three_ranks_counts),
+        cmocka_unit_test(test_fsdp_plan__holds_for_every_number_of_micro_batches),
+        cmocka_unit_test(test_fsdp_plan__refuses_a_step_without_backward),
+    };
+    return cmocka_run_group_tests_name("fsdp/plan", tests, NULL, NULL);
+}
