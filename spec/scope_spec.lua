@@ -272,6 +272,28 @@ describe('what a failing scope puts back', function()
     end)
     assert.equal(20000, other.n)
   end)
+
+  it('holds few of the buffers that calls in an open scope have replaced', function()
+    local Doubles = ms.nn.Module.extend('Doubles')
+    function Doubles:init()
+      self:buffer('b', ms.ones(1024))
+    end
+    function Doubles:forward()
+      self.b = self.b + self.b
+    end
+    local model = Doubles()
+    ms.scope(function()
+      model()
+      checks.live_handles() -- collects
+      local before = ms.memory().live_total
+      for _ = 1, 1000 do
+        model()
+      end
+      checks.live_handles()
+      local grown = (ms.memory().live_total - before) / 4096
+      assert.is_true(grown < 100, grown .. ' buffers')
+    end)
+  end)
 end)
 
 describe('an error between any two instructions', function()

@@ -79,9 +79,10 @@ end
 -- i says that `objects[i]:_undo(keys[i], values[i])` puts it back, and that the innermost open
 -- scope it counts for is at depth `depths[i]`; when that one ends well, the one around it takes
 -- over. Entries are put back latest first, so only the first that a scope has of an object and key
--- counts; the others are dropped now and then. An error may come between any two instructions: no
--- entry is ever half made, and to put back what another entry puts back again does no harm.
-local FEW = 1024
+-- counts; the others are dropped before they hold much. An error may come between any two
+-- instructions: no entry is ever half made, and to put back what another entry puts back again does
+-- no harm.
+local FEW = 64
 local n_entries, most = 0, FEW
 local objects, keys, values, depths = {}, {}, {}, {}
 
@@ -117,7 +118,7 @@ local function condense()
     n_entries = i - 1
     put(i)
   end
-  most = math.max(FEW, 2 * n)
+  most = math.max(FEW, 4 * n)
 end
 
 --- When a scope that is open now ends by an error, call `object:_undo(key, value)`: what is done
@@ -246,6 +247,9 @@ end
 ---@return ...
 function scope.run(name, fn, ...)
   local n = select('#', ...)
+  if n_entries > 0 and state.depth == 0 then -- an error ended a call behind its scope: it stands
+    settle(0, false)
+  end
   if n > MOST then
     return leave(state.depth, xpcall(body, on_error, name, fn, n, (...), { ... }))
   end

@@ -71,7 +71,7 @@ local function cast_buffers(instance)
   local dtype = instance.mixed_precision.buffer_dtype
   local function visit(module)
     for _, b in ipairs(module_tree.own_buffers(module)) do
-      if dtype and parameter.facts(b.tensor).floating then
+      if dtype and parameter.facts(b.value.tensor).floating then
         buffer.cast(module, b, dtype)
       end
     end

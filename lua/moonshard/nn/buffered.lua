@@ -1,4 +1,4 @@
---- What a call of a module with buffers runs.
+--- What a call of a module runs that has buffers, or below which there are some.
 
 local hooks = require 'moonshard.nn.hooks'
 local tree = require 'moonshard.nn.tree'
@@ -8,13 +8,18 @@ local function keep(module, ...)
   return ...
 end
 
---- `module:forward(...)` between its hooks; what they assigned to fields of buffers outlives it.
+local function forward(module, ...)
+  if hooks.any(module) then
+    return hooks.forward(module, ...)
+  end
+  return module:forward(...)
+end
+
+--- `module:forward(...)` between its hooks; what they assigned to fields of buffers outlives it,
+--- unless it fails.
 ---@param module ms.nn.Module
 ---@return ...
 return function(module, ...)
-  tree.keep_buffers(module) -- the module above may have assigned some
-  if hooks.any(module) then
-    return keep(module, hooks.forward(module, ...))
-  end
-  return keep(module, module:forward(...))
+  tree.save_buffers(module)
+  return keep(module, forward(module, ...))
 end

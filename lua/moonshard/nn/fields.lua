@@ -102,7 +102,7 @@ end
 -- What the tree itself holds.
 local PRIVATE = {
   _owner = true, _home = true, _children = true, _params = true, _buffers = true,
-  _watched_params = true,
+  _fields = true,
 }
 
 --- Refuse what assignment did not see: modules put into a table later, or in place of a value that

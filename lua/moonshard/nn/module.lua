@@ -32,7 +32,7 @@ local check_zero_grad = require 'moonshard.zero_grad'
 ---@class ms.nn.Module
 ---@field training boolean  what train() and eval() set
 ---@field _params { name: string, tensor: ms.Tensor, shape: integer[] }[]
----@field _buffers { name: string, tensor: ms.Tensor, persistent: boolean }[]
+---@field _buffers ms.nn.Buffer[]
 ---@field _children { name: string, module: ms.nn.Module, key: string|integer }[]
 ---@field _owner ms.nn.Module?  the first of the modules that hold this one as their child
 ---@field _home ms.nn.Module?  see [Note: homes] in moonshard.nn.tree
@@ -188,10 +188,8 @@ function Module:buffer(name, tensor, opts)
   opts = errors.options('buffer', opts, { persistent = 'flag' })
   check_name(self, 'buffer', name)
   arguments.tensor('buffer', 'tensor', tensor)
-  scope.keep(tensor)
   local list = own(self, '_buffers')
-  list[#list + 1] = { name = name, tensor = tensor, persistent = opts.persistent ~= false }
-  rawset(self, name, tensor)
+  list[#list + 1] = buffer.declare(self, name, tensor, opts.persistent ~= false)
   return tensor
 end
 
@@ -411,7 +409,7 @@ local function materialize(self)
     rawset(module, '_ready', true)
     module:_materialized(path, place.stream)
   end
-  rawset(self, '_watched_params', tree.watched_params(self))
+  tree.watch(self)
 end
 
 --- Give all declared parameters their names, memory and first values. The first call does it.
@@ -427,23 +425,26 @@ function Module:_materialized(_, _) end
 -- -- calling -------------------------------------------------------------------------------------
 
 --- Calling a module: opens a scope, runs pre hooks, `forward` and post hooks, and closes it; of the
---- tensors made inside, the results alone live on, and what the fields of buffers hold then.
+--- tensors made inside, the results alone live on, and what the fields of buffers hold then; or
+--- held before, if it fails, or a call or ms.scope around it. What is written in place stays.
 function Module:__call(...)
   if not rawget(self, '_ready') then
     self:materialize()
   end
-  local watched = rawget(self, '_watched_params')
-  if watched then
-    tree.check_params(watched)
+  local below = rawget(self, '_fields')
+  if below then
+    tree.check_params(below.params)
   end
   samples.resume((...))
-  if rawget(self, '_buffers') then
+  if rawget(self, '_buffers') or below and below.buffered then
     return scope.run(self._scope, buffered, self, ...)
   elseif hooks.any(self) then
     return scope.run(self._scope, hooks.forward, self, ...)
   end
   return scope.run(self._scope, self.forward, self, ...)
 end
+
+Module._undo = buffer.show -- for tree.save_buffers()
 
 function Module:forward()
   errors.raise('NotImplementedError', '%s has no forward', self._name)

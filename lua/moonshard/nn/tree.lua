@@ -229,20 +229,29 @@ function tree.param(module, p)
   return now
 end
 
---- What tree.check_params() compares; none but for an outermost module. (A wrapped model watches
---- more itself.)
----@return { module: ms.nn.Module, param: table }[]?
-function tree.watched_params(module)
-  if rawget(module, '_owner') or module._is_fsdp then
-    return nil
-  end
-  local watched = {}
-  for _, entry in ipairs(tree.walk(module)) do
-    for _, param in ipairs(entry.module._params) do
-      watched[#watched + 1] = { module = entry.module, param = param }
+---@class ms.nn.Fields  those below an outermost module that its calls look at
+---@field params { module: ms.nn.Module, param: table }[]  none of a wrapped model, which watches
+---                                                         more itself
+---@field buffered ms.nn.Module[]?  those with buffers, but for itself
+
+--- An outermost module looks at the fields below it from now on; another one leaves that to its
+--- own.
+function tree.watch(module)
+  local fields
+  if not rawget(module, '_owner') then
+    local buffered = {}
+    fields = { params = {} }
+    for _, entry in ipairs(tree.walk(module)) do
+      for _, param in ipairs(not module._is_fsdp and entry.module._params or {}) do
+        fields.params[#fields.params + 1] = { module = entry.module, param = param }
+      end
+      if entry.module ~= module and rawget(entry.module, '_buffers') then
+        buffered[#buffered + 1] = entry.module
+        fields.buffered = buffered
+      end
     end
   end
-  return watched
+  rawset(module, '_fields', fields)
 end
 
 --- A module that was put into the place of another since the model was looked at last, and is
@@ -250,8 +259,7 @@ end
 function tree.join_caller()
   local caller = trace.module()
   if caller then
-    local top = tree.outermost(caller)
-    rawset(top, '_watched_params', tree.watched_params(top))
+    tree.watch(tree.outermost(caller))
   end
 end
 
@@ -266,9 +274,9 @@ function tree.check_params(watched)
   end
 end
 
--- What a forward made and did not assign to a field of its own module, or before it failed.
+-- What a forward made and did not assign to a field of its own module.
 local function put_back_buffer(module, b, now)
-  rawset(module, b.name, b.tensor)
+  buffer.show(module, b, b.value)
   errors.raise('RuntimeError', "buffer '%s' of %s was replaced by a %s, expected one that lives; "
     .. "the field shows the buffer again. Assign it in %s's own forward, or write into it instead: "
     .. 'module.%s:copy_(t)', join(tree.path(module), b.name), place(module), tostring(now),
@@ -278,7 +286,7 @@ end
 -- As tree.param(), for an entry of `module._buffers`.
 local function buffer_tensor(module, b)
   local now = rawget(module, b.name)
-  if rawequal(now, b.tensor) or now == nil then
+  if rawequal(now, b.value.tensor) or now == nil then
     return now
   elseif not parameter.is_tensor(now) then
     misplaced('buffer', b.name, module, now)
@@ -294,6 +302,25 @@ function tree.keep_buffers(module)
   local buffers = module._buffers
   for i = 1, #buffers do
     buffer_tensor(module, buffers[i])
+  end
+end
+
+local function save_own_buffers(module)
+  local buffers = module._buffers
+  for i = 1, #buffers do
+    local b = buffers[i]
+    scope.on_failure(module, b, buffer_tensor(module, b) and b.value)
+  end
+end
+
+--- If the scope that is open fails, buffers are what they are now: those of this module, and of all
+--- below an outermost one, as the module above may assign some before it calls theirs.
+function tree.save_buffers(module)
+  save_own_buffers(module)
+  local fields = rawget(module, '_fields')
+  local below = fields and fields.buffered
+  for i = 1, below and #below or 0 do
+    save_own_buffers(below[i])
   end
 end
 
@@ -365,7 +392,7 @@ function tree.params(module, recurse, distinct)
 end
 
 --- Declarations of the buffers of this module alone.
----@return { name: string, tensor: ms.Tensor, persistent: boolean }[]
+---@return ms.nn.Buffer[]
 function tree.own_buffers(module)
   local out = {}
   for _, b in ipairs(module._buffers) do
@@ -375,13 +402,13 @@ function tree.own_buffers(module)
 end
 
 --- Buffers by path; `entry` is the declaration.
----@return { name: string, tensor: ms.Tensor, entry: table, module: ms.nn.Module }[]
+---@return { name: string, tensor: ms.Tensor, entry: ms.nn.Buffer, module: ms.nn.Module }[]
 function tree.buffers(module)
   local out = {}
   for _, entry in ipairs(tree.walk(module)) do
     for _, b in ipairs(tree.own_buffers(entry.module)) do
       out[#out + 1] = {
-        name = join(entry.path, b.name), tensor = b.tensor, entry = b, module = entry.module,
+        name = join(entry.path, b.name), tensor = b.value.tensor, entry = b, module = entry.module,
       }
     end
   end
