@@ -234,10 +234,10 @@ end
 local ANYWHERE = sites.of('ms.ops.dropout') -- no module's path
 
 local function site_of(site)
-  if site == nil or site == true then
-    return ANYWHERE
-  elseif sites.is(site) then
+  if sites.is(site) then
     return site
+  elseif site == nil or site == true then
+    return ANYWHERE
   elseif type(site) ~= 'string' then
     arguments.refuse('dropout', 'site', site, 'true, false or a string')
   end
@@ -249,15 +249,12 @@ end
 --- another one, as nn.Dropout does, which says what samples those are.
 ---@param x ms.Tensor  (samples, ...)
 ---@param p number
----@param site? boolean|string|ms.Site|ffi.cdata*  false: not training, x as it is; true: training,
----  as without it; or the path of a place that draws for itself, what ops.site() gave for it, or
----  the key of its stream (then with `call`)
+---@param site? boolean|string|ms.Site  false: not training, x as it is; true: training, as without
+---  it; or the path of a place that draws for itself, or what ops.site() gave for it
 ---@param call? integer  how many times this site ran before in this micro-batch (default: counted)
 ---@return ms.Tensor
 function ops.dropout(x, p, site, call)
-  if type(site) == 'cdata' then
-    return calls.dropout(x, p, site, call)
-  elseif site == false then
+  if site == false then
     arguments.tensor('dropout', 'x', x)
     if not (arguments.number('dropout', 'p', p) >= 0 and p <= 1) then
       errors.raise('ValueError', 'dropout: probability is %g, expected 0 to 1', p)
@@ -268,8 +265,9 @@ function ops.dropout(x, p, site, call)
   if call ~= nil then
     return calls.dropout(x, p, site.key, call)
   end
-  local out = calls.dropout(x, p, site.key, samples.ran(site))
-  samples.count(site)
+  local n = samples.ran(site)
+  local out = calls.dropout(x, p, site.key, n)
+  samples.count(site, n)
   return out
 end
 

@@ -3,7 +3,7 @@
 --- A loader says which, and its batch keeps it: a module called with the batch is at those samples
 --- again, whatever was dealt, run or seeded since.
 ---
---- A place is a module or one of moonshard.sites; `place._place` names it.
+--- A place is one of moonshard.sites.
 ---
 --- Touches: moonshard.scope, moonshard_ffi.parameter.
 
@@ -13,7 +13,7 @@ local util = require 'moonshard.util'
 
 local samples = {}
 
----@class ms.Samples.Runs: table<table, integer>  by place
+---@class ms.Samples.Runs: table<ms.Site, integer>
 local Runs = { __mode = 'k' }
 Runs.__index = Runs
 
@@ -87,24 +87,26 @@ end
 samples.restart()
 
 --- How often a place ran on the samples that are present.
+---@param place ms.Site
 ---@return integer
 function samples.ran(place)
-  return present.runs[place] or present.earlier[place._place] or 0
+  return present.runs[place] or present.earlier[place.name] or 0
 end
 
 --- Go on as if it had run `n` times on them.
+---@param place ms.Site
 ---@param n integer
 function samples.continue(place, n)
   present.runs[place] = n
 end
 
---- It runs once more; not if the scope fails.
----@return integer n  how often it ran before
-function samples.count(place)
-  local runs, n = present.runs, samples.ran(place)
+--- It ran once more; not if the scope fails.
+---@param place ms.Site
+---@param n integer  how often it ran before
+function samples.count(place, n)
+  local runs = present.runs
   scope.on_failure(runs, place, n)
   runs[place] = n + 1
-  return n
 end
 
 --- Which samples are present, and how often each place ran on them, by its name. Of two places of
@@ -113,7 +115,7 @@ end
 function samples.state()
   local own = {}
   for place, n in next, present.runs do
-    own[place._place] = math.max(own[place._place] or 0, n)
+    own[place.name] = math.max(own[place.name] or 0, n)
   end
   return present.first, util.merged(present.earlier, own)
 end

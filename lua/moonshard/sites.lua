@@ -1,17 +1,31 @@
---- Places that draw dropout masks and are no modules: ms.ops.dropout() goes by their names.
+--- Places that draw dropout masks: those of modules, and others by their names, as ms.ops.dropout()
+--- is told.
 ---
---- Touches: moonshard.samples, moonshard_ffi.
+--- Touches: moonshard.samples, moonshard_ffi, moonshard_ffi.parameter.
 
 local B = require 'moonshard_ffi'
+local parameter = require 'moonshard_ffi.parameter'
 local samples = require 'moonshard.samples'
 
 local sites = {}
 
 ---@class ms.Site  a place of moonshard.samples
 ---@field key ffi.cdata*  of its random stream
+---@field name string
 local Site = {}
 
-local all = {} ---@type table<string, ms.Site>  by name
+local all = {} ---@type table<string, ms.Site>  by name; of no modules
+
+--- The place of a module; of several modules at equal paths each has its own.
+---@param path string
+---@param stream integer  of the module's tree
+---@param site? ms.Site  the one it has: it goes on counting under its new path
+---@return ms.Site
+function sites.of_module(path, stream, site)
+  site = site or setmetatable({}, Site)
+  site.key, site.name = parameter.stream_key(path, stream), ('%d %s'):format(stream, path)
+  return site
+end
 
 --- The place of that name; it draws the masks of a module at that path.
 ---@param name string
@@ -19,7 +33,7 @@ local all = {} ---@type table<string, ms.Site>  by name
 function sites.of(name)
   local site = all[name]
   if not site then
-    site = setmetatable({ key = B.C.ms_name_key(name), _place = 'site ' .. name }, Site)
+    site = setmetatable({ key = B.C.ms_name_key(name), name = 'site ' .. name }, Site)
     all[name] = site
   end
   return site
@@ -30,7 +44,7 @@ function sites.is(value)
   return getmetatable(value) == Site
 end
 
---- How often each ran on the samples that are present.
+--- How often each that is no module's ran on the samples that are present.
 ---@return table<string, integer> counts  by name, of those that did
 function sites.counts()
   local counts = {}

@@ -220,6 +220,33 @@ describe('nn', function()
       end
     end)
 
+    it('is its own outermost module when only its forward is called', function()
+      local x = ms.ones(4, 50)
+      ms.manual_seed(3)
+      local drop = nn.Dropout(0.5)
+      local expected = { drop(x):hash(), drop(x):hash() }
+      ms.manual_seed(3)
+      local alone = nn.Dropout(0.5)
+      local first, state = alone:forward(x):hash(), ms.get_rng_state()
+      assert.same(expected, { first, alone:forward(x):hash() })
+      ms.set_rng_state(state)
+      assert.equal(expected[2], alone(x):hash())
+    end)
+
+    it('goes on where it was when it becomes part of a model', function()
+      local x = ms.ones(4, 50)
+      local function second(run)
+        ms.manual_seed(3)
+        local drop = nn.Dropout(0.5)
+        if run then
+          drop(x)
+        end
+        local model = nn.Sequential(nn.Sequential(), drop)
+        return not run and model(x) and model(x):hash() or model(x):hash()
+      end
+      assert.equal(second(false), second(true)) -- under the path it has in the end
+    end)
+
     it('refuses what is no probability', function()
       checks.raises('ValueError',
         'dropout probability has to be between 0 and 1, but got 1.5', nn.Dropout, 1.5)

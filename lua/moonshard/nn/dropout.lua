@@ -17,15 +17,14 @@
 --- failed. no_sync() and no_grad() are no scopes: what returned inside them has run, though they
 --- fail later.
 ---
---- Touches: moonshard.nn.module, moonshard.ops, moonshard.samples, moonshard_ffi.parameter.
+--- Touches: moonshard.nn.module, moonshard.ops, moonshard.sites.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.errors'
 local ops = require 'moonshard.ops'
-local parameter = require 'moonshard_ffi.parameter'
-local samples = require 'moonshard.samples'
+local sites = require 'moonshard.sites'
 
 ---@class ms.nn.Dropout: ms.nn.Module
 ---@field p number
@@ -46,8 +45,7 @@ function Dropout:init(p)
 end
 
 function Dropout:_materialized(path, stream)
-  self._site = parameter.stream_key(path, stream)
-  self._place = ('%d %s'):format(stream, path)
+  self._site = sites.of_module(path, stream, self._site)
 end
 
 ---@param x ms.Tensor  (samples, ...)
@@ -59,7 +57,7 @@ function Dropout:forward(x)
   elseif training ~= true then -- a field that exists is assigned without a look
     arguments.refuse(self._name, 'training', training, 'true or false')
   end
-  return ops.dropout(x, self.p, self._site, samples.count(self))
+  return ops.dropout(x, self.p, self._site or self:materialize()._site)
 end
 
 function Dropout:extra_repr()

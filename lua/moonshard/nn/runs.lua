@@ -17,12 +17,12 @@ local function dropouts(model)
   return list
 end
 
----@param model ms.nn.Module
+---@param model ms.nn.Module  materialised, as below
 ---@return table<string, integer>? counts  by path; nil: none ran
 function runs.of(model)
   local counts
   for _, module in ipairs(dropouts(model)) do
-    local n = samples.ran(module)
+    local n = samples.ran(module._site)
     if n > 0 then
       counts = counts or {}
       counts[module:path()] = n
@@ -36,7 +36,7 @@ end
 ---@param counts? table<string, integer>
 function runs.continue(model, counts)
   for _, module in ipairs(dropouts(model)) do
-    samples.continue(module, counts and counts[module:path()] or 0)
+    samples.continue(module._site, counts and counts[module:path()] or 0)
   end
 end
 
