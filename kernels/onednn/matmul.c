@@ -40,8 +40,8 @@ static dnnl_status_t describe_matrix(dnnl_memory_desc_t *out, const matmul_key *
     dnnl_dims_t dims = {batch_stride != 0 ? key->batch : 1, rows, cols};
     dnnl_dims_t strides = {batch_stride != 0 ? batch_stride : rows * cols, row, col};
 
-    return dnnl_memory_desc_init_by_strides(out, 3 - first, dims + first, data_type(dtype),
-                                            strides + first);
+    return guarded.memory_desc_init_by_strides(out, 3 - first, dims + first, data_type(dtype),
+                                               strides + first);
 }
 
 static dnnl_status_t describe_bias(dnnl_memory_desc_t *out, const matmul_key *key)
@@ -50,27 +50,27 @@ static dnnl_status_t describe_bias(dnnl_memory_desc_t *out, const matmul_key *ke
     dnnl_dims_t dims = {1, 1, key->n};
     dnnl_dims_t strides = {key->n, key->n, 1};
 
-    return dnnl_memory_desc_init_by_strides(out, 3 - first, dims + first, data_type(key->dtype),
-                                            strides + first);
+    return guarded.memory_desc_init_by_strides(out, 3 - first, dims + first, data_type(key->dtype),
+                                               strides + first);
 }
 
 static dnnl_status_t make_attributes(dnnl_primitive_attr_t *out, bool accumulate)
 {
     dnnl_primitive_attr_t attr = NULL;
-    dnnl_status_t status = dnnl_primitive_attr_create(&attr);
+    dnnl_status_t status = guarded.primitive_attr_create(&attr);
 
     if (status == dnnl_success) {
-        status = dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
+        status = guarded.primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
     }
     if (status == dnnl_success && accumulate) {
         dnnl_post_ops_t ops = NULL;
 
-        status = dnnl_post_ops_create(&ops);
+        status = guarded.post_ops_create(&ops);
         if (status == dnnl_success) {
-            status = dnnl_post_ops_append_sum(ops, 1.0f);
+            status = guarded.post_ops_append_sum(ops, 1.0f);
         }
         if (status == dnnl_success) {
-            status = dnnl_primitive_attr_set_post_ops(attr, ops);
+            status = guarded.primitive_attr_set_post_ops(attr, ops);
         }
         dnnl_post_ops_destroy(ops);
     }
@@ -106,16 +106,16 @@ dnnl_status_t matmul_describe(const onednn *state, const matmul_key *key,
         status = describe_bias(&bias, key);
     }
     if (status == dnnl_success) {
-        status = dnnl_matmul_desc_init(&op, &a, &b, key->bias ? &bias : NULL, &c);
+        status = guarded.matmul_desc_init(&op, &a, &b, key->bias ? &bias : NULL, &c);
     }
     if (status == dnnl_success) {
         status = make_attributes(&attr, key->accumulate != 0);
     }
     if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(out, &op, attr, state->engine, NULL);
+        status = guarded.primitive_desc_create(out, &op, attr, state->engine, NULL);
     }
     if (status == dnnl_success) {
-        status = dnnl_primitive_desc_query(*out, dnnl_query_impl_info_str, 0, (void *)name);
+        status = guarded.primitive_desc_query(*out, dnnl_query_impl_info_str, 0, (void *)name);
     }
     dnnl_primitive_attr_destroy(attr);
     return status;
@@ -126,13 +126,15 @@ bool matmul_unsupported(dnnl_status_t status)
     return status == dnnl_unimplemented || status == dnnl_invalid_arguments;
 }
 
-bool matmul_good(const onednn *state, int64_t dtype, const char *name)
+bool matmul_good(int64_t dtype, const char *name)
 {
     if (strncmp(name, "ref", 3) == 0 || strcmp(name, "none") == 0) {
         return false; /* plain loops: our own kernel is better */
     }
     /* "gemm:jit" does not say what it runs on: without the instructions it emulates them. */
-    return dtype != MS_DTYPE_BF16 || state->bf16;
+    const dnnl_cpu_isa_t bf16 = dnnl_cpu_isa_avx512_core_bf16;
+
+    return dtype != MS_DTYPE_BF16 || (dnnl_get_effective_cpu_isa() & bf16) == bf16;
 }
 
 static dnnl_status_t add_memory(matmul *mm, const onednn *state, dnnl_primitive_desc_t pd,
@@ -141,7 +143,7 @@ static dnnl_status_t add_memory(matmul *mm, const onednn *state, dnnl_primitive_
     const dnnl_memory_desc_t *desc = dnnl_primitive_desc_query_md(pd, what, arg);
     dnnl_exec_arg_t *place = &mm->args[mm->n_args];
     dnnl_status_t status =
-        dnnl_memory_create(&place->memory, desc, state->engine, DNNL_MEMORY_NONE);
+        guarded.memory_create(&place->memory, desc, state->engine, DNNL_MEMORY_NONE);
 
     if (status == dnnl_success) {
         place->arg = arg;
@@ -176,16 +178,16 @@ void matmul_free_all(onednn *state)
 static dnnl_status_t create_uncached(dnnl_primitive_t *out, const_dnnl_primitive_desc_t pd)
 {
     int capacity = 0;
-    dnnl_status_t status = dnnl_get_primitive_cache_capacity(&capacity);
+    dnnl_status_t status = guarded.get_primitive_cache_capacity(&capacity);
 
     if (status == dnnl_success && capacity > 0) {
-        status = dnnl_set_primitive_cache_capacity(0);
+        status = guarded.set_primitive_cache_capacity(0);
     }
     if (status == dnnl_success) {
-        status = dnnl_primitive_create(out, pd);
+        status = guarded.primitive_create(out, pd);
     }
     if (capacity > 0) {
-        dnnl_set_primitive_cache_capacity(capacity);
+        guarded.set_primitive_cache_capacity(capacity);
     }
     return status;
 }
@@ -199,7 +201,7 @@ static int32_t create(onednn *state, matmul *mm, char *error)
     dnnl_status_t status = matmul_describe(state, &mm->key, &pd, &name);
 
     if (matmul_unsupported(status) ||
-        (status == dnnl_success && !matmul_good(state, mm->key.dtype, name))) {
+        (status == dnnl_success && !matmul_good(mm->key.dtype, name))) {
         dnnl_primitive_desc_destroy(pd);
         return MSI_PLUGIN_OK;
     }

@@ -3,9 +3,8 @@
 #ifndef MSI_ONEDNN_MATMUL_H
 #define MSI_ONEDNN_MATMUL_H
 
+#include "guarded.h"
 #include "plugin.h"
-
-#include <oneapi/dnnl/dnnl.h>
 
 /* What distinguishes one primitive from another. All members are int64_t, so equal keys are equal
  * bytes. Strides of dimensions with one entry are normalised. */
@@ -39,7 +38,6 @@ typedef struct onednn {
     msi_plugin_host host;
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    bool bf16; /* the processor has bf16 products (AMX or AVX512-BF16) and may use them */
     int64_t created;
     int64_t clock;                /* products looked for */
     int64_t n_used;               /* entries of the table */
@@ -51,8 +49,8 @@ int32_t matmul_find(onednn *state, const matmul_key *key, matmul **out, char *er
 /* Descriptor of the product; *name is the implementation's. dnnl_unimplemented: there is none. */
 dnnl_status_t matmul_describe(const onednn *state, const matmul_key *key,
                               dnnl_primitive_desc_t *out, const char **name);
-/* Is the implementation of this name worth using for this dtype? */
-bool matmul_good(const onednn *state, int64_t dtype, const char *name);
+/* Is the implementation of this name, which was described, worth using for this dtype? */
+bool matmul_good(int64_t dtype, const char *name);
 void matmul_free_all(onednn *state);
 /* Is there no implementation of what was described? (Else a failure is one.) */
 bool matmul_unsupported(dnnl_status_t status);

@@ -39,16 +39,14 @@ static int32_t state_open(void **out, const msi_plugin_host *host, char *error)
     omp_set_num_threads(1);
     if (host->isa == 2 || host->isa == 3) {
         /* One setting per process, fixed by its first use: a second context finds it made. */
-        dnnl_set_max_cpu_isa(host->isa == 2 ? dnnl_cpu_isa_sse41 : dnnl_cpu_isa_avx2);
+        guarded.set_max_cpu_isa(host->isa == 2 ? dnnl_cpu_isa_sse41 : dnnl_cpu_isa_avx2);
     }
-    state->bf16 = (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
-                  dnnl_cpu_isa_avx512_core_bf16;
-    status = dnnl_engine_create(&state->engine, dnnl_cpu, 0);
+    status = guarded.engine_create(&state->engine, dnnl_cpu, 0);
     if (status != dnnl_success) {
         state_close(state);
         return onednn_failed(error, "dnnl_engine_create", status);
     }
-    status = dnnl_stream_create(&state->stream, state->engine, dnnl_stream_default_flags);
+    status = guarded.stream_create(&state->stream, state->engine, dnnl_stream_default_flags);
     if (status != dnnl_success) {
         state_close(state);
         return onednn_failed(error, "dnnl_stream_create", status);
@@ -123,12 +121,12 @@ static int32_t state_gemm(void *handle, const msi_gemm_args *g, char *error)
     dnnl_status_t status = dnnl_success;
 
     for (int32_t i = 0; i < mm->n_args && status == dnnl_success; i++) {
-        status = dnnl_memory_set_data_handle(mm->args[i].memory, handles[i]);
+        status = guarded.memory_set_data_handle(mm->args[i].memory, handles[i]);
     }
     if (status != dnnl_success) {
         return onednn_failed(error, "dnnl_memory_set_data_handle", status);
     }
-    status = dnnl_primitive_execute(mm->primitive, state->stream, mm->n_args, mm->args);
+    status = guarded.primitive_execute(mm->primitive, state->stream, mm->n_args, mm->args);
     return status == dnnl_success ? MSI_PLUGIN_OK
                                   : onednn_failed(error, "dnnl_primitive_execute", status);
 }
@@ -154,8 +152,8 @@ static int32_t state_name(void *handle, int32_t dtype, const char **name, char *
     if (status != dnnl_success && !matmul_unsupported(status)) {
         return onednn_failed(error, "describing a large product", status);
     }
-    return status == dnnl_success && matmul_good(state, dtype, *name) ? MSI_PLUGIN_OK
-                                                                      : MSI_PLUGIN_UNSUPPORTED;
+    return status == dnnl_success && matmul_good(dtype, *name) ? MSI_PLUGIN_OK
+                                                               : MSI_PLUGIN_UNSUPPORTED;
 }
 
 static int64_t state_created(const void *handle)
