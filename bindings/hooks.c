@@ -177,17 +177,35 @@ static const char *text_of_error(lua_State *L)
     return lua_isstring(L, -1) ? lua_tostring(L, -1) : "a Lua hook raised an error";
 }
 
-static int on_error(lua_State *L)
+typedef struct visit {
+    const hook *h;
+    ms_tensor *t;
+    bool gives; /* the function gets an owner of it, else a loan */
+    bool told;  /* the text of what it raised */
+} visit;
+
+static int run_hook(lua_State *L)
 {
+    visit *v = lua_touserdata(L, 1);
+    ms_ref ref;
+
+    lua_rawgeti(L, LUA_REGISTRYINDEX, v->h->function);
+    lua_pushlightuserdata(L, &ref);
+    (void)ms_ref_of(&ref, v->gives ? ms_tensor_retain(v->t) : v->t);
+    if (lua_pcall(L, 1, 0, 0) == 0) {
+        return 0;
+    }
     ms_error_set(MS_HOOK_ERROR, text_of_error(L));
-    return 1;
+    v->told = true;
+    return lua_error(L);
 }
 
-/* `gives`: the function gets an owner of `t`, else a loan. */
+/* Whatever Lua's API does may raise: it allocates, and a collection runs the script's finalizers.
+ * So nothing but the protected call stands in a frame that the runtime's C has called. */
 static ms_status call(const hook *h, ms_tensor *t, bool gives)
 {
     session *s = current;
-    ms_ref ref;
+    visit v = {.h = h, .t = t, .gives = gives};
 
     if (h->host->closed) {
         return ms_error_set(MS_RUNTIME_ERROR, "the Lua state that set this hook is closed");
@@ -196,20 +214,14 @@ static ms_status call(const hook *h, ms_tensor *t, bool gives)
         return ms_error_set(MS_RUNTIME_ERROR,
                             "a hook written in Lua runs only in a backward that Lua started");
     }
-    if (!lua_checkstack(s->L, 8)) {
-        return ms_error_set(MS_OUT_OF_MEMORY, "no room on the Lua stack for a hook");
-    }
-    (void)ms_ref_of(&ref, gives ? ms_tensor_retain(t) : t);
     int base = lua_gettop(s->L);
 
-    lua_pushcfunction(s->L, on_error);
-    lua_rawgeti(s->L, LUA_REGISTRYINDEX, h->function);
-    lua_pushlightuserdata(s->L, &ref);
-    if (lua_pcall(s->L, 1, 0, base + 1) == 0) {
-        lua_settop(s->L, base);
+    if (lua_cpcall(s->L, run_hook, &v) == 0) {
         return MS_OK;
     }
-    lua_remove(s->L, base + 1);
+    if (!v.told) {
+        ms_error_set(MS_HOOK_ERROR, "a Lua hook raised an error");
+    }
     if (s->error == 0) {
         s->error = base + 1;
     } else {

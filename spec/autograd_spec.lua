@@ -230,6 +230,40 @@ describe('autograd', function()
       assert.equal(2, a:grad():item())
     end)
 
+    it('end the backward with what a finalizer raised on the way to them', function()
+      local a, armed, n_pending, n_raised = leaf { 1 }, false, 0, 0
+      local function finalize()
+        n_pending = n_pending - 1
+        if armed then
+          armed, n_raised = false, n_raised + 1
+          error('from a finalizer', 0)
+        end
+      end
+      a:hook(function() armed = false end)
+      local function step()
+        local y = (a * 2):sum()
+        armed = true
+        y:backward()
+      end
+      local n_made, compiles = 2000, jit.status()
+      jit.off() -- luajit itself crashes when a finalizer raises in compiled code
+      for _ = 1, 5 do
+        n_pending = n_made
+        for _ = 1, n_made do getmetatable(newproxy(true)).__gc = finalize end
+        repeat collectgarbage('step', 0) until n_pending < n_made -- the rest as memory is taken
+        while n_pending > 0 do
+          local ok, err = pcall(step)
+          armed = false
+          if not ok and err ~= 'from a finalizer' then error(err, 0) end
+        end
+      end
+      if compiles then jit.on() end
+      assert.is_true(n_raised > 0)
+      a:set_grad(nil)
+      ;(a * 2):sum():backward()
+      assert.equal(2, a:grad():item())
+    end)
+
     it('raise errors of the library with their kind', function()
       local a = leaf { 1 }
       a:hook(function(grad) return grad + ms.zeros(3, { dtype = 'f32' }) end)
