@@ -153,6 +153,8 @@ struct ms_fsdp_unit {
     uint64_t said;        /* ... and all that this rank had said with it */
     bool publish_queued;  /* depends on how far peers are: nothing may be decided by it */
     bool outdated;        /* the master was written since the program named its latest publish */
+    bool rests;           /* unsharded, and kept for its next use: until then handles show shards */
+    bool held;            /* unsharded by the script, which sees that until it is resharded */
     int64_t told_version; /* of the master: later ones were written by the script itself ... */
     bool written;         /* ... and so was this, though an optimizer or a load came after it */
     bool gather_aliases;  /* full parameters are the master itself */
@@ -251,8 +253,8 @@ void msi_unit_reshard(ms_fsdp_unit *u);
 /* The master was written, on this rank or another: a publish named before is void, so that no slot
  * mixes old and new. */
 void msi_unit_written(ms_fsdp_unit *u);
-/* Is it unsharded with values from before the last write? */
-bool msi_unit_is_stale(const ms_fsdp_unit *u);
+/* Reshard it if it is unsharded with values from before the last write. */
+void msi_unit_reshard_stale(ms_fsdp_unit *u);
 /* Could this unit be published without more memory? (prefetch asks) */
 bool msi_slot_available(const ms_fsdp_unit *u);
 /* Units that get memory of their own instead of sharing a ring: `keeps` says which must; those with
@@ -442,6 +444,9 @@ const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
 ms_status msi_backward_may_begin(ms_fsdp_tree *tree);
 /* A unit's backward is done with its parameters, perhaps: reshard, prefetch. */
 ms_status msi_unit_post_backward(ms_fsdp_unit *u);
+/* A forward without gradients has ended: what is kept of the unit is not for the script to see,
+ * unless it asked for that, or a backward that runs reads it. */
+void msi_unit_rest(ms_fsdp_unit *u);
 
 /* Test hook: called at every change of state of a unit or its gradient. */
 extern void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);

@@ -15,9 +15,7 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     tree->forward_at = 0;
     tree->named = tree->named && tree->in_backward; /* else a hook's forward is part of that */
     for (int32_t i = 0; i < tree->n_units; i++) {
-        if (msi_unit_is_stale(tree->units[i])) {
-            msi_unit_reshard(tree->units[i]); /* its slot may serve another unit first */
-        }
+        msi_unit_reshard_stale(tree->units[i]); /* its slot may serve another unit first */
     }
     return msi_queue_run(tree);
 }
@@ -39,6 +37,14 @@ static void skip(ms_fsdp_unit *u)
 static bool is_differentiated(const ms_fsdp_unit *u)
 {
     return u->ran_pre_backward && (u->pending > 0 || u->lingers > 0);
+}
+
+void msi_unit_rest(ms_fsdp_unit *u)
+{
+    if (u->state == MS_UNIT_UNSHARDED && !u->held && !is_differentiated(u)) {
+        u->rests = true;
+        msi_unit_show(u);
+    }
 }
 
 static void leave_forward(ms_fsdp_tree *tree, msi_pass *pass)
@@ -140,7 +146,8 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
     }
     leave_ended(tree, pass);
     if (ms_grad_enabled()) {
-        MS_TRY(hook_outputs(pass, outputs, n_outputs)); /* first: it may be called again */
+        /* first: it may be called again, as nothing after it takes memory */
+        MS_TRY(hook_outputs(pass, outputs, n_outputs));
         if (u->post_index < 0 && tree->n_post < tree->n_units) {
             u->post_index = tree->n_post;
             tree->post_order[tree->n_post++] = u;
@@ -487,7 +494,9 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
 ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *u)
 {
     MS_TRY(check_in_tree(u));
-    return msi_unit_unshard(u);
+    MS_TRY(msi_unit_unshard(u));
+    u->held = true;
+    return MS_OK;
 }
 
 ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *u)

@@ -378,13 +378,15 @@ static ms_status wait_filled(ms_fsdp_unit *u)
 
 ms_status msi_unit_unshard(ms_fsdp_unit *u)
 {
-    if (msi_unit_is_stale(u)) {
-        msi_unit_reshard(u);
-    }
+    msi_unit_reshard_stale(u);
     if (!uses_slot(u)) {
         MS_TRY(follow_master(u));
     }
     if (u->state == MS_UNIT_UNSHARDED) {
+        if (u->rests) {
+            u->rests = false;
+            msi_unit_show(u);
+        }
         return MS_OK;
     }
     if (u->state == MS_UNIT_SHARDED) {
@@ -428,13 +430,27 @@ void msi_unit_reshard(ms_fsdp_unit *u)
         release_slot(u);
     }
     u->state = MS_UNIT_SHARDED;
+    u->rests = u->held = false;
     msi_unit_show(u);
     msi_unit_changed(u);
 }
 
-bool msi_unit_is_stale(const ms_fsdp_unit *u)
+void msi_unit_reshard_stale(ms_fsdp_unit *u)
 {
-    return u->state == MS_UNIT_UNSHARDED && u->outdated;
+    if (u->state != MS_UNIT_UNSHARDED) {
+        return;
+    }
+    const bool differs = uses_slot(u) && u->followed_version != u->master->version;
+
+    if (differs && !u->outdated) { /* all ranks say so: one that wrote alone gathers alone */
+        msi_note note = {.n_numbers = 0};
+
+        msi_label_about(&note.label, "values written to unit", u->name);
+        msi_unit_note(u, &note);
+    }
+    if (differs || u->outdated) {
+        msi_unit_reshard(u);
+    }
 }
 
 void msi_unit_written(ms_fsdp_unit *u)

@@ -62,7 +62,7 @@ void msi_unit_show(ms_fsdp_unit *u)
 {
     if (u->summoned != NULL) {
         show_full(u, u->summoned, u->orig_dtype);
-    } else if (u->state == MS_UNIT_UNSHARDED) {
+    } else if (u->state == MS_UNIT_UNSHARDED && !u->rests) {
         show_full(u, u->full, u->param_dtype);
     } else {
         show_shards(u);
@@ -74,10 +74,15 @@ void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
     if (!tree->initialized || tree->hides_shards == hide) {
         return;
     }
+    const bool rest = !hide && !ms_grad_enabled();
+
     tree->hides_shards = hide;
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
+        if (rest) {
+            msi_unit_rest(u);
+        }
         for (int32_t k = 0; k < u->n_params; k++) {
             ms_tensor *t = u->params[k].tensor;
 

@@ -150,8 +150,8 @@ typedef struct meanwhile {
     bool partly, idle; /* all through it */
 } meanwhile;
 
-static ms_status forward(model *m, const int32_t *use, int32_t n, int64_t batch, meanwhile then,
-                         ms_tensor **loss)
+static ms_status run_forward(model *m, const int32_t *use, int32_t n, int64_t batch, meanwhile then,
+                             ms_tensor **loss)
 {
     const int64_t shape[2] = {2, SIDE};
     ms_tensor *x;
@@ -184,24 +184,43 @@ static ms_status forward(model *m, const int32_t *use, int32_t n, int64_t batch,
     return ms_op_mean(loss, x, 3, false);
 }
 
+static ms_status forward(model *m, const int32_t *use, int32_t n, int64_t batch, meanwhile then,
+                         ms_tensor **loss)
+{
+    ms_fsdp_tree_hide_shards(m->tree, true);
+    ms_status status = run_forward(m, use, n, batch, then, loss);
+
+    ms_fsdp_tree_hide_shards(m->tree, false);
+    return status;
+}
+
+/* Without gradients: handles show the masters afterwards, but for what is unsharded by hand. */
+static ms_status evaluate(model *m, const noise *a)
+{
+    const meanwhile then = {.touch = a->touch, .load = -1};
+    int32_t use[MAX_USES];
+    const int32_t n = uses_of(a, m->rank, use);
+    const bool before = ms_grad_enabled_set(false);
+    ms_tensor *loss;
+    ms_status status = forward(m, use, n, 1, then, &loss);
+
+    ms_grad_enabled_set(before);
+    MS_TRY(status);
+    for (int32_t i = 0; i < UNITS; i++) {
+        EXPECT(m->unit[i]->held || m->param[i][0]->v.storage == m->unit[i]->master);
+    }
+    return MS_OK;
+}
+
 static ms_status make(model *m, const noise *a)
 {
-    ms_tensor *loss;
-
     if (m->plain) {
         return MS_OK;
     }
     nap(12);
     switch (a->kind) {
-    case EVALUATE: {
-        int32_t use[MAX_USES];
-        const int32_t n = uses_of(a, m->rank, use);
-        const bool before = ms_grad_enabled_set(false);
-        ms_status status = forward(m, use, n, 1, (meanwhile){.touch = a->touch, .load = -1}, &loss);
-
-        ms_grad_enabled_set(before);
-        return status;
-    }
+    case EVALUATE:
+        return evaluate(m, a);
     case UNSHARD:
         return ms_fsdp_unit_unshard(m->unit[a->unit]);
     case RESHARD:
@@ -248,6 +267,18 @@ static ms_status run_micro(model *m, int32_t at, int32_t k, int32_t r, bool last
     return ms_backward(loss, NULL);
 }
 
+/* Into unit 1: in place where the handle shows the master, every other time, else by summon. */
+static ms_status write_values(model *m, int32_t at)
+{
+    ms_tensor *t = m->param[1][0];
+    const bool in_place = at % 2 == 1 && t->v.storage == m->unit[1]->master;
+
+    MS_TRY(in_place ? MS_OK : ms_fsdp_tree_summon(m->tree));
+    MS_TRY(ms_tensor_fill(t, 0.125 * (at + 1)));
+    nap(4);
+    return in_place ? MS_OK : ms_fsdp_tree_unsummon(m->tree, true);
+}
+
 /* As rank `first` of W, or as all ranks one after the other. */
 static ms_status run_block(model *m, int32_t at, int32_t first, int32_t n_ranks)
 {
@@ -266,12 +297,7 @@ static ms_status run_block(model *m, int32_t at, int32_t first, int32_t n_ranks)
         }
     }
     MS_TRY(make(m, &b->after));
-    if (b->writes) {
-        MS_TRY(ms_fsdp_tree_summon(m->tree));
-        MS_TRY(ms_tensor_fill(m->param[1][0], 0.125 * (at + 1)));
-        nap(4);
-        MS_TRY(ms_fsdp_tree_unsummon(m->tree, true));
-    }
+    MS_TRY(b->writes ? write_values(m, at) : MS_OK);
     if (b->clips) {
         MS_TRY(ms_fsdp_tree_clip_grad_norm(m->tree, NULL, 0, 0.5, 2, &norm));
     }

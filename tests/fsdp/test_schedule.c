@@ -465,6 +465,65 @@ static void test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded
     run_ranks(2, run_chain, &t);
 }
 
+/* -- forwards without gradients ---------------------------------------------------------------- */
+
+static int64_t count_gathers(const chain *c)
+{
+    int64_t counts[5];
+
+    ms_comm_counts(c->unit[0]->comm, counts);
+    return counts[0];
+}
+
+/* As a script does it: shards are hidden while it runs. */
+static ms_status evaluate(chain *c)
+{
+    const bool before = ms_grad_enabled_set(false);
+    ms_tensor *loss;
+
+    ms_fsdp_tree_hide_shards(c->tree, true);
+    ms_status status = forward(c, UNITS, NULL, NULL, &loss);
+
+    ms_fsdp_tree_hide_shards(c->tree, false);
+    ms_grad_enabled_set(before);
+    for (int32_t i = 0; i < UNITS; i++) {
+        EXPECT(status != MS_OK || c->weight[i]->v.storage == c->unit[i]->master);
+    }
+    return status;
+}
+
+/* All-gathers of an evaluation, another, and a step with one before its backward. */
+static ms_status evaluate_everywhere(chain *c)
+{
+    static const int64_t expected[][3] = {{3, 3, 9}, {3, 0, 0}, {0, 0, 0}};
+    int64_t before = count_gathers(c), got[3];
+    ms_tensor *loss;
+
+    for (int32_t k = 0; k < 3; k++) {
+        if (k == 2) {
+            MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
+        }
+        MS_TRY(evaluate(c));
+        if (k == 2) {
+            MS_TRY(ms_backward(loss, NULL));
+        }
+        got[k] = count_gathers(c) - before;
+        before += got[k];
+    }
+    EXPECT(memcmp(got, expected[c->unit[0]->options.strategy], sizeof(got)) == 0);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__after_an_evaluation_handles_show_masters(void **state)
+{
+    chain_test t = {.run = evaluate_everywhere, .records = true};
+
+    (void)state;
+    for (t.strategy = MS_FSDP_FULL_SHARD; t.strategy <= MS_FSDP_NO_SHARD; t.strategy++) {
+        run_ranks(2, run_chain, &t);
+    }
+}
+
 /* -- forwards that an error ends --------------------------------------------------------------- */
 
 /* The forward of unit 1 ends with its scope; that of unit 0 around it goes on. */
@@ -531,6 +590,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_schedule__summon_without_writes_does_not_disturb_backward),
         cmocka_unit_test(test_fsdp_schedule__what_one_rank_writes_back_is_new_on_all),
         cmocka_unit_test(test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded),
+        cmocka_unit_test(test_fsdp_schedule__after_an_evaluation_handles_show_masters),
         cmocka_unit_test(test_fsdp_schedule__what_an_error_ends_leaves_the_forward_around_it_alone),
     };
     return cmocka_run_group_tests_name("fsdp schedule", tests, NULL, NULL);

@@ -1,0 +1,214 @@
+-- A forward without gradients leaves parameters as it found them: what a rank holds of the masters.
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
+
+local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
+
+local function layers()
+  return nn.Sequential { nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4) }
+end
+
+-- nil: not wrapped at all.
+local function made(strategy, dtype, policy)
+  ms.manual_seed(1)
+  local module, model = layers(), nil
+  if not strategy then
+    return module
+  end
+  ms.capture_warnings(function() -- NO_SHARD's
+    model = fsdp.FSDP(module, {
+      sharding_strategy = strategy, use_orig_params = true, auto_wrap_policy = policy,
+      mixed_precision = dtype ~= 'f32' and { param_dtype = dtype } or nil,
+    })
+  end)
+  return model
+end
+
+local function validate(model)
+  model:eval()
+  local y = ms.no_grad(model, ms.ones(2, 4))
+  model:train()
+  return y
+end
+
+-- fn(rank, world, make, strategy) on one rank and on two, for what decides which memory is kept
+-- after a forward; make() gives another such model.
+local function each(title, fn)
+  for _, strategy in ipairs(STRATEGIES) do
+    for dtype, policy in pairs { f32 = false, bf16 = fsdp.ModuleWrapPolicy { nn.Linear } } do
+      it(('%s, with %s in %s'):format(title, strategy, dtype), function()
+        local function make()
+          return made(strategy, dtype, policy or nil)
+        end
+        for world = 1, 2 do
+          ms.dist.spawn(world, fn, make, strategy)
+        end
+      end)
+    end
+  end
+end
+
+local function pieces(model)
+  local list = {}
+  for name, p in model:named_parameters() do
+    list[#list + 1] = ('%s %s %s'):format(name, p:dtype(), table.concat(p:shape(), ','))
+  end
+  return list
+end
+
+-- Of all elements, each counted by the ranks that hold it.
+local function squares(model)
+  local sum = ms.zeros(1)
+  for p in model:parameters() do
+    sum:add_(p:detach():to(ms.f32):pow(2):sum():reshape(1))
+  end
+  return ms.dist.all_reduce(sum):item()
+end
+
+describe('after a forward without gradients', function()
+  each('parameters show what they showed', function(_, world, make, strategy)
+    local model, expected = make(), 0
+    for p in made():materialize():parameters() do
+      expected = expected + p:pow(2):sum():item()
+    end
+    expected = expected * (strategy == 'NO_SHARD' and world or 1)
+    model(ms.ones(2, 4)):sum():backward()
+    model:zero_grad()
+    local before = pieces(model)
+    checks.close(expected, squares(model))
+    for _ = 1, 2 do
+      validate(model)
+      assert.same(before, pieces(model))
+      checks.close(expected, squares(model))
+      fsdp.summon_full_params(model, { writeback = false }, function() end)
+      assert.same(before, pieces(model))
+    end
+  end)
+
+  each('parameters can be written in place', function(_, _, make)
+    local model = make()
+    for value = 1, 3 do
+      validate(model)
+      for p in model:parameters() do
+        ms.no_grad(p.fill_, p, value / 4)
+      end
+      checks.close(value / 4, model:state_dict()['2.weight']:mean():item())
+      local plain = made():materialize()
+      for p in plain:parameters() do
+        ms.no_grad(p.fill_, p, value / 4)
+      end
+      checks.close(ms.no_grad(plain, ms.ones(2, 4)):totable(), validate(model):to(ms.f32), 1e-2)
+    end
+  end)
+
+  each('an optimizer of the script steps', function(_, _, make)
+    local model = make()
+    model(ms.ones(2, 4)):sum():backward()
+    local before = model:state_dict()['2.bias']:clone()
+    validate(model)
+    for p in model:parameters() do
+      if p:grad() then
+        ms.no_grad(p.add_, p, p:grad(), -0.5)
+      end
+    end
+    checks.close(before:sub(1):totable(), model:state_dict()['2.bias']) -- 2 rows: 2, halved
+  end)
+
+  each('backward of an earlier forward gives the same', function(_, _, make)
+    local function gradients(between)
+      local model, list = make(), {}
+      local loss = model(ms.ones(2, 4)):sum()
+      between(model)
+      loss:backward()
+      between(model)
+      for p in model:parameters() do
+        list[#list + 1] = p:grad() and p:grad():totable() or false
+      end
+      return list
+    end
+    assert.same(gradients(function() end), gradients(validate))
+  end)
+
+  each('inside a hook of a backward, that goes on', function(_, _, make)
+    local function gradients(hook)
+      local model, list = make(), {}
+      local between = model(ms.ones(2, 4))
+      between:hook(function() hook(model) end)
+      model(between):sum():backward()
+      for p in model:parameters() do
+        list[#list + 1] = p:grad() and p:grad():totable() or false
+      end
+      return list
+    end
+    assert.same(gradients(function() end), gradients(validate))
+  end)
+
+  for _, strategy in ipairs(STRATEGIES) do
+    it('a target network that follows in place is the unsharded one, with ' .. strategy, function()
+      ms.dist.spawn(2, function()
+        local function target(kind)
+          local model, followed = made(kind), made(kind)
+          local opt = optim.Adam(model:parameters(), { lr = 1e-2 })
+          local x = ms.randn(8, 4)
+          for _ = 1, 4 do
+            local goal = ms.no_grad(followed, x)
+            local loss = (model(x) - goal - 1):pow(2):mean()
+            loss:backward()
+            opt:step()
+            opt:zero_grad()
+            ms.no_grad(function()
+              local slow = followed:parameters()
+              for i, p in ipairs(model:parameters()) do
+                slow[i]:copy_(slow[i] * 0.9 + p * 0.1)
+              end
+            end)
+          end
+          return followed:state_dict()
+        end
+        local expected, got = target(nil), target(strategy)
+        for _, name in ipairs(expected) do
+          assert.is_true(got[name]:equal(expected[name]), name)
+        end
+      end)
+    end)
+
+    it('so does a part that is called alone, with ' .. strategy, function()
+      ms.dist.spawn(2, function()
+        local model = made(strategy, 'bf16', fsdp.ModuleWrapPolicy { nn.Linear })
+        validate(model)
+        local before = pieces(model)
+        ms.no_grad(model[3], ms.ones(2, 8, { dtype = ms.bf16 }))
+        assert.same(before, pieces(model))
+      end)
+    end)
+
+    it('what the script has unsharded stays whole, with ' .. strategy, function()
+      ms.dist.spawn(2, function()
+        local model = made(strategy)
+        for _ = 1, 2 do
+          model:unshard()
+          validate(model)
+          assert.same({ 8, 4 }, model[1].weight:shape())
+          model:reshard()
+          validate(model)
+          model:unshard()
+          assert.same({ 8, 4 }, model[1].weight:shape())
+          model:reshard()
+        end
+      end)
+    end)
+  end
+
+  it('one rank that writes alone into what is kept is told apart', function()
+    checks.raises('CommError', "rank 0 has values written to unit 'nn.Sequential', rank 1 has not",
+      ms.dist.spawn, 2, function(rank)
+        local model = made('SHARD_GRAD_OP')
+        validate(model)
+        if rank == 0 then
+          ms.no_grad(model[1].weight.fill_, model[1].weight, 0)
+        end
+        model(ms.ones(2, 4)):sum():backward()
+      end)
+  end)
+end)
