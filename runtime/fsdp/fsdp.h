@@ -129,7 +129,7 @@ struct ms_fsdp_unit {
     ms_fsdp_tree *tree;
     char *name;
     msi_label label;      /* of the name */
-    char absent[160];     /* why views have no memory while sharded ... */
+    char absent[512];     /* why views have no memory while sharded ... */
     char hidden_why[200]; /* ... and why shards have none in a forward */
     int32_t index;        /* in the tree */
     ms_fsdp_unit_options options;
@@ -364,6 +364,9 @@ ms_status msi_gradients_finish(ms_fsdp_tree *tree);
 /* -- unit.c ------------------------------------------------------------------------------------ */
 /* Let the handles show what is there now: the summoned copy, else what the state says. */
 void msi_unit_show(ms_fsdp_unit *u);
+/* Views without memory say that the unit is sharded; or, not NULL, that the running backward's
+ * gradients were given up by a forward that failed with `cause`. */
+void msi_unit_explain(ms_fsdp_unit *u, const char *cause);
 /* Free what a unit holds; the struct stays. */
 void msi_unit_dispose(ms_fsdp_unit *u);
 

@@ -54,12 +54,7 @@ static ms_status sink_expect(void *user, int32_t index)
 
 ms_status msi_unit_check_kept(const ms_fsdp_unit *u)
 {
-    return u->tree->given_up && u->expecting
-               ? MS_FAIL(MS_RUNTIME_ERROR,
-                         "the gradients of unit '%s' were given up when a forward inside this "
-                         "backward failed",
-                         u->name)
-               : MS_OK;
+    return u->tree->given_up && u->expecting ? MS_FAIL(MS_RUNTIME_ERROR, "%s", u->absent) : MS_OK;
 }
 
 static ms_status check_expected(const ms_fsdp_unit *u)

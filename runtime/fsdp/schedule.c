@@ -387,6 +387,18 @@ static void forget_iteration(ms_fsdp_tree *tree)
     tree->named = false;
 }
 
+/* By a forward that failed with `cause`; NULL: the running backward's gradients are not. */
+static void set_given_up(ms_fsdp_tree *tree, const char *cause)
+{
+    if (!tree->given_up && cause == NULL) {
+        return;
+    }
+    tree->given_up = cause != NULL;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        msi_unit_explain(tree->units[i], cause);
+    }
+}
+
 /* Gradients that are settled stay. Those of a backward that goes on are given up, and it fails when
  * it comes to them, or at its end. What it has added to earlier ones cannot be taken out, so those
  * go, too: of all units, whether it came to them or not, as wrapping decides nothing. */
@@ -415,10 +427,10 @@ static void reset(ms_fsdp_tree *tree, const char *what)
         msi_unit_reshard(u);
     }
     tree->n_pre = tree->pre_order_fixed ? tree->n_pre : 0;
-    if (is_reached(tree)) {
-        tree->given_up = !tree->settled;
-    } else {
+    if (!is_reached(tree)) {
         forget_iteration(tree);
+    } else if (!tree->settled) {
+        set_given_up(tree, message);
     }
     ms_error_set(MS_RUNTIME_ERROR, message);
 }
@@ -440,7 +452,8 @@ static void backward_ends(void *user, ms_status status)
     if (reached) {
         forget_iteration(tree);
     }
-    tree->in_backward = tree->settled = tree->given_up = false;
+    set_given_up(tree, NULL);
+    tree->in_backward = tree->settled = false;
 }
 
 /* -- sync, explicit unshard -------------------------------------------------------------------- */

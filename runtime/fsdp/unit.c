@@ -69,6 +69,18 @@ void msi_unit_show(ms_fsdp_unit *u)
     }
 }
 
+void msi_unit_explain(ms_fsdp_unit *u, const char *cause)
+{
+    if (cause == NULL) {
+        snprintf(u->absent, sizeof(u->absent), "unit '%s' is sharded", u->name);
+        return;
+    }
+    snprintf(u->absent, sizeof(u->absent),
+             "the gradients of unit '%s' were given up when a forward inside this backward failed: "
+             "%.*s",
+             u->name, (int)strcspn(cause, "\n"), cause); /* a line, the stack comes behind it */
+}
+
 void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
 {
     if (!tree->initialized || tree->hides_shards == hide) {
@@ -301,7 +313,7 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
                        "unit '%s': param_dtype %s and reduce_dtype %s, expected floating dtypes",
                        name, ms_dtype_name(u->param_dtype), ms_dtype_name(u->reduce_dtype));
     }
-    snprintf(u->absent, sizeof(u->absent), "unit '%s' is sharded", name);
+    msi_unit_explain(u, NULL);
     MS_TRY(take_params(u, params, n_params, names));
     MS_TRY(lay_out(u));
     MS_TRY(msi_storage_wrap(&u->full, u->ctx, MS_STORAGE_SLOT, NULL, 0));
@@ -310,7 +322,8 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
     u->full->readonly = "is a view of unsharded parameters that other ranks share; write to it "
                         "inside summon_full_params";
     MS_TRY(msi_storage_wrap(&u->hidden, u->ctx, MS_STORAGE_SLOT, NULL, 0));
-    snprintf(u->hidden_why, sizeof(u->hidden_why), "%s, and a forward reads no shards", u->absent);
+    snprintf(u->hidden_why, sizeof(u->hidden_why),
+             "unit '%s' is sharded, and a forward reads no shards", name);
     u->hidden->absent = u->hidden_why;
     MS_TRY(manage_params(u));
     return msi_unit_enlist(u);

@@ -254,6 +254,21 @@ describe('hooks inside the backward of a sharded model', function()
     end)
   end)
 
+  it('whose forward fails before ops that read what it had unsharded say so', function()
+    ms.dist.spawn(2, function()
+      local model = model_of 'FULL_SHARD'
+      local y = model(ms.ones(3, 4))
+      y:hook(function() pcall(model, ms.ones(3, 5)) end)
+      local loss = y:sum()
+      local err = checks.raises('RuntimeError', "the gradients of unit '2' were given up when a "
+        .. 'forward inside this backward failed: ', loss.backward, loss)
+      assert.truthy(err.message:find('linear: x has shape (3, 5)', 1, true))
+      assert.is_nil(err.message:find('traceback', 1, true))
+      backward(model)
+      model:clip_grad_norm_(1)
+    end)
+  end)
+
   it('that fail at the end drop the gradients of that backward', function()
     ms.dist.spawn(2, function()
       local model, fails = model_of 'FULL_SHARD', true
