@@ -183,7 +183,7 @@ static heap *heap_of(ms_context *ctx)
         if (h != NULL) {
             h->fail_in = msi_switch_int("MS_FAIL_ALLOC", -1);
             h->window = h->window_end = FIRST_WINDOW;
-            msi_pressure_begin(&h->pressure, 0, 0);
+            msi_pressure_init(&h->pressure);
             ctx->room[MSI_ROOM_BACKEND] = h;
             ctx->close[MSI_ROOM_BACKEND] = close_heap;
         }
@@ -406,12 +406,18 @@ static heap *heap_here(void)
     return ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
 }
 
+/* Not inline: it needs a guarded frame, which the common way out of its caller need not pay. */
+__attribute__((noinline)) static bool is_due(heap *h)
+{
+    return !msi_pressure_fall(&h->pressure, held(h), h->stats.live[MS_MEM_ACTIVATION]) &&
+           msi_pressure_due(&h->pressure, held(h), room_left(h));
+}
+
 bool ms_memory_collect_due(void)
 {
     heap *h = heap_here();
 
-    return h != NULL && MSI_UNLIKELY(held(h) > h->pressure.look_at) &&
-           msi_pressure_due(&h->pressure, held(h), room_left(h));
+    return h != NULL && MSI_UNLIKELY(!msi_pressure_is_calm(&h->pressure, held(h))) && is_due(h);
 }
 
 void ms_memory_collected(void)
@@ -419,6 +425,6 @@ void ms_memory_collected(void)
     heap *h = heap_here();
 
     if (h != NULL) {
-        msi_pressure_begin(&h->pressure, held(h), h->stats.live[MS_MEM_ACTIVATION]);
+        msi_pressure_collected(&h->pressure, held(h), h->stats.live[MS_MEM_ACTIVATION]);
     }
 }

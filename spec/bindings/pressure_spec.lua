@@ -67,6 +67,25 @@ describe('a graph that nobody needs', function()
     assert_bounded(most_held(20, function() assert(model():item() > 0) end), 32 * MIB)
   end)
 
+  it('is collected, when much was needed before it that has gone', function()
+    local function much()
+      local held = {}
+      for i = 1, 8 do
+        held[i] = ms.empty(256, MIB / 4)
+      end
+      return held
+    end
+    much()
+    collectgarbage() -- Lua's own, which comes by at any time and tells nobody
+    collectgarbage()
+    local model, most = Tower(8):materialize(), 0
+    for _ = 1, 40 do
+      model()
+      most = math.max(most, live())
+    end
+    assert_bounded(most, 32 * MIB)
+  end)
+
   it('is collected, of a step that is skipped', function()
     local model = Tower(16):materialize()
     local opt = ms.optim.SGD(model:parameters(), { lr = 0 })

@@ -10,18 +10,46 @@
 
 static const int64_t mib = 1 << 20, plenty = (int64_t)1 << 40;
 
-static bool is_due(msi_pressure *p, int64_t held, int64_t left)
+static bool is_due(msi_pressure *p, int64_t held, int64_t activations, int64_t left)
 {
-    return held > p->look_at && msi_pressure_due(p, held, left);
+    return !msi_pressure_is_calm(p, held) && !msi_pressure_fall(p, held, activations) &&
+           msi_pressure_due(p, held, left);
 }
 
-/* Held when it is asked for, by steps of a MiB above `held`. */
+/* Held when it is asked for, by steps of a MiB above `held`, all that comes leaked. */
 static int64_t due_at(msi_pressure *p, int64_t held, int64_t left)
 {
-    while (!is_due(p, held, left)) {
+    const int64_t first = held;
+
+    while (!is_due(p, held, held - first, left)) {
         held += mib;
+        left -= mib;
     }
     return held;
+}
+
+/* How often it is asked for while `held` goes to `to` by steps of 10 MiB, all of it needed, and
+ * what is above `kept` activations. */
+static int32_t asked(msi_pressure *p, int64_t held, int64_t to, int64_t kept, int64_t left)
+{
+    int32_t n = 0;
+
+    for (; held != to; held += held < to ? 10 * mib : -10 * mib) {
+        if (is_due(p, held, held - kept, left)) {
+            msi_pressure_collected(p, held, held - kept);
+            n++;
+        }
+    }
+    return n;
+}
+
+/* ... by a step that begins with `kept`, goes up to `most` and falls again. */
+static int32_t asked_by_step(msi_pressure *p, int64_t kept, int64_t most, int64_t left)
+{
+    const int32_t n = asked(p, kept, most, kept, left);
+
+    assert_int_equal(0, asked(p, most, kept, kept, left));
+    return n;
 }
 
 static void test_backend_pressure__allows_256_mib_or_what_activations_hold(void **state)
@@ -29,31 +57,103 @@ static void test_backend_pressure__allows_256_mib_or_what_activations_hold(void 
     msi_pressure p;
 
     (void)state;
-    msi_pressure_begin(&p, 0, 0);
+    msi_pressure_init(&p);
     assert_int_equal(257 * mib, due_at(&p, 0, plenty));
-    msi_pressure_begin(&p, 1000 * mib, 255 * mib);
-    assert_int_equal(1257 * mib, due_at(&p, 900 * mib, plenty));
-    msi_pressure_begin(&p, 5000 * mib, 700 * mib);
-    assert_int_equal(5701 * mib, due_at(&p, 0, plenty));
+    msi_pressure_collected(&p, 1000 * mib, 255 * mib);
+    assert_int_equal(1257 * mib, due_at(&p, 1000 * mib, plenty));
+    msi_pressure_collected(&p, 5000 * mib, 700 * mib);
+    assert_int_equal(5701 * mib, due_at(&p, 5000 * mib, plenty));
 }
 
-static void test_backend_pressure__a_step_that_holds_no_more_never_asks(void **state)
+static void test_backend_pressure__a_step_that_holds_no_more_never_asks_once_known(void **state)
+{
+    const int64_t keeps[] = {0, 100 * mib, 2000 * mib};
+
+    (void)state;
+    for (int32_t i = 0; i < MSI_COUNT(keeps); i++) {
+        const int64_t kept = keeps[i], most = kept + 3000 * mib;
+        msi_pressure p;
+
+        msi_pressure_init(&p);
+        assert_in_range(asked(&p, 0, kept, kept, plenty), 0, 8);
+        assert_in_range(asked_by_step(&p, kept, most, plenty), 1, 5);
+        assert_in_range(asked_by_step(&p, kept, most, plenty), 0, 5);
+        for (int32_t step = 2; step < 100; step++) {
+            assert_int_equal(0, asked_by_step(&p, kept, most, step % 2 == 0 ? plenty : 0));
+        }
+    }
+}
+
+/* An evaluation, say, between steps that keep gradients and steps that do not. */
+static void test_backend_pressure__nor_do_steps_that_fall_to_different_depths(void **state)
+{
+    msi_pressure p;
+
+    (void)state;
+    msi_pressure_init(&p);
+    for (int32_t round = 0; round < 50; round++) {
+        int32_t n = 0;
+
+        n += asked(&p, 500 * mib, 3000 * mib, 500 * mib, plenty);
+        n += asked(&p, 3000 * mib, 1000 * mib, 500 * mib, plenty);
+        n += asked(&p, 1000 * mib, 2000 * mib, 500 * mib, plenty);
+        n += asked(&p, 2000 * mib, 500 * mib, 500 * mib, plenty);
+        assert_true(round < 2 || n == 0);
+    }
+}
+
+/* What was needed once is no measure for what comes after it. */
+static void test_backend_pressure__follows_what_is_held_down(void **state)
+{
+    msi_pressure p;
+
+    (void)state;
+    msi_pressure_init(&p);
+    assert_in_range(asked(&p, 0, 3000 * mib, 0, plenty), 3, 5);
+    assert_int_equal(260 * mib + mib, due_at(&p, 4 * mib, plenty)); /* and none of it remains */
+    msi_pressure_collected(&p, 5 * mib, mib);
+    assert_int_equal(262 * mib, due_at(&p, 5 * mib, plenty));
+
+    msi_pressure_collected(&p, 9000 * mib, 9000 * mib);
+    assert_false(is_due(&p, 1000 * mib, 700 * mib, plenty)); /* part of it remains */
+    assert_false(is_due(&p, 1700 * mib, 1400 * mib, plenty));
+    assert_true(is_due(&p, 1701 * mib, 1401 * mib, plenty));
+
+    msi_pressure_collected(&p, 3000 * mib, 3000 * mib);
+    assert_int_equal(57 * mib, due_at(&p, 4 * mib, 105 * mib)); /* and 52 MiB are left by then */
+}
+
+/* 64 GiB of data that are used up a batch at a time, by steps of 2 GiB. */
+static void test_backend_pressure__does_not_ask_for_every_batch_that_is_used_up(void **state)
 {
     msi_pressure p;
     int32_t n = 0;
 
     (void)state;
-    msi_pressure_begin(&p, 0, 0);
-    for (int32_t step = 0; step < 100; step++) {
-        for (int64_t held = 100 * mib; held <= 3000 * mib; held += 100 * mib) {
-            if (is_due(&p, held, step % 2 == 0 ? plenty : 0)) {
-                msi_pressure_begin(&p, held, held - 100 * mib);
-                n++;
-                assert_int_equal(0, step);
-            }
-        }
+    msi_pressure_init(&p);
+    asked(&p, 0, 65536 * mib - 6 * mib, 0, plenty);
+    for (int64_t kept = 65530 * mib; kept > 0; kept -= 10 * mib) {
+        n += asked(&p, kept, kept + 2000 * mib, kept, plenty);
+        n += asked(&p, kept + 2000 * mib, kept - 10 * mib, kept, plenty);
     }
-    assert_in_range(n, 1, 5);
+    assert_in_range(n, 1, 200);
+}
+
+static void test_backend_pressure__a_step_is_known_until_most_of_what_came_is_leaked(void **state)
+{
+    msi_pressure p;
+
+    (void)state;
+    msi_pressure_init(&p);
+    for (int32_t step = 0; step < 3; step++) {
+        asked_by_step(&p, 100 * mib, 3000 * mib, plenty);
+    }
+    assert_in_range(due_at(&p, 100 * mib, plenty) / mib, 3001, 6000);
+    msi_pressure_collected(&p, 100 * mib, 0);
+    assert_int_equal(357 * mib, due_at(&p, 100 * mib, plenty));
+    msi_pressure_collected(&p, 100 * mib, 0);
+    asked_by_step(&p, 100 * mib, 3000 * mib, plenty);
+    assert_in_range(due_at(&p, 100 * mib, plenty) / mib, 357, 357 + 100 / 4);
 }
 
 /* Ranks that leak side by side, and do not know of each other. */
@@ -64,7 +164,7 @@ static void leak(int32_t n_ranks, int64_t memory)
     int32_t looks = 0, collections = 0;
 
     for (int32_t r = 0; r < n_ranks; r++) {
-        msi_pressure_begin(&rank[r], 0, 0);
+        msi_pressure_init(&rank[r]);
     }
     for (int32_t turn = 0; turn < 10000; turn++) {
         int32_t r = turn % n_ranks;
@@ -72,11 +172,11 @@ static void leak(int32_t n_ranks, int64_t memory)
         held[r] += mib;
         left -= mib;
         assert_true(left >= 0);
-        looks += held[r] > rank[r].look_at;
-        if (is_due(&rank[r], held[r], left)) {
+        looks += !msi_pressure_is_calm(&rank[r], held[r]);
+        if (is_due(&rank[r], held[r], held[r], left)) {
             left += held[r];
             held[r] = 0;
-            msi_pressure_begin(&rank[r], 0, 0);
+            msi_pressure_collected(&rank[r], 0, 0);
             collections++;
         }
     }
@@ -105,6 +205,7 @@ static void test_backend_pressure__counts_all_that_is_live_and_its_records(void 
     assert_false(ms_memory_collect_due());
     assert_ok(msi_alloc(ctx, 300 * mib, MS_MEM_ACTIVATION, &large));
     assert_true(ms_memory_collect_due());
+    assert_true(ms_memory_collect_due()); /* until it has run */
     ms_memory_collected();
     assert_false(ms_memory_collect_due());
     msi_release(ctx, large);
@@ -154,7 +255,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backend_pressure__allows_256_mib_or_what_activations_hold),
-        cmocka_unit_test(test_backend_pressure__a_step_that_holds_no_more_never_asks),
+        cmocka_unit_test(test_backend_pressure__a_step_that_holds_no_more_never_asks_once_known),
+        cmocka_unit_test(test_backend_pressure__nor_do_steps_that_fall_to_different_depths),
+        cmocka_unit_test(test_backend_pressure__follows_what_is_held_down),
+        cmocka_unit_test(test_backend_pressure__does_not_ask_for_every_batch_that_is_used_up),
+        cmocka_unit_test(test_backend_pressure__a_step_is_known_until_most_of_what_came_is_leaked),
         cmocka_unit_test(test_backend_pressure__comes_before_memory_runs_out_on_many_ranks),
         cmocka_unit_test(test_backend_pressure__comes_before_a_limit_of_the_process),
         cmocka_unit_test(test_backend_pressure__counts_all_that_is_live_and_its_records),

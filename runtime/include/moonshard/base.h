@@ -130,9 +130,10 @@ MS_API void ms_memory_trim(void);
 /**
  * Is it time that a host whose garbage collector releases tensors runs it? To be asked when it has
  * got a tensor: one that it no longer needs holds memory, with the graph behind it, of which the
- * collector knows nothing. True when so much has come to be held since ms_memory_collected() that
- * as much again would be too much: 256 MiB, or the activations held then if those are more, or what
- * memory is left to this process. A step that holds no more than the one before never asks for it.
+ * collector knows nothing. True when so much has come to be held since ms_memory_collected(), or
+ * since much of what was held then went away, that as much again would be too much: 256 MiB, or the
+ * activations held at that time if those are more, or what memory is left to this process. A step
+ * that holds as much as the two before it never asks for it.
  */
 MS_API bool ms_memory_collect_due(void);
 /** The host's collector has run: what is held now, it needs. */
