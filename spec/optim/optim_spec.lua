@@ -1,6 +1,7 @@
 -- lua/moonshard/optim: groups, updates against the formulas, state
 local ms = require 'moonshard'
 local nn, optim = ms.nn, ms.optim
+local runtime = require 'moonshard_ffi.optim'
 local checks = require 'support.checks'
 
 local function leaf(value)
@@ -336,6 +337,44 @@ describe('optim', function()
     refused("exp_avg_sq of parameter '1.weight' has nothing, expected shape (6)", swapped, sd)
     sd.state[2].exp_avg_sq = ms.ones(1)
     refused('has shape (1), expected shape (6)', swapped, sd)
+  end)
+
+  it('takes a state dict whole or not at all, where there is no memory for momentum', function()
+    -- An optimizer whose i-th parameter has been pushed by i, where `pushed[i]`.
+    local function make(opts, pushed)
+      local params = { leaf(0), leaf(0), leaf(0) }
+      for i, p in ipairs(params) do
+        p:set_grad(pushed[i] and ms.tensor({ i }, { dtype = 'f64' }) or nil)
+      end
+      local opt = optim.SGD(params, opts)
+      opt:step()
+      return opt
+    end
+    local function state_of(opt)
+      local group, parts = opt.param_groups[1], {}
+      for i, entry in ipairs(opt:state_dict().state) do
+        local buffer = entry.momentum_buffer
+        parts[i] = entry.steps .. ' ' .. (buffer and buffer:item() or 'none')
+      end
+      return ('lr %g momentum %g: %s'):format(group.lr, group.momentum, table.concat(parts, ', '))
+    end
+    local sd = make({ lr = 0.1, momentum = 0.5 }, { true, true, false }):state_dict()
+    local opt = make({ lr = 3, momentum = 0.25 }, { false, false, true })
+    local set, n = runtime.set_momentum, 0
+    runtime.set_momentum = function(handle, i, exists)
+      n = n + 1
+      if n == 2 and exists then
+        error 'no memory for momentum'
+      end
+      set(handle, i, exists)
+    end
+    local ok, err = pcall(opt.load_state_dict, opt, sd)
+    runtime.set_momentum = set
+    assert.is_false(ok)
+    assert.matches('no memory for momentum', tostring(err))
+    assert.equal('lr 3 momentum 0.25: 0 none, 0 none, 1 3', state_of(opt))
+    opt:load_state_dict(sd)
+    assert.equal('lr 0.1 momentum 0.5: 1 1, 1 2, 0 none', state_of(opt))
   end)
 
   it('takes momentum from a state dict, though it had none', function()

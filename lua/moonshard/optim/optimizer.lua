@@ -2,12 +2,13 @@
 ---
 --- `opt.param_groups[i].lr` reads and writes a group's option; see moonshard.optim.group.
 ---
---- Touches: moonshard.class, moonshard.errors, moonshard_ffi.optim.
+--- Touches: moonshard.class, moonshard.errors, moonshard.guard, moonshard_ffi.optim.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local check_zero_grad = require 'moonshard.zero_grad'
 local errors = require 'moonshard.errors'
+local guard = require 'moonshard.guard'
 local notes = require 'moonshard_ffi.notes'
 local param_group = require 'moonshard.optim.group'
 local parameter = require 'moonshard_ffi.parameter'
@@ -222,11 +223,11 @@ end
 
 --- The same for all parameters in two halves, for a load that may still fail: memory now, which
 --- `undo` takes back, and what loses state in `after`.
----@param exists fun(name: string): boolean  of a parameter
+---@param exists fun(name: string, i: integer): boolean  of a parameter
 function Optimizer:_await_later_state(exists, after, undo)
   for i, entry in ipairs(self.later_state and self:_entries() or {}) do
     local set = function(on) self:_set_later_state(i, on) end
-    if not exists(entry.name) then
+    if not exists(entry.name, i) then
       after[#after + 1] = function() set(false) end
     elseif not entry.state[self.later_state] then
       undo[#undo + 1] = function() set(false) end
@@ -309,27 +310,45 @@ local function check_state_dict(self, sd)
   end
 end
 
+-- Everything of a load that can fail: memory for state, which `undo` takes back. Gives the rest.
+local function prepare_load(self, sd, undo)
+  local after, most = {}, 0
+  self:_await_later_state(function(_, i)
+    return sd.state[i][self.later_state] ~= nil
+  end, after, undo)
+  local entries, names = self:_entries()
+  for i, entry in ipairs(entries) do
+    local given = sd.state[i]
+    most = math.max(most, given.steps)
+    for _, name in ipairs(names) do
+      local to, from = entry.state[name], given[name] and given[name]:detach()
+      if to and from then -- the latter may lack what is empty
+        after[#after + 1] = function() to:copy_(from) end
+      end
+    end
+    after[#after + 1] = function() self:_set_steps(i, given.steps) end
+  end
+  after[#after + 1] = function() self:_set_group_options(sd.param_groups) end
+  after[#after + 1] = function() note_loaded(self, entries, most) end
+  return after
+end
+
+local function take_back(undo, ok)
+  for _, one in ipairs(ok and {} or undo) do
+    one()
+  end
+end
+
 --- Take over what state_dict() gave, on the same number of ranks: groups and parameters go by their
---- order. What does not fit is a ValueError, and changes nothing.
+--- order. What does not fit is a ValueError; that, or no memory for it, changes nothing.
 ---@param sd ms.optim.StateDict
 function Optimizer:load_state_dict(sd)
   check_state_dict(self, sd)
-  self:_set_group_options(sd.param_groups)
-  for i = 1, self.later_state and #sd.state or 0 do
-    self:_set_later_state(i, sd.state[i][self.later_state] ~= nil)
+  local undo = {}
+  local after = guard.run('load_state_dict', take_back, undo, prepare_load, self, sd, undo)
+  for _, finish in ipairs(after) do
+    finish()
   end
-  local entries, names = self:_entries()
-  local most = 0
-  for i, entry in ipairs(entries) do
-    most = math.max(most, sd.state[i].steps)
-    for _, name in ipairs(names) do
-      if entry.state[name] and sd.state[i][name] then -- the latter may lack what is empty
-        entry.state[name]:copy_(sd.state[i][name]:detach())
-      end
-    end
-    self:_set_steps(i, sd.state[i].steps)
-  end
-  note_loaded(self, entries, most)
 end
 
 function Optimizer:__tostring()
