@@ -229,7 +229,7 @@ function tree.param(module, p)
   return now
 end
 
----@class ms.nn.Fields  those below an outermost module that its calls look at
+---@class ms.nn.Fields  those of an outermost module and below it that its calls look at, if any
 ---@field params { module: ms.nn.Module, param: table }[]  none of a wrapped model, which watches
 ---                                                         more itself
 ---@field buffered ms.nn.Module[]?  those with buffers, but for itself
@@ -237,21 +237,17 @@ end
 --- An outermost module looks at the fields below it from now on; another one leaves that to its
 --- own.
 function tree.watch(module)
-  local fields
-  if not rawget(module, '_owner') then
-    local buffered = {}
-    fields = { params = {} }
-    for _, entry in ipairs(tree.walk(module)) do
-      for _, param in ipairs(not module._is_fsdp and entry.module._params or {}) do
-        fields.params[#fields.params + 1] = { module = entry.module, param = param }
-      end
-      if entry.module ~= module and rawget(entry.module, '_buffers') then
-        buffered[#buffered + 1] = entry.module
-        fields.buffered = buffered
-      end
+  local params, buffered = {}, {}
+  for _, entry in ipairs(rawget(module, '_owner') and {} or tree.walk(module)) do
+    for _, param in ipairs(not module._is_fsdp and entry.module._params or {}) do
+      params[#params + 1] = { module = entry.module, param = param }
+    end
+    if entry.module ~= module and rawget(entry.module, '_buffers') then
+      buffered[#buffered + 1] = entry.module
     end
   end
-  rawset(module, '_fields', fields)
+  rawset(module, '_fields', (params[1] or buffered[1])
+    and { params = params, buffered = buffered[1] and buffered })
 end
 
 --- A module that was put into the place of another since the model was looked at last, and is
