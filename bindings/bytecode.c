@@ -6,14 +6,15 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 /* What bindings/precompile.lua wrote: per module its sizes, then name, text and bytecode. */
 typedef struct archive {
+    char *data; /* not of Lua's heap, whose size paces its collector */
     size_t size;
-    char data[];
 } archive;
 
 typedef struct record {
@@ -135,6 +136,15 @@ static int load_module(lua_State *L)
     return 1;
 }
 
+static int free_archive(lua_State *L)
+{
+    archive *a = lua_touserdata(L, 1);
+
+    free(a->data);
+    *a = (archive){.size = 0};
+    return 0;
+}
+
 /* Read up to `nbytes` of a file. @return bytes read */
 static size_t read_file(char *to, size_t nbytes, const char *path)
 {
@@ -159,9 +169,15 @@ int lua_bytecode(lua_State *L)
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
         return 0;
     }
-    archive *a = lua_newuserdata(L, sizeof(*a) + (size_t)st.st_size);
+    archive *a = lua_newuserdata(L, sizeof(*a));
 
-    a->size = read_file(a->data, (size_t)st.st_size, path);
+    *a = (archive){.size = 0};
+    lua_createtable(L, 0, 1);
+    lua_pushcfunction(L, free_archive);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, -2);
+    a->data = malloc((size_t)st.st_size);
+    a->size = a->data != NULL ? read_file(a->data, (size_t)st.st_size, path) : 0;
     lua_pushcclosure(L, load_module, 1);
     return 1;
 }
