@@ -111,8 +111,9 @@ ms_status msi_bwd_temp(msi_bwd *b, int32_t dtype, int32_t ndim, const int64_t *s
 ms_status msi_hooks_run_accumulate(ms_tensor *leaf);
 
 /* Run `fn` once before the node that made `t` is differentiated (and before gradient hooks of its
- * results). A node takes several; they run in the order they came. MS_RUNTIME_ERROR when no
- * recorded op made t; after a failure `drop` is not called. */
+ * results). A node takes several; they run in the order they came. One of a graph that is used up
+ * goes at once. MS_RUNTIME_ERROR when no recorded op made t; after a failure `drop` is not called.
+ */
 ms_status msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook hook);
 /* Place in the order in which nodes are made: those made from now on come after it. */
 uint64_t msi_autograd_now(ms_context *ctx);

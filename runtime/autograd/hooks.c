@@ -238,5 +238,11 @@ ms_status msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook pre)
     if (t->grad_fn == NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR, "%s is no result of a recorded op", msi_tensor_label(t));
     }
+    if (t->grad_fn->spent) { /* no backward comes here again */
+        if (pre.drop != NULL) {
+            pre.drop(pre.user);
+        }
+        return MS_OK;
+    }
     return add(&t->grad_fn->pre, t->grad_fn->tape, &hook, NULL);
 }

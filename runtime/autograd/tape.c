@@ -28,6 +28,7 @@ static void tape_free(msi_tape *tape)
     free(tape->queue.item);
     free(tape->leaves.item);
     free(tape->temps.item);
+    free(tape->ended.item);
     free(tape->milestones);
     free(tape->watchers);
     free(tape);
@@ -38,6 +39,9 @@ static void tape_close(void *state)
 {
     msi_tape *tape = state;
 
+    while (tape->ended.n > 0) {
+        msi_node_release(tape->ended.item[--tape->ended.n]);
+    }
     tape->closed = true;
     if (tape->live == 0) {
         tape_free(tape);
@@ -203,6 +207,7 @@ static ms_status node_new(msi_node **out, msi_tape *tape, const msi_op *op, int3
     }
     for (int32_t i = 0; i < n_out; i++) {
         node->out[i].grad = NULL;
+        node->out[i].tensor = NULL;
     }
     tape->live++;
     *out = node;
@@ -229,8 +234,51 @@ void msi_node_drop_saved(msi_node *node)
     }
 }
 
+/* [Note: what is left of a graph] A result that outlives its backward is a result still, and says
+ * which op made it when it is differentiated again. That takes no node of its own: one that is
+ * spent hands its results to one that stands for all of its op, so that its memory, which is warm,
+ * serves the next step, though the results wait for a collector. */
+static msi_node *ended(msi_tape *tape, const msi_op *op)
+{
+    msi_node *node;
+
+    for (int32_t i = 0; i < tape->ended.n; i++) {
+        node = tape->ended.item[i];
+        if (node->op == op) {
+            return node;
+        }
+    }
+    if (node_new(&node, tape, op, 0, 1, 0) != MS_OK) {
+        return NULL;
+    }
+    node->spent = true;
+    if (msi_list_push(&tape->ended, node) != MS_OK) {
+        msi_node_release(node);
+        return NULL;
+    }
+    return node;
+}
+
+/* Where there is no memory for that one, the node serves on. */
+static void leave_results(msi_node *node)
+{
+    for (int32_t i = 0; i < node->n_out; i++) {
+        ms_tensor *t = node->out[i].tensor;
+        msi_node *left = t != NULL ? ended(node->tape, node->op) : NULL;
+
+        if (left != NULL) {
+            t->grad_fn = msi_node_retain(left);
+            node->out[i].tensor = NULL;
+            msi_node_release(node);
+        }
+    }
+}
+
 void msi_node_spend(msi_node *node)
 {
+    if (!node->spent) {
+        leave_results(node);
+    }
     node->spent = true;
     msi_node_drop_saved(node);
     if (MSI_UNLIKELY(node->hooks != NULL || node->pre != NULL)) {
@@ -394,6 +442,7 @@ static void record_end(msi_op_call *call, ms_status status)
         output->dtype = out->v.dtype;
         output->ndim = out->v.ndim;
         memcpy(output->shape, out->v.shape, sizeof(int64_t) * (size_t)out->v.ndim);
+        output->tensor = out;
         out->requires_grad = true;
         out->out_index = (int16_t)i;
         out->grad_fn = msi_node_retain(node);
@@ -442,6 +491,9 @@ static void drop_autograd(ms_tensor *t)
     msi_hooks_drop_all(&t->hooks);
     ms_tensor_free(grad);
     if (node != NULL) {
+        if (!node->spent) {
+            node->out[t->out_index].tensor = NULL;
+        }
         msi_node_release(node);
     }
 }

@@ -34,7 +34,8 @@ typedef struct msi_grad {
 } msi_grad;
 
 typedef struct msi_output {
-    msi_grad *grad; /* NULL until something came */
+    msi_grad *grad;    /* NULL until something came */
+    ms_tensor *tensor; /* the result; borrowed, NULL: none needs it any more */
     int8_t dtype, ndim;
     int64_t shape[MS_MAX_DIMS];
 } msi_output;
@@ -117,6 +118,7 @@ struct msi_tape {
     /* the running backward */
     msi_list to_visit, queue /* a heap by sequence */, leaves;
     msi_list temps; /* storages of the running rule */
+    msi_list ended; /* what is left of spent nodes, one for each op */
     msi_view operand[MSI_OP_MAX_IN];
     msi_milestone *milestones;
     int32_t n_milestones, milestone_capacity;
@@ -139,7 +141,8 @@ msi_node *msi_node_retain(msi_node *node);
 /* However long the graph behind it is, this does not recurse. */
 void msi_node_release(msi_node *node);
 void msi_node_drop_saved(msi_node *node);
-/* Give up saved tensors, edges, and hooks, which can never run again. */
+/* Give up saved tensors, edges, hooks, which can never run again, and results: see [Note: what is
+ * left of a graph]. */
 void msi_node_spend(msi_node *node);
 /* The node where a leaf's gradient arrives; the caller owns a reference. */
 ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf);

@@ -43,7 +43,7 @@ static void test_autograd_hook_lives__go_with_a_graph_nobody_differentiates(void
 static void test_autograd_hook_lives__go_with_the_graph_that_backward_uses_up(void **state)
 {
     ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *z, *y;
-    counts inner = {0}, root = {0}, before = {0}, leaf = {0};
+    counts inner = {0}, root = {0}, before = {0}, leaf = {0}, late = {0};
 
     assert_ok(ms_op_affine(&z, x, 2, 0));
     assert_ok(ms_op_exp(&y, z));
@@ -60,6 +60,9 @@ static void test_autograd_hook_lives__go_with_the_graph_that_backward_uses_up(vo
     assert_fails(MS_RUNTIME_ERROR, "cannot hook the gradient of a result of 'affine' whose graph",
                  ms_tensor_hook(z, look, &inner, dropped, NULL));
     assert_int_equal(inner.drops, 1);
+    assert_ok(msi_autograd_pre_hook(z, (msi_pre_hook){look_before, &late, dropped}));
+    assert_int_equal(late.drops, 1); /* it can never run */
+    assert_int_equal(late.calls, 0);
     ms_tensor_free(y);
     ms_tensor_free(z);
     assert_int_equal(inner.drops + root.drops + before.drops, 3);

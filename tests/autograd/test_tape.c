@@ -255,6 +255,57 @@ static void test_autograd_tape__a_thousand_steps_take_no_new_memory(void **state
     ms_tensor_free(w);
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { COUNTS = 0 }; /* the sanitizer's heap is not seen */
+#else
+enum { COUNTS = 1 };
+#endif
+
+/* Heap that `n` results take which somebody keeps, as a collector does that has not come by yet. */
+static int64_t kept(ms_tensor **results, int32_t n, ms_tensor *x, bool differentiates)
+{
+    const size_t before = mallinfo2().uordblks;
+
+    for (int32_t i = 0; i < n; i++) {
+        assert_ok(ms_op_exp(&results[i], x));
+        if (differentiates) {
+            assert_ok(ms_backward(results[i], NULL));
+        }
+    }
+    return (int64_t)(mallinfo2().uordblks - before);
+}
+
+static void test_autograd_tape__results_keep_nothing_of_a_graph_that_is_used_up(void **state)
+{
+    enum { N = 5000, NODE = 128 /* the least that a record of an op takes */ };
+    ms_tensor **first = calloc(N, sizeof(*first)), **second = calloc(N, sizeof(*second)), *x, *y,
+              *z;
+
+    assert_ok(ms_close()); /* and with it what earlier graphs left to be used again */
+    open_books(state);
+    x = LEAF(MS_DTYPE_F64, 3);
+    const int64_t with = kept(first, N, x, false), without = kept(second, N, x, true);
+
+    assert_true(!COUNTS || with - without > (int64_t)N * NODE);
+    assert_true(info_of(second[0]).requires_grad);
+    assert_false(info_of(second[0]).is_leaf);
+    assert_fails(MS_RUNTIME_ERROR, "a second time: 'exp'", ms_backward(second[0], NULL));
+    assert_ok(ms_op_affine(&z, second[1], 2, 0));
+    assert_fails(MS_RUNTIME_ERROR, "a second time: 'exp'", ms_backward(z, NULL));
+    assert_ok(ms_op_affine(&y, x, 2, 0));
+    assert_ok(ms_backward(y, NULL));
+    assert_fails(MS_RUNTIME_ERROR, "a second time: 'affine'", ms_backward(y, NULL));
+    for (int32_t i = 0; i < N; i++) {
+        ms_tensor_free(first[i]);
+        ms_tensor_free(second[i]);
+    }
+    free(first);
+    free(second);
+    ms_tensor_free(z);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+}
+
 /* -- closing ----------------------------------------------------------------------------------- */
 
 static ms_status see(void *user, ms_tensor *grad, ms_tensor **replacement)
@@ -312,6 +363,7 @@ int main(void)
         BOOKED_TEST(test_autograd_tape__a_graph_needs_no_handles),
         BOOKED_TEST(test_autograd_tape__saved_memory_goes_when_its_node_has_run),
         BOOKED_TEST(test_autograd_tape__a_thousand_steps_take_no_new_memory),
+        BOOKED_TEST(test_autograd_tape__results_keep_nothing_of_a_graph_that_is_used_up),
         BOOKED_TEST(test_autograd_tape__closes_with_everything_alive),
     };
     return cmocka_run_group_tests_name("autograd/tape", tests, NULL, NULL);
