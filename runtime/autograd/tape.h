@@ -113,12 +113,12 @@ struct msi_tape {
     msi_node *dead; /* nodes without owners, not yet released */
     msi_hooks *free_hooks;
     msi_grad *free_grads;
+    msi_list ended; /* nodes that stand for spent ones, one for each op */
     struct msi_chunk *chunks;
     char *chunk_at, *chunk_end;
     /* the running backward */
     msi_list to_visit, queue /* a heap by sequence */, leaves;
     msi_list temps; /* storages of the running rule */
-    msi_list ended; /* what is left of spent nodes, one for each op */
     msi_view operand[MSI_OP_MAX_IN];
     msi_milestone *milestones;
     int32_t n_milestones, milestone_capacity;

@@ -66,6 +66,15 @@ local function squares(model)
   return ms.dist.all_reduce(sum):item()
 end
 
+-- Of this rank's parameters in order; false: none.
+local function gradients_of(model)
+  local list = {}
+  for p in model:parameters() do
+    list[#list + 1] = p:grad() and p:grad():totable() or false
+  end
+  return list
+end
+
 describe('after a forward without gradients', function()
   each('parameters show what they showed', function(_, world, make, strategy)
     local model, expected = make(), 0
@@ -117,29 +126,23 @@ describe('after a forward without gradients', function()
 
   each('backward of an earlier forward gives the same', function(_, _, make)
     local function gradients(between)
-      local model, list = make(), {}
+      local model = make()
       local loss = model(ms.ones(2, 4)):sum()
       between(model)
       loss:backward()
       between(model)
-      for p in model:parameters() do
-        list[#list + 1] = p:grad() and p:grad():totable() or false
-      end
-      return list
+      return gradients_of(model)
     end
     assert.same(gradients(function() end), gradients(validate))
   end)
 
   each('inside a hook of a backward, that goes on', function(_, _, make)
     local function gradients(hook)
-      local model, list = make(), {}
+      local model = make()
       local between = model(ms.ones(2, 4))
       between:hook(function() hook(model) end)
       model(between):sum():backward()
-      for p in model:parameters() do
-        list[#list + 1] = p:grad() and p:grad():totable() or false
-      end
-      return list
+      return gradients_of(model)
     end
     assert.same(gradients(function() end), gradients(validate))
   end)

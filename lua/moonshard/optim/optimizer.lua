@@ -334,8 +334,10 @@ local function prepare_load(self, sd, undo)
 end
 
 local function take_back(undo, ok)
-  for _, one in ipairs(ok and {} or undo) do
-    one()
+  if not ok then
+    for _, one in ipairs(undo) do
+      one()
+    end
   end
 end
 
