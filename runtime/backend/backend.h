@@ -115,6 +115,10 @@ int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, 
 
 /* -- memory ------------------------------------------------------------------------------------ */
 
+/** `bytes` for the runtime's own records, 64-byte aligned, whose pages are there: one call of the
+ * system in place of a fault for each. To be freed with free(). NULL when memory is out. */
+void *msi_take_touched(int64_t bytes);
+
 /** 64-byte aligned block from the context's caching allocator; `kind` is MS_MEM_*. nbytes 0 gives a
  * valid unique pointer. MS_OUT_OF_MEMORY names bytes, kind and what is live. */
 ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);

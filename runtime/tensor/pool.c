@@ -20,12 +20,13 @@ static msi_slab *slab_new(msi_slab **pool, msi_slab **list)
     }
     pthread_mutex_unlock(&retired.lock);
     if (slab == NULL) {
-        slab = calloc(1, sizeof(*slab));
+        slab = msi_take_touched(sizeof(*slab));
         if (slab == NULL) {
             msi_fail(MS_OUT_OF_MEMORY, "no memory for records of tensors (%zu bytes)",
                      sizeof(*slab));
             return NULL;
         }
+        memset(slab, 0, sizeof(*slab));
     }
     slab->next = *list;
     *list = slab;

@@ -2,6 +2,7 @@
 #include "backend.h"
 #include "ms_test.h"
 
+#include <malloc.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -128,6 +129,103 @@ static void test_backend_alloc__a_step_longer_than_the_window_keeps_its_blocks_t
     assert_int_equal(warm.reserved, later.reserved);
 }
 
+enum { MANY = 10000, SMALL = 200 };
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SKIP_WITHOUT_PIECES() skip() /* each block is its own piece there */
+#else
+#define SKIP_WITHOUT_PIECES() (void)0
+#endif
+
+static void take_many(void **blocks)
+{
+    for (int32_t i = 0; i < MANY; i++) {
+        assert_ok(msi_alloc(msi_context(), SMALL, MS_MEM_ACTIVATION, &blocks[i]));
+        assert_int_equal(0, (uintptr_t)blocks[i] % 64);
+        memset(blocks[i], i % 251, SMALL);
+    }
+}
+
+/* Release all but one of `every` blocks, whose bytes are what was put there. */
+static void release_but(void **blocks, int32_t every)
+{
+    for (int32_t i = 0; i < MANY; i++) {
+        const unsigned char *bytes = blocks[i];
+
+        for (int32_t k = 0; k < SMALL; k++) {
+            assert_int_equal(i % 251, bytes[k]);
+        }
+        if (i % every != every - 1) {
+            msi_release(msi_context(), blocks[i]);
+        }
+    }
+}
+
+static void test_backend_alloc__small_blocks_that_pile_up_are_taken_in_pieces(void **state)
+{
+    static void *blocks[MANY];
+    ms_memory_stats before, full, after;
+
+    (void)state;
+    SKIP_WITHOUT_PIECES();
+    ms_memory_trim();
+    msi_memory_stats(msi_context(), &before);
+    take_many(blocks);
+    msi_memory_stats(msi_context(), &full);
+    assert_in_range(full.n_system - before.n_system, 1, MANY / 50);
+    assert_true(full.cached <= before.cached + (64 << 10)); /* what was taken ahead */
+    release_but(blocks, MANY + 1);
+    ms_memory_trim();
+    msi_memory_stats(msi_context(), &after);
+    assert_int_equal(before.reserved, after.reserved);
+    assert_int_equal(before.cached, after.cached);
+}
+
+static void test_backend_alloc__a_piece_stays_while_one_of_its_blocks_is_used(void **state)
+{
+    enum { EVERY = 1000 };
+    static void *blocks[MANY];
+    ms_memory_stats before, some, again, after;
+
+    (void)state;
+    SKIP_WITHOUT_PIECES();
+    ms_memory_trim();
+    msi_memory_stats(msi_context(), &before);
+    take_many(blocks);
+    release_but(blocks, EVERY);
+    ms_memory_trim();
+    msi_memory_stats(msi_context(), &some);
+    assert_true(some.cached > before.cached); /* beside the ten that stay */
+    assert_true(some.reserved - before.reserved <= MANY / EVERY * (64 << 10));
+    ms_memory_trim();
+    msi_memory_stats(msi_context(), &again);
+    assert_int_equal(some.reserved, again.reserved);
+    for (int32_t i = EVERY - 1; i < MANY; i += EVERY) {
+        assert_int_equal(i % 251, *(unsigned char *)blocks[i]);
+        msi_release(msi_context(), blocks[i]);
+    }
+    ms_memory_trim();
+    msi_memory_stats(msi_context(), &after);
+    assert_int_equal(before.reserved, after.reserved);
+}
+
+static void test_backend_alloc__blocks_that_outlive_the_context_go_back_all_the_same(void **state)
+{
+    static void *blocks[MANY];
+    const size_t before = mallinfo2().uordblks;
+
+    (void)state;
+    SKIP_WITHOUT_PIECES();
+    take_many(blocks);
+    release_but(blocks, 2);
+    assert_true(mallinfo2().uordblks > before + MANY / 2 * SMALL);
+    ms_close();
+    for (int32_t i = 1; i < MANY; i += 2) {
+        msi_release(NULL, blocks[i]);
+    }
+    assert_true(mallinfo2().uordblks <= before); /* the heap too is gone */
+}
+
 static void test_backend_alloc__changing_the_kind_moves_the_count(void **state)
 {
     ms_context *ctx = msi_context();
@@ -228,6 +326,9 @@ int main(void)
         cmocka_unit_test(test_backend_alloc__a_steady_loop_asks_the_system_for_nothing),
         cmocka_unit_test(test_backend_alloc__blocks_that_nobody_wants_any_more_go_back),
         cmocka_unit_test(test_backend_alloc__a_step_longer_than_the_window_keeps_its_blocks_too),
+        cmocka_unit_test(test_backend_alloc__small_blocks_that_pile_up_are_taken_in_pieces),
+        cmocka_unit_test(test_backend_alloc__a_piece_stays_while_one_of_its_blocks_is_used),
+        cmocka_unit_test(test_backend_alloc__blocks_that_outlive_the_context_go_back_all_the_same),
         cmocka_unit_test(test_backend_alloc__changing_the_kind_moves_the_count),
         cmocka_unit_test(test_backend_alloc__running_out_names_bytes_and_kind),
         cmocka_unit_test(test_backend_alloc__a_limit_of_the_process_is_named),
