@@ -9,11 +9,13 @@
  * window of allocations did without, they go back to the system. A step longer than
  * the window would lose blocks that it takes again: a class that has to ask the system after it
  * gave blocks back makes the windows twice as long, until they span a step. Windows are counted in
- * allocations, so every run does the same whatever the time.
+ * allocations, so every run does the same whatever the time. One is never shorter than the list of
+ * free blocks that its end has to walk.
  *
- * [Note: batches] A class of small blocks that keeps growing, as where results wait for a collector,
- * takes several at once: up to a quarter of what it has, in one piece whose pages come with one call
- * in place of a fault each. A piece goes back to the system whole, once all its blocks are free. */
+ * [Note: batches] A class of small blocks that keeps growing, as where results wait for a
+ * collector, takes several at once: up to a quarter of what it has, in one piece whose pages come
+ * with one call in place of a fault each. A piece goes back to the system whole, once all its
+ * blocks are free. */
 #include "backend.h"
 #include "bounds.h"
 #include "pressure.h"
@@ -51,7 +53,7 @@ typedef struct block {
     int64_t released;    /* stats.n_allocs at that time */
     struct block *first; /* of the piece it was cut from: itself where it came alone */
     int32_t n_blocks;    /* the first: of the piece */
-    int32_t n_free;      /* the first: while a list is searched for whole pieces */
+    int32_t n_free;      /* the first: while a list is searched, and once the heap is closed */
 } block;
 
 _Static_assert(sizeof(block) <= HEADER, "the header must fit in front of an aligned block");
@@ -65,10 +67,10 @@ typedef struct class_list {
 typedef struct heap {
     class_list classes[N_CLASSES];
     ms_memory_stats stats;
-    int64_t window;     /* allocations */
-    int64_t window_end; /* in stats.n_allocs */
-    bool missed;        /* this window needed what one before it gave back */
-    int64_t fail_in;    /* test hook: allocations until one fails; -1: never */
+    int64_t window;                   /* allocations; at least */
+    int64_t window_began, window_end; /* in stats.n_allocs */
+    bool missed;                      /* this window needed what one before it gave back */
+    int64_t fail_in;                  /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
     msi_pressure pressure;
     bool closed; /* the context is gone; the last block frees the heap */
@@ -222,34 +224,44 @@ static void trim(heap *h)
     }
 }
 
-/* Bytes of the free blocks that were released by allocation `n`. */
-static int64_t free_bytes(const heap *h, int64_t n)
+typedef struct free_blocks {
+    int64_t n;
+    int64_t bytes;
+    int64_t old_bytes; /* of those that were released before the window began */
+} free_blocks;
+
+static free_blocks count_free(const heap *h)
 {
-    int64_t bytes = 0;
+    free_blocks f = {0};
 
     for (int32_t i = 0; i < N_CLASSES; i++) {
         for (const block *b = h->classes[i].free; b != NULL; b = b->next) {
-            bytes += b->released <= n ? b->capacity + HEADER : 0;
+            const int64_t bytes = b->capacity + HEADER;
+
+            f.n++;
+            f.bytes += bytes;
+            f.old_bytes += b->released <= h->window_began ? bytes : 0;
         }
     }
-    return bytes;
+    return f;
 }
 
 /* See [Note: what stays cached]. What lay free since the window began, it did without. */
 static void end_window(heap *h)
 {
-    const int64_t began = h->window_end - h->window;
+    const free_blocks f = count_free(h);
 
-    if (free_bytes(h, began) > h->stats.reserved / 2) {
+    if (f.old_bytes > h->stats.reserved / 2) {
         for (int32_t i = 0; i < N_CLASSES; i++) {
-            h->classes[i].gave_back |= trim_class(&h->classes[i], began);
+            h->classes[i].gave_back |= trim_class(&h->classes[i], h->window_began);
         }
     }
     if (h->missed && h->window < LAST_WINDOW) {
         h->window *= 2;
     }
     h->missed = false;
-    h->window_end = h->stats.n_allocs + h->window;
+    h->window_began = h->stats.n_allocs;
+    h->window_end = h->window_began + (h->window > f.n ? h->window : f.n);
 }
 
 static void close_heap(void *state)
@@ -442,7 +454,7 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 
     if (h != NULL) {
         *stats = h->stats;
-        stats->cached = free_bytes(h, INT64_MAX);
+        stats->cached = count_free(h).bytes;
     } else {
         memset(stats, 0, sizeof(*stats));
     }
