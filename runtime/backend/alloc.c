@@ -12,6 +12,11 @@
  * allocations, so every run does the same whatever the time. One is never shorter than the list of
  * free blocks that its end has to walk.
  *
+ * [Note: how much is held] Sizes that never come again, of a text that grows or of rows of any
+ * length, would fill every class they pass. So before the heap takes more than twice what was in
+ * use at once of late (in this window or the last, and some MiB) it gives free blocks back, the
+ * longest idle first; a loop of steady sizes never gets there.
+ *
  * [Note: batches] A class of small blocks that keeps growing, as where results wait for a
  * collector, takes several at once: up to a quarter of what it has, in one piece whose pages come
  * with one call in place of a fault each. A piece goes back to the system whole, once all its
@@ -37,6 +42,8 @@ enum {
 #else
     BATCH_BYTES = 64 << 10, /* of a piece that is cut into blocks; at most */
 #endif
+    IDLE_BYTES = 64 << 10, /* smaller blocks go back at the end of a window alone */
+    ALWAYS_HELD = 32 << 20,
     BESIDE = 1 << 10 /* about what a block of a graph costs beside its bytes: header and records */
 };
 
@@ -70,6 +77,8 @@ typedef struct heap {
     int64_t window;                   /* allocations; at least */
     int64_t window_began, window_end; /* in stats.n_allocs */
     bool missed;                      /* this window needed what one before it gave back */
+    int64_t in_use;                   /* bytes of blocks that are not free, headers included */
+    int64_t most, most_before;        /* in use at once: in this window, in the one before it */
     int64_t fail_in;                  /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
     msi_pressure pressure;
@@ -260,8 +269,61 @@ static void end_window(heap *h)
         h->window *= 2;
     }
     h->missed = false;
+    h->most_before = h->most;
+    h->most = h->in_use;
     h->window_began = h->stats.n_allocs;
     h->window_end = h->window_began + (h->window > f.n ? h->window : f.n);
+}
+
+static int32_t first_idle_class(void)
+{
+    int64_t capacity;
+
+    return class_of(IDLE_BYTES, &capacity);
+}
+
+/* Bytes of the larger free blocks that were released by allocation `n`. */
+static int64_t idle_bytes(const heap *h, int64_t n)
+{
+    int64_t bytes = 0;
+
+    for (int32_t i = first_idle_class(); i < N_CLASSES; i++) {
+        for (const block *b = h->classes[i].free; b != NULL; b = b->next) {
+            bytes += b->released <= n ? b->capacity + HEADER : 0;
+        }
+    }
+    return bytes;
+}
+
+/* Give back at least so many bytes of larger blocks, or all of them: the longest idle. */
+static void give_idle(heap *h, int64_t bytes)
+{
+    int64_t low = 0, high = h->stats.n_allocs;
+
+    while (low < high) { /* the earliest time by which enough were released */
+        const int64_t middle = low + (high - low) / 2;
+
+        if (idle_bytes(h, middle) >= bytes) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    for (int32_t i = first_idle_class(); i < N_CLASSES; i++) {
+        trim_class(&h->classes[i], low);
+    }
+}
+
+/* Before a block of so many bytes is taken: see [Note: how much is held]. */
+static void keep_within(heap *h, int64_t bytes)
+{
+    const int64_t most = h->most > h->most_before ? h->most : h->most_before;
+    const int64_t limit = 2 * most + ALWAYS_HELD;
+    const int64_t excess = h->stats.reserved + bytes - limit;
+
+    if (excess > 0 && bytes > IDLE_BYTES && h->stats.reserved > h->in_use) {
+        give_idle(h, excess + limit / 8); /* so that the next few need not look */
+    }
 }
 
 static void close_heap(void *state)
@@ -349,6 +411,7 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
     if (MSI_LIKELY(b != NULL)) {
         c->free = b->next;
     } else {
+        keep_within(h, capacity + HEADER);
         b = system_take_blocks(h, size_class, capacity);
         if (b == NULL) {
             trim(h);
@@ -362,6 +425,8 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
     b->kind = kind;
     h->stats.n_allocs++;
     h->n_live++;
+    h->in_use += capacity + HEADER;
+    h->most = h->in_use > h->most ? h->in_use : h->most;
     count(h, nbytes, kind);
     *out = (char *)b + HEADER;
     return MS_OK;
@@ -377,6 +442,7 @@ void msi_release(ms_context *ctx, void *data)
 
     count(h, -b->nbytes, b->kind);
     h->n_live--;
+    h->in_use -= b->capacity + HEADER;
     b->nbytes = -1;
     if (MSI_UNLIKELY(h->closed)) {
         if (++b->first->n_free == b->first->n_blocks) {
