@@ -61,7 +61,7 @@ typedef struct msi_slot {
     int64_t nbytes;
     uint64_t generation; /* of the latest use, in this rank's program order */
     ms_fsdp_unit *holder;
-    int64_t freed_at; /* order in which it became free */
+    int64_t taken_at; /* order in which it was taken last */
     bool ring;        /* false: a home slot */
 } msi_slot;
 
@@ -210,7 +210,7 @@ struct ms_fsdp_tree {
     msi_slot **slots;
     int32_t n_slots;
     int64_t ring_bytes; /* of one ring slot; 0: no unit uses the ring */
-    int64_t freed;      /* counts slots becoming free */
+    int64_t n_taken;    /* slots, so far */
     msi_grad_room grads;
     int64_t grad_taken; /* counts gradient slots being taken */
     bool wide;          /* gradient slots hold inner nodes of the micro-batch tree */

@@ -181,6 +181,9 @@ void msi_slots_free(ms_fsdp_tree *tree)
 
 /* -- taking a slot ----------------------------------------------------------------------------- */
 
+/* The free slot of the ring that was taken longest ago. Not the one that became free first: what a
+ * unit's slot becomes free by, in the middle of a backward or at its end, may differ between ranks
+ * whose graphs do. What they take is compared, so they take it in one order. */
 static msi_slot *oldest_free(const ms_fsdp_tree *tree)
 {
     msi_slot *best = NULL;
@@ -188,7 +191,7 @@ static msi_slot *oldest_free(const ms_fsdp_tree *tree)
     for (int32_t i = 0; i < tree->n_slots; i++) {
         msi_slot *s = tree->slots[i];
 
-        if (s->ring && s->holder == NULL && (best == NULL || s->freed_at < best->freed_at)) {
+        if (s->ring && s->holder == NULL && (best == NULL || s->taken_at < best->taken_at)) {
             best = s;
         }
     }
@@ -323,6 +326,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
     u->said = msi_comm_said(u->comm);
     msi_comm_count(u->comm, fp.kind);
     slot->holder = u;
+    slot->taken_at = ++tree->n_taken;
     u->slot = slot;
     u->generation = ++slot->generation;
     u->outdated = false;
@@ -415,7 +419,6 @@ static void release_slot(ms_fsdp_unit *u)
     }
     atomic_store(&u->slot->words[u->rank].released, u->generation);
     u->slot->holder = NULL;
-    u->slot->freed_at = ++u->tree->freed;
     u->slot = NULL;
     msi_comm_ring(u->comm);
 }

@@ -114,7 +114,7 @@ inline run_queue() {
   od
 }
 
-/* The slot follows from the program: the free one of the ring that became free first. */
+/* The slot follows from the program: the free one of the ring that was taken longest ago. */
 inline publish(x) {
   d_step {
     if
@@ -122,6 +122,10 @@ inline publish(x) {
     :: x != HOME && held[0] -> slot[x] = 1
     :: x != HOME && held[1] -> slot[x] = 0
     :: else -> slot[x] = oldest
+    fi;
+    if
+    :: x == HOME
+    :: else -> oldest = 1 - slot[x]
     fi;
     assert(!held[slot[x]]);
     held[slot[x]] = true;
@@ -150,11 +154,6 @@ inline reshard(x) {
   released[AT(slot[x], me)] = generation[x];
   d_step {
     held[slot[x]] = false;
-    if
-    :: slot[x] != HOME && held[1 - slot[x]] -> oldest = slot[x]
-    :: slot[x] != HOME && !held[1 - slot[x]] -> oldest = 1 - slot[x]
-    :: else
-    fi;
     state[x] = 0
   }
 }
