@@ -120,4 +120,18 @@ describe('a safetensors file', function()
     assert.equal('bf16', sd.a:dtype())
     assert.same({ 0, 1, 2 }, sd.b:totable())
   end)
+
+  it('holds what has a name when it is written, whatever is listed', function()
+    local sd = { 'd', 'a', 'c', a = ms.ones(1), c = ms.ones(2), d = ms.ones(3) }
+    sd.e, sd.b, sd.a = sd.d, ms.ones(4), nil
+    sd.d = nil
+    checkpoint.write_safetensors(path, sd)
+    local back = checkpoint.read_safetensors(path)
+    assert.same({ 'b', 'c', 'e' }, { unpack(back) })
+    assert.same({ 1, 1, 1 }, back.e:totable())
+    checks.raises('TypeError', "'step' is a number, expected a tensor",
+      checkpoint.write_safetensors, path, { 'c', c = ms.ones(1), step = 1 })
+    checks.raises('TypeError', "'name' is a tensor, expected a string",
+      checkpoint.write_safetensors, path, { ms.ones(1) })
+  end)
 end)

@@ -24,7 +24,7 @@ local receiver = require 'moonshard.receiver'
 local runs = require 'moonshard.nn.runs'
 local runtime = require 'moonshard_ffi.checkpoint'
 local sharding = require 'moonshard_ffi.fsdp'
-local util = require 'moonshard.util'
+local state_dict = require 'moonshard.nn.state_dict'
 local tree = require 'moonshard.nn.tree'
 
 local checkpoint = {}
@@ -552,11 +552,11 @@ end
 --- models.
 ---@param path string  a regular file there is replaced, of a link its target; nothing else is. Its
 ---  folder is made when missing
----@param sd ms.StateDict|table<string, ms.Tensor>
+---@param sd ms.StateDict|table<string, ms.Tensor>  all that has a name, listed or not
 function checkpoint.write_safetensors(path, sd)
   given.path('checkpoint.write_safetensors', 'path', path)
   arguments.list('checkpoint.write_safetensors', 'sd', sd)
-  local names, tensors = sd[1] and util.slice(sd, 1) or util.sorted_keys(sd), {}
+  local names, tensors = state_dict.names(sd), {}
   for i, name in ipairs(names) do
     arguments.text('checkpoint.write_safetensors', 'name', name)
     tensors[i] = arguments.tensor('checkpoint.write_safetensors', name, sd[name])

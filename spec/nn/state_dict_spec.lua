@@ -70,4 +70,33 @@ describe('a state dict', function()
     assert.same({ 'x' }, report.unexpected_keys)
     checks.close({ 4, 4 }, m[1].bias)
   end)
+
+  it('has the entries that its names have, whatever it lists', function()
+    local m = model()
+    local sd = m:state_dict()
+    sd['1.weight'] = nil
+    sd.zebra, sd.ant = ms.ones(1), ms.ones(1)
+    sd[#sd + 1], sd.ox = 'ox', ms.ones(1)
+    local report = m:load_state_dict(sd, { strict = false })
+    assert.same({ '1.weight' }, report.missing_keys)
+    assert.same({ 'ox', 'ant', 'zebra' }, report.unexpected_keys)
+    local err = checks.raises('RuntimeError', 'missing key(s) in state dict: 1.weight;',
+      m.load_state_dict, m, sd)
+    assert.truthy(err.message:find('unexpected key(s) in state dict: ox, ant, zebra', 1, true))
+    checks.raises('RuntimeError', 'unexpected key(s) in state dict: a tensor', m.load_state_dict, m,
+      { ms.ones(1) })
+  end)
+
+  it('is renamed in place', function()
+    local m, sd = model(), {}
+    for i, name in ipairs(m:state_dict()) do
+      sd[i], sd['module.' .. name] = 'module.' .. name, m:state_dict()[name] + 1
+    end
+    local expected = sd['module.1.weight']:totable()
+    for _, name in ipairs(sd) do
+      sd[name:gsub('^module%.', '')], sd[name] = sd[name], nil
+    end
+    assert.same({ missing_keys = {}, unexpected_keys = {} }, m:load_state_dict(sd))
+    assert.same(expected, m[2].weight:totable())
+  end)
 end)

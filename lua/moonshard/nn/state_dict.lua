@@ -1,7 +1,8 @@
 --- State dicts: tensors by path, in order.
 ---
 --- `sd[name]` is a tensor, `sd[i]` the i-th name, so `for _, name in ipairs(sd)` keeps the order of
---- declaration; pairs() gives both. A tied parameter stands under each of its names.
+--- declaration; pairs() gives both. A tied parameter stands under each of its names. Scripts rename
+--- and drop entries by name alone, so the list says no more than the order.
 ---
 --- Touches: moonshard.errors, moonshard_ffi.parameter; wrapped parameters through their unit.
 
@@ -77,12 +78,25 @@ local function same(a, b)
   return true
 end
 
--- Names in `sd`: in its own order when it has one, else sorted.
-local function names_of(sd)
-  if sd[1] then
-    return util.slice(sd, 1)
+--- Names of the entries of `sd`: those it lists, but for what was set to nil, then the others,
+--- sorted. What it lists that is no name is given back as it is, to be told.
+---@param sd ms.StateDict|table<string, ms.Tensor>
+---@return any[]
+function state_dict.names(sd)
+  local names, listed = {}, {}
+  for _, name in ipairs(sd) do
+    if type(name) ~= 'string' then
+      names[#names + 1] = name
+    elseif sd[name] ~= nil and not listed[name] then
+      names[#names + 1], listed[name] = name, true
+    end
   end
-  return util.sorted_keys(sd)
+  for _, name in ipairs(util.sorted_keys(sd)) do
+    if not listed[name] then
+      names[#names + 1] = name
+    end
+  end
+  return names
 end
 
 -- What keeps `sd` from being loaded, if anything; and what it lacks or has too much.
@@ -102,7 +116,7 @@ local function examine(module, list, sd, strict)
         table.concat(value:shape(), ', '), table.concat(entry.shape, ', '))
     end
   end
-  for _, name in ipairs(names_of(sd)) do
+  for _, name in ipairs(state_dict.names(sd)) do
     if not wanted[name] then
       unexpected[#unexpected + 1] = type(name) == 'string' and name or arguments.noun(name)
     end
