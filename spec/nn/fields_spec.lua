@@ -48,25 +48,37 @@ describe('the field of a parameter', function()
 end)
 
 describe('a tensor in a field', function()
-  it('that requires grad and is no parameter is warned of at the first call', function()
-    local Scaled = nn.Module.extend('Scaled')
-    function Scaled:init()
-      self.w = ms.ones(2, { requires_grad = true })
-      self._own = ms.ones(2, { requires_grad = true })
-    end
-    function Scaled:forward(x)
-      return x * self.w
-    end
-    local model = nn.Sequential { Scaled() }
-    local said = ms.capture_warnings(function()
-      model(ms.ones(2))
-      model(ms.ones(2))
-    end)
-    assert.equal(1, #said)
-    assert.equal("field 'w' of '0' (Scaled) is a tensor that requires grad, but no parameter: "
-      .. "it is not in parameters(), and nothing shards it; write self:param('w', { size, ... }, "
-      .. "rule), or self:tie('w', t) for a tensor there is", said[1].message)
-  end)
+  local Scaled = nn.Module.extend('Scaled')
+  function Scaled:init()
+    self.w = ms.ones(2, { requires_grad = true })
+    self._own = ms.ones(2, { requires_grad = true })
+  end
+  function Scaled:forward(x)
+    return x * self.w
+  end
+
+  for first, use in pairs {
+    ['call'] = function(model) model(ms.ones(2)) end,
+    ['parameters()'] = function(model) model:parameters() end,
+    ['state_dict()'] = function(model) model:state_dict() end,
+  } do
+    it('that requires grad and is no parameter is warned of once, at the first ' .. first,
+      function()
+        local model = nn.Sequential { Scaled() }
+        local function warnings(fn)
+          return ms.capture_warnings(fn, model)
+        end
+        local said = warnings(use)
+        assert.equal(1, #said)
+        assert.equal("field 'w' of '0' (Scaled) is a tensor that requires grad, but no parameter: "
+          .. "it is not in parameters(), and nothing shards it; write self:param('w', { size, "
+          .. "... }, rule), or self:tie('w', t) for a tensor there is", said[1].message)
+        assert.same({}, warnings(use))
+        assert.same({}, warnings(function() model(ms.ones(2)) end))
+        model[1].late = ms.ones(2, { requires_grad = true })
+        assert.truthy(warnings(model.state_dict)[1].message:find("field 'late'", 1, true))
+      end)
+  end
 end)
 
 describe('a tensor assigned to the field of a buffer', function()

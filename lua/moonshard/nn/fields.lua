@@ -8,7 +8,6 @@ local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.util'
 
 local fields = {}
 
@@ -132,23 +131,31 @@ function fields.check(module)
   end
 end
 
-local function is_loose(module, field)
+local told = setmetatable({}, { __mode = 'k' }) -- tensors that were warned of
+
+local function is_loose(module, field, value)
   return type(field) == 'string' and field:byte() ~= 95 -- '_'
-    and not declared(module._buffers, field, 'name') and parameter.is_loose(rawget(module, field))
+    and not declared(module._buffers, field, 'name') and not told[value]
+    and parameter.is_loose(value)
 end
 
---- Warn of tensors in fields that require grad and are no parameters: an optimizer of
+--- Warn, once, of tensors in fields that require grad and are no parameters: an optimizer of
 --- module:parameters() does not have them, and FSDP neither shards nor reduces them.
 ---@param module ms.nn.Module
----@param path string  from the module that is called
-function fields.warn_of_loose(module, path)
-  for _, field in ipairs(util.sorted_keys(module)) do
-    if is_loose(module, field) then
-      errors.warn('UserWarning', ("field '%s' of %s (%s) is a tensor that requires grad, but no "
-        .. "parameter: it is not in parameters(), and nothing shards it; write self:param('%s', "
-        .. "{ size, ... }, rule), or self:tie('%s', t) for a tensor there is"):format(field,
-        path == '' and 'the model' or ("'%s'"):format(path), module._name, field, field))
+function fields.warn_of_loose(module)
+  local loose = {}
+  for field, value in next, module do
+    if type(value) == 'cdata' and is_loose(module, field, value) then
+      loose[#loose + 1], told[value] = field, true
     end
+  end
+  table.sort(loose)
+  for _, field in ipairs(loose) do
+    local path = tree.path(module)
+    errors.warn('UserWarning', ("field '%s' of %s (%s) is a tensor that requires grad, but no "
+      .. "parameter: it is not in parameters(), and nothing shards it; write self:param('%s', "
+      .. "{ size, ... }, rule), or self:tie('%s', t) for a tensor there is"):format(field,
+      path == '' and 'the model' or ("'%s'"):format(path), module._name, field, field))
   end
 end
 

@@ -380,6 +380,7 @@ end
 function Module:_prepare_self()
   if not rawget(self, '_ready') then
     fields.check(self)
+    fields.warn_of_loose(self)
   end
 end
 
@@ -404,7 +405,7 @@ local function materialize(self)
   for _, place in ipairs(tree.places(self)) do
     local module, path = place.module, place.path
     check_forward(module)
-    fields.warn_of_loose(module, path)
+    fields.warn_of_loose(module)
     rawset(module, '_scope', path == '' and module._name or path)
     rawset(module, '_ready', true)
     module:_materialized(path, place.stream)
