@@ -187,8 +187,11 @@ describe('the moonshard command', function()
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)
       assert.equal(1, code, output)
       assert.truthy(output:find('RuntimeError: cannot start ranks: this process is rank %d of 2 '
-        .. 'already'), output)
+        .. 'already, started by moonshard run; run a script that starts its own with plain luajit'),
+        output)
       assert.equal(0, select(2, output:gsub('%] %d\t2', '')), output)
+      output = shell('bindings/moonshard run -n 1 ' .. path)
+      assert.truthy(output:find('rank 0 of 1 already, started by moonshard run;', 1, true), output)
     end)
   end)
 

@@ -47,6 +47,18 @@ static int32_t count_threads(void)
     return n;
 }
 
+/* What made this process a rank, and the way out where there is one. */
+static const char *how_joined(const msi_dist *d)
+{
+    if (strcmp(d->launcher, "none") == 0) {
+        return ", made so by a collective or a checkpoint before";
+    }
+    if (strcmp(d->launcher, "run") == 0) {
+        return ", started by moonshard run; run a script that starts its own with plain luajit";
+    }
+    return "";
+}
+
 /* Ranks die with the thread that started them, and signals would reach the other threads. */
 static ms_status check_can_start(const msi_dist *d)
 {
@@ -57,8 +69,7 @@ static ms_status check_can_start(const msi_dist *d)
     if (d->job != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot start ranks: this process is rank %d of %d already%s", (int)d->rank,
-                       (int)d->job->world,
-                       d->job->world > 1 ? "" : ", made so by a collective or a checkpoint before");
+                       (int)d->job->world, how_joined(d));
     }
     int32_t threads = count_threads();
 
