@@ -85,4 +85,21 @@ describe('comparisons', function()
     assert.is_true(x:allclose(x * 1.01, 0.1))
     checks.raises('TypeError', 'dtypes are f32 and f64', ms.allclose, x, x:f64())
   end)
+
+  it('take tolerances by name', function()
+    local x = ms.tensor { 1, 2 }
+    assert.is_true(ms.allclose(x, x + 1e-3, { rtol = 0, atol = 1e-2 }))
+    assert.is_false(ms.allclose(x, x + 1e-1, { rtol = 0, atol = 1e-2 }))
+    assert.is_true(x:allclose(x * 1.01, { rtol = 0.1 }))
+    assert.is_false(x:allclose(x * 1.01, { atol = 1e-3 }))
+    assert.is_true(x:allclose(x * 1.000001, {}))
+    checks.raises('ValueError', "allclose: unknown option 'rtoll', did you mean 'rtol'?",
+      ms.allclose, x, x, { rtoll = 1 })
+    checks.raises('TypeError', "allclose: 'atol' is a string, expected a number", ms.allclose, x, x,
+      { atol = 'x' })
+    checks.raises('TypeError', "allclose: 'atol' is a number behind the options", ms.allclose, x, x,
+      { rtol = 1 }, 1)
+    checks.raises('NotImplementedError', "allclose: option 'equal_nan' is not supported yet",
+      ms.allclose, x, x, { equal_nan = true })
+  end)
 end)

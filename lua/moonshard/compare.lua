@@ -5,6 +5,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.errors'
 
 local C, calls = B.C, B.calls
 local type = type
@@ -109,13 +110,23 @@ function compare.equal(a, b)
   return answer[0]
 end
 
+local tolerances = { rtol = 'number', atol = 'number' }
+
 --- |a - b| <= atol + rtol |b| everywhere? NaN is close to nothing.
 ---@param a ms.Tensor
 ---@param b ms.Tensor
----@param rtol? number  default 1e-5
+---@param rtol? number|{ rtol?: number, atol?: number }  default 1e-5
 ---@param atol? number  default 1e-8
 ---@return boolean
 function compare.allclose(a, b, rtol, atol)
+  if type(rtol) == 'table' then
+    if atol ~= nil then
+      errors.raise('TypeError', "allclose: 'atol' is %s behind the options, expected in their "
+        .. 'table', arguments.noun(atol))
+    end
+    local opts = errors.options('allclose', rtol, tolerances)
+    rtol, atol = opts.rtol, opts.atol
+  end
   calls.tensor_allclose(a, b, rtol == nil and 1e-5 or rtol, atol == nil and 1e-8 or atol, answer)
   return answer[0]
 end

@@ -81,6 +81,7 @@ end
 
 --- Options that layers, optimizers and functions take in PyTorch, by what messages call these.
 planned.options = {
+  allclose = names 'equal_nan',
   ['nn.CrossEntropyLoss'] = names 'label_smoothing weight',
   ['data.Loader'] = names 'drop_last num_workers pin_memory',
   ['nn.Embedding'] = names 'max_norm padding_idx',

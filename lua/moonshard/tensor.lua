@@ -43,7 +43,7 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field all fun(self: ms.Tensor): boolean  of a bool tensor
 ---@field any fun(self: ms.Tensor): boolean  of a bool tensor
 ---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
----@field allclose fun(self: ms.Tensor, other: ms.Tensor, rtol?: number, atol?: number): boolean
+---@field allclose fun(self: ms.Tensor, x: ms.Tensor, rtol?: number|table, atol?: number): boolean
 ---@field reciprocal fun(self: ms.Tensor): ms.Tensor
 ---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
 ---@field matmul fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
