@@ -30,7 +30,7 @@ local INSTEAD = {
   T = 't:t()', bfloat16 = 't:bf16()', byte = 't:u8()', data = 't:detach()', double = 't:f64()',
   float = 't:f32()', int = 't:i64()', long = 't:i64()', ndim = 't:dim()', nelement = 't:numel()',
   numpy = 't:totable()', register_hook = 't:hook(fn)',
-  register_post_accumulate_grad_hook = 't:accumulate_hook(fn)', sub_ = 't:add_(x, -1)',
+  register_post_accumulate_grad_hook = 't:accumulate_hook(fn)',
   tolist = 't:totable()', type = 't:dtype()', zero_grad = 't:set_grad(nil)',
 }
 
@@ -48,9 +48,29 @@ local function is_self(t)
   return false
 end
 
+-- Is this what a method that writes in place would be called?
+local function is_write(methods, key)
+  local twin = key:match '^(.+)_$'
+  return twin ~= nil and (planned.in_place[key] or planned.functions[twin] or methods[twin]) ~= nil
+end
+
+local function no_write(methods, key)
+  local known = {}
+  for _, name in ipairs(util.sorted_keys(methods)) do
+    if name:sub(-1) == '_' and name ~= 'requires_grad_' then
+      known[#known + 1] = name
+    end
+  end
+  errors.raise('NotImplementedError', "a tensor has no method '%s' yet: what writes in place is "
+    .. '%s, and t[i] = x%s', key:sub(1, 80), table.concat(known, ', '),
+    planned.in_place[key] and '; write ' .. planned.in_place[key] or '')
+end
+
 local function no_method(methods, t, key)
   if type(key) ~= 'string' then
     arguments.refuse('t[i]', 'i', key, 'an integer (of one entry) or the name of a method')
+  elseif is_write(methods, key) then
+    no_write(methods, key)
   elseif planned.functions[key] or planned.places[key] then
     errors.raise('NotImplementedError', "a tensor has no method '%s' yet: %s is not supported%s",
       key, planned.functions[key] or planned.places[key],

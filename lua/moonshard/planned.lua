@@ -23,8 +23,9 @@ planned.functions = names [[
 --- What to write until then, where few words say it: t, a, b, ids and mask are tensors.
 planned.instead = {
   abs = 'ms.where(t:lt(0), -t, t)', bmm = 'a:matmul(b)', chunk = 't:narrow(dim, first, n)',
-  dot = '(a * b):sum()', flatten = 't:reshape(-1)', index_select = 'ms.ops.embedding(t, ids)',
-  isnan = 't:ne(t)', masked_fill = 'ms.where(mask, value, t)',
+  clamp = 'ms.where(t:lt(low), low, t)', dot = '(a * b):sum()', flatten = 't:reshape(-1)',
+  index_select = 'ms.ops.embedding(t, ids)', isnan = 't:ne(t)',
+  masked_fill = 'ms.where(mask, value, t)',
   maximum = 'ms.where(a:gt(b), a, b)', minimum = 'ms.where(a:lt(b), a, b)', mm = 'a:matmul(b)',
   neg = '-t', norm = '(t ^ 2):sum() ^ 0.5', outer = 'a:reshape(-1, 1) * b', rsqrt = 't ^ -0.5',
   sigmoid = '1 / (1 + (-t):exp())', softmax = 't:log_softmax(dim):exp()',
@@ -32,6 +33,20 @@ planned.instead = {
   stack = 'ms.cat({ a:reshape(1, -1), b:reshape(1, -1) }, 1)', unbind = 't[i]',
   unsqueeze = 't:reshape(sizes)', view_as = 't:reshape(a:shape())',
 }
+
+--- What to write for methods of tensors that write in place, where one line does it.
+planned.in_place = {
+  addcdiv_ = 't:add_(a / b, value)', addcmul_ = 't:add_(a * b, value)',
+  detach_ = 't = t:detach()', div_ = 't:copy_(t / x)', lerp_ = 't:add_(x - t, weight)',
+  mul_ = 't:copy_(t * x)', normal_ = 't:copy_(ms.randn(t:shape()))', pow_ = 't:copy_(t ^ p)',
+  sub_ = 't:add_(x, -1)', uniform_ = 't:copy_(ms.rand(t:shape()))',
+}
+for name in pairs(names [[exp log reciprocal relu sqrt tanh]]) do
+  planned.in_place[name .. '_'] = ('t:copy_(t:%s())'):format(name)
+end
+for name in pairs(names [[abs clamp masked_fill neg rsqrt sigmoid square]]) do
+  planned.in_place[name .. '_'] = ('t:copy_(%s)'):format(planned.instead[name])
+end
 
 --- Ways to make tensors, in `ms`.
 planned.creation = names [[
