@@ -163,7 +163,7 @@ struct ms_fsdp_unit {
     int32_t post_index; /* place in the tree's post-forward order, -1: none */
     bool needs_pre_backward, ran_pre_backward;
     msi_pass *passes; /* all records */
-    int32_t lingers;  /* passes whose ops may still read frozen parameters in this backward */
+    int32_t lingers;  /* passes whose ops this backward is not past yet */
     int32_t pending;  /* leaves of the running backward still to come */
     bool expecting;   /* has leaves in the running backward */
     msi_grad_slot *grad_home;

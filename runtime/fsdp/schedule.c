@@ -172,22 +172,12 @@ static ms_status prefetch_backward(ms_fsdp_unit *u)
     return next->needs_pre_backward && !next->ran_pre_backward ? prefetch(next) : MS_OK;
 }
 
-static bool has_frozen_params(const ms_fsdp_unit *u)
-{
-    for (int32_t i = 0; i < u->n_params; i++) {
-        if (!u->params[i].tensor->requires_grad) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Everything that one of its forwards recorded has run. */
 static ms_status left_behind(void *user)
 {
     ms_fsdp_unit *u = user;
 
-    return --u->lingers == 0 && u->pending == 0 ? msi_unit_post_backward(u) : MS_OK;
+    return --u->lingers == 0 ? msi_unit_post_backward(u) : MS_OK;
 }
 
 const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree)
@@ -211,9 +201,9 @@ ms_status msi_backward_may_begin(ms_fsdp_tree *tree)
                                u->name);
 }
 
-/* [Note: frozen parameters] The last op that differentiates by a trainable parameter finishes its
- * gradient, so a unit may be resharded when its last gradient is complete. Ops that read frozen
- * parameters finish none: such a unit lingers until backward is past all that its forward did. */
+/* [Note: what still reads a unit] The op that finishes its last gradient need not be the last to
+ * read it: frozen parameters have none, and a trainable one may be read apart from its gradient
+ * (detach). So a unit lingers until backward is past all that its forward did. */
 static ms_status pre_backward(void *user)
 {
     const msi_pass *pass = user;
@@ -226,10 +216,8 @@ static ms_status pre_backward(void *user)
     MS_TRY(msi_masters_check(u->tree, "backward"));
     MS_TRY(msi_backward_may_begin(u->tree));
     MS_TRY(msi_unit_unshard(u));
-    if (has_frozen_params(u)) {
-        MS_TRY(msi_backward_when_behind(u->ctx, pass->place, left_behind, u));
-        u->lingers++;
-    }
+    MS_TRY(msi_backward_when_behind(u->ctx, pass->place, left_behind, u));
+    u->lingers++;
     if (!u->ran_pre_backward) {
         u->ran_pre_backward = true;
         if (u->tree->options.backward_prefetch == MS_FSDP_PREFETCH_PRE) {
@@ -249,10 +237,7 @@ ms_status msi_unit_post_backward(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = u->tree;
 
-    if (u->lingers > 0) {
-        return MS_OK;
-    }
-    if (!keeps_after_backward(u)) {
+    if (u->lingers == 0 && !keeps_after_backward(u)) {
         msi_unit_reshard(u);
     }
     return tree->options.backward_prefetch == MS_FSDP_PREFETCH_POST ? prefetch_backward(u) : MS_OK;
