@@ -13,26 +13,29 @@ local util = require 'moonshard.util'
 
 local samples = {}
 
----@class ms.Samples.Runs: table<ms.Site, integer>
-local Runs = { __mode = 'k' }
+---@class ms.Samples.Runs  of one place on the samples of one batch
+---@field n integer
+local Runs = {}
 Runs.__index = Runs
 
-function Runs:_undo(place, n)
-  self[place] = n
+function Runs:_undo(n)
+  self.n = n
 end
 
+local WEAK_KEYS = { __mode = 'k' }
+
 local function no_runs()
-  return setmetatable({}, Runs)
+  return setmetatable({}, WEAK_KEYS)
 end
 
 ---@class ms.Samples
 ---@field first integer?  global number of the first one; nil: nobody has said it
 ---@field seeding table  the value of `seeding` when its runs began
----@field runs ms.Samples.Runs
+---@field runs table<ms.Site, ms.Samples.Runs>
 ---@field earlier table<string, integer>  of places that have none there, by name
 
 ---@type table<ms.Tensor, ms.Samples>  of each batch that was dealt, by its tensors
-local dealt = setmetatable({}, { __mode = 'k' })
+local dealt = setmetatable({}, WEAK_KEYS)
 
 local NONE = {}
 local seeding = NONE -- another one after each seed
@@ -90,23 +93,36 @@ samples.restart()
 ---@param place ms.Site
 ---@return integer
 function samples.ran(place)
-  return present.runs[place] or present.earlier[place.name] or 0
+  local runs = present.runs[place]
+  return runs and runs.n or present.earlier[place.name] or 0
+end
+
+-- Those of a place that has run `n` times.
+local function runs_of(place, n)
+  local runs = present.runs[place]
+  if not runs then
+    runs = setmetatable({ n = n }, Runs)
+    present.runs[place] = runs
+  end
+  return runs
 end
 
 --- Go on as if it had run `n` times on them.
 ---@param place ms.Site
 ---@param n integer
 function samples.continue(place, n)
-  present.runs[place] = n
+  local runs = runs_of(place, n)
+  runs.n = n
+  scope.for_good(runs, n)
 end
 
 --- It ran once more; not if the scope fails.
 ---@param place ms.Site
 ---@param n integer  how often it ran before
 function samples.count(place, n)
-  local runs = present.runs
-  scope.on_failure(runs, place, n)
-  runs[place] = n + 1
+  local runs = runs_of(place, n)
+  scope.on_failure(runs, n)
+  runs.n = n + 1
 end
 
 --- Which samples are present, and how often each place ran on them, by its name. Of two places of
@@ -114,8 +130,8 @@ end
 ---@return integer? first, table<string, integer> runs
 function samples.state()
   local own = {}
-  for place, n in next, present.runs do
-    own[place.name] = math.max(own[place.name] or 0, n)
+  for place, runs in next, present.runs do
+    own[place.name] = math.max(own[place.name] or 0, runs.n)
   end
   return present.first, util.merged(present.earlier, own)
 end

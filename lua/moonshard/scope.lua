@@ -75,82 +75,95 @@ local function close()
   end
 end
 
--- [Note: undoing] What objects held when a scope that may fail first saw them, oldest first: entry
--- i says that `objects[i]:_undo(keys[i], values[i])` puts it back, and that the innermost open
--- scope it counts for is at depth `depths[i]`; when that one ends well, the one around it takes
--- over. Entries are put back latest first, so only the first that a scope has of an object and key
--- counts; the others are dropped before they hold much. An error may come between any two
--- instructions: no entry is ever half made, and to put back what another entry puts back again does
--- no harm.
-local FEW = 64
-local n_entries, most = 0, FEW
-local objects, keys, values, depths = {}, {}, {}, {}
+-- [Note: undoing] What a failure puts back: `kept[d]` holds, by object, what that was when the
+-- scope at depth d first heard of it. What a scope that ended well keeps passes to the one around
+-- it, whose own values are older and win. An error may come between any two instructions: scopes
+-- deeper than the innermost open one, up to `deepest`, have ended and wait to be settled. Tables
+-- serve the next scopes of their depth, unless they became large.
+local LARGE = 64
+local NONE = {}
+local kept, deepest = {}, 0
+local failing = math.huge -- what scopes deeper than this keep is being put back
 
-local function put(i, object, key, value, depth)
-  objects[i], keys[i], values[i], depths[i] = object, key, value, depth
-end
-
--- Is it the first time that `object` and `key` are asked for?
-local function is_first(seen, object, key)
-  local seen_keys = seen[object]
-  if not seen_keys then
-    seen_keys = {}
-    seen[object] = seen_keys
-  end
-  local first = not seen_keys[key]
-  seen_keys[key] = true
-  return first
-end
-
--- Drop the entries that do not count.
-local function condense()
-  local n, seen, depth = 0, nil, nil
-  for i = 1, n_entries do
-    if depths[i] ~= depth then
-      seen, depth = {}, depths[i]
-    end
-    if is_first(seen, objects[i], keys[i]) then
-      n = n + 1
-      put(n, objects[i], keys[i], values[i], depth)
-    end
-  end
-  for i = n_entries, n + 1, -1 do
-    n_entries = i - 1
-    put(i)
-  end
-  most = math.max(FEW, 4 * n)
-end
-
---- When a scope that is open now ends by an error, call `object:_undo(key, value)`: what is done
---- from now on must not count then. To be called before it is done.
----@param key any  what of the object
----@param value any  what it is now
-function scope.on_failure(object, key, value)
+--- When a scope that is open now ends by an error, call `object:_undo(value)`: what is done from
+--- now on must not count then. To be called before it is done.
+---@param object table
+---@param value any  what it is now, but not nil
+function scope.on_failure(object, value)
   local depth = state.depth
   if depth > 0 then
-    if n_entries >= most then
-      condense()
+    local firsts = kept[depth]
+    if not firsts then
+      firsts = {}
+      kept[depth] = firsts
     end
-    put(n_entries + 1, object, key, value, depth)
-    n_entries = n_entries + 1
+    if depth > deepest then
+      deepest = depth
+    end
+    if firsts[object] == nil then
+      firsts[object] = value
+    end
   end
 end
 
--- The scopes deeper than `depth` have ended.
-local function settle(depth, failed)
-  for i = n_entries, 1, -1 do
-    if depths[i] <= depth then
-      return
-    elseif failed then
-      objects[i]:_undo(keys[i], values[i])
-    elseif depth > 0 then
-      depths[i] = depth
-    end
-    if failed or depth == 0 then
-      n_entries = i - 1
-      put(i)
+--- What `object` is now, no failure takes back: scopes that would have called `_undo` give it this.
+---@param value any  but not nil
+function scope.for_good(object, value)
+  for depth = 1, deepest do
+    local firsts = kept[depth] or NONE
+    if firsts[object] ~= nil then
+      firsts[object] = value
     end
   end
+end
+
+local function put_back()
+  for d = deepest, failing + 1, -1 do -- older values last
+    local firsts = kept[d] or NONE
+    for object, value in next, firsts do
+      object:_undo(value)
+      firsts[object] = nil
+    end
+    kept[d] = nil
+  end
+  local depth = failing
+  failing = math.huge
+  deepest = depth
+end
+
+-- What the scope at depth `d` keeps goes to the one around it, which keeps `outer`; nil: there is
+-- none.
+local function pass_on(d, outer)
+  local firsts, n = kept[d] or NONE, 0
+  for object, value in next, firsts do
+    if outer and outer[object] == nil then
+      outer[object] = value
+    end
+    firsts[object] = nil
+    n = n + 1
+  end
+  if n > LARGE then
+    kept[d] = nil
+  end
+end
+
+-- The scopes deeper than `depth` have ended, and keep something.
+local function settle(depth, failed)
+  if failed and depth < failing then
+    failing = depth
+  end
+  if failing < deepest then
+    put_back()
+  end
+  local outer
+  if depth > 0 then
+    outer = kept[depth] or {}
+    kept[depth] = outer
+  end
+  for d = depth + 1, deepest do
+    pass_on(d, outer)
+  end
+  deepest = depth
 end
 
 local names = {} -- C borrows the text of a scope's name; this keeps it
@@ -228,13 +241,15 @@ trace.mark(body, 4)
 local function leave(depth, ok, ...)
   if not ok then
     n_found = 0
-    settle(depth, true)
+    if deepest > depth then
+      settle(depth, true)
+    end
     while C.ms_scope_depth() > depth do
       C.ms_scope_close(refs, 0)
     end
     state.depth = depth
     error((...), 0)
-  elseif n_entries > 0 then
+  elseif deepest > depth then
     settle(depth, false)
   end
   return ...
@@ -247,8 +262,8 @@ end
 ---@return ...
 function scope.run(name, fn, ...)
   local n = select('#', ...)
-  if n_entries > 0 and state.depth == 0 then -- an error ended a call behind its scope: it stands
-    settle(0, false)
+  if deepest > state.depth then -- an error ended a call behind its scope: it stands
+    settle(state.depth, false)
   end
   if n > MOST then
     return leave(state.depth, xpcall(body, on_error, name, fn, n, (...), { ... }))

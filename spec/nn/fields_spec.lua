@@ -306,6 +306,61 @@ describe('what a forward assigned to buffers before it failed', function()
     checks.close({ 6, 6 }, model(ms.ones(2)))
   end)
 
+  it('is undone where the module that fails stands in one that is not called', function()
+    local layer = Halves()
+    local model = nn.Sequential(nn.Sequential(layer))
+    model(ms.ones(2))
+    local forward = model[1].forward
+    model[1].forward = function(self, x)
+      self[1].b = self[1].b + 1
+      forward(self, x)
+      ms.error('ValueError', 'on purpose')
+    end
+    fails(model[1])
+    checks.close({ 8, 8 }, layer.b)
+    function model:forward(x) -- ends well
+      layer.b = layer.b + layer.b
+      return pcall(self[1], x) and x or layer(x)
+    end
+    checks.close({ 8, 8 }, model(ms.ones(2)))
+    checks.close({ 8, 8 }, layer.b)
+  end)
+
+  it('is undone below a module that was called before it had buffers', function()
+    local layer = nn.ReLU()
+    local model = nn.Sequential(nn.Sequential(layer))
+    model(ms.ones(2))
+    layer:buffer('b', ms.full({ 2 }, 3))
+    local forward = model.forward
+    function model:forward(x)
+      layer.b = layer.b + 1
+      forward(self, x)
+      ms.error('ValueError', 'on purpose')
+    end
+    fails(model)
+    checks.close({ 3, 3 }, layer.b)
+  end)
+
+  it('and what was loaded meanwhile stays', function()
+    local layer = Halves()
+    local model = nn.Sequential(layer)
+    local sd = { ['0.b'] = ms.full({ 2 }, 9) }
+    checks.raises('ValueError', 'on purpose', ms.scope, function()
+      model(ms.ones(2))
+      model:load_state_dict(sd)
+      ms.error('ValueError', 'on purpose')
+    end)
+    assert_is(9, model, layer)
+    local hook = layer:register_forward_hook(function()
+      model:load_state_dict(sd)
+      layer.b = layer.b + 1
+      ms.error('ValueError', 'on purpose')
+    end)
+    fails(model)
+    hook.remove()
+    assert_is(9, model, layer)
+  end)
+
   it('is undone after an error between any two instructions', function()
     local layer = Halves()
     local model = nn.Sequential(layer):materialize()

@@ -72,7 +72,7 @@ local function cast_buffers(instance)
   local function visit(module)
     for _, b in ipairs(module_tree.own_buffers(module)) do
       if dtype and parameter.facts(b.value.tensor).floating then
-        buffer.cast(module, b, dtype)
+        buffer.cast(b, dtype)
       end
     end
     for _, child in ipairs(module:children()) do

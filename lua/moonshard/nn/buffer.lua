@@ -10,35 +10,48 @@ local scope = require 'moonshard.scope'
 local buffer = {}
 
 ---@class ms.nn.Buffer  a declaration
+---@field module ms.nn.Module
 ---@field name string
 ---@field persistent boolean  part of state dicts
----@field value ms.nn.BufferValue  another one after each assignment, the earlier again if that was
----                                in a call that fails; casts and loads change it, for good
+---@field value ms.nn.BufferValue  the earlier again after a call that fails
+local Buffer = {}
+Buffer.__index = Buffer
 
----@class ms.nn.BufferValue
+---@class ms.nn.BufferValue  never changed
 ---@field tensor ms.Tensor  what the field shows
----@field cast? table  see cast_of()
+---@field cast? ms.nn.BufferCast
 
--- What the tensor was cast from, or nil: a cast counts for the tensor it made alone, or what took
--- its place.
-local function cast_of(value)
-  local cast = value.cast
-  return cast and rawequal(cast.tensor, value.tensor) and cast or nil
+---@class ms.nn.BufferCast  of what is computed with in another dtype than it was `declared` in
+---@field dtype ms.DType
+---@field declared ms.DType
+---@field original? ms.Tensor  what says the value as long as the tensor has this ...
+---@field version? integer
+
+--- Let the field show this value.
+---@param value ms.nn.BufferValue|false  false: none
+function Buffer:show(value)
+  self.value = value or self.value
+  rawset(self.module, self.name, value and value.tensor or nil)
 end
 
-local function note_cast(value, tensor, original)
-  value.cast = {
-    tensor = tensor, dtype = tensor:dtype(), original = original, version = tensor:version(),
+Buffer._undo = Buffer.show -- for scope.on_failure()
+
+-- What no failure takes back.
+local function set_for_good(entry, value)
+  entry:show(value)
+  scope.for_good(entry, value)
+end
+
+-- The value of a tensor that says the same as another one of another dtype, as long as it is not
+-- written to.
+local function cast_value(tensor, original)
+  return {
+    tensor = tensor,
+    cast = {
+      dtype = tensor:dtype(), declared = original:dtype(), original = original,
+      version = tensor:version(),
+    },
   }
-end
-
---- Let the field of a declared buffer show this value.
----@param module ms.nn.Module
----@param entry ms.nn.Buffer
----@param value? ms.nn.BufferValue  nil: none
-function buffer.show(module, entry, value)
-  entry.value = value or entry.value
-  rawset(module, entry.name, value and value.tensor)
 end
 
 --- Give a module a buffer. If the scope that is open fails, it holds `tensor` again.
@@ -48,63 +61,58 @@ end
 ---@param persistent boolean
 ---@return ms.nn.Buffer
 function buffer.declare(module, name, tensor, persistent)
-  local entry = { name = name, persistent = persistent, value = { tensor = scope.keep(tensor) } }
-  scope.on_failure(module, entry, entry.value)
-  buffer.show(module, entry, entry.value)
+  local value = { tensor = scope.keep(tensor) }
+  local entry = setmetatable(
+    { module = module, name = name, persistent = persistent, value = value }, Buffer)
+  scope.on_failure(entry, value)
+  entry:show(value)
   return entry
 end
 
 --- Put another tensor behind a declared buffer: from now on that one says the value. One in the
 --- dtype of a cast, as a forward makes it, is the buffer in that dtype.
----@param module ms.nn.Module
 ---@param entry ms.nn.Buffer
 ---@param tensor ms.Tensor
-function buffer.replace(module, entry, tensor)
-  local value, before = entry.value, cast_of(entry.value)
+function buffer.replace(entry, tensor)
+  local value, before = entry.value, entry.value.cast
   if not rawequal(tensor, value.tensor) then
     value = { tensor = scope.keep(tensor) }
-    if before and tensor:dtype() == before.dtype then -- a cast of no version
-      value.cast = { tensor = tensor, dtype = before.dtype, original = before.original }
+    if before and tensor:dtype() == before.dtype then
+      value.cast = { dtype = before.dtype, declared = before.declared }
     end
   end
-  buffer.show(module, entry, value)
+  entry:show(value)
 end
 
 --- Let the module compute with a cast copy of a buffer from now on.
----@param module ms.nn.Module
 ---@param entry ms.nn.Buffer
 ---@param dtype ms.DType
-function buffer.cast(module, entry, dtype)
+function buffer.cast(entry, dtype)
   local value = entry.value
-  if cast_of(value) or value.tensor:dtype() == dtype then
-    return
+  if not value.cast and value.tensor:dtype() ~= dtype then
+    set_for_good(entry, cast_value(scope.keep(value.tensor:to(dtype)), value.tensor))
   end
-  local copy = scope.keep(value.tensor:to(dtype))
-  note_cast(value, copy, value.tensor)
-  value.tensor = copy
-  buffer.show(module, entry, value)
 end
 
 --- The buffer in the dtype it was declared in.
 ---@param entry ms.nn.Buffer
 ---@return ms.Tensor  shares memory with the buffer when it was never cast
 function buffer.value(entry)
-  local value, cast = entry.value, cast_of(entry.value)
-  if cast and value.tensor:version() ~= cast.version then
-    return value.tensor:detach():to(cast.original:dtype())
+  local tensor, cast = entry.value.tensor, entry.value.cast
+  if cast and tensor:version() ~= cast.version then
+    return tensor:detach():to(cast.declared)
   end
-  return (cast and cast.original or value.tensor):detach()
+  return (cast and cast.original or tensor):detach()
 end
 
---- Overwrite the buffer.
+--- Overwrite the buffer, for good.
 ---@param entry ms.nn.Buffer
 ---@param given ms.Tensor
 function buffer.load(entry, given)
-  local value, cast = entry.value, cast_of(entry.value)
-  value.tensor:copy_(given:detach())
-  if cast then
-    note_cast(value, value.tensor, scope.keep(given:to(cast.original:dtype()):clone()))
-  end
+  local tensor, cast = entry.value.tensor, entry.value.cast
+  tensor:copy_(given:detach())
+  local original = cast and scope.keep(given:to(cast.declared):clone())
+  set_for_good(entry, original and cast_value(tensor, original) or { tensor = tensor })
 end
 
 return buffer

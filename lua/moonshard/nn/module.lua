@@ -190,6 +190,9 @@ function Module:buffer(name, tensor, opts)
   arguments.tensor('buffer', 'tensor', tensor)
   local list = own(self, '_buffers')
   list[#list + 1] = buffer.declare(self, name, tensor, opts.persistent ~= false)
+  if #list == 1 and rawget(self, '_ready') then
+    tree.watch(tree.outermost(self))
+  end
   return tensor
 end
 
@@ -202,7 +205,7 @@ function Module:set_buffer(name, tensor)
     errors.raise('KeyError', "%s has no buffer '%s'", self._name, tostring(name))
   end
   arguments.tensor('set_buffer', 'tensor', tensor)
-  buffer.replace(self, entry, tensor)
+  buffer.replace(entry, tensor)
 end
 
 local function check_module(self, name, module)
@@ -410,7 +413,7 @@ local function materialize(self)
     rawset(module, '_ready', true)
     module:_materialized(path, place.stream)
   end
-  tree.watch(self)
+  tree.watch(tree.outermost(self))
 end
 
 --- Give all declared parameters their names, memory and first values. The first call does it.
@@ -444,8 +447,6 @@ function Module:__call(...)
   end
   return scope.run(self._scope, self.forward, self, ...)
 end
-
-Module._undo = buffer.show -- for tree.save_buffers()
 
 function Module:forward()
   errors.raise('NotImplementedError', '%s has no forward', self._name)

@@ -229,25 +229,41 @@ function tree.param(module, p)
   return now
 end
 
----@class ms.nn.Fields  those of an outermost module and below it that its calls look at, if any
----@field params { module: ms.nn.Module, param: table }[]  none of a wrapped model, which watches
----                                                         more itself
----@field buffered ms.nn.Module[]?  those with buffers, but for itself
+---@class ms.nn.Fields  what the calls of a module look at below it
+---@field params { module: ms.nn.Module, param: table }[]  of an outermost one; none of a wrapped
+---                                                         model, which watches more itself
+---@field buffered? ms.nn.Module[]  those with buffers, but for itself
 
---- An outermost module looks at the fields below it from now on; another one leaves that to its
---- own.
-function tree.watch(module)
-  local params, buffered = {}, {}
-  for _, entry in ipairs(rawget(module, '_owner') and {} or tree.walk(module)) do
-    for _, param in ipairs(not module._is_fsdp and entry.module._params or {}) do
-      params[#params + 1] = { module = entry.module, param = param }
-    end
-    if entry.module ~= module and rawget(entry.module, '_buffers') then
-      buffered[#buffered + 1] = entry.module
+local function params_of(modules)
+  local out = {}
+  for _, entry in ipairs(modules) do
+    for _, param in ipairs(entry.module._params) do
+      out[#out + 1] = { module = entry.module, param = param }
     end
   end
-  rawset(module, '_fields', (params[1] or buffered[1])
-    and { params = params, buffered = buffered[1] and buffered })
+  return out
+end
+
+-- Of modules, the first of which is `top`: those with buffers below it, or nil.
+local function buffered_of(modules)
+  local out = {}
+  for i = 2, #modules do
+    out[#out + 1] = rawget(modules[i].module, '_buffers') and modules[i].module
+  end
+  return out[1] and out
+end
+
+--- Calls of this module, and of all below it, look at their fields as they are now.
+function tree.watch(top)
+  local modules = tree.walk(top)
+  local any = buffered_of(modules)
+  for i, entry in ipairs(modules) do
+    local is_watched = i == 1 and not rawget(top, '_owner') and not top._is_fsdp
+    local params = is_watched and params_of(modules) or {}
+    local buffered = i == 1 and any or any and buffered_of(tree.walk(entry.module))
+    rawset(entry.module, '_fields', (params[1] or buffered)
+      and { params = params, buffered = buffered } or nil)
+  end
 end
 
 --- A module that was put into the place of another since the model was looked at last, and is
@@ -271,53 +287,28 @@ function tree.check_params(watched)
 end
 
 -- What a forward made and did not assign to a field of its own module.
-local function put_back_buffer(module, b, now)
-  buffer.show(module, b, b.value)
+local function put_back_buffer(b, now)
+  b:show(b.value)
   errors.raise('RuntimeError', "buffer '%s' of %s was replaced by a %s, expected one that lives; "
     .. "the field shows the buffer again. Assign it in %s's own forward, or write into it instead: "
-    .. 'module.%s:copy_(t)', join(tree.path(module), b.name), place(module), tostring(now),
-    module._name, b.name)
+    .. 'module.%s:copy_(t)', join(tree.path(b.module), b.name), place(b.module), tostring(now),
+    b.module._name, b.name)
 end
 
--- As tree.param(), for an entry of `module._buffers`.
-local function buffer_tensor(module, b)
-  local now = rawget(module, b.name)
+--- As tree.param(), for an entry of `module._buffers`.
+---@param b ms.nn.Buffer
+---@return ms.Tensor?
+function tree.buffer(b)
+  local now = rawget(b.module, b.name)
   if rawequal(now, b.value.tensor) or now == nil then
     return now
   elseif not parameter.is_tensor(now) then
-    misplaced('buffer', b.name, module, now)
+    misplaced('buffer', b.name, b.module, now)
   elseif not parameter.is_alive(now) then
-    put_back_buffer(module, b, now)
+    put_back_buffer(b, now)
   end
-  buffer.replace(module, b, now)
+  buffer.replace(b, now)
   return now
-end
-
---- Tensors assigned to the fields of this module's buffers belong to it from now on.
-function tree.keep_buffers(module)
-  local buffers = module._buffers
-  for i = 1, #buffers do
-    buffer_tensor(module, buffers[i])
-  end
-end
-
-local function save_own_buffers(module)
-  local buffers = module._buffers
-  for i = 1, #buffers do
-    local b = buffers[i]
-    scope.on_failure(module, b, buffer_tensor(module, b) and b.value)
-  end
-end
-
---- If the scope that is open fails, buffers are what they are now: those of this module, and of all
---- below an outermost one, as the module above may assign some before it calls theirs.
-function tree.save_buffers(module)
-  save_own_buffers(module)
-  local fields = rawget(module, '_fields')
-  local below = fields and fields.buffered
-  for i = 1, below and #below or 0 do
-    save_own_buffers(below[i])
-  end
 end
 
 local function walk(module, path, seen, out)
@@ -392,7 +383,7 @@ end
 function tree.own_buffers(module)
   local out = {}
   for _, b in ipairs(module._buffers) do
-    out[#out + 1] = buffer_tensor(module, b) and b
+    out[#out + 1] = tree.buffer(b) and b
   end
   return out
 end
