@@ -138,6 +138,33 @@ describe('a checkpoint', function()
     assert.same({ 7 }, other.ticks:totable())
   end)
 
+  it('holds buffers that a forward recorded', function()
+    local Mean = nn.Module.extend('Mean', nn.Linear)
+    function Mean:init()
+      nn.Linear.init(self, 2, 2)
+      self:buffer('mean', ms.zeros(2))
+    end
+    function Mean:forward(x)
+      local y = nn.Linear.forward(self, x)
+      self.mean = self.mean * 0.9 + y:mean(1) * 0.1
+      return y
+    end
+    local model = Mean()
+    local opt = ms.optim.SGD(model:parameters(), { lr = 0.1 })
+    local function train()
+      model(ms.ones(4, 2)):sum():backward()
+      opt:step()
+      opt:zero_grad()
+      return { model:hash(), model.mean:hash(), opt:state_dict().state[1].steps }
+    end
+    local saved = train()
+    checkpoint.save(root, 'a', { step = 1, model = model, optimizer = opt })
+    local trained = train()
+    checkpoint.load(root .. '/a', { model = model, optimizer = opt })
+    assert.same(saved, { model:hash(), model.mean:hash(), opt:state_dict().state[1].steps })
+    assert.same(trained, train())
+  end)
+
   it('stays loaded when a scope around that fails', function()
     local Counts = nn.Module.extend('Counts')
     function Counts:init()

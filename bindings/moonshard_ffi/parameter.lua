@@ -304,13 +304,27 @@ function parameter.text_number(text)
   return number_of(C.ms_hash_bytes(text, #text))
 end
 
---- Overwrite with full values (cast to the master's dtype).
-function parameter.load(tensor, value)
+--- Can a tensor be overwritten in place with values of its shape? Not what was recorded, nor what
+--- overlaps itself or overlaps them.
+---@return boolean
+function parameter.takes(tensor, value)
+  return (pcall(calls.tensor_check_copy, tensor, value, 'copy_'))
+end
+
+--- Overwrite with full values (cast to the master's dtype), in two halves: the first takes memory
+--- and raises what there is to refuse, what it returns writes.
+---@param tensor ms.Tensor  materialised
+---@param value ms.Tensor  of its full shape
+---@return fun() write
+function parameter.prepare_load(tensor, value)
   local manager = parameter.manager(tensor)
   if manager then
-    manager:_load_value(tensor, value)
-  else
-    calls.tensor_copy(tensor, calls.tensor_detach(value))
+    return function() manager:_load_value(tensor, value) end
+  end
+  local from = calls.tensor_detach(value)
+  calls.tensor_check_copy(tensor, from, 'load_state_dict')
+  return function()
+    calls.tensor_copy(tensor, from)
     calls.param_touch(tensor)
   end
 end

@@ -250,7 +250,7 @@ local function add_load_of_model(load, model)
     local key = model_key(b.name)
     expected[key] = true
     runtime.load_add(loader, key, extent, part)
-    after[#after + 1] = function() buffer.load(b.entry, value) end
+    after[#after + 1] = buffer.prepare_load(b.entry, value)
   end
   check_keys(load.keys, 'model/', expected, 'model')
 end

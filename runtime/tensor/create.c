@@ -209,6 +209,14 @@ static ms_status written(ms_tensor *t, ms_status status)
     return status;
 }
 
+ms_status ms_tensor_check_copy(const ms_tensor *t, const ms_tensor *src, const char *what)
+{
+    void *data;
+
+    MS_TRY(check_write_of(src, t, what));
+    return msi_view_data(&src->v, &data);
+}
+
 ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)
 {
     const msi_view *in = &src->v;

@@ -99,4 +99,84 @@ describe('a state dict', function()
     assert.same({ missing_keys = {}, unexpected_keys = {} }, m:load_state_dict(sd))
     assert.same(expected, m[2].weight:totable())
   end)
+
+  describe('loads a buffer', function()
+    local Mean = nn.Module.extend('Mean', nn.Linear) -- with the running mean of its outputs
+    function Mean:init()
+      nn.Linear.init(self, 2, 2)
+      self:buffer('mean', ms.zeros(2))
+    end
+    function Mean:forward(x)
+      local y = nn.Linear.forward(self, x)
+      self.mean = self.mean * 0.9 + y:mean(1) * 0.1
+      return y
+    end
+
+    it('that a forward recorded', function()
+      local m = Mean()
+      for _ = 1, 2 do
+        m(ms.ones(4, 2)):sum():backward()
+      end
+      local sd = { weight = ms.ones(2, 2), bias = ms.ones(2), mean = ms.tensor { 5, 6 } }
+      m:load_state_dict(sd)
+      checks.close({ 5, 6 }, m.mean)
+      checks.close({ 1, 1 }, m.bias)
+      sd.mean:fill_(0) -- is not the buffer
+      checks.close({ 5, 6 }, m:state_dict()['mean'])
+      m(ms.ones(4, 2)):sum():backward()
+      checks.close({ 5 * 0.9 + 0.3, 6 * 0.9 + 0.3 }, m.mean)
+    end)
+
+    it('that asks for a gradient, and still does', function()
+      local m = model()
+      m.count = ms.ones(1, { requires_grad = true })
+      m:load_state_dict({ count = ms.full({ 1 }, 3) }, { strict = false })
+      checks.close({ 3 }, m.count)
+      assert.is_true(m.count:requires_grad() and m.count:is_leaf())
+    end)
+
+    it('in its place, for all that show it', function()
+      local m = model()
+      local shown = m.count
+      m:load_state_dict({ count = ms.full({ 1 }, 3) }, { strict = false })
+      checks.close({ 3 }, shown)
+    end)
+
+    it('from itself turned around', function()
+      local m = model()
+      m:buffer('turned', ms.tensor { { 1, 2 }, { 3, 4 } })
+      m:load_state_dict({ turned = m.turned:t() }, { strict = false })
+      checks.close({ { 1, 3 }, { 2, 4 } }, m.turned)
+    end)
+  end)
+
+  it('loads nothing when one entry cannot be', function()
+    local m = model()
+    m:materialize()
+    local before = m:hash()
+    checks.raises('RuntimeError', 'load_state_dict: the source of shape (2, 2) overlaps the tensor '
+      .. 'of shape (2, 2)', m.load_state_dict, m, {
+        ['0.bias'] = ms.ones(2), ['0.weight'] = m[1].weight:t(), ['1.weight'] = ms.ones(1, 2),
+        count = ms.ones(1),
+      })
+    assert.equal(before, m:hash())
+    checks.close({ 0 }, m.count)
+  end)
+
+  it('is loaded by all ranks or none, also where one finds that an entry cannot be', function()
+    ms.dist.spawn(2, function(rank)
+      local own = nn.Linear(2, 2)
+      local m = ms.fsdp.FSDP(nn.Sequential(nn.Linear(2, 2), own), { ignored_modules = { own } })
+      local sd, before = m:state_dict(), m:hash()
+      for _, name in ipairs(sd) do
+        sd[name] = ms.full(sd[name]:shape(), 9)
+      end
+      if rank == 1 then
+        sd['1.weight'] = own.weight:t()
+      end
+      checks.raises('RuntimeError', rank == 1 and 'the source of shape (2, 2) overlaps'
+        or 'load_state_dict: rank 1 cannot take what it was given', m.load_state_dict, m, sd)
+      assert.equal(before, m:hash())
+    end)
+  end)
 end)

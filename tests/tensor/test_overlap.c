@@ -113,6 +113,10 @@ static void test_tensor_overlap__in_place_writes_refuse_it(void **state)
     assert_fails(MS_RUNTIME_ERROR,
                  "copy_: the source of shape (3) overlaps the tensor of shape (3)",
                  ms_tensor_copy(second, first));
+    assert_fails(MS_RUNTIME_ERROR, "load: the source of shape (3) overlaps",
+                 ms_tensor_check_copy(second, first, "load"));
+    assert_ok(ms_tensor_check_copy(last, first, "load"));
+    assert_ok(ms_tensor_check_copy(x, x, "load"));
     assert_fails(MS_RUNTIME_ERROR, "add_: the source of shape (3) overlaps",
                  ms_tensor_add_scaled(first, second, 1));
     assert_fails(MS_RUNTIME_ERROR, "the source of shape () overlaps the tensor of shape (6)",

@@ -153,6 +153,8 @@ static void test_tensor__a_refused_write_bumps_no_version(void **state)
     assert_int_equal(info.version, 0);
     assert_fails(MS_RUNTIME_ERROR, "has no values yet", ms_tensor_fill(none, 1));
     assert_fails(MS_RUNTIME_ERROR, "has no values yet", ms_tensor_copy(none, t));
+    assert_fails(MS_RUNTIME_ERROR, "has no values yet", ms_tensor_check_copy(none, t, "load"));
+    assert_fails(MS_RUNTIME_ERROR, "has no values yet", ms_tensor_check_copy(t, none, "load"));
     assert_fails(MS_RUNTIME_ERROR, "has no values yet",
                  ms_tensor_init(none, MS_INIT_NORMAL, 0, 1, 7));
     assert_ok(ms_tensor_describe(none, &info));

@@ -130,16 +130,16 @@ end
 --- Take part in loading a state dict, also when this rank cannot: either all ranks return, having
 --- equal values, or all raise. Collective.
 ---@param group ffi.cdata*
----@param problem? string  why this rank cannot load what it was given
+---@param problem? any  the error that keeps this rank from loading what it was given
 ---@param names string[]  parameters
 ---@param keys integer[]  below 2^53: numbers of their values, equal for equal values
 function agree.on_load(group, problem, names, keys)
   if problem then
-    runtime.failed(group, 'load_state_dict: ' .. problem)
+    runtime.failed(group, problem)
   end
   local failed = runtime.exchange(group, 'load_state_dict', { problem and 1 or 0 })[1]
   if problem then
-    errors.raise('RuntimeError', '%s', problem)
+    error(problem, 0)
   end
   for rank, flag in ipairs(failed) do
     if flag ~= 0 then

@@ -5,6 +5,7 @@
 --- its dtype in its place, the tensor it was cast from says its value exactly; afterwards the cast
 --- one does.
 
+local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.scope'
 
 local buffer = {}
@@ -105,14 +106,25 @@ function buffer.value(entry)
   return (cast and cast.original or tensor):detach()
 end
 
---- Overwrite the buffer, for good.
+--- Overwrite the buffer, for good, in two halves as parameter.prepare_load(): in place, and where a
+--- forward left something that nobody can write into, by another tensor.
 ---@param entry ms.nn.Buffer
----@param given ms.Tensor
-function buffer.load(entry, given)
-  local tensor, cast = entry.value.tensor, entry.value.cast
-  tensor:copy_(given:detach())
-  local original = cast and scope.keep(given:to(cast.declared):clone())
-  set_for_good(entry, original and cast_value(tensor, original) or { tensor = tensor })
+---@param given ms.Tensor  of its shape; read by the second half
+---@return fun() write
+function buffer.prepare_load(entry, given)
+  local tensor, cast, from = entry.value.tensor, entry.value.cast, given:detach()
+  if not parameter.takes(tensor, from) then
+    tensor = scope.keep(tensor:detach():clone())
+  end
+  local original = cast and scope.keep(tensor:detach():to(cast.declared):clone())
+  local into = tensor:detach()
+  return function()
+    into:copy_(from)
+    if original then
+      original:copy_(from)
+    end
+    set_for_good(entry, original and cast_value(tensor, original) or { tensor = tensor })
+  end
 end
 
 return buffer

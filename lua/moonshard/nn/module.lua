@@ -539,9 +539,9 @@ function Module:state_dict(opts)
   return require('moonshard.nn.state_dict').of(self, opts)
 end
 
---- Copy values in by name. RuntimeError names what is missing, unexpected or of another shape;
---- nothing is copied then. Collective where parameters are sharded: all ranks give equal values, or
---- none loads anything.
+--- Copy values in by name, all or none; a buffer that a forward recorded gets a tensor of its own.
+--- RuntimeError names what is missing, unexpected or of another shape. Collective where parameters
+--- are sharded: all ranks give equal values, or none loads anything.
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 ---@param opts? { strict?: boolean }  strict: names must match exactly (default true)
 ---@return { missing_keys: string[], unexpected_keys: string[] }

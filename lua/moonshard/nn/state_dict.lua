@@ -99,7 +99,7 @@ function state_dict.names(sd)
   return names
 end
 
--- What keeps `sd` from being loaded, if anything; and what it lacks or has too much.
+-- Refuse what cannot be loaded; gives what `sd` lacks or has too much.
 local function examine(module, list, sd, strict)
   local wanted, missing, unexpected, problems = {}, {}, {}, {}
   for _, entry in ipairs(list) do
@@ -128,13 +128,15 @@ local function examine(module, list, sd, strict)
   if strict and #missing > 0 then
     table.insert(problems, 1, 'missing key(s) in state dict: ' .. table.concat(missing, ', '))
   end
-  local problem = #problems > 0 and ('error(s) in loading state dict for %s: %s'):format(
-    module._name, table.concat(problems, '; ')) or nil
-  return problem, missing, unexpected
+  if #problems > 0 then
+    errors.raise('RuntimeError', 'error(s) in loading state dict for %s: %s', module._name,
+      table.concat(problems, '; '))
+  end
+  return { missing_keys = missing, unexpected_keys = unexpected }
 end
 
--- Raise a problem of this rank; where there are units, on all ranks when one has a problem or other
--- values than the others.
+-- Raise the error that keeps this rank from loading, if one does; where there are units, on all
+-- ranks when one has an error or other values than the others.
 local function agree(list, sd, problem)
   local manager
   local names, keys = {}, {}
@@ -150,8 +152,22 @@ local function agree(list, sd, problem)
   if manager then
     manager:_agree_on_load(problem, names, keys)
   elseif problem then
-    errors.raise('RuntimeError', '%s', problem)
+    error(problem, 0)
   end
+end
+
+-- Everything of a load that can fail; gives what is left to do, and the report.
+local function prepare_load(module, list, sd, strict)
+  local report, after = examine(module, list, sd, strict), {}
+  module:materialize()
+  for _, entry in ipairs(list) do
+    local value = sd[entry.name]
+    if value ~= nil then
+      after[#after + 1] = entry.buffer and buffer.prepare_load(entry.buffer.entry, value)
+        or parameter.prepare_load(entry.tensor, value)
+    end
+  end
+  return after, report
 end
 
 ---@param module ms.nn.Module
@@ -162,18 +178,12 @@ function state_dict.load(module, sd, opts)
   opts = errors.options('load_state_dict', opts, { strict = 'flag' })
   arguments.list('load_state_dict', 'sd', sd)
   local list = entries(module)
-  local problem, missing, unexpected = examine(module, list, sd, opts.strict ~= false)
-  agree(list, sd, problem)
-  module:materialize()
-  for _, entry in ipairs(list) do
-    local value = sd[entry.name]
-    if value ~= nil and entry.buffer then
-      buffer.load(entry.buffer.entry, value)
-    elseif value ~= nil then
-      parameter.load(entry.tensor, value)
-    end
+  local ok, after, report = pcall(prepare_load, module, list, sd, opts.strict ~= false)
+  agree(list, sd, not ok and after or nil)
+  for _, write in ipairs(after) do
+    write()
   end
-  return { missing_keys = missing, unexpected_keys = unexpected }
+  return report
 end
 
 return state_dict

@@ -124,6 +124,10 @@ MS_API ms_status ms_tensor_item(const ms_tensor *t, double *value);
  * being the same view, or when elements of `t` overlap: the result would depend on the order of
  * writing. */
 MS_API ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src);
+/** Does nothing where ms_tensor_copy() would take tensors of one shape; else fails as that does, or
+ * because one of them has no memory.
+ * @param what  names the caller in the message */
+MS_API ms_status ms_tensor_check_copy(const ms_tensor *t, const ms_tensor *src, const char *what);
 /** Overwrite every element. Bumps the version. */
 MS_API ms_status ms_tensor_fill(ms_tensor *t, double value);
 /** t += alpha * src, broadcast. Bumps the version; never differentiated. A `src` that requires grad
