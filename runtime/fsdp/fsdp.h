@@ -199,7 +199,7 @@ struct ms_fsdp_tree {
     int32_t n_units;
     ms_fsdp_unit **units;
     bool initialized, sync, summoned;
-    bool named;         /* the running forward, backward or call has named a collective */
+    bool named;         /* peers count on what runs now: see [Note: giving up] */
     uint64_t *words;    /* while summoned: room to agree on what was written, in summon.c */
     bool hides_shards;  /* a forward runs */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */

@@ -13,7 +13,7 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     MS_TRY(msi_masters_check(tree, "forward"));
     msi_tree_note_changes(tree);
     tree->forward_at = 0;
-    tree->named = tree->named && tree->in_backward; /* else a hook's forward is part of that */
+    tree->named = true; /* it counts on the peers' next backward, when it names nothing itself */
     for (int32_t i = 0; i < tree->n_units; i++) {
         msi_unit_reshard_stale(tree->units[i]); /* its slot may serve another unit first */
     }
@@ -75,6 +75,7 @@ ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree)
             skip(tree->units[i]);
         }
     }
+    tree->named = tree->named && tree->in_backward; /* a hook's forward is part of that */
     return msi_queue_run(tree);
 }
 
@@ -397,6 +398,7 @@ static void reset(ms_fsdp_tree *tree, const char *what)
     }
     /* cleaning up must not hide the error it cleans up after */
     snprintf(message, sizeof(message), "%s", ms_error_message());
+    tree->named |= is_reached(tree) && !tree->given_up; /* once given up it has been said */
     for (int32_t i = 0; i < tree->n_units; i++) {
         /* a slot's generation was counted up, be it named or not */
         tree->named |= tree->units[i]->slot != NULL || tree->units[i]->grad_slot != NULL;

@@ -241,11 +241,12 @@ ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, 
     return msi_comm_gather_named(tree->comm, &label, tree->model, in, nbytes, out);
 }
 
-/* [Note: giving up] What this rank has named and does not finish, its peers may still count on.
- * When they fail at the same place of the program they say so too, and all go on; one that fails
- * alone is told apart by what it says here, also when it tries again what only it has to do again.
- * Where nothing was named the failure is this rank's own affair; peers are told when it comes out.
- */
+/* [Note: giving up] What this rank has named and does not finish, its peers may still count on. On
+ * a forward or backward they do whether it has named anything yet or not: replicas name nothing
+ * until they reduce, and that of the next batch would be taken for that of this one. When they fail
+ * at the same place of the program they say so too, and all go on; one that fails alone is told
+ * apart by what it says here, also when it tries again what only it has to do again. Any other call
+ * that has named nothing is this rank's own affair; peers are told when it comes out. */
 void msi_tree_give_up(ms_fsdp_tree *tree, const char *what)
 {
     const msi_fingerprint fp = {

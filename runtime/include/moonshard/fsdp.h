@@ -142,7 +142,8 @@ MS_API ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *unit, ms_tensor *const 
                                            int32_t n_outputs);
 /** After an error between the tree's pre_forward and post_forward that the program does not catch
  * inside: reshard everything, states to idle. Inside a backward that is still to reduce gradients
- * of this tree they are given up, and it fails. */
+ * of this tree they are given up, and it fails. Ranks that all fail go on; when one fails alone the
+ * next collective is an error on all of them, whatever the strategy. */
 MS_API void ms_fsdp_tree_reset(ms_fsdp_tree *tree);
 /** false: backwards accumulate unsharded gradients and reduce nothing (no_sync). */
 MS_API ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync);
