@@ -114,8 +114,13 @@ describe('FSDP', function()
       assert.same({ 'UserWarning: FSDP is switching to use `NO_SHARD` instead of FULL_SHARD since '
         .. 'the world size is 1.' }, messages(warnings))
       assert.equal('FULL_SHARD', model:units()[1].strategy)
+      ms.no_grad(model, ms.ones(1, 2))
+      assert.equal(1, model[1].weight:dim())
       local asked = { sharding_strategy = 'NO_SHARD' }
       assert.same({}, ms.capture_warnings(FSDP, nn.Linear(1, 1), asked))
+      local whole = wrapped(nn.Linear(2, 2), asked)
+      ms.no_grad(whole, ms.ones(1, 2))
+      assert.equal(2, whole.weight:dim())
     end)
 
     it('warn about containers that have no forward', function()
@@ -309,8 +314,36 @@ FSDP(
       inner(ms.ones(1, 2))
       local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
       checks.raises('AssertionError', "Non-root FSDP instance's `_is_root` should not have been "
-        .. "set yet or should have been set to `False`: '0' was called before the module around "
-        .. 'it; call what FSDP returned for the whole model', outer, ms.ones(1, 2))
+        .. "set yet or should have been set to `False`: forward of '0' was called before the "
+        .. 'module around it; call what FSDP returned for the whole model first', outer,
+        ms.ones(1, 2))
+    end)
+
+    it('and so does whatever needs one; the refusal names it', function()
+      for what, call in pairs {
+        state_dict = function(inner) inner:state_dict() end,
+        hash = function(inner) inner:hash() end,
+        summon_full_params = function(inner) fsdp.summon_full_params(inner, nil, type, inner) end,
+      } do
+        local inner = wrapped(nn.Linear(2, 2))
+        local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
+        call(inner)
+        checks.raises('AssertionError', ("%s of '0' was called before the module around it")
+          :format(what), outer, ms.ones(1, 2))
+      end
+    end)
+
+    it('but the plan of a nested instance is that of the whole model', function()
+      local inner = wrapped(nn.Linear(2, 2))
+      local outer = wrapped(nn.Sequential(nn.Sequential(inner), nn.Linear(2, 2)))
+      local asked = inner:plan()
+      outer(ms.ones(1, 2)):sum():backward()
+      assert.same(outer:plan(), asked)
+      assert.equal(4 * 12, asked.masters) -- two layers of 6 elements
+      local alone = wrapped(nn.Linear(2, 2))
+      alone(ms.ones(1, 2))
+      wrapped(nn.Sequential(alone, nn.Linear(2, 2)))
+      assert.equal(4 * 6, alone:plan().masters)
     end)
 
     it('and instances must agree on use_orig_params', function()

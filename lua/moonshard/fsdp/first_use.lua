@@ -17,6 +17,7 @@ local settings = require 'moonshard.fsdp.settings'
 
 ---@class ms.fsdp.Tree  what the instances of a model share
 ---@field root ms.fsdp.FSDP
+---@field made_by string  what of the root the script had called
 ---@field holder ffi.cdata*  of the runtime's tree
 ---@field handle ffi.cdata*  that tree
 ---@field ready boolean
@@ -34,10 +35,12 @@ end
 
 local function check(instances)
   for i = 2, #instances do
-    if rawget(instances[i], '_tree') then
+    local tree = rawget(instances[i], '_tree')
+    if tree then
       errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
-        .. "yet or should have been set to `False`: '%s' was called before the module around it; "
-        .. 'call what FSDP returned for the whole model', instances[i]:path())
+        .. "yet or should have been set to `False`: %s of '%s' was called before the module around "
+        .. 'it; call what FSDP returned for the whole model first', tree.made_by,
+        instances[i]:path())
     end
   end
   check_homogeneous(instances, 'use_orig_params')
@@ -45,8 +48,10 @@ local function check(instances)
 end
 
 -- A tree whose units are in none yet.
-local function new(root)
-  local tree = { root = root, holder = runtime.tree_holder(), ready = false, running = false }
+local function new(root, what)
+  local tree = {
+    root = root, made_by = what, holder = runtime.tree_holder(), ready = false, running = false,
+  }
   rawset(root, '_tree', tree)
   return tree
 end
@@ -99,13 +104,14 @@ end
 
 --- Make this instance the root of a tree, or go on where an error ended that. Collective.
 ---@param root ms.fsdp.FSDP
+---@param what string  what of it the script has called
 ---@return ms.fsdp.Tree  ready
-local function first_use(root)
+local function first_use(root, what)
   root:_prepare()
   local instances, tree = plan.instances(root), rawget(root, '_tree')
   if not tree then
     check(instances)
-    tree = new(root)
+    tree = new(root, what)
   end
   tree.handle = handle_of(tree, instances)
   for i = #instances, 1, -1 do

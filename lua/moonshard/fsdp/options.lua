@@ -128,7 +128,8 @@ function options.normalised(given)
   }
 end
 
---- What the reference warns about, and a job that another launcher started, once per tree.
+--- What the reference warns about, in its words, and a job that another launcher started, once per
+--- tree. (A world of one keeps the strategy, unlike the reference.)
 function options.warn(opts)
   alone()
   local _, world = runtime.place(opts.process_group)

@@ -213,11 +213,22 @@ function FSDP:_seal(draft)
 end
 
 --- Make this instance the root of a tree, unless it is part of one. Collective.
+---@param what string  what of it the script has called
 ---@return ms.fsdp.Tree
-function FSDP:_lazy_init()
+function FSDP:_lazy_init(what)
   local tree = rawget(self, '_tree')
   return tree and tree.ready and tree
-    or once.run('the first use of FSDP', first_use, tree and tree.root or self)
+    or once.run('the first use of FSDP', first_use, tree and tree.root or self, what)
+end
+
+-- The outermost instance that contains this one.
+local function outermost(instance)
+  local module = rawget(instance, '_owner')
+  while module do
+    instance = module._is_fsdp and module or instance
+    module = rawget(module, '_owner')
+  end
+  return instance
 end
 
 -- -- forward -------------------------------------------------------------------------------------
@@ -274,7 +285,7 @@ end
 
 function FSDP:forward(...)
   local tree = type(self) == 'table'
-    and (rawget(self, '_tree') or self._is_fsdp and self:_lazy_init())
+    and (rawget(self, '_tree') or self._is_fsdp and self:_lazy_init('forward'))
   if not tree then
     errors.raise('TypeError', "FSDP:forward: 'self' is %s, expected what FSDP() returned; write "
       .. "model(x) or model:forward(x), and for the wrapped module's own forward "
@@ -283,7 +294,7 @@ function FSDP:forward(...)
   if tree.running then
     return self:_unit_forward(...)
   elseif not tree.ready then
-    self:_lazy_init()
+    self:_lazy_init('forward')
   end
   return guard.run('a forward', end_forward, tree, outermost_forward, self, tree, ...)
 end
@@ -311,7 +322,7 @@ end
 ---@return ...
 function FSDP:no_sync(fn, ...)
   arguments.fn('no_sync', 'fn', fn)
-  local tree = self:_lazy_init()
+  local tree = self:_lazy_init('no_sync')
   if not self._is_root then
     errors.raise('RuntimeError', '`no_sync()` on inner FSDP instances is not supported. Please '
       .. 'call `no_sync()` on root FSDP module.')
@@ -349,7 +360,7 @@ end
 function FSDP:clip_grad_norm_(max_norm, norm_type)
   arguments.number('clip_grad_norm_', 'max_norm', max_norm)
   norm_type = arguments.number('clip_grad_norm_', 'norm_type', norm_type, 2)
-  local tree = self:_lazy_init()
+  local tree = self:_lazy_init('clip_grad_norm_')
   if not self._is_root then
     errors.raise('RuntimeError',
       '`clip_grad_norm_()` should only be called on the root FSDP instance')
@@ -366,7 +377,7 @@ end
 --- Gather this instance's own parameters and keep them until reshard(). Collective. Does nothing
 --- when they are gathered.
 function FSDP:unshard()
-  self:_lazy_init()
+  self:_lazy_init('unshard')
   if rawget(self, '_unit') then
     runtime.unshard(self._unit)
   end
@@ -374,7 +385,7 @@ end
 
 --- Let this instance's full parameters go. RuntimeError during its forward or backward.
 function FSDP:reshard()
-  self:_lazy_init()
+  self:_lazy_init('reshard')
   if rawget(self, '_unit') then
     runtime.reshard(self._unit)
   end
@@ -391,7 +402,7 @@ function FSDP:set_gradient_factor(factor)
         .. 'above 0', factor)
     end
   end
-  runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
+  runtime.set_gradient_factor(self:_lazy_init('set_gradient_factor').handle, factor or 0)
 end
 
 --- NotImplementedError: gradients are reduced in one way.
@@ -404,7 +415,7 @@ end
 --- equal values, else with every rank's: nobody reduces its gradients. Collective.
 ---@return string
 function FSDP:hash()
-  local tree = self:_lazy_init()
+  local tree = self:_lazy_init('hash')
   return runtime.hash(tree.handle, all_params(tree))
 end
 
@@ -425,14 +436,16 @@ function FSDP:units()
 end
 
 --- Bytes this rank will hold for parameters, gradients, optimizer states and slots when a step is
---- `micro_batches` backwards (default: one) of which all but the last run in no_sync. Frozen
---- parameters count as they are now. Collective the first time.
+--- `micro_batches` backwards (default: one) of which all but the last run in no_sync. Of the whole
+--- model, whichever instance is asked. Frozen parameters count as they are now. Collective the
+--- first time.
 ---@param opts? { micro_batches?: integer }
 ---@return ms.Plan
 function FSDP:plan(opts)
   opts = errors.options('plan', opts, { 'micro_batches' })
   local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
-  return runtime.plan(self:_lazy_init().handle, micro_batches)
+  local root = rawget(self, '_tree') and self or outermost(self) -- asking makes no other root
+  return runtime.plan(root:_lazy_init('plan').handle, micro_batches)
 end
 
 --- Collectives this rank has called in the instance's group so far, by kind.
@@ -481,7 +494,7 @@ end
 ---@param opts? { rank0_only?: boolean }
 ---@return ms.StateDict
 function FSDP:state_dict(opts)
-  self:_lazy_init()
+  self:_lazy_init('state_dict')
   return Module.state_dict(self, opts)
 end
 
@@ -489,7 +502,7 @@ end
 ---@param fn fun(module: ms.nn.Module)
 ---@return self
 function FSDP:apply(fn)
-  if runtime.summoned(self:_lazy_init().handle) then -- by the instance around this one
+  if runtime.summoned(self:_lazy_init('apply').handle) then -- by the instance around this one
     return Module.apply(self, fn)
   end
   return summon_full_params(self, nil, Module.apply, self, fn)
