@@ -230,6 +230,18 @@ static ms_status fold_all(ms_fsdp_tree *tree, const order *o, bool largest, mess
     return MS_OK;
 }
 
+/* The call first: a rank that clips alone differs by that, not by what its gradients are. */
+static ms_status tell(const ms_fsdp_tree *tree, const order *o, const msi_note *note)
+{
+    msi_tree_note(tree, note);
+    for (int32_t i = 0; i < o->n; i++) {
+        if (o->places[i].unit != NULL) {
+            MS_TRY(msi_unit_note_gradient(o->places[i].unit, o->places[i].index));
+        }
+    }
+    return MS_OK;
+}
+
 /* Exchange everybody's message. `*all` (world, room) is the caller's to release. */
 static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, const msi_note *note,
                           message *messages, char **all)
@@ -257,7 +269,7 @@ static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, cons
             MS_TRY_GOTO(write_plain(at, largest, &own), done);
         }
     }
-    msi_tree_note(tree, note);
+    MS_TRY_GOTO(tell(tree, o, note), done);
     MS_TRY_GOTO(msi_tree_gather(tree, "clip_grad_norm_", mine, room, *all), done);
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
     for (int32_t q = 0; q < tree->world; q++) {
@@ -269,7 +281,7 @@ done:
     return status;
 }
 
-/* The note is made when nothing can fail any more that would not fail everywhere. */
+/* The notes are made when nothing can fail any more that would not fail everywhere. */
 static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, const msi_note *note,
                             double *total)
 {
@@ -289,7 +301,7 @@ static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, co
     }
     MS_TRY_GOTO(fold_all(tree, o, largest, messages, total), done);
     if (!any) {
-        msi_tree_note(tree, note);
+        status = tell(tree, o, note);
     }
 done:
     msi_release(tree->ctx, all);
@@ -323,11 +335,6 @@ static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, doubl
                            {max_norm, norm_type, order_hash},
                            .n_numbers = 3};
 
-    for (int32_t i = 0; i < o->n; i++) {
-        if (o->places[i].unit != NULL) {
-            MS_TRY(msi_unit_note_gradient(o->places[i].unit, o->places[i].index));
-        }
-    }
     MS_TRY(total_norm(tree, o, largest, &note, &folded));
     *total = msi_plain_nan(msi_norm_finish(folded, largest));
     double coefficient = msi_clip_coefficient(max_norm, *total);

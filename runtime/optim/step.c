@@ -216,9 +216,6 @@ ms_status ms_optim_step(ms_optim *optim)
         msi_optim_param *p = &optim->params[i];
 
         status = prepare(optim, p, &u);
-        if (status == MS_OK) {
-            status = note_gradient(p->tensor);
-        }
         if (status == MS_OK && u.numel > 0) {
             status = apply(optim, p, &u, &c, scratch);
         }
@@ -232,8 +229,10 @@ ms_status ms_optim_step(ms_optim *optim)
         touch(p->tensor);
     }
     msi_storage_release(scratch);
-    if (status == MS_OK) {
-        msi_optim_note_step(optim);
+    MS_TRY(status);
+    msi_optim_note_step(optim); /* first: a rank that steps alone differs by that */
+    for (int32_t i = 0; i < optim->n_params; i++) {
+        MS_TRY(note_gradient(optim->params[i].tensor));
     }
-    return status;
+    return MS_OK;
 }

@@ -501,6 +501,11 @@ local ERRORS = {
     'norm_type of clip_grad_norm_ is 2 on rank 0 and inf on rank 1' },
   { 'no clipping', { clip = on(2, nothing, DEFAULTS.clip) },
     'rank 0 has clip_grad_norm_ (max_norm 1, norm_type 2) where rank 1 has step of SGD' },
+  { 'clipping of replicas between steps', { before_step = before(2, DEFAULTS.clip) },
+    'rank 1 has clip_grad_norm_ (max_norm 1, norm_type 2)', { options = NO_SHARD } },
+  { 'a step of replicas between steps', { before_step = before(2, function(_, opt)
+    opt:step()
+  end) }, 'rank 1 has step of SGD', { options = NO_SHARD } },
   { 'the clip bound of replicas', { clip = function(model) model:clip_grad_norm_(2) end },
     'max_norm of clip_grad_norm_ is 1 on rank 0 and 2 on rank 1', { options = NO_SHARD } },
   { 'the gradient factor', { after_wrap = function(model) model:set_gradient_factor(0.25) end },
