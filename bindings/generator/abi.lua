@@ -30,7 +30,7 @@ function abi.source(api, hash)
     rows[#rows + 1] = ('    {"%s", "", 0, sizeof(%s)},'):format(s.name, s.name)
     for _, field in ipairs(s.fields) do
       rows[#rows + 1] = ('    {"%s", "%s", offsetof(%s, %s), sizeof(((%s *)0)->%s)},'):format(
-        s.name, field, s.name, field, s.name, field)
+        s.name, field.name, s.name, field.name, s.name, field.name)
     end
   end
   return ([[

@@ -15,11 +15,16 @@
 ---@field returns string
 ---@field params ms.gen.Param[]
 
+---@class ms.gen.Field
+---@field name string
+---@field type string    e.g. 'int64_t'
+---@field array? string  '[8]'
+
 ---@class ms.gen.Api
 ---@field text string  the declarations, one per paragraph; MS_NULLABLE as a comment, which can be
 ---                    parsed again
 ---@field functions ms.gen.Function[]
----@field structs { name: string, fields: string[] }[]
+---@field structs { name: string, fields: ms.gen.Field[] }[]
 ---@field opaque table<string, boolean>  structs declared without their fields
 
 local SCALARS = { float = true, double = true, bool = true, size_t = true }
@@ -129,8 +134,8 @@ local function parse_struct(name, body, known, line)
     if field:find(':', 1, true) then
       refuse('a bitfield', field)
     end
-    local _, field_name = declarator(field, known, field .. ' (in ' .. name .. ')')
-    fields[#fields + 1] = field_name
+    local type, field_name, array = declarator(field, known, field .. ' (in ' .. name .. ')')
+    fields[#fields + 1] = { name = field_name, type = type, array = array }
   end
   if #fields == 0 then
     refuse('an empty struct', line)

@@ -139,17 +139,32 @@ static const msi_field option_fields[] = {
     MSI_FIELD(ms_fsdp_tree_options, n_slots),
 };
 
+static ms_status take_options(ms_fsdp_tree_options *o, const ms_fsdp_tree_options *given)
+{
+    *o = defaults;
+    if (given != NULL) {
+        MS_TRY(msi_struct_take(o, given, "ms_fsdp_tree_options", option_fields,
+                               MSI_COUNT(option_fields)));
+    }
+    if (o->backward_prefetch < MS_FSDP_PREFETCH_NONE ||
+        o->backward_prefetch > MS_FSDP_PREFETCH_POST) {
+        return MS_FAIL(MS_VALUE_ERROR, "backward_prefetch %d is none, expected 0 to %d",
+                       (int)o->backward_prefetch, MS_FSDP_PREFETCH_POST);
+    }
+    if (o->n_slots < 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "n_slots is %d, expected 0 or more", (int)o->n_slots);
+    }
+    return MS_OK;
+}
+
 ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree_options *options,
                            ms_fsdp_unit *const *units, int32_t n_units, bool root_has_unit)
 {
-    ms_fsdp_tree_options o = defaults;
+    ms_fsdp_tree_options o;
     ms_status status = MS_OK;
 
     *out = NULL;
-    if (options != NULL) {
-        MS_TRY(msi_struct_take(&o, options, "ms_fsdp_tree_options", option_fields,
-                               (int32_t)(sizeof(option_fields) / sizeof(option_fields[0]))));
-    }
+    MS_TRY(take_options(&o, options));
     if (root_has_unit && n_units < 1) {
         return MS_FAIL(MS_VALUE_ERROR,
                        "root_has_unit is true for a tree of %d units, expected the root's first",

@@ -247,18 +247,27 @@ static const msi_field option_fields[] = {
     MSI_FIELD(ms_fsdp_unit_options, use_orig_params),
 };
 
+static ms_status check_dtype(const char *option, int32_t dtype)
+{
+    return dtype == MS_DTYPE_NONE || ms_dtype_is_floating(dtype)
+               ? MS_OK
+               : MS_FAIL(MS_TYPE_ERROR, "%s is %s (%d), expected a floating dtype", option,
+                         ms_dtype_name(dtype), (int)dtype);
+}
+
 static ms_status take_options(ms_fsdp_unit_options *o, const ms_fsdp_unit_options *given)
 {
     *o = defaults;
     if (given != NULL) {
         MS_TRY(msi_struct_take(o, given, "ms_fsdp_unit_options", option_fields,
-                               (int32_t)(sizeof(option_fields) / sizeof(option_fields[0]))));
+                               MSI_COUNT(option_fields)));
     }
     if (o->strategy < MS_FSDP_FULL_SHARD || o->strategy > MS_FSDP_NO_SHARD) {
-        return MS_FAIL(MS_VALUE_ERROR, "sharding strategy %d is none, expected 0 to 2",
-                       (int)o->strategy);
+        return MS_FAIL(MS_VALUE_ERROR, "sharding strategy %d is none, expected 0 to %d",
+                       (int)o->strategy, MS_FSDP_NO_SHARD);
     }
-    return MS_OK;
+    MS_TRY(check_dtype("param_dtype", o->param_dtype));
+    return check_dtype("reduce_dtype", o->reduce_dtype);
 }
 
 /* Everything that follows from the options, the group and the parameters' dtype. */
@@ -307,11 +316,6 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
     msi_label_set(&u->label, name);
     if (u->name == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for unit '%s'", name);
-    }
-    if (!ms_dtype_is_floating(u->param_dtype) || !ms_dtype_is_floating(u->reduce_dtype)) {
-        return MS_FAIL(MS_TYPE_ERROR,
-                       "unit '%s': param_dtype %s and reduce_dtype %s, expected floating dtypes",
-                       name, ms_dtype_name(u->param_dtype), ms_dtype_name(u->reduce_dtype));
     }
     msi_unit_explain(u, NULL);
     MS_TRY(take_params(u, params, n_params, names));

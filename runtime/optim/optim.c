@@ -134,7 +134,7 @@ ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, int32_t 
 
     MS_TRY(msi_optim_alive(optim));
     if (options != NULL) {
-        MS_TRY(msi_optim_options_take(&taken, optim->kind, options));
+        MS_TRY(msi_optim_options_take(&taken, options));
     }
     for (int32_t i = 0; i < n_params; i++) {
         MS_TRY(check_param(optim, params, i));
@@ -189,7 +189,7 @@ ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_optim_op
 ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_options *o)
 {
     MS_TRY(check_group(optim, group));
-    return msi_optim_options_take(&optim->groups[group], optim->kind, o);
+    return msi_optim_options_take(&optim->groups[group], o);
 }
 
 ms_status ms_optim_zero_grad(ms_optim *optim)

@@ -48,25 +48,22 @@ static ms_status check_beta(int index, double beta)
                : MS_FAIL(MS_VALUE_ERROR, "Invalid beta parameter at index %d: %g", index, beta);
 }
 
-static ms_status check_values(int32_t kind, const ms_optim_options *o)
+/* Those that the kind of optimizer does not use, too. */
+static ms_status check_values(const ms_optim_options *o)
 {
     MS_TRY(check_not_negative("learning rate", o->lr));
-    if (kind == MS_OPTIM_SGD) {
-        MS_TRY(check_not_negative("momentum value", o->momentum));
-        MS_TRY(check_not_negative("weight_decay value", o->weight_decay));
-        if (!isfinite(o->dampening)) {
-            return MS_FAIL(MS_VALUE_ERROR, "Invalid dampening value: %g", o->dampening);
-        }
-        if (o->nesterov && (o->momentum <= 0 || o->dampening != 0)) {
-            return MS_FAIL(MS_VALUE_ERROR,
-                           "Nesterov momentum requires a momentum and zero dampening");
-        }
-        return MS_OK;
-    }
+    MS_TRY(check_not_negative("momentum value", o->momentum));
     MS_TRY(check_not_negative("epsilon value", o->eps));
     MS_TRY(check_beta(0, o->beta1));
     MS_TRY(check_beta(1, o->beta2));
-    return check_not_negative("weight_decay value", o->weight_decay);
+    MS_TRY(check_not_negative("weight_decay value", o->weight_decay));
+    if (!isfinite(o->dampening)) {
+        return MS_FAIL(MS_VALUE_ERROR, "Invalid dampening value: %g", o->dampening);
+    }
+    if (o->nesterov && (o->momentum <= 0 || o->dampening != 0)) {
+        return MS_FAIL(MS_VALUE_ERROR, "Nesterov momentum requires a momentum and zero dampening");
+    }
+    return MS_OK;
 }
 
 static const msi_field option_fields[] = {
@@ -77,12 +74,12 @@ static const msi_field option_fields[] = {
     MSI_FIELD(ms_optim_options, nesterov),     MSI_FIELD(ms_optim_options, maximize),
 };
 
-ms_status msi_optim_options_take(ms_optim_options *options, int32_t kind, const ms_optim_options *o)
+ms_status msi_optim_options_take(ms_optim_options *options, const ms_optim_options *o)
 {
     ms_optim_options taken = *options;
 
     MS_TRY(msi_struct_take(&taken, o, "ms_optim_options", option_fields, MSI_COUNT(option_fields)));
-    MS_TRY(check_values(kind, &taken));
+    MS_TRY(check_values(&taken));
     *options = taken;
     return MS_OK;
 }

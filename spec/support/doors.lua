@@ -2,7 +2,8 @@
 ---
 --- Calls every public C function with what no caller may pass: NULL for each pointer, freed
 --- handles, counts below 0, numbers that are no dtype, kind or dimension. The list comes from the
---- headers. What may not happen is printed; the call being made stands in the file PROGRESS.
+--- headers, and so do the fields of structs that are given. What may not happen is printed; the
+--- call being made stands in the file PROGRESS.
 
 local ffi = require 'ffi'
 
@@ -294,14 +295,110 @@ for _, fn in ipairs(api.functions) do
   end
 end
 
--- Options of another size than any version had.
-for _, size in ipairs { 0, 2 ^ 31 } do
-  local optim = ffi.new 'ms_optim_options'
-  C.ms_optim_options_init(optim, ffi.sizeof(optim), C.MS_OPTIM_SGD)
-  optim.struct_size = size
-  refused({ name = 'ms_optim_add_group', returns = 'ms_status', params = { {}, {}, {}, {}, {} } },
-    { make.ms_optim(), ffi.new('ms_tensor *[1]', { parameter() }), 1, optim, nil },
-    'struct_size ' .. size, 'struct_size')
+-- -- fields of structs ---------------------------------------------------------------------------
+
+local function extent(numel)
+  return ffi.new('ms_param_extent', { 0, numel, 1, { numel }, C.MS_DTYPE_F32 })
+end
+
+local function options(struct, ...)
+  local o = ffi.new(struct)
+  C[struct .. '_init'](o, ffi.sizeof(o), ...)
+  return o
+end
+
+local function saved_tensor(begin)
+  local writer = make.ms_checkpoint_writer()
+  assert(C.ms_checkpoint_add(writer, 'a', extent(2), tensor('F32', 2)) == 0)
+  assert(C.ms_checkpoint_commit(writer, nil) == 0)
+  return begin(folder .. '/unfinished')
+end
+
+-- Calls that succeed, but for the struct they are given; all functions that take one.
+local WITH_STRUCT = {
+  ms_fsdp_unit_new = function(o)
+    return { ffi.new 'ms_fsdp_unit *[1]', world(), 'u', o, ffi.new('ms_tensor *[1]', parameter()),
+      1, text_list 'w' }
+  end,
+  ms_fsdp_tree_new = function(o)
+    return { ffi.new 'ms_fsdp_tree *[1]', world(), o, ffi.new('ms_fsdp_unit *[1]', unit()), 1, true }
+  end,
+  ms_optim_add_group = function(o)
+    return { make.ms_optim(), ffi.new('ms_tensor *[1]', parameter()), 1, o, nil }
+  end,
+  ms_optim_options_set = function(o)
+    local optim = make.ms_optim()
+    assert(C.ms_optim_add_group(optim, ffi.new('ms_tensor *[1]', parameter()), 1, nil, nil) == 0)
+    return { optim, 0, o }
+  end,
+  ms_checkpoint_add = function(o)
+    return { make.ms_checkpoint_writer(), 'a', o, tensor('F32', 2) }
+  end,
+  ms_checkpoint_read = function(o)
+    local checkpoint = saved_tensor(function(path)
+      return made('ms_checkpoint', C.ms_checkpoint_open, path)
+    end)
+    return { checkpoint, 'a', o, tensor('F32', 2) }
+  end,
+  ms_checkpoint_load_add = function(o)
+    local loader = saved_tensor(function(path)
+      return made('ms_checkpoint_loader', C.ms_checkpoint_load_begin, world(), path)
+    end)
+    return { loader, 'a', o, tensor('F32', 2) }
+  end,
+}
+
+local RIGHT_STRUCT = {
+  ms_fsdp_unit_options = function() return options 'ms_fsdp_unit_options' end,
+  ms_fsdp_tree_options = function() return options 'ms_fsdp_tree_options' end,
+  ms_optim_options = function() return options('ms_optim_options', C.MS_OPTIM_SGD) end,
+  ms_param_extent = function() return extent(2) end,
+}
+
+local WRONG = {
+  int32_t = { -5, 99, 2 ^ 31 - 1, -2 ^ 31 },
+  uint32_t = { 0, 2, 2 ^ 31 },
+  int64_t = { -1, 2 ^ 62, -2 ^ 62 },
+  double = { 0 / 0, math.huge, -math.huge },
+}
+
+-- Of a bound only what is below it is wrong.
+local MAY_BE_LARGE = { n_slots = true }
+-- What the message calls a field.
+local CALLED = {
+  strategy = 'sharding strategy', lr = 'learning rate', beta1 = 'beta parameter at index 0',
+  beta2 = 'beta parameter at index 1', eps = 'epsilon', dtype = 'dtype', ndim = 'dimensions',
+  shape = 'shape', start = 'elements', numel = 'elements',
+}
+
+local by_name = {}
+for _, struct in ipairs(api.structs) do
+  by_name[struct.name] = struct
+end
+
+for _, fn in ipairs(api.functions) do
+  for _, p in ipairs(fn.params) do
+    local struct = by_name[p.type:match('^const ([%w_]+) %*$')]
+    if struct and struct.name ~= 'ms_ref' and fn.name:find '^ms_' then
+      assert(WITH_STRUCT[fn.name], fn.name .. ' has no row in WITH_STRUCT')
+      local right = call(fn, WITH_STRUCT[fn.name](RIGHT_STRUCT[struct.name]()), 'with a right one')
+      assert(right == 0, fn.name .. ' does not take what it should')
+      for _, field in ipairs(struct.fields) do
+        for _, number in ipairs(WRONG[field.type] or {}) do
+          if not (MAY_BE_LARGE[field.name] and number > 0) then
+            local given = RIGHT_STRUCT[struct.name]()
+            if field.array then
+              given[field.name][0] = number
+            else
+              given[field.name] = number
+            end
+            refused(fn, WITH_STRUCT[fn.name](given),
+              ('%s.%s = %g'):format(p.name, field.name, number), CALLED[field.name] or field.name)
+          end
+        end
+      end
+    end
+  end
 end
 
 -- Everything is stale once its context is closed.

@@ -30,7 +30,8 @@ typedef struct ms_fsdp_tree_options {
     uint32_t struct_size;
     int32_t backward_prefetch; /**< MS_FSDP_PREFETCH_*, default PRE */
     bool forward_prefetch;     /**< default false */
-    int32_t n_slots; /**< parameter slots in the ring; 0: chosen (two, three with prefetch) */
+    int32_t n_slots; /**< parameter slots in the ring, at most one a unit is made; 0: chosen (two,
+                          three with prefetch) */
 } ms_fsdp_tree_options;
 
 /** What the plan says of one unit. */
@@ -77,7 +78,7 @@ MS_API void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o, uint32_t struct_s
 /**
  * Group parameters. Takes its own reference to each; their handles show the local shard from now
  * on (1-D) and the full parameter while the unit is unsharded. Gradients they have are dropped. No
- * communication.
+ * communication. MS_VALUE_ERROR, MS_TYPE_ERROR for options that are none.
  * @param params  (n) distinct floating leaves of one dtype, at least one element each unless their
  *                shape has a zero; scalars are refused
  * @param names   (n) paths, copied; used in errors, checkpoints and the random stream
@@ -100,7 +101,7 @@ MS_API const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *unit);
 
 /** A tree over `n_units` units, none of them NULL. Takes the units over. The caller owns `*out`.
  * MS_VALUE_ERROR for units that are in a tree already, listed twice, or sharded over another group
- * than `comm`.
+ * than `comm`, and for options that are none.
  * @param root_has_unit  units[0] holds the parameters the root module itself owns: it stays whole
  *                       from its first forward to its backward. false where the root owns none;
  *                       MS_VALUE_ERROR for true without units */

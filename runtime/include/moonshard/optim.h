@@ -33,7 +33,8 @@ MS_API ms_status ms_optim_options_init(ms_optim_options *o, uint32_t struct_size
 MS_API ms_status ms_optim_new(ms_optim **out, int32_t kind);
 MS_API void ms_optim_free(ms_optim *optim);
 /** Append a group. Takes its own references. MS_VALUE_ERROR when a parameter is in a group already,
- * is no leaf, or an option is out of range (message as torch.optim's).
+ * is no leaf, or an option is out of range (message as torch.optim's), one that optimizers of this
+ * kind do not use, too.
  * @param options  NULL, and fields that an older host's struct does not have: the defaults
  * @param group    its index */
 MS_API ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, int32_t n_params,
