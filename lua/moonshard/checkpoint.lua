@@ -87,11 +87,14 @@ end
 
 -- -- writing -------------------------------------------------------------------------------------
 
--- What no unit holds is each rank's own, and only rank 0's is written: the commit compares.
-local function check_own(writer, comm, name, value)
+-- Of what every rank has in full (what no unit holds, replicas) only rank 0's is written: the
+-- commit compares.
+local function check_whole(writer, comm, param, name, value)
   local _, size = sharding.place(comm)
-  if size > 1 and value then
-    runtime.same(writer, ("the hash of %s, which no FSDP unit holds,"):format(name), value:hash())
+  if size > 1 and value and is_replicated(param) then
+    runtime.same(writer, ('the hash of %s, %s,'):format(name,
+      parameter.manager(param) and 'of which every rank holds a replica'
+        or 'which no FSDP unit holds'), value:hash())
   end
 end
 
@@ -111,9 +114,7 @@ local function add_model(writer, model, comm)
   check_which(writer, 'the model', params, 'tensor')
   for _, p in ipairs(params) do
     local part, extent = parameter.part(p.tensor)
-    if not parameter.manager(p.tensor) then
-      check_own(writer, comm, ("parameter '%s'"):format(p.name), part)
-    end
+    check_whole(writer, comm, p.tensor, ("parameter '%s'"):format(p.name), part)
     local mine = rank == 0 or not is_replicated(p.tensor)
     runtime.add(writer, model_key(p.name), extent, mine and part or nil)
   end
@@ -134,9 +135,7 @@ local function add_optimizer(writer, optimizer, comm)
     steps[entry.name] = entry.steps
     for _, state in ipairs(states) do
       local value = entry.state[state]
-      if not parameter.manager(entry.param) then
-        check_own(writer, comm, ("%s of '%s'"):format(state, entry.name), value)
-      end
+      check_whole(writer, comm, entry.param, ("%s of '%s'"):format(state, entry.name), value)
       if value then
         runtime.add(writer, state_key(state, entry.name), extent, mine and value or nil)
       end
@@ -169,8 +168,9 @@ end
 
 --- Write `<root>/<name>`. Collective: every rank gives the same parts, step and config. A
 --- checkpoint of this name is replaced as a whole, also by one that holds less. On a failure the
---- checkpoints before stay as they were. Parameters that no FSDP unit holds, and their optimizer's
---- state, are written once for all ranks: a ValueError where they differ. Of buffers rank 0's are
+--- checkpoints before stay as they were. Parameters that no FSDP unit holds or that NO_SHARD
+--- replicates, and their optimizer's state, are written once for all ranks: a ValueError where they
+--- differ. Of buffers rank 0's are
 --- written, with a warning that names those of which others have other values; the seed and how far
 --- draws are go by rank 0, too.
 ---@param root string  folder, made when missing; equal on all ranks, as `name` is
@@ -464,8 +464,9 @@ end
 -- -- interchange ---------------------------------------------------------------------------------
 
 --- Write all full parameters as one safetensors file (by rank 0). Collective, with one outcome on
---- all ranks. A ValueError when a parameter that no FSDP unit holds differs between them; of
---- buffers rank 0's are written, with a warning where they differ.
+--- all ranks. A ValueError when a parameter that no FSDP unit holds differs between them, a
+--- CommError when replicas (NO_SHARD) do; of buffers rank 0's are written, with a warning where
+--- they differ.
 ---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)

@@ -371,8 +371,8 @@ void msi_unit_explain(ms_fsdp_unit *u, const char *cause);
 void msi_unit_dispose(ms_fsdp_unit *u);
 
 /* -- full.c ------------------------------------------------------------------------------------ */
-/* The whole flat parameter in the master's dtype, in new memory. Collective for sharded units.
- * `what` the script has called, for those that wait: "hash of unit". */
+/* The whole flat parameter in the master's dtype, in new memory. Collective. MS_COMM_ERROR on all
+ * ranks when replicas differ. `what` the script has called, for those that wait: "hash of unit". */
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
 
 /* -- summon.c ---------------------------------------------------------------------------------- */

@@ -17,6 +17,46 @@ static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name,
     return msi_comm_gather_named(u->comm, &label, msi_unit_model(u), in, nbytes, out);
 }
 
+/* A replica is whole without its peers, and what scripts wrote since the last backward has not been
+ * compared: who takes it for all ranks' finds out. Arguments as for all_gather(). */
+static ms_status replicas_agree(ms_fsdp_unit *u, const char *what, const char *name)
+{
+    const int64_t n = u->n_params;
+    msi_label label;
+    uint64_t *own;
+
+    if (u->is_sharded || u->world == 1) {
+        return MS_OK;
+    }
+    own = malloc(sizeof(*own) * (size_t)(n * (u->world + 1)));
+    if (own == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the parameters of unit '%s'",
+                       u->name);
+    }
+    uint64_t *all = own + n;
+
+    for (int32_t p = 0; p < u->n_params; p++) {
+        own[p] = msi_replica_hash(u, p);
+    }
+    msi_label_about(&label, what, name);
+    if (u->tree != NULL) {
+        u->tree->named = true;
+    }
+    ms_status status = msi_comm_gather_named(u->comm, &label, msi_unit_model(u), own,
+                                             n * (int64_t)sizeof(*own), all);
+
+    for (int64_t i = n; status == MS_OK && i < n * u->world; i++) {
+        if (all[i] != all[i % n]) {
+            status = MS_FAIL(MS_COMM_ERROR,
+                             "%s '%s': replicas of parameter '%s' (NO_SHARD) have other values on "
+                             "rank %d than on rank 0; write the same on all ranks",
+                             what, name, u->params[i % n].name, (int)(i / n));
+        }
+    }
+    free(own);
+    return status;
+}
+
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out)
 {
     int32_t world = u->is_sharded ? u->world : 1;
@@ -25,6 +65,7 @@ ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **
 
     *out = NULL;
     MS_TRY(ms_fsdp_unit_materialize(u));
+    MS_TRY(replicas_agree(u, what, u->name));
     MS_TRY(msi_storage_new(&full, u->ctx, nbytes * world, MS_MEM_PARAMETER));
     if (world == 1) {
         memcpy(full->data, u->master->data, (size_t)nbytes);
@@ -98,6 +139,7 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
     MS_TRY(check_index(u, index));
     MS_TRY(msi_masters_check(u->tree, "gather"));
     MS_TRY(ms_fsdp_unit_materialize(u));
+    MS_TRY(replicas_agree(u, "gather of parameter", u->params[index].name));
     param = u->params[index].tensor->param;
     MS_TRY(
         msi_tensor_make(out, u->ctx, u->orig_dtype, param->ndim, param->shape, MS_MEM_ACTIVATION));

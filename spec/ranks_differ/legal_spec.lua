@@ -72,6 +72,20 @@ local function update_by_hand(lr)
   return { clip = to_shards(function(p, grad) p:add_(grad, -lr) end), step = nothing }
 end
 
+-- A bias of replicas gets these values, behind all backwards, and they are taken for all ranks'.
+local function writes_last(...)
+  local values = { ... }
+  return { options = NO_SHARD, last = function(model)
+    for _, value in ipairs(values) do
+      ms.no_grad(model.module[3].bias.fill_, model.module[3].bias, value)
+    end
+    ms.checkpoint.save(folder, 'last', { step = 1, model = model })
+    model:state_dict()
+    fsdp.summon_full_params(model, { writeback = false }, nothing)
+    assert(#model:hash() == 16)
+  end }
+end
+
 -- { what, settings of rank 1, the reason, what a warning of rank 0 says, settings of both }
 local LEGAL = {
   { 'the seed of shards', { seed = 2 },
@@ -124,6 +138,8 @@ local LEGAL = {
   end) }, 'values are compared, not writes', nil, {
     options = NO_SHARD, clip = changes(function(bias) bias:grad():fill_(4) end),
   } },
+  { 'a replica, written in other steps', writes_last(1, 4), 'values are compared, not writes', nil,
+    writes_last(4) },
   { 'a write into a replica that is refused', { before_step = before(2, function(model)
     local bias = model.module[3].bias
     checks.raises('ValueError', 'does not broadcast', ms.no_grad, bias.copy_, bias, ms.ones(2, 9))

@@ -115,6 +115,22 @@ local function loads(name)
   end) }
 end
 
+-- The last bias gets this value, behind all backwards, and then something is asked.
+local function written_last(act)
+  local function with(value)
+    return { options = NO_SHARD, last = function(model)
+      ms.no_grad(model.module[3].bias.fill_, model.module[3].bias, value)
+      act(model)
+    end }
+  end
+  return with(8), with(7)
+end
+
+local function replica_written_last(what, told, act)
+  local odd, base = written_last(act)
+  return { 'other values written into a replica before ' .. what, odd, told, base }
+end
+
 -- A module without parameters in the place of the dropout.
 local function holding(make)
   return function()
@@ -285,6 +301,21 @@ local ERRORS = {
       ms.no_grad(model.module[3].bias.fill_, model.module[3].bias, 8)
     end),
   } },
+  replica_written_last('checkpoint.save', "the hash of parameter '2.bias', of which every rank "
+    .. 'holds a replica, is', function(model)
+    ms.checkpoint.save(folder, 'last', { step = 1, model = model })
+  end),
+  replica_written_last('export', "state_dict of unit 'nn.Sequential': replicas of parameter "
+    .. "'2.bias' (NO_SHARD) have other values on rank 1 than on rank 0", function(model)
+    ms.checkpoint.export(folder .. '/last.safetensors', model)
+  end),
+  replica_written_last('state_dict', "state_dict of unit 'nn.Sequential': replicas of parameter "
+    .. "'2.bias'", function(model) model:state_dict() end),
+  replica_written_last('hash', "hash of unit 'nn.Sequential': replicas of parameter '2.bias'",
+    function(model) model:hash() end),
+  replica_written_last('summon_full_params',
+    "summon_full_params of unit 'nn.Sequential': replicas of parameter '2.bias'",
+    function(model) fsdp.summon_full_params(model, { writeback = false }, nothing) end),
   { 'other values written into a replica inside summon_full_params',
     { before_step = before(2, function(model)
       local bias = model.module[3].bias

@@ -321,7 +321,8 @@ local WITH_STRUCT = {
       1, text_list 'w' }
   end,
   ms_fsdp_tree_new = function(o)
-    return { ffi.new 'ms_fsdp_tree *[1]', world(), o, ffi.new('ms_fsdp_unit *[1]', unit()), 1, true }
+    return { ffi.new 'ms_fsdp_tree *[1]', world(), o, ffi.new('ms_fsdp_unit *[1]', unit()), 1,
+      true }
   end,
   ms_optim_add_group = function(o)
     return { make.ms_optim(), ffi.new('ms_tensor *[1]', parameter()), 1, o, nil }

@@ -170,7 +170,9 @@ MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree);
 MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
 /** Between the two? */
 MS_API bool ms_fsdp_tree_summoned(const ms_fsdp_tree *tree);
-/** Full-precision copy of parameter `index` of `unit`, original shape. Collective. */
+/** Full-precision copy of parameter `index` of `unit`, original shape. Collective. MS_COMM_ERROR on
+ * all ranks where replicas (NO_SHARD) differ, as in ms_fsdp_unit_gather_all(), ms_fsdp_tree_hash()
+ * and ms_fsdp_tree_summon(). */
 MS_API ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *unit, int32_t index);
 /**
  * Full-precision copies of all parameters of `unit`, in one collective.
