@@ -46,7 +46,8 @@ is passed on to them, to stop by or not. What ranks start and leave behind ends 
 Variables of the environment, in seconds:
   MS_COMM_TIMEOUT=600   a rank waits so long for another before it gives up
   MS_COMM_ANNOUNCE=15   ... and after so long says for whom; 0: never
-  MS_STOP_TIMEOUT=10    from a signal to the end of ranks that never ask; 0: none
+  MS_STOP_TIMEOUT=10    from a signal to the end of ranks that never ask, and from the end of a job
+                        that failed to that of the command, where nobody reads its lines; 0: none
 ]]
 
 local INFO_USAGE = [[

@@ -66,6 +66,9 @@ void msi_output_finish(msi_output *o);
 bool msi_output_move(msi_output *o);
 /* Has something been lost that could not be read, or not be written, as to a full disk? */
 bool msi_output_lost(const msi_output *o);
+/* For how long nobody has read what waits to be printed, on stdout or on stderr; 0: nothing does.
+ */
+int64_t msi_output_unread_ns(const msi_output *o);
 /* What to sleep on until msi_output_move() can do something; gives their number. */
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds);
 

@@ -9,7 +9,8 @@
  * the launcher prints. Of each pipe one piece is read in a round, so that a rank that never pauses
  * delays nobody. Nothing here waits: when nobody reads the launcher its queue fills, then
  * the ranks' pipes, and then the ranks wait in their prints as they would without a launcher; their
- * deaths and all signals are heard meanwhile. When the launcher's reader has gone for good, the
+ * deaths and all signals are heard meanwhile. When a job has failed the launcher does not wait for
+ * ever that somebody reads (supervise.c). When the launcher's reader has gone for good, the
  * ranks' pipes are closed, so that they meet what they would have met without a launcher. */
 #include "launch.h"
 
@@ -45,6 +46,7 @@ typedef struct sink {
     bool full;          /* had no room for a line of this round */
     int32_t turn;       /* source that comes first: the one that found no room last */
     int32_t lost;       /* errno of the first write that lost lines otherwise; 0: none has */
+    int64_t moved_at;   /* when something was written last, or nothing waited */
     int32_t n, room;
     char *
         bytes; /* (room), n of them waiting: at least the longest line that a source has room for */
@@ -157,6 +159,9 @@ static void flush_sink(sink *s)
     }
     memmove(s->bytes, s->bytes + at, (size_t)(s->n - at));
     s->n -= at;
+    if (at > 0 || s->n == 0) {
+        s->moved_at = msi_now_ns();
+    }
 }
 
 static void append(sink *to, const char *bytes, size_t n)
@@ -477,6 +482,20 @@ bool msi_output_move(msi_output *o)
 bool msi_output_lost(const msi_output *o)
 {
     return o->sink[0].lost != 0 || o->sink[1].lost != 0 || unread(o) != NULL;
+}
+
+int64_t msi_output_unread_ns(const msi_output *o)
+{
+    int64_t now = msi_now_ns(), longest = 0;
+
+    for (int32_t stream = 0; stream < 2; stream++) {
+        const sink *s = &o->sink[stream];
+
+        if (s->n > 0 && now - s->moved_at > longest) {
+            longest = now - s->moved_at;
+        }
+    }
+    return longest;
 }
 
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds)

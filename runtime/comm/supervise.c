@@ -3,7 +3,8 @@
  * The keeper says that a rank has ended, so a death is known within a millisecond. The first
  * failure sets the abort word, which ends everybody's waits with a message; ranks that have not
  * left a second later are killed. What ranks fail with after that is a consequence and never
- * reported as cause. Nothing here waits for who reads the output (output.c). */
+ * reported as cause. Nothing here waits for who reads the output (output.c), but at the end of a
+ * job, for what its ranks have printed: as long as it takes when all went well. */
 #include "launch.h"
 
 #include <errno.h>
@@ -13,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { STOP_S = 10 };
+enum { STOP_S = 10, UNREAD_MS = 250 };
 
 static const int relayed[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
@@ -23,12 +24,14 @@ typedef struct supervisor {
     int32_t alive;
     int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
     int32_t asked_by;              /* the first of them */
-    int64_t stop_ns;  /* within which ranks must look whether to stop; 0: they need not */
+    int64_t stop_ns;  /* within which ranks must look whether to stop, and who reads a job that
+                         failed must read; 0: they need not */
     int64_t stop_at;  /* when ranks must have looked whether to stop; 0: nobody has asked them to */
     int32_t ended_by; /* signal that ended the job unsaved */
     int32_t first_code; /* of the first rank that left with another code than 0 */
     int64_t kill_at;    /* 0: nothing has failed */
     bool killed;        /* by us */
+    bool told;          /* of the failure, before the launcher's host does */
     int64_t looked_at;  /* when it was last asked whether somebody is late */
     int64_t waited_ns;  /* ... since when, while this process ran */
 } supervisor;
@@ -242,10 +245,17 @@ static void late_text(const supervisor *s, char *buffer, size_t nbytes)
     }
 }
 
+/* Would a warning be printed at once? */
+static bool can_warn(void)
+{
+    struct pollfd err = {.fd = STDERR_FILENO, .events = POLLOUT};
+
+    return poll(&err, 1, 0) == 1;
+}
+
 /* As ranks do in a wait (msi_announce()), which say it first. */
 static void announce_wait(supervisor *s)
 {
-    struct pollfd err = {.fd = STDERR_FILENO, .events = POLLOUT};
     int64_t now = msi_now_ns(), since = now - s->looked_at;
     int64_t limit = s->job->block->announce_ns, quiet = atomic_load(&s->job->block->quiet_until);
     char late[128], positions[1024], text[1536];
@@ -261,7 +271,7 @@ static void announce_wait(supervisor *s)
     }
     s->waited_ns +=
         since < 1000000000 ? since : 1000000000; /* this process may have been stopped */
-    if (s->waited_ns < limit || now < quiet || poll(&err, 1, 0) != 1 ||
+    if (s->waited_ns < limit || now < quiet || !can_warn() ||
         !atomic_compare_exchange_strong(&s->job->block->quiet_until, &quiet,
                                         now + 4 * s->waited_ns)) {
         return;
@@ -325,6 +335,26 @@ static bool move_output(const supervisor *s)
     return s->launch->output != NULL && msi_output_move(s->launch->output);
 }
 
+/* The host says why a job has failed when all is printed that its ranks had to say. Where nobody
+ * reads that, it is said now. */
+static void tell_failure(supervisor *s)
+{
+    const msi_output *output = s->launch->output;
+    int32_t subject, cause;
+    ms_status kind;
+    const char *text;
+
+    if (s->told || output == NULL || msi_output_unread_ns(output) < UNREAD_MS * 1000000LL ||
+        !msi_job_aborted(s->job, &subject, &cause, &kind, &text) || !can_warn()) {
+        return;
+    }
+    char line[256];
+
+    snprintf(line, sizeof(line), "%.*s", (int)strcspn(text, "\n"), text);
+    s->told = true;
+    msi_warn("UserWarning", "%s; nobody reads what the ranks have printed", line);
+}
+
 static void supervise(supervisor *s)
 {
     while (s->launch->line >= 0 || s->alive > 0) {
@@ -338,6 +368,7 @@ static void supervise(supervisor *s)
         move_output(s);
         end_ranks_that_never_look(s);
         announce_wait(s);
+        tell_failure(s);
         if (s->kill_at == 0 && msi_job_aborted(s->job, &subject, &cause, &kind, &text)) {
             s->kill_at = msi_now_ns() + MSI_GRACE_MS * 1000000LL;
         }
@@ -348,16 +379,41 @@ static void supervise(supervisor *s)
     }
 }
 
+/* Has who reads the output of a job that failed, and ended at `ended_at`, had his time? */
+static bool gives_up_reader(supervisor *s, int64_t ended_at)
+{
+    int32_t subject, cause;
+    ms_status kind;
+    const char *text;
+
+    if (s->stop_ns == 0 || msi_now_ns() - ended_at < s->stop_ns ||
+        msi_output_unread_ns(s->launch->output) < s->stop_ns ||
+        !msi_job_aborted(s->job, &subject, &cause, &kind, &text)) {
+        return false;
+    }
+    if (can_warn()) {
+        msi_warn("UserWarning",
+                 "lines of the ranks are lost: nobody has read them for %lld s, which is "
+                 "MS_STOP_TIMEOUT",
+                 (long long)(s->stop_ns / 1000000000));
+    }
+    return true;
+}
+
 /* The job is over, only its last lines are not printed: wait for the reader, unless somebody has
- * asked to stop. */
+ * asked to stop, or it has failed and nobody reads. */
 static void finish_output(supervisor *s)
 {
-    int64_t asked = 0;
+    int64_t asked = 0, ended_at = msi_now_ns();
 
     if (s->launch->output != NULL) {
         msi_output_finish(s->launch->output);
     }
     while (move_output(s)) {
+        tell_failure(s);
+        if (gives_up_reader(s, ended_at)) {
+            return;
+        }
         if (asked == 0 && atomic_load(&s->job->block->stop) != 0) {
             asked = msi_now_ns();
         }

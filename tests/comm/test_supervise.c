@@ -165,6 +165,32 @@ static void test_comm_supervise__hears_a_death_though_nobody_reads_its_output(vo
     free(text);
 }
 
+/* No rank can: the only one that is left waits in its prints. */
+static void test_comm_supervise__tells_a_death_itself_though_nobody_reads_its_output(void **state)
+{
+    char said[4096] = "";
+    int ends[2];
+    size_t n = 0;
+
+    (void)state;
+    setenv("MS_STOP_TIMEOUT", "1", 1);
+    pid_t pid = start_launcher(2, "die", ends);
+
+    unsetenv("MS_STOP_TIMEOUT");
+    for (int32_t i = 0; i < 100 && strchr(said, '\n') == NULL; i++) {
+        n += read_all(ends[1], said + n, sizeof(said) - n, 100);
+    }
+    assert_non_null(strstr(said, "moonshard: UserWarning: rank 1 died (signal 9, Killed) (pid "));
+    assert_non_null(strstr(said, "; nobody reads what the ranks have printed\n"));
+    /* It does not wait for ever. */
+    assert_int_equal(code_of(pid), 128 + SIGKILL);
+    read_all(ends[1], said, sizeof(said), 1000);
+    assert_non_null(strstr(said, "moonshard: UserWarning: lines of the ranks are lost: nobody has "
+                                 "read them for 1 s, which is MS_STOP_TIMEOUT\n"));
+    close(ends[0]);
+    close(ends[1]);
+}
+
 static void test_comm_supervise__hears_signals_though_nobody_reads_its_output(void **state)
 {
     int ends[2];
@@ -512,6 +538,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_supervise__hears_a_death_though_nobody_reads_its_output),
+        cmocka_unit_test(test_comm_supervise__tells_a_death_itself_though_nobody_reads_its_output),
         cmocka_unit_test(test_comm_supervise__hears_signals_though_nobody_reads_its_output),
         cmocka_unit_test(test_comm_supervise__loses_no_line_of_a_slow_reader),
         cmocka_unit_test(test_comm_supervise__ends_ranks_whose_reader_has_gone),

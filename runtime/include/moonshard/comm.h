@@ -55,8 +55,9 @@ MS_API ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *a
  * for or touched. When some ranks have ended and others have not MS_COMM_ANNOUNCE (15) seconds
  * later, a warning names those. A second SIGINT or SIGTERM ends all at once, and so does the first
  * stop signal when some rank has not once called ms_dist_stop_agreed() MS_STOP_TIMEOUT (10) seconds
- * later. What nobody reads of the ranks' output delays nothing but the return. Frees `launch`.
- * A stop signal that came meanwhile is told by ms_dist_pass_on_stop().
+ * later. What nobody reads of the ranks' output delays nothing but the return; when the job has
+ * failed, by MS_STOP_TIMEOUT seconds at most, and a warning says at once why it has. Frees
+ * `launch`. A stop signal that came meanwhile is told by ms_dist_pass_on_stop().
  * @param exit_code  of the job: 0, that of the first rank that failed, or 128 + signal; 1 when all
  *                   went well but what ranks printed could not be read or written (said on stderr)
  * @param cause      a line naming the first failure ("" when there was none), followed by the lines
