@@ -214,8 +214,8 @@ describe('nn.Module', function()
 
   it('has no values before it is materialised, and says so', function()
     local model = nn.Sequential(nn.Linear(2, 2))
-    checks.raises('RuntimeError', 'has no values yet; a parameter gets some when its module is '
-      .. "called, or from that module's materialize()", function()
+    checks.raises('RuntimeError', "parameter 'weight' has no values yet: call its module, or that "
+      .. "module's materialize()", function()
       ms.no_grad(model[1].weight.fill_, model[1].weight, 1)
     end)
     model:parameters()

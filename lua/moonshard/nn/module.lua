@@ -155,6 +155,7 @@ function Module:param(name, shape, rule, opts)
   if opts.requires_grad == false then
     tensor:requires_grad_(false)
   end
+  parameter.set_name(tensor, name) -- till it gets its path
   self:_take_stream()
   local copy = {}
   for i = 1, #shape do
