@@ -1,6 +1,7 @@
 --- The tape from Lua: switching it off, and hooks.
 
 local B = require 'moonshard_ffi'
+local Hook = require 'moonshard.hook'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
@@ -83,14 +84,14 @@ local function register(add, tensor, fn, call)
   end)
   B.check(status)
   local held = setmetatable({ hook }, WEAK)
-  local handle = { remove = function()
+  local handle = Hook(function()
     if held[1] then
       held[1].fn = nil
     end
     if C.ms_ref_alive(t) then
       C.ms_hook_remove(t.ptr, id) -- fails when backward was first
     end
-  end }
+  end)
   tensors[handle] = t
   return handle
 end
@@ -110,7 +111,7 @@ end
 --- the graph is nobody's. A function that mentions the tensor it hangs on, or the model that holds
 --- it, makes it somebody's: on a leaf, or where no backward follows, such a hook is to be removed.
 ---@param fn fun(grad: ms.Tensor): ms.Tensor?
----@return { remove: fun() }  takes the hook away, and lets go of `fn`; again is harmless
+---@return ms.Hook  takes the hook away, and lets go of `fn`; again is harmless
 function Tensor:hook(fn)
   check_hook('hook', self, fn)
   return register(core.hook, self, fn, run_on_gradient)
@@ -122,14 +123,14 @@ end
 --- Steps and zero_grad() are legal there; in other hooks they are an AssertionError.
 --- The function lives as the one of hook() on a leaf does.
 ---@param fn fun(leaf: ms.Tensor)
----@return { remove: fun() }  as hook() gives
+---@return ms.Hook  as hook() gives
 function Tensor:accumulate_hook(fn)
   check_hook('accumulate_hook', self, fn)
   return register(core.accumulate_hook, self, fn, run_on_leaf)
 end
 
 --- `hook.remove()`, for a hook of this tensor; KeyError for another's.
----@param hook { remove: fun() }  what hook() or accumulate_hook() gave
+---@param hook ms.Hook  what hook() or accumulate_hook() gave
 function Tensor:remove_hook(hook)
   local t = tensors[hook]
   if not t then

@@ -10,6 +10,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard_ffi.errors'
+local operators = require 'moonshard.operators'
 local surplus = require 'moonshard.surplus'
 
 ---@class ms.Class
@@ -54,6 +55,9 @@ local function describe_object(object)
   return 'a ' .. getmetatable(object)._name
 end
 
+-- What objects have whose class has no parent.
+local BASE = operators.refuse { init = function() end, __tostring = describe_object }
+
 --- Make a class.
 ---@param name string
 ---@param parent? ms.Class
@@ -64,7 +68,7 @@ local function class(name, parent)
     arguments.refuse('class', 'parent', parent, 'a class')
   end
   local cls = { _name = name, _parent = parent }
-  for key, value in next, parent or { init = function() end, __tostring = describe_object } do
+  for key, value in next, parent or BASE do
     if key == 'init' or key:sub(1, 2) == '__' then
       cls[key] = value
     end
@@ -72,7 +76,9 @@ local function class(name, parent)
   if not parent or parent.__index == parent then
     cls.__index = cls
   end
-  setmetatable(cls, { __index = parent, __call = construct, __tostring = describe })
+  local metatable = operators.refuse {}
+  metatable.__index, metatable.__call, metatable.__tostring = parent, construct, describe
+  setmetatable(cls, metatable)
   if cls._init_subclass then
     cls._init_subclass(cls)
   end

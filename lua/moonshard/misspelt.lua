@@ -1,5 +1,6 @@
---- Methods of modules that are not there. A module's fields are the script's own, and one that
---- nobody has set is nil, so only what Lua says of calling it can name the nearest method.
+--- Methods of modules that are not there, or were called without their object. A module's fields
+--- are the script's own, and one that nobody has set is nil, so only what Lua says of calling it
+--- can name the nearest method; and forward() is called too often to look at its object.
 
 local errors = require 'moonshard.errors'
 local util = require 'moonshard.util'
@@ -14,10 +15,17 @@ local function methods()
   return util.sorted_keys(names)
 end
 
---- What was raised, with the nearest method where it is that an object has none of that name.
+local SELFLESS = "^[^\n]*attempt to index local 'self' %(a nil value%)$"
+
+--- What was raised, with the nearest method where it is that an object has none of that name, and
+--- with what to write where a method has no object.
 ---@param err any
 ---@return any
 return function(err)
+  if type(err) == 'string' and err:find(SELFLESS) then
+    return err .. '; a method was called without its object: write module(x), or give the module '
+      .. 'in front, as in ms.no_grad(module.forward, module, x)'
+  end
   local name = type(err) == 'string'
     and err:match("^[^\n]*attempt to call method '([%w_]+)' %(a nil value%)$")
   local near = name and errors.nearest(name, methods())

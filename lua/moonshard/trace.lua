@@ -69,12 +69,12 @@ local function explained(err)
   if not is_lua and not (errors.is(err) and err.forward == nil) then
     return err
   end
-  local module = trace.module(DEEPEST)
-  if not module and (is_lua or is_deep()) then
+  local module, said = trace.module(DEEPEST), is_lua and require 'moonshard.misspelt'(err)
+  if not module and (said == err or is_deep()) then
     return err
   end
   if is_lua then
-    err = errors.new('RuntimeError', require 'moonshard.misspelt'(err))
+    err = errors.new('RuntimeError', said)
     err.traceback = debug.traceback('', 2):gsub('^\n', '')
   end
   err.forward = module and label(module) or false
@@ -87,8 +87,9 @@ end
 
 --- A handler for xpcall: an error on its way out of a forward says which module's, once, and keeps
 --- the stack it was raised on. Errors of the library stay the same object; those of Lua itself
---- become one; all other values stay what they are. Of what comes out of a deep recursion it is the
---- call around the innermost one that says it: a stack that has overflown has no room to look.
+--- become one, outside of a forward only where there is more to say of them; all other values stay
+--- what they are. Of what comes out of a deep recursion it is the call around the innermost one
+--- that says it: a stack that has overflown has no room to look.
 ---@param err any
 ---@return any
 function trace.on_error(err)

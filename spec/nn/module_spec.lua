@@ -212,6 +212,18 @@ describe('nn.Module', function()
     assert.equal(2, #m:modules())
   end)
 
+  it('whose method is called by a wrong name, or without it, says so inside a block', function()
+    local m = nn.Linear(2, 2)
+    checks.raises('RuntimeError', "attempt to call method 'paramters' (a nil value), did you mean "
+      .. "'parameters'?", ms.no_grad, function() m:paramters() end)
+    checks.raises('RuntimeError', 'a method was called without its object: write module(x), or '
+      .. 'give the module in front, as in ms.no_grad(module.forward, module, x)', ms.no_grad,
+      m.forward)
+    local ok, err = pcall(ms.no_grad, function() return m.nothing.there end)
+    assert.is_false(ok)
+    assert.equal('string', type(err)) -- the script's own mistake stays what it was
+  end)
+
   it('has no values before it is materialised, and says so', function()
     local model = nn.Sequential(nn.Linear(2, 2))
     checks.raises('RuntimeError', "parameter 'weight' has no values yet: call its module, or that "

@@ -77,7 +77,11 @@ local function walk(out, seen, path, t)
   end
 end
 
-local surface = {}
+local leaf = ms.ones(1):requires_grad_(true)
+
+local surface = {
+  hook = leaf:hook(function() end), -- whose methods every hook has
+}
 
 --- All of them, in order of their names.
 ---@return spec.Entry[]
@@ -87,6 +91,9 @@ function surface.entries()
   local tensor = require 'moonshard.tensor'
   for _, name in ipairs(sorted_keys(tensor)) do
     out[#out + 1] = { name = 'tensor:' .. name, fn = tensor[name] }
+  end
+  for _, name in ipairs(sorted_keys(surface.hook)) do
+    out[#out + 1] = { name = 'hook:' .. name, fn = surface.hook[name] }
   end
   return out
 end

@@ -259,6 +259,7 @@ function Loader:__call()
   errors.raise('TypeError', 'a data.Loader is no iterator; write: for step, x, y in '
     .. 'loader:batches() do')
 end
+arguments.calls_nothing[Loader.__call] = true
 
 function Loader:__tostring()
   return ('Loader(batch=%d, context=%d, steps_per_epoch=%d, rank=%d of %d)'):format(self.batch,

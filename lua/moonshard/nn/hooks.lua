@@ -2,6 +2,7 @@
 --- given and may give is that of PyTorch's: arguments are an array, several results too, one result
 --- is itself.
 
+local Hook = require 'moonshard.hook'
 local arguments = require 'moonshard_ffi.arguments'
 
 local hooks = {}
@@ -61,7 +62,7 @@ local next_id = 0
 ---@param what string  the method, for errors
 ---@param field '_pre_hooks'|'_post_hooks'
 ---@param fn fun(...)
----@return { remove: fun() }
+---@return ms.Hook
 function hooks.register(module, what, field, fn)
   arguments.fn(what, 'fn', fn)
   local list = rawget(module, field) or {}
@@ -69,18 +70,16 @@ function hooks.register(module, what, field, fn)
   next_id = next_id + 1
   local id = next_id
   list[#list + 1] = { id = id, fn = fn }
-  return {
-    remove = function()
-      for i = #list, 1, -1 do
-        if list[i].id == id then
-          table.remove(list, i)
-        end
+  return Hook(function()
+    for i = #list, 1, -1 do
+      if list[i].id == id then
+        table.remove(list, i)
       end
-      if #list == 0 and rawget(module, field) == list then
-        rawset(module, field, nil)
-      end
-    end,
-  }
+    end
+    if #list == 0 and rawget(module, field) == list then
+      rawset(module, field, nil)
+    end
+  end)
 end
 
 return hooks

@@ -456,7 +456,7 @@ end
 --- Call `fn(module, args)` before each forward; `args` is an array with its length in `n`.
 --- What it returns, unless nil, takes the place of `args`: an array, or the one argument.
 ---@param fn fun(module: ms.nn.Module, args: table): any
----@return { remove: fun() }
+---@return ms.Hook
 function Module:register_forward_pre_hook(fn)
   return hooks.register(self, 'register_forward_pre_hook', '_pre_hooks', fn)
 end
@@ -465,7 +465,7 @@ end
 --- returned: the one result itself, or an array of several with their number in `n`. What it
 --- returns, unless nil, takes the place of `output`.
 ---@param fn fun(module: ms.nn.Module, args: table, output: any): any
----@return { remove: fun() }
+---@return ms.Hook
 function Module:register_forward_hook(fn)
   return hooks.register(self, 'register_forward_hook', '_post_hooks', fn)
 end

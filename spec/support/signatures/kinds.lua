@@ -35,6 +35,7 @@ end
 local function callable(v)
   local meta = type(v) == 'table' and getmetatable(v)
   return type(v) == 'function' or type(meta) == 'table' and meta.__call ~= nil
+    and not ms.is(v, ms.optim.Optimizer)
 end
 
 local function is_whole(v)

@@ -2,6 +2,7 @@
 
 local ms = require 'moonshard'
 local kinds = require 'support.signatures.kinds'
+local surface = require 'support.surface'
 
 local maybe, is_whole, kind, tensor = kinds.maybe, kinds.is_whole, kinds.kind, kinds.tensor
 local whole, number, flag, text = kinds.whole, kinds.number, kinds.flag, kinds.text
@@ -112,6 +113,10 @@ of['tensor:remove_hook'] = function()
   local t = leaf()
   local hook = t.value:hook(function() end) -- again is legal
   return { t, kind(function(v) return v == hook end)(hook) }
+end
+
+of['hook:remove'] = function()
+  return { maybe(kind(function(v) return v == surface.hook end)(surface.hook)) }
 end
 
 -- Sizes and options share their place.
