@@ -102,6 +102,10 @@ local ASKS = {
     function() return ms.nn.Conv2d end,
     function() return ms.nn.BatchNorm1d end,
     function() return ms.nn.Softmax end,
+    function() return ms.nn.ConvTranspose2d end,
+    function() return ms.nn.InstanceNorm1d end,
+    function() return ms.nn.AvgPool1d end,
+    function() return ms.nn.ZeroPad3d end,
   },
   ["options beyond theirs (`label_smoothing` and class weights and `reduction = 'none'` and "
     .. '`padding_idx` and `amsgrad` and `fused` and `top_p` and `drop_last` among them)'] = {
@@ -128,8 +132,16 @@ local ASKS = {
     function() return ms.randint end,
     function() return ms.addmm end,
   },
-  ['other optimizers'] = { function() return ms.optim.RMSprop end },
-  ['messages between two ranks'] = { function() return ms.dist.send end },
+  ['other optimizers'] = {
+    function() return ms.optim.RMSprop end,
+    function() return ms.optim.ASGD end,
+    function() return ms.optim.Rprop end,
+  },
+  ['messages between two ranks and all-to-all'] = {
+    function() return ms.dist.send end,
+    function() return ms.dist.all_to_all_single end,
+    function() return ms.dist.batch_isend_irecv end,
+  },
   ['reductions to one rank and collectives of objects'] = {
     function() return ms.dist.reduce end,
     function() return ms.dist.all_gather_object end,

@@ -17,7 +17,6 @@ local ops = require 'moonshard.ops'
 local autograd = require 'moonshard.autograd'
 local planned = require 'moonshard.planned'
 local uncaught = require 'moonshard.uncaught'
-local util = require 'moonshard.util'
 local variables = require 'moonshard.variables'
 local writable = require 'moonshard.writable'
 
@@ -426,10 +425,11 @@ local OTHERWISE = {
   init_process_group = 'dist.init', destroy_process_group = 'dist.leave', get_rank = 'dist.rank',
   get_world_size = 'dist.world_size', is_initialized = 'dist.info().initialized',
   reduce = 'dist.all_reduce', all_gather_into_tensor = 'dist.all_gather(out, t)',
-  reduce_scatter_tensor = 'dist.reduce_scatter(out, input)',
+  reduce_scatter_tensor = 'dist.reduce_scatter(out, input)', monitored_barrier = 'dist.barrier',
+  all_gather_single = 'dist.all_gather(out, t)',
+  reduce_scatter_single = 'dist.reduce_scatter(out, input)',
+  ReduceOp = "the operation as text: 'sum', 'avg', 'max' or 'min'",
+  get_backend = 'dist.info().transport', get_node_local_rank = 'dist.info().local_rank',
 }
 
-return namespace('dist', dist, nil, util.merged(planned.collectives, {
-  init_device_mesh = 'a mesh of devices (hybrid sharding)',
-  new_group = 'a group of some ranks (hybrid sharding)',
-}), OTHERWISE)
+return namespace('dist', dist, nil, planned.collectives, OTHERWISE)

@@ -78,21 +78,62 @@ planned.autograd = {
   grad = 'a gradient that is returned', Function = 'an operation with a backward of its own',
 }
 
+--- The layers of torch.nn.
 planned.layers = names [[
-  AvgPool2d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d BatchNorm3d Conv1d Conv2d Conv3d
-  Flatten GRU GroupNorm HuberLoss Identity L1Loss LSTM LeakyReLU LogSoftmax MaxPool2d ModuleDict
-  MultiheadAttention NLLLoss ParameterList RMSNorm RNN SiLU Sigmoid SmoothL1Loss Softmax Softplus
-  SyncBatchNorm Transformer TransformerDecoder TransformerEncoder TransformerEncoderLayer
+  AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss
+  AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d
+  BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d BatchNorm3d Bilinear CELU CTCLoss
+  ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
+  ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d
+  CosineEmbeddingLoss CosineSimilarity CrossMapLRN2d Dropout1d Dropout2d Dropout3d ELU
+  EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GLU GRU
+  GRUCell GaussianNLLLoss GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss
+  HuberLoss Identity InstanceNorm1d InstanceNorm2d InstanceNorm3d KLDivLoss L1Loss LPPool1d
+  LPPool2d LPPool3d LSTM LSTMCell LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d LazyConv1d
+  LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d
+  LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear LeakyReLU
+  LinearCrossEntropyLoss LocalResponseNorm LogSigmoid LogSoftmax MarginRankingLoss MaxPool1d
+  MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d MaxUnpool3d Mish ModuleDict MultiLabelMarginLoss
+  MultiLabelSoftMarginLoss MultiMarginLoss MultiheadAttention NLLLoss NLLLoss2d PReLU
+  PairwiseDistance ParameterDict ParameterList PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm
+  RNN RNNBase RNNCell RNNCellBase RReLU ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d
+  ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU SiLU Sigmoid SmoothL1Loss SoftMarginLoss
+  Softmax Softmax2d Softmin Softplus Softshrink Softsign SyncBatchNorm Tanhshrink Threshold
+  Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder
+  TransformerEncoderLayer TripletMarginLoss TripletMarginWithDistanceLoss Unflatten Unfold
+  Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d
 ]]
 
-planned.optimizers = names [[Adadelta Adagrad Adamax LBFGS NAdam RAdam RMSprop]]
+--- Those of torch.optim.
+planned.optimizers = names [[
+  ASGD Adadelta Adafactor Adagrad Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SparseAdam
+]]
+planned.optimizers.swa_utils = 'averaging weights'
 
-planned.collectives = names [[all_to_all gather irecv isend recv reduce scatter send]]
+--- What torch.distributed has besides.
+planned.collectives = names [[
+  all_gather_coalesced all_reduce_coalesced all_to_all all_to_all_single batch_isend_irecv gather
+  gather_into_tensor gather_single irecv isend P2POp recv reduce scatter send
+]]
 for name in pairs(names [[
-  all_gather_object broadcast_object_list gather_object scatter_object_list
+  all_gather_object broadcast_object_list gather_object recv_object_list scatter_object_list
+  send_object_list
 ]]) do
   planned.collectives[name] = 'a collective of objects'
 end
+for name in pairs(names [[
+  get_global_rank get_group_rank get_process_group_ranks group GroupMember new_group new_subgroups
+  new_subgroups_by_enumeration ProcessGroup shrink_group split_group
+]]) do
+  planned.collectives[name] = 'a group of some ranks (hybrid sharding)'
+end
+for name in pairs(names [[DeviceMesh device_mesh init_device_mesh]]) do
+  planned.collectives[name] = 'a mesh of devices (hybrid sharding)'
+end
+for name in pairs(names [[FileStore HashStore PrefixStore Store TCPStore]]) do
+  planned.collectives[name] = 'a store that processes share'
+end
+planned.collectives.rpc = 'calling functions of other processes'
 
 --- Options that layers, optimizers and functions take in PyTorch, by what messages call these.
 planned.options = {

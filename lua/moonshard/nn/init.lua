@@ -27,6 +27,7 @@ local REPLICATED = "write ms.fsdp.FSDP(m, { sharding_strategy = 'NO_SHARD' })"
 local OTHERWISE = {
   DistributedDataParallel = REPLICATED, DataParallel = REPLICATED, parallel = REPLICATED,
   Parameter = "a module declares one: self:param('name', { sizes }, nn.init.ones())",
+  Buffer = "a module declares one: self:buffer('name', t)",
   functional = 'functions stand in ms.ops',
   utils = 'write ms.optim.clip_grad_norm_(params, max_norm), or model:clip_grad_norm_() where FSDP '
     .. 'wraps it',
