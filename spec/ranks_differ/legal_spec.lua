@@ -50,6 +50,17 @@ local function with_buffer(value)
   return { before_wrap = function(module) module[2]:buffer('mean', ms.full({ 2 }, value)) end }
 end
 
+-- One unit, of which classes shall be left out of mixed precision.
+local function ignoring(classes)
+  return { after_wrap = function()
+    local model = fsdp.FSDP(two.layers(), {
+      mixed_precision = { param_dtype = 'bf16', module_classes_to_ignore = classes },
+    })
+    model(ms.ones(1, 4)):sum():backward()
+    assert(#model:units() == 1)
+  end }
+end
+
 local PATCHWORK = 'the model is a patchwork'
 
 -- What a script does to its shards between backward and step, with gradients where there are some.
@@ -192,6 +203,11 @@ local LEGAL = {
   { 'the values of a buffer', with_buffer(2), 'running statistics are of the rows of a rank',
     { "buffer '1.mean' is f32 (2) with the hash ", 'if it decides what is computed, give it one '
       .. 'value' }, with_buffer(1) },
+  { 'a buffer that one of them has', with_buffer(2), 'nobody computes with those of other ranks',
+    { "buffer '1.mean' is missing on rank 0 and f32 (2) with the hash ", 'on rank 1: nothing makes '
+      .. 'buffers the same' } },
+  { 'classes that mixed precision leaves out, without a policy', ignoring { nn.Linear },
+    'only a policy wraps modules of their classes alone', nil, ignoring {} },
   { 'the values of a buffer, later', { before_step = before(2, function(model)
     model.module[2].mean:fill_(2)
   end) }, 'buffers are compared at the first use, and when they are saved', nil, with_buffer(1) },
