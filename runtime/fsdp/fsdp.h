@@ -153,8 +153,7 @@ struct ms_fsdp_unit {
     uint64_t said;        /* ... and all that this rank had said with it */
     bool publish_queued;  /* depends on how far peers are: nothing may be decided by it */
     bool outdated;        /* the master was written since the program named its latest publish */
-    bool rests;           /* unsharded, and kept for its next use: until then handles show shards */
-    bool held;            /* unsharded by the script, which sees that until it is resharded */
+    bool held;            /* unsharded by the script, for as long as it stays so */
     int64_t told_version; /* of the master: later ones were written by the script itself ... */
     bool written;         /* ... and so was this, though an optimizer or a load came after it */
     bool gather_aliases;  /* full parameters are the master itself */
@@ -200,6 +199,7 @@ struct ms_fsdp_tree {
     ms_fsdp_unit **units;
     bool initialized, sync, summoned;
     bool named;         /* peers count on what runs now: see [Note: giving up] */
+    bool *written;      /* (1 + world, n_units) room to agree on kept units that a rank wrote */
     uint64_t *words;    /* while summoned: room to agree on what was written, in summon.c */
     bool hides_shards;  /* a forward runs */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
@@ -253,8 +253,9 @@ void msi_unit_reshard(ms_fsdp_unit *u);
 /* The master was written, on this rank or another: a publish named before is void, so that no slot
  * mixes old and new. */
 void msi_unit_written(ms_fsdp_unit *u);
-/* Reshard it if it is unsharded with values from before the last write. */
-void msi_unit_reshard_stale(ms_fsdp_unit *u);
+/* Reshard those of `units` (n of the tree's) that are kept unsharded with values from before the
+ * last write, whichever rank made it. Collective when one is kept. */
+ms_status msi_units_renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n);
 /* Could this unit be published without more memory? (prefetch asks) */
 bool msi_slot_available(const ms_fsdp_unit *u);
 /* Units that get memory of their own instead of sharing a ring: `keeps` says which must; those with
@@ -317,10 +318,14 @@ ms_status msi_unit_check_kept(const ms_fsdp_unit *u);
 ms_status msi_pass_begin(ms_fsdp_unit *u);
 /* The innermost one of the unit, or NULL. */
 msi_pass *msi_pass_running(const ms_fsdp_unit *u);
+/* Does one of the unit's run, or does a graph of one wait for its backward? A dropped graph waits
+ * until a collector has found it, so no two ranks need to hear the same. */
+bool msi_pass_waits(const ms_fsdp_unit *u);
 /* It does not run any more; no forward of the tree does. */
 void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass);
 void msi_pass_end_all(ms_fsdp_tree *tree);
 msi_pass *msi_pass_retain(msi_pass *pass);
+/* A graph does not wait for it any more. */
 void msi_pass_drop(void *pass);
 void msi_unit_passes_free(ms_fsdp_unit *u);
 
@@ -362,8 +367,10 @@ ms_status msi_reduction_wait(ms_fsdp_unit *u);
 ms_status msi_gradients_finish(ms_fsdp_tree *tree);
 
 /* -- unit.c ------------------------------------------------------------------------------------ */
-/* Let the handles show what is there now: the summoned copy, else what the state says. */
+/* Let the handles show what they should now: [Note: what handles show]. */
 void msi_unit_show(ms_fsdp_unit *u);
+/* The same, where nothing but what uses the unit may have changed: cheap when they do already. */
+void msi_unit_show_use(ms_fsdp_unit *u);
 /* Views without memory say that the unit is sharded; or, not NULL, that the running backward's
  * gradients were given up by a forward that failed with `cause`. */
 void msi_unit_explain(ms_fsdp_unit *u, const char *cause);
@@ -447,9 +454,8 @@ const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
 ms_status msi_backward_may_begin(ms_fsdp_tree *tree);
 /* A unit's backward is done with its parameters, perhaps: reshard, prefetch. */
 ms_status msi_unit_post_backward(ms_fsdp_unit *u);
-/* A forward without gradients has ended: what is kept of the unit is not for the script to see,
- * unless it asked for that, or a backward that runs reads it. */
-void msi_unit_rest(ms_fsdp_unit *u);
+/* Will ops of the running backward still read its parameters? (After a forward that a hook ran.) */
+bool msi_unit_is_differentiated(const ms_fsdp_unit *u);
 
 /* Test hook: called at every change of state of a unit or its gradient. */
 extern void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);

@@ -45,6 +45,23 @@ msi_pass *msi_pass_running(const ms_fsdp_unit *u)
     return pass;
 }
 
+bool msi_pass_waits(const ms_fsdp_unit *u)
+{
+    const msi_pass *pass = u->passes;
+
+    while (pass != NULL && pass->refcount == 0) {
+        pass = pass->next;
+    }
+    return pass != NULL;
+}
+
+static void release(msi_pass *pass)
+{
+    if (--pass->refcount == 0 && pass->unit == NULL) {
+        free(pass); /* its unit is gone, so nobody else has it */
+    }
+}
+
 void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass)
 {
     msi_pass **at = &tree->forward;
@@ -53,7 +70,7 @@ void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass)
         at = &(*at)->around;
     }
     *at = pass->around;
-    msi_pass_drop(pass);
+    release(pass);
 }
 
 msi_pass *msi_pass_retain(msi_pass *pass)
@@ -71,10 +88,11 @@ void msi_pass_end_all(ms_fsdp_tree *tree)
 
 void msi_pass_drop(void *p)
 {
-    msi_pass *pass = p;
+    ms_fsdp_unit *u = ((msi_pass *)p)->unit;
 
-    if (--pass->refcount == 0 && pass->unit == NULL) {
-        free(pass); /* its unit is gone, so nobody else has it */
+    release(p);
+    if (u != NULL) {
+        msi_unit_show_use(u);
     }
 }
 

@@ -14,9 +14,7 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     msi_tree_note_changes(tree);
     tree->forward_at = 0;
     tree->named = true; /* it counts on the peers' next backward, when it names nothing itself */
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        msi_unit_reshard_stale(tree->units[i]); /* its slot may serve another unit first */
-    }
+    MS_TRY(msi_units_renew(tree, tree->units, tree->n_units)); /* slots may serve others first */
     return msi_queue_run(tree);
 }
 
@@ -33,18 +31,9 @@ static void skip(ms_fsdp_unit *u)
     msi_unit_reshard(u);
 }
 
-/* Will ops of the running backward still read its parameters? (After a forward that a hook ran.) */
-static bool is_differentiated(const ms_fsdp_unit *u)
+bool msi_unit_is_differentiated(const ms_fsdp_unit *u)
 {
     return u->ran_pre_backward && (u->pending > 0 || u->lingers > 0);
-}
-
-void msi_unit_rest(ms_fsdp_unit *u)
-{
-    if (u->state == MS_UNIT_UNSHARDED && !u->held && !is_differentiated(u)) {
-        u->rests = true;
-        msi_unit_show(u);
-    }
 }
 
 static void leave_forward(ms_fsdp_tree *tree, msi_pass *pass)
@@ -52,10 +41,11 @@ static void leave_forward(ms_fsdp_tree *tree, msi_pass *pass)
     ms_fsdp_unit *u = pass->unit;
 
     msi_pass_end(tree, pass);
-    if (u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root && !is_differentiated(u) &&
-        msi_pass_running(u) == NULL) {
+    if (u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root &&
+        !msi_unit_is_differentiated(u) && msi_pass_running(u) == NULL) {
         msi_unit_reshard(u);
     }
+    msi_unit_show_use(u);
 }
 
 /* Leave those inside `pass` (NULL: all) that an error has ended: [Note: forwards that run]. */
@@ -241,6 +231,7 @@ ms_status msi_unit_post_backward(ms_fsdp_unit *u)
     if (u->lingers == 0 && !keeps_after_backward(u)) {
         msi_unit_reshard(u);
     }
+    msi_unit_show_use(u);
     return tree->options.backward_prefetch == MS_FSDP_PREFETCH_POST ? prefetch_backward(u) : MS_OK;
 }
 
@@ -368,6 +359,7 @@ static void forget_iteration(ms_fsdp_tree *tree)
         u->needs_pre_backward = u->ran_pre_backward = u->expecting = false;
         u->lingers = 0;
         u->post_index = -1;
+        msi_unit_show_use(u);
     }
     tree->n_post = 0;
     tree->named = false;
@@ -494,8 +486,10 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
 ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *u)
 {
     MS_TRY(check_in_tree(u));
+    MS_TRY(msi_units_renew(u->tree, &u, 1));
     MS_TRY(msi_unit_unshard(u));
     u->held = true;
+    msi_unit_show_use(u);
     return MS_OK;
 }
 
@@ -519,12 +513,14 @@ ms_status msi_schedule_new(ms_fsdp_tree *tree)
 {
     size_t bytes = sizeof(ms_fsdp_unit *) * (size_t)(tree->n_units + 1);
 
+    tree->written =
+        malloc(sizeof(*tree->written) * (size_t)(tree->n_units + 1) * (size_t)(tree->world + 1));
     tree->publishing = malloc(bytes);
     tree->reducing = malloc(bytes);
     tree->post_order = malloc(bytes);
     tree->pre_order = malloc(bytes);
-    if (tree->publishing == NULL || tree->reducing == NULL || tree->post_order == NULL ||
-        tree->pre_order == NULL) {
+    if (tree->written == NULL || tree->publishing == NULL || tree->reducing == NULL ||
+        tree->post_order == NULL || tree->pre_order == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the schedule of %d units",
                        (int)tree->n_units);
     }
@@ -538,9 +534,11 @@ void msi_schedule_free(ms_fsdp_tree *tree)
 {
     msi_pass_end_all(tree);
     msi_backward_unobserve(tree->ctx, tree);
+    free(tree->written);
     free(tree->publishing);
     free(tree->reducing);
     free(tree->post_order);
     free(tree->pre_order);
+    tree->written = NULL;
     tree->publishing = tree->reducing = tree->post_order = tree->pre_order = NULL;
 }

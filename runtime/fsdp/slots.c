@@ -380,17 +380,68 @@ static ms_status wait_filled(ms_fsdp_unit *u)
     return MS_OK;
 }
 
+/* Kept in a slot with other values than this rank's shard has now? */
+static bool differs(const ms_fsdp_unit *u)
+{
+    return u->state == MS_UNIT_UNSHARDED && uses_slot(u) &&
+           u->followed_version != u->master->version;
+}
+
+/* [Note: writes into shards] What an optimizer or a load writes all ranks know of. What a script
+ * writes through handles is the rank's own: of an element that one rank holds the others hold none.
+ * So ranks ask each other where they would use what they have kept, at the start of a root forward;
+ * nothing else waits for peers there, so it is asked only when something is kept. In the middle of
+ * a forward or backward, where handles show no shards, a rank says that it gathers anew. */
+ms_status msi_units_renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n)
+{
+    bool *own = tree->written, *all = own + n;
+    const ms_fsdp_unit *kept = NULL;
+    msi_label label;
+
+    for (int32_t i = 0; i < n; i++) {
+        if (units[i]->state == MS_UNIT_UNSHARDED && units[i]->outdated) {
+            msi_unit_reshard(units[i]);
+        }
+        own[i] = differs(units[i]);
+        if (kept == NULL && units[i]->state == MS_UNIT_UNSHARDED && uses_slot(units[i])) {
+            kept = units[i];
+        }
+    }
+    if (kept == NULL) {
+        return MS_OK;
+    }
+    msi_label_about(&label, "next use of unit", kept->name);
+    tree->named = true;
+    MS_TRY(msi_comm_gather_named(tree->comm, &label, tree->model, own, n, all));
+    for (int32_t i = 0; i < n * tree->world; i++) {
+        if (all[i]) {
+            msi_unit_reshard(units[i % n]);
+        }
+    }
+    return MS_OK;
+}
+
+static void reshard_stale(ms_fsdp_unit *u)
+{
+    if (differs(u) && !u->outdated) {
+        msi_note note = {.n_numbers = 0};
+
+        msi_label_about(&note.label, "values written to unit", u->name);
+        msi_unit_note(u, &note);
+    }
+    if (differs(u) || u->outdated) {
+        msi_unit_reshard(u);
+    }
+}
+
 ms_status msi_unit_unshard(ms_fsdp_unit *u)
 {
-    msi_unit_reshard_stale(u);
+    reshard_stale(u);
     if (!uses_slot(u)) {
         MS_TRY(follow_master(u));
     }
     if (u->state == MS_UNIT_UNSHARDED) {
-        if (u->rests) {
-            u->rests = false;
-            msi_unit_show(u);
-        }
+        msi_unit_show_use(u);
         return MS_OK;
     }
     if (u->state == MS_UNIT_SHARDED) {
@@ -405,7 +456,7 @@ ms_status msi_unit_unshard(ms_fsdp_unit *u)
     u->full->nbytes =
         u->shard_numel * (u->is_sharded ? u->world : 1) * ms_dtype_size(u->param_dtype);
     u->state = MS_UNIT_UNSHARDED;
-    msi_unit_show(u);
+    msi_unit_show_use(u);
     msi_unit_changed(u);
     return MS_OK;
 }
@@ -433,27 +484,9 @@ void msi_unit_reshard(ms_fsdp_unit *u)
         release_slot(u);
     }
     u->state = MS_UNIT_SHARDED;
-    u->rests = u->held = false;
+    u->held = false;
     msi_unit_show(u);
     msi_unit_changed(u);
-}
-
-void msi_unit_reshard_stale(ms_fsdp_unit *u)
-{
-    if (u->state != MS_UNIT_UNSHARDED) {
-        return;
-    }
-    const bool differs = uses_slot(u) && u->followed_version != u->master->version;
-
-    if (differs && !u->outdated) { /* all ranks say so: one that wrote alone gathers alone */
-        msi_note note = {.n_numbers = 0};
-
-        msi_label_about(&note.label, "values written to unit", u->name);
-        msi_unit_note(u, &note);
-    }
-    if (differs || u->outdated) {
-        msi_unit_reshard(u);
-    }
 }
 
 void msi_unit_written(ms_fsdp_unit *u)
@@ -465,4 +498,5 @@ void msi_unit_written(ms_fsdp_unit *u)
     if (u->state == MS_UNIT_PUBLISHED) {
         msi_unit_reshard(u);
     }
+    msi_unit_show_use(u);
 }

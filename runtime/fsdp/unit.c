@@ -58,14 +58,34 @@ static void show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
     }
 }
 
+/* [Note: what handles show] The summoned copy; the full parameters of an unsharded unit while a
+ * forward of it runs or a backward reads it, and, unless they were written since, while a root
+ * forward runs, a graph waits for them or the script holds them; else the shards, whatever memory
+ * is kept for the next use. Nothing remembers which: what decides it is looked at where it changes.
+ * It decides nothing else, as when a graph is dropped follows a rank's collector. */
+static bool shows_full(const ms_fsdp_unit *u)
+{
+    return u->state == MS_UNIT_UNSHARDED &&
+           (msi_pass_running(u) != NULL || msi_unit_is_differentiated(u) ||
+            (!u->outdated && (u->tree->hides_shards || u->held || msi_pass_waits(u))));
+}
+
 void msi_unit_show(ms_fsdp_unit *u)
 {
     if (u->summoned != NULL) {
         show_full(u, u->summoned, u->orig_dtype);
-    } else if (u->state == MS_UNIT_UNSHARDED && !u->rests) {
+    } else if (shows_full(u)) {
         show_full(u, u->full, u->param_dtype);
     } else {
         show_shards(u);
+    }
+}
+
+void msi_unit_show_use(ms_fsdp_unit *u)
+{
+    if (u->state == MS_UNIT_UNSHARDED && u->summoned == NULL &&
+        shows_full(u) != (u->params[0].tensor->v.storage == u->full)) {
+        msi_unit_show(u);
     }
 }
 
@@ -86,15 +106,11 @@ void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
     if (!tree->initialized || tree->hides_shards == hide) {
         return;
     }
-    const bool rest = !hide && !ms_grad_enabled();
-
     tree->hides_shards = hide;
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
-        if (rest) {
-            msi_unit_rest(u);
-        }
+        msi_unit_show_use(u);
         for (int32_t k = 0; k < u->n_params; k++) {
             ms_tensor *t = u->params[k].tensor;
 

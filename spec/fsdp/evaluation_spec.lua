@@ -203,15 +203,112 @@ describe('after a forward without gradients', function()
     end)
   end
 
-  it('one rank that writes alone into what is kept is told apart', function()
-    checks.raises('CommError', "rank 0 has values written to unit 'nn.Sequential', rank 1 has not",
-      ms.dist.spawn, 2, function(rank)
-        local model = made('SHARD_GRAD_OP')
-        validate(model)
-        if rank == 0 then
-          ms.no_grad(model[1].weight.fill_, model[1].weight, 0)
+  for _, strategy in ipairs(STRATEGIES) do
+    it('each rank writes the elements it holds, with ' .. strategy, function()
+      ms.dist.spawn(2, function()
+        local model = made(strategy, 'f32', fsdp.ModuleWrapPolicy { nn.Linear })
+        local last = model[3].bias -- of two ranks the second holds it
+        for value = 1, 2 do
+          validate(model)
+          ms.no_grad(function()
+            for i = 1, strategy == 'NO_SHARD' and 4 or last:numel() do
+              last:reshape(-1)[i] = value
+            end
+            model[3].weight:fill_(0)
+          end)
+          assert.same({ { value, value, value, value }, { value, value, value, value } },
+            validate(model):totable())
+          model[3]:unshard()
+          assert.equal(value, last:mean():item())
+          model[3]:reshard()
         end
-        model(ms.ones(2, 4)):sum():backward()
       end)
-  end)
+    end)
+  end
+end)
+
+-- Turns gradients off itself while it does not train.
+local Careful = nn.Module.extend('Careful')
+
+function Careful:init()
+  self.net = layers()
+end
+
+function Careful:forward(x)
+  if self.training then
+    return self.net(x)
+  end
+  return ms.no_grad(self.net, x)
+end
+
+-- Forwards that no backward follows, and an unshard() that ends with the next write.
+local USES = {
+  { 'an evaluation inside the model', function(model)
+    model:eval()
+    model(ms.ones(2, 4))
+    model:train()
+  end },
+  { 'a forward while all is frozen', function(model)
+    model:requires_grad_(false)
+    model(ms.ones(2, 4))
+    model:requires_grad_(true)
+  end },
+  { 'a forward whose loss is dropped', function(model)
+    ms.scope(function() model(ms.ones(2, 4)) end)
+  end },
+  { 'unshard()', function(model) model:unshard() end, whole = true },
+}
+
+-- Of this rank's parameters, `steps` of SGD at this rate from now.
+local function values(model, steps, lr)
+  local list = {}
+  for p in model:parameters() do
+    list[#list + 1] = (p:grad() and p:detach() - p:grad() * (steps * lr) or p:detach()):totable()
+  end
+  return list
+end
+
+describe('parameters show what this rank holds, and take what is written, after', function()
+  for _, use in ipairs(USES) do
+    for _, strategy in ipairs(STRATEGIES) do
+      it(('%s, with %s'):format(use[1], strategy), function()
+        ms.dist.spawn(2, function()
+          local model
+          ms.capture_warnings(function() -- NO_SHARD's
+            model = fsdp.FSDP(Careful(), { sharding_strategy = strategy })
+          end)
+          local opt = optim.SGD(model:parameters(), { lr = 0.5 })
+          model(ms.ones(2, 4)):sum():backward()
+          local shown, stepped = pieces(model), values(model, 1, 0.5)
+          local weight = model.net[1].weight
+
+          use[2](model)
+          if use.whole then
+            assert.same({ 8, 4 }, weight:shape())
+          else
+            assert.same(shown, pieces(model))
+          end
+          opt:step()
+          assert.same(shown, pieces(model))
+          checks.close(stepped, values(model, 0, 0))
+
+          use[2](model)
+          local full = model:state_dict()
+          for _, name in ipairs(full) do
+            full[name]:fill_(7)
+          end
+          model:load_state_dict(full)
+          assert.same(shown, pieces(model))
+          assert.equal(7 * weight:numel(), weight:sum():item())
+
+          use[2](model)
+          if use.whole then -- to be read
+            model:reshard()
+          end
+          ms.no_grad(weight.fill_, weight, 3)
+          assert.equal(3, model:state_dict()['net.0.weight']:mean():item())
+        end)
+      end)
+    end
+  end
 end)

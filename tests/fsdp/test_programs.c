@@ -132,23 +132,26 @@ static ms_status load(model *m, int32_t unit, int32_t at)
     return status;
 }
 
-/* `partly`: the first weight alone. */
-static ms_status use_unit(model *m, int32_t i, bool partly, ms_tensor **x)
-{
-    const bool biased = i % 2 == 1;
-    const int32_t n = m->n_params[i] - biased;
-
-    for (int32_t k = 0; k < (partly ? 1 : n); k++) {
-        MS_TRY(ms_op_linear(x, *x, m->param[i][k], biased ? m->param[i][n] : NULL));
-    }
-    return MS_OK;
-}
-
 /* What happens after the first use of a forward. */
 typedef struct meanwhile {
     int32_t touch, load, block;
-    bool partly, idle; /* all through it */
+    bool partly, idle, unrecorded; /* all through it */
 } meanwhile;
+
+/* `partly`: the first weight alone. */
+static ms_status use_unit(model *m, int32_t i, meanwhile then, ms_tensor **x)
+{
+    const bool biased = i % 2 == 1, before = ms_grad_enabled();
+    const int32_t n = m->n_params[i] - biased;
+    ms_status status = MS_OK;
+
+    ms_grad_enabled_set(before && !then.unrecorded);
+    for (int32_t k = 0; k < (then.partly ? 1 : n) && status == MS_OK; k++) {
+        status = ms_op_linear(x, *x, m->param[i][k], biased ? m->param[i][n] : NULL);
+    }
+    ms_grad_enabled_set(before);
+    return status;
+}
 
 static ms_status run_forward(model *m, const int32_t *use, int32_t n, int64_t batch, meanwhile then,
                              ms_tensor **loss)
@@ -163,12 +166,12 @@ static ms_status run_forward(model *m, const int32_t *use, int32_t n, int64_t ba
         MS_TRY(ms_fsdp_unit_pre_forward(m->unit[0]));
     }
     if (m->p->rooted && !then.idle) {
-        MS_TRY(use_unit(m, 0, then.partly, &x));
+        MS_TRY(use_unit(m, 0, then, &x));
     }
     for (int32_t i = 0; i < n; i++) {
         MS_TRY(ms_fsdp_unit_pre_forward(m->unit[use[i]]));
         nap(64);
-        MS_TRY(use_unit(m, use[i], then.partly, &x));
+        MS_TRY(use_unit(m, use[i], then, &x));
         MS_TRY(ms_fsdp_unit_post_forward(m->unit[use[i]], &x, 1));
         if (i == 0 && then.touch >= 0) {
             MS_TRY(ms_param_touch(m->param[then.touch][0]));
@@ -194,30 +197,40 @@ static ms_status forward(model *m, const int32_t *use, int32_t n, int64_t batch,
     return status;
 }
 
-/* Without gradients: handles show the masters afterwards, but for what is unsharded by hand. */
 static ms_status evaluate(model *m, const noise *a)
 {
-    const meanwhile then = {.touch = a->touch, .load = -1};
+    const meanwhile then = {.touch = a->touch, .load = -1, .unrecorded = a->inside};
     int32_t use[MAX_USES];
     const int32_t n = uses_of(a, m->rank, use);
-    const bool before = ms_grad_enabled_set(false);
+    const bool before = ms_grad_enabled_set(a->inside);
     ms_tensor *loss;
     ms_status status = forward(m, use, n, 1, then, &loss);
 
     ms_grad_enabled_set(before);
-    MS_TRY(status);
-    for (int32_t i = 0; i < UNITS; i++) {
-        EXPECT(m->unit[i]->held || m->param[i][0]->v.storage == m->unit[i]->master);
-    }
-    return MS_OK;
+    return status;
 }
 
-static ms_status make(model *m, const noise *a)
+static ms_status rewrite(model *m, const noise *a)
 {
-    if (m->plain) {
+    const bool before = ms_grad_enabled();
+    const ms_fsdp_unit *u = m->unit[a->unit];
+    ms_tensor *t = m->param[a->unit][m->n_params[a->unit] - 1], *same;
+    ms_status status;
+
+    if ((u->is_sharded && m->rank != a->rank) || msi_view_numel(&t->v) == 0 ||
+        t->v.storage != u->master) {
         return MS_OK;
     }
-    nap(12);
+    ms_grad_enabled_set(false);
+    MS_TRY_GOTO(ms_op_clone(&same, t), done);
+    status = ms_tensor_copy(t, same);
+done:
+    ms_grad_enabled_set(before);
+    return status;
+}
+
+static ms_status make_noise_of(model *m, const noise *a)
+{
     switch (a->kind) {
     case EVALUATE:
         return evaluate(m, a);
@@ -227,6 +240,8 @@ static ms_status make(model *m, const noise *a)
         return ms_fsdp_unit_reshard(m->unit[a->unit]);
     case TOUCH:
         return ms_param_touch(m->param[a->unit][0]);
+    case REWRITE:
+        return rewrite(m, a);
     case SUMMON:
         MS_TRY(ms_fsdp_tree_summon(m->tree));
         nap(4);
@@ -234,6 +249,30 @@ static ms_status make(model *m, const noise *a)
     default:
         return MS_OK;
     }
+}
+
+/* Between forwards and backwards handles show shards, but for what is unsharded by hand and not
+ * written since, and what `waiting` (NULL: no graph waits) has used and its backward will read. */
+static ms_status check_shown(const model *m, const micro *waiting)
+{
+    for (int32_t i = 0; i < UNITS; i++) {
+        const ms_fsdp_unit *u = m->unit[i];
+        const bool used = waiting != NULL && (u->is_root || is_used(waiting, i)),
+                   whole = u->state == MS_UNIT_UNSHARDED && (used || (u->held && !u->outdated));
+
+        EXPECT(m->param[i][0]->v.storage == (whole ? u->full : u->master));
+    }
+    return MS_OK;
+}
+
+static ms_status make(model *m, const noise *a, const micro *waiting)
+{
+    if (m->plain) {
+        return MS_OK;
+    }
+    nap(12);
+    MS_TRY(make_noise_of(m, a));
+    return m->tree->initialized ? check_shown(m, waiting) : MS_OK;
 }
 
 /* -- running ----------------------------------------------------------------------------------- */
@@ -254,7 +293,7 @@ static ms_status run_micro(model *m, int32_t at, int32_t k, int32_t r, bool last
     ms_tensor *aside, *loss;
 
     MS_TRY(ms_fsdp_tree_set_sync(m->tree, last || b->each_reduces));
-    MS_TRY(make(m, &one->before));
+    MS_TRY(make(m, &one->before, NULL));
     if (one->aside == 2 || (one->aside == 1 && !m->plain)) {
         MS_TRY(forward(m, one->use, one->n_uses, batch + 3, nothing, &aside));
     }
@@ -262,19 +301,23 @@ static ms_status run_micro(model *m, int32_t at, int32_t k, int32_t r, bool last
     if (one->aside == 2) {
         MS_TRY(ms_op_add(&loss, aside, loss));
     }
-    MS_TRY(make(m, &one->between));
+    MS_TRY(make(m, &one->between, one));
     nap(12);
     return ms_backward(loss, NULL);
 }
 
-/* Into unit 1: in place where the handle shows the master, every other time, else by summon. */
+/* Into unit 1: in place where handles show the master, every other time, each rank what it holds;
+ * else by summon. */
 static ms_status write_values(model *m, int32_t at)
 {
-    ms_tensor *t = m->param[1][0];
-    const bool in_place = at % 2 == 1 && t->v.storage == m->unit[1]->master;
+    const bool in_place = at % 2 == 1 && m->param[1][0]->v.storage == m->unit[1]->master;
 
     MS_TRY(in_place ? MS_OK : ms_fsdp_tree_summon(m->tree));
-    MS_TRY(ms_tensor_fill(t, 0.125 * (at + 1)));
+    for (int32_t k = 0; k < m->n_params[1]; k++) {
+        if (msi_view_numel(&m->param[1][k]->v) > 0) {
+            MS_TRY(ms_tensor_fill(m->param[1][k], 0.125 * (at + 1 + k)));
+        }
+    }
     nap(4);
     return in_place ? MS_OK : ms_fsdp_tree_unsummon(m->tree, true);
 }
@@ -296,7 +339,7 @@ static ms_status run_block(model *m, int32_t at, int32_t first, int32_t n_ranks)
             MS_TRY(status);
         }
     }
-    MS_TRY(make(m, &b->after));
+    MS_TRY(make(m, &b->after, NULL));
     MS_TRY(b->writes ? write_values(m, at) : MS_OK);
     if (b->clips) {
         MS_TRY(ms_fsdp_tree_clip_grad_norm(m->tree, NULL, 0, 0.5, 2, &norm));
@@ -306,7 +349,7 @@ static ms_status run_block(model *m, int32_t at, int32_t first, int32_t n_ranks)
         MS_TRY(ms_optim_step(m->optim));
         MS_TRY(ms_optim_zero_grad(m->optim));
     }
-    return make(m, &b->late);
+    return make(m, &b->late, NULL);
 }
 
 static ms_status run_model(const program *p, ms_comm *comm, bool plain, int32_t first,

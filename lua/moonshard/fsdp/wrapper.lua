@@ -374,8 +374,9 @@ function FSDP:clip_grad_norm_(max_norm, norm_type)
   return total
 end
 
---- Gather this instance's own parameters and keep them until reshard(). Collective. Does nothing
---- when they are gathered.
+--- Gather this instance's own parameters and show them until reshard(), until a backward or, with
+--- FULL_SHARD, a forward lets them go, or until a step or a load writes them: then they show what
+--- this rank holds, as it is now. Collective. Gathers nothing when they are gathered as they are.
 function FSDP:unshard()
   self:_lazy_init('unshard')
   if rawget(self, '_unit') then

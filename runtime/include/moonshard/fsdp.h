@@ -67,7 +67,7 @@ typedef struct ms_fsdp_plan {
 enum {
     MS_UNIT_SHARDED = 0,   /**< the master shard only */
     MS_UNIT_PUBLISHED = 1, /**< own extents are cast into the slot; not yet readable as a whole */
-    MS_UNIT_UNSHARDED = 2  /**< the full ones; handles show them until an evaluation has ended */
+    MS_UNIT_UNSHARDED = 2  /**< the full ones; handles show them while they are used or held */
 };
 
 /** Defaults. @param struct_size  sizeof(*o): no more is written, and `o->struct_size` says how much
@@ -119,7 +119,8 @@ MS_API ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree);
 MS_API ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches,
                                        ms_fsdp_plan *plan);
 
-/** Start of a root forward: lazy init, the optimizer's writes become visible to prefetch. */
+/** Start of a root forward: lazy init, the optimizer's writes become visible to prefetch. What is
+ * kept unsharded and was written since, by any rank, is to be gathered anew: collective. */
 MS_API ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree);
 /** End of a root forward: the order of units is known from the first on. What a unit's strategy
  * keeps unsharded stays so, after a forward without gradients too (what handles show then:
@@ -127,10 +128,9 @@ MS_API ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree);
 MS_API ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree);
 /** Shall parameters of units that are sharded have no memory? On while a root's forward runs: what
  * is computed there from a shard, without a gradient too, would differ between ranks and with the
- * wrapping. Turned off while gradients are (ms_grad_enabled()), it lets handles show the masters as
- * if all were resharded, whatever memory is kept: until the unit's next use, and not those of units
- * that ms_fsdp_unit_unshard() holds or a running backward reads. A unit that is kept while its
- * master is written is gathered anew, so all ranks must write. Needs neither memory nor peers. */
+ * wrapping. Turned off it lets handles show the masters as if all were resharded, whatever memory
+ * is kept: until the unit's next use, and not those of units that ms_fsdp_unit_unshard() holds, or
+ * that a backward reads or will read. Needs neither memory nor peers. */
 MS_API void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide);
 /** Unshard, wait, prefetch the next. Forwards of units nest. When the scope that is innermost now
  * is closed before ms_fsdp_unit_post_forward(), as after an error that the program catches inside a
@@ -155,8 +155,9 @@ MS_API bool ms_fsdp_tree_sync(const ms_fsdp_tree *tree);
  * MS_ASSERTION_ERROR inside a backward, until it has reduced all gradients. */
 MS_API ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor);
 
-/** Gather a unit's full parameters, for the script to see until ms_fsdp_unit_reshard(), or until a
- * forward or backward that uses the unit reshards it. Collective. */
+/** Gather a unit's full parameters, for the script to see until ms_fsdp_unit_reshard(), a forward
+ * or backward that uses the unit and reshards it, or a write to it by an optimizer, a load or
+ * ms_fsdp_tree_unsummon(): handles show the shards then. Collective. */
 MS_API ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *unit);
 MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
 

@@ -63,9 +63,11 @@ static void make_noise(const program *p, uint64_t *dice, noise *a, bool graph_wa
                  .unit = below(dice, UNITS),
                  .touch = -1,
                  .alone = -1,
+                 .inside = chance(dice, 2),
+                 .rank = below(dice, p->world),
                  .writeback = chance(dice, 2)};
     a->n_uses = make_uses(p, dice, a->use);
-    if (graph_waits && a->kind == TOUCH) {
+    if (graph_waits && (a->kind == TOUCH || a->kind == REWRITE)) {
         a->kind = EVALUATE;
     }
     if (a->kind == EVALUATE && !graph_waits && chance(dice, 2)) {
@@ -81,6 +83,11 @@ static bool contains(const int32_t *use, int32_t n, int32_t unit)
         }
     }
     return false;
+}
+
+bool is_used(const micro *m, int32_t unit)
+{
+    return contains(m->use, m->n_uses, unit);
 }
 
 /* All uses but those of the unit that is used last, into `out`. @return their number */
@@ -216,8 +223,8 @@ program make_program(uint64_t seed)
 
 static void print_noise(FILE *out, const char *when, const noise *a)
 {
-    static const char *const names[] = {"nothing", "evaluate", "unshard",
-                                        "reshard", "touch",    "summon"};
+    static const char *const names[] = {"nothing", "evaluate", "unshard", "reshard",
+                                        "touch",   "rewrite",  "summon"};
 
     if (a->kind == NOTHING) {
         return;
@@ -227,9 +234,9 @@ static void print_noise(FILE *out, const char *when, const noise *a)
         fprintf(out, " %d", (int)a->use[i]);
     }
     if (a->kind == EVALUATE) {
-        fprintf(out, ", touch %d, alone %d\n", (int)a->touch, (int)a->alone);
+        fprintf(out, ", touch %d, alone %d, inside %d\n", (int)a->touch, (int)a->alone, a->inside);
     } else {
-        fprintf(out, " unit %d, writeback %d\n", (int)a->unit, a->writeback);
+        fprintf(out, " unit %d, rank %d, writeback %d\n", (int)a->unit, (int)a->rank, a->writeback);
     }
 }
 

@@ -16,7 +16,16 @@ enum {
 };
 
 /* What must not matter; only the program under test does it. */
-typedef enum noise_kind { NOTHING, EVALUATE, UNSHARD, RESHARD, TOUCH, SUMMON, N_NOISES } noise_kind;
+typedef enum noise_kind {
+    NOTHING,
+    EVALUATE,
+    UNSHARD,
+    RESHARD,
+    TOUCH,
+    REWRITE, /* one rank stores the elements it holds as they are; of a replica all do */
+    SUMMON,
+    N_NOISES
+} noise_kind;
 
 typedef struct noise {
     noise_kind kind;
@@ -24,6 +33,8 @@ typedef struct noise {
     int32_t n_uses, use[MAX_USES];
     int32_t touch; /* EVALUATE: touch this unit after the first use; -1: none */
     int32_t alone; /* EVALUATE: this rank does not use the unit that is used last; -1: all do */
+    bool inside;   /* EVALUATE: the model turns gradients off, not its caller */
+    int32_t rank;  /* REWRITE: which */
     bool writeback;
 } noise;
 
@@ -61,6 +72,7 @@ bool chance(uint64_t *dice, int32_t of); /* one of `of` */
 int32_t below(uint64_t *dice, int32_t n);
 
 program make_program(uint64_t seed);
+bool is_used(const micro *m, int32_t unit);
 /* One rank skips a unit in one evaluation: no legal program. False: there is none to do it in. */
 bool let_one_rank_skip(program *p);
 /* What the rank uses in an evaluation, into `use`. @return their number */
