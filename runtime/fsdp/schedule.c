@@ -7,6 +7,17 @@
 
 /* -- forward ----------------------------------------------------------------------------------- */
 
+/* Did the running backward reach it? */
+static bool is_reached(const ms_fsdp_tree *tree)
+{
+    bool any = false;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        any |= tree->units[i]->expecting || tree->units[i]->ran_pre_backward;
+    }
+    return any;
+}
+
 ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
 {
     MS_TRY(ms_fsdp_tree_init(tree));
@@ -14,7 +25,11 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     msi_tree_note_changes(tree);
     tree->forward_at = 0;
     tree->named = true; /* it counts on the peers' next backward, when it names nothing itself */
-    MS_TRY(msi_units_renew(tree, tree->units, tree->n_units)); /* slots may serve others first */
+    /* at once, as slots may serve other units first; but in the middle of a backward ranks keep
+     * what their graphs still read, which may differ, and look at each unit when it is used */
+    if (!tree->in_backward || tree->settled || !is_reached(tree)) {
+        MS_TRY(msi_units_renew(tree, tree->units, tree->n_units));
+    }
     return msi_queue_run(tree);
 }
 
@@ -296,17 +311,6 @@ static ms_status reduce_unreached(ms_fsdp_tree *tree)
         }
     }
     return MS_OK;
-}
-
-/* Did the running backward reach it? */
-static bool is_reached(const ms_fsdp_tree *tree)
-{
-    bool any = false;
-
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        any |= tree->units[i]->expecting || tree->units[i]->ran_pre_backward;
-    }
-    return any;
 }
 
 static ms_status finish_backward(void *user)

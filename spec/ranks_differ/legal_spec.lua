@@ -61,6 +61,17 @@ local function ignoring(classes)
   end }
 end
 
+local function evaluate(model)
+  ms.no_grad(model, ms.ones(1, 4))
+end
+
+local function write_bias(model)
+  local bias = model.module[3].bias
+  if bias:numel() > 0 then
+    ms.no_grad(bias.fill_, bias, 7)
+  end
+end
+
 local PATCHWORK = 'the model is a patchwork'
 
 -- What a script does to its shards between backward and step, with gradients where there are some.
@@ -118,12 +129,16 @@ local LEGAL = {
     { layers = tied(1) } },
   { 'the seed of shards that are loaded', { seed = 2 }, 'all begin with what was loaded', nil,
     { after_wrap = function(model) model:load_state_dict(two.all_at(1)) end } },
-  { 'values written into a shard', { before_step = before(2, function(model)
-    local bias = model.module[3].bias
-    if bias:numel() > 0 then
-      ms.no_grad(bias.fill_, bias, 7)
-    end
-  end) }, 'a rank holds its elements alone' },
+  { 'values written into a shard', { before_step = before(2, write_bias) },
+    'a rank holds its elements alone' },
+  { 'values written into a shard of what an evaluation has left', {
+    before_step = before(2, function(model)
+      evaluate(model)
+      write_bias(model)
+    end),
+  }, 'all gather anew what one has written', nil, {
+    options = { sharding_strategy = 'SHARD_GRAD_OP' }, before_step = before(2, evaluate),
+  } },
   { 'an update of shards by hand', update_by_hand(0.2),
     'each writes other elements, or none: nothing says which values are right', nil,
     update_by_hand(0.1) },
