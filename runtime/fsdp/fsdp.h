@@ -201,7 +201,9 @@ struct ms_fsdp_tree {
     bool named;         /* peers count on what runs now: see [Note: giving up] */
     bool *written;      /* (1 + world, n_units) room to agree on kept units that a rank wrote */
     uint64_t *words;    /* while summoned: room to agree on what was written, in summon.c */
-    bool hides_shards;  /* a forward runs */
+    bool hides_shards;  /* a root forward runs ... */
+    bool records;       /* ... and has made results that may be differentiated */
+    uint64_t evaluated; /* the tape's place when the latest ended that had made none */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
     double factor;      /* of reduced gradients; 0: 1 / world */
 
@@ -318,9 +320,10 @@ ms_status msi_unit_check_kept(const ms_fsdp_unit *u);
 ms_status msi_pass_begin(ms_fsdp_unit *u);
 /* The innermost one of the unit, or NULL. */
 msi_pass *msi_pass_running(const ms_fsdp_unit *u);
-/* Does one of the unit's run, or does a graph of one wait for its backward? A dropped graph waits
- * until a collector has found it, so no two ranks need to hear the same. */
-bool msi_pass_waits(const ms_fsdp_unit *u);
+/* Does one of the unit's that began at the tape's place `since` or later run, or does a graph of it
+ * wait for its backward? A dropped graph waits until a collector has found it, so no two ranks need
+ * to hear the same. */
+bool msi_pass_waits(const ms_fsdp_unit *u, uint64_t since);
 /* It does not run any more; no forward of the tree does. */
 void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass);
 void msi_pass_end_all(ms_fsdp_tree *tree);

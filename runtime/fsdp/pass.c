@@ -45,11 +45,11 @@ msi_pass *msi_pass_running(const ms_fsdp_unit *u)
     return pass;
 }
 
-bool msi_pass_waits(const ms_fsdp_unit *u)
+bool msi_pass_waits(const ms_fsdp_unit *u, uint64_t since)
 {
     const msi_pass *pass = u->passes;
 
-    while (pass != NULL && pass->refcount == 0) {
+    while (pass != NULL && (pass->refcount == 0 || pass->place < since)) {
         pass = pass->next;
     }
     return pass != NULL;

@@ -135,7 +135,7 @@ static ms_status hook_outputs(msi_pass *pass, ms_tensor *const *outputs, int32_t
             msi_pass_drop(pass);
             return status;
         }
-        pass->unit->needs_pre_backward = true;
+        pass->unit->needs_pre_backward = pass->unit->tree->records = true;
     }
     return MS_OK;
 }

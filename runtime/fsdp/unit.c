@@ -60,14 +60,18 @@ static void show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
 
 /* [Note: what handles show] The summoned copy; the full parameters of an unsharded unit while a
  * forward of it runs or a backward reads it, and, unless they were written since, while a root
- * forward runs, a graph waits for them or the script holds them; else the shards, whatever memory
- * is kept for the next use. Nothing remembers which: what decides it is looked at where it changes.
- * It decides nothing else, as when a graph is dropped follows a rank's collector. */
+ * forward runs, the script holds them, or a graph waits for them and nothing was evaluated since;
+ * else the shards, whatever memory is kept for the next use. Units do not remember which: what
+ * decides it is looked at where it changes. It decides nothing else, as when a dropped graph goes
+ * follows a rank's collector. */
 static bool shows_full(const ms_fsdp_unit *u)
 {
+    const ms_fsdp_tree *tree = u->tree;
+
     return u->state == MS_UNIT_UNSHARDED &&
            (msi_pass_running(u) != NULL || msi_unit_is_differentiated(u) ||
-            (!u->outdated && (u->tree->hides_shards || u->held || msi_pass_waits(u))));
+            (!u->outdated &&
+             (tree->hides_shards || u->held || msi_pass_waits(u, tree->evaluated))));
 }
 
 void msi_unit_show(ms_fsdp_unit *u)
@@ -107,6 +111,11 @@ void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
         return;
     }
     tree->hides_shards = hide;
+    if (hide) {
+        tree->records = false;
+    } else if (!tree->records) {
+        tree->evaluated = msi_autograd_now(tree->ctx);
+    }
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 

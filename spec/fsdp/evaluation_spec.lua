@@ -241,7 +241,8 @@ function Careful:forward(x)
   return ms.no_grad(self.net, x)
 end
 
--- Forwards that no backward follows, and an unshard() that ends with the next write.
+-- Forwards that no backward follows, and an unshard() that ends with the next write. What they
+-- give is to stay alive.
 local USES = {
   { 'an evaluation inside the model', function(model)
     model:eval()
@@ -255,6 +256,11 @@ local USES = {
   end },
   { 'a forward whose loss is dropped', function(model)
     ms.scope(function() model(ms.ones(2, 4)) end)
+  end },
+  { 'an evaluation while a graph waits', function(model)
+    local result = model(ms.ones(2, 4))
+    validate(model)
+    return result
   end },
   { 'unshard()', function(model) model:unshard() end, whole = true },
 }
@@ -280,9 +286,9 @@ describe('parameters show what this rank holds, and take what is written, after'
           local opt = optim.SGD(model:parameters(), { lr = 0.5 })
           model(ms.ones(2, 4)):sum():backward()
           local shown, stepped = pieces(model), values(model, 1, 0.5)
-          local weight = model.net[1].weight
+          local weight, kept = model.net[1].weight, {}
 
-          use[2](model)
+          kept[1] = use[2](model)
           if use.whole then
             assert.same({ 8, 4 }, weight:shape())
           else
@@ -292,7 +298,7 @@ describe('parameters show what this rank holds, and take what is written, after'
           assert.same(shown, pieces(model))
           checks.close(stepped, values(model, 0, 0))
 
-          use[2](model)
+          kept[#kept + 1] = use[2](model)
           local full = model:state_dict()
           for _, name in ipairs(full) do
             full[name]:fill_(7)
@@ -301,7 +307,7 @@ describe('parameters show what this rank holds, and take what is written, after'
           assert.same(shown, pieces(model))
           assert.equal(7 * weight:numel(), weight:sum():item())
 
-          use[2](model)
+          kept[#kept + 1] = use[2](model)
           if use.whole then -- to be read
             model:reshard()
           end

@@ -252,7 +252,8 @@ static ms_status make_noise_of(model *m, const noise *a)
 }
 
 /* Between forwards and backwards handles show shards, but for what is unsharded by hand and not
- * written since, and what `waiting` (NULL: no graph waits) has used and its backward will read. */
+ * written since, and what `waiting` (NULL: no graph waits) has used and its backward will read,
+ * unless something was evaluated since. */
 static ms_status check_shown(const model *m, const micro *waiting)
 {
     for (int32_t i = 0; i < UNITS; i++) {
@@ -272,7 +273,7 @@ static ms_status make(model *m, const noise *a, const micro *waiting)
     }
     nap(12);
     MS_TRY(make_noise_of(m, a));
-    return m->tree->initialized ? check_shown(m, waiting) : MS_OK;
+    return m->tree->initialized ? check_shown(m, a->kind == EVALUATE ? NULL : waiting) : MS_OK;
 }
 
 /* -- running ----------------------------------------------------------------------------------- */

@@ -475,11 +475,9 @@ static int64_t count_gathers(const chain *c)
     return counts[0];
 }
 
-/* As a script does it: shards are hidden while it runs. `waits`: a graph does, for the backward
- * that will read what the strategy keeps. */
-static ms_status evaluate(chain *c, bool waits)
+/* As a script does it: shards are hidden while it runs. */
+static ms_status evaluate(chain *c)
 {
-    const bool keeps = c->unit[0]->options.strategy != MS_FSDP_FULL_SHARD;
     const bool before = ms_grad_enabled_set(false);
     ms_tensor *loss;
 
@@ -489,10 +487,7 @@ static ms_status evaluate(chain *c, bool waits)
     ms_fsdp_tree_hide_shards(c->tree, false);
     ms_grad_enabled_set(before);
     for (int32_t i = 0; i < UNITS; i++) {
-        const ms_fsdp_unit *u = c->unit[i];
-
-        EXPECT(status != MS_OK ||
-               c->weight[i]->v.storage == (waits && keeps ? u->full : u->master));
+        EXPECT(status != MS_OK || c->weight[i]->v.storage == c->unit[i]->master);
     }
     return status;
 }
@@ -508,7 +503,7 @@ static ms_status evaluate_everywhere(chain *c)
         if (k == 2) {
             MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
         }
-        MS_TRY(evaluate(c, k == 2));
+        MS_TRY(evaluate(c));
         if (k == 2) {
             MS_TRY(ms_backward(loss, NULL));
         }

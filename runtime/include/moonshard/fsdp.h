@@ -129,8 +129,9 @@ MS_API ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree);
 /** Shall parameters of units that are sharded have no memory? On while a root's forward runs: what
  * is computed there from a shard, without a gradient too, would differ between ranks and with the
  * wrapping. Turned off it lets handles show the masters as if all were resharded, whatever memory
- * is kept: until the unit's next use, and not those of units that ms_fsdp_unit_unshard() holds, or
- * that a backward reads or will read. Needs neither memory nor peers. */
+ * is kept: until the unit's next use, and not those of units that ms_fsdp_unit_unshard() holds,
+ * that a running backward reads or that, if this forward has recorded any, a graph waits for. Needs
+ * neither memory nor peers. */
 MS_API void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide);
 /** Unshard, wait, prefetch the next. Forwards of units nest. When the scope that is innermost now
  * is closed before ms_fsdp_unit_post_forward(), as after an error that the program catches inside a
