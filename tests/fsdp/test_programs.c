@@ -6,7 +6,8 @@
  *
  * No program may fail, and its parameters must end with the bits of the same micro-batches trained
  * in the plainest way: one rank, no naps, nothing but forward, backward and step. Where every
- * backward reduces, bits depend on W: then it is the plainest way at that W.
+ * backward reduces, bits depend on W: then it is the plainest way at that W. Some are run both by
+ * threads and by processes, with the same bits.
  *
  * MS_PROGRAMS=n programs from MS_SEED=s on (default: 5,000 from 1; a tenth under sanitizers). A
  * program that fails prints itself and its seed. */
@@ -378,17 +379,29 @@ typedef struct job {
     bool processes;
     uint64_t first_seed;
     int64_t n;
+    uint64_t *by_threads; /* (1 + n / TWICE) hashes of the programs that are run as both */
 } job;
 
-static ms_status run_program(const program *p, int32_t rank)
+enum { TWICE = 50 }; /* one of so many programs is run by threads and by processes */
+
+static ms_status check_hash(uint64_t hash, uint64_t expected)
+{
+    if (hash != expected) {
+        return msi_fail(MS_RUNTIME_ERROR, "parameters have hash %016llx, expected %016llx",
+                        (unsigned long long)hash, (unsigned long long)expected);
+    }
+    return MS_OK;
+}
+
+static ms_status run_program(const program *p, int32_t rank, uint64_t *hash)
 {
     ms_comm *world, *self;
-    uint64_t hash, expected;
+    uint64_t expected;
 
     MS_TRY(ms_comm_world(&world));
     MS_TRY(ms_comm_self(&self));
     nap_dice = p->seed * 64 + (uint64_t)rank + 1;
-    ms_status status = run_model(p, world, false, rank, 1, &hash);
+    ms_status status = run_model(p, world, false, rank, 1, hash);
 
     nap_dice = 0;
     MS_TRY(status);
@@ -399,22 +412,26 @@ static ms_status run_program(const program *p, int32_t rank)
     } else {
         return MS_OK;
     }
-    if (hash != expected) {
-        return msi_fail(MS_RUNTIME_ERROR, "parameters have hash %016llx, expected %016llx",
-                        (unsigned long long)hash, (unsigned long long)expected);
-    }
-    return MS_OK;
+    return check_hash(*hash, expected);
 }
 
-static ms_status run_seed(const job *j, uint64_t seed, int32_t rank)
+/* `by_threads`: what this program's hash was, or shall be, by threads; NULL: it is run as its dice
+ * say alone. */
+static ms_status run_seed(const job *j, uint64_t seed, int32_t rank, uint64_t *by_threads)
 {
     const program p = make_program(seed);
+    uint64_t hash;
 
-    if (p.world != j->world || p.processes != j->processes) {
+    if (p.world != j->world || (p.processes != j->processes && by_threads == NULL)) {
         return MS_OK;
     }
-    ms_status status = run_program(&p, rank);
+    ms_status status = run_program(&p, rank, &hash);
 
+    if (status == MS_OK && by_threads != NULL && j->processes) {
+        status = check_hash(hash, *by_threads);
+    } else if (status == MS_OK && by_threads != NULL && rank == 0) {
+        *by_threads = hash;
+    }
     if (status != MS_OK) {
         print_program(&p, rank, ms_error_message());
     }
@@ -431,10 +448,11 @@ static ms_status run_job(void *user, int32_t rank)
     const job *j = user;
 
     for (int32_t i = 0; i < MSI_COUNT(found); i++) {
-        MS_TRY(run_seed(j, found[i], rank));
+        MS_TRY(run_seed(j, found[i], rank, NULL));
     }
-    for (uint64_t seed = j->first_seed; seed < j->first_seed + (uint64_t)j->n; seed++) {
-        MS_TRY(run_seed(j, seed, rank));
+    for (int64_t i = 0; i < j->n; i++) {
+        MS_TRY(run_seed(j, j->first_seed + (uint64_t)i, rank,
+                        CAN_FORK && i % TWICE == 0 ? &j->by_threads[i / TWICE] : NULL));
     }
     return MS_OK;
 }
@@ -446,6 +464,8 @@ static void run_world(int32_t world)
              .n = msi_switch_int("MS_PROGRAMS", SANITIZED ? 500 : 5000)};
     const char *cause;
 
+    j.by_threads = calloc((size_t)(1 + j.n / TWICE), sizeof(*j.by_threads));
+    assert_non_null(j.by_threads);
     msi_fsdp_state_changed = nap_at_change;
     ms_status status = ms_dist_threads(world, run_job, &j);
 
@@ -453,6 +473,7 @@ static void run_world(int32_t world)
     if (status == MS_OK && CAN_FORK && run_processes(world, run_job, &j, &cause) != 0) {
         fail_msg("%d processes: %s", (int)world, cause);
     }
+    free(j.by_threads);
     msi_fsdp_state_changed = NULL;
     assert_ok(status);
 }
