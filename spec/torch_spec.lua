@@ -1,4 +1,5 @@
--- tests/torch: values and gradients of operators beside PyTorch's, where python3 has it.
+-- tests/torch: values and gradients of operators and of random programs beside PyTorch's, where
+-- python3 has it.
 
 describe('operators beside PyTorch', function()
   it('give its values and gradients, special ones too', function()

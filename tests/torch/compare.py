@@ -1,10 +1,9 @@
 """Values and gradients of operators beside PyTorch's, special values too.
 
-Runs cases.lua with luajit, in the environment of the specs (spec/torch_spec.lua starts it). Leaves with
-77, and says why, where torch cannot be imported.
+Runs cases.lua and programs.lua with luajit, in the environment of the specs (spec/torch_spec.lua
+starts it). Leaves with 77, and says why, where torch cannot be imported.
 """
 import json
-import math
 import os
 import subprocess
 import sys
@@ -15,6 +14,11 @@ try:
 except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
+
+sys.dont_write_bytecode = True  # nothing is left in the tree
+
+from programs import differences
+from values import TOLERANCE, differs, tensor_of
 
 TARGETS = torch.tensor([0, 2, 1])
 OPS = {
@@ -32,29 +36,15 @@ OPS = {
     "layer_norm": lambda x, w, b: F.layer_norm(x, w.shape, w, b),
     "sum": torch.sum, "mean": torch.mean,
 }
-DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
-TOLERANCE = {"f32": 2e-5, "f64": 1e-12, "bf16": 2e-2}
 # Gelu and its slope have limits at the ends of the range; the formulas PyTorch computes have NaN there.
 HAS_LIMITS = {"gelu", "gelu_tanh"}
 LARGE = 1e38
 
 
-def differs(got, want, tolerance, signed):
-    """Is `got` another value than `want`? `signed`: zeros must agree in sign."""
-    if math.isnan(want) or math.isnan(got):
-        return math.isnan(want) != math.isnan(got)
-    if math.isinf(want) or math.isinf(got):
-        return want != got
-    if want == 0 and got == 0:
-        return signed and math.copysign(1, want) != math.copysign(1, got)
-    return abs(got - want) > tolerance * (abs(want) + 0.1) + 1e-44
-
-
 def compare(case):
     """Lines that say where a case differs."""
-    dtype = DTYPES[case["dtype"]]
-    inputs = [torch.tensor([float(v) for v in values], dtype=torch.float64).to(dtype)
-              .reshape(shape).requires_grad_(True)
+    inputs = [tensor_of({"dtype": case["dtype"], "shape": shape, "values": values})
+              .requires_grad_(True)
               for values, shape in zip(case["inputs"], case["shapes"])]
     y = OPS.get(case["op"], getattr(torch, case["op"], None))(*inputs)
     y.backward(torch.ones_like(y))
@@ -71,14 +61,24 @@ def compare(case):
                 yield f"{case['op']} {case['dtype']} {name}[{i}] is {g}, torch has {w} (operands {at})"
 
 
+def records(script):
+    """What a script of this folder prints."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), script)
+    lines = subprocess.run(["luajit", path], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [json.loads(line) for line in lines.splitlines()]
+
+
 def main():
-    here = os.path.dirname(os.path.abspath(__file__))
-    cases = subprocess.run(["luajit", os.path.join(here, "cases.lua")], check=True,
-                           capture_output=True, text=True).stdout.splitlines()
-    lines = [line for case in cases for line in compare(json.loads(case))]
-    print("\n".join(lines[:40]))
-    print(f"{len(cases)} cases against torch {torch.__version__}, {len(lines)} values differ")
-    return 1 if lines else 0
+    torch.set_num_threads(1)
+    bad, counts = [], []
+    for script, judge in (("cases.lua", compare), ("programs.lua", differences)):
+        read = records(script)
+        counts.append(len(read))
+        bad += [line for record in read for line in judge(record)]
+    print("\n".join(bad[:40]))
+    print(f"{counts[0]} cases and {counts[1]} programs against torch {torch.__version__}, "
+          f"{len(bad)} values differ")
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":
