@@ -197,9 +197,24 @@ ms_status msi_io_hash(int fd, const char *path, int64_t nbytes, uint64_t *hash)
     return status;
 }
 
+/* Network and user-space file systems may say only at a close what they could not keep: at that of
+ * any descriptor, so that of a copy lets the file's own hold its lock. */
+static bool close_a_copy(int fd)
+{
+    int copy, failed;
+
+    do {
+        copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        failed = copy < 0 ? -1 : close(copy);
+    } while (failed != 0 && errno == EINTR);
+    return failed == 0;
+}
+
 ms_status msi_io_sync(int fd, const char *path)
 {
-    return hooked("fsync", path) || fsync(fd) != 0 ? msi_io_fail("sync", path) : MS_OK;
+    const bool kept = !hooked("fsync", path) && fsync(fd) == 0 && close_a_copy(fd);
+
+    return kept ? MS_OK : msi_io_fail("sync", path);
 }
 
 ms_status msi_io_sync_folder(const char *path)

@@ -30,6 +30,7 @@ ms_status msi_io_write(int fd, const char *path, const void *data, int64_t nbyte
 ms_status msi_io_read(int fd, const char *path, void *data, int64_t nbytes, int64_t offset);
 /* XXH3 of a file's first `nbytes`: what `xxhsum -H3` prints. */
 ms_status msi_io_hash(int fd, const char *path, int64_t nbytes, uint64_t *hash);
+/* What was written is on the disk, and closing has nothing left to say. */
 ms_status msi_io_sync(int fd, const char *path);
 ms_status msi_io_sync_folder(const char *path);
 /* The folder `path` lies in, malloced. NULL with the error set. */

@@ -188,19 +188,20 @@ static ms_status put_in_place(const char *folder, const char *root, const char *
     return MS_OK;
 }
 
-/* Give the link `beside` the name `pointer`, where a link or nothing is. */
+/* May a link be put at `pointer`: is one there, or nothing? */
+static ms_status check_pointer(bool *is_ours, const char *pointer)
+{
+    struct stat st;
+    const bool there = lstat(pointer, &st) == 0;
+
+    *is_ours = !there || S_ISLNK(st.st_mode);
+    return there || errno == ENOENT ? MS_OK : msi_io_fail("stat", pointer);
+}
+
+/* Point the link `pointer` at the checkpoint: made as `beside`, then renamed. */
 static ms_status replace_link(const char *root, const char *name, const char *beside,
                               const char *pointer)
 {
-    struct stat st;
-
-    if (lstat(pointer, &st) != 0) {
-        if (errno != ENOENT) {
-            return msi_io_fail("stat", pointer);
-        }
-    } else if (!S_ISLNK(st.st_mode)) {
-        return MS_FAIL(MS_VALUE_ERROR, "it is no link, and stays as it is");
-    }
     ms_status status = msi_io_symlink(name, beside);
 
     if (status == MS_OK) {
@@ -216,20 +217,6 @@ static ms_status replace_link(const char *root, const char *name, const char *be
                  name, ms_error_message());
     }
     return MS_OK;
-}
-
-/* Point `<root>/latest` at the checkpoint. */
-static ms_status move_pointer(const char *root, const char *name, const char *nonce)
-{
-    char *beside = msi_io_path("%s/latest.tmp-%s", root, nonce);
-    char *pointer = msi_io_path("%s/latest", root);
-    const ms_status status = beside != NULL && pointer != NULL
-                                 ? replace_link(root, name, beside, pointer)
-                                 : MS_OUT_OF_MEMORY;
-
-    free(beside);
-    free(pointer);
-    return status;
 }
 
 /* The checkpoint whose place was taken is removed; what others have put into it is not. */
@@ -248,19 +235,29 @@ ms_status msi_checkpoint_publish(const char *folder, const char *root, const cha
                                  const char *nonce, const msi_manifest_draft *draft)
 {
     char *final = msi_io_path("%s/%s", root, name), *aside = msi_io_path("%s/%s.old", root, name);
-    bool displaced = false;
+    char *beside = msi_io_path("%s/latest.tmp-%s", root, nonce);
+    char *pointer = msi_io_path("%s/latest", root);
+    bool displaced = false, is_ours;
     ms_status status = MS_OUT_OF_MEMORY;
     int held = -1;
 
-    if (final == NULL || aside == NULL) {
+    if (final == NULL || aside == NULL || beside == NULL || pointer == NULL) {
         goto done;
     }
     MS_TRY_GOTO(write_manifest(folder, draft->text), done);
     MS_TRY_GOTO(read_back(folder, draft), done);
     MS_TRY_GOTO(hold_displaced(&held, final), done);
+    /* what `latest` takes is asked for while it may fail: left as it is, it would point at an older
+     * one for good */
+    MS_TRY_GOTO(check_pointer(&is_ours, pointer), done);
     MS_TRY_GOTO(put_in_place(folder, root, final, aside, &displaced), done);
     /* the checkpoint is safe; what fails from here on is worth a warning */
-    if (move_pointer(root, name, nonce) != MS_OK) {
+    if (!is_ours) {
+        msi_warn(
+            "UserWarning",
+            "%s is saved, but 'latest' does not point there: it is no link, and stays as it is",
+            final);
+    } else if (replace_link(root, name, beside, pointer) != MS_OK) {
         msi_warn("UserWarning", "%s is saved, but 'latest' does not point there: %s", final,
                  ms_error_message());
     }
@@ -273,5 +270,7 @@ done:
     }
     free(final);
     free(aside);
+    free(beside);
+    free(pointer);
     return status;
 }

@@ -233,7 +233,7 @@ static ms_status finish_file(ms_checkpoint_writer *w)
     MS_TRY(msi_io_sync(w->fd, w->file_path));
     MS_TRY(msi_io_hash(w->fd, w->file_path, w->data_end, &hash));
     MS_TRY(msi_report_file(w->report, w->file_name, w->data_end, hash));
-    close(w->fd); /* synced: closing has nothing left to say */
+    close(w->fd);
     w->fd = -1;
     w->n_files++;
     return MS_OK;

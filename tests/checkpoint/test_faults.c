@@ -1,117 +1,14 @@
 /* Every allocation and every system call of saving and loading fails, one after the other, once and
  * from there on, alone and on either of two ranks: an error on all ranks, nothing lost, nothing
- * half loaded, and the next save and load work. The linker puts the functions below in front of the
- * C library's (see CMakeLists.txt); Jansson is given the same allocator. */
+ * half loaded, and the next save and load work. Jansson is given the same allocator as
+ * everybody. */
 #include "ckpt_test.h"
+#include "faulty_calls.h"
+#include "manifest.h"
 
 #include <errno.h>
 #include <jansson.h>
 #include <stdatomic.h>
-#include <sys/file.h>
-#include <sys/random.h>
-
-enum { ALLOCATIONS = 1, CALLS, SHORT_TRANSFERS };
-
-/* The fault this thread is to meet. */
-typedef struct fault {
-    int kind;      /* 0: none */
-    int countdown; /* calls of that kind that still pass */
-    bool for_good; /* all later ones too */
-    int error;
-    int n_struck;
-} fault;
-
-static _Thread_local fault armed;
-
-static bool strikes(int kind)
-{
-    if (armed.kind != kind || armed.countdown < 0) {
-        return false;
-    }
-    if (armed.countdown > 0) {
-        armed.countdown--;
-        return false;
-    }
-    armed.n_struck++;
-    armed.countdown = armed.for_good ? 0 : -1;
-    errno = armed.error;
-    return true;
-}
-
-/* name(params) fails with `failure` when it is its turn. */
-#define FAULTY(kind, type, name, params, args, failure)                                            \
-    type __real_##name params;                                                                     \
-    type __wrap_##name params;                                                                     \
-    type __wrap_##name params                                                                      \
-    {                                                                                              \
-        return strikes(kind) ? (failure) : __real_##name args;                                     \
-    }
-
-FAULTY(ALLOCATIONS, void *, malloc, (size_t n), (n), NULL)
-FAULTY(ALLOCATIONS, void *, calloc, (size_t n, size_t size), (n, size), NULL)
-FAULTY(ALLOCATIONS, void *, realloc, (void *p, size_t n), (p, n), NULL)
-FAULTY(ALLOCATIONS, char *, strdup, (const char *s), (s), NULL)
-FAULTY(ALLOCATIONS, int, vasprintf, (char **out, const char *format, va_list args),
-       (out, format, args), -1)
-FAULTY(CALLS, int, fstat, (int fd, struct stat *st), (fd, st), -1)
-FAULTY(CALLS, int, stat, (const char *path, struct stat *st), (path, st), -1)
-FAULTY(CALLS, int, lstat, (const char *path, struct stat *st), (path, st), -1)
-FAULTY(CALLS, int, mkdir, (const char *path, mode_t mode), (path, mode), -1)
-FAULTY(CALLS, int, rmdir, (const char *path), (path), -1)
-FAULTY(CALLS, int, unlink, (const char *path), (path), -1)
-FAULTY(CALLS, int, unlinkat, (int dir, const char *path, int flags), (dir, path, flags), -1)
-FAULTY(CALLS, int, symlink, (const char *to, const char *path), (to, path), -1)
-FAULTY(CALLS, int, rename, (const char *from, const char *to), (from, to), -1)
-FAULTY(CALLS, int, renameat2, (int a, const char *from, int b, const char *to, unsigned flags),
-       (a, from, b, to, flags), -1)
-FAULTY(CALLS, int, access, (const char *path, int mode), (path, mode), -1)
-FAULTY(CALLS, int, flock, (int fd, int how), (fd, how), -1)
-FAULTY(CALLS, ssize_t, getrandom, (void *to, size_t n, unsigned flags), (to, n, flags), -1)
-FAULTY(CALLS, ssize_t, readlink, (const char *path, char *to, size_t n), (path, to, n), -1)
-FAULTY(CALLS, DIR *, opendir, (const char *path), (path), NULL)
-FAULTY(CALLS, DIR *, fdopendir, (int fd), (fd), NULL)
-FAULTY(CALLS, struct dirent *, readdir, (DIR * dir), (dir), NULL)
-
-int __real_open(const char *path, int flags, ...);
-int __wrap_open(const char *path, int flags, ...);
-int __wrap_open(const char *path, int flags, ...)
-{
-    va_list args;
-
-    va_start(args, flags);
-    const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(args, mode_t) : 0;
-
-    va_end(args);
-    return strikes(CALLS) ? -1 : __real_open(path, flags, mode);
-}
-
-/* What is synced is another test's question; here it would only take time. */
-int __wrap_fsync(int fd);
-int __wrap_fsync(int fd)
-{
-    (void)fd;
-    return strikes(CALLS) ? -1 : 0;
-}
-
-ssize_t __real_pwrite(int fd, const void *from, size_t n, off_t at);
-ssize_t __wrap_pwrite(int fd, const void *from, size_t n, off_t at);
-ssize_t __wrap_pwrite(int fd, const void *from, size_t n, off_t at)
-{
-    if (strikes(CALLS)) {
-        return -1;
-    }
-    return __real_pwrite(fd, from, strikes(SHORT_TRANSFERS) ? (n + 1) / 2 : n, at);
-}
-
-ssize_t __real_pread(int fd, void *to, size_t n, off_t at);
-ssize_t __wrap_pread(int fd, void *to, size_t n, off_t at);
-ssize_t __wrap_pread(int fd, void *to, size_t n, off_t at)
-{
-    if (strikes(CALLS)) {
-        return -1;
-    }
-    return __real_pread(fd, to, strikes(SHORT_TRANSFERS) ? (n + 1) / 2 : n, at);
-}
 
 /* -- what is saved and loaded -------------------------------------------------------------------
  */
@@ -181,6 +78,18 @@ static ms_status save(ms_comm *comm, const char *root, const char *name, const p
     return ms_checkpoint_commit(w, meta);
 }
 
+static ms_status load_parts(ms_checkpoint_loader *l, part *p)
+{
+    for (int i = 0; i < N_TENSORS; i++) {
+        const ms_status status = ms_checkpoint_load_add(l, keys[i], &p->extent, p->t[i]);
+
+        if (status != MS_OK) {
+            ms_checkpoint_load_fail(l, status, ms_error_message());
+        }
+    }
+    return ms_checkpoint_load_commit(l);
+}
+
 static ms_status load(ms_comm *comm, const char *root, part *p, bool by_name)
 {
     ms_checkpoint_loader *l;
@@ -197,14 +106,7 @@ static ms_status load(ms_comm *comm, const char *root, part *p, bool by_name)
     if (strcmp(meta, META(1)) != 0 && strcmp(meta, META(2)) != 0) {
         ms_checkpoint_load_fail(l, MS_KEY_ERROR, meta);
     }
-    for (int i = 0; i < N_TENSORS; i++) {
-        const ms_status status = ms_checkpoint_load_add(l, keys[i], &p->extent, p->t[i]);
-
-        if (status != MS_OK) {
-            ms_checkpoint_load_fail(l, status, ms_error_message());
-        }
-    }
-    return ms_checkpoint_load_commit(l);
+    return load_parts(l, p);
 }
 
 /* -- one try ------------------------------------------------------------------------------------
@@ -408,6 +310,95 @@ static void test_checkpoint_faults__calls_that_are_interrupted_or_cut_short(void
     try_everywhere("short", (fault){.kind = SHORT_TRANSFERS, .for_good = true}, 1, 0);
 }
 
+/* -- folders named by steps ----------------------------------------------------------------------
+ */
+
+/* Save, and keep two, as a run does all the time. */
+static ms_status save_step(const char *root, int64_t step, const part *p)
+{
+    char meta[64];
+    ms_comm *self;
+
+    snprintf(meta, sizeof(meta), "{\"step\":%lld}", (long long)step);
+    MS_TRY(ms_comm_self(&self));
+    MS_TRY(save(self, root, ms_checkpoint_step_name(step), p, meta));
+    return ms_checkpoint_rotate(root, step, 2);
+}
+
+/* What a run would go on from. @return its step */
+static int64_t load_step(const char *root, part *seen)
+{
+    ms_checkpoint_loader *l;
+    ms_comm *self;
+    int step;
+
+    assert_ok(ms_comm_self(&self));
+    assert_ok(ms_checkpoint_load_latest_step(&l, self, root));
+    assert_int_equal(
+        1, sscanf(ms_checkpoint_meta(ms_checkpoint_load_source(l)), "{\"step\":%d}", &step));
+    assert_ok(load_parts(l, seen));
+    return step;
+}
+
+/* One call after the other fails: the step is saved, or the one before it is there. */
+static void try_steps(const char *root, fault f, int stride, const part *p, part *seen)
+{
+    const ms_status kind = f.kind == ALLOCATIONS ? MS_OUT_OF_MEMORY : MS_IO_ERROR;
+    int64_t step = 1;
+    int n = 0;
+
+    assert_ok(save_step(root, step, &p[step % 2]));
+    for (bool struck = true; struck; n++) {
+        assert_true(n < 3000);
+        f.countdown = n * stride;
+        armed = f;
+        const ms_status status = save_step(root, step + 1, &p[(step + 1) % 2]);
+
+        struck = armed.n_struck > 0;
+        armed = (fault){0};
+        assert_true(status == MS_OK || status == kind);
+        assert_true(struck || status == MS_OK);
+        const int64_t there = load_step(root, seen);
+
+        /* it may be saved and what is older not removed, which is an error, too */
+        if (there != step + 1 && (there != step || status == MS_OK)) {
+            fail_msg("kind %d, call %d%s: %s, step %lld is there, expected %lld", f.kind,
+                     f.countdown, f.for_good ? " and all later ones" : "", ms_status_name(status),
+                     (long long)there, (long long)step + 1);
+        }
+        assert_true(part_equals(seen, &p[there % 2]));
+        step = there;
+        if (count_entries(root, "step-") > 2) { /* or each try would have more to look through */
+            assert_ok(ms_checkpoint_rotate(root, step, 2));
+        }
+    }
+    assert_true(step > 5 && n * stride > 50);
+    assert_ok(save_step(root, step + 1, &p[(step + 1) % 2]));
+    assert_int_equal(2, count_entries(root, "step-"));
+}
+
+static void test_checkpoint_faults__steps_are_saved_or_the_one_before_is_there(void **state)
+{
+    ms_comm *self;
+
+    assert_ok(ms_comm_self(&self));
+    part p[2] = {part_new(self, SEED_OF_OLD), part_new(self, SEED_OF_NEW)};
+    part seen = part_new(self, SEED_OF_NOTHING);
+
+    ms_warnings_capture(true);
+    for (int for_good = 0; for_good < 2; for_good++) {
+        try_steps(path_of(for_good ? "steps-memory-gone" : "steps-memory"),
+                  (fault){ALLOCATIONS, .for_good = for_good, .error = ENOMEM}, for_good ? 7 : 2, p,
+                  &seen);
+        try_steps(path_of(for_good ? "steps-disk-gone" : "steps-disk"),
+                  (fault){CALLS, .for_good = for_good, .error = EIO}, 1, p, &seen);
+    }
+    ms_warnings_capture(false);
+    part_dispose(&p[0]);
+    part_dispose(&p[1]);
+    part_dispose(&seen);
+}
+
 /* -- single files --------------------------------------------------------------------------------
  */
 
@@ -462,6 +453,37 @@ static void test_checkpoint_faults__an_export_says_what_is_there(void **state)
     ms_warnings_capture(false);
 }
 
+/* Some file systems say only at a close what they could not keep. */
+static void test_checkpoint_faults__a_file_that_closing_loses_is_not_saved(void **state)
+{
+    const char *root = path_of("lost"), *const some[] = {"rank-00000", MSI_MANIFEST_NAME};
+    const char *file = inside(root, "export");
+    ms_comm *self;
+
+    assert_ok(ms_comm_self(&self));
+    part old = part_new(self, SEED_OF_OLD), new = part_new(self, SEED_OF_NEW);
+    part seen = part_new(self, SEED_OF_NOTHING);
+
+    assert_ok(save(self, root, "best", &old, META(1)));
+    for (size_t i = 0; i < sizeof(some) / sizeof(*some); i++) {
+        lost = some[i];
+        assert_fails(MS_IO_ERROR, some[i], save(self, root, "best", &new, META(2)));
+        lost = NULL;
+        assert_int_equal(0, count_entries(root, ".tmp-"));
+        assert_ok(load(self, root, &seen, false));
+        assert_true(part_equals(&seen, &old));
+    }
+    assert_ok(export_one(file, SEED_OF_OLD));
+    lost = "export";
+    assert_fails(MS_IO_ERROR, "export", export_one(file, SEED_OF_NEW));
+    lost = NULL;
+    assert_int_equal(0, count_entries(root, ".tmp-"));
+    assert_true(holds_bits(file, SEED_OF_OLD, NUMEL));
+    part_dispose(&old);
+    part_dispose(&new);
+    part_dispose(&seen);
+}
+
 static void *allocate(size_t n)
 {
     return malloc(n);
@@ -479,7 +501,9 @@ int main(void)
         cmocka_unit_test(test_checkpoint_faults__allocations_that_fail_for_good),
         cmocka_unit_test(test_checkpoint_faults__a_call_that_fails_once),
         cmocka_unit_test(test_checkpoint_faults__a_disk_that_is_full_from_then_on),
+        cmocka_unit_test(test_checkpoint_faults__steps_are_saved_or_the_one_before_is_there),
         cmocka_unit_test(test_checkpoint_faults__an_export_says_what_is_there),
+        cmocka_unit_test(test_checkpoint_faults__a_file_that_closing_loses_is_not_saved),
         cmocka_unit_test(test_checkpoint_faults__calls_that_are_interrupted_or_cut_short),
     };
 
