@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
+local RunningMean = require 'support.running_mean'
 local runs = require 'support.runs'
 local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
@@ -139,17 +140,7 @@ describe('a checkpoint', function()
   end)
 
   it('holds buffers that a forward recorded', function()
-    local Mean = nn.Module.extend('Mean', nn.Linear)
-    function Mean:init()
-      nn.Linear.init(self, 2, 2)
-      self:buffer('mean', ms.zeros(2))
-    end
-    function Mean:forward(x)
-      local y = nn.Linear.forward(self, x)
-      self.mean = self.mean * 0.9 + y:mean(1) * 0.1
-      return y
-    end
-    local model = Mean()
+    local model = RunningMean()
     local opt = ms.optim.SGD(model:parameters(), { lr = 0.1 })
     local function train()
       model(ms.ones(4, 2)):sum():backward()

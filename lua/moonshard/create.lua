@@ -6,6 +6,7 @@ local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
 local random = require 'moonshard.random'
+local util = require 'moonshard.util'
 
 local C, calls = B.C, B.calls
 
@@ -107,14 +108,6 @@ local function check_values(values, n, sizes, code)
     values[misfit]))
 end
 
-local function product(sizes)
-  local n = 1
-  for _, size in ipairs(sizes) do
-    n = n * size
-  end
-  return n
-end
-
 --- A tensor from a number or a nested table: `ms.tensor{{1, 2}, {3, 4}}`.
 ---@param value number|boolean|table
 ---@param opts? ms.TensorOptions  in the table too; dtype defaults to 'f32', to 'bool' for booleans
@@ -126,7 +119,7 @@ function create.tensor(value, opts)
   local sizes, leaf = shape_of(value)
   local code
   opts, code = options('tensor', opts, plain_options, type(leaf) == 'boolean' and 'bool' or 'f32')
-  local n = product(sizes)
+  local n = util.product(sizes)
   local values = B.new('double[?]', math.max(n, 1))
   flatten(value, sizes, 1, values, 0, '')
   check_values(values, n, sizes, code)

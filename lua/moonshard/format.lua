@@ -1,5 +1,7 @@
 --- Tensors as text: rows in brackets, numbers aligned, long dimensions elided.
 
+local util = require 'moonshard.util'
+
 local EDGE = 3         -- entries shown at each end of a long dimension
 local THRESHOLD = 1000 -- elements; above it long dimensions are elided
 
@@ -83,11 +85,7 @@ end
 ---@param floating boolean
 ---@return string
 return function(value, sizes, floating)
-  local numel = 1
-  for _, size in ipairs(sizes) do
-    numel = numel * size
-  end
-  local elide = numel > THRESHOLD
+  local elide = util.product(sizes) > THRESHOLD
   local pattern = choose_format(value, sizes, elide, floating)
   local width = 0
   each_shown(value, sizes, 1, elide, function(x)

@@ -16,6 +16,17 @@ function util.sorted_keys(t)
   return keys
 end
 
+--- How many elements a shape has: the product of the sizes, 1 of none.
+---@param sizes integer[]
+---@return integer
+function util.product(sizes)
+  local n = 1
+  for _, size in ipairs(sizes) do
+    n = n * size
+  end
+  return n
+end
+
 --- A new table with the keys of both; `over` wins.
 ---@param base table
 ---@param over table?

@@ -226,30 +226,32 @@ static bool trim_class(class_list *c, int64_t n)
     return some;
 }
 
-static void trim(heap *h)
+/* The same for all classes from `from` on. */
+static void trim(heap *h, int32_t from, int64_t n)
 {
-    for (int32_t i = 0; i < N_CLASSES; i++) {
-        trim_class(&h->classes[i], INT64_MAX);
+    for (int32_t i = from; i < N_CLASSES; i++) {
+        trim_class(&h->classes[i], n);
     }
 }
 
 typedef struct free_blocks {
     int64_t n;
     int64_t bytes;
-    int64_t old_bytes; /* of those that were released before the window began */
+    int64_t old_bytes; /* of those that were released by the allocation asked about */
 } free_blocks;
 
-static free_blocks count_free(const heap *h)
+/* Of classes from `from` on; what of it was released by allocation `n`. */
+static free_blocks count_free(const heap *h, int32_t from, int64_t n)
 {
     free_blocks f = {0};
 
-    for (int32_t i = 0; i < N_CLASSES; i++) {
+    for (int32_t i = from; i < N_CLASSES; i++) {
         for (const block *b = h->classes[i].free; b != NULL; b = b->next) {
             const int64_t bytes = b->capacity + HEADER;
 
             f.n++;
             f.bytes += bytes;
-            f.old_bytes += b->released <= h->window_began ? bytes : 0;
+            f.old_bytes += b->released <= n ? bytes : 0;
         }
     }
     return f;
@@ -258,7 +260,7 @@ static free_blocks count_free(const heap *h)
 /* See [Note: what stays cached]. What lay free since the window began, it did without. */
 static void end_window(heap *h)
 {
-    const free_blocks f = count_free(h);
+    const free_blocks f = count_free(h, 0, h->window_began);
 
     if (f.old_bytes > h->stats.reserved / 2) {
         for (int32_t i = 0; i < N_CLASSES; i++) {
@@ -275,43 +277,22 @@ static void end_window(heap *h)
     h->window_end = h->window_began + (h->window > f.n ? h->window : f.n);
 }
 
-static int32_t first_idle_class(void)
-{
-    int64_t capacity;
-
-    return class_of(IDLE_BYTES, &capacity);
-}
-
-/* Bytes of the larger free blocks that were released by allocation `n`. */
-static int64_t idle_bytes(const heap *h, int64_t n)
-{
-    int64_t bytes = 0;
-
-    for (int32_t i = first_idle_class(); i < N_CLASSES; i++) {
-        for (const block *b = h->classes[i].free; b != NULL; b = b->next) {
-            bytes += b->released <= n ? b->capacity + HEADER : 0;
-        }
-    }
-    return bytes;
-}
-
 /* Give back at least so many bytes of larger blocks, or all of them: the longest idle. */
 static void give_idle(heap *h, int64_t bytes)
 {
-    int64_t low = 0, high = h->stats.n_allocs;
+    int64_t low = 0, high = h->stats.n_allocs, capacity;
+    const int32_t from = class_of(IDLE_BYTES, &capacity);
 
     while (low < high) { /* the earliest time by which enough were released */
         const int64_t middle = low + (high - low) / 2;
 
-        if (idle_bytes(h, middle) >= bytes) {
+        if (count_free(h, from, middle).old_bytes >= bytes) {
             high = middle;
         } else {
             low = middle + 1;
         }
     }
-    for (int32_t i = first_idle_class(); i < N_CLASSES; i++) {
-        trim_class(&h->classes[i], low);
-    }
+    trim(h, from, low);
 }
 
 /* Before a block of so many bytes is taken: see [Note: how much is held]. */
@@ -330,7 +311,7 @@ static void close_heap(void *state)
 {
     heap *h = state;
 
-    trim(h);
+    trim(h, 0, INT64_MAX);
     for (int32_t i = 0; i < N_CLASSES; i++) {
         for (block *b = h->classes[i].free; b != NULL; b = b->next) {
             b->first->n_free++;
@@ -414,7 +395,7 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
         keep_within(h, capacity + HEADER);
         b = system_take_blocks(h, size_class, capacity);
         if (b == NULL) {
-            trim(h);
+            trim(h, 0, INT64_MAX);
             b = system_take_blocks(h, size_class, capacity);
         }
         if (b == NULL) {
@@ -475,7 +456,7 @@ ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
     char bound[MSI_BOUND_TEXT];
 
     if (fits && !has_room(nbytes)) {
-        trim(h);
+        trim(h, 0, INT64_MAX);
         fits = has_room(nbytes);
     }
     return fits
@@ -520,7 +501,7 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 
     if (h != NULL) {
         *stats = h->stats;
-        stats->cached = count_free(h).bytes;
+        stats->cached = count_free(h, 0, INT64_MAX).bytes;
     } else {
         memset(stats, 0, sizeof(*stats));
     }
@@ -544,7 +525,7 @@ void ms_memory_trim(void)
 
     if (h != NULL) {
         msi_gemm_trim(ctx);
-        trim(h);
+        trim(h, 0, INT64_MAX);
     }
 }
 

@@ -45,6 +45,16 @@ static void kill_all(const supervisor *s, int signal)
     }
 }
 
+/* Why the job has failed, or NULL. */
+static const char *failure(const supervisor *s)
+{
+    int32_t subject, cause;
+    ms_status kind;
+    const char *text;
+
+    return msi_job_aborted(s->job, &subject, &cause, &kind, &text) ? text : NULL;
+}
+
 /* -- deaths ------------------------------------------------------------------------------------ */
 
 static const char *signal_name(int signal)
@@ -340,15 +350,13 @@ static bool move_output(const supervisor *s)
 static void tell_failure(supervisor *s)
 {
     const msi_output *output = s->launch->output;
-    int32_t subject, cause;
-    ms_status kind;
-    const char *text;
+    const char *text = failure(s);
+    char line[256];
 
-    if (s->told || output == NULL || msi_output_unread_ns(output) < UNREAD_MS * 1000000LL ||
-        !msi_job_aborted(s->job, &subject, &cause, &kind, &text) || !can_warn()) {
+    if (s->told || text == NULL || output == NULL ||
+        msi_output_unread_ns(output) < UNREAD_MS * 1000000LL || !can_warn()) {
         return;
     }
-    char line[256];
 
     snprintf(line, sizeof(line), "%.*s", (int)strcspn(text, "\n"), text);
     s->told = true;
@@ -358,10 +366,6 @@ static void tell_failure(supervisor *s)
 static void supervise(supervisor *s)
 {
     while (s->launch->line >= 0 || s->alive > 0) {
-        int32_t subject, cause;
-        ms_status kind;
-        const char *text;
-
         sleep_for_events(s);
         read_signals(s);
         hear_of_deaths(s);
@@ -369,7 +373,7 @@ static void supervise(supervisor *s)
         end_ranks_that_never_look(s);
         announce_wait(s);
         tell_failure(s);
-        if (s->kill_at == 0 && msi_job_aborted(s->job, &subject, &cause, &kind, &text)) {
+        if (s->kill_at == 0 && failure(s) != NULL) {
             s->kill_at = msi_now_ns() + MSI_GRACE_MS * 1000000LL;
         }
         if (s->kill_at != 0 && !s->killed && msi_now_ns() >= s->kill_at) {
@@ -382,13 +386,8 @@ static void supervise(supervisor *s)
 /* Has who reads the output of a job that failed, and ended at `ended_at`, had his time? */
 static bool gives_up_reader(supervisor *s, int64_t ended_at)
 {
-    int32_t subject, cause;
-    ms_status kind;
-    const char *text;
-
     if (s->stop_ns == 0 || msi_now_ns() - ended_at < s->stop_ns ||
-        msi_output_unread_ns(s->launch->output) < s->stop_ns ||
-        !msi_job_aborted(s->job, &subject, &cause, &kind, &text)) {
+        msi_output_unread_ns(s->launch->output) < s->stop_ns || failure(s) == NULL) {
         return false;
     }
     if (can_warn()) {

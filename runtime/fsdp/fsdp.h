@@ -16,8 +16,8 @@
  *     dropped   generation whose chunk it will not reduce any more
  *     read      generation this rank has read everything of that it needs
  *     said      as above, of the generation that is ready
- * Slot and generation of every use follow from program order alone: a free slot is taken in the
- * order in which slots became free, and its generation is counted up. So ranks agree without
+ * Slot and generation of every use follow from program order alone: of the free slots the one that
+ * was taken longest ago is taken, and its generation is counted up. So ranks agree without
  * talking. A slot is filled with generation g once released[q] >= g - 1 for every rank q, and read
  * once filled[q] >= g for every q that has said the same. A gradient slot is written with g once
  * read[q] >= g - 1 for every q. No barriers. What cannot be done yet is queued, and every wait runs

@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
+local RunningMean = require 'support.running_mean'
 
 local function model()
   local m = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, { bias = false }))
@@ -101,19 +102,8 @@ describe('a state dict', function()
   end)
 
   describe('loads a buffer', function()
-    local Mean = nn.Module.extend('Mean', nn.Linear) -- with the running mean of its outputs
-    function Mean:init()
-      nn.Linear.init(self, 2, 2)
-      self:buffer('mean', ms.zeros(2))
-    end
-    function Mean:forward(x)
-      local y = nn.Linear.forward(self, x)
-      self.mean = self.mean * 0.9 + y:mean(1) * 0.1
-      return y
-    end
-
     it('that a forward recorded', function()
-      local m = Mean()
+      local m = RunningMean()
       for _ = 1, 2 do
         m(ms.ones(4, 2)):sum():backward()
       end

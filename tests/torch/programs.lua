@@ -9,7 +9,7 @@
 
 local ms = require 'moonshard'
 local draw = dofile(arg[0]:gsub('[^/]*$', '') .. 'draw.lua')
-local ops, json = ms.ops, require 'moonshard.json'
+local ops, json, util = ms.ops, require 'moonshard.json', require 'moonshard.util'
 
 local PROGRAMS = tonumber(os.getenv('MS_PROGRAMS')) or 1000
 local SEED = tonumber(os.getenv('MS_SEED')) or 1
@@ -21,14 +21,6 @@ local POWERS = { 0, 0.5, 1, 2, 3, -1, -2, 1.7 }
 --- An empty list must not be written as an object.
 local function array(list)
   return setmetatable(list, json.array)
-end
-
-local function numel(shape)
-  local n = 1
-  for _, size in ipairs(shape) do
-    n = n * size
-  end
-  return n
 end
 
 local function range(n)
@@ -112,7 +104,7 @@ function Program:operand(shape, dtype, special)
     special = self.special
   end
   local function leaf(sizes)
-    return self:leaf(sizes, dtype, draw.values(self.random, numel(sizes), special))
+    return self:leaf(sizes, dtype, draw.values(self.random, util.product(sizes), special))
   end
   if #shape == 0 or self:chance(2) then
     return leaf(shape)
@@ -182,7 +174,7 @@ end
 
 function rows.where(p, x)
   local shape, conditions = p:broadcast(x), {}
-  for i = 1, numel(shape) do
+  for i = 1, util.product(shape) do
     conditions[i] = p:chance(2)
   end
   local cond = p:leaf(shape, 'bool', conditions)
@@ -256,7 +248,7 @@ function rows.embedding(p, x)
     return nil
   end
   local shape, ids = { SIZES[p.random(#SIZES)], SIZES[p.random(3)] }, {}
-  for i = 1, numel(shape) do
+  for i = 1, util.product(shape) do
     ids[i] = p.random(x:size(1)) - 1
   end
   return p:call('embedding', { x, p:leaf(shape, 'i64', ids) }, {}, ops.embedding)
@@ -316,7 +308,7 @@ end
 -- here, and is NaN in PyTorch when it is NaN.
 function rows.attention(p, x)
   local shape = x:shape()
-  if #shape ~= 4 or numel(shape) == 0 or not tame(x) then
+  if #shape ~= 4 or util.product(shape) == 0 or not tame(x) then
     return nil
   end
   local causal, scale = p:chance(2), p:chance(3) and 0.5 or nil
@@ -455,7 +447,7 @@ local function first_shape(p)
   local shape = {}
   for d = 1, p.random(5) - 1 do
     shape[d] = SIZES[p.random(#SIZES)]
-    if numel(shape) > MOST_ELEMENTS / 2 then
+    if util.product(shape) > MOST_ELEMENTS / 2 then
       shape[d] = 1
     end
   end

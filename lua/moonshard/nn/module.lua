@@ -25,6 +25,7 @@ local samples = require 'moonshard.samples'
 local scope = require 'moonshard.scope'
 local surplus = require 'moonshard.surplus'
 local tree = require 'moonshard.nn.tree'
+local util = require 'moonshard.util'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
 local check_zero_grad = require 'moonshard.zero_grad'
@@ -350,11 +351,7 @@ end
 function Module:num_parameters()
   local total = 0
   for _, p in ipairs(tree.params(self)) do
-    local numel = 1
-    for _, size in ipairs(p.shape) do
-      numel = numel * size
-    end
-    total = total + numel
+    total = total + util.product(p.shape)
   end
   return total
 end
