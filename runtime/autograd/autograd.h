@@ -20,11 +20,13 @@ typedef struct msi_saved {
 } msi_saved;
 
 /* Called before a node's backward runs; once. `drop` (or NULL) follows, or comes when the node dies
- * without a backward. */
+ * without a backward. `expect` (or NULL) comes before any node of a backward that reaches this one
+ * runs; `fn` does not come then when no gradient does. */
 typedef struct msi_pre_hook {
     ms_status (*fn)(void *user);
     void *user;
     void (*drop)(void *user);
+    ms_status (*expect)(void *user);
 } msi_pre_hook;
 
 /* Where a leaf's gradient is born, and who is told. Owned by whoever set it (a unit). Within one
@@ -118,7 +120,8 @@ ms_status msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook hook);
 /* Place in the order in which nodes are made: those made from now on come after it. */
 uint64_t msi_autograd_now(ms_context *ctx);
 /* In the running backward, call `fn` once when every node made after `place` that this backward
- * reaches has run. Dropped when the backward ends before. */
+ * reaches has run, and older ones are left: before the next of these. Dropped when the backward
+ * ends before. */
 ms_status msi_backward_when_behind(ms_context *ctx, uint64_t place, ms_status (*fn)(void *user),
                                    void *user);
 

@@ -2,8 +2,9 @@
  *
  * Operands' nodes are older than the nodes that use them, so descending order is topological, and
  * contributions to one gradient always add in the same order: that of the program, reversed. A walk
- * comes first: it refuses graphs that were differentiated before, and counts what each leaf will
- * get, so a leaf is finished (and may be reduced, and its memory reused) while backward goes on. */
+ * comes first: it refuses graphs that were differentiated before, tells pre hooks what comes, and
+ * counts what each leaf will get, so a leaf is finished (and may be reduced, and its memory reused)
+ * while backward goes on. */
 #include "tape.h"
 
 #include <stdio.h>
@@ -89,6 +90,9 @@ static ms_status reach(msi_tape *tape, msi_node *node)
                        node->op->name);
     }
     node->walk = tape->walk;
+    if (node->pre != NULL) {
+        MS_TRY(msi_list_push(&tape->hooked, node));
+    }
     return msi_list_push(&tape->to_visit, node);
 }
 
@@ -151,7 +155,7 @@ static ms_status walk(msi_tape *tape, msi_node *root)
     bool reads_grad = false;
 
     tape->walk++;
-    tape->to_visit.n = 0;
+    tape->to_visit.n = tape->hooked.n = 0;
     MS_TRY(reach(tape, root));
     while (tape->to_visit.n > 0) {
         msi_node *node = tape->to_visit.item[--tape->to_visit.n];
@@ -236,13 +240,10 @@ static ms_status differentiate(msi_node *node)
 /* Tell those who wait until only nodes up to `sequence` are left. */
 static ms_status pass_milestones(msi_tape *tape, uint64_t sequence)
 {
-    for (int32_t i = tape->n_milestones - 1; i >= 0; i--) {
-        const msi_milestone passed = tape->milestones[i];
+    while (tape->n_milestones > 0 && tape->milestones[tape->n_milestones - 1].place >= sequence) {
+        const msi_milestone passed = tape->milestones[--tape->n_milestones];
 
-        if (passed.place >= sequence) {
-            tape->milestones[i] = tape->milestones[--tape->n_milestones];
-            MS_TRY(passed.fn(passed.user));
-        }
+        MS_TRY(passed.fn(passed.user));
     }
     return MS_OK;
 }
@@ -313,6 +314,9 @@ static ms_status tell_begin(msi_tape *tape)
         if (sink != NULL) {
             MS_TRY(sink->expect(sink->user, sink->index));
         }
+    }
+    for (int32_t i = 0; i < tape->hooked.n; i++) {
+        MS_TRY(msi_hooks_expect(at(&tape->hooked, i)));
     }
     return MS_OK;
 }
@@ -513,7 +517,12 @@ ms_status msi_backward_when_behind(ms_context *ctx, uint64_t place, ms_status (*
         tape->milestones = grown;
         tape->milestone_capacity = capacity;
     }
-    tape->milestones[tape->n_milestones++] = (msi_milestone){place, fn, user};
+    int32_t i = tape->n_milestones++;
+
+    for (; i > 0 && tape->milestones[i - 1].place > place; i--) {
+        tape->milestones[i] = tape->milestones[i - 1];
+    }
+    tape->milestones[i] = (msi_milestone){place, fn, user};
     return MS_OK;
 }
 

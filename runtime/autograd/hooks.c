@@ -125,6 +125,16 @@ ms_status msi_hooks_run_accumulate(ms_tensor *leaf)
     return MS_OK;
 }
 
+ms_status msi_hooks_expect(const msi_node *node)
+{
+    for (const msi_hooks *hook = node->pre; hook != NULL; hook = hook->next) {
+        if (hook->pre.expect != NULL) {
+            MS_TRY(hook->pre.expect(hook->pre.user));
+        }
+    }
+    return MS_OK;
+}
+
 ms_status msi_hooks_run_pre(msi_node *node)
 {
     while (node->pre != NULL) {

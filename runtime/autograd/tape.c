@@ -25,6 +25,7 @@ static void tape_free(msi_tape *tape)
         tape->chunks = next;
     }
     free(tape->to_visit.item);
+    free(tape->hooked.item);
     free(tape->queue.item);
     free(tape->leaves.item);
     free(tape->temps.item);

@@ -117,10 +117,10 @@ struct msi_tape {
     struct msi_chunk *chunks;
     char *chunk_at, *chunk_end;
     /* the running backward */
-    msi_list to_visit, queue /* a heap by sequence */, leaves;
+    msi_list to_visit, queue /* a heap by sequence */, leaves, hooked /* reached, with pre hooks */;
     msi_list temps; /* storages of the running rule */
     msi_view operand[MSI_OP_MAX_IN];
-    msi_milestone *milestones;
+    msi_milestone *milestones; /* the latest place last */
     int32_t n_milestones, milestone_capacity;
     msi_watcher *watchers;
     int32_t n_watchers;
@@ -169,6 +169,8 @@ bool msi_hooks_any(const msi_hooks *list, int32_t kind);
 /* Run, in order, the hooks of an output on its gradient; they may replace it. `list` is read again
  * after each hook, as hooks may add and remove hooks. */
 ms_status msi_hooks_run_grad(msi_hooks **list, int32_t out, msi_output *output, msi_tape *tape);
+/* Tell the pre hooks that a backward comes here. */
+ms_status msi_hooks_expect(const msi_node *node);
 /* Run each pre hook once and drop it. */
 ms_status msi_hooks_run_pre(msi_node *node);
 void msi_hooks_drop_all(msi_hooks **list);

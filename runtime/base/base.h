@@ -94,6 +94,7 @@ typedef struct ms_context {
     int64_t sample_epoch; /* micro-batches begun */
     int32_t rank;         /* in its job; what is true of every rank is said by rank 0 */
     int32_t host_calls;   /* functions of the host at work: what called them must not be freed */
+    bool collecting;      /* what goes now goes when a rank's collector finds it */
 } ms_context;
 
 /** The calling thread's context. NULL only when memory is out (error set). */

@@ -110,8 +110,12 @@ typedef struct msi_unit_param {
 typedef struct msi_pass {
     ms_fsdp_unit *unit;      /* NULL: freed since */
     uint64_t place;          /* the tape's, when it began */
+    bool expected;           /* the running backward reaches it, and is not past it yet */
+    bool collected;          /* a collector has let go of results of it */
+    int64_t waits;           /* the unit's `turn` when it recorded; another one: its graph does not
+                                wait for a backward, as far as handles show */
     msi_scope_place scope;   /* innermost then */
-    int32_t refcount;        /* the tree while it runs, hooks on its results; 0: free */
+    int32_t refcount;        /* the tree while it runs, hooks on its results, a backward; 0: free */
     struct msi_pass *around; /* the forward that runs around it, or NULL */
     struct msi_pass *next;   /* of the unit's records */
 } msi_pass;
@@ -161,10 +165,12 @@ struct ms_fsdp_unit {
     /* forward and backward of the running iteration */
     int32_t post_index; /* place in the tree's post-forward order, -1: none */
     bool needs_pre_backward, ran_pre_backward;
-    msi_pass *passes; /* all records */
-    int32_t lingers;  /* passes whose ops this backward is not past yet */
-    int32_t pending;  /* leaves of the running backward still to come */
-    bool expecting;   /* has leaves in the running backward */
+    msi_pass *passes;  /* all records */
+    int32_t lingers;   /* passes that this backward reaches and is not past yet */
+    int32_t n_waiting; /* graphs that wait for a backward since the turn began */
+    int64_t turn;      /* counts evaluations; from 1 */
+    int32_t pending;   /* leaves of the running backward still to come */
+    bool expecting;    /* has leaves in the running backward */
     msi_grad_slot *grad_home;
     msi_grad_slot *grad_slot;
     uint64_t grad_generation, grad_seq;
@@ -203,7 +209,6 @@ struct ms_fsdp_tree {
     uint64_t *words;    /* while summoned: room to agree on what was written, in summon.c */
     bool hides_shards;  /* a root forward runs ... */
     bool records;       /* ... and has made results that may be differentiated */
-    uint64_t evaluated; /* the tape's place when the latest ended that had made none */
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
     double factor;      /* of reduced gradients; 0: 1 / world */
 
@@ -320,15 +325,16 @@ ms_status msi_unit_check_kept(const ms_fsdp_unit *u);
 ms_status msi_pass_begin(ms_fsdp_unit *u);
 /* The innermost one of the unit, or NULL. */
 msi_pass *msi_pass_running(const ms_fsdp_unit *u);
-/* Does one of the unit's that began at the tape's place `since` or later run, or does a graph of it
- * wait for its backward? A dropped graph waits until a collector has found it, so no two ranks need
- * to hear the same. */
-bool msi_pass_waits(const ms_fsdp_unit *u, uint64_t since);
+/* It has recorded a graph. */
+void msi_pass_recorded(msi_pass *pass);
+/* The running backward reaches it. */
+void msi_pass_expected(msi_pass *pass);
+/* Expected: backward has left it behind, or has ended. */
+void msi_pass_left(msi_pass *pass);
 /* It does not run any more; no forward of the tree does. */
 void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass);
 void msi_pass_end_all(ms_fsdp_tree *tree);
 msi_pass *msi_pass_retain(msi_pass *pass);
-/* A graph does not wait for it any more. */
 void msi_pass_drop(void *pass);
 void msi_unit_passes_free(ms_fsdp_unit *u);
 

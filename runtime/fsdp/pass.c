@@ -30,6 +30,8 @@ ms_status msi_pass_begin(ms_fsdp_unit *u)
     pass->place = msi_autograd_now(u->ctx);
     pass->scope = msi_scope_now(u->ctx);
     pass->refcount = 1;
+    pass->collected = pass->expected = false;
+    pass->waits = 0;
     pass->around = u->tree->forward;
     u->tree->forward = pass;
     return MS_OK;
@@ -45,21 +47,33 @@ msi_pass *msi_pass_running(const ms_fsdp_unit *u)
     return pass;
 }
 
-bool msi_pass_waits(const ms_fsdp_unit *u, uint64_t since)
+void msi_pass_recorded(msi_pass *pass)
 {
-    const msi_pass *pass = u->passes;
+    ms_fsdp_unit *u = pass->unit;
 
-    while (pass != NULL && (pass->refcount == 0 || pass->place < since)) {
-        pass = pass->next;
-    }
-    return pass != NULL;
+    u->n_waiting += pass->waits != u->turn;
+    pass->waits = u->turn;
 }
 
-static void release(msi_pass *pass)
+static void stop_waiting(msi_pass *pass)
 {
-    if (--pass->refcount == 0 && pass->unit == NULL) {
-        free(pass); /* its unit is gone, so nobody else has it */
-    }
+    pass->unit->n_waiting -= pass->waits == pass->unit->turn;
+    pass->waits = 0;
+}
+
+void msi_pass_expected(msi_pass *pass)
+{
+    pass->expected = true;
+    pass->unit->lingers++;
+    msi_pass_retain(pass);
+}
+
+void msi_pass_left(msi_pass *pass)
+{
+    stop_waiting(pass);
+    pass->expected = false;
+    pass->unit->lingers--;
+    msi_pass_drop(pass);
 }
 
 void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass)
@@ -70,7 +84,7 @@ void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass)
         at = &(*at)->around;
     }
     *at = pass->around;
-    release(pass);
+    msi_pass_drop(pass);
 }
 
 msi_pass *msi_pass_retain(msi_pass *pass)
@@ -88,10 +102,19 @@ void msi_pass_end_all(ms_fsdp_tree *tree)
 
 void msi_pass_drop(void *p)
 {
-    ms_fsdp_unit *u = ((msi_pass *)p)->unit;
+    msi_pass *pass = p;
+    ms_fsdp_unit *u = pass->unit;
 
-    release(p);
-    if (u != NULL) {
+    pass->refcount--;
+    if (u == NULL) {
+        if (pass->refcount == 0) {
+            free(pass); /* nobody else has it */
+        }
+        return;
+    }
+    pass->collected |= u->ctx->collecting;
+    if (pass->refcount == 0 && !pass->collected) {
+        stop_waiting(pass);
         msi_unit_show_use(u);
     }
 }

@@ -13,7 +13,8 @@ static bool is_reached(const ms_fsdp_tree *tree)
     bool any = false;
 
     for (int32_t i = 0; i < tree->n_units; i++) {
-        any |= tree->units[i]->expecting || tree->units[i]->ran_pre_backward;
+        any |= tree->units[i]->expecting || tree->units[i]->lingers > 0 ||
+               tree->units[i]->ran_pre_backward;
     }
     return any;
 }
@@ -119,6 +120,7 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
     return MS_OK;
 }
 
+static ms_status expect_backward(void *user);
 static ms_status pre_backward(void *user);
 
 /* Before any of the outputs is differentiated the unit must be unsharded again. */
@@ -128,13 +130,15 @@ static ms_status hook_outputs(msi_pass *pass, ms_tensor *const *outputs, int32_t
         if (outputs[i] == NULL || outputs[i]->grad_fn == NULL) {
             continue;
         }
-        const msi_pre_hook hook = {pre_backward, msi_pass_retain(pass), msi_pass_drop};
+        const msi_pre_hook hook = {pre_backward, msi_pass_retain(pass), msi_pass_drop,
+                                   expect_backward};
         ms_status status = msi_autograd_pre_hook(outputs[i], hook);
 
         if (status != MS_OK) {
             msi_pass_drop(pass);
             return status;
         }
+        msi_pass_recorded(pass);
         pass->unit->needs_pre_backward = pass->unit->tree->records = true;
     }
     return MS_OK;
@@ -178,12 +182,14 @@ static ms_status prefetch_backward(ms_fsdp_unit *u)
     return next->needs_pre_backward && !next->ran_pre_backward ? prefetch(next) : MS_OK;
 }
 
-/* Everything that one of its forwards recorded has run. */
+/* Everything that this forward recorded has run. */
 static ms_status left_behind(void *user)
 {
-    ms_fsdp_unit *u = user;
+    msi_pass *pass = user;
+    ms_fsdp_unit *u = pass->unit;
 
-    return --u->lingers == 0 ? msi_unit_post_backward(u) : MS_OK;
+    msi_pass_left(pass);
+    return u->lingers == 0 ? msi_unit_post_backward(u) : MS_OK;
 }
 
 const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree)
@@ -209,7 +215,22 @@ ms_status msi_backward_may_begin(ms_fsdp_tree *tree)
 
 /* [Note: what still reads a unit] The op that finishes its last gradient need not be the last to
  * read it: frozen parameters have none, and a trainable one may be read apart from its gradient
- * (detach). So a unit lingers until backward is past all that its forward did. */
+ * (detach). Nor need ops of its forwards be the only ones: what is kept unsharded may be read
+ * between them. So a unit lingers from the start of a backward until that is past all that its
+ * forwards did which it reaches, and its gradients are finished. */
+static ms_status expect_backward(void *user)
+{
+    msi_pass *pass = user;
+    ms_fsdp_unit *u = pass->unit;
+
+    if (u == NULL || pass->expected) {
+        return MS_OK;
+    }
+    MS_TRY(msi_backward_when_behind(u->ctx, pass->place, left_behind, pass));
+    msi_pass_expected(pass);
+    return MS_OK;
+}
+
 static ms_status pre_backward(void *user)
 {
     const msi_pass *pass = user;
@@ -222,10 +243,9 @@ static ms_status pre_backward(void *user)
     MS_TRY(msi_masters_check(u->tree, "backward"));
     MS_TRY(msi_backward_may_begin(u->tree));
     MS_TRY(msi_unit_unshard(u));
-    MS_TRY(msi_backward_when_behind(u->ctx, pass->place, left_behind, u));
-    u->lingers++;
     if (!u->ran_pre_backward) {
         u->ran_pre_backward = true;
+        msi_unit_show_use(u);
         if (u->tree->options.backward_prefetch == MS_FSDP_PREFETCH_PRE) {
             MS_TRY(prefetch_backward(u));
         }
@@ -243,7 +263,7 @@ ms_status msi_unit_post_backward(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = u->tree;
 
-    if (u->lingers == 0 && !keeps_after_backward(u)) {
+    if (u->lingers == 0 && u->pending == 0 && !keeps_after_backward(u)) {
         msi_unit_reshard(u);
     }
     msi_unit_show_use(u);
@@ -361,7 +381,11 @@ static void forget_iteration(ms_fsdp_tree *tree)
         ms_fsdp_unit *u = tree->units[i];
 
         u->needs_pre_backward = u->ran_pre_backward = u->expecting = false;
-        u->lingers = 0;
+        for (msi_pass *pass = u->passes; u->lingers > 0 && pass != NULL; pass = pass->next) {
+            if (pass->expected) {
+                msi_pass_left(pass);
+            }
+        }
         u->post_index = -1;
         msi_unit_show_use(u);
     }

@@ -60,18 +60,17 @@ static void show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
 
 /* [Note: what handles show] The summoned copy; the full parameters of an unsharded unit while a
  * forward of it runs or a backward reads it, and, unless they were written since, while a root
- * forward runs, the script holds them, or a graph waits for them and nothing was evaluated since;
- * else the shards, whatever memory is kept for the next use. Units do not remember which: what
- * decides it is looked at where it changes. It decides nothing else, as when a dropped graph goes
- * follows a rank's collector. */
+ * forward runs, the script holds them, or a graph waits for its backward and nothing was evaluated
+ * since; else the shards, whatever memory is kept for the next use. A graph that is let go of waits
+ * no more. One that a rank's collector lets go of does: when that finds it must not be seen, as
+ * ranks would show different things. */
 static bool shows_full(const ms_fsdp_unit *u)
 {
     const ms_fsdp_tree *tree = u->tree;
 
     return u->state == MS_UNIT_UNSHARDED &&
            (msi_pass_running(u) != NULL || msi_unit_is_differentiated(u) ||
-            (!u->outdated &&
-             (tree->hides_shards || u->held || msi_pass_waits(u, tree->evaluated))));
+            (!u->outdated && (tree->hides_shards || u->held || u->n_waiting > 0)));
 }
 
 void msi_unit_show(ms_fsdp_unit *u)
@@ -110,15 +109,17 @@ void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
     if (!tree->initialized || tree->hides_shards == hide) {
         return;
     }
+    const bool evaluated = !hide && !tree->records;
+
     tree->hides_shards = hide;
-    if (hide) {
-        tree->records = false;
-    } else if (!tree->records) {
-        tree->evaluated = msi_autograd_now(tree->ctx);
-    }
+    tree->records = tree->records && !hide;
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
+        if (evaluated) {
+            u->turn++;
+            u->n_waiting = 0;
+        }
         msi_unit_show_use(u);
         for (int32_t k = 0; k < u->n_params; k++) {
             ms_tensor *t = u->params[k].tensor;
@@ -311,6 +312,7 @@ static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options 
                                                         : orig_dtype;
     u->gather_aliases = u->param_dtype == orig_dtype && (!u->is_sharded || u->world == 1);
     u->post_index = -1;
+    u->turn = 1;
 }
 
 /* From now on the parameters' masters are this unit's. */

@@ -160,7 +160,11 @@ ms_status ms_ref_of(ms_ref *ref, ms_tensor *t)
 void ms_ref_release(ms_ref *ref)
 {
     if (ms_ref_alive(ref)) {
+        ms_context *ctx = ref->ptr->ctx;
+
+        ctx->collecting = true;
         ms_tensor_free(ref->ptr);
+        ctx->collecting = false;
     }
     ref->ptr = NULL;
 }

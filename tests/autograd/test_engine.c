@@ -239,7 +239,7 @@ static void test_autograd_engine__nodes_run_from_the_youngest_to_the_oldest(void
     for (int i = 0; i < N; i++) {
         turns[i] = (turn){log, &n, i};
         assert_ok(ms_op_affine(&use[i], x, i, 0));
-        assert_ok(msi_autograd_pre_hook(use[i], (msi_pre_hook){take_turn, &turns[i], NULL}));
+        assert_ok(msi_autograd_pre_hook(use[i], (msi_pre_hook){take_turn, &turns[i], NULL, NULL}));
         shuffled[i * 16 % N] = use[i];
     }
     assert_ok(ms_op_cat(&y, shuffled, N, 0));
@@ -283,10 +283,11 @@ static void test_autograd_engine__tells_when_all_made_after_a_place_has_run(void
         }
         turns[i] = (turn){log, &n, i};
         assert_ok(ms_op_affine(&x[i + 1], x[i], 1, 1));
-        assert_ok(msi_autograd_pre_hook(x[i + 1], (msi_pre_hook){take_turn, &turns[i], NULL}));
+        assert_ok(
+            msi_autograd_pre_hook(x[i + 1], (msi_pre_hook){take_turn, &turns[i], NULL, NULL}));
     }
-    assert_ok(msi_autograd_pre_hook(x[N], (msi_pre_hook){make_wish, &late, NULL}));
-    assert_ok(msi_autograd_pre_hook(x[N], (msi_pre_hook){make_wish, &last, NULL}));
+    assert_ok(msi_autograd_pre_hook(x[N], (msi_pre_hook){make_wish, &late, NULL, NULL}));
+    assert_ok(msi_autograd_pre_hook(x[N], (msi_pre_hook){make_wish, &last, NULL, NULL}));
     assert_ok(ms_backward(x[N], NULL));
     assert_int_equal(n, N + 1); /* nothing is older than `last`'s place, so it never comes */
     for (int i = 0; i < N + 1; i++) {

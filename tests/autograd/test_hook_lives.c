@@ -31,9 +31,9 @@ static void test_autograd_hook_lives__go_with_a_graph_nobody_differentiates(void
 
     assert_ok(ms_op_exp(&y, x));
     assert_ok(ms_tensor_hook(y, look, &s, dropped, NULL));
-    assert_ok(msi_autograd_pre_hook(y, (msi_pre_hook){look_before, &before, NULL}));
+    assert_ok(msi_autograd_pre_hook(y, (msi_pre_hook){look_before, &before, NULL, NULL}));
     assert_fails(MS_RUNTIME_ERROR, "no result of a recorded op",
-                 msi_autograd_pre_hook(x, (msi_pre_hook){look_before, &before, NULL}));
+                 msi_autograd_pre_hook(x, (msi_pre_hook){look_before, &before, NULL, NULL}));
     ms_tensor_free(y);
     assert_int_equal(s.drops, 1);
     assert_int_equal(s.calls + before.calls, 0);
@@ -50,7 +50,7 @@ static void test_autograd_hook_lives__go_with_the_graph_that_backward_uses_up(vo
     assert_ok(ms_tensor_hook(x, look, &leaf, dropped, NULL));
     assert_ok(ms_tensor_hook(z, look, &inner, dropped, NULL));
     assert_ok(ms_tensor_hook(y, look, &root, dropped, NULL));
-    assert_ok(msi_autograd_pre_hook(z, (msi_pre_hook){look_before, &before, dropped}));
+    assert_ok(msi_autograd_pre_hook(z, (msi_pre_hook){look_before, &before, dropped, NULL}));
     assert_ok(ms_backward(y, NULL));
     assert_int_equal(inner.calls + root.calls + before.calls + leaf.calls, 4);
     assert_int_equal(inner.drops, 1); /* though its tensor is held */
@@ -60,7 +60,7 @@ static void test_autograd_hook_lives__go_with_the_graph_that_backward_uses_up(vo
     assert_fails(MS_RUNTIME_ERROR, "cannot hook the gradient of a result of 'affine' whose graph",
                  ms_tensor_hook(z, look, &inner, dropped, NULL));
     assert_int_equal(inner.drops, 1);
-    assert_ok(msi_autograd_pre_hook(z, (msi_pre_hook){look_before, &late, dropped}));
+    assert_ok(msi_autograd_pre_hook(z, (msi_pre_hook){look_before, &late, dropped, NULL}));
     assert_int_equal(late.drops, 1); /* it can never run */
     assert_int_equal(late.calls, 0);
     ms_tensor_free(y);

@@ -120,7 +120,7 @@ static void test_autograd_hooks__run_in_the_order_they_came(void **state)
         assert_ok(ms_tensor_accumulate_hook(x, look_at_leaf, &after[i], NULL, NULL));
         assert_ok(ms_tensor_hook(x, look, &leaf[i], NULL, NULL));
         assert_ok(ms_tensor_hook(z, look, &inner[i], NULL, NULL));
-        assert_ok(msi_autograd_pre_hook(z, (msi_pre_hook){look_before, &before[i], NULL}));
+        assert_ok(msi_autograd_pre_hook(z, (msi_pre_hook){look_before, &before[i], NULL, NULL}));
     }
     assert_ok(ms_op_exp(&y, z));
     assert_ok(ms_backward(y, NULL));

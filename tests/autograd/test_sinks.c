@@ -133,7 +133,7 @@ static ms_tensor *graph(keeper *k)
     ms_tensor *square, *y;
 
     assert_ok(ms_op_mul(&square, k->leaf[0], k->leaf[0]));
-    assert_ok(msi_autograd_pre_hook(square, (msi_pre_hook){runs, k, NULL}));
+    assert_ok(msi_autograd_pre_hook(square, (msi_pre_hook){runs, k, NULL, NULL}));
     assert_ok(ms_op_mul(&y, square, k->leaf[1]));
     ms_tensor_free(square);
     return y;
@@ -330,8 +330,8 @@ static void test_autograd_sinks__what_a_hook_lets_go_of_lives_until_the_end(void
         start_over(k);
         k->fail_at = fails ? "finish" : NULL;
         assert_ok(ms_op_exp(&y, plain));
-        assert_ok(msi_autograd_pre_hook(y, (msi_pre_hook){lets_go, &first, NULL}));
-        assert_ok(msi_autograd_pre_hook(y, (msi_pre_hook){lets_go, &second, NULL}));
+        assert_ok(msi_autograd_pre_hook(y, (msi_pre_hook){lets_go, &first, NULL, NULL}));
+        assert_ok(msi_autograd_pre_hook(y, (msi_pre_hook){lets_go, &second, NULL, NULL}));
         assert_int_equal(ms_backward(y, NULL), fails ? MS_COMM_ERROR : MS_OK);
         assert_string_equal(k->log, fails ? "begin let go let go finish CommError freed freed"
                                           : "begin let go let go finish finished end freed freed");

@@ -192,7 +192,7 @@ static void test_autograd_tape__saved_memory_goes_when_its_node_has_run(void **s
     require(x);
     for (int i = 0; i < DEPTH; i++) { /* each node keeps its result */
         assert_ok(ms_op_tanh(&next, y));
-        assert_ok(msi_autograd_pre_hook(next, (msi_pre_hook){note_live, &at_node[i], NULL}));
+        assert_ok(msi_autograd_pre_hook(next, (msi_pre_hook){note_live, &at_node[i], NULL, NULL}));
         ms_tensor_free(y);
         y = next;
     }
