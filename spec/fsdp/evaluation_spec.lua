@@ -318,3 +318,38 @@ describe('parameters show what this rank holds, and take what is written, after'
     end
   end
 end)
+
+it('parameters of a graph that is let go of show the same on all ranks, whoever collects', function()
+  ms.dist.spawn(2, function(rank)
+    local model = fsdp.FSDP(layers(), {
+      sharding_strategy = 'SHARD_GRAD_OP', use_orig_params = true,
+      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
+    })
+    local function numels()
+      local list = {}
+      for p in model:parameters() do
+        list[#list + 1] = p:numel()
+      end
+      return list
+    end
+    local function steps(n)
+      for _ = 1, n do
+        model(ms.ones(2, 4)):sum():backward()
+      end
+    end
+    steps(1)
+    local shards = numels()
+    model(ms.ones(2, 4)) -- a batch that is skipped
+    local whole = numels()
+    if rank == 1 then
+      collectgarbage()
+      collectgarbage()
+    end
+    assert.same(whole, numels())
+    validate(model)
+    assert.same(shards, numels())
+    model(ms.ones(2, 4))
+    steps(2)
+    assert.same(shards, numels())
+  end)
+end)

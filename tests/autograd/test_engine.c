@@ -261,6 +261,12 @@ typedef struct wish {
     uint64_t place;
 } wish;
 
+static ms_status no_turn(void *user)
+{
+    (void)user;
+    return MS_OK;
+}
+
 static ms_status make_wish(void *user)
 {
     wish *w = user;
@@ -295,6 +301,47 @@ static void test_autograd_engine__tells_when_all_made_after_a_place_has_run(void
 
         assert_int_equal(log[i], made);
     }
+    for (int i = 0; i <= N; i++) {
+        ms_tensor_free(x[i]);
+    }
+}
+
+/* Wishes of three places, made before any node runs, come in the order of the places whatever that
+ * of the hooks; of what a backward does not reach nothing is expected. */
+static void test_autograd_engine__hooks_hear_of_a_backward_that_comes_to_them(void **state)
+{
+    enum { N = 3 };
+    static const int hooked[N] = {1, 0, 2};
+    ms_tensor *x[N + 1] = {LEAF(MS_DTYPE_F32, 1)}, *apart;
+    int log[2 * N], n = 0;
+    turn ran[N];
+    wish wishes[N], never = {.then = {log, &n, -1}};
+
+    ms_tensor *older = x[0];
+
+    assert_ok(ms_op_affine(&x[0], older, 1, 1)); /* older than all places */
+    for (int i = 0; i < N; i++) {
+        wishes[i] = (wish){.then = {log, &n, 100 + i}, .place = msi_autograd_now(msi_context())};
+        ran[i] = (turn){log, &n, i};
+        assert_ok(ms_op_affine(&x[i + 1], x[i], 1, 1));
+    }
+    assert_ok(ms_op_affine(&apart, x[N], 2, 0));
+    assert_ok(msi_autograd_pre_hook(apart, (msi_pre_hook){take_turn, &never, NULL, make_wish}));
+    for (int k = 0; k < N; k++) {
+        const int i = hooked[k];
+
+        assert_ok(msi_autograd_pre_hook(x[i + 1], (msi_pre_hook){take_turn, &ran[i], NULL, NULL}));
+        assert_ok(
+            msi_autograd_pre_hook(x[N], (msi_pre_hook){no_turn, &wishes[i], NULL, make_wish}));
+    }
+    assert_ok(ms_backward(x[N], NULL));
+    assert_int_equal(n, 2 * N);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(log[2 * i], N - 1 - i);
+        assert_int_equal(log[2 * i + 1], 100 + N - 1 - i);
+    }
+    ms_tensor_free(apart);
+    ms_tensor_free(older);
     for (int i = 0; i <= N; i++) {
         ms_tensor_free(x[i]);
     }
@@ -533,6 +580,7 @@ int main(void)
         BOOKED_TEST(test_autograd_engine__contributions_add_from_the_last_use_to_the_first),
         BOOKED_TEST(test_autograd_engine__nodes_run_from_the_youngest_to_the_oldest),
         BOOKED_TEST(test_autograd_engine__tells_when_all_made_after_a_place_has_run),
+        BOOKED_TEST(test_autograd_engine__hooks_hear_of_a_backward_that_comes_to_them),
         BOOKED_TEST(test_autograd_engine__operands_of_one_op_add_from_the_first_to_the_last),
         BOOKED_TEST(test_autograd_engine__shared_gradients_are_not_written),
         BOOKED_TEST(test_autograd_engine__a_gradient_used_twice_and_then_read),
