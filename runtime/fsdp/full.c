@@ -6,51 +6,56 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* @param what  the script has called, and the kind of thing that `name` is the name of */
-static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name, const void *in,
-                            int64_t nbytes, void *out)
+/* Of every rank's bytes. Peers count on it from here on.
+ * @param what  the script has called, and the kind of thing that `name` is the name of */
+static ms_status gather(ms_fsdp_unit *u, const char *what, const char *name, const void *in,
+                        int64_t nbytes, void *out)
 {
     msi_label label;
 
     msi_label_about(&label, what, name);
-    msi_comm_count(u->comm, MSI_COLL_ALL_GATHER);
+    if (u->tree != NULL) { /* none before its first forward, when the root is not wrapped */
+        u->tree->named = true;
+    }
     return msi_comm_gather_named(u->comm, &label, msi_unit_model(u), in, nbytes, out);
 }
 
-/* A replica is whole without its peers, and what scripts wrote since the last backward has not been
- * compared: who takes it for all ranks' finds out. Arguments as for all_gather(). */
-static ms_status replicas_agree(ms_fsdp_unit *u, const char *what, const char *name)
+/* The same, of shards. */
+static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name, const void *in,
+                            int64_t nbytes, void *out)
 {
-    const int64_t n = u->n_params;
-    msi_label label;
+    msi_comm_count(u->comm, MSI_COLL_ALL_GATHER);
+    return gather(u, what, name, in, nbytes, out);
+}
+
+/* A replica is whole without its peers, and what scripts wrote since the last backward has not been
+ * compared: who takes it for all ranks' finds out, of n parameters from `first` on. */
+static ms_status replicas_agree(ms_fsdp_unit *u, int32_t first, int32_t n, const char *what,
+                                const char *name)
+{
     uint64_t *own;
 
     if (u->is_sharded || u->world == 1) {
         return MS_OK;
     }
-    own = malloc(sizeof(*own) * (size_t)(n * (u->world + 1)));
+    own = malloc(sizeof(*own) * (size_t)n * (size_t)(u->world + 1));
     if (own == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the parameters of unit '%s'",
                        u->name);
     }
     uint64_t *all = own + n;
 
-    for (int32_t p = 0; p < u->n_params; p++) {
-        own[p] = msi_replica_hash(u, p);
+    for (int32_t p = 0; p < n; p++) {
+        own[p] = msi_replica_hash(u, first + p);
     }
-    msi_label_about(&label, what, name);
-    if (u->tree != NULL) {
-        u->tree->named = true;
-    }
-    ms_status status = msi_comm_gather_named(u->comm, &label, msi_unit_model(u), own,
-                                             n * (int64_t)sizeof(*own), all);
+    ms_status status = gather(u, what, name, own, n * (int64_t)sizeof(*own), all);
 
-    for (int64_t i = n; status == MS_OK && i < n * u->world; i++) {
+    for (int32_t i = n; status == MS_OK && i < n * u->world; i++) {
         if (all[i] != all[i % n]) {
             status = MS_FAIL(MS_COMM_ERROR,
                              "%s '%s': replicas of parameter '%s' (NO_SHARD) have other values on "
                              "rank %d than on rank 0; write the same on all ranks",
-                             what, name, u->params[i % n].name, (int)(i / n));
+                             what, name, u->params[first + i % n].name, (int)(i / n));
         }
     }
     free(own);
@@ -65,15 +70,12 @@ ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **
 
     *out = NULL;
     MS_TRY(ms_fsdp_unit_materialize(u));
-    MS_TRY(replicas_agree(u, what, u->name));
+    MS_TRY(replicas_agree(u, 0, u->n_params, what, u->name));
     MS_TRY(msi_storage_new(&full, u->ctx, nbytes * world, MS_MEM_PARAMETER));
     if (world == 1) {
         memcpy(full->data, u->master->data, (size_t)nbytes);
         *out = full;
         return MS_OK;
-    }
-    if (u->tree != NULL) { /* none before its first forward, when the root is not wrapped */
-        u->tree->named = true;
     }
     ms_status status = all_gather(u, what, u->name, u->master->data, nbytes, full->data);
 
@@ -139,7 +141,7 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
     MS_TRY(check_index(u, index));
     MS_TRY(msi_masters_check(u->tree, "gather"));
     MS_TRY(ms_fsdp_unit_materialize(u));
-    MS_TRY(replicas_agree(u, "gather of parameter", u->params[index].name));
+    MS_TRY(replicas_agree(u, index, 1, "gather of parameter", u->params[index].name));
     param = u->params[index].tensor->param;
     MS_TRY(
         msi_tensor_make(out, u->ctx, u->orig_dtype, param->ndim, param->shape, MS_MEM_ACTIVATION));

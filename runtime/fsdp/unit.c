@@ -95,7 +95,10 @@ void msi_unit_show_use(ms_fsdp_unit *u)
 void msi_unit_explain(ms_fsdp_unit *u, const char *cause)
 {
     if (cause == NULL) {
-        snprintf(u->absent, sizeof(u->absent), "unit '%s' is sharded", u->name);
+        snprintf(u->absent, sizeof(u->absent),
+                 u->is_sharded ? "unit '%s' is sharded"
+                               : "unit '%s' shows what a forward read until its backward alone",
+                 u->name);
         return;
     }
     snprintf(u->absent, sizeof(u->absent),
