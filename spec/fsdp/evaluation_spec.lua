@@ -319,7 +319,7 @@ describe('parameters show what this rank holds, and take what is written, after'
   end
 end)
 
-it('parameters of a graph that is let go of show the same on all ranks, whoever collects', function()
+it('a graph that is let go of waits on all ranks alike, whichever collects', function()
   ms.dist.spawn(2, function(rank)
     local model = fsdp.FSDP(layers(), {
       sharding_strategy = 'SHARD_GRAD_OP', use_orig_params = true,
