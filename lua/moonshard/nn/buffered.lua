@@ -3,6 +3,7 @@
 local hooks = require 'moonshard.nn.hooks'
 local scope = require 'moonshard.scope'
 local tree = require 'moonshard.nn.tree'
+local watched = require 'moonshard.nn.watched'
 
 -- If the scope that is open fails, buffers of this module are what they are now.
 local function save(module)
@@ -34,8 +35,8 @@ end
 ---@param module ms.nn.Module
 ---@return ...
 return function(module, ...)
-  local fields = rawget(module, '_fields')
-  local below = fields and fields.buffered
+  local lists = watched.by(module)
+  local below = lists and lists.buffered
   save(module)
   for i = 1, below and #below or 0 do
     save(below[i])

@@ -26,6 +26,7 @@ local scope = require 'moonshard.scope'
 local surplus = require 'moonshard.surplus'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.util'
+local watched = require 'moonshard.nn.watched'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
 local check_zero_grad = require 'moonshard.zero_grad'
@@ -37,6 +38,7 @@ local check_zero_grad = require 'moonshard.zero_grad'
 ---@field _children { name: string, module: ms.nn.Module, key: string|integer }[]
 ---@field _owner ms.nn.Module?  the first of the modules that hold this one as their child
 ---@field _home ms.nn.Module?  see [Note: homes] in moonshard.nn.tree
+---@field _fields ms.nn.Watched|false|nil  false: to be listed again
 local Module = class('nn.Module')
 
 Module._is_module = true
@@ -118,6 +120,7 @@ local function add_param(self, name, tensor, shape)
   list[#list + 1] = { name = name, tensor = tensor, shape = shape }
   rawset(self, name, tensor)
   rawset(self, '_ready', false)
+  tree.changed(self)
   return tensor
 end
 
@@ -192,9 +195,7 @@ function Module:buffer(name, tensor, opts)
   arguments.tensor('buffer', 'tensor', tensor)
   local list = own(self, '_buffers')
   list[#list + 1] = buffer.declare(self, name, tensor, opts.persistent ~= false)
-  if #list == 1 and rawget(self, '_ready') then
-    tree.watch(tree.outermost(self))
-  end
+  tree.changed(self)
   return tensor
 end
 
@@ -370,6 +371,7 @@ local function prepare(self)
   tree.assign_names(tree.outermost(self))
   for _, entry in ipairs(tree.walk(self)) do
     entry.module:_prepare_self()
+    fields.warn_of_loose(entry.module)
   end
 end
 
@@ -381,7 +383,6 @@ end
 function Module:_prepare_self()
   if not rawget(self, '_ready') then
     fields.check(self)
-    fields.warn_of_loose(self)
   end
 end
 
@@ -398,7 +399,7 @@ local function check_forward(module)
 end
 
 local function materialize(self)
-  tree.join_caller()
+  tree.join_caller(self)
   prepare(self)
   for _, p in ipairs(tree.params(self)) do
     parameter.materialize(p.tensor)
@@ -406,12 +407,11 @@ local function materialize(self)
   for _, place in ipairs(tree.places(self)) do
     local module, path = place.module, place.path
     check_forward(module)
-    fields.warn_of_loose(module)
     rawset(module, '_scope', path == '' and module._name or path)
     rawset(module, '_ready', true)
     module:_materialized(path, place.stream)
   end
-  tree.watch(tree.outermost(self))
+  watched.by(self)
 end
 
 --- Give all declared parameters their names, memory and first values. The first call does it.
@@ -433,9 +433,9 @@ function Module:__call(...)
   if not rawget(self, '_ready') then
     self:materialize()
   end
-  local below = rawget(self, '_fields')
+  local below = watched.by(self)
   if below then
-    tree.check_params(below.params)
+    watched.check_params(below.params)
   end
   samples.resume((...))
   if rawget(self, '_buffers') or below and below.buffered then

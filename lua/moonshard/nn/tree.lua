@@ -134,6 +134,16 @@ local function put_back_child(module, entry, now)
     now == nil and 'set to nil' or ('replaced by %s'):format(arguments.noun(now)))
 end
 
+--- What is declared in this module, or stands below it, is no longer what it was: it and the modules
+--- around it look again when they are called next.
+---@param module ms.nn.Module
+function tree.changed(module)
+  while module do
+    rawset(module, '_fields', false)
+    module = rawget(module, '_owner')
+  end
+end
+
 --- A module stands in another one now; the first that holds it stays its owner. What depends on its
 --- path is made anew.
 ---@param owner ms.nn.Module
@@ -147,6 +157,7 @@ function tree.adopt(owner, module)
   end
   rawset(module, '_owner', owner)
   rawset(module, '_ready', false)
+  tree.changed(module)
 end
 
 --- The module that stands where `entry` of `module._children` was declared, or nil when the field
@@ -160,6 +171,7 @@ function tree.child(module, entry)
   elseif now == nil then
     entry.module = nil
     tree.place(module, entry, nil)
+    tree.changed(module)
     return nil
   elseif not tree.is_module(now) then
     misplaced('child', entry.name, module, now)
@@ -229,60 +241,14 @@ function tree.param(module, p)
   return now
 end
 
----@class ms.nn.Fields  what the calls of a module look at below it
----@field params { module: ms.nn.Module, param: table }[]  of an outermost one; none of a wrapped
----                                                         model, which watches more itself
----@field buffered? ms.nn.Module[]  those with buffers, but for itself
-
-local function params_of(modules)
-  local out = {}
-  for _, entry in ipairs(modules) do
-    for _, param in ipairs(entry.module._params) do
-      out[#out + 1] = { module = entry.module, param = param }
-    end
-  end
-  return out
-end
-
--- Of modules, the first of which is `top`: those with buffers below it, or nil.
-local function buffered_of(modules)
-  local out = {}
-  for i = 2, #modules do
-    out[#out + 1] = rawget(modules[i].module, '_buffers') and modules[i].module
-  end
-  return out[1] and out
-end
-
---- Calls of this module, and of all below it, look at their fields as they are now.
-function tree.watch(top)
-  local modules = tree.walk(top)
-  local any = buffered_of(modules)
-  for i, entry in ipairs(modules) do
-    local is_watched = i == 1 and not rawget(top, '_owner') and not top._is_fsdp
-    local params = is_watched and params_of(modules) or {}
-    local buffered = i == 1 and any or any and buffered_of(tree.walk(entry.module))
-    rawset(entry.module, '_fields', (params[1] or buffered)
-      and { params = params, buffered = buffered } or nil)
-  end
-end
-
 --- A module that was put into the place of another since the model was looked at last, and is
---- called by that model now: it becomes part of the tree before it has a name.
-function tree.join_caller()
+--- called by that model now, becomes part of the tree before it has a name.
+---@param module ms.nn.Module
+function tree.join_caller(module)
   local caller = trace.module()
-  if caller then
-    tree.watch(tree.outermost(caller))
-  end
-end
-
---- Fields are plain fields: what was assigned to those of parameters is seen when the outermost
---- module is called next.
-function tree.check_params(watched)
-  for i = 1, #watched do
-    local module, p = watched[i].module, watched[i].param
-    if not rawequal(rawget(module, p.name), p.tensor) then
-      tree.param(module, p)
-    end
+  local top = caller and tree.outermost(caller)
+  if top and tree.contains(top, module) then
+    tree.walk(top)
   end
 end
 
