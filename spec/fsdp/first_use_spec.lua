@@ -1,5 +1,5 @@
--- lua/moonshard/fsdp/{wrapper,plan}.lua: the first use of a wrapped model is whole, or the next use
--- makes it whole
+-- lua/moonshard/fsdp/{first_use,plan}.lua: the first use of a wrapped model is whole, or the next
+-- use makes it whole; which instance it makes the root
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
@@ -78,5 +78,81 @@ describe('the first use of FSDP', function()
     model(ms.ones(1, 2)):sum():backward()
     assert.equal('bf16', layer.scale:dtype())
     assert.equal('SHARDED', model:units()[1].state)
+  end)
+end)
+
+describe('the root', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('is what the first forward is called on, and has none around it later', function()
+    local inner = wrapped(nn.Linear(2, 2))
+    inner(ms.ones(1, 2))
+    local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
+    checks.raises('AssertionError', "Non-root FSDP instance's `_is_root` should not have been "
+      .. "set yet or should have been set to `False`: '0' was used before the module around it; "
+      .. 'call what FSDP returned for the whole model first', outer, ms.ones(1, 2))
+  end)
+
+  it('is the outermost instance, when a nested one is asked anything else first', function()
+    local path = os.tmpname()
+    for what, ask in pairs {
+      state_dict = function(inner) inner:state_dict() end,
+      export = function(inner) ms.checkpoint.export(path, inner) end,
+      hash = function(inner) inner:hash() end,
+      unshard = function(inner) inner:unshard() end,
+      apply = function(inner) inner:apply(type) end,
+      summon_full_params = function(inner) fsdp.summon_full_params(inner, nil, type, inner) end,
+      clip_grad_norm_ = function(inner)
+        checks.raises('RuntimeError', '`clip_grad_norm_()` should only be called on the root FSDP '
+          .. 'instance', inner.clip_grad_norm_, inner, 1)
+      end,
+    } do
+      local inner = wrapped(nn.Linear(2, 2))
+      local outer = wrapped(nn.Sequential(nn.Sequential(inner), nn.Linear(2, 2)))
+      ask(inner)
+      outer(ms.ones(1, 2)):sum():backward()
+      assert.is_true(outer:clip_grad_norm_(1) > 0, what)
+    end
+    os.remove(path)
+  end)
+
+  it('is the nested one itself, where another has been a root before', function()
+    local first, second = wrapped(nn.Linear(2, 2)), wrapped(nn.Linear(2, 2))
+    local outer = wrapped(nn.Sequential(first, second))
+    first:no_sync(function() first(ms.ones(1, 2)):sum():backward() end)
+    assert.equal(2, #second:state_dict())
+    second(ms.ones(1, 2)):sum():backward()
+    assert.is_number(second:clip_grad_norm_(1))
+    checks.raises('AssertionError', "'0' was used before the module around it", outer,
+      ms.ones(1, 2))
+  end)
+
+  it('is no instance that the one asked stands beside', function()
+    local outer = wrapped(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    local beside = wrapped(outer.module[2]) -- nobody put it there
+    ms.capture_warnings(function() assert.equal(0, beside:clip_grad_norm_(1)) end)
+    outer(ms.ones(1, 2)):sum():backward()
+  end)
+
+  it('has the plan that a nested instance gives', function()
+    local inner = wrapped(nn.Linear(2, 2))
+    local outer = wrapped(nn.Sequential(nn.Sequential(inner), nn.Linear(2, 2)))
+    local asked = inner:plan()
+    outer(ms.ones(1, 2)):sum():backward()
+    assert.same(outer:plan(), asked)
+    assert.equal(4 * 12, asked.masters) -- two layers of 6 elements
+    local alone = wrapped(nn.Linear(2, 2))
+    alone(ms.ones(1, 2))
+    wrapped(nn.Sequential(alone, nn.Linear(2, 2)))
+    assert.equal(4 * 6, alone:plan().masters)
+  end)
+
+  it('needs instances that agree on use_orig_params', function()
+    local inner = wrapped(nn.Linear(2, 2), { use_orig_params = true })
+    local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
+    checks.raises('ValueError', 'Expects one homogeneous value for use_orig_params but got '
+      .. '{false, true}', outer, ms.ones(1, 2))
   end)
 end)

@@ -17,7 +17,6 @@ local settings = require 'moonshard.fsdp.settings'
 
 ---@class ms.fsdp.Tree  what the instances of a model share
 ---@field root ms.fsdp.FSDP
----@field made_by string  what of the root the script had called
 ---@field holder ffi.cdata*  of the runtime's tree
 ---@field handle ffi.cdata*  that tree
 ---@field ready boolean
@@ -35,12 +34,10 @@ end
 
 local function check(instances)
   for i = 2, #instances do
-    local tree = rawget(instances[i], '_tree')
-    if tree then
+    if rawget(instances[i], '_tree') then
       errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
-        .. "yet or should have been set to `False`: %s of '%s' was called before the module around "
-        .. 'it; call what FSDP returned for the whole model first', tree.made_by,
-        instances[i]:path())
+        .. "yet or should have been set to `False`: '%s' was used before the module around it; "
+        .. 'call what FSDP returned for the whole model first', instances[i]:path())
     end
   end
   check_homogeneous(instances, 'use_orig_params')
@@ -48,10 +45,8 @@ local function check(instances)
 end
 
 -- A tree whose units are in none yet.
-local function new(root, what)
-  local tree = {
-    root = root, made_by = what, holder = runtime.tree_holder(), ready = false, running = false,
-  }
+local function new(root)
+  local tree = { root = root, holder = runtime.tree_holder(), ready = false, running = false }
   rawset(root, '_tree', tree)
   return tree
 end
@@ -102,16 +97,42 @@ local function note_options(instances)
   end
 end
 
---- Make this instance the root of a tree, or go on where an error ended that. Collective.
----@param root ms.fsdp.FSDP
----@param what string  what of it the script has called
+-- The outermost instance that contains this one.
+local function outermost(instance)
+  local module, out = instance, instance
+  while module do
+    out = module._is_fsdp and module or out
+    module = rawget(module, '_owner')
+  end
+  return out
+end
+
+-- The root of the tree that this instance is to be part of: the outermost one around it, unless
+-- another below that was a root before, or this one, put nowhere, stands beside it.
+local function root_around(instance)
+  local root, holds = outermost(instance), false
+  for _, other in ipairs(plan.instances(root)) do
+    local tree = rawget(other, '_tree')
+    if tree and tree.root ~= root then
+      return instance
+    end
+    holds = holds or other == instance
+  end
+  return holds and root or instance
+end
+
+--- Make the tree that an instance is part of, or go on where an error ended that. Collective.
+---@param instance ms.fsdp.FSDP
+---@param alone? boolean  it is to be the root, whatever is around it
 ---@return ms.fsdp.Tree  ready
-local function first_use(root, what)
+local function first_use(instance, alone)
+  local begun = rawget(instance, '_tree')
+  local root = begun and begun.root or alone and instance or root_around(instance)
   root:_prepare()
   local instances, tree = plan.instances(root), rawget(root, '_tree')
   if not tree then
     check(instances)
-    tree = new(root, what)
+    tree = new(root)
   end
   tree.handle = handle_of(tree, instances)
   for i = #instances, 1, -1 do

@@ -1,9 +1,10 @@
 --- FSDP(module, options): the same module, its parameters sharded over ranks.
 ---
 --- An instance groups the parameters below it that no nested instance takes into one unit, which is
---- gathered around its forward and backward. The first forward makes the instance it is called on
---- the root, which owns the tree of all units below. Paths do not show the wrapper, and reading a
---- field it does not have reads the wrapped module's: model.wte, model:generate(...).
+--- gathered around its forward and backward. The root owns the tree of all units below: it is the
+--- instance that the first forward is called on, or the outermost one, where anything else comes
+--- first. Paths do not show the wrapper, and reading a field it does not have reads the wrapped
+--- module's: model.wte, model:generate(...).
 ---
 --- Touches: moonshard.nn.module, moonshard.fsdp.*, moonshard_ffi.fsdp.
 
@@ -212,23 +213,13 @@ function FSDP:_seal(draft)
   rawset(self, '_planned', true)
 end
 
---- Make this instance the root of a tree, unless it is part of one. Collective.
----@param what string  what of it the script has called
+--- The tree that this instance is part of, made unless there is one. Collective.
+---@param alone? boolean  make this instance the root, as a forward does: not the one around it
 ---@return ms.fsdp.Tree
-function FSDP:_lazy_init(what)
+function FSDP:_lazy_init(alone)
   local tree = rawget(self, '_tree')
   return tree and tree.ready and tree
-    or once.run('the first use of FSDP', first_use, tree and tree.root or self, what)
-end
-
--- The outermost instance that contains this one.
-local function outermost(instance)
-  local module = rawget(instance, '_owner')
-  while module do
-    instance = module._is_fsdp and module or instance
-    module = rawget(module, '_owner')
-  end
-  return instance
+    or once.run('the first use of FSDP', first_use, self, alone)
 end
 
 -- -- forward -------------------------------------------------------------------------------------
@@ -285,7 +276,7 @@ end
 
 function FSDP:forward(...)
   local tree = type(self) == 'table'
-    and (rawget(self, '_tree') or self._is_fsdp and self:_lazy_init('forward'))
+    and (rawget(self, '_tree') or self._is_fsdp and self:_lazy_init(true))
   if not tree then
     errors.raise('TypeError', "FSDP:forward: 'self' is %s, expected what FSDP() returned; write "
       .. "model(x) or model:forward(x), and for the wrapped module's own forward "
@@ -294,7 +285,7 @@ function FSDP:forward(...)
   if tree.running then
     return self:_unit_forward(...)
   elseif not tree.ready then
-    self:_lazy_init('forward')
+    self:_lazy_init(true)
   end
   return guard.run('a forward', end_forward, tree, outermost_forward, self, tree, ...)
 end
@@ -322,7 +313,7 @@ end
 ---@return ...
 function FSDP:no_sync(fn, ...)
   arguments.fn('no_sync', 'fn', fn)
-  local tree = self:_lazy_init('no_sync')
+  local tree = self:_lazy_init(true)
   if not self._is_root then
     errors.raise('RuntimeError', '`no_sync()` on inner FSDP instances is not supported. Please '
       .. 'call `no_sync()` on root FSDP module.')
@@ -360,7 +351,7 @@ end
 function FSDP:clip_grad_norm_(max_norm, norm_type)
   arguments.number('clip_grad_norm_', 'max_norm', max_norm)
   norm_type = arguments.number('clip_grad_norm_', 'norm_type', norm_type, 2)
-  local tree = self:_lazy_init('clip_grad_norm_')
+  local tree = self:_lazy_init()
   if not self._is_root then
     errors.raise('RuntimeError',
       '`clip_grad_norm_()` should only be called on the root FSDP instance')
@@ -378,7 +369,7 @@ end
 --- FULL_SHARD, a forward lets them go, or until a step or a load writes them: then they show what
 --- this rank holds, as it is now. Collective. Gathers nothing when they are gathered as they are.
 function FSDP:unshard()
-  self:_lazy_init('unshard')
+  self:_lazy_init()
   if rawget(self, '_unit') then
     runtime.unshard(self._unit)
   end
@@ -386,7 +377,7 @@ end
 
 --- Let this instance's full parameters go. RuntimeError during its forward or backward.
 function FSDP:reshard()
-  self:_lazy_init('reshard')
+  self:_lazy_init()
   if rawget(self, '_unit') then
     runtime.reshard(self._unit)
   end
@@ -403,7 +394,7 @@ function FSDP:set_gradient_factor(factor)
         .. 'above 0', factor)
     end
   end
-  runtime.set_gradient_factor(self:_lazy_init('set_gradient_factor').handle, factor or 0)
+  runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
 end
 
 --- NotImplementedError: gradients are reduced in one way.
@@ -416,7 +407,7 @@ end
 --- equal values, else with every rank's: nobody reduces its gradients. Collective.
 ---@return string
 function FSDP:hash()
-  local tree = self:_lazy_init('hash')
+  local tree = self:_lazy_init()
   return runtime.hash(tree.handle, all_params(tree))
 end
 
@@ -445,8 +436,7 @@ end
 function FSDP:plan(opts)
   opts = errors.options('plan', opts, { 'micro_batches' })
   local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
-  local root = rawget(self, '_tree') and self or outermost(self) -- asking makes no other root
-  return runtime.plan(root:_lazy_init('plan').handle, micro_batches)
+  return runtime.plan(self:_lazy_init().handle, micro_batches)
 end
 
 --- Collectives this rank has called in the instance's group so far, by kind.
@@ -466,11 +456,8 @@ function FSDP:_full_values(rank0_only)
   local values = {}
   if not rank0_only or self.rank == 0 then
     for key, i in next, self._index_of do
-      local shape, numel = self._shapes[i], 1
-      for _, size in ipairs(shape) do
-        numel = numel * size
-      end
-      values[key] = flat:narrow(1, starts[i], numel):reshape(shape)
+      local shape = self._shapes[i]
+      values[key] = flat:narrow(1, starts[i], util.product(shape)):reshape(shape)
     end
   end
   flat:release()
@@ -495,7 +482,7 @@ end
 ---@param opts? { rank0_only?: boolean }
 ---@return ms.StateDict
 function FSDP:state_dict(opts)
-  self:_lazy_init('state_dict')
+  self:_lazy_init()
   return Module.state_dict(self, opts)
 end
 
@@ -503,7 +490,7 @@ end
 ---@param fn fun(module: ms.nn.Module)
 ---@return self
 function FSDP:apply(fn)
-  if runtime.summoned(self:_lazy_init('apply').handle) then -- by the instance around this one
+  if runtime.summoned(self:_lazy_init().handle) then -- by the instance around this one
     return Module.apply(self, fn)
   end
   return summon_full_params(self, nil, Module.apply, self, fn)

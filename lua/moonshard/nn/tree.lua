@@ -134,7 +134,7 @@ local function put_back_child(module, entry, now)
     now == nil and 'set to nil' or ('replaced by %s'):format(arguments.noun(now)))
 end
 
---- What is declared in this module, or stands below it, is no longer what it was: it and the modules
+--- What is declared in this module, or stands below it, is not what it was: it and the modules
 --- around it look again when they are called next.
 ---@param module ms.nn.Module
 function tree.changed(module)
