@@ -208,6 +208,20 @@ describe('a class', function()
     assert.equal('two dogs', rex + rex)
   end)
 
+  it('gives objects with an order all of it, as Lua does', function()
+    local Cat = class('zoo.Cat')
+    function Cat:init(lives) self.lives = lives end
+    function Cat.__lt(a, b) return a.lives < b.lives end
+    local Kitten = class('zoo.Kitten', Cat)
+    local old, young = Cat(1), Kitten(9)
+    assert.same({ true, false, true, false, true, true },
+      { old < young, old > young, old <= young, old >= young, old <= old, young >= young })
+    checks.raises('TypeError', "'<=' does not take a zoo.Cat and a zoo.Dog",
+      function() return old <= Dog('Rex') end)
+    function Cat.__le() return false end
+    assert.is_false(old <= old)
+  end)
+
   it('with a constructor of another name is refused', function()
     for _, name in ipairs { '__init', '__init__' } do
       local Cat = class('zoo.Cat')
