@@ -240,7 +240,9 @@ local parts = {
     end
   end,
   ['A model of your own'] = function(code)
-    shell.write(checkout .. '/model.lua', code)
+    shell.write(checkout .. '/model.lua', code .. [[
+      assert(model.last.weight:requires_grad() and not model.first.weight:requires_grad())
+    ]])
     local losses = {}
     for loss in runs_script('model.lua'):gmatch('%d+\t(%S+)\n') do
       losses[#losses + 1] = tonumber(loss)

@@ -206,6 +206,10 @@ describe('entries of a tensor', function()
     checks.raises('KeyError', "a tensor has no 'T'; write t:t()", get, x, 'T')
     checks.raises('KeyError', "no field 'requires_grad'; write t:requires_grad_(on)", set, x,
       'requires_grad', false)
+    checks.raises('KeyError', "a tensor has no 'set_requires_grad'; write t:requires_grad_(on)",
+      get, x, 'set_requires_grad')
+    checks.raises('TypeError', 't:requires_grad(): a boolean is one argument too many; to set it, '
+      .. 'write t:requires_grad_(on)', x.requires_grad, x, false)
     checks.raises('KeyError', "no field 'grad'; write t:set_grad(x)", set, x, 'grad', nil)
   end)
 

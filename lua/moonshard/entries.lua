@@ -31,6 +31,7 @@ local INSTEAD = {
   float = 't:f32()', int = 't:i64()', long = 't:i64()', ndim = 't:dim()', nelement = 't:numel()',
   numpy = 't:totable()', register_hook = 't:hook(fn)',
   register_post_accumulate_grad_hook = 't:accumulate_hook(fn)',
+  set_requires_grad = 't:requires_grad_(on)',
   tolist = 't:totable()', type = 't:dtype()', zero_grad = 't:set_grad(nil)',
 }
 

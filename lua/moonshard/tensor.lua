@@ -119,8 +119,13 @@ function Tensor:dtype()
   return dtype.name(describe(self).dtype)
 end
 
+---@param on? nil  requires_grad_() sets it
 ---@return boolean
-function Tensor:requires_grad()
+function Tensor:requires_grad(on)
+  if on ~= nil then
+    errors.raise('TypeError', 't:requires_grad(): %s is one argument too many; to set it, write '
+      .. 't:requires_grad_(on)', arguments.noun(on))
+  end
   return describe(self).requires_grad
 end
 
