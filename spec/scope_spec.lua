@@ -196,18 +196,19 @@ describe('a coroutine', function()
   end)
 end)
 
+-- What a failing scope counts back.
+local function counter()
+  return { n = 0, _undo = function(self, n) self.n = n end }
+end
+
+local function count(object)
+  scope.run('count', function()
+    scope.on_failure(object, object.n)
+    object.n = object.n + 1
+  end)
+end
+
 describe('what a failing scope puts back', function()
-  local function counter()
-    return { n = 0, _undo = function(self, n) self.n = n end }
-  end
-
-  local function count(object)
-    scope.run('count', function()
-      scope.on_failure(object, object.n)
-      object.n = object.n + 1
-    end)
-  end
-
   -- A program of scopes in scopes, about one in three of which fails and is caught. Gives how often
   -- it counted.
   local function program(objects, random, levels)
@@ -338,15 +339,10 @@ describe('an error between any two instructions', function()
   end)
 
   it('has a failing scope put back all or, behind its end, nothing', function()
-    local function counter() return { n = 0, _undo = function(self, n) self.n = n end } end
     local a, b = counter(), counter()
-    local function count(error_)
-      for _, object in ipairs { a, b } do
-        scope.run('count', function()
-          scope.on_failure(object, object.n)
-          object.n = object.n + 1
-        end)
-      end
+    local function count_both(error_)
+      count(a)
+      count(b)
       if error_ then
         error(error_, 0)
       end
@@ -354,9 +350,9 @@ describe('an error between any two instructions', function()
     local n = 0
     assert.is_true(checks.interrupted(function()
       ms.scope(function()
-        count()
-        pcall(ms.scope, count, 'planned')
-        count()
+        count_both()
+        pcall(ms.scope, count_both, 'planned')
+        count_both()
       end)
     end, function()
       assert(a.n == b.n and (a.n == n or a.n == n + 2), ('%d, %d after %d'):format(a.n, b.n, n))
