@@ -308,20 +308,22 @@ end
 --- overlaps itself or overlaps them.
 ---@return boolean
 function parameter.takes(tensor, value)
-  return (pcall(calls.tensor_check_copy, tensor, value, 'copy_'))
+  return C.msf_tensor_check_copy(tensor, value, 'copy_') == 0
 end
 
 --- Overwrite with full values (cast to the master's dtype), in two halves: the first takes memory
 --- and raises what there is to refuse, what it returns writes.
 ---@param tensor ms.Tensor  materialised
----@param value ms.Tensor  of its full shape
----@return fun() write
+---@param value ms.Tensor  of its full shape; read by the second half
+---@return fun() write, integer? number  hash_number() of the value where a unit manages the
+---  parameter: the write takes for granted that all ranks have the same
 function parameter.prepare_load(tensor, value)
-  local manager = parameter.manager(tensor)
+  local manager, from = parameter.manager(tensor), calls.tensor_detach(value)
   if manager then
-    return function() manager:_load_value(tensor, value) end
+    calls.tensor_describe(from, described)
+    local whole = described.contiguous and from or calls.clone(from)
+    return function() manager:_load_value(tensor, whole) end, parameter.hash_number(whole)
   end
-  local from = calls.tensor_detach(value)
   calls.tensor_check_copy(tensor, from, 'load_state_dict')
   return function()
     calls.tensor_copy(tensor, from)

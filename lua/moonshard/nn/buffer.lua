@@ -5,6 +5,7 @@
 --- its dtype in its place, the tensor it was cast from says its value exactly; afterwards the cast
 --- one does.
 
+local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.scope'
 
@@ -115,6 +116,7 @@ function buffer.prepare_load(entry, given)
   local tensor, cast, from = entry.value.tensor, entry.value.cast, given:detach()
   if not parameter.takes(tensor, from) then
     tensor = scope.keep(tensor:detach():clone())
+    B.calls.tensor_check_copy(tensor, from, 'load_state_dict') -- or it was the values' fault
   end
   local original = cast and scope.keep(tensor:detach():to(cast.declared):clone())
   local into = tensor:detach()

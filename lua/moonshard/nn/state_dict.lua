@@ -136,17 +136,16 @@ local function examine(module, list, sd, strict)
 end
 
 -- Raise the error that keeps this rank from loading, if one does; where there are units, on all
--- ranks when one has an error or other values than the others.
-local function agree(list, sd, problem)
+-- ranks when one has an error or other values than the others, whose numbers are here by name.
+local function agree(list, numbers, problem)
   local manager
   local names, keys = {}, {}
   for _, entry in ipairs(list) do
     local unit = not entry.buffer and parameter.manager(entry.tensor)
     if unit then
-      local value = sd[entry.name]
       manager = manager or unit
       names[#names + 1] = entry.name
-      keys[#keys + 1] = not problem and value ~= nil and parameter.hash_number(value) or 0
+      keys[#keys + 1] = numbers[entry.name] or 0
     end
   end
   if manager then
@@ -156,18 +155,22 @@ local function agree(list, sd, problem)
   end
 end
 
--- Everything of a load that can fail; gives what is left to do, and the report.
+-- Everything of a load that can fail but for what other ranks were given.
+---@return { report: table, writes: fun()[], numbers: table<string, integer> }  numbers: of the
+---  values of managed parameters
 local function prepare_load(module, list, sd, strict)
-  local report, after = examine(module, list, sd, strict), {}
+  local load = { report = examine(module, list, sd, strict), writes = {}, numbers = {} }
   module:materialize()
   for _, entry in ipairs(list) do
-    local value = sd[entry.name]
-    if value ~= nil then
-      after[#after + 1] = entry.buffer and buffer.prepare_load(entry.buffer.entry, value)
-        or parameter.prepare_load(entry.tensor, value)
+    local name, write = entry.name, nil
+    if sd[name] ~= nil and entry.buffer then
+      write = buffer.prepare_load(entry.buffer.entry, sd[name])
+    elseif sd[name] ~= nil then
+      write, load.numbers[name] = parameter.prepare_load(entry.tensor, sd[name])
     end
+    load.writes[#load.writes + 1] = write
   end
-  return after, report
+  return load
 end
 
 ---@param module ms.nn.Module
@@ -178,12 +181,12 @@ function state_dict.load(module, sd, opts)
   opts = errors.options('load_state_dict', opts, { strict = 'flag' })
   arguments.list('load_state_dict', 'sd', sd)
   local list = entries(module)
-  local ok, after, report = pcall(prepare_load, module, list, sd, opts.strict ~= false)
-  agree(list, sd, not ok and after or nil)
-  for _, write in ipairs(after) do
+  local ok, load = pcall(prepare_load, module, list, sd, opts.strict ~= false)
+  agree(list, ok and load.numbers or {}, not ok and load or nil)
+  for _, write in ipairs(load.writes) do
     write()
   end
-  return report
+  return load.report
 end
 
 return state_dict
