@@ -10,7 +10,6 @@ local B = require 'moonshard_ffi'
 local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
-local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local fits = require 'moonshard.checkpoint.fits'
 local given = require 'moonshard.checkpoint.given'
@@ -61,21 +60,11 @@ local function is_replicated(param)
   return not manager or manager.sharding_strategy == 'NO_SHARD'
 end
 
-local function persistent_buffers(model)
-  local out = {}
-  for _, b in ipairs(tree.buffers(model)) do
-    if b.entry.persistent then
-      out[#out + 1] = b
-    end
-  end
-  return out
-end
-
 -- What agree.on_buffers() takes: their names, and numbers of their values.
 local function buffer_values(model)
   local names, keys = {}, {}
-  for i, b in ipairs(persistent_buffers(model)) do
-    names[i], keys[i] = b.name, parameter.hash_number(buffer.value(b.entry))
+  for i, b in ipairs(state_dict.buffers(model)) do
+    names[i], keys[i] = b.name, parameter.hash_number(b.entry:uncast())
   end
   return names, keys
 end
@@ -118,8 +107,8 @@ local function add_model(writer, model, comm)
     local mine = rank == 0 or not is_replicated(p.tensor)
     runtime.add(writer, model_key(p.name), extent, mine and part or nil)
   end
-  for _, b in ipairs(persistent_buffers(model)) do
-    local part, extent = whole(buffer.value(b.entry))
+  for _, b in ipairs(state_dict.buffers(model)) do
+    local part, extent = whole(b.entry:uncast())
     runtime.add(writer, model_key(b.name), extent, rank == 0 and part or nil)
   end
 end
@@ -170,9 +159,8 @@ end
 --- checkpoint of this name is replaced as a whole, also by one that holds less. On a failure the
 --- checkpoints before stay as they were. Parameters that no FSDP unit holds or that NO_SHARD
 --- replicates, and their optimizer's state, are written once for all ranks: a ValueError where they
---- differ. Of buffers rank 0's are
---- written, with a warning that names those of which others have other values; the seed and how far
---- draws are go by rank 0, too.
+--- differ. Of buffers rank 0's are written, with a warning that names those of which others have
+--- other values; the seed and how far draws are go by rank 0, too.
 ---@param root string  folder, made when missing; equal on all ranks, as `name` is
 ---@param name string
 ---@param opts ms.checkpoint.SaveOptions
@@ -244,13 +232,13 @@ local function add_load_of_model(load, model)
     runtime.load_add(loader, key, extent, part)
     after[#after + 1] = function() parameter.touch(p.tensor) end
   end
-  for _, b in ipairs(persistent_buffers(model)) do
-    local part, extent = whole(buffer.value(b.entry))
+  for _, b in ipairs(state_dict.buffers(model)) do
+    local part, extent = whole(b.entry:uncast())
     local value = part and part:reshape(b.tensor:shape()) or b.tensor
     local key = model_key(b.name)
     expected[key] = true
     runtime.load_add(loader, key, extent, part)
-    after[#after + 1] = buffer.prepare_load(b.entry, value)
+    after[#after + 1] = b.entry:prepare_load(value)
   end
   check_keys(load.keys, 'model/', expected, 'model')
 end
@@ -491,6 +479,15 @@ function checkpoint.export(path, model)
   runtime.export(comm, path, names, tensors)
 end
 
+local function read_tensors(path)
+  local names, tensors = runtime.load_safetensors(path)
+  local sd = {}
+  for i, name in ipairs(names) do
+    sd[i], sd[name] = name, tensors[i]
+  end
+  return sd
+end
+
 -- One parameter has one value, whatever its names.
 local function check_tied(path, sd, first, second)
   if parameter.hash_number(sd[first]) ~= parameter.hash_number(sd[second]) then
@@ -500,11 +497,7 @@ local function check_tied(path, sd, first, second)
 end
 
 local function import(path, model)
-  local names, tensors = runtime.load_safetensors(path)
-  local sd, name_of = {}, {}
-  for i, name in ipairs(names) do
-    sd[i], sd[name] = name, tensors[i]
-  end
+  local sd, name_of = read_tensors(path), {}
   for _, p in ipairs(tree.params(model, true, false)) do
     local key = parameter.key(p.tensor)
     local first = name_of[key]
@@ -539,12 +532,7 @@ end
 ---@return ms.StateDict
 function checkpoint.read_safetensors(path)
   given.path('checkpoint.read_safetensors', 'path', path)
-  local names, tensors = runtime.load_safetensors(path)
-  local sd = {}
-  for i, name in ipairs(names) do
-    sd[i], sd[name] = name, tensors[i]
-  end
-  return sd
+  return read_tensors(path)
 end
 
 --- Write tensors by name as one safetensors file. Not collective: each rank that calls it

@@ -5,7 +5,6 @@
 --- for good, and the next use does again what comes after that, every comparison among it.
 
 local agree = require 'moonshard.fsdp.agree'
-local buffer = require 'moonshard.nn.buffer'
 local changeable = require 'moonshard.fsdp.changeable'
 local errors = require 'moonshard.errors'
 local module_tree = require 'moonshard.nn.tree'
@@ -72,7 +71,7 @@ local function cast_buffers(instance)
   local function visit(module)
     for _, b in ipairs(module_tree.own_buffers(module)) do
       if dtype and parameter.facts(b.value.tensor).floating then
-        buffer.cast(b, dtype)
+        b:cast(dtype)
       end
     end
     for _, child in ipairs(module:children()) do

@@ -2,7 +2,6 @@
 --- is compared when ranks first use it: the parameters alone would not show that they differ.
 
 local agree = require 'moonshard.fsdp.agree'
-local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
@@ -74,7 +73,7 @@ end
 local function buffer_lines_of(root)
   local lines = {}
   for i, b in ipairs(tree.buffers(root)) do
-    local value = buffer.value(b.entry)
+    local value = b.entry:uncast()
     lines[i] = ("buffer '%s'\t%s (%s) with the hash %s"):format(text_of(b.name), value:dtype(),
       table.concat(parameter.shape(value), ', '), value:hash())
   end

@@ -9,8 +9,6 @@ local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.scope'
 
-local buffer = {}
-
 ---@class ms.nn.Buffer  a declaration
 ---@field module ms.nn.Module
 ---@field name string
@@ -39,9 +37,9 @@ end
 Buffer._undo = Buffer.show -- for scope.on_failure()
 
 -- What no failure takes back.
-local function set_for_good(entry, value)
-  entry:show(value)
-  scope.for_good(entry, value)
+local function show_for_good(self, value)
+  self:show(value)
+  scope.for_good(self, value)
 end
 
 -- The value of a tensor that says the same as another one of another dtype, as long as it is not
@@ -62,45 +60,42 @@ end
 ---@param tensor ms.Tensor
 ---@param persistent boolean
 ---@return ms.nn.Buffer
-function buffer.declare(module, name, tensor, persistent)
+function Buffer.declare(module, name, tensor, persistent)
   local value = { tensor = scope.keep(tensor) }
-  local entry = setmetatable(
+  local self = setmetatable(
     { module = module, name = name, persistent = persistent, value = value }, Buffer)
-  scope.on_failure(entry, value)
-  entry:show(value)
-  return entry
+  scope.on_failure(self, value)
+  self:show(value)
+  return self
 end
 
---- Put another tensor behind a declared buffer: from now on that one says the value. One in the
---- dtype of a cast, as a forward makes it, is the buffer in that dtype.
----@param entry ms.nn.Buffer
+--- Put another tensor behind the buffer: from now on that one says the value. One in the dtype of a
+--- cast, as a forward makes it, is the buffer in that dtype.
 ---@param tensor ms.Tensor
-function buffer.replace(entry, tensor)
-  local value, before = entry.value, entry.value.cast
+function Buffer:replace(tensor)
+  local value, before = self.value, self.value.cast
   if not rawequal(tensor, value.tensor) then
     value = { tensor = scope.keep(tensor) }
     if before and tensor:dtype() == before.dtype then
       value.cast = { dtype = before.dtype, declared = before.declared }
     end
   end
-  entry:show(value)
+  self:show(value)
 end
 
---- Let the module compute with a cast copy of a buffer from now on.
----@param entry ms.nn.Buffer
+--- Let the module compute with a cast copy of the buffer from now on.
 ---@param dtype ms.DType
-function buffer.cast(entry, dtype)
-  local value = entry.value
+function Buffer:cast(dtype)
+  local value = self.value
   if not value.cast and value.tensor:dtype() ~= dtype then
-    set_for_good(entry, cast_value(scope.keep(value.tensor:to(dtype)), value.tensor))
+    show_for_good(self, cast_value(scope.keep(value.tensor:to(dtype)), value.tensor))
   end
 end
 
 --- The buffer in the dtype it was declared in.
----@param entry ms.nn.Buffer
 ---@return ms.Tensor  shares memory with the buffer when it was never cast
-function buffer.value(entry)
-  local tensor, cast = entry.value.tensor, entry.value.cast
+function Buffer:uncast()
+  local tensor, cast = self.value.tensor, self.value.cast
   if cast and tensor:version() ~= cast.version then
     return tensor:detach():to(cast.declared)
   end
@@ -109,11 +104,10 @@ end
 
 --- Overwrite the buffer, for good, in two halves as parameter.prepare_load(): in place, and where a
 --- forward left something that nobody can write into, by another tensor.
----@param entry ms.nn.Buffer
 ---@param given ms.Tensor  of its shape; read by the second half
 ---@return fun() write
-function buffer.prepare_load(entry, given)
-  local tensor, cast, from = entry.value.tensor, entry.value.cast, given:detach()
+function Buffer:prepare_load(given)
+  local tensor, cast, from = self.value.tensor, self.value.cast, given:detach()
   if not parameter.takes(tensor, from) then
     tensor = scope.keep(tensor:detach():clone())
     B.calls.tensor_check_copy(tensor, from, 'load_state_dict') -- or it was the values' fault
@@ -125,8 +119,8 @@ function buffer.prepare_load(entry, given)
     if original then
       original:copy_(from)
     end
-    set_for_good(entry, original and cast_value(tensor, original) or { tensor = tensor })
+    show_for_good(self, original and cast_value(tensor, original) or { tensor = tensor })
   end
 end
 
-return buffer
+return Buffer

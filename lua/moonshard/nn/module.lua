@@ -11,7 +11,7 @@
 ---
 --- Touches: moonshard.class, .errors, .samples, .scope, moonshard_ffi.parameter.
 
-local buffer = require 'moonshard.nn.buffer'
+local Buffer = require 'moonshard.nn.buffer'
 local buffered = require 'moonshard.nn.buffered'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
@@ -194,7 +194,7 @@ function Module:buffer(name, tensor, opts)
   check_name(self, 'buffer', name)
   arguments.tensor('buffer', 'tensor', tensor)
   local list = own(self, '_buffers')
-  list[#list + 1] = buffer.declare(self, name, tensor, opts.persistent ~= false)
+  list[#list + 1] = Buffer.declare(self, name, tensor, opts.persistent ~= false)
   tree.changed(self)
   return tensor
 end
@@ -208,7 +208,7 @@ function Module:set_buffer(name, tensor)
     errors.raise('KeyError', "%s has no buffer '%s'", self._name, tostring(name))
   end
   arguments.tensor('set_buffer', 'tensor', tensor)
-  buffer.replace(entry, tensor)
+  entry:replace(tensor)
 end
 
 local function check_module(self, name, module)

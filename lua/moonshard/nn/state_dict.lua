@@ -7,7 +7,6 @@
 --- Touches: moonshard.errors, moonshard_ffi.parameter; wrapped parameters through their unit.
 
 local arguments = require 'moonshard_ffi.arguments'
-local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local util = require 'moonshard.util'
@@ -17,6 +16,15 @@ local state_dict = {}
 
 ---@class ms.StateDict: { [string]: ms.Tensor, [integer]: string }
 
+--- Buffers that are part of state dicts, as tree.buffers() lists them.
+function state_dict.buffers(module)
+  local out = {}
+  for _, b in ipairs(tree.buffers(module)) do
+    out[#out + 1] = b.entry.persistent and b or nil
+  end
+  return out
+end
+
 -- Parameters under all their names, then persistent buffers.
 local function entries(module)
   module:_prepare()
@@ -24,10 +32,8 @@ local function entries(module)
   for _, p in ipairs(tree.params(module, true, false)) do
     out[#out + 1] = { name = p.name, tensor = p.tensor, shape = p.shape }
   end
-  for _, b in ipairs(tree.buffers(module)) do
-    if b.entry.persistent then
-      out[#out + 1] = { name = b.name, tensor = b.tensor, shape = b.tensor:shape(), buffer = b }
-    end
+  for _, b in ipairs(state_dict.buffers(module)) do
+    out[#out + 1] = { name = b.name, tensor = b.tensor, shape = b.tensor:shape(), buffer = b.entry }
   end
   return out
 end
@@ -35,7 +41,7 @@ end
 -- Values of managed parameters come unit by unit: the first one asked for brings all of its unit.
 local function value_of(entry, rank0_only, gathered)
   if entry.buffer then
-    return buffer.value(entry.buffer.entry)
+    return entry.buffer:uncast()
   end
   local manager = parameter.manager(entry.tensor)
   if not manager then
@@ -164,7 +170,7 @@ local function prepare_load(module, list, sd, strict)
   for _, entry in ipairs(list) do
     local name, write = entry.name, nil
     if sd[name] ~= nil and entry.buffer then
-      write = buffer.prepare_load(entry.buffer.entry, sd[name])
+      write = entry.buffer:prepare_load(sd[name])
     elseif sd[name] ~= nil then
       write, load.numbers[name] = parameter.prepare_load(entry.tensor, sd[name])
     end

@@ -5,7 +5,6 @@
 --- `head.weight = parameter` ties one, and a field set to nil holds nothing any more.
 
 local arguments = require 'moonshard_ffi.arguments'
-local buffer = require 'moonshard.nn.buffer'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.scope'
@@ -273,7 +272,7 @@ function tree.buffer(b)
   elseif not parameter.is_alive(now) then
     put_back_buffer(b, now)
   end
-  buffer.replace(b, now)
+  b:replace(now)
   return now
 end
 
