@@ -45,17 +45,10 @@ ms.cat = ops.cat
 ms.matmul = ops.matmul
 ms.where, ms.all, ms.any = ops.where, ops.all, ops.any
 ms.equal, ms.allclose = ops.equal, ops.allclose
-ms.keep = scope.keep
+ms.scope, ms.keep = scope.block, scope.keep
 ms.error = errors.raise
 ms.warn = errors.warn
 ms.capture_warnings = errors.capture_warnings
-
---- Run `fn(...)` in a scope: tensors made in it are released when it returns, except its results.
----@param fn fun(...): ...
----@return ...
-function ms.scope(fn, ...)
-  return scope.run('ms.scope', arguments.fn('ms.scope', 'fn', fn), ...)
-end
 
 --- Is this value a tensor?
 ---@type fun(value: any): boolean

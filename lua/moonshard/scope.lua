@@ -86,7 +86,8 @@ local kept, deepest = {}, 0
 local failing = math.huge -- what scopes deeper than this keep is being put back
 
 --- When a scope that is open now ends by an error, call `object:_undo(value)`: what is done from
---- now on must not count then. To be called before it is done.
+--- now on must not count then. To be called before it is done. Where it may be done unseen,
+--- `object:_now()` gives the value at any time: scopes of scripts ask.
 ---@param object table
 ---@param value any  what it is now, but not nil
 function scope.on_failure(object, value)
@@ -269,6 +270,31 @@ function scope.run(name, fn, ...)
     return leave(state.depth, xpcall(body, on_error, name, fn, n, (...), { ... }))
   end
   return leave(state.depth, xpcall(body, on_error, name, fn, n, ...))
+end
+
+-- In the innermost scope: what those around it are to put back, it puts back to what that is now.
+local function from_now(fn, ...)
+  for depth = 1, state.depth - 1 do
+    for object in next, kept[depth] or NONE do
+      local now = object._now
+      if now then
+        scope.on_failure(object, now(object))
+      end
+    end
+  end
+  return fn(...)
+end
+
+--- Run `fn(...)` in a scope: tensors made in it are released when it returns, except its results.
+--- If it fails in the middle of a forward, buffers show what they showed before it. (ms.scope)
+---@param fn fun(...): ...
+---@return ...
+function scope.block(fn, ...)
+  arguments.fn('ms.scope', 'fn', fn)
+  if deepest > 0 then -- a scope around keeps something
+    return scope.run('ms.scope', from_now, fn, ...)
+  end
+  return scope.run('ms.scope', fn, ...)
 end
 
 --- Take a tensor out of its scope: it lives as long as the script holds it.

@@ -255,6 +255,47 @@ describe('what a forward assigned to buffers before it failed', function()
     end
   end)
 
+  it('is undone in an `ms.scope` that fails while the forward goes on', function()
+    for _, rounds in ipairs { 0, 1 } do
+      local layer = Halves()
+      local model = nn.Sequential(layer)
+      local forward = layer.forward
+      function layer:forward(x)
+        for _ = 1, rounds do
+          self.b = self.b + 16
+        end
+        for i = 1, 2 do
+          local ok, err = pcall(ms.scope, function(a, b, c, d, e)
+            assert(a == 1 and b == nil and c == 3 and d == nil and e == 5)
+            self.b = ms.scope(function() return self.b + i end)
+            forward(self, x)
+            ms.error('ValueError', 'on purpose')
+          end, 1, nil, 3, nil, 5)
+          assert(not ok and err.kind == 'ValueError')
+        end
+        return forward(self, x)
+      end
+      checks.close({ 8 * (rounds + 1), 8 * (rounds + 1) }, model(ms.ones(2)))
+      layer.forward = nil
+      assert_is(8 * (rounds + 1), model, layer)
+    end
+  end)
+
+  it('is undone in such a scope also where the field showed nothing before', function()
+    local layer = Halves()
+    local model = nn.Sequential(layer)
+    layer.b = nil
+    function layer:forward(x)
+      pcall(ms.scope, function()
+        self.b = ms.ones(2)
+        ms.error('ValueError', 'on purpose')
+      end)
+      return x
+    end
+    model(ms.ones(2))
+    assert.is_nil(layer.b)
+  end)
+
   it('and nothing else: not what the script assigned, nor what was written in place', function()
     local layer = Halves()
     local model = nn.Sequential(layer)

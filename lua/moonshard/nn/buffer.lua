@@ -36,6 +36,17 @@ end
 
 Buffer._undo = Buffer.show -- for scope.on_failure()
 
+--- For scope.on_failure(). What a forward has assigned to the field until now is the value; what
+--- does not belong there is refused when the forward is over.
+---@return ms.nn.BufferValue|false  false: none
+function Buffer:_now()
+  local shown = rawget(self.module, self.name)
+  if shown ~= nil and parameter.is_tensor(shown) and parameter.is_alive(shown) then
+    self:replace(shown)
+  end
+  return shown ~= nil and self.value
+end
+
 -- What no failure takes back.
 local function show_for_good(self, value)
   self:show(value)
