@@ -173,6 +173,32 @@ describe('optim', function()
       end)
     end)
 
+    it('say which name is misspelt, also where it is that of params', function()
+      local p = leaf(1)
+      for text, groups in pairs {
+        ["a parameter group of optim.SGD: unknown option 'param', did you mean 'params'?"] = {
+          { { param = { p } } }, { { lr = 1, param = { p } } },
+          { { params = { p } }, { param = { leaf(1) } } },
+        },
+        ["unknown option 'lrr', did you mean 'lr'?"] = { { { params = { p }, lrr = 1 } } },
+        ["unknown option '1'"] = { { { params = { p }, leaf(1) } } },
+        ['optim.SGD: the group has no params, expected { params ='] = {
+          { { lr = 1 } }, { {} }, { { p } },
+        },
+        ['entry 1 is a nn.ReLU, expected a tensor'] = { { ms.nn.ReLU() } },
+        ['entry 2 is no group, though the first one is'] = { { { params = { p } }, leaf(1) } },
+      } do
+        for _, given in ipairs(groups) do
+          local ok, err = pcall(optim.SGD, given, { lr = 1 })
+          assert.is_false(ok)
+          assert.truthy(err.message:find(text, 1, true), err.message)
+        end
+      end
+      local opt = optim.SGD { p }
+      checks.raises('ValueError', "unknown option 'parms', did you mean 'params'?",
+        opt.add_param_group, opt, { parms = { leaf(1) } })
+    end)
+
     it('print their options', function()
       local opt = optim.AdamW({ leaf(1) }, { lr = 0.5 })
       local text = table.concat({

@@ -32,8 +32,9 @@ Optimizer.later_state = false
 
 -- -- groups --------------------------------------------------------------------------------------
 
+-- Or what somebody meant to be one.
 local function is_group(value)
-  return type(value) == 'table' and value.params ~= nil
+  return arguments.noun(value) == 'a table'
 end
 
 -- One list of { params, options } from what the constructor was given.
@@ -57,17 +58,25 @@ local function groups_of(self, params)
   return params
 end
 
+local function check_given(self, given)
+  local is_list = given.params == nil and given[1] ~= nil
+  if not is_list then -- of one without params, a misspelt name says more
+    errors.options('a parameter group of ' .. self._name, given,
+      { 'params', unpack(self.options) })
+  end
+  if given.params == nil then
+    errors.raise('TypeError', '%s: the group has no params, expected '
+      .. '{ params = model:parameters(), ... }', self._name)
+  end
+end
+
 --- Append a parameter group.
 ---@param given { params: ms.Tensor[]|ms.Tensor, [string]: any }  options override the defaults
 function Optimizer:add_param_group(given)
-  local list = arguments.list('add_param_group', 'group', given).params
-  if list == nil then
-    errors.raise('TypeError', 'add_param_group: the group has no params, expected '
-      .. '{ params = model:parameters(), ... }')
-  end
+  check_given(self, arguments.list('add_param_group', 'group', given))
+  local list = given.params
   given = util.merged(given)
   given.params = nil
-  errors.options('a parameter group of ' .. self._name, given, self.options)
   if parameter.is_tensor(list) then
     list = { list }
   end
