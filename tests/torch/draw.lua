@@ -23,12 +23,13 @@ end
 ---@param random fun(n: integer?): number
 ---@param n integer
 ---@param special boolean
+---@param also? number  one more special value
 ---@return number[]
-function draw.values(random, n, special)
-  local values = {}
+function draw.values(random, n, special, also)
+  local values, n_special = {}, #SPECIAL + (also and 1 or 0)
   for i = 1, n do
     local x = random() * 4 - 2
-    values[i] = special and random() < 0.4 and SPECIAL[random(#SPECIAL)] or x
+    values[i] = special and random() < 0.4 and (SPECIAL[random(n_special)] or also) or x
   end
   return values
 end
