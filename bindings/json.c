@@ -414,7 +414,7 @@ static bool reader_open(reader *r, const char *text, size_t n, mistake *m, bool 
         return !*no_memory;
     }
     r->tree = ms_json_load(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error, no_memory);
-    if (r->tree == NULL) {
+    if (r->tree == NULL && !*no_memory) {
         snprintf(m->text, sizeof(m->text), "malformed JSON at line %d, byte %d: %.80s", error.line,
                  error.position, error.text);
     }

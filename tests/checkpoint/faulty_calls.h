@@ -1,5 +1,6 @@
 /* Every allocation and system call that a checkpoint makes, each of which can fail: the linker puts
- * the functions below in front of the C library's (see CMakeLists.txt). For one test program. */
+ * the functions below in front of the C library's (see CMakeLists.txt). For the test program that
+ * includes it. */
 #ifndef FAULTY_CALLS_H
 #define FAULTY_CALLS_H
 
