@@ -248,6 +248,17 @@ describe('saving', function()
     assert.equal(1, checkpoint.read_meta(root .. '/n').step)
   end)
 
+  it('names the manifest when memory is out for the meta data', function()
+    local core = require 'moonshard_ffi'.core
+    local decode = core.json_decode
+    checkpoint.save(root, 'a', { step = 1, model = nn.Linear(1, 1) })
+    core.json_decode = function() return nil, 'OutOfMemory', 'no memory for JSON' end
+    local ok, e = pcall(checkpoint.read_meta, root .. '/a')
+    core.json_decode = decode
+    assert.is_false(ok)
+    assert.equal('OutOfMemory: ' .. root .. '/a/manifest.json: no memory for JSON', tostring(e))
+  end)
+
   it('refuses what it is not meant for', function()
     local m = nn.Linear(1, 1)
     local save = checkpoint.save

@@ -72,6 +72,7 @@ describe('json', function()
     checks.raises('FormatError', '\\u0000 is not allowed near', json.decode, '"a\\u0000b"')
     checks.raises('FormatError', 'line 2', json.decode, '{"a":1}\nx')
     checks.raises('FormatError', 'line 1', json.decode, '')
+    checks.raises('FormatError', 'a/b: malformed JSON at line 1', json.decode, '{', 'a/b')
   end)
 
   describe('of any size', function()

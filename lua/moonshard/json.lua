@@ -12,9 +12,9 @@ json.null = setmetatable({}, { __tostring = function() return 'null' end })
 --- Metatable of arrays that were read; gives an empty table the form of an array.
 json.array = {}
 
-local function result(value, kind, message)
+local function result(value, kind, message, from)
   if value == nil and kind then
-    errors.raise(kind, '%s', message)
+    errors.raise(kind, '%s%s', from and from .. ': ' or '', message)
   end
   return value
 end
@@ -29,11 +29,13 @@ function json.encode(value)
 end
 
 --- The value a JSON text stands for. null becomes json.null; numbers are Lua's. FormatError names
---- line and byte of the mistake, of a text above 64 KiB the byte.
+--- line and byte of the mistake, of a text above 64 KiB the byte. Errors begin with `from`.
 ---@param text string
+---@param from? string  the file whose text it is
 ---@return any
-function json.decode(text)
-  return result(B.core.json_decode(text, json.null, json.array))
+function json.decode(text, from)
+  local value, kind, message = B.core.json_decode(text, json.null, json.array)
+  return result(value, kind, message, from)
 end
 
 return json

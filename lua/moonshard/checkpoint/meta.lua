@@ -14,11 +14,11 @@ local meta_data = {}
 ---@param source ffi.cdata*  a checkpoint that runtime.open() gave
 ---@return ms.checkpoint.Meta
 function meta_data.read(source)
-  local meta = json.decode(runtime.meta(source))
+  local path = runtime.path(source) .. '/manifest.json'
+  local meta = json.decode(runtime.meta(source), path)
   local function refuse(name, expected)
-    errors.raise('FormatError', "%s/manifest.json: '%s' of the meta data is %s, expected %s",
-      runtime.path(source), name, meta[name] == nil and 'nothing' or json.encode(meta[name]),
-      expected)
+    errors.raise('FormatError', "%s: '%s' of the meta data is %s, expected %s", path, name,
+      meta[name] == nil and 'nothing' or json.encode(meta[name]), expected)
   end
   if type(meta.step) ~= 'number' then -- the runtime knows its range
     refuse('step', 'a whole number')
