@@ -60,14 +60,15 @@ bool msi_output_enter(const msi_output *o, int32_t rank);
 void msi_output_started(msi_output *o);
 /* The rank has ended: what stands there without an end is a line. */
 void msi_output_end(msi_output *o, int32_t rank);
-/* No rank runs any more: what their pipes hold now is the last of it, though somebody may go on. */
+/* No rank runs any more: what their pipes hold now is the last of it, though somebody may go on.
+ * Who reads it has his time from now on. */
 void msi_output_finish(msi_output *o);
 /* Take and print a piece of what each rank prints, without waiting. True: there may be more. */
 bool msi_output_move(msi_output *o);
 /* Has something been lost that could not be read, or not be written, as to a full disk? */
 bool msi_output_lost(const msi_output *o);
-/* For how long nobody has read what waits to be printed, on stdout or on stderr; 0: nothing does.
- */
+/* For how long nobody had read what waits to be printed, on stdout or on stderr, when that was last
+ * moved, without time in which this process was stopped; 0: nothing waits. */
 int64_t msi_output_unread_ns(const msi_output *o);
 /* What to sleep on until msi_output_move() can do something; gives their number. */
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds);

@@ -39,6 +39,7 @@ typedef struct sink {
     int32_t fd;
     bool own;    /* opened anew, so that it can be made non-blocking for nobody but us */
     bool always; /* a file: never blocks */
+    bool pipe;
     bool terminal;
     const source *open; /* whose line stands last, without its end; NULL: all have theirs */
     bool over;          /* ... and will be written over */
@@ -46,7 +47,10 @@ typedef struct sink {
     bool full;          /* had no room for a line of this round */
     int32_t turn;       /* source that comes first: the one that found no room last */
     int32_t lost;       /* errno of the first write that lost lines otherwise; 0: none has */
-    int64_t moved_at;   /* when something was written last, or nothing waited */
+    bool written;       /* something was, in this round */
+    int64_t looked_at;  /* when it was last asked whether somebody reads */
+    int64_t unread_ns;  /* ... since when nobody has, while this process ran; 0: nothing waits */
+    int left;           /* in the pipe, when last asked */
     int32_t n, room;
     char *
         bytes; /* (room), n of them waiting: at least the longest line that a source has room for */
@@ -100,12 +104,14 @@ static bool widen(char **bytes, int32_t *room, int32_t wanted)
  * cannot be opened (a socket, a terminal of somebody else) is asked by poll before each write. */
 static ms_status open_sink(sink *s, int32_t fd)
 {
-    struct stat st;
+    struct stat st = {0};
     char path[32];
     int own = -1;
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", (int)fd);
     s->always = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    s->pipe = S_ISFIFO(st.st_mode);
+    s->looked_at = msi_now_ns();
     s->terminal = isatty(fd) != 0;
     if (!s->always) {
         own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
@@ -159,9 +165,26 @@ static void flush_sink(sink *s)
     }
     memmove(s->bytes, s->bytes + at, (size_t)(s->n - at));
     s->n -= at;
-    if (at > 0 || s->n == 0) {
-        s->moved_at = msi_now_ns();
-    }
+    s->written = s->written || at > 0;
+}
+
+/* Has somebody read since the last look? Who does makes room for what we write; in a full pipe only
+ * once he has read a page of it, so what is left there is asked besides. */
+static bool is_read(sink *s)
+{
+    const int before = s->left;
+
+    return (s->pipe && ioctl(s->fd, FIONREAD, &s->left) == 0 && s->left < before) || s->written;
+}
+
+/* Count the time in which nobody has read, once a round. */
+static void watch_reader(sink *s)
+{
+    const int64_t now = msi_now_ns(), since = msi_looked_ns(now - s->looked_at);
+
+    s->unread_ns = s->n == 0 || is_read(s) ? 0 : s->unread_ns + since;
+    s->looked_at = now;
+    s->written = false;
 }
 
 static void append(sink *to, const char *bytes, size_t n)
@@ -464,6 +487,7 @@ void msi_output_finish(msi_output *o)
         }
         s->left = there;
     }
+    o->sink[0].unread_ns = o->sink[1].unread_ns = 0;
 }
 
 bool msi_output_move(msi_output *o)
@@ -473,6 +497,7 @@ bool msi_output_move(msi_output *o)
     for (int32_t stream = 0; stream < 2; stream++) {
         more = move_sources(o, &o->sink[stream]) || more;
         flush_sink(&o->sink[stream]);
+        watch_reader(&o->sink[stream]);
         tell_loss(o); /* stderr comes second */
         more = more || o->sink[stream].n > 0;
     }
@@ -486,16 +511,9 @@ bool msi_output_lost(const msi_output *o)
 
 int64_t msi_output_unread_ns(const msi_output *o)
 {
-    int64_t now = msi_now_ns(), longest = 0;
+    const int64_t out = o->sink[0].unread_ns, err = o->sink[1].unread_ns;
 
-    for (int32_t stream = 0; stream < 2; stream++) {
-        const sink *s = &o->sink[stream];
-
-        if (s->n > 0 && now - s->moved_at > longest) {
-            longest = now - s->moved_at;
-        }
-    }
-    return longest;
+    return out > err ? out : err;
 }
 
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds)

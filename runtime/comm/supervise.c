@@ -279,8 +279,7 @@ static void announce_wait(supervisor *s)
         s->waited_ns = 0;
         return;
     }
-    s->waited_ns +=
-        since < 1000000000 ? since : 1000000000; /* this process may have been stopped */
+    s->waited_ns += msi_looked_ns(since);
     if (s->waited_ns < limit || now < quiet || !can_warn() ||
         !atomic_compare_exchange_strong(&s->job->block->quiet_until, &quiet,
                                         now + 4 * s->waited_ns)) {
@@ -345,22 +344,27 @@ static bool move_output(const supervisor *s)
     return s->launch->output != NULL && msi_output_move(s->launch->output);
 }
 
+/* failure() of a job whose output nobody has read for so long, or NULL. */
+static const char *failure_unread(const supervisor *s, int64_t ns)
+{
+    const msi_output *output = s->launch->output;
+
+    return output != NULL && msi_output_unread_ns(output) >= ns ? failure(s) : NULL;
+}
+
 /* The host says why a job has failed when all is printed that its ranks had to say. Where nobody
  * reads that, it is said now. */
 static void tell_failure(supervisor *s)
 {
-    const msi_output *output = s->launch->output;
-    const char *text = failure(s);
+    const char *text = s->told ? NULL : failure_unread(s, UNREAD_MS * 1000000LL);
     char line[256];
 
-    if (s->told || text == NULL || output == NULL ||
-        msi_output_unread_ns(output) < UNREAD_MS * 1000000LL || !can_warn()) {
+    if (text == NULL || !can_warn()) {
         return;
     }
-
     snprintf(line, sizeof(line), "%.*s", (int)strcspn(text, "\n"), text);
     s->told = true;
-    msi_warn("UserWarning", "%s; nobody reads what the ranks have printed", line);
+    msi_warn("UserWarning", "%s; what the ranks have printed has not been read yet", line);
 }
 
 static void supervise(supervisor *s)
@@ -383,11 +387,10 @@ static void supervise(supervisor *s)
     }
 }
 
-/* Has who reads the output of a job that failed, and ended at `ended_at`, had his time? */
-static bool gives_up_reader(supervisor *s, int64_t ended_at)
+/* Has who reads the output of a job that failed had his time? */
+static bool gives_up_reader(const supervisor *s)
 {
-    if (s->stop_ns == 0 || msi_now_ns() - ended_at < s->stop_ns ||
-        msi_output_unread_ns(s->launch->output) < s->stop_ns || failure(s) == NULL) {
+    if (s->stop_ns == 0 || failure_unread(s, s->stop_ns) == NULL) {
         return false;
     }
     if (can_warn()) {
@@ -403,14 +406,14 @@ static bool gives_up_reader(supervisor *s, int64_t ended_at)
  * asked to stop, or it has failed and nobody reads. */
 static void finish_output(supervisor *s)
 {
-    int64_t asked = 0, ended_at = msi_now_ns();
+    int64_t asked = 0;
 
     if (s->launch->output != NULL) {
         msi_output_finish(s->launch->output);
     }
     while (move_output(s)) {
         tell_failure(s);
-        if (gives_up_reader(s, ended_at)) {
+        if (gives_up_reader(s)) {
             return;
         }
         if (asked == 0 && atomic_load(&s->job->block->stop) != 0) {

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAUSES_PER_CLOCK = 16, LONGEST_LOOK_NS = 1000000000 };
+enum { PAUSES_PER_CLOCK = 16 };
 
 static void cpu_pause(void)
 {
@@ -143,7 +143,7 @@ static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
         return (fate){FATE_OPEN, -1};
     }
     w->looked_at += since;
-    w->waited_ns += since < LONGEST_LOOK_NS ? since : LONGEST_LOOK_NS;
+    w->waited_ns += msi_looked_ns(since);
     if (w->waited_ns > c->job->block->timeout_ns) {
         return (fate){FATE_TIMEOUT, -1};
     }

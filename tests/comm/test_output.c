@@ -400,6 +400,74 @@ static void test_comm_output__lets_a_line_wait_for_its_end_but_on_a_terminal(voi
     }
 }
 
+/* Print until nothing more finds room, so that bytes wait in the queue. */
+static void fill_all(msi_output *o, int end)
+{
+    while (fill(end) > 0 || msi_output_unread_ns(o) == 0) {
+        msi_output_move(o);
+    }
+}
+
+/* The time for which nobody has read, once it has grown. */
+static int64_t unread_later(msi_output *o)
+{
+    sleep_ms(2);
+    msi_output_move(o);
+    return msi_output_unread_ns(o);
+}
+
+static void test_comm_output__hears_a_reader_who_takes_a_few_bytes(void **state)
+{
+    int ends[2];
+    char text[3];
+
+    (void)state;
+    assert_int_equal(pipe2(ends, O_NONBLOCK), 0);
+    msi_output *o = output_to(ends[1]);
+    int end = end_of_rank_0(o);
+
+    fcntl(end, F_SETFL, O_NONBLOCK);
+    assert_int_equal(unread_later(o), 0); /* nothing waits */
+    fill_all(o, end);
+    for (int32_t i = 0; i < 3; i++) {
+        assert_true(unread_later(o) > 0);
+        assert_int_equal(read(ends[0], text, sizeof(text)), sizeof(text));
+        msi_output_move(o);
+        assert_int_equal(msi_output_unread_ns(o), 0);
+    }
+    const int64_t unread = unread_later(o);
+
+    assert_true(unread > 0);
+    assert_true(unread_later(o) > unread);
+    close(end);
+    msi_output_free(o);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* Its reader may have been stopped with it, as when a terminal's Ctrl-Z stops a pipeline. */
+static void test_comm_output__counts_no_time_in_which_the_launcher_was_stopped(void **state)
+{
+    int ends[2];
+
+    (void)state;
+    assert_int_equal(pipe2(ends, O_NONBLOCK), 0);
+    msi_output *o = output_to(ends[1]);
+    int end = end_of_rank_0(o);
+
+    fcntl(end, F_SETFL, O_NONBLOCK);
+    fill_all(o, end);
+    const int64_t before = msi_output_unread_ns(o);
+
+    sleep_ms(1200); /* looks are closer to each other */
+    msi_output_move(o);
+    assert_in_range(msi_output_unread_ns(o) - before, 1, 1000000000);
+    close(end);
+    msi_output_free(o);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 static void test_comm_output__says_what_cannot_be_counted_at_the_end(void **state)
 {
     struct pollfd fds[MSI_OUTPUT_FDS];
@@ -424,6 +492,8 @@ int main(void)
         cmocka_unit_test(test_comm_output__ends_with_what_ranks_had_printed_though_others_go_on),
         cmocka_unit_test(test_comm_output__says_once_what_cannot_be_read),
         cmocka_unit_test(test_comm_output__says_what_cannot_be_counted_at_the_end),
+        cmocka_unit_test(test_comm_output__hears_a_reader_who_takes_a_few_bytes),
+        cmocka_unit_test(test_comm_output__counts_no_time_in_which_the_launcher_was_stopped),
         cmocka_unit_test(test_comm_output__shows_a_line_that_is_written_over_as_it_goes),
         cmocka_unit_test(test_comm_output__ends_the_open_line_of_a_rank_that_has_ended),
         cmocka_unit_test(test_comm_output__lets_a_line_wait_for_its_end_but_on_a_terminal),

@@ -32,6 +32,17 @@ static int leave_a_flood(void)
     return 0;
 }
 
+enum { LAST_LINES = 2000 };
+
+/* As many lines as find room in pipes and queue though nobody reads. */
+static int print_and_fail(void)
+{
+    for (int32_t i = 0; i < LAST_LINES; i++) {
+        printf("line %05d %60s\n", i, "");
+    }
+    return 3;
+}
+
 /* What this executable does as `test rank <what>`. */
 static int rank_program(const char *what)
 {
@@ -40,6 +51,9 @@ static int rank_program(const char *what)
 
     if (strcmp(what, "flood") == 0) {
         return leave_a_flood();
+    }
+    if (strcmp(what, "fail") == 0) {
+        return print_and_fail();
     }
     if (strcmp(what, "late") == 0 && strcmp(getenv("MOONSHARD_RANK"), "1") == 0) {
         sleep_ms(1700);
@@ -181,7 +195,7 @@ static void test_comm_supervise__tells_a_death_itself_though_nobody_reads_its_ou
         n += read_all(ends[1], said + n, sizeof(said) - n, 100);
     }
     assert_non_null(strstr(said, "moonshard: UserWarning: rank 1 died (signal 9, Killed) (pid "));
-    assert_non_null(strstr(said, "; nobody reads what the ranks have printed\n"));
+    assert_non_null(strstr(said, "; what the ranks have printed has not been read yet\n"));
     /* It does not wait for ever. */
     assert_int_equal(code_of(pid), 128 + SIGKILL);
     read_all(ends[1], said, sizeof(said), 1000);
@@ -229,6 +243,39 @@ static void test_comm_supervise__loses_no_line_of_a_slow_reader(void **state)
     assert_int_equal(next[0], LINES);
     assert_int_equal(next[1], LINES);
     assert_int_equal(code_of(pid), 0);
+    close(ends[0]);
+    close(ends[1]);
+    free(text);
+}
+
+static void test_comm_supervise__loses_no_line_of_a_failed_job_whose_reader_is_slow(void **state)
+{
+    enum { BYTES = 16, TURNS = 20 };
+    char *text = calloc(1, ROOM), said[512];
+    int32_t next = 0;
+    size_t n = 0;
+    int ends[2];
+
+    (void)state;
+    setenv("MS_STOP_TIMEOUT", "1", 1);
+    pid_t pid = start_launcher(1, "fail", ends);
+
+    unsetenv("MS_STOP_TIMEOUT");
+    for (int32_t i = 0; i < TURNS; i++) { /* twice as long as it waits for who reads nothing */
+        n += read_all(ends[0], text + n, BYTES + 1, 1000);
+        sleep_ms(100);
+    }
+    read_all(ends[0], text + n, ROOM - n, 20000);
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        int i = -1;
+
+        assert_int_equal(sscanf(line, "[rank 0] line %d", &i), 1);
+        assert_int_equal(i, next++);
+    }
+    assert_int_equal(next, LAST_LINES);
+    assert_int_equal(code_of(pid), 3);
+    read_all(ends[1], said, sizeof(said), 1000);
+    assert_null(strstr(said, "lines of the ranks are lost"));
     close(ends[0]);
     close(ends[1]);
     free(text);
@@ -541,6 +588,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_comm_supervise__tells_a_death_itself_though_nobody_reads_its_output),
         cmocka_unit_test(test_comm_supervise__hears_signals_though_nobody_reads_its_output),
         cmocka_unit_test(test_comm_supervise__loses_no_line_of_a_slow_reader),
+        cmocka_unit_test(test_comm_supervise__loses_no_line_of_a_failed_job_whose_reader_is_slow),
         cmocka_unit_test(test_comm_supervise__ends_ranks_whose_reader_has_gone),
         cmocka_unit_test(test_comm_supervise__says_who_has_not_joined),
         cmocka_unit_test(test_comm_supervise__ends_though_the_keeper_is_killed_and_children_print),
