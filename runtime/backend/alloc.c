@@ -15,7 +15,8 @@
  * [Note: how much is held] Sizes that never come again, of a text that grows or of rows of any
  * length, would fill every class they pass. So before the heap takes more than twice what was in
  * use at once of late (in this window or the last, and some MiB) it gives free blocks back, the
- * longest idle first; a loop of steady sizes never gets there.
+ * longest idle first. A loop gets there only where phases of different sizes take turns that want
+ * more than that together: each then takes from the system what it misses, every time.
  *
  * [Note: batches] A class of small blocks that keeps growing, as where results wait for a
  * collector, takes several at once: up to a quarter of what it has, in one piece whose pages come
@@ -27,14 +28,12 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 enum {
     HEADER = 64,
     MIN_SHIFT = 6, /* smallest class: 64 bytes */
     STEPS = 8,     /* classes per power of two */
     N_CLASSES = 42 * STEPS,
-    MAP_BYTES = 1 << 20, /* larger blocks are mapped, in huge pages where the system gives them */
     FIRST_WINDOW = 1 << 14,
     LAST_WINDOW = 1 << 24,
 #ifdef __SANITIZE_ADDRESS__
@@ -63,6 +62,7 @@ typedef struct block {
     int32_t n_free;      /* the first: while a list is searched, and once the heap is closed */
 } block;
 
+_Static_assert(BATCH_BYTES <= IDLE_BYTES, "a larger block is a piece of its own");
 _Static_assert(sizeof(block) <= HEADER, "the header must fit in front of an aligned block");
 
 typedef struct class_list {
@@ -101,47 +101,15 @@ static int32_t class_of(int64_t nbytes, int64_t *capacity)
     return (shift - MIN_SHIFT) * STEPS + (int32_t)k;
 }
 
-static void *system_take(int64_t bytes)
-{
-    if (bytes >= MAP_BYTES) {
-        void *p =
-            mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-        if (p == MAP_FAILED) {
-            return NULL;
-        }
-        madvise(p, (size_t)bytes, MADV_HUGEPAGE);
-        return p;
-    }
-    return aligned_alloc(64, (size_t)bytes);
-}
-
-void *msi_take_touched(int64_t bytes)
-{
-    enum { PAGE = 4096 };
-    char *p = aligned_alloc(64, (size_t)msi_round_up(bytes, 64));
-    const uintptr_t begin = msi_round_up((uintptr_t)p, PAGE);
-    const uintptr_t end = ((uintptr_t)p + (uintptr_t)bytes) / PAGE * PAGE;
-
-    if (p != NULL && end > begin) {
-        madvise((void *)begin, end - begin, MADV_POPULATE_WRITE); /* Linux before 5.14 faults */
-    }
-    return p;
-}
-
 /* Give the piece that `first` begins back. */
-static void system_give(block *first)
+static void give_piece(block *first)
 {
     const int64_t bytes = first->capacity + HEADER;
     heap *h = first->heap;
 
     h->stats.reserved -= bytes * first->n_blocks;
     h->classes[first->size_class].n_held -= first->n_blocks;
-    if (bytes >= MAP_BYTES) {
-        munmap(first, (size_t)bytes);
-    } else {
-        free(first);
-    }
+    msi_system_give(first, bytes);
 }
 
 /* How many blocks to take at once: see [Note: batches]. */
@@ -163,7 +131,7 @@ static block *system_take_blocks(heap *h, int32_t size_class, int64_t capacity)
 
     if (first == NULL) {
         n = 1;
-        first = system_take(bytes);
+        first = msi_system_take(bytes);
     }
     if (first == NULL) {
         return NULL;
@@ -220,17 +188,17 @@ static bool trim_class(class_list *c, int64_t n)
     while (gone != NULL) {
         block *next = gone->next;
 
-        system_give(gone);
+        give_piece(gone);
         gone = next;
     }
     return some;
 }
 
-/* The same for all classes from `from` on. */
-static void trim(heap *h, int32_t from, int64_t n)
+/* Give back what can be. */
+static void trim(heap *h)
 {
-    for (int32_t i = from; i < N_CLASSES; i++) {
-        trim_class(&h->classes[i], n);
+    for (int32_t i = 0; i < N_CLASSES; i++) {
+        trim_class(&h->classes[i], INT64_MAX);
     }
 }
 
@@ -240,12 +208,12 @@ typedef struct free_blocks {
     int64_t old_bytes; /* of those that were released by the allocation asked about */
 } free_blocks;
 
-/* Of classes from `from` on; what of it was released by allocation `n`. */
-static free_blocks count_free(const heap *h, int32_t from, int64_t n)
+/* ... by allocation `n`. */
+static free_blocks count_free(const heap *h, int64_t n)
 {
     free_blocks f = {0};
 
-    for (int32_t i = from; i < N_CLASSES; i++) {
+    for (int32_t i = 0; i < N_CLASSES; i++) {
         for (const block *b = h->classes[i].free; b != NULL; b = b->next) {
             const int64_t bytes = b->capacity + HEADER;
 
@@ -260,7 +228,7 @@ static free_blocks count_free(const heap *h, int32_t from, int64_t n)
 /* See [Note: what stays cached]. What lay free since the window began, it did without. */
 static void end_window(heap *h)
 {
-    const free_blocks f = count_free(h, 0, h->window_began);
+    const free_blocks f = count_free(h, h->window_began);
 
     if (f.old_bytes > h->stats.reserved / 2) {
         for (int32_t i = 0; i < N_CLASSES; i++) {
@@ -277,22 +245,57 @@ static void end_window(heap *h)
     h->window_end = h->window_began + (h->window > f.n ? h->window : f.n);
 }
 
-/* Give back at least so many bytes of larger blocks, or all of them: the longest idle. */
-static void give_idle(heap *h, int64_t bytes)
+static void turn_list(class_list *c)
 {
-    int64_t low = 0, high = h->stats.n_allocs, capacity;
-    const int32_t from = class_of(IDLE_BYTES, &capacity);
+    block *turned = NULL;
 
-    while (low < high) { /* the earliest time by which enough were released */
-        const int64_t middle = low + (high - low) / 2;
+    while (c->free != NULL) {
+        block *b = c->free;
 
-        if (count_free(h, from, middle).old_bytes >= bytes) {
-            high = middle;
-        } else {
-            low = middle + 1;
+        c->free = b->next;
+        b->next = turned;
+        turned = b;
+    }
+    c->free = turned;
+}
+
+/* The class from `from` on whose list, turned, begins with the block that was released first, or
+ * NULL. */
+static class_list *longest_idle(heap *h, int32_t from)
+{
+    class_list *found = NULL;
+
+    for (int32_t i = from; i < N_CLASSES; i++) {
+        class_list *c = &h->classes[i];
+
+        if (c->free != NULL && (found == NULL || c->free->released < found->free->released)) {
+            found = c;
         }
     }
-    trim(h, from, low);
+    return found;
+}
+
+/* Give back at least so many bytes of larger blocks, or all of them: the longest idle. Each is a
+ * piece of its own. */
+static void give_idle(heap *h, int64_t bytes)
+{
+    int64_t capacity;
+    const int32_t from = class_of(IDLE_BYTES, &capacity);
+    class_list *c;
+
+    for (int32_t i = from; i < N_CLASSES; i++) {
+        turn_list(&h->classes[i]);
+    }
+    while (bytes > 0 && (c = longest_idle(h, from)) != NULL) {
+        block *b = c->free;
+
+        c->free = b->next;
+        bytes -= b->capacity + HEADER;
+        give_piece(b);
+    }
+    for (int32_t i = from; i < N_CLASSES; i++) {
+        turn_list(&h->classes[i]);
+    }
 }
 
 /* Before a block of so many bytes is taken: see [Note: how much is held]. */
@@ -311,7 +314,7 @@ static void close_heap(void *state)
 {
     heap *h = state;
 
-    trim(h, 0, INT64_MAX);
+    trim(h);
     for (int32_t i = 0; i < N_CLASSES; i++) {
         for (block *b = h->classes[i].free; b != NULL; b = b->next) {
             b->first->n_free++;
@@ -395,7 +398,7 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
         keep_within(h, capacity + HEADER);
         b = system_take_blocks(h, size_class, capacity);
         if (b == NULL) {
-            trim(h, 0, INT64_MAX);
+            trim(h);
             b = system_take_blocks(h, size_class, capacity);
         }
         if (b == NULL) {
@@ -427,7 +430,7 @@ void msi_release(ms_context *ctx, void *data)
     b->nbytes = -1;
     if (MSI_UNLIKELY(h->closed)) {
         if (++b->first->n_free == b->first->n_blocks) {
-            system_give(b->first);
+            give_piece(b->first);
         }
         if (h->n_live == 0) {
             free(h);
@@ -441,23 +444,15 @@ void msi_release(ms_context *ctx, void *data)
     b->released = h->stats.n_allocs;
 }
 
-static bool has_room(int64_t nbytes)
-{
-    void *p =
-        mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    return p != MAP_FAILED && munmap(p, (size_t)nbytes) == 0;
-}
-
 ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
 {
     heap *h = ctx != NULL ? heap_of(ctx) : NULL;
     bool fits = h != NULL && !fails_on_demand(h);
     char bound[MSI_BOUND_TEXT];
 
-    if (fits && !has_room(nbytes)) {
-        trim(h, 0, INT64_MAX);
-        fits = has_room(nbytes);
+    if (fits && !msi_system_has(nbytes)) {
+        trim(h);
+        fits = msi_system_has(nbytes);
     }
     return fits
                ? MS_OK
@@ -501,7 +496,7 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 
     if (h != NULL) {
         *stats = h->stats;
-        stats->cached = count_free(h, 0, INT64_MAX).bytes;
+        stats->cached = count_free(h, INT64_MAX).bytes;
     } else {
         memset(stats, 0, sizeof(*stats));
     }
@@ -525,7 +520,7 @@ void ms_memory_trim(void)
 
     if (h != NULL) {
         msi_gemm_trim(ctx);
-        trim(h, 0, INT64_MAX);
+        trim(h);
     }
 }
 

@@ -119,6 +119,14 @@ int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, 
  * system in place of a fault for each. To be freed with free(). NULL when memory is out. */
 void *msi_take_touched(int64_t bytes);
 
+/** `bytes` for the caching allocator, a multiple of 64, 64-byte aligned; NULL when memory is out.
+ */
+void *msi_system_take(int64_t bytes);
+/** Give back what msi_system_take() gave for as many bytes. */
+void msi_system_give(void *p, int64_t bytes);
+/** May this process take so many bytes of address space? */
+bool msi_system_has(int64_t bytes);
+
 /** 64-byte aligned block from the context's caching allocator; `kind` is MS_MEM_*. nbytes 0 gives a
  * valid unique pointer. MS_OUT_OF_MEMORY names bytes, kind and what is live. */
 ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);

@@ -143,6 +143,38 @@ static void test_backend_alloc__the_longest_idle_go_first(void **state)
     ms_memory_trim();
 }
 
+static void take_and_release(int64_t n, int64_t nbytes)
+{
+    void *blocks[64];
+
+    for (int64_t i = 0; i < n; i++) {
+        assert_ok(msi_alloc(msi_context(), nbytes, MS_MEM_ACTIVATION, &blocks[i]));
+    }
+    for (int64_t i = 0; i < n; i++) {
+        msi_release(msi_context(), blocks[i]);
+    }
+}
+
+static void test_backend_alloc__of_those_idle_alike_no_more_go_than_must(void **state)
+{
+    const int64_t mib = 1 << 20;
+    ms_memory_stats before, later;
+
+    (void)state;
+    ms_memory_trim();
+    idle(2 * WINDOW); /* what was in use at once by others is past */
+    msi_memory_stats(msi_context(), &before);
+    take_and_release(50, 4 * mib); /* all at once: none is idle longer than another */
+    take_and_release(40, 5 * mib);
+    take_and_release(20, 3 * mib);
+    msi_memory_stats(msi_context(), &later);
+    const int64_t limit = 2 * (before.reserved + 50 * (4 * mib + 64)) + 32 * mib;
+
+    assert_true(later.reserved <= limit);
+    assert_true(later.reserved > limit - limit / 4); /* an eighth goes at a time */
+    ms_memory_trim();
+}
+
 /* One step of 30,000 allocations, in which each block is wanted at its own moment. */
 static void long_step(void)
 {
@@ -374,6 +406,7 @@ int main(void)
         cmocka_unit_test(test_backend_alloc__blocks_that_nobody_wants_any_more_go_back),
         cmocka_unit_test(test_backend_alloc__sizes_that_never_come_again_are_not_hoarded),
         cmocka_unit_test(test_backend_alloc__the_longest_idle_go_first),
+        cmocka_unit_test(test_backend_alloc__of_those_idle_alike_no_more_go_than_must),
         cmocka_unit_test(test_backend_alloc__a_step_longer_than_the_window_keeps_its_blocks_too),
         cmocka_unit_test(test_backend_alloc__small_blocks_that_pile_up_are_taken_in_pieces),
         cmocka_unit_test(test_backend_alloc__a_piece_stays_while_one_of_its_blocks_is_used),
