@@ -133,14 +133,17 @@ struct ms_comm {
     int64_t wait_ns;
 };
 
+/* What made a process a rank; none: a rank alone, once it has joined. */
+enum { MSI_LAUNCHER_NONE, MSI_LAUNCHER_FORK, MSI_LAUNCHER_RUN, MSI_LAUNCHER_THREAD };
+
 /* The comm room's state in a context. */
 typedef struct msi_dist {
     ms_context *ctx;
     msi_job *job; /* NULL: not joined */
     int32_t rank;
     bool owns_job;
-    int32_t gone; /* MSI_GONE_* */
-    const char *launcher;
+    int32_t gone;     /* MSI_GONE_* */
+    int32_t launcher; /* MSI_LAUNCHER_* */
     ms_comm *world, *self;
     ms_launch *launch; /* ranks this process supervises */
     int32_t asked;     /* stop signal its last launch got and that it has not been told; 0: none */
@@ -258,8 +261,7 @@ void msi_comm_of_world(ms_comm *out, msi_job *job, int32_t rank);
 /* This process is no rank: the error that says why. */
 ms_status msi_gone_error(const ms_comm *c);
 /* Become rank `rank` of `job`. */
-ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *launcher,
-                         bool owns_job);
+ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launcher, bool owns_job);
 
 /* -- staging.c: moving bytes in steps ---------------------------------------------------------- */
 /* Where this rank puts its bytes (MSI_CHUNK at most) for the coming step. */

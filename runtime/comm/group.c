@@ -60,7 +60,6 @@ msi_dist *msi_dist_state(void)
             return NULL;
         }
         d->ctx = ctx;
-        d->launcher = "none";
         ctx->room[MSI_ROOM_COMM] = d;
         ctx->close[MSI_ROOM_COMM] = dist_close;
     }
@@ -254,8 +253,7 @@ static ms_status check_stack(void)
     return MS_OK;
 }
 
-ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *launcher,
-                         bool owns_job)
+ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launcher, bool owns_job)
 {
     msi_slot_rank *slot = &job->block->slot[rank];
     int32_t starting = MSI_RANK_STARTING;
@@ -274,7 +272,7 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, const char *la
 
     if (status != MS_OK) {
         d->job = NULL;
-        d->launcher = "none";
+        d->launcher = MSI_LAUNCHER_NONE;
         atomic_store(&slot->state, MSI_RANK_STARTING); /* it may try again */
         return status;
     }
@@ -365,7 +363,7 @@ static ms_status join_by_environment(msi_dist *d)
 
     MS_TRY(open_job(&job, &rank));
     MS_TRY_GOTO(open_mail(job, rank), failed);
-    MS_TRY_GOTO(msi_dist_enter(d, job, rank, "run", true), failed);
+    MS_TRY_GOTO(msi_dist_enter(d, job, rank, MSI_LAUNCHER_RUN, true), failed);
     fcntl(job->fd, F_SETFD, FD_CLOEXEC);
     /* The ranks' children are no ranks. */
     unsetenv("MOONSHARD_RANK");
@@ -402,7 +400,7 @@ static ms_status join_alone(msi_dist *d)
     msi_job *job;
 
     MS_TRY(msi_job_new(&job, 1, true)); /* one rank, this one: plain memory */
-    ms_status status = msi_dist_enter(d, job, 0, "none", true);
+    ms_status status = msi_dist_enter(d, job, 0, MSI_LAUNCHER_NONE, true);
 
     if (status != MS_OK) {
         msi_job_free(job);
@@ -427,9 +425,16 @@ bool ms_dist_launched(void)
 {
     const msi_dist *d = dist_peek();
 
-    return (d != NULL && d->job != NULL && strcmp(d->launcher, "none") != 0) ||
+    return (d != NULL && d->job != NULL && d->launcher != MSI_LAUNCHER_NONE) ||
            getenv("MOONSHARD_RANK") != NULL;
 }
+
+static const char *const launchers[] = {
+    [MSI_LAUNCHER_NONE] = "none",
+    [MSI_LAUNCHER_FORK] = "fork",
+    [MSI_LAUNCHER_RUN] = "run",
+    [MSI_LAUNCHER_THREAD] = "thread",
+};
 
 void ms_dist_info_get(ms_dist_info *info)
 {
@@ -440,7 +445,7 @@ void ms_dist_info_get(ms_dist_info *info)
                            .local_world_size = 1,
                            .cores = msi_cores_allowed(),
                            .initialized = joined && d->gone == 0,
-                           .launcher = d != NULL ? d->launcher : "none",
+                           .launcher = launchers[d != NULL ? d->launcher : MSI_LAUNCHER_NONE],
                            .transport = "self"};
     if (joined) {
         info->rank = info->local_rank = d->rank;

@@ -48,16 +48,13 @@ static int32_t count_threads(void)
 }
 
 /* What made this process a rank, and the way out where there is one. */
-static const char *how_joined(const msi_dist *d)
-{
-    if (strcmp(d->launcher, "none") == 0) {
-        return ", made so by a collective or a checkpoint before";
-    }
-    if (strcmp(d->launcher, "run") == 0) {
-        return ", started by moonshard run; run a script that starts its own with plain luajit";
-    }
-    return "";
-}
+static const char *const joined_by[] = {
+    [MSI_LAUNCHER_NONE] = ", made so by a collective or a checkpoint before",
+    [MSI_LAUNCHER_FORK] = "",
+    [MSI_LAUNCHER_RUN] =
+        ", started by moonshard run; run a script that starts its own with plain luajit",
+    [MSI_LAUNCHER_THREAD] = "",
+};
 
 /* Ranks die with the thread that started them, and signals would reach the other threads. */
 static ms_status check_can_start(const msi_dist *d)
@@ -69,7 +66,7 @@ static ms_status check_can_start(const msi_dist *d)
     if (d->job != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot start ranks: this process is rank %d of %d already%s", (int)d->rank,
-                       (int)d->job->world, how_joined(d));
+                       (int)d->job->world, joined_by[d->launcher]);
     }
     int32_t threads = count_threads();
 
@@ -178,7 +175,7 @@ static ms_status become_rank(ms_launch *launch, int32_t rank)
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* lines of ranks come when printed, and do not mix */
     msi_job_keep_mail(job, rank);
     launch_drop(launch);
-    ms_status status = msi_dist_enter(d, job, rank, "fork", true);
+    ms_status status = msi_dist_enter(d, job, rank, MSI_LAUNCHER_FORK, true);
 
     if (status != MS_OK) {
         msi_job_free(job);

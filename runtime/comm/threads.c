@@ -26,8 +26,8 @@ static void *run_rank(void *argument)
 {
     seat *s = argument;
     msi_dist *d = msi_dist_state();
-    ms_status status =
-        d != NULL ? msi_dist_enter(d, s->job, s->rank, "thread", false) : MS_OUT_OF_MEMORY;
+    ms_status status = d != NULL ? msi_dist_enter(d, s->job, s->rank, MSI_LAUNCHER_THREAD, false)
+                                 : MS_OUT_OF_MEMORY;
 
     if (status == MS_OK) {
         msi_cores_pin(s->rank, s->job->world);
