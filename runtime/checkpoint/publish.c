@@ -13,6 +13,37 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Where a checkpoint goes. */
+typedef struct places {
+    const char *root, *name;
+    char *final;
+    char *aside;            /* what is displaced, while it is replaced in steps */
+    char *pointer, *beside; /* the link to the newest, and as what it is made */
+} places;
+
+static void places_free(places *p)
+{
+    free(p->final);
+    free(p->aside);
+    free(p->pointer);
+    free(p->beside);
+}
+
+static ms_status places_new(places *p, const char *root, const char *name, const char *nonce)
+{
+    *p = (places){.root = root,
+                  .name = name,
+                  .final = msi_io_path("%s/%s", root, name),
+                  .aside = msi_io_path("%s/%s.old", root, name),
+                  .pointer = msi_io_path("%s/latest", root),
+                  .beside = msi_io_path("%s/latest.tmp-%s", root, nonce)};
+    if (p->final != NULL && p->aside != NULL && p->pointer != NULL && p->beside != NULL) {
+        return MS_OK;
+    }
+    places_free(p);
+    return MS_OUT_OF_MEMORY;
+}
+
 /* Is nothing at all at `path`? */
 static bool is_free(const char *path)
 {
@@ -159,30 +190,30 @@ static ms_status hold_displaced(int *fd, const char *final)
     return MS_OK;
 }
 
-/* Take `final` back to `folder`, and what it displaced to `final`. @return true when that worked */
-static bool undo(const char *folder, const char *final, const char *aside, bool displaced)
+/* Take the final one back to `folder`, and what it displaced to its place. @return true when that
+ * worked */
+static bool undo(const places *p, const char *folder, bool displaced)
 {
-    return displaced ? replace(folder, final, aside, &displaced) == MS_OK
-                     : rename(final, folder) == 0;
+    return displaced ? replace(folder, p->final, p->aside, &displaced) == MS_OK
+                     : rename(p->final, folder) == 0;
 }
 
 /* Give `folder` its final name, for good. When that cannot be made sure, nobody knows what a power
  * loss would leave: undo it. When not even that can be done the new one is there, and what it
  * displaced stays beside it. */
-static ms_status put_in_place(const char *folder, const char *root, const char *final,
-                              const char *aside, bool *displaced)
+static ms_status put_in_place(const places *p, const char *folder, bool *displaced)
 {
-    MS_TRY(replace(folder, final, aside, displaced));
+    MS_TRY(replace(folder, p->final, p->aside, displaced));
     msi_outcome failure = {0};
 
-    msi_outcome_keep(&failure, msi_io_sync_folder(root));
+    msi_outcome_keep(&failure, msi_io_sync_folder(p->root));
     if (failure.status == MS_OK) {
         return MS_OK;
     }
-    if (undo(folder, final, aside, *displaced)) {
+    if (undo(p, folder, *displaced)) {
         return MS_FAIL(failure.status, "%s", failure.message);
     }
-    msi_warn("UserWarning", "%s is saved, but a power loss might undo it: %s", final,
+    msi_warn("UserWarning", "%s is saved, but a power loss might undo it: %s", p->final,
              failure.message);
     *displaced = false;
     return MS_OK;
@@ -198,23 +229,22 @@ static ms_status check_pointer(bool *is_ours, const char *pointer)
     return there || errno == ENOENT ? MS_OK : msi_io_fail("stat", pointer);
 }
 
-/* Point the link `pointer` at the checkpoint: made as `beside`, then renamed. */
-static ms_status replace_link(const char *root, const char *name, const char *beside,
-                              const char *pointer)
+/* Point the link at the checkpoint. */
+static ms_status replace_link(const places *p)
 {
-    ms_status status = msi_io_symlink(name, beside);
+    ms_status status = msi_io_symlink(p->name, p->beside);
 
     if (status == MS_OK) {
-        status = msi_io_rename(beside, pointer);
+        status = msi_io_rename(p->beside, p->pointer);
     }
     if (status != MS_OK) {
-        unlink(beside);
-        unlink(pointer); /* it would have an older one resumed: without it, steps decide */
+        unlink(p->beside);
+        unlink(p->pointer); /* it would have an older one resumed: without it, steps decide */
         return status;
     }
-    if (msi_io_sync_folder(root) != MS_OK) {
-        msi_warn("UserWarning", "%s points at '%s', but a power loss might undo it: %s", pointer,
-                 name, ms_error_message());
+    if (msi_io_sync_folder(p->root) != MS_OK) {
+        msi_warn("UserWarning", "%s points at '%s', but a power loss might undo it: %s", p->pointer,
+                 p->name, ms_error_message());
     }
     return MS_OK;
 }
@@ -234,43 +264,36 @@ static void remove_displaced(const char *folder, const char *final)
 ms_status msi_checkpoint_publish(const char *folder, const char *root, const char *name,
                                  const char *nonce, const msi_manifest_draft *draft)
 {
-    char *final = msi_io_path("%s/%s", root, name), *aside = msi_io_path("%s/%s.old", root, name);
-    char *beside = msi_io_path("%s/latest.tmp-%s", root, nonce);
-    char *pointer = msi_io_path("%s/latest", root);
     bool displaced = false, is_ours;
-    ms_status status = MS_OUT_OF_MEMORY;
+    ms_status status = MS_OK;
     int held = -1;
+    places p;
 
-    if (final == NULL || aside == NULL || beside == NULL || pointer == NULL) {
-        goto done;
-    }
+    MS_TRY(places_new(&p, root, name, nonce));
     MS_TRY_GOTO(write_manifest(folder, draft->text), done);
     MS_TRY_GOTO(read_back(folder, draft), done);
-    MS_TRY_GOTO(hold_displaced(&held, final), done);
+    MS_TRY_GOTO(hold_displaced(&held, p.final), done);
     /* what `latest` takes is asked for while it may fail: left as it is, it would point at an older
      * one for good */
-    MS_TRY_GOTO(check_pointer(&is_ours, pointer), done);
-    MS_TRY_GOTO(put_in_place(folder, root, final, aside, &displaced), done);
+    MS_TRY_GOTO(check_pointer(&is_ours, p.pointer), done);
+    MS_TRY_GOTO(put_in_place(&p, folder, &displaced), done);
     /* the checkpoint is safe; what fails from here on is worth a warning */
     if (!is_ours) {
         msi_warn(
             "UserWarning",
             "%s is saved, but 'latest' does not point there: it is no link, and stays as it is",
-            final);
-    } else if (replace_link(root, name, beside, pointer) != MS_OK) {
-        msi_warn("UserWarning", "%s is saved, but 'latest' does not point there: %s", final,
+            p.final);
+    } else if (replace_link(&p) != MS_OK) {
+        msi_warn("UserWarning", "%s is saved, but 'latest' does not point there: %s", p.final,
                  ms_error_message());
     }
     if (displaced) {
-        remove_displaced(folder, final);
+        remove_displaced(folder, p.final);
     }
 done:
     if (held >= 0) {
         close(held);
     }
-    free(final);
-    free(aside);
-    free(beside);
-    free(pointer);
+    places_free(&p);
     return status;
 }
