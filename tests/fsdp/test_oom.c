@@ -337,16 +337,16 @@ typedef struct tally {
 /* @return whether the call had this allocation */
 static bool fail_once(job *j, uint64_t expected, tally *t)
 {
-    const double since = ms_time();
+    const double since = run_seconds();
 
     memset(j->happened, 0, sizeof(j->happened));
     memset(j->n_calls, 0, sizeof(j->n_calls));
     ms_status status = ms_dist_threads(j->config.world, run_rank, j);
     const bool happened = j->happened[0] || j->happened[MAX_WORLD - 1];
 
-    if (ms_time() - since > SOON_S) {
+    if (run_seconds() - since > SOON_S) {
         fail_msg("call %d, allocation %lld: took %.1f s", (int)j->call, (long long)j->at,
-                 ms_time() - since);
+                 run_seconds() - since);
     }
     if (status != MS_OK && (j->config.world == 1 || status != MS_COMM_ERROR)) {
         fail_msg("call %d, allocation %lld: %s: %s", (int)j->call, (long long)j->at,

@@ -39,6 +39,29 @@
  * more so the slower they are. What waits in vain takes MS_COMM_TIMEOUT: minutes. */
 enum { SOON_S = SANITIZED ? 20 : 5 };
 
+/* Seconds in which a virtual machine was not run by its host, a mean of its cores: nothing comes
+ * meanwhile. 0 where nobody counts them. */
+static inline double stolen_seconds(void)
+{
+    double user, nice, system, idle, iowait, irq, softirq, steal = 0;
+    FILE *f = fopen("/proc/stat", "r");
+
+    if (f == NULL || fscanf(f, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", &user, &nice, &system, &idle,
+                            &iowait, &irq, &softirq, &steal) != 8) {
+        steal = 0;
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return steal / (double)(sysconf(_SC_CLK_TCK) * sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+/* Seconds that this machine has run: what is to come soon is measured in them. */
+static inline double run_seconds(void)
+{
+    return ms_time() - stolen_seconds();
+}
+
 typedef ms_status (*rank_fn)(void *user, int32_t rank);
 
 /* What a rank leaves in memory that the test can read: private to threads' process, or shared. */
