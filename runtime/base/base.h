@@ -75,6 +75,7 @@ const char *msi_foreign_name(const char *name);
 /** Rooms that keep state in a context; closed in ascending order (users before what they use). */
 enum {
     MSI_ROOM_FSDP,
+    MSI_ROOM_FSDP_UNITS,
     MSI_ROOM_COMM,
     MSI_ROOM_AUTOGRAD,
     MSI_ROOM_TENSOR,

@@ -8,6 +8,7 @@
  * [r * shard, (r + 1) * shard) of the index space. */
 #include "layout.h"
 #include "base.h"
+#include "extent.h"
 #include "live.h"
 
 #include <stdlib.h>
@@ -184,6 +185,25 @@ ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t par
         piece->offset_in_shard = shard_first <= first ? first - shard_first : 0;
         piece->numel = smaller(last, shard_last) - first - piece->start + 1;
     }
+    return MS_OK;
+}
+
+int32_t msi_layout_most_extents(const ms_layout *layout)
+{
+    (void)layout;
+    return 1;
+}
+
+ms_status msi_layout_extents(const ms_layout *layout, int32_t rank, msi_extent *extents, int32_t *n)
+{
+    if (rank < 0 || rank >= layout->world_size) {
+        return MS_FAIL(MS_INDEX_ERROR, "rank %d of a world of %d", rank, layout->world_size);
+    }
+    extents[0] = (msi_extent){.param = -1,
+                              .start = rank * layout->shard_numel,
+                              .numel = layout->shard_numel,
+                              .in_full = rank * layout->shard_numel};
+    *n = 1;
     return MS_OK;
 }
 

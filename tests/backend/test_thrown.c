@@ -96,8 +96,8 @@ static product biased_product(int32_t dtype)
     return p;
 }
 
-/* Primitives that the context keeps of `p` beside those of `other`: where there are no bf16 products
- * one for the product in f32, and that there is none in bf16. */
+/* Primitives that the context keeps of `p` beside those of `other`: where there are no bf16
+ * products one for the product in f32, and that there is none in bf16. */
 static int64_t kept_of(product *p, product *other)
 {
     ms_close();

@@ -1,4 +1,5 @@
-/* runtime/fsdp/levels.c: which leaves of one rank merge, whatever units the parameters are in. */
+/* runtime/fsdp/accumulate: which gradients of one rank merge, whatever units the parameters are in.
+ */
 #include "ms_test.h"
 
 #include "moonshard/autograd.h"

@@ -1,4 +1,5 @@
-/* runtime/fsdp/agree.c: ranks that would compute different bits are found before they train. */
+/* runtime/fsdp/schedule/agree.c: ranks that would compute different bits are found before they
+ * train. */
 #include "rank_test.h"
 #include "tiny_gpt.h"
 

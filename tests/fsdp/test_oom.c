@@ -244,13 +244,12 @@ static ms_status hash(trainee *s)
 
 static bool is_idle(const ms_fsdp_tree *tree)
 {
-    bool idle = !tree->summoned && tree->forward == NULL && tree->n_publishing == 0 &&
-                tree->n_reducing == 0;
+    bool idle = !tree->run.summoned && tree->forward == NULL && tree->run.progress.first == NULL;
 
     for (int32_t i = 0; i < tree->n_units; i++) {
         const ms_fsdp_unit *u = tree->units[i];
 
-        idle = idle && u->grad_phase == MSI_GRAD_NONE;
+        idle = idle && u->reduction.phase == MSI_GRAD_NONE;
         idle = idle && (u->state == MS_UNIT_SHARDED || u->is_root ||
                         u->options.strategy != MS_FSDP_FULL_SHARD);
     }

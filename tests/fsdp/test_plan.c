@@ -1,4 +1,4 @@
-/* runtime/fsdp/plan.c: what it says before training is what the allocator counts in it. */
+/* runtime/fsdp/plan: what it says before training is what the allocator counts in it. */
 #include "tiny_gpt.h"
 
 enum { N_STRATEGIES = 3, N_DTYPES = 4, N_FROZEN = 4, N_STEPS = 7 };

@@ -11,10 +11,10 @@
  *
  * MS_PROGRAMS=n programs from MS_SEED=s on (default: 5,000 from 1; a tenth under sanitizers). A
  * program that fails prints itself and its seed. */
-#include "fsdp.h"
 #include "moonshard/optim.h"
 #include "programs/program.h"
 #include "rank_test.h"
+#include "schedule.h"
 
 /* -- naps -------------------------------------------------------------------------------------- */
 
@@ -31,7 +31,7 @@ static void nap(int32_t one_of)
 /* Rare transitions first: a publish that had to be queued, a gradient that waits for peers. */
 static void nap_at_change(const ms_fsdp_unit *u)
 {
-    nap(u->publish_queued || u->grad_phase == MSI_GRAD_READY ? 12 : 64);
+    nap(msi_gather_is_queued(&u->gather) || u->reduction.phase == MSI_GRAD_READY ? 12 : 64);
 }
 
 /* -- a model ----------------------------------------------------------------------------------- */
@@ -260,7 +260,8 @@ static ms_status check_shown(const model *m, const micro *waiting)
     for (int32_t i = 0; i < UNITS; i++) {
         const ms_fsdp_unit *u = m->unit[i];
         const bool used = waiting != NULL && (u->is_root || is_used(waiting, i)),
-                   whole = u->state == MS_UNIT_UNSHARDED && (used || (u->held && !u->outdated));
+                   whole = u->state == MS_UNIT_UNSHARDED &&
+                           (used || (u->use.held && !u->values.outdated));
 
         EXPECT(m->param[i][0]->v.storage == (whole ? u->full : u->master));
     }
@@ -274,7 +275,7 @@ static ms_status make(model *m, const noise *a, const micro *waiting)
     }
     nap(12);
     MS_TRY(make_noise_of(m, a));
-    return m->tree->initialized ? check_shown(m, a->kind == EVALUATE ? NULL : waiting) : MS_OK;
+    return m->tree->run.initialized ? check_shown(m, a->kind == EVALUATE ? NULL : waiting) : MS_OK;
 }
 
 /* -- running ----------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
-/* runtime/fsdp/schedule.c: when units are published, kept and published anew. Decisions follow
+/* runtime/fsdp/schedule: when units are published, kept and published anew. Decisions follow
  * program order: a rank that is far behind its peers changes nothing. */
-#include "fsdp.h"
 #include "rank_test.h"
+#include "schedule.h"
 
 enum { UNITS = 3, SIDE = 8, SLOTS = 2 };
 

@@ -1,4 +1,4 @@
-/* runtime/fsdp/slots.c: the slot protocol under adversarial timing. One rank sleeps at random at
+/* runtime/fsdp/exchange: the slot protocol under adversarial timing. One rank sleeps at random at
  * every change of state; the parameters must not notice. */
 #include "tiny_gpt.h"
 

@@ -1,4 +1,4 @@
-/* runtime/fsdp/unit.c, full.c, schedule.c: what handles show when, refusals, summon, gather, load.
+/* runtime/fsdp/param_group, schedule: what handles show when, refusals, summon, gather, load.
  */
 #include "rank_test.h"
 #include "tiny_gpt.h"

@@ -4,9 +4,9 @@
 #ifndef TINY_GPT_H
 #define TINY_GPT_H
 
-#include "fsdp.h"
 #include "moonshard/optim.h"
 #include "ms_test.h"
+#include "schedule.h"
 
 enum {
     TINY_VOCAB = 11,

@@ -3,7 +3,7 @@
 #ifndef FSDP_PROGRAM_H
 #define FSDP_PROGRAM_H
 
-#include "fsdp.h"
+#include "schedule.h"
 
 enum {
     UNITS = 5, /* the first may be the root's */

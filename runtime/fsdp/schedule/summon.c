@@ -1,6 +1,6 @@
 /* Full parameters behind their handles for a while, and what becomes of what is written into them.
  */
-#include "fsdp.h"
+#include "schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,13 +27,6 @@ static ms_status words_new(ms_fsdp_tree *tree)
                : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to summon %lld parameters", (long long)n);
 }
 
-ms_status msi_masters_check(const ms_fsdp_tree *tree, const char *what)
-{
-    return tree == NULL || !tree->summoned
-               ? MS_OK
-               : MS_FAIL(MS_ASSERTION_ERROR, "%s inside summon_full_params", what);
-}
-
 ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
 {
     ms_status status = MS_OK;
@@ -43,12 +36,12 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
         return MS_FAIL(MS_ASSERTION_ERROR,
                        "Cannot manually unshard parameters during forward/backward");
     }
-    if (tree->summoned) {
+    if (tree->run.summoned) {
         return MS_FAIL(MS_ASSERTION_ERROR,
                        "Cannot manually unshard parameters when already unsharding parameters");
     }
     MS_TRY(words_new(tree));
-    tree->named = false;
+    tree->run.progress.named = false;
     for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
@@ -60,7 +53,7 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
             msi_unit_show(u);
         }
     }
-    tree->summoned = true;
+    tree->run.summoned = true;
     if (status != MS_OK) {
         msi_tree_give_up(tree, "summon_full_params");
         (void)ms_fsdp_tree_unsummon(tree, false);
@@ -183,29 +176,17 @@ ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback)
 {
     ms_status status = MS_OK;
 
-    if (!tree->summoned) {
+    if (!tree->run.summoned) {
         return MS_FAIL(MS_ASSERTION_ERROR, "the parameters are not summoned");
     }
     if (writeback) {
         status = write_back(tree);
     }
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-
-        if (u->summoned != NULL) {
-            msi_storage_release(u->summoned);
-            u->summoned = NULL;
-            u->master->readonly = NULL;
-            msi_unit_show(u);
-        }
-    }
-    free(tree->words);
-    tree->words = NULL;
-    tree->summoned = false;
+    msi_tree_unsummon(tree);
     return status;
 }
 
 bool ms_fsdp_tree_summoned(const ms_fsdp_tree *tree)
 {
-    return tree->summoned;
+    return tree->run.summoned;
 }

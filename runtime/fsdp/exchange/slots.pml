@@ -1,10 +1,10 @@
-/* SPIN models of the slot protocol (fsdp.h, [Note: slot protocol]).
+/* SPIN models of the slot protocol (slot.h, [Note: slot protocol]).
  *
  *   ./dev model      or: spin -DGRADIENTS -a slots.pml && gcc -O2 -o pan pan.c && ./pan -m100000
  *
  * Two ranks run one program of N calls; whoever comes to a call first chooses it, so that all
  * programs are tried, under all interleavings. Waits block until what they wait for is there or the
- * queue has work, as msi_queue_wait() does.
+ * a task has work, as msi_progress_wait() does.
  *
  * Parameters: units 0 and 1 share a ring of two slots, unit 2 has a home slot and is kept unsharded.
  * Calls use a unit, perhaps with an early publish of the next (which may then be skipped), write the

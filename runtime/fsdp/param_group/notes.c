@@ -1,8 +1,8 @@
 /* What the running program should do alike on all ranks, said in notes that ride in the next
  * collective. (What a plan says is compared once, in agree.c.) */
-#include "fsdp.h"
+#include "param_group.h"
 
-static void note_of_model(ms_comm *comm, int32_t model, const msi_note *note)
+void msi_model_note(ms_comm *comm, int32_t model, const msi_note *note)
 {
     msi_note own = *note;
 
@@ -14,27 +14,7 @@ void msi_unit_note(void *unit, const msi_note *note)
 {
     const ms_fsdp_unit *u = unit;
 
-    note_of_model(u->comm, msi_unit_model(u), note);
-}
-
-void msi_tree_note(const ms_fsdp_tree *tree, const msi_note *note)
-{
-    note_of_model(tree->comm, tree->model, note);
-}
-
-void msi_tree_note_options(const ms_fsdp_tree *tree)
-{
-    static const char *const prefetches[] = {"none", "BACKWARD_PRE", "BACKWARD_POST"};
-    const ms_fsdp_tree_options *o = &tree->options;
-    msi_note prefetch = {.label = {.text = "backward_prefetch"}};
-    const msi_note others = {{.text = "the tree's options"},
-                             {.text = "forward_prefetch n_slots"},
-                             {o->forward_prefetch, o->n_slots},
-                             .n_numbers = 2};
-
-    msi_label_set(&prefetch.text, prefetches[o->backward_prefetch]);
-    msi_tree_note(tree, &prefetch);
-    msi_tree_note(tree, &others);
+    msi_model_note(u->comm, msi_unit_model(u), note);
 }
 
 static void note_flags(ms_fsdp_unit *u)
@@ -57,8 +37,8 @@ void msi_unit_note_touch(ms_fsdp_unit *u)
 {
     int64_t version = u->master != NULL ? u->master->version : 0;
 
-    u->written = u->written || version > u->told_version + 1;
-    u->told_version = version;
+    u->values.written = u->values.written || version > u->values.told + 1;
+    u->values.told = version;
 }
 
 /* All of a replica: which of its parameters was written is not known. */
@@ -72,8 +52,8 @@ static void note_values(ms_fsdp_unit *u)
         msi_label_about(&note.label, "values written to", u->params[i].name);
         msi_unit_note(u, &note);
     }
-    u->told_version = u->master->version;
-    u->written = false;
+    u->values.told = u->master->version;
+    u->values.written = false;
 }
 
 /* -- gradients of replicas --------------------------------------------------------------------- */
@@ -160,14 +140,10 @@ ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u)
 
 /* -- changes ----------------------------------------------------------------------------------- */
 
-void msi_tree_note_changes(ms_fsdp_tree *tree)
+void msi_unit_note_changes(ms_fsdp_unit *u)
 {
-    for (int32_t i = 0; tree->world > 1 && i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-
-        note_flags(u);
-        if (!u->is_sharded && (u->written || u->told_version != u->master->version)) {
-            note_values(u);
-        }
+    note_flags(u);
+    if (!u->is_sharded && (u->values.written || u->values.told != u->master->version)) {
+        note_values(u);
     }
 }

@@ -6,8 +6,8 @@
  * then folds all blocks, parameter after parameter in the model's order. Of plain parameters every
  * rank sends all blocks: where they differ (nobody reduced their gradients) their mean over ranks
  * counts, so that all ranks clip by one norm. */
-#include "fsdp.h"
 #include "norm.h"
+#include "schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -314,7 +314,7 @@ static ms_status check_reduced(const ms_fsdp_tree *tree)
     for (int32_t i = 0; i < tree->n_units; i++) {
         const ms_fsdp_unit *u = tree->units[i];
 
-        if (msi_unit_has_levels(u)) {
+        if (msi_accumulator_holds(&u->sums)) {
             return MS_FAIL(MS_RUNTIME_ERROR,
                            "clip_grad_norm: gradients of unit '%s' were accumulated inside no_sync "
                            "and are not reduced yet; run the last backward outside no_sync",

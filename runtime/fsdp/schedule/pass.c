@@ -7,13 +7,15 @@
  * [Note: forwards that run] They are a stack, by records too. An error that the script catches
  * inside a forward ends those in between, and nobody says so: it closes the scopes they began in,
  * and that is looked for wherever it matters which forwards run. */
-#include "fsdp.h"
+#include "schedule.h"
 
 #include <stdlib.h>
 
 ms_status msi_pass_begin(ms_fsdp_unit *u)
 {
-    msi_pass *pass = u->passes;
+    ms_fsdp_tree *tree = msi_tree_of(u);
+    msi_course *course = msi_course_of(u);
+    msi_pass *pass = course->passes;
 
     while (pass != NULL && pass->refcount > 0) {
         pass = pass->next;
@@ -23,8 +25,8 @@ ms_status msi_pass_begin(ms_fsdp_unit *u)
         if (pass == NULL) {
             return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a forward of unit '%s'", u->name);
         }
-        pass->next = u->passes;
-        u->passes = pass;
+        pass->next = course->passes;
+        course->passes = pass;
     }
     pass->unit = u;
     pass->place = msi_autograd_now(u->ctx);
@@ -32,14 +34,15 @@ ms_status msi_pass_begin(ms_fsdp_unit *u)
     pass->refcount = 1;
     pass->collected = pass->expected = false;
     pass->waits = 0;
-    pass->around = u->tree->forward;
-    u->tree->forward = pass;
+    pass->around = tree->forward;
+    tree->forward = pass;
+    u->use.running++;
     return MS_OK;
 }
 
 msi_pass *msi_pass_running(const ms_fsdp_unit *u)
 {
-    msi_pass *pass = u->tree->forward;
+    msi_pass *pass = msi_tree_of(u)->forward;
 
     while (pass != NULL && pass->unit != u) {
         pass = pass->around;
@@ -51,20 +54,20 @@ void msi_pass_recorded(msi_pass *pass)
 {
     ms_fsdp_unit *u = pass->unit;
 
-    u->n_waiting += pass->waits != u->turn;
-    pass->waits = u->turn;
+    u->use.n_waiting += pass->waits != u->use.turn;
+    pass->waits = u->use.turn;
 }
 
 static void stop_waiting(msi_pass *pass)
 {
-    pass->unit->n_waiting -= pass->waits == pass->unit->turn;
+    pass->unit->use.n_waiting -= pass->waits == pass->unit->use.turn;
     pass->waits = 0;
 }
 
 void msi_pass_expected(msi_pass *pass)
 {
     pass->expected = true;
-    pass->unit->lingers++;
+    pass->unit->use.lingers++;
     msi_pass_retain(pass);
 }
 
@@ -72,7 +75,7 @@ void msi_pass_left(msi_pass *pass)
 {
     stop_waiting(pass);
     pass->expected = false;
-    pass->unit->lingers--;
+    pass->unit->use.lingers--;
     msi_pass_drop(pass);
 }
 
@@ -84,6 +87,7 @@ void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass)
         at = &(*at)->around;
     }
     *at = pass->around;
+    pass->unit->use.running--;
     msi_pass_drop(pass);
 }
 
@@ -119,15 +123,67 @@ void msi_pass_drop(void *p)
     }
 }
 
-void msi_unit_passes_free(ms_fsdp_unit *u)
+void msi_passes_free(msi_course *course)
 {
-    while (u->passes != NULL) {
-        msi_pass *pass = u->passes;
+    while (course->passes != NULL) {
+        msi_pass *pass = course->passes;
 
-        u->passes = pass->next;
+        course->passes = pass->next;
         pass->unit = NULL;
         if (pass->refcount == 0) {
             free(pass);
         }
     }
+}
+
+/* -- the end of a forward ---------------------------------------------------------------------- */
+
+void msi_pass_leave(ms_fsdp_tree *tree, msi_pass *pass)
+{
+    ms_fsdp_unit *u = pass->unit;
+
+    msi_pass_end(tree, pass);
+    if (u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root &&
+        !msi_unit_is_differentiated(u) && msi_pass_running(u) == NULL) {
+        msi_unit_reshard(u);
+    }
+    msi_unit_show_use(u);
+}
+
+void msi_pass_leave_ended(ms_fsdp_tree *tree, const msi_pass *pass)
+{
+    while (tree->forward != pass && !msi_scope_is_open(tree->ctx, tree->forward->scope)) {
+        msi_pass_leave(tree, tree->forward);
+    }
+}
+
+void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
+{
+    if (!tree->run.initialized || tree->run.hides_shards == hide) {
+        return;
+    }
+    const bool evaluated = !hide && !tree->records;
+
+    tree->run.hides_shards = hide;
+    tree->records = tree->records && !hide;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (evaluated) {
+            u->use.turn++;
+            u->use.n_waiting = 0;
+        }
+        msi_unit_hide_shards(u);
+    }
+}
+
+const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree)
+{
+    const ms_fsdp_unit *outermost = NULL;
+
+    msi_pass_leave_ended(tree, NULL);
+    for (const msi_pass *pass = tree->forward; pass != NULL; pass = pass->around) {
+        outermost = pass->unit;
+    }
+    return outermost;
 }

@@ -1,7 +1,7 @@
 /* What ranks tell each other before they train together: the plan and the values of replicas, which
  * must be equal, where shards come from and what decides the bits of results, which had better be.
  */
-#include "fsdp.h"
+#include "schedule.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -205,14 +205,6 @@ ms_status msi_plans_agree(ms_fsdp_tree *tree)
 
 /* -- values ------------------------------------------------------------------------------------ */
 
-uint64_t msi_replica_hash(const ms_fsdp_unit *u, int32_t index)
-{
-    const msi_unit_param *p = &u->params[index];
-    int64_t size = ms_dtype_size(u->orig_dtype);
-
-    return ms_hash_bytes((const char *)u->master->data + p->offset * size, p->numel * size);
-}
-
 /* What must be equal for one parameter: a replica's values, or the whole that a shard was cut from.
  */
 typedef struct first_values {
@@ -271,8 +263,8 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
 
     for (int32_t i = 0; i < tree->n_units; i++) {
         n += tree->units[i]->n_params;
-        tree->units[i]->told_version = tree->units[i]->master->version;
-        tree->units[i]->written = false;
+        tree->units[i]->values.told = tree->units[i]->master->version;
+        tree->units[i]->values.written = false;
     }
     if (tree->world == 1 || n == 0) {
         return MS_OK;

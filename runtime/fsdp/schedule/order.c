@@ -1,6 +1,6 @@
 /* The order of a model's parameters, whatever its units: what folds numbers over parameters does it
  * in this order, so that how a model is wrapped does not show in the last bit. */
-#include "fsdp.h"
+#include "schedule.h"
 
 #include <stdlib.h>
 
@@ -55,7 +55,7 @@ static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params,
         const msi_param *param = params[i]->param;
         ms_fsdp_unit *u = param != NULL ? param->unit : NULL;
 
-        if (u != NULL && u->tree != tree) {
+        if (u != NULL && msi_tree_of(u) != tree) {
             msi_release(tree->ctx, sorted);
             return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' belongs to another sharded model",
                            msi_tensor_label(params[i]));

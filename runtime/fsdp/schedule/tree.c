@@ -1,6 +1,6 @@
 /* The tree: all units of one model, made once, agreed upon by all ranks, closed with the context.
  */
-#include "fsdp.h"
+#include "schedule.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,12 +14,28 @@ void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o, uint32_t struct_size)
     msi_struct_give(o, struct_size, &defaults, sizeof(defaults));
 }
 
-/* Trees, and units in no tree, of a context: closing it finds them. */
+/* Trees of a context: closing it finds them. */
 typedef struct registry {
     ms_fsdp_tree **trees;
-    ms_fsdp_unit **units;
-    int32_t n_trees, n_units;
+    int32_t n_trees;
 } registry;
+
+void msi_tree_unsummon(ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (u->summoned != NULL) {
+            msi_storage_release(u->summoned);
+            u->summoned = NULL;
+            u->master->readonly = NULL;
+            msi_unit_show(u);
+        }
+    }
+    free(tree->words);
+    tree->words = NULL;
+    tree->run.summoned = false;
+}
 
 /* Free all a tree holds; the struct stays for its owner to free. */
 static void dispose(ms_fsdp_tree *tree)
@@ -29,9 +45,7 @@ static void dispose(ms_fsdp_tree *tree)
     }
     ms_fsdp_tree_hide_shards(tree, false);
     msi_schedule_free(tree);
-    if (tree->summoned) {
-        (void)ms_fsdp_tree_unsummon(tree, false);
-    }
+    msi_tree_unsummon(tree);
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
@@ -40,14 +54,15 @@ static void dispose(ms_fsdp_tree *tree)
             u->state = MS_UNIT_SHARDED;
             msi_unit_show(u);
         }
+        msi_passes_free(&tree->course[i]);
         msi_unit_dispose(u);
         msi_live_remove(&u->live);
         free(u);
     }
     tree->n_units = 0;
-    msi_slots_free(tree);
-    msi_gradients_free(tree);
+    msi_pools_free(tree);
     free(tree->units);
+    free(tree->course);
     tree->ctx = NULL;
 }
 
@@ -59,31 +74,21 @@ static void close_registry(void *state)
         dispose(r->trees[i]);
         msi_live_close(&r->trees[i]->live);
     }
-    for (int32_t i = 0; i < r->n_units; i++) {
-        msi_unit_dispose(r->units[i]);
-        msi_live_close(&r->units[i]->live);
-    }
     free(r->trees);
-    free(r->units);
     free(r);
-}
-
-static ms_status registry_of(ms_context *ctx, registry **out)
-{
-    if (ctx->room[MSI_ROOM_FSDP] == NULL) {
-        ctx->room[MSI_ROOM_FSDP] = calloc(1, sizeof(registry));
-        ctx->close[MSI_ROOM_FSDP] = close_registry;
-    }
-    *out = ctx->room[MSI_ROOM_FSDP];
-    return *out != NULL ? MS_OK : MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the list of trees");
 }
 
 static ms_status enlist(ms_fsdp_tree *tree)
 {
-    registry *r;
+    registry *r = tree->ctx->room[MSI_ROOM_FSDP];
 
-    MS_TRY(registry_of(tree->ctx, &r));
-    ms_fsdp_tree **trees = realloc(r->trees, sizeof(*trees) * (size_t)(r->n_trees + 1));
+    if (r == NULL) {
+        r = calloc(1, sizeof(*r));
+        tree->ctx->room[MSI_ROOM_FSDP] = r;
+        tree->ctx->close[MSI_ROOM_FSDP] = close_registry;
+    }
+    ms_fsdp_tree **trees =
+        r != NULL ? realloc(r->trees, sizeof(*trees) * (size_t)(r->n_trees + 1)) : NULL;
 
     if (trees == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the list of trees");
@@ -100,33 +105,6 @@ static void delist(ms_fsdp_tree *tree)
     for (int32_t i = 0; i < r->n_trees; i++) {
         if (r->trees[i] == tree) {
             r->trees[i] = r->trees[--r->n_trees];
-            return;
-        }
-    }
-}
-
-ms_status msi_unit_enlist(ms_fsdp_unit *u)
-{
-    registry *r;
-
-    MS_TRY(registry_of(u->ctx, &r));
-    ms_fsdp_unit **units = realloc(r->units, sizeof(*units) * (size_t)(r->n_units + 1));
-
-    if (units == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the list of units");
-    }
-    r->units = units;
-    units[r->n_units++] = u;
-    return MS_OK;
-}
-
-void msi_unit_delist(ms_fsdp_unit *u)
-{
-    registry *r = u->ctx->room[MSI_ROOM_FSDP];
-
-    for (int32_t i = 0; r != NULL && i < r->n_units; i++) {
-        if (r->units[i] == u) {
-            r->units[i] = r->units[--r->n_units];
             return;
         }
     }
@@ -176,7 +154,7 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
                 return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is listed twice", units[i]->name);
             }
         }
-        if (units[i]->tree != NULL) {
+        if (units[i]->run != NULL) {
             return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is in a tree already", units[i]->name);
         }
         if (units[i]->comm != comm) {
@@ -196,9 +174,12 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     tree->options = o;
     tree->rank = ms_comm_rank(comm);
     tree->world = ms_comm_size(comm);
-    tree->sync = true;
+    tree->run.sync = true;
+    tree->run.owner = tree;
+    tree->run.progress.comm = comm;
     tree->units = calloc((size_t)n_units + 1, sizeof(*tree->units));
-    if (tree->units == NULL) {
+    tree->course = calloc((size_t)n_units + 1, sizeof(*tree->course));
+    if (tree->units == NULL || tree->course == NULL) {
         status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
         goto failed;
     }
@@ -206,7 +187,8 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     for (int32_t i = 0; i < n_units; i++) {
         msi_unit_delist(units[i]);
         tree->units[i] = units[i];
-        units[i]->tree = tree;
+        tree->course[i] = (msi_course){.unit = units[i], .post_index = -1};
+        units[i]->run = &tree->run;
         units[i]->index = i;
         units[i]->is_root = i == 0 && root_has_unit;
     }
@@ -216,6 +198,7 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     return MS_OK;
 failed:
     free(tree->units);
+    free(tree->course);
     free(tree);
     return status;
 }
@@ -247,42 +230,12 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
 
 /* -- init -------------------------------------------------------------------------------------- */
 
-ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
-                          void *out)
-{
-    msi_label label;
-
-    msi_label_set(&label, what);
-    return msi_comm_gather_named(tree->comm, &label, tree->model, in, nbytes, out);
-}
-
-/* [Note: giving up] What this rank has named and does not finish, its peers may still count on. On
- * a forward or backward they do whether it has named anything yet or not: replicas name nothing
- * until they reduce, and that of the next batch would be taken for that of this one. When they fail
- * at the same place of the program they say so too, and all go on; one that fails alone is told
- * apart by what it says here, also when it tries again what only it has to do again. Any other call
- * that has named nothing is this rank's own affair; peers are told when it comes out. */
-void msi_tree_give_up(ms_fsdp_tree *tree, const char *what)
-{
-    const msi_fingerprint fp = {
-        .kind = MSI_COLL_RESET, .dtype = MS_DTYPE_NONE, .ndim = -1, .slot = -1};
-    char text[4096];
-    uint64_t seq;
-
-    snprintf(text, sizeof(text), "%s%s%s", what, what[0] != '\0' ? ": " : "", ms_error_message());
-    ms_comm_failed(tree->comm, text);
-    if (tree->named && !msi_comm_broken(tree->comm)) {
-        (void)msi_comm_publish(tree->comm, &fp, &seq);
-    }
-    tree->named = false;
-}
-
 static ms_status make_ready(ms_fsdp_tree *tree)
 {
-    if (tree->model == 0) {
-        tree->model = msi_comm_count_model(tree->comm);
+    if (tree->run.model == 0) {
+        tree->run.model = msi_comm_count_model(tree->comm);
     }
-    tree->named = true;
+    tree->run.progress.named = true;
     msi_tree_note_options(tree);
     MS_TRY(msi_plans_agree(tree));
     MS_TRY(msi_numerics_agree(tree));
@@ -290,8 +243,7 @@ static ms_status make_ready(ms_fsdp_tree *tree)
         MS_TRY(ms_fsdp_unit_materialize(tree->units[i]));
     }
     MS_TRY(msi_values_agree(tree));
-    MS_TRY(msi_slots_new(tree));
-    MS_TRY(msi_gradients_new(tree));
+    MS_TRY(msi_pools_new(tree));
     return msi_schedule_new(tree);
 }
 
@@ -300,18 +252,29 @@ ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
     if (tree->ctx == NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR, "the tree was closed with its context");
     }
-    if (tree->initialized) {
+    if (tree->run.initialized) {
         return MS_OK;
     }
     ms_status status = make_ready(tree);
 
     if (status != MS_OK) { /* the next call begins anew */
         msi_schedule_free(tree);
-        msi_slots_free(tree);
-        msi_gradients_free(tree);
+        msi_pools_free(tree);
         msi_tree_give_up(tree, "the first use of FSDP");
         return status;
     }
-    tree->initialized = true;
+    tree->run.initialized = true;
     return MS_OK;
+}
+
+ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
+{
+    *plan = (ms_fsdp_plan){0};
+    if (micro_batches < 1 || micro_batches > (int64_t)1 << MSI_MAX_LEVELS) {
+        return MS_FAIL(MS_VALUE_ERROR, "a plan for %lld micro-batches, expected 1 to 2^%d",
+                       (long long)micro_batches, MSI_MAX_LEVELS);
+    }
+    MS_TRY(ms_fsdp_tree_init(tree));
+    plan->same_numerics = tree->same_numerics;
+    return msi_pools_plan(tree, micro_batches, plan);
 }

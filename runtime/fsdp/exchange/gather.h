@@ -1,0 +1,55 @@
+/* How a unit's full parameters come about: from all ranks' extents in a slot, as the master itself,
+ * or as a private copy of it in a lower precision. Chosen once, when a model is first used. */
+#ifndef MSI_FSDP_GATHER_H
+#define MSI_FSDP_GATHER_H
+
+#include "progress.h"
+#include "slot.h"
+
+typedef struct msi_gather msi_gather;
+
+typedef struct msi_gather_ops {
+    /* From the peers, in a slot? What it gives stays as it is until end(); the others follow the
+     * master. */
+    bool shares;
+    /* Could it begin without more memory? (prefetch asks) */
+    bool (*available)(const msi_gather *g);
+    /* Name the use; give own extents as soon as they may be written. */
+    ms_status (*begin)(msi_gather *g);
+    /* Wait for what the peers give. `stale`: the master was written since fill(); where nobody
+     * shares it is filled in anew. */
+    ms_status (*ready)(msi_gather *g, bool stale, void **full);
+    /* Done reading. Needs neither memory nor peers. */
+    void (*end)(msi_gather *g);
+} msi_gather_ops;
+
+struct msi_gather {
+    msi_task task; /* filling, until the slot may be written */
+    const msi_gather_ops *ops;
+    ms_context *ctx;
+    msi_progress *progress;
+    msi_slot_pool *pool;
+    msi_fingerprint fp; /* what every use is named with, but for slot and generation */
+    msi_slot *home;     /* own slot, or NULL: one of the ring */
+    msi_slot *slot;     /* between begin and end */
+    uint64_t generation, seq;
+    uint64_t said;  /* all that this rank had said when it named the use */
+    void *data;     /* the master's or the private copy's, NULL: not made yet */
+    int64_t nbytes; /* of the full parameters */
+    void *unit;
+    /* Cast the master's extents to their places in `full`, which may be the master itself. */
+    ms_status (*fill)(void *unit, void *full);
+    void (*filled)(void *unit); /* ... and the peers know */
+};
+
+extern const msi_gather_ops msi_gather_slot, msi_gather_alias, msi_gather_resident;
+
+/* Give back what the private copy takes. */
+void msi_gather_dispose(msi_gather *g);
+/* Named, and not filled: depends on how far peers are, so nothing may be decided by it. */
+static inline bool msi_gather_is_queued(const msi_gather *g)
+{
+    return g->task.listed;
+}
+
+#endif

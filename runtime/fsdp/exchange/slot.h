@@ -1,0 +1,82 @@
+/* Slots: memory that the ranks of a host share, in which they exchange one unit's parameters or
+ * gradients at a time.
+ *
+ * [Note: slot protocol] A slot of parameters is one part, into which every rank casts its own
+ * extents; a slot of gradients has a part for each rank. Per slot and rank there is one word each
+ * of filled    generation whose extents, or whose gradient, this rank has put in reduced generation
+ * of which it has reduced its chunk in place (replicas only) dropped   generation that it will not
+ * fill, or reduce, any more released  generation it is done reading said      hash of all this rank
+ * had said when it named the generation it filled Slot and generation of every use follow from
+ * program order alone: of those that may be taken the one that was taken longest ago is, and its
+ * generation is counted up. So ranks agree without talking. Generation g is filled once released[q]
+ * >= g - 1 for every rank q, and read once filled[q] >= g for every q that has said the same. (Of
+ * gradients: written and read.) No barriers. What cannot be done yet is a task, and every wait runs
+ * the tasks. One that is given up, as the unit is skipped, written or reset, stores `dropped` and
+ * `released`, and the slot is left alone. Ranks that run one program all give it up, and nobody
+ * reads. One that does so alone leaves a reader with dropped[q] >= g and filled[q] < g (or
+ * reduced[q] < g); that stays so, as q fills nothing later before the reader releases g: the job
+ * ends there. (One that had filled what it skips is told apart by its note.) The model in slots.pml
+ * checks that this neither deadlocks, nor lets a slot change under a reader, nor lets anybody read
+ * what was not filled. */
+#ifndef MSI_FSDP_SLOT_H
+#define MSI_FSDP_SLOT_H
+
+#include "comm.h"
+#include "slots_plan.h"
+
+typedef struct msi_slot_word {
+    _Alignas(MSI_SLOT_WORDS) _Atomic uint64_t filled;
+    _Atomic uint64_t reduced;
+    _Atomic uint64_t dropped;
+    _Atomic uint64_t released;
+    _Atomic uint64_t said;
+    _Atomic uint64_t whole; /* not 0: this rank has contributed to every parameter */
+} msi_slot_word;
+
+_Static_assert(sizeof(msi_slot_word) == MSI_SLOT_WORDS, "a cache line");
+
+typedef struct msi_slot {
+    msi_slot_word *words; /* (W) */
+    char *rw, *ro;        /* of the first part */
+    int64_t stride;       /* bytes of a part */
+    int32_t number;       /* in its pool: the same on all ranks */
+    uint64_t generation;  /* of the latest use, in this rank's program order */
+    uint64_t seq;         /* that its latest use was named with */
+    int64_t taken_at;     /* order in which it was taken last */
+    void *holder;         /* what uses it; NULL: nothing does */
+    bool ring;            /* false: a home slot */
+} msi_slot;
+
+/* All slots of one kind, and their memory. Zeroed: none. */
+typedef struct msi_slot_pool {
+    ms_context *ctx;
+    ms_comm *comm;
+    msi_slots_plan plan;
+    msi_segment *segments; /* what was planned, and what the ring grew by */
+    msi_slot **slots;
+    int32_t n_segments, n_slots;
+    int64_t n_taken; /* so far */
+} msi_slot_pool;
+
+/* Map what is planned; homes[i] is the home slot of wish i, or NULL. Collective where anything is.
+ * After an error the pool is empty. */
+ms_status msi_slot_pool_new(msi_slot_pool *pool, ms_context *ctx, ms_comm *comm,
+                            const msi_slots_plan *plan, const msi_slot_wish *wishes, int32_t n,
+                            msi_slot **homes);
+void msi_slot_pool_free(msi_slot_pool *pool);
+/* Bytes mapped. */
+int64_t msi_slot_pool_bytes(const msi_slot_pool *pool);
+/* Of the ring's slots that may be taken the one that was taken longest ago, or NULL. Not the one
+ * that became free first: what a slot becomes free by, in the middle of a backward or at its end,
+ * may differ between ranks whose graphs do. What they take is compared, so they take it in one
+ * order. */
+msi_slot *msi_slot_oldest(const msi_slot_pool *pool, bool (*may)(const msi_slot *slot));
+/* More slots are held at once than the ring was made for (deep nesting): it grows by one, on all
+ * ranks at the same point of the program. */
+ms_status msi_slot_grow(msi_slot_pool *pool, msi_slot **slot);
+/* The next generation is `holder`'s. */
+void msi_slot_take(msi_slot_pool *pool, msi_slot *slot, void *holder);
+/* Has every rank read all generations before this one? */
+bool msi_slot_is_read(const msi_slot *slot, int32_t world);
+
+#endif

@@ -1,0 +1,67 @@
+/* What a unit tells of itself. */
+#include "param_group.h"
+
+void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
+
+ms_status ms_fsdp_unit_info_get(const ms_fsdp_unit *u, ms_fsdp_unit_info *info)
+{
+    *info = (ms_fsdp_unit_info){.strategy = u->options.strategy,
+                                .n_params = u->n_params,
+                                .numel = u->numel,
+                                .padded_numel = msi_unit_full_numel(u),
+                                .shard_numel = u->shard_numel,
+                                .param_dtype = u->param_dtype,
+                                .reduce_dtype = u->reduce_dtype,
+                                .orig_dtype = u->orig_dtype,
+                                .state = u->state,
+                                .model = msi_unit_model(u),
+                                .is_root = u->is_root};
+    return MS_OK;
+}
+
+msi_group_facts msi_unit_facts(const ms_fsdp_unit *u)
+{
+    msi_group_facts facts = {.full_numel = msi_unit_full_numel(u),
+                             .shard_numel = u->shard_numel,
+                             .n_params = u->n_params,
+                             .orig_dtype = u->orig_dtype,
+                             .param_dtype = u->param_dtype,
+                             .reduce_dtype = u->reduce_dtype,
+                             .is_sharded = u->is_sharded,
+                             .shares = msi_unit_shares(u),
+                             .keeps = u->options.strategy == MS_FSDP_SHARD_GRAD_OP,
+                             .is_root = u->is_root};
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        if (u->params[i].tensor->requires_grad) {
+            facts.trains = true;
+            facts.trained_numel += u->params[i].piece.numel;
+        }
+    }
+    return facts;
+}
+
+const char *ms_fsdp_unit_name(const ms_fsdp_unit *u)
+{
+    return u->name;
+}
+
+const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *u)
+{
+    return u->layout;
+}
+
+ms_status msi_masters_check(const msi_run *run, const char *what)
+{
+    return run == NULL || !run->summoned
+               ? MS_OK
+               : MS_FAIL(MS_ASSERTION_ERROR, "%s inside summon_full_params", what);
+}
+
+uint64_t msi_replica_hash(const ms_fsdp_unit *u, int32_t index)
+{
+    const msi_unit_param *p = &u->params[index];
+    int64_t size = ms_dtype_size(u->orig_dtype);
+
+    return ms_hash_bytes((const char *)u->master->data + p->offset * size, p->numel * size);
+}

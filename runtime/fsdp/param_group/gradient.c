@@ -1,0 +1,287 @@
+/* The reduced gradient of a unit: where it lies, what of it .grad shows, what it adds to. */
+#include "param_group.h"
+
+#include <string.h>
+
+/* A parameter's place in the reduced gradient: this rank's elements, or (NO_SHARD) all. */
+static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    const msi_param *param = p->tensor->param;
+    msi_view v = {.storage = p->place};
+
+    if (u->is_sharded) {
+        msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+    } else {
+        msi_view_set_contiguous(&v, u->orig_dtype, param->ndim, param->shape);
+    }
+    return v;
+}
+
+void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
+{
+    const ms_fsdp_unit *u = unit;
+
+    *like = reduced_view(u, &u->params[index]);
+}
+
+/* [Note: gradients inside a backward] How far reductions are while it runs follows timing. So what
+ * takes or scales all gradients is refused there, and who reads one of a parameter waits until what
+ * was announced of it by then is reduced: its own, the same on all ranks. Accumulate hooks run when
+ * all is settled, in every tree, for parameters that any rank's backward has reached, on all ranks
+ * in one order. */
+ms_status msi_unit_check_gradient(void *unit, const char *what)
+{
+    const ms_fsdp_unit *u = unit;
+
+    if (u->use.expecting && !u->run->settled) {
+        return MS_FAIL(MS_ASSERTION_ERROR,
+                       "%s during backward, when the gradients of unit '%s' are not all reduced; "
+                       "call it after backward, or in an accumulate hook",
+                       what, u->name);
+    }
+    return MS_OK;
+}
+
+ms_status msi_unit_await_gradient(void *unit)
+{
+    ms_fsdp_unit *u = unit;
+
+    return u->reduction.phase == MSI_GRAD_READY || u->reduction.phase == MSI_GRAD_REDUCED
+               ? msi_reduction_wait(&u->reduction)
+               : MS_OK;
+}
+
+static bool shows_reduced(const msi_unit_param *p)
+{
+    return p->tensor != NULL && p->tensor->grad != NULL && p->tensor->grad->v.storage == p->place;
+}
+
+void msi_unit_gradient_trim(ms_fsdp_unit *u)
+{
+    if (u->grad == NULL || u->reduction.phase != MSI_GRAD_NONE) {
+        return;
+    }
+    for (int32_t i = u->n_params - 1; i >= 0; i--) { /* dropped in order, the last shows longest */
+        if (shows_reduced(&u->params[i])) {
+            return;
+        }
+    }
+    msi_unit_gradient_free(u);
+}
+
+void msi_unit_gradient_free(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_storage_release(u->params[i].place);
+        u->params[i].place = NULL;
+    }
+    msi_storage_release(u->grad);
+    u->grad = NULL;
+}
+
+void msi_unit_gradient_dropped(void *unit, int32_t index)
+{
+    ms_fsdp_unit *u = unit;
+
+    u->params[index].reduced = false;
+    msi_unit_gradient_trim(u);
+}
+
+bool msi_unit_has_gradient(void *unit, int32_t index)
+{
+    return ((const ms_fsdp_unit *)unit)->params[index].reduced;
+}
+
+static void *piece_data(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    return (char *)u->grad->data + p->piece.offset_in_shard * ms_dtype_size(u->orig_dtype);
+}
+
+/* A gradient that was dropped while others of its unit were not, and that a script still holds,
+ * keeps its values: elsewhere, as its place is used again. */
+static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
+{
+    msi_storage *apart;
+
+    MS_TRY(msi_storage_new(&apart, u->ctx, p->place->nbytes, MS_MEM_GRADIENT));
+    memcpy(apart->data, p->place->data, (size_t)p->place->nbytes);
+    msi_storage_release(p->place->base);
+    p->place->data = apart->data;
+    p->place->base = apart;
+    msi_storage_release(p->place);
+    p->place = NULL;
+    return MS_OK;
+}
+
+static ms_status make_place(ms_fsdp_unit *u, msi_unit_param *p)
+{
+    if (p->place != NULL && p->place->refcount > 1 && !shows_reduced(p) && p->shown == NULL) {
+        MS_TRY(move_dropped(u, p));
+    }
+    if (p->place == NULL) {
+        MS_TRY(msi_storage_wrap(&p->place, u->ctx, MS_STORAGE_BORROWED, piece_data(u, p),
+                                p->piece.numel * ms_dtype_size(u->orig_dtype)));
+        p->place->base = msi_storage_retain(u->grad);
+    }
+    return MS_OK;
+}
+
+/* All memory that the outcome needs. Once peers count on this rank nothing may be missing. */
+static ms_status make_shown(ms_fsdp_unit *u)
+{
+    if (u->grad == NULL) {
+        MS_TRY(msi_storage_new(&u->grad, u->ctx, u->shard_numel * ms_dtype_size(u->orig_dtype),
+                               MS_MEM_GRADIENT));
+    }
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+
+        if (p->piece.numel == 0) {
+            continue;
+        }
+        MS_TRY(make_place(u, p));
+        if (p->shown == NULL) {
+            const msi_view v = reduced_view(u, p);
+
+            MS_TRY(msi_tensor_new_internal(&p->shown, u->ctx, &v));
+        }
+    }
+    return MS_OK;
+}
+
+static void drop_shown(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        ms_tensor_free(u->params[i].shown);
+        u->params[i].shown = NULL;
+    }
+}
+
+/* -- reduction --------------------------------------------------------------------------------- */
+
+/* What a parameter's gradient is before the new one adds to it: itself where it lies here already,
+ * a copy of one that was set from outside, -0 for none: x + -0 is x, whatever x. */
+static ms_status prepare_piece(ms_fsdp_unit *u, int32_t index)
+{
+    msi_unit_param *p = &u->params[index];
+    msi_view v = reduced_view(u, p);
+
+    if (p->tensor->grad == NULL) {
+        return msi_fill(&v, -0.0);
+    }
+    if (shows_reduced(p) || !msi_reduction_has(&u->reduction, index)) {
+        return MS_OK;
+    }
+    MS_TRY(msi_copy(&v, &p->tensor->grad->v, false));
+    ms_tensor_free(p->tensor->grad);
+    p->tensor->grad = NULL; /* shown again with the new sum */
+    return MS_OK;
+}
+
+/* What the reduced shard is before the new one adds to it, if `*add`: when a piece has a gradient
+ * already. */
+static ms_status prepare(void *unit, void **out, bool *add)
+{
+    ms_fsdp_unit *u = unit;
+    bool stored = false;
+
+    *out = u->grad->data;
+    *add = false;
+    for (int32_t i = 0; i < u->n_params; i++) {
+        *add |= u->params[i].piece.numel > 0 && u->params[i].tensor->grad != NULL;
+        stored |= shows_reduced(&u->params[i]);
+    }
+    if (*add && !stored) { /* padding, too, is added to */
+        memset(u->grad->data, 0, (size_t)u->grad->nbytes);
+    }
+    for (int32_t i = 0; *add && i < u->n_params; i++) {
+        if (u->params[i].piece.numel > 0) {
+            MS_TRY(prepare_piece(u, i));
+        }
+    }
+    return MS_OK;
+}
+
+static void show_gradients(void *unit)
+{
+    ms_fsdp_unit *u = unit;
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+
+        if (p->place != NULL) {
+            p->place->version++;
+        }
+        if (msi_reduction_has(&u->reduction, i)) {
+            p->reduced = p->arrived = true;
+            if (p->tensor->grad == NULL) {
+                p->tensor->grad = p->shown;
+                p->shown = NULL;
+            }
+        }
+        msi_unit_told_gradient(u, i);
+    }
+    drop_shown(u);
+}
+
+static void dropped(void *unit)
+{
+    drop_shown(unit);
+}
+
+static void changed(void *unit)
+{
+    msi_unit_changed(unit);
+}
+
+static const msi_reduction_user reduction_user = {prepare, show_gradients, dropped, changed};
+
+void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
+{
+    const int32_t dtype = u->run->wide ? u->sums.node_dtype : u->reduce_dtype;
+    msi_reduction *r = &u->reduction;
+
+    r->progress = &u->run->progress;
+    r->pool = &u->run->gradients;
+    r->user = &reduction_user;
+    r->unit = u;
+    r->fp = (msi_fingerprint){.kind = u->is_sharded ? MSI_COLL_REDUCE_UNIT : MSI_COLL_REDUCE_FULL,
+                              .ndim = -1,
+                              .count = msi_unit_full_numel(u),
+                              .model = u->run->model,
+                              .name = u->label};
+    r->rank = u->rank;
+    r->world = u->world;
+    r->replicated = !u->is_sharded;
+    r->numel = msi_unit_full_numel(u);
+    r->total = u->total;
+    r->own = u->own;
+    r->n_own = u->n_own;
+    r->flags_at = r->numel * ms_dtype_size(dtype);
+    r->sum_dtype = u->orig_dtype;
+    r->round_dtype = u->reduce_dtype;
+    r->home = home;
+}
+
+/* Peers learn with the gradient which parameters it is one of. */
+static bool tell_used(ms_fsdp_unit *u)
+{
+    bool *used = msi_reduction_flags(&u->reduction, u->rank), whole = true;
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        used[i] = u->params[i].contributed || u->params[i].accumulated;
+        u->params[i].contributed = u->params[i].accumulated = false;
+        whole = whole && used[i];
+    }
+    return whole;
+}
+
+ms_status msi_gradient_announce(ms_fsdp_unit *u)
+{
+    const bool whole = tell_used(u);
+
+    MS_TRY(make_shown(u));
+    MS_TRY(msi_unit_note_kept_gradients(u));
+    return msi_reduction_close(&u->reduction, msi_unit_slot_dtype(u),
+                               u->run->factor != 0 ? u->run->factor : 1.0 / u->world, whole);
+}

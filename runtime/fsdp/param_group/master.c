@@ -1,0 +1,153 @@
+/* The master shard: its first values, and who reads and writes it from outside. */
+#include "param_group.h"
+
+#include <string.h>
+
+static msi_view piece_view(const ms_fsdp_unit *u, const msi_unit_param *p, msi_storage *shard)
+{
+    msi_view v = {.storage = shard, .offset = p->piece.present ? p->piece.offset_in_shard : 0};
+
+    msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+    return v;
+}
+
+/* All that decides the values a rule makes, and which of them. */
+static msi_init_args rule_of(const ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    const msi_param *param = p->tensor->param;
+
+    return (msi_init_args){.first = p->piece.start,
+                           .n = p->piece.numel,
+                           .kind = param->init,
+                           .a = param->a,
+                           .b = param->b,
+                           .seed = u->ctx->seed,
+                           .key = msi_param_key(param, p->name)};
+}
+
+/* What a parameter's first values come from: its own, or the rule they are made by. */
+static uint64_t origin_of(const ms_fsdp_unit *u, const msi_param *param, const msi_init_args *rule)
+{
+    if (param->materialized) {
+        return ms_hash_bytes(msi_view_ptr(&param->master),
+                             param->master.shape[0] * ms_dtype_size(u->orig_dtype));
+    }
+    if (rule->kind == MS_INIT_NONE) {
+        return 0;
+    }
+    const double numbers[] = {rule->kind, rule->a, rule->b};
+    const bool random = rule->kind != MS_INIT_CONSTANT;
+
+    return msi_mix64(ms_hash_bytes(numbers, sizeof(numbers)) ^
+                     (random ? msi_mix64(rule->seed ^ msi_mix64(rule->key)) : 0));
+}
+
+/* Own elements of one parameter, into its place in the shard. */
+static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
+{
+    msi_param *param = p->tensor->param;
+    msi_view shard = piece_view(u, p, u->master);
+    msi_init_args rule = rule_of(u, p);
+
+    p->origin = u->world > 1 ? origin_of(u, param, &rule) : 0;
+    p->given = param->materialized && param->master.storage->version != param->drawn;
+    if (p->piece.numel == 0) {
+        return MS_OK;
+    }
+    if (param->materialized) {
+        msi_view src = param->master;
+
+        src.offset += p->piece.start - param->start;
+        src.shape[0] = p->piece.numel;
+        return msi_copy(&shard, &src, false);
+    }
+    if (rule.kind == MS_INIT_NONE) {
+        return MS_OK; /* zeros already */
+    }
+    rule.out = msi_view_ptr(&shard);
+    return msi_dispatch("init", MSI_K_init, u->orig_dtype, &rule);
+}
+
+ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)
+{
+    int64_t nbytes = u->shard_numel * ms_dtype_size(u->orig_dtype);
+    msi_storage *master;
+    ms_status status = MS_OK;
+
+    if (u->materialized) {
+        return MS_OK;
+    }
+    MS_TRY(msi_storage_new(&master, u->ctx, nbytes, MS_MEM_PARAMETER));
+    memset(master->data, 0, (size_t)nbytes); /* padding stays zero for good */
+    u->master = master;
+    for (int32_t i = 0; i < u->n_params && status == MS_OK; i++) {
+        status = fill_piece(u, &u->params[i]);
+    }
+    if (status != MS_OK) {
+        u->master = NULL;
+        msi_storage_release(master);
+        return status;
+    }
+    u->materialized = true;
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+        msi_param *param = p->tensor->param;
+        msi_storage *old = param->master.storage;
+
+        param->master = piece_view(u, p, master);
+        msi_storage_retain(master);
+        param->start = p->piece.start;
+        param->materialized = true;
+        msi_storage_release(old);
+    }
+    msi_unit_show(u);
+    return MS_OK;
+}
+
+/* -- from outside ------------------------------------------------------------------------------ */
+
+ms_status ms_param_local(ms_tensor **out, ms_tensor *t, ms_param_extent *extent)
+{
+    msi_param *p = t->param;
+
+    *out = NULL;
+    if (p == NULL) {
+        return MS_FAIL(MS_TYPE_ERROR, "a tensor of shape %s is no parameter",
+                       msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    MS_TRY(msi_param_check_master(t, "use of the shards"));
+    MS_TRY(ms_tensor_materialize(t));
+    memset(extent, 0, sizeof(*extent));
+    extent->start = p->start;
+    extent->numel = p->master.shape[0];
+    extent->ndim = p->ndim;
+    memcpy(extent->shape, p->shape, sizeof(extent->shape));
+    extent->dtype = p->dtype;
+    return extent->numel > 0 ? msi_tensor_new(out, t->ctx, &p->master) : MS_OK;
+}
+
+ms_status ms_param_touch(ms_tensor *t)
+{
+    if (t->param == NULL) {
+        return MS_FAIL(MS_TYPE_ERROR, "a tensor of shape %s is no parameter",
+                       msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    if (t->param->master.storage != NULL) {
+        t->param->master.storage->version++;
+    }
+    if (t->param->unit != NULL) {
+        t->param->ops->touched(t->param->unit, t->param->unit_index);
+    }
+    return MS_OK;
+}
+
+ms_status ms_param_same(ms_tensor *t, const char *label)
+{
+    msi_note note = {.n_numbers = 0};
+
+    if (t->param != NULL && t->param->unit != NULL) {
+        msi_label_set(&note.label, label);
+        t->param->ops->note(t->param->unit, &note);
+    }
+    return MS_OK;
+}

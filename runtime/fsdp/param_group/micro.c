@@ -1,0 +1,193 @@
+/* Gradients of one rank: born in place, handed on when complete.
+ *
+ * A micro gradient is that of one backward on one rank, in the reduce dtype; inside it the first
+ * contribution to a parameter stores and later ones add, in program order. What becomes of it:
+ * [Note: gradient tree] in accumulate.h. */
+#include "param_group.h"
+
+#include <string.h>
+
+/* -- its place --------------------------------------------------------------------------------- */
+
+/* It is born in the slot when it, or what it merges into in place, is what peers read. */
+static ms_status begin_micro(ms_fsdp_unit *u)
+{
+    const int64_t nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->reduce_dtype);
+    const bool in_slot = u->run->sync && u->reduce_dtype == msi_unit_slot_dtype(u);
+
+    if (u->micro_view == NULL) {
+        MS_TRY(msi_storage_wrap(&u->micro_view, u->ctx, MS_STORAGE_BORROWED, NULL, nbytes));
+        u->micro_view->absent = "the unit's gradient was handed on";
+    }
+    if (in_slot) {
+        MS_TRY(msi_reduction_open(&u->reduction));
+        msi_micro_in_slot(&u->sums, msi_reduction_part(&u->reduction, u->rank));
+    } else {
+        MS_TRY(msi_micro_new(&u->sums));
+    }
+    u->micro_view->data = u->sums.micro;
+    u->micro_view->nbytes = nbytes;
+    u->reduction.phase = MSI_GRAD_WRITING;
+    msi_unit_changed(u);
+    return MS_OK;
+}
+
+/* -- what autograd asks ------------------------------------------------------------------------ */
+
+static ms_status sink_expect(void *user, int32_t index)
+{
+    ms_fsdp_unit *u = user;
+
+    if (u->run == NULL || !u->run->initialized) {
+        return MS_FAIL(
+            MS_RUNTIME_ERROR,
+            "parameter '%s' of unit '%s' is differentiated outside its FSDP root's forward",
+            u->params[index].name, u->name);
+    }
+    MS_TRY(msi_masters_check(u->run, "backward"));
+    if (!u->use.expecting) {
+        MS_TRY(u->run->may_begin_backward(u->run->owner));
+    }
+    u->use.expecting = true;
+    u->use.pending++;
+    return MS_OK;
+}
+
+ms_status msi_unit_check_kept(const ms_fsdp_unit *u)
+{
+    return u->run->given_up && u->use.expecting ? MS_FAIL(MS_RUNTIME_ERROR, "%s", u->absent)
+                                                : MS_OK;
+}
+
+static ms_status check_expected(const ms_fsdp_unit *u)
+{
+    if (!u->use.expecting) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "unit '%s' was made while a backward ran that reaches its parameters; wrap "
+                       "them before, or when it has ended",
+                       u->name);
+    }
+    return msi_unit_check_kept(u);
+}
+
+static ms_status sink_dest(void *user, int32_t index, msi_view *dst, bool *add)
+{
+    ms_fsdp_unit *u = user;
+    msi_unit_param *p = &u->params[index];
+    const msi_param *param = p->tensor->param;
+
+    MS_TRY(check_expected(u));
+    if (u->reduction.phase != MSI_GRAD_WRITING) {
+        if (u->reduction.phase !=
+            MSI_GRAD_NONE) { /* an earlier backward's is still to be reduced */
+            MS_TRY(msi_reductions_finish(&u->run->progress));
+        }
+        MS_TRY(begin_micro(u));
+    }
+    *dst = (msi_view){.storage = u->micro_view, .offset = p->offset};
+    msi_view_set_contiguous(dst, u->reduce_dtype, param->ndim, param->shape);
+    *add = p->contributed;
+    p->contributed = true;
+    return MS_OK;
+}
+
+/* -- complete, or given up --------------------------------------------------------------------- */
+
+/* Parameters nothing came for have -0, which leaves what is added to it as it is (0 makes 0 of -0),
+ * padding has zeros. */
+static ms_status fill_gaps(ms_fsdp_unit *u)
+{
+    const int64_t size = ms_dtype_size(u->reduce_dtype);
+    char *micro = u->sums.micro;
+
+    for (int32_t i = 0; i < ms_layout_n_entries(u->layout); i++) {
+        ms_layout_entry e;
+
+        MS_TRY(ms_layout_entry_get(u->layout, i, &e));
+        if (e.param >= 0 && !u->params[e.param].contributed) {
+            msi_view v = {.storage = u->micro_view, .offset = e.offset};
+
+            msi_view_set_contiguous(&v, u->reduce_dtype, 1, &e.numel);
+            MS_TRY(msi_fill(&v, -0.0));
+        } else if (e.param < 0) {
+            memset(micro + e.offset * size, 0, (size_t)(e.numel * size));
+        }
+    }
+    memset(micro + u->total * size, 0, (size_t)((msi_unit_full_numel(u) - u->total) * size));
+    return MS_OK;
+}
+
+ms_status msi_unit_accumulate(ms_fsdp_unit *u)
+{
+    MS_TRY(msi_accumulator_keep(&u->sums, u->run->n_kept));
+    for (int32_t i = 0; i < u->n_params; i++) {
+        u->params[i].accumulated |= u->params[i].contributed;
+        u->params[i].contributed = false;
+    }
+    return MS_OK;
+}
+
+ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)
+{
+    if (u->reduction.slot == NULL) {
+        MS_TRY(msi_reduction_open(&u->reduction));
+    }
+    return msi_accumulator_fold(&u->sums, msi_reduction_part(&u->reduction, u->rank),
+                                msi_unit_slot_dtype(u));
+}
+
+/* All gradients of this backward are in: hand them on. */
+static ms_status complete(ms_fsdp_unit *u)
+{
+    if (u->reduction.phase != MSI_GRAD_WRITING) { /* every contribution was undefined */
+        MS_TRY(begin_micro(u));
+    }
+    MS_TRY(fill_gaps(u));
+    u->micro_view->data = NULL;
+    MS_TRY(u->run->gradient_complete(u->run->owner, u));
+    if (!u->run->sync) {
+        u->reduction.phase = MSI_GRAD_NONE;
+        return msi_unit_accumulate(u);
+    }
+    MS_TRY(msi_unit_fold_into_slot(u));
+    return msi_gradient_announce(u);
+}
+
+static ms_status sink_done(void *user, int32_t index)
+{
+    ms_fsdp_unit *u = user;
+
+    (void)index;
+    MS_TRY(check_expected(u));
+    return --u->use.pending == 0 ? complete(u) : MS_OK;
+}
+
+void msi_unit_sinks_install(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        u->params[i].sink = (msi_grad_sink){sink_expect, sink_dest, sink_done, u, i};
+        u->params[i].tensor->sink = &u->params[i].sink;
+    }
+}
+
+void msi_unit_gradient_drop(ms_fsdp_unit *u, bool all)
+{
+    msi_reduction_drop(&u->reduction);
+    msi_micro_drop(&u->sums);
+    if (u->micro_view != NULL) {
+        u->micro_view->data = NULL;
+    }
+    u->use.pending = 0;
+    if (all) { /* units may be at different micro-batches now: drop all that was accumulated */
+        msi_unit_levels_free(u);
+    }
+    for (int32_t i = 0; i < u->n_params; i++) {
+        u->params[i].contributed = u->params[i].arrived = false;
+        if (all) {
+            ms_tensor_free(u->params[i].tensor->grad);
+            u->params[i].tensor->grad = NULL;
+            u->params[i].reduced = false;
+        }
+    }
+    msi_unit_gradient_trim(u);
+}

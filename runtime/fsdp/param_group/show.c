@@ -1,0 +1,101 @@
+/* What handles of a unit's parameters show, and what they say where there is nothing to see. */
+#include "param_group.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void show_shards(ms_fsdp_unit *u)
+{
+    const bool hides = u->is_sharded && u->run != NULL && u->run->hides_shards;
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+        const msi_param *param = p->tensor->param;
+        msi_view v = {.storage = hides ? u->hidden : u->master,
+                      .offset = p->piece.present ? p->piece.offset_in_shard : 0};
+
+        if (u->is_sharded) {
+            msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+        } else { /* NO_SHARD keeps the original shapes */
+            msi_view_set_contiguous(&v, u->orig_dtype, param->ndim, param->shape);
+        }
+        p->tensor->param->shows_shard = u->is_sharded;
+        msi_tensor_rebind(p->tensor, &v);
+    }
+}
+
+static void show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+        msi_view v = {.storage = full, .offset = p->offset};
+
+        msi_view_set_contiguous(&v, dtype, p->tensor->param->ndim, p->tensor->param->shape);
+        p->tensor->param->shows_shard = false;
+        msi_tensor_rebind(p->tensor, &v);
+    }
+}
+
+/* [Note: what handles show] The summoned copy; the full parameters of an unsharded unit while a
+ * forward of it runs or a backward reads it, and, unless they were written since, while a root
+ * forward runs, the script holds them, or a graph waits for its backward and nothing was evaluated
+ * since; else the shards, whatever memory is kept for the next use. A graph that is let go of waits
+ * no more. One that a rank's collector lets go of does: when that finds it must not be seen, as
+ * ranks would show different things. */
+static bool shows_full(const ms_fsdp_unit *u)
+{
+    const msi_use *use = &u->use;
+
+    return u->state == MS_UNIT_UNSHARDED &&
+           (use->running > 0 || msi_unit_is_differentiated(u) ||
+            (!u->values.outdated && (u->run->hides_shards || use->held || use->n_waiting > 0)));
+}
+
+void msi_unit_show(ms_fsdp_unit *u)
+{
+    if (u->summoned != NULL) {
+        show_full(u, u->summoned, u->orig_dtype);
+    } else if (shows_full(u)) {
+        show_full(u, u->full, u->param_dtype);
+    } else {
+        show_shards(u);
+    }
+}
+
+void msi_unit_show_use(ms_fsdp_unit *u)
+{
+    if (u->state == MS_UNIT_UNSHARDED && u->summoned == NULL &&
+        shows_full(u) != (u->params[0].tensor->v.storage == u->full)) {
+        msi_unit_show(u);
+    }
+}
+
+void msi_unit_hide_shards(ms_fsdp_unit *u)
+{
+    msi_unit_show_use(u);
+    for (int32_t k = 0; k < u->n_params; k++) {
+        ms_tensor *t = u->params[k].tensor;
+
+        if (t->param->shows_shard) { /* the view stays: this is done in every step */
+            msi_storage *shown = t->v.storage;
+
+            t->v.storage = msi_storage_retain(u->run->hides_shards ? u->hidden : u->master);
+            msi_storage_release(shown);
+        }
+    }
+}
+
+void msi_unit_explain(ms_fsdp_unit *u, const char *cause)
+{
+    if (cause == NULL) {
+        snprintf(u->absent, sizeof(u->absent),
+                 u->is_sharded ? "unit '%s' is sharded"
+                               : "unit '%s' shows what a forward read until its backward alone",
+                 u->name);
+        return;
+    }
+    snprintf(u->absent, sizeof(u->absent),
+             "the gradients of unit '%s' were given up when a forward inside this backward failed: "
+             "%.*s",
+             u->name, (int)strcspn(cause, "\n"), cause); /* a line, the stack comes behind it */
+}

@@ -1,0 +1,152 @@
+/* Full parameters: publish, unshard, reshard. */
+#include "param_group.h"
+
+/* `full` has the master's values of now. Whoever wrote them, a script through a handle too: a
+ * backward over older ones must not run. (The flag `outdated` knows of optimizers and loads only;
+ * it decides the order of slots, so it must not follow what one rank alone may do.) */
+static void follow_version(ms_fsdp_unit *u)
+{
+    if (u->values.followed != u->master->version) {
+        u->full->version++;
+        u->values.followed = u->master->version;
+    }
+}
+
+static ms_status cast_extent(const ms_fsdp_unit *u, const msi_extent *e, void *full)
+{
+    const int64_t size = ms_dtype_size(u->orig_dtype), full_size = ms_dtype_size(u->param_dtype);
+    msi_ew_args args = {.out = (char *)full + e->in_full * full_size,
+                        .in = {(const char *)u->master->data + e->in_shard * size},
+                        .in_dtype = u->orig_dtype};
+
+    args.loop.ndim = 1;
+    args.loop.shape[0] = e->numel;
+    args.loop.stride[0][0] = args.loop.stride[1][0] = 1;
+    return e->numel > 0 ? msi_dispatch("unshard", MSI_K_copy, u->param_dtype, &args) : MS_OK;
+}
+
+static ms_status fill(void *unit, void *full)
+{
+    ms_fsdp_unit *u = unit;
+
+    for (int32_t i = 0; full != u->master->data && i < u->n_own; i++) {
+        MS_TRY(cast_extent(u, &u->own[i], full));
+    }
+    follow_version(u);
+    return MS_OK;
+}
+
+static void filled(void *unit)
+{
+    msi_unit_changed(unit);
+}
+
+void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home)
+{
+    const bool aliases = u->param_dtype == u->orig_dtype;
+    msi_gather *g = &u->gather;
+
+    g->ops = msi_unit_shares(u) ? &msi_gather_slot
+             : aliases          ? &msi_gather_alias
+                                : &msi_gather_resident;
+    g->ctx = u->ctx;
+    g->progress = &u->run->progress;
+    g->pool = &u->run->params;
+    g->home = home;
+    g->nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->param_dtype);
+    g->data = g->ops == &msi_gather_alias ? u->master->data : NULL;
+    g->fp = (msi_fingerprint){.kind = MSI_COLL_UNSHARD,
+                              .dtype = (int16_t)u->param_dtype,
+                              .ndim = -1,
+                              .count = msi_unit_full_numel(u),
+                              .model = u->run->model,
+                              .name = u->label};
+    g->unit = u;
+    g->fill = fill;
+    g->filled = filled;
+}
+
+ms_status msi_unit_publish(ms_fsdp_unit *u)
+{
+    MS_ASSERT(u->state == MS_UNIT_SHARDED && u->run != NULL);
+    MS_TRY(u->gather.ops->begin(&u->gather));
+    u->values.outdated = false;
+    u->state = MS_UNIT_PUBLISHED;
+    msi_unit_changed(u);
+    return u->gather.ops->shares ? msi_progress_run(&u->run->progress) : MS_OK;
+}
+
+bool msi_unit_differs(const ms_fsdp_unit *u)
+{
+    return u->state == MS_UNIT_UNSHARDED && u->gather.ops->shares &&
+           u->values.followed != u->master->version;
+}
+
+static void reshard_stale(ms_fsdp_unit *u)
+{
+    const bool differs = msi_unit_differs(u);
+
+    if (differs && !u->values.outdated) {
+        msi_note note = {.n_numbers = 0};
+
+        msi_label_about(&note.label, "values written to unit", u->name);
+        msi_unit_note(u, &note);
+    }
+    if (differs || u->values.outdated) {
+        msi_unit_reshard(u);
+    }
+}
+
+/* What nobody shares follows the master whenever it is used. */
+static ms_status bind(ms_fsdp_unit *u)
+{
+    void *full;
+
+    MS_TRY(u->gather.ops->ready(&u->gather, u->values.followed != u->master->version, &full));
+    u->full->data = full;
+    u->full->nbytes = u->gather.nbytes;
+    return MS_OK;
+}
+
+ms_status msi_unit_unshard(ms_fsdp_unit *u)
+{
+    reshard_stale(u);
+    if (u->state == MS_UNIT_UNSHARDED) {
+        MS_TRY(u->gather.ops->shares ? MS_OK : bind(u));
+        msi_unit_show_use(u);
+        return MS_OK;
+    }
+    if (u->state == MS_UNIT_SHARDED) {
+        MS_TRY(msi_unit_publish(u));
+    }
+    MS_TRY(bind(u));
+    u->state = MS_UNIT_UNSHARDED;
+    msi_unit_show_use(u);
+    msi_unit_changed(u);
+    return MS_OK;
+}
+
+void msi_unit_reshard(ms_fsdp_unit *u)
+{
+    if (u->state == MS_UNIT_SHARDED) {
+        return;
+    }
+    u->full->data = NULL;
+    u->gather.ops->end(&u->gather);
+    u->state = MS_UNIT_SHARDED;
+    u->use.held = false;
+    msi_unit_show(u);
+    msi_unit_changed(u);
+}
+
+void msi_unit_written(ms_fsdp_unit *u)
+{
+    u->values.outdated = true;
+    if (u->master != NULL && u->master->version != u->values.followed) {
+        u->full->version++; /* at once, as a unit that is kept may be read without another use */
+    }
+    if (u->state == MS_UNIT_PUBLISHED) {
+        msi_unit_reshard(u);
+    }
+    msi_unit_show_use(u);
+}

@@ -1,0 +1,375 @@
+/* When units are unsharded, resharded and reduced: backward, its end, and what becomes of errors.
+ */
+#include "schedule.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* -- its units --------------------------------------------------------------------------------- */
+
+/* Did the running backward reach it? */
+bool msi_is_reached(const ms_fsdp_tree *tree)
+{
+    bool any = false;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        any |= tree->units[i]->use.expecting || tree->units[i]->use.lingers > 0 ||
+               tree->units[i]->use.differentiated;
+    }
+    return any;
+}
+
+/* The unit whose backward comes after u's: the one before it in forward. */
+static ms_status prefetch_backward(ms_fsdp_unit *u)
+{
+    const int32_t at = msi_course_of(u)->post_index;
+
+    if (at <= 0) {
+        return MS_OK;
+    }
+    ms_fsdp_unit *next = msi_tree_of(u)->post.units[at - 1];
+
+    return msi_course_of(next)->needs_backward && !next->use.differentiated ? msi_prefetch(next)
+                                                                            : MS_OK;
+}
+
+/* no_sync trades memory for the next forward's gather. */
+static bool keeps_after_backward(const ms_fsdp_unit *u)
+{
+    return !u->run->sync && u->options.strategy != MS_FSDP_FULL_SHARD;
+}
+
+static ms_status post_backward(ms_fsdp_unit *u)
+{
+    ms_fsdp_tree *tree = msi_tree_of(u);
+
+    if (u->use.lingers == 0 && u->use.pending == 0 && !keeps_after_backward(u)) {
+        msi_unit_reshard(u);
+    }
+    msi_unit_show_use(u);
+    return tree->options.backward_prefetch == MS_FSDP_PREFETCH_POST ? prefetch_backward(u) : MS_OK;
+}
+
+/* Everything that this forward recorded has run. */
+static ms_status left_behind(void *user)
+{
+    msi_pass *pass = user;
+    ms_fsdp_unit *u = pass->unit;
+
+    msi_pass_left(pass);
+    return u->use.lingers == 0 ? post_backward(u) : MS_OK;
+}
+
+static ms_status may_begin(ms_fsdp_tree *tree)
+{
+    const ms_fsdp_unit *u = msi_unit_in_forward(tree);
+
+    return u == NULL ? MS_OK
+                     : MS_FAIL(MS_ASSERTION_ERROR,
+                               "backward cannot begin during forward (unit '%s' is in its forward)",
+                               u->name);
+}
+
+/* [Note: what still reads a unit] The op that finishes its last gradient need not be the last to
+ * read it: frozen parameters have none, and a trainable one may be read apart from its gradient
+ * (detach). Nor need ops of its forwards be the only ones: what is kept unsharded may be read
+ * between them. So a unit lingers from the start of a backward until that is past all that its
+ * forwards did which it reaches, and its gradients are finished. */
+static ms_status expect_backward(void *user)
+{
+    msi_pass *pass = user;
+    ms_fsdp_unit *u = pass->unit;
+
+    if (u == NULL || pass->expected) {
+        return MS_OK;
+    }
+    MS_TRY(msi_backward_when_behind(u->ctx, pass->place, left_behind, pass));
+    msi_pass_expected(pass);
+    return MS_OK;
+}
+
+static ms_status pre_backward(void *user)
+{
+    const msi_pass *pass = user;
+    ms_fsdp_unit *u = pass->unit;
+
+    if (u == NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "the sharded model that made this result was freed; keep "
+                                         "it until backward has run");
+    }
+    MS_TRY(msi_masters_check(u->run, "backward"));
+    MS_TRY(may_begin(msi_tree_of(u)));
+    MS_TRY(msi_unit_unshard(u));
+    if (!u->use.differentiated) {
+        u->use.differentiated = true;
+        msi_unit_show_use(u);
+        if (msi_tree_of(u)->options.backward_prefetch == MS_FSDP_PREFETCH_PRE) {
+            MS_TRY(prefetch_backward(u));
+        }
+    }
+    return msi_progress_run(&u->run->progress);
+}
+
+/* Before any of the outputs is differentiated the unit must be unsharded again. */
+ms_status msi_pass_hook_outputs(msi_pass *pass, ms_tensor *const *outputs, int32_t n_outputs)
+{
+    for (int32_t i = 0; i < n_outputs; i++) {
+        if (outputs[i] == NULL || outputs[i]->grad_fn == NULL) {
+            continue;
+        }
+        const msi_pre_hook hook = {pre_backward, msi_pass_retain(pass), msi_pass_drop,
+                                   expect_backward};
+        ms_status status = msi_autograd_pre_hook(outputs[i], hook);
+
+        if (status != MS_OK) {
+            msi_pass_drop(pass);
+            return status;
+        }
+        msi_pass_recorded(pass);
+        msi_course_of(pass->unit)->needs_backward = msi_tree_of(pass->unit)->records = true;
+    }
+    return MS_OK;
+}
+
+static bool accumulates(const ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (msi_accumulator_holds(&tree->units[i]->sums)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static ms_status backward_begins(void *user)
+{
+    ms_fsdp_tree *tree = user;
+
+    tree->in_backward = true;
+    tree->run.progress.named = false;
+    if (tree->run.n_kept > 0 &&
+        !accumulates(tree)) { /* reduced, or dropped by an error or the script */
+        tree->run.n_kept = 0;
+    }
+    return MS_OK;
+}
+
+/* Does the running backward have gradients for any of its units? */
+static bool expects_gradients(const ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (tree->units[i]->use.expecting) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A micro-batch of no_sync is done: units that it did not reach have an empty gradient. */
+static ms_status count_kept(ms_fsdp_tree *tree)
+{
+    const bool any = expects_gradients(tree);
+
+    for (int32_t i = 0; any && i < tree->n_units; i++) {
+        if (!tree->units[i]->use.expecting) {
+            MS_TRY(msi_unit_accumulate(tree->units[i]));
+        }
+    }
+    tree->run.n_kept += any;
+    return MS_OK;
+}
+
+/* What no_sync accumulated in units that this backward did not reach: reduced with the rest. */
+static ms_status reduce_unreached(ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (msi_accumulator_holds(&u->sums)) {
+            u->use.expecting = true;
+            MS_TRY(msi_unit_fold_into_slot(u));
+            MS_TRY(msi_gradient_announce(u));
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status finish_backward(void *user)
+{
+    ms_fsdp_tree *tree = user;
+
+    if (!msi_is_reached(tree)) {
+        return MS_OK;
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        MS_TRY(msi_unit_check_kept(tree->units[i]));
+    }
+    MS_TRY(tree->run.sync ? reduce_unreached(tree) : count_kept(tree));
+    MS_TRY(msi_reductions_finish(&tree->run.progress));
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (tree->units[i]->state == MS_UNIT_PUBLISHED) {
+            msi_skip(tree->units[i]);
+        } else if (!keeps_after_backward(tree->units[i])) {
+            msi_unit_reshard(tree->units[i]);
+        }
+    }
+    MS_TRY(msi_progress_run(&tree->run.progress));
+    tree->run.settled = true;
+    return MS_OK;
+}
+
+/* See [Note: gradients inside a backward]. */
+static ms_status run_accumulate_hooks(void *user)
+{
+    ms_fsdp_tree *tree = user;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t k = 0; k < tree->units[i]->n_params; k++) {
+            msi_unit_param *p = &tree->units[i]->params[k];
+
+            if (p->arrived) {
+                p->arrived = false;
+                MS_TRY(msi_hooks_run_accumulate(p->tensor));
+            }
+        }
+    }
+    return MS_OK;
+}
+
+static void forget_iteration(ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        msi_course *course = &tree->course[i];
+
+        course->needs_backward = u->use.differentiated = u->use.expecting = false;
+        for (msi_pass *pass = course->passes; u->use.lingers > 0 && pass != NULL;
+             pass = pass->next) {
+            if (pass->expected) {
+                msi_pass_left(pass);
+            }
+        }
+        course->post_index = -1;
+        msi_unit_show_use(u);
+    }
+    tree->post.n = 0;
+    tree->run.progress.named = false;
+}
+
+/* By a forward that failed with `cause`; NULL: the running backward's gradients are not. */
+static void set_given_up(ms_fsdp_tree *tree, const char *cause)
+{
+    if (!tree->run.given_up && cause == NULL) {
+        return;
+    }
+    tree->run.given_up = cause != NULL;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        msi_unit_explain(tree->units[i], cause);
+    }
+}
+
+/* Gradients that are settled stay. Those of a backward that goes on are given up, and it fails when
+ * it comes to them, or at its end. What it has added to earlier ones cannot be taken out, so those
+ * go, too: of all units, whether it came to them or not, as wrapping decides nothing. */
+static void reset(ms_fsdp_tree *tree, const char *what)
+{
+    const bool gives_up = !tree->run.settled && expects_gradients(tree);
+    char message[4096];
+
+    if (!tree->run.initialized) {
+        return;
+    }
+    /* cleaning up must not hide the error it cleans up after */
+    snprintf(message, sizeof(message), "%s", ms_error_message());
+    tree->run.progress.named |=
+        msi_is_reached(tree) && !tree->run.given_up; /* once given up it has been said */
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        /* a slot's generation was counted up, be it named or not */
+        tree->run.progress.named |=
+            tree->units[i]->gather.slot != NULL || tree->units[i]->reduction.slot != NULL;
+    }
+    msi_tree_give_up(tree, what);
+    msi_pass_end_all(tree);
+    msi_progress_drop(&tree->run.progress);
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+
+        if (!tree->run.settled) {
+            msi_unit_gradient_drop(u, gives_up);
+        }
+        msi_unit_reshard(u);
+    }
+    tree->pre.n = tree->pre_fixed ? tree->pre.n : 0;
+    if (!msi_is_reached(tree)) {
+        forget_iteration(tree);
+    } else if (!tree->run.settled) {
+        set_given_up(tree, message);
+    }
+    ms_error_set(MS_RUNTIME_ERROR, message);
+}
+
+void ms_fsdp_tree_reset(ms_fsdp_tree *tree)
+{
+    reset(tree, "");
+}
+
+static void backward_ends(void *user, ms_status status)
+{
+    ms_fsdp_tree *tree = user;
+    const bool reached = msi_is_reached(tree);
+
+    if (reached && status != MS_OK) {
+        tree->run.settled = false;
+        reset(tree, "backward");
+    }
+    if (reached) {
+        forget_iteration(tree);
+    }
+    set_given_up(tree, NULL);
+    tree->in_backward = tree->run.settled = false;
+}
+
+/* -- the schedule's memory --------------------------------------------------------------------- */
+
+static ms_status may_begin_backward(void *owner)
+{
+    return may_begin(owner);
+}
+
+static ms_status gradient_complete(void *owner, ms_fsdp_unit *u)
+{
+    (void)owner;
+    return post_backward(u);
+}
+
+ms_status msi_schedule_new(ms_fsdp_tree *tree)
+{
+    size_t bytes = sizeof(ms_fsdp_unit *) * (size_t)(tree->n_units + 1);
+
+    tree->written =
+        malloc(sizeof(*tree->written) * (size_t)(tree->n_units + 1) * (size_t)(tree->world + 1));
+    tree->post.units = malloc(bytes);
+    tree->pre.units = malloc(bytes);
+    if (tree->written == NULL || tree->post.units == NULL || tree->pre.units == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the schedule of %d units",
+                       (int)tree->n_units);
+    }
+    tree->run.may_begin_backward = may_begin_backward;
+    tree->run.gradient_complete = gradient_complete;
+    const msi_backward_observer observer = {backward_begins, finish_backward, run_accumulate_hooks,
+                                            backward_ends, tree};
+
+    return msi_backward_observe(tree->ctx, &observer);
+}
+
+void msi_schedule_free(ms_fsdp_tree *tree)
+{
+    msi_pass_end_all(tree);
+    msi_backward_unobserve(tree->ctx, tree);
+    free(tree->written);
+    free(tree->post.units);
+    free(tree->pre.units);
+    tree->written = NULL;
+    tree->post.units = tree->pre.units = NULL;
+}

@@ -1,0 +1,109 @@
+/* One number for a model's values, however it is wrapped. */
+#include "schedule.h"
+
+#include <stdlib.h>
+
+/* hashes[offset[u] + p] = hash of parameter p of unit u. */
+static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t *hashes)
+{
+    tree->run.progress.named = false;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        ms_fsdp_unit *u = tree->units[i];
+        int64_t size = ms_dtype_size(u->orig_dtype);
+        msi_storage *full;
+        ms_status status = msi_unit_gather_flat(u, "hash of unit", &full);
+
+        if (status != MS_OK) {
+            msi_tree_give_up(tree, "hash");
+            return status;
+        }
+        for (int32_t p = 0; p < u->n_params; p++) {
+            const msi_unit_param *q = &u->params[p];
+
+            hashes[offset[i] + p] =
+                ms_hash_bytes((char *)full->data + q->offset * size, q->numel * size);
+        }
+        msi_storage_release(full);
+    }
+    return MS_OK;
+}
+
+/* hashes[i] of the plain ones among `places`: of the values where all ranks have equal ones, else
+ * of every rank's. */
+static ms_status hash_plain(ms_fsdp_tree *tree, const msi_place *places, int32_t n,
+                            uint64_t *hashes)
+{
+    uint64_t *all;
+    bool any = false;
+
+    for (int32_t i = 0; i < n; i++) {
+        hashes[i] = 0;
+        if (places[i].unit == NULL) {
+            MS_TRY(ms_tensor_hash(places[i].tensor, &hashes[i]));
+            any = true;
+        }
+    }
+    if (!any || tree->world == 1) {
+        return MS_OK;
+    }
+    all = malloc(sizeof(*all) * (size_t)n * (size_t)tree->world);
+    if (all == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d parameters", (int)n);
+    }
+    ms_status status = msi_tree_gather(tree, "hash of ignored parameters", hashes,
+                                       n * (int64_t)sizeof(*hashes), all);
+
+    for (int32_t i = 0; status == MS_OK && i < n; i++) {
+        bool equal = true;
+
+        for (int32_t q = 1; q < tree->world; q++) {
+            equal = equal && all[(int64_t)q * n + i] == all[i];
+        }
+        hashes[i] = all[i];
+        for (int32_t q = 1; !equal && q < tree->world; q++) {
+            hashes[i] = msi_mix64(hashes[i] ^ all[(int64_t)q * n + i]);
+        }
+    }
+    free(all);
+    return status;
+}
+
+ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
+                            uint64_t *hash)
+{
+    int32_t *offset = NULL, n, n_held = 0;
+    uint64_t *hashes = NULL, *plain = NULL, h = 0;
+    msi_place *places;
+    ms_status status;
+
+    MS_TRY(ms_fsdp_tree_init(tree));
+    MS_TRY(msi_masters_check(&tree->run, "hash"));
+    MS_TRY(msi_order_new(tree, params, n_params, &places, &n));
+    offset = malloc(sizeof(*offset) * ((size_t)tree->n_units + 1));
+    for (int32_t i = 0; offset != NULL && i < tree->n_units; i++) {
+        offset[i] = n_held;
+        n_held += tree->units[i]->n_params;
+    }
+    hashes = malloc(sizeof(*hashes) * ((size_t)n_held + 1));
+    plain = malloc(sizeof(*plain) * ((size_t)n + 1));
+    if (offset == NULL || hashes == NULL || plain == NULL) {
+        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d parameters", (int)n);
+        goto done;
+    }
+    MS_TRY_GOTO(hash_units(tree, offset, hashes), done);
+    MS_TRY_GOTO(hash_plain(tree, places, n, plain), done);
+    for (int32_t i = 0; i < n; i++) {
+        const ms_fsdp_unit *u = places[i].unit;
+
+        h = u != NULL ? msi_params_fold(h, hashes[offset[u->index] + places[i].index],
+                                        u->params[places[i].index].name)
+                      : msi_params_fold(h, plain[i], msi_tensor_label(places[i].tensor));
+    }
+    *hash = h;
+done:
+    msi_release(tree->ctx, places);
+    free(offset);
+    free(hashes);
+    free(plain);
+    return status;
+}

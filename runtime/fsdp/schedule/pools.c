@@ -1,0 +1,150 @@
+/* The slots of a model: which units want which, and mapping them. */
+#include "schedule.h"
+
+#include <stdlib.h>
+
+/* What is planned, and what came of it. */
+typedef struct mapping {
+    msi_group_facts *facts; /* (n_units) */
+    msi_slot_wish *wish;    /* (n_units) */
+    msi_slot **home;        /* (n_units) */
+    msi_slots_plan plan;
+} mapping;
+
+static void mapping_free(mapping *m)
+{
+    free(m->facts);
+    free(m->wish);
+    free(m->home);
+}
+
+/* The caller frees it, after an error too. */
+static ms_status mapping_new(mapping *m, const ms_fsdp_tree *tree)
+{
+    const size_t n = (size_t)tree->n_units + 1;
+
+    *m = (mapping){.facts = malloc(n * sizeof(*m->facts)),
+                   .wish = malloc(n * sizeof(*m->wish)),
+                   .home = malloc(n * sizeof(*m->home))};
+    if (m->facts == NULL || m->wish == NULL || m->home == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to plan %d units", (int)tree->n_units);
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        m->facts[i] = msi_unit_facts(tree->units[i]);
+    }
+    return MS_OK;
+}
+
+static int32_t ring_of_params(const ms_fsdp_tree_options *o)
+{
+    const bool prefetches = o->backward_prefetch != MS_FSDP_PREFETCH_NONE || o->forward_prefetch;
+
+    return o->n_slots > 0 ? o->n_slots : prefetches ? 3 : 2;
+}
+
+static ms_status new_params(ms_fsdp_tree *tree)
+{
+    ms_status status;
+    mapping m;
+
+    MS_TRY_GOTO(mapping_new(&m, tree), done);
+    MS_TRY_GOTO(msi_plan_param_slots(m.facts, tree->n_units, ring_of_params(&tree->options),
+                                     tree->world, m.wish, &m.plan),
+                done);
+    MS_TRY_GOTO(msi_slot_pool_new(&tree->run.params, tree->ctx, tree->comm, &m.plan, m.wish,
+                                  tree->n_units, m.home),
+                done);
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        msi_unit_connect_params(tree->units[i], m.home[i]);
+    }
+done:
+    mapping_free(&m);
+    return status;
+}
+
+static ms_status new_gradients(ms_fsdp_tree *tree, msi_slot_pool *pool)
+{
+    ms_status status;
+    mapping m;
+
+    MS_TRY_GOTO(mapping_new(&m, tree), done);
+    MS_TRY_GOTO(msi_plan_gradient_slots(m.facts, tree->n_units, tree->run.wide, tree->world, m.wish,
+                                        &m.plan),
+                done);
+    MS_TRY_GOTO(
+        msi_slot_pool_new(pool, tree->ctx, tree->comm, &m.plan, m.wish, tree->n_units, m.home),
+        done);
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        msi_unit_connect_gradients(tree->units[i], m.home[i]);
+    }
+done:
+    mapping_free(&m);
+    return status;
+}
+
+/* Are slots too small for inner nodes of the tree over micro-batches? */
+static bool is_narrow(const ms_fsdp_tree *tree)
+{
+    bool narrow = false;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        narrow |= tree->units[i]->reduce_dtype != tree->units[i]->sums.node_dtype;
+    }
+    return narrow && !tree->run.wide;
+}
+
+ms_status msi_pools_widen(ms_fsdp_tree *tree)
+{
+    const bool narrow = is_narrow(tree);
+    msi_slot_pool wide;
+
+    tree->run.wide = true;
+    if (!narrow) {
+        return MS_OK;
+    }
+    MS_ASSERT(msi_progress_first(&tree->run.progress, MSI_TASK_REDUCE) == NULL);
+    tree->run.progress.named = true;
+    ms_status status = new_gradients(tree, &wide);
+
+    if (status != MS_OK) { /* units have the slots they had */
+        tree->run.wide = false;
+        msi_tree_give_up(tree, "no_sync");
+        return status;
+    }
+    msi_slot_pool_free(&tree->run.gradients); /* peers keep their own maps of the old words */
+    tree->run.gradients = wide;
+    return MS_OK;
+}
+
+ms_status msi_pools_new(ms_fsdp_tree *tree)
+{
+    MS_TRY(new_params(tree));
+    return new_gradients(tree, &tree->run.gradients);
+}
+
+void msi_pools_free(ms_fsdp_tree *tree)
+{
+    msi_slot_pool_free(&tree->run.params);
+    msi_slot_pool_free(&tree->run.gradients);
+}
+
+/* -- what training will hold ------------------------------------------------------------------- */
+
+ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
+{
+    const bool widens = micro_batches > 1 && is_narrow(tree);
+    ms_status status;
+    mapping m;
+
+    MS_TRY_GOTO(mapping_new(&m, tree), done);
+    MS_TRY_GOTO(msi_plan_gradient_slots(m.facts, tree->n_units, true, tree->world, m.wish, &m.plan),
+                done);
+    plan->arena = msi_slot_pool_bytes(&tree->run.params) +
+                  (widens ? m.plan.nbytes : msi_slot_pool_bytes(&tree->run.gradients));
+    plan->masters = msi_plan_masters(m.facts, tree->n_units);
+    plan->per_state = msi_plan_state(m.facts, tree->n_units);
+    plan->gradients = msi_plan_gradients(m.facts, tree->n_units, micro_batches);
+done:
+    mapping_free(&m);
+    return status;
+}

@@ -1,0 +1,206 @@
+/* When units are unsharded, prefetched and resharded: forward, and what the script asks for. (The
+ * other half: backward.c.) */
+#include "schedule.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* -- forward ----------------------------------------------------------------------------------- */
+
+/* Reshard those of `units` (n of the tree's) that are kept unsharded with values from before the
+ * last write, whichever rank made it. Collective when one is kept.
+ *
+ * [Note: writes into shards] What an optimizer or a load writes all ranks know of. What a script
+ * writes through handles is the rank's own: of an element that one rank holds the others hold none.
+ * So ranks ask each other where they would use what they have kept, at the start of a root forward;
+ * nothing else waits for peers there, so it is asked only when something is kept. In the middle of
+ * a forward or backward, where handles show no shards, a rank says that it gathers anew. */
+static ms_status renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n)
+{
+    bool *own = tree->written, *all = own + n;
+    const ms_fsdp_unit *kept = NULL;
+    msi_label label;
+
+    for (int32_t i = 0; i < n; i++) {
+        if (units[i]->state == MS_UNIT_UNSHARDED && units[i]->values.outdated) {
+            msi_unit_reshard(units[i]);
+        }
+        own[i] = msi_unit_differs(units[i]);
+        if (kept == NULL && units[i]->state == MS_UNIT_UNSHARDED && units[i]->gather.ops->shares) {
+            kept = units[i];
+        }
+    }
+    if (kept == NULL) {
+        return MS_OK;
+    }
+    msi_label_about(&label, "next use of unit", kept->name);
+    tree->run.progress.named = true;
+    MS_TRY(msi_comm_gather_named(tree->comm, &label, tree->run.model, own, n, all));
+    for (int32_t i = 0; i < n * tree->world; i++) {
+        if (all[i]) {
+            msi_unit_reshard(units[i % n]);
+        }
+    }
+    return MS_OK;
+}
+
+static void note_changes(const ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; tree->world > 1 && i < tree->n_units; i++) {
+        msi_unit_note_changes(tree->units[i]);
+    }
+}
+
+ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
+{
+    MS_TRY(ms_fsdp_tree_init(tree));
+    MS_TRY(msi_masters_check(&tree->run, "forward"));
+    note_changes(tree);
+    tree->forward_at = 0;
+    tree->run.progress.named =
+        true; /* it counts on the peers' next backward, when it names nothing itself */
+    /* at once, as slots may serve other units first; but in the middle of a backward ranks keep
+     * what their graphs still read, which may differ, and look at each unit when it is used */
+    if (!tree->in_backward || tree->run.settled || !msi_is_reached(tree)) {
+        MS_TRY(renew(tree, tree->units, tree->n_units));
+    }
+    return msi_progress_run(&tree->run.progress);
+}
+
+ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree)
+{
+    msi_pass_leave_ended(tree, NULL);
+    tree->pre_fixed = tree->pre_fixed || tree->pre.n > 0;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (tree->units[i]->state == MS_UNIT_PUBLISHED) {
+            msi_skip(tree->units[i]);
+        }
+    }
+    tree->run.progress.named =
+        tree->run.progress.named && tree->in_backward; /* a hook's forward is part of that */
+    return msi_progress_run(&tree->run.progress);
+}
+
+static ms_status check_in_tree(const ms_fsdp_unit *u)
+{
+    if (u->run == NULL || !u->run->initialized) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "unit '%s' is used before its tree was initialised",
+                       u->name);
+    }
+    return MS_OK;
+}
+
+ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
+{
+    ms_fsdp_tree *tree = msi_tree_of(u);
+
+    MS_TRY(check_in_tree(u));
+    msi_pass_leave_ended(tree, NULL);
+    MS_TRY(msi_pass_begin(u));
+    MS_TRY(msi_unit_unshard(u));
+    if (!tree->pre_fixed && tree->pre.n < tree->n_units) {
+        tree->pre.units[tree->pre.n++] = u;
+    }
+    while (tree->forward_at < tree->pre.n && tree->pre.units[tree->forward_at] != u) {
+        tree->forward_at++;
+    }
+    if (tree->options.forward_prefetch && tree->pre_fixed && tree->forward_at + 1 < tree->pre.n) {
+        MS_TRY(msi_prefetch(tree->pre.units[tree->forward_at + 1]));
+    }
+    return MS_OK;
+}
+
+ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
+{
+    ms_fsdp_tree *tree = msi_tree_of(u);
+
+    MS_TRY(check_in_tree(u));
+    msi_pass *pass = msi_pass_running(u);
+
+    if (pass == NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "unit '%s' ends a forward that it has not begun", u->name);
+    }
+    msi_pass_leave_ended(tree, pass);
+    if (ms_grad_enabled()) {
+        /* first: it may be called again, as nothing after it takes memory */
+        MS_TRY(msi_pass_hook_outputs(pass, outputs, n_outputs));
+        if (msi_course_of(u)->post_index < 0 && tree->post.n < tree->n_units) {
+            msi_course_of(u)->post_index = tree->post.n;
+            tree->post.units[tree->post.n++] = u;
+        }
+    }
+    msi_pass_leave(tree, pass);
+    return msi_progress_run(&tree->run.progress);
+}
+
+/* -- sync, explicit unshard -------------------------------------------------------------------- */
+
+ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync)
+{
+    static const msi_note notes[] = {
+        {.label = {.text = "no_sync"}, .text = {.text = "begun"}},
+        {.label = {.text = "no_sync"}, .text = {.text = "ended"}},
+    };
+
+    MS_TRY(ms_fsdp_tree_init(tree));
+    if (tree->in_backward) {
+        return MS_FAIL(MS_ASSERTION_ERROR, "no_sync() cannot begin or end during backward");
+    }
+    if (sync != tree->run.sync) {
+        msi_tree_note(tree, &notes[sync]);
+    }
+    if (!sync) {
+        MS_TRY(msi_pools_widen(tree));
+    }
+    tree->run.sync = sync;
+    return MS_OK;
+}
+
+bool ms_fsdp_tree_sync(const ms_fsdp_tree *tree)
+{
+    return tree->run.sync;
+}
+
+ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
+{
+    if (!(factor >= 0 && isfinite(factor))) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "gradient factor is %g, expected 0 (default) or a finite number above",
+                       factor);
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        MS_TRY(msi_unit_check_gradient(tree->units[i], "set_gradient_factor"));
+    }
+    if (factor != tree->run.factor) {
+        const msi_note note = {
+            {.text = "set_gradient_factor"}, {.text = "factor"}, {factor}, .n_numbers = 1};
+
+        msi_tree_note(tree, &note);
+    }
+    tree->run.factor = factor;
+    return MS_OK;
+}
+
+ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *u)
+{
+    MS_TRY(check_in_tree(u));
+    MS_TRY(renew(msi_tree_of(u), &u, 1));
+    MS_TRY(msi_unit_unshard(u));
+    u->use.held = true;
+    msi_unit_show_use(u);
+    return MS_OK;
+}
+
+ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *u)
+{
+    MS_TRY(check_in_tree(u));
+    msi_pass_leave_ended(msi_tree_of(u), NULL);
+    const bool in_forward = msi_pass_running(u) != NULL;
+
+    if (u->reduction.phase == MSI_GRAD_WRITING || in_forward) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "unit '%s' cannot be resharded during its %s", u->name,
+                       in_forward ? "forward" : "backward");
+    }
+    msi_unit_reshard(u);
+    return MS_OK;
+}

@@ -1,0 +1,199 @@
+/* runtime/fsdp/progress, plan: what stands below units, by itself. */
+#include "ms_test.h"
+#include "progress.h"
+#include "slots_plan.h"
+
+/* -- tasks ------------------------------------------------------------------------------------- */
+
+typedef struct chore {
+    msi_task task;
+    char name;
+    int32_t steps_left;
+    bool possible;
+} chore;
+
+static char done[32];
+
+static void note(char what)
+{
+    const size_t n = strlen(done);
+
+    done[n] = what;
+    done[n + 1] = '\0';
+}
+
+static bool is_possible(const msi_task *task)
+{
+    return ((const chore *)task)->possible;
+}
+
+static ms_status step(msi_task *task, bool *finished)
+{
+    chore *c = (chore *)task;
+
+    note(c->name);
+    *finished = --c->steps_left == 0;
+    return MS_OK;
+}
+
+static void drop(msi_task *task)
+{
+    assert_false(task->listed);
+    note((char)(((chore *)task)->name - 'a' + 'A'));
+}
+
+static chore make(char name, int32_t order, int32_t steps, bool possible)
+{
+    return (chore){.task = {.order = order, .possible = is_possible, .step = step, .drop = drop},
+                   .name = name,
+                   .steps_left = steps,
+                   .possible = possible};
+}
+
+static void test_fsdp_layers__tasks_are_done_by_kind_and_then_as_they_came(void **state)
+{
+    chore a = make('a', MSI_TASK_REDUCE, 2, true), b = make('b', MSI_TASK_FILL, 1, true),
+          c = make('c', MSI_TASK_FILL, 1, false), d = make('d', MSI_TASK_FILL, 1, true);
+    msi_progress p = {.comm = NULL};
+
+    (void)state;
+    done[0] = '\0';
+    msi_progress_add(&p, &a.task);
+    msi_progress_add(&p, &b.task);
+    msi_progress_add(&p, &c.task);
+    msi_progress_add(&p, &d.task);
+    assert_ptr_equal(msi_progress_first(&p, MSI_TASK_REDUCE), &a.task);
+    assert_ok(msi_progress_run(&p));
+    assert_string_equal(done, "bdaa");
+    assert_ptr_equal(p.first, &c.task);
+    c.possible = true;
+    assert_ok(msi_progress_run(&p));
+    assert_string_equal(done, "bdaac");
+    assert_null(p.first);
+}
+
+static void test_fsdp_layers__given_up_tasks_are_dropped_once(void **state)
+{
+    chore a = make('a', MSI_TASK_FILL, 1, false), b = make('b', MSI_TASK_REDUCE, 1, false),
+          c = make('c', MSI_TASK_REDUCE, 1, false);
+    msi_progress p = {.comm = NULL};
+
+    (void)state;
+    done[0] = '\0';
+    msi_progress_add(&p, &a.task);
+    msi_progress_add(&p, &b.task);
+    msi_progress_add(&p, &c.task);
+    msi_progress_remove(&p, &b.task);
+    msi_progress_remove(&p, &b.task);
+    msi_progress_drop(&p);
+    msi_progress_drop(&p);
+    assert_string_equal(done, "AC");
+    assert_false(a.task.listed || b.task.listed || c.task.listed);
+}
+
+/* -- slots ------------------------------------------------------------------------------------- */
+
+enum { MOST = 9 };
+
+/* `numel` of each in f32, the first the root's; and where it has no slot of its own. */
+static msi_slots_plan plan(const int64_t *numel, int32_t n, int32_t world, bool gradients,
+                           msi_slot_wish *wishes)
+{
+    msi_group_facts groups[MOST];
+    msi_slots_plan p;
+
+    for (int32_t i = 0; i < n; i++) {
+        groups[i] = (msi_group_facts){.full_numel = numel[i],
+                                      .n_params = 3,
+                                      .orig_dtype = MS_DTYPE_F32,
+                                      .param_dtype = MS_DTYPE_F32,
+                                      .reduce_dtype = MS_DTYPE_F32,
+                                      .is_sharded = true,
+                                      .shares = true,
+                                      .is_root = i == 0};
+    }
+    if (gradients) {
+        assert_ok(msi_plan_gradient_slots(groups, n, false, world, wishes, &p));
+    } else {
+        assert_ok(msi_plan_param_slots(groups, n, 3, world, wishes, &p));
+    }
+    return p;
+}
+
+static int64_t pages(int64_t nbytes)
+{
+    return (nbytes + 4095) / 4096 * 4096;
+}
+
+static void test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger(void **state)
+{
+    const int64_t numel[] = {5000, 1000, 1000, 1500, 9000};
+    const bool home[] = {true, false, false, false, true};
+    msi_slot_wish wishes[MOST];
+    const msi_slots_plan p = plan(numel, 5, 4, false, wishes);
+
+    (void)state;
+    for (int32_t i = 0; i < 5; i++) {
+        assert_int_equal(wishes[i].owns, home[i]);
+    }
+    assert_int_equal(p.n_ring, 3);
+    assert_int_equal(p.n_homes, 2);
+    assert_int_equal(p.ring_bytes, pages(1500 * 4));
+    assert_int_equal(p.nbytes, pages(64 * 4 * 5) + 3 * pages(6000) + pages(20000) + pages(36000));
+}
+
+/* Every word and every part of every slot lies apart from all others, whatever the sizes. */
+static void test_fsdp_layers__nothing_of_two_slots_overlaps(void **state)
+{
+    (void)state;
+    for (int32_t seed = 0; seed < 200; seed++) {
+        const int32_t n = 1 + seed % MOST, world = 1 + seed % 7;
+        int64_t numel[MOST], words_end, at;
+        msi_slot_wish wishes[MOST];
+
+        for (int32_t i = 0; i < n; i++) {
+            numel[i] = (int64_t)(filler((uint64_t)seed, i) * 3000 + 3001);
+        }
+        const msi_slots_plan p = plan(numel, n, world, seed % 2 == 1, wishes);
+
+        words_end = (int64_t)64 * world * p.n_ring;
+        at = p.offset + p.ring_bytes * p.n_parts * p.n_ring;
+        for (int32_t i = 0; i < n; i++) {
+            if (!wishes[i].owns) {
+                assert_true(wishes[i].nbytes <= p.ring_bytes);
+                continue;
+            }
+            assert_int_equal(wishes[i].at_words, words_end);
+            assert_int_equal(wishes[i].offset, at);
+            words_end += (int64_t)64 * world;
+            at += pages(wishes[i].nbytes) * p.n_parts;
+        }
+        assert_true(words_end <= p.offset);
+        assert_int_equal(at, p.nbytes);
+        assert_int_equal(p.n_parts, seed % 2 == 1 ? world : 1);
+    }
+}
+
+static void test_fsdp_layers__what_needs_no_slots_maps_nothing(void **state)
+{
+    const int64_t numel[] = {0, 0};
+    msi_slot_wish wishes[MOST];
+    const msi_slots_plan p = plan(numel, 2, 3, false, wishes);
+
+    (void)state;
+    assert_int_equal(p.nbytes, 0);
+    assert_int_equal(p.n_ring + p.n_homes, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fsdp_layers__tasks_are_done_by_kind_and_then_as_they_came),
+        cmocka_unit_test(test_fsdp_layers__given_up_tasks_are_dropped_once),
+        cmocka_unit_test(test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger),
+        cmocka_unit_test(test_fsdp_layers__nothing_of_two_slots_overlaps),
+        cmocka_unit_test(test_fsdp_layers__what_needs_no_slots_maps_nothing),
+    };
+
+    return cmocka_run_group_tests_name("fsdp/layers", tests, NULL, NULL);
+}
