@@ -172,6 +172,9 @@ describe('an example', function()
 
   -- Equal rows a micro-batch, so that what more of them take is gradients.
   it('predicts what a step of many micro-batches holds', function()
+    if os.getenv 'MS_DEVICE' == 'fake' then
+      pending 'products take their work space when they run'
+    end
     local predicted, peak = {}, {}
     for i, n in ipairs { 2, 32 } do -- 1 and 16 a rank: none and four gradients between them
       local output = succeeds(run('train', ('--data=text --ranks=2 --steps=2 --layers=1 --width=32 '

@@ -22,8 +22,8 @@
  * collector, takes several at once: up to a quarter of what it has, in one piece whose pages come
  * with one call in place of a fault each. A piece goes back to the system whole, once all its
  * blocks are free. */
-#include "backend.h"
 #include "bounds.h"
+#include "device.h"
 #include "pressure.h"
 
 #include <stdlib.h>
@@ -72,6 +72,7 @@ typedef struct class_list {
 } class_list;
 
 typedef struct heap {
+    ms_context *ctx;
     class_list classes[N_CLASSES];
     ms_memory_stats stats;
     int64_t window;                   /* allocations; at least */
@@ -82,7 +83,10 @@ typedef struct heap {
     int64_t fail_in;                  /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
     msi_pressure pressure;
-    bool closed; /* the context is gone; the last block frees the heap */
+    bool closed;        /* the context is gone; the last block frees the heap */
+    msi_device *device; /* whose memory it is; NULL: the host's ... */
+    bool lost;          /* ... or a device's that is closed, and the memory with it */
+    struct heap *host;  /* beside a device's: the host's, made when first asked for */
 } heap;
 
 static int32_t class_of(int64_t nbytes, int64_t *capacity)
@@ -101,6 +105,27 @@ static int32_t class_of(int64_t nbytes, int64_t *capacity)
     return (shift - MIN_SHIFT) * STEPS + (int32_t)k;
 }
 
+/* [Note: a device's blocks] Whoever uses a block does so in the order of one stream, so it may be
+ * used again at once. What is freed holds NaN from then on, in that order, until it is written. */
+static void *take_piece(heap *h, int64_t bytes)
+{
+    void *p = NULL;
+
+    if (h->device == NULL) {
+        return msi_system_take(bytes);
+    }
+    return h->device->ops->take(h->device, bytes, MSI_PLACE_DEVICE, &p) == MSI_DEV_OK ? p : NULL;
+}
+
+static void spoil(const block *b, void *data)
+{
+    msi_device *d = b->heap->device;
+
+    if (d != NULL) {
+        (void)d->ops->set(d, MSI_STREAM_COMPUTE, data, 0xff, b->nbytes);
+    }
+}
+
 /* Give the piece that `first` begins back. */
 static void give_piece(block *first)
 {
@@ -109,7 +134,11 @@ static void give_piece(block *first)
 
     h->stats.reserved -= bytes * first->n_blocks;
     h->classes[first->size_class].n_held -= first->n_blocks;
-    msi_system_give(first, bytes);
+    if (h->device != NULL) {
+        h->device->ops->give(h->device, first, bytes, MSI_PLACE_DEVICE);
+    } else if (!h->lost) {
+        msi_system_give(first, bytes);
+    }
 }
 
 /* How many blocks to take at once: see [Note: batches]. */
@@ -126,12 +155,12 @@ static block *system_take_blocks(heap *h, int32_t size_class, int64_t capacity)
 {
     class_list *c = &h->classes[size_class];
     const int64_t bytes = capacity + HEADER;
-    int64_t n = batch_of(c, bytes);
+    int64_t n = h->device == NULL ? batch_of(c, bytes) : 1;
     block *first = n > 1 ? msi_take_touched(n * bytes) : NULL;
 
     if (first == NULL) {
         n = 1;
-        first = msi_system_take(bytes);
+        first = take_piece(h, bytes);
     }
     if (first == NULL) {
         return NULL;
@@ -310,10 +339,9 @@ static void keep_within(heap *h, int64_t bytes)
     }
 }
 
-static void close_heap(void *state)
+/* The last block that outlives the context frees the heap. */
+static void close_heap(heap *h)
 {
-    heap *h = state;
-
     trim(h);
     for (int32_t i = 0; i < N_CLASSES; i++) {
         for (block *b = h->classes[i].free; b != NULL; b = b->next) {
@@ -321,24 +349,35 @@ static void close_heap(void *state)
         }
     }
     h->closed = true;
+    h->lost = h->device != NULL;
+    h->device = NULL;
     if (h->n_live == 0) {
         free(h);
     }
 }
 
-static heap *heap_of(ms_context *ctx)
+static void close_room(void *state)
 {
-    heap *h = ctx->room[MSI_ROOM_BACKEND];
+    heap *h = state;
+    ms_context *ctx = h->ctx;
 
-    if (MSI_UNLIKELY(h == NULL)) {
-        h = calloc(1, sizeof(*h));
-        if (h != NULL) {
-            h->fail_in = msi_switch_int("MS_FAIL_ALLOC", -1);
-            h->window = h->window_end = FIRST_WINDOW;
-            msi_pressure_init(&h->pressure);
-            ctx->room[MSI_ROOM_BACKEND] = h;
-            ctx->close[MSI_ROOM_BACKEND] = close_heap;
-        }
+    if (h->host != NULL) {
+        close_heap(h->host);
+    }
+    msi_drain(ctx);
+    close_heap(h);
+    msi_device_close(ctx);
+}
+
+static heap *heap_new(ms_context *ctx)
+{
+    heap *h = calloc(1, sizeof(*h));
+
+    if (h != NULL) {
+        h->ctx = ctx;
+        h->fail_in = -1;
+        h->window = h->window_end = FIRST_WINDOW;
+        msi_pressure_init(&h->pressure);
     }
     return h;
 }
@@ -370,19 +409,52 @@ static ms_status out_of_memory(heap *h, int64_t nbytes, int32_t kind)
                    msi_bound_text(msi_own_space_left(), bound, sizeof(bound)));
 }
 
+/* The context's first memory opens its device, which asks this heap whether there is room. */
+static ms_status room_new(ms_context *ctx, heap **out)
+{
+    heap *h = heap_new(ctx);
+
+    *out = NULL;
+    if (h == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a heap (%zu bytes)", sizeof(*h));
+    }
+    ctx->room[MSI_ROOM_BACKEND] = h;
+    ctx->close[MSI_ROOM_BACKEND] = close_room;
+    ms_status status = msi_device_open(ctx);
+
+    if (status != MS_OK) {
+        ctx->room[MSI_ROOM_BACKEND] = NULL;
+        free(h);
+        return status;
+    }
+    h->fail_in = msi_switch_int("MS_FAIL_ALLOC", -1);
+    h->device = ctx->device;
+    *out = h;
+    return MS_OK;
+}
+
+/* NULL: none can be made. */
+static heap *heap_of(ms_context *ctx)
+{
+    heap *h = ctx->room[MSI_ROOM_BACKEND];
+
+    if (MSI_UNLIKELY(h == NULL)) {
+        (void)room_new(ctx, &h);
+    }
+    return h;
+}
+
 /* Is this the allocation that a test wants to fail? */
 static bool fails_on_demand(heap *h)
 {
     return h->fail_in >= 0 && h->fail_in-- == 0;
 }
 
-ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
+static ms_status take(heap *h, int64_t nbytes, int32_t kind, void **out)
 {
-    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
     int64_t capacity;
 
-    *out = NULL;
-    if (h == NULL || nbytes < 0 || nbytes > (int64_t)1 << 46 || fails_on_demand(h)) {
+    if (nbytes < 0 || nbytes > (int64_t)1 << 46 || fails_on_demand(h)) {
         return out_of_memory(h, nbytes, kind);
     }
     if (MSI_UNLIKELY(h->stats.n_allocs >= h->window_end)) {
@@ -416,6 +488,37 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
     return MS_OK;
 }
 
+static ms_status heap_get(ms_context *ctx, heap **h)
+{
+    *h = ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
+    if (MSI_LIKELY(*h != NULL)) {
+        return MS_OK;
+    }
+    return ctx != NULL ? room_new(ctx, h) : MS_OUT_OF_MEMORY;
+}
+
+ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
+{
+    heap *h;
+
+    *out = NULL;
+    MS_TRY(heap_get(ctx, &h));
+    return take(h, nbytes, kind, out);
+}
+
+ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
+{
+    heap *h;
+
+    *out = NULL;
+    MS_TRY(heap_get(ctx, &h));
+    if (h->device != NULL) {
+        h->host = h->host != NULL ? h->host : heap_new(ctx);
+        h = h->host;
+    }
+    return h != NULL ? take(h, nbytes, kind, out) : out_of_memory(NULL, nbytes, kind);
+}
+
 void msi_release(ms_context *ctx, void *data)
 {
     if (data == NULL) {
@@ -424,6 +527,7 @@ void msi_release(ms_context *ctx, void *data)
     block *b = (block *)((char *)data - HEADER);
     heap *h = b->heap;
 
+    spoil(b, data);
     count(h, -b->nbytes, b->kind);
     h->n_live--;
     h->in_use -= b->capacity + HEADER;

@@ -9,6 +9,8 @@
 #include "base.h"
 #include "kernel_args.h"
 
+#include <string.h>
+
 /* Every kernel: name, argument struct. The op test's list is generated from this and the table. */
 #define MSI_KERNELS(X)                                                                             \
     X(copy, msi_ew_args)       /* out = in[0], casting from in_dtype */                            \
@@ -113,6 +115,53 @@ int64_t msi_gemm_kept(ms_context *ctx);
 /** Scratch bytes the attention kernels need for these arguments. */
 int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, bool gradient);
 
+/* -- what is done in the order of the context's stream of computing -----------------------------
+ */
+
+ms_status msi_device_wait(struct msi_device *d);
+ms_status msi_device_settle(struct msi_device *d);
+ms_status msi_mem_copy_on(struct msi_device *d, void *to, const void *from, int64_t nbytes);
+ms_status msi_mem_set_on(struct msi_device *d, void *to, int32_t byte, int64_t nbytes);
+
+/** Wait until all that was enqueued has run: who reads or writes a tensor's memory on the host, or
+ * gives a kernel memory of the host, calls it first, or then. What failed meanwhile is its error.
+ */
+static inline ms_status msi_settle(const ms_context *ctx)
+{
+    return MSI_LIKELY(ctx->device == NULL) ? MS_OK : msi_device_settle(ctx->device);
+}
+
+/** The same where no error can be told: the next msi_settle() tells it. */
+static inline void msi_drain(const ms_context *ctx)
+{
+    if (MSI_UNLIKELY(ctx->device != NULL)) {
+        (void)msi_device_wait(ctx->device);
+    }
+}
+
+/** Where an item that runs later says that it failed: msi_settle() tells. On the CPU `now`. */
+ms_status *msi_device_status(const ms_context *ctx, ms_status *now);
+
+/** In stream order, as kernels are; host memory stays as it is until it has run. */
+static inline ms_status msi_mem_copy(const ms_context *ctx, void *to, const void *from,
+                                     int64_t nbytes)
+{
+    if (MSI_UNLIKELY(ctx->device != NULL)) {
+        return msi_mem_copy_on(ctx->device, to, from, nbytes);
+    }
+    memcpy(to, from, (size_t)nbytes);
+    return MS_OK;
+}
+
+static inline ms_status msi_mem_set(const ms_context *ctx, void *to, int32_t byte, int64_t nbytes)
+{
+    if (MSI_UNLIKELY(ctx->device != NULL)) {
+        return msi_mem_set_on(ctx->device, to, byte, nbytes);
+    }
+    memset(to, byte, (size_t)nbytes);
+    return MS_OK;
+}
+
 /* -- memory ------------------------------------------------------------------------------------ */
 
 /** `bytes` for the runtime's own records, 64-byte aligned, whose pages are there: one call of the
@@ -130,6 +179,8 @@ bool msi_system_has(int64_t bytes);
 /** 64-byte aligned block from the context's caching allocator; `kind` is MS_MEM_*. nbytes 0 gives a
  * valid unique pointer. MS_OUT_OF_MEMORY names bytes, kind and what is live. */
 ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);
+/** The same, of memory that is the host's whatever the device: for the runtime's own records. */
+ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);
 /** Give a block back; NULL is allowed. Any thread's context may be NULL after close. */
 void msi_release(ms_context *ctx, void *block);
 /**

@@ -4,7 +4,7 @@
  * The choice depends on shape, strides and dtype alone, never on values or history, so equal calls
  * give equal bits. Where the processor has no bf16 products the operands are widened, multiplied in
  * f32 and rounded once. */
-#include "backend.h"
+#include "device.h"
 
 #include "plugin.h"
 
@@ -294,6 +294,14 @@ static ms_status run(gemm_state *s, const msi_gemm_args *g)
 
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *g)
 {
+    return MSI_UNLIKELY(ctx->device != NULL && !ctx->device->running)
+               ? msi_device_gemm(ctx->device, g)
+               : msi_gemm_now(ctx, g);
+}
+
+ms_status msi_gemm_now(void *user, const msi_gemm_args *g)
+{
+    ms_context *ctx = user;
     bool known = g->dtype == MS_DTYPE_F32 || g->dtype == MS_DTYPE_F64 || g->dtype == MS_DTYPE_BF16;
     gemm_state *s = NULL;
 

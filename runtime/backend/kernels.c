@@ -1,6 +1,6 @@
 /* Which kernels this machine runs: kernels/cpu is built for three instruction sets, and the best
  * one the processor has is chosen once. MS_CPU_ISA=v2, v3 or v4 chooses a lower one. */
-#include "backend.h"
+#include "device.h"
 
 #include "moonshard/tensor.h"
 
@@ -97,6 +97,13 @@ ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void
         return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
                        "%s is not implemented for dtype %s on device '%s' yet", op,
                        ms_dtype_name(dtype), table->device);
+    }
+    if (MSI_UNLIKELY(msi_any_device())) {
+        const ms_context *ctx = msi_context_peek();
+
+        if (ctx != NULL && ctx->device != NULL) {
+            return msi_device_run(ctx->device, op, kernel, dtype, args);
+        }
     }
     fn(args);
     return MS_OK;

@@ -96,6 +96,7 @@ typedef struct ms_context {
     int32_t rank;         /* in its job; what is true of every rank is said by rank 0 */
     int32_t host_calls;   /* functions of the host at work: what called them must not be freed */
     bool collecting;      /* what goes now goes when a rank's collector finds it */
+    struct msi_device *device; /* NULL: the CPU, where what is asked for has been done on return */
 } ms_context;
 
 /** The calling thread's context. NULL only when memory is out (error set). */

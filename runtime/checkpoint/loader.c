@@ -290,7 +290,7 @@ ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
     if (local == NULL || extent->numel == 0) {
         return MS_OK;
     }
-    MS_TRY(msi_view_data(&local->v, &data));
+    MS_TRY(msi_view_host(&local->v, &data));
     return stage(l, key, extent, local);
 }
 
@@ -311,6 +311,7 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
     for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
         staged *s = &l->list[i];
 
+        msi_drain(s->local->ctx);
         memcpy(msi_view_ptr(&s->local->v), s->bytes, (size_t)s->nbytes);
         s->local->v.storage->version++;
         free(s->bytes);

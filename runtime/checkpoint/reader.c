@@ -484,7 +484,7 @@ ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key, const ms_param_e
     void *data;
 
     MS_TRY(msi_checkpoint_check(c, key, extent, local));
-    MS_TRY(msi_view_data(&local->v, &data));
+    MS_TRY(msi_view_host(&local->v, &data));
     MS_TRY(msi_checkpoint_fetch(c, key, extent, NULL)); /* a damaged file leaves `local` alone */
     MS_TRY(msi_tensor_begin_write(local, "checkpoint"));
     return msi_checkpoint_fetch(c, key, extent, data);

@@ -411,8 +411,12 @@ ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i
                        f->path, msi_foreign_name(e->name), e->dtype, e->ndim, MS_MAX_DIMS);
     }
     MS_TRY(ms_tensor_empty(out, dtype, e->ndim, e->shape));
-    ms_status status = msi_st_read(f->fd, f->path, dtype, msi_view_ptr(&(*out)->v),
-                                   e->end - e->begin, f->data + e->begin);
+    void *data;
+    ms_status status = msi_view_host(&(*out)->v, &data);
+
+    if (status == MS_OK) {
+        status = msi_st_read(f->fd, f->path, dtype, data, e->end - e->begin, f->data + e->begin);
+    }
 
     if (status != MS_OK) {
         ms_tensor_free(*out);

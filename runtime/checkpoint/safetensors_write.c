@@ -101,7 +101,7 @@ ms_status msi_st_write_view(int fd, const char *path, ms_context *ctx, const msi
     if (!msi_view_contiguous(v)) {
         MS_TRY(msi_view_like(&flat, ctx, v, v->dtype, MS_MEM_SCRATCH, true));
     }
-    status = msi_view_data(&flat, &data);
+    status = msi_view_host(&flat, &data);
     if (status == MS_OK) {
         status = msi_io_write(fd, path, data, msi_view_numel(v) * ms_dtype_size(v->dtype), offset);
     }

@@ -123,7 +123,8 @@ static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64
         tree_i64(&args);
         return MS_OK;
     }
-    return msi_dispatch("reduce", MSI_K_tree, dtype, &args);
+    MS_TRY(msi_dispatch("reduce", MSI_K_tree, dtype, &args));
+    return msi_settle(c->ctx); /* peers write their bytes anew */
 }
 
 /* Chunks go out and come in by turns: what is read may lie in what is written (or the other way
@@ -157,8 +158,8 @@ ms_status ms_comm_all_gather(ms_comm *c, ms_tensor *out, ms_tensor *in)
     MS_TRY(check_pair("all_gather", out, in, n * c->size));
     MS_TRY(check_overlap(c, "all_gather", out, in));
     MS_TRY(msi_tensor_check_write(out, "all_gather"));
-    MS_TRY(msi_view_data(&in->v, &from));
-    MS_TRY(msi_view_data(&out->v, &to));
+    MS_TRY(msi_view_host(&in->v, &from));
+    MS_TRY(msi_view_host(&out->v, &to));
     MS_TRY(begin(c, MSI_COLL_ALL_GATHER, &in->v, 0, &seq));
     out->v.storage->version++;
     return msi_stage_exchange(c, seq, from, n * ms_dtype_size(in->v.dtype), to);
@@ -214,8 +215,8 @@ ms_status ms_comm_reduce_scatter(ms_comm *c, ms_tensor *out, ms_tensor *in, int3
     MS_TRY(check_overlap(c, "reduce_scatter", in, out));
     MS_TRY(check_reduce("reduce_scatter", dtype, reduce));
     MS_TRY(msi_tensor_check_write(out, "reduce_scatter"));
-    MS_TRY(msi_view_data(&in->v, &from));
-    MS_TRY(msi_view_data(&out->v, &to));
+    MS_TRY(msi_view_host(&in->v, &from));
+    MS_TRY(msi_view_host(&out->v, &to));
     MS_TRY(begin(c, MSI_COLL_REDUCE_SCATTER, &out->v, reduce, &seq));
     out->v.storage->version++;
     for (int64_t at = 0; at == 0 || at < n; at += part / size) {
@@ -278,7 +279,7 @@ ms_status ms_comm_all_reduce(ms_comm *c, ms_tensor *t, int32_t reduce)
     MS_TRY(check_operand("all_reduce", "t", t));
     MS_TRY(check_reduce("all_reduce", t->v.dtype, reduce));
     MS_TRY(msi_tensor_check_write(t, "all_reduce"));
-    MS_TRY(msi_view_data(&t->v, &data));
+    MS_TRY(msi_view_host(&t->v, &data));
     int32_t dtype = t->v.dtype;
     int64_t n = msi_view_numel(&t->v), size = ms_dtype_size(dtype), step = MSI_CHUNK / size;
 
@@ -312,7 +313,7 @@ ms_status ms_comm_broadcast(ms_comm *c, ms_tensor *t, int32_t root)
                        (int)c->size - 1);
     }
     MS_TRY(msi_tensor_check_write(t, "broadcast"));
-    MS_TRY(msi_view_data(&t->v, &data));
+    MS_TRY(msi_view_host(&t->v, &data));
     int64_t n = msi_view_numel(&t->v);
     int64_t nbytes = n * ms_dtype_size(t->v.dtype);
 

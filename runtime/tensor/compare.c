@@ -17,6 +17,7 @@ static ms_status holds_everywhere(ms_context *ctx, const char *what, int32_t ker
 
     MS_TRY(msi_storage_new(&each.storage, ctx, n, MS_MEM_SCRATCH));
     status = msi_ew(what, kernel, &each, in, 2, scalars, false);
+    status = status == MS_OK ? msi_settle(ctx) : status;
     if (status == MS_OK) {
         *answer = n == 0 || memchr(msi_view_ptr(&each), 0, (size_t)n) == NULL;
     }
@@ -74,6 +75,7 @@ static ms_status find(const ms_tensor *t, const char *what, bool wanted, bool *f
     if (!msi_view_contiguous(&v)) {
         MS_TRY(msi_view_like(&v, t->ctx, &t->v, MS_DTYPE_BOOL, MS_MEM_SCRATCH, true));
     }
+    MS_TRY(msi_settle(t->ctx));
     const uint8_t *each = msi_view_ptr(&v);
 
     *found = false;

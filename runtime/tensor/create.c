@@ -65,7 +65,8 @@ static ms_status with_doubles(ms_tensor *t, double *values, int64_t n, bool writ
     ms_status status = write ? msi_copy(&t->v, &host, false) : msi_copy(&host, &t->v, false);
 
     msi_storage_release(host.storage);
-    return status;
+    MS_TRY(status);
+    return msi_settle(t->ctx);
 }
 
 ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
@@ -179,6 +180,7 @@ ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double 
         part.shape[0] = count;
         msi_view_set_contiguous(&chunk, whole ? MS_DTYPE_I64 : MS_DTYPE_F64, 1, &count);
         status = msi_copy(&part, &chunk, false);
+        status = status == MS_OK ? msi_settle((*out)->ctx) : status;
     }
     msi_storage_release(chunk.storage);
 done:
@@ -282,6 +284,7 @@ ms_status ms_tensor_hash(const ms_tensor *t, uint64_t *hash)
     if (!msi_view_contiguous(&v)) {
         MS_TRY(msi_view_like(&v, t->ctx, &t->v, t->v.dtype, MS_MEM_SCRATCH, true));
     }
+    MS_TRY(msi_settle(t->ctx));
     *hash = ms_hash_bytes(msi_view_ptr(&v), msi_view_numel(&v) * ms_dtype_size(v.dtype));
     if (v.storage != t->v.storage) {
         msi_storage_release(v.storage);

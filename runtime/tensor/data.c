@@ -101,6 +101,7 @@ ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest)
 
     *digest = 0;
     MS_TRY(check_tokens(tokens));
+    MS_TRY(msi_settle(tokens->ctx));
     const char *data = msi_view_ptr(&tokens->v);
     int64_t nbytes = tokens->v.shape[0] * ms_dtype_size(tokens->v.dtype);
     int64_t end = nbytes < END ? nbytes : END;
@@ -137,6 +138,7 @@ ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, i
     MS_TRY(ms_samples_begin(sample));
     MS_TRY(msi_tensor_begin_write(x, "data_windows"));
     MS_TRY(msi_tensor_begin_write(y, "data_windows"));
+    MS_TRY(msi_settle(x->ctx));
     const uint64_t key = stream(seed, (uint64_t)(sample / per_epoch));
 
     for (int64_t b = 0; b < rows; b++) {

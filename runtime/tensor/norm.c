@@ -42,7 +42,8 @@ static ms_status packed_blocks(const msi_view *v, bool largest, double *out)
     }
     MS_TRY(msi_view_data(v, &data));
     args.x = data;
-    return msi_dispatch("norm", MSI_K_norm, v->dtype, &args);
+    MS_TRY(msi_dispatch("norm", MSI_K_norm, v->dtype, &args));
+    return msi_settle(v->storage->ctx);
 }
 
 ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)

@@ -52,6 +52,7 @@ void msi_storage_release(msi_storage *s)
     msi_storage *base = s->base;
 
     if (s->dispose != NULL) {
+        msi_drain(s->ctx); /* what reads it has run */
         s->dispose(s, s->user);
     }
     if (s->kind == MS_STORAGE_OWNED) {

@@ -166,6 +166,8 @@ int64_t msi_view_numel(const msi_view *v);
 bool msi_view_contiguous(const msi_view *v);
 /* Pointer to element 0; MS_RUNTIME_ERROR naming why when the bytes are absent. numel 0 is fine. */
 ms_status msi_view_data(const msi_view *v, void **data);
+/* The same for the host to read or write: all that was enqueued has run. */
+ms_status msi_view_host(const msi_view *v, void **data);
 /* Same as msi_view_data() for a view that must be bound; NULL otherwise. */
 void *msi_view_ptr(const msi_view *v);
 void msi_view_set_contiguous(msi_view *v, int32_t dtype, int32_t ndim, const int64_t *shape);

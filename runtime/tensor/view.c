@@ -59,6 +59,12 @@ ms_status msi_view_data(const msi_view *v, void **data)
     return MS_OK;
 }
 
+ms_status msi_view_host(const msi_view *v, void **data)
+{
+    MS_TRY(msi_view_data(v, data));
+    return msi_settle(v->storage->ctx);
+}
+
 void *msi_view_ptr(const msi_view *v)
 {
     char *base = v->storage->data;

@@ -23,7 +23,7 @@ static inline ms_tensor *bits_tensor(int32_t dtype, uint64_t seed, int64_t start
     ms_tensor *t;
 
     assert_ok(ms_tensor_empty(&t, dtype, 1, &numel));
-    uint8_t *bytes = msi_view_ptr(&t->v);
+    uint8_t *bytes = host_bytes(t);
 
     for (int64_t i = 0; i < numel * width; i++) {
         bytes[i] = (uint8_t)msi_mix64(seed * 1000003u + (uint64_t)(start * width + i));
@@ -38,7 +38,7 @@ static inline bool same_bytes(const ms_tensor *a, const ms_tensor *b)
 {
     return a->v.dtype == b->v.dtype && msi_view_numel(&a->v) == msi_view_numel(&b->v) &&
            (msi_view_numel(&a->v) == 0 ||
-            memcmp(msi_view_ptr(&a->v), msi_view_ptr(&b->v),
+            memcmp(host_bytes(a), host_bytes(b),
                    (size_t)(msi_view_numel(&a->v) * ms_dtype_size(a->v.dtype))) == 0);
 }
 

@@ -40,6 +40,26 @@
 /* |actual - expected| <= atol + rtol |expected| for every element; names the worst. */
 void assert_close(const double *actual, const double *expected, int64_t n, double rtol,
                   double atol);
+/* Of the CPU alone: MS_DEVICE names another, which ... */
+static inline void skip_on_device(const char *why)
+{
+    const char *device = getenv("MS_DEVICE");
+
+    if (device != NULL && strcmp(device, "cpu") != 0) {
+        print_message("skipped: device '%s' %s\n", device, why);
+        skip();
+    }
+}
+
+/* A tensor's memory, for the test to read or write: all that was enqueued has run. */
+static inline void *host_bytes(const ms_tensor *t)
+{
+    ms_tensor_info info;
+
+    assert_ok(ms_tensor_describe(t, &info));
+    return info.data;
+}
+
 /* Deterministic filler in [-1, 1): element i of stream k. */
 double filler(uint64_t k, int64_t i);
 /* A path in a fresh temporary folder that is removed when the process ends. */

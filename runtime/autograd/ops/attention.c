@@ -88,7 +88,7 @@ static ms_status dispatch(const char *op, msi_attention_args *args, int32_t dtyp
 {
     ms_status products = MS_OK;
 
-    args->status = &products;
+    args->status = msi_device_status(args->ctx, &products);
     MS_TRY(msi_gemm_operands(args->ctx, dtype, &args->tile_dtype));
     MS_TRY(msi_alloc(args->ctx, msi_attention_work_bytes(args, dtype, gradient), MS_MEM_SCRATCH,
                      &args->work));

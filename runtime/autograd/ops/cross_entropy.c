@@ -78,6 +78,7 @@ static ms_status cross_entropy_forward(msi_op_call *c)
     MS_TRY_GOTO(msi_contiguous(&targets, c->ctx, &c->in[TARGETS]->v), out);
     MS_TRY_GOTO(msi_view_data(&logits, &logit_data), out);
     MS_TRY_GOTO(msi_view_data(&targets, &target_data), out);
+    MS_TRY_GOTO(msi_settle(c->ctx), out);
     MS_TRY_GOTO(check_targets(target_data, args.rows, args.cols, attrs->ignore_index), out);
     MS_TRY_GOTO(msi_internal(&stats, c->ctx, stat, 2, (const int64_t[]){2, args.rows}), out);
     MS_TRY_GOTO(msi_internal(&count, c->ctx, MS_DTYPE_I64, 0, NULL), out);
@@ -87,6 +88,7 @@ static ms_status cross_entropy_forward(msi_op_call *c)
     args.n_counted = msi_view_ptr(&count);
     set_stats(&args, &stats);
     MS_TRY_GOTO(msi_dispatch("cross_entropy", MSI_K_cross_entropy, in->dtype, &args), out);
+    MS_TRY_GOTO(msi_settle(c->ctx), out);
     if (attrs->reduction == MS_REDUCTION_MEAN) {
         sum /= (double)*args.n_counted;
     }
@@ -110,7 +112,7 @@ static ms_status row_scale(msi_bwd *b, double *scale)
     const msi_view *count, *grad = msi_bwd_grad(b, 0);
     void *data;
 
-    MS_TRY(msi_view_data(grad, &data));
+    MS_TRY(msi_view_host(grad, &data));
     *scale = grad->dtype == MS_DTYPE_F64 ? *(const double *)data : (double)*(const float *)data;
     if (attrs->reduction == MS_REDUCTION_MEAN) {
         MS_TRY(msi_bwd_saved(b, SAVED_COUNT, &count));

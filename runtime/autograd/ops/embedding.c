@@ -54,6 +54,7 @@ static ms_status embedding_forward(msi_op_call *c)
     MS_TRY_GOTO(msi_contiguous(&table, c->ctx, &c->in[TABLE]->v), no_table);
     MS_TRY_GOTO(msi_view_data(&table, &table_data), out);
     MS_TRY_GOTO(msi_view_data(&ids, &id_data), out);
+    MS_TRY_GOTO(msi_settle(c->ctx), out);
     MS_TRY_GOTO(check_ids(id_data, msi_view_numel(&ids), table.shape[0]), out);
     const msi_embedding_args args = {.n = msi_view_numel(&ids),
                                      .width = table.shape[1],

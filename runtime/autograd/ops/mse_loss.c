@@ -82,7 +82,7 @@ static ms_status mse_backward(msi_bwd *b)
 
     MS_TRY(msi_bwd_saved(b, X, &in[X]));
     MS_TRY(msi_bwd_saved(b, Y, &in[Y]));
-    MS_TRY(msi_view_data(g, &data));
+    MS_TRY(msi_view_host(g, &data));
     const double grad =
         g->dtype == MS_DTYPE_F64 ? *(const double *)data : (double)*(const float *)data;
 

@@ -1,7 +1,5 @@
 #include "accumulate.h"
 
-#include <string.h>
-
 /* -- the running micro-batch ------------------------------------------------------------------- */
 
 ms_status msi_micro_new(msi_accumulator *a)
@@ -117,8 +115,7 @@ ms_status msi_accumulator_keep(msi_accumulator *a, uint64_t n_kept)
 static ms_status move(msi_accumulator *a, int32_t dtype, void *slot, int32_t slot_dtype)
 {
     if (dtype == slot_dtype) {
-        memcpy(slot, a->micro, (size_t)(a->numel * ms_dtype_size(dtype)));
-        return MS_OK;
+        return msi_mem_copy(a->ctx, slot, a->micro, a->numel * ms_dtype_size(dtype));
     }
     msi_tree_args args = {.n = a->numel,
                           .n_src = 1,

@@ -27,6 +27,7 @@ static ms_status fill(msi_task *task, bool *finished)
     msi_slot_word *own = &g->slot->words[ms_comm_rank(g->pool->comm)];
 
     MS_TRY(g->fill(g->unit, g->slot->rw));
+    MS_TRY(msi_settle(g->ctx));
     atomic_store_explicit(&own->said, g->said, memory_order_relaxed);
     atomic_store(&own->filled, g->generation);
     msi_comm_ring(g->pool->comm);
@@ -39,6 +40,7 @@ static void release(msi_gather *g, bool unfilled)
 {
     msi_slot_word *own = &g->slot->words[ms_comm_rank(g->pool->comm)];
 
+    msi_drain(g->ctx); /* what reads it */
     if (unfilled) {
         atomic_store(&own->dropped, g->generation);
     }

@@ -1,7 +1,5 @@
 #include "reduction.h"
 
-#include "backend.h"
-
 /* -- the slot ---------------------------------------------------------------------------------- */
 
 /* No backward writes it now. An earlier gradient in it is reduced first. */
@@ -64,6 +62,7 @@ static void set_phase(msi_reduction *r, int32_t phase)
 
 static void release(msi_reduction *r)
 {
+    msi_drain(r->pool->ctx); /* what reads it */
     atomic_store(&r->slot->words[r->rank].released, r->generation);
     msi_comm_ring(r->pool->comm);
     r->slot->holder = NULL;
@@ -154,6 +153,7 @@ static ms_status sum_chunk(msi_reduction *r)
 
     chunk_of(r, r->rank, &first, &n);
     MS_TRY(sum(r, first, n, element(r, r->rank, first), r->dtype, false));
+    MS_TRY(msi_settle(r->pool->ctx));
     r->phase = MSI_GRAD_REDUCED;
     atomic_store(&r->slot->words[r->rank].reduced, r->generation);
     msi_comm_ring(r->pool->comm);
@@ -238,6 +238,7 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
 {
     msi_slot_word *own = &r->slot->words[r->rank];
 
+    MS_TRY(msi_settle(r->pool->ctx));
     r->dtype = dtype;
     r->factor = factor;
     r->fp.dtype = (int16_t)dtype;

@@ -88,6 +88,9 @@ void msi_slot_pool_free(msi_slot_pool *pool)
     for (int32_t i = 0; i < pool->n_slots; i++) {
         free(pool->slots[i]);
     }
+    if (pool->n_segments > 0) {
+        msi_drain(pool->ctx); /* what uses them has run */
+    }
     for (int32_t i = 0; i < pool->n_segments; i++) {
         msi_count_external(pool->ctx, -pool->segments[i].nbytes, MS_MEM_ARENA);
         msi_segment_free(&pool->segments[i]);

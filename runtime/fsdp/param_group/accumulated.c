@@ -1,8 +1,6 @@
 /* What .grad tells and takes while gradients are accumulated and not reduced yet (no_sync). */
 #include "param_group.h"
 
-#include <string.h>
-
 void msi_unit_levels_free(ms_fsdp_unit *u)
 {
     msi_accumulator_free_levels(&u->sums);
@@ -66,8 +64,7 @@ static ms_status write_level(ms_fsdp_unit *u, int32_t j, int32_t index, const ms
     msi_view dst = {.storage = NULL};
 
     if (value == NULL) {
-        memset(level_data(u, j, index), 0, (size_t)nbytes);
-        return MS_OK;
+        return msi_mem_set(u->ctx, level_data(u, j, index), 0, nbytes);
     }
     MS_TRY(msi_storage_wrap(&dst.storage, u->ctx, MS_STORAGE_BORROWED, level_data(u, j, index),
                             nbytes));

@@ -63,5 +63,6 @@ uint64_t msi_replica_hash(const ms_fsdp_unit *u, int32_t index)
     const msi_unit_param *p = &u->params[index];
     int64_t size = ms_dtype_size(u->orig_dtype);
 
+    msi_drain(u->ctx); /* what wrote them */
     return ms_hash_bytes((const char *)u->master->data + p->offset * size, p->numel * size);
 }

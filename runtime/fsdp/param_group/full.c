@@ -44,11 +44,12 @@ static ms_status replicas_agree(ms_fsdp_unit *u, int32_t first, int32_t n, const
                        u->name);
     }
     uint64_t *all = own + n;
+    ms_status status = msi_settle(u->ctx);
 
-    for (int32_t p = 0; p < n; p++) {
+    for (int32_t p = 0; status == MS_OK && p < n; p++) {
         own[p] = msi_replica_hash(u, first + p);
     }
-    ms_status status = gather(u, what, name, own, n * (int64_t)sizeof(*own), all);
+    status = status != MS_OK ? status : gather(u, what, name, own, n * (int64_t)sizeof(*own), all);
 
     for (int32_t i = n; status == MS_OK && i < n * u->world; i++) {
         if (all[i] != all[i % n]) {
@@ -72,12 +73,15 @@ ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **
     MS_TRY(ms_fsdp_unit_materialize(u));
     MS_TRY(replicas_agree(u, 0, u->n_params, what, u->name));
     MS_TRY(msi_storage_new(&full, u->ctx, nbytes * world, MS_MEM_PARAMETER));
-    if (world == 1) {
+    ms_status status = msi_settle(u->ctx);
+
+    if (status == MS_OK && world == 1) {
         memcpy(full->data, u->master->data, (size_t)nbytes);
         *out = full;
         return MS_OK;
     }
-    ms_status status = all_gather(u, what, u->name, u->master->data, nbytes, full->data);
+    status = status != MS_OK ? status
+                             : all_gather(u, what, u->name, u->master->data, nbytes, full->data);
 
     if (status != MS_OK) {
         msi_storage_release(full);
@@ -112,6 +116,7 @@ static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, ms_tensor *full)
     }
     MS_TRY_GOTO(msi_storage_new(&send, u->ctx, most * size, MS_MEM_SCRATCH), done);
     MS_TRY_GOTO(msi_storage_new(&received, u->ctx, most * u->world * size, MS_MEM_SCRATCH), done);
+    MS_TRY_GOTO(msi_settle(u->ctx), done);
     piece = u->params[index].piece;
     memset(send->data, 0, (size_t)(most * size));
     memcpy(send->data, (char *)u->master->data + piece.offset_in_shard * size,
@@ -147,11 +152,10 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
         msi_tensor_make(out, u->ctx, u->orig_dtype, param->ndim, param->shape, MS_MEM_ACTIVATION));
     if (u->is_sharded && u->world > 1) {
         status = gather_pieces(u, index, *out);
-    } else {
+    } else if ((status = msi_settle(u->ctx)) == MS_OK) {
         memcpy((*out)->v.storage->data,
                (char *)u->master->data + u->params[index].offset * ms_dtype_size(u->orig_dtype),
                (size_t)(u->params[index].numel * ms_dtype_size(u->orig_dtype)));
-        status = MS_OK;
     }
     if (status != MS_OK) {
         ms_tensor_free(*out);
@@ -224,9 +228,10 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     } else {
         MS_TRY(msi_view_like(&src, u->ctx, &full->v, full->v.dtype, MS_MEM_SCRATCH, true));
     }
-    uint64_t loaded = u->world > 1 ? hash_of(&src) : 0;
+    status = msi_settle(u->ctx);
+    uint64_t loaded = status == MS_OK && u->world > 1 ? hash_of(&src) : 0;
 
-    if (p->piece.numel > 0) {
+    if (status == MS_OK && p->piece.numel > 0) {
         src.offset += p->piece.start;
         msi_view_set_contiguous(&src, full->v.dtype, 1, &p->piece.numel);
         shard = (msi_view){.storage = u->master, .offset = p->piece.offset_in_shard};

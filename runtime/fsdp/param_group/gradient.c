@@ -1,8 +1,6 @@
 /* The reduced gradient of a unit: where it lies, what of it .grad shows, what it adds to. */
 #include "param_group.h"
 
-#include <string.h>
-
 /* A parameter's place in the reduced gradient: this rank's elements, or (NO_SHARD) all. */
 static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
@@ -104,7 +102,7 @@ static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
     msi_storage *apart;
 
     MS_TRY(msi_storage_new(&apart, u->ctx, p->place->nbytes, MS_MEM_GRADIENT));
-    memcpy(apart->data, p->place->data, (size_t)p->place->nbytes);
+    MS_TRY(msi_mem_copy(u->ctx, apart->data, p->place->data, p->place->nbytes));
     msi_storage_release(p->place->base);
     p->place->data = apart->data;
     p->place->base = apart;
@@ -192,7 +190,7 @@ static ms_status prepare(void *unit, void **out, bool *add)
         stored |= shows_reduced(&u->params[i]);
     }
     if (*add && !stored) { /* padding, too, is added to */
-        memset(u->grad->data, 0, (size_t)u->grad->nbytes);
+        MS_TRY(msi_mem_set(u->ctx, u->grad->data, 0, u->grad->nbytes));
     }
     for (int32_t i = 0; *add && i < u->n_params; i++) {
         if (u->params[i].piece.numel > 0) {

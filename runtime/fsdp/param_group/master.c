@@ -49,6 +49,7 @@ static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
     msi_view shard = piece_view(u, p, u->master);
     msi_init_args rule = rule_of(u, p);
 
+    MS_TRY(msi_settle(u->ctx));
     p->origin = u->world > 1 ? origin_of(u, param, &rule) : 0;
     p->given = param->materialized && param->master.storage->version != param->drawn;
     if (p->piece.numel == 0) {
@@ -72,14 +73,14 @@ ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)
 {
     int64_t nbytes = u->shard_numel * ms_dtype_size(u->orig_dtype);
     msi_storage *master;
-    ms_status status = MS_OK;
+    ms_status status;
 
     if (u->materialized) {
         return MS_OK;
     }
     MS_TRY(msi_storage_new(&master, u->ctx, nbytes, MS_MEM_PARAMETER));
-    memset(master->data, 0, (size_t)nbytes); /* padding stays zero for good */
     u->master = master;
+    status = msi_mem_set(u->ctx, master->data, 0, nbytes); /* padding stays zero for good */
     for (int32_t i = 0; i < u->n_params && status == MS_OK; i++) {
         status = fill_piece(u, &u->params[i]);
     }

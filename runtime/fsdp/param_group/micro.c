@@ -5,8 +5,6 @@
  * [Note: gradient tree] in accumulate.h. */
 #include "param_group.h"
 
-#include <string.h>
-
 /* -- its place --------------------------------------------------------------------------------- */
 
 /* It is born in the slot when it, or what it merges into in place, is what peers read. */
@@ -110,11 +108,11 @@ static ms_status fill_gaps(ms_fsdp_unit *u)
             msi_view_set_contiguous(&v, u->reduce_dtype, 1, &e.numel);
             MS_TRY(msi_fill(&v, -0.0));
         } else if (e.param < 0) {
-            memset(micro + e.offset * size, 0, (size_t)(e.numel * size));
+            MS_TRY(msi_mem_set(u->ctx, micro + e.offset * size, 0, e.numel * size));
         }
     }
-    memset(micro + u->total * size, 0, (size_t)((msi_unit_full_numel(u) - u->total) * size));
-    return MS_OK;
+    return msi_mem_set(u->ctx, micro + u->total * size, 0,
+                       (msi_unit_full_numel(u) - u->total) * size);
 }
 
 ms_status msi_unit_accumulate(ms_fsdp_unit *u)

@@ -186,6 +186,7 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest, 
                                       .largest = largest};
 
                 MS_TRY(msi_dispatch("clip_grad_norm", MSI_K_norm, u->orig_dtype, &args));
+                MS_TRY(msi_settle(u->ctx));
                 *total = msi_norm_fold(*total, &result, 1, largest);
             }
         }
@@ -254,8 +255,9 @@ static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, cons
         MS_TRY(measure(tree, o, q, &blocks, &fragments));
         room = blocks + fragments > room ? blocks + fragments : room;
     }
-    MS_TRY(msi_alloc(tree->ctx, room * tree->world, MS_MEM_SCRATCH, (void **)all));
-    MS_TRY_GOTO(msi_alloc(tree->ctx, room, MS_MEM_SCRATCH, (void **)&mine), done);
+    MS_TRY(msi_host_alloc(tree->ctx, room * tree->world, MS_MEM_SCRATCH, (void **)all));
+    MS_TRY_GOTO(msi_host_alloc(tree->ctx, room, MS_MEM_SCRATCH, (void **)&mine), done);
+    MS_TRY_GOTO(msi_settle(tree->ctx), done);
     MS_TRY_GOTO(measure(tree, o, tree->rank, &blocks, &fragments), done);
     message own = {(double *)(void *)mine, mine + blocks};
 
@@ -290,8 +292,8 @@ static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, co
     bool any = false;
     ms_status status = MS_OK;
 
-    MS_TRY(msi_alloc(tree->ctx, (int64_t)sizeof(*messages) * tree->world, MS_MEM_SCRATCH,
-                     (void **)&messages));
+    MS_TRY(msi_host_alloc(tree->ctx, (int64_t)sizeof(*messages) * tree->world, MS_MEM_SCRATCH,
+                          (void **)&messages));
     memset(messages, 0, sizeof(*messages) * (size_t)tree->world);
     for (int32_t i = 0; i < o->n; i++) {
         any |= is_sent(tree, &o->places[i]);

@@ -17,7 +17,7 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
             msi_tree_give_up(tree, "hash");
             return status;
         }
-        for (int32_t p = 0; p < u->n_params; p++) {
+        for (int32_t p = 0; p < u->n_params; p++) { /* gathered: all has run */
             const msi_unit_param *q = &u->params[p];
 
             hashes[offset[i] + p] =

@@ -41,8 +41,8 @@ static ms_status check_list(msi_place *sorted, int32_t n, int32_t n_held)
 /* From the heap that a steady step takes no memory from the system with. */
 static ms_status places_new(const ms_fsdp_tree *tree, int32_t n, msi_place **out)
 {
-    return msi_alloc(tree->ctx, (int64_t)sizeof(**out) * ((int64_t)n + 1), MS_MEM_SCRATCH,
-                     (void **)out);
+    return msi_host_alloc(tree->ctx, (int64_t)sizeof(**out) * ((int64_t)n + 1), MS_MEM_SCRATCH,
+                          (void **)out);
 }
 
 static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n,

@@ -159,6 +159,7 @@ static ms_status write_back(ms_fsdp_tree *tree)
     if (n == 0) {
         return MS_OK;
     }
+    MS_TRY(msi_settle(tree->ctx));
     MS_TRY(gather_deeds(tree, n, deeds));
     MS_TRY(check_same(tree, n, deeds));
     for (int32_t i = 0; i < tree->n_units; i++) {

@@ -1,0 +1,158 @@
+/* The context's device: opening it, enqueueing, waiting. */
+#include "device.h"
+
+#include "library.h"
+#include "moonshard/tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+_Atomic int32_t msi_n_devices;
+
+static int64_t args_bytes(int32_t kernel)
+{
+    static const int64_t bytes[] = {
+#define BYTES(name, args) sizeof(args),
+        MSI_KERNELS(BYTES)
+#undef BYTES
+    };
+
+    return bytes[kernel];
+}
+
+static msi_kernel_fn cpu_kernel(int32_t kernel, int32_t dtype)
+{
+    return msi_kernels()->fn[kernel][dtype];
+}
+
+static const char *const kinds[] = {"cpu", "fake"};
+
+/* The functions of a device of that kind. */
+static ms_status load(ms_context *ctx, const char *kind, const msi_device_ops **ops)
+{
+    const msi_device_ops *(*plugin)(void);
+    const char *why;
+    char file[64], what[80];
+    const msi_library library = {
+        .file = file, .symbol = "msi_device_plugin", .what = what, .nbytes = 1 << 20};
+    void *symbol;
+
+    snprintf(file, sizeof(file), "libmoonshard_%s.so", kind);
+    snprintf(what, sizeof(what), "device '%s' (without MS_DEVICE it is the CPU)", kind);
+    MS_TRY(msi_library_open(ctx, &library, &symbol, &why));
+    if (symbol == NULL) {
+        return MS_FAIL(MS_DEVICE_ERROR, "MS_DEVICE=%s: %s", kind, why);
+    }
+    memcpy(&plugin, &symbol, sizeof(plugin));
+    *ops = plugin();
+    return (*ops)->version == MSI_DEVICE_VERSION
+               ? MS_OK
+               : MS_FAIL(MS_DEVICE_ERROR, "%s has interface version %d, expected %d", file,
+                         (int)(*ops)->version, MSI_DEVICE_VERSION);
+}
+
+ms_status msi_device_open(ms_context *ctx)
+{
+    const msi_device_host host = {.user = ctx,
+                                  .kernel = cpu_kernel,
+                                  .args_bytes = args_bytes,
+                                  .gemm = msi_gemm_now,
+                                  .cpu = &msi_cpu_device_ops};
+    const int32_t kind = msi_switch_choice("MS_DEVICE", kinds, MSI_COUNT(kinds), 0);
+    char error[MSI_DEVICE_ERROR] = "";
+    const msi_device_ops *ops = NULL;
+
+    if (kind == 0) {
+        return MS_OK;
+    }
+    MS_TRY(load(ctx, kinds[kind], &ops));
+    switch (ops->open(&ctx->device, &host, ctx->rank, error)) {
+    case MSI_DEV_OK:
+        atomic_fetch_add(&msi_n_devices, 1);
+        return MS_OK;
+    case MSI_DEV_NO_MEMORY:
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open device '%s'", kinds[kind]);
+    default:
+        return MS_FAIL(MS_DEVICE_ERROR, "device '%s' does not open: %s", kinds[kind], error);
+    }
+}
+
+void msi_device_close(ms_context *ctx)
+{
+    if (ctx->device != NULL) {
+        ctx->device->ops->close(ctx->device);
+        ctx->device = NULL;
+        atomic_fetch_sub(&msi_n_devices, 1);
+    }
+}
+
+static ms_status outcome_of(const char *what, int32_t outcome)
+{
+    switch (outcome) {
+    case MSI_DEV_OK:
+        return MS_OK;
+    case MSI_DEV_NO_MEMORY:
+        return MS_FAIL(MS_OUT_OF_MEMORY, "%s: no memory to enqueue it", what);
+    default:
+        return MS_FAIL(MS_DEVICE_ERROR, "%s: the device refuses it (%d)", what, (int)outcome);
+    }
+}
+
+ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
+                         const void *args)
+{
+    int32_t outcome = d->ops->run(d, MSI_STREAM_COMPUTE, kernel, dtype, args);
+
+    return outcome == MSI_DEV_UNSUPPORTED
+               ? MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
+                         "%s is not implemented for dtype %s on device '%s' yet", op,
+                         ms_dtype_name(dtype), d->ops->kind)
+               : outcome_of(op, outcome);
+}
+
+ms_status msi_device_gemm(msi_device *d, const msi_gemm_args *args)
+{
+    return outcome_of("gemm", d->ops->gemm(d, MSI_STREAM_COMPUTE, args));
+}
+
+ms_status *msi_device_status(const ms_context *ctx, ms_status *now)
+{
+    return ctx->device != NULL ? &ctx->device->failed : now;
+}
+
+/* -- what the rooms above use ------------------------------------------------------------------ */
+
+ms_status msi_mem_copy_on(msi_device *d, void *to, const void *from, int64_t nbytes)
+{
+    return outcome_of("copy", d->ops->copy(d, MSI_STREAM_COMPUTE, to, from, nbytes));
+}
+
+ms_status msi_mem_set_on(msi_device *d, void *to, int32_t byte, int64_t nbytes)
+{
+    return outcome_of("fill", d->ops->set(d, MSI_STREAM_COMPUTE, to, byte, nbytes));
+}
+
+ms_status msi_device_wait(msi_device *d)
+{
+    for (int32_t i = 0; i < MSI_STREAMS && !d->running; i++) { /* an item has what it asks for */
+        MS_TRY(outcome_of("wait", d->ops->wait(d, d->ops->mark(d, i), NULL, NULL)));
+    }
+    return MS_OK;
+}
+
+ms_status msi_device_settle(msi_device *d)
+{
+    char error[MSI_DEVICE_ERROR];
+    ms_status status;
+
+    MS_TRY(msi_device_wait(d));
+    if (d->running) {
+        return MS_OK;
+    }
+    if (d->ops->failure(d, &status, error) != MSI_DEV_OK) {
+        return MS_FAIL(status, "device '%s': %s", d->ops->kind, error);
+    }
+    status = d->failed;
+    d->failed = MS_OK;
+    return status == MS_OK ? MS_OK : MS_FAIL(status, "device '%s': a product failed", d->ops->kind);
+}

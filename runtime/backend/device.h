@@ -1,0 +1,136 @@
+/* A device: memory, streams, order.
+ *
+ * Nothing assumes that a kernel has run when its call returns: work goes to a stream, a mark is a
+ * point in a stream, after() orders streams, words in host memory are posted and awaited by
+ * streams, and only the reader of a value waits. One device per context beside the CPU, which is
+ * one whose streams are always empty. Everything but open(), give() and wait() returns at once.
+ *
+ * Two things differ between devices, and no others:
+ *   - await() on a synchronous device answers MSI_DEV_NOT_YET where a word is not there yet, and
+ *     the caller keeps the work as a task. Others enqueue the wait and answer MSI_DEV_OK.
+ *   - copy() takes pointers of any place. Host memory that is not pinned must stay as it is until
+ *     the copy has run. */
+#ifndef MSI_DEVICE_H
+#define MSI_DEVICE_H
+
+#include "backend.h"
+
+#include <stdatomic.h>
+
+enum { MSI_DEVICE_VERSION = 1 }; /* of this file, kernel_args.h and the kernels' names */
+
+enum {
+    MSI_STREAM_COMPUTE,
+    MSI_STREAM_GATHER,
+    MSI_STREAM_REDUCE,
+    MSI_STREAM_OUT,
+    MSI_STREAM_IN,
+    MSI_STREAMS
+};
+
+enum {
+    MSI_DEV_OK,
+    MSI_DEV_NOT_YET,
+    MSI_DEV_UNSUPPORTED,
+    MSI_DEV_NO_MEMORY,
+    MSI_DEV_FAILED,
+    MSI_DEV_LOST /* it will not answer any more: the process must end */
+};
+
+enum { MSI_PLACE_DEVICE, MSI_PLACE_PINNED };
+
+/* A point in a stream: a plain value, never freed. ticket 0: long past. */
+typedef struct msi_mark {
+    int32_t stream;
+    uint64_t ticket;
+} msi_mark;
+
+typedef struct msi_device_info {
+    char name[64];
+    int32_t index;
+    int64_t total, free; /* bytes */
+    bool synchronous;    /* what is enqueued has run on return */
+} msi_device_info;
+
+typedef struct msi_device msi_device;
+
+/* What the runtime offers a device's plug-in. */
+typedef struct msi_device_host {
+    void *user;
+    msi_kernel_fn (*kernel)(int32_t kernel, int32_t dtype); /* the CPU's, or NULL */
+    int64_t (*args_bytes)(int32_t kernel);
+    /* The CPU's product. */
+    ms_status (*gemm)(void *user, const msi_gemm_args *args);
+    const struct msi_device_ops *cpu; /* what a device of host memory has in common with it */
+} msi_device_host;
+
+typedef struct msi_device_ops {
+    int32_t version;  /* MSI_DEVICE_VERSION */
+    const char *kind; /* "cpu", "fake" */
+
+    /* life. `error` has room for MSI_DEVICE_ERROR bytes, here and below. */
+    int32_t (*open)(msi_device **out, const msi_device_host *host, int32_t index, char *error);
+    void (*close)(msi_device *d); /* what is enqueued runs first */
+    void (*info)(msi_device *d, msi_device_info *out);
+
+    /* memory from the system, 64-byte aligned; the context's heap stands above it */
+    int32_t (*take)(msi_device *d, int64_t nbytes, int32_t place, void **out);
+    void (*give)(msi_device *d, void *p, int64_t nbytes, int32_t place);
+    /* Memory that others may map by `*fd`, which is the caller's to close. */
+    int32_t (*share)(msi_device *d, int64_t nbytes, void **out, int32_t *fd);
+    int32_t (*attach)(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out);
+    void (*detach)(msi_device *d, void *p, int64_t nbytes);
+
+    /* work, in stream order; arguments are copied */
+    int32_t (*run)(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype, const void *args);
+    int32_t (*gemm)(msi_device *d, int32_t stream, const msi_gemm_args *args);
+    int32_t (*copy)(msi_device *d, int32_t stream, void *to, const void *from, int64_t nbytes);
+    int32_t (*set)(msi_device *d, int32_t stream, void *to, int32_t byte, int64_t nbytes);
+
+    /* order */
+    msi_mark (*mark)(msi_device *d, int32_t stream); /* after all enqueued so far */
+    int32_t (*after)(msi_device *d, int32_t stream, msi_mark m);
+    int32_t (*done)(msi_device *d, msi_mark m);
+    /* Until it is done, or `go_on` (NULL: always) says no: MSI_DEV_NOT_YET then. */
+    int32_t (*wait)(msi_device *d, msi_mark m, bool (*go_on)(void *user), void *user);
+
+    /* words in host memory that all ranks of the host see. `words` is copied. */
+    int32_t (*post)(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint64_t value);
+    int32_t (*await)(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
+                     uint64_t at_least);
+
+    /* The first failure of what has run since it was asked last: MSI_DEV_OK, or what it was. */
+    int32_t (*failure)(msi_device *d, ms_status *status, char *error);
+} msi_device_ops;
+
+enum { MSI_DEVICE_ERROR = 256 };
+
+/* Devices begin with this. */
+struct msi_device {
+    const msi_device_ops *ops;
+    bool
+        running; /* one of its items runs now, on this thread: what that asks for is done at once */
+    ms_status failed; /* said by an item that has run; the first failure */
+};
+
+extern const msi_device_ops msi_cpu_device_ops;
+
+/* Open the device that MS_DEVICE names as the context's, whose `device` is NULL while it is the CPU
+ * ("cpu", or nothing). MS_DEVICE_ERROR, MS_OUT_OF_MEMORY when it does not open. */
+ms_status msi_device_open(ms_context *ctx);
+void msi_device_close(ms_context *ctx);
+/* Has any context of this process one? (Who knows no context asks for it only then: that costs as
+ * much as a small kernel.) */
+extern _Atomic int32_t msi_n_devices;
+static inline bool msi_any_device(void)
+{
+    return atomic_load_explicit(&msi_n_devices, memory_order_relaxed) != 0;
+}
+/* Run one, on the stream of computing. `op` names the caller in errors. */
+ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
+                         const void *args);
+ms_status msi_device_gemm(msi_device *d, const msi_gemm_args *args);
+/* What the host of a device's product calls: the CPU's, now. */
+ms_status msi_gemm_now(void *ctx, const msi_gemm_args *args);
+
+#endif

@@ -1,0 +1,89 @@
+/* Finding and opening plug-ins. Nothing is remembered here: dlopen() itself counts, so threads need
+ * no lock, and what was found is kept by each context. */
+#include "library.h"
+
+#include "backend.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char here[] = "in the object that holds the runtime";
+
+static _Thread_local char why[512];
+
+/* dlopen(), where a file that is not there (this one or one it needs) is no failure: NULL then.
+ * What dlerror() says is made with strerror(), in whatever language. */
+static ms_status open_file(const char *path, const char *what, void **library)
+{
+    *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (*library != NULL) {
+        return MS_OK;
+    }
+    const char *text = dlerror();
+
+    snprintf(why, sizeof(why), "%s", text != NULL ? text : "out of memory");
+    if (strstr(why, strerror(ENOENT)) != NULL) {
+        return MS_OK;
+    }
+    bool memory = strstr(why, strerror(ENOMEM)) != NULL || strstr(why, "out of memory") != NULL;
+
+    return MS_FAIL(memory ? MS_OUT_OF_MEMORY : MS_DEVICE_ERROR, "cannot open %s: %s", what, why);
+}
+
+static ms_status open_in(const char *folder, size_t folder_len, const char *file, const char *what,
+                         void **library)
+{
+    char path[PATH_MAX];
+
+    if (snprintf(path, sizeof(path), "%.*s/%s", (int)folder_len, folder, file) >=
+        (int)sizeof(path)) {
+        snprintf(why, sizeof(why), "the path of %s would be too long", file);
+        return MS_OK;
+    }
+    return open_file(path, what, library);
+}
+
+static ms_status open_library(const char *file, const char *what, void **library)
+{
+    const char *folder = msi_switch_text("MS_PLUGIN_DIR", NULL);
+    Dl_info self;
+
+    *library = NULL;
+    if (folder != NULL) {
+        MS_TRY(open_in(folder, strlen(folder), file, what, library));
+        if (*library == NULL) {
+            msi_switch_warn("MS_PLUGIN_DIR is '%s': %s; it is ignored", folder, why);
+        }
+    }
+    if (*library == NULL && dladdr(here, &self) != 0 && self.dli_fname != NULL) {
+        const char *slash = strrchr(self.dli_fname, '/');
+
+        if (slash != NULL) {
+            MS_TRY(open_in(self.dli_fname, (size_t)(slash - self.dli_fname), file, what, library));
+        }
+    }
+    return *library != NULL ? MS_OK : open_file(file, what, library);
+}
+
+ms_status msi_library_open(ms_context *ctx, const msi_library *which, void **symbol,
+                           const char **reason)
+{
+    char opening[160];
+    void *library;
+
+    *symbol = NULL;
+    *reason = why;
+    snprintf(opening, sizeof(opening), "opening %s", which->what);
+    MS_TRY(msi_alloc_probe(ctx, which->nbytes, opening));
+    MS_TRY(open_library(which->file, which->what, &library));
+    if (library != NULL) {
+        *symbol = dlsym(library, which->symbol);
+        if (*symbol == NULL) {
+            snprintf(why, sizeof(why), "%s does not export %s", which->file, which->symbol);
+        }
+    }
+    return MS_OK;
+}

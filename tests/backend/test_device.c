@@ -1,0 +1,358 @@
+/* runtime/backend/device.h: what every device keeps to: the CPU, and the one that runs things later
+ * under both of its orders. */
+#include "device.h"
+#include "ms_test.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { N = 64, SEEDS = 200 };
+
+static msi_kernel_fn kernel(int32_t k, int32_t dtype)
+{
+    return msi_kernels()->fn[k][dtype];
+}
+
+static int64_t args_bytes(int32_t k)
+{
+    return k == MSI_K_tree ? sizeof(msi_tree_args) : sizeof(msi_ew_args);
+}
+
+static ms_status gemm(void *user, const msi_gemm_args *args)
+{
+    (void)user;
+    msi_kernels()->fn[MSI_K_gemm][args->dtype](args);
+    return MS_OK;
+}
+
+static const msi_device_ops *fake_ops(void)
+{
+    const msi_device_ops *(*plugin)(void);
+    const char *folder = getenv("MS_PLUGIN_DIR");
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%s/libmoonshard_fake.so", folder != NULL ? folder : ".");
+    void *library = dlopen(path, RTLD_NOW);
+
+    if (library == NULL) {
+        fprintf(stderr, "%s\n", dlerror());
+    }
+    assert_non_null(library);
+    *(void **)&plugin = dlsym(library, "msi_device_plugin");
+    return plugin();
+}
+
+static msi_device *open_device(const msi_device_ops *ops, int32_t seed)
+{
+    const msi_device_host host = {
+        .kernel = kernel, .args_bytes = args_bytes, .gemm = gemm, .cpu = &msi_cpu_device_ops};
+    char error[MSI_DEVICE_ERROR];
+    msi_device *d;
+
+    setenv("MS_FAKE_ORDER", seed % 2 == 0 ? "uniform" : "priorities", 1);
+    assert_int_equal(ops->open(&d, &host, seed, error), MSI_DEV_OK);
+    return d;
+}
+
+/* `body` on the CPU, and with as many seeds on the other. @return for how many it held */
+static int32_t count_right(bool (*body)(msi_device *d))
+{
+    const msi_device_ops *fake = fake_ops();
+    int32_t n = 0;
+
+    for (int32_t seed = 0; seed < SEEDS; seed++) {
+        msi_device *d = open_device(fake, seed);
+
+        n += body(d);
+        d->ops->close(d);
+    }
+    return n;
+}
+
+static void assert_always(bool (*body)(msi_device *d))
+{
+    msi_device *cpu = open_device(&msi_cpu_device_ops, 0);
+
+    assert_true(body(cpu));
+    cpu->ops->close(cpu);
+    assert_int_equal(count_right(body), SEEDS);
+}
+
+/* out = in + 1, of N f32 */
+static void add_one(msi_device *d, int32_t stream, float *out, const float *in)
+{
+    msi_ew_args args = {.out = out, .in = {in}, .scalar = {1, 1}};
+
+    args.loop.ndim = 1;
+    args.loop.shape[0] = N;
+    args.loop.stride[0][0] = args.loop.stride[1][0] = 1;
+    assert_int_equal(d->ops->run(d, stream, MSI_K_affine, MS_DTYPE_F32, &args), MSI_DEV_OK);
+}
+
+static void wait_for(msi_device *d, int32_t stream)
+{
+    assert_int_equal(d->ops->wait(d, d->ops->mark(d, stream), NULL, NULL), MSI_DEV_OK);
+}
+
+static float *take(msi_device *d)
+{
+    void *p;
+
+    assert_int_equal(d->ops->take(d, N * sizeof(float), MSI_PLACE_DEVICE, &p), MSI_DEV_OK);
+    assert_int_equal((uintptr_t)p % 64, 0);
+    return p;
+}
+
+static void give(msi_device *d, float *p)
+{
+    d->ops->give(d, p, N * sizeof(float), MSI_PLACE_DEVICE);
+}
+
+/* -- one stream -------------------------------------------------------------------------------- */
+
+static bool keeps_its_order(msi_device *d)
+{
+    float *a = take(d), *b = take(d);
+
+    d->ops->set(d, MSI_STREAM_COMPUTE, a, 0, N * sizeof(float));
+    for (int32_t i = 0; i < 5; i++) {
+        add_one(d, MSI_STREAM_COMPUTE, a, a);
+    }
+    d->ops->copy(d, MSI_STREAM_COMPUTE, b, a, N * sizeof(float));
+    add_one(d, MSI_STREAM_COMPUTE, a, a);
+    wait_for(d, MSI_STREAM_COMPUTE);
+    const bool right = a[0] == 6 && b[0] == 5 && b[N - 1] == 5;
+
+    give(d, a);
+    give(d, b);
+    return right;
+}
+
+static void test_backend_device__a_stream_keeps_its_order(void **state)
+{
+    (void)state;
+    assert_always(keeps_its_order);
+}
+
+/* -- several ----------------------------------------------------------------------------------- */
+
+/* One stream writes what another reads, back and forth. */
+static float pass_on(msi_device *d, bool ordered)
+{
+    float *a = take(d), *b = take(d);
+
+    d->ops->set(d, MSI_STREAM_COMPUTE, a, 0, N * sizeof(float));
+    for (int32_t i = 0; i < 4; i++) {
+        if (ordered) {
+            d->ops->after(d, MSI_STREAM_GATHER, d->ops->mark(d, MSI_STREAM_COMPUTE));
+        }
+        add_one(d, MSI_STREAM_GATHER, b, a);
+        d->ops->after(d, MSI_STREAM_COMPUTE, d->ops->mark(d, MSI_STREAM_GATHER));
+        add_one(d, MSI_STREAM_COMPUTE, a, b);
+    }
+    wait_for(d, MSI_STREAM_COMPUTE);
+    const float result = a[N / 2];
+
+    give(d, a);
+    give(d, b);
+    return result;
+}
+
+static bool passes_on(msi_device *d)
+{
+    return pass_on(d, true) == 8;
+}
+
+static bool passes_on_without_order(msi_device *d)
+{
+    return pass_on(d, false) == 8;
+}
+
+static void test_backend_device__streams_go_on_after_marks(void **state)
+{
+    (void)state;
+    assert_always(passes_on);
+}
+
+static void test_backend_device__what_is_not_ordered_comes_out_wrong(void **state)
+{
+    (void)state;
+    assert_true(count_right(passes_on_without_order) < SEEDS * 3 / 4);
+}
+
+static bool is_read_early(msi_device *d)
+{
+    float *a = take(d);
+
+    d->ops->set(d, MSI_STREAM_COMPUTE, a, 0, N * sizeof(float));
+    for (int32_t i = 0; i < 6; i++) {
+        add_one(d, MSI_STREAM_COMPUTE, a, a);
+    }
+    const bool right = a[0] == 6;
+
+    give(d, a);
+    return right;
+}
+
+static void test_backend_device__who_does_not_wait_reads_something_else(void **state)
+{
+    (void)state;
+    assert_true(count_right(is_read_early) < SEEDS / 4);
+}
+
+/* -- words ------------------------------------------------------------------------------------- */
+
+/* A stream waits for the words of two others, whatever was enqueued first. */
+static bool waits_for_words(msi_device *d)
+{
+    _Atomic uint64_t word[2] = {0, 0};
+    _Atomic uint64_t *const words[2] = {&word[0], &word[1]};
+    float *a = take(d), *b = take(d), *c = take(d);
+
+    d->ops->set(d, MSI_STREAM_COMPUTE, a, 0, N * sizeof(float));
+    d->ops->set(d, MSI_STREAM_GATHER, b, 0, N * sizeof(float));
+    wait_for(d, MSI_STREAM_COMPUTE);
+    wait_for(d, MSI_STREAM_GATHER);
+    int32_t outcome = d->ops->await(d, MSI_STREAM_REDUCE, words, 2, 3);
+
+    add_one(d, MSI_STREAM_COMPUTE, a, a);
+    d->ops->post(d, MSI_STREAM_COMPUTE, words[0], 3);
+    add_one(d, MSI_STREAM_GATHER, b, b);
+    add_one(d, MSI_STREAM_GATHER, b, b);
+    d->ops->post(d, MSI_STREAM_GATHER, words[1], 4);
+    if (outcome == MSI_DEV_NOT_YET) { /* synchronous: the caller asks again */
+        outcome = d->ops->await(d, MSI_STREAM_REDUCE, words, 2, 3);
+    }
+    assert_int_equal(outcome, MSI_DEV_OK);
+    d->ops->copy(d, MSI_STREAM_REDUCE, c, a, N / 2 * sizeof(float));
+    d->ops->copy(d, MSI_STREAM_REDUCE, c + N / 2, b, N / 2 * sizeof(float));
+    wait_for(d, MSI_STREAM_REDUCE);
+    const bool right = c[0] == 1 && c[N - 1] == 2 && word[0] == 3 && word[1] == 4;
+
+    give(d, a);
+    give(d, b);
+    give(d, c);
+    return right;
+}
+
+static void test_backend_device__a_stream_waits_for_words(void **state)
+{
+    (void)state;
+    assert_always(waits_for_words);
+}
+
+static bool never(void *user)
+{
+    (*(int32_t *)user)++;
+    return false;
+}
+
+static bool gives_up_waiting(msi_device *d)
+{
+    _Atomic uint64_t word = 0;
+    _Atomic uint64_t *const words[1] = {&word};
+    int32_t n_asked = 0;
+
+    if (d->ops->await(d, MSI_STREAM_GATHER, words, 1, 1) == MSI_DEV_NOT_YET) {
+        return true; /* synchronous: nothing was enqueued */
+    }
+    const msi_mark m = d->ops->mark(d, MSI_STREAM_GATHER);
+    const bool right = d->ops->done(d, m) == MSI_DEV_NOT_YET &&
+                       d->ops->wait(d, m, never, &n_asked) == MSI_DEV_NOT_YET && n_asked == 1;
+
+    atomic_store(&word, 1);
+    return right && d->ops->wait(d, m, never, &n_asked) == MSI_DEV_OK;
+}
+
+static void test_backend_device__a_wait_ends_when_its_caller_says_so(void **state)
+{
+    (void)state;
+    assert_always(gives_up_waiting);
+}
+
+/* -- memory ------------------------------------------------------------------------------------ */
+
+static bool shares_memory(msi_device *d)
+{
+    void *own, *other;
+    int32_t fd;
+
+    assert_int_equal(d->ops->share(d, 8192, &own, &fd), MSI_DEV_OK);
+    assert_int_equal(d->ops->attach(d, fd, 8192, true, &other), MSI_DEV_OK);
+    d->ops->set(d, MSI_STREAM_GATHER, own, 7, 8192);
+    wait_for(d, MSI_STREAM_GATHER);
+    const bool right = own != other && memcmp(own, other, 8192) == 0 && ((char *)other)[8191] == 7;
+
+    d->ops->detach(d, own, 8192);
+    d->ops->detach(d, other, 8192);
+    close(fd);
+    return right;
+}
+
+static void test_backend_device__shared_memory_has_two_addresses(void **state)
+{
+    (void)state;
+    assert_always(shares_memory);
+}
+
+/* -- the runtime on it ------------------------------------------------------------------------- */
+
+static void test_backend_device__an_unknown_one_is_a_warning_and_the_cpu(void **state)
+{
+    ms_tensor *t;
+
+    (void)state;
+    ms_close();
+    setenv("MS_DEVICE", "abacus", 1);
+    assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 1));
+    assert_null(msi_context()->device);
+    ms_tensor_free(t);
+    unsetenv("MS_DEVICE");
+    ms_close();
+}
+
+static void test_backend_device__freed_memory_is_no_number(void **state)
+{
+    const int64_t n = 100;
+    ms_tensor *t;
+    double value;
+
+    (void)state;
+    ms_close();
+    setenv("MS_DEVICE", "fake", 1);
+    assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 1, &n, 3));
+    assert_non_null(msi_context()->device);
+    ms_tensor_free(t);
+    assert_ok(ms_tensor_empty(&t, MS_DTYPE_F32, 1, &n));
+    assert_true(isnan(((const float *)host_bytes(t))[n - 1]));
+    assert_ok(ms_tensor_fill(t, 2));
+    ms_tensor *sum;
+
+    assert_ok(ms_op_sum(&sum, t, 1, false));
+    assert_ok(ms_tensor_item(sum, &value));
+    assert_true(value == 200);
+    ms_tensor_free(sum);
+    ms_tensor_free(t);
+    assert_ok(ms_close());
+    assert_null(msi_context()->device);
+    unsetenv("MS_DEVICE");
+    ms_close();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_backend_device__a_stream_keeps_its_order),
+        cmocka_unit_test(test_backend_device__streams_go_on_after_marks),
+        cmocka_unit_test(test_backend_device__what_is_not_ordered_comes_out_wrong),
+        cmocka_unit_test(test_backend_device__who_does_not_wait_reads_something_else),
+        cmocka_unit_test(test_backend_device__a_stream_waits_for_words),
+        cmocka_unit_test(test_backend_device__a_wait_ends_when_its_caller_says_so),
+        cmocka_unit_test(test_backend_device__shared_memory_has_two_addresses),
+        cmocka_unit_test(test_backend_device__an_unknown_one_is_a_warning_and_the_cpu),
+        cmocka_unit_test(test_backend_device__freed_memory_is_no_number),
+    };
+
+    return cmocka_run_group_tests_name("backend/device", tests, NULL, NULL);
+}

@@ -1,0 +1,438 @@
+/* A device that runs what it is given later, in a random legal order, on the CPU's kernels: what
+ * the runtime forgets to order, or reads without waiting, comes out wrong. libmoonshard_fake.so,
+ * opened where MS_DEVICE=fake.
+ *
+ * Streams are queues. Items run in wait(), done() and, by chance, whenever anything is enqueued. Of
+ * the streams that may go on one is drawn: uniformly (MS_FAKE_ORDER=uniform), or, else, the one of
+ * highest priority, where priorities are drawn and now and then the highest falls to the bottom, so
+ * that one stream runs far ahead of the others (Burckhardt et al., ASPLOS 2010). MS_FAKE_SEED=n
+ * draws other orders. Memory that is taken holds NaN. */
+#include "device.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef enum item_kind { RUN, GEMM, COPY, SET, AFTER, POST, AWAIT } item_kind;
+
+typedef struct item {
+    struct item *next;
+    item_kind kind;
+    int32_t kernel, dtype; /* RUN */
+    void *to;              /* COPY, SET */
+    const void *from;
+    int64_t n; /* bytes, or words */
+    int32_t byte;
+    msi_mark mark;            /* AFTER */
+    uint64_t value;           /* POST, AWAIT */
+    _Alignas(16) char args[]; /* of a kernel; or words */
+} item;
+
+typedef struct stream {
+    item *first, **last;
+    uint64_t enqueued, done;
+    int64_t priority;
+} stream;
+
+typedef struct fake_device {
+    msi_device base;
+    msi_device_host host;
+    stream streams[MSI_STREAMS];
+    uint64_t dice;
+    bool uniform;
+    int64_t lowest; /* priority that was given last */
+    ms_status failure;
+    char error[MSI_DEVICE_ERROR];
+} fake_device;
+
+/* -- chance ------------------------------------------------------------------------------------ */
+
+static uint64_t roll(fake_device *d)
+{
+    d->dice ^= d->dice << 13;
+    d->dice ^= d->dice >> 7;
+    d->dice ^= d->dice << 17;
+    return d->dice;
+}
+
+static bool chance(fake_device *d, uint64_t one_of)
+{
+    return roll(d) % one_of == 0;
+}
+
+/* -- running ----------------------------------------------------------------------------------- */
+
+static bool may_run(const fake_device *d, const item *it)
+{
+    if (it->kind == AFTER) {
+        return d->streams[it->mark.stream].done >= it->mark.ticket;
+    }
+    for (int64_t i = 0; it->kind == AWAIT && i < it->n; i++) {
+        _Atomic uint64_t *word;
+
+        memcpy(&word, it->args + i * (int64_t)sizeof(word), sizeof(word));
+        if (atomic_load(word) < it->value) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void fail(fake_device *d, ms_status status, const char *what)
+{
+    if (d->failure == MS_OK) {
+        d->failure = status;
+        snprintf(d->error, sizeof(d->error), "%s", what);
+    }
+}
+
+static void run_item(fake_device *d, const item *it)
+{
+    d->base.running = true;
+    switch (it->kind) {
+    case RUN:
+        d->host.kernel(it->kernel, it->dtype)(it->args);
+        break;
+    case GEMM: {
+        ms_status status =
+            d->host.gemm(d->host.user, (const msi_gemm_args *)(const void *)it->args);
+
+        if (status != MS_OK) {
+            fail(d, status, "gemm");
+        }
+        break;
+    }
+    case COPY:
+        memcpy(it->to, it->from, (size_t)it->n);
+        break;
+    case SET:
+        memset(it->to, it->byte, (size_t)it->n);
+        break;
+    case POST:
+        atomic_store((_Atomic uint64_t *)it->to, it->value);
+        break;
+    default: /* its turn has come */
+        break;
+    }
+    d->base.running = false;
+}
+
+/* The stream to go on with, or NULL: none may. */
+static stream *choose(fake_device *d)
+{
+    stream *chosen = NULL;
+    uint64_t n = 0;
+
+    for (int32_t i = 0; i < MSI_STREAMS; i++) {
+        stream *s = &d->streams[i];
+
+        if (s->first == NULL || !may_run(d, s->first)) {
+            continue;
+        }
+        if (d->uniform ? chance(d, ++n) : chosen == NULL || s->priority > chosen->priority) {
+            chosen = s;
+        }
+    }
+    if (chosen != NULL && !d->uniform && chance(d, 40)) {
+        chosen->priority = --d->lowest;
+    }
+    return chosen;
+}
+
+/* One item of any stream. False: none may run. */
+static bool step(fake_device *d)
+{
+    stream *s = choose(d);
+
+    if (s == NULL) {
+        return false;
+    }
+    item *it = s->first;
+
+    s->first = it->next;
+    if (s->first == NULL) {
+        s->last = &s->first;
+    }
+    run_item(d, it);
+    s->done++;
+    free(it);
+    return true;
+}
+
+/* -- enqueueing -------------------------------------------------------------------------------- */
+
+/* `it` is to be freed or NULL; it goes behind what is in the stream. */
+static int32_t enqueue(fake_device *d, int32_t to, item *it)
+{
+    stream *s = &d->streams[to];
+
+    if (it == NULL) {
+        return MSI_DEV_NO_MEMORY;
+    }
+    if (d->base.running) { /* asked for by an item: part of it */
+        run_item(d, it);
+        d->base.running = true;
+        free(it);
+        return MSI_DEV_OK;
+    }
+    *s->last = it;
+    s->last = &it->next;
+    s->enqueued++;
+    if (chance(d, 4)) {
+        for (uint64_t n = roll(d) % 8; n > 0 && step(d); n--) {
+        }
+    }
+    return MSI_DEV_OK;
+}
+
+static item *new_item(item_kind kind, const void *args, int64_t args_bytes)
+{
+    item *it = calloc(1, sizeof(*it) + (size_t)args_bytes);
+
+    if (it != NULL) {
+        it->kind = kind;
+        if (args_bytes > 0) {
+            memcpy(it->args, args, (size_t)args_bytes);
+        }
+    }
+    return it;
+}
+
+static int32_t fake_run(msi_device *base, int32_t to, int32_t kernel, int32_t dtype,
+                        const void *args)
+{
+    fake_device *d = (fake_device *)base;
+
+    if (d->host.kernel(kernel, dtype) == NULL) {
+        return MSI_DEV_UNSUPPORTED;
+    }
+    item *it = new_item(RUN, args, d->host.args_bytes(kernel));
+
+    if (it != NULL) {
+        it->kernel = kernel;
+        it->dtype = dtype;
+    }
+    return enqueue(d, to, it);
+}
+
+static int32_t fake_gemm(msi_device *base, int32_t to, const msi_gemm_args *args)
+{
+    return enqueue((fake_device *)base, to, new_item(GEMM, args, sizeof(*args)));
+}
+
+static int32_t fake_copy(msi_device *base, int32_t to_stream, void *to, const void *from, int64_t n)
+{
+    item *it = new_item(COPY, NULL, 0);
+
+    if (it != NULL) {
+        it->to = to;
+        it->from = from;
+        it->n = n;
+    }
+    return enqueue((fake_device *)base, to_stream, it);
+}
+
+static int32_t fake_set(msi_device *base, int32_t to_stream, void *to, int32_t byte, int64_t n)
+{
+    item *it = new_item(SET, NULL, 0);
+
+    if (it != NULL) {
+        it->to = to;
+        it->byte = byte;
+        it->n = n;
+    }
+    return enqueue((fake_device *)base, to_stream, it);
+}
+
+/* -- order ------------------------------------------------------------------------------------- */
+
+static msi_mark fake_mark(msi_device *base, int32_t of)
+{
+    return (msi_mark){of, ((fake_device *)base)->streams[of].enqueued};
+}
+
+static int32_t fake_after(msi_device *base, int32_t to, msi_mark m)
+{
+    item *it = new_item(AFTER, NULL, 0);
+
+    if (it != NULL) {
+        it->mark = m;
+    }
+    return enqueue((fake_device *)base, to, it);
+}
+
+static bool is_done(const fake_device *d, msi_mark m)
+{
+    return d->streams[m.stream].done >= m.ticket;
+}
+
+static int32_t fake_done(msi_device *base, msi_mark m)
+{
+    fake_device *d = (fake_device *)base;
+
+    while (!is_done(d, m) && chance(d, 2) && step(d)) {
+    }
+    return is_done(d, m) ? MSI_DEV_OK : MSI_DEV_NOT_YET;
+}
+
+static int32_t fake_wait(msi_device *base, msi_mark m, bool (*go_on)(void *user), void *user)
+{
+    fake_device *d = (fake_device *)base;
+
+    while (!is_done(d, m)) {
+        if (step(d)) {
+            continue;
+        }
+        if (go_on != NULL && !go_on(user)) {
+            return MSI_DEV_NOT_YET;
+        }
+        sched_yield(); /* words of others */
+    }
+    return MSI_DEV_OK;
+}
+
+static int32_t fake_post(msi_device *base, int32_t to, _Atomic uint64_t *word, uint64_t value)
+{
+    item *it = new_item(POST, NULL, 0);
+
+    if (it != NULL) {
+        it->to = (void *)word;
+        it->value = value;
+    }
+    return enqueue((fake_device *)base, to, it);
+}
+
+static int32_t fake_await(msi_device *base, int32_t to, _Atomic uint64_t *const *words, int32_t n,
+                          uint64_t at_least)
+{
+    item *it = new_item(AWAIT, words, n * (int64_t)sizeof(*words));
+
+    if (it != NULL) {
+        it->n = n;
+        it->value = at_least;
+    }
+    return enqueue((fake_device *)base, to, it);
+}
+
+static int32_t fake_failure(msi_device *base, ms_status *status, char *error)
+{
+    fake_device *d = (fake_device *)base;
+
+    *status = d->failure;
+    snprintf(error, MSI_DEVICE_ERROR, "%s", d->error);
+    d->failure = MS_OK;
+    return *status == MS_OK ? MSI_DEV_OK : MSI_DEV_FAILED;
+}
+
+/* -- memory, life ------------------------------------------------------------------------------ */
+
+static void settle(fake_device *d)
+{
+    for (int32_t i = 0; i < MSI_STREAMS; i++) {
+        fake_wait(&d->base, fake_mark(&d->base, i), NULL, NULL);
+    }
+}
+
+static int32_t fake_take(msi_device *d, int64_t nbytes, int32_t place, void **out)
+{
+    (void)d;
+    (void)place;
+    *out = aligned_alloc(64, (size_t)((nbytes + 63) / 64 * 64));
+    if (*out == NULL) {
+        return MSI_DEV_NO_MEMORY;
+    }
+    memset(*out, 0xff, (size_t)nbytes);
+    return MSI_DEV_OK;
+}
+
+static void fake_give(msi_device *base, void *p, int64_t nbytes, int32_t place)
+{
+    (void)nbytes;
+    (void)place;
+    if (!base->running) {
+        settle((fake_device *)base);
+    }
+    free(p);
+}
+
+static int32_t fake_share(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
+{
+    return ((fake_device *)d)->host.cpu->share(d, nbytes, out, fd);
+}
+
+static int32_t fake_attach(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out)
+{
+    return ((fake_device *)d)->host.cpu->attach(d, fd, nbytes, readonly, out);
+}
+
+static void fake_detach(msi_device *base, void *p, int64_t nbytes)
+{
+    settle((fake_device *)base);
+    ((fake_device *)base)->host.cpu->detach(base, p, nbytes);
+}
+
+static void fake_info(msi_device *d, msi_device_info *out)
+{
+    (void)d;
+    *out = (msi_device_info){.name = "a device that runs things later"};
+}
+
+static void fake_close(msi_device *base)
+{
+    settle((fake_device *)base);
+    free(base);
+}
+
+static const msi_device_ops fake_ops;
+
+static int32_t fake_open(msi_device **out, const msi_device_host *host, int32_t index, char *error)
+{
+    const char *seed = getenv("MS_FAKE_SEED"), *order = getenv("MS_FAKE_ORDER");
+    fake_device *d = calloc(1, sizeof(*d));
+
+    (void)error;
+    if (d == NULL) {
+        return MSI_DEV_NO_MEMORY;
+    }
+    d->base.ops = &fake_ops;
+    d->host = *host;
+    d->uniform = order != NULL && strcmp(order, "uniform") == 0;
+    d->dice = 0x9e3779b97f4a7c15u * (uint64_t)(1 + index + (seed != NULL ? atoll(seed) : 0));
+    for (int32_t i = 0; i < MSI_STREAMS; i++) {
+        d->streams[i].last = &d->streams[i].first;
+        d->streams[i].priority = (int64_t)(roll(d) >> 8);
+    }
+    *out = &d->base;
+    return MSI_DEV_OK;
+}
+
+static const msi_device_ops fake_ops = {.version = MSI_DEVICE_VERSION,
+                                        .kind = "fake",
+                                        .open = fake_open,
+                                        .close = fake_close,
+                                        .info = fake_info,
+                                        .take = fake_take,
+                                        .give = fake_give,
+                                        .share = fake_share,
+                                        .attach = fake_attach,
+                                        .detach = fake_detach,
+                                        .run = fake_run,
+                                        .gemm = fake_gemm,
+                                        .copy = fake_copy,
+                                        .set = fake_set,
+                                        .mark = fake_mark,
+                                        .after = fake_after,
+                                        .done = fake_done,
+                                        .wait = fake_wait,
+                                        .post = fake_post,
+                                        .await = fake_await,
+                                        .failure = fake_failure};
+
+__attribute__((visibility("default"))) const msi_device_ops *msi_device_plugin(void);
+
+const msi_device_ops *msi_device_plugin(void)
+{
+    return &fake_ops;
+}
