@@ -13,6 +13,9 @@
 #include "moonshard/autograd.h"
 #include "op.h"
 
+/* Operators of this context are recorded from now on. */
+void msi_autograd_install(ms_context *ctx);
+
 /* A view saved for backward, with the storage's version at that time. */
 typedef struct msi_saved {
     msi_view view; /* storage retained; NULL when empty */

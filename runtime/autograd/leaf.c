@@ -40,7 +40,7 @@ bool ms_grad_enabled(void)
 {
     const ms_context *ctx = msi_context_peek();
 
-    return ctx == NULL || msi_op_recorder_installed->recording(ctx);
+    return ctx == NULL || ctx->recorder->recording(ctx);
 }
 
 ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)

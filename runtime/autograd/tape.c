@@ -1,7 +1,7 @@
 /* The tape: nodes are made here as ops run, and die here.
  *
- * Installed at the one observable point (op.h): before an op's forward a node is made when an
- * operand requires grad; after it the results are tied to the node. */
+ * At the one observable point (op.h) a node is made before an op's forward when an operand requires
+ * grad; after it the results are tied to the node. */
 #include "tape.h"
 
 #include <stdlib.h>
@@ -499,10 +499,9 @@ static void drop_autograd(ms_tensor *t)
     }
 }
 
-static const msi_op_recorder recorder = {record_begin, record_end, record_is_on};
+static const msi_op_recorder recorder = {record_begin, record_end, record_is_on, drop_autograd};
 
-__attribute__((constructor)) static void install(void)
+void msi_autograd_install(ms_context *ctx)
 {
-    msi_op_recorder_installed = &recorder;
-    msi_tensor_drop_autograd = drop_autograd;
+    ctx->recorder = &recorder;
 }

@@ -84,9 +84,12 @@ enum {
     MSI_ROOM_COUNT
 };
 
+struct msi_op_recorder; /* tensor's */
+
 typedef struct ms_context {
     void *room[MSI_ROOM_COUNT];
     void (*close[MSI_ROOM_COUNT])(void *state);
+    const struct msi_op_recorder *recorder; /* told of every operator (op.h); never NULL */
     uint64_t seed;
     /* Global number of the first sample of what comes next. Unless somebody has said it, rank r's
      * rows are the samples from r times their number on: ranks see different samples. */
@@ -103,6 +106,9 @@ typedef struct ms_context {
 ms_context *msi_context(void);
 /** The thread's context if it has one, else NULL. */
 ms_context *msi_context_peek(void);
+/** Put into a new context what lower rooms find there of higher ones. By runtime/furnish.c, which
+ * alone knows them all. */
+void msi_context_furnish(ms_context *ctx);
 
 /* -- small things ------------------------------------------------------------------------------ */
 

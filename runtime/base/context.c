@@ -17,7 +17,9 @@ ms_context *msi_context(void)
         current = calloc(1, sizeof(*current));
         if (current == NULL) {
             msi_fail(MS_OUT_OF_MEMORY, "no memory for a context (%zu bytes)", sizeof(*current));
+            return NULL;
         }
+        msi_context_furnish(current);
     }
     return current;
 }

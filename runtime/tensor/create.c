@@ -190,11 +190,9 @@ done:
 /* Writes are not recorded: one of a value that requires grad would cut its gradient in silence. */
 static ms_status check_write_of(const ms_tensor *src, const ms_tensor *t, const char *what)
 {
-    const msi_op_recorder *recorder = msi_op_recorder_installed;
-
     MS_TRY(msi_check_source(what, &t->v, &src->v));
-    if (src->requires_grad && ms_dtype_is_floating(t->v.dtype) && recorder != NULL &&
-        recorder->recording(src->ctx)) {
+    if (src->requires_grad && ms_dtype_is_floating(t->v.dtype) &&
+        src->ctx->recorder->recording(src->ctx)) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "%s: what is written requires grad, and in-place writes are not "
                        "differentiable; build the tensor with ms.cat or ms.where, or write "

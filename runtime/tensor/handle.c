@@ -1,10 +1,9 @@
 /* Handles: birth, death, rebinding, what they tell about themselves. */
+#include "op.h"
 #include "pool.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-void (*msi_tensor_drop_autograd)(ms_tensor *t);
 
 static ms_status enter_scope(msi_tensor_state *s, ms_tensor *t)
 {
@@ -80,7 +79,7 @@ void msi_tensor_destroy(ms_tensor *t, const char *released_by)
         t->scope = 0;
     }
     if (t->grad_fn != NULL || t->grad != NULL || t->hooks != NULL || t->leaf_node != NULL) {
-        msi_tensor_drop_autograd(t);
+        t->ctx->recorder->drop(t);
     }
     if (t->param != NULL) {
         msi_param_unlabel(t);

@@ -3,8 +3,6 @@
 
 #include "pool.h"
 
-const msi_op_recorder *msi_op_recorder_installed;
-
 /* An op failed: it may be for the shape of an operand that is a shard. */
 static ms_status about_shards(ms_status status, const msi_op_call *call)
 {
@@ -29,8 +27,9 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
 {
     msi_op_call call = {
         .ctx = NULL, .op = op, .attrs = attrs, .in = in, .n_in = n_in, .n_out = n_out};
+    const msi_op_recorder *recorder;
     const msi_op_observer *observer;
-    ms_status status = MS_OK;
+    ms_status status;
 
     for (int32_t i = 0; i < n_out; i++) {
         out[i] = NULL;
@@ -46,22 +45,19 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
     if (MSI_UNLIKELY(state == NULL)) {
         return MS_OUT_OF_MEMORY;
     }
+    recorder = call.ctx->recorder;
     observer = state->observer;
     if (observer != NULL && observer->begin != NULL) {
         observer->begin(observer->user, &call);
     }
-    if (msi_op_recorder_installed != NULL) {
-        status = msi_op_recorder_installed->begin(&call);
-    }
+    status = recorder->begin(&call);
     if (MSI_LIKELY(status == MS_OK)) {
         status = op->forward(&call);
     }
     if (MSI_UNLIKELY(status != MS_OK)) {
         status = about_shards(status, &call);
     }
-    if (msi_op_recorder_installed != NULL) {
-        msi_op_recorder_installed->end(&call, status);
-    }
+    recorder->end(&call, status);
     for (int32_t i = 0; i < n_out; i++) {
         if (status == MS_OK) {
             out[i] = call.out[i];

@@ -51,7 +51,7 @@ typedef struct msi_op_observer {
 /* Install (NULL removes). One per context. */
 void msi_op_observe(ms_context *ctx, const msi_op_observer *observer);
 
-/* Autograd's side of the point, installed by that room when it is linked in. */
+/* Autograd's side of the point: a context has it from the beginning. */
 typedef struct msi_op_recorder {
     /* Make a node when grad mode is on and an operand requires grad; NULL otherwise. */
     ms_status (*begin)(msi_op_call *call);
@@ -59,7 +59,8 @@ typedef struct msi_op_recorder {
     void (*end)(msi_op_call *call, ms_status status);
     /* Is grad mode on? */
     bool (*recording)(const ms_context *ctx);
+    /* A handle dies: drop what was hung onto it. */
+    void (*drop)(ms_tensor *t);
 } msi_op_recorder;
-extern const msi_op_recorder *msi_op_recorder_installed;
 
 #endif

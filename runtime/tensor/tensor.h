@@ -246,7 +246,4 @@ ms_status msi_init_check(int32_t kind);
 /* Name of a parameter for messages, else "tensor". */
 const char *msi_tensor_label(const ms_tensor *t);
 
-/* Autograd tells the tensor room how to drop what it hung onto a dying handle. */
-extern void (*msi_tensor_drop_autograd)(ms_tensor *t);
-
 #endif

@@ -307,6 +307,47 @@ static void test_autograd_tape__results_keep_nothing_of_a_graph_that_is_used_up(
     ms_tensor_free(x);
 }
 
+/* -- contexts ---------------------------------------------------------------------------------- */
+
+static ms_status record_nothing(msi_op_call *call)
+{
+    return MS_OK;
+}
+
+/* In a context of its own. */
+static void *differentiate(void *user)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *y;
+
+    assert_ok(ms_op_mul(&y, x, x));
+    assert_ok(ms_backward(y, NULL));
+    EXPECT_GRAD(x, 6);
+    ms_close();
+    return NULL;
+}
+
+static void test_autograd_tape__who_records_is_a_matter_of_the_context(void **state)
+{
+    ms_context *ctx = msi_context();
+    const msi_op_recorder *usual = ctx->recorder;
+    msi_op_recorder other = *usual;
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *y, *z;
+    pthread_t thread;
+
+    other.begin = record_nothing;
+    ctx->recorder = &other;
+    assert_int_equal(pthread_create(&thread, NULL, differentiate, NULL), 0);
+    assert_ok(ms_op_mul(&y, x, x));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    ctx->recorder = usual;
+    assert_ok(ms_op_mul(&z, x, x));
+    assert_false(info_of(y).requires_grad);
+    assert_true(info_of(z).requires_grad);
+    ms_tensor_free(z);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+}
+
 /* -- closing ----------------------------------------------------------------------------------- */
 
 static ms_status see(void *user, ms_tensor *grad, ms_tensor **replacement)
@@ -365,6 +406,7 @@ int main(void)
         BOOKED_TEST(test_autograd_tape__saved_memory_goes_when_its_node_has_run),
         BOOKED_TEST(test_autograd_tape__a_thousand_steps_take_no_new_memory),
         BOOKED_TEST(test_autograd_tape__results_keep_nothing_of_a_graph_that_is_used_up),
+        BOOKED_TEST(test_autograd_tape__who_records_is_a_matter_of_the_context),
         BOOKED_TEST(test_autograd_tape__closes_with_everything_alive),
     };
     return cmocka_run_group_tests_name("autograd/tape", tests, NULL, NULL);
