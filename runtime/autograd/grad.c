@@ -99,10 +99,7 @@ static ms_status renew(msi_output *out, msi_tape *tape, bool copy)
 /* See [Note: aliases]. */
 static bool ours_alone(const msi_view *v)
 {
-    const msi_storage *s = v->storage;
-
-    return s->refcount == 1 && s->kind == MS_STORAGE_OWNED && s->base == NULL &&
-           s->readonly == NULL && msi_view_contiguous(v);
+    return msi_storage_is_private(v->storage) && msi_view_contiguous(v);
 }
 
 ms_status msi_grad_dest(msi_node *node, int32_t out, msi_view *dst, bool *add)

@@ -88,8 +88,7 @@ bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t slot)
 {
     const msi_storage *s = b->node->saved[slot].view.storage;
 
-    return s != NULL && s->refcount == 1 && s->kind == MS_STORAGE_OWNED && s->base == NULL &&
-           s->readonly == NULL;
+    return s != NULL && msi_storage_is_private(s);
 }
 
 /* -- operands' gradients ----------------------------------------------------------------------- */

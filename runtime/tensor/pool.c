@@ -91,13 +91,13 @@ msi_storage *msi_pool_take_storage(msi_tensor_state *s)
             return NULL;
         }
         for (int32_t i = MSI_SLAB_STORAGES - 1; i >= 0; i--) {
-            slab->u.storage[i].base = s->free_storages;
+            slab->u.storage[i].next_free = s->free_storages;
             s->free_storages = &slab->u.storage[i];
         }
     }
     msi_storage *storage = s->free_storages;
 
-    s->free_storages = storage->base;
+    s->free_storages = storage->next_free;
     memset(storage, 0, sizeof(*storage));
     storage->refcount = 1;
     storage->ctx = s->ctx;
@@ -107,7 +107,7 @@ msi_storage *msi_pool_take_storage(msi_tensor_state *s)
 void msi_pool_give_storage(msi_tensor_state *s, msi_storage *storage)
 {
     storage->refcount = 0;
-    storage->base = s->free_storages;
+    storage->next_free = s->free_storages;
     s->free_storages = storage;
 }
 
@@ -127,6 +127,7 @@ static void close_state(void *state)
         for (int32_t i = 0; i < MSI_SLAB_STORAGES; i++) {
             if (slab->u.storage[i].refcount > 0) {
                 slab->u.storage[i].refcount = 1;
+                slab->u.storage[i].base = NULL; /* which goes by itself */
                 msi_storage_release(&slab->u.storage[i]);
             }
         }

@@ -34,7 +34,7 @@ typedef struct msi_slab {
 typedef struct msi_tensor_state {
     ms_context *ctx;
     ms_tensor *free_tensors;
-    msi_storage *free_storages; /* linked through `base` */
+    msi_storage *free_storages;
     msi_slab *tensor_slabs, *storage_slabs;
     int64_t live_handles;
     int32_t depth;            /* of open scopes */

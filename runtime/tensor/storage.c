@@ -38,6 +38,28 @@ ms_status msi_storage_wrap(msi_storage **out, ms_context *ctx, int32_t kind, voi
     return MS_OK;
 }
 
+ms_status msi_storage_part(msi_storage **out, msi_storage *base, int64_t offset, int64_t nbytes)
+{
+    MS_TRY(msi_storage_wrap(out, base->ctx, MS_STORAGE_BORROWED, NULL, nbytes));
+    msi_storage_bind(*out, base, (char *)base->data + offset, nbytes);
+    return MS_OK;
+}
+
+void msi_storage_bind(msi_storage *s, msi_storage *base, void *data, int64_t nbytes)
+{
+    msi_storage *before = s->base;
+
+    s->base = base != NULL ? msi_storage_retain(base) : NULL;
+    s->data = data;
+    s->nbytes = nbytes;
+    msi_storage_release(before);
+}
+
+void msi_storage_unbind(msi_storage *s)
+{
+    msi_storage_bind(s, NULL, NULL, s->nbytes);
+}
+
 msi_storage *msi_storage_retain(msi_storage *s)
 {
     s->refcount++;

@@ -27,11 +27,14 @@ typedef struct msi_storage {
     const char *unit; /* name of the unit whose parameters it holds, with one version; borrowed or
                          NULL */
     ms_context *ctx;
-    const char *absent;       /* why `data` is NULL, e.g. "unit 'h.0' is sharded"; of memory that a
-                                 parameter never had, its name; borrowed or NULL */
-    const char *readonly;     /* what it is that no script may write into, and what to do instead,
-                                 for the error: "is a view of ..."; borrowed. NULL: it may */
-    struct msi_storage *base; /* keeps another storage alive, or NULL */
+    const char *absent;   /* why `data` is NULL, e.g. "unit 'h.0' is sharded"; of memory that a
+                             parameter never had, its name; borrowed or NULL */
+    const char *readonly; /* what it is that no script may write into, and what to do instead,
+                             for the error: "is a view of ..."; borrowed. NULL: it may */
+    union {
+        struct msi_storage *base; /* whose bytes these are, kept alive; NULL: nobody else's here */
+        struct msi_storage *next_free; /* in the pool */
+    };
     void (*dispose)(struct msi_storage *s, void *user); /* for borrowed memory; may be NULL */
     void *user;
 } msi_storage;
@@ -140,6 +143,11 @@ bool msi_param_accumulates(const ms_tensor *t);
 ms_status msi_param_check_master(const ms_tensor *t, const char *what);
 /* May `what` the script has called use t's gradient now, as part of all? Its manager's answer. */
 ms_status msi_param_check_gradient(const ms_tensor *t, const char *what);
+/* The master copy of a parameter was written, or, as its elements lie with peers, theirs was: tell
+ * its manager. */
+void msi_param_touched(const ms_tensor *t);
+/* t's gradient is about to be used: let its manager say what the script has made of it. */
+ms_status msi_param_note_gradient(const ms_tensor *t);
 /* Let t's manager finish what is on its way to t's gradient. */
 ms_status msi_param_await_gradient(const ms_tensor *t);
 
@@ -149,8 +157,20 @@ ms_status msi_storage_new(msi_storage **out, ms_context *ctx, int64_t nbytes, in
 /* Borrowed (data may be NULL for slot and none). */
 ms_status msi_storage_wrap(msi_storage **out, ms_context *ctx, int32_t kind, void *data,
                            int64_t nbytes);
+/* Part of another, which it keeps alive: the bytes from `offset` on. Borrowed. */
+ms_status msi_storage_part(msi_storage **out, msi_storage *base, int64_t offset, int64_t nbytes);
+/* Let one that owns no bytes show those at `data`, now those of `base`, which it keeps alive; NULL:
+ * of somebody who is there until it shows others. */
+void msi_storage_bind(msi_storage *s, msi_storage *base, void *data, int64_t nbytes);
+/* It shows none any more. */
+void msi_storage_unbind(msi_storage *s);
 msi_storage *msi_storage_retain(msi_storage *s);
 void msi_storage_release(msi_storage *s);
+/* Are its bytes its holder's alone, and may be written? */
+static inline bool msi_storage_is_private(const msi_storage *s)
+{
+    return s->refcount == 1 && s->kind == MS_STORAGE_OWNED && s->readonly == NULL;
+}
 
 /* -- dtypes ------------------------------------------------------------------------------------ */
 

@@ -90,11 +90,6 @@ bool msi_unit_has_gradient(void *unit, int32_t index)
     return ((const ms_fsdp_unit *)unit)->params[index].reduced;
 }
 
-static void *piece_data(const ms_fsdp_unit *u, const msi_unit_param *p)
-{
-    return (char *)u->grad->data + p->piece.offset_in_shard * ms_dtype_size(u->orig_dtype);
-}
-
 /* A gradient that was dropped while others of its unit were not, and that a script still holds,
  * keeps its values: elsewhere, as its place is used again. */
 static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
@@ -103,9 +98,8 @@ static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
 
     MS_TRY(msi_storage_new(&apart, u->ctx, p->place->nbytes, MS_MEM_GRADIENT));
     MS_TRY(msi_mem_copy(u->ctx, apart->data, p->place->data, p->place->nbytes));
-    msi_storage_release(p->place->base);
-    p->place->data = apart->data;
-    p->place->base = apart;
+    msi_storage_bind(p->place, apart, apart->data, apart->nbytes);
+    msi_storage_release(apart); /* the place has its own reference */
     msi_storage_release(p->place);
     p->place = NULL;
     return MS_OK;
@@ -113,15 +107,14 @@ static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
 
 static ms_status make_place(ms_fsdp_unit *u, msi_unit_param *p)
 {
+    const int64_t size = ms_dtype_size(u->orig_dtype);
+
     if (p->place != NULL && p->place->refcount > 1 && !shows_reduced(p) && p->shown == NULL) {
         MS_TRY(move_dropped(u, p));
     }
-    if (p->place == NULL) {
-        MS_TRY(msi_storage_wrap(&p->place, u->ctx, MS_STORAGE_BORROWED, piece_data(u, p),
-                                p->piece.numel * ms_dtype_size(u->orig_dtype)));
-        p->place->base = msi_storage_retain(u->grad);
-    }
-    return MS_OK;
+    return p->place != NULL ? MS_OK
+                            : msi_storage_part(&p->place, u->grad, p->piece.offset_in_shard * size,
+                                               p->piece.numel * size);
 }
 
 /* All memory that the outcome needs. Once peers count on this rank nothing may be missing. */

@@ -23,8 +23,7 @@ static ms_status begin_micro(ms_fsdp_unit *u)
     } else {
         MS_TRY(msi_micro_new(&u->sums));
     }
-    u->micro_view->data = u->sums.micro;
-    u->micro_view->nbytes = nbytes;
+    msi_storage_bind(u->micro_view, NULL, u->sums.micro, nbytes);
     u->reduction.phase = MSI_GRAD_WRITING;
     msi_unit_changed(u);
     return MS_OK;
@@ -141,7 +140,7 @@ static ms_status complete(ms_fsdp_unit *u)
         MS_TRY(begin_micro(u));
     }
     MS_TRY(fill_gaps(u));
-    u->micro_view->data = NULL;
+    msi_storage_unbind(u->micro_view);
     MS_TRY(u->run->gradient_complete(u->run->owner, u));
     if (!u->run->sync) {
         u->reduction.phase = MSI_GRAD_NONE;
@@ -173,7 +172,7 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u, bool all)
     msi_reduction_drop(&u->reduction);
     msi_micro_drop(&u->sums);
     if (u->micro_view != NULL) {
-        u->micro_view->data = NULL;
+        msi_storage_unbind(u->micro_view);
     }
     u->use.pending = 0;
     if (all) { /* units may be at different micro-batches now: drop all that was accumulated */

@@ -366,7 +366,7 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     free(u->own);
     ms_layout_free(u->layout);
     if (u->full != NULL) {
-        u->full->data = NULL;
+        msi_storage_unbind(u->full);
         u->full->absent = "its unit was freed";
         u->full->unit = NULL;
         msi_storage_release(u->full);

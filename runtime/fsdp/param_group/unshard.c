@@ -97,14 +97,14 @@ static void reshard_stale(ms_fsdp_unit *u)
     }
 }
 
-/* What nobody shares follows the master whenever it is used. */
+/* What nobody shares follows the master whenever it is used, or is the master. */
 static ms_status bind(ms_fsdp_unit *u)
 {
+    msi_storage *base = u->gather.ops == &msi_gather_alias ? u->master : NULL;
     void *full;
 
     MS_TRY(u->gather.ops->ready(&u->gather, u->values.followed != u->master->version, &full));
-    u->full->data = full;
-    u->full->nbytes = u->gather.nbytes;
+    msi_storage_bind(u->full, base, full, u->gather.nbytes);
     return MS_OK;
 }
 
@@ -131,7 +131,7 @@ void msi_unit_reshard(ms_fsdp_unit *u)
     if (u->state == MS_UNIT_SHARDED) {
         return;
     }
-    u->full->data = NULL;
+    msi_storage_unbind(u->full);
     u->gather.ops->end(&u->gather);
     u->state = MS_UNIT_SHARDED;
     u->use.held = false;

@@ -50,7 +50,7 @@ static void dispose(ms_fsdp_tree *tree)
         ms_fsdp_unit *u = tree->units[i];
 
         if (u->state != MS_UNIT_SHARDED) {
-            u->full->data = NULL;
+            msi_storage_unbind(u->full);
             u->state = MS_UNIT_SHARDED;
             msi_unit_show(u);
         }
