@@ -172,26 +172,6 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, cor
     return MS_OK;
 }
 
-/* Tell a parameter's manager of the step. Every parameter's, updated here or not: which ranks hold
- * elements and gradients differs, what a manager concludes must not. */
-static void touch(const ms_tensor *t)
-{
-    const msi_param *param = t->param;
-
-    if (param != NULL && param->ops != NULL && param->ops->touched != NULL) {
-        param->ops->touched(param->unit, param->unit_index);
-    }
-}
-
-static ms_status note_gradient(const ms_tensor *t)
-{
-    const msi_param *param = t->param;
-
-    return param != NULL && param->ops != NULL && param->ops->note_gradient != NULL
-               ? param->ops->note_gradient(param->unit, param->unit_index)
-               : MS_OK;
-}
-
 ms_status ms_optim_step(ms_optim *optim)
 {
     int64_t scratch_bytes = 0;
@@ -226,13 +206,15 @@ ms_status ms_optim_step(ms_optim *optim)
                 u.local.storage->version++; /* where peers hold the elements, too */
             }
         }
-        touch(p->tensor);
+        /* updated here or not: which ranks hold elements and gradients differs, what a manager
+         * concludes must not */
+        msi_param_touched(p->tensor);
     }
     msi_storage_release(scratch);
     MS_TRY(status);
     msi_optim_note_step(optim); /* first: a rank that steps alone differs by that */
     for (int32_t i = 0; i < optim->n_params; i++) {
-        MS_TRY(note_gradient(optim->params[i].tensor));
+        MS_TRY(msi_param_note_gradient(optim->params[i].tensor));
     }
     return MS_OK;
 }

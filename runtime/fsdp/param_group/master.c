@@ -136,9 +136,7 @@ ms_status ms_param_touch(ms_tensor *t)
     if (t->param->master.storage != NULL) {
         t->param->master.storage->version++;
     }
-    if (t->param->unit != NULL) {
-        t->param->ops->touched(t->param->unit, t->param->unit_index);
-    }
+    msi_param_touched(t);
     return MS_OK;
 }
 
