@@ -29,7 +29,7 @@ static ms_status fill(msi_task *task, bool *finished)
     MS_TRY(g->fill(g->unit, g->slot->rw));
     MS_TRY(msi_settle(g->ctx));
     atomic_store_explicit(&own->said, g->said, memory_order_relaxed);
-    atomic_store(&own->filled, g->generation);
+    atomic_store(&own->filled, g->slot->generation);
     msi_comm_ring(g->pool->comm);
     g->filled(g->unit);
     *finished = true;
@@ -42,9 +42,9 @@ static void release(msi_gather *g, bool unfilled)
 
     msi_drain(g->ctx); /* what reads it */
     if (unfilled) {
-        atomic_store(&own->dropped, g->generation);
+        atomic_store(&own->dropped, g->slot->generation);
     }
-    atomic_store(&own->released, g->generation);
+    atomic_store(&own->released, g->slot->generation);
     g->slot->holder = NULL;
     g->slot = NULL;
     msi_comm_ring(g->pool->comm);
@@ -71,7 +71,6 @@ static ms_status slot_begin(msi_gather *g)
     msi_comm_count(g->pool->comm, g->fp.kind);
     msi_slot_take(g->pool, slot, g);
     g->slot = slot;
-    g->generation = slot->generation;
     g->task.order = MSI_TASK_FILL;
     g->task.possible = may_fill;
     g->task.step = fill;
@@ -83,29 +82,13 @@ static ms_status slot_begin(msi_gather *g)
 /* -- the slot: reading ------------------------------------------------------------------------- */
 
 /* Ranks that differ may have filled the slot with two units: not ready, so the wait compares. */
-static bool has_filled(const msi_gather *g, int32_t q)
-{
-    const msi_slot_word *word = &g->slot->words[q];
-
-    return atomic_load(&word->filled) >= g->generation &&
-           atomic_load_explicit(&word->said, memory_order_relaxed) == g->said;
-}
-
-/* What it has filled it had filled before it dropped anything later: `filled` is looked at last. */
-static bool has_dropped(const msi_gather *g, int32_t q)
-{
-    const msi_slot_word *word = &g->slot->words[q];
-
-    return atomic_load(&word->dropped) >= g->generation &&
-           atomic_load(&word->filled) < g->generation;
-}
-
 static bool all_filled_or_dropped(void *user)
 {
     const msi_gather *g = user;
 
     for (int32_t q = 0; q < g->pool->plan.world; q++) {
-        if (!has_filled(g, q) && !has_dropped(g, q)) {
+        if (!msi_slot_has(g->slot, q, MSI_SLOT_FILLED, g->said) &&
+            !msi_slot_has_dropped(g->slot, q, MSI_SLOT_FILLED)) {
             return false;
         }
     }
@@ -116,10 +99,10 @@ static ms_status slot_ready(msi_gather *g, bool stale, void **full)
 {
     (void)stale;
     MS_TRY(msi_progress_wait(g->progress, g->seq, all_filled_or_dropped, g));
-    for (int32_t q = 0; q < g->pool->plan.world; q++) {
-        if (has_dropped(g, q)) {
-            return msi_comm_dropped(g->pool->comm, g->seq, q);
-        }
+    const int32_t q = msi_slot_dropped_by(g->slot, g->pool->plan.world, MSI_SLOT_FILLED);
+
+    if (q >= 0) {
+        return msi_comm_dropped(g->pool->comm, g->seq, q);
     }
     *full = g->slot->ro;
     return MS_OK;

@@ -32,7 +32,7 @@ struct msi_gather {
     msi_fingerprint fp; /* what every use is named with, but for slot and generation */
     msi_slot *home;     /* own slot, or NULL: one of the ring */
     msi_slot *slot;     /* between begin and end */
-    uint64_t generation, seq;
+    uint64_t seq;
     uint64_t said;  /* all that this rank had said when it named the use */
     void *data;     /* the master's or the private copy's, NULL: not made yet */
     int64_t nbytes; /* of the full parameters */

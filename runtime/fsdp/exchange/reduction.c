@@ -29,7 +29,6 @@ ms_status msi_reduction_open(msi_reduction *r)
     }
     msi_slot_take(r->pool, slot, r);
     r->slot = slot;
-    r->generation = slot->generation;
     return slot->generation > 1 ? msi_progress_wait(r->progress, slot->seq, all_read, r) : MS_OK;
 }
 
@@ -63,7 +62,7 @@ static void set_phase(msi_reduction *r, int32_t phase)
 static void release(msi_reduction *r)
 {
     msi_drain(r->pool->ctx); /* what reads it */
-    atomic_store(&r->slot->words[r->rank].released, r->generation);
+    atomic_store(&r->slot->words[r->rank].released, r->slot->generation);
     msi_comm_ring(r->pool->comm);
     r->slot->holder = NULL;
     r->slot = NULL;
@@ -155,7 +154,7 @@ static ms_status sum_chunk(msi_reduction *r)
     MS_TRY(sum(r, first, n, element(r, r->rank, first), r->dtype, false));
     MS_TRY(msi_settle(r->pool->ctx));
     r->phase = MSI_GRAD_REDUCED;
-    atomic_store(&r->slot->words[r->rank].reduced, r->generation);
+    atomic_store(&r->slot->words[r->rank].reduced, r->slot->generation);
     msi_comm_ring(r->pool->comm);
     r->user->changed(r->unit);
     return MS_OK;
@@ -181,14 +180,11 @@ static ms_status copy_chunks(msi_reduction *r)
 static bool all_are_ready(const msi_task *task)
 {
     const msi_reduction *r = (const msi_reduction *)task;
-    const bool reduced = r->phase == MSI_GRAD_REDUCED;
+    const int32_t what = r->phase == MSI_GRAD_REDUCED ? MSI_SLOT_REDUCED : MSI_SLOT_FILLED;
     const uint64_t said = atomic_load_explicit(&r->slot->words[r->rank].said, memory_order_relaxed);
 
     for (int32_t q = 0; q < r->world; q++) {
-        const msi_slot_word *word = &r->slot->words[q];
-
-        if (atomic_load(reduced ? &word->reduced : &word->filled) < r->generation ||
-            atomic_load_explicit(&word->said, memory_order_relaxed) != said) {
+        if (!msi_slot_has(r->slot, q, what, said)) {
             return false; /* not yet; or ranks differ, which a wait finds out */
         }
     }
@@ -219,7 +215,7 @@ static void give_up(msi_task *task)
     msi_reduction *r = (msi_reduction *)task;
 
     if (r->slot != NULL) {
-        atomic_store(&r->slot->words[r->rank].dropped, r->generation);
+        atomic_store(&r->slot->words[r->rank].dropped, r->slot->generation);
         release(r);
     }
     r->phase = MSI_GRAD_NONE;
@@ -243,7 +239,7 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
     r->factor = factor;
     r->fp.dtype = (int16_t)dtype;
     r->fp.slot = r->slot->number;
-    r->fp.generation = r->generation;
+    r->fp.generation = r->slot->generation;
     atomic_store_explicit(&own->whole, whole, memory_order_relaxed);
     r->progress->named = true;
     MS_TRY(msi_comm_publish(r->pool->comm, &r->fp, &r->seq));
@@ -256,25 +252,17 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
     msi_progress_add(r->progress, &r->task);
     r->phase = MSI_GRAD_READY;
     atomic_store_explicit(&own->said, msi_comm_said(r->pool->comm), memory_order_relaxed);
-    atomic_store(&own->filled, r->generation);
+    atomic_store(&own->filled, r->slot->generation);
     msi_comm_ring(r->pool->comm);
     r->user->changed(r->unit);
     return msi_progress_run(r->progress);
 }
 
-/* A member whose chunk this rank needs and will not get, or -1. `reduced` is looked at last: what
- * was reduced was so before anything later was dropped. */
+/* A member whose chunk this rank needs and will not get, or -1. */
 static int32_t dropped_by(const msi_reduction *r)
 {
-    for (int32_t q = 0; r->phase == MSI_GRAD_REDUCED && q < r->world; q++) {
-        const msi_slot_word *word = &r->slot->words[q];
-
-        if (atomic_load(&word->dropped) >= r->generation &&
-            atomic_load(&word->reduced) < r->generation) {
-            return q;
-        }
-    }
-    return -1;
+    return r->phase == MSI_GRAD_REDUCED ? msi_slot_dropped_by(r->slot, r->world, MSI_SLOT_REDUCED)
+                                        : -1;
 }
 
 static bool is_reduced_or_dropped(void *user)

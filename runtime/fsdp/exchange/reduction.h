@@ -46,7 +46,7 @@ typedef struct msi_reduction {
 
     msi_slot *home; /* own slot, or NULL: one of the ring */
     msi_slot *slot; /* from open() until the sum is there */
-    uint64_t generation, seq;
+    uint64_t seq;
     int32_t phase; /* MSI_GRAD_* */
     int32_t dtype; /* of the finished gradient in the slot */
     double factor;

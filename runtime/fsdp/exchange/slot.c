@@ -152,3 +152,33 @@ bool msi_slot_is_read(const msi_slot *slot, int32_t world)
     }
     return true;
 }
+
+static uint64_t done(const msi_slot *slot, int32_t q, int32_t what)
+{
+    const msi_slot_word *word = &slot->words[q];
+
+    return atomic_load(what == MSI_SLOT_REDUCED ? &word->reduced : &word->filled);
+}
+
+bool msi_slot_has(const msi_slot *slot, int32_t q, int32_t what, uint64_t said)
+{
+    return done(slot, q, what) >= slot->generation &&
+           atomic_load_explicit(&slot->words[q].said, memory_order_relaxed) == said;
+}
+
+/* What it has done it had done before it dropped anything later: that is looked at last. */
+bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, int32_t what)
+{
+    return atomic_load(&slot->words[q].dropped) >= slot->generation &&
+           done(slot, q, what) < slot->generation;
+}
+
+int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, int32_t what)
+{
+    for (int32_t q = 0; q < world; q++) {
+        if (msi_slot_has_dropped(slot, q, what)) {
+            return q;
+        }
+    }
+    return -1;
+}

@@ -78,5 +78,13 @@ ms_status msi_slot_grow(msi_slot_pool *pool, msi_slot **slot);
 void msi_slot_take(msi_slot_pool *pool, msi_slot *slot, void *holder);
 /* Has every rank read all generations before this one? */
 bool msi_slot_is_read(const msi_slot *slot, int32_t world);
+/* What a rank does with a generation. */
+enum { MSI_SLOT_FILLED, MSI_SLOT_REDUCED };
+/* Has rank q done that with this one, and had said the same when it named it? */
+bool msi_slot_has(const msi_slot *slot, int32_t q, int32_t what, uint64_t said);
+/* Will it not? */
+bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, int32_t what);
+/* The first rank that will not, or -1. */
+int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, int32_t what);
 
 #endif
