@@ -189,7 +189,8 @@ typedef struct msi_norm_args {
 /** out[i] = round(factor * tree(src[0][i], src[1][i], ...)) where tree merges as a binary counter:
  * neighbours first, leftovers folded from the smallest; nodes are f32 (f64 when out is f64), and
  * `round_dtype` (before the widening to the dtype of out) rounds once at the end. Looked up by the
- * dtype of `out` (f32, f64, bf16). The reductions of collectives and of gradient accumulation. */
+ * dtype of `out` (f32, f64, bf16; i64, which wraps and has no factor). The reductions of
+ * collectives and of gradient accumulation. */
 enum { MSI_TREE_MAX = 128 };
 typedef struct msi_tree_args {
     int64_t n;

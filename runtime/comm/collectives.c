@@ -78,31 +78,6 @@ static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t roo
 
 /* -- reducing ---------------------------------------------------------------------------------- */
 
-static void tree_i64(const msi_tree_args *a)
-{
-    int64_t *out = a->out;
-
-    for (int64_t i = 0; i < a->n; i++) {
-        int64_t value = ((const int64_t *)a->src[0])[i];
-
-        for (int32_t q = 1; q < a->n_src; q++) {
-            int64_t x = ((const int64_t *)a->src[q])[i];
-
-            switch (a->reduce) {
-            case MS_REDUCE_MAX:
-                value = x > value ? x : value;
-                break;
-            case MS_REDUCE_MIN:
-                value = x < value ? x : value;
-                break;
-            default: /* two's complement wraps */
-                value = (int64_t)((uint64_t)value + (uint64_t)x);
-            }
-        }
-        out[i] = value;
-    }
-}
-
 /* out[0, n) = reduction of every member's n elements: own ones at `own`, the others' `offset` bytes
  * into what they staged. */
 static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64_t n,
@@ -118,10 +93,6 @@ static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64
     for (int32_t q = 0; q < c->size; q++) {
         args.src[q] = q == c->rank ? own : msi_stage_of(c, q) + offset;
         args.src_dtype[q] = dtype;
-    }
-    if (dtype == MS_DTYPE_I64) {
-        tree_i64(&args);
-        return MS_OK;
     }
     MS_TRY(msi_dispatch("reduce", MSI_K_tree, dtype, &args));
     return msi_settle(c->ctx); /* peers write their bytes anew */
