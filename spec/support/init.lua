@@ -28,6 +28,7 @@ load_all('lua/moonshard', 'moonshard.')
 require 'support.checks'
 require 'support.scripts'
 require 'support.samples'
+require 'support.op_counts'
 
 -- A file that used groups made this process a rank of a world of one; the next one may fork ranks.
 require('busted').subscribe({ 'file', 'end' }, function()

@@ -1,5 +1,5 @@
 /* runtime/tensor/storage.c: whose the bytes are that a storage shows. */
-#include "../autograd/books.h"
+#include "books.h"
 
 #include "tensor.h"
 

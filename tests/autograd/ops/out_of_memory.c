@@ -1,5 +1,5 @@
 /* Operators when memory runs out. */
-#include "../books.h"
+#include "books.h"
 #include "op_test.h"
 
 #include "backend.h"

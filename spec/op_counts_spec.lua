@@ -1,0 +1,126 @@
+-- which operators run: where a count says more than a time
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
+local op_counts = require 'support.op_counts'
+
+-- What one transformer block runs.
+local BLOCK = { layer_norm = 2, linear = 3, attention_packed = 1, linear_gelu = 1, add = 2 }
+
+local function ids(n)
+  return ms.zeros(1, n, { dtype = 'i64' })
+end
+
+local function gpt(layers)
+  return ms.models.GPT { vocab = 11, layers = layers, heads = 2, width = 8, context = 6 }
+end
+
+local function wrapped(model)
+  local out
+  ms.capture_warnings(function()
+    out = fsdp.FSDP(model, {
+      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock, nn.Linear },
+      use_orig_params = true,
+    })
+  end)
+  return out
+end
+
+describe('the operators that run', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('are one for nn.Linear, with its bias and without', function()
+    local x = ms.ones(2, 3)
+    for _, bias in ipairs { true, false } do
+      local layer = nn.Linear(3, 4, { bias = bias })
+      local ran, recorded = op_counts.of(layer, x)
+      assert.same({ linear = 1 }, ran)
+      assert.same({ linear = 1 }, recorded)
+    end
+  end)
+
+  it('are those of its layers, once each, for a block', function()
+    local block = nn.TransformerBlock(8, 2)
+    local x = ms.ones(1, 4, 8)
+    assert.same(BLOCK, (op_counts.of(block, x)))
+  end)
+
+  it('grow with the number of blocks by a block', function()
+    local x, y = ids(4), ids(4)
+    local one, two = op_counts.of(gpt(1), x, y), op_counts.of(gpt(2), x, y)
+    for name, n in pairs(two) do
+      one[name] = n - (one[name] or 0)
+    end
+    for name, n in pairs(one) do
+      assert.equal(BLOCK[name] or 0, n, name)
+    end
+  end)
+
+  it('are none in a backward, a clip, a step and a zero_grad', function()
+    local model = gpt(2)
+    local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
+    local loss = model(ids(4), ids(4))
+    assert.same({}, (op_counts.of(function()
+      loss:backward()
+      optim.clip_grad_norm_(model:parameters(), 1)
+      opt:step()
+      opt:zero_grad()
+    end)))
+  end)
+
+  it('are recorded in training, and none is without gradients', function()
+    local model = gpt(1)
+    local ran, recorded = op_counts.of(model, ids(4), ids(4))
+    local evaluated, kept = op_counts.of(ms.no_grad, function()
+      model(ids(4), ids(4))
+    end)
+    assert.same(ran, evaluated)
+    assert.same({}, kept)
+    assert.equal(3 + 1, recorded.linear) -- the head's, too
+  end)
+
+  it('are recorded only behind the first parameter that is trained', function()
+    local net = nn.Sequential { nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2) }
+    for p in net[1]:parameters() do
+      p:requires_grad_(false)
+    end
+    local ran, recorded = op_counts.of(net, ms.ones(2, 3))
+    assert.same({ linear = 2, tanh = 1 }, ran)
+    assert.same({ linear = 1 }, recorded)
+  end)
+
+  it('are the same for a wrapped model, in every step', function()
+    local plain = op_counts.of(gpt(2), ids(4), ids(4))
+    local model = wrapped(gpt(2))
+    for _ = 1, 2 do
+      local loss
+      assert.same(plain, (op_counts.of(function()
+        loss = ms.keep(model(ids(4), ids(4)))
+      end)))
+      assert.same({}, (op_counts.of(function()
+        loss:backward()
+      end)))
+    end
+  end)
+
+  it('are none when a model is made, wrapped and planned', function()
+    assert.same({}, (op_counts.of(function()
+      local model = wrapped(gpt(2))
+      model:plan()
+    end)))
+  end)
+
+  it('count what fails as nothing, and its error is raised', function()
+    local ran = op_counts.of(function()
+      assert.is_false(pcall(function()
+        return ms.ones(2) + ms.ones(3)
+      end))
+    end)
+    assert.same({}, ran)
+    assert.has_error(function()
+      op_counts.of(error, 'mine')
+    end, 'mine')
+  end)
+end)
