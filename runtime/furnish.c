@@ -4,5 +4,6 @@
 
 void msi_context_furnish(ms_context *ctx)
 {
+    msi_tensor_install(ctx);
     msi_autograd_install(ctx);
 }

@@ -82,6 +82,8 @@ void msi_save(msi_op_call *c, int32_t slot, const msi_view *v);
 
 typedef struct msi_bwd msi_bwd;
 ms_context *msi_bwd_context(const msi_bwd *b);
+/* Name of the operator. */
+const char *msi_bwd_name(const msi_bwd *b);
 const void *msi_bwd_attrs(const msi_bwd *b);
 /* Gradient of output i, of any strides; NULL when nothing came (a rule runs when something came for
  * one of its outputs, so with one output it is there). */

@@ -134,22 +134,6 @@ ms_status msi_grad_pass(msi_node *node, int32_t out, const msi_view *v)
     return msi_copy(&dst, v, add);
 }
 
-void msi_grads_clear(msi_node *node)
-{
-    msi_tape *tape = node->tape;
-
-    for (int32_t i = 0; i < node->n_out; i++) {
-        msi_grad *grad = node->out[i].grad;
-
-        if (grad != NULL) {
-            node->out[i].grad = NULL;
-            msi_storage_release(grad->view.storage);
-            grad->next_free = tape->free_grads;
-            tape->free_grads = grad;
-        }
-    }
-}
-
 ms_status msi_grad_deliver(msi_node *leaf)
 {
     msi_view dst;

@@ -30,16 +30,6 @@ static msi_hooks *after(msi_hooks *list, int32_t kind, int32_t out, int64_t id)
     return list;
 }
 
-void msi_hooks_drop_all(msi_hooks **list)
-{
-    while (*list != NULL) {
-        msi_hooks *hook = *list;
-
-        *list = hook->next;
-        msi_tape_drop_hook(hook);
-    }
-}
-
 /* -- running ----------------------------------------------------------------------------------- */
 
 /* Let `output` hold the replacement instead; takes over the handle. One that lies in a leaf's own

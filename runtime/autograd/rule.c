@@ -1,6 +1,5 @@
 /* What a backward rule sees of the node it differentiates: incoming gradients, saved views, places
  * for the operands' gradients, scratch. */
-#include "ops/operand.h"
 #include "tape.h"
 
 struct msi_bwd {
@@ -23,6 +22,11 @@ ms_status msi_rule_run(msi_node *node)
 ms_context *msi_bwd_context(const msi_bwd *b)
 {
     return b->tape->ctx;
+}
+
+const char *msi_bwd_name(const msi_bwd *b)
+{
+    return b->node->op->name;
 }
 
 const void *msi_bwd_attrs(const msi_bwd *b)
@@ -107,29 +111,6 @@ ms_status msi_bwd_pass(msi_bwd *b, int32_t i, const msi_view *v)
 
     MS_ASSERT(edge->node == NULL || msi_view_same_shape(v, msi_bwd_operand(b, i)));
     return edge->node != NULL ? msi_grad_pass(edge->node, edge->out, v) : MS_OK;
-}
-
-ms_status msi_bwd_reduce_pass(msi_bwd *b, int32_t i, const msi_view *v, double scale)
-{
-    const char *op = b->node->op->name;
-    msi_target t;
-
-    if (!msi_bwd_needs(b, i)) {
-        return MS_OK;
-    }
-    if (!msi_view_same_shape(v, msi_bwd_operand(b, i))) {
-        MS_TRY(msi_target_open(&t, b, i, v->dtype, MSI_CAN_ADD | MSI_CAN_WIDEN));
-        MS_TRY(msi_sum_to(op, &t.view, v, scale, t.add));
-        return msi_target_close(&t);
-    }
-    if (scale == 1) {
-        return msi_bwd_pass(b, i, v);
-    }
-    const double scalars[2] = {scale, -0.0}; /* adding -0 keeps the sign of zeros */
-
-    MS_TRY(msi_target_open(&t, b, i, v->dtype, MSI_CAN_ADD));
-    MS_TRY(msi_ew(op, MSI_K_affine, &t.view, &v, 1, scalars, t.add));
-    return msi_target_close(&t);
 }
 
 ms_status msi_bwd_temp(msi_bwd *b, int32_t dtype, int32_t ndim, const int64_t *shape, msi_view *v)

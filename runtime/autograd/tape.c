@@ -155,6 +155,16 @@ void msi_tape_drop_hook(msi_hooks *hook)
     gone(tape);
 }
 
+void msi_hooks_drop_all(msi_hooks **list)
+{
+    while (*list != NULL) {
+        msi_hooks *hook = *list;
+
+        *list = hook->next;
+        msi_tape_drop_hook(hook);
+    }
+}
+
 ms_status msi_tape_grad(msi_grad **out, msi_tape *tape)
 {
     *out = tape->free_grads;
@@ -164,6 +174,22 @@ ms_status msi_tape_grad(msi_grad **out, msi_tape *tape)
     }
     *out = cut(tape, rounded(sizeof(**out)));
     return *out != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+}
+
+void msi_grads_clear(msi_node *node)
+{
+    msi_tape *tape = node->tape;
+
+    for (int32_t i = 0; i < node->n_out; i++) {
+        msi_grad *grad = node->out[i].grad;
+
+        if (grad != NULL) {
+            node->out[i].grad = NULL;
+            msi_storage_release(grad->view.storage);
+            grad->next_free = tape->free_grads;
+            tape->free_grads = grad;
+        }
+    }
 }
 
 /* -- nodes ------------------------------------------------------------------------------------- */

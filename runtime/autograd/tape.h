@@ -136,7 +136,10 @@ ms_status msi_list_push(msi_list *list, void *item);
 ms_status msi_tape_hook(msi_hooks **out, msi_tape *tape);
 /* Call its drop(), recycle it. */
 void msi_tape_drop_hook(msi_hooks *hook);
+void msi_hooks_drop_all(msi_hooks **list);
 ms_status msi_tape_grad(msi_grad **out, msi_tape *tape);
+/* Those of all outputs go. */
+void msi_grads_clear(msi_node *node);
 msi_node *msi_node_retain(msi_node *node);
 /* However long the graph behind it is, this does not recurse. */
 void msi_node_release(msi_node *node);
@@ -153,8 +156,6 @@ ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf);
 ms_status msi_grad_dest(msi_node *node, int32_t out, msi_view *dst, bool *add);
 /* Contribute a view, by reference where nobody could tell the difference. */
 ms_status msi_grad_pass(msi_node *node, int32_t out, const msi_view *v);
-/* Of all outputs. */
-void msi_grads_clear(msi_node *node);
 /* Store or add a gathered total (or none) where the leaf's gradient lives. */
 ms_status msi_grad_deliver(msi_node *leaf);
 
@@ -173,6 +174,5 @@ ms_status msi_hooks_run_grad(msi_hooks **list, int32_t out, msi_output *output, 
 ms_status msi_hooks_expect(const msi_node *node);
 /* Run each pre hook once and drop it. */
 ms_status msi_hooks_run_pre(msi_node *node);
-void msi_hooks_drop_all(msi_hooks **list);
 
 #endif

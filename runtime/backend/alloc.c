@@ -617,13 +617,11 @@ void ms_memory_reset_peak(void)
     }
 }
 
-void ms_memory_trim(void)
+void msi_alloc_trim(ms_context *ctx)
 {
-    ms_context *ctx = msi_context();
-    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
+    heap *h = heap_of(ctx);
 
     if (h != NULL) {
-        msi_gemm_trim(ctx);
         trim(h);
     }
 }

@@ -183,6 +183,8 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);
 ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);
 /** Give a block back; NULL is allowed. Any thread's context may be NULL after close. */
 void msi_release(ms_context *ctx, void *block);
+/** What lies free goes back to the system. */
+void msi_alloc_trim(ms_context *ctx);
 /**
  * Is there address space for `nbytes` more? Asked before calls of a library that does not look
  * whether it got the memory it asked for. Takes nothing.

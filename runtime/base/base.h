@@ -56,6 +56,8 @@ ms_status msi_broken(const char *file, int line, const char *cond);
 
 void msi_warn(const char *kind, const char *format, ...) MSI_PRINTF(2, 3);
 
+/** vsnprintf(), but every NaN is "nan": what its sign says is nothing. */
+void msi_text_write(char *text, size_t size, const char *format, va_list args);
 /** Copy text that may come from anywhere (files, other processes) for people to read: lines and
  * tabs stay, every other control character and what is no UTF-8 becomes "\x1b". Errors, warnings
  * and the log have been through it; a second time changes nothing. What does not fit is cut.

@@ -1,14 +1,11 @@
-/* Status names, the thread's last error, warnings. Fixed buffers, so that running out of memory can
- * still be reported. */
+/* Status names and the thread's last error. Fixed buffers, so that running out of memory can still
+ * be reported. */
 #include "base.h"
 #include "host.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { WARNING_QUEUE = 64 };
 
 static _Thread_local char message[MSI_MESSAGE_BYTES];
 
@@ -94,26 +91,13 @@ ms_status msi_host_end(ms_context *ctx, char aside, ms_status status, const char
     return status;
 }
 
-/* vsnprintf(), but every NaN is "nan": what its sign is says nothing. */
-static void write_text(char *text, size_t size, const char *format, va_list args)
-{
-    vsnprintf(text, size, format, args);
-    for (char *at = strstr(text, "-nan"); at != NULL; at = strstr(at + 1, "-nan")) {
-        bool begins = at == text || (!isalnum((unsigned char)at[-1]) && at[-1] != '-');
-
-        if (begins && !isalnum((unsigned char)at[4])) {
-            memmove(at, at + 1, strlen(at));
-        }
-    }
-}
-
 ms_status msi_fail(ms_status kind, const char *format, ...)
 {
     char text[MSI_MESSAGE_BYTES];
     va_list args;
 
     va_start(args, format);
-    write_text(text, sizeof(text), format, args);
+    msi_text_write(text, sizeof(text), format, args);
     va_end(args);
     return set(kind, "", text);
 }
@@ -136,88 +120,4 @@ ms_status msi_broken(const char *file, int line, const char *cond)
     abort();
 #endif
     return msi_fail(MS_INTERNAL_ERROR, "%s:%d: '%s' does not hold", file, line, cond);
-}
-
-/* -- warnings ---------------------------------------------------------------------------------- */
-
-typedef struct warning {
-    char kind[16];
-    char text[MSI_MESSAGE_BYTES];
-} warning;
-
-static _Thread_local struct {
-    bool capture;
-    warning *queue;
-    int first, count;
-    warning taken;
-} warnings;
-
-void ms_warnings_capture(bool on)
-{
-    warnings.capture = on;
-    if (on && warnings.queue == NULL) {
-        warnings.queue = calloc(WARNING_QUEUE, sizeof(warning));
-        warnings.capture = warnings.queue != NULL;
-    }
-    if (!on) {
-        free(warnings.queue);
-        warnings.queue = NULL;
-    }
-    warnings.first = warnings.count = 0;
-}
-
-/* In one piece, as other ranks print too. What rank 0 says is said for all. */
-static void print_warning(const char *kind, const char *text)
-{
-    const ms_context *ctx = msi_context_peek();
-    char rank[24] = "";
-
-    if (ctx != NULL && ctx->rank > 0) {
-        snprintf(rank, sizeof(rank), "rank %d: ", (int)ctx->rank);
-    }
-    fprintf(stderr, "moonshard: %s%s: %s\n", rank, kind, text);
-}
-
-void ms_warn(const char *kind, const char *raw)
-{
-    char text[MSI_MESSAGE_BYTES];
-
-    kind = msi_foreign_name(kind);
-    msi_printable(text, sizeof(text), raw);
-    if (!warnings.capture) {
-        print_warning(kind, text);
-        return;
-    }
-    if (warnings.count == WARNING_QUEUE) { /* the oldest goes */
-        warnings.first = (warnings.first + 1) % WARNING_QUEUE;
-        warnings.count--;
-    }
-    warning *w = &warnings.queue[(warnings.first + warnings.count++) % WARNING_QUEUE];
-
-    msi_printable(w->kind, sizeof(w->kind), kind);
-    snprintf(w->text, sizeof(w->text), "%s", text);
-}
-
-void msi_warn(const char *kind, const char *format, ...)
-{
-    char text[512];
-    va_list args;
-
-    va_start(args, format);
-    write_text(text, sizeof(text), format, args);
-    va_end(args);
-    ms_warn(kind, text);
-}
-
-bool ms_warning_take(const char **kind, const char **text)
-{
-    if (warnings.count == 0) {
-        return false;
-    }
-    warnings.taken = warnings.queue[warnings.first];
-    warnings.first = (warnings.first + 1) % WARNING_QUEUE;
-    warnings.count--;
-    *kind = warnings.taken.kind;
-    *text = warnings.taken.text;
-    return true;
 }

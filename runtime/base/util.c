@@ -1,7 +1,7 @@
-/* Version, hashes, time, printable text, log. */
+/* Version, hashes, time, printable text. */
 #include "base.h"
 
-#include <stdatomic.h>
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -121,6 +121,18 @@ bool msi_is_printable(const char *text)
     return true;
 }
 
+void msi_text_write(char *text, size_t size, const char *format, va_list args)
+{
+    vsnprintf(text, size, format, args);
+    for (char *at = strstr(text, "-nan"); at != NULL; at = strstr(at + 1, "-nan")) {
+        bool begins = at == text || (!isalnum((unsigned char)at[-1]) && at[-1] != '-');
+
+        if (begins && !isalnum((unsigned char)at[4])) {
+            memmove(at, at + 1, strlen(at));
+        }
+    }
+}
+
 char *msi_part_text(void)
 {
     static _Thread_local char parts[4][MSI_PART_TEXT];
@@ -135,24 +147,4 @@ const char *msi_foreign_name(const char *name)
 
     escape(text, MSI_PART_TEXT, name, "");
     return text;
-}
-
-void msi_log(int level, const char *format, ...)
-{
-    static const char *const levels[] = {"warn", "info", "trace"};
-    static _Atomic int32_t threshold = -1; /* not yet known */
-    char text[1024], line[1024];
-    va_list args;
-
-    if (atomic_load(&threshold) < 0) {
-        atomic_store(&threshold, 1 + msi_switch_choice("MS_LOG", levels, MSI_COUNT(levels), -1));
-    }
-    if (level > atomic_load(&threshold)) {
-        return;
-    }
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    msi_printable(line, sizeof(line), text);
-    fprintf(stderr, "moonshard %s: %s\n", levels[level - 1], line);
 }

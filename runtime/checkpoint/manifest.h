@@ -4,8 +4,8 @@
 #define MSI_MANIFEST_H
 
 #include "base.h"
-#include "folder.h"
 #include "moonshard/fsdp.h"
+#include "names.h"
 
 #include <jansson.h>
 

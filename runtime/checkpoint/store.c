@@ -157,14 +157,6 @@ ms_status ms_checkpoint_prune(const char *root, int32_t keep)
     return keep_first(&l, root, INT64_MAX, keep);
 }
 
-const char *ms_checkpoint_step_name(int64_t step)
-{
-    static _Thread_local char name[32];
-
-    snprintf(name, sizeof(name), "step-%08lld", (long long)step);
-    return name;
-}
-
 ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
 {
     msi_listing l;

@@ -50,11 +50,19 @@ ms_status msi_tensor_make(ms_tensor **out, ms_context *ctx, int32_t dtype, int32
     return status;
 }
 
+/* The memory a parameter never had forgets its name, which is about to go. */
+static void unlabel(ms_tensor *t)
+{
+    if (t->param != NULL && t->v.storage->kind == MS_STORAGE_NONE) {
+        t->v.storage->absent = NULL;
+    }
+}
+
 void msi_tensor_rebind(ms_tensor *t, const msi_view *v)
 {
     msi_storage *old = t->v.storage;
 
-    msi_param_unlabel(t);
+    unlabel(t);
     msi_storage_retain(v->storage);
     t->v = *v;
     msi_storage_release(old);
@@ -82,7 +90,7 @@ void msi_tensor_destroy(ms_tensor *t, const char *released_by)
         t->ctx->recorder->drop(t);
     }
     if (t->param != NULL) {
-        msi_param_unlabel(t);
+        unlabel(t);
         free_param(t->param);
         t->param = NULL;
     }

@@ -89,13 +89,6 @@ static void label(ms_tensor *t)
     }
 }
 
-void msi_param_unlabel(ms_tensor *t)
-{
-    if (t->param != NULL && t->v.storage->kind == MS_STORAGE_NONE) {
-        t->v.storage->absent = NULL;
-    }
-}
-
 ms_status ms_tensor_set_name(ms_tensor *t, const char *name)
 {
     char *copy;

@@ -33,19 +33,6 @@ static msi_slab *slab_new(msi_slab **pool, msi_slab **list)
     return slab;
 }
 
-static void slabs_retire(msi_slab **pool, msi_slab *list)
-{
-    pthread_mutex_lock(&retired.lock);
-    while (list != NULL) {
-        msi_slab *next = list->next;
-
-        list->next = *pool;
-        *pool = list;
-        list = next;
-    }
-    pthread_mutex_unlock(&retired.lock);
-}
-
 ms_tensor *msi_pool_take_tensor(msi_tensor_state *s)
 {
     if (MSI_UNLIKELY(s->free_tensors == NULL)) {
@@ -111,27 +98,41 @@ void msi_pool_give_storage(msi_tensor_state *s, msi_storage *storage)
     s->free_storages = storage;
 }
 
-/* Every handle becomes stale, every storage gives its bytes back. */
-static void close_state(void *state)
+ms_status msi_scope_enlist(msi_tensor_state *s, ms_tensor *t, int32_t depth)
 {
-    msi_tensor_state *s = state;
+    msi_scope *scope = &s->scope[depth - 1];
 
-    for (msi_slab *slab = s->tensor_slabs; slab != NULL; slab = slab->next) {
-        for (int32_t i = 0; i < MSI_SLAB_TENSORS; i++) {
-            if (slab->u.tensor[i].refcount > 0) {
-                msi_tensor_destroy(&slab->u.tensor[i], "ms.close");
-            }
+    if (scope->count == scope->capacity) {
+        int32_t capacity = scope->capacity > 0 ? scope->capacity * 2 : 64;
+        ms_tensor **list = realloc(scope->list, sizeof(*list) * (size_t)capacity);
+
+        if (list == NULL) {
+            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a scope of %d handles", (int)capacity);
         }
+        scope->list = list;
+        scope->capacity = capacity;
     }
-    for (msi_slab *slab = s->storage_slabs; slab != NULL; slab = slab->next) {
-        for (int32_t i = 0; i < MSI_SLAB_STORAGES; i++) {
-            if (slab->u.storage[i].refcount > 0) {
-                slab->u.storage[i].refcount = 1;
-                slab->u.storage[i].base = NULL; /* which goes by itself */
-                msi_storage_release(&slab->u.storage[i]);
-            }
-        }
+    t->scope = depth;
+    t->scope_index = scope->count;
+    scope->list[scope->count++] = t;
+    return MS_OK;
+}
+
+static void slabs_retire(msi_slab **pool, msi_slab *list)
+{
+    pthread_mutex_lock(&retired.lock);
+    while (list != NULL) {
+        msi_slab *next = list->next;
+
+        list->next = *pool;
+        *pool = list;
+        list = next;
     }
+    pthread_mutex_unlock(&retired.lock);
+}
+
+void msi_tensor_state_free(msi_tensor_state *s)
+{
     for (int32_t i = 0; i < MSI_SCOPE_MAX; i++) {
         free(s->scope[i].list);
     }
@@ -154,7 +155,6 @@ msi_tensor_state *msi_tensor_state_of(ms_context *ctx)
         }
         s->ctx = ctx;
         ctx->room[MSI_ROOM_TENSOR] = s;
-        ctx->close[MSI_ROOM_TENSOR] = close_state;
     }
     return ctx->room[MSI_ROOM_TENSOR];
 }

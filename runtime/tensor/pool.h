@@ -45,6 +45,8 @@ typedef struct msi_tensor_state {
 
 /* NULL with the error set when memory is out. */
 msi_tensor_state *msi_tensor_state_of(ms_context *ctx);
+/* Its records, of which none is in use any more, serve the next context. */
+void msi_tensor_state_free(msi_tensor_state *s);
 /* A zeroed record (a handle keeps its generation and released_by). NULL with the error set. */
 ms_tensor *msi_pool_take_tensor(msi_tensor_state *s);
 void msi_pool_give_tensor(msi_tensor_state *s, ms_tensor *t);

@@ -25,26 +25,6 @@ ms_status ms_scope_open(const char *name)
     return MS_OK;
 }
 
-ms_status msi_scope_enlist(msi_tensor_state *s, ms_tensor *t, int32_t depth)
-{
-    msi_scope *scope = &s->scope[depth - 1];
-
-    if (scope->count == scope->capacity) {
-        int32_t capacity = scope->capacity > 0 ? scope->capacity * 2 : 64;
-        ms_tensor **list = realloc(scope->list, sizeof(*list) * (size_t)capacity);
-
-        if (list == NULL) {
-            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a scope of %d handles", (int)capacity);
-        }
-        scope->list = list;
-        scope->capacity = capacity;
-    }
-    t->scope = depth;
-    t->scope_index = scope->count;
-    scope->list[scope->count++] = t;
-    return MS_OK;
-}
-
 /* Take a handle out of its list: it is the caller's, until another scope gets it. */
 static void move_out(msi_tensor_state *s, ms_tensor *t)
 {

@@ -151,6 +151,9 @@ ms_status msi_param_note_gradient(const ms_tensor *t);
 /* Let t's manager finish what is on its way to t's gradient. */
 ms_status msi_param_await_gradient(const ms_tensor *t);
 
+/* Closing this context takes its tensors along. */
+void msi_tensor_install(ms_context *ctx);
+
 /* -- storage ----------------------------------------------------------------------------------- */
 
 ms_status msi_storage_new(msi_storage **out, ms_context *ctx, int64_t nbytes, int32_t mem_kind);
@@ -252,8 +255,6 @@ ms_status msi_tensor_make(ms_tensor **out, ms_context *ctx, int32_t dtype, int32
                           const int64_t *shape, int32_t mem_kind);
 /* Let a handle show another view (sharded, unsharded): same handle, same identity. */
 void msi_tensor_rebind(ms_tensor *t, const msi_view *v);
-/* The memory a parameter never had forgets its name, which is about to go. */
-void msi_param_unlabel(ms_tensor *t);
 /* As msi_tensor_new(), but owned by the runtime: enters no scope. */
 ms_status msi_tensor_new_internal(ms_tensor **out, ms_context *ctx, const msi_view *v);
 /* Refuse a write into shared, graph-bound, expanded or absent memory. Who then writes bumps the

@@ -157,6 +157,29 @@ ms_status msi_target_close(msi_target *t)
     return t->staged ? msi_copy(&t->dest, &t->view, t->dest_add) : MS_OK;
 }
 
+ms_status msi_bwd_reduce_pass(msi_bwd *b, int32_t i, const msi_view *v, double scale)
+{
+    const char *op = msi_bwd_name(b);
+    msi_target t;
+
+    if (!msi_bwd_needs(b, i)) {
+        return MS_OK;
+    }
+    if (!msi_view_same_shape(v, msi_bwd_operand(b, i))) {
+        MS_TRY(msi_target_open(&t, b, i, v->dtype, MSI_CAN_ADD | MSI_CAN_WIDEN));
+        MS_TRY(msi_sum_to(op, &t.view, v, scale, t.add));
+        return msi_target_close(&t);
+    }
+    if (scale == 1) {
+        return msi_bwd_pass(b, i, v);
+    }
+    const double scalars[2] = {scale, -0.0}; /* adding -0 keeps the sign of zeros */
+
+    MS_TRY(msi_target_open(&t, b, i, v->dtype, MSI_CAN_ADD));
+    MS_TRY(msi_ew(op, MSI_K_affine, &t.view, &v, 1, scalars, t.add));
+    return msi_target_close(&t);
+}
+
 ms_status msi_bwd_elementwise(msi_bwd *b, int32_t i, const char *op, int32_t kernel,
                               const msi_view *const *in, int32_t n_in)
 {
