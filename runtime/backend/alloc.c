@@ -366,7 +366,6 @@ static void close_room(void *state)
     }
     msi_drain(ctx);
     close_heap(h);
-    msi_device_close(ctx);
 }
 
 static heap *heap_new(ms_context *ctx)
@@ -420,7 +419,7 @@ static ms_status room_new(ms_context *ctx, heap **out)
     }
     ctx->room[MSI_ROOM_BACKEND] = h;
     ctx->close[MSI_ROOM_BACKEND] = close_room;
-    ms_status status = msi_device_open(ctx);
+    ms_status status = ctx->open_device != NULL ? ctx->open_device(ctx) : MS_OK;
 
     if (status != MS_OK) {
         ctx->room[MSI_ROOM_BACKEND] = NULL;

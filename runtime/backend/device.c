@@ -51,6 +51,12 @@ static ms_status load(ms_context *ctx, const char *kind, const msi_device_ops **
                          (int)(*ops)->version, MSI_DEVICE_VERSION);
 }
 
+static void close_room(void *device)
+{
+    ((msi_device *)device)->ops->close(device);
+    atomic_fetch_sub(&msi_n_devices, 1);
+}
+
 ms_status msi_device_open(ms_context *ctx)
 {
     const msi_device_host host = {.user = ctx,
@@ -68,21 +74,14 @@ ms_status msi_device_open(ms_context *ctx)
     MS_TRY(load(ctx, kinds[kind], &ops));
     switch (ops->open(&ctx->device, &host, ctx->rank, error)) {
     case MSI_DEV_OK:
+        ctx->room[MSI_ROOM_DEVICE] = ctx->device;
+        ctx->close[MSI_ROOM_DEVICE] = close_room;
         atomic_fetch_add(&msi_n_devices, 1);
         return MS_OK;
     case MSI_DEV_NO_MEMORY:
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open device '%s'", kinds[kind]);
     default:
         return MS_FAIL(MS_DEVICE_ERROR, "device '%s' does not open: %s", kinds[kind], error);
-    }
-}
-
-void msi_device_close(ms_context *ctx)
-{
-    if (ctx->device != NULL) {
-        ctx->device->ops->close(ctx->device);
-        ctx->device = NULL;
-        atomic_fetch_sub(&msi_n_devices, 1);
     }
 }
 

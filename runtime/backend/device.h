@@ -118,7 +118,6 @@ extern const msi_device_ops msi_cpu_device_ops;
 /* Open the device that MS_DEVICE names as the context's, whose `device` is NULL while it is the CPU
  * ("cpu", or nothing). MS_DEVICE_ERROR, MS_OUT_OF_MEMORY when it does not open. */
 ms_status msi_device_open(ms_context *ctx);
-void msi_device_close(ms_context *ctx);
 /* Has any context of this process one? (Who knows no context asks for it only then: that costs as
  * much as a small kernel.) */
 extern _Atomic int32_t msi_n_devices;

@@ -83,6 +83,7 @@ enum {
     MSI_ROOM_TENSOR,
     MSI_ROOM_ONEDNN,
     MSI_ROOM_BACKEND,
+    MSI_ROOM_DEVICE,
     MSI_ROOM_COUNT
 };
 
@@ -102,6 +103,7 @@ typedef struct ms_context {
     int32_t host_calls;   /* functions of the host at work: what called them must not be freed */
     bool collecting;      /* what goes now goes when a rank's collector finds it */
     struct msi_device *device; /* NULL: the CPU, where what is asked for has been done on return */
+    ms_status (*open_device)(struct ms_context *ctx); /* with its first memory */
 } ms_context;
 
 /** The calling thread's context. NULL only when memory is out (error set). */
