@@ -24,22 +24,16 @@ static bool is_our_file(const char *name)
 
 ms_status msi_folder_look(msi_contents *contents, const char *path)
 {
-    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-
+    DIR *dir = msi_io_folder(path);
     struct dirent *e;
     ms_status status;
 
-    *contents = fd < 0 && errno == ENOENT ? MSI_CONTENTS_GONE : MSI_CONTENTS_OTHERS;
+    *contents = dir == NULL && errno == ENOENT ? MSI_CONTENTS_GONE : MSI_CONTENTS_OTHERS;
     if (dir == NULL) {
         /* ENOTDIR, ELOOP: something else, a link */
         const bool none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP;
 
-        status = none ? MS_OK : msi_io_fail("open", path);
-        if (fd >= 0) {
-            close(fd);
-        }
-        return status;
+        return none ? MS_OK : msi_io_fail("open", path);
     }
     while ((status = msi_io_next(&e, dir, path)) == MS_OK && e != NULL &&
            *contents != MSI_CONTENTS_OURS) {

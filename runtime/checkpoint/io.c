@@ -265,20 +265,28 @@ ms_status msi_io_next(struct dirent **entry, DIR *dir, const char *path)
     return errno == 0 ? MS_OK : msi_io_fail("read", path);
 }
 
-ms_status msi_io_is_empty(bool *empty, const char *path)
+DIR *msi_io_folder(const char *path)
 {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    const int error = errno;
+
+    if (fd >= 0 && dir == NULL) {
+        close(fd);
+    }
+    errno = error;
+    return dir;
+}
+
+ms_status msi_io_is_empty(bool *empty, const char *path)
+{
+    DIR *dir = msi_io_folder(path);
     struct dirent *e;
     ms_status status;
 
     *empty = true;
     if (dir == NULL) {
-        status = msi_io_fail("open", path);
-        if (fd >= 0) {
-            close(fd);
-        }
-        return status;
+        return msi_io_fail("open", path);
     }
     while ((status = msi_io_next(&e, dir, path)) == MS_OK && e != NULL && *empty) {
         *empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;

@@ -39,6 +39,8 @@ char *msi_io_parent(const char *path);
 ms_status msi_io_sync_parent(const char *path);
 /* The next entry of the open folder, whose path is only told; NULL at its end and on failure. */
 ms_status msi_io_next(struct dirent **entry, DIR *dir, const char *path);
+/* Open the folder itself, not one by a link. NULL with errno set. */
+DIR *msi_io_folder(const char *path);
 /* Is nothing in the folder (itself, not by a link)? */
 ms_status msi_io_is_empty(bool *empty, const char *path);
 /* Nothing is at `path`: MS_IO_ERROR when a link on the way leads nowhere, as where a volume is not
