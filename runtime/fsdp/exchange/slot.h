@@ -2,22 +2,25 @@
  * gradients at a time.
  *
  * [Note: slot protocol] A slot of parameters is one part, into which every rank casts its own
- * extents; a slot of gradients has a part for each rank. Per slot and rank there is one word each
- * of filled    generation whose extents, or whose gradient, this rank has put in reduced generation
- * of which it has reduced its chunk in place (replicas only) dropped   generation that it will not
- * fill, or reduce, any more released  generation it is done reading said      hash of all this rank
- * had said when it named the generation it filled Slot and generation of every use follow from
- * program order alone: of those that may be taken the one that was taken longest ago is, and its
- * generation is counted up. So ranks agree without talking. Generation g is filled once released[q]
- * >= g - 1 for every rank q, and read once filled[q] >= g for every q that has said the same. (Of
- * gradients: written and read.) No barriers. What cannot be done yet is a task, and every wait runs
- * the tasks. One that is given up, as the unit is skipped, written or reset, stores `dropped` and
- * `released`, and the slot is left alone. Ranks that run one program all give it up, and nobody
- * reads. One that does so alone leaves a reader with dropped[q] >= g and filled[q] < g (or
- * reduced[q] < g); that stays so, as q fills nothing later before the reader releases g: the job
- * ends there. (One that had filled what it skips is told apart by its note.) The model in slots.pml
- * checks that this neither deadlocks, nor lets a slot change under a reader, nor lets anybody read
- * what was not filled. */
+ * extents; a slot of gradients has a part for each rank. Per slot and rank there are words:
+ *
+ *     filled    generation whose extents, or whose gradient, this rank has put in
+ *     reduced   generation of which it has reduced its chunk in place (replicas only)
+ *     dropped   generation that it will not fill, or reduce, any more
+ *     released  generation it is done reading
+ *     said      hash of all this rank had said when it named the generation it filled
+ *
+ * Slot and generation of every use follow from program order alone: of those that may be taken the
+ * one that was taken longest ago is, and its generation is counted up. So ranks agree without
+ * talking. Generation g is filled once released[q] >= g - 1 for every rank q, and read once
+ * filled[q] >= g for every q that has said the same. (Of gradients: written and read.) No barriers.
+ * What cannot be done yet is a task, and every wait runs the tasks. One that is given up, as the
+ * unit is skipped, written or reset, stores `dropped` and `released`, and the slot is left alone.
+ * Ranks that run one program all give it up, and nobody reads. One that does so alone leaves a
+ * reader with dropped[q] >= g and filled[q] < g (or reduced[q] < g); that stays so, as q fills
+ * nothing later before the reader releases g: the job ends there. (One that had filled what it
+ * skips is told apart by its note.) The model in slots.pml checks that this neither deadlocks, nor
+ * lets a slot change under a reader, nor lets anybody read what was not filled. */
 #ifndef MSI_FSDP_SLOT_H
 #define MSI_FSDP_SLOT_H
 

@@ -5,13 +5,15 @@
  *     unit          one parameter group (ms_fsdp_unit)
  *     run           what the units of one model have in common while it is trained
  *     flat          the unit's parameters in a row, with padding
- *     master        this rank's shard of the flat in full precision, private; of a replica all of
- * it replica       a unit that is not sharded (NO_SHARD): all ranks hold the same extent        a
- * stretch of the flat that one rank holds full          the unsharded parameters, in the dtype that
- * is computed in slot          memory that the ranks of a host share, for one unit's full
- * parameters or for all ranks' gradients of it, at a time ring, home    slots that units take in
- * turn, and those that are one unit's own micro         the gradient of one backward on one rank,
- * in the reduce dtype levels        inner nodes of the tree over a rank's micro-batches (no_sync)
+ *     master        this rank's shard of the flat in full precision, private; of a replica all
+ *     replica       a unit that is not sharded (NO_SHARD): all ranks hold the same
+ *     extent        a stretch of the flat that one rank holds
+ *     full          the unsharded parameters, in the dtype that is computed in
+ *     slot          memory that the ranks of a host share, for one unit's full parameters or for
+ *                   all ranks' gradients of it, at a time
+ *     ring, home    slots that units take in turn, and those that are one unit's own
+ *     micro         the gradient of one backward on one rank, in the reduce dtype
+ *     levels        inner nodes of the tree over a rank's micro-batches (no_sync)
  *     reduced       this rank's shard of the gradient, summed over ranks, in the master's dtype
  *     named         said to the peers, who count on it from then on
  *     published     own extents are cast into the slot, or will be as soon as peers have read it
