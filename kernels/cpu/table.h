@@ -20,6 +20,9 @@
 #define MSI_ALL(X, op) MSI_NUMBERS(X, op) X(op, u8, U8) X(op, bool, BOOL)
 #define MSI_BOOL(X, op) X(op, bool, BOOL)
 
+#define MSI_CPU_UNARY(X, f, gradient, saved) MSI_FLOATS(X, f)
+#define MSI_CPU_UNARY_GRADIENT(X, f, gradient, saved) MSI_FLOATS(X, gradient)
+
 #define MSI_CPU_KERNELS(X)                                                                         \
     MSI_ALL(X, copy)                                                                               \
     MSI_ALL(X, fill)                                                                               \
@@ -30,18 +33,12 @@
     MSI_NUMBERS(X, affine)                                                                         \
     MSI_FLOATS(X, reciprocal)                                                                      \
     MSI_FLOATS(X, pow)                                                                             \
-    MSI_FLOATS(X, exp)                                                                             \
-    MSI_FLOATS(X, log)                                                                             \
-    MSI_FLOATS(X, sqrt)                                                                            \
-    MSI_FLOATS(X, tanh)                                                                            \
-    MSI_FLOATS(X, relu)                                                                            \
+    MSI_UNARY(MSI_CPU_UNARY, X)                                                                    \
+    MSI_UNARY_BY_ITSELF(MSI_CPU_UNARY_GRADIENT, X)                                                 \
     MSI_FLOATS(X, gelu)                                                                            \
     MSI_FLOATS(X, gelu_tanh)                                                                       \
     MSI_FLOATS(X, mul_neg)                                                                         \
     MSI_FLOATS(X, div_neg)                                                                         \
-    MSI_FLOATS(X, sqrt_grad)                                                                       \
-    MSI_FLOATS(X, tanh_grad)                                                                       \
-    MSI_FLOATS(X, relu_grad)                                                                       \
     MSI_FLOATS(X, gelu_grad)                                                                       \
     MSI_FLOATS(X, gelu_tanh_grad)                                                                  \
     MSI_WIDE(X, mse)                                                                               \

@@ -423,7 +423,7 @@ static ms_status record_begin(msi_op_call *call)
     bool needed = false;
     int32_t n_dims = 0;
 
-    if (call->op->backward == NULL) {
+    if (call->op->backward == NULL || call->meta) {
         return MS_OK;
     }
     for (int32_t i = 0; i < call->n_in; i++) {

@@ -8,6 +8,10 @@
 
 #include "base.h"
 #include "kernel_args.h"
+#include "unary.h"
+
+#define MSI_KERNELS_UNARY(X, f, gradient, saved) X(f, msi_ew_args)
+#define MSI_KERNELS_UNARY_GRADIENT(X, f, gradient, saved) X(gradient, msi_ew_args)
 
 #include <string.h>
 
@@ -22,18 +26,12 @@
     X(affine, msi_ew_args)     /* scalar[0] * in[0] + scalar[1] */                                 \
     X(reciprocal, msi_ew_args) /* scalar[0] / in[0] */                                             \
     X(pow, msi_ew_args)        /* in[0]^scalar[0] */                                               \
-    X(exp, msi_ew_args)                                                                            \
-    X(log, msi_ew_args)                                                                            \
-    X(sqrt, msi_ew_args)                                                                           \
-    X(tanh, msi_ew_args)                                                                           \
-    X(relu, msi_ew_args)                                                                           \
+    MSI_UNARY(MSI_KERNELS_UNARY, X)                                                                \
+    MSI_UNARY_BY_ITSELF(MSI_KERNELS_UNARY_GRADIENT, X)                                             \
     X(gelu, msi_ew_args)                                                                           \
     X(gelu_tanh, msi_ew_args)                                                                      \
     X(mul_neg, msi_ew_args)        /* -(in[0] * in[1] * in[2]): for the gradient of 1/x */         \
     X(div_neg, msi_ew_args)        /* -(in[0] * in[1] / in[2]): for the gradient of x/y */         \
-    X(sqrt_grad, msi_ew_args)      /* in[0] / (2 in[1]), in[1] = sqrt(x) */                        \
-    X(tanh_grad, msi_ew_args)      /* in[0] (1 - in[1]^2), in[1] = tanh(x) */                      \
-    X(relu_grad, msi_ew_args)      /* 0 where in[1] <= 0, else in[0]; in[1] = x or relu(x) */      \
     X(gelu_grad, msi_ew_args)      /* in[0] gelu'(in[1]), in[1] = x */                             \
     X(gelu_tanh_grad, msi_ew_args) /* likewise, tanh form */                                       \
     X(mse, msi_ew_args)            /* (in[0] - in[1])^2 */                                         \
@@ -86,6 +84,8 @@ const char *msi_kernel_name(int32_t kernel);
 const msi_kernel_table *msi_kernels(void);
 /** The table of one build, NULL when this machine cannot run it. @param isa  2, 3 or 4 */
 const msi_kernel_table *msi_kernels_of(int32_t isa);
+/** Is there such a kernel? The error msi_dispatch() has where there is none. */
+ms_status msi_check_kernel(const char *op, int32_t kernel, int32_t dtype);
 /** Run a kernel. `op` names the caller in the error about a missing one. */
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args);
 

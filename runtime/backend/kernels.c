@@ -64,17 +64,13 @@ static const msi_kernel_table *choose(bool *refused)
     return table != NULL ? table : best();
 }
 
-const msi_kernel_table *msi_kernels(void)
-{
-    static _Atomic(const msi_kernel_table *) chosen;
-    const msi_kernel_table *table = atomic_load_explicit(&chosen, memory_order_acquire);
-    const msi_kernel_table *none = NULL;
-    bool refused = false;
+static _Atomic(const msi_kernel_table *) chosen;
 
-    if (MSI_LIKELY(table != NULL)) {
-        return table;
-    }
-    table = choose(&refused);
+static const msi_kernel_table *choose_once(void)
+{
+    bool refused = false;
+    const msi_kernel_table *none = NULL, *table = choose(&refused);
+
     if (atomic_compare_exchange_strong(&chosen, &none, table) && refused) {
         msi_switch_warn("MS_CPU_ISA=%s: this machine has no such kernels (v2, v3, v4), using %s",
                         msi_switch_text("MS_CPU_ISA", ""), table->isa);
@@ -82,21 +78,44 @@ const msi_kernel_table *msi_kernels(void)
     return table;
 }
 
+const msi_kernel_table *msi_kernels(void)
+{
+    const msi_kernel_table *table = atomic_load_explicit(&chosen, memory_order_acquire);
+
+    return MSI_LIKELY(table != NULL) ? table : choose_once();
+}
+
 const char *ms_cpu_isa(void)
 {
     return msi_kernels()->isa;
 }
 
+/* NULL when the table has none. */
+static msi_kernel_fn find(const msi_kernel_table *table, int32_t kernel, int32_t dtype)
+{
+    bool known = kernel >= 0 && kernel < MSI_K_COUNT && dtype >= 0 && dtype < MS_DTYPE_COUNT;
+
+    return known ? table->fn[kernel][dtype] : NULL;
+}
+
+static ms_status missing(const char *op, int32_t dtype)
+{
+    return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
+                   "%s is not implemented for dtype %s on device '%s' yet", op,
+                   ms_dtype_name(dtype), msi_kernels()->device);
+}
+
+ms_status msi_check_kernel(const char *op, int32_t kernel, int32_t dtype)
+{
+    return MSI_LIKELY(find(msi_kernels(), kernel, dtype) != NULL) ? MS_OK : missing(op, dtype);
+}
+
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args)
 {
-    const msi_kernel_table *table = msi_kernels();
-    bool known = kernel >= 0 && kernel < MSI_K_COUNT && dtype >= 0 && dtype < MS_DTYPE_COUNT;
-    msi_kernel_fn fn = known ? table->fn[kernel][dtype] : NULL;
+    msi_kernel_fn fn = find(msi_kernels(), kernel, dtype);
 
     if (MSI_UNLIKELY(fn == NULL)) {
-        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
-                       "%s is not implemented for dtype %s on device '%s' yet", op,
-                       ms_dtype_name(dtype), table->device);
+        return missing(op, dtype);
     }
     if (MSI_UNLIKELY(msi_any_device())) {
         const ms_context *ctx = msi_context_peek();

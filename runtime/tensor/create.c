@@ -127,7 +127,9 @@ ms_status ms_tensor_borrow(ms_tensor **out, int32_t dtype, int32_t ndim, const i
 
 ms_status ms_tensor_meta(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape)
 {
-    return wrap(out, MS_STORAGE_NONE, dtype, ndim, shape, NULL);
+    MS_TRY(wrap(out, MS_STORAGE_NONE, dtype, ndim, shape, NULL));
+    (*out)->v.storage->meta = true;
+    return MS_OK;
 }
 
 /* Can `n` numbers from `start` be counted in an integer dtype? */

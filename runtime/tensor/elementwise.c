@@ -1,6 +1,19 @@
 /* Elementwise kernels over views: broadcasting, casting, summing back to a smaller shape. */
 #include "tensor.h"
 
+static ms_status check_broadcast(const char *op, const msi_view *dst, const msi_view *in)
+{
+    bool fits = in->ndim <= dst->ndim;
+
+    for (int32_t d = 0; fits && d < in->ndim; d++) {
+        fits = in->shape[d] == 1 || in->shape[d] == dst->shape[d + dst->ndim - in->ndim];
+    }
+    return fits ? MS_OK
+                : MS_FAIL(MS_VALUE_ERROR, "%s: shape %s does not broadcast to %s", op,
+                          msi_shape_text(in->ndim, in->shape),
+                          msi_shape_text(dst->ndim, dst->shape));
+}
+
 ms_status msi_ew(const char *op, int32_t kernel, const msi_view *dst, const msi_view *const *in,
                  int32_t n_in, const double *scalars, bool accumulate)
 {
@@ -17,19 +30,11 @@ ms_status msi_ew(const char *op, int32_t kernel, const msi_view *dst, const msi_
 
         MS_TRY(msi_view_data(in[i], &data));
         args.in[i] = data;
-        if (in[i]->ndim > dst->ndim) {
-            return MS_FAIL(MS_VALUE_ERROR, "%s: shape %s does not broadcast to %s", op,
-                           msi_shape_text(in[i]->ndim, in[i]->shape),
-                           msi_shape_text(dst->ndim, dst->shape));
+        if (MSI_LIKELY(msi_view_same_shape(in[i], dst))) {
+            operands[i + 1] = in[i];
+            continue;
         }
-        for (int32_t d = 0; d < in[i]->ndim; d++) {
-            if (in[i]->shape[d] != 1 &&
-                in[i]->shape[d] != dst->shape[d + dst->ndim - in[i]->ndim]) {
-                return MS_FAIL(MS_VALUE_ERROR, "%s: shape %s does not broadcast to %s", op,
-                               msi_shape_text(in[i]->ndim, in[i]->shape),
-                               msi_shape_text(dst->ndim, dst->shape));
-            }
-        }
+        MS_TRY(check_broadcast(op, dst, in[i]));
         msi_view_expand(in[i], dst->ndim, dst->shape, &expanded[i]);
         operands[i + 1] = &expanded[i];
     }

@@ -22,6 +22,44 @@ static ms_status about_shards(ms_status status, const msi_op_call *call)
     return status;
 }
 
+/* Memory for a result that is no view. */
+static ms_status take_memory(const msi_op_call *call, msi_view *v)
+{
+    const int64_t nbytes = msi_view_numel(v) * ms_dtype_size(v->dtype);
+
+    if (MSI_LIKELY(!call->meta)) {
+        return msi_storage_new(&v->storage, call->ctx, nbytes, MS_MEM_ACTIVATION);
+    }
+    MS_TRY(msi_storage_wrap(&v->storage, call->ctx, MS_STORAGE_NONE, NULL, nbytes));
+    v->storage->meta = true;
+    return MS_OK;
+}
+
+static ms_status make_result(msi_op_call *call, int32_t i, msi_view *v)
+{
+    if (v->storage != NULL) {
+        return msi_tensor_new(&call->out[i], call->ctx, v);
+    }
+    MS_TRY(take_memory(call, v));
+    ms_status status = msi_tensor_new(&call->out[i], call->ctx, v);
+
+    msi_storage_release(v->storage); /* the handle has its own reference */
+    return status;
+}
+
+/* Make the results, and fill them unless they are meta. */
+static ms_status compute(msi_op_call *call, const msi_view *const *in)
+{
+    msi_view result[MSI_OP_MAX_OUT];
+    const msi_meta m = {call->op, call->attrs, in, call->n_in, result};
+
+    MS_TRY(call->op->meta(&m));
+    for (int32_t i = 0; i < call->n_out; i++) {
+        MS_TRY(make_result(call, i, &result[i]));
+    }
+    return call->op->forward == NULL || call->meta ? MS_OK : call->op->forward(call);
+}
+
 ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, int32_t n_in,
                      ms_tensor **out, int32_t n_out)
 {
@@ -29,13 +67,19 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
         .ctx = NULL, .op = op, .attrs = attrs, .in = in, .n_in = n_in, .n_out = n_out};
     const msi_op_recorder *recorder;
     const msi_op_observer *observer;
+    const msi_view *views[MSI_OP_MAX_IN];
     ms_status status;
 
     for (int32_t i = 0; i < n_out; i++) {
         out[i] = NULL;
     }
-    for (int32_t i = 0; i < n_in && call.ctx == NULL; i++) {
-        call.ctx = in[i] != NULL ? in[i]->ctx : NULL;
+    for (int32_t i = 0; i < n_in; i++) {
+        views[i] = NULL;
+        if (in[i] != NULL) {
+            views[i] = &in[i]->v;
+            call.ctx = call.ctx != NULL ? call.ctx : in[i]->ctx;
+            call.meta |= in[i]->v.storage->meta;
+        }
     }
     if (call.ctx == NULL) {
         call.ctx = msi_context();
@@ -52,7 +96,7 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
     }
     status = recorder->begin(&call);
     if (MSI_LIKELY(status == MS_OK)) {
-        status = op->forward(&call);
+        status = compute(&call, views);
     }
     if (MSI_UNLIKELY(status != MS_OK)) {
         status = about_shards(status, &call);
@@ -71,14 +115,16 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
     return status;
 }
 
-ms_status msi_out(msi_op_call *c, int32_t i, int32_t dtype, int32_t ndim, const int64_t *shape)
+ms_status msi_result(msi_view *out, int32_t dtype, int32_t ndim, const int64_t *shape)
 {
-    return msi_tensor_make(&c->out[i], c->ctx, dtype, ndim, shape, MS_MEM_ACTIVATION);
+    out->storage = NULL;
+    out->offset = 0;
+    return msi_view_make(out, dtype, ndim, shape);
 }
 
-ms_status msi_out_view(msi_op_call *c, int32_t i, const msi_view *v)
+void msi_result_view(msi_view *out, const msi_view *v)
 {
-    return msi_tensor_new(&c->out[i], c->ctx, v);
+    *out = *v;
 }
 
 void msi_op_observe(ms_context *ctx, const msi_op_observer *observer)

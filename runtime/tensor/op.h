@@ -11,15 +11,30 @@ struct msi_bwd; /* autograd's */
 
 typedef struct msi_op_call msi_op_call;
 
-/* An operator. `forward` checks, makes the outputs (msi_out() or msi_out_view()), dispatches, saves
- * what `backward` needs when `call->node` is set. `attrs` is copied into the node. */
-typedef struct msi_op {
+typedef struct msi_op msi_op;
+
+/* What an operator's results are asked from: attributes and the forms of its operands. */
+typedef struct msi_meta {
+    const msi_op *op;
+    const void *attrs;
+    const msi_view *const *in; /* NULL for an operand that was left out */
+    int32_t n_in;
+    msi_view *out; /* the answer, a view a result: see msi_result() and msi_result_view() */
+} msi_meta;
+
+/* An operator: its row. */
+struct msi_op {
     const char *name;
+    /* Check the operands, and say what the results are. Reads shapes, strides and dtypes, never
+     * values: it is all that runs for meta operands. */
+    ms_status (*meta)(const msi_meta *m);
+    /* Fill the results, which are there as `meta` said; save what `backward` needs when
+     * `call->node` is set. NULL: they are views of operands. */
     ms_status (*forward)(msi_op_call *call);
     ms_status (*backward)(struct msi_bwd *b); /* NULL: not differentiable */
-    int32_t attrs_size;
-    int32_t n_saved; /* views the node can hold */
-} msi_op;
+    int32_t attrs_size;                       /* bytes of `attrs`, which are copied into the node */
+    int32_t n_saved;                          /* views the node can hold */
+};
 
 struct msi_op_call {
     ms_context *ctx;
@@ -29,18 +44,20 @@ struct msi_op_call {
     int32_t n_in;
     ms_tensor *out[MSI_OP_MAX_OUT];
     int32_t n_out;
-    struct msi_node *node; /* NULL when nothing is recorded */
+    bool meta;             /* an operand has no values and never will: nor have the results */
+    struct msi_node *node; /* NULL when nothing is recorded, as of meta operands */
 };
 
 /* Run an operator. in[i] may be NULL for optional operands. On success `out` gets n_out handles the
- * caller owns; on failure they are NULL. */
+ * caller owns; on failure they are NULL. With a meta tensor among the operands the results are meta
+ * tensors: no kernel runs, and no memory is taken or read. */
 ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, int32_t n_in,
                      ms_tensor **out, int32_t n_out);
 
-/* Output i: new contiguous memory. */
-ms_status msi_out(msi_op_call *c, int32_t i, int32_t dtype, int32_t ndim, const int64_t *shape);
-/* Output i: a view of existing storage. */
-ms_status msi_out_view(msi_op_call *c, int32_t i, const msi_view *v);
+/* A result is new contiguous memory. */
+ms_status msi_result(msi_view *out, int32_t dtype, int32_t ndim, const int64_t *shape);
+/* A result is a view of an operand's memory. */
+void msi_result_view(msi_view *out, const msi_view *v);
 
 /* Watchers of the point. `begin` sees operands before, `end` results after. */
 typedef struct msi_op_observer {

@@ -15,6 +15,7 @@ static ms_status new_param(ms_tensor *t)
     p->ndim = t->v.ndim;
     memcpy(p->shape, t->v.shape, sizeof(p->shape));
     t->param = p;
+    t->v.storage->meta = false; /* what has no values yet will get some */
     t->requires_grad = true;
     return MS_OK;
 }

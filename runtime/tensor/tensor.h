@@ -19,6 +19,7 @@ typedef struct msi_storage {
     int32_t refcount;
     uint8_t kind;     /* MS_STORAGE_* */
     uint8_t mem_kind; /* MS_MEM_* of owned bytes */
+    bool meta;        /* of kind none, and nobody will give it values: stands for a shape */
     int64_t nbytes;
     void *data; /* NULL when absent */
     /* In-place writes, optimizer steps, loads and writebacks so far; a refill is none. Saved

@@ -87,8 +87,12 @@ void msi_view_set_contiguous(msi_view *v, int32_t dtype, int32_t ndim, const int
 
 bool msi_view_same_shape(const msi_view *a, const msi_view *b)
 {
-    return a->ndim == b->ndim &&
-           (a->ndim == 0 || memcmp(a->shape, b->shape, sizeof(a->shape[0]) * (size_t)a->ndim) == 0);
+    bool same = a->ndim == b->ndim;
+
+    for (int32_t d = 0; same && d < a->ndim; d++) {
+        same = a->shape[d] == b->shape[d];
+    }
+    return same;
 }
 
 /* A size has at most 20 characters and ", " before it. */

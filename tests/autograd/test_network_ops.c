@@ -270,22 +270,22 @@ static void test_autograd_network_ops__attention_never_holds_the_scores(void **s
     ms_tensor_free(qkv);
 }
 
-/* -- meta and sharded operands ------------------------------------------------------------------
+/* -- operands without memory --------------------------------------------------------------------
  */
 
 static void test_autograd_network_ops__refuse_operands_without_memory(void **state)
 {
     const int64_t shape[2] = {3, 3};
-    ms_tensor *meta, *x = FILLED(MS_DTYPE_F32, 1, 3, 3), *out;
+    ms_tensor *none, *x = FILLED(MS_DTYPE_F32, 1, 3, 3), *out;
 
-    assert_ok(ms_tensor_meta(&meta, MS_DTYPE_F32, 2, shape));
-    assert_fails(MS_RUNTIME_ERROR, "no values yet", ms_op_linear(&out, x, meta, NULL));
+    assert_ok(ms_tensor_parameter(&none, MS_DTYPE_F32, 2, shape, MS_INIT_CONSTANT, 1, 0));
+    assert_fails(MS_RUNTIME_ERROR, "no values yet", ms_op_linear(&out, x, none, NULL));
     assert_null(out);
-    assert_fails(MS_RUNTIME_ERROR, "no values yet", ms_op_matmul(&out, meta, x));
-    assert_fails(MS_RUNTIME_ERROR, "no values yet", ms_op_log_softmax(&out, meta));
-    assert_fails(MS_RUNTIME_ERROR, "no values yet", ms_op_layer_norm(&out, meta, NULL, NULL, 1e-5));
+    assert_fails(MS_RUNTIME_ERROR, "no values yet", ms_op_matmul(&out, none, x));
+    assert_fails(MS_RUNTIME_ERROR, "no values yet", ms_op_log_softmax(&out, none));
+    assert_fails(MS_RUNTIME_ERROR, "no values yet", ms_op_layer_norm(&out, none, NULL, NULL, 1e-5));
     assert_null(out);
-    ms_tensor_free(meta);
+    ms_tensor_free(none);
     ms_tensor_free(x);
 }
 

@@ -3,7 +3,9 @@
  *
  * One rule serves both forms. The packed one takes q, k and v as strided views into the (B, T, 3 C)
  * projection and writes their gradients into the same places of its gradient. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 #include <math.h>
 
@@ -161,9 +163,9 @@ static ms_status differentiate(msi_bwd *b, const msi_view *q, const msi_view *k,
 
 /* -- separate q, k, v -------------------------------------------------------------------------- */
 
-static ms_status check(const msi_op_call *c)
+static ms_status attention_meta(const msi_meta *m)
 {
-    const msi_view *q = &c->in[Q]->v, *k = &c->in[K]->v, *v = &c->in[V]->v;
+    const msi_view *q = m->in[Q], *k = m->in[K], *v = m->in[V];
 
     if (q->ndim != 4 || k->ndim != 4 || !msi_view_same_shape(k, v) || q->shape[0] != k->shape[0] ||
         q->shape[1] != k->shape[1] || q->shape[3] != k->shape[3]) {
@@ -173,8 +175,10 @@ static ms_status check(const msi_op_call *c)
                        msi_shape_text(q->ndim, q->shape), msi_shape_text(k->ndim, k->shape),
                        msi_shape_text(v->ndim, v->shape));
     }
-    MS_TRY(msi_same_dtype("attention", "q", c->in[Q], "k", c->in[K]));
-    return msi_same_dtype("attention", "q", c->in[Q], "v", c->in[V]);
+    MS_TRY(msi_same_dtype("attention", "q", q, "k", k));
+    MS_TRY(msi_same_dtype("attention", "q", q, "v", v));
+    MS_TRY(msi_meta_like(m));
+    return msi_check_kernel("attention", MSI_K_attention, q->dtype);
 }
 
 static ms_status attention_forward(msi_op_call *c)
@@ -182,8 +186,6 @@ static ms_status attention_forward(msi_op_call *c)
     msi_view operand[3] = {{0}};
     ms_status status = MS_OK;
 
-    MS_TRY(check(c));
-    MS_TRY(msi_out(c, 0, c->in[Q]->v.dtype, 4, c->in[Q]->v.shape));
     for (int32_t i = 0; i < 3; i++) {
         MS_TRY_GOTO(with_unit_stride(&operand[i], c->ctx, &c->in[i]->v), out);
     }
@@ -225,11 +227,12 @@ static ms_status attention_backward(msi_bwd *b)
     return MS_OK;
 }
 
-static const msi_op attention_op = {.name = "attention",
-                                    .forward = attention_forward,
-                                    .backward = attention_backward,
-                                    .attrs_size = sizeof(attention_attrs),
-                                    .n_saved = 5};
+const msi_op msi_op_attention = {.name = "attention",
+                                 .meta = attention_meta,
+                                 .forward = attention_forward,
+                                 .backward = attention_backward,
+                                 .attrs_size = sizeof(attention_attrs),
+                                 .n_saved = 5};
 
 /* Scores of f32 and bf16 are multiplied in f32. */
 static ms_status check_scale(const char *op, double scale, int32_t dtype)
@@ -249,16 +252,15 @@ ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor
 
     *out = NULL;
     MS_TRY(check_scale("attention", scale, q->v.dtype));
-    return msi_op_run(&attention_op, &attrs, in, 3, out, 1);
+    return msi_op_run(&msi_op_attention, &attrs, in, 3, out, 1);
 }
 
 /* -- packed ------------------------------------------------------------------------------------ */
 
-static ms_status packed_forward(msi_op_call *c)
+static ms_status packed_meta(const msi_meta *m)
 {
-    const attention_attrs *attrs = c->attrs;
-    const msi_view *in = &c->in[PACKED]->v;
-    msi_view qkv;
+    const attention_attrs *attrs = m->attrs;
+    const msi_view *in = m->in[PACKED];
 
     if (in->ndim != 3 || attrs->heads < 1 || in->shape[2] % (3 * (int64_t)attrs->heads) != 0) {
         return MS_FAIL(MS_VALUE_ERROR,
@@ -266,10 +268,19 @@ static ms_status packed_forward(msi_op_call *c)
                        "with C a multiple of heads",
                        msi_shape_text(in->ndim, in->shape), (int)attrs->heads);
     }
-    const int64_t width = in->shape[2] / 3, shape[3] = {in->shape[0], in->shape[1], width};
+    const int64_t shape[3] = {in->shape[0], in->shape[1], in->shape[2] / 3};
 
-    MS_TRY(msi_out(c, 0, in->dtype, 3, shape));
-    MS_TRY(with_unit_stride(&qkv, c->ctx, in));
+    MS_TRY(msi_result(m->out, in->dtype, 3, shape));
+    return msi_check_kernel("attention_packed", MSI_K_attention, in->dtype);
+}
+
+static ms_status packed_forward(msi_op_call *c)
+{
+    const attention_attrs *attrs = c->attrs;
+    const int64_t width = c->out[0]->v.shape[2];
+    msi_view qkv;
+
+    MS_TRY(with_unit_stride(&qkv, c->ctx, &c->in[PACKED]->v));
     const msi_view q = head_view(&qkv, width, attrs->heads, Q),
                    k = head_view(&qkv, width, attrs->heads, K),
                    v = head_view(&qkv, width, attrs->heads, V),
@@ -308,11 +319,12 @@ static ms_status packed_backward(msi_bwd *b)
     return msi_target_close(&t);
 }
 
-static const msi_op attention_packed_op = {.name = "attention_packed",
-                                           .forward = packed_forward,
-                                           .backward = packed_backward,
-                                           .attrs_size = sizeof(attention_attrs),
-                                           .n_saved = 5};
+const msi_op msi_op_attention_packed = {.name = "attention_packed",
+                                        .meta = packed_meta,
+                                        .forward = packed_forward,
+                                        .backward = packed_backward,
+                                        .attrs_size = sizeof(attention_attrs),
+                                        .n_saved = 5};
 
 ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t heads, bool causal,
                                  double scale)
@@ -321,5 +333,5 @@ ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t heads,
 
     *out = NULL;
     MS_TRY(check_scale("attention_packed", scale, qkv->v.dtype));
-    return msi_op_run(&attention_packed_op, &attrs, &qkv, 1, out, 1);
+    return msi_op_run(&msi_op_attention_packed, &attrs, &qkv, 1, out, 1);
 }

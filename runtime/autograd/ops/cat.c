@@ -1,5 +1,7 @@
 /* Concatenation. Each operand's gradient is a part of the result's. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 #include <stdlib.h>
 
@@ -17,9 +19,8 @@ static msi_view part_of(const msi_view *v, int32_t dim, int64_t start, int64_t l
     return part;
 }
 
-static ms_status check_operand(const msi_op_call *c, int32_t i, int32_t dim)
+static ms_status check_operand(const msi_view *first, const msi_view *v, int32_t dim)
 {
-    const msi_view *first = &c->in[0]->v, *v = &c->in[i]->v;
     bool fits = v->ndim == first->ndim;
 
     for (int32_t d = 0; fits && d < v->ndim; d++) {
@@ -39,11 +40,11 @@ static ms_status check_operand(const msi_op_call *c, int32_t i, int32_t dim)
     return MS_OK;
 }
 
-static ms_status cat_forward(msi_op_call *c)
+static ms_status cat_meta(const msi_meta *m)
 {
-    const int32_t dim = ((const cat_attrs *)c->attrs)->dim;
-    const msi_view *first = &c->in[0]->v;
-    int64_t shape[MS_MAX_DIMS], start = 0;
+    const int32_t dim = ((const cat_attrs *)m->attrs)->dim;
+    const msi_view *first = m->in[0];
+    int64_t shape[MS_MAX_DIMS];
 
     if (dim < 0 || dim >= first->ndim) {
         return MS_FAIL(MS_INDEX_ERROR, "cat: dimension %d is outside of shape %s", (int)dim,
@@ -53,12 +54,19 @@ static ms_status cat_forward(msi_op_call *c)
         shape[d] = first->shape[d];
     }
     shape[dim] = 0;
-    for (int32_t i = 0; i < c->n_in; i++) {
-        MS_TRY(check_operand(c, i, dim));
-        shape[dim] += c->in[i]->v.shape[dim];
+    for (int32_t i = 0; i < m->n_in; i++) {
+        MS_TRY(check_operand(first, m->in[i], dim));
+        shape[dim] += m->in[i]->shape[dim];
         MS_TRY(msi_check_sizes(1, &shape[dim]));
     }
-    MS_TRY(msi_out(c, 0, first->dtype, first->ndim, shape));
+    return msi_result(m->out, first->dtype, first->ndim, shape);
+}
+
+static ms_status cat_forward(msi_op_call *c)
+{
+    const int32_t dim = ((const cat_attrs *)c->attrs)->dim;
+    int64_t start = 0;
+
     for (int32_t i = 0; i < c->n_in; i++) {
         const msi_view *v = &c->in[i]->v;
         const msi_view part = part_of(&c->out[0]->v, dim, start, v->shape[dim]);
@@ -85,10 +93,11 @@ static ms_status cat_backward(msi_bwd *b)
     return MS_OK;
 }
 
-static const msi_op cat_op = {.name = "cat",
-                              .forward = cat_forward,
-                              .backward = cat_backward,
-                              .attrs_size = sizeof(cat_attrs)};
+const msi_op msi_op_cat = {.name = "cat",
+                           .meta = cat_meta,
+                           .forward = cat_forward,
+                           .backward = cat_backward,
+                           .attrs_size = sizeof(cat_attrs)};
 
 /* More tensors than an operator takes: neighbours are joined, then what they make. */
 static ms_status cat_groups(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors,
@@ -128,5 +137,5 @@ ms_status ms_op_cat(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensor
     if (n_tensors > MSI_OP_MAX_IN) {
         return cat_groups(out, tensors, n_tensors, dim);
     }
-    return msi_op_run(&cat_op, &attrs, tensors, n_tensors, out, 1);
+    return msi_op_run(&msi_op_cat, &attrs, tensors, n_tensors, out, 1);
 }

@@ -1,6 +1,8 @@
 /* Comparisons, elementwise: bool results, no gradients. The kernels know ==, !=, < and <=; the
  * other two are those with exchanged operands. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 #include <math.h>
 
@@ -38,36 +40,41 @@ static ms_status check_relation(int32_t relation)
 
 /* -- two tensors ------------------------------------------------------------------------------- */
 
+static ms_status tensors_meta(const msi_meta *m)
+{
+    return msi_meta_broadcast(m, MS_DTYPE_BOOL);
+}
+
 static ms_status tensors_forward(msi_op_call *c)
 {
     const compare_attrs *attrs = c->attrs;
-    const msi_view *a = &c->in[0]->v, *b = &c->in[1]->v;
-    int64_t shape[MS_MAX_DIMS];
-    int32_t ndim;
 
-    MS_TRY(msi_same_dtype(c->op->name, "a", c->in[0], "b", c->in[1]));
-    ms_status status = msi_broadcast(a, b, &ndim, shape);
-
-    if (status != MS_OK) {
-        return msi_fail_prefix(status, "%s: ", c->op->name);
-    }
-    MS_TRY(msi_out(c, 0, MS_DTYPE_BOOL, ndim, shape));
-    return compare(c, attrs->relation, a, b);
+    return compare(c, attrs->relation, &c->in[0]->v, &c->in[1]->v);
 }
+
+#define TENSORS_OP(name_)                                                                          \
+    {                                                                                              \
+        .name = name_, .meta = tensors_meta, .forward = tensors_forward                            \
+    }
+const msi_op msi_op_eq = TENSORS_OP("eq");
+const msi_op msi_op_ne = TENSORS_OP("ne");
+const msi_op msi_op_lt = TENSORS_OP("lt");
+const msi_op msi_op_le = TENSORS_OP("le");
+const msi_op msi_op_gt = TENSORS_OP("gt");
+const msi_op msi_op_ge = TENSORS_OP("ge");
 
 ms_status ms_op_compare(ms_tensor **out, ms_tensor *a, ms_tensor *b, int32_t relation)
 {
-    static const msi_op ops[] = {
-        {.name = "eq", .forward = tensors_forward}, {.name = "ne", .forward = tensors_forward},
-        {.name = "lt", .forward = tensors_forward}, {.name = "le", .forward = tensors_forward},
-        {.name = "gt", .forward = tensors_forward}, {.name = "ge", .forward = tensors_forward},
+    static const msi_op *const ops[] = {
+        [MS_COMPARE_EQ] = &msi_op_eq, [MS_COMPARE_NE] = &msi_op_ne, [MS_COMPARE_LT] = &msi_op_lt,
+        [MS_COMPARE_LE] = &msi_op_le, [MS_COMPARE_GT] = &msi_op_gt, [MS_COMPARE_GE] = &msi_op_ge,
     };
     const compare_attrs attrs = {.relation = relation};
     ms_tensor *const in[2] = {a, b};
 
     *out = NULL;
     MS_TRY(check_relation(relation));
-    return msi_op_run(&ops[relation], &attrs, in, 2, out, 1);
+    return msi_op_run(ops[relation], &attrs, in, 2, out, 1);
 }
 
 /* -- a tensor and a number --------------------------------------------------------------------- */
@@ -102,6 +109,11 @@ static bool decide(int32_t dtype, int32_t *relation, double *value, bool *answer
     return false;
 }
 
+static ms_status number_meta(const msi_meta *m)
+{
+    return msi_result(m->out, MS_DTYPE_BOOL, m->in[0]->ndim, m->in[0]->shape);
+}
+
 static ms_status number_forward(msi_op_call *c)
 {
     const compare_attrs *attrs = c->attrs;
@@ -111,7 +123,6 @@ static ms_status number_forward(msi_op_call *c)
     msi_view number;
     bool answer;
 
-    MS_TRY(msi_out(c, 0, MS_DTYPE_BOOL, x->ndim, x->shape));
     if (!ms_dtype_is_floating(x->dtype) && decide(x->dtype, &relation, &value, &answer)) {
         return msi_fill(&c->out[0]->v, answer);
     }
@@ -125,16 +136,27 @@ static ms_status number_forward(msi_op_call *c)
     return status;
 }
 
+#define NUMBER_OP(name_)                                                                           \
+    {                                                                                              \
+        .name = name_, .meta = number_meta, .forward = number_forward                              \
+    }
+const msi_op msi_op_eq_number = NUMBER_OP("eq");
+const msi_op msi_op_ne_number = NUMBER_OP("ne");
+const msi_op msi_op_lt_number = NUMBER_OP("lt");
+const msi_op msi_op_le_number = NUMBER_OP("le");
+const msi_op msi_op_gt_number = NUMBER_OP("gt");
+const msi_op msi_op_ge_number = NUMBER_OP("ge");
+
 ms_status ms_op_compare_number(ms_tensor **out, ms_tensor *x, double value, int32_t relation)
 {
-    static const msi_op ops[] = {
-        {.name = "eq", .forward = number_forward}, {.name = "ne", .forward = number_forward},
-        {.name = "lt", .forward = number_forward}, {.name = "le", .forward = number_forward},
-        {.name = "gt", .forward = number_forward}, {.name = "ge", .forward = number_forward},
+    static const msi_op *const ops[] = {
+        [MS_COMPARE_EQ] = &msi_op_eq_number, [MS_COMPARE_NE] = &msi_op_ne_number,
+        [MS_COMPARE_LT] = &msi_op_lt_number, [MS_COMPARE_LE] = &msi_op_le_number,
+        [MS_COMPARE_GT] = &msi_op_gt_number, [MS_COMPARE_GE] = &msi_op_ge_number,
     };
     const compare_attrs attrs = {relation, value};
 
     *out = NULL;
     MS_TRY(check_relation(relation));
-    return msi_op_run(&ops[relation], &attrs, &x, 1, out, 1);
+    return msi_op_run(ops[relation], &attrs, &x, 1, out, 1);
 }

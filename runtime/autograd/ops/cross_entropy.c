@@ -1,7 +1,9 @@
 /* Negative log-likelihood under softmax, fused: forward keeps the logits and two numbers per row;
  * backward turns the logits into their gradient where they stand, when nothing else holds them.
  * So a (tokens, vocabulary) matrix exists once. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 enum { LOGITS, TARGETS };
 enum { SAVED_LOGITS, SAVED_TARGETS, SAVED_STATS, SAVED_COUNT };
@@ -11,10 +13,10 @@ typedef struct loss_attrs {
     int32_t reduction;
 } loss_attrs;
 
-static ms_status check(const msi_op_call *c)
+static ms_status cross_entropy_meta(const msi_meta *m)
 {
-    const msi_view *logits = &c->in[LOGITS]->v, *targets = &c->in[TARGETS]->v;
-    const loss_attrs *attrs = c->attrs;
+    const msi_view *logits = m->in[LOGITS], *targets = m->in[TARGETS];
+    const loss_attrs *attrs = m->attrs;
     msi_view rows = *logits;
 
     rows.ndim--;
@@ -35,7 +37,8 @@ static ms_status check(const msi_op_call *c)
                        "(sum)",
                        (int)attrs->reduction, MS_REDUCTION_MEAN, MS_REDUCTION_SUM);
     }
-    return MS_OK;
+    MS_TRY(msi_result(m->out, msi_stat_dtype(logits->dtype), 0, NULL));
+    return msi_check_kernel("cross_entropy", MSI_K_cross_entropy, logits->dtype);
 }
 
 static ms_status check_targets(const int64_t *targets, int64_t n, int64_t classes, int64_t ignored)
@@ -68,12 +71,10 @@ static ms_status cross_entropy_forward(msi_op_call *c)
     double sum = 0;
     ms_status status;
 
-    MS_TRY(check(c));
     args.rows = msi_leading(in, in->ndim - 1);
     args.cols = in->shape[in->ndim - 1];
-    const int32_t stat = msi_stat_dtype(in->dtype);
+    const int32_t stat = c->out[0]->v.dtype;
 
-    MS_TRY(msi_out(c, 0, stat, 0, NULL));
     MS_TRY_GOTO(msi_contiguous(&logits, c->ctx, in), out);
     MS_TRY_GOTO(msi_contiguous(&targets, c->ctx, &c->in[TARGETS]->v), out);
     MS_TRY_GOTO(msi_view_data(&logits, &logit_data), out);
@@ -151,11 +152,12 @@ static ms_status cross_entropy_backward(msi_bwd *b)
     return msi_target_close(&t);
 }
 
-static const msi_op cross_entropy_op = {.name = "cross_entropy",
-                                        .forward = cross_entropy_forward,
-                                        .backward = cross_entropy_backward,
-                                        .attrs_size = sizeof(loss_attrs),
-                                        .n_saved = 4};
+const msi_op msi_op_cross_entropy = {.name = "cross_entropy",
+                                     .meta = cross_entropy_meta,
+                                     .forward = cross_entropy_forward,
+                                     .backward = cross_entropy_backward,
+                                     .attrs_size = sizeof(loss_attrs),
+                                     .n_saved = 4};
 
 ms_status ms_op_cross_entropy(ms_tensor **out, ms_tensor *logits, ms_tensor *targets,
                               int64_t ignore_index, int32_t reduction)
@@ -164,5 +166,5 @@ ms_status ms_op_cross_entropy(ms_tensor **out, ms_tensor *logits, ms_tensor *tar
     const loss_attrs attrs = {.ignore_index = ignore_index, .reduction = reduction};
 
     *out = NULL;
-    return msi_op_run(&cross_entropy_op, &attrs, in, 2, out, 1);
+    return msi_op_run(&msi_op_cross_entropy, &attrs, in, 2, out, 1);
 }

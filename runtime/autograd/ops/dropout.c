@@ -1,6 +1,8 @@
 /* Dropout whose mask is a function of (seed, site, call, global sample, element): backward draws it
  * again instead of keeping it, and it does not depend on how samples are dealt to ranks. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 typedef struct dropout_attrs {
     double p;
@@ -31,20 +33,30 @@ static ms_status apply(const dropout_attrs *attrs, const msi_view *in, void *out
     return msi_dispatch("dropout", MSI_K_dropout, in->dtype, &args);
 }
 
+static ms_status dropout_meta(const msi_meta *m)
+{
+    const dropout_attrs *attrs = m->attrs;
+
+    if (attrs->p == 0) {
+        msi_result_view(m->out, m->in[0]);
+        return MS_OK;
+    }
+    MS_TRY(msi_meta_like(m));
+    return attrs->p == 1 ? MS_OK : msi_check_kernel("dropout", MSI_K_dropout, m->in[0]->dtype);
+}
+
 static ms_status dropout_forward(msi_op_call *c)
 {
     const dropout_attrs *attrs = c->attrs;
-    const msi_view *in = &c->in[0]->v;
     msi_view x;
 
     if (attrs->p == 0) {
-        return msi_out_view(c, 0, in);
+        return MS_OK;
     }
-    MS_TRY(msi_out(c, 0, in->dtype, in->ndim, in->shape));
     if (attrs->p == 1) {
         return msi_fill(&c->out[0]->v, 0);
     }
-    MS_TRY(msi_contiguous(&x, c->ctx, in));
+    MS_TRY(msi_contiguous(&x, c->ctx, &c->in[0]->v));
     ms_status status = apply(attrs, &x, msi_view_ptr(&c->out[0]->v), false);
 
     msi_storage_release(x.storage);
@@ -70,10 +82,11 @@ static ms_status dropout_backward(msi_bwd *b)
     return msi_target_close(&t);
 }
 
-static const msi_op dropout_op = {.name = "dropout",
-                                  .forward = dropout_forward,
-                                  .backward = dropout_backward,
-                                  .attrs_size = sizeof(dropout_attrs)};
+const msi_op msi_op_dropout = {.name = "dropout",
+                               .meta = dropout_meta,
+                               .forward = dropout_forward,
+                               .backward = dropout_backward,
+                               .attrs_size = sizeof(dropout_attrs)};
 
 ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, int64_t call)
 {
@@ -94,5 +107,5 @@ ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, 
                                  .sample_base = ctx->sample_base_known ? ctx->sample_base
                                                                        : ctx->rank * samples};
 
-    return msi_op_run(&dropout_op, &attrs, &x, 1, out, 1);
+    return msi_op_run(&msi_op_dropout, &attrs, &x, 1, out, 1);
 }

@@ -1,23 +1,22 @@
 /* a + b, a - b, a * b, a / b with broadcasting. Gradients are formed in the shape of the result and
  * summed over the dimensions an operand was broadcast along. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 enum { A, B };
 enum { SAVED_A = 0, SAVED_B = 1, SAVED_Y = 0 };
 
-static ms_status binary(msi_op_call *c, int32_t kernel)
+static ms_status binary_meta(const msi_meta *m, int32_t kernel)
+{
+    MS_TRY(msi_meta_broadcast(m, m->in[A]->dtype));
+    return msi_meta_kernel(m, kernel, m->in[A]->dtype);
+}
+
+static ms_status binary(const msi_op_call *c, int32_t kernel)
 {
     const msi_view *in[2] = {&c->in[A]->v, &c->in[B]->v};
-    int64_t shape[MS_MAX_DIMS];
-    int32_t ndim;
 
-    MS_TRY(msi_same_dtype(c->op->name, "a", c->in[A], "b", c->in[B]));
-    ms_status status = msi_broadcast(in[A], in[B], &ndim, shape);
-
-    if (status != MS_OK) {
-        return msi_fail_prefix(status, "%s: ", c->op->name);
-    }
-    MS_TRY(msi_out(c, 0, in[A]->dtype, ndim, shape));
     return msi_ew(c->op->name, kernel, &c->out[0]->v, in, 2, NULL, false);
 }
 
@@ -31,6 +30,11 @@ static ms_status run(const msi_op *op, ms_tensor **out, ms_tensor *a, ms_tensor 
 
 /* -- add, sub ---------------------------------------------------------------------------------- */
 
+static ms_status add_meta(const msi_meta *m)
+{
+    return binary_meta(m, MSI_K_add);
+}
+
 static ms_status add_forward(msi_op_call *c)
 {
     return binary(c, MSI_K_add);
@@ -42,11 +46,17 @@ static ms_status add_backward(msi_bwd *b)
     return msi_bwd_reduce_pass(b, B, msi_bwd_grad(b, 0), 1);
 }
 
-static const msi_op add_op = {.name = "add", .forward = add_forward, .backward = add_backward};
+const msi_op msi_op_add = {
+    .name = "add", .meta = add_meta, .forward = add_forward, .backward = add_backward};
 
 ms_status ms_op_add(ms_tensor **out, ms_tensor *a, ms_tensor *b)
 {
-    return run(&add_op, out, a, b);
+    return run(&msi_op_add, out, a, b);
+}
+
+static ms_status sub_meta(const msi_meta *m)
+{
+    return binary_meta(m, MSI_K_sub);
 }
 
 static ms_status sub_forward(msi_op_call *c)
@@ -60,14 +70,20 @@ static ms_status sub_backward(msi_bwd *b)
     return msi_bwd_reduce_pass(b, B, msi_bwd_grad(b, 0), -1);
 }
 
-static const msi_op sub_op = {.name = "sub", .forward = sub_forward, .backward = sub_backward};
+const msi_op msi_op_sub = {
+    .name = "sub", .meta = sub_meta, .forward = sub_forward, .backward = sub_backward};
 
 ms_status ms_op_sub(ms_tensor **out, ms_tensor *a, ms_tensor *b)
 {
-    return run(&sub_op, out, a, b);
+    return run(&msi_op_sub, out, a, b);
 }
 
 /* -- mul --------------------------------------------------------------------------------------- */
+
+static ms_status mul_meta(const msi_meta *m)
+{
+    return binary_meta(m, MSI_K_mul);
+}
 
 static ms_status mul_forward(msi_op_call *c)
 {
@@ -96,15 +112,23 @@ static ms_status mul_backward(msi_bwd *b)
     return MS_OK;
 }
 
-static const msi_op mul_op = {
-    .name = "mul", .forward = mul_forward, .backward = mul_backward, .n_saved = 2};
+const msi_op msi_op_mul = {.name = "mul",
+                           .meta = mul_meta,
+                           .forward = mul_forward,
+                           .backward = mul_backward,
+                           .n_saved = 2};
 
 ms_status ms_op_mul(ms_tensor **out, ms_tensor *a, ms_tensor *b)
 {
-    return run(&mul_op, out, a, b);
+    return run(&msi_op_mul, out, a, b);
 }
 
 /* -- div: with y = a / b, da = g / b and db = -g y / b ----------------------------------------- */
+
+static ms_status div_meta(const msi_meta *m)
+{
+    return binary_meta(m, MSI_K_div);
+}
 
 static ms_status div_forward(msi_op_call *c)
 {
@@ -133,10 +157,13 @@ static ms_status div_backward(msi_bwd *b)
     return msi_bwd_elementwise(b, B, "div", MSI_K_div_neg, product, 3);
 }
 
-static const msi_op div_op = {
-    .name = "div", .forward = div_forward, .backward = div_backward, .n_saved = 2};
+const msi_op msi_op_div = {.name = "div",
+                           .meta = div_meta,
+                           .forward = div_forward,
+                           .backward = div_backward,
+                           .n_saved = 2};
 
 ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b)
 {
-    return run(&div_op, out, a, b);
+    return run(&msi_op_div, out, a, b);
 }

@@ -1,13 +1,16 @@
 /* Rows of a table. The gradient adds rows in token order, so repeated ids sum the same way on
  * every run, and rounds their sum once. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 enum { TABLE, IDS };
 enum { SAVED_IDS };
 
-static ms_status check(const msi_op_call *c)
+static ms_status embedding_meta(const msi_meta *m)
 {
-    const msi_view *table = &c->in[TABLE]->v, *ids = &c->in[IDS]->v;
+    const msi_view *table = m->in[TABLE], *ids = m->in[IDS];
+    int64_t shape[MS_MAX_DIMS];
 
     if (table->ndim != 2) {
         return MS_FAIL(MS_VALUE_ERROR, "embedding: table has shape %s, expected (V, C)",
@@ -21,7 +24,12 @@ static ms_status check(const msi_op_call *c)
         return MS_FAIL(MS_TYPE_ERROR, "embedding: ids are %s, expected i64",
                        ms_dtype_name(ids->dtype));
     }
-    return MS_OK;
+    for (int32_t i = 0; i < ids->ndim; i++) {
+        shape[i] = ids->shape[i];
+    }
+    shape[ids->ndim] = table->shape[1];
+    MS_TRY(msi_result(m->out, table->dtype, ids->ndim + 1, shape));
+    return msi_check_kernel("embedding", MSI_K_embedding, table->dtype);
 }
 
 static ms_status check_ids(const int64_t *ids, int64_t n, int64_t vocab)
@@ -38,19 +46,11 @@ static ms_status check_ids(const int64_t *ids, int64_t n, int64_t vocab)
 
 static ms_status embedding_forward(msi_op_call *c)
 {
-    const msi_view *in_ids = &c->in[IDS]->v;
-    int64_t shape[MS_MAX_DIMS];
     msi_view table, ids;
     void *table_data, *id_data;
     ms_status status;
 
-    MS_TRY(check(c));
-    for (int32_t i = 0; i < in_ids->ndim; i++) {
-        shape[i] = in_ids->shape[i];
-    }
-    shape[in_ids->ndim] = c->in[TABLE]->v.shape[1];
-    MS_TRY(msi_out(c, 0, c->in[TABLE]->v.dtype, in_ids->ndim + 1, shape));
-    MS_TRY(msi_contiguous(&ids, c->ctx, in_ids));
+    MS_TRY(msi_contiguous(&ids, c->ctx, &c->in[IDS]->v));
     MS_TRY_GOTO(msi_contiguous(&table, c->ctx, &c->in[TABLE]->v), no_table);
     MS_TRY_GOTO(msi_view_data(&table, &table_data), out);
     MS_TRY_GOTO(msi_view_data(&ids, &id_data), out);
@@ -103,15 +103,16 @@ static ms_status embedding_backward(msi_bwd *b)
     return msi_target_close(&t);
 }
 
-static const msi_op embedding_op = {.name = "embedding",
-                                    .forward = embedding_forward,
-                                    .backward = embedding_backward,
-                                    .n_saved = 1};
+const msi_op msi_op_embedding = {.name = "embedding",
+                                 .meta = embedding_meta,
+                                 .forward = embedding_forward,
+                                 .backward = embedding_backward,
+                                 .n_saved = 1};
 
 ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids)
 {
     ms_tensor *const in[2] = {table, ids};
 
     *out = NULL;
-    return msi_op_run(&embedding_op, NULL, in, 2, out, 1);
+    return msi_op_run(&msi_op_embedding, NULL, in, 2, out, 1);
 }

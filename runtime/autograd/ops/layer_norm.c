@@ -1,6 +1,8 @@
 /* Layer norm over the last dimension (arXiv:1607.06450): y = (x - mean) rstd w + bias.
  * Kept for backward: x and two numbers per row. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 #include <math.h>
 
@@ -11,26 +13,30 @@ typedef struct norm_attrs {
     double eps;
 } norm_attrs;
 
-static ms_status check_affine(const ms_tensor *x, const ms_tensor *p, const char *name)
+static ms_status check_affine(const msi_view *x, const msi_view *p, const char *name)
 {
     if (p == NULL) {
         return MS_OK;
     }
-    if (p->v.ndim != 1 || p->v.shape[0] != x->v.shape[x->v.ndim - 1]) {
+    if (p->ndim != 1 || p->shape[0] != x->shape[x->ndim - 1]) {
         return MS_FAIL(MS_VALUE_ERROR, "layer_norm: %s has shape %s, expected (%lld) for x %s",
-                       name, msi_shape_text(p->v.ndim, p->v.shape),
-                       (long long)x->v.shape[x->v.ndim - 1], msi_shape_text(x->v.ndim, x->v.shape));
+                       name, msi_shape_text(p->ndim, p->shape), (long long)x->shape[x->ndim - 1],
+                       msi_shape_text(x->ndim, x->shape));
     }
     return msi_same_dtype("layer_norm", "x", x, name, p);
 }
 
-static ms_status check(const msi_op_call *c)
+static ms_status layer_norm_meta(const msi_meta *m)
 {
-    if (c->in[X]->v.ndim < 1) {
+    const msi_view *x = m->in[X];
+
+    if (x->ndim < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "layer_norm: x has shape (), expected (..., C)");
     }
-    MS_TRY(check_affine(c->in[X], c->in[W], "w"));
-    return check_affine(c->in[X], c->in[BIAS], "bias");
+    MS_TRY(check_affine(x, m->in[W], "w"));
+    MS_TRY(check_affine(x, m->in[BIAS], "bias"));
+    MS_TRY(msi_meta_like(m));
+    return msi_check_kernel("layer_norm", MSI_K_layer_norm, x->dtype);
 }
 
 /* Data of an optional operand as a contiguous view the caller releases; NULL when it is absent. */
@@ -54,12 +60,10 @@ static ms_status layer_norm_forward(msi_op_call *c)
     ms_status status;
     void *data;
 
-    MS_TRY(check(c));
     args.rows = msi_leading(in, in->ndim - 1);
     args.cols = in->shape[in->ndim - 1];
     const int32_t stat = msi_stat_dtype(in->dtype);
 
-    MS_TRY(msi_out(c, 0, in->dtype, in->ndim, in->shape));
     MS_TRY_GOTO(msi_contiguous(&x, c->ctx, in), out);
     MS_TRY_GOTO(msi_view_data(&x, &data), out);
     MS_TRY_GOTO(affine_data(c, W, &w, &args.w), out);
@@ -140,11 +144,12 @@ static ms_status layer_norm_backward(msi_bwd *b)
     return msi_target_close(&db);
 }
 
-static const msi_op layer_norm_op = {.name = "layer_norm",
-                                     .forward = layer_norm_forward,
-                                     .backward = layer_norm_backward,
-                                     .attrs_size = sizeof(norm_attrs),
-                                     .n_saved = 4};
+const msi_op msi_op_layer_norm = {.name = "layer_norm",
+                                  .meta = layer_norm_meta,
+                                  .forward = layer_norm_forward,
+                                  .backward = layer_norm_backward,
+                                  .attrs_size = sizeof(norm_attrs),
+                                  .n_saved = 4};
 
 ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias, double eps)
 {
@@ -156,5 +161,5 @@ ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tenso
         return MS_FAIL(MS_VALUE_ERROR,
                        "layer_norm: eps is %g, expected a finite number of 0 or more", eps);
     }
-    return msi_op_run(&layer_norm_op, &attrs, in, 3, out, 1);
+    return msi_op_run(&msi_op_layer_norm, &attrs, in, 3, out, 1);
 }

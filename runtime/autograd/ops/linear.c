@@ -3,7 +3,9 @@
  * Both are one rule: with the pre-activation h = x w^T + bias and dh its gradient,
  *   dx = dh w,  dw = dh^T x,  dbias = sum of dh over M.
  * linear_gelu keeps h instead of its result, and its dh takes h's memory. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 enum { X, W, BIAS };                /* operands */
 enum { SAVED_X, SAVED_W, SAVED_H }; /* saved; h by linear_gelu only */
@@ -12,27 +14,39 @@ typedef struct gelu_attrs {
     bool approximate;
 } gelu_attrs;
 
-static ms_status check(const msi_op_call *c)
+static ms_status check_bias(const char *op, const msi_view *x, const msi_view *w,
+                            const msi_view *bias)
 {
-    const ms_tensor *x = c->in[X], *w = c->in[W], *bias = c->in[BIAS];
-    const char *op = c->op->name;
-
-    if (w->v.ndim != 2 || x->v.ndim < 1 || x->v.shape[x->v.ndim - 1] != w->v.shape[1]) {
-        return MS_FAIL(
-            MS_VALUE_ERROR, "%s: x has shape %s and w %s, expected x (..., in) and w (out, in)", op,
-            msi_shape_text(x->v.ndim, x->v.shape), msi_shape_text(w->v.ndim, w->v.shape));
-    }
-    MS_TRY(msi_same_dtype(op, "x", x, "w", w));
-    MS_TRY(msi_check_product(op, x->v.dtype));
     if (bias == NULL) {
         return MS_OK;
     }
-    if (bias->v.ndim != 1 || bias->v.shape[0] != w->v.shape[0]) {
+    if (bias->ndim != 1 || bias->shape[0] != w->shape[0]) {
         return MS_FAIL(MS_VALUE_ERROR, "%s: bias has shape %s, expected (%lld) for w %s", op,
-                       msi_shape_text(bias->v.ndim, bias->v.shape), (long long)w->v.shape[0],
-                       msi_shape_text(w->v.ndim, w->v.shape));
+                       msi_shape_text(bias->ndim, bias->shape), (long long)w->shape[0],
+                       msi_shape_text(w->ndim, w->shape));
     }
     return msi_same_dtype(op, "x", x, "bias", bias);
+}
+
+static ms_status linear_meta(const msi_meta *m)
+{
+    const msi_view *x = m->in[X], *w = m->in[W];
+    const char *op = m->op->name;
+    int64_t shape[MS_MAX_DIMS];
+
+    if (w->ndim != 2 || x->ndim < 1 || x->shape[x->ndim - 1] != w->shape[1]) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "%s: x has shape %s and w %s, expected x (..., in) and w (out, in)", op,
+                       msi_shape_text(x->ndim, x->shape), msi_shape_text(w->ndim, w->shape));
+    }
+    MS_TRY(msi_same_dtype(op, "x", x, "w", w));
+    MS_TRY(msi_check_product(op, x->dtype));
+    MS_TRY(check_bias(op, x, w, m->in[BIAS]));
+    for (int32_t i = 0; i < x->ndim - 1; i++) {
+        shape[i] = x->shape[i];
+    }
+    shape[x->ndim - 1] = w->shape[0];
+    return msi_result(m->out, x->dtype, x->ndim, shape);
 }
 
 /* `v` as a matrix the gemm can read, copied only when it must be. The caller holds a reference. */
@@ -92,23 +106,8 @@ no_w:
     return status;
 }
 
-static int32_t out_shape(const msi_op_call *c, int64_t *shape)
-{
-    const msi_view *x = &c->in[X]->v;
-
-    for (int32_t i = 0; i < x->ndim - 1; i++) {
-        shape[i] = x->shape[i];
-    }
-    shape[x->ndim - 1] = c->in[W]->v.shape[0];
-    return x->ndim;
-}
-
 static ms_status linear_forward(msi_op_call *c)
 {
-    int64_t shape[MS_MAX_DIMS];
-
-    MS_TRY(check(c));
-    MS_TRY(msi_out(c, 0, c->in[X]->v.dtype, out_shape(c, shape), shape));
     return multiply(c, &c->out[0]->v);
 }
 
@@ -174,15 +173,18 @@ static ms_status linear_backward(msi_bwd *b)
     return differentiate(b, &dh);
 }
 
-static const msi_op linear_op = {
-    .name = "linear", .forward = linear_forward, .backward = linear_backward, .n_saved = 2};
+const msi_op msi_op_linear = {.name = "linear",
+                              .meta = linear_meta,
+                              .forward = linear_forward,
+                              .backward = linear_backward,
+                              .n_saved = 2};
 
 ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias)
 {
     ms_tensor *const in[3] = {x, w, bias};
 
     *out = NULL;
-    return msi_op_run(&linear_op, NULL, in, 3, out, 1);
+    return msi_op_run(&msi_op_linear, NULL, in, 3, out, 1);
 }
 
 /* -- with gelu --------------------------------------------------------------------------------- */
@@ -190,23 +192,21 @@ ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *b
 static ms_status linear_gelu_forward(msi_op_call *c)
 {
     const gelu_attrs *attrs = c->attrs;
-    int64_t shape[MS_MAX_DIMS];
+    const msi_view *y = &c->out[0]->v;
     msi_view h;
     ms_status status;
 
-    MS_TRY(check(c));
-    MS_TRY(msi_out(c, 0, c->in[X]->v.dtype, out_shape(c, shape), shape));
     if (c->node == NULL) { /* nobody will ask for h: it becomes y */
-        h = c->out[0]->v;
+        h = *y;
         msi_storage_retain(h.storage);
     } else {
-        MS_TRY(msi_internal(&h, c->ctx, c->out[0]->v.dtype, c->out[0]->v.ndim, shape));
+        MS_TRY(msi_internal(&h, c->ctx, y->dtype, y->ndim, y->shape));
     }
     const msi_view *in = &h;
 
     MS_TRY_GOTO(multiply(c, &h), out);
-    MS_TRY_GOTO(msi_ew("linear_gelu", attrs->approximate ? MSI_K_gelu_tanh : MSI_K_gelu,
-                       &c->out[0]->v, &in, 1, NULL, false),
+    MS_TRY_GOTO(msi_ew("linear_gelu", attrs->approximate ? MSI_K_gelu_tanh : MSI_K_gelu, y, &in, 1,
+                       NULL, false),
                 out);
     msi_save(c, SAVED_H, &h);
 out:
@@ -236,11 +236,12 @@ static ms_status linear_gelu_backward(msi_bwd *b)
     return differentiate(b, &flat);
 }
 
-static const msi_op linear_gelu_op = {.name = "linear_gelu",
-                                      .forward = linear_gelu_forward,
-                                      .backward = linear_gelu_backward,
-                                      .attrs_size = sizeof(gelu_attrs),
-                                      .n_saved = 3};
+const msi_op msi_op_linear_gelu = {.name = "linear_gelu",
+                                   .meta = linear_meta,
+                                   .forward = linear_gelu_forward,
+                                   .backward = linear_gelu_backward,
+                                   .attrs_size = sizeof(gelu_attrs),
+                                   .n_saved = 3};
 
 ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias,
                             bool approximate)
@@ -249,5 +250,5 @@ ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tens
     const gelu_attrs attrs = {.approximate = approximate};
 
     *out = NULL;
-    return msi_op_run(&linear_gelu_op, &attrs, in, 3, out, 1);
+    return msi_op_run(&msi_op_linear_gelu, &attrs, in, 3, out, 1);
 }

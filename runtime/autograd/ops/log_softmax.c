@@ -1,6 +1,17 @@
 /* log_softmax over the last dimension; the gradient needs the result alone:
  * dx = dy - exp(y) sum(dy). */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
+
+static ms_status log_softmax_meta(const msi_meta *m)
+{
+    if (m->in[0]->ndim < 1) {
+        return MS_FAIL(MS_VALUE_ERROR, "log_softmax: x has shape (), expected (..., C)");
+    }
+    MS_TRY(msi_meta_like(m));
+    return msi_check_kernel("log_softmax", MSI_K_log_softmax, m->in[0]->dtype);
+}
 
 static ms_status log_softmax_forward(msi_op_call *c)
 {
@@ -9,10 +20,6 @@ static ms_status log_softmax_forward(msi_op_call *c)
     void *data;
     ms_status status;
 
-    if (in->ndim < 1) {
-        return MS_FAIL(MS_VALUE_ERROR, "log_softmax: x has shape (), expected (..., C)");
-    }
-    MS_TRY(msi_out(c, 0, in->dtype, in->ndim, in->shape));
     MS_TRY(msi_contiguous(&x, c->ctx, in));
     MS_TRY_GOTO(msi_view_data(&x, &data), out);
     const msi_softmax_args args = {.rows = msi_leading(in, in->ndim - 1),
@@ -47,13 +54,14 @@ static ms_status log_softmax_backward(msi_bwd *b)
     return msi_target_close(&t);
 }
 
-static const msi_op log_softmax_op = {.name = "log_softmax",
-                                      .forward = log_softmax_forward,
-                                      .backward = log_softmax_backward,
-                                      .n_saved = 1};
+const msi_op msi_op_log_softmax = {.name = "log_softmax",
+                                   .meta = log_softmax_meta,
+                                   .forward = log_softmax_forward,
+                                   .backward = log_softmax_backward,
+                                   .n_saved = 1};
 
 ms_status ms_op_log_softmax(ms_tensor **out, ms_tensor *x)
 {
     *out = NULL;
-    return msi_op_run(&log_softmax_op, NULL, &x, 1, out, 1);
+    return msi_op_run(&msi_op_log_softmax, NULL, &x, 1, out, 1);
 }

@@ -1,6 +1,8 @@
 /* (..., M, K) x (..., K, N) -> (..., M, N), leading dimensions equal and folded into one batch.
  * da = dy b^T, db = a^T dy. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 #include <stdio.h>
 
@@ -23,9 +25,10 @@ static ms_status misfit(const msi_view *a, const msi_view *b)
                    msi_shape_text(a->ndim, a->shape), msi_shape_text(b->ndim, b->shape), why);
 }
 
-static ms_status check(const msi_op_call *c)
+static ms_status matmul_meta(const msi_meta *m)
 {
-    const msi_view *a = &c->in[A]->v, *b = &c->in[B]->v;
+    const msi_view *a = m->in[A], *b = m->in[B];
+    int64_t shape[MS_MAX_DIMS];
     bool fits =
         a->ndim == b->ndim && a->ndim >= 2 && a->shape[a->ndim - 1] == b->shape[b->ndim - 2];
 
@@ -35,29 +38,48 @@ static ms_status check(const msi_op_call *c)
     if (!fits) {
         return misfit(a, b);
     }
-    MS_TRY(msi_same_dtype("matmul", "a", c->in[A], "b", c->in[B]));
-    return msi_check_product("matmul", a->dtype);
+    MS_TRY(msi_same_dtype("matmul", "a", a, "b", b));
+    MS_TRY(msi_check_product("matmul", a->dtype));
+    for (int32_t i = 0; i < a->ndim - 1; i++) {
+        shape[i] = a->shape[i];
+    }
+    shape[a->ndim - 1] = b->shape[a->ndim - 1];
+    return msi_result(m->out, a->dtype, a->ndim, shape);
+}
+
+/* The stride of the leading dimensions seen as one of `n`. False when there is none. */
+static bool fold_leading(const msi_view *v, int64_t n, int64_t *stride)
+{
+    msi_view lead = *v, folded;
+
+    lead.ndim = (int8_t)(v->ndim - 2);
+    if (!msi_view_reshape(&lead, 1, &n, &folded)) {
+        return false;
+    }
+    *stride = folded.stride[0];
+    return true;
 }
 
 /* Fold the leading dimensions into one: (batch, rows, cols). False when the strides forbid it. */
 static bool fold(const msi_view *v, msi_view *out)
 {
-    const int64_t shape[3] = {msi_leading(v, v->ndim - 2), v->shape[v->ndim - 2],
-                              v->shape[v->ndim - 1]};
-    msi_view lead = *v, folded;
+    const int32_t rows = v->ndim - 2, cols = v->ndim - 1;
+    const int64_t batch = msi_leading(v, rows);
+    int64_t stride = 1;
 
-    lead.ndim = (int8_t)(v->ndim - 2);
-    if (!msi_view_reshape(&lead, 1, shape, &folded)) {
+    if (rows > 0 && !fold_leading(v, batch, &stride)) {
         return false;
     }
-    *out = *v;
+    out->storage = v->storage;
+    out->offset = v->offset;
+    out->dtype = v->dtype;
     out->ndim = 3;
-    for (int32_t i = 0; i < 3; i++) {
-        out->shape[i] = shape[i];
-    }
-    out->stride[1] = v->stride[v->ndim - 2];
-    out->stride[2] = v->stride[v->ndim - 1];
-    out->stride[0] = folded.stride[0];
+    out->shape[0] = batch;
+    out->shape[1] = v->shape[rows];
+    out->shape[2] = v->shape[cols];
+    out->stride[0] = stride;
+    out->stride[1] = v->stride[rows];
+    out->stride[2] = v->stride[cols];
     return true;
 }
 
@@ -92,19 +114,11 @@ static msi_gemm_args product(msi_matrix a, msi_matrix b, int64_t m, int64_t n, i
 
 static ms_status matmul_forward(msi_op_call *c)
 {
-    const msi_view *in_a = &c->in[A]->v;
-    int64_t shape[MS_MAX_DIMS];
     msi_view a, b;
     msi_matrix ma, mb;
     ms_status status;
 
-    MS_TRY(check(c));
-    for (int32_t i = 0; i < in_a->ndim - 1; i++) {
-        shape[i] = in_a->shape[i];
-    }
-    shape[in_a->ndim - 1] = c->in[B]->v.shape[in_a->ndim - 1];
-    MS_TRY(msi_out(c, 0, in_a->dtype, in_a->ndim, shape));
-    MS_TRY(as_matrices(&a, c->ctx, in_a));
+    MS_TRY(as_matrices(&a, c->ctx, &c->in[A]->v));
     MS_TRY_GOTO(as_matrices(&b, c->ctx, &c->in[B]->v), no_b);
     MS_TRY_GOTO(msi_matrix_of(&a, &ma), out);
     MS_TRY_GOTO(msi_matrix_of(&b, &mb), out);
@@ -157,13 +171,16 @@ static ms_status matmul_backward(msi_bwd *bwd)
     return MS_OK;
 }
 
-static const msi_op matmul_op = {
-    .name = "matmul", .forward = matmul_forward, .backward = matmul_backward, .n_saved = 2};
+const msi_op msi_op_matmul = {.name = "matmul",
+                              .meta = matmul_meta,
+                              .forward = matmul_forward,
+                              .backward = matmul_backward,
+                              .n_saved = 2};
 
 ms_status ms_op_matmul(ms_tensor **out, ms_tensor *a, ms_tensor *b)
 {
     ms_tensor *const in[2] = {a, b};
 
     *out = NULL;
-    return msi_op_run(&matmul_op, NULL, in, 2, out, 1);
+    return msi_op_run(&msi_op_matmul, NULL, in, 2, out, 1);
 }

@@ -1,5 +1,7 @@
 /* Mean or sum of (x - y)^2. Gradients come from x and y; the squares live during forward only. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 enum { X, Y };
 
@@ -7,12 +9,12 @@ typedef struct mse_attrs {
     int32_t reduction;
 } mse_attrs;
 
-static ms_status check(const msi_op_call *c)
+static ms_status mse_meta(const msi_meta *m)
 {
-    const msi_view *x = &c->in[X]->v, *y = &c->in[Y]->v;
-    const mse_attrs *attrs = c->attrs;
+    const msi_view *x = m->in[X], *y = m->in[Y];
+    const mse_attrs *attrs = m->attrs;
 
-    MS_TRY(msi_same_dtype("mse_loss", "x", c->in[X], "y", c->in[Y]));
+    MS_TRY(msi_same_dtype("mse_loss", "x", x, "y", y));
     if (!msi_view_same_shape(x, y)) {
         return MS_FAIL(MS_VALUE_ERROR, "mse_loss: x has shape %s and y %s, expected one shape",
                        msi_shape_text(x->ndim, x->shape), msi_shape_text(y->ndim, y->shape));
@@ -21,7 +23,7 @@ static ms_status check(const msi_op_call *c)
         return MS_FAIL(MS_VALUE_ERROR, "mse_loss: reduction is %d, expected %d (mean) or %d (sum)",
                        (int)attrs->reduction, MS_REDUCTION_MEAN, MS_REDUCTION_SUM);
     }
-    return MS_OK;
+    return msi_result(m->out, msi_stat_dtype(x->dtype), 0, NULL);
 }
 
 /* Weight of one element in the loss. */
@@ -57,8 +59,6 @@ static ms_status mse_forward(msi_op_call *c)
     const int64_t ones[MS_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
     msi_view squares, total;
 
-    MS_TRY(check(c));
-    MS_TRY(msi_out(c, 0, msi_stat_dtype(x->dtype), 0, NULL));
     MS_TRY(msi_internal(&squares, c->ctx, c->out[0]->v.dtype, x->ndim, x->shape));
     ms_status status = square(c, &squares);
 
@@ -101,11 +101,12 @@ static ms_status mse_backward(msi_bwd *b)
     return MS_OK;
 }
 
-static const msi_op mse_op = {.name = "mse_loss",
-                              .forward = mse_forward,
-                              .backward = mse_backward,
-                              .attrs_size = sizeof(mse_attrs),
-                              .n_saved = 2};
+const msi_op msi_op_mse_loss = {.name = "mse_loss",
+                                .meta = mse_meta,
+                                .forward = mse_forward,
+                                .backward = mse_backward,
+                                .attrs_size = sizeof(mse_attrs),
+                                .n_saved = 2};
 
 ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int32_t reduction)
 {
@@ -113,5 +114,5 @@ ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int32_t re
     const mse_attrs attrs = {reduction};
 
     *out = NULL;
-    return msi_op_run(&mse_op, &attrs, in, 2, out, 1);
+    return msi_op_run(&msi_op_mse_loss, &attrs, in, 2, out, 1);
 }

@@ -44,25 +44,6 @@ int32_t msi_stat_dtype(int32_t dtype)
     return dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
 }
 
-ms_status msi_same_dtype(const char *op, const char *a_name, const ms_tensor *a, const char *b_name,
-                         const ms_tensor *b)
-{
-    if (MSI_UNLIKELY(a->v.dtype != b->v.dtype)) {
-        return MS_FAIL(MS_TYPE_ERROR, "%s: %s is %s and %s is %s, expected one dtype", op, a_name,
-                       ms_dtype_name(a->v.dtype), b_name, ms_dtype_name(b->v.dtype));
-    }
-    return MS_OK;
-}
-
-ms_status msi_check_product(const char *op, int32_t dtype)
-{
-    if (MSI_UNLIKELY(!ms_dtype_is_floating(dtype))) {
-        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "%s is not implemented for dtype %s yet", op,
-                       ms_dtype_name(dtype));
-    }
-    return MS_OK;
-}
-
 int64_t msi_leading(const msi_view *v, int32_t n)
 {
     int64_t product = 1;

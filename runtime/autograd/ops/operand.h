@@ -17,11 +17,6 @@ ms_status msi_internal(msi_view *out, ms_context *ctx, int32_t dtype, int32_t nd
                        const int64_t *shape);
 /* Dtype in which per-row statistics of `dtype` are kept: f64 for f64, else f32. */
 int32_t msi_stat_dtype(int32_t dtype);
-/* MS_TYPE_ERROR that names both dtypes unless they are one. */
-ms_status msi_same_dtype(const char *op, const char *a_name, const ms_tensor *a, const char *b_name,
-                         const ms_tensor *b);
-/* MS_NOT_IMPLEMENTED_ERROR unless matrices of this dtype can be multiplied. */
-ms_status msi_check_product(const char *op, int32_t dtype);
 /* Product of the first `n` sizes. */
 int64_t msi_leading(const msi_view *v, int32_t n);
 

@@ -1,6 +1,8 @@
 /* x^p for a number p. The gradient g p x^(p - 1) is one kernel, so that p decides once how the
  * power is taken; it is 0 for p = 0, where x = 0 too. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 #include <math.h>
 
@@ -8,13 +10,18 @@ typedef struct pow_attrs {
     double p;
 } pow_attrs;
 
+static ms_status pow_meta(const msi_meta *m)
+{
+    MS_TRY(msi_meta_like(m));
+    return msi_meta_kernel(m, MSI_K_pow, m->in[0]->dtype);
+}
+
 static ms_status pow_forward(msi_op_call *c)
 {
     const pow_attrs *attrs = c->attrs;
     const msi_view *x = &c->in[0]->v;
     const double scalars[2] = {attrs->p, 0};
 
-    MS_TRY(msi_out(c, 0, x->dtype, x->ndim, x->shape));
     MS_TRY(msi_ew("pow", MSI_K_pow, &c->out[0]->v, &x, 1, scalars, false));
     msi_save(c, 0, x);
     return MS_OK;
@@ -35,11 +42,12 @@ static ms_status pow_backward(msi_bwd *b)
     return msi_target_close(&t);
 }
 
-static const msi_op pow_op = {.name = "pow",
-                              .forward = pow_forward,
-                              .backward = pow_backward,
-                              .attrs_size = sizeof(pow_attrs),
-                              .n_saved = 1};
+const msi_op msi_op_pow = {.name = "pow",
+                           .meta = pow_meta,
+                           .forward = pow_forward,
+                           .backward = pow_backward,
+                           .attrs_size = sizeof(pow_attrs),
+                           .n_saved = 1};
 
 ms_status ms_op_pow(ms_tensor **out, ms_tensor *x, double p)
 {
@@ -49,5 +57,5 @@ ms_status ms_op_pow(ms_tensor **out, ms_tensor *x, double p)
     if (!isfinite(p)) {
         return MS_FAIL(MS_VALUE_ERROR, "pow: the exponent is %g, expected a finite number", p);
     }
-    return msi_op_run(&pow_op, &attrs, &x, 1, out, 1);
+    return msi_op_run(&msi_op_pow, &attrs, &x, 1, out, 1);
 }

@@ -1,6 +1,8 @@
 /* Sum and mean over a set of dimensions. The gradient repeats along them: an expanded view, no
  * copies. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 typedef struct reduce_attrs {
     uint32_t dims;
@@ -26,15 +28,15 @@ static double reduced_numel(const msi_view *x, uint32_t dims)
     return n;
 }
 
-static ms_status reduce_forward(msi_op_call *c)
+static ms_status reduce_meta(const msi_meta *m)
 {
-    const reduce_attrs *attrs = c->attrs;
-    const msi_view *x = &c->in[0]->v;
+    const reduce_attrs *attrs = m->attrs;
+    const msi_view *x = m->in[0];
     int64_t kept[MS_MAX_DIMS], shape[MS_MAX_DIMS];
     int32_t ndim = 0;
 
     if ((uint64_t)attrs->dims >> x->ndim != 0) {
-        return MS_FAIL(MS_INDEX_ERROR, "%s: dimension %d is outside of shape %s", c->op->name,
+        return MS_FAIL(MS_INDEX_ERROR, "%s: dimension %d is outside of shape %s", m->op->name,
                        31 - __builtin_clz(attrs->dims), msi_shape_text(x->ndim, x->shape));
     }
     if (attrs->mean && !ms_dtype_is_floating(x->dtype)) {
@@ -48,9 +50,18 @@ static ms_status reduce_forward(msi_op_call *c)
             shape[ndim++] = kept[d];
         }
     }
-    MS_TRY(msi_out(c, 0, x->dtype, ndim, shape));
+    MS_TRY(msi_result(m->out, x->dtype, ndim, shape));
+    return msi_meta_kernel(m, MSI_K_sum, x->dtype);
+}
+
+static ms_status reduce_forward(msi_op_call *c)
+{
+    const reduce_attrs *attrs = c->attrs;
+    const msi_view *x = &c->in[0]->v;
+    int64_t kept[MS_MAX_DIMS];
     msi_view out = c->out[0]->v;
 
+    kept_shape(x, attrs->dims, kept);
     msi_view_set_contiguous(&out, x->dtype, x->ndim, kept);
     return msi_sum_to(c->op->name, &out, x, attrs->mean ? 1 / reduced_numel(x, attrs->dims) : 1,
                       false);
@@ -90,28 +101,30 @@ static ms_status reduce_backward(msi_bwd *b)
     return msi_bwd_pass(b, 0, &expanded);
 }
 
-static const msi_op sum_op = {.name = "sum",
-                              .forward = reduce_forward,
-                              .backward = reduce_backward,
-                              .attrs_size = sizeof(reduce_attrs)};
+const msi_op msi_op_sum = {.name = "sum",
+                           .meta = reduce_meta,
+                           .forward = reduce_forward,
+                           .backward = reduce_backward,
+                           .attrs_size = sizeof(reduce_attrs)};
 
 ms_status ms_op_sum(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim)
 {
     const reduce_attrs attrs = {dims, keepdim, false};
 
     *out = NULL;
-    return msi_op_run(&sum_op, &attrs, &x, 1, out, 1);
+    return msi_op_run(&msi_op_sum, &attrs, &x, 1, out, 1);
 }
 
-static const msi_op mean_op = {.name = "mean",
-                               .forward = reduce_forward,
-                               .backward = reduce_backward,
-                               .attrs_size = sizeof(reduce_attrs)};
+const msi_op msi_op_mean = {.name = "mean",
+                            .meta = reduce_meta,
+                            .forward = reduce_forward,
+                            .backward = reduce_backward,
+                            .attrs_size = sizeof(reduce_attrs)};
 
 ms_status ms_op_mean(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim)
 {
     const reduce_attrs attrs = {dims, keepdim, true};
 
     *out = NULL;
-    return msi_op_run(&mean_op, &attrs, &x, 1, out, 1);
+    return msi_op_run(&msi_op_mean, &attrs, &x, 1, out, 1);
 }

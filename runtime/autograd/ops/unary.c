@@ -1,6 +1,8 @@
 /* Elementwise functions of one operand. A row of the table says which kernels compute the function
  * and its gradient, and whether the gradient wants x or y; one rule serves them all. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 typedef struct unary {
     int32_t kernel, gradient;
@@ -12,13 +14,20 @@ typedef struct unary {
 /* Attributes are copied into nodes: a pointer to a row will do. */
 typedef const unary *unary_attrs;
 
+static ms_status unary_meta(const msi_meta *m)
+{
+    const unary *f = *(const unary_attrs *)m->attrs;
+
+    MS_TRY(msi_meta_like(m));
+    return msi_meta_kernel(m, f->kernel, m->in[0]->dtype);
+}
+
 static ms_status unary_forward(msi_op_call *c)
 {
     const unary *f = *(const unary_attrs *)c->attrs;
     const msi_view *x = &c->in[0]->v;
     const double scalars[2] = {f->scalar, 0};
 
-    MS_TRY(msi_out(c, 0, x->dtype, x->ndim, x->shape));
     MS_TRY(msi_ew(c->op->name, f->kernel, &c->out[0]->v, &x, 1, scalars, false));
     msi_save(c, 0, f->saves_out ? &c->out[0]->v : x);
     return MS_OK;
@@ -40,7 +49,7 @@ static ms_status unary_backward(msi_bwd *b)
 
 #define UNARY_OP(name_)                                                                            \
     {                                                                                              \
-        .name = name_, .forward = unary_forward, .backward = unary_backward,                       \
+        .name = name_, .meta = unary_meta, .forward = unary_forward, .backward = unary_backward,   \
         .attrs_size = sizeof(unary_attrs), .n_saved = 1                                            \
     }
 
@@ -50,61 +59,37 @@ static ms_status run(const msi_op *op, const unary *f, ms_tensor **out, ms_tenso
     return msi_op_run(op, &f, &x, 1, out, 1);
 }
 
+/* The functions of unary.h. */
+enum { SAVES_X = false, SAVES_Y = true };
+
+#define UNARY_FUNCTION(A, f, gradient_, saved)                                                     \
+    const msi_op msi_op_##f = UNARY_OP(#f);                                                        \
+                                                                                                   \
+    ms_status ms_op_##f(ms_tensor **out, ms_tensor *x)                                             \
+    {                                                                                              \
+        static const unary row = {MSI_K_##f, MSI_K_##gradient_, 2, SAVES_##saved, 0};              \
+                                                                                                   \
+        return run(&msi_op_##f, &row, out, x);                                                     \
+    }
+MSI_UNARY(UNARY_FUNCTION, )
+
+const msi_op msi_op_reciprocal = UNARY_OP("reciprocal");
+
 ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x)
 {
-    static const msi_op op = UNARY_OP("reciprocal");
-    static const unary f = {MSI_K_reciprocal, MSI_K_mul_neg, 3, true, 1}; /* -g y y */
+    static const unary f = {MSI_K_reciprocal, MSI_K_mul_neg, 3, SAVES_Y, 1}; /* -g y y */
 
-    return run(&op, &f, out, x);
+    return run(&msi_op_reciprocal, &f, out, x);
 }
 
-ms_status ms_op_exp(ms_tensor **out, ms_tensor *x)
-{
-    static const msi_op op = UNARY_OP("exp");
-    static const unary f = {MSI_K_exp, MSI_K_mul, 2, true, 0}; /* g y */
-
-    return run(&op, &f, out, x);
-}
-
-ms_status ms_op_log(ms_tensor **out, ms_tensor *x)
-{
-    static const msi_op op = UNARY_OP("log");
-    static const unary f = {MSI_K_log, MSI_K_div, 2, false, 0}; /* g / x */
-
-    return run(&op, &f, out, x);
-}
-
-ms_status ms_op_sqrt(ms_tensor **out, ms_tensor *x)
-{
-    static const msi_op op = UNARY_OP("sqrt");
-    static const unary f = {MSI_K_sqrt, MSI_K_sqrt_grad, 2, true, 0};
-
-    return run(&op, &f, out, x);
-}
-
-ms_status ms_op_tanh(ms_tensor **out, ms_tensor *x)
-{
-    static const msi_op op = UNARY_OP("tanh");
-    static const unary f = {MSI_K_tanh, MSI_K_tanh_grad, 2, true, 0};
-
-    return run(&op, &f, out, x);
-}
-
-ms_status ms_op_relu(ms_tensor **out, ms_tensor *x)
-{
-    static const msi_op op = UNARY_OP("relu");
-    static const unary f = {MSI_K_relu, MSI_K_relu_grad, 2, true, 0};
-
-    return run(&op, &f, out, x);
-}
+const msi_op msi_op_gelu = UNARY_OP("gelu");
 
 ms_status ms_op_gelu(ms_tensor **out, ms_tensor *x, bool approximate)
 {
-    static const msi_op op = UNARY_OP("gelu");
-    static const unary exact = {MSI_K_gelu, MSI_K_gelu_grad, 2, false, 0};
-    static const unary tanh_form = {MSI_K_gelu_tanh, MSI_K_gelu_tanh_grad, 2, false, 0};
+    static const unary exact = {MSI_K_gelu, MSI_K_gelu_grad, 2, SAVES_X, 0};
+    static const unary tanh_form = {MSI_K_gelu_tanh, MSI_K_gelu_tanh_grad, 2, SAVES_X, 0};
 
-    return run(&op, approximate ? &tanh_form : &exact, out, x);
+    return run(&msi_op_gelu, approximate ? &tanh_form : &exact, out, x);
 }
 
 /* -- scale * x + shift: nothing to save -------------------------------------------------------- */
@@ -113,13 +98,18 @@ typedef struct affine_attrs {
     double scale, shift;
 } affine_attrs;
 
+static ms_status affine_meta(const msi_meta *m)
+{
+    MS_TRY(msi_meta_like(m));
+    return msi_meta_kernel(m, MSI_K_affine, m->in[0]->dtype);
+}
+
 static ms_status affine_forward(msi_op_call *c)
 {
     const affine_attrs *attrs = c->attrs;
     const msi_view *x = &c->in[0]->v;
     const double scalars[2] = {attrs->scale, attrs->shift};
 
-    MS_TRY(msi_out(c, 0, x->dtype, x->ndim, x->shape));
     return msi_ew(c->op->name, MSI_K_affine, &c->out[0]->v, &x, 1, scalars, false);
 }
 
@@ -132,28 +122,34 @@ static ms_status affine_backward(msi_bwd *b)
 
 #define AFFINE_OP(name_)                                                                           \
     {                                                                                              \
-        .name = name_, .forward = affine_forward, .backward = affine_backward,                     \
-        .attrs_size = sizeof(affine_attrs)                                                         \
+        .name = name_, .meta = affine_meta, .forward = affine_forward,                             \
+        .backward = affine_backward, .attrs_size = sizeof(affine_attrs)                            \
     }
+
+const msi_op msi_op_affine = AFFINE_OP("affine");
 
 ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift)
 {
-    static const msi_op op = AFFINE_OP("affine");
     const affine_attrs attrs = {scale, shift};
 
     *out = NULL;
-    MS_TRY(msi_check_number(op.name, x->v.dtype, scale));
-    MS_TRY(msi_check_number(op.name, x->v.dtype, shift));
-    return msi_op_run(&op, &attrs, &x, 1, out, 1);
+    MS_TRY(msi_check_number(msi_op_affine.name, x->v.dtype, scale));
+    MS_TRY(msi_check_number(msi_op_affine.name, x->v.dtype, shift));
+    return msi_op_run(&msi_op_affine, &attrs, &x, 1, out, 1);
 }
+
+const msi_op msi_op_add_number = AFFINE_OP("add");
+const msi_op msi_op_sub_number = AFFINE_OP("sub");
+const msi_op msi_op_sub_from_number = AFFINE_OP("sub");
+const msi_op msi_op_mul_number = AFFINE_OP("mul");
 
 ms_status ms_op_with_number(ms_tensor **out, ms_tensor *x, double number, int32_t operation)
 {
-    static const msi_op ops[] = {
-        [MS_NUMBER_ADD] = AFFINE_OP("add"),
-        [MS_NUMBER_SUB] = AFFINE_OP("sub"),
-        [MS_NUMBER_SUB_FROM] = AFFINE_OP("sub"),
-        [MS_NUMBER_MUL] = AFFINE_OP("mul"),
+    static const msi_op *const ops[] = {
+        [MS_NUMBER_ADD] = &msi_op_add_number,
+        [MS_NUMBER_SUB] = &msi_op_sub_number,
+        [MS_NUMBER_SUB_FROM] = &msi_op_sub_from_number,
+        [MS_NUMBER_MUL] = &msi_op_mul_number,
     };
     const affine_attrs attrs[] = {
         [MS_NUMBER_ADD] = {1, number},
@@ -167,6 +163,6 @@ ms_status ms_op_with_number(ms_tensor **out, ms_tensor *x, double number, int32_
         return MS_FAIL(MS_VALUE_ERROR, "with_number: operation %d is none, expected %d to %d",
                        (int)operation, MS_NUMBER_ADD, MS_NUMBER_MUL);
     }
-    MS_TRY(msi_check_number(ops[operation].name, x->v.dtype, number));
-    return msi_op_run(&ops[operation], &attrs[operation], &x, 1, out, 1);
+    MS_TRY(msi_check_number(ops[operation]->name, x->v.dtype, number));
+    return msi_op_run(ops[operation], &attrs[operation], &x, 1, out, 1);
 }

@@ -1,6 +1,8 @@
 /* Views: other shapes and strides over the same memory. Gradients are views too, undone; only
  * those of narrow and select need memory: what was cut off gets zeros. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 /* -- reshape ----------------------------------------------------------------------------------- */
 
@@ -39,19 +41,29 @@ static ms_status infer_shape(const msi_view *x, const reshape_attrs *attrs, int6
     return msi_check_sizes(attrs->ndim, shape);
 }
 
-static ms_status reshape_forward(msi_op_call *c)
+static ms_status reshape_meta(const msi_meta *m)
 {
-    const reshape_attrs *attrs = c->attrs;
-    const msi_view *x = &c->in[0]->v;
+    const reshape_attrs *attrs = m->attrs;
+    const msi_view *x = m->in[0];
     int64_t shape[MS_MAX_DIMS];
-    msi_view v;
 
     MS_TRY(infer_shape(x, attrs, shape));
-    if (msi_view_reshape(x, attrs->ndim, shape, &v)) {
-        return msi_out_view(c, 0, &v);
+    if (msi_view_reshape(x, attrs->ndim, shape, m->out)) {
+        return MS_OK;
     }
-    MS_TRY(msi_out(c, 0, x->dtype, attrs->ndim, shape));
-    v = c->out[0]->v;
+    return msi_result(m->out, x->dtype, attrs->ndim, shape);
+}
+
+/* Nothing to fill when the result is a view of the operand. */
+static ms_status reshape_forward(msi_op_call *c)
+{
+    const msi_view *x = &c->in[0]->v, *y = &c->out[0]->v;
+
+    if (y->storage == x->storage) {
+        return MS_OK;
+    }
+    msi_view v = *y;
+
     msi_view_set_contiguous(&v, x->dtype, x->ndim, x->shape);
     return msi_copy(&v, x, false);
 }
@@ -68,10 +80,11 @@ static ms_status reshape_backward(msi_bwd *b)
     return msi_bwd_pass(b, 0, &v);
 }
 
-static const msi_op reshape_op = {.name = "reshape",
-                                  .forward = reshape_forward,
-                                  .backward = reshape_backward,
-                                  .attrs_size = sizeof(reshape_attrs)};
+const msi_op msi_op_reshape = {.name = "reshape",
+                               .meta = reshape_meta,
+                               .forward = reshape_forward,
+                               .backward = reshape_backward,
+                               .attrs_size = sizeof(reshape_attrs)};
 
 static ms_status check_ndim(const char *op, int32_t ndim)
 {
@@ -91,7 +104,7 @@ ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64
     for (int32_t d = 0; d < ndim; d++) {
         attrs.shape[d] = shape[d];
     }
-    return msi_op_run(&reshape_op, &attrs, &x, 1, out, 1);
+    return msi_op_run(&msi_op_reshape, &attrs, &x, 1, out, 1);
 }
 
 /* -- permute ----------------------------------------------------------------------------------- */
@@ -101,10 +114,10 @@ typedef struct permute_attrs {
     int32_t perm[MS_MAX_DIMS];
 } permute_attrs;
 
-static ms_status permute_forward(msi_op_call *c)
+static ms_status permute_meta(const msi_meta *m)
 {
-    const permute_attrs *attrs = c->attrs;
-    const msi_view *x = &c->in[0]->v;
+    const permute_attrs *attrs = m->attrs;
+    const msi_view *x = m->in[0];
     msi_view v = *x;
     uint32_t seen = 0;
 
@@ -126,7 +139,8 @@ static ms_status permute_forward(msi_op_call *c)
         v.shape[d] = x->shape[from];
         v.stride[d] = x->stride[from];
     }
-    return msi_out_view(c, 0, &v);
+    msi_result_view(m->out, &v);
+    return MS_OK;
 }
 
 static ms_status permute_backward(msi_bwd *b)
@@ -142,10 +156,10 @@ static ms_status permute_backward(msi_bwd *b)
     return msi_bwd_pass(b, 0, &v);
 }
 
-static const msi_op permute_op = {.name = "permute",
-                                  .forward = permute_forward,
-                                  .backward = permute_backward,
-                                  .attrs_size = sizeof(permute_attrs)};
+const msi_op msi_op_permute = {.name = "permute",
+                               .meta = permute_meta,
+                               .backward = permute_backward,
+                               .attrs_size = sizeof(permute_attrs)};
 
 ms_status ms_op_permute(ms_tensor **out, ms_tensor *x, int32_t ndim, const int32_t *perm)
 {
@@ -156,7 +170,7 @@ ms_status ms_op_permute(ms_tensor **out, ms_tensor *x, int32_t ndim, const int32
     for (int32_t d = 0; d < ndim; d++) {
         attrs.perm[d] = perm[d];
     }
-    return msi_op_run(&permute_op, &attrs, &x, 1, out, 1);
+    return msi_op_run(&msi_op_permute, &attrs, &x, 1, out, 1);
 }
 
 /* -- narrow ------------------------------------------------------------------------------------ */
@@ -175,10 +189,10 @@ static msi_view narrowed(const msi_view *v, const narrow_attrs *attrs)
     return n;
 }
 
-static ms_status narrow_forward(msi_op_call *c)
+static ms_status narrow_meta(const msi_meta *m)
 {
-    const narrow_attrs *attrs = c->attrs;
-    const msi_view *x = &c->in[0]->v;
+    const narrow_attrs *attrs = m->attrs;
+    const msi_view *x = m->in[0];
 
     if (attrs->dim < 0 || attrs->dim >= x->ndim) {
         return MS_FAIL(MS_INDEX_ERROR, "narrow: dimension %d is outside of shape %s",
@@ -193,7 +207,8 @@ static ms_status narrow_forward(msi_op_call *c)
     }
     const msi_view v = narrowed(x, attrs);
 
-    return msi_out_view(c, 0, &v);
+    msi_result_view(m->out, &v);
+    return MS_OK;
 }
 
 /* Where the operand's gradient is to be born: all of it, zeroed unless something came already. */
@@ -215,17 +230,17 @@ static ms_status narrow_backward(msi_bwd *b)
     return msi_copy(&part, msi_bwd_grad(b, 0), add);
 }
 
-static const msi_op narrow_op = {.name = "narrow",
-                                 .forward = narrow_forward,
-                                 .backward = narrow_backward,
-                                 .attrs_size = sizeof(narrow_attrs)};
+const msi_op msi_op_narrow = {.name = "narrow",
+                              .meta = narrow_meta,
+                              .backward = narrow_backward,
+                              .attrs_size = sizeof(narrow_attrs)};
 
 ms_status ms_op_narrow(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t start, int64_t length)
 {
     const narrow_attrs attrs = {dim, start, length};
 
     *out = NULL;
-    return msi_op_run(&narrow_op, &attrs, &x, 1, out, 1);
+    return msi_op_run(&msi_op_narrow, &attrs, &x, 1, out, 1);
 }
 
 /* -- select ------------------------------------------------------------------------------------ */
@@ -249,10 +264,10 @@ static msi_view selected(const msi_view *v, const select_attrs *attrs)
     return s;
 }
 
-static ms_status select_forward(msi_op_call *c)
+static ms_status select_meta(const msi_meta *m)
 {
-    const select_attrs *attrs = c->attrs;
-    const msi_view *x = &c->in[0]->v;
+    const select_attrs *attrs = m->attrs;
+    const msi_view *x = m->in[0];
 
     if (attrs->dim < 0 || attrs->dim >= x->ndim) {
         return MS_FAIL(MS_INDEX_ERROR, "select: dimension %d is outside of shape %s",
@@ -264,7 +279,8 @@ static ms_status select_forward(msi_op_call *c)
     }
     const msi_view v = selected(x, attrs);
 
-    return msi_out_view(c, 0, &v);
+    msi_result_view(m->out, &v);
+    return MS_OK;
 }
 
 static ms_status select_backward(msi_bwd *b)
@@ -279,15 +295,15 @@ static ms_status select_backward(msi_bwd *b)
     return msi_copy(&part, msi_bwd_grad(b, 0), add);
 }
 
-static const msi_op select_op = {.name = "select",
-                                 .forward = select_forward,
-                                 .backward = select_backward,
-                                 .attrs_size = sizeof(select_attrs)};
+const msi_op msi_op_select = {.name = "select",
+                              .meta = select_meta,
+                              .backward = select_backward,
+                              .attrs_size = sizeof(select_attrs)};
 
 ms_status ms_op_select(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t index)
 {
     const select_attrs attrs = {dim, index};
 
     *out = NULL;
-    return msi_op_run(&select_op, &attrs, &x, 1, out, 1);
+    return msi_op_run(&msi_op_select, &attrs, &x, 1, out, 1);
 }

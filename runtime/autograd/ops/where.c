@@ -1,37 +1,43 @@
 /* where(cond, a, b): a's element where cond holds, else b's, with broadcasting. The gradient goes
  * to what was chosen; the other operand's is 0 there, whatever the gradient is. */
+#include "meta.h"
 #include "operand.h"
+#include "table.h"
 
 enum { COND, A, B };
 enum { SAVED_COND };
 
-static ms_status where_shape(const msi_op_call *c, int32_t *ndim, int64_t *shape)
+static ms_status where_shape(const msi_meta *m, int32_t *ndim, int64_t *shape)
 {
-    const msi_view *cond = &c->in[COND]->v;
     msi_view both = {0};
 
-    MS_TRY(msi_broadcast(&c->in[A]->v, &c->in[B]->v, ndim, shape));
-    msi_view_set_contiguous(&both, c->in[A]->v.dtype, *ndim, shape);
-    return msi_broadcast(cond, &both, ndim, shape);
+    MS_TRY(msi_broadcast(m->in[A], m->in[B], ndim, shape));
+    msi_view_set_contiguous(&both, m->in[A]->dtype, *ndim, shape);
+    return msi_broadcast(m->in[COND], &both, ndim, shape);
+}
+
+static ms_status where_meta(const msi_meta *m)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int32_t ndim;
+
+    if (m->in[COND]->dtype != MS_DTYPE_BOOL) {
+        return MS_FAIL(MS_TYPE_ERROR, "where: cond is %s, expected bool",
+                       ms_dtype_name(m->in[COND]->dtype));
+    }
+    MS_TRY(msi_same_dtype("where", "a", m->in[A], "b", m->in[B]));
+    ms_status status = where_shape(m, &ndim, shape);
+
+    if (status != MS_OK) {
+        return msi_fail_prefix(status, "where: ");
+    }
+    return msi_result(m->out, m->in[A]->dtype, ndim, shape);
 }
 
 static ms_status where_forward(msi_op_call *c)
 {
     const msi_view *in[3] = {&c->in[COND]->v, &c->in[A]->v, &c->in[B]->v};
-    int64_t shape[MS_MAX_DIMS];
-    int32_t ndim;
 
-    if (in[COND]->dtype != MS_DTYPE_BOOL) {
-        return MS_FAIL(MS_TYPE_ERROR, "where: cond is %s, expected bool",
-                       ms_dtype_name(in[COND]->dtype));
-    }
-    MS_TRY(msi_same_dtype("where", "a", c->in[A], "b", c->in[B]));
-    ms_status status = where_shape(c, &ndim, shape);
-
-    if (status != MS_OK) {
-        return msi_fail_prefix(status, "where: ");
-    }
-    MS_TRY(msi_out(c, 0, in[A]->dtype, ndim, shape));
     MS_TRY(msi_ew("where", MSI_K_where, &c->out[0]->v, in, 3, NULL, false));
     msi_save(c, SAVED_COND, in[COND]);
     return MS_OK;
@@ -51,13 +57,16 @@ static ms_status where_backward(msi_bwd *b)
     return msi_bwd_elementwise(b, B, "where", MSI_K_where, to_b, 3);
 }
 
-static const msi_op where_op = {
-    .name = "where", .forward = where_forward, .backward = where_backward, .n_saved = 1};
+const msi_op msi_op_where = {.name = "where",
+                             .meta = where_meta,
+                             .forward = where_forward,
+                             .backward = where_backward,
+                             .n_saved = 1};
 
 ms_status ms_op_where(ms_tensor **out, ms_tensor *cond, ms_tensor *a, ms_tensor *b)
 {
     ms_tensor *const in[3] = {cond, a, b};
 
     *out = NULL;
-    return msi_op_run(&where_op, NULL, in, 3, out, 1);
+    return msi_op_run(&msi_op_where, NULL, in, 3, out, 1);
 }
