@@ -1,6 +1,7 @@
 -- lua/moonshard/ops.lua: operators through Lua (their numbers are tested in C; here the plumbing)
 local ms = require 'moonshard'
 local ops = ms.ops
+local unary = require 'moonshard.unary'
 local checks = require 'support.checks'
 
 describe('operators', function()
@@ -109,6 +110,22 @@ describe('operators', function()
     checks.close({ math.tanh(0.5), math.tanh(1), math.tanh(2) }, x:tanh(), 1e-14)
     checks.close({ 2, 1, 0.5 }, x:reciprocal(), 1e-14)
     assert.same({ 0, 3 }, ms.tensor({ -1, 3 }):relu():totable())
+  end)
+
+  it('know each function of one tensor by its name, as a method too', function()
+    local x = ms.tensor({ 0.5, 1, 2.5 }, { dtype = 'f64' })
+    local named = {}
+    for _, name in ipairs(unary.functions) do
+      local y = ops[name](x)
+      assert.equal(y:hash(), x[name](x):hash())
+      assert.is_nil(named[y:hash()], name .. ' is ' .. tostring(named[y:hash()]))
+      named[y:hash()] = name
+      assert.same({ 'f64', { 3 } }, { y:dtype(), y:shape() })
+      assert.is_true(ops[name](x:clone():requires_grad_()):requires_grad())
+    end
+    for _, name in ipairs(unary.planned) do
+      checks.raises('NotImplementedError', name, function() return x[name] end)
+    end
   end)
 
   it('raise to a power', function()

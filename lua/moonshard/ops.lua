@@ -10,10 +10,12 @@ local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
 local samples = require 'moonshard.samples'
 local sites = require 'moonshard.sites'
+local unary = require 'moonshard.unary'
 
 local C, calls = B.C, B.calls
 local type = type
 
+---@class ms.ops: ms.Unary
 local ops = {}
 
 local info = B.new('ms_tensor_info')
@@ -113,18 +115,9 @@ end
 ---@type fun(x: ms.Tensor, scale: number, shift: number): ms.Tensor
 ops.affine = calls.affine
 
----@type fun(x: ms.Tensor): ms.Tensor
-ops.reciprocal = calls.reciprocal
----@type fun(x: ms.Tensor): ms.Tensor
-ops.exp = calls.exp
----@type fun(x: ms.Tensor): ms.Tensor
-ops.log = calls.log
----@type fun(x: ms.Tensor): ms.Tensor
-ops.sqrt = calls.sqrt
----@type fun(x: ms.Tensor): ms.Tensor
-ops.tanh = calls.tanh
----@type fun(x: ms.Tensor): ms.Tensor
-ops.relu = calls.relu
+for _, name in ipairs(unary.functions) do
+  ops[name] = calls[name]
+end
 
 local function is_tanh(what, approximate)
   if approximate ~= nil and approximate ~= 'tanh' and approximate ~= 'none' then

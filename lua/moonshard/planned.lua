@@ -1,6 +1,8 @@
 --- Names that scripts for PyTorch use and that are still to come: asking for one raises
 --- NotImplementedError, not that there is no such thing.
 
+local unary = require 'moonshard.unary'
+
 local function names(text)
   local list = {}
   for name in text:gmatch('%S+') do
@@ -13,12 +15,14 @@ local planned = {}
 
 --- Functions of tensors, in `ms` and as methods.
 planned.functions = names [[
-  abs addmm argmax argmin argsort baddbmm bmm chunk clamp cos cumsum dot einsum erf expand expand_as
-  flatten flip floor gather index_select isfinite isinf isnan log1p log2 logsumexp masked_fill
-  masked_select max maximum min minimum mm mv neg nonzero norm outer prod repeat roll round rsqrt
-  scatter scatter_add sigmoid sign silu sin softmax softplus sort split square squeeze stack std
-  tile topk tril triu unbind unique unsqueeze var view_as
+  addmm argmax argmin argsort baddbmm bmm chunk clamp cumsum dot einsum expand expand_as flatten
+  flip gather index_select isfinite isinf isnan logsumexp masked_fill masked_select max maximum
+  min minimum mm mv nonzero norm outer prod repeat roll scatter scatter_add softmax sort split
+  squeeze stack std tile topk tril triu unbind unique unsqueeze var view_as
 ]]
+for _, name in ipairs(unary.planned) do
+  planned.functions[name] = name
+end
 
 --- What to write until then, where few words say it: t, a, b, ids and mask are tensors.
 planned.instead = {
@@ -41,7 +45,7 @@ planned.in_place = {
   mul_ = 't:copy_(t * x)', normal_ = 't:copy_(ms.randn(t:shape()))', pow_ = 't:copy_(t ^ p)',
   sub_ = 't:add_(x, -1)', uniform_ = 't:copy_(ms.rand(t:shape()))',
 }
-for name in pairs(names [[exp log reciprocal relu sqrt tanh]]) do
+for _, name in ipairs(unary.functions) do
   planned.in_place[name .. '_'] = ('t:copy_(t:%s())'):format(name)
 end
 for name in pairs(names [[abs clamp masked_fill neg rsqrt sigmoid square]]) do

@@ -15,11 +15,12 @@ local entries = require 'moonshard.entries'
 local errors = require 'moonshard.errors'
 local format = require 'moonshard.format'
 local ops = require 'moonshard.ops'
+local unary = require 'moonshard.unary'
 local writable = require 'moonshard.writable'
 
 local C, calls, core = B.C, B.calls, B.core
 
----@class ms.Tensor
+---@class ms.Tensor: ms.Unary
 ---@operator add(ms.Tensor|number): ms.Tensor
 ---@operator sub(ms.Tensor|number): ms.Tensor
 ---@operator mul(ms.Tensor|number): ms.Tensor
@@ -27,11 +28,6 @@ local C, calls, core = B.C, B.calls, B.core
 ---@operator pow(number): ms.Tensor
 ---@operator unm: ms.Tensor
 ---@field [integer] ms.Tensor  a view without the first dimension
----@field exp fun(self: ms.Tensor): ms.Tensor
----@field log fun(self: ms.Tensor): ms.Tensor
----@field sqrt fun(self: ms.Tensor): ms.Tensor
----@field tanh fun(self: ms.Tensor): ms.Tensor
----@field relu fun(self: ms.Tensor): ms.Tensor
 ---@field gelu fun(self: ms.Tensor, approximate?: 'none'|'tanh'): ms.Tensor
 ---@field pow fun(self: ms.Tensor, p: number): ms.Tensor
 ---@field eq fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
@@ -44,7 +40,6 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field any fun(self: ms.Tensor): boolean  of a bool tensor
 ---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
 ---@field allclose fun(self: ms.Tensor, x: ms.Tensor, rtol?: number|table, atol?: number): boolean
----@field reciprocal fun(self: ms.Tensor): ms.Tensor
 ---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
 ---@field matmul fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
 ---@field sum fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
@@ -250,10 +245,12 @@ end
 
 -- -- operators -----------------------------------------------------------------------------------
 
+for _, name in ipairs(unary.functions) do
+  Tensor[name] = ops[name]
+end
 for _, name in ipairs {
-  'exp', 'log', 'sqrt', 'tanh', 'relu', 'gelu', 'reciprocal', 'matmul', 'log_softmax', 'sum',
-  'mean', 'add', 'sub', 'mul', 'div', 'pow', 'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'all', 'any',
-  'equal', 'allclose',
+  'gelu', 'matmul', 'log_softmax', 'sum', 'mean', 'add', 'sub', 'mul', 'div', 'pow', 'eq', 'ne',
+  'lt', 'le', 'gt', 'ge', 'all', 'any', 'equal', 'allclose',
 } do
   Tensor[name] = ops[name]
 end

@@ -11,6 +11,7 @@
 #include "programs/program.h"
 
 #include "tensor.h"
+#include "unary_oracle.h"
 
 enum { PROGRAMS = 2000, MAX_CALLS = 6, MAX_SLOTS = 4 * MAX_CALLS };
 
@@ -171,13 +172,16 @@ static real least_range(const array *x)
 /* Where functions have poles or bends, finite differences need more distance than is left. */
 static void judge(program *p, const call *c, const int32_t *in)
 {
-    static const char *const bent[] = {"ms_op_log",        "ms_op_sqrt", "ms_op_pow",  "ms_op_div",
-                                       "ms_op_reciprocal", "ms_op_relu", "ms_op_where"};
+    static const char *const bent[] = {"ms_op_pow", "ms_op_div", "ms_op_reciprocal", "ms_op_where"};
     const slot *y = &p->slot[p->out[p->n_calls]];
     bool edge = false;
 
     for (int32_t k = 0; k < COUNT(bent); k++) {
         edge = edge || strcmp(c->op->name, bent[k]) == 0;
+    }
+    for (int32_t k = 0; k < COUNT(unary_oracles); k++) {
+        edge =
+            edge || (unary_oracles[k].bent && strcmp(c->op->name, unary_oracles[k].function) == 0);
     }
     if (strcmp(c->op->name, "ms_op_layer_norm") == 0) { /* rows of nearly one value */
         p->rough = p->rough || least_range(&p->slot[in[0]].a) < 0.1L;

@@ -3,6 +3,7 @@
 local ms = require 'moonshard'
 local kinds = require 'support.signatures.kinds'
 local surface = require 'support.surface'
+local unary = require 'moonshard.unary'
 
 local maybe, is_whole, kind, tensor = kinds.maybe, kinds.is_whole, kinds.kind, kinds.tensor
 local whole, number, flag, text = kinds.whole, kinds.number, kinds.flag, kinds.text
@@ -14,18 +15,14 @@ local pass, linear, tensor_options = kinds.pass, kinds.linear, kinds.tensor_opti
 
 local of = {}
 
-local function unary(...)
-  for _, name in ipairs { ... } do
-    of['ms.ops.' .. name] = function() return { x() } end
-    of['tensor:' .. name] = of['ms.ops.' .. name]
-  end
-end
-
 local function both(name, make) -- an operator and the method of its name
   of['ms.ops.' .. name], of['tensor:' .. name] = make, make
 end
 
-unary('exp', 'log', 'sqrt', 'tanh', 'relu', 'reciprocal', 'clone')
+for _, name in ipairs(unary.functions) do
+  both(name, function() return { x() } end)
+end
+both('clone', function() return { x() } end)
 for _, name in ipairs { 'add', 'sub', 'mul', 'div' } do
   both(name, function() return { scalar(ms.rand(2, 3)), scalar(ms.rand(3)) } end)
 end

@@ -2,6 +2,8 @@
  * on a few of them (the loops are shared). */
 #include "op_test.h"
 
+#include "unary_oracle.h"
+
 static ms_status run_add(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
     return ms_op_add(out, in[0], in[1]);
@@ -35,31 +37,6 @@ static ms_status run_reciprocal(ms_tensor **out, ms_tensor *const *in, const op_
 static ms_status run_pow(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
     return ms_op_pow(out, in[0], c->p[0]);
-}
-
-static ms_status run_exp(ms_tensor **out, ms_tensor *const *in, const op_case *c)
-{
-    return ms_op_exp(out, in[0]);
-}
-
-static ms_status run_log(ms_tensor **out, ms_tensor *const *in, const op_case *c)
-{
-    return ms_op_log(out, in[0]);
-}
-
-static ms_status run_sqrt(ms_tensor **out, ms_tensor *const *in, const op_case *c)
-{
-    return ms_op_sqrt(out, in[0]);
-}
-
-static ms_status run_tanh(ms_tensor **out, ms_tensor *const *in, const op_case *c)
-{
-    return ms_op_tanh(out, in[0]);
-}
-
-static ms_status run_relu(ms_tensor **out, ms_tensor *const *in, const op_case *c)
-{
-    return ms_op_relu(out, in[0]);
 }
 
 static ms_status run_gelu(ms_tensor **out, ms_tensor *const *in, const op_case *c)
@@ -108,31 +85,6 @@ static real map_pow(const op_case *c, real a, real b)
     return powl(a, c->p[0]);
 }
 
-static real map_exp(const op_case *c, real a, real b)
-{
-    return expl(a);
-}
-
-static real map_log(const op_case *c, real a, real b)
-{
-    return logl(a);
-}
-
-static real map_sqrt(const op_case *c, real a, real b)
-{
-    return sqrtl(a);
-}
-
-static real map_tanh(const op_case *c, real a, real b)
-{
-    return tanhl(a);
-}
-
-static real map_relu(const op_case *c, real a, real b)
-{
-    return a > 0 ? a : 0;
-}
-
 static real map_gelu(const op_case *c, real a, real b)
 {
     return c->i[0] ? 0.5L * a * (1 + tanhl(sqrtl(2 / M_PIl) * (a + 0.044715L * a * a * a)))
@@ -144,7 +96,31 @@ static real map_square(const op_case *c, real a, real b)
     return a * a;
 }
 
+/* The functions of unary.h: operands of every layout, and none. */
+#define FUNCTION(A, f, gradient, saved)                                                            \
+    static ms_status run_##f(ms_tensor **out, ms_tensor *const *in, const op_case *c)              \
+    {                                                                                              \
+        return ms_op_##f(out, in[0]);                                                              \
+    }                                                                                              \
+    static real map_##f(const op_case *c, real a, real b)                                          \
+    {                                                                                              \
+        return unary_value_##f(a);                                                                 \
+    }
+MSI_UNARY(FUNCTION, )
+
+#define DRAWN(f, layout_, ...)                                                                     \
+    {                                                                                              \
+        DIMS(__VA_ARGS__), .layout = (layout_),                                                    \
+                           .values = unary_positive_##f ? VALUES_POSITIVE : VALUES_SIGNED          \
+    }
+#define FUNCTION_ROWS(A, f, gradient, saved)                                                       \
+    MAP1(#f, f, DRAWN(f, LAYOUT_PLAIN, 5, 7), SHAPE(5, 7)),                                        \
+        MAP1(#f ", permuted", f, DRAWN(f, LAYOUT_PERMUTED, 4, 3, 5), SHAPE(4, 3, 5)),              \
+        MAP1(#f ", gaps", f, DRAWN(f, LAYOUT_NARROWED, 5, 6), SHAPE(5, 6)),                        \
+        MAP1(#f ", empty", f, SHAPE(0), SHAPE(0)),
+
 static const op_case cases[] = {
+    MSI_UNARY(FUNCTION_ROWS, ) /* of unary.h */
     MAP2("add", add, SHAPE(5, 7), SHAPE(5, 7), SHAPE(5, 7)),
     MAP2("add, long", add, SHAPE(131), SHAPE(131), SHAPE(131)),
     MAP2("add, row", add, SHAPE(5, 7), SHAPE(7), SHAPE(5, 7), .terms = 5),
@@ -176,15 +152,6 @@ static const op_case cases[] = {
     MAP1("pow, 3/2, scalar", pow, {.values = VALUES_POSITIVE}, SCALAR, .p = {1.5}, .terms = 9),
     MAP1("pow, 2.7", pow, POSITIVE(5, 7), SHAPE(5, 7), .p = {2.7}, .terms = 16),
     MAP1("pow, empty", pow, SHAPE(0), SHAPE(0), .p = {2}),
-    MAP1("exp", exp, SHAPE(5, 7), SHAPE(5, 7)),
-    MAP1("exp, permuted", exp, PERMUTED(4, 3, 5), SHAPE(4, 3, 5)),
-    MAP1("log", log, POSITIVE(5, 7), SHAPE(5, 7)),
-    MAP1("sqrt", sqrt, POSITIVE(5, 7), SHAPE(5, 7)),
-    MAP1("tanh", tanh, SHAPE(5, 7), SHAPE(5, 7)),
-    MAP1("tanh, permuted", tanh, PERMUTED(9, 8), SHAPE(9, 8)),
-    MAP1("tanh, empty", tanh, SHAPE(0), SHAPE(0)),
-    MAP1("relu", relu, SHAPE(5, 7), SHAPE(5, 7)),
-    MAP1("relu, gaps", relu, NARROWED(5, 6), SHAPE(5, 6)),
     MAP1("gelu", gelu, SHAPE(5, 7), SHAPE(5, 7)),
     MAP1("gelu, permuted", gelu, PERMUTED(17, 3), SHAPE(17, 3)),
     MAP1("gelu_tanh", gelu, SHAPE(5, 7), SHAPE(5, 7), .i = {1}),

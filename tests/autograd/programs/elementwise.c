@@ -1,6 +1,8 @@
 /* Elementwise operators in random programs. */
 #include "program.h"
 
+#include "unary_oracle.h"
+
 /* -- one operand ------------------------------------------------------------------------------- */
 
 typedef real (*formula)(const call *c, real x);
@@ -48,11 +50,10 @@ static bool floating(call *c)
         return ms_op_##name(out, in[0]);                                                           \
     }
 
-PLAIN_UNARY(exp, expl(x), 8 * fabsl(y))
-PLAIN_UNARY(log, logl(x), 8 * (fabsl(y) + 1e-3L))
-PLAIN_UNARY(sqrt, sqrtl(x), fabsl(y))
-PLAIN_UNARY(tanh, tanhl(x), 8 * fabsl(y))
-PLAIN_UNARY(relu, x < 0 ? 0 : x, 0)
+/* The functions of unary.h. */
+#define FUNCTION(A, f, gradient, saved) PLAIN_UNARY(f, unary_value_##f(x), unary_error_##f(x, y))
+MSI_UNARY(FUNCTION, )
+
 PLAIN_UNARY(reciprocal, 1 / x, fabsl(y))
 
 static real gelu(real x, bool approximate)
@@ -303,12 +304,10 @@ static void oracle_where(const call *c, const array *const *in, array *out)
         "ms_op_" #name, plan, run_##name, oracle_##name, NULL                                      \
     }
 
+#define FUNCTION_ROW(A, f, gradient, saved) OP(f, floating),
+
 static const program_op ops[] = {
-    OP(exp, floating),
-    OP(log, floating),
-    OP(sqrt, floating),
-    OP(tanh, floating),
-    OP(relu, floating),
+    MSI_UNARY(FUNCTION_ROW, ) /* of unary.h */
     OP(reciprocal, floating),
     OP(gelu, plan_gelu),
     OP(affine, plan_affine),
