@@ -1,4 +1,4 @@
-/* exp, log, tanh (f64: erf too) of all lanes: part of lanes.h.
+/* exp, log, tanh, erf of all lanes: part of lanes.h.
  *
  * f32: reduced argument and a polynomial (near-minimax, from a Chebyshev fit), each within 2 units
  * in the last place; the same bits on every instruction set. f64: the C library, lane by lane. */
@@ -94,6 +94,22 @@ LANES_INLINE f32_part tanh_f32w(f32_part x)
 
     return copysign_f32w(select_f32w(lt_f32w(a, splat_f32w(0.625f)), small, large),
                          x); /* -0 stays */
+}
+
+/* x + x p(x^2) near 0, else 1 - exp(t q(t)), t = |x|: what is left to 1 is as good as 0 from 4 on.
+ */
+LANES_INLINE f32_part erf_f32w(f32_part x)
+{
+    f32_part a = abs_f32w(x), square = x * x, t = min_f32w(splat_f32w(4), a), p, q;
+
+    LANES_POLY(p, square, 0x1.4a569p-14f, -0x1.a45088p-11f, 0x1.54127p-8f, -0x1.b7fabap-6f,
+               0x1.ce2d1p-4f, -0x1.81273ep-2f, 0x1.06eba8p-3f);
+    LANES_POLY(q, t, -0x1.119fdep-16f, 0x1.831846p-12f, -0x1.f2bfbep-9f, 0x1.89c008p-6f,
+               -0x1.b3fbaep-4f, -0x1.452d0ep-1f, -0x1.20ee3cp+0f);
+    f32_part small = p * x + x;
+    f32_part large = 1.0f - exp_f32w(q * t);
+
+    return copysign_f32w(select_f32w(lt_f32w(a, splat_f32w(1)), small, large), x); /* -0 stays */
 }
 
 /* The C library's function on every lane. */

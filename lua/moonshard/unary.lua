@@ -5,6 +5,7 @@
 local unary = {}
 
 ---@class ms.Unary
+---@field erf fun(x: ms.Tensor): ms.Tensor
 ---@field exp fun(x: ms.Tensor): ms.Tensor
 ---@field log fun(x: ms.Tensor): ms.Tensor
 ---@field reciprocal fun(x: ms.Tensor): ms.Tensor
@@ -12,10 +13,10 @@ local unary = {}
 ---@field sqrt fun(x: ms.Tensor): ms.Tensor
 ---@field tanh fun(x: ms.Tensor): ms.Tensor
 
-unary.functions = { 'exp', 'log', 'reciprocal', 'relu', 'sqrt', 'tanh' }
+unary.functions = { 'erf', 'exp', 'log', 'reciprocal', 'relu', 'sqrt', 'tanh' }
 
 unary.planned = {
-  'abs', 'cos', 'erf', 'floor', 'log1p', 'log2', 'neg', 'round', 'rsqrt', 'sigmoid', 'sign', 'silu',
+  'abs', 'cos', 'floor', 'log1p', 'log2', 'neg', 'round', 'rsqrt', 'sigmoid', 'sign', 'silu',
   'sin', 'softplus', 'square',
 }
 

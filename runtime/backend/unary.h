@@ -18,7 +18,8 @@
 #define MSI_UNARY_BY_ITSELF(M, A)                                                                  \
     M(A, sqrt, sqrt_grad, Y) /* g / (2 y) */                                                       \
     M(A, tanh, tanh_grad, Y) /* g (1 - y^2) */                                                     \
-    M(A, relu, relu_grad, Y) /* 0 where y <= 0, else g */
+    M(A, relu, relu_grad, Y) /* 0 where y <= 0, else g */                                          \
+    M(A, erf, erf_grad, X)   /* 2 / sqrt(pi) g exp(-x^2) */
 
 #define MSI_UNARY(M, A) MSI_UNARY_BY_OTHERS(M, A) MSI_UNARY_BY_ITSELF(M, A)
 

@@ -23,7 +23,9 @@
     X(log, POSITIVE, BENT, logl(x), 8 * (fabsl(y) + 1e-3L), 1 / s, fabsl(1 / s), 2)                \
     X(sqrt, POSITIVE, BENT, sqrtl(x), fabsl(y), 0.5L / s, fabsl(0.5L / s), 0.5)                    \
     X(tanh, ANY, SMOOTH, tanhl(x), 8 * fabsl(y), 1 - s * s, 1 + s * s, 2)                          \
-    X(relu, ANY, BENT, x < 0 ? 0 : x, 0 * y, s <= 0 ? 0 : 1, 0 * s, 0)
+    X(relu, ANY, BENT, x < 0 ? 0 : x, 0 * y, s <= 0 ? 0 : 1, 0 * s, 0)                             \
+    X(erf, ANY, SMOOTH, erfl(x), 8 * fabsl(y), M_2_SQRTPIl * expl(-s * s),                         \
+      (1 + s * s) * 2 * expl(-s * s), 2)
 
 enum { UNARY_ANY = false, UNARY_POSITIVE = true, UNARY_SMOOTH = false, UNARY_BENT = true };
 

@@ -41,6 +41,8 @@ MS_API ms_status ms_op_log(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_sqrt(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_tanh(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_relu(ms_tensor **out, ms_tensor *x);
+/** The error function: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x. */
+MS_API ms_status ms_op_erf(ms_tensor **out, ms_tensor *x);
 /** Gaussian error linear unit (arXiv:1606.08415); `approximate` takes the tanh form. */
 MS_API ms_status ms_op_gelu(ms_tensor **out, ms_tensor *x, bool approximate);
 
