@@ -47,17 +47,19 @@ static ms_status make_result(msi_op_call *call, int32_t i, msi_view *v)
     return status;
 }
 
-/* Make the results, and fill them unless they are meta. */
+/* Make the results, and fill those that are neither views nor meta. */
 static ms_status compute(msi_op_call *call, const msi_view *const *in)
 {
     msi_view result[MSI_OP_MAX_OUT];
     const msi_meta m = {call->op, call->attrs, in, call->n_in, result};
+    bool empty = false;
 
     MS_TRY(call->op->meta(&m));
     for (int32_t i = 0; i < call->n_out; i++) {
+        empty |= result[i].storage == NULL;
         MS_TRY(make_result(call, i, &result[i]));
     }
-    return call->op->forward == NULL || call->meta ? MS_OK : call->op->forward(call);
+    return empty && !call->meta ? call->op->forward(call) : MS_OK;
 }
 
 ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, int32_t n_in,

@@ -29,7 +29,7 @@ struct msi_op {
      * values: it is all that runs for meta operands. */
     ms_status (*meta)(const msi_meta *m);
     /* Fill the results, which are there as `meta` said; save what `backward` needs when
-     * `call->node` is set. NULL: they are views of operands. */
+     * `call->node` is set. Does not run where all are views of operands; NULL: they always are. */
     ms_status (*forward)(msi_op_call *call);
     ms_status (*backward)(struct msi_bwd *b); /* NULL: not differentiable */
     int32_t attrs_size;                       /* bytes of `attrs`, which are copied into the node */

@@ -27,9 +27,9 @@ static ms_status cast_meta(const msi_meta *m)
 
 static ms_status cast_forward(msi_op_call *c)
 {
-    const msi_view *x = &c->in[0]->v, *y = &c->out[0]->v;
+    const msi_view *x = &c->in[0]->v;
 
-    return y->dtype != x->dtype ? msi_ew("cast", MSI_K_copy, y, &x, 1, NULL, false) : MS_OK;
+    return msi_ew("cast", MSI_K_copy, &c->out[0]->v, &x, 1, NULL, false);
 }
 
 const msi_op msi_op_cast = {.name = "cast",

@@ -50,9 +50,6 @@ static ms_status dropout_forward(msi_op_call *c)
     const dropout_attrs *attrs = c->attrs;
     msi_view x;
 
-    if (attrs->p == 0) {
-        return MS_OK;
-    }
     if (attrs->p == 1) {
         return msi_fill(&c->out[0]->v, 0);
     }
