@@ -3,7 +3,7 @@
  * Reductions run over ranks by the fixed tree of the `tree` kernel over equal values, so results
  * are equal bits everywhere. Small messages are reduced whole by every rank; of larger ones each
  * rank reduces a part and passes it round. */
-#include "control.h"
+#include "group.h"
 
 #include "tensor.h"
 

@@ -1,7 +1,7 @@
 /* Do all members of a group say the same? Asked while they run, of the latest call that two have
  * made, whose hash covers everything before; and once more when all have left, for what they noted
  * after their last call. */
-#include "control.h"
+#include "group.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -168,14 +168,12 @@ static bool left_alike(ms_comm *c, int32_t q)
     return true;
 }
 
-void msi_job_compare_left(msi_job *job)
+bool msi_members_left_alike(ms_comm *c)
 {
-    ms_comm c = {0};
-
-    if (job->world == 1 || atomic_load(&job->block->abort) != 0) {
-        return;
+    for (int32_t q = 1; q < c->size; q++) {
+        if (!left_alike(c, q)) {
+            return false;
+        }
     }
-    msi_comm_of_world(&c, job, 0);
-    for (int32_t q = 1; q < c.size && left_alike(&c, q); q++) {
-    }
+    return true;
 }

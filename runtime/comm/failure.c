@@ -1,7 +1,7 @@
 /* What a rank says of its own failures, for peers that go on without it: a rank that fails alone,
  * and perhaps catches its error, is found by what it calls next, or by having left; what it says
  * here is why. */
-#include "control.h"
+#include "group.h"
 
 #include <stdio.h>
 
@@ -24,7 +24,7 @@ void ms_comm_failed(ms_comm *c, const char *message)
     size_t n = strnlen(message, MSI_TEXT - 1);
     char text[MSI_TEXT] = "";
 
-    if (c->size == 1 || c->gone != 0 || msi_comm_broken(c) || has_given_up(c)) {
+    if (c->size == 1 || c->dist->gone != MSI_GONE_NOT || msi_comm_broken(c) || has_given_up(c)) {
         return; /* nobody waits, or another failure came first */
     }
     memcpy(text, message, n);
@@ -66,21 +66,6 @@ const char *msi_failure_text(const ms_comm *c, int32_t a, int32_t b, char *buffe
                  why, line == LINE_ROOM - 1 ? "..." : "");
     }
     return buffer;
-}
-
-ms_status msi_comm_dropped(ms_comm *c, uint64_t seq, int32_t q)
-{
-    char operation[MSI_OPERATION_TEXT], failure[MSI_FAILURE_TEXT];
-
-    msi_operation_text(c, seq, operation, sizeof(operation));
-    if (msi_members_agree(c)) {
-        msi_failure_text(c, c->rank, q, failure, sizeof(failure));
-        msi_job_abort(c->job, c->slot[c->rank], c->slot[q],
-                      failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                      "rank %d dropped %s, which rank %d uses%s", (int)c->slot[q], operation,
-                      (int)c->slot[c->rank], failure);
-    }
-    return msi_comm_fail(c, "waited in", operation);
 }
 
 int32_t msi_failure_owner(const ms_comm *c)

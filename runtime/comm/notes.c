@@ -1,5 +1,5 @@
 /* What ranks note that should be the same on all of them: see note.h. */
-#include "control.h"
+#include "group.h"
 
 #include <stdio.h>
 
@@ -13,14 +13,9 @@ static msi_note_record *record_of(const ms_comm *c, int32_t member, uint64_t n)
     return &c->notes[(uint64_t)member * MSI_NOTES + n % MSI_NOTES];
 }
 
-uint64_t msi_noted(const ms_comm *c, int32_t member)
-{
-    return atomic_load_explicit(&c->members[member].noted, memory_order_acquire);
-}
-
 void msi_comm_note(ms_comm *c, const msi_note *note)
 {
-    if (c->size == 1 || c->gone != 0) {
+    if (c->size == 1 || c->dist->gone != MSI_GONE_NOT) {
         return;
     }
     msi_note_record *r = record_of(c, c->rank, ++c->n_notes);

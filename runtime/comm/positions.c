@@ -1,5 +1,5 @@
 /* Where the ranks of a group are, in words: for waits that last long, and for those that fail. */
-#include "control.h"
+#include "group.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -50,7 +50,7 @@ static bool is_waited_for(const ms_comm *c, int32_t q)
 }
 
 /* "rank 1 (pid 4711, T stopped): barrier() (sequence 3)" */
-static int position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes)
+static int position_text(const ms_comm *c, int32_t q, char *buffer, size_t nbytes)
 {
     uint64_t seq = atomic_load(&c->members[q].published), hash;
     int32_t state = atomic_load(&c->job->block->slot[c->slot[q]].state);
@@ -68,9 +68,9 @@ static int position_text(ms_comm *c, int32_t q, char *buffer, size_t nbytes)
                     state == MSI_RANK_LEFT ? " left after" : ":", call, (unsigned long long)seq);
 }
 
-void msi_positions_text(ms_comm *c, char *buffer, size_t nbytes)
+void msi_positions_text(const ms_comm *c, char *buffer, size_t nbytes)
 {
-    bool late[MSI_MAX_RANKS];
+    bool late[c->size];
     int32_t told = 0;
     size_t at = 0;
 
@@ -136,7 +136,7 @@ static int64_t patience_ns(const ms_comm *c)
     return limit;
 }
 
-void msi_announce(ms_comm *c, uint64_t seq, int64_t waited_ns)
+void msi_announce(const ms_comm *c, uint64_t seq, int64_t waited_ns)
 {
     int64_t limit = patience_ns(c), now = msi_now_ns();
     int64_t quiet = atomic_load(&c->job->block->quiet_until);

@@ -3,45 +3,12 @@
  * The group's first rank makes it and sends the descriptor to the others' mailboxes. Two rounds of
  * agreement (made, mapped) make every rank fail when one cannot. Ranks as threads share the first
  * rank's maps; under ThreadSanitizer there is one map only, so that it sees who touches what. */
-#include "control.h"
+#include "group.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
-
-/* Maps of one segment, which ranks as threads share. The last owner unmaps; the job frees this
- * struct, and the maps of a segment whose making failed half-way. */
-typedef struct msi_shared_map {
-    _Atomic int32_t owners;
-    int32_t fd;
-    char *rw, *ro;
-    int64_t nbytes;
-    struct msi_shared_map *next;
-} msi_shared_map;
-
-typedef struct letter {
-    uint64_t nonce, seq;
-} letter;
-
-/* An empty segment still has addresses. */
-static size_t map_bytes(int64_t nbytes)
-{
-    return (size_t)(nbytes > 0 ? nbytes : 1);
-}
-
-static void unmap(char *rw, char *ro, int64_t nbytes)
-{
-    if (ro != NULL && ro != rw) {
-        munmap(ro, map_bytes(nbytes));
-    }
-    if (rw != NULL) {
-        munmap(rw, map_bytes(nbytes));
-    }
-}
 
 /* -- one rank ---------------------------------------------------------------------------------- */
 
@@ -51,7 +18,7 @@ static ms_status make_private(msi_segment *s)
     char there[MSI_BOUND_TEXT];
 
     if (s->nbytes <= why.left) {
-        s->rw = mmap(NULL, map_bytes(s->nbytes), PROT_READ | PROT_WRITE,
+        s->rw = mmap(NULL, msi_map_bytes(s->nbytes), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
         if (s->rw == MAP_FAILED) {
             s->rw = NULL;
@@ -70,8 +37,8 @@ static ms_status make_private(msi_segment *s)
 
 static msi_bound map_fd(msi_segment *s, bool one_map)
 {
-    void *rw = mmap(NULL, map_bytes(s->nbytes), PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
-    void *ro = one_map ? rw : mmap(NULL, map_bytes(s->nbytes), PROT_READ, MAP_SHARED, s->fd, 0);
+    void *rw = mmap(NULL, msi_map_bytes(s->nbytes), PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
+    void *ro = one_map ? rw : mmap(NULL, msi_map_bytes(s->nbytes), PROT_READ, MAP_SHARED, s->fd, 0);
     int error = errno;
 
     s->rw = rw == MAP_FAILED ? NULL : rw;
@@ -85,96 +52,26 @@ static msi_bound map_fd(msi_segment *s, bool one_map)
 /* Put what is mapped into the job's list. */
 static msi_bound enlist(msi_segment *s, int32_t owners)
 {
-    msi_job *job = s->comm->job;
-    msi_shared_map *map = calloc(1, sizeof(*map));
+    const msi_shared_map made = {.fd = s->fd, .rw = s->rw, .ro = s->ro, .nbytes = s->nbytes};
 
-    if (map == NULL) {
-        return (msi_bound){.error = ENOMEM};
-    }
-    map->fd = s->fd;
-    map->rw = s->rw;
-    map->ro = s->ro;
-    map->nbytes = s->nbytes;
-    atomic_store(&map->owners, owners);
-    map->next = atomic_load(&job->maps);
-    while (!atomic_compare_exchange_weak(&job->maps, &map->next, map)) {
-    }
-    s->shared = map;
-    return (msi_bound){.error = 0};
+    s->shared = msi_maps_add(s->comm->job, &made, owners);
+    return (msi_bound){.error = s->shared != NULL ? 0 : ENOMEM};
 }
 
 /* -- handing over ------------------------------------------------------------------------------ */
 
-static int send_fd(const ms_comm *c, int32_t q, uint64_t seq, int32_t fd)
-{
-    letter body = {.nonce = c->job->block->nonce, .seq = seq};
-    struct iovec part = {.iov_base = &body, .iov_len = sizeof(body)};
-    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
-    struct msghdr message = {.msg_iov = &part,
-                             .msg_iovlen = 1,
-                             .msg_control = control,
-                             .msg_controllen = sizeof(control)};
-    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-
-    rights->cmsg_level = SOL_SOCKET;
-    rights->cmsg_type = SCM_RIGHTS;
-    rights->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
-    while (sendmsg(c->job->mail[c->slot[q]][1], &message, MSG_NOSIGNAL) < 0) {
-        if (errno != EINTR) {
-            return errno;
-        }
-    }
-    return 0;
-}
-
-/* The sender has arrived already, so the letter is there; older ones belong to failed attempts. */
-static int receive_fd(const ms_comm *c, uint64_t seq, int32_t *fd)
-{
-    for (;;) {
-        letter body = {0};
-        struct iovec part = {.iov_base = &body, .iov_len = sizeof(body)};
-        _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
-        struct msghdr message = {.msg_iov = &part,
-                                 .msg_iovlen = 1,
-                                 .msg_control = control,
-                                 .msg_controllen = sizeof(control)};
-        ssize_t n =
-            recvmsg(c->job->mail[c->slot[c->rank]][0], &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        struct cmsghdr *rights = n >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
-        int got;
-
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n < 0) {
-            return errno;
-        }
-        if ((message.msg_flags & MSG_CTRUNC) != 0) { /* no room for one more descriptor */
-            return EMFILE;
-        }
-        if (rights == NULL || rights->cmsg_type != SCM_RIGHTS) {
-            continue;
-        }
-        memcpy(&got, CMSG_DATA(rights), sizeof(got));
-        if (n == sizeof(body) && body.nonce == c->job->block->nonce && body.seq == seq) {
-            *fd = got;
-            return 0;
-        }
-        close(got);
-    }
-}
-
 static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
-    msi_bound made = msi_memfd_new(&s->fd, "moonshard-segment", (int64_t)map_bytes(s->nbytes));
+    msi_bound made = msi_memfd_new(&s->fd, "moonshard-segment", (int64_t)msi_map_bytes(s->nbytes));
+
+    const msi_letter letter = {.seq = seq};
 
     if (made.error != 0) {
         return made;
     }
     if (!c->job->threads) {
         for (int32_t q = 1; q < c->size && made.error == 0; q++) {
-            made = (msi_bound){.error = send_fd(c, q, seq, s->fd)};
+            made = (msi_bound){.error = msi_mail_send(c->job, c->slot[q], letter, s->fd)};
         }
         return made;
     }
@@ -194,7 +91,8 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     if (!c->job->threads) {
-        int error = c->rank == 0 ? 0 : receive_fd(c, seq, &s->fd);
+        const msi_letter letter = {.seq = seq};
+        int error = c->rank == 0 ? 0 : msi_mail_receive(c->job, c->slot[c->rank], letter, &s->fd);
         msi_bound mapped = error != 0 ? msi_bound_of(error) : map_fd(s, false);
 
         return mapped.error == 0 ? enlist(s, 1) : mapped;
@@ -210,7 +108,7 @@ static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 /* Every member learns the first error of any. */
 static ms_status agree(ms_comm *c, uint64_t seq, msi_bound mine, const char *what, int64_t nbytes)
 {
-    msi_bound all[MSI_MAX_RANKS];
+    msi_bound all[c->size];
     char there[MSI_BOUND_TEXT];
 
     MS_TRY(msi_stage_exchange(c, seq, &mine, sizeof(mine), all));
@@ -259,40 +157,12 @@ failed:
 void msi_segment_free(msi_segment *s)
 {
     if (s->shared != NULL) {
-        if (atomic_fetch_sub(&s->shared->owners, 1) == 1) {
-            unmap(s->shared->rw, s->shared->ro, s->shared->nbytes);
-        }
+        msi_maps_drop(s->shared);
     } else {
-        unmap(s->rw, s->ro, s->nbytes);
+        msi_unmap(s->rw, s->ro, s->nbytes);
     }
     if (s->fd >= 0) {
         close(s->fd);
     }
     *s = (msi_segment){.fd = -1};
-}
-
-void msi_segments_make_private(const msi_job *job)
-{
-    for (msi_shared_map *map = atomic_load(&job->maps); map != NULL; map = map->next) {
-        if (atomic_load(&map->owners) > 0) {
-            msi_make_private(map->rw, map_bytes(map->nbytes), PROT_READ | PROT_WRITE, map->fd);
-            msi_make_private(map->ro, map_bytes(map->nbytes), PROT_READ, map->fd);
-        }
-    }
-}
-
-void msi_segment_sweep(msi_job *job)
-{
-    msi_shared_map *map = atomic_load(&job->maps);
-
-    while (map != NULL) {
-        msi_shared_map *next = map->next;
-
-        if (atomic_load(&map->owners) > 0) {
-            unmap(map->rw, map->ro, map->nbytes);
-        }
-        free(map);
-        map = next;
-    }
-    atomic_store(&job->maps, NULL);
 }

@@ -2,7 +2,7 @@
  *
  * Two buffers per rank take turns. A rank may overwrite the buffer of step k in step k + 2 without
  * asking: it has seen everybody arrive at k + 1, and who arrives there has done reading step k. */
-#include "control.h"
+#include "group.h"
 
 #include <string.h>
 

@@ -1,24 +1,8 @@
-/* Waiting for words that other ranks store, without a hang and without a lost wake-up.
- *
- * [Note: doorbells] A waiter raises `waiting`, reads its doorbell, looks once more, and sleeps on
- * the doorbell. Whoever stored something loads `waiting` of its peers and changes the doorbells of
- * those who sleep. Store and load on both sides are sequentially consistent, so at least one of the
- * two sees the other. Before it sleeps a rank spins briefly, if every rank has its own core.
- *
- * [Note: stuck] Sleepers look again every 100 ms and count the looks. When every rank alive is in
- * the same sleeping wait as before and has looked since, nobody is left who could store anything:
- * that is an error at once, not a timeout. A rank that is merely slow, stopped or starved does not
- * look, so it is never mistaken for one that waits in vain. */
-#include "control.h"
+/* Waiting for words that other ranks store, without a hang and without a lost wake-up. Before it
+ * sleeps (doorbell.c) a rank spins briefly, if every rank has its own core. */
+#include "group.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { PAUSES_PER_CLOCK = 16 };
 
@@ -27,35 +11,6 @@ static void cpu_pause(void)
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
-}
-
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
-{
-    const struct timespec limit = {.tv_nsec = MSI_LOOK_MS * 1000000L};
-
-    syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
-}
-
-void msi_doorbell_ring(msi_slot_rank *slot)
-{
-    atomic_fetch_add(&slot->doorbell, 1);
-    syscall(SYS_futex, &slot->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-void msi_comm_ring(ms_comm *c)
-{
-    for (int32_t q = 0; q < c->size; q++) {
-        msi_slot_rank *slot = &c->job->block->slot[c->slot[q]];
-
-        if (q != c->rank && atomic_load(&slot->waiting) != 0) {
-            msi_doorbell_ring(slot);
-        }
-    }
-}
-
-bool msi_comm_broken(ms_comm *c)
-{
-    return !c->is_self && atomic_load_explicit(&c->job->block->abort, memory_order_acquire) != 0;
 }
 
 /* -- can the others still answer? -------------------------------------------------------------- */
@@ -77,42 +32,8 @@ static int32_t member_gone(ms_comm *c, uint64_t seq)
 typedef struct watch {
     int64_t looked_at;
     int64_t waited_ns; /* while this process ran: when all of a job is stopped nobody is late */
-    bool set;
-    uint64_t waits[MSI_MAX_RANKS], checks[MSI_MAX_RANKS];
+    msi_watch others;
 } watch;
-
-/* Order matters, as figures of several ranks are no moment in time: `waits` of all ranks are taken
- * before `checks` of any, and looked at again after them. So whoever looked twice since did it
- * after everybody had come to the wait in which all are found again. */
-static bool everybody_waits_in_vain(const ms_comm *c, watch *w)
-{
-    bool same = w->set, looked = true;
-    uint64_t checks[MSI_MAX_RANKS];
-
-    for (int32_t r = 0; r < c->job->world; r++) {
-        checks[r] = atomic_load(&c->job->block->slot[r].checks);
-    }
-    for (int32_t r = 0; r < c->job->world; r++) {
-        msi_slot_rank *slot = &c->job->block->slot[r];
-        int32_t state = atomic_load(&slot->state);
-
-        if (r == c->slot[c->rank] || state == MSI_RANK_LEFT || state == MSI_RANK_DEAD) {
-            continue;
-        }
-        same = same && atomic_load(&slot->waiting) != 0 && atomic_load(&slot->waits) == w->waits[r];
-        looked = looked && checks[r] >= w->checks[r] + 2;
-    }
-    if (!same) { /* some rank has moved: take all figures anew */
-        w->set = true;
-        for (int32_t r = 0; r < c->job->world; r++) {
-            w->waits[r] = atomic_load(&c->job->block->slot[r].waits);
-        }
-        for (int32_t r = 0; r < c->job->world; r++) {
-            w->checks[r] = atomic_load(&c->job->block->slot[r].checks);
-        }
-    }
-    return same && looked;
-}
 
 static void report_stuck(ms_comm *c, const char *what)
 {
@@ -147,7 +68,7 @@ static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
     if (w->waited_ns > c->job->block->timeout_ns) {
         return (fate){FATE_TIMEOUT, -1};
     }
-    if (!everybody_waits_in_vain(c, w)) {
+    if (!msi_job_waits_in_vain(c->job, c->slot[c->rank], &w->others)) {
         msi_announce(c, seq, w->waited_ns);
         return (fate){FATE_OPEN, -1};
     }
@@ -215,14 +136,15 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
                            int64_t begin)
 {
     msi_slot_rank *me = &c->job->block->slot[c->slot[c->rank]];
-    watch others = {.looked_at = begin};
+    uint64_t waits[c->job->world], checks[c->job->world];
+    watch w = {.looked_at = begin, .others = {.waits = waits, .checks = checks}};
     int32_t seen;
 
     atomic_fetch_add(&me->waits, 1);
     atomic_store(&me->waiting, 1);
     for (;;) {
         uint32_t bell = atomic_load(&me->doorbell);
-        fate f = judge_others(c, seq, &others);
+        fate f = judge_others(c, seq, &w);
 
         seen = look(c, ready, user);
         if (seen == LOOK_WAIT && f.verdict != FATE_OPEN) {
@@ -233,7 +155,7 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
             break;
         }
         atomic_fetch_add(&me->checks, 1);
-        futex_wait(&me->doorbell, bell);
+        msi_doorbell_sleep(me, bell);
     }
     atomic_store(&me->waiting, 0);
     return seen;
@@ -241,8 +163,8 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
 
 ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), void *user)
 {
-    if (MSI_UNLIKELY(c->gone != 0)) {
-        return msi_gone_error(c);
+    if (MSI_UNLIKELY(c->dist->gone != MSI_GONE_NOT)) {
+        return msi_gone_error(c->dist);
     }
     int32_t seen = look(c, ready, user);
 
@@ -262,4 +184,19 @@ ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), voi
                              msi_operation_text(c, seq, operation, sizeof(operation)));
     }
     return MS_OK;
+}
+
+ms_status msi_comm_dropped(ms_comm *c, uint64_t seq, int32_t q)
+{
+    char operation[MSI_OPERATION_TEXT], failure[MSI_FAILURE_TEXT];
+
+    msi_operation_text(c, seq, operation, sizeof(operation));
+    if (msi_members_agree(c)) {
+        msi_failure_text(c, c->rank, q, failure, sizeof(failure));
+        msi_job_abort(c->job, c->slot[c->rank], c->slot[q],
+                      failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+                      "rank %d dropped %s, which rank %d uses%s", (int)c->slot[q], operation,
+                      (int)c->slot[c->rank], failure);
+    }
+    return msi_comm_fail(c, "waited in", operation);
 }

@@ -1,7 +1,7 @@
 /* How asking for more memory than there is fails, in segments and the control block. */
 #include "rank_test.h"
 
-#include "control.h"
+#include "group.h"
 
 #include <sys/resource.h>
 

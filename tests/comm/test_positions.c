@@ -1,7 +1,7 @@
 /* runtime/comm/positions.c, wait.c: waits that last long are announced, with where everybody is. */
 #include "rank_test.h"
 
-#include "control.h"
+#include "group.h"
 
 #include <signal.h>
 #include <time.h>

@@ -83,20 +83,20 @@ static ms_status start_a_program_that_inherits_nothing(void)
     return MS_FAIL(MS_RUNTIME_ERROR, "code %d: %s", (int)code, without_pid(cause));
 }
 
-static void test_comm_refused__pidfd_open_is_not_needed(void **state)
+static void test_job_refused__pidfd_open_is_not_needed(void **state)
 {
     (void)state;
     assert_true(says(start_without_pidfd, ""));
 }
 
-static void test_comm_refused__sigaction_is_told(void **state)
+static void test_job_refused__sigaction_is_told(void **state)
 {
     (void)state;
     assert_true(
         says(start_deaf_to_children, "cannot start 2 ranks: sigaction: Operation not permitted"));
 }
 
-static void test_comm_refused__fcntl_of_what_ranks_inherit_is_told(void **state)
+static void test_job_refused__fcntl_of_what_ranks_inherit_is_told(void **state)
 {
     (void)state;
     assert_true(says(start_a_program_that_inherits_nothing,
@@ -106,10 +106,10 @@ static void test_comm_refused__fcntl_of_what_ranks_inherit_is_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_refused__pidfd_open_is_not_needed),
-        cmocka_unit_test(test_comm_refused__sigaction_is_told),
-        cmocka_unit_test(test_comm_refused__fcntl_of_what_ranks_inherit_is_told),
+        cmocka_unit_test(test_job_refused__pidfd_open_is_not_needed),
+        cmocka_unit_test(test_job_refused__sigaction_is_told),
+        cmocka_unit_test(test_job_refused__fcntl_of_what_ranks_inherit_is_told),
     };
 
-    return CAN_FORK ? cmocka_run_group_tests_name("comm/refused", tests, NULL, NULL) : 0;
+    return CAN_FORK ? cmocka_run_group_tests_name("job/refused", tests, NULL, NULL) : 0;
 }

@@ -1,5 +1,5 @@
 /* Memory of a file that has no name, for ranks to map. */
-#include "control.h"
+#include "job.h"
 
 #include <errno.h>
 #include <fcntl.h>

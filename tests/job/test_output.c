@@ -1,4 +1,4 @@
-/* runtime/comm/output.c: a rank that prints without a pause delays nobody, and what cannot be read
+/* runtime/job/output.c: a rank that prints without a pause delays nobody, and what cannot be read
  * is missed. */
 #include "launch_test.h"
 
@@ -6,7 +6,7 @@
 #include <sys/prctl.h>
 #include <termios.h>
 
-enum { RANKS = 2 };
+enum { RANKS = 2, FDS = 2 * RANKS + 2 };
 
 /* Fills its stdout with the shortest lines as fast as it can. */
 static _Noreturn void flood(void)
@@ -115,7 +115,7 @@ static int32_t fill(int fd)
     return lines;
 }
 
-static void test_comm_output__takes_a_bounded_piece_of_a_rank_that_never_pauses(void **state)
+static void test_job_output__takes_a_bounded_piece_of_a_rank_that_never_pauses(void **state)
 {
     int null = open("/dev/null", O_WRONLY);
     msi_output *o = output_to(null);
@@ -132,7 +132,7 @@ static void test_comm_output__takes_a_bounded_piece_of_a_rank_that_never_pauses(
     close(null);
 }
 
-static void test_comm_output__gives_every_rank_its_turn_before_a_slow_reader(void **state)
+static void test_job_output__gives_every_rank_its_turn_before_a_slow_reader(void **state)
 {
     enum { PIECE = 8192, PIECES = 64 };
     char *text = calloc(1, PIECE * PIECES + 1);
@@ -165,7 +165,7 @@ static void test_comm_output__gives_every_rank_its_turn_before_a_slow_reader(voi
     free(text);
 }
 
-static void test_comm_output__ends_with_what_ranks_had_printed_though_others_go_on(void **state)
+static void test_job_output__ends_with_what_ranks_had_printed_though_others_go_on(void **state)
 {
     enum { ROUNDS = 100 };
     char text[256] = "";
@@ -196,9 +196,9 @@ static void test_comm_output__ends_with_what_ranks_had_printed_though_others_go_
     close(ends[1]);
 }
 
-static void test_comm_output__says_once_what_cannot_be_read(void **state)
+static void test_job_output__says_once_what_cannot_be_read(void **state)
 {
-    struct pollfd fds[MSI_OUTPUT_FDS];
+    struct pollfd fds[FDS];
     int ends[2], folder = open("/", O_RDONLY | O_DIRECTORY);
     char text[256] = "";
 
@@ -275,7 +275,7 @@ static void print_long_lines(int32_t length, char *seen, size_t room)
     close(ends[1]);
 }
 
-static void test_comm_output__prints_lines_whole_up_to_a_mebibyte_and_marks_pieces(void **state)
+static void test_job_output__prints_lines_whole_up_to_a_mebibyte_and_marks_pieces(void **state)
 {
     char seen[256];
 
@@ -320,7 +320,7 @@ static void say(int fd, const char *text)
     assert_int_equal(write(fd, text, strlen(text)), strlen(text));
 }
 
-static void test_comm_output__shows_a_line_that_is_written_over_as_it_goes(void **state)
+static void test_job_output__shows_a_line_that_is_written_over_as_it_goes(void **state)
 {
     int ends[2];
 
@@ -350,7 +350,7 @@ static void test_comm_output__shows_a_line_that_is_written_over_as_it_goes(void 
     close(ends[1]);
 }
 
-static void test_comm_output__ends_the_open_line_of_a_rank_that_has_ended(void **state)
+static void test_job_output__ends_the_open_line_of_a_rank_that_has_ended(void **state)
 {
     int ends[2];
 
@@ -370,7 +370,7 @@ static void test_comm_output__ends_the_open_line_of_a_rank_that_has_ended(void *
     close(ends[1]);
 }
 
-static void test_comm_output__lets_a_line_wait_for_its_end_but_on_a_terminal(void **state)
+static void test_job_output__lets_a_line_wait_for_its_end_but_on_a_terminal(void **state)
 {
     int ends[2], terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
     struct termios modes;
@@ -416,7 +416,7 @@ static int64_t unread_later(msi_output *o)
     return msi_output_unread_ns(o);
 }
 
-static void test_comm_output__hears_a_reader_who_takes_a_few_bytes(void **state)
+static void test_job_output__hears_a_reader_who_takes_a_few_bytes(void **state)
 {
     int ends[2];
     char text[3];
@@ -446,7 +446,7 @@ static void test_comm_output__hears_a_reader_who_takes_a_few_bytes(void **state)
 }
 
 /* Its reader may have been stopped with it, as when a terminal's Ctrl-Z stops a pipeline. */
-static void test_comm_output__counts_no_time_in_which_the_launcher_was_stopped(void **state)
+static void test_job_output__counts_no_time_in_which_the_launcher_was_stopped(void **state)
 {
     int ends[2];
 
@@ -468,9 +468,9 @@ static void test_comm_output__counts_no_time_in_which_the_launcher_was_stopped(v
     close(ends[1]);
 }
 
-static void test_comm_output__says_what_cannot_be_counted_at_the_end(void **state)
+static void test_job_output__says_what_cannot_be_counted_at_the_end(void **state)
 {
-    struct pollfd fds[MSI_OUTPUT_FDS];
+    struct pollfd fds[FDS];
     int null = open("/dev/null", O_RDWR);
     msi_output *o = output_to(null);
 
@@ -487,18 +487,18 @@ static void test_comm_output__says_what_cannot_be_counted_at_the_end(void **stat
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_output__takes_a_bounded_piece_of_a_rank_that_never_pauses),
-        cmocka_unit_test(test_comm_output__gives_every_rank_its_turn_before_a_slow_reader),
-        cmocka_unit_test(test_comm_output__ends_with_what_ranks_had_printed_though_others_go_on),
-        cmocka_unit_test(test_comm_output__says_once_what_cannot_be_read),
-        cmocka_unit_test(test_comm_output__says_what_cannot_be_counted_at_the_end),
-        cmocka_unit_test(test_comm_output__hears_a_reader_who_takes_a_few_bytes),
-        cmocka_unit_test(test_comm_output__counts_no_time_in_which_the_launcher_was_stopped),
-        cmocka_unit_test(test_comm_output__shows_a_line_that_is_written_over_as_it_goes),
-        cmocka_unit_test(test_comm_output__ends_the_open_line_of_a_rank_that_has_ended),
-        cmocka_unit_test(test_comm_output__lets_a_line_wait_for_its_end_but_on_a_terminal),
-        cmocka_unit_test(test_comm_output__prints_lines_whole_up_to_a_mebibyte_and_marks_pieces),
+        cmocka_unit_test(test_job_output__takes_a_bounded_piece_of_a_rank_that_never_pauses),
+        cmocka_unit_test(test_job_output__gives_every_rank_its_turn_before_a_slow_reader),
+        cmocka_unit_test(test_job_output__ends_with_what_ranks_had_printed_though_others_go_on),
+        cmocka_unit_test(test_job_output__says_once_what_cannot_be_read),
+        cmocka_unit_test(test_job_output__says_what_cannot_be_counted_at_the_end),
+        cmocka_unit_test(test_job_output__hears_a_reader_who_takes_a_few_bytes),
+        cmocka_unit_test(test_job_output__counts_no_time_in_which_the_launcher_was_stopped),
+        cmocka_unit_test(test_job_output__shows_a_line_that_is_written_over_as_it_goes),
+        cmocka_unit_test(test_job_output__ends_the_open_line_of_a_rank_that_has_ended),
+        cmocka_unit_test(test_job_output__lets_a_line_wait_for_its_end_but_on_a_terminal),
+        cmocka_unit_test(test_job_output__prints_lines_whole_up_to_a_mebibyte_and_marks_pieces),
     };
 
-    return cmocka_run_group_tests_name("comm/output", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("job/output", tests, NULL, NULL);
 }

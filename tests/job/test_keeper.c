@@ -1,4 +1,4 @@
-/* runtime/comm/keeper.c, calls.c: ranks and what they leave behind end with the launch, and nothing
+/* runtime/job/keeper.c, calls.c: ranks and what they leave behind end with the launch, and nothing
  * else does. */
 #include "launch_test.h"
 
@@ -35,7 +35,7 @@ static ms_status leave_children(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_keeper__ends_what_ranks_left_behind(void **state)
+static void test_job_keeper__ends_what_ranks_left_behind(void **state)
 {
     scene *x = scene_new();
     const char *cause;
@@ -84,7 +84,7 @@ static void end_own(pid_t own)
     assert_int_equal(code_of(own), 1000 + SIGKILL);
 }
 
-static void test_comm_keeper__leaves_children_of_its_host_alone(void **state)
+static void test_job_keeper__leaves_children_of_its_host_alone(void **state)
 {
     scene *x = scene_new();
     const char *cause;
@@ -143,7 +143,7 @@ static pid_t keeper_of(const scene *x)
     return keeper;
 }
 
-static void test_comm_keeper__ends_all_when_its_launcher_is_killed(void **state)
+static void test_job_keeper__ends_all_when_its_launcher_is_killed(void **state)
 {
     scene *x = scene_new();
 
@@ -159,7 +159,7 @@ static void test_comm_keeper__ends_all_when_its_launcher_is_killed(void **state)
     scene_free(x);
 }
 
-static void test_comm_keeper__is_missed_when_it_is_killed(void **state)
+static void test_job_keeper__is_missed_when_it_is_killed(void **state)
 {
     scene *x = scene_new();
 
@@ -174,7 +174,7 @@ static void test_comm_keeper__is_missed_when_it_is_killed(void **state)
     scene_free(x);
 }
 
-static void test_comm_keeper__obeys_though_it_was_stopped(void **state)
+static void test_job_keeper__obeys_though_it_was_stopped(void **state)
 {
     scene *x = scene_new();
 
@@ -188,7 +188,7 @@ static void test_comm_keeper__obeys_though_it_was_stopped(void **state)
     scene_free(x);
 }
 
-static void test_comm_keeper__tells_of_deaths_though_it_was_stopped(void **state)
+static void test_job_keeper__tells_of_deaths_though_it_was_stopped(void **state)
 {
     scene *x = scene_new();
 
@@ -211,7 +211,7 @@ static ms_status stop_the_keeper(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_keeper__starts_all_ranks_though_the_first_stops_it(void **state)
+static void test_job_keeper__starts_all_ranks_though_the_first_stops_it(void **state)
 {
     pid_t pid = fork();
 
@@ -267,7 +267,7 @@ static int32_t launch_with_few_files(scene *x)
     return 97;
 }
 
-static void test_comm_keeper__names_the_limit_of_open_files(void **state)
+static void test_job_keeper__names_the_limit_of_open_files(void **state)
 {
     scene *x = scene_new();
     pid_t pid = fork();
@@ -309,7 +309,7 @@ static int32_t launch_with_few_processes(rlim_t processes)
                : 99;
 }
 
-static void test_comm_keeper__names_the_limit_of_processes(void **state)
+static void test_job_keeper__names_the_limit_of_processes(void **state)
 {
     (void)state;
     if (geteuid() != 0) {
@@ -333,16 +333,16 @@ static void test_comm_keeper__names_the_limit_of_processes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_keeper__ends_what_ranks_left_behind),
-        cmocka_unit_test(test_comm_keeper__leaves_children_of_its_host_alone),
-        cmocka_unit_test(test_comm_keeper__ends_all_when_its_launcher_is_killed),
-        cmocka_unit_test(test_comm_keeper__is_missed_when_it_is_killed),
-        cmocka_unit_test(test_comm_keeper__obeys_though_it_was_stopped),
-        cmocka_unit_test(test_comm_keeper__tells_of_deaths_though_it_was_stopped),
-        cmocka_unit_test(test_comm_keeper__starts_all_ranks_though_the_first_stops_it),
-        cmocka_unit_test(test_comm_keeper__names_the_limit_of_open_files),
-        cmocka_unit_test(test_comm_keeper__names_the_limit_of_processes),
+        cmocka_unit_test(test_job_keeper__ends_what_ranks_left_behind),
+        cmocka_unit_test(test_job_keeper__leaves_children_of_its_host_alone),
+        cmocka_unit_test(test_job_keeper__ends_all_when_its_launcher_is_killed),
+        cmocka_unit_test(test_job_keeper__is_missed_when_it_is_killed),
+        cmocka_unit_test(test_job_keeper__obeys_though_it_was_stopped),
+        cmocka_unit_test(test_job_keeper__tells_of_deaths_though_it_was_stopped),
+        cmocka_unit_test(test_job_keeper__starts_all_ranks_though_the_first_stops_it),
+        cmocka_unit_test(test_job_keeper__names_the_limit_of_open_files),
+        cmocka_unit_test(test_job_keeper__names_the_limit_of_processes),
     };
 
-    return CAN_FORK ? cmocka_run_group_tests_name("comm/keeper", tests, NULL, NULL) : 0;
+    return CAN_FORK ? cmocka_run_group_tests_name("job/keeper", tests, NULL, NULL) : 0;
 }

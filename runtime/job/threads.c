@@ -1,8 +1,9 @@
 /* Ranks as threads of one process: the same control block in plain memory, a context per thread. So
  * ThreadSanitizer sees the protocol that processes run. */
-#include "control.h"
+#include "job.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct seat {
@@ -41,9 +42,9 @@ static void *run_rank(void *argument)
     return NULL;
 }
 
-ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), void *user)
+ms_status msi_dist_threads(const msi_job_guest *guest, int32_t n,
+                           ms_status (*fn)(void *user, int32_t rank), void *user)
 {
-    seat seats[MSI_MAX_RANKS];
     int32_t started = 0, subject, cause;
     ms_status kind;
     const char *text;
@@ -52,7 +53,13 @@ ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), 
     if (fn == NULL) {
         return MS_FAIL(MS_VALUE_ERROR, "ms_dist_threads: 'fn' is NULL, expected a function");
     }
-    MS_TRY(msi_job_new(&job, n, true));
+    MS_TRY(msi_job_new(&job, guest, n, true));
+    seat *seats = calloc((size_t)n, sizeof(*seats));
+
+    if (seats == NULL) {
+        msi_job_free(job);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %d ranks", (int)n);
+    }
     for (; started < n; started++) {
         seat *s = &seats[started];
 
@@ -68,9 +75,10 @@ ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), 
     for (int32_t r = 0; r < started; r++) {
         pthread_join(seats[r].thread, NULL);
     }
+    free(seats);
     ms_status status = MS_OK;
 
-    msi_job_compare_left(job);
+    guest->compare_left(job);
     if (msi_job_aborted(job, &subject, &cause, &kind, &text)) {
         status = MS_FAIL(kind, "%s", text);
     }

@@ -1,5 +1,7 @@
-/* runtime/comm/launch.c, supervise.c, signals.c, group.c: starting, stopping and ending ranks. */
+/* runtime/job/launch.c, supervise.c, signals.c, join.c: starting, stopping and ending ranks. */
 #include "launch_test.h"
+
+#include "group.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +19,7 @@ static void *wait_for_byte(void *fd)
     return NULL;
 }
 
-static void test_comm_launch__refuses_to_fork_with_a_reason(void **state)
+static void test_job_launch__refuses_to_fork_with_a_reason(void **state)
 {
     const int64_t n = 3;
     ms_launch *launch;
@@ -66,7 +68,7 @@ static ms_status do_nothing(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_launch__refuses_a_second_launch_meanwhile(void **state)
+static void test_job_launch__refuses_a_second_launch_meanwhile(void **state)
 {
     ms_launch *first = launch_processes(2, do_nothing, NULL), *second;
     int32_t rank, code;
@@ -85,7 +87,7 @@ static void test_comm_launch__refuses_a_second_launch_meanwhile(void **state)
 
 static ms_status look_around(void *user, int32_t rank)
 {
-    int32_t n = *(const int32_t *)user, cores, mine[2], all[2 * MSI_MAX_RANKS];
+    int32_t n = *(const int32_t *)user, cores, mine[2], all[2 * MS_MAX_RANKS];
     cpu_set_t set;
     char byte;
     ms_dist_info info;
@@ -117,7 +119,7 @@ static ms_status look_around(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_launch__tells_ranks_who_they_are(void **state)
+static void test_job_launch__tells_ranks_who_they_are(void **state)
 {
     const char *cause;
 
@@ -129,7 +131,7 @@ static void test_comm_launch__tells_ranks_who_they_are(void **state)
     }
 }
 
-static void test_comm_launch__is_a_world_of_one_without_a_launcher(void **state)
+static void test_job_launch__is_a_world_of_one_without_a_launcher(void **state)
 {
     ms_dist_info info;
     ms_comm *world, *self;
@@ -220,7 +222,7 @@ static stop *stop_new(void)
     return (stop *)(void *)reports_new(1);
 }
 
-static void test_comm_launch__stops_all_ranks_after_the_same_step(void **state)
+static void test_job_launch__stops_all_ranks_after_the_same_step(void **state)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 
@@ -242,7 +244,7 @@ static void test_comm_launch__stops_all_ranks_after_the_same_step(void **state)
     }
 }
 
-static void test_comm_launch__ends_deaf_ranks_at_the_second_request(void **state)
+static void test_job_launch__ends_deaf_ranks_at_the_second_request(void **state)
 {
     static const int signals[] = {SIGINT, SIGTERM};
 
@@ -269,7 +271,7 @@ static void test_comm_launch__ends_deaf_ranks_at_the_second_request(void **state
     }
 }
 
-static void test_comm_launch__ends_ranks_that_never_ask_whether_to_stop(void **state)
+static void test_job_launch__ends_ranks_that_never_ask_whether_to_stop(void **state)
 {
     (void)state;
     for (int32_t deaf = 0; deaf < 2; deaf++) {
@@ -290,7 +292,7 @@ static void test_comm_launch__ends_ranks_that_never_ask_whether_to_stop(void **s
     }
 }
 
-static void test_comm_launch__passes_signals_to_ranks_that_do_not_catch_them(void **state)
+static void test_job_launch__passes_signals_to_ranks_that_do_not_catch_them(void **state)
 {
     stop *s = stop_new();
 
@@ -303,7 +305,7 @@ static void test_comm_launch__passes_signals_to_ranks_that_do_not_catch_them(voi
     reports_free((report *)(void *)s, 1);
 }
 
-static void test_comm_launch__relays_a_signal_that_came_before_it_waited(void **state)
+static void test_job_launch__relays_a_signal_that_came_before_it_waited(void **state)
 {
     sigset_t before, after;
     stop *s = stop_new();
@@ -330,7 +332,7 @@ static void test_comm_launch__relays_a_signal_that_came_before_it_waited(void **
     }
 }
 
-static void test_comm_launch__takes_its_ranks_along_when_killed(void **state)
+static void test_job_launch__takes_its_ranks_along_when_killed(void **state)
 {
     stop *s = stop_new();
 
@@ -377,7 +379,7 @@ static int rank_program(const char *what)
         ms_dist_abort(MS_RUNTIME_ERROR, "the program does not like this \x1b[2J\r\n\tat all");
         return 7;
     }
-    int32_t ranks[MSI_MAX_RANKS];
+    int32_t ranks[MS_MAX_RANKS];
     msi_segment s;
 
     if (msi_comm_gather_bytes(world, "rank", &info.rank, sizeof(info.rank), ranks) != MS_OK ||
@@ -424,7 +426,7 @@ static int32_t run_program(int32_t n, const char *what, bool prefix, char *text,
     return code;
 }
 
-static void test_comm_launch__prefixes_whole_lines_of_programs(void **state)
+static void test_job_launch__prefixes_whole_lines_of_programs(void **state)
 {
     static char text[1 << 17];
     int32_t next[3] = {0}, ends = 0, fds = count_entries("/proc/self/fd");
@@ -456,7 +458,7 @@ static void test_comm_launch__prefixes_whole_lines_of_programs(void **state)
     assert_false(has_children());
 }
 
-static void test_comm_launch__names_what_ended_a_program(void **state)
+static void test_job_launch__names_what_ended_a_program(void **state)
 {
     char text[4096];
     const char *cause;
@@ -490,7 +492,7 @@ static void test_comm_launch__names_what_ended_a_program(void **state)
                  ms_launch_exec(&launch, 2, (const char *const[]){NULL}, false));
 }
 
-static void test_comm_launch__refuses_a_broken_environment(void **state)
+static void test_job_launch__refuses_a_broken_environment(void **state)
 {
     int null = open("/dev/null", O_RDONLY);
     char fd[16];
@@ -528,19 +530,19 @@ static void test_comm_launch__refuses_a_broken_environment(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_launch__refuses_to_fork_with_a_reason),
-        cmocka_unit_test(test_comm_launch__refuses_a_second_launch_meanwhile),
-        cmocka_unit_test(test_comm_launch__tells_ranks_who_they_are),
-        cmocka_unit_test(test_comm_launch__is_a_world_of_one_without_a_launcher),
-        cmocka_unit_test(test_comm_launch__stops_all_ranks_after_the_same_step),
-        cmocka_unit_test(test_comm_launch__ends_deaf_ranks_at_the_second_request),
-        cmocka_unit_test(test_comm_launch__ends_ranks_that_never_ask_whether_to_stop),
-        cmocka_unit_test(test_comm_launch__passes_signals_to_ranks_that_do_not_catch_them),
-        cmocka_unit_test(test_comm_launch__relays_a_signal_that_came_before_it_waited),
-        cmocka_unit_test(test_comm_launch__takes_its_ranks_along_when_killed),
-        cmocka_unit_test(test_comm_launch__prefixes_whole_lines_of_programs),
-        cmocka_unit_test(test_comm_launch__names_what_ended_a_program),
-        cmocka_unit_test(test_comm_launch__refuses_a_broken_environment),
+        cmocka_unit_test(test_job_launch__refuses_to_fork_with_a_reason),
+        cmocka_unit_test(test_job_launch__refuses_a_second_launch_meanwhile),
+        cmocka_unit_test(test_job_launch__tells_ranks_who_they_are),
+        cmocka_unit_test(test_job_launch__is_a_world_of_one_without_a_launcher),
+        cmocka_unit_test(test_job_launch__stops_all_ranks_after_the_same_step),
+        cmocka_unit_test(test_job_launch__ends_deaf_ranks_at_the_second_request),
+        cmocka_unit_test(test_job_launch__ends_ranks_that_never_ask_whether_to_stop),
+        cmocka_unit_test(test_job_launch__passes_signals_to_ranks_that_do_not_catch_them),
+        cmocka_unit_test(test_job_launch__relays_a_signal_that_came_before_it_waited),
+        cmocka_unit_test(test_job_launch__takes_its_ranks_along_when_killed),
+        cmocka_unit_test(test_job_launch__prefixes_whole_lines_of_programs),
+        cmocka_unit_test(test_job_launch__names_what_ended_a_program),
+        cmocka_unit_test(test_job_launch__refuses_a_broken_environment),
     };
 
     int code;
@@ -548,5 +550,5 @@ int main(int argc, char **argv)
     if (is_no_test(argc, argv, rank_program, &code)) {
         return code;
     }
-    return cmocka_run_group_tests_name("comm/launch", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("job/launch", tests, NULL, NULL);
 }

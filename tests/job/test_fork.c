@@ -1,7 +1,7 @@
 /* A process that a rank forks: it is no rank, and what it does reaches nobody. */
 #include "rank_test.h"
 
-#include "control.h"
+#include "group.h"
 
 enum { N = 64 };
 
@@ -55,7 +55,7 @@ static ms_status fork_in_a_rank(void *user, int32_t rank)
     return ms_comm_barrier(world);
 }
 
-static void test_comm_fork__of_a_rank_is_no_rank(void **state)
+static void test_job_fork__of_a_rank_is_no_rank(void **state)
 {
     const char *cause;
 
@@ -69,7 +69,7 @@ static void test_comm_fork__of_a_rank_is_no_rank(void **state)
 }
 
 /* A world of one shares nothing: both go on. */
-static void test_comm_fork__of_a_world_of_one_is_another(void **state)
+static void test_job_fork__of_a_world_of_one_is_another(void **state)
 {
     ms_comm *world;
     int status = -1;
@@ -93,9 +93,9 @@ static void test_comm_fork__of_a_world_of_one_is_another(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_fork__of_a_rank_is_no_rank),
-        cmocka_unit_test(test_comm_fork__of_a_world_of_one_is_another),
+        cmocka_unit_test(test_job_fork__of_a_rank_is_no_rank),
+        cmocka_unit_test(test_job_fork__of_a_world_of_one_is_another),
     };
 
-    return cmocka_run_group_tests_name("comm/fork", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("job/fork", tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
-/* runtime/comm/control.c and wait.c: records, waits, and the errors that end them. */
+/* runtime/comm/wait.c, record.c: records, waits, and the errors that end them. */
 #include "rank_test.h"
 
-#include "control.h"
+#include "group.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -29,7 +29,7 @@ static msi_fingerprint unshard_of(const char *unit, int64_t count)
 
 /* -- words ------------------------------------------------------------------------------------- */
 
-static void test_comm_control__describes_every_kind(void **state)
+static void test_comm_wait__describes_every_kind(void **state)
 {
     static const struct {
         msi_fingerprint fp;
@@ -124,7 +124,7 @@ static ms_status publish_many(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_control__keeps_the_latest_records(void **state)
+static void test_comm_wait__keeps_the_latest_records(void **state)
 {
     (void)state;
     assert_ok(ms_dist_threads(1, publish_many, NULL));
@@ -176,7 +176,7 @@ static ms_status pass_token(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_control__passes_a_token_round(void **state)
+static void test_comm_wait__passes_a_token_round(void **state)
 {
     (void)state;
     for (int32_t n = 2; n <= 4; n++) {
@@ -228,7 +228,7 @@ static ms_status wait_in_vain(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_control__finds_ranks_that_all_wait(void **state)
+static void test_comm_wait__finds_ranks_that_all_wait(void **state)
 {
     (void)state;
     for (int32_t n = 1; n <= 3; n++) {
@@ -259,7 +259,7 @@ static ms_status first_rank_is_slow(void *user, int32_t rank)
     return ms_comm_barrier(world);
 }
 
-static void test_comm_control__waits_for_a_slow_rank(void **state)
+static void test_comm_wait__waits_for_a_slow_rank(void **state)
 {
     (void)state;
     run_ranks(2, first_rank_is_slow, NULL);
@@ -297,7 +297,7 @@ static void *run_leaver(void *p)
     return NULL;
 }
 
-static void test_comm_control__hears_a_rank_that_answers_and_leaves(void **state)
+static void test_comm_wait__hears_a_rank_that_answers_and_leaves(void **state)
 {
     enum { JOBS = 40, ROUNDS = 5 };
     leaver l[JOBS];
@@ -347,7 +347,7 @@ static ms_status leave_early(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_control__names_a_rank_that_left_early(void **state)
+static void test_comm_wait__names_a_rank_that_left_early(void **state)
 {
     report *r = reports_new(3);
     const char *cause;
@@ -385,7 +385,7 @@ static ms_status abort_on_one(void *user, int32_t rank)
     return r[rank].status;
 }
 
-static void test_comm_control__tells_all_ranks_why_one_failed(void **state)
+static void test_comm_wait__tells_all_ranks_why_one_failed(void **state)
 {
     report *r = reports_new(3);
     const char *cause;
@@ -436,7 +436,7 @@ static ms_status meet(void *user, int32_t rank)
     return ms_comm_barrier(world);
 }
 
-static void test_comm_control__keeps_limits_within_bounds(void **state)
+static void test_comm_wait__keeps_limits_within_bounds(void **state)
 {
     static const char *const said[] = {
         "MS_COMM_SPIN_US is -1, expected 0 to 1000000; using 0",
@@ -462,7 +462,7 @@ static void test_comm_control__keeps_limits_within_bounds(void **state)
     unsetenv("MS_COMM_ANNOUNCE");
 }
 
-static void test_comm_control__gives_up_after_the_limit(void **state)
+static void test_comm_wait__gives_up_after_the_limit(void **state)
 {
     report *r = reports_new(2);
 
@@ -498,7 +498,7 @@ static ms_status leave_while_another_is_stopped(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_control__names_who_left_though_another_is_stopped(void **state)
+static void test_comm_wait__names_who_left_though_another_is_stopped(void **state)
 {
     report *r = reports_new(3);
     const char *cause;
@@ -530,7 +530,7 @@ static ms_status use_after_leaving(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_control__refuses_collectives_after_leaving(void **state)
+static void test_comm_wait__refuses_collectives_after_leaving(void **state)
 {
     (void)state;
     run_ranks(2, use_after_leaving, NULL);
@@ -539,19 +539,19 @@ static void test_comm_control__refuses_collectives_after_leaving(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_control__describes_every_kind),
-        cmocka_unit_test(test_comm_control__keeps_the_latest_records),
-        cmocka_unit_test(test_comm_control__passes_a_token_round),
-        cmocka_unit_test(test_comm_control__finds_ranks_that_all_wait),
-        cmocka_unit_test(test_comm_control__waits_for_a_slow_rank),
-        cmocka_unit_test(test_comm_control__hears_a_rank_that_answers_and_leaves),
-        cmocka_unit_test(test_comm_control__names_a_rank_that_left_early),
-        cmocka_unit_test(test_comm_control__tells_all_ranks_why_one_failed),
-        cmocka_unit_test(test_comm_control__keeps_limits_within_bounds),
-        cmocka_unit_test(test_comm_control__gives_up_after_the_limit),
-        cmocka_unit_test(test_comm_control__names_who_left_though_another_is_stopped),
-        cmocka_unit_test(test_comm_control__refuses_collectives_after_leaving),
+        cmocka_unit_test(test_comm_wait__describes_every_kind),
+        cmocka_unit_test(test_comm_wait__keeps_the_latest_records),
+        cmocka_unit_test(test_comm_wait__passes_a_token_round),
+        cmocka_unit_test(test_comm_wait__finds_ranks_that_all_wait),
+        cmocka_unit_test(test_comm_wait__waits_for_a_slow_rank),
+        cmocka_unit_test(test_comm_wait__hears_a_rank_that_answers_and_leaves),
+        cmocka_unit_test(test_comm_wait__names_a_rank_that_left_early),
+        cmocka_unit_test(test_comm_wait__tells_all_ranks_why_one_failed),
+        cmocka_unit_test(test_comm_wait__keeps_limits_within_bounds),
+        cmocka_unit_test(test_comm_wait__gives_up_after_the_limit),
+        cmocka_unit_test(test_comm_wait__names_who_left_though_another_is_stopped),
+        cmocka_unit_test(test_comm_wait__refuses_collectives_after_leaving),
     };
 
-    return cmocka_run_group_tests_name("comm/control", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("comm/wait", tests, NULL, NULL);
 }

@@ -5,8 +5,6 @@
  * only rank 0 reads stdin. */
 #include "launch.h"
 
-#include "tensor.h"
-
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -107,16 +105,17 @@ static void open_standard_streams(void)
     }
 }
 
-static ms_status launch_new(ms_launch **out, msi_dist *d, int32_t n)
+static ms_status launch_new(ms_launch **out, msi_dist *d, const msi_job_guest *guest, int32_t n)
 {
-    ms_launch *launch = calloc(1, sizeof(*launch));
+    ms_launch *launch =
+        calloc(1, sizeof(*launch) + sizeof(launch->child[0]) * (size_t)(n > 0 ? n : 0));
 
     *out = NULL;
     if (launch == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %d ranks", (int)n);
     }
     open_standard_streams();
-    ms_status status = msi_job_new(&launch->job, n, false);
+    ms_status status = msi_job_new(&launch->job, guest, n, false);
 
     if (status != MS_OK) {
         free(launch);
@@ -157,12 +156,19 @@ void msi_launch_free(ms_launch *launch)
     launch_drop(launch);
 }
 
-void msi_launch_kill(ms_launch *launch)
+/* End what runs, then free. */
+static void launch_kill(ms_launch *launch)
 {
     if (getpid() == launch->host) {
         msi_keeper_end(launch);
     }
     msi_launch_free(launch);
+}
+
+static void supervised_by(msi_dist *d, ms_launch *launch)
+{
+    d->launch = launch;
+    d->end_launch = launch_kill;
 }
 
 /* -- fork -------------------------------------------------------------------------------------- */
@@ -173,7 +179,7 @@ static ms_status become_rank(ms_launch *launch, int32_t rank)
     msi_job *job = launch->job;
 
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* lines of ranks come when printed, and do not mix */
-    msi_job_keep_mail(job, rank);
+    msi_mail_keep(job, rank);
     launch_drop(launch);
     ms_status status = msi_dist_enter(d, job, rank, MSI_LAUNCHER_FORK, true);
 
@@ -183,7 +189,7 @@ static ms_status become_rank(ms_launch *launch, int32_t rank)
     return status;
 }
 
-ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
+ms_status msi_launch_fork(ms_launch **out, const msi_job_guest *guest, int32_t n, int32_t *rank)
 {
     msi_dist *d = msi_dist_state();
     ms_launch *launch;
@@ -195,7 +201,7 @@ ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
     }
     MS_TRY(check_can_fork(d));
     fflush(NULL); /* or every child would print it again */
-    MS_TRY(launch_new(&launch, d, n));
+    MS_TRY(launch_new(&launch, d, guest, n));
     ms_status status = msi_keeper_start(launch, rank);
 
     if (*rank >= 0) {
@@ -205,20 +211,23 @@ ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
         msi_launch_free(launch);
         return status;
     }
-    d->launch = launch;
+    supervised_by(d, launch);
     *out = launch;
     return MS_OK;
 }
 
 /* -- fork and exec ----------------------------------------------------------------------------- */
 
-enum { VARIABLES = 4, TEXT = 16 * (MSI_MAX_RANKS + 3) };
+enum { NUMBERS = 3, VARIABLES, MAIL = NUMBERS, TEXT = 48, PER_MAILBOX = 12 };
 
 /* What a rank needs of memory is made before it is forked. */
 typedef struct recipe {
     char *path; /* of the program */
     char **environment;
-    char text[][VARIABLES][TEXT]; /* by rank: our variables */
+    /* Our variables, by rank: those that are a number, and the list of mailboxes. */
+    char (*number)[NUMBERS][TEXT];
+    char *mail;
+    size_t mail_bytes; /* of a list */
 } recipe;
 
 static const char *const variables[VARIABLES] = {"MOONSHARD_RANK", "MOONSHARD_WORLD_SIZE",
@@ -236,16 +245,24 @@ static bool is_ours(const char *variable)
     return false;
 }
 
-static void describe_job(recipe *x, const msi_job *job, int32_t rank)
+static char *mail_text(const recipe *x, int32_t rank)
 {
-    int at = snprintf(x->text[rank][3], TEXT, "%s=%d", variables[3], (int)job->mail[rank][0]);
+    return x->mail + (size_t)rank * x->mail_bytes;
+}
+
+static void describe_job(const recipe *x, const msi_job *job, int32_t rank)
+{
+    const int32_t number[NUMBERS] = {rank, job->world, job->fd};
+    char *mail = mail_text(x, rank);
+    size_t at =
+        (size_t)snprintf(mail, x->mail_bytes, "%s=%d", variables[MAIL], (int)job->mail[rank][0]);
 
     for (int32_t r = 0; r < job->world; r++) {
-        at += snprintf(x->text[rank][3] + at, TEXT - (size_t)at, ",%d", (int)job->mail[r][1]);
+        at += (size_t)snprintf(mail + at, x->mail_bytes - at, ",%d", (int)job->mail[r][1]);
     }
-    snprintf(x->text[rank][0], TEXT, "%s=%d", variables[0], (int)rank);
-    snprintf(x->text[rank][1], TEXT, "%s=%d", variables[1], (int)job->world);
-    snprintf(x->text[rank][2], TEXT, "%s=%d", variables[2], (int)job->fd);
+    for (int32_t i = 0; i < NUMBERS; i++) {
+        snprintf(x->number[rank][i], TEXT, "%s=%d", variables[i], (int)number[i]);
+    }
 }
 
 static bool is_program(const char *path)
@@ -306,13 +323,16 @@ static void recipe_free(recipe *x)
     if (x != NULL) {
         free(x->path);
         free(x->environment);
+        free(x->number);
+        free(x->mail);
     }
     free(x);
 }
 
 static ms_status recipe_new(recipe **out, const msi_job *job, const char *program)
 {
-    recipe *x = calloc(1, sizeof(*x) + sizeof(x->text[0]) * (size_t)job->world);
+    const size_t world = (size_t)job->world;
+    recipe *x = calloc(1, sizeof(*x));
     int32_t n = 0, kept = VARIABLES; /* the first are the rank's */
 
     *out = NULL;
@@ -322,8 +342,12 @@ static ms_status recipe_new(recipe **out, const msi_job *job, const char *progra
     if (x != NULL) {
         x->path = find_program(program);
         x->environment = calloc((size_t)n + VARIABLES + 1, sizeof(*x->environment));
+        x->number = calloc(world, sizeof(x->number[0]));
+        x->mail_bytes = TEXT + PER_MAILBOX * (world + 1);
+        x->mail = calloc(world, x->mail_bytes);
     }
-    if (x == NULL || x->path == NULL || x->environment == NULL) {
+    if (x == NULL || x->path == NULL || x->environment == NULL || x->number == NULL ||
+        x->mail == NULL) {
         recipe_free(x);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %s", program);
     }
@@ -362,9 +386,10 @@ static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t
 {
     const msi_job *job = launch->job;
 
-    for (int32_t i = 0; i < VARIABLES; i++) {
-        x->environment[i] = x->text[rank][i];
+    for (int32_t i = 0; i < NUMBERS; i++) {
+        x->environment[i] = x->number[rank][i];
     }
+    x->environment[MAIL] = mail_text(x, rank);
     if (hand_over(launch, rank)) {
         execve(x->path, (char *const *)(uintptr_t)argv, x->environment);
     }
@@ -395,7 +420,8 @@ static ms_status start_programs(ms_launch *launch, const char *const *argv, bool
     return status;
 }
 
-ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bool prefix)
+ms_status msi_launch_exec(ms_launch **out, const msi_job_guest *guest, int32_t n,
+                          const char *const *argv, bool prefix)
 {
     msi_dist *d = msi_dist_state();
     ms_launch *launch;
@@ -409,14 +435,14 @@ ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bo
     }
     MS_TRY(check_can_start(d));
     fflush(NULL);
-    MS_TRY(launch_new(&launch, d, n));
+    MS_TRY(launch_new(&launch, d, guest, n));
     ms_status status = start_programs(launch, argv, prefix);
 
     if (status != MS_OK) {
         msi_launch_free(launch);
         return status;
     }
-    d->launch = launch;
+    supervised_by(d, launch);
     *out = launch;
     return MS_OK;
 }

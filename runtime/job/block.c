@@ -1,54 +1,44 @@
 /* The control block: making and mapping it, and the word that ends the job. */
-#include "control.h"
+#include "job.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 enum { BLOCK_MAGIC = 0x6d736a31 }; /* "msj1" */
 
-static uint32_t layout_id(void)
+static uint32_t layout_id(const msi_job_guest *guest)
 {
     return (uint32_t)msi_mix64(sizeof(msi_block) + 1000003 * sizeof(msi_slot_rank) +
-                               1000033 * sizeof(msi_member) +
-                               1000037 * sizeof(msi_note_record) * MSI_NOTES + MSI_CHUNK);
+                               1000033 * (uint64_t)guest->layout());
 }
 
 /* -- making and mapping ------------------------------------------------------------------------ */
 
-static void lay_out(msi_block *b, int32_t world)
+static int64_t guest_place(int32_t world)
 {
-    b->world = world;
-    b->members_at =
-        msi_round_up((int64_t)(sizeof(*b) + sizeof(b->slot[0]) * (size_t)(world + 1)), 64);
-    b->notes_at = b->members_at + (int64_t)sizeof(msi_member) * world;
-    b->staging_at = msi_round_up(b->notes_at, 4096);
-    b->nbytes = b->staging_at;
-    if (world > 1) {
-        b->staging_at += (int64_t)sizeof(msi_note_record) * MSI_NOTES * world;
-        b->nbytes = b->staging_at + (int64_t)world * 2 * MSI_CHUNK;
-    }
+    return msi_round_up((int64_t)(sizeof(msi_block) + sizeof(msi_slot_rank) * (size_t)(world + 1)),
+                        64);
 }
 
-static msi_job *job_shell(int32_t world, bool threads)
+static msi_job *job_shell(const msi_job_guest *guest, int32_t world, bool threads)
 {
-    msi_job *job = calloc(1, sizeof(*job));
+    msi_job *job = calloc(1, sizeof(*job) + sizeof(job->mail[0]) * (size_t)world);
 
     if (job == NULL) {
         msi_fail(MS_OUT_OF_MEMORY, "no memory for a job of %d ranks", (int)world);
         return NULL;
     }
+    job->guest = guest;
     job->world = world;
     job->fd = -1;
     job->threads = threads;
-    for (int32_t r = 0; r < MSI_MAX_RANKS; r++) {
+    for (int32_t r = 0; r < world; r++) {
         job->mail[r][0] = job->mail[r][1] = -1;
     }
     return job;
@@ -75,14 +65,15 @@ static ms_status refused(const char *verb, int64_t nbytes, msi_bound by)
                    msi_bound_text(by, there, sizeof(there)));
 }
 
-static ms_status map_block(msi_job *job, int64_t nbytes)
+static ms_status map_block(msi_block **out, int64_t nbytes, int32_t fd)
 {
-    void *map = mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, job->fd, 0);
+    const int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    void *map = mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, flags, fd, 0);
 
     if (map == MAP_FAILED) {
         return refused("map the", nbytes, msi_bound_of(errno));
     }
-    job->block = map;
+    *out = map;
     return MS_OK;
 }
 
@@ -90,55 +81,46 @@ static ms_status make_shared(msi_job *job, int64_t nbytes)
 {
     msi_bound made = msi_memfd_new(&job->fd, "moonshard-job", nbytes);
 
-    return made.error == 0 ? map_block(job, nbytes) : refused("make a", nbytes, made);
+    return made.error == 0 ? map_block(&job->block, nbytes, job->fd)
+                           : refused("make a", nbytes, made);
 }
 
-static ms_status make_mailboxes(msi_job *job)
+static void fill(msi_block *b, const msi_job *job, int64_t nbytes)
 {
-    for (int32_t r = 0; r < job->world; r++) {
-        if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, job->mail[r]) != 0) {
-            return msi_fail_call("socketpair", errno, "cannot make the mailbox of rank %d", (int)r);
-        }
+    b->world = job->world;
+    b->guest_at = guest_place(job->world);
+    b->nbytes = nbytes;
+    b->magic = BLOCK_MAGIC;
+    b->layout = layout_id(job->guest);
+    b->cores = msi_cores_allowed();
+    if (getrandom(&b->nonce, sizeof(b->nonce), 0) < 0) {
+        b->nonce = (uint64_t)msi_now_ns();
     }
-    return MS_OK;
+    read_switches(b);
 }
 
-ms_status msi_job_new(msi_job **out, int32_t world, bool threads)
+ms_status msi_job_new(msi_job **out, const msi_job_guest *guest, int32_t world, bool threads)
 {
-    msi_block shape = {0};
     ms_status status = MS_OK;
 
     *out = NULL;
-    if (world < 1 || world > MSI_MAX_RANKS) {
+    if (world < 1 || world > MS_MAX_RANKS) {
         return MS_FAIL(MS_VALUE_ERROR, "number of ranks is %d, expected 1 to %d", (int)world,
-                       MSI_MAX_RANKS);
+                       MS_MAX_RANKS);
     }
-    lay_out(&shape, world);
-    msi_job *job = job_shell(world, threads);
+    const int64_t nbytes = guest_place(world) + guest->nbytes(world);
+    msi_job *job = job_shell(guest, world, threads);
 
     if (job == NULL) {
         return MS_OUT_OF_MEMORY;
     }
     if (threads) {
-        job->block = aligned_alloc(4096, (size_t)msi_round_up(shape.nbytes, 4096));
-        if (job->block == NULL) {
-            status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the control block of %d ranks",
-                             (int)world);
-            goto failed;
-        }
-        memset((void *)job->block, 0, (size_t)shape.staging_at);
+        MS_TRY_GOTO(map_block(&job->block, nbytes, -1), failed);
     } else {
-        MS_TRY_GOTO(make_shared(job, shape.nbytes), failed);
-        MS_TRY_GOTO(make_mailboxes(job), failed);
+        MS_TRY_GOTO(make_shared(job, nbytes), failed);
+        MS_TRY_GOTO(msi_mail_new(job), failed);
     }
-    lay_out(job->block, world);
-    job->block->magic = BLOCK_MAGIC;
-    job->block->layout = layout_id();
-    job->block->cores = msi_cores_allowed();
-    if (getrandom(&job->block->nonce, sizeof(job->block->nonce), 0) < 0) {
-        job->block->nonce = (uint64_t)msi_now_ns();
-    }
-    read_switches(job->block);
+    fill(job->block, job, nbytes);
     *out = job;
     return MS_OK;
 failed:
@@ -146,10 +128,17 @@ failed:
     return status;
 }
 
-ms_status msi_job_open(msi_job **out, int32_t fd)
+/* Was it made by this build, with such a guest? */
+static bool fits(const msi_block *b, const msi_job_guest *guest, int64_t nbytes)
 {
+    return b->magic == BLOCK_MAGIC && b->layout == layout_id(guest) && b->nbytes == nbytes &&
+           b->world >= 1 && b->world <= MS_MAX_RANKS;
+}
+
+ms_status msi_job_open(msi_job **out, const msi_job_guest *guest, int32_t fd)
+{
+    msi_block *block;
     struct stat st;
-    ms_status status = MS_OK;
 
     *out = NULL;
     if (fstat(fd, &st) != 0) {
@@ -159,44 +148,24 @@ ms_status msi_job_open(msi_job **out, int32_t fd)
     if (st.st_size < (off_t)sizeof(msi_block)) {
         return MS_FAIL(MS_COMM_ERROR, "file descriptor %d is no control block of a job", (int)fd);
     }
-    msi_job *job = job_shell(1, false);
+    MS_TRY(map_block(&block, st.st_size, fd));
+    msi_job *job = NULL;
+    ms_status status = MS_OUT_OF_MEMORY;
 
-    if (job == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    job->fd = fd;
-    MS_TRY_GOTO(map_block(job, st.st_size), failed);
-    if (job->block->magic != BLOCK_MAGIC || job->block->layout != layout_id() ||
-        job->block->nbytes != st.st_size || job->block->world < 1 ||
-        job->block->world > MSI_MAX_RANKS) {
+    if (!fits(block, guest, st.st_size)) {
         status = MS_FAIL(MS_COMM_ERROR,
                          "the control block of this job was made by another build of the library");
-        munmap(job->block, (size_t)st.st_size);
-        job->block = NULL;
-        goto failed;
+    } else {
+        job = job_shell(guest, block->world, false);
     }
-    job->world = job->block->world;
+    if (job == NULL) {
+        munmap(block, (size_t)st.st_size);
+        return status;
+    }
+    job->block = block;
+    job->fd = fd;
     *out = job;
     return MS_OK;
-failed:
-    job->fd = -1; /* still the caller's */
-    msi_job_free(job);
-    return status;
-}
-
-static void close_fd(int32_t *fd)
-{
-    if (*fd >= 0) {
-        close(*fd);
-    }
-    *fd = -1;
-}
-
-void msi_job_keep_mail(msi_job *job, int32_t rank)
-{
-    for (int32_t r = 0; r < job->world; r++) {
-        close_fd(&job->mail[r][r == rank ? 1 : 0]);
-    }
 }
 
 void msi_job_free(msi_job *job)
@@ -204,36 +173,39 @@ void msi_job_free(msi_job *job)
     if (job == NULL) {
         return;
     }
-    msi_segment_sweep(job);
-    if (job->threads) {
-        free(job->block);
-    } else if (job->block != NULL) {
+    msi_maps_sweep(job);
+    if (job->block != NULL) {
         munmap(job->block, (size_t)job->block->nbytes);
     }
-    close_fd(&job->fd);
-    for (int32_t r = 0; r < MSI_MAX_RANKS; r++) {
-        close_fd(&job->mail[r][0]);
-        close_fd(&job->mail[r][1]);
+    if (job->fd >= 0) {
+        close(job->fd);
     }
+    msi_mail_free(job);
     free(job);
 }
 
-void msi_make_private(void *map, size_t nbytes, int protection, int32_t fd)
+void *msi_job_guest_memory(const msi_job *job)
 {
-    if (mmap(map, nbytes, protection, MAP_PRIVATE | MAP_FIXED, fd, 0) == MAP_FAILED) {
-        _exit(128 + SIGABRT); /* rather than disturb the job */
-    }
+    return (char *)job->block + job->block->guest_at;
 }
 
 void msi_job_make_private(const msi_job *job)
 {
     if (!job->threads) {
-        msi_segments_make_private(job);
+        msi_maps_make_private(job);
         msi_make_private(job->block, (size_t)job->block->nbytes, PROT_READ | PROT_WRITE, job->fd);
     }
 }
 
 /* -- the abort word ---------------------------------------------------------------------------- */
+
+/* Wake every rank, whatever it waits for. */
+static void ring_all(msi_job *job)
+{
+    for (int32_t r = 0; r < job->world; r++) {
+        msi_doorbell_ring(&job->block->slot[r]);
+    }
+}
 
 static uint64_t abort_pack(int32_t slot, int32_t subject, int32_t cause)
 {
@@ -294,7 +266,7 @@ bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, m
             return false;
         }
     }
-    msi_job_ring_all(job);
+    ring_all(job);
     return true;
 }
 
@@ -315,15 +287,8 @@ bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_st
     return true;
 }
 
-void msi_job_ring_all(msi_job *job)
-{
-    for (int32_t r = 0; r < job->world; r++) {
-        msi_doorbell_ring(&job->block->slot[r]);
-    }
-}
-
 void msi_job_set_state(msi_job *job, int32_t rank, int32_t state)
 {
     atomic_store(&job->block->slot[rank].state, state);
-    msi_job_ring_all(job);
+    ring_all(job);
 }

@@ -1,5 +1,5 @@
 /* System calls that fail, in words: which call, why, and by which limit. */
-#include "control.h"
+#include "job.h"
 
 #include <errno.h>
 #include <stdio.h>

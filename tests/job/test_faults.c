@@ -109,7 +109,7 @@ static void kill_one(int32_t round, double *slowest)
     reports_free(x.reports, 5);
 }
 
-static void test_comm_faults__survive_kills_at_random_moments(void **state)
+static void test_job_faults__survive_kills_at_random_moments(void **state)
 {
     int32_t segments = count_entries("/dev/shm");
     double slowest = 0;
@@ -144,7 +144,7 @@ static ms_status exit_with_three(void *user, int32_t rank)
     return status;
 }
 
-static void test_comm_faults__name_the_rank_that_exits_with_a_code(void **state)
+static void test_job_faults__name_the_rank_that_exits_with_a_code(void **state)
 {
     scene x = {.reports = reports_new(3)};
     const char *cause;
@@ -176,7 +176,7 @@ static ms_status ignore_the_end(void *user, int32_t rank)
     }
 }
 
-static void test_comm_faults__end_a_rank_that_does_not_notice(void **state)
+static void test_job_faults__end_a_rank_that_does_not_notice(void **state)
 {
     double begin = run_seconds();
     const char *cause;
@@ -194,10 +194,10 @@ static void test_comm_faults__end_a_rank_that_does_not_notice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_faults__survive_kills_at_random_moments),
-        cmocka_unit_test(test_comm_faults__name_the_rank_that_exits_with_a_code),
-        cmocka_unit_test(test_comm_faults__end_a_rank_that_does_not_notice),
+        cmocka_unit_test(test_job_faults__survive_kills_at_random_moments),
+        cmocka_unit_test(test_job_faults__name_the_rank_that_exits_with_a_code),
+        cmocka_unit_test(test_job_faults__end_a_rank_that_does_not_notice),
     };
 
-    return cmocka_run_group_tests_name("comm/faults", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("job/faults", tests, NULL, NULL);
 }

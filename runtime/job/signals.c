@@ -1,8 +1,8 @@
-/* Stopping on purpose: signals become a word, and ranks agree on the step after which they stop.
+/* Stopping on purpose: signals become a word, which ranks look at after a step.
  *
  * How a process reacts to a signal belongs to the process, so this is the one file with words that
  * no context owns. */
-#include "control.h"
+#include "job.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -35,13 +35,15 @@ int32_t msi_stop_signal(uint32_t stop)
     return requests != 0 ? 31 - __builtin_clz(requests) : stop != 0 ? SIGUSR1 : 0;
 }
 
-ms_status ms_dist_catch_signals(void)
+uint32_t msi_stop_caught(void)
+{
+    return atomic_load(&caught);
+}
+
+ms_status msi_stop_catch(const msi_dist *d)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-
-    MS_TRY(ms_dist_join());
-    msi_dist *d = msi_dist_state();
 
     sigemptyset(&action.sa_mask);
     atomic_store(&caught, 0);
@@ -60,26 +62,5 @@ ms_status ms_dist_catch_signals(void)
         }
     }
     atomic_store(&d->job->block->slot[d->rank].catches, 1);
-    return MS_OK;
-}
-
-ms_status ms_dist_stop_agreed(int32_t *signal)
-{
-    uint32_t seen[MSI_MAX_RANKS], all = 0;
-    ms_comm *world;
-
-    *signal = 0;
-    MS_TRY(ms_comm_world(&world));
-    atomic_fetch_add(&world->job->block->slot[world->rank].looks, 1);
-    uint32_t mine = atomic_load(&caught) | atomic_load(&world->job->block->stop);
-
-    MS_TRY(msi_comm_gather_bytes(world, "stop_requested", &mine, sizeof(mine), seen));
-    for (int32_t q = 0; q < world->size; q++) {
-        all |= seen[q];
-    }
-    *signal = msi_stop_signal(all);
-    if (all != 0) { /* so that the launcher knows the ranks' exit codes as asked for */
-        atomic_fetch_or(&world->job->block->stop, all);
-    }
     return MS_OK;
 }

@@ -1,5 +1,5 @@
 /* What the system says of a process. */
-#include "control.h"
+#include "job.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Which cores a rank may run on. Ranks that share a core halve each other, so each gets its own. */
-#include "control.h"
+#include "job.h"
 
 #include <sched.h>
 

@@ -1,4 +1,4 @@
-/* runtime/comm/supervise.c, output.c: nobody stops the launcher, and it says who keeps it waiting.
+/* runtime/job/supervise.c, output.c: nobody stops the launcher, and it says who keeps it waiting.
  */
 #include "launch_test.h"
 
@@ -142,7 +142,7 @@ static size_t read_all(int fd, char *text, size_t room, int patience_ms)
 
 enum { ROOM = 1 << 22 };
 
-static void test_comm_supervise__hears_a_death_though_nobody_reads_its_output(void **state)
+static void test_job_supervise__hears_a_death_though_nobody_reads_its_output(void **state)
 {
     char *text = calloc(1, ROOM);
     int ends[2];
@@ -180,7 +180,7 @@ static void test_comm_supervise__hears_a_death_though_nobody_reads_its_output(vo
 }
 
 /* No rank can: the only one that is left waits in its prints. */
-static void test_comm_supervise__tells_a_death_itself_though_nobody_reads_its_output(void **state)
+static void test_job_supervise__tells_a_death_itself_though_nobody_reads_its_output(void **state)
 {
     char said[4096] = "";
     int ends[2];
@@ -205,7 +205,7 @@ static void test_comm_supervise__tells_a_death_itself_though_nobody_reads_its_ou
     close(ends[1]);
 }
 
-static void test_comm_supervise__hears_signals_though_nobody_reads_its_output(void **state)
+static void test_job_supervise__hears_signals_though_nobody_reads_its_output(void **state)
 {
     int ends[2];
 
@@ -219,7 +219,7 @@ static void test_comm_supervise__hears_signals_though_nobody_reads_its_output(vo
     close(ends[1]);
 }
 
-static void test_comm_supervise__loses_no_line_of_a_slow_reader(void **state)
+static void test_job_supervise__loses_no_line_of_a_slow_reader(void **state)
 {
     char *text = calloc(1, ROOM);
     int32_t next[2] = {0};
@@ -248,7 +248,7 @@ static void test_comm_supervise__loses_no_line_of_a_slow_reader(void **state)
     free(text);
 }
 
-static void test_comm_supervise__loses_no_line_of_a_failed_job_whose_reader_is_slow(void **state)
+static void test_job_supervise__loses_no_line_of_a_failed_job_whose_reader_is_slow(void **state)
 {
     enum { BYTES = 16, TURNS = 20 };
     char *text = calloc(1, ROOM), said[512];
@@ -281,7 +281,7 @@ static void test_comm_supervise__loses_no_line_of_a_failed_job_whose_reader_is_s
     free(text);
 }
 
-static void test_comm_supervise__ends_ranks_whose_reader_has_gone(void **state)
+static void test_job_supervise__ends_ranks_whose_reader_has_gone(void **state)
 {
     char text[1024];
     int ends[2];
@@ -296,7 +296,7 @@ static void test_comm_supervise__ends_ranks_whose_reader_has_gone(void **state)
     close(ends[1]);
 }
 
-static void test_comm_supervise__ends_though_the_keeper_is_killed_and_children_print(void **state)
+static void test_job_supervise__ends_though_the_keeper_is_killed_and_children_print(void **state)
 {
     enum { PIECE = 4096, PIECES = 5000 };
     char text[256] = "", piece[PIECE + 1];
@@ -322,7 +322,7 @@ static void test_comm_supervise__ends_though_the_keeper_is_killed_and_children_p
     close(ends[1]);
 }
 
-static void test_comm_supervise__says_who_has_not_joined(void **state)
+static void test_job_supervise__says_who_has_not_joined(void **state)
 {
     char said[512], expected[512], does[32];
     int ends[2], late, waits;
@@ -413,13 +413,13 @@ static ms_status leave_with_five(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_supervise__starts_ranks_without_standard_streams(void **state)
+static void test_job_supervise__starts_ranks_without_standard_streams(void **state)
 {
     (void)state;
     assert_int_equal(launch_after(close_standard_streams, print_and_meet, NULL, 2), 0);
 }
 
-static void test_comm_supervise__learns_exit_codes_though_its_host_ignores_children(void **state)
+static void test_job_supervise__learns_exit_codes_though_its_host_ignores_children(void **state)
 {
     (void)state;
     assert_int_equal(launch_after(ignore_children, leave_with_five, NULL, 2), 5);
@@ -429,7 +429,7 @@ static void nothing(void)
 {
 }
 
-static void test_comm_supervise__starts_127_ranks(void **state)
+static void test_job_supervise__starts_127_ranks(void **state)
 {
     (void)state;
     assert_int_equal(launch_after(nothing, meet, NULL, 127), 0);
@@ -451,7 +451,7 @@ static ms_status work_until_stopped(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_supervise__stops_in_every_phase_of_the_start(void **state)
+static void test_job_supervise__stops_in_every_phase_of_the_start(void **state)
 {
     enum { ROUNDS = 30 };
 
@@ -553,7 +553,7 @@ static const char *behind_the_time(const char *said)
     return said + sizeof(begin) - 1 + strspn(said + sizeof(begin) - 1, "0123456789");
 }
 
-static void test_comm_supervise__says_who_has_not_ended(void **state)
+static void test_job_supervise__says_who_has_not_ended(void **state)
 {
     char expected[256], said[1024];
     scene *x = scene_new();
@@ -569,7 +569,7 @@ static void test_comm_supervise__says_who_has_not_ended(void **state)
     scene_free(x);
 }
 
-static void test_comm_supervise__says_that_all_ranks_are_stopped(void **state)
+static void test_job_supervise__says_that_all_ranks_are_stopped(void **state)
 {
     static const char expected[] = " s for ranks 0, 1, 2 to end; last calls: rank 0 (pid ";
     char said[1024];
@@ -584,20 +584,20 @@ static void test_comm_supervise__says_that_all_ranks_are_stopped(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_supervise__hears_a_death_though_nobody_reads_its_output),
-        cmocka_unit_test(test_comm_supervise__tells_a_death_itself_though_nobody_reads_its_output),
-        cmocka_unit_test(test_comm_supervise__hears_signals_though_nobody_reads_its_output),
-        cmocka_unit_test(test_comm_supervise__loses_no_line_of_a_slow_reader),
-        cmocka_unit_test(test_comm_supervise__loses_no_line_of_a_failed_job_whose_reader_is_slow),
-        cmocka_unit_test(test_comm_supervise__ends_ranks_whose_reader_has_gone),
-        cmocka_unit_test(test_comm_supervise__says_who_has_not_joined),
-        cmocka_unit_test(test_comm_supervise__ends_though_the_keeper_is_killed_and_children_print),
-        cmocka_unit_test(test_comm_supervise__starts_ranks_without_standard_streams),
-        cmocka_unit_test(test_comm_supervise__learns_exit_codes_though_its_host_ignores_children),
-        cmocka_unit_test(test_comm_supervise__starts_127_ranks),
-        cmocka_unit_test(test_comm_supervise__stops_in_every_phase_of_the_start),
-        cmocka_unit_test(test_comm_supervise__says_who_has_not_ended),
-        cmocka_unit_test(test_comm_supervise__says_that_all_ranks_are_stopped),
+        cmocka_unit_test(test_job_supervise__hears_a_death_though_nobody_reads_its_output),
+        cmocka_unit_test(test_job_supervise__tells_a_death_itself_though_nobody_reads_its_output),
+        cmocka_unit_test(test_job_supervise__hears_signals_though_nobody_reads_its_output),
+        cmocka_unit_test(test_job_supervise__loses_no_line_of_a_slow_reader),
+        cmocka_unit_test(test_job_supervise__loses_no_line_of_a_failed_job_whose_reader_is_slow),
+        cmocka_unit_test(test_job_supervise__ends_ranks_whose_reader_has_gone),
+        cmocka_unit_test(test_job_supervise__says_who_has_not_joined),
+        cmocka_unit_test(test_job_supervise__ends_though_the_keeper_is_killed_and_children_print),
+        cmocka_unit_test(test_job_supervise__starts_ranks_without_standard_streams),
+        cmocka_unit_test(test_job_supervise__learns_exit_codes_though_its_host_ignores_children),
+        cmocka_unit_test(test_job_supervise__starts_127_ranks),
+        cmocka_unit_test(test_job_supervise__stops_in_every_phase_of_the_start),
+        cmocka_unit_test(test_job_supervise__says_who_has_not_ended),
+        cmocka_unit_test(test_job_supervise__says_that_all_ranks_are_stopped),
     };
 
     int code;
@@ -605,5 +605,5 @@ int main(int argc, char **argv)
     if (is_no_test(argc, argv, rank_program, &code)) {
         return code;
     }
-    return cmocka_run_group_tests_name("comm/supervise", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("job/supervise", tests, NULL, NULL);
 }

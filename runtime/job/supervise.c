@@ -16,8 +16,6 @@
 
 enum { STOP_S = 10, UNREAD_MS = 250 };
 
-static const int relayed[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-
 typedef struct supervisor {
     ms_launch *launch;
     msi_job *job;
@@ -244,13 +242,13 @@ static void late_text(const supervisor *s, char *buffer, size_t nbytes)
     size_t at = (size_t)snprintf(buffer, nbytes, s->alive > 1 ? "ranks" : "rank");
     const char *before = " ";
 
-    for (int32_t r = 0; r < s->launch->n && at + sizeof(", 127, ...") <= nbytes; r++) {
+    for (int32_t r = 0; r < s->launch->n && at + sizeof(", 1023, ...") <= nbytes; r++) {
         if (s->launch->child[r].running) {
             at += (size_t)snprintf(buffer + at, nbytes - at, "%s%d", before, (int)r);
             before = ", ";
         }
     }
-    if (at + sizeof(", 127, ...") > nbytes) {
+    if (at + sizeof(", 1023, ...") > nbytes) {
         snprintf(buffer + at, nbytes - at, ", ...");
     }
 }
@@ -269,7 +267,6 @@ static void announce_wait(supervisor *s)
     int64_t now = msi_now_ns(), since = now - s->looked_at;
     int64_t limit = s->job->block->announce_ns, quiet = atomic_load(&s->job->block->quiet_until);
     char late[128], positions[1024], text[1536];
-    ms_comm world = {0};
 
     if (limit <= 0 || since < MSI_LOOK_MS * 1000000LL) {
         return;
@@ -285,47 +282,18 @@ static void announce_wait(supervisor *s)
                                         now + 4 * s->waited_ns)) {
         return;
     }
-    msi_comm_of_world(&world, s->job, -1);
-    msi_positions_text(&world, positions, sizeof(positions));
+    s->job->guest->positions(s->job, positions, sizeof(positions));
     late_text(s, late, sizeof(late));
     snprintf(text, sizeof(text), "the launcher has waited %lld s for %s to end; last calls: %s",
              (long long)(s->waited_ns / 1000000000), late, positions);
     ms_warn("UserWarning", text);
 }
 
-/* -- holding signals --------------------------------------------------------------------------- */
-
-ms_status msi_launch_hold_signals(ms_launch *launch)
-{
-    sigemptyset(&launch->held);
-    for (int32_t i = 0; i < MSI_COUNT(relayed); i++) {
-        struct sigaction now;
-
-        if (sigaction(relayed[i], NULL, &now) != 0 || now.sa_handler != SIG_IGN) {
-            sigaddset(&launch->held, relayed[i]);
-        }
-    }
-    pthread_sigmask(SIG_BLOCK, &launch->held, &launch->before);
-    launch->signal_fd = signalfd(-1, &launch->held, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (launch->signal_fd < 0) {
-        int error = errno;
-
-        msi_launch_hear_signals(launch);
-        return msi_fail_call("signalfd", error, "cannot start %d ranks", (int)launch->n);
-    }
-    return MS_OK;
-}
-
-void msi_launch_hear_signals(const ms_launch *launch)
-{
-    pthread_sigmask(SIG_SETMASK, &launch->before, NULL);
-}
-
 /* -- the loop ---------------------------------------------------------------------------------- */
 
 static void sleep_for_events(supervisor *s)
 {
-    struct pollfd fds[2 + MSI_OUTPUT_FDS];
+    struct pollfd fds[2 + 2 * s->launch->n + 2];
     int64_t left_ms =
         s->kill_at != 0 && !s->killed ? (s->kill_at - msi_now_ns()) / 1000000 + 1 : MSI_LOOK_MS;
     nfds_t n = 0;
@@ -460,7 +428,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
 
     supervise(&s);
     if (s.first_code == 0) {
-        msi_job_compare_left(s.job);
+        s.job->guest->compare_left(s.job);
     }
     finish_output(&s);
     if (ignores) {
@@ -484,7 +452,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
 
 void ms_dist_pass_on_stop(void)
 {
-    msi_dist *d = msi_dist_state();
+    msi_dist *d = msi_dist_peek();
 
     if (d != NULL && d->asked != 0) {
         int32_t signal = d->asked;

@@ -3,7 +3,8 @@
 #ifndef MSI_LAUNCH_H
 #define MSI_LAUNCH_H
 
-#include "control.h"
+#include "job.h"
+#include "live.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -16,6 +17,7 @@ typedef struct msi_child {
     bool running; /* started and not known to have ended */
     bool killed;  /* by its launcher */
     int32_t code; /* exit code or 128 + signal, once it has ended */
+    pid_t pid;    /* the keeper's alone; 0: has ended */
 } msi_child;
 
 struct ms_launch {
@@ -32,17 +34,15 @@ struct ms_launch {
      * until the launcher reads them, so that none ends the launcher alone. */
     sigset_t held, before; /* ... and the mask that launcher and ranks go back to */
     int32_t signal_fd;     /* what the launcher reads them from */
-    msi_child child[MSI_MAX_RANKS];
+    msi_child child[];     /* (n) */
 };
 
 /* -- launch.c ---------------------------------------------------------------------------------- */
 void msi_launch_free(ms_launch *launch);
-/* End what runs, then free. */
-void msi_launch_kill(ms_launch *launch);
 /* Why the program could not be run, which execve() told by `error`. */
 const char *msi_launch_why(const ms_launch *launch, int error);
 
-/* -- supervise.c ------------------------------------------------------------------------------- */
+/* -- relay.c ----------------------------------------------------------------------------------- */
 /* Hold back the signals to be relayed, but those that the process ignores. When that fails signals
  * are taken as before. */
 ms_status msi_launch_hold_signals(ms_launch *launch);
@@ -50,7 +50,6 @@ ms_status msi_launch_hold_signals(ms_launch *launch);
 void msi_launch_hear_signals(const ms_launch *launch);
 
 /* -- output.c: lines of ranks, with "[rank N] " in front --------------------------------------- */
-enum { MSI_OUTPUT_FDS = 2 * MSI_MAX_RANKS + 2 };
 /* Pipes for what ranks print. */
 ms_status msi_output_new(msi_output **out, int32_t n);
 void msi_output_free(msi_output *o);
@@ -70,7 +69,8 @@ bool msi_output_lost(const msi_output *o);
 /* For how long nobody had read what waits to be printed, on stdout or on stderr, when that was last
  * moved, without time in which this process was stopped; 0: nothing waits. */
 int64_t msi_output_unread_ns(const msi_output *o);
-/* What to sleep on until msi_output_move() can do something; gives their number. */
+/* What to sleep on until msi_output_move() can do something: two for each rank, and two; gives
+ * their number. */
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds);
 
 /* -- keeper.c: the parent of the ranks, and of what they leave behind ---------------------------

@@ -1,4 +1,4 @@
-/* runtime/comm/supervise.c, signals.c, launch.c: who is told to stop, and what a host is told. */
+/* runtime/job/supervise.c, signals.c, launch.c: who is told to stop, and what a host is told. */
 #include "launch_test.h"
 
 static scene *x;
@@ -87,7 +87,7 @@ static void check_term_counts_after_usr1(rank_fn fn, int later)
     scene_free(x);
 }
 
-static void test_comm_stop__counts_a_request_over_an_earlier_usr1(void **state)
+static void test_job_stop__counts_a_request_over_an_earlier_usr1(void **state)
 {
     (void)state;
     check_term_counts_after_usr1(count_usr1, SIGTERM);
@@ -101,7 +101,7 @@ static void leave_with_77(int signal)
     _exit(77);
 }
 
-static void test_comm_stop__is_passed_on_to_a_host_that_goes_on(void **state)
+static void test_job_stop__is_passed_on_to_a_host_that_goes_on(void **state)
 {
     static const struct {
         int signal;
@@ -136,7 +136,7 @@ static ms_status rest(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_comm_stop__a_copy_of_the_host_cannot_wait(void **state)
+static void test_job_stop__a_copy_of_the_host_cannot_wait(void **state)
 {
     ms_launch *launch = launch_processes(2, rest, NULL);
     const char *cause;
@@ -156,7 +156,7 @@ static void test_comm_stop__a_copy_of_the_host_cannot_wait(void **state)
     assert_int_equal(code, 0);
 }
 
-static void test_comm_stop__names_why_a_program_of_a_long_path_cannot_run(void **state)
+static void test_job_stop__names_why_a_program_of_a_long_path_cannot_run(void **state)
 {
     char path[512], *end = path + snprintf(path, sizeof(path), "/tmp/moonshard-stop-%d", getpid());
     const char *cause;
@@ -181,11 +181,11 @@ static void test_comm_stop__names_why_a_program_of_a_long_path_cannot_run(void *
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_stop__counts_a_request_over_an_earlier_usr1),
-        cmocka_unit_test(test_comm_stop__is_passed_on_to_a_host_that_goes_on),
-        cmocka_unit_test(test_comm_stop__a_copy_of_the_host_cannot_wait),
-        cmocka_unit_test(test_comm_stop__names_why_a_program_of_a_long_path_cannot_run),
+        cmocka_unit_test(test_job_stop__counts_a_request_over_an_earlier_usr1),
+        cmocka_unit_test(test_job_stop__is_passed_on_to_a_host_that_goes_on),
+        cmocka_unit_test(test_job_stop__a_copy_of_the_host_cannot_wait),
+        cmocka_unit_test(test_job_stop__names_why_a_program_of_a_long_path_cannot_run),
     };
 
-    return CAN_FORK ? cmocka_run_group_tests_name("comm/stop", tests, NULL, NULL) : 0;
+    return CAN_FORK ? cmocka_run_group_tests_name("job/stop", tests, NULL, NULL) : 0;
 }

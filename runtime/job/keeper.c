@@ -29,10 +29,9 @@ typedef struct message {
 enum { STARTED = -1, DEAF = -2 }; /* instead of a rank */
 
 typedef struct keeper {
-    const ms_launch *launch;
+    ms_launch *launch;
     int32_t line; /* to the launcher; -1: it has gone */
     int32_t running;
-    pid_t pid[MSI_MAX_RANKS]; /* 0: has ended */
     struct sigaction child_before;
 } keeper;
 
@@ -105,7 +104,7 @@ static int32_t start_ranks(keeper *k)
             tell(k->line, r, errno);
             _exit(1);
         }
-        k->pid[r] = pid;
+        k->launch->child[r].pid = pid;
         k->running++;
         atomic_store(&k->launch->job->block->slot[r].pid, (int32_t)pid);
     }
@@ -129,8 +128,8 @@ static void reap(keeper *k)
 
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         for (int32_t r = 0; r < k->launch->n; r++) {
-            if (k->pid[r] == pid) {
-                k->pid[r] = 0;
+            if (k->launch->child[r].pid == pid) {
+                k->launch->child[r].pid = 0;
                 k->running--;
                 report(k, r, status);
             }
@@ -140,8 +139,8 @@ static void reap(keeper *k)
 
 static void signal_rank(const keeper *k, int32_t rank, int signal)
 {
-    if (k->pid[rank] > 0) {
-        kill(k->pid[rank], signal);
+    if (k->launch->child[rank].pid > 0) {
+        kill(k->launch->child[rank].pid, signal);
     }
 }
 

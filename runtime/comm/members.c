@@ -1,0 +1,55 @@
+/* Where the members of a group keep what they share, in one piece of memory. */
+#include "group.h"
+
+typedef struct places {
+    int64_t notes, staging, nbytes;
+} places;
+
+static places places_of(int32_t size)
+{
+    places p = {.notes = (int64_t)sizeof(msi_member) * size};
+
+    p.staging = msi_round_up(p.notes, 4096);
+    p.nbytes = p.staging;
+    if (size > 1) {
+        p.staging += (int64_t)sizeof(msi_note_record) * MSI_NOTES * size;
+        p.nbytes = p.staging + (int64_t)size * 2 * MSI_CHUNK;
+    }
+    return p;
+}
+
+int64_t msi_members_bytes(int32_t size)
+{
+    return places_of(size).nbytes;
+}
+
+uint32_t msi_members_layout(void)
+{
+    return (uint32_t)msi_mix64(sizeof(msi_member) + 1000037 * sizeof(msi_note_record) * MSI_NOTES +
+                               MSI_CHUNK);
+}
+
+void msi_members_place(ms_comm *c, void *memory)
+{
+    const places p = places_of(c->size);
+
+    c->members = memory;
+    if (c->size > 1) {
+        c->notes = (void *)((char *)memory + p.notes);
+        c->staging = (char *)memory + p.staging;
+    }
+}
+
+void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *slot, uint64_t *checked)
+{
+    for (int32_t q = 0; q < job->world; q++) {
+        slot[q] = q;
+        checked[q] = 0;
+    }
+    out->job = job;
+    out->rank = rank;
+    out->size = job->world;
+    out->slot = slot;
+    out->checked = checked;
+    msi_members_place(out, msi_job_guest_memory(job));
+}

@@ -1,0 +1,47 @@
+/* Saying what comes next, and what that says of the peers: are they to be woken, are they there? */
+#include "group.h"
+
+bool msi_comm_broken(ms_comm *c)
+{
+    return !c->is_self && atomic_load_explicit(&c->job->block->abort, memory_order_acquire) != 0;
+}
+
+void msi_comm_ring(ms_comm *c)
+{
+    for (int32_t q = 0; q < c->size; q++) {
+        msi_slot_rank *slot = &c->job->block->slot[c->slot[q]];
+
+        if (q != c->rank && atomic_load(&slot->waiting) != 0) {
+            msi_doorbell_ring(slot);
+        }
+    }
+}
+
+ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
+{
+    const size_t nbytes = 8 * (size_t)msi_fingerprint_words(fp);
+    msi_fingerprint own;
+
+    *seq = 0;
+    memcpy(&own, fp, nbytes);
+    own.noted = msi_noted(c, c->rank);
+    if (MSI_UNLIKELY(c->dist->gone != MSI_GONE_NOT)) {
+        return msi_gone_error(c->dist);
+    }
+    c->seq++;
+    c->hash = msi_mix64(c->hash ^ ms_hash_bytes(&own, (int64_t)nbytes));
+    msi_record_write(&c->members[c->rank], c->seq, c->hash, &own);
+    if (MSI_UNLIKELY(msi_comm_broken(c))) {
+        char operation[MSI_OPERATION_TEXT];
+
+        return msi_comm_fail(c, "called",
+                             msi_operation_text(c, c->seq, operation, sizeof(operation)));
+    }
+    *seq = c->seq;
+    return MS_OK;
+}
+
+uint64_t msi_comm_said(const ms_comm *c)
+{
+    return c->hash;
+}

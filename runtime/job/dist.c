@@ -1,0 +1,135 @@
+/* A context's place in its job: being a rank, and being none any more. */
+#include "job.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { LEAST_STACK = 256 * 1024 }; /* twice what a first step was seen to need */
+
+/* -- the room's state -------------------------------------------------------------------------- */
+
+static void dist_close(void *state)
+{
+    msi_dist *d = state;
+
+    if (d->launch != NULL) {
+        d->end_launch(d->launch);
+    }
+    if (d->job != NULL && d->gone == MSI_GONE_NOT) {
+        ms_dist_leave();
+    }
+    if (d->owns_job) {
+        msi_job_free(d->job);
+    }
+    free(d);
+}
+
+msi_dist *msi_dist_state(void)
+{
+    ms_context *ctx = msi_context();
+
+    if (ctx == NULL) {
+        return NULL;
+    }
+    if (ctx->room[MSI_ROOM_JOB] == NULL) {
+        msi_dist *d = calloc(1, sizeof(*d));
+
+        if (d == NULL) {
+            msi_fail(MS_OUT_OF_MEMORY, "no memory for the state of ranks");
+            return NULL;
+        }
+        d->ctx = ctx;
+        ctx->room[MSI_ROOM_JOB] = d;
+        ctx->close[MSI_ROOM_JOB] = dist_close;
+    }
+    return ctx->room[MSI_ROOM_JOB];
+}
+
+msi_dist *msi_dist_peek(void)
+{
+    ms_context *ctx = msi_context_peek();
+
+    return ctx != NULL ? ctx->room[MSI_ROOM_JOB] : NULL;
+}
+
+/* -- leaving without a word -------------------------------------------------------------------- */
+
+ms_status msi_gone_error(const msi_dist *d)
+{
+    if (d->gone == MSI_GONE_FORKED) {
+        return MS_FAIL(MS_COMM_ERROR,
+                       "this process was forked by rank %d and is no rank itself: collectives are "
+                       "its parent's",
+                       (int)d->rank);
+    }
+    return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");
+}
+
+/* In a process that this thread has just forked: a copy of a rank would speak and store as that
+ * rank. */
+static void forked(void)
+{
+    msi_dist *d = msi_dist_peek();
+
+    if (d != NULL && d->job != NULL && d->job->world > 1 && d->gone == MSI_GONE_NOT) {
+        msi_job_make_private(d->job);
+        d->gone = MSI_GONE_FORKED;
+    }
+}
+
+static pthread_once_t forks_watched = PTHREAD_ONCE_INIT;
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
+/* -- joining and leaving ----------------------------------------------------------------------- */
+
+/* A stack that is too small ends a rank by a signal in its first step: who set it is told before.
+ */
+static ms_status check_stack(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < LEAST_STACK) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "the stack of this process may have %lld bytes (ulimit -s), expected at "
+                       "least %d",
+                       (long long)limit.rlim_cur, LEAST_STACK);
+    }
+    return MS_OK;
+}
+
+ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launcher, bool owns_job)
+{
+    msi_slot_rank *slot = &job->block->slot[rank];
+    int32_t starting = MSI_RANK_STARTING;
+
+    MS_TRY(check_stack());
+    if (!atomic_compare_exchange_strong(&slot->state, &starting, MSI_RANK_ALIVE)) {
+        return MS_FAIL(MS_COMM_ERROR, "rank %d has joined already (process %d)", (int)rank,
+                       (int)atomic_load(&slot->pid));
+    }
+    atomic_store(&slot->pid, (int32_t)getpid());
+    d->job = job;
+    d->rank = rank;
+    d->ctx->rank = rank;
+    d->launcher = launcher;
+    d->owns_job = owns_job;
+    pthread_once(&forks_watched, watch_forks);
+    return MS_OK;
+}
+
+void ms_dist_leave(void)
+{
+    msi_dist *d = msi_dist_peek();
+
+    if (d == NULL || d->job == NULL || d->gone != MSI_GONE_NOT) {
+        return;
+    }
+    d->gone = MSI_GONE_LEFT;
+    msi_job_set_state(d->job, d->rank, MSI_RANK_LEFT);
+}

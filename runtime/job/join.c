@@ -1,0 +1,193 @@
+/* Joining: by what a launcher left in the environment, or alone; and what a process can be told of
+ * the job it is in. */
+#include "job.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* -- by the environment ------------------------------------------------------------------------ */
+
+/* A whole number in [least, most] from the environment, or -1 with the error set. */
+static int32_t env_number(const char *name, int32_t least, int32_t most)
+{
+    const char *text = getenv(name);
+    char *end = NULL;
+    long value;
+
+    if (text == NULL || text[0] == '\0') {
+        msi_fail(MS_COMM_ERROR, "%s is not set, though this process was started as a rank", name);
+        return -1;
+    }
+    errno = 0;
+    value = strtol(text, &end, 10);
+    if (errno != 0 || *end != '\0' || value < least || value > most) {
+        msi_fail(MS_COMM_ERROR, "%s is '%s', expected a whole number from %d to %d", name, text,
+                 (int)least, (int)most);
+        return -1;
+    }
+    return (int32_t)value;
+}
+
+/* "recv,send0,send1,..." as become_program() wrote it. */
+static ms_status open_mail(msi_job *job, int32_t rank)
+{
+    const char *text = msi_switch_text("MOONSHARD_MAIL_FDS", "");
+
+    for (int32_t i = -1; i < job->world; i++) {
+        char *end = NULL;
+        long fd = strtol(text, &end, 10);
+
+        bool is_number = end > text && fd >= 0;
+
+        if (!is_number || fcntl((int)fd, F_SETFD, FD_CLOEXEC) != 0) {
+            return MS_FAIL(
+                MS_COMM_ERROR, "MOONSHARD_MAIL_FDS does not list the %d mailboxes of this job: %s",
+                (int)job->world + 1, is_number ? strerrordesc_np(errno) : "expected a number each");
+        }
+        job->mail[i < 0 ? rank : i][i < 0 ? 0 : 1] = (int32_t)fd;
+        text = *end == ',' ? end + 1 : end;
+    }
+    return MS_OK;
+}
+
+/* What is of the launcher stays open: this process may open its job again. */
+static void close_job(msi_job *job)
+{
+    for (int32_t r = 0; r < job->world; r++) {
+        job->mail[r][0] = job->mail[r][1] = -1;
+    }
+    job->fd = -1;
+    msi_job_free(job);
+}
+
+/* The job this process was started for, and which rank of it. */
+static ms_status open_job(msi_job **out, const msi_job_guest *guest, int32_t *rank)
+{
+    int32_t world = env_number("MOONSHARD_WORLD_SIZE", 1, MS_MAX_RANKS);
+    int32_t fd;
+
+    *rank = world < 0 ? -1 : env_number("MOONSHARD_RANK", 0, world - 1);
+    fd = *rank < 0 ? -1 : env_number("MOONSHARD_JOB_FD", 0, INT32_MAX - 1);
+    if (fd < 0) {
+        return MS_COMM_ERROR;
+    }
+    MS_TRY(msi_job_open(out, guest, fd));
+    if ((*out)->world != world) {
+        MS_FAIL(MS_COMM_ERROR, "MOONSHARD_WORLD_SIZE is %d, but the job has %d ranks", (int)world,
+                (int)(*out)->world);
+        close_job(*out);
+        return MS_COMM_ERROR;
+    }
+    return MS_OK;
+}
+
+static ms_status join_by_environment(msi_dist *d, const msi_job_guest *guest)
+{
+    msi_job *job;
+    int32_t rank;
+    ms_status status = MS_OK;
+
+    MS_TRY(open_job(&job, guest, &rank));
+    MS_TRY_GOTO(open_mail(job, rank), failed);
+    MS_TRY_GOTO(msi_dist_enter(d, job, rank, MSI_LAUNCHER_RUN, true), failed);
+    fcntl(job->fd, F_SETFD, FD_CLOEXEC);
+    /* The ranks' children are no ranks. */
+    unsetenv("MOONSHARD_RANK");
+    unsetenv("MOONSHARD_JOB_FD");
+    unsetenv("MOONSHARD_MAIL_FDS");
+    unsetenv("MOONSHARD_WORLD_SIZE");
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a pipe to the launcher: lines at once */
+    return MS_OK;
+failed:
+    close_job(job);
+    return status;
+}
+
+/* -- for all ---------------------------------------------------------------------------------- */
+
+static ms_status join_alone(msi_dist *d, const msi_job_guest *guest)
+{
+    msi_job *job;
+
+    MS_TRY(msi_job_new(&job, guest, 1, true)); /* one rank, this one: plain memory */
+    ms_status status = msi_dist_enter(d, job, 0, MSI_LAUNCHER_NONE, true);
+
+    if (status != MS_OK) {
+        msi_job_free(job);
+    }
+    return status;
+}
+
+ms_status msi_dist_join(const msi_job_guest *guest)
+{
+    msi_dist *d = msi_dist_state();
+
+    if (d == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    if (d->job != NULL) {
+        return MS_OK;
+    }
+    return ms_dist_launched() ? join_by_environment(d, guest) : join_alone(d, guest);
+}
+
+bool msi_dist_abort_unjoined(const msi_job_guest *guest, ms_status kind, const char *message)
+{
+    msi_job *job;
+    int32_t rank;
+
+    if (!ms_dist_launched() || open_job(&job, guest, &rank) != MS_OK) {
+        return false;
+    }
+    bool first = msi_job_abort(job, rank, rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
+                               (int)rank, message);
+
+    close_job(job);
+    return first;
+}
+
+bool ms_dist_launched(void)
+{
+    const msi_dist *d = msi_dist_peek();
+
+    return (d != NULL && d->job != NULL && d->launcher != MSI_LAUNCHER_NONE) ||
+           getenv("MOONSHARD_RANK") != NULL;
+}
+
+static const char *const launchers[] = {
+    [MSI_LAUNCHER_NONE] = "none",
+    [MSI_LAUNCHER_FORK] = "fork",
+    [MSI_LAUNCHER_RUN] = "run",
+    [MSI_LAUNCHER_THREAD] = "thread",
+};
+
+void ms_dist_info_get(ms_dist_info *info)
+{
+    const msi_dist *d = msi_dist_peek();
+    bool joined = d != NULL && d->job != NULL;
+
+    *info = (ms_dist_info){.world_size = 1,
+                           .local_world_size = 1,
+                           .cores = msi_cores_allowed(),
+                           .initialized = joined && d->gone == 0,
+                           .launcher = launchers[d != NULL ? d->launcher : MSI_LAUNCHER_NONE],
+                           .transport = "self"};
+    if (joined) {
+        info->rank = info->local_rank = d->rank;
+        info->world_size = info->local_world_size = d->job->world;
+        info->transport = d->job->world > 1 ? "shm" : "self";
+    }
+}
+
+void ms_dist_exit(int32_t code)
+{
+    fflush(NULL);
+    if (code == 0) { /* otherwise the launcher says what happened, with the code */
+        ms_dist_leave();
+    }
+    _exit(code);
+}

@@ -1,0 +1,174 @@
+/* Mailboxes: one per rank that is a process, into which others put file descriptors.
+ *
+ * A rank may be in several groups, and a letter of one may lie before that of another it now asks
+ * for: such letters are kept. Those of earlier calls of the same group belong to attempts that
+ * failed, and are thrown away. */
+#include "job.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+typedef struct msi_letter_kept {
+    struct msi_letter_kept *next;
+    msi_letter letter;
+    int32_t fd;
+} msi_letter_kept;
+
+ms_status msi_mail_new(msi_job *job)
+{
+    for (int32_t r = 0; r < job->world; r++) {
+        if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, job->mail[r]) != 0) {
+            return msi_fail_call("socketpair", errno, "cannot make the mailbox of rank %d", (int)r);
+        }
+    }
+    return MS_OK;
+}
+
+static void close_fd(int32_t *fd)
+{
+    if (*fd >= 0) {
+        close(*fd);
+    }
+    *fd = -1;
+}
+
+void msi_mail_keep(msi_job *job, int32_t rank)
+{
+    for (int32_t r = 0; r < job->world; r++) {
+        close_fd(&job->mail[r][r == rank ? 1 : 0]);
+    }
+}
+
+void msi_mail_free(msi_job *job)
+{
+    for (int32_t r = 0; r < job->world; r++) {
+        close_fd(&job->mail[r][0]);
+        close_fd(&job->mail[r][1]);
+    }
+    while (job->kept != NULL) {
+        msi_letter_kept *first = job->kept;
+
+        job->kept = first->next;
+        close(first->fd);
+        free(first);
+    }
+}
+
+int msi_mail_send(const msi_job *job, int32_t rank, msi_letter letter, int32_t fd)
+{
+    struct iovec part = {.iov_base = &letter, .iov_len = sizeof(letter)};
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof(control)};
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+
+    letter.nonce = job->block->nonce;
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
+    while (sendmsg(job->mail[rank][1], &message, MSG_NOSIGNAL) < 0) {
+        if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+/* The next of the mailbox: errno, with `*fd` -1 where it brings none. */
+static int take_letter(const msi_job *job, int32_t rank, msi_letter *letter, int32_t *fd)
+{
+    struct iovec part = {.iov_base = letter, .iov_len = sizeof(*letter)};
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof(control)};
+    ssize_t n;
+
+    *fd = -1;
+    while ((n = recvmsg(job->mail[rank][0], &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) < 0 &&
+           errno == EINTR) {
+    }
+    if (n < 0) {
+        return errno;
+    }
+    if ((message.msg_flags & MSG_CTRUNC) != 0) { /* no room for one more descriptor */
+        return EMFILE;
+    }
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+
+    if (rights != NULL && rights->cmsg_type == SCM_RIGHTS) {
+        memcpy(fd, CMSG_DATA(rights), sizeof(*fd));
+    }
+    if (n != sizeof(*letter) || letter->nonce != job->block->nonce) { /* none of this job's */
+        close_fd(fd);
+    }
+    return 0;
+}
+
+/* The one asked for, of those that came before; -1: it is not among them. */
+static int32_t find_kept(msi_job *job, msi_letter letter)
+{
+    int32_t found = -1;
+
+    for (msi_letter_kept **at = &job->kept; *at != NULL;) {
+        msi_letter_kept *k = *at;
+
+        if (k->letter.group != letter.group) {
+            at = &k->next;
+            continue;
+        }
+        if (k->letter.seq == letter.seq) {
+            found = k->fd;
+        } else {
+            close(k->fd);
+        }
+        *at = k->next;
+        free(k);
+    }
+    return found;
+}
+
+/* Gives errno. */
+static int keep_letter(msi_job *job, msi_letter letter, int32_t fd)
+{
+    msi_letter_kept *k = malloc(sizeof(*k));
+
+    if (k == NULL) {
+        close(fd);
+        return ENOMEM;
+    }
+    *k = (msi_letter_kept){.next = job->kept, .letter = letter, .fd = fd};
+    job->kept = k;
+    return 0;
+}
+
+int msi_mail_receive(msi_job *job, int32_t rank, msi_letter letter, int32_t *fd)
+{
+    *fd = find_kept(job, letter);
+    while (*fd < 0) {
+        msi_letter got = {0};
+        int32_t its;
+        int error = take_letter(job, rank, &got, &its);
+
+        if (error == 0 && its >= 0) {
+            if (got.group != letter.group) {
+                error = keep_letter(job, got, its);
+            } else if (got.seq == letter.seq) {
+                *fd = its;
+            } else {
+                close(its);
+            }
+        }
+        if (error != 0) {
+            return error;
+        }
+    }
+    return 0;
+}
