@@ -302,6 +302,41 @@ function dist.world()
   return comm_out[0]
 end
 
+local function check_group(what, group)
+  if not tostring(group):find('^cdata<struct ms_comm %*>') then
+    arguments.refuse(what, 'group', group, 'a group of ranks')
+  end
+  return group
+end
+
+local function int32(name, value, default)
+  value = arguments.whole('dist.split', name, value, default)
+  if value < -2 ^ 31 or value >= 2 ^ 31 then
+    errors.raise('ValueError', "dist.split: '%s' is %.17g, expected a number of 32 bits", name,
+      value)
+  end
+  return value
+end
+
+--- Divide a group: those of its ranks that give the same color form a group of their own, ordered
+--- by key and, where keys are equal, as before. Collective over the group that is divided. What
+--- comes back is what fsdp.FSDP takes as `process_group`; it lasts as long as the job, so divide
+--- once. Errors name ranks by their rank in the job.
+---
+---   local pair = ms.dist.split(world.rank % 2) -- ranks 0 and 2, ranks 1 and 3
+---   local model = fsdp.FSDP(module, { process_group = pair })
+---
+---@param color integer  below 0: this rank joins none
+---@param key? integer  default 0
+---@param group? ffi.cdata*  the group that is divided, default: all ranks
+---@return ffi.cdata*? group  nil for a color below 0
+function dist.split(color, key, group)
+  color, key = int32('color', color), int32('key', key, 0)
+  group = group == nil and dist.world() or check_group('dist.split', group)
+  B.check(C.ms_comm_split(comm_out, group, color, key))
+  return comm_out[0] ~= nil and comm_out[0] or nil
+end
+
 -- What a collective writes into, which is not recorded either.
 local function target(what, name, t)
   writable(arguments.tensor(what, name, t), what)
@@ -400,12 +435,7 @@ local counts = B.new('int64_t[5]')
 ---@param group? ffi.cdata*  default: the world
 ---@return ms.dist.Counts
 function dist.counts(group)
-  if group == nil then
-    group = dist.world()
-  elseif not tostring(group):find('^cdata<struct ms_comm %*>') then
-    arguments.refuse('counts', 'group', group, 'a group of ranks')
-  end
-  C.ms_comm_counts(group, counts)
+  C.ms_comm_counts(group == nil and dist.world() or check_group('counts', group), counts)
   return {
     all_gather = tonumber(counts[0]),
     reduce_scatter = tonumber(counts[1]),
@@ -429,6 +459,7 @@ local OTHERWISE = {
   all_gather_single = 'dist.all_gather(out, t)',
   reduce_scatter_single = 'dist.reduce_scatter(out, input)',
   ReduceOp = "the operation as text: 'sum', 'avg', 'max' or 'min'",
+  new_group = 'dist.split(color, key)', split_group = 'dist.split(color, key)',
   get_backend = 'dist.info().transport', get_node_local_rank = 'dist.info().local_rank',
 }
 

@@ -126,8 +126,8 @@ for name in pairs(names [[
   planned.collectives[name] = 'a collective of objects'
 end
 for name in pairs(names [[
-  get_global_rank get_group_rank get_process_group_ranks group GroupMember new_group new_subgroups
-  new_subgroups_by_enumeration ProcessGroup shrink_group split_group
+  get_global_rank get_group_rank get_process_group_ranks group GroupMember new_subgroups
+  new_subgroups_by_enumeration ProcessGroup shrink_group
 ]]) do
   planned.collectives[name] = 'a group of some ranks (hybrid sharding)'
 end

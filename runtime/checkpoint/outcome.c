@@ -43,7 +43,8 @@ ms_status msi_outcome_agree(ms_comm *comm, const char *what, const msi_outcome *
     for (int32_t r = 0; r < world; r++) {
         if (all[r].status != MS_OK) {
             return world == 1 ? MS_FAIL(all[r].status, "%s", all[r].message)
-                              : MS_FAIL(all[r].status, "rank %d: %s", r, all[r].message);
+                              : MS_FAIL(all[r].status, "rank %d: %s",
+                                        (int)msi_comm_rank_in_job(comm, r), all[r].message);
         }
     }
     return MS_OK;

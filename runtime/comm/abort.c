@@ -3,10 +3,26 @@
 
 static const char NO_REASON[] = "no reason given";
 
+/* The group whose members have just been told of a failure, or NULL; and whose it is. */
+static const ms_comm *failed_group(int32_t *owner)
+{
+    const msi_groups *g = msi_groups_peek();
+    const ms_comm *c = g != NULL ? g->world : NULL;
+
+    if (c != NULL && (*owner = msi_failure_owner(c)) != c->rank) {
+        return c;
+    }
+    for (c = g != NULL ? g->split : NULL; c != NULL; c = c->next) {
+        if ((*owner = msi_failure_owner(c)) != c->rank) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
 bool ms_dist_abort(ms_status kind, const char *message)
 {
     const msi_dist *d = msi_dist_peek();
-    const ms_comm *world = msi_comm_world_peek();
 
     kind = msi_kind_of_host(kind);
     if (d == NULL || d->job == NULL) {
@@ -16,13 +32,17 @@ bool ms_dist_abort(ms_status kind, const char *message)
     if (d->gone == MSI_GONE_FORKED) {
         return false;
     }
-    int32_t owner = world != NULL ? msi_failure_owner(world) : d->rank;
+    int32_t owner, rank = d->rank;
+    const ms_comm *group = failed_group(&owner);
     char text[MSI_TEXT];
 
-    if (owner != d->rank && msi_failure_read(world, owner, text, sizeof(text)) != 0 &&
+    if (group != NULL) {
+        rank = group->slot[owner];
+    }
+    if (group != NULL && msi_failure_read(group, owner, text, sizeof(text)) != 0 &&
         (message == NULL || strstr(message, text) == NULL)) {
         message = text; /* its own words, where others do not repeat them */
     }
-    return msi_job_abort(d->job, d->rank, owner, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
-                         (int)owner, message != NULL ? message : NO_REASON);
+    return msi_job_abort(d->job, d->rank, rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
+                         (int)rank, message != NULL ? message : NO_REASON);
 }

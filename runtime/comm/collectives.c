@@ -288,7 +288,7 @@ ms_status ms_comm_broadcast(ms_comm *c, ms_tensor *t, int32_t root)
     int64_t n = msi_view_numel(&t->v);
     int64_t nbytes = n * ms_dtype_size(t->v.dtype);
 
-    MS_TRY(begin(c, MSI_COLL_BROADCAST, &t->v, root, &seq));
+    MS_TRY(begin(c, MSI_COLL_BROADCAST, &t->v, c->slot[root], &seq));
     t->v.storage->version++;
     for (int64_t at = 0; at == 0 || at < nbytes; at += MSI_CHUNK) {
         size_t count = (size_t)(nbytes - at < MSI_CHUNK ? nbytes - at : MSI_CHUNK);

@@ -22,7 +22,7 @@ typedef struct msi_fingerprint {
     int64_t count; /* elements, or bytes without a dtype */
     int32_t slot;  /* -1: none */
     union {
-        int32_t root;  /* of a broadcast; the reduction of those that reduce */
+        int32_t root;  /* of a broadcast, in the job; the reduction of those that reduce */
         int32_t model; /* of the others: see msi_comm_count_model() */
     };
     uint64_t generation;
@@ -58,6 +58,8 @@ typedef struct msi_segment {
     struct msi_shared_map *shared; /* ranks as threads: the maps they share */
 } msi_segment;
 
+/* The rank in the job of member q: what people know a rank by. */
+int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q);
 /* Publish the next operation of the schedule; gives its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
 /* Hash of all that this rank has published: what ranks that say the same have in common. */

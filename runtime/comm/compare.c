@@ -31,7 +31,7 @@ static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, 
 {
     int32_t other = c->rank == a ? b : a;
     char ta[MSI_CALL_TEXT], tb[MSI_CALL_TEXT], notes[MSI_NOTED_TEXT] = "";
-    char failure[MSI_FAILURE_TEXT];
+    char failure[MSI_FAILURE_TEXT], sequence[MSI_SEQUENCE_TEXT];
 
     if (report_failure(c, a, fa, b, fb, s)) {
         return;
@@ -39,18 +39,18 @@ static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, 
     msi_failure_text(c, a, b, failure, sizeof(failure));
     msi_fingerprint_text(fa, ta, sizeof(ta));
     msi_fingerprint_text(fb, tb, sizeof(tb));
+    msi_sequence_text(c, s, sequence, sizeof(sequence));
     if (fa->noted != fb->noted) {
         msi_notes_text(c, a, fa->noted, b, fb->noted, notes, sizeof(notes));
     }
     if (msi_fingerprint_same_call(fa, fb)) {
         msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                      "the ranks differ: %s (found at %s, sequence %llu)%s", notes, ta,
-                      (unsigned long long)s, failure);
+                      "the ranks differ: %s (found at %s, %s)%s", notes, ta, sequence, failure);
         return;
     }
     msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d calls %s%s%s%s",
-                  (unsigned long long)s, (int)c->slot[a], ta, (int)c->slot[b], tb,
+                  "collective mismatch at %s: rank %d calls %s, rank %d calls %s%s%s%s", sequence,
+                  (int)c->slot[a], ta, (int)c->slot[b], tb,
                   notes[0] != '\0' ? "; before that they differ: " : "", notes, failure);
 }
 
@@ -58,6 +58,7 @@ static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
 {
     int32_t a = q < c->rank ? q : c->rank, b = q < c->rank ? c->rank : q;
     uint64_t first = last > MSI_RING ? last - MSI_RING + 1 : 1, hash;
+    char sequence[MSI_SEQUENCE_TEXT];
     msi_fingerprint fa, fb;
 
     if (first <= c->checked[q]) {
@@ -72,8 +73,9 @@ static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
     }
     msi_job_abort(c->job, c->slot[c->rank], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                   "collective mismatch: ranks %d and %d called different collectives before "
-                  "sequence %llu",
-                  (int)c->slot[a], (int)c->slot[b], (unsigned long long)first);
+                  "%s",
+                  (int)c->slot[a], (int)c->slot[b],
+                  msi_sequence_text(c, first, sequence, sizeof(sequence)));
 }
 
 /* Has this member, as far as this rank and no further, said the same? Its records stay unread: they
@@ -126,7 +128,7 @@ static void report_call_more(ms_comm *c, int32_t a, int32_t b)
 {
     uint64_t s = published(c, b) + 1, hash;
     char call[MSI_CALL_TEXT] = "another collective", notes[MSI_NOTED_TEXT] = "";
-    char failure[MSI_FAILURE_TEXT];
+    char failure[MSI_FAILURE_TEXT], sequence[MSI_SEQUENCE_TEXT];
     msi_fingerprint fp;
 
     if (msi_record_read(&c->members[a], s, &fp, &hash)) {
@@ -136,9 +138,9 @@ static void report_call_more(ms_comm *c, int32_t a, int32_t b)
         }
     }
     msi_job_abort(c->job, c->slot[c->rank], c->slot[b], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                  "collective mismatch at sequence %llu: rank %d calls %s, rank %d has left%s%s%s",
-                  (unsigned long long)s, (int)c->slot[a], call, (int)c->slot[b],
-                  notes[0] != '\0' ? "; before that they differ: " : "", notes,
+                  "collective mismatch at %s: rank %d calls %s, rank %d has left%s%s%s",
+                  msi_sequence_text(c, s, sequence, sizeof(sequence)), (int)c->slot[a], call,
+                  (int)c->slot[b], notes[0] != '\0' ? "; before that they differ: " : "", notes,
                   msi_failure_text(c, a, b, failure, sizeof(failure)));
 }
 
@@ -170,8 +172,8 @@ static bool left_alike(ms_comm *c, int32_t q)
 
 bool msi_members_left_alike(ms_comm *c)
 {
-    for (int32_t q = 1; q < c->size; q++) {
-        if (!left_alike(c, q)) {
+    for (int32_t q = 0; q < c->size; q++) {
+        if (q != c->rank && !left_alike(c, q)) {
             return false;
         }
     }

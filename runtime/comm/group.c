@@ -1,50 +1,8 @@
-/* Groups: that of all ranks, that of one. */
+/* Groups: that of all ranks, that of one, and what splitting makes of others. */
 #include "group.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* -- the room's state -------------------------------------------------------------------------- */
-
-typedef struct groups {
-    ms_comm *world, *self;
-} groups;
-
-static void comm_free(ms_comm *c)
-{
-    if (c == NULL) {
-        return;
-    }
-    msi_live_remove(&c->live);
-    if (c->is_self) {
-        free(c->members);
-    }
-    free(c);
-}
-
-static void groups_close(void *state)
-{
-    groups *g = state;
-
-    comm_free(g->world);
-    comm_free(g->self);
-    free(g);
-}
-
-static groups *groups_state(ms_context *ctx)
-{
-    if (ctx->room[MSI_ROOM_COMM] == NULL) {
-        groups *g = calloc(1, sizeof(*g));
-
-        if (g == NULL) {
-            msi_fail(MS_OUT_OF_MEMORY, "no memory for the groups of this rank");
-            return NULL;
-        }
-        ctx->room[MSI_ROOM_COMM] = g;
-        ctx->close[MSI_ROOM_COMM] = groups_close;
-    }
-    return ctx->room[MSI_ROOM_COMM];
-}
 
 /* -- making groups ----------------------------------------------------------------------------- */
 
@@ -98,18 +56,18 @@ static ms_status make_self(ms_comm **out, const msi_dist *d)
 }
 
 /* The groups of a context that has joined; NULL: the error says why. */
-static ms_status joined(groups **g, const msi_dist **d)
+static ms_status joined(msi_groups **g, const msi_dist **d)
 {
     MS_TRY(ms_dist_join());
     *d = msi_dist_state();
-    *g = groups_state((*d)->ctx);
+    *g = msi_groups_state((*d)->ctx);
     return *g != NULL ? MS_OK : MS_OUT_OF_MEMORY;
 }
 
 ms_status ms_comm_world(ms_comm **out)
 {
     const msi_dist *d;
-    groups *g;
+    msi_groups *g;
 
     *out = NULL;
     MS_TRY(joined(&g, &d));
@@ -123,18 +81,10 @@ ms_status ms_comm_world(ms_comm **out)
     return MS_OK;
 }
 
-ms_comm *msi_comm_world_peek(void)
-{
-    const ms_context *ctx = msi_context_peek();
-    const groups *g = ctx != NULL ? ctx->room[MSI_ROOM_COMM] : NULL;
-
-    return g != NULL ? g->world : NULL;
-}
-
 ms_status ms_comm_self(ms_comm **out)
 {
     const msi_dist *d;
-    groups *g;
+    msi_groups *g;
 
     *out = NULL;
     MS_TRY(joined(&g, &d));
@@ -145,42 +95,139 @@ ms_status ms_comm_self(ms_comm **out)
     return MS_OK;
 }
 
-/* -- what they are ----------------------------------------------------------------------------- */
+/* -- splitting --------------------------------------------------------------------------------- */
 
-int32_t ms_comm_rank(const ms_comm *comm)
+/* What a member of the parent wants. */
+typedef struct wish {
+    int32_t color, key;
+    int32_t refused; /* it has no memory for a group */
+    int32_t rank;    /* in the parent */
+} wish;
+
+/* By color, then by place in the group. */
+static int compare_wishes(const void *left, const void *right)
 {
-    return comm->rank;
+    const wish *a = left, *b = right;
+
+    if (a->color != b->color) {
+        return a->color < b->color ? -1 : 1;
+    }
+    if (a->key != b->key) {
+        return a->key < b->key ? -1 : 1;
+    }
+    return a->rank - b->rank;
 }
 
-int32_t ms_comm_size(const ms_comm *comm)
+/* One past the last of those of the color that wish `i` has. */
+static int32_t end_of(const wish *all, int32_t n, int32_t i)
 {
-    return comm->size;
+    int32_t end = i + 1;
+
+    while (end < n && all[end].color == all[i].color) {
+        end++;
+    }
+    return end;
 }
 
-int32_t msi_comm_count_model(ms_comm *comm)
+static int64_t place_bytes(int32_t size)
 {
-    return ++comm->n_models;
+    return msi_round_up(msi_members_bytes(size), 4096);
 }
 
-void msi_comm_count(ms_comm *comm, uint32_t kind)
+/* Bytes of all groups. */
+static int64_t total_bytes(const wish *all, int32_t n)
 {
-    if (kind < MSI_COLL_KINDS) {
-        comm->counts[kind]++;
+    int64_t nbytes = 0;
+
+    for (int32_t i = 0, end; i < n; i = end) {
+        end = end_of(all, n, i);
+        nbytes += all[i].color < 0 ? 0 : place_bytes(end - i);
+    }
+    return nbytes;
+}
+
+/* The group of this rank's color. */
+static void fill(ms_comm *c, const ms_comm *parent, const wish *all, int32_t n)
+{
+    int64_t at = 0;
+
+    for (int32_t i = 0, end; i < n; i = end) {
+        end = end_of(all, n, i);
+        if (all[i].color < 0) {
+            continue;
+        }
+        for (int32_t q = i; q < end; q++) {
+            c->slot[q - i] = parent->slot[all[q].rank];
+            if (all[q].rank == parent->rank) {
+                c->rank = q - i;
+                c->size = end - i;
+            }
+        }
+        if (c->size > 0) {
+            c->is_self = c->size == 1;
+            c->id = msi_mix64(msi_mix64(parent->id ^ parent->seq) ^ (uint64_t)i) | 1;
+            msi_members_place(c, c->memory.rw + at);
+            return;
+        }
+        at += place_bytes(end - i);
     }
 }
 
-void ms_comm_counts(const ms_comm *comm, int64_t *counts5)
+/* What every member of the parent wants, in the order in which groups are made of them. All fail
+ * where one has no memory. */
+static ms_status exchange_wishes(ms_comm *parent, const wish *own, wish *all)
 {
-    const int64_t *n = comm->counts;
-
-    counts5[0] = n[MSI_COLL_ALL_GATHER] + n[MSI_COLL_UNSHARD];
-    counts5[1] = n[MSI_COLL_REDUCE_SCATTER] + n[MSI_COLL_REDUCE_UNIT];
-    counts5[2] = n[MSI_COLL_ALL_REDUCE] + n[MSI_COLL_REDUCE_FULL];
-    counts5[3] = n[MSI_COLL_BROADCAST];
-    counts5[4] = n[MSI_COLL_BARRIER];
+    MS_TRY(msi_comm_gather_bytes(parent, "split", own, sizeof(*own), all));
+    for (int32_t q = 0; q < parent->size; q++) {
+        if (all[q].refused) {
+            return MS_FAIL(MS_OUT_OF_MEMORY, "rank %d has no memory for a group",
+                           (int)parent->slot[q]);
+        }
+    }
+    qsort(all, (size_t)parent->size, sizeof(*all), compare_wishes);
+    return MS_OK;
 }
 
-double ms_comm_wait_seconds(const ms_comm *comm)
+ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t key)
 {
-    return (double)comm->wait_ns * 1e-9;
+    wish all[parent->size];
+    msi_segment memory = {.fd = -1};
+    ms_comm *c = comm_new(parent->dist, parent->size);
+    msi_groups *g = msi_groups_state(parent->dist->ctx);
+    const wish own = {color, key, c == NULL || g == NULL, parent->rank};
+    ms_status status;
+
+    *out = NULL;
+    MS_TRY_GOTO(exchange_wishes(parent, &own, all), failed);
+    MS_TRY_GOTO(msi_segment_new(&memory, parent, total_bytes(all, parent->size)), failed);
+    if (color < 0) {
+        msi_segment_free(&memory);
+        free(c);
+        return MS_OK;
+    }
+    c->memory = memory;
+    c->size = 0;
+    fill(c, parent, all, parent->size);
+    msi_live_add(&c->live, MSI_LIVE_COMM, c);
+    c->next = g->split;
+    g->split = c;
+    *out = c;
+    return MS_OK;
+failed:
+    free(c);
+    return status;
+}
+
+void ms_comm_free(ms_comm *c)
+{
+    msi_groups *g = msi_groups_peek();
+
+    for (ms_comm **at = g != NULL ? &g->split : NULL; at != NULL && *at != NULL;
+         at = &(*at)->next) {
+        if (*at == c) {
+            *at = c->next;
+            msi_comm_discard(c);
+            return;
+        }
+    }
 }

@@ -14,7 +14,9 @@ enum {
     MSI_NOTES = 256,        /* notes kept per member */
     MSI_CHUNK = 256 * 1024, /* bytes staged at a time: two chunks stay in a core's L2 */
     MSI_CALL_TEXT = 384,    /* what a fingerprint says */
-    MSI_OPERATION_TEXT = 176,
+    MSI_OPERATION_TEXT = 256,
+    MSI_RANKS_TEXT = 128,
+    MSI_SEQUENCE_TEXT = 48 + MSI_RANKS_TEXT,
     MSI_MODEL_TEXT = 24,
     MSI_NOTED_TEXT = 512,  /* in what notes differ */
     MSI_FAILURE_TEXT = 640 /* why a rank had failed */
@@ -35,6 +37,9 @@ typedef struct msi_note_record {
     _Atomic uint64_t word[sizeof(msi_note) / 8];
 } msi_note_record;
 
+/* How a member has left. */
+enum { MSI_MEMBER_THERE, MSI_MEMBER_FREED, MSI_MEMBER_LEFT_JOB };
+
 /* A rank's part in a group. */
 typedef struct msi_member {
     _Alignas(64) _Atomic uint64_t published; /* sequence number of the latest record */
@@ -43,6 +48,7 @@ typedef struct msi_member {
     _Atomic(void *) handoff;                 /* ranks as threads: a segment on its way */
     _Alignas(64) _Atomic uint64_t noted;     /* hash of all this rank has noted */
     _Atomic uint64_t failed_before;          /* call before which it failed last; 0: it has not */
+    _Atomic uint64_t left;                   /* MSI_MEMBER_*; the group of all ranks asks the job */
     _Atomic uint64_t failures;               /* texts begun: no two of one call are mixed */
     msi_record ring[MSI_RING];
     _Atomic uint64_t failure[MSI_TEXT / 8]; /* why, as it says itself */
@@ -59,7 +65,10 @@ struct ms_comm {
     msi_note_record *notes; /* (size, MSI_NOTES); NULL without peers */
     char *staging;          /* (size, 2, MSI_CHUNK) */
     uint64_t seq, hash, step;
-    uint64_t n_notes; /* this rank's so far */
+    uint64_t n_notes;   /* this rank's so far */
+    uint64_t id;        /* of the group in its job, equal on all members; 0: of all ranks */
+    ms_comm *next;      /* of those that were split off and are not freed */
+    msi_segment memory; /* of such a group; those of all its siblings lie beside it */
     int32_t n_models;
     uint64_t *checked; /* (size) sequence up to which each member's schedule equals ours */
     int64_t counts[MSI_COLL_KINDS];
@@ -89,6 +98,12 @@ static inline void msi_words_load(void *to, _Atomic uint64_t *from, int32_t n)
     }
 }
 
+/* What a rank that waits in this group puts into its `waiting`. */
+static inline uint32_t msi_wait_word(const ms_comm *c)
+{
+    return (uint32_t)c->id | 1;
+}
+
 /* -- members.c: where members keep what they share ----------------------------------------------
  */
 /* Bytes of it, of a group of that size. */
@@ -96,6 +111,10 @@ int64_t msi_members_bytes(int32_t size);
 /* Mixed: what other builds keep does not fit. */
 uint32_t msi_members_layout(void);
 void msi_members_place(ms_comm *c, void *memory);
+/* "ranks 1, 3", by their ranks in the job; of all members, or of those marked. */
+const char *msi_ranks_text(const ms_comm *c, const bool *marked, char *buffer, size_t nbytes);
+/* "sequence 3", and in a group of some ranks " of ranks 1, 3" behind it. */
+const char *msi_sequence_text(const ms_comm *c, uint64_t seq, char *buffer, size_t nbytes);
 /* All ranks of the job, as rank `rank` sees them or, with -1, its launcher. `slot` and `checked`
  * are of that size. */
 void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *slot, uint64_t *checked);
@@ -167,12 +186,23 @@ const char *msi_stage_of(ms_comm *c, int32_t q);
 /* Under an already published `seq`: nbytes from every member to every member. */
 ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t nbytes, void *out);
 
+/* -- state.c: the groups of a context ---------------------------------------------------------- */
+typedef struct msi_groups {
+    ms_comm *world, *self;
+    ms_comm *split; /* the others, the latest first */
+} msi_groups;
+
+/* The context's, made on first use; NULL when memory is out (error set). */
+msi_groups *msi_groups_state(ms_context *ctx);
+/* The same, where it has been made. */
+msi_groups *msi_groups_peek(void);
+/* Free a group that was split off. */
+void msi_comm_discard(ms_comm *c);
+/* This rank is leaving its job, and with it all groups. */
+void msi_groups_leave(void);
+
 /* -- start.c ----------------------------------------------------------------------------------- */
 /* What groups are to a job. */
 extern const msi_job_guest msi_job_of_groups;
-
-/* -- group.c ----------------------------------------------------------------------------------- */
-/* The group of all ranks, if it has been made. */
-ms_comm *msi_comm_world_peek(void);
 
 #endif

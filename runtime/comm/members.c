@@ -1,5 +1,8 @@
-/* Where the members of a group keep what they share, in one piece of memory. */
+/* Where the members of a group keep what they share, in one piece of memory; and what they are
+ * called. */
 #include "group.h"
+
+#include <stdio.h>
 
 typedef struct places {
     int64_t notes, staging, nbytes;
@@ -52,4 +55,38 @@ void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *slot,
     out->slot = slot;
     out->checked = checked;
     msi_members_place(out, msi_job_guest_memory(job));
+}
+
+const char *msi_ranks_text(const ms_comm *c, const bool *marked, char *buffer, size_t nbytes)
+{
+    char list[96] = "";
+    int32_t n = 0, more = 0;
+    size_t at = 0;
+
+    for (int32_t q = 0; q < c->size; q++) {
+        if (marked != NULL && !marked[q]) {
+            continue;
+        }
+        if (at + sizeof(", 1023 and 1023 more") > sizeof(list)) {
+            more++;
+            continue;
+        }
+        at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%d", n++ > 0 ? ", " : "",
+                               (int)c->slot[q]);
+    }
+    if (more > 0) {
+        snprintf(list + at, sizeof(list) - at, " and %d more", (int)more);
+    }
+    snprintf(buffer, nbytes, "%s %s", n == 1 ? "rank" : "ranks", list);
+    return buffer;
+}
+
+const char *msi_sequence_text(const ms_comm *c, uint64_t seq, char *buffer, size_t nbytes)
+{
+    char ranks[MSI_RANKS_TEXT];
+    const bool is_of_some = c->size > 1 && c->size < c->job->world;
+
+    snprintf(buffer, nbytes, "sequence %llu%s%s", (unsigned long long)seq, is_of_some ? " of " : "",
+             is_of_some ? msi_ranks_text(c, NULL, ranks, sizeof(ranks)) : "");
+    return buffer;
 }

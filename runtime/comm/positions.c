@@ -34,7 +34,8 @@ static char process_text(const msi_job *job, int32_t slot, char *buffer, size_t 
     return state;
 }
 
-/* Does member q keep the others waiting? Who waits itself does not, unless it has been stopped. */
+/* Does member q keep the others waiting? Who waits for them does not, unless it has been stopped.
+ */
 static bool is_waited_for(const ms_comm *c, int32_t q)
 {
     const msi_slot_rank *slot = &c->job->block->slot[c->slot[q]];
@@ -46,7 +47,14 @@ static bool is_waited_for(const ms_comm *c, int32_t q)
     }
     char process = process_text(c->job, c->slot[q], ignored, sizeof(ignored));
 
-    return atomic_load(&slot->waiting) == 0 || process == 'T' || process == 't';
+    return atomic_load(&slot->waiting) != msi_wait_word(c) || process == 'T' || process == 't';
+}
+
+static bool waits_elsewhere(const ms_comm *c, int32_t q)
+{
+    const uint32_t word = atomic_load(&c->job->block->slot[c->slot[q]].waiting);
+
+    return word != 0 && word != msi_wait_word(c);
 }
 
 /* "rank 1 (pid 4711, T stopped): barrier() (sequence 3)" */
@@ -64,8 +72,9 @@ static int position_text(const ms_comm *c, int32_t q, char *buffer, size_t nbyte
     if (state == MSI_RANK_STARTING) {
         return snprintf(buffer, nbytes, "rank %d%s has not joined", (int)c->slot[q], process);
     }
-    return snprintf(buffer, nbytes, "rank %d%s%s %s (sequence %llu)", (int)c->slot[q], process,
-                    state == MSI_RANK_LEFT ? " left after" : ":", call, (unsigned long long)seq);
+    return snprintf(buffer, nbytes, "rank %d%s%s %s (sequence %llu)%s", (int)c->slot[q], process,
+                    state == MSI_RANK_LEFT ? " left after" : ":", call, (unsigned long long)seq,
+                    waits_elsewhere(c, q) ? ", and waits in another group" : "");
 }
 
 void msi_positions_text(const ms_comm *c, char *buffer, size_t nbytes)
@@ -99,26 +108,16 @@ void msi_positions_text(const ms_comm *c, char *buffer, size_t nbytes)
 /* "ranks 1, 3" */
 static const char *waited_for_text(const ms_comm *c, char *buffer, size_t nbytes)
 {
-    char list[96] = "";
-    int32_t n = 0, more = 0;
-    size_t at = 0;
+    bool late[c->size], any = false;
 
     for (int32_t q = 0; q < c->size; q++) {
-        if (!is_waited_for(c, q)) {
-            continue;
-        }
-        if (at + sizeof(", 127") + MORE_ROOM > sizeof(list)) {
-            more++;
-            continue;
-        }
-        at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%d", n++ > 0 ? ", " : "",
-                               (int)c->slot[q]);
+        late[q] = is_waited_for(c, q);
+        any = any || late[q];
     }
-    if (more > 0) {
-        snprintf(list + at, sizeof(list) - at, MORE, (int)more);
+    if (!any) {
+        return "the others";
     }
-    snprintf(buffer, nbytes, "%s%s", n == 0 ? "the others" : n == 1 ? "rank " : "ranks ", list);
-    return buffer;
+    return msi_ranks_text(c, late, buffer, nbytes);
 }
 
 /* How long a wait may last before it is announced; 0: it is not. Starting takes milliseconds, so
@@ -146,7 +145,7 @@ void msi_announce(const ms_comm *c, uint64_t seq, int64_t waited_ns)
         !atomic_compare_exchange_strong(&c->job->block->quiet_until, &quiet, now + 4 * waited_ns)) {
         return;
     }
-    char operation[MSI_OPERATION_TEXT], who[128], positions[1024], text[1536];
+    char operation[MSI_OPERATION_TEXT], who[MSI_RANKS_TEXT], positions[1024], text[1664];
 
     msi_positions_text(c, positions, sizeof(positions));
     snprintf(text, sizeof(text), "rank %d has waited %lld s in %s for %s; last calls: %s",

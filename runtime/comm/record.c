@@ -33,14 +33,15 @@ bool msi_record_read(msi_member *m, uint64_t seq, msi_fingerprint *fp, uint64_t 
 
 const char *msi_operation_text(const ms_comm *c, uint64_t seq, char *buffer, size_t nbytes)
 {
-    char name[MSI_OPERATION_TEXT] = "an operation";
+    char name[MSI_OPERATION_TEXT] = "an operation", sequence[MSI_SEQUENCE_TEXT];
     msi_fingerprint fp;
     uint64_t hash;
 
     if (msi_record_read(&c->members[c->rank], seq, &fp, &hash)) {
         msi_fingerprint_name(&fp, name, sizeof(name));
     }
-    snprintf(buffer, nbytes, "%s (sequence %llu)", name, (unsigned long long)seq);
+    snprintf(buffer, nbytes, "%s (%s)", name,
+             msi_sequence_text(c, seq, sequence, sizeof(sequence)));
     return buffer;
 }
 

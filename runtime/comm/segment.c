@@ -64,7 +64,7 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     msi_bound made = msi_memfd_new(&s->fd, "moonshard-segment", (int64_t)msi_map_bytes(s->nbytes));
 
-    const msi_letter letter = {.seq = seq};
+    const msi_letter letter = {.group = c->id, .seq = seq};
 
     if (made.error != 0) {
         return made;
@@ -91,7 +91,7 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     if (!c->job->threads) {
-        const msi_letter letter = {.seq = seq};
+        const msi_letter letter = {.group = c->id, .seq = seq};
         int error = c->rank == 0 ? 0 : msi_mail_receive(c->job, c->slot[c->rank], letter, &s->fd);
         msi_bound mapped = error != 0 ? msi_bound_of(error) : map_fd(s, false);
 

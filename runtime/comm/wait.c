@@ -20,8 +20,10 @@ static int32_t member_gone(ms_comm *c, uint64_t seq)
 {
     for (int32_t q = 0; q < c->size; q++) {
         int32_t state = atomic_load(&c->job->block->slot[c->slot[q]].state);
+        bool left = state == MSI_RANK_LEFT || state == MSI_RANK_DEAD ||
+                    atomic_load(&c->members[q].left) != MSI_MEMBER_THERE;
 
-        if (q != c->rank && (state == MSI_RANK_LEFT || state == MSI_RANK_DEAD) &&
+        if (q != c->rank && left &&
             atomic_load_explicit(&c->members[q].published, memory_order_acquire) < seq) {
             return q;
         }
@@ -76,6 +78,12 @@ static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
     return gone >= 0 ? (fate){FATE_LEFT, gone} : (fate){FATE_STUCK, -1};
 }
 
+static const char *how_left(const ms_comm *c, int32_t q)
+{
+    return atomic_load(&c->members[q].left) == MSI_MEMBER_FREED ? "freed the group"
+                                                                : "left the job";
+}
+
 static void report_fate(ms_comm *c, fate f)
 {
     char what[64], failure[MSI_FAILURE_TEXT];
@@ -85,7 +93,7 @@ static void report_fate(ms_comm *c, fate f)
         msi_failure_text(c, f.member, c->rank, failure, sizeof(failure));
         msi_job_abort(c->job, c->slot[c->rank], c->slot[f.member],
                       failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_LEFT, MS_COMM_ERROR,
-                      "rank %d left the job%s", (int)c->slot[f.member], failure);
+                      "rank %d %s%s", (int)c->slot[f.member], how_left(c, f.member), failure);
         break;
     case FATE_STUCK:
         report_stuck(c, "every rank waits for another");
@@ -141,7 +149,7 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
     int32_t seen;
 
     atomic_fetch_add(&me->waits, 1);
-    atomic_store(&me->waiting, 1);
+    atomic_store(&me->waiting, msi_wait_word(c));
     for (;;) {
         uint32_t bell = atomic_load(&me->doorbell);
         fate f = judge_others(c, seq, &w);

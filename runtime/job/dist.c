@@ -130,6 +130,7 @@ void ms_dist_leave(void)
     if (d == NULL || d->job == NULL || d->gone != MSI_GONE_NOT) {
         return;
     }
+    d->job->guest->leave();
     d->gone = MSI_GONE_LEFT;
     msi_job_set_state(d->job, d->rank, MSI_RANK_LEFT);
 }

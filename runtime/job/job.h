@@ -41,9 +41,9 @@ enum {
 /* A rank's (or the launcher's) part in the job. */
 typedef struct msi_slot_rank {
     _Alignas(64) _Atomic uint32_t doorbell; /* futex: changes when peers stored something */
-    _Atomic uint32_t waiting;
-    _Atomic uint64_t waits;  /* sleeping waits begun, and ... */
-    _Atomic uint64_t checks; /* ... looks taken while asleep */
+    _Atomic uint32_t waiting; /* 0: it does not; else in what: the same word for one group */
+    _Atomic uint64_t waits;   /* sleeping waits begun, and ... */
+    _Atomic uint64_t checks;  /* ... looks taken while asleep */
     _Alignas(64) _Atomic int32_t state;
     _Atomic int32_t pid;
     _Atomic int32_t catches;    /* stop signals are this rank's own business */
@@ -76,6 +76,8 @@ typedef struct msi_job_guest {
     int64_t (*nbytes)(int32_t world); /* of what it keeps, zeros at first */
     /* Where the ranks are, in words. In the launcher. */
     void (*positions)(msi_job *job, char *buffer, size_t nbytes);
+    /* The calling rank is about to leave. */
+    void (*leave)(void);
     /* No rank runs any more: where they left without a failure, but did not say the same, that is
      * what the job ends with. */
     void (*compare_left)(msi_job *job);

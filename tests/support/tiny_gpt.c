@@ -191,18 +191,16 @@ typedef struct run {
     tiny_result result[8];
 } run;
 
-static ms_status train_rank(const tiny_config *c, tiny_result *r)
+ms_status tiny_train_in(ms_comm *comm, const tiny_config *c, tiny_result *r,
+                        ms_status (*after_step)(void *user, int32_t step), void *user)
 {
-    int32_t rank, mine = c->micro_batches / c->world;
+    int32_t rank = ms_comm_rank(comm), mine = c->micro_batches / c->world;
     int64_t before[5], after[5];
     ms_optim *optim = NULL;
-    ms_comm *comm;
     tiny_model m;
     ms_status status;
 
     ms_seed(42);
-    MS_TRY(ms_comm_world(&comm));
-    rank = ms_comm_rank(comm);
     MS_TRY_GOTO(tiny_new(&m, c, comm), done);
     MS_TRY_GOTO(ms_fsdp_tree_set_gradient_factor(
                     m.tree, c->each_backward_reduces ? 0 : 1.0 / c->micro_batches),
@@ -221,6 +219,7 @@ static ms_status train_rank(const tiny_config *c, tiny_result *r)
         MS_TRY_GOTO(ms_optim_step(optim), done);
         MS_TRY_GOTO(ms_optim_zero_grad(optim), done);
         ms_comm_counts(comm, after);
+        MS_TRY_GOTO(after_step != NULL ? after_step(user, step) : MS_OK, done);
     }
     for (int32_t i = 0; i < 5; i++) {
         r->counts[i] = after[i] - before[i];
@@ -236,8 +235,10 @@ done:
 static ms_status train_thread(void *user, int32_t rank)
 {
     run *r = user;
+    ms_comm *world;
 
-    return train_rank(r->config, &r->result[rank]);
+    MS_TRY(ms_comm_world(&world));
+    return tiny_train_in(world, r->config, &r->result[rank], NULL, NULL);
 }
 
 ms_status tiny_train(const tiny_config *config, tiny_result *result)

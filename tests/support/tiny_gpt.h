@@ -41,6 +41,10 @@ typedef struct tiny_result {
 /* Train; all ranks must end with the same hash and norm. */
 ms_status tiny_train(const tiny_config *config, tiny_result *result);
 
+/* One rank's part of it, in a group of `config->world` ranks. `after_step` may be NULL. */
+ms_status tiny_train_in(ms_comm *comm, const tiny_config *config, tiny_result *result,
+                        ms_status (*after_step)(void *user, int32_t step), void *user);
+
 typedef struct tiny_model {
     ms_tensor *embedding;
     ms_tensor *block[TINY_BLOCKS][TINY_BLOCK_PARAMS];

@@ -55,8 +55,10 @@ static ms_status replicas_agree(ms_fsdp_unit *u, int32_t first, int32_t n, const
         if (all[i] != all[i % n]) {
             status = MS_FAIL(MS_COMM_ERROR,
                              "%s '%s': replicas of parameter '%s' (NO_SHARD) have other values on "
-                             "rank %d than on rank 0; write the same on all ranks",
-                             what, name, u->params[first + i % n].name, (int)(i / n));
+                             "rank %d than on rank %d; write the same on all ranks",
+                             what, name, u->params[first + i % n].name,
+                             (int)msi_comm_rank_in_job(u->comm, i / n),
+                             (int)msi_comm_rank_in_job(u->comm, 0));
         }
     }
     free(own);

@@ -114,10 +114,12 @@ static ms_status name_param(ms_fsdp_tree *tree, int32_t i, int32_t q)
         if (memcmp(&all[p], theirs, sizeof(*theirs)) != 0) {
             param_text(&all[p], first, sizeof(first));
             param_text(theirs, other, sizeof(other));
-            status = MS_FAIL(MS_COMM_ERROR,
-                             "the ranks wrapped different models: parameter %d of unit '%s' is %s "
-                             "on rank 0 and %s on rank %d%s",
-                             (int)p, u->name, first, other, (int)q, where_cut(first, other));
+            status =
+                MS_FAIL(MS_COMM_ERROR,
+                        "the ranks wrapped different models: parameter %d of unit '%s' is %s "
+                        "on rank %d and %s on rank %d%s",
+                        (int)p, u->name, first, (int)msi_comm_rank_in_job(tree->comm, 0), other,
+                        (int)msi_comm_rank_in_job(tree->comm, q), where_cut(first, other));
         }
     }
 done:
@@ -144,9 +146,10 @@ static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_
                 MS_TRY(name_param(tree, i, q));
             }
             return MS_FAIL(MS_COMM_ERROR,
-                           "the ranks wrapped different models: unit %d is %s on rank 0 and %s on "
+                           "the ranks wrapped different models: unit %d is %s on rank %d and %s on "
                            "rank %d%s",
-                           (int)i, first, other, (int)q, where_cut(first, other));
+                           (int)i, first, (int)msi_comm_rank_in_job(tree->comm, 0), other,
+                           (int)msi_comm_rank_in_job(tree->comm, q), where_cut(first, other));
         }
     }
     return MS_OK;
@@ -226,29 +229,30 @@ static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, 
                                bool *warned)
 {
     const char *name = u->params[index].name;
+    const int zero = msi_comm_rank_in_job(u->comm, 0), rank = msi_comm_rank_in_job(u->comm, q);
 
     if (!u->is_sharded) {
         return MS_FAIL(MS_COMM_ERROR,
                        "replicas of parameter '%s' (unit '%s', NO_SHARD) have other values on rank "
-                       "%d than on rank 0; give all ranks one seed before the model is made, or "
+                       "%d than on rank %d; give all ranks one seed before the model is made, or "
                        "load one state dict on all of them",
-                       name, u->name, (int)q);
+                       name, u->name, rank, zero);
     }
     if (given) {
         return MS_FAIL(
             MS_COMM_ERROR,
             "parameter '%s' (unit '%s') was loaded or written before its first use, with "
-            "other values on rank %d than on rank 0, and each rank would keep its own "
+            "other values on rank %d than on rank %d, and each rank would keep its own "
             "part; load or write the same on all ranks",
-            name, u->name, (int)q);
+            name, u->name, rank, zero);
     }
     if (u->rank == 0 && !*warned) {
         msi_warn("UserWarning",
                  "the model is a patchwork: each rank keeps its own part of first values that "
                  "differ between the ranks (parameter '%s': rank %d has another seed, rule or "
-                 "tensor than rank 0, or has made other modules before); give all ranks one seed, "
+                 "tensor than rank %d, or has made other modules before); give all ranks one seed, "
                  "or load one state dict on all of them (sync_module_states is not supported yet)",
-                 name, (int)q);
+                 name, rank, zero);
     }
     *warned = true;
     return MS_OK;
@@ -335,8 +339,9 @@ ms_status msi_numerics_agree(ms_fsdp_tree *tree)
             if (tree->rank == 0) {
                 msi_warn("UserWarning",
                          "the ranks compute differently, so results are not the same for every "
-                         "strategy and world size: rank 0 has %s; rank %d has %s",
-                         all, (int)q, theirs);
+                         "strategy and world size: rank %d has %s; rank %d has %s",
+                         (int)msi_comm_rank_in_job(tree->comm, 0), all,
+                         (int)msi_comm_rank_in_job(tree->comm, q), theirs);
             }
         }
     }

@@ -138,9 +138,11 @@ static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds
                 if (all[q * n + at] != all[at]) {
                     return MS_FAIL(MS_RUNTIME_ERROR,
                                    "summon_full_params: '%s' was left with other values on rank %d "
-                                   "than on rank 0, of which each rank would keep its own part; "
+                                   "than on rank %d, of which each rank would keep its own part; "
                                    "write the same on all ranks. Nothing was kept",
-                                   tree->units[i]->params[p].name, (int)q);
+                                   tree->units[i]->params[p].name,
+                                   (int)msi_comm_rank_in_job(tree->comm, q),
+                                   (int)msi_comm_rank_in_job(tree->comm, 0));
                 }
             }
         }

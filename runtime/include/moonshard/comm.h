@@ -25,6 +25,27 @@ enum { MS_REDUCE_SUM = 0, MS_REDUCE_AVG = 1, MS_REDUCE_MAX = 2, MS_REDUCE_MIN = 
 MS_API ms_status ms_comm_world(ms_comm **out);
 /** A group of this rank alone; borrowed. */
 MS_API ms_status ms_comm_self(ms_comm **out);
+/**
+ * Divide a group: those of its ranks that give the same color form a group of their own, ordered by
+ * key and, where keys are equal, as they are in `parent`. Groups of groups may be divided again.
+ * Errors name ranks by their rank in the job; a rank that dies or fails ends the job for all
+ * groups.
+ *
+ * Ranks:   collective over `parent`: every rank of it calls this, whatever its color.
+ * Memory:  shared memory for half a MiB of staging, and records, per rank. The caller frees `*out`
+ *          with ms_comm_free(); what it forgets ends with its context.
+ *
+ * @param out    NULL for a color below 0: this rank joins none
+ * @return MS_OK; MS_OUT_OF_MEMORY or MS_RUNTIME_ERROR, on all ranks, when one has no memory or
+ *         descriptor for it; MS_COMM_ERROR if a peer failed
+ *
+ * Source:  MPI_Comm_split.
+ */
+MS_API ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t key);
+/** Free what ms_comm_split() made, after what was made with it. Not collective; a call of a member
+ * that needs this rank then fails. What members said after their last call is compared when the
+ * last of them frees, or leaves the job. Does nothing to groups that are borrowed. */
+MS_API void ms_comm_free(ms_comm *comm);
 MS_API int32_t ms_comm_rank(const ms_comm *comm);
 MS_API int32_t ms_comm_size(const ms_comm *comm);
 

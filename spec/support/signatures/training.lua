@@ -97,6 +97,9 @@ of['ms.dist.same'] = function()
     return type(v) == 'string' or type(v) == 'number' or type(v) == 'boolean'
   end)(1) }
 end
+of['ms.dist.split'] = function()
+  return { whole(0), maybe(whole(0)), maybe(group(ms.dist.world())) }
+end
 of['ms.dist.counts'] = function() return { maybe(group(ms.dist.world())) } end
 of['ms.dist.init'] = function() return { maybe(options { ranks = maybe(positive(1)) }) } end
 of['ms.dist.run'] = function()

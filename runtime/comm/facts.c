@@ -1,0 +1,45 @@
+/* What a group tells of itself. */
+#include "group.h"
+
+int32_t ms_comm_rank(const ms_comm *comm)
+{
+    return comm->rank;
+}
+
+int32_t ms_comm_size(const ms_comm *comm)
+{
+    return comm->size;
+}
+
+int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
+{
+    return comm->slot[q];
+}
+
+int32_t msi_comm_count_model(ms_comm *comm)
+{
+    return ++comm->n_models;
+}
+
+void msi_comm_count(ms_comm *comm, uint32_t kind)
+{
+    if (kind < MSI_COLL_KINDS) {
+        comm->counts[kind]++;
+    }
+}
+
+void ms_comm_counts(const ms_comm *comm, int64_t *counts5)
+{
+    const int64_t *n = comm->counts;
+
+    counts5[0] = n[MSI_COLL_ALL_GATHER] + n[MSI_COLL_UNSHARD];
+    counts5[1] = n[MSI_COLL_REDUCE_SCATTER] + n[MSI_COLL_REDUCE_UNIT];
+    counts5[2] = n[MSI_COLL_ALL_REDUCE] + n[MSI_COLL_REDUCE_FULL];
+    counts5[3] = n[MSI_COLL_BROADCAST];
+    counts5[4] = n[MSI_COLL_BARRIER];
+}
+
+double ms_comm_wait_seconds(const ms_comm *comm)
+{
+    return (double)comm->wait_ns * 1e-9;
+}

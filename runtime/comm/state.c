@@ -1,0 +1,93 @@
+/* The groups of a context, and leaving them. */
+#include "group.h"
+
+#include <stdlib.h>
+
+/* -- leaving ----------------------------------------------------------------------------------- */
+
+static bool all_have_left(const ms_comm *c)
+{
+    for (int32_t q = 0; q < c->size; q++) {
+        if (atomic_load(&c->members[q].left) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The launcher compares what all ranks said, when they have left. It does not see what is shared by
+ * some of them: there whoever leaves last does it. */
+static void leave(ms_comm *c, uint64_t how)
+{
+    if (c->dist->gone != MSI_GONE_NOT || atomic_exchange(&c->members[c->rank].left, how) != 0) {
+        return;
+    }
+    if (!msi_comm_broken(c) && all_have_left(c)) {
+        msi_members_left_alike(c);
+    }
+    msi_comm_ring(c);
+}
+
+void msi_groups_leave(void)
+{
+    const msi_groups *g = msi_groups_peek();
+
+    for (ms_comm *c = g != NULL ? g->split : NULL; c != NULL; c = c->next) {
+        leave(c, MSI_MEMBER_LEFT_JOB);
+    }
+}
+
+/* -- the room's state -------------------------------------------------------------------------- */
+
+void msi_comm_discard(ms_comm *c)
+{
+    leave(c, MSI_MEMBER_FREED);
+    msi_live_remove(&c->live);
+    msi_segment_free(&c->memory);
+    free(c);
+}
+
+static void groups_close(void *state)
+{
+    msi_groups *g = state;
+
+    msi_groups_leave();
+    while (g->split != NULL) {
+        ms_comm *c = g->split;
+
+        g->split = c->next;
+        msi_comm_discard(c);
+    }
+    if (g->world != NULL) {
+        msi_live_remove(&g->world->live);
+        free(g->world);
+    }
+    if (g->self != NULL) {
+        msi_live_remove(&g->self->live);
+        free(g->self->members);
+        free(g->self);
+    }
+    free(g);
+}
+
+msi_groups *msi_groups_state(ms_context *ctx)
+{
+    if (ctx->room[MSI_ROOM_COMM] == NULL) {
+        msi_groups *g = calloc(1, sizeof(*g));
+
+        if (g == NULL) {
+            msi_fail(MS_OUT_OF_MEMORY, "no memory for the groups of this rank");
+            return NULL;
+        }
+        ctx->room[MSI_ROOM_COMM] = g;
+        ctx->close[MSI_ROOM_COMM] = groups_close;
+    }
+    return ctx->room[MSI_ROOM_COMM];
+}
+
+msi_groups *msi_groups_peek(void)
+{
+    const ms_context *ctx = msi_context_peek();
+
+    return ctx != NULL ? ctx->room[MSI_ROOM_COMM] : NULL;
+}

@@ -1,0 +1,80 @@
+-- Two models at once, in sub-groups of the ranks: lua/moonshard/dist.lua, split.
+local ms = require 'moonshard'
+local checks = require 'support.checks'
+local runs = require 'support.runs'
+
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+
+-- Train on batches that are a function of the step and the place in the group; what comes out.
+local function train(group, place, width, steps, after_step)
+  ms.manual_seed(7)
+  local model = fsdp.FSDP(nn.Sequential { nn.Linear(4, width), nn.Linear(width, 2) },
+    { process_group = group })
+  local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
+  for step = 1, steps do
+    ms.scope(function()
+      model(ms.full({ 2, 4 }, 0.1 * step + place)):sum():backward()
+    end)
+    model:clip_grad_norm_(1)
+    opt:step()
+    opt:zero_grad()
+    after_step(step)
+  end
+  return ('rank %d of %d: %s'):format(model.rank, model.world_size, runs.hash_of(model))
+end
+
+local function nothing() end
+
+-- By color: the width of the model, the steps, and after how many of them all ranks meet.
+local TASKS = { [0] = { 5, 6, 2 }, { 7, 3, 1 } }
+
+describe('sub-groups', function()
+  it('train two models as if each were alone, with collectives of all ranks in between', function()
+    local alone = {}
+    for color = 0, 1 do
+      alone[color] = runs.reports(2, function(rank)
+        return train(nil, rank, TASKS[color][1], TASKS[color][2], nothing)
+      end)
+    end
+    local together, cause = runs.reports(4, function(rank)
+      local color = rank % 2
+      local width, steps, every = unpack(TASKS[color])
+      local group = ms.dist.split(color)
+      return train(group, math.floor(rank / 2), width, steps, function(step)
+        if step % every == 0 then
+          assert(ms.dist.all_reduce(ms.full({ 1 }, rank)):item() == 6)
+        end
+      end)
+    end)
+    assert.is_nil(cause)
+    for rank = 0, 3 do
+      assert.equal(alone[rank % 2][math.floor(rank / 2)], together[rank])
+    end
+    assert.not_equal(together[0], together[1])
+  end)
+
+  it('tell all ranks of a difference in one of them', function()
+    local reports, cause = runs.reports(4, function(rank)
+      local ok, err = pcall(train, ms.dist.split(rank % 2), 0, rank == 3 and 5 or 6, 1, function()
+        ms.dist.barrier()
+      end)
+      return ok and 'trained' or err.message, not ok and err or nil
+    end)
+    for rank = 0, 3 do
+      assert.matches('the ranks wrapped different models: .* on rank 1 and .* on rank 3',
+        reports[rank])
+    end
+    assert.matches('rank [13] failed: .*the ranks wrapped different models', cause)
+  end)
+
+  it('are none for a color below 0, and can be divided again', function()
+    assert.is_nil(ms.dist.split(-1))
+    local group = ms.dist.split(0, -5, ms.dist.split(3))
+    assert.equal(0, ms.dist.counts(group).barrier)
+    checks.raises('TypeError', "'group' is a number, expected a group of ranks", ms.dist.split, 0,
+      0, 3)
+    checks.raises('ValueError', "'key' is 2147483648, expected a number of 32 bits", ms.dist.split,
+      0, 2 ^ 31)
+    checks.raises('TypeError', "'color' is nil, expected a whole number", ms.dist.split)
+  end)
+end)
