@@ -7,8 +7,7 @@
 #include "lanes.h"
 #include "table.h"
 
-enum { LEVELS = 9 }; /* nodes alive at once for up to 255 leaves */
-_Static_assert(MSI_TREE_MAX < 1 << (LEVELS - 1), "the counter has a level for every bit");
+enum { LEVELS = 32 }; /* nodes alive at once: a level for every bit of n_src, and the next leaf */
 
 /* One element of a source. */
 static double get(const void *src, int32_t dtype, int64_t i)
@@ -36,9 +35,9 @@ static double rounded(double x, int32_t dtype)
 /* i64 has no factor and no rounding; addition wraps, in unsigned numbers. */
 #define REDUCE(EXPR)                                                                               \
     for (int64_t i = 0; i < a->n; i++) {                                                           \
-        int64_t x = ((const int64_t *)a->src[0])[i];                                               \
+        int64_t x = ((const int64_t *)a->src[0].data)[i];                                          \
         for (int32_t k = 1; k < a->n_src; k++) {                                                   \
-            const int64_t y = ((const int64_t *)a->src[k])[i];                                     \
+            const int64_t y = ((const int64_t *)a->src[k].data)[i];                                \
             x = (EXPR);                                                                            \
         }                                                                                          \
         out[i] = a->accumulate ? (int64_t)((uint64_t)out[i] + (uint64_t)x) : x;                    \

@@ -45,7 +45,7 @@ LANES_INLINE V LOCAL(merge)(const msi_tree_args *a, int32_t n_src, int32_t dtype
 
 #pragma GCC unroll 4
     for (int32_t k = 0; k < n_src; k++) {
-        V x = LOCAL(leaf)(a->src[k], dtype >= 0 ? dtype : a->src_dtype[k], i, n);
+        V x = LOCAL(leaf)(a->src[k].data, dtype >= 0 ? dtype : a->src[k].dtype, i, n);
 
 #pragma GCC unroll 4
         for (int32_t bits = k; bits & 1; bits >>= 1) {
@@ -119,10 +119,10 @@ void MSI_NAME(LOCAL(tree))(const void *args)
 {
     const msi_tree_args *a = args;
     const bool extreme = a->reduce == LOCAL(MAX) || a->reduce == LOCAL(MIN);
-    int32_t dtype = a->n_src > 0 ? a->src_dtype[0] : -1;
+    int32_t dtype = a->n_src > 0 ? a->src[0].dtype : -1;
 
     for (int32_t k = 1; k < a->n_src; k++) {
-        dtype = a->src_dtype[k] == dtype ? dtype : -1;
+        dtype = a->src[k].dtype == dtype ? dtype : -1;
     }
     if (a->n_src == 0) {
         return;

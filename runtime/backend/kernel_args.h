@@ -186,18 +186,22 @@ typedef struct msi_norm_args {
     bool largest; /**< false: sum of squares */
 } msi_norm_args;
 
+/** One of the operands of a tree. */
+typedef struct msi_tree_source {
+    const void *data;
+    int32_t dtype;
+} msi_tree_source;
+
 /** out[i] = round(factor * tree(src[0][i], src[1][i], ...)) where tree merges as a binary counter:
  * neighbours first, leftovers folded from the smallest; nodes are f32 (f64 when out is f64), and
  * `round_dtype` (before the widening to the dtype of out) rounds once at the end. Looked up by the
  * dtype of `out` (f32, f64, bf16; i64, which wraps and has no factor). The reductions of
  * collectives and of gradient accumulation. */
-enum { MSI_TREE_MAX = 128 };
 typedef struct msi_tree_args {
     int64_t n;
     int32_t n_src;
-    int32_t src_dtype[MSI_TREE_MAX];
-    const void *src[MSI_TREE_MAX];
-    void *out; /**< may be one of the sources */
+    const msi_tree_source *src; /**< (n_src) */
+    void *out;                  /**< may be one of the sources */
     int32_t round_dtype;
     double factor;
     int32_t reduce; /**< 0 sum, 2 max, 3 min (MS_REDUCE_*): max and min ignore factor */

@@ -83,16 +83,17 @@ static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t roo
 static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64_t n,
                                 const char *own, int64_t offset, char *out)
 {
-    msi_tree_args args = {.n = n,
-                          .n_src = c->size,
-                          .out = out,
-                          .round_dtype = dtype,
-                          .factor = reduce == MS_REDUCE_AVG ? 1.0 / c->size : 1.0,
-                          .reduce = reduce == MS_REDUCE_AVG ? MS_REDUCE_SUM : reduce};
+    msi_tree_source src[c->size];
+    const msi_tree_args args = {.n = n,
+                                .n_src = c->size,
+                                .src = src,
+                                .out = out,
+                                .round_dtype = dtype,
+                                .factor = reduce == MS_REDUCE_AVG ? 1.0 / c->size : 1.0,
+                                .reduce = reduce == MS_REDUCE_AVG ? MS_REDUCE_SUM : reduce};
 
     for (int32_t q = 0; q < c->size; q++) {
-        args.src[q] = q == c->rank ? own : msi_stage_of(c, q) + offset;
-        args.src_dtype[q] = dtype;
+        src[q] = (msi_tree_source){q == c->rank ? own : msi_stage_of(c, q) + offset, dtype};
     }
     MS_TRY(msi_dispatch("reduce", MSI_K_tree, dtype, &args));
     return msi_settle(c->ctx); /* peers write their bytes anew */

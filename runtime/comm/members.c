@@ -67,7 +67,7 @@ const char *msi_ranks_text(const ms_comm *c, const bool *marked, char *buffer, s
         if (marked != NULL && !marked[q]) {
             continue;
         }
-        if (at + sizeof(", 1023 and 1023 more") > sizeof(list)) {
+        if (at + sizeof(", 127") + sizeof(" and 127 more") > sizeof(list)) {
             more++;
             continue;
         }

@@ -242,13 +242,13 @@ static void late_text(const supervisor *s, char *buffer, size_t nbytes)
     size_t at = (size_t)snprintf(buffer, nbytes, s->alive > 1 ? "ranks" : "rank");
     const char *before = " ";
 
-    for (int32_t r = 0; r < s->launch->n && at + sizeof(", 1023, ...") <= nbytes; r++) {
+    for (int32_t r = 0; r < s->launch->n && at + sizeof(", 127, ...") <= nbytes; r++) {
         if (s->launch->child[r].running) {
             at += (size_t)snprintf(buffer + at, nbytes - at, "%s%d", before, (int)r);
             before = ", ";
         }
     }
-    if (at + sizeof(", 1023, ...") > nbytes) {
+    if (at + sizeof(", 127, ...") > nbytes) {
         snprintf(buffer + at, nbytes - at, ", ...");
     }
 }

@@ -55,10 +55,12 @@ typedef struct problem {
 static void check(const problem *p)
 {
     const bool single = p->dtype != MS_DTYPE_F64; /* nodes are f32 */
-    typed src[MSI_TREE_MAX], out = typed_filled(p->dtype, p->start + p->n, 90);
+    typed src[p->n_src], out = typed_filled(p->dtype, p->start + p->n, 90);
     typed old = typed_copy(&out);
+    msi_tree_source sources[p->n_src];
     msi_tree_args args = {.n = p->n,
                           .n_src = p->n_src,
+                          .src = sources,
                           .out = (char *)out.data + p->start * dtype_bytes(p->dtype),
                           .round_dtype = p->round_dtype,
                           .factor = p->factor,
@@ -68,13 +70,12 @@ static void check(const problem *p)
         int32_t dtype = p->src_dtype[k % 2];
 
         src[k] = typed_filled(dtype, p->start + p->n, (uint64_t)k);
-        args.src_dtype[k] = dtype;
-        args.src[k] = (char *)src[k].data + p->start * dtype_bytes(dtype);
+        sources[k] = (msi_tree_source){(char *)src[k].data + p->start * dtype_bytes(dtype), dtype};
     }
     run_on_all_isas(&(kernel_call){MSI_K_tree, p->dtype, &args, {out.data}, {typed_nbytes(&out)}},
                     "tree");
     for (int64_t i = p->start; i < p->start + p->n; i++) {
-        double leaf[MSI_TREE_MAX], want;
+        double leaf[p->n_src], want;
 
         for (int32_t k = 0; k < p->n_src; k++) {
             leaf[k] = typed_get(&src[k], i);
@@ -140,7 +141,7 @@ static void test_cpu_tree__merges_as_a_binary_counter_for_any_number_of_sources(
 
             check(&p);
         }
-        problem most = make(layout, MSI_TREE_MAX, 33, 0), odd = make(layout, 127, 17, 1);
+        problem most = make(layout, 1024, 33, 0), odd = make(layout, 127, 17, 1);
 
         check(&most);
         check(&odd);
@@ -168,7 +169,8 @@ static void test_cpu_tree__out_may_be_a_source(void **state)
 {
     (void)state;
     float a[21], b[21];
-    msi_tree_args args = {.n = 21, .n_src = 2, .src = {a, b}, .out = b, .factor = 0.5};
+    const msi_tree_source src[] = {{a, MS_DTYPE_F32}, {b, MS_DTYPE_F32}};
+    msi_tree_args args = {.n = 21, .n_src = 2, .src = src, .out = b, .factor = 0.5};
 
     for (int i = 0; i < 21; i++) {
         a[i] = (float)i;
@@ -186,8 +188,10 @@ static void test_cpu_tree__max_and_min_ignore_the_factor_and_keep_nan(void **sta
     for (int32_t d = 0; d < 3; d++) {
         for (int32_t nan_at = -1; nan_at < 3; nan_at++) {
             typed src[3], out = typed_filled(float_dtypes[d], 19, 9);
+            msi_tree_source sources[3];
             msi_tree_args args = {.n = 19,
                                   .n_src = 3,
+                                  .src = sources,
                                   .out = out.data,
                                   .round_dtype = float_dtypes[d],
                                   .factor = 0.5,
@@ -195,8 +199,7 @@ static void test_cpu_tree__max_and_min_ignore_the_factor_and_keep_nan(void **sta
 
             for (int32_t k = 0; k < 3; k++) {
                 src[k] = typed_filled(float_dtypes[d], 19, (uint64_t)k);
-                args.src[k] = src[k].data;
-                args.src_dtype[k] = float_dtypes[d];
+                sources[k] = (msi_tree_source){src[k].data, float_dtypes[d]};
             }
             if (nan_at >= 0) {
                 typed_set(&src[nan_at], 18, NAN);
@@ -232,12 +235,10 @@ static void test_cpu_tree__integers_are_exact(void **state)
     (void)state;
     const int64_t big = (int64_t)1 << 60;
     int64_t a[2] = {big + 1, -7}, b[2] = {5, 3}, c[2] = {-2, INT64_MIN}, out[2];
-    msi_tree_args args = {.n = 2, .n_src = 3, .src = {a, b, c}, .out = out, .factor = 1};
+    const msi_tree_source src[] = {{a, MS_DTYPE_I64}, {b, MS_DTYPE_I64}, {c, MS_DTYPE_I64}};
+    msi_tree_args args = {.n = 2, .n_src = 3, .src = src, .out = out, .factor = 1};
     kernel_call call = {MSI_K_tree, MS_DTYPE_I64, &args, {out}, {sizeof(out)}};
 
-    for (int32_t k = 0; k < 3; k++) {
-        args.src_dtype[k] = MS_DTYPE_I64;
-    }
     memset(out, 0, sizeof(out));
     run_on_all_isas(&call, "i64");
     assert_true(out[0] == big + 4 && out[1] == INT64_MAX - 3); /* wrapped */

@@ -50,12 +50,9 @@ void msi_accumulator_free_levels(msi_accumulator *a)
 static ms_status merge(msi_accumulator *a, msi_node low, msi_node high, bool high_is_ours,
                        void *out, msi_node *merged)
 {
-    msi_tree_args args = {.n = a->numel,
-                          .n_src = 2,
-                          .src_dtype = {low.dtype, high.dtype},
-                          .src = {low.data, high.data},
-                          .round_dtype = a->node_dtype,
-                          .factor = 1};
+    const msi_tree_source src[] = {{low.data, low.dtype}, {high.data, high.dtype}};
+    msi_tree_args args = {
+        .n = a->numel, .n_src = 2, .src = src, .round_dtype = a->node_dtype, .factor = 1};
 
     if (out == NULL) {
         out = low.dtype == a->node_dtype                    ? low.data
@@ -117,13 +114,13 @@ static ms_status move(msi_accumulator *a, int32_t dtype, void *slot, int32_t slo
     if (dtype == slot_dtype) {
         return msi_mem_copy(a->ctx, slot, a->micro, a->numel * ms_dtype_size(dtype));
     }
-    msi_tree_args args = {.n = a->numel,
-                          .n_src = 1,
-                          .src_dtype = {dtype},
-                          .src = {a->micro},
-                          .out = slot,
-                          .round_dtype = slot_dtype,
-                          .factor = 1};
+    const msi_tree_source src = {a->micro, dtype};
+    const msi_tree_args args = {.n = a->numel,
+                                .n_src = 1,
+                                .src = &src,
+                                .out = slot,
+                                .round_dtype = slot_dtype,
+                                .factor = 1};
 
     return msi_dispatch("gradient accumulation", MSI_K_tree, slot_dtype, &args);
 }
@@ -149,7 +146,9 @@ ms_status msi_accumulator_fold(msi_accumulator *a, void *slot, int32_t slot_dtyp
 
 ms_status msi_accumulator_sum(const msi_accumulator *a, int64_t first, int64_t n, void *out)
 {
-    msi_tree_args args = {.n = n, .out = out, .round_dtype = a->node_dtype, .factor = 1};
+    msi_tree_source src[2] = {{NULL, 0}, {out, a->node_dtype}};
+    msi_tree_args args = {
+        .n = n, .src = src, .out = out, .round_dtype = a->node_dtype, .factor = 1};
 
     for (int32_t j = 0; j < MSI_MAX_LEVELS; j++) {
         const msi_node *level = &a->level[j];
@@ -157,10 +156,8 @@ ms_status msi_accumulator_sum(const msi_accumulator *a, int64_t first, int64_t n
         if (level->data == NULL) {
             continue;
         }
-        args.src[0] = (char *)level->data + first * ms_dtype_size(level->dtype);
-        args.src_dtype[0] = level->dtype;
-        args.src[1] = out;
-        args.src_dtype[1] = a->node_dtype;
+        src[0] = (msi_tree_source){(char *)level->data + first * ms_dtype_size(level->dtype),
+                                   level->dtype};
         args.n_src = args.n_src == 0 ? 1 : 2;
         MS_TRY(msi_dispatch("gradient accumulation", MSI_K_tree, a->node_dtype, &args));
     }

@@ -79,16 +79,17 @@ static char *element(const msi_reduction *r, int32_t rank, int64_t i)
 static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out, int32_t dtype,
                      bool add)
 {
-    msi_tree_args args = {.n = n,
-                          .n_src = r->world,
-                          .out = out,
-                          .round_dtype = r->round_dtype,
-                          .factor = r->factor,
-                          .accumulate = add};
+    msi_tree_source src[r->world];
+    const msi_tree_args args = {.n = n,
+                                .n_src = r->world,
+                                .src = src,
+                                .out = out,
+                                .round_dtype = r->round_dtype,
+                                .factor = r->factor,
+                                .accumulate = add};
 
     for (int32_t q = 0; q < r->world; q++) {
-        args.src[q] = element(r, q, first);
-        args.src_dtype[q] = r->dtype;
+        src[q] = (msi_tree_source){element(r, q, first), r->dtype};
     }
     return n > 0 ? msi_dispatch("reduce", MSI_K_tree, dtype, &args) : MS_OK;
 }
