@@ -16,9 +16,14 @@ local definer, files, wants = {}, {}, {}
 for _, object in ipairs(lines(("find %s -path '*/%s/*' -name '*.o' | sort"):format(build, folder))) do
   local file = object:match("(" .. folder:gsub("%p", "%%%0") .. "/.*)%.o$")
 
-  files[#files + 1] = file
-  wants[file] = {}
-  for _, line in ipairs(lines("nm " .. object)) do
+  local source = io.open(file) -- an object whose source has gone counts no more
+
+  if source then
+    source:close()
+    files[#files + 1] = file
+    wants[file] = {}
+  end
+  for _, line in ipairs(source and lines("nm " .. object) or {}) do
     local kind, symbol = line:match("(%a) ([%w_]+)$")
 
     if kind == "U" then

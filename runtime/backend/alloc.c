@@ -72,7 +72,6 @@ typedef struct class_list {
 } class_list;
 
 typedef struct heap {
-    ms_context *ctx;
     class_list classes[N_CLASSES];
     ms_memory_stats stats;
     int64_t window;                   /* allocations; at least */
@@ -359,21 +358,18 @@ static void close_heap(heap *h)
 static void close_room(void *state)
 {
     heap *h = state;
-    ms_context *ctx = h->ctx;
 
     if (h->host != NULL) {
         close_heap(h->host);
     }
-    msi_drain(ctx);
     close_heap(h);
 }
 
-static heap *heap_new(ms_context *ctx)
+static heap *heap_new(void)
 {
     heap *h = calloc(1, sizeof(*h));
 
     if (h != NULL) {
-        h->ctx = ctx;
         h->fail_in = -1;
         h->window = h->window_end = FIRST_WINDOW;
         msi_pressure_init(&h->pressure);
@@ -411,7 +407,7 @@ static ms_status out_of_memory(heap *h, int64_t nbytes, int32_t kind)
 /* The context's first memory opens its device, which asks this heap whether there is room. */
 static ms_status room_new(ms_context *ctx, heap **out)
 {
-    heap *h = heap_new(ctx);
+    heap *h = heap_new();
 
     *out = NULL;
     if (h == NULL) {
@@ -512,7 +508,7 @@ ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **o
     *out = NULL;
     MS_TRY(heap_get(ctx, &h));
     if (h->device != NULL) {
-        h->host = h->host != NULL ? h->host : heap_new(ctx);
+        h->host = h->host != NULL ? h->host : heap_new();
         h = h->host;
     }
     return h != NULL ? take(h, nbytes, kind, out) : out_of_memory(NULL, nbytes, kind);

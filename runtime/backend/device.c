@@ -109,9 +109,13 @@ ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t 
                : outcome_of(op, outcome);
 }
 
-ms_status msi_device_gemm(msi_device *d, const msi_gemm_args *args)
+ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
 {
-    return outcome_of("gemm", d->ops->gemm(d, MSI_STREAM_COMPUTE, args));
+    msi_device *d = ctx->device;
+
+    return MSI_UNLIKELY(d != NULL && !d->running)
+               ? outcome_of("gemm", d->ops->gemm(d, MSI_STREAM_COMPUTE, args))
+               : msi_gemm_now(ctx, args);
 }
 
 ms_status *msi_device_status(const ms_context *ctx, ms_status *now)

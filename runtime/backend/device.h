@@ -128,7 +128,6 @@ static inline bool msi_any_device(void)
 /* Run one, on the stream of computing. `op` names the caller in errors. */
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args);
-ms_status msi_device_gemm(msi_device *d, const msi_gemm_args *args);
 /* What the host of a device's product calls: the CPU's, now. */
 ms_status msi_gemm_now(void *ctx, const msi_gemm_args *args);
 

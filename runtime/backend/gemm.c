@@ -292,13 +292,6 @@ static ms_status run(gemm_state *s, const msi_gemm_args *g)
     return MS_OK;
 }
 
-ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *g)
-{
-    return MSI_UNLIKELY(ctx->device != NULL && !ctx->device->running)
-               ? msi_device_gemm(ctx->device, g)
-               : msi_gemm_now(ctx, g);
-}
-
 ms_status msi_gemm_now(void *user, const msi_gemm_args *g)
 {
     ms_context *ctx = user;

@@ -96,7 +96,7 @@ static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64
         src[q] = (msi_tree_source){q == c->rank ? own : msi_stage_of(c, q) + offset, dtype};
     }
     MS_TRY(msi_dispatch("reduce", MSI_K_tree, dtype, &args));
-    return msi_settle(c->ctx); /* peers write their bytes anew */
+    return msi_settle(msi_context()); /* peers write their bytes anew */
 }
 
 /* Chunks go out and come in by turns: what is read may lie in what is written (or the other way

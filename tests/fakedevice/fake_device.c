@@ -227,7 +227,8 @@ static int32_t fake_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
     if (d->host.kernel(kernel, dtype) == NULL) {
         return MSI_DEV_UNSUPPORTED;
     }
-    item *it = kernel == MSI_K_tree ? new_tree(args) : new_item(RUN, args, d->host.args_bytes(kernel));
+    item *it =
+        kernel == MSI_K_tree ? new_tree(args) : new_item(RUN, args, d->host.args_bytes(kernel));
 
     if (it != NULL) {
         it->kernel = kernel;
