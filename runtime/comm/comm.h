@@ -1,9 +1,8 @@
 /* Groups and the words they wait on: the inside of moonshard/comm.h.
  *
- * Shared state is one control block (a memfd, or plain memory for ranks as threads). Each rank has
- * there: its record ring (what it is doing, by sequence), a doorbell it sleeps on, and a waiting
- * flag. Whoever changes a word that peers may wait for calls msi_comm_ring(). Only C11 atomics, no
- * fences, so ThreadSanitizer understands it. */
+ * Every member has a ring of records (what it is doing, by sequence) in memory that all share, and
+ * in its job a doorbell that it sleeps on. Whoever changes a word that peers may wait for calls
+ * msi_comm_ring(). Only C11 atomics, no fences, so ThreadSanitizer understands it. */
 #ifndef MSI_COMM_H
 #define MSI_COMM_H
 

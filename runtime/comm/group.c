@@ -55,7 +55,7 @@ static ms_status make_self(ms_comm **out, const msi_dist *d)
     return MS_OK;
 }
 
-/* The groups of a context that has joined; NULL: the error says why. */
+/* This rank's place in its job, which it joins unless it has, and its groups. */
 static ms_status joined(msi_groups **g, const msi_dist **d)
 {
     MS_TRY(ms_dist_join());
