@@ -4,6 +4,8 @@
 #include "group.h"
 #include "tensor.h"
 
+#include <signal.h>
+
 enum { RANKS = 4 };
 
 /* Ranks of one parity, in the order of the job. */
@@ -287,6 +289,46 @@ static void test_comm_split__tells_all_groups_what_went_wrong_in_one(void **stat
     }
 }
 
+/* Rank 3 dies while the others are in collectives of their own groups. */
+static ms_status die(void *user, int32_t rank)
+{
+    report *reports = user;
+    ms_comm *world, *half;
+    ms_status status = MS_OK;
+
+    MS_TRY(split_by_parity(&world, &half, rank));
+    MS_TRY(ms_comm_barrier(world));
+    double begin = ms_time();
+
+    if (rank == 3) {
+        raise(SIGKILL);
+    }
+    while (status == MS_OK && ms_time() - begin < 2 * SOON_S) {
+        status = ms_comm_barrier(half);
+    }
+    report_write(&reports[rank], status, begin);
+    return status;
+}
+
+static void test_comm_split__tells_all_groups_of_a_death_in_one(void **state)
+{
+    report *reports = reports_new(RANKS);
+    const char *cause = "";
+
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    assert_int_equal(run_processes(RANKS, die, reports, &cause), 128 + SIGKILL);
+    assert_non_null(strstr(cause, "rank 3 died (signal 9, Killed)"));
+    for (int32_t r = 0; r < 3; r++) {
+        assert_int_equal(reports[r].status, MS_COMM_ERROR);
+        assert_true(reports[r].seconds <= SOON_S);
+        assert_non_null(strstr(reports[r].message, "rank 3 died"));
+    }
+    reports_free(reports, RANKS);
+}
+
 /* -- what was said last ------------------------------------------------------------------------ */
 
 static ms_status note_last(void *user, int32_t rank)
@@ -360,6 +402,7 @@ int main(void)
         cmocka_unit_test(test_comm_split__lets_groups_work_side_by_side),
         cmocka_unit_test(test_comm_split__keeps_letters_of_groups_apart),
         cmocka_unit_test(test_comm_split__tells_all_groups_what_went_wrong_in_one),
+        cmocka_unit_test(test_comm_split__tells_all_groups_of_a_death_in_one),
         cmocka_unit_test(test_comm_split__compares_what_was_said_last),
         cmocka_unit_test(test_comm_split__says_who_waits_in_another_group),
     };
