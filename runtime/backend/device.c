@@ -109,6 +109,20 @@ ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t 
                : outcome_of(op, outcome);
 }
 
+ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args)
+{
+    MS_TRY(msi_check_kernel(op, kernel, dtype));
+    if (MSI_UNLIKELY(msi_any_device())) {
+        const ms_context *ctx = msi_context_peek();
+
+        if (ctx != NULL && ctx->device != NULL) {
+            return msi_device_run(ctx->device, op, kernel, dtype, args);
+        }
+    }
+    msi_kernels()->fn[kernel][dtype](args);
+    return MS_OK;
+}
+
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
 {
     msi_device *d = ctx->device;

@@ -299,7 +299,9 @@ ms_status msi_gemm_now(void *user, const msi_gemm_args *g)
     gemm_state *s = NULL;
 
     if (MSI_UNLIKELY(!known)) {
-        return msi_dispatch("gemm", MSI_K_gemm, g->dtype, g); /* says which dtype is missing */
+        MS_TRY(msi_check_kernel("gemm", MSI_K_gemm, g->dtype));
+        run_own(g);
+        return MS_OK;
     }
     if (g->m == 0 || g->n == 0 || g->batch == 0) {
         return MS_OK;

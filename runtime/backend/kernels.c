@@ -1,6 +1,6 @@
 /* Which kernels this machine runs: kernels/cpu is built for three instruction sets, and the best
  * one the processor has is chosen once. MS_CPU_ISA=v2, v3 or v4 chooses a lower one. */
-#include "device.h"
+#include "backend.h"
 
 #include "moonshard/tensor.h"
 
@@ -108,22 +108,4 @@ static ms_status missing(const char *op, int32_t dtype)
 ms_status msi_check_kernel(const char *op, int32_t kernel, int32_t dtype)
 {
     return MSI_LIKELY(find(msi_kernels(), kernel, dtype) != NULL) ? MS_OK : missing(op, dtype);
-}
-
-ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args)
-{
-    msi_kernel_fn fn = find(msi_kernels(), kernel, dtype);
-
-    if (MSI_UNLIKELY(fn == NULL)) {
-        return missing(op, dtype);
-    }
-    if (MSI_UNLIKELY(msi_any_device())) {
-        const ms_context *ctx = msi_context_peek();
-
-        if (ctx != NULL && ctx->device != NULL) {
-            return msi_device_run(ctx->device, op, kernel, dtype, args);
-        }
-    }
-    fn(args);
-    return MS_OK;
 }
