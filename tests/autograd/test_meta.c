@@ -261,7 +261,7 @@ static bool run_call(call *c, uint64_t *rng)
 
 static void test_autograd_meta__every_operator_says_the_same_of_real_and_meta_operands(void **state)
 {
-    const msi_op_observer observer = {.begin = count_row};
+    static const msi_op_observer observer = {.begin = count_row};
     int32_t wrong = 0;
 
     (void)state;
