@@ -95,7 +95,8 @@ MS_API ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t 
  * tensor. */
 MS_API ms_status ms_tensor_borrow(ms_tensor **out, int32_t dtype, int32_t ndim,
                                   const int64_t *shape, MS_NULLABLE void *data);
-/** Shape and dtype without memory (storage kind none). */
+/** Shape and dtype without memory (storage kind none). An operator with such an operand gives such
+ * a result, or the error it would give: it runs no kernel, reads no values, records nothing. */
 MS_API ms_status ms_tensor_meta(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape);
 /** 0, 1, ..., n-1 times `step` plus `start`; shape (n). Integers are counted as such. */
 MS_API ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double step,
