@@ -212,6 +212,7 @@ local runs = {
   ['./dev check'] = part_of_ci,
   ['./dev model'] = part_of_ci,
   ['./dev test asan'] = part_of_ci,
+  ['./dev test fake'] = part_of_ci,
   ['./dev test tsan'] = part_of_ci,
   ['.ci/run'] = function()
     assert.truthy(lfs.attributes('.ci/run', 'permissions'):find('x', 1, true))

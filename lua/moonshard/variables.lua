@@ -6,8 +6,8 @@ local variables = {}
 
 local PREFIX = 'MS_'
 local NAMES = {
-  'COMM_ANNOUNCE', 'COMM_SPIN_US', 'COMM_TIMEOUT', 'CPU_ISA', 'FAIL_ALLOC', 'LOG', 'ONEDNN',
-  'PLUGIN_DIR', 'STOP_TIMEOUT',
+  'COMM_ANNOUNCE', 'COMM_SPIN_US', 'COMM_TIMEOUT', 'CPU_ISA', 'DEVICE', 'FAIL_ALLOC', 'FAKE_ORDER',
+  'FAKE_SEED', 'LOG', 'ONEDNN', 'PLUGIN_DIR', 'STOP_TIMEOUT',
 }
 
 local known = {}

@@ -2,8 +2,7 @@
  * and operators (autograd/ops/unary.c) are made from these rows.
  *
  *   M(A, function, gradient, saved)  the gradient of `function` is the kernel `gradient` of the
- *                                    incoming one and what is saved: X, the operand, or Y, the
- * result
+ *                                    incoming one and of what is saved: X, the operand, or Y
  *
  * A is handed on to M. */
 #ifndef MSI_UNARY_H
