@@ -1,4 +1,6 @@
 /* runtime/fsdp/progress, plan: what stands below units, by itself. */
+#include "layout.h"
+#include "memory_plan.h"
 #include "ms_test.h"
 #include "progress.h"
 #include "slots_plan.h"
@@ -185,6 +187,74 @@ static void test_fsdp_layers__what_needs_no_slots_maps_nothing(void **state)
     assert_int_equal(p.n_ring + p.n_homes, 0);
 }
 
+/* -- a model that nobody here could hold ------------------------------------------------------- */
+
+enum { LAYERS = 80, WIDTH = 8192, INNER = 28672, VOCAB = 128256, KV = 1024, RANKS = 16384 };
+
+/* Of a unit with these parameters, in bf16 with f32 masters, on rank 0 of so many. */
+static msi_group_facts facts_of(const int64_t *numels, int32_t n, int32_t world, bool is_root)
+{
+    ms_layout *layout;
+    msi_group_facts g = {.n_params = n,
+                         .orig_dtype = MS_DTYPE_F32,
+                         .param_dtype = MS_DTYPE_BF16,
+                         .reduce_dtype = MS_DTYPE_F32,
+                         .trains = true,
+                         .is_sharded = true,
+                         .shares = true,
+                         .is_root = is_root};
+
+    assert_ok(ms_layout_flat(&layout, numels, n, 8, world));
+    g.shard_numel = ms_layout_shard_numel(layout);
+    g.full_numel = g.shard_numel * world;
+    for (int32_t i = 0; i < n; i++) {
+        ms_layout_piece piece;
+
+        assert_ok(ms_layout_piece_get(layout, 0, i, &piece));
+        g.trained_numel += piece.present ? piece.numel : 0;
+    }
+    ms_layout_free(layout);
+    return g;
+}
+
+/* 70 B parameters over 16,384 ranks: from numbers alone, whoever is there. */
+static void test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_ranks(void **state)
+{
+    const int64_t w = WIDTH, norm = WIDTH;
+    const int64_t layer[] = {w * w,     w * KV,    w * KV, w * w, w * INNER,
+                             w * INNER, w * INNER, norm,   norm};
+    const int64_t root[] = {(int64_t)VOCAB * w, (int64_t)VOCAB * w, norm};
+    msi_group_facts groups[LAYERS + 1];
+    msi_slot_wish wishes[LAYERS + 1];
+    msi_slots_plan params, gradients;
+    int64_t in_layer = 0, in_root = 0;
+
+    (void)state;
+    for (size_t i = 0; i < MSI_COUNT(layer); i++) {
+        in_layer += layer[i];
+    }
+    for (size_t i = 0; i < MSI_COUNT(root); i++) {
+        in_root += root[i];
+    }
+    assert_true(in_root + LAYERS * in_layer > 70000000000);
+    groups[0] = facts_of(root, (int32_t)MSI_COUNT(root), RANKS, true);
+    for (int32_t i = 1; i <= LAYERS; i++) {
+        groups[i] = facts_of(layer, (int32_t)MSI_COUNT(layer), RANKS, false);
+    }
+    assert_ok(msi_plan_param_slots(groups, LAYERS + 1, 3, RANKS, wishes, &params));
+    assert_int_equal(params.n_homes, 1);
+    assert_int_equal(params.n_ring, 3);
+    in_root += WIDTH; /* padding up to a multiple of 16,384 elements, as which a layer comes */
+    assert_int_equal(params.nbytes, 64LL * RANKS * 4 + 2 * in_root + 3 * 2 * in_layer);
+    assert_ok(msi_plan_gradient_slots(groups, LAYERS + 1, false, RANKS, wishes, &gradients));
+    assert_int_equal(gradients.nbytes, 64LL * RANKS * 3 + RANKS * (pages(4 * in_root + 3) +
+                                                                   2 * pages(4 * in_layer + 9)));
+    assert_int_equal(msi_plan_masters(groups, LAYERS + 1),
+                     4 * (in_root + LAYERS * in_layer) / RANKS);
+    assert_int_equal(msi_plan_gradients(groups, LAYERS + 1, 1),
+                     4 * (in_root + LAYERS * in_layer) / RANKS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -193,6 +263,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger),
         cmocka_unit_test(test_fsdp_layers__nothing_of_two_slots_overlaps),
         cmocka_unit_test(test_fsdp_layers__what_needs_no_slots_maps_nothing),
+        cmocka_unit_test(test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_ranks),
     };
 
     return cmocka_run_group_tests_name("fsdp/layers", tests, NULL, NULL);
