@@ -428,15 +428,22 @@ static ms_status room_new(ms_context *ctx, heap **out)
     return MS_OK;
 }
 
+/* `ctx` NULL: memory was out when it was asked for, which is its error. */
+static ms_status heap_get(ms_context *ctx, heap **h)
+{
+    *h = ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
+    if (MSI_LIKELY(*h != NULL)) {
+        return MS_OK;
+    }
+    return ctx != NULL ? room_new(ctx, h) : MS_OUT_OF_MEMORY;
+}
+
 /* NULL: none can be made. */
 static heap *heap_of(ms_context *ctx)
 {
-    heap *h = ctx->room[MSI_ROOM_BACKEND];
+    heap *h;
 
-    if (MSI_UNLIKELY(h == NULL)) {
-        (void)room_new(ctx, &h);
-    }
-    return h;
+    return heap_get(ctx, &h) == MS_OK ? h : NULL;
 }
 
 /* Is this the allocation that a test wants to fail? */
@@ -481,15 +488,6 @@ static ms_status take(heap *h, int64_t nbytes, int32_t kind, void **out)
     count(h, nbytes, kind);
     *out = (char *)b + HEADER;
     return MS_OK;
-}
-
-static ms_status heap_get(ms_context *ctx, heap **h)
-{
-    *h = ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
-    if (MSI_LIKELY(*h != NULL)) {
-        return MS_OK;
-    }
-    return ctx != NULL ? room_new(ctx, h) : MS_OUT_OF_MEMORY;
 }
 
 ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out)
@@ -545,7 +543,7 @@ void msi_release(ms_context *ctx, void *data)
 
 ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
 {
-    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
+    heap *h = heap_of(ctx);
     bool fits = h != NULL && !fails_on_demand(h);
     char bound[MSI_BOUND_TEXT];
 
@@ -591,7 +589,7 @@ void msi_alloc_fail_at(ms_context *ctx, int64_t k)
 
 void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 {
-    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
+    heap *h = heap_of(ctx);
 
     if (h != NULL) {
         *stats = h->stats;
@@ -604,7 +602,7 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 void ms_memory_reset_peak(void)
 {
     ms_context *ctx = msi_context();
-    heap *h = ctx != NULL ? heap_of(ctx) : NULL;
+    heap *h = heap_of(ctx);
 
     if (h != NULL) {
         memcpy(h->stats.peak, h->stats.live, sizeof(h->stats.peak));

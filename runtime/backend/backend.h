@@ -10,10 +10,10 @@
 #include "kernel_args.h"
 #include "unary.h"
 
+#include <string.h>
+
 #define MSI_KERNELS_UNARY(X, f, gradient, saved) X(f, msi_ew_args)
 #define MSI_KERNELS_UNARY_GRADIENT(X, f, gradient, saved) X(gradient, msi_ew_args)
-
-#include <string.h>
 
 /* Every kernel: name, argument struct. The op test's list is generated from this and the table. */
 #define MSI_KERNELS(X)                                                                             \
@@ -86,6 +86,8 @@ const msi_kernel_table *msi_kernels(void);
 const msi_kernel_table *msi_kernels_of(int32_t isa);
 /** Is there such a kernel? The error msi_dispatch() has where there is none. */
 ms_status msi_check_kernel(const char *op, int32_t kernel, int32_t dtype);
+/** The error itself. */
+ms_status msi_kernel_missing(const char *op, int32_t dtype, const char *device);
 /** Run a kernel. `op` names the caller in the error about a missing one. */
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args);
 

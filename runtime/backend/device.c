@@ -2,7 +2,6 @@
 #include "device.h"
 
 #include "library.h"
-#include "moonshard/tensor.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -102,11 +101,8 @@ ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t 
 {
     int32_t outcome = d->ops->run(d, MSI_STREAM_COMPUTE, kernel, dtype, args);
 
-    return outcome == MSI_DEV_UNSUPPORTED
-               ? MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
-                         "%s is not implemented for dtype %s on device '%s' yet", op,
-                         ms_dtype_name(dtype), d->ops->kind)
-               : outcome_of(op, outcome);
+    return outcome == MSI_DEV_UNSUPPORTED ? msi_kernel_missing(op, dtype, d->ops->kind)
+                                          : outcome_of(op, outcome);
 }
 
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args)
@@ -159,17 +155,12 @@ ms_status msi_device_wait(msi_device *d)
 
 ms_status msi_device_settle(msi_device *d)
 {
-    char error[MSI_DEVICE_ERROR];
-    ms_status status;
-
     MS_TRY(msi_device_wait(d));
-    if (d->running) {
+    if (MSI_LIKELY(d->failed == MS_OK) || d->running) {
         return MS_OK;
     }
-    if (d->ops->failure(d, &status, error) != MSI_DEV_OK) {
-        return MS_FAIL(status, "device '%s': %s", d->ops->kind, error);
-    }
-    status = d->failed;
+    const ms_status status = d->failed;
+
     d->failed = MS_OK;
-    return status == MS_OK ? MS_OK : MS_FAIL(status, "device '%s': a product failed", d->ops->kind);
+    return MS_FAIL(status, "device '%s': a product failed", d->ops->kind);
 }

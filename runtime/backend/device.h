@@ -98,9 +98,6 @@ typedef struct msi_device_ops {
     int32_t (*post)(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint64_t value);
     int32_t (*await)(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
                      uint64_t at_least);
-
-    /* The first failure of what has run since it was asked last: MSI_DEV_OK, or what it was. */
-    int32_t (*failure)(msi_device *d, ms_status *status, char *error);
 } msi_device_ops;
 
 enum { MSI_DEVICE_ERROR = 256 };
@@ -108,9 +105,8 @@ enum { MSI_DEVICE_ERROR = 256 };
 /* Devices begin with this. */
 struct msi_device {
     const msi_device_ops *ops;
-    bool
-        running; /* one of its items runs now, on this thread: what that asks for is done at once */
-    ms_status failed; /* said by an item that has run; the first failure */
+    bool running;     /* one of its items runs now, on this thread, which has what it asks for */
+    ms_status failed; /* what a product that has run came to; the next who waits is told */
 };
 
 extern const msi_device_ops msi_cpu_device_ops;

@@ -169,14 +169,6 @@ static int32_t cpu_await(msi_device *d, int32_t stream, _Atomic uint64_t *const 
     return MSI_DEV_OK;
 }
 
-static int32_t cpu_failure(msi_device *d, ms_status *status, char *error)
-{
-    (void)d;
-    (void)error;
-    *status = MS_OK;
-    return MSI_DEV_OK;
-}
-
 const msi_device_ops msi_cpu_device_ops = {.version = MSI_DEVICE_VERSION,
                                            .kind = "cpu",
                                            .open = cpu_open,
@@ -196,5 +188,4 @@ const msi_device_ops msi_cpu_device_ops = {.version = MSI_DEVICE_VERSION,
                                            .done = cpu_done,
                                            .wait = cpu_wait,
                                            .post = cpu_post,
-                                           .await = cpu_await,
-                                           .failure = cpu_failure};
+                                           .await = cpu_await};

@@ -98,14 +98,18 @@ static msi_kernel_fn find(const msi_kernel_table *table, int32_t kernel, int32_t
     return known ? table->fn[kernel][dtype] : NULL;
 }
 
-static ms_status missing(const char *op, int32_t dtype)
+ms_status msi_kernel_missing(const char *op, int32_t dtype, const char *device)
 {
     return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
                    "%s is not implemented for dtype %s on device '%s' yet", op,
-                   ms_dtype_name(dtype), msi_kernels()->device);
+                   ms_dtype_name(dtype), device);
 }
 
 ms_status msi_check_kernel(const char *op, int32_t kernel, int32_t dtype)
 {
-    return MSI_LIKELY(find(msi_kernels(), kernel, dtype) != NULL) ? MS_OK : missing(op, dtype);
+    const msi_kernel_table *table = msi_kernels();
+
+    return MSI_LIKELY(find(table, kernel, dtype) != NULL)
+               ? MS_OK
+               : msi_kernel_missing(op, dtype, table->device);
 }

@@ -43,8 +43,6 @@ typedef struct fake_device {
     uint64_t dice;
     bool uniform;
     int64_t lowest; /* priority that was given last */
-    ms_status failure;
-    char error[MSI_DEVICE_ERROR];
 } fake_device;
 
 /* -- chance ------------------------------------------------------------------------------------ */
@@ -80,14 +78,6 @@ static bool may_run(const fake_device *d, const item *it)
     return true;
 }
 
-static void fail(fake_device *d, ms_status status, const char *what)
-{
-    if (d->failure == MS_OK) {
-        d->failure = status;
-        snprintf(d->error, sizeof(d->error), "%s", what);
-    }
-}
-
 static void run_item(fake_device *d, const item *it)
 {
     d->base.running = true;
@@ -99,9 +89,7 @@ static void run_item(fake_device *d, const item *it)
         ms_status status =
             d->host.gemm(d->host.user, (const msi_gemm_args *)(const void *)it->args);
 
-        if (status != MS_OK) {
-            fail(d, status, "gemm");
-        }
+        d->base.failed = d->base.failed != MS_OK ? d->base.failed : status;
         break;
     }
     case COPY:
@@ -336,16 +324,6 @@ static int32_t fake_await(msi_device *base, int32_t to, _Atomic uint64_t *const 
     return enqueue((fake_device *)base, to, it);
 }
 
-static int32_t fake_failure(msi_device *base, ms_status *status, char *error)
-{
-    fake_device *d = (fake_device *)base;
-
-    *status = d->failure;
-    snprintf(error, MSI_DEVICE_ERROR, "%s", d->error);
-    d->failure = MS_OK;
-    return *status == MS_OK ? MSI_DEV_OK : MSI_DEV_FAILED;
-}
-
 /* -- memory, life ------------------------------------------------------------------------------ */
 
 static void settle(fake_device *d)
@@ -447,8 +425,7 @@ static const msi_device_ops fake_ops = {.version = MSI_DEVICE_VERSION,
                                         .done = fake_done,
                                         .wait = fake_wait,
                                         .post = fake_post,
-                                        .await = fake_await,
-                                        .failure = fake_failure};
+                                        .await = fake_await};
 
 __attribute__((visibility("default"))) const msi_device_ops *msi_device_plugin(void);
 

@@ -36,8 +36,7 @@ typedef struct msi_reduction {
     msi_fingerprint fp; /* what every use is named with, but for slot, generation and dtype */
     int32_t rank, world;
     bool replicated;       /* every rank gets all of it */
-    int64_t numel;         /* of one rank's whole gradient, with all padding */
-    int64_t total;         /* ... without that of the tail */
+    int64_t total;         /* elements of one rank's whole gradient, without padding of the tail */
     const msi_extent *own; /* (n_own) this rank's extents */
     int32_t n_own;
     int64_t flags_at; /* bytes from the beginning of a part to its flags: a byte for each

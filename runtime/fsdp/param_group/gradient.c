@@ -244,11 +244,10 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->rank = u->rank;
     r->world = u->world;
     r->replicated = !u->is_sharded;
-    r->numel = msi_unit_full_numel(u);
     r->total = u->total;
     r->own = u->own;
     r->n_own = u->n_own;
-    r->flags_at = r->numel * ms_dtype_size(dtype);
+    r->flags_at = msi_unit_full_numel(u) * ms_dtype_size(dtype);
     r->sum_dtype = u->orig_dtype;
     r->round_dtype = u->reduce_dtype;
     r->home = home;

@@ -141,7 +141,7 @@ static ms_status complete(ms_fsdp_unit *u)
     }
     MS_TRY(fill_gaps(u));
     msi_storage_unbind(u->micro_view);
-    MS_TRY(u->run->gradient_complete(u->run->owner, u));
+    MS_TRY(u->run->gradient_complete(u));
     if (!u->run->sync) {
         u->reduction.phase = MSI_GRAD_NONE;
         return msi_unit_accumulate(u);

@@ -49,7 +49,7 @@ typedef struct msi_run {
     /* What units ask of it. */
     ms_status (*may_begin_backward)(void *owner);
     /* A unit's gradient of the running backward is complete. */
-    ms_status (*gradient_complete)(void *owner, ms_fsdp_unit *u);
+    ms_status (*gradient_complete)(ms_fsdp_unit *u);
 } msi_run;
 
 /* One parameter of a unit. */

@@ -60,7 +60,7 @@ static ms_status left_behind(void *user)
     return u->use.lingers == 0 ? post_backward(u) : MS_OK;
 }
 
-static ms_status may_begin(ms_fsdp_tree *tree)
+static ms_status may_begin(void *tree)
 {
     const ms_fsdp_unit *u = msi_unit_in_forward(tree);
 
@@ -332,17 +332,6 @@ static void backward_ends(void *user, ms_status status)
 
 /* -- the schedule's memory --------------------------------------------------------------------- */
 
-static ms_status may_begin_backward(void *owner)
-{
-    return may_begin(owner);
-}
-
-static ms_status gradient_complete(void *owner, ms_fsdp_unit *u)
-{
-    (void)owner;
-    return post_backward(u);
-}
-
 ms_status msi_schedule_new(ms_fsdp_tree *tree)
 {
     size_t bytes = sizeof(ms_fsdp_unit *) * (size_t)(tree->n_units + 1);
@@ -355,8 +344,8 @@ ms_status msi_schedule_new(ms_fsdp_tree *tree)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the schedule of %d units",
                        (int)tree->n_units);
     }
-    tree->run.may_begin_backward = may_begin_backward;
-    tree->run.gradient_complete = gradient_complete;
+    tree->run.may_begin_backward = may_begin;
+    tree->run.gradient_complete = post_backward;
     const msi_backward_observer observer = {backward_begins, finish_backward, run_accumulate_hooks,
                                             backward_ends, tree};
 
