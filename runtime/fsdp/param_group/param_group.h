@@ -24,6 +24,7 @@
 
 #include "accumulate.h"
 #include "autograd.h"
+#include "chain.h"
 #include "comm.h"
 #include "extent.h"
 #include "gather.h"
@@ -95,6 +96,7 @@ typedef struct msi_use {
 
 struct ms_fsdp_unit {
     msi_live live;
+    msi_chained chained; /* while in no tree */
     ms_context *ctx;
     ms_comm *comm;
     msi_run *run; /* NULL: in no tree */

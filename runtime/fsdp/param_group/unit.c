@@ -61,54 +61,20 @@ static const msi_param_ops param_ops = {
 
 /* -- those in no tree ------------------------------------------------------------------------- */
 
-/* Of a context: closing it finds them. */
-typedef struct registry {
-    ms_fsdp_unit **units;
-    int32_t n;
-} registry;
-
-static void close_registry(void *state)
+static void close_units(void *first)
 {
-    registry *r = state;
+    for (msi_chained *link = first, *next; link != NULL; link = next) {
+        ms_fsdp_unit *u = link->owner;
 
-    for (int32_t i = 0; i < r->n; i++) {
-        msi_unit_dispose(r->units[i]);
-        msi_live_close(&r->units[i]->live);
+        next = link->next;
+        msi_unit_dispose(u);
+        msi_live_close(&u->live);
     }
-    free(r->units);
-    free(r);
-}
-
-static ms_status enlist(ms_fsdp_unit *u)
-{
-    registry *r = u->ctx->room[MSI_ROOM_FSDP_UNITS];
-
-    if (r == NULL) {
-        r = calloc(1, sizeof(*r));
-        u->ctx->room[MSI_ROOM_FSDP_UNITS] = r;
-        u->ctx->close[MSI_ROOM_FSDP_UNITS] = close_registry;
-    }
-    ms_fsdp_unit **units =
-        r != NULL ? realloc(r->units, sizeof(*units) * (size_t)(r->n + 1)) : NULL;
-
-    if (units == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the list of units");
-    }
-    r->units = units;
-    units[r->n++] = u;
-    return MS_OK;
 }
 
 void msi_unit_delist(ms_fsdp_unit *u)
 {
-    registry *r = u->ctx->room[MSI_ROOM_FSDP_UNITS];
-
-    for (int32_t i = 0; r != NULL && i < r->n; i++) {
-        if (r->units[i] == u) {
-            r->units[i] = r->units[--r->n];
-            return;
-        }
-    }
+    msi_chain_remove(u->ctx, MSI_ROOM_FSDP_UNITS, &u->chained);
 }
 
 /* -- construction ------------------------------------------------------------------------------ */
@@ -298,7 +264,8 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
              "unit '%s' is sharded, and a forward reads no shards", name);
     u->hidden->absent = u->hidden_why;
     MS_TRY(manage_params(u));
-    return enlist(u);
+    msi_chain_add(u->ctx, MSI_ROOM_FSDP_UNITS, &u->chained, u, close_units);
+    return MS_OK;
 }
 
 ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,

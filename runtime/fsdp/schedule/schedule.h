@@ -37,6 +37,7 @@ typedef struct msi_order_of_units {
 
 struct ms_fsdp_tree {
     msi_live live;
+    msi_chained chained;
     ms_context *ctx;
     ms_comm *comm;
     ms_fsdp_tree_options options;

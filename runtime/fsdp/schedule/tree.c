@@ -14,12 +14,6 @@ void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o, uint32_t struct_size)
     msi_struct_give(o, struct_size, &defaults, sizeof(defaults));
 }
 
-/* Trees of a context: closing it finds them. */
-typedef struct registry {
-    ms_fsdp_tree **trees;
-    int32_t n_trees;
-} registry;
-
 void msi_tree_unsummon(ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -66,47 +60,14 @@ static void dispose(ms_fsdp_tree *tree)
     tree->ctx = NULL;
 }
 
-static void close_registry(void *state)
+static void close_trees(void *first)
 {
-    registry *r = state;
+    for (msi_chained *link = first, *next; link != NULL; link = next) {
+        ms_fsdp_tree *tree = link->owner;
 
-    for (int32_t i = 0; i < r->n_trees; i++) {
-        dispose(r->trees[i]);
-        msi_live_close(&r->trees[i]->live);
-    }
-    free(r->trees);
-    free(r);
-}
-
-static ms_status enlist(ms_fsdp_tree *tree)
-{
-    registry *r = tree->ctx->room[MSI_ROOM_FSDP];
-
-    if (r == NULL) {
-        r = calloc(1, sizeof(*r));
-        tree->ctx->room[MSI_ROOM_FSDP] = r;
-        tree->ctx->close[MSI_ROOM_FSDP] = close_registry;
-    }
-    ms_fsdp_tree **trees =
-        r != NULL ? realloc(r->trees, sizeof(*trees) * (size_t)(r->n_trees + 1)) : NULL;
-
-    if (trees == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the list of trees");
-    }
-    r->trees = trees;
-    trees[r->n_trees++] = tree;
-    return MS_OK;
-}
-
-static void delist(ms_fsdp_tree *tree)
-{
-    registry *r = tree->ctx->room[MSI_ROOM_FSDP];
-
-    for (int32_t i = 0; i < r->n_trees; i++) {
-        if (r->trees[i] == tree) {
-            r->trees[i] = r->trees[--r->n_trees];
-            return;
-        }
+        next = link->next;
+        dispose(tree);
+        msi_live_close(&tree->live);
     }
 }
 
@@ -139,7 +100,6 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
                            ms_fsdp_unit *const *units, int32_t n_units, bool root_has_unit)
 {
     ms_fsdp_tree_options o;
-    ms_status status = MS_OK;
 
     *out = NULL;
     MS_TRY(take_options(&o, options));
@@ -180,10 +140,12 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     tree->units = calloc((size_t)n_units + 1, sizeof(*tree->units));
     tree->course = calloc((size_t)n_units + 1, sizeof(*tree->course));
     if (tree->units == NULL || tree->course == NULL) {
-        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
-        goto failed;
+        free(tree->units);
+        free(tree->course);
+        free(tree);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
     }
-    MS_TRY_GOTO(enlist(tree), failed);
+    msi_chain_add(tree->ctx, MSI_ROOM_FSDP, &tree->chained, tree, close_trees);
     for (int32_t i = 0; i < n_units; i++) {
         msi_unit_delist(units[i]);
         tree->units[i] = units[i];
@@ -196,11 +158,6 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     msi_live_add(&tree->live, MSI_LIVE_FSDP_TREE, tree);
     *out = tree;
     return MS_OK;
-failed:
-    free(tree->units);
-    free(tree->course);
-    free(tree);
-    return status;
 }
 
 static void free_tree(void *user)
@@ -208,7 +165,7 @@ static void free_tree(void *user)
     ms_fsdp_tree *tree = user;
 
     if (tree->ctx != NULL) { /* else closed with its context */
-        delist(tree);
+        msi_chain_remove(tree->ctx, MSI_ROOM_FSDP, &tree->chained);
         dispose(tree);
     }
     free(tree);
