@@ -1,6 +1,7 @@
 /* What every context has from the beginning. No room but stands above all of them, so that a lower
  * one finds in the context what a higher one does for it, and nothing is global to the process. */
 #include "autograd.h"
+#include "comm.h"
 #include "device.h"
 
 void msi_context_furnish(ms_context *ctx)
@@ -8,4 +9,5 @@ void msi_context_furnish(ms_context *ctx)
     msi_tensor_install(ctx);
     msi_autograd_install(ctx);
     ctx->open_device = msi_device_open;
+    ctx->check_peers = msi_groups_check;
 }

@@ -273,6 +273,7 @@ describe('the moonshard command', function()
       MS_LOG = { 'debug', "is 'debug', expected warn, info or trace; it is ignored" },
       MS_ONEDNN = { 'off', "is 'off', expected 0 or 1; it is ignored" },
       MS_DEVICE = { 'abacus', "is 'abacus', expected cpu or fake; it is ignored" },
+      MS_SLOTS = { 'push', "is 'push', expected auto, shared or pull; it is ignored" },
       MS_PLUGIN_DIR = { '/nowhere', "is '/nowhere': /nowhere/libmoonshard_onednn.so: " },
       MS_CPU_ISA = { 'avx', '=avx: this machine has no such kernels (v2, v3, v4), using ' },
       MS_COMM_TIMEOUT = { '1h', "is '1h', expected a whole number; using 600" },
@@ -288,6 +289,7 @@ describe('the moonshard command', function()
     with_script([[
       ms.dist.init { ranks = 2 }
       ms.dist.all_reduce(ms.matmul(ms.ones(64, 64), ms.ones(64, 64)))
+      ms.FSDP(ms.nn.Linear(2, 2))(ms.ones(1, 2))
     ]], function(path)
       for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
         local output, code = shell(('env %s %s %s'):format(table.concat(variables, ' '), start,

@@ -73,6 +73,7 @@ ms_status msi_device_open(ms_context *ctx)
     MS_TRY(load(ctx, kinds[kind], &ops));
     switch (ops->open(&ctx->device, &host, ctx->rank, error)) {
     case MSI_DEV_OK:
+        ctx->device->ctx = ctx;
         ctx->room[MSI_ROOM_DEVICE] = ctx->device;
         ctx->close[MSI_ROOM_DEVICE] = close_room;
         atomic_fetch_add(&msi_n_devices, 1);
@@ -99,7 +100,7 @@ static ms_status outcome_of(const char *what, int32_t outcome)
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args)
 {
-    int32_t outcome = d->ops->run(d, MSI_STREAM_COMPUTE, kernel, dtype, args);
+    int32_t outcome = d->ops->run(d, d->stream, kernel, dtype, args);
 
     return outcome == MSI_DEV_UNSUPPORTED ? msi_kernel_missing(op, dtype, d->ops->kind)
                                           : outcome_of(op, outcome);
@@ -124,7 +125,7 @@ ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
     msi_device *d = ctx->device;
 
     return MSI_UNLIKELY(d != NULL && !d->running)
-               ? outcome_of("gemm", d->ops->gemm(d, MSI_STREAM_COMPUTE, args))
+               ? outcome_of("gemm", d->ops->gemm(d, d->stream, args))
                : msi_gemm_now(ctx, args);
 }
 
@@ -137,20 +138,48 @@ ms_status *msi_device_status(const ms_context *ctx, ms_status *now)
 
 ms_status msi_mem_copy_on(msi_device *d, void *to, const void *from, int64_t nbytes)
 {
-    return outcome_of("copy", d->ops->copy(d, MSI_STREAM_COMPUTE, to, from, nbytes));
+    return outcome_of("copy", d->ops->copy(d, d->stream, to, from, nbytes));
 }
 
 ms_status msi_mem_set_on(msi_device *d, void *to, int32_t byte, int64_t nbytes)
 {
-    return outcome_of("fill", d->ops->set(d, MSI_STREAM_COMPUTE, to, byte, nbytes));
+    return outcome_of("fill", d->ops->set(d, d->stream, to, byte, nbytes));
+}
+
+typedef struct patience {
+    msi_device *device;
+    ms_status status;
+} patience;
+
+/* Nothing runs: if it waits for peers that are gone, the wait ends, and with their error. What is
+ * computed then is of no use, and nothing waits for ever. */
+static bool check_peers(void *user)
+{
+    patience *p = user;
+    ms_context *ctx = p->device->ctx;
+
+    if (p->status == MS_OK && ctx != NULL) {
+        p->status = ctx->check_peers(ctx);
+        if (p->status != MS_OK) {
+            p->device->ops->abandon(p->device);
+        }
+    }
+    return true;
 }
 
 ms_status msi_device_wait(msi_device *d)
 {
+    patience p = {d, MS_OK};
+
     for (int32_t i = 0; i < MSI_STREAMS && !d->running; i++) { /* an item has what it asks for */
-        MS_TRY(outcome_of("wait", d->ops->wait(d, d->ops->mark(d, i), NULL, NULL)));
+        MS_TRY(outcome_of("wait", d->ops->wait(d, d->ops->mark(d, i), check_peers, &p)));
     }
-    return MS_OK;
+    return p.status;
+}
+
+bool msi_device_polls(msi_device *d)
+{
+    return d->ops->poll(d) == MSI_DEV_NOT_YET;
 }
 
 ms_status msi_device_settle(msi_device *d)

@@ -17,7 +17,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 1 }; /* of this file, kernel_args.h and the kernels' names */
+enum { MSI_DEVICE_VERSION = 2 }; /* of this file, kernel_args.h and the kernels' names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -50,6 +50,7 @@ typedef struct msi_device_info {
     int32_t index;
     int64_t total, free; /* bytes */
     bool synchronous;    /* what is enqueued has run on return */
+    char uuid[16];       /* equal on ranks whose devices share one memory */
 } msi_device_info;
 
 typedef struct msi_device msi_device;
@@ -91,13 +92,19 @@ typedef struct msi_device_ops {
     msi_mark (*mark)(msi_device *d, int32_t stream); /* after all enqueued so far */
     int32_t (*after)(msi_device *d, int32_t stream, msi_mark m);
     int32_t (*done)(msi_device *d, msi_mark m);
-    /* Until it is done, or `go_on` (NULL: always) says no: MSI_DEV_NOT_YET then. */
+    /* Until it is done, or `go_on` (NULL: always), asked now and then while nothing can run, says
+     * no: MSI_DEV_NOT_YET then. */
     int32_t (*wait)(msi_device *d, msi_mark m, bool (*go_on)(void *user), void *user);
+    /* A thread waits for what other ranks do: run what may run, where nobody else does. NOT_YET
+     * while something is left that would not run without another call. */
+    int32_t (*poll)(msi_device *d);
 
     /* words in host memory that all ranks of the host see. `words` is copied. */
     int32_t (*post)(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint64_t value);
     int32_t (*await)(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
                      uint64_t at_least);
+    /* The words that are awaited will not come: go on as if they had. */
+    void (*abandon)(msi_device *d);
 } msi_device_ops;
 
 enum { MSI_DEVICE_ERROR = 256 };
@@ -107,6 +114,8 @@ struct msi_device {
     const msi_device_ops *ops;
     bool running;     /* one of its items runs now, on this thread, which has what it asks for */
     ms_status failed; /* what a product that has run came to; the next who waits is told */
+    int32_t stream; /* on which what is dispatched now goes: MSI_STREAM_COMPUTE but for a moment */
+    ms_context *ctx;
 };
 
 extern const msi_device_ops msi_cpu_device_ops;
@@ -121,9 +130,11 @@ static inline bool msi_any_device(void)
 {
     return atomic_load_explicit(&msi_n_devices, memory_order_relaxed) != 0;
 }
-/* Run one, on the stream of computing. `op` names the caller in errors. */
+/* Run one, on the current stream. `op` names the caller in errors. */
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args);
+/* Let it run what may run now; is something left that would not run without another call? */
+bool msi_device_polls(msi_device *d);
 /* What the host of a device's product calls: the CPU's, now. */
 ms_status msi_gemm_now(void *ctx, const msi_gemm_args *args);
 

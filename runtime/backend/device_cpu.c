@@ -148,6 +148,12 @@ static int32_t cpu_wait(msi_device *d, msi_mark m, bool (*go_on)(void *user), vo
     return cpu_done(d, m);
 }
 
+static int32_t cpu_poll(msi_device *d)
+{
+    (void)d;
+    return MSI_DEV_OK;
+}
+
 static int32_t cpu_post(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint64_t value)
 {
     (void)d;
@@ -169,6 +175,11 @@ static int32_t cpu_await(msi_device *d, int32_t stream, _Atomic uint64_t *const 
     return MSI_DEV_OK;
 }
 
+static void cpu_abandon(msi_device *d)
+{
+    (void)d;
+}
+
 const msi_device_ops msi_cpu_device_ops = {.version = MSI_DEVICE_VERSION,
                                            .kind = "cpu",
                                            .open = cpu_open,
@@ -187,5 +198,7 @@ const msi_device_ops msi_cpu_device_ops = {.version = MSI_DEVICE_VERSION,
                                            .after = cpu_after,
                                            .done = cpu_done,
                                            .wait = cpu_wait,
+                                           .poll = cpu_poll,
                                            .post = cpu_post,
-                                           .await = cpu_await};
+                                           .await = cpu_await,
+                                           .abandon = cpu_abandon};

@@ -70,6 +70,9 @@ void msi_comm_note(ms_comm *comm, const msi_note *note);
  * `seq`, or said something else than this rank up to now; the message names this operation. What is
  * ready when asked is never failed for a later death. `ready` must only load atomics. */
 ms_status msi_comm_wait(ms_comm *comm, uint64_t seq, bool (*ready)(void *user), void *user);
+/* The context's device waits for what peers have promised. MS_COMM_ERROR: they are gone, or do not
+ * do what this rank does. */
+ms_status msi_groups_check(ms_context *ctx);
 /* Member q, perhaps after a failure of its own, does not finish what all named at `seq` and this
  * rank needs: the job ends, unless it has. MS_COMM_ERROR. */
 ms_status msi_comm_dropped(ms_comm *comm, uint64_t seq, int32_t q);

@@ -1,6 +1,8 @@
 /* The groups of a context, and leaving them. */
 #include "group.h"
 
+#include "backend.h"
+
 #include <stdlib.h>
 
 /* -- leaving ----------------------------------------------------------------------------------- */
@@ -32,6 +34,9 @@ void msi_groups_leave(void)
 {
     const msi_groups *g = msi_groups_peek();
 
+    if (g != NULL) { /* what was promised comes true before this rank is gone */
+        msi_drain(msi_context_peek());
+    }
     for (ms_comm *c = g != NULL ? g->split : NULL; c != NULL; c = c->next) {
         leave(c, MSI_MEMBER_LEFT_JOB);
     }

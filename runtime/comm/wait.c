@@ -2,9 +2,11 @@
  * sleeps (doorbell.c) a rank spins briefly, if every rank has its own core. */
 #include "group.h"
 
+#include "device.h"
+
 #include <stdio.h>
 
-enum { PAUSES_PER_CLOCK = 16 };
+enum { PAUSES_PER_CLOCK = 16, POLL_NS = 50000 };
 
 static void cpu_pause(void)
 {
@@ -140,6 +142,14 @@ static int32_t spin(ms_comm *c, bool (*ready)(void *user), void *user, int64_t b
     return seen;
 }
 
+/* Peers may wait for what this rank's device was given, and runs only when it is called. */
+static bool device_polls(void)
+{
+    const ms_context *ctx = msi_any_device() ? msi_context_peek() : NULL;
+
+    return ctx != NULL && ctx->device != NULL && msi_device_polls(ctx->device);
+}
+
 static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), void *user,
                            int64_t begin)
 {
@@ -163,7 +173,7 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
             break;
         }
         atomic_fetch_add(&me->checks, 1);
-        msi_doorbell_sleep(me, bell);
+        msi_doorbell_sleep(me, bell, device_polls() ? POLL_NS : MSI_LOOK_MS * 1000000L);
     }
     atomic_store(&me->waiting, 0);
     return seen;
@@ -190,6 +200,31 @@ ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), voi
 
         return msi_comm_fail(c, "waited in",
                              msi_operation_text(c, seq, operation, sizeof(operation)));
+    }
+    return MS_OK;
+}
+
+/* A group that still can do what its members have said. */
+static ms_status check_members(ms_comm *c)
+{
+    char operation[MSI_OPERATION_TEXT];
+
+    return c == NULL || (!msi_comm_broken(c) && msi_members_agree(c))
+               ? MS_OK
+               : msi_comm_fail(c, "waited in",
+                               msi_operation_text(c, c->seq, operation, sizeof(operation)));
+}
+
+ms_status msi_groups_check(ms_context *ctx)
+{
+    const msi_groups *g = ctx->room[MSI_ROOM_COMM];
+
+    if (g == NULL) {
+        return MS_OK;
+    }
+    MS_TRY(check_members(g->world));
+    for (ms_comm *c = g->split; c != NULL; c = c->next) {
+        MS_TRY(check_members(c));
     }
     return MS_OK;
 }

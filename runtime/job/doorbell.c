@@ -23,9 +23,9 @@ void msi_doorbell_ring(msi_slot_rank *slot)
     syscall(SYS_futex, &slot->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void msi_doorbell_sleep(msi_slot_rank *slot, uint32_t seen)
+void msi_doorbell_sleep(msi_slot_rank *slot, uint32_t seen, int64_t most_ns)
 {
-    const struct timespec limit = {.tv_nsec = MSI_LOOK_MS * 1000000L};
+    const struct timespec limit = {.tv_nsec = most_ns};
 
     syscall(SYS_futex, &slot->doorbell, FUTEX_WAIT, seen, &limit, NULL, 0);
 }

@@ -143,8 +143,8 @@ void msi_job_set_state(msi_job *job, int32_t rank, int32_t state);
 
 /* -- doorbell.c: sleeping until a peer has stored something ------------------------------------ */
 void msi_doorbell_ring(msi_slot_rank *slot);
-/* Until the doorbell is another than `seen`, or MSI_LOOK_MS have passed. */
-void msi_doorbell_sleep(msi_slot_rank *slot, uint32_t seen);
+/* Until the doorbell is another than `seen`, or so long. */
+void msi_doorbell_sleep(msi_slot_rank *slot, uint32_t seen, int64_t most_ns);
 
 /* What a sleeping rank has seen of the others, by rank. */
 typedef struct msi_watch {

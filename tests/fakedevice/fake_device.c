@@ -6,7 +6,8 @@
  * the streams that may go on one is drawn: uniformly (MS_FAKE_ORDER=uniform), or, else, the one of
  * highest priority, where priorities are drawn and now and then the highest falls to the bottom, so
  * that one stream runs far ahead of the others (Burckhardt et al., ASPLOS 2010). MS_FAKE_SEED=n
- * draws other orders. Memory that is taken holds NaN. */
+ * draws other orders. MS_FAKE_CARDS=each: ranks' memories are apart, as those of cards are. Memory
+ * that is taken holds NaN. */
 #include "device.h"
 
 #include <sched.h>
@@ -43,6 +44,8 @@ typedef struct fake_device {
     uint64_t dice;
     bool uniform;
     int64_t lowest; /* priority that was given last */
+    int32_t index;
+    bool apart; /* other ranks' have memories of their own */
 } fake_device;
 
 /* -- chance ------------------------------------------------------------------------------------ */
@@ -287,16 +290,37 @@ static int32_t fake_done(msi_device *base, msi_mark m)
 
 static int32_t fake_wait(msi_device *base, msi_mark m, bool (*go_on)(void *user), void *user)
 {
+    const struct timespec moment = {.tv_nsec = 20000};
     fake_device *d = (fake_device *)base;
 
-    while (!is_done(d, m)) {
+    for (int32_t in_vain = 0; !is_done(d, m); in_vain++) {
         if (step(d)) {
+            in_vain = 0;
             continue;
         }
         if (go_on != NULL && !go_on(user)) {
             return MSI_DEV_NOT_YET;
         }
-        sched_yield(); /* words of others */
+        if (in_vain < 20) { /* words of others */
+            sched_yield();
+        } else {
+            nanosleep(&moment, NULL);
+        }
+    }
+    return MSI_DEV_OK;
+}
+
+/* Some of what may run, as nothing runs by itself. */
+static int32_t fake_poll(msi_device *base)
+{
+    fake_device *d = (fake_device *)base;
+
+    for (uint64_t n = roll(d) % 8; n > 0 && step(d); n--) {
+    }
+    for (int32_t i = 0; i < MSI_STREAMS; i++) {
+        if (d->streams[i].first != NULL) {
+            return MSI_DEV_NOT_YET;
+        }
     }
     return MSI_DEV_OK;
 }
@@ -322,6 +346,17 @@ static int32_t fake_await(msi_device *base, int32_t to, _Atomic uint64_t *const 
         it->value = at_least;
     }
     return enqueue((fake_device *)base, to, it);
+}
+
+static void fake_abandon(msi_device *base)
+{
+    fake_device *d = (fake_device *)base;
+
+    for (int32_t i = 0; i < MSI_STREAMS; i++) {
+        for (item *it = d->streams[i].first; it != NULL; it = it->next) {
+            it->n = it->kind == AWAIT ? 0 : it->n; /* no words */
+        }
+    }
 }
 
 /* -- memory, life ------------------------------------------------------------------------------ */
@@ -373,8 +408,10 @@ static void fake_detach(msi_device *base, void *p, int64_t nbytes)
 
 static void fake_info(msi_device *d, msi_device_info *out)
 {
-    (void)d;
     *out = (msi_device_info){.name = "a device that runs things later"};
+    if (((fake_device *)d)->apart) {
+        snprintf(out->uuid, sizeof(out->uuid), "fake %d", (int)((fake_device *)d)->index);
+    }
 }
 
 static void fake_close(msi_device *base)
@@ -388,6 +425,7 @@ static const msi_device_ops fake_ops;
 static int32_t fake_open(msi_device **out, const msi_device_host *host, int32_t index, char *error)
 {
     const char *seed = getenv("MS_FAKE_SEED"), *order = getenv("MS_FAKE_ORDER");
+    const char *cards = getenv("MS_FAKE_CARDS");
     fake_device *d = calloc(1, sizeof(*d));
 
     (void)error;
@@ -396,6 +434,8 @@ static int32_t fake_open(msi_device **out, const msi_device_host *host, int32_t 
     }
     d->base.ops = &fake_ops;
     d->host = *host;
+    d->index = index;
+    d->apart = cards != NULL && strcmp(cards, "each") == 0;
     d->uniform = order != NULL && strcmp(order, "uniform") == 0;
     d->dice = 0x9e3779b97f4a7c15u * (uint64_t)(1 + index + (seed != NULL ? atoll(seed) : 0));
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
@@ -424,8 +464,10 @@ static const msi_device_ops fake_ops = {.version = MSI_DEVICE_VERSION,
                                         .after = fake_after,
                                         .done = fake_done,
                                         .wait = fake_wait,
+                                        .poll = fake_poll,
                                         .post = fake_post,
-                                        .await = fake_await};
+                                        .await = fake_await,
+                                        .abandon = fake_abandon};
 
 __attribute__((visibility("default"))) const msi_device_ops *msi_device_plugin(void);
 

@@ -97,8 +97,14 @@ static void test_fsdp_layers__given_up_tasks_are_dropped_once(void **state)
 
 enum { MOST = 9 };
 
+typedef enum kind { SHARED, PULL, GRADIENTS, KINDS } kind;
+
+/* Bytes of a rank's words: of gradients with a flag for each of three parameters, in whole lines.
+ */
+static const int64_t word_bytes[KINDS] = {128, 128, 192};
+
 /* `numel` of each in f32, the first the root's; and where it has no slot of its own. */
-static msi_slots_plan plan(const int64_t *numel, int32_t n, int32_t world, bool gradients,
+static msi_slots_plan plan(const int64_t *numel, int32_t n, int32_t world, kind k,
                            msi_slot_wish *wishes)
 {
     msi_group_facts groups[MOST];
@@ -106,6 +112,7 @@ static msi_slots_plan plan(const int64_t *numel, int32_t n, int32_t world, bool 
 
     for (int32_t i = 0; i < n; i++) {
         groups[i] = (msi_group_facts){.full_numel = numel[i],
+                                      .shard_numel = (numel[i] + world - 1) / world,
                                       .n_params = 3,
                                       .orig_dtype = MS_DTYPE_F32,
                                       .param_dtype = MS_DTYPE_F32,
@@ -114,10 +121,11 @@ static msi_slots_plan plan(const int64_t *numel, int32_t n, int32_t world, bool 
                                       .shares = true,
                                       .is_root = i == 0};
     }
-    if (gradients) {
+    if (k == GRADIENTS) {
         assert_ok(msi_plan_gradient_slots(groups, n, false, world, wishes, &p));
     } else {
-        assert_ok(msi_plan_param_slots(groups, n, 3, world, wishes, &p));
+        assert_ok(msi_plan_param_slots(groups, n, 3, world,
+                                       k == PULL ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED, wishes, &p));
     }
     return p;
 }
@@ -132,7 +140,7 @@ static void test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger(void
     const int64_t numel[] = {5000, 1000, 1000, 1500, 9000};
     const bool home[] = {true, false, false, false, true};
     msi_slot_wish wishes[MOST];
-    const msi_slots_plan p = plan(numel, 5, 4, false, wishes);
+    const msi_slots_plan p = plan(numel, 5, 4, SHARED, wishes);
 
     (void)state;
     for (int32_t i = 0; i < 5; i++) {
@@ -141,7 +149,25 @@ static void test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger(void
     assert_int_equal(p.n_ring, 3);
     assert_int_equal(p.n_homes, 2);
     assert_int_equal(p.ring_bytes, pages(1500 * 4));
-    assert_int_equal(p.nbytes, pages(64 * 4 * 5) + 3 * pages(6000) + pages(20000) + pages(36000));
+    assert_int_equal(p.nbytes, pages(128 * 4 * 5) + 3 * pages(6000) + pages(20000) + pages(36000));
+    assert_int_equal(p.own_nbytes, 0);
+}
+
+/* Four stages of a quarter each take as much together, and the full parameters stand beside. */
+static void test_fsdp_layers__who_pulls_has_stages_and_full_parameters_of_its_own(void **state)
+{
+    const int64_t numel[] = {5000, 1000, 1000, 1500, 9000};
+    msi_slot_wish wishes[MOST];
+    const msi_slots_plan p = plan(numel, 5, 4, PULL, wishes);
+
+    (void)state;
+    assert_int_equal(p.n_ring, 3);
+    assert_int_equal(p.n_homes, 2);
+    assert_int_equal(p.ring_bytes, pages(375 * 4));
+    assert_int_equal(p.own_bytes, pages(1500 * 4));
+    assert_int_equal(p.nbytes,
+                     pages(128 * 4 * 5) + 4 * (3 * pages(1500) + pages(5000) + pages(9000)));
+    assert_int_equal(p.own_nbytes, 3 * pages(6000) + pages(20000) + pages(36000));
 }
 
 /* Every word and every part of every slot lies apart from all others, whatever the sizes. */
@@ -150,15 +176,16 @@ static void test_fsdp_layers__nothing_of_two_slots_overlaps(void **state)
     (void)state;
     for (int32_t seed = 0; seed < 200; seed++) {
         const int32_t n = 1 + seed % MOST, world = 1 + seed % 7;
+        const kind k = (kind)(seed / 7 % KINDS);
         int64_t numel[MOST], words_end, at;
         msi_slot_wish wishes[MOST];
 
         for (int32_t i = 0; i < n; i++) {
             numel[i] = (int64_t)(filler((uint64_t)seed, i) * 3000 + 3001);
         }
-        const msi_slots_plan p = plan(numel, n, world, seed % 2 == 1, wishes);
+        const msi_slots_plan p = plan(numel, n, world, k, wishes);
 
-        words_end = (int64_t)64 * world * p.n_ring;
+        words_end = p.word_bytes * world * p.n_ring;
         at = p.offset + p.ring_bytes * p.n_parts * p.n_ring;
         for (int32_t i = 0; i < n; i++) {
             if (!wishes[i].owns) {
@@ -167,12 +194,13 @@ static void test_fsdp_layers__nothing_of_two_slots_overlaps(void **state)
             }
             assert_int_equal(wishes[i].at_words, words_end);
             assert_int_equal(wishes[i].offset, at);
-            words_end += (int64_t)64 * world;
+            words_end += word_bytes[k] * world;
             at += pages(wishes[i].nbytes) * p.n_parts;
         }
         assert_true(words_end <= p.offset);
         assert_int_equal(at, p.nbytes);
-        assert_int_equal(p.n_parts, seed % 2 == 1 ? world : 1);
+        assert_int_equal(p.n_parts, k == SHARED ? 1 : world);
+        assert_true(p.n_ring == 0 || p.word_bytes == word_bytes[k]);
     }
 }
 
@@ -241,14 +269,15 @@ static void test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_r
     for (int32_t i = 1; i <= LAYERS; i++) {
         groups[i] = facts_of(layer, (int32_t)MSI_COUNT(layer), RANKS, false);
     }
-    assert_ok(msi_plan_param_slots(groups, LAYERS + 1, 3, RANKS, wishes, &params));
+    assert_ok(
+        msi_plan_param_slots(groups, LAYERS + 1, 3, RANKS, MSI_SLOTS_SHARED, wishes, &params));
     assert_int_equal(params.n_homes, 1);
     assert_int_equal(params.n_ring, 3);
     in_root += WIDTH; /* padding up to a multiple of 16,384 elements, as which a layer comes */
-    assert_int_equal(params.nbytes, 64LL * RANKS * 4 + 2 * in_root + 3 * 2 * in_layer);
+    assert_int_equal(params.nbytes, 128LL * RANKS * 4 + 2 * in_root + 3 * 2 * in_layer);
     assert_ok(msi_plan_gradient_slots(groups, LAYERS + 1, false, RANKS, wishes, &gradients));
-    assert_int_equal(gradients.nbytes, 64LL * RANKS * 3 + RANKS * (pages(4 * in_root + 3) +
-                                                                   2 * pages(4 * in_layer + 9)));
+    assert_int_equal(gradients.nbytes,
+                     192LL * RANKS * 3 + RANKS * (pages(4 * in_root) + 2 * pages(4 * in_layer)));
     assert_int_equal(msi_plan_masters(groups, LAYERS + 1),
                      4 * (in_root + LAYERS * in_layer) / RANKS);
     assert_int_equal(msi_plan_gradients(groups, LAYERS + 1, 1),
@@ -261,6 +290,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_layers__tasks_are_done_by_kind_and_then_as_they_came),
         cmocka_unit_test(test_fsdp_layers__given_up_tasks_are_dropped_once),
         cmocka_unit_test(test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger),
+        cmocka_unit_test(test_fsdp_layers__who_pulls_has_stages_and_full_parameters_of_its_own),
         cmocka_unit_test(test_fsdp_layers__nothing_of_two_slots_overlaps),
         cmocka_unit_test(test_fsdp_layers__what_needs_no_slots_maps_nothing),
         cmocka_unit_test(test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_ranks),

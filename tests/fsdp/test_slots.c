@@ -100,7 +100,7 @@ static const struct {
 static void test_fsdp_slots__words_say_what_a_rank_has_done_or_dropped(void **state)
 {
     msi_slot_word rank[2] = {{.filled = 5, .reduced = 5, .said = 11}};
-    const msi_slot slot = {.words = rank, .generation = 5};
+    const msi_slot slot = {.words = (char *)rank, .word_bytes = sizeof(rank[0]), .generation = 5};
 
     (void)state;
     for (int32_t i = 0; i < MSI_COUNT(words); i++) {

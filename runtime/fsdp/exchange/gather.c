@@ -21,33 +21,80 @@ static bool may_fill(const msi_task *task)
     return msi_slot_is_read(g->slot, g->pool->plan.world);
 }
 
+/* The master may be read: what wrote it has been enqueued, and gathering goes on after that. */
+static ms_status await_master(msi_gather *g)
+{
+    const int64_t version = g->user->version(g->unit);
+
+    if (g->written_version != version) {
+        g->written = msi_order_mark(g->ctx, MSI_STREAM_COMPUTE);
+        g->written_version = version;
+    }
+    return msi_order_after(g->ctx, MSI_ORDER_STEPPED, MSI_STREAM_GATHER, g->written);
+}
+
+static ms_status await_own(msi_gather *g)
+{
+    return msi_order_after(g->ctx, MSI_ORDER_USED, MSI_STREAM_GATHER, g->slot->used);
+}
+
+static ms_status cast(msi_gather *g)
+{
+    const bool pulls = g->slot->own != NULL;
+    const int32_t before = msi_order_use(g->ctx, MSI_STREAM_GATHER);
+    ms_status status = g->user->fill(
+        g->unit, msi_slot_part(g->slot, pulls ? ms_comm_rank(g->pool->comm) : 0), pulls);
+
+    msi_order_use(g->ctx, before);
+    return status;
+}
+
 static ms_status fill(msi_task *task, bool *finished)
 {
     msi_gather *g = (msi_gather *)task;
-    msi_slot_word *own = &g->slot->words[ms_comm_rank(g->pool->comm)];
+    msi_slot_word *own = msi_slot_words_of(g->slot, ms_comm_rank(g->pool->comm));
 
-    MS_TRY(g->fill(g->unit, g->slot->rw));
-    MS_TRY(msi_settle(g->ctx));
+    MS_TRY(await_master(g));
+    MS_TRY(g->slot->own == NULL ? await_own(g) : MS_OK); /* a stage is read by gathering itself */
+    MS_TRY(msi_slot_await(g->pool, g->slot, MSI_ORDER_RELEASED, MSI_STREAM_GATHER,
+                          MSI_SLOT_RELEASED, g->slot->generation - 1));
+    MS_TRY(cast(g));
     atomic_store_explicit(&own->said, g->said, memory_order_relaxed);
-    atomic_store(&own->filled, g->slot->generation);
-    msi_comm_ring(g->pool->comm);
-    g->filled(g->unit);
+    msi_slot_say(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_FILLED);
+    g->user->filled(g->unit);
     *finished = true;
     return MS_OK;
 }
 
+/* What computes goes on after what gathers. */
+static void join(msi_gather *g)
+{
+    if (!g->joined) {
+        msi_order_join(g->ctx, MSI_ORDER_GATHERED, MSI_STREAM_COMPUTE,
+                       msi_order_mark(g->ctx, MSI_STREAM_GATHER));
+        g->joined = true;
+    }
+}
+
+/* A stage is released by the rank that has copied it, the slot that all share by the one that has
+ * read it. */
 static void release(msi_gather *g, bool unfilled)
 {
-    msi_slot_word *own = &g->slot->words[ms_comm_rank(g->pool->comm)];
+    const bool pulls = g->slot->own != NULL, pulled = pulls && g->joined;
 
-    msi_drain(g->ctx); /* what reads it */
     if (unfilled) {
-        atomic_store(&own->dropped, g->slot->generation);
+        atomic_store(&msi_slot_words_of(g->slot, ms_comm_rank(g->pool->comm))->dropped,
+                     g->slot->generation);
     }
-    atomic_store(&own->released, g->slot->generation);
+    join(
+        g); /* given up before it was read: the master may be written, the slot's own memory, too */
+    g->slot->used = msi_order_mark(g->ctx, MSI_STREAM_COMPUTE);
+    if (!pulled) {
+        msi_slot_say(g->pool, g->slot, pulls ? MSI_STREAM_GATHER : MSI_STREAM_COMPUTE,
+                     MSI_SLOT_RELEASED);
+    }
     g->slot->holder = NULL;
     g->slot = NULL;
-    msi_comm_ring(g->pool->comm);
 }
 
 static void drop(msi_task *task)
@@ -71,6 +118,7 @@ static ms_status slot_begin(msi_gather *g)
     msi_comm_count(g->pool->comm, g->fp.kind);
     msi_slot_take(g->pool, slot, g);
     g->slot = slot;
+    g->joined = false;
     g->task.order = MSI_TASK_FILL;
     g->task.possible = may_fill;
     g->task.step = fill;
@@ -95,8 +143,33 @@ static bool all_filled_or_dropped(void *user)
     return true;
 }
 
+/* From the peers' stages, this rank's own first, each rank in another order. */
+static ms_status pull_all(msi_gather *g)
+{
+    const int32_t rank = ms_comm_rank(g->pool->comm), world = g->pool->plan.world;
+
+    for (int32_t i = 0; i < world; i++) {
+        const int32_t q = (rank + i) % world;
+
+        MS_TRY(g->user->pull(g->unit, q, msi_slot_part(g->slot, q), g->slot->own));
+    }
+    return MS_OK;
+}
+
+static ms_status pull(msi_gather *g)
+{
+    MS_TRY(await_own(g));
+    const int32_t before = msi_order_use(g->ctx, MSI_STREAM_GATHER);
+    const ms_status status = pull_all(g);
+
+    msi_order_use(g->ctx, before);
+    return status;
+}
+
 static ms_status slot_ready(msi_gather *g, bool stale, void **full)
 {
+    const bool pulls = g->slot->own != NULL;
+
     (void)stale;
     MS_TRY(msi_progress_wait(g->progress, g->seq, all_filled_or_dropped, g));
     const int32_t q = msi_slot_dropped_by(g->slot, g->pool->plan.world, MSI_SLOT_FILLED);
@@ -104,7 +177,14 @@ static ms_status slot_ready(msi_gather *g, bool stale, void **full)
     if (q >= 0) {
         return msi_comm_dropped(g->pool->comm, g->seq, q);
     }
-    *full = g->slot->ro;
+    MS_TRY(msi_slot_await(g->pool, g->slot, MSI_ORDER_FILLED, MSI_STREAM_GATHER, MSI_SLOT_FILLED,
+                          g->slot->generation));
+    MS_TRY(pulls ? pull(g) : MS_OK);
+    join(g);
+    if (pulls) {
+        msi_slot_say(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_RELEASED);
+    }
+    *full = pulls ? g->slot->own : g->slot->ro;
     return MS_OK;
 }
 
@@ -142,17 +222,17 @@ static void nothing_ends(msi_gather *g)
 static ms_status alias_ready(msi_gather *g, bool stale, void **full)
 {
     *full = g->data;
-    return stale ? g->fill(g->unit, g->data) : MS_OK;
+    return stale ? g->user->fill(g->unit, g->data, false) : MS_OK;
 }
 
 static ms_status resident_ready(msi_gather *g, bool stale, void **full)
 {
     if (g->data != NULL) {
         *full = g->data;
-        return stale ? g->fill(g->unit, g->data) : MS_OK;
+        return stale ? g->user->fill(g->unit, g->data, false) : MS_OK;
     }
     MS_TRY(msi_alloc(g->ctx, g->nbytes, MS_MEM_PARAMETER, full));
-    ms_status status = g->fill(g->unit, *full);
+    ms_status status = g->user->fill(g->unit, *full, false);
 
     if (status != MS_OK) {
         msi_release(g->ctx, *full);

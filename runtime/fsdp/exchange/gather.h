@@ -23,23 +23,38 @@ typedef struct msi_gather_ops {
     void (*end)(msi_gather *g);
 } msi_gather_ops;
 
+/* What it asks of the unit. */
+typedef struct msi_gather_user {
+    /* Cast the master's extents: to their places in the full parameters, which may be the master
+     * itself, or, `staged`, one behind the other as they lie in the shard. */
+    ms_status (*fill)(void *unit, void *to, bool staged);
+    /* Copy rank q's extents from its stage to their places. */
+    ms_status (*pull)(void *unit, int32_t q, const void *stage, void *full);
+    /* The peers know of the filling. */
+    void (*filled)(void *unit);
+    /* Of the master's values. */
+    int64_t (*version)(const void *unit);
+} msi_gather_user;
+
 struct msi_gather {
     msi_task task; /* filling, until the slot may be written */
     const msi_gather_ops *ops;
     ms_context *ctx;
     msi_progress *progress;
     msi_slot_pool *pool;
+    const msi_gather_user *user;
+    void *unit;
     msi_fingerprint fp; /* what every use is named with, but for slot and generation */
     msi_slot *home;     /* own slot, or NULL: one of the ring */
     msi_slot *slot;     /* between begin and end */
     uint64_t seq;
-    uint64_t said;  /* all that this rank had said when it named the use */
+    uint64_t said; /* all that this rank had said when it named the use */
+    bool joined;   /* what computes goes on after what gathers */
+    /* After what wrote the master's values of version `written_version`. */
+    msi_mark written;
+    int64_t written_version;
     void *data;     /* the master's or the private copy's, NULL: not made yet */
     int64_t nbytes; /* of the full parameters */
-    void *unit;
-    /* Cast the master's extents to their places in `full`, which may be the master itself. */
-    ms_status (*fill)(void *unit, void *full);
-    void (*filled)(void *unit); /* ... and the peers know */
 };
 
 extern const msi_gather_ops msi_gather_slot, msi_gather_alias, msi_gather_resident;

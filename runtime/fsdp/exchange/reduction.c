@@ -29,23 +29,30 @@ ms_status msi_reduction_open(msi_reduction *r)
     }
     msi_slot_take(r->pool, slot, r);
     r->slot = slot;
-    return slot->generation > 1 ? msi_progress_wait(r->progress, slot->seq, all_read, r) : MS_OK;
+    if (slot->generation == 1) {
+        return MS_OK;
+    }
+    MS_TRY(msi_progress_wait(r->progress, slot->seq, all_read, r));
+    MS_TRY(msi_order_after(r->pool->ctx, MSI_ORDER_REUSED, MSI_STREAM_COMPUTE, slot->used));
+    return msi_slot_await(r->pool, slot, MSI_ORDER_READ, MSI_STREAM_COMPUTE, MSI_SLOT_RELEASED,
+                          slot->generation - 1);
 }
 
 void *msi_reduction_part(const msi_reduction *r, int32_t rank)
 {
-    return r->slot->rw + rank * r->slot->stride;
+    return msi_slot_part(r->slot, rank);
 }
 
 bool *msi_reduction_flags(const msi_reduction *r, int32_t rank)
 {
-    return (bool *)msi_reduction_part(r, rank) + r->flags_at;
+    return msi_slot_flags_of(r->slot, rank);
 }
 
 bool msi_reduction_has(const msi_reduction *r, int32_t index)
 {
     for (int32_t q = 0; q < r->world; q++) {
-        if (atomic_load_explicit(&r->slot->words[q].whole, memory_order_relaxed) != 0 ||
+        if (atomic_load_explicit(&msi_slot_words_of(r->slot, q)->whole, memory_order_relaxed) !=
+                0 ||
             msi_reduction_flags(r, q)[index]) {
             return true;
         }
@@ -61,11 +68,15 @@ static void set_phase(msi_reduction *r, int32_t phase)
 
 static void release(msi_reduction *r)
 {
-    msi_drain(r->pool->ctx); /* what reads it */
-    atomic_store(&r->slot->words[r->rank].released, r->slot->generation);
-    msi_comm_ring(r->pool->comm);
+    msi_slot_say(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_RELEASED);
+    r->summed = r->slot->used = msi_order_mark(r->pool->ctx, MSI_STREAM_REDUCE);
     r->slot->holder = NULL;
     r->slot = NULL;
+}
+
+void msi_reduction_join(const msi_reduction *r)
+{
+    msi_order_join(r->pool->ctx, MSI_ORDER_SUMMED, MSI_STREAM_COMPUTE, r->summed);
 }
 
 /* -- the sum ----------------------------------------------------------------------------------- */
@@ -124,18 +135,40 @@ static ms_status sum_extent(const msi_reduction *r, const msi_extent *e, void *o
     return take_sums(r, r->rank, e->in_full, e->numel, out, add);
 }
 
-static ms_status sum_own(msi_reduction *r)
+/* Reducing goes on when this rank's gradient is written, or, `prepared`, what the sum adds to; and
+ * when all ranks have done `what`. */
+static ms_status await_all(const msi_reduction *r, msi_order order, msi_slot_deed what,
+                           bool prepared)
 {
-    void *shard;
-    bool add;
+    const ms_context *ctx = r->pool->ctx;
 
-    MS_TRY(r->user->prepare(r->unit, &shard, &add));
+    MS_TRY(msi_order_after(ctx, MSI_ORDER_WRITTEN, MSI_STREAM_REDUCE,
+                           prepared ? msi_order_mark(ctx, MSI_STREAM_COMPUTE) : r->written));
+    return msi_slot_await(r->pool, r->slot, order, MSI_STREAM_REDUCE, what, r->slot->generation);
+}
+
+static ms_status sum_extents(msi_reduction *r, void *shard, bool add)
+{
     for (int32_t i = 0; i < r->n_own; i++) {
         const msi_extent *e = &r->own[i];
 
         MS_TRY(sum_extent(r, e, (char *)shard + e->in_shard * ms_dtype_size(r->sum_dtype), add));
     }
     return MS_OK;
+}
+
+static ms_status sum_own(msi_reduction *r)
+{
+    void *shard;
+    bool add;
+
+    MS_TRY(r->user->prepare(r->unit, &shard, &add));
+    MS_TRY(await_all(r, MSI_ORDER_READY, MSI_SLOT_FILLED, add));
+    const int32_t before = msi_order_use(r->pool->ctx, MSI_STREAM_REDUCE);
+    const ms_status status = sum_extents(r, shard, add);
+
+    msi_order_use(r->pool->ctx, before);
+    return status;
 }
 
 /* Rank q's chunk of a replica's gradient. */
@@ -152,21 +185,20 @@ static ms_status sum_chunk(msi_reduction *r)
     int64_t first, n;
 
     chunk_of(r, r->rank, &first, &n);
-    MS_TRY(sum(r, first, n, element(r, r->rank, first), r->dtype, false));
-    MS_TRY(msi_settle(r->pool->ctx));
+    MS_TRY(await_all(r, MSI_ORDER_READY, MSI_SLOT_FILLED, false));
+    const int32_t before = msi_order_use(r->pool->ctx, MSI_STREAM_REDUCE);
+    const ms_status status = sum(r, first, n, element(r, r->rank, first), r->dtype, false);
+
+    msi_order_use(r->pool->ctx, before);
+    MS_TRY(status);
     r->phase = MSI_GRAD_REDUCED;
-    atomic_store(&r->slot->words[r->rank].reduced, r->slot->generation);
-    msi_comm_ring(r->pool->comm);
+    msi_slot_say(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED);
     r->user->changed(r->unit);
     return MS_OK;
 }
 
-static ms_status copy_chunks(msi_reduction *r)
+static ms_status take_chunks(const msi_reduction *r, void *out, bool add)
 {
-    void *out;
-    bool add;
-
-    MS_TRY(r->user->prepare(r->unit, &out, &add));
     for (int32_t q = 0; q < r->world; q++) {
         int64_t first, n;
 
@@ -176,13 +208,28 @@ static ms_status copy_chunks(msi_reduction *r)
     return MS_OK;
 }
 
+static ms_status copy_chunks(msi_reduction *r)
+{
+    void *out;
+    bool add;
+
+    MS_TRY(r->user->prepare(r->unit, &out, &add));
+    MS_TRY(await_all(r, MSI_ORDER_CHUNKED, MSI_SLOT_REDUCED, add));
+    const int32_t before = msi_order_use(r->pool->ctx, MSI_STREAM_REDUCE);
+    const ms_status status = take_chunks(r, out, add);
+
+    msi_order_use(r->pool->ctx, before);
+    return status;
+}
+
 /* -- its task ---------------------------------------------------------------------------------- */
 
 static bool all_are_ready(const msi_task *task)
 {
     const msi_reduction *r = (const msi_reduction *)task;
-    const int32_t what = r->phase == MSI_GRAD_REDUCED ? MSI_SLOT_REDUCED : MSI_SLOT_FILLED;
-    const uint64_t said = atomic_load_explicit(&r->slot->words[r->rank].said, memory_order_relaxed);
+    const msi_slot_deed what = r->phase == MSI_GRAD_REDUCED ? MSI_SLOT_REDUCED : MSI_SLOT_FILLED;
+    const uint64_t said =
+        atomic_load_explicit(&msi_slot_words_of(r->slot, r->rank)->said, memory_order_relaxed);
 
     for (int32_t q = 0; q < r->world; q++) {
         if (!msi_slot_has(r->slot, q, what, said)) {
@@ -216,8 +263,9 @@ static void give_up(msi_task *task)
     msi_reduction *r = (msi_reduction *)task;
 
     if (r->slot != NULL) {
-        atomic_store(&r->slot->words[r->rank].dropped, r->slot->generation);
+        atomic_store(&msi_slot_words_of(r->slot, r->rank)->dropped, r->slot->generation);
         release(r);
+        msi_reduction_join(r);
     }
     r->phase = MSI_GRAD_NONE;
     r->user->dropped(r->unit);
@@ -233,9 +281,9 @@ void msi_reduction_drop(msi_reduction *r)
 
 ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bool whole)
 {
-    msi_slot_word *own = &r->slot->words[r->rank];
+    msi_slot_word *own = msi_slot_words_of(r->slot, r->rank);
 
-    MS_TRY(msi_settle(r->pool->ctx));
+    r->written = msi_order_mark(r->pool->ctx, MSI_STREAM_COMPUTE);
     r->dtype = dtype;
     r->factor = factor;
     r->fp.dtype = (int16_t)dtype;
@@ -253,8 +301,7 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
     msi_progress_add(r->progress, &r->task);
     r->phase = MSI_GRAD_READY;
     atomic_store_explicit(&own->said, msi_comm_said(r->pool->comm), memory_order_relaxed);
-    atomic_store(&own->filled, r->slot->generation);
-    msi_comm_ring(r->pool->comm);
+    msi_slot_say(r->pool, r->slot, MSI_STREAM_COMPUTE, MSI_SLOT_FILLED);
     r->user->changed(r->unit);
     return msi_progress_run(r->progress);
 }
@@ -276,16 +323,21 @@ static bool is_reduced_or_dropped(void *user)
 ms_status msi_reduction_wait(msi_reduction *r)
 {
     MS_TRY(msi_progress_wait(r->progress, r->seq, is_reduced_or_dropped, r));
-    return r->phase == MSI_GRAD_NONE ? MS_OK
-                                     : msi_comm_dropped(r->pool->comm, r->seq, dropped_by(r));
+    if (r->phase != MSI_GRAD_NONE) {
+        return msi_comm_dropped(r->pool->comm, r->seq, dropped_by(r));
+    }
+    msi_reduction_join(r);
+    return MS_OK;
 }
 
-ms_status msi_reductions_finish(msi_progress *progress)
+ms_status msi_reductions_finish(msi_progress *progress, const msi_slot_pool *pool)
 {
     msi_task *task;
 
     while ((task = msi_progress_first(progress, MSI_TASK_REDUCE)) != NULL) {
         MS_TRY(msi_reduction_wait((msi_reduction *)task));
     }
+    msi_order_join(pool->ctx, MSI_ORDER_SUMMED, MSI_STREAM_COMPUTE,
+                   msi_order_mark(pool->ctx, MSI_STREAM_REDUCE));
     return MS_OK;
 }

@@ -39,8 +39,6 @@ typedef struct msi_reduction {
     int64_t total;         /* elements of one rank's whole gradient, without padding of the tail */
     const msi_extent *own; /* (n_own) this rank's extents */
     int32_t n_own;
-    int64_t flags_at; /* bytes from the beginning of a part to its flags: a byte for each
-                         parameter, has this rank contributed to it? */
     int32_t sum_dtype, round_dtype;
 
     msi_slot *home; /* own slot, or NULL: one of the ring */
@@ -49,6 +47,8 @@ typedef struct msi_reduction {
     int32_t phase; /* MSI_GRAD_* */
     int32_t dtype; /* of the finished gradient in the slot */
     double factor;
+    msi_mark written; /* after what wrote this rank's gradient */
+    msi_mark summed;  /* after what made the latest sum */
 } msi_reduction;
 
 /* Take a slot that every peer has read. */
@@ -65,7 +65,9 @@ bool msi_reduction_has(const msi_reduction *r, int32_t index);
 void msi_reduction_drop(msi_reduction *r);
 /* Wait until what was closed is reduced. */
 ms_status msi_reduction_wait(msi_reduction *r);
+/* What computes from now on sees the latest sum. */
+void msi_reduction_join(const msi_reduction *r);
 /* Wait for all that was closed. */
-ms_status msi_reductions_finish(msi_progress *progress);
+ms_status msi_reductions_finish(msi_progress *progress, const msi_slot_pool *pool);
 
 #endif

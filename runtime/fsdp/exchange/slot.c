@@ -18,12 +18,17 @@ static ms_status add_segment(msi_slot_pool *pool, int64_t nbytes, msi_segment **
     return MS_OK;
 }
 
-/* Parts of `stride` bytes from `offset` of a segment, words at `words`. */
-static ms_status add_slot(msi_slot_pool *pool, const msi_segment *segment, int64_t words,
-                          int64_t offset, int64_t stride, msi_slot **out)
+/* Where one slot lies in its segment. */
+typedef struct place {
+    const msi_segment *segment;
+    int64_t words, word_bytes, parts, part_bytes, own_bytes;
+} place;
+
+static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
 {
     msi_slot **list = realloc(pool->slots, sizeof(*list) * (size_t)(pool->n_slots + 1));
     msi_slot *slot = calloc(1, sizeof(*slot));
+    void *own = NULL;
 
     if (list != NULL) {
         pool->slots = list;
@@ -32,14 +37,42 @@ static ms_status add_slot(msi_slot_pool *pool, const msi_segment *segment, int64
         free(slot);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for slot %d", (int)pool->n_slots);
     }
-    slot->words = (msi_slot_word *)(void *)(segment->rw + words);
-    slot->rw = segment->rw + offset;
-    slot->ro = segment->ro + offset;
-    slot->stride = stride;
+    ms_status status =
+        p->own_bytes > 0 ? msi_alloc(pool->ctx, p->own_bytes, MS_MEM_ARENA, &own) : MS_OK;
+
+    if (status != MS_OK) {
+        free(slot);
+        return status;
+    }
+    slot->words = p->segment->rw + p->words;
+    slot->word_bytes = p->word_bytes;
+    slot->rw = p->segment->rw + p->parts;
+    slot->ro = p->segment->ro + p->parts;
+    slot->stride = p->part_bytes;
+    slot->own = own;
+    slot->own_bytes = p->own_bytes;
     slot->number = pool->n_slots;
     pool->slots[pool->n_slots++] = slot;
     *out = slot;
     return MS_OK;
+}
+
+static place place_in_ring(const msi_slots_plan *p, const msi_segment *segment, int64_t offset,
+                           int32_t i)
+{
+    return (place){segment,       p->word_bytes * p->world * i,
+                   p->word_bytes, offset + p->ring_bytes * p->n_parts * i,
+                   p->ring_bytes, p->own_bytes};
+}
+
+static place place_of_home(const msi_slot_wish *wish, const msi_segment *segment)
+{
+    return (place){segment,
+                   wish->at_words,
+                   wish->word_bytes,
+                   wish->offset,
+                   msi_round_up(wish->nbytes, MSI_PAGE),
+                   msi_round_up(wish->own_bytes, MSI_PAGE)};
 }
 
 static ms_status add_planned(msi_slot_pool *pool, const msi_slot_wish *wishes, int32_t n,
@@ -51,14 +84,16 @@ static ms_status add_planned(msi_slot_pool *pool, const msi_slot_wish *wishes, i
 
     MS_TRY(add_segment(pool, p->nbytes, &segment));
     for (int32_t i = 0; i < p->n_ring; i++) {
-        MS_TRY(add_slot(pool, segment, (int64_t)MSI_SLOT_WORDS * p->world * i,
-                        p->offset + p->ring_bytes * p->n_parts * i, p->ring_bytes, &slot));
+        const place at = place_in_ring(p, segment, p->offset, i);
+
+        MS_TRY(add_slot(pool, &at, &slot));
         slot->ring = true;
     }
     for (int32_t i = 0; i < n; i++) {
         if (wishes[i].owns) {
-            MS_TRY(add_slot(pool, segment, wishes[i].at_words, wishes[i].offset,
-                            msi_round_up(wishes[i].nbytes, MSI_PAGE), &homes[i]));
+            const place at = place_of_home(&wishes[i], segment);
+
+            MS_TRY(add_slot(pool, &at, &homes[i]));
         }
     }
     return MS_OK;
@@ -85,11 +120,12 @@ ms_status msi_slot_pool_new(msi_slot_pool *pool, ms_context *ctx, ms_comm *comm,
 
 void msi_slot_pool_free(msi_slot_pool *pool)
 {
-    for (int32_t i = 0; i < pool->n_slots; i++) {
-        free(pool->slots[i]);
-    }
     if (pool->n_segments > 0) {
         msi_drain(pool->ctx); /* what uses them has run */
+    }
+    for (int32_t i = 0; i < pool->n_slots; i++) {
+        msi_release(pool->ctx, pool->slots[i]->own);
+        free(pool->slots[i]);
     }
     for (int32_t i = 0; i < pool->n_segments; i++) {
         msi_count_external(pool->ctx, -pool->segments[i].nbytes, MS_MEM_ARENA);
@@ -106,6 +142,9 @@ int64_t msi_slot_pool_bytes(const msi_slot_pool *pool)
 
     for (int32_t i = 0; i < pool->n_segments; i++) {
         nbytes += pool->segments[i].nbytes;
+    }
+    for (int32_t i = 0; i < pool->n_slots; i++) {
+        nbytes += pool->slots[i]->own_bytes;
     }
     return nbytes;
 }
@@ -127,11 +166,13 @@ msi_slot *msi_slot_oldest(const msi_slot_pool *pool, bool (*may)(const msi_slot 
 ms_status msi_slot_grow(msi_slot_pool *pool, msi_slot **slot)
 {
     const msi_slots_plan *p = &pool->plan;
-    int64_t offset, nbytes = msi_slots_plan_one(p->world, p->n_parts, p->ring_bytes, &offset);
+    int64_t offset, nbytes = msi_slots_plan_one(p, &offset);
     msi_segment *segment;
 
     MS_TRY(add_segment(pool, nbytes, &segment));
-    MS_TRY(add_slot(pool, segment, 0, offset, p->ring_bytes, slot));
+    const place at = place_in_ring(p, segment, offset, 0);
+
+    MS_TRY(add_slot(pool, &at, slot));
     (*slot)->ring = true;
     return MS_OK;
 }
@@ -143,37 +184,82 @@ void msi_slot_take(msi_slot_pool *pool, msi_slot *slot, void *holder)
     slot->generation++;
 }
 
+/* -- words ------------------------------------------------------------------------------------- */
+
+static _Atomic uint64_t *word_of(const msi_slot *slot, int32_t q, msi_slot_deed what)
+{
+    msi_slot_word *w = msi_slot_words_of(slot, q);
+
+    return what == MSI_SLOT_FILLED    ? &w->filled
+           : what == MSI_SLOT_REDUCED ? &w->reduced
+                                      : &w->released;
+}
+
+static _Atomic uint64_t *twin_of(const msi_slot *slot, int32_t q, msi_slot_deed what)
+{
+    msi_slot_word *w = msi_slot_words_of(slot, q);
+
+    return what == MSI_SLOT_FILLED    ? &w->has_filled
+           : what == MSI_SLOT_REDUCED ? &w->has_reduced
+                                      : &w->has_released;
+}
+
+void msi_slot_say(const msi_slot_pool *pool, msi_slot *slot, int32_t stream, msi_slot_deed what)
+{
+    const int32_t rank = ms_comm_rank(pool->comm);
+
+    msi_order_post(pool->ctx, stream, twin_of(slot, rank, what), slot->generation);
+    atomic_store(word_of(slot, rank, what), slot->generation);
+    msi_comm_ring(pool->comm);
+}
+
+static ms_status await_peers(const msi_slot_pool *pool, const msi_slot *slot, msi_order order,
+                             int32_t stream, msi_slot_deed what, uint64_t generation)
+{
+    const int32_t rank = ms_comm_rank(pool->comm);
+    _Atomic uint64_t *words[pool->plan.world];
+    int32_t n = 0;
+
+    for (int32_t q = 0; q < pool->plan.world; q++) {
+        if (q != rank) {
+            words[n++] = twin_of(slot, q, what);
+        }
+    }
+    return msi_order_await(pool->ctx, order, stream, words, n, generation);
+}
+
+ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_order order,
+                         int32_t stream, msi_slot_deed what, uint64_t generation)
+{
+    return MSI_LIKELY(pool->ctx->device == NULL) || generation == 0
+               ? MS_OK
+               : await_peers(pool, slot, order, stream, what, generation);
+}
+
 bool msi_slot_is_read(const msi_slot *slot, int32_t world)
 {
     for (int32_t q = 0; q < world; q++) {
-        if (atomic_load(&slot->words[q].released) + 1 < slot->generation) {
+        if (atomic_load(word_of(slot, q, MSI_SLOT_RELEASED)) + 1 < slot->generation) {
             return false;
         }
     }
     return true;
 }
 
-static uint64_t done(const msi_slot *slot, int32_t q, int32_t what)
+bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_deed what, uint64_t said)
 {
-    const msi_slot_word *word = &slot->words[q];
-
-    return atomic_load(what == MSI_SLOT_REDUCED ? &word->reduced : &word->filled);
-}
-
-bool msi_slot_has(const msi_slot *slot, int32_t q, int32_t what, uint64_t said)
-{
-    return done(slot, q, what) >= slot->generation &&
-           atomic_load_explicit(&slot->words[q].said, memory_order_relaxed) == said;
+    return atomic_load(word_of(slot, q, what)) >= slot->generation &&
+           atomic_load_explicit(&msi_slot_words_of(slot, q)->said, memory_order_relaxed) == said;
 }
 
 /* What it has done it had done before it dropped anything later: that is looked at last. */
-bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, int32_t what)
+bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_deed what)
 {
-    return atomic_load(&slot->words[q].dropped) >= slot->generation &&
-           done(slot, q, what) < slot->generation;
+    return atomic_load(&msi_slot_words_of(slot, q)->dropped) >= slot->generation &&
+           atomic_load(word_of(slot, q, what)) < slot->generation;
 }
 
-int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, int32_t what)
+int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, msi_slot_deed what)
 {
     for (int32_t q = 0; q < world; q++) {
         if (msi_slot_has_dropped(slot, q, what)) {

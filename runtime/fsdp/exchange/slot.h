@@ -2,7 +2,9 @@
  * gradients at a time.
  *
  * [Note: slot protocol] A slot of parameters is one part, into which every rank casts its own
- * extents; a slot of gradients has a part for each rank. Per slot and rank there are words:
+ * extents; or, in layout pull, a part for each rank, its stage, which the others copy into memory
+ * of their own, and `released` says that this rank has. A slot of gradients has a part for each
+ * rank. Per slot and rank there are words:
  *
  *     filled    generation whose extents, or whose gradient, this rank has put in
  *     reduced   generation of which it has reduced its chunk in place (replicas only)
@@ -25,30 +27,56 @@
 #define MSI_FSDP_SLOT_H
 
 #include "comm.h"
+#include "order.h"
 #include "slots_plan.h"
 
+/* What one rank says about a slot; its flags stand behind it. */
 typedef struct msi_slot_word {
-    _Alignas(MSI_SLOT_WORDS) _Atomic uint64_t filled;
+    _Alignas(64) _Atomic uint64_t filled;
     _Atomic uint64_t reduced;
     _Atomic uint64_t dropped;
     _Atomic uint64_t released;
     _Atomic uint64_t said;
     _Atomic uint64_t whole; /* not 0: this rank has contributed to every parameter */
+    /* What of it has come true, where a device runs things later: [Note: promises]. */
+    _Alignas(64) _Atomic uint64_t has_filled;
+    _Atomic uint64_t has_reduced;
+    _Atomic uint64_t has_released;
 } msi_slot_word;
 
-_Static_assert(sizeof(msi_slot_word) == MSI_SLOT_WORDS, "a cache line");
+_Static_assert(sizeof(msi_slot_word) == MSI_SLOT_WORDS, "two cache lines");
 
 typedef struct msi_slot {
-    msi_slot_word *words; /* (W) */
-    char *rw, *ro;        /* of the first part */
-    int64_t stride;       /* bytes of a part */
-    int32_t number;       /* in its pool: the same on all ranks */
-    uint64_t generation;  /* of the latest use, in this rank's program order */
-    uint64_t seq;         /* that its latest use was named with */
-    int64_t taken_at;     /* order in which it was taken last */
-    void *holder;         /* what uses it; NULL: nothing does */
-    bool ring;            /* false: a home slot */
+    char *words; /* (W, word_bytes) */
+    int64_t word_bytes;
+    char *rw, *ro;  /* of the first part */
+    int64_t stride; /* bytes of a part */
+    char *own;      /* pull: this rank's full parameters; NULL: they are the first part */
+    int64_t own_bytes;
+    int32_t number;      /* in its pool: the same on all ranks */
+    uint64_t generation; /* of the latest use, in this rank's program order */
+    uint64_t seq;        /* that its latest use was named with */
+    int64_t taken_at;    /* order in which it was taken last */
+    msi_mark used;       /* after the last of its latest use that this rank has enqueued */
+    void *holder;        /* what uses it; NULL: nothing does */
+    bool ring;           /* false: a home slot */
 } msi_slot;
+
+static inline msi_slot_word *msi_slot_words_of(const msi_slot *slot, int32_t q)
+{
+    return (msi_slot_word *)(void *)(slot->words + q * slot->word_bytes);
+}
+
+/* A byte for each parameter: has rank q contributed to it? */
+static inline bool *msi_slot_flags_of(const msi_slot *slot, int32_t q)
+{
+    return (bool *)(void *)(msi_slot_words_of(slot, q) + 1);
+}
+
+static inline char *msi_slot_part(const msi_slot *slot, int32_t q)
+{
+    return slot->rw + q * slot->stride;
+}
 
 /* All slots of one kind, and their memory. Zeroed: none. */
 typedef struct msi_slot_pool {
@@ -82,12 +110,18 @@ void msi_slot_take(msi_slot_pool *pool, msi_slot *slot, void *holder);
 /* Has every rank read all generations before this one? */
 bool msi_slot_is_read(const msi_slot *slot, int32_t world);
 /* What a rank does with a generation. */
-enum { MSI_SLOT_FILLED, MSI_SLOT_REDUCED };
+typedef enum msi_slot_deed { MSI_SLOT_FILLED, MSI_SLOT_REDUCED, MSI_SLOT_RELEASED } msi_slot_deed;
+/* This rank has done that with the slot's, in the order of `stream`: tell the peers. Needs neither
+ * memory nor peers. */
+void msi_slot_say(const msi_slot_pool *pool, msi_slot *slot, int32_t stream, msi_slot_deed what);
+/* `stream` goes on once all other ranks have done that with `generation`, as all have said. */
+ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_order order,
+                         int32_t stream, msi_slot_deed what, uint64_t generation);
 /* Has rank q done that with this one, and had said the same when it named it? */
-bool msi_slot_has(const msi_slot *slot, int32_t q, int32_t what, uint64_t said);
+bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_deed what, uint64_t said);
 /* Will it not? */
-bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, int32_t what);
+bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_deed what);
 /* The first rank that will not, or -1. */
-int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, int32_t what);
+int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, msi_slot_deed what);
 
 #endif

@@ -44,9 +44,13 @@ ms_status msi_unit_await_gradient(void *unit)
 {
     ms_fsdp_unit *u = unit;
 
-    return u->reduction.phase == MSI_GRAD_READY || u->reduction.phase == MSI_GRAD_REDUCED
-               ? msi_reduction_wait(&u->reduction)
-               : MS_OK;
+    if (u->reduction.phase == MSI_GRAD_READY || u->reduction.phase == MSI_GRAD_REDUCED) {
+        return msi_reduction_wait(&u->reduction);
+    }
+    if (u->reduction.pool != NULL) { /* else the model was not used yet */
+        msi_reduction_join(&u->reduction);
+    }
+    return MS_OK;
 }
 
 static bool shows_reduced(const msi_unit_param *p)
@@ -229,7 +233,6 @@ static const msi_reduction_user reduction_user = {prepare, show_gradients, dropp
 
 void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
 {
-    const int32_t dtype = u->run->wide ? u->sums.node_dtype : u->reduce_dtype;
     msi_reduction *r = &u->reduction;
 
     r->progress = &u->run->progress;
@@ -247,7 +250,6 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->total = u->total;
     r->own = u->own;
     r->n_own = u->n_own;
-    r->flags_at = msi_unit_full_numel(u) * ms_dtype_size(dtype);
     r->sum_dtype = u->orig_dtype;
     r->round_dtype = u->reduce_dtype;
     r->home = home;

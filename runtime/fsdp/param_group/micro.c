@@ -77,7 +77,7 @@ static ms_status sink_dest(void *user, int32_t index, msi_view *dst, bool *add)
     if (u->reduction.phase != MSI_GRAD_WRITING) {
         if (u->reduction.phase !=
             MSI_GRAD_NONE) { /* an earlier backward's is still to be reduced */
-            MS_TRY(msi_reductions_finish(&u->run->progress));
+            MS_TRY(msi_reductions_finish(&u->run->progress, &u->run->gradients));
         }
         MS_TRY(begin_micro(u));
     }

@@ -115,6 +115,7 @@ struct ms_fsdp_unit {
     msi_unit_param *params;
     ms_layout *layout;
     msi_extent *own;                   /* (n_own) this rank's extents */
+    msi_extent *theirs;                /* room for those of another */
     int64_t numel, total, shard_numel; /* total: without the tail padding */
 
     /* parameters */

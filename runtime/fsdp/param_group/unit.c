@@ -144,7 +144,8 @@ static ms_status lay_out(ms_fsdp_unit *u)
         }
     }
     u->own = malloc(sizeof(*u->own) * (size_t)msi_layout_most_extents(u->layout));
-    if (u->own == NULL) {
+    u->theirs = malloc(sizeof(*u->theirs) * (size_t)msi_layout_most_extents(u->layout));
+    if (u->own == NULL || u->theirs == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the extents of unit '%s'", u->name);
     }
     MS_TRY(msi_layout_extents(u->layout, u->is_sharded ? u->rank : 0, u->own, &u->n_own));
@@ -331,6 +332,7 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     msi_storage_release(u->summoned);
     msi_gather_dispose(&u->gather);
     free(u->own);
+    free(u->theirs);
     ms_layout_free(u->layout);
     if (u->full != NULL) {
         msi_storage_unbind(u->full);

@@ -12,10 +12,10 @@ static void follow_version(ms_fsdp_unit *u)
     }
 }
 
-static ms_status cast_extent(const ms_fsdp_unit *u, const msi_extent *e, void *full)
+static ms_status cast_extent(const ms_fsdp_unit *u, const msi_extent *e, void *to, int64_t at)
 {
-    const int64_t size = ms_dtype_size(u->orig_dtype), full_size = ms_dtype_size(u->param_dtype);
-    msi_ew_args args = {.out = (char *)full + e->in_full * full_size,
+    const int64_t size = ms_dtype_size(u->orig_dtype);
+    msi_ew_args args = {.out = (char *)to + at * ms_dtype_size(u->param_dtype),
                         .in = {(const char *)u->master->data + e->in_shard * size},
                         .in_dtype = u->orig_dtype};
 
@@ -25,21 +25,46 @@ static ms_status cast_extent(const ms_fsdp_unit *u, const msi_extent *e, void *f
     return e->numel > 0 ? msi_dispatch("unshard", MSI_K_copy, u->param_dtype, &args) : MS_OK;
 }
 
-static ms_status fill(void *unit, void *full)
+static ms_status fill(void *unit, void *to, bool staged)
 {
     ms_fsdp_unit *u = unit;
 
-    for (int32_t i = 0; full != u->master->data && i < u->n_own; i++) {
-        MS_TRY(cast_extent(u, &u->own[i], full));
+    for (int32_t i = 0; to != u->master->data && i < u->n_own; i++) {
+        const msi_extent *e = &u->own[i];
+
+        MS_TRY(cast_extent(u, e, to, staged ? e->in_shard : e->in_full));
     }
     follow_version(u);
     return MS_OK;
+}
+
+static ms_status pull(void *unit, int32_t q, const void *stage, void *full)
+{
+    ms_fsdp_unit *u = unit;
+    const int64_t size = ms_dtype_size(u->param_dtype);
+    int32_t n;
+
+    MS_TRY(msi_layout_extents(u->layout, q, u->theirs, &n));
+    for (int32_t i = 0; i < n; i++) {
+        const msi_extent *e = &u->theirs[i];
+
+        MS_TRY(msi_mem_copy(u->ctx, (char *)full + e->in_full * size,
+                            (const char *)stage + e->in_shard * size, e->numel * size));
+    }
+    return MS_OK;
+}
+
+static int64_t version(const void *unit)
+{
+    return ((const ms_fsdp_unit *)unit)->master->version;
 }
 
 static void filled(void *unit)
 {
     msi_unit_changed(unit);
 }
+
+static const msi_gather_user gather_user = {fill, pull, filled, version};
 
 void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home)
 {
@@ -62,8 +87,8 @@ void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home)
                               .model = u->run->model,
                               .name = u->label};
     g->unit = u;
-    g->fill = fill;
-    g->filled = filled;
+    g->user = &gather_user;
+    g->written_version = -1;
 }
 
 ms_status msi_unit_publish(ms_fsdp_unit *u)

@@ -37,17 +37,45 @@ static ms_status median(const msi_slot_wish *wishes, int32_t n, int64_t *out)
     return MS_OK;
 }
 
-static void place_homes(msi_slot_wish *wishes, int32_t n, msi_slots_plan *p)
+static int64_t larger(int64_t a, int64_t b)
 {
-    int64_t at_words = (int64_t)MSI_SLOT_WORDS * p->world * p->n_ring;
-    int64_t offset = p->offset + p->ring_bytes * p->n_parts * p->n_ring;
+    return a > b ? a : b;
+}
+
+/* The ring takes the most that any of its units wants. */
+static void size_ring(const msi_slot_wish *wishes, int32_t n, int32_t n_ring, msi_slots_plan *p)
+{
+    int32_t n_ringed = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        if (wants_ring(&wishes[i])) {
+            p->word_bytes = larger(p->word_bytes, wishes[i].word_bytes);
+            p->ring_bytes = larger(p->ring_bytes, msi_round_up(wishes[i].nbytes, MSI_PAGE));
+            p->own_bytes = larger(p->own_bytes, msi_round_up(wishes[i].own_bytes, MSI_PAGE));
+            n_ringed++;
+        }
+    }
+    p->n_ring = n_ringed < n_ring ? n_ringed : n_ring;
+}
+
+static void place(msi_slot_wish *wishes, int32_t n, msi_slots_plan *p)
+{
+    int64_t at_words = p->word_bytes * p->world * p->n_ring, offset;
 
     for (int32_t i = 0; i < n; i++) {
         if (wishes[i].owns) {
             wishes[i].at_words = at_words;
+            at_words += wishes[i].word_bytes * p->world;
+        }
+    }
+    p->offset = msi_round_up(at_words, MSI_PAGE);
+    p->own_nbytes = p->own_bytes * p->n_ring;
+    offset = p->offset + p->ring_bytes * p->n_parts * p->n_ring;
+    for (int32_t i = 0; i < n; i++) {
+        if (wishes[i].owns) {
             wishes[i].offset = offset;
-            at_words += (int64_t)MSI_SLOT_WORDS * p->world;
             offset += msi_round_up(wishes[i].nbytes, MSI_PAGE) * p->n_parts;
+            p->own_nbytes += msi_round_up(wishes[i].own_bytes, MSI_PAGE);
         }
     }
     p->nbytes = offset;
@@ -56,7 +84,6 @@ static void place_homes(msi_slot_wish *wishes, int32_t n, msi_slots_plan *p)
 static ms_status plan_slots(msi_slot_wish *wishes, int32_t n, int32_t n_ring, int32_t world,
                             int32_t n_parts, msi_slots_plan *p)
 {
-    int32_t n_ringed = 0;
     int64_t middle;
 
     *p = (msi_slots_plan){.world = world, .n_parts = n_parts};
@@ -67,37 +94,30 @@ static ms_status plan_slots(msi_slot_wish *wishes, int32_t n, int32_t n_ring, in
     for (int32_t i = 0; i < n; i++) {
         wishes[i].owns = wishes[i].owns || wishes[i].nbytes > 2 * middle;
         p->n_homes += wishes[i].owns;
-        if (wants_ring(&wishes[i])) {
-            p->ring_bytes = wishes[i].nbytes > p->ring_bytes ? wishes[i].nbytes : p->ring_bytes;
-            n_ringed++;
-        }
     }
-    p->ring_bytes = msi_round_up(p->ring_bytes, MSI_PAGE);
-    p->n_ring = n_ringed < n_ring ? n_ringed : n_ring;
+    size_ring(wishes, n, n_ring, p);
     if (p->n_ring + p->n_homes > 0) {
-        p->offset =
-            msi_round_up((int64_t)MSI_SLOT_WORDS * world * (p->n_ring + p->n_homes), MSI_PAGE);
-        place_homes(wishes, n, p);
+        place(wishes, n, p);
     }
     return MS_OK;
 }
 
 ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t n_ring,
-                               int32_t world, msi_slot_wish *wishes, msi_slots_plan *plan)
+                               int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
+                               msi_slots_plan *plan)
 {
+    const bool pulls = layout == MSI_SLOTS_PULL;
+
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
+        const int64_t size = g->shares ? ms_dtype_size(g->param_dtype) : 0;
 
-        wishes[i] =
-            (msi_slot_wish){.nbytes = g->shares ? g->full_numel * ms_dtype_size(g->param_dtype) : 0,
-                            .keeps = g->is_root || g->keeps};
+        wishes[i] = (msi_slot_wish){.nbytes = size * (pulls ? g->shard_numel : g->full_numel),
+                                    .own_bytes = pulls ? size * g->full_numel : 0,
+                                    .word_bytes = MSI_SLOT_WORDS,
+                                    .keeps = g->is_root || g->keeps};
     }
-    return plan_slots(wishes, n, n_ring, world, 1, plan);
-}
-
-int64_t msi_plan_gradient_bytes(const msi_group_facts *g, bool wide)
-{
-    return g->full_numel * ms_dtype_size(wide ? msi_node_dtype(g->reduce_dtype) : g->reduce_dtype);
+    return plan_slots(wishes, n, n_ring, world, pulls ? world : 1, plan);
 }
 
 ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,
@@ -105,15 +125,18 @@ ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool
 {
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
+        const int32_t dtype = wide ? msi_node_dtype(g->reduce_dtype) : g->reduce_dtype;
 
-        wishes[i] = (msi_slot_wish){.nbytes = msi_plan_gradient_bytes(g, wide) + g->n_params,
+        wishes[i] = (msi_slot_wish){.nbytes = g->full_numel * ms_dtype_size(dtype),
+                                    .word_bytes = MSI_SLOT_WORDS +
+                                                  msi_round_up(g->n_params, MSI_SLOT_WORDS / 2),
                                     .keeps = g->is_root};
     }
     return plan_slots(wishes, n, MSI_GRADIENT_RING, world, world, plan);
 }
 
-int64_t msi_slots_plan_one(int32_t world, int32_t n_parts, int64_t ring_bytes, int64_t *offset)
+int64_t msi_slots_plan_one(const msi_slots_plan *p, int64_t *offset)
 {
-    *offset = msi_round_up((int64_t)MSI_SLOT_WORDS * world, MSI_PAGE);
-    return *offset + ring_bytes * n_parts;
+    *offset = msi_round_up(p->word_bytes * p->world, MSI_PAGE);
+    return *offset + p->ring_bytes * p->n_parts;
 }

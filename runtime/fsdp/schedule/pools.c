@@ -2,6 +2,7 @@
 #include "schedule.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* What is planned, and what came of it. */
 typedef struct mapping {
@@ -42,14 +43,59 @@ static int32_t ring_of_params(const ms_fsdp_tree_options *o)
     return o->n_slots > 0 ? o->n_slots : prefetches ? 3 : 2;
 }
 
+/* Does another rank's device have a memory of its own? */
+static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
+{
+    msi_device *d = tree->ctx->device;
+    msi_device_info mine = {.uuid = ""};
+
+    *apart = false;
+    if (d != NULL) {
+        d->ops->info(d, &mine);
+    }
+    if (mine.uuid[0] == '\0' || tree->world == 1) { /* the host's, which all share */
+        return MS_OK;
+    }
+    char(*all)[sizeof(mine.uuid)] = malloc(sizeof(*all) * (size_t)tree->world);
+
+    if (all == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the devices of %d ranks", (int)tree->world);
+    }
+    ms_status status = msi_comm_gather_bytes(tree->comm, "the devices' memories", mine.uuid,
+                                             sizeof(mine.uuid), all);
+
+    for (int32_t q = 0; status == MS_OK && q < tree->world; q++) {
+        *apart = *apart || memcmp(all[q], mine.uuid, sizeof(mine.uuid)) != 0;
+    }
+    free(all);
+    return status;
+}
+
+static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layout)
+{
+    static const char *const layouts[] = {"auto", "shared", "pull"};
+    const int32_t wish = msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts), 0);
+    bool apart;
+
+    if (wish > 0) {
+        *layout = wish == 1 ? MSI_SLOTS_SHARED : MSI_SLOTS_PULL;
+        return MS_OK;
+    }
+    MS_TRY(are_apart(tree, &apart));
+    *layout = apart ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+    return MS_OK;
+}
+
 static ms_status new_params(ms_fsdp_tree *tree)
 {
+    msi_slots_layout layout;
     ms_status status;
     mapping m;
 
+    MS_TRY(choose_layout(tree, &layout));
     MS_TRY_GOTO(mapping_new(&m, tree), done);
     MS_TRY_GOTO(msi_plan_param_slots(m.facts, tree->n_units, ring_of_params(&tree->options),
-                                     tree->world, m.wish, &m.plan),
+                                     tree->world, layout, m.wish, &m.plan),
                 done);
     MS_TRY_GOTO(msi_slot_pool_new(&tree->run.params, tree->ctx, tree->comm, &m.plan, m.wish,
                                   tree->n_units, m.home),

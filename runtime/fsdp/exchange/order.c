@@ -1,0 +1,73 @@
+#include "order.h"
+
+_Atomic int32_t msi_order_left_out = MSI_ORDER_ALL;
+
+static bool is_left_out(msi_order what)
+{
+    return MSI_UNLIKELY(
+        what != MSI_ORDER_ALL &&
+        what == (msi_order)atomic_load_explicit(&msi_order_left_out, memory_order_relaxed));
+}
+
+static ms_status outcome_of(const msi_device *d, int32_t outcome)
+{
+    return outcome == MSI_DEV_OK ? MS_OK
+           : outcome == MSI_DEV_NO_MEMORY
+               ? MS_FAIL(MS_OUT_OF_MEMORY, "no memory to order the streams of device '%s'",
+                         d->ops->kind)
+               : MS_FAIL(MS_DEVICE_ERROR, "device '%s' does not order its streams (%d)",
+                         d->ops->kind, (int)outcome);
+}
+
+msi_mark msi_order_mark(const ms_context *ctx, int32_t stream)
+{
+    return ctx->device != NULL ? ctx->device->ops->mark(ctx->device, stream)
+                               : (msi_mark){.stream = stream};
+}
+
+ms_status msi_order_after(const ms_context *ctx, msi_order what, int32_t stream, msi_mark m)
+{
+    msi_device *d = ctx->device;
+
+    return MSI_LIKELY(d == NULL) || m.ticket == 0 || is_left_out(what)
+               ? MS_OK
+               : outcome_of(d, d->ops->after(d, stream, m));
+}
+
+void msi_order_join(const ms_context *ctx, msi_order what, int32_t stream, msi_mark m)
+{
+    if (msi_order_after(ctx, what, stream, m) != MS_OK) {
+        msi_drain(ctx);
+    }
+}
+
+ms_status msi_order_await(const ms_context *ctx, msi_order what, int32_t stream,
+                          _Atomic uint64_t *const *words, int32_t n, uint64_t at_least)
+{
+    msi_device *d = ctx->device;
+
+    return MSI_LIKELY(d == NULL) || is_left_out(what)
+               ? MS_OK
+               : outcome_of(d, d->ops->await(d, stream, words, n, at_least));
+}
+
+void msi_order_post(const ms_context *ctx, int32_t stream, _Atomic uint64_t *word, uint64_t value)
+{
+    msi_device *d = ctx->device;
+
+    if (MSI_UNLIKELY(d != NULL) && d->ops->post(d, stream, word, value) != MSI_DEV_OK) {
+        msi_drain(ctx);
+        atomic_store(word, value);
+    }
+}
+
+int32_t msi_order_use(const ms_context *ctx, int32_t stream)
+{
+    int32_t before = MSI_STREAM_COMPUTE;
+
+    if (ctx->device != NULL) {
+        before = ctx->device->stream;
+        ctx->device->stream = stream;
+    }
+    return before;
+}
