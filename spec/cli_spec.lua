@@ -289,7 +289,7 @@ describe('the moonshard command', function()
     with_script([[
       ms.dist.init { ranks = 2 }
       ms.dist.all_reduce(ms.matmul(ms.ones(64, 64), ms.ones(64, 64)))
-      ms.FSDP(ms.nn.Linear(2, 2))(ms.ones(1, 2))
+      ms.fsdp.FSDP(ms.nn.Linear(2, 2))(ms.ones(1, 2))
     ]], function(path)
       for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
         local output, code = shell(('env %s %s %s'):format(table.concat(variables, ' '), start,
