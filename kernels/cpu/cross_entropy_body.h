@@ -21,17 +21,25 @@ void MSI_NAME(LOCAL(cross_entropy))(const void *args)
         ((REAL *)a->max)[i] = m;
         ((REAL *)a->sum)[i] = sum;
     }
-    *a->loss_sum = loss;
+    *(REAL *)a->loss = (REAL)(a->mean ? loss / (double)n_counted : loss);
     *a->n_counted = n_counted;
 }
 
-/* dlogits = scale (exp(x - m) / sum - one_hot(target)), possibly over the logits themselves. */
-static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i)
+/* Factor of every row: the loss's own gradient, over the number of rows for a mean. */
+static double LOCAL(row_scale)(const msi_cross_entropy_args *a)
+{
+    const double dloss = (double)*(const REAL *)a->dloss;
+
+    return a->mean ? dloss / (double)*a->n_counted : dloss;
+}
+
+/* dlogits = row_scale (exp(x - m) / sum - one_hot(target)), possibly over the logits themselves. */
+static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i, double row_scale)
 {
     const T *x = (const T *)a->logits + i * a->cols;
     T *dx = (T *)a->dlogits + i * a->cols;
     const REAL m = ((const REAL *)a->max)[i], sum = ((const REAL *)a->sum)[i];
-    const REAL scale = (REAL)a->scale, factor = (REAL)(a->scale / (double)sum);
+    const REAL scale = (REAL)row_scale, factor = (REAL)(row_scale / (double)sum);
     const int64_t target = a->targets[i];
     REAL at_target = (EXP1(LOCAL(get)(x + target) - m) / sum - 1) * scale;
 
@@ -52,10 +60,11 @@ static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i)
 void MSI_NAME(LOCAL(cross_entropy_grad))(const void *args)
 {
     const msi_cross_entropy_args *a = args;
+    const double scale = LOCAL(row_scale)(a); /* not read where no row counts */
 
     for (int64_t i = 0; i < a->rows; i++) {
         if (a->targets[i] != a->ignore_index) {
-            LOCAL(row_loss_grad)(a, i);
+            LOCAL(row_loss_grad)(a, i, scale);
         } else if (!a->accumulate) {
             memset((T *)a->dlogits + i * a->cols, 0, (size_t)a->cols * sizeof(T));
         }

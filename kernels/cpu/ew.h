@@ -34,14 +34,17 @@ static inline void ew_run(const msi_ew_args *args, ew_row_fn row, int32_t n_in, 
 
 /* Inside a body of each_register.h: a kernel that stores (or adds) EXPR of the lanes a, b, c of its
  * n_in sources and the scalars s0, s1. */
-#define EW(op, n_in, EXPR)                                                                         \
+#define EW(op, n_in, EXPR) EW_SCALED(op, n_in, EXPR, r->args->scalar[0])
+
+/* The same where s0 is made of the row `r`. */
+#define EW_SCALED(op, n_in, EXPR, S0)                                                              \
     LANES_INLINE V LOCAL(op##_of)(V a, V b, V c, REAL s0, REAL s1)                                 \
     {                                                                                              \
         return (EXPR);                                                                             \
     }                                                                                              \
     static void LOCAL(op##_row)(const ew_row *r)                                                   \
     {                                                                                              \
-        const REAL s0 = EW_SCALAR(r->args->scalar[0]), s1 = EW_SCALAR(r->args->scalar[1]);         \
+        const REAL s0 = EW_SCALAR(S0), s1 = EW_SCALAR(r->args->scalar[1]);                         \
         const int64_t n = r->n, step_a = r->step[0], step_b = r->step[1], step_c = r->step[2];     \
         const T *a = r->in[0], *b = r->in[1], *c = r->in[2];                                       \
         T *out = r->out;                                                                           \

@@ -35,7 +35,7 @@
     X(gelu_grad, msi_ew_args)      /* in[0] gelu'(in[1]), in[1] = x */                             \
     X(gelu_tanh_grad, msi_ew_args) /* likewise, tanh form */                                       \
     X(mse, msi_ew_args)            /* (in[0] - in[1])^2 */                                         \
-    X(mse_grad, msi_ew_args)       /* scalar[0] (in[0] - in[1]) */                                 \
+    X(mse_grad, msi_ew_args)       /* scalar[0] in[2] (in[0] - in[1]), in[2] one number */         \
     X(pow_grad, msi_ew_args)       /* in[0] scalar[0] in[1]^(scalar[0] - 1), in[1] = x */          \
     X(eq, msi_ew_args)             /* bool of in[0] == in[1], of in_dtype; likewise: */            \
     X(ne, msi_ew_args)                                                                             \

@@ -25,9 +25,10 @@ typedef struct msi_loop {
 } msi_loop;
 
 /** Elementwise kernels: out = f(in[0], in[1], in[2]; scalar). Looked up by the dtype of `out`;
- * inputs have it too, except for `copy` and the comparisons, whose source dtype is `in_dtype`, and
- * for in[0] of `where`, which is bool. Collapsed loops: neighbouring dimensions that can be merged
- * are merged, so contiguous operands give ndim <= 1. */
+ * inputs have it too, except for `copy` and the comparisons, whose source dtype is `in_dtype`, for
+ * in[0] of `where`, which is bool, and for in[2] of `mse_grad`, which is f32 (f64 for f64).
+ * Collapsed loops: neighbouring dimensions that can be merged are merged, so contiguous operands
+ * give ndim <= 1. */
 typedef struct msi_ew_args {
     msi_loop loop;
     void *out;
@@ -81,11 +82,14 @@ typedef struct msi_cross_entropy_args {
     const void *logits;
     const int64_t *targets;
     int64_t ignore_index;
-    double *loss_sum;   /**< forward writes: sum over counted rows, in row order, in f64 */
-    int64_t *n_counted; /**< forward writes */
+    bool mean;
+    void *loss;         /**< forward writes one f32 (f64 for f64): the sum over counted rows, in row
+                           order, in f64, over their number for a mean; rounded once. It can be
+                           formed after the rows: `max`, `sum` and `logits` say all of them. */
+    int64_t *n_counted; /**< forward writes; gradient reads it for a mean */
     void *max, *sum;    /**< f32 (f64 for f64) per row: the largest logit m and the sum of
                            exp(logit - m); forward writes, gradient reads */
-    double scale;       /**< gradient: factor of every row */
+    const void *dloss;  /**< one f32 (f64 for f64): gradient of the loss */
     void *dlogits;      /**< gradient writes; may be `logits` itself */
     bool accumulate;
 } msi_cross_entropy_args;

@@ -6,11 +6,19 @@ enum { IGNORE = -100 };
 typedef struct loss {
     msi_cross_entropy_args args;
     placed logits, max, sum_exp, grad;
-    typed old; /* the gradient before */
+    typed old;           /* the gradient before */
+    typed value, dvalue; /* of the loss, and its gradient */
     int64_t *targets;
-    double sum;
     int64_t counted;
 } loss;
+
+/* Gradient of the loss. */
+static const double dloss = 0.375;
+
+static double loss_of(const loss *l)
+{
+    return typed_get(&l->value, 0);
+}
 
 /* Every fifth row does not count, nor does any without columns: it has no class to name. */
 static void make(loss *l, int32_t dtype, int64_t rows, int64_t cols, int64_t start, bool accumulate)
@@ -25,6 +33,9 @@ static void make(loss *l, int32_t dtype, int64_t rows, int64_t cols, int64_t sta
     l->sum_exp = placed_written(stat, rows, start, 4);
     l->grad = placed_written(dtype, rows * cols, start, 3);
     l->old = typed_copy(&l->grad.t);
+    l->value = typed_filled(stat, 1, 5);
+    l->dvalue = typed_filled(stat, 1, 6);
+    typed_set(&l->dvalue, 0, dloss);
     l->targets = malloc((size_t)(rows + 1) * sizeof(int64_t));
     for (int64_t i = 0; i < rows; i++) {
         l->targets[i] = cols == 0 || i % 5 == 3 ? IGNORE : (cols - 1 + i * 7919) % cols;
@@ -34,11 +45,11 @@ static void make(loss *l, int32_t dtype, int64_t rows, int64_t cols, int64_t sta
                                        .logits = l->logits.t.data,
                                        .targets = l->targets,
                                        .ignore_index = IGNORE,
-                                       .loss_sum = &l->sum,
+                                       .loss = l->value.data,
                                        .n_counted = &l->counted,
                                        .max = l->max.t.data,
                                        .sum = l->sum_exp.t.data,
-                                       .scale = 0.375,
+                                       .dloss = l->dvalue.data,
                                        .dlogits = l->grad.t.data,
                                        .accumulate = accumulate};
 }
@@ -50,6 +61,8 @@ static void discard(loss *l)
     placed_free(&l->sum_exp);
     placed_free(&l->grad);
     typed_free(&l->old);
+    typed_free(&l->value);
+    typed_free(&l->dvalue);
     free(l->targets);
 }
 
@@ -59,9 +72,9 @@ static void run_forward(loss *l)
         &(kernel_call){.kernel = MSI_K_cross_entropy,
                        .dtype = l->logits.t.dtype,
                        .args = &l->args,
-                       .out = {l->max.all.data, l->sum_exp.all.data, &l->sum, &l->counted},
+                       .out = {l->max.all.data, l->sum_exp.all.data, l->value.data, &l->counted},
                        .nbytes = {typed_nbytes(&l->max.all), typed_nbytes(&l->sum_exp.all),
-                                  sizeof(l->sum), sizeof(l->counted)}},
+                                  typed_nbytes(&l->value), sizeof(l->counted)}},
         "loss");
     check_guards("max", &l->max);
     check_guards("sum", &l->sum_exp);
@@ -105,7 +118,17 @@ static void check_loss(const loss *l)
                       inner_epsilon(l) * (1 + fabs(lse)));
     }
     assert_int_equal(counted, l->counted);
-    check_element("loss", 0, l->sum, sum, inner_epsilon(l) * size);
+    if (l->args.mean && counted > 0) {
+        sum /= (double)counted;
+        size /= (double)counted;
+    }
+    check_element("loss", 0, loss_of(l), sum, inner_epsilon(l) * size);
+}
+
+/* Factor of every row that counts. */
+static double row_scale(const loss *l)
+{
+    return l->args.mean ? dloss / (double)l->counted : dloss;
 }
 
 /* Row i of scale (softmax - one_hot) [+ old]; a row that does not count has a gradient of 0. */
@@ -113,7 +136,7 @@ static void check_gradient_row(const loss *l, int64_t i)
 {
     const int64_t cols = l->args.cols;
     const double lse = log_sum_exp_of(&l->logits.t, i * cols, cols);
-    const double scale = l->targets[i] == IGNORE ? 0 : 0.375;
+    const double scale = l->targets[i] == IGNORE ? 0 : row_scale(l);
 
     for (int64_t j = 0; j < cols; j++) {
         const int64_t at = i * cols + j;
@@ -133,6 +156,7 @@ static void check(int32_t dtype, int64_t rows, int64_t cols, int64_t start, bool
     make(&l, dtype, rows, cols, start, accumulate);
     name_case("%s (%lld, %lld) from %lld", ms_dtype_name(dtype), (long long)rows, (long long)cols,
               (long long)start);
+    l.args.mean = (rows + start) % 2 == 0 && rows > 0 && cols > 0;
     run(&l);
     check_loss(&l);
     for (int64_t i = 0; i < rows; i++) {
@@ -197,7 +221,10 @@ static void test_cpu_cross_entropy__all_rows_ignored_count_nothing(void **state)
     }
     run(&l);
     assert_int_equal(0, l.counted);
-    assert_true(l.sum == 0);
+    assert_true(loss_of(&l) == 0);
+    l.args.mean = true;
+    run(&l);
+    assert_true(isnan(loss_of(&l)));
     for (int64_t i = 0; i < 120; i++) {
         assert_true(typed_get(&l.grad.t, i) == 0);
     }
@@ -216,11 +243,12 @@ static void test_cpu_cross_entropy__gradient_equals_finite_differences(void **st
 
         typed_set(&l.logits.t, i, x + 1e-5);
         run_forward(&l);
-        plus = l.sum;
+        plus = loss_of(&l);
         typed_set(&l.logits.t, i, x - 1e-5);
         run_forward(&l);
         typed_set(&l.logits.t, i, x);
-        check_element("gradient", i, typed_get(&l.grad.t, i), 0.375 * (plus - l.sum) / 2e-5, 1e-8);
+        check_element("gradient", i, typed_get(&l.grad.t, i), dloss * (plus - loss_of(&l)) / 2e-5,
+                      1e-8);
     }
     discard(&l);
 }
@@ -236,8 +264,8 @@ static void test_cpu_cross_entropy__masked_logits_have_no_probability(void **sta
     }
     l.targets[0] = 2999;
     run(&l);
-    check_element("loss", 0, l.sum, log(2), 1e-6);
-    check_element("gradient", 2999, typed_get(&l.grad.t, 2999), -0.5 * 0.375, 1e-6);
+    check_element("loss", 0, loss_of(&l), log(2), 1e-6);
+    check_element("gradient", 2999, typed_get(&l.grad.t, 2999), -0.5 * dloss, 1e-6);
     check_element("gradient", 5, typed_get(&l.grad.t, 5), 0, 0);
     discard(&l);
 }

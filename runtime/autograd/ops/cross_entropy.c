@@ -65,10 +65,11 @@ static ms_status cross_entropy_forward(msi_op_call *c)
 {
     const msi_view *in = &c->in[LOGITS]->v;
     const loss_attrs *attrs = c->attrs;
-    msi_cross_entropy_args args = {.ignore_index = attrs->ignore_index};
+    msi_cross_entropy_args args = {.ignore_index = attrs->ignore_index,
+                                   .mean = attrs->reduction == MS_REDUCTION_MEAN,
+                                   .loss = msi_view_ptr(&c->out[0]->v)};
     msi_view logits = {0}, targets = {0}, stats = {0}, count = {0};
     void *logit_data, *target_data;
-    double sum = 0;
     ms_status status;
 
     args.rows = msi_leading(in, in->ndim - 1);
@@ -85,15 +86,9 @@ static ms_status cross_entropy_forward(msi_op_call *c)
     MS_TRY_GOTO(msi_internal(&count, c->ctx, MS_DTYPE_I64, 0, NULL), out);
     args.logits = logit_data;
     args.targets = target_data;
-    args.loss_sum = &sum;
     args.n_counted = msi_view_ptr(&count);
     set_stats(&args, &stats);
     MS_TRY_GOTO(msi_dispatch("cross_entropy", MSI_K_cross_entropy, in->dtype, &args), out);
-    MS_TRY_GOTO(msi_settle(c->ctx), out);
-    if (attrs->reduction == MS_REDUCTION_MEAN) {
-        sum /= (double)*args.n_counted;
-    }
-    MS_TRY_GOTO(msi_fill(&c->out[0]->v, sum), out);
     msi_save(c, SAVED_LOGITS, &logits);
     msi_save(c, SAVED_TARGETS, &targets);
     msi_save(c, SAVED_STATS, &stats);
@@ -106,35 +101,22 @@ out:
     return status;
 }
 
-/* Factor of every row: the loss's own gradient, over the number of rows for a mean. */
-static ms_status row_scale(msi_bwd *b, double *scale)
-{
-    const loss_attrs *attrs = msi_bwd_attrs(b);
-    const msi_view *count, *grad = msi_bwd_grad(b, 0);
-    void *data;
-
-    MS_TRY(msi_view_host(grad, &data));
-    *scale = grad->dtype == MS_DTYPE_F64 ? *(const double *)data : (double)*(const float *)data;
-    if (attrs->reduction == MS_REDUCTION_MEAN) {
-        MS_TRY(msi_bwd_saved(b, SAVED_COUNT, &count));
-        int64_t n = *(const int64_t *)msi_view_ptr(count);
-
-        *scale = n > 0 ? *scale / (double)n : 0; /* no row counts: no row has a gradient */
-    }
-    return MS_OK;
-}
-
 static ms_status cross_entropy_backward(msi_bwd *b)
 {
     const loss_attrs *attrs = msi_bwd_attrs(b);
-    const msi_view *logits, *targets, *stats;
-    msi_cross_entropy_args args = {.ignore_index = attrs->ignore_index};
+    const msi_view *logits, *targets, *stats, *count;
+    msi_cross_entropy_args args = {.ignore_index = attrs->ignore_index,
+                                   .mean = attrs->reduction == MS_REDUCTION_MEAN};
+    void *dloss;
     msi_target t;
 
     MS_TRY(msi_bwd_saved(b, SAVED_LOGITS, &logits));
     MS_TRY(msi_bwd_saved(b, SAVED_TARGETS, &targets));
     MS_TRY(msi_bwd_saved(b, SAVED_STATS, &stats));
-    MS_TRY(row_scale(b, &args.scale));
+    MS_TRY(msi_bwd_saved(b, SAVED_COUNT, &count));
+    MS_TRY(msi_view_data(msi_bwd_grad(b, 0), &dloss));
+    args.dloss = dloss;
+    args.n_counted = msi_view_ptr(count);
     args.rows = stats->shape[1];
     args.cols = logits->shape[logits->ndim - 1];
     args.logits = msi_view_ptr(logits);

@@ -3,7 +3,7 @@
 #include "operand.h"
 #include "table.h"
 
-enum { X, Y };
+enum { X, Y, DLOSS };
 
 typedef struct mse_attrs {
     int32_t reduction;
@@ -73,21 +73,16 @@ static ms_status mse_forward(msi_op_call *c)
     return status;
 }
 
-/* dx = 2 g weight (x - y), dy = -dx. */
+/* dx = 2 weight g (x - y), dy = -dx. */
 static ms_status mse_backward(msi_bwd *b)
 {
     const mse_attrs *attrs = msi_bwd_attrs(b);
-    const msi_view *in[2], *g = msi_bwd_grad(b, 0);
-    void *data;
+    const msi_view *in[3] = {[DLOSS] = msi_bwd_grad(b, 0)};
 
     MS_TRY(msi_bwd_saved(b, X, &in[X]));
     MS_TRY(msi_bwd_saved(b, Y, &in[Y]));
-    MS_TRY(msi_view_host(g, &data));
-    const double grad =
-        g->dtype == MS_DTYPE_F64 ? *(const double *)data : (double)*(const float *)data;
-
     for (int32_t i = X; i <= Y; i++) {
-        const double scale = 2 * grad * weight(attrs, in[X]);
+        const double scale = 2 * weight(attrs, in[X]);
         const double scalars[2] = {i == X ? scale : -scale, 0};
         msi_target t;
 
@@ -95,7 +90,7 @@ static ms_status mse_backward(msi_bwd *b)
             continue;
         }
         MS_TRY(msi_target_open(&t, b, i, in[X]->dtype, MSI_CAN_ADD));
-        MS_TRY(msi_ew("mse_loss", MSI_K_mse_grad, &t.view, in, 2, scalars, t.add));
+        MS_TRY(msi_ew("mse_loss", MSI_K_mse_grad, &t.view, in, 3, scalars, t.add));
         MS_TRY(msi_target_close(&t));
     }
     return MS_OK;
