@@ -1,7 +1,13 @@
 /* Cross-entropy over rows of logits: the loss in one pass over memory, the gradient in another,
  * in place when asked. */
+#include "fault.h"
 #include "lanes.h"
 #include "table.h"
+
+static bool row_counts(const msi_cross_entropy_args *a, int64_t i)
+{
+    return a->targets[i] != a->ignore_index && index_is_inside(a->targets[i], a->cols);
+}
 
 #define BODY "cross_entropy_body.h"
 #include "each_float.h"

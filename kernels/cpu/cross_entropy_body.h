@@ -13,10 +13,13 @@ void MSI_NAME(LOCAL(cross_entropy))(const void *args)
         const int64_t target = a->targets[i];
         REAL m = 0, sum = 0; /* not read where the row does not count */
 
-        if (target != a->ignore_index) {
+        if (row_counts(a, i)) {
             m = LOCAL(row_sum_exp)(x, a->cols, &sum);
             loss += (double)m - (double)LOCAL(get)(x + target) + (double)LOG1(sum);
             n_counted++;
+        } else if (target != a->ignore_index) {
+            fault_found(a->fault, MSI_K_cross_entropy, a->targets, i, a->rows, a->cols);
+            loss = (double)NAN;
         }
         ((REAL *)a->max)[i] = m;
         ((REAL *)a->sum)[i] = sum;
@@ -63,7 +66,7 @@ void MSI_NAME(LOCAL(cross_entropy_grad))(const void *args)
     const double scale = LOCAL(row_scale)(a); /* not read where no row counts */
 
     for (int64_t i = 0; i < a->rows; i++) {
-        if (a->targets[i] != a->ignore_index) {
+        if (row_counts(a, i)) {
             LOCAL(row_loss_grad)(a, i, scale);
         } else if (!a->accumulate) {
             memset((T *)a->dlogits + i * a->cols, 0, (size_t)a->cols * sizeof(T));

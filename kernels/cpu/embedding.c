@@ -1,5 +1,6 @@
 /* Rows of a table, and their gradient: rows add in ascending token order, so the result does not
  * depend on how tokens are batched. */
+#include "fault.h"
 #include "lanes.h"
 #include "table.h"
 

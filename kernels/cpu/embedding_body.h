@@ -3,11 +3,17 @@
 void MSI_NAME(LOCAL(embedding))(const void *args)
 {
     const msi_embedding_args *a = args;
+    const size_t bytes = (size_t)a->width * sizeof(T);
     const T *table = a->table;
     T *out = a->out;
 
     for (int64_t i = 0; i < a->n; i++) {
-        memcpy(out + i * a->width, table + a->ids[i] * a->width, (size_t)a->width * sizeof(T));
+        if (index_is_inside(a->ids[i], a->vocab)) {
+            memcpy(out + i * a->width, table + a->ids[i] * a->width, bytes);
+        } else {
+            fault_found(a->fault, MSI_K_embedding, a->ids, i, a->n, a->vocab);
+            memset(out + i * a->width, 0xff, bytes); /* NaN */
+        }
     }
 }
 
@@ -60,13 +66,15 @@ static void LOCAL(add_rows_once)(const msi_embedding_args *a)
         first[v] = -1;
     }
     for (int64_t i = a->n - 1; i >= 0; i--) {
-        next[i] = first[a->ids[i]];
-        first[a->ids[i]] = i;
+        if (index_is_inside(a->ids[i], a->vocab)) {
+            next[i] = first[a->ids[i]];
+            first[a->ids[i]] = i;
+        }
     }
     for (int64_t i = 0; i < a->n; i++) {
         int64_t j = 0;
 
-        if (first[a->ids[i]] != i) {
+        if (!index_is_inside(a->ids[i], a->vocab) || first[a->ids[i]] != i) {
             continue;
         }
         for (; j + 4 * WIDTH <= a->width; j += 4 * WIDTH) {
@@ -97,7 +105,9 @@ void MSI_NAME(LOCAL(embedding_grad))(const void *args)
     }
 #endif
     for (int64_t i = 0; i < a->n; i++) {
-        LOCAL(add_row)
-        ((REAL *)a->dtable + a->ids[i] * a->width, (const T *)a->dy + i * a->width, a->width);
+        if (index_is_inside(a->ids[i], a->vocab)) {
+            LOCAL(add_row)
+            ((REAL *)a->dtable + a->ids[i] * a->width, (const T *)a->dy + i * a->width, a->width);
+        }
     }
 }

@@ -42,6 +42,9 @@ void MSI_NAME(LOCAL(sgd))(const void *args)
     T *p = a->p, *buf = a->buf;
     int64_t i = 0;
 
+    if (a->fault != NULL && a->fault->found != 0) {
+        return;
+    }
     for (; i + WIDTH <= a->n; i += WIDTH) {
         LOCAL(step)(&r, p + i, g + i, buf != NULL ? buf + i : NULL, WIDTH);
     }

@@ -52,8 +52,26 @@ static ms_status load(ms_context *ctx, const char *kind, const msi_device_ops **
 
 static void close_room(void *device)
 {
-    ((msi_device *)device)->ops->close(device);
+    msi_device *d = device;
+
+    d->ops->give(d, d->fault, sizeof(*d->fault), MSI_PLACE_PINNED);
+    d->ops->close(d);
     atomic_fetch_sub(&msi_n_devices, 1);
+}
+
+/* The functions' part is done: the rest of what all devices have. */
+static int32_t furnish(msi_device *d)
+{
+    void *fault;
+    const int32_t outcome = d->ops->take(d, sizeof(*d->fault), MSI_PLACE_PINNED, &fault);
+
+    if (outcome != MSI_DEV_OK) {
+        d->ops->close(d);
+        return outcome;
+    }
+    d->fault = fault;
+    *d->fault = (msi_fault){0};
+    return MSI_DEV_OK;
 }
 
 ms_status msi_device_open(ms_context *ctx)
@@ -66,14 +84,18 @@ ms_status msi_device_open(ms_context *ctx)
     const int32_t kind = msi_switch_choice("MS_DEVICE", kinds, MSI_COUNT(kinds), 0);
     char error[MSI_DEVICE_ERROR] = "";
     const msi_device_ops *ops = NULL;
+    msi_device *d;
 
     if (kind == 0) {
         return MS_OK;
     }
     MS_TRY(load(ctx, kinds[kind], &ops));
-    switch (ops->open(&ctx->device, &host, ctx->rank, error)) {
+    int32_t outcome = ops->open(&d, &host, ctx->rank, error);
+
+    switch (outcome == MSI_DEV_OK ? furnish(d) : outcome) {
     case MSI_DEV_OK:
-        ctx->device->ctx = ctx;
+        ctx->device = d;
+        d->ctx = ctx;
         ctx->room[MSI_ROOM_DEVICE] = ctx->device;
         ctx->close[MSI_ROOM_DEVICE] = close_room;
         atomic_fetch_add(&msi_n_devices, 1);
@@ -185,8 +207,11 @@ bool msi_device_polls(msi_device *d)
 ms_status msi_device_settle(msi_device *d)
 {
     MS_TRY(msi_device_wait(d));
-    if (MSI_LIKELY(d->failed == MS_OK) || d->running) {
+    if (d->running) {
         return MS_OK;
+    }
+    if (MSI_LIKELY(d->failed == MS_OK)) {
+        return msi_fault_tell(d->fault);
     }
     const ms_status status = d->failed;
 

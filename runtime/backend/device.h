@@ -116,6 +116,7 @@ struct msi_device {
     ms_status failed; /* what a product that has run came to; the next who waits is told */
     int32_t stream; /* on which what is dispatched now goes: MSI_STREAM_COMPUTE but for a moment */
     ms_context *ctx;
+    msi_fault *fault; /* what kernels found wrong with data: likewise. Pinned memory */
 };
 
 extern const msi_device_ops msi_cpu_device_ops;

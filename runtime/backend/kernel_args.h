@@ -17,6 +17,15 @@
 
 enum { MSI_LOOP_DIMS = 8 };
 
+/** What a kernel finds wrong with its data, an index outside [0, end): the first that any has found
+ * stays until it was told (msi_fault_tell()). Kernels that write parameters leave all as it is
+ * meanwhile. The host may read it once they have run. */
+typedef struct msi_fault {
+    int64_t found;                   /**< 0: nothing */
+    int64_t kernel;                  /**< MSI_K_* that found it */
+    int64_t index, position, n, end; /**< indices[position] of n */
+} msi_fault;
+
 /** Nested loops with one stride per operand and dimension. ndim 0 means one element. */
 typedef struct msi_loop {
     int32_t ndim;
@@ -92,10 +101,11 @@ typedef struct msi_cross_entropy_args {
     const void *dloss;  /**< one f32 (f64 for f64): gradient of the loss */
     void *dlogits;      /**< gradient writes; may be `logits` itself */
     bool accumulate;
+    msi_fault *fault; /**< forward tells it of targets out of range; their rows do not count, and
+                         the loss is NaN */
 } msi_cross_entropy_args;
 
-/** Rows of a table. Looked up by the dtype of the table (forward) or of dy (gradient). ids are
- * valid. */
+/** Rows of a table. Looked up by the dtype of the table (forward) or of dy (gradient). */
 typedef struct msi_embedding_args {
     int64_t n, width, vocab;
     const int64_t *ids;
@@ -104,9 +114,11 @@ typedef struct msi_embedding_args {
     const void *dy;
     void *dtable;         /**< (vocab, width): rows add in ascending token order */
     int32_t dtable_dtype; /**< dtype of dy, or f32 when dy is bf16 */
-    int64_t *work;   /**< (vocab + n), scratch; only where dtable is bf16: a row's sum is formed
-                          in f32 and rounded once */
-    bool accumulate; /**< false: dtable is zeroed first */
+    int64_t *work;    /**< (vocab + n), scratch; only where dtable is bf16: a row's sum is formed
+                           in f32 and rounded once */
+    bool accumulate;  /**< false: dtable is zeroed first */
+    msi_fault *fault; /**< forward tells it of ids out of range; their rows are NaN, and add to
+                         no gradient */
 } msi_embedding_args;
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
@@ -168,6 +180,7 @@ typedef struct msi_sgd_args {
     void *buf; /**< momentum buffer or NULL */
     double lr, momentum, dampening, weight_decay;
     bool nesterov, maximize, first_step;
+    const msi_fault *fault; /**< where one was found nothing is written; or NULL */
 } msi_sgd_args;
 
 /** Adam (L2) or AdamW (decoupled) over n elements. Looked up by the dtype of p. */
@@ -179,6 +192,7 @@ typedef struct msi_adam_args {
     double lr, beta1, beta2, eps, weight_decay;
     double correction1, correction2; /**< 1 - beta^step */
     bool decoupled, maximize;
+    const msi_fault *fault; /**< as of SGD */
 } msi_adam_args;
 
 /** Per block of `block` elements (the last shorter): sum of squares in f64, or largest magnitude.

@@ -100,6 +100,13 @@ static ms_status gradient_data(const update *u, msi_storage *scratch, const void
     return MS_OK;
 }
 
+/* On a device the kernels see whether what computed the gradients found its data wrong: then they
+ * leave parameters and states as they are, and the next who waits is told. */
+static const msi_fault *fault_before(const update *u)
+{
+    return msi_device_fault(u->local.storage->ctx, NULL);
+}
+
 static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, const update *u,
                          void *values, const void *grad)
 {
@@ -115,6 +122,7 @@ static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, co
         .nesterov = o->nesterov,
         .maximize = o->maximize,
         .first_step = u->fresh,
+        .fault = fault_before(u),
     };
 
     return msi_dispatch("sgd", MSI_K_sgd, u->local.dtype, &args);
@@ -150,6 +158,7 @@ static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, c
         .correction2 = c->of_v,
         .decoupled = decoupled,
         .maximize = o->maximize,
+        .fault = fault_before(u),
     };
 
     return msi_dispatch("adam", MSI_K_adam, u->local.dtype, &args);

@@ -101,9 +101,13 @@ static void ask(answer *a, const call *c, ms_tensor *const *in)
     ms_tensor *out = NULL;
 
     *a = (answer){.status = c->op->run(&out, in, c)};
+    assert_true((a->status == MS_OK) == (out != NULL));
+    if (out != NULL) {
+        a->status = msi_settle(out->ctx); /* which tells of values on a device */
+    }
     if (a->status != MS_OK) {
-        assert_null(out);
         snprintf(a->message, sizeof(a->message), "%s", ms_error_message());
+        ms_tensor_free(out);
         return;
     }
     a->form = out->v;

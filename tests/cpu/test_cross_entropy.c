@@ -270,6 +270,35 @@ static void test_cpu_cross_entropy__masked_logits_have_no_probability(void **sta
     discard(&l);
 }
 
+/* Rows 1 and 4 name no class: their loss is no number, and they have no gradient. */
+static void test_cpu_cross_entropy__tells_of_the_first_target_that_is_none(void **state)
+{
+    (void)state;
+    for (int32_t d = 0; d < 3; d++) {
+        msi_fault fault = {0};
+        loss l;
+
+        make(&l, float_dtypes[d], 6, 20, 0, false);
+        l.args.fault = &fault;
+        l.targets[1] = 20;
+        l.targets[4] = -1;
+        run(&l);
+        assert_int_equal(fault.found, 1);
+        assert_int_equal(fault.kernel, MSI_K_cross_entropy);
+        assert_int_equal(fault.index, 20);
+        assert_int_equal(fault.position, 1);
+        assert_int_equal(fault.n, 6);
+        assert_int_equal(fault.end, 20);
+        assert_int_equal(3, l.counted); /* row 3 is ignored */
+        assert_true(isnan(loss_of(&l)));
+        l.targets[1] = l.targets[4] = IGNORE;
+        for (int64_t i = 0; i < 6; i++) {
+            check_gradient_row(&l, i);
+        }
+        discard(&l);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +308,7 @@ int main(void)
         cmocka_unit_test(test_cpu_cross_entropy__all_rows_ignored_count_nothing),
         cmocka_unit_test(test_cpu_cross_entropy__gradient_equals_finite_differences),
         cmocka_unit_test(test_cpu_cross_entropy__masked_logits_have_no_probability),
+        cmocka_unit_test(test_cpu_cross_entropy__tells_of_the_first_target_that_is_none),
     };
 
     return cmocka_run_group_tests_name("cpu/cross_entropy", tests, NULL, NULL);

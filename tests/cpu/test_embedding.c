@@ -105,11 +105,78 @@ static void test_cpu_embedding__gradients_add_in_token_order(void **state)
     }
 }
 
+/* Ids 2 and 5 of a table of 5 rows are none: they are told of, once, and touch nothing. */
+static void test_cpu_embedding__tells_of_the_first_id_that_is_none(void **state)
+{
+    enum { N = 6, WIDTH = 3, ROWS = 5 };
+    const int64_t ids[N] = {4, 0, 5, 1, 0, -1};
+
+    (void)state;
+    for (int32_t d = 0; d < 3; d++) {
+        typed table = typed_filled(float_dtypes[d], ROWS * WIDTH, 1);
+        typed out = typed_filled(float_dtypes[d], N * WIDTH, 2);
+        typed dtable = typed_filled(float_dtypes[d], ROWS * WIDTH, 3), right = typed_copy(&dtable);
+        int64_t work[ROWS + N];
+        msi_fault fault = {0};
+        msi_embedding_args args = {.n = N,
+                                   .width = WIDTH,
+                                   .vocab = ROWS,
+                                   .ids = ids,
+                                   .table = table.data,
+                                   .out = out.data,
+                                   .work = work,
+                                   .dy = out.data,
+                                   .dtable = dtable.data,
+                                   .dtable_dtype = float_dtypes[d],
+                                   .fault = &fault};
+
+        for (int32_t again = 0; again < 2; again++) {
+            run_on_all_isas(&(kernel_call){MSI_K_embedding,
+                                           float_dtypes[d],
+                                           &args,
+                                           {out.data, &fault},
+                                           {typed_nbytes(&out), sizeof(fault)}},
+                            "rows");
+            assert_int_equal(fault.found, 1);
+            assert_int_equal(fault.kernel, MSI_K_embedding);
+            assert_int_equal(fault.index, again == 0 ? 5 : 77); /* the first stays */
+            assert_int_equal(fault.position, 2);
+            assert_int_equal(fault.n, N);
+            assert_int_equal(fault.end, ROWS);
+            fault.index = 77;
+        }
+        for (int64_t i = 0; i < N * WIDTH; i++) {
+            const int64_t id = ids[i / WIDTH];
+
+            assert_true(id < 0 || id >= ROWS
+                            ? isnan(typed_get(&out, i))
+                            : typed_get(&out, i) == typed_get(&table, id * WIDTH + i % WIDTH));
+        }
+        run_on_all_isas(&(kernel_call){MSI_K_embedding_grad,
+                                       float_dtypes[d],
+                                       &args,
+                                       {dtable.data},
+                                       {typed_nbytes(&dtable)}},
+                        "gradient");
+        for (int64_t i = 0; i < ROWS * WIDTH; i++) { /* rows 0, 1 and 4 themselves, 0 twice */
+            const int64_t n = (int64_t[]){2, 1, 0, 0, 1}[i / WIDTH];
+
+            typed_set(&right, i, (double)n * (n > 0 ? typed_get(&table, i) : 0));
+            assert_true(typed_get(&right, i) == typed_get(&dtable, i));
+        }
+        typed_free(&table);
+        typed_free(&out);
+        typed_free(&dtable);
+        typed_free(&right);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpu_embedding__copies_rows_of_any_width),
         cmocka_unit_test(test_cpu_embedding__gradients_add_in_token_order),
+        cmocka_unit_test(test_cpu_embedding__tells_of_the_first_id_that_is_none),
     };
 
     return cmocka_run_group_tests_name("cpu/embedding", tests, NULL, NULL);

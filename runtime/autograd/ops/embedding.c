@@ -32,38 +32,27 @@ static ms_status embedding_meta(const msi_meta *m)
     return msi_check_kernel("embedding", MSI_K_embedding, table->dtype);
 }
 
-static ms_status check_ids(const int64_t *ids, int64_t n, int64_t vocab)
-{
-    for (int64_t i = 0; i < n; i++) {
-        if (MSI_UNLIKELY((uint64_t)ids[i] >= (uint64_t)vocab)) {
-            return MS_FAIL(MS_INDEX_ERROR,
-                           "embedding: id %lld, number %lld of %lld, is outside [0, %lld)",
-                           (long long)ids[i], (long long)i + 1, (long long)n, (long long)vocab);
-        }
-    }
-    return MS_OK;
-}
-
 static ms_status embedding_forward(msi_op_call *c)
 {
     msi_view table, ids;
     void *table_data, *id_data;
+    msi_fault fault = {0};
     ms_status status;
 
     MS_TRY(msi_contiguous(&ids, c->ctx, &c->in[IDS]->v));
     MS_TRY_GOTO(msi_contiguous(&table, c->ctx, &c->in[TABLE]->v), no_table);
     MS_TRY_GOTO(msi_view_data(&table, &table_data), out);
     MS_TRY_GOTO(msi_view_data(&ids, &id_data), out);
-    MS_TRY_GOTO(msi_settle(c->ctx), out);
-    MS_TRY_GOTO(check_ids(id_data, msi_view_numel(&ids), table.shape[0]), out);
     const msi_embedding_args args = {.n = msi_view_numel(&ids),
                                      .width = table.shape[1],
                                      .vocab = table.shape[0],
                                      .ids = id_data,
                                      .table = table_data,
-                                     .out = msi_view_ptr(&c->out[0]->v)};
+                                     .out = msi_view_ptr(&c->out[0]->v),
+                                     .fault = msi_device_fault(c->ctx, &fault)};
 
     MS_TRY_GOTO(msi_dispatch("embedding", MSI_K_embedding, table.dtype, &args), out);
+    MS_TRY_GOTO(msi_fault_tell(&fault), out);
     msi_save(c, SAVED_IDS, &ids);
 out:
     msi_storage_release(table.storage);

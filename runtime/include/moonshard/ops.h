@@ -75,7 +75,8 @@ MS_API ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w,
 /** gelu(linear(x, w, bias)) in one pass over the pre-activation; the same values as the pair. */
 MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w,
                                    MS_NULLABLE ms_tensor *bias, bool approximate);
-/** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR names the first id outside [0, V). */
+/** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR names the first id outside [0, V); on a
+ * device that is the error of the next call that waits for what was computed. */
 MS_API ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids);
 /** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450). bf16 computes in
  * f32, where the variance of elements about 1e19 apart is inf: they are normalized to 0 (PyTorch's
@@ -95,7 +96,7 @@ enum { MS_REDUCTION_MEAN = 0, MS_REDUCTION_SUM = 1 };
  * @param targets  i64 (...), entries equal to `ignore_index` do not count
  * @param reduction  mean over the counted entries (NaN when there are none), or sum
  * The loss is f32 for bf16 logits (its own rounding would be coarser than its progress), else of
- * the logits' dtype. MS_INDEX_ERROR names the first target outside [0, V).
+ * the logits' dtype. MS_INDEX_ERROR names the first target outside [0, V), as with embedding.
  */
 MS_API ms_status ms_op_cross_entropy(ms_tensor **out, ms_tensor *logits, ms_tensor *targets,
                                      int64_t ignore_index, int32_t reduction);

@@ -1,0 +1,254 @@
+/* Training on a device that runs things later: the host enqueues a whole step without a wait, what
+ * comes out has the CPU's bits, and data that is wrong is an error before it is a step. */
+#include "device.h"
+#include "moonshard/autograd.h"
+#include "optim.h"
+
+#include "books.h"
+
+enum { VOCAB = 7, WIDTH = 20, TOKENS = 6, STEPS = 3, PARAMS = 3 };
+
+/* -- the device -------------------------------------------------------------------------------- */
+
+static int64_t n_waits;
+static msi_device_ops counting;
+static int32_t (*wait_uncounted)(msi_device *d, msi_mark m, bool (*go_on)(void *), void *user);
+
+static int32_t wait_counted(msi_device *d, msi_mark m, bool (*go_on)(void *), void *user)
+{
+    n_waits++;
+    return wait_uncounted(d, m, go_on, user);
+}
+
+/* What follows happens on the device, whose waits count, or on the CPU. */
+static void begin(bool on_device)
+{
+    ms_tensor *first;
+
+    assert_ok(ms_close());
+    setenv("MS_DEVICE", on_device ? "fake" : "cpu", 1);
+    assert_ok(ms_tensor_full(&first, MS_DTYPE_F32, 0, NULL, 1));
+    ms_tensor_free(first);
+    msi_device *d = msi_context()->device;
+
+    assert_int_equal(on_device, d != NULL);
+    if (on_device) {
+        counting = *d->ops;
+        wait_uncounted = counting.wait;
+        counting.wait = wait_counted;
+        d->ops = &counting;
+    }
+}
+
+/* -- a model ----------------------------------------------------------------------------------- */
+
+typedef struct model {
+    ms_tensor *param[PARAMS]; /* embedding, weight, bias */
+    ms_optim *optim;
+    ms_tensor *ids, *targets, *wanted; /* cross_entropy's, mse_loss's */
+} model;
+
+typedef struct run {
+    int32_t optim;
+    double momentum;
+    int32_t dtype;
+    int32_t reduction;
+    bool squares; /* mse_loss in place of cross_entropy */
+} run;
+
+static void model_new(model *m, const run *r)
+{
+    const double ids_of[TOKENS] = {3, 0, 6, 3, 3, 1}, targets[TOKENS] = {1, -100, 4, 0, 6, 2};
+    ms_optim_options options;
+
+    m->param[0] = FILLED(r->dtype, 1, VOCAB, WIDTH);
+    m->param[1] = FILLED(r->dtype, 2, VOCAB, WIDTH);
+    m->param[2] = FILLED(r->dtype, 3, VOCAB);
+    m->ids = ids(TOKENS, ids_of);
+    m->targets = ids(TOKENS, targets);
+    m->wanted = FILLED(r->dtype, 4, TOKENS, VOCAB);
+    assert_ok(ms_optim_options_init(&options, sizeof(options), r->optim));
+    options.lr = 0.25;
+    options.momentum = r->momentum;
+    assert_ok(ms_optim_new(&m->optim, r->optim));
+    for (int32_t i = 0; i < PARAMS; i++) {
+        assert_ok(ms_tensor_make_parameter(m->param[i]));
+    }
+    assert_ok(ms_optim_add_group(m->optim, m->param, PARAMS, &options, NULL));
+}
+
+static void model_free(model *m)
+{
+    ms_optim_free(m->optim);
+    for (int32_t i = 0; i < PARAMS; i++) {
+        ms_tensor_free(m->param[i]);
+    }
+    ms_tensor_free(m->ids);
+    ms_tensor_free(m->targets);
+    ms_tensor_free(m->wanted);
+}
+
+static ms_status loss_of(ms_tensor **out, const model *m, const run *r, const ms_tensor *ids)
+{
+    ms_tensor *x, *y;
+    ms_status status = ms_op_embedding(&x, m->param[0], (ms_tensor *)ids);
+
+    *out = NULL;
+    if (status != MS_OK) {
+        return status;
+    }
+    assert_ok(ms_op_linear(&y, x, m->param[1], m->param[2]));
+    status = r->squares ? ms_op_mse_loss(out, y, m->wanted, r->reduction)
+                        : ms_op_cross_entropy(out, y, m->targets, -100, r->reduction);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+    return status;
+}
+
+/* Forward, backward, step; the last loss is the caller's. */
+static ms_tensor *train(const model *m, const run *r, int32_t steps)
+{
+    ms_tensor *loss = NULL;
+
+    for (int32_t s = 0; s < steps; s++) {
+        ms_tensor_free(loss);
+        assert_ok(loss_of(&loss, m, r, m->ids));
+        assert_ok(ms_backward(loss, NULL));
+        assert_ok(ms_optim_step(m->optim));
+        assert_ok(ms_optim_zero_grad(m->optim));
+    }
+    return loss;
+}
+
+/* Of the parameters and the loss, all bits. */
+typedef struct outcome {
+    uint64_t hash[PARAMS + 1];
+} outcome;
+
+static outcome outcome_of(const model *m, const ms_tensor *loss)
+{
+    outcome o;
+
+    for (int32_t i = 0; i < PARAMS; i++) {
+        assert_ok(ms_tensor_hash(m->param[i], &o.hash[i]));
+    }
+    assert_ok(ms_tensor_hash(loss, &o.hash[PARAMS]));
+    return o;
+}
+
+/* -- what is promised -------------------------------------------------------------------------- */
+
+static const run runs[] = {
+    {MS_OPTIM_SGD, 0, MS_DTYPE_F32, MS_REDUCTION_MEAN, false},
+    {MS_OPTIM_SGD, 0.5, MS_DTYPE_F64, MS_REDUCTION_SUM, false},
+    {MS_OPTIM_ADAM, 0, MS_DTYPE_BF16, MS_REDUCTION_MEAN, false},
+    {MS_OPTIM_ADAMW, 0, MS_DTYPE_F32, MS_REDUCTION_MEAN, true},
+    {MS_OPTIM_SGD, 0, MS_DTYPE_BF16, MS_REDUCTION_SUM, true},
+    {MS_OPTIM_ADAM, 0, MS_DTYPE_F64, MS_REDUCTION_MEAN, true},
+};
+
+static outcome train_on(bool on_device, const run *r)
+{
+    model m;
+
+    begin(on_device);
+    model_new(&m, r);
+    n_waits = 0;
+    ms_tensor *loss = train(&m, r, STEPS);
+
+    assert_int_equal(n_waits, 0);
+    const outcome o = outcome_of(&m, loss);
+
+    assert_int_equal(on_device, n_waits > 0);
+    ms_tensor_free(loss);
+    model_free(&m);
+    return o;
+}
+
+static void test_optim_waits__steps_wait_for_nobody_and_have_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < MSI_COUNT(runs); i++) {
+        const outcome cpu = train_on(false, &runs[i]), device = train_on(true, &runs[i]);
+
+        assert_memory_equal(&cpu, &device, sizeof(cpu));
+    }
+}
+
+/* Loss, backward and step with an id, or a target, that is none. */
+static void step_on_bad_data(const model *m, const run *r, bool bad_id)
+{
+    const double values[TOKENS] = {1, 2, VOCAB, 0, -5, 1};
+    ms_tensor *bad = ids(TOKENS, values), *loss;
+    model wrong = *m;
+    double value;
+
+    wrong.targets = bad_id ? m->targets : bad;
+    n_waits = 0;
+    assert_ok(loss_of(&loss, &wrong, r, bad_id ? bad : m->ids));
+    assert_ok(ms_backward(loss, NULL));
+    assert_ok(ms_optim_step(m->optim));
+    assert_ok(ms_optim_zero_grad(m->optim));
+    assert_int_equal(n_waits, 0);
+    assert_fails(MS_INDEX_ERROR,
+                 bad_id ? "embedding: id 7, number 3 of 6, is outside [0, 7)"
+                        : "cross_entropy: target 7, number 3 of 6, is outside [0, 7)",
+                 ms_tensor_item(loss, &value));
+    assert_ok(ms_tensor_item(loss, &value)); /* told once */
+    assert_true(isnan(value));
+    ms_tensor_free(loss);
+    ms_tensor_free(bad);
+}
+
+static void test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 2 * MSI_COUNT(runs); i++) {
+        const run *r = &runs[i / 2];
+        uint64_t state_before = 0, state_after = 0;
+        ms_tensor *buffer;
+        model m;
+
+        if (r->squares) {
+            continue;
+        }
+        begin(true);
+        model_new(&m, r);
+        ms_tensor *loss = train(&m, r, 1);
+        const outcome before = outcome_of(&m, loss);
+
+        assert_ok(ms_optim_state(&buffer, m.optim, 0, 0)); /* NULL: it has none */
+        assert_ok(buffer != NULL ? ms_tensor_hash(buffer, &state_before) : MS_OK);
+        step_on_bad_data(&m, r, i % 2);
+        assert_ok(buffer != NULL ? ms_tensor_hash(buffer, &state_after) : MS_OK);
+        const outcome after = outcome_of(&m, loss);
+
+        assert_memory_equal(&before, &after, sizeof(after));
+        assert_true(state_before == state_after);
+        ms_tensor_free(loss);
+        loss = train(&m, r, 1); /* what comes next is applied */
+        const outcome next = outcome_of(&m, loss);
+
+        assert_true(next.hash[0] != after.hash[0]);
+        ms_tensor_free(buffer);
+        ms_tensor_free(loss);
+        model_free(&m);
+    }
+}
+
+static int leave_device(void **state)
+{
+    (void)state;
+    unsetenv("MS_DEVICE");
+    return ms_close() == MS_OK ? 0 : 1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_optim_waits__steps_wait_for_nobody_and_have_the_bits_of_the_cpu),
+        cmocka_unit_test(test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing),
+    };
+
+    return cmocka_run_group_tests_name("optim/waits", tests, NULL, leave_device);
+}
