@@ -7,6 +7,7 @@ EW(affine, 1, a *s0 + s1)
 
 #ifndef INTEGER
 EW(div, 2, a / b)
+EW_SCALED(scale, 1, a *s0, *(const double *)r->args->in[1])
 EW(reciprocal, 1, s0 / a)
 EW(mul_neg, 3, -(a *b *c))
 EW(div_neg, 3, -(a *b / c))

@@ -18,6 +18,7 @@
 #define MSI_FLOATS(X, op) MSI_WIDE(X, op) X(op, bf16, BF16)
 #define MSI_NUMBERS(X, op) MSI_FLOATS(X, op) X(op, i64, I64)
 #define MSI_ALL(X, op) MSI_NUMBERS(X, op) X(op, u8, U8) X(op, bool, BOOL)
+#define MSI_F64(X, op) X(op, f64, F64)
 #define MSI_BOOL(X, op) X(op, bool, BOOL)
 
 #define MSI_CPU_UNARY(X, f, gradient, saved) MSI_FLOATS(X, f)
@@ -31,6 +32,7 @@
     MSI_NUMBERS(X, mul)                                                                            \
     MSI_FLOATS(X, div)                                                                             \
     MSI_NUMBERS(X, affine)                                                                         \
+    MSI_FLOATS(X, scale)                                                                           \
     MSI_FLOATS(X, reciprocal)                                                                      \
     MSI_FLOATS(X, pow)                                                                             \
     MSI_UNARY(MSI_CPU_UNARY, X)                                                                    \
@@ -66,6 +68,7 @@
     MSI_FLOATS(X, sgd)                                                                             \
     MSI_FLOATS(X, adam)                                                                            \
     MSI_FLOATS(X, norm)                                                                            \
+    MSI_F64(X, norm_fold)                                                                          \
     MSI_NUMBERS(X, tree)                                                                           \
     MSI_FLOATS(X, gemm)
 

@@ -24,6 +24,7 @@
     X(mul, msi_ew_args)        /* in[0] * in[1] */                                                 \
     X(div, msi_ew_args)        /* in[0] / in[1] */                                                 \
     X(affine, msi_ew_args)     /* scalar[0] * in[0] + scalar[1] */                                 \
+    X(scale, msi_ew_args)      /* in[0] * in[1], in[1] one number */                               \
     X(reciprocal, msi_ew_args) /* scalar[0] / in[0] */                                             \
     X(pow, msi_ew_args)        /* in[0]^scalar[0] */                                               \
     MSI_UNARY(MSI_KERNELS_UNARY, X)                                                                \
@@ -59,6 +60,7 @@
     X(sgd, msi_sgd_args)                                                                           \
     X(adam, msi_adam_args)                                                                         \
     X(norm, msi_norm_args)                                                                         \
+    X(norm_fold, msi_norm_fold_args)                                                               \
     X(tree, msi_tree_args)                                                                         \
     X(gemm, msi_gemm_args) /* own, for f64, tiny shapes, and where no library is there */
 

@@ -35,7 +35,8 @@ typedef struct msi_loop {
 
 /** Elementwise kernels: out = f(in[0], in[1], in[2]; scalar). Looked up by the dtype of `out`;
  * inputs have it too, except for `copy` and the comparisons, whose source dtype is `in_dtype`, for
- * in[0] of `where`, which is bool, and for in[2] of `mse_grad`, which is f32 (f64 for f64).
+ * in[0] of `where`, which is bool, in[2] of `mse_grad`, which is f32 (f64 for f64), and in[1] of
+ * `scale`, which is f64.
  * Collapsed loops: neighbouring dimensions that can be merged are merged, so contiguous operands
  * give ndim <= 1. */
 typedef struct msi_ew_args {
@@ -196,13 +197,24 @@ typedef struct msi_adam_args {
 } msi_adam_args;
 
 /** Per block of `block` elements (the last shorter): sum of squares in f64, or largest magnitude.
- * Looked up by the dtype of x. NaN propagates in both. */
+ * Looked up by the dtype of x. NaN propagates in both. The order in which squares add is that of
+ * the CPU's kernel on every device: the host sums the blocks that a shard boundary cuts. */
 typedef struct msi_norm_args {
     int64_t n, block;
     const void *x;
     double *out;
     bool largest; /**< false: sum of squares */
 } msi_norm_args;
+
+/** The norm that block results come to, in order, and what clips gradients to max_norm when they
+ * are multiplied with it. The functions of norm_fold.h. Looked up as f64. */
+typedef struct msi_norm_fold_args {
+    int64_t n;
+    const double *blocks;
+    bool largest;
+    double max_norm;
+    double *norm, *coefficient;
+} msi_norm_fold_args;
 
 /** One of the operands of a tree. */
 typedef struct msi_tree_source {

@@ -2,13 +2,10 @@
 #include "norm.h"
 #include "optim.h"
 
-ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double max_norm,
-                            double norm_type, double *total)
+/* Blocks of all gradients together. */
+static ms_status count_blocks(ms_tensor *const *params, int32_t n_params, int64_t *n_blocks)
 {
-    double folded = 0, norm, coefficient;
-    bool largest;
-
-    MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
+    *n_blocks = 0;
     for (int32_t i = 0; i < n_params; i++) {
         const ms_tensor *t = params[i];
 
@@ -19,21 +16,52 @@ ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double m
                            msi_tensor_label(t));
         }
         if (t->grad != NULL) {
-            MS_TRY(msi_norm_fold_view(&folded, &t->grad->v, largest));
+            *n_blocks += msi_norm_n_blocks(msi_view_numel(&t->grad->v));
         }
     }
-    norm = msi_norm_finish(folded, largest);
-    coefficient = msi_clip_coefficient(max_norm, norm);
+    return MS_OK;
+}
+
+static ms_status norm_of(msi_norm *norm, ms_tensor *const *params, int32_t n_params,
+                         double max_norm, double *total)
+{
+    for (int32_t i = 0; i < n_params; i++) {
+        if (params[i]->grad != NULL) {
+            MS_TRY(msi_norm_add(norm, &params[i]->grad->v));
+        }
+    }
+    MS_TRY(msi_norm_fold_blocks(norm, max_norm));
+    return total != NULL ? msi_norm_read(norm, total) : MS_OK;
+}
+
+static ms_status clip_by(const msi_norm *norm, ms_tensor *const *params, int32_t n_params)
+{
     for (int32_t i = 0; i < n_params; i++) {
         ms_tensor *grad = params[i]->grad;
 
         if (grad != NULL) {
             MS_TRY(msi_tensor_begin_write(grad, "clip_grad_norm"));
-            MS_TRY(msi_scale(&grad->v, coefficient));
+            MS_TRY(msi_norm_clip(norm, &grad->v));
         }
     }
-    if (total != NULL) {
-        *total = msi_plain_nan(norm);
-    }
     return MS_OK;
+}
+
+ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double max_norm,
+                            double norm_type, double *total)
+{
+    int64_t n_blocks;
+    msi_norm norm;
+    bool largest;
+
+    MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
+    MS_TRY(count_blocks(params, n_params, &n_blocks));
+    MS_TRY(msi_norm_open(&norm, msi_context(), n_blocks, largest));
+    ms_status status = norm_of(&norm, params, n_params, max_norm, total);
+
+    if (status == MS_OK) {
+        status = clip_by(&norm, params, n_params);
+    }
+    msi_norm_release(&norm);
+    return status;
 }

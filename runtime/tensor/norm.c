@@ -42,8 +42,7 @@ static ms_status packed_blocks(const msi_view *v, bool largest, double *out)
     }
     MS_TRY(msi_view_data(v, &data));
     args.x = data;
-    MS_TRY(msi_dispatch("norm", MSI_K_norm, v->dtype, &args));
-    return msi_settle(v->storage->ctx);
+    return msi_dispatch("norm", MSI_K_norm, v->dtype, &args);
 }
 
 ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
@@ -57,56 +56,75 @@ ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
     return status;
 }
 
-double msi_norm_fold(double total, const double *blocks, int64_t n, bool largest)
+/* -- a norm that stays where kernels made it --------------------------------------------------- */
+
+enum { NORM, FACTOR, BLOCKS }; /* places in its storage */
+
+static double *number_at(const msi_norm *norm, int64_t place)
 {
-    for (int64_t i = 0; i < n; i++) {
-        if (!largest) {
-            total += blocks[i];
-        } else if (blocks[i] > total || isnan(blocks[i])) {
-            total = blocks[i]; /* NaN > anything is false, so a NaN total is kept */
-        }
-    }
-    return total;
+    return (double *)norm->storage->data + place;
 }
 
-ms_status msi_norm_fold_view(double *total, const msi_view *v, bool largest)
+static msi_view view_at(const msi_norm *norm, int64_t place)
 {
-    double blocks[128];
-    int64_t numel = msi_view_numel(v);
-    const int64_t chunk = (int64_t)MSI_COUNT(blocks) * MSI_NORM_BLOCK;
-    msi_view whole;
-    ms_status status = MS_OK;
+    msi_view v = {.storage = norm->storage, .offset = place};
 
-    MS_TRY(packed(v, &whole));
-    msi_view part = whole;
-
-    for (int64_t first = 0; first < numel && status == MS_OK; first += chunk) {
-        int64_t n = numel - first < chunk ? numel - first : chunk;
-
-        part.offset = whole.offset + first;
-        msi_view_set_contiguous(&part, v->dtype, 1, &n);
-        status = packed_blocks(&part, largest, blocks);
-        *total = msi_norm_fold(*total, blocks, status == MS_OK ? msi_norm_n_blocks(n) : 0, largest);
-    }
-    msi_storage_release(whole.storage);
-    return status;
+    msi_view_set_contiguous(&v, MS_DTYPE_F64, 0, NULL);
+    return v;
 }
 
-double msi_norm_finish(double total, bool largest)
+ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, bool largest)
 {
-    return largest ? total : sqrt(total);
+    *norm = (msi_norm){.largest = largest};
+    return msi_storage_new(&norm->storage, ctx, (BLOCKS + n_blocks) * (int64_t)sizeof(double),
+                           MS_MEM_SCRATCH);
 }
 
-double msi_clip_coefficient(double max_norm, double norm)
+void msi_norm_release(msi_norm *norm)
 {
-    double coefficient = max_norm / (norm + 1e-6);
-
-    return coefficient > 1 ? 1 : coefficient;
+    msi_storage_release(norm->storage);
 }
 
-ms_status msi_scale(const msi_view *v, double factor)
+ms_status msi_norm_add(msi_norm *norm, const msi_view *v)
 {
-    const double scalars[2] = {factor, -0.0};
+    MS_TRY(msi_norm_blocks(v, norm->largest, number_at(norm, BLOCKS + norm->n_blocks)));
+    norm->n_blocks += msi_norm_n_blocks(msi_view_numel(v));
+    return MS_OK;
+}
 
-    return msi_ew("scale", MSI_K_affine, v, &v, 1, scalars, false);
+ms_status msi_norm_fold_blocks(const msi_norm *norm, double max_norm)
+{
+    const msi_norm_fold_args args = {.n = norm->n_blocks,
+                                     .blocks = number_at(norm, BLOCKS),
+                                     .largest = norm->largest,
+                                     .max_norm = max_norm,
+                                     .norm = number_at(norm, NORM),
+                                     .coefficient = number_at(norm, FACTOR)};
+
+    return msi_dispatch("norm", MSI_K_norm_fold, MS_DTYPE_F64, &args);
+}
+
+ms_status msi_norm_set(const msi_norm *norm, double max_norm, double value)
+{
+    const msi_view factor = view_at(norm, FACTOR);
+
+    return msi_fill(&factor, msi_clip_coefficient(max_norm, value));
+}
+
+ms_status msi_norm_read(const msi_norm *norm, double *value)
+{
+    const msi_view result = view_at(norm, NORM);
+    void *data;
+
+    MS_TRY(msi_view_host(&result, &data));
+    *value = msi_plain_nan(*(const double *)data);
+    return MS_OK;
+}
+
+ms_status msi_norm_clip(const msi_norm *norm, const msi_view *v)
+{
+    const msi_view factor = view_at(norm, FACTOR);
+    const msi_view *const in[2] = {v, &factor};
+
+    return msi_ew("scale", MSI_K_scale, v, in, 2, NULL, false);
 }

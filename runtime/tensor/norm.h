@@ -4,6 +4,7 @@
 #ifndef MSI_NORM_H
 #define MSI_NORM_H
 
+#include "norm_fold.h"
 #include "tensor.h"
 
 enum { MSI_NORM_BLOCK = 4096 };
@@ -13,18 +14,30 @@ enum { MSI_NORM_BLOCK = 4096 };
 ms_status msi_clip_check(double max_norm, double norm_type, bool *largest);
 /* Blocks that `numel` elements make. */
 int64_t msi_norm_n_blocks(int64_t numel);
-/* out[b] = sum of squares, or largest magnitude, of block b of `v`, whose element 0 begins a block.
- */
+/* out[b] = sum of squares, or largest magnitude, of block b of `v`, whose element 0 begins a block:
+ * in the context's memory, and in stream order, as kernels are. */
 ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out);
-/* Fold n block results into `total` (which begins at 0), in order. NaN stays. */
-double msi_norm_fold(double total, const double *blocks, int64_t n, bool largest);
-/* msi_norm_fold() over the blocks of `v`, without memory for them. */
-ms_status msi_norm_fold_view(double *total, const msi_view *v, bool largest);
-/* The norm a folded total stands for. */
-double msi_norm_finish(double total, bool largest);
-/* max_norm / (norm + 1e-6), at most 1; NaN stays, so bad gradients are not hidden. */
-double msi_clip_coefficient(double max_norm, double norm);
-/* v *= factor, in place. */
-ms_status msi_scale(const msi_view *v, double factor);
+
+/* The norm of some tensors and the factor that clips them by it: numbers in the context's memory,
+ * made and used by kernels. Who opens it releases it. */
+typedef struct msi_norm {
+    msi_storage *storage; /* f64: the norm, the factor, then the blocks */
+    int64_t n_blocks;     /* there so far */
+    bool largest;
+} msi_norm;
+
+/* With room for `n_blocks`. */
+ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, bool largest);
+/* The blocks of `v` come next. */
+ms_status msi_norm_add(msi_norm *norm, const msi_view *v);
+/* Fold the blocks. */
+ms_status msi_norm_fold_blocks(const msi_norm *norm, double max_norm);
+/* In their place: the norm is `value`. It cannot be read. */
+ms_status msi_norm_set(const msi_norm *norm, double max_norm, double value);
+/* The norm, for the host: waits. */
+ms_status msi_norm_read(const msi_norm *norm, double *value);
+/* v *= the factor, in place. */
+ms_status msi_norm_clip(const msi_norm *norm, const msi_view *v);
+void msi_norm_release(msi_norm *norm);
 
 #endif

@@ -355,9 +355,10 @@ static const struct {
     int32_t kernel;
     const char *test;
 } elsewhere[] = {
-    {MSI_K_init, "cpu/test_init.c"}, {MSI_K_sgd, "cpu/test_sgd.c"},
-    {MSI_K_adam, "cpu/test_adam.c"}, {MSI_K_norm, "cpu/test_norm.c"},
-    {MSI_K_tree, "cpu/test_tree.c"},
+    {MSI_K_init, "cpu/test_init.c"},         {MSI_K_sgd, "cpu/test_sgd.c"},
+    {MSI_K_adam, "cpu/test_adam.c"},         {MSI_K_norm, "cpu/test_norm.c"},
+    {MSI_K_tree, "cpu/test_tree.c"},         {MSI_K_norm_fold, "cpu/test_norm.c"},
+    {MSI_K_scale, "cpu/test_elementwise.c"},
 };
 
 /* tests/, from the folder of fixtures that the test runner names. */

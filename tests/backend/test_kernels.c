@@ -22,18 +22,20 @@ static bool gives_bool(int32_t kernel)
            kernel == MSI_K_close;
 }
 
+/* Squares of bf16 are f32 and looked up by it; blocks of norms fold in f64. */
+static bool has_dtype(int32_t kernel, int32_t dtype)
+{
+    return kernel == MSI_K_norm_fold ? dtype == MS_DTYPE_F64
+                                     : kernel != MSI_K_mse || dtype != MS_DTYPE_BF16;
+}
+
 static void check_complete(const msi_kernel_table *table, int32_t kernel)
 {
     const int32_t first = gives_bool(kernel) ? MS_DTYPE_BOOL : MS_DTYPE_F32;
-    const int32_t last = gives_bool(kernel)    ? MS_DTYPE_BOOL
-                         : kernel == MSI_K_mse ? MS_DTYPE_F64 /* bf16 is squared in f32 */
-                                               : MS_DTYPE_BF16;
+    const int32_t last = gives_bool(kernel) ? MS_DTYPE_BOOL : MS_DTYPE_BF16;
 
     for (int32_t dtype = first; dtype <= last; dtype++) {
-        if (kernel == MSI_K_mse && dtype == MS_DTYPE_BF16) {
-            continue; /* squares of bf16 operands are f32, and looked up by it */
-        }
-        if (table->fn[kernel][dtype] == NULL) {
+        if (has_dtype(kernel, dtype) && table->fn[kernel][dtype] == NULL) {
             fail_msg("%s has no %s for %s", table->isa, msi_kernel_name(kernel),
                      ms_dtype_name(dtype));
         }

@@ -58,6 +58,7 @@ FN(gelu_grad, A *(normal_below(B) + B * expl(-B * B / 2) / sqrtl(2 * pi)))
 FN(gelu_tanh_grad, A *gelu_tanh_slope(B))
 FN(mse, (A - B) * (A - B))
 FN(mse_size, (fabsl(A) + fabsl(B)) * (fabsl(A) + fabsl(B)))
+FN(scaled, 3 * A)
 FN(mse_grad, 3 * s[0] * (A - B))
 FN(mse_grad_size, fabsl(3 * s[0]) * (fabsl(A) + fabsl(B)))
 
@@ -84,6 +85,7 @@ static const op ops[] = {
     {MSI_K_mul, 2, false, mul, NULL},
     {MSI_K_div, 2, true, divide, NULL},
     {MSI_K_affine, 1, false, affine, affine_size},
+    {MSI_K_scale, 1, false, scaled, NULL},
     {MSI_K_reciprocal, 1, true, reciprocal, NULL},
     {MSI_K_gelu, 1, false, gelu, first},
     {MSI_K_gelu_tanh, 1, false, gelu_tanh, first},
@@ -117,13 +119,13 @@ static typed filled(const op *o, int32_t dtype, int64_t n, int32_t operand)
     }
     return t;
 }
-/* in[2] of mse_grad */
-static const void *three(int32_t dtype)
-{
-    static const double wide = 3;
-    static const float single = 3;
+/* in[1] of scale, in[2] of mse_grad */
+static const double three = 3;
+static const float single_three = 3;
 
-    return dtype == MS_DTYPE_F64 ? (const void *)&wide : &single;
+static const void *three_in(int32_t dtype)
+{
+    return dtype == MS_DTYPE_F64 ? (const void *)&three : &single_three;
 }
 
 /* bf16 numbers are squared in f32. */
@@ -141,7 +143,7 @@ static void check_dense(const op *o, int32_t dtype, int64_t n, int64_t start, bo
     msi_ew_args args = {.in_dtype = dtype,
                         .accumulate = accumulate,
                         .scalar = {scalar[0], scalar[1]},
-                        .in = {[2] = three(dtype)},
+                        .in = {[1] = &three, [2] = three_in(dtype)},
                         .loop = {.ndim = 1, .shape = {n}}};
 
     for (int32_t k = 0; k < o->n_in; k++) {
@@ -254,7 +256,8 @@ static int64_t offset_of(const msi_loop *loop, int32_t k, int64_t flat)
 static void check_strided(const op *o, int32_t dtype, uint64_t seed)
 {
     const real s[2] = {1.75L, -0.375L};
-    msi_ew_args args = {.in_dtype = dtype, .scalar = {1.75, -0.375}, .in = {[2] = three(dtype)}};
+    msi_ew_args args = {
+        .in_dtype = dtype, .scalar = {1.75, -0.375}, .in = {[1] = &three, [2] = three_in(dtype)}};
     typed in[3], out, want;
     int64_t n = 1;
 
@@ -305,8 +308,8 @@ static void check_strided(const op *o, int32_t dtype, uint64_t seed)
 static void test_cpu_elementwise__strides_and_broadcasts_reach_the_right_elements(void **state)
 {
     (void)state;
-    const op *const chosen[] = {op_of(MSI_K_affine), op_of(MSI_K_add), op_of(MSI_K_mse_grad),
-                                op_of(MSI_K_mul_neg)};
+    const op *const chosen[] = {op_of(MSI_K_affine), op_of(MSI_K_scale), op_of(MSI_K_add),
+                                op_of(MSI_K_mse_grad), op_of(MSI_K_mul_neg)};
 
     for (uint64_t seed = 0; seed < 400; seed++) {
         for (int32_t d = 0; d < 3; d++) {

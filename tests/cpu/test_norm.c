@@ -86,12 +86,45 @@ static void test_cpu_norm__nan_and_infinity_reach_the_result_of_their_block(void
     }
 }
 
+static void check_fold(const double *blocks, int64_t n, bool largest, double max_norm, double norm,
+                       double coefficient)
+{
+    double got[2] = {-1, -1};
+    msi_norm_fold_args args = {.n = n,
+                               .blocks = blocks,
+                               .largest = largest,
+                               .max_norm = max_norm,
+                               .norm = &got[0],
+                               .coefficient = &got[1]};
+
+    run_on_all_isas(&(kernel_call){MSI_K_norm_fold, MS_DTYPE_F64, &args, {got}, {sizeof(got)}},
+                    "fold");
+    assert_true(isnan(norm) ? isnan(got[0]) : got[0] == norm);
+    assert_true(isnan(coefficient) ? isnan(got[1]) : got[1] == coefficient);
+}
+
+/* 1e16 + 1 is 1e16, so the order shows. */
+static void test_cpu_norm__blocks_fold_in_order(void **state)
+{
+    (void)state;
+    const double squares[] = {1, 1e16, 1, 1, -1e16, 6, 2}, wild[] = {3, NAN, 5};
+
+    check_fold(squares, 7, false, 2, sqrt(8), 2 / (sqrt(8) + 1e-6));
+    check_fold(squares, 7, true, 1e17, 1e16, 1);
+    check_fold(squares, 1, false, 0, 1, 0);
+    check_fold(squares, 0, false, 1, 0, 1);
+    check_fold(wild, 1, true, 1, 3, 1 / (3 + 1e-6));
+    check_fold(wild, 3, true, 1, NAN, NAN);
+    check_fold(wild, 3, false, 1, NAN, NAN);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpu_norm__blocks_of_any_length_from_any_start),
         cmocka_unit_test(test_cpu_norm__squares_of_f32_neither_overflow_nor_vanish),
         cmocka_unit_test(test_cpu_norm__nan_and_infinity_reach_the_result_of_their_block),
+        cmocka_unit_test(test_cpu_norm__blocks_fold_in_order),
     };
 
     return cmocka_run_group_tests_name("cpu/norm", tests, NULL, NULL);

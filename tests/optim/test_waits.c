@@ -5,6 +5,7 @@
 #include "optim.h"
 
 #include "books.h"
+#include "tiny_gpt.h"
 
 enum { VOCAB = 7, WIDTH = 20, TOKENS = 6, STEPS = 3, PARAMS = 3 };
 
@@ -105,7 +106,7 @@ static ms_status loss_of(ms_tensor **out, const model *m, const run *r, const ms
     return status;
 }
 
-/* Forward, backward, step; the last loss is the caller's. */
+/* Forward, backward, clipping, step; the last loss is the caller's. */
 static ms_tensor *train(const model *m, const run *r, int32_t steps)
 {
     ms_tensor *loss = NULL;
@@ -114,6 +115,7 @@ static ms_tensor *train(const model *m, const run *r, int32_t steps)
         ms_tensor_free(loss);
         assert_ok(loss_of(&loss, m, r, m->ids));
         assert_ok(ms_backward(loss, NULL));
+        assert_ok(ms_clip_grad_norm(m->param, PARAMS, 0.125, s % 2 ? HUGE_VAL : 2, NULL));
         assert_ok(ms_optim_step(m->optim));
         assert_ok(ms_optim_zero_grad(m->optim));
     }
@@ -236,6 +238,37 @@ static void test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing(void 
     }
 }
 
+/* A wrapped model on one rank: clipping waits only for a norm that is asked for. */
+static void test_optim_waits__clipping_waits_when_somebody_reads_the_norm(void **state)
+{
+    uint64_t hash[2];
+
+    (void)state;
+    for (int32_t asks = 0; asks < 2; asks++) {
+        const tiny_config config = tiny_defaults();
+        double loss, norm = 0;
+        ms_comm *comm;
+        tiny_model m;
+
+        begin(true);
+        assert_ok(ms_comm_self(&comm));
+        assert_ok(tiny_new(&m, &config, comm));
+        assert_ok(tiny_micro_step(&m, 0, &loss));
+        n_waits = 0;
+        assert_ok(ms_fsdp_tree_clip_grad_norm(m.tree, NULL, 0, 0.125, 2, asks ? &norm : NULL));
+        assert_int_equal(asks, n_waits > 0);
+        assert_int_equal(asks, norm > 0.125);
+        ms_tensor *grad;
+
+        assert_ok(ms_tensor_grad(&grad, m.embedding));
+        assert_ok(ms_tensor_hash(grad, &hash[asks]));
+        ms_tensor_free(grad);
+        tiny_free(&m);
+        ms_comm_free(comm);
+    }
+    assert_true(hash[0] == hash[1]);
+}
+
 static int leave_device(void **state)
 {
     (void)state;
@@ -248,6 +281,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_optim_waits__steps_wait_for_nobody_and_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing),
+        cmocka_unit_test(test_optim_waits__clipping_waits_when_somebody_reads_the_norm),
     };
 
     return cmocka_run_group_tests_name("optim/waits", tests, NULL, leave_device);

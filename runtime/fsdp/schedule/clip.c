@@ -5,7 +5,10 @@
  * of the blocks it holds whole, and the raw elements of those a shard boundary cuts; every rank
  * then folds all blocks, parameter after parameter in the model's order. Of plain parameters every
  * rank sends all blocks: where they differ (nobody reduced their gradients) their mean over ranks
- * counts, so that all ranks clip by one norm. */
+ * counts, so that all ranks clip by one norm.
+ *
+ * What is sent the host has to read: it waits once, for its message. Where nothing is sent, norm
+ * and factor are made by kernels and stay where they are until somebody reads. */
 #include "norm.h"
 #include "schedule.h"
 
@@ -17,6 +20,12 @@ typedef struct message {
     double *blocks;
     char *fragments;
 } message;
+
+/* What one rank knows: its message, and the blocks of what nobody has to send. */
+typedef struct knowledge {
+    message sent;
+    double *kept;
+} knowledge;
 
 /* The model's parameters. */
 typedef struct order {
@@ -71,6 +80,13 @@ static int64_t plain_blocks(const msi_place *at)
     return msi_norm_n_blocks(msi_view_numel(&at->tensor->v));
 }
 
+static int64_t kept_blocks(const ms_fsdp_tree *tree, const msi_place *at)
+{
+    const ms_tensor *grad = at->tensor->grad;
+
+    return is_sent(tree, at) || grad == NULL ? 0 : msi_norm_n_blocks(msi_view_numel(&grad->v));
+}
+
 /* Bytes of rank's block results and fragments. */
 static ms_status measure(const ms_fsdp_tree *tree, const order *o, int32_t rank, int64_t *blocks,
                          int64_t *fragments)
@@ -107,17 +123,13 @@ static msi_view grad_view(const ms_fsdp_unit *u, const msi_unit_param *p, int64_
     return v;
 }
 
-static ms_status write_plain(const msi_place *at, bool largest, message *m)
+/* The next n blocks at `*to` are those of the gradient, or 0. */
+static ms_status write_blocks(const ms_tensor *grad, int64_t n, bool largest, double **to)
 {
-    int64_t n = plain_blocks(at);
-    double *out = m->blocks;
+    double *out = *to;
 
-    m->blocks += n;
-    if (at->tensor->grad == NULL) {
-        memset(out, 0, (size_t)n * sizeof(*out));
-        return MS_OK;
-    }
-    return msi_norm_blocks(&at->tensor->grad->v, largest, out);
+    *to += n;
+    return grad != NULL ? msi_norm_blocks(&grad->v, largest, out) : MS_OK;
 }
 
 static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, bool largest,
@@ -130,24 +142,21 @@ static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, boo
 
         if (s.whole) { /* and all whole blocks after it, in one call */
             int64_t stop = end == p->numel ? end : end / MSI_NORM_BLOCK * MSI_NORM_BLOCK;
-            int64_t n_blocks = msi_norm_n_blocks(stop - at);
 
             if (p->tensor->grad != NULL) {
                 msi_view v = grad_view(u, p, at, stop - at);
 
                 MS_TRY(msi_norm_blocks(&v, largest, m->blocks));
-            } else {
-                memset(m->blocks, 0, (size_t)n_blocks * sizeof(double));
             }
-            m->blocks += n_blocks;
+            m->blocks += msi_norm_n_blocks(stop - at);
             at = stop;
             continue;
         }
-        memset(m->fragments, 0, (size_t)padded(u, s.n));
         if (p->tensor->grad != NULL) {
             msi_view v = grad_view(u, p, s.first, s.n);
 
-            memcpy(m->fragments, msi_view_ptr(&v), (size_t)(s.n * ms_dtype_size(u->orig_dtype)));
+            MS_TRY(msi_mem_copy(u->ctx, m->fragments, msi_view_ptr(&v),
+                                s.n * ms_dtype_size(u->orig_dtype)));
         }
         m->fragments += padded(u, s.n);
         at += s.n;
@@ -185,8 +194,7 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest, 
                                       .out = &result,
                                       .largest = largest};
 
-                MS_TRY(msi_dispatch("clip_grad_norm", MSI_K_norm, u->orig_dtype, &args));
-                MS_TRY(msi_settle(u->ctx));
+                msi_kernels()->fn[MSI_K_norm][u->orig_dtype](&args); /* on the host */
                 *total = msi_norm_fold(*total, &result, 1, largest);
             }
         }
@@ -210,7 +218,7 @@ static double agreed_block(const ms_fsdp_tree *tree, message *messages, bool lar
 }
 
 static ms_status fold_all(ms_fsdp_tree *tree, const order *o, bool largest, message *messages,
-                          double *total)
+                          const double *kept, double *total)
 {
     *total = 0;
     for (int32_t i = 0; i < o->n; i++) {
@@ -224,8 +232,11 @@ static ms_status fold_all(ms_fsdp_tree *tree, const order *o, bool largest, mess
 
                 *total = msi_norm_fold(*total, &result, 1, largest);
             }
-        } else if (at->tensor->grad != NULL) {
-            MS_TRY(msi_norm_fold_view(total, &at->tensor->grad->v, largest));
+        } else {
+            const int64_t n = kept_blocks(tree, at);
+
+            *total = msi_norm_fold(*total, kept, n, largest);
+            kept += n;
         }
     }
     return MS_OK;
@@ -243,72 +254,151 @@ static ms_status tell(const ms_fsdp_tree *tree, const order *o, const msi_note *
     return MS_OK;
 }
 
-/* Exchange everybody's message. `*all` (world, room) is the caller's to release. */
-static ms_status exchange(ms_fsdp_tree *tree, const order *o, bool largest, const msi_note *note,
-                          message *messages, char **all)
+/* Bytes of the longest message of any rank, and of this rank's kept blocks. */
+static ms_status measure_all(const ms_fsdp_tree *tree, const order *o, int64_t *room, int64_t *kept)
 {
-    int64_t blocks, fragments, room = 0;
-    char *mine = NULL;
-    ms_status status;
+    int64_t blocks, fragments;
 
+    *room = *kept = 0;
     for (int32_t q = 0; q < tree->world; q++) {
         MS_TRY(measure(tree, o, q, &blocks, &fragments));
-        room = blocks + fragments > room ? blocks + fragments : room;
+        *room = blocks + fragments > *room ? blocks + fragments : *room;
     }
-    MS_TRY(msi_host_alloc(tree->ctx, room * tree->world, MS_MEM_SCRATCH, (void **)all));
-    MS_TRY_GOTO(msi_host_alloc(tree->ctx, room, MS_MEM_SCRATCH, (void **)&mine), done);
-    MS_TRY_GOTO(msi_settle(tree->ctx), done);
-    MS_TRY_GOTO(measure(tree, o, tree->rank, &blocks, &fragments), done);
-    message own = {(double *)(void *)mine, mine + blocks};
+    for (int32_t i = 0; i < o->n; i++) {
+        *kept += kept_blocks(tree, &o->places[i]) * (int64_t)sizeof(double);
+    }
+    return MS_OK;
+}
 
-    memset(mine, 0, (size_t)room);
+static ms_status write_all(const ms_fsdp_tree *tree, const order *o, bool largest, knowledge own)
+{
     for (int32_t i = 0; i < o->n; i++) {
         const msi_place *at = &o->places[i];
+        const ms_tensor *grad = at->tensor->grad;
 
         if (is_cut(at)) {
-            MS_TRY_GOTO(write_param(at->unit, &at->unit->params[at->index], largest, &own), done);
+            MS_TRY(write_param(at->unit, &at->unit->params[at->index], largest, &own.sent));
         } else if (is_sent(tree, at)) {
-            MS_TRY_GOTO(write_plain(at, largest, &own), done);
+            MS_TRY(write_blocks(grad, plain_blocks(at), largest, &own.sent.blocks));
+        } else {
+            MS_TRY(write_blocks(grad, kept_blocks(tree, at), largest, &own.kept));
         }
     }
-    MS_TRY_GOTO(tell(tree, o, note), done);
-    MS_TRY_GOTO(msi_tree_gather(tree, "clip_grad_norm_", mine, room, *all), done);
-    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
-    for (int32_t q = 0; q < tree->world; q++) {
-        MS_TRY_GOTO(measure(tree, o, q, &blocks, &fragments), done);
-        messages[q] = (message){(double *)(void *)(*all + q * room), *all + q * room + blocks};
-    }
+    return MS_OK;
+}
+
+/* This rank's message, `room` bytes, then its kept blocks into `to`, which is the host's. */
+static ms_status know(const ms_fsdp_tree *tree, const order *o, bool largest, int64_t room,
+                      int64_t kept, char *to)
+{
+    int64_t blocks, fragments;
+    char *made; /* by kernels */
+    ms_status status;
+
+    MS_TRY(measure(tree, o, tree->rank, &blocks, &fragments));
+    MS_TRY(msi_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, (void **)&made));
+    const knowledge own = {{(double *)(void *)made, made + blocks},
+                           (double *)(void *)(made + room)};
+
+    MS_TRY_GOTO(msi_mem_set(tree->ctx, made, 0, room + kept), done);
+    MS_TRY_GOTO(write_all(tree, o, largest, own), done);
+    MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made, room + kept), done);
+    status = msi_settle(tree->ctx);
 done:
-    msi_release(tree->ctx, mine);
+    msi_release(tree->ctx, made);
     return status;
 }
 
-/* The notes are made when nothing can fail any more that would not fail everywhere. */
-static ms_status total_norm(ms_fsdp_tree *tree, const order *o, bool largest, const msi_note *note,
-                            double *total)
+/* Everybody's message, of `room` bytes each, into `all`. */
+static ms_status exchange(ms_fsdp_tree *tree, const order *o, const msi_note *note,
+                          const char *mine, int64_t room, char *all, message *messages)
 {
-    message *messages;
-    char *all = NULL;
-    bool any = false;
-    ms_status status = MS_OK;
+    int64_t blocks, fragments;
 
-    MS_TRY(msi_host_alloc(tree->ctx, (int64_t)sizeof(*messages) * tree->world, MS_MEM_SCRATCH,
-                          (void **)&messages));
-    memset(messages, 0, sizeof(*messages) * (size_t)tree->world);
+    MS_TRY(tell(tree, o, note));
+    MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine, room, all));
+    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
+    for (int32_t q = 0; q < tree->world; q++) {
+        MS_TRY(measure(tree, o, q, &blocks, &fragments));
+        messages[q] = (message){(double *)(void *)(all + q * room), all + q * room + blocks};
+    }
+    return MS_OK;
+}
+
+/* From what all ranks say. */
+static ms_status norm_of_all(ms_fsdp_tree *tree, const order *o, bool largest, const msi_note *note,
+                             double *total)
+{
+    int64_t room, kept;
+    message *messages = NULL;
+    char *mine = NULL, *all = NULL;
+    ms_status status;
+
+    MS_TRY(measure_all(tree, o, &room, &kept));
+    MS_TRY(msi_host_alloc(tree->ctx, room * tree->world, MS_MEM_SCRATCH, (void **)&all));
+    MS_TRY_GOTO(msi_host_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, (void **)&mine), done);
+    MS_TRY_GOTO(msi_host_alloc(tree->ctx, (int64_t)sizeof(*messages) * tree->world, MS_MEM_SCRATCH,
+                               (void **)&messages),
+                done);
+    MS_TRY_GOTO(know(tree, o, largest, room, kept, mine), done);
+    MS_TRY_GOTO(exchange(tree, o, note, mine, room, all, messages), done);
+    status = fold_all(tree, o, largest, messages, (const double *)(void *)(mine + room), total);
+    *total = msi_plain_nan(msi_norm_finish(*total, largest));
+done:
+    msi_release(tree->ctx, messages);
+    msi_release(tree->ctx, mine);
+    msi_release(tree->ctx, all);
+    return status;
+}
+
+/* From what this rank has. `total` may be NULL. */
+static ms_status norm_of_own(ms_fsdp_tree *tree, const order *o, double max_norm,
+                             const msi_note *note, msi_norm *norm, double *total)
+{
+    for (int32_t i = 0; i < o->n; i++) {
+        const ms_tensor *grad = o->places[i].tensor->grad;
+
+        if (grad != NULL) {
+            MS_TRY(msi_norm_add(norm, &grad->v));
+        }
+    }
+    MS_TRY(msi_norm_fold_blocks(norm, max_norm));
+    if (total != NULL) {
+        MS_TRY(msi_norm_read(norm, total));
+    }
+    return tell(tree, o, note);
+}
+
+static bool any_is_sent(const ms_fsdp_tree *tree, const order *o)
+{
+    bool any = false;
+
     for (int32_t i = 0; i < o->n; i++) {
         any |= is_sent(tree, &o->places[i]);
     }
-    if (any) {
-        MS_TRY_GOTO(exchange(tree, o, largest, note, messages, &all), done);
+    return any;
+}
+
+/* `norm` is the caller's to release, whatever comes of it. The notes are made when nothing can fail
+ * any more that would not fail everywhere. */
+static ms_status total_norm(ms_fsdp_tree *tree, const order *o, double max_norm, bool largest,
+                            const msi_note *note, msi_norm *norm, double *total)
+{
+    int64_t n_blocks = 0;
+    double value;
+
+    for (int32_t i = 0; i < o->n; i++) {
+        n_blocks += kept_blocks(tree, &o->places[i]);
     }
-    MS_TRY_GOTO(fold_all(tree, o, largest, messages, total), done);
-    if (!any) {
-        status = tell(tree, o, note);
+    MS_TRY(msi_norm_open(norm, tree->ctx, n_blocks, largest));
+    if (!any_is_sent(tree, o)) {
+        return norm_of_own(tree, o, max_norm, note, norm, total);
     }
-done:
-    msi_release(tree->ctx, all);
-    msi_release(tree->ctx, messages);
-    return status;
+    MS_TRY(norm_of_all(tree, o, largest, note, &value));
+    if (total != NULL) {
+        *total = value;
+    }
+    return msi_norm_set(norm, max_norm, value);
 }
 
 static ms_status check_reduced(const ms_fsdp_tree *tree)
@@ -326,27 +416,14 @@ static ms_status check_reduced(const ms_fsdp_tree *tree)
     return MS_OK;
 }
 
-static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, double norm_type,
-                      bool largest, double *total)
+static ms_status clip_by(const msi_norm *norm, const order *o)
 {
-    double folded;
-
-    const double order_hash = tree->world > 1 ? msi_note_hash(msi_order_hash(o->places, o->n)) : 0;
-    const msi_note note = {{.text = "clip_grad_norm_"},
-                           {.text = "max_norm norm_type order#"},
-                           {max_norm, norm_type, order_hash},
-                           .n_numbers = 3};
-
-    MS_TRY(total_norm(tree, o, largest, &note, &folded));
-    *total = msi_plain_nan(msi_norm_finish(folded, largest));
-    double coefficient = msi_clip_coefficient(max_norm, *total);
-
     for (int32_t i = 0; i < o->n; i++) {
         ms_tensor *grad = o->places[i].tensor->grad;
 
         if (grad != NULL) {
             MS_TRY(msi_tensor_begin_write(grad, "clip_grad_norm"));
-            MS_TRY(msi_scale(&grad->v, coefficient));
+            MS_TRY(msi_norm_clip(norm, &grad->v));
         }
     }
     for (int32_t i = 0; i < o->n; i++) {
@@ -355,6 +432,24 @@ static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, doubl
         }
     }
     return MS_OK;
+}
+
+static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, double norm_type,
+                      bool largest, double *total)
+{
+    const double order_hash = tree->world > 1 ? msi_note_hash(msi_order_hash(o->places, o->n)) : 0;
+    const msi_note note = {{.text = "clip_grad_norm_"},
+                           {.text = "max_norm norm_type order#"},
+                           {max_norm, norm_type, order_hash},
+                           .n_numbers = 3};
+    msi_norm norm = {0};
+    ms_status status = total_norm(tree, o, max_norm, largest, &note, &norm, total);
+
+    if (status == MS_OK) {
+        status = clip_by(&norm, o);
+    }
+    msi_norm_release(&norm);
+    return status;
 }
 
 ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *params,

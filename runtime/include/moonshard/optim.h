@@ -46,7 +46,9 @@ MS_API ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_o
 /** Change them, or nothing on failure. Fields that an older host's struct does not have stay as
  * they are: what ms_optim_options_get() gave it may be given back. */
 MS_API ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_options *o);
-/** Update every parameter that has a gradient, on its local shard, then bump its epoch. */
+/** Update every parameter that has a gradient, on its local shard, then bump its epoch. On a device
+ * nothing is updated when what computed the gradients found its data wrong (ms_op_embedding(),
+ * ms_op_cross_entropy()), which the next call that waits tells; the step counts. */
 MS_API ms_status ms_optim_step(ms_optim *optim);
 /** Drop all gradients. */
 MS_API ms_status ms_optim_zero_grad(ms_optim *optim);
@@ -71,9 +73,10 @@ MS_API ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps);
  * next step with momentum begins it. MS_VALUE_ERROR when the optimizer is no SGD. */
 MS_API ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists);
 /** Scale the gradients of plain (unsharded) parameters to a total norm; as
- * ms_fsdp_tree_clip_grad_norm() for one rank. */
+ * ms_fsdp_tree_clip_grad_norm() for one rank.
+ * @param total  the norm before; NULL: not asked for, and on a device nobody waits for it */
 MS_API ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double max_norm,
-                                   double norm_type, double *total);
+                                   double norm_type, MS_NULLABLE double *total);
 
 #ifdef __cplusplus
 }

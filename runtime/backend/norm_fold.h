@@ -1,0 +1,37 @@
+/* What results of blocks (MSI_K_norm) come to: for the kernel that folds them where they are, and
+ * for the host, which folds those that ranks have sent each other. */
+#ifndef MSI_NORM_FOLD_H
+#define MSI_NORM_FOLD_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Fold n block results into `total` (which begins at 0), in order. NaN stays. */
+static inline double msi_norm_fold(double total, const double *blocks, int64_t n, bool largest)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (!largest) {
+            total += blocks[i];
+        } else if (blocks[i] > total || isnan(blocks[i])) {
+            total = blocks[i]; /* NaN > anything is false, so a NaN total is kept */
+        }
+    }
+    return total;
+}
+
+/* The norm a folded total stands for. */
+static inline double msi_norm_finish(double total, bool largest)
+{
+    return largest ? total : sqrt(total);
+}
+
+/* max_norm / (norm + 1e-6), at most 1; NaN stays, so bad gradients are not hidden. */
+static inline double msi_clip_coefficient(double max_norm, double norm)
+{
+    const double coefficient = max_norm / (norm + 1e-6);
+
+    return coefficient > 1 ? 1 : coefficient;
+}
+
+#endif
