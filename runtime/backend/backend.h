@@ -178,7 +178,7 @@ static inline ms_status msi_mem_set(const ms_context *ctx, void *to, int32_t byt
  * system in place of a fault for each. To be freed with free(). NULL when memory is out. */
 void *msi_take_touched(int64_t bytes);
 
-/** `bytes` for the caching allocator, a multiple of 64, 64-byte aligned; NULL when memory is out.
+/** `bytes` for the caching heap, a multiple of 64, 64-byte aligned; NULL when memory is out.
  */
 void *msi_system_take(int64_t bytes);
 /** Give back what msi_system_take() gave for as many bytes. */
@@ -186,13 +186,28 @@ void msi_system_give(void *p, int64_t bytes);
 /** May this process take so many bytes of address space? */
 bool msi_system_has(int64_t bytes);
 
-/** 64-byte aligned block from the context's caching allocator; `kind` is MS_MEM_*. nbytes 0 gives a
- * valid unique pointer. MS_OUT_OF_MEMORY names bytes, kind and what is live. */
-ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);
+/** A piece of memory of the context's caching heap, known by this record, which lies beside it. */
+typedef struct msi_mem_block {
+    void *data;     /**< 64-byte aligned */
+    int64_t nbytes; /**< asked for */
+    /* What follows is the heap's (heap.h). */
+    struct msi_heap *heap;
+    struct msi_class *list;      /* of its size */
+    struct msi_mem_block *next;  /* free ones */
+    struct msi_mem_block *first; /* of the piece it was cut from: itself where it came alone */
+    int64_t released;            /* stats.n_allocs at that time */
+    int16_t kind;
+    int16_t n_blocks; /* the first's: of the piece */
+    int16_t n_free;   /* the first's: while a list is searched, and once the heap is closed */
+} msi_mem_block;
+
+/** A block to be released. `kind` is MS_MEM_*. nbytes 0 gives one with a valid unique pointer.
+ * MS_OUT_OF_MEMORY names bytes, kind and what is live. */
+ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out);
 /** The same, of memory that is the host's whatever the device: for the runtime's own records. */
-ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, void **out);
-/** Give a block back; NULL is allowed. Any thread's context may be NULL after close. */
-void msi_release(ms_context *ctx, void *block);
+ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out);
+/** Give a block back, also after its context was closed; NULL is allowed. */
+void msi_release(msi_mem_block *block);
 /** What lies free goes back to the system. */
 void msi_alloc_trim(ms_context *ctx);
 /**
@@ -201,8 +216,8 @@ void msi_alloc_trim(ms_context *ctx);
  * @param what  what the library is about to make, for the message of MS_OUT_OF_MEMORY
  */
 ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what);
-/** Move a live block's bytes to another kind. */
-void msi_alloc_set_kind(ms_context *ctx, void *block, int32_t kind);
+/** Count a live block's bytes as another kind. */
+void msi_mem_set_kind(msi_mem_block *block, int32_t kind);
 /** Count bytes that live elsewhere (the arena). May be negative. */
 void msi_count_external(ms_context *ctx, int64_t nbytes, int32_t kind);
 /** Test hook: the k-th allocation from now fails (0: the next), -1: none. MS_FAIL_ALLOC sets it. */

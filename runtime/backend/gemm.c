@@ -22,7 +22,7 @@ enum {
 /* Work space that stays from product to product, for blocks for each of their sizes would be many
  * times as much: what the largest product needs, of those in this window and the one before. */
 typedef struct work_room {
-    void *block;
+    msi_mem_block *block;
     int64_t nbytes;
     int64_t needed; /* most in this window */
     int32_t n_used; /* times in this window */
@@ -39,15 +39,15 @@ typedef struct gemm_state {
     char name[MS_DTYPE_COUNT][64];
 } gemm_state;
 
-static void empty_room(ms_context *ctx, work_room *room)
+static void empty_room(work_room *room)
 {
-    msi_release(ctx, room->block);
+    msi_release(room->block);
     *room = (work_room){0};
 }
 
 static ms_status resize_room(ms_context *ctx, work_room *room, int64_t nbytes)
 {
-    empty_room(ctx, room);
+    empty_room(room);
     MS_TRY(msi_alloc(ctx, nbytes, MS_MEM_SCRATCH, &room->block));
     room->nbytes = nbytes;
     return MS_OK;
@@ -67,7 +67,7 @@ static ms_status use_room(ms_context *ctx, work_room *room, int64_t nbytes, void
         room->needed = nbytes;
         room->n_used = 0;
     }
-    *out = room->block;
+    *out = room->block->data;
     return MS_OK;
 }
 
@@ -93,8 +93,8 @@ static void close_state(void *state)
     if (s->state != NULL) {
         s->plugin->close(s->state);
     }
-    empty_room(s->ctx, &s->widened);
-    empty_room(s->ctx, &s->library);
+    empty_room(&s->widened);
+    empty_room(&s->library);
     free(s);
 }
 
@@ -380,8 +380,8 @@ void msi_gemm_trim(ms_context *ctx)
     gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
 
     if (s != NULL) {
-        empty_room(ctx, &s->widened);
-        empty_room(ctx, &s->library);
+        empty_room(&s->widened);
+        empty_room(&s->library);
     }
 }
 

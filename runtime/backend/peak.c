@@ -26,7 +26,7 @@ ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
                           .batch = 1,
                           .dtype = dtype,
                           .c_dtype = dtype};
-    char *memory = NULL;
+    msi_mem_block *memory;
     ms_status status;
 
     *flops = 0;
@@ -39,11 +39,13 @@ ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
                        "matmul_peak: 'seconds' is %g, expected more than 0 and at most %d", seconds,
                        LONGEST);
     }
-    MS_TRY(msi_alloc(ctx, 3 * nbytes, MS_MEM_SCRATCH, (void **)&memory));
-    MS_TRY_GOTO(msi_mem_set(ctx, memory, 0, 3 * nbytes), done); /* as fast as other numbers */
-    args.a = memory;
-    args.b = memory + nbytes;
-    args.c = memory + 2 * nbytes;
+    MS_TRY(msi_alloc(ctx, 3 * nbytes, MS_MEM_SCRATCH, &memory));
+    char *bytes = memory->data;
+
+    MS_TRY_GOTO(msi_mem_set(ctx, bytes, 0, 3 * nbytes), done); /* as fast as other numbers */
+    args.a = bytes;
+    args.b = bytes + nbytes;
+    args.c = bytes + 2 * nbytes;
     MS_TRY_GOTO(msi_gemm(ctx, &args), done); /* the first one makes the primitive */
     MS_TRY_GOTO(msi_settle(ctx), done);
     double begun = ms_time();
@@ -59,7 +61,7 @@ ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
     } while (ms_time() - begun < seconds);
 done:
     msi_gemm_trim(ctx);
-    msi_release(ctx, memory);
+    msi_release(memory);
     return status;
 }
 

@@ -73,7 +73,7 @@ ms_status ms_tensor_make_parameter(ms_tensor *t)
     }
     MS_TRY(new_param(t));
     if (t->v.storage->kind == MS_STORAGE_OWNED) {
-        msi_alloc_set_kind(t->ctx, t->v.storage->data, MS_MEM_PARAMETER);
+        msi_mem_set_kind(t->v.storage->block, MS_MEM_PARAMETER);
         t->v.storage->mem_kind = MS_MEM_PARAMETER;
     }
     if (t->v.storage->kind != MS_STORAGE_NONE) {

@@ -17,13 +17,14 @@ ms_status msi_storage_new(msi_storage **out, ms_context *ctx, int64_t nbytes, in
     s->kind = MS_STORAGE_OWNED;
     s->mem_kind = (uint8_t)mem_kind;
     s->nbytes = nbytes;
-    ms_status status = msi_alloc(ctx, nbytes, mem_kind, &s->data);
+    ms_status status = msi_alloc(ctx, nbytes, mem_kind, &s->block);
 
     if (status != MS_OK) {
         msi_pool_give_storage(msi_tensor_state_of(ctx), s);
         *out = NULL;
         return status;
     }
+    s->data = s->block->data;
     *out = s;
     return MS_OK;
 }
@@ -77,9 +78,7 @@ void msi_storage_release(msi_storage *s)
         msi_drain(s->ctx); /* what reads it has run */
         s->dispose(s, s->user);
     }
-    if (s->kind == MS_STORAGE_OWNED) {
-        msi_release(s->ctx, s->data);
-    }
+    msi_release(s->block);
     msi_pool_give_storage(msi_tensor_state_of(s->ctx), s);
     msi_storage_release(base);
 }

@@ -21,7 +21,8 @@ typedef struct msi_storage {
     uint8_t mem_kind; /* MS_MEM_* of owned bytes */
     bool meta;        /* of kind none, and nobody will give it values: stands for a shape */
     int64_t nbytes;
-    void *data; /* NULL when absent */
+    void *data;           /* NULL when absent */
+    msi_mem_block *block; /* of owned bytes */
     /* In-place writes, optimizer steps, loads and writebacks so far; a refill is none. Saved
      * tensors compare it. */
     int64_t version;

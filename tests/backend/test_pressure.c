@@ -197,8 +197,8 @@ static void test_backend_pressure__counts_all_that_is_live_and_its_records(void 
 {
     enum { SMALL = 300000 };
     ms_context *ctx = msi_context();
-    static void *small[SMALL];
-    void *large;
+    static msi_mem_block *small[SMALL];
+    msi_mem_block *large;
 
     (void)state;
     ms_memory_collected();
@@ -208,14 +208,14 @@ static void test_backend_pressure__counts_all_that_is_live_and_its_records(void 
     assert_true(ms_memory_collect_due()); /* until it has run */
     ms_memory_collected();
     assert_false(ms_memory_collect_due());
-    msi_release(ctx, large);
+    msi_release(large);
     ms_memory_collected();
     for (int32_t i = 0; i < SMALL; i++) {
         assert_ok(msi_alloc(ctx, 4, MS_MEM_ACTIVATION, &small[i]));
     }
     assert_true(ms_memory_collect_due());
     for (int32_t i = 0; i < SMALL; i++) {
-        msi_release(ctx, small[i]);
+        msi_release(small[i]);
     }
     assert_false(ms_memory_collect_due());
 }
@@ -223,7 +223,7 @@ static void test_backend_pressure__counts_all_that_is_live_and_its_records(void 
 static bool is_due_under_a_limit(int64_t nbytes, int64_t limit)
 {
     const struct rlimit data = {.rlim_cur = (rlim_t)limit, .rlim_max = RLIM_INFINITY};
-    void *block;
+    msi_mem_block *block;
     int status;
     pid_t pid = fork();
 

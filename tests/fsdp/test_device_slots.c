@@ -230,7 +230,7 @@ static void test_fsdp_device_slots__no_order_of_streams_changes_a_bit(void **sta
 /* -- what is left out -------------------------------------------------------------------------- */
 
 typedef struct mutation {
-    msi_order order;
+    msi_stream_order order;
     const char *name, *layout;
     int32_t strategy;
     bool evaluates, writes;

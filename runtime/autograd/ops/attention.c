@@ -89,15 +89,17 @@ static double scale_of(const attention_attrs *attrs, int64_t depth)
 static ms_status dispatch(const char *op, msi_attention_args *args, int32_t dtype, bool gradient)
 {
     ms_status products = MS_OK;
+    msi_mem_block *work;
 
     args->status = msi_device_status(args->ctx, &products);
     MS_TRY(msi_gemm_operands(args->ctx, dtype, &args->tile_dtype));
     MS_TRY(msi_alloc(args->ctx, msi_attention_work_bytes(args, dtype, gradient), MS_MEM_SCRATCH,
-                     &args->work));
+                     &work));
+    args->work = work->data;
     ms_status status =
         msi_dispatch(op, gradient ? MSI_K_attention_grad : MSI_K_attention, dtype, args);
 
-    msi_release(args->ctx, args->work);
+    msi_release(work);
     return status != MS_OK ? status : products;
 }
 

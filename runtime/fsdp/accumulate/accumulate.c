@@ -4,24 +4,22 @@
 
 ms_status msi_micro_new(msi_accumulator *a)
 {
-    MS_TRY(msi_alloc(a->ctx, a->numel * ms_dtype_size(a->micro_dtype), MS_MEM_GRADIENT, &a->micro));
-    a->is_ours = true;
+    MS_TRY(msi_alloc(a->ctx, a->numel * ms_dtype_size(a->micro_dtype), MS_MEM_GRADIENT, &a->own));
+    a->micro = a->own->data;
     return MS_OK;
 }
 
 void msi_micro_in_slot(msi_accumulator *a, void *slot)
 {
     a->micro = slot;
-    a->is_ours = false;
+    a->own = NULL;
 }
 
 void msi_micro_drop(msi_accumulator *a)
 {
-    if (a->is_ours) {
-        msi_release(a->ctx, a->micro);
-    }
+    msi_release(a->own);
     a->micro = NULL;
-    a->is_ours = false;
+    a->own = NULL;
 }
 
 /* -- merging ----------------------------------------------------------------------------------- */
@@ -29,7 +27,7 @@ void msi_micro_drop(msi_accumulator *a)
 bool msi_accumulator_holds(const msi_accumulator *a)
 {
     for (int32_t i = 0; i < MSI_MAX_LEVELS; i++) {
-        if (a->level[i].data != NULL) {
+        if (a->level[i].block != NULL) {
             return true;
         }
     }
@@ -39,59 +37,69 @@ bool msi_accumulator_holds(const msi_accumulator *a)
 void msi_accumulator_free_levels(msi_accumulator *a)
 {
     for (int32_t i = 0; i < MSI_MAX_LEVELS; i++) {
-        msi_release(a->ctx, a->level[i].data);
-        a->level[i].data = NULL;
+        msi_release(a->level[i].block);
+        a->level[i].block = NULL;
     }
 }
 
-/* low + high in the node dtype, into `out`, or into whichever operand has room, or into new memory
- * (only two micro-batches need that). Frees the operands of ours that it does not reuse. After an
- * error both are as before. */
-static ms_status merge(msi_accumulator *a, msi_node low, msi_node high, bool high_is_ours,
-                       void *out, msi_node *merged)
+/* `low` and what is at hand, of `*dtype`, become one in the node dtype: in `slot`, or in whichever
+ * of the two has room, or in new memory (only two micro-batches need that). Releases what of ours
+ * it does not use again. After an error both are as before. */
+static ms_status merge(msi_accumulator *a, msi_node low, void *slot, int32_t *dtype)
 {
-    const msi_tree_source src[] = {{low.data, low.dtype}, {high.data, high.dtype}};
-    msi_tree_args args = {
-        .n = a->numel, .n_src = 2, .src = src, .round_dtype = a->node_dtype, .factor = 1};
+    const msi_tree_source src[] = {{low.block->data, low.dtype}, {a->micro, *dtype}};
+    msi_tree_args args = {.n = a->numel,
+                          .n_src = 2,
+                          .src = src,
+                          .out = slot,
+                          .round_dtype = a->node_dtype,
+                          .factor = 1};
+    msi_mem_block *into = NULL, *made = NULL;
 
-    if (out == NULL) {
-        out = low.dtype == a->node_dtype                    ? low.data
-              : high.dtype == a->node_dtype && high_is_ours ? high.data
-                                                            : NULL;
+    if (slot == NULL) {
+        into = low.dtype == a->node_dtype ? low.block : *dtype == a->node_dtype ? a->own : NULL;
+        if (into == NULL) {
+            MS_TRY(
+                msi_alloc(a->ctx, args.n * ms_dtype_size(a->node_dtype), MS_MEM_GRADIENT, &made));
+            into = made;
+        }
+        args.out = into->data;
     }
-    if (out == NULL) {
-        MS_TRY(msi_alloc(a->ctx, args.n * ms_dtype_size(a->node_dtype), MS_MEM_GRADIENT, &out));
+    ms_status status = msi_dispatch("gradient accumulation", MSI_K_tree, a->node_dtype, &args);
+
+    if (status != MS_OK) {
+        msi_release(made);
+        return status;
     }
-    args.out = out;
-    MS_TRY(msi_dispatch("gradient accumulation", MSI_K_tree, a->node_dtype, &args));
-    if (low.data != out) {
-        msi_release(a->ctx, low.data);
+    if (low.block != into) {
+        msi_release(low.block);
     }
-    if (high_is_ours && high.data != out) {
-        msi_release(a->ctx, high.data);
+    if (a->own != into) {
+        msi_release(a->own);
     }
-    *merged = (msi_node){out, a->node_dtype};
+    a->micro = args.out;
+    a->own = into;
+    *dtype = a->node_dtype;
     return MS_OK;
 }
 
-/* What is at hand and level j become one, in `out` or as merge() chooses. Either may be empty.
+/* What is at hand and level j become one, in `slot` or as merge() chooses. Either may be empty.
  * `dtype` is that of what is at hand. After an error both are as before. */
-static ms_status merge_level(msi_accumulator *a, int32_t j, void *out, int32_t *dtype)
+static ms_status merge_level(msi_accumulator *a, int32_t j, void *slot, int32_t *dtype)
 {
-    msi_node low = a->level[j], node = {a->micro, *dtype};
+    const msi_node low = a->level[j];
 
-    if (low.data == NULL) {
+    if (low.block == NULL) {
         return MS_OK;
     }
-    if (node.data == NULL) {
-        node = low;
+    if (a->micro == NULL) {
+        a->micro = low.block->data;
+        a->own = low.block;
+        *dtype = low.dtype;
     } else {
-        MS_TRY(merge(a, low, node, a->is_ours, out, &node));
+        MS_TRY(merge(a, low, slot, dtype));
     }
-    a->level[j].data = NULL;
-    a->micro = node.data;
-    a->is_ours = node.data != out;
-    *dtype = node.dtype;
+    a->level[j].block = NULL;
     return MS_OK;
 }
 
@@ -102,9 +110,9 @@ ms_status msi_accumulator_keep(msi_accumulator *a, uint64_t n_kept)
     for (; (n_kept >> j & 1) != 0; j++) {
         MS_TRY(merge_level(a, j, NULL, &dtype));
     }
-    a->level[j] = (msi_node){a->micro, dtype};
+    a->level[j] = (msi_node){a->own, dtype};
     a->micro = NULL;
-    a->is_ours = false;
+    a->own = NULL;
     return MS_OK;
 }
 
@@ -130,12 +138,12 @@ ms_status msi_accumulator_fold(msi_accumulator *a, void *slot, int32_t slot_dtyp
     int32_t dtype = a->micro_dtype, last = -1;
 
     for (int32_t j = 0; j < MSI_MAX_LEVELS; j++) {
-        last = a->level[j].data != NULL ? j : last;
+        last = a->level[j].block != NULL ? j : last;
     }
     for (int32_t j = 0; j <= last; j++) {
         MS_TRY(merge_level(a, j, j == last ? slot : NULL, &dtype));
     }
-    if (a->is_ours) {
+    if (a->own != NULL) {
         MS_TRY(move(a, dtype, slot, slot_dtype));
     }
     msi_micro_drop(a);
@@ -153,10 +161,10 @@ ms_status msi_accumulator_sum(const msi_accumulator *a, int64_t first, int64_t n
     for (int32_t j = 0; j < MSI_MAX_LEVELS; j++) {
         const msi_node *level = &a->level[j];
 
-        if (level->data == NULL) {
+        if (level->block == NULL) {
             continue;
         }
-        src[0] = (msi_tree_source){(char *)level->data + first * ms_dtype_size(level->dtype),
+        src[0] = (msi_tree_source){(char *)level->block->data + first * ms_dtype_size(level->dtype),
                                    level->dtype};
         args.n_src = args.n_src == 0 ? 1 : 2;
         MS_TRY(msi_dispatch("gradient accumulation", MSI_K_tree, a->node_dtype, &args));

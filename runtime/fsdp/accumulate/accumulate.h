@@ -17,9 +17,9 @@
 
 enum { MSI_MAX_LEVELS = 40 };
 
-/* A node of the tree, or the gradient of the running micro-batch. */
+/* A node of the tree. */
 typedef struct msi_node {
-    void *data; /* NULL: empty */
+    msi_mem_block *block; /* NULL: empty */
     int32_t dtype;
 } msi_node;
 
@@ -29,8 +29,8 @@ typedef struct msi_accumulator {
     int32_t micro_dtype;
     int32_t node_dtype; /* of inner nodes */
     msi_node level[MSI_MAX_LEVELS];
-    void *micro;  /* where this backward's gradient is born, or what it has become; NULL: nowhere */
-    bool is_ours; /* ... and not a slot's */
+    void *micro; /* where this backward's gradient is born, or what it has become; NULL: nowhere */
+    msi_mem_block *own; /* what that is in; NULL: a slot */
 } msi_accumulator;
 
 /* A place of our own for the running micro-batch's gradient; or one in a slot. */

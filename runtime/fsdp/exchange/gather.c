@@ -231,14 +231,17 @@ static ms_status resident_ready(msi_gather *g, bool stale, void **full)
         *full = g->data;
         return stale ? g->user->fill(g->unit, g->data, false) : MS_OK;
     }
-    MS_TRY(msi_alloc(g->ctx, g->nbytes, MS_MEM_PARAMETER, full));
-    ms_status status = g->user->fill(g->unit, *full, false);
+    msi_mem_block *block;
+
+    MS_TRY(msi_alloc(g->ctx, g->nbytes, MS_MEM_PARAMETER, &block));
+    ms_status status = g->user->fill(g->unit, block->data, false);
 
     if (status != MS_OK) {
-        msi_release(g->ctx, *full);
+        msi_release(block);
         return status;
     }
-    g->data = *full;
+    g->block = block;
+    g->data = *full = block->data;
     return MS_OK;
 }
 
@@ -249,8 +252,7 @@ const msi_gather_ops msi_gather_resident = {false, always_available, nothing_beg
 
 void msi_gather_dispose(msi_gather *g)
 {
-    if (g->ops == &msi_gather_resident) {
-        msi_release(g->ctx, g->data);
-    }
+    msi_release(g->block);
+    g->block = NULL;
     g->data = NULL;
 }

@@ -53,8 +53,9 @@ struct msi_gather {
     /* After what wrote the master's values of version `written_version`. */
     msi_mark written;
     int64_t written_version;
-    void *data;     /* the master's or the private copy's, NULL: not made yet */
-    int64_t nbytes; /* of the full parameters */
+    void *data;           /* the master's or the private copy's, NULL: not made yet */
+    msi_mem_block *block; /* the private copy */
+    int64_t nbytes;       /* of the full parameters */
 };
 
 extern const msi_gather_ops msi_gather_slot, msi_gather_alias, msi_gather_resident;

@@ -2,11 +2,11 @@
 
 _Atomic int32_t msi_order_left_out = MSI_ORDER_ALL;
 
-static bool is_left_out(msi_order what)
+static bool is_left_out(msi_stream_order what)
 {
     return MSI_UNLIKELY(
         what != MSI_ORDER_ALL &&
-        what == (msi_order)atomic_load_explicit(&msi_order_left_out, memory_order_relaxed));
+        what == (msi_stream_order)atomic_load_explicit(&msi_order_left_out, memory_order_relaxed));
 }
 
 static ms_status outcome_of(const msi_device *d, int32_t outcome)
@@ -25,7 +25,7 @@ msi_mark msi_order_mark(const ms_context *ctx, int32_t stream)
                                : (msi_mark){.stream = stream};
 }
 
-ms_status msi_order_after(const ms_context *ctx, msi_order what, int32_t stream, msi_mark m)
+ms_status msi_order_after(const ms_context *ctx, msi_stream_order what, int32_t stream, msi_mark m)
 {
     msi_device *d = ctx->device;
 
@@ -34,14 +34,14 @@ ms_status msi_order_after(const ms_context *ctx, msi_order what, int32_t stream,
                : outcome_of(d, d->ops->after(d, stream, m));
 }
 
-void msi_order_join(const ms_context *ctx, msi_order what, int32_t stream, msi_mark m)
+void msi_order_join(const ms_context *ctx, msi_stream_order what, int32_t stream, msi_mark m)
 {
     if (msi_order_after(ctx, what, stream, m) != MS_OK) {
         msi_drain(ctx);
     }
 }
 
-ms_status msi_order_await(const ms_context *ctx, msi_order what, int32_t stream,
+ms_status msi_order_await(const ms_context *ctx, msi_stream_order what, int32_t stream,
                           _Atomic uint64_t *const *words, int32_t n, uint64_t at_least)
 {
     msi_device *d = ctx->device;

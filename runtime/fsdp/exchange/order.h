@@ -15,7 +15,7 @@
 #include "device.h"
 
 /* Every one of them is needed (tests/fsdp/test_device_slots.c leaves each out). */
-typedef enum msi_order {
+typedef enum msi_stream_order {
     MSI_ORDER_ALL,
     MSI_ORDER_STEPPED,  /* the master is written -> it is cast */
     MSI_ORDER_USED,     /* this rank has read the slot's last generation -> the next is written */
@@ -29,7 +29,7 @@ typedef enum msi_order {
     MSI_ORDER_CHUNKED,  /* replicas: the others have reduced their chunks -> they are copied */
     MSI_ORDER_SUMMED,   /* the sum is there -> the optimizer reads it */
     MSI_ORDERS
-} msi_order;
+} msi_stream_order;
 
 /* Test hook: the one that is left out. */
 extern _Atomic int32_t msi_order_left_out;
@@ -37,11 +37,11 @@ extern _Atomic int32_t msi_order_left_out;
 /* A point of `stream`, after all enqueued so far. */
 msi_mark msi_order_mark(const ms_context *ctx, int32_t stream);
 /* `stream` goes on after m. */
-ms_status msi_order_after(const ms_context *ctx, msi_order what, int32_t stream, msi_mark m);
+ms_status msi_order_after(const ms_context *ctx, msi_stream_order what, int32_t stream, msi_mark m);
 /* The same, which cannot fail: without memory to enqueue it, it waits. */
-void msi_order_join(const ms_context *ctx, msi_order what, int32_t stream, msi_mark m);
+void msi_order_join(const ms_context *ctx, msi_stream_order what, int32_t stream, msi_mark m);
 /* `stream` goes on once the n words are `at_least`, which their ranks have promised. */
-ms_status msi_order_await(const ms_context *ctx, msi_order what, int32_t stream,
+ms_status msi_order_await(const ms_context *ctx, msi_stream_order what, int32_t stream,
                           _Atomic uint64_t *const *words, int32_t n, uint64_t at_least);
 /* `stream` stores `value`. Cannot fail, likewise. */
 void msi_order_post(const ms_context *ctx, int32_t stream, _Atomic uint64_t *word, uint64_t value);

@@ -137,7 +137,7 @@ static ms_status sum_extent(const msi_reduction *r, const msi_extent *e, void *o
 
 /* Reducing goes on when this rank's gradient is written, or, `prepared`, what the sum adds to; and
  * when all ranks have done `what`. */
-static ms_status await_all(const msi_reduction *r, msi_order order, msi_slot_deed what,
+static ms_status await_all(const msi_reduction *r, msi_stream_order order, msi_slot_deed what,
                            bool prepared)
 {
     const ms_context *ctx = r->pool->ctx;

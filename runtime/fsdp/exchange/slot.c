@@ -28,7 +28,7 @@ static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
 {
     msi_slot **list = realloc(pool->slots, sizeof(*list) * (size_t)(pool->n_slots + 1));
     msi_slot *slot = calloc(1, sizeof(*slot));
-    void *own = NULL;
+    msi_mem_block *own = NULL;
 
     if (list != NULL) {
         pool->slots = list;
@@ -49,7 +49,8 @@ static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
     slot->rw = p->segment->rw + p->parts;
     slot->ro = p->segment->ro + p->parts;
     slot->stride = p->part_bytes;
-    slot->own = own;
+    slot->block = own;
+    slot->own = own != NULL ? own->data : NULL;
     slot->own_bytes = p->own_bytes;
     slot->number = pool->n_slots;
     pool->slots[pool->n_slots++] = slot;
@@ -124,7 +125,7 @@ void msi_slot_pool_free(msi_slot_pool *pool)
         msi_drain(pool->ctx); /* what uses them has run */
     }
     for (int32_t i = 0; i < pool->n_slots; i++) {
-        msi_release(pool->ctx, pool->slots[i]->own);
+        msi_release(pool->slots[i]->block);
         free(pool->slots[i]);
     }
     for (int32_t i = 0; i < pool->n_segments; i++) {
@@ -213,8 +214,9 @@ void msi_slot_say(const msi_slot_pool *pool, msi_slot *slot, int32_t stream, msi
     msi_comm_ring(pool->comm);
 }
 
-static ms_status await_peers(const msi_slot_pool *pool, const msi_slot *slot, msi_order order,
-                             int32_t stream, msi_slot_deed what, uint64_t generation)
+static ms_status await_peers(const msi_slot_pool *pool, const msi_slot *slot,
+                             msi_stream_order order, int32_t stream, msi_slot_deed what,
+                             uint64_t generation)
 {
     const int32_t rank = ms_comm_rank(pool->comm);
     _Atomic uint64_t *words[pool->plan.world];
@@ -228,7 +230,7 @@ static ms_status await_peers(const msi_slot_pool *pool, const msi_slot *slot, ms
     return msi_order_await(pool->ctx, order, stream, words, n, generation);
 }
 
-ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_order order,
+ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_order order,
                          int32_t stream, msi_slot_deed what, uint64_t generation)
 {
     return MSI_LIKELY(pool->ctx->device == NULL) || generation == 0

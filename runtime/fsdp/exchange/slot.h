@@ -53,13 +53,14 @@ typedef struct msi_slot {
     int64_t stride; /* bytes of a part */
     char *own;      /* pull: this rank's full parameters; NULL: they are the first part */
     int64_t own_bytes;
-    int32_t number;      /* in its pool: the same on all ranks */
-    uint64_t generation; /* of the latest use, in this rank's program order */
-    uint64_t seq;        /* that its latest use was named with */
-    int64_t taken_at;    /* order in which it was taken last */
-    msi_mark used;       /* after the last of its latest use that this rank has enqueued */
-    void *holder;        /* what uses it; NULL: nothing does */
-    bool ring;           /* false: a home slot */
+    msi_mem_block *block; /* of `own` */
+    int32_t number;       /* in its pool: the same on all ranks */
+    uint64_t generation;  /* of the latest use, in this rank's program order */
+    uint64_t seq;         /* that its latest use was named with */
+    int64_t taken_at;     /* order in which it was taken last */
+    msi_mark used;        /* after the last of its latest use that this rank has enqueued */
+    void *holder;         /* what uses it; NULL: nothing does */
+    bool ring;            /* false: a home slot */
 } msi_slot;
 
 static inline msi_slot_word *msi_slot_words_of(const msi_slot *slot, int32_t q)
@@ -115,7 +116,7 @@ typedef enum msi_slot_deed { MSI_SLOT_FILLED, MSI_SLOT_REDUCED, MSI_SLOT_RELEASE
  * memory nor peers. */
 void msi_slot_say(const msi_slot_pool *pool, msi_slot *slot, int32_t stream, msi_slot_deed what);
 /* `stream` goes on once all other ranks have done that with `generation`, as all have said. */
-ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_order order,
+ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_order order,
                          int32_t stream, msi_slot_deed what, uint64_t generation);
 /* Has rank q done that with this one, and had said the same when it named it? */
 bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_deed what, uint64_t said);

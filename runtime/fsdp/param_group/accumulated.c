@@ -13,7 +13,7 @@ static void *level_data(const ms_fsdp_unit *u, int32_t j, int32_t index)
 {
     const msi_node *level = &u->sums.level[j];
 
-    return (char *)level->data + u->params[index].offset * ms_dtype_size(level->dtype);
+    return (char *)level->block->data + u->params[index].offset * ms_dtype_size(level->dtype);
 }
 
 bool msi_unit_accumulates(void *unit, int32_t index)
@@ -96,7 +96,7 @@ ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view
     }
     u->params[index].accumulated = value != NULL;
     for (int32_t j = 0; j < MSI_MAX_LEVELS; j++) {
-        if (u->sums.level[j].data != NULL) {
+        if (u->sums.level[j].block != NULL) {
             MS_TRY(write_level(u, j, index, value));
             value = NULL;
         }

@@ -192,7 +192,7 @@ ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *off
     *out = NULL;
     MS_TRY(msi_masters_check(u->run, "state_dict"));
     MS_TRY(msi_unit_gather_flat(u, "state_dict of unit", &full));
-    msi_alloc_set_kind(u->ctx, full->data, MS_MEM_ACTIVATION); /* a copy, as that of one is */
+    msi_mem_set_kind(full->block, MS_MEM_ACTIVATION); /* a copy, as that of one is */
     full->mem_kind = MS_MEM_ACTIVATION;
     numel = msi_unit_full_numel(u);
     v.storage = full;

@@ -27,12 +27,6 @@ typedef struct knowledge {
     double *kept;
 } knowledge;
 
-/* The model's parameters. */
-typedef struct order {
-    msi_place *places; /* (n) */
-    int32_t n;
-} order;
-
 /* A stretch of one parameter that lies in one block. */
 typedef struct stretch {
     int64_t first, n; /* elements of the parameter */
@@ -88,8 +82,8 @@ static int64_t kept_blocks(const ms_fsdp_tree *tree, const msi_place *at)
 }
 
 /* Bytes of rank's block results and fragments. */
-static ms_status measure(const ms_fsdp_tree *tree, const order *o, int32_t rank, int64_t *blocks,
-                         int64_t *fragments)
+static ms_status measure(const ms_fsdp_tree *tree, const msi_order *o, int32_t rank,
+                         int64_t *blocks, int64_t *fragments)
 {
     *blocks = *fragments = 0;
     for (int32_t i = 0; i < o->n; i++) {
@@ -217,7 +211,7 @@ static double agreed_block(const ms_fsdp_tree *tree, message *messages, bool lar
     return equal ? first : largest ? total : total / tree->world;
 }
 
-static ms_status fold_all(ms_fsdp_tree *tree, const order *o, bool largest, message *messages,
+static ms_status fold_all(ms_fsdp_tree *tree, const msi_order *o, bool largest, message *messages,
                           const double *kept, double *total)
 {
     *total = 0;
@@ -243,7 +237,7 @@ static ms_status fold_all(ms_fsdp_tree *tree, const order *o, bool largest, mess
 }
 
 /* The call first: a rank that clips alone differs by that, not by what its gradients are. */
-static ms_status tell(const ms_fsdp_tree *tree, const order *o, const msi_note *note)
+static ms_status tell(const ms_fsdp_tree *tree, const msi_order *o, const msi_note *note)
 {
     msi_tree_note(tree, note);
     for (int32_t i = 0; i < o->n; i++) {
@@ -255,7 +249,8 @@ static ms_status tell(const ms_fsdp_tree *tree, const order *o, const msi_note *
 }
 
 /* Bytes of the longest message of any rank, and of this rank's kept blocks. */
-static ms_status measure_all(const ms_fsdp_tree *tree, const order *o, int64_t *room, int64_t *kept)
+static ms_status measure_all(const ms_fsdp_tree *tree, const msi_order *o, int64_t *room,
+                             int64_t *kept)
 {
     int64_t blocks, fragments;
 
@@ -270,7 +265,8 @@ static ms_status measure_all(const ms_fsdp_tree *tree, const order *o, int64_t *
     return MS_OK;
 }
 
-static ms_status write_all(const ms_fsdp_tree *tree, const order *o, bool largest, knowledge own)
+static ms_status write_all(const ms_fsdp_tree *tree, const msi_order *o, bool largest,
+                           knowledge own)
 {
     for (int32_t i = 0; i < o->n; i++) {
         const msi_place *at = &o->places[i];
@@ -288,15 +284,16 @@ static ms_status write_all(const ms_fsdp_tree *tree, const order *o, bool larges
 }
 
 /* This rank's message, `room` bytes, then its kept blocks into `to`, which is the host's. */
-static ms_status know(const ms_fsdp_tree *tree, const order *o, bool largest, int64_t room,
+static ms_status know(const ms_fsdp_tree *tree, const msi_order *o, bool largest, int64_t room,
                       int64_t kept, char *to)
 {
     int64_t blocks, fragments;
-    char *made; /* by kernels */
+    msi_mem_block *block; /* what kernels make */
     ms_status status;
 
     MS_TRY(measure(tree, o, tree->rank, &blocks, &fragments));
-    MS_TRY(msi_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, (void **)&made));
+    MS_TRY(msi_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, &block));
+    char *made = block->data;
     const knowledge own = {{(double *)(void *)made, made + blocks},
                            (double *)(void *)(made + room)};
 
@@ -305,12 +302,12 @@ static ms_status know(const ms_fsdp_tree *tree, const order *o, bool largest, in
     MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made, room + kept), done);
     status = msi_settle(tree->ctx);
 done:
-    msi_release(tree->ctx, made);
+    msi_release(block);
     return status;
 }
 
 /* Everybody's message, of `room` bytes each, into `all`. */
-static ms_status exchange(ms_fsdp_tree *tree, const order *o, const msi_note *note,
+static ms_status exchange(ms_fsdp_tree *tree, const msi_order *o, const msi_note *note,
                           const char *mine, int64_t room, char *all, message *messages)
 {
     int64_t blocks, fragments;
@@ -326,33 +323,35 @@ static ms_status exchange(ms_fsdp_tree *tree, const order *o, const msi_note *no
 }
 
 /* From what all ranks say. */
-static ms_status norm_of_all(ms_fsdp_tree *tree, const order *o, bool largest, const msi_note *note,
-                             double *total)
+static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_order *o, bool largest,
+                             const msi_note *note, double *total)
 {
     int64_t room, kept;
-    message *messages = NULL;
-    char *mine = NULL, *all = NULL;
+    msi_mem_block *mine = NULL, *all = NULL, *of_ranks = NULL;
     ms_status status;
 
     MS_TRY(measure_all(tree, o, &room, &kept));
-    MS_TRY(msi_host_alloc(tree->ctx, room * tree->world, MS_MEM_SCRATCH, (void **)&all));
-    MS_TRY_GOTO(msi_host_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, (void **)&mine), done);
-    MS_TRY_GOTO(msi_host_alloc(tree->ctx, (int64_t)sizeof(*messages) * tree->world, MS_MEM_SCRATCH,
-                               (void **)&messages),
+    MS_TRY(msi_host_alloc(tree->ctx, room * tree->world, MS_MEM_SCRATCH, &all));
+    MS_TRY_GOTO(msi_host_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, &mine), done);
+    MS_TRY_GOTO(msi_host_alloc(tree->ctx, (int64_t)sizeof(message) * tree->world, MS_MEM_SCRATCH,
+                               &of_ranks),
                 done);
-    MS_TRY_GOTO(know(tree, o, largest, room, kept, mine), done);
-    MS_TRY_GOTO(exchange(tree, o, note, mine, room, all, messages), done);
-    status = fold_all(tree, o, largest, messages, (const double *)(void *)(mine + room), total);
+    message *messages = of_ranks->data;
+    char *own = mine->data;
+
+    MS_TRY_GOTO(know(tree, o, largest, room, kept, own), done);
+    MS_TRY_GOTO(exchange(tree, o, note, own, room, all->data, messages), done);
+    status = fold_all(tree, o, largest, messages, (const double *)(void *)(own + room), total);
     *total = msi_plain_nan(msi_norm_finish(*total, largest));
 done:
-    msi_release(tree->ctx, messages);
-    msi_release(tree->ctx, mine);
-    msi_release(tree->ctx, all);
+    msi_release(of_ranks);
+    msi_release(mine);
+    msi_release(all);
     return status;
 }
 
 /* From what this rank has. `total` may be NULL. */
-static ms_status norm_of_own(ms_fsdp_tree *tree, const order *o, double max_norm,
+static ms_status norm_of_own(ms_fsdp_tree *tree, const msi_order *o, double max_norm,
                              const msi_note *note, msi_norm *norm, double *total)
 {
     for (int32_t i = 0; i < o->n; i++) {
@@ -369,7 +368,7 @@ static ms_status norm_of_own(ms_fsdp_tree *tree, const order *o, double max_norm
     return tell(tree, o, note);
 }
 
-static bool any_is_sent(const ms_fsdp_tree *tree, const order *o)
+static bool any_is_sent(const ms_fsdp_tree *tree, const msi_order *o)
 {
     bool any = false;
 
@@ -381,7 +380,7 @@ static bool any_is_sent(const ms_fsdp_tree *tree, const order *o)
 
 /* `norm` is the caller's to release, whatever comes of it. The notes are made when nothing can fail
  * any more that would not fail everywhere. */
-static ms_status total_norm(ms_fsdp_tree *tree, const order *o, double max_norm, bool largest,
+static ms_status total_norm(ms_fsdp_tree *tree, const msi_order *o, double max_norm, bool largest,
                             const msi_note *note, msi_norm *norm, double *total)
 {
     int64_t n_blocks = 0;
@@ -416,7 +415,7 @@ static ms_status check_reduced(const ms_fsdp_tree *tree)
     return MS_OK;
 }
 
-static ms_status clip_by(const msi_norm *norm, const order *o)
+static ms_status clip_by(const msi_norm *norm, const msi_order *o)
 {
     for (int32_t i = 0; i < o->n; i++) {
         ms_tensor *grad = o->places[i].tensor->grad;
@@ -434,7 +433,7 @@ static ms_status clip_by(const msi_norm *norm, const order *o)
     return MS_OK;
 }
 
-static ms_status clip(ms_fsdp_tree *tree, const order *o, double max_norm, double norm_type,
+static ms_status clip(ms_fsdp_tree *tree, const msi_order *o, double max_norm, double norm_type,
                       bool largest, double *total)
 {
     const double order_hash = tree->world > 1 ? msi_note_hash(msi_order_hash(o->places, o->n)) : 0;
@@ -457,7 +456,7 @@ ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *para
                                       double *total)
 {
     bool largest;
-    order o;
+    msi_order o;
 
     MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
     MS_TRY(ms_fsdp_tree_init(tree));
@@ -465,9 +464,9 @@ ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *para
         MS_TRY(msi_unit_check_gradient(tree->units[i], "clip_grad_norm_"));
     }
     MS_TRY(check_reduced(tree));
-    MS_TRY(msi_order_new(tree, params, n_params, &o.places, &o.n));
+    MS_TRY(msi_order_new(tree, params, n_params, &o));
     ms_status status = clip(tree, &o, max_norm, norm_type, largest, total);
 
-    msi_release(tree->ctx, o.places);
+    msi_release(o.block);
     return status;
 }

@@ -71,14 +71,17 @@ static ms_status hash_plain(ms_fsdp_tree *tree, const msi_place *places, int32_t
 ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                             uint64_t *hash)
 {
-    int32_t *offset = NULL, n, n_held = 0;
+    int32_t *offset = NULL, n_held = 0;
     uint64_t *hashes = NULL, *plain = NULL, h = 0;
-    msi_place *places;
+    msi_order order;
     ms_status status;
 
     MS_TRY(ms_fsdp_tree_init(tree));
     MS_TRY(msi_masters_check(&tree->run, "hash"));
-    MS_TRY(msi_order_new(tree, params, n_params, &places, &n));
+    MS_TRY(msi_order_new(tree, params, n_params, &order));
+    const msi_place *places = order.places;
+    const int32_t n = order.n;
+
     offset = malloc(sizeof(*offset) * ((size_t)tree->n_units + 1));
     for (int32_t i = 0; offset != NULL && i < tree->n_units; i++) {
         offset[i] = n_held;
@@ -101,7 +104,7 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_
     }
     *hash = h;
 done:
-    msi_release(tree->ctx, places);
+    msi_release(order.block);
     free(offset);
     free(hashes);
     free(plain);

@@ -39,24 +39,26 @@ static ms_status check_list(msi_place *sorted, int32_t n, int32_t n_held)
 }
 
 /* From the heap that a steady step takes no memory from the system with. */
-static ms_status places_new(const ms_fsdp_tree *tree, int32_t n, msi_place **out)
+static ms_status places_new(const ms_fsdp_tree *tree, int32_t n, msi_mem_block **out)
 {
-    return msi_host_alloc(tree->ctx, (int64_t)sizeof(**out) * ((int64_t)n + 1), MS_MEM_SCRATCH,
-                          (void **)out);
+    return msi_host_alloc(tree->ctx, (int64_t)sizeof(msi_place) * ((int64_t)n + 1), MS_MEM_SCRATCH,
+                          out);
 }
 
 static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n,
                              int32_t n_held, msi_place *places)
 {
-    msi_place *sorted;
+    msi_mem_block *copy;
 
-    MS_TRY(places_new(tree, n, &sorted));
+    MS_TRY(places_new(tree, n, &copy));
+    msi_place *sorted = copy->data;
+
     for (int32_t i = 0; i < n; i++) {
         const msi_param *param = params[i]->param;
         ms_fsdp_unit *u = param != NULL ? param->unit : NULL;
 
         if (u != NULL && msi_tree_of(u) != tree) {
-            msi_release(tree->ctx, sorted);
+            msi_release(copy);
             return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' belongs to another sharded model",
                            msi_tensor_label(params[i]));
         }
@@ -64,34 +66,34 @@ static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params,
     }
     ms_status status = check_list(sorted, n, n_held);
 
-    msi_release(tree->ctx, sorted);
+    msi_release(copy);
     return status;
 }
 
 ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
-                        msi_place **out, int32_t *n)
+                        msi_order *out)
 {
     int32_t n_held = 0;
     ms_status status = MS_OK;
 
-    *out = NULL;
+    *out = (msi_order){0};
     for (int32_t i = 0; i < tree->n_units; i++) {
         n_held += tree->units[i]->n_params;
     }
-    *n = params != NULL ? n_params : n_held;
-    msi_place *places;
+    const int32_t n = params != NULL ? n_params : n_held;
+    msi_mem_block *block;
 
-    MS_TRY(places_new(tree, *n, &places));
+    MS_TRY(places_new(tree, n, &block));
     if (params == NULL) {
-        list_units(tree, places);
+        list_units(tree, block->data);
     } else {
-        status = list_params(tree, params, *n, n_held, places);
+        status = list_params(tree, params, n, n_held, block->data);
     }
     if (status != MS_OK) {
-        msi_release(tree->ctx, places);
+        msi_release(block);
         return status;
     }
-    *out = places;
+    *out = (msi_order){block->data, n, block};
     return MS_OK;
 }
 

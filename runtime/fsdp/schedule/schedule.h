@@ -117,12 +117,16 @@ typedef struct msi_place {
     int32_t index;      /* there */
 } msi_place;
 
+typedef struct msi_order {
+    msi_place *places; /* (n) */
+    int32_t n;
+    msi_mem_block *block; /* where they lie; released by who made it */
+} msi_order;
+
 /* The model's parameters as `params` (n) lists them, plain ones among them; NULL: the units', one
- * after another. MS_VALUE_ERROR unless all of the units' are listed once. The caller releases
- * `*out` to the tree's heap.
- */
+ * after another. MS_VALUE_ERROR unless all of the units' are listed once. */
 ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
-                        msi_place **out, int32_t *n);
+                        msi_order *out);
 /* Over the names: equal on ranks with equal orders. */
 uint64_t msi_order_hash(const msi_place *places, int32_t n);
 

@@ -1,0 +1,288 @@
+/* Taking blocks and releasing them, with exact byte counts.
+ *
+ * A freed block serves the next request of about its size, of the same size class, so a steady
+ * training step asks the system for nothing. Counts are of bytes asked for, never of what the class
+ * rounds to. */
+#include "heap.h"
+#include "bounds.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FIRST_WINDOW = 1 << 14, MOST_BYTES = 46 /* a power of two */ };
+
+static const char *const kind_names[MS_MEM_KINDS] = {"parameter",  "gradient", "optimizer",
+                                                     "activation", "arena",    "scratch"};
+
+/* The last block that outlives the context frees the heap. */
+static void close_heap(msi_heap *h)
+{
+    msi_heap_trim(h);
+    for (int32_t i = 0; i < h->n_classes; i++) {
+        while (h->classes[i].free != NULL) {
+            msi_mem_block *b = h->classes[i].free;
+
+            h->classes[i].free = b->next;
+            msi_piece_leave(b);
+        }
+    }
+    h->closed = true;
+    h->lost = h->device != NULL;
+    h->device = NULL;
+    if (h->n_live == 0) {
+        free(h);
+    }
+}
+
+static void close_room(void *state)
+{
+    msi_heap *h = state;
+
+    if (h->host != NULL) {
+        close_heap(h->host);
+    }
+    close_heap(h);
+}
+
+static msi_heap *heap_new(void)
+{
+    msi_heap *h = calloc(1, sizeof(*h));
+
+    if (h != NULL) {
+        h->fail_in = -1;
+        h->window = h->window_end = FIRST_WINDOW;
+        h->n_classes = MSI_CLASSES;
+        msi_pressure_init(&h->pressure);
+    }
+    return h;
+}
+
+static void count(msi_heap *h, int64_t nbytes, int32_t kind)
+{
+    ms_memory_stats *s = &h->stats;
+
+    s->live[kind] += nbytes;
+    s->live_total += nbytes;
+    if (s->live[kind] > s->peak[kind]) {
+        s->peak[kind] = s->live[kind];
+    }
+    if (s->live_total > s->peak_total) {
+        s->peak_total = s->live_total;
+    }
+}
+
+static ms_status out_of_memory(msi_heap *h, int64_t nbytes, int32_t kind)
+{
+    char bound[MSI_BOUND_TEXT];
+
+    return MS_FAIL(MS_OUT_OF_MEMORY,
+                   "no memory for %lld bytes of %s (live: %lld bytes, of which activations %lld; "
+                   "held from the system: %lld)%s",
+                   (long long)nbytes, kind_names[kind], h ? (long long)h->stats.live_total : 0,
+                   h ? (long long)h->stats.live[MS_MEM_ACTIVATION] : 0,
+                   h ? (long long)h->stats.reserved : 0,
+                   msi_bound_text(msi_own_space_left(), bound, sizeof(bound)));
+}
+
+/* The context's first memory opens its device, which asks this heap whether there is room. */
+static ms_status room_new(ms_context *ctx, msi_heap **out)
+{
+    msi_heap *h = heap_new();
+
+    *out = NULL;
+    if (h == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a heap (%zu bytes)", sizeof(*h));
+    }
+    ctx->room[MSI_ROOM_BACKEND] = h;
+    ctx->close[MSI_ROOM_BACKEND] = close_room;
+    ms_status status = ctx->open_device != NULL ? ctx->open_device(ctx) : MS_OK;
+
+    if (status != MS_OK) {
+        ctx->room[MSI_ROOM_BACKEND] = NULL;
+        free(h);
+        return status;
+    }
+    h->fail_in = msi_switch_int("MS_FAIL_ALLOC", -1);
+    h->device = ctx->device;
+    *out = h;
+    return MS_OK;
+}
+
+/* `ctx` NULL: memory was out when it was asked for, which is its error. */
+static ms_status heap_get(ms_context *ctx, msi_heap **h)
+{
+    *h = ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
+    if (MSI_LIKELY(*h != NULL)) {
+        return MS_OK;
+    }
+    return ctx != NULL ? room_new(ctx, h) : MS_OUT_OF_MEMORY;
+}
+
+msi_heap *msi_heap_of(ms_context *ctx)
+{
+    msi_heap *h;
+
+    return heap_get(ctx, &h) == MS_OK ? h : NULL;
+}
+
+/* Is this the allocation that a test wants to fail? */
+static bool fails_on_demand(msi_heap *h)
+{
+    return h->fail_in >= 0 && h->fail_in-- == 0;
+}
+
+/* Of a class that has none free. NULL: memory is out. */
+__attribute__((noinline)) static msi_mem_block *take_from_system(msi_heap *h, msi_class *c)
+{
+    msi_heap_keep_within(h, c->capacity);
+    msi_mem_block *b = msi_class_grow(h, c);
+
+    if (b == NULL) {
+        msi_heap_trim(h);
+        b = msi_class_grow(h, c);
+    }
+    return b;
+}
+
+static ms_status take(msi_heap *h, int64_t nbytes, int32_t kind, msi_mem_block **out)
+{
+    int64_t capacity;
+
+    if (nbytes < 0 || nbytes > (int64_t)1 << MOST_BYTES || fails_on_demand(h)) {
+        return out_of_memory(h, nbytes, kind);
+    }
+    if (MSI_UNLIKELY(h->stats.n_allocs >= h->window_end)) {
+        msi_heap_end_window(h);
+    }
+    msi_class *c = &h->classes[msi_class_of(nbytes, &capacity)];
+    msi_mem_block *b = c->free;
+
+    if (MSI_LIKELY(b != NULL)) {
+        c->free = b->next;
+    } else {
+        c->capacity = capacity;
+        b = take_from_system(h, c);
+        if (b == NULL) {
+            return out_of_memory(h, nbytes, kind);
+        }
+    }
+    b->nbytes = nbytes;
+    b->kind = (int16_t)kind;
+    h->stats.n_allocs++;
+    h->n_live++;
+    h->in_use += capacity;
+    h->most = h->in_use > h->most ? h->in_use : h->most;
+    count(h, nbytes, kind);
+    *out = b;
+    return MS_OK;
+}
+
+ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out)
+{
+    msi_heap *h;
+
+    *out = NULL;
+    MS_TRY(heap_get(ctx, &h));
+    return take(h, nbytes, kind, out);
+}
+
+ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out)
+{
+    msi_heap *h;
+
+    *out = NULL;
+    MS_TRY(heap_get(ctx, &h));
+    if (h->device != NULL) {
+        h->host = h->host != NULL ? h->host : heap_new();
+        h = h->host;
+    }
+    return h != NULL ? take(h, nbytes, kind, out) : out_of_memory(NULL, nbytes, kind);
+}
+
+/* [Note: a device's blocks] Whoever uses a block does so in the order of one stream, so it may be
+ * used again at once. What is freed holds NaN from then on, in that order, until it is written. */
+static void spoil(const msi_mem_block *b)
+{
+    msi_device *d = b->heap->device;
+
+    if (d != NULL) {
+        (void)d->ops->set(d, MSI_STREAM_COMPUTE, b->data, 0xff, b->nbytes);
+    }
+}
+
+void msi_release(msi_mem_block *b)
+{
+    if (b == NULL) {
+        return;
+    }
+    msi_heap *h = b->heap;
+    msi_class *c = b->list;
+
+    spoil(b);
+    count(h, -b->nbytes, b->kind);
+    h->n_live--;
+    h->in_use -= c->capacity;
+    if (MSI_UNLIKELY(h->closed)) {
+        msi_piece_leave(b);
+        if (h->n_live == 0) {
+            free(h);
+        }
+        return;
+    }
+    b->next = c->free;
+    c->free = b;
+    b->released = h->stats.n_allocs;
+}
+
+ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
+{
+    msi_heap *h = msi_heap_of(ctx);
+    bool fits = h != NULL && !fails_on_demand(h);
+    char bound[MSI_BOUND_TEXT];
+
+    if (fits && !msi_system_has(nbytes)) {
+        msi_heap_trim(h);
+        fits = msi_system_has(nbytes);
+    }
+    return fits
+               ? MS_OK
+               : MS_FAIL(MS_OUT_OF_MEMORY,
+                         "no memory for %s, which takes up to %lld KiB of address space (held from "
+                         "the system for tensors: %lld bytes)%s",
+                         what, (long long)nbytes / 1024, h ? (long long)h->stats.reserved : 0,
+                         msi_bound_text(msi_own_space_left(), bound, sizeof(bound)));
+}
+
+void msi_mem_set_kind(msi_mem_block *b, int32_t kind)
+{
+    count(b->heap, -b->nbytes, b->kind);
+    b->kind = (int16_t)kind;
+    count(b->heap, b->nbytes, kind);
+}
+
+void msi_count_external(ms_context *ctx, int64_t nbytes, int32_t kind)
+{
+    msi_heap *h = msi_heap_of(ctx);
+
+    if (h != NULL) {
+        count(h, nbytes, kind);
+    }
+}
+
+void msi_alloc_fail_at(ms_context *ctx, int64_t k)
+{
+    msi_heap *h = msi_heap_of(ctx);
+
+    if (h != NULL) {
+        h->fail_in = k;
+    }
+}
+
+void msi_alloc_trim(ms_context *ctx)
+{
+    msi_heap *h = msi_heap_of(ctx);
+
+    if (h != NULL) {
+        msi_heap_trim(h);
+    }
+}

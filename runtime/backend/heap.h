@@ -1,0 +1,94 @@
+/* A context's heap: caching memory in blocks, with exact byte counts. What its files share.
+ *
+ *   heap.c       taking, releasing, counting, running out
+ *   heap_lists.c size classes: free blocks, and the pieces of the system they are cut from
+ *   heap_idle.c  what lies idle goes back to the system
+ *   heap_due.c   figures, and when a collector of the host should run
+ *
+ * [Note: records] A block is known by its record, which lies beside its memory, not in front of it:
+ * a device's memory is not the host's to write to. Records are made with the piece, a cache line
+ * each. Who takes a block holds the record, so releasing it needs no search and no context. */
+#ifndef MSI_HEAP_H
+#define MSI_HEAP_H
+
+#include "device.h"
+#include "pressure.h"
+
+enum {
+    MSI_CLASS_STEPS = 8, /* classes per power of two */
+    MSI_SMALLEST_SHIFT = 6,
+    MSI_CLASSES = 42 * MSI_CLASS_STEPS,
+    /* Smaller blocks go back at the end of a window alone; larger ones are pieces of their own. */
+    MSI_IDLE_BYTES = 64 << 10
+};
+
+/* Blocks of about one size. */
+typedef struct msi_class {
+    msi_mem_block *free; /* last released first */
+    int64_t capacity;
+    int64_t n_held; /* blocks, free or not */
+    bool gave_back; /* blocks went back at the end of a window, and none was missed since */
+} msi_class;
+
+typedef struct msi_heap {
+    ms_memory_stats stats;
+    int64_t window;                   /* allocations; at least */
+    int64_t window_began, window_end; /* in stats.n_allocs */
+    bool missed;                      /* this window needed what one before it gave back */
+    bool closed;                      /* the context is gone; the last block frees the heap */
+    bool lost;                        /* the memory went with the device, which is closed */
+    int64_t in_use;                   /* bytes of blocks that are not free */
+    int64_t most, most_before;        /* in use at once: in this window, in the one before it */
+    int64_t fail_in;                  /* test hook: allocations until one fails; -1: never */
+    int64_t n_live;
+    msi_device *device;    /* whose memory it is; NULL: the host's */
+    struct msi_heap *host; /* beside a device's: the host's, made when first asked for */
+    msi_pressure pressure;
+    int32_t n_classes;
+    msi_class classes[MSI_CLASSES];
+} msi_heap;
+
+/* The class of blocks of so many bytes, all multiples of 64. */
+static inline int32_t msi_class_of(int64_t nbytes, int64_t *capacity)
+{
+    int64_t n = nbytes < 64 ? 64 : nbytes;
+    int32_t shift = 63 - __builtin_clzll((uint64_t)n);
+    int32_t step_shift = shift > 9 ? shift - 3 : 6; /* each block of a piece is aligned */
+    int64_t base = (int64_t)1 << shift;
+    int64_t k = (n - base + ((int64_t)1 << step_shift) - 1) >> step_shift;
+
+    *capacity = base + (k << step_shift);
+    if (*capacity == base * 2) {
+        shift++;
+        k = 0;
+    }
+    return (shift - MSI_SMALLEST_SHIFT) * MSI_CLASS_STEPS + (int32_t)k;
+}
+
+/* -- lists ------------------------------------------------------------------------------------- */
+
+/* A block of the class to use, from the system; those cut from the same piece are free. NULL when
+ * memory is out. */
+msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c);
+/* Give the piece that `first` begins back, and the records of its blocks. */
+void msi_piece_give(msi_mem_block *first);
+/* A free block of a closed heap, in no list: its piece goes back with the last of its blocks. */
+void msi_piece_leave(const msi_mem_block *b);
+
+/* -- what goes back ---------------------------------------------------------------------------- */
+
+/* Give back all that can be. */
+void msi_heap_trim(msi_heap *h);
+/* stats.n_allocs has come to window_end. */
+void msi_heap_end_window(msi_heap *h);
+/* Before a block of so many bytes is taken from the system. */
+void msi_heap_keep_within(msi_heap *h, int64_t bytes);
+/* Bytes in free blocks. */
+int64_t msi_heap_cached(const msi_heap *h);
+
+/* -- a context's ------------------------------------------------------------------------------- */
+
+/* Made when first asked for; NULL: memory is out. */
+msi_heap *msi_heap_of(ms_context *ctx);
+
+#endif

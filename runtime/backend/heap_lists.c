@@ -1,0 +1,108 @@
+/* Pieces of the system's memory, and the blocks they are cut into.
+ *
+ * [Note: batches] A class of small blocks that keeps growing, as where results wait for a
+ * collector, takes several at once: up to a quarter of what it has, in one piece whose pages come
+ * with one call in place of a fault each. A piece goes back to the system whole, once all its
+ * blocks are free. */
+#include "heap.h"
+
+#include <stdlib.h>
+
+enum {
+#ifdef __SANITIZE_ADDRESS__
+    BATCH_BYTES = 0 /* it watches what lies between pieces */
+#else
+    BATCH_BYTES = 64 << 10 /* of a piece that is cut into blocks, and their records; at most */
+#endif
+};
+
+_Static_assert(BATCH_BYTES <= (int)MSI_IDLE_BYTES, "a larger block is a piece of its own");
+
+/* How many blocks to take at once: see [Note: batches]. */
+static int64_t batch_of(const msi_class *c)
+{
+    const int64_t most = BATCH_BYTES / (c->capacity + (int64_t)sizeof(msi_mem_block));
+    const int64_t n = c->n_held / 4 < most ? c->n_held / 4 : most;
+
+    return n > 1 ? n : 1;
+}
+
+static void *take_piece(const msi_heap *h, int64_t bytes, bool is_cut)
+{
+    void *p = NULL;
+
+    if (h->device == NULL) {
+        return is_cut ? msi_take_touched(bytes) : msi_system_take(bytes);
+    }
+    return h->device->ops->take(h->device, bytes, MSI_PLACE_DEVICE, &p) == MSI_DEV_OK ? p : NULL;
+}
+
+static void give_bytes(const msi_heap *h, void *p, int64_t bytes)
+{
+    if (h->device != NULL) {
+        h->device->ops->give(h->device, p, bytes, MSI_PLACE_DEVICE);
+    } else if (!h->lost) {
+        msi_system_give(p, bytes);
+    }
+}
+
+/* A piece of `n` blocks, with their records. All but the first, which is returned, are free. */
+static msi_mem_block *take_blocks(msi_heap *h, msi_class *c, int64_t n)
+{
+    msi_mem_block *first = msi_take_touched(n * (int64_t)sizeof(*first));
+    char *data = first != NULL ? take_piece(h, n * c->capacity, n > 1) : NULL;
+
+    if (data == NULL) {
+        free(first);
+        return NULL;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        first[i] = (msi_mem_block){.data = data + i * c->capacity,
+                                   .heap = h,
+                                   .list = c,
+                                   .next = &first[i + 1],
+                                   .first = first,
+                                   .released = h->stats.n_allocs};
+    }
+    first->n_blocks = (int16_t)n;
+    first[n - 1].next = c->free;
+    c->free = first->next;
+    c->n_held += n;
+    h->stats.reserved += n * c->capacity;
+    return first;
+}
+
+msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c)
+{
+    const int64_t n = batch_of(c);
+    msi_mem_block *first = n > 1 ? take_blocks(h, c, n) : NULL;
+
+    if (first == NULL) {
+        first = take_blocks(h, c, 1);
+    }
+    if (first != NULL) {
+        h->stats.n_system++;
+        h->missed = h->missed || c->gave_back;
+        c->gave_back = false;
+    }
+    return first;
+}
+
+void msi_piece_give(msi_mem_block *first)
+{
+    msi_heap *h = first->heap;
+    msi_class *c = first->list;
+    const int64_t bytes = first->n_blocks * c->capacity;
+
+    h->stats.reserved -= bytes;
+    c->n_held -= first->n_blocks;
+    give_bytes(h, first->data, bytes);
+    free(first);
+}
+
+void msi_piece_leave(const msi_mem_block *b)
+{
+    if (++b->first->n_free == b->first->n_blocks) {
+        msi_piece_give(b->first);
+    }
+}
