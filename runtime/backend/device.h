@@ -51,6 +51,7 @@ typedef struct msi_device_info {
     int64_t total, free; /* bytes */
     bool synchronous;    /* what is enqueued has run on return */
     char uuid[16];       /* equal on ranks whose devices share one memory */
+    bool spoils;         /* for tests: memory that is free is to hold NaN */
 } msi_device_info;
 
 typedef struct msi_device msi_device;
