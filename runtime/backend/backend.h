@@ -192,21 +192,28 @@ typedef struct msi_mem_block {
     int64_t nbytes; /**< asked for */
     /* What follows is the heap's (heap.h). */
     struct msi_heap *heap;
-    struct msi_class *list;      /* of its size */
-    struct msi_mem_block *next;  /* free ones */
+    struct msi_class *list;      /* of its size and stream */
+    struct msi_mem_block *next;  /* free or waiting ones */
     struct msi_mem_block *first; /* of the piece it was cut from: itself where it came alone */
-    int64_t released;            /* stats.n_allocs at that time */
+    union {
+        int64_t released; /* stats.n_allocs at that time */
+        uint64_t ticket;  /* while it waits: of the mark */
+    };
     int16_t kind;
+    int16_t stream;
     int16_t n_blocks; /* the first's: of the piece */
     int16_t n_free;   /* the first's: while a list is searched, and once the heap is closed */
 } msi_mem_block;
 
-/** A block to be released. `kind` is MS_MEM_*. nbytes 0 gives one with a valid unique pointer.
- * MS_OUT_OF_MEMORY names bytes, kind and what is live. */
+/** A block to be released, for use in the order of the stream of computing. `kind` is MS_MEM_*.
+ * nbytes 0 gives one with a valid unique pointer. MS_OUT_OF_MEMORY names bytes, kind and what is
+ * live. */
 ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out);
-/** The same, of memory that is the host's whatever the device: for the runtime's own records. */
+/** The same, of memory that the host reads and writes as it goes, whatever the device: for the
+ * runtime's own records, and what goes to a device or comes from it. */
 ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out);
-/** Give a block back, also after its context was closed; NULL is allowed. */
+/** Give a block back, also after its context was closed; NULL is allowed. What was enqueued for it
+ * on its stream still has it; of the host's, nobody. For others: msi_release_after(). */
 void msi_release(msi_mem_block *block);
 /** What lies free goes back to the system. */
 void msi_alloc_trim(ms_context *ctx);

@@ -17,6 +17,7 @@ static const char *const kind_names[MS_MEM_KINDS] = {"parameter",  "gradient", "
 /* The last block that outlives the context frees the heap. */
 static void close_heap(msi_heap *h)
 {
+    msi_wait_forget(h);
     msi_heap_trim(h);
     for (int32_t i = 0; i < h->n_classes; i++) {
         while (h->classes[i].free != NULL) {
@@ -44,7 +45,26 @@ static void close_room(void *state)
     close_heap(h);
 }
 
-static msi_heap *heap_new(void)
+#ifdef MS_DEBUG
+enum { SPOIL_ALWAYS = true };
+#else
+enum { SPOIL_ALWAYS = false };
+#endif
+
+/* The heap's memory is a device's; NULL: the system's. */
+static void use_device(msi_heap *h, msi_device *d, int32_t place)
+{
+    msi_device_info info = {0};
+
+    h->device = d;
+    h->place = place;
+    if (d != NULL) {
+        d->ops->info(d, &info);
+        h->spoils = info.spoils || SPOIL_ALWAYS;
+    }
+}
+
+static msi_heap *heap_new(msi_device *d, int32_t place)
 {
     msi_heap *h = calloc(1, sizeof(*h));
 
@@ -53,6 +73,7 @@ static msi_heap *heap_new(void)
         h->window = h->window_end = FIRST_WINDOW;
         h->n_classes = MSI_CLASSES;
         msi_pressure_init(&h->pressure);
+        use_device(h, d, place);
     }
     return h;
 }
@@ -87,7 +108,7 @@ static ms_status out_of_memory(msi_heap *h, int64_t nbytes, int32_t kind)
 /* The context's first memory opens its device, which asks this heap whether there is room. */
 static ms_status room_new(ms_context *ctx, msi_heap **out)
 {
-    msi_heap *h = heap_new();
+    msi_heap *h = heap_new(NULL, MSI_PLACE_DEVICE);
 
     *out = NULL;
     if (h == NULL) {
@@ -103,7 +124,7 @@ static ms_status room_new(ms_context *ctx, msi_heap **out)
         return status;
     }
     h->fail_in = msi_switch_int("MS_FAIL_ALLOC", -1);
-    h->device = ctx->device;
+    use_device(h, ctx->device, MSI_PLACE_DEVICE);
     *out = h;
     return MS_OK;
 }
@@ -131,11 +152,22 @@ static bool fails_on_demand(msi_heap *h)
     return h->fail_in >= 0 && h->fail_in-- == 0;
 }
 
-/* Of a class that has none free. NULL: memory is out. */
-__attribute__((noinline)) static msi_mem_block *take_from_system(msi_heap *h, msi_class *c)
+static msi_mem_block *take_free(msi_class *c)
 {
-    msi_heap_keep_within(h, c->capacity);
-    msi_mem_block *b = msi_class_grow(h, c);
+    msi_mem_block *b = c->free;
+
+    if (MSI_LIKELY(b != NULL)) {
+        c->free = b->next;
+    }
+    return b;
+}
+
+/* Wait for what is waited for, and give back what can be, so that there may be memory again. NULL:
+ * there is none. */
+static msi_mem_block *take_at_last(msi_heap *h, msi_class *c)
+{
+    msi_wait_end(h);
+    msi_mem_block *b = take_free(c);
 
     if (b == NULL) {
         msi_heap_trim(h);
@@ -144,7 +176,22 @@ __attribute__((noinline)) static msi_mem_block *take_from_system(msi_heap *h, ms
     return b;
 }
 
-static ms_status take(msi_heap *h, int64_t nbytes, int32_t kind, msi_mem_block **out)
+/* Of a class that has none free: one that has waited long enough, or the system's. */
+__attribute__((noinline)) static msi_mem_block *take_other(msi_heap *h, msi_class *c)
+{
+    msi_wait_look(h);
+    msi_mem_block *b = take_free(c);
+
+    if (b == NULL) {
+        msi_heap_keep_within(h, c->capacity);
+        b = msi_class_grow(h, c);
+    }
+    return b != NULL ? b : take_at_last(h, c);
+}
+
+/* From the stream's pool. */
+static ms_status take(msi_heap *h, int32_t stream, int64_t nbytes, int32_t kind,
+                      msi_mem_block **out)
 {
     int64_t capacity;
 
@@ -154,14 +201,12 @@ static ms_status take(msi_heap *h, int64_t nbytes, int32_t kind, msi_mem_block *
     if (MSI_UNLIKELY(h->stats.n_allocs >= h->window_end)) {
         msi_heap_end_window(h);
     }
-    msi_class *c = &h->classes[msi_class_of(nbytes, &capacity)];
-    msi_mem_block *b = c->free;
+    msi_class *c = &h->classes[stream * MSI_CLASSES + msi_class_of(nbytes, &capacity)];
+    msi_mem_block *b = take_free(c);
 
-    if (MSI_LIKELY(b != NULL)) {
-        c->free = b->next;
-    } else {
+    if (MSI_UNLIKELY(b == NULL)) {
         c->capacity = capacity;
-        b = take_from_system(h, c);
+        b = take_other(h, c);
         if (b == NULL) {
             return out_of_memory(h, nbytes, kind);
         }
@@ -183,7 +228,17 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block
 
     *out = NULL;
     MS_TRY(heap_get(ctx, &h));
-    return take(h, nbytes, kind, out);
+    return take(h, MSI_STREAM_COMPUTE, nbytes, kind, out);
+}
+
+ms_status msi_alloc_on(ms_context *ctx, int32_t stream, int64_t nbytes, int32_t kind,
+                       msi_mem_block **out)
+{
+    msi_heap *h;
+
+    *out = NULL;
+    MS_TRY(heap_get(ctx, &h));
+    return take(h, h->device != NULL ? stream : MSI_STREAM_COMPUTE, nbytes, kind, out);
 }
 
 ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out)
@@ -193,21 +248,25 @@ ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_
     *out = NULL;
     MS_TRY(heap_get(ctx, &h));
     if (h->device != NULL) {
-        h->host = h->host != NULL ? h->host : heap_new();
+        h->host = h->host != NULL ? h->host : heap_new(h->device, MSI_PLACE_PINNED);
         h = h->host;
     }
-    return h != NULL ? take(h, nbytes, kind, out) : out_of_memory(NULL, nbytes, kind);
+    return h != NULL ? take(h, 0, nbytes, kind, out) : out_of_memory(NULL, nbytes, kind);
 }
 
-/* [Note: a device's blocks] Whoever uses a block does so in the order of one stream, so it may be
- * used again at once. What is freed holds NaN from then on, in that order, until it is written. */
-static void spoil(const msi_mem_block *b)
+/* The last that outlive the context. */
+__attribute__((noinline)) static void leave_closed(msi_heap *h, const msi_mem_block *b)
 {
-    msi_device *d = b->heap->device;
-
-    if (d != NULL) {
-        (void)d->ops->set(d, MSI_STREAM_COMPUTE, b->data, 0xff, b->nbytes);
+    msi_piece_leave(b);
+    if (h->n_live == 0) {
+        free(h);
     }
+}
+
+static void uncount(msi_heap *h, const msi_mem_block *b)
+{
+    count(h, -b->nbytes, b->kind);
+    h->n_live--;
 }
 
 void msi_release(msi_mem_block *b)
@@ -216,22 +275,25 @@ void msi_release(msi_mem_block *b)
         return;
     }
     msi_heap *h = b->heap;
-    msi_class *c = b->list;
 
-    spoil(b);
-    count(h, -b->nbytes, b->kind);
-    h->n_live--;
-    h->in_use -= c->capacity;
+    uncount(h, b);
     if (MSI_UNLIKELY(h->closed)) {
-        msi_piece_leave(b);
-        if (h->n_live == 0) {
-            free(h);
-        }
+        leave_closed(h, b);
+    } else {
+        msi_block_free(b);
+    }
+}
+
+void msi_release_after(msi_mem_block *b, msi_mark mark)
+{
+    msi_device *d = b != NULL ? b->heap->device : NULL;
+
+    if (d == NULL || d->ops->done(d, mark) != MSI_DEV_NOT_YET) {
+        msi_release(b);
         return;
     }
-    b->next = c->free;
-    c->free = b;
-    b->released = h->stats.n_allocs;
+    uncount(b->heap, b);
+    msi_wait_for(b, mark);
 }
 
 ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
@@ -282,7 +344,8 @@ void msi_alloc_trim(ms_context *ctx)
 {
     msi_heap *h = msi_heap_of(ctx);
 
-    if (h != NULL) {
+    for (; h != NULL; h = h->host) {
+        msi_wait_look(h);
         msi_heap_trim(h);
     }
 }

@@ -1,17 +1,25 @@
 /* A context's heap: caching memory in blocks, with exact byte counts. What its files share.
  *
  *   heap.c       taking, releasing, counting, running out
+ *   heap_wait.c  blocks that are not to be used again before a point in a stream
  *   heap_lists.c size classes: free blocks, and the pieces of the system they are cut from
  *   heap_idle.c  what lies idle goes back to the system
  *   heap_due.c   figures, and when a collector of the host should run
  *
  * [Note: records] A block is known by its record, which lies beside its memory, not in front of it:
  * a device's memory is not the host's to write to. Records are made with the piece, a cache line
- * each. Who takes a block holds the record, so releasing it needs no search and no context. */
+ * each. Who takes a block holds the record, so releasing it needs no search and no context.
+ *
+ * [Note: pools] Free blocks stand in a pool for each stream. Whoever uses a block does so in the
+ * order of its stream, so what is released serves the next request of that stream at once, and
+ * nobody else's. What another stream, too, reads or writes waits until that is past its mark. A
+ * place has a heap of its own: a device's memory, and the host's that it can reach, whose one pool
+ * is in the host's order. Pieces may go back while streams still use them, as a device's give()
+ * lets these come to their end. */
 #ifndef MSI_HEAP_H
 #define MSI_HEAP_H
 
-#include "device.h"
+#include "blocks.h"
 #include "pressure.h"
 
 enum {
@@ -30,6 +38,11 @@ typedef struct msi_class {
     bool gave_back; /* blocks went back at the end of a window, and none was missed since */
 } msi_class;
 
+/* Released, the oldest first. */
+typedef struct msi_waiting {
+    msi_mem_block *first, *last;
+} msi_waiting;
+
 typedef struct msi_heap {
     ms_memory_stats stats;
     int64_t window;                   /* allocations; at least */
@@ -41,11 +54,15 @@ typedef struct msi_heap {
     int64_t most, most_before;        /* in use at once: in this window, in the one before it */
     int64_t fail_in;                  /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
-    msi_device *device;    /* whose memory it is; NULL: the host's */
+    msi_device *device;    /* that gives the memory; NULL: the system */
     struct msi_heap *host; /* beside a device's: the host's, made when first asked for */
+    int32_t place;         /* MSI_PLACE_* of a device's */
+    bool spoils;           /* what is free holds NaN */
     msi_pressure pressure;
-    int32_t n_classes;
-    msi_class classes[MSI_CLASSES];
+    int64_t n_waiting;
+    msi_waiting waiting[MSI_STREAMS]; /* by the stream of their marks */
+    int32_t n_classes;                /* up to the last pool that has been used */
+    msi_class classes[MSI_STREAMS * MSI_CLASSES];
 } msi_heap;
 
 /* The class of blocks of so many bytes, all multiples of 64. */
@@ -74,6 +91,35 @@ msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c);
 void msi_piece_give(msi_mem_block *first);
 /* A free block of a closed heap, in no list: its piece goes back with the last of its blocks. */
 void msi_piece_leave(const msi_mem_block *b);
+
+/* Let a block's memory hold NaN: in the order of its stream, or now where it is the host's. */
+void msi_block_spoil(const msi_mem_block *b);
+
+/* A block was released, and what has been enqueued uses it on no stream but its own. */
+static inline void msi_block_free(msi_mem_block *b)
+{
+    msi_heap *h = b->heap;
+    msi_class *c = b->list;
+
+    if (MSI_UNLIKELY(h->spoils)) {
+        msi_block_spoil(b);
+    }
+    h->in_use -= c->capacity;
+    b->next = c->free;
+    c->free = b;
+    b->released = h->stats.n_allocs;
+}
+
+/* -- waiting ----------------------------------------------------------------------------------- */
+
+/* A released block is free once `mark` is done. */
+void msi_wait_for(msi_mem_block *b, msi_mark mark);
+/* Free those whose marks are done. */
+void msi_wait_look(msi_heap *h);
+/* Wait for all marks: all are free. */
+void msi_wait_end(msi_heap *h);
+/* The device is about to be closed, and runs what it has first: all are free. */
+void msi_wait_forget(msi_heap *h);
 
 /* -- what goes back ---------------------------------------------------------------------------- */
 

@@ -7,6 +7,7 @@
 #include "heap.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum {
 #ifdef __SANITIZE_ADDRESS__
@@ -16,6 +17,7 @@ enum {
 #endif
 };
 
+_Static_assert(sizeof(msi_mem_block) == 64, "a record is a cache line");
 _Static_assert(BATCH_BYTES <= (int)MSI_IDLE_BYTES, "a larger block is a piece of its own");
 
 /* How many blocks to take at once: see [Note: batches]. */
@@ -34,13 +36,13 @@ static void *take_piece(const msi_heap *h, int64_t bytes, bool is_cut)
     if (h->device == NULL) {
         return is_cut ? msi_take_touched(bytes) : msi_system_take(bytes);
     }
-    return h->device->ops->take(h->device, bytes, MSI_PLACE_DEVICE, &p) == MSI_DEV_OK ? p : NULL;
+    return h->device->ops->take(h->device, bytes, h->place, &p) == MSI_DEV_OK ? p : NULL;
 }
 
 static void give_bytes(const msi_heap *h, void *p, int64_t bytes)
 {
     if (h->device != NULL) {
-        h->device->ops->give(h->device, p, bytes, MSI_PLACE_DEVICE);
+        h->device->ops->give(h->device, p, bytes, h->place);
     } else if (!h->lost) {
         msi_system_give(p, bytes);
     }
@@ -49,6 +51,7 @@ static void give_bytes(const msi_heap *h, void *p, int64_t bytes)
 /* A piece of `n` blocks, with their records. All but the first, which is returned, are free. */
 static msi_mem_block *take_blocks(msi_heap *h, msi_class *c, int64_t n)
 {
+    const int64_t stream = (c - h->classes) / MSI_CLASSES;
     msi_mem_block *first = msi_take_touched(n * (int64_t)sizeof(*first));
     char *data = first != NULL ? take_piece(h, n * c->capacity, n > 1) : NULL;
 
@@ -62,12 +65,16 @@ static msi_mem_block *take_blocks(msi_heap *h, msi_class *c, int64_t n)
                                    .list = c,
                                    .next = &first[i + 1],
                                    .first = first,
-                                   .released = h->stats.n_allocs};
+                                   .released = h->stats.n_allocs,
+                                   .stream = (int16_t)stream};
     }
     first->n_blocks = (int16_t)n;
     first[n - 1].next = c->free;
     c->free = first->next;
     c->n_held += n;
+    if (h->n_classes < (stream + 1) * MSI_CLASSES) {
+        h->n_classes = (int32_t)(stream + 1) * MSI_CLASSES;
+    }
     h->stats.reserved += n * c->capacity;
     return first;
 }
@@ -104,5 +111,16 @@ void msi_piece_leave(const msi_mem_block *b)
 {
     if (++b->first->n_free == b->first->n_blocks) {
         msi_piece_give(b->first);
+    }
+}
+
+void msi_block_spoil(const msi_mem_block *b)
+{
+    msi_device *d = b->heap->device;
+
+    if (b->heap->place == MSI_PLACE_PINNED) {
+        memset(b->data, 0xff, (size_t)b->nbytes);
+    } else {
+        (void)d->ops->set(d, b->stream, b->data, 0xff, b->nbytes);
     }
 }

@@ -1,6 +1,6 @@
 /* runtime/backend/device.h: what every device keeps to: the CPU, and the one that runs things later
  * under both of its orders. */
-#include "device.h"
+#include "blocks.h"
 #include "ms_test.h"
 
 #include <dlfcn.h>
@@ -340,6 +340,59 @@ static void test_backend_device__freed_memory_is_no_number(void **state)
     ms_close();
 }
 
+/* What the stream of computing has written another brings to the host, from a block that is
+ * released meanwhile and whose next user writes something else. @return did it come as it was? */
+static bool comes_down(int32_t seed, bool waits)
+{
+    char text[16];
+    msi_mem_block *a, *next, *host;
+
+    ms_close();
+    snprintf(text, sizeof(text), "%d", (int)seed);
+    setenv("MS_FAKE_SEED", text, 1);
+    setenv("MS_FAKE_ORDER", seed % 2 == 0 ? "uniform" : "priorities", 1);
+    assert_ok(msi_alloc(msi_context(), N * sizeof(float), MS_MEM_ACTIVATION, &a));
+    assert_ok(msi_host_alloc(msi_context(), N * sizeof(float), MS_MEM_SCRATCH, &host));
+    msi_device *d = msi_context()->device;
+
+    d->ops->set(d, MSI_STREAM_COMPUTE, a->data, 0, a->nbytes);
+    add_one(d, MSI_STREAM_COMPUTE, a->data, a->data);
+    d->ops->after(d, MSI_STREAM_OUT, d->ops->mark(d, MSI_STREAM_COMPUTE));
+    d->ops->copy(d, MSI_STREAM_OUT, host->data, a->data, a->nbytes);
+    if (waits) {
+        msi_release_after(a, d->ops->mark(d, MSI_STREAM_OUT));
+    } else {
+        msi_release(a);
+    }
+    assert_ok(msi_alloc(msi_context(), N * sizeof(float), MS_MEM_ACTIVATION, &next));
+    d->ops->set(d, MSI_STREAM_COMPUTE, next->data, 0, next->nbytes);
+    wait_for(d, MSI_STREAM_COMPUTE);
+    wait_for(d, MSI_STREAM_OUT);
+    const bool right = ((const float *)host->data)[N - 1] == 1;
+
+    msi_release(next);
+    msi_release(host);
+    return right;
+}
+
+static void test_backend_device__a_block_waits_for_the_mark_of_its_last_use(void **state)
+{
+    int32_t n_waiting = 0, n_not = 0;
+
+    (void)state;
+    setenv("MS_DEVICE", "fake", 1);
+    for (int32_t seed = 0; seed < SEEDS; seed++) {
+        n_waiting += comes_down(seed, true);
+        n_not += comes_down(seed, false);
+    }
+    ms_close();
+    unsetenv("MS_FAKE_SEED");
+    unsetenv("MS_FAKE_ORDER");
+    unsetenv("MS_DEVICE");
+    assert_int_equal(n_waiting, SEEDS);
+    assert_true(n_not < SEEDS * 3 / 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -352,6 +405,7 @@ int main(void)
         cmocka_unit_test(test_backend_device__shared_memory_has_two_addresses),
         cmocka_unit_test(test_backend_device__an_unknown_one_is_a_warning_and_the_cpu),
         cmocka_unit_test(test_backend_device__freed_memory_is_no_number),
+        cmocka_unit_test(test_backend_device__a_block_waits_for_the_mark_of_its_last_use),
     };
 
     return cmocka_run_group_tests_name("backend/device", tests, NULL, NULL);

@@ -1,0 +1,357 @@
+/* runtime/backend/heap.c on a device: pools of streams, marks, the host's memory that it can reach,
+ * running out. The device here does what the test says, when the test says so. */
+#include "blocks.h"
+#include "heap.h"
+#include "ms_test.h"
+
+#include <sys/mman.h>
+
+enum { MIB = 1 << 20 };
+
+static struct {
+    msi_device base;
+    msi_device_ops ops;
+    bool spoils;
+    int64_t taken[2], limit; /* bytes, by place; of the device's */
+    uint64_t enqueued[MSI_STREAMS], done[MSI_STREAMS];
+    int32_t n_waits;
+    int32_t n_spoilt[MSI_STREAMS];
+    const void *spoilt; /* last */
+} slow;
+
+/* Device memory is nobody's to read or write, so long as the device does not spoil it. */
+static int32_t slow_take(msi_device *d, int64_t nbytes, int32_t place, void **out)
+{
+    const int protection = place == MSI_PLACE_DEVICE ? PROT_NONE : PROT_READ | PROT_WRITE;
+
+    if (place == MSI_PLACE_DEVICE && slow.taken[place] + nbytes > slow.limit) {
+        return MSI_DEV_NO_MEMORY;
+    }
+    *out = mmap(NULL, (size_t)nbytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(*out != MAP_FAILED);
+    slow.taken[place] += nbytes;
+    return MSI_DEV_OK;
+}
+
+static void slow_give(msi_device *d, void *p, int64_t nbytes, int32_t place)
+{
+    munmap(p, (size_t)nbytes);
+    slow.taken[place] -= nbytes;
+}
+
+static void slow_info(msi_device *d, msi_device_info *out)
+{
+    *out = (msi_device_info){.name = "slow", .spoils = slow.spoils};
+}
+
+static int32_t slow_set(msi_device *d, int32_t stream, void *to, int32_t byte, int64_t nbytes)
+{
+    assert_int_equal(byte, 0xff);
+    slow.n_spoilt[stream]++;
+    slow.spoilt = to;
+    return MSI_DEV_OK;
+}
+
+static msi_mark slow_mark(msi_device *d, int32_t stream)
+{
+    return (msi_mark){stream, ++slow.enqueued[stream]};
+}
+
+static int32_t slow_done(msi_device *d, msi_mark m)
+{
+    return m.ticket <= slow.done[m.stream] ? MSI_DEV_OK : MSI_DEV_NOT_YET;
+}
+
+static int32_t slow_wait(msi_device *d, msi_mark m, bool (*go_on)(void *user), void *user)
+{
+    assert_true(go_on == NULL);
+    slow.n_waits++;
+    slow.done[m.stream] = m.ticket;
+    return MSI_DEV_OK;
+}
+
+static ms_status open_slow(ms_context *ctx)
+{
+    slow.ops = msi_cpu_device_ops;
+    slow.ops.take = slow_take;
+    slow.ops.give = slow_give;
+    slow.ops.info = slow_info;
+    slow.ops.set = slow_set;
+    slow.ops.mark = slow_mark;
+    slow.ops.done = slow_done;
+    slow.ops.wait = slow_wait;
+    slow.base.ops = &slow.ops;
+    ctx->device = &slow.base;
+    return MS_OK;
+}
+
+static void begin(bool spoils)
+{
+    assert_ok(ms_close());
+    memset(&slow, 0, sizeof(slow));
+    slow.spoils = spoils;
+    slow.limit = INT64_MAX;
+    msi_context()->open_device = open_slow;
+}
+
+/* Whatever was held has gone back. */
+static void end(void)
+{
+    assert_ok(ms_close());
+    assert_int_equal(slow.taken[MSI_PLACE_DEVICE], 0);
+    assert_int_equal(slow.taken[MSI_PLACE_PINNED], 0);
+}
+
+static msi_mem_block *take_on(int32_t stream, int64_t nbytes)
+{
+    msi_mem_block *b;
+
+    assert_ok(msi_alloc_on(msi_context(), stream, nbytes, MS_MEM_ACTIVATION, &b));
+    return b;
+}
+
+static msi_mem_block *take(int64_t nbytes)
+{
+    msi_mem_block *b;
+
+    assert_ok(msi_alloc(msi_context(), nbytes, MS_MEM_ACTIVATION, &b));
+    return b;
+}
+
+static ms_memory_stats figures(void)
+{
+    ms_memory_stats stats;
+
+    msi_memory_stats(msi_context(), &stats);
+    return stats;
+}
+
+static void test_backend_pools__a_devices_memory_is_never_touched(void **state)
+{
+    enum { N = 500 };
+    msi_mem_block *blocks[N];
+
+    (void)state;
+    begin(false);
+    for (int32_t round = 0; round < 3; round++) {
+        for (int32_t i = 0; i < N; i++) {
+            blocks[i] = take(i % 2 == 0 ? 200 : i * 1000);
+            assert_int_equal((uintptr_t)blocks[i]->data % 64, 0);
+        }
+        msi_mem_set_kind(blocks[0], MS_MEM_PARAMETER);
+        for (int32_t i = 0; i < N; i++) {
+            if (i % 3 == 0) {
+                msi_release_after(blocks[i], slow_mark(&slow.base, MSI_STREAM_OUT));
+            } else {
+                msi_release(blocks[i]);
+            }
+        }
+        ms_memory_trim();
+    }
+    assert_int_equal(figures().live_total, 0);
+    end();
+}
+
+static void test_backend_pools__what_is_freed_serves_its_own_stream(void **state)
+{
+    (void)state;
+    begin(false);
+    msi_mem_block *a = take(5000);
+    const void *place = a->data;
+
+    msi_release(a);
+    msi_mem_block *other = take_on(MSI_STREAM_OUT, 5000);
+
+    assert_ptr_not_equal(other->data, place);
+    a = take(5000);
+    assert_ptr_equal(a->data, place);
+    place = other->data;
+    msi_release(other);
+    msi_release(a);
+    other = take_on(MSI_STREAM_OUT, 5100);
+    assert_ptr_equal(other->data, place);
+    msi_release(other);
+    assert_int_equal(figures().n_system, 2);
+    end();
+}
+
+static void test_backend_pools__no_block_is_used_again_before_its_mark(void **state)
+{
+    (void)state;
+    begin(false);
+    msi_mem_block *a = take(5000), *b;
+    const void *place = a->data;
+    const msi_mark mark = slow_mark(&slow.base, MSI_STREAM_OUT);
+
+    msi_release_after(a, mark);
+    assert_int_equal(figures().live_total, 0);
+    assert_int_equal(figures().cached, 0);
+    b = take(5000);
+    assert_ptr_not_equal(b->data, place);
+    slow.done[MSI_STREAM_OUT] = mark.ticket;
+    a = take(5000);
+    assert_ptr_equal(a->data, place);
+    msi_release(a);
+    msi_release_after(b, mark); /* which is past */
+    assert_int_equal(figures().cached, figures().reserved);
+    assert_int_equal(slow.n_waits, 0);
+    end();
+}
+
+static void test_backend_pools__streams_do_not_wait_for_each_other(void **state)
+{
+    (void)state;
+    begin(false);
+    msi_mem_block *first = take(5000), *second = take(5000), *third = take(5000);
+    const void *out = first->data, *in = second->data;
+    const msi_mark early = slow_mark(&slow.base, MSI_STREAM_OUT);
+
+    msi_release_after(first, early);
+    msi_release_after(second, slow_mark(&slow.base, MSI_STREAM_IN));
+    msi_release_after(third, slow_mark(&slow.base, MSI_STREAM_OUT));
+    slow.done[MSI_STREAM_IN] = slow.enqueued[MSI_STREAM_IN];
+    msi_mem_block *b = take(5000);
+
+    assert_ptr_equal(b->data, in);
+    slow.done[MSI_STREAM_OUT] = early.ticket;
+    first = take(5000);
+    assert_ptr_equal(first->data, out); /* the oldest, and not the one behind it */
+    assert_int_equal(figures().n_system, 3);
+    second = take(5000);
+    assert_int_equal(figures().n_system, 4);
+    msi_release(b);
+    msi_release(first);
+    msi_release(second);
+    end();
+}
+
+static void test_backend_pools__running_out_waits_gives_back_and_then_fails(void **state)
+{
+    msi_mem_block *b;
+
+    (void)state;
+    begin(false);
+    slow.limit = 3 * MIB;
+    msi_mem_block *kept = take(MIB), *waiting = take(MIB), *other = take_on(MSI_STREAM_IN, MIB);
+    const void *place = waiting->data;
+
+    msi_release_after(waiting, slow_mark(&slow.base, MSI_STREAM_OUT));
+    b = take(MIB); /* for which it waits */
+    assert_ptr_equal(b->data, place);
+    assert_int_equal(slow.n_waits, 1);
+    msi_release_after(b, slow_mark(&slow.base, MSI_STREAM_OUT));
+    msi_release(other);
+    b = take(2 * MIB); /* what other sizes and streams had */
+    assert_int_equal(slow.n_waits, 2);
+    assert_fails(MS_OUT_OF_MEMORY, "no memory for 1000 bytes of activation (live: 3145728 bytes",
+                 msi_alloc(msi_context(), 1000, MS_MEM_ACTIVATION, &other));
+    assert_null(other);
+    msi_release(b);
+    b = take(1000);
+    msi_release(b);
+    msi_release(kept);
+    end();
+}
+
+static void test_backend_pools__an_item_that_runs_waits_for_no_other(void **state)
+{
+    msi_mem_block *b;
+
+    (void)state;
+    begin(false);
+    slow.limit = MIB;
+    msi_release_after(take(MIB), slow_mark(&slow.base, MSI_STREAM_OUT));
+    slow.base.running = true;
+    assert_int_equal(msi_alloc(msi_context(), MIB, MS_MEM_SCRATCH, &b), MS_OUT_OF_MEMORY);
+    slow.base.running = false;
+    assert_int_equal(slow.n_waits, 0);
+    end();
+}
+
+static void test_backend_pools__what_is_free_is_spoilt_in_the_order_of_its_stream(void **state)
+{
+    (void)state;
+    begin(true);
+    msi_mem_block *a = take(5000), *b = take_on(MSI_STREAM_IN, 700);
+    const void *place = a->data;
+
+    msi_release_after(a, slow_mark(&slow.base, MSI_STREAM_OUT));
+    assert_null(slow.spoilt);
+    msi_release(b);
+    assert_ptr_equal(slow.spoilt, b->data);
+    assert_int_equal(slow.n_spoilt[MSI_STREAM_IN], 1);
+    slow.done[MSI_STREAM_OUT] = slow.enqueued[MSI_STREAM_OUT];
+    ms_memory_trim();
+    assert_ptr_equal(slow.spoilt, place);
+    assert_int_equal(slow.n_spoilt[MSI_STREAM_COMPUTE], 1);
+    end();
+}
+
+static void test_backend_pools__the_hosts_memory_is_the_devices_to_reach(void **state)
+{
+    msi_mem_block *a, *b;
+
+    (void)state;
+    begin(true);
+    assert_ok(msi_host_alloc(msi_context(), 5000, MS_MEM_SCRATCH, &a));
+    assert_true(slow.taken[MSI_PLACE_PINNED] >= 5000);
+    assert_int_equal(slow.taken[MSI_PLACE_DEVICE], 0);
+    assert_int_equal(figures().live_total, 0); /* it is not the device's */
+    memset(a->data, 1, 5000);
+    const unsigned char *bytes = a->data;
+
+    msi_release_after(a, slow_mark(&slow.base, MSI_STREAM_IN));
+    assert_ok(msi_host_alloc(msi_context(), 5000, MS_MEM_SCRATCH, &b));
+    assert_ptr_not_equal(b->data, bytes);
+    assert_int_equal(bytes[4999], 1); /* what the stream reads */
+    slow.done[MSI_STREAM_IN] = slow.enqueued[MSI_STREAM_IN];
+    assert_ok(msi_host_alloc(msi_context(), 5000, MS_MEM_SCRATCH, &a));
+    assert_ptr_equal(a->data, bytes);
+    assert_int_equal(bytes[4999], 0xff);
+    msi_release(a);
+    msi_release(b);
+    assert_int_equal(slow.n_spoilt[MSI_STREAM_COMPUTE], 0); /* by the host, at once */
+    end();
+}
+
+static void test_backend_pools__closing_ends_all_waiting(void **state)
+{
+    (void)state;
+    begin(false);
+    msi_release_after(take(5000), slow_mark(&slow.base, MSI_STREAM_OUT));
+    msi_release_after(take(3 * MIB), slow_mark(&slow.base, MSI_STREAM_IN));
+    end();
+    assert_int_equal(slow.n_waits, 0);
+}
+
+static void test_backend_pools__without_a_device_there_is_nothing_to_wait_for(void **state)
+{
+    (void)state;
+    assert_ok(ms_close());
+    msi_mem_block *a = take_on(MSI_STREAM_OUT, 5000);
+    const void *place = a->data;
+
+    msi_release_after(a, (msi_mark){MSI_STREAM_IN, 1000});
+    a = take(5000);
+    assert_ptr_equal(a->data, place);
+    msi_release(a);
+    msi_release_after(NULL, (msi_mark){0});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_backend_pools__a_devices_memory_is_never_touched),
+        cmocka_unit_test(test_backend_pools__what_is_freed_serves_its_own_stream),
+        cmocka_unit_test(test_backend_pools__no_block_is_used_again_before_its_mark),
+        cmocka_unit_test(test_backend_pools__streams_do_not_wait_for_each_other),
+        cmocka_unit_test(test_backend_pools__running_out_waits_gives_back_and_then_fails),
+        cmocka_unit_test(test_backend_pools__an_item_that_runs_waits_for_no_other),
+        cmocka_unit_test(test_backend_pools__what_is_free_is_spoilt_in_the_order_of_its_stream),
+        cmocka_unit_test(test_backend_pools__the_hosts_memory_is_the_devices_to_reach),
+        cmocka_unit_test(test_backend_pools__closing_ends_all_waiting),
+        cmocka_unit_test(test_backend_pools__without_a_device_there_is_nothing_to_wait_for),
+    };
+
+    return cmocka_run_group_tests_name("backend/pools", tests, NULL, NULL);
+}
