@@ -20,7 +20,9 @@ enum {
 };
 
 /* Work space that stays from product to product, for blocks for each of their sizes would be many
- * times as much: what the largest product needs, of those in this window and the one before. */
+ * times as much: what the largest product needs, of those in this window and the one before. It is
+ * the host's: of a device's blocks those are free that are released behind the product, too, when
+ * it runs as an item. */
 typedef struct work_room {
     msi_mem_block *block;
     int64_t nbytes;
@@ -48,7 +50,7 @@ static void empty_room(work_room *room)
 static ms_status resize_room(ms_context *ctx, work_room *room, int64_t nbytes)
 {
     empty_room(room);
-    MS_TRY(msi_alloc(ctx, nbytes, MS_MEM_SCRATCH, &room->block));
+    MS_TRY(msi_host_alloc(ctx, nbytes, MS_MEM_SCRATCH, &room->block));
     room->nbytes = nbytes;
     return MS_OK;
 }

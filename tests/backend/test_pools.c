@@ -314,6 +314,35 @@ static void test_backend_pools__the_hosts_memory_is_the_devices_to_reach(void **
     end();
 }
 
+static void test_backend_pools__a_product_that_runs_takes_no_block_of_a_stream(void **state)
+{
+    enum { SIDE = 64 };
+    static uint16_t a[SIDE * SIDE], b[SIDE * SIDE], c[SIDE * SIDE];
+    const msi_gemm_args args = {.a = a,
+                                .b = b,
+                                .c = c,
+                                .m = SIDE,
+                                .n = SIDE,
+                                .k = SIDE,
+                                .a_row = SIDE,
+                                .a_col = 1,
+                                .b_row = SIDE,
+                                .b_col = 1,
+                                .c_row = SIDE,
+                                .batch = 1,
+                                .dtype = MS_DTYPE_BF16,
+                                .c_dtype = MS_DTYPE_BF16};
+
+    (void)state;
+    begin(false);
+    msi_release(take(5000));
+    slow.base.running = true; /* so what was enqueued behind it may still use what is free */
+    assert_ok(msi_gemm(msi_context(), &args));
+    slow.base.running = false;
+    assert_int_equal(figures().n_allocs, 1);
+    end();
+}
+
 static void test_backend_pools__closing_ends_all_waiting(void **state)
 {
     (void)state;
@@ -349,6 +378,7 @@ int main(void)
         cmocka_unit_test(test_backend_pools__an_item_that_runs_waits_for_no_other),
         cmocka_unit_test(test_backend_pools__what_is_free_is_spoilt_in_the_order_of_its_stream),
         cmocka_unit_test(test_backend_pools__the_hosts_memory_is_the_devices_to_reach),
+        cmocka_unit_test(test_backend_pools__a_product_that_runs_takes_no_block_of_a_stream),
         cmocka_unit_test(test_backend_pools__closing_ends_all_waiting),
         cmocka_unit_test(test_backend_pools__without_a_device_there_is_nothing_to_wait_for),
     };
