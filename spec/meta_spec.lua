@@ -39,7 +39,9 @@ describe('a meta tensor', function()
   end)
 
   for name, arguments in pairs(signatures.of) do
-    local op = name:match('^ms%.ops%.([%w_]+)$')
+    local collective = name:match('^ms%.dist%.functional%.([%w_]+)$')
+    local op = collective or name:match('^ms%.ops%.([%w_]+)$')
+    local functions = collective and ms.dist.functional or ms.ops
     if op and op ~= 'site' then
       it('goes through ' .. op, function()
         local real, shapes = {}, {}
@@ -47,10 +49,10 @@ describe('a meta tensor', function()
           real[i], shapes[i] = argument.value, without_values(argument.value)
         end
         if READS[op] then
-          checks.raises('RuntimeError', 'has no values yet', ms.ops[op], unpack(shapes))
+          checks.raises('RuntimeError', 'has no values yet', functions[op], unpack(shapes))
           return
         end
-        local want, got = ms.ops[op](unpack(real)), ms.ops[op](unpack(shapes))
+        local want, got = functions[op](unpack(real)), functions[op](unpack(shapes))
         assert.same(want:shape(), got:shape())
         assert.equal(want:dtype(), got:dtype())
         assert.is_true(has_values(want))

@@ -11,6 +11,7 @@ local alone = require 'moonshard.alone'
 local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
+local given = require 'moonshard.dist.given'
 local namespace = require 'moonshard.namespace'
 local notes = require 'moonshard_ffi.notes'
 local ops = require 'moonshard.ops'
@@ -280,33 +281,11 @@ end
 
 -- -- collectives ---------------------------------------------------------------------------------
 
-local reductions = {
-  sum = C.MS_REDUCE_SUM, avg = C.MS_REDUCE_AVG, max = C.MS_REDUCE_MAX, min = C.MS_REDUCE_MIN,
-}
-
----@alias ms.dist.Reduction 'sum'|'avg'|'max'|'min'
-
-local function reduction_code(what, name)
-  if name == nil then
-    return reductions.sum
-  end
-  return reductions[arguments.text(what, 'reduction', name)]
-    or errors.raise('ValueError', "%s: unknown reduction '%s', expected sum, avg, max or min", what,
-      name)
-end
-
 --- The group of all ranks, for calls into C.
 ---@return ffi.cdata*
 function dist.world()
   B.check(C.ms_comm_world(comm_out))
   return comm_out[0]
-end
-
-local function check_group(what, group)
-  if not tostring(group):find('^cdata<struct ms_comm %*>') then
-    arguments.refuse(what, 'group', group, 'a group of ranks')
-  end
-  return group
 end
 
 local function int32(name, value, default)
@@ -332,7 +311,7 @@ end
 ---@return ffi.cdata*? group  nil for a color below 0
 function dist.split(color, key, group)
   color, key = int32('color', color), int32('key', key, 0)
-  group = group == nil and dist.world() or check_group('dist.split', group)
+  group = group == nil and dist.world() or given.group('dist.split', group)
   B.check(C.ms_comm_split(comm_out, group, color, key))
   return comm_out[0] ~= nil and comm_out[0] or nil
 end
@@ -350,7 +329,7 @@ end
 ---@return ms.Tensor t
 function dist.all_reduce(t, reduction)
   calls.comm_all_reduce(dist.world(), target('all_reduce', 't', t),
-    reduction_code('all_reduce', reduction))
+    given.reduction('all_reduce', reduction))
   return t
 end
 
@@ -386,7 +365,7 @@ end
 function dist.reduce_scatter(out, input, reduction)
   calls.comm_reduce_scatter(dist.world(), target('reduce_scatter', 'out', out),
     arguments.tensor('reduce_scatter', 'input', input),
-    reduction_code('reduce_scatter', reduction))
+    given.reduction('reduce_scatter', reduction))
   return out
 end
 
@@ -435,7 +414,7 @@ local counts = B.new('int64_t[5]')
 ---@param group? ffi.cdata*  default: the world
 ---@return ms.dist.Counts
 function dist.counts(group)
-  C.ms_comm_counts(group == nil and dist.world() or check_group('counts', group), counts)
+  C.ms_comm_counts(group == nil and dist.world() or given.group('counts', group), counts)
   return {
     all_gather = tonumber(counts[0]),
     reduce_scatter = tonumber(counts[1]),
@@ -463,4 +442,5 @@ local OTHERWISE = {
   get_backend = 'dist.info().transport', get_node_local_rank = 'dist.info().local_rank',
 }
 
-return namespace('dist', dist, nil, planned.collectives, OTHERWISE)
+return namespace('dist', dist, { functional = 'moonshard.dist.functional' }, planned.collectives,
+  OTHERWISE)

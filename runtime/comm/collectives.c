@@ -1,4 +1,4 @@
-/* Collectives on tensors: checks, then chunks through the staging area.
+/* Collectives on views and on bytes: named, then moved in chunks through the staging area.
  *
  * Reductions run over ranks by the fixed tree of the `tree` kernel over equal values, so results
  * are equal bits everywhere. Small messages are reduced whole by every rank; of larger ones each
@@ -11,52 +11,6 @@
 #include <string.h>
 
 enum { REDUCE_WHOLE_BYTES = 16 * 1024 };
-
-/* -- checks ------------------------------------------------------------------------------------ */
-
-static ms_status check_operand(const char *op, const char *name, const ms_tensor *t)
-{
-    if (t == NULL) {
-        return MS_FAIL(MS_VALUE_ERROR, "%s: no tensor given for '%s'", op, name);
-    }
-    if (!msi_view_contiguous(&t->v)) {
-        return MS_FAIL(MS_VALUE_ERROR, "%s: '%s' has shape %s with gaps, expected contiguous", op,
-                       name, msi_shape_text(t->v.ndim, t->v.shape));
-    }
-    return MS_OK;
-}
-
-static ms_status check_pair(const char *op, const ms_tensor *out, const ms_tensor *in,
-                            int64_t out_numel)
-{
-    MS_TRY(check_operand(op, "out", out));
-    MS_TRY(check_operand(op, "in", in));
-    if (out->v.dtype != in->v.dtype) {
-        return MS_FAIL(MS_TYPE_ERROR, "%s: dtypes are %s and %s, expected one", op,
-                       ms_dtype_name(out->v.dtype), ms_dtype_name(in->v.dtype));
-    }
-    if (msi_view_numel(&out->v) != out_numel) {
-        return MS_FAIL(MS_VALUE_ERROR, "%s: 'out' has %lld elements, expected %lld", op,
-                       (long long)msi_view_numel(&out->v), (long long)out_numel);
-    }
-    return MS_OK;
-}
-
-static ms_status check_reduce(const char *op, int32_t dtype, int32_t reduce)
-{
-    if (reduce < MS_REDUCE_SUM || reduce > MS_REDUCE_MIN) {
-        return MS_FAIL(MS_VALUE_ERROR, "%s: reduction is %d, expected 0 to %d", op, (int)reduce,
-                       MS_REDUCE_MIN);
-    }
-    if (dtype == MS_DTYPE_I64 && reduce == MS_REDUCE_AVG) {
-        return MS_FAIL(MS_TYPE_ERROR, "%s: an average of i64 is no i64; use sum", op);
-    }
-    if (dtype != MS_DTYPE_I64 && !ms_dtype_is_floating(dtype)) {
-        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "%s: no reduction of %s on cpu", op,
-                       ms_dtype_name(dtype));
-    }
-    return MS_OK;
-}
 
 /* Name the collective on a tensor to the others; `*seq` is what its waits refer to. */
 static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t root, uint64_t *seq)
@@ -99,42 +53,18 @@ static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64
     return msi_settle(msi_context()); /* peers write their bytes anew */
 }
 
-/* Chunks go out and come in by turns: what is read may lie in what is written (or the other way
- * round) only where this rank's part of the whole belongs. */
-static ms_status check_overlap(const ms_comm *c, const char *what, const ms_tensor *whole,
-                               const ms_tensor *part)
-{
-    const char *place = msi_view_ptr(&whole->v);
-    const int64_t nbytes = msi_view_numel(&part->v) * ms_dtype_size(part->v.dtype);
-
-    if (msi_view_shares(&whole->v, &part->v) &&
-        msi_view_ptr(&part->v) != (const void *)(place + c->rank * nbytes)) {
-        return MS_FAIL(MS_RUNTIME_ERROR,
-                       "%s: 'in' and 'out' overlap elsewhere than in this rank's part; clone 'in' "
-                       "first",
-                       what);
-    }
-    return MS_OK;
-}
-
 /* -- collectives ------------------------------------------------------------------------------- */
 
-ms_status ms_comm_all_gather(ms_comm *c, ms_tensor *out, ms_tensor *in)
+ms_status msi_comm_all_gather(ms_comm *c, const msi_view *out, const msi_view *in)
 {
     void *from, *to;
     uint64_t seq;
 
-    MS_TRY(check_operand("all_gather", "in", in));
-    int64_t n = msi_view_numel(&in->v);
-
-    MS_TRY(check_pair("all_gather", out, in, n * c->size));
-    MS_TRY(check_overlap(c, "all_gather", out, in));
-    MS_TRY(msi_tensor_check_write(out, "all_gather"));
-    MS_TRY(msi_view_host(&in->v, &from));
-    MS_TRY(msi_view_host(&out->v, &to));
-    MS_TRY(begin(c, MSI_COLL_ALL_GATHER, &in->v, 0, &seq));
-    out->v.storage->version++;
-    return msi_stage_exchange(c, seq, from, n * ms_dtype_size(in->v.dtype), to);
+    MS_TRY(msi_view_host(in, &from));
+    MS_TRY(msi_view_host(out, &to));
+    MS_TRY(begin(c, MSI_COLL_ALL_GATHER, in, 0, &seq));
+    out->storage->version++;
+    return msi_stage_exchange(c, seq, from, msi_view_numel(in) * ms_dtype_size(in->dtype), to);
 }
 
 ms_status msi_comm_gather_named(ms_comm *c, const msi_label *what, int32_t model, const void *in,
@@ -168,29 +98,19 @@ ms_status ms_comm_exchange(ms_comm *c, const char *what, const double *numbers, 
     return msi_comm_gather_bytes(c, what, numbers, (int64_t)sizeof(*numbers) * n_numbers, all);
 }
 
-ms_status ms_comm_reduce_scatter(ms_comm *c, ms_tensor *out, ms_tensor *in, int32_t reduce)
+ms_status msi_comm_reduce_scatter(ms_comm *c, const msi_view *out, const msi_view *in,
+                                  int32_t reduce)
 {
+    const int32_t dtype = out->dtype;
+    const int64_t n = msi_view_numel(out), size = ms_dtype_size(dtype);
+    const int64_t part = MSI_CHUNK / c->size / 64 * 64; /* bytes for each member in a chunk */
     void *from, *to;
     uint64_t seq;
 
-    MS_TRY(check_operand("reduce_scatter", "out", out));
-    int32_t dtype = out->v.dtype;
-    int64_t n = msi_view_numel(&out->v), size = ms_dtype_size(dtype);
-    int64_t part = MSI_CHUNK / c->size / 64 * 64; /* bytes for each member in a chunk */
-
-    MS_TRY(check_operand("reduce_scatter", "in", in));
-    if (msi_view_numel(&in->v) != n * c->size) {
-        return MS_FAIL(MS_VALUE_ERROR, "reduce_scatter: 'in' has %lld elements, expected %lld",
-                       (long long)msi_view_numel(&in->v), (long long)(n * c->size));
-    }
-    MS_TRY(check_pair("reduce_scatter", out, in, n));
-    MS_TRY(check_overlap(c, "reduce_scatter", in, out));
-    MS_TRY(check_reduce("reduce_scatter", dtype, reduce));
-    MS_TRY(msi_tensor_check_write(out, "reduce_scatter"));
-    MS_TRY(msi_view_host(&in->v, &from));
-    MS_TRY(msi_view_host(&out->v, &to));
-    MS_TRY(begin(c, MSI_COLL_REDUCE_SCATTER, &out->v, reduce, &seq));
-    out->v.storage->version++;
+    MS_TRY(msi_view_host(in, &from));
+    MS_TRY(msi_view_host(out, &to));
+    MS_TRY(begin(c, MSI_COLL_REDUCE_SCATTER, out, reduce, &seq));
+    out->storage->version++;
     for (int64_t at = 0; at == 0 || at < n; at += part / size) {
         int64_t count = n - at < part / size ? n - at : part / size;
 
@@ -243,20 +163,16 @@ static ms_status all_reduce_parts(ms_comm *c, uint64_t seq, int32_t dtype, int32
     return MS_OK;
 }
 
-ms_status ms_comm_all_reduce(ms_comm *c, ms_tensor *t, int32_t reduce)
+ms_status msi_comm_all_reduce(ms_comm *c, const msi_view *v, int32_t reduce)
 {
+    const int32_t dtype = v->dtype;
+    const int64_t n = msi_view_numel(v), size = ms_dtype_size(dtype), step = MSI_CHUNK / size;
     void *data;
     uint64_t seq;
 
-    MS_TRY(check_operand("all_reduce", "t", t));
-    MS_TRY(check_reduce("all_reduce", t->v.dtype, reduce));
-    MS_TRY(msi_tensor_check_write(t, "all_reduce"));
-    MS_TRY(msi_view_host(&t->v, &data));
-    int32_t dtype = t->v.dtype;
-    int64_t n = msi_view_numel(&t->v), size = ms_dtype_size(dtype), step = MSI_CHUNK / size;
-
-    MS_TRY(begin(c, MSI_COLL_ALL_REDUCE, &t->v, reduce, &seq));
-    t->v.storage->version++;
+    MS_TRY(msi_view_host(v, &data));
+    MS_TRY(begin(c, MSI_COLL_ALL_REDUCE, v, reduce, &seq));
+    v->storage->version++;
     for (int64_t at = 0; at == 0 || at < n; at += step) {
         int64_t count = n - at < step ? n - at : step;
         char *chunk = (char *)data + at * size;
@@ -274,23 +190,15 @@ ms_status ms_comm_all_reduce(ms_comm *c, ms_tensor *t, int32_t reduce)
     return MS_OK;
 }
 
-ms_status ms_comm_broadcast(ms_comm *c, ms_tensor *t, int32_t root)
+ms_status msi_comm_broadcast(ms_comm *c, const msi_view *v, int32_t root)
 {
+    const int64_t nbytes = msi_view_numel(v) * ms_dtype_size(v->dtype);
     void *data;
     uint64_t seq;
 
-    MS_TRY(check_operand("broadcast", "t", t));
-    if (root < 0 || root >= c->size) {
-        return MS_FAIL(MS_VALUE_ERROR, "broadcast: root is %d, expected 0 to %d", (int)root,
-                       (int)c->size - 1);
-    }
-    MS_TRY(msi_tensor_check_write(t, "broadcast"));
-    MS_TRY(msi_view_host(&t->v, &data));
-    int64_t n = msi_view_numel(&t->v);
-    int64_t nbytes = n * ms_dtype_size(t->v.dtype);
-
-    MS_TRY(begin(c, MSI_COLL_BROADCAST, &t->v, c->slot[root], &seq));
-    t->v.storage->version++;
+    MS_TRY(msi_view_host(v, &data));
+    MS_TRY(begin(c, MSI_COLL_BROADCAST, v, c->slot[root], &seq));
+    v->storage->version++;
     for (int64_t at = 0; at == 0 || at < nbytes; at += MSI_CHUNK) {
         size_t count = (size_t)(nbytes - at < MSI_CHUNK ? nbytes - at : MSI_CHUNK);
 

@@ -87,6 +87,14 @@ ms_status msi_segment_new(msi_segment *out, ms_comm *comm, int64_t nbytes);
 /* Unmap. Not collective; safe after the group broke. */
 void msi_segment_free(msi_segment *s);
 
+/* Collectives on contiguous views (moonshard/comm.h says which elements go where; collective/
+ * checks them): named, and done on return. What is written counts its version up. The smaller of
+ * two views may be this rank's part of the other. */
+ms_status msi_comm_all_gather(ms_comm *comm, const msi_view *out, const msi_view *in);
+ms_status msi_comm_reduce_scatter(ms_comm *comm, const msi_view *out, const msi_view *in,
+                                  int32_t reduce);
+ms_status msi_comm_all_reduce(ms_comm *comm, const msi_view *v, int32_t reduce);
+ms_status msi_comm_broadcast(ms_comm *comm, const msi_view *v, int32_t root);
 /* All-gather of raw bytes: small host data, through the control block's staging area.
  * @param what  the operation as scripts know it, which errors name: "clip_grad_norm_" */
 ms_status msi_comm_gather_bytes(ms_comm *comm, const char *what, const void *in, int64_t nbytes,

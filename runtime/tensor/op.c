@@ -62,11 +62,33 @@ static ms_status compute(msi_op_call *call, const msi_view *const *in)
     return empty && !call->meta ? call->op->forward(call) : MS_OK;
 }
 
+static void tell_begin(const msi_op_observer *observer, const msi_op_call *call)
+{
+    if (MSI_UNLIKELY(observer != NULL) && observer->begin != NULL) {
+        observer->begin(observer->user, call);
+    }
+}
+
+static void tell_end(const msi_op_observer *observer, const msi_op_call *call, ms_status status)
+{
+    if (MSI_UNLIKELY(observer != NULL) && observer->end != NULL) {
+        observer->end(observer->user, call, status);
+    }
+}
+
+static void drop_results(msi_op_call *call)
+{
+    for (int32_t i = 0; i < call->n_out; i++) {
+        ms_tensor_free(call->out[i]);
+        call->out[i] = NULL;
+    }
+}
+
 ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, int32_t n_in,
                      ms_tensor **out, int32_t n_out)
 {
     msi_op_call call = {
-        .ctx = NULL, .op = op, .attrs = attrs, .in = in, .n_in = n_in, .n_out = n_out};
+        .op = op, .attrs = attrs, .in = in, .n_in = n_in, .out = out, .n_out = n_out};
     const msi_op_recorder *recorder;
     const msi_op_observer *observer;
     const msi_view *views[MSI_OP_MAX_IN];
@@ -93,9 +115,7 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
     }
     recorder = call.ctx->recorder;
     observer = state->observer;
-    if (observer != NULL && observer->begin != NULL) {
-        observer->begin(observer->user, &call);
-    }
+    tell_begin(observer, &call);
     status = recorder->begin(&call);
     if (MSI_LIKELY(status == MS_OK)) {
         status = compute(&call, views);
@@ -104,16 +124,46 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
         status = about_shards(status, &call);
     }
     recorder->end(&call, status);
-    for (int32_t i = 0; i < n_out; i++) {
-        if (status == MS_OK) {
-            out[i] = call.out[i];
-        } else {
-            ms_tensor_free(call.out[i]);
+    if (MSI_UNLIKELY(status != MS_OK)) {
+        drop_results(&call);
+    }
+    tell_end(observer, &call, status);
+    return status;
+}
+
+/* Of a context that has tensors. */
+static const msi_op_observer *observer_of(const ms_context *ctx)
+{
+    return ((const msi_tensor_state *)ctx->room[MSI_ROOM_TENSOR])->observer;
+}
+
+static bool are_meta(ms_tensor *const *t, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (!t[i]->v.storage->meta) {
+            return false;
         }
     }
-    if (observer != NULL && observer->end != NULL) {
-        observer->end(observer->user, &call, status);
-    }
+    return true;
+}
+
+ms_status msi_op_run_into(ms_context *ctx, const msi_op *op, const void *attrs,
+                          ms_tensor *const *in, int32_t n_in, ms_tensor **out, int32_t n_out)
+{
+    msi_op_call call = {.ctx = ctx,
+                        .op = op,
+                        .attrs = attrs,
+                        .in = in,
+                        .n_in = n_in,
+                        .out = out,
+                        .n_out = n_out,
+                        .meta = n_out > 0 && are_meta(out, n_out) && are_meta(in, n_in)};
+    const msi_op_observer *observer = observer_of(ctx);
+
+    tell_begin(observer, &call);
+    ms_status status = call.meta ? MS_OK : op->forward(&call);
+
+    tell_end(observer, &call, status);
     return status;
 }
 
@@ -136,4 +186,9 @@ void msi_op_observe(ms_context *ctx, const msi_op_observer *observer)
     if (state != NULL) {
         state->observer = observer;
     }
+}
+
+bool msi_op_is_observed(const ms_context *ctx)
+{
+    return observer_of(ctx) != NULL;
 }

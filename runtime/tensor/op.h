@@ -1,5 +1,6 @@
-/* The one observable point: every operator of every forward passes msi_op_call(), which sees
- * identity, storage, view and version of its operands. Profilers and recorders hook in here. */
+/* The one observable point: every operator of every forward and every collective on tensors passes
+ * here, where identity, storage, view and version of operands are seen. Profilers and recorders
+ * hook in. */
 #ifndef MSI_OP_H
 #define MSI_OP_H
 
@@ -29,7 +30,8 @@ struct msi_op {
      * values: it is all that runs for meta operands. */
     ms_status (*meta)(const msi_meta *m);
     /* Fill the results, which are there as `meta` said; save what `backward` needs when
-     * `call->node` is set. Does not run where all are views of operands; NULL: they always are. */
+     * `call->node` is set. Does not run where all are views of operands; NULL: they always are. In
+     * msi_op_run_into() a result may be an operand, too. */
     ms_status (*forward)(msi_op_call *call);
     ms_status (*backward)(struct msi_bwd *b); /* NULL: not differentiable */
     int32_t attrs_size;                       /* bytes of `attrs`, which are copied into the node */
@@ -42,7 +44,7 @@ struct msi_op_call {
     const void *attrs;
     ms_tensor *const *in;
     int32_t n_in;
-    ms_tensor *out[MSI_OP_MAX_OUT];
+    ms_tensor **out; /* NULL where there is none: not yet, or as it failed */
     int32_t n_out;
     bool meta;             /* an operand has no values and never will: nor have the results */
     struct msi_node *node; /* NULL when nothing is recorded, as of meta operands */
@@ -53,6 +55,11 @@ struct msi_op_call {
  * tensors: no kernel runs, and no memory is taken or read. */
 ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, int32_t n_in,
                      ms_tensor **out, int32_t n_out);
+/* Run an operator on results that are there already, any number of them; the caller has looked at
+ * all operands. Nothing is recorded. Where all results are meta tensors, and all operands, nothing
+ * runs. */
+ms_status msi_op_run_into(ms_context *ctx, const msi_op *op, const void *attrs,
+                          ms_tensor *const *in, int32_t n_in, ms_tensor **out, int32_t n_out);
 
 /* A result is new contiguous memory. */
 ms_status msi_result(msi_view *out, int32_t dtype, int32_t ndim, const int64_t *shape);
@@ -67,6 +74,8 @@ typedef struct msi_op_observer {
 } msi_op_observer;
 /* Install (NULL removes). One per context. */
 void msi_op_observe(ms_context *ctx, const msi_op_observer *observer);
+/* Is there one? For who makes operands only to be watched, in a context that has tensors. */
+bool msi_op_is_observed(const ms_context *ctx);
 
 /* Autograd's side of the point: a context has it from the beginning. */
 typedef struct msi_op_recorder {

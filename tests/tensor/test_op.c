@@ -45,6 +45,74 @@ static void test_tensor_op__a_watcher_hears_of_beginnings_and_ends(void **state)
     ms_tensor_free(x);
 }
 
+/* -- into results that are there --------------------------------------------------------------- */
+
+static ms_status add_forward(msi_op_call *c)
+{
+    const double *number = c->attrs;
+
+    return *number == 0 ? MS_FAIL(MS_VALUE_ERROR, "nothing to add")
+                        : msi_copy(&c->out[0]->v, &c->in[0]->v, true);
+}
+
+static const msi_op add_op = {.name = "add_to", .forward = add_forward};
+
+static void test_tensor_op__into_writes_what_is_there_and_records_nothing(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F32, 1, 2), *y = VECTOR(MS_DTYPE_F32, 10, 20), *meta;
+    ms_context *ctx = msi_context();
+    const double one = 1, zero = 0;
+    const int64_t two = 2;
+    heard h = {""};
+    const msi_op_observer observer = {hear_begin, hear_end, &h};
+
+    assert_false(msi_op_is_observed(ctx));
+    msi_op_observe(ctx, &observer);
+    assert_true(msi_op_is_observed(ctx));
+    assert_ok(msi_op_run_into(ctx, &add_op, &one, &x, 1, &y, 1));
+    EXPECT_VALUES(y, 11, 22);
+    assert_false(y->requires_grad);
+    assert_fails(MS_VALUE_ERROR, "nothing to add",
+                 msi_op_run_into(ctx, &add_op, &zero, &x, 1, &y, 1));
+    assert_non_null(y);
+    assert_ok(ms_tensor_meta(&meta, MS_DTYPE_F32, 1, &two));
+    assert_ok(msi_op_run_into(ctx, &add_op, &zero, &meta, 1, &meta, 1)); /* nothing runs */
+    assert_fails(MS_RUNTIME_ERROR, "no values",
+                 msi_op_run_into(ctx, &add_op, &one, &meta, 1, &y, 1));
+    assert_fails(MS_RUNTIME_ERROR, "no values",
+                 msi_op_run_into(ctx, &add_op, &one, &x, 1, &meta, 1));
+    msi_op_observe(ctx, NULL);
+    assert_ok(msi_op_run_into(ctx, &add_op, &one, &x, 1, &y, 1));
+    EXPECT_VALUES(y, 12, 24);
+    assert_string_equal(h.text, "[add_to of 1 OK, a result][add_to of 1 ValueError, a result]"
+                                "[add_to of 1 OK, a result][add_to of 1 RuntimeError, a result]"
+                                "[add_to of 1 RuntimeError, a result]");
+    ms_tensor_free(meta);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+}
+
+static ms_status add_meta(const msi_meta *m)
+{
+    return msi_result(m->out, m->in[0]->dtype, m->in[0]->ndim, m->in[0]->shape);
+}
+
+static void test_tensor_op__what_fails_leaves_no_result(void **state)
+{
+    static const msi_op op = {.name = "add", .meta = add_meta, .forward = add_forward};
+    ms_tensor *x = VECTOR(MS_DTYPE_F32, 1, 2), *y = x;
+    const double zero = 0;
+    heard h = {""};
+    const msi_op_observer observer = {hear_begin, hear_end, &h};
+
+    msi_op_observe(msi_context(), &observer);
+    assert_fails(MS_VALUE_ERROR, "nothing to add", msi_op_run(&op, &zero, &x, 1, &y, 1));
+    msi_op_observe(msi_context(), NULL);
+    assert_null(y);
+    assert_string_equal(h.text, "[add of 1 ValueError]");
+    ms_tensor_free(x);
+}
+
 typedef struct counts {
     int64_t ran, recorded;
 } counts;
@@ -130,6 +198,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         BOOKED_TEST(test_tensor_op__a_watcher_hears_of_beginnings_and_ends),
+        BOOKED_TEST(test_tensor_op__into_writes_what_is_there_and_records_nothing),
+        BOOKED_TEST(test_tensor_op__what_fails_leaves_no_result),
         BOOKED_TEST(test_tensor_op__a_counter_counts_what_succeeds_until_it_is_freed),
         BOOKED_TEST(test_tensor_op__a_counter_is_its_threads_and_outlives_the_context),
     };

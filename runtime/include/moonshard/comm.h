@@ -49,7 +49,10 @@ MS_API void ms_comm_free(ms_comm *comm);
 MS_API int32_t ms_comm_rank(const ms_comm *comm);
 MS_API int32_t ms_comm_size(const ms_comm *comm);
 
-/** in (n) on every rank -> out (W * n), rank r's at [r*n, (r+1)*n). Contiguous, one dtype. */
+/* Collectives on tensors, into ones that are there. Contiguous, one dtype; not recorded. Of meta
+ * tensors nothing is said or sent: only the shapes are looked at. */
+
+/** in (n) on every rank -> out (W * n), rank r's at [r*n, (r+1)*n). */
 MS_API ms_status ms_comm_all_gather(ms_comm *comm, ms_tensor *out, ms_tensor *in);
 /** in (W * n) on every rank -> out (n): rank r's part of the reduction over ranks. */
 MS_API ms_status ms_comm_reduce_scatter(ms_comm *comm, ms_tensor *out, ms_tensor *in,
@@ -58,6 +61,27 @@ MS_API ms_status ms_comm_reduce_scatter(ms_comm *comm, ms_tensor *out, ms_tensor
 MS_API ms_status ms_comm_all_reduce(ms_comm *comm, ms_tensor *t, int32_t reduce);
 /** In place, rank `root`'s values everywhere. */
 MS_API ms_status ms_comm_broadcast(ms_comm *comm, ms_tensor *t, int32_t root);
+
+/* The same as operators: of x, of any strides, they make a new tensor that the caller owns. A
+ * gradient takes a collective of its own in backward, so x requires grad on every rank or on none,
+ * and every rank differentiates what it was used for. The group must be there then still
+ * (MS_RUNTIME_ERROR). */
+
+/** x on every rank -> the reduction over ranks. A sum's gradient is the sum of the ranks'
+ * gradients, an average's their average; a maximum and a minimum have none. */
+MS_API ms_status ms_op_all_reduce(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t reduce);
+/** x (n, ...) -> (W * n, ...), the ranks' one behind the other; of a number (W). The gradient is
+ * this rank's part of the sum of the ranks' gradients. */
+MS_API ms_status ms_op_all_gather(ms_tensor **out, ms_comm *comm, ms_tensor *x);
+/** x (W * n, ...) -> (n, ...), rank r's part of the reduction over ranks. The gradient of a sum is
+ * all ranks' gradients one behind the other, that of an average this divided by W; a maximum and a
+ * minimum have none. */
+MS_API ms_status ms_op_reduce_scatter(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t reduce);
+/** Rank `root`'s x, on every rank; the others' say its shape and dtype. The gradient is the sum of
+ * the ranks' gradients on `root`, and zero elsewhere. */
+MS_API ms_status ms_op_broadcast(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t root);
+
+/** Returns when every rank has called it. */
 MS_API ms_status ms_comm_barrier(ms_comm *comm);
 /**
  * Say something that every rank of the group should say here: a text, or up to eight numbers whose

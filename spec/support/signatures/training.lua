@@ -92,6 +92,14 @@ of['ms.dist.all_reduce'] = function() return { x(), maybe(reduction) } end
 of['ms.dist.all_gather'] = function() return { x(), maybe(x()) } end
 of['ms.dist.reduce_scatter'] = function() return { x(), x(), maybe(reduction) } end
 of['ms.dist.broadcast'] = function() return { x(), maybe(whole(0)) } end
+of['ms.dist.functional.all_reduce'] = function()
+  return { x(), maybe(reduction), maybe(group(ms.dist.world())) }
+end
+of['ms.dist.functional.reduce_scatter'] = of['ms.dist.functional.all_reduce']
+of['ms.dist.functional.all_gather'] = function() return { x(), maybe(group(ms.dist.world())) } end
+of['ms.dist.functional.broadcast'] = function()
+  return { x(), maybe(whole(0)), maybe(group(ms.dist.world())) }
+end
 of['ms.dist.same'] = function()
   return { text 'batch', kind(function(v)
     return type(v) == 'string' or type(v) == 'number' or type(v) == 'boolean'

@@ -1,0 +1,74 @@
+--- Collectives as operators: each makes a new tensor on every rank and is differentiated, by a
+--- collective of its own. So what ranks compute together can stand in a model.
+---
+---   local mean = ms.dist.functional.all_reduce(x:mean(), 'avg')
+---   (x - mean):pow(2):sum():backward() -- a collective here, too: on every rank
+---
+--- x requires grad on every rank or on none, and every rank runs the backward. (ms.dist.all_reduce
+--- and the others write into tensors that are there, and are not recorded.)
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local dist = require 'moonshard.dist'
+local given = require 'moonshard.dist.given'
+local namespace = require 'moonshard.namespace'
+local planned = require 'moonshard.planned'
+
+local calls = B.calls
+
+---@class ms.dist.functional
+local functional = {}
+
+local function group_or_world(what, group)
+  return group == nil and dist.world() or given.group(what, group)
+end
+
+--- The reduction over ranks. A sum's gradient is the sum of the ranks' gradients, an average's
+--- their average; a maximum and a minimum have none.
+---@param x ms.Tensor
+---@param reduction? ms.dist.Reduction  default 'sum'
+---@param group? ffi.cdata*  default: all ranks
+---@return ms.Tensor
+function functional.all_reduce(x, reduction, group)
+  reduction = given.reduction('all_reduce', reduction)
+  return calls.all_reduce(group_or_world('all_reduce', group), x, reduction)
+end
+
+--- The ranks' tensors one behind the other. The gradient is this rank's part of the sum of the
+--- ranks' gradients.
+---@param x ms.Tensor  (n, ...), or a number
+---@param group? ffi.cdata*  default: all ranks
+---@return ms.Tensor  (W * n, ...), or (W)
+function functional.all_gather(x, group)
+  return calls.all_gather(group_or_world('all_gather', group), x)
+end
+
+--- This rank's part of the reduction over ranks. A sum's gradient is all ranks' gradients one
+--- behind the other, an average's that divided by W; a maximum and a minimum have none.
+---@param x ms.Tensor  (W * n, ...)
+---@param reduction? ms.dist.Reduction  default 'sum'
+---@param group? ffi.cdata*  default: all ranks
+---@return ms.Tensor  (n, ...)
+function functional.reduce_scatter(x, reduction, group)
+  reduction = given.reduction('reduce_scatter', reduction)
+  return calls.reduce_scatter(group_or_world('reduce_scatter', group), x, reduction)
+end
+
+--- Rank `root`'s tensor; the others' say its shape and dtype. The gradient is the sum of the ranks'
+--- gradients on `root`, and zero elsewhere.
+---@param x ms.Tensor
+---@param root? integer  its place in the group, default 0
+---@param group? ffi.cdata*  default: all ranks
+---@return ms.Tensor
+function functional.broadcast(x, root, group)
+  root = arguments.whole('broadcast', 'root', root, 0, 0)
+  return calls.broadcast(group_or_world('broadcast', group), x, root)
+end
+
+local OTHERWISE = {
+  all_gather_tensor = 'dist.functional.all_gather(x)',
+  reduce_scatter_tensor = 'dist.functional.reduce_scatter(x)',
+  reduce = 'dist.functional.all_reduce(x)',
+}
+
+return namespace('dist.functional', functional, nil, planned.collectives, OTHERWISE)

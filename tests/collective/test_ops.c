@@ -1,0 +1,662 @@
+/* runtime/collective: collectives as operators. Values beside those of the functions that work in
+ * place, which tests/comm/test_collectives.c compares with plain loops; gradients beside finite
+ * differences of a function of all ranks' operands. */
+#include "rank_test.h"
+
+#include "books.h"
+
+#include "backend.h"
+#include "collective.h"
+
+/* -- the operators ----------------------------------------------------------------------------- */
+
+typedef struct collective {
+    const char *text;
+    ms_status (*run)(ms_tensor **out, ms_comm *c, ms_tensor *x, int32_t a);
+    int32_t a; /* reduction or root */
+    bool differentiable;
+} collective;
+
+static ms_status gather(ms_tensor **out, ms_comm *c, ms_tensor *x, int32_t a)
+{
+    (void)a;
+    return ms_op_all_gather(out, c, x);
+}
+
+static ms_status broadcast(ms_tensor **out, ms_comm *c, ms_tensor *x, int32_t a)
+{
+    return ms_op_broadcast(out, c, x, a < ms_comm_size(c) ? a : ms_comm_size(c) - 1);
+}
+
+static const collective collectives[] = {
+    {"sum", ms_op_all_reduce, MS_REDUCE_SUM, true},
+    {"average", ms_op_all_reduce, MS_REDUCE_AVG, true},
+    {"maximum", ms_op_all_reduce, MS_REDUCE_MAX, false},
+    {"minimum", ms_op_all_reduce, MS_REDUCE_MIN, false},
+    {"gather", gather, 0, true},
+    {"parts of the sum", ms_op_reduce_scatter, MS_REDUCE_SUM, true},
+    {"parts of the average", ms_op_reduce_scatter, MS_REDUCE_AVG, true},
+    {"parts of the maximum", ms_op_reduce_scatter, MS_REDUCE_MAX, false},
+    {"parts of the minimum", ms_op_reduce_scatter, MS_REDUCE_MIN, false},
+    {"broadcast of rank 0", broadcast, 0, true},
+    {"broadcast of rank 1", broadcast, 1, true},
+};
+
+/* -- values ------------------------------------------------------------------------------------ */
+
+/* x (R, C) that shows memory of (C, R). */
+static ms_status strided(ms_tensor **out, int32_t dtype, int64_t rows, int64_t cols, int32_t rank)
+{
+    const int64_t shape[2] = {cols, rows};
+    ms_tensor *drawn = filled(MS_DTYPE_F64, 2, shape, 7 + (uint64_t)rank), *wide, *x;
+
+    MS_TRY(ms_op_with_number(&wide, drawn, 1000, MS_NUMBER_MUL));
+    MS_TRY(ms_op_cast(&x, wide, dtype));
+    MS_TRY(ms_op_permute(out, x, 2, (const int32_t[]){1, 0}));
+    ms_tensor_free(x);
+    ms_tensor_free(wide);
+    ms_tensor_free(drawn);
+    return MS_OK;
+}
+
+/* What the function that works in place makes of a copy of x. */
+static ms_status in_place(ms_tensor **out, ms_comm *c, const collective *k, ms_tensor *x)
+{
+    const int64_t numel = msi_view_numel(&x->v), w = ms_comm_size(c);
+    const int64_t numels[2] = {numel * w, numel / w};
+    const bool gathers = k->run == gather, scatters = k->run == ms_op_reduce_scatter;
+    ms_tensor *copy;
+
+    MS_TRY(ms_op_clone(&copy, x));
+    if (!gathers && !scatters) {
+        *out = copy;
+        return k->run == broadcast ? ms_comm_broadcast(c, copy, k->a < w ? k->a : (int32_t)w - 1)
+                                   : ms_comm_all_reduce(c, copy, k->a);
+    }
+    MS_TRY(ms_tensor_full(out, x->v.dtype, 1, &numels[scatters], 0));
+    MS_TRY(gathers ? ms_comm_all_gather(c, *out, copy)
+                   : ms_comm_reduce_scatter(c, *out, copy, k->a));
+    ms_tensor_free(copy);
+    return MS_OK;
+}
+
+static bool same_bytes(const ms_tensor *a, const ms_tensor *b)
+{
+    const int64_t n = msi_view_numel(&a->v);
+
+    return n == msi_view_numel(&b->v) && a->v.dtype == b->v.dtype &&
+           memcmp(host_bytes(a), host_bytes(b), (size_t)(n * ms_dtype_size(a->v.dtype))) == 0;
+}
+
+static ms_status try_values(void *user, int32_t rank)
+{
+    static const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16, MS_DTYPE_I64};
+    ms_tensor *x, *expected, *got;
+    ms_comm *c;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&c));
+    for (int32_t i = 0; i < MSI_COUNT(collectives) * MSI_COUNT(dtypes) * 3; i++) {
+        static const int64_t cols[] = {0, 3, 17001};
+        const collective *k = &collectives[i / MSI_COUNT(dtypes) / 3];
+        const int32_t dtype = dtypes[i / 3 % MSI_COUNT(dtypes)];
+
+        if (dtype == MS_DTYPE_I64 && strstr(k->text, "average") != NULL) {
+            continue;
+        }
+        MS_TRY(strided(&x, dtype, 2 * ms_comm_size(c), cols[i % 3], rank));
+        MS_TRY(in_place(&expected, c, k, x));
+        MS_TRY(k->run(&got, c, x, k->a));
+        EXPECT(same_bytes(got, expected));
+        EXPECT(got->v.ndim == 2 && got->v.shape[1] == cols[i % 3]);
+        ms_tensor_free(got);
+        ms_tensor_free(expected);
+        ms_tensor_free(x);
+    }
+    return MS_OK;
+}
+
+static void test_collective_ops__make_what_those_in_place_make(void **state)
+{
+    (void)state;
+    for (int32_t w = 1; w <= 4; w++) {
+        run_ranks(w, try_values, NULL);
+    }
+}
+
+/* -- gradients --------------------------------------------------------------------------------- */
+
+enum { COLS = 2 };
+
+/* Squares of x, the collective, squares of that, each with a weight of this rank's own, summed. */
+static ms_status forward(ms_tensor **loss, ms_comm *c, const collective *k, ms_tensor *x)
+{
+    ms_tensor *squares, *turned, *y, *again, *weights, *weighted;
+
+    MS_TRY(ms_op_mul(&squares, x, x));
+    MS_TRY(ms_op_permute(&turned, squares, 2, (const int32_t[]){1, 0}));
+    MS_TRY(k->run(&y, c, turned, k->a));
+    EXPECT(y->requires_grad == (x->requires_grad && k->differentiable));
+    MS_TRY(ms_op_mul(&again, y, y));
+    weights = filled(MS_DTYPE_F64, y->v.ndim, y->v.shape, 50 + (uint64_t)ms_comm_rank(c));
+    MS_TRY(ms_op_mul(&weighted, again, weights));
+    MS_TRY(ms_op_sum(loss, weighted, 0, false));
+    ms_tensor *all[] = {squares, turned, y, again, weights, weighted};
+
+    for (int32_t i = 0; i < MSI_COUNT(all); i++) {
+        ms_tensor_free(all[i]);
+    }
+    return MS_OK;
+}
+
+/* The sum of all ranks' losses where element `i` of this rank's operand is off by `step`. */
+static ms_status total(double *out, ms_comm *c, const collective *k, int64_t i, double step)
+{
+    const int64_t shape[2] = {COLS, 2 * ms_comm_size(c)};
+    ms_tensor *x = filled(MS_DTYPE_F64, 2, shape, 7 + (uint64_t)ms_comm_rank(c)), *loss;
+
+    if (i >= 0) {
+        ((double *)host_bytes(x))[i] += step;
+    }
+    MS_TRY(forward(&loss, c, k, x));
+    MS_TRY(ms_comm_all_reduce(c, loss, MS_REDUCE_SUM));
+    MS_TRY(ms_tensor_to_doubles(loss, out, 1));
+    ms_tensor_free(loss);
+    ms_tensor_free(x);
+    return MS_OK;
+}
+
+static ms_status gradient(double *out, ms_comm *c, const collective *k)
+{
+    const int64_t shape[2] = {COLS, 2 * ms_comm_size(c)};
+    ms_tensor *x = filled(MS_DTYPE_F64, 2, shape, 7 + (uint64_t)ms_comm_rank(c)), *loss, *grad;
+
+    MS_TRY(ms_tensor_set_requires_grad(x, true));
+    MS_TRY(forward(&loss, c, k, x));
+    MS_TRY(ms_backward(loss, NULL));
+    MS_TRY(ms_tensor_grad(&grad, x));
+    MS_TRY(ms_tensor_to_doubles(grad, out, shape[0] * shape[1]));
+    ms_tensor_free(grad);
+    ms_tensor_free(loss);
+    ms_tensor_free(x);
+    return MS_OK;
+}
+
+static ms_status try_gradients(void *user, int32_t rank)
+{
+    double mine[COLS * 2 * 4], above, below;
+    const double h = 1e-5;
+    ms_comm *c;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&c));
+    for (int32_t k = 0; k < MSI_COUNT(collectives); k++) {
+        const int64_t n = COLS * 2 * ms_comm_size(c);
+
+        if (!collectives[k].differentiable) {
+            continue;
+        }
+        MS_TRY(gradient(mine, c, &collectives[k]));
+        for (int64_t i = 0; i < n * ms_comm_size(c); i++) { /* every element of every rank */
+            const int64_t own = i / n == rank ? i % n : -1;
+
+            MS_TRY(total(&above, c, &collectives[k], own, h));
+            MS_TRY(total(&below, c, &collectives[k], own, -h));
+            if (own >= 0 && !(fabs((above - below) / (2 * h) - mine[own]) < 1e-7)) {
+                return msi_fail(MS_ASSERTION_ERROR, "%s: gradient %lld is %.12g, expected %.12g",
+                                collectives[k].text, (long long)own, mine[own],
+                                (above - below) / (2 * h));
+            }
+        }
+    }
+    return MS_OK;
+}
+
+static void test_collective_ops__have_the_gradients_of_all_ranks_losses(void **state)
+{
+    (void)state;
+    for (int32_t w = 1; w <= 4; w++) {
+        run_ranks(w, try_gradients, NULL);
+    }
+}
+
+/* What is not differentiated is none of backward's business. */
+static ms_status try_extremes(void *user, int32_t rank)
+{
+    ms_tensor *x = filled(MS_DTYPE_F32, 1, (const int64_t[]){4}, (uint64_t)rank), *y;
+    ms_comm *c;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&c));
+    MS_TRY(ms_tensor_set_requires_grad(x, true));
+    for (int32_t k = 0; k < MSI_COUNT(collectives); k++) {
+        MS_TRY(collectives[k].run(&y, c, x, collectives[k].a));
+        EXPECT(y->requires_grad == collectives[k].differentiable);
+        ms_tensor_free(y);
+    }
+    ms_tensor_free(x);
+    return MS_OK;
+}
+
+static void test_collective_ops__record_no_maximum_and_no_minimum(void **state)
+{
+    (void)state;
+    run_ranks(2, try_extremes, NULL);
+}
+
+/* -- meta tensors ------------------------------------------------------------------------------ */
+
+#define NAME_ROW(name) &msi_op_##name,
+static const msi_op *const rows[] = {MSI_COLLECTIVES(NAME_ROW)};
+
+typedef struct sightings {
+    bool real[MSI_COUNT(rows)], meta[MSI_COUNT(rows)];
+} sightings;
+
+static void sight(void *user, const msi_op_call *call, ms_status status)
+{
+    sightings *s = user;
+
+    for (int32_t i = 0; i < MSI_COUNT(rows); i++) {
+        s->real[i] |= call->op == rows[i] && !call->meta && status == MS_OK;
+        s->meta[i] |= call->op == rows[i] && call->meta && status == MS_OK;
+    }
+}
+
+static ms_status answer(ms_tensor **out, char *message, ms_comm *c, const collective *k,
+                        ms_tensor *x)
+{
+    ms_status status = k->run(out, c, x, k->a);
+
+    snprintf(message, MSI_MESSAGE_BYTES, "%s", status != MS_OK ? ms_error_message() : "");
+    return status;
+}
+
+static ms_status compare_forms(ms_comm *c, const collective *k, int32_t dtype, int32_t ndim,
+                               const int64_t *shape)
+{
+    static _Thread_local char said[MSI_MESSAGE_BYTES], said_of_meta[MSI_MESSAGE_BYTES];
+    ms_tensor *real, *meta, *y, *shaped;
+
+    MS_TRY(ms_tensor_full(&real, dtype, ndim, shape, 1));
+    MS_TRY(ms_tensor_meta(&meta, dtype, ndim, shape));
+    ms_status status = answer(&y, said, c, k, real);
+
+    EXPECT(answer(&shaped, said_of_meta, c, k, meta) == status);
+    EXPECT(strcmp(said, said_of_meta) == 0);
+    if (status == MS_OK) {
+        EXPECT(shaped->v.storage->meta && shaped->v.dtype == y->v.dtype);
+        EXPECT(msi_view_same_shape(&shaped->v, &y->v));
+    }
+    ms_tensor_free(shaped);
+    ms_tensor_free(y);
+    ms_tensor_free(meta);
+    ms_tensor_free(real);
+    return MS_OK;
+}
+
+static ms_status try_forms(void *user, int32_t rank)
+{
+    static const int64_t shapes[][3] = {{12, 2, 3}, {12, 0, 1}, {5, 1, 1}, {0, 4, 4}};
+    const collective wrong = {"", ms_op_all_reduce, 7, false};
+    sightings seen = {{false}, {false}};
+    const msi_op_observer observer = {.end = sight, .user = &seen};
+    ms_comm *c;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&c));
+    msi_op_observe(msi_context(), &observer);
+    for (int32_t k = 0; k < MSI_COUNT(collectives); k++) {
+        for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT; dtype++) {
+            for (int32_t s = 0; s < MSI_COUNT(shapes); s++) {
+                MS_TRY(compare_forms(c, &collectives[k], dtype, s % 4, shapes[s]));
+            }
+        }
+    }
+    MS_TRY(compare_forms(c, &wrong, MS_DTYPE_F32, 1, shapes[0]));
+    msi_op_observe(msi_context(), NULL);
+    for (int32_t i = 0; i < MSI_COUNT(rows); i++) {
+        EXPECT(seen.real[i] && seen.meta[i]);
+    }
+    return MS_OK;
+}
+
+static void test_collective_ops__say_the_same_of_real_and_meta_operands(void **state)
+{
+    (void)state;
+    run_ranks(1, try_forms, NULL);
+    run_ranks(3, try_forms, NULL);
+}
+
+/* One rank alone may ask for the shapes. */
+static ms_status ask_alone(void *user, int32_t rank)
+{
+    const int64_t part[1] = {6}, whole[2] = {2, 6};
+    ms_tensor *x, *all, *y;
+    int64_t counts[5];
+    ms_comm *c;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&c));
+    for (int32_t k = 0; rank == 1 && k < MSI_COUNT(collectives); k++) {
+        MS_TRY(ms_tensor_meta(&x, MS_DTYPE_F32, 1, part));
+        MS_TRY(collectives[k].run(&y, c, x, collectives[k].a));
+        MS_TRY(ms_tensor_meta(&all, MS_DTYPE_F32, 2, whole));
+        MS_TRY(ms_comm_all_reduce(c, x, MS_REDUCE_MAX));
+        MS_TRY(ms_comm_broadcast(c, x, 1));
+        MS_TRY(ms_comm_all_gather(c, all, x));
+        MS_TRY(ms_comm_reduce_scatter(c, x, all, MS_REDUCE_AVG));
+        EXPECT(ms_comm_all_gather(c, x, all) == MS_VALUE_ERROR);
+        ms_tensor_free(y);
+        ms_tensor_free(all);
+        ms_tensor_free(x);
+    }
+    ms_comm_counts(c, counts);
+    for (int32_t i = 0; i < MSI_COUNT(counts); i++) {
+        EXPECT(counts[i] == 0);
+    }
+    return ms_comm_barrier(c);
+}
+
+static void test_collective_ops__say_nothing_of_meta_operands_to_others(void **state)
+{
+    (void)state;
+    run_ranks(2, ask_alone, NULL);
+}
+
+static void test_collective_ops__refuse_to_read_or_fill_one_meta_operand_of_two(void **state)
+{
+    const int64_t three[1] = {3};
+    ms_tensor *x, *meta;
+    ms_comm *self;
+
+    (void)state;
+    assert_ok(ms_comm_self(&self));
+    assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 1, three, 1));
+    assert_ok(ms_tensor_meta(&meta, MS_DTYPE_F32, 1, three));
+    assert_fails(MS_RUNTIME_ERROR, "a meta tensor of shape (3) has no values yet",
+                 ms_comm_all_gather(self, x, meta));
+    assert_fails(MS_RUNTIME_ERROR, "a meta tensor of shape (3) has no values yet",
+                 ms_comm_all_gather(self, meta, x));
+    ms_tensor_free(meta);
+    ms_tensor_free(x);
+}
+
+/* -- what a watcher sees ----------------------------------------------------------------------- */
+
+typedef struct sight_of {
+    const msi_op *op;
+    ms_tensor *in, *out;
+    const msi_storage *in_storage, *out_storage;
+    int64_t version;
+    int32_t n;
+} sight_of;
+
+static void remember(void *user, const msi_op_call *call, ms_status status)
+{
+    sight_of *s = user;
+
+    *s = (sight_of){call->op,
+                    call->in[0],
+                    call->out[0],
+                    call->in[0]->v.storage,
+                    status == MS_OK ? call->out[0]->v.storage : NULL,
+                    call->in[0]->v.storage->version,
+                    s->n + 1};
+}
+
+static void test_collective_ops__pass_the_one_observable_point(void **state)
+{
+    ms_tensor *x = FILLED(MS_DTYPE_F32, 1, 3), *y = FILLED(MS_DTYPE_F32, 2, 3), *z;
+    sight_of seen = {.n = 0};
+    const msi_op_observer observer = {.end = remember, .user = &seen};
+    ms_comm *self;
+
+    (void)state;
+    assert_ok(ms_comm_self(&self));
+    msi_op_observe(msi_context(), &observer);
+    assert_ok(ms_comm_all_reduce(self, x, MS_REDUCE_MAX));
+    assert_true(seen.op == &msi_op_all_reduce && seen.in == x && seen.out == x);
+    assert_true(seen.version == 1);
+    assert_ok(ms_comm_broadcast(self, x, 0));
+    assert_true(seen.op == &msi_op_broadcast && seen.in == x && seen.out == x);
+    assert_ok(ms_comm_all_gather(self, y, x));
+    assert_true(seen.op == &msi_op_all_gather && seen.in == x && seen.out == y);
+    assert_ok(ms_comm_reduce_scatter(self, y, x, MS_REDUCE_SUM));
+    assert_true(seen.op == &msi_op_reduce_scatter && seen.in == x && seen.out == y);
+    assert_true(seen.in_storage == x->v.storage && seen.out_storage == y->v.storage);
+    assert_ok(ms_op_all_reduce(&z, self, x, MS_REDUCE_SUM));
+    assert_true(seen.op == &msi_op_all_reduce && seen.in == x && seen.out == z);
+    assert_true(z->v.storage != x->v.storage);
+    assert_int_equal(seen.n, 5);
+    ms_tensor_free(z);
+    assert_ok(ms_tensor_set_requires_grad(x, true));
+    assert_ok(ms_op_all_gather(&z, self, x));
+    assert_ok(ms_backward(z, y));
+    assert_true(seen.op == &msi_op_reduce_scatter && seen.in_storage == y->v.storage);
+    assert_int_equal(seen.n, 7);
+    msi_op_observe(msi_context(), NULL);
+    assert_ok(ms_tensor_set_grad(x, NULL));
+    ms_tensor_free(z);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+}
+
+/* -- ranks that differ, groups that are gone, memory that is out ------------------------------- */
+
+typedef struct difference {
+    report *reports;
+    const collective *k;
+    bool in_forward; /* else rank 1 does not differentiate */
+} difference;
+
+static ms_status differ(ms_comm *c, const difference *d, int32_t rank)
+{
+    const int64_t shape[2] = {4, COLS}, other[2] = {COLS, 4};
+    ms_tensor *x, *loss, *y;
+
+    MS_TRY(ms_tensor_full(&x, MS_DTYPE_F64, 2, rank == 1 && d->in_forward ? other : shape, 1));
+    MS_TRY(ms_tensor_set_requires_grad(x, true));
+    MS_TRY(d->k->run(&y, c, x, d->k->a));
+    MS_TRY(ms_op_sum(&loss, y, 0, false));
+    if (rank == 1) {
+        return ms_comm_barrier(c);
+    }
+    return ms_backward(loss, NULL);
+}
+
+static ms_status report_difference(void *user, int32_t rank)
+{
+    const difference *d = user;
+    const double since = ms_time();
+    ms_comm *c;
+
+    MS_TRY(ms_comm_world(&c));
+    report_write(&d->reports[rank], differ(c, d, rank), since);
+    return MS_OK;
+}
+
+static void expect_difference(int32_t k, bool in_forward, const char *text)
+{
+    difference d = {reports_new(2), &collectives[k], in_forward};
+    const char *cause = "";
+
+    for (int32_t processes = 0; processes < 1 + CAN_FORK; processes++) {
+        memset(d.reports, 0, 2 * sizeof(report));
+        if (processes) {
+            assert_int_not_equal(run_processes(2, report_difference, &d, &cause), 0);
+        } else {
+            assert_int_equal(ms_dist_threads(2, report_difference, &d), MS_COMM_ERROR);
+        }
+        for (int32_t rank = 0; rank < 2; rank++) {
+            if (d.reports[rank].status != MS_COMM_ERROR || d.reports[rank].seconds > SOON_S ||
+                strstr(d.reports[rank].message, text) == NULL) {
+                fail_msg("rank %d got %s after %.3f s: '%s', expected '%s'", (int)rank,
+                         ms_status_name(d.reports[rank].status), d.reports[rank].seconds,
+                         d.reports[rank].message, text);
+            }
+        }
+    }
+    reports_free(d.reports, 2);
+}
+
+static void test_collective_ops__tell_of_ranks_that_differ_in_forward_and_in_backward(void **state)
+{
+    (void)state;
+    expect_difference(0, true,
+                      "rank 0 calls all_reduce(f64 (4, 2), sum), rank 1 calls "
+                      "all_reduce(f64 (2, 4), sum)");
+    expect_difference(0, false, "rank 0 calls all_reduce(f64 (4, 2), sum), rank 1 calls barrier()");
+    expect_difference(1, false, "rank 0 calls all_reduce(f64 (4, 2), avg), rank 1 calls barrier()");
+    expect_difference(4, false,
+                      "rank 0 calls reduce_scatter(f64 (4, 2), sum), rank 1 calls barrier()");
+    expect_difference(5, false, "rank 0 calls all_gather(f64 (2, 2)), rank 1 calls barrier()");
+    expect_difference(9, false, "rank 0 calls all_reduce(f64 (4, 2), sum), rank 1 calls barrier()");
+}
+
+static ms_status outlive(void *user, int32_t rank)
+{
+    ms_tensor *x = filled(MS_DTYPE_F32, 1, (const int64_t[]){2}, (uint64_t)rank), *y, *loss;
+    ms_comm *world, *pair;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_split(&pair, world, 0, 0));
+    MS_TRY(ms_tensor_set_requires_grad(x, true));
+    for (int32_t k = 0; k < MSI_COUNT(collectives); k++) {
+        MS_TRY(collectives[k].run(&y, pair, x, collectives[k].a));
+        MS_TRY(ms_op_sum(&loss, y, 0, false));
+        ms_tensor_free(y);
+        if (loss->requires_grad && k + 1 == MSI_COUNT(collectives)) {
+            ms_comm_free(pair);
+            EXPECT(ms_backward(loss, NULL) == MS_RUNTIME_ERROR);
+            EXPECT(strstr(ms_error_message(), "broadcast: its group was freed; keep it until "
+                                              "backward has run") != NULL);
+        }
+        ms_tensor_free(loss);
+    }
+    ms_tensor_free(x);
+    return MS_OK;
+}
+
+static void test_collective_ops__tell_of_a_group_that_is_gone_in_backward(void **state)
+{
+    (void)state;
+    run_ranks(2, outlive, NULL);
+}
+
+/* The k-th allocation of forward and backward fails, for every k. */
+static void run_out_of_memory(ms_comm *c, const collective *k)
+{
+    ms_tensor *x = FILLED(MS_DTYPE_F64, 3, COLS, 2);
+    ms_status status = MS_OUT_OF_MEMORY;
+
+    assert_ok(ms_tensor_set_requires_grad(x, true));
+    for (int64_t i = 0; status != MS_OK; i++) {
+        ms_memory_stats before, after;
+        ms_tensor *turned, *y = NULL, *weights = FILLED(MS_DTYPE_F64, 9, 2, COLS);
+
+        assert_true(i < 100);
+        assert_ok(ms_op_permute(&turned, x, 2, (const int32_t[]){1, 0}));
+        ms_memory_stats_get(&before);
+        msi_alloc_fail_at(msi_context(), i);
+        status = k->run(&y, c, turned, k->a);
+        if (status == MS_OK && k->differentiable) {
+            status = ms_backward(y, weights);
+        }
+        msi_alloc_fail_at(msi_context(), -1);
+        assert_true(status == MS_OK || status == MS_OUT_OF_MEMORY);
+        ms_tensor_free(y);
+        assert_ok(ms_tensor_set_grad(x, NULL));
+        ms_memory_stats_get(&after);
+        assert_int_equal(after.live_handles, before.live_handles);
+        assert_int_equal(after.live_total, before.live_total);
+        ms_tensor_free(turned);
+        ms_tensor_free(weights);
+    }
+    ms_tensor_free(x);
+}
+
+static void test_collective_ops__release_everything_when_memory_is_out(void **state)
+{
+    ms_comm *self;
+
+    (void)state;
+    assert_ok(ms_comm_self(&self));
+    for (int32_t k = 0; k < MSI_COUNT(collectives); k++) {
+        run_out_of_memory(self, &collectives[k]);
+    }
+}
+
+static void test_collective_ops__refuse_what_does_not_fit(void **state)
+{
+    const int64_t large[1] = {INT64_MAX / 16}, five[1] = {5};
+    ms_tensor *x, *number, *out;
+    ms_comm *self;
+
+    (void)state;
+    assert_ok(ms_comm_self(&self));
+    assert_ok(ms_tensor_full(&x, MS_DTYPE_I64, 1, five, 1));
+    assert_ok(ms_tensor_full(&number, MS_DTYPE_F32, 0, NULL, 1));
+    assert_fails(MS_TYPE_ERROR, "all_reduce: an average of i64 is no i64; use sum",
+                 ms_op_all_reduce(&out, self, x, MS_REDUCE_AVG));
+    assert_fails(MS_VALUE_ERROR, "reduce_scatter: reduction is -1, expected 0 to 3",
+                 ms_op_reduce_scatter(&out, self, x, -1));
+    assert_fails(MS_VALUE_ERROR,
+                 "reduce_scatter: x has shape (), expected a first size that 1 divides",
+                 ms_op_reduce_scatter(&out, self, number, MS_REDUCE_SUM));
+    assert_fails(MS_VALUE_ERROR, "broadcast: root is 1, expected 0 to 0",
+                 ms_op_broadcast(&out, self, x, 1));
+    assert_ok(ms_op_all_gather(&out, self, number));
+    assert_true(out->v.ndim == 1 && out->v.shape[0] == 1);
+    ms_tensor_free(out);
+    ms_tensor_free(number);
+    ms_tensor_free(x);
+    assert_ok(ms_tensor_meta(&x, MS_DTYPE_U8, 1, large));
+    assert_ok(ms_op_all_gather(&out, self, x));
+    ms_tensor_free(out);
+    ms_tensor_free(x);
+}
+
+static ms_status gather_too_much(void *user, int32_t rank)
+{
+    const int64_t large[2] = {INT64_MAX / 16, 0};
+    ms_tensor *x, *out;
+    ms_comm *c;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&c));
+    MS_TRY(ms_tensor_meta(&x, MS_DTYPE_U8, 2, large));
+    EXPECT(ms_op_all_gather(&out, c, x) == MS_VALUE_ERROR && out == NULL);
+    EXPECT(strstr(ms_error_message(), "entries of each of 2 ranks are too many") != NULL);
+    ms_tensor_free(x);
+    return MS_OK;
+}
+
+static void test_collective_ops__refuse_more_than_can_be_counted(void **state)
+{
+    (void)state;
+    run_ranks(2, gather_too_much, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_collective_ops__make_what_those_in_place_make),
+        cmocka_unit_test(test_collective_ops__have_the_gradients_of_all_ranks_losses),
+        cmocka_unit_test(test_collective_ops__record_no_maximum_and_no_minimum),
+        cmocka_unit_test(test_collective_ops__say_the_same_of_real_and_meta_operands),
+        cmocka_unit_test(test_collective_ops__say_nothing_of_meta_operands_to_others),
+        cmocka_unit_test(test_collective_ops__tell_of_ranks_that_differ_in_forward_and_in_backward),
+        cmocka_unit_test(test_collective_ops__tell_of_a_group_that_is_gone_in_backward),
+        cmocka_unit_test(test_collective_ops__refuse_more_than_can_be_counted),
+        BOOKED_TEST(test_collective_ops__refuse_to_read_or_fill_one_meta_operand_of_two),
+        BOOKED_TEST(test_collective_ops__pass_the_one_observable_point),
+        BOOKED_TEST(test_collective_ops__release_everything_when_memory_is_out),
+        BOOKED_TEST(test_collective_ops__refuse_what_does_not_fit),
+    };
+
+    return cmocka_run_group_tests_name("collective/ops", tests, NULL, NULL);
+}
