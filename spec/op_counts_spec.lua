@@ -15,15 +15,34 @@ local function gpt(layers)
   return ms.models.GPT { vocab = 11, layers = layers, heads = 2, width = 8, context = 6 }
 end
 
-local function wrapped(model)
+local function wrapped(model, strategy, classes)
   local out
   ms.capture_warnings(function()
     out = fsdp.FSDP(model, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock, nn.Linear },
+      auto_wrap_policy = fsdp.ModuleWrapPolicy(classes or { nn.TransformerBlock, nn.Linear }),
+      sharding_strategy = strategy,
       use_orig_params = true,
     })
   end)
   return out
+end
+
+-- What units did, and what others: both by name.
+local function divided(ran)
+  local units, others = {}, {}
+  for name, n in pairs(ran) do
+    local of_unit = name:match '^fsdp%.(.*)'
+    if of_unit then
+      units[of_unit] = n
+    else
+      others[name] = n
+    end
+  end
+  return units, others
+end
+
+local function units_of(fn)
+  return (divided((op_counts.of(fn))))
 end
 
 describe('the operators that run', function()
@@ -96,13 +115,61 @@ describe('the operators that run', function()
     local model = wrapped(gpt(2))
     for _ = 1, 2 do
       local loss
-      assert.same(plain, (op_counts.of(function()
+      local _, others = divided((op_counts.of(function()
         loss = ms.keep(model(ids(4), ids(4)))
       end)))
-      assert.same({}, (op_counts.of(function()
+      assert.same(plain, others)
+      _, others = divided((op_counts.of(function()
         loss:backward()
       end)))
+      assert.same({}, others)
     end
+  end)
+
+  -- A root unit and n blocks. The root stays unsharded from its forward until its backward is past,
+  -- as all do but blocks of FULL_SHARD; then none does. So a step unshards and reshards each once,
+  -- and blocks of FULL_SHARD twice. An evaluation is a forward alone, behind which what stays waits
+  -- for the next one. Prefetching decides when, not how often.
+  local function count_units(n, strategy, blocks_twice)
+    local all, again = n + 1, blocks_twice and n or 0
+    local model = wrapped(gpt(n), strategy, { nn.TransformerBlock })
+    local function step()
+      model(ids(4), ids(4)):backward()
+    end
+    local function evaluate()
+      ms.no_grad(model, ids(4), ids(4))
+    end
+    local function some(count)
+      return count > 0 and count or nil
+    end
+    for _ = 1, 2 do
+      assert.same({ unshard = all + again, reshard = all + again, reduce = all }, units_of(step))
+    end
+    assert.same({ unshard = all, reshard = some(again) }, units_of(evaluate))
+    assert.same({ unshard = some(again), reshard = some(again) }, units_of(evaluate))
+    assert.same({ unshard = some(2 * again), reshard = all + again, reduce = all }, units_of(step))
+  end
+
+  it('are unshards, reshards and reduces of units as the strategy says', function()
+    for n = 1, 3 do
+      count_units(n, 'FULL_SHARD', true)
+      count_units(n, 'SHARD_GRAD_OP', false)
+      count_units(n, 'NO_SHARD', false)
+    end
+  end)
+
+  it('are no reduces under no_sync, and one for each unit behind it', function()
+    local model = wrapped(gpt(2), 'SHARD_GRAD_OP', { nn.TransformerBlock })
+    local function step()
+      model(ids(4), ids(4)):backward()
+    end
+    assert.same({ unshard = 3 }, units_of(function()
+      model:no_sync(step)
+    end))
+    assert.same({}, units_of(function()
+      model:no_sync(step)
+    end))
+    assert.same({ reshard = 3, reduce = 3 }, units_of(step))
   end)
 
   it('are collectives on tensors, in place or not, and no talk among ranks', function()

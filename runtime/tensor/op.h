@@ -1,6 +1,6 @@
-/* The one observable point: every operator of every forward and every collective on tensors passes
- * here, where identity, storage, view and version of operands are seen. Profilers and recorders
- * hook in. */
+/* The one observable point: every operator of every forward, every collective on tensors and every
+ * unshard, reshard and reduction of a unit passes here, where identity, storage, view and version
+ * of operands are seen. Profilers and recorders hook in. */
 #ifndef MSI_OP_H
 #define MSI_OP_H
 

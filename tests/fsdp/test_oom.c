@@ -129,7 +129,7 @@ enum { STEPS = 2, MAX_WORLD = 2 };
 
 typedef struct job {
     tiny_config config;
-    bool victim[MAX_WORLD], lasting, again;
+    bool victim[MAX_WORLD], lasting, again, watched;
     int32_t call; /* of the program: the one that fails; -1: none */
     int64_t at;   /* its allocation that fails */
     bool happened[MAX_WORLD];
@@ -303,6 +303,8 @@ static ms_status train(trainee *s)
     return insist(s, hash);
 }
 
+static const msi_op_observer watcher = {NULL, NULL, NULL};
+
 static ms_status run_rank(void *user, int32_t rank)
 {
     job *j = user;
@@ -318,7 +320,9 @@ static ms_status run_rank(void *user, int32_t rank)
     MS_TRY_GOTO(tiny_optim(&s.optim, &s.model, &j->config), done);
     MS_TRY_GOTO(ms_fsdp_tree_set_gradient_factor(s.model.tree, 1.0 / j->config.micro_batches),
                 done);
+    msi_op_observe(msi_context(), j->watched ? &watcher : NULL);
     status = train(&s);
+    msi_op_observe(msi_context(), NULL);
     j->hash[rank] = s.hash;
 done:
     ms_optim_free(s.optim);
@@ -364,9 +368,9 @@ static bool fail_once(job *j, uint64_t expected, tally *t)
     return happened;
 }
 
-static tally fail_everywhere(tiny_config config, bool together, int64_t stride)
+static tally fail_everywhere(tiny_config config, bool together, bool watched, int64_t stride)
 {
-    job j = {.config = config, .call = -1};
+    job j = {.config = config, .call = -1, .watched = watched};
     tally t = {0};
 
     j.victim[config.world - 1] = true;
@@ -413,7 +417,7 @@ static void test_fsdp_oom__one_rank(void **state)
 {
     (void)state;
     for (int32_t s = MS_FSDP_FULL_SHARD; s <= MS_FSDP_NO_SHARD; s++) {
-        tally t = fail_everywhere(config_of(1, s), true, stride_or(1));
+        tally t = fail_everywhere(config_of(1, s), true, false, stride_or(1));
 
         assert_true(t.jobs > 1000 / stride_or(1));
     }
@@ -423,7 +427,7 @@ static void test_fsdp_oom__two_ranks_together(void **state)
 {
     (void)state;
     for (int32_t s = MS_FSDP_FULL_SHARD; s <= MS_FSDP_NO_SHARD; s++) {
-        tally t = fail_everywhere(config_of(2, s), true, stride_or(2));
+        tally t = fail_everywhere(config_of(2, s), true, false, stride_or(2));
 
         /* Shards of other sizes leave one rank a block for which the other asks the system. */
         assert_true(t.went_on > t.jobs * 7 / 8);
@@ -434,10 +438,54 @@ static void test_fsdp_oom__one_rank_of_two(void **state)
 {
     (void)state;
     for (int32_t s = MS_FSDP_FULL_SHARD; s <= MS_FSDP_NO_SHARD; s++) {
-        tally t = fail_everywhere(config_of(2, s), false, stride_or(3));
+        tally t = fail_everywhere(config_of(2, s), false, false, stride_or(3));
 
         assert_true(t.went_on > 0 && t.ended > 0);
     }
+}
+
+/* Units are operators on tensors then, which take memory. */
+static void test_fsdp_oom__ranks_that_are_watched(void **state)
+{
+    (void)state;
+    tally t = fail_everywhere(config_of(1, MS_FSDP_FULL_SHARD), true, true, stride_or(1));
+
+    assert_int_equal(t.ended, 0);
+    t = fail_everywhere(config_of(2, MS_FSDP_FULL_SHARD), true, true, stride_or(5));
+    assert_true(t.went_on > t.jobs * 9 / 10);
+}
+
+static void count_operands(void *user, const msi_op_call *call)
+{
+    *(int32_t *)user = call->n_in;
+}
+
+/* A reshard needs no memory, whoever watches. */
+static void test_fsdp_oom__a_reshard_is_seen_without_operands(void **state)
+{
+    const tiny_config config = tiny_defaults();
+    int32_t n_operands = -1;
+    const msi_op_observer observer = {.begin = count_operands, .user = &n_operands};
+    tiny_model model;
+    ms_comm *comm;
+
+    (void)state;
+    assert_ok(ms_comm_self(&comm));
+    assert_ok(tiny_new(&model, &config, comm));
+    for (int32_t memory = 0; memory < 2; memory++) {
+        assert_ok(ms_fsdp_unit_unshard(model.unit[0]));
+        msi_op_observe(msi_context(), &observer);
+        oom.left = memory ? -1 : 0;
+        oom.lasting = true;
+        ms_status status = ms_fsdp_unit_reshard(model.unit[0]);
+
+        oom.left = -1;
+        msi_op_observe(msi_context(), NULL);
+        assert_ok(status);
+        assert_int_equal(model.unit[0]->state, MS_UNIT_SHARDED);
+        assert_int_equal(n_operands, memory ? TINY_BLOCK_PARAMS : 0);
+    }
+    tiny_free(&model);
 }
 
 int main(void)
@@ -446,6 +494,8 @@ int main(void)
         cmocka_unit_test(test_fsdp_oom__one_rank),
         cmocka_unit_test(test_fsdp_oom__two_ranks_together),
         cmocka_unit_test(test_fsdp_oom__one_rank_of_two),
+        cmocka_unit_test(test_fsdp_oom__ranks_that_are_watched),
+        cmocka_unit_test(test_fsdp_oom__a_reshard_is_seen_without_operands),
     };
     return cmocka_run_group_tests_name("fsdp oom", tests, NULL, NULL);
 }

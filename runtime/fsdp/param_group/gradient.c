@@ -268,12 +268,38 @@ static bool tell_used(ms_fsdp_unit *u)
     return whole;
 }
 
+static ms_status close_slot(ms_fsdp_unit *u, bool whole)
+{
+    return msi_reduction_close(&u->reduction, msi_unit_slot_dtype(u),
+                               u->run->factor != 0 ? u->run->factor : 1.0 / u->world, whole);
+}
+
+/* This rank's gradient (W n) -> its part (n) of the sum over ranks; of a replica all. What it makes
+ * is there when all ranks have come so far, which follows timing; so what is seen is that it was
+ * named, which follows the program. */
+static ms_status reduce_meta(const msi_meta *m)
+{
+    const ms_fsdp_unit *u = ((const msi_unit_attrs *)m->attrs)->unit;
+
+    return msi_result(m->out, u->orig_dtype, 1, &u->shard_numel);
+}
+
+static ms_status reduce_forward(msi_op_call *c)
+{
+    const msi_unit_attrs *attrs = c->attrs;
+
+    return close_slot(attrs->unit, attrs->whole);
+}
+
+static const msi_op reduce_op = {
+    .name = "fsdp.reduce", .meta = reduce_meta, .forward = reduce_forward};
+
 ms_status msi_gradient_announce(ms_fsdp_unit *u)
 {
     const bool whole = tell_used(u);
 
     MS_TRY(make_shown(u));
     MS_TRY(msi_unit_note_kept_gradients(u));
-    return msi_reduction_close(&u->reduction, msi_unit_slot_dtype(u),
-                               u->run->factor != 0 ? u->run->factor : 1.0 / u->world, whole);
+    return MSI_UNLIKELY(msi_op_is_observed(u->ctx)) ? msi_observed_reduce(u, &reduce_op, whole)
+                                                    : close_slot(u, whole);
 }

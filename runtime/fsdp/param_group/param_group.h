@@ -30,6 +30,7 @@
 #include "gather.h"
 #include "live.h"
 #include "moonshard/fsdp.h"
+#include "op.h"
 #include "reduction.h"
 
 /* What the units of one model have in common. The schedule writes it, units read it. */
@@ -128,6 +129,7 @@ struct ms_fsdp_unit {
     msi_storage *hidden;   /* what shards show in a forward: nothing */
     msi_storage *summoned; /* private full copy while summoned, or NULL */
     msi_use use;
+    ms_tensor **observed; /* (1 + n_params), once watched: the shard, the unsharded parameters */
 
     /* gradients */
     msi_accumulator sums;
@@ -207,6 +209,18 @@ void msi_unit_reshard(ms_fsdp_unit *u);
 void msi_unit_written(ms_fsdp_unit *u);
 /* Kept in a slot with other values than this rank's shard has now? */
 bool msi_unit_differs(const ms_fsdp_unit *u);
+
+/* -- observed.c: units at the one observable point --------------------------------------------- */
+/* What the rows of units are asked for. */
+typedef struct msi_unit_attrs {
+    ms_fsdp_unit *unit;
+    bool whole; /* of a reduction: see msi_reduction_close() */
+} msi_unit_attrs;
+/* Make `observed`, unless it is there. `unshard`: the row that says what it makes of a shard. */
+ms_status msi_observed_params(ms_fsdp_unit *u, const msi_op *unshard);
+void msi_observed_free(ms_fsdp_unit *u);
+/* Run `reduce` on tensors: the gradient in the slot, the reduced one to be. */
+ms_status msi_observed_reduce(ms_fsdp_unit *u, const msi_op *reduce, bool whole);
 
 /* -- micro.c: gradients of one rank ------------------------------------------------------------ */
 void msi_unit_sinks_install(ms_fsdp_unit *u);

@@ -314,6 +314,7 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     msi_unit_levels_free(u);
     msi_unit_gradient_free(u);
     msi_micro_drop(&u->sums);
+    msi_observed_free(u);
     for (int32_t i = 0; i < u->n_params; i++) {
         ms_tensor *t = u->params[i].tensor;
 

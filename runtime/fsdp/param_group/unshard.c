@@ -1,4 +1,5 @@
-/* Full parameters: publish, unshard, reshard. */
+/* Full parameters: publish, unshard, reshard. The latter two are operators to who watches; a
+ * publish is none, as nothing can be read yet. */
 #include "param_group.h"
 
 /* `full` has the master's values of now. Whoever wrote them, a script through a handle too: a
@@ -133,14 +134,8 @@ static ms_status bind(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-ms_status msi_unit_unshard(ms_fsdp_unit *u)
+static ms_status unshard(ms_fsdp_unit *u)
 {
-    reshard_stale(u);
-    if (u->state == MS_UNIT_UNSHARDED) {
-        MS_TRY(u->gather.ops->shares ? MS_OK : bind(u));
-        msi_unit_show_use(u);
-        return MS_OK;
-    }
     if (u->state == MS_UNIT_SHARDED) {
         MS_TRY(msi_unit_publish(u));
     }
@@ -151,17 +146,95 @@ ms_status msi_unit_unshard(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-void msi_unit_reshard(ms_fsdp_unit *u)
+static void reshard(ms_fsdp_unit *u)
 {
-    if (u->state == MS_UNIT_SHARDED) {
-        return;
-    }
     msi_storage_unbind(u->full);
     u->gather.ops->end(&u->gather);
     u->state = MS_UNIT_SHARDED;
     u->use.held = false;
     msi_unit_show(u);
     msi_unit_changed(u);
+}
+
+/* -- as operators ------------------------------------------------------------------------------ */
+
+static ms_fsdp_unit *unit_of(const void *attrs)
+{
+    return ((const msi_unit_attrs *)attrs)->unit;
+}
+
+static ms_status unshard_meta(const msi_meta *m)
+{
+    const ms_fsdp_unit *u = unit_of(m->attrs);
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        const msi_param *param = u->params[i].tensor->param;
+
+        MS_TRY(msi_result(&m->out[i], u->param_dtype, param->ndim, param->shape));
+    }
+    return MS_OK;
+}
+
+static ms_status unshard_forward(msi_op_call *c)
+{
+    return unshard(unit_of(c->attrs));
+}
+
+static ms_status reshard_meta(const msi_meta *m)
+{
+    (void)m; /* no result */
+    return MS_OK;
+}
+
+static ms_status reshard_forward(msi_op_call *c)
+{
+    reshard(unit_of(c->attrs));
+    return MS_OK;
+}
+
+/* shard (n) -> its unit's parameters; and those -> nothing. */
+static const msi_op unshard_op = {
+    .name = "fsdp.unshard", .meta = unshard_meta, .forward = unshard_forward};
+static const msi_op reshard_op = {
+    .name = "fsdp.reshard", .meta = reshard_meta, .forward = reshard_forward};
+
+static ms_status observed_unshard(ms_fsdp_unit *u)
+{
+    const msi_unit_attrs attrs = {.unit = u};
+
+    MS_TRY(msi_observed_params(u, &unshard_op));
+    return msi_op_run_into(u->ctx, &unshard_op, &attrs, u->observed, 1, u->observed + 1,
+                           u->n_params);
+}
+
+/* It goes without operands where a watcher came when all was unsharded, and memory is out. */
+static void observed_reshard(ms_fsdp_unit *u)
+{
+    const msi_unit_attrs attrs = {.unit = u};
+    const bool made = msi_observed_params(u, &unshard_op) == MS_OK;
+
+    msi_op_run_into(u->ctx, &reshard_op, &attrs, made ? u->observed + 1 : NULL,
+                    made ? u->n_params : 0, NULL, 0);
+}
+
+ms_status msi_unit_unshard(ms_fsdp_unit *u)
+{
+    reshard_stale(u);
+    if (u->state == MS_UNIT_UNSHARDED) {
+        MS_TRY(u->gather.ops->shares ? MS_OK : bind(u));
+        msi_unit_show_use(u);
+        return MS_OK;
+    }
+    return MSI_UNLIKELY(msi_op_is_observed(u->ctx)) ? observed_unshard(u) : unshard(u);
+}
+
+void msi_unit_reshard(ms_fsdp_unit *u)
+{
+    if (u->state == MS_UNIT_UNSHARDED && MSI_UNLIKELY(msi_op_is_observed(u->ctx))) {
+        observed_reshard(u);
+    } else if (u->state != MS_UNIT_SHARDED) {
+        reshard(u);
+    }
 }
 
 void msi_unit_written(ms_fsdp_unit *u)
