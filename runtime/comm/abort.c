@@ -9,11 +9,11 @@ static const ms_comm *failed_group(int32_t *owner)
     const msi_groups *g = msi_groups_peek();
     const ms_comm *c = g != NULL ? g->world : NULL;
 
-    if (c != NULL && (*owner = msi_failure_owner(c)) != c->rank) {
+    if (c != NULL && (*owner = msi_failure_owner(c)) != c->own) {
         return c;
     }
-    for (c = g != NULL ? g->split : NULL; c != NULL; c = c->next) {
-        if ((*owner = msi_failure_owner(c)) != c->rank) {
+    for (c = g != NULL ? g->others : NULL; c != NULL; c = c->next) {
+        if ((*owner = msi_failure_owner(c)) != c->own) {
             return c;
         }
     }

@@ -57,7 +57,7 @@ typedef struct msi_segment {
     struct msi_shared_map *shared; /* ranks as threads: the maps they share */
 } msi_segment;
 
-/* The rank in the job of member q: what people know a rank by. */
+/* The rank in the job of member q: what people know a rank by. Of a fake group q itself. */
 int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q);
 /* Publish the next operation of the schedule; gives its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);

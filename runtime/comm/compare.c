@@ -20,7 +20,7 @@ static bool report_failure(ms_comm *c, int32_t a, const msi_fingerprint *fa, int
         msi_failure_read(c, failed, text, sizeof(text)) != s) {
         return false;
     }
-    msi_job_abort(c->job, c->slot[c->rank], c->slot[failed], MSI_CAUSE_FAILED, MS_COMM_ERROR,
+    msi_job_abort(c->job, c->slot[c->own], c->slot[failed], MSI_CAUSE_FAILED, MS_COMM_ERROR,
                   "rank %d failed: %s", (int)c->slot[failed], text);
     return true;
 }
@@ -29,7 +29,7 @@ static bool report_failure(ms_comm *c, int32_t a, const msi_fingerprint *fa, int
 static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, int32_t b,
                               const msi_fingerprint *fb, uint64_t s)
 {
-    int32_t other = c->rank == a ? b : a;
+    int32_t other = c->own == a ? b : a;
     char ta[MSI_CALL_TEXT], tb[MSI_CALL_TEXT], notes[MSI_NOTED_TEXT] = "";
     char failure[MSI_FAILURE_TEXT], sequence[MSI_SEQUENCE_TEXT];
 
@@ -44,11 +44,11 @@ static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, 
         msi_notes_text(c, a, fa->noted, b, fb->noted, notes, sizeof(notes));
     }
     if (msi_fingerprint_same_call(fa, fb)) {
-        msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+        msi_job_abort(c->job, c->slot[c->own], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                       "the ranks differ: %s (found at %s, %s)%s", notes, ta, sequence, failure);
         return;
     }
-    msi_job_abort(c->job, c->slot[c->rank], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+    msi_job_abort(c->job, c->slot[c->own], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                   "collective mismatch at %s: rank %d calls %s, rank %d calls %s%s%s%s", sequence,
                   (int)c->slot[a], ta, (int)c->slot[b], tb,
                   notes[0] != '\0' ? "; before that they differ: " : "", notes, failure);
@@ -56,7 +56,7 @@ static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, 
 
 static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
 {
-    int32_t a = q < c->rank ? q : c->rank, b = q < c->rank ? c->rank : q;
+    int32_t a = q < c->own ? q : c->own, b = q < c->own ? c->own : q;
     uint64_t first = last > MSI_RING ? last - MSI_RING + 1 : 1, hash;
     char sequence[MSI_SEQUENCE_TEXT];
     msi_fingerprint fa, fb;
@@ -71,7 +71,7 @@ static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
             return;
         }
     }
-    msi_job_abort(c->job, c->slot[c->rank], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+    msi_job_abort(c->job, c->slot[c->own], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                   "collective mismatch: ranks %d and %d called different collectives before "
                   "%s",
                   (int)c->slot[a], (int)c->slot[b],
@@ -89,10 +89,10 @@ static bool is_alongside(const ms_comm *c, int32_t q, uint64_t theirs)
 /* Compare the latest common record of each peer: its hash covers everything before. */
 bool msi_members_agree(ms_comm *c)
 {
-    for (int32_t q = 0; q < c->size; q++) {
+    for (int32_t q = 0; q < c->n_members; q++) {
         uint64_t theirs, last, hash, own;
 
-        if (q == c->rank) {
+        if (q == c->own) {
             continue;
         }
         theirs = atomic_load_explicit(&c->members[q].published, memory_order_acquire);
@@ -102,7 +102,7 @@ bool msi_members_agree(ms_comm *c)
         }
         if (!is_alongside(c, q, theirs)) {
             if (!msi_record_read(&c->members[q], last, NULL, &hash) ||
-                !msi_record_read(&c->members[c->rank], last, NULL, &own)) {
+                !msi_record_read(&c->members[c->own], last, NULL, &own)) {
                 continue; /* already overwritten: a later hash covers it */
             }
             if (hash != own) {
@@ -137,7 +137,7 @@ static void report_call_more(ms_comm *c, int32_t a, int32_t b)
             msi_notes_text(c, a, fp.noted, b, msi_noted(c, b), notes, sizeof(notes));
         }
     }
-    msi_job_abort(c->job, c->slot[c->rank], c->slot[b], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+    msi_job_abort(c->job, c->slot[c->own], c->slot[b], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                   "collective mismatch at %s: rank %d calls %s, rank %d has left%s%s%s",
                   msi_sequence_text(c, s, sequence, sizeof(sequence)), (int)c->slot[a], call,
                   (int)c->slot[b], notes[0] != '\0' ? "; before that they differ: " : "", notes,
@@ -147,24 +147,24 @@ static void report_call_more(ms_comm *c, int32_t a, int32_t b)
 /* Did member q leave as this one did? */
 static bool left_alike(ms_comm *c, int32_t q)
 {
-    uint64_t mine = published(c, c->rank), theirs = published(c, q), hash, own;
+    uint64_t mine = published(c, c->own), theirs = published(c, q), hash, own;
     uint64_t last = mine < theirs ? mine : theirs;
     char notes[MSI_NOTED_TEXT], failure[MSI_FAILURE_TEXT];
 
     if (msi_record_read(&c->members[q], last, NULL, &hash) &&
-        msi_record_read(&c->members[c->rank], last, NULL, &own) && hash != own) {
+        msi_record_read(&c->members[c->own], last, NULL, &own) && hash != own) {
         report_mismatch(c, q, last);
         return false;
     }
     if (mine != theirs) {
-        report_call_more(c, mine > theirs ? c->rank : q, mine > theirs ? q : c->rank);
+        report_call_more(c, mine > theirs ? c->own : q, mine > theirs ? q : c->own);
         return false;
     }
-    if (msi_noted(c, q) != msi_noted(c, c->rank)) {
-        msi_notes_text(c, c->rank, msi_noted(c, c->rank), q, msi_noted(c, q), notes, sizeof(notes));
-        msi_job_abort(c->job, c->slot[c->rank], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+    if (msi_noted(c, q) != msi_noted(c, c->own)) {
+        msi_notes_text(c, c->own, msi_noted(c, c->own), q, msi_noted(c, q), notes, sizeof(notes));
+        msi_job_abort(c->job, c->slot[c->own], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                       "the ranks differ: %s (found when they had left)%s", notes,
-                      msi_failure_text(c, c->rank, q, failure, sizeof(failure)));
+                      msi_failure_text(c, c->own, q, failure, sizeof(failure)));
         return false;
     }
     return true;
@@ -172,8 +172,8 @@ static bool left_alike(ms_comm *c, int32_t q)
 
 bool msi_members_left_alike(ms_comm *c)
 {
-    for (int32_t q = 0; q < c->size; q++) {
-        if (q != c->rank && !left_alike(c, q)) {
+    for (int32_t q = 0; q < c->n_members; q++) {
+        if (q != c->own && !left_alike(c, q)) {
             return false;
         }
     }

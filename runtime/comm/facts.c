@@ -13,7 +13,12 @@ int32_t ms_comm_size(const ms_comm *comm)
 
 int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
 {
-    return comm->slot[q];
+    return ms_comm_is_fake(comm) ? q : comm->slot[q];
+}
+
+bool ms_comm_is_fake(const ms_comm *comm)
+{
+    return comm->via == &msi_transport_fake;
 }
 
 int32_t msi_comm_count_model(ms_comm *comm)

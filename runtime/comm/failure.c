@@ -10,7 +10,7 @@ enum { LINE_ROOM = MSI_FAILURE_TEXT - 64 };
 /* Was the latest call of this rank to give up for what it has said? */
 static bool has_given_up(const ms_comm *c)
 {
-    msi_member *m = &c->members[c->rank];
+    msi_member *m = &c->members[c->own];
     msi_fingerprint fp;
     uint64_t hash;
 
@@ -20,11 +20,12 @@ static bool has_given_up(const ms_comm *c)
 
 void ms_comm_failed(ms_comm *c, const char *message)
 {
-    msi_member *m = &c->members[c->rank];
+    msi_member *m = &c->members[c->own];
     size_t n = strnlen(message, MSI_TEXT - 1);
     char text[MSI_TEXT] = "";
 
-    if (c->size == 1 || c->dist->gone != MSI_GONE_NOT || msi_comm_broken(c) || has_given_up(c)) {
+    if (c->n_members == 1 || c->dist->gone != MSI_GONE_NOT || msi_comm_broken(c) ||
+        has_given_up(c)) {
         return; /* nobody waits, or another failure came first */
     }
     memcpy(text, message, n);
@@ -72,15 +73,15 @@ int32_t msi_failure_owner(const ms_comm *c)
 {
     uint64_t own, theirs;
 
-    if (!msi_record_read(&c->members[c->rank], c->seq, NULL, &own) ||
-        atomic_load(&c->members[c->rank].failed_before) == c->seq) {
-        return c->rank;
+    if (!msi_record_read(&c->members[c->own], c->seq, NULL, &own) ||
+        atomic_load(&c->members[c->own].failed_before) == c->seq) {
+        return c->own;
     }
-    for (int32_t q = 0; q < c->size; q++) {
+    for (int32_t q = 0; q < c->n_members; q++) {
         if (atomic_load(&c->members[q].failed_before) == c->seq &&
             msi_record_read(&c->members[q], c->seq, NULL, &theirs) && theirs == own) {
             return q;
         }
     }
-    return c->rank;
+    return c->own;
 }

@@ -1,4 +1,4 @@
-/* Groups: that of all ranks, that of one, and what splitting makes of others. */
+/* Groups: that of all ranks, that of one, fake ones, and what splitting makes of others. */
 #include "group.h"
 
 #include <stdlib.h>
@@ -6,18 +6,28 @@
 
 /* -- making groups ----------------------------------------------------------------------------- */
 
-/* A group of that size with nothing in it. */
-static ms_comm *comm_new(const msi_dist *d, int32_t size)
+static void init(ms_comm *c, const msi_dist *d, int32_t n_members)
 {
-    const size_t each = sizeof(uint64_t) + sizeof(int32_t);
-    ms_comm *c = calloc(1, sizeof(*c) + each * (size_t)size);
+    c->job = d->job;
+    c->dist = d;
+    c->n_members = n_members;
+    c->checked = (uint64_t *)(void *)(c + 1);
+    c->slot = (int32_t *)(void *)(c->checked + n_members);
+}
+
+/* Bytes of a group, without what its members share. */
+static size_t comm_bytes(int32_t n_members)
+{
+    return sizeof(ms_comm) + (sizeof(uint64_t) + sizeof(int32_t)) * (size_t)n_members;
+}
+
+/* A group with room for so many members and nothing in it. */
+static ms_comm *comm_new(const msi_dist *d, int32_t n_members)
+{
+    ms_comm *c = calloc(1, comm_bytes(n_members));
 
     if (c != NULL) {
-        c->job = d->job;
-        c->dist = d;
-        c->size = size;
-        c->checked = (uint64_t *)(void *)(c + 1);
-        c->slot = (int32_t *)(void *)(c->checked + size);
+        init(c, d, n_members);
     }
     return c;
 }
@@ -30,26 +40,31 @@ static ms_status make_world(ms_comm **out, const msi_dist *d)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the group of all ranks");
     }
     msi_members_of_job(c, d->job, d->rank, c->slot, c->checked);
+    c->via = c->size > 1 ? &msi_transport_shm : &msi_transport_self;
     msi_live_add(&c->live, MSI_LIVE_COMM, c);
     *out = c;
     return MS_OK;
 }
 
-static ms_status make_self(ms_comm **out, const msi_dist *d)
+/* A group whose only member there is is this rank: one piece of memory. */
+static ms_status make_alone(ms_comm **out, const msi_dist *d, const msi_transport *via,
+                            int32_t rank, int32_t size)
 {
-    ms_comm *c = comm_new(d, 1);
-    const size_t nbytes = (size_t)msi_round_up(msi_members_bytes(1), 64);
-    void *memory = aligned_alloc(64, nbytes);
+    const int64_t members = msi_round_up((int64_t)comm_bytes(1), 64);
+    const size_t nbytes = (size_t)msi_round_up(members + msi_members_bytes(1), 64);
+    ms_comm *c = aligned_alloc(64, nbytes);
 
-    if (c == NULL || memory == NULL) {
-        free(c);
-        free(memory);
+    if (c == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for this rank's own group");
     }
-    memset(memory, 0, nbytes);
+    memset(c, 0, nbytes);
+    init(c, d, 1);
+    c->via = via;
+    c->rank = rank;
+    c->size = size;
     c->slot[0] = d->rank;
-    c->is_self = true;
-    msi_members_place(c, memory);
+    c->is_alone = true;
+    msi_members_place(c, (char *)c + members);
     msi_live_add(&c->live, MSI_LIVE_COMM, c);
     *out = c;
     return MS_OK;
@@ -89,9 +104,38 @@ ms_status ms_comm_self(ms_comm **out)
     *out = NULL;
     MS_TRY(joined(&g, &d));
     if (g->self == NULL) {
-        MS_TRY(make_self(&g->self, d));
+        MS_TRY(make_alone(&g->self, d, &msi_transport_self, 0, 1));
     }
     *out = g->self;
+    return MS_OK;
+}
+
+/* From now on the context knows it. */
+static void keep(msi_groups *g, ms_comm *c)
+{
+    c->next = g->others;
+    g->others = c;
+}
+
+ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world)
+{
+    const msi_dist *d;
+    msi_groups *g;
+
+    *out = NULL;
+    if (world < 1) {
+        return MS_FAIL(MS_VALUE_ERROR, "a fake group of %d ranks, expected at least 1", (int)world);
+    }
+    if (rank < 0 || rank >= world) {
+        return MS_FAIL(MS_VALUE_ERROR, "rank %d of a fake group, expected 0 to %d", (int)rank,
+                       (int)world - 1);
+    }
+    MS_TRY(joined(&g, &d));
+    if (d->gone != MSI_GONE_NOT) {
+        return msi_gone_error(d);
+    }
+    MS_TRY(make_alone(out, d, &msi_transport_fake, rank, world));
+    keep(g, *out);
     return MS_OK;
 }
 
@@ -159,12 +203,13 @@ static void fill(ms_comm *c, const ms_comm *parent, const wish *all, int32_t n)
         for (int32_t q = i; q < end; q++) {
             c->slot[q - i] = parent->slot[all[q].rank];
             if (all[q].rank == parent->rank) {
-                c->rank = q - i;
-                c->size = end - i;
+                c->rank = c->own = q - i;
+                c->size = c->n_members = end - i;
             }
         }
         if (c->size > 0) {
-            c->is_self = c->size == 1;
+            c->is_alone = c->size == 1;
+            c->via = c->is_alone ? &msi_transport_self : &msi_transport_shm;
             c->id = msi_mix64(msi_mix64(parent->id ^ parent->seq) ^ (uint64_t)i) | 1;
             msi_members_place(c, c->memory.rw + at);
             return;
@@ -190,6 +235,12 @@ static ms_status exchange_wishes(ms_comm *parent, const wish *own, wish *all)
 
 ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t key)
 {
+    if (ms_comm_is_fake(parent)) {
+        *out = NULL;
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "split: the other ranks of a fake group are not there to say their color; "
+                       "make the smaller group with ms_comm_fake()");
+    }
     wish all[parent->size];
     msi_segment memory = {.fd = -1};
     ms_comm *c = comm_new(parent->dist, parent->size);
@@ -209,8 +260,7 @@ ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t k
     c->size = 0;
     fill(c, parent, all, parent->size);
     msi_live_add(&c->live, MSI_LIVE_COMM, c);
-    c->next = g->split;
-    g->split = c;
+    keep(g, c);
     *out = c;
     return MS_OK;
 failed:
@@ -222,7 +272,7 @@ void ms_comm_free(ms_comm *c)
 {
     msi_groups *g = msi_groups_peek();
 
-    for (ms_comm **at = g != NULL ? &g->split : NULL; at != NULL && *at != NULL;
+    for (ms_comm **at = g != NULL ? &g->others : NULL; at != NULL && *at != NULL;
          at = &(*at)->next) {
         if (*at == c) {
             *at = c->next;

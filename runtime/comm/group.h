@@ -3,9 +3,9 @@
 #ifndef MSI_GROUP_H
 #define MSI_GROUP_H
 
-#include "comm.h"
 #include "job.h"
 #include "live.h"
+#include "transport.h"
 
 #include <string.h>
 
@@ -58,19 +58,21 @@ struct ms_comm {
     msi_live live;
     msi_job *job;
     const msi_dist *dist; /* this rank's place in the job; NULL: the launcher looks at its ranks */
+    const msi_transport *via;
     int32_t rank, size;
-    int32_t *slot; /* (size) ranks of the members in the job */
-    bool is_self;  /* needs nobody, so it survives the others' failures */
-    msi_member *members;
-    msi_note_record *notes; /* (size, MSI_NOTES); NULL without peers */
-    char *staging;          /* (size, 2, MSI_CHUNK) */
+    int32_t own, n_members; /* those with a part in the group: (rank, size); of a fake one (0, 1) */
+    int32_t *slot;          /* (n_members) their ranks in the job */
+    bool is_alone;          /* needs nobody, so it survives the others' failures */
+    msi_member *members;    /* (n_members) */
+    msi_note_record *notes; /* (n_members, MSI_NOTES); NULL without peers */
+    char *staging;          /* (n_members, 2, MSI_CHUNK); the same */
     uint64_t seq, hash, step;
     uint64_t n_notes;   /* this rank's so far */
     uint64_t id;        /* of the group in its job, equal on all members; 0: of all ranks */
-    ms_comm *next;      /* of those that were split off and are not freed */
-    msi_segment memory; /* of such a group; those of all its siblings lie beside it */
+    ms_comm *next;      /* of those that were split off, or are fake, and are not freed */
+    msi_segment memory; /* of one that was split off; those of all its siblings lie beside it */
     int32_t n_models;
-    uint64_t *checked; /* (size) sequence up to which each member's schedule equals ours */
+    uint64_t *checked; /* (n_members) sequence up to which each one's schedule equals ours */
     int64_t counts[MSI_COLL_KINDS];
     int64_t wait_ns;
 };
@@ -176,27 +178,17 @@ void msi_positions_text(const ms_comm *c, char *buffer, size_t nbytes);
 /* This rank has waited so long for `seq`: warn, unless it is early or the job has been told. */
 void msi_announce(const ms_comm *c, uint64_t seq, int64_t waited_ns);
 
-/* -- staging.c: moving bytes in steps ---------------------------------------------------------- */
-/* Where this rank puts its bytes (MSI_CHUNK at most) for the coming step. */
-char *msi_stage_own(ms_comm *c);
-/* Say that they are there, wait for everybody's. */
-ms_status msi_stage_step(ms_comm *c, uint64_t seq);
-/* Member q's bytes of the step just made; they stay until the step after the next begins. */
-const char *msi_stage_of(ms_comm *c, int32_t q);
-/* Under an already published `seq`: nbytes from every member to every member. */
-ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t nbytes, void *out);
-
 /* -- state.c: the groups of a context ---------------------------------------------------------- */
 typedef struct msi_groups {
     ms_comm *world, *self;
-    ms_comm *split; /* the others, the latest first */
+    ms_comm *others; /* split off or fake, the latest first */
 } msi_groups;
 
 /* The context's, made on first use; NULL when memory is out (error set). */
 msi_groups *msi_groups_state(ms_context *ctx);
 /* The same, where it has been made. */
 msi_groups *msi_groups_peek(void);
-/* Free a group that was split off. */
+/* Free one of the others. */
 void msi_comm_discard(ms_comm *c);
 /* This rank is leaving its job, and with it all groups. */
 void msi_groups_leave(void);

@@ -34,10 +34,10 @@ uint32_t msi_members_layout(void)
 
 void msi_members_place(ms_comm *c, void *memory)
 {
-    const places p = places_of(c->size);
+    const places p = places_of(c->n_members);
 
     c->members = memory;
-    if (c->size > 1) {
+    if (c->n_members > 1) {
         c->notes = (void *)((char *)memory + p.notes);
         c->staging = (char *)memory + p.staging;
     }
@@ -50,8 +50,8 @@ void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *slot,
         checked[q] = 0;
     }
     out->job = job;
-    out->rank = rank;
-    out->size = job->world;
+    out->rank = out->own = rank;
+    out->size = out->n_members = job->world;
     out->slot = slot;
     out->checked = checked;
     msi_members_place(out, msi_job_guest_memory(job));
@@ -63,7 +63,7 @@ const char *msi_ranks_text(const ms_comm *c, const bool *marked, char *buffer, s
     int32_t n = 0, more = 0;
     size_t at = 0;
 
-    for (int32_t q = 0; q < c->size; q++) {
+    for (int32_t q = 0; q < c->n_members; q++) {
         if (marked != NULL && !marked[q]) {
             continue;
         }
@@ -84,7 +84,7 @@ const char *msi_ranks_text(const ms_comm *c, const bool *marked, char *buffer, s
 const char *msi_sequence_text(const ms_comm *c, uint64_t seq, char *buffer, size_t nbytes)
 {
     char ranks[MSI_RANKS_TEXT];
-    const bool is_of_some = c->size > 1 && c->size < c->job->world;
+    const bool is_of_some = c->n_members > 1 && c->n_members < c->job->world;
 
     snprintf(buffer, nbytes, "sequence %llu%s%s", (unsigned long long)seq, is_of_some ? " of " : "",
              is_of_some ? msi_ranks_text(c, NULL, ranks, sizeof(ranks)) : "");

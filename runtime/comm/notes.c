@@ -15,17 +15,17 @@ static msi_note_record *record_of(const ms_comm *c, int32_t member, uint64_t n)
 
 void msi_comm_note(ms_comm *c, const msi_note *note)
 {
-    if (c->size == 1 || c->dist->gone != MSI_GONE_NOT) {
+    if (c->n_members == 1 || c->dist->gone != MSI_GONE_NOT) {
         return;
     }
-    msi_note_record *r = record_of(c, c->rank, ++c->n_notes);
-    uint64_t noted = msi_mix64(msi_noted(c, c->rank) ^ ms_hash_bytes(note, sizeof(*note)));
+    msi_note_record *r = record_of(c, c->own, ++c->n_notes);
+    uint64_t noted = msi_mix64(msi_noted(c, c->own) ^ ms_hash_bytes(note, sizeof(*note)));
 
     atomic_store_explicit(&r->n, 0, memory_order_relaxed);
     atomic_store_explicit(&r->hash, noted, memory_order_release);
     msi_words_store(r->word, note, MSI_COUNT(r->word));
     atomic_store_explicit(&r->n, c->n_notes, memory_order_release);
-    atomic_store_explicit(&c->members[c->rank].noted, noted, memory_order_release);
+    atomic_store_explicit(&c->members[c->own].noted, noted, memory_order_release);
 }
 
 ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const double *numbers,

@@ -42,7 +42,7 @@ static bool is_waited_for(const ms_comm *c, int32_t q)
     int32_t state = atomic_load(&slot->state);
     char ignored[64];
 
-    if (q == c->rank || state == MSI_RANK_LEFT || state == MSI_RANK_DEAD) {
+    if (q == c->own || state == MSI_RANK_LEFT || state == MSI_RANK_DEAD) {
         return false;
     }
     char process = process_text(c->job, c->slot[q], ignored, sizeof(ignored));
@@ -79,25 +79,25 @@ static int position_text(const ms_comm *c, int32_t q, char *buffer, size_t nbyte
 
 void msi_positions_text(const ms_comm *c, char *buffer, size_t nbytes)
 {
-    bool late[c->size];
+    bool late[c->n_members];
     int32_t told = 0;
     size_t at = 0;
 
     buffer[0] = '\0';
-    for (int32_t q = 0; q < c->size; q++) {
+    for (int32_t q = 0; q < c->n_members; q++) {
         late[q] = is_waited_for(c, q);
     }
-    for (int32_t i = 0; i < 2 * c->size; i++) { /* those that matter first */
-        int32_t q = i % c->size;
+    for (int32_t i = 0; i < 2 * c->n_members; i++) { /* those that matter first */
+        int32_t q = i % c->n_members;
         char text[MSI_CALL_TEXT + 128];
 
-        if (late[q] != (i < c->size)) {
+        if (late[q] != (i < c->n_members)) {
             continue;
         }
         size_t n = (size_t)position_text(c, q, text, sizeof(text));
 
         if (at + n + sizeof(", ") + MORE_ROOM > nbytes) {
-            snprintf(buffer + at, nbytes - at, MORE, (int)(c->size - told));
+            snprintf(buffer + at, nbytes - at, MORE, (int)(c->n_members - told));
             return;
         }
         at += (size_t)snprintf(buffer + at, nbytes - at, "%s%s", at > 0 ? ", " : "", text);
@@ -108,9 +108,9 @@ void msi_positions_text(const ms_comm *c, char *buffer, size_t nbytes)
 /* "ranks 1, 3" */
 static const char *waited_for_text(const ms_comm *c, char *buffer, size_t nbytes)
 {
-    bool late[c->size], any = false;
+    bool late[c->n_members], any = false;
 
-    for (int32_t q = 0; q < c->size; q++) {
+    for (int32_t q = 0; q < c->n_members; q++) {
         late[q] = is_waited_for(c, q);
         any = any || late[q];
     }
@@ -127,7 +127,7 @@ static int64_t patience_ns(const ms_comm *c)
     int64_t limit = c->job->block->announce_ns;
     int64_t sooner = limit / 3 > SECOND ? limit / 3 : SECOND;
 
-    for (int32_t q = 0; q < c->size && limit > sooner; q++) {
+    for (int32_t q = 0; q < c->n_members && limit > sooner; q++) {
         if (atomic_load(&c->members[q].published) == 0) {
             return sooner;
         }
@@ -141,7 +141,7 @@ void msi_announce(const ms_comm *c, uint64_t seq, int64_t waited_ns)
     int64_t quiet = atomic_load(&c->job->block->quiet_until);
 
     /* One says it for all, the first rank if it waits. */
-    if (limit <= 0 || waited_ns < limit + c->rank * MSI_LOOK_MS * 1000000LL || now < quiet ||
+    if (limit <= 0 || waited_ns < limit + c->own * MSI_LOOK_MS * 1000000LL || now < quiet ||
         !atomic_compare_exchange_strong(&c->job->block->quiet_until, &quiet, now + 4 * waited_ns)) {
         return;
     }
@@ -149,7 +149,7 @@ void msi_announce(const ms_comm *c, uint64_t seq, int64_t waited_ns)
 
     msi_positions_text(c, positions, sizeof(positions));
     snprintf(text, sizeof(text), "rank %d has waited %lld s in %s for %s; last calls: %s",
-             (int)c->slot[c->rank], (long long)(waited_ns / 1000000000),
+             (int)c->slot[c->own], (long long)(waited_ns / 1000000000),
              msi_operation_text(c, seq, operation, sizeof(operation)),
              waited_for_text(c, who, sizeof(who)), positions);
     ms_warn("UserWarning", text);

@@ -3,15 +3,15 @@
 
 bool msi_comm_broken(ms_comm *c)
 {
-    return !c->is_self && atomic_load_explicit(&c->job->block->abort, memory_order_acquire) != 0;
+    return !c->is_alone && atomic_load_explicit(&c->job->block->abort, memory_order_acquire) != 0;
 }
 
 void msi_comm_ring(ms_comm *c)
 {
-    for (int32_t q = 0; q < c->size; q++) {
+    for (int32_t q = 0; q < c->n_members; q++) {
         msi_slot_rank *slot = &c->job->block->slot[c->slot[q]];
 
-        if (q != c->rank && atomic_load(&slot->waiting) != 0) {
+        if (q != c->own && atomic_load(&slot->waiting) != 0) {
             msi_doorbell_ring(slot);
         }
     }
@@ -24,13 +24,13 @@ ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
 
     *seq = 0;
     memcpy(&own, fp, nbytes);
-    own.noted = msi_noted(c, c->rank);
+    own.noted = msi_noted(c, c->own);
     if (MSI_UNLIKELY(c->dist->gone != MSI_GONE_NOT)) {
         return msi_gone_error(c->dist);
     }
     c->seq++;
     c->hash = msi_mix64(c->hash ^ ms_hash_bytes(&own, (int64_t)nbytes));
-    msi_record_write(&c->members[c->rank], c->seq, c->hash, &own);
+    msi_record_write(&c->members[c->own], c->seq, c->hash, &own);
     if (MSI_UNLIKELY(msi_comm_broken(c))) {
         char operation[MSI_OPERATION_TEXT];
 

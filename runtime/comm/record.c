@@ -37,7 +37,7 @@ const char *msi_operation_text(const ms_comm *c, uint64_t seq, char *buffer, siz
     msi_fingerprint fp;
     uint64_t hash;
 
-    if (msi_record_read(&c->members[c->rank], seq, &fp, &hash)) {
+    if (msi_record_read(&c->members[c->own], seq, &fp, &hash)) {
         msi_fingerprint_name(&fp, name, sizeof(name));
     }
     snprintf(buffer, nbytes, "%s (%s)", name,

@@ -1,133 +1,13 @@
-/* Memory that all ranks of a group map: a memfd, its pages reserved before anybody touches them.
- *
- * The group's first rank makes it and sends the descriptor to the others' mailboxes. Two rounds of
- * agreement (made, mapped) make every rank fail when one cannot. Ranks as threads share the first
- * rank's maps; under ThreadSanitizer there is one map only, so that it sees who touches what. */
+/* Segments: memory that all members of a group map. */
 #include "group.h"
 
-#include <errno.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
-
-/* -- one rank ---------------------------------------------------------------------------------- */
-
-static ms_status make_private(msi_segment *s)
-{
-    msi_bound why = msi_memory_left("");
-    char there[MSI_BOUND_TEXT];
-
-    if (s->nbytes <= why.left) {
-        s->rw = mmap(NULL, msi_map_bytes(s->nbytes), PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-        if (s->rw == MAP_FAILED) {
-            s->rw = NULL;
-            why = msi_address_space_left();
-        }
-    }
-    if (s->rw == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a segment of %lld bytes%s",
-                       (long long)s->nbytes, msi_bound_text(why, there, sizeof(there)));
-    }
-    s->ro = s->rw;
-    return MS_OK;
-}
-
-/* -- mapping: what failed, or error = 0 -------------------------------------------------------- */
-
-static msi_bound map_fd(msi_segment *s, bool one_map)
-{
-    void *rw = mmap(NULL, msi_map_bytes(s->nbytes), PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
-    void *ro = one_map ? rw : mmap(NULL, msi_map_bytes(s->nbytes), PROT_READ, MAP_SHARED, s->fd, 0);
-    int error = errno;
-
-    s->rw = rw == MAP_FAILED ? NULL : rw;
-    s->ro = ro == MAP_FAILED ? NULL : ro;
-    if (s->rw != NULL && s->ro != NULL) {
-        return (msi_bound){.error = 0};
-    }
-    return msi_bound_of(error);
-}
-
-/* Put what is mapped into the job's list. */
-static msi_bound enlist(msi_segment *s, int32_t owners)
-{
-    const msi_shared_map made = {.fd = s->fd, .rw = s->rw, .ro = s->ro, .nbytes = s->nbytes};
-
-    s->shared = msi_maps_add(s->comm->job, &made, owners);
-    return (msi_bound){.error = s->shared != NULL ? 0 : ENOMEM};
-}
-
-/* -- handing over ------------------------------------------------------------------------------ */
-
-static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
-{
-    msi_bound made = msi_memfd_new(&s->fd, "moonshard-segment", (int64_t)msi_map_bytes(s->nbytes));
-
-    const msi_letter letter = {.group = c->id, .seq = seq};
-
-    if (made.error != 0) {
-        return made;
-    }
-    if (!c->job->threads) {
-        for (int32_t q = 1; q < c->size && made.error == 0; q++) {
-            made = (msi_bound){.error = msi_mail_send(c->job, c->slot[q], letter, s->fd)};
-        }
-        return made;
-    }
-    bool one_map = false;
-
-#ifdef __SANITIZE_THREAD__
-    one_map = true;
-#endif
-    made = map_fd(s, one_map);
-    if (made.error == 0) {
-        made = enlist(s, c->size);
-    }
-    atomic_store(&c->members[0].handoff, s->shared);
-    return made;
-}
-
-static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
-{
-    if (!c->job->threads) {
-        const msi_letter letter = {.group = c->id, .seq = seq};
-        int error = c->rank == 0 ? 0 : msi_mail_receive(c->job, c->slot[c->rank], letter, &s->fd);
-        msi_bound mapped = error != 0 ? msi_bound_of(error) : map_fd(s, false);
-
-        return mapped.error == 0 ? enlist(s, 1) : mapped;
-    }
-    if (c->rank != 0) {
-        s->shared = atomic_load(&c->members[0].handoff);
-        s->rw = s->shared->rw;
-        s->ro = s->shared->ro;
-    }
-    return (msi_bound){.error = 0};
-}
-
-/* Every member learns the first error of any. */
-static ms_status agree(ms_comm *c, uint64_t seq, msi_bound mine, const char *what, int64_t nbytes)
-{
-    msi_bound all[c->size];
-    char there[MSI_BOUND_TEXT];
-
-    MS_TRY(msi_stage_exchange(c, seq, &mine, sizeof(mine), all));
-    for (int32_t q = 0; q < c->size; q++) {
-        if (all[q].error != 0) {
-            return MS_FAIL(msi_error_kind(all[q].error),
-                           "rank %d cannot %s a shared segment of %lld bytes: %s%s",
-                           (int)c->slot[q], what, (long long)nbytes, strerrordesc_np(all[q].error),
-                           msi_bound_text(all[q], there, sizeof(there)));
-        }
-    }
-    return MS_OK;
-}
 
 ms_status msi_segment_new(msi_segment *out, ms_comm *comm, int64_t nbytes)
 {
-    msi_fingerprint fp = {
+    const msi_fingerprint fp = {
         .kind = MSI_COLL_SEGMENT, .dtype = MS_DTYPE_NONE, .ndim = -1, .count = nbytes, .slot = -1};
-    ms_status status;
+    msi_segment s = {.fd = -1, .nbytes = nbytes, .comm = comm};
     uint64_t seq;
 
     *out = (msi_segment){.fd = -1};
@@ -136,22 +16,14 @@ ms_status msi_segment_new(msi_segment *out, ms_comm *comm, int64_t nbytes)
                        (long long)nbytes);
     }
     MS_TRY(msi_comm_publish(comm, &fp, &seq));
-    msi_segment s = {.fd = -1, .nbytes = nbytes, .comm = comm};
+    ms_status status = comm->via->map(&s, seq);
 
-    if (comm->size == 1) {
-        MS_TRY_GOTO(make_private(&s), failed);
-    } else {
-        msi_bound made = comm->rank == 0 ? offer(&s, comm, seq) : (msi_bound){.error = 0};
-
-        MS_TRY_GOTO(agree(comm, seq, made, "reserve", nbytes), failed);
-        made = accept_offer(&s, comm, seq);
-        MS_TRY_GOTO(agree(comm, seq, made, "map", nbytes), failed);
+    if (status != MS_OK) {
+        msi_segment_free(&s);
+        return status;
     }
     *out = s;
     return MS_OK;
-failed:
-    msi_segment_free(&s);
-    return status;
 }
 
 void msi_segment_free(msi_segment *s)

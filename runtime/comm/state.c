@@ -9,7 +9,7 @@
 
 static bool all_have_left(const ms_comm *c)
 {
-    for (int32_t q = 0; q < c->size; q++) {
+    for (int32_t q = 0; q < c->n_members; q++) {
         if (atomic_load(&c->members[q].left) == 0) {
             return false;
         }
@@ -21,7 +21,7 @@ static bool all_have_left(const ms_comm *c)
  * some of them: there whoever leaves last does it. */
 static void leave(ms_comm *c, uint64_t how)
 {
-    if (c->dist->gone != MSI_GONE_NOT || atomic_exchange(&c->members[c->rank].left, how) != 0) {
+    if (c->dist->gone != MSI_GONE_NOT || atomic_exchange(&c->members[c->own].left, how) != 0) {
         return;
     }
     if (!msi_comm_broken(c) && all_have_left(c)) {
@@ -37,7 +37,7 @@ void msi_groups_leave(void)
     if (g != NULL) { /* what was promised comes true before this rank is gone */
         msi_drain(msi_context_peek());
     }
-    for (ms_comm *c = g != NULL ? g->split : NULL; c != NULL; c = c->next) {
+    for (ms_comm *c = g != NULL ? g->others : NULL; c != NULL; c = c->next) {
         leave(c, MSI_MEMBER_LEFT_JOB);
     }
 }
@@ -57,10 +57,10 @@ static void groups_close(void *state)
     msi_groups *g = state;
 
     msi_groups_leave();
-    while (g->split != NULL) {
-        ms_comm *c = g->split;
+    while (g->others != NULL) {
+        ms_comm *c = g->others;
 
-        g->split = c->next;
+        g->others = c->next;
         msi_comm_discard(c);
     }
     if (g->world != NULL) {
@@ -69,7 +69,6 @@ static void groups_close(void *state)
     }
     if (g->self != NULL) {
         msi_live_remove(&g->self->live);
-        free(g->self->members);
         free(g->self);
     }
     free(g);

@@ -1,4 +1,4 @@
-/* runtime/comm/collectives.c and staging.c, against plain loops over all ranks' values. */
+/* runtime/comm/collectives.c, shm.c and staging.c, against plain loops over all ranks' values. */
 #include "rank_test.h"
 
 #include "tensor.h"

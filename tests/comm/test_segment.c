@@ -1,4 +1,4 @@
-/* runtime/comm/segment.c: memory that all ranks of a group map. */
+/* runtime/comm/segment.c, shm_segment.c: memory that all ranks of a group map. */
 #include "rank_test.h"
 
 #include <errno.h>

@@ -42,12 +42,32 @@ MS_API ms_status ms_comm_self(ms_comm **out);
  * Source:  MPI_Comm_split.
  */
 MS_API ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t key);
-/** Free what ms_comm_split() made, after what was made with it. Not collective; a call of a member
- * that needs this rank then fails. What members said after their last call is compared when the
- * last of them frees, or leaves the job. Does nothing to groups that are borrowed. */
+/**
+ * A group of `world` ranks of which this one is number `rank` and the only one there is: every
+ * member holds what this rank holds, and has done what it would have to do. Nothing waits and
+ * nothing is sent: what is gathered is this rank's part `world` times, a sum is `world` times what
+ * it brings, a broadcast and a barrier change nothing. A model that is sharded over it is planned
+ * and steps as on rank `rank` of so many, and ms_memory_stats_get() counts what it would there;
+ * memory that the ranks of a host share is counted whole, and one rank's part of it is taken. The
+ * numbers that come out mean nothing.
+ *
+ * @param rank   0 to world - 1 (MS_VALUE_ERROR)
+ * @param world  as many as an int32_t counts; none of what the group keeps grows with it
+ * @return MS_OK, and the caller frees `*out` with ms_comm_free(); MS_OUT_OF_MEMORY
+ *
+ * Fails:   MS_RUNTIME_ERROR from what needs the others' own words: ms_comm_split(), saving and
+ *          loading checkpoints.
+ */
+MS_API ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world);
+/** Free what ms_comm_split() or ms_comm_fake() made, after what was made with it. Not collective; a
+ * call of a member that needs this rank then fails. What members said after their last call is
+ * compared when the last of them frees, or leaves the job. Does nothing to groups that are
+ * borrowed. */
 MS_API void ms_comm_free(ms_comm *comm);
 MS_API int32_t ms_comm_rank(const ms_comm *comm);
 MS_API int32_t ms_comm_size(const ms_comm *comm);
+/** Is it of ms_comm_fake(): does this rank stand for all members? */
+MS_API bool ms_comm_is_fake(const ms_comm *comm);
 
 /* Collectives on tensors, into ones that are there. Contiguous, one dtype; not recorded. Of meta
  * tensors nothing is said or sent: only the shapes are looked at. */

@@ -1,0 +1,132 @@
+/* The transport over memory that all members map: in steps, of a chunk of every rank. Reductions
+ * run over ranks by the fixed tree of the `tree` kernel over equal values, so results are equal
+ * bits everywhere. Small messages are reduced whole by every rank; of larger ones each rank reduces
+ * a part and passes it round. */
+#include "shm.h"
+
+#include <string.h>
+
+enum { REDUCE_WHOLE_BYTES = 16 * 1024 };
+
+/* out[0, n) = reduction of every member's n elements: own ones at `own`, the others' `offset` bytes
+ * into what they staged. */
+static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64_t n,
+                                const char *own, int64_t offset, char *out)
+{
+    msi_tree_source src[c->size];
+    const msi_tree_args args = {.n = n,
+                                .n_src = c->size,
+                                .src = src,
+                                .out = out,
+                                .round_dtype = dtype,
+                                .factor = reduce == MS_REDUCE_AVG ? 1.0 / c->size : 1.0,
+                                .reduce = reduce == MS_REDUCE_AVG ? MS_REDUCE_SUM : reduce};
+
+    for (int32_t q = 0; q < c->size; q++) {
+        src[q] = (msi_tree_source){q == c->rank ? own : msi_stage_of(c, q) + offset, dtype};
+    }
+    MS_TRY(msi_dispatch("reduce", MSI_K_tree, dtype, &args));
+    return msi_settle(msi_context()); /* peers write their bytes anew */
+}
+
+static ms_status reduce_scatter(ms_comm *c, uint64_t seq, int32_t dtype, int32_t reduce, int64_t n,
+                                char *in, char *out)
+{
+    const int64_t size = ms_dtype_size(dtype);
+    const int64_t part = MSI_CHUNK / c->size / 64 * 64; /* bytes for each member in a chunk */
+
+    for (int64_t at = 0; at == 0 || at < n; at += part / size) {
+        int64_t count = n - at < part / size ? n - at : part / size;
+
+        for (int32_t q = 0; q < c->size; q++) {
+            if (q != c->rank) {
+                memcpy(msi_stage_own(c) + q * part, in + (q * n + at) * size,
+                       (size_t)(count * size));
+            }
+        }
+        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(reduce_members(c, dtype, reduce, count, in + (c->rank * n + at) * size,
+                              c->rank * part, out + at * size));
+    }
+    return MS_OK;
+}
+
+/* Elements [first, last) of a chunk of n that member q reduces; starts stay on cache lines. */
+static void part_of(int32_t q, int32_t size, int64_t n, int64_t *first, int64_t *last)
+{
+    int64_t lines = (n + 63) / 64;
+
+    *first = lines * q / size * 64;
+    *last = lines * (q + 1) / size * 64;
+    *first = *first < n ? *first : n;
+    *last = *last < n ? *last : n;
+}
+
+/* Reduce one chunk at `data` in place: every member a part, then the parts go round. */
+static ms_status all_reduce_parts(ms_comm *c, uint64_t seq, int32_t dtype, int32_t reduce,
+                                  int64_t n, char *data)
+{
+    int64_t size = ms_dtype_size(dtype), first, last;
+
+    part_of(c->rank, c->size, n, &first, &last);
+    memcpy(msi_stage_own(c), data, (size_t)(first * size)); /* all but the own part */
+    memcpy(msi_stage_own(c) + last * size, data + last * size, (size_t)((n - last) * size));
+    MS_TRY(msi_stage_step(c, seq));
+    char *mine = msi_stage_own(c) + first * size;
+
+    MS_TRY(reduce_members(c, dtype, reduce, last - first, data + first * size, first * size, mine));
+    memcpy(data + first * size, mine, (size_t)((last - first) * size));
+    MS_TRY(msi_stage_step(c, seq));
+    for (int32_t q = 0; q < c->size; q++) {
+        part_of(q, c->size, n, &first, &last);
+        if (q != c->rank) {
+            memcpy(data + first * size, msi_stage_of(c, q) + first * size,
+                   (size_t)((last - first) * size));
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status all_reduce(ms_comm *c, uint64_t seq, int32_t dtype, int32_t reduce, int64_t n,
+                            char *data)
+{
+    const int64_t size = ms_dtype_size(dtype), most = MSI_CHUNK / size;
+
+    for (int64_t at = 0; at == 0 || at < n; at += most) {
+        int64_t count = n - at < most ? n - at : most;
+        char *chunk = data + at * size;
+
+        if (count * size > REDUCE_WHOLE_BYTES) {
+            MS_TRY(all_reduce_parts(c, seq, dtype, reduce, count, chunk));
+            continue;
+        }
+        memcpy(msi_stage_own(c), chunk, (size_t)(count * size));
+        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(reduce_members(c, dtype, reduce, count, chunk, 0, chunk));
+    }
+    return MS_OK;
+}
+
+static ms_status broadcast(ms_comm *c, uint64_t seq, int32_t root, char *data, int64_t nbytes)
+{
+    for (int64_t at = 0; at == 0 || at < nbytes; at += MSI_CHUNK) {
+        size_t n = (size_t)(nbytes - at < MSI_CHUNK ? nbytes - at : MSI_CHUNK);
+
+        if (c->rank == root) {
+            memcpy(msi_stage_own(c), data + at, n);
+        }
+        MS_TRY(msi_stage_step(c, seq));
+        if (c->rank != root) {
+            memcpy(data + at, msi_stage_of(c, root), n);
+        }
+    }
+    return MS_OK;
+}
+
+const msi_transport msi_transport_shm = {.name = "shm",
+                                         .barrier = msi_stage_step,
+                                         .all_gather = msi_stage_exchange,
+                                         .reduce_scatter = reduce_scatter,
+                                         .all_reduce = all_reduce,
+                                         .broadcast = broadcast,
+                                         .map = msi_shm_map};

@@ -1,0 +1,111 @@
+/* Memory that all members of a group of one host map: a memfd, its pages reserved before anybody
+ * touches them.
+ *
+ * The group's first rank makes it and sends the descriptor to the others' mailboxes. Two rounds of
+ * agreement (made, mapped) make every rank fail when one cannot. Ranks as threads share the first
+ * rank's maps; under ThreadSanitizer there is one map only, so that it sees who touches what. */
+#include "shm.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* -- mapping: what failed, or error = 0 -------------------------------------------------------- */
+
+static msi_bound map_fd(msi_segment *s, bool one_map)
+{
+    void *rw = mmap(NULL, msi_map_bytes(s->nbytes), PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
+    void *ro = one_map ? rw : mmap(NULL, msi_map_bytes(s->nbytes), PROT_READ, MAP_SHARED, s->fd, 0);
+    int error = errno;
+
+    s->rw = rw == MAP_FAILED ? NULL : rw;
+    s->ro = ro == MAP_FAILED ? NULL : ro;
+    if (s->rw != NULL && s->ro != NULL) {
+        return (msi_bound){.error = 0};
+    }
+    return msi_bound_of(error);
+}
+
+/* Put what is mapped into the job's list. */
+static msi_bound enlist(msi_segment *s, int32_t owners)
+{
+    const msi_shared_map made = {.fd = s->fd, .rw = s->rw, .ro = s->ro, .nbytes = s->nbytes};
+
+    s->shared = msi_maps_add(s->comm->job, &made, owners);
+    return (msi_bound){.error = s->shared != NULL ? 0 : ENOMEM};
+}
+
+/* -- handing over ------------------------------------------------------------------------------ */
+
+static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
+{
+    msi_bound made = msi_memfd_new(&s->fd, "moonshard-segment", (int64_t)msi_map_bytes(s->nbytes));
+
+    const msi_letter letter = {.group = c->id, .seq = seq};
+
+    if (made.error != 0) {
+        return made;
+    }
+    if (!c->job->threads) {
+        for (int32_t q = 1; q < c->size && made.error == 0; q++) {
+            made = (msi_bound){.error = msi_mail_send(c->job, c->slot[q], letter, s->fd)};
+        }
+        return made;
+    }
+    bool one_map = false;
+
+#ifdef __SANITIZE_THREAD__
+    one_map = true;
+#endif
+    made = map_fd(s, one_map);
+    if (made.error == 0) {
+        made = enlist(s, c->size);
+    }
+    atomic_store(&c->members[0].handoff, s->shared);
+    return made;
+}
+
+static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
+{
+    if (!c->job->threads) {
+        const msi_letter letter = {.group = c->id, .seq = seq};
+        int error = c->rank == 0 ? 0 : msi_mail_receive(c->job, c->slot[c->rank], letter, &s->fd);
+        msi_bound mapped = error != 0 ? msi_bound_of(error) : map_fd(s, false);
+
+        return mapped.error == 0 ? enlist(s, 1) : mapped;
+    }
+    if (c->rank != 0) {
+        s->shared = atomic_load(&c->members[0].handoff);
+        s->rw = s->shared->rw;
+        s->ro = s->shared->ro;
+    }
+    return (msi_bound){.error = 0};
+}
+
+/* Every member learns the first error of any. */
+static ms_status agree(ms_comm *c, uint64_t seq, msi_bound mine, const char *what, int64_t nbytes)
+{
+    msi_bound all[c->size];
+    char there[MSI_BOUND_TEXT];
+
+    MS_TRY(msi_stage_exchange(c, seq, &mine, sizeof(mine), all));
+    for (int32_t q = 0; q < c->size; q++) {
+        if (all[q].error != 0) {
+            return MS_FAIL(msi_error_kind(all[q].error),
+                           "rank %d cannot %s a shared segment of %lld bytes: %s%s",
+                           (int)c->slot[q], what, (long long)nbytes, strerrordesc_np(all[q].error),
+                           msi_bound_text(all[q], there, sizeof(there)));
+        }
+    }
+    return MS_OK;
+}
+
+ms_status msi_shm_map(msi_segment *s, uint64_t seq)
+{
+    ms_comm *c = s->comm;
+    msi_bound made = c->rank == 0 ? offer(s, c, seq) : (msi_bound){.error = 0};
+
+    MS_TRY(agree(c, seq, made, "reserve", s->nbytes));
+    made = accept_offer(s, c, seq);
+    return agree(c, seq, made, "map", s->nbytes);
+}
