@@ -41,6 +41,11 @@ function fsdp.place(comm)
   return C.ms_comm_rank(comm), C.ms_comm_size(comm)
 end
 
+--- Does this rank stand for all members of a group?
+function fsdp.is_fake(comm)
+  return C.ms_comm_is_fake(comm)
+end
+
 --- For each of these numbers what every rank says, by rank. Collective.
 ---@param comm ffi.cdata*
 ---@param what string  the function that asks, for errors

@@ -460,6 +460,7 @@ end
 function checkpoint.export(path, model)
   given.path('checkpoint.export', 'path', path)
   given.part('checkpoint.export', 'model', model)
+  given.check_real('checkpoint.export', 'model', model)
   local comm = sharding.world()
   model:materialize()
   agree.on_one_value(comm, 'checkpoint.export', tree.unmanaged(model))

@@ -288,11 +288,10 @@ function dist.world()
   return comm_out[0]
 end
 
-local function int32(name, value, default)
-  value = arguments.whole('dist.split', name, value, default)
+local function int32(what, name, value, default, least)
+  value = arguments.whole(what, name, value, default, least)
   if value < -2 ^ 31 or value >= 2 ^ 31 then
-    errors.raise('ValueError', "dist.split: '%s' is %.17g, expected a number of 32 bits", name,
-      value)
+    errors.raise('ValueError', "%s: '%s' is %.17g, expected a number of 32 bits", what, name, value)
   end
   return value
 end
@@ -310,10 +309,32 @@ end
 ---@param group? ffi.cdata*  the group that is divided, default: all ranks
 ---@return ffi.cdata*? group  nil for a color below 0
 function dist.split(color, key, group)
-  color, key = int32('color', color), int32('key', key, 0)
+  color, key = int32('dist.split', 'color', color), int32('dist.split', 'key', key, 0)
   group = group == nil and dist.world() or given.group('dist.split', group)
   B.check(C.ms_comm_split(comm_out, group, color, key))
   return comm_out[0] ~= nil and comm_out[0] or nil
+end
+
+---@class ms.dist.FakeOptions
+---@field rank? integer  from 0, default 0
+---@field world integer  how many ranks
+
+--- A group of any number of ranks of which this one is there and no other: every member holds what
+--- this rank holds, and has done what it would have to do. A model that is sharded over it (as
+--- `process_group`) is planned and steps as on that rank of so many, and holds as many bytes; what
+--- it computes means nothing. Memory that the ranks of a host share is counted whole and taken in
+--- part. It cannot be divided; checkpoints need the other ranks.
+---
+---   local model = fsdp.FSDP(m, { process_group = ms.dist.fake { rank = 3, world = 1024 } })
+---
+---@param opts ms.dist.FakeOptions
+---@return ffi.cdata* group  it lasts as long as the job
+function dist.fake(opts)
+  opts = errors.options('dist.fake', opts, { 'rank', 'world' })
+  local world = int32('dist.fake', 'world', opts.world, nil, 1)
+  local rank = int32('dist.fake', 'rank', opts.rank, 0, 0)
+  B.check(C.ms_comm_fake(comm_out, rank, world))
+  return comm_out[0]
 end
 
 -- What a collective writes into, which is not recorded either.

@@ -121,7 +121,8 @@ function errors.nearest(word, known)
 end
 
 local function unknown_option(what, key, names)
-  local later = planned.options[what:match('%S*$')] -- also of 'a parameter group of optim.Adam'
+  -- also of 'a parameter group of optim.Adam'
+  local later = planned.options[tostring(what):match('%S*$')]
   if later and later[key] then
     errors.raise('NotImplementedError', "%s: option '%s' is not supported yet", what, key)
   end

@@ -128,6 +128,7 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
     msi_outcome own = {0};
 
     *out = NULL;
+    MS_TRY(msi_outcome_check_group(comm, "checkpoint.load"));
     msi_outcome_keep(&own, loader_new(&l, comm));
     ms_status status = open_together(l, comm, path, false, &own);
 
@@ -214,6 +215,7 @@ static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const ch
     bool found = false;
 
     *out = NULL;
+    MS_TRY(msi_outcome_check_group(comm, "checkpoint.load"));
     msi_outcome_keep(&own, loader_new(&l, comm));
     if (own.status == MS_OK && ms_comm_rank(comm) == 0) {
         msi_outcome_keep(&own, msi_search_begin(&search, root, steps));

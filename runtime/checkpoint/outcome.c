@@ -4,6 +4,16 @@
 #include <stdio.h>
 #include <string.h>
 
+ms_status msi_outcome_check_group(const ms_comm *comm, const char *what)
+{
+    return !ms_comm_is_fake(comm)
+               ? MS_OK
+               : MS_FAIL(MS_RUNTIME_ERROR,
+                         "%s: the other ranks of a fake group are not there, and nobody writes or "
+                         "checks their parts",
+                         what);
+}
+
 void msi_outcome_keep(msi_outcome *own, ms_status status)
 {
     if (status != MS_OK && own->status == MS_OK) {

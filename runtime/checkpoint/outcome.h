@@ -15,6 +15,8 @@ typedef struct msi_outcome {
     uint64_t hash, path; /* of contents; of the whole path of which `name` is the end */
 } msi_outcome;
 
+/* MS_RUNTIME_ERROR in a fake group, whose other ranks keep nothing anywhere. Asked first. */
+ms_status msi_outcome_check_group(const ms_comm *comm, const char *what);
 /* Take over a failure with the thread's message, unless there is one already. */
 void msi_outcome_keep(msi_outcome *own, ms_status status);
 /* Say which path this rank means. */

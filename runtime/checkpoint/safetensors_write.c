@@ -183,6 +183,7 @@ ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32
 ms_status ms_safetensors_export(ms_comm *comm, const char *path, ms_tensor *const *tensors,
                                 int32_t n_tensors, const char *const *names)
 {
+    MS_TRY(msi_outcome_check_group(comm, "checkpoint.export"));
     const int32_t world = ms_comm_size(comm);
     msi_outcome own = {0}, all[world];
 

@@ -171,10 +171,11 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
 {
     ms_checkpoint_writer *w;
 
+    *out = NULL;
+    MS_TRY(msi_outcome_check_group(comm, "checkpoint.save"));
     msi_outcome own = {0}, all[ms_comm_size(comm)];
     char *path = msi_io_path("%s/%s", root, name);
 
-    *out = NULL;
     msi_outcome_keep(&own, path != NULL ? MS_OK : MS_OUT_OF_MEMORY);
     msi_outcome_keep(&own, writer_new(&w, comm, root, name));
     if (path != NULL) {

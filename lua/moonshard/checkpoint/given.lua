@@ -1,9 +1,11 @@
 --- What scripts give to moonshard.checkpoint, and whether it is that.
 ---
---- Touches: moonshard.errors, moonshard_ffi.arguments.
+--- Touches: moonshard.errors, moonshard_ffi.arguments, moonshard_ffi.fsdp, moonshard_ffi.parameter.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
+local sharding = require 'moonshard_ffi.fsdp'
 
 local given = {}
 
@@ -26,12 +28,39 @@ function given.part(what, name, part)
   end
 end
 
+-- Parameters that a model or an optimizer holds; a loader has none.
+local function params_of(name, part)
+  local list = {}
+  if name == 'model' then
+    for i, p in ipairs(part:named_parameters()) do
+      list[i] = p.tensor
+    end
+  elseif name == 'optimizer' then
+    for i, entry in ipairs((part:_entries())) do
+      list[i] = entry.param
+    end
+  end
+  return list
+end
+
+--- In a fake group nobody holds what the other ranks would save or check.
+function given.check_real(what, name, part)
+  for _, param in ipairs(params_of(name, part)) do
+    local manager = parameter.manager(param)
+    if manager and sharding.is_fake(manager.process_group) then
+      errors.raise('RuntimeError', "%s: '%s' is sharded over a fake group, whose other ranks are "
+        .. 'not there to keep their parts', what, name)
+    end
+  end
+end
+
 ---@return string[] names  of those that are there, one at least
 function given.parts(what, opts)
   local names = {}
   for _, name in ipairs(given.PARTS) do
     if opts[name] ~= nil then
       given.part(what, name, opts[name])
+      given.check_real(what, name, opts[name])
       names[#names + 1] = name
     end
   end

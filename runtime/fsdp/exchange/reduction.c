@@ -86,20 +86,22 @@ static char *element(const msi_reduction *r, int32_t rank, int64_t i)
     return (char *)msi_reduction_part(r, rank) + i * ms_dtype_size(r->dtype);
 }
 
-/* The tree over ranks for elements [first, first + n). */
+/* The tree over ranks for elements [first, first + n). In a fake group all have the same part,
+ * which is multiplied. */
 static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out, int32_t dtype,
                      bool add)
 {
-    msi_tree_source src[r->world];
+    const int32_t n_parts = r->slot->stride != 0 ? r->world : 1;
+    msi_tree_source src[n_parts];
     const msi_tree_args args = {.n = n,
-                                .n_src = r->world,
+                                .n_src = n_parts,
                                 .src = src,
                                 .out = out,
                                 .round_dtype = r->round_dtype,
-                                .factor = r->factor,
+                                .factor = n_parts == r->world ? r->factor : r->factor * r->world,
                                 .accumulate = add};
 
-    for (int32_t q = 0; q < r->world; q++) {
+    for (int32_t q = 0; q < n_parts; q++) {
         src[q] = (msi_tree_source){element(r, q, first), r->dtype};
     }
     return n > 0 ? msi_dispatch("reduce", MSI_K_tree, dtype, &args) : MS_OK;

@@ -4,7 +4,9 @@
 
 #include <stdlib.h>
 
-static ms_status add_segment(msi_slot_pool *pool, int64_t nbytes, msi_segment **out)
+/* @param planned  bytes of it for all ranks, which are counted; of a fake group less is mapped */
+static ms_status add_segment(msi_slot_pool *pool, int64_t nbytes, int64_t planned,
+                             msi_segment **out)
 {
     msi_segment *list = realloc(pool->segments, sizeof(*list) * (size_t)(pool->n_segments + 1));
 
@@ -13,7 +15,8 @@ static ms_status add_segment(msi_slot_pool *pool, int64_t nbytes, msi_segment **
     }
     pool->segments = list;
     MS_TRY(msi_segment_new(&list[pool->n_segments], pool->comm, nbytes));
-    msi_count_external(pool->ctx, nbytes, MS_MEM_ARENA);
+    msi_count_external(pool->ctx, planned, MS_MEM_ARENA);
+    pool->nbytes += planned;
     *out = &list[pool->n_segments++];
     return MS_OK;
 }
@@ -28,6 +31,7 @@ static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
 {
     msi_slot **list = realloc(pool->slots, sizeof(*list) * (size_t)(pool->n_slots + 1));
     msi_slot *slot = calloc(1, sizeof(*slot));
+    const bool is_fake = ms_comm_is_fake(pool->comm);
     msi_mem_block *own = NULL;
 
     if (list != NULL) {
@@ -45,10 +49,10 @@ static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
         return status;
     }
     slot->words = p->segment->rw + p->words;
-    slot->word_bytes = p->word_bytes;
+    slot->word_bytes = is_fake ? 0 : p->word_bytes;
     slot->rw = p->segment->rw + p->parts;
     slot->ro = p->segment->ro + p->parts;
-    slot->stride = p->part_bytes;
+    slot->stride = is_fake ? 0 : p->part_bytes;
     slot->block = own;
     slot->own = own != NULL ? own->data : NULL;
     slot->own_bytes = p->own_bytes;
@@ -79,11 +83,11 @@ static place place_of_home(const msi_slot_wish *wish, const msi_segment *segment
 static ms_status add_planned(msi_slot_pool *pool, const msi_slot_wish *wishes, int32_t n,
                              msi_slot **homes)
 {
-    const msi_slots_plan *p = &pool->plan;
+    const msi_slots_plan *p = &pool->mapped;
     msi_segment *segment;
     msi_slot *slot;
 
-    MS_TRY(add_segment(pool, p->nbytes, &segment));
+    MS_TRY(add_segment(pool, p->nbytes, pool->plan.nbytes, &segment));
     for (int32_t i = 0; i < p->n_ring; i++) {
         const place at = place_in_ring(p, segment, p->offset, i);
 
@@ -101,15 +105,18 @@ static ms_status add_planned(msi_slot_pool *pool, const msi_slot_wish *wishes, i
 }
 
 ms_status msi_slot_pool_new(msi_slot_pool *pool, ms_context *ctx, ms_comm *comm,
-                            const msi_slots_plan *plan, const msi_slot_wish *wishes, int32_t n,
+                            const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n,
                             msi_slot **homes)
 {
-    *pool = (msi_slot_pool){.ctx = ctx, .comm = comm, .plan = *plan};
+    *pool = (msi_slot_pool){.ctx = ctx, .comm = comm, .plan = *plan, .mapped = *plan};
     for (int32_t i = 0; i < n; i++) {
         homes[i] = NULL;
     }
     if (plan->nbytes == 0) {
         return MS_OK;
+    }
+    if (ms_comm_is_fake(comm)) {
+        pool->mapped = msi_slots_plan_of_one(plan, wishes, n);
     }
     ms_status status = add_planned(pool, wishes, n, homes);
 
@@ -123,13 +130,13 @@ void msi_slot_pool_free(msi_slot_pool *pool)
 {
     if (pool->n_segments > 0) {
         msi_drain(pool->ctx); /* what uses them has run */
+        msi_count_external(pool->ctx, -pool->nbytes, MS_MEM_ARENA);
     }
     for (int32_t i = 0; i < pool->n_slots; i++) {
         msi_release(pool->slots[i]->block);
         free(pool->slots[i]);
     }
     for (int32_t i = 0; i < pool->n_segments; i++) {
-        msi_count_external(pool->ctx, -pool->segments[i].nbytes, MS_MEM_ARENA);
         msi_segment_free(&pool->segments[i]);
     }
     free(pool->slots);
@@ -139,11 +146,8 @@ void msi_slot_pool_free(msi_slot_pool *pool)
 
 int64_t msi_slot_pool_bytes(const msi_slot_pool *pool)
 {
-    int64_t nbytes = 0;
+    int64_t nbytes = pool->nbytes;
 
-    for (int32_t i = 0; i < pool->n_segments; i++) {
-        nbytes += pool->segments[i].nbytes;
-    }
     for (int32_t i = 0; i < pool->n_slots; i++) {
         nbytes += pool->slots[i]->own_bytes;
     }
@@ -166,12 +170,13 @@ msi_slot *msi_slot_oldest(const msi_slot_pool *pool, bool (*may)(const msi_slot 
 
 ms_status msi_slot_grow(msi_slot_pool *pool, msi_slot **slot)
 {
-    const msi_slots_plan *p = &pool->plan;
-    int64_t offset, nbytes = msi_slots_plan_one(p, &offset);
+    int64_t offset;
+    const int64_t planned = msi_slots_plan_one(&pool->plan, &offset);
+    const int64_t nbytes = msi_slots_plan_one(&pool->mapped, &offset);
     msi_segment *segment;
 
-    MS_TRY(add_segment(pool, nbytes, &segment));
-    const place at = place_in_ring(p, segment, offset, 0);
+    MS_TRY(add_segment(pool, nbytes, planned, &segment));
+    const place at = place_in_ring(&pool->mapped, segment, offset, 0);
 
     MS_TRY(add_slot(pool, &at, slot));
     (*slot)->ring = true;
@@ -233,7 +238,7 @@ static ms_status await_peers(const msi_slot_pool *pool, const msi_slot *slot,
 ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_order order,
                          int32_t stream, msi_slot_deed what, uint64_t generation)
 {
-    return MSI_LIKELY(pool->ctx->device == NULL) || generation == 0
+    return MSI_LIKELY(pool->ctx->device == NULL) || generation == 0 || slot->word_bytes == 0
                ? MS_OK
                : await_peers(pool, slot, order, stream, what, generation);
 }

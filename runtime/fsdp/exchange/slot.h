@@ -47,11 +47,11 @@ typedef struct msi_slot_word {
 _Static_assert(sizeof(msi_slot_word) == MSI_SLOT_WORDS, "two cache lines");
 
 typedef struct msi_slot {
-    char *words; /* (W, word_bytes) */
-    int64_t word_bytes;
-    char *rw, *ro;  /* of the first part */
-    int64_t stride; /* bytes of a part */
-    char *own;      /* pull: this rank's full parameters; NULL: they are the first part */
+    char *words;        /* (W, word_bytes) */
+    int64_t word_bytes; /* 0: a fake group, in which this rank's words are every rank's */
+    char *rw, *ro;      /* of the first part */
+    int64_t stride;     /* bytes of a part; 0: the same */
+    char *own;          /* pull: this rank's full parameters; NULL: they are the first part */
     int64_t own_bytes;
     msi_mem_block *block; /* of `own` */
     int32_t number;       /* in its pool: the same on all ranks */
@@ -83,20 +83,23 @@ static inline char *msi_slot_part(const msi_slot *slot, int32_t q)
 typedef struct msi_slot_pool {
     ms_context *ctx;
     ms_comm *comm;
-    msi_slots_plan plan;
+    msi_slots_plan plan;   /* for all ranks: what is counted */
+    msi_slots_plan mapped; /* the same; in a fake group for this rank alone */
     msi_segment *segments; /* what was planned, and what the ring grew by */
     msi_slot **slots;
     int32_t n_segments, n_slots;
+    int64_t nbytes;  /* of all segments, as planned */
     int64_t n_taken; /* so far */
 } msi_slot_pool;
 
 /* Map what is planned; homes[i] is the home slot of wish i, or NULL. Collective where anything is.
- * After an error the pool is empty. */
+ * After an error the pool is empty. In a fake group the wishes move to where one rank's parts lie.
+ */
 ms_status msi_slot_pool_new(msi_slot_pool *pool, ms_context *ctx, ms_comm *comm,
-                            const msi_slots_plan *plan, const msi_slot_wish *wishes, int32_t n,
+                            const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n,
                             msi_slot **homes);
 void msi_slot_pool_free(msi_slot_pool *pool);
-/* Bytes mapped. */
+/* Bytes of the arena that are counted for it. */
 int64_t msi_slot_pool_bytes(const msi_slot_pool *pool);
 /* Of the ring's slots that may be taken the one that was taken longest ago, or NULL. Not the one
  * that became free first: what a slot becomes free by, in the middle of a backward or at its end,

@@ -62,6 +62,9 @@ static void place(msi_slot_wish *wishes, int32_t n, msi_slots_plan *p)
 {
     int64_t at_words = p->word_bytes * p->world * p->n_ring, offset;
 
+    if (p->n_ring + p->n_homes == 0) {
+        return;
+    }
     for (int32_t i = 0; i < n; i++) {
         if (wishes[i].owns) {
             wishes[i].at_words = at_words;
@@ -96,9 +99,7 @@ static ms_status plan_slots(msi_slot_wish *wishes, int32_t n, int32_t n_ring, in
         p->n_homes += wishes[i].owns;
     }
     size_ring(wishes, n, n_ring, p);
-    if (p->n_ring + p->n_homes > 0) {
-        place(wishes, n, p);
-    }
+    place(wishes, n, p);
     return MS_OK;
 }
 
@@ -133,6 +134,15 @@ ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool
                                     .keeps = g->is_root};
     }
     return plan_slots(wishes, n, MSI_GRADIENT_RING, world, world, plan);
+}
+
+msi_slots_plan msi_slots_plan_of_one(const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n)
+{
+    msi_slots_plan p = *plan;
+
+    p.world = p.n_parts = 1;
+    place(wishes, n, &p);
+    return p;
 }
 
 int64_t msi_slots_plan_one(const msi_slots_plan *p, int64_t *offset)

@@ -48,6 +48,8 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
 /* `wide`: they hold inner nodes of the tree over micro-batches, too. */
 ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,
                                   int32_t world, msi_slot_wish *wishes, msi_slots_plan *plan);
+/* The same slots with one rank's words and one part, to which `wishes` (n) are moved. */
+msi_slots_plan msi_slots_plan_of_one(const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n);
 /* Bytes of a segment that holds one more slot of the ring; its parts begin at `*offset`. */
 int64_t msi_slots_plan_one(const msi_slots_plan *plan, int64_t *offset);
 

@@ -108,6 +108,9 @@ end
 of['ms.dist.split'] = function()
   return { whole(0), maybe(whole(0)), maybe(group(ms.dist.world())) }
 end
+of['ms.dist.fake'] = function()
+  return { options { rank = maybe(whole(0)), world = positive(2) } }
+end
 of['ms.dist.counts'] = function() return { maybe(group(ms.dist.world())) } end
 of['ms.dist.init'] = function() return { maybe(options { ranks = maybe(positive(1)) }) } end
 of['ms.dist.run'] = function()

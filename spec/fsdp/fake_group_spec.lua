@@ -1,0 +1,99 @@
+-- Models over groups whose other ranks are not there: lua/moonshard/dist.lua, fake.
+local ms = require 'moonshard'
+local checks = require 'support.checks'
+local json = require 'moonshard.json'
+local runs = require 'support.runs'
+local shell = require 'support.shell'
+
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+
+local function wrapped(group, options)
+  ms.manual_seed(7)
+  options.process_group = group
+  options.auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }
+  return fsdp.FSDP(nn.Sequential { nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 5) }, options)
+end
+
+-- Two steps of two micro-batches; what this rank holds then, and held at most.
+local function train(group, options)
+  local model = wrapped(group, options)
+  local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
+  local function backward()
+    ms.scope(function() model(ms.ones(2, 7)):sum():backward() end)
+  end
+  ms.reset_peak_memory()
+  for _ = 1, 2 do
+    model:no_sync(backward)
+    backward()
+    model:clip_grad_norm_(1)
+    opt:step()
+    opt:zero_grad()
+  end
+  local memory = ms.memory()
+  return { live = memory.live, peak = memory.peak, plan = model:plan { micro_batches = 2 } }
+end
+
+local OPTIONS = {
+  { sharding_strategy = 'FULL_SHARD' },
+  { sharding_strategy = 'SHARD_GRAD_OP', mixed_precision = { param_dtype = 'bf16' } },
+  {
+    sharding_strategy = 'NO_SHARD',
+    mixed_precision = { param_dtype = 'bf16', reduce_dtype = 'f32' },
+  },
+}
+
+describe('a fake group', function()
+  for world = 2, 4, 2 do
+    for _, options in ipairs(OPTIONS) do
+      it(('holds what a rank of %d holds with %s'):format(world, options.sharding_strategy),
+        function()
+          local real = runs.reports(world, function()
+            return json.encode(train(nil, options))
+          end)
+          local fake = runs.reports(world, function(rank)
+            return json.encode(train(ms.dist.fake { rank = rank, world = world }, options))
+          end)
+          assert.same(real, fake)
+        end)
+    end
+  end
+
+  it('has any rank of any world, alone', function()
+    local group = ms.dist.fake { rank = 9999, world = 16384 }
+    local model = wrapped(group, {})
+    assert.equal('9999 of 16384', ('%d of %d'):format(model.rank, model.world_size))
+    model(ms.ones(2, 7)):sum():backward()
+    assert.equal(16384, model:units()[1].padded_numel)
+    assert.equal(1, model:units()[1].shard_numel)
+  end)
+
+  it('is refused where it is none', function()
+    local function refused(kind, message, opts)
+      checks.raises(kind, message, ms.dist.fake, opts)
+    end
+    refused('ValueError', 'rank 4 of a fake group, expected 0 to 3', { rank = 4, world = 4 })
+    refused('ValueError', "dist.fake: 'rank' is -1, expected 0 or more", { rank = -1, world = 4 })
+    refused('ValueError', "dist.fake: 'world' is 0, expected 1 or more", { world = 0 })
+    refused('ValueError', "dist.fake: 'world' is 2147483648, expected a number of 32 bits",
+      { world = 2 ^ 31 })
+    refused('TypeError', "dist.fake: 'world' is nil, expected a whole number", {})
+    refused('ValueError', "unknown option 'size'", { size = 4 })
+    checks.raises('RuntimeError', 'split: the other ranks of a fake group are not there',
+      ms.dist.split, 0, 0, ms.dist.fake { world = 2 })
+  end)
+
+  it('keeps no checkpoint of what nobody holds', function()
+    local model = wrapped(ms.dist.fake { world = 2 }, {})
+    local opt = optim.SGD(model:parameters(), { lr = 0.1 })
+    local folder = shell.make_folder()
+    local function refused(what, fn, ...)
+      checks.raises('RuntimeError', what .. "' is sharded over a fake group", fn, ...)
+    end
+    refused("checkpoint.save: 'model", ms.checkpoint.save, folder, 'a', { step = 1, model = model })
+    refused("checkpoint.save: 'optimizer", ms.checkpoint.save, folder, 'a',
+      { step = 1, optimizer = opt })
+    refused("checkpoint.load: 'model", ms.checkpoint.load, folder .. '/a', { model = model })
+    refused("checkpoint.export: 'model", ms.checkpoint.export, folder .. '/a.safetensors', model)
+    shell.remove_folder(folder)
+  end)
+end)
