@@ -2,6 +2,7 @@
 #include "rank_test.h"
 
 #include "group.h"
+#include "moonshard/checkpoint.h"
 
 enum { SIZE = 5, RANK = 3, N = 4 };
 
@@ -165,6 +166,23 @@ static void test_comm_fake__is_not_divided(void **state)
     ms_comm_free(c);
 }
 
+/* Nobody writes or checks what the other ranks would. */
+static void test_comm_fake__keeps_no_checkpoints(void **state)
+{
+    static const char *const why = "the other ranks of a fake group are not there";
+    ms_checkpoint_writer *w;
+    ms_checkpoint_loader *l;
+    ms_comm *c;
+
+    (void)state;
+    assert_ok(ms_comm_fake(&c, 0, INT32_MAX));
+    assert_fails(MS_RUNTIME_ERROR, why, ms_checkpoint_begin(&w, c, "/nowhere", "a"));
+    assert_fails(MS_RUNTIME_ERROR, why, ms_checkpoint_load_begin(&l, c, "/nowhere/a"));
+    assert_fails(MS_RUNTIME_ERROR, why, ms_checkpoint_load_latest(&l, c, "/nowhere"));
+    assert_fails(MS_RUNTIME_ERROR, why, ms_safetensors_export(c, "/nowhere/a", NULL, 0, NULL));
+    ms_comm_free(c);
+}
+
 /* -- in a job ---------------------------------------------------------------------------------- */
 
 /* A rank of a job fails; the other one's fake group goes on. */
@@ -207,6 +225,7 @@ int main(void)
         cmocka_unit_test(test_comm_fake__moves_in_worlds_of_any_size),
         cmocka_unit_test(test_comm_fake__maps_private_memory),
         cmocka_unit_test(test_comm_fake__is_not_divided),
+        cmocka_unit_test(test_comm_fake__keeps_no_checkpoints),
         cmocka_unit_test(test_comm_fake__needs_no_rank_of_the_job),
     };
 
