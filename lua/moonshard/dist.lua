@@ -1,4 +1,4 @@
---- Ranks from Lua: starting them, and collectives over all of them.
+--- Ranks from Lua: starting them, groups of them, and collectives over all or some.
 ---
 ---   local world = ms.dist.init()      -- this script now runs once per rank
 ---   ms.dist.all_reduce(t, 'sum')
@@ -288,6 +288,10 @@ function dist.world()
   return comm_out[0]
 end
 
+local function group_or_world(what, group)
+  return group == nil and dist.world() or given.group(what, group)
+end
+
 local function int32(what, name, value, default, least)
   value = arguments.whole(what, name, value, default, least)
   if value < -2 ^ 31 or value >= 2 ^ 31 then
@@ -310,7 +314,7 @@ end
 ---@return ffi.cdata*? group  nil for a color below 0
 function dist.split(color, key, group)
   color, key = int32('dist.split', 'color', color), int32('dist.split', 'key', key, 0)
-  group = group == nil and dist.world() or given.group('dist.split', group)
+  group = group_or_world('dist.split', group)
   B.check(C.ms_comm_split(comm_out, group, color, key))
   return comm_out[0] ~= nil and comm_out[0] or nil
 end
@@ -343,13 +347,15 @@ local function target(what, name, t)
   return t
 end
 
---- Reduce in place; equal bits on every rank. While operators are recorded, what requires grad is
---- not written, here and below (RuntimeError): inside ms.no_grad it is, and so is t:detach().
+--- Reduce in place; equal bits on every rank of the group, which is that of all ranks unless one is
+--- given, here and below. While operators are recorded, what requires grad is not written
+--- (RuntimeError): inside ms.no_grad it is, and so is t:detach().
 ---@param t ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
+---@param group? ffi.cdata*
 ---@return ms.Tensor t
-function dist.all_reduce(t, reduction)
-  calls.comm_all_reduce(dist.world(), target('all_reduce', 't', t),
+function dist.all_reduce(t, reduction, group)
+  calls.comm_all_reduce(group_or_world('all_reduce', group), target('all_reduce', 't', t),
     given.reduction('all_reduce', reduction))
   return t
 end
@@ -358,18 +364,20 @@ end
 --- all_gather(out, t) fills `out` (W * n) with them, one after another.
 ---@param a ms.Tensor
 ---@param b? ms.Tensor
+---@param group? ffi.cdata*
 ---@return ms.Tensor[]|ms.Tensor
-function dist.all_gather(a, b)
+function dist.all_gather(a, b, group)
+  group = group_or_world('all_gather', group)
   if b ~= nil then
-    calls.comm_all_gather(dist.world(), target('all_gather', 'out', a),
+    calls.comm_all_gather(group, target('all_gather', 'out', a),
       arguments.tensor('all_gather', 't', b))
     return a
   end
   arguments.tensor('all_gather', 't', a)
   return autograd.no_grad(function()
-    local shape, n, w = a:shape(), a:numel(), dist.world_size()
+    local shape, n, w = a:shape(), a:numel(), C.ms_comm_size(group)
     local all = create.empty({ w * n }, { dtype = a:dtype() })
-    calls.comm_all_gather(dist.world(), all, a)
+    calls.comm_all_gather(group, all, a)
     local list = {}
     for r = 1, w do
       list[r] = ops.narrow(all, 1, (r - 1) * n + 1, n):reshape(shape)
@@ -382,27 +390,30 @@ end
 ---@param out ms.Tensor
 ---@param input ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
+---@param group? ffi.cdata*
 ---@return ms.Tensor out
-function dist.reduce_scatter(out, input, reduction)
-  calls.comm_reduce_scatter(dist.world(), target('reduce_scatter', 'out', out),
-    arguments.tensor('reduce_scatter', 'input', input),
+function dist.reduce_scatter(out, input, reduction, group)
+  calls.comm_reduce_scatter(group_or_world('reduce_scatter', group),
+    target('reduce_scatter', 'out', out), arguments.tensor('reduce_scatter', 'input', input),
     given.reduction('reduce_scatter', reduction))
   return out
 end
 
---- Rank `root`'s values everywhere, in place.
+--- Rank `root`'s values everywhere, in place. A rank is counted in the group.
 ---@param t ms.Tensor
 ---@param root? integer  default 0
+---@param group? ffi.cdata*
 ---@return ms.Tensor t
-function dist.broadcast(t, root)
-  calls.comm_broadcast(dist.world(), target('broadcast', 't', t),
+function dist.broadcast(t, root, group)
+  calls.comm_broadcast(group_or_world('broadcast', group), target('broadcast', 't', t),
     arguments.whole('broadcast', 'root', root, 0, 0))
   return t
 end
 
 --- Wait until every rank is here.
-function dist.barrier()
-  B.check(C.ms_comm_barrier(dist.world()))
+---@param group? ffi.cdata*
+function dist.barrier(group)
+  B.check(C.ms_comm_barrier(group_or_world('barrier', group)))
 end
 
 --- Say something that every rank should say here. Nothing is sent: the next collective is a
@@ -413,13 +424,15 @@ end
 ---
 ---@param label string  what it is about
 ---@param value string|number|boolean
-function dist.same(label, value)
+---@param group? ffi.cdata*
+function dist.same(label, value, group)
   arguments.text('dist.same', 'label', label)
   local kind = type(value)
   if kind ~= 'string' and kind ~= 'number' and kind ~= 'boolean' then
     arguments.refuse('dist.same', 'value', value, 'a string, number or boolean')
   end
-  notes.text(dist.world(), label, kind == 'number' and ('%.17g'):format(value) or tostring(value))
+  notes.text(group_or_world('dist.same', group), label,
+    kind == 'number' and ('%.17g'):format(value) or tostring(value))
 end
 
 local counts = B.new('int64_t[5]')
@@ -432,10 +445,10 @@ local counts = B.new('int64_t[5]')
 ---@field barrier integer
 
 --- Collectives this rank has called so far, by kind.
----@param group? ffi.cdata*  default: the world
+---@param group? ffi.cdata*
 ---@return ms.dist.Counts
 function dist.counts(group)
-  C.ms_comm_counts(group == nil and dist.world() or given.group('counts', group), counts)
+  C.ms_comm_counts(group_or_world('counts', group), counts)
   return {
     all_gather = tonumber(counts[0]),
     reduce_scatter = tonumber(counts[1]),
@@ -446,9 +459,10 @@ function dist.counts(group)
 end
 
 --- Seconds this rank has waited for others: exposed communication.
+---@param group? ffi.cdata*
 ---@return number
-function dist.wait_seconds()
-  return C.ms_comm_wait_seconds(dist.world())
+function dist.wait_seconds(group)
+  return C.ms_comm_wait_seconds(group_or_world('wait_seconds', group))
 end
 
 local OTHERWISE = {

@@ -42,6 +42,25 @@ local OPTIONS = {
   },
 }
 
+describe('a collective of a group', function()
+  it('is of its ranks alone', function()
+    local reports, cause = runs.reports(4, function(rank)
+      local pair = ms.dist.split(rank % 2)
+      local t = ms.full({ 2 }, rank)
+      ms.dist.all_reduce(t, 'sum', pair)
+      local sum, all = t[1]:item(), ms.dist.all_gather(ms.full({ 1 }, rank), nil, pair)
+      local from = ms.dist.broadcast(ms.full({ 1 }, rank), 1, pair):item()
+      local part = ms.dist.reduce_scatter(ms.zeros(1), ms.full({ 2 }, rank), 'max', pair):item()
+      ms.dist.same('color', rank % 2, pair)
+      ms.dist.barrier(pair)
+      assert(ms.dist.wait_seconds(pair) >= 0 and ms.dist.counts().all_reduce == 0)
+      return ('%d %d: %d %d %d %d'):format(sum, #all, all[1]:item(), all[2]:item(), from, part)
+    end)
+    assert.is_nil(cause)
+    assert.same({ [0] = '2 2: 0 2 2 2', '4 2: 1 3 3 3', '2 2: 0 2 2 2', '4 2: 1 3 3 3' }, reports)
+  end)
+end)
+
 describe('a fake group', function()
   for world = 2, 4, 2 do
     for _, options in ipairs(OPTIONS) do
@@ -65,6 +84,7 @@ describe('a fake group', function()
     model(ms.ones(2, 7)):sum():backward()
     assert.equal(16384, model:units()[1].padded_numel)
     assert.equal(1, model:units()[1].shard_numel)
+    assert.equal(16384, #ms.dist.all_gather(ms.ones(1), nil, group))
   end)
 
   it('is refused where it is none', function()
@@ -78,6 +98,8 @@ describe('a fake group', function()
       { world = 2 ^ 31 })
     refused('TypeError', "dist.fake: 'world' is nil, expected a whole number", {})
     refused('ValueError', "unknown option 'size'", { size = 4 })
+    checks.raises('TypeError', "barrier: 'group' is a number, expected a group of ranks",
+      ms.dist.barrier, 3)
     checks.raises('RuntimeError', 'split: the other ranks of a fake group are not there',
       ms.dist.split, 0, 0, ms.dist.fake { world = 2 })
   end)

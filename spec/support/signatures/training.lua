@@ -88,30 +88,29 @@ end
 
 local reduction = choice('sum', 'avg', 'max', 'min')
 local group = kind(function(v) return v == ms.dist.world() end)
-of['ms.dist.all_reduce'] = function() return { x(), maybe(reduction) } end
-of['ms.dist.all_gather'] = function() return { x(), maybe(x()) } end
-of['ms.dist.reduce_scatter'] = function() return { x(), x(), maybe(reduction) } end
-of['ms.dist.broadcast'] = function() return { x(), maybe(whole(0)) } end
+local function some_group() return maybe(group(ms.dist.world())) end
+of['ms.dist.all_reduce'] = function() return { x(), maybe(reduction), some_group() } end
+of['ms.dist.all_gather'] = function() return { x(), maybe(x()), some_group() } end
+of['ms.dist.reduce_scatter'] = function() return { x(), x(), maybe(reduction), some_group() } end
+of['ms.dist.broadcast'] = function() return { x(), maybe(whole(0)), some_group() } end
 of['ms.dist.functional.all_reduce'] = function()
-  return { x(), maybe(reduction), maybe(group(ms.dist.world())) }
+  return { x(), maybe(reduction), some_group() }
 end
 of['ms.dist.functional.reduce_scatter'] = of['ms.dist.functional.all_reduce']
-of['ms.dist.functional.all_gather'] = function() return { x(), maybe(group(ms.dist.world())) } end
-of['ms.dist.functional.broadcast'] = function()
-  return { x(), maybe(whole(0)), maybe(group(ms.dist.world())) }
-end
+of['ms.dist.functional.all_gather'] = function() return { x(), some_group() } end
+of['ms.dist.functional.broadcast'] = function() return { x(), maybe(whole(0)), some_group() } end
+of['ms.dist.barrier'] = function() return { some_group() } end
+of['ms.dist.wait_seconds'] = function() return { some_group() } end
 of['ms.dist.same'] = function()
   return { text 'batch', kind(function(v)
     return type(v) == 'string' or type(v) == 'number' or type(v) == 'boolean'
-  end)(1) }
+  end)(1), some_group() }
 end
-of['ms.dist.split'] = function()
-  return { whole(0), maybe(whole(0)), maybe(group(ms.dist.world())) }
-end
+of['ms.dist.split'] = function() return { whole(0), maybe(whole(0)), some_group() } end
 of['ms.dist.fake'] = function()
   return { options { rank = maybe(whole(0)), world = positive(2) } }
 end
-of['ms.dist.counts'] = function() return { maybe(group(ms.dist.world())) } end
+of['ms.dist.counts'] = function() return { some_group() } end
 of['ms.dist.init'] = function() return { maybe(options { ranks = maybe(positive(1)) }) } end
 of['ms.dist.run'] = function()
   return { maybe(options { ranks = maybe(positive(1)) }), fn(pass) }
