@@ -176,6 +176,13 @@ local runs = {
   ['luajit examples/custom_policy.lua'] = function(command)
     finds('step 5', succeeds(command))
   end,
+  ['luajit examples/plan.lua'] = function(command)
+    finds('rank 0 of 16384', succeeds(command))
+  end,
+  ['luajit examples/plan.lua --ranks=8 --layers=12 --width=768 --heads=12 '
+    .. '--strategy=SHARD_GRAD_OP'] = function(command)
+    finds('rank 0 of 8, SHARD_GRAD_OP', succeeds(command))
+  end,
   ['./dev moonshard repl'] = function(command)
     finds('a prompt of one rank', succeeds(command))
   end,

@@ -274,20 +274,33 @@ end
 ---@field gradients integer  the most they take at once, what no_sync accumulates among them
 ---@field per_state integer  one optimizer state buffer, of trainable parameters
 ---@field arena integer      slots, shared by the ranks of the host
+---@field param_slots integer     of the arena: for parameters
+---@field gradient_slots integer  the same, for gradients: a part for every rank
+---@field param_ring integer      slots for parameters that units take in turn
+---@field param_homes integer     the same, of one unit each
+---@field gradient_ring integer
+---@field gradient_homes integer
+---@field gathered integer   parameters of other ranks that this one reads in a step
+---@field reduced integer    gradients of other ranks that it reads, or sums they made
 ---@field same_numerics boolean  all ranks compute alike: equal bits for every strategy and world
 
+local PLAN = {
+  'masters', 'gradients', 'per_state', 'arena', 'param_slots', 'gradient_slots', 'param_ring',
+  'param_homes', 'gradient_ring', 'gradient_homes', 'gathered', 'reduced',
+}
+
 ---@param micro_batches integer  backwards of this rank in a step, all but the last in no_sync
+---@param dry boolean  from numbers alone: the tree need not be initialised, and is not
 ---@return ms.Plan
-function fsdp.plan(tree, micro_batches)
+function fsdp.plan(tree, micro_batches, dry)
   local p = B.new('ms_fsdp_plan')
-  B.check(C.ms_fsdp_tree_plan_get(tree, micro_batches, p))
-  return {
-    masters = tonumber(p.masters),
-    gradients = tonumber(p.gradients),
-    per_state = tonumber(p.per_state),
-    arena = tonumber(p.arena),
-    same_numerics = p.same_numerics,
-  }
+  local get = dry and C.ms_fsdp_tree_dry_run or C.ms_fsdp_tree_plan_get
+  B.check(get(tree, micro_batches, p))
+  local plan = { same_numerics = p.same_numerics }
+  for _, name in ipairs(PLAN) do
+    plan[name] = tonumber(p[name])
+  end
+  return plan
 end
 
 local total = B.new('double[1]')

@@ -96,6 +96,22 @@ describe('model:plan()', function()
     end
   end
 
+  it('needs neither memory nor ranks for a dry run, which says the same', function()
+    ms.dist.spawn(2, function(rank)
+      local model = wrapped(layers(), 'FULL_SHARD', PRECISIONS[2])
+      ms.reset_peak_memory()
+      local dry = rank == 0 and model:plan { micro_batches = 3, dry_run = true } -- by one of two
+      assert(ms.memory().peak_total == 0)
+      local plan = model:plan { micro_batches = 3 }
+      assert(plan.same_numerics)
+      for name, value in pairs(dry or {}) do -- order does not matter: each is compared
+        assert(value == plan[name] or name == 'same_numerics', name)
+      end
+      assert(not dry or not dry.same_numerics)
+      step(model, optim.SGD(model:parameters(), { lr = 0.1 }), 3)
+    end)
+  end)
+
   it('follows what is frozen when it is asked', function()
     local net = layers()
     local model = wrapped(net, 'NO_SHARD')
@@ -105,6 +121,21 @@ describe('model:plan()', function()
     FREEZE['a unit'](net)
     assert.equal(4 * (numel - 90 * 50 - 50), model:plan().per_state)
     assert.equal(masters, model:plan().masters)
+  end)
+
+  it('says what is moved', function()
+    local model = wrapped(layers(), 'FULL_SHARD', PRECISIONS[2])
+    assert.equal(0, model:plan().gathered)
+    model = fsdp.FSDP(layers(), {
+      process_group = ms.dist.fake { world = 3 }, mixed_precision = PRECISIONS[2],
+    })
+    local unit = model:units()[1]
+    local plan = model:plan { dry_run = true }
+    assert.equal(2 * 2 * unit.shard_numel, plan.gathered) -- the root's alone: once a step, in bf16
+    assert.equal(2 * 4 * unit.shard_numel, plan.reduced)
+    assert.same({ 0, 1, 0, 1 },
+      { plan.param_ring, plan.param_homes, plan.gradient_ring, plan.gradient_homes })
+    assert.equal(2 * plan.gathered, model:plan { dry_run = true, micro_batches = 2 }.gathered)
   end)
 
   it('counts one micro-batch unless told otherwise, and refuses what is no number of them',
@@ -119,6 +150,8 @@ describe('model:plan()', function()
         model.plan, model, { micro_batches = '2' })
       checks.raises('ValueError', "plan: 'micro_batches' is 0, expected 1 or more", model.plan,
         model, { micro_batches = 0 })
+      checks.raises('TypeError', "plan: 'dry_run' is a number, expected true or false", model.plan,
+        model, { dry_run = 1 })
       checks.raises('ValueError', 'a plan for 2199023255552 micro-batches, expected 1 to 2^40',
         model.plan, model, { micro_batches = 2 ^ 41 })
     end)

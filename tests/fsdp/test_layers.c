@@ -1,9 +1,9 @@
 /* runtime/fsdp/progress, plan: what stands below units, by itself. */
 #include "layout.h"
-#include "memory_plan.h"
 #include "ms_test.h"
 #include "progress.h"
 #include "slots_plan.h"
+#include "step_plan.h"
 
 /* -- tasks ------------------------------------------------------------------------------------- */
 
@@ -253,8 +253,8 @@ static void test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_r
                              w * INNER, w * INNER, norm,   norm};
     const int64_t root[] = {(int64_t)VOCAB * w, (int64_t)VOCAB * w, norm};
     msi_group_facts groups[LAYERS + 1];
-    msi_slot_wish wishes[LAYERS + 1];
-    msi_slots_plan params, gradients;
+    const msi_step step = {.world = RANKS, .n_ring = 3, .micro_batches = 1};
+    ms_fsdp_plan plan;
     int64_t in_layer = 0, in_root = 0;
 
     (void)state;
@@ -269,19 +269,57 @@ static void test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_r
     for (int32_t i = 1; i <= LAYERS; i++) {
         groups[i] = facts_of(layer, (int32_t)MSI_COUNT(layer), RANKS, false);
     }
-    assert_ok(
-        msi_plan_param_slots(groups, LAYERS + 1, 3, RANKS, MSI_SLOTS_SHARED, wishes, &params));
-    assert_int_equal(params.n_homes, 1);
-    assert_int_equal(params.n_ring, 3);
     in_root += WIDTH; /* padding up to a multiple of 16,384 elements, as which a layer comes */
-    assert_int_equal(params.nbytes, 128LL * RANKS * 4 + 2 * in_root + 3 * 2 * in_layer);
-    assert_ok(msi_plan_gradient_slots(groups, LAYERS + 1, false, RANKS, wishes, &gradients));
-    assert_int_equal(gradients.nbytes,
+    const int64_t all = in_root + LAYERS * in_layer;
+
+    assert_ok(msi_plan_step(groups, LAYERS + 1, &step, &plan));
+    assert_int_equal(plan.param_homes, 1);
+    assert_int_equal(plan.param_ring, 3);
+    assert_int_equal(plan.param_slots, 128LL * RANKS * 4 + 2 * in_root + 3 * 2 * in_layer);
+    assert_int_equal(plan.gradient_homes, 1);
+    assert_int_equal(plan.gradient_ring, 2);
+    assert_int_equal(plan.gradient_slots,
                      192LL * RANKS * 3 + RANKS * (pages(4 * in_root) + 2 * pages(4 * in_layer)));
-    assert_int_equal(msi_plan_masters(groups, LAYERS + 1),
-                     4 * (in_root + LAYERS * in_layer) / RANKS);
-    assert_int_equal(msi_plan_gradients(groups, LAYERS + 1, 1),
-                     4 * (in_root + LAYERS * in_layer) / RANKS);
+    assert_int_equal(plan.arena, plan.param_slots + plan.gradient_slots);
+    assert_int_equal(plan.masters, 4 * all / RANKS);
+    assert_int_equal(plan.per_state, 4 * all / RANKS);
+    assert_int_equal(plan.gradients, 4 * all / RANKS);
+    /* of the others: the root's once, layers' twice, in bf16; every gradient once, in f32 */
+    assert_int_equal(plan.gathered, 2 * (2 * all - in_root) / RANKS * (RANKS - 1));
+    assert_int_equal(plan.reduced, 4 * all / RANKS * (RANKS - 1));
+}
+
+/* -- what is read of other ranks --------------------------------------------------------------- */
+
+/* A replica of 100 elements in chunks of 48, 48 and 4: a rank adds its own chunk of two peers', and
+ * takes the sums that they made. Without peers nothing is read. */
+static void test_fsdp_layers__replicas_read_chunks_then_sums(void **state)
+{
+    static const int64_t expected[] = {2 * 48 + 52, 2 * 48 + 52, 2 * 4 + 96};
+    const msi_group_facts replica = {.full_numel = 100,
+                                     .shard_numel = 100,
+                                     .n_params = 1,
+                                     .orig_dtype = MS_DTYPE_F32,
+                                     .param_dtype = MS_DTYPE_F32,
+                                     .reduce_dtype = MS_DTYPE_BF16,
+                                     .trains = true};
+    ms_fsdp_plan plan;
+
+    (void)state;
+    for (int32_t rank = 0; rank < 3; rank++) {
+        msi_step step = {.rank = rank, .world = 3, .n_ring = 3, .micro_batches = 1};
+
+        assert_ok(msi_plan_step(&replica, 1, &step, &plan));
+        assert_int_equal(plan.reduced, 2 * expected[rank]);
+        assert_int_equal(plan.gathered, 0);
+        step.micro_batches = 2; /* inner nodes are f32 */
+        assert_ok(msi_plan_step(&replica, 1, &step, &plan));
+        assert_int_equal(plan.reduced, 4 * expected[rank]);
+    }
+    const msi_step alone = {.world = 1, .n_ring = 3, .micro_batches = 1};
+
+    assert_ok(msi_plan_step(&replica, 1, &alone, &plan));
+    assert_int_equal(plan.reduced, 0);
 }
 
 int main(void)
@@ -294,6 +332,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_layers__nothing_of_two_slots_overlaps),
         cmocka_unit_test(test_fsdp_layers__what_needs_no_slots_maps_nothing),
         cmocka_unit_test(test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_ranks),
+        cmocka_unit_test(test_fsdp_layers__replicas_read_chunks_then_sums),
     };
 
     return cmocka_run_group_tests_name("fsdp/layers", tests, NULL, NULL);

@@ -62,11 +62,38 @@ static ms_status train(const setup *s, tiny_model *m, ms_optim *optim)
     return MS_OK;
 }
 
+/* Both, but what takes asking. */
+static ms_status expect_same(const setup *s, const ms_fsdp_plan *a, const ms_fsdp_plan *b)
+{
+    MS_TRY(expect(s, "masters", a->masters, b->masters));
+    MS_TRY(expect(s, "gradients", a->gradients, b->gradients));
+    MS_TRY(expect(s, "a state", a->per_state, b->per_state));
+    MS_TRY(expect(s, "arena", a->arena, b->arena));
+    MS_TRY(expect(s, "slots for parameters", a->param_slots, b->param_slots));
+    MS_TRY(expect(s, "slots for gradients", a->gradient_slots, b->gradient_slots));
+    MS_TRY(expect(s, "bytes gathered", a->gathered, b->gathered));
+    return expect(s, "bytes reduced", a->reduced, b->reduced);
+}
+
+/* All-gathers of a step. */
+static int64_t planned_gathers(const setup *s, const tiny_model *m)
+{
+    int64_t n = 0;
+
+    for (int32_t b = -1; b < TINY_BLOCKS; b++) {
+        const msi_group_facts facts = msi_unit_facts(b < 0 ? m->root : m->unit[b]);
+
+        n += msi_plan_gathers(&facts, s->micro_batches);
+    }
+    return n;
+}
+
 static ms_status compare(void *user, int32_t rank)
 {
     const setup *s = user;
     ms_memory_stats stats;
-    ms_fsdp_plan plan;
+    ms_fsdp_plan plan, before;
+    int64_t counts[5];
     ms_optim *optim = NULL;
     ms_comm *comm;
     ms_status status;
@@ -74,10 +101,14 @@ static ms_status compare(void *user, int32_t rank)
 
     (void)rank;
     MS_TRY(ms_comm_world(&comm));
-    MS_TRY_GOTO(tiny_new(&m, &s->config, comm), done);
+    MS_TRY_GOTO(tiny_declare(&m, &s->config, comm), done);
     MS_TRY_GOTO(freeze(&m, s->frozen), done);
-    MS_TRY_GOTO(tiny_optim(&optim, &m, &s->config), done);
+    MS_TRY_GOTO(ms_fsdp_tree_dry_run(m.tree, s->micro_batches, &before), done);
+    ms_memory_stats_get(&stats);
+    MS_TRY_GOTO(expect(s, "memory of a dry run", 0, stats.peak_total), done);
     MS_TRY_GOTO(ms_fsdp_tree_plan_get(m.tree, s->micro_batches, &plan), done);
+    MS_TRY_GOTO(expect_same(s, &before, &plan), done);
+    MS_TRY_GOTO(tiny_optim(&optim, &m, &s->config), done);
     ms_memory_reset_peak();
     MS_TRY_GOTO(train(s, &m, optim), done);
     ms_memory_stats_get(&stats);
@@ -88,6 +119,8 @@ static ms_status compare(void *user, int32_t rank)
                        stats.live[MS_MEM_OPTIMIZER]),
                 done);
     MS_TRY_GOTO(expect(s, "arena", plan.arena, stats.live[MS_MEM_ARENA]), done);
+    ms_comm_counts(comm, counts);
+    MS_TRY_GOTO(expect(s, "all-gathers", 2 * planned_gathers(s, &m), counts[0]), done);
 done:
     ms_optim_free(optim);
     tiny_free(&m);

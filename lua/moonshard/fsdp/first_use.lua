@@ -120,11 +120,14 @@ local function root_around(instance)
   return holds and root or instance
 end
 
---- Make the tree that an instance is part of, or go on where an error ended that. Collective.
+local first_use = {}
+
+--- Make the tree that an instance is part of, or take it where a use that failed has left it: not
+--- initialised. Not collective.
 ---@param instance ms.fsdp.FSDP
 ---@param alone? boolean  it is to be the root, whatever is around it
----@return ms.fsdp.Tree  ready
-local function first_use(instance, alone)
+---@return ms.fsdp.Tree, ms.fsdp.FSDP[] instances  all of them
+function first_use.tree(instance, alone)
   local begun = rawget(instance, '_tree')
   local root = begun and begun.root or alone and instance or root_around(instance)
   root:_prepare()
@@ -134,6 +137,16 @@ local function first_use(instance, alone)
     tree = new(root)
   end
   tree.handle = handle_of(tree, instances)
+  return tree, instances
+end
+
+--- The same, and initialise it. Collective.
+---@param instance ms.fsdp.FSDP
+---@param alone? boolean
+---@return ms.fsdp.Tree  ready
+function first_use.ready(instance, alone)
+  local tree, instances = first_use.tree(instance, alone)
+  local root = tree.root
   for i = #instances, 1, -1 do
     cast_buffers(instances[i])
     rawset(instances[i], '_tree', tree)

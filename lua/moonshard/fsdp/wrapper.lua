@@ -219,7 +219,7 @@ end
 function FSDP:_lazy_init(alone)
   local tree = rawget(self, '_tree')
   return tree and tree.ready and tree
-    or once.run('the first use of FSDP', first_use, self, alone)
+    or once.run('the first use of FSDP', first_use.ready, self, alone)
 end
 
 -- -- forward -------------------------------------------------------------------------------------
@@ -430,13 +430,17 @@ end
 --- Bytes this rank will hold for parameters, gradients, optimizer states and slots when a step is
 --- `micro_batches` backwards (default: one) of which all but the last run in no_sync. Of the whole
 --- model, whichever instance is asked. Frozen parameters count as they are now. Collective the
---- first time.
----@param opts? { micro_batches?: integer }
+--- first time, when the model takes its memory; not so a dry run, which is numbers alone: before
+--- the first use it takes no memory and asks no rank (and `same_numerics` is false). With a fake
+--- group as `process_group` a model of any size is planned for any number of ranks.
+---@param opts? { micro_batches?: integer, dry_run?: boolean }
 ---@return ms.Plan
 function FSDP:plan(opts)
-  opts = errors.options('plan', opts, { 'micro_batches' })
+  opts = errors.options('plan', opts, { 'micro_batches', 'dry_run' })
   local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
-  return runtime.plan(self:_lazy_init().handle, micro_batches)
+  local dry = arguments.flag('plan', 'dry_run', opts.dry_run, false)
+  local tree = dry and once.run('a dry run of FSDP', first_use.tree, self) or self:_lazy_init()
+  return runtime.plan(tree.handle, micro_batches, dry)
 end
 
 --- Collectives this rank has called in the instance's group so far, by kind.

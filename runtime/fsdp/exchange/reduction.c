@@ -173,23 +173,14 @@ static ms_status sum_own(msi_reduction *r)
     return status;
 }
 
-/* Rank q's chunk of a replica's gradient. */
-static void chunk_of(const msi_reduction *r, int32_t q, int64_t *first, int64_t *n)
-{
-    int64_t chunk = msi_round_up((r->total + r->world - 1) / r->world, 16);
-
-    *first = chunk * q < r->total ? chunk * q : r->total;
-    *n = *first + chunk < r->total ? chunk : r->total - *first;
-}
-
 static ms_status sum_chunk(msi_reduction *r)
 {
-    int64_t first, n;
+    const msi_chunk own = msi_plan_chunk(r->total, r->rank, r->world);
 
-    chunk_of(r, r->rank, &first, &n);
     MS_TRY(await_all(r, MSI_ORDER_READY, MSI_SLOT_FILLED, false));
     const int32_t before = msi_order_use(r->pool->ctx, MSI_STREAM_REDUCE);
-    const ms_status status = sum(r, first, n, element(r, r->rank, first), r->dtype, false);
+    const ms_status status =
+        sum(r, own.first, own.numel, element(r, r->rank, own.first), r->dtype, false);
 
     msi_order_use(r->pool->ctx, before);
     MS_TRY(status);
@@ -202,10 +193,10 @@ static ms_status sum_chunk(msi_reduction *r)
 static ms_status take_chunks(const msi_reduction *r, void *out, bool add)
 {
     for (int32_t q = 0; q < r->world; q++) {
-        int64_t first, n;
+        const msi_chunk c = msi_plan_chunk(r->total, q, r->world);
 
-        chunk_of(r, q, &first, &n);
-        MS_TRY(take_sums(r, q, first, n, (char *)out + first * ms_dtype_size(r->sum_dtype), add));
+        MS_TRY(take_sums(r, q, c.first, c.numel,
+                         (char *)out + c.first * ms_dtype_size(r->sum_dtype), add));
     }
     return MS_OK;
 }

@@ -25,4 +25,17 @@ static inline int32_t msi_node_dtype(int32_t reduce_dtype)
     return reduce_dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
 }
 
+/* A stretch of a replica's gradient: the one that rank q adds for all. */
+typedef struct msi_chunk {
+    int64_t first, numel;
+} msi_chunk;
+
+static inline msi_chunk msi_plan_chunk(int64_t total, int32_t q, int32_t world)
+{
+    const int64_t each = msi_round_up((total + world - 1) / world, 16);
+    const int64_t first = each * q < total ? each * q : total;
+
+    return (msi_chunk){first, first + each < total ? each : total - first};
+}
+
 #endif

@@ -43,17 +43,30 @@ static int32_t ring_of_params(const ms_fsdp_tree_options *o)
     return o->n_slots > 0 ? o->n_slots : prefetches ? 3 : 2;
 }
 
+static msi_device_info device_info(const ms_fsdp_tree *tree)
+{
+    msi_device *d = tree->ctx->device;
+    msi_device_info info = {.uuid = ""};
+
+    if (d != NULL) {
+        d->ops->info(d, &info);
+    }
+    return info;
+}
+
+/* Else the host's, which all share. */
+static bool has_own_memory(const ms_fsdp_tree *tree)
+{
+    return tree->world > 1 && device_info(tree).uuid[0] != '\0';
+}
+
 /* Does another rank's device have a memory of its own? */
 static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
 {
-    msi_device *d = tree->ctx->device;
-    msi_device_info mine = {.uuid = ""};
+    const msi_device_info mine = device_info(tree);
 
     *apart = false;
-    if (d != NULL) {
-        d->ops->info(d, &mine);
-    }
-    if (mine.uuid[0] == '\0' || tree->world == 1) { /* the host's, which all share */
+    if (!has_own_memory(tree)) {
         return MS_OK;
     }
     char(*all)[sizeof(mine.uuid)] = malloc(sizeof(*all) * (size_t)tree->world);
@@ -71,10 +84,17 @@ static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
     return status;
 }
 
-static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layout)
+/* 0: none. */
+static int32_t wished_layout(void)
 {
     static const char *const layouts[] = {"auto", "shared", "pull"};
-    const int32_t wish = msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts), 0);
+
+    return msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts), 0);
+}
+
+static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layout)
+{
+    const int32_t wish = wished_layout();
     bool apart;
 
     if (wish > 0) {
@@ -176,20 +196,35 @@ void msi_pools_free(ms_fsdp_tree *tree)
 
 /* -- what training will hold ------------------------------------------------------------------- */
 
+/* Nobody is asked: ranks whose devices have memories of their own have one each. */
+static msi_slots_layout expected_layout(const ms_fsdp_tree *tree)
+{
+    const msi_slots_layout apart = has_own_memory(tree) ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+    const int32_t wish = wished_layout();
+
+    return wish == 0 ? apart : wish == 1 ? MSI_SLOTS_SHARED : MSI_SLOTS_PULL;
+}
+
 ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
 {
-    const bool widens = micro_batches > 1 && is_narrow(tree);
+    const msi_step step = {.rank = tree->rank,
+                           .world = tree->world,
+                           .n_ring = ring_of_params(&tree->options),
+                           .layout = expected_layout(tree),
+                           .wide = tree->run.wide,
+                           .micro_batches = micro_batches};
     ms_status status;
     mapping m;
 
     MS_TRY_GOTO(mapping_new(&m, tree), done);
-    MS_TRY_GOTO(msi_plan_gradient_slots(m.facts, tree->n_units, true, tree->world, m.wish, &m.plan),
-                done);
-    plan->arena = msi_slot_pool_bytes(&tree->run.params) +
-                  (widens ? m.plan.nbytes : msi_slot_pool_bytes(&tree->run.gradients));
-    plan->masters = msi_plan_masters(m.facts, tree->n_units);
-    plan->per_state = msi_plan_state(m.facts, tree->n_units);
-    plan->gradients = msi_plan_gradients(m.facts, tree->n_units, micro_batches);
+    MS_TRY_GOTO(msi_plan_step(m.facts, tree->n_units, &step, plan), done);
+    if (tree->run.initialized) { /* rings may have grown */
+        plan->param_slots = msi_slot_pool_bytes(&tree->run.params);
+        if (micro_batches == 1 || !is_narrow(tree)) {
+            plan->gradient_slots = msi_slot_pool_bytes(&tree->run.gradients);
+        }
+        plan->arena = plan->param_slots + plan->gradient_slots;
+    }
 done:
     mapping_free(&m);
     return status;

@@ -4,8 +4,8 @@
 #ifndef MSI_FSDP_SCHEDULE_H
 #define MSI_FSDP_SCHEDULE_H
 
-#include "memory_plan.h"
 #include "param_group.h"
+#include "step_plan.h"
 
 /* One forward of a unit: see pass.c. */
 typedef struct msi_pass {

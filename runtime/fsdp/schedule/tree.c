@@ -224,14 +224,29 @@ ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
     return MS_OK;
 }
 
-ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
+/* -- plans ------------------------------------------------------------------------------------- */
+
+static ms_status check_step(int64_t micro_batches)
 {
-    *plan = (ms_fsdp_plan){0};
     if (micro_batches < 1 || micro_batches > (int64_t)1 << MSI_MAX_LEVELS) {
         return MS_FAIL(MS_VALUE_ERROR, "a plan for %lld micro-batches, expected 1 to 2^%d",
                        (long long)micro_batches, MSI_MAX_LEVELS);
     }
-    MS_TRY(ms_fsdp_tree_init(tree));
+    return MS_OK;
+}
+
+ms_status ms_fsdp_tree_dry_run(ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
+{
+    *plan = (ms_fsdp_plan){0};
+    MS_TRY(check_step(micro_batches));
     plan->same_numerics = tree->same_numerics;
     return msi_pools_plan(tree, micro_batches, plan);
+}
+
+ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
+{
+    *plan = (ms_fsdp_plan){0};
+    MS_TRY(check_step(micro_batches));
+    MS_TRY(ms_fsdp_tree_init(tree));
+    return ms_fsdp_tree_dry_run(tree, micro_batches, plan);
 }

@@ -53,12 +53,20 @@ typedef struct ms_fsdp_unit_info {
  * backwards that reach every trainable parameter, all but the last without sync; step; zero_grad.
  * Trainable is what requires a gradient when the plan is asked for. */
 typedef struct ms_fsdp_plan {
-    int64_t masters;    /**< full-precision shards, and resident copies of NO_SHARD units */
-    int64_t gradients;  /**< the most they take at once, reduced or accumulated without sync, when
-                             units end their backwards in reverse order and the root ends last; else
-                             it may differ by the gradients that are open at another time */
-    int64_t per_state;  /**< one optimizer state buffer for every trainable parameter's shard */
-    int64_t arena;      /**< slots for parameters and gradients, shared by the ranks of the host */
+    int64_t masters;     /**< full-precision shards, and resident copies of NO_SHARD units */
+    int64_t gradients;   /**< the most they take at once, reduced or accumulated without sync, when
+                              units end their backwards in reverse order and the root ends last; else
+                              it may differ by the gradients that are open at another time */
+    int64_t per_state;   /**< one optimizer state buffer for every trainable parameter's shard */
+    int64_t arena;       /**< slots for parameters and gradients, shared by the ranks of the host */
+    int64_t param_slots; /**< of the arena: for parameters ... */
+    int64_t gradient_slots; /**< ... and for gradients, with a part for every rank */
+    int32_t param_ring;     /**< slots for parameters that units take in turn ... */
+    int32_t param_homes;    /**< ... and those that are one unit's */
+    int32_t gradient_ring;  /**< the same for gradients */
+    int32_t gradient_homes;
+    int64_t gathered;   /**< parameters of other ranks that this one reads in a step */
+    int64_t reduced;    /**< gradients of other ranks, or sums that they made, that it reads */
     bool same_numerics; /**< all ranks compute alike (ms_numerics()): results have equal bits for
                              every strategy and world size */
 } ms_fsdp_plan;
@@ -118,6 +126,12 @@ MS_API ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree);
  *                       them it keeps up to log2(m) whole gradients, as inner nodes in f32 (f64) */
 MS_API ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches,
                                        ms_fsdp_plan *plan);
+
+/** The same from numbers alone: nothing is initialised, takes memory or asks another rank, so a
+ * model of any size can be planned over a fake group of any. `same_numerics` is what the tree has
+ * found out, false before. */
+MS_API ms_status ms_fsdp_tree_dry_run(ms_fsdp_tree *tree, int64_t micro_batches,
+                                      ms_fsdp_plan *plan);
 
 /** Start of a root forward: lazy init, the optimizer's writes become visible to prefetch. What is
  * kept unsharded and was written since, by any rank, is to be gathered anew: collective. */

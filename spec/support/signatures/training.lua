@@ -143,7 +143,8 @@ of['ms.fsdp.FSDP:state_dict'] = function()
   return { wrapped(), maybe(options { rank0_only = maybe(flag(false)) }) }
 end
 of['ms.fsdp.FSDP:plan'] = function()
-  return { wrapped(), maybe(options { micro_batches = maybe(positive(1)) }) }
+  return { wrapped(),
+    maybe(options { micro_batches = maybe(positive(1)), dry_run = maybe(flag(false)) }) }
 end
 of['ms.fsdp.FSDP:apply'] = function() return { wrapped(), fn(pass) } end
 of['ms.fsdp.FSDP:clip_grad_norm_'] = function()

@@ -1,0 +1,95 @@
+#include "step_plan.h"
+
+#include "memory_plan.h"
+
+#include <stdlib.h>
+
+/* -- bytes of other ranks ------------------------------------------------------------------------
+ */
+
+int64_t msi_plan_gathers(const msi_group_facts *g, int64_t micro_batches)
+{
+    if (!g->shares) {
+        return 0;
+    }
+    return g->keeps ? 1 : micro_batches * (g->is_root ? 1 : 2); /* values change once a step */
+}
+
+static int64_t gathered(const msi_group_facts *groups, int32_t n, int64_t micro_batches)
+{
+    int64_t nbytes = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        const msi_group_facts *g = &groups[i];
+
+        nbytes += msi_plan_gathers(g, micro_batches) * (g->full_numel - g->shard_numel) *
+                  ms_dtype_size(g->param_dtype);
+    }
+    return nbytes;
+}
+
+/* Elements that a rank reads of its peers' gradients: of a shard those of its own extents. Of a
+ * replica it reads those of its chunk, and then the sums of theirs. */
+static int64_t elements_reduced(const msi_group_facts *g, const msi_step *s)
+{
+    if (g->is_sharded) {
+        return (s->world - 1) * g->shard_numel;
+    }
+    const int64_t chunk = msi_plan_chunk(g->full_numel, s->rank, s->world).numel;
+
+    return (s->world - 1) * chunk + g->full_numel - chunk;
+}
+
+static int64_t reduced(const msi_group_facts *groups, int32_t n, const msi_step *s, bool wide)
+{
+    int64_t nbytes = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        const msi_group_facts *g = &groups[i];
+        const int32_t dtype = wide ? msi_node_dtype(g->reduce_dtype) : g->reduce_dtype;
+
+        nbytes += g->trains ? elements_reduced(g, s) * ms_dtype_size(dtype) : 0;
+    }
+    return nbytes;
+}
+
+/* -- a step -------------------------------------------------------------------------------------
+ */
+
+static ms_status plan_slots(const msi_group_facts *groups, int32_t n, const msi_step *s, bool wide,
+                            ms_fsdp_plan *plan)
+{
+    msi_slot_wish *wishes = malloc(sizeof(*wishes) * ((size_t)n + 1));
+    ms_status status = MS_OK;
+    msi_slots_plan p, g;
+
+    if (wishes == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to plan %d units", (int)n);
+    }
+    MS_TRY_GOTO(msi_plan_param_slots(groups, n, s->n_ring, s->world, s->layout, wishes, &p), done);
+    MS_TRY_GOTO(msi_plan_gradient_slots(groups, n, wide, s->world, wishes, &g), done);
+    plan->param_ring = p.n_ring;
+    plan->param_homes = p.n_homes;
+    plan->param_slots = p.nbytes + p.own_nbytes;
+    plan->gradient_ring = g.n_ring;
+    plan->gradient_homes = g.n_homes;
+    plan->gradient_slots = g.nbytes;
+    plan->arena = plan->param_slots + plan->gradient_slots;
+done:
+    free(wishes);
+    return status;
+}
+
+ms_status msi_plan_step(const msi_group_facts *groups, int32_t n, const msi_step *s,
+                        ms_fsdp_plan *plan)
+{
+    const bool accumulates = s->micro_batches > 1;
+
+    MS_TRY(plan_slots(groups, n, s, s->wide || accumulates, plan));
+    plan->masters = msi_plan_masters(groups, n);
+    plan->per_state = msi_plan_state(groups, n);
+    plan->gradients = msi_plan_gradients(groups, n, s->micro_batches);
+    plan->gathered = gathered(groups, n, s->micro_batches);
+    plan->reduced = reduced(groups, n, s, accumulates);
+    return MS_OK;
+}
