@@ -14,17 +14,12 @@ ms_status ms_dist_stop_agreed(int32_t *signal)
 
     *signal = 0;
     MS_TRY(ms_comm_world(&world));
-    msi_block *block = world->job->block;
-    uint32_t seen[world->size], mine = msi_stop_caught() | atomic_load(&block->stop);
+    uint32_t seen[world->size], mine = msi_stop_look(world->dist);
 
-    atomic_fetch_add(&block->slot[world->rank].looks, 1);
     MS_TRY(msi_comm_gather_bytes(world, "stop_requested", &mine, sizeof(mine), seen));
     for (int32_t q = 0; q < world->size; q++) {
         all |= seen[q];
     }
-    *signal = msi_stop_signal(all);
-    if (all != 0) { /* so that the launcher knows the ranks' exit codes as asked for */
-        atomic_fetch_or(&block->stop, all);
-    }
+    *signal = msi_stop_agreed(world->dist, all);
     return MS_OK;
 }

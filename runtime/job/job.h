@@ -219,8 +219,11 @@ bool msi_process_look(pid_t pid, char *state, pid_t *parent);
 
 /* -- signals.c: `stop` of a block ----------------------------------------------------------------
  */
-/* Stop signals that this process has caught, a bit each. */
-uint32_t msi_stop_caught(void);
+/* Stop signals that have reached this rank or its launcher, a bit each: the rank asks once more. */
+uint32_t msi_stop_look(const msi_dist *d);
+/* All ranks have agreed on these: the launcher takes what they leave with as asked for. The signal
+ * to stop by, 0: none. */
+int32_t msi_stop_agreed(const msi_dist *d, uint32_t stop);
 bool msi_stop_has(uint32_t stop, int32_t signal);
 /* The signal to stop by, 0: none. A request to stop counts over SIGUSR1, whichever came first. */
 int32_t msi_stop_signal(uint32_t stop);

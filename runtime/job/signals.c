@@ -35,9 +35,18 @@ int32_t msi_stop_signal(uint32_t stop)
     return requests != 0 ? 31 - __builtin_clz(requests) : stop != 0 ? SIGUSR1 : 0;
 }
 
-uint32_t msi_stop_caught(void)
+uint32_t msi_stop_look(const msi_dist *d)
 {
-    return atomic_load(&caught);
+    atomic_fetch_add(&d->job->block->slot[d->rank].looks, 1);
+    return atomic_load(&caught) | atomic_load(&d->job->block->stop);
+}
+
+int32_t msi_stop_agreed(const msi_dist *d, uint32_t stop)
+{
+    if (stop != 0) {
+        atomic_fetch_or(&d->job->block->stop, stop);
+    }
+    return msi_stop_signal(stop);
 }
 
 ms_status msi_stop_catch(const msi_dist *d)
