@@ -14,9 +14,30 @@ local function wrapped(group, options)
   return fsdp.FSDP(nn.Sequential { nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 5) }, options)
 end
 
+-- Units inside units: all are open at once, and take more slots than were planned.
+local Nest = nn.Module.extend('Nest')
+
+function Nest:init(depth)
+  self:child('own', nn.Linear(7, 7))
+  if depth > 1 then
+    self:child('inner', Nest(depth - 1))
+  end
+end
+
+function Nest:forward(x)
+  x = self.own(x)
+  return self.inner and self.inner(x) or x
+end
+
+local function nested(group, options)
+  ms.manual_seed(7)
+  options.process_group = group
+  options.auto_wrap_policy = fsdp.ModuleWrapPolicy { Nest }
+  return fsdp.FSDP(Nest(8), options)
+end
+
 -- Two steps of two micro-batches; what this rank holds then, and held at most.
-local function train(group, options)
-  local model = wrapped(group, options)
+local function train(model)
   local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
   local function backward()
     ms.scope(function() model(ms.ones(2, 7)):sum():backward() end)
@@ -67,15 +88,30 @@ describe('a fake group', function()
       it(('holds what a rank of %d holds with %s'):format(world, options.sharding_strategy),
         function()
           local real = runs.reports(world, function()
-            return json.encode(train(nil, options))
+            return json.encode(train(wrapped(nil, options)))
           end)
           local fake = runs.reports(world, function(rank)
-            return json.encode(train(ms.dist.fake { rank = rank, world = world }, options))
+            local group = ms.dist.fake { rank = rank, world = world }
+            return json.encode(train(wrapped(group, options)))
           end)
           assert.same(real, fake)
         end)
     end
   end
+
+  it('holds as much when more slots are needed than were planned', function()
+    local function report(group)
+      local model = nested(group, {})
+      local before = model:plan { dry_run = true }.arena
+      local held = train(model)
+      assert(held.live.arena > before)
+      return json.encode(held)
+    end
+    local real = runs.reports(2, function() return report(nil) end)
+    assert.same(real, (runs.reports(2, function(rank)
+      return report(ms.dist.fake { rank = rank, world = 2 })
+    end)))
+  end)
 
   it('has any rank of any world, alone', function()
     local group = ms.dist.fake { rank = 9999, world = 16384 }

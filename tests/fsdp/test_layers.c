@@ -204,6 +204,27 @@ static void test_fsdp_layers__nothing_of_two_slots_overlaps(void **state)
     }
 }
 
+/* What one rank would map alone, of slots with a part for each. */
+static void test_fsdp_layers__slots_of_one_part_are_those_of_a_world_of_one(void **state)
+{
+    const int64_t numel[] = {5000, 1000, 1000, 1500, 9000};
+
+    (void)state;
+    for (int32_t i = 0; i < 2; i++) {
+        const kind k = i == 0 ? SHARED : GRADIENTS;
+        msi_slot_wish wishes[MOST], expected[MOST];
+        const msi_slots_plan all = plan(numel, 5, 16384, k, wishes);
+        const msi_slots_plan one = plan(numel, 5, 1, k, expected);
+        const msi_slots_plan part = msi_slots_plan_of_one(&all, wishes, 5);
+
+        assert_memory_equal(&part, &one, sizeof(one));
+        for (int32_t u = 0; u < 5; u++) {
+            assert_int_equal(wishes[u].at_words, expected[u].at_words);
+            assert_int_equal(wishes[u].offset, expected[u].offset);
+        }
+    }
+}
+
 static void test_fsdp_layers__what_needs_no_slots_maps_nothing(void **state)
 {
     const int64_t numel[] = {0, 0};
@@ -330,6 +351,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger),
         cmocka_unit_test(test_fsdp_layers__who_pulls_has_stages_and_full_parameters_of_its_own),
         cmocka_unit_test(test_fsdp_layers__nothing_of_two_slots_overlaps),
+        cmocka_unit_test(test_fsdp_layers__slots_of_one_part_are_those_of_a_world_of_one),
         cmocka_unit_test(test_fsdp_layers__what_needs_no_slots_maps_nothing),
         cmocka_unit_test(test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_ranks),
         cmocka_unit_test(test_fsdp_layers__replicas_read_chunks_then_sums),
