@@ -35,7 +35,7 @@ void msi_doorbell_sleep(msi_slot_rank *slot, uint32_t seen, int64_t most_ns)
  * after everybody had come to the wait in which all are found again. */
 bool msi_job_waits_in_vain(const msi_job *job, int32_t rank, msi_watch *w)
 {
-    bool same = w->set, looked = true;
+    bool same = w->set, looked = w->set;
     uint64_t checks[job->world];
 
     for (int32_t r = 0; r < job->world; r++) {
