@@ -488,9 +488,55 @@ static void test_fsdp_oom__a_reshard_is_seen_without_operands(void **state)
     tiny_free(&model);
 }
 
+/* A dry run over a fake group, of a model that has no memory yet. */
+static ms_status plan_for_nobody(const tiny_config *config)
+{
+    ms_fsdp_plan plan;
+    ms_comm *fake;
+    tiny_model m;
+
+    MS_TRY(ms_comm_fake(&fake, 5000, config->world));
+    ms_status status = tiny_declare(&m, config, fake);
+
+    if (status == MS_OK) {
+        status = ms_fsdp_tree_dry_run(m.tree, 4, &plan);
+    } else { /* units that are in no tree */
+        ms_fsdp_unit_free(m.root);
+        for (int32_t b = 0; b < TINY_BLOCKS; b++) {
+            ms_fsdp_unit_free(m.unit[b]);
+        }
+    }
+    tiny_free(&m);
+    ms_comm_free(fake);
+    return status;
+}
+
+static void test_fsdp_oom__dry_run(void **state)
+{
+    const tiny_config config = config_of(16384, MS_FSDP_FULL_SHARD);
+    ms_memory_stats before, after;
+
+    (void)state;
+    assert_ok(plan_for_nobody(&config)); /* what a context keeps is there */
+    ms_memory_stats_get(&before);
+    oom.happened = true;
+    for (int64_t k = 0; oom.happened; k++) {
+        oom.happened = oom.lasting = false;
+        oom.left = k;
+        const ms_status status = plan_for_nobody(&config);
+
+        oom.left = -1;
+        assert_int_equal(status, oom.happened ? MS_OUT_OF_MEMORY : MS_OK);
+    }
+    ms_memory_stats_get(&after);
+    assert_int_equal(before.live_total, after.live_total);
+    assert_int_equal(before.live_handles, after.live_handles);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fsdp_oom__dry_run),
         cmocka_unit_test(test_fsdp_oom__one_rank),
         cmocka_unit_test(test_fsdp_oom__two_ranks_together),
         cmocka_unit_test(test_fsdp_oom__one_rank_of_two),
