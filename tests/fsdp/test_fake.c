@@ -108,6 +108,25 @@ static void test_fsdp_fake__holds_what_each_of_four_ranks_holds(void **state)
     compare_all(4);
 }
 
+/* The mean of equal gradients is that gradient: replicas step as one rank alone does. */
+static void test_fsdp_fake__averages_what_all_would_bring(void **state)
+{
+    tiny_config alone = tiny_defaults(), among = alone;
+    tiny_result expected;
+    run r = {.config = &among, .rank = 0};
+
+    (void)state;
+    alone.steps = among.steps = 1; /* rank 0's first micro-batch */
+    alone.each_backward_reduces = among.each_backward_reduces = true;
+    alone.strategy = among.strategy = MS_FSDP_NO_SHARD;
+    alone.micro_batches = 1;
+    among.micro_batches = among.world = 4;
+    assert_ok(tiny_train(&alone, &expected));
+    assert_ok(ms_dist_threads(1, train_alone, &r));
+    assert_int_equal(r.result[0].hash, expected.hash);
+    assert_true(r.result[0].norm == expected.norm);
+}
+
 /* Of a world that no host could be: the arena is counted whole, and little of it taken. */
 static void test_fsdp_fake__steps_in_a_world_of_any_size(void **state)
 {
@@ -130,6 +149,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fsdp_fake__holds_what_each_of_two_ranks_holds),
         cmocka_unit_test(test_fsdp_fake__holds_what_each_of_four_ranks_holds),
+        cmocka_unit_test(test_fsdp_fake__averages_what_all_would_bring),
         cmocka_unit_test(test_fsdp_fake__steps_in_a_world_of_any_size),
     };
 
