@@ -49,14 +49,16 @@ MS_API ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, in
  * it brings, a broadcast and a barrier change nothing. A model that is sharded over it is planned
  * and steps as on rank `rank` of so many, and ms_memory_stats_get() counts what it would there;
  * memory that the ranks of a host share is counted whole, and one rank's part of it is taken. The
- * numbers that come out mean nothing.
+ * numbers that come out mean nothing. What needs the others' own words is MS_RUNTIME_ERROR:
+ * ms_comm_split(), saving and loading checkpoints.
+ *
+ * Ranks:   not collective. Joins when nobody has yet.
+ * Memory:  some 20 KiB, whatever `world` is. The caller frees `*out` with ms_comm_free(); what it
+ *          forgets ends with its context.
  *
  * @param rank   0 to world - 1 (MS_VALUE_ERROR)
- * @param world  as many as an int32_t counts; none of what the group keeps grows with it
- * @return MS_OK, and the caller frees `*out` with ms_comm_free(); MS_OUT_OF_MEMORY
- *
- * Fails:   MS_RUNTIME_ERROR from what needs the others' own words: ms_comm_split(), saving and
- *          loading checkpoints.
+ * @param world  1 or more (MS_VALUE_ERROR)
+ * @return MS_OK; MS_OUT_OF_MEMORY; MS_RUNTIME_ERROR after ms_dist_leave()
  */
 MS_API ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world);
 /** Free what ms_comm_split() or ms_comm_fake() made, after what was made with it. Not collective; a

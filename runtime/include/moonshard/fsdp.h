@@ -128,8 +128,9 @@ MS_API ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches
                                        ms_fsdp_plan *plan);
 
 /** The same from numbers alone: nothing is initialised, takes memory or asks another rank, so a
- * model of any size can be planned over a fake group of any. `same_numerics` is what the tree has
- * found out, false before. */
+ * model of any size can be planned over a fake group of any (ms_comm_fake()). `same_numerics` is
+ * false where no rank was asked before.
+ * @return MS_VALUE_ERROR as above; MS_OUT_OF_MEMORY for the list of units */
 MS_API ms_status ms_fsdp_tree_dry_run(ms_fsdp_tree *tree, int64_t micro_batches,
                                       ms_fsdp_plan *plan);
 
