@@ -398,6 +398,7 @@ end
 -- As int64_t, which hold every one of them.
 local function integers(t, sizes)
   local list = Tensor.contiguous(t)
+  calls.tensor_wait(list)
   local values = B.cast('int64_t *', describe(list).data)
   local nested = nest(values, sizes, 1, 0, as_number)
   if list ~= t then

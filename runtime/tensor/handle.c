@@ -155,7 +155,6 @@ ms_status ms_tensor_describe(const ms_tensor *t, ms_tensor_info *info)
     info->numel = msi_view_numel(&t->v);
     info->offset = t->v.offset;
     info->version = t->v.storage->version;
-    MS_TRY(msi_settle(t->ctx)); /* who asks may look at it */
     info->data = msi_view_ptr(&t->v);
     info->storage_kind = t->v.storage->kind;
     info->requires_grad = t->requires_grad;
@@ -165,6 +164,11 @@ ms_status ms_tensor_describe(const ms_tensor *t, ms_tensor_info *info)
     info->contiguous = msi_view_contiguous(&t->v);
     info->readonly = t->v.storage->readonly != NULL;
     return MS_OK;
+}
+
+ms_status ms_tensor_wait(const ms_tensor *t)
+{
+    return msi_settle(t->ctx);
 }
 
 ms_status ms_tensor_detach(ms_tensor **out, const ms_tensor *t)

@@ -177,6 +177,24 @@ static void test_optim_waits__steps_wait_for_nobody_and_have_the_bits_of_the_cpu
     }
 }
 
+static void test_optim_waits__asking_what_a_tensor_is_waits_for_nobody(void **state)
+{
+    ms_tensor_info info;
+    ms_tensor *t;
+
+    (void)state;
+    begin(true);
+    assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 1, (const int64_t[]){WIDTH}, 3));
+    n_waits = 0;
+    assert_ok(ms_tensor_describe(t, &info));
+    assert_int_equal(n_waits, 0);
+    assert_int_equal(info.shape[0], WIDTH);
+    assert_ok(ms_tensor_wait(t));
+    assert_true(n_waits > 0);
+    assert_true(((const float *)info.data)[WIDTH - 1] == 3);
+    ms_tensor_free(t);
+}
+
 /* Loss, backward and step with an id, or a target, that is none. */
 static void step_on_bad_data(const model *m, const run *r, bool bad_id)
 {
@@ -280,6 +298,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_optim_waits__steps_wait_for_nobody_and_have_the_bits_of_the_cpu),
+        cmocka_unit_test(test_optim_waits__asking_what_a_tensor_is_waits_for_nobody),
         cmocka_unit_test(test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing),
         cmocka_unit_test(test_optim_waits__clipping_waits_when_somebody_reads_the_norm),
     };

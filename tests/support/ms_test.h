@@ -57,6 +57,7 @@ static inline void *host_bytes(const ms_tensor *t)
     ms_tensor_info info;
 
     assert_ok(ms_tensor_describe(t, &info));
+    assert_ok(ms_tensor_wait(t));
     return info.data;
 }
 

@@ -49,7 +49,8 @@ typedef struct ms_tensor_info {
     int64_t numel;
     int64_t offset;       /**< of element 0 in the storage, in elements */
     int64_t version;      /**< in-place writes so far to the storage */
-    void *data;           /**< element 0, or NULL when absent (sharded, meta) */
+    void *data;           /**< element 0, or NULL when absent (sharded, meta). On a device it holds
+                             its value after ms_tensor_wait() */
     int32_t storage_kind; /**< MS_STORAGE_* */
     bool requires_grad;
     bool is_leaf;
@@ -114,7 +115,12 @@ MS_API void ms_tensor_free(ms_tensor *t);
 /** Add an owner to the handle (the C host's `ms_tensor_free` takes it away). */
 MS_API ms_tensor *ms_tensor_retain(ms_tensor *t);
 
+/** What it is, from what the host knows: waits for nothing. */
 MS_API ms_status ms_tensor_describe(const ms_tensor *t, ms_tensor_info *info);
+/** Wait until all that was to be computed has been: the host may read and write `data` of
+ * ms_tensor_describe(). MS_INDEX_ERROR, MS_DEVICE_ERROR and others of what went wrong meanwhile; on
+ * the CPU nothing is ever outstanding. */
+MS_API ms_status ms_tensor_wait(const ms_tensor *t);
 /** Copy out as doubles, row-major; `n` must equal the numel. bool gives 0 and 1. */
 MS_API ms_status ms_tensor_to_doubles(const ms_tensor *t, double *values, int64_t n);
 /** The one element of a tensor with numel 1. Waits for the device. */
