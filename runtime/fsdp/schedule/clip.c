@@ -283,26 +283,35 @@ static ms_status write_all(const ms_fsdp_tree *tree, const msi_order *o, bool la
     return MS_OK;
 }
 
-/* This rank's message, `room` bytes, then its kept blocks into `to`, which is the host's. */
+/* This rank's message, `room` bytes, then its kept blocks, made by kernels at `to`. */
+static ms_status make_message(const ms_fsdp_tree *tree, const msi_order *o, bool largest,
+                              int64_t room, int64_t kept, char *to)
+{
+    int64_t blocks, fragments;
+
+    MS_TRY(measure(tree, o, tree->rank, &blocks, &fragments));
+    const knowledge own = {{(double *)(void *)to, to + blocks}, (double *)(void *)(to + room)};
+
+    MS_TRY(msi_mem_set(tree->ctx, to, 0, room + kept));
+    return write_all(tree, o, largest, own);
+}
+
+/* The same in memory of the host. */
 static ms_status know(const ms_fsdp_tree *tree, const msi_order *o, bool largest, int64_t room,
                       int64_t kept, char *to)
 {
-    int64_t blocks, fragments;
-    msi_mem_block *block; /* what kernels make */
+    msi_mem_block *made;
     ms_status status;
 
-    MS_TRY(measure(tree, o, tree->rank, &blocks, &fragments));
-    MS_TRY(msi_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, &block));
-    char *made = block->data;
-    const knowledge own = {{(double *)(void *)made, made + blocks},
-                           (double *)(void *)(made + room)};
-
-    MS_TRY_GOTO(msi_mem_set(tree->ctx, made, 0, room + kept), done);
-    MS_TRY_GOTO(write_all(tree, o, largest, own), done);
-    MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made, room + kept), done);
+    if (tree->ctx->device == NULL) {
+        return make_message(tree, o, largest, room, kept, to);
+    }
+    MS_TRY(msi_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, &made));
+    MS_TRY_GOTO(make_message(tree, o, largest, room, kept, made->data), done);
+    MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made->data, room + kept), done);
     status = msi_settle(tree->ctx);
 done:
-    msi_release(block);
+    msi_release(made);
     return status;
 }
 
