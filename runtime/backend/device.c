@@ -189,14 +189,24 @@ static bool check_peers(void *user)
     return true;
 }
 
-ms_status msi_device_wait(msi_device *d)
+ms_status msi_device_wait_for(msi_device *d, msi_mark mark)
 {
     patience p = {d, MS_OK};
 
-    for (int32_t i = 0; i < MSI_STREAMS && !d->running; i++) { /* an item has what it asks for */
-        MS_TRY(outcome_of("wait", d->ops->wait(d, d->ops->mark(d, i), check_peers, &p)));
-    }
+    MS_TRY(outcome_of("wait", d->ops->wait(d, mark, check_peers, &p)));
     return p.status;
+}
+
+ms_status msi_device_wait(msi_device *d)
+{
+    ms_status status = MS_OK;
+
+    for (int32_t i = 0; i < MSI_STREAMS && !d->running; i++) { /* an item has what it asks for */
+        const ms_status waited = msi_device_wait_for(d, d->ops->mark(d, i));
+
+        status = status != MS_OK ? status : waited;
+    }
+    return status;
 }
 
 bool msi_device_polls(msi_device *d)

@@ -135,6 +135,9 @@ static inline bool msi_any_device(void)
 /* Run one, on the current stream. `op` names the caller in errors. */
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args);
+/* Wait for a mark: MS_COMM_ERROR when peers are gone that it depends on, and it is reached all the
+ * same. */
+ms_status msi_device_wait_for(msi_device *d, msi_mark mark);
 /* Let it run what may run now; is something left that would not run without another call? */
 bool msi_device_polls(msi_device *d);
 /* What the host of a device's product calls: the CPU's, now. */

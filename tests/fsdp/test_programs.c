@@ -1,8 +1,8 @@
 /* Random legal programs: forwards over any units in any order (skipped, used twice, joined), with
  * and without gradients, backward, no_sync that begins late, steps, loads in the middle of a
  * forward, parameters and units that some backwards do not reach, summon, explicit unshard and
- * reshard, all strategies and prefetch settings, W = 1 to 5, ranks as threads and as processes; and
- * every rank naps where schedules are delicate.
+ * reshard, all strategies and prefetch settings, W = 1 to 5, both layouts of slots, ranks as
+ * threads and as processes; and every rank naps where schedules are delicate.
  *
  * No program may fail, and its parameters must end with the bits of the same micro-batches trained
  * in the plainest way: one rank, no naps, nothing but forward, backward and step. Where every
@@ -375,8 +375,10 @@ done:
 
 /* -- jobs -------------------------------------------------------------------------------------- */
 
+static const char *const layouts[] = {"shared", "pull"};
+
 typedef struct job {
-    int32_t world;
+    int32_t world, layout;
     bool processes;
     uint64_t first_seed;
     int64_t n;
@@ -416,6 +418,12 @@ static ms_status run_program(const program *p, int32_t rank, uint64_t *hash)
     return check_hash(*hash, expected);
 }
 
+/* Where its slots lie: "shared" or "pull". */
+static int32_t layout_of(uint64_t seed)
+{
+    return (int32_t)(msi_mix64(seed) % MSI_COUNT(layouts));
+}
+
 /* `by_threads`: what this program's hash was, or shall be, by threads; NULL: it is run as its dice
  * say alone. */
 static ms_status run_seed(const job *j, uint64_t seed, int32_t rank, uint64_t *by_threads)
@@ -423,7 +431,8 @@ static ms_status run_seed(const job *j, uint64_t seed, int32_t rank, uint64_t *b
     const program p = make_program(seed);
     uint64_t hash;
 
-    if (p.world != j->world || (p.processes != j->processes && by_threads == NULL)) {
+    if (p.world != j->world || layout_of(seed) != j->layout ||
+        (p.processes != j->processes && by_threads == NULL)) {
         return MS_OK;
     }
     ms_status status = run_program(&p, rank, &hash);
@@ -458,9 +467,10 @@ static ms_status run_job(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void run_world(int32_t world)
+static void run_layout(int32_t world, int32_t layout)
 {
     job j = {.world = world,
+             .layout = layout,
              .first_seed = (uint64_t)msi_switch_int("MS_SEED", 1),
              .n = msi_switch_int("MS_PROGRAMS", SANITIZED ? 500 : 5000)};
     const char *cause;
@@ -477,6 +487,15 @@ static void run_world(int32_t world)
     free(j.by_threads);
     msi_fsdp_state_changed = NULL;
     assert_ok(status);
+}
+
+static void run_world(int32_t world)
+{
+    for (int32_t layout = 0; layout < MSI_COUNT(layouts); layout++) {
+        assert_int_equal(setenv("MS_SLOTS", layouts[layout], true), 0);
+        run_layout(world, layout);
+    }
+    assert_int_equal(unsetenv("MS_SLOTS"), 0);
 }
 
 static void test_fsdp_programs__one_rank(void **state)
