@@ -10,4 +10,5 @@ void msi_context_furnish(ms_context *ctx)
     msi_autograd_install(ctx);
     ctx->open_device = msi_device_open;
     ctx->check_peers = msi_groups_check;
+    ctx->tell_peers = msi_groups_failed;
 }

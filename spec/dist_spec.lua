@@ -228,10 +228,14 @@ describe('dist.functional', function()
   it('has no gradient of a maximum, nor of a minimum', function()
     of_two(function(x, _, rank)
       for reduction, expected in pairs { max = { 2, 20 }, min = { 1, 10 } } do
-        local y = functional.all_reduce(x, reduction)
-        checks.close(expected, y)
-        checks.close({ expected[rank + 1] }, functional.reduce_scatter(x, reduction))
-        assert(not y:requires_grad())
+        local constant = x:detach()
+        checks.close(expected, functional.all_reduce(constant, reduction))
+        checks.close({ expected[rank + 1] }, functional.reduce_scatter(constant, reduction))
+        for _, name in ipairs { 'all_reduce', 'reduce_scatter' } do
+          local message = "%s: '%s' has no gradient, and x requires one; give it x:detach()"
+          checks.raises('NotImplementedError', message:format(name, reduction), functional[name], x,
+            reduction)
+        end
       end
     end)
   end)

@@ -7,7 +7,7 @@ local errors = require 'moonshard_ffi.errors'
 
 local arguments = {}
 
-local Ref = ffi.typeof 'ms_ref'
+local Ref, Group = ffi.typeof 'ms_ref', ffi.typeof 'ms_comm *'
 local LARGEST = 2 ^ 53 -- beyond it neighbouring integers are one number
 
 --- What a value is, for messages: "a tensor", "a nn.Linear", "the class nn.Linear", "nil".
@@ -16,7 +16,8 @@ local LARGEST = 2 ^ 53 -- beyond it neighbouring integers are one number
 function arguments.noun(value)
   local kind = type(value)
   if kind == 'cdata' then
-    return ffi.istype(Ref, value) and 'a tensor' or 'a cdata of another type'
+    return ffi.istype(Ref, value) and 'a tensor' or ffi.istype(Group, value) and 'a group of ranks'
+      or 'a cdata of another type'
   end
   local class = kind == 'table' and (rawget(value, '_name') or getmetatable(value))
   if type(class) == 'table' and rawget(class, '_namespace') then
@@ -115,6 +116,17 @@ end
 function arguments.tensor(what, name, value)
   if not ffi.istype(Ref, value) then
     refuse(what, name, value, 'a tensor')
+  end
+  return value
+end
+
+---@return ffi.cdata*
+function arguments.group(what, name, value)
+  if value == false then
+    errors.raise('ValueError', '%s: this rank is in none of the groups that dist.split() made '
+      .. 'here, and only their members call', what)
+  elseif not ffi.istype(Group, value) or value == nil then
+    refuse(what, name, value, 'a group of ranks')
   end
   return value
 end

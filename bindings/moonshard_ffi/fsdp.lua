@@ -3,9 +3,7 @@
 --- A unit or tree is made into a holder, which frees it with itself: who has the holder before the
 --- call has what was made, also when an error comes right after the call.
 
-local ffi = require 'ffi'
 local B = require 'moonshard_ffi'
-local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
 
 local C, calls = B.C, B.calls
@@ -24,16 +22,6 @@ local comm_out = B.new('ms_comm *[1]')
 function fsdp.world()
   B.check(C.ms_comm_world(comm_out))
   return comm_out[0]
-end
-
-local Group = ffi.typeof 'ms_comm *'
-
---- As the other checks: a group of ranks.
-function arguments.group(what, name, value)
-  if not ffi.istype(Group, value) then
-    arguments.refuse(what, name, value, 'a group of ranks')
-  end
-  return value
 end
 
 --- Rank and size of a group.

@@ -157,6 +157,14 @@ function parameter.is_parameter(value)
   return described.is_parameter
 end
 
+--- Has a tensor a gradient? (Asking for the gradient itself makes a tensor, which lives until it is
+--- collected.)
+---@return boolean
+function parameter.has_grad(tensor)
+  calls.tensor_describe(tensor, described)
+  return described.has_grad
+end
+
 --- Is this value a tensor that asks for a gradient of its own, but no parameter?
 ---@return boolean
 function parameter.is_loose(value)

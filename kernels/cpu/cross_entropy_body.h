@@ -36,6 +36,13 @@ static double LOCAL(row_scale)(const msi_cross_entropy_args *a)
     return a->mean ? dloss / (double)*a->n_counted : dloss;
 }
 
+static void LOCAL(spoil_row)(T *dx, int64_t n)
+{
+    for (int64_t j = 0; j < n; j += 16) {
+        LOCAL(put)(dx, j, n, SPLAT((REAL)NAN));
+    }
+}
+
 /* dlogits = row_scale (exp(x - m) / sum - one_hot(target)), possibly over the logits themselves. */
 static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i, double row_scale)
 {
@@ -68,6 +75,8 @@ void MSI_NAME(LOCAL(cross_entropy_grad))(const void *args)
     for (int64_t i = 0; i < a->rows; i++) {
         if (row_counts(a, i)) {
             LOCAL(row_loss_grad)(a, i, scale);
+        } else if (a->targets[i] != a->ignore_index) { /* found by the forward: of no use */
+            LOCAL(spoil_row)((T *)a->dlogits + i * a->cols, a->cols);
         } else if (!a->accumulate) {
             memset((T *)a->dlogits + i * a->cols, 0, (size_t)a->cols * sizeof(T));
         }

@@ -311,12 +311,12 @@ end
 ---@param color integer  below 0: this rank joins none
 ---@param key? integer  default 0
 ---@param group? ffi.cdata*  the group that is divided, default: all ranks
----@return ffi.cdata*? group  nil for a color below 0
+---@return ffi.cdata*|false group  false for a color below 0: no collective takes it
 function dist.split(color, key, group)
   color, key = int32('dist.split', 'color', color), int32('dist.split', 'key', key, 0)
   group = group_or_world('dist.split', group)
   B.check(C.ms_comm_split(comm_out, group, color, key))
-  return comm_out[0] ~= nil and comm_out[0] or nil
+  return comm_out[0] ~= nil and comm_out[0]
 end
 
 ---@class ms.dist.FakeOptions

@@ -168,47 +168,6 @@ ms_status msi_mem_set_on(msi_device *d, void *to, int32_t byte, int64_t nbytes)
     return outcome_of("fill", d->ops->set(d, d->stream, to, byte, nbytes));
 }
 
-typedef struct patience {
-    msi_device *device;
-    ms_status status;
-} patience;
-
-/* Nothing runs: if it waits for peers that are gone, the wait ends, and with their error. What is
- * computed then is of no use, and nothing waits for ever. */
-static bool check_peers(void *user)
-{
-    patience *p = user;
-    ms_context *ctx = p->device->ctx;
-
-    if (p->status == MS_OK && ctx != NULL) {
-        p->status = ctx->check_peers(ctx);
-        if (p->status != MS_OK) {
-            p->device->ops->abandon(p->device);
-        }
-    }
-    return true;
-}
-
-ms_status msi_device_wait_for(msi_device *d, msi_mark mark)
-{
-    patience p = {d, MS_OK};
-
-    MS_TRY(outcome_of("wait", d->ops->wait(d, mark, check_peers, &p)));
-    return p.status;
-}
-
-ms_status msi_device_wait(msi_device *d)
-{
-    ms_status status = MS_OK;
-
-    for (int32_t i = 0; i < MSI_STREAMS && !d->running; i++) { /* an item has what it asks for */
-        const ms_status waited = msi_device_wait_for(d, d->ops->mark(d, i));
-
-        status = status != MS_OK ? status : waited;
-    }
-    return status;
-}
-
 bool msi_device_polls(msi_device *d)
 {
     return d->ops->poll(d) == MSI_DEV_NOT_YET;
@@ -220,11 +179,14 @@ ms_status msi_device_settle(msi_device *d)
     if (d->running) {
         return MS_OK;
     }
-    if (MSI_LIKELY(d->failed == MS_OK)) {
-        return msi_fault_tell(d->fault);
-    }
-    const ms_status status = d->failed;
+    ms_status status = d->failed;
 
     d->failed = MS_OK;
-    return MS_FAIL(status, "device '%s': a product failed", d->ops->kind);
+    status = MSI_LIKELY(status == MS_OK)
+                 ? msi_fault_tell(d->fault)
+                 : MS_FAIL(status, "device '%s': a product failed", d->ops->kind);
+    if (MSI_UNLIKELY(status != MS_OK) && d->ctx != NULL) {
+        d->ctx->tell_peers(d->ctx);
+    }
+    return status;
 }

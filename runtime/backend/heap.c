@@ -342,9 +342,7 @@ void msi_alloc_fail_at(ms_context *ctx, int64_t k)
 
 void msi_alloc_trim(ms_context *ctx)
 {
-    msi_heap *h = msi_heap_of(ctx);
-
-    for (; h != NULL; h = h->host) {
+    for (msi_heap *h = ctx->room[MSI_ROOM_BACKEND]; h != NULL; h = h->host) {
         msi_wait_look(h);
         msi_heap_trim(h);
     }

@@ -8,7 +8,7 @@ enum { BESIDE = 1 << 10 /* about what a block of a graph costs beside its bytes:
 
 void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 {
-    msi_heap *h = msi_heap_of(ctx);
+    const msi_heap *h = ctx->room[MSI_ROOM_BACKEND]; /* who asks makes none, and opens no device */
 
     if (h != NULL) {
         *stats = h->stats;
@@ -18,10 +18,16 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
     }
 }
 
+static msi_heap *heap_here(void)
+{
+    ms_context *ctx = msi_context_peek();
+
+    return ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
+}
+
 void ms_memory_reset_peak(void)
 {
-    ms_context *ctx = msi_context();
-    msi_heap *h = msi_heap_of(ctx);
+    msi_heap *h = heap_here();
 
     if (h != NULL) {
         memcpy(h->stats.peak, h->stats.live, sizeof(h->stats.peak));
@@ -37,19 +43,11 @@ static int64_t held(const msi_heap *h)
 /* Bytes that may still be taken: from the system, and of what lies free here. */
 static int64_t room_left(const msi_heap *h)
 {
-    const ms_memory_stats *s = &h->stats;
     const int64_t all = msi_memory_left("").left, own = msi_own_space_left().left;
     const int64_t left = all < own ? all : own;
-    const int64_t cached = s->reserved - (s->live_total - s->live[MS_MEM_ARENA]);
+    const int64_t cached = msi_heap_cached(h);
 
     return left > INT64_MAX - cached ? left : left + cached;
-}
-
-static msi_heap *heap_here(void)
-{
-    ms_context *ctx = msi_context_peek();
-
-    return ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
 }
 
 /* Not inline: it needs a guarded frame, which the common way out of its caller need not pay. */

@@ -105,8 +105,12 @@ typedef struct ms_context {
     bool collecting;      /* what goes now goes when a rank's collector finds it */
     struct msi_device *device; /* NULL: the CPU, where what is asked for has been done on return */
     ms_status (*open_device)(struct ms_context *ctx); /* with its first memory */
-    /* The device waits for words that peers have promised: MS_COMM_ERROR when they are gone. */
-    ms_status (*check_peers)(struct ms_context *ctx);
+    /* The device waits, for so long, for words that peers have promised: MS_COMM_ERROR when they
+     * are gone, or take too long. */
+    ms_status (*check_peers)(struct ms_context *ctx, int64_t waited_ns);
+    /* What has run on this rank's device was wrong, as the error says that is set: the peers, who
+     * went on, learn it with their next collective. */
+    void (*tell_peers)(struct ms_context *ctx);
 } ms_context;
 
 /** The calling thread's context. NULL only when memory is out (error set). */

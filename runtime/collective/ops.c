@@ -254,7 +254,7 @@ static ms_status broadcast_forward(msi_op_call *c)
 {
     const msi_collective *attrs = c->attrs;
 
-    if (ms_comm_rank(attrs->comm) == attrs->root) {
+    if (ms_comm_rank(attrs->comm) == attrs->root || ms_comm_is_fake(attrs->comm)) {
         MS_TRY(take_operand(c));
     }
     return msi_comm_broadcast(attrs->comm, &c->out[0]->v, attrs->root);

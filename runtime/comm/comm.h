@@ -72,7 +72,10 @@ void msi_comm_note(ms_comm *comm, const msi_note *note);
 ms_status msi_comm_wait(ms_comm *comm, uint64_t seq, bool (*ready)(void *user), void *user);
 /* The context's device waits for what peers have promised. MS_COMM_ERROR: they are gone, or do not
  * do what this rank does. */
-ms_status msi_groups_check(ms_context *ctx);
+ms_status msi_groups_check(ms_context *ctx, int64_t waited_ns);
+/* This rank's device has failed at what its peers did, too, and went on: they are told. The error
+ * that is set stays. */
+void msi_groups_failed(ms_context *ctx);
 /* Member q, perhaps after a failure of its own, does not finish what all named at `seq` and this
  * rank needs: the job ends, unless it has. MS_COMM_ERROR. */
 ms_status msi_comm_dropped(ms_comm *comm, uint64_t seq, int32_t q);

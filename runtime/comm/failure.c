@@ -35,6 +35,30 @@ void ms_comm_failed(ms_comm *c, const char *message)
     atomic_store_explicit(&m->failed_before, c->seq + 1, memory_order_release);
 }
 
+static void tell(ms_comm *c, const char *message)
+{
+    msi_note note = {.n_numbers = 0};
+
+    if (c != NULL && c->size > 1) {
+        msi_label_set(&note.label, "an error of its device");
+        ms_comm_failed(c, message);
+        msi_comm_note(c, &note);
+    }
+}
+
+void msi_groups_failed(ms_context *ctx)
+{
+    const msi_groups *g = ctx->room[MSI_ROOM_COMM];
+
+    if (g == NULL) {
+        return;
+    }
+    tell(g->world, ms_error_message());
+    for (ms_comm *c = g->others; c != NULL; c = c->next) {
+        tell(c, ms_error_message());
+    }
+}
+
 uint64_t msi_failure_read(const ms_comm *c, int32_t q, char *text, size_t nbytes)
 {
     msi_member *m = &c->members[q];

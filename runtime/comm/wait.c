@@ -215,12 +215,15 @@ static ms_status check_members(ms_comm *c)
                                msi_operation_text(c, c->seq, operation, sizeof(operation)));
 }
 
-ms_status msi_groups_check(ms_context *ctx)
+ms_status msi_groups_check(ms_context *ctx, int64_t waited_ns)
 {
     const msi_groups *g = ctx->room[MSI_ROOM_COMM];
 
     if (g == NULL) {
         return MS_OK;
+    }
+    if (g->world != NULL && g->world->size > 1 && waited_ns > g->world->job->block->timeout_ns) {
+        report_fate(g->world, (fate){FATE_TIMEOUT, -1});
     }
     MS_TRY(check_members(g->world));
     for (ms_comm *c = g->others; c != NULL; c = c->next) {

@@ -80,6 +80,11 @@ static ms_status check_can_fork(const msi_dist *d)
     ms_memory_stats stats;
 
     MS_TRY(check_can_start(d));
+    if (msi_context_peek() != NULL && msi_context_peek()->device != NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "cannot fork ranks: this process has opened its device, "
+                                         "which each rank needs for itself (start the ranks before "
+                                         "making tensors)");
+    }
     ms_memory_stats_get(&stats);
     if (stats.live_handles > 0) {
         return MS_FAIL(MS_RUNTIME_ERROR,

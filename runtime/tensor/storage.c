@@ -74,8 +74,10 @@ void msi_storage_release(msi_storage *s)
     }
     msi_storage *base = s->base;
 
+    if (s->dispose != NULL || (s->kind == MS_STORAGE_BORROWED && base == NULL)) {
+        msi_drain(s->ctx); /* what reads the host's memory has run */
+    }
     if (s->dispose != NULL) {
-        msi_drain(s->ctx); /* what reads it has run */
         s->dispose(s, s->user);
     }
     msi_release(s->block);

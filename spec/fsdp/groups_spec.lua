@@ -68,7 +68,17 @@ describe('sub-groups', function()
   end)
 
   it('are none for a color below 0, and can be divided again', function()
-    assert.is_nil(ms.dist.split(-1))
+    local none = ms.dist.split(-1)
+    assert.is_false(none)
+    for _, call in ipairs { 'all_reduce', 'broadcast' } do
+      checks.raises('ValueError', 'this rank is in none of the groups', ms.dist[call], ms.ones(1),
+        call == 'broadcast' and 0 or 'sum', none)
+    end
+    checks.raises('ValueError', 'this rank is in none of the groups', ms.dist.barrier, none)
+    checks.raises('ValueError', 'this rank is in none of the groups',
+      ms.dist.functional.all_gather, ms.ones(1), none)
+    checks.raises('ValueError', 'this rank is in none of the groups', ms.fsdp.FSDP,
+      ms.nn.Linear(2, 2), { process_group = none })
     local group = ms.dist.split(0, -5, ms.dist.split(3))
     assert.equal(0, ms.dist.counts(group).barrier)
     checks.raises('TypeError', "'group' is a number, expected a group of ranks", ms.dist.split, 0,

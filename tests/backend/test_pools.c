@@ -64,7 +64,7 @@ static int32_t slow_done(msi_device *d, msi_mark m)
 
 static int32_t slow_wait(msi_device *d, msi_mark m, bool (*go_on)(void *user), void *user)
 {
-    assert_true(go_on == NULL);
+    (void)go_on;
     slow.n_waits++;
     slow.done[m.stream] = m.ticket;
     return MSI_DEV_OK;

@@ -9,7 +9,9 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local autograd = require 'moonshard.autograd'
 local dist = require 'moonshard.dist'
+local errors = require 'moonshard.errors'
 local given = require 'moonshard.dist.given'
 local namespace = require 'moonshard.namespace'
 local planned = require 'moonshard.planned'
@@ -23,13 +25,23 @@ local function group_or_world(what, group)
   return group == nil and dist.world() or given.group(what, group)
 end
 
+-- A maximum or minimum over ranks has no gradient: what requires one must not lose it unsaid.
+local function check_differentiable(what, x, reduction)
+  if (reduction == 'max' or reduction == 'min') and type(x) ~= 'number'
+    and autograd.is_grad_enabled() and arguments.tensor(what, 'x', x):requires_grad() then
+    errors.raise('NotImplementedError', "%s: '%s' has no gradient, and x requires one; give it "
+      .. 'x:detach()', what, reduction)
+  end
+end
+
 --- The reduction over ranks. A sum's gradient is the sum of the ranks' gradients, an average's
---- their average; a maximum and a minimum have none.
+--- their average; a maximum and a minimum have none (NotImplementedError for x that requires one).
 ---@param x ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@param group? ffi.cdata*  default: all ranks
 ---@return ms.Tensor
 function functional.all_reduce(x, reduction, group)
+  check_differentiable('all_reduce', x, reduction)
   reduction = given.reduction('all_reduce', reduction)
   return calls.all_reduce(group_or_world('all_reduce', group), x, reduction)
 end
@@ -50,6 +62,7 @@ end
 ---@param group? ffi.cdata*  default: all ranks
 ---@return ms.Tensor  (n, ...)
 function functional.reduce_scatter(x, reduction, group)
+  check_differentiable('reduce_scatter', x, reduction)
   reduction = given.reduction('reduce_scatter', reduction)
   return calls.reduce_scatter(group_or_world('reduce_scatter', group), x, reduction)
 end

@@ -30,10 +30,7 @@ end
 
 ---@return ffi.cdata*
 function given.group(what, group)
-  if not tostring(group):find('^cdata<struct ms_comm %*>') then
-    arguments.refuse(what, 'group', group, 'a group of ranks')
-  end
-  return group
+  return arguments.group(what, 'group', group)
 end
 
 return given

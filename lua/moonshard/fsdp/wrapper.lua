@@ -335,7 +335,7 @@ end
 
 local function has_grad(params)
   for _, tensor in ipairs(params) do
-    if tensor:grad() then
+    if parameter.has_grad(tensor) then
       return true
     end
   end

@@ -51,7 +51,7 @@ static ms_status replicas_agree(ms_fsdp_unit *u, int32_t first, int32_t n, const
     }
     status = status != MS_OK ? status : gather(u, what, name, own, n * (int64_t)sizeof(*own), all);
 
-    for (int32_t i = n; status == MS_OK && i < n * u->world; i++) {
+    for (int64_t i = n; status == MS_OK && i < (int64_t)n * u->world; i++) {
         if (all[i] != all[i % n]) {
             status = MS_FAIL(MS_COMM_ERROR,
                              "%s '%s': replicas of parameter '%s' (NO_SHARD) have other values on "

@@ -65,10 +65,11 @@ static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
 {
     const msi_device_info mine = device_info(tree);
 
-    *apart = false;
-    if (!has_own_memory(tree)) {
+    *apart = has_own_memory(tree);
+    if (!*apart || ms_comm_is_fake(tree->comm)) { /* ranks that are not there have one each */
         return MS_OK;
     }
+    *apart = false;
     char(*all)[sizeof(mine.uuid)] = malloc(sizeof(*all) * (size_t)tree->world);
 
     if (all == NULL) {
@@ -92,17 +93,25 @@ static int32_t wished_layout(void)
     return msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts), 0);
 }
 
-static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layout)
+static msi_slots_layout layout_of(bool apart)
 {
     const int32_t wish = wished_layout();
+
+    return wish == 2 || (wish == 0 && apart) ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+}
+
+/* By all ranks alike, or their next collective fails and names what differs. */
+static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layout)
+{
+    const msi_note note = {{.text = "devices"},
+                           {.text = "MS_SLOTS later apart"},
+                           {wished_layout(), tree->ctx->device != NULL, has_own_memory(tree)},
+                           .n_numbers = 3};
     bool apart;
 
-    if (wish > 0) {
-        *layout = wish == 1 ? MSI_SLOTS_SHARED : MSI_SLOTS_PULL;
-        return MS_OK;
-    }
+    msi_comm_note(tree->comm, &note);
     MS_TRY(are_apart(tree, &apart));
-    *layout = apart ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+    *layout = layout_of(apart);
     return MS_OK;
 }
 
@@ -196,21 +205,13 @@ void msi_pools_free(ms_fsdp_tree *tree)
 
 /* -- what training will hold ------------------------------------------------------------------- */
 
-/* Nobody is asked: ranks whose devices have memories of their own have one each. */
-static msi_slots_layout expected_layout(const ms_fsdp_tree *tree)
-{
-    const msi_slots_layout apart = has_own_memory(tree) ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
-    const int32_t wish = wished_layout();
-
-    return wish == 0 ? apart : wish == 1 ? MSI_SLOTS_SHARED : MSI_SLOTS_PULL;
-}
-
 ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
 {
     const msi_step step = {.rank = tree->rank,
                            .world = tree->world,
                            .n_ring = ring_of_params(&tree->options),
-                           .layout = expected_layout(tree),
+                           /* nobody is asked: ranks with memories of their own have one each */
+                           .layout = layout_of(has_own_memory(tree)),
                            .wide = tree->run.wide,
                            .micro_batches = micro_batches};
     ms_status status;
