@@ -1,0 +1,100 @@
+-- Where full parameters are gathered, as the ranks' devices lie: runtime/fsdp/schedule/pools.c. On
+-- the device that runs things later, if this process has none of its own.
+local ffi = require 'ffi'
+local ms = require 'moonshard'
+local runs = require 'support.runs'
+
+ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
+
+-- What `body` reports on two ranks whose environment `set(rank)` gives before their first memory.
+local function of_two(set, body)
+  return runs.reports(2, function(rank)
+    for name, value in pairs(set(rank)) do
+      ffi.C.setenv(name, value, 1)
+    end
+    local ok, result = pcall(body, rank)
+    return ok and result or 'failed', not ok and result or nil
+  end)
+end
+
+local function trained(group)
+  ms.manual_seed(1)
+  local model
+  ms.capture_warnings(function()
+    model = ms.fsdp.FSDP(ms.nn.Linear(22, 91, { bias = false }), { process_group = group })
+  end)
+  local optimizer = ms.optim.SGD(model:parameters(), { lr = 0.001 })
+  for _ = 1, 2 do
+    model(ms.ones(4, 22)):pow(2):sum():backward()
+    model:clip_grad_norm_(1)
+    optimizer:step()
+    optimizer:zero_grad()
+  end
+  return ('%s %d'):format(model:hash(), model:plan().param_slots)
+end
+
+local function trained_by_both()
+  return trained()
+end
+
+describe('slots of parameters', function()
+  local function device(cards)
+    return function()
+      return { MS_DEVICE = 'fake', MS_FAKE_CARDS = cards }
+    end
+  end
+
+  it('are pulled where forked ranks have memories of their own, with the same bits', function()
+    local shared = of_two(device 'one', trained_by_both)
+    local pulled = of_two(device 'each', trained_by_both)
+    local hash, bytes = shared[0]:match('(%S+) (%d+)')
+    local same, more = pulled[0]:match('(%S+) (%d+)')
+    assert.equal(hash, same)
+    assert.truthy(tonumber(more) > tonumber(bytes), pulled[0])
+    assert.same(pulled[0], pulled[1])
+  end)
+
+  it('are as large in a fake group', function()
+    local real = of_two(device 'each', trained_by_both)
+    local fake = of_two(device 'each', function(rank)
+      ms.zeros(1)
+      return trained(ms.dist.fake { rank = rank, world = 2 })
+    end)
+    assert.equal(real[0]:match(' (%d+)'), fake[0]:match(' (%d+)'))
+  end)
+
+  it('lie alike on all ranks, or all are told', function()
+    local _, cause = of_two(function(rank)
+      return { MS_SLOTS = rank == 0 and 'shared' or 'pull' }
+    end, trained_by_both)
+    assert.truthy(cause:find('MS_SLOTS of devices is 1 on rank 0 and 2 on rank 1', 1, true), cause)
+    _, cause = of_two(function(rank)
+      return { MS_DEVICE = rank == 0 and 'cpu' or 'fake' }
+    end, trained_by_both)
+    assert.truthy(cause:find('later of devices is 0 on rank 0 and 1 on rank 1', 1, true), cause)
+  end)
+end)
+
+describe('a clip of gradients that are zero', function()
+  it('holds none of them', function()
+    local reports = runs.reports(2, function()
+      local model = ms.fsdp.FSDP(ms.nn.Linear(100, 100))
+      ms.scope(function()
+        (model(ms.ones(1, 100)) * 0):sum():backward()
+      end)
+      model:clip_grad_norm_(1)
+      model:zero_grad()
+      return ms.memory().live.gradient
+    end)
+    assert.equal('0', tostring(reports[0]))
+  end)
+end)
+
+describe('a broadcast that makes a tensor', function()
+  it('is of what this rank holds in a fake group', function()
+    local group = ms.dist.fake { rank = 1, world = 2 }
+    ms.full({ 4 }, 42):release()
+    assert.same({ 7, 7, 7, 7 },
+      ms.dist.functional.broadcast(ms.full({ 4 }, 7), 0, group):totable())
+  end)
+end)
