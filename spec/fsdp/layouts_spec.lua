@@ -98,3 +98,20 @@ describe('a broadcast that makes a tensor', function()
       ms.dist.functional.broadcast(ms.full({ 4 }, 7), 0, group):totable())
   end)
 end)
+
+describe('a plan', function()
+  it('of more bytes than a number holds is refused', function()
+    local function plan(world, micro_batches)
+      local group = ms.dist.fake { rank = 0, world = world }
+      local model = ms.fsdp.FSDP(ms.nn.Linear(4096, 4096), { process_group = group })
+      return model:plan { dry_run = true, micro_batches = micro_batches }
+    end
+    assert.truthy(plan(16384, 1024).arena > 2 ^ 40)
+    for _, case in ipairs { { 2 ^ 31 - 1, 2 ^ 30 }, { 2, 2 ^ 40 } } do
+      local ok, err = pcall(plan, case[1], case[2])
+      assert.is_false(ok)
+      assert.equal('ValueError', err.kind)
+      assert.truthy(err.message:find('may come to more than 2^63 bytes', 1, true), err.message)
+    end
+  end)
+end)

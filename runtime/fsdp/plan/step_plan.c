@@ -80,11 +80,29 @@ done:
     return status;
 }
 
+/* Every sum of a plan is less than all elements in the widest type, as often as a step gathers
+ * them, or once for each rank, and words beside. */
+static ms_status check_fits(const msi_group_facts *groups, int32_t n, const msi_step *s)
+{
+    double elements = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        elements += (double)groups[i].full_numel + MSI_PAGE + (double)groups[i].n_params;
+    }
+    return elements * 16 * ((double)s->world + 2 * (double)s->micro_batches) < 0x1p63
+               ? MS_OK
+               : MS_FAIL(MS_VALUE_ERROR,
+                         "a plan of %d units over %d ranks and %lld micro-batches may come to more "
+                         "than 2^63 bytes",
+                         (int)n, (int)s->world, (long long)s->micro_batches);
+}
+
 ms_status msi_plan_step(const msi_group_facts *groups, int32_t n, const msi_step *s,
                         ms_fsdp_plan *plan)
 {
     const bool accumulates = s->micro_batches > 1;
 
+    MS_TRY(check_fits(groups, n, s));
     MS_TRY(plan_slots(groups, n, s, s->wide || accumulates, plan));
     plan->masters = msi_plan_masters(groups, n);
     plan->per_state = msi_plan_state(groups, n);
