@@ -85,19 +85,17 @@ static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
     return status;
 }
 
-/* 0: none. */
-static int32_t wished_layout(void)
+int32_t msi_pools_wish(void)
 {
     static const char *const layouts[] = {"auto", "shared", "pull"};
 
     return msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts), 0);
 }
 
-static msi_slots_layout layout_of(bool apart)
+static msi_slots_layout layout_of(const ms_fsdp_tree *tree, bool apart)
 {
-    const int32_t wish = wished_layout();
-
-    return wish == 2 || (wish == 0 && apart) ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+    return tree->slots_wish == 2 || (tree->slots_wish == 0 && apart) ? MSI_SLOTS_PULL
+                                                                     : MSI_SLOTS_SHARED;
 }
 
 /* By all ranks alike, or their next collective fails and names what differs. */
@@ -105,13 +103,13 @@ static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layou
 {
     const msi_note note = {{.text = "devices"},
                            {.text = "MS_SLOTS later apart"},
-                           {wished_layout(), tree->ctx->device != NULL, has_own_memory(tree)},
+                           {tree->slots_wish, tree->ctx->device != NULL, has_own_memory(tree)},
                            .n_numbers = 3};
     bool apart;
 
     msi_comm_note(tree->comm, &note);
     MS_TRY(are_apart(tree, &apart));
-    *layout = layout_of(apart);
+    *layout = layout_of(tree, apart);
     return MS_OK;
 }
 
@@ -211,7 +209,7 @@ ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsd
                            .world = tree->world,
                            .n_ring = ring_of_params(&tree->options),
                            /* nobody is asked: ranks with memories of their own have one each */
-                           .layout = layout_of(has_own_memory(tree)),
+                           .layout = layout_of(tree, has_own_memory(tree)),
                            .wide = tree->run.wide,
                            .micro_batches = micro_batches};
     ms_status status;

@@ -41,6 +41,7 @@ struct ms_fsdp_tree {
     ms_context *ctx;
     ms_comm *comm;
     ms_fsdp_tree_options options;
+    int32_t slots_wish; /* msi_pools_wish() when it was made */
     int32_t rank, world;
     int32_t n_units;
     ms_fsdp_unit **units;
@@ -73,6 +74,8 @@ static inline msi_course *msi_course_of(const ms_fsdp_unit *u)
 }
 
 /* -- pools.c: the slots of a model ------------------------------------------------------------- */
+/* Where MS_SLOTS wants full parameters to be gathered: 0 as devices lie, 1 shared, 2 pull. */
+int32_t msi_pools_wish(void);
 /* Map slots for all units and connect these to them. Collective. */
 ms_status msi_pools_new(ms_fsdp_tree *tree);
 void msi_pools_free(ms_fsdp_tree *tree);

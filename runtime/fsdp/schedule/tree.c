@@ -134,6 +134,7 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     tree->options = o;
     tree->rank = ms_comm_rank(comm);
     tree->world = ms_comm_size(comm);
+    tree->slots_wish = msi_pools_wish();
     tree->run.sync = true;
     tree->run.owner = tree;
     tree->run.progress.comm = comm;
