@@ -281,16 +281,7 @@ end
 
 -- -- collectives ---------------------------------------------------------------------------------
 
---- The group of all ranks, for calls into C.
----@return ffi.cdata*
-function dist.world()
-  B.check(C.ms_comm_world(comm_out))
-  return comm_out[0]
-end
-
-local function group_or_world(what, group)
-  return group == nil and dist.world() or given.group(what, group)
-end
+dist.world = given.world
 
 local function int32(what, name, value, default, least)
   value = arguments.whole(what, name, value, default, least)
@@ -314,7 +305,7 @@ end
 ---@return ffi.cdata*|false group  false for a color below 0: no collective takes it
 function dist.split(color, key, group)
   color, key = int32('dist.split', 'color', color), int32('dist.split', 'key', key, 0)
-  group = group_or_world('dist.split', group)
+  group = given.group('dist.split', group)
   B.check(C.ms_comm_split(comm_out, group, color, key))
   return comm_out[0] ~= nil and comm_out[0]
 end
@@ -355,7 +346,7 @@ end
 ---@param group? ffi.cdata*
 ---@return ms.Tensor t
 function dist.all_reduce(t, reduction, group)
-  calls.comm_all_reduce(group_or_world('all_reduce', group), target('all_reduce', 't', t),
+  calls.comm_all_reduce(given.group('all_reduce', group), target('all_reduce', 't', t),
     given.reduction('all_reduce', reduction))
   return t
 end
@@ -367,7 +358,7 @@ end
 ---@param group? ffi.cdata*
 ---@return ms.Tensor[]|ms.Tensor
 function dist.all_gather(a, b, group)
-  group = group_or_world('all_gather', group)
+  group = given.group('all_gather', group)
   if b ~= nil then
     calls.comm_all_gather(group, target('all_gather', 'out', a),
       arguments.tensor('all_gather', 't', b))
@@ -393,7 +384,7 @@ end
 ---@param group? ffi.cdata*
 ---@return ms.Tensor out
 function dist.reduce_scatter(out, input, reduction, group)
-  calls.comm_reduce_scatter(group_or_world('reduce_scatter', group),
+  calls.comm_reduce_scatter(given.group('reduce_scatter', group),
     target('reduce_scatter', 'out', out), arguments.tensor('reduce_scatter', 'input', input),
     given.reduction('reduce_scatter', reduction))
   return out
@@ -405,7 +396,7 @@ end
 ---@param group? ffi.cdata*
 ---@return ms.Tensor t
 function dist.broadcast(t, root, group)
-  calls.comm_broadcast(group_or_world('broadcast', group), target('broadcast', 't', t),
+  calls.comm_broadcast(given.group('broadcast', group), target('broadcast', 't', t),
     arguments.whole('broadcast', 'root', root, 0, 0))
   return t
 end
@@ -413,7 +404,7 @@ end
 --- Wait until every rank is here.
 ---@param group? ffi.cdata*
 function dist.barrier(group)
-  B.check(C.ms_comm_barrier(group_or_world('barrier', group)))
+  B.check(C.ms_comm_barrier(given.group('barrier', group)))
 end
 
 --- Say something that every rank should say here. Nothing is sent: the next collective is a
@@ -431,7 +422,7 @@ function dist.same(label, value, group)
   if kind ~= 'string' and kind ~= 'number' and kind ~= 'boolean' then
     arguments.refuse('dist.same', 'value', value, 'a string, number or boolean')
   end
-  notes.text(group_or_world('dist.same', group), label,
+  notes.text(given.group('dist.same', group), label,
     kind == 'number' and ('%.17g'):format(value) or tostring(value))
 end
 
@@ -448,7 +439,7 @@ local counts = B.new('int64_t[5]')
 ---@param group? ffi.cdata*
 ---@return ms.dist.Counts
 function dist.counts(group)
-  C.ms_comm_counts(group_or_world('counts', group), counts)
+  C.ms_comm_counts(given.group('counts', group), counts)
   return {
     all_gather = tonumber(counts[0]),
     reduce_scatter = tonumber(counts[1]),
@@ -462,7 +453,7 @@ end
 ---@param group? ffi.cdata*
 ---@return number
 function dist.wait_seconds(group)
-  return C.ms_comm_wait_seconds(group_or_world('wait_seconds', group))
+  return C.ms_comm_wait_seconds(given.group('wait_seconds', group))
 end
 
 local OTHERWISE = {

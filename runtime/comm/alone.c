@@ -101,17 +101,12 @@ static ms_status map(msi_segment *s, uint64_t seq)
     return MS_OK;
 }
 
-const msi_transport msi_transport_self = {.name = "self",
-                                          .barrier = barrier,
-                                          .all_gather = all_gather,
-                                          .reduce_scatter = reduce_scatter,
-                                          .all_reduce = all_reduce,
-                                          .broadcast = broadcast,
-                                          .map = map};
-const msi_transport msi_transport_fake = {.name = "fake",
-                                          .barrier = barrier,
-                                          .all_gather = all_gather,
-                                          .reduce_scatter = reduce_scatter,
-                                          .all_reduce = all_reduce,
-                                          .broadcast = broadcast,
-                                          .map = map};
+/* They differ in what members there are, which is the group's to say. */
+#define ALONE(kind)                                                                                \
+    {                                                                                              \
+        .name = kind, .barrier = barrier, .all_gather = all_gather,                                \
+        .reduce_scatter = reduce_scatter, .all_reduce = all_reduce, .broadcast = broadcast,        \
+        .map = map                                                                                 \
+    }
+const msi_transport msi_transport_self = ALONE("self");
+const msi_transport msi_transport_fake = ALONE("fake");

@@ -271,6 +271,45 @@ static void test_backend_device__a_wait_ends_when_its_caller_says_so(void **stat
     assert_always(gives_up_waiting);
 }
 
+/* Peers that are there at first, and then gone. */
+static int32_t n_looks;
+
+static ms_status look_at_peers(ms_context *ctx, int64_t waited_ns)
+{
+    (void)ctx;
+    assert_true(waited_ns >= 0);
+    return ++n_looks < 3 ? MS_OK : MS_FAIL(MS_COMM_ERROR, "the peers are gone");
+}
+
+static bool ends_the_wait_for_peers_that_are_gone(msi_device *d)
+{
+    ms_context ctx = {.check_peers = look_at_peers};
+    _Atomic uint64_t word = 0;
+    _Atomic uint64_t *const words[1] = {&word};
+    float *a = take(d);
+
+    if (d->ops->await(d, MSI_STREAM_GATHER, words, 1, 1) == MSI_DEV_NOT_YET) {
+        give(d, a);
+        return true; /* synchronous: nothing was enqueued */
+    }
+    d->ops->set(d, MSI_STREAM_GATHER, a, 0, sizeof(*a));
+    d->ctx = &ctx;
+    n_looks = 0;
+    const ms_status status = msi_device_wait(d);
+
+    d->ctx = NULL;
+    const bool right = status == MS_COMM_ERROR && n_looks == 3 && a[0] == 0 && word == 0;
+
+    give(d, a);
+    return right;
+}
+
+static void test_backend_device__a_wait_ends_when_peers_are_gone(void **state)
+{
+    (void)state;
+    assert_always(ends_the_wait_for_peers_that_are_gone);
+}
+
 /* -- memory ------------------------------------------------------------------------------------ */
 
 static bool shares_memory(msi_device *d)
@@ -402,6 +441,7 @@ int main(void)
         cmocka_unit_test(test_backend_device__who_does_not_wait_reads_something_else),
         cmocka_unit_test(test_backend_device__a_stream_waits_for_words),
         cmocka_unit_test(test_backend_device__a_wait_ends_when_its_caller_says_so),
+        cmocka_unit_test(test_backend_device__a_wait_ends_when_peers_are_gone),
         cmocka_unit_test(test_backend_device__shared_memory_has_two_addresses),
         cmocka_unit_test(test_backend_device__an_unknown_one_is_a_warning_and_the_cpu),
         cmocka_unit_test(test_backend_device__freed_memory_is_no_number),

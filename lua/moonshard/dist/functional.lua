@@ -10,7 +10,6 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local given = require 'moonshard.dist.given'
 local namespace = require 'moonshard.namespace'
@@ -20,10 +19,6 @@ local calls = B.calls
 
 ---@class ms.dist.functional
 local functional = {}
-
-local function group_or_world(what, group)
-  return group == nil and dist.world() or given.group(what, group)
-end
 
 -- A maximum or minimum over ranks has no gradient: what requires one must not lose it unsaid.
 local function check_differentiable(what, x, reduction)
@@ -43,7 +38,7 @@ end
 function functional.all_reduce(x, reduction, group)
   check_differentiable('all_reduce', x, reduction)
   reduction = given.reduction('all_reduce', reduction)
-  return calls.all_reduce(group_or_world('all_reduce', group), x, reduction)
+  return calls.all_reduce(given.group('all_reduce', group), x, reduction)
 end
 
 --- The ranks' tensors one behind the other. The gradient is this rank's part of the sum of the
@@ -52,7 +47,7 @@ end
 ---@param group? ffi.cdata*  default: all ranks
 ---@return ms.Tensor  (W * n, ...), or (W)
 function functional.all_gather(x, group)
-  return calls.all_gather(group_or_world('all_gather', group), x)
+  return calls.all_gather(given.group('all_gather', group), x)
 end
 
 --- This rank's part of the reduction over ranks. A sum's gradient is all ranks' gradients one
@@ -64,7 +59,7 @@ end
 function functional.reduce_scatter(x, reduction, group)
   check_differentiable('reduce_scatter', x, reduction)
   reduction = given.reduction('reduce_scatter', reduction)
-  return calls.reduce_scatter(group_or_world('reduce_scatter', group), x, reduction)
+  return calls.reduce_scatter(given.group('reduce_scatter', group), x, reduction)
 end
 
 --- Rank `root`'s tensor; the others' say its shape and dtype. The gradient is the sum of the ranks'
@@ -75,7 +70,7 @@ end
 ---@return ms.Tensor
 function functional.broadcast(x, root, group)
   root = arguments.whole('broadcast', 'root', root, 0, 0)
-  return calls.broadcast(group_or_world('broadcast', group), x, root)
+  return calls.broadcast(given.group('broadcast', group), x, root)
 end
 
 local OTHERWISE = {

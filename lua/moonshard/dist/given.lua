@@ -28,9 +28,19 @@ function given.reduction(what, name)
       name)
 end
 
+local comm_out = B.new('ms_comm *[1]')
+
+--- The group of all ranks, for calls into C.
+---@return ffi.cdata*
+function given.world()
+  B.check(C.ms_comm_world(comm_out))
+  return comm_out[0]
+end
+
+--- A group; nil: that of all ranks.
 ---@return ffi.cdata*
 function given.group(what, group)
-  return arguments.group(what, 'group', group)
+  return group == nil and given.world() or arguments.group(what, 'group', group)
 end
 
 return given

@@ -86,8 +86,7 @@ static void release(msi_gather *g, bool unfilled)
         atomic_store(&msi_slot_words_of(g->slot, ms_comm_rank(g->pool->comm))->dropped,
                      g->slot->generation);
     }
-    join(
-        g); /* given up before it was read: the master may be written, the slot's own memory, too */
+    join(g); /* if it is given up unread: its memory and the master may be written from now on */
     g->slot->used = msi_order_mark(g->ctx, MSI_STREAM_COMPUTE);
     if (!pulled) {
         msi_slot_say(g->pool, g->slot, pulls ? MSI_STREAM_GATHER : MSI_STREAM_COMPUTE,

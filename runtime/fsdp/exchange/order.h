@@ -27,8 +27,7 @@ typedef enum msi_stream_order {
     MSI_ORDER_WRITTEN,  /* this rank has written its gradient -> it is reduced */
     MSI_ORDER_READY,    /* ... and so have the others */
     MSI_ORDER_CHUNKED,  /* replicas: the others have reduced their chunks -> they are copied */
-    MSI_ORDER_SUMMED,   /* the sum is there -> the optimizer reads it */
-    MSI_ORDERS
+    MSI_ORDER_SUMMED    /* the sum is there -> the optimizer reads it */
 } msi_stream_order;
 
 /* Test hook: the one that is left out. */
