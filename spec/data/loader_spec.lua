@@ -11,6 +11,14 @@ local function file_of(bytes)
   return path
 end
 
+local function bytes_to_99()
+  local bytes = {}
+  for i = 0, 99 do
+    bytes[i + 1] = string.char(i)
+  end
+  return file_of(table.concat(bytes))
+end
+
 -- Rows of all micro-batches of `steps` steps, as text, in the order they are numbered.
 local function rows_of(world, micro, steps, opts)
   local by_index = {}
@@ -33,15 +41,39 @@ local function rows_of(world, micro, steps, opts)
   return by_index
 end
 
+-- First in this file: ranks are forked before this process computes.
+describe('data of a job', function()
+  it('deals to its ranks without being told which they are', function()
+    local path = bytes_to_99()
+    ms.dist.spawn(2, function(rank)
+      local opts = { tokens = data.tokens(path), batch = 2, context = 3, shuffle = false }
+      local function with(more)
+        for name, value in pairs(opts) do -- order does not matter: names differ
+          more[name] = value
+        end
+        return data.Loader(more)
+      end
+      local x = with({}):next()
+      assert(x[1][1]:item() == rank * 6, x)
+      assert((with { rank = rank, world_size = 2 }:next()):equal(x))
+      assert((with { world_size = 1 }:next())[1][1]:item() == 0)
+      assert((with { rank = 0, world_size = 1 }:next())[1][1]:item() == 0)
+      checks.raises('ValueError', 'world_size is 3, but the job has 2 ranks', with,
+        { world_size = 3 })
+      checks.raises('ValueError', ('rank is %d, but this is rank %d of the job'):format(1 - rank,
+        rank), with, { rank = 1 - rank })
+      checks.raises('ValueError', 'rank is 1, expected 0 to 0', with, { rank = 1, world_size = 1 })
+      ms.dist.barrier()
+    end)
+    os.remove(path)
+  end)
+end)
+
 describe('data', function()
   local path, tokens
 
   setup(function()
-    local bytes = {}
-    for i = 0, 99 do
-      bytes[i + 1] = string.char(i)
-    end
-    path = file_of(table.concat(bytes))
+    path = bytes_to_99()
     tokens = data.tokens(path)
   end)
 
@@ -195,31 +227,6 @@ describe('data', function()
     checks.raises('ValueError', '8 samples cannot be dealt to 3 ranks x 1 micro-batch evenly',
       three.load_state, three, state)
     loader(1, 8):load_state(state)
-  end)
-
-  it('deals to the ranks of a job without being told which they are', function()
-    tokens = nil -- ranks are forked while no tensor is live
-    ms.dist.spawn(2, function(rank)
-      local opts = { tokens = data.tokens(path), batch = 2, context = 3, shuffle = false }
-      local function with(more)
-        for name, value in pairs(opts) do -- order does not matter: names differ
-          more[name] = value
-        end
-        return data.Loader(more)
-      end
-      local x = with({}):next()
-      assert(x[1][1]:item() == rank * 6, x)
-      assert((with { rank = rank, world_size = 2 }:next()):equal(x))
-      assert((with { world_size = 1 }:next())[1][1]:item() == 0)
-      assert((with { rank = 0, world_size = 1 }:next())[1][1]:item() == 0)
-      checks.raises('ValueError', 'world_size is 3, but the job has 2 ranks', with,
-        { world_size = 3 })
-      checks.raises('ValueError', ('rank is %d, but this is rank %d of the job'):format(1 - rank,
-        rank), with, { rank = 1 - rank })
-      checks.raises('ValueError', 'rank is 1, expected 0 to 0', with, { rank = 1, world_size = 1 })
-      ms.dist.barrier()
-    end)
-    tokens = data.tokens(path)
   end)
 
   it('tells dropout the global number of the first sample', function()

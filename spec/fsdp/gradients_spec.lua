@@ -4,6 +4,7 @@ local ffi = require 'ffi'
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local runs = require 'support.runs'
 
 local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
@@ -587,19 +588,22 @@ local function wrapped(strategy)
   return model
 end
 
+-- Of the unsharded model, by name: false for those that want none.
+local function gradients_of_both()
+  local model, out = adapted(), {}
+  for rank = 0, 1 do
+    model(input(rank)):sum():backward(ms.full({}, 0.5))
+  end
+  for name, p in model:named_parameters() do
+    out[name] = p:requires_grad() and p:grad():reshape({ p:numel() }):totable() or false
+  end
+  return out
+end
+
 describe('backward past frozen parameters', function()
   for _, strategy in ipairs(STRATEGIES) do
     it('gives the gradients of the unsharded model, with ' .. strategy, function()
-      local expected = {}
-      ms.scope(function()
-        local model = adapted()
-        for rank = 0, 1 do
-          model(input(rank)):sum():backward(ms.full({}, 0.5))
-        end
-        for name, p in model:named_parameters() do
-          expected[name] = p:requires_grad() and p:grad():reshape({ p:numel() }):totable() or false
-        end
-      end)
+      local expected = runs.alone(gradients_of_both)
       ms.dist.spawn(2, function(rank)
         local model = wrapped(strategy)
         local arena = model:plan().arena

@@ -5,6 +5,7 @@ local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 local samples = require 'support.samples'
+local runs = require 'support.runs'
 
 local STEPS = 4
 
@@ -118,7 +119,7 @@ describe('two ranks', function()
   for _, kind in ipairs { 'SGD', 'AdamW' } do
     for _, variant in ipairs(VARIANTS) do
       it(('train as one does: %s, %s'):format(variant[1], kind), function()
-        local expected = reference(kind)
+        local expected = runs.alone(reference, kind)
         ms.dist.spawn(2, function(rank)
           same_as(expected, variant[2], kind, rank)
         end)
@@ -127,7 +128,7 @@ describe('two ranks', function()
   end
 
   it('step through an optimizer that was made before wrapping', function()
-    local expected = reference('AdamW')
+    local expected = runs.alone(reference, 'AdamW')
     ms.dist.spawn(2, function(rank)
       ms.manual_seed(5)
       local plain = make()
@@ -284,26 +285,26 @@ describe('two ranks', function()
   end)
 
   it('load and give full state dicts', function()
-    ms.manual_seed(9)
-    local names, values = {}, {}
-    ms.scope(function()
-      local source = make():state_dict()
-      for i, name in ipairs(source) do
-        names[i], values[name] = name, source[name]:totable()
+    local values = runs.alone(function()
+      ms.manual_seed(9)
+      local out, source = {}, make():state_dict()
+      for _, name in ipairs(source) do
+        out[name] = source[name]:totable()
       end
+      return out
     end)
     ms.dist.spawn(2, function(rank)
       ms.manual_seed(10)
       local model = wrapped(make(), { auto_wrap_policy = fsdp.always_wrap_policy })
-      local sd = {}
+      local sd, n = {}, 0
       for name in model:named_parameters(true, false) do
-        sd[name] = ms.tensor(values[name])
+        sd[name], n = ms.tensor(values[name]), n + 1
       end
       model:load_state_dict(sd)
       local before = model:collectives().all_gather
       local back = model:state_dict { rank0_only = true }
       assert.equal(#model:units(), model:collectives().all_gather - before)
-      assert.equal(rank == 0 and #names or 0, #back)
+      assert.equal(rank == 0 and n or 0, #back)
       for _, name in ipairs(back) do
         assert.same(values[name], back[name]:totable())
       end

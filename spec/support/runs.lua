@@ -1,6 +1,7 @@
 --- What specs of checkpoints and of jobs share: a small model, hashes, files, what ranks report.
 
 local ms = require 'moonshard'
+local buffer = require 'string.buffer'
 
 local runs = {}
 
@@ -65,6 +66,23 @@ function runs.reports(n, fn)
     os.remove(path .. rank)
   end
   return reports, cause and cause.message
+end
+
+--- What `fn(...)` returns in a process of its own: one that computes opens its device, and may
+--- fork no ranks from then on.
+---@return any  nil, booleans, numbers, strings and tables of them
+function runs.alone(fn, ...)
+  local path, n, args = runs.folder(), select('#', ...), { ... }
+  ms.dist.spawn(1, function()
+    local file = assert(io.open(path, 'w'))
+    file:write(buffer.encode(fn(unpack(args, 1, n))))
+    file:close()
+  end)
+  local file = assert(io.open(path))
+  local bytes = file:read '*a'
+  file:close()
+  os.remove(path)
+  return buffer.decode(bytes)
 end
 
 return runs
