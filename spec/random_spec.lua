@@ -103,38 +103,6 @@ describe('dropout as a function', function()
     end))
     assert.equal(first, ms.ops.dropout(x, 0.5):hash())
   end)
-
-  it('draws by the samples of a loader, however they are dealt', function()
-    local Net = nn.Module.extend('my.Net')
-    function Net:init() self.table = nn.Embedding(8, 16) end
-    function Net:forward(x)
-      return ms.ops.dropout(ms.ops.dropout(self.table(x), 0.5), 0.5)
-    end
-    local function rows(world)
-      local reports, cause = runs.reports(world, function()
-        ms.manual_seed(3)
-        local model, tokens = Net(), {}
-        for i = 1, 100 do
-          tokens[i] = i % 8
-        end
-        local loader = ms.data.Loader { tokens = ms.tensor(tokens, { dtype = 'i64' }),
-          context = 3, batch = 1, micro_batches = 2 / world }
-        local hashes = {}
-        for _ = 1, 2 * 2 / world do
-          hashes[#hashes + 1] = model((loader:next())):hash()
-        end
-        return table.concat(hashes, ' ')
-      end)
-      assert.is_nil(cause)
-      local list = {}
-      for rank = 0, world - 1 do
-        list[rank + 1] = { reports[rank]:match('(%S+) (%S+) ?(%S*) ?(%S*)') }
-      end
-      return list
-    end
-    local one, two = rows(1)[1], rows(2)
-    assert.same(one, { two[1][1], two[2][1], two[1][2], two[2][2] })
-  end)
 end)
 
 describe('generate', function()

@@ -156,32 +156,6 @@ describe('nn', function()
       assert.not_equal(a(x):hash(), b(x):hash())
     end)
 
-    it('draws, without a loader, on every rank the masks of its rows of one batch', function()
-      local path = os.tmpname()
-      local function masks(world, rows)
-        ms.dist.spawn(world, function(rank)
-          ms.manual_seed(3)
-          local model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
-          model(ms.ones(rows, 50))
-          local mine = model(ms.ones(rows, 50)):reshape(1, rows, 50) -- every call
-          local list = ms.dist.all_gather(mine)
-          if rank == 0 then
-            local file = assert(io.open(path, 'w'))
-            file:write(ms.cat(list, 1):reshape(world * rows, 50):hash())
-            file:close()
-          end
-        end)
-        local file = assert(io.open(path))
-        local hash = file:read('*a')
-        file:close()
-        return hash
-      end
-      local expected = masks(1, 6)
-      assert.equal(expected, masks(2, 3))
-      assert.equal(expected, masks(3, 2))
-      os.remove(path)
-    end)
-
     it('draws, after what failed in a call or a scope, as if nothing had been tried', function()
       local Risky = nn.Module.extend('my.Risky')
       function Risky:init()

@@ -171,49 +171,4 @@ describe('a state dict', function()
     end)
     assert.is_true(n > 100)
   end)
-
-  describe('is loaded by all ranks or none, also where one finds', function()
-    local function is_refused_by_rank_1(name, value_of, message)
-      ms.dist.spawn(2, function(rank)
-        local own = nn.Linear(2, 2)
-        local m = ms.fsdp.FSDP(nn.Sequential(nn.Linear(2, 2), own), { ignored_modules = { own } })
-        local sd, before = m:state_dict(), m:hash()
-        for _, entry in ipairs(sd) do
-          sd[entry] = ms.full(sd[entry]:shape(), 9)
-        end
-        if rank == 1 then
-          sd[name] = value_of(own)
-        end
-        checks.raises('RuntimeError', rank == 1 and message
-          or 'load_state_dict: rank 1 cannot take what it was given', m.load_state_dict, m, sd)
-        assert.equal(before, m:hash())
-      end)
-    end
-
-    it('that an entry overlaps its values', function()
-      is_refused_by_rank_1('1.weight', function(own) return own.weight:t() end,
-        'the source of shape (2, 2) overlaps')
-    end)
-
-    it('that the value of a sharded parameter has no values yet', function()
-      is_refused_by_rank_1('0.weight', function() return nn.Linear(2, 2).weight end,
-        "parameter 'weight' has no values yet")
-    end)
-
-    it('that the value of a sharded parameter was released', function()
-      is_refused_by_rank_1('0.weight', function()
-        local t
-        ms.scope(function() t = ms.ones(2, 2) end)
-        return t
-      end, 'released')
-    end)
-  end)
-
-  it('is loaded into shards from transposed values', function()
-    ms.dist.spawn(2, function()
-      local m = ms.fsdp.FSDP(nn.Linear(2, 3))
-      m:load_state_dict { weight = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }:t(), bias = ms.zeros(3) }
-      checks.close({ { 1, 4 }, { 2, 5 }, { 3, 6 } }, m:state_dict().weight)
-    end)
-  end)
 end)

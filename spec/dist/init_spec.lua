@@ -1,0 +1,267 @@
+-- lua/moonshard/dist.lua: scripts that become ranks
+local ms = require 'moonshard'
+local dist = ms.dist
+local checks = require 'support.checks'
+local scripts = require 'support.scripts'
+
+local shell, with_script = scripts.shell, scripts.with_script
+
+describe('dist.init', function()
+  it('forks a plainly started script into ranks', function()
+    with_script([[
+      local world = ms.dist.init{ ranks = 2 }
+      local t = ms.dist.all_reduce(ms.full({ 1 }, world.rank + 1))
+      print(world.rank, world.world_size, t:item(), ms.dist.init().rank)
+    ]], function(path)
+      local output, code = shell('luajit ' .. path)
+      assert.equal(0, code, output)
+      assert.truthy(output:find('0\t2\t3\t0\n', 1, true), output)
+      assert.truthy(output:find('1\t2\t3\t1\n', 1, true), output)
+    end)
+  end)
+
+  it('warns a process that another launcher started as one of several', function()
+    local plain = 'print(ms.dist.init({ ranks = %d }).world_size)'
+    local shards = 'ms.fsdp.FSDP(ms.nn.Linear(2, 2)) print(1)'
+    local function said(variables, code, start)
+      local text
+      with_script(code, function(path)
+        text = shell(('env %s %s %s'):format(variables, start or 'luajit', path))
+      end)
+      return select(2, text:gsub('is no rank of a job', '')), text
+    end
+    local torchrun, srun = 'WORLD_SIZE=2 RANK=0', 'SLURM_NTASKS=4 SLURM_PROCID=1'
+    for _, ranks in ipairs { 1, 2 } do
+      local n, text = said(torchrun, plain:format(ranks))
+      assert.equal(1, n, text)
+      assert.truthy(text:find('WORLD_SIZE is 2 and RANK is 0, but', 1, true), text)
+      assert.truthy(text:find('moonshard run -n 2\n', 1, true), text)
+    end
+    local n, text = said(srun, shards .. ' ' .. shards)
+    assert.equal(1, n, text)
+    assert.truthy(text:find('moonshard run -n 4\n', 1, true), text)
+    assert.equal(1, (said(srun, 'ms.dist.spawn(2, function() ms.dist.init() end)')))
+    for _, mpi in ipairs {
+      'OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0', 'PMI_SIZE=2 PMI_RANK=1',
+    } do
+      assert.equal(1, (said(mpi, shards)), mpi)
+    end
+
+    assert.equal(0, (said(torchrun, 'print(ms.ones(2))')))
+    assert.equal(0, (said('WORLD_SIZE=1 RANK=0', shards)))
+    assert.equal(0, (said('WORLD_SIZE=2', shards)))
+    assert.equal(0, (said('SLURM_NTASKS=4 SLURM_PROCID=0', shards))) -- as in a batch script
+  end)
+
+  it('and our own launcher, for all its ranks', function()
+    local function said(variables)
+      local text
+      with_script('ms.dist.init() ms.fsdp.FSDP(ms.nn.Linear(2, 2)) print(1)', function(path)
+        text = shell(('env %s bindings/moonshard run -n 2 %s'):format(variables, path))
+      end)
+      return text
+    end
+    for variables, what in pairs {
+      ['SLURM_NTASKS=3 SLURM_PROCID=1 SLURM_NNODES=2 SLURM_NODEID=1'] =
+        'SLURM_NTASKS is 3 and SLURM_PROCID is 1',
+      ['WORLD_SIZE=3 RANK=1 LOCAL_RANK=1'] = 'WORLD_SIZE is 3 and RANK is 1',
+    } do
+      local text = said(variables)
+      local _, times = text:gsub('is no rank of a job', '')
+      assert.equal(1, times, text)
+      assert.truthy(text:find('moonshard: UserWarning: ' .. what .. ', but', 1, true), text)
+    end
+    assert.is_nil(said('WORLD_SIZE=1 RANK=0'):find('is no rank of a job'))
+  end)
+
+  it('is a world of one for one rank', function()
+    with_script([[
+      local world = ms.dist.init{ ranks = 1 }
+      print(world.rank, world.world_size, world.transport)
+      ms.dist.barrier()
+    ]], function(path)
+      assert.equal('0\t1\tself\n', (shell('luajit ' .. path)))
+    end)
+  end)
+
+  it('ends every rank when one raises, and leaves with its code', function()
+    with_script([[
+      local world = ms.dist.init{ ranks = 2 }
+      if world.rank == 1 then error('boom') end
+      ms.dist.barrier()
+    ]], function(path)
+      local output, code = shell('timeout 10 luajit ' .. path)
+      assert.equal(1, code, output)
+      assert.truthy(output:find('boom', 1, true), output)
+      local cause = 'moonshard: rank 1 failed: ' .. path .. ':3: boom'
+      assert.truthy(output:find(cause, 1, true), output)
+    end)
+  end)
+
+  it('tells the other ranks and the summary what a script does not catch', function()
+    for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2',
+      'bindings/moonshard run -n 2 --no-prefix luajit' } do
+      with_script([[
+        local world = ms.dist.init{ ranks = 2 }
+        local function somewhere_deep() error('boom') end
+        if world.rank == 1 then somewhere_deep() end
+        local ok, err = pcall(ms.dist.barrier)
+        io.stderr:write('told: ', err.message, '\n')
+        error(err, 0)
+      ]], function(path)
+        local output, code = shell('timeout 20 ' .. start .. ' ' .. path)
+        local line = 'rank 1 failed: ' .. path .. ':3: boom (pid '
+        assert.equal(1, code, output)
+        assert.truthy(output:find('told: ' .. line, 1, true), output)
+        assert.truthy(output:find('moonshard: ' .. line, 1, true), output)
+        local told = output:match('told: (.-)\n[^\n]*moonshard: rank 0: ')
+        assert.truthy(told:find("in function 'somewhere_deep'", 1, true), output)
+        assert.truthy(told:find('; this rank ', 1, true), output)
+        -- once for who caught it, once in the summary: no rank prints it besides
+        assert.equal(2, select(2, output:gsub("in function 'somewhere_deep'", '')), output)
+      end)
+    end
+  end)
+
+  it('ends with an error when ranks had said different things, however they left', function()
+    for _, way in ipairs { '', 'os.exit(0)', 'os.exit(0, true)', 'ms.dist.exit()',
+      'ms.dist.leave()' } do
+      for same = 0, 1 do
+        with_script(([[
+          local world = ms.dist.init{ ranks = 2 }
+          ms.dist.barrier()
+          ms.dist.same('lr', %d == 1 and 0.1 or world.rank)
+          %s
+        ]]):format(same, way), function(path)
+          local output, code = shell('timeout 20 luajit ' .. path)
+          assert.equal(1 - same, code, way .. ': ' .. output)
+          assert.equal(same == 1 and '' or 'moonshard: the ranks differ: lr is 0 on rank 0 and 1 '
+            .. 'on rank 1 (found when they had left)\n', output)
+        end)
+      end
+    end
+  end)
+
+  it('prints a traceback once when all ranks raise the same, and each when they do not', function()
+    for same = 0, 1 do
+      with_script(([[
+        local world = ms.dist.init{ ranks = 3 }
+        local function somewhere_deep() error(%d == 1 and 'boom' or 'boom ' .. world.rank) end
+        somewhere_deep()
+      ]]):format(same), function(path)
+        local output = shell('timeout 20 luajit ' .. path)
+        local _, times = output:gsub("in function 'somewhere_deep'", '')
+        assert.equal(same == 1 and 1 or 3, times, output)
+      end)
+    end
+  end)
+
+  it('prints lines of ranks when they are whole, though a pipe takes them', function()
+    for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2',
+      'bindings/moonshard run -n 2 --no-prefix' } do
+      with_script([[
+        local world = ms.dist.init{ ranks = 2 }
+        if world.rank == 0 then
+          print('a line')
+          local last = ms.time() + 20
+          local file
+          repeat file = io.open(arg[1]) until file or ms.time() > last
+          print(file and 'was read at once' or 'was read late')
+        end
+      ]], function(path)
+        local pipe = io.popen(start .. ' ' .. path .. ' ' .. path .. '.read')
+        local line = pipe:read('*l')
+        io.open(path .. '.read', 'w'):close()
+        local rest = pipe:read('*a')
+        pipe:close()
+        os.remove(path .. '.read')
+        assert.truthy(line:find('a line', 1, true), line)
+        assert.truthy(rest:find('was read at once', 1, true), rest)
+      end)
+    end
+  end)
+
+  it('refuses names that the module does not have', function()
+    checks.raises('KeyError', "dist has no 'all_reduec', did you mean 'all_reduce'?", function()
+      return dist.all_reduec
+    end)
+    checks.raises('KeyError', "dist has no 'get_rank'; write dist.rank", function()
+      return dist.get_rank
+    end)
+  end)
+
+  it('refuses another number of ranks than there are, and names both', function()
+    for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2 --no-prefix' } do
+      with_script([[
+        local world = ms.dist.init { ranks = 2 }
+        assert(ms.dist.init { ranks = 2 }.rank == world.rank)
+        local ok, err = pcall(ms.dist.init, { ranks = 3 })
+        if world.rank == 1 then print(err) end
+      ]], function(path)
+        local output, code = shell(start .. ' ' .. path)
+        assert.equal(0, code, output)
+        local text = "RuntimeError: dist.init: 'ranks' is 3, but this process is one of 2 already"
+        assert.truthy(output:find(text, 1, true), output)
+      end)
+    end
+    with_script([[
+      ms.dist.barrier()
+      print(pcall(ms.dist.run, { ranks = 2 }, print))
+      print(pcall(ms.dist.spawn, 2, print))
+      print(ms.dist.init { ranks = 1 }.world_size, ms.dist.init().world_size)
+    ]], function(path)
+      local output, code = shell('luajit ' .. path)
+      assert.equal(0, code, output)
+      local text = "false\tRuntimeError: dist.run: 'ranks' is 2, but this process is one of 1"
+      assert.truthy(output:find(text, 1, true), output)
+      assert.truthy(output:find('init comes first', 1, true), output)
+      assert.truthy(output:find('rank 0 of 1 already, made so by a collective', 1, true), output)
+      assert.truthy(output:find('\n1\t1\n', 1, true), output)
+    end)
+  end)
+
+  it('lets a script whose ranks were asked to stop end by that signal', function()
+    with_script([[
+      local host = io.open('/proc/self/stat'):read('*n')
+      ms.dist.spawn(2, function(rank)
+        ms.dist.stop_requested() -- all catch signals from here on
+        if rank == 0 then
+          os.execute('kill -TERM ' .. host)
+        end
+        repeat until ms.dist.stop_requested()
+        print('stopped')
+      end)
+      print('goes on')
+    ]], function(path)
+      local output, code = shell('luajit ' .. path)
+      assert.equal(2, select(2, output:gsub('stopped\n', '')), output)
+      assert.falsy(output:find('goes on', 1, true), output)
+      assert.equal(128 + 15, code)
+    end)
+  end)
+
+  it('brings back no rank that has left', function()
+    dist.spawn(2, function(rank)
+      dist.leave()
+      assert(dist.rank() == rank and not dist.info().initialized)
+      for _, opts in ipairs { {}, { ranks = 2 } } do
+        checks.raises('RuntimeError', 'dist.init: this rank has left its job', dist.init, opts)
+      end
+    end)
+  end)
+
+  it('is not needed to know the rank that a launcher gave', function()
+    with_script('print(ms.dist.rank(), ms.dist.world_size())', function(path)
+      local output = shell('bindings/moonshard run -n 2 ' .. path)
+      assert.truthy(output:find('[rank 0] 0\t2\n', 1, true), output)
+      assert.truthy(output:find('[rank 1] 1\t2\n', 1, true), output)
+      assert.equal('0\t1\n', (shell('luajit ' .. path)))
+    end)
+  end)
+
+  it('refuses unknown options', function()
+    checks.raises('ValueError', "did you mean 'ranks'?", dist.init, { rank = 2 })
+    checks.raises('ValueError', "'timeout' is no option; MS_COMM_TIMEOUT=SECONDS in the "
+      .. 'environment', dist.init, { timeout = 30 })
+  end)
+end)
