@@ -158,7 +158,9 @@ static void oracle_cross_entropy(const call *c, const array *const *in, array *o
 
     set_form(out, loss_dtype(in[0]->form.dtype), 0, NULL);
     out->v[0] = counted > 0 ? sum * weight : c->i[1] == MS_REDUCTION_MEAN ? (real)NAN : 0;
-    out->slack[0] = counted > 0 ? slack * weight : 0;
+    const bool too_large = isfinite(sum) && fabsl(sum) >= largest_of(MS_DTYPE_F64); /* to divide */
+
+    out->slack[0] = counted == 0 ? 0 : too_large ? (real)INFINITY : slack * weight;
 }
 
 static bool plan_mse_loss(call *c)
