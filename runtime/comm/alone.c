@@ -1,4 +1,4 @@
-/* Transports that need nobody: of a group of this rank alone, and of a fake one of any size, in
+/* The transport that needs nobody: of a group of this rank alone, and of a fake one of any size, in
  * which every member holds what this rank holds. What a peer would have to do has been done. */
 #include "group.h"
 
@@ -101,12 +101,9 @@ static ms_status map(msi_segment *s, uint64_t seq)
     return MS_OK;
 }
 
-/* They differ in what members there are, which is the group's to say. */
-#define ALONE(kind)                                                                                \
-    {                                                                                              \
-        .name = kind, .barrier = barrier, .all_gather = all_gather,                                \
-        .reduce_scatter = reduce_scatter, .all_reduce = all_reduce, .broadcast = broadcast,        \
-        .map = map                                                                                 \
-    }
-const msi_transport msi_transport_self = ALONE("self");
-const msi_transport msi_transport_fake = ALONE("fake");
+const msi_transport msi_transport_alone = {.barrier = barrier,
+                                           .all_gather = all_gather,
+                                           .reduce_scatter = reduce_scatter,
+                                           .all_reduce = all_reduce,
+                                           .broadcast = broadcast,
+                                           .map = map};

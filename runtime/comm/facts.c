@@ -18,7 +18,7 @@ int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
 
 bool ms_comm_is_fake(const ms_comm *comm)
 {
-    return comm->via == &msi_transport_fake;
+    return comm->is_fake;
 }
 
 int32_t msi_comm_count_model(ms_comm *comm)

@@ -40,15 +40,14 @@ static ms_status make_world(ms_comm **out, const msi_dist *d)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the group of all ranks");
     }
     msi_members_of_job(c, d->job, d->rank, c->slot, c->checked);
-    c->via = c->size > 1 ? &msi_transport_shm : &msi_transport_self;
+    c->via = c->size > 1 ? &msi_transport_shm : &msi_transport_alone;
     msi_live_add(&c->live, MSI_LIVE_COMM, c);
     *out = c;
     return MS_OK;
 }
 
 /* A group whose only member there is is this rank: one piece of memory. */
-static ms_status make_alone(ms_comm **out, const msi_dist *d, const msi_transport *via,
-                            int32_t rank, int32_t size)
+static ms_status make_alone(ms_comm **out, const msi_dist *d, int32_t rank, int32_t size)
 {
     const int64_t members = msi_round_up((int64_t)comm_bytes(1), 64);
     const size_t nbytes = (size_t)msi_round_up(members + msi_members_bytes(1), 64);
@@ -59,7 +58,7 @@ static ms_status make_alone(ms_comm **out, const msi_dist *d, const msi_transpor
     }
     memset(c, 0, nbytes);
     init(c, d, 1);
-    c->via = via;
+    c->via = &msi_transport_alone;
     c->rank = rank;
     c->size = size;
     c->slot[0] = d->rank;
@@ -104,7 +103,7 @@ ms_status ms_comm_self(ms_comm **out)
     *out = NULL;
     MS_TRY(joined(&g, &d));
     if (g->self == NULL) {
-        MS_TRY(make_alone(&g->self, d, &msi_transport_self, 0, 1));
+        MS_TRY(make_alone(&g->self, d, 0, 1));
     }
     *out = g->self;
     return MS_OK;
@@ -134,7 +133,8 @@ ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world)
     if (d->gone != MSI_GONE_NOT) {
         return msi_gone_error(d);
     }
-    MS_TRY(make_alone(out, d, &msi_transport_fake, rank, world));
+    MS_TRY(make_alone(out, d, rank, world));
+    (*out)->is_fake = true;
     keep(g, *out);
     return MS_OK;
 }
@@ -209,7 +209,7 @@ static void fill(ms_comm *c, const ms_comm *parent, const wish *all, int32_t n)
         }
         if (c->size > 0) {
             c->is_alone = c->size == 1;
-            c->via = c->is_alone ? &msi_transport_self : &msi_transport_shm;
+            c->via = c->is_alone ? &msi_transport_alone : &msi_transport_shm;
             c->id = msi_mix64(msi_mix64(parent->id ^ parent->seq) ^ (uint64_t)i) | 1;
             msi_members_place(c, c->memory.rw + at);
             return;

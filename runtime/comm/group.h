@@ -63,6 +63,7 @@ struct ms_comm {
     int32_t own, n_members; /* those with a part in the group: (rank, size); of a fake one (0, 1) */
     int32_t *slot;          /* (n_members) their ranks in the job */
     bool is_alone;          /* needs nobody, so it survives the others' failures */
+    bool is_fake;           /* likewise, and its members but for this rank are not there */
     msi_member *members;    /* (n_members) */
     msi_note_record *notes; /* (n_members, MSI_NOTES); NULL without peers */
     char *staging;          /* (n_members, 2, MSI_CHUNK); the same */

@@ -123,8 +123,7 @@ static ms_status broadcast(ms_comm *c, uint64_t seq, int32_t root, char *data, i
     return MS_OK;
 }
 
-const msi_transport msi_transport_shm = {.name = "shm",
-                                         .barrier = msi_stage_step,
+const msi_transport msi_transport_shm = {.barrier = msi_stage_step,
                                          .all_gather = msi_stage_exchange,
                                          .reduce_scatter = reduce_scatter,
                                          .all_reduce = all_reduce,

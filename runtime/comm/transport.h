@@ -9,7 +9,6 @@
 /* The verbs. Each moves what all members have just named under `seq` in equal terms; memory is the
  * host's, without gaps. MS_COMM_ERROR when a peer fails meanwhile; a part may have moved then. */
 typedef struct msi_transport {
-    const char *name; /* "shm" */
     /* Return when every member has called. */
     ms_status (*barrier)(ms_comm *c, uint64_t seq);
     /* `nbytes` of every member to `out` (size, nbytes); `in` may be this rank's place there. */
@@ -23,13 +22,12 @@ typedef struct msi_transport {
                             char *data);
     /* `data` becomes member `root`'s. */
     ms_status (*broadcast)(ms_comm *c, uint64_t seq, int32_t root, char *data, int64_t nbytes);
-    /* Map memory of `s->nbytes` for all members, zeroed, its pages reserved. The caller frees `s`,
-     * after an error too. */
+    /* Map memory of `s->nbytes` for all members, zeroed, its pages reserved. msi_segment_free()
+     * releases what stands in `s` then, after an error too, without the group: that may be gone. */
     ms_status (*map)(msi_segment *s, uint64_t seq);
 } msi_transport;
 
-extern const msi_transport msi_transport_shm;  /* shm.c: memory of the host, which all map */
-extern const msi_transport msi_transport_self; /* alone.c: of this rank only ... */
-extern const msi_transport msi_transport_fake; /* ... or as if every member were this rank */
+extern const msi_transport msi_transport_shm;   /* shm.c: memory of the host, which all map */
+extern const msi_transport msi_transport_alone; /* alone.c: of this rank, or as if all were it */
 
 #endif
