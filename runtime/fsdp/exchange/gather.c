@@ -2,7 +2,8 @@
 
 #include "backend.h"
 
-/* -- the slot: filling ------------------------------------------------------------------------- */
+/* -- slots ---------------------------------------------------------------------------------------
+ */
 
 static bool is_free(const msi_slot *slot)
 {
@@ -38,31 +39,26 @@ static ms_status await_own(msi_gather *g)
     return msi_order_after(g->ctx, MSI_ORDER_USED, MSI_STREAM_GATHER, g->slot->used);
 }
 
-static ms_status cast(msi_gather *g)
+static ms_status cast(msi_gather *g, void *to, bool staged)
 {
-    const bool pulls = g->slot->own != NULL;
     const int32_t before = msi_order_use(g->ctx, MSI_STREAM_GATHER);
-    ms_status status = g->user->fill(
-        g->unit, msi_slot_part(g->slot, pulls ? ms_comm_rank(g->pool->comm) : 0), pulls);
+    const ms_status status = g->user->fill(g->unit, to, staged);
 
     msi_order_use(g->ctx, before);
     return status;
 }
 
-static ms_status fill(msi_task *task, bool *finished)
+/* All ranks have released what `to` held. */
+static ms_status fill(msi_gather *g, void *to, bool staged)
 {
-    msi_gather *g = (msi_gather *)task;
     msi_slot_word *own = msi_slot_words_of(g->slot, ms_comm_rank(g->pool->comm));
 
-    MS_TRY(await_master(g));
-    MS_TRY(g->slot->own == NULL ? await_own(g) : MS_OK); /* a stage is read by gathering itself */
     MS_TRY(msi_slot_await(g->pool, g->slot, MSI_ORDER_RELEASED, MSI_STREAM_GATHER,
                           MSI_SLOT_RELEASED, g->slot->generation - 1));
-    MS_TRY(cast(g));
+    MS_TRY(cast(g, to, staged));
     atomic_store_explicit(&own->said, g->said, memory_order_relaxed);
     msi_slot_say(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_FILLED);
     g->user->filled(g->unit);
-    *finished = true;
     return MS_OK;
 }
 
@@ -76,32 +72,20 @@ static void join(msi_gather *g)
     }
 }
 
-/* A stage is released by the rank that has copied it, the slot that all share by the one that has
- * read it. */
-static void release(msi_gather *g, bool unfilled)
+/* No more of it is read or written by what this rank enqueues. */
+static void leave(msi_gather *g, bool unfilled)
 {
-    const bool pulls = g->slot->own != NULL, pulled = pulls && g->joined;
-
     if (unfilled) {
         atomic_store(&msi_slot_words_of(g->slot, ms_comm_rank(g->pool->comm))->dropped,
                      g->slot->generation);
     }
     join(g); /* if it is given up unread: its memory and the master may be written from now on */
     g->slot->used = msi_order_mark(g->ctx, MSI_STREAM_COMPUTE);
-    if (!pulled) {
-        msi_slot_say(g->pool, g->slot, pulls ? MSI_STREAM_GATHER : MSI_STREAM_COMPUTE,
-                     MSI_SLOT_RELEASED);
-    }
     g->slot->holder = NULL;
-    g->slot = NULL;
 }
 
-static void drop(msi_task *task)
-{
-    release((msi_gather *)task, true);
-}
-
-static ms_status slot_begin(msi_gather *g)
+/* Its task's steps are the layout's. */
+static ms_status begin(msi_gather *g)
 {
     msi_slot *slot = g->home != NULL ? g->home : msi_slot_oldest(g->pool, is_free);
 
@@ -120,13 +104,18 @@ static ms_status slot_begin(msi_gather *g)
     g->joined = false;
     g->task.order = MSI_TASK_FILL;
     g->task.possible = may_fill;
-    g->task.step = fill;
-    g->task.drop = drop;
     msi_progress_add(g->progress, &g->task);
     return MS_OK;
 }
 
-/* -- the slot: reading ------------------------------------------------------------------------- */
+/* Off the list of what is to be filled. Was it on it? */
+static bool take_off(msi_gather *g)
+{
+    const bool unfilled = g->task.listed;
+
+    msi_progress_remove(g->progress, &g->task);
+    return unfilled;
+}
 
 /* Ranks that differ may have filled the slot with two units: not ready, so the wait compares. */
 static bool all_filled_or_dropped(void *user)
@@ -142,8 +131,113 @@ static bool all_filled_or_dropped(void *user)
     return true;
 }
 
-/* From the peers' stages, this rank's own first, each rank in another order. */
-static ms_status pull_all(msi_gather *g)
+/* What gathers from now on sees what all have put in. */
+static ms_status await_all(msi_gather *g)
+{
+    MS_TRY(msi_progress_wait(g->progress, g->seq, all_filled_or_dropped, g));
+    const int32_t q = msi_slot_dropped_by(g->slot, g->pool->plan.world, MSI_SLOT_FILLED);
+
+    return q >= 0 ? msi_comm_dropped(g->pool->comm, g->seq, q)
+                  : msi_slot_await(g->pool, g->slot, MSI_ORDER_FILLED, MSI_STREAM_GATHER,
+                                   MSI_SLOT_FILLED, g->slot->generation);
+}
+
+/* -- shared: all read the slot ----------------------------------------------------------------- */
+
+static ms_status fill_slot(msi_task *task, bool *finished)
+{
+    msi_gather *g = (msi_gather *)task;
+
+    MS_TRY(await_master(g));
+    MS_TRY(await_own(g));
+    MS_TRY(fill(g, msi_slot_part(g->slot, 0), false));
+    *finished = true;
+    return MS_OK;
+}
+
+static void release_slot(msi_gather *g, bool unfilled)
+{
+    leave(g, unfilled);
+    msi_slot_say(g->pool, g->slot, MSI_STREAM_COMPUTE, MSI_SLOT_RELEASED);
+    g->slot = NULL;
+}
+
+static void drop_slot(msi_task *task)
+{
+    release_slot((msi_gather *)task, true);
+}
+
+static ms_status shared_begin(msi_gather *g)
+{
+    g->task.step = fill_slot;
+    g->task.drop = drop_slot;
+    return begin(g);
+}
+
+static ms_status shared_ready(msi_gather *g, bool stale, void **full)
+{
+    (void)stale;
+    MS_TRY(await_all(g));
+    join(g);
+    *full = g->slot->ro;
+    return MS_OK;
+}
+
+static void shared_end(msi_gather *g)
+{
+    if (g->slot != NULL) {
+        release_slot(g, take_off(g));
+    }
+}
+
+const msi_gather_ops msi_gather_shared = {true, slot_available, shared_begin, shared_ready,
+                                          shared_end};
+
+/* -- pull: each copies all stages into memory of its own ----------------------------------------
+ */
+
+/* What this rank has read of its stage it has read by gathering: that is in order. */
+static ms_status fill_stage(msi_task *task, bool *finished)
+{
+    msi_gather *g = (msi_gather *)task;
+
+    MS_TRY(await_master(g));
+    MS_TRY(fill(g, msi_slot_part(g->slot, ms_comm_rank(g->pool->comm)), true));
+    *finished = true;
+    return MS_OK;
+}
+
+static void release_stages(msi_gather *g)
+{
+    msi_slot_say(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_RELEASED);
+}
+
+/* It has released the stages if it has copied them. */
+static void leave_stages(msi_gather *g, bool unfilled)
+{
+    const bool copied = g->joined;
+
+    leave(g, unfilled);
+    if (!copied) {
+        release_stages(g);
+    }
+    g->slot = NULL;
+}
+
+static void drop_stage(msi_task *task)
+{
+    leave_stages((msi_gather *)task, true);
+}
+
+static ms_status pull_begin(msi_gather *g)
+{
+    g->task.step = fill_stage;
+    g->task.drop = drop_stage;
+    return begin(g);
+}
+
+/* This rank's own stage first, so that each reads in another order. */
+static ms_status copy_stages(msi_gather *g)
 {
     const int32_t rank = ms_comm_rank(g->pool->comm), world = g->pool->plan.world;
 
@@ -155,49 +249,30 @@ static ms_status pull_all(msi_gather *g)
     return MS_OK;
 }
 
-static ms_status pull(msi_gather *g)
+static ms_status pull_ready(msi_gather *g, bool stale, void **full)
 {
+    (void)stale;
+    MS_TRY(await_all(g));
     MS_TRY(await_own(g));
     const int32_t before = msi_order_use(g->ctx, MSI_STREAM_GATHER);
-    const ms_status status = pull_all(g);
+    const ms_status status = copy_stages(g);
 
     msi_order_use(g->ctx, before);
-    return status;
-}
-
-static ms_status slot_ready(msi_gather *g, bool stale, void **full)
-{
-    const bool pulls = g->slot->own != NULL;
-
-    (void)stale;
-    MS_TRY(msi_progress_wait(g->progress, g->seq, all_filled_or_dropped, g));
-    const int32_t q = msi_slot_dropped_by(g->slot, g->pool->plan.world, MSI_SLOT_FILLED);
-
-    if (q >= 0) {
-        return msi_comm_dropped(g->pool->comm, g->seq, q);
-    }
-    MS_TRY(msi_slot_await(g->pool, g->slot, MSI_ORDER_FILLED, MSI_STREAM_GATHER, MSI_SLOT_FILLED,
-                          g->slot->generation));
-    MS_TRY(pulls ? pull(g) : MS_OK);
+    MS_TRY(status);
     join(g);
-    if (pulls) {
-        msi_slot_say(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_RELEASED);
-    }
-    *full = pulls ? g->slot->own : g->slot->ro;
+    release_stages(g);
+    *full = g->slot->own;
     return MS_OK;
 }
 
-static void slot_end(msi_gather *g)
+static void pull_end(msi_gather *g)
 {
     if (g->slot != NULL) {
-        const bool unfilled = g->task.listed;
-
-        msi_progress_remove(g->progress, &g->task);
-        release(g, unfilled);
+        leave_stages(g, take_off(g));
     }
 }
 
-const msi_gather_ops msi_gather_slot = {true, slot_available, slot_begin, slot_ready, slot_end};
+const msi_gather_ops msi_gather_pull = {true, slot_available, pull_begin, pull_ready, pull_end};
 
 /* -- without peers ----------------------------------------------------------------------------- */
 

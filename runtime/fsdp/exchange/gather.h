@@ -1,5 +1,6 @@
-/* How a unit's full parameters come about: from all ranks' extents in a slot, as the master itself,
- * or as a private copy of it in a lower precision. Chosen once, when a model is first used. */
+/* How a unit's full parameters come about: from all ranks' extents, in a slot that all share or
+ * pulled from their stages into memory of this rank's own; as the master itself; or as a private
+ * copy of it in a lower precision. Chosen once, when a model is first used. */
 #ifndef MSI_FSDP_GATHER_H
 #define MSI_FSDP_GATHER_H
 
@@ -9,7 +10,7 @@
 typedef struct msi_gather msi_gather;
 
 typedef struct msi_gather_ops {
-    /* From the peers, in a slot? What it gives stays as it is until end(); the others follow the
+    /* From the peers, by a slot? What it gives stays as it is until end(); the others follow the
      * master. */
     bool shares;
     /* Could it begin without more memory? (prefetch asks) */
@@ -58,7 +59,8 @@ struct msi_gather {
     int64_t nbytes;       /* of the full parameters */
 };
 
-extern const msi_gather_ops msi_gather_slot, msi_gather_alias, msi_gather_resident;
+extern const msi_gather_ops msi_gather_shared, msi_gather_pull, msi_gather_alias,
+    msi_gather_resident;
 
 /* Give back what the private copy takes. */
 void msi_gather_dispose(msi_gather *g);

@@ -67,14 +67,19 @@ static void filled(void *unit)
 
 static const msi_gather_user gather_user = {fill, pull, filled, version};
 
+static const msi_gather_ops *gather_ops(const ms_fsdp_unit *u)
+{
+    if (msi_unit_shares(u)) { /* one part, or a stage for each rank */
+        return u->run->params.plan.n_parts == 1 ? &msi_gather_shared : &msi_gather_pull;
+    }
+    return u->param_dtype == u->orig_dtype ? &msi_gather_alias : &msi_gather_resident;
+}
+
 void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home)
 {
-    const bool aliases = u->param_dtype == u->orig_dtype;
     msi_gather *g = &u->gather;
 
-    g->ops = msi_unit_shares(u) ? &msi_gather_slot
-             : aliases          ? &msi_gather_alias
-                                : &msi_gather_resident;
+    g->ops = gather_ops(u);
     g->ctx = u->ctx;
     g->progress = &u->run->progress;
     g->pool = &u->run->params;
