@@ -90,7 +90,12 @@ const msi_kernel_table *msi_kernels_of(int32_t isa);
 ms_status msi_check_kernel(const char *op, int32_t kernel, int32_t dtype);
 /** The error itself. */
 ms_status msi_kernel_missing(const char *op, int32_t dtype, const char *device);
-/** Run a kernel. `op` names the caller in the error about a missing one. */
+/** Bytes of a copy of a kernel's arguments with the list that they point to (a tree's sources), for
+ * a device that runs it later; and that copy, to where any type may lie. */
+int64_t msi_args_bytes(int32_t kernel, const void *args);
+void msi_args_copy(int32_t kernel, void *to, const void *args);
+/** Run a kernel; `args` and their list are the caller's again on return. `op` names the caller in
+ * the error about a missing one. */
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args);
 
 /**

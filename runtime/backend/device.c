@@ -8,17 +8,6 @@
 
 _Atomic int32_t msi_n_devices;
 
-static int64_t args_bytes(int32_t kernel)
-{
-    static const int64_t bytes[] = {
-#define BYTES(name, args) sizeof(args),
-        MSI_KERNELS(BYTES)
-#undef BYTES
-    };
-
-    return bytes[kernel];
-}
-
 static msi_kernel_fn cpu_kernel(int32_t kernel, int32_t dtype)
 {
     return msi_kernels()->fn[kernel][dtype];
@@ -78,7 +67,8 @@ ms_status msi_device_open(ms_context *ctx)
 {
     const msi_device_host host = {.user = ctx,
                                   .kernel = cpu_kernel,
-                                  .args_bytes = args_bytes,
+                                  .args_bytes = msi_args_bytes,
+                                  .args_copy = msi_args_copy,
                                   .gemm = msi_gemm_now,
                                   .cpu = &msi_cpu_device_ops};
     const int32_t kind = msi_switch_choice("MS_DEVICE", kinds, MSI_COUNT(kinds), 0);

@@ -17,7 +17,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 2 }; /* of this file, kernel_args.h and the kernels' names */
+enum { MSI_DEVICE_VERSION = 3 }; /* of this file, kernel_args.h and the kernels' names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -60,7 +60,9 @@ typedef struct msi_device msi_device;
 typedef struct msi_device_host {
     void *user;
     msi_kernel_fn (*kernel)(int32_t kernel, int32_t dtype); /* the CPU's, or NULL */
-    int64_t (*args_bytes)(int32_t kernel);
+    /* A kernel's arguments are copied with what they list: bytes of the copy, and the copy. */
+    int64_t (*args_bytes)(int32_t kernel, const void *args);
+    void (*args_copy)(int32_t kernel, void *to, const void *args);
     /* The CPU's product. */
     ms_status (*gemm)(void *user, const msi_gemm_args *args);
     const struct msi_device_ops *cpu; /* what a device of host memory has in common with it */
@@ -83,7 +85,7 @@ typedef struct msi_device_ops {
     int32_t (*attach)(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out);
     void (*detach)(msi_device *d, void *p, int64_t nbytes);
 
-    /* work, in stream order; arguments are copied */
+    /* work, in stream order; arguments are copied before it returns */
     int32_t (*run)(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype, const void *args);
     int32_t (*gemm)(msi_device *d, int32_t stream, const msi_gemm_args *args);
     int32_t (*copy)(msi_device *d, int32_t stream, void *to, const void *from, int64_t nbytes);

@@ -230,7 +230,7 @@ typedef struct msi_tree_source {
 typedef struct msi_tree_args {
     int64_t n;
     int32_t n_src;
-    const msi_tree_source *src; /**< (n_src) */
+    const msi_tree_source *src; /**< (n_src), copied with the rest where it runs later */
     void *out;                  /**< may be one of the sources */
     int32_t round_dtype;
     double factor;

@@ -14,11 +14,6 @@ static msi_kernel_fn kernel(int32_t k, int32_t dtype)
     return msi_kernels()->fn[k][dtype];
 }
 
-static int64_t args_bytes(int32_t k)
-{
-    return k == MSI_K_tree ? sizeof(msi_tree_args) : sizeof(msi_ew_args);
-}
-
 static ms_status gemm(void *user, const msi_gemm_args *args)
 {
     (void)user;
@@ -45,8 +40,11 @@ static const msi_device_ops *fake_ops(void)
 
 static msi_device *open_device(const msi_device_ops *ops, int32_t seed)
 {
-    const msi_device_host host = {
-        .kernel = kernel, .args_bytes = args_bytes, .gemm = gemm, .cpu = &msi_cpu_device_ops};
+    const msi_device_host host = {.kernel = kernel,
+                                  .args_bytes = msi_args_bytes,
+                                  .args_copy = msi_args_copy,
+                                  .gemm = gemm,
+                                  .cpu = &msi_cpu_device_ops};
     char error[MSI_DEVICE_ERROR];
     msi_device *d;
 
@@ -133,6 +131,36 @@ static void test_backend_device__a_stream_keeps_its_order(void **state)
 {
     (void)state;
     assert_always(keeps_its_order);
+}
+
+/* c = a + b, whose caller lists something else when it has returned. */
+static bool keeps_what_arguments_list(msi_device *d)
+{
+    float *a = take(d), *b = take(d), *c = take(d);
+    msi_tree_source src[] = {{a, MS_DTYPE_F32}, {b, MS_DTYPE_F32}};
+    msi_tree_args args = {
+        .n = N, .n_src = 2, .src = src, .out = c, .round_dtype = MS_DTYPE_F32, .factor = 1};
+
+    d->ops->set(d, MSI_STREAM_COMPUTE, a, 0, N * sizeof(float));
+    add_one(d, MSI_STREAM_COMPUTE, a, a);
+    add_one(d, MSI_STREAM_COMPUTE, b, a);
+    assert_int_equal(d->ops->run(d, MSI_STREAM_COMPUTE, MSI_K_tree, MS_DTYPE_F32, &args),
+                     MSI_DEV_OK);
+    src[0] = src[1] = (msi_tree_source){NULL, MS_DTYPE_NONE};
+    args.src = NULL;
+    wait_for(d, MSI_STREAM_COMPUTE);
+    const bool right = c[0] == 3 && c[N - 1] == 3;
+
+    give(d, a);
+    give(d, b);
+    give(d, c);
+    return right;
+}
+
+static void test_backend_device__arguments_are_copied_with_what_they_list(void **state)
+{
+    (void)state;
+    assert_always(keeps_what_arguments_list);
 }
 
 /* -- several ----------------------------------------------------------------------------------- */
@@ -436,6 +464,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backend_device__a_stream_keeps_its_order),
+        cmocka_unit_test(test_backend_device__arguments_are_copied_with_what_they_list),
         cmocka_unit_test(test_backend_device__streams_go_on_after_marks),
         cmocka_unit_test(test_backend_device__what_is_not_ordered_comes_out_wrong),
         cmocka_unit_test(test_backend_device__who_does_not_wait_reads_something_else),

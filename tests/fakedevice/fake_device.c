@@ -179,35 +179,17 @@ static int32_t enqueue(fake_device *d, int32_t to, item *it)
 }
 
 static item *new_item(item_kind kind, const void *args, int64_t args_bytes)
+/* Its arguments are those, or the caller's to fill in. */
 {
     item *it = calloc(1, sizeof(*it) + (size_t)args_bytes);
 
     if (it != NULL) {
         it->kind = kind;
-        if (args_bytes > 0) {
+        if (args != NULL) {
             memcpy(it->args, args, (size_t)args_bytes);
         }
     }
     return it;
-}
-
-/* With the list of its sources, which is the caller's. */
-static item *new_tree(const msi_tree_args *args)
-{
-    const int64_t list_bytes = args->n_src * (int64_t)sizeof(*args->src);
-    item *it = new_item(RUN, NULL, 0);
-    item *whole = it != NULL ? realloc(it, sizeof(*it) + sizeof(*args) + (size_t)list_bytes) : NULL;
-
-    if (whole == NULL) {
-        free(it);
-        return NULL;
-    }
-    msi_tree_args own = *args;
-
-    own.src = (const msi_tree_source *)(const void *)(whole->args + sizeof(own));
-    memcpy(whole->args, &own, sizeof(own));
-    memcpy(whole->args + sizeof(own), args->src, (size_t)list_bytes);
-    return whole;
 }
 
 static int32_t fake_run(msi_device *base, int32_t to, int32_t kernel, int32_t dtype,
@@ -218,11 +200,11 @@ static int32_t fake_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
     if (d->host.kernel(kernel, dtype) == NULL) {
         return MSI_DEV_UNSUPPORTED;
     }
-    item *it =
-        kernel == MSI_K_tree ? new_tree(args) : new_item(RUN, args, d->host.args_bytes(kernel));
+    item *it = new_item(RUN, NULL, d->host.args_bytes(kernel, args));
 
     if (it != NULL) {
         it->kernel = kernel;
+        d->host.args_copy(kernel, it->args, args);
         it->dtype = dtype;
     }
     return enqueue(d, to, it);
