@@ -136,9 +136,8 @@ ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
 {
     msi_device *d = ctx->device;
 
-    return MSI_UNLIKELY(d != NULL && !d->running)
-               ? outcome_of("gemm", d->ops->gemm(d, d->stream, args))
-               : msi_gemm_now(ctx, args);
+    return MSI_UNLIKELY(d != NULL) ? outcome_of("gemm", d->ops->gemm(d, d->stream, args))
+                                   : msi_gemm_now(ctx, args);
 }
 
 ms_status *msi_device_status(const ms_context *ctx, ms_status *now)
@@ -166,9 +165,6 @@ bool msi_device_polls(msi_device *d)
 ms_status msi_device_settle(msi_device *d)
 {
     MS_TRY(msi_device_wait(d));
-    if (d->running) {
-        return MS_OK;
-    }
     ms_status status = d->failed;
 
     d->failed = MS_OK;

@@ -5,11 +5,12 @@
  * streams, and only the reader of a value waits. One device per context beside the CPU, which is
  * one whose streams are always empty. Everything but open(), give() and wait() returns at once.
  *
- * Two things differ between devices, and no others:
- *   - await() on a synchronous device answers MSI_DEV_NOT_YET where a word is not there yet, and
- *     the caller keeps the work as a task. Others enqueue the wait and answer MSI_DEV_OK.
- *   - copy() takes pointers of any place. Host memory that is not pinned must stay as it is until
- *     the copy has run. */
+ * copy() takes pointers of any place. Host memory that is not pinned must stay as it is until the
+ * copy has run.
+ *
+ * What a device asks of the runtime while it runs an item, memory and products on the CPU's
+ * kernels, is for that item: it is done at once, and no other item is done before it has ended
+ * (done() and wait() answer MSI_DEV_NOT_YET). */
 #ifndef MSI_DEVICE_H
 #define MSI_DEVICE_H
 
@@ -102,7 +103,8 @@ typedef struct msi_device_ops {
      * while something is left that would not run without another call. */
     int32_t (*poll)(msi_device *d);
 
-    /* words in host memory that all ranks of the host see. `words` is copied. */
+    /* words in host memory that all ranks of the host see. `words` is copied. On a synchronous
+     * device they are there, as who awaits them was told: MSI_DEV_FAILED where they are not. */
     int32_t (*post)(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint64_t value);
     int32_t (*await)(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
                      uint64_t at_least);
@@ -115,7 +117,6 @@ enum { MSI_DEVICE_ERROR = 256 };
 /* Devices begin with this. */
 struct msi_device {
     const msi_device_ops *ops;
-    bool running;     /* one of its items runs now, on this thread, which has what it asks for */
     ms_status failed; /* what a product that has run came to; the next who waits is told */
     int32_t stream; /* on which what is dispatched now goes: MSI_STREAM_COMPUTE but for a moment */
     ms_context *ctx;

@@ -169,7 +169,7 @@ static int32_t cpu_await(msi_device *d, int32_t stream, _Atomic uint64_t *const 
     (void)stream;
     for (int32_t i = 0; i < n; i++) {
         if (atomic_load(words[i]) < at_least) {
-            return MSI_DEV_NOT_YET;
+            return MSI_DEV_FAILED;
         }
     }
     return MSI_DEV_OK;

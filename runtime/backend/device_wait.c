@@ -36,7 +36,7 @@ ms_status msi_device_wait(msi_device *d)
 {
     ms_status status = MS_OK;
 
-    for (int32_t i = 0; i < MSI_STREAMS && !d->running; i++) { /* an item has what it asks for */
+    for (int32_t i = 0; i < MSI_STREAMS; i++) {
         const ms_status waited = msi_device_wait_for(d, d->ops->mark(d, i));
 
         status = status != MS_OK ? status : waited;

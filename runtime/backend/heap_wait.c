@@ -28,10 +28,7 @@ static void free_until(msi_heap *h, int32_t stream, bool (*is_over)(msi_device *
 
 static void free_all_until(msi_heap *h, bool (*is_over)(msi_device *d, msi_mark mark))
 {
-    if (h->n_waiting == 0 || h->device->running) { /* an item does not wait for others */
-        return;
-    }
-    for (int32_t i = 0; i < MSI_STREAMS; i++) {
+    for (int32_t i = 0; h->n_waiting > 0 && i < MSI_STREAMS; i++) {
         free_until(h, i, is_over);
     }
 }
@@ -45,7 +42,7 @@ static bool is_done(msi_device *d, msi_mark mark)
 static bool is_waited_for(msi_device *d, msi_mark mark)
 {
     (void)msi_device_wait_for(d, mark); /* who settles is told what it came to */
-    return true;
+    return is_done(d, mark);            /* asked for by an item: no */
 }
 
 static bool is_gone(msi_device *d, msi_mark mark)

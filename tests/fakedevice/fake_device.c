@@ -40,6 +40,7 @@ typedef struct stream {
 typedef struct fake_device {
     msi_device base;
     msi_device_host host;
+    bool running; /* an item: what is asked for now is part of it */
     stream streams[MSI_STREAMS];
     uint64_t dice;
     bool uniform;
@@ -83,7 +84,7 @@ static bool may_run(const fake_device *d, const item *it)
 
 static void run_item(fake_device *d, const item *it)
 {
-    d->base.running = true;
+    d->running = true;
     switch (it->kind) {
     case RUN:
         d->host.kernel(it->kernel, it->dtype)(it->args);
@@ -107,7 +108,7 @@ static void run_item(fake_device *d, const item *it)
     default: /* its turn has come */
         break;
     }
-    d->base.running = false;
+    d->running = false;
 }
 
 /* The stream to go on with, or NULL: none may. */
@@ -162,9 +163,9 @@ static int32_t enqueue(fake_device *d, int32_t to, item *it)
     if (it == NULL) {
         return MSI_DEV_NO_MEMORY;
     }
-    if (d->base.running) { /* asked for by an item: part of it */
+    if (d->running) { /* asked for by an item: part of it */
         run_item(d, it);
-        d->base.running = true;
+        d->running = true;
         free(it);
         return MSI_DEV_OK;
     }
@@ -178,8 +179,8 @@ static int32_t enqueue(fake_device *d, int32_t to, item *it)
     return MSI_DEV_OK;
 }
 
-static item *new_item(item_kind kind, const void *args, int64_t args_bytes)
 /* Its arguments are those, or the caller's to fill in. */
+static item *new_item(item_kind kind, const void *args, int64_t args_bytes)
 {
     item *it = calloc(1, sizeof(*it) + (size_t)args_bytes);
 
@@ -203,8 +204,8 @@ static int32_t fake_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
     item *it = new_item(RUN, NULL, d->host.args_bytes(kernel, args));
 
     if (it != NULL) {
-        it->kernel = kernel;
         d->host.args_copy(kernel, it->args, args);
+        it->kernel = kernel;
         it->dtype = dtype;
     }
     return enqueue(d, to, it);
@@ -265,9 +266,9 @@ static int32_t fake_done(msi_device *base, msi_mark m)
 {
     fake_device *d = (fake_device *)base;
 
-    while (!is_done(d, m) && chance(d, 2) && step(d)) {
+    while (!d->running && !is_done(d, m) && chance(d, 2) && step(d)) {
     }
-    return is_done(d, m) ? MSI_DEV_OK : MSI_DEV_NOT_YET;
+    return !d->running && is_done(d, m) ? MSI_DEV_OK : MSI_DEV_NOT_YET;
 }
 
 static int32_t fake_wait(msi_device *base, msi_mark m, bool (*go_on)(void *user), void *user)
@@ -275,6 +276,9 @@ static int32_t fake_wait(msi_device *base, msi_mark m, bool (*go_on)(void *user)
     const struct timespec moment = {.tv_nsec = 20000};
     fake_device *d = (fake_device *)base;
 
+    if (d->running) {
+        return MSI_DEV_NOT_YET;
+    }
     for (int32_t in_vain = 0; !is_done(d, m); in_vain++) {
         if (step(d)) {
             in_vain = 0;
@@ -366,7 +370,7 @@ static void fake_give(msi_device *base, void *p, int64_t nbytes, int32_t place)
 {
     (void)nbytes;
     (void)place;
-    if (!base->running) {
+    if (!((fake_device *)base)->running) {
         settle((fake_device *)base);
     }
     free(p);
