@@ -97,15 +97,17 @@ ms_status msi_device_open(ms_context *ctx)
     }
 }
 
-static ms_status outcome_of(const char *what, int32_t outcome)
+ms_status msi_device_outcome(const msi_device *d, const char *what, int32_t outcome)
 {
     switch (outcome) {
     case MSI_DEV_OK:
         return MS_OK;
     case MSI_DEV_NO_MEMORY:
-        return MS_FAIL(MS_OUT_OF_MEMORY, "%s: no memory to enqueue it", what);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "%s: no memory to enqueue it on device '%s'", what,
+                       d->ops->kind);
     default:
-        return MS_FAIL(MS_DEVICE_ERROR, "%s: the device refuses it (%d)", what, (int)outcome);
+        return MS_FAIL(MS_DEVICE_ERROR, "%s: device '%s' refuses it (%d)", what, d->ops->kind,
+                       (int)outcome);
     }
 }
 
@@ -115,7 +117,7 @@ ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t 
     int32_t outcome = d->ops->run(d, d->stream, kernel, dtype, args);
 
     return outcome == MSI_DEV_UNSUPPORTED ? msi_kernel_missing(op, dtype, d->ops->kind)
-                                          : outcome_of(op, outcome);
+                                          : msi_device_outcome(d, op, outcome);
 }
 
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args)
@@ -136,7 +138,7 @@ ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
 {
     msi_device *d = ctx->device;
 
-    return MSI_UNLIKELY(d != NULL) ? outcome_of("gemm", d->ops->gemm(d, d->stream, args))
+    return MSI_UNLIKELY(d != NULL) ? msi_device_outcome(d, "gemm", d->ops->gemm(d, d->stream, args))
                                    : msi_gemm_now(ctx, args);
 }
 
@@ -149,12 +151,12 @@ ms_status *msi_device_status(const ms_context *ctx, ms_status *now)
 
 ms_status msi_mem_copy_on(msi_device *d, void *to, const void *from, int64_t nbytes)
 {
-    return outcome_of("copy", d->ops->copy(d, d->stream, to, from, nbytes));
+    return msi_device_outcome(d, "copy", d->ops->copy(d, d->stream, to, from, nbytes));
 }
 
 ms_status msi_mem_set_on(msi_device *d, void *to, int32_t byte, int64_t nbytes)
 {
-    return outcome_of("fill", d->ops->set(d, d->stream, to, byte, nbytes));
+    return msi_device_outcome(d, "fill", d->ops->set(d, d->stream, to, byte, nbytes));
 }
 
 bool msi_device_polls(msi_device *d)

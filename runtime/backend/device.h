@@ -135,6 +135,8 @@ static inline bool msi_any_device(void)
 {
     return atomic_load_explicit(&msi_n_devices, memory_order_relaxed) != 0;
 }
+/* What a function of the device's came to that enqueues `what`, as an error. */
+ms_status msi_device_outcome(const msi_device *d, const char *what, int32_t outcome);
 /* Run one, on the current stream. `op` names the caller in errors. */
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args);

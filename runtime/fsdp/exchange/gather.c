@@ -39,15 +39,6 @@ static ms_status await_own(msi_gather *g)
     return msi_order_after(g->ctx, MSI_ORDER_USED, MSI_STREAM_GATHER, g->slot->used);
 }
 
-static ms_status cast(msi_gather *g, void *to, bool staged)
-{
-    const int32_t before = msi_order_use(g->ctx, MSI_STREAM_GATHER);
-    const ms_status status = g->user->fill(g->unit, to, staged);
-
-    msi_order_use(g->ctx, before);
-    return status;
-}
-
 /* All ranks have released what `to` held. */
 static ms_status fill(msi_gather *g, void *to, bool staged)
 {
@@ -55,7 +46,7 @@ static ms_status fill(msi_gather *g, void *to, bool staged)
 
     MS_TRY(msi_slot_await(g->pool, g->slot, MSI_ORDER_RELEASED, MSI_STREAM_GATHER,
                           MSI_SLOT_RELEASED, g->slot->generation - 1));
-    MS_TRY(cast(g, to, staged));
+    MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, g->user->fill(g->unit, to, staged));
     atomic_store_explicit(&own->said, g->said, memory_order_relaxed);
     msi_slot_say(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_FILLED);
     g->user->filled(g->unit);
@@ -254,11 +245,7 @@ static ms_status pull_ready(msi_gather *g, bool stale, void **full)
     (void)stale;
     MS_TRY(await_all(g));
     MS_TRY(await_own(g));
-    const int32_t before = msi_order_use(g->ctx, MSI_STREAM_GATHER);
-    const ms_status status = copy_stages(g);
-
-    msi_order_use(g->ctx, before);
-    MS_TRY(status);
+    MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, copy_stages(g));
     join(g);
     release_stages(g);
     *full = g->slot->own;

@@ -9,15 +9,7 @@ static bool is_left_out(msi_stream_order what)
         what == (msi_stream_order)atomic_load_explicit(&msi_order_left_out, memory_order_relaxed));
 }
 
-static ms_status outcome_of(const msi_device *d, int32_t outcome)
-{
-    return outcome == MSI_DEV_OK ? MS_OK
-           : outcome == MSI_DEV_NO_MEMORY
-               ? MS_FAIL(MS_OUT_OF_MEMORY, "no memory to order the streams of device '%s'",
-                         d->ops->kind)
-               : MS_FAIL(MS_DEVICE_ERROR, "device '%s' does not order its streams (%d)",
-                         d->ops->kind, (int)outcome);
-}
+static const char what_orders[] = "order of streams";
 
 msi_mark msi_order_mark(const ms_context *ctx, int32_t stream)
 {
@@ -31,7 +23,7 @@ ms_status msi_order_after(const ms_context *ctx, msi_stream_order what, int32_t 
 
     return MSI_LIKELY(d == NULL) || m.ticket == 0 || is_left_out(what)
                ? MS_OK
-               : outcome_of(d, d->ops->after(d, stream, m));
+               : msi_device_outcome(d, what_orders, d->ops->after(d, stream, m));
 }
 
 void msi_order_join(const ms_context *ctx, msi_stream_order what, int32_t stream, msi_mark m)
@@ -48,7 +40,7 @@ ms_status msi_order_await(const ms_context *ctx, msi_stream_order what, int32_t 
 
     return MSI_LIKELY(d == NULL) || is_left_out(what)
                ? MS_OK
-               : outcome_of(d, d->ops->await(d, stream, words, n, at_least));
+               : msi_device_outcome(d, what_orders, d->ops->await(d, stream, words, n, at_least));
 }
 
 void msi_order_post(const ms_context *ctx, int32_t stream, _Atomic uint64_t *word, uint64_t value)

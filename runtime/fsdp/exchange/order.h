@@ -46,5 +46,14 @@ ms_status msi_order_await(const ms_context *ctx, msi_stream_order what, int32_t 
 void msi_order_post(const ms_context *ctx, int32_t stream, _Atomic uint64_t *word, uint64_t value);
 /* What is dispatched from now on goes to `stream`; the one before is the result. */
 int32_t msi_order_use(const ms_context *ctx, int32_t stream);
+/* MS_TRY of what is dispatched to `stream`. */
+#define MS_TRY_ON(ctx, stream, call)                                                               \
+    do {                                                                                           \
+        const int32_t before_ = msi_order_use(ctx, stream);                                        \
+        const ms_status outcome_ = (call);                                                         \
+                                                                                                   \
+        msi_order_use(ctx, before_);                                                               \
+        MS_TRY(outcome_);                                                                          \
+    } while (0)
 
 #endif

@@ -166,11 +166,8 @@ static ms_status sum_own(msi_reduction *r)
 
     MS_TRY(r->user->prepare(r->unit, &shard, &add));
     MS_TRY(await_all(r, MSI_ORDER_READY, MSI_SLOT_FILLED, add));
-    const int32_t before = msi_order_use(r->pool->ctx, MSI_STREAM_REDUCE);
-    const ms_status status = sum_extents(r, shard, add);
-
-    msi_order_use(r->pool->ctx, before);
-    return status;
+    MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE, sum_extents(r, shard, add));
+    return MS_OK;
 }
 
 static ms_status sum_chunk(msi_reduction *r)
@@ -178,12 +175,8 @@ static ms_status sum_chunk(msi_reduction *r)
     const msi_chunk own = msi_plan_chunk(r->total, r->rank, r->world);
 
     MS_TRY(await_all(r, MSI_ORDER_READY, MSI_SLOT_FILLED, false));
-    const int32_t before = msi_order_use(r->pool->ctx, MSI_STREAM_REDUCE);
-    const ms_status status =
-        sum(r, own.first, own.numel, element(r, r->rank, own.first), r->dtype, false);
-
-    msi_order_use(r->pool->ctx, before);
-    MS_TRY(status);
+    MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE,
+              sum(r, own.first, own.numel, element(r, r->rank, own.first), r->dtype, false));
     r->phase = MSI_GRAD_REDUCED;
     msi_slot_say(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED);
     r->user->changed(r->unit);
@@ -208,11 +201,8 @@ static ms_status copy_chunks(msi_reduction *r)
 
     MS_TRY(r->user->prepare(r->unit, &out, &add));
     MS_TRY(await_all(r, MSI_ORDER_CHUNKED, MSI_SLOT_REDUCED, add));
-    const int32_t before = msi_order_use(r->pool->ctx, MSI_STREAM_REDUCE);
-    const ms_status status = take_chunks(r, out, add);
-
-    msi_order_use(r->pool->ctx, before);
-    return status;
+    MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE, take_chunks(r, out, add));
+    return MS_OK;
 }
 
 /* -- its task ---------------------------------------------------------------------------------- */
