@@ -1,0 +1,81 @@
+#include "norm_parts.h"
+
+#include <string.h>
+
+/* Fold one parameter's blocks from all ranks' messages. */
+static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest,
+                            msi_norm_message *messages, double *total)
+{
+    double cut[MSI_NORM_BLOCK]; /* elements of a cut block, in the unit's dtype */
+    int64_t size = ms_dtype_size(u->orig_dtype), numel = u->params[index].numel;
+
+    for (int32_t q = 0; q < u->world; q++) {
+        ms_layout_piece piece;
+
+        MS_TRY(msi_norm_piece(u, q, index, &piece));
+        for (int64_t at = piece.start, end = piece.start + piece.numel; at < end;) {
+            msi_stretch s = msi_norm_stretch(at, end, numel);
+            int64_t in_block = s.first % MSI_NORM_BLOCK;
+            double result;
+
+            at += s.n;
+            if (s.whole) {
+                *total = msi_norm_fold(*total, messages[q].blocks++, 1, largest);
+                continue;
+            }
+            memcpy((char *)cut + in_block * size, messages[q].fragments, (size_t)(s.n * size));
+            messages[q].fragments += msi_norm_padded(u, s.n);
+            if (at % MSI_NORM_BLOCK == 0 || at == numel) { /* the block is complete */
+                msi_norm_args args = {.n = in_block + s.n,
+                                      .block = MSI_NORM_BLOCK,
+                                      .x = cut,
+                                      .out = &result,
+                                      .largest = largest};
+
+                msi_kernels()->fn[MSI_K_norm][u->orig_dtype](&args); /* on the host */
+                *total = msi_norm_fold(*total, &result, 1, largest);
+            }
+        }
+    }
+    return MS_OK;
+}
+
+/* What counts for a block of which every rank has sent a result. */
+static double agreed_block(const ms_fsdp_tree *tree, msi_norm_message *messages, bool largest)
+{
+    double first = *messages[0].blocks, total = 0;
+    bool equal = true;
+
+    for (int32_t q = 0; q < tree->world; q++) {
+        double result = *messages[q].blocks++;
+
+        equal = equal && memcmp(&result, &first, sizeof(first)) == 0;
+        total = msi_norm_fold(total, &result, 1, largest);
+    }
+    return equal ? first : largest ? total : total / tree->world;
+}
+
+ms_status msi_norm_fold_all(const ms_fsdp_tree *tree, const msi_order *o, bool largest,
+                            msi_norm_message *messages, const double *kept, double *total)
+{
+    *total = 0;
+    for (int32_t i = 0; i < o->n; i++) {
+        const msi_place *at = &o->places[i];
+
+        if (msi_norm_is_cut(at)) {
+            MS_TRY(fold_param(at->unit, at->index, largest, messages, total));
+        } else if (msi_norm_is_sent(tree, at)) {
+            for (int64_t n = msi_norm_plain_blocks(at); n > 0; n--) {
+                double result = agreed_block(tree, messages, largest);
+
+                *total = msi_norm_fold(*total, &result, 1, largest);
+            }
+        } else {
+            const int64_t n = msi_norm_kept_blocks(tree, at);
+
+            *total = msi_norm_fold(*total, kept, n, largest);
+            kept += n;
+        }
+    }
+    return MS_OK;
+}

@@ -1,0 +1,107 @@
+#include "norm_parts.h"
+
+/* What one rank knows: its message, and the blocks of what nobody has to send. */
+typedef struct knowledge {
+    msi_norm_message sent;
+    double *kept;
+} knowledge;
+
+/* View of elements [first, first + n) of this rank's gradient of a parameter. */
+static msi_view grad_view(const ms_fsdp_unit *u, const msi_unit_param *p, int64_t first, int64_t n)
+{
+    msi_view v = p->tensor->grad->v;
+
+    v.offset += first - p->piece.start;
+    msi_view_set_contiguous(&v, u->orig_dtype, 1, &n);
+    return v;
+}
+
+/* The next n blocks at `*to` are those of the gradient, or 0. */
+static ms_status write_blocks(const ms_tensor *grad, int64_t n, bool largest, double **to)
+{
+    double *out = *to;
+
+    *to += n;
+    return grad != NULL ? msi_norm_blocks(&grad->v, largest, out) : MS_OK;
+}
+
+static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, bool largest,
+                             msi_norm_message *m)
+{
+    int64_t end = p->piece.start + p->piece.numel;
+
+    for (int64_t at = p->piece.start; at < end;) {
+        msi_stretch s = msi_norm_stretch(at, end, p->numel);
+
+        if (s.whole) { /* and all whole blocks after it, in one call */
+            int64_t stop = end == p->numel ? end : end / MSI_NORM_BLOCK * MSI_NORM_BLOCK;
+
+            if (p->tensor->grad != NULL) {
+                msi_view v = grad_view(u, p, at, stop - at);
+
+                MS_TRY(msi_norm_blocks(&v, largest, m->blocks));
+            }
+            m->blocks += msi_norm_n_blocks(stop - at);
+            at = stop;
+            continue;
+        }
+        if (p->tensor->grad != NULL) {
+            msi_view v = grad_view(u, p, s.first, s.n);
+
+            MS_TRY(msi_mem_copy(u->ctx, m->fragments, msi_view_ptr(&v),
+                                s.n * ms_dtype_size(u->orig_dtype)));
+        }
+        m->fragments += msi_norm_padded(u, s.n);
+        at += s.n;
+    }
+    return MS_OK;
+}
+
+static ms_status write_all(const ms_fsdp_tree *tree, const msi_order *o, bool largest,
+                           knowledge own)
+{
+    for (int32_t i = 0; i < o->n; i++) {
+        const msi_place *at = &o->places[i];
+        const ms_tensor *grad = at->tensor->grad;
+
+        if (msi_norm_is_cut(at)) {
+            MS_TRY(write_param(at->unit, &at->unit->params[at->index], largest, &own.sent));
+        } else if (msi_norm_is_sent(tree, at)) {
+            MS_TRY(write_blocks(grad, msi_norm_plain_blocks(at), largest, &own.sent.blocks));
+        } else {
+            MS_TRY(write_blocks(grad, msi_norm_kept_blocks(tree, at), largest, &own.kept));
+        }
+    }
+    return MS_OK;
+}
+
+/* This rank's message, `room` bytes, then its kept blocks, made by kernels at `to`. */
+static ms_status make_message(const ms_fsdp_tree *tree, const msi_order *o, bool largest,
+                              int64_t room, int64_t kept, char *to)
+{
+    int64_t blocks, fragments;
+
+    MS_TRY(msi_norm_measure(tree, o, tree->rank, &blocks, &fragments));
+    const knowledge own = {{(double *)(void *)to, to + blocks}, (double *)(void *)(to + room)};
+
+    MS_TRY(msi_mem_set(tree->ctx, to, 0, room + kept));
+    return write_all(tree, o, largest, own);
+}
+
+ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_order *o, bool largest, int64_t room,
+                        int64_t kept, char *to)
+{
+    msi_mem_block *made;
+    ms_status status;
+
+    if (tree->ctx->device == NULL) {
+        return make_message(tree, o, largest, room, kept, to);
+    }
+    MS_TRY(msi_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, &made));
+    MS_TRY_GOTO(make_message(tree, o, largest, room, kept, made->data), done);
+    MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made->data, room + kept), done);
+    status = msi_settle(tree->ctx);
+done:
+    msi_release(made);
+    return status;
+}
