@@ -46,6 +46,7 @@ void MSI_NAME(LOCAL(adam))(const void *args)
     int64_t i = 0;
 
     if (a->fault != NULL && a->fault->found != 0) {
+        ++*a->left_out;
         return;
     }
     for (; i + WIDTH <= a->n; i += WIDTH) {

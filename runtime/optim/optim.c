@@ -60,6 +60,7 @@ void ms_optim_free(ms_optim *optim)
             for (int32_t s = 0; s < MSI_OPTIM_MAX_STATES; s++) {
                 msi_storage_release(optim->params[i].state[s].storage);
             }
+            msi_storage_release(optim->params[i].left_out);
             ms_tensor_free(optim->params[i].tensor);
         }
         ms_tensor_free(optim->witness);
@@ -229,6 +230,15 @@ static ms_status check_index(const ms_optim *optim, int32_t i)
     return MS_OK;
 }
 
+/* The same, for who asks for what steps made: they have run, and those left out do not count. */
+static ms_status check_settled(const ms_optim *optim, int32_t i)
+{
+    MS_TRY(check_index(optim, i));
+    MS_TRY(msi_settle(optim->ctx));
+    msi_optim_uncount(&optim->params[i]);
+    return MS_OK;
+}
+
 ms_status ms_optim_param(ms_tensor **out, const ms_optim *optim, int32_t i)
 {
     *out = NULL;
@@ -287,12 +297,12 @@ ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t st
     msi_view local;
 
     *out = NULL;
-    MS_TRY(check_index(optim, i));
+    MS_TRY(check_settled(optim, i));
     if (state < 0 || state >= ms_optim_n_states(optim)) {
         return MS_FAIL(MS_INDEX_ERROR, "state %d of an optimizer with %d per parameter", state,
                        ms_optim_n_states(optim));
     }
-    if (optim->kind == MS_OPTIM_SGD && !optim->params[i].primed) {
+    if (optim->kind == MS_OPTIM_SGD && optim->params[i].primed == 0) {
         return MS_OK;
     }
     MS_TRY(msi_optim_local(optim->params[i].tensor, &local));
@@ -302,14 +312,14 @@ ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t st
 
 ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps)
 {
-    MS_TRY(check_index(optim, i));
+    MS_TRY(check_settled(optim, i));
     *steps = optim->params[i].steps;
     return MS_OK;
 }
 
 ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps)
 {
-    MS_TRY(check_index(optim, i));
+    MS_TRY(check_settled(optim, i));
     if (steps < 0) {
         return MS_FAIL(MS_VALUE_ERROR, "a parameter has taken 0 or more steps, got %lld",
                        (long long)steps);
@@ -323,22 +333,22 @@ ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists)
     msi_optim_param *p;
     msi_view local;
 
-    MS_TRY(check_index(optim, i));
+    MS_TRY(check_settled(optim, i));
     if (optim->kind != MS_OPTIM_SGD) {
         return MS_FAIL(MS_VALUE_ERROR, "only SGD has momentum buffers, got optimizer kind %d",
                        optim->kind);
     }
     p = &optim->params[i];
-    if (p->primed == exists) {
+    if ((p->primed > 0) == exists) {
         return MS_OK;
     }
     msi_storage_release(p->state[0].storage); /* also one that a step made which then failed */
     p->state[0].storage = NULL;
-    p->primed = false;
+    p->primed = 0;
     if (exists) {
         MS_TRY(msi_optim_local(p->tensor, &local));
         MS_TRY(msi_optim_ensure_state(optim, p, 0, &local));
-        p->primed = true;
+        p->primed = 1;
     }
     return MS_OK;
 }

@@ -6,12 +6,13 @@
 
 #include <math.h>
 
-/* What the update of one parameter needs; numel 0: nothing to do. */
+/* What the update of one parameter needs; numel 0: nothing to write. */
 typedef struct update {
     msi_view local;
     const ms_tensor *grad;
     int64_t numel;
-    bool fresh; /* SGD: the momentum buffer has no history */
+    bool counts; /* as a step of this parameter */
+    bool fresh;  /* SGD: the momentum buffer has no history */
 } update;
 
 /* Adam's bias corrections: most parameters share those of the one before. */
@@ -44,6 +45,7 @@ static int32_t n_states_of(const ms_optim *optim, const ms_optim_options *o)
 /* Find gradient, elements and state of parameter `p`. */
 static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
 {
+    msi_optim_uncount(p);
     *u = (update){.grad = p->tensor->grad};
     MS_TRY(msi_param_check_master(p->tensor, "step"));
     MS_TRY(msi_optim_local(p->tensor, &u->local));
@@ -56,6 +58,10 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     }
     int64_t numel = msi_view_numel(&u->local);
 
+    u->counts = u->grad != NULL || counts_along(p->tensor, &u->local);
+    if (u->counts) {
+        MS_TRY(msi_optim_make_count(optim, p));
+    }
     if (u->grad == NULL) {
         return MS_OK;
     }
@@ -73,7 +79,7 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
         return msi_tensor_begin_write(p->tensor, "step"); /* fails, and says why */
     }
     u->numel = numel;
-    u->fresh = !p->primed;
+    u->fresh = p->primed == 0;
     for (int32_t s = 0; s < n_states_of(optim, &optim->groups[p->group]); s++) {
         MS_TRY(msi_optim_ensure_state(optim, p, s, &u->local));
     }
@@ -100,11 +106,9 @@ static ms_status gradient_data(const update *u, msi_storage *scratch, const void
     return MS_OK;
 }
 
-/* On a device the kernels see whether what computed the gradients found its data wrong: then they
- * leave parameters and states as they are, and the next who waits is told. */
-static const msi_fault *fault_before(const update *u)
+static void *state_data(const msi_optim_param *p, int32_t state)
 {
-    return msi_device_fault(u->local.storage->ctx, NULL);
+    return p->state[state].storage != NULL ? msi_view_ptr(&p->state[state]) : NULL;
 }
 
 static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, const update *u,
@@ -114,7 +118,7 @@ static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, co
         .n = u->numel,
         .p = values,
         .g = grad,
-        .buf = o->momentum != 0 ? msi_view_ptr(&p->state[0]) : NULL,
+        .buf = o->momentum != 0 ? state_data(p, 0) : NULL,
         .lr = o->lr,
         .momentum = o->momentum,
         .dampening = o->dampening,
@@ -122,7 +126,8 @@ static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, co
         .nesterov = o->nesterov,
         .maximize = o->maximize,
         .first_step = u->fresh,
-        .fault = fault_before(u),
+        .fault = msi_device_fault(p->tensor->ctx, NULL),
+        .left_out = msi_optim_count(p),
     };
 
     return msi_dispatch("sgd", MSI_K_sgd, u->local.dtype, &args);
@@ -147,8 +152,8 @@ static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, c
         .n = u->numel,
         .p = values,
         .g = grad,
-        .m = msi_view_ptr(&p->state[0]),
-        .v = msi_view_ptr(&p->state[1]),
+        .m = state_data(p, 0),
+        .v = state_data(p, 1),
         .lr = o->lr,
         .beta1 = o->beta1,
         .beta2 = o->beta2,
@@ -158,7 +163,8 @@ static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, c
         .correction2 = c->of_v,
         .decoupled = decoupled,
         .maximize = o->maximize,
-        .fault = fault_before(u),
+        .fault = msi_device_fault(p->tensor->ctx, NULL),
+        .left_out = msi_optim_count(p),
     };
 
     return msi_dispatch("adam", MSI_K_adam, u->local.dtype, &args);
@@ -168,11 +174,13 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, cor
                        msi_storage *scratch)
 {
     const ms_optim_options *o = &optim->groups[p->group];
-    const void *grad;
-    void *values;
+    const void *grad = NULL;
+    void *values = NULL;
 
-    MS_TRY(msi_view_data(&u->local, &values));
-    MS_TRY(gradient_data(u, scratch, &grad));
+    if (u->numel > 0) {
+        MS_TRY(msi_view_data(&u->local, &values));
+        MS_TRY(gradient_data(u, scratch, &grad));
+    }
     if (optim->kind == MS_OPTIM_SGD) {
         MS_TRY(run_sgd(o, p, u, values, grad));
     } else {
@@ -205,12 +213,12 @@ ms_status ms_optim_step(ms_optim *optim)
         msi_optim_param *p = &optim->params[i];
 
         status = prepare(optim, p, &u);
-        if (status == MS_OK && u.numel > 0) {
+        if (status == MS_OK && (u.numel > 0 || (u.counts && p->left_out != NULL))) {
             status = apply(optim, p, &u, &c, scratch);
         }
-        if (status == MS_OK && (u.grad != NULL || counts_along(p->tensor, &u.local))) {
+        if (status == MS_OK && u.counts) {
             p->steps++;
-            p->primed = p->primed || optim->groups[p->group].momentum != 0;
+            p->primed += p->primed > 0 || optim->groups[p->group].momentum != 0;
             if (u.local.storage != NULL) {
                 u.local.storage->version++; /* where peers hold the elements, too */
             }

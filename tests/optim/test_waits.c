@@ -71,6 +71,7 @@ static void model_new(model *m, const run *r)
     assert_ok(ms_optim_options_init(&options, sizeof(options), r->optim));
     options.lr = 0.25;
     options.momentum = r->momentum;
+    options.dampening = r->momentum / 2;
     assert_ok(ms_optim_new(&m->optim, r->optim));
     for (int32_t i = 0; i < PARAMS; i++) {
         assert_ok(ms_tensor_make_parameter(m->param[i]));
@@ -195,8 +196,8 @@ static void test_optim_waits__asking_what_a_tensor_is_waits_for_nobody(void **st
     ms_tensor_free(t);
 }
 
-/* Loss, backward and step with an id, or a target, that is none. */
-static void step_on_bad_data(const model *m, const run *r, bool bad_id)
+/* Loss, backward and steps with an id, or a target, that is none. */
+static void step_on_bad_data(const model *m, const run *r, bool bad_id, int32_t steps)
 {
     const double values[TOKENS] = {1, 2, VOCAB, 0, -5, 1};
     ms_tensor *bad = ids(TOKENS, values), *loss;
@@ -207,7 +208,9 @@ static void step_on_bad_data(const model *m, const run *r, bool bad_id)
     n_waits = 0;
     assert_ok(loss_of(&loss, &wrong, r, bad_id ? bad : m->ids));
     assert_ok(ms_backward(loss, NULL));
-    assert_ok(ms_optim_step(m->optim));
+    for (int32_t i = 0; i < steps; i++) {
+        assert_ok(ms_optim_step(m->optim));
+    }
     assert_ok(ms_optim_zero_grad(m->optim));
     assert_int_equal(n_waits, 0);
     assert_fails(MS_INDEX_ERROR,
@@ -239,7 +242,7 @@ static void test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing(void 
 
         assert_ok(ms_optim_state(&buffer, m.optim, 0, 0)); /* NULL: it has none */
         assert_ok(buffer != NULL ? ms_tensor_hash(buffer, &state_before) : MS_OK);
-        step_on_bad_data(&m, r, i % 2);
+        step_on_bad_data(&m, r, i % 2, 1);
         assert_ok(buffer != NULL ? ms_tensor_hash(buffer, &state_after) : MS_OK);
         const outcome after = outcome_of(&m, loss);
 
@@ -254,6 +257,90 @@ static void test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing(void 
         ms_tensor_free(loss);
         model_free(&m);
     }
+}
+
+/* Train with `before` steps, some on bad data, two more. All bits of it, and the steps counted. */
+static outcome train_around(const run *r, int32_t before, int32_t n_bad, int64_t *steps)
+{
+    model m;
+
+    begin(true);
+    model_new(&m, r);
+    ms_tensor_free(train(&m, r, before));
+    for (int32_t i = 0; i < n_bad; i++) {
+        step_on_bad_data(&m, r, true, 1 + i);
+    }
+    ms_tensor *loss = train(&m, r, 2);
+    const outcome o = outcome_of(&m, loss);
+
+    assert_ok(ms_optim_steps(m.optim, 1, steps));
+    ms_tensor_free(loss);
+    model_free(&m);
+    return o;
+}
+
+/* Also where it would have been the first, or several were asked for before the error came. */
+static void test_optim_waits__a_step_that_is_left_out_does_not_count(void **state)
+{
+    static const run kinds[] = {
+        {MS_OPTIM_SGD, 0.5, MS_DTYPE_F32, MS_REDUCTION_MEAN, false},
+        {MS_OPTIM_ADAMW, 0, MS_DTYPE_F64, MS_REDUCTION_MEAN, false},
+    };
+    int64_t steps[2];
+
+    (void)state;
+    for (int32_t i = 0; i < 2 * MSI_COUNT(kinds); i++) {
+        const outcome asked = train_around(&kinds[i / 2], i % 2, 2, &steps[0]);
+        const outcome never = train_around(&kinds[i / 2], i % 2, 0, &steps[1]);
+
+        assert_memory_equal(&asked, &never, sizeof(asked));
+        assert_int_equal(steps[0], i % 2 + 2);
+        assert_int_equal(steps[1], i % 2 + 2);
+    }
+}
+
+static bool has_gradient(void *unit, int32_t index)
+{
+    return unit != NULL && index == 0;
+}
+
+static void ignore(void *unit, int32_t index)
+{
+    (void)unit;
+    (void)index;
+}
+
+/* A rank that holds nothing of a parameter counts with those that do. */
+static void test_optim_waits__a_step_that_is_left_out_counts_on_no_rank(void **state)
+{
+    static const msi_param_ops ops = {
+        .touched = ignore, .orphan = ignore, .has_gradient = has_gradient};
+    const run *r = &runs[3];
+    ms_tensor *loss, *bad;
+    int64_t steps;
+    model m;
+
+    (void)state;
+    begin(true);
+    model_new(&m, r);
+    msi_param *p = m.param[1]->param;
+
+    assert_ok(ms_tensor_materialize(m.param[1]));
+    p->master.shape[0] = 0;
+    p->ops = &ops;
+    p->unit = &m;
+    assert_ok(ms_optim_step(m.optim));
+    bad = ids(1, (const double[]){VOCAB});
+    assert_ok(ms_op_embedding(&loss, m.param[0], bad));
+    assert_ok(ms_optim_step(m.optim));
+    assert_ok(ms_optim_step(m.optim));
+    assert_fails(MS_INDEX_ERROR, "embedding: id 7", ms_optim_steps(m.optim, 1, &steps));
+    assert_ok(ms_optim_step(m.optim));
+    assert_ok(ms_optim_steps(m.optim, 1, &steps));
+    assert_int_equal(steps, 2);
+    ms_tensor_free(bad);
+    ms_tensor_free(loss);
+    model_free(&m);
 }
 
 /* A wrapped model on one rank: clipping waits only for a norm that is asked for. */
@@ -300,6 +387,8 @@ int main(void)
         cmocka_unit_test(test_optim_waits__steps_wait_for_nobody_and_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_optim_waits__asking_what_a_tensor_is_waits_for_nobody),
         cmocka_unit_test(test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing),
+        cmocka_unit_test(test_optim_waits__a_step_that_is_left_out_does_not_count),
+        cmocka_unit_test(test_optim_waits__a_step_that_is_left_out_counts_on_no_rank),
         cmocka_unit_test(test_optim_waits__clipping_waits_when_somebody_reads_the_norm),
     };
 

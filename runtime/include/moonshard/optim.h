@@ -66,7 +66,8 @@ MS_API ms_status ms_optim_param(ms_tensor **out, const ms_optim *optim, int32_t 
 MS_API ms_status ms_optim_state(MS_NULLABLE ms_tensor **out, ms_optim *optim, int32_t i,
                                 int32_t state);
 /** Steps parameter `i` has taken (bias correction). A rank that holds nothing of a sharded
- * parameter counts with its peers. */
+ * parameter counts with its peers. On a device it waits, as ms_optim_state() does, and one that was
+ * left out as its data was wrong does not count. */
 MS_API ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps);
 MS_API ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps);
 /** Shall parameter `i` of SGD have a momentum buffer? One that is made has zeros; without one the
