@@ -10,6 +10,7 @@ enum { BUCKETS = 256, REMEMBERED = 64 }; /* powers of two */
 static struct {
     pthread_mutex_t lock;
     msi_live *bucket[BUCKETS];
+    uint64_t serial;         /* of the latest */
     _Atomic uint64_t goings; /* objects removed or closed so far */
 } live = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -40,7 +41,7 @@ void msi_live_add(msi_live *node, int32_t kind, const void *object)
     msi_live **head = bucket_of(object);
 
     pthread_mutex_lock(&live.lock);
-    *node = (msi_live){.next = *head, .object = object, .kind = kind};
+    *node = (msi_live){.next = *head, .object = object, .serial = ++live.serial, .kind = kind};
     *head = node;
     pthread_mutex_unlock(&live.lock);
 }
@@ -85,10 +86,19 @@ static bool is_remembered(int32_t kind, const void *object)
     return memory.found[at].object == object && memory.found[at].kind == kind;
 }
 
+/* Under the lock. */
+static const msi_live *find(int32_t kind, const void *object)
+{
+    const msi_live *n = *bucket_of(object);
+
+    while (n != NULL && (n->object != object || n->kind != kind)) {
+        n = n->next;
+    }
+    return n;
+}
+
 bool msi_live_is(int32_t kind, const void *object, bool *closed)
 {
-    bool found = false;
-
     if (object == NULL) {
         return false;
     }
@@ -96,16 +106,25 @@ bool msi_live_is(int32_t kind, const void *object, bool *closed)
         return true;
     }
     pthread_mutex_lock(&live.lock);
-    for (const msi_live *n = *bucket_of(object); n != NULL && !found; n = n->next) {
-        found = n->object == object && n->kind == kind;
-        if (found && closed != NULL) {
-            *closed = n->closed;
-        }
-        if (found && !n->closed && memory.goings == atomic_load(&live.goings)) {
-            memory.found[hash_of(object) & (REMEMBERED - 1)].object = object;
-            memory.found[hash_of(object) & (REMEMBERED - 1)].kind = kind;
-        }
+    const msi_live *n = find(kind, object);
+
+    if (n != NULL && closed != NULL) {
+        *closed = n->closed;
+    }
+    if (n != NULL && !n->closed && memory.goings == atomic_load(&live.goings)) {
+        memory.found[hash_of(object) & (REMEMBERED - 1)].object = object;
+        memory.found[hash_of(object) & (REMEMBERED - 1)].kind = kind;
     }
     pthread_mutex_unlock(&live.lock);
-    return found;
+    return n != NULL;
+}
+
+uint64_t msi_live_serial(int32_t kind, const void *object)
+{
+    pthread_mutex_lock(&live.lock);
+    const msi_live *n = find(kind, object);
+    const uint64_t serial = n != NULL && !n->closed ? n->serial : 0;
+
+    pthread_mutex_unlock(&live.lock);
+    return serial;
 }

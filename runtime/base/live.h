@@ -25,8 +25,9 @@ enum {
 typedef struct msi_live {
     struct msi_live *next;
     const void *object;
-    int32_t kind; /* MSI_LIVE_* */
-    bool closed;  /* its context is gone; only freeing is left */
+    uint64_t serial; /* no other object of this process has it */
+    int32_t kind;    /* MSI_LIVE_* */
+    bool closed;     /* its context is gone; only freeing is left */
 } msi_live;
 
 void msi_live_add(msi_live *node, int32_t kind, const void *object);
@@ -38,5 +39,8 @@ void msi_live_close(msi_live *node);
 /* Is `object` listed as one of this kind? Any pointer may be asked about.
  * @param closed  whether it was closed; may be NULL */
 bool msi_live_is(int32_t kind, const void *object, bool *closed);
+/* What tells the object that is listed there, as one of this kind and open, from all that were or
+ * will be at its address; 0: none is. */
+uint64_t msi_live_serial(int32_t kind, const void *object);
 
 #endif

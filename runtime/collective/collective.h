@@ -8,7 +8,8 @@
 
 /* What a collective is asked for beside its operand. */
 typedef struct msi_collective {
-    ms_comm *comm; /* borrowed */
+    ms_comm *comm;   /* borrowed, so it may be gone in backward, and another where it was: */
+    uint64_t serial; /* this tells; 0 where nothing is recorded */
     union {
         int32_t reduce; /* MS_REDUCE_* */
         int32_t root;   /* of a broadcast */

@@ -44,17 +44,23 @@ static ms_status take_operand(const msi_op_call *c)
     return c->in[0] == c->out[0] ? MS_OK : msi_copy(&c->out[0]->v, &c->in[0]->v, false);
 }
 
+/* With what tells backward that it is this group. */
+static msi_collective collective(ms_comm *comm, int32_t how)
+{
+    return (msi_collective){
+        .comm = comm, .serial = msi_live_serial(MSI_LIVE_COMM, comm), .reduce = how};
+}
+
 /* A collective of backward passes the one point as others do. A graph may outlive its group. */
 static ms_status run_in_backward(msi_bwd *b, const msi_op *op, int32_t reduce, const msi_view *in,
                                  const msi_view *out)
 {
-    const msi_collective attrs = {((const msi_collective *)msi_bwd_attrs(b))->comm,
-                                  {.reduce = reduce}};
+    const msi_collective *forward = msi_bwd_attrs(b);
+    const msi_collective attrs = {.comm = forward->comm, .reduce = reduce};
     ms_context *ctx = msi_bwd_context(b);
     ms_tensor *from, *to = NULL;
-    bool closed = false;
 
-    if (!msi_live_is(MSI_LIVE_COMM, attrs.comm, &closed) || closed) {
+    if (msi_live_serial(MSI_LIVE_COMM, attrs.comm) != forward->serial) {
         return MS_FAIL(MS_RUNTIME_ERROR, "%s: its group was freed; keep it until backward has run",
                        msi_bwd_name(b));
     }
@@ -114,7 +120,7 @@ const msi_op msi_op_all_reduce_extreme = {
 
 ms_status ms_op_all_reduce(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t reduce)
 {
-    const msi_collective attrs = {.comm = comm, .reduce = reduce};
+    const msi_collective attrs = collective(comm, reduce);
     const msi_op *op = is_extreme(reduce) ? &msi_op_all_reduce_extreme : &msi_op_all_reduce;
 
     return msi_op_run(op, &attrs, &x, 1, out, 1);
@@ -172,7 +178,7 @@ const msi_op msi_op_all_gather = {.name = "all_gather",
 
 ms_status ms_op_all_gather(ms_tensor **out, ms_comm *comm, ms_tensor *x)
 {
-    const msi_collective attrs = {.comm = comm};
+    const msi_collective attrs = collective(comm, 0);
 
     return msi_op_run(&msi_op_all_gather, &attrs, &x, 1, out, 1);
 }
@@ -233,7 +239,7 @@ const msi_op msi_op_reduce_scatter_extreme = {
 
 ms_status ms_op_reduce_scatter(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t reduce)
 {
-    const msi_collective attrs = {.comm = comm, .reduce = reduce};
+    const msi_collective attrs = collective(comm, reduce);
     const msi_op *op = is_extreme(reduce) ? &msi_op_reduce_scatter_extreme : &msi_op_reduce_scatter;
 
     return msi_op_run(op, &attrs, &x, 1, out, 1);
@@ -280,7 +286,7 @@ const msi_op msi_op_broadcast = {.name = "broadcast",
 
 ms_status ms_op_broadcast(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t root)
 {
-    const msi_collective attrs = {.comm = comm, .root = root};
+    const msi_collective attrs = collective(comm, root);
 
     return msi_op_run(&msi_op_broadcast, &attrs, &x, 1, out, 1);
 }

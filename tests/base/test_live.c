@@ -38,17 +38,24 @@ static void test_base_live__knows_what_was_closed(void **state)
 {
     object x = {.body = ""};
     bool closed = false;
+    uint64_t serial;
 
     (void)state;
     msi_live_add(&x.live, A, &x);
+    serial = msi_live_serial(A, &x);
+    assert_true(serial != 0 && msi_live_serial(B, &x) == 0);
     assert_true(msi_live_is(A, &x, &closed) && !closed);
     msi_live_close(&x.live);
+    assert_true(msi_live_serial(A, &x) == 0);
     assert_true(msi_live_is(A, &x, &closed) && closed);
     closed = false;
     assert_true(msi_live_is(A, &x, &closed) && closed);
     msi_live_remove(&x.live);
     assert_false(msi_live_is(A, &x, NULL));
     msi_live_remove(&x.live); /* nothing */
+    msi_live_add(&x.live, A, &x);
+    assert_true(msi_live_serial(A, &x) > serial); /* another */
+    msi_live_remove(&x.live);
 }
 
 static void *remove_it(void *p)
