@@ -210,6 +210,8 @@ typedef struct msi_mem_block {
     int16_t n_free;   /* the first's: while a list is searched, and once the heap is closed */
 } msi_mem_block;
 
+/** Take no memory, but make what the first of it makes: the heap, and the device is opened. */
+ms_status msi_memory_open(ms_context *ctx);
 /** A block to be released, for use in the order of the stream of computing. `kind` is MS_MEM_*.
  * nbytes 0 gives one with a valid unique pointer. MS_OUT_OF_MEMORY names bytes, kind and what is
  * live. */

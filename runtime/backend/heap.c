@@ -146,6 +146,13 @@ msi_heap *msi_heap_of(ms_context *ctx)
     return heap_get(ctx, &h) == MS_OK ? h : NULL;
 }
 
+ms_status msi_memory_open(ms_context *ctx)
+{
+    msi_heap *h;
+
+    return heap_get(ctx, &h);
+}
+
 /* Is this the allocation that a test wants to fail? */
 static bool fails_on_demand(msi_heap *h)
 {

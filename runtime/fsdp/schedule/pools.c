@@ -60,6 +60,12 @@ static bool has_own_memory(const ms_fsdp_tree *tree)
     return tree->world > 1 && device_info(tree).uuid[0] != '\0';
 }
 
+/* The device that masters will lie on is the one to ask: open. */
+static ms_status open_device(const ms_fsdp_tree *tree)
+{
+    return tree->world > 1 && tree->slots_wish == 0 ? msi_memory_open(tree->ctx) : MS_OK;
+}
+
 /* Does another rank's device have a memory of its own? */
 static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
 {
@@ -205,6 +211,7 @@ void msi_pools_free(ms_fsdp_tree *tree)
 
 ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
 {
+    MS_TRY(open_device(tree));
     const msi_step step = {.rank = tree->rank,
                            .world = tree->world,
                            .n_ring = ring_of_params(&tree->options),

@@ -129,8 +129,10 @@ MS_API ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches
 
 /** The same from numbers alone: nothing is initialised, takes memory or asks another rank, so a
  * model of any size can be planned over a fake group of any (ms_comm_fake()). `same_numerics` is
- * false where no rank was asked before.
- * @return MS_VALUE_ERROR as above; MS_OUT_OF_MEMORY for the list of units */
+ * false where no rank was asked before. Where the layout of slots depends on it, this rank's device
+ * is opened, as by the first memory; the other ranks' are taken to be as it is.
+ * @return MS_VALUE_ERROR as above; MS_OUT_OF_MEMORY for the list of units; MS_DEVICE_ERROR when the
+ *         device does not open */
 MS_API ms_status ms_fsdp_tree_dry_run(ms_fsdp_tree *tree, int64_t micro_batches,
                                       ms_fsdp_plan *plan);
 
