@@ -68,10 +68,11 @@ local function compare(strategy, precision, micro_batches, freeze)
   local memory = ms.memory()
   assert.same({
     gradient = plan.gradients, parameter = plan.masters, optimizer = 2 * plan.per_state,
-    arena = plan.arena,
+    arena = plan.arena, arena_at_most = plan.arena,
   }, {
     gradient = memory.peak.gradient, parameter = memory.live.parameter,
     optimizer = memory.live.optimizer, arena = memory.live.arena,
+    arena_at_most = memory.peak.arena,
   })
 end
 

@@ -460,6 +460,64 @@ static void test_fsdp_oom__ranks_that_are_watched(void **state)
     check_most_go_on(fail_everywhere(config_of(2, MS_FSDP_FULL_SHARD), true, true, stride_or(5)));
 }
 
+static ms_status micro_batches(tiny_model *m, int32_t n)
+{
+    double loss;
+
+    for (int32_t k = 0; k < n; k++) {
+        MS_TRY(ms_fsdp_tree_set_sync(m->tree, k == n - 1));
+        MS_TRY(tiny_micro_step(m, k, &loss));
+    }
+    return MS_OK;
+}
+
+/* The gradients of two steps, the second of which accumulates. no_sync is tried before them, and
+ * fails at allocation `at`, if it has so many. */
+static ms_status gradients_without_widening(const tiny_config *config, int64_t at, double norm[2])
+{
+    ms_fsdp_plan before, after;
+    ms_comm *comm;
+    ms_status status;
+    tiny_model m;
+
+    ms_seed(42);
+    MS_TRY(ms_comm_self(&comm));
+    MS_TRY(tiny_new(&m, config, comm));
+    MS_TRY_GOTO(ms_fsdp_tree_plan_get(m.tree, 1, &before), done);
+    oom.happened = oom.lasting = false;
+    oom.left = at;
+    status = at < 0 ? MS_OK : ms_fsdp_tree_set_sync(m.tree, false);
+    oom.left = -1;
+    assert_int_equal(status, oom.happened ? MS_OUT_OF_MEMORY : MS_OK);
+    if (oom.happened || at < 0) {
+        MS_TRY_GOTO(ms_fsdp_tree_plan_get(m.tree, 1, &after), done);
+        assert_memory_equal(&before, &after, sizeof(before));
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        MS_TRY_GOTO(micro_batches(&m, 1 + i), done);
+        MS_TRY_GOTO(ms_fsdp_tree_clip_grad_norm(m.tree, NULL, 0, 1e9, 2, &norm[i]), done);
+        ms_fsdp_tree_reset(m.tree);
+    }
+done:
+    tiny_free(&m);
+    return status;
+}
+
+/* Those there were have gone by then. */
+static void test_fsdp_oom__slots_that_could_not_widen(void **state)
+{
+    const tiny_config config = config_of(1, MS_FSDP_FULL_SHARD);
+    double expected[2], norm[2];
+
+    (void)state;
+    assert_ok(gradients_without_widening(&config, -1, expected));
+    oom.happened = true;
+    for (int64_t at = 0; oom.happened; at++) {
+        assert_ok(gradients_without_widening(&config, at, norm));
+        assert_memory_equal(norm, expected, sizeof(norm));
+    }
+}
+
 static void count_operands(void *user, const msi_op_call *call)
 {
     *(int32_t *)user = call->n_in;
@@ -546,6 +604,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_oom__two_ranks_together),
         cmocka_unit_test(test_fsdp_oom__one_rank_of_two),
         cmocka_unit_test(test_fsdp_oom__ranks_that_are_watched),
+        cmocka_unit_test(test_fsdp_oom__slots_that_could_not_widen),
         cmocka_unit_test(test_fsdp_oom__a_reshard_is_seen_without_operands),
     };
     return cmocka_run_group_tests_name("fsdp oom", tests, NULL, NULL);

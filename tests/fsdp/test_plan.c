@@ -119,6 +119,7 @@ static ms_status compare(void *user, int32_t rank)
                        stats.live[MS_MEM_OPTIMIZER]),
                 done);
     MS_TRY_GOTO(expect(s, "arena", plan.arena, stats.live[MS_MEM_ARENA]), done);
+    MS_TRY_GOTO(expect(s, "arena at most", plan.arena, stats.peak[MS_MEM_ARENA]), done);
     ms_comm_counts(comm, counts);
     MS_TRY_GOTO(expect(s, "all-gathers", 2 * planned_gathers(s, &m), counts[0]), done);
 done:

@@ -141,7 +141,7 @@ done:
     return status;
 }
 
-static ms_status new_gradients(ms_fsdp_tree *tree, msi_slot_pool *pool)
+static ms_status new_gradients(ms_fsdp_tree *tree)
 {
     ms_status status;
     mapping m;
@@ -150,9 +150,9 @@ static ms_status new_gradients(ms_fsdp_tree *tree, msi_slot_pool *pool)
     MS_TRY_GOTO(msi_plan_gradient_slots(m.facts, tree->n_units, tree->run.wide, tree->world, m.wish,
                                         &m.plan),
                 done);
-    MS_TRY_GOTO(
-        msi_slot_pool_new(pool, tree->ctx, tree->comm, &m.plan, m.wish, tree->n_units, m.home),
-        done);
+    MS_TRY_GOTO(msi_slot_pool_new(&tree->run.gradients, tree->ctx, tree->comm, &m.plan, m.wish,
+                                  tree->n_units, m.home),
+                done);
     for (int32_t i = 0; i < tree->n_units; i++) {
         msi_unit_connect_gradients(tree->units[i], m.home[i]);
     }
@@ -172,10 +172,15 @@ static bool is_narrow(const ms_fsdp_tree *tree)
     return narrow && !tree->run.wide;
 }
 
+static bool has_gradients(const ms_fsdp_tree *tree)
+{
+    return tree->run.gradients.comm != NULL;
+}
+
+/* The narrow ones go first: both together are more than any plan says. */
 ms_status msi_pools_widen(ms_fsdp_tree *tree)
 {
     const bool narrow = is_narrow(tree);
-    msi_slot_pool wide;
 
     tree->run.wide = true;
     if (!narrow) {
@@ -183,22 +188,25 @@ ms_status msi_pools_widen(ms_fsdp_tree *tree)
     }
     MS_ASSERT(msi_progress_first(&tree->run.progress, MSI_TASK_REDUCE) == NULL);
     tree->run.progress.named = true;
-    ms_status status = new_gradients(tree, &wide);
+    msi_slot_pool_free(&tree->run.gradients); /* peers keep their own maps of the old words */
+    ms_status status = new_gradients(tree);
 
-    if (status != MS_OK) { /* units have the slots they had */
+    if (status != MS_OK) {
         tree->run.wide = false;
         msi_tree_give_up(tree, "no_sync");
-        return status;
     }
-    msi_slot_pool_free(&tree->run.gradients); /* peers keep their own maps of the old words */
-    tree->run.gradients = wide;
-    return MS_OK;
+    return status;
+}
+
+ms_status msi_pools_restore(ms_fsdp_tree *tree)
+{
+    return MSI_LIKELY(has_gradients(tree)) ? MS_OK : new_gradients(tree);
 }
 
 ms_status msi_pools_new(ms_fsdp_tree *tree)
 {
     MS_TRY(new_params(tree));
-    return new_gradients(tree, &tree->run.gradients);
+    return new_gradients(tree);
 }
 
 void msi_pools_free(ms_fsdp_tree *tree)
@@ -226,7 +234,7 @@ ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsd
     MS_TRY_GOTO(msi_plan_step(m.facts, tree->n_units, &step, plan), done);
     if (tree->run.initialized) { /* rings may have grown */
         plan->param_slots = msi_slot_pool_bytes(&tree->run.params);
-        if (micro_batches == 1 || !is_narrow(tree)) {
+        if (has_gradients(tree) && (micro_batches == 1 || !is_narrow(tree))) {
             plan->gradient_slots = msi_slot_pool_bytes(&tree->run.gradients);
         }
         plan->arena = plan->param_slots + plan->gradient_slots;

@@ -80,8 +80,10 @@ int32_t msi_pools_wish(void);
 ms_status msi_pools_new(ms_fsdp_tree *tree);
 void msi_pools_free(ms_fsdp_tree *tree);
 /* Gradient slots must hold inner nodes of the tree over micro-batches, too (no_sync). Collective
- * when they grow. */
+ * when they grow. After an error there are none: msi_pools_restore(). */
 ms_status msi_pools_widen(ms_fsdp_tree *tree);
+/* Before a backward writes gradients: make slots again where there are none. Collective then. */
+ms_status msi_pools_restore(ms_fsdp_tree *tree);
 /* Bytes of a step of `micro_batches`, in all of `plan` that is bytes. */
 ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan);
 
