@@ -85,9 +85,10 @@ end
 
 -- Options that show in no unit, but must be the same on all ranks.
 local function note_options(instances)
-  for _, instance in ipairs(instances) do
+  local paths = module_tree.paths(instances)
+  for i, instance in ipairs(instances) do
     local precision = instance.mixed_precision
-    notes.numbers(instance.process_group, ("FSDP '%s'"):format(instance:path()),
+    notes.numbers(instance.process_group, ("FSDP '%s'"):format(paths[i]),
       'cast_forward_inputs cast_root_forward_inputs limit_all_gathers buffer_dtype', {
         precision.cast_forward_inputs and 1 or 0, precision.cast_root_forward_inputs and 1 or 0,
         instance.limit_all_gathers and 1 or 0,

@@ -109,6 +109,17 @@ function plan.of(top)
   return managed, instances
 end
 
+--- What errors call the units of these instances: as instance:_unit_name() does each.
+---@param instances ms.fsdp.FSDP[]
+---@return string[]
+function plan.unit_names(instances)
+  local names = tree.paths(instances)
+  for i, instance in ipairs(instances) do
+    names[i] = names[i] == '' and instance.module._name or names[i]
+  end
+  return names
+end
+
 local function check_taken(instance, sightings)
   for _, s in ipairs(sightings) do
     local manager = parameter.manager(s.tensor)
@@ -121,13 +132,14 @@ end
 
 ---@class ms.fsdp.Draft  what an instance is to have
 ---@field instance ms.fsdp.FSDP
+---@field name string  of its unit
 ---@field tensors ms.Tensor[]
 ---@field names string[]
 ---@field shared { name: string, places: string[] }[]  tied parameters
 ---@field modules ms.nn.Module[]  that are looked at before it runs
 
 ---@return ms.fsdp.Draft
-local function draft_of(instance, sightings, modules)
+local function draft_of(instance, name, sightings, modules)
   local tensors, names, shared = {}, {}, {}
   for i, s in ipairs(sightings) do
     tensors[i], names[i] = s.tensor, s.name
@@ -136,17 +148,19 @@ local function draft_of(instance, sightings, modules)
     end
   end
   return {
-    instance = instance, tensors = tensors, names = names, shared = shared, modules = modules,
+    instance = instance, name = name, tensors = tensors, names = names, shared = shared,
+    modules = modules,
   }
 end
 
 local function make_units(drafts, top)
   local managed, instances = plan.of(top)
-  for _, instance in ipairs(instances) do
+  local unit_names = plan.unit_names(instances)
+  for i, instance in ipairs(instances) do
     local sightings = managed[instance]
     check_taken(instance, sightings)
     if not instance._planned then
-      local draft = draft_of(instance, sightings, instances[instance])
+      local draft = draft_of(instance, unit_names[i], sightings, instances[instance])
       drafts[#drafts + 1] = draft
       instance:_make_unit(draft)
     end

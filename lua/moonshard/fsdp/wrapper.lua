@@ -181,7 +181,7 @@ function FSDP:_make_unit(draft)
     draft.shapes[i] = parameter.shape(tensor)
     draft.index_of[parameter.key(tensor)] = i
   end
-  runtime.unit(draft.holder, self.process_group, self:_unit_name(), {
+  runtime.unit(draft.holder, self.process_group, draft.name, {
     strategy = self.sharding_strategy,
     param_dtype = self.mixed_precision.param_dtype,
     reduce_dtype = self.mixed_precision.reduce_dtype,
@@ -415,12 +415,13 @@ end
 ---@return ms.UnitInfo[]  `shared` lists tied parameters and the places they stand in
 function FSDP:units()
   self:_prepare()
-  local out = {}
-  for _, instance in ipairs(plan.instances(self)) do
+  local out, instances = {}, plan.instances(self)
+  local names = plan.unit_names(instances)
+  for i, instance in ipairs(instances) do
     local unit = rawget(instance, '_unit')
     if unit then
       local info = runtime.info(unit)
-      info.name, info.shared = instance:_unit_name(), instance._shared
+      info.name, info.shared = names[i], instance._shared
       out[#out + 1] = info
     end
   end

@@ -5,6 +5,7 @@
 --- that anybody promised. All other values are just fields.
 
 local arguments = require 'moonshard_ffi.arguments'
+local declared = require 'moonshard.nn.declared'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
@@ -44,14 +45,6 @@ local function child_name(self, field)
   return tostring(n)
 end
 
-local function declared(list, field, by)
-  for _, entry in ipairs(list) do
-    if entry[by] == field then
-      return entry
-    end
-  end
-end
-
 -- Fields that mean something else than they do in PyTorch, or nothing.
 local function check_known(self, field, value)
   if field == 'requires_grad' then
@@ -66,7 +59,7 @@ end
 
 -- What was declared and set to nil takes a new value in its old place.
 local function assign_module(self, field, module)
-  local entry = declared(self._children, field, 'key')
+  local entry = declared(self._children, 'key', field)
   if entry then
     self:set_child(entry.name, module)
   else
@@ -75,7 +68,7 @@ local function assign_module(self, field, module)
 end
 
 local function assign_parameter(self, field, tensor)
-  if declared(self._params, field, 'name') then
+  if declared(self._params, 'name', field) then
     tree.check_unplanned(self, 'parameter', field)
     rawset(self, field, tensor)
   else
@@ -113,7 +106,7 @@ function fields.check(module)
     if not PRIVATE[field] and holds_module(value, {}) then
       tables[#tables + 1] = tostring(field)
     elseif not PRIVATE[field] and tree.is_module(value)
-      and not declared(module._children, field, 'key') then
+      and not declared(module._children, 'key', field) then
       strays[#strays + 1] = { name = tostring(field), module = value }
     end
   end
@@ -135,7 +128,7 @@ local told = setmetatable({}, { __mode = 'k' }) -- tensors that were warned of
 
 local function is_loose(module, field, value)
   return type(field) == 'string' and field:byte() ~= 95 -- '_'
-    and not declared(module._buffers, field, 'name') and not told[value]
+    and not declared(module._buffers, 'name', field) and not told[value]
     and parameter.is_loose(value)
 end
 

@@ -14,6 +14,7 @@
 local Buffer = require 'moonshard.nn.buffer'
 local buffered = require 'moonshard.nn.buffered'
 local class = require 'moonshard.class'
+local declared = require 'moonshard.nn.declared'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
 local hooks = require 'moonshard.nn.hooks'
@@ -90,14 +91,6 @@ local function own(self, field)
   return list
 end
 
-local function find(list, name)
-  for i = 1, #list do
-    if list[i].name == name then
-      return list[i], i
-    end
-  end
-end
-
 local function check_name(self, what, name)
   arguments.text(what, 'name', name)
   if name == '' or name:find('.', 1, true) then
@@ -105,7 +98,7 @@ local function check_name(self, what, name)
       or 'contains a dot, which stands between the names of modules')
   end
   for _, field in ipairs { '_params', '_buffers', '_children' } do
-    if find(self[field], name) then
+    if declared(self[field], 'name', name) then
       errors.raise('KeyError', "%s '%s' is already declared", what, name)
     end
   end
@@ -174,7 +167,7 @@ end
 ---@param tensor ms.Tensor  a parameter
 ---@return ms.Tensor
 function Module:tie(name, tensor)
-  if find(self._params, name) then
+  if declared(self._params, 'name', name) then
     errors.raise('KeyError', "tie: parameter '%s' of %s is already declared, expected a name that "
       .. 'has none; to tie that one: module.%s = t', name, self._name, name)
   end
@@ -203,7 +196,7 @@ end
 ---@param name string
 ---@param tensor ms.Tensor
 function Module:set_buffer(name, tensor)
-  local entry = find(self._buffers, name)
+  local entry = declared(self._buffers, 'name', name)
   if not entry then
     errors.raise('KeyError', "%s has no buffer '%s'", self._name, tostring(name))
   end
@@ -245,7 +238,7 @@ end
 ---@param name string
 ---@param module ms.nn.Module
 function Module:set_child(name, module)
-  local entry = find(self._children, name)
+  local entry = declared(self._children, 'name', name)
   if not entry then
     errors.raise('KeyError', "%s has no child '%s'", self._name, tostring(name))
   end

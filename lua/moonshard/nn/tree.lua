@@ -149,7 +149,7 @@ end
 ---@param module ms.nn.Module
 function tree.adopt(owner, module)
   local first = rawget(module, '_owner')
-  for _, entry in ipairs(first and first._children or {}) do
+  for _, entry in ipairs(first and first ~= owner and first._children or {}) do
     if standing(first, entry) == module then
       owner = first
     end
@@ -423,6 +423,37 @@ function tree.path(module)
     or way(tree.outermost(module), module, {}) or ''
 end
 
+local function paths_below(top)
+  local paths = {}
+  for _, entry in ipairs(tree.walk(top)) do
+    paths[entry.module] = entry.path
+  end
+  return paths
+end
+
+-- `make(top)` for each outermost module, once.
+local function by_top(make)
+  return setmetatable({}, {
+    __index = function(made, top)
+      made[top] = make(top)
+      return made[top]
+    end,
+  })
+end
+
+--- The same of many modules, in a walk over each tree that they stand in.
+---@param modules ms.nn.Module[]
+---@return string[]
+function tree.paths(modules)
+  local below, paths = by_top(paths_below), {}
+  for i, module in ipairs(modules) do
+    local home = rawget(module, '_home')
+    paths[i] = home and not rawget(home, '_owner') and below[home][module]
+      or below[tree.outermost(module)][module] or ''
+  end
+  return paths
+end
+
 -- A parameter at or below this module that a unit holds, if there is one.
 local function held_by_unit(module)
   for _, p in ipairs(module._params) do
@@ -450,14 +481,6 @@ function tree.tell(module, what)
   end
 end
 
-local function paths_below(top)
-  local paths = {}
-  for _, entry in ipairs(tree.walk(top)) do
-    paths[entry.module] = entry.path
-  end
-  return paths
-end
-
 --- Random stream of the tree below a module: that of the first of its modules that was made. So
 --- what two trees draw under equal names differs, and what one draws does not depend on how it is
 --- wrapped or on the order in which its parts were put together.
@@ -469,16 +492,6 @@ function tree.stream(module)
     first = stream and math.min(first or stream, stream) or first
   end
   return first or 0
-end
-
--- `make(top)` for each outermost module, once.
-local function by_top(make)
-  return setmetatable({}, {
-    __index = function(made, top)
-      made[top] = make(top)
-      return made[top]
-    end,
-  })
 end
 
 -- [Note: homes] A module may stand in several trees, as where a probe borrows layers of a model.

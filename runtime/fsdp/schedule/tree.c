@@ -109,11 +109,6 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
                        (int)n_units);
     }
     for (int32_t i = 0; i < n_units; i++) {
-        for (int32_t j = 0; j < i; j++) {
-            if (units[j] == units[i]) {
-                return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is listed twice", units[i]->name);
-            }
-        }
         if (units[i]->run != NULL) {
             return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is in a tree already", units[i]->name);
         }
@@ -122,6 +117,12 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
                            "unit '%s' is sharded over another group (%d ranks) than the tree's "
                            "(%d ranks)",
                            units[i]->name, (int)units[i]->world, (int)ms_comm_size(comm));
+        }
+        units[i]->index = i;
+    }
+    for (int32_t i = 0; i < n_units; i++) {
+        if (units[i]->index != i) {
+            return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is listed twice", units[i]->name);
         }
     }
     ms_fsdp_tree *tree = calloc(1, sizeof(*tree));
@@ -152,7 +153,6 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
         tree->units[i] = units[i];
         tree->course[i] = (msi_course){.unit = units[i], .post_index = -1};
         units[i]->run = &tree->run;
-        units[i]->index = i;
         units[i]->is_root = i == 0 && root_has_unit;
     }
     tree->n_units = n_units;

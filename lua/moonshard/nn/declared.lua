@@ -1,0 +1,36 @@
+--- Finds what a module has declared in its arrays of parameters, buffers and children, which only
+--- grow: long ones, as a list of a thousand blocks is, by an index that they keep.
+
+local FEW = 8 -- entries that are looked through as fast
+
+local function scanned(list, by, value)
+  for i = 1, #list do
+    if list[i][by] == value then
+      return list[i]
+    end
+  end
+end
+
+--- The first entry of a list whose field `by` holds this value, or nil.
+---@param list table[]  one module's; what tells entries apart does not change
+---@param by 'name'|'key'
+---@return table?
+return function(list, by, value)
+  local n = #list
+  if n <= FEW then
+    return scanned(list, by, value)
+  end
+  local field = by == 'name' and '_by_name' or '_by_key'
+  local index = list[field]
+  if not index then
+    index = { n = 0, entries = {} }
+    list[field] = index
+  end
+  local entries = index.entries
+  for i = index.n + 1, n do
+    local at = list[i][by]
+    entries[at] = entries[at] or list[i]
+  end
+  index.n = n
+  return entries[value]
+end
