@@ -19,7 +19,8 @@ end
 
 -- Of each thing that is done to a model of so many units.
 local function costs_of(n_units)
-  local costs, plain, model = {}, nil, nil
+  local costs = {}
+  local plain, model
   costs.making, plain = counted(function()
     local layers = {}
     for i = 1, n_units do
