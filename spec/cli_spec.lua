@@ -272,7 +272,6 @@ describe('the moonshard command', function()
     local odd = {
       MS_LOG = { 'debug', "is 'debug', expected warn, info or trace; it is ignored" },
       MS_ONEDNN = { 'off', "is 'off', expected 0 or 1; it is ignored" },
-      MS_DEVICE = { 'abacus', "is 'abacus', expected cpu or fake; it is ignored" },
       MS_SLOTS = { 'push', "is 'push', expected auto, shared or pull; it is ignored" },
       MS_PLUGIN_DIR = { '/nowhere', "is '/nowhere': /nowhere/libmoonshard_onednn.so: " },
       MS_CPU_ISA = { 'avx', '=avx: this machine has no such kernels (v2, v3, v4), using ' },
@@ -301,6 +300,17 @@ describe('the moonshard command', function()
           assert.truthy(output:find(said, 1, true), said .. '\n' .. output)
           assert.equal(1, select(2, output:gsub(name, '')), output)
         end
+      end
+    end)
+  end)
+
+  it('does not compute on the CPU what was meant for a device that it does not know', function()
+    with_script('ms.dist.init { ranks = 2 } ms.ones(2)', function(path)
+      for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
+        local output, code = shell(('env MS_DEVICE=cuda %s %s'):format(start, path))
+        assert.equal(1, code, output)
+        assert.truthy(output:find("DeviceError: MS_DEVICE is 'cuda', expected cpu or fake (no GPU "
+          .. 'is supported yet)', 1, true), output)
       end
     end)
   end)

@@ -13,7 +13,24 @@ static msi_kernel_fn cpu_kernel(int32_t kernel, int32_t dtype)
     return msi_kernels()->fn[kernel][dtype];
 }
 
-static const char *const kinds[] = {"cpu", "fake"};
+/* The kind that is asked for. Another than there is would compute on the CPU what was meant for a
+ * device: no warning, but an error. */
+static ms_status choose_kind(const char **out)
+{
+    static const char *const kinds[] = {"cpu", "fake"};
+    const char *value = msi_switch_text("MS_DEVICE", kinds[0]);
+
+    for (int32_t i = 0; i < MSI_COUNT(kinds); i++) {
+        if (strcmp(value, kinds[i]) == 0) {
+            *out = i > 0 ? kinds[i] : NULL;
+            return MS_OK;
+        }
+    }
+    return MS_FAIL(MS_DEVICE_ERROR,
+                   "MS_DEVICE is '%s', expected cpu or fake (no GPU is supported "
+                   "yet)",
+                   value);
+}
 
 /* The functions of a device of that kind. */
 static ms_status load(ms_context *ctx, const char *kind, const msi_device_ops **ops)
@@ -71,15 +88,16 @@ ms_status msi_device_open(ms_context *ctx)
                                   .args_copy = msi_args_copy,
                                   .gemm = msi_gemm_now,
                                   .cpu = &msi_cpu_device_ops};
-    const int32_t kind = msi_switch_choice("MS_DEVICE", kinds, MSI_COUNT(kinds), 0);
+    const char *kind;
     char error[MSI_DEVICE_ERROR] = "";
     const msi_device_ops *ops = NULL;
     msi_device *d;
 
-    if (kind == 0) {
+    MS_TRY(choose_kind(&kind));
+    if (kind == NULL) {
         return MS_OK;
     }
-    MS_TRY(load(ctx, kinds[kind], &ops));
+    MS_TRY(load(ctx, kind, &ops));
     int32_t outcome = ops->open(&d, &host, ctx->rank, error);
 
     switch (outcome == MSI_DEV_OK ? furnish(d) : outcome) {
@@ -91,9 +109,9 @@ ms_status msi_device_open(ms_context *ctx)
         atomic_fetch_add(&msi_n_devices, 1);
         return MS_OK;
     case MSI_DEV_NO_MEMORY:
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open device '%s'", kinds[kind]);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open device '%s'", kind);
     default:
-        return MS_FAIL(MS_DEVICE_ERROR, "device '%s' does not open: %s", kinds[kind], error);
+        return MS_FAIL(MS_DEVICE_ERROR, "device '%s' does not open: %s", kind, error);
     }
 }
 
