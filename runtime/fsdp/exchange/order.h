@@ -14,7 +14,7 @@
 
 #include "device.h"
 
-/* Every one of them is needed (tests/fsdp/test_device_slots.c leaves each out). */
+/* Every one of them is needed (tests/fsdp/test_device_slots.c and streams.pml leave each out). */
 typedef enum msi_stream_order {
     MSI_ORDER_ALL,
     MSI_ORDER_STEPPED,  /* the master is written -> it is cast */

@@ -9,7 +9,8 @@
  * Parameters: units 0 and 1 share a ring of two slots, unit 2 has a home slot and is kept unsharded.
  * Calls use a unit, perhaps with an early publish of the next (which may then be skipped), write the
  * masters (an optimizer's step: what was published and not used is dropped), or fail on both ranks
- * (reset: everything is dropped). Gradients: sharded ones are reduced from the slots of all ranks,
+ * (reset: everything is dropped). -DPULL: every rank's extents lie in its stage, from where each rank
+ * copies them into memory of its own, and releases the slot; fewer calls. Gradients: sharded ones are reduced from the slots of all ranks,
  * whole ones (NO_SHARD) in two phases; calls write one, wait for all, or fail.
  *
  * Once in a run (-DSTRAYS=0: never) one rank alone does something else than the program's call: it
@@ -22,7 +23,8 @@
  * Checked: no deadlock; a slot never changes under a reader, and never mixes values from before and
  * after a write; a gradient is never overwritten before all have read it; and what was dropped is
  * never read, whoever dropped it. -DDROPPED_IS_DONE is a protocol without a word for what was
- * dropped: the model must refuse it. */
+ * dropped, -DPULL -DRELEASED_FIRST one that releases stages before they are copied: the model must
+ * refuse them. What devices add is in streams.pml. */
 #define R 2
 #ifndef N
 #define N 4
@@ -158,9 +160,37 @@ inline reshard(x) {
   }
 }
 
+#ifdef PULL
+#define GENERATION own_generation
+#define WRITTEN own_written
+
+inline copy(s, q) {
+  own_generation[AT(s, q)] = content_generation[AT(s, q)];
+  own_written[AT(s, q)] = content_written[AT(s, q)]
+}
+
+inline pull(x) {
+#ifdef RELEASED_FIRST
+  released[AT(slot[x], me)] = generation[x];
+#endif
+  copy(slot[x], me);
+  copy(slot[x], 1 - me);
+  released[AT(slot[x], me)] = generation[x]
+}
+
+#define PULL_IF_NEW(x) if :: state[x] == 1 -> pull(x) :: else fi;
+#else
+#define GENERATION content_generation
+#define WRITTEN content_written
+#define PULL_IF_NEW(x)
+#endif
+
+#define IS_READ(x, q) \
+  (GENERATION[AT(slot[x], q)] == generation[x] && WRITTEN[AT(slot[x], q)] == named[x])
+
 inline read(x) {
-  assert(content_generation[AT(slot[x], 0)] == generation[x] && content_written[AT(slot[x], 0)] == named[x]);
-  assert(content_generation[AT(slot[x], 1)] == generation[x] && content_written[AT(slot[x], 1)] == named[x])
+  assert(IS_READ(x, 0));
+  assert(IS_READ(x, 1))
 }
 
 inline use(x, next) {
@@ -181,6 +211,7 @@ inline use(x, next) {
   :: HAS_DROPPED(x, 0) || HAS_DROPPED(x, 1) -> assert(strayed); ended = true; goto out
   :: else
   fi;
+  PULL_IF_NEW(x)
   state[x] = 2;
   if
   :: next < U && state[next] == 0 && (next == HOME || !held[0] || !held[1]) -> publish(next)
@@ -196,12 +227,20 @@ inline use(x, next) {
   run_queue()
 }
 
+#ifdef PULL
+inline choose() { /* few, so that it takes seconds */
+  if
+  :: call[at] = 3 :: call[at] = 5 :: call[at] = STEP
+  fi
+}
+#else
 inline choose() {
   if
   :: call[at] = 0 :: call[at] = 1 :: call[at] = 2 :: call[at] = 3 :: call[at] = 4 :: call[at] = 5
   :: call[at] = BACK :: call[at] = STEP :: call[at] = RESET
   fi
 }
+#endif
 
 /* Everything, or what was published and not used. */
 inline reshard_all(least, most) {
@@ -216,6 +255,9 @@ inline reshard_all(least, most) {
 proctype rank(byte me) {
   byte state[U]; /* 0 sharded, 1 published, 2 unsharded */
   byte slot[U], generation[U], named[U], latest[S];
+#ifdef PULL
+  byte own_generation[S * R], own_written[S * R]; /* copies of the stages */
+#endif
   bool queued[U], held[S];
   byte oldest = 0, written = 0, at = 0, x, aside;
 
