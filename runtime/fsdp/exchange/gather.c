@@ -39,15 +39,16 @@ static ms_status await_own(msi_gather *g)
     return msi_order_after(g->ctx, MSI_ORDER_USED, MSI_STREAM_GATHER, g->slot->used);
 }
 
-/* All ranks have released what `to` held. */
-static ms_status fill(msi_gather *g, void *to, bool staged)
+/* All ranks have released what is in this rank's part, or in the one of all. */
+static ms_status fill(msi_gather *g, bool staged)
 {
-    msi_slot_word *own = msi_slot_words_of(g->slot, ms_comm_rank(g->pool->comm));
+    const int32_t rank = ms_comm_rank(g->pool->comm);
+    void *part = msi_slot_part(g->slot, rank);
 
     MS_TRY(msi_slot_await(g->pool, g->slot, MSI_ORDER_RELEASED, MSI_STREAM_GATHER,
                           MSI_SLOT_RELEASED, g->slot->generation - 1));
-    MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, g->user->fill(g->unit, to, staged));
-    atomic_store_explicit(&own->said, g->said, memory_order_relaxed);
+    MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, g->user->fill(g->unit, part, staged));
+    atomic_store_explicit(&msi_slot_words_of(g->slot, rank)->said, g->said, memory_order_relaxed);
     msi_slot_say(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_FILLED);
     g->user->filled(g->unit);
     return MS_OK;
@@ -141,7 +142,7 @@ static ms_status fill_slot(msi_task *task, bool *finished)
 
     MS_TRY(await_master(g));
     MS_TRY(await_own(g));
-    MS_TRY(fill(g, msi_slot_part(g->slot, 0), false));
+    MS_TRY(fill(g, false));
     *finished = true;
     return MS_OK;
 }
@@ -193,7 +194,7 @@ static ms_status fill_stage(msi_task *task, bool *finished)
     msi_gather *g = (msi_gather *)task;
 
     MS_TRY(await_master(g));
-    MS_TRY(fill(g, msi_slot_part(g->slot, ms_comm_rank(g->pool->comm)), true));
+    MS_TRY(fill(g, true));
     *finished = true;
     return MS_OK;
 }

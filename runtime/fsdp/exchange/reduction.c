@@ -91,7 +91,7 @@ static char *element(const msi_reduction *r, int32_t rank, int64_t i)
 static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out, int32_t dtype,
                      bool add)
 {
-    const int32_t n_parts = r->slot->stride != 0 ? r->world : 1;
+    const int32_t n_parts = r->pool->mapped.n_parts;
     msi_tree_source src[n_parts];
     const msi_tree_args args = {.n = n,
                                 .n_src = n_parts,

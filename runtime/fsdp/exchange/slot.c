@@ -31,7 +31,6 @@ static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
 {
     msi_slot **list = realloc(pool->slots, sizeof(*list) * (size_t)(pool->n_slots + 1));
     msi_slot *slot = calloc(1, sizeof(*slot));
-    const bool is_fake = ms_comm_is_fake(pool->comm);
     msi_mem_block *own = NULL;
 
     if (list != NULL) {
@@ -49,10 +48,10 @@ static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
         return status;
     }
     slot->words = p->segment->rw + p->words;
-    slot->word_bytes = is_fake ? 0 : p->word_bytes;
+    slot->word_bytes = pool->mapped.world > 1 ? p->word_bytes : 0;
     slot->rw = p->segment->rw + p->parts;
     slot->ro = p->segment->ro + p->parts;
-    slot->stride = is_fake ? 0 : p->part_bytes;
+    slot->stride = pool->mapped.n_parts > 1 ? p->part_bytes : 0;
     slot->block = own;
     slot->own = own != NULL ? own->data : NULL;
     slot->own_bytes = p->own_bytes;

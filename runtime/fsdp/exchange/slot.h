@@ -48,9 +48,9 @@ _Static_assert(sizeof(msi_slot_word) == MSI_SLOT_WORDS, "two cache lines");
 
 typedef struct msi_slot {
     char *words;        /* (W, word_bytes) */
-    int64_t word_bytes; /* 0: a fake group, in which this rank's words are every rank's */
+    int64_t word_bytes; /* 0: there are this rank's alone, which are every rank's */
     char *rw, *ro;      /* of the first part */
-    int64_t stride;     /* bytes of a part; 0: the same */
+    int64_t stride;     /* bytes of a part; 0: there is one, which is every rank's */
     char *own;          /* pull: this rank's full parameters; NULL: they are the first part */
     int64_t own_bytes;
     msi_mem_block *block; /* of `own` */
