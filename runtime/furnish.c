@@ -4,11 +4,21 @@
 #include "comm.h"
 #include "device.h"
 
+static ms_status open_device(ms_context *ctx)
+{
+    MS_TRY(msi_device_open(ctx));
+    if (ctx->device != NULL) {
+        ctx->end_work = msi_end_work;
+        msi_exit_watch();
+    }
+    return MS_OK;
+}
+
 void msi_context_furnish(ms_context *ctx)
 {
     msi_tensor_install(ctx);
     msi_autograd_install(ctx);
-    ctx->open_device = msi_device_open;
+    ctx->open_device = open_device;
     ctx->check_peers = msi_groups_check;
     ctx->tell_peers = msi_groups_failed;
 }

@@ -255,7 +255,7 @@ end
 --- Leave the group of ranks; later collectives are errors, and what this rank does then is compared
 --- with nothing.
 function dist.leave()
-  C.ms_dist_leave()
+  B.check(C.ms_dist_leave())
 end
 
 -- -- stopping ------------------------------------------------------------------------------------

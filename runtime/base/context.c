@@ -2,6 +2,7 @@
  * it, so ranks may be threads and nothing is global to the process. */
 #include "base.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 static _Thread_local ms_context *current;
@@ -24,6 +25,16 @@ ms_context *msi_context(void)
     return current;
 }
 
+/* What a device did last, whose error nobody was told. Never MS_RUNTIME_ERROR: then nothing is
+ * closed. */
+static ms_status end_work(ms_context *ctx, char *why, size_t nbytes)
+{
+    const ms_status status = ctx->end_work != NULL ? ctx->end_work(ctx) : MS_OK;
+
+    snprintf(why, nbytes, "%s", ms_error_message());
+    return status == MS_RUNTIME_ERROR ? MS_DEVICE_ERROR : status;
+}
+
 ms_status ms_close(void)
 {
     ms_context *ctx = current;
@@ -35,6 +46,9 @@ ms_status ms_close(void)
         return MS_FAIL(MS_RUNTIME_ERROR, "close: a hook is running, and what called it would be "
                                          "freed; close when that has returned");
     }
+    char why[MSI_MESSAGE_BYTES]; /* what rooms say while they close is no news */
+    const ms_status status = end_work(ctx, why, sizeof(why));
+
     for (int32_t i = 0; i < MSI_ROOM_COUNT; i++) {
         if (ctx->room[i] != NULL && ctx->close[i] != NULL) {
             ctx->close[i](ctx->room[i]);
@@ -43,7 +57,7 @@ ms_status ms_close(void)
     }
     current = NULL;
     free(ctx);
-    return MS_OK;
+    return status == MS_OK ? MS_OK : MS_FAIL(status, "%s", why);
 }
 
 void ms_seed(uint64_t seed)

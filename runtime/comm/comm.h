@@ -76,6 +76,11 @@ ms_status msi_groups_check(ms_context *ctx, int64_t waited_ns);
 /* This rank's device has failed at what its peers did, too, and went on: they are told. The error
  * that is set stays. */
 void msi_groups_failed(ms_context *ctx);
+/* exit.c: what this rank's device was given has run, and the rank is about to go. What was wrong
+ * with it, and nobody was told, fails the job; peers may have gone on, and nobody asks again. */
+ms_status msi_end_work(ms_context *ctx);
+/* The same when this process ends by exit(0), which that makes exit(1), without having closed. */
+void msi_exit_watch(void);
 /* Member q, perhaps after a failure of its own, does not finish what all named at `seq` and this
  * rank needs: the job ends, unless it has. MS_COMM_ERROR. */
 ms_status msi_comm_dropped(ms_comm *comm, uint64_t seq, int32_t q);

@@ -1,6 +1,8 @@
 /* A context's place in its job: being a rank, and being none any more. */
 #include "job.h"
 
+#include "backend.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -18,7 +20,7 @@ static void dist_close(void *state)
         d->end_launch(d->launch);
     }
     if (d->job != NULL && d->gone == MSI_GONE_NOT) {
-        ms_dist_leave();
+        (void)ms_dist_leave();
     }
     if (d->owns_job) {
         msi_job_free(d->job);
@@ -123,14 +125,17 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launch
     return MS_OK;
 }
 
-void ms_dist_leave(void)
+ms_status ms_dist_leave(void)
 {
     msi_dist *d = msi_dist_peek();
 
     if (d == NULL || d->job == NULL || d->gone != MSI_GONE_NOT) {
-        return;
+        return MS_OK;
     }
+    const ms_status status = msi_settle(d->ctx); /* peers are told while this is a rank */
+
     d->job->guest->leave();
     d->gone = MSI_GONE_LEFT;
     msi_job_set_state(d->job, d->rank, MSI_RANK_LEFT);
+    return status;
 }

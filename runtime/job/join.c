@@ -182,12 +182,3 @@ void ms_dist_info_get(ms_dist_info *info)
         info->transport = d->job->world > 1 ? "shm" : "self";
     }
 }
-
-void ms_dist_exit(int32_t code)
-{
-    fflush(NULL);
-    if (code == 0) { /* otherwise the launcher says what happened, with the code */
-        ms_dist_leave();
-    }
-    _exit(code);
-}

@@ -70,8 +70,9 @@ MS_API ms_status ms_dist_join(void);
 /** True when this process was started as a rank by a launcher whose environment we understand. */
 MS_API bool ms_dist_launched(void);
 MS_API void ms_dist_info_get(ms_dist_info *info);
-/** Leave: later collectives are MS_RUNTIME_ERROR. */
-MS_API void ms_dist_leave(void);
+/** Leave: later collectives are MS_RUNTIME_ERROR. @return what was wrong with what this rank's
+ * device was given last, an index out of range say, and nobody was told; the rank has left */
+MS_API ms_status ms_dist_leave(void);
 /** Tell all ranks that this one failed; their pending and next collective raises `message`: a line
  * that may be followed by others, a traceback say, of 4,000 bytes together. A rank
  * that could not join tells, too; any other process that has not joined does nothing. A `kind` that
@@ -79,7 +80,9 @@ MS_API void ms_dist_leave(void);
  * another failure came first */
 MS_API bool ms_dist_abort(ms_status kind, MS_NULLABLE const char *message);
 /** Leave the process at once with `code`, without running exit handlers that belong to the
- * launcher (a forked rank uses it when its script ends). Flushes stdio. */
+ * launcher (a forked rank uses it when its script ends). Flushes stdio. What ms_dist_leave() would
+ * return is printed, told to the job, and makes a `code` of 0 a 1. (So it is where a process that
+ * has opened a device, and not called ms_close(), ends by exit(0).) */
 MS_API void ms_dist_exit(int32_t code);
 /**
  * Agree whether to stop after this step (a stop signal reached any rank or the launcher).

@@ -1,0 +1,78 @@
+/* The end of a rank's process: what its device was given last may have been wrong, and nobody has
+ * waited for it. */
+#include "group.h"
+
+#include "backend.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static _Atomic pid_t watched; /* a fork of it has copies of streams that are its parent's */
+
+ms_status msi_end_work(ms_context *ctx)
+{
+    const ms_status status = msi_settle(ctx);
+    char why[MSI_MESSAGE_BYTES], line[MSI_MESSAGE_BYTES + 32];
+
+    if (status == MS_OK) {
+        return MS_OK;
+    }
+    snprintf(why, sizeof(why), "%s", ms_error_message());
+    snprintf(line, sizeof(line), "%s: %s", ms_status_name(status), why);
+    ms_dist_abort(status, line); /* which may fail by itself */
+    return MS_FAIL(status, "%s", why);
+}
+
+/* Whoever called exit() is told on stderr. */
+static bool ends_well(void)
+{
+    ms_context *ctx = watched == getpid() ? msi_context_peek() : NULL;
+    const msi_dist *d = msi_dist_peek();
+    const ms_status status = ctx != NULL ? msi_end_work(ctx) : MS_OK;
+    char rank[32] = "";
+
+    if (status != MS_OK) {
+        if (d != NULL && d->job != NULL && d->job->world > 1) {
+            snprintf(rank, sizeof(rank), "rank %d: ", (int)d->rank);
+        }
+        fprintf(stderr, "moonshard: %s%s: %s\n", rank, ms_status_name(status), ms_error_message());
+    }
+    return status == MS_OK;
+}
+
+/* glibc goes on with the handlers that are left, and with this code. */
+static void at_exit(int code, void *nothing)
+{
+    (void)nothing;
+    if (code == 0 && !ends_well()) {
+        exit(1);
+    }
+}
+
+static void watch(void)
+{
+    on_exit(at_exit, NULL);
+}
+
+void msi_exit_watch(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    watched = getpid();
+    pthread_once(&once, watch);
+}
+
+void ms_dist_exit(int32_t code)
+{
+    fflush(NULL);
+    if (code == 0 && !ends_well()) {
+        code = 1;
+    }
+    if (code == 0) { /* otherwise the launcher says what happened, with the code */
+        (void)ms_dist_leave();
+    }
+    _exit(code);
+}

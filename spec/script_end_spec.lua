@@ -1,0 +1,120 @@
+-- runtime/comm/exit.c, ms.close, dist.leave: what a device finds wrong with the last thing a script
+-- asks for
+local scripts = require 'support.scripts'
+
+local shell, with_script = scripts.shell, scripts.with_script
+
+local WRONG = 'IndexError: embedding: id 9, number 2 of 2, is outside [0, 7)'
+
+-- On the device that runs things later. A wait for a rank that is gone ends by the second.
+local function run(start, path)
+  return shell(('env MS_DEVICE=fake MS_COMM_TIMEOUT=20 timeout 60 %s %s'):format(start, path))
+end
+
+-- Of `ranks` the last looks up a row that there is not, and nobody waits for it.
+local function script(ranks, ending)
+  return ([[
+    local rank = 0
+    local function wrong(last)
+      return ms.ops.embedding(ms.ones(7, 3), ms.tensor({ 1, last and 9 or 2 }, { dtype = 'i64' }))
+    end
+    %s
+  ]]):format((ending:gsub('INIT', ('rank = ms.dist.init{ ranks = %d }.rank'):format(ranks))))
+end
+
+local function count(text, part)
+  local n, at = 0, 1
+  while true do
+    local from, to = text:find(part, at, true)
+    if not from then
+      return n
+    end
+    n, at = n + 1, to + 1
+  end
+end
+
+describe('the end of a script on a device', function()
+  it('tells what was wrong with the last thing it did, however it ends', function()
+    for _, ending in ipairs { '', 'os.exit(0)', 'os.exit(0, true)', 'ms.dist.exit()',
+      'ms.dist.leave()', 'ms.close()' } do
+      with_script(script(1, 'wrong(true) ' .. ending), function(path)
+        local output, code = run('luajit', path)
+        assert.equal(1, code, ending .. ': ' .. output)
+        assert.equal(1, count(output, WRONG), ending .. ': ' .. output)
+      end)
+    end
+  end)
+
+  it('says nothing when all went well, or has been told, and keeps a code that is not 0', function()
+    for ending, expected in pairs {
+      ['wrong(false)'] = 0,
+      ['local y = wrong(true):sum() pcall(y.item, y)'] = 0,
+      ['wrong(true) os.exit(3)'] = 3,
+    } do
+      with_script(script(1, ending), function(path)
+        local output, code = run('luajit', path)
+        assert.equal('', output)
+        assert.equal(expected, code)
+      end)
+    end
+  end)
+
+  it('fails the job when it is the end of a rank', function()
+    for _, ending in ipairs { '', 'os.exit(0)', 'ms.dist.exit()', 'ms.dist.leave()',
+      'ms.close()' } do
+      for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
+        with_script(script(2, 'INIT wrong(rank == 1) ' .. ending), function(path)
+          local output, code = run(start, path)
+          assert.equal(1, code, ending .. ': ' .. output)
+          assert.truthy(output:find('moonshard: rank 1 failed: [^\n]*IndexError: embedding: id 9'),
+            ending .. ': ' .. output)
+        end)
+      end
+    end
+    with_script(script(2, 'wrong(os.getenv "MOONSHARD_RANK" == "1")'), function(path) -- not joined
+      local output, code = run('bindings/moonshard run -n 2', path)
+      assert.equal(1, code, output)
+      assert.truthy(output:find('moonshard: rank 1 failed: ' .. WRONG, 1, true), output)
+    end)
+  end)
+
+  it('fails what dist.spawn started', function()
+    with_script(script(2, [[
+      print(pcall(ms.dist.spawn, 2, function(n) wrong(n == 1) end))
+    ]]), function(path)
+      local output, code = run('luajit', path)
+      assert.equal(0, code, output)
+      assert.truthy(output:find('false\tCommError: rank 1 failed: ' .. WRONG, 1, true), output)
+    end)
+  end)
+
+  it('is told to ranks that go on', function()
+    with_script(script(2, [[
+      INIT
+      wrong(rank == 1)
+      if rank == 0 then
+        local ok, err = pcall(ms.dist.barrier)
+        io.stderr:write('told: ', err.message, '\n')
+      end
+    ]]), function(path)
+      local output, code = run('luajit', path)
+      assert.equal(1, code, output)
+      assert.truthy(output:find('told: [^\n]*rank 1 failed: ' .. WRONG:gsub('%p', '%%%0')), output)
+    end)
+  end)
+
+  it('closes all the same', function()
+    with_script(script(1, [[
+      local y = wrong(true)
+      print(pcall(ms.close))
+      print(pcall(y.item, y))
+      print(pcall(ms.close), ms.ones(2):sum():item())
+    ]]), function(path)
+      local output, code = run('luajit', path)
+      assert.equal(0, code, output)
+      assert.equal('false\t' .. WRONG, output:match('^[^\n]*'))
+      assert.truthy(output:find('\nfalse\t[^\n]* released at the end of ms.close;'), output)
+      assert.truthy(output:find('\ntrue\t2\n'), output)
+    end)
+  end)
+end)
