@@ -113,6 +113,25 @@ end
 ---@field reduce_dtype? string
 ---@field use_orig_params boolean
 
+---@param options ms.bindings.UnitOptions
+local function unit_options(options)
+  local o = B.new('ms_fsdp_unit_options')
+  C.ms_fsdp_unit_options_init(o, B.sizeof(o))
+  o.strategy = fsdp.STRATEGIES[options.strategy]
+  o.param_dtype = dtype_or_none(options.param_dtype)
+  o.reduce_dtype = dtype_or_none(options.reduce_dtype)
+  o.use_orig_params = options.use_orig_params
+  return o
+end
+
+local function texts_of(names)
+  local texts = B.new('const char *[?]', #names)
+  for i = 1, #names do
+    texts[i - 1] = names[i]
+  end
+  return texts
+end
+
 --- Group parameters.
 ---@param holder ffi.cdata*  a new one, for the unit
 ---@param name string
@@ -120,18 +139,34 @@ end
 ---@param tensors ms.Tensor[]
 ---@param names string[]
 function fsdp.unit(holder, comm, name, options, tensors, names)
-  local o = B.new('ms_fsdp_unit_options')
-  C.ms_fsdp_unit_options_init(o, B.sizeof(o))
-  o.strategy = fsdp.STRATEGIES[options.strategy]
-  o.param_dtype = dtype_or_none(options.param_dtype)
-  o.reduce_dtype = dtype_or_none(options.reduce_dtype)
-  o.use_orig_params = options.use_orig_params
   local refs, n = B.array(tensors, 'params')
-  local texts = B.new('const char *[?]', n)
-  for i = 1, n do
-    texts[i - 1] = names[i]
-  end
-  calls.fsdp_unit_new(holder, comm, name, o, refs, n, texts)
+  calls.fsdp_unit_new(holder, comm, name, unit_options(options), refs, n, texts_of(names))
+end
+
+--- What a plan must know of a unit.
+---@return ffi.cdata* group  for fsdp.dry_run()
+function fsdp.group_of(unit)
+  local group = B.new('ms_fsdp_group')
+  B.check(C.ms_fsdp_unit_describe(unit, group))
+  return group
+end
+
+--- The same of one that fsdp.unit() would make; makes none.
+---@return ffi.cdata* group
+function fsdp.group(comm, name, options, tensors, names)
+  local group, refs, n = B.new('ms_fsdp_group'), B.array(tensors, 'params')
+  calls.fsdp_group_describe(group, comm, name, unit_options(options), refs, n, texts_of(names))
+  return group
+end
+
+---@param options { backward_prefetch: string, forward_prefetch: boolean, n_slots?: integer }
+local function tree_options(options)
+  local o = B.new('ms_fsdp_tree_options')
+  C.ms_fsdp_tree_options_init(o, B.sizeof(o))
+  o.backward_prefetch = fsdp.PREFETCH[options.backward_prefetch]
+  o.forward_prefetch = options.forward_prefetch
+  o.n_slots = options.n_slots or 0
+  return o
 end
 
 --- A tree over units in module order. Takes the units over.
@@ -140,11 +175,7 @@ end
 ---@param units ffi.cdata*[]  their holders
 ---@param root_has_unit boolean
 function fsdp.tree(holder, comm, options, units, root_has_unit)
-  local o = B.new('ms_fsdp_tree_options')
-  C.ms_fsdp_tree_options_init(o, B.sizeof(o))
-  o.backward_prefetch = fsdp.PREFETCH[options.backward_prefetch]
-  o.forward_prefetch = options.forward_prefetch
-  o.n_slots = options.n_slots or 0
+  local o = tree_options(options)
   local list = B.new('ms_fsdp_unit *[?]', math.max(#units, 1))
   for i = 1, #units do
     list[i - 1] = units[i][0]
@@ -277,6 +308,14 @@ local PLAN = {
   'param_homes', 'gradient_ring', 'gradient_homes', 'gathered', 'reduced',
 }
 
+local function plan_of(p)
+  local plan = { same_numerics = p.same_numerics }
+  for _, name in ipairs(PLAN) do
+    plan[name] = tonumber(p[name])
+  end
+  return plan
+end
+
 ---@param micro_batches integer  backwards of this rank in a step, all but the last in no_sync
 ---@param dry boolean  from numbers alone: the tree need not be initialised, and is not
 ---@return ms.Plan
@@ -284,11 +323,20 @@ function fsdp.plan(tree, micro_batches, dry)
   local p = B.new('ms_fsdp_plan')
   local get = dry and C.ms_fsdp_tree_dry_run or C.ms_fsdp_tree_plan_get
   B.check(get(tree, micro_batches, p))
-  local plan = { same_numerics = p.same_numerics }
-  for _, name in ipairs(PLAN) do
-    plan[name] = tonumber(p[name])
+  return plan_of(p)
+end
+
+--- The same of a tree that fsdp.tree() would make over units like these.
+---@param groups ffi.cdata*[]  in module order, the root's first if it has one
+---@return ms.Plan
+function fsdp.dry_run(comm, options, groups, root_has_unit, micro_batches)
+  local p, list = B.new('ms_fsdp_plan'), B.new('ms_fsdp_group[?]', #groups)
+  for i, group in ipairs(groups) do
+    list[i - 1] = group
+    list[i - 1].is_root = i == 1 and root_has_unit
   end
-  return plan
+  B.check(C.ms_fsdp_dry_run(p, comm, tree_options(options), list, #groups, micro_batches))
+  return plan_of(p)
 end
 
 local total = B.new('double[1]')

@@ -1,6 +1,7 @@
 -- model:plan { dry_run = true }: what the real run takes, and no trace of having been asked.
 local ffi = require 'ffi'
 local ms = require 'moonshard'
+local checks = require 'support.checks'
 local json = require 'moonshard.json'
 local runs = require 'support.runs'
 
@@ -47,4 +48,96 @@ describe('a dry run', function()
       assert.same(before, after)
     end)
   end
+end)
+
+-- Three units: one of an instance that was made by itself, one beside it, the root's.
+local function nested()
+  ms.manual_seed(3)
+  local kept = { sharding_strategy = 'SHARD_GRAD_OP' }
+  local inner = fsdp.FSDP(nn.Sequential { nn.Linear(6, 6) }, kept)
+  return inner, function()
+    local model = nn.Sequential {
+      inner, fsdp.FSDP(nn.Linear(6, 7)), nn.LayerNorm(7), nn.Linear(7, 3, { bias = false }),
+    }
+    return fsdp.FSDP(model)
+  end
+end
+
+local function trained(model)
+  for _ = 1, 2 do
+    model(ms.ones(2, 6)):sum():backward()
+    ms.optim.SGD(model:parameters(), { lr = 0.1 }):step()
+    model:zero_grad()
+  end
+  return model:hash()
+end
+
+describe('a dry run', function()
+  it('leaves no trace in an instance that a larger model takes later', function()
+    local reports, cause = runs.reports(2, function()
+      local _, wrap_another = nested()
+      local expected = trained(wrap_another())
+      local inner, wrap = nested()
+      local alone = inner:plan { dry_run = true }
+      local model = wrap()
+      local whole = model:plan { dry_run = true }
+      assert(alone.masters < whole.masters)
+      assert(without_asking(inner:plan { dry_run = true }) == without_asking(whole))
+      assert(model:plan { dry_run = true }.masters == model:plan().masters)
+      return trained(model) == expected and 'same' or 'other'
+    end)
+    assert.is_nil(cause)
+    assert.same({ [0] = 'same', 'same' }, reports)
+  end)
+
+  it('makes no units', function()
+    local group = ms.dist.fake { world = 2 }
+    local plain = nn.Sequential { nn.Linear(4, 4), nn.Linear(4, 4) }:materialize()
+    plain(ms.ones(1, 4)):sum():backward()
+    local model = fsdp.FSDP(plain, { process_group = group })
+    local memory = ms.memory()
+    local plan = model:plan { dry_run = true }
+    assert.same(memory.live, ms.memory().live)
+    assert.same({ 4, 4 }, plain[1].weight:shape())
+    assert.is_not_nil(plain[1].weight:grad())
+    model.head = nn.Linear(4, 4)
+    plain[1].weight:requires_grad_(false)
+    local larger = model:plan { dry_run = true }
+    assert.equal(plan.masters + (4 * 4 + 4) / 2 * 4, larger.masters)
+    assert.truthy(larger.per_state < larger.masters)
+    assert.equal(larger.masters, model:plan().masters)
+  end)
+
+  it('counts a parameter that stands in two units where the first use does', function()
+    local function tied()
+      local first = nn.Linear(5, 5)
+      local model = nn.Sequential { first, nn.ReLU(), nn.Linear(5, 5) }
+      model[3].weight = first.weight
+      return fsdp.FSDP(model, {
+        process_group = ms.dist.fake { world = 3 },
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
+      })
+    end
+    local model = tied()
+    local dry = model:plan { dry_run = true }
+    assert.equal(2, dry.param_homes + dry.param_ring - 1)
+    assert.equal(without_asking(dry), without_asking(model:plan()))
+  end)
+
+  it('says the same of units that are made and not used yet', function()
+    local function of(prepare)
+      local model = wrapped(ms.dist.fake { world = 2 })
+      prepare(model)
+      return without_asking(model:plan { dry_run = true, micro_batches = 2 })
+    end
+    assert.equal(of(function() end), of(function(model) model:parameters() end))
+  end)
+
+  it('refuses what the first use refuses', function()
+    local inner = fsdp.FSDP(nn.Linear(4, 4), { process_group = ms.dist.fake { world = 2 } })
+    inner(ms.ones(1, 4))
+    local model = fsdp.FSDP(nn.Sequential { inner }, { process_group = ms.dist.fake { world = 2 } })
+    checks.raises('AssertionError', "'0' was used before the module around it", model.plan, model,
+      { dry_run = true })
+  end)
 end)

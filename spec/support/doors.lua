@@ -314,11 +314,32 @@ local function saved_tensor(begin)
   return begin(folder .. '/unfinished')
 end
 
+local RIGHT_STRUCT = {
+  ms_fsdp_unit_options = function() return options 'ms_fsdp_unit_options' end,
+  ms_fsdp_tree_options = function() return options 'ms_fsdp_tree_options' end,
+  ms_optim_options = function() return options('ms_optim_options', C.MS_OPTIM_SGD) end,
+  ms_fsdp_group = function()
+    return ffi.new('ms_fsdp_group', { full_numel = 8, shard_numel = 4, trained_numel = 2,
+      n_params = 1, orig_dtype = C.MS_DTYPE_F32, param_dtype = C.MS_DTYPE_F32,
+      reduce_dtype = C.MS_DTYPE_F32 })
+  end,
+  ms_param_extent = function() return extent(2) end,
+}
+
 -- Calls that succeed, but for the struct they are given; all functions that take one.
 local WITH_STRUCT = {
   ms_fsdp_unit_new = function(o)
     return { ffi.new 'ms_fsdp_unit *[1]', world(), 'u', o, ffi.new('ms_tensor *[1]', parameter()),
       1, text_list 'w' }
+  end,
+  ms_fsdp_group_describe = function(o)
+    return { ffi.new 'ms_fsdp_group', world(), 'u', o, ffi.new('ms_tensor *[1]', parameter()), 1,
+      text_list 'w' }
+  end,
+  ms_fsdp_dry_run = function(o)
+    local is_group = ffi.istype('ms_fsdp_group', o)
+    local group = is_group and o or RIGHT_STRUCT.ms_fsdp_group()
+    return { ffi.new 'ms_fsdp_plan', world(), not is_group and o or nil, group, 1, 1 }
   end,
   ms_fsdp_tree_new = function(o)
     return { ffi.new 'ms_fsdp_tree *[1]', world(), o, ffi.new('ms_fsdp_unit *[1]', unit()), 1,
@@ -349,13 +370,6 @@ local WITH_STRUCT = {
   end,
 }
 
-local RIGHT_STRUCT = {
-  ms_fsdp_unit_options = function() return options 'ms_fsdp_unit_options' end,
-  ms_fsdp_tree_options = function() return options 'ms_fsdp_tree_options' end,
-  ms_optim_options = function() return options('ms_optim_options', C.MS_OPTIM_SGD) end,
-  ms_param_extent = function() return extent(2) end,
-}
-
 local WRONG = {
   int32_t = { -5, 99, 2 ^ 31 - 1, -2 ^ 31 },
   uint32_t = { 0, 2, 2 ^ 31 },
@@ -364,7 +378,7 @@ local WRONG = {
 }
 
 -- Of a bound only what is below it is wrong.
-local MAY_BE_LARGE = { n_slots = true }
+local MAY_BE_LARGE = { n_slots = true, n_params = true }
 -- What the message calls a field.
 local CALLED = {
   strategy = 'sharding strategy', lr = 'learning rate', beta1 = 'beta parameter at index 0',

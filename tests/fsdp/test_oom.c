@@ -574,19 +574,39 @@ static ms_status plan_for_nobody(const tiny_config *config)
     return status;
 }
 
-static void test_fsdp_oom__dry_run(void **state)
+/* The same of a unit that nobody has made. */
+static ms_status plan_without_units(const tiny_config *config)
+{
+    const int64_t shape[1] = {100};
+    const char *const name = "p";
+    ms_tensor *p = NULL;
+    ms_fsdp_group group;
+    ms_fsdp_plan plan;
+    ms_comm *fake;
+    ms_status status;
+
+    MS_TRY(ms_comm_fake(&fake, 5000, config->world));
+    MS_TRY_GOTO(ms_tensor_parameter(&p, MS_DTYPE_F32, 1, shape, MS_INIT_CONSTANT, 0, 0), done);
+    MS_TRY_GOTO(ms_fsdp_group_describe(&group, fake, "unit", NULL, &p, 1, &name), done);
+    MS_TRY_GOTO(ms_fsdp_dry_run(&plan, fake, NULL, &group, 1, 4), done);
+done:
+    ms_tensor_free(p);
+    ms_comm_free(fake);
+    return status;
+}
+
+static void fail_all_of(ms_status (*plan_of)(const tiny_config *config))
 {
     const tiny_config config = config_of(16384, MS_FSDP_FULL_SHARD);
     ms_memory_stats before, after;
 
-    (void)state;
-    assert_ok(plan_for_nobody(&config)); /* what a context keeps is there */
+    assert_ok(plan_of(&config)); /* what a context keeps is there */
     ms_memory_stats_get(&before);
     oom.happened = true;
     for (int64_t k = 0; oom.happened; k++) {
         oom.happened = oom.lasting = false;
         oom.left = k;
-        const ms_status status = plan_for_nobody(&config);
+        const ms_status status = plan_of(&config);
 
         oom.left = -1;
         assert_int_equal(status, oom.happened ? MS_OUT_OF_MEMORY : MS_OK);
@@ -594,6 +614,13 @@ static void test_fsdp_oom__dry_run(void **state)
     ms_memory_stats_get(&after);
     assert_int_equal(before.live_total, after.live_total);
     assert_int_equal(before.live_handles, after.live_handles);
+}
+
+static void test_fsdp_oom__dry_run(void **state)
+{
+    (void)state;
+    fail_all_of(plan_for_nobody);
+    fail_all_of(plan_without_units);
 }
 
 int main(void)

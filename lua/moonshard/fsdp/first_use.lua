@@ -50,6 +50,13 @@ local function new(root)
   return tree
 end
 
+local function tree_options(root)
+  return {
+    backward_prefetch = root.backward_prefetch,
+    forward_prefetch = root.forward_prefetch,
+  }
+end
+
 -- What the tree's holder has, made unless it was.
 local function handle_of(tree, instances)
   if not runtime.held(tree.holder) then
@@ -57,10 +64,8 @@ local function handle_of(tree, instances)
     for _, instance in ipairs(instances) do
       units[#units + 1] = rawget(instance, '_unit_holder')
     end
-    runtime.tree(tree.holder, root.process_group, {
-      backward_prefetch = root.backward_prefetch,
-      forward_prefetch = root.forward_prefetch,
-    }, units, rawget(root, '_unit') ~= nil)
+    runtime.tree(tree.holder, root.process_group, tree_options(root), units,
+      rawget(root, '_unit') ~= nil)
   end
   return runtime.held(tree.holder)
 end
@@ -123,14 +128,14 @@ end
 
 local first_use = {}
 
---- Make the tree that an instance is part of, or take it where a use that failed has left it: not
---- initialised. Not collective.
----@param instance ms.fsdp.FSDP
----@param alone? boolean  it is to be the root, whatever is around it
----@return ms.fsdp.Tree, ms.fsdp.FSDP[] instances  all of them
-function first_use.tree(instance, alone)
+-- The root of the tree that an instance is part of, or is to be.
+local function root_of(instance, alone)
   local begun = rawget(instance, '_tree')
-  local root = begun and begun.root or alone and instance or root_around(instance)
+  return begun and begun.root or alone and instance or root_around(instance)
+end
+
+-- Make the tree, or take it where a use that failed has left it: not initialised.
+local function tree_of(root)
   root:_prepare()
   local instances, tree = plan.instances(root), rawget(root, '_tree')
   if not tree then
@@ -141,13 +146,32 @@ function first_use.tree(instance, alone)
   return tree, instances
 end
 
---- The same, and initialise it. Collective.
+--- What the tree that an instance is part of will hold, or holds, from numbers alone. Leaves no
+--- trace: of a model that was not used yet nothing is made.
 ---@param instance ms.fsdp.FSDP
----@param alone? boolean
+---@param micro_batches integer
+---@return ms.Plan
+function first_use.dry_run(instance, micro_batches)
+  local root = root_of(instance, false)
+  local tree, instances = rawget(root, '_tree'), plan.instances(root)
+  local handle = tree and runtime.held(tree.holder)
+  if handle then
+    return runtime.plan(handle, micro_batches, true)
+  elseif not tree then
+    check(instances)
+  end
+  local groups, root_has_unit = plan.groups(instances)
+  return runtime.dry_run(root.process_group, tree_options(root), groups, root_has_unit,
+    micro_batches)
+end
+
+--- Make the tree that an instance is part of, and initialise it. Collective.
+---@param instance ms.fsdp.FSDP
+---@param alone? boolean  it is to be the root, whatever is around it
 ---@return ms.fsdp.Tree  ready
 function first_use.ready(instance, alone)
-  local tree, instances = first_use.tree(instance, alone)
-  local root = tree.root
+  local root = root_of(instance, alone)
+  local tree, instances = tree_of(root)
   for i = #instances, 1, -1 do
     cast_buffers(instances[i])
     rawset(instances[i], '_tree', tree)

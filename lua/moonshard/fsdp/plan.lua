@@ -181,6 +181,22 @@ function plan.seal(top)
   guard.run('making units', seal_made, drafts, make_units, drafts, top)
 end
 
+--- What the units of a root's instances are, in numbers, or would be: none is made.
+---@param instances ms.fsdp.FSDP[]  all from the root down, itself first
+---@return ffi.cdata*[] groups, boolean root_has_unit  for runtime.dry_run()
+function plan.groups(instances)
+  local root, root_has_unit = instances[1], false
+  local managed = plan.of(tree.outermost(root))
+  managed = managed[root] and managed or plan.of(root) -- not where it was never put
+  local groups, names = {}, plan.unit_names(instances)
+  for i, instance in ipairs(instances) do
+    check_taken(instance, managed[instance])
+    groups[#groups + 1] = instance:_group(draft_of(instance, names[i], managed[instance], {}))
+    root_has_unit = root_has_unit or i == 1 and #groups == 1
+  end
+  return groups, root_has_unit
+end
+
 --- All instances from this one down, in module order.
 ---@param instance ms.fsdp.FSDP
 ---@return ms.fsdp.FSDP[]

@@ -168,6 +168,15 @@ local function warn_of_gradients(tensors, names)
   end
 end
 
+local function unit_options(self)
+  return {
+    strategy = self.sharding_strategy,
+    param_dtype = self.mixed_precision.param_dtype,
+    reduce_dtype = self.mixed_precision.reduce_dtype,
+    use_orig_params = self.use_orig_params,
+  }
+end
+
 --- Called by the plan: make the unit, if there is to be one. Changes nothing else but the draft.
 ---@param draft ms.fsdp.Draft
 function FSDP:_make_unit(draft)
@@ -181,12 +190,20 @@ function FSDP:_make_unit(draft)
     draft.shapes[i] = parameter.shape(tensor)
     draft.index_of[parameter.key(tensor)] = i
   end
-  runtime.unit(draft.holder, self.process_group, draft.name, {
-    strategy = self.sharding_strategy,
-    param_dtype = self.mixed_precision.param_dtype,
-    reduce_dtype = self.mixed_precision.reduce_dtype,
-    use_orig_params = self.use_orig_params,
-  }, draft.tensors, draft.names)
+  runtime.unit(draft.holder, self.process_group, draft.name, unit_options(self), draft.tensors,
+    draft.names)
+end
+
+--- Called by the plan: what it must know of the unit, made or not; nil where there is to be none.
+---@param draft ms.fsdp.Draft
+function FSDP:_group(draft)
+  local unit = rawget(self, '_unit')
+  if unit then
+    return runtime.group_of(unit)
+  elseif #draft.tensors > 0 then
+    return runtime.group(self.process_group, draft.name, unit_options(self), draft.tensors,
+      draft.names)
+  end
 end
 
 --- Called by the plan after that, whatever ended it: what was made is this instance's, and modules
@@ -432,16 +449,18 @@ end
 --- `micro_batches` backwards (default: one) of which all but the last run in no_sync. Of the whole
 --- model, whichever instance is asked. Frozen parameters count as they are now. Collective the
 --- first time, when the model takes its memory; not so a dry run, which is numbers alone: before
---- the first use it takes no memory and asks no rank (and `same_numerics` is false). With a fake
---- group as `process_group` a model of any size is planned for any number of ranks.
+--- the first use it takes no memory, makes no units and asks no rank (`same_numerics` is false), so
+--- the model may still be changed, or wrapped in another. With a fake group as `process_group` a
+--- model of any size is planned for any number of ranks.
 ---@param opts? { micro_batches?: integer, dry_run?: boolean }
 ---@return ms.Plan
 function FSDP:plan(opts)
   opts = errors.options('plan', opts, { 'micro_batches', 'dry_run' })
   local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
-  local dry = arguments.flag('plan', 'dry_run', opts.dry_run, false)
-  local tree = dry and once.run('a dry run of FSDP', first_use.tree, self) or self:_lazy_init()
-  return runtime.plan(tree.handle, micro_batches, dry)
+  if arguments.flag('plan', 'dry_run', opts.dry_run, false) then
+    return once.run('a dry run of FSDP', first_use.dry_run, self, micro_batches)
+  end
+  return runtime.plan(self:_lazy_init().handle, micro_batches, false)
 end
 
 --- Collectives this rank has called in the instance's group so far, by kind.

@@ -41,6 +41,12 @@ msi_group_facts msi_unit_facts(const ms_fsdp_unit *u)
     return facts;
 }
 
+ms_status ms_fsdp_unit_describe(const ms_fsdp_unit *u, ms_fsdp_group *group)
+{
+    *group = msi_unit_facts(u);
+    return MS_OK;
+}
+
 const char *ms_fsdp_unit_name(const ms_fsdp_unit *u)
 {
     return u->name;

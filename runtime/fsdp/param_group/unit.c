@@ -296,6 +296,47 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
     return MS_OK;
 }
 
+/* As far as its layout goes, and no further: of that the parameters know nothing. */
+static ms_status outline(ms_fsdp_unit *u, ms_tensor *const *params, int32_t n)
+{
+    u->params = calloc((size_t)n, sizeof(*u->params));
+    if (u->params == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the %d parameters of unit '%s'", (int)n,
+                       u->name);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        u->params[i].tensor = params[i];
+        u->params[i].numel = msi_view_numel(&params[i]->v);
+    }
+    u->n_params = n;
+    return lay_out(u);
+}
+
+ms_status ms_fsdp_group_describe(ms_fsdp_group *group, ms_comm *comm, const char *name,
+                                 const ms_fsdp_unit_options *options, ms_tensor *const *params,
+                                 int32_t n_params, const char *const *names)
+{
+    char text[sizeof(((msi_label *)0)->text)];
+    ms_fsdp_unit u = {.name = text};
+    ms_fsdp_unit_options o;
+
+    *group = (ms_fsdp_group){0};
+    MS_TRY(take_options(&o, options));
+    MS_TRY(check_params(name, params, n_params, names));
+    snprintf(text, sizeof(text), "%s", name);
+    describe(&u, comm, &o, params[0]->v.dtype);
+    ms_status status = outline(&u, params, n_params);
+
+    if (status == MS_OK) {
+        *group = msi_unit_facts(&u);
+    }
+    ms_layout_free(u.layout);
+    free(u.own);
+    free(u.theirs);
+    free(u.params);
+    return status;
+}
+
 void ms_fsdp_unit_free(ms_fsdp_unit *u)
 {
     if (u == NULL || u->run != NULL) {

@@ -4,6 +4,49 @@
 
 #include <stdlib.h>
 
+/* -- what is given ------------------------------------------------------------------------------
+ */
+
+static ms_status check_number(int32_t i, const char *name, int64_t number, int64_t least,
+                              int64_t most)
+{
+    return number >= least && number <= most
+               ? MS_OK
+               : MS_FAIL(MS_VALUE_ERROR, "%s of group %d is %lld, expected %lld to %lld", name,
+                         (int)i, (long long)number, (long long)least, (long long)most);
+}
+
+static ms_status check_dtype(int32_t i, const char *name, int32_t dtype)
+{
+    return ms_dtype_is_floating(dtype)
+               ? MS_OK
+               : MS_FAIL(MS_TYPE_ERROR, "%s of group %d is %s (%d), expected a floating dtype",
+                         name, (int)i, ms_dtype_name(dtype), (int)dtype);
+}
+
+static ms_status check_group(const msi_group_facts *g, int32_t i)
+{
+    MS_TRY(check_number(i, "full_numel", g->full_numel, 0, (int64_t)1 << 53));
+    MS_TRY(check_number(i, "shard_numel", g->shard_numel, 0, g->full_numel));
+    MS_TRY(check_number(i, "trained_numel", g->trained_numel, 0, g->shard_numel));
+    MS_TRY(check_number(i, "n_params", g->n_params, 1, INT32_MAX));
+    MS_TRY(check_dtype(i, "orig_dtype", g->orig_dtype));
+    MS_TRY(check_dtype(i, "param_dtype", g->param_dtype));
+    MS_TRY(check_dtype(i, "reduce_dtype", g->reduce_dtype));
+    return i == 0 || !g->is_root
+               ? MS_OK
+               : MS_FAIL(MS_VALUE_ERROR, "group %d of a plan is the root's, expected the first",
+                         (int)i);
+}
+
+ms_status msi_plan_check(const msi_group_facts *groups, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        MS_TRY(check_group(&groups[i], i));
+    }
+    return MS_OK;
+}
+
 /* -- bytes of other ranks ------------------------------------------------------------------------
  */
 

@@ -13,6 +13,9 @@ typedef struct msi_step {
     int64_t micro_batches; /* backwards, of which the last reduces */
 } msi_step;
 
+/* Of groups that a host describes itself: MS_VALUE_ERROR, MS_TYPE_ERROR name what no unit can be.
+ */
+ms_status msi_plan_check(const msi_group_facts *groups, int32_t n);
 /* But `same_numerics`, which takes asking. */
 ms_status msi_plan_step(const msi_group_facts *groups, int32_t n, const msi_step *step,
                         ms_fsdp_plan *plan);

@@ -43,9 +43,9 @@ static int32_t ring_of_params(const ms_fsdp_tree_options *o)
     return o->n_slots > 0 ? o->n_slots : prefetches ? 3 : 2;
 }
 
-static msi_device_info device_info(const ms_fsdp_tree *tree)
+static msi_device_info device_info(const ms_context *ctx)
 {
-    msi_device *d = tree->ctx->device;
+    msi_device *d = ctx->device;
     msi_device_info info = {.uuid = ""};
 
     if (d != NULL) {
@@ -55,23 +55,17 @@ static msi_device_info device_info(const ms_fsdp_tree *tree)
 }
 
 /* Else the host's, which all share. */
-static bool has_own_memory(const ms_fsdp_tree *tree)
+static bool has_own_memory(const ms_context *ctx, int32_t world)
 {
-    return tree->world > 1 && device_info(tree).uuid[0] != '\0';
-}
-
-/* The device that masters will lie on is the one to ask: open. */
-static ms_status open_device(const ms_fsdp_tree *tree)
-{
-    return tree->world > 1 && tree->slots_wish == 0 ? msi_memory_open(tree->ctx) : MS_OK;
+    return world > 1 && device_info(ctx).uuid[0] != '\0';
 }
 
 /* Does another rank's device have a memory of its own? */
 static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
 {
-    const msi_device_info mine = device_info(tree);
+    const msi_device_info mine = device_info(tree->ctx);
 
-    *apart = has_own_memory(tree);
+    *apart = has_own_memory(tree->ctx, tree->world);
     if (!*apart || ms_comm_is_fake(tree->comm)) { /* ranks that are not there have one each */
         return MS_OK;
     }
@@ -98,24 +92,24 @@ int32_t msi_pools_wish(void)
     return msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts), 0);
 }
 
-static msi_slots_layout layout_of(const ms_fsdp_tree *tree, bool apart)
+static msi_slots_layout layout_of(int32_t wish, bool apart)
 {
-    return tree->slots_wish == 2 || (tree->slots_wish == 0 && apart) ? MSI_SLOTS_PULL
-                                                                     : MSI_SLOTS_SHARED;
+    return wish == 2 || (wish == 0 && apart) ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
 }
 
 /* By all ranks alike, or their next collective fails and names what differs. */
 static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layout)
 {
-    const msi_note note = {{.text = "devices"},
-                           {.text = "MS_SLOTS later apart"},
-                           {tree->slots_wish, tree->ctx->device != NULL, has_own_memory(tree)},
-                           .n_numbers = 3};
+    const msi_note note = {
+        {.text = "devices"},
+        {.text = "MS_SLOTS later apart"},
+        {tree->slots_wish, tree->ctx->device != NULL, has_own_memory(tree->ctx, tree->world)},
+        .n_numbers = 3};
     bool apart;
 
     msi_comm_note(tree->comm, &note);
     MS_TRY(are_apart(tree, &apart));
-    *layout = layout_of(tree, apart);
+    *layout = layout_of(tree->slots_wish, apart);
     return MS_OK;
 }
 
@@ -217,21 +211,41 @@ void msi_pools_free(ms_fsdp_tree *tree)
 
 /* -- what training will hold ------------------------------------------------------------------- */
 
+/* Nobody is asked: ranks with memories of their own have one each. The device that masters will lie
+ * on tells, once it is open. */
+static ms_status guess_layout(ms_context *ctx, int32_t wish, int32_t world,
+                              msi_slots_layout *layout)
+{
+    if (wish == 0 && world > 1) {
+        MS_TRY(msi_memory_open(ctx));
+    }
+    *layout = layout_of(wish, has_own_memory(ctx, world));
+    return MS_OK;
+}
+
+ms_status msi_groups_plan(const msi_group_facts *groups, int32_t n, ms_comm *comm,
+                          const ms_fsdp_tree_options *o, int32_t wish, bool wide,
+                          int64_t micro_batches, ms_fsdp_plan *plan)
+{
+    msi_step step = {.rank = ms_comm_rank(comm),
+                     .world = ms_comm_size(comm),
+                     .n_ring = ring_of_params(o),
+                     .wide = wide,
+                     .micro_batches = micro_batches};
+
+    MS_TRY(guess_layout(msi_context(), wish, step.world, &step.layout));
+    return msi_plan_step(groups, n, &step, plan);
+}
+
 ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
 {
-    MS_TRY(open_device(tree));
-    const msi_step step = {.rank = tree->rank,
-                           .world = tree->world,
-                           .n_ring = ring_of_params(&tree->options),
-                           /* nobody is asked: ranks with memories of their own have one each */
-                           .layout = layout_of(tree, has_own_memory(tree)),
-                           .wide = tree->run.wide,
-                           .micro_batches = micro_batches};
     ms_status status;
     mapping m;
 
     MS_TRY_GOTO(mapping_new(&m, tree), done);
-    MS_TRY_GOTO(msi_plan_step(m.facts, tree->n_units, &step, plan), done);
+    MS_TRY_GOTO(msi_groups_plan(m.facts, tree->n_units, tree->comm, &tree->options,
+                                tree->slots_wish, tree->run.wide, micro_batches, plan),
+                done);
     if (tree->run.initialized) { /* rings may have grown */
         plan->param_slots = msi_slot_pool_bytes(&tree->run.params);
         if (has_gradients(tree) && (micro_batches == 1 || !is_narrow(tree))) {

@@ -84,7 +84,12 @@ void msi_pools_free(ms_fsdp_tree *tree);
 ms_status msi_pools_widen(ms_fsdp_tree *tree);
 /* Before a backward writes gradients: make slots again where there are none. Collective then. */
 ms_status msi_pools_restore(ms_fsdp_tree *tree);
-/* Bytes of a step of `micro_batches`, in all of `plan` that is bytes. */
+/* What a step of `micro_batches` comes to, in all of `plan` that takes no asking: of a tree over
+ * `groups` (n) with that wish and, if they are `wide` already, wide gradient slots. */
+ms_status msi_groups_plan(const msi_group_facts *groups, int32_t n, ms_comm *comm,
+                          const ms_fsdp_tree_options *options, int32_t wish, bool wide,
+                          int64_t micro_batches, ms_fsdp_plan *plan);
+/* The same of this tree, whose rings may have grown since. */
 ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan);
 
 /* -- pass.c ------------------------------------------------------------------------------------ */

@@ -244,6 +244,19 @@ ms_status ms_fsdp_tree_dry_run(ms_fsdp_tree *tree, int64_t micro_batches, ms_fsd
     return msi_pools_plan(tree, micro_batches, plan);
 }
 
+ms_status ms_fsdp_dry_run(ms_fsdp_plan *plan, ms_comm *comm, const ms_fsdp_tree_options *options,
+                          const ms_fsdp_group *groups, int32_t n_groups, int64_t micro_batches)
+{
+    ms_fsdp_tree_options o;
+
+    *plan = (ms_fsdp_plan){0};
+    MS_TRY(take_options(&o, options));
+    MS_TRY(msi_plan_check(groups, n_groups));
+    MS_TRY(check_step(micro_batches));
+    return msi_groups_plan(groups, n_groups, comm, &o, msi_pools_wish(), false, micro_batches,
+                           plan);
+}
+
 ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan)
 {
     *plan = (ms_fsdp_plan){0};

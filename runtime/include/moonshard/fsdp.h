@@ -71,6 +71,22 @@ typedef struct ms_fsdp_plan {
                              every strategy and world size */
 } ms_fsdp_plan;
 
+/** What a plan must know of a unit, made or not: numbers alone. */
+typedef struct ms_fsdp_group {
+    int64_t full_numel;    /**< of the unsharded flat, with all padding */
+    int64_t shard_numel;   /**< of this rank's part: all of a replica */
+    int64_t trained_numel; /**< of this rank's part, without padding and what is frozen */
+    int32_t n_params;
+    int32_t orig_dtype;
+    int32_t param_dtype;
+    int32_t reduce_dtype;
+    bool trains;     /**< any parameter of it is trainable */
+    bool is_sharded; /**< false: a replica */
+    bool shares;     /**< full parameters are gathered in a slot ... */
+    bool keeps;      /**< ... which is held after forward */
+    bool is_root;    /**< open from the first op of forward to the last of backward */
+} ms_fsdp_group;
+
 /** What memory a unit's parameters have now. */
 enum {
     MS_UNIT_SHARDED = 0,   /**< the master shard only */
@@ -101,6 +117,14 @@ MS_API void ms_fsdp_unit_free(ms_fsdp_unit *unit);
 MS_API ms_status ms_fsdp_unit_info_get(const ms_fsdp_unit *unit, ms_fsdp_unit_info *info);
 /** The name it was made with, which messages of ranks and plans show. Borrowed. */
 MS_API const char *ms_fsdp_unit_name(const ms_fsdp_unit *unit);
+/** What a plan must know of a unit. */
+MS_API ms_status ms_fsdp_unit_describe(const ms_fsdp_unit *unit, ms_fsdp_group *group);
+/** The same of a unit that ms_fsdp_unit_new() would make of these, and refuses likewise: none is
+ * made, and the parameters stay as they are. `is_root` is false, which is the caller's to set. */
+MS_API ms_status ms_fsdp_group_describe(ms_fsdp_group *group, ms_comm *comm, const char *name,
+                                        MS_NULLABLE const ms_fsdp_unit_options *options,
+                                        ms_tensor *const *params, int32_t n_params,
+                                        const char *const *names);
 /** Fill the master shard: declared parameters by their rule (keyed by name, element by element),
  * others from the values they had. Called by ms_fsdp_tree_init() when nobody did before. */
 MS_API ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *unit);
@@ -135,6 +159,12 @@ MS_API ms_status ms_fsdp_tree_plan_get(ms_fsdp_tree *tree, int64_t micro_batches
  *         device does not open */
 MS_API ms_status ms_fsdp_tree_dry_run(ms_fsdp_tree *tree, int64_t micro_batches,
                                       ms_fsdp_plan *plan);
+/** The same of a tree that ms_fsdp_tree_new() would make over units like these.
+ * @param groups  (n_groups) in the tree's order, the first of them at most with `is_root` */
+MS_API ms_status ms_fsdp_dry_run(ms_fsdp_plan *plan, ms_comm *comm,
+                                 MS_NULLABLE const ms_fsdp_tree_options *options,
+                                 const ms_fsdp_group *groups, int32_t n_groups,
+                                 int64_t micro_batches);
 
 /** Start of a root forward: lazy init, the optimizer's writes become visible to prefetch. What is
  * kept unsharded and was written since, by any rank, is to be gathered anew: collective. */
