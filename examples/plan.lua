@@ -25,7 +25,7 @@ local spec = {
   { 'context', 8192, 'tokens the model sees', count },
   { 'strategy', 'FULL_SHARD', 'FULL_SHARD, SHARD_GRAD_OP or NO_SHARD',
     { one_of = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } } },
-  { 'dtype', 'bf16', 'compute dtype: bf16 or f32 (master shards are f32)',
+  { 'dtype', 'bf16', 'compute dtype: bf16 or f32 (masters are f32)',
     { one_of = { 'bf16', 'f32' } } },
   { 'reduce-dtype', 'f32', 'dtype gradients are reduced in: f32 or bf16',
     { one_of = { 'f32', 'bf16' } } },
@@ -35,20 +35,21 @@ local spec = {
   { 'help', false, 'this text' },
 }
 
-local function fail(message)
-  io.stderr:write('plan: ', tostring(message), '\n')
-  os.exit(2)
+-- With 2 for flags that are none, with 1 for a model or plan that there is not.
+local function fail(message, code)
+  io.stderr:write('plan.lua: ', tostring(message), '\n')
+  os.exit(code)
 end
 
 local function read_flags()
   local o, mistake = flags.parse(arg, spec)
   if not o then
-    fail(mistake)
+    fail(mistake, 2)
   elseif o.help then
     print(flags.help(spec, 'examples/plan.lua', 'Plans training without memory or other ranks.'))
     os.exit(0)
   elseif o.rest[1] then
-    fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
+    fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]), 2)
   end
   return o
 end
@@ -66,11 +67,13 @@ local function wrapped(o)
 end
 
 local o = read_flags()
-local ok, model = pcall(wrapped, o)
+local ok, model, plan = pcall(function()
+  local model = wrapped(o)
+  return model, model:plan { micro_batches = o['micro-batches'], dry_run = true }
+end)
 if not ok then
-  fail(model)
+  fail(model, 1)
 end
-local plan = model:plan { micro_batches = o['micro-batches'], dry_run = true }
 local parameters, units = 0, model:units()
 for _, unit in ipairs(units) do
   parameters = parameters + unit.numel
@@ -88,7 +91,8 @@ local function line(name, nbytes, note)
 end
 
 print('held by this rank')
-line('masters', plan.masters, 'f32')
+line('masters', plan.masters, o.strategy == 'NO_SHARD' and o.dtype ~= 'f32'
+  and ('f32, and a copy in ' .. o.dtype) or 'f32')
 line('gradients', plan.gradients, 'at most')
 line('optimizer', o.states * plan.per_state, ('%d values a parameter'):format(o.states))
 print('shared by the ranks, were they of one host')

@@ -254,8 +254,18 @@ describe('an example', function()
     assert.is_true(tonumber(output:match('VmHWM:%s+(%d+) kB')) < 100e3, output)
     assert.truthy(output:find('^70,383,304,704 parameters in 87 units, rank 0 of 16384'), output)
     assert.truthy(output:find('masters +16.4 MiB'), output)
-    refuses('plan: ValueError: rank 8 of a fake group, expected 0 to 7',
-      run('plan', '--ranks=8 --rank=8'))
-    refuses("unknown flag '--rnaks'; the nearest is '--ranks'", run('plan', '--rnaks=8'))
+    refuses("plan.lua: unknown flag '--rnaks'; the nearest is '--ranks'", run('plan', '--rnaks=8'))
+    for flags, message in pairs { -- order does not matter
+      ['--ranks=8 --rank=8'] = 'ValueError: rank 8 of a fake group, expected 0 to 7',
+      ['--micro-batches=9999999999999'] = 'ValueError: a plan for 9999999999999 micro-batches',
+      ['--width=7'] = 'ValueError: width 7 is no multiple of 64 heads',
+    } do
+      local code, text = run('plan', flags)
+      assert.equal(1, code)
+      assert.equal('plan.lua: ' .. message, text:sub(1, 10 + #message))
+      assert.is_nil(text:find('traceback'), text)
+    end
+    assert.truthy(succeeds(run('plan', '--strategy=NO_SHARD --ranks=4'))
+      :find('masters +393.3 GiB  f32, and a copy in bf16\n'))
   end)
 end)
