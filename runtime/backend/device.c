@@ -60,6 +60,8 @@ static void close_room(void *device)
 {
     msi_device *d = device;
 
+    d->ops->abandon(d); /* no room is left that waits for peers */
+    (void)msi_device_wait(d);
     d->ops->give(d, d->fault, sizeof(*d->fault), MSI_PLACE_PINNED);
     d->ops->close(d);
     atomic_fetch_sub(&msi_n_devices, 1);

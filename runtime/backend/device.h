@@ -3,7 +3,9 @@
  * Nothing assumes that a kernel has run when its call returns: work goes to a stream, a mark is a
  * point in a stream, after() orders streams, words in host memory are posted and awaited by
  * streams, and only the reader of a value waits. One device per context beside the CPU, which is
- * one whose streams are always empty. Everything but open(), give() and wait() returns at once.
+ * one whose streams are always empty. Everything but open() and wait() returns at once: what gives
+ * memory back, or closes, is called when nothing that was enqueued can use it any more, and waiting
+ * for that is the runtime's, which looks whether peers are still there (device_wait.c).
  *
  * copy() takes pointers of any place. Host memory that is not pinned must stay as it is until the
  * copy has run.
@@ -75,7 +77,7 @@ typedef struct msi_device_ops {
 
     /* life. `error` has room for MSI_DEVICE_ERROR bytes, here and below. */
     int32_t (*open)(msi_device **out, const msi_device_host *host, int32_t index, char *error);
-    void (*close)(msi_device *d); /* what is enqueued runs first */
+    void (*close)(msi_device *d); /* all that was enqueued has run; so with give() and detach() */
     void (*info)(msi_device *d, msi_device_info *out);
 
     /* memory from the system, 64-byte aligned; the context's heap stands above it */

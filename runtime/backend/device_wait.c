@@ -3,7 +3,7 @@
 
 typedef struct patience {
     msi_device *device;
-    int64_t since;
+    int64_t looked_at, waited_ns; /* while this process ran */
     ms_status status;
 } patience;
 
@@ -15,7 +15,11 @@ static bool check_peers(void *user)
     ms_context *ctx = p->device->ctx;
 
     if (p->status == MS_OK && ctx != NULL) {
-        p->status = ctx->check_peers(ctx, msi_now_ns() - p->since);
+        const int64_t now = msi_now_ns();
+
+        p->waited_ns += msi_looked_ns(now - p->looked_at);
+        p->looked_at = now;
+        p->status = ctx->check_peers(ctx, p->waited_ns);
         if (p->status != MS_OK) {
             p->device->ops->abandon(p->device);
         }
@@ -25,7 +29,7 @@ static bool check_peers(void *user)
 
 ms_status msi_device_wait_for(msi_device *d, msi_mark mark)
 {
-    patience p = {d, msi_now_ns(), MS_OK};
+    patience p = {.device = d, .looked_at = msi_now_ns(), .status = MS_OK};
 
     return d->ops->wait(d, mark, check_peers, &p) == MSI_DEV_OK
                ? p.status

@@ -14,8 +14,7 @@
  * order of its stream, so what is released serves the next request of that stream at once, and
  * nobody else's. What another stream, too, reads or writes waits until that is past its mark. A
  * place has a heap of its own: a device's memory, and the host's that it can reach, whose one pool
- * is in the host's order. Pieces may go back while streams still use them, as a device's give()
- * lets these come to their end. */
+ * is in the host's order. Streams may still use a piece that goes back: that waits for them. */
 #ifndef MSI_HEAP_H
 #define MSI_HEAP_H
 

@@ -172,6 +172,12 @@ ms_status msi_struct_fill(void *out, const void *ours, const char *name, const m
 
 uint64_t msi_mix64(uint64_t x);
 int64_t msi_now_ns(void);
+/** Of the time since a waiter looked last, what counts: this process may have been stopped in it.
+ */
+static inline int64_t msi_looked_ns(int64_t since)
+{
+    return since < 1000000000 ? since : 1000000000;
+}
 
 /** Log a line to stderr when MS_LOG is at least `level` (1 warn, 2 info, 3 trace). */
 void msi_log(int level, const char *format, ...) MSI_PRINTF(2, 3);

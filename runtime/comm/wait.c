@@ -222,8 +222,11 @@ ms_status msi_groups_check(ms_context *ctx, int64_t waited_ns)
     if (g == NULL) {
         return MS_OK;
     }
-    if (g->world != NULL && g->world->size > 1 && waited_ns > g->world->job->block->timeout_ns) {
-        report_fate(g->world, (fate){FATE_TIMEOUT, -1});
+    if (g->world != NULL && g->world->size > 1) {
+        msi_announce(g->world, g->world->seq, waited_ns);
+        if (waited_ns > g->world->job->block->timeout_ns) {
+            report_fate(g->world, (fate){FATE_TIMEOUT, -1});
+        }
     }
     MS_TRY(check_members(g->world));
     for (ms_comm *c = g->others; c != NULL; c = c->next) {

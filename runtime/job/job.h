@@ -112,13 +112,6 @@ typedef struct msi_dist {
     int32_t asked; /* stop signal its last launch got and that it has not been told; 0: none */
 } msi_dist;
 
-/* Of the time since a sleeper looked last, what counts: this process may have been stopped in it.
- */
-static inline int64_t msi_looked_ns(int64_t since)
-{
-    return since < 1000000000 ? since : 1000000000;
-}
-
 /* -- block.c: the block and the words in it ---------------------------------------------------- */
 ms_status msi_job_new(msi_job **out, const msi_job_guest *guest, int32_t world, bool threads);
 /* Join a block somebody else made; takes `fd` on success. */

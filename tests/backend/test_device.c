@@ -104,6 +104,7 @@ static float *take(msi_device *d)
 
 static void give(msi_device *d, float *p)
 {
+    assert_ok(msi_device_wait(d));
     d->ops->give(d, p, N * sizeof(float), MSI_PLACE_DEVICE);
 }
 

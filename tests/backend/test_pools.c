@@ -36,6 +36,9 @@ static int32_t slow_take(msi_device *d, int64_t nbytes, int32_t place, void **ou
 
 static void slow_give(msi_device *d, void *p, int64_t nbytes, int32_t place)
 {
+    for (int32_t i = 0; i < MSI_STREAMS; i++) { /* whoever gives has waited */
+        assert_true(slow.done[i] == slow.enqueued[i]);
+    }
     munmap(p, (size_t)nbytes);
     slow.taken[place] -= nbytes;
 }
@@ -245,8 +248,8 @@ static void test_backend_pools__running_out_waits_gives_back_and_then_fails(void
     assert_int_equal(slow.n_waits, 1);
     msi_release_after(b, slow_mark(&slow.base, MSI_STREAM_OUT));
     msi_release(other);
-    b = take(2 * MIB); /* what other sizes and streams had */
-    assert_int_equal(slow.n_waits, 2);
+    b = take(2 * MIB);             /* what other sizes and streams had */
+    assert_true(slow.n_waits > 2); /* and for all that may use them */
     assert_fails(MS_OUT_OF_MEMORY, "no memory for 1000 bytes of activation (live: 3145728 bytes",
                  msi_alloc(msi_context(), 1000, MS_MEM_ACTIVATION, &other));
     assert_null(other);
@@ -354,7 +357,6 @@ static void test_backend_pools__closing_ends_all_waiting(void **state)
     msi_release_after(take(5000), slow_mark(&slow.base, MSI_STREAM_OUT));
     msi_release_after(take(3 * MIB), slow_mark(&slow.base, MSI_STREAM_IN));
     end();
-    assert_int_equal(slow.n_waits, 0);
 }
 
 static void test_backend_pools__without_a_device_there_is_nothing_to_wait_for(void **state)

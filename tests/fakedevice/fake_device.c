@@ -347,13 +347,6 @@ static void fake_abandon(msi_device *base)
 
 /* -- memory, life ------------------------------------------------------------------------------ */
 
-static void settle(fake_device *d)
-{
-    for (int32_t i = 0; i < MSI_STREAMS; i++) {
-        fake_wait(&d->base, fake_mark(&d->base, i), NULL, NULL);
-    }
-}
-
 static int32_t fake_take(msi_device *d, int64_t nbytes, int32_t place, void **out)
 {
     (void)d;
@@ -368,11 +361,9 @@ static int32_t fake_take(msi_device *d, int64_t nbytes, int32_t place, void **ou
 
 static void fake_give(msi_device *base, void *p, int64_t nbytes, int32_t place)
 {
+    (void)base;
     (void)nbytes;
     (void)place;
-    if (!((fake_device *)base)->running) {
-        settle((fake_device *)base);
-    }
     free(p);
 }
 
@@ -388,7 +379,6 @@ static int32_t fake_attach(msi_device *d, int32_t fd, int64_t nbytes, bool reado
 
 static void fake_detach(msi_device *base, void *p, int64_t nbytes)
 {
-    settle((fake_device *)base);
     ((fake_device *)base)->host.cpu->detach(base, p, nbytes);
 }
 
@@ -402,7 +392,6 @@ static void fake_info(msi_device *d, msi_device_info *out)
 
 static void fake_close(msi_device *base)
 {
-    settle((fake_device *)base);
     free(base);
 }
 
