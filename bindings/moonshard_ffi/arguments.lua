@@ -120,7 +120,12 @@ function arguments.tensor(what, name, value)
   return value
 end
 
----@return ffi.cdata*
+---@return boolean
+function arguments.is_group(value)
+  return ffi.istype(Group, value) and value ~= nil
+end
+
+---@return ms.dist.Group
 function arguments.group(what, name, value)
   if value == false then
     errors.raise('ValueError', '%s: this rank is in none of the groups that dist.split() made '

@@ -48,6 +48,12 @@ function B.define_methods(metatable)
   ffi.metatype(Ref, metatable)
 end
 
+--- Give groups of ranks theirs, once per process.
+---@param metatable table
+function B.define_group_methods(metatable)
+  ffi.metatype('ms_comm', metatable)
+end
+
 -- -- pressure ------------------------------------------------------------------------------------
 -- The collector sees 16 bytes per ref, not the tensor and the graph behind it. So the runtime says,
 -- where the collector gets a ref, when enough may be behind those that nobody needs any more.

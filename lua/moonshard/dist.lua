@@ -168,12 +168,21 @@ local function start(what, ranks)
   uncaught.install()
 end
 
+local faked = false -- by dist.fake this process became a world of one
+
+-- What made this process one of as many ranks as it is, and what to do.
+local function advice(here)
+  if here.launcher ~= 'none' then
+    return "leave 'ranks' out to take what was started"
+  end
+  return (faked and 'dist.fake' or 'a collective or an init before')
+    .. ' made it a world of its own; init comes first'
+end
+
 local function check_started(what, here, ranks)
   if ranks ~= nil and ranks ~= here.world_size then
     errors.raise('RuntimeError', "%s: 'ranks' is %d, but this process is one of %d already: %s",
-      what, ranks, here.world_size, here.launcher == 'none'
-        and 'a collective or an init before made it alone; init comes first'
-        or "leave 'ranks' out to take what was started")
+      what, ranks, here.world_size, advice(here))
   end
 end
 
@@ -301,11 +310,11 @@ end
 ---
 ---@param color integer  below 0: this rank joins none
 ---@param key? integer  default 0
----@param group? ffi.cdata*  the group that is divided, default: all ranks
----@return ffi.cdata*|false group  false for a color below 0: no collective takes it
+---@param group? ms.dist.Group  the group that is divided, default: all ranks
+---@return ms.dist.Group|false group  false for a color below 0: no collective takes it
 function dist.split(color, key, group)
+  key, group = given.and_group('dist.split', key, group)
   color, key = int32('dist.split', 'color', color), int32('dist.split', 'key', key, 0)
-  group = given.group('dist.split', group)
   B.check(C.ms_comm_split(comm_out, group, color, key))
   return comm_out[0] ~= nil and comm_out[0]
 end
@@ -318,16 +327,18 @@ end
 --- this rank holds, and has done what it would have to do. A model that is sharded over it (as
 --- `process_group`) is planned and steps as on that rank of so many, and holds as many bytes; what
 --- it computes means nothing. Memory that the ranks of a host share is counted whole and taken in
---- part. It cannot be divided; checkpoints need the other ranks.
+--- part. It cannot be divided; checkpoints need the other ranks. A process that is no rank yet is a
+--- world of its own from then on: dist.init comes before.
 ---
 ---   local model = fsdp.FSDP(m, { process_group = ms.dist.fake { rank = 3, world = 1024 } })
 ---
 ---@param opts ms.dist.FakeOptions
----@return ffi.cdata* group  it lasts as long as the job
+---@return ms.dist.Group group  it lasts as long as the job
 function dist.fake(opts)
   opts = errors.options('dist.fake', opts, { 'rank', 'world' })
   local world = int32('dist.fake', 'world', opts.world, nil, 1)
   local rank = int32('dist.fake', 'rank', opts.rank, 0, 0)
+  faked = faked or not look().initialized
   B.check(C.ms_comm_fake(comm_out, rank, world))
   return comm_out[0]
 end
@@ -339,14 +350,16 @@ local function target(what, name, t)
 end
 
 --- Reduce in place; equal bits on every rank of the group, which is that of all ranks unless one is
---- given, here and below. While operators are recorded, what requires grad is not written
+--- given, here and below: it stands last, behind what is not left out, as in all_reduce(t, group).
+--- While operators are recorded, what requires grad is not written
 --- (RuntimeError): inside ms.no_grad it is, and so is t:detach().
 ---@param t ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
----@param group? ffi.cdata*
+---@param group? ms.dist.Group
 ---@return ms.Tensor t
 function dist.all_reduce(t, reduction, group)
-  calls.comm_all_reduce(given.group('all_reduce', group), target('all_reduce', 't', t),
+  reduction, group = given.and_group('all_reduce', reduction, group)
+  calls.comm_all_reduce(group, target('all_reduce', 't', t),
     given.reduction('all_reduce', reduction))
   return t
 end
@@ -355,10 +368,10 @@ end
 --- all_gather(out, t) fills `out` (W * n) with them, one after another.
 ---@param a ms.Tensor
 ---@param b? ms.Tensor
----@param group? ffi.cdata*
+---@param group? ms.dist.Group
 ---@return ms.Tensor[]|ms.Tensor
 function dist.all_gather(a, b, group)
-  group = given.group('all_gather', group)
+  b, group = given.and_group('all_gather', b, group)
   if b ~= nil then
     calls.comm_all_gather(group, target('all_gather', 'out', a),
       arguments.tensor('all_gather', 't', b))
@@ -381,10 +394,11 @@ end
 ---@param out ms.Tensor
 ---@param input ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
----@param group? ffi.cdata*
+---@param group? ms.dist.Group
 ---@return ms.Tensor out
 function dist.reduce_scatter(out, input, reduction, group)
-  calls.comm_reduce_scatter(given.group('reduce_scatter', group),
+  reduction, group = given.and_group('reduce_scatter', reduction, group)
+  calls.comm_reduce_scatter(group,
     target('reduce_scatter', 'out', out), arguments.tensor('reduce_scatter', 'input', input),
     given.reduction('reduce_scatter', reduction))
   return out
@@ -393,16 +407,17 @@ end
 --- Rank `root`'s values everywhere, in place. A rank is counted in the group.
 ---@param t ms.Tensor
 ---@param root? integer  default 0
----@param group? ffi.cdata*
+---@param group? ms.dist.Group
 ---@return ms.Tensor t
 function dist.broadcast(t, root, group)
-  calls.comm_broadcast(given.group('broadcast', group), target('broadcast', 't', t),
+  root, group = given.and_group('broadcast', root, group)
+  calls.comm_broadcast(group, target('broadcast', 't', t),
     arguments.whole('broadcast', 'root', root, 0, 0))
   return t
 end
 
 --- Wait until every rank is here.
----@param group? ffi.cdata*
+---@param group? ms.dist.Group
 function dist.barrier(group)
   B.check(C.ms_comm_barrier(given.group('barrier', group)))
 end
@@ -415,7 +430,7 @@ end
 ---
 ---@param label string  what it is about
 ---@param value string|number|boolean
----@param group? ffi.cdata*
+---@param group? ms.dist.Group
 function dist.same(label, value, group)
   arguments.text('dist.same', 'label', label)
   local kind = type(value)
@@ -436,7 +451,7 @@ local counts = B.new('int64_t[5]')
 ---@field barrier integer
 
 --- Collectives this rank has called so far, by kind.
----@param group? ffi.cdata*
+---@param group? ms.dist.Group
 ---@return ms.dist.Counts
 function dist.counts(group)
   C.ms_comm_counts(given.group('counts', group), counts)
@@ -450,7 +465,7 @@ function dist.counts(group)
 end
 
 --- Seconds this rank has waited for others: exposed communication.
----@param group? ffi.cdata*
+---@param group? ms.dist.Group
 ---@return number
 function dist.wait_seconds(group)
   return C.ms_comm_wait_seconds(given.group('wait_seconds', group))

@@ -239,7 +239,7 @@ ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t k
         *out = NULL;
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "split: the other ranks of a fake group are not there to say their color; "
-                       "make the smaller group with ms_comm_fake()");
+                       "make the smaller group a fake one, too");
     }
     wish all[parent->size];
     msi_segment memory = {.fd = -1};

@@ -33,18 +33,18 @@ end
 --- their average; a maximum and a minimum have none (NotImplementedError for x that requires one).
 ---@param x ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
----@param group? ffi.cdata*  default: all ranks
+---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor
 function functional.all_reduce(x, reduction, group)
+  reduction, group = given.and_group('all_reduce', reduction, group)
   check_differentiable('all_reduce', x, reduction)
-  reduction = given.reduction('all_reduce', reduction)
-  return calls.all_reduce(given.group('all_reduce', group), x, reduction)
+  return calls.all_reduce(group, x, given.reduction('all_reduce', reduction))
 end
 
 --- The ranks' tensors one behind the other. The gradient is this rank's part of the sum of the
 --- ranks' gradients.
 ---@param x ms.Tensor  (n, ...), or a number
----@param group? ffi.cdata*  default: all ranks
+---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (W * n, ...), or (W)
 function functional.all_gather(x, group)
   return calls.all_gather(given.group('all_gather', group), x)
@@ -54,23 +54,23 @@ end
 --- behind the other, an average's that divided by W; a maximum and a minimum have none.
 ---@param x ms.Tensor  (W * n, ...)
 ---@param reduction? ms.dist.Reduction  default 'sum'
----@param group? ffi.cdata*  default: all ranks
+---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (n, ...)
 function functional.reduce_scatter(x, reduction, group)
+  reduction, group = given.and_group('reduce_scatter', reduction, group)
   check_differentiable('reduce_scatter', x, reduction)
-  reduction = given.reduction('reduce_scatter', reduction)
-  return calls.reduce_scatter(given.group('reduce_scatter', group), x, reduction)
+  return calls.reduce_scatter(group, x, given.reduction('reduce_scatter', reduction))
 end
 
 --- Rank `root`'s tensor; the others' say its shape and dtype. The gradient is the sum of the ranks'
 --- gradients on `root`, and zero elsewhere.
 ---@param x ms.Tensor
 ---@param root? integer  its place in the group, default 0
----@param group? ffi.cdata*  default: all ranks
+---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor
 function functional.broadcast(x, root, group)
-  root = arguments.whole('broadcast', 'root', root, 0, 0)
-  return calls.broadcast(given.group('broadcast', group), x, root)
+  root, group = given.and_group('broadcast', root, group)
+  return calls.broadcast(group, x, arguments.whole('broadcast', 'root', root, 0, 0))
 end
 
 local OTHERWISE = {

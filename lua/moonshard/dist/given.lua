@@ -1,10 +1,12 @@
 --- What scripts give to collectives, and whether it is that.
 ---
---- Touches: moonshard.errors, moonshard_ffi.
+--- Touches: moonshard.dist.group, moonshard.errors, moonshard_ffi.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+
+require 'moonshard.dist.group' -- the methods of what comes in and goes out here
 
 local C = B.C
 
@@ -31,16 +33,30 @@ end
 local comm_out = B.new('ms_comm *[1]')
 
 --- The group of all ranks, for calls into C.
----@return ffi.cdata*
+---@return ms.dist.Group
 function given.world()
   B.check(C.ms_comm_world(comm_out))
   return comm_out[0]
 end
 
 --- A group; nil: that of all ranks.
----@return ffi.cdata*
+---@param group? ms.dist.Group
+---@return ms.dist.Group
 function given.group(what, group)
   return group == nil and given.world() or arguments.group(what, 'group', group)
+end
+
+--- An argument that may be left out in front of a group, and the group: `f(t, group)` means what
+--- `f(t, nil, group)` does.
+---@generic T
+---@param value T|ms.dist.Group?
+---@param group? ms.dist.Group
+---@return T?, ms.dist.Group
+function given.and_group(what, value, group)
+  if group == nil and arguments.is_group(value) then
+    value, group = nil, value
+  end
+  return value, given.group(what, group)
 end
 
 return given

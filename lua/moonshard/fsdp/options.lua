@@ -27,7 +27,7 @@ local options = {}
 ---@field ignored_modules? ms.nn.Module|ms.nn.Module[]
 ---@field ignored_states? ms.Tensor|ms.Tensor[]|ms.nn.Module|ms.nn.Module[]
 ---@field limit_all_gathers? boolean  accepted; the slots bound what is gathered
----@field process_group? ffi.cdata*  default: all ranks
+---@field process_group? ms.dist.Group  default: all ranks
 
 options.KNOWN = {
   'sharding_strategy', 'auto_wrap_policy', 'backward_prefetch', 'forward_prefetch',
