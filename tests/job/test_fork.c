@@ -90,11 +90,31 @@ static void test_job_fork__of_a_world_of_one_is_another(void **state)
     ms_close();
 }
 
+/* Streams and what lies in them are not copied by a fork. */
+static void test_job_fork__of_ranks_is_refused_once_a_device_is_open(void **state)
+{
+    ms_launch *launch;
+    ms_tensor *t;
+    int32_t rank = -1;
+
+    (void)state;
+    assert_ok(ms_close());
+    setenv("MS_DEVICE", "fake", 1);
+    assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 1));
+    ms_tensor_free(t); /* no tensor is left, but the device */
+    assert_fails(MS_RUNTIME_ERROR, "cannot fork ranks: this process has opened its device",
+                 ms_launch_fork(&launch, 2, &rank));
+    assert_true(rank < 0);
+    unsetenv("MS_DEVICE");
+    assert_ok(ms_close());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_fork__of_a_rank_is_no_rank),
         cmocka_unit_test(test_job_fork__of_a_world_of_one_is_another),
+        cmocka_unit_test(test_job_fork__of_ranks_is_refused_once_a_device_is_open),
     };
 
     return cmocka_run_group_tests_name("job/fork", tests, NULL, NULL);
