@@ -34,12 +34,24 @@ function fsdp.is_fake(comm)
   return C.ms_comm_is_fake(comm)
 end
 
---- For each of these numbers what every rank says, by rank. Collective.
+-- In a fake group they would all say the same: none is asked.
+local function of_this_rank(values)
+  local lists = {}
+  for i, value in ipairs(values) do
+    lists[i] = { value }
+  end
+  return lists
+end
+
+--- For each of these numbers what every rank that is there says, by rank. Collective.
 ---@param comm ffi.cdata*
 ---@param what string  the function that asks, for errors
 ---@param numbers number[]  as many on every rank
 ---@return number[][]
 function fsdp.exchange(comm, what, numbers)
+  if C.ms_comm_is_fake(comm) then
+    return of_this_rank(numbers)
+  end
   local n, w = #numbers, C.ms_comm_size(comm)
   local mine, all = B.new('double[?]', n), B.new('double[?]', n * w)
   for i = 1, n do
@@ -56,7 +68,7 @@ function fsdp.exchange(comm, what, numbers)
   return lists
 end
 
---- The text of every rank, by rank. Collective.
+--- The text of every rank that is there, by rank. Collective.
 ---@param comm ffi.cdata*
 ---@param what string  the function that asks, for errors
 ---@param text string

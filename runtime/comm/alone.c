@@ -18,7 +18,7 @@ static ms_status all_gather(ms_comm *c, uint64_t seq, const void *in, int64_t nb
 
     (void)seq;
     memmove(own, in, (size_t)nbytes);
-    for (int32_t q = 0; q < c->size; q++) {
+    for (int32_t q = 0; nbytes > 0 && q < c->size; q++) {
         if (q != c->rank) {
             memcpy((char *)out + q * nbytes, own, (size_t)nbytes);
         }

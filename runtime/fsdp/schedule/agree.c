@@ -174,33 +174,46 @@ static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
     return status;
 }
 
+/* Both of (most) and (world, most) entries, zeroed; freed by the caller, after an error too. */
+static ms_status compare_with_peers(ms_fsdp_tree *tree, int32_t most, plan_entry *mine,
+                                    plan_entry *all)
+{
+    if (mine == NULL || all == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare plans of %d units", (int)most);
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        describe(tree->units[i], &mine[i]);
+    }
+    if (most == 0) {
+        return MS_OK;
+    }
+    MS_TRY(msi_tree_gather(tree, "the first use of FSDP (units)", mine,
+                           (int64_t)sizeof(*mine) * most, all));
+    return compare_plans(tree, all, most);
+}
+
+static void remember_trained(const ms_fsdp_unit *u)
+{
+    for (int32_t p = 0; p < u->n_params; p++) {
+        u->params[p].trained = u->params[p].tensor->requires_grad;
+    }
+}
+
 ms_status msi_plans_agree(ms_fsdp_tree *tree)
 {
     int32_t most = 0;
 
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        remember_trained(tree->units[i]);
+    }
+    if (!msi_tree_has_peers(tree)) {
+        return MS_OK;
+    }
     MS_TRY(largest_tree(tree, &most));
     plan_entry *mine = calloc((size_t)most + 1, sizeof(*mine));
     plan_entry *all = calloc((size_t)most * (size_t)tree->world + 1, sizeof(*all));
-    ms_status status = MS_OK;
+    const ms_status status = compare_with_peers(tree, most, mine, all);
 
-    if (mine == NULL || all == NULL) {
-        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare plans of %d units", (int)most);
-    }
-    for (int32_t i = 0; status == MS_OK && i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-
-        describe(u, &mine[i]);
-        for (int32_t p = 0; p < u->n_params; p++) {
-            u->params[p].trained = u->params[p].tensor->requires_grad;
-        }
-    }
-    if (status == MS_OK && most > 0) {
-        status = msi_tree_gather(tree, "the first use of FSDP (units)", mine,
-                                 (int64_t)sizeof(*mine) * most, all);
-    }
-    if (status == MS_OK) {
-        status = compare_plans(tree, all, most);
-    }
     free(mine);
     free(all);
     return status;
@@ -270,7 +283,7 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
         tree->units[i]->values.told = tree->units[i]->master->version;
         tree->units[i]->values.written = false;
     }
-    if (tree->world == 1 || n == 0) {
+    if (!msi_tree_has_peers(tree) || n == 0) {
         return MS_OK;
     }
     mine = malloc(sizeof(*mine) * (size_t)n);
@@ -319,7 +332,7 @@ ms_status msi_numerics_agree(ms_fsdp_tree *tree)
     char *all;
 
     tree->same_numerics = true;
-    if (tree->world == 1) {
+    if (!msi_tree_has_peers(tree)) {
         return MS_OK;
     }
     all = calloc((size_t)tree->world, NUMERICS_TEXT);

@@ -335,10 +335,10 @@ static void backward_ends(void *user, ms_status status)
 
 ms_status msi_schedule_new(ms_fsdp_tree *tree)
 {
-    size_t bytes = sizeof(ms_fsdp_unit *) * (size_t)(tree->n_units + 1);
+    const size_t bytes = sizeof(ms_fsdp_unit *) * (size_t)(tree->n_units + 1);
+    const size_t n_ranks = msi_tree_has_peers(tree) ? (size_t)tree->world : 0;
 
-    tree->written =
-        malloc(sizeof(*tree->written) * (size_t)(tree->n_units + 1) * (size_t)(tree->world + 1));
+    tree->written = malloc(sizeof(*tree->written) * (size_t)(tree->n_units + 1) * (n_ranks + 1));
     tree->post.units = malloc(bytes);
     tree->pre.units = malloc(bytes);
     if (tree->written == NULL || tree->post.units == NULL || tree->pre.units == NULL) {

@@ -7,6 +7,17 @@
 
 /* -- forward ----------------------------------------------------------------------------------- */
 
+/* `written` (n_ranks, n): by any of them. */
+static void reshard_written(ms_fsdp_unit *const *units, int32_t n, const bool *written,
+                            int32_t n_ranks)
+{
+    for (int64_t i = 0; i < (int64_t)n * n_ranks; i++) {
+        if (written[i]) {
+            msi_unit_reshard(units[i % n]);
+        }
+    }
+}
+
 /* Reshard those of `units` (n of the tree's) that are kept unsharded with values from before the
  * last write, whichever rank made it. Collective when one is kept.
  *
@@ -35,11 +46,11 @@ static ms_status renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n
     }
     msi_label_about(&label, "next use of unit", kept->name);
     tree->run.progress.named = true;
-    MS_TRY(msi_comm_gather_named(tree->comm, &label, tree->run.model, own, n, all));
-    for (int32_t i = 0; i < n * tree->world; i++) {
-        if (all[i]) {
-            msi_unit_reshard(units[i % n]);
-        }
+    if (msi_tree_has_peers(tree)) {
+        MS_TRY(msi_comm_gather_named(tree->comm, &label, tree->run.model, own, n, all));
+        reshard_written(units, n, all, tree->world);
+    } else {
+        reshard_written(units, n, own, 1);
     }
     return MS_OK;
 }

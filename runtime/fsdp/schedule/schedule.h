@@ -49,7 +49,7 @@ struct ms_fsdp_tree {
     msi_run run;
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
 
-    bool *written;   /* (1 + world, n_units) room to agree on kept units that a rank wrote */
+    bool *written;   /* (1 + ranks there are, n_units) to agree on kept units that a rank wrote */
     uint64_t *words; /* while summoned: room to agree on what was written, in summon.c */
 
     msi_pass *forward; /* the innermost that runs, or NULL */
@@ -61,6 +61,12 @@ struct ms_fsdp_tree {
     bool in_backward;
     msi_deferred freeing; /* its owner let go of it while a backward ran */
 };
+
+/* Is any other rank there, to be asked or told? */
+static inline bool msi_tree_has_peers(const ms_fsdp_tree *tree)
+{
+    return tree->world > 1 && !ms_comm_is_fake(tree->comm);
+}
 
 /* NULL: of a unit in none. */
 static inline ms_fsdp_tree *msi_tree_of(const ms_fsdp_unit *u)
