@@ -78,6 +78,7 @@ local stats = B.new('ms_memory_stats')
 ---@field allocs integer
 ---@field system_allocs integer  allocations that had to ask the system
 ---@field live_handles integer   tensors alive
+---@field pinned integer         of the host, for a device to reach, beside the others; CPU: 0
 
 --- Exact memory figures, in bytes.
 ---@return ms.Memory
@@ -97,6 +98,7 @@ function ms.memory()
     allocs = tonumber(stats.n_allocs),
     system_allocs = tonumber(stats.n_system),
     live_handles = tonumber(stats.live_handles),
+    pinned = tonumber(stats.pinned),
   }
 end
 

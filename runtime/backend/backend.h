@@ -234,7 +234,8 @@ ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what);
 void msi_mem_set_kind(msi_mem_block *block, int32_t kind);
 /** Count bytes that live elsewhere (the arena). May be negative. */
 void msi_count_external(ms_context *ctx, int64_t nbytes, int32_t kind);
-/** Test hook: the k-th allocation from now fails (0: the next), -1: none. MS_FAIL_ALLOC sets it. */
+/** Test hook: the k-th allocation from now fails (0: the next), of the host's memory too, -1: none.
+ * MS_FAIL_ALLOC sets it. */
 void msi_alloc_fail_at(ms_context *ctx, int64_t k);
 void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats);
 

@@ -13,6 +13,7 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
     if (h != NULL) {
         *stats = h->stats;
         stats->cached = msi_heap_cached(h);
+        stats->pinned = h->host != NULL ? h->host->stats.live_total : 0;
     } else {
         memset(stats, 0, sizeof(*stats));
     }

@@ -304,6 +304,12 @@ static void test_backend_pools__the_hosts_memory_is_the_devices_to_reach(void **
     assert_true(slow.taken[MSI_PLACE_PINNED] >= 5000);
     assert_int_equal(slow.taken[MSI_PLACE_DEVICE], 0);
     assert_int_equal(figures().live_total, 0); /* it is not the device's */
+    assert_int_equal(figures().pinned, 5000);
+    msi_alloc_fail_at(msi_context(), 0);
+    assert_fails(MS_OUT_OF_MEMORY, "no memory for 7 bytes of scratch",
+                 msi_host_alloc(msi_context(), 7, MS_MEM_SCRATCH, &b));
+    assert_null(b);
+    assert_int_equal(figures().pinned, 5000);
     memset(a->data, 1, 5000);
     const unsigned char *bytes = a->data;
 
@@ -317,6 +323,7 @@ static void test_backend_pools__the_hosts_memory_is_the_devices_to_reach(void **
     assert_int_equal(bytes[4999], 0xff);
     msi_release(a);
     msi_release(b);
+    assert_int_equal(figures().pinned, 0);
     assert_int_equal(slow.n_spoilt[MSI_STREAM_COMPUTE], 0); /* by the host, at once */
     end();
 }

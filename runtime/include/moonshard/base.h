@@ -114,6 +114,9 @@ typedef struct ms_memory_stats {
     int64_t n_allocs;     /**< allocations so far */
     int64_t n_system;     /**< allocations that had to ask the system */
     int64_t live_handles; /**< tensor handles alive */
+    int64_t pinned;       /**< bytes of the host's memory that a device reaches, asked for and not
+                               given back, beside all of the above; 0 on the CPU, where they are
+                               counted by kind */
 } ms_memory_stats;
 
 /** Fill `*stats` for the calling thread's context. */
