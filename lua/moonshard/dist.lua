@@ -125,6 +125,10 @@ local function init_options(what, opts)
   if opts.hosts ~= nil then
     errors.raise('NotImplementedError', '%s: several hosts are not supported yet', what)
   elseif opts.backend ~= nil then
+    if opts.backend == 'fake' then
+      errors.raise('ValueError', "%s: write dist.fake { rank = r, world = n } for a group of ranks "
+        .. 'that are not there', what)
+    end
     errors.raise('NotImplementedError', '%s: a choice of backends is not supported yet; the ranks '
       .. 'of a host talk through its memory', what)
   elseif opts.timeout ~= nil then
@@ -404,7 +408,8 @@ function dist.reduce_scatter(out, input, reduction, group)
   return out
 end
 
---- Rank `root`'s values everywhere, in place. A rank is counted in the group.
+--- Rank `root`'s values everywhere, in place: its place in the group (PyTorch's `group_src`, not
+--- `src`).
 ---@param t ms.Tensor
 ---@param root? integer  default 0
 ---@param group? ms.dist.Group
@@ -472,14 +477,22 @@ function dist.wait_seconds(group)
 end
 
 local OTHERWISE = {
-  init_process_group = 'dist.init', destroy_process_group = 'dist.leave', get_rank = 'dist.rank',
-  get_world_size = 'dist.world_size', is_initialized = 'dist.info().initialized',
+  init_process_group = 'dist.init',
+  destroy_process_group = 'dist.leave(), with which all groups end',
+  get_rank = 'dist.rank() or group:rank()',
+  get_world_size = 'dist.world_size() or group:size()', is_initialized = 'dist.info().initialized',
   reduce = 'dist.all_reduce', all_gather_into_tensor = 'dist.all_gather(out, t)',
   reduce_scatter_tensor = 'dist.reduce_scatter(out, input)', monitored_barrier = 'dist.barrier',
   all_gather_single = 'dist.all_gather(out, t)',
   reduce_scatter_single = 'dist.reduce_scatter(out, input)',
   ReduceOp = "the operation as text: 'sum', 'avg', 'max' or 'min'",
   new_group = 'dist.split(color, key)', split_group = 'dist.split(color, key)',
+  new_subgroups = 'dist.split(math.floor(dist.rank() / size))',
+  new_subgroups_by_enumeration = 'dist.split(color, key)', ProcessGroup = 'dist.split(color, key)',
+  group = 'nothing: all ranks are meant where no group is given',
+  GroupMember = 'nothing: all ranks are meant where no group is given',
+  nn = 'dist.functional', _functional_collectives = 'dist.functional',
+  _tools = 'model:plan { dry_run = true }', is_available = 'nothing: it always is',
   get_backend = 'dist.info().transport', get_node_local_rank = 'dist.info().local_rank',
 }
 

@@ -126,10 +126,12 @@ for name in pairs(names [[
   planned.collectives[name] = 'a collective of objects'
 end
 for name in pairs(names [[
-  get_global_rank get_group_rank get_process_group_ranks group GroupMember new_subgroups
-  new_subgroups_by_enumeration ProcessGroup shrink_group
+  get_global_rank get_group_rank get_process_group_ranks
 ]]) do
-  planned.collectives[name] = 'a group of some ranks (hybrid sharding)'
+  planned.collectives[name] = 'asking who is in a group'
+end
+for name in pairs(names [[destroy_process_group shrink_group]]) do
+  planned.collectives[name] = 'a group that ends before its job'
 end
 for name in pairs(names [[DeviceMesh device_mesh init_device_mesh]]) do
   planned.collectives[name] = 'a mesh of devices (hybrid sharding)'

@@ -20,6 +20,7 @@ static ms_status choose_kind(const char **out)
     static const char *const kinds[] = {"cpu", "fake"};
     const char *value = msi_switch_text("MS_DEVICE", kinds[0]);
 
+    *out = NULL;
     for (int32_t i = 0; i < MSI_COUNT(kinds); i++) {
         if (strcmp(value, kinds[i]) == 0) {
             *out = i > 0 ? kinds[i] : NULL;

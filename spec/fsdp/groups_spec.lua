@@ -67,6 +67,24 @@ describe('sub-groups', function()
     assert.matches('rank [13] failed: .*the ranks wrapped different models', cause)
   end)
 
+  it('are one for a model and all that is wrapped in it', function()
+    ms.dist.spawn(4, function(rank)
+      local pair = ms.dist.split(rank % 2)
+      local message = 'a module of Group(rank=%d, size=2) inside one of Group(rank=%d, size=4) is '
+        .. 'not supported yet; give both the same process_group'
+      local said = message:format(math.floor(rank / 2), rank)
+      local Linear = ms.nn.Linear
+      local wrapped = ms.fsdp.FSDP(Linear(2, 2), { process_group = pair })
+      checks.raises('NotImplementedError', said, ms.fsdp.FSDP, ms.nn.Sequential(wrapped))
+      checks.raises('NotImplementedError', said, ms.fsdp.FSDP, ms.nn.Sequential(Linear(2, 2)), {
+        auto_wrap_policy = ms.fsdp.CustomPolicy(function(m)
+          return ms.is(m, Linear) and { process_group = pair }
+        end),
+      })
+      ms.fsdp.FSDP(ms.nn.Sequential(wrapped), { process_group = pair })(ms.ones(1, 2))
+    end)
+  end)
+
   it('are none for a color below 0, and can be divided again', function()
     local none = ms.dist.split(-1)
     assert.is_false(none)

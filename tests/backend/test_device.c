@@ -366,16 +366,30 @@ static void test_backend_device__shared_memory_has_two_addresses(void **state)
 
 /* -- the runtime on it ------------------------------------------------------------------------- */
 
-static void test_backend_device__an_unknown_one_is_a_warning_and_the_cpu(void **state)
+/* The first memory opens it. */
+static void expect_no_device(const char *name, const char *value, const char *text)
 {
     ms_tensor *t;
 
-    (void)state;
     ms_close();
-    setenv("MS_DEVICE", "abacus", 1);
-    assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 1));
-    assert_null(msi_context()->device);
-    ms_tensor_free(t);
+    setenv(name, value, 1);
+    assert_fails(MS_DEVICE_ERROR, text, ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 1));
+    unsetenv(name);
+}
+
+static void test_backend_device__one_that_does_not_exist_is_an_error(void **state)
+{
+    (void)state;
+    expect_no_device("MS_DEVICE", "cuda",
+                     "MS_DEVICE is 'cuda', expected cpu or fake (no GPU is supported yet)");
+    setenv("MS_DEVICE", "fake", 1);
+    expect_no_device("MS_FAKE_CARDS", "yes",
+                     "device 'fake' does not open: MS_FAKE_CARDS is 'yes', expected one or each");
+    expect_no_device(
+        "MS_FAKE_ORDER", "lifo",
+        "device 'fake' does not open: MS_FAKE_ORDER is 'lifo', expected priorities or uniform");
+    expect_no_device("MS_FAKE_SEED", "0x7",
+                     "device 'fake' does not open: MS_FAKE_SEED is '0x7', expected a whole number");
     unsetenv("MS_DEVICE");
     ms_close();
 }
@@ -473,7 +487,7 @@ int main(void)
         cmocka_unit_test(test_backend_device__a_wait_ends_when_its_caller_says_so),
         cmocka_unit_test(test_backend_device__a_wait_ends_when_peers_are_gone),
         cmocka_unit_test(test_backend_device__shared_memory_has_two_addresses),
-        cmocka_unit_test(test_backend_device__an_unknown_one_is_a_warning_and_the_cpu),
+        cmocka_unit_test(test_backend_device__one_that_does_not_exist_is_an_error),
         cmocka_unit_test(test_backend_device__freed_memory_is_no_number),
         cmocka_unit_test(test_backend_device__a_block_waits_for_the_mark_of_its_last_use),
     };

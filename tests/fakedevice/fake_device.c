@@ -397,22 +397,53 @@ static void fake_close(msi_device *base)
 
 static const msi_device_ops fake_ops;
 
+/* Does the variable say `word`, and not the usual, which it need not say? */
+static bool says(const char *name, const char *usual, const char *word, char *error)
+{
+    const char *value = getenv(name);
+    const bool is_usual = value == NULL || value[0] == '\0' || strcmp(value, usual) == 0;
+
+    if (!is_usual && strcmp(value, word) != 0) {
+        snprintf(error, MSI_DEVICE_ERROR, "%s is '%s', expected %s or %s", name, value, usual,
+                 word);
+    }
+    return !is_usual;
+}
+
+static int64_t number(const char *name, char *error)
+{
+    const char *value = getenv(name);
+    char *end;
+    const int64_t n = value != NULL ? strtoll(value, &end, 10) : 0;
+
+    if (value != NULL && (*value == '\0' || *end != '\0')) {
+        snprintf(error, MSI_DEVICE_ERROR, "%s is '%s', expected a whole number", name, value);
+    }
+    return n;
+}
+
+/* A slip in a variable is an error: a test would be one of something else. */
 static int32_t fake_open(msi_device **out, const msi_device_host *host, int32_t index, char *error)
 {
-    const char *seed = getenv("MS_FAKE_SEED"), *order = getenv("MS_FAKE_ORDER");
-    const char *cards = getenv("MS_FAKE_CARDS");
+    error[0] = '\0';
+    const bool apart = says("MS_FAKE_CARDS", "one", "each", error);
+    const bool uniform = says("MS_FAKE_ORDER", "priorities", "uniform", error);
+    const int64_t seed = number("MS_FAKE_SEED", error);
+
+    if (error[0] != '\0') {
+        return MSI_DEV_FAILED;
+    }
     fake_device *d = calloc(1, sizeof(*d));
 
-    (void)error;
     if (d == NULL) {
         return MSI_DEV_NO_MEMORY;
     }
     d->base.ops = &fake_ops;
     d->host = *host;
     d->index = index;
-    d->apart = cards != NULL && strcmp(cards, "each") == 0;
-    d->uniform = order != NULL && strcmp(order, "uniform") == 0;
-    d->dice = 0x9e3779b97f4a7c15u * (uint64_t)(1 + index + (seed != NULL ? atoll(seed) : 0));
+    d->apart = apart;
+    d->uniform = uniform;
+    d->dice = 0x9e3779b97f4a7c15u * (uint64_t)(1 + index + seed);
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
         d->streams[i].last = &d->streams[i].first;
         d->streams[i].priority = (int64_t)(roll(d) >> 8);

@@ -43,7 +43,7 @@ end
 
 --- The ranks' tensors one behind the other. The gradient is this rank's part of the sum of the
 --- ranks' gradients.
----@param x ms.Tensor  (n, ...), or a number
+---@param x ms.Tensor  (n, ...), or () as one of (1)
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (W * n, ...), or (W)
 function functional.all_gather(x, group)
@@ -77,6 +77,7 @@ local OTHERWISE = {
   all_gather_tensor = 'dist.functional.all_gather(x)',
   reduce_scatter_tensor = 'dist.functional.reduce_scatter(x)',
   reduce = 'dist.functional.all_reduce(x)',
+  wait_tensor = 'nothing: results are there when functions return', barrier = 'dist.barrier()',
 }
 
 return namespace('dist.functional', functional, nil, planned.collectives, OTHERWISE)

@@ -7,6 +7,16 @@ local tree = require 'moonshard.nn.tree'
 
 local check = {}
 
+--- One tree has one group: its units are gathered and reduced in one order.
+---@param outer ms.dist.Group
+---@param inner ms.dist.Group  of an instance below, or what a policy gives it
+function check.one_group(outer, inner)
+  if arguments.group('FSDP', 'process_group', inner) ~= outer then
+    errors.raise('NotImplementedError', 'FSDP: a module of %s inside one of %s is not supported '
+      .. 'yet; give both the same process_group', tostring(inner), tostring(outer))
+  end
+end
+
 local function is_class(value)
   return type(value) == 'table' and type(rawget(value, '_name')) == 'string'
 end

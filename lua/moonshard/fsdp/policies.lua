@@ -119,7 +119,9 @@ local function choose_all(root, ignored, root_options, choose)
   for _, module in ipairs(root:modules()) do
     local overrides = not ignored[module] and choose(module) or nil
     if overrides then
-      chosen[#chosen + 1] = { module = module, options = util.merged(root_options, overrides) }
+      local own = util.merged(root_options, overrides)
+      check.one_group(root_options.process_group, own.process_group)
+      chosen[#chosen + 1] = { module = module, options = own }
     end
   end
   return chosen

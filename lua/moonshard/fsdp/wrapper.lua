@@ -12,6 +12,7 @@ local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
 local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
+local check = require 'moonshard.fsdp.check'
 local changeable = require 'moonshard.fsdp.changeable'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
@@ -84,6 +85,13 @@ end
 -- What the policy chooses below, and whether the rest can be one unit. Gives what is ignored.
 local function wrap_below(module, opts, inherited)
   local ignored_set = inherited or ignored.of(module, opts)
+  if not inherited then
+    for _, below in ipairs(module:modules()) do
+      if below._is_fsdp then
+        check.one_group(opts.process_group, below.process_group)
+      end
+    end
+  end
   if opts.auto_wrap_policy then
     wrap.auto(module, opts, ignored_set, function(child, own)
       return inner(child, own, ignored_set)

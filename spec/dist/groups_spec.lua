@@ -44,6 +44,21 @@ describe('a group of ranks', function()
     assert.equal(7, f.broadcast(ms.full({ 1 }, 7), group):item())
     checks.raises('RuntimeError', 'make the smaller group a fake one, too', dist.split, 0, group)
   end)
+
+  it('says what to write for names of PyTorch', function()
+    for _, case in ipairs {
+      { 'new_subgroups', 'KeyError', 'write dist.split(math.floor(dist.rank() / size))' },
+      { 'ProcessGroup', 'KeyError', 'write dist.split(color, key)' },
+      { 'group', 'KeyError', 'write nothing: all ranks are meant where no group is given' },
+      { '_functional_collectives', 'KeyError', 'write dist.functional' },
+      { 'destroy_process_group', 'NotImplementedError', 'write dist.leave()' },
+      { 'get_global_rank', 'NotImplementedError', 'asking who is in a group is not supported yet' },
+    } do
+      checks.raises(case[2], case[3], function() return dist[case[1]] end)
+    end
+    checks.raises('ValueError', 'write dist.fake { rank = r, world = n }', dist.init,
+      { backend = 'fake' })
+  end)
 end)
 
 describe('dist.init', function()
