@@ -36,8 +36,7 @@ typedef struct session {
 static _Thread_local session *current;
 static const char host_key = 'h';
 
-/* -- hosts ---------------------------------------------------------------------------------------
- */
+/* -- hosts ------------------------------------------------------------------------------------- */
 
 static void host_release(lua_host *host)
 {
@@ -160,8 +159,7 @@ ms_status host_enter(lua_State *L, ms_status (*fn)(void *arg), void *arg)
     return status;
 }
 
-/* -- hooks ---------------------------------------------------------------------------------------
- */
+/* -- hooks ------------------------------------------------------------------------------------- */
 
 /* Text of an error object for those who only get text (other ranks). Calls no metamethod. */
 static const char *text_of_error(lua_State *L)

@@ -124,8 +124,7 @@ int64_t msi_gemm_kept(ms_context *ctx);
 /** Scratch bytes the attention kernels need for these arguments. */
 int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, bool gradient);
 
-/* -- what is done in the order of the context's stream of computing -----------------------------
- */
+/* -- what is done in the order of the context's stream of computing ---------------------------- */
 
 ms_status msi_device_wait(struct msi_device *d);
 ms_status msi_device_settle(struct msi_device *d);

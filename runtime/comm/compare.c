@@ -115,8 +115,7 @@ bool msi_members_agree(ms_comm *c)
     return true;
 }
 
-/* -- when they have left -------------------------------------------------------------------------
- */
+/* -- when they have left ----------------------------------------------------------------------- */
 
 static uint64_t published(const ms_comm *c, int32_t q)
 {

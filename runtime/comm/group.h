@@ -107,8 +107,7 @@ static inline uint32_t msi_wait_word(const ms_comm *c)
     return (uint32_t)c->id | 1;
 }
 
-/* -- members.c: where members keep what they share ----------------------------------------------
- */
+/* -- members.c: where members keep what they share --------------------------------------------- */
 /* Bytes of it, of a group of that size. */
 int64_t msi_members_bytes(int32_t size);
 /* Mixed: what other builds keep does not fit. */
@@ -151,8 +150,7 @@ bool msi_members_agree(ms_comm *c);
  */
 bool msi_members_left_alike(ms_comm *c);
 
-/* -- failure.c: what a rank says of its own failures --------------------------------------------
- */
+/* -- failure.c: what a rank says of its own failures ------------------------------------------- */
 /* The call of member q before which it failed last, and why; 0: it has not failed. */
 uint64_t msi_failure_read(const ms_comm *c, int32_t q, char *text, size_t nbytes);
 /* "; rank 1 had failed before its call 7: ...", where one of the two members failed and the other

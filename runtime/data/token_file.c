@@ -51,8 +51,7 @@ static _Atomic(const earlier *) before; /* the process's own action */
  * thread-local variable, which may be allocated where it is first used. */
 static atomic_int passing_on[16];
 
-/* -- the handler: nothing here but what is safe in one ------------------------------------------
- */
+/* -- the handler: nothing here but what is safe in one ----------------------------------------- */
 
 /* A warning without what is not for a handler; in one piece, as others print too. */
 static void say_lost(const mapping *m)
@@ -188,8 +187,7 @@ static ms_status install_handler(void)
     return status;
 }
 
-/* -- mapping ------------------------------------------------------------------------------------
- */
+/* -- mapping ----------------------------------------------------------------------------------- */
 
 static void unmap(msi_storage *s, void *user)
 {

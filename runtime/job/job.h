@@ -147,8 +147,7 @@ typedef struct msi_watch {
 /* Does every rank that is left wait as `rank` does, so that nobody can store anything any more? */
 bool msi_job_waits_in_vain(const msi_job *job, int32_t rank, msi_watch *w);
 
-/* -- maps.c: memory that ranks of a job share, but the block ------------------------------------
- */
+/* -- maps.c: memory that ranks of a job share, but the block ----------------------------------- */
 /* Maps of one memfd; ranks as threads share them. The last owner unmaps; the job frees this struct,
  * and maps whose making failed half-way. */
 typedef struct msi_shared_map {
@@ -176,8 +175,7 @@ void msi_maps_make_private(const msi_job *job);
 /* Free what is left of them: no rank runs any more. */
 void msi_maps_sweep(msi_job *job);
 
-/* -- mail.c: handing file descriptors to ranks that are processes -------------------------------
- */
+/* -- mail.c: handing file descriptors to ranks that are processes ------------------------------ */
 /* What a descriptor is for: a call of a group. */
 typedef struct msi_letter {
     uint64_t nonce; /* of the job: mail.c fills it in */
@@ -198,8 +196,7 @@ int msi_mail_receive(msi_job *job, int32_t rank, msi_letter letter, int32_t *fd)
  * signal, when memory is short. */
 msi_bound msi_memfd_new(int32_t *fd, const char *name, int64_t nbytes);
 
-/* -- calls.c ------------------------------------------------------------------------------------
- */
+/* -- calls.c ----------------------------------------------------------------------------------- */
 /* Of what kind is a system call's error? */
 ms_status msi_error_kind(int error);
 /* It has failed: an error of that kind, whose text says what was to be done, the call, the reason
@@ -210,8 +207,7 @@ ms_status msi_fail_call(const char *call, int error, const char *format, ...) MS
 /* State ('R', 'S', 'T', ...) and parent of a process. False: there is none. */
 bool msi_process_look(pid_t pid, char *state, pid_t *parent);
 
-/* -- signals.c: `stop` of a block ----------------------------------------------------------------
- */
+/* -- signals.c: `stop` of a block -------------------------------------------------------------- */
 /* Stop signals that have reached this rank or its launcher, a bit each: the rank asks once more. */
 uint32_t msi_stop_look(const msi_dist *d);
 /* All ranks have agreed on these: the launcher takes what they leave with as asked for. The signal
@@ -238,8 +234,7 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launch
 /* This process is no rank: the error that says why. */
 ms_status msi_gone_error(const msi_dist *d);
 
-/* -- join.c: what a public function does for a job with this guest ------------------------------
- */
+/* -- join.c: what a public function does for a job with this guest ----------------------------- */
 /* ms_dist_join() */
 ms_status msi_dist_join(const msi_job_guest *guest);
 /* ms_dist_abort() of a process that has not joined, which a rank may be that could not. */

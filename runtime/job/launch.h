@@ -73,8 +73,7 @@ int64_t msi_output_unread_ns(const msi_output *o);
  * their number. */
 nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds);
 
-/* -- keeper.c: the parent of the ranks, and of what they leave behind ---------------------------
- */
+/* -- keeper.c: the parent of the ranks, and of what they leave behind -------------------------- */
 /* Start the ranks. In a rank: `*rank` is its rank; in the launcher -1. */
 ms_status msi_keeper_start(ms_launch *launch, int32_t *rank);
 /* Send a signal to a rank, unless it has ended. */

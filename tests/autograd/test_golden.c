@@ -39,8 +39,7 @@ static ms_tensor *made(int32_t dtype, int32_t ndim, const int64_t *shape, const 
     return t;
 }
 
-/* -- models: parameters are taken in the order the file lists them ------------------------------
- */
+/* -- models: parameters are taken in the order the file lists them ----------------------------- */
 
 static ms_tensor *take(model *m)
 {

@@ -284,8 +284,7 @@ static void test_autograd_network_ops__attention_never_holds_the_scores(void **s
     ms_tensor_free(qkv);
 }
 
-/* -- operands without memory --------------------------------------------------------------------
- */
+/* -- operands without memory ------------------------------------------------------------------- */
 
 static void test_autograd_network_ops__refuse_operands_without_memory(void **state)
 {

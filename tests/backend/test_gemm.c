@@ -197,8 +197,7 @@ static void test_backend_gemm__work_space_is_given_back_at_close(void **state)
     assert_int_equal(0, msi_gemm_created(msi_context()));
 }
 
-/* -- in a child ---------------------------------------------------------------------------------
- */
+/* -- in a child -------------------------------------------------------------------------------- */
 
 static int without_plugin(void)
 {

@@ -7,8 +7,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-/* -- in front of the loader ---------------------------------------------------------------------
- */
+/* -- in front of the loader -------------------------------------------------------------------- */
 
 void *__real_dlopen(const char *path, int flags);
 char *__real_dlerror(void);
@@ -29,8 +28,7 @@ char *__wrap_dlerror(void)
     return failure != NULL ? failure_text : __real_dlerror();
 }
 
-/* -- what the tests do --------------------------------------------------------------------------
- */
+/* -- what the tests do ------------------------------------------------------------------------- */
 
 enum { SIZE = 40 };
 

@@ -8,8 +8,7 @@
 
 #include <dlfcn.h>
 
-/* -- what throws --------------------------------------------------------------------------------
- */
+/* -- what throws ------------------------------------------------------------------------------- */
 
 static struct {
     int64_t left;   /* allocations that still pass; -1: all do */
@@ -65,8 +64,7 @@ static int64_t fail_each(ms_status (*call)(void *arg), void *arg, ms_status kind
     }
 }
 
-/* -- products -----------------------------------------------------------------------------------
- */
+/* -- products ---------------------------------------------------------------------------------- */
 
 static ms_status multiply(void *arg)
 {
@@ -187,8 +185,7 @@ static void test_backend_thrown__whatever_else_it_throws_is_an_error(void **stat
     in_child_with_library(something_else);
 }
 
-/* -- backward -----------------------------------------------------------------------------------
- */
+/* -- backward ---------------------------------------------------------------------------------- */
 
 enum { SIZE = 40 };
 

@@ -328,8 +328,7 @@ static void test_checkpoint_crash__a_single_file_is_old_or_new(void **state)
     ms_tensor_free(new);
 }
 
-/* -- survivors ----------------------------------------------------------------------------------
- */
+/* -- survivors --------------------------------------------------------------------------------- */
 
 static atomic_int n_given_up;
 

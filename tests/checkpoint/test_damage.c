@@ -436,8 +436,7 @@ static void test_checkpoint_damage__hostile_manifests_are_refused(void **state)
     free(text);
 }
 
-/* -- manifests that say something else than the headers of their files --------------------------
- */
+/* -- manifests that say something else than the headers of their files ------------------------- */
 
 static void unaligned_offset(json_t *root)
 {
@@ -568,8 +567,7 @@ static void test_checkpoint_damage__manifests_that_are_no_json_are_refused(void 
     assert_fails(MS_FORMAT_ERROR, "manifest.json", ms_checkpoint_open(&c, folder));
 }
 
-/* -- large manifests ---------------------------------------------------------------------------
- */
+/* -- large manifests --------------------------------------------------------------------------- */
 
 static size_t tree_bytes, most_tree_bytes; /* that Jansson holds */
 

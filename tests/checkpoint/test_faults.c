@@ -10,8 +10,7 @@
 #include <jansson.h>
 #include <stdatomic.h>
 
-/* -- what is saved and loaded -------------------------------------------------------------------
- */
+/* -- what is saved and loaded ------------------------------------------------------------------ */
 
 enum {
     NUMEL = 24,
@@ -109,8 +108,7 @@ static ms_status load(ms_comm *comm, const char *root, part *p, bool by_name)
     return load_parts(l, p);
 }
 
-/* -- one try ------------------------------------------------------------------------------------
- */
+/* -- one try ----------------------------------------------------------------------------------- */
 
 typedef struct
 try {
@@ -310,8 +308,7 @@ static void test_checkpoint_faults__calls_that_are_interrupted_or_cut_short(void
     try_everywhere("short", (fault){.kind = SHORT_TRANSFERS, .for_good = true}, 1, 0);
 }
 
-/* -- folders named by steps ----------------------------------------------------------------------
- */
+/* -- folders named by steps -------------------------------------------------------------------- */
 
 /* Save, and keep two, as a run does all the time. */
 static ms_status save_step(const char *root, int64_t step, const part *p)
@@ -399,8 +396,7 @@ static void test_checkpoint_faults__steps_are_saved_or_the_one_before_is_there(v
     part_dispose(&seen);
 }
 
-/* -- single files --------------------------------------------------------------------------------
- */
+/* -- single files ------------------------------------------------------------------------------ */
 
 static ms_status export_one(const char *path, uint64_t seed)
 {

@@ -209,8 +209,7 @@ static void test_collective_ops__record_no_maximum_and_no_minimum(void **state)
     run_ranks(2, try_extremes, NULL);
 }
 
-/* -- memory that is out, operands that do not fit ------------------------------------------------
- */
+/* -- memory that is out, operands that do not fit ---------------------------------------------- */
 
 /* The k-th allocation of forward and backward fails, for every k. */
 static void run_out_of_memory(ms_comm *c, const collective *k)

@@ -181,8 +181,7 @@ static void test_comm_failure__belongs_to_the_rank_that_failed(void **state)
                  ms_dist_threads(RANKS, raise_alone, NULL));
 }
 
-/* -- a rank that leaves, and then fails ----------------------------------------------------------
- */
+/* -- a rank that leaves, and then fails -------------------------------------------------------- */
 
 typedef struct leaver {
     atomic_bool found; /* the other rank has found that this one left */

@@ -97,8 +97,7 @@ static void test_comm_wait__describes_every_kind(void **state)
     }
 }
 
-/* -- records -------------------------------------------------------------------------------------
- */
+/* -- records ----------------------------------------------------------------------------------- */
 
 static ms_status publish_many(void *user, int32_t rank)
 {

@@ -360,8 +360,7 @@ static void test_cpu_elementwise__i64_wraps_and_keeps_every_bit(void **state)
     assert_true(out[1] == -17 && out[2] == 27021597764222974);
 }
 
-/* -- accuracy and special values ----------------------------------------------------------------
- */
+/* -- accuracy and special values --------------------------------------------------------------- */
 
 static double ulp(float x)
 {

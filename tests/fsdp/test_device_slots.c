@@ -365,8 +365,7 @@ static void test_fsdp_device_slots__a_peer_that_fails_ends_the_wait_for_a_device
     }
 }
 
-/* -- a rank whose data are wrong ----------------------------------------------------------------
- */
+/* -- a rank whose data are wrong --------------------------------------------------------------- */
 
 /* Rank 0's device finds an index outside its table when both ranks have gone on; rank 0 catches
  * that. Nobody's next step succeeds. */

@@ -18,8 +18,7 @@ typedef struct attention_attrs {
     bool causal;
 } attention_attrs;
 
-/* -- views as the kernel reads them: (B, H, T, D) with unit stride in D --------------------------
- */
+/* -- views as the kernel reads them: (B, H, T, D) with unit stride in D ------------------------ */
 
 static void strides_of(const msi_view *v, int64_t *stride)
 {

@@ -2,8 +2,7 @@
 
 #include "backend.h"
 
-/* -- slots ---------------------------------------------------------------------------------------
- */
+/* -- slots ------------------------------------------------------------------------------------- */
 
 static bool is_free(const msi_slot *slot)
 {
@@ -185,8 +184,7 @@ static void shared_end(msi_gather *g)
 const msi_gather_ops msi_gather_shared = {true, slot_available, shared_begin, shared_ready,
                                           shared_end};
 
-/* -- pull: each copies all stages into memory of its own ----------------------------------------
- */
+/* -- pull: each copies all stages into memory of its own --------------------------------------- */
 
 /* What this rank has read of its stage it has read by gathering: that is in order. */
 static ms_status fill_stage(msi_task *task, bool *finished)

@@ -4,8 +4,7 @@
 
 #include <stdlib.h>
 
-/* -- what is given ------------------------------------------------------------------------------
- */
+/* -- what is given ----------------------------------------------------------------------------- */
 
 static ms_status check_number(int32_t i, const char *name, int64_t number, int64_t least,
                               int64_t most)
@@ -47,8 +46,7 @@ ms_status msi_plan_check(const msi_group_facts *groups, int32_t n)
     return MS_OK;
 }
 
-/* -- bytes of other ranks ------------------------------------------------------------------------
- */
+/* -- bytes of other ranks ---------------------------------------------------------------------- */
 
 int64_t msi_plan_gathers(const msi_group_facts *g, int64_t micro_batches)
 {
@@ -96,8 +94,7 @@ static int64_t reduced(const msi_group_facts *groups, int32_t n, const msi_step 
     return nbytes;
 }
 
-/* -- a step -------------------------------------------------------------------------------------
- */
+/* -- a step ------------------------------------------------------------------------------------ */
 
 static ms_status plan_slots(const msi_group_facts *groups, int32_t n, const msi_step *s, bool wide,
                             ms_fsdp_plan *plan)

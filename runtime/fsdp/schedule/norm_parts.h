@@ -23,8 +23,7 @@ typedef struct msi_stretch {
     bool whole;       /* all of the block */
 } msi_stretch;
 
-/* -- norm_parts.c: what lies where --------------------------------------------------------------
- */
+/* -- norm_parts.c: what lies where ------------------------------------------------------------- */
 /* The stretch that begins at `first` in the piece [.., end) of a parameter of `numel` elements. */
 msi_stretch msi_norm_stretch(int64_t first, int64_t end, int64_t numel);
 /* What rank holds of a parameter; perhaps 0 elements. */
@@ -43,15 +42,13 @@ int64_t msi_norm_kept_blocks(const ms_fsdp_tree *tree, const msi_place *at);
 ms_status msi_norm_measure(const ms_fsdp_tree *tree, const msi_order *o, int32_t rank,
                            int64_t *blocks, int64_t *fragments);
 
-/* -- norm_message.c: what this rank knows -------------------------------------------------------
- */
+/* -- norm_message.c: what this rank knows ------------------------------------------------------ */
 /* Its message, `room` bytes, and behind it the `kept` bytes of blocks of which nothing is sent, to
  * the host's memory at `to`. Waits for the device. */
 ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_order *o, bool largest, int64_t room,
                         int64_t kept, char *to);
 
-/* -- norm_fold.c: what all say comes to ---------------------------------------------------------
- */
+/* -- norm_fold.c: what all say comes to -------------------------------------------------------- */
 /* Fold all blocks of `messages` (W), which it reads to their ends, and `kept`. */
 ms_status msi_norm_fold_all(const ms_fsdp_tree *tree, const msi_order *o, bool largest,
                             msi_norm_message *messages, const double *kept, double *total);

@@ -120,8 +120,7 @@ int64_t broadcast_position(const operand *out, int64_t i, const operand *o);
 /* Oracle of everything elementwise: `map` over one or two broadcast operands. */
 void oracle_map(const op_case *c, const real *const *in, real *out);
 
-/* -- running a row (run.c) ----------------------------------------------------------------------
- */
+/* -- running a row (run.c) --------------------------------------------------------------------- */
 
 /* One seed's numbers. */
 typedef struct numbers {

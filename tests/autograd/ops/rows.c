@@ -1,8 +1,7 @@
 /* Operators that normalise along rows, the losses over them, and dropout. */
 #include "op_test.h"
 
-/* -- layer norm: in = x [, w [, bias]]; p[0] = eps; i[0]: only a bias beside x ------------------
- */
+/* -- layer norm: in = x [, w [, bias]]; p[0] = eps; i[0]: only a bias beside x ----------------- */
 
 static ms_status run_layer_norm(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
@@ -99,8 +98,7 @@ static void oracle_cross_entropy(const op_case *c, const real *const *in, real *
     out[0] /= c->i[0] == MS_REDUCTION_MEAN ? (real)counted : 1;
 }
 
-/* -- dropout: p[0] = probability. The mask is what the operator does to ones --------------------
- */
+/* -- dropout: p[0] = probability. The mask is what the operator does to ones ------------------- */
 
 enum { DROPOUT_SITE = 77, DROPOUT_CALL = 3 };
 
