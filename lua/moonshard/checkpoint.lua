@@ -4,6 +4,11 @@
 --- Every rank writes the elements it holds; nothing is gathered. What all ranks hold alike is
 --- written by rank 0.
 ---
+--- All ranks are those of the group over which the model or optimizer is sharded (`process_group`),
+--- and ranks count from 0 there. Groups save and load side by side, each under a path of its own: a
+--- ValueError where two of a job are seen to write one checkpoint at once; of two that write it one
+--- after the other the last is there.
+---
 --- Touches: moonshard.json, moonshard_ffi, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
 local B = require 'moonshard_ffi'
@@ -171,7 +176,7 @@ function checkpoint.save(root, name, opts)
   given.path('checkpoint.save', 'root', root)
   given.path('checkpoint.save', 'name', name)
   local parts = check_save('checkpoint.save', opts)
-  local comm = sharding.world()
+  local comm = given.group('checkpoint.save', opts)
   local writer = runtime.begin(comm, root, name)
   local buffers, values = {}, {}
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
@@ -356,7 +361,7 @@ function checkpoint.load(path, opts)
   local parts
   opts, parts = check_load('checkpoint.load', opts)
   given.path('checkpoint.load', 'path', path)
-  local comm = sharding.world()
+  local comm = given.group('checkpoint.load', opts)
   return load_into(comm, runtime.load_begin(comm, path), opts, parts)
 end
 
@@ -426,7 +431,7 @@ function Manager:save(opts)
     { 'step', 'model', 'optimizer', 'loader', 'config' })
   arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
   local path = checkpoint.save(self.root, runtime.step_name(opts.step), opts)
-  if sharding.place(sharding.world()) == 0 then
+  if sharding.place(given.group('checkpoint.save', opts)) == 0 then
     local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
     if not ok then -- the checkpoint is safe: an old one too many ends no training
       errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err))
@@ -444,7 +449,7 @@ end
 function Manager:resume(opts)
   local parts
   opts, parts = check_load('checkpoint.resume', opts)
-  local comm = sharding.world()
+  local comm = given.group('checkpoint.resume', opts)
   local loader = runtime.load_latest_step(comm, self.root)
   return loader and load_into(comm, loader, opts, parts)
 end
@@ -461,7 +466,7 @@ function checkpoint.export(path, model)
   given.path('checkpoint.export', 'path', path)
   given.part('checkpoint.export', 'model', model)
   given.check_real('checkpoint.export', 'model', model)
-  local comm = sharding.world()
+  local comm = given.group('checkpoint.export', { model = model })
   model:materialize()
   agree.on_one_value(comm, 'checkpoint.export', tree.unmanaged(model))
   agree.on_buffers(comm, 'checkpoint.export', buffer_values(model))

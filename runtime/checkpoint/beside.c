@@ -77,7 +77,7 @@ ms_status msi_beside_begin(msi_beside *b, const char *path)
         status = prepare_folder(b->target);
     }
     if (status == MS_OK) {
-        status = msi_hold_new(&b->fd, &b->path, nonce, b->target, msi_io_create);
+        status = msi_hold_new(&b->fd, &b->path, nonce, "", b->target, msi_io_create);
     }
     return status == MS_OK ? MS_OK : msi_beside_end(b, status);
 }

@@ -30,11 +30,17 @@ ms_status msi_hold_open(int fd, msi_hold *hold, const char *path);
 /* Make `<place>.tmp-<nonce>`, which no other writer has, and hold it. `make` gives a descriptor of
  * it, -1 when it was removed meanwhile: somebody who sweeps may come before it is held, then
  * another is made. `*fd` (-1 before) and `*path` (NULL before) are the caller's, also when it
- * fails; `nonce` has room for 17 bytes. */
-ms_status msi_hold_new(int *fd, char **path, char *nonce, const char *place,
+ * fails; `nonce` has room for 17 bytes and begins with `mark`, a few of its 16 digits or "". */
+ms_status msi_hold_new(int *fd, char **path, char *nonce, const char *mark, const char *place,
                        ms_status (*make)(int *fd, const char *path));
 /* Make a folder and open it: what msi_hold_new() asks for. */
 ms_status msi_folder_make(int *fd, const char *path);
+/* A writer's nonce begins with digits of its job, then of its group. */
+enum { MSI_JOB_DIGITS = 4, MSI_GROUP_DIGITS = 4 };
+/* Does a writer of checkpoint `name` hold a folder in `root` whose group is another one of the job
+ * of `nonce`? Of two that ask, each holding its own folder, one at least is told. */
+ms_status msi_folder_is_contested(bool *contested, const char *root, const char *name,
+                                  const char *nonce);
 /* Try to hold the folder at `path`, which is no link, until `*fd` is closed. `*fd` is -1 when it is
  * others' or gone. */
 ms_status msi_folder_hold(int *fd, msi_hold *hold, const char *path);

@@ -82,16 +82,17 @@ static bool may_be_replaced(const msi_outcome *all, int32_t world)
 }
 
 /* Did all ranks open the same checkpoint? */
-static ms_status check_one(const msi_outcome *all, int32_t world)
+static ms_status check_one(const msi_outcome *all, const ms_comm *comm)
 {
-    for (int32_t r = 1; r < world; r++) {
+    for (int32_t r = 1; r < ms_comm_size(comm); r++) {
         if (all[r].path != all[0].path || all[r].hash != all[0].hash) {
             return MS_FAIL(
                 MS_VALUE_ERROR,
-                "rank %d opened '%s' with step %lld (manifest %016llx), rank 0 '%s' with "
+                "rank %d opened '%s' with step %lld (manifest %016llx), rank %d '%s' with "
                 "step %lld (%016llx): expected one checkpoint on all ranks",
-                r, all[r].name, (long long)all[r].step, (unsigned long long)all[r].hash,
-                all[0].name, (long long)all[0].step, (unsigned long long)all[0].hash);
+                (int)msi_comm_rank_in_job(comm, r), all[r].name, (long long)all[r].step,
+                (unsigned long long)all[r].hash, (int)msi_comm_rank_in_job(comm, 0), all[0].name,
+                (long long)all[0].step, (unsigned long long)all[0].hash);
         }
     }
     return MS_OK;
@@ -119,7 +120,7 @@ static ms_status open_together(ms_checkpoint_loader *l, ms_comm *comm, const cha
         }
         MS_TRY(msi_outcome_agree(comm, "checkpoint.load", own, all));
     }
-    return check_one(all, world);
+    return check_one(all, comm);
 }
 
 ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, const char *path)
@@ -149,7 +150,7 @@ static ms_status agree_on_root(ms_comm *comm, const char *root, msi_outcome *own
     msi_outcome_path(own, root);
     MS_TRY(msi_outcome_agree(comm, "find a checkpoint", own, all));
     *own = (msi_outcome){0};
-    return msi_outcome_same_path(all, ms_comm_size(comm), "looks for checkpoints in");
+    return msi_outcome_same_path(all, comm, "looks for checkpoints in");
 }
 
 /* Rank 0 names its next candidate, or none: then `name` is empty. */

@@ -4,6 +4,7 @@
 #define MSI_MANIFEST_H
 
 #include "base.h"
+#include "comm.h"
 #include "moonshard/fsdp.h"
 #include "names.h"
 
@@ -71,11 +72,10 @@ typedef struct msi_manifest_draft {
     char *text; /* the hash in it */
 } msi_manifest_draft;
 
-/* Join the reports of `world` ranks into a manifest. MS_VALUE_ERROR when ranks reported
- * different things to be the same, added different tensors or an element was added by none.
- * Elements added by several ranks are taken from the first. The caller owns the struct, the runtime
- * its contents. */
-ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, int32_t world,
+/* Join the reports of a group's ranks into a manifest. MS_VALUE_ERROR when ranks reported different
+ * things to be the same, added different tensors, or an element was added by none or by several.
+ * The caller owns the struct, the runtime its contents. */
+ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, const ms_comm *comm,
                              const char *nonce, json_t *meta);
 void msi_manifest_draft_dispose(msi_manifest_draft *draft);
 /* Is what was read at `path` what was meant? MS_FORMAT_ERROR when not. */

@@ -103,70 +103,101 @@ static int64_t field(const json_t *object, const char *key)
     return json_integer_value(json_object_get(object, key));
 }
 
-static int compare_pieces(const void *a, const void *b)
-{
-    const msi_manifest_piece *x = a, *y = b;
+/* What a rank has written of a tensor. */
+typedef struct written {
+    int32_t rank;
+    msi_manifest_piece piece;
+} written;
 
-    if (x->start != y->start) {
-        return x->start < y->start ? -1 : 1;
+static int compare_written(const void *a, const void *b)
+{
+    const written *x = a, *y = b;
+
+    if (x->piece.start != y->piece.start) {
+        return x->piece.start < y->piece.start ? -1 : 1;
     }
-    return (x->file > y->file) - (x->file < y->file);
+    return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* Tensor number `i` of all ranks into one entry: pieces sorted, what is there twice cut off. */
-static ms_status join_tensor(json_t *joined, json_t *const *reports, int32_t world, size_t i,
-                             const int32_t *first_file, msi_manifest_piece *pieces)
+/* What ranks have written of tensor number `i`, ascending; how many pieces. */
+static int32_t collect(written *list, json_t *const *reports, int32_t world, size_t i,
+                       const int32_t *first_file)
 {
-    const json_t *first = json_array_get(json_object_get(reports[0], "tensors"), i);
-    const char *key = json_string_value(json_object_get(first, "key"));
-    int64_t width = ms_dtype_size(msi_st_dtype(json_string_value(json_object_get(first, "dtype"))));
-    int64_t numel = 1, next = 0;
     int32_t n = 0;
-    json_t *entry =
-        json_pack("{s:s, s:O, s:O, s:[]}", "key", key, "shape", json_object_get(first, "shape"),
-                  "dtype", json_object_get(first, "dtype"), "pieces");
-    json_t *list = json_object_get(entry, "pieces"), *dim;
-    ms_status status = entry != NULL ? MS_OK : no_memory();
-    size_t d;
 
-    json_array_foreach(json_object_get(first, "shape"), d, dim)
-    {
-        numel *= json_integer_value(dim);
-    }
     for (int32_t r = 0; r < world; r++) {
         const json_t *t = json_array_get(json_object_get(reports[r], "tensors"), i);
         const json_t *piece = json_array_get(json_object_get(t, "pieces"), 0);
 
         if (piece != NULL) {
-            pieces[n++] =
-                (msi_manifest_piece){.file = first_file[r] + (int32_t)field(piece, "file"),
-                                     .start = field(piece, "start"),
-                                     .numel = field(piece, "numel"),
-                                     .offset = field(piece, "offset")};
+            list[n++] = (written){.rank = r,
+                                  .piece = {.file = first_file[r] + (int32_t)field(piece, "file"),
+                                            .start = field(piece, "start"),
+                                            .numel = field(piece, "numel"),
+                                            .offset = field(piece, "offset")}};
         }
     }
-    qsort(pieces, (size_t)n, sizeof(*pieces), compare_pieces);
-    for (int32_t p = 0; p < n && status == MS_OK && pieces[p].start <= next; p++) {
-        int64_t known = next - pieces[p].start; /* elements of this piece an earlier one has */
+    qsort(list, (size_t)n, sizeof(*list), compare_written);
+    return n;
+}
 
-        if (known < pieces[p].numel) {
-            status =
-                json_array_append_new(list, piece_new(pieces[p].file, next, pieces[p].numel - known,
-                                                      pieces[p].offset + known * width)) == 0
-                    ? MS_OK
-                    : no_memory();
-            next += pieces[p].numel - known;
+/* Is each of the elements in exactly one piece? */
+static ms_status check_tiling(const char *key, int64_t numel, const written *list, int32_t n,
+                              const ms_comm *comm)
+{
+    int64_t next = 0;
+
+    for (int32_t p = 0; p < n && list[p].piece.start <= next; p++) {
+        if (list[p].piece.start < next) {
+            return MS_FAIL(MS_VALUE_ERROR, "element %lld of '%.200s' was added by ranks %d and %d",
+                           (long long)list[p].piece.start, key,
+                           (int)msi_comm_rank_in_job(comm, list[p - 1].rank),
+                           (int)msi_comm_rank_in_job(comm, list[p].rank));
         }
+        next += list[p].piece.numel;
     }
-    if (status == MS_OK && next != numel) {
-        status = MS_FAIL(MS_VALUE_ERROR, "element %lld of '%.200s' was added by no rank",
-                         (long long)next, key);
+    return next == numel ? MS_OK
+                         : MS_FAIL(MS_VALUE_ERROR, "element %lld of '%.200s' was added by no rank",
+                                   (long long)next, key);
+}
+
+static int64_t numel_of(const json_t *shape)
+{
+    int64_t numel = 1;
+    json_t *dim;
+    size_t d;
+
+    json_array_foreach(shape, d, dim)
+    {
+        numel *= json_integer_value(dim);
     }
-    if (status == MS_OK && json_array_append(joined, entry) != 0) {
-        status = no_memory();
+    return numel;
+}
+
+/* Tensor number `i` of all ranks into one entry of `joined`. `list`: room for a piece of each. */
+static ms_status join_tensor(json_t *joined, json_t *const *reports, const ms_comm *comm, size_t i,
+                             const int32_t *first_file, written *list)
+{
+    const json_t *first = json_array_get(json_object_get(reports[0], "tensors"), i);
+    json_t *shape = json_object_get(first, "shape");
+    const char *key = json_string_value(json_object_get(first, "key"));
+    const int32_t n = collect(list, reports, ms_comm_size(comm), i, first_file);
+
+    MS_TRY(check_tiling(key, numel_of(shape), list, n, comm));
+    json_t *entry = json_pack("{s:s, s:O, s:O, s:[]}", "key", key, "shape", shape, "dtype",
+                              json_object_get(first, "dtype"), "pieces");
+    json_t *pieces = json_object_get(entry, "pieces");
+    bool ok = entry != NULL;
+
+    for (int32_t p = 0; p < n && ok; p++) {
+        const msi_manifest_piece *piece = &list[p].piece;
+
+        ok = json_array_append_new(
+                 pieces, piece_new(piece->file, piece->start, piece->numel, piece->offset)) == 0;
     }
+    ok = ok && json_array_append(joined, entry) == 0;
     json_decref(entry);
-    return status;
+    return ok ? MS_OK : no_memory();
 }
 
 /* Where two texts begin to differ, with a little before it. */
@@ -180,8 +211,13 @@ static size_t difference(const char *a, const char *b)
     return n < 30 ? 0 : n - 20;
 }
 
-/* Did rank `r` report the same as rank 0 of what is the same on all? */
-static ms_status check_reported(const json_t *first, const json_t *other, int32_t r)
+/* Two ranks of a group, by their ranks in the job. */
+typedef struct rank_pair {
+    int first, other;
+} rank_pair;
+
+/* Did another rank report the same as the first of what is the same on all? */
+static ms_status check_reported(const json_t *first, const json_t *other, rank_pair r)
 {
     const json_t *a = json_object_get(first, "same"), *b = json_object_get(other, "same");
     size_t n = json_array_size(a) > json_array_size(b) ? json_array_size(a) : json_array_size(b);
@@ -193,22 +229,22 @@ static ms_status check_reported(const json_t *first, const json_t *other, int32_
         const char *y_text = json_string_value(json_array_get(y, 1));
 
         if (x == NULL || y == NULL || !json_equal(json_array_get(x, 0), json_array_get(y, 0))) {
-            return MS_FAIL(MS_VALUE_ERROR, "rank 0 and rank %d do not both say what '%s' is", r,
-                           what);
+            return MS_FAIL(MS_VALUE_ERROR, "rank %d and rank %d do not both say what '%s' is",
+                           r.first, r.other, what);
         }
         const size_t from = difference(x_text, y_text);
 
         if (strcmp(x_text, y_text) != 0) {
-            return MS_FAIL(MS_VALUE_ERROR, "%s is %s%.100s on rank 0 and %s%.100s on rank %d", what,
-                           from > 0 ? "..." : "", x_text + from, from > 0 ? "..." : "",
-                           y_text + from, r);
+            return MS_FAIL(MS_VALUE_ERROR, "%s is %s%.100s on rank %d and %s%.100s on rank %d",
+                           what, from > 0 ? "..." : "", x_text + from, r.first,
+                           from > 0 ? "..." : "", y_text + from, r.other);
         }
     }
     return MS_OK;
 }
 
-/* Did rank `r` add the same tensors as rank 0, in the same order? */
-static ms_status check_same(const json_t *first, const json_t *other, int32_t r)
+/* Did another rank add the same tensors as the first, in the same order? */
+static ms_status check_same(const json_t *first, const json_t *other, rank_pair r)
 {
     const json_t *a = json_object_get(first, "tensors"), *b = json_object_get(other, "tensors");
     size_t n = json_array_size(a) > json_array_size(b) ? json_array_size(a) : json_array_size(b);
@@ -219,33 +255,36 @@ static ms_status check_same(const json_t *first, const json_t *other, int32_t r)
         const char *y_key = json_string_value(json_object_get(y, "key"));
 
         if (x == NULL || y == NULL || strcmp(x_key, y_key) != 0) {
-            return MS_FAIL(MS_VALUE_ERROR,
-                           "rank %d added '%.120s' as tensor %zu, rank 0 added '%.120s'", r,
-                           y != NULL ? y_key : "nothing", i, x != NULL ? x_key : "nothing");
+            return MS_FAIL(
+                MS_VALUE_ERROR, "rank %d added '%.120s' as tensor %zu, rank %d added '%.120s'",
+                r.other, y != NULL ? y_key : "nothing", i, r.first, x != NULL ? x_key : "nothing");
         }
         if (!json_equal(json_object_get(x, "shape"), json_object_get(y, "shape")) ||
             !json_equal(json_object_get(x, "dtype"), json_object_get(y, "dtype"))) {
             return MS_FAIL(MS_VALUE_ERROR,
-                           "rank %d added '%.120s' with another shape or dtype than rank 0", r,
-                           x_key);
+                           "rank %d added '%.120s' with another shape or dtype than rank %d",
+                           r.other, x_key, r.first);
         }
     }
     return MS_OK;
 }
 
 /* Join files and tensors of all ranks into the arrays of `root`. */
-static ms_status join_reports(json_t *root, json_t *const *reports, int32_t world)
+static ms_status join_reports(json_t *root, json_t *const *reports, const ms_comm *comm)
 {
+    const int32_t world = ms_comm_size(comm);
     int32_t *first_file = calloc((size_t)world, sizeof(*first_file));
-    msi_manifest_piece *pieces = calloc((size_t)world, sizeof(*pieces));
+    written *list = calloc((size_t)world, sizeof(*list));
     json_t *files = json_object_get(root, "files"), *tensors = json_object_get(root, "tensors");
-    ms_status status = first_file != NULL && pieces != NULL ? MS_OK : no_memory();
+    ms_status status = first_file != NULL && list != NULL ? MS_OK : no_memory();
 
     for (int32_t r = 0; r < world && status == MS_OK; r++) {
+        const rank_pair pair = {msi_comm_rank_in_job(comm, 0), msi_comm_rank_in_job(comm, r)};
+
         first_file[r] = (int32_t)json_array_size(files);
-        status = check_reported(reports[0], reports[r], r);
+        status = check_reported(reports[0], reports[r], pair);
         if (status == MS_OK) {
-            status = check_same(reports[0], reports[r], r);
+            status = check_same(reports[0], reports[r], pair);
         }
         if (status == MS_OK &&
             json_array_extend(files, json_object_get(reports[r], "files")) != 0) {
@@ -254,10 +293,10 @@ static ms_status join_reports(json_t *root, json_t *const *reports, int32_t worl
     }
     for (size_t i = 0;
          status == MS_OK && i < json_array_size(json_object_get(reports[0], "tensors")); i++) {
-        status = join_tensor(tensors, reports, world, i, first_file, pieces);
+        status = join_tensor(tensors, reports, comm, i, first_file, list);
     }
     free(first_file);
-    free(pieces);
+    free(list);
     return status;
 }
 
@@ -283,13 +322,14 @@ static ms_status seal(msi_manifest_draft *draft, const json_t *root)
     return status;
 }
 
-ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, int32_t world,
+ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, const ms_comm *comm,
                              const char *nonce, json_t *meta)
 {
     json_t *step = json_object_get(meta, "step");
-    json_t *root = json_pack("{s:s, s:i, s:i, s:s, s:[], s:[], s:O}", "format",
-                             "moonshard checkpoint", "version", MSI_MANIFEST_VERSION, "world",
-                             (int)world, "nonce", nonce, "files", "tensors", "meta", meta);
+    json_t *root =
+        json_pack("{s:s, s:i, s:i, s:s, s:[], s:[], s:O}", "format", "moonshard checkpoint",
+                  "version", MSI_MANIFEST_VERSION, "world", (int)ms_comm_size(comm), "nonce", nonce,
+                  "files", "tensors", "meta", meta);
     ms_status status = MS_OK;
 
     *draft = (msi_manifest_draft){0};
@@ -297,7 +337,7 @@ ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, 
         status = no_memory();
     }
     if (status == MS_OK) {
-        status = join_reports(root, reports, world);
+        status = join_reports(root, reports, comm);
     }
     if (status == MS_OK) {
         status = seal(draft, root);

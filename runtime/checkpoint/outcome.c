@@ -30,12 +30,13 @@ void msi_outcome_path(msi_outcome *own, const char *path)
     own->path = ms_hash_bytes(path, (int64_t)n);
 }
 
-ms_status msi_outcome_same_path(const msi_outcome *all, int32_t world, const char *does)
+ms_status msi_outcome_same_path(const msi_outcome *all, const ms_comm *comm, const char *does)
 {
-    for (int32_t r = 1; r < world; r++) {
+    for (int32_t r = 1; r < ms_comm_size(comm); r++) {
         if (all[r].path != all[0].path) {
-            return MS_FAIL(MS_VALUE_ERROR, "rank %d %s '%s', rank 0 '%s'", r, does, all[r].name,
-                           all[0].name);
+            return MS_FAIL(MS_VALUE_ERROR, "rank %d %s '%s', rank %d '%s'",
+                           (int)msi_comm_rank_in_job(comm, r), does, all[r].name,
+                           (int)msi_comm_rank_in_job(comm, 0), all[0].name);
         }
     }
     return MS_OK;

@@ -23,7 +23,7 @@ void msi_outcome_keep(msi_outcome *own, ms_status status);
 void msi_outcome_path(msi_outcome *own, const char *path);
 /* Do all ranks mean the same? MS_VALUE_ERROR, equal on all ranks, when not: "rank 1 <does>
  * '<path>', rank 0 '<path>'". */
-ms_status msi_outcome_same_path(const msi_outcome *all, int32_t world, const char *does);
+ms_status msi_outcome_same_path(const msi_outcome *all, const ms_comm *comm, const char *does);
 /* Exchange outcomes: `all` (one per rank) gets every rank's. Fails on all ranks, equally, when one
  * of them has failed; MS_COMM_ERROR when one is gone. Collective. */
 ms_status msi_outcome_agree(ms_comm *comm, const char *what, const msi_outcome *own,

@@ -189,7 +189,7 @@ ms_status ms_safetensors_export(ms_comm *comm, const char *path, ms_tensor *cons
 
     msi_outcome_path(&own, path);
     MS_TRY(msi_outcome_agree(comm, "begin an export", &own, all));
-    MS_TRY(msi_outcome_same_path(all, world, "exports to"));
+    MS_TRY(msi_outcome_same_path(all, comm, "exports to"));
     if (ms_comm_rank(comm) == 0) {
         msi_outcome_keep(&own, ms_safetensors_save(path, tensors, n_tensors, names));
     }

@@ -106,9 +106,29 @@ static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
     return MS_FAIL(status, "%s", failure.message);
 }
 
+/* Two groups of a job that write one checkpoint at once: the model of one would be gone. */
+static ms_status check_alone(const ms_checkpoint_writer *w)
+{
+    bool contested;
+
+    MS_TRY(msi_folder_is_contested(&contested, w->root, w->name, w->nonce));
+    return !contested ? MS_OK
+                      : MS_FAIL(MS_VALUE_ERROR,
+                                "another group of this job is writing checkpoint '%s/%s': give "
+                                "each group a path of its own",
+                                w->root, w->name);
+}
+
+/* Of a number's digits the first `n`. */
+static unsigned long long digits(uint64_t number, int n)
+{
+    return number >> (64 - 4 * n);
+}
+
 /* Rank 0: make root and temporary folder; remove what died writers of this name have left. */
 static ms_status make_folder(ms_checkpoint_writer *w)
 {
+    char mark[MSI_JOB_DIGITS + MSI_GROUP_DIGITS + 1];
     char *place = msi_io_path("%s/%s", w->root, w->name);
     ms_status status = MS_OUT_OF_MEMORY;
 
@@ -120,9 +140,12 @@ static ms_status make_folder(ms_checkpoint_writer *w)
     MS_TRY_GOTO(msi_folder_sweep(w->root, w->name), done);
     MS_TRY_GOTO(msi_io_nonce(w->nonce), done);
     w->doomed = msi_io_path("%s.tmp-%s", place, w->nonce);
-    status = w->doomed != NULL
-                 ? msi_hold_new(&w->lock, &w->folder, w->nonce, place, msi_folder_make)
-                 : MS_OUT_OF_MEMORY;
+    MS_TRY_GOTO(w->doomed != NULL ? MS_OK : MS_OUT_OF_MEMORY, done);
+    snprintf(mark, sizeof(mark), "%0*llx%0*llx", MSI_JOB_DIGITS,
+             digits(msi_comm_job_number(w->comm), MSI_JOB_DIGITS), MSI_GROUP_DIGITS,
+             digits(msi_comm_number(w->comm), MSI_GROUP_DIGITS));
+    MS_TRY_GOTO(msi_hold_new(&w->lock, &w->folder, w->nonce, mark, place, msi_folder_make), done);
+    status = check_alone(w);
 done:
     free(place);
     return status;
@@ -155,7 +178,7 @@ static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const cha
 /* All ranks are ready: take over what rank 0 has chosen. */
 static ms_status begin_together(ms_checkpoint_writer *w, const msi_outcome *all)
 {
-    MS_TRY(msi_outcome_same_path(all, w->world, "saves checkpoint"));
+    MS_TRY(msi_outcome_same_path(all, w->comm, "saves checkpoint"));
     if (w->rank != 0) {
         memcpy(w->nonce, all[0].nonce, sizeof(w->nonce));
         w->folder = msi_io_path("%s/%s.tmp-%s", w->root, w->name, w->nonce);
@@ -378,19 +401,20 @@ static ms_status build_and_publish(ms_checkpoint_writer *w, json_t *const *repor
 {
     msi_manifest_draft draft;
 
-    MS_TRY(msi_manifest_build(&draft, reports, w->world, w->nonce, meta));
+    MS_TRY(msi_manifest_build(&draft, reports, w->comm, w->nonce, meta));
     ms_status status = msi_checkpoint_publish(w->folder, w->root, w->name, w->nonce, &draft);
 
     msi_manifest_draft_dispose(&draft);
     return status;
 }
 
-static ms_status check_steps(const msi_outcome *all, int32_t world)
+static ms_status check_steps(const msi_outcome *all, const ms_comm *comm)
 {
-    for (int32_t r = 1; r < world; r++) {
+    for (int32_t r = 1; r < ms_comm_size(comm); r++) {
         if (all[r].step != all[0].step) {
-            return MS_FAIL(MS_VALUE_ERROR, "rank %d saves step %lld, rank 0 step %lld", r,
-                           (long long)all[r].step, (long long)all[0].step);
+            return MS_FAIL(MS_VALUE_ERROR, "rank %d saves step %lld, rank %d step %lld",
+                           (int)msi_comm_rank_in_job(comm, r), (long long)all[r].step,
+                           (int)msi_comm_rank_in_job(comm, 0), (long long)all[0].step);
         }
     }
     return MS_OK;
@@ -418,7 +442,7 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
     ms_status status = msi_outcome_agree(w->comm, "checkpoint.save (files)", &w->own, all);
 
     if (status == MS_OK) {
-        status = check_steps(all, w->world);
+        status = check_steps(all, w->comm);
     }
     if (status == MS_OK) {
         status = gather_reports(w, text, all, reports);

@@ -16,6 +16,16 @@ int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
     return ms_comm_is_fake(comm) ? q : comm->slot[q];
 }
 
+uint64_t msi_comm_job_number(const ms_comm *comm)
+{
+    return comm->job->block->nonce;
+}
+
+uint64_t msi_comm_number(const ms_comm *comm)
+{
+    return msi_mix64(comm->id ^ msi_mix64((uint64_t)comm->slot[0] << 32 | (uint32_t)comm->size));
+}
+
 bool ms_comm_is_fake(const ms_comm *comm)
 {
     return comm->is_fake;

@@ -71,4 +71,26 @@ function given.parts(what, opts)
   return names
 end
 
+--- The group whose ranks save or load this together: that over which model and optimizer are
+--- sharded, a ValueError where there are two. What no unit holds goes with all ranks.
+---@return ffi.cdata*
+function given.group(what, opts)
+  local group, owner
+  for _, name in ipairs(given.PARTS) do
+    for _, param in ipairs(opts[name] ~= nil and params_of(name, opts[name]) or {}) do
+      local manager = parameter.manager(param)
+      local its = manager and manager.process_group
+      if its and group and its ~= group then
+        errors.raise('ValueError', owner == name
+          and '%s: the %s is sharded over two groups of ranks, expected one: each group has '
+            .. 'checkpoints of its own'
+          or '%s: the %s is sharded over another group of ranks than the %s: each group has '
+            .. 'checkpoints of its own', what, name, owner)
+      end
+      group, owner = its or group, its and name or owner
+    end
+  end
+  return group or sharding.world()
+end
+
 return given

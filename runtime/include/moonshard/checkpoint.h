@@ -27,16 +27,20 @@ typedef struct ms_checkpoint_loader ms_checkpoint_loader;
  *              reserved
  * A folder with the name of a step (ms_checkpoint_step_name()) is one, also when a prune has left
  * nothing in it but what others put there: that moves aside, with a warning that says where.
- * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`,
- *         MS_IO_ERROR when a folder is that may not be opened
+ * Ranks: those of `comm`, which all that is saved is of; groups of a job save side by side, each
+ * under a name of its own. Of two that write one name one after the other the last is there.
+ * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`, or
+ *         another group of the job is writing it; MS_IO_ERROR when a folder is that may not be
+ *         opened
  */
 MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
                                      const char *name);
 /**
  * Add this rank's elements of one tensor. Every rank adds the same keys in the same order; a rank
- * that holds nothing passes `local` NULL. Elements that several ranks hold need be given by one
- * only. A failure of the disk is kept and told by ms_checkpoint_commit() to all ranks, so that they
- * fail together.
+ * that holds nothing passes `local` NULL. Elements that several ranks hold are given by one of
+ * them: a commit refuses a tensor of which an element was added by none or by several
+ * (MS_VALUE_ERROR). A failure of the disk is kept and told by ms_checkpoint_commit() to all ranks,
+ * so that they fail together.
  * @param key     unique, e.g. "model/h.0.attn.qkv.weight" or "optim/0/exp_avg/<parameter>"
  * @param extent  where the elements belong in the whole tensor
  * @param local   1-D, extent->numel elements; read at once

@@ -1,0 +1,166 @@
+-- lua/moonshard/checkpoint.lua: models over sub-groups of the ranks, each with its own checkpoints.
+local lfs = require 'lfs'
+local ms = require 'moonshard'
+local checks = require 'support.checks'
+local runs = require 'support.runs'
+local shell = require 'support.shell'
+
+local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
+
+-- A model over a group, with an optimizer, a step old.
+local function trained(group, seed, strategy)
+  ms.manual_seed(seed)
+  local model
+  ms.capture_warnings(function() -- NO_SHARD and a group of one are told of
+    model = fsdp.FSDP(nn.Sequential { nn.Linear(5, 7), nn.Linear(7, 3) },
+      { process_group = group, sharding_strategy = strategy })
+  end)
+  local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
+  model(ms.full({ 2, 5 }, 0.5)):sum():backward()
+  opt:step()
+  opt:zero_grad()
+  return model, opt
+end
+
+-- Hash of what further training makes of model and optimizer.
+local function stepped(model, opt)
+  model(ms.full({ 2, 5 }, 0.25)):sum():backward()
+  opt:step()
+  opt:zero_grad()
+  return runs.hash_of(model)
+end
+
+-- What the rank is to see, as text, or the error.
+local function told(fn, ...)
+  local ok, result = pcall(fn, ...)
+  return ok and result or 'error: ' .. result.message
+end
+
+-- By rank: the colors of groups of four ranks.
+local SPLITS = { ['2+2'] = { 0, 1, 0, 1 }, ['3+1'] = { 0, 0, 0, 1 } }
+
+describe('a checkpoint of a sub-group', function()
+  local root
+
+  before_each(function() root = runs.folder() end)
+  after_each(function()
+    shell.remove_folder(root)
+    checks.close_library()
+  end)
+
+  for split, colors in pairs(SPLITS) do
+    for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
+      it(('holds its model alone: %s, %s'):format(split, strategy), function()
+        local reports, cause = runs.reports(4, function(rank)
+          local color = colors[rank + 1]
+          local model, opt = trained(ms.dist.split(color), 10 + color, strategy)
+          local path = checkpoint.save(root .. color, 'last', { step = color, model = model,
+            optimizer = opt })
+          checkpoint.export(root .. color .. '.safetensors', model)
+          local before = runs.hash_of(model)
+          local expected = stepped(model, opt)
+          local meta = checkpoint.load(path, { model = model, optimizer = opt })
+          assert(meta.step == color and runs.hash_of(model) == before, 'loaded')
+          assert(stepped(model, opt) == expected, 'stepped')
+          checkpoint.import(root .. color .. '.safetensors', model)
+          assert(runs.hash_of(model) == before, 'imported')
+          return before
+        end)
+        assert.is_nil(cause)
+        for rank = 1, 3 do
+          local same = colors[rank + 1] == colors[1]
+          assert.equal(same, reports[rank] == reports[0])
+        end
+        for color = 0, 1 do
+          shell.remove_folder(root .. color)
+          os.remove(root .. color .. '.safetensors')
+        end
+      end)
+    end
+  end
+
+  it('loads in groups of other sizes, to the same bits', function()
+    local reports, cause = runs.reports(4, function(rank)
+      local model, opt = trained(nil, 3)
+      local before = runs.hash_of(model)
+      checkpoint.save(root, 'all', { step = 1, model = model, optimizer = opt })
+      local expected, seen = stepped(model, opt), {}
+      for _, split in ipairs { '2+2', '3+1' } do
+        local part, part_opt = trained(ms.dist.split(SPLITS[split][rank + 1]), 3)
+        stepped(part, part_opt)
+        checkpoint.load(root .. '/all', { model = part, optimizer = part_opt })
+        assert(runs.hash_of(part) == before, split)
+        seen[split] = stepped(part, part_opt) == expected
+      end
+      return tostring(seen['2+2']) -- three ranks average otherwise
+    end)
+    assert.is_nil(cause)
+    assert.same({ [0] = 'true', 'true', 'true', 'true' }, reports)
+  end)
+
+  it('is kept and resumed by a Manager of each group, at its own steps', function()
+    local reports, cause = runs.reports(4, function(rank)
+      local color = rank % 2
+      local model, opt = trained(ms.dist.split(color), color)
+      local manager = checkpoint.Manager { root = root .. color, keep = 1 }
+      for step = 1, 2 + color do
+        manager:save { step = step, model = model, optimizer = opt }
+      end
+      local before = runs.hash_of(model)
+      stepped(model, opt)
+      local meta = manager:resume { model = model, optimizer = opt }
+      assert(runs.hash_of(model) == before, 'resumed')
+      return tostring(meta.step)
+    end)
+    assert.is_nil(cause)
+    assert.same({ [0] = '2', '3', '2', '3' }, reports)
+    for color = 0, 1 do
+      local left = 0
+      for name in lfs.dir(root .. color) do
+        left = left + (name:match '^step' and 1 or 0)
+      end
+      assert.equal(1, left)
+      shell.remove_folder(root .. color)
+    end
+  end)
+
+  it('is refused where model and optimizer, or two parts of a model, are of two groups', function()
+    local reports, cause = runs.reports(4, function(rank)
+      local pair = ms.dist.split(rank % 2)
+      local model = trained(pair, 1)
+      local _, other = trained(nil, 1)
+      local both = nn.Sequential { model, (trained(nil, 1)) }
+      return table.concat({
+        told(checkpoint.save, root, 'x', { step = 1, model = model, optimizer = other }),
+        told(checkpoint.load, root .. '/x', { model = model, optimizer = other }),
+        told(checkpoint.export, root .. '/x', both),
+      }, '\n')
+    end)
+    assert.is_nil(cause)
+    for rank = 0, 3 do
+      assert.equal([[
+error: checkpoint.save: the optimizer is sharded over another group of ranks than the model: ]]
+        .. [[each group has checkpoints of its own
+error: checkpoint.load: the optimizer is sharded over another group of ranks than the model: ]]
+        .. [[each group has checkpoints of its own
+error: checkpoint.export: the model is sharded over two groups of ranks, expected one: each ]]
+        .. [[group has checkpoints of its own]], reports[rank])
+    end
+  end)
+
+  it('tells the failure of one of its ranks to the others, and to no other group', function()
+    local reports = runs.reports(4, function(rank)
+      local color = rank % 2
+      local model = trained(ms.dist.split(color), color)
+      return told(checkpoint.save, root .. color, 'x', { step = rank == 3 and 2 or 1,
+        model = model })
+    end)
+    for color = 0, 1 do
+      shell.remove_folder(root .. color)
+    end
+    assert.equal(root .. '0/x', reports[0])
+    assert.equal(root .. '0/x', reports[2])
+    assert.equal('error: rank 3 saves step 2, rank 1 step 1', reports[1])
+    assert.equal(reports[1], reports[3])
+  end)
+end)

@@ -1,0 +1,156 @@
+/* runtime/checkpoint: groups of one job, each with checkpoints of its own. */
+#include "ckpt_test.h"
+
+static int n_refused(const ms_status *status, const char (*message)[400])
+{
+    int n = 0;
+
+    for (int r = 0; r < 4; r++) {
+        if (status[r] != MS_OK) {
+            assert_int_equal(MS_VALUE_ERROR, status[r]);
+            assert_non_null(
+                strstr(message[r], "another group of this job is writing checkpoint '"));
+            n++;
+        }
+    }
+    return n;
+}
+
+/* Four ranks in two pairs write `<root>/<name>`, and what came of it. */
+typedef struct scene {
+    const char *root;
+    const char *name[2]; /* by pair */
+    ms_status status[4];
+    char message[4][400];
+} scene;
+
+static ms_status write_half(ms_checkpoint_writer *w, int32_t place, int32_t color)
+{
+    ms_param_extent e = extent_of(MS_DTYPE_F32, 12);
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, (uint64_t)color, 6 * place, 6);
+
+    e.start = 6 * place;
+    e.numel = 6;
+    const ms_status status = ms_checkpoint_add(w, "key", &e, t);
+
+    ms_tensor_free(t);
+    return status;
+}
+
+static ms_status save_in_pairs(void *user, int32_t rank)
+{
+    const int32_t color = rank % 2;
+    scene *s = user;
+    ms_comm *world, *pair;
+    ms_checkpoint_writer *w = NULL;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_split(&pair, world, color, 0));
+    s->status[rank] = ms_checkpoint_begin(&w, pair, s->root, s->name[color]);
+    snprintf(s->message[rank], sizeof(s->message[rank]), "%s", ms_error_message());
+    MS_TRY(ms_comm_barrier(world)); /* both write at once */
+    if (s->status[rank] == MS_OK) {
+        MS_TRY(write_half(w, ms_comm_rank(pair), color));
+        s->status[rank] = ms_checkpoint_commit(w, "{\"step\": 1}");
+    }
+    ms_comm_free(pair);
+    return MS_OK;
+}
+
+static bool holds(const char *path, uint64_t seed)
+{
+    ms_tensor *expected = bits_tensor(MS_DTYPE_F32, seed, 0, 12);
+    ms_tensor *seen = bits_tensor(MS_DTYPE_F32, 999, 0, 12);
+    ms_param_extent e = extent_of(MS_DTYPE_F32, 12);
+    ms_checkpoint *c;
+
+    assert_ok(ms_checkpoint_open(&c, path));
+    assert_ok(ms_checkpoint_read(c, "key", &e, seen));
+    const bool same = same_bytes(expected, seen);
+
+    ms_checkpoint_close(c);
+    ms_tensor_free(seen);
+    ms_tensor_free(expected);
+    return same;
+}
+
+static void test_checkpoint_groups__save_side_by_side(void **state)
+{
+    scene s = {.root = path_of("side"), .name = {"even", "odd"}};
+
+    assert_ok(ms_dist_threads(4, save_in_pairs, &s));
+    assert_int_equal(0, n_refused(s.status, s.message));
+    assert_true(holds(inside(s.root, "even"), 0));
+    assert_true(holds(inside(s.root, "odd"), 1));
+}
+
+/* The model of one of them would be gone. */
+static void test_checkpoint_groups__do_not_write_one_checkpoint_at_once(void **state)
+{
+    scene s = {.root = path_of("one"), .name = {"same", "same"}};
+
+    assert_ok(ms_dist_threads(4, save_in_pairs, &s));
+    const int refused = n_refused(s.status, s.message);
+
+    assert_true(refused == 2 || refused == 4);
+    assert_int_equal(s.status[0], s.status[2]);
+    assert_int_equal(s.status[1], s.status[3]);
+    assert_int_equal(refused == 4 ? 0 : 2, count_entries(s.root, "")); /* it, and latest */
+    if (refused == 2) {
+        assert_true(holds(inside(s.root, "same"), s.status[0] == MS_OK ? 0 : 1));
+    }
+}
+
+/* Errors name ranks by their rank in the job. */
+static ms_status write_another_step(void *user, int32_t rank)
+{
+    ms_comm *world, *pair;
+    ms_checkpoint_writer *w;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_split(&pair, world, rank % 2, 0));
+    MS_TRY(ms_checkpoint_begin(&w, pair, user, rank % 2 == 0 ? "even" : "odd"));
+    MS_TRY(write_half(w, ms_comm_rank(pair), 0));
+    if (rank % 2 == 0) {
+        MS_TRY(ms_checkpoint_commit(w, "{\"step\": 1}"));
+    } else {
+        assert_fails(MS_VALUE_ERROR, "rank 3 saves step 3, rank 1 step 1",
+                     ms_checkpoint_commit(w, rank == 1 ? "{\"step\": 1}" : "{\"step\": 3}"));
+    }
+    ms_comm_free(pair);
+    return MS_OK;
+}
+
+static ms_status give_all_of_it(void *user, int32_t rank)
+{
+    ms_comm *world, *part;
+    ms_checkpoint_writer *w;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_split(&part, world, rank == 0 ? -1 : 0, 0));
+    if (part == NULL) {
+        return MS_OK;
+    }
+    MS_TRY(ms_checkpoint_begin(&w, part, user, "twice"));
+    MS_TRY(write_half(w, rank == 1 ? 0 : 1, 0));
+    assert_fails(MS_VALUE_ERROR, "element 6 of 'key' was added by ranks 2 and 3",
+                 ms_checkpoint_commit(w, "{\"step\": 1}"));
+    ms_comm_free(part);
+    return MS_OK;
+}
+
+static void test_checkpoint_groups__errors_name_ranks_of_the_job(void **state)
+{
+    assert_ok(ms_dist_threads(4, write_another_step, (void *)(uintptr_t)path_of("steps")));
+    assert_ok(ms_dist_threads(4, give_all_of_it, (void *)(uintptr_t)path_of("twice")));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_checkpoint_groups__save_side_by_side),
+        cmocka_unit_test(test_checkpoint_groups__do_not_write_one_checkpoint_at_once),
+        cmocka_unit_test(test_checkpoint_groups__errors_name_ranks_of_the_job),
+    };
+    return cmocka_run_group_tests_name("checkpoint/groups", tests, NULL, NULL);
+}
