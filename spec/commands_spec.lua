@@ -238,6 +238,14 @@ end
 
 -- What the scripts of README are, and do.
 local parts = {
+  ['Two models at once'] = function(code)
+    write_script('ignored.lua') -- and its text
+    shell.write(checkout .. '/two.lua', code)
+    runs_script('two.lua')
+    for _, path in ipairs { 'model0/step-00000005', 'model1/step-00000006' } do
+      assert.truthy(lfs.attributes(checkout .. '/' .. path), path)
+    end
+  end,
   ['A training script'] = function()
     write_script('script.lua')
     finds('2\t', runs_script('script.lua'))

@@ -284,11 +284,14 @@ function dist.catch_signals()
 end
 
 --- Did one of the signals of catch_signals() reach any rank? Collective; all ranks get the same
---- answer.
+--- answer. Groups ask side by side: a signal that one has been told of, the others are told of when
+--- they ask next.
+---@param group? ffi.cdata*
 ---@return integer?  the signal's number, or nil
-function dist.stop_requested()
+function dist.stop_requested(group)
+  group = given.group('stop_requested', group)
   dist.catch_signals()
-  B.check(C.ms_dist_stop_agreed(code_out))
+  B.check(C.ms_comm_stop_agreed(group, code_out))
   return code_out[0] ~= 0 and code_out[0] or nil
 end
 

@@ -72,7 +72,8 @@ function given.parts(what, opts)
 end
 
 --- The group whose ranks save or load this together: that over which model and optimizer are
---- sharded, a ValueError where there are two. What no unit holds goes with all ranks.
+--- sharded, a ValueError where there are two. What no unit holds goes with the loader's, else with
+--- all ranks.
 ---@return ffi.cdata*
 function given.group(what, opts)
   local group, owner
@@ -90,7 +91,7 @@ function given.group(what, opts)
       group, owner = its or group, its and name or owner
     end
   end
-  return group or sharding.world()
+  return group or opts.loader and opts.loader._group or sharding.world()
 end
 
 return given

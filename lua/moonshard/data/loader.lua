@@ -7,9 +7,9 @@
 --- batch was dealt, and what other loaders dealt since, does not matter. An epoch ends when no
 --- whole step is left.
 ---
---- Rank and number of ranks are those of the job. `world_size = 1` inside a job deals all samples
---- to each rank that asks (validation that every rank does alone). In a process without a job any
---- rank of any number can be asked for.
+--- Rank and number of ranks are those of `process_group`, as FSDP's, or of the job: W here.
+--- `world_size = 1` inside a job deals all samples to each rank that asks (validation that every
+--- rank does alone). In a process without a job any rank of any number can be asked for.
 ---
 --- A loader is no list: `#loader` is 0, an epoch has `loader.steps_per_epoch` steps.
 ---
@@ -24,6 +24,7 @@ local notes = require 'moonshard_ffi.notes'
 local runtime = require 'moonshard_ffi.data'
 local receiver = require 'moonshard.receiver'
 local samples = require 'moonshard.samples'
+local sharding = require 'moonshard_ffi.fsdp'
 
 ---@class ms.data.Loader
 ---@field batch integer
@@ -41,25 +42,34 @@ Loader._is_loader = true
 ---@field context integer  T, tokens of a row
 ---@field seed? integer  of the order, from 0 (default 0)
 ---@field shuffle? boolean  default true
----@field rank? integer  default: this rank of the job
----@field world_size? integer  default: ranks of the job
+---@field process_group? ffi.cdata*  the group that the samples are dealt to, default: all ranks
+---@field rank? integer  default: this rank of the group
+---@field world_size? integer  default: ranks of the group
 ---@field micro_batches? integer  m, per rank and step (default 1)
 
--- Windows are dealt as the job numbers its ranks: anything else would give some of them twice, and
--- sum gradients in another order than one rank does.
-local function check_place(self)
-  local rank, world_size = dist.rank(), dist.world_size()
+-- Rank and size of the group that samples are dealt to. Asking for those of all ranks joins nobody.
+local function place(self)
+  if self._group then
+    return sharding.place(self._group)
+  end
+  return dist.rank(), dist.world_size()
+end
+
+-- Windows are dealt as the group numbers its ranks: anything else would give some of them twice,
+-- and sum gradients in another order than one rank does.
+local function check_place(self, rank, world_size)
   if self.rank < 0 or self.rank >= self.world_size then
     errors.raise('ValueError', 'rank is %s, expected 0 to %d', tostring(self.rank),
       self.world_size - 1)
   elseif world_size == 1 or self.world_size == 1 then
     return
   elseif self.world_size ~= world_size then
-    errors.raise('ValueError', 'world_size is %d, but the job has %d ranks; leave it out, or give '
-      .. '1 for a loader that deals all samples to this rank', self.world_size, world_size)
+    errors.raise('ValueError', 'world_size is %d, but the %s has %d ranks; leave it out, or give '
+      .. '1 for a loader that deals all samples to this rank', self.world_size,
+      self._group and 'group' or 'job', world_size)
   elseif self.rank ~= rank then
-    errors.raise('ValueError', 'rank is %d, but this is rank %d of the job; leave it out',
-      self.rank, rank)
+    errors.raise('ValueError', 'rank is %d, but this is rank %d of the %s; leave it out',
+      self.rank, rank, self._group and 'group' or 'job')
   end
 end
 
@@ -67,14 +77,16 @@ end
 function Loader:init(opts)
   opts = errors.options(self._name, opts, {
     tokens = 'tensor', batch = 'number', context = 'number', seed = 'whole', shuffle = 'flag',
-    rank = 'whole', world_size = 'number', micro_batches = 'number',
+    rank = 'whole', world_size = 'number', micro_batches = 'number', process_group = 'group',
   })
+  self._group = opts.process_group or false
   self.tokens = arguments.tensor(self._name, 'tokens', opts.tokens)
   self.batch, self.context = opts.batch, opts.context
   self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)
   self.shuffle = opts.shuffle ~= false
-  self.world_size = opts.world_size or dist.world_size()
-  self.rank = opts.rank or self.world_size == dist.world_size() and dist.rank() or 0
+  local rank, world_size = place(self)
+  self.world_size = opts.world_size or world_size
+  self.rank = opts.rank or self.world_size == world_size and rank or 0
   self.micro_batches = opts.micro_batches or 1
   for _, name in ipairs { 'batch', 'context', 'world_size', 'micro_batches' } do
     local value = rawget(self, name)
@@ -83,7 +95,7 @@ function Loader:init(opts)
         tostring(value))
     end
   end
-  check_place(self)
+  check_place(self, rank, world_size)
   self.samples_per_step = self.world_size * self.micro_batches * self.batch
   self.n_windows = runtime.n_windows(self.tokens, self.context)
   self.steps_per_epoch = math.floor(self.n_windows / self.samples_per_step)
@@ -93,11 +105,11 @@ function Loader:init(opts)
   end
   self._step, self._micro = 0, 0
   -- A loader that deals to all ranks must be the same on all of them.
-  self._shared = self.world_size > 1 and self.world_size == dist.world_size()
+  self._shared = self.world_size > 1 and self.world_size == world_size
   -- Now: a position can be saved still when the file is gone.
   self._contents = runtime.digest(self.tokens)
   if self._shared then
-    notes.numbers(dist.world(), 'data.Loader',
+    notes.numbers(self._group or dist.world(), 'data.Loader',
       'tokens batch context micro_batches seed shuffle contents#', {
         self.tokens:numel(), self.batch, self.context, self.micro_batches, self.seed,
         self.shuffle and 1 or 0, self._contents,
@@ -128,7 +140,7 @@ function Loader:next()
     self.seed, self.shuffle)
   samples.deal(x, y, first)
   if self._shared then
-    notes.numbers(dist.world(), 'batch of data.Loader', 'step micro_batch',
+    notes.numbers(self._group or dist.world(), 'batch of data.Loader', 'step micro_batch',
       { self._step, self._micro })
   end
   self._micro = self._micro + 1
@@ -157,8 +169,8 @@ end
 
 -- What its numbers of samples stand for.
 local function meaning(self)
-  -- Where each rank of a job deals to itself alone, ranks may have other tokens.
-  local alone = self.world_size < dist.world_size()
+  -- Where each rank of a group deals to itself alone, ranks may have other tokens.
+  local alone = self.world_size < select(2, place(self))
   return {
     context = self.context,
     shuffle = self.shuffle,

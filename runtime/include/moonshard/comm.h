@@ -66,6 +66,12 @@ MS_API ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world);
  * compared when the last of them frees, or leaves the job. Does nothing to groups that are
  * borrowed. */
 MS_API void ms_comm_free(ms_comm *comm);
+/**
+ * As ms_dist_stop_agreed(), by the members of a group, after a step of theirs: other groups ask
+ * after theirs, and are told of the same signals.
+ * @param signal  0: go on; otherwise the signal's number, equal on all members
+ */
+MS_API ms_status ms_comm_stop_agreed(ms_comm *comm, int32_t *signal);
 MS_API int32_t ms_comm_rank(const ms_comm *comm);
 MS_API int32_t ms_comm_size(const ms_comm *comm);
 /** Is it of ms_comm_fake(): does this rank stand for all members? */

@@ -178,7 +178,7 @@ of['ms.errors.options'] = function() return { any 'f', maybe(list {}), list { 'b
 for _, name in ipairs {
   'is_grad_enabled', 'autograd.is_grad_enabled', 'collect', 'cpu_isa', 'is_terminal',
   'matmul_created', 'matmul_kept', 'memory', 'numerics', 'reset_peak_memory', 'time',
-  'dist.catch_signals', 'dist.info', 'dist.rank', 'dist.stop_requested',
+  'dist.catch_signals', 'dist.info', 'dist.rank',
   'dist.world', 'dist.world_size', 'nn.init.zeros', 'nn.init.ones',
 } do
   of['ms.' .. name] = function() return {} end

@@ -49,11 +49,13 @@ of['ms.optim.clip_grad_norm_'] = function()
   return { parameters(), number(1), maybe(number(2)) }
 end
 
+local group = kind(function(v) return v == ms.dist.world() end)
+local function some_group() return maybe(group(ms.dist.world())) end
 of['ms.data.Loader'] = function()
   return { options {
     tokens = tensor(tokens()), batch = positive(1), context = positive(2), seed = maybe(whole(1)),
     shuffle = maybe(flag(true)), rank = maybe(whole(0)), world_size = maybe(positive(1)),
-    micro_batches = maybe(positive(1)),
+    micro_batches = maybe(positive(1)), process_group = some_group(),
   } }
 end
 for _, name in ipairs { 'epoch', 'next', 'state', 'step' } do
@@ -87,8 +89,6 @@ end
 -- -- ranks, sharding -----------------------------------------------------------------------------
 
 local reduction = choice('sum', 'avg', 'max', 'min')
-local group = kind(function(v) return v == ms.dist.world() end)
-local function some_group() return maybe(group(ms.dist.world())) end
 of['ms.dist.all_reduce'] = function() return { x(), maybe(reduction), some_group() } end
 of['ms.dist.all_gather'] = function() return { x(), maybe(x()), some_group() } end
 of['ms.dist.reduce_scatter'] = function() return { x(), x(), maybe(reduction), some_group() } end
@@ -101,6 +101,7 @@ of['ms.dist.functional.all_gather'] = function() return { x(), some_group() } en
 of['ms.dist.functional.broadcast'] = function() return { x(), maybe(whole(0)), some_group() } end
 of['ms.dist.barrier'] = function() return { some_group() } end
 of['ms.dist.wait_seconds'] = function() return { some_group() } end
+of['ms.dist.stop_requested'] = function() return { some_group() } end
 of['ms.dist.same'] = function()
   return { text 'batch', kind(function(v)
     return type(v) == 'string' or type(v) == 'number' or type(v) == 'boolean'
