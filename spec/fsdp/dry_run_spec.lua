@@ -134,9 +134,10 @@ describe('a dry run', function()
   end)
 
   it('refuses what the first use refuses', function()
-    local inner = fsdp.FSDP(nn.Linear(4, 4), { process_group = ms.dist.fake { world = 2 } })
+    local opts = { process_group = ms.dist.fake { world = 2 } }
+    local inner = fsdp.FSDP(nn.Linear(4, 4), opts)
     inner(ms.ones(1, 4))
-    local model = fsdp.FSDP(nn.Sequential { inner }, { process_group = ms.dist.fake { world = 2 } })
+    local model = fsdp.FSDP(nn.Sequential { inner }, opts)
     checks.raises('AssertionError', "'0' was used before the module around it", model.plan, model,
       { dry_run = true })
   end)
