@@ -191,6 +191,8 @@ msi_groups *msi_groups_peek(void);
 void msi_comm_discard(ms_comm *c);
 /* This rank is leaving its job, and with it all groups. */
 void msi_groups_leave(void);
+/* Its process ends: the same, but that its device runs nothing any more. */
+void msi_groups_end(void);
 
 /* -- start.c ----------------------------------------------------------------------------------- */
 /* What groups are to a job. */

@@ -29,6 +29,7 @@ const msi_job_guest msi_job_of_groups = {.layout = msi_members_layout,
                                          .nbytes = msi_members_bytes,
                                          .positions = positions,
                                          .leave = msi_groups_leave,
+                                         .end = msi_groups_end,
                                          .compare_left = compare_left};
 
 ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)

@@ -32,11 +32,16 @@ static void leave(ms_comm *c, uint64_t how)
 
 void msi_groups_leave(void)
 {
-    const msi_groups *g = msi_groups_peek();
-
-    if (g != NULL) { /* what was promised comes true before this rank is gone */
+    if (msi_groups_peek() != NULL) { /* what was promised comes true before this rank is gone */
         msi_drain(msi_context_peek());
     }
+    msi_groups_end();
+}
+
+void msi_groups_end(void)
+{
+    const msi_groups *g = msi_groups_peek();
+
     for (ms_comm *c = g != NULL ? g->others : NULL; c != NULL; c = c->next) {
         leave(c, MSI_MEMBER_LEFT_JOB);
     }

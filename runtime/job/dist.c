@@ -81,11 +81,25 @@ static void forked(void)
     }
 }
 
-static pthread_once_t forks_watched = PTHREAD_ONCE_INIT;
+/* The process of a rank that has not left ends well: then the guest ends its part. The launcher
+ * sees the rest. */
+static void ended(int code, void *unused)
+{
+    msi_dist *d = msi_dist_peek();
 
-static void watch_forks(void)
+    (void)unused;
+    if (code == 0 && d != NULL && d->job != NULL && !d->job->threads && d->gone == MSI_GONE_NOT) {
+        d->job->guest->end();
+        d->gone = MSI_GONE_LEFT;
+    }
+}
+
+static pthread_once_t process_watched = PTHREAD_ONCE_INIT;
+
+static void watch_process(void)
 {
     pthread_atfork(NULL, NULL, forked);
+    on_exit(ended, NULL);
 }
 
 /* -- joining and leaving ----------------------------------------------------------------------- */
@@ -121,7 +135,7 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launch
     d->ctx->rank = rank;
     d->launcher = launcher;
     d->owns_job = owns_job;
-    pthread_once(&forks_watched, watch_forks);
+    pthread_once(&process_watched, watch_process);
     return MS_OK;
 }
 

@@ -78,6 +78,9 @@ typedef struct msi_job_guest {
     void (*positions)(msi_job *job, char *buffer, size_t nbytes);
     /* The calling rank is about to leave. */
     void (*leave)(void);
+    /* Its process is at its end, where what it has opened may be closed already: nothing is run or
+     * waited for. */
+    void (*end)(void);
     /* No rank runs any more: where they left without a failure, but did not say the same, that is
      * what the job ends with. */
     void (*compare_left)(msi_job *job);

@@ -379,6 +379,33 @@ static ms_status wait_across(void *user, int32_t rank)
     return MS_OK;
 }
 
+/* Each pair says something, rank 3 something else, and the processes end. */
+static ms_status say_and_end(void *user, int32_t rank)
+{
+    ms_comm *world, *half;
+    const double said = rank == 3 ? 4 : 3;
+
+    MS_TRY(split_by_parity(&world, &half, rank));
+    MS_TRY(ms_comm_same(half, "said last", "it", &said, 1));
+    exit(user != NULL && rank == 3 ? 5 : 0);
+}
+
+static void test_comm_split__compares_what_was_said_last_by_processes_that_end(void **state)
+{
+    const char *cause;
+    bool fails = true;
+
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    assert_int_equal(1, run_processes(RANKS, say_and_end, NULL, &cause));
+    assert_non_null(strstr(cause, "the ranks differ: it of said last is "));
+    assert_non_null(strstr(cause, "(found when they had left)"));
+    assert_int_equal(5, run_processes(RANKS, say_and_end, &fails, &cause));
+    assert_non_null(strstr(cause, "rank 3 exited with code 5"));
+}
+
 static void test_comm_split__says_who_waits_in_another_group(void **state)
 {
     report *reports = reports_new(RANKS);
@@ -404,6 +431,7 @@ int main(void)
         cmocka_unit_test(test_comm_split__tells_all_groups_what_went_wrong_in_one),
         cmocka_unit_test(test_comm_split__tells_all_groups_of_a_death_in_one),
         cmocka_unit_test(test_comm_split__compares_what_was_said_last),
+        cmocka_unit_test(test_comm_split__compares_what_was_said_last_by_processes_that_end),
         cmocka_unit_test(test_comm_split__says_who_waits_in_another_group),
     };
 

@@ -70,8 +70,10 @@ MS_API ms_status ms_dist_join(void);
 /** True when this process was started as a rank by a launcher whose environment we understand. */
 MS_API bool ms_dist_launched(void);
 MS_API void ms_dist_info_get(ms_dist_info *info);
-/** Leave: later collectives are MS_RUNTIME_ERROR. @return what was wrong with what this rank's
- * device was given last, an index out of range say, and nobody was told; the rank has left */
+/** Leave: later collectives are MS_RUNTIME_ERROR. What ranks said after their last call is compared
+ * when the last of a group has left; so it is when their processes end, with code 0, without this.
+ * @return what was wrong with what this rank's device was given last, an index out of range say,
+ *         and nobody was told; the rank has left */
 MS_API ms_status ms_dist_leave(void);
 /** Tell all ranks that this one failed; their pending and next collective raises `message`: a line
  * that may be followed by others, a traceback say, of 4,000 bytes together. A rank
