@@ -5,9 +5,8 @@
 --- written by rank 0.
 ---
 --- All ranks are those of the group over which the model or optimizer is sharded (`process_group`),
---- and ranks count from 0 there. Groups save and load side by side, each under a path of its own: a
---- ValueError where two of a job are seen to write one checkpoint at once; of two that write it one
---- after the other the last is there.
+--- and ranks count from 0 there. Groups save and load side by side, each under a path of its own:
+--- what another group of the job writes or has saved is not replaced, which is a ValueError.
 ---
 --- Touches: moonshard.json, moonshard_ffi, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
@@ -459,7 +458,8 @@ end
 --- Write all full parameters as one safetensors file (by rank 0). Collective, with one outcome on
 --- all ranks. A ValueError when a parameter that no FSDP unit holds differs between them, a
 --- CommError when replicas (NO_SHARD) do; of buffers rank 0's are written, with a warning where
---- they differ.
+--- they differ. Groups export each to a path of its own: of two that write one file the last is
+--- there.
 ---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
 function checkpoint.export(path, model)

@@ -257,13 +257,18 @@ static bool is_of(const char *entry, const char *name)
            (strncmp(entry, name, n) == 0 && strlen(entry) == n + strlen(".tmp-") + 16);
 }
 
+bool msi_nonce_is_of_another(const char *one, const char *other)
+{
+    return strncmp(one, other, MSI_JOB_DIGITS) == 0 &&
+           strncmp(one + MSI_JOB_DIGITS, other + MSI_JOB_DIGITS, MSI_GROUP_DIGITS) != 0;
+}
+
 /* Is `entry` the folder of a writer of `name`, of another group of the job of `nonce`? */
 static bool is_of_another(const char *entry, const char *name, const char *nonce)
 {
     const char *its = entry + strlen(entry) - 16;
 
-    return is_of(entry, name) && strncmp(its, nonce, MSI_JOB_DIGITS) == 0 &&
-           strncmp(its + MSI_JOB_DIGITS, nonce + MSI_JOB_DIGITS, MSI_GROUP_DIGITS) != 0;
+    return is_of(entry, name) && msi_nonce_is_of_another(its, nonce);
 }
 
 /* Is what is at `<root>/<entry>` held by somebody? */

@@ -61,8 +61,8 @@ typedef struct msi_segment {
 int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q);
 /* A number that all groups of a job have in common, and those of other jobs have not. */
 uint64_t msi_comm_job_number(const ms_comm *comm);
-/* One that its members have in common, and other groups of the job have not. */
-uint64_t msi_comm_number(const ms_comm *comm);
+/* The least of its members' ranks in the job: groups side by side have different ones. */
+int32_t msi_comm_first_in_job(const ms_comm *comm);
 /* Publish the next operation of the schedule; gives its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
 /* Hash of all that this rank has published: what ranks that say the same have in common. */

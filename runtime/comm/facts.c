@@ -21,9 +21,14 @@ uint64_t msi_comm_job_number(const ms_comm *comm)
     return comm->job->block->nonce;
 }
 
-uint64_t msi_comm_number(const ms_comm *comm)
+int32_t msi_comm_first_in_job(const ms_comm *comm)
 {
-    return msi_mix64(comm->id ^ msi_mix64((uint64_t)comm->slot[0] << 32 | (uint32_t)comm->size));
+    int32_t first = comm->slot[0];
+
+    for (int32_t q = 1; q < comm->n_members; q++) {
+        first = comm->slot[q] < first ? comm->slot[q] : first;
+    }
+    return first;
 }
 
 bool ms_comm_is_fake(const ms_comm *comm)

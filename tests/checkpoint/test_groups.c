@@ -8,8 +8,7 @@ static int n_refused(const ms_status *status, const char (*message)[400])
     for (int r = 0; r < 4; r++) {
         if (status[r] != MS_OK) {
             assert_int_equal(MS_VALUE_ERROR, status[r]);
-            assert_non_null(
-                strstr(message[r], "another group of this job is writing checkpoint '"));
+            assert_non_null(strstr(message[r], "another group of this job "));
             n++;
         }
     }
@@ -101,6 +100,39 @@ static void test_checkpoint_groups__do_not_write_one_checkpoint_at_once(void **s
     }
 }
 
+/* Nor one after the other; who has saved it does so again, and so does another job. */
+static ms_status save_in_turn(void *user, int32_t rank)
+{
+    ms_checkpoint_writer *w;
+    ms_comm *world, *pair;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_split(&pair, world, rank % 2, 0));
+    for (int turn = 0; turn < 2; turn++) {
+        if (rank % 2 == 0) {
+            MS_TRY(ms_checkpoint_begin(&w, pair, user, "same"));
+            MS_TRY(write_half(w, ms_comm_rank(pair), 0));
+            MS_TRY(ms_checkpoint_commit(w, "{\"step\": 1}"));
+        }
+        MS_TRY(ms_comm_barrier(world));
+    }
+    if (rank % 2 != 0) {
+        assert_fails(MS_VALUE_ERROR, "another group of this job has saved checkpoint '",
+                     ms_checkpoint_begin(&w, pair, user, "same"));
+    }
+    ms_comm_free(pair);
+    return MS_OK;
+}
+
+static void test_checkpoint_groups__do_not_replace_what_another_has_saved(void **state)
+{
+    const char *root = path_of("turn");
+
+    assert_ok(ms_dist_threads(4, save_in_turn, (void *)(uintptr_t)root));
+    assert_ok(ms_dist_threads(4, save_in_turn, (void *)(uintptr_t)root));
+    assert_true(holds(inside(root, "same"), 0));
+}
+
 /* Errors name ranks by their rank in the job. */
 static ms_status write_another_step(void *user, int32_t rank)
 {
@@ -150,6 +182,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checkpoint_groups__save_side_by_side),
         cmocka_unit_test(test_checkpoint_groups__do_not_write_one_checkpoint_at_once),
+        cmocka_unit_test(test_checkpoint_groups__do_not_replace_what_another_has_saved),
         cmocka_unit_test(test_checkpoint_groups__errors_name_ranks_of_the_job),
     };
     return cmocka_run_group_tests_name("checkpoint/groups", tests, NULL, NULL);

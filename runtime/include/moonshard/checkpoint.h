@@ -28,10 +28,10 @@ typedef struct ms_checkpoint_loader ms_checkpoint_loader;
  * A folder with the name of a step (ms_checkpoint_step_name()) is one, also when a prune has left
  * nothing in it but what others put there: that moves aside, with a warning that says where.
  * Ranks: those of `comm`, which all that is saved is of; groups of a job save side by side, each
- * under a name of its own. Of two that write one name one after the other the last is there.
+ * under a path of its own.
  * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`, or
- *         another group of the job is writing it; MS_IO_ERROR when a folder is that may not be
- *         opened
+ *         another group of the job (whose least rank is another) writes or has saved it;
+ *         MS_IO_ERROR when a folder is that may not be opened
  */
 MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
                                      const char *name);
