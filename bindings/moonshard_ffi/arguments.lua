@@ -4,6 +4,7 @@
 
 local ffi = require 'ffi'
 local errors = require 'moonshard_ffi.errors'
+local C = require('moonshard_ffi.library').C
 
 local arguments = {}
 
@@ -132,6 +133,8 @@ function arguments.group(what, name, value)
       .. 'here, and only their members call', what)
   elseif not ffi.istype(Group, value) or value == nil then
     refuse(what, name, value, 'a group of ranks')
+  elseif C.ms_comm_size(value) == 0 then
+    errors.raise('ValueError', "%s: '%s' is a group that is gone: close() ended it", what, name)
   end
   return value
 end

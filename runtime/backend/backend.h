@@ -127,6 +127,7 @@ int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, 
 /* -- what is done in the order of the context's stream of computing ---------------------------- */
 
 ms_status msi_device_wait(struct msi_device *d);
+void msi_device_drain(struct msi_device *d);
 ms_status msi_device_settle(struct msi_device *d);
 ms_status msi_mem_copy_on(struct msi_device *d, void *to, const void *from, int64_t nbytes);
 ms_status msi_mem_set_on(struct msi_device *d, void *to, int32_t byte, int64_t nbytes);
@@ -139,11 +140,12 @@ static inline ms_status msi_settle(const ms_context *ctx)
     return MSI_LIKELY(ctx->device == NULL) ? MS_OK : msi_device_settle(ctx->device);
 }
 
-/** The same where no error can be told: the next msi_settle() tells it. */
+/** The same where no error can be told, and the message of another may be set, which stays: the
+ * next msi_settle() tells it. */
 static inline void msi_drain(const ms_context *ctx)
 {
     if (MSI_UNLIKELY(ctx->device != NULL)) {
-        (void)msi_device_wait(ctx->device);
+        msi_device_drain(ctx->device);
     }
 }
 

@@ -110,6 +110,7 @@ ms_status msi_device_open(ms_context *ctx)
         ctx->room[MSI_ROOM_DEVICE] = ctx->device;
         ctx->close[MSI_ROOM_DEVICE] = close_room;
         atomic_fetch_add(&msi_n_devices, 1);
+        msi_device_watch_forks();
         return MS_OK;
     case MSI_DEV_NO_MEMORY:
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open device '%s'", kind);
@@ -120,6 +121,9 @@ ms_status msi_device_open(ms_context *ctx)
 
 ms_status msi_device_outcome(const msi_device *d, const char *what, int32_t outcome)
 {
+    if (MSI_UNLIKELY(outcome != MSI_DEV_OK && d->lost != MS_OK)) {
+        return MS_FAIL(d->lost, "%s: %s", what, d->why_lost);
+    }
     switch (outcome) {
     case MSI_DEV_OK:
         return MS_OK;
@@ -188,6 +192,9 @@ bool msi_device_polls(msi_device *d)
 ms_status msi_device_settle(msi_device *d)
 {
     MS_TRY(msi_device_wait(d));
+    if (MSI_UNLIKELY(d->lost != MS_OK)) {
+        return MS_FAIL(d->lost, "%s", d->why_lost);
+    }
     ms_status status = d->failed;
 
     d->failed = MS_OK;

@@ -71,6 +71,8 @@ typedef struct msi_device_host {
     const struct msi_device_ops *cpu; /* what a device of host memory has in common with it */
 } msi_device_host;
 
+typedef bool (*msi_go_on)(void *user, bool run);
+
 typedef struct msi_device_ops {
     int32_t version;  /* MSI_DEVICE_VERSION */
     const char *kind; /* "cpu", "fake" */
@@ -99,8 +101,8 @@ typedef struct msi_device_ops {
     int32_t (*after)(msi_device *d, int32_t stream, msi_mark m);
     int32_t (*done)(msi_device *d, msi_mark m);
     /* Until it is done, or `go_on` (NULL: always), asked now and then while nothing can run, says
-     * no: MSI_DEV_NOT_YET then. */
-    int32_t (*wait)(msi_device *d, msi_mark m, bool (*go_on)(void *user), void *user);
+     * no: MSI_DEV_NOT_YET then. It is told whether anything has `run` since it was asked. */
+    int32_t (*wait)(msi_device *d, msi_mark m, msi_go_on go_on, void *user);
     /* A thread waits for what other ranks do: run what may run, where nobody else does. NOT_YET
      * while something is left that would not run without another call. */
     int32_t (*poll)(msi_device *d);
@@ -120,6 +122,8 @@ enum { MSI_DEVICE_ERROR = 256 };
 struct msi_device {
     const msi_device_ops *ops;
     ms_status failed; /* what a product that has run came to; the next who waits is told */
+    ms_status lost;   /* a wait for peers that are gone was given up: all who settle are told */
+    char why_lost[MSI_MESSAGE_BYTES];
     int32_t stream; /* on which what is dispatched now goes: MSI_STREAM_COMPUTE but for a moment */
     ms_context *ctx;
     msi_fault *fault; /* what kernels found wrong with data: likewise. Pinned memory */
@@ -130,6 +134,9 @@ extern const msi_device_ops msi_cpu_device_ops;
 /* Open the device that MS_DEVICE names as the context's, whose `device` is NULL while it is the CPU
  * ("cpu", or nothing). MS_DEVICE_ERROR, MS_OUT_OF_MEMORY when it does not open. */
 ms_status msi_device_open(ms_context *ctx);
+/* From now on a process that is forked has no device: neither runs nor waits, and says so. */
+void msi_device_watch_forks(void);
+
 /* Has any context of this process one? (Who knows no context asks for it only then: that costs as
  * much as a small kernel.) */
 extern _Atomic int32_t msi_n_devices;
@@ -143,8 +150,10 @@ ms_status msi_device_outcome(const msi_device *d, const char *what, int32_t outc
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args);
 /* Wait for a mark: MS_COMM_ERROR when peers are gone that it depends on, and it is reached all the
- * same. */
+ * same; what it says then is no result, as msi_settle() says from there on. */
 ms_status msi_device_wait_for(msi_device *d, msi_mark mark);
+/* The same where no error can be told, and the message of another may be set, which stays. */
+void msi_device_drain_to(msi_device *d, msi_mark mark);
 /* Let it run what may run now; is something left that would not run without another call? */
 bool msi_device_polls(msi_device *d);
 /* What the host of a device's product calls: the CPU's, now. */

@@ -141,7 +141,7 @@ static int32_t cpu_done(msi_device *d, msi_mark m)
     return MSI_DEV_OK;
 }
 
-static int32_t cpu_wait(msi_device *d, msi_mark m, bool (*go_on)(void *user), void *user)
+static int32_t cpu_wait(msi_device *d, msi_mark m, msi_go_on go_on, void *user)
 {
     (void)go_on;
     (void)user;

@@ -1,15 +1,27 @@
 /* Waiting for a device, which may wait for those of other ranks. */
 #include "device.h"
 
+#include <stdio.h>
+
 typedef struct patience {
     msi_device *device;
     int64_t looked_at, waited_ns; /* while this process ran */
     ms_status status;
 } patience;
 
+/* What is computed from here on is of no use, whoever asks. */
+static void lose(msi_device *d, ms_status status)
+{
+    d->ops->abandon(d);
+    if (d->lost == MS_OK) {
+        d->lost = status;
+        snprintf(d->why_lost, sizeof(d->why_lost), "%s", ms_error_message());
+    }
+}
+
 /* Nothing runs: if it waits for peers that are gone, or for too long, the wait ends, and with the
- * error that says so. What is computed then is of no use. */
-static bool check_peers(void *user)
+ * error that says so. */
+static bool check_peers(void *user, bool run)
 {
     patience *p = user;
     ms_context *ctx = p->device->ctx;
@@ -17,11 +29,11 @@ static bool check_peers(void *user)
     if (p->status == MS_OK && ctx != NULL) {
         const int64_t now = msi_now_ns();
 
-        p->waited_ns += msi_looked_ns(now - p->looked_at);
+        p->waited_ns = run ? 0 : p->waited_ns + msi_looked_ns(now - p->looked_at);
         p->looked_at = now;
         p->status = ctx->check_peers(ctx, p->waited_ns);
         if (p->status != MS_OK) {
-            p->device->ops->abandon(p->device);
+            lose(p->device, p->status);
         }
     }
     return true;
@@ -34,6 +46,23 @@ ms_status msi_device_wait_for(msi_device *d, msi_mark mark)
     return d->ops->wait(d, mark, check_peers, &p) == MSI_DEV_OK
                ? p.status
                : MS_FAIL(MS_DEVICE_ERROR, "wait: device '%s' is lost", d->ops->kind);
+}
+
+void msi_device_drain_to(msi_device *d, msi_mark mark)
+{
+    char message[MSI_MESSAGE_BYTES];
+
+    snprintf(message, sizeof(message), "%s", ms_error_message());
+    if (msi_device_wait_for(d, mark) != MS_OK) {
+        ms_error_set(MS_RUNTIME_ERROR, message); /* as it was */
+    }
+}
+
+void msi_device_drain(msi_device *d)
+{
+    for (int32_t i = 0; i < MSI_STREAMS; i++) {
+        msi_device_drain_to(d, d->ops->mark(d, i));
+    }
 }
 
 ms_status msi_device_wait(msi_device *d)

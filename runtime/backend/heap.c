@@ -97,9 +97,11 @@ static ms_status out_of_memory(msi_heap *h, int64_t nbytes, int32_t kind)
     char bound[MSI_BOUND_TEXT];
 
     return MS_FAIL(MS_OUT_OF_MEMORY,
-                   "no memory for %lld bytes of %s (live: %lld bytes, of which activations %lld; "
+                   "no memory for %lld bytes of %s%s (live: %lld bytes, of which activations %lld; "
                    "held from the system: %lld)%s",
-                   (long long)nbytes, kind_names[kind], h ? (long long)h->stats.live_total : 0,
+                   (long long)nbytes, kind_names[kind],
+                   h && h->place == MSI_PLACE_PINNED ? " on the device's host" : "",
+                   h ? (long long)h->stats.live_total : 0,
                    h ? (long long)h->stats.live[MS_MEM_ACTIVATION] : 0,
                    h ? (long long)h->stats.reserved : 0,
                    msi_bound_text(msi_own_space_left(), bound, sizeof(bound)));
@@ -255,10 +257,10 @@ ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_
     *out = NULL;
     MS_TRY(heap_get(ctx, &h));
     if (h->device != NULL) {
-        if (fails_on_demand(h)) { /* one count for both */
-            return out_of_memory(h, nbytes, kind);
-        }
         h->host = h->host != NULL ? h->host : heap_new(h->device, MSI_PLACE_PINNED);
+        if (fails_on_demand(h)) { /* one count for both */
+            return out_of_memory(h->host, nbytes, kind);
+        }
         h = h->host;
     }
     return h != NULL ? take(h, 0, nbytes, kind, out) : out_of_memory(NULL, nbytes, kind);

@@ -42,7 +42,7 @@ static void *take_piece(const msi_heap *h, int64_t bytes, bool is_cut)
 static void give_bytes(const msi_heap *h, void *p, int64_t bytes)
 {
     if (h->device != NULL) {
-        (void)msi_device_wait(h->device); /* who settles is told what it came to */
+        msi_device_drain(h->device);
         h->device->ops->give(h->device, p, bytes, h->place);
     } else if (!h->lost) {
         msi_system_give(p, bytes);

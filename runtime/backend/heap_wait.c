@@ -41,8 +41,8 @@ static bool is_done(msi_device *d, msi_mark mark)
 
 static bool is_waited_for(msi_device *d, msi_mark mark)
 {
-    (void)msi_device_wait_for(d, mark); /* who settles is told what it came to */
-    return is_done(d, mark);            /* asked for by an item: no */
+    msi_device_drain_to(d, mark);
+    return is_done(d, mark); /* asked for by an item: no */
 }
 
 static bool is_gone(msi_device *d, msi_mark mark)

@@ -64,9 +64,10 @@ static ms_status with_doubles(ms_tensor *t, double *values, int64_t n, bool writ
     MS_TRY(msi_storage_wrap(&host.storage, t->ctx, MS_STORAGE_BORROWED, values, n * 8));
     ms_status status = write ? msi_copy(&t->v, &host, false) : msi_copy(&host, &t->v, false);
 
+    const ms_status settled = msi_settle(t->ctx);
+
     msi_storage_release(host.storage);
-    MS_TRY(status);
-    return msi_settle(t->ctx);
+    return status != MS_OK ? status : settled;
 }
 
 ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,

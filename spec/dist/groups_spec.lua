@@ -45,6 +45,22 @@ describe('a group of ranks', function()
     checks.raises('RuntimeError', 'make the smaller group a fake one, too', dist.split, 0, group)
   end)
 
+  it('is refused where it is none, or none any more', function()
+    local gone = dist.fake { world = 2 }
+    for _, call in ipairs { 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter' } do
+      checks.raises('ValueError', 'this rank is in none of the groups', function()
+        return call == 'reduce_scatter' and dist[call](ms.ones(1), ms.ones(1), false)
+          or dist[call](ms.ones(1), false)
+      end)
+    end
+    ms.close()
+    assert.equal('Group(gone)', tostring(gone))
+    checks.raises('ValueError', "Group.size: 'self' is a group that is gone: close() ended it",
+      gone.size, gone)
+    checks.raises('ValueError', "FSDP: 'process_group' is a group that is gone", ms.fsdp.FSDP,
+      ms.nn.Linear(2, 2), { process_group = gone })
+  end)
+
   it('says what to write for names of PyTorch', function()
     for _, case in ipairs {
       { 'new_subgroups', 'KeyError', 'write dist.split(math.floor(dist.rank() / size))' },

@@ -276,8 +276,9 @@ static void test_backend_device__a_stream_waits_for_words(void **state)
     assert_always(waits_for_words);
 }
 
-static bool never(void *user)
+static bool never(void *user, bool run)
 {
+    (void)run;
     (*(int32_t *)user)++;
     return false;
 }

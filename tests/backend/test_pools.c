@@ -66,7 +66,7 @@ static int32_t slow_done(msi_device *d, msi_mark m)
     return !slow.runs && m.ticket <= slow.done[m.stream] ? MSI_DEV_OK : MSI_DEV_NOT_YET;
 }
 
-static int32_t slow_wait(msi_device *d, msi_mark m, bool (*go_on)(void *user), void *user)
+static int32_t slow_wait(msi_device *d, msi_mark m, msi_go_on go_on, void *user)
 {
     (void)go_on;
     if (slow.runs) {
@@ -324,6 +324,11 @@ static void test_backend_pools__the_hosts_memory_is_the_devices_to_reach(void **
     msi_release(a);
     msi_release(b);
     assert_int_equal(figures().pinned, 0);
+    msi_alloc_fail_at(msi_context(), 0);
+    assert_fails(MS_OUT_OF_MEMORY,
+                 "no memory for 5000 bytes of scratch on the device's host (live: "
+                 "0 bytes",
+                 msi_host_alloc(msi_context(), 5000, MS_MEM_SCRATCH, &a));
     assert_int_equal(slow.n_spoilt[MSI_STREAM_COMPUTE], 0); /* by the host, at once */
     end();
 }

@@ -11,7 +11,7 @@
 
 enum { RANKS = 2, LARGE = 1 << 18 /* floats: a piece of its own */ };
 
-enum { SETTLE, TRIM, RELEASE, LEAVE, CLOSE, WAYS };
+enum { SETTLE, READ, TRIM, RELEASE, LEAVE, CLOSE, WAYS };
 
 typedef struct scene {
     report report[RANKS];
@@ -49,24 +49,42 @@ static void release_borrowed(void)
     }
 }
 
-/* Wait in that way. The error is that of the wait, or, where it has none to give, of what comes
- * next. */
-static ms_status wait_for_device(ms_comm *world, int32_t way)
+/* Of what is enqueued behind what nobody posts. */
+static ms_status read_a_value(void)
+{
+    ms_tensor *t;
+    double value;
+
+    MS_TRY(ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 1));
+    EXPECT(ms_tensor_to_doubles(t, &value, 1) == MS_COMM_ERROR);
+    const ms_status again = ms_tensor_to_doubles(t, &value, 1);
+
+    ms_tensor_free(t);
+    return again;
+}
+
+/* Wait in that way. Where the wait has no error to give, whoever settles next is told, and again.
+ */
+static ms_status wait_for_device(int32_t way)
 {
     switch (way) {
     case SETTLE:
-        return msi_settle(msi_context());
+        break;
+    case READ:
+        return read_a_value();
     case TRIM:
         ms_memory_trim();
-        return ms_comm_barrier(world);
+        break;
     case RELEASE:
         release_borrowed();
-        return ms_comm_barrier(world);
+        break;
     case LEAVE:
         return ms_dist_leave();
     default:
         return ms_close();
     }
+    EXPECT(msi_settle(msi_context()) == MS_COMM_ERROR);
+    return msi_settle(msi_context());
 }
 
 static ms_status stand_still(scene *s)
@@ -99,7 +117,7 @@ static ms_status wait_for_nobody(void *user, int32_t rank)
     ms_warnings_capture(true);
     EXPECT(d->ops->await(d, MSI_STREAM_COMPUTE, &word, 1, 1) == MSI_DEV_OK);
     ms_tensor_free(t);
-    report_write(&s->report[0], wait_for_device(world, s->way), begin);
+    report_write(&s->report[0], wait_for_device(s->way), begin);
     keep_warning(s);
     ms_warnings_capture(false);
     atomic_store(&s->is_over, 1);
@@ -149,6 +167,49 @@ static void test_comm_device_wait__is_announced(void **state)
     munmap(s, sizeof(*s));
 }
 
+/* -- a wait that gets on ------------------------------------------------------------------------
+ */
+
+enum { TIMES = 8 };
+
+/* Rank 1 posts now and then what rank 0 awaits: in all that takes longer than the limit. */
+static ms_status post_slowly(void *user, int32_t rank)
+{
+    const struct timespec moment = {.tv_nsec = 400000000};
+    scene *s = user;
+    _Atomic uint64_t *word = &s->word;
+    ms_comm *world;
+    ms_tensor *t;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 1));
+    MS_TRY(ms_comm_barrier(world));
+    for (uint64_t i = 1; i <= TIMES; i++) {
+        if (rank == 1) {
+            nanosleep(&moment, NULL);
+            atomic_store(word, i);
+        } else {
+            msi_device *d = msi_context()->device;
+
+            EXPECT(d->ops->await(d, MSI_STREAM_COMPUTE, &word, 1, i) == MSI_DEV_OK);
+        }
+    }
+    MS_TRY(msi_settle(msi_context()));
+    ms_tensor_free(t);
+    return ms_comm_barrier(world);
+}
+
+static void test_comm_device_wait__has_the_limit_for_each_step_on(void **state)
+{
+    scene *s = scene_new();
+
+    (void)state;
+    if (ms_dist_threads(RANKS, post_slowly, s) != MS_OK) {
+        fail_msg("%s", ms_error_message());
+    }
+    munmap(s, sizeof(*s));
+}
+
 static int use_device(void **state)
 {
     (void)state;
@@ -166,6 +227,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_device_wait__ends_by_the_limit_whatever_waits),
         cmocka_unit_test(test_comm_device_wait__is_announced),
+        cmocka_unit_test(test_comm_device_wait__has_the_limit_for_each_step_on),
     };
 
     return cmocka_run_group_tests_name("comm/device_wait", tests, use_device, leave_device);

@@ -271,10 +271,11 @@ static int32_t fake_done(msi_device *base, msi_mark m)
     return !d->running && is_done(d, m) ? MSI_DEV_OK : MSI_DEV_NOT_YET;
 }
 
-static int32_t fake_wait(msi_device *base, msi_mark m, bool (*go_on)(void *user), void *user)
+static int32_t fake_wait(msi_device *base, msi_mark m, msi_go_on go_on, void *user)
 {
     const struct timespec moment = {.tv_nsec = 20000};
     fake_device *d = (fake_device *)base;
+    bool run = false;
 
     if (d->running) {
         return MSI_DEV_NOT_YET;
@@ -282,11 +283,13 @@ static int32_t fake_wait(msi_device *base, msi_mark m, bool (*go_on)(void *user)
     for (int32_t in_vain = 0; !is_done(d, m); in_vain++) {
         if (step(d)) {
             in_vain = 0;
+            run = true;
             continue;
         }
-        if (go_on != NULL && !go_on(user)) {
+        if (go_on != NULL && !go_on(user, run)) {
             return MSI_DEV_NOT_YET;
         }
+        run = false;
         if (in_vain < 20) { /* words of others */
             sched_yield();
         } else {

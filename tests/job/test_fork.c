@@ -1,7 +1,9 @@
 /* A process that a rank forks: it is no rank, and what it does reaches nobody. */
 #include "rank_test.h"
 
+#include "device.h"
 #include "group.h"
+#include "moonshard/ops.h"
 
 enum { N = 64 };
 
@@ -109,12 +111,62 @@ static void test_job_fork__of_ranks_is_refused_once_a_device_is_open(void **stat
     assert_ok(ms_close());
 }
 
+/* In the child: what the parent has enqueued is not run a second time, and nothing is said of it.
+ */
+static int use_what_was_forked(ms_tensor *t)
+{
+    static const char told[] = "this process was forked from the one that opened device 'fake'";
+    ms_tensor *twice;
+    double value;
+
+    return ms_tensor_to_doubles(t, &value, 1) == MS_DEVICE_ERROR &&
+                   strstr(ms_error_message(), told) != NULL &&
+                   ms_op_add(&twice, t, t) == MS_DEVICE_ERROR &&
+                   strstr(ms_error_message(), told) != NULL && ms_close() == MS_OK
+               ? 0
+               : 1;
+}
+
+static void test_job_fork__leaves_the_device_to_the_process_that_opened_it(void **state)
+{
+    _Atomic uint64_t *word;
+    ms_tensor *t;
+    double value;
+    int status = -1;
+
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    word = mmap(NULL, sizeof(*word), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ok(ms_close());
+    setenv("MS_DEVICE", "fake", 1);
+    assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 3));
+    msi_device *d = msi_context()->device;
+
+    assert_int_equal(d->ops->post(d, MSI_STREAM_COMPUTE, word, 1), MSI_DEV_OK);
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        _exit(use_what_was_forked(t) == 0 && atomic_load(word) == 0 ? 0 : 1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_ok(ms_tensor_to_doubles(t, &value, 1));
+    assert_true(value == 3 && atomic_load(word) == 1);
+    ms_tensor_free(t);
+    unsetenv("MS_DEVICE");
+    assert_ok(ms_close());
+    munmap(word, sizeof(*word));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_fork__of_a_rank_is_no_rank),
         cmocka_unit_test(test_job_fork__of_a_world_of_one_is_another),
         cmocka_unit_test(test_job_fork__of_ranks_is_refused_once_a_device_is_open),
+        cmocka_unit_test(test_job_fork__leaves_the_device_to_the_process_that_opened_it),
     };
 
     return cmocka_run_group_tests_name("job/fork", tests, NULL, NULL);

@@ -13,9 +13,9 @@ enum { VOCAB = 7, WIDTH = 20, TOKENS = 6, STEPS = 3, PARAMS = 3 };
 
 static int64_t n_waits;
 static msi_device_ops counting;
-static int32_t (*wait_uncounted)(msi_device *d, msi_mark m, bool (*go_on)(void *), void *user);
+static int32_t (*wait_uncounted)(msi_device *d, msi_mark m, msi_go_on go_on, void *user);
 
-static int32_t wait_counted(msi_device *d, msi_mark m, bool (*go_on)(void *), void *user)
+static int32_t wait_counted(msi_device *d, msi_mark m, msi_go_on go_on, void *user)
 {
     n_waits++;
     return wait_uncounted(d, m, go_on, user);

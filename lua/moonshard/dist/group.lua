@@ -31,6 +31,9 @@ function metatable.__index(_, name)
 end
 
 function metatable.__tostring(group)
+  if C.ms_comm_size(group) == 0 then
+    return 'Group(gone)'
+  end
   return ('%sGroup(rank=%d, size=%d)'):format(C.ms_comm_is_fake(group) and 'Fake' or '',
     group:rank(), group:size())
 end
