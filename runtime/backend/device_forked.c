@@ -1,60 +1,10 @@
 /* What a device is in a process that was forked from the one which opened it: its streams are a
- * copy, and what they were to store others would find twice. Nothing is run, and nothing waits. Who
+ * copy, and what they were to store others would find twice. Nothing runs, and nothing waits. Who
  * enqueues or reads is told so (`lost`). */
 #include "device.h"
 
 #include <pthread.h>
 #include <stdio.h>
-
-static int32_t refuse(void)
-{
-    return MSI_DEV_FAILED;
-}
-
-static void close_nothing(msi_device *d)
-{
-    (void)d;
-}
-
-static void info(msi_device *d, msi_device_info *out)
-{
-    (void)d;
-    *out = (msi_device_info){.name = "a device of another process"};
-}
-
-static int32_t take(msi_device *d, int64_t nbytes, int32_t place, void **out)
-{
-    return msi_cpu_device_ops.take(d, nbytes, place, out);
-}
-
-/* It may be the device's: it goes with the process. */
-static void give(msi_device *d, void *p, int64_t nbytes, int32_t place)
-{
-    (void)d;
-    (void)p;
-    (void)nbytes;
-    (void)place;
-}
-
-static int32_t share(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
-{
-    (void)d;
-    (void)nbytes;
-    (void)fd;
-    (void)out;
-    return refuse();
-}
-
-static int32_t attach(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out)
-{
-    (void)readonly;
-    return share(d, nbytes, out, &fd);
-}
-
-static void detach(msi_device *d, void *p, int64_t nbytes)
-{
-    give(d, p, nbytes, 0);
-}
 
 static int32_t run(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype, const void *args)
 {
@@ -63,7 +13,7 @@ static int32_t run(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype,
     (void)kernel;
     (void)dtype;
     (void)args;
-    return refuse();
+    return MSI_DEV_FAILED;
 }
 
 static int32_t gemm(msi_device *d, int32_t stream, const msi_gemm_args *args)
@@ -83,38 +33,6 @@ static int32_t set(msi_device *d, int32_t stream, void *to, int32_t byte, int64_
     return copy(d, stream, to, &byte, nbytes);
 }
 
-static msi_mark mark(msi_device *d, int32_t stream)
-{
-    (void)d;
-    return (msi_mark){.stream = stream};
-}
-
-static int32_t after(msi_device *d, int32_t stream, msi_mark m)
-{
-    (void)m;
-    return run(d, stream, 0, 0, NULL);
-}
-
-static int32_t done(msi_device *d, msi_mark m)
-{
-    (void)d;
-    (void)m;
-    return MSI_DEV_OK;
-}
-
-static int32_t wait(msi_device *d, msi_mark m, msi_go_on go_on, void *user)
-{
-    (void)go_on;
-    (void)user;
-    return done(d, m);
-}
-
-static int32_t poll(msi_device *d)
-{
-    (void)d;
-    return MSI_DEV_OK;
-}
-
 static int32_t post(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint64_t value)
 {
     (void)word;
@@ -122,36 +40,22 @@ static int32_t post(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint6
     return run(d, stream, 0, 0, NULL);
 }
 
-static int32_t await(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
-                     uint64_t at_least)
+/* Memory may be the device's: it goes with the process. So does the device. */
+static void give(msi_device *d, void *p, int64_t nbytes, int32_t place)
 {
-    (void)words;
-    (void)n;
-    (void)at_least;
-    return run(d, stream, 0, 0, NULL);
+    (void)d;
+    (void)p;
+    (void)nbytes;
+    (void)place;
 }
 
-static const msi_device_ops forked_ops = {.version = MSI_DEVICE_VERSION,
-                                          .kind = "forked",
-                                          .close = close_nothing,
-                                          .info = info,
-                                          .take = take,
-                                          .give = give,
-                                          .share = share,
-                                          .attach = attach,
-                                          .detach = detach,
-                                          .run = run,
-                                          .gemm = gemm,
-                                          .copy = copy,
-                                          .set = set,
-                                          .mark = mark,
-                                          .after = after,
-                                          .done = done,
-                                          .wait = wait,
-                                          .poll = poll,
-                                          .post = post,
-                                          .await = await,
-                                          .abandon = close_nothing};
+static void close_nothing(msi_device *d)
+{
+    (void)d;
+}
+
+/* As a device whose streams are empty, but for these. */
+static msi_device_ops forked_ops;
 
 /* In the new process, on the thread that forked it: there is no other. */
 static void forked(void)
@@ -159,14 +63,26 @@ static void forked(void)
     ms_context *ctx = msi_context_peek();
     msi_device *d = ctx != NULL ? ctx->device : NULL;
 
-    if (d != NULL) {
-        ctx->end_work = NULL;
-        d->lost = MS_DEVICE_ERROR;
-        snprintf(d->why_lost, sizeof(d->why_lost),
-                 "this process was forked from the one that opened device '%s', and cannot use it",
-                 d->ops->kind);
-        d->ops = &forked_ops;
+    if (d == NULL) {
+        return;
     }
+    const char *kind = d->ops->kind;
+
+    ctx->end_work = NULL;
+    d->lost = MS_DEVICE_ERROR;
+    snprintf(d->why_lost, sizeof(d->why_lost),
+             "this process was forked from the one that opened device '%s', and cannot use it",
+             kind);
+    forked_ops = msi_cpu_device_ops;
+    forked_ops.kind = kind;
+    forked_ops.run = run;
+    forked_ops.gemm = gemm;
+    forked_ops.copy = copy;
+    forked_ops.set = set;
+    forked_ops.post = post;
+    forked_ops.give = give;
+    forked_ops.close = close_nothing;
+    d->ops = &forked_ops;
 }
 
 static void watch(void)
