@@ -53,7 +53,7 @@ end
 ---@param group? ms.dist.Group
 ---@return T?, ms.dist.Group
 function given.and_group(what, value, group)
-  if group == nil and (value == false or arguments.is_group(value)) then
+  if group == nil and value ~= nil and (value == false or arguments.is_group(value)) then
     value, group = nil, value
   end
   return value, given.group(what, group)
