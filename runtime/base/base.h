@@ -105,8 +105,8 @@ typedef struct ms_context {
     bool collecting;      /* what goes now goes when a rank's collector finds it */
     struct msi_device *device; /* NULL: the CPU, where what is asked for has been done on return */
     ms_status (*open_device)(struct ms_context *ctx); /* with its first memory */
-    /* Before it closes: what was enqueued has run, and what was wrong with it is the error. NULL
-     * without a device. */
+    /* Before it closes, or its process ends: what was enqueued has run, and what was wrong with it
+     * is the error. NULL without a device, and in a process that was forked later. */
     ms_status (*end_work)(struct ms_context *ctx);
     /* The device waits, for so long, for words that peers have promised: MS_COMM_ERROR when they
      * are gone, or take too long. */

@@ -5,12 +5,9 @@
 #include "backend.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-static _Atomic pid_t watched; /* a fork of it has copies of streams that are its parent's */
 
 ms_status msi_end_work(ms_context *ctx)
 {
@@ -29,9 +26,9 @@ ms_status msi_end_work(ms_context *ctx)
 /* Whoever called exit() is told on stderr. */
 static bool ends_well(void)
 {
-    ms_context *ctx = watched == getpid() ? msi_context_peek() : NULL;
+    ms_context *ctx = msi_context_peek();
     const msi_dist *d = msi_dist_peek();
-    const ms_status status = ctx != NULL ? msi_end_work(ctx) : MS_OK;
+    const ms_status status = ctx != NULL && ctx->end_work != NULL ? ctx->end_work(ctx) : MS_OK;
     char rank[32] = "";
 
     if (status != MS_OK) {
@@ -61,7 +58,6 @@ void msi_exit_watch(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-    watched = getpid();
     pthread_once(&once, watch);
 }
 

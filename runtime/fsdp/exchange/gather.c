@@ -75,8 +75,11 @@ static void leave(msi_gather *g, bool unfilled)
     g->slot->holder = NULL;
 }
 
-/* Its task's steps are the layout's. */
-static ms_status begin(msi_gather *g)
+typedef ms_status (*step_fn)(msi_task *task, bool *finished);
+typedef void (*drop_fn)(msi_task *task);
+
+/* The task's steps are the layout's. */
+static ms_status begin(msi_gather *g, step_fn step, drop_fn drop)
 {
     msi_slot *slot = g->home != NULL ? g->home : msi_slot_oldest(g->pool, is_free);
 
@@ -95,6 +98,8 @@ static ms_status begin(msi_gather *g)
     g->joined = false;
     g->task.order = MSI_TASK_FILL;
     g->task.possible = may_fill;
+    g->task.step = step;
+    g->task.drop = drop;
     msi_progress_add(g->progress, &g->task);
     return MS_OK;
 }
@@ -160,9 +165,7 @@ static void drop_slot(msi_task *task)
 
 static ms_status shared_begin(msi_gather *g)
 {
-    g->task.step = fill_slot;
-    g->task.drop = drop_slot;
-    return begin(g);
+    return begin(g, fill_slot, drop_slot);
 }
 
 static ms_status shared_ready(msi_gather *g, bool stale, void **full)
@@ -221,9 +224,7 @@ static void drop_stage(msi_task *task)
 
 static ms_status pull_begin(msi_gather *g)
 {
-    g->task.step = fill_stage;
-    g->task.drop = drop_stage;
-    return begin(g);
+    return begin(g, fill_stage, drop_stage);
 }
 
 /* This rank's own stage first, so that each reads in another order. */
