@@ -268,7 +268,8 @@ static void try_everywhere(const char *name, fault f, int stride, int least)
         snprintf(folder, sizeof(folder), "%s-%d", name, (int)world);
         assert_ok(ms_dist_threads(world, save_old, (void *)(uintptr_t)path_of(folder)));
         for (int32_t victim = 0; victim < world; victim++) {
-            const int step = world == 1 ? 1 : stride, few = victim == 0 ? least : least / 4;
+            const int step = (world == 1 ? 1 : stride) * (SANITIZED ? 3 : 1);
+            const int few = victim == 0 ? least : least / 4;
             try t = {.fault = f, .victim = victim, .saving = true};
 
             try_all(folder, world, t, step, few);

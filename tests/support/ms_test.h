@@ -15,6 +15,13 @@
 
 #include "moonshard.h"
 
+/* Sanitizers make everything slow: long tests do a part. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define SANITIZED true
+#else
+#define SANITIZED false
+#endif
+
 /* Print the runtime's own message when a call that must pass fails. */
 #define assert_ok(call)                                                                            \
     do {                                                                                           \

@@ -19,13 +19,6 @@
 #define CAN_FORK true
 #endif
 
-/* Sanitizers make everything slow: long tests do a part. */
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define SANITIZED true
-#else
-#define SANITIZED false
-#endif
-
 /* In a rank: fail with the place and the condition. */
 #define EXPECT(cond)                                                                               \
     do {                                                                                           \
