@@ -268,16 +268,43 @@ failed:
     return status;
 }
 
-void ms_comm_free(ms_comm *c)
+/* Where it stands among those that are not borrowed; NULL: nowhere. */
+static ms_comm **place_of(const ms_comm *c)
 {
     msi_groups *g = msi_groups_peek();
+    ms_comm **at = g != NULL ? &g->others : NULL;
 
-    for (ms_comm **at = g != NULL ? &g->others : NULL; at != NULL && *at != NULL;
-         at = &(*at)->next) {
-        if (*at == c) {
-            *at = c->next;
-            msi_comm_discard(c);
-            return;
-        }
+    while (at != NULL && *at != c) {
+        at = *at != NULL ? &(*at)->next : NULL;
     }
+    return at;
+}
+
+static void discard_unheld(ms_comm *c)
+{
+    ms_comm **at = c->forsaken && c->n_holders == 0 ? place_of(c) : NULL;
+
+    if (at != NULL) {
+        *at = c->next;
+        msi_comm_discard(c);
+    }
+}
+
+void ms_comm_free(ms_comm *c)
+{
+    if (place_of(c) != NULL) { /* else borrowed, or gone with its context */
+        c->forsaken = true;
+        discard_unheld(c);
+    }
+}
+
+void msi_comm_hold(ms_comm *c)
+{
+    c->n_holders++;
+}
+
+void msi_comm_let_go(ms_comm *c)
+{
+    c->n_holders--;
+    discard_unheld(c);
 }

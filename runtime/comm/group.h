@@ -70,7 +70,9 @@ struct ms_comm {
     uint64_t seq, hash, step;
     uint64_t n_notes;   /* this rank's so far */
     uint64_t id;        /* of the group in its job, equal on all members; 0: of all ranks */
-    ms_comm *next;      /* of those that were split off, or are fake, and are not freed */
+    ms_comm *next;      /* of those that were split off, or are fake, and are still there */
+    int32_t n_holders;  /* of those: what keeps it beside its owner */
+    bool forsaken;      /* its owner has freed it */
     msi_segment memory; /* of one that was split off; those of all its siblings lie beside it */
     int32_t n_models;
     uint64_t *checked; /* (n_members) sequence up to which each one's schedule equals ours */

@@ -1,6 +1,7 @@
 /* Models in sub-groups: two groups of ranks train two models at once, each as if it were alone. */
 #include "rank_test.h"
 
+#include "live.h"
 #include "tiny_gpt.h"
 
 enum { RANKS = 4, EVERY = 2 }; /* world collectives: after so many steps of the longer training */
@@ -137,11 +138,53 @@ static void test_fsdp_groups__name_ranks_by_their_rank_in_the_job(void **state)
     reports_free(reports, RANKS);
 }
 
+/* In any order: whoever made it may free it before what was made with it. */
+static ms_status train_in_a_freed_one(void *user, int32_t rank)
+{
+    tiny_config c = tiny_defaults();
+    double expected[2], loss;
+    tiny_model m;
+    ms_comm *world, *half;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&world));
+    for (int32_t freed = 0; freed < 2; freed++) {
+        MS_TRY(ms_comm_split(&half, world, rank % 2, 0));
+        c.world = 2;
+        MS_TRY(tiny_new(&m, &c, half));
+        if (freed == 1) {
+            ms_comm_free(half);
+            ms_comm_free(half);
+        }
+        for (int32_t k = 0; k < 2; k++) {
+            MS_TRY(tiny_micro_step(&m, 2 * k + rank / 2, &loss));
+            EXPECT(freed == 0 || loss == expected[k]);
+            expected[k] = loss;
+        }
+        EXPECT(msi_live_is(MSI_LIVE_COMM, half, NULL));
+        tiny_free(&m);
+        EXPECT(msi_live_is(MSI_LIVE_COMM, half, NULL) == (freed == 0));
+        if (freed == 0) {
+            ms_comm_free(half);
+            EXPECT(!msi_live_is(MSI_LIVE_COMM, half, NULL));
+        }
+        MS_TRY(ms_comm_barrier(world));
+    }
+    return MS_OK;
+}
+
+static void test_fsdp_groups__may_be_freed_before_their_models(void **state)
+{
+    (void)state;
+    assert_ok(ms_dist_threads(RANKS, train_in_a_freed_one, NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fsdp_groups__train_two_models_as_if_each_were_alone),
         cmocka_unit_test(test_fsdp_groups__name_ranks_by_their_rank_in_the_job),
+        cmocka_unit_test(test_fsdp_groups__may_be_freed_before_their_models),
     };
 
     return cmocka_run_group_tests_name("fsdp/groups", tests, NULL, NULL);

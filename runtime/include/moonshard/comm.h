@@ -61,10 +61,10 @@ MS_API ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, in
  * @return MS_OK; MS_OUT_OF_MEMORY; MS_RUNTIME_ERROR after ms_dist_leave()
  */
 MS_API ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world);
-/** Free what ms_comm_split() or ms_comm_fake() made, after what was made with it. Not collective; a
- * call of a member that needs this rank then fails. What members said after their last call is
- * compared when the last of them frees, or leaves the job. Does nothing to groups that are
- * borrowed. */
+/** Free what ms_comm_split() or ms_comm_fake() made; units and trees that were made with it keep it
+ * until they go themselves. Not collective; a call of a member that needs this rank then fails.
+ * What members said after their last call is compared when the last of them frees, or leaves the
+ * job. Does nothing to groups that are borrowed. */
 MS_API void ms_comm_free(ms_comm *comm);
 /**
  * As ms_dist_stop_agreed(), by the members of a group, after a step of theirs: other groups ask
