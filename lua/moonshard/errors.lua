@@ -37,14 +37,16 @@ local dist_info = B.new('ms_dist_info')
 --- Issue a warning: printed to stderr, once and by rank 0, or kept by capture_warnings.
 ---@param kind 'UserWarning'|'FutureWarning'
 ---@param message string  one line
-function errors.warn(kind, message)
+---@param group? ffi.cdata*  whose ranks all come to this: its rank 0 says it
+function errors.warn(kind, message, group)
   if kind ~= 'UserWarning' and kind ~= 'FutureWarning' then
     errors.choice('warn', 'kind', kind, { 'UserWarning', 'FutureWarning' })
   end
   arguments.text('warn', 'message', message)
+  local rank = group ~= nil and B.C.ms_comm_rank(arguments.group('warn', 'group', group))
   if not capturing then
     B.C.ms_dist_info_get(dist_info)
-    if said[message] or dist_info.rank ~= 0 then
+    if said[message] or (rank or dist_info.rank) ~= 0 then
       return
     end
     said[message] = true

@@ -95,12 +95,14 @@ typedef struct ms_context {
     void (*close[MSI_ROOM_COUNT])(void *state);
     const struct msi_op_recorder *recorder; /* told of every operator (op.h); never NULL */
     uint64_t seed;
-    /* Global number of the first sample of what comes next. Unless somebody has said it, rank r's
-     * rows are the samples from r times their number on: ranks see different samples. */
+    /* Global number of the first sample of what comes next. Unless somebody has said it, the
+     * rows of rank r, its sample_rank, are the samples from r times their number on: ranks see
+     * different samples. */
     int64_t sample_base;
     bool sample_base_known;
     int64_t sample_epoch; /* micro-batches begun */
     int32_t rank;         /* in its job; what is true of every rank is said by rank 0 */
+    int32_t sample_rank;  /* the same; in the forward of a sharded model in that model's group */
     int32_t host_calls;   /* functions of the host at work: what called them must not be freed */
     bool collecting;      /* what goes now goes when a rank's collector finds it */
     struct msi_device *device; /* NULL: the CPU, where what is asked for has been done on return */

@@ -132,7 +132,7 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launch
     atomic_store(&slot->pid, (int32_t)getpid());
     d->job = job;
     d->rank = rank;
-    d->ctx->rank = rank;
+    d->ctx->rank = d->ctx->sample_rank = rank;
     d->launcher = launcher;
     d->owns_job = owns_job;
     pthread_once(&process_watched, watch_process);

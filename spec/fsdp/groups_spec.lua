@@ -2,14 +2,15 @@
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local scripts = require 'support.scripts'
 
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 -- Train on batches that are a function of the step and the place in the group; what comes out.
 local function train(group, place, width, steps, after_step)
   ms.manual_seed(7)
-  local model = fsdp.FSDP(nn.Sequential { nn.Linear(4, width), nn.Linear(width, 2) },
-    { process_group = group })
+  local net = nn.Sequential { nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 2) }
+  local model = fsdp.FSDP(net, { process_group = group })
   local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
   for step = 1, steps do
     ms.scope(function()
@@ -104,5 +105,26 @@ describe('sub-groups', function()
     checks.raises('ValueError', "'key' is 2147483648, expected a number of 32 bits", ms.dist.split,
       0, 2 ^ 31)
     checks.raises('TypeError', "'color' is nil, expected a whole number", ms.dist.split)
+  end)
+
+  it('warn by their own first rank', function()
+    scripts.with_script([[
+      local color = tonumber(arg[1])
+      ms.dist.spawn(4, function(rank)
+        local pair = ms.dist.split(math.floor(rank / 2))
+        if math.floor(rank / 2) == color then
+          local net = ms.nn.Linear(3, 3)
+          net:buffer('seen', ms.full({ 2 }, rank))
+          ms.fsdp.FSDP(net, { process_group = pair })(ms.ones(1, 3))
+        end
+        ms.dist.barrier()
+      end)]], function(path)
+      for color = 0, 1 do
+        local output, code = scripts.shell(('luajit %s %d'):format(path, color))
+        assert.equal(0, code, output)
+        local _, n = output:gsub("buffer 'seen'[^\n]* nothing makes buffers the same", '')
+        assert.equal(1, n, output)
+      end
+    end)
   end)
 end)

@@ -424,7 +424,8 @@ describe('wrap policies', function()
         end
       end
       local function validate(use_orig_params)
-        return ms.capture_warnings(frozen.validate, model, to_wrap, ignored, use_orig_params)
+        return ms.capture_warnings(frozen.validate, model, to_wrap, ignored,
+          { use_orig_params = use_orig_params })
       end
       set('lora_A', true)
       set('lora_B', true)

@@ -38,7 +38,7 @@ function agree.on_ignored(group, params)
     if rank and me == 0 then
       errors.warn('UserWarning', ("ignored parameter '%s' has other values on rank %d than on rank "
         .. '0: no unit holds it, and nobody will reduce its gradients; give all ranks one seed, or '
-        .. 'load the same on all'):format(params[i].name, rank))
+        .. 'load the same on all'):format(params[i].name, rank), group)
     end
     if rank then
       return
@@ -87,7 +87,7 @@ function agree.on_buffers(group, what, names, keys)
   if #odd > 0 and me == 0 then
     errors.warn('UserWarning', ("%s: buffers differ between ranks, and rank 0's are written: %s%s")
       :format(what, table.concat(odd, ', ', 1, math.min(#odd, NAMED)),
-        #odd > NAMED and (' and %d more'):format(#odd - NAMED) or ''))
+        #odd > NAMED and (' and %d more'):format(#odd - NAMED) or ''), group)
   end
 end
 

@@ -58,8 +58,8 @@ end
 ---@param root ms.nn.Module
 ---@param to_wrap table<ms.nn.Module, any>
 ---@param ignored_params table<integer, boolean>
----@param use_orig_params boolean  true warns, false raises ValueError
-function frozen.validate(root, to_wrap, ignored_params, use_orig_params)
+---@param opts table  use_orig_params: true warns, false raises ValueError; process_group
+function frozen.validate(root, to_wrap, ignored_params, opts)
   local visited = {}
   for _, entry in ipairs(post_order(root, '', {}, {})) do
     if to_wrap[entry.module] then
@@ -72,12 +72,12 @@ function frozen.validate(root, to_wrap, ignored_params, use_orig_params)
         trainable_numel = trainable_numel + (facts.requires_grad and facts.numel or 0)
       end
       if #trainable > 0 and #frozen_names > 0 then
-        local text = message(entry.path, use_orig_params, trainable, frozen_names, total,
+        local text = message(entry.path, opts.use_orig_params, trainable, frozen_names, total,
           trainable_numel)
-        if not use_orig_params then
+        if not opts.use_orig_params then
           errors.raise('ValueError', '%s', text)
         end
-        errors.warn('UserWarning', text)
+        errors.warn('UserWarning', text, opts.process_group)
       end
     end
   end

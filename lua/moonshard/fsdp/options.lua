@@ -135,10 +135,10 @@ function options.warn(opts)
   local _, world = runtime.place(opts.process_group)
   if world == 1 and opts.sharding_strategy ~= 'NO_SHARD' then
     errors.warn('UserWarning', ('FSDP is switching to use `NO_SHARD` instead of %s since the world '
-      .. 'size is 1.'):format(opts.sharding_strategy))
+      .. 'size is 1.'):format(opts.sharding_strategy), opts.process_group)
   elseif world > 1 and opts.sharding_strategy == 'NO_SHARD' then
     errors.warn('FutureWarning', 'The `NO_SHARD` sharding strategy is deprecated. If having '
-      .. 'issues, please use `DistributedDataParallel` instead.')
+      .. 'issues, please use `DistributedDataParallel` instead.', opts.process_group)
   end
 end
 

@@ -98,12 +98,12 @@ function settings.compare(group, root, ignored)
   told = agree.on_lines(group, 'the first use of FSDP (fields of modules)', fields)
   if told and rank == 0 then
     errors.warn('UserWarning', told .. ': if it decides what is computed, give it one value; the '
-      .. "name of what each rank has for itself begins with '_'")
+      .. "name of what each rank has for itself begins with '_'", group)
   end
   told = agree.on_lines(group, 'the first use of FSDP (buffers)', buffer_lines_of(root))
   if told and rank == 0 then
     errors.warn('UserWarning', told .. ': nothing makes buffers the same or keeps them so, and '
-      .. "checkpoints take rank 0's; if it decides what is computed, give it one value")
+      .. "checkpoints take rank 0's; if it decides what is computed, give it one value", group)
   end
 end
 

@@ -68,7 +68,7 @@ local function cast_around(module)
   end)
 end
 
-local function warn_full_precision(modules)
+local function warn_full_precision(modules, group)
   local names, seen = {}, {}
   for _, module in ipairs(modules) do
     if not seen[module._name] then
@@ -78,7 +78,8 @@ local function warn_full_precision(modules)
   end
   errors.warn('UserWarning', ('Both mixed precision and an auto_wrap_policy were specified to '
     .. 'FSDP, where the wrapped module has submodules of type %s. These modules will be wrapped as '
-    .. 'separate FSDP instances with mixed precision disabled.'):format(table.concat(names, ', ')))
+    .. 'separate FSDP instances with mixed precision disabled.')
+    :format(table.concat(names, ', ')), group)
 end
 
 -- -- callable policies ---------------------------------------------------------------------------
@@ -144,10 +145,11 @@ local function chosen_map(list)
   return map
 end
 
-local function warn_unmatched(root, policy)
+local function warn_unmatched(root, group, policy)
   errors.warn('UserWarning', ('auto_wrap_policy wrapped no module: %s is one unit, gathered as a '
     .. 'whole%s'):format(root._name,
-      util.is(policy, policies.ModuleWrapPolicy) and '; it has none of ' .. tostring(policy) or ''))
+      util.is(policy, policies.ModuleWrapPolicy) and '; it has none of ' .. tostring(policy) or ''),
+    group)
 end
 
 --- Wrap what the policy of `opts` chooses below `root`; the root itself is the caller's.
@@ -168,7 +170,7 @@ function wrap.auto(root, opts, ignored, wrapper)
     cast_around(module)
   end
   if #full > 0 then
-    warn_full_precision(full)
+    warn_full_precision(full, opts.process_group)
   end
   local found = false
   local function wrapped(module, own)
@@ -184,10 +186,10 @@ function wrap.auto(root, opts, ignored, wrapper)
     for _, module in ipairs(full) do
       chosen[module] = chosen[module] or inherited
     end
-    frozen.validate(root, chosen, ignored.params, opts.use_orig_params)
+    frozen.validate(root, chosen, ignored.params, opts)
     apply(root, chosen, wrapped, {}, {})
     if not found and not chosen[root] then
-      warn_unmatched(root, policy)
+      warn_unmatched(root, opts.process_group, policy)
     end
     return
   end
@@ -199,7 +201,7 @@ function wrap.auto(root, opts, ignored, wrapper)
   end
   recurse(root, policy, wrapped, ignored, true, {})
   if not found and not policy(root, false, numel_of(root, ignored.params)) then
-    warn_unmatched(root)
+    warn_unmatched(root, opts.process_group)
   end
 end
 

@@ -118,7 +118,7 @@ function FSDP:init(module, opts)
   end
   if util.is(module, ModuleList) and module.forward == Module.forward then
     errors.warn('UserWarning', 'FSDP will not all-gather parameters for containers that do not '
-      .. 'implement forward')
+      .. 'implement forward', opts.process_group)
   end
   local ignored_set = once.run('wrapping', wrap_below, module, opts, inherited)
 
@@ -163,7 +163,7 @@ function FSDP:_unit_name()
 end
 
 -- A gradient of a whole parameter has no place in a unit, which holds what ranks have reduced.
-local function warn_of_gradients(tensors, names)
+local function warn_of_gradients(tensors, names, group)
   local lost = {}
   for i, tensor in ipairs(tensors) do
     if tensor:grad() then
@@ -172,7 +172,7 @@ local function warn_of_gradients(tensors, names)
   end
   if #lost > 0 then
     errors.warn('UserWarning', 'FSDP drops the gradients that these parameters had before they '
-      .. 'were wrapped: ' .. table.concat(lost, ', ') .. '; wrap first, then run backward')
+      .. 'were wrapped: ' .. table.concat(lost, ', ') .. '; wrap first, then run backward', group)
   end
 end
 
@@ -192,7 +192,7 @@ function FSDP:_make_unit(draft)
   if #draft.tensors == 0 then
     return
   end
-  warn_of_gradients(draft.tensors, draft.names)
+  warn_of_gradients(draft.tensors, draft.names, self.process_group)
   draft.shapes, draft.index_of, draft.holder = {}, {}, runtime.unit_holder()
   for i, tensor in ipairs(draft.tensors) do
     draft.shapes[i] = parameter.shape(tensor)
@@ -385,7 +385,7 @@ function FSDP:clip_grad_norm_(max_norm, norm_type)
   local total = runtime.clip(tree.handle, params, max_norm, norm_type)
   if total == 0 and not has_grad(params) then
     errors.warn('UserWarning', ('Called FSDP.clip_grad_norm_() on rank %d with no gradients -- '
-      .. 'returning the total norm in the default dtype f32'):format(self.rank))
+      .. 'returning the total norm in the default dtype f32'):format(self.rank), self.process_group)
   end
   return total
 end

@@ -97,12 +97,12 @@ ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, 
     }
     const ms_context *ctx = x->ctx;
     const int64_t samples = x->v.ndim > 0 ? x->v.shape[0] : 1;
-    const dropout_attrs attrs = {.p = p,
-                                 .seed = ctx->seed,
-                                 .site = site,
-                                 .call = call,
-                                 .sample_base = ctx->sample_base_known ? ctx->sample_base
-                                                                       : ctx->rank * samples};
+    const dropout_attrs attrs = {
+        .p = p,
+        .seed = ctx->seed,
+        .site = site,
+        .call = call,
+        .sample_base = ctx->sample_base_known ? ctx->sample_base : ctx->sample_rank * samples};
 
     return msi_op_run(&msi_op_dropout, &attrs, &x, 1, out, 1);
 }

@@ -164,6 +164,10 @@ void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
     }
     const bool evaluated = !hide && !tree->records;
 
+    if (hide) {
+        tree->outer_rank = tree->ctx->sample_rank;
+    }
+    tree->ctx->sample_rank = hide ? tree->rank : tree->outer_rank;
     tree->run.hides_shards = hide;
     tree->records = tree->records && !hide;
     for (int32_t i = 0; i < tree->n_units; i++) {

@@ -58,6 +58,7 @@ struct ms_fsdp_tree {
     msi_order_of_units pre;  /* of the first iteration's forward ... */
     bool pre_fixed;          /* ... which has ended */
     int32_t forward_at;      /* next place in it this iteration */
+    int32_t outer_rank;      /* the context's sample_rank outside its forward */
     bool in_backward;
     msi_deferred freeing; /* its owner let go of it while a backward ran */
 };

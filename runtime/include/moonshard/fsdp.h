@@ -177,8 +177,9 @@ MS_API ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree);
  * is computed there from a shard, without a gradient too, would differ between ranks and with the
  * wrapping. Turned off it lets handles show the masters as if all were resharded, whatever memory
  * is kept: until the unit's next use, and not those of units that ms_fsdp_unit_unshard() holds,
- * that a running backward reads or that, if this forward has recorded any, a graph waits for. Needs
- * neither memory nor peers. */
+ * that a running backward reads or that, if this forward has recorded any, a graph waits for. While
+ * it is on, the samples that random operators number, unless ms_samples_begin() did, are those of
+ * this rank in the tree's group. Needs neither memory nor peers. */
 MS_API void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide);
 /** Unshard, wait, prefetch the next. Forwards of units nest. When the scope that is innermost now
  * is closed before ms_fsdp_unit_post_forward(), as after an error that the program catches inside a

@@ -162,7 +162,10 @@ of['ms.scope'] = function() return { fn(pass), any(1) } end
 of['ms.capture_warnings'] = of['ms.scope']
 of['ms.errors.capture_warnings'] = of['ms.scope']
 local warning = choice('UserWarning', 'FutureWarning')
-of['ms.errors.warn'] = function() return { warning, text 'w' } end
+of['ms.errors.warn'] = function()
+  local world = kind(function(v) return v == ms.dist.world() end)
+  return { warning, text 'w', maybe(world(ms.dist.world())) }
+end
 of['ms.warn'] = of['ms.errors.warn']
 of['ms.error'] = function() return { choice('ValueError'), any 'e' } end
 of['ms.errors.raise'] = of['ms.error']
