@@ -306,6 +306,7 @@ end
 ---@field per_state integer  one optimizer state buffer, of trainable parameters
 ---@field arena integer      slots, shared by the ranks of the host
 ---@field param_slots integer     of the arena: for parameters
+---@field own_slots integer       of these what is this rank's alone (slots that are pulled)
 ---@field gradient_slots integer  the same, for gradients: a part for every rank
 ---@field param_ring integer      slots for parameters that units take in turn
 ---@field param_homes integer     the same, of one unit each
@@ -316,8 +317,8 @@ end
 ---@field same_numerics boolean  all ranks compute alike: equal bits for every strategy and world
 
 local PLAN = {
-  'masters', 'gradients', 'per_state', 'arena', 'param_slots', 'gradient_slots', 'param_ring',
-  'param_homes', 'gradient_ring', 'gradient_homes', 'gathered', 'reduced',
+  'masters', 'gradients', 'per_state', 'arena', 'param_slots', 'own_slots', 'gradient_slots',
+  'param_ring', 'param_homes', 'gradient_ring', 'gradient_homes', 'gathered', 'reduced',
 }
 
 local function plan_of(p)

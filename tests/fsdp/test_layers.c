@@ -153,6 +153,19 @@ static void test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger(void
     assert_int_equal(p.own_nbytes, 0);
 }
 
+static void test_fsdp_layers__one_rank_alone_pulls_from_nobody(void **state)
+{
+    const int64_t numel[] = {5000, 1000, 1000, 1500, 9000};
+    msi_slot_wish wishes[MOST];
+    const msi_slots_plan pulled = plan(numel, 5, 1, PULL, wishes);
+    const msi_slots_plan shared = plan(numel, 5, 1, SHARED, wishes);
+
+    (void)state;
+    assert_int_equal(pulled.layout, MSI_SLOTS_SHARED);
+    assert_int_equal(pulled.nbytes, shared.nbytes);
+    assert_int_equal(pulled.own_nbytes, 0);
+}
+
 /* Four stages of a quarter each take as much together, and the full parameters stand beside. */
 static void test_fsdp_layers__who_pulls_has_stages_and_full_parameters_of_its_own(void **state)
 {
@@ -349,6 +362,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_layers__tasks_are_done_by_kind_and_then_as_they_came),
         cmocka_unit_test(test_fsdp_layers__given_up_tasks_are_dropped_once),
         cmocka_unit_test(test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger),
+        cmocka_unit_test(test_fsdp_layers__one_rank_alone_pulls_from_nobody),
         cmocka_unit_test(test_fsdp_layers__who_pulls_has_stages_and_full_parameters_of_its_own),
         cmocka_unit_test(test_fsdp_layers__nothing_of_two_slots_overlaps),
         cmocka_unit_test(test_fsdp_layers__slots_of_one_part_are_those_of_a_world_of_one),

@@ -69,8 +69,11 @@ static const msi_gather_user gather_user = {fill, pull, filled, version};
 
 static const msi_gather_ops *gather_ops(const ms_fsdp_unit *u)
 {
-    if (msi_unit_shares(u)) { /* one part, or a stage for each rank */
-        return u->run->params.plan.n_parts == 1 ? &msi_gather_shared : &msi_gather_pull;
+    static const msi_gather_ops *const by_layout[] = {
+        [MSI_SLOTS_SHARED] = &msi_gather_shared, [MSI_SLOTS_PULL] = &msi_gather_pull};
+
+    if (msi_unit_shares(u)) {
+        return by_layout[u->run->params.plan.layout];
     }
     return u->param_dtype == u->orig_dtype ? &msi_gather_alias : &msi_gather_resident;
 }

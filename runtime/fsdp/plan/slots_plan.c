@@ -107,7 +107,7 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
                                int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
                                msi_slots_plan *plan)
 {
-    const bool pulls = layout == MSI_SLOTS_PULL;
+    const bool pulls = layout == MSI_SLOTS_PULL && world > 1; /* from whom, alone? */
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
@@ -118,7 +118,9 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
                                     .word_bytes = MSI_SLOT_WORDS,
                                     .keeps = g->is_root || g->keeps};
     }
-    return plan_slots(wishes, n, n_ring, world, pulls ? world : 1, plan);
+    MS_TRY(plan_slots(wishes, n, n_ring, world, pulls ? world : 1, plan));
+    plan->layout = pulls ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+    return MS_OK;
 }
 
 ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,

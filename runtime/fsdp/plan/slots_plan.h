@@ -30,6 +30,7 @@ typedef struct msi_slot_wish {
 
 /* One segment: the words of all slots, the ring's slots, home slots. */
 typedef struct msi_slots_plan {
+    msi_slots_layout layout;
     int32_t n_ring, n_homes;
     int32_t world, n_parts; /* parts of a slot: one that all ranks share, or one for each */
     int64_t word_bytes;     /* of one rank's words and flags about a ring slot */

@@ -111,6 +111,7 @@ static ms_status plan_slots(const msi_group_facts *groups, int32_t n, const msi_
     plan->param_ring = p.n_ring;
     plan->param_homes = p.n_homes;
     plan->param_slots = p.nbytes + p.own_nbytes;
+    plan->own_slots = p.own_nbytes;
     plan->gradient_ring = g.n_ring;
     plan->gradient_homes = g.n_homes;
     plan->gradient_slots = g.nbytes;

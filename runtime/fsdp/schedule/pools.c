@@ -85,16 +85,27 @@ static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
     return status;
 }
 
+enum { WISH_AUTO, WISH_SHARED, WISH_PULL };
+
 int32_t msi_pools_wish(void)
 {
     static const char *const layouts[] = {"auto", "shared", "pull"};
 
-    return msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts), 0);
+    return msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts), WISH_AUTO);
 }
 
 static msi_slots_layout layout_of(int32_t wish, bool apart)
 {
-    return wish == 2 || (wish == 0 && apart) ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+    return wish == WISH_PULL || (wish == WISH_AUTO && apart) ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+}
+
+/* Once there are slots it is known. */
+static int32_t wish_of(const ms_fsdp_tree *tree)
+{
+    if (!tree->run.initialized) {
+        return tree->slots_wish;
+    }
+    return tree->run.params.plan.layout == MSI_SLOTS_PULL ? WISH_PULL : WISH_SHARED;
 }
 
 /* By all ranks alike, or their next collective fails and names what differs. */
@@ -216,7 +227,7 @@ void msi_pools_free(ms_fsdp_tree *tree)
 static ms_status guess_layout(ms_context *ctx, int32_t wish, int32_t world,
                               msi_slots_layout *layout)
 {
-    if (wish == 0 && world > 1) {
+    if (wish == WISH_AUTO && world > 1) {
         MS_TRY(msi_memory_open(ctx));
     }
     *layout = layout_of(wish, has_own_memory(ctx, world));
@@ -243,11 +254,12 @@ ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsd
     mapping m;
 
     MS_TRY_GOTO(mapping_new(&m, tree), done);
-    MS_TRY_GOTO(msi_groups_plan(m.facts, tree->n_units, tree->comm, &tree->options,
-                                tree->slots_wish, tree->run.wide, micro_batches, plan),
+    MS_TRY_GOTO(msi_groups_plan(m.facts, tree->n_units, tree->comm, &tree->options, wish_of(tree),
+                                tree->run.wide, micro_batches, plan),
                 done);
     if (tree->run.initialized) { /* rings may have grown */
         plan->param_slots = msi_slot_pool_bytes(&tree->run.params);
+        plan->own_slots = plan->param_slots - tree->run.params.nbytes;
         if (has_gradients(tree) && (micro_batches == 1 || !is_narrow(tree))) {
             plan->gradient_slots = msi_slot_pool_bytes(&tree->run.gradients);
         }

@@ -51,7 +51,8 @@ typedef struct ms_fsdp_unit_info {
 
 /** Bytes one rank holds in a step of training, exact, as ms_memory_stats_get() counts them:
  * backwards that reach every trainable parameter, all but the last without sync; step; zero_grad.
- * Trainable is what requires a gradient when the plan is asked for. */
+ * Trainable is what requires a gradient when the plan is asked for. Of units alone: parameters that
+ * no unit holds come on top, with their gradients and states. */
 typedef struct ms_fsdp_plan {
     int64_t masters;     /**< full-precision shards, and resident copies of NO_SHARD units */
     int64_t gradients;   /**< the most they take at once, reduced or accumulated without sync, when
@@ -60,6 +61,8 @@ typedef struct ms_fsdp_plan {
     int64_t per_state;   /**< one optimizer state buffer for every trainable parameter's shard */
     int64_t arena;       /**< slots for parameters and gradients, shared by the ranks of the host */
     int64_t param_slots; /**< of the arena: for parameters ... */
+    int64_t own_slots; /**< ... of these what is this rank's alone, where each rank copies the full
+                            parameters into memory of its own ... */
     int64_t gradient_slots; /**< ... and for gradients, with a part for every rank */
     int32_t param_ring;     /**< slots for parameters that units take in turn ... */
     int32_t param_homes;    /**< ... and those that are one unit's */
