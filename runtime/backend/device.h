@@ -85,7 +85,8 @@ typedef struct msi_device_ops {
     /* memory from the system, 64-byte aligned; the context's heap stands above it */
     int32_t (*take)(msi_device *d, int64_t nbytes, int32_t place, void **out);
     void (*give)(msi_device *d, void *p, int64_t nbytes, int32_t place);
-    /* Memory that others may map by `*fd`, which is the caller's to close. */
+    /* Memory of any content that others may map by `*fd`, which is the caller's to close. It is
+     * there until all that was mapped of it has been detached, here and by others. */
     int32_t (*share)(msi_device *d, int64_t nbytes, void **out, int32_t *fd);
     int32_t (*attach)(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out);
     void (*detach)(msi_device *d, void *p, int64_t nbytes);

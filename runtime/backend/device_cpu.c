@@ -1,4 +1,5 @@
 /* The CPU as a device: its streams are always empty. */
+#include "bounds.h"
 #include "device.h"
 
 #include <fcntl.h>
@@ -62,8 +63,12 @@ static int32_t cpu_attach(msi_device *d, int32_t fd, int64_t nbytes, bool readon
     return *out != MAP_FAILED ? MSI_DEV_OK : MSI_DEV_NO_MEMORY;
 }
 
+/* What the host does not have is not asked for: that would wake the OOM killer. */
 static int32_t cpu_share(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
 {
+    if (nbytes > msi_memory_left("").left) {
+        return MSI_DEV_NO_MEMORY;
+    }
     *fd = memfd_create("moonshard", MFD_CLOEXEC);
     if (*fd < 0) {
         return MSI_DEV_NO_MEMORY;

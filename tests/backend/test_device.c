@@ -4,7 +4,9 @@
 #include "ms_test.h"
 
 #include <dlfcn.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { N = 64, SEEDS = 200 };
@@ -359,10 +361,106 @@ static bool shares_memory(msi_device *d)
     return right;
 }
 
+static bool refuses_what_the_host_does_not_have(msi_device *d)
+{
+    void *p;
+    int32_t fd;
+
+    return d->ops->share(d, (int64_t)1 << 50, &p, &fd) == MSI_DEV_NO_MEMORY;
+}
+
+static void test_backend_device__memory_that_is_not_there_is_not_shared(void **state)
+{
+    (void)state;
+    assert_always(refuses_what_the_host_does_not_have);
+}
+
 static void test_backend_device__shared_memory_has_two_addresses(void **state)
 {
     (void)state;
     assert_always(shares_memory);
+}
+
+/* -- what the fake one notices ----------------------------------------------------------------- */
+
+/* In a process that ends by it; `body` comes back where it is not noticed. */
+static void assert_ends_in(void (*body)(msi_device *d))
+{
+    const msi_device_ops *fake = fake_ops();
+    int status;
+    const pid_t pid = fork();
+
+    if (pid == 0) {
+        signal(SIGABRT, SIG_DFL);
+        if (freopen("/dev/null", "w", stderr) != NULL) {
+            body(open_device(fake, 1));
+        }
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
+static void *share_forever(msi_device *d)
+{
+    void *p;
+    int32_t fd;
+
+    assert_int_equal(d->ops->share(d, 8192, &p, &fd), MSI_DEV_OK);
+    return p;
+}
+
+static void close_with_shared_memory(msi_device *d)
+{
+    share_forever(d);
+    d->ops->close(d);
+}
+
+static void detach_twice(msi_device *d)
+{
+    void *p = share_forever(d);
+
+    d->ops->detach(d, p, 8192);
+    d->ops->detach(d, p, 8192);
+}
+
+/* Nothing runs before the word is there, which is not posted. */
+static void block(msi_device *d)
+{
+    static _Atomic uint64_t word;
+    _Atomic uint64_t *const words[] = {&word};
+
+    d->ops->await(d, MSI_STREAM_COMPUTE, words, 1, 1);
+}
+
+static void detach_what_a_copy_reads(msi_device *d)
+{
+    float *a = take(d), *b = share_forever(d);
+
+    block(d);
+    d->ops->copy(d, MSI_STREAM_COMPUTE, a, b + 100, 4);
+    d->ops->detach(d, b, 8192);
+}
+
+static void give_what_a_kernel_writes(msi_device *d)
+{
+    float *a = take(d), *b = take(d);
+
+    block(d);
+    add_one(d, MSI_STREAM_COMPUTE, b, a);
+    d->ops->give(d, b, N * sizeof(float), MSI_PLACE_DEVICE);
+}
+
+static void test_backend_device__memory_that_is_not_given_back_rightly_is_noticed(void **state)
+{
+    (void)state;
+#ifdef __SANITIZE_THREAD__
+    skip(); /* it forks */
+#endif
+    assert_ends_in(close_with_shared_memory);
+    assert_ends_in(detach_twice);
+    assert_ends_in(detach_what_a_copy_reads);
+    assert_ends_in(give_what_a_kernel_writes);
 }
 
 /* -- the runtime on it ------------------------------------------------------------------------- */
@@ -488,6 +586,8 @@ int main(void)
         cmocka_unit_test(test_backend_device__a_wait_ends_when_its_caller_says_so),
         cmocka_unit_test(test_backend_device__a_wait_ends_when_peers_are_gone),
         cmocka_unit_test(test_backend_device__shared_memory_has_two_addresses),
+        cmocka_unit_test(test_backend_device__memory_that_is_not_there_is_not_shared),
+        cmocka_unit_test(test_backend_device__memory_that_is_not_given_back_rightly_is_noticed),
         cmocka_unit_test(test_backend_device__one_that_does_not_exist_is_an_error),
         cmocka_unit_test(test_backend_device__freed_memory_is_no_number),
         cmocka_unit_test(test_backend_device__a_block_waits_for_the_mark_of_its_last_use),

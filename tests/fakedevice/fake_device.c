@@ -7,7 +7,10 @@
  * highest priority, where priorities are drawn and now and then the highest falls to the bottom, so
  * that one stream runs far ahead of the others (Burckhardt et al., ASPLOS 2010). MS_FAKE_SEED=n
  * draws other orders. MS_FAKE_CARDS=each: ranks' memories are apart, as those of cards are. Memory
- * that is taken holds NaN. */
+ * that is taken or shared holds NaN.
+ *
+ * It ends the process where the runtime gives back what an item still uses, or detaches what it has
+ * not attached, or closes before it has detached all. */
 #include "device.h"
 
 #include <sched.h>
@@ -24,7 +27,7 @@ typedef struct item {
     int32_t kernel, dtype; /* RUN */
     void *to;              /* COPY, SET */
     const void *from;
-    int64_t n; /* bytes, or words */
+    int64_t n; /* bytes: of memory, or of `args`; or words */
     int32_t byte;
     msi_mark mark;            /* AFTER */
     uint64_t value;           /* POST, AWAIT */
@@ -37,6 +40,13 @@ typedef struct stream {
     int64_t priority;
 } stream;
 
+/* Memory that it shares, or has attached. */
+typedef struct shared {
+    struct shared *next;
+    void *p;
+    int64_t nbytes;
+} shared;
+
 typedef struct fake_device {
     msi_device base;
     msi_device_host host;
@@ -47,6 +57,7 @@ typedef struct fake_device {
     int64_t lowest; /* priority that was given last */
     int32_t index;
     bool apart; /* other ranks' have memories of their own */
+    shared *shared;
 } fake_device;
 
 /* -- chance ------------------------------------------------------------------------------------ */
@@ -186,6 +197,7 @@ static item *new_item(item_kind kind, const void *args, int64_t args_bytes)
 
     if (it != NULL) {
         it->kind = kind;
+        it->n = args_bytes;
         if (args != NULL) {
             memcpy(it->args, args, (size_t)args_bytes);
         }
@@ -362,27 +374,108 @@ static int32_t fake_take(msi_device *d, int64_t nbytes, int32_t place, void **ou
     return MSI_DEV_OK;
 }
 
+static _Noreturn void misused(const char *how)
+{
+    fprintf(stderr, "device 'fake': %s\n", how);
+    abort();
+}
+
+static bool is_in(const void *at, const char *p, int64_t nbytes)
+{
+    return (const char *)at >= p && (const char *)at < p + nbytes;
+}
+
+/* What looks like an address among a kernel's arguments is one. */
+static bool uses(const item *it, const char *p, int64_t nbytes)
+{
+    const void *at;
+
+    if (it->kind == COPY || it->kind == SET) {
+        return is_in(it->to, p, nbytes) || is_in(it->from, p, nbytes);
+    }
+    for (int64_t i = 0; (it->kind == RUN || it->kind == GEMM) && i + 8 <= it->n; i += 8) {
+        memcpy(&at, it->args + i, sizeof(at));
+        if (is_in(at, p, nbytes)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void expect_unused(const fake_device *d, const void *p, int64_t nbytes)
+{
+    for (int32_t i = 0; i < MSI_STREAMS; i++) {
+        for (const item *it = d->streams[i].first; it != NULL; it = it->next) {
+            if (uses(it, p, nbytes)) {
+                misused("memory is given back that an item uses which has not run");
+            }
+        }
+    }
+}
+
 static void fake_give(msi_device *base, void *p, int64_t nbytes, int32_t place)
 {
-    (void)base;
-    (void)nbytes;
     (void)place;
+    expect_unused((fake_device *)base, p, nbytes);
     free(p);
 }
 
-static int32_t fake_share(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
+/* Know what has come of mapping it. */
+static int32_t keep_shared(fake_device *d, shared *s, int32_t outcome, void *p, int64_t nbytes)
 {
-    return ((fake_device *)d)->host.cpu->share(d, nbytes, out, fd);
+    if (outcome != MSI_DEV_OK) {
+        free(s);
+        return outcome;
+    }
+    *s = (shared){.next = d->shared, .p = p, .nbytes = nbytes};
+    d->shared = s;
+    return MSI_DEV_OK;
 }
 
-static int32_t fake_attach(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out)
+static int32_t fake_share(msi_device *base, int64_t nbytes, void **out, int32_t *fd)
 {
-    return ((fake_device *)d)->host.cpu->attach(d, fd, nbytes, readonly, out);
+    fake_device *d = (fake_device *)base;
+    shared *s = malloc(sizeof(*s));
+    void *p = NULL;
+    const int32_t outcome =
+        s != NULL ? d->host.cpu->share(base, nbytes, &p, fd) : MSI_DEV_NO_MEMORY;
+
+    if (outcome == MSI_DEV_OK) {
+        memset(p, 0xff, (size_t)nbytes);
+    }
+    *out = p;
+    return keep_shared(d, s, outcome, p, nbytes);
+}
+
+static int32_t fake_attach(msi_device *base, int32_t fd, int64_t nbytes, bool readonly, void **out)
+{
+    fake_device *d = (fake_device *)base;
+    shared *s = malloc(sizeof(*s));
+    void *p = NULL;
+    const int32_t outcome =
+        s != NULL ? d->host.cpu->attach(base, fd, nbytes, readonly, &p) : MSI_DEV_NO_MEMORY;
+
+    *out = p;
+    return keep_shared(d, s, outcome, p, nbytes);
 }
 
 static void fake_detach(msi_device *base, void *p, int64_t nbytes)
 {
-    ((fake_device *)base)->host.cpu->detach(base, p, nbytes);
+    fake_device *d = (fake_device *)base;
+    shared **at = &d->shared;
+
+    while (*at != NULL && (*at)->p != p) {
+        at = &(*at)->next;
+    }
+    shared *s = *at;
+
+    if (s == NULL || s->nbytes != nbytes) {
+        misused("memory is detached that was not attached");
+    }
+    expect_unused(d, p, nbytes);
+    d->host.cpu->detach(base, p, nbytes);
+    *at = s->next;
+    free(s);
 }
 
 static void fake_info(msi_device *d, msi_device_info *out)
@@ -395,6 +488,9 @@ static void fake_info(msi_device *d, msi_device_info *out)
 
 static void fake_close(msi_device *base)
 {
+    if (((fake_device *)base)->shared != NULL) {
+        misused("it is closed before what it shares was detached");
+    }
     free(base);
 }
 
