@@ -49,6 +49,11 @@ static void give(msi_device *d, void *p, int64_t nbytes, int32_t place)
     (void)place;
 }
 
+static void detach(msi_device *d, void *p, int64_t nbytes)
+{
+    give(d, p, nbytes, MSI_PLACE_DEVICE);
+}
+
 static void close_nothing(msi_device *d)
 {
     (void)d;
@@ -81,6 +86,7 @@ static void forked(void)
     forked_ops.set = set;
     forked_ops.post = post;
     forked_ops.give = give;
+    forked_ops.detach = detach;
     forked_ops.close = close_nothing;
     d->ops = &forked_ops;
 }

@@ -1,6 +1,6 @@
 /* The transport that needs nobody: of a group of this rank alone, and of a fake one of any size, in
  * which every member holds what this rank holds. What a peer would have to do has been done. */
-#include "group.h"
+#include "segment.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -106,4 +106,5 @@ const msi_transport msi_transport_alone = {.barrier = barrier,
                                            .reduce_scatter = reduce_scatter,
                                            .all_reduce = all_reduce,
                                            .broadcast = broadcast,
-                                           .map = map};
+                                           .map = map,
+                                           .map_on_device = msi_device_segment_take};

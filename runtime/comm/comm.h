@@ -47,14 +47,19 @@ enum {
     MSI_COLL_KINDS
 };
 
-/* Memory all ranks of a group on this host share. */
+enum { MSI_OWNER_ALL = -1 };
+
+/* Memory all ranks of a group on this host share: the host's, or a device's. */
 typedef struct msi_segment {
-    char *rw; /* writable map */
-    char *ro; /* read-only map of the same bytes (equal to rw for one rank) */
+    char *rw; /* writable map; NULL: another member alone writes */
+    char *ro; /* read-only map of the same bytes (equal to rw for who alone writes) */
     int64_t nbytes;
-    int32_t fd; /* -1: private memory, or another thread's */
+    int32_t fd; /* -1: private memory, or another thread's; a device's, once all have mapped it */
     ms_comm *comm;
     struct msi_shared_map *shared; /* ranks as threads: the maps they share */
+    struct msi_device *device;     /* this rank's, through which it is mapped; NULL: the host's */
+    int32_t owner;                 /* of a device's memory: a member, or MSI_OWNER_ALL */
+    bool unshared;                 /* the device's, for a group without peers */
 } msi_segment;
 
 /* The rank in the job of member q: what people know a rank by. Of a fake group q itself. */
@@ -100,7 +105,13 @@ void msi_comm_ring(ms_comm *comm);
 /* Make a segment of `nbytes` (equal on all ranks), zeroed, pages reserved. Collective. An error,
  * not a SIGBUS, when memory is short. */
 ms_status msi_segment_new(msi_segment *out, ms_comm *comm, int64_t nbytes);
-/* Unmap. Not collective; safe after the group broke. */
+/* The same in memory of the members' devices, of any content. Member `owner`'s takes it, and that
+ * member alone writes there; MSI_OWNER_ALL: the first one's takes it, and all write.
+ * @param device  of the calling context, which is closed later than the segment is freed */
+ms_status msi_segment_new_on(msi_segment *out, ms_comm *comm, struct msi_device *device,
+                             int32_t owner, int64_t nbytes);
+/* Unmap. Not collective; safe after the group broke. What this rank has enqueued for a device's
+ * memory has run. */
 void msi_segment_free(msi_segment *s);
 
 /* Collectives on contiguous views (moonshard/comm.h says which elements go where; collective/

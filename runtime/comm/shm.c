@@ -4,6 +4,8 @@
  * a part and passes it round. */
 #include "shm.h"
 
+#include "segment.h"
+
 #include <string.h>
 
 enum { REDUCE_WHOLE_BYTES = 16 * 1024 };
@@ -128,4 +130,5 @@ const msi_transport msi_transport_shm = {.barrier = msi_stage_step,
                                          .reduce_scatter = reduce_scatter,
                                          .all_reduce = all_reduce,
                                          .broadcast = broadcast,
-                                         .map = msi_shm_map};
+                                         .map = msi_shm_map,
+                                         .map_on_device = msi_device_segment_map};

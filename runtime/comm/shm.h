@@ -14,7 +14,4 @@ const char *msi_stage_of(ms_comm *c, int32_t q);
 /* Under an already published `seq`: nbytes from every member to every member. */
 ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t nbytes, void *out);
 
-/* -- shm_segment.c ----------------------------------------------------------------------------- */
-ms_status msi_shm_map(msi_segment *s, uint64_t seq);
-
 #endif

@@ -4,9 +4,11 @@
  * The group's first rank makes it and sends the descriptor to the others' mailboxes. Two rounds of
  * agreement (made, mapped) make every rank fail when one cannot. Ranks as threads share the first
  * rank's maps; under ThreadSanitizer there is one map only, so that it sees who touches what. */
+#include "segment.h"
 #include "shm.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -82,19 +84,32 @@ static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
     return (msi_bound){.error = 0};
 }
 
-/* Every member learns the first error of any. */
-static ms_status agree(ms_comm *c, uint64_t seq, msi_bound mine, const char *what, int64_t nbytes)
+/* -- agreeing ---------------------------------------------------------------------------------- */
+
+msi_refusal msi_refusal_of(msi_bound b)
 {
-    msi_bound all[c->size];
+    msi_refusal r = {.status = MS_OK};
     char there[MSI_BOUND_TEXT];
 
-    MS_TRY(msi_stage_exchange(c, seq, &mine, sizeof(mine), all));
+    if (b.error != 0) {
+        r.status = msi_error_kind(b.error);
+        snprintf(r.why, sizeof(r.why), "%s%s", strerrordesc_np(b.error),
+                 msi_bound_text(b, there, sizeof(there)));
+    }
+    return r;
+}
+
+ms_status msi_segment_agree(const msi_segment *s, uint64_t seq, const msi_refusal *mine,
+                            const char *verb)
+{
+    ms_comm *c = s->comm;
+    msi_refusal all[c->size];
+
+    MS_TRY(msi_stage_exchange(c, seq, mine, sizeof(*mine), all));
     for (int32_t q = 0; q < c->size; q++) {
-        if (all[q].error != 0) {
-            return MS_FAIL(msi_error_kind(all[q].error),
-                           "rank %d cannot %s a shared segment of %lld bytes: %s%s",
-                           (int)c->slot[q], what, (long long)nbytes, strerrordesc_np(all[q].error),
-                           msi_bound_text(all[q], there, sizeof(there)));
+        if (all[q].status != MS_OK) {
+            return MS_FAIL(all[q].status, "rank %d cannot %s a shared segment of %lld bytes: %s",
+                           (int)c->slot[q], verb, (long long)s->nbytes, all[q].why);
         }
     }
     return MS_OK;
@@ -103,9 +118,9 @@ static ms_status agree(ms_comm *c, uint64_t seq, msi_bound mine, const char *wha
 ms_status msi_shm_map(msi_segment *s, uint64_t seq)
 {
     ms_comm *c = s->comm;
-    msi_bound made = c->rank == 0 ? offer(s, c, seq) : (msi_bound){.error = 0};
+    msi_refusal mine = msi_refusal_of(c->rank == 0 ? offer(s, c, seq) : (msi_bound){.error = 0});
 
-    MS_TRY(agree(c, seq, made, "reserve", s->nbytes));
-    made = accept_offer(s, c, seq);
-    return agree(c, seq, made, "map", s->nbytes);
+    MS_TRY(msi_segment_agree(s, seq, &mine, "reserve"));
+    mine = msi_refusal_of(accept_offer(s, c, seq));
+    return msi_segment_agree(s, seq, &mine, "map");
 }

@@ -25,6 +25,8 @@ typedef struct msi_transport {
     /* Map memory of `s->nbytes` for all members, zeroed, its pages reserved. msi_segment_free()
      * releases what stands in `s` then, after an error too, without the group: that may be gone. */
     ms_status (*map)(msi_segment *s, uint64_t seq);
+    /* The same of `s->device`'s memory, which `s->owner` says whose it is: of any content. */
+    ms_status (*map_on_device)(msi_segment *s, uint64_t seq);
 } msi_transport;
 
 extern const msi_transport msi_transport_shm;   /* shm.c: memory of the host, which all map */

@@ -1,0 +1,509 @@
+/* runtime/comm/device_segment.c: memory of one rank's device that all ranks of a group map, on the
+ * device of tests/fakedevice. */
+#include "device.h"
+#include "group.h"
+#include "rank_test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+enum { PART = 4096, MOST = 4 };
+
+static ms_status open_all(ms_comm **world, msi_device **d)
+{
+    MS_TRY(ms_comm_world(world));
+    MS_TRY(msi_memory_open(msi_context()));
+    *d = msi_context()->device;
+    EXPECT(*d != NULL);
+    return MS_OK;
+}
+
+/* Threads are looked at when they have ended. */
+static bool has_let_go(const ms_comm *world, held before)
+{
+    return world->job->threads || holds_no_more(before);
+}
+
+/* As threads and as processes, and nothing of it is left. */
+static void run_ranks_and_look(int32_t n, rank_fn fn, void *user)
+{
+    const held before = held_now();
+
+    run_ranks(n, fn, user);
+    assert_true(holds_no_more(before));
+}
+
+/* -- what is seen ------------------------------------------------------------------------------ */
+
+static bool holds(const char *p, int32_t byte)
+{
+    for (int32_t i = 0; i < PART; i++) {
+        if ((uint8_t)p[i] != byte) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Who may writes its part by its device. */
+static ms_status write_and_read(void *user, int32_t rank)
+{
+    const int32_t owner = *(const int32_t *)user;
+    ms_comm *world;
+    msi_device *d;
+    msi_segment s;
+
+    MS_TRY(open_all(&world, &d));
+    const int32_t size = ms_comm_size(world);
+    const bool writes = owner == MSI_OWNER_ALL || owner == rank;
+
+    MS_TRY(msi_segment_new_on(&s, world, d, owner, size * PART));
+    EXPECT(s.nbytes == size * PART && s.device == d && s.fd == -1);
+    EXPECT((s.rw != NULL) == writes);
+    EXPECT((s.ro == s.rw) == (owner == rank || size == 1));
+    EXPECT(holds(s.ro + rank * PART, 0xff)); /* as the device spoils it */
+    MS_TRY(ms_comm_barrier(world));
+    if (writes) {
+        d->ops->set(d, MSI_STREAM_GATHER, s.rw + rank * PART, rank + 1, PART);
+    }
+    MS_TRY(msi_settle(msi_context()));
+    MS_TRY(ms_comm_barrier(world));
+    for (int32_t q = 0; q < size; q++) {
+        EXPECT(holds(s.ro + q * PART, owner == MSI_OWNER_ALL || owner == q ? q + 1 : 0xff));
+    }
+    if (rank == owner) { /* what is mapped stays, whoever goes first */
+        msi_segment_free(&s);
+    }
+    MS_TRY(ms_comm_barrier(world));
+    if (rank != owner) {
+        EXPECT(holds(s.ro + (owner < 0 ? 0 : owner) * PART, owner < 0 ? 1 : owner + 1));
+        msi_segment_free(&s);
+    }
+    EXPECT(s.rw == NULL && s.ro == NULL);
+    msi_segment_free(&s); /* twice is nothing */
+    return ms_comm_barrier(world);
+}
+
+static void test_comm_device_segment__shows_every_rank_what_its_owner_writes(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n <= MOST; n++) {
+        for (int32_t owner = MSI_OWNER_ALL; owner < n; owner++) {
+            run_ranks_and_look(n, write_and_read, &owner);
+        }
+    }
+}
+
+/* Ranks that are ahead begin the next while others end this one. */
+static ms_status make_in_turn(void *user, int32_t rank)
+{
+    ms_comm *world;
+    msi_device *d;
+    msi_segment s;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(open_all(&world, &d));
+    for (int32_t i = 0; i < (SANITIZED ? 200 : 2000); i++) {
+        MS_TRY(i % 5 == 4 ? msi_segment_new(&s, world, PART)
+                          : msi_segment_new_on(&s, world, d, i % 4 - 1, PART));
+        msi_segment_free(&s);
+    }
+    return MS_OK;
+}
+
+static void test_comm_device_segment__follows_another_at_once(void **state)
+{
+    (void)state;
+    run_ranks_and_look(3, make_in_turn, NULL);
+}
+
+/* A peer's map is one that it cannot write. */
+static ms_status write_read_only(void *user, int32_t rank)
+{
+    ms_comm *world;
+    msi_device *d;
+    msi_segment s;
+
+    (void)user;
+    MS_TRY(open_all(&world, &d));
+    for (int32_t owner = MSI_OWNER_ALL; owner < 2; owner++) {
+        MS_TRY(msi_segment_new_on(&s, world, d, owner, PART));
+        const int zero = open("/dev/zero", O_RDONLY);
+        const ssize_t into_ro = read(zero, s.ro, 1);
+        const int error = errno;
+
+        close(zero);
+        EXPECT(into_ro == (owner == rank ? 1 : -1));
+        EXPECT(owner == rank || error == EFAULT);
+        msi_segment_free(&s);
+    }
+    return MS_OK;
+}
+
+static void test_comm_device_segment__has_a_map_nobody_can_write(void **state)
+{
+    (void)state;
+    run_ranks(2, write_read_only, NULL);
+}
+
+/* -- refusals ---------------------------------------------------------------------------------- */
+
+/* Calls until the device refuses one; -1: it does not. */
+static _Thread_local int32_t shares_left, attaches_left, takes_left;
+static _Thread_local const msi_device_ops *real;
+
+static bool refuses(int32_t *left)
+{
+    return *left >= 0 && (*left)-- == 0;
+}
+
+static int32_t share(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
+{
+    return refuses(&shares_left) ? MSI_DEV_FAILED : real->share(d, nbytes, out, fd);
+}
+
+static int32_t attach(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out)
+{
+    return refuses(&attaches_left) ? MSI_DEV_NO_MEMORY : real->attach(d, fd, nbytes, readonly, out);
+}
+
+static int32_t take(msi_device *d, int64_t nbytes, int32_t place, void **out)
+{
+    return takes_left > 0 && takes_left-- > 0 ? MSI_DEV_NO_MEMORY
+                                              : real->take(d, nbytes, place, out);
+}
+
+/* This rank's device, with functions of this test in its table. */
+static void patch(msi_device *d, msi_device_ops *patched)
+{
+    real = d->ops;
+    *patched = *real;
+    patched->share = share;
+    patched->attach = attach;
+    patched->take = take;
+    shares_left = attaches_left = -1;
+    takes_left = 0;
+    d->ops = patched;
+}
+
+typedef struct refusal {
+    int32_t owner, victim;
+    bool shares; /* what is refused; else the n-th attach() */
+    int32_t nth;
+} refusal;
+
+static ms_status be_refused(const refusal *r, ms_comm *world, msi_device *d, int32_t rank)
+{
+    const held before = held_now();
+    msi_segment s;
+    char expected[256];
+
+    if (rank == r->victim) {
+        *(r->shares ? &shares_left : &attaches_left) = r->nth;
+    }
+    snprintf(expected, sizeof(expected), "rank %d cannot %s a shared segment of %d bytes: %s",
+             (int)r->victim, r->shares ? "reserve" : "map", 3 * PART,
+             r->shares ? "device 'fake' refuses it (4)" : "device 'fake' has no memory left");
+    EXPECT(msi_segment_new_on(&s, world, d, r->owner, 3 * PART) ==
+           (r->shares ? MS_DEVICE_ERROR : MS_OUT_OF_MEMORY));
+    EXPECT(strcmp(ms_error_message(), expected) == 0);
+    EXPECT(s.rw == NULL && s.ro == NULL && s.fd == -1);
+    EXPECT(has_let_go(world, before));
+    MS_TRY(msi_segment_new_on(&s, world, d, r->owner, PART)); /* the group is as good as before */
+    msi_segment_free(&s);
+    return ms_comm_barrier(world);
+}
+
+static ms_status refuse(void *user, int32_t rank)
+{
+    msi_device_ops patched;
+    ms_comm *world;
+    msi_device *d;
+
+    MS_TRY(open_all(&world, &d));
+    patch(d, &patched);
+    ms_status status = be_refused(user, world, d, rank);
+
+    d->ops = real;
+    return status;
+}
+
+static void test_comm_device_segment__fails_everywhere_when_one_device_refuses(void **state)
+{
+    (void)state;
+    for (int32_t owner = MSI_OWNER_ALL; owner < 3; owner++) {
+        refusal r = {.owner = owner, .victim = owner < 0 ? 0 : owner, .shares = true};
+
+        run_ranks_and_look(3, refuse, &r);
+        r.shares = false;
+        for (r.victim = 0; r.victim < 3; r.victim++) {
+            const int32_t attaches = owner >= 0      ? r.victim != owner
+                                     : r.victim == 0 ? 1
+                                                     : 2; /* read-only, and writable */
+
+            for (r.nth = 0; r.nth < attaches; r.nth++) {
+                run_ranks_and_look(3, refuse, &r);
+            }
+        }
+    }
+}
+
+static void allow_files(rlim_t n)
+{
+    struct rlimit limit;
+
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = n < limit.rlim_max ? n : limit.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+/* Of the copies for the others there is room for one. */
+static int32_t share_and_limit(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
+{
+    const int32_t outcome = real->share(d, nbytes, out, fd);
+
+    allow_files((rlim_t)*fd + 2);
+    return outcome;
+}
+
+static ms_status run_out_of_descriptors(void *user, int32_t rank)
+{
+    msi_device_ops patched;
+    ms_comm *world;
+    msi_device *d;
+    msi_segment s;
+
+    (void)user;
+    MS_TRY(open_all(&world, &d));
+    patch(d, &patched);
+    patched.share = rank == 1 ? share_and_limit : patched.share;
+    MS_TRY(ms_comm_barrier(world));
+    const ms_status status = msi_segment_new_on(&s, world, d, 1, PART);
+
+    EXPECT(status == MS_RUNTIME_ERROR);
+    EXPECT(strstr(ms_error_message(), "rank 1 cannot reserve a shared segment of 4096 bytes: Too "
+                                      "many open files (") != NULL);
+    patched.share = share;
+    MS_TRY(ms_comm_barrier(world));
+    if (rank == 1) {
+        allow_files(1024);
+    }
+    MS_TRY(ms_comm_barrier(world));
+    MS_TRY(msi_segment_new_on(&s, world, d, 1, PART));
+    msi_segment_free(&s);
+    d->ops = real;
+    return MS_OK;
+}
+
+static void test_comm_device_segment__takes_back_descriptors_that_were_not_enough(void **state)
+{
+    const held before = held_now();
+
+    (void)state;
+    assert_ok(ms_dist_threads(4, run_out_of_descriptors, NULL));
+    assert_true(holds_no_more(before));
+}
+
+/* What lies free in the heap is given back, and the device asked once more. */
+static ms_status be_short_of_memory(ms_context *ctx, ms_comm *comm)
+{
+    msi_mem_block *block;
+    ms_memory_stats stats;
+    msi_segment s;
+
+    MS_TRY(msi_alloc(ctx, 100 * PART, MS_MEM_SCRATCH, &block));
+    msi_release(block);
+    msi_memory_stats(ctx, &stats);
+    EXPECT(stats.cached >= 100 * PART);
+    takes_left = 1;
+    MS_TRY(msi_segment_new_on(&s, comm, ctx->device, MSI_OWNER_ALL, PART));
+    EXPECT(s.rw != NULL && s.rw == s.ro);
+    msi_segment_free(&s);
+    msi_memory_stats(ctx, &stats);
+    EXPECT(stats.cached == 0);
+    takes_left = 2;
+    EXPECT(msi_segment_new_on(&s, comm, ctx->device, MSI_OWNER_ALL, PART) == MS_OUT_OF_MEMORY);
+    EXPECT(strcmp(ms_error_message(),
+                  "no memory for a segment of 4096 bytes: device 'fake' has no memory left") == 0);
+    EXPECT(s.rw == NULL);
+    return MS_OK;
+}
+
+static ms_status run_short_of_memory(void *user, int32_t rank)
+{
+    msi_device_ops patched;
+    ms_comm *world, *fake;
+    msi_device *d;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(open_all(&world, &d));
+    MS_TRY(ms_comm_fake(&fake, 7, 10));
+    patch(d, &patched);
+    ms_status status = be_short_of_memory(msi_context(), world);
+
+    status = status == MS_OK ? be_short_of_memory(msi_context(), fake) : status;
+    d->ops = real;
+    ms_comm_free(fake);
+    return status;
+}
+
+static void test_comm_device_segment__gives_back_what_is_free_where_memory_is_short(void **state)
+{
+    (void)state;
+    run_ranks_and_look(1, run_short_of_memory, NULL);
+}
+
+/* -- peers that are gone ----------------------------------------------------------------------- */
+
+/* Rank 2 does not come; the owner has a descriptor ready for it. */
+static ms_status leave_the_others(void *user, int32_t rank)
+{
+    report *r = user;
+    const double begin = ms_time();
+    ms_comm *world;
+    msi_device *d;
+    msi_segment s;
+
+    MS_TRY(open_all(&world, &d));
+    MS_TRY(ms_comm_barrier(world));
+    const held before = held_now();
+
+    if (rank == 2) {
+        return MS_FAIL(MS_VALUE_ERROR, "a mistake of its own");
+    }
+    report_write(&r[rank], msi_segment_new_on(&s, world, d, 0, PART), begin);
+    r[rank].value = s.ro == NULL && has_let_go(world, before);
+    return MS_OK;
+}
+
+/* Rank 1 dies between the rounds: when the memory is made, and not mapped by all. */
+static int32_t attach_and_die(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out)
+{
+    (void)d;
+    (void)fd;
+    (void)nbytes;
+    (void)readonly;
+    (void)out;
+    raise(SIGKILL);
+    return MSI_DEV_FAILED;
+}
+
+static ms_status die_between(void *user, int32_t rank)
+{
+    report *r = user;
+    const double begin = ms_time();
+    msi_device_ops patched;
+    ms_comm *world;
+    msi_device *d;
+    msi_segment s;
+
+    MS_TRY(open_all(&world, &d));
+    patch(d, &patched);
+    patched.attach = rank == 1 ? attach_and_die : patched.attach;
+    const held before = held_now();
+
+    report_write(&r[rank], msi_segment_new_on(&s, world, d, 0, PART), begin);
+    r[rank].value = s.ro == NULL && has_let_go(world, before);
+    d->ops = real;
+    return MS_OK;
+}
+
+static void expect_told(const report *r, int32_t rank, const char *text)
+{
+    assert_int_equal(r[rank].status, MS_COMM_ERROR);
+    if (strstr(r[rank].message, text) == NULL || r[rank].value != 1) {
+        fail_msg("rank %d: %s%s", (int)rank, r[rank].message,
+                 r[rank].value == 1 ? "" : "; it has not let go");
+    }
+}
+
+static void test_comm_device_segment__is_let_go_where_a_peer_is_gone(void **state)
+{
+    report *r = reports_new(3);
+    const char *cause;
+
+    (void)state;
+    for (int32_t forks = 0; forks <= CAN_FORK; forks++) {
+        const held before = held_now();
+
+        if (forks) {
+            assert_int_equal(run_processes(3, leave_the_others, r, &cause), 1);
+        } else {
+            assert_int_equal(ms_dist_threads(3, leave_the_others, r), MS_VALUE_ERROR);
+        }
+        expect_told(r, 0, "a mistake of its own");
+        expect_told(r, 1, "a mistake of its own");
+        assert_true(holds_no_more(before));
+    }
+    if (CAN_FORK) {
+        assert_int_not_equal(run_processes(3, die_between, r, &cause), 0);
+        expect_told(r, 0, "rank 1 died");
+        expect_told(r, 2, "rank 1 died");
+    }
+    reports_free(r, 3);
+}
+
+/* -- a forked process -------------------------------------------------------------------------- */
+
+/* It has no device: what it frees stays as it is, there and here. */
+static ms_status fork_in_a_rank(void *user, int32_t rank)
+{
+    int out[2], status = -1;
+    ms_comm *world;
+    msi_device *d;
+    msi_segment s;
+
+    (void)user;
+    MS_TRY(open_all(&world, &d));
+    MS_TRY(msi_segment_new_on(&s, world, d, 0, PART));
+    EXPECT(pipe(out) == 0);
+    const pid_t pid = rank == 1 ? fork() : -1;
+
+    if (pid == 0) {
+        const char *ro = s.ro;
+
+        msi_segment_free(&s);
+        _exit(s.ro == NULL && write(out[1], ro, PART) == PART ? 0 : 1);
+    }
+    EXPECT(pid < 0 || (waitpid(pid, &status, 0) == pid && status == 0));
+    close(out[0]);
+    close(out[1]);
+    MS_TRY(ms_comm_barrier(world));
+    EXPECT(holds(s.ro, 0xff));
+    msi_segment_free(&s);
+    return MS_OK;
+}
+
+static void test_comm_device_segment__of_a_forked_process_is_left_alone(void **state)
+{
+    const char *cause;
+
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    if (run_processes(2, fork_in_a_rank, NULL, &cause) != 0) {
+        fail_msg("%s", cause);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_comm_device_segment__shows_every_rank_what_its_owner_writes),
+        cmocka_unit_test(test_comm_device_segment__follows_another_at_once),
+        cmocka_unit_test(test_comm_device_segment__has_a_map_nobody_can_write),
+        cmocka_unit_test(test_comm_device_segment__fails_everywhere_when_one_device_refuses),
+        cmocka_unit_test(test_comm_device_segment__takes_back_descriptors_that_were_not_enough),
+        cmocka_unit_test(test_comm_device_segment__gives_back_what_is_free_where_memory_is_short),
+        cmocka_unit_test(test_comm_device_segment__is_let_go_where_a_peer_is_gone),
+        cmocka_unit_test(test_comm_device_segment__of_a_forked_process_is_left_alone),
+    };
+
+    setenv("MS_DEVICE", "fake", 1);
+    return cmocka_run_group_tests_name("comm/device_segment", tests, NULL, NULL);
+}
