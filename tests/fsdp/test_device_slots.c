@@ -12,9 +12,15 @@ enum { UNITS = 5, SIDE = 12, ROWS = 3, STEPS = 3 };
 
 typedef struct chain {
     int32_t strategy, world;
-    bool evaluates; /* forwards alone ... */
-    bool writes;    /* ... of one unit, whose values each rank writes between them */
-    uint64_t hash;  /* of the trained parameters, or the evaluations' sum, by rank 0 */
+    bool evaluates;     /* forwards alone ... */
+    bool writes;        /* ... of one unit, whose values each rank writes between them */
+    bool nests;         /* all units are open at once */
+    uint64_t hash;      /* of the trained parameters, or the evaluations' sum, by rank 0 */
+    int32_t n_slots;    /* of parameters, at the end */
+    int32_t n_segments; /* of all */
+    int32_t victim;     /* rank whose device refuses once ... */
+    int32_t nth;        /* ... to share, or, from FIRST_ATTACH on, to attach */
+    bool refused;
 } chain;
 
 typedef struct model {
@@ -75,9 +81,15 @@ static ms_status forward(model *m, const chain *c, double x0, ms_tensor **mean)
 
     MS_TRY(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, x0));
     MS_TRY(ms_fsdp_tree_pre_forward(m->tree));
-    for (int32_t i = 0; i < n_units(c); i++) {
+    for (int32_t i = 0; c->nests && i < n_units(c); i++) {
         MS_TRY(ms_fsdp_unit_pre_forward(m->unit[i]));
+    }
+    for (int32_t i = 0; i < n_units(c); i++) {
+        MS_TRY(c->nests ? MS_OK : ms_fsdp_unit_pre_forward(m->unit[i]));
         MS_TRY(ms_op_linear(&x, x, m->weight[i], NULL));
+        MS_TRY(c->nests ? MS_OK : ms_fsdp_unit_post_forward(m->unit[i], &x, 1));
+    }
+    for (int32_t i = n_units(c) - 1; c->nests && i >= 0; i--) {
         MS_TRY(ms_fsdp_unit_post_forward(m->unit[i], &x, 1));
     }
     MS_TRY(ms_fsdp_tree_post_forward(m->tree));
@@ -109,6 +121,8 @@ static ms_status train(model *m, chain *c, int32_t rank)
     MS_TRY(ms_fsdp_tree_hash(m->tree, m->weight, n_units(c), &hash));
     if (rank == 0) {
         c->hash = hash;
+        c->n_slots = m->tree->run.params.n_slots;
+        c->n_segments = m->tree->run.params.n_segments + m->tree->run.gradients.n_segments;
     }
     return MS_OK;
 }
@@ -203,6 +217,28 @@ static ms_status train_on(chain *c, int32_t seed, const char *layout)
     return status;
 }
 
+/* The same with ranks that are processes; `c` in memory that they share. */
+static void train_apart(chain *c, int32_t seed, const char *layout)
+{
+    const char *cause;
+
+    set_device(seed, layout);
+    c->hash = 0;
+    if (run_processes(c->world, run, c, &cause) != 0) {
+        fail_msg("W=%d, layout %s, seed %d: %s", (int)c->world, layout, (int)seed, cause);
+    }
+    set_device(0, NULL);
+}
+
+static chain *shared_chain(const chain *c)
+{
+    chain *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    assert_true(p != MAP_FAILED);
+    *p = *c;
+    return p;
+}
+
 static const char *const layouts[] = {"shared", "pull"};
 
 static void test_fsdp_device_slots__no_order_of_streams_changes_a_bit(void **state)
@@ -211,7 +247,7 @@ static void test_fsdp_device_slots__no_order_of_streams_changes_a_bit(void **sta
     const int32_t first = (int32_t)(msi_switch_int("MS_DEVICE_SEED", 1) % (1 << 30));
 
     (void)state;
-    for (int32_t world = 2; world <= 4; world++) {
+    for (int32_t world = 1; world <= 5; world++) {
         for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
             chain cpu = {.strategy = strategy, .world = world}, c = cpu;
 
@@ -225,6 +261,183 @@ static void test_fsdp_device_slots__no_order_of_streams_changes_a_bit(void **sta
                 }
             }
         }
+    }
+}
+
+static void test_fsdp_device_slots__processes_share_what_threads_do(void **state)
+{
+    (void)state;
+    if (!CAN_FORK) {
+        skip();
+    }
+    for (int32_t world = 1; world <= 5; world++) {
+        for (int32_t i = 0; i < 2 * 3; i++) {
+            chain cpu = {.strategy = i % 3, .world = world, .nests = world == 3};
+            chain *c = shared_chain(&cpu);
+
+            assert_ok(train_on(&cpu, 0, "shared"));
+            train_apart(c, 1 + i, layouts[i / 3]);
+            assert_true(c->hash == cpu.hash);
+            munmap(c, sizeof(*c));
+        }
+    }
+}
+
+/* -- memory ------------------------------------------------------------------------------------ */
+
+/* All units are held at once: more than the ring was made for. */
+static void test_fsdp_device_slots__a_ring_grows_in_the_devices_memory(void **state)
+{
+    (void)state;
+    for (int32_t world = 2; world <= 5; world++) {
+        for (int32_t k = 0; k < 8; k++) {
+            chain cpu = {.strategy = MS_FSDP_FULL_SHARD, .world = world, .nests = true}, c = cpu;
+
+            assert_ok(train_on(&cpu, 0, "shared"));
+            assert_ok(train_on(&c, 1 + k, layouts[k % 2]));
+            assert_int_equal(c.n_slots, UNITS);
+            assert_true(c.hash == cpu.hash);
+        }
+    }
+}
+
+enum { FIRST_ATTACH = 1000 };
+
+static _Thread_local int32_t shares_left, attaches_left; /* until one is refused */
+static _Thread_local const msi_device_ops *real;
+
+static int32_t share(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
+{
+    return shares_left-- == 0 ? MSI_DEV_FAILED : real->share(d, nbytes, out, fd);
+}
+
+static int32_t attach(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out)
+{
+    return attaches_left-- == 0 ? MSI_DEV_FAILED : real->attach(d, fd, nbytes, readonly, out);
+}
+
+/* All ranks are told of the same refusal, and train once it is over. */
+static ms_status train_when_refused(model *m, chain *c, int32_t rank)
+{
+    const char *does = c->nth < FIRST_ATTACH ? "reserve" : "map";
+    char text[64];
+
+    if (train(m, c, rank) == MS_OK) {
+        EXPECT(rank != c->victim || (c->nth < FIRST_ATTACH ? shares_left : attaches_left) >= 0);
+        return MS_OK;
+    }
+    snprintf(text, sizeof(text), "rank %d cannot %s a shared segment", (int)c->victim, does);
+    EXPECT(strstr(ms_error_message(), text) != NULL);
+    if (rank == c->victim) {
+        c->refused = true;
+    }
+    return train(m, c, rank);
+}
+
+static ms_status run_refused(void *user, int32_t rank)
+{
+    model m = {.tree = NULL};
+    chain *c = user;
+    msi_device_ops patched;
+
+    MS_TRY(msi_memory_open(msi_context()));
+    msi_device *d = msi_context()->device;
+    const int32_t nth = rank == c->victim ? c->nth : -1;
+
+    real = d->ops;
+    patched = *real;
+    patched.share = share;
+    patched.attach = attach;
+    d->ops = &patched;
+    shares_left = nth < FIRST_ATTACH ? nth : -1;
+    attaches_left = nth < FIRST_ATTACH ? -1 : nth - FIRST_ATTACH;
+    ms_status status = model_new(&m, c);
+
+    status = status == MS_OK ? train_when_refused(&m, c, rank) : status;
+    model_free(&m);
+    d->ops = real;
+    return status;
+}
+
+/* From the one with that number on. @return how many there are */
+static int32_t refuse_each(chain *c, int32_t first)
+{
+    const chain expected = *c;
+    const held before = held_now();
+
+    c->nth = first;
+    do {
+        c->refused = false;
+        c->hash = 0;
+        assert_ok(ms_dist_threads(c->world, run_refused, c));
+        assert_true(c->hash == expected.hash);
+        assert_int_equal(c->n_segments, expected.n_segments); /* none of one that failed */
+        assert_true(holds_no_more(before));
+        c->nth++;
+    } while (c->refused);
+    return c->nth - 1 - first;
+}
+
+static void test_fsdp_device_slots__memory_that_one_device_refuses_is_an_error_of_all(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 2 * 3; i++) {
+        chain cpu = {.strategy = MS_FSDP_FULL_SHARD, .world = 3, .nests = true}, c = cpu;
+
+        assert_ok(train_on(&cpu, 0, "shared"));
+        assert_ok(train_on(&c, 1 + i, layouts[i / 3]));
+        assert_true(c.hash == cpu.hash);
+        set_device(1 + i, layouts[i / 3]);
+        c.victim = i % 3;
+        const int32_t shares = refuse_each(&c, 0);
+        const int32_t attaches = refuse_each(&c, FIRST_ATTACH);
+
+        set_device(0, NULL);
+        print_message("%s: rank %d shares %d segments, attaches %d\n", layouts[i / 3],
+                      (int)c.victim, (int)shares, (int)attaches);
+        assert_true(shares > 0 && attaches > 1);
+    }
+}
+
+/* Models that were made and freed leave nothing open, nothing mapped. */
+static ms_status make_models(void *user, int32_t rank)
+{
+    const chain *c = user;
+    ms_comm *world;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(msi_memory_open(msi_context()));
+    const held before = held_now();
+
+    for (int32_t i = 0; i < 3; i++) {
+        model m = {.tree = NULL};
+        chain mine = *c;
+
+        MS_TRY(model_new(&m, c));
+        MS_TRY(train(&m, &mine, rank));
+        EXPECT(held_now().maps > before.maps);
+        model_free(&m);
+        EXPECT(holds_no_more(before));
+    }
+    return MS_OK;
+}
+
+static void test_fsdp_device_slots__a_model_that_is_freed_leaves_nothing_mapped(void **state)
+{
+    const held before = held_now();
+
+    (void)state;
+    for (int32_t i = 0; i < 4; i++) {
+        chain c = {.strategy = MS_FSDP_FULL_SHARD, .world = 3, .nests = i % 2 == 1};
+        const char *cause;
+
+        assert_ok(train_on(&c, 1 + i, layouts[i / 2]));
+        assert_true(holds_no_more(before));
+        set_device(1 + i, layouts[i / 2]);
+        if (CAN_FORK && run_processes(3, make_models, &c, &cause) != 0) {
+            fail_msg("%s", cause);
+        }
+        set_device(0, NULL);
     }
 }
 
@@ -422,6 +635,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fsdp_device_slots__no_order_of_streams_changes_a_bit),
+        cmocka_unit_test(test_fsdp_device_slots__processes_share_what_threads_do),
+        cmocka_unit_test(test_fsdp_device_slots__a_ring_grows_in_the_devices_memory),
+        cmocka_unit_test(test_fsdp_device_slots__memory_that_one_device_refuses_is_an_error_of_all),
+        cmocka_unit_test(test_fsdp_device_slots__a_model_that_is_freed_leaves_nothing_mapped),
         cmocka_unit_test(test_fsdp_device_slots__every_order_is_needed),
         cmocka_unit_test(test_fsdp_device_slots__peers_learn_what_one_ranks_device_finds),
         cmocka_unit_test(test_fsdp_device_slots__a_peer_that_fails_ends_the_wait_for_a_device),

@@ -4,33 +4,101 @@
 
 #include <stdlib.h>
 
-/* @param planned  bytes of it for all ranks, which are counted; of a fake group less is mapped */
-static ms_status add_segment(msi_slot_pool *pool, int64_t nbytes, int64_t planned,
-                             msi_segment **out)
-{
-    msi_segment *list = realloc(pool->segments, sizeof(*list) * (size_t)(pool->n_segments + 1));
+/* -- memory ------------------------------------------------------------------------------------ */
 
-    if (list == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for segment %d", (int)pool->n_segments);
+/* What some slots lie in. */
+typedef struct memory {
+    const msi_segment *words;
+    const msi_segment *owned; /* (n_parts), one rank's parts each; NULL: all lie behind the words */
+    int64_t offset;           /* of the parts, behind the words */
+} memory;
+
+static void free_segments(msi_slot_pool *pool, int32_t kept)
+{
+    while (pool->n_segments > kept) {
+        msi_segment_free(&pool->segments[--pool->n_segments]);
     }
-    pool->segments = list;
-    MS_TRY(msi_segment_new(&list[pool->n_segments], pool->comm, nbytes));
-    msi_count_external(pool->ctx, planned, MS_MEM_ARENA);
-    pool->nbytes += planned;
-    *out = &list[pool->n_segments++];
+}
+
+static ms_status add_host_segment(msi_slot_pool *pool, int64_t nbytes)
+{
+    MS_TRY(msi_segment_new(&pool->segments[pool->n_segments], pool->comm, nbytes));
+    pool->n_segments++;
     return MS_OK;
 }
 
-/* Where one slot lies in its segment. */
+static ms_status add_owned_segments(msi_slot_pool *pool, int32_t n_owned, int64_t nbytes)
+{
+    for (int32_t q = 0; q < n_owned; q++) {
+        const int32_t owner = n_owned > 1 ? q : MSI_OWNER_ALL;
+
+        MS_TRY(msi_segment_new_on(&pool->segments[pool->n_segments], pool->comm, pool->ctx->device,
+                                  owner, nbytes));
+        pool->n_segments++;
+    }
+    return MS_OK;
+}
+
+/* @param nbytes  of words and parts, which begin at `offset`
+ * @param planned  bytes of it for all ranks, which are counted; of a fake group less is mapped */
+static ms_status add_memory(msi_slot_pool *pool, int64_t offset, int64_t nbytes, int64_t planned,
+                            memory *m)
+{
+    const int32_t n_owned = pool->ctx->device != NULL ? pool->mapped.n_parts : 0;
+    const int32_t before = pool->n_segments;
+    msi_segment *list = realloc(pool->segments, sizeof(*list) * (size_t)(before + 1 + n_owned));
+    ms_status status;
+
+    if (list == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for segment %d", (int)before);
+    }
+    pool->segments = list;
+    MS_TRY_GOTO(add_host_segment(pool, n_owned > 0 ? offset : nbytes), failed);
+    if (n_owned > 0) {
+        MS_TRY_GOTO(add_owned_segments(pool, n_owned, (nbytes - offset) / n_owned), failed);
+    }
+    *m = (memory){
+        .words = &list[before], .owned = n_owned > 0 ? &list[before + 1] : NULL, .offset = offset};
+    msi_count_external(pool->ctx, planned, MS_MEM_ARENA);
+    pool->nbytes += planned;
+    return MS_OK;
+failed:
+    free_segments(pool, before);
+    return status;
+}
+
+/* -- slots ------------------------------------------------------------------------------------- */
+
+/* Where one slot lies: its words, and its parts as if they followed these. */
 typedef struct place {
-    const msi_segment *segment;
     int64_t words, word_bytes, parts, part_bytes, own_bytes;
 } place;
 
-static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
+static int64_t in_owned(const memory *m, const place *p, int32_t n_parts)
 {
+    return (p->parts - m->offset) / n_parts;
+}
+
+static char *part_at(const memory *m, const place *p, int32_t n_parts, int32_t q)
+{
+    if (m->owned == NULL) {
+        return m->words->rw + p->parts + q * p->part_bytes;
+    }
+    const msi_segment *s = &m->owned[q];
+
+    return (s->rw != NULL ? s->rw : s->ro) + in_owned(m, p, n_parts);
+}
+
+static char *first_to_read(const memory *m, const place *p, int32_t n_parts)
+{
+    return m->owned == NULL ? m->words->ro + p->parts : m->owned->ro + in_owned(m, p, n_parts);
+}
+
+static ms_status add_slot(msi_slot_pool *pool, const memory *m, const place *p, msi_slot **out)
+{
+    const int32_t n_parts = pool->mapped.n_parts;
     msi_slot **list = realloc(pool->slots, sizeof(*list) * (size_t)(pool->n_slots + 1));
-    msi_slot *slot = calloc(1, sizeof(*slot));
+    msi_slot *slot = calloc(1, sizeof(*slot) + sizeof(slot->part[0]) * (size_t)n_parts);
     msi_mem_block *own = NULL;
 
     if (list != NULL) {
@@ -47,11 +115,13 @@ static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
         free(slot);
         return status;
     }
-    slot->words = p->segment->rw + p->words;
+    slot->words = m->words->rw + p->words;
     slot->word_bytes = pool->mapped.world > 1 ? p->word_bytes : 0;
-    slot->rw = p->segment->rw + p->parts;
-    slot->ro = p->segment->ro + p->parts;
-    slot->stride = pool->mapped.n_parts > 1 ? p->part_bytes : 0;
+    for (int32_t q = 0; q < n_parts; q++) {
+        slot->part[q] = part_at(m, p, n_parts, q);
+    }
+    slot->part_step = n_parts > 1;
+    slot->ro = first_to_read(m, p, n_parts);
     slot->block = own;
     slot->own = own != NULL ? own->data : NULL;
     slot->own_bytes = p->own_bytes;
@@ -61,43 +131,37 @@ static ms_status add_slot(msi_slot_pool *pool, const place *p, msi_slot **out)
     return MS_OK;
 }
 
-static place place_in_ring(const msi_slots_plan *p, const msi_segment *segment, int64_t offset,
-                           int32_t i)
+static place place_in_ring(const msi_slots_plan *p, int64_t offset, int32_t i)
 {
-    return (place){segment,       p->word_bytes * p->world * i,
-                   p->word_bytes, offset + p->ring_bytes * p->n_parts * i,
-                   p->ring_bytes, p->own_bytes};
+    return (place){p->word_bytes * p->world * i, p->word_bytes,
+                   offset + p->ring_bytes * p->n_parts * i, p->ring_bytes, p->own_bytes};
 }
 
-static place place_of_home(const msi_slot_wish *wish, const msi_segment *segment)
+static place place_of_home(const msi_slot_wish *wish)
 {
-    return (place){segment,
-                   wish->at_words,
-                   wish->word_bytes,
-                   wish->offset,
-                   msi_round_up(wish->nbytes, MSI_PAGE),
-                   msi_round_up(wish->own_bytes, MSI_PAGE)};
+    return (place){wish->at_words, wish->word_bytes, wish->offset,
+                   msi_round_up(wish->nbytes, MSI_PAGE), msi_round_up(wish->own_bytes, MSI_PAGE)};
 }
 
 static ms_status add_planned(msi_slot_pool *pool, const msi_slot_wish *wishes, int32_t n,
                              msi_slot **homes)
 {
     const msi_slots_plan *p = &pool->mapped;
-    msi_segment *segment;
     msi_slot *slot;
+    memory m;
 
-    MS_TRY(add_segment(pool, p->nbytes, pool->plan.nbytes, &segment));
+    MS_TRY(add_memory(pool, p->offset, p->nbytes, pool->plan.nbytes, &m));
     for (int32_t i = 0; i < p->n_ring; i++) {
-        const place at = place_in_ring(p, segment, p->offset, i);
+        const place at = place_in_ring(p, p->offset, i);
 
-        MS_TRY(add_slot(pool, &at, &slot));
+        MS_TRY(add_slot(pool, &m, &at, &slot));
         slot->ring = true;
     }
     for (int32_t i = 0; i < n; i++) {
         if (wishes[i].owns) {
-            const place at = place_of_home(&wishes[i], segment);
+            const place at = place_of_home(&wishes[i]);
 
-            MS_TRY(add_slot(pool, &at, &homes[i]));
+            MS_TRY(add_slot(pool, &m, &at, &homes[i]));
         }
     }
     return MS_OK;
@@ -135,9 +199,7 @@ void msi_slot_pool_free(msi_slot_pool *pool)
         msi_release(pool->slots[i]->block);
         free(pool->slots[i]);
     }
-    for (int32_t i = 0; i < pool->n_segments; i++) {
-        msi_segment_free(&pool->segments[i]);
-    }
+    free_segments(pool, 0);
     free(pool->slots);
     free(pool->segments);
     *pool = (msi_slot_pool){.slots = NULL};
@@ -172,12 +234,12 @@ ms_status msi_slot_grow(msi_slot_pool *pool, msi_slot **slot)
     int64_t offset;
     const int64_t planned = msi_slots_plan_one(&pool->plan, &offset);
     const int64_t nbytes = msi_slots_plan_one(&pool->mapped, &offset);
-    msi_segment *segment;
+    memory m;
 
-    MS_TRY(add_segment(pool, nbytes, planned, &segment));
-    const place at = place_in_ring(&pool->mapped, segment, offset, 0);
+    MS_TRY(add_memory(pool, offset, nbytes, planned, &m));
+    const place at = place_in_ring(&pool->mapped, offset, 0);
 
-    MS_TRY(add_slot(pool, &at, slot));
+    MS_TRY(add_slot(pool, &m, &at, slot));
     (*slot)->ring = true;
     return MS_OK;
 }

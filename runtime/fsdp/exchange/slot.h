@@ -49,8 +49,7 @@ _Static_assert(sizeof(msi_slot_word) == MSI_SLOT_WORDS, "two cache lines");
 typedef struct msi_slot {
     char *words;        /* (W, word_bytes) */
     int64_t word_bytes; /* 0: there are this rank's alone, which are every rank's */
-    char *rw, *ro;      /* of the first part */
-    int64_t stride;     /* bytes of a part; 0: there is one, which is every rank's */
+    char *ro;           /* the first part, where it is only read */
     char *own;          /* pull: this rank's full parameters; NULL: they are the first part */
     int64_t own_bytes;
     msi_mem_block *block; /* of `own` */
@@ -61,6 +60,8 @@ typedef struct msi_slot {
     msi_mark used;        /* after the last of its latest use that this rank has enqueued */
     void *holder;         /* what uses it; NULL: nothing does */
     bool ring;            /* false: a home slot */
+    int32_t part_step;    /* 1; 0: there is one part, which is every rank's */
+    char *part[];         /* (W or 1) */
 } msi_slot;
 
 static inline msi_slot_word *msi_slot_words_of(const msi_slot *slot, int32_t q)
@@ -74,18 +75,25 @@ static inline bool *msi_slot_flags_of(const msi_slot *slot, int32_t q)
     return (bool *)(void *)(msi_slot_words_of(slot, q) + 1);
 }
 
+/* On a device another rank's may only be read. */
 static inline char *msi_slot_part(const msi_slot *slot, int32_t q)
 {
-    return slot->rw + q * slot->stride;
+    return slot->part[q * slot->part_step];
 }
 
-/* All slots of one kind, and their memory. Zeroed: none. */
+/* All slots of one kind, and their memory. Zeroed: none.
+ *
+ * What is planned, and each slot that the ring grows by, lies in a segment of the host's: words,
+ * then parts. On a device the host's holds words alone, and there is a segment of each rank's
+ * device, which it alone writes, for its parts; or, where there is one part, a segment of the first
+ * rank's, which all write. An owner's parts follow each other as all parts do where they lie
+ * together. Words are always the host's: hosts and streams look at them. */
 typedef struct msi_slot_pool {
     ms_context *ctx;
     ms_comm *comm;
     msi_slots_plan plan;   /* for all ranks: what is counted */
     msi_slots_plan mapped; /* the same; in a fake group for this rank alone */
-    msi_segment *segments; /* what was planned, and what the ring grew by */
+    msi_segment *segments;
     msi_slot **slots;
     int32_t n_segments, n_slots;
     int64_t nbytes;  /* of all segments, as planned */

@@ -28,7 +28,7 @@ typedef struct msi_slot_wish {
     int64_t offset;     /* ... and its parts here */
 } msi_slot_wish;
 
-/* One segment: the words of all slots, the ring's slots, home slots. */
+/* The words of all slots, then the ring's slots and home slots, as if they lay together. */
 typedef struct msi_slots_plan {
     msi_slots_layout layout;
     int32_t n_ring, n_homes;
@@ -37,7 +37,7 @@ typedef struct msi_slots_plan {
     int64_t ring_bytes;     /* of a part of a ring slot, whole pages */
     int64_t own_bytes;      /* of what this rank keeps for itself of a ring slot, whole pages */
     int64_t offset;         /* of the ring's first slot */
-    int64_t nbytes;         /* of the segment; 0: nobody needs any */
+    int64_t nbytes;         /* of all that; 0: nobody needs any */
     int64_t own_nbytes;     /* of what this rank keeps for itself of all slots */
 } msi_slots_plan;
 
@@ -51,7 +51,7 @@ ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool
                                   int32_t world, msi_slot_wish *wishes, msi_slots_plan *plan);
 /* The same slots with one rank's words and one part, to which `wishes` (n) are moved. */
 msi_slots_plan msi_slots_plan_of_one(const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n);
-/* Bytes of a segment that holds one more slot of the ring; its parts begin at `*offset`. */
+/* Bytes of one more slot of the ring with its words; its parts begin at `*offset`. */
 int64_t msi_slots_plan_one(const msi_slots_plan *plan, int64_t *offset);
 
 #endif
