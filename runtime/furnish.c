@@ -3,10 +3,11 @@
 #include "autograd.h"
 #include "comm.h"
 #include "device.h"
+#include "job.h"
 
 static ms_status open_device(ms_context *ctx)
 {
-    MS_TRY(msi_device_open(ctx));
+    MS_TRY(msi_device_open(ctx, msi_dist_local_rank()));
     if (ctx->device != NULL) {
         ctx->end_work = msi_end_work;
         msi_exit_watch();

@@ -83,7 +83,7 @@ static int32_t furnish(msi_device *d)
     return MSI_DEV_OK;
 }
 
-ms_status msi_device_open(ms_context *ctx)
+ms_status msi_device_open(ms_context *ctx, int32_t index)
 {
     const msi_device_host host = {.user = ctx,
                                   .kernel = cpu_kernel,
@@ -101,7 +101,7 @@ ms_status msi_device_open(ms_context *ctx)
         return MS_OK;
     }
     MS_TRY(load(ctx, kind, &ops));
-    int32_t outcome = ops->open(&d, &host, ctx->rank, error);
+    int32_t outcome = ops->open(&d, &host, index, error);
 
     switch (outcome == MSI_DEV_OK ? furnish(d) : outcome) {
     case MSI_DEV_OK:

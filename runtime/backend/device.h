@@ -132,9 +132,10 @@ struct msi_device {
 
 extern const msi_device_ops msi_cpu_device_ops;
 
-/* Open the device that MS_DEVICE names as the context's, whose `device` is NULL while it is the CPU
- * ("cpu", or nothing). MS_DEVICE_ERROR, MS_OUT_OF_MEMORY when it does not open. */
-ms_status msi_device_open(ms_context *ctx);
+/* Open the device that MS_DEVICE names as the context's, of this host's that with this index:
+ * `device` stays NULL while it is the CPU ("cpu", or nothing). MS_DEVICE_ERROR, MS_OUT_OF_MEMORY
+ * when it does not open. */
+ms_status msi_device_open(ms_context *ctx, int32_t index);
 /* From now on a process that is forked has no device: neither runs nor waits, and says so. */
 void msi_device_watch_forks(void);
 

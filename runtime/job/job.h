@@ -240,6 +240,9 @@ ms_status msi_gone_error(const msi_dist *d);
 /* -- join.c: what a public function does for a job with this guest ----------------------------- */
 /* ms_dist_join() */
 ms_status msi_dist_join(const msi_job_guest *guest);
+/* Among the ranks of this host, also before it has joined: what it computes with by then it keeps.
+ * 0 where nothing says it. */
+int32_t msi_dist_local_rank(void);
 /* ms_dist_abort() of a process that has not joined, which a rank may be that could not. */
 bool msi_dist_abort_unjoined(const msi_job_guest *guest, ms_status kind, const char *message);
 

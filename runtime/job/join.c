@@ -158,6 +158,13 @@ bool ms_dist_launched(void)
            getenv("MOONSHARD_RANK") != NULL;
 }
 
+int32_t msi_dist_local_rank(void)
+{
+    const msi_dist *d = msi_dist_peek();
+
+    return d != NULL && d->job != NULL ? d->rank : (int32_t)msi_switch_int("MOONSHARD_RANK", 0);
+}
+
 static const char *const launchers[] = {
     [MSI_LAUNCHER_NONE] = "none",
     [MSI_LAUNCHER_FORK] = "fork",
@@ -177,7 +184,8 @@ void ms_dist_info_get(ms_dist_info *info)
                            .launcher = launchers[d != NULL ? d->launcher : MSI_LAUNCHER_NONE],
                            .transport = "self"};
     if (joined) {
-        info->rank = info->local_rank = d->rank;
+        info->rank = d->rank;
+        info->local_rank = msi_dist_local_rank();
         info->world_size = info->local_world_size = d->job->world;
         info->transport = d->job->world > 1 ? "shm" : "self";
     }

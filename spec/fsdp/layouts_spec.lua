@@ -3,6 +3,7 @@
 local ffi = require 'ffi'
 local ms = require 'moonshard'
 local runs = require 'support.runs'
+local scripts = require 'support.scripts'
 
 ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
 
@@ -55,6 +56,26 @@ describe('slots of parameters', function()
     assert.equal(8192, tonumber(own)) -- 22 x 91 in f32, whole pages
     assert.truthy(tonumber(more) > tonumber(bytes), pulled[0])
     assert.same(pulled[0], pulled[1])
+  end)
+
+  it('are pulled there also by ranks that have computed before they join', function()
+    local sizes = {}
+    for _, before in ipairs { '', 'ms.zeros { 3 }' } do
+      scripts.with_script(before .. [[
+        local world = ms.dist.init()
+        local model = ms.fsdp.FSDP(ms.nn.Linear(22, 22))
+        model(ms.ones(4, 22))
+        if world.rank == 1 then
+          print(model:plan().param_slots)
+        end
+      ]], function(path)
+        local output, code = scripts.shell(
+          'env MS_DEVICE=fake MS_FAKE_CARDS=each bindings/moonshard run -n 2 ' .. path)
+        assert.equal(0, code, output)
+        sizes[#sizes + 1] = output
+      end)
+    end
+    assert.equal(sizes[1], sizes[2])
   end)
 
   it('are as large in a fake group', function()

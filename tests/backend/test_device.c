@@ -493,6 +493,27 @@ static void test_backend_device__one_that_does_not_exist_is_an_error(void **stat
     ms_close();
 }
 
+/* A rank that computes before it has joined, as the environment says which it is. */
+static void test_backend_device__is_the_ranks_own_from_the_beginning(void **state)
+{
+    msi_device_info info;
+    ms_tensor *t;
+
+    (void)state;
+    ms_close();
+    setenv("MS_DEVICE", "fake", 1);
+    setenv("MS_FAKE_CARDS", "each", 1);
+    setenv("MOONSHARD_RANK", "3", 1);
+    assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 1));
+    msi_context()->device->ops->info(msi_context()->device, &info);
+    assert_string_equal(info.uuid, "fake 3");
+    ms_tensor_free(t);
+    unsetenv("MOONSHARD_RANK");
+    unsetenv("MS_FAKE_CARDS");
+    unsetenv("MS_DEVICE");
+    assert_ok(ms_close());
+}
+
 static void test_backend_device__freed_memory_is_no_number(void **state)
 {
     const int64_t n = 100;
@@ -589,6 +610,7 @@ int main(void)
         cmocka_unit_test(test_backend_device__memory_that_is_not_there_is_not_shared),
         cmocka_unit_test(test_backend_device__memory_that_is_not_given_back_rightly_is_noticed),
         cmocka_unit_test(test_backend_device__one_that_does_not_exist_is_an_error),
+        cmocka_unit_test(test_backend_device__is_the_ranks_own_from_the_beginning),
         cmocka_unit_test(test_backend_device__freed_memory_is_no_number),
         cmocka_unit_test(test_backend_device__a_block_waits_for_the_mark_of_its_last_use),
     };
