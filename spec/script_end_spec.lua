@@ -103,6 +103,59 @@ describe('the end of a script on a device', function()
     end)
   end)
 
+  -- Products, some of which nothing has run yet, of a library that makes objects as it goes.
+  local PENDING = [[
+    ms.ones(64, 256):matmul(ms.ones(256, 256)):sum():item()
+    local y = ms.ones(32, 256):matmul(ms.ones(256, 256)):matmul(ms.ones(256, 48))
+  ]]
+
+  -- Rank 1 reads what the other, which ends, has promised it.
+  local OF_TWO = [[
+    local rank = ms.dist.init { ranks = 2 }.rank
+    local y = ms.fsdp.FSDP(ms.nn.Linear(256, 256))(ms.ones(2, 256))
+    if rank == 1 then
+      io.write(('%.9g\n'):format(y:sum():item()))
+      return
+    end
+  ]]
+
+  local function ends(start, code, expected, seed)
+    with_script(code, function(path)
+      local output, exit_code = run(('env MS_FAKE_SEED=%d %s'):format(seed, start), path)
+      local what = ('seed %d, %s, %s: %s'):format(seed, start, code, output)
+      assert.equal(expected[1], exit_code, what)
+      assert.truthy(output:find(expected[2]), what)
+    end)
+  end
+
+  it('is quick and has computed what is pending, or drops it when it fails', function()
+    local expected = {
+      [''] = { 0, '^$' }, ['os.exit(0)'] = { 0, '^$' }, ['os.exit(0, true)'] = { 0, '^$' },
+      ['ms.dist.exit()'] = { 0, '^$' }, ['ms.close()'] = { 0, '^$' },
+      ['os.exit(3)'] = { 3, '^$' }, ["error 'so'"] = { 1, ': so\n' },
+    }
+    local seed = 0
+    for ending, what in pairs(expected) do
+      for _ = 1, 4 do
+        seed = seed + 1
+        ends('luajit', PENDING .. ending, what, seed % 12)
+      end
+    end
+  end)
+
+  it('keeps what a rank has promised', function()
+    local output
+    with_script(OF_TWO, function(path)
+      output = shell('luajit ' .. path):gsub('%p', '%%%0')
+    end)
+    local endings = { '', 'os.exit(0)', 'os.exit(0, true)', 'ms.dist.exit()', 'ms.dist.leave()',
+      'ms.close()' }
+    for seed = 1, 12 do
+      local start = seed % 2 == 0 and 'luajit' or 'bindings/moonshard run -n 2'
+      ends(start, OF_TWO .. endings[seed % #endings + 1], { 0, output .. '$' }, seed)
+    end
+  end)
+
   it('closes all the same', function()
     with_script(script(1, [[
       local y = wrong(true)

@@ -138,6 +138,9 @@ extern const msi_device_ops msi_cpu_device_ops;
 ms_status msi_device_open(ms_context *ctx, int32_t index);
 /* From now on a process that is forked has no device: neither runs nor waits, and says so. */
 void msi_device_watch_forks(void);
+/* This process ends, and what is enqueued is of no use: if anything has not run, nothing runs or
+ * waits from now on, and who asks is told so. */
+void msi_device_quit(msi_device *d);
 
 /* Has any context of this process one? (Who knows no context asks for it only then: that costs as
  * much as a small kernel.) */

@@ -92,7 +92,8 @@ void msi_groups_failed(ms_context *ctx);
 /* exit.c: what this rank's device was given has run, and the rank is about to go. What was wrong
  * with it, and nobody was told, fails the job; peers may have gone on, and nobody asks again. */
 ms_status msi_end_work(ms_context *ctx);
-/* The same when this process ends by exit(0), which that makes exit(1), without having closed. */
+/* The same when this thread, without having closed, ends the process by exit(0), which that makes
+ * exit(1), before anything that exit() calls. By another code what has not run never runs. */
 void msi_exit_watch(void);
 /* Member q, perhaps after a failure of its own, does not finish what all named at `seq` and this
  * rank needs: the job ends, unless it has. MS_COMM_ERROR. */

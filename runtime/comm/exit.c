@@ -3,8 +3,8 @@
 #include "group.h"
 
 #include "backend.h"
+#include "device.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -43,22 +43,46 @@ static bool ends_well(void)
 /* glibc goes on with the handlers that are left, and with this code. */
 static void at_exit(int code, void *nothing)
 {
+    const ms_context *ctx = msi_context_peek();
+
     (void)nothing;
     if (code == 0 && !ends_well()) {
         exit(1);
     }
+    if (code != 0 && ctx != NULL && ctx->device != NULL) {
+        msi_device_quit(ctx->device);
+    }
 }
 
-static void watch(void)
+/* [Note: before all others] exit() calls handlers, and destructors of C++ objects among them, in
+ * the reverse order of their registration. The matrix library makes objects when it first needs
+ * them, in a product say: a handler registered before would find them destroyed, and the product
+ * that it waits for would use them. But before all of them exit() destroys the objects of the
+ * thread that calls it (C++ [basic.start.term]; that library has none). So what is registered when
+ * the device opens is the destructor of one, and that puts the handler, which alone is told the
+ * code, in front of all others. */
+int __cxa_thread_atexit_impl(void (*destroy)(void *object), void *object, void *library);
+extern __attribute__((visibility("hidden"))) void *__dso_handle; /* which library this is */
+
+/* Also where a thread ends alone: one that has closed its context has nothing left to end. */
+static void go_first(void *watched)
 {
-    on_exit(at_exit, NULL);
+    const ms_context *ctx = msi_context_peek();
+
+    (void)watched;
+    if (ctx != NULL && ctx->device != NULL) {
+        on_exit(at_exit, NULL);
+    }
 }
 
 void msi_exit_watch(void)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    static _Thread_local bool watched;
 
-    pthread_once(&once, watch);
+    if (!watched) {
+        watched = true;
+        __cxa_thread_atexit_impl(go_first, &watched, &__dso_handle);
+    }
 }
 
 void ms_dist_exit(int32_t code)

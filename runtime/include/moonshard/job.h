@@ -84,7 +84,8 @@ MS_API bool ms_dist_abort(ms_status kind, MS_NULLABLE const char *message);
 /** Leave the process at once with `code`, without running exit handlers that belong to the
  * launcher (a forked rank uses it when its script ends). Flushes stdio. What ms_dist_leave() would
  * return is printed, told to the job, and makes a `code` of 0 a 1. (So it is where a thread
- * that has opened a device, and not called ms_close(), ends its process by exit(0).) */
+ * that has opened a device, and not called ms_close(), ends its process by exit(0), before handlers
+ * of the host are called. By another code what its device had not done is dropped.) */
 MS_API void ms_dist_exit(int32_t code);
 /**
  * Agree whether to stop after this step (a stop signal reached any rank or the launcher).

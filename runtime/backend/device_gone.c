@@ -1,6 +1,7 @@
-/* What a device is in a process that was forked from the one which opened it: its streams are a
- * copy, and what they were to store others would find twice. Nothing runs, and nothing waits. Who
- * enqueues or reads is told so (`lost`). */
+/* What a device is once nothing may run on it any more: nothing runs, and nothing waits. Who
+ * enqueues or reads is told so (`lost`). Its streams are a copy in a process that was forked from
+ * the one which opened it, and what they were to store others would find twice; and where a process
+ * ends, what runs late would find libraries that are torn down. */
 #include "device.h"
 
 #include <pthread.h>
@@ -60,35 +61,49 @@ static void close_nothing(msi_device *d)
 }
 
 /* As a device whose streams are empty, but for these. */
-static msi_device_ops forked_ops;
+static msi_device_ops gone_ops;
+
+static void take_away(msi_device *d)
+{
+    const char *kind = d->ops->kind;
+
+    d->ctx->end_work = NULL;
+    d->lost = MS_DEVICE_ERROR;
+    gone_ops = msi_cpu_device_ops;
+    gone_ops.kind = kind;
+    gone_ops.run = run;
+    gone_ops.gemm = gemm;
+    gone_ops.copy = copy;
+    gone_ops.set = set;
+    gone_ops.post = post;
+    gone_ops.give = give;
+    gone_ops.detach = detach;
+    gone_ops.close = close_nothing;
+    d->ops = &gone_ops;
+}
+
+void msi_device_quit(msi_device *d)
+{
+    if (d->ops->poll(d) == MSI_DEV_NOT_YET) {
+        snprintf(d->why_lost, sizeof(d->why_lost),
+                 "this process ends by an error, and what device '%s' had not done is dropped",
+                 d->ops->kind);
+        take_away(d);
+    }
+}
 
 /* In the new process, on the thread that forked it: there is no other. */
 static void forked(void)
 {
-    ms_context *ctx = msi_context_peek();
+    const ms_context *ctx = msi_context_peek();
     msi_device *d = ctx != NULL ? ctx->device : NULL;
 
-    if (d == NULL) {
-        return;
+    if (d != NULL) {
+        snprintf(d->why_lost, sizeof(d->why_lost),
+                 "this process was forked from the one that opened device '%s', and cannot use it",
+                 d->ops->kind);
+        take_away(d);
     }
-    const char *kind = d->ops->kind;
-
-    ctx->end_work = NULL;
-    d->lost = MS_DEVICE_ERROR;
-    snprintf(d->why_lost, sizeof(d->why_lost),
-             "this process was forked from the one that opened device '%s', and cannot use it",
-             kind);
-    forked_ops = msi_cpu_device_ops;
-    forked_ops.kind = kind;
-    forked_ops.run = run;
-    forked_ops.gemm = gemm;
-    forked_ops.copy = copy;
-    forked_ops.set = set;
-    forked_ops.post = post;
-    forked_ops.give = give;
-    forked_ops.detach = detach;
-    forked_ops.close = close_nothing;
-    d->ops = &forked_ops;
 }
 
 static void watch(void)
