@@ -118,7 +118,7 @@ function ms.close()
   end
   B.collect()
   local status = C.ms_close()
-  if status ~= C.MS_RUNTIME_ERROR then -- in a hook: nothing is closed
+  if not C.ms_is_open() then -- in a hook nothing is closed
     parameter.forget_managers()
   end
   errors.check(status)

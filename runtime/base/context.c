@@ -25,14 +25,9 @@ ms_context *msi_context(void)
     return current;
 }
 
-/* What a device did last, whose error nobody was told. Never MS_RUNTIME_ERROR: then nothing is
- * closed. */
-static ms_status end_work(ms_context *ctx, char *why, size_t nbytes)
+bool ms_is_open(void)
 {
-    const ms_status status = ctx->end_work != NULL ? ctx->end_work(ctx) : MS_OK;
-
-    snprintf(why, nbytes, "%s", ms_error_message());
-    return status == MS_RUNTIME_ERROR ? MS_DEVICE_ERROR : status;
+    return current != NULL;
 }
 
 ms_status ms_close(void)
@@ -46,9 +41,10 @@ ms_status ms_close(void)
         return MS_FAIL(MS_RUNTIME_ERROR, "close: a hook is running, and what called it would be "
                                          "freed; close when that has returned");
     }
+    const ms_status status = ctx->end_work != NULL ? ctx->end_work(ctx) : MS_OK;
     char why[MSI_MESSAGE_BYTES]; /* what rooms say while they close is no news */
-    const ms_status status = end_work(ctx, why, sizeof(why));
 
+    snprintf(why, sizeof(why), "%s", ms_error_message());
     for (int32_t i = 0; i < MSI_ROOM_COUNT; i++) {
         if (ctx->room[i] != NULL && ctx->close[i] != NULL) {
             ctx->close[i](ctx->room[i]);

@@ -397,6 +397,7 @@ static void test_autograd_hooks__cannot_start_a_backward(void **state)
 static void try_to_close(void *user)
 {
     assert_fails(MS_RUNTIME_ERROR, "close: a hook is running", ms_close());
+    assert_true(ms_is_open());
     ((seen *)user)->calls++;
 }
 

@@ -2,6 +2,7 @@
  * waited for, is what the job fails with. */
 #include "rank_test.h"
 
+#include "device.h"
 #include "moonshard/ops.h"
 #include "tensor.h"
 
@@ -58,9 +59,13 @@ static void test_comm_exit__a_context_closes_and_tells(void **state)
     (void)state;
     assert_ok(look_up(ROWS));
     assert_fails(MS_INDEX_ERROR, wrong, ms_close());
-    assert_null(msi_context_peek());
+    assert_false(ms_is_open());
     assert_ok(look_up(0));
     assert_ok(ms_close());
+    assert_ok(look_up(0));
+    msi_context()->device->failed = MS_RUNTIME_ERROR; /* of any kind */
+    assert_fails(MS_RUNTIME_ERROR, "a product failed", ms_close());
+    assert_false(ms_is_open());
 }
 
 /* -- a process that ends with products pending ------------------------------------------------- */

@@ -206,10 +206,12 @@ MS_API bool ms_is_terminal(int32_t fd);
 
 /** Free everything the calling thread's context owns. Handles that Lua or the host still holds
  * become stale and stay safe to release. A later call of any function starts a new context.
- * @return MS_RUNTIME_ERROR in a hook or its drop(): what called it would be freed; nothing is. Any
- *         other: what was wrong with what the device was given last, an index out of range say, and
- *         nobody was told; all is freed */
+ * @return MS_RUNTIME_ERROR in a hook or its drop(): what called it would be freed; nothing is, and
+ *         ms_is_open() still. Else what was wrong with what the device was given last, an index out
+ *         of range say, and nobody was told; all is freed */
 MS_API ms_status ms_close(void);
+/** Has the calling thread a context, which ms_close() would free? */
+MS_API bool ms_is_open(void);
 
 #ifdef __cplusplus
 }
