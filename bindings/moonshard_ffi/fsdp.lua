@@ -16,14 +16,6 @@ fsdp.PREFETCH = { none = 0, BACKWARD_PRE = 1, BACKWARD_POST = 2 }
 local STATES = { [0] = 'SHARDED', 'PUBLISHED', 'UNSHARDED' }
 local STRATEGY_NAMES = { [0] = 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
-local comm_out = B.new('ms_comm *[1]')
-
---- The group of all ranks; joins when nobody has yet.
-function fsdp.world()
-  B.check(C.ms_comm_world(comm_out))
-  return comm_out[0]
-end
-
 --- Rank and size of a group.
 function fsdp.place(comm)
   return C.ms_comm_rank(comm), C.ms_comm_size(comm)

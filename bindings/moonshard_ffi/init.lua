@@ -3,6 +3,7 @@
 ---   calls   a checked, raising caller for every function that takes or gives tensors
 ---   check   raises when a status is not MS_OK
 ---   core    the classic C module: what may reach Lua again (backward, hooks, interrupts)
+---   world    the group of all ranks
 ---   Ref, state, own, array   refs, the depth of scopes, lists of refs for C
 ---   new, string, cast, copy, gc, sizeof   the few FFI functions needed to talk to C
 
@@ -117,6 +118,17 @@ local function failed(status, name, ...)
 end
 
 B.calls = library.calls(C, ffi, B.state, B.own, failed, arguments)
+
+-- -- groups ---------------------------------------------------------------------------------------
+
+local comm_out = ffi.new('ms_comm *[1]')
+
+--- The group of all ranks; joins when nobody has yet.
+---@return ms.dist.Group
+function B.world()
+  fail(C.ms_comm_world(comm_out))
+  return comm_out[0]
+end
 
 -- -- small things --------------------------------------------------------------------------------
 

@@ -297,7 +297,7 @@ end
 
 -- -- collectives ---------------------------------------------------------------------------------
 
-dist.world = given.world
+dist.world = B.world
 
 local function int32(what, name, value, default, least)
   value = arguments.whole(what, name, value, default, least)

@@ -21,7 +21,6 @@ local function trim(traceback)
   return inside ~= 'stack traceback:' and inside or ''
 end
 
-local comm_out = B.new('ms_comm *[1]')
 local info = B.new('ms_dist_info')
 
 -- Until a rank has joined it knows from its environment alone which it is.
@@ -32,7 +31,8 @@ end
 
 --- Did another rank fail by the same? Every collective of a job that has failed says why.
 local function is_known(line)
-  return C.ms_comm_world(comm_out) == 0 and C.ms_comm_barrier(comm_out[0]) ~= 0
+  local joined, world = pcall(B.world)
+  return joined and C.ms_comm_barrier(world) ~= 0
     and B.string(C.ms_error_message()):find(line, 1, true) ~= nil
 end
 

@@ -1,7 +1,8 @@
 --- What scripts give to moonshard.checkpoint, and whether it is that.
 ---
---- Touches: moonshard.errors, moonshard_ffi.arguments, moonshard_ffi.fsdp, moonshard_ffi.parameter.
+--- Touches: moonshard.errors, moonshard_ffi, and its arguments, fsdp and parameter.
 
+local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local parameter = require 'moonshard_ffi.parameter'
@@ -91,7 +92,7 @@ function given.group(what, opts)
       group, owner = its or group, its and name or owner
     end
   end
-  return group or opts.loader and opts.loader._group or sharding.world()
+  return group or opts.loader and opts.loader._group or B.world()
 end
 
 return given

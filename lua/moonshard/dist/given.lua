@@ -30,20 +30,11 @@ function given.reduction(what, name)
       name)
 end
 
-local comm_out = B.new('ms_comm *[1]')
-
---- The group of all ranks, for calls into C.
----@return ms.dist.Group
-function given.world()
-  B.check(C.ms_comm_world(comm_out))
-  return comm_out[0]
-end
-
 --- A group; nil: that of all ranks.
 ---@param group? ms.dist.Group
 ---@return ms.dist.Group
 function given.group(what, group)
-  return group == nil and given.world() or arguments.group(what, 'group', group)
+  return group == nil and B.world() or arguments.group(what, 'group', group)
 end
 
 --- An argument that may be left out in front of a group, and the group: `f(t, group)` means what

@@ -1,5 +1,6 @@
 --- Options of FSDP(module, options): known names, defaults, and what is refused.
 
+local B = require 'moonshard_ffi'
 local alone = require 'moonshard.alone'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
@@ -123,7 +124,7 @@ function options.normalised(given)
     ignored_modules = given.ignored_modules,
     ignored_states = given.ignored_states,
     limit_all_gathers = arguments.flag('FSDP', 'limit_all_gathers', given.limit_all_gathers, true),
-    process_group = given.process_group == nil and runtime.world()
+    process_group = given.process_group == nil and B.world()
       or arguments.group('FSDP', 'process_group', given.process_group),
   }
 end
