@@ -6,7 +6,8 @@
 ---
 --- All ranks are those of the group over which the model or optimizer is sharded (`process_group`),
 --- and ranks count from 0 there. Groups save and load side by side, each under a path of its own:
---- what another group of the job writes or has saved is not replaced, which is a ValueError.
+--- what another group of the job writes or has saved is not replaced, which is a ValueError. So is
+--- a step under a root where another group of the job has saved one.
 ---
 --- Touches: moonshard.json, moonshard_ffi, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
@@ -402,7 +403,8 @@ end
 
 -- -- one folder of checkpoints -------------------------------------------------------------------
 
---- Checkpoints of one run, named by their step.
+--- Checkpoints of one run, named by their step. Of the groups of a job each has a root of its own:
+--- where another one has saved a step, save() and resume() are a ValueError.
 ---@class ms.checkpoint.Manager
 ---@field root string
 ---@field keep integer|false  false: nothing is removed

@@ -257,57 +257,6 @@ static bool is_of(const char *entry, const char *name)
            (strncmp(entry, name, n) == 0 && strlen(entry) == n + strlen(".tmp-") + 16);
 }
 
-bool msi_nonce_is_of_another(const char *one, const char *other)
-{
-    return strncmp(one, other, MSI_JOB_DIGITS) == 0 &&
-           strncmp(one + MSI_JOB_DIGITS, other + MSI_JOB_DIGITS, MSI_GROUP_DIGITS) != 0;
-}
-
-/* Is `entry` the folder of a writer of `name`, of another group of the job of `nonce`? */
-static bool is_of_another(const char *entry, const char *name, const char *nonce)
-{
-    const char *its = entry + strlen(entry) - 16;
-
-    return is_of(entry, name) && msi_nonce_is_of_another(its, nonce);
-}
-
-/* Is what is at `<root>/<entry>` held by somebody? */
-static ms_status is_held(bool *held, const char *root, const char *entry)
-{
-    char *path = msi_io_path("%s/%s", root, entry);
-    int fd = -1;
-    msi_hold hold;
-    ms_status status = path != NULL ? msi_folder_hold(&fd, &hold, path) : MS_OUT_OF_MEMORY;
-
-    *held = status == MS_OK && hold == MSI_HOLD_OTHERS;
-    if (fd >= 0) {
-        close(fd);
-    }
-    free(path);
-    return status;
-}
-
-ms_status msi_folder_is_contested(bool *contested, const char *root, const char *name,
-                                  const char *nonce)
-{
-    DIR *dir = opendir(root);
-    ms_status status = MS_OK;
-    struct dirent *e;
-
-    *contested = false;
-    if (dir == NULL) {
-        return msi_io_fail("open", root);
-    }
-    while (status == MS_OK && !*contested && (status = msi_io_next(&e, dir, root)) == MS_OK &&
-           e != NULL) {
-        if (msi_folder_is_leftover(e->d_name) && is_of_another(e->d_name, name, nonce)) {
-            status = is_held(contested, root, e->d_name);
-        }
-    }
-    closedir(dir);
-    return status;
-}
-
 /* Call `remove_one` for the leftovers of `name`, and for those of `other`. */
 static ms_status sweep(const char *root, const char *name, const char *other,
                        ms_status (*remove_one)(const char *path))

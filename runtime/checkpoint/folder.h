@@ -35,14 +35,6 @@ ms_status msi_hold_new(int *fd, char **path, char *nonce, const char *mark, cons
                        ms_status (*make)(int *fd, const char *path));
 /* Make a folder and open it: what msi_hold_new() asks for. */
 ms_status msi_folder_make(int *fd, const char *path);
-/* A writer's nonce begins with digits of its job, then of its group: the least rank in it. */
-enum { MSI_JOB_DIGITS = 8, MSI_GROUP_DIGITS = 2 };
-/* Are these nonces of two groups of one job? */
-bool msi_nonce_is_of_another(const char *one, const char *other);
-/* Does a writer of checkpoint `name` hold a folder in `root` whose group is another one of the job
- * of `nonce`? Of two that ask, each holding its own folder, one at least is told. */
-ms_status msi_folder_is_contested(bool *contested, const char *root, const char *name,
-                                  const char *nonce);
 /* Try to hold the folder at `path`, which is no link, until `*fd` is closed. `*fd` is -1 when it is
  * others' or gone. */
 ms_status msi_folder_hold(int *fd, msi_hold *hold, const char *path);

@@ -7,6 +7,7 @@
 #include "io.h"
 #include "live.h"
 #include "outcome.h"
+#include "owner.h"
 #include "reader.h"
 #include "search.h"
 #include "tensor.h"
@@ -206,6 +207,16 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
     }
 }
 
+/* Rank 0: look into the root. The steps of another group of the job are not this one's. */
+static ms_status begin_search(msi_search *search, ms_comm *comm, const char *root, bool steps)
+{
+    char mark[MSI_OWNER_ROOM];
+
+    MS_TRY(msi_search_begin(search, root, steps));
+    msi_owner_mark(mark, comm);
+    return steps ? msi_owner_check(root, NULL, mark) : MS_OK;
+}
+
 /* `steps`: of those that are named by their steps. */
 static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const char *root,
                              bool steps)
@@ -219,7 +230,7 @@ static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const ch
     MS_TRY(msi_outcome_check_group(comm, "checkpoint.load"));
     msi_outcome_keep(&own, loader_new(&l, comm));
     if (own.status == MS_OK && ms_comm_rank(comm) == 0) {
-        msi_outcome_keep(&own, msi_search_begin(&search, root, steps));
+        msi_outcome_keep(&own, begin_search(&search, comm, root, steps));
     }
     ms_status status = agree_on_root(comm, root, &own);
 

@@ -14,6 +14,7 @@
 #include "json_text.h"
 #include "live.h"
 #include "outcome.h"
+#include "owner.h"
 #include "publish.h"
 #include "safetensors.h"
 
@@ -26,7 +27,6 @@
 /* Room for the header at the start of each file. A file that has no more room is finished and
  * another begun, so elements are written once and never moved. */
 enum { HEADER_ROOM = 64 << 10, KEY_MAX = 1024 };
-_Static_assert(MS_MAX_RANKS <= 1 << 4 * MSI_GROUP_DIGITS, "a rank has so many digits");
 
 struct ms_checkpoint_writer {
     msi_live live;
@@ -107,50 +107,10 @@ static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
     return MS_FAIL(status, "%s", failure.message);
 }
 
-/* Has another group of this job saved the checkpoint that is there? Its nonce stands at the head of
- * its manifest. What cannot be read is nobody's. */
-static ms_status look_for_saved(bool *found, const ms_checkpoint_writer *w)
-{
-    static const char mark[] = "\"nonce\": \"";
-    char head[256], *path = msi_io_path("%s/%s/%s", w->root, w->name, MSI_MANIFEST_NAME);
-
-    *found = false;
-    if (path == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    const ssize_t n = fd >= 0 ? pread(fd, head, sizeof(head) - 1, 0) : 0;
-
-    head[n > 0 ? n : 0] = '\0';
-    const char *at = strstr(head, mark);
-
-    *found = at != NULL && msi_nonce_is_of_another(at + strlen(mark), w->nonce);
-    if (fd >= 0) {
-        close(fd);
-    }
-    free(path);
-    return MS_OK;
-}
-
-/* Of two groups of a job that save one checkpoint the model of one would be gone. */
-static ms_status check_alone(const ms_checkpoint_writer *w)
-{
-    bool writes, saved;
-
-    MS_TRY(msi_folder_is_contested(&writes, w->root, w->name, w->nonce));
-    MS_TRY(look_for_saved(&saved, w));
-    return !writes && !saved
-               ? MS_OK
-               : MS_FAIL(MS_VALUE_ERROR,
-                         "another group of this job %s checkpoint '%s/%s': give each group a path "
-                         "of its own",
-                         writes ? "is writing" : "has saved", w->root, w->name);
-}
-
 /* Rank 0: make root and temporary folder; remove what died writers of this name have left. */
 static ms_status make_folder(ms_checkpoint_writer *w)
 {
-    char mark[MSI_JOB_DIGITS + MSI_GROUP_DIGITS + 1];
+    char mark[MSI_OWNER_ROOM];
     char *place = msi_io_path("%s/%s", w->root, w->name);
     ms_status status = MS_OUT_OF_MEMORY;
 
@@ -163,11 +123,9 @@ static ms_status make_folder(ms_checkpoint_writer *w)
     MS_TRY_GOTO(msi_io_nonce(w->nonce), done);
     w->doomed = msi_io_path("%s.tmp-%s", place, w->nonce);
     MS_TRY_GOTO(w->doomed != NULL ? MS_OK : MS_OUT_OF_MEMORY, done);
-    snprintf(mark, sizeof(mark), "%0*x%0*x", MSI_JOB_DIGITS,
-             (unsigned)(msi_comm_job_number(w->comm) >> 32), MSI_GROUP_DIGITS,
-             (unsigned)msi_comm_first_in_job(w->comm));
+    msi_owner_mark(mark, w->comm);
     MS_TRY_GOTO(msi_hold_new(&w->lock, &w->folder, w->nonce, mark, place, msi_folder_make), done);
-    status = check_alone(w);
+    status = msi_owner_check(w->root, w->name, mark);
 done:
     free(place);
     return status;

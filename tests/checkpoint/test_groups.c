@@ -119,6 +119,9 @@ static ms_status save_in_turn(void *user, int32_t rank)
     if (rank % 2 != 0) {
         assert_fails(MS_VALUE_ERROR, "another group of this job has saved checkpoint '",
                      ms_checkpoint_begin(&w, pair, user, "same"));
+        assert_non_null(strstr(ms_error_message(),
+                               "/same', that of rank 0: give the group of rank 1 a path of its "
+                               "own"));
     }
     ms_comm_free(pair);
     return MS_OK;
@@ -131,6 +134,93 @@ static void test_checkpoint_groups__do_not_replace_what_another_has_saved(void *
     assert_ok(ms_dist_threads(4, save_in_turn, (void *)(uintptr_t)root));
     assert_ok(ms_dist_threads(4, save_in_turn, (void *)(uintptr_t)root));
     assert_true(holds(inside(root, "same"), 0));
+}
+
+/* Keeping the newest of one group's would remove the other's. */
+static void test_checkpoint_groups__do_not_write_steps_under_one_root_at_once(void **state)
+{
+    scene s = {.root = path_of("steps"), .name = {"step-00000001", "step-00000002"}};
+
+    assert_ok(ms_dist_threads(4, save_in_pairs, &s));
+    const int refused = n_refused(s.status, s.message);
+
+    assert_true(refused == 2 || refused == 4);
+    for (int r = 0; r < 4; r++) {
+        assert_int_equal(s.status[r] != MS_OK,
+                         strstr(s.message[r], "is writing checkpoint '") != NULL);
+    }
+}
+
+/* Saves `<root>/step-00000001` in a group. */
+static ms_status save_step(ms_comm *comm, const char *root)
+{
+    const ms_param_extent e = extent_of(MS_DTYPE_F32, 12);
+    ms_checkpoint_writer *w;
+
+    MS_TRY(ms_checkpoint_begin(&w, comm, root, ms_checkpoint_step_name(1)));
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, 0, 0, 12);
+    const ms_status status = ms_checkpoint_add(w, "key", &e, ms_comm_rank(comm) == 0 ? t : NULL);
+
+    ms_tensor_free(t);
+    MS_TRY(status);
+    return ms_checkpoint_commit(w, "{\"step\": 1}");
+}
+
+/* Resumes the newest step in a group. */
+static ms_status resume(ms_comm *comm, const char *root)
+{
+    ms_checkpoint_loader *l;
+
+    MS_TRY(ms_checkpoint_load_latest_step(&l, comm, root));
+    ms_checkpoint_load_discard(l);
+    return MS_OK;
+}
+
+static ms_status share_steps(void *user, int32_t rank)
+{
+    static const char refused[] = "another group of this job has saved checkpoint '";
+    ms_comm *world, *pair;
+    ms_checkpoint_writer *w;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_split(&pair, world, rank % 2, 0));
+    MS_TRY(resume(pair, user)); /* what another job has saved */
+    MS_TRY(ms_comm_barrier(world));
+    if (rank % 2 == 0) {
+        MS_TRY(save_step(pair, user));
+        MS_TRY(resume(pair, user));
+    }
+    MS_TRY(ms_comm_barrier(world));
+    if (rank % 2 != 0) {
+        ms_checkpoint_loader *l;
+
+        assert_fails(MS_VALUE_ERROR, refused, ms_checkpoint_begin(&w, pair, user, "step-00000002"));
+        assert_non_null(strstr(ms_error_message(), "/step-00000001', that of rank 0: give the "
+                                                   "group of rank 1 a root of its own"));
+        assert_fails(MS_VALUE_ERROR, refused, ms_checkpoint_load_latest_step(&l, pair, user));
+    }
+    MS_TRY(ms_comm_barrier(world));
+    /* nor is it that of all ranks, whose least is the same */
+    assert_fails(MS_VALUE_ERROR, refused, ms_checkpoint_begin(&w, world, user, "step-00000002"));
+    ms_comm_free(pair);
+    return MS_OK;
+}
+
+static ms_status save_by_all(void *user, int32_t rank)
+{
+    ms_comm *world;
+
+    (void)rank;
+    MS_TRY(ms_comm_world(&world));
+    return save_step(world, user);
+}
+
+static void test_checkpoint_groups__do_not_share_the_steps_of_one_root(void **state)
+{
+    void *root = (void *)(uintptr_t)path_of("shared");
+
+    assert_ok(ms_dist_threads(4, save_by_all, root));
+    assert_ok(ms_dist_threads(4, share_steps, root));
 }
 
 /* Errors name ranks by their rank in the job. */
@@ -173,7 +263,7 @@ static ms_status give_all_of_it(void *user, int32_t rank)
 
 static void test_checkpoint_groups__errors_name_ranks_of_the_job(void **state)
 {
-    assert_ok(ms_dist_threads(4, write_another_step, (void *)(uintptr_t)path_of("steps")));
+    assert_ok(ms_dist_threads(4, write_another_step, (void *)(uintptr_t)path_of("other")));
     assert_ok(ms_dist_threads(4, give_all_of_it, (void *)(uintptr_t)path_of("twice")));
 }
 
@@ -183,6 +273,8 @@ int main(void)
         cmocka_unit_test(test_checkpoint_groups__save_side_by_side),
         cmocka_unit_test(test_checkpoint_groups__do_not_write_one_checkpoint_at_once),
         cmocka_unit_test(test_checkpoint_groups__do_not_replace_what_another_has_saved),
+        cmocka_unit_test(test_checkpoint_groups__do_not_write_steps_under_one_root_at_once),
+        cmocka_unit_test(test_checkpoint_groups__do_not_share_the_steps_of_one_root),
         cmocka_unit_test(test_checkpoint_groups__errors_name_ranks_of_the_job),
     };
     return cmocka_run_group_tests_name("checkpoint/groups", tests, NULL, NULL);

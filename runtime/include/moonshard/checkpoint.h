@@ -28,10 +28,10 @@ typedef struct ms_checkpoint_loader ms_checkpoint_loader;
  * A folder with the name of a step (ms_checkpoint_step_name()) is one, also when a prune has left
  * nothing in it but what others put there: that moves aside, with a warning that says where.
  * Ranks: those of `comm`, which all that is saved is of; groups of a job save side by side, each
- * under a path of its own.
+ * under a path of its own, and checkpoints that are named by steps under one root are one group's.
  * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`, or
- *         another group of the job (whose least rank is another) writes or has saved it;
- *         MS_IO_ERROR when a folder is that may not be opened
+ *         another group of the job (of other ranks) writes or has saved it, or any of a step where
+ *         `name` is that of a step; MS_IO_ERROR when a folder is that may not be opened
  */
 MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
                                      const char *name);
@@ -114,7 +114,8 @@ MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *
                                            const char *root);
 /** As ms_checkpoint_load_latest(), of the checkpoints that are named by their own steps, as
  * ms_checkpoint_step_name() has it. Where one of another name would have been taken, a warning
- * names both. `*out` is NULL also when there are intact ones of other names only. Collective. */
+ * names both. `*out` is NULL also when there are intact ones of other names only. MS_VALUE_ERROR
+ * where another group of the job saves such. Collective. */
 MS_API ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *comm,
                                                 const char *root);
 /** What is being read: its meta data, keys and extents. Borrowed from `l`. */

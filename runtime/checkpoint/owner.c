@@ -1,0 +1,151 @@
+/* Checkpoints bear the mark of the group that writes them: a temporary folder in its name, a
+ * manifest in its nonce. */
+#include "owner.h"
+#include "folder.h"
+#include "io.h"
+#include "manifest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Digits of a mark. The least rank of the members can be told; another group may have it, too. */
+enum { JOB_DIGITS = 6, RANK_DIGITS = 2, MEMBERS_DIGITS = 4, NONCE_DIGITS = 16 };
+_Static_assert(JOB_DIGITS + RANK_DIGITS + MEMBERS_DIGITS + 1 == MSI_OWNER_ROOM, "a mark");
+_Static_assert(MS_MAX_RANKS <= 1 << 4 * RANK_DIGITS, "a rank has so many digits");
+
+void msi_owner_mark(char *mark, const ms_comm *comm)
+{
+    uint64_t members = 0;
+
+    for (int32_t q = 0; q < ms_comm_size(comm); q++) {
+        const uint64_t link[2] = {members, (uint64_t)msi_comm_rank_in_job(comm, q)};
+
+        members = ms_hash_bytes(link, sizeof(link));
+    }
+    snprintf(mark, MSI_OWNER_ROOM, "%06x%02x%04x", (unsigned)(msi_comm_job_number(comm) >> 40),
+             (unsigned)msi_comm_first_in_job(comm), (unsigned)(members >> 48));
+}
+
+static bool is_of_another(const char *nonce, const char *mark)
+{
+    return strncmp(nonce, mark, JOB_DIGITS) == 0 &&
+           strncmp(nonce + JOB_DIGITS, mark + JOB_DIGITS, RANK_DIGITS + MEMBERS_DIGITS) != 0;
+}
+
+static int rank_of(const char *mark)
+{
+    char digits[RANK_DIGITS + 1] = {0};
+
+    memcpy(digits, mark + JOB_DIGITS, RANK_DIGITS);
+    return (int)strtol(digits, NULL, 16);
+}
+
+static ms_status refuse(const char *does, const char *root, const char *name, const char *nonce,
+                        const char *mark)
+{
+    return MS_FAIL(MS_VALUE_ERROR,
+                   "another group of this job %s checkpoint '%s/%s', that of rank %d: give the "
+                   "group of rank %d a %s of its own",
+                   does, root, name, rank_of(nonce), rank_of(mark),
+                   msi_folder_step(name) >= 0 ? "root" : "path");
+}
+
+/* Refuse to share with the writer that holds `<root>/<entry>`, `<name>.tmp-<nonce>`. */
+static ms_status check_writer(const char *root, const char *entry, const char *name,
+                              const char *mark)
+{
+    const char *nonce = entry + strlen(entry) - NONCE_DIGITS;
+    char *path;
+    int fd = -1;
+    msi_hold hold;
+
+    if (!is_of_another(nonce, mark)) {
+        return MS_OK;
+    }
+    path = msi_io_path("%s/%s", root, entry);
+    const ms_status status = path != NULL ? msi_folder_hold(&fd, &hold, path) : MS_OUT_OF_MEMORY;
+
+    if (fd >= 0) {
+        close(fd);
+    }
+    free(path);
+    MS_TRY(status);
+    return hold == MSI_HOLD_OTHERS ? refuse("is writing", root, name, nonce, mark) : MS_OK;
+}
+
+/* Refuse to share with who has saved `<root>/<name>`: its nonce stands at the head of its manifest.
+ */
+static ms_status check_saved(const char *root, const char *name, const char *mark)
+{
+    static const char before[] = "\"nonce\": \"";
+    char head[256], *path = msi_io_path("%s/%s/%s", root, name, MSI_MANIFEST_NAME);
+
+    if (path == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const ssize_t n = fd >= 0 ? pread(fd, head, sizeof(head) - 1, 0) : 0;
+
+    head[n > 0 ? n : 0] = '\0';
+    if (fd >= 0) {
+        close(fd);
+    }
+    free(path);
+    const char *at = strstr(head, before);
+    const char *nonce = at != NULL ? at + strlen(before) : "";
+
+    return strlen(nonce) >= NONCE_DIGITS && is_of_another(nonce, mark)
+               ? refuse("has saved", root, name, nonce, mark)
+               : MS_OK;
+}
+
+/* Is the checkpoint `other` one that counts where `name` is asked for? */
+static bool counts(const char *other, const char *name)
+{
+    return name == NULL || msi_folder_step(name) >= 0 ? msi_folder_step(other) >= 0
+                                                      : strcmp(other, name) == 0;
+}
+
+/* Look at one entry of the root, if it is of a writer (or, `saved`, if it is a checkpoint). */
+static ms_status check_entry(const char *root, const char *entry, const char *name,
+                             const char *mark, bool saved)
+{
+    const bool writes = msi_folder_is_leftover(entry);
+    const size_t tail = strlen(".tmp-") + NONCE_DIGITS;
+    char other[256];
+
+    if (writes == saved) {
+        return MS_OK;
+    }
+    snprintf(other, sizeof(other), "%.*s", (int)(strlen(entry) - (writes ? tail : 0)), entry);
+    if (!counts(other, name)) {
+        return MS_OK;
+    }
+    return writes ? check_writer(root, entry, other, mark) : check_saved(root, other, mark);
+}
+
+static ms_status check_entries(const char *root, const char *name, const char *mark, bool saved)
+{
+    DIR *dir = opendir(root);
+    ms_status status = MS_OK;
+    struct dirent *e;
+
+    if (dir == NULL) {
+        return errno == ENOENT ? MS_OK : msi_io_fail("open", root);
+    }
+    while (status == MS_OK && (status = msi_io_next(&e, dir, root)) == MS_OK && e != NULL) {
+        status = check_entry(root, e->d_name, name, mark, saved);
+    }
+    closedir(dir);
+    return status;
+}
+
+ms_status msi_owner_check(const char *root, const char *name, const char *mark)
+{
+    /* In this order: a writer that publishes between the two is seen by the second. */
+    MS_TRY(check_entries(root, name, mark, false));
+    return check_entries(root, name, mark, true);
+}

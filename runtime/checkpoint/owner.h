@@ -1,0 +1,20 @@
+/* Which group of a job saves what under a root: of two that save one checkpoint, or steps under one
+ * root, the model of one would be gone. */
+#ifndef MSI_OWNER_H
+#define MSI_OWNER_H
+
+#include "comm.h"
+
+/* Bytes of a mark: 12 of a nonce's 16 digits, and zero. */
+enum { MSI_OWNER_ROOM = 13 };
+
+/* What the nonces of a group's writers begin with: digits of its job, then of its members. */
+void msi_owner_mark(char *mark, const ms_comm *comm);
+/* Does another group of the job write, or has it saved, checkpoint `name` under `root`? Where that
+ * is a step's name, or NULL, any of a step counts: those under one root are one group's. Of two
+ * writers that ask, each holding its own folder, one at least is told. Reads the head of every
+ * manifest that counts; what cannot be read is nobody's.
+ * @return MS_VALUE_ERROR: another does */
+ms_status msi_owner_check(const char *root, const char *name, const char *mark);
+
+#endif
