@@ -78,17 +78,29 @@ function dist.info()
     launcher = B.string(info.launcher),
     transport = B.string(info.transport),
   }, nil, nil, other_field)
-  getmetatable(world).__tostring = describe
+  local meta = getmetatable(world)
+  meta.__tostring, meta._advice = describe, 'the group of all ranks is dist.world(), or left out'
   return world
 end
 
+local function no_group(what, group, method)
+  if group ~= nil then
+    errors.raise('TypeError', '%s() is of all ranks, but got %s; in a group write group:%s()', what,
+      arguments.noun(group), method)
+  end
+end
+
+---@param group? nil  group:rank() tells the place in one
 ---@return integer  from 0
-function dist.rank()
+function dist.rank(group)
+  no_group('dist.rank', group, 'rank')
   return look().rank
 end
 
+---@param group? nil  group:size() tells that of one
 ---@return integer
-function dist.world_size()
+function dist.world_size(group)
+  no_group('dist.world_size', group, 'size')
   return look().world_size
 end
 
@@ -179,7 +191,7 @@ local function advice(here)
   if here.launcher ~= 'none' then
     return "leave 'ranks' out to take what was started"
   end
-  return (faked and 'dist.fake' or 'a collective or an init before')
+  return (faked and 'dist.fake' or 'a collective, dist.split, FSDP or an init before')
     .. ' made it a world of its own; init comes first'
 end
 
@@ -320,6 +332,9 @@ end
 ---@param group? ms.dist.Group  the group that is divided, default: all ranks
 ---@return ms.dist.Group|false group  false for a color below 0: no collective takes it
 function dist.split(color, key, group)
+  if type(color) ~= 'number' then
+    arguments.refuse('dist.split', 'color', color, 'a whole number (-1: this rank joins none)')
+  end
   key, group = given.and_group('dist.split', key, group)
   color, key = int32('dist.split', 'color', color), int32('dist.split', 'key', key, 0)
   B.check(C.ms_comm_split(comm_out, group, color, key))
@@ -489,6 +504,9 @@ local OTHERWISE = {
   all_gather_single = 'dist.all_gather(out, t)',
   reduce_scatter_single = 'dist.reduce_scatter(out, input)',
   ReduceOp = "the operation as text: 'sum', 'avg', 'max' or 'min'",
+  get_process_group_ranks = 'group:ranks()',
+  get_global_rank = 'group:ranks()[rank + 1]',
+  get_group_rank = 'group:rank() for this rank; group:ranks() lists all',
   new_group = 'dist.split(color, key)', split_group = 'dist.split(color, key)',
   new_subgroups = 'dist.split(math.floor(dist.rank() / size))',
   new_subgroups_by_enumeration = 'dist.split(color, key)', ProcessGroup = 'dist.split(color, key)',

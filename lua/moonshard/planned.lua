@@ -125,11 +125,6 @@ for name in pairs(names [[
 ]]) do
   planned.collectives[name] = 'a collective of objects'
 end
-for name in pairs(names [[
-  get_global_rank get_group_rank get_process_group_ranks
-]]) do
-  planned.collectives[name] = 'asking who is in a group'
-end
 for name in pairs(names [[destroy_process_group shrink_group]]) do
   planned.collectives[name] = 'a group that ends before its job'
 end

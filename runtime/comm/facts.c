@@ -16,6 +16,13 @@ int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
     return ms_comm_is_fake(comm) ? q : comm->slot[q];
 }
 
+void ms_comm_ranks(const ms_comm *comm, int32_t *ranks)
+{
+    for (int32_t q = 0; q < comm->size; q++) {
+        ranks[q] = msi_comm_rank_in_job(comm, q);
+    }
+}
+
 uint64_t msi_comm_job_number(const ms_comm *comm)
 {
     return comm->job->block->nonce;

@@ -47,7 +47,8 @@ static int32_t count_threads(void)
 
 /* What made this process a rank, and the way out where there is one. */
 static const char *const joined_by[] = {
-    [MSI_LAUNCHER_NONE] = ", made so by a collective, a checkpoint or a fake group before",
+    [MSI_LAUNCHER_NONE] = ", made so by a collective, dist.split(), FSDP(), "
+                          "a checkpoint or a fake group before",
     [MSI_LAUNCHER_FORK] = "",
     [MSI_LAUNCHER_RUN] =
         ", started by moonshard run; run a script that starts its own with plain luajit",

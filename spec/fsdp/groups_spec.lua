@@ -71,9 +71,10 @@ describe('sub-groups', function()
   it('are one for a model and all that is wrapped in it', function()
     ms.dist.spawn(4, function(rank)
       local pair = ms.dist.split(rank % 2)
-      local message = 'a module of Group(rank=%d, size=2) inside one of Group(rank=%d, size=4) is '
-        .. 'not supported yet; give both the same process_group'
-      local said = message:format(math.floor(rank / 2), rank)
+      local message = "module '0' of Group(rank=%d, size=2, ranks={%d, %d}) inside one of "
+        .. 'Group(rank=%d, size=4, ranks={0, 1, 2, 3}) is not supported yet; give both the same '
+        .. 'process_group (without one, all ranks are meant)'
+      local said = message:format(math.floor(rank / 2), rank % 2, rank % 2 + 2, rank)
       local Linear = ms.nn.Linear
       local wrapped = ms.fsdp.FSDP(Linear(2, 2), { process_group = pair })
       checks.raises('NotImplementedError', said, ms.fsdp.FSDP, ms.nn.Sequential(wrapped))

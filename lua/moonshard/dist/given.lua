@@ -44,7 +44,10 @@ end
 ---@param group? ms.dist.Group
 ---@return T?, ms.dist.Group
 function given.and_group(what, value, group)
-  if group == nil and value ~= nil and (value == false or arguments.is_group(value)) then
+  if group ~= nil and arguments.is_group(value) and not arguments.is_group(group) then
+    errors.raise('TypeError', '%s: the group stands in front of %s, expected last', what,
+      arguments.noun(group))
+  elseif group == nil and value ~= nil and (value == false or arguments.is_group(value)) then
     value, group = nil, value
   end
   return value, given.group(what, group)

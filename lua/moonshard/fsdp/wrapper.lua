@@ -86,9 +86,9 @@ end
 local function wrap_below(module, opts, inherited)
   local ignored_set = inherited or ignored.of(module, opts)
   if not inherited then
-    for _, below in ipairs(module:modules()) do
+    for name, below in module:named_modules() do
       if below._is_fsdp then
-        check.one_group(opts.process_group, below.process_group)
+        check.one_group(opts.process_group, below.process_group, name)
       end
     end
   end

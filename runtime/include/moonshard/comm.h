@@ -74,6 +74,9 @@ MS_API void ms_comm_free(ms_comm *comm);
 MS_API ms_status ms_comm_stop_agreed(ms_comm *comm, int32_t *signal);
 MS_API int32_t ms_comm_rank(const ms_comm *comm);
 MS_API int32_t ms_comm_size(const ms_comm *comm);
+/** The members' ranks in the job, in the group's order; of a fake group 0, 1, ...
+ * @param ranks  room for ms_comm_size() */
+MS_API void ms_comm_ranks(const ms_comm *comm, int32_t *ranks);
 /** Is it of ms_comm_fake(): does this rank stand for all members? */
 MS_API bool ms_comm_is_fake(const ms_comm *comm);
 

@@ -1,0 +1,50 @@
+--- Who is in a group of ranks, for texts and comparisons.
+---
+--- Touches: moonshard_ffi.
+
+local B = require 'moonshard_ffi'
+
+local C = B.C
+
+local members = {}
+
+--- Their ranks in the job, by their places in the group; of a fake group 0, 1, ...
+---@param group ms.dist.Group
+---@return integer[]
+function members.list(group)
+  local n, list = C.ms_comm_size(group), {}
+  local out = B.new('int32_t[?]', n)
+  C.ms_comm_ranks(group, out)
+  for i = 1, n do
+    list[i] = out[i - 1]
+  end
+  return list
+end
+
+local SHOWN = 16 -- of more, the first and the last
+
+--- "0, 2".
+---@param group ms.dist.Group
+---@return string
+function members.text(group)
+  local list = members.list(group)
+  if #list > SHOWN then
+    list = { list[1], list[2], '...', list[#list] }
+  end
+  return table.concat(list, ', ')
+end
+
+--- Have they the same ranks at the same places? A fake group's are nobody else's.
+---@param a ms.dist.Group
+---@param b ms.dist.Group
+---@return boolean
+function members.same(a, b)
+  if a == b then
+    return true
+  elseif C.ms_comm_is_fake(a) or C.ms_comm_is_fake(b) then
+    return false
+  end
+  return table.concat(members.list(a), ' ') == table.concat(members.list(b), ' ')
+end
+
+return members
