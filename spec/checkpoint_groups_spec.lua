@@ -164,13 +164,99 @@ describe('a checkpoint of a sub-group', function()
     end)
     assert.is_nil(cause)
     for rank = 0, 3 do
+      local pair = ('%d, %d'):format(rank % 2, rank % 2 + 2)
       assert.equal([[
-error: checkpoint.save: the optimizer is sharded over another group of ranks than the model: ]]
-        .. [[each group has checkpoints of its own
-error: checkpoint.load: the optimizer is sharded over another group of ranks than the model: ]]
-        .. [[each group has checkpoints of its own
-error: checkpoint.export: the model is sharded over two groups of ranks, expected one: each ]]
-        .. [[group has checkpoints of its own]], reports[rank])
+error: checkpoint.save: the optimizer is sharded over ranks 0, 1, 2, 3, the model over ranks ]]
+        .. pair .. [[, as another group: each group has checkpoints of its own
+error: checkpoint.load: the optimizer is sharded over ranks 0, 1, 2, 3, the model over ranks ]]
+        .. pair .. [[, as another group: each group has checkpoints of its own
+error: checkpoint.export: the model is sharded over ranks 0, 1, 2, 3, in part over ranks ]]
+        .. pair .. [[, as another group: each group has checkpoints of its own]], reports[rank])
+    end
+  end)
+
+  local function loader_of(group)
+    return ms.data.Loader { tokens = ms.zeros(40, { dtype = 'i64' }), context = 4, batch = 1,
+      process_group = group }
+  end
+
+  it('is refused with a loader that deals to other ranks, and as of others', function()
+    local reports, cause = runs.reports(4, function(rank)
+      local pair = ms.dist.split(rank % 2)
+      local model, all = trained(pair, 1), trained(nil, 1)
+      local manager = checkpoint.Manager { root = root, process_group = pair }
+      local plain = nn.Linear(2, 2)
+      return table.concat({
+        told(checkpoint.save, root, 'x', { step = 1, model = model, loader = loader_of() }),
+        told(checkpoint.load, root .. '/x', { model = all, loader = loader_of(pair) }),
+        told(checkpoint.save, root, 'x', { step = 1, model = all, process_group = pair }),
+        told(manager.save, manager, { step = 1, model = all }),
+        told(manager.resume, manager, { model = all }),
+        told(checkpoint.export, root, all, { process_group = pair }),
+        told(checkpoint.import, root, all, { process_group = pair }),
+        told(checkpoint.save, root, 'x', { step = 1, model = plain, loader = loader_of(),
+          process_group = pair }),
+      }, '\n')
+    end)
+    assert.is_nil(cause)
+    for rank = 0, 3 do
+      local pair = ('%d, %d'):format(rank % 2, rank % 2 + 2)
+      local expected = {
+        'save: the loader deals to ranks ALL, but the model is sharded over ranks PAIR; give both '
+          .. 'the same process_group',
+        'load: the loader deals to ranks PAIR, but the model is sharded over ranks ALL; give both '
+          .. 'the same process_group',
+      }
+      for i, what in ipairs { 'save', 'save', 'resume', 'export', 'import' } do
+        expected[2 + i] = what .. ": 'process_group' has ranks PAIR, but the model is sharded over "
+          .. 'ranks ALL; leave it out'
+      end
+      expected[8] = "save: the loader deals to ranks ALL, but 'process_group' has ranks PAIR; give "
+        .. 'both the same process_group'
+      for i, line in ipairs(expected) do
+        expected[i] = 'error: checkpoint.' .. line:gsub('PAIR', pair):gsub('ALL', '0, 1, 2, 3')
+      end
+      assert.equal(table.concat(expected, '\n'), reports[rank])
+    end
+  end)
+
+  it('holds a plain model that its ranks have trained by hand', function()
+    local reports, cause = runs.reports(4, function(rank)
+      local color = rank % 2
+      local pair = ms.dist.split(color)
+      ms.manual_seed(color)
+      local plain = nn.Linear(2, 2):materialize()
+      local own = { model = plain, process_group = pair }
+      local before = plain:hash()
+      local path = checkpoint.save(root .. color, 'x', { step = 1, model = plain,
+        process_group = pair })
+      local file = root .. color .. '.safetensors'
+      checkpoint.export(file, plain, { process_group = pair })
+      local manager = checkpoint.Manager { root = root .. color, process_group = pair }
+      manager:save { step = 2, model = plain }
+      for _, load in ipairs {
+        function() checkpoint.load(path, own) end,
+        function() checkpoint.import(file, plain, { process_group = pair }) end,
+        function() assert(manager:resume({ model = plain }).step == 2) end,
+      } do
+        ms.no_grad(function() plain.weight:fill_(0) end)
+        load()
+        assert(plain:hash() == before)
+      end
+      return told(checkpoint.save, root, 'x', { step = 1, model = plain }) .. '\n'
+        .. told(checkpoint.export, root, plain)
+    end)
+    assert.is_nil(cause)
+    for rank = 0, 3 do
+      local advice = "%(give 'process_group' where fewer ranks train it%)"
+      assert.matches("'weight', which no FSDP unit holds " .. advice
+        .. ", is %x+ on rank 0 and %x+ on rank 1", reports[rank])
+      assert.matches("'weight' has other values on rank 1 than on rank 0; no FSDP unit holds it "
+        .. advice, reports[rank])
+    end
+    for color = 0, 1 do
+      shell.remove_folder(root .. color)
+      os.remove(root .. color .. '.safetensors')
     end
   end)
 

@@ -30,6 +30,7 @@ local runtime = require 'moonshard_ffi.checkpoint'
 local sharding = require 'moonshard_ffi.fsdp'
 local state_dict = require 'moonshard.nn.state_dict'
 local tree = require 'moonshard.nn.tree'
+local util = require 'moonshard.util'
 
 local checkpoint = {}
 
@@ -37,6 +38,9 @@ local checkpoint = {}
 ---@field model? ms.nn.Module
 ---@field optimizer? ms.optim.Optimizer
 ---@field loader? ms.data.Loader
+---@field process_group? ms.dist.Group  whose ranks save or load together, default: those over which
+---  model or optimizer is sharded, else those the loader deals to, else all. A plain model that a
+---  group has trained by hand wants it
 ---
 --- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
 --- what is not in it is a KeyError, leaving out what is in it is legal. State of an optimizer goes
@@ -88,7 +92,8 @@ local function check_whole(writer, comm, param, name, value)
   if size > 1 and value and is_replicated(param) then
     runtime.same(writer, ('the hash of %s, %s,'):format(name,
       parameter.manager(param) and 'of which every rank holds a replica'
-        or 'which no FSDP unit holds'), value:hash())
+        or "which no FSDP unit holds (give 'process_group' where fewer ranks train it)"),
+      value:hash())
   end
 end
 
@@ -172,7 +177,7 @@ end
 ---@return string path
 function checkpoint.save(root, name, opts)
   opts = errors.options('checkpoint.save', opts,
-    { 'step', 'model', 'optimizer', 'loader', 'config' })
+    { 'step', 'config', unpack(given.OPTIONS) })
   given.path('checkpoint.save', 'root', root)
   given.path('checkpoint.save', 'name', name)
   local parts = check_save('checkpoint.save', opts)
@@ -342,7 +347,7 @@ local function load_into(comm, loader, opts, parts)
 end
 
 local function check_load(what, opts)
-  opts = errors.options(what, opts, given.PARTS)
+  opts = errors.options(what, opts, given.OPTIONS)
   return opts, given.parts(what, opts)
 end
 
@@ -408,17 +413,32 @@ end
 ---@class ms.checkpoint.Manager
 ---@field root string
 ---@field keep integer|false  false: nothing is removed
----@overload fun(opts: { root: string, keep?: integer }): ms.checkpoint.Manager
+---@field process_group ms.dist.Group|false  false: each save() and resume() finds it as load() does
+---@overload fun(opts: ms.checkpoint.Manager.Options): ms.checkpoint.Manager
 local Manager = class('checkpoint.Manager')
 checkpoint.Manager = Manager
 
----@param opts { root: string, keep?: integer }  keep: how many of the newest, as save() says
----  (without: all); rank 0's counts
+---@class ms.checkpoint.Manager.Options
+---@field root string
+---@field keep? integer  how many of the newest, as save() says (without: all); rank 0's counts
+---@field process_group? ms.dist.Group  of what is saved: see ms.checkpoint.State
+
+---@param opts ms.checkpoint.Manager.Options
 function Manager:init(opts)
-  opts = errors.options(self._name, opts, { 'root', 'keep' })
+  opts = errors.options(self._name, opts, { 'root', 'keep', 'process_group' })
   given.path(self._name, 'root', opts.root)
   self.root = opts.root
   self.keep = opts.keep ~= nil and arguments.whole(self._name, 'keep', opts.keep, nil, 1)
+  self.process_group = opts.process_group ~= nil
+    and arguments.group(self._name, 'process_group', opts.process_group)
+end
+
+-- The options of one save or resume, and among them the manager's own.
+local function in_group(self, opts)
+  if opts.process_group ~= nil or not self.process_group then
+    return opts
+  end
+  return util.merged(opts, { process_group = self.process_group })
 end
 
 --- Save `<root>/step-<8 digits>`. Collective. With `keep`, remove those named so but for this one
@@ -428,8 +448,8 @@ end
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)
-  opts = errors.options('checkpoint.save', opts,
-    { 'step', 'model', 'optimizer', 'loader', 'config' })
+  opts = in_group(self, errors.options('checkpoint.save', opts,
+    { 'step', 'config', unpack(given.OPTIONS) }))
   arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
   local path = checkpoint.save(self.root, runtime.step_name(opts.step), opts)
   if sharding.place(given.group('checkpoint.save', opts)) == 0 then
@@ -450,6 +470,7 @@ end
 function Manager:resume(opts)
   local parts
   opts, parts = check_load('checkpoint.resume', opts)
+  opts = in_group(self, opts)
   local comm = given.group('checkpoint.resume', opts)
   local loader = runtime.load_latest_step(comm, self.root)
   return loader and load_into(comm, loader, opts, parts)
@@ -464,11 +485,13 @@ end
 --- there.
 ---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
-function checkpoint.export(path, model)
+---@param opts? { process_group?: ms.dist.Group }  as ms.checkpoint.State has it
+function checkpoint.export(path, model, opts)
   given.path('checkpoint.export', 'path', path)
+  opts = errors.options('checkpoint.export', opts, { 'process_group' })
   given.part('checkpoint.export', 'model', model)
   given.check_real('checkpoint.export', 'model', model)
-  local comm = given.group('checkpoint.export', { model = model })
+  local comm = given.group('checkpoint.export', util.merged(opts, { model = model }))
   model:materialize()
   agree.on_one_value(comm, 'checkpoint.export', tree.unmanaged(model))
   agree.on_buffers(comm, 'checkpoint.export', buffer_values(model))
@@ -528,9 +551,15 @@ end
 --- whole file meanwhile.
 ---@param path string
 ---@param model ms.nn.Module
-function checkpoint.import(path, model)
+---@param opts? { process_group?: ms.dist.Group }  as of export(); of a plain model every rank reads
+---  for itself, whoever else does
+function checkpoint.import(path, model, opts)
   given.path('checkpoint.import', 'path', path)
   given.part('checkpoint.import', 'model', model)
+  opts = errors.options('checkpoint.import', opts, { 'process_group' })
+  if opts.process_group ~= nil then -- else nobody is asked who the ranks are
+    given.group('checkpoint.import', util.merged(opts, { model = model }))
+  end
   import(path, model)
   B.give_back() -- the whole file, which a step may not have room beside
 end
@@ -561,7 +590,7 @@ function checkpoint.write_safetensors(path, sd)
   runtime.save_safetensors(path, names, tensors)
 end
 
-receiver.check(Manager, Manager, { 'root', 'keep' })
+receiver.check(Manager, Manager, { 'root', 'keep', 'process_group' })
 
 return namespace('checkpoint', checkpoint, nil, { async_save = 'saving in the background' },
   function(name)

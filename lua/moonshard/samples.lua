@@ -33,6 +33,7 @@ end
 ---@field seeding table  the value of `seeding` when its runs began
 ---@field runs table<ms.Site, ms.Samples.Runs>
 ---@field earlier table<string, integer>  of places that have none there, by name
+---@field group ms.dist.Group|false|nil  among whose ranks they were dealt out
 
 ---@type table<ms.Tensor, ms.Samples>  of each batch that was dealt, by its tensors
 local dealt = setmetatable({}, WEAK_KEYS)
@@ -50,8 +51,10 @@ end
 ---@param x ms.Tensor
 ---@param y ms.Tensor
 ---@param first integer
-function samples.deal(x, y, first)
+---@param group? ms.dist.Group|false  who has the samples beside these
+function samples.deal(x, y, first, group)
   present = begin(first)
+  present.group = group
   dealt[x], dealt[y] = present, present
 end
 
@@ -72,6 +75,14 @@ function samples.resume(x)
   end
   parameter.begin_samples(batch.first)
   present = batch
+end
+
+--- Among whose ranks the batch that `x` is part of was dealt out; nil or false: nobody's.
+---@param x any
+---@return ms.dist.Group|false|nil
+function samples.group_of(x)
+  local batch = dealt[x]
+  return batch and batch.group
 end
 
 --- A seed was set: nobody has said which samples come next, and nothing has run; unless a state()

@@ -229,7 +229,7 @@ static ms_status check_reported(const json_t *first, const json_t *other, rank_p
         const char *y_text = json_string_value(json_array_get(y, 1));
 
         if (x == NULL || y == NULL || !json_equal(json_array_get(x, 0), json_array_get(y, 0))) {
-            return MS_FAIL(MS_VALUE_ERROR, "rank %d and rank %d do not both say what '%s' is",
+            return MS_FAIL(MS_VALUE_ERROR, "rank %d and rank %d do not both say what %s is",
                            r.first, r.other, what);
         }
         const size_t from = difference(x_text, y_text);

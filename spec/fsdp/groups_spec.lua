@@ -87,6 +87,35 @@ describe('sub-groups', function()
     end)
   end)
 
+  it('take batches that were dealt to their own ranks, or to nobody', function()
+    ms.dist.spawn(4, function(rank)
+      local pair = ms.dist.split(rank % 2)
+      local function model_over(group)
+        return ms.fsdp.FSDP(ms.models.GPT { vocab = 3, layers = 1, heads = 1, width = 4,
+          context = 4 }, { process_group = group })
+      end
+      local function batch_of(group, size)
+        return ms.data.Loader { tokens = ms.zeros(40, { dtype = 'i64' }), context = 4, batch = 1,
+          process_group = group, world_size = size }:next()
+      end
+      local own, all = model_over(pair), model_over()
+      local pairs_ranks = ('%d, %d'):format(rank % 2, rank % 2 + 2)
+      local said = 'FSDP: the batch comes from a data.Loader that deals to ranks %s, but the model '
+        .. 'is sharded over ranks %s; give both the same process_group'
+      checks.raises('ValueError', said:format(pairs_ranks, '0, 1, 2, 3'), all, batch_of(pair))
+      checks.raises('ValueError', said:format('0, 1, 2, 3', pairs_ranks), own, batch_of())
+      ms.no_grad(function()
+        own(batch_of(pair))
+        own(batch_of(ms.dist.split(rank % 2))) -- another group of the same ranks
+        all(batch_of())
+        own(batch_of(nil, 1))
+        all(batch_of(nil, 1))
+      end)
+      local plain = ms.models.GPT { vocab = 3, layers = 1, heads = 1, width = 4, context = 4 }
+      plain(batch_of(pair))
+    end)
+  end)
+
   it('are none for a color below 0, and can be divided again', function()
     local none = ms.dist.split(-1)
     assert.is_false(none)

@@ -239,7 +239,7 @@ static void test_checkpoint_writer__all_ranks_fail_when_one_does(void **state)
     expect_failure(say_different_things, MS_VALUE_ERROR,
                    "the run is ...text about it, lr 0.1, and its end on rank 0 and ...text about "
                    "it, lr 0.2, and its end on rank 2");
-    expect_failure(say_less, MS_VALUE_ERROR, "rank 0 and rank 1 do not both say what 'config' is");
+    expect_failure(say_less, MS_VALUE_ERROR, "rank 0 and rank 1 do not both say what config is");
     expect_failure(say_nothing_fit_to_print, MS_VALUE_ERROR, "rank 1: 'config' is '\\xff'");
     expect_failure(add_different_keys, MS_VALUE_ERROR,
                    "rank 0: rank 2 added 'other' as tensor 0, rank 0 added 'key'");

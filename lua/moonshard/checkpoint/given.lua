@@ -1,10 +1,12 @@
 --- What scripts give to moonshard.checkpoint, and whether it is that.
 ---
---- Touches: moonshard.errors, moonshard_ffi, and its arguments, fsdp and parameter.
+--- Touches: moonshard.dist.members, moonshard.errors, moonshard_ffi, and its arguments, fsdp and
+--- parameter.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
 local sharding = require 'moonshard_ffi.fsdp'
 
@@ -19,6 +21,8 @@ end
 
 --- What is saved and restored.
 given.PARTS = { 'model', 'optimizer', 'loader' }
+--- Names of the options of all that saves and restores.
+given.OPTIONS = { 'model', 'optimizer', 'loader', 'process_group' }
 -- The mark by which each is known.
 local MARKS = { model = '_is_module', optimizer = '_is_optimizer', loader = '_is_loader' }
 
@@ -72,27 +76,47 @@ function given.parts(what, opts)
   return names
 end
 
---- The group whose ranks save or load this together: that over which model and optimizer are
---- sharded, a ValueError where there are two. What no unit holds goes with the loader's, else with
---- all ranks.
----@return ffi.cdata*
-function given.group(what, opts)
+-- The group over which model and optimizer are sharded, and which of them says so.
+local function sharded_over(what, opts)
   local group, owner
   for _, name in ipairs(given.PARTS) do
     for _, param in ipairs(opts[name] ~= nil and params_of(name, opts[name]) or {}) do
       local manager = parameter.manager(param)
       local its = manager and manager.process_group
       if its and group and its ~= group then
-        errors.raise('ValueError', owner == name
-          and '%s: the %s is sharded over two groups of ranks, expected one: each group has '
-            .. 'checkpoints of its own'
-          or '%s: the %s is sharded over another group of ranks than the %s: each group has '
-            .. 'checkpoints of its own', what, name, owner)
+        errors.raise('ValueError', '%s: the %s is sharded over ranks %s, %s over ranks %s, as '
+          .. 'another group: each group has checkpoints of its own', what, name, members.text(its),
+          owner == name and 'in part' or 'the ' .. owner, members.text(group))
       end
       group, owner = its or group, its and name or owner
     end
   end
-  return group or opts.loader and opts.loader._group or B.world()
+  return group, owner
+end
+
+--- The group whose ranks save or load this together: that over which model and optimizer are
+--- sharded, a ValueError where there are two, or `process_group` says other ranks, or the loader
+--- deals to others. What no unit holds goes with `process_group`, else with the loader's, else with
+--- all ranks.
+---@return ffi.cdata*
+function given.group(what, opts)
+  local asked, loader = opts.process_group, opts.loader
+  local group, owner = sharded_over(what, opts)
+  if asked ~= nil then
+    arguments.group(what, 'process_group', asked)
+    if group and not members.same(asked, group) then
+      errors.raise('ValueError', "%s: 'process_group' has ranks %s, but the %s is sharded over "
+        .. 'ranks %s; leave it out', what, members.text(asked), owner, members.text(group))
+    end
+  end
+  local dealt_to = loader ~= nil and loader._dealt_to
+  if dealt_to and (group or asked) and not members.same(dealt_to, group or asked) then
+    errors.raise('ValueError', '%s: the loader deals to ranks %s, but %s ranks %s; give both the '
+      .. 'same process_group', what, members.text(dealt_to),
+      group and ('the %s is sharded over'):format(owner) or "'process_group' has",
+      members.text(group or asked))
+  end
+  return group or asked or loader ~= nil and loader._group or B.world()
 end
 
 return given

@@ -9,7 +9,8 @@
 ---
 --- Rank and number of ranks are those of `process_group`, as FSDP's, or of the job: W here.
 --- `world_size = 1` inside a job deals all samples to each rank that asks (validation that every
---- rank does alone). In a process without a job any rank of any number can be asked for.
+--- rank does alone). In a process without a job any rank of any number can be asked for. A sharded
+--- model takes no batch that was dealt to other ranks than its own, nor a checkpoint such a loader.
 ---
 --- A loader is no list: `#loader` is 0, an epoch has `loader.steps_per_epoch` steps.
 ---
@@ -106,10 +107,13 @@ function Loader:init(opts)
   self._step, self._micro = 0, 0
   -- A loader that deals to all ranks must be the same on all of them.
   self._shared = self.world_size > 1 and self.world_size == world_size
+  -- The group that shares its samples; false: each rank that asks has them all.
+  self._dealt_to = self.world_size == world_size and self._group
+    or self._shared and dist.world()
   -- Now: a position can be saved still when the file is gone.
   self._contents = runtime.digest(self.tokens)
   if self._shared then
-    notes.numbers(self._group or dist.world(), 'data.Loader',
+    notes.numbers(self._dealt_to, 'data.Loader',
       'tokens batch context micro_batches seed shuffle contents#', {
         self.tokens:numel(), self.batch, self.context, self.micro_batches, self.seed,
         self.shuffle and 1 or 0, self._contents,
@@ -138,9 +142,9 @@ function Loader:next()
   local first = self._step * self.samples_per_step + in_step
   runtime.windows(x, y, self.tokens, first, self.steps_per_epoch * self.samples_per_step,
     self.seed, self.shuffle)
-  samples.deal(x, y, first)
+  samples.deal(x, y, first, self._dealt_to)
   if self._shared then
-    notes.numbers(self._group or dist.world(), 'batch of data.Loader', 'step micro_batch',
+    notes.numbers(self._dealt_to, 'batch of data.Loader', 'step micro_batch',
       { self._step, self._micro })
   end
   self._micro = self._micro + 1

@@ -60,7 +60,8 @@ function agree.on_one_value(group, what, params)
     local rank = odd_rank(numbers)
     if rank then
       errors.raise('ValueError', "%s: '%s' has other values on rank %d than on rank 0; no FSDP "
-        .. 'unit holds it, so each rank trains its own', what, params[i].name, rank)
+        .. "unit holds it (give 'process_group' where fewer ranks train it)", what,
+        params[i].name, rank)
     end
   end
 end

@@ -1,7 +1,9 @@
---- What wrapping asks of classes and policies it is given.
+--- What FSDP asks of classes, policies, groups and batches it is given.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+local members = require 'moonshard.dist.members'
+local runtime = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.util'
 local tree = require 'moonshard.nn.tree'
 
@@ -16,6 +18,19 @@ function check.one_group(outer, inner, name)
     errors.raise('NotImplementedError', "FSDP: module '%s' of %s inside one of %s is not supported "
       .. 'yet; give both the same process_group (without one, all ranks are meant)', name,
       tostring(inner), tostring(outer))
+  end
+end
+
+--- Ranks that share samples are those that sum gradients: else some would count twice, and others
+--- not at all.
+---@param group ms.dist.Group  of the model
+---@param dealt_to ms.dist.Group|false|nil  among whose ranks its batch was dealt out
+function check.batch(group, dealt_to)
+  if dealt_to and dealt_to ~= group and not runtime.is_fake(group)
+    and not members.same(dealt_to, group) then
+    errors.raise('ValueError', 'FSDP: the batch comes from a data.Loader that deals to ranks %s, '
+      .. 'but the model is sharded over ranks %s; give both the same process_group',
+      members.text(dealt_to), members.text(group))
   end
 end
 

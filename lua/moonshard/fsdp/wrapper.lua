@@ -26,6 +26,7 @@ local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local receiver = require 'moonshard.receiver'
+local samples = require 'moonshard.samples'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.util'
 local watch = require 'moonshard.fsdp.watch'
@@ -292,6 +293,7 @@ local function close_root(self, tree, ...)
 end
 
 local function outermost_forward(self, tree, ...)
+  check.batch(self.process_group, samples.group_of((...)))
   tree.running = true
   changeable.tell(tree.changeable, tree.root.process_group)
   runtime.tree_pre_forward(tree.handle)

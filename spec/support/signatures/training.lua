@@ -188,7 +188,7 @@ local function save_options()
     step = whole(1), model = maybe(module(model)), config = maybe(list { a = 1 }),
     optimizer = maybe(object(ms.optim.SGD(model:parameters(), { lr = 0.1 }),
       ms.optim.Optimizer)),
-    loader = maybe(object(loader(), ms.data.Loader)),
+    loader = maybe(object(loader(), ms.data.Loader)), process_group = some_group(),
   }
 end
 local function saved()
@@ -202,24 +202,27 @@ end
 of['ms.checkpoint.save'] = function() return { text(root), text 'one', save_options() } end
 of['ms.checkpoint.load'] = function()
   local path, model = saved()
-  return { text(path), options { model = module(model) } }
+  return { text(path), options { model = module(model), process_group = some_group() } }
 end
 of['ms.checkpoint.read_meta'] = function() return { text((saved())) } end
 of['ms.checkpoint.latest'] = function() return { text(root) } end
 of['ms.checkpoint.prune'] = function() return { text(root), whole(1) } end
 of['ms.checkpoint.Manager'] = function()
-  return { options { root = text(root), keep = maybe(positive(2)) } }
+  return { options { root = text(root), keep = maybe(positive(2)),
+    process_group = some_group() } }
 end
 of['ms.checkpoint.Manager:save'] = function() return { manager(), save_options() } end
 of['ms.checkpoint.Manager:resume'] = function()
-  return { manager(), options { model = module(linear()) } }
+  return { manager(), options { model = module(linear()), process_group = some_group() } }
 end
 local file = folder .. '/x.safetensors'
-of['ms.checkpoint.export'] = function() return { text(file), module() } end
+of['ms.checkpoint.export'] = function()
+  return { text(file), module(), maybe(options { process_group = some_group() }) }
+end
 of['ms.checkpoint.import'] = function()
   local m = linear()
   ms.checkpoint.export(file, m)
-  return { text(file), module(m) }
+  return { text(file), module(m), maybe(options { process_group = some_group() }) }
 end
 of['ms.checkpoint.write_safetensors'] = function()
   return { text(file), list { a = ms.rand(2) } }
