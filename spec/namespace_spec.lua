@@ -280,6 +280,8 @@ describe('the library\'s names', function()
     for call, instead in pairs {
       buffers = 'module:named_buffers()', register_buffer = "self:buffer('name', t)",
       clip_grad_norm_ = 'ms.optim.clip_grad_norm_(module:parameters(), max_norm)',
+      plan = 'ms.fsdp.FSDP(module):plan()', no_sync = 'fn(): gradients of a model',
+      summon_full_params = 'ms.fsdp.summon_full_params(module, {}, fn)',
     } do
       checks.raises('KeyError', ("nn.Linear has no '%s'; write %s"):format(call, instead),
         plain[call], plain, 'mask', ms.ones(2))

@@ -462,6 +462,23 @@ describe('optim', function()
     checks.close(before - 0.1, layer.bias:item())
   end)
 
+  it('is of models over one group of ranks', function()
+    local function params_over(world)
+      local group = ms.dist.fake { world = world }
+      return ms.fsdp.FSDP(ms.nn.Linear(2, 2), { process_group = group }):parameters()
+    end
+    local own, others = params_over(3), params_over(2)
+    local said = 'optim.SGD: parameters are sharded over ranks 0, 1, 2 and, as another group, over '
+      .. 'ranks 0, 1; each group wants an optimizer of its own'
+    checks.raises('ValueError', said, optim.SGD, { own[1], others[1] }, { lr = 0.1 })
+    checks.raises('ValueError', said, optim.SGD, { { params = own }, { params = others } },
+      { lr = 0.1 })
+    local opt = optim.SGD({ { params = own }, { params = { leaf(1) } } }, { lr = 0.1 })
+    checks.raises('ValueError', said, opt.add_param_group, opt, { params = others })
+    assert.equal(2, #opt.param_groups)
+    opt:step()
+  end)
+
   it('prints its groups', function()
     local text = tostring(optim.SGD({ leaf(1) }, { lr = 0.5 }))
     assert.truthy(text:find('SGD(\n  group 1 (1 parameters)\n    lr: 0.5\n', 1, true), text)

@@ -21,7 +21,7 @@ signatures.raises = {
 
 for name in pairs(util.merged(require('moonshard.planned').methods, { buffers = true,
   clip_grad_norm_ = true, register_buffer = true, register_module = true,
-  register_parameter = true })) do
+  register_parameter = true, plan = true, no_sync = true, summon_full_params = true })) do
   of['ms.nn.Module:' .. name] = function() return { kinds.module() } end
   signatures.raises['ms.nn.Module:' .. name] = true
 end

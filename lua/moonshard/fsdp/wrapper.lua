@@ -486,6 +486,10 @@ end
 ---@param rank0_only? boolean  none on other ranks
 ---@return table<integer, ms.Tensor>
 function FSDP:_full_values(rank0_only)
+  if runtime.is_fake(self.process_group) then
+    errors.raise('RuntimeError', 'state_dict: the model is sharded over a fake group, whose other '
+      .. 'ranks are not there to give their parts')
+  end
   local flat, starts = runtime.gather_all(self._unit, #self._shapes)
   local values = {}
   if not rank0_only or self.rank == 0 then

@@ -91,6 +91,24 @@ local function own(self, field)
   return list
 end
 
+-- Names of methods that only say what to write.
+local INSTEAD = {
+  buffers = 'module:named_buffers()',
+  clip_grad_norm_ = 'ms.optim.clip_grad_norm_(module:parameters(), max_norm)',
+  no_sync = 'fn(): gradients of a model that FSDP has not wrapped stay with their rank',
+  plan = "ms.fsdp.FSDP(module):plan(): it is of a wrapped model's step",
+  register_buffer = "self:buffer('name', t)",
+  register_module = "self:child('name', module)",
+  register_parameter = "self:param('name', { size, ... }, rule), or self:tie('name', t)",
+  summon_full_params = 'ms.fsdp.summon_full_params(module, {}, fn)',
+}
+
+-- Has the class something of that name that a script may not hide?
+local function is_taken(self, name)
+  return rawget(self, name) ~= nil
+    or self[name] ~= nil and not (INSTEAD[name] and self[name] == Module[name])
+end
+
 local function check_name(self, what, name)
   arguments.text(what, 'name', name)
   if name == '' or name:find('.', 1, true) then
@@ -102,7 +120,7 @@ local function check_name(self, what, name)
       errors.raise('KeyError', "%s '%s' is already declared", what, name)
     end
   end
-  if self[name] ~= nil then
+  if is_taken(self, name) then
     errors.raise('KeyError', "attribute '%s' already exists in %s", name, self._name)
   end
 end
@@ -576,13 +594,7 @@ for name, what in next, planned.methods do
     errors.raise('NotImplementedError', '%s:%s: %s is not supported yet', self._name, name, what)
   end
 end
-for name, instead in next, {
-  buffers = 'module:named_buffers()',
-  clip_grad_norm_ = 'ms.optim.clip_grad_norm_(module:parameters(), max_norm)',
-  register_buffer = "self:buffer('name', t)",
-  register_module = "self:child('name', module)",
-  register_parameter = "self:param('name', { size, ... }, rule), or self:tie('name', t)",
-} do
+for name, instead in next, INSTEAD do
   Module[name] = function(self, ...) -- luacheck: no unused args
     missing(self._name, name, {}, 'write ' .. instead)
   end

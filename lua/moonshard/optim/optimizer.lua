@@ -2,13 +2,15 @@
 ---
 --- `opt.param_groups[i].lr` reads and writes a group's option; see moonshard.optim.group.
 ---
---- Touches: moonshard.class, moonshard.errors, moonshard.guard, moonshard_ffi.optim.
+--- Touches: moonshard.class, moonshard.dist.members, moonshard.errors, moonshard.guard,
+--- moonshard_ffi.optim.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local check_zero_grad = require 'moonshard.zero_grad'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
+local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'
 local param_group = require 'moonshard.optim.group'
 local parameter = require 'moonshard_ffi.parameter'
@@ -70,7 +72,25 @@ local function check_given(self, given)
   end
 end
 
---- Append a parameter group.
+-- Ranks step alike what they share, and save it together: one optimizer is of one group of them.
+local function check_one_group(self, list)
+  local groups = { { params = list }, unpack(self.param_groups) }
+  local group
+  for i = #groups, 1, -1 do
+    for _, param in ipairs(groups[i].params) do
+      local manager = parameter.is_tensor(param) and parameter.manager(param)
+      local its = manager and manager.process_group
+      if its and group and its ~= group then
+        errors.raise('ValueError', '%s: parameters are sharded over ranks %s and, as another '
+          .. 'group, over ranks %s; each group wants an optimizer of its own', self._name,
+          members.text(group), members.text(its))
+      end
+      group = its or group
+    end
+  end
+end
+
+--- Append a parameter group. ValueError for parameters of models over two groups of ranks.
 ---@param given { params: ms.Tensor[]|ms.Tensor, [string]: any }  options override the defaults
 function Optimizer:add_param_group(given)
   check_given(self, arguments.list('add_param_group', 'group', given))
@@ -80,6 +100,7 @@ function Optimizer:add_param_group(given)
   if parameter.is_tensor(list) then
     list = { list }
   end
+  check_one_group(self, arguments.list('add_param_group', 'params', list))
   local index = runtime.add_group(self._handle, self.kind, list, util.merged(self.defaults, given))
   param_group.add(self, util.slice(list, 1), index)
 end
