@@ -23,7 +23,7 @@ local function is_there(path)
 end
 
 local function make_folder(path)
-  local pipe = assert(io.popen(("mkdir -p '%s' 2>&1"):format(path:gsub("'", "'\\''"))))
+  local pipe = assert(io.popen(("mkdir -p -- '%s' 2>&1"):format(path:gsub("'", "'\\''"))))
   local complaint = pipe:read('*l')
   pipe:close()
   if complaint then

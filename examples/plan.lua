@@ -16,8 +16,8 @@ local nn, fsdp = ms.nn, ms.fsdp
 
 local count = { whole = true, from = 1 }
 local spec = {
-  { 'ranks', 16384, 'ranks the model is sharded over', count },
-  { 'rank', 0, 'the one that is planned', { whole = true, from = 0 } },
+  { 'ranks', 16384, 'ranks the model is sharded over', { whole = true, from = 1, below = 2 ^ 31 } },
+  { 'rank', 0, 'the one that is planned', { whole = true, from = 0, below = 2 ^ 31 } },
   { 'layers', 86, 'transformer blocks', count },
   { 'width', 8192, 'channels', count },
   { 'heads', 64, 'attention heads', count },
@@ -79,9 +79,9 @@ for _, unit in ipairs(units) do
   parameters = parameters + unit.numel
 end
 
-print(('%s parameters in %d units, rank %d of %d, %s, %s reduced in %s, %d micro-batches'):format(
+print(('%s parameters in %d units, rank %d of %d, %s, %s reduced in %s, %d micro-batch%s'):format(
   report.count(parameters), #units, o.rank, o.ranks, o.strategy, o.dtype, o['reduce-dtype'],
-  o['micro-batches']))
+  o['micro-batches'], o['micro-batches'] == 1 and '' or 'es'))
 local function slots(ring, homes)
   return ('%d that units take in turn, %d of one unit each'):format(ring, homes)
 end

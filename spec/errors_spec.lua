@@ -150,6 +150,20 @@ describe('options', function()
     assert.same({ bias = false }, errors.options('f', { bias = false }, { 'bias' }))
   end)
 
+  it('take the one device there is, where they take a dtype', function()
+    assert.same({ 0, 0 }, ms.zeros(2, { device = 'cpu' }):totable())
+    assert.equal('bf16', ms.nn.Linear(2, 2, { device = 'cpu', dtype = 'bf16' }).weight:dtype())
+    checks.raises('NotImplementedError', "zeros: device = 'cuda' is not supported yet, only 'cpu'",
+      ms.zeros, 2, { device = 'cuda' })
+    checks.raises('NotImplementedError', 'nn.Linear: device = a number is not supported yet',
+      ms.nn.Linear, 2, 2, { device = 0 })
+    checks.raises('NotImplementedError', "nn.Linear: device = 'meta' is not supported yet; "
+      .. 'parameters take no memory before a model is first called', ms.nn.Linear, 2, 2,
+      { device = 'meta' })
+    checks.raises('ValueError', "f: unknown option 'device'", errors.options, 'f',
+      { device = 'cpu' }, { 'lr' })
+  end)
+
   it('that are unknown name the nearest known one', function()
     checks.raises('ValueError', "f: unknown option 'bais', did you mean 'bias'?", errors.options,
       'f', { bais = true }, { 'dtype', 'bias' })

@@ -86,6 +86,8 @@ describe('an example', function()
     refuses('the text for validation (the last 5 %; --validate=0 does without) is too short: '
       .. 'the tokens hold 1 windows of 32, one step takes 2', train('--steps=2'))
     succeeds(train('--steps=2 --validate=0'))
+    succeeds(train('--out --out=dashes --steps=1 --validate=0')) -- a folder as good as another
+    assert.equal('directory', lfs.attributes(folder .. '/--out=dashes', 'mode'))
     shell.write(folder .. '/text', 'in the beginning')
     refuses('the text (its first 95 %) is too short', train('--steps=2 --out=other'))
   end)
@@ -255,6 +257,9 @@ describe('an example', function()
     assert.truthy(output:find('^70,383,304,704 parameters in 87 units, rank 0 of 16384'), output)
     assert.truthy(output:find('masters +16.4 MiB'), output)
     refuses("plan.lua: unknown flag '--rnaks'; the nearest is '--ranks'", run('plan', '--rnaks=8'))
+    refuses("--ranks wants a whole number from 1 below 2147483648, got '99999999999'",
+      run('plan', '--ranks=99999999999'))
+    assert.truthy(output:find('reduced in f32, 1 micro-batch\n', 1, true), output)
     for flags, message in pairs { -- order does not matter
       ['--ranks=8 --rank=8'] = 'ValueError: rank 8 of a fake group, expected 0 to 7',
       ['--micro-batches=9999999999999'] = 'ValueError: a plan for 9999999999999 micro-batches',

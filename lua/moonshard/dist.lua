@@ -11,6 +11,7 @@ local alone = require 'moonshard.alone'
 local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
+local figures = require 'moonshard.figures'
 local given = require 'moonshard.dist.given'
 local namespace = require 'moonshard.namespace'
 local notes = require 'moonshard_ffi.notes'
@@ -220,8 +221,14 @@ end
 --- per rank. What a rank raises and does not catch becomes the cause that all others and the
 --- launcher are told. Called again it changes nothing, and another number of ranks is an error.
 ---@param opts? ms.dist.InitOptions
+---@param more? nil
 ---@return ms.dist.World
-function dist.init(opts)
+function dist.init(opts, more)
+  if type(opts) == 'string' then -- as init_process_group() has it
+    init_options('dist.init', { backend = opts })
+  elseif more ~= nil then
+    errors.raise('TypeError', 'dist.init(opts): %s is one argument too many', arguments.noun(more))
+  end
   return init('dist.init', opts)
 end
 
@@ -357,6 +364,9 @@ end
 ---@param opts ms.dist.FakeOptions
 ---@return ms.dist.Group group  it lasts as long as the job
 function dist.fake(opts)
+  if type(opts) == 'table' and opts.ranks ~= nil then -- as dist.init has it
+    errors.raise('ValueError', "dist.fake: unknown option 'ranks', did you mean 'world'?")
+  end
   opts = errors.options('dist.fake', opts, { 'rank', 'world' })
   local world = int32('dist.fake', 'world', opts.world, nil, 1)
   local rank = int32('dist.fake', 'rank', opts.rank, 0, 0)
@@ -464,7 +474,7 @@ function dist.same(label, value, group)
     kind == 'number' and ('%.17g'):format(value) or tostring(value))
 end
 
-local counts = B.new('int64_t[5]')
+local counts, as_counts = B.new('int64_t[5]'), figures 'dist.counts()'
 
 ---@class ms.dist.Counts
 ---@field all_gather integer      unshards included
@@ -478,7 +488,7 @@ local counts = B.new('int64_t[5]')
 ---@return ms.dist.Counts
 function dist.counts(group)
   C.ms_comm_counts(given.group('counts', group), counts)
-  return {
+  return as_counts {
     all_gather = tonumber(counts[0]),
     reduce_scatter = tonumber(counts[1]),
     all_reduce = tonumber(counts[2]),

@@ -122,6 +122,35 @@ function errors.nearest(word, known)
   return best and best_distance < far and best or nil
 end
 
+local function knows(known, is_list, key)
+  if not is_list then
+    return known[key] ~= nil
+  end
+  for i = 1, #known do
+    if known[i] == key then
+      return true
+    end
+  end
+  return false
+end
+
+-- What makes tensors, and so takes a dtype, takes a device: there is one.
+local function takes_device(known, is_list)
+  return knows(known, is_list, 'dtype') and not knows(known, is_list, 'device')
+end
+
+local function check_device(what, device)
+  if device == 'meta' then
+    errors.raise('NotImplementedError', "%s: device = 'meta' is not supported yet; parameters take "
+      .. 'no memory before a model is first called, and model:plan { dry_run = true } takes none',
+      what)
+  elseif device ~= 'cpu' then
+    errors.raise('NotImplementedError', "%s: device = %s is not supported yet, only 'cpu'",
+      what, type(device) == 'string' and ("'%s'"):format(device:sub(1, 80))
+        or arguments.noun(device))
+  end
+end
+
 local function unknown_option(what, key, names)
   -- also of 'a parameter group of optim.Adam'
   local later = planned.options[tostring(what):match('%S*$')]
@@ -159,25 +188,13 @@ function errors.choice(what, name, value, allowed)
     table.concat(allowed, ', '), near and ("; did you mean '%s'?"):format(near) or '')
 end
 
-local function knows(known, is_list, key)
-  if not is_list then
-    return known[key] ~= nil
-  end
-  for i = 1, #known do
-    if known[i] == key then
-      return true
-    end
-  end
-  return false
-end
-
 -- In order of names, as above.
 local function check_values(what, given, known)
   for _, name in ipairs(util.sorted_keys(given)) do
     local check, value = known[name], given[name]
     if type(check) == 'table' then
       errors.choice(what, name, value, check)
-    else
+    elseif check ~= nil then -- 'device' may be none of them
       arguments[check](what, name, value)
     end
   end
@@ -197,9 +214,14 @@ function errors.options(what, given, known)
     errors.raise('TypeError', '%s: options are %s, expected a table', what, arguments.noun(given))
   end
   local is_list = arguments.list(what, 'known', known)[1] ~= nil
+  local has_device = given.device ~= nil and takes_device(known, is_list)
+  if has_device then
+    check_device(what, given.device)
+  end
   local unknown -- the first in order of names: all ranks say the same
   for key in next, given do
-    if not knows(known, is_list, key) and (unknown == nil or tostring(key) < tostring(unknown)) then
+    if not knows(known, is_list, key) and not (has_device and key == 'device')
+      and (unknown == nil or tostring(key) < tostring(unknown)) then
       unknown = key
     end
   end

@@ -6,6 +6,7 @@ local autograd = require 'moonshard.autograd'
 local create = require 'moonshard.create'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
+local figures = require 'moonshard.figures'
 local namespace = require 'moonshard.namespace'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
@@ -67,6 +68,8 @@ end
 
 local kinds = { 'parameter', 'gradient', 'optimizer', 'activation', 'arena', 'scratch' }
 local stats = B.new('ms_memory_stats')
+local as_memory, as_live, as_peak = figures 'memory()', figures 'memory().live',
+  figures 'memory().peak'
 
 ---@class ms.Memory
 ---@field live table<string, integer>  bytes in use by kind: parameter, gradient, ...
@@ -88,9 +91,9 @@ function ms.memory()
   for i, kind in ipairs(kinds) do
     live[kind], peak[kind] = tonumber(stats.live[i - 1]), tonumber(stats.peak[i - 1])
   end
-  return {
-    live = live,
-    peak = peak,
+  return as_memory {
+    live = as_live(live),
+    peak = as_peak(peak),
     live_total = tonumber(stats.live_total),
     peak_total = tonumber(stats.peak_total),
     reserved = tonumber(stats.reserved),

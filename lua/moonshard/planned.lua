@@ -15,7 +15,8 @@ local planned = {}
 
 --- Functions of tensors, in `ms` and as methods.
 planned.functions = names [[
-  addmm argmax argmin argsort baddbmm bmm chunk clamp cumsum dot einsum expand expand_as flatten
+  addmm argmax argmin argsort baddbmm bmm chunk clamp cumsum dot einsum erfc erfinv expand expand_as
+  flatten
   flip gather index_select isfinite isinf isnan logsumexp masked_fill masked_select max maximum
   min minimum mm mv nonzero norm outer prod repeat roll scatter scatter_add softmax sort split
   squeeze stack std tile topk tril triu unbind unique unsqueeze var view_as
@@ -27,7 +28,8 @@ end
 --- What to write until then, where few words say it: t, a, b, ids and mask are tensors.
 planned.instead = {
   abs = 'ms.where(t:lt(0), -t, t)', bmm = 'a:matmul(b)', chunk = 't:narrow(dim, first, n)',
-  clamp = 'ms.where(t:lt(low), low, t)', dot = '(a * b):sum()', flatten = 't:reshape(-1)',
+  clamp = 'ms.where(t:lt(low), low, t)', dot = '(a * b):sum()', erfc = '1 - t:erf()',
+  flatten = 't:reshape(-1)',
   index_select = 'ms.ops.embedding(t, ids)', isnan = 't:ne(t)',
   masked_fill = 'ms.where(mask, value, t)',
   maximum = 'ms.where(a:gt(b), a, b)', minimum = 'ms.where(a:lt(b), a, b)', mm = 'a:matmul(b)',

@@ -122,8 +122,14 @@ describe('a group of ranks', function()
     } do
       checks.raises(case[2], case[3], function() return dist[case[1]] end)
     end
-    checks.raises('ValueError', 'write dist.fake { rank = r, world = n }', dist.init,
-      { backend = 'fake' })
+    for _, given in ipairs { { backend = 'fake' }, 'fake' } do
+      checks.raises('ValueError', 'write dist.fake { rank = r, world = n }', dist.init, given,
+        given == 'fake' and { rank = 0, world_size = 4 } or nil)
+    end
+    checks.raises('TypeError', 'dist.init(opts): a table is one argument too many', dist.init, {},
+      {})
+    checks.raises('ValueError', "dist.fake: unknown option 'ranks', did you mean 'world'?",
+      dist.fake, { ranks = 4 })
   end)
 end)
 

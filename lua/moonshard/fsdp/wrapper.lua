@@ -16,6 +16,7 @@ local check = require 'moonshard.fsdp.check'
 local changeable = require 'moonshard.fsdp.changeable'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
+local figures = require 'moonshard.figures'
 local first_use = require 'moonshard.fsdp.first_use'
 local forward_values = require 'moonshard.fsdp.forward_values'
 local guard = require 'moonshard.guard'
@@ -32,6 +33,8 @@ local util = require 'moonshard.util'
 local watch = require 'moonshard.fsdp.watch'
 local wrap = require 'moonshard.fsdp.wrap'
 local module_tree = require 'moonshard.nn.tree'
+
+local as_plan = figures 'plan()'
 
 ---@class ms.fsdp.FSDP: ms.nn.Module
 ---@field module ms.nn.Module  what is wrapped
@@ -468,9 +471,9 @@ function FSDP:plan(opts)
   opts = errors.options('plan', opts, { 'micro_batches', 'dry_run' })
   local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
   if arguments.flag('plan', 'dry_run', opts.dry_run, false) then
-    return once.run('a dry run of FSDP', first_use.dry_run, self, micro_batches)
+    return as_plan(once.run('a dry run of FSDP', first_use.dry_run, self, micro_batches))
   end
-  return runtime.plan(self:_lazy_init().handle, micro_batches, false)
+  return as_plan(runtime.plan(self:_lazy_init().handle, micro_batches, false))
 end
 
 --- Collectives this rank has called in the instance's group so far, by kind.
