@@ -5,14 +5,62 @@
 #include "backend.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static const char here[] = "in the object that holds the runtime";
 
 static _Thread_local char why[512];
+
+/* Bytes that a file's program headers ask for; 0: it has none, which dlopen() tells. */
+static int64_t bytes_to_map(int fd)
+{
+    Elf64_Ehdr head;
+    int64_t end = 0;
+
+    if (pread(fd, &head, sizeof(head), 0) != sizeof(head) ||
+        memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 || head.e_phentsize != sizeof(Elf64_Phdr)) {
+        return 0;
+    }
+    for (int32_t i = 0; i < head.e_phnum; i++) {
+        Elf64_Phdr part;
+        const int64_t at = (int64_t)head.e_phoff + i * (int64_t)sizeof(part);
+
+        if (pread(fd, &part, sizeof(part), at) != sizeof(part)) {
+            return 0;
+        }
+        const int64_t part_end = (int64_t)(part.p_offset + part.p_filesz);
+
+        end = part.p_type == PT_LOAD && part_end > end ? part_end : end;
+    }
+    return end;
+}
+
+/* dlopen() maps what is not there of a file that was cut short, and the process ends where it is
+ * first used. */
+static ms_status check_whole(const char *path, const char *what)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat file;
+
+    if (fd < 0) {
+        return MS_OK; /* dlopen() says why */
+    }
+    const int64_t needed = bytes_to_map(fd), there = fstat(fd, &file) == 0 ? file.st_size : needed;
+
+    close(fd);
+    return there >= needed ? MS_OK
+                           : MS_FAIL(MS_DEVICE_ERROR,
+                                     "cannot open %s: %s was cut short, to %lld bytes of at least "
+                                     "%lld",
+                                     what, path, (long long)there, (long long)needed);
+}
 
 /* dlopen(), where a file that is not there (this one or one it needs) is no failure: NULL then.
  * What dlerror() says is made with strerror(), in whatever language. */
@@ -43,6 +91,7 @@ static ms_status open_in(const char *folder, size_t folder_len, const char *file
         snprintf(why, sizeof(why), "the path of %s would be too long", file);
         return MS_OK;
     }
+    MS_TRY(check_whole(path, what));
     return open_file(path, what, library);
 }
 

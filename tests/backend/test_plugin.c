@@ -5,6 +5,8 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* -- in front of the loader -------------------------------------------------------------------- */
@@ -103,6 +105,45 @@ static void test_backend_plugin__what_is_there_and_does_not_open_is_an_error(voi
     in_child(failing_loader);
 }
 
+/* A file that was cut short is an error, wherever: not the end of the process. */
+static int cut_short(void)
+{
+    enum { CUTS = 8 };
+    char path[4096], cut[4096], *bytes;
+    struct stat file;
+
+    snprintf(path, sizeof(path), "%s/libmoonshard_onednn.so", getenv("MS_PLUGIN_DIR"));
+    snprintf(cut, sizeof(cut), "%s", temp_path("libmoonshard_onednn.so"));
+    const int fd = open(path, O_RDONLY);
+
+    CHILD_CHECK(fd >= 0 && fstat(fd, &file) == 0);
+    bytes = malloc((size_t)file.st_size);
+    CHILD_CHECK(bytes != NULL && read(fd, bytes, (size_t)file.st_size) == file.st_size);
+    close(fd);
+    setenv("MS_PLUGIN_DIR", temp_path("."), 1);
+    for (int32_t i = 0; i <= CUTS / 2; i++) { /* what is behind nobody maps */
+        const size_t n = (size_t)file.st_size * (size_t)i / CUTS;
+        FILE *out = fopen(cut, "wb");
+
+        CHILD_CHECK(out != NULL && fwrite(bytes, 1, n, out) == n && fclose(out) == 0);
+        CHILD_CHECK(multiply(SIZE) == MS_DEVICE_ERROR);
+        CHILD_CHECK(i == 0 || strstr(ms_error_message(), "was cut short, to ") != NULL);
+    }
+    free(bytes);
+    return 0;
+}
+
+static void test_backend_plugin__a_file_that_was_cut_short_is_an_error(void **state)
+{
+    (void)state;
+    if (!has_library() || getenv("MS_PLUGIN_DIR") == NULL) {
+        skip();
+    }
+    (void)temp_path(""); /* whose folder is ours to remove */
+    ms_close();
+    in_child(cut_short);
+}
+
 /* oneDNN has one cache of primitives in a process, and a host may use it. */
 static int shared_cache(void)
 {
@@ -141,6 +182,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backend_plugin__what_is_there_and_does_not_open_is_an_error),
+        cmocka_unit_test(test_backend_plugin__a_file_that_was_cut_short_is_an_error),
         cmocka_unit_test(test_backend_plugin__leaves_the_librarys_cache_to_the_host),
     };
 
