@@ -1,8 +1,8 @@
 /* Memory that runs out, anywhere: allocation k of every call of a training program fails, for every
  * k from the first call on; or k and all after it, until the program has seen the error. Then there
  * is memory again, the program does the same once more, and ends with the bits of one that never
- * failed. Or only the function that ran out of memory is called again, as the bindings do: then
- * nothing has failed at all.
+ * failed. Or only the function that ran out of memory is called again: then nothing has failed at
+ * all.
  *
  * Ranks fail together, which they survive, or one alone: that ends on all of them with an error, or
  * (where it was that rank's own affair) with the right bits, but never with others, and in time. */
@@ -95,7 +95,7 @@ ms_status __wrap_msi_autograd_pre_hook(ms_tensor *t, msi_pre_hook pre)
                        : __real_msi_autograd_pre_hook(t, pre);
 }
 
-/* The functions with tensors, which the bindings call again. */
+/* The functions with tensors, which can be called again where memory was out. */
 #define CALLED_AGAIN(function, parameters, arguments)                                              \
     ms_status __real_##function parameters;                                                        \
     ms_status __wrap_##function parameters;                                                        \
@@ -551,6 +551,68 @@ static void test_fsdp_oom__a_reshard_is_seen_without_operands(void **state)
     tiny_free(&model);
 }
 
+typedef struct lone {
+    int64_t at;
+    bool happened;
+    uint64_t hash[2];
+} lone;
+
+/* Rank 1 has no memory for allocation `at` of hashing a model of which a parameter is not sharded;
+ * where that is told, it asks again. */
+static ms_status hash_alone(void *user, int32_t rank)
+{
+    enum { N = 1 + TINY_BLOCKS * TINY_BLOCK_PARAMS + 1 };
+    const tiny_config config = config_of(2, MS_FSDP_FULL_SHARD);
+    const int64_t size = 3;
+    ms_tensor *params[N], *plain = NULL;
+    lone *l = user;
+    tiny_model m = {.tree = NULL};
+    ms_status status;
+    ms_comm *comm;
+
+    MS_TRY(ms_comm_world(&comm));
+    MS_TRY_GOTO(tiny_new(&m, &config, comm), done);
+    MS_TRY_GOTO(ms_tensor_full(&plain, MS_DTYPE_F32, 1, &size, 7), done);
+    params[0] = m.embedding;
+    memcpy(params + 1, m.block, sizeof(m.block));
+    params[N - 1] = plain;
+    MS_TRY_GOTO(ms_fsdp_tree_hash(m.tree, params, N, &l->hash[rank]), done);
+    oom.happened = false;
+    oom.left = rank == 1 ? l->at : -1;
+    status = ms_fsdp_tree_hash(m.tree, params, N, &l->hash[rank]);
+    oom.left = -1;
+    if (rank == 1) {
+        l->happened = oom.happened;
+    }
+    if (status == MS_OUT_OF_MEMORY) {
+        status = ms_fsdp_tree_hash(m.tree, params, N, &l->hash[rank]);
+    }
+done:
+    ms_tensor_free(plain);
+    tiny_free(&m);
+    return status;
+}
+
+static void test_fsdp_oom__a_hash_that_one_rank_cannot_make(void **state)
+{
+    lone l = {.happened = true};
+    int32_t went_on = 0;
+
+    (void)state;
+    for (; l.happened; l.at++) {
+        const ms_status status = ms_dist_threads(2, hash_alone, &l);
+
+        if (status == MS_OK) {
+            assert_true(l.hash[0] == l.hash[1]);
+            went_on++;
+        } else {
+            assert_int_equal(status, MS_COMM_ERROR);
+            assert_non_null(strstr(ms_error_message(), "no memory"));
+        }
+    }
+    assert_true(went_on > 4); /* what the rank does before it gathers anything */
+}
+
 /* A dry run over a fake group, of a model that has no memory yet. */
 static ms_status plan_for_nobody(const tiny_config *config)
 {
@@ -626,6 +688,7 @@ static void test_fsdp_oom__dry_run(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fsdp_oom__a_hash_that_one_rank_cannot_make),
         cmocka_unit_test(test_fsdp_oom__dry_run),
         cmocka_unit_test(test_fsdp_oom__one_rank),
         cmocka_unit_test(test_fsdp_oom__two_ranks_together),

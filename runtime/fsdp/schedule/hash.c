@@ -28,32 +28,27 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
     return MS_OK;
 }
 
-/* hashes[i] of the plain ones among `places`: of the values where all ranks have equal ones, else
- * of every rank's. */
-static ms_status hash_plain(ms_fsdp_tree *tree, const msi_place *places, int32_t n,
-                            uint64_t *hashes)
+/* hashes[i] of this rank's values of the plain ones among `places`. */
+static ms_status hash_plain(const msi_place *places, int32_t n, uint64_t *hashes, bool *any)
 {
-    uint64_t *all;
-    bool any = false;
-
+    *any = false;
     for (int32_t i = 0; i < n; i++) {
         hashes[i] = 0;
         if (places[i].unit == NULL) {
             MS_TRY(ms_tensor_hash(places[i].tensor, &hashes[i]));
-            any = true;
+            *any = true;
         }
     }
-    if (!any || tree->world == 1) {
-        return MS_OK;
-    }
-    all = malloc(sizeof(*all) * (size_t)n * (size_t)tree->world);
-    if (all == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d parameters", (int)n);
-    }
-    ms_status status = msi_tree_gather(tree, "hash of ignored parameters", hashes,
-                                       n * (int64_t)sizeof(*hashes), all);
+    return MS_OK;
+}
 
-    for (int32_t i = 0; status == MS_OK && i < n; i++) {
+/* Those of this rank become: of the values where all ranks have equal ones, else of every rank's.
+ * `all` has room for n of each. */
+static ms_status gather_plain(ms_fsdp_tree *tree, int32_t n, uint64_t *hashes, uint64_t *all)
+{
+    MS_TRY(msi_tree_gather(tree, "hash of ignored parameters", hashes, n * (int64_t)sizeof(*hashes),
+                           all));
+    for (int32_t i = 0; i < n; i++) {
         bool equal = true;
 
         for (int32_t q = 1; q < tree->world; q++) {
@@ -64,16 +59,17 @@ static ms_status hash_plain(ms_fsdp_tree *tree, const msi_place *places, int32_t
             hashes[i] = msi_mix64(hashes[i] ^ all[(int64_t)q * n + i]);
         }
     }
-    free(all);
-    return status;
+    return MS_OK;
 }
 
+/* What this rank can fail at alone comes first: its peers wait for what it has begun to gather. */
 ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                             uint64_t *hash)
 {
     int32_t *offset = NULL, n_held = 0;
-    uint64_t *hashes = NULL, *plain = NULL, h = 0;
+    uint64_t *hashes = NULL, *plain = NULL, *all_plain = NULL, h = 0;
     msi_order order;
+    bool any_plain;
     ms_status status;
 
     MS_TRY(ms_fsdp_tree_init(tree));
@@ -89,12 +85,16 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_
     }
     hashes = malloc(sizeof(*hashes) * ((size_t)n_held + 1));
     plain = malloc(sizeof(*plain) * ((size_t)n + 1));
-    if (offset == NULL || hashes == NULL || plain == NULL) {
+    all_plain = malloc(sizeof(*all_plain) * ((size_t)n * (size_t)tree->world + 1));
+    if (offset == NULL || hashes == NULL || plain == NULL || all_plain == NULL) {
         status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d parameters", (int)n);
         goto done;
     }
+    MS_TRY_GOTO(hash_plain(places, n, plain, &any_plain), done);
     MS_TRY_GOTO(hash_units(tree, offset, hashes), done);
-    MS_TRY_GOTO(hash_plain(tree, places, n, plain), done);
+    if (any_plain && tree->world > 1) {
+        MS_TRY_GOTO(gather_plain(tree, n, plain, all_plain), done);
+    }
     for (int32_t i = 0; i < n; i++) {
         const ms_fsdp_unit *u = places[i].unit;
 
@@ -108,5 +108,6 @@ done:
     free(offset);
     free(hashes);
     free(plain);
+    free(all_plain);
     return status;
 }
