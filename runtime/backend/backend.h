@@ -127,7 +127,7 @@ int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, 
 /* -- what is done in the order of the context's stream of computing ---------------------------- */
 
 ms_status msi_device_wait(struct msi_device *d);
-void msi_device_drain(struct msi_device *d);
+bool msi_device_drain(struct msi_device *d);
 ms_status msi_device_settle(struct msi_device *d);
 ms_status msi_mem_copy_on(struct msi_device *d, void *to, const void *from, int64_t nbytes);
 ms_status msi_mem_set_on(struct msi_device *d, void *to, int32_t byte, int64_t nbytes);
@@ -145,7 +145,7 @@ static inline ms_status msi_settle(const ms_context *ctx)
 static inline void msi_drain(const ms_context *ctx)
 {
     if (MSI_UNLIKELY(ctx->device != NULL)) {
-        msi_device_drain(ctx->device);
+        (void)msi_device_drain(ctx->device);
     }
 }
 

@@ -157,8 +157,9 @@ ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t 
 /* Wait for a mark: MS_COMM_ERROR when peers are gone that it depends on, and it is reached all the
  * same; what it says then is no result, as msi_settle() says from there on. */
 ms_status msi_device_wait_for(msi_device *d, msi_mark mark);
-/* The same where no error can be told, and the message of another may be set, which stays. */
-void msi_device_drain_to(msi_device *d, msi_mark mark);
+/* The same where no error can be told, and the message of another may be set, which stays. False:
+ * it is not reached, as an item asks, which runs. */
+bool msi_device_drain_to(msi_device *d, msi_mark mark);
 /* Let it run what may run now; is something left that would not run without another call? */
 bool msi_device_polls(msi_device *d);
 /* What the host of a device's product calls: the CPU's, now. */

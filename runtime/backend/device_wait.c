@@ -48,21 +48,26 @@ ms_status msi_device_wait_for(msi_device *d, msi_mark mark)
                : MS_FAIL(MS_DEVICE_ERROR, "wait: device '%s' is lost", d->ops->kind);
 }
 
-void msi_device_drain_to(msi_device *d, msi_mark mark)
+bool msi_device_drain_to(msi_device *d, msi_mark mark)
 {
     char message[MSI_MESSAGE_BYTES];
 
     snprintf(message, sizeof(message), "%s", ms_error_message());
-    if (msi_device_wait_for(d, mark) != MS_OK) {
+    (void)msi_device_wait_for(d, mark);
+    if (strcmp(message, ms_error_message()) != 0) {
         ms_error_set(MS_RUNTIME_ERROR, message); /* as it was */
     }
+    return d->ops->done(d, mark) != MSI_DEV_NOT_YET;
 }
 
-void msi_device_drain(msi_device *d)
+bool msi_device_drain(msi_device *d)
 {
+    bool reached = true;
+
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
-        msi_device_drain_to(d, d->ops->mark(d, i));
+        reached &= msi_device_drain_to(d, d->ops->mark(d, i));
     }
+    return reached;
 }
 
 ms_status msi_device_wait(msi_device *d)

@@ -315,7 +315,11 @@ ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
     char bound[MSI_BOUND_TEXT];
 
     if (fits && !msi_system_has(nbytes)) {
-        msi_heap_trim(h);
+        msi_heap *of_system = h->device != NULL ? h->host : h;
+
+        if (of_system != NULL) {
+            msi_heap_trim(of_system);
+        }
         fits = msi_system_has(nbytes);
     }
     return fits

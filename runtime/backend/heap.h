@@ -14,7 +14,8 @@
  * order of its stream, so what is released serves the next request of that stream at once, and
  * nobody else's. What another stream, too, reads or writes waits until that is past its mark. A
  * place has a heap of its own: a device's memory, and the host's that it can reach, whose one pool
- * is in the host's order. Streams may still use a piece that goes back: that waits for them. */
+ * is in the host's order. Streams may still use a device's piece that goes back: that waits for
+ * them, so none goes while an item runs. */
 #ifndef MSI_HEAP_H
 #define MSI_HEAP_H
 
@@ -86,7 +87,10 @@ static inline int32_t msi_class_of(int64_t nbytes, int64_t *capacity)
 /* A block of the class to use, from the system; those cut from the same piece are free. NULL when
  * memory is out. */
 msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c);
-/* Give the piece that `first` begins back, and the records of its blocks. */
+/* May pieces of free blocks go back, once what still uses them has run? Not where an item asks:
+ * what is behind it was given them. (The host's blocks that are free nobody uses.) */
+bool msi_pieces_may_go(const msi_heap *h);
+/* Give the piece that `first` begins back, which may go, and the records of its blocks. */
 void msi_piece_give(msi_mem_block *first);
 /* A free block of a closed heap, in no list: its piece goes back with the last of its blocks. */
 void msi_piece_leave(const msi_mem_block *b);

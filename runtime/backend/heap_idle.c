@@ -54,6 +54,9 @@ static bool trim_class(msi_class *c, int64_t n)
 
 void msi_heap_trim(msi_heap *h)
 {
+    if (!msi_pieces_may_go(h)) {
+        return;
+    }
     for (int32_t i = 0; i < h->n_classes; i++) {
         trim_class(&h->classes[i], INT64_MAX);
     }
@@ -90,7 +93,7 @@ void msi_heap_end_window(msi_heap *h)
 {
     const free_blocks f = count_free(h, h->window_began);
 
-    if (f.old_bytes > h->stats.reserved / 2) {
+    if (f.old_bytes > h->stats.reserved / 2 && msi_pieces_may_go(h)) {
         for (int32_t i = 0; i < h->n_classes; i++) {
             h->classes[i].gave_back |= trim_class(&h->classes[i], h->window_began);
         }
@@ -174,7 +177,8 @@ void msi_heap_keep_within(msi_heap *h, int64_t bytes)
     const int64_t limit = 2 * most + ALWAYS_HELD;
     const int64_t excess = h->stats.reserved + bytes - limit;
 
-    if (excess > 0 && bytes > MSI_IDLE_BYTES && h->stats.reserved > h->in_use) {
+    if (excess > 0 && bytes > MSI_IDLE_BYTES && h->stats.reserved > h->in_use &&
+        msi_pieces_may_go(h)) {
         give_idle(h, excess + limit / 8); /* so that the next few need not look */
     }
 }

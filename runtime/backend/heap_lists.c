@@ -42,7 +42,6 @@ static void *take_piece(const msi_heap *h, int64_t bytes, bool is_cut)
 static void give_bytes(const msi_heap *h, void *p, int64_t bytes)
 {
     if (h->device != NULL) {
-        msi_device_drain(h->device);
         h->device->ops->give(h->device, p, bytes, h->place);
     } else if (!h->lost) {
         msi_system_give(p, bytes);
@@ -94,6 +93,11 @@ msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c)
         c->gave_back = false;
     }
     return first;
+}
+
+bool msi_pieces_may_go(const msi_heap *h)
+{
+    return h->device == NULL || h->place == MSI_PLACE_PINNED || msi_device_drain(h->device);
 }
 
 void msi_piece_give(msi_mem_block *first)

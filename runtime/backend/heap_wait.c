@@ -41,8 +41,7 @@ static bool is_done(msi_device *d, msi_mark mark)
 
 static bool is_waited_for(msi_device *d, msi_mark mark)
 {
-    msi_device_drain_to(d, mark);
-    return is_done(d, mark); /* asked for by an item: no */
+    return msi_device_drain_to(d, mark);
 }
 
 static bool is_gone(msi_device *d, msi_mark mark)

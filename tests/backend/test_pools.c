@@ -36,7 +36,8 @@ static int32_t slow_take(msi_device *d, int64_t nbytes, int32_t place, void **ou
 
 static void slow_give(msi_device *d, void *p, int64_t nbytes, int32_t place)
 {
-    for (int32_t i = 0; i < MSI_STREAMS; i++) { /* whoever gives has waited */
+    /* whoever gives has waited; for the host's, before it was free */
+    for (int32_t i = 0; place == MSI_PLACE_DEVICE && i < MSI_STREAMS; i++) {
         assert_true(slow.done[i] == slow.enqueued[i]);
     }
     munmap(p, (size_t)nbytes);
@@ -362,6 +363,47 @@ static void test_backend_pools__a_product_that_runs_takes_no_block_of_a_stream(v
     end();
 }
 
+/* What is behind it was given blocks that are free meanwhile. */
+static void test_backend_pools__nothing_goes_back_while_an_item_runs(void **state)
+{
+    msi_mem_block *host;
+
+    (void)state;
+    begin(false);
+    msi_release(take(5000));
+    assert_ok(msi_host_alloc(msi_context(), 5000, MS_MEM_SCRATCH, &host));
+    msi_release(host);
+    slow_mark(&slow.base, MSI_STREAM_COMPUTE);
+    const int64_t held = slow.taken[MSI_PLACE_DEVICE];
+
+    slow.runs = true;
+    msi_alloc_trim(msi_context());
+    assert_int_equal(slow.taken[MSI_PLACE_DEVICE], held);
+    assert_int_equal(slow.taken[MSI_PLACE_PINNED], 0);
+    slow.runs = false;
+    msi_alloc_trim(msi_context());
+    assert_int_equal(slow.taken[MSI_PLACE_DEVICE], 0);
+    end();
+}
+
+static void test_backend_pools__address_space_is_the_hosts(void **state)
+{
+    msi_mem_block *host;
+
+    (void)state;
+    begin(false);
+    msi_release(take(5000));
+    assert_ok(msi_host_alloc(msi_context(), 5000, MS_MEM_SCRATCH, &host));
+    msi_release(host);
+    const int64_t held = slow.taken[MSI_PLACE_DEVICE];
+
+    assert_fails(MS_OUT_OF_MEMORY, "no memory for a test",
+                 msi_alloc_probe(msi_context(), INT64_MAX / 2, "a test"));
+    assert_int_equal(slow.taken[MSI_PLACE_DEVICE], held);
+    assert_int_equal(slow.taken[MSI_PLACE_PINNED], 0);
+    end();
+}
+
 static void test_backend_pools__closing_ends_all_waiting(void **state)
 {
     (void)state;
@@ -397,6 +439,8 @@ int main(void)
         cmocka_unit_test(test_backend_pools__what_is_free_is_spoilt_in_the_order_of_its_stream),
         cmocka_unit_test(test_backend_pools__the_hosts_memory_is_the_devices_to_reach),
         cmocka_unit_test(test_backend_pools__a_product_that_runs_takes_no_block_of_a_stream),
+        cmocka_unit_test(test_backend_pools__nothing_goes_back_while_an_item_runs),
+        cmocka_unit_test(test_backend_pools__address_space_is_the_hosts),
         cmocka_unit_test(test_backend_pools__closing_ends_all_waiting),
         cmocka_unit_test(test_backend_pools__without_a_device_there_is_nothing_to_wait_for),
     };
