@@ -32,7 +32,9 @@ static void LOCAL(product)(const msi_attention_args *a, int64_t m, int64_t n, in
                        .batch = 1,
                        .dtype = DTYPE,
                        .c_dtype = REAL_DTYPE,
-                       .accumulate = accumulate};
+                       .accumulate = accumulate,
+                       .is_gradient = a->dq != NULL,
+                       .op = a->op};
 
     if (*a->status == MS_OK) {
         *a->status = msi_gemm(a->ctx, &g);

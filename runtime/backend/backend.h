@@ -149,7 +149,8 @@ static inline void msi_drain(const ms_context *ctx)
     }
 }
 
-/** Where an item that runs later says that it failed: msi_settle() tells. On the CPU `now`. */
+/** Where a kernel that runs later keeps what its products came to, of which msi_settle() tells. On
+ * the CPU `now`. */
 ms_status *msi_device_status(const ms_context *ctx, ms_status *now);
 
 /** Where kernels say what they find wrong with data: msi_settle() tells. On the CPU `now`, which

@@ -89,7 +89,7 @@ ms_status msi_device_open(ms_context *ctx, int32_t index)
                                   .kernel = cpu_kernel,
                                   .args_bytes = msi_args_bytes,
                                   .args_copy = msi_args_copy,
-                                  .gemm = msi_gemm_now,
+                                  .gemm = msi_device_gemm,
                                   .cpu = &msi_cpu_device_ops};
     const char *kind;
     char error[MSI_DEVICE_ERROR] = "";
@@ -136,11 +136,22 @@ ms_status msi_device_outcome(const msi_device *d, const char *what, int32_t outc
     }
 }
 
+/* Was there no memory to enqueue it, of which there may be more now that the stream has run what it
+ * had? Then it is tried once more: a call is not left half done for a moment's want. */
+static bool is_worth_another(msi_device *d, int32_t outcome)
+{
+    return MSI_UNLIKELY(outcome == MSI_DEV_NO_MEMORY) &&
+           msi_device_drain_to(d, d->ops->mark(d, d->stream));
+}
+
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args)
 {
     int32_t outcome = d->ops->run(d, d->stream, kernel, dtype, args);
 
+    if (is_worth_another(d, outcome)) {
+        outcome = d->ops->run(d, d->stream, kernel, dtype, args);
+    }
     return outcome == MSI_DEV_UNSUPPORTED ? msi_kernel_missing(op, dtype, d->ops->kind)
                                           : msi_device_outcome(d, op, outcome);
 }
@@ -159,12 +170,21 @@ ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void
     return MS_OK;
 }
 
+static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)
+{
+    int32_t outcome = d->ops->gemm(d, d->stream, args);
+
+    if (is_worth_another(d, outcome)) {
+        outcome = d->ops->gemm(d, d->stream, args);
+    }
+    return msi_device_outcome(d, "gemm", outcome);
+}
+
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
 {
     msi_device *d = ctx->device;
 
-    return MSI_UNLIKELY(d != NULL) ? msi_device_outcome(d, "gemm", d->ops->gemm(d, d->stream, args))
-                                   : msi_gemm_now(ctx, args);
+    return MSI_UNLIKELY(d != NULL) ? gemm_on(d, args) : msi_gemm_now(ctx, args);
 }
 
 ms_status *msi_device_status(const ms_context *ctx, ms_status *now)
@@ -176,12 +196,22 @@ ms_status *msi_device_status(const ms_context *ctx, ms_status *now)
 
 ms_status msi_mem_copy_on(msi_device *d, void *to, const void *from, int64_t nbytes)
 {
-    return msi_device_outcome(d, "copy", d->ops->copy(d, d->stream, to, from, nbytes));
+    int32_t outcome = d->ops->copy(d, d->stream, to, from, nbytes);
+
+    if (is_worth_another(d, outcome)) {
+        outcome = d->ops->copy(d, d->stream, to, from, nbytes);
+    }
+    return msi_device_outcome(d, "copy", outcome);
 }
 
 ms_status msi_mem_set_on(msi_device *d, void *to, int32_t byte, int64_t nbytes)
 {
-    return msi_device_outcome(d, "fill", d->ops->set(d, d->stream, to, byte, nbytes));
+    int32_t outcome = d->ops->set(d, d->stream, to, byte, nbytes);
+
+    if (is_worth_another(d, outcome)) {
+        outcome = d->ops->set(d, d->stream, to, byte, nbytes);
+    }
+    return msi_device_outcome(d, "fill", outcome);
 }
 
 bool msi_device_polls(msi_device *d)
@@ -195,14 +225,13 @@ ms_status msi_device_settle(msi_device *d)
     if (MSI_UNLIKELY(d->lost != MS_OK)) {
         return MS_FAIL(d->lost, "%s", d->why_lost);
     }
-    ms_status status = d->failed;
+    const ms_status status = msi_device_fault_tell(d);
 
-    d->failed = MS_OK;
-    status = MSI_LIKELY(status == MS_OK)
-                 ? msi_fault_tell(d->fault)
-                 : MS_FAIL(status, "device '%s': a product failed", d->ops->kind);
-    if (MSI_UNLIKELY(status != MS_OK) && d->ctx != NULL) {
-        d->ctx->tell_peers(d->ctx);
+    if (MSI_UNLIKELY(status != MS_OK)) {
+        msi_error_late();
+        if (d->ctx != NULL) {
+            d->ctx->tell_peers(d->ctx);
+        }
     }
     return status;
 }

@@ -20,7 +20,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 3 }; /* of this file, kernel_args.h and the kernels' names */
+enum { MSI_DEVICE_VERSION = 4 }; /* of this file, kernel_args.h and the kernels' names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -66,7 +66,8 @@ typedef struct msi_device_host {
     /* A kernel's arguments are copied with what they list: bytes of the copy, and the copy. */
     int64_t (*args_bytes)(int32_t kernel, const void *args);
     void (*args_copy)(int32_t kernel, void *to, const void *args);
-    /* The CPU's product. */
+    /* The CPU's product. One that fails is the device's fault (msi_device.fault), which whoever
+     * waits is told, and what it would have written is NaN. */
     ms_status (*gemm)(void *user, const msi_gemm_args *args);
     const struct msi_device_ops *cpu; /* what a device of host memory has in common with it */
 } msi_device_host;
@@ -122,12 +123,13 @@ enum { MSI_DEVICE_ERROR = 256 };
 /* Devices begin with this. */
 struct msi_device {
     const msi_device_ops *ops;
-    ms_status failed; /* what a product that has run came to; the next who waits is told */
+    ms_status failed; /* what a product inside a kernel came to, for that kernel */
     ms_status lost;   /* a wait for peers that are gone was given up: all who settle are told */
     char why_lost[MSI_MESSAGE_BYTES];
     int32_t stream; /* on which what is dispatched now goes: MSI_STREAM_COMPUTE but for a moment */
     ms_context *ctx;
-    msi_fault *fault; /* what kernels found wrong with data: likewise. Pinned memory */
+    msi_fault *fault; /* what kernels found wrong: the next who waits is told. Pinned memory */
+    char why_failed[MSI_MESSAGE_BYTES]; /* where the fault is a product's */
 };
 
 extern const msi_device_ops msi_cpu_device_ops;
@@ -162,7 +164,11 @@ ms_status msi_device_wait_for(msi_device *d, msi_mark mark);
 bool msi_device_drain_to(msi_device *d, msi_mark mark);
 /* Let it run what may run now; is something left that would not run without another call? */
 bool msi_device_polls(msi_device *d);
-/* What the host of a device's product calls: the CPU's, now. */
-ms_status msi_gemm_now(void *ctx, const msi_gemm_args *args);
+/* A product on the CPU, now. */
+ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *args);
+/* What the host of a device's product calls: that, and what fails is the device's fault. */
+ms_status msi_device_gemm(void *ctx, const msi_gemm_args *args);
+/* The error of what was found, if anything was; once. */
+ms_status msi_device_fault_tell(msi_device *d);
 
 #endif

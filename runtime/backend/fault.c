@@ -1,5 +1,9 @@
-/* What kernels find wrong with data. */
+/* What kernels find wrong with data, and products that fail on a device. */
 #include "device.h"
+
+#include "moonshard/tensor.h"
+
+#include <stdio.h>
 
 msi_fault *msi_device_fault(const ms_context *ctx, msi_fault *now)
 {
@@ -19,4 +23,58 @@ ms_status msi_fault_tell(msi_fault *fault)
     return MS_FAIL(MS_INDEX_ERROR, "%s %lld, number %lld of %lld, is outside [0, %lld)",
                    indices[f.kernel], (long long)f.index, (long long)f.position + 1, (long long)f.n,
                    (long long)f.end);
+}
+
+/* NaN, for what nobody has computed to be seen wherever it goes. */
+static void spoil(const msi_gemm_args *g)
+{
+    const int64_t size = ms_dtype_size(g->c_dtype);
+
+    for (int64_t b = 0; b < g->batch; b++) {
+        for (int64_t i = 0; i < g->m; i++) {
+            memset((char *)g->c + (b * g->c_batch + i * g->c_row) * size, 0xff,
+                   (size_t)(g->n * size));
+        }
+    }
+}
+
+/* The last error is that of a product; it is told by msi_device_fault_tell(). */
+static void product_failed(msi_device *d, const msi_gemm_args *g, ms_status status)
+{
+    const char *op = g->op != NULL ? g->op : "gemm";
+
+    spoil(g);
+    if (d->fault->found == 0) {
+        *d->fault = (msi_fault){.found = 1, .kernel = MSI_K_gemm, .index = status};
+        snprintf(d->why_failed, sizeof(d->why_failed), "%s%s%s: %s",
+                 g->is_gradient ? "backward of '" : "", op, g->is_gradient ? "'" : "",
+                 ms_error_message());
+    }
+}
+
+ms_status msi_device_gemm(void *user, const msi_gemm_args *g)
+{
+    ms_context *ctx = user;
+    char message[MSI_MESSAGE_BYTES];
+
+    snprintf(message, sizeof(message), "%s", ms_error_message());
+    const ms_status status = msi_gemm_now(ctx, g);
+
+    if (status != MS_OK) {
+        product_failed(ctx->device, g, status);
+        ms_error_set(MS_RUNTIME_ERROR, message); /* that of what enqueues or waits stays */
+    }
+    return status;
+}
+
+ms_status msi_device_fault_tell(msi_device *d)
+{
+    const msi_fault f = *d->fault;
+
+    d->failed = MS_OK;
+    if (MSI_LIKELY(f.found == 0) || f.kernel != MSI_K_gemm) {
+        return msi_fault_tell(d->fault);
+    }
+    d->fault->found = 0;
+    return MS_FAIL((ms_status)f.index, "%s", d->why_failed);
 }

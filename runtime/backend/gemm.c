@@ -294,9 +294,8 @@ static ms_status run(gemm_state *s, const msi_gemm_args *g)
     return MS_OK;
 }
 
-ms_status msi_gemm_now(void *user, const msi_gemm_args *g)
+ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *g)
 {
-    ms_context *ctx = user;
     bool known = g->dtype == MS_DTYPE_F32 || g->dtype == MS_DTYPE_F64 || g->dtype == MS_DTYPE_BF16;
     gemm_state *s = NULL;
 

@@ -17,13 +17,13 @@
 
 enum { MSI_LOOP_DIMS = 8 };
 
-/** What a kernel finds wrong with its data, an index outside [0, end): the first that any has found
- * stays until it was told (msi_fault_tell()). Kernels that write parameters leave all as it is
+/** What a kernel finds wrong with its data, an index outside [0, end), or a product that failed on
+ * a device: the first stays until it was told. Kernels that write parameters leave all as it is
  * meanwhile, and count how often. The host may read it once they have run. */
 typedef struct msi_fault {
     int64_t found;                   /**< 0: nothing */
-    int64_t kernel;                  /**< MSI_K_* that found it */
-    int64_t index, position, n, end; /**< indices[position] of n */
+    int64_t kernel;                  /**< MSI_K_* that found it; MSI_K_gemm: a product failed, */
+    int64_t index, position, n, end; /**< indices[position] of n; or index is its status */
 } msi_fault;
 
 /** Nested loops with one stride per operand and dimension. ndim 0 means one element. */
@@ -144,6 +144,7 @@ typedef struct msi_attention_args {
     void *work;
     struct ms_context *ctx; /**< for msi_gemm() */
     ms_status *status;      /**< first failure of a product (results are then void); not NULL */
+    const char *op;         /**< as of msi_gemm_args */
 } msi_attention_args;
 
 /** Queries and keys of one tile. Fixed, so results depend on the shape alone. */
@@ -253,6 +254,8 @@ typedef struct msi_gemm_args {
     int32_t c_dtype;                   /**< dtype, or f32 when dtype is bf16 */
     const void *bias;                  /**< (N) of dtype `dtype`, or NULL */
     bool accumulate;
+    bool is_gradient; /**< a product of op's backward */
+    const char *op;   /**< whose it is, for the error of one that fails later; static, or NULL */
 } msi_gemm_args;
 
 #endif

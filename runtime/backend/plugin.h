@@ -11,7 +11,7 @@
 #include "kernel_args.h"
 
 enum {
-    MSI_PLUGIN_VERSION = 3, /**< of the structs in this file and of msi_gemm_args */
+    MSI_PLUGIN_VERSION = 4, /**< of the structs in this file and of msi_gemm_args */
     MSI_PLUGIN_ERROR = 192  /**< bytes of an error buffer */
 };
 

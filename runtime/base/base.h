@@ -17,6 +17,8 @@ enum { MSI_MESSAGE_BYTES = 4096 }; /* of an error's text, zero included */
 ms_status msi_fail(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
 /** Put text in front of the present message ("unit 'h.0': " + ...). @return `kind` */
 ms_status msi_fail_prefix(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
+/** The error that was set last is that of earlier work (ms_error_is_late()); prefixes keep that. */
+void msi_error_late(void);
 /** What the host calls the kind of an error, as one of our statuses: MS_RUNTIME_ERROR for a number
  * that is none. */
 ms_status msi_kind_of_host(ms_status kind);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 static _Thread_local char message[MSI_MESSAGE_BYTES];
+static _Thread_local bool is_late; /* of the last error */
 
 static struct {
     const char *name;
@@ -37,6 +38,17 @@ const char *ms_error_message(void)
 void ms_error_clear(void)
 {
     message[0] = '\0';
+    is_late = false;
+}
+
+bool ms_error_is_late(void)
+{
+    return is_late;
+}
+
+void msi_error_late(void)
+{
+    is_late = true;
 }
 
 static ms_status set(ms_status kind, const char *prefix, const char *suffix)
@@ -46,6 +58,7 @@ static ms_status set(ms_status kind, const char *prefix, const char *suffix)
 
     n += msi_printable(text + n, sizeof(text) - n, suffix);
     memcpy(message, text, n + 1);
+    is_late = false;
     return kind;
 }
 
@@ -110,7 +123,11 @@ ms_status msi_fail_prefix(ms_status kind, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return set(kind, text, message);
+    const bool was_late = is_late;
+
+    set(kind, text, message);
+    is_late = was_late;
+    return kind;
 }
 
 ms_status msi_broken(const char *file, int line, const char *cond)

@@ -325,6 +325,7 @@ ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps)
                        (long long)steps);
     }
     optim->params[i].steps = steps;
+    optim->n_taken = 0;
     return MS_OK;
 }
 

@@ -37,6 +37,7 @@ struct ms_optim {
     msi_optim_param *params;
     int32_t n_params;
     int32_t n_noted; /* parameters whose order the other ranks have been told */
+    int32_t n_taken; /* parameters that took a step which failed then; 0: none did */
 };
 
 /* MS_RUNTIME_ERROR when the context the optimizer was made in is closed. */

@@ -1,7 +1,8 @@
 /* One optimizer step: every parameter's local elements by one fused kernel call.
  *
  * First everything that can fail is made (state buffers, room for cast gradients), then the
- * parameters are updated; so running out of memory changes no parameter. */
+ * parameters are updated; so running out of memory changes no parameter. A device may still refuse
+ * one: what some have taken and others have not is no step that could be made again. */
 #include "optim.h"
 
 #include <math.h>
@@ -189,6 +190,17 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, cor
     return MS_OK;
 }
 
+static ms_status check_whole(const ms_optim *optim)
+{
+    return optim->n_taken == 0
+               ? MS_OK
+               : MS_FAIL(
+                     MS_RUNTIME_ERROR,
+                     "step: one failed when %d of %d parameters had taken it; load a checkpoint "
+                     "of model and optimizer",
+                     (int)optim->n_taken, (int)optim->n_params);
+}
+
 ms_status ms_optim_step(ms_optim *optim)
 {
     int64_t scratch_bytes = 0;
@@ -198,6 +210,7 @@ ms_status ms_optim_step(ms_optim *optim)
     update u;
 
     MS_TRY(msi_optim_alive(optim));
+    MS_TRY(check_whole(optim));
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(prepare(optim, &optim->params[i], &u));
         if (u.numel > 0 && casts(&u)) {
@@ -215,6 +228,7 @@ ms_status ms_optim_step(ms_optim *optim)
         status = prepare(optim, p, &u);
         if (status == MS_OK && (u.numel > 0 || (u.counts && p->left_out != NULL))) {
             status = apply(optim, p, &u, &c, scratch);
+            optim->n_taken += status == MS_OK;
         }
         if (status == MS_OK && u.counts) {
             p->steps++;
@@ -229,6 +243,7 @@ ms_status ms_optim_step(ms_optim *optim)
     }
     msi_storage_release(scratch);
     MS_TRY(status);
+    optim->n_taken = 0;
     msi_optim_note_step(optim); /* first: a rank that steps alone differs by that */
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(msi_param_note_gradient(optim->params[i].tensor));

@@ -489,6 +489,151 @@ static void test_backend_device__one_that_does_not_exist_is_an_error(void **stat
         "device 'fake' does not open: MS_FAKE_ORDER is 'lifo', expected priorities or uniform");
     expect_no_device("MS_FAKE_SEED", "0x7",
                      "device 'fake' does not open: MS_FAKE_SEED is '0x7', expected a whole number");
+    expect_no_device("MS_FAKE_SEED", "99999999999999999999", "expected a whole number of 64 bits");
+    expect_no_device("MS_FAKE_SEED", " 1", "MS_FAKE_SEED is ' 1'");
+    unsetenv("MS_DEVICE");
+    ms_close();
+}
+
+static void test_backend_device__variables_that_are_empty_say_nothing(void **state)
+{
+    static const char *const names[] = {"MS_FAKE_CARDS", "MS_FAKE_ORDER", "MS_FAKE_SEED"};
+
+    (void)state;
+    setenv("MS_DEVICE", "fake", 1);
+    for (int32_t i = 0; i < MSI_COUNT(names); i++) {
+        ms_close();
+        setenv(names[i], "", 1);
+        assert_ok(msi_memory_open(msi_context()));
+        unsetenv(names[i]);
+    }
+    unsetenv("MS_DEVICE");
+    ms_close();
+}
+
+/* -- an item that asks ------------------------------------------------------------------------- */
+
+static struct {
+    msi_device *device;
+    _Atomic uint64_t word;
+    bool ran; /* another item, in it */
+} asking;
+
+static ms_status poll_in_gemm(void *user, const msi_gemm_args *args)
+{
+    (void)user;
+    (void)args;
+    const uint64_t before = asking.word;
+
+    for (int32_t i = 0; i < 100; i++) {
+        asking.ran |= asking.device->ops->poll(asking.device) != MSI_DEV_NOT_YET;
+    }
+    asking.ran |= asking.word != before;
+    return MS_OK;
+}
+
+static void test_backend_device__no_item_runs_inside_another(void **state)
+{
+    const msi_device_host host = {.kernel = kernel,
+                                  .args_bytes = msi_args_bytes,
+                                  .args_copy = msi_args_copy,
+                                  .gemm = poll_in_gemm,
+                                  .cpu = &msi_cpu_device_ops};
+    const msi_gemm_args args = {.m = 1};
+    char error[MSI_DEVICE_ERROR];
+
+    (void)state;
+    for (int32_t seed = 0; seed < SEEDS; seed++) {
+        assert_int_equal(fake_ops()->open(&asking.device, &host, seed, error), MSI_DEV_OK);
+        msi_device *d = asking.device;
+
+        for (uint64_t i = 1; i <= 5; i++) {
+            d->ops->gemm(d, MSI_STREAM_COMPUTE, &args);
+            d->ops->post(d, MSI_STREAM_GATHER, &asking.word, i);
+        }
+        wait_for(d, MSI_STREAM_COMPUTE);
+        wait_for(d, MSI_STREAM_GATHER);
+        d->ops->close(d);
+    }
+    assert_false(asking.ran);
+}
+
+/* -- memory for items -------------------------------------------------------------------------- */
+
+static struct {
+    const msi_device_ops *real;
+    msi_device_ops ops;
+    bool refuses; /* the next */
+} starved;
+
+static bool refuses(void)
+{
+    const bool now = starved.refuses;
+
+    starved.refuses = false;
+    return now;
+}
+
+static int32_t starved_run(msi_device *d, int32_t stream, int32_t k, int32_t dtype,
+                           const void *args)
+{
+    return refuses() ? MSI_DEV_NO_MEMORY : starved.real->run(d, stream, k, dtype, args);
+}
+
+static int32_t starved_gemm(msi_device *d, int32_t stream, const msi_gemm_args *args)
+{
+    return refuses() ? MSI_DEV_NO_MEMORY : starved.real->gemm(d, stream, args);
+}
+
+static int32_t starved_copy(msi_device *d, int32_t stream, void *to, const void *from, int64_t n)
+{
+    return refuses() ? MSI_DEV_NO_MEMORY : starved.real->copy(d, stream, to, from, n);
+}
+
+static int32_t starved_set(msi_device *d, int32_t stream, void *to, int32_t byte, int64_t n)
+{
+    return refuses() ? MSI_DEV_NO_MEMORY : starved.real->set(d, stream, to, byte, n);
+}
+
+/* Memory for an item is there once others have run. */
+static void test_backend_device__a_moments_want_of_memory_fails_nothing(void **state)
+{
+    float one = 1, factor = 3, product = 0, sum = 0, copied = 0, filled = 1;
+    const msi_gemm_args gemm_args = {.m = 1,
+                                     .n = 1,
+                                     .k = 1,
+                                     .a = &one,
+                                     .b = &factor,
+                                     .c = &product,
+                                     .batch = 1,
+                                     .dtype = MS_DTYPE_F32,
+                                     .c_dtype = MS_DTYPE_F32};
+    const msi_ew_args add = {.out = &sum, .in = {&product, &one}, .in_dtype = MS_DTYPE_F32};
+
+    (void)state;
+    ms_close();
+    setenv("MS_DEVICE", "fake", 1);
+    assert_ok(msi_memory_open(msi_context()));
+    msi_device *d = msi_context()->device;
+
+    starved.real = d->ops;
+    starved.ops = *d->ops;
+    starved.ops.run = starved_run;
+    starved.ops.gemm = starved_gemm;
+    starved.ops.copy = starved_copy;
+    starved.ops.set = starved_set;
+    d->ops = &starved.ops;
+    starved.refuses = true;
+    assert_ok(msi_gemm(msi_context(), &gemm_args));
+    starved.refuses = true;
+    assert_ok(msi_dispatch("add", MSI_K_add, MS_DTYPE_F32, &add));
+    starved.refuses = true;
+    assert_ok(msi_mem_copy(msi_context(), &copied, &sum, sizeof(sum)));
+    starved.refuses = true;
+    assert_ok(msi_mem_set(msi_context(), &filled, 0, sizeof(filled)));
+    assert_ok(msi_settle(msi_context()));
+    assert_true(copied == 4);
+    assert_true(filled == 0);
     unsetenv("MS_DEVICE");
     ms_close();
 }
@@ -611,6 +756,9 @@ int main(void)
         cmocka_unit_test(test_backend_device__memory_that_is_not_given_back_rightly_is_noticed),
         cmocka_unit_test(test_backend_device__one_that_does_not_exist_is_an_error),
         cmocka_unit_test(test_backend_device__is_the_ranks_own_from_the_beginning),
+        cmocka_unit_test(test_backend_device__variables_that_are_empty_say_nothing),
+        cmocka_unit_test(test_backend_device__no_item_runs_inside_another),
+        cmocka_unit_test(test_backend_device__a_moments_want_of_memory_fails_nothing),
         cmocka_unit_test(test_backend_device__freed_memory_is_no_number),
         cmocka_unit_test(test_backend_device__a_block_waits_for_the_mark_of_its_last_use),
     };

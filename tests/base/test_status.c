@@ -283,6 +283,23 @@ static void test_base_context__closing_forgets_seed_and_samples(void **state)
     ms_close();
 }
 
+static void test_base_status__an_error_of_earlier_work_says_so_with_prefixes_too(void **state)
+{
+    (void)state;
+    assert_int_equal(MS_FAIL(MS_OUT_OF_MEMORY, "no memory"), MS_OUT_OF_MEMORY);
+    assert_false(ms_error_is_late());
+    msi_error_late();
+    assert_true(ms_error_is_late());
+    assert_int_equal(msi_fail_prefix(MS_OUT_OF_MEMORY, "step: "), MS_OUT_OF_MEMORY);
+    assert_string_equal(ms_error_message(), "step: no memory");
+    assert_true(ms_error_is_late());
+    ms_error_set(MS_RUNTIME_ERROR, "another");
+    assert_false(ms_error_is_late());
+    msi_error_late();
+    ms_error_clear();
+    assert_false(ms_error_is_late());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -299,6 +316,7 @@ int main(void)
         cmocka_unit_test(test_base_switch__switches_are_numbers_or_a_warning),
         cmocka_unit_test(test_base_switch__one_of_some_words_or_a_warning),
         cmocka_unit_test(test_base_context__closing_forgets_seed_and_samples),
+        cmocka_unit_test(test_base_status__an_error_of_earlier_work_says_so_with_prefixes_too),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

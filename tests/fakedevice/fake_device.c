@@ -13,6 +13,8 @@
  * not attached, or closes before it has detached all. */
 #include "device.h"
 
+#include <ctype.h>
+#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,13 +102,9 @@ static void run_item(fake_device *d, const item *it)
     case RUN:
         d->host.kernel(it->kernel, it->dtype)(it->args);
         break;
-    case GEMM: {
-        ms_status status =
-            d->host.gemm(d->host.user, (const msi_gemm_args *)(const void *)it->args);
-
-        d->base.failed = d->base.failed != MS_OK ? d->base.failed : status;
+    case GEMM: /* whose failure the host keeps */
+        (void)d->host.gemm(d->host.user, (const msi_gemm_args *)(const void *)it->args);
         break;
-    }
     case COPY:
         memcpy(it->to, it->from, (size_t)it->n);
         break;
@@ -225,7 +223,12 @@ static int32_t fake_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
 
 static int32_t fake_gemm(msi_device *base, int32_t to, const msi_gemm_args *args)
 {
-    return enqueue((fake_device *)base, to, new_item(GEMM, args, sizeof(*args)));
+    fake_device *d = (fake_device *)base;
+
+    if (d->running) { /* a kernel's, which is to know */
+        return d->host.gemm(d->host.user, args) == MS_OK ? MSI_DEV_OK : MSI_DEV_FAILED;
+    }
+    return enqueue(d, to, new_item(GEMM, args, sizeof(*args)));
 }
 
 static int32_t fake_copy(msi_device *base, int32_t to_stream, void *to, const void *from, int64_t n)
@@ -316,6 +319,9 @@ static int32_t fake_poll(msi_device *base)
 {
     fake_device *d = (fake_device *)base;
 
+    if (d->running) {
+        return MSI_DEV_NOT_YET;
+    }
     for (uint64_t n = roll(d) % 8; n > 0 && step(d); n--) {
     }
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
@@ -496,11 +502,19 @@ static void fake_close(msi_device *base)
 
 static const msi_device_ops fake_ops;
 
+/* What a variable says; NULL also where it says nothing. */
+static const char *said(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
 /* Does the variable say `word`, and not the usual, which it need not say? */
 static bool says(const char *name, const char *usual, const char *word, char *error)
 {
-    const char *value = getenv(name);
-    const bool is_usual = value == NULL || value[0] == '\0' || strcmp(value, usual) == 0;
+    const char *value = said(name);
+    const bool is_usual = value == NULL || strcmp(value, usual) == 0;
 
     if (!is_usual && strcmp(value, word) != 0) {
         snprintf(error, MSI_DEVICE_ERROR, "%s is '%s', expected %s or %s", name, value, usual,
@@ -511,12 +525,18 @@ static bool says(const char *name, const char *usual, const char *word, char *er
 
 static int64_t number(const char *name, char *error)
 {
-    const char *value = getenv(name);
+    const char *value = said(name);
     char *end;
-    const int64_t n = value != NULL ? strtoll(value, &end, 10) : 0;
 
-    if (value != NULL && (*value == '\0' || *end != '\0')) {
-        snprintf(error, MSI_DEVICE_ERROR, "%s is '%s', expected a whole number", name, value);
+    if (value == NULL) {
+        return 0;
+    }
+    errno = 0;
+    const int64_t n = strtoll(value, &end, 10);
+
+    if (isspace((unsigned char)value[0]) || *end != '\0' || errno != 0) {
+        snprintf(error, MSI_DEVICE_ERROR, "%s is '%s', expected a whole number of 64 bits", name,
+                 value);
     }
     return n;
 }
@@ -542,7 +562,7 @@ static int32_t fake_open(msi_device **out, const msi_device_host *host, int32_t 
     d->index = index;
     d->apart = apart;
     d->uniform = uniform;
-    d->dice = 0x9e3779b97f4a7c15u * (uint64_t)(1 + index + seed);
+    d->dice = 0x9e3779b97f4a7c15u * ((uint64_t)seed + (uint64_t)index + 1);
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
         d->streams[i].last = &d->streams[i].first;
         d->streams[i].priority = (int64_t)(roll(d) >> 8);

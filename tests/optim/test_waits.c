@@ -343,6 +343,154 @@ static void test_optim_waits__a_step_that_is_left_out_counts_on_no_rank(void **s
     model_free(&m);
 }
 
+/* -- memory that runs out ---------------------------------------------------------------------- */
+
+enum { SIDE = 64 };
+
+/* A step on a product whose k-th allocation fails, which is told at once or when somebody reads.
+ * @return MS_OK: none did */
+static ms_status step_without_memory(int64_t k, bool *late)
+{
+    const int64_t shape[2] = {SIDE, SIDE};
+    uint64_t before, after;
+    ms_tensor *w, *x, *y = NULL, *sum = NULL;
+    ms_optim *optim;
+    int64_t steps;
+    double value;
+
+    begin(true);
+    assert_ok(ms_tensor_full(&w, MS_DTYPE_F32, 2, shape, 0.01));
+    assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, 0.01));
+    assert_ok(ms_tensor_hash(w, &before));
+    assert_ok(ms_tensor_make_parameter(w));
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_SGD));
+    assert_ok(ms_optim_add_group(optim, &w, 1, NULL, NULL));
+    msi_alloc_fail_at(msi_context(), k);
+    ms_status status = ms_op_matmul(&y, x, w);
+
+    status = status == MS_OK ? ms_op_sum(&sum, y, 3, false) : status;
+    status = status == MS_OK ? ms_backward(sum, NULL) : status;
+    status = status == MS_OK ? ms_optim_step(optim) : status;
+    *late = false;
+    if (status == MS_OK) {
+        status = ms_tensor_item(sum, &value);
+        *late = status != MS_OK;
+    }
+    msi_alloc_fail_at(msi_context(), -1);
+    if (status != MS_OK) {
+        assert_int_equal(status, MS_OUT_OF_MEMORY);
+        assert_int_equal(ms_error_is_late(), *late);
+        assert_true(!*late || strstr(ms_error_message(), "matmul") != NULL);
+        assert_true(!*late || strstr(ms_error_message(), ": no memory for ") != NULL);
+    }
+    assert_ok(ms_optim_steps(optim, 0, &steps)); /* told once */
+    assert_ok(ms_tensor_hash(w, &after));
+    assert_int_equal(steps, status == MS_OK);
+    assert_int_equal(before != after, status == MS_OK);
+    ms_optim_free(optim);
+    ms_tensor_free(sum);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+    ms_tensor_free(w);
+    return status;
+}
+
+static void test_optim_waits__a_step_on_a_product_that_failed_changes_nothing(void **state)
+{
+    bool late, any_late = false;
+
+    (void)state;
+    for (int64_t k = 0; step_without_memory(k, &late) != MS_OK; k++) {
+        assert_true(k < 40);
+        any_late |= late;
+    }
+    assert_int_equal(any_late, strcmp(msi_gemm_library(msi_context()), "none") != 0);
+}
+
+static struct {
+    int32_t (*run)(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype, const void *args);
+    int32_t countdown; /* of kernels of SGD until one has no memory */
+    bool for_good;
+} refusal;
+
+static int32_t run_or_refuse(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype,
+                             const void *args)
+{
+    if (kernel == MSI_K_sgd && refusal.countdown > 0 && --refusal.countdown == 0) {
+        refusal.countdown = refusal.for_good;
+        return MSI_DEV_NO_MEMORY;
+    }
+    return refusal.run(d, stream, kernel, dtype, args);
+}
+
+/* A step in which the device has no memory to enqueue the kernel of parameter `at`, 0 to PARAMS. */
+static ms_status step_refused(model *m, int32_t at, bool for_good)
+{
+    ms_tensor *loss;
+
+    begin(true);
+    model_new(m, &runs[0]);
+    assert_ok(loss_of(&loss, m, &runs[0], m->ids));
+    assert_ok(ms_backward(loss, NULL));
+    ms_tensor_free(loss);
+    refusal.run = counting.run;
+    counting.run = run_or_refuse;
+    refusal.countdown = at + 1;
+    refusal.for_good = for_good;
+    const ms_status status = ms_optim_step(m->optim);
+
+    refusal.countdown = 0;
+    return status;
+}
+
+static outcome outcome_of_params(const model *m)
+{
+    return outcome_of(m, m->param[0]);
+}
+
+static void test_optim_waits__what_cannot_be_enqueued_is_tried_again(void **state)
+{
+    outcome whole;
+    model m;
+
+    (void)state;
+    assert_ok(step_refused(&m, PARAMS, false)); /* none is */
+    whole = outcome_of_params(&m);
+    model_free(&m);
+    for (int32_t at = 0; at < PARAMS; at++) {
+        assert_ok(step_refused(&m, at, false));
+        const outcome o = outcome_of_params(&m);
+
+        assert_memory_equal(&o, &whole, sizeof(o));
+        model_free(&m);
+    }
+}
+
+static void test_optim_waits__a_step_that_failed_half_way_is_not_made_again(void **state)
+{
+    int64_t steps;
+    model m;
+
+    (void)state;
+    assert_int_equal(step_refused(&m, 0, true), MS_OUT_OF_MEMORY);
+    assert_ok(ms_optim_step(m.optim)); /* no parameter had taken it */
+    model_free(&m);
+    assert_int_equal(step_refused(&m, 2, true), MS_OUT_OF_MEMORY);
+    assert_non_null(strstr(ms_error_message(), "sgd: no memory to enqueue it on device 'fake'"));
+    for (int32_t i = 0; i < 2; i++) {
+        assert_fails(MS_RUNTIME_ERROR,
+                     "step: one failed when 2 of 3 parameters had taken it; load a checkpoint",
+                     ms_optim_step(m.optim));
+    }
+    assert_ok(ms_optim_steps(m.optim, 1, &steps));
+    assert_int_equal(steps, 1);
+    assert_ok(ms_optim_steps(m.optim, 2, &steps));
+    assert_int_equal(steps, 0);
+    assert_ok(ms_optim_steps_set(m.optim, 2, 1));
+    assert_ok(ms_optim_step(m.optim));
+    model_free(&m);
+}
+
 /* A wrapped model on one rank: clipping waits only for a norm that is asked for. */
 static void test_optim_waits__clipping_waits_when_somebody_reads_the_norm(void **state)
 {
@@ -389,6 +537,9 @@ int main(void)
         cmocka_unit_test(test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing),
         cmocka_unit_test(test_optim_waits__a_step_that_is_left_out_does_not_count),
         cmocka_unit_test(test_optim_waits__a_step_that_is_left_out_counts_on_no_rank),
+        cmocka_unit_test(test_optim_waits__a_step_on_a_product_that_failed_changes_nothing),
+        cmocka_unit_test(test_optim_waits__what_cannot_be_enqueued_is_tried_again),
+        cmocka_unit_test(test_optim_waits__a_step_that_failed_half_way_is_not_made_again),
         cmocka_unit_test(test_optim_waits__clipping_waits_when_somebody_reads_the_norm),
     };
 

@@ -19,7 +19,7 @@ local lazy = {
 local optim = {}
 
 --- Scale the gradients of plain parameters together to a total norm; a sharded model has
---- model:clip_grad_norm_().
+--- model:clip_grad_norm_(). Where that fails some may be scaled and others not: drop them.
 ---@param params ms.Tensor[]
 ---@param max_norm number
 ---@param norm_type? number  2 (default) or math.huge

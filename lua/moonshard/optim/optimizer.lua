@@ -122,7 +122,9 @@ function Optimizer:init(params, opts)
   end
 end
 
---- Update every parameter that has a gradient, on the elements this rank holds.
+--- Update every parameter that has a gradient, on the elements this rank holds. Where a device
+--- refuses one when others have been updated, every step from then on is an error, until the
+--- optimizer is loaded.
 function Optimizer:step()
   param_group.check(self)
   runtime.step(self._handle)

@@ -91,6 +91,7 @@ static ms_status dispatch(const char *op, msi_attention_args *args, int32_t dtyp
     msi_mem_block *work;
 
     args->status = msi_device_status(args->ctx, &products);
+    args->op = op;
     MS_TRY(msi_gemm_operands(args->ctx, dtype, &args->tile_dtype));
     MS_TRY(msi_alloc(args->ctx, msi_attention_work_bytes(args, dtype, gradient), MS_MEM_SCRATCH,
                      &work));

@@ -95,6 +95,7 @@ static ms_status multiply(msi_op_call *c, const msi_view *h)
     args.c = msi_view_ptr(h);
     args.c_row = args.n;
     args.dtype = args.c_dtype = x.dtype;
+    args.op = c->op->name;
     MS_TRY_GOTO(msi_gemm(c->ctx, &args), out);
     msi_save(c, SAVED_X, &x);
     msi_save(c, SAVED_W, &w);

@@ -129,6 +129,7 @@ static ms_status matmul_forward(msi_op_call *c)
     args.c_batch = args.m * args.n;
     args.batch = a.shape[0];
     args.dtype = args.c_dtype = a.dtype;
+    args.op = c->op->name;
     MS_TRY_GOTO(msi_gemm(c->ctx, &args), out);
     msi_save(c, A, &a);
     msi_save(c, B, &b);

@@ -196,6 +196,8 @@ ms_status msi_bwd_gemm(msi_bwd *b, int32_t i, msi_gemm_args *args)
     args->c_batch = args->m * args->n;
     args->c_dtype = t.view.dtype;
     args->accumulate = t.add;
+    args->is_gradient = true;
+    args->op = msi_bwd_name(b);
     MS_TRY(msi_gemm(msi_bwd_context(b), args));
     return msi_target_close(&t);
 }

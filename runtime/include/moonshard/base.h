@@ -55,6 +55,10 @@ MS_API const char *ms_status_name(ms_status status);
  * a line, which others follow where a host's own text, or another rank's, has more. */
 MS_API const char *ms_error_message(void);
 
+/** Is the calling thread's last error that of earlier work, which a device has done since, and the
+ * call that returned it only waited? Then nothing is mended by making that call again. */
+MS_API bool ms_error_is_late(void);
+
 /** Forget the calling thread's last error. */
 MS_API void ms_error_clear(void);
 

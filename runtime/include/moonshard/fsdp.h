@@ -243,7 +243,8 @@ MS_API ms_status ms_fsdp_unit_load(ms_fsdp_unit *unit, int32_t index, const ms_t
  * Total: fp64 sums over blocks of 4,096 elements of each parameter, folded parameter by parameter
  * in the order given: equal for every strategy, wrapping and world size. Gradients of plain
  * parameters count once where all ranks have equal ones, else with the mean of their squares over
- * the ranks (for HUGE_VAL the largest). Collective.
+ * the ranks (for HUGE_VAL the largest). Collective. Where a device refuses a part of it some
+ * gradients are scaled and others are not: drop them.
  * @param params     (n) every parameter of the model once, plain ones among them, in an order that
  *                   all ranks share; NULL: those of the units, one unit after another
  * @param norm_type  2, or HUGE_VAL (largest element)

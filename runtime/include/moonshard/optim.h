@@ -48,7 +48,9 @@ MS_API ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_o
 MS_API ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_options *o);
 /** Update every parameter that has a gradient, on its local shard, then bump its epoch. On a device
  * nothing is updated when what computed the gradients found its data wrong (ms_op_embedding(),
- * ms_op_cross_entropy()), which the next call that waits tells; the step counts. */
+ * ms_op_cross_entropy()) or had no memory for a product, which the next call that waits tells; the
+ * step does not count then. A step that fails leaves all as it was, but one that a device refuses
+ * when some parameters have taken it: MS_RUNTIME_ERROR from then on, until ms_optim_steps_set(). */
 MS_API ms_status ms_optim_step(ms_optim *optim);
 /** Drop all gradients. */
 MS_API ms_status ms_optim_zero_grad(ms_optim *optim);
@@ -69,12 +71,14 @@ MS_API ms_status ms_optim_state(MS_NULLABLE ms_tensor **out, ms_optim *optim, in
  * parameter counts with its peers. On a device it waits, as ms_optim_state() does, and one that was
  * left out as its data was wrong does not count. */
 MS_API ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps);
+/** ... and set that, as who loads the optimizer does: a step that failed half way is forgotten. */
 MS_API ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps);
 /** Shall parameter `i` of SGD have a momentum buffer? One that is made has zeros; without one the
  * next step with momentum begins it. MS_VALUE_ERROR when the optimizer is no SGD. */
 MS_API ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists);
 /** Scale the gradients of plain (unsharded) parameters to a total norm; as
- * ms_fsdp_tree_clip_grad_norm() for one rank.
+ * ms_fsdp_tree_clip_grad_norm() for one rank. Where a device refuses a part of it some gradients
+ * are scaled and others are not: drop them.
  * @param total  the norm before; NULL: not asked for, and on a device nobody waits for it */
 MS_API ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double max_norm,
                                    double norm_type, MS_NULLABLE double *total);
