@@ -3,6 +3,8 @@
 ---
 --- They are generated because they are the hot path and all alike; each is one FFI call.
 
+local is_retried = require 'generator.retried'
+
 local calls = {}
 
 --- These give a further owner of a handle that exists already, which no scope will release.
@@ -10,9 +12,9 @@ local GIVE_OWNER = { ms_optim_param = true, ms_tensor_parameter = true }
 --- Names C allows for a parameter and Lua does not, and those the callers use themselves.
 local TAKEN = {
   ['in'] = true, ['local'] = true, ['end'] = true, ['function'] = true, C = true, Ref = true,
-  M = true, state = true, own = true, failed = true, no_tensor = true, type = true, find = true,
-  out = true,
-  status = true, istype = true, handle = true, bad_scalar = true, bad_handle = true,
+  M = true, state = true, own = true, failed = true, again = true, no_tensor = true, type = true,
+  find = true, out = true, status = true, istype = true, handle = true, bad_scalar = true,
+  bad_handle = true,
 }
 
 -- What C can take of a Lua number, by type.
@@ -30,7 +32,7 @@ local METHODS = {
 
 local HEAD = [[
 -- Generated from the public headers by bindings/generate.lua.
-return function(C, ffi, state, own, failed, arguments)
+return function(C, ffi, state, own, failed, again, arguments)
 local type, istype, find = type, ffi.istype, string.find
 local no_tensor, bad_scalar = arguments.no_tensor, arguments.bad_scalar
 local bad_handle = arguments.bad_handle
@@ -116,7 +118,11 @@ function calls.source(list, opaque)
       say('  local out = Ref()')
     end
     say('  local status = C.%s(%s)', shim.name, args)
-    say("  if status ~= 0 then failed(status, '%s', %s) end", shim.name, args)
+    if is_retried(shim) then
+      say("  if status ~= 0 then again(status, '%s', %s) end", shim.name, args)
+    else
+      say('  if status ~= 0 then failed(status) end')
+    end
     if shim.gives then
       if shim.params[1].nullable then
         say('  if out.ptr == nil then return nil end')

@@ -93,31 +93,42 @@ end
 
 -- -- failures ------------------------------------------------------------------------------------
 
-local function fail(status)
-  if status == 0 then
-    return
-  end
+local function error_of(status)
   if type(status) ~= 'number' or status % 1 ~= 0 or not errors.kinds[-status] then
     arguments.refuse('check', 'status', status, 'the status of a call')
   end
   local kind = ffi.string(C.ms_status_name(status))
-  error(errors.new(kind, ffi.string(C.ms_error_message())), 0)
+  return errors.new(kind, ffi.string(C.ms_error_message()))
 end
 
 --- Raise what the runtime's last error says, unless `status` is MS_OK.
 ---@param status integer
-B.check = fail
+function B.check(status)
+  if status ~= 0 then
+    error(error_of(status), 0)
+  end
+end
 
---- End of a caller that failed: out of memory is tried once more after a collection.
-local function failed(status, name, ...)
+--- End of a caller that failed. Who catches that memory was out finds what could be collected.
+local function failed(status)
+  local e = error_of(status)
   if status == OUT_OF_MEMORY then
+    B.give_back()
+  end
+  error(e, 0)
+end
+
+--- End of one that only makes a tensor: where memory was out it is called once more after a
+--- collection, unless it was out for what a device did before.
+local function again(status, name, ...)
+  if status == OUT_OF_MEMORY and not C.ms_error_is_late() then
     B.give_back()
     status = C[name](...)
   end
-  fail(status)
+  B.check(status)
 end
 
-B.calls = library.calls(C, ffi, B.state, B.own, failed, arguments)
+B.calls = library.calls(C, ffi, B.state, B.own, failed, again, arguments)
 
 -- -- groups ---------------------------------------------------------------------------------------
 

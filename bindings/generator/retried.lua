@@ -1,0 +1,25 @@
+--- Which functions are called again, after a collection, when memory was out: those that make a
+--- tensor and do nothing else, which are operators without a group of ranks, and a few. What tells
+--- other ranks, writes into what is there, or counts, would be done twice: it is called once.
+
+local MAKERS = {
+  ms_data_map = true,
+  ms_safetensors_get = true,
+  ms_tensor_arange = true,
+  ms_tensor_detach = true,
+  ms_tensor_empty = true,
+  ms_tensor_from_doubles = true,
+  ms_tensor_full = true,
+  ms_tensor_meta = true,
+}
+
+---@param shim ms.gen.Shim
+---@return boolean
+return function(shim)
+  for _, p in ipairs(shim.params) do
+    if p.type:find('ms_comm', 1, true) then
+      return false
+    end
+  end
+  return MAKERS[shim.original] or shim.original:find('^ms_op_') ~= nil
+end
