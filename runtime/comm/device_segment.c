@@ -226,12 +226,17 @@ ms_status msi_device_segment_map(msi_segment *s, uint64_t seq)
     return status;
 }
 
+/* Zeros, as memory of the host's is at first: in a fake group the others' parts stay as they are.
+ */
 ms_status msi_device_segment_take(msi_segment *s, uint64_t seq)
 {
     const msi_refusal r = refusal(s, get(s, take));
 
     (void)seq;
-    return r.status == MS_OK ? MS_OK
-                             : MS_FAIL(r.status, "no memory for a segment of %lld bytes: %s",
-                                       (long long)s->nbytes, r.why);
+    if (r.status != MS_OK) {
+        return MS_FAIL(r.status, "no memory for a segment of %lld bytes: %s", (long long)s->nbytes,
+                       r.why);
+    }
+    MS_TRY(msi_mem_set(s->device->ctx, s->rw, 0, bytes_of(s)));
+    return msi_settle(s->device->ctx);
 }

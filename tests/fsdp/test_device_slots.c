@@ -285,6 +285,83 @@ static void test_fsdp_device_slots__processes_share_what_threads_do(void **state
 
 /* -- memory ------------------------------------------------------------------------------------ */
 
+enum { N_NESTED = 3, NARROW = 12 };
+
+/* Units one after the other, or each inside the one before: more than the ring was made for. */
+static ms_status stack(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, ms_tensor *const *weights,
+                       bool nested, double *mean)
+{
+    const int64_t shape[2] = {3, NARROW};
+    ms_tensor *x, *m;
+
+    MS_TRY(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, 1));
+    MS_TRY(ms_fsdp_tree_pre_forward(tree));
+    for (int32_t i = 0; i < N_NESTED; i++) {
+        MS_TRY(ms_fsdp_unit_pre_forward(units[i]));
+        MS_TRY(ms_op_linear(&x, x, weights[i], NULL));
+        MS_TRY(nested ? MS_OK : ms_fsdp_unit_post_forward(units[i], &x, 1));
+    }
+    for (int32_t i = N_NESTED - 1; i >= 0 && nested; i--) {
+        MS_TRY(ms_fsdp_unit_post_forward(units[i], &x, 1));
+    }
+    MS_TRY(ms_fsdp_tree_post_forward(tree));
+    MS_TRY(ms_op_mean(&m, x, 3, false));
+    return ms_tensor_item(m, mean);
+}
+
+/* What the heap hands to a slot may still be computed with. */
+static ms_status nest_after_others_used_memory(void *user, int32_t rank)
+{
+    const int64_t shape[2] = {NARROW, NARROW}, some[1] = {1024};
+    ms_fsdp_unit *units[N_NESTED];
+    ms_tensor *weights[N_NESTED], *gone[8];
+    ms_fsdp_tree_options o;
+    ms_fsdp_tree *tree;
+    ms_comm *world;
+    double flat, nested;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(ms_comm_world(&world));
+    ms_seed(3);
+    ms_grad_enabled_set(false);
+    for (int32_t i = 0; i < N_NESTED; i++) {
+        const char *name = "w";
+
+        MS_TRY(ms_tensor_parameter(&weights[i], MS_DTYPE_F32, 2, shape, MS_INIT_UNIFORM, -1, 1));
+        MS_TRY(ms_fsdp_unit_new(&units[i], world, name, NULL, &weights[i], 1, &name));
+    }
+    ms_fsdp_tree_options_init(&o, sizeof(o));
+    o.n_slots = 1;
+    o.backward_prefetch = MS_FSDP_PREFETCH_NONE;
+    MS_TRY(ms_fsdp_tree_new(&tree, world, &o, units, N_NESTED, false));
+    MS_TRY(ms_scope_open("forwards"));
+    MS_TRY(stack(tree, units, weights, false, &flat));
+    for (int32_t i = 0; i < MSI_COUNT(gone); i++) {
+        MS_TRY(ms_tensor_full(&gone[i], MS_DTYPE_F32, 1, some, 7));
+    }
+    for (int32_t i = 0; i < MSI_COUNT(gone); i++) {
+        ms_tensor_free(gone[i]);
+    }
+    MS_TRY(stack(tree, units, weights, true, &nested));
+    (void)ms_scope_close(NULL, 0);
+    ms_fsdp_tree_free(tree);
+    EXPECT(nested == flat);
+    return MS_OK;
+}
+
+static void test_fsdp_device_slots__a_ring_grows_into_memory_that_was_used(void **state)
+{
+    (void)state;
+    for (int32_t seed = 0; seed <= (SANITIZED ? 20 : 60); seed++) {
+        for (int32_t i = 0; i < 2; i++) {
+            set_device(seed, layouts[i]);
+            assert_ok(ms_dist_threads(2, nest_after_others_used_memory, NULL));
+        }
+    }
+    set_device(0, NULL);
+}
+
 /* All units are held at once: more than the ring was made for. */
 static void test_fsdp_device_slots__a_ring_grows_in_the_devices_memory(void **state)
 {
@@ -637,6 +714,7 @@ int main(void)
         cmocka_unit_test(test_fsdp_device_slots__no_order_of_streams_changes_a_bit),
         cmocka_unit_test(test_fsdp_device_slots__processes_share_what_threads_do),
         cmocka_unit_test(test_fsdp_device_slots__a_ring_grows_in_the_devices_memory),
+        cmocka_unit_test(test_fsdp_device_slots__a_ring_grows_into_memory_that_was_used),
         cmocka_unit_test(test_fsdp_device_slots__memory_that_one_device_refuses_is_an_error_of_all),
         cmocka_unit_test(test_fsdp_device_slots__a_model_that_is_freed_leaves_nothing_mapped),
         cmocka_unit_test(test_fsdp_device_slots__every_order_is_needed),

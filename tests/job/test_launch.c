@@ -55,7 +55,7 @@ static void test_job_launch__refuses_to_fork_with_a_reason(void **state)
     assert_ok(ms_comm_world(&world));
     assert_fails(MS_RUNTIME_ERROR,
                  "cannot start ranks: this process is rank 0 of 1 already, made so by a "
-                 "collective, a checkpoint or a fake group before",
+                 "collective, dist.split(), FSDP(), a checkpoint or a fake group before",
                  ms_launch_fork(&launch, 2, &rank));
     ms_close();
     assert_int_equal(rank, -1);

@@ -125,6 +125,7 @@ static ms_status add_slot(msi_slot_pool *pool, const memory *m, const place *p, 
     slot->block = own;
     slot->own = own != NULL ? own->data : NULL;
     slot->own_bytes = p->own_bytes;
+    slot->used = msi_order_mark(pool->ctx, MSI_STREAM_COMPUTE); /* `own` was computing's */
     slot->number = pool->n_slots;
     pool->slots[pool->n_slots++] = slot;
     *out = slot;
