@@ -397,14 +397,11 @@ end
 
 -- As int64_t, which hold every one of them.
 local function integers(t, sizes)
-  local list = Tensor.contiguous(t)
-  calls.tensor_wait(list)
-  local values = B.cast('int64_t *', describe(list).data)
-  local nested = nest(values, sizes, 1, 0, as_number)
-  if list ~= t then
-    C.ms_ref_release(list)
-  end
-  return nested
+  local values = B.new('int64_t[?]', math.max(tonumber(info.numel), 1))
+  local whole = calls.tensor_borrow(info.dtype, info.ndim, info.shape, values)
+  calls.tensor_copy(whole, t)
+  C.ms_ref_release(whole)
+  return nest(values, sizes, 1, 0, as_number)
 end
 
 local function suffix(sizes)

@@ -97,6 +97,8 @@ void msi_args_copy(int32_t kernel, void *to, const void *args);
 /** Run a kernel; `args` and their list are the caller's again on return. `op` names the caller in
  * the error about a missing one. */
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args);
+/** Run the CPU's on memory of the host, whatever the context's device: it has run on return. */
+ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const void *args);
 
 /**
  * Matrix multiplication by the best means for the shape: own kernel for f64 and tiny shapes
@@ -132,9 +134,9 @@ ms_status msi_device_settle(struct msi_device *d);
 ms_status msi_mem_copy_on(struct msi_device *d, void *to, const void *from, int64_t nbytes);
 ms_status msi_mem_set_on(struct msi_device *d, void *to, int32_t byte, int64_t nbytes);
 
-/** Wait until all that was enqueued has run: who reads or writes a tensor's memory on the host, or
- * gives a kernel memory of the host, calls it first, or then. What failed meanwhile is its error.
- */
+/** Wait until all that was enqueued has run: who reads or writes pinned memory that it uses calls
+ * it first. (Who reads or writes a tensor asks for a host view, tensor.h.) What failed meanwhile is
+ * its error. */
 static inline ms_status msi_settle(const ms_context *ctx)
 {
     return MSI_LIKELY(ctx->device == NULL) ? MS_OK : msi_device_settle(ctx->device);

@@ -180,6 +180,13 @@ static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)
     return msi_device_outcome(d, "gemm", outcome);
 }
 
+ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const void *args)
+{
+    MS_TRY(msi_check_kernel(op, kernel, dtype));
+    msi_kernels()->fn[kernel][dtype](args);
+    return MS_OK;
+}
+
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
 {
     msi_device *d = ctx->device;

@@ -40,7 +40,10 @@ enum {
     MSI_DEV_LOST /* it will not answer any more: the process must end */
 };
 
-enum { MSI_PLACE_DEVICE, MSI_PLACE_PINNED };
+enum {
+    MSI_PLACE_DEVICE, /* touched by what is enqueued alone: the host does not reach it */
+    MSI_PLACE_PINNED  /* the host's, which kernels reach, too */
+};
 
 /* A point in a stream: a plain value, never freed. ticket 0: long past. */
 typedef struct msi_mark {

@@ -2,8 +2,8 @@
  *
  * [Note: loading] Ranks open one checkpoint and together verify every file of it. Each then reads
  * what it holds into memory beside the tensors, and only when all ranks have done so is anything
- * written to a tensor, by copies that cannot fail. So this rank's part is there twice for a moment;
- * its first copy goes back to the system tensor by tensor. */
+ * written to a tensor, by copies that need no memory. So this rank's part is there twice for a
+ * moment; its first copy goes back to the system tensor by tensor. */
 #include "io.h"
 #include "live.h"
 #include "outcome.h"
@@ -298,13 +298,11 @@ static ms_status stage(ms_checkpoint_loader *l, const char *key, const ms_param_
 ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
                                  const ms_param_extent *extent, ms_tensor *local)
 {
-    void *data;
-
     MS_TRY(msi_checkpoint_check(l->c, key, extent, local));
     if (local == NULL || extent->numel == 0) {
         return MS_OK;
     }
-    MS_TRY(msi_view_host(&local->v, &data));
+    MS_TRY(msi_view_present(&local->v));
     return stage(l, key, extent, local);
 }
 
@@ -325,8 +323,8 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
     for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
         staged *s = &l->list[i];
 
+        status = msi_mem_copy(s->local->ctx, msi_view_address(&s->local->v), s->bytes, s->nbytes);
         msi_drain(s->local->ctx);
-        memcpy(msi_view_ptr(&s->local->v), s->bytes, (size_t)s->nbytes);
         s->local->v.storage->version++;
         free(s->bytes);
         s->bytes = NULL;

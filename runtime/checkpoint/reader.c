@@ -481,13 +481,16 @@ ms_status msi_checkpoint_fetch(ms_checkpoint *c, const char *key, const ms_param
 ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key, const ms_param_extent *extent,
                              ms_tensor *local)
 {
-    void *data;
+    msi_host_view host;
 
     MS_TRY(msi_checkpoint_check(c, key, extent, local));
-    MS_TRY(msi_view_host(&local->v, &data));
+    MS_TRY(msi_view_present(&local->v));
     MS_TRY(msi_checkpoint_fetch(c, key, extent, NULL)); /* a damaged file leaves `local` alone */
-    MS_TRY(msi_tensor_begin_write(local, "checkpoint"));
-    return msi_checkpoint_fetch(c, key, extent, data);
+    MS_TRY(msi_host_view_begin(&host, &local->v, MSI_HOST_WRITES));
+    ms_status status = msi_tensor_begin_write(local, "checkpoint");
+
+    status = status == MS_OK ? msi_checkpoint_fetch(c, key, extent, host.data) : status;
+    return msi_host_view_end(&host, status);
 }
 
 const msi_manifest *msi_checkpoint_manifest(const ms_checkpoint *c)

@@ -411,11 +411,13 @@ ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i
                        f->path, msi_foreign_name(e->name), e->dtype, e->ndim, MS_MAX_DIMS);
     }
     MS_TRY(ms_tensor_empty(out, dtype, e->ndim, e->shape));
-    void *data;
-    ms_status status = msi_view_host(&(*out)->v, &data);
+    msi_host_view host;
+    ms_status status = msi_host_view_begin(&host, &(*out)->v, MSI_HOST_WRITES);
 
     if (status == MS_OK) {
-        status = msi_st_read(f->fd, f->path, dtype, data, e->end - e->begin, f->data + e->begin);
+        status =
+            msi_st_read(f->fd, f->path, dtype, host.data, e->end - e->begin, f->data + e->begin);
+        status = msi_host_view_end(&host, status);
     }
 
     if (status != MS_OK) {

@@ -92,18 +92,19 @@ ms_status msi_st_write_view(int fd, const char *path, ms_context *ctx, const msi
                             int64_t offset)
 {
     msi_view flat = *v;
-    void *data;
+    const int64_t nbytes = msi_view_numel(v) * ms_dtype_size(v->dtype);
+    msi_host_view host;
     ms_status status;
 
-    if (msi_view_numel(v) == 0) {
+    if (nbytes == 0) {
         return MS_OK;
     }
     if (!msi_view_contiguous(v)) {
         MS_TRY(msi_view_like(&flat, ctx, v, v->dtype, MS_MEM_SCRATCH, true));
     }
-    status = msi_view_host(&flat, &data);
+    status = msi_host_view_begin(&host, &flat, MSI_HOST_READS);
     if (status == MS_OK) {
-        status = msi_io_write(fd, path, data, msi_view_numel(v) * ms_dtype_size(v->dtype), offset);
+        status = msi_host_view_end(&host, msi_io_write(fd, path, host.data, nbytes, offset));
     }
     if (flat.storage != v->storage) {
         msi_storage_release(flat.storage);

@@ -37,11 +37,11 @@ static ms_status check_pair(const char *op, const ms_tensor *out, const ms_tenso
 static ms_status check_overlap(const ms_comm *c, const char *what, const ms_tensor *whole,
                                const ms_tensor *part)
 {
-    const char *place = msi_view_ptr(&whole->v);
+    const char *place = msi_view_address(&whole->v);
     const int64_t nbytes = msi_view_numel(&part->v) * ms_dtype_size(part->v.dtype);
 
     if (msi_view_shares(&whole->v, &part->v) &&
-        msi_view_ptr(&part->v) != (const void *)(place + ms_comm_rank(c) * nbytes)) {
+        msi_view_address(&part->v) != (void *)(place + ms_comm_rank(c) * nbytes)) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "%s: 'in' and 'out' overlap elsewhere than in this rank's part; clone 'in' "
                        "first",

@@ -51,8 +51,7 @@ static ms_status reduce_equals(const ms_comm *c, int32_t dtype, int32_t reduce, 
         multiply_i64(n, (uint64_t)times, in, out);
         return MS_OK;
     }
-    MS_TRY(msi_dispatch("reduce", MSI_K_tree, dtype, &args));
-    return msi_settle(msi_context());
+    return msi_dispatch_host("reduce", MSI_K_tree, dtype, &args);
 }
 
 static ms_status reduce_scatter(ms_comm *c, uint64_t seq, int32_t dtype, int32_t reduce, int64_t n,

@@ -28,14 +28,19 @@ static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t roo
 
 ms_status msi_comm_all_gather(ms_comm *c, const msi_view *out, const msi_view *in)
 {
-    void *from, *to;
+    const int64_t nbytes = msi_view_numel(in) * ms_dtype_size(in->dtype);
+    msi_host_view from = {0}, to = {0};
     uint64_t seq;
+    ms_status status;
 
-    MS_TRY(msi_view_host(in, &from));
-    MS_TRY(msi_view_host(out, &to));
-    MS_TRY(begin(c, MSI_COLL_ALL_GATHER, in, 0, &seq));
+    MS_TRY_GOTO(msi_host_view_begin(&from, in, MSI_HOST_READS), done);
+    MS_TRY_GOTO(msi_host_view_begin(&to, out, MSI_HOST_WRITES), done);
+    MS_TRY_GOTO(begin(c, MSI_COLL_ALL_GATHER, in, 0, &seq), done);
     out->storage->version++;
-    return c->via->all_gather(c, seq, from, msi_view_numel(in) * ms_dtype_size(in->dtype), to);
+    status = c->via->all_gather(c, seq, from.data, nbytes, to.data);
+done:
+    status = msi_host_view_end(&from, status);
+    return msi_host_view_end(&to, status);
 }
 
 ms_status msi_comm_gather_named(ms_comm *c, const msi_label *what, int32_t model, const void *in,
@@ -72,36 +77,48 @@ ms_status ms_comm_exchange(ms_comm *c, const char *what, const double *numbers, 
 ms_status msi_comm_reduce_scatter(ms_comm *c, const msi_view *out, const msi_view *in,
                                   int32_t reduce)
 {
-    void *from, *to;
+    const int64_t n = msi_view_numel(out);
+    msi_host_view from = {0}, to = {0};
     uint64_t seq;
+    ms_status status;
 
-    MS_TRY(msi_view_host(in, &from));
-    MS_TRY(msi_view_host(out, &to));
-    MS_TRY(begin(c, MSI_COLL_REDUCE_SCATTER, out, reduce, &seq));
+    MS_TRY_GOTO(msi_host_view_begin(&from, in, MSI_HOST_READS), done);
+    MS_TRY_GOTO(msi_host_view_begin(&to, out, MSI_HOST_WRITES), done);
+    MS_TRY_GOTO(begin(c, MSI_COLL_REDUCE_SCATTER, out, reduce, &seq), done);
     out->storage->version++;
-    return c->via->reduce_scatter(c, seq, out->dtype, reduce, msi_view_numel(out), from, to);
+    status = c->via->reduce_scatter(c, seq, out->dtype, reduce, n, from.data, to.data);
+done:
+    status = msi_host_view_end(&from, status);
+    return msi_host_view_end(&to, status);
 }
 
 ms_status msi_comm_all_reduce(ms_comm *c, const msi_view *v, int32_t reduce)
 {
-    void *data;
+    msi_host_view own;
     uint64_t seq;
+    ms_status status;
 
-    MS_TRY(msi_view_host(v, &data));
-    MS_TRY(begin(c, MSI_COLL_ALL_REDUCE, v, reduce, &seq));
+    MS_TRY(msi_host_view_begin(&own, v, MSI_HOST_READS | MSI_HOST_WRITES));
+    MS_TRY_GOTO(begin(c, MSI_COLL_ALL_REDUCE, v, reduce, &seq), done);
     v->storage->version++;
-    return c->via->all_reduce(c, seq, v->dtype, reduce, msi_view_numel(v), data);
+    status = c->via->all_reduce(c, seq, v->dtype, reduce, msi_view_numel(v), own.data);
+done:
+    return msi_host_view_end(&own, status);
 }
 
 ms_status msi_comm_broadcast(ms_comm *c, const msi_view *v, int32_t root)
 {
-    void *data;
+    const int64_t nbytes = msi_view_numel(v) * ms_dtype_size(v->dtype);
+    msi_host_view own;
     uint64_t seq;
+    ms_status status;
 
-    MS_TRY(msi_view_host(v, &data));
-    MS_TRY(begin(c, MSI_COLL_BROADCAST, v, msi_comm_rank_in_job(c, root), &seq));
+    MS_TRY(msi_host_view_begin(&own, v, MSI_HOST_READS | MSI_HOST_WRITES));
+    MS_TRY_GOTO(begin(c, MSI_COLL_BROADCAST, v, msi_comm_rank_in_job(c, root), &seq), done);
     v->storage->version++;
-    return c->via->broadcast(c, seq, root, data, msi_view_numel(v) * ms_dtype_size(v->dtype));
+    status = c->via->broadcast(c, seq, root, own.data, nbytes);
+done:
+    return msi_host_view_end(&own, status);
 }
 
 ms_status ms_comm_barrier(ms_comm *c)

@@ -27,8 +27,7 @@ static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64
     for (int32_t q = 0; q < c->size; q++) {
         src[q] = (msi_tree_source){q == c->rank ? own : msi_stage_of(c, q) + offset, dtype};
     }
-    MS_TRY(msi_dispatch("reduce", MSI_K_tree, dtype, &args));
-    return msi_settle(msi_context()); /* peers write their bytes anew */
+    return msi_dispatch_host("reduce", MSI_K_tree, dtype, &args);
 }
 
 static ms_status reduce_scatter(ms_comm *c, uint64_t seq, int32_t dtype, int32_t reduce, int64_t n,

@@ -7,7 +7,8 @@
 #include "comm.h"
 
 /* The verbs. Each moves what all members have just named under `seq` in equal terms; memory is the
- * host's, without gaps. MS_COMM_ERROR when a peer fails meanwhile; a part may have moved then. */
+ * host's, whatever the device, without gaps, and reductions run the CPU's kernels. MS_COMM_ERROR
+ * when a peer fails meanwhile; a part may have moved then. */
 typedef struct msi_transport {
     /* Return when every member has called. */
     ms_status (*barrier)(ms_comm *c, uint64_t seq);

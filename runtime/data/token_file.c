@@ -194,7 +194,7 @@ static void unmap(msi_storage *s, void *user)
     mapping *m = user;
 
     atomic_store(&m->end, 0); /* first: what is unmapped may become anybody's */
-    munmap(s->data, (size_t)s->nbytes);
+    munmap(s->host != NULL ? s->host : s->data, (size_t)s->nbytes);
     free(m->path);
     atomic_store(&m->taken, false);
 }
@@ -296,7 +296,7 @@ ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
     }
     MS_TRY(install_handler());
     MS_TRY(map_file(path, ms_dtype_size(dtype), &m, &data));
-    ms_status status = msi_storage_wrap(&v.storage, ctx, MS_STORAGE_BORROWED, data, m->nbytes);
+    ms_status status = msi_storage_of_host(&v.storage, ctx, data, m->nbytes);
 
     if (status != MS_OK) {
         unmap(&(msi_storage){.data = data, .nbytes = m->nbytes}, m);

@@ -70,45 +70,95 @@ static ms_status check_windows(const char *name, const ms_tensor *t, const ms_te
     return MS_OK;
 }
 
-static void copy_tokens(int64_t *out, const ms_tensor *tokens, int64_t first, int64_t n)
+/* Tokens [first, first + n), without gaps. */
+static msi_view tokens_at(const ms_tensor *tokens, int64_t first, int64_t n)
 {
-    const void *data = msi_view_ptr(&tokens->v);
+    msi_view v = tokens->v;
 
+    v.offset += first;
+    v.shape[0] = n;
+    return v;
+}
+
+/* The window's tokens, and those that follow each. */
+static ms_status copy_window(int64_t *x, int64_t *y, const ms_tensor *tokens, int64_t first,
+                             int64_t n)
+{
+    const msi_view window = tokens_at(tokens, first, n + 1);
+    msi_host_view host;
+
+    MS_TRY(msi_host_view_begin(&host, &window, MSI_HOST_READS));
     if (tokens->v.dtype == MS_DTYPE_I64) {
-        memcpy(out, (const int64_t *)data + first, (size_t)n * sizeof(*out));
-        return;
+        memcpy(x, host.data, (size_t)n * sizeof(*x));
+        memcpy(y, (const int64_t *)host.data + 1, (size_t)n * sizeof(*y));
+    } else {
+        const uint8_t *bytes = host.data;
+
+        for (int64_t i = 0; i < n; i++) {
+            x[i] = bytes[i];
+            y[i] = bytes[i + 1];
+        }
     }
-    for (int64_t i = 0; i < n; i++) {
-        out[i] = ((const uint8_t *)data)[first + i];
-    }
+    return msi_host_view_end(&host, MS_OK);
+}
+
+static ms_status hash_tokens(const ms_tensor *tokens, int64_t first, int64_t n, uint64_t *hash)
+{
+    const msi_view part = tokens_at(tokens, first, n);
+
+    return msi_view_hash(&part, hash);
 }
 
 ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest)
 {
     enum { END = 64 * 1024 };
+    uint64_t head, tail;
 
     *digest = 0;
     MS_TRY(check_tokens(tokens));
-    MS_TRY(msi_settle(tokens->ctx));
-    const char *data = msi_view_ptr(&tokens->v);
-    int64_t nbytes = tokens->v.shape[0] * ms_dtype_size(tokens->v.dtype);
-    int64_t end = nbytes < END ? nbytes : END;
+    const int64_t n = tokens->v.shape[0], size = ms_dtype_size(tokens->v.dtype);
+    const int64_t end = n < END / size ? n : END / size;
 
-    *digest = msi_mix64(ms_hash_bytes(data, end) ^
-                        msi_mix64(ms_hash_bytes(data + nbytes - end, end) ^ (uint64_t)nbytes));
+    MS_TRY(hash_tokens(tokens, 0, end, &head));
+    MS_TRY(hash_tokens(tokens, n - end, end, &tail));
+    *digest = msi_mix64(head ^ msi_mix64(tail ^ (uint64_t)(n * size)));
     return msi_token_file_check(tokens->v.storage);
+}
+
+/* Rows of windows that begin with sample `first` of an epoch of n windows, drawn by `key`. */
+static ms_status fill_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t first,
+                              int64_t n, uint64_t key, bool shuffle)
+{
+    const int64_t rows = x->v.shape[0], context = x->v.shape[1];
+    msi_host_view to_x = {0}, to_y = {0};
+    ms_status status;
+
+    MS_TRY_GOTO(msi_host_view_begin(&to_x, &x->v, MSI_HOST_WRITES), done);
+    MS_TRY_GOTO(msi_host_view_begin(&to_y, &y->v, MSI_HOST_WRITES), done);
+    for (int64_t b = 0; b < rows; b++) {
+        const int64_t window =
+            shuffle ? (int64_t)permute((uint64_t)(first + b), (uint64_t)n, key) : first + b;
+
+        MS_TRY_GOTO(copy_window((int64_t *)to_x.data + b * context,
+                                (int64_t *)to_y.data + b * context, tokens, window * context,
+                                context),
+                    done);
+    }
+done:
+    status = msi_host_view_end(&to_x, status);
+    return msi_host_view_end(&to_y, status);
 }
 
 ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t sample,
                           int64_t per_epoch, uint64_t seed, bool shuffle)
 {
-    int64_t n, rows, context, first = sample;
+    int64_t n, first = sample;
 
     MS_TRY(check_windows("x", x, x));
     MS_TRY(check_windows("y", y, x));
-    rows = x->v.shape[0];
-    context = x->v.shape[1];
-    MS_TRY(ms_data_n_windows(tokens, context, &n));
+    const int64_t rows = x->v.shape[0];
+
+    MS_TRY(ms_data_n_windows(tokens, x->v.shape[1], &n));
     if (per_epoch < 1 || per_epoch > n) {
         return MS_FAIL(MS_VALUE_ERROR, "an epoch has %lld samples, expected 1 to %lld",
                        (long long)per_epoch, (long long)n);
@@ -126,17 +176,8 @@ ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, i
     MS_TRY(ms_samples_begin(sample));
     MS_TRY(msi_tensor_begin_write(x, "data_windows"));
     MS_TRY(msi_tensor_begin_write(y, "data_windows"));
-    MS_TRY(msi_settle(x->ctx));
     const uint64_t key = msi_stream(seed, (uint64_t)(sample / per_epoch));
 
-    for (int64_t b = 0; b < rows; b++) {
-        int64_t window =
-            shuffle ? (int64_t)permute((uint64_t)(first + b), (uint64_t)n, key) : first + b;
-
-        copy_tokens((int64_t *)msi_view_ptr(&x->v) + b * context, tokens, window * context,
-                    context);
-        copy_tokens((int64_t *)msi_view_ptr(&y->v) + b * context, tokens, window * context + 1,
-                    context);
-    }
+    MS_TRY(fill_windows(x, y, tokens, first, n, key, shuffle));
     return msi_token_file_check(tokens->v.storage);
 }

@@ -10,17 +10,18 @@ static ms_status holds_everywhere(ms_context *ctx, const char *what, int32_t ker
 {
     const msi_view *in[2] = {a, b};
     msi_view each = {0};
+    msi_host_view host;
     ms_status status;
 
     msi_view_set_contiguous(&each, MS_DTYPE_BOOL, ndim, shape);
     const int64_t n = msi_view_numel(&each);
 
     MS_TRY(msi_storage_new(&each.storage, ctx, n, MS_MEM_SCRATCH));
-    status = msi_ew(what, kernel, &each, in, 2, scalars, false);
-    status = status == MS_OK ? msi_settle(ctx) : status;
-    if (status == MS_OK) {
-        *answer = n == 0 || memchr(msi_view_ptr(&each), 0, (size_t)n) == NULL;
-    }
+    MS_TRY_GOTO(msi_ew(what, kernel, &each, in, 2, scalars, false), done);
+    MS_TRY_GOTO(msi_host_view_begin(&host, &each, MSI_HOST_READS), done);
+    *answer = n == 0 || memchr(host.data, 0, (size_t)n) == NULL;
+    status = msi_host_view_end(&host, MS_OK);
+done:
     msi_storage_release(each.storage);
     return status;
 }
@@ -60,32 +61,41 @@ ms_status ms_tensor_allclose(const ms_tensor *a, const ms_tensor *b, double rtol
                             close);
 }
 
-/* Is there an element that is `wanted`? */
-static ms_status find(const ms_tensor *t, const char *what, bool wanted, bool *found)
+/* Is there an element that is `wanted` in a view without gaps? */
+static ms_status find_in(const msi_view *v, bool wanted, bool *found)
 {
-    const int64_t n = msi_view_numel(&t->v);
-    msi_view v = t->v;
-    void *data;
+    const int64_t n = msi_view_numel(v);
+    msi_host_view host;
 
-    if (t->v.dtype != MS_DTYPE_BOOL) {
-        return MS_FAIL(MS_TYPE_ERROR, "%s: the tensor is %s, expected bool (compare it first)",
-                       what, ms_dtype_name(t->v.dtype));
-    }
-    MS_TRY(msi_view_data(&v, &data));
-    if (!msi_view_contiguous(&v)) {
-        MS_TRY(msi_view_like(&v, t->ctx, &t->v, MS_DTYPE_BOOL, MS_MEM_SCRATCH, true));
-    }
-    MS_TRY(msi_settle(t->ctx));
-    const uint8_t *each = msi_view_ptr(&v);
+    MS_TRY(msi_host_view_begin(&host, v, MSI_HOST_READS));
+    const uint8_t *each = host.data;
 
     *found = false;
     for (int64_t i = 0; i < n && !*found; i++) {
         *found = (each[i] != 0) == wanted;
     }
+    return msi_host_view_end(&host, MS_OK);
+}
+
+/* Is there one in a tensor? */
+static ms_status find(const ms_tensor *t, const char *what, bool wanted, bool *found)
+{
+    msi_view v = t->v;
+
+    if (t->v.dtype != MS_DTYPE_BOOL) {
+        return MS_FAIL(MS_TYPE_ERROR, "%s: the tensor is %s, expected bool (compare it first)",
+                       what, ms_dtype_name(t->v.dtype));
+    }
+    MS_TRY(msi_view_present(&v));
+    if (!msi_view_contiguous(&v)) {
+        MS_TRY(msi_view_like(&v, t->ctx, &t->v, MS_DTYPE_BOOL, MS_MEM_SCRATCH, true));
+    }
+    const ms_status status = find_in(&v, wanted, found);
+
     if (v.storage != t->v.storage) {
         msi_storage_release(v.storage);
     }
-    return MS_OK;
+    return status;
 }
 
 ms_status ms_tensor_all(const ms_tensor *t, bool *all)

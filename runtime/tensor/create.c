@@ -50,7 +50,7 @@ ms_status ms_tensor_full(ms_tensor **out, int32_t dtype, int32_t ndim, const int
 }
 
 /* Copy between a tensor and doubles through a borrowed f64 view. */
-static ms_status with_doubles(ms_tensor *t, double *values, int64_t n, bool write)
+static ms_status with_doubles(const ms_tensor *t, double *values, int64_t n, bool write)
 {
     msi_view host = {0};
     int64_t numel = msi_view_numel(&t->v);
@@ -61,13 +61,11 @@ static ms_status with_doubles(ms_tensor *t, double *values, int64_t n, bool writ
                        (long long)n, (long long)numel, msi_shape_text(t->v.ndim, t->v.shape));
     }
     msi_view_set_contiguous(&host, MS_DTYPE_F64, t->v.ndim, t->v.shape);
-    MS_TRY(msi_storage_wrap(&host.storage, t->ctx, MS_STORAGE_BORROWED, values, n * 8));
-    ms_status status = write ? msi_copy(&t->v, &host, false) : msi_copy(&host, &t->v, false);
-
-    const ms_status settled = msi_settle(t->ctx);
+    MS_TRY(msi_storage_of_host(&host.storage, t->ctx, values, n * 8));
+    const ms_status status = write ? msi_copy(&t->v, &host, false) : msi_copy(&host, &t->v, false);
 
     msi_storage_release(host.storage);
-    return status != MS_OK ? status : settled;
+    return status;
 }
 
 ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
@@ -87,7 +85,7 @@ ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim, c
 
 ms_status ms_tensor_to_doubles(const ms_tensor *t, double *values, int64_t n)
 {
-    MS_TRY(with_doubles((ms_tensor *)(uintptr_t)t, values, n, false));
+    MS_TRY(with_doubles(t, values, n, false));
     for (int64_t i = 0; i < n; i++) {
         values[i] = msi_plain_nan(values[i]);
     }
@@ -112,8 +110,10 @@ static ms_status wrap(ms_tensor **out, int32_t kind, int32_t dtype, int32_t ndim
     *out = NULL;
     MS_TRY(check_shape(dtype, ndim, shape));
     MS_TRY(msi_view_make(&v, dtype, ndim, shape));
-    MS_TRY(
-        msi_storage_wrap(&v.storage, ctx, kind, data, msi_view_numel(&v) * ms_dtype_size(dtype)));
+    const int64_t nbytes = msi_view_numel(&v) * ms_dtype_size(dtype);
+
+    MS_TRY(kind == MS_STORAGE_BORROWED ? msi_storage_of_host(&v.storage, ctx, data, nbytes)
+                                       : msi_storage_wrap(&v.storage, ctx, kind, data, nbytes));
     ms_status status = msi_tensor_new(out, ctx, &v);
 
     msi_storage_release(v.storage);
@@ -165,9 +165,7 @@ ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double 
         MS_TRY(check_count(dtype, start, step, n));
     }
     MS_TRY(ms_tensor_empty(out, dtype, 1, &n));
-    MS_TRY_GOTO(
-        msi_storage_wrap(&chunk.storage, (*out)->ctx, MS_STORAGE_BORROWED, &values, sizeof(values)),
-        done);
+    MS_TRY_GOTO(msi_storage_of_host(&chunk.storage, (*out)->ctx, &values, sizeof(values)), done);
     for (int64_t first = 0; first < n && status == MS_OK; first += CHUNK) {
         int64_t count = n - first < CHUNK ? n - first : CHUNK;
         msi_view part = (*out)->v;
@@ -183,7 +181,6 @@ ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double 
         part.shape[0] = count;
         msi_view_set_contiguous(&chunk, whole ? MS_DTYPE_I64 : MS_DTYPE_F64, 1, &count);
         status = msi_copy(&part, &chunk, false);
-        status = status == MS_OK ? msi_settle((*out)->ctx) : status;
     }
     msi_storage_release(chunk.storage);
 done:
@@ -214,18 +211,14 @@ static ms_status written(ms_tensor *t, ms_status status)
 
 ms_status ms_tensor_check_copy(const ms_tensor *t, const ms_tensor *src, const char *what)
 {
-    void *data;
-
     MS_TRY(check_write_of(src, t, what));
-    return msi_view_data(&src->v, &data);
+    return msi_view_present(&src->v);
 }
 
 ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)
 {
-    const msi_view *in = &src->v;
-
     MS_TRY(check_write_of(src, t, "copy_"));
-    return written(t, msi_ew("copy_", MSI_K_copy, &t->v, &in, 1, NULL, false));
+    return written(t, msi_copy_of("copy_", &t->v, &src->v, false));
 }
 
 ms_status ms_tensor_fill(ms_tensor *t, double value)
@@ -268,7 +261,7 @@ ms_status ms_tensor_init(ms_tensor *t, int32_t kind, double a, double b, uint64_
                        msi_shape_text(t->v.ndim, t->v.shape));
     }
     MS_TRY(msi_tensor_check_write(t, "init"));
-    args.out = msi_view_ptr(&t->v);
+    MS_TRY(msi_view_data(&t->v, &args.out));
     MS_TRY(written(t, msi_dispatch("init", MSI_K_init, t->v.dtype, &args)));
     if (t->param != NULL) {
         t->param->drawn = t->v.storage->version;
@@ -278,17 +271,5 @@ ms_status ms_tensor_init(ms_tensor *t, int32_t kind, double a, double b, uint64_
 
 ms_status ms_tensor_hash(const ms_tensor *t, uint64_t *hash)
 {
-    msi_view v = t->v;
-    void *data;
-
-    MS_TRY(msi_view_data(&v, &data));
-    if (!msi_view_contiguous(&v)) {
-        MS_TRY(msi_view_like(&v, t->ctx, &t->v, t->v.dtype, MS_MEM_SCRATCH, true));
-    }
-    MS_TRY(msi_settle(t->ctx));
-    *hash = ms_hash_bytes(msi_view_ptr(&v), msi_view_numel(&v) * ms_dtype_size(v.dtype));
-    if (v.storage != t->v.storage) {
-        msi_storage_release(v.storage);
-    }
-    return MS_OK;
+    return msi_view_hash(&t->v, hash);
 }

@@ -1,4 +1,4 @@
-/* Elementwise kernels over views: broadcasting, casting, summing back to a smaller shape. */
+/* Elementwise kernels over views: broadcasting, summing back to a smaller shape. */
 #include "tensor.h"
 
 static ms_status check_broadcast(const char *op, const msi_view *dst, const msi_view *in)
@@ -48,35 +48,11 @@ ms_status msi_ew(const char *op, int32_t kernel, const msi_view *dst, const msi_
     return msi_dispatch(op, kernel, dst->dtype, &args);
 }
 
-ms_status msi_copy(const msi_view *dst, const msi_view *src, bool accumulate)
-{
-    return msi_ew("copy", MSI_K_copy, dst, &src, 1, NULL, accumulate);
-}
-
 ms_status msi_fill(const msi_view *dst, double value)
 {
     const double scalars[2] = {value, 0};
 
     return msi_ew("fill", MSI_K_fill, dst, NULL, 0, scalars, false);
-}
-
-ms_status msi_view_like(msi_view *out, ms_context *ctx, const msi_view *src, int32_t dtype,
-                        int32_t mem_kind, bool copy)
-{
-    msi_view v = {0};
-
-    msi_view_set_contiguous(&v, dtype, src->ndim, src->shape);
-    MS_TRY(msi_storage_new(&v.storage, ctx, msi_view_numel(&v) * ms_dtype_size(dtype), mem_kind));
-    if (copy) {
-        ms_status status = msi_copy(&v, src, false);
-
-        if (status != MS_OK) {
-            msi_storage_release(v.storage);
-            return status;
-        }
-    }
-    *out = v;
-    return MS_OK;
 }
 
 ms_status msi_sum_to(const char *op, const msi_view *dst, const msi_view *src, double scale,

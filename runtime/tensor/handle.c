@@ -130,10 +130,8 @@ ms_status msi_tensor_check_write(const ms_tensor *t, const char *what)
                        "write to a detached tensor",
                        what);
     }
-    void *data;
-
     MS_TRY(msi_check_expanded(what, &t->v));
-    return msi_view_data(&t->v, &data);
+    return msi_view_present(&t->v);
 }
 
 ms_status msi_tensor_begin_write(ms_tensor *t, const char *what)
@@ -155,7 +153,7 @@ ms_status ms_tensor_describe(const ms_tensor *t, ms_tensor_info *info)
     info->numel = msi_view_numel(&t->v);
     info->offset = t->v.offset;
     info->version = t->v.storage->version;
-    info->data = msi_view_ptr(&t->v);
+    info->data = msi_view_address(&t->v);
     info->storage_kind = t->v.storage->kind;
     info->requires_grad = t->requires_grad;
     info->is_leaf = t->grad_fn == NULL;

@@ -114,11 +114,11 @@ ms_status msi_norm_set(const msi_norm *norm, double max_norm, double value)
 ms_status msi_norm_read(const msi_norm *norm, double *value)
 {
     const msi_view result = view_at(norm, NORM);
-    void *data;
+    msi_host_view host;
 
-    MS_TRY(msi_view_host(&result, &data));
-    *value = msi_plain_nan(*(const double *)data);
-    return MS_OK;
+    MS_TRY(msi_host_view_begin(&host, &result, MSI_HOST_READS));
+    *value = msi_plain_nan(*(const double *)host.data);
+    return msi_host_view_end(&host, MS_OK);
 }
 
 ms_status msi_norm_clip(const msi_norm *norm, const msi_view *v)

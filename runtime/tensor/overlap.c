@@ -68,7 +68,7 @@ static bool reaches(const sum *s, int32_t first, int64_t value)
 
 bool msi_view_shares(const msi_view *a, const msi_view *b)
 {
-    const char *at = msi_view_ptr(a), *bt = msi_view_ptr(b);
+    const char *at = msi_view_address(a), *bt = msi_view_address(b);
     const int64_t a_size = ms_dtype_size(a->dtype), b_size = ms_dtype_size(b->dtype);
     int64_t a_span = a_size, b_span = b_size;
     sum s = {.n = 0};
@@ -106,7 +106,7 @@ static bool same_elements(const msi_view *a, const msi_view *b)
 {
     int32_t i = 0, j = 0;
 
-    if (msi_view_ptr(a) != msi_view_ptr(b) || a->dtype != b->dtype) {
+    if (msi_view_address(a) != msi_view_address(b) || a->dtype != b->dtype) {
         return false;
     }
     for (;;) {

@@ -39,6 +39,17 @@ ms_status msi_storage_wrap(msi_storage **out, ms_context *ctx, int32_t kind, voi
     return MS_OK;
 }
 
+ms_status msi_storage_of_host(msi_storage **out, ms_context *ctx, void *data, int64_t nbytes)
+{
+    MS_TRY(msi_memory_open(ctx)); /* and the device */
+    MS_TRY(msi_storage_wrap(out, ctx, MS_STORAGE_BORROWED, data, nbytes));
+    if (ctx->device != NULL) {
+        (*out)->host = data;
+        (*out)->data = NULL;
+    }
+    return MS_OK;
+}
+
 ms_status msi_storage_part(msi_storage **out, msi_storage *base, int64_t offset, int64_t nbytes)
 {
     MS_TRY(msi_storage_wrap(out, base->ctx, MS_STORAGE_BORROWED, NULL, nbytes));

@@ -22,6 +22,8 @@ typedef struct msi_storage {
     bool meta;        /* of kind none, and nobody will give it values: stands for a shape */
     int64_t nbytes;
     void *data;           /* NULL when absent */
+    void *host;           /* on a device, the host's memory that is borrowed: no kernel reaches it,
+                             and `data` is NULL. NULL: none is */
     msi_mem_block *block; /* of owned bytes */
     /* In-place writes, optimizer steps, loads and writebacks so far; a refill is none. Saved
      * tensors compare it. */
@@ -162,6 +164,9 @@ ms_status msi_storage_new(msi_storage **out, ms_context *ctx, int64_t nbytes, in
 /* Borrowed (data may be NULL for slot and none). */
 ms_status msi_storage_wrap(msi_storage **out, ms_context *ctx, int32_t kind, void *data,
                            int64_t nbytes);
+/* Borrowed memory of the host's, which kernels reach on the CPU alone; on a device msi_copy() does,
+ * and the host (msi_host_view_begin). */
+ms_status msi_storage_of_host(msi_storage **out, ms_context *ctx, void *data, int64_t nbytes);
 /* Part of another, which it keeps alive: the bytes from `offset` on. Borrowed. */
 ms_status msi_storage_part(msi_storage **out, msi_storage *base, int64_t offset, int64_t nbytes);
 /* Let one that owns no bytes show those at `data`, now those of `base`, which it keeps alive; NULL:
@@ -191,8 +196,10 @@ int64_t msi_view_numel(const msi_view *v);
 bool msi_view_contiguous(const msi_view *v);
 /* Pointer to element 0; MS_RUNTIME_ERROR naming why when the bytes are absent. numel 0 is fine. */
 ms_status msi_view_data(const msi_view *v, void **data);
-/* The same for the host to read or write: all that was enqueued has run. */
-ms_status msi_view_host(const msi_view *v, void **data);
+/* Are the bytes there, be they the host's on a device? Else the same error. */
+ms_status msi_view_present(const msi_view *v);
+/* Where they are, for comparing addresses. */
+void *msi_view_address(const msi_view *v);
 /* Same as msi_view_data() for a view that must be bound; NULL otherwise. */
 void *msi_view_ptr(const msi_view *v);
 void msi_view_set_contiguous(msi_view *v, int32_t dtype, int32_t ndim, const int64_t *shape);
@@ -228,8 +235,10 @@ void msi_loop_make(msi_loop *loop, int32_t ndim, const int64_t *shape, const msi
 /* Elementwise conveniences over views: shapes must broadcast to dst's. `op` names the caller. */
 ms_status msi_ew(const char *op, int32_t kernel, const msi_view *dst, const msi_view *const *in,
                  int32_t n_in, const double *scalars, bool accumulate);
-/* dst = src (cast, broadcast), or dst += src. */
+/* dst = src (cast, broadcast), or dst += src. On a device either may be the host's: it has been
+ * done then on return. */
 ms_status msi_copy(const msi_view *dst, const msi_view *src, bool accumulate);
+ms_status msi_copy_of(const char *op, const msi_view *dst, const msi_view *src, bool accumulate);
 ms_status msi_fill(const msi_view *dst, double value);
 /* A new owned contiguous view with src's shape in `dtype`; *out owns one reference to the storage.
  * Copies src when `copy`. */
@@ -238,6 +247,42 @@ ms_status msi_view_like(msi_view *out, ms_context *ctx, const msi_view *src, int
 /* dst (+)= src summed over the dimensions that were broadcast from dst's shape to src's. */
 ms_status msi_sum_to(const char *op, const msi_view *dst, const msi_view *src, double scale,
                      bool accumulate);
+
+/* -- the host ---------------------------------------------------------------------------------- */
+
+/* [Note: host views] A device's memory is touched by what is enqueued on it, and by nothing else.
+ * The host reads and writes a tensor without gaps between a begin and an end, at `data`: on the CPU
+ * the memory itself, at no cost; of a device's a pinned copy, which is fetched if the host reads,
+ * and put back at the end if it writes. All that was enqueued before has run at the begin. */
+enum { MSI_HOST_READS = 1, MSI_HOST_WRITES = 2 }; /* who does not read writes every element */
+
+typedef struct msi_host_view {
+    void *data;
+    msi_mem_block *copy; /* NULL: the tensor's own memory */
+    ms_context *ctx;
+    void *to; /* where the copy goes at the end; NULL: nowhere */
+} msi_host_view;
+
+ms_status msi_host_view_begin_on(msi_host_view *h, const msi_view *v, int32_t use);
+ms_status msi_host_view_end_on(msi_host_view *h, ms_status status);
+
+/* A view that begins, or is all zeros, may be ended: who has several ends all. */
+static inline ms_status msi_host_view_begin(msi_host_view *h, const msi_view *v, int32_t use)
+{
+    h->copy = NULL;
+    return MSI_LIKELY(v->storage->ctx->device == NULL) ? msi_view_data(v, &h->data)
+                                                       : msi_host_view_begin_on(h, v, use);
+}
+
+/* `status` is what the host's part has come to, and is returned unless the end fails: what was
+ * written goes to the device where it is MS_OK. */
+static inline ms_status msi_host_view_end(msi_host_view *h, ms_status status)
+{
+    return MSI_LIKELY(h->copy == NULL) ? status : msi_host_view_end_on(h, status);
+}
+
+/* Hash of a view's values, in the order of its elements. */
+ms_status msi_view_hash(const msi_view *v, uint64_t *hash);
 
 /* -- handles ----------------------------------------------------------------------------------- */
 

@@ -45,6 +45,12 @@ static ms_status absent(const msi_view *v)
                        "its module is called, or from that module's materialize()",
                        msi_shape_text(v->ndim, v->shape));
     }
+    if (s->host != NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "a tensor of shape %s lies in the host's memory, which the device does not "
+                       "reach; clone() it, or copy_() it into one of the device's",
+                       msi_shape_text(v->ndim, v->shape));
+    }
     return MS_FAIL(MS_RUNTIME_ERROR, "a tensor of shape %s has no memory now: %s",
                    msi_shape_text(v->ndim, v->shape),
                    s->absent != NULL ? s->absent : "its storage was given up");
@@ -59,10 +65,18 @@ ms_status msi_view_data(const msi_view *v, void **data)
     return MS_OK;
 }
 
-ms_status msi_view_host(const msi_view *v, void **data)
+void *msi_view_address(const msi_view *v)
 {
-    MS_TRY(msi_view_data(v, data));
-    return msi_settle(v->storage->ctx);
+    char *base = v->storage->host != NULL ? v->storage->host : v->storage->data;
+
+    return base != NULL ? base + v->offset * ms_dtype_size(v->dtype) : NULL;
+}
+
+ms_status msi_view_present(const msi_view *v)
+{
+    void *data;
+
+    return MSI_UNLIKELY(v->storage->host != NULL) ? MS_OK : msi_view_data(v, &data);
 }
 
 void *msi_view_ptr(const msi_view *v)

@@ -2,7 +2,7 @@
 #ifndef CKPT_TEST_H
 #define CKPT_TEST_H
 
-#include "ms_test.h"
+#include "bytes.h"
 
 #include "io.h"
 #include "tensor.h"
@@ -22,24 +22,19 @@ static inline ms_tensor *bits_tensor(int32_t dtype, uint64_t seed, int64_t start
     int64_t width = ms_dtype_size(dtype);
     ms_tensor *t;
 
-    assert_ok(ms_tensor_empty(&t, dtype, 1, &numel));
-    uint8_t *bytes = host_bytes(t);
+    uint8_t *bytes = malloc((size_t)(numel * width) + 1);
 
+    assert_non_null(bytes);
+    assert_ok(ms_tensor_empty(&t, dtype, 1, &numel));
     for (int64_t i = 0; i < numel * width; i++) {
         bytes[i] = (uint8_t)msi_mix64(seed * 1000003u + (uint64_t)(start * width + i));
         if (dtype == MS_DTYPE_BOOL) {
             bytes[i] &= 1;
         }
     }
+    write_bytes(t, bytes);
+    free(bytes);
     return t;
-}
-
-static inline bool same_bytes(const ms_tensor *a, const ms_tensor *b)
-{
-    return a->v.dtype == b->v.dtype && msi_view_numel(&a->v) == msi_view_numel(&b->v) &&
-           (msi_view_numel(&a->v) == 0 ||
-            memcmp(host_bytes(a), host_bytes(b),
-                   (size_t)(msi_view_numel(&a->v) * ms_dtype_size(a->v.dtype))) == 0);
 }
 
 /* Does the safetensors file hold, first, `numel` f32 of bits_tensor(seed)? */

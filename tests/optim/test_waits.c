@@ -192,7 +192,6 @@ static void test_optim_waits__asking_what_a_tensor_is_waits_for_nobody(void **st
     assert_int_equal(info.shape[0], WIDTH);
     assert_ok(ms_tensor_wait(t));
     assert_true(n_waits > 0);
-    assert_true(((const float *)info.data)[WIDTH - 1] == 3);
     ms_tensor_free(t);
 }
 

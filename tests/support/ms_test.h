@@ -58,16 +58,6 @@ static inline void skip_on_device(const char *why)
     }
 }
 
-/* A tensor's memory, for the test to read or write: all that was enqueued has run. */
-static inline void *host_bytes(const ms_tensor *t)
-{
-    ms_tensor_info info;
-
-    assert_ok(ms_tensor_describe(t, &info));
-    assert_ok(ms_tensor_wait(t));
-    return info.data;
-}
-
 /* Deterministic filler in [-1, 1): element i of stream k. */
 double filler(uint64_t k, int64_t i);
 /* A path in a fresh temporary folder that is removed when the process ends. */

@@ -27,9 +27,7 @@ static ms_status cast_meta(const msi_meta *m)
 
 static ms_status cast_forward(msi_op_call *c)
 {
-    const msi_view *x = &c->in[0]->v;
-
-    return msi_ew("cast", MSI_K_copy, &c->out[0]->v, &x, 1, NULL, false);
+    return msi_copy_of("cast", &c->out[0]->v, &c->in[0]->v, false);
 }
 
 const msi_op msi_op_cast = {.name = "cast",
@@ -52,9 +50,7 @@ ms_status ms_op_cast(ms_tensor **out, ms_tensor *x, int32_t dtype)
 
 static ms_status clone_forward(msi_op_call *c)
 {
-    const msi_view *x = &c->in[0]->v;
-
-    return msi_ew("clone", MSI_K_copy, &c->out[0]->v, &x, 1, NULL, false);
+    return msi_copy_of("clone", &c->out[0]->v, &c->in[0]->v, false);
 }
 
 const msi_op msi_op_clone = {

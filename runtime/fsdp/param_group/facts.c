@@ -64,11 +64,10 @@ ms_status msi_masters_check(const msi_run *run, const char *what)
                : MS_FAIL(MS_ASSERTION_ERROR, "%s inside summon_full_params", what);
 }
 
-uint64_t msi_replica_hash(const ms_fsdp_unit *u, int32_t index)
+ms_status msi_replica_hash(const ms_fsdp_unit *u, int32_t index, uint64_t *hash)
 {
     const msi_unit_param *p = &u->params[index];
-    int64_t size = ms_dtype_size(u->orig_dtype);
+    const msi_view values = msi_flat_view(u, u->master, p->offset, p->numel);
 
-    msi_drain(u->ctx); /* what wrote them */
-    return ms_hash_bytes((const char *)u->master->data + p->offset * size, p->numel * size);
+    return msi_view_hash(&values, hash);
 }

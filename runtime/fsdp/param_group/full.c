@@ -44,10 +44,10 @@ static ms_status replicas_agree(ms_fsdp_unit *u, int32_t first, int32_t n, const
                        u->name);
     }
     uint64_t *all = own + n;
-    ms_status status = msi_settle(u->ctx);
+    ms_status status = MS_OK;
 
     for (int32_t p = 0; status == MS_OK && p < n; p++) {
-        own[p] = msi_replica_hash(u, first + p);
+        status = msi_replica_hash(u, first + p, &own[p]);
     }
     status = status != MS_OK ? status : gather(u, what, name, own, n * (int64_t)sizeof(*own), all);
 
@@ -65,25 +65,34 @@ static ms_status replicas_agree(ms_fsdp_unit *u, int32_t first, int32_t n, const
     return status;
 }
 
+static ms_status gather_shards(ms_fsdp_unit *u, const char *what, msi_storage *full)
+{
+    const msi_view own = msi_flat_view(u, u->master, 0, u->shard_numel);
+    const msi_view whole = msi_flat_view(u, full, 0, u->shard_numel * u->world);
+    msi_host_view from = {0}, to = {0};
+    ms_status status;
+
+    MS_TRY_GOTO(msi_host_view_begin(&from, &own, MSI_HOST_READS), done);
+    MS_TRY_GOTO(msi_host_view_begin(&to, &whole, MSI_HOST_WRITES), done);
+    status = all_gather(u, what, u->name, from.data, u->shard_numel * ms_dtype_size(u->orig_dtype),
+                        to.data);
+done:
+    status = msi_host_view_end(&from, status);
+    return msi_host_view_end(&to, status);
+}
+
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out)
 {
-    int32_t world = u->is_sharded ? u->world : 1;
-    int64_t nbytes = u->shard_numel * ms_dtype_size(u->orig_dtype);
+    const int32_t world = u->is_sharded ? u->world : 1;
+    const int64_t nbytes = u->shard_numel * ms_dtype_size(u->orig_dtype);
     msi_storage *full;
 
     *out = NULL;
     MS_TRY(ms_fsdp_unit_materialize(u));
     MS_TRY(replicas_agree(u, 0, u->n_params, what, u->name));
     MS_TRY(msi_storage_new(&full, u->ctx, nbytes * world, MS_MEM_PARAMETER));
-    ms_status status = msi_settle(u->ctx);
-
-    if (status == MS_OK && world == 1) {
-        memcpy(full->data, u->master->data, (size_t)nbytes);
-        *out = full;
-        return MS_OK;
-    }
-    status = status != MS_OK ? status
-                             : all_gather(u, what, u->name, u->master->data, nbytes, full->data);
+    const ms_status status = world == 1 ? msi_mem_copy(u->ctx, full->data, u->master->data, nbytes)
+                                        : gather_shards(u, what, full);
 
     if (status != MS_OK) {
         msi_storage_release(full);
@@ -104,11 +113,29 @@ static ms_status check_index(const ms_fsdp_unit *u, int32_t index)
     return MS_OK;
 }
 
-/* Every rank sends its piece in room for the largest. */
-static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, ms_tensor *full)
+/* Into their places, of every rank's, in room for `most` elements each. */
+static ms_status place_pieces(const ms_fsdp_unit *u, int32_t index, int64_t most,
+                              const char *received, const ms_tensor *full)
 {
+    const int64_t size = ms_dtype_size(u->orig_dtype);
+    ms_layout_piece piece;
+
+    for (int32_t q = 0; q < u->world; q++) {
+        MS_TRY(ms_layout_piece_get(u->layout, q, index, &piece));
+        if (piece.present && piece.numel > 0) {
+            MS_TRY(msi_mem_copy(u->ctx, (char *)full->v.storage->data + piece.start * size,
+                                received + q * most * size, piece.numel * size));
+        }
+    }
+    return MS_OK;
+}
+
+/* Every rank sends its piece in room for the largest. */
+static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, const ms_tensor *full)
+{
+    const ms_layout_piece *own = &u->params[index].piece;
     int64_t size = ms_dtype_size(u->orig_dtype), most = 0;
-    msi_storage *send = NULL, *received = NULL;
+    msi_mem_block *send = NULL, *received = NULL;
     ms_layout_piece piece;
     ms_status status;
 
@@ -116,26 +143,22 @@ static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, ms_tensor *full)
         MS_TRY(ms_layout_piece_get(u->layout, q, index, &piece));
         most = piece.present && piece.numel > most ? piece.numel : most;
     }
-    MS_TRY_GOTO(msi_storage_new(&send, u->ctx, most * size, MS_MEM_SCRATCH), done);
-    MS_TRY_GOTO(msi_storage_new(&received, u->ctx, most * u->world * size, MS_MEM_SCRATCH), done);
-    MS_TRY_GOTO(msi_settle(u->ctx), done);
-    piece = u->params[index].piece;
+    MS_TRY_GOTO(msi_host_alloc(u->ctx, most * size, MS_MEM_SCRATCH, &send), done);
+    MS_TRY_GOTO(msi_host_alloc(u->ctx, most * u->world * size, MS_MEM_SCRATCH, &received), done);
     memset(send->data, 0, (size_t)(most * size));
-    memcpy(send->data, (char *)u->master->data + piece.offset_in_shard * size,
-           (size_t)(piece.numel * size));
+    MS_TRY_GOTO(msi_mem_copy(u->ctx, send->data,
+                             (char *)u->master->data + own->offset_in_shard * size,
+                             own->numel * size),
+                done);
+    MS_TRY_GOTO(msi_settle(u->ctx), done);
     MS_TRY_GOTO(all_gather(u, "gather of parameter", u->params[index].name, send->data, most * size,
                            received->data),
                 done);
-    for (int32_t q = 0; q < u->world; q++) {
-        MS_TRY_GOTO(ms_layout_piece_get(u->layout, q, index, &piece), done);
-        if (piece.present && piece.numel > 0) {
-            memcpy((char *)full->v.storage->data + piece.start * size,
-                   (char *)received->data + q * most * size, (size_t)(piece.numel * size));
-        }
-    }
+    status = place_pieces(u, index, most, received->data, full);
 done:
-    msi_storage_release(send);
-    msi_storage_release(received);
+    msi_drain(u->ctx); /* nothing reads them any more */
+    msi_release(send);
+    msi_release(received);
     return status;
 }
 
@@ -154,10 +177,12 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
         msi_tensor_make(out, u->ctx, u->orig_dtype, param->ndim, param->shape, MS_MEM_ACTIVATION));
     if (u->is_sharded && u->world > 1) {
         status = gather_pieces(u, index, *out);
-    } else if ((status = msi_settle(u->ctx)) == MS_OK) {
-        memcpy((*out)->v.storage->data,
-               (char *)u->master->data + u->params[index].offset * ms_dtype_size(u->orig_dtype),
-               (size_t)(u->params[index].numel * ms_dtype_size(u->orig_dtype)));
+    } else {
+        const int64_t size = ms_dtype_size(u->orig_dtype);
+
+        status = msi_mem_copy(u->ctx, (*out)->v.storage->data,
+                              (char *)u->master->data + u->params[index].offset * size,
+                              u->params[index].numel * size);
     }
     if (status != MS_OK) {
         ms_tensor_free(*out);
@@ -173,11 +198,6 @@ static void note_loaded(ms_fsdp_unit *u, const msi_unit_param *p, uint64_t hash)
 
     msi_label_about(&note.label, "values loaded into", p->name);
     msi_unit_note(u, &note);
-}
-
-static uint64_t hash_of(const msi_view *v)
-{
-    return ms_hash_bytes(msi_view_ptr(v), msi_view_numel(v) * ms_dtype_size(v->dtype));
 }
 
 ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *offsets)
@@ -210,7 +230,7 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
 {
     msi_unit_param *p;
     msi_view src, shard;
-    ms_status status = MS_OK;
+    uint64_t loaded = 0;
 
     MS_TRY(check_index(u, index));
     MS_TRY(msi_masters_check(u->run, "load"));
@@ -230,14 +250,12 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     } else {
         MS_TRY(msi_view_like(&src, u->ctx, &full->v, full->v.dtype, MS_MEM_SCRATCH, true));
     }
-    status = msi_settle(u->ctx);
-    uint64_t loaded = status == MS_OK && u->world > 1 ? hash_of(&src) : 0;
+    ms_status status = u->world > 1 ? msi_view_hash(&src, &loaded) : MS_OK;
 
     if (status == MS_OK && p->piece.numel > 0) {
         src.offset += p->piece.start;
         msi_view_set_contiguous(&src, full->v.dtype, 1, &p->piece.numel);
-        shard = (msi_view){.storage = u->master, .offset = p->piece.offset_in_shard};
-        msi_view_set_contiguous(&shard, u->orig_dtype, 1, &p->piece.numel);
+        shard = msi_flat_view(u, u->master, p->piece.offset_in_shard, p->piece.numel);
         status = msi_copy(&shard, &src, false);
     }
     msi_storage_release(src.storage);

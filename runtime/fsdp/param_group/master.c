@@ -5,10 +5,7 @@
 
 static msi_view piece_view(const ms_fsdp_unit *u, const msi_unit_param *p, msi_storage *shard)
 {
-    msi_view v = {.storage = shard, .offset = p->piece.present ? p->piece.offset_in_shard : 0};
-
-    msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
-    return v;
+    return msi_flat_view(u, shard, p->piece.present ? p->piece.offset_in_shard : 0, p->piece.numel);
 }
 
 /* All that decides the values a rule makes, and which of them. */
@@ -26,20 +23,20 @@ static msi_init_args rule_of(const ms_fsdp_unit *u, const msi_unit_param *p)
 }
 
 /* What a parameter's first values come from: its own, or the rule they are made by. */
-static uint64_t origin_of(const ms_fsdp_unit *u, const msi_param *param, const msi_init_args *rule)
+static ms_status origin_of(const msi_param *param, const msi_init_args *rule, uint64_t *origin)
 {
-    if (param->materialized) {
-        return ms_hash_bytes(msi_view_ptr(&param->master),
-                             param->master.shape[0] * ms_dtype_size(u->orig_dtype));
-    }
-    if (rule->kind == MS_INIT_NONE) {
-        return 0;
-    }
     const double numbers[] = {rule->kind, rule->a, rule->b};
     const bool random = rule->kind != MS_INIT_CONSTANT;
 
-    return msi_mix64(ms_hash_bytes(numbers, sizeof(numbers)) ^
-                     (random ? msi_mix64(rule->seed ^ msi_mix64(rule->key)) : 0));
+    *origin = 0;
+    if (param->materialized) {
+        return msi_view_hash(&param->master, origin);
+    }
+    if (rule->kind != MS_INIT_NONE) {
+        *origin = msi_mix64(ms_hash_bytes(numbers, sizeof(numbers)) ^
+                            (random ? msi_mix64(rule->seed ^ msi_mix64(rule->key)) : 0));
+    }
+    return MS_OK;
 }
 
 /* Own elements of one parameter, into its place in the shard. */
@@ -49,8 +46,9 @@ static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
     msi_view shard = piece_view(u, p, u->master);
     msi_init_args rule = rule_of(u, p);
 
-    MS_TRY(msi_settle(u->ctx));
-    p->origin = u->world > 1 ? origin_of(u, param, &rule) : 0;
+    if (u->world > 1) {
+        MS_TRY(origin_of(param, &rule, &p->origin));
+    }
     p->given = param->materialized && param->master.storage->version != param->drawn;
     if (p->piece.numel == 0) {
         return MS_OK;

@@ -42,18 +42,20 @@ void msi_unit_note_touch(ms_fsdp_unit *u)
 }
 
 /* All of a replica: which of its parameters was written is not known. */
-static void note_values(ms_fsdp_unit *u)
+static ms_status note_values(ms_fsdp_unit *u)
 {
     for (int32_t i = 0; i < u->n_params; i++) {
-        msi_note note = {.text = {.text = "hash#"},
-                         .number = {msi_note_hash(msi_replica_hash(u, i))},
-                         .n_numbers = 1};
+        msi_note note = {.text = {.text = "hash#"}, .n_numbers = 1};
+        uint64_t hash;
 
+        MS_TRY(msi_replica_hash(u, i, &hash));
+        note.number[0] = msi_note_hash(hash);
         msi_label_about(&note.label, "values written to", u->params[i].name);
         msi_unit_note(u, &note);
     }
     u->values.told = u->master->version;
     u->values.written = false;
+    return MS_OK;
 }
 
 /* -- gradients of replicas --------------------------------------------------------------------- */
@@ -140,10 +142,10 @@ ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u)
 
 /* -- changes ----------------------------------------------------------------------------------- */
 
-void msi_unit_note_changes(ms_fsdp_unit *u)
+ms_status msi_unit_note_changes(ms_fsdp_unit *u)
 {
+    const bool written = u->values.written || u->values.told != u->master->version;
+
     note_flags(u);
-    if (!u->is_sharded && (u->values.written || u->values.told != u->master->version)) {
-        note_values(u);
-    }
+    return !u->is_sharded && written ? note_values(u) : MS_OK;
 }

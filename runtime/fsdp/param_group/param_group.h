@@ -157,6 +157,16 @@ static inline int32_t msi_unit_slot_dtype(const ms_fsdp_unit *u)
     return u->run->n_kept > 0 ? u->sums.node_dtype : u->reduce_dtype;
 }
 
+/* Elements [offset, offset + numel) of a storage in the unit's own dtype. */
+static inline msi_view msi_flat_view(const ms_fsdp_unit *u, msi_storage *s, int64_t offset,
+                                     int64_t numel)
+{
+    msi_view v = {.storage = s, .offset = offset};
+
+    msi_view_set_contiguous(&v, u->orig_dtype, 1, &numel);
+    return v;
+}
+
 /* 0 for a unit in no tree. */
 static inline int32_t msi_unit_model(const ms_fsdp_unit *u)
 {
@@ -166,7 +176,7 @@ static inline int32_t msi_unit_model(const ms_fsdp_unit *u)
 /* -- facts.c ----------------------------------------------------------------------------------- */
 msi_group_facts msi_unit_facts(const ms_fsdp_unit *u);
 /* Hash of the values of a parameter of a replica. */
-uint64_t msi_replica_hash(const ms_fsdp_unit *u, int32_t index);
+ms_status msi_replica_hash(const ms_fsdp_unit *u, int32_t index, uint64_t *hash);
 /* May `what` the script has called read or write the masters now? While they are summoned the
  * copies are the values, and what went to the masters would be stale, or lost when the copies are
  * written back: MS_ASSERTION_ERROR. `run` NULL: of a unit in none. */
@@ -277,7 +287,7 @@ void msi_unit_told_gradient(ms_fsdp_unit *u, int32_t index);
 /* The master was written by one who calls touched(): tell it from a script's own writes. */
 void msi_unit_note_touch(ms_fsdp_unit *u);
 /* requires_grad flags that changed, replicated values that the script wrote. */
-void msi_unit_note_changes(ms_fsdp_unit *u);
+ms_status msi_unit_note_changes(ms_fsdp_unit *u);
 
 /* Test hook: called at every change of state of a unit or its gradient. */
 extern void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);

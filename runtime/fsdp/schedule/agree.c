@@ -228,11 +228,12 @@ typedef struct first_values {
     uint64_t given; /* by the script: loaded, or written; else a rule made them */
 } first_values;
 
-static first_values first_values_of(const ms_fsdp_unit *u, int32_t index)
+static ms_status first_values_of(const ms_fsdp_unit *u, int32_t index, first_values *out)
 {
     const msi_unit_param *p = &u->params[index];
 
-    return (first_values){u->is_sharded ? p->origin : msi_replica_hash(u, index), p->given};
+    *out = (first_values){p->origin, p->given};
+    return u->is_sharded ? MS_OK : msi_replica_hash(u, index, &out->hash);
 }
 
 /* Rank q's first values of parameter `index` are not rank 0's. Shards cut from what was drawn of
@@ -294,7 +295,7 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
     }
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            mine[at++] = first_values_of(tree->units[i], p);
+            MS_TRY_GOTO(first_values_of(tree->units[i], p, &mine[at++]), done);
         }
     }
     MS_TRY_GOTO(msi_tree_gather(tree, "the first use of FSDP (values)", mine,

@@ -3,27 +3,33 @@
 
 #include <stdlib.h>
 
+/* hashes[p] = hash of parameter p of a unit. */
+static ms_status hash_unit(ms_fsdp_unit *u, uint64_t *hashes)
+{
+    msi_storage *full;
+    ms_status status = MS_OK;
+
+    MS_TRY(msi_unit_gather_flat(u, "hash of unit", &full));
+    for (int32_t p = 0; p < u->n_params && status == MS_OK; p++) {
+        const msi_view values = msi_flat_view(u, full, u->params[p].offset, u->params[p].numel);
+
+        status = msi_view_hash(&values, &hashes[p]);
+    }
+    msi_storage_release(full);
+    return status;
+}
+
 /* hashes[offset[u] + p] = hash of parameter p of unit u. */
 static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t *hashes)
 {
     tree->run.progress.named = false;
     for (int32_t i = 0; i < tree->n_units; i++) {
-        ms_fsdp_unit *u = tree->units[i];
-        int64_t size = ms_dtype_size(u->orig_dtype);
-        msi_storage *full;
-        ms_status status = msi_unit_gather_flat(u, "hash of unit", &full);
+        const ms_status status = hash_unit(tree->units[i], hashes + offset[i]);
 
         if (status != MS_OK) {
             msi_tree_give_up(tree, "hash");
             return status;
         }
-        for (int32_t p = 0; p < u->n_params; p++) { /* gathered: all has run */
-            const msi_unit_param *q = &u->params[p];
-
-            hashes[offset[i] + p] =
-                ms_hash_bytes((char *)full->data + q->offset * size, q->numel * size);
-        }
-        msi_storage_release(full);
     }
     return MS_OK;
 }

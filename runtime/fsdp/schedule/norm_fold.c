@@ -32,7 +32,7 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest,
                                       .out = &result,
                                       .largest = largest};
 
-                msi_kernels()->fn[MSI_K_norm][u->orig_dtype](&args); /* on the host */
+                MS_TRY(msi_dispatch_host("norm", MSI_K_norm, u->orig_dtype, &args));
                 *total = msi_norm_fold(*total, &result, 1, largest);
             }
         }

@@ -55,18 +55,19 @@ static ms_status renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n
     return MS_OK;
 }
 
-static void note_changes(const ms_fsdp_tree *tree)
+static ms_status note_changes(const ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; tree->world > 1 && i < tree->n_units; i++) {
-        msi_unit_note_changes(tree->units[i]);
+        MS_TRY(msi_unit_note_changes(tree->units[i]));
     }
+    return MS_OK;
 }
 
 ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
 {
     MS_TRY(ms_fsdp_tree_init(tree));
     MS_TRY(msi_masters_check(&tree->run, "forward"));
-    note_changes(tree);
+    MS_TRY(note_changes(tree));
     tree->forward_at = 0;
     tree->run.progress.named =
         true; /* it counts on the peers' next backward, when it names nothing itself */

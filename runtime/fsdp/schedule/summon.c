@@ -67,23 +67,39 @@ enum {
     UNIT_TOUCHED = 2 /* a write went into the unit */
 };
 
-static uint64_t deed_of(const ms_fsdp_unit *u, const msi_unit_param *p)
+/* This rank's extents of a parameter where they are kept, and where the script has seen them. */
+static msi_view kept_view(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
-    int64_t size = ms_dtype_size(u->orig_dtype);
-    const char *master = (const char *)u->master->data + p->piece.offset_in_shard * size;
-    const char *full = (const char *)u->summoned->data + (p->offset + p->piece.start) * size;
-
-    return (memcmp(master, full, (size_t)(p->piece.numel * size)) != 0 ? OWN_CHANGED : 0) |
-           (u->summoned->version != 0 ? UNIT_TOUCHED : 0);
+    return msi_flat_view(u, u->master, p->piece.offset_in_shard, p->piece.numel);
 }
 
-static void keep_piece(ms_fsdp_unit *u, const msi_unit_param *p)
+static msi_view seen_view(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
-    int64_t size = ms_dtype_size(u->orig_dtype);
+    return msi_flat_view(u, u->summoned, p->offset + p->piece.start, p->piece.numel);
+}
 
-    memcpy((char *)u->master->data + p->piece.offset_in_shard * size,
-           (const char *)u->summoned->data + (p->offset + p->piece.start) * size,
-           (size_t)(p->piece.numel * size));
+static ms_status deed_of(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t *deed)
+{
+    const msi_view kept = kept_view(u, p), seen = seen_view(u, p);
+    const size_t nbytes = (size_t)(p->piece.numel * ms_dtype_size(u->orig_dtype));
+    msi_host_view a = {0}, b = {0};
+    ms_status status;
+
+    MS_TRY_GOTO(msi_host_view_begin(&a, &kept, MSI_HOST_READS), done);
+    MS_TRY_GOTO(msi_host_view_begin(&b, &seen, MSI_HOST_READS), done);
+    *deed = (memcmp(a.data, b.data, nbytes) != 0 ? OWN_CHANGED : 0) |
+            (u->summoned->version != 0 ? UNIT_TOUCHED : 0);
+done:
+    status = msi_host_view_end(&a, status);
+    return msi_host_view_end(&b, status);
+}
+
+static ms_status keep_piece(ms_fsdp_unit *u, const msi_unit_param *p)
+{
+    const msi_view kept = kept_view(u, p), seen = seen_view(u, p);
+
+    return msi_mem_copy(u->ctx, msi_view_ptr(&kept), msi_view_ptr(&seen),
+                        p->piece.numel * ms_dtype_size(u->orig_dtype));
 }
 
 /* What all ranks together did to each parameter, in `deeds`. */
@@ -94,7 +110,7 @@ static ms_status gather_deeds(ms_fsdp_tree *tree, int64_t n, uint64_t *deeds)
 
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            own[at++] = deed_of(tree->units[i], &tree->units[i]->params[p]);
+            MS_TRY(deed_of(tree->units[i], &tree->units[i]->params[p], &own[at++]));
         }
     }
     MS_TRY(msi_tree_gather(tree, "the end of summon_full_params", own, n * (int64_t)sizeof(*own),
@@ -114,15 +130,15 @@ static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds
 
     for (int32_t i = 0; i < tree->n_units; i++) {
         const ms_fsdp_unit *u = tree->units[i];
-        int64_t size = ms_dtype_size(u->orig_dtype);
 
         for (int32_t p = 0; p < u->n_params; p++, at++) {
             const msi_unit_param *param = &u->params[p];
+            const msi_view values = msi_flat_view(u, u->summoned, param->offset, param->numel);
 
-            own[at] = (deeds[at] & UNIT_TOUCHED) == 0
-                          ? 0
-                          : ms_hash_bytes((const char *)u->summoned->data + param->offset * size,
-                                          param->numel * size);
+            own[at] = 0;
+            if ((deeds[at] & UNIT_TOUCHED) != 0) {
+                MS_TRY(msi_view_hash(&values, &own[at]));
+            }
             touched |= deeds[at] & UNIT_TOUCHED;
         }
     }
@@ -161,13 +177,12 @@ static ms_status write_back(ms_fsdp_tree *tree)
     if (n == 0) {
         return MS_OK;
     }
-    MS_TRY(msi_settle(tree->ctx));
     MS_TRY(gather_deeds(tree, n, deeds));
     MS_TRY(check_same(tree, n, deeds));
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
             if ((deeds[at] & OWN_CHANGED) != 0) {
-                keep_piece(tree->units[i], &tree->units[i]->params[p]);
+                MS_TRY(keep_piece(tree->units[i], &tree->units[i]->params[p]));
                 MS_TRY(ms_param_touch(tree->units[i]->params[p].tensor));
             }
         }

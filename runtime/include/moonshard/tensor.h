@@ -49,8 +49,8 @@ typedef struct ms_tensor_info {
     int64_t numel;
     int64_t offset;       /**< of element 0 in the storage, in elements */
     int64_t version;      /**< in-place writes so far to the storage */
-    void *data;           /**< element 0, or NULL when absent (sharded, meta). On a device it holds
-                             its value after ms_tensor_wait() */
+    void *data;           /**< element 0, or NULL when absent (sharded, meta). On a device its
+                             address there, unless the memory is borrowed */
     int32_t storage_kind; /**< MS_STORAGE_* */
     bool requires_grad;
     bool is_leaf;
@@ -93,7 +93,8 @@ MS_API ms_status ms_tensor_full(ms_tensor **out, int32_t dtype, int32_t ndim, co
 MS_API ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim,
                                         const int64_t *shape, const double *values, int64_t n);
 /** As ms_tensor_empty(), over the caller's memory. Does not copy; the memory must outlive the
- * tensor. */
+ * tensor. On a device operators do not reach it (MS_RUNTIME_ERROR), but copies do, both ways:
+ * ms_tensor_copy(), ms_op_clone(), ms_op_cast(), collectives. They have been done on return. */
 MS_API ms_status ms_tensor_borrow(ms_tensor **out, int32_t dtype, int32_t ndim,
                                   const int64_t *shape, MS_NULLABLE void *data);
 /** Shape and dtype without memory (storage kind none). An operator with such an operand gives such
@@ -117,9 +118,9 @@ MS_API ms_tensor *ms_tensor_retain(ms_tensor *t);
 
 /** What it is, from what the host knows: waits for nothing. */
 MS_API ms_status ms_tensor_describe(const ms_tensor *t, ms_tensor_info *info);
-/** Wait until all that was to be computed has been: the host may read and write `data` of
- * ms_tensor_describe(). MS_INDEX_ERROR, MS_DEVICE_ERROR and others of what went wrong meanwhile; on
- * the CPU nothing is ever outstanding. */
+/** Wait until all that was to be computed has been. The host may read and write `data` of
+ * ms_tensor_describe() then on the CPU, where nothing is ever outstanding, and of borrowed memory.
+ * MS_INDEX_ERROR, MS_DEVICE_ERROR and others of what went wrong meanwhile. */
 MS_API ms_status ms_tensor_wait(const ms_tensor *t);
 /** Copy out as doubles, row-major; `n` must equal the numel. bool gives 0 and 1. */
 MS_API ms_status ms_tensor_to_doubles(const ms_tensor *t, double *values, int64_t n);

@@ -1,0 +1,106 @@
+/* Copies: casting, broadcasting, and on a device to and from memory of the host. */
+#include "tensor.h"
+
+/* From element 0 up to the last. */
+static int64_t span_of(const msi_view *v)
+{
+    int64_t last = 0;
+
+    for (int32_t d = 0; d < v->ndim; d++) {
+        last += v->stride[d] * (v->shape[d] - 1);
+    }
+    return msi_view_numel(v) > 0 ? (last + 1) * ms_dtype_size(v->dtype) : 0;
+}
+
+/* A view as this one of the host's memory, in the device's, with what lies there if it is to be
+ * fetched. Of the device's: the same. The caller releases the storage. */
+static ms_status bring(const msi_view *v, bool fetch, msi_view *out)
+{
+    ms_context *ctx = v->storage->ctx;
+    ms_status status = MS_OK;
+
+    *out = *v;
+    if (v->storage->host == NULL) {
+        msi_storage_retain(v->storage);
+        return MS_OK;
+    }
+    out->offset = 0;
+    MS_TRY(msi_storage_new(&out->storage, ctx, span_of(v), MS_MEM_SCRATCH));
+    if (fetch) {
+        status = msi_mem_copy(ctx, out->storage->data, msi_view_address(v), span_of(v));
+    }
+    if (status != MS_OK) {
+        msi_storage_release(out->storage);
+    }
+    return status;
+}
+
+/* What lies between the elements of `dst` is written, too, as it was. */
+static ms_status copy_brought(const char *op, const msi_view *dst, const msi_view *from,
+                              bool accumulate)
+{
+    const bool fetch = accumulate || !msi_view_contiguous(dst);
+    msi_view to;
+
+    MS_TRY(bring(dst, fetch, &to));
+    ms_status status = msi_ew(op, MSI_K_copy, &to, &from, 1, NULL, accumulate);
+
+    if (status == MS_OK && dst->storage->host != NULL) {
+        status =
+            msi_mem_copy(dst->storage->ctx, msi_view_address(dst), to.storage->data, span_of(dst));
+    }
+    msi_storage_release(to.storage);
+    return status;
+}
+
+static ms_status copy_across(const char *op, const msi_view *dst, const msi_view *src,
+                             bool accumulate)
+{
+    msi_view from;
+
+    MS_TRY(msi_view_present(dst));
+    MS_TRY(msi_view_present(src));
+    if (msi_view_numel(dst) == 0) {
+        return MS_OK;
+    }
+    MS_TRY(bring(src, true, &from));
+    const ms_status status = copy_brought(op, dst, &from, accumulate);
+
+    msi_storage_release(from.storage);
+    if (status != MS_OK) {
+        msi_drain(dst->storage->ctx);
+        return status;
+    }
+    return msi_settle(dst->storage->ctx); /* the host has its memory again */
+}
+
+ms_status msi_copy_of(const char *op, const msi_view *dst, const msi_view *src, bool accumulate)
+{
+    return MSI_LIKELY(dst->storage->host == NULL && src->storage->host == NULL)
+               ? msi_ew(op, MSI_K_copy, dst, &src, 1, NULL, accumulate)
+               : copy_across(op, dst, src, accumulate);
+}
+
+ms_status msi_copy(const msi_view *dst, const msi_view *src, bool accumulate)
+{
+    return msi_copy_of("copy", dst, src, accumulate);
+}
+
+ms_status msi_view_like(msi_view *out, ms_context *ctx, const msi_view *src, int32_t dtype,
+                        int32_t mem_kind, bool copy)
+{
+    msi_view v = {0};
+
+    msi_view_set_contiguous(&v, dtype, src->ndim, src->shape);
+    MS_TRY(msi_storage_new(&v.storage, ctx, msi_view_numel(&v) * ms_dtype_size(dtype), mem_kind));
+    if (copy) {
+        ms_status status = msi_copy(&v, src, false);
+
+        if (status != MS_OK) {
+            msi_storage_release(v.storage);
+            return status;
+        }
+    }
+    *out = v;
+    return MS_OK;
+}
