@@ -7,7 +7,7 @@ local variables = {}
 local PREFIX = 'MS_'
 local NAMES = {
   'COMM_ANNOUNCE', 'COMM_SPIN_US', 'COMM_TIMEOUT', 'CPU_ISA', 'DEVICE', 'FAIL_ALLOC', 'FAKE_CARDS',
-  'FAKE_ORDER', 'FAKE_SEED', 'LOG', 'ONEDNN', 'PLUGIN_DIR', 'SLOTS', 'STOP_TIMEOUT',
+  'FAKE_GUARD', 'FAKE_ORDER', 'FAKE_SEED', 'LOG', 'ONEDNN', 'PLUGIN_DIR', 'SLOTS', 'STOP_TIMEOUT',
 }
 
 local known = {}

@@ -2,6 +2,7 @@
  * under both of its orders. */
 #include "blocks.h"
 #include "bytes.h"
+#include "child_test.h"
 
 #include <dlfcn.h>
 #include <signal.h>
@@ -742,6 +743,42 @@ static void test_backend_device__a_block_waits_for_the_mark_of_its_last_use(void
     assert_true(n_not < SEEDS * 3 / 4);
 }
 
+static void leave(int number)
+{
+    (void)number;
+    _exit(0);
+}
+
+/* Items reach it, and pinned memory all; a fault is where the child has to go. */
+static int touch_guarded_memory(void)
+{
+    const int64_t n = N;
+    double values[N];
+    ms_tensor_info info;
+    msi_mem_block *pinned;
+    ms_tensor *t;
+
+    signal(SIGSEGV, leave);
+    CHILD_CHECK(ms_tensor_full(&t, MS_DTYPE_F32, 1, &n, 3) == MS_OK);
+    CHILD_CHECK(ms_tensor_to_doubles(t, values, N) == MS_OK && values[N - 1] == 3);
+    CHILD_CHECK(msi_host_alloc(msi_context(), n, MS_MEM_SCRATCH, &pinned) == MS_OK);
+    memset(pinned->data, 0, (size_t)n);
+    msi_release(pinned);
+    CHILD_CHECK(ms_tensor_describe(t, &info) == MS_OK);
+    return *(volatile const float *)info.data == 3 ? 1 : 2;
+}
+
+static void test_backend_device__guarded_memory_is_not_the_hosts_to_touch(void **state)
+{
+    (void)state;
+    ms_close();
+    setenv("MS_DEVICE", "fake", 1);
+    setenv("MS_FAKE_GUARD", "on", 1);
+    in_child(touch_guarded_memory);
+    unsetenv("MS_FAKE_GUARD");
+    unsetenv("MS_DEVICE");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -762,6 +799,7 @@ int main(void)
         cmocka_unit_test(test_backend_device__no_item_runs_inside_another),
         cmocka_unit_test(test_backend_device__a_moments_want_of_memory_fails_nothing),
         cmocka_unit_test(test_backend_device__freed_memory_is_no_number),
+        cmocka_unit_test(test_backend_device__guarded_memory_is_not_the_hosts_to_touch),
         cmocka_unit_test(test_backend_device__a_block_waits_for_the_mark_of_its_last_use),
     };
 

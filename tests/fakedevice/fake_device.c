@@ -7,11 +7,13 @@
  * highest priority, where priorities are drawn and now and then the highest falls to the bottom, so
  * that one stream runs far ahead of the others (Burckhardt et al., ASPLOS 2010). MS_FAKE_SEED=n
  * draws other orders. MS_FAKE_CARDS=each: ranks' memories are apart, as those of cards are. Memory
- * that is taken or shared holds NaN.
+ * that is taken or shared holds NaN. MS_FAKE_GUARD=on: only items may touch what is not pinned
+ * (guard.h), at several times the cost.
  *
  * It ends the process where the runtime gives back what an item still uses, or detaches what it has
  * not attached, or closes before it has detached all. */
 #include "device.h"
+#include "guard.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -20,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef enum item_kind { RUN, GEMM, COPY, SET, AFTER, POST, AWAIT } item_kind;
 
@@ -53,6 +56,8 @@ typedef struct fake_device {
     msi_device base;
     msi_device_host host;
     bool running; /* an item: what is asked for now is part of it */
+    bool guarded;
+    guard guard;
     stream streams[MSI_STREAMS];
     uint64_t dice;
     bool uniform;
@@ -98,6 +103,7 @@ static bool may_run(const fake_device *d, const item *it)
 static void run_item(fake_device *d, const item *it)
 {
     d->running = true;
+    guard_open(&d->guard);
     switch (it->kind) {
     case RUN:
         d->host.kernel(it->kernel, it->dtype)(it->args);
@@ -142,7 +148,7 @@ static stream *choose(fake_device *d)
     return chosen;
 }
 
-/* One item of any stream. False: none may run. */
+/* One item of any stream. False: none may run. The memory stays open for the next, until rest(). */
 static bool step(fake_device *d)
 {
     stream *s = choose(d);
@@ -160,6 +166,21 @@ static bool step(fake_device *d)
     s->done++;
     free(it);
     return true;
+}
+
+/* The host goes on. */
+static void rest(fake_device *d)
+{
+    if (!d->running) {
+        guard_close(&d->guard);
+    }
+}
+
+static void run_some(fake_device *d)
+{
+    for (uint64_t n = roll(d) % 8; n > 0 && step(d); n--) {
+    }
+    rest(d);
 }
 
 /* -- enqueueing -------------------------------------------------------------------------------- */
@@ -182,8 +203,7 @@ static int32_t enqueue(fake_device *d, int32_t to, item *it)
     s->last = &it->next;
     s->enqueued++;
     if (chance(d, 4)) {
-        for (uint64_t n = roll(d) % 8; n > 0 && step(d); n--) {
-        }
+        run_some(d);
     }
     return MSI_DEV_OK;
 }
@@ -283,6 +303,7 @@ static int32_t fake_done(msi_device *base, msi_mark m)
 
     while (!d->running && !is_done(d, m) && chance(d, 2) && step(d)) {
     }
+    rest(d);
     return !d->running && is_done(d, m) ? MSI_DEV_OK : MSI_DEV_NOT_YET;
 }
 
@@ -301,6 +322,7 @@ static int32_t fake_wait(msi_device *base, msi_mark m, msi_go_on go_on, void *us
             run = true;
             continue;
         }
+        rest(d);
         if (go_on != NULL && !go_on(user, run)) {
             return MSI_DEV_NOT_YET;
         }
@@ -311,6 +333,7 @@ static int32_t fake_wait(msi_device *base, msi_mark m, msi_go_on go_on, void *us
             nanosleep(&moment, NULL);
         }
     }
+    rest(d);
     return MSI_DEV_OK;
 }
 
@@ -322,8 +345,7 @@ static int32_t fake_poll(msi_device *base)
     if (d->running) {
         return MSI_DEV_NOT_YET;
     }
-    for (uint64_t n = roll(d) % 8; n > 0 && step(d); n--) {
-    }
+    run_some(d);
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
         if (d->streams[i].first != NULL) {
             return MSI_DEV_NOT_YET;
@@ -368,10 +390,14 @@ static void fake_abandon(msi_device *base)
 
 /* -- memory, life ------------------------------------------------------------------------------ */
 
-static int32_t fake_take(msi_device *d, int64_t nbytes, int32_t place, void **out)
+static int32_t fake_take(msi_device *base, int64_t nbytes, int32_t place, void **out)
 {
-    (void)d;
-    (void)place;
+    fake_device *d = (fake_device *)base;
+
+    if (place == MSI_PLACE_DEVICE && d->guarded) {
+        *out = guard_take(&d->guard, nbytes);
+        return *out != NULL ? MSI_DEV_OK : MSI_DEV_NO_MEMORY;
+    }
     *out = aligned_alloc(64, (size_t)((nbytes + 63) / 64 * 64));
     if (*out == NULL) {
         return MSI_DEV_NO_MEMORY;
@@ -421,14 +447,24 @@ static void expect_unused(const fake_device *d, const void *p, int64_t nbytes)
 
 static void fake_give(msi_device *base, void *p, int64_t nbytes, int32_t place)
 {
-    (void)place;
-    expect_unused((fake_device *)base, p, nbytes);
-    free(p);
+    fake_device *d = (fake_device *)base;
+
+    expect_unused(d, p, nbytes);
+    if (place == MSI_PLACE_DEVICE && d->guarded) {
+        guard_give(&d->guard, p);
+    } else {
+        free(p);
+    }
 }
 
-/* Know what has come of mapping it. */
-static int32_t keep_shared(fake_device *d, shared *s, int32_t outcome, void *p, int64_t nbytes)
+/* Know what has come of mapping it, and guard it. */
+static int32_t keep_shared(fake_device *d, shared *s, int32_t outcome, void *p, int64_t nbytes,
+                           bool readonly)
 {
+    if (outcome == MSI_DEV_OK && d->guarded && !guard_add(&d->guard, p, nbytes, readonly)) {
+        d->host.cpu->detach(&d->base, p, nbytes);
+        outcome = MSI_DEV_NO_MEMORY;
+    }
     if (outcome != MSI_DEV_OK) {
         free(s);
         return outcome;
@@ -443,14 +479,18 @@ static int32_t fake_share(msi_device *base, int64_t nbytes, void **out, int32_t 
     fake_device *d = (fake_device *)base;
     shared *s = malloc(sizeof(*s));
     void *p = NULL;
-    const int32_t outcome =
-        s != NULL ? d->host.cpu->share(base, nbytes, &p, fd) : MSI_DEV_NO_MEMORY;
+    const int32_t mapped = s != NULL ? d->host.cpu->share(base, nbytes, &p, fd) : MSI_DEV_NO_MEMORY;
 
-    if (outcome == MSI_DEV_OK) {
+    if (mapped == MSI_DEV_OK) {
         memset(p, 0xff, (size_t)nbytes);
     }
     *out = p;
-    return keep_shared(d, s, outcome, p, nbytes);
+    const int32_t outcome = keep_shared(d, s, mapped, p, nbytes, false);
+
+    if (mapped == MSI_DEV_OK && outcome != MSI_DEV_OK) {
+        close(*fd);
+    }
+    return outcome;
 }
 
 static int32_t fake_attach(msi_device *base, int32_t fd, int64_t nbytes, bool readonly, void **out)
@@ -462,7 +502,7 @@ static int32_t fake_attach(msi_device *base, int32_t fd, int64_t nbytes, bool re
         s != NULL ? d->host.cpu->attach(base, fd, nbytes, readonly, &p) : MSI_DEV_NO_MEMORY;
 
     *out = p;
-    return keep_shared(d, s, outcome, p, nbytes);
+    return keep_shared(d, s, outcome, p, nbytes, readonly);
 }
 
 static void fake_detach(msi_device *base, void *p, int64_t nbytes)
@@ -479,6 +519,9 @@ static void fake_detach(msi_device *base, void *p, int64_t nbytes)
         misused("memory is detached that was not attached");
     }
     expect_unused(d, p, nbytes);
+    if (d->guarded) {
+        guard_remove(&d->guard, p);
+    }
     d->host.cpu->detach(base, p, nbytes);
     *at = s->next;
     free(s);
@@ -494,9 +537,12 @@ static void fake_info(msi_device *d, msi_device_info *out)
 
 static void fake_close(msi_device *base)
 {
-    if (((fake_device *)base)->shared != NULL) {
+    fake_device *d = (fake_device *)base;
+
+    if (d->shared != NULL) {
         misused("it is closed before what it shares was detached");
     }
+    guard_end(&d->guard);
     free(base);
 }
 
@@ -547,6 +593,7 @@ static int32_t fake_open(msi_device **out, const msi_device_host *host, int32_t 
     error[0] = '\0';
     const bool apart = says("MS_FAKE_CARDS", "one", "each", error);
     const bool uniform = says("MS_FAKE_ORDER", "priorities", "uniform", error);
+    const bool guarded = says("MS_FAKE_GUARD", "off", "on", error);
     const int64_t seed = number("MS_FAKE_SEED", error);
 
     if (error[0] != '\0') {
@@ -559,6 +606,10 @@ static int32_t fake_open(msi_device **out, const msi_device_host *host, int32_t 
     }
     d->base.ops = &fake_ops;
     d->host = *host;
+    d->guarded = guarded;
+    if (guarded) {
+        guard_begin(&d->guard);
+    }
     d->index = index;
     d->apart = apart;
     d->uniform = uniform;
