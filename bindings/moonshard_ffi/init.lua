@@ -137,7 +137,7 @@ local comm_out = ffi.new('ms_comm *[1]')
 --- The group of all ranks; joins when nobody has yet.
 ---@return ms.dist.Group
 function B.world()
-  fail(C.ms_comm_world(comm_out))
+  B.check(C.ms_comm_world(comm_out))
   return comm_out[0]
 end
 
