@@ -226,8 +226,6 @@ ms_status msi_device_segment_map(msi_segment *s, uint64_t seq)
     return status;
 }
 
-/* Zeros, as memory of the host's is at first: in a fake group the others' parts stay as they are.
- */
 ms_status msi_device_segment_take(msi_segment *s, uint64_t seq)
 {
     const msi_refusal r = refusal(s, get(s, take));
@@ -237,6 +235,9 @@ ms_status msi_device_segment_take(msi_segment *s, uint64_t seq)
         return MS_FAIL(r.status, "no memory for a segment of %lld bytes: %s", (long long)s->nbytes,
                        r.why);
     }
-    MS_TRY(msi_mem_set(s->device->ctx, s->rw, 0, bytes_of(s)));
+    if (!ms_comm_is_fake(s->comm)) {
+        return MS_OK;
+    }
+    MS_TRY(msi_mem_set(s->device->ctx, s->rw, 0, bytes_of(s))); /* nobody fills the others' parts */
     return msi_settle(s->device->ctx);
 }

@@ -15,6 +15,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+enum { FEW_BYTES = 4096 };
+
 /* A 1-D tensor of `numel` elements [start, ...) of a stream of bits. Every pattern occurs (NaNs,
  * denormals), so round trips are compared as bytes. */
 static inline ms_tensor *bits_tensor(int32_t dtype, uint64_t seed, int64_t start, int64_t numel)
@@ -22,7 +24,8 @@ static inline ms_tensor *bits_tensor(int32_t dtype, uint64_t seed, int64_t start
     int64_t width = ms_dtype_size(dtype);
     ms_tensor *t;
 
-    uint8_t *bytes = malloc((size_t)(numel * width) + 1);
+    static _Thread_local uint8_t few[FEW_BYTES]; /* where allocations fail, this does not */
+    uint8_t *bytes = numel * width <= FEW_BYTES ? few : malloc((size_t)(numel * width));
 
     assert_non_null(bytes);
     assert_ok(ms_tensor_empty(&t, dtype, 1, &numel));
@@ -33,7 +36,9 @@ static inline ms_tensor *bits_tensor(int32_t dtype, uint64_t seed, int64_t start
         }
     }
     write_bytes(t, bytes);
-    free(bytes);
+    if (bytes != few) {
+        free(bytes);
+    }
     return t;
 }
 

@@ -63,7 +63,10 @@ static void test_comm_exit__a_context_closes_and_tells(void **state)
     assert_ok(look_up(0));
     assert_ok(ms_close());
     assert_ok(look_up(0));
-    msi_context()->device->failed = MS_RUNTIME_ERROR; /* of any kind */
+    msi_device *d = msi_context()->device;
+
+    snprintf(d->why_failed, sizeof(d->why_failed), "a product failed");
+    *d->fault = (msi_fault){1, MSI_K_gemm, .index = MS_RUNTIME_ERROR}; /* of any kind */
     assert_fails(MS_RUNTIME_ERROR, "a product failed", ms_close());
     assert_false(ms_is_open());
 }
