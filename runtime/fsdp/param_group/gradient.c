@@ -288,7 +288,9 @@ static ms_status reduce_forward(msi_op_call *c)
 {
     const msi_unit_attrs *attrs = c->attrs;
 
-    return close_slot(attrs->unit, attrs->whole);
+    MS_TRY(close_slot(attrs->unit, attrs->whole));
+    msi_reduction_join(&attrs->unit->reduction); /* who sees what is summed computes with it */
+    return MS_OK;
 }
 
 static const msi_op reduce_op = {
