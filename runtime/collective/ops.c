@@ -47,8 +47,10 @@ static ms_status take_operand(const msi_op_call *c)
 /* With what tells backward that it is this group. */
 static msi_collective collective(ms_comm *comm, int32_t how)
 {
-    return (msi_collective){
-        .comm = comm, .serial = msi_live_serial(MSI_LIVE_COMM, comm), .reduce = how};
+    return (msi_collective){.comm = comm,
+                            .serial = msi_live_serial(MSI_LIVE_COMM, comm),
+                            .sequence = msi_comm_next(comm),
+                            .reduce = how};
 }
 
 /* A collective of backward passes the one point as others do. A graph may outlive its group. */
@@ -56,7 +58,8 @@ static ms_status run_in_backward(msi_bwd *b, const msi_op *op, int32_t reduce, c
                                  const msi_view *out)
 {
     const msi_collective *forward = msi_bwd_attrs(b);
-    const msi_collective attrs = {.comm = forward->comm, .reduce = reduce};
+    const msi_collective attrs = {
+        .comm = forward->comm, .forward = forward->sequence, .reduce = reduce};
     ms_context *ctx = msi_bwd_context(b);
     ms_tensor *from, *to = NULL;
 
@@ -90,7 +93,7 @@ static ms_status all_reduce_forward(msi_op_call *c)
     const msi_collective *attrs = c->attrs;
 
     MS_TRY(take_operand(c));
-    return msi_comm_all_reduce(attrs->comm, &c->out[0]->v, attrs->reduce);
+    return msi_comm_all_reduce(attrs->comm, &c->out[0]->v, attrs->reduce, attrs->forward);
 }
 
 /* The reduction of the incoming gradients. */
@@ -147,17 +150,17 @@ static ms_status all_gather_meta(const msi_meta *m)
 
 static ms_status all_gather_forward(msi_op_call *c)
 {
-    ms_comm *comm = ((const msi_collective *)c->attrs)->comm;
+    const msi_collective *attrs = c->attrs;
     const msi_view *x = &c->in[0]->v, *out = &c->out[0]->v;
     msi_view part = *x;
 
     if (!msi_view_contiguous(x)) { /* its copy is made where it belongs */
         msi_view_set_contiguous(&part, x->dtype, x->ndim, x->shape);
         part.storage = out->storage;
-        part.offset = out->offset + ms_comm_rank(comm) * msi_view_numel(x);
+        part.offset = out->offset + ms_comm_rank(attrs->comm) * msi_view_numel(x);
         MS_TRY(msi_copy(&part, x, false));
     }
-    return msi_comm_all_gather(comm, out, &part);
+    return msi_comm_all_gather(attrs->comm, out, &part, attrs->forward);
 }
 
 static ms_status all_gather_backward(msi_bwd *b)
@@ -211,7 +214,8 @@ static ms_status reduce_scatter_forward(msi_op_call *c)
     msi_view whole;
 
     MS_TRY(msi_contiguous(&whole, c->ctx, &c->in[0]->v));
-    ms_status status = msi_comm_reduce_scatter(attrs->comm, &c->out[0]->v, &whole, attrs->reduce);
+    ms_status status =
+        msi_comm_reduce_scatter(attrs->comm, &c->out[0]->v, &whole, attrs->reduce, attrs->forward);
 
     msi_storage_release(whole.storage);
     return status;

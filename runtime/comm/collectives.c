@@ -7,7 +7,8 @@
 #include <string.h>
 
 /* Name the collective on a tensor to the others; `*seq` is what its waits refer to. */
-static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t root, uint64_t *seq)
+static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t root, uint64_t forward,
+                       uint64_t *seq)
 {
     msi_fingerprint fp; /* as far as its shape goes: clearing all of it would take longer */
 
@@ -17,7 +18,7 @@ static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t roo
     fp.count = msi_view_numel(v);
     fp.slot = -1;
     fp.root = root;
-    fp.generation = 0;
+    fp.generation = forward;
     memcpy(fp.shape, v->shape, sizeof(*v->shape) * (size_t)v->ndim);
     MS_TRY(msi_comm_publish(c, &fp, seq));
     msi_comm_count(c, kind);
@@ -26,7 +27,7 @@ static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t roo
 
 /* -- collectives ------------------------------------------------------------------------------- */
 
-ms_status msi_comm_all_gather(ms_comm *c, const msi_view *out, const msi_view *in)
+ms_status msi_comm_all_gather(ms_comm *c, const msi_view *out, const msi_view *in, uint64_t forward)
 {
     const int64_t nbytes = msi_view_numel(in) * ms_dtype_size(in->dtype);
     msi_host_view from = {0}, to = {0};
@@ -35,7 +36,7 @@ ms_status msi_comm_all_gather(ms_comm *c, const msi_view *out, const msi_view *i
 
     MS_TRY_GOTO(msi_host_view_begin(&from, in, MSI_HOST_READS), done);
     MS_TRY_GOTO(msi_host_view_begin(&to, out, MSI_HOST_WRITES), done);
-    MS_TRY_GOTO(begin(c, MSI_COLL_ALL_GATHER, in, 0, &seq), done);
+    MS_TRY_GOTO(begin(c, MSI_COLL_ALL_GATHER, in, 0, forward, &seq), done);
     out->storage->version++;
     status = c->via->all_gather(c, seq, from.data, nbytes, to.data);
 done:
@@ -75,7 +76,7 @@ ms_status ms_comm_exchange(ms_comm *c, const char *what, const double *numbers, 
 }
 
 ms_status msi_comm_reduce_scatter(ms_comm *c, const msi_view *out, const msi_view *in,
-                                  int32_t reduce)
+                                  int32_t reduce, uint64_t forward)
 {
     const int64_t n = msi_view_numel(out);
     msi_host_view from = {0}, to = {0};
@@ -84,7 +85,7 @@ ms_status msi_comm_reduce_scatter(ms_comm *c, const msi_view *out, const msi_vie
 
     MS_TRY_GOTO(msi_host_view_begin(&from, in, MSI_HOST_READS), done);
     MS_TRY_GOTO(msi_host_view_begin(&to, out, MSI_HOST_WRITES), done);
-    MS_TRY_GOTO(begin(c, MSI_COLL_REDUCE_SCATTER, out, reduce, &seq), done);
+    MS_TRY_GOTO(begin(c, MSI_COLL_REDUCE_SCATTER, out, reduce, forward, &seq), done);
     out->storage->version++;
     status = c->via->reduce_scatter(c, seq, out->dtype, reduce, n, from.data, to.data);
 done:
@@ -92,14 +93,14 @@ done:
     return msi_host_view_end(&to, status);
 }
 
-ms_status msi_comm_all_reduce(ms_comm *c, const msi_view *v, int32_t reduce)
+ms_status msi_comm_all_reduce(ms_comm *c, const msi_view *v, int32_t reduce, uint64_t forward)
 {
     msi_host_view own;
     uint64_t seq;
     ms_status status;
 
     MS_TRY(msi_host_view_begin(&own, v, MSI_HOST_READS | MSI_HOST_WRITES));
-    MS_TRY_GOTO(begin(c, MSI_COLL_ALL_REDUCE, v, reduce, &seq), done);
+    MS_TRY_GOTO(begin(c, MSI_COLL_ALL_REDUCE, v, reduce, forward, &seq), done);
     v->storage->version++;
     status = c->via->all_reduce(c, seq, v->dtype, reduce, msi_view_numel(v), own.data);
 done:
@@ -114,7 +115,7 @@ ms_status msi_comm_broadcast(ms_comm *c, const msi_view *v, int32_t root)
     ms_status status;
 
     MS_TRY(msi_host_view_begin(&own, v, MSI_HOST_READS | MSI_HOST_WRITES));
-    MS_TRY_GOTO(begin(c, MSI_COLL_BROADCAST, v, msi_comm_rank_in_job(c, root), &seq), done);
+    MS_TRY_GOTO(begin(c, MSI_COLL_BROADCAST, v, msi_comm_rank_in_job(c, root), 0, &seq), done);
     v->storage->version++;
     status = c->via->broadcast(c, seq, root, own.data, nbytes);
 done:

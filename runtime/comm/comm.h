@@ -24,8 +24,8 @@ typedef struct msi_fingerprint {
         int32_t root;  /* of a broadcast, in the job; the reduction of those that reduce */
         int32_t model; /* of the others: see msi_comm_count_model() */
     };
-    uint64_t generation;
-    uint64_t noted; /* hash of all notes before; msi_comm_publish() fills it in */
+    uint64_t generation; /* of the slot; of a tensor's: sequence of what it is the backward of */
+    uint64_t noted;      /* hash of all notes before; msi_comm_publish() fills it in */
     union {
         msi_label name; /* of the unit, or of what the script has called; zeros: none */
         int64_t shape[MS_MAX_DIMS];
@@ -74,6 +74,8 @@ void msi_comm_hold(ms_comm *comm);
 void msi_comm_let_go(ms_comm *comm);
 /* Publish the next operation of the schedule; gives its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
+/* The number that the next operation gets. */
+uint64_t msi_comm_next(const ms_comm *comm);
 /* Hash of all that this rank has published: what ranks that say the same have in common. */
 uint64_t msi_comm_said(const ms_comm *comm);
 /* Say something that every rank should say here: compared with the group's next collective, which
@@ -117,11 +119,13 @@ void msi_segment_free(msi_segment *s);
 
 /* Collectives on contiguous views (moonshard/comm.h says which elements go where; collective/
  * checks them): named, and done on return. What is written counts its version up. The smaller of
- * two views may be this rank's part of the other. */
-ms_status msi_comm_all_gather(ms_comm *comm, const msi_view *out, const msi_view *in);
+ * two views may be this rank's part of the other. `forward`: the sequence number of the collective
+ * whose backward this is, which no other is taken for; 0: of none. */
+ms_status msi_comm_all_gather(ms_comm *comm, const msi_view *out, const msi_view *in,
+                              uint64_t forward);
 ms_status msi_comm_reduce_scatter(ms_comm *comm, const msi_view *out, const msi_view *in,
-                                  int32_t reduce);
-ms_status msi_comm_all_reduce(ms_comm *comm, const msi_view *v, int32_t reduce);
+                                  int32_t reduce, uint64_t forward);
+ms_status msi_comm_all_reduce(ms_comm *comm, const msi_view *v, int32_t reduce, uint64_t forward);
 ms_status msi_comm_broadcast(ms_comm *comm, const msi_view *v, int32_t root);
 /* All-gather of raw bytes: small host data, through the control block's staging area.
  * @param what  the operation as scripts know it, which errors name: "clip_grad_norm_" */

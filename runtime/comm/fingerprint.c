@@ -106,7 +106,10 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
         snprintf(root, sizeof(root), ", %s", reduce_name(fp->root));
     }
     name_text(fp, ", unit ", ", in ", name, sizeof(name));
-    if (fp->slot >= 0 || fp->generation != 0) {
+    if (fp->ndim >= 0 && fp->generation != 0) {
+        snprintf(slot, sizeof(slot), ", backward of sequence %llu",
+                 (unsigned long long)fp->generation);
+    } else if (fp->slot >= 0 || fp->generation != 0) {
         snprintf(slot, sizeof(slot), ", slot %d, generation %llu", (int)fp->slot,
                  (unsigned long long)fp->generation);
     }

@@ -41,6 +41,11 @@ ms_status msi_comm_publish(ms_comm *c, const msi_fingerprint *fp, uint64_t *seq)
     return MS_OK;
 }
 
+uint64_t msi_comm_next(const ms_comm *c)
+{
+    return c->seq + 1;
+}
+
 uint64_t msi_comm_said(const ms_comm *c)
 {
     return c->hash;

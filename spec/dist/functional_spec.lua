@@ -122,12 +122,35 @@ describe('dist.functional', function()
   end)
 
   it('is an error on all ranks when one does not differentiate', function()
-    checks.raises('CommError', 'all_reduce(f32 (1), sum)', dist.spawn, 2, function(rank)
-      local y = functional.all_reduce(ms.ones(1):requires_grad_(true))
-      if rank == 0 then
-        y:sum():backward()
+    checks.raises('CommError', 'all_reduce(f32 (1), sum, backward of sequence 1)', dist.spawn, 2,
+      function(rank)
+        local y = functional.all_reduce(ms.ones(1):requires_grad_(true))
+        if rank == 0 then
+          y:sum():backward()
+        end
+        dist.barrier()
+      end)
+  end)
+
+  it('pairs its backward with that of no other', function()
+    checks.raises('CommError', 'rank 0 calls all_reduce(f32 (1), sum, backward of sequence 1), '
+      .. 'rank 1 calls all_reduce(f32 (1), sum)', dist.spawn, 2, function(rank)
+      for _ = 1, 2 do
+        local y = functional.all_reduce(ms.ones(1):requires_grad_(rank == 0))
+        if rank == 0 then
+          y:sum():backward()
+        end
       end
-      dist.barrier()
+    end)
+    checks.raises('CommError', 'sum, backward of sequence 1), rank 1 calls all_reduce(f32 (1), '
+      .. 'sum, backward of sequence 2)', dist.spawn, 2, function(rank)
+      local y = {}
+      for i = 1, 2 do
+        y[i] = functional.all_reduce(ms.ones(1):requires_grad_(true))
+      end
+      for i = 1, 2 do
+        y[rank == 0 and i or 3 - i]:sum():backward()
+      end
     end)
   end)
 end)

@@ -65,12 +65,21 @@ static void test_ends__tell_of_ranks_that_differ_in_forward_and_in_backward(void
     expect_difference(0, true,
                       "rank 0 calls all_reduce(f64 (4, 2), sum), rank 1 calls "
                       "all_reduce(f64 (2, 4), sum)");
-    expect_difference(0, false, "rank 0 calls all_reduce(f64 (4, 2), sum), rank 1 calls barrier()");
-    expect_difference(1, false, "rank 0 calls all_reduce(f64 (4, 2), avg), rank 1 calls barrier()");
+    expect_difference(
+        0, false,
+        "rank 0 calls all_reduce(f64 (4, 2), sum, backward of sequence 1), rank 1 calls barrier()");
+    expect_difference(
+        1, false,
+        "rank 0 calls all_reduce(f64 (4, 2), avg, backward of sequence 1), rank 1 calls barrier()");
     expect_difference(4, false,
-                      "rank 0 calls reduce_scatter(f64 (4, 2), sum), rank 1 calls barrier()");
-    expect_difference(5, false, "rank 0 calls all_gather(f64 (2, 2)), rank 1 calls barrier()");
-    expect_difference(9, false, "rank 0 calls all_reduce(f64 (4, 2), sum), rank 1 calls barrier()");
+                      "rank 0 calls reduce_scatter(f64 (4, 2), sum, backward of sequence 1), rank "
+                      "1 calls barrier()");
+    expect_difference(
+        5, false,
+        "rank 0 calls all_gather(f64 (2, 2), backward of sequence 1), rank 1 calls barrier()");
+    expect_difference(
+        9, false,
+        "rank 0 calls all_reduce(f64 (4, 2), sum, backward of sequence 1), rank 1 calls barrier()");
 }
 
 static ms_status outlive(void *user, int32_t rank)
