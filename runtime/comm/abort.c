@@ -37,7 +37,7 @@ bool ms_dist_abort(ms_status kind, const char *message)
     char text[MSI_TEXT];
 
     if (group != NULL) {
-        rank = group->slot[owner];
+        rank = group->in_job[owner];
     }
     if (group != NULL && msi_failure_read(group, owner, text, sizeof(text)) != 0 &&
         (message == NULL || strstr(message, text) == NULL)) {

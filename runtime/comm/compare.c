@@ -20,8 +20,8 @@ static bool report_failure(ms_comm *c, int32_t a, const msi_fingerprint *fa, int
         msi_failure_read(c, failed, text, sizeof(text)) != s) {
         return false;
     }
-    msi_job_abort(c->job, c->slot[c->own], c->slot[failed], MSI_CAUSE_FAILED, MS_COMM_ERROR,
-                  "rank %d failed: %s", (int)c->slot[failed], text);
+    msi_job_abort(c->job, c->in_job[c->own], c->in_job[failed], MSI_CAUSE_FAILED, MS_COMM_ERROR,
+                  "rank %d failed: %s", (int)c->in_job[failed], text);
     return true;
 }
 
@@ -44,13 +44,14 @@ static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, 
         msi_notes_text(c, a, fa->noted, b, fb->noted, notes, sizeof(notes));
     }
     if (msi_fingerprint_same_call(fa, fb)) {
-        msi_job_abort(c->job, c->slot[c->own], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                      "the ranks differ: %s (found at %s, %s)%s", notes, ta, sequence, failure);
+        msi_job_abort(c->job, c->in_job[c->own], c->in_job[other], MSI_CAUSE_MISMATCH,
+                      MS_COMM_ERROR, "the ranks differ: %s (found at %s, %s)%s", notes, ta,
+                      sequence, failure);
         return;
     }
-    msi_job_abort(c->job, c->slot[c->own], c->slot[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+    msi_job_abort(c->job, c->in_job[c->own], c->in_job[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                   "collective mismatch at %s: rank %d calls %s, rank %d calls %s%s%s%s", sequence,
-                  (int)c->slot[a], ta, (int)c->slot[b], tb,
+                  (int)c->in_job[a], ta, (int)c->in_job[b], tb,
                   notes[0] != '\0' ? "; before that they differ: " : "", notes, failure);
 }
 
@@ -71,10 +72,10 @@ static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
             return;
         }
     }
-    msi_job_abort(c->job, c->slot[c->own], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+    msi_job_abort(c->job, c->in_job[c->own], c->in_job[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                   "collective mismatch: ranks %d and %d called different collectives before "
                   "%s",
-                  (int)c->slot[a], (int)c->slot[b],
+                  (int)c->in_job[a], (int)c->in_job[b],
                   msi_sequence_text(c, first, sequence, sizeof(sequence)));
 }
 
@@ -136,10 +137,10 @@ static void report_call_more(ms_comm *c, int32_t a, int32_t b)
             msi_notes_text(c, a, fp.noted, b, msi_noted(c, b), notes, sizeof(notes));
         }
     }
-    msi_job_abort(c->job, c->slot[c->own], c->slot[b], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+    msi_job_abort(c->job, c->in_job[c->own], c->in_job[b], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                   "collective mismatch at %s: rank %d calls %s, rank %d has left%s%s%s",
-                  msi_sequence_text(c, s, sequence, sizeof(sequence)), (int)c->slot[a], call,
-                  (int)c->slot[b], notes[0] != '\0' ? "; before that they differ: " : "", notes,
+                  msi_sequence_text(c, s, sequence, sizeof(sequence)), (int)c->in_job[a], call,
+                  (int)c->in_job[b], notes[0] != '\0' ? "; before that they differ: " : "", notes,
                   msi_failure_text(c, a, b, failure, sizeof(failure)));
 }
 
@@ -161,7 +162,7 @@ static bool left_alike(ms_comm *c, int32_t q)
     }
     if (msi_noted(c, q) != msi_noted(c, c->own)) {
         msi_notes_text(c, c->own, msi_noted(c, c->own), q, msi_noted(c, q), notes, sizeof(notes));
-        msi_job_abort(c->job, c->slot[c->own], c->slot[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
+        msi_job_abort(c->job, c->in_job[c->own], c->in_job[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                       "the ranks differ: %s (found when they had left)%s", notes,
                       msi_failure_text(c, c->own, q, failure, sizeof(failure)));
         return false;

@@ -166,7 +166,7 @@ static int hand_over(ms_comm *c, msi_letter letter, int32_t fd)
     for (int32_t q = 0; q < c->size && error == 0; q++) {
         if (q != c->rank) {
             error = c->job->threads ? lay_down(c, q, fd)
-                                    : msi_mail_send(c->job, c->slot[q], letter, fd);
+                                    : msi_mail_send(c->job, c->in_job[q], letter, fd);
         }
     }
     if (error != 0) {
@@ -179,7 +179,7 @@ static int hand_over(ms_comm *c, msi_letter letter, int32_t fd)
 static int receive(ms_comm *c, msi_letter letter, int32_t *fd)
 {
     if (!c->job->threads) {
-        return msi_mail_receive(c->job, c->slot[c->rank], letter, fd);
+        return msi_mail_receive(c->job, c->in_job[c->rank], letter, fd);
     }
     *fd = pick_up(c, c->rank);
     return *fd >= 0 ? 0 : ECANCELED; /* its owner has given up */

@@ -13,7 +13,7 @@ int32_t ms_comm_size(const ms_comm *comm)
 
 int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
 {
-    return ms_comm_is_fake(comm) ? q : comm->slot[q];
+    return ms_comm_is_fake(comm) ? q : comm->in_job[q];
 }
 
 void ms_comm_ranks(const ms_comm *comm, int32_t *ranks)
@@ -30,10 +30,10 @@ uint64_t msi_comm_job_number(const ms_comm *comm)
 
 int32_t msi_comm_first_in_job(const ms_comm *comm)
 {
-    int32_t first = comm->slot[0];
+    int32_t first = comm->in_job[0];
 
     for (int32_t q = 1; q < comm->n_members; q++) {
-        first = comm->slot[q] < first ? comm->slot[q] : first;
+        first = comm->in_job[q] < first ? comm->in_job[q] : first;
     }
     return first;
 }

@@ -87,8 +87,8 @@ const char *msi_failure_text(const ms_comm *c, int32_t a, int32_t b, char *buffe
     buffer[0] = '\0';
     if (before_a != before_b) {
         snprintf(buffer, nbytes, "; rank %d had failed before its call %llu: %.*s%s",
-                 (int)c->slot[is_a ? a : b], (unsigned long long)(is_a ? before_a : before_b), line,
-                 why, line == LINE_ROOM - 1 ? "..." : "");
+                 (int)c->in_job[is_a ? a : b], (unsigned long long)(is_a ? before_a : before_b),
+                 line, why, line == LINE_ROOM - 1 ? "..." : "");
     }
     return buffer;
 }

@@ -12,7 +12,7 @@ static void init(ms_comm *c, const msi_dist *d, int32_t n_members)
     c->dist = d;
     c->n_members = n_members;
     c->checked = (uint64_t *)(void *)(c + 1);
-    c->slot = (int32_t *)(void *)(c->checked + n_members);
+    c->in_job = (int32_t *)(void *)(c->checked + n_members);
 }
 
 /* Bytes of a group, without what its members share. */
@@ -39,7 +39,7 @@ static ms_status make_world(ms_comm **out, const msi_dist *d)
     if (c == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the group of all ranks");
     }
-    msi_members_of_job(c, d->job, d->rank, c->slot, c->checked);
+    msi_members_of_job(c, d->job, d->rank, c->in_job, c->checked);
     c->via = c->size > 1 ? &msi_transport_shm : &msi_transport_alone;
     msi_live_add(&c->live, MSI_LIVE_COMM, c);
     *out = c;
@@ -61,7 +61,7 @@ static ms_status make_alone(ms_comm **out, const msi_dist *d, int32_t rank, int3
     c->via = &msi_transport_alone;
     c->rank = rank;
     c->size = size;
-    c->slot[0] = d->rank;
+    c->in_job[0] = d->rank;
     c->is_alone = true;
     msi_members_place(c, (char *)c + members);
     msi_live_add(&c->live, MSI_LIVE_COMM, c);
@@ -201,7 +201,7 @@ static void fill(ms_comm *c, const ms_comm *parent, const wish *all, int32_t n)
             continue;
         }
         for (int32_t q = i; q < end; q++) {
-            c->slot[q - i] = parent->slot[all[q].rank];
+            c->in_job[q - i] = parent->in_job[all[q].rank];
             if (all[q].rank == parent->rank) {
                 c->rank = c->own = q - i;
                 c->size = c->n_members = end - i;
@@ -226,7 +226,7 @@ static ms_status exchange_wishes(ms_comm *parent, const wish *own, wish *all)
     for (int32_t q = 0; q < parent->size; q++) {
         if (all[q].refused) {
             return MS_FAIL(MS_OUT_OF_MEMORY, "rank %d has no memory for a group",
-                           (int)parent->slot[q]);
+                           (int)parent->in_job[q]);
         }
     }
     qsort(all, (size_t)parent->size, sizeof(*all), compare_wishes);

@@ -61,7 +61,7 @@ struct ms_comm {
     const msi_transport *via;
     int32_t rank, size;
     int32_t own, n_members; /* those with a part in the group: (rank, size); of a fake one (0, 1) */
-    int32_t *slot;          /* (n_members) their ranks in the job */
+    int32_t *in_job;        /* (n_members) their ranks in the job */
     bool is_alone;          /* needs nobody, so it survives the others' failures */
     bool is_fake;           /* likewise, and its members but for this rank are not there */
     msi_member *members;    /* (n_members) */
@@ -119,9 +119,10 @@ void msi_members_place(ms_comm *c, void *memory);
 const char *msi_ranks_text(const ms_comm *c, const bool *marked, char *buffer, size_t nbytes);
 /* "sequence 3", and in a group of some ranks " of ranks 1, 3" behind it. */
 const char *msi_sequence_text(const ms_comm *c, uint64_t seq, char *buffer, size_t nbytes);
-/* All ranks of the job, as rank `rank` sees them or, with -1, its launcher. `slot` and `checked`
+/* All ranks of the job, as rank `rank` sees them or, with -1, its launcher. `in_job` and `checked`
  * are of that size. */
-void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *slot, uint64_t *checked);
+void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *in_job,
+                        uint64_t *checked);
 
 /* -- fingerprint.c ----------------------------------------------------------------------------- */
 /* Words of a fingerprint that say something, as the first one tells; what stands behind

@@ -43,16 +43,17 @@ void msi_members_place(ms_comm *c, void *memory)
     }
 }
 
-void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *slot, uint64_t *checked)
+void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *in_job,
+                        uint64_t *checked)
 {
     for (int32_t q = 0; q < job->world; q++) {
-        slot[q] = q;
+        in_job[q] = q;
         checked[q] = 0;
     }
     out->job = job;
     out->rank = out->own = rank;
     out->size = out->n_members = job->world;
-    out->slot = slot;
+    out->in_job = in_job;
     out->checked = checked;
     msi_members_place(out, msi_job_guest_memory(job));
 }
@@ -72,7 +73,7 @@ const char *msi_ranks_text(const ms_comm *c, const bool *marked, char *buffer, s
             continue;
         }
         at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%d", n++ > 0 ? ", " : "",
-                               (int)c->slot[q]);
+                               (int)c->in_job[q]);
     }
     if (more > 0) {
         snprintf(list + at, sizeof(list) - at, " and %d more", (int)more);

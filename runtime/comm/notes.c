@@ -194,7 +194,7 @@ static bool same_subject(const msi_note *a, const msi_note *b)
 const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,
                            char *buffer, size_t nbytes)
 {
-    int32_t ra = c->slot[a], rb = c->slot[b];
+    int32_t ra = c->in_job[a], rb = c->in_job[b];
     uint64_t last_a, last_b, hash_a, hash_b;
     msi_note na, nb;
     char ta[MSI_NOTED_TEXT], tb[MSI_NOTED_TEXT];

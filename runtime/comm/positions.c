@@ -10,12 +10,12 @@
 enum { MORE_ROOM = sizeof(" and 127 more"), SECOND = 1000000000 };
 
 /* " (pid 4711, T stopped)", or "" for a thread and for a process that has gone; gives the state. */
-static char process_text(const msi_job *job, int32_t slot, char *buffer, size_t nbytes)
+static char process_text(const msi_job *job, int32_t rank, char *buffer, size_t nbytes)
 {
     static const char letters[] = "RSDTtZ";
     static const char *const words[] = {"running", "asleep",  "in a system call",
                                         "stopped", "stopped", "dead"};
-    int32_t pid = atomic_load(&job->block->slot[slot].pid);
+    int32_t pid = atomic_load(&job->block->rank[rank].pid);
     pid_t parent;
     char state;
 
@@ -38,21 +38,21 @@ static char process_text(const msi_job *job, int32_t slot, char *buffer, size_t 
  */
 static bool is_waited_for(const ms_comm *c, int32_t q)
 {
-    const msi_slot_rank *slot = &c->job->block->slot[c->slot[q]];
-    int32_t state = atomic_load(&slot->state);
+    const msi_job_rank *its = &c->job->block->rank[c->in_job[q]];
+    int32_t state = atomic_load(&its->state);
     char ignored[64];
 
     if (q == c->own || state == MSI_RANK_LEFT || state == MSI_RANK_DEAD) {
         return false;
     }
-    char process = process_text(c->job, c->slot[q], ignored, sizeof(ignored));
+    char process = process_text(c->job, c->in_job[q], ignored, sizeof(ignored));
 
-    return atomic_load(&slot->waiting) != msi_wait_word(c) || process == 'T' || process == 't';
+    return atomic_load(&its->waiting) != msi_wait_word(c) || process == 'T' || process == 't';
 }
 
 static bool waits_elsewhere(const ms_comm *c, int32_t q)
 {
-    const uint32_t word = atomic_load(&c->job->block->slot[c->slot[q]].waiting);
+    const uint32_t word = atomic_load(&c->job->block->rank[c->in_job[q]].waiting);
 
     return word != 0 && word != msi_wait_word(c);
 }
@@ -61,18 +61,18 @@ static bool waits_elsewhere(const ms_comm *c, int32_t q)
 static int position_text(const ms_comm *c, int32_t q, char *buffer, size_t nbytes)
 {
     uint64_t seq = atomic_load(&c->members[q].published), hash;
-    int32_t state = atomic_load(&c->job->block->slot[c->slot[q]].state);
+    int32_t state = atomic_load(&c->job->block->rank[c->in_job[q]].state);
     char call[MSI_CALL_TEXT] = "nothing", process[64];
     msi_fingerprint fp;
 
     if (msi_record_read(&c->members[q], seq, &fp, &hash)) {
         msi_fingerprint_text(&fp, call, sizeof(call));
     }
-    process_text(c->job, c->slot[q], process, sizeof(process));
+    process_text(c->job, c->in_job[q], process, sizeof(process));
     if (state == MSI_RANK_STARTING) {
-        return snprintf(buffer, nbytes, "rank %d%s has not joined", (int)c->slot[q], process);
+        return snprintf(buffer, nbytes, "rank %d%s has not joined", (int)c->in_job[q], process);
     }
-    return snprintf(buffer, nbytes, "rank %d%s%s %s (sequence %llu)%s", (int)c->slot[q], process,
+    return snprintf(buffer, nbytes, "rank %d%s%s %s (sequence %llu)%s", (int)c->in_job[q], process,
                     state == MSI_RANK_LEFT ? " left after" : ":", call, (unsigned long long)seq,
                     waits_elsewhere(c, q) ? ", and waits in another group" : "");
 }
@@ -149,7 +149,7 @@ void msi_announce(const ms_comm *c, uint64_t seq, int64_t waited_ns)
 
     msi_positions_text(c, positions, sizeof(positions));
     snprintf(text, sizeof(text), "rank %d has waited %lld s in %s for %s; last calls: %s",
-             (int)c->slot[c->own], (long long)(waited_ns / 1000000000),
+             (int)c->in_job[c->own], (long long)(waited_ns / 1000000000),
              msi_operation_text(c, seq, operation, sizeof(operation)),
              waited_for_text(c, who, sizeof(who)), positions);
     ms_warn("UserWarning", text);

@@ -9,10 +9,10 @@ bool msi_comm_broken(ms_comm *c)
 void msi_comm_ring(ms_comm *c)
 {
     for (int32_t q = 0; q < c->n_members; q++) {
-        msi_slot_rank *slot = &c->job->block->slot[c->slot[q]];
+        msi_job_rank *its = &c->job->block->rank[c->in_job[q]];
 
-        if (q != c->own && atomic_load(&slot->waiting) != 0) {
-            msi_doorbell_ring(slot);
+        if (q != c->own && atomic_load(&its->waiting) != 0) {
+            msi_doorbell_ring(its);
         }
     }
 }

@@ -50,7 +50,7 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
     }
     if (!c->job->threads) {
         for (int32_t q = 1; q < c->size && made.error == 0; q++) {
-            made = (msi_bound){.error = msi_mail_send(c->job, c->slot[q], letter, s->fd)};
+            made = (msi_bound){.error = msi_mail_send(c->job, c->in_job[q], letter, s->fd)};
         }
         return made;
     }
@@ -71,7 +71,7 @@ static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     if (!c->job->threads) {
         const msi_letter letter = {.group = c->id, .seq = seq};
-        int error = c->rank == 0 ? 0 : msi_mail_receive(c->job, c->slot[c->rank], letter, &s->fd);
+        int error = c->rank == 0 ? 0 : msi_mail_receive(c->job, c->in_job[c->rank], letter, &s->fd);
         msi_bound mapped = error != 0 ? msi_bound_of(error) : map_fd(s, false);
 
         return mapped.error == 0 ? enlist(s, 1) : mapped;
@@ -109,7 +109,7 @@ ms_status msi_segment_agree(const msi_segment *s, uint64_t seq, const msi_refusa
     for (int32_t q = 0; q < c->size; q++) {
         if (all[q].status != MS_OK) {
             return MS_FAIL(all[q].status, "rank %d cannot %s a shared segment of %lld bytes: %s",
-                           (int)c->slot[q], verb, (long long)s->nbytes, all[q].why);
+                           (int)c->in_job[q], verb, (long long)s->nbytes, all[q].why);
         }
     }
     return MS_OK;

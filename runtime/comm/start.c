@@ -5,22 +5,22 @@
 
 static void positions(msi_job *job, char *buffer, size_t nbytes)
 {
-    int32_t slot[job->world];
+    int32_t in_job[job->world];
     uint64_t checked[job->world];
     ms_comm all = {0};
 
-    msi_members_of_job(&all, job, -1, slot, checked);
+    msi_members_of_job(&all, job, -1, in_job, checked);
     msi_positions_text(&all, buffer, nbytes);
 }
 
 static void compare_left(msi_job *job)
 {
-    int32_t slot[job->world];
+    int32_t in_job[job->world];
     uint64_t checked[job->world];
     ms_comm all = {0};
 
     if (job->world > 1 && atomic_load(&job->block->abort) == 0) {
-        msi_members_of_job(&all, job, 0, slot, checked);
+        msi_members_of_job(&all, job, 0, in_job, checked);
         msi_members_left_alike(&all);
     }
 }

@@ -21,7 +21,7 @@ static void cpu_pause(void)
 static int32_t member_gone(ms_comm *c, uint64_t seq)
 {
     for (int32_t q = 0; q < c->n_members; q++) {
-        int32_t state = atomic_load(&c->job->block->slot[c->slot[q]].state);
+        int32_t state = atomic_load(&c->job->block->rank[c->in_job[q]].state);
         bool left = state == MSI_RANK_LEFT || state == MSI_RANK_DEAD ||
                     atomic_load(&c->members[q].left) != MSI_MEMBER_THERE;
 
@@ -44,8 +44,8 @@ static void report_stuck(ms_comm *c, const char *what)
     char positions[1024];
 
     msi_positions_text(c, positions, sizeof(positions));
-    msi_job_abort(c->job, c->slot[c->own], -1, MSI_CAUSE_STUCK, MS_COMM_ERROR, "%s; last calls: %s",
-                  what, positions);
+    msi_job_abort(c->job, c->in_job[c->own], -1, MSI_CAUSE_STUCK, MS_COMM_ERROR,
+                  "%s; last calls: %s", what, positions);
 }
 
 /* What became of those we wait for. [Note: judge first] A rank may answer and leave at any moment,
@@ -72,7 +72,7 @@ static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
     if (w->waited_ns > c->job->block->timeout_ns) {
         return (fate){FATE_TIMEOUT, -1};
     }
-    if (!msi_job_waits_in_vain(c->job, c->slot[c->own], &w->others)) {
+    if (!msi_job_waits_in_vain(c->job, c->in_job[c->own], &w->others)) {
         msi_announce(c, seq, w->waited_ns);
         return (fate){FATE_OPEN, -1};
     }
@@ -93,9 +93,9 @@ static void report_fate(ms_comm *c, fate f)
     switch (f.verdict) {
     case FATE_LEFT:
         msi_failure_text(c, f.member, c->own, failure, sizeof(failure));
-        msi_job_abort(c->job, c->slot[c->own], c->slot[f.member],
+        msi_job_abort(c->job, c->in_job[c->own], c->in_job[f.member],
                       failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_LEFT, MS_COMM_ERROR,
-                      "rank %d %s%s", (int)c->slot[f.member], how_left(c, f.member), failure);
+                      "rank %d %s%s", (int)c->in_job[f.member], how_left(c, f.member), failure);
         break;
     case FATE_STUCK:
         report_stuck(c, "every rank waits for another");
@@ -153,7 +153,7 @@ static bool device_polls(void)
 static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), void *user,
                            int64_t begin)
 {
-    msi_slot_rank *me = &c->job->block->slot[c->slot[c->own]];
+    msi_job_rank *me = &c->job->block->rank[c->in_job[c->own]];
     uint64_t waits[c->job->world], checks[c->job->world];
     watch w = {.looked_at = begin, .others = {.waits = waits, .checks = checks}};
     int32_t seen;
@@ -242,10 +242,10 @@ ms_status msi_comm_dropped(ms_comm *c, uint64_t seq, int32_t q)
     msi_operation_text(c, seq, operation, sizeof(operation));
     if (msi_members_agree(c)) {
         msi_failure_text(c, c->own, q, failure, sizeof(failure));
-        msi_job_abort(c->job, c->slot[c->own], c->slot[q],
+        msi_job_abort(c->job, c->in_job[c->own], c->in_job[q],
                       failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                      "rank %d dropped %s, which rank %d uses%s", (int)c->slot[q], operation,
-                      (int)c->slot[c->own], failure);
+                      "rank %d dropped %s, which rank %d uses%s", (int)c->in_job[q], operation,
+                      (int)c->in_job[c->own], failure);
     }
     return msi_comm_fail(c, "waited in", operation);
 }

@@ -14,7 +14,7 @@ enum { BLOCK_MAGIC = 0x6d736a31 }; /* "msj1" */
 
 static uint32_t layout_id(const msi_job_guest *guest)
 {
-    return (uint32_t)msi_mix64(sizeof(msi_block) + 1000003 * sizeof(msi_slot_rank) +
+    return (uint32_t)msi_mix64(sizeof(msi_block) + 1000003 * sizeof(msi_job_rank) +
                                1000033 * (uint64_t)guest->layout());
 }
 
@@ -22,7 +22,7 @@ static uint32_t layout_id(const msi_job_guest *guest)
 
 static int64_t guest_place(int32_t world)
 {
-    return msi_round_up((int64_t)(sizeof(msi_block) + sizeof(msi_slot_rank) * (size_t)(world + 1)),
+    return msi_round_up((int64_t)(sizeof(msi_block) + sizeof(msi_job_rank) * (size_t)(world + 1)),
                         64);
 }
 
@@ -203,13 +203,13 @@ void msi_job_make_private(const msi_job *job)
 static void ring_all(msi_job *job)
 {
     for (int32_t r = 0; r < job->world; r++) {
-        msi_doorbell_ring(&job->block->slot[r]);
+        msi_doorbell_ring(&job->block->rank[r]);
     }
 }
 
-static uint64_t abort_pack(int32_t slot, int32_t subject, int32_t cause)
+static uint64_t abort_pack(int32_t own, int32_t subject, int32_t cause)
 {
-    return (uint64_t)cause << 32 | (uint64_t)(subject + 1) << 16 | (uint64_t)(slot + 1);
+    return (uint64_t)cause << 32 | (uint64_t)(subject + 1) << 16 | (uint64_t)(own + 1);
 }
 
 static int32_t abort_subject(uint64_t word)
@@ -230,26 +230,26 @@ static void name_process(const msi_job *job, int32_t subject, char *text, size_t
 
     snprintf(rest, sizeof(rest), "%s", text + line);
     snprintf(text + line, nbytes - line, " (pid %d)%s",
-             (int)atomic_load(&job->block->slot[subject].pid), rest);
+             (int)atomic_load(&job->block->rank[subject].pid), rest);
 }
 
-/* May `slot` put another abort word in the place of `word`? The first stays, but for a rank that
+/* May `own` put another abort word in the place of `word`? The first stays, but for a rank that
  * others have found to have left, and that has failed since: its failure is why. */
-static bool gives_way(uint64_t word, int32_t slot, int32_t subject, int32_t cause)
+static bool gives_way(uint64_t word, int32_t own, int32_t subject, int32_t cause)
 {
-    return word == 0 || (subject == slot && cause == MSI_CAUSE_FAILED &&
-                         abort_subject(word) == slot && abort_cause(word) == MSI_CAUSE_LEFT);
+    return word == 0 || (subject == own && cause == MSI_CAUSE_FAILED &&
+                         abort_subject(word) == own && abort_cause(word) == MSI_CAUSE_LEFT);
 }
 
-bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
+bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...)
 {
-    msi_slot_rank *mine = &job->block->slot[slot];
+    msi_job_rank *mine = &job->block->rank[own];
     uint64_t word = atomic_load(&job->block->abort);
     char text[MSI_TEXT];
     va_list args;
 
-    if (!gives_way(word, slot, subject, cause)) {
+    if (!gives_way(word, own, subject, cause)) {
         return false; /* also keeps a text that readers may be reading */
     }
     va_start(args, format);
@@ -261,8 +261,8 @@ bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, m
     }
     mine->kind = kind;
     while (!atomic_compare_exchange_strong(&job->block->abort, &word,
-                                           abort_pack(slot, subject, cause))) {
-        if (!gives_way(word, slot, subject, cause)) {
+                                           abort_pack(own, subject, cause))) {
+        if (!gives_way(word, own, subject, cause)) {
             return false;
         }
     }
@@ -278,7 +278,7 @@ bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_st
     if (word == 0) {
         return false;
     }
-    const msi_slot_rank *writer = &job->block->slot[(word & 0xffff) - 1];
+    const msi_job_rank *writer = &job->block->rank[(word & 0xffff) - 1];
 
     *subject = abort_subject(word);
     *cause = abort_cause(word);
@@ -289,6 +289,6 @@ bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_st
 
 void msi_job_set_state(msi_job *job, int32_t rank, int32_t state)
 {
-    atomic_store(&job->block->slot[rank].state, state);
+    atomic_store(&job->block->rank[rank].state, state);
     ring_all(job);
 }

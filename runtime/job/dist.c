@@ -121,15 +121,15 @@ static ms_status check_stack(void)
 
 ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launcher, bool owns_job)
 {
-    msi_slot_rank *slot = &job->block->slot[rank];
+    msi_job_rank *mine = &job->block->rank[rank];
     int32_t starting = MSI_RANK_STARTING;
 
     MS_TRY(check_stack());
-    if (!atomic_compare_exchange_strong(&slot->state, &starting, MSI_RANK_ALIVE)) {
+    if (!atomic_compare_exchange_strong(&mine->state, &starting, MSI_RANK_ALIVE)) {
         return MS_FAIL(MS_COMM_ERROR, "rank %d has joined already (process %d)", (int)rank,
-                       (int)atomic_load(&slot->pid));
+                       (int)atomic_load(&mine->pid));
     }
-    atomic_store(&slot->pid, (int32_t)getpid());
+    atomic_store(&mine->pid, (int32_t)getpid());
     d->job = job;
     d->rank = rank;
     d->ctx->rank = d->ctx->sample_rank = rank;

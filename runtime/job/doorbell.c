@@ -17,17 +17,17 @@
 #include <time.h>
 #include <unistd.h>
 
-void msi_doorbell_ring(msi_slot_rank *slot)
+void msi_doorbell_ring(msi_job_rank *rank)
 {
-    atomic_fetch_add(&slot->doorbell, 1);
-    syscall(SYS_futex, &slot->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    atomic_fetch_add(&rank->doorbell, 1);
+    syscall(SYS_futex, &rank->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void msi_doorbell_sleep(msi_slot_rank *slot, uint32_t seen, int64_t most_ns)
+void msi_doorbell_sleep(msi_job_rank *rank, uint32_t seen, int64_t most_ns)
 {
     const struct timespec limit = {.tv_nsec = most_ns};
 
-    syscall(SYS_futex, &slot->doorbell, FUTEX_WAIT, seen, &limit, NULL, 0);
+    syscall(SYS_futex, &rank->doorbell, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
 /* Order matters, as figures of several ranks are no moment in time: `waits` of all ranks are taken
@@ -39,25 +39,25 @@ bool msi_job_waits_in_vain(const msi_job *job, int32_t rank, msi_watch *w)
     uint64_t checks[job->world];
 
     for (int32_t r = 0; r < job->world; r++) {
-        checks[r] = atomic_load(&job->block->slot[r].checks);
+        checks[r] = atomic_load(&job->block->rank[r].checks);
     }
     for (int32_t r = 0; r < job->world; r++) {
-        msi_slot_rank *slot = &job->block->slot[r];
-        int32_t state = atomic_load(&slot->state);
+        msi_job_rank *its = &job->block->rank[r];
+        int32_t state = atomic_load(&its->state);
 
         if (r == rank || state == MSI_RANK_LEFT || state == MSI_RANK_DEAD) {
             continue;
         }
-        same = same && atomic_load(&slot->waiting) != 0 && atomic_load(&slot->waits) == w->waits[r];
+        same = same && atomic_load(&its->waiting) != 0 && atomic_load(&its->waits) == w->waits[r];
         looked = looked && checks[r] >= w->checks[r] + 2;
     }
     if (!same) { /* some rank has moved: take all figures anew */
         w->set = true;
         for (int32_t r = 0; r < job->world; r++) {
-            w->waits[r] = atomic_load(&job->block->slot[r].waits);
+            w->waits[r] = atomic_load(&job->block->rank[r].waits);
         }
         for (int32_t r = 0; r < job->world; r++) {
-            w->checks[r] = atomic_load(&job->block->slot[r].checks);
+            w->checks[r] = atomic_load(&job->block->rank[r].checks);
         }
     }
     return same && looked;

@@ -3,9 +3,9 @@
  *
  * The block is a memfd mapped by every rank process (plain memory when ranks are threads). One word
  * decides everything that goes wrong: `abort` leaves zero once, by compare-and-swap, after the text
- * that explains it stands complete in the writer's slot; so a writer killed half-way leaves no
- * trace. Every rank writes only its own slot; the launcher has a slot of its own. Only C11 atomics,
- * no fences, so ThreadSanitizer understands it. */
+ * that explains it stands complete in what the writer says; so a writer killed half-way leaves no
+ * trace. Every rank writes only its own part; the launcher has one, too. Only C11 atomics, no
+ * fences, so ThreadSanitizer understands it. */
 #ifndef MSI_JOB_H
 #define MSI_JOB_H
 
@@ -39,7 +39,7 @@ enum {
 };
 
 /* A rank's (or the launcher's) part in the job. */
-typedef struct msi_slot_rank {
+typedef struct msi_job_rank {
     _Alignas(64) _Atomic uint32_t doorbell; /* futex: changes when peers stored something */
     _Atomic uint32_t waiting; /* 0: it does not; else in what: the same word for one group */
     _Atomic uint64_t waits;   /* sleeping waits begun, and ... */
@@ -50,8 +50,8 @@ typedef struct msi_slot_rank {
     _Atomic int32_t looks;      /* times it has asked whether to stop */
     _Atomic int32_t exec_error; /* errno: this rank's program could not be run */
     int32_t kind;               /* ms_status of `text` */
-    char text[MSI_TEXT];        /* why this slot's owner set `abort` */
-} msi_slot_rank;
+    char text[MSI_TEXT];        /* why this rank set `abort` */
+} msi_job_rank;
 
 typedef struct msi_block {
     uint64_t magic, nonce;
@@ -64,7 +64,7 @@ typedef struct msi_block {
     _Alignas(64) _Atomic uint64_t abort; /* 0, or who wrote it, about whom, and why */
     _Atomic uint32_t stop;               /* signals that ask the job to stop, a bit each */
     _Atomic int64_t quiet_until;         /* no wait is announced before */
-    msi_slot_rank slot[];                /* (world + 1), the last the launcher's */
+    msi_job_rank rank[];                 /* (world + 1), the last the launcher's */
 } msi_block;
 
 typedef struct msi_job msi_job;
@@ -128,9 +128,9 @@ void msi_job_make_private(const msi_job *job);
 
 /* End the job, unless something else has ended it before: `cause` and the text become what every
  * rank reports. What a rank fails by after others found that it had left takes the place of that.
- * `slot` is the caller's own, `subject` the rank it is about (-1: none). True: this
- * is what the job ends with. */
-bool msi_job_abort(msi_job *job, int32_t slot, int32_t subject, int32_t cause, ms_status kind,
+ * `own` is the caller's rank, `subject` the one it is about (-1: none). True: this is what the job
+ * ends with. */
+bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...) MSI_PRINTF(6, 7);
 /* The first failure, or false. `text` is borrowed from the block. */
 bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,
@@ -138,9 +138,9 @@ bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_st
 void msi_job_set_state(msi_job *job, int32_t rank, int32_t state);
 
 /* -- doorbell.c: sleeping until a peer has stored something ------------------------------------ */
-void msi_doorbell_ring(msi_slot_rank *slot);
+void msi_doorbell_ring(msi_job_rank *rank);
 /* Until the doorbell is another than `seen`, or so long. */
-void msi_doorbell_sleep(msi_slot_rank *slot, uint32_t seen, int64_t most_ns);
+void msi_doorbell_sleep(msi_job_rank *rank, uint32_t seen, int64_t most_ns);
 
 /* What a sleeping rank has seen of the others, by rank. */
 typedef struct msi_watch {

@@ -106,7 +106,7 @@ static int32_t start_ranks(keeper *k)
         }
         k->launch->child[r].pid = pid;
         k->running++;
-        atomic_store(&k->launch->job->block->slot[r].pid, (int32_t)pid);
+        atomic_store(&k->launch->job->block->rank[r].pid, (int32_t)pid);
     }
     return -1;
 }

@@ -399,7 +399,7 @@ static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t
     if (hand_over(launch, rank)) {
         execve(x->path, (char *const *)(uintptr_t)argv, x->environment);
     }
-    atomic_store(&job->block->slot[rank].exec_error, errno); /* the launcher finds the words */
+    atomic_store(&job->block->rank[rank].exec_error, errno); /* the launcher finds the words */
     _exit(errno == ENOENT ? 127 : 126);
 }
 

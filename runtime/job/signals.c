@@ -37,7 +37,7 @@ int32_t msi_stop_signal(uint32_t stop)
 
 uint32_t msi_stop_look(const msi_dist *d)
 {
-    atomic_fetch_add(&d->job->block->slot[d->rank].looks, 1);
+    atomic_fetch_add(&d->job->block->rank[d->rank].looks, 1);
     return atomic_load(&caught) | atomic_load(&d->job->block->stop);
 }
 
@@ -70,6 +70,6 @@ ms_status msi_stop_catch(const msi_dist *d)
                            strerrordesc_np(errno));
         }
     }
-    atomic_store(&d->job->block->slot[d->rank].catches, 1);
+    atomic_store(&d->job->block->rank[d->rank].catches, 1);
     return MS_OK;
 }

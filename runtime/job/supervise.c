@@ -69,8 +69,8 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
     int32_t launcher = s->launch->n;
     msi_child *child = &s->launch->child[rank];
     bool exited = WIFEXITED(status);
-    int32_t error = atomic_load(&s->job->block->slot[rank].exec_error);
-    bool has_joined = atomic_load(&s->job->block->slot[rank].state) != MSI_RANK_STARTING;
+    int32_t error = atomic_load(&s->job->block->rank[rank].exec_error);
+    bool has_joined = atomic_load(&s->job->block->rank[rank].state) != MSI_RANK_STARTING;
 
     child->code = exited ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (child->code != 0 && s->first_code == 0) {
@@ -167,7 +167,7 @@ static void on_signal(supervisor *s, int32_t signal)
     atomic_fetch_or(&s->job->block->stop, 1U << signal);
     for (int32_t r = 0; r < s->launch->n && s->ended_by == 0; r++) {
         /* Ranks that catch signals read the word; a terminal's Ctrl-C has reached them besides. */
-        if (s->launch->child[r].running && atomic_load(&s->job->block->slot[r].catches) == 0) {
+        if (s->launch->child[r].running && atomic_load(&s->job->block->rank[r].catches) == 0) {
             msi_keeper_signal(s->launch, r, signal);
         }
     }
@@ -189,10 +189,10 @@ static int32_t never_looked(const supervisor *s)
     int32_t found = -1;
 
     for (int32_t r = 0; r < s->launch->n; r++) {
-        msi_slot_rank *slot = &s->job->block->slot[r];
+        msi_job_rank *rank = &s->job->block->rank[r];
 
-        if (s->launch->child[r].running && atomic_load(&slot->looks) == 0) {
-            if (atomic_load(&slot->waiting) == 0) {
+        if (s->launch->child[r].running && atomic_load(&rank->looks) == 0) {
+            if (atomic_load(&rank->waiting) == 0) {
                 return r;
             }
             found = found < 0 ? r : found;
@@ -226,7 +226,7 @@ static void end_ranks_that_never_look(supervisor *s)
 static bool somebody_is_late(const supervisor *s)
 {
     for (int32_t r = 0; r < s->launch->n && s->alive == s->launch->n; r++) {
-        pid_t parent, pid = atomic_load(&s->job->block->slot[r].pid);
+        pid_t parent, pid = atomic_load(&s->job->block->rank[r].pid);
         char state;
 
         if (!msi_process_look(pid, &state, &parent) || (state != 'T' && state != 't')) {

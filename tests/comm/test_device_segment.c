@@ -504,6 +504,7 @@ int main(void)
         cmocka_unit_test(test_comm_device_segment__of_a_forked_process_is_left_alone),
     };
 
+    unsetenv("MS_FAKE_GUARD"); /* memory is looked at as the devices see it */
     setenv("MS_DEVICE", "fake", 1);
     return cmocka_run_group_tests_name("comm/device_segment", tests, NULL, NULL);
 }

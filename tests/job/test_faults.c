@@ -79,7 +79,7 @@ static void kill_one(int32_t round, double *slowest)
     sleep_us((int64_t)((filler(6, round) + 1) * 4000));
     const double stolen = stolen_seconds();
     int64_t killed_at = msi_now_ns();
-    pid_t pid = atomic_load(&launch->job->block->slot[victim].pid);
+    pid_t pid = atomic_load(&launch->job->block->rank[victim].pid);
 
     kill(pid, SIGKILL);
     assert_ok(ms_launch_wait(launch, &code, &cause));
