@@ -144,14 +144,20 @@ static bool is_worth_another(msi_device *d, int32_t outcome)
            msi_device_drain_to(d, d->ops->mark(d, d->stream));
 }
 
+#define ENQUEUE(d, outcome, call)                                                                  \
+    do {                                                                                           \
+        (outcome) = (call);                                                                        \
+        if (is_worth_another(d, outcome)) {                                                        \
+            (outcome) = (call);                                                                    \
+        }                                                                                          \
+    } while (0)
+
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args)
 {
-    int32_t outcome = d->ops->run(d, d->stream, kernel, dtype, args);
+    int32_t outcome;
 
-    if (is_worth_another(d, outcome)) {
-        outcome = d->ops->run(d, d->stream, kernel, dtype, args);
-    }
+    ENQUEUE(d, outcome, d->ops->run(d, d->stream, kernel, dtype, args));
     return outcome == MSI_DEV_UNSUPPORTED ? msi_kernel_missing(op, dtype, d->ops->kind)
                                           : msi_device_outcome(d, op, outcome);
 }
@@ -172,11 +178,9 @@ ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void
 
 static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)
 {
-    int32_t outcome = d->ops->gemm(d, d->stream, args);
+    int32_t outcome;
 
-    if (is_worth_another(d, outcome)) {
-        outcome = d->ops->gemm(d, d->stream, args);
-    }
+    ENQUEUE(d, outcome, d->ops->gemm(d, d->stream, args));
     return msi_device_outcome(d, "gemm", outcome);
 }
 
@@ -203,21 +207,17 @@ ms_status *msi_device_status(const ms_context *ctx, ms_status *now)
 
 ms_status msi_mem_copy_on(msi_device *d, void *to, const void *from, int64_t nbytes)
 {
-    int32_t outcome = d->ops->copy(d, d->stream, to, from, nbytes);
+    int32_t outcome;
 
-    if (is_worth_another(d, outcome)) {
-        outcome = d->ops->copy(d, d->stream, to, from, nbytes);
-    }
+    ENQUEUE(d, outcome, d->ops->copy(d, d->stream, to, from, nbytes));
     return msi_device_outcome(d, "copy", outcome);
 }
 
 ms_status msi_mem_set_on(msi_device *d, void *to, int32_t byte, int64_t nbytes)
 {
-    int32_t outcome = d->ops->set(d, d->stream, to, byte, nbytes);
+    int32_t outcome;
 
-    if (is_worth_another(d, outcome)) {
-        outcome = d->ops->set(d, d->stream, to, byte, nbytes);
-    }
+    ENQUEUE(d, outcome, d->ops->set(d, d->stream, to, byte, nbytes));
     return msi_device_outcome(d, "fill", outcome);
 }
 

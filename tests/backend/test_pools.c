@@ -363,16 +363,22 @@ static void test_backend_pools__a_product_that_runs_takes_no_block_of_a_stream(v
     end();
 }
 
-/* What is behind it was given blocks that are free meanwhile. */
-static void test_backend_pools__nothing_goes_back_while_an_item_runs(void **state)
+/* A block of the device's and one of the host's. */
+static void leave_free(int64_t nbytes)
 {
     msi_mem_block *host;
 
+    msi_release(take(nbytes));
+    assert_ok(msi_host_alloc(msi_context(), nbytes, MS_MEM_SCRATCH, &host));
+    msi_release(host);
+}
+
+/* What is behind it was given blocks that are free meanwhile. */
+static void test_backend_pools__nothing_goes_back_while_an_item_runs(void **state)
+{
     (void)state;
     begin(false);
-    msi_release(take(5000));
-    assert_ok(msi_host_alloc(msi_context(), 5000, MS_MEM_SCRATCH, &host));
-    msi_release(host);
+    leave_free(5000);
     slow_mark(&slow.base, MSI_STREAM_COMPUTE);
     const int64_t held = slow.taken[MSI_PLACE_DEVICE];
 
@@ -388,13 +394,9 @@ static void test_backend_pools__nothing_goes_back_while_an_item_runs(void **stat
 
 static void test_backend_pools__address_space_is_the_hosts(void **state)
 {
-    msi_mem_block *host;
-
     (void)state;
     begin(false);
-    msi_release(take(5000));
-    assert_ok(msi_host_alloc(msi_context(), 5000, MS_MEM_SCRATCH, &host));
-    msi_release(host);
+    leave_free(5000);
     const int64_t held = slow.taken[MSI_PLACE_DEVICE];
 
     assert_fails(MS_OUT_OF_MEMORY, "no memory for a test",

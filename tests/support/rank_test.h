@@ -188,6 +188,19 @@ static inline bool holds_no_more(held before)
     return !more;
 }
 
+/* Ranks that are processes, where there may be some, all go well. */
+static inline void run_only_processes(int32_t n, rank_fn fn, void *user)
+{
+    const char *cause;
+
+    if (!CAN_FORK) {
+        skip();
+    }
+    if (run_processes(n, fn, user, &cause) != 0) {
+        fail_msg("%s", cause);
+    }
+}
+
 static inline bool has_children(void)
 {
     return waitpid(-1, NULL, WNOHANG) >= 0;
