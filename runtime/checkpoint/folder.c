@@ -76,33 +76,51 @@ ms_status msi_hold_open(int fd, msi_hold *hold, const char *path)
     return MS_OK;
 }
 
+/* One attempt: MSI_HOLD_GONE when the name was taken, or what was made is gone. `*path` is NULL
+ * when there is nothing of ours. */
+static ms_status make_and_hold(int *fd, char **path, msi_hold *hold,
+                               ms_status (*make)(int *fd, const char *path))
+{
+    *hold = MSI_HOLD_GONE;
+    ms_status status = make(fd, *path);
+    const bool taken = status == MS_IO_ERROR && errno == EEXIST;
+
+    if (status == MS_OK && *fd >= 0) {
+        status = msi_hold_open(*fd, hold, *path);
+    }
+    if (status != MS_OK && !taken) {
+        return status;
+    }
+    if (*hold != MSI_HOLD_OURS && *hold != MSI_HOLD_NONE) {
+        if (*fd >= 0) {
+            close(*fd);
+        }
+        *fd = -1;
+        free(*path);
+        *path = NULL;
+    }
+    return MS_OK;
+}
+
 ms_status msi_hold_new(int *fd, char **path, char *nonce, const char *mark, const char *place,
                        ms_status (*make)(int *fd, const char *path))
 {
     for (int attempt = 0; attempt < 10; attempt++) {
-        msi_hold hold = MSI_HOLD_GONE;
+        msi_hold hold;
 
-        free(*path);
-        *path = NULL;
         MS_TRY(msi_io_nonce(nonce));
         memcpy(nonce, mark, strlen(mark));
         *path = msi_io_path("%s.tmp-%s", place, nonce);
         if (*path == NULL) {
             return MS_OUT_OF_MEMORY;
         }
-        MS_TRY(make(fd, *path));
-        if (*fd >= 0) {
-            MS_TRY(msi_hold_open(*fd, &hold, *path));
-        }
-        if (hold == MSI_HOLD_OURS || hold == MSI_HOLD_NONE) {
+        MS_TRY(make_and_hold(fd, path, &hold, make));
+        if (*path != NULL) {
             return MS_OK;
         }
-        if (*fd >= 0) {
-            close(*fd);
-        }
-        *fd = -1;
     }
-    return MS_FAIL(MS_IO_ERROR, "%s: somebody removes it as fast as it is made", *path);
+    return MS_FAIL(MS_IO_ERROR, "%s.tmp-%s: somebody takes or removes it as fast as it is made",
+                   place, nonce);
 }
 
 ms_status msi_folder_make(int *fd, const char *path)

@@ -32,7 +32,9 @@ end
 
 local function made(type, fn, ...)
   local out = ffi.new(type .. ' *[1]')
-  assert(fn(out, ...) == 0, type)
+  if fn(out, ...) ~= 0 then
+    error(type .. ': ' .. ffi.string(C.ms_error_message()))
+  end
   return out[0]
 end
 

@@ -341,6 +341,45 @@ static void test_checkpoint_writer__says_what_a_power_loss_might_undo(void **sta
     assert_int_equal(2, seed_in(inside(root, "latest")));
 }
 
+static int n_to_take, n_taken;
+
+/* Another writer, which has just chosen the same name. */
+static int take_the_name(const char *step, const char *path)
+{
+    if (strcmp(step, "mkdir") == 0 && strstr(path, "/s.tmp-") != NULL && n_taken < n_to_take) {
+        assert_int_equal(0, mkdir(path, 0777));
+        spill(inside(path, "rank-00000-of-00001.safetensors"), "x", 1);
+        n_taken++;
+    }
+    return 0;
+}
+
+/* Names of temporary folders differ in few digits between writers of one group. */
+static void test_checkpoint_writer__takes_no_folder_of_another_for_its_own(void **state)
+{
+    static const int tries = 10;
+    ms_checkpoint_writer *w;
+    ms_comm *self;
+
+    assert_ok(ms_comm_self(&self));
+    for (n_to_take = 1; n_to_take <= tries; n_to_take += tries - 1) {
+        const char *root = path_of(n_to_take == 1 ? "taken" : "all-taken");
+
+        n_taken = 0;
+        msi_io_hook = take_the_name;
+        if (n_to_take == 1) {
+            assert_ok(save_small(root, "s", 1));
+        } else {
+            assert_fails(MS_IO_ERROR, "somebody takes or removes it as fast as it is made",
+                         ms_checkpoint_begin(&w, self, root, "s"));
+        }
+        msi_io_hook = NULL;
+        assert_int_equal(n_to_take, n_taken);
+        assert_int_equal(n_to_take, count_entries(root, "s.tmp-"));
+    }
+    assert_int_equal(1, seed_in(inside(path_of("taken"), "s")));
+}
+
 /* A writer that died leaves its folder; the next one of the name does not let them pile up. */
 static void test_checkpoint_writer__sweeps_what_died_writers_of_its_name_left(void **state)
 {
@@ -596,6 +635,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_writer__replaces_nothing_but_a_checkpoint),
         cmocka_unit_test(test_checkpoint_writer__replaces_no_latest_but_a_link),
         cmocka_unit_test(test_checkpoint_writer__says_what_a_power_loss_might_undo),
+        cmocka_unit_test(test_checkpoint_writer__takes_no_folder_of_another_for_its_own),
         cmocka_unit_test(test_checkpoint_writer__sweeps_what_died_writers_of_its_name_left),
         cmocka_unit_test(test_checkpoint_writer__syncs_before_it_names),
         cmocka_unit_test(test_checkpoint_writer__begins_another_file_when_a_header_is_full),
