@@ -234,7 +234,9 @@ static ms_status differentiate(msi_node *node)
     }
     ms_status status = msi_rule_run(node);
 
-    return status == MS_OK ? MS_OK : msi_fail_prefix(status, "backward of '%s': ", node->op->name);
+    return status == MS_OK || ms_error_is_late()
+               ? status /* which names what failed itself */
+               : msi_fail_prefix(status, "backward of '%s': ", node->op->name);
 }
 
 /* Tell those who wait until only nodes up to `sequence` are left. */
@@ -391,18 +393,14 @@ static void run_deferred(msi_tape *tape)
 /* Everybody lets go of it; why it failed is still told afterwards. */
 static void end(msi_tape *tape, ms_status status)
 {
-    char message[MSI_MESSAGE_BYTES];
+    msi_error why;
 
-    if (status != MS_OK) {
-        snprintf(message, sizeof(message), "%s", ms_error_message());
-    }
+    msi_error_keep(&why);
     tell_end(tape, status);
     clean_up(tape, status);
     tape->running = false;
     run_deferred(tape);
-    if (status != MS_OK) {
-        ms_error_set(status, message);
-    }
+    msi_error_put_back(&why);
 }
 
 static ms_status run(msi_tape *tape, msi_node *root, int32_t out, const ms_tensor *root_tensor,

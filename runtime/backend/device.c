@@ -119,7 +119,8 @@ ms_status msi_device_open(ms_context *ctx, int32_t index)
     }
 }
 
-ms_status msi_device_outcome(const msi_device *d, const char *what, int32_t outcome)
+/* What a function of the table came to that enqueues `what`, as an error. */
+static ms_status device_outcome(const msi_device *d, const char *what, int32_t outcome)
 {
     if (MSI_UNLIKELY(outcome != MSI_DEV_OK && d->lost != MS_OK)) {
         return MS_FAIL(d->lost, "%s: %s", what, d->why_lost);
@@ -138,16 +139,16 @@ ms_status msi_device_outcome(const msi_device *d, const char *what, int32_t outc
 
 /* Was there no memory to enqueue it, of which there may be more now that the stream has run what it
  * had? Then it is tried once more: a call is not left half done for a moment's want. */
-static bool is_worth_another(msi_device *d, int32_t outcome)
+static bool is_worth_another(msi_device *d, int32_t stream, int32_t outcome)
 {
     return MSI_UNLIKELY(outcome == MSI_DEV_NO_MEMORY) &&
-           msi_device_drain_to(d, d->ops->mark(d, d->stream));
+           msi_device_drain_to(d, d->ops->mark(d, stream));
 }
 
-#define ENQUEUE(d, outcome, call)                                                                  \
+#define ENQUEUE(d, stream, outcome, call)                                                          \
     do {                                                                                           \
         (outcome) = (call);                                                                        \
-        if (is_worth_another(d, outcome)) {                                                        \
+        if (is_worth_another(d, stream, outcome)) {                                                \
             (outcome) = (call);                                                                    \
         }                                                                                          \
     } while (0)
@@ -157,31 +158,28 @@ ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t 
 {
     int32_t outcome;
 
-    ENQUEUE(d, outcome, d->ops->run(d, d->stream, kernel, dtype, args));
+    ENQUEUE(d, d->stream, outcome, d->ops->run(d, d->stream, kernel, dtype, args));
     return outcome == MSI_DEV_UNSUPPORTED ? msi_kernel_missing(op, dtype, d->ops->kind)
-                                          : msi_device_outcome(d, op, outcome);
+                                          : device_outcome(d, op, outcome);
 }
 
-ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args)
-{
-    MS_TRY(msi_check_kernel(op, kernel, dtype));
-    if (MSI_UNLIKELY(msi_any_device())) {
-        const ms_context *ctx = msi_context_peek();
+static const char order[] = "order of streams";
 
-        if (ctx != NULL && ctx->device != NULL) {
-            return msi_device_run(ctx->device, op, kernel, dtype, args);
-        }
-    }
-    msi_kernels()->fn[kernel][dtype](args);
-    return MS_OK;
-}
-
-static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)
+ms_status msi_device_after(msi_device *d, int32_t stream, msi_mark mark)
 {
     int32_t outcome;
 
-    ENQUEUE(d, outcome, d->ops->gemm(d, d->stream, args));
-    return msi_device_outcome(d, "gemm", outcome);
+    ENQUEUE(d, stream, outcome, d->ops->after(d, stream, mark));
+    return device_outcome(d, order, outcome);
+}
+
+ms_status msi_device_await(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
+                           uint64_t at_least)
+{
+    int32_t outcome;
+
+    ENQUEUE(d, stream, outcome, d->ops->await(d, stream, words, n, at_least));
+    return device_outcome(d, order, outcome);
 }
 
 ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const void *args)
@@ -189,6 +187,27 @@ ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const
     MS_TRY(msi_check_kernel(op, kernel, dtype));
     msi_kernels()->fn[kernel][dtype](args);
     return MS_OK;
+}
+
+ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args)
+{
+    if (MSI_UNLIKELY(msi_any_device())) {
+        const ms_context *ctx = msi_context_peek();
+
+        if (ctx != NULL && ctx->device != NULL) {
+            MS_TRY(msi_check_kernel(op, kernel, dtype));
+            return msi_device_run(ctx->device, op, kernel, dtype, args);
+        }
+    }
+    return msi_dispatch_host(op, kernel, dtype, args);
+}
+
+static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)
+{
+    int32_t outcome;
+
+    ENQUEUE(d, d->stream, outcome, d->ops->gemm(d, d->stream, args));
+    return device_outcome(d, "gemm", outcome);
 }
 
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
@@ -209,16 +228,16 @@ ms_status msi_mem_copy_on(msi_device *d, void *to, const void *from, int64_t nby
 {
     int32_t outcome;
 
-    ENQUEUE(d, outcome, d->ops->copy(d, d->stream, to, from, nbytes));
-    return msi_device_outcome(d, "copy", outcome);
+    ENQUEUE(d, d->stream, outcome, d->ops->copy(d, d->stream, to, from, nbytes));
+    return device_outcome(d, "copy", outcome);
 }
 
 ms_status msi_mem_set_on(msi_device *d, void *to, int32_t byte, int64_t nbytes)
 {
     int32_t outcome;
 
-    ENQUEUE(d, outcome, d->ops->set(d, d->stream, to, byte, nbytes));
-    return msi_device_outcome(d, "fill", outcome);
+    ENQUEUE(d, d->stream, outcome, d->ops->set(d, d->stream, to, byte, nbytes));
+    return device_outcome(d, "fill", outcome);
 }
 
 bool msi_device_polls(msi_device *d)

@@ -154,11 +154,13 @@ static inline bool msi_any_device(void)
 {
     return atomic_load_explicit(&msi_n_devices, memory_order_relaxed) != 0;
 }
-/* What a function of the device's came to that enqueues `what`, as an error. */
-ms_status msi_device_outcome(const msi_device *d, const char *what, int32_t outcome);
 /* Run one, on the current stream. `op` names the caller in errors. */
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args);
+/* `after` and `await` of the table. */
+ms_status msi_device_after(msi_device *d, int32_t stream, msi_mark mark);
+ms_status msi_device_await(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
+                           uint64_t at_least);
 /* Wait for a mark: MS_COMM_ERROR when peers are gone that it depends on, and it is reached all the
  * same; what it says then is no result, as msi_settle() says from there on. */
 ms_status msi_device_wait_for(msi_device *d, msi_mark mark);

@@ -50,13 +50,11 @@ ms_status msi_device_wait_for(msi_device *d, msi_mark mark)
 
 bool msi_device_drain_to(msi_device *d, msi_mark mark)
 {
-    char message[MSI_MESSAGE_BYTES];
+    msi_error before;
 
-    snprintf(message, sizeof(message), "%s", ms_error_message());
+    msi_error_keep(&before);
     (void)msi_device_wait_for(d, mark);
-    if (strcmp(message, ms_error_message()) != 0) {
-        ms_error_set(MS_RUNTIME_ERROR, message); /* as it was */
-    }
+    msi_error_put_back(&before);
     return d->ops->done(d, mark) != MSI_DEV_NOT_YET;
 }
 

@@ -55,14 +55,14 @@ static void product_failed(msi_device *d, const msi_gemm_args *g, ms_status stat
 ms_status msi_device_gemm(void *user, const msi_gemm_args *g)
 {
     ms_context *ctx = user;
-    char message[MSI_MESSAGE_BYTES];
+    msi_error before; /* of what enqueues or waits */
 
-    snprintf(message, sizeof(message), "%s", ms_error_message());
+    msi_error_keep(&before);
     const ms_status status = msi_gemm_now(ctx, g);
 
     if (status != MS_OK) {
         product_failed(ctx->device, g, status);
-        ms_error_set(MS_RUNTIME_ERROR, message); /* that of what enqueues or waits stays */
+        msi_error_put_back(&before);
     }
     return status;
 }

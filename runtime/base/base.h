@@ -19,6 +19,15 @@ ms_status msi_fail(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
 ms_status msi_fail_prefix(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
 /** The error that was set last is that of earlier work (ms_error_is_late()); prefixes keep that. */
 void msi_error_late(void);
+
+/** The thread's last error, set aside while what may fail, too, cleans up after it. */
+typedef struct msi_error {
+    bool late;
+    char message[MSI_MESSAGE_BYTES];
+} msi_error;
+
+void msi_error_keep(msi_error *kept);
+void msi_error_put_back(const msi_error *kept);
 /** What the host calls the kind of an error, as one of our statuses: MS_RUNTIME_ERROR for a number
  * that is none. */
 ms_status msi_kind_of_host(ms_status kind);

@@ -51,6 +51,18 @@ void msi_error_late(void)
     is_late = true;
 }
 
+void msi_error_keep(msi_error *kept)
+{
+    kept->late = is_late;
+    memcpy(kept->message, message, strlen(message) + 1);
+}
+
+void msi_error_put_back(const msi_error *kept)
+{
+    is_late = kept->late;
+    memcpy(message, kept->message, strlen(kept->message) + 1);
+}
+
 static ms_status set(ms_status kind, const char *prefix, const char *suffix)
 {
     char text[MSI_MESSAGE_BYTES]; /* either part may be `message` itself */

@@ -12,9 +12,20 @@ enum { LEAST_STACK = 256 * 1024 }; /* twice what a first step was seen to need *
 
 /* -- the room's state -------------------------------------------------------------------------- */
 
+static _Thread_local msi_closed_rank closed_rank;
+
+msi_closed_rank msi_dist_closed(void)
+{
+    return closed_rank;
+}
+
 static void dist_close(void *state)
 {
     msi_dist *d = state;
+
+    if (d->launcher != MSI_LAUNCHER_NONE && d->gone != MSI_GONE_FORKED) {
+        closed_rank = (msi_closed_rank){.rank = d->rank, .world = d->job->world};
+    }
 
     if (d->launch != NULL) {
         d->end_launch(d->launch);

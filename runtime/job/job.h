@@ -236,6 +236,13 @@ msi_dist *msi_dist_peek(void);
 ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launcher, bool owns_job);
 /* This process is no rank: the error that says why. */
 ms_status msi_gone_error(const msi_dist *d);
+/* Which rank of how many the calling thread was when it closed (ms_close()): it computes alone from
+ * then on, and no collective can follow. world 0: it was none that somebody had started. */
+typedef struct msi_closed_rank {
+    int32_t rank, world;
+} msi_closed_rank;
+
+msi_closed_rank msi_dist_closed(void);
 
 /* -- join.c: what a public function does for a job with this guest ----------------------------- */
 /* ms_dist_join() */

@@ -132,7 +132,15 @@ ms_status msi_dist_join(const msi_job_guest *guest)
     if (d->job != NULL) {
         return MS_OK;
     }
-    return ms_dist_launched() ? join_by_environment(d, guest) : join_alone(d, guest);
+    if (ms_dist_launched()) {
+        return join_by_environment(d, guest);
+    }
+    MS_TRY(join_alone(d, guest));
+    if (msi_dist_closed().world > 0) {
+        d->gone = MSI_GONE_LEFT;
+        d->ctx->rank = msi_dist_closed().rank;
+    }
+    return MS_OK;
 }
 
 bool msi_dist_abort_unjoined(const msi_job_guest *guest, ms_status kind, const char *message)
@@ -188,5 +196,11 @@ void ms_dist_info_get(ms_dist_info *info)
         info->local_rank = msi_dist_local_rank();
         info->world_size = info->local_world_size = d->job->world;
         info->transport = d->job->world > 1 ? "shm" : "self";
+    }
+    const msi_closed_rank closed = msi_dist_closed();
+
+    if (closed.world > 0) {
+        info->rank = info->local_rank = closed.rank;
+        info->world_size = info->local_world_size = closed.world;
     }
 }

@@ -62,6 +62,10 @@ static ms_status check_can_start(const msi_dist *d)
         return MS_FAIL(MS_RUNTIME_ERROR, "cannot start ranks: %d are running already",
                        (int)d->launch->n);
     }
+    if (msi_dist_closed().world > 0) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "cannot start ranks: this process was rank %d of %d",
+                       (int)msi_dist_closed().rank, (int)msi_dist_closed().world);
+    }
     if (d->job != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot start ranks: this process is rank %d of %d already%s", (int)d->rank,

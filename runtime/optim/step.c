@@ -58,6 +58,7 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
                        msi_tensor_label(p->tensor));
     }
     int64_t numel = msi_view_numel(&u->local);
+    void *data;
 
     u->counts = u->grad != NULL || counts_along(p->tensor, &u->local);
     if (u->counts) {
@@ -79,6 +80,8 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     if (u->local.storage->readonly != NULL) {
         return msi_tensor_begin_write(p->tensor, "step"); /* fails, and says why */
     }
+    MS_TRY(msi_view_data(&u->local, &data)); /* not so what a host has lent to a device */
+    MS_TRY(msi_view_data(&u->grad->v, &data));
     u->numel = numel;
     u->fresh = p->primed == 0;
     for (int32_t s = 0; s < n_states_of(optim, &optim->groups[p->group]); s++) {

@@ -157,4 +157,29 @@ describe('a call for which memory is out', function()
     assert.is_true(failed > 5)
     shell.remove_folder(folder)
   end)
+
+  -- What a device did before it is told to who waits next, and once: made again the tensor would
+  -- be there, and what the product should have been NaN in silence.
+  it('is not made again for what a device did before', function()
+    local folder = shell.make_folder()
+    shell.write(folder .. '/waits.lua', [[
+      local ms = require 'moonshard'
+      local product = ms.randn(64, 64):matmul(ms.randn(64, 64))
+      local made, e = pcall(ms.tensor, { 1, 2 })
+      local read, number = pcall(function() return product:sum():item() end)
+      io.write(made and 'made' or e.message, '\n', read and tostring(number) or 'an error')
+    ]])
+    local told = 0
+    for k = 4, 7 do
+      local _, out = shell.run('.', ('env MS_DEVICE=fake MS_FAKE_SEED=2 MS_FAIL_ALLOC=%d luajit %s')
+        :format(k, folder .. '/waits.lua'))
+      local first, last = out:match('^(.-)\n(.-)%s*$')
+      if last == 'nan' then
+        assert.truthy(first:find('matmul: no memory for ', 1, true), out)
+        told = told + 1
+      end
+    end
+    assert.is_true(told > 0)
+    shell.remove_folder(folder)
+  end)
 end)

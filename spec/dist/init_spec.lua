@@ -250,6 +250,25 @@ describe('dist.init', function()
     end)
   end)
 
+  it('makes no world of its own of a rank that has closed', function()
+    with_script([[
+      local ms = require 'moonshard'
+      ms.dist.init { ranks = 2 }
+      ms.dist.barrier()
+      ms.close()
+      local ok, e = pcall(ms.dist.all_reduce, ms.full({ 1 }, 1))
+      assert(not ok and e.message:find('has left its job', 1, true))
+      if ms.dist.rank() == 1 then
+        error 'boom'
+      end
+    ]], function(path)
+      local output, code = shell('luajit ' .. path .. ' 2>&1')
+      assert.truthy(output:find('moonshard: rank 1: ', 1, true), output)
+      assert.truthy(output:find('boom', 1, true), output)
+      assert.equal(1, code)
+    end)
+  end)
+
   it('is not needed to know the rank that a launcher gave', function()
     with_script('print(ms.dist.rank(), ms.dist.world_size())', function(path)
       local output = shell('bindings/moonshard run -n 2 ' .. path)

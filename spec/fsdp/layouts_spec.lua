@@ -95,7 +95,7 @@ describe('slots of parameters', function()
     _, cause = of_two(function(rank)
       return { MS_DEVICE = rank == 0 and 'cpu' or 'fake' }
     end, trained_by_both)
-    assert.truthy(cause:find('later of devices is 0 on rank 0 and 1 on rank 1', 1, true), cause)
+    assert.truthy(cause:find('MS_DEVICE of devices is 0 on rank 0 and 1 on rank 1', 1, true), cause)
   end)
 end)
 

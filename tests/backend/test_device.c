@@ -596,6 +596,17 @@ static int32_t starved_set(msi_device *d, int32_t stream, void *to, int32_t byte
     return refuses() ? MSI_DEV_NO_MEMORY : starved.real->set(d, stream, to, byte, n);
 }
 
+static int32_t starved_after(msi_device *d, int32_t stream, msi_mark mark)
+{
+    return refuses() ? MSI_DEV_NO_MEMORY : starved.real->after(d, stream, mark);
+}
+
+static int32_t starved_await(msi_device *d, int32_t stream, _Atomic uint64_t *const *words,
+                             int32_t n, uint64_t at_least)
+{
+    return refuses() ? MSI_DEV_NO_MEMORY : starved.real->await(d, stream, words, n, at_least);
+}
+
 /* Memory for an item is there once others have run. */
 static void test_backend_device__a_moments_want_of_memory_fails_nothing(void **state)
 {
@@ -610,6 +621,7 @@ static void test_backend_device__a_moments_want_of_memory_fails_nothing(void **s
                                      .dtype = MS_DTYPE_F32,
                                      .c_dtype = MS_DTYPE_F32};
     const msi_ew_args add = {.out = &sum, .in = {&product, &one}, .in_dtype = MS_DTYPE_F32};
+    _Atomic uint64_t word = 1, *const words[] = {&word};
 
     (void)state;
     ms_close();
@@ -623,6 +635,8 @@ static void test_backend_device__a_moments_want_of_memory_fails_nothing(void **s
     starved.ops.gemm = starved_gemm;
     starved.ops.copy = starved_copy;
     starved.ops.set = starved_set;
+    starved.ops.after = starved_after;
+    starved.ops.await = starved_await;
     d->ops = &starved.ops;
     starved.refuses = true;
     assert_ok(msi_gemm(msi_context(), &gemm_args));
@@ -632,7 +646,12 @@ static void test_backend_device__a_moments_want_of_memory_fails_nothing(void **s
     assert_ok(msi_mem_copy(msi_context(), &copied, &sum, sizeof(sum)));
     starved.refuses = true;
     assert_ok(msi_mem_set(msi_context(), &filled, 0, sizeof(filled)));
+    starved.refuses = true;
+    assert_ok(msi_device_after(d, MSI_STREAM_GATHER, d->ops->mark(d, MSI_STREAM_COMPUTE)));
+    starved.refuses = true;
+    assert_ok(msi_device_await(d, MSI_STREAM_GATHER, words, 1, 1));
     assert_ok(msi_settle(msi_context()));
+    assert_false(starved.refuses);
     assert_true(copied == 4);
     assert_true(filled == 0);
     unsetenv("MS_DEVICE");

@@ -529,10 +529,38 @@ static ms_status use_after_leaving(void *user, int32_t rank)
     return MS_OK;
 }
 
+/* A rank that has closed is no world of one: what it computes alone would be taken for the job's.
+ */
+static ms_status use_after_closing(void *user, int32_t rank)
+{
+    const int64_t two = 2;
+    ms_dist_info info;
+    ms_launch *launch;
+    ms_comm *world;
+    ms_tensor *t;
+    int32_t started;
+
+    (void)user;
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_barrier(world));
+    MS_TRY(ms_close());
+    MS_TRY(ms_tensor_full(&t, MS_DTYPE_F32, 1, &two, 1));
+    ms_tensor_free(t);
+    EXPECT(ms_comm_world(&world) == MS_RUNTIME_ERROR);
+    EXPECT(strstr(ms_error_message(), "has left its job"));
+    MS_TRY(ms_comm_self(&world));
+    ms_dist_info_get(&info);
+    EXPECT(info.rank == rank && info.world_size == 2 && !info.initialized);
+    EXPECT(ms_launch_fork(&launch, 2, &started) == MS_RUNTIME_ERROR);
+    EXPECT(strstr(ms_error_message(), rank == 0 ? "was rank 0 of 2" : "was rank 1 of 2"));
+    return MS_OK;
+}
+
 static void test_comm_wait__refuses_collectives_after_leaving(void **state)
 {
     (void)state;
     run_ranks(2, use_after_leaving, NULL);
+    run_ranks(2, use_after_closing, NULL);
 }
 
 int main(void)

@@ -397,6 +397,54 @@ static ms_status step_without_memory(int64_t k, bool *late)
     return status;
 }
 
+/* A backward whose k-th allocation fails, and whose collective waits for the products before it. */
+static ms_status backward_without_memory(int64_t k, bool *late)
+{
+    const int64_t shape[2] = {SIDE, SIDE};
+    ms_tensor *w, *x, *all, *y, *sum;
+    double value;
+    ms_comm *self;
+
+    begin(true);
+    assert_ok(ms_comm_self(&self));
+    assert_ok(ms_tensor_full(&w, MS_DTYPE_F32, 2, shape, 0.01));
+    assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, 0.01));
+    assert_ok(ms_tensor_make_parameter(w));
+    assert_ok(ms_op_all_reduce(&all, self, w, MS_REDUCE_SUM));
+    assert_ok(ms_op_matmul(&y, x, all));
+    assert_ok(ms_op_sum(&sum, y, 3, false));
+    assert_ok(ms_tensor_item(sum, &value));
+    msi_alloc_fail_at(msi_context(), k);
+    const ms_status status = ms_backward(sum, NULL);
+
+    msi_alloc_fail_at(msi_context(), -1);
+    *late = status != MS_OK && ms_error_is_late();
+    if (status != MS_OK) {
+        assert_int_equal(status, MS_OUT_OF_MEMORY);
+        assert_true(!*late || strstr(ms_error_message(), "backward of 'matmul': no memory for ") ==
+                                  ms_error_message());
+    }
+    ms_tensor_free(sum);
+    ms_tensor_free(y);
+    ms_tensor_free(all);
+    ms_tensor_free(x);
+    ms_tensor_free(w);
+    return status;
+}
+
+/* Cleaning up after an error changes nothing of what it says: whose it is, and when that was. */
+static void test_optim_waits__a_backward_that_only_waited_says_so(void **state)
+{
+    bool late, any_late = false;
+
+    (void)state;
+    for (int64_t k = 0; backward_without_memory(k, &late) != MS_OK; k++) {
+        assert_true(k < 100);
+        any_late |= late;
+    }
+    assert_int_equal(any_late, strcmp(msi_gemm_library(msi_context()), "none") != 0);
+}
+
 static void test_optim_waits__a_step_on_a_product_that_failed_changes_nothing(void **state)
 {
     bool late, any_late = false;
@@ -466,6 +514,40 @@ static void test_optim_waits__what_cannot_be_enqueued_is_tried_again(void **stat
         assert_memory_equal(&o, &whole, sizeof(o));
         model_free(&m);
     }
+}
+
+/* What can be seen before anything is given to the device is seen then. */
+static void test_optim_waits__a_step_that_cannot_reach_a_parameter_is_none(void **state)
+{
+    float lent[WIDTH] = {0};
+    ms_tensor *param[2], *grad;
+    ms_optim *optim;
+    double value;
+
+    (void)state;
+    begin(true);
+    assert_ok(ms_tensor_full(&param[0], MS_DTYPE_F32, 1, (const int64_t[]){WIDTH}, 1));
+    assert_ok(ms_tensor_borrow(&param[1], MS_DTYPE_F32, 1, (const int64_t[]){WIDTH}, lent));
+    assert_ok(ms_tensor_full(&grad, MS_DTYPE_F32, 1, (const int64_t[]){WIDTH}, 1));
+    assert_ok(ms_optim_new(&optim, MS_OPTIM_SGD));
+    for (int32_t i = 0; i < 2; i++) {
+        assert_ok(ms_tensor_set_requires_grad(param[i], true));
+        assert_ok(ms_tensor_set_grad(param[i], grad));
+    }
+    assert_ok(ms_optim_add_group(optim, param, 2, NULL, NULL));
+    for (int32_t i = 0; i < 2; i++) {
+        assert_fails(MS_RUNTIME_ERROR, "lies in the host's memory", ms_optim_step(optim));
+    }
+    ms_tensor *first;
+
+    assert_ok(ms_op_select(&first, param[0], 0, 0));
+    assert_ok(ms_tensor_item(first, &value));
+    assert_true(value == 1);
+    ms_tensor_free(first);
+    ms_optim_free(optim);
+    ms_tensor_free(grad);
+    ms_tensor_free(param[1]);
+    ms_tensor_free(param[0]);
 }
 
 static void test_optim_waits__a_step_that_failed_half_way_is_not_made_again(void **state)
@@ -539,8 +621,10 @@ int main(void)
         cmocka_unit_test(test_optim_waits__a_step_on_data_that_is_wrong_changes_nothing),
         cmocka_unit_test(test_optim_waits__a_step_that_is_left_out_does_not_count),
         cmocka_unit_test(test_optim_waits__a_step_that_is_left_out_counts_on_no_rank),
+        cmocka_unit_test(test_optim_waits__a_backward_that_only_waited_says_so),
         cmocka_unit_test(test_optim_waits__a_step_on_a_product_that_failed_changes_nothing),
         cmocka_unit_test(test_optim_waits__what_cannot_be_enqueued_is_tried_again),
+        cmocka_unit_test(test_optim_waits__a_step_that_cannot_reach_a_parameter_is_none),
         cmocka_unit_test(test_optim_waits__a_step_that_failed_half_way_is_not_made_again),
         cmocka_unit_test(test_optim_waits__clipping_waits_when_somebody_reads_the_norm),
     };

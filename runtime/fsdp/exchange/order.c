@@ -9,8 +9,6 @@ static bool is_left_out(msi_stream_order what)
         what == (msi_stream_order)atomic_load_explicit(&msi_order_left_out, memory_order_relaxed));
 }
 
-static const char what_orders[] = "order of streams";
-
 msi_mark msi_order_mark(const ms_context *ctx, int32_t stream)
 {
     return ctx->device != NULL ? ctx->device->ops->mark(ctx->device, stream)
@@ -23,7 +21,7 @@ ms_status msi_order_after(const ms_context *ctx, msi_stream_order what, int32_t 
 
     return MSI_LIKELY(d == NULL) || m.ticket == 0 || is_left_out(what)
                ? MS_OK
-               : msi_device_outcome(d, what_orders, d->ops->after(d, stream, m));
+               : msi_device_after(d, stream, m);
 }
 
 void msi_order_join(const ms_context *ctx, msi_stream_order what, int32_t stream, msi_mark m)
@@ -40,7 +38,7 @@ ms_status msi_order_await(const ms_context *ctx, msi_stream_order what, int32_t 
 
     return MSI_LIKELY(d == NULL) || is_left_out(what)
                ? MS_OK
-               : msi_device_outcome(d, what_orders, d->ops->await(d, stream, words, n, at_least));
+               : msi_device_await(d, stream, words, n, at_least);
 }
 
 void msi_order_post(const ms_context *ctx, int32_t stream, _Atomic uint64_t *word, uint64_t value)

@@ -276,13 +276,13 @@ static void set_given_up(ms_fsdp_tree *tree, const char *cause)
 static void reset(ms_fsdp_tree *tree, const char *what)
 {
     const bool gives_up = !tree->run.settled && expects_gradients(tree);
-    char message[4096];
+    msi_error why;
 
     if (!tree->run.initialized) {
         return;
     }
     /* cleaning up must not hide the error it cleans up after */
-    snprintf(message, sizeof(message), "%s", ms_error_message());
+    msi_error_keep(&why);
     tree->run.progress.named |=
         msi_is_reached(tree) && !tree->run.given_up; /* once given up it has been said */
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -305,9 +305,9 @@ static void reset(ms_fsdp_tree *tree, const char *what)
     if (!msi_is_reached(tree)) {
         forget_iteration(tree);
     } else if (!tree->run.settled) {
-        set_given_up(tree, message);
+        set_given_up(tree, why.message);
     }
-    ms_error_set(MS_RUNTIME_ERROR, message);
+    msi_error_put_back(&why);
 }
 
 void ms_fsdp_tree_reset(ms_fsdp_tree *tree)

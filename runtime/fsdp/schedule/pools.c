@@ -113,7 +113,7 @@ static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layou
 {
     const msi_note note = {
         {.text = "devices"},
-        {.text = "MS_SLOTS later apart"},
+        {.text = "MS_SLOTS MS_DEVICE memories"},
         {tree->slots_wish, tree->ctx->device != NULL, has_own_memory(tree->ctx, tree->world)},
         .n_numbers = 3};
     bool apart;

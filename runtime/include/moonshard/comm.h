@@ -20,8 +20,9 @@ typedef struct ms_comm ms_comm;
 
 enum { MS_REDUCE_SUM = 0, MS_REDUCE_AVG = 1, MS_REDUCE_MAX = 2, MS_REDUCE_MIN = 3 };
 
-/** The group of all ranks; borrowed, valid until ms_dist_leave(). Joins when nobody has yet. A rank
- * is the thread that joined: any other thread of its process is a world of one. */
+/** The group of all ranks; borrowed, valid until ms_dist_leave() or ms_close(), after which a
+ * rank is none any more: MS_RUNTIME_ERROR. Joins when nobody has yet. A rank is the thread that
+ * joined: any other thread of its process is a world of one. */
 MS_API ms_status ms_comm_world(ms_comm **out);
 /** A group of this rank alone; borrowed. */
 MS_API ms_status ms_comm_self(ms_comm **out);
