@@ -45,7 +45,7 @@ static void product_failed(msi_device *d, const msi_gemm_args *g, ms_status stat
 
     spoil(g);
     if (d->fault->found == 0) {
-        *d->fault = (msi_fault){.found = 1, .kernel = MSI_K_gemm, .index = status};
+        *d->fault = (msi_fault){.found = 1, .kernel = MSI_K_gemm, .status = status};
         snprintf(d->why_failed, sizeof(d->why_failed), "%s%s%s: %s",
                  g->is_gradient ? "backward of '" : "", op, g->is_gradient ? "'" : "",
                  ms_error_message());
@@ -76,5 +76,5 @@ ms_status msi_device_fault_tell(msi_device *d)
         return msi_fault_tell(d->fault);
     }
     d->fault->found = 0;
-    return MS_FAIL((ms_status)f.index, "%s", d->why_failed);
+    return MS_FAIL((ms_status)f.status, "%s", d->why_failed);
 }

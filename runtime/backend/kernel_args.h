@@ -23,7 +23,8 @@ enum { MSI_LOOP_DIMS = 8 };
 typedef struct msi_fault {
     int64_t found;                   /**< 0: nothing */
     int64_t kernel;                  /**< MSI_K_* that found it; MSI_K_gemm: a product failed, */
-    int64_t index, position, n, end; /**< indices[position] of n; or index is its status */
+    int64_t status;                  /**< with this */
+    int64_t index, position, n, end; /**< indices[position] of n */
 } msi_fault;
 
 /** Nested loops with one stride per operand and dimension. ndim 0 means one element. */

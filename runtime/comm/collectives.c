@@ -18,7 +18,7 @@ static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t roo
     fp.count = msi_view_numel(v);
     fp.slot = -1;
     fp.root = root;
-    fp.generation = forward;
+    fp.forward = forward;
     memcpy(fp.shape, v->shape, sizeof(*v->shape) * (size_t)v->ndim);
     MS_TRY(msi_comm_publish(c, &fp, seq));
     msi_comm_count(c, kind);

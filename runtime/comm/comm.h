@@ -24,8 +24,11 @@ typedef struct msi_fingerprint {
         int32_t root;  /* of a broadcast, in the job; the reduction of those that reduce */
         int32_t model; /* of the others: see msi_comm_count_model() */
     };
-    uint64_t generation; /* of the slot; of a tensor's: sequence of what it is the backward of */
-    uint64_t noted;      /* hash of all notes before; msi_comm_publish() fills it in */
+    union {
+        uint64_t generation; /* of the slot */
+        uint64_t forward;    /* of a tensor's: sequence of what it is the backward of; 0: none */
+    };
+    uint64_t noted; /* hash of all notes before; msi_comm_publish() fills it in */
     union {
         msi_label name; /* of the unit, or of what the script has called; zeros: none */
         int64_t shape[MS_MAX_DIMS];

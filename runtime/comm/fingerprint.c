@@ -106,9 +106,9 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
         snprintf(root, sizeof(root), ", %s", reduce_name(fp->root));
     }
     name_text(fp, ", unit ", ", in ", name, sizeof(name));
-    if (fp->ndim >= 0 && fp->generation != 0) {
+    if (fp->ndim >= 0 && fp->forward != 0) {
         snprintf(slot, sizeof(slot), ", backward of sequence %llu",
-                 (unsigned long long)fp->generation);
+                 (unsigned long long)fp->forward);
     } else if (fp->slot >= 0 || fp->generation != 0) {
         snprintf(slot, sizeof(slot), ", slot %d, generation %llu", (int)fp->slot,
                  (unsigned long long)fp->generation);

@@ -12,6 +12,7 @@ enum {
 
 /* Where full parameters are gathered. Gradients lie apart, a part for each rank, in both. */
 typedef enum msi_slots_layout {
+    MSI_SLOTS_AUTO,   /* one of the others, by where the ranks' devices have their memory */
     MSI_SLOTS_SHARED, /* in one place that all ranks see: each casts its extents into it */
     MSI_SLOTS_PULL /* in every rank's own memory: each casts its extents into its stage, a part of
                       the slot, and copies the others' from theirs */
@@ -30,7 +31,7 @@ typedef struct msi_slot_wish {
 
 /* The words of all slots, then the ring's slots and home slots, as if they lay together. */
 typedef struct msi_slots_plan {
-    msi_slots_layout layout;
+    msi_slots_layout layout; /* of parameters; 0 of gradients */
     int32_t n_ring, n_homes;
     int32_t world, n_parts; /* parts of a slot: one that all ranks share, or one for each */
     int64_t word_bytes;     /* of one rank's words and flags about a ring slot */

@@ -85,27 +85,24 @@ static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
     return status;
 }
 
-enum { WISH_AUTO, WISH_SHARED, WISH_PULL };
-
-int32_t msi_pools_wish(void)
+msi_slots_layout msi_pools_wish(void)
 {
-    static const char *const layouts[] = {"auto", "shared", "pull"};
+    static const char *const layouts[] = {
+        [MSI_SLOTS_AUTO] = "auto", [MSI_SLOTS_SHARED] = "shared", [MSI_SLOTS_PULL] = "pull"};
 
-    return msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts), WISH_AUTO);
+    return (msi_slots_layout)msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts),
+                                               MSI_SLOTS_AUTO);
 }
 
-static msi_slots_layout layout_of(int32_t wish, bool apart)
+static msi_slots_layout layout_of(msi_slots_layout wish, bool apart)
 {
-    return wish == WISH_PULL || (wish == WISH_AUTO && apart) ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+    return wish != MSI_SLOTS_AUTO ? wish : apart ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
 }
 
 /* Once there are slots it is known. */
-static int32_t wish_of(const ms_fsdp_tree *tree)
+static msi_slots_layout wish_of(const ms_fsdp_tree *tree)
 {
-    if (!tree->run.initialized) {
-        return tree->slots_wish;
-    }
-    return tree->run.params.plan.layout == MSI_SLOTS_PULL ? WISH_PULL : WISH_SHARED;
+    return tree->run.initialized ? tree->run.params.plan.layout : tree->slots_wish;
 }
 
 /* By all ranks alike, or their next collective fails and names what differs. */
@@ -224,10 +221,10 @@ void msi_pools_free(ms_fsdp_tree *tree)
 
 /* Nobody is asked: ranks with memories of their own have one each. The device that masters will lie
  * on tells, once it is open. */
-static ms_status guess_layout(ms_context *ctx, int32_t wish, int32_t world,
+static ms_status guess_layout(ms_context *ctx, msi_slots_layout wish, int32_t world,
                               msi_slots_layout *layout)
 {
-    if (wish == WISH_AUTO && world > 1) {
+    if (wish == MSI_SLOTS_AUTO && world > 1) {
         MS_TRY(msi_memory_open(ctx));
     }
     *layout = layout_of(wish, has_own_memory(ctx, world));
@@ -235,7 +232,7 @@ static ms_status guess_layout(ms_context *ctx, int32_t wish, int32_t world,
 }
 
 ms_status msi_groups_plan(const msi_group_facts *groups, int32_t n, ms_comm *comm,
-                          const ms_fsdp_tree_options *o, int32_t wish, bool wide,
+                          const ms_fsdp_tree_options *o, msi_slots_layout wish, bool wide,
                           int64_t micro_batches, ms_fsdp_plan *plan)
 {
     msi_step step = {.rank = ms_comm_rank(comm),

@@ -41,7 +41,7 @@ struct ms_fsdp_tree {
     ms_context *ctx;
     ms_comm *comm;
     ms_fsdp_tree_options options;
-    int32_t slots_wish; /* msi_pools_wish() when it was made */
+    msi_slots_layout slots_wish; /* msi_pools_wish() when it was made */
     int32_t rank, world;
     int32_t n_units;
     ms_fsdp_unit **units;
@@ -81,8 +81,8 @@ static inline msi_course *msi_course_of(const ms_fsdp_unit *u)
 }
 
 /* -- pools.c: the slots of a model ------------------------------------------------------------- */
-/* Where MS_SLOTS wants full parameters to be gathered: 0 as devices lie, 1 shared, 2 pull. */
-int32_t msi_pools_wish(void);
+/* Where MS_SLOTS wants full parameters to be gathered. */
+msi_slots_layout msi_pools_wish(void);
 /* Map slots for all units and connect these to them. Collective. */
 ms_status msi_pools_new(ms_fsdp_tree *tree);
 void msi_pools_free(ms_fsdp_tree *tree);
@@ -94,7 +94,7 @@ ms_status msi_pools_restore(ms_fsdp_tree *tree);
 /* What a step of `micro_batches` comes to, in all of `plan` that takes no asking: of a tree over
  * `groups` (n) with that wish and, if they are `wide` already, wide gradient slots. */
 ms_status msi_groups_plan(const msi_group_facts *groups, int32_t n, ms_comm *comm,
-                          const ms_fsdp_tree_options *options, int32_t wish, bool wide,
+                          const ms_fsdp_tree_options *options, msi_slots_layout wish, bool wide,
                           int64_t micro_batches, ms_fsdp_plan *plan);
 /* The same of this tree, whose rings may have grown since. */
 ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan);
