@@ -96,6 +96,30 @@ static void test_comm_device_segment__shows_every_rank_what_its_owner_writes(voi
     }
 }
 
+/* Where the others are not there, what they would have written is 0. */
+static ms_status read_of_nobody(void *user, int32_t rank)
+{
+    ms_comm *world, *fake;
+    msi_device *d;
+    msi_segment s;
+
+    (void)user;
+    (void)rank;
+    MS_TRY(open_all(&world, &d));
+    MS_TRY(ms_comm_fake(&fake, 1, 3));
+    MS_TRY(msi_segment_new_on(&s, fake, d, MSI_OWNER_ALL, PART));
+    EXPECT(holds(s.ro, 0));
+    msi_segment_free(&s);
+    ms_comm_free(fake);
+    return MS_OK;
+}
+
+static void test_comm_device_segment__of_a_fake_group_is_zero(void **state)
+{
+    (void)state;
+    run_ranks_and_look(1, read_of_nobody, NULL);
+}
+
 /* Ranks that are ahead begin the next while others end this one. */
 static ms_status make_in_turn(void *user, int32_t rank)
 {
@@ -154,6 +178,7 @@ static void test_comm_device_segment__has_a_map_nobody_can_write(void **state)
 /* Calls until the device refuses one; -1: it does not. */
 static _Thread_local int32_t shares_left, attaches_left, takes_left;
 static _Thread_local const msi_device_ops *real;
+static _Thread_local msi_device_ops patched;
 
 static bool refuses(int32_t *left)
 {
@@ -177,16 +202,16 @@ static int32_t take(msi_device *d, int64_t nbytes, int32_t place, void **out)
 }
 
 /* This rank's device, with functions of this test in its table. */
-static void patch(msi_device *d, msi_device_ops *patched)
+static void patch(msi_device *d)
 {
     real = d->ops;
-    *patched = *real;
-    patched->share = share;
-    patched->attach = attach;
-    patched->take = take;
+    patched = *real;
+    patched.share = share;
+    patched.attach = attach;
+    patched.take = take;
     shares_left = attaches_left = -1;
     takes_left = 0;
-    d->ops = patched;
+    d->ops = &patched;
 }
 
 typedef struct refusal {
@@ -219,12 +244,11 @@ static ms_status be_refused(const refusal *r, ms_comm *world, msi_device *d, int
 
 static ms_status refuse(void *user, int32_t rank)
 {
-    msi_device_ops patched;
     ms_comm *world;
     msi_device *d;
 
     MS_TRY(open_all(&world, &d));
-    patch(d, &patched);
+    patch(d);
     ms_status status = be_refused(user, world, d, rank);
 
     d->ops = real;
@@ -271,15 +295,19 @@ static int32_t share_and_limit(msi_device *d, int64_t nbytes, void **out, int32_
 
 static ms_status run_out_of_descriptors(void *user, int32_t rank)
 {
-    msi_device_ops patched;
     ms_comm *world;
     msi_device *d;
     msi_segment s;
 
     (void)user;
     MS_TRY(open_all(&world, &d));
-    patch(d, &patched);
+    patch(d);
     patched.share = rank == 1 ? share_and_limit : patched.share;
+    const int other = open("/dev/zero", O_RDONLY);
+
+    if (rank == 1) { /* what an earlier segment has left for one that gets none of this */
+        atomic_store(&world->members[3].handoff, (void *)((intptr_t)other + 1));
+    }
     MS_TRY(ms_comm_barrier(world));
     const ms_status status = msi_segment_new_on(&s, world, d, 1, PART);
 
@@ -291,6 +319,7 @@ static ms_status run_out_of_descriptors(void *user, int32_t rank)
     if (rank == 1) {
         allow_files(1024);
     }
+    EXPECT(close(other) == 0);
     MS_TRY(ms_comm_barrier(world));
     MS_TRY(msi_segment_new_on(&s, world, d, 1, PART));
     msi_segment_free(&s);
@@ -334,7 +363,6 @@ static ms_status be_short_of_memory(ms_context *ctx, ms_comm *comm)
 
 static ms_status run_short_of_memory(void *user, int32_t rank)
 {
-    msi_device_ops patched;
     ms_comm *world, *fake;
     msi_device *d;
 
@@ -342,7 +370,7 @@ static ms_status run_short_of_memory(void *user, int32_t rank)
     (void)rank;
     MS_TRY(open_all(&world, &d));
     MS_TRY(ms_comm_fake(&fake, 7, 10));
-    patch(d, &patched);
+    patch(d);
     ms_status status = be_short_of_memory(msi_context(), world);
 
     status = status == MS_OK ? be_short_of_memory(msi_context(), fake) : status;
@@ -359,6 +387,17 @@ static void test_comm_device_segment__gives_back_what_is_free_where_memory_is_sh
 
 /* -- peers that are gone ----------------------------------------------------------------------- */
 
+/* The owner, and who leaves when there is something to hand over. */
+static _Thread_local ms_comm *both;
+
+static int32_t share_and_tell(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
+{
+    const int32_t outcome = real->share(d, nbytes, out, fd);
+
+    (void)ms_comm_barrier(both); /* which need not outlive who leaves */
+    return outcome;
+}
+
 /* Rank 2 does not come; the owner has a descriptor ready for it. */
 static ms_status leave_the_others(void *user, int32_t rank)
 {
@@ -369,14 +408,18 @@ static ms_status leave_the_others(void *user, int32_t rank)
     msi_segment s;
 
     MS_TRY(open_all(&world, &d));
-    MS_TRY(ms_comm_barrier(world));
+    MS_TRY(ms_comm_split(&both, world, rank == 1 ? -1 : 0, 0));
     const held before = held_now();
 
     if (rank == 2) {
+        MS_TRY(ms_comm_barrier(both));
         return MS_FAIL(MS_VALUE_ERROR, "a mistake of its own");
     }
+    patch(d);
+    patched.share = rank == 0 ? share_and_tell : patched.share;
     report_write(&r[rank], msi_segment_new_on(&s, world, d, 0, PART), begin);
     r[rank].value = s.ro == NULL && has_let_go(world, before);
+    d->ops = real;
     return MS_OK;
 }
 
@@ -396,13 +439,12 @@ static ms_status die_between(void *user, int32_t rank)
 {
     report *r = user;
     const double begin = ms_time();
-    msi_device_ops patched;
     ms_comm *world;
     msi_device *d;
     msi_segment s;
 
     MS_TRY(open_all(&world, &d));
-    patch(d, &patched);
+    patch(d);
     patched.attach = rank == 1 ? attach_and_die : patched.attach;
     const held before = held_now();
 
@@ -488,6 +530,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_device_segment__shows_every_rank_what_its_owner_writes),
+        cmocka_unit_test(test_comm_device_segment__of_a_fake_group_is_zero),
         cmocka_unit_test(test_comm_device_segment__follows_another_at_once),
         cmocka_unit_test(test_comm_device_segment__has_a_map_nobody_can_write),
         cmocka_unit_test(test_comm_device_segment__fails_everywhere_when_one_device_refuses),
