@@ -1,7 +1,7 @@
 /* runtime/backend/gemm.c and the oneDNN plug-in: which means is chosen, and that all of them give
  * the product. The tests that need a fresh process (the library opens once) run in a child. */
-#include "backend.h"
 #include "child_test.h"
+#include "device.h"
 #include "product.h"
 
 #include <sys/resource.h>
@@ -367,6 +367,52 @@ static void test_backend_gemm__running_out_of_memory_is_an_error_that_can_be_sur
     in_child(out_of_memory);
 }
 
+/* What nobody has computed is NaN; what lies between the rows is no part of it. */
+static bool holds_nan(const product *p)
+{
+    for (int64_t i = 0; i < p->c.n; i++) {
+        const double got = typed_get(&p->c, i);
+
+        if (i % p->args.c_row < p->args.n ? !isnan(got) : got != typed_get(&p->before, i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int fail_on_a_device(void)
+{
+    static const int32_t dtypes[][2] = {{MS_DTYPE_F32, MS_DTYPE_F32},
+                                        {MS_DTYPE_BF16, MS_DTYPE_BF16},
+                                        {MS_DTYPE_BF16, MS_DTYPE_F32}};
+    ms_context *ctx = msi_context();
+
+    setenv("MS_DEVICE", "fake", 1);
+    CHILD_CHECK(msi_memory_open(ctx) == MS_OK);
+    if (strcmp(msi_gemm_library(ctx), "none") == 0) {
+        return 0; /* the own kernel needs no memory */
+    }
+    ms_warnings_capture(true);
+    for (int32_t i = 0; i < MSI_COUNT(dtypes); i++) {
+        product p = make(dtypes[i][0], dtypes[i][1], 70, 90, 110, 2, true, true, 3);
+
+        msi_alloc_fail_at(ctx, 0);
+        CHILD_CHECK(msi_gemm(ctx, &p.args) == MS_OK); /* so far it is only enqueued */
+        CHILD_CHECK(msi_device_wait(ctx->device) == MS_OK);
+        msi_alloc_fail_at(ctx, -1);
+        CHILD_CHECK(msi_device_fault_tell(ctx->device) == MS_OUT_OF_MEMORY);
+        CHILD_CHECK(holds_nan(&p));
+        free_product(&p);
+    }
+    return 0;
+}
+
+static void test_backend_gemm__a_product_that_fails_on_a_device_is_nan(void **state)
+{
+    (void)state;
+    in_child(fail_on_a_device);
+}
+
 static int64_t address_space(void)
 {
     FILE *f = fopen("/proc/self/statm", "r");
@@ -458,6 +504,7 @@ int main(void)
         cmocka_unit_test(test_backend_gemm__room_for_widened_operands_follows_the_largest_product),
         cmocka_unit_test(test_backend_gemm__the_library_keeps_to_the_chosen_instruction_set),
         cmocka_unit_test(test_backend_gemm__running_out_of_memory_is_an_error_that_can_be_survived),
+        cmocka_unit_test(test_backend_gemm__a_product_that_fails_on_a_device_is_nan),
         cmocka_unit_test(test_backend_gemm__f32_is_the_product),
         cmocka_unit_test(test_backend_gemm__f64_is_the_product),
         cmocka_unit_test(test_backend_gemm__bf16_is_the_product_rounded_once),
