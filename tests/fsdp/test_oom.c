@@ -563,8 +563,7 @@ static ms_status hash_alone(void *user, int32_t rank)
 {
     enum { N = 1 + TINY_BLOCKS * TINY_BLOCK_PARAMS + 1 };
     const tiny_config config = config_of(2, MS_FSDP_FULL_SHARD);
-    const int64_t size = 3;
-    ms_tensor *params[N], *plain = NULL;
+    ms_tensor *params[N], *whole = NULL, *plain = NULL;
     lone *l = user;
     tiny_model m = {.tree = NULL};
     ms_status status;
@@ -572,7 +571,8 @@ static ms_status hash_alone(void *user, int32_t rank)
 
     MS_TRY(ms_comm_world(&comm));
     MS_TRY_GOTO(tiny_new(&m, &config, comm), done);
-    MS_TRY_GOTO(ms_tensor_full(&plain, MS_DTYPE_F32, 1, &size, 7), done);
+    MS_TRY_GOTO(ms_tensor_full(&whole, MS_DTYPE_F32, 2, (const int64_t[]){3, 2}, 7), done);
+    MS_TRY_GOTO(ms_op_select(&plain, whole, 1, 0), done); /* to be copied for its hash */
     params[0] = m.embedding;
     memcpy(params + 1, m.block, sizeof(m.block));
     params[N - 1] = plain;
@@ -589,6 +589,7 @@ static ms_status hash_alone(void *user, int32_t rank)
     }
 done:
     ms_tensor_free(plain);
+    ms_tensor_free(whole);
     tiny_free(&m);
     return status;
 }
