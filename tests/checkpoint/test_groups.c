@@ -1,5 +1,23 @@
-/* runtime/checkpoint: groups of one job, each with checkpoints of its own. */
+/* runtime/checkpoint: groups of one job, each with checkpoints of its own. The linker puts the
+ * function below in front of the C library's (see CMakeLists.txt). */
 #include "ckpt_test.h"
+#include "owner.h"
+
+/* What happens when this thread has next listed a folder. */
+static _Thread_local void (*when_listed)(void);
+
+int __real_closedir(DIR *dir);
+int __wrap_closedir(DIR *dir);
+int __wrap_closedir(DIR *dir)
+{
+    void (*const happens)(void) = when_listed;
+
+    when_listed = NULL;
+    if (happens != NULL) {
+        happens();
+    }
+    return __real_closedir(dir);
+}
 
 static int n_refused(const ms_status *status, const char (*message)[400])
 {
@@ -151,6 +169,48 @@ static void test_checkpoint_groups__do_not_write_steps_under_one_root_at_once(vo
     }
 }
 
+/* Rank 0 publishes while rank 1 is waiting. */
+static void let_the_other_publish(void)
+{
+    ms_comm *world;
+
+    assert_ok(ms_comm_world(&world));
+    assert_ok(ms_comm_barrier(world));
+    assert_ok(ms_comm_barrier(world));
+}
+
+static ms_status publish_while_asked(void *user, int32_t rank)
+{
+    char mark[MSI_OWNER_ROOM];
+    ms_checkpoint_writer *w;
+    ms_comm *world, *own;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_split(&own, world, rank, 0));
+    if (rank == 0) {
+        MS_TRY(ms_checkpoint_begin(&w, own, user, "same"));
+        MS_TRY(ms_comm_barrier(world));
+        MS_TRY(ms_comm_barrier(world)); /* the other has listed once */
+        MS_TRY(ms_checkpoint_commit(w, "{\"step\": 1}"));
+        MS_TRY(ms_comm_barrier(world));
+    } else {
+        MS_TRY(ms_comm_barrier(world));
+        msi_owner_mark(mark, own);
+        when_listed = let_the_other_publish;
+        assert_fails(MS_VALUE_ERROR, "another group of this job is writing checkpoint '",
+                     msi_owner_check(user, "same", mark));
+    }
+    ms_comm_free(own);
+    return MS_OK;
+}
+
+/* Neither as a writer's nor as what it has saved: that must not be. */
+static void test_checkpoint_groups__see_what_another_publishes_meanwhile(void **state)
+{
+    (void)state;
+    assert_ok(ms_dist_threads(2, publish_while_asked, (void *)(uintptr_t)path_of("meanwhile")));
+}
+
 /* Saves `<root>/step-00000001` in a group. */
 static ms_status save_step(ms_comm *comm, const char *root)
 {
@@ -274,6 +334,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_groups__do_not_write_one_checkpoint_at_once),
         cmocka_unit_test(test_checkpoint_groups__do_not_replace_what_another_has_saved),
         cmocka_unit_test(test_checkpoint_groups__do_not_write_steps_under_one_root_at_once),
+        cmocka_unit_test(test_checkpoint_groups__see_what_another_publishes_meanwhile),
         cmocka_unit_test(test_checkpoint_groups__do_not_share_the_steps_of_one_root),
         cmocka_unit_test(test_checkpoint_groups__errors_name_ranks_of_the_job),
     };
