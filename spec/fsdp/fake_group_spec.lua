@@ -124,6 +124,14 @@ describe('a fake group', function()
     assert.equal(16384, #ms.dist.all_gather(ms.ones(1), nil, group))
   end)
 
+  it('takes batches that were dealt to anybody', function()
+    local model = fsdp.FSDP(ms.models.GPT { vocab = 3, layers = 1, heads = 1, width = 4,
+      context = 4 }, { process_group = ms.dist.fake { rank = 2, world = 5 } })
+    local batch = ms.data.Loader { tokens = ms.zeros(40, { dtype = 'i64' }), context = 4, batch = 1,
+      process_group = ms.dist.fake { rank = 1, world = 3 } }:next()
+    assert.same({ 1, 4, 3 }, model(batch):shape())
+  end)
+
   it('lets a model be looked at, loaded and summoned', function()
     local model = wrapped(ms.dist.fake { rank = 2, world = 5 }, {})
     model(ms.ones(2, 7)):sum():backward()

@@ -95,7 +95,7 @@ describe('sub-groups', function()
           context = 4 }, { process_group = group })
       end
       local function batch_of(group, size)
-        return ms.data.Loader { tokens = ms.zeros(40, { dtype = 'i64' }), context = 4, batch = 1,
+        return ms.data.Loader { tokens = ms.zeros(80, { dtype = 'i64' }), context = 4, batch = 1,
           process_group = group, world_size = size }:next()
       end
       local own, all = model_over(pair), model_over()
@@ -104,6 +104,13 @@ describe('sub-groups', function()
         .. 'is sharded over ranks %s; give both the same process_group'
       checks.raises('ValueError', said:format(pairs_ranks, '0, 1, 2, 3'), all, batch_of(pair))
       checks.raises('ValueError', said:format('0, 1, 2, 3', pairs_ranks), own, batch_of())
+      for world, ranks in pairs {
+        [4] = '0, 1, 2, 3', [16] = '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15',
+        [17] = '0, 1, ..., 16',
+      } do
+        checks.raises('ValueError', said:format(ranks .. ' of a fake group', '0, 1, 2, 3'), all,
+          batch_of(ms.dist.fake { rank = rank, world = world }))
+      end
       ms.no_grad(function()
         own(batch_of(pair))
         own(batch_of(ms.dist.split(rank % 2))) -- another group of the same ranks

@@ -468,8 +468,8 @@ describe('optim', function()
       return ms.fsdp.FSDP(ms.nn.Linear(2, 2), { process_group = group }):parameters()
     end
     local own, others = params_over(3), params_over(2)
-    local said = 'optim.SGD: parameters are sharded over ranks 0, 1, 2 and, as another group, over '
-      .. 'ranks 0, 1; each group wants an optimizer of its own'
+    local said = 'optim.SGD: parameters are sharded over ranks 0, 1, 2 of a fake group and, as '
+      .. 'another group, over ranks 0, 1 of a fake group; each group wants an optimizer of its own'
     checks.raises('ValueError', said, optim.SGD, { own[1], others[1] }, { lr = 0.1 })
     checks.raises('ValueError', said, optim.SGD, { { params = own }, { params = others } },
       { lr = 0.1 })

@@ -23,7 +23,7 @@ end
 
 local SHOWN = 16 -- of more, the first and the last
 
---- "0, 2".
+--- "0, 2", or "0, 1 of a fake group".
 ---@param group ms.dist.Group
 ---@return string
 function members.text(group)
@@ -31,7 +31,7 @@ function members.text(group)
   if #list > SHOWN then
     list = { list[1], list[2], '...', list[#list] }
   end
-  return table.concat(list, ', ')
+  return table.concat(list, ', ') .. (C.ms_comm_is_fake(group) and ' of a fake group' or '')
 end
 
 --- Have they the same ranks at the same places? A fake group's are nobody else's.
