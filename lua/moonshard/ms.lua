@@ -120,10 +120,8 @@ function ms.close()
     errors.raise('RuntimeError', 'close: a scope is open')
   end
   B.collect()
-  local status = C.ms_close()
-  if not C.ms_is_open() then -- in a hook nothing is closed
-    parameter.forget_managers()
-  end
+  local status = C.ms_close() -- a hook, in which that closes nothing, runs in a scope
+  parameter.forget_managers()
   errors.check(status)
 end
 

@@ -93,6 +93,25 @@ describe('hooks inside the backward of a sharded model', function()
       end)
     end)
 
+    it('may not close, which changes nothing, with ' .. strategy, function()
+      ms.dist.spawn(2, function(rank)
+        local hashes = {}
+        for _, closes in ipairs { false, true } do
+          local model = model_of(strategy, function()
+            if closes then
+              checks.raises('RuntimeError', 'close: a scope is open', ms.close)
+            end
+          end)
+          model(ms.full({ 2, 4 }, rank)):sum():backward()
+          local opt = optim.SGD(model:parameters(), { lr = 0.1 })
+          model:clip_grad_norm_(1)
+          opt:step()
+          hashes[#hashes + 1] = model:hash()
+        end
+        assert.equal(hashes[1], hashes[2])
+      end)
+    end)
+
     it('may not begin no_sync, which changes nothing, with ' .. strategy, function()
       ms.dist.spawn(2, function(rank)
         local norms = {}
