@@ -117,6 +117,25 @@ describe('a call for which memory is out', function()
     assert.same((callers()), called)
   end)
 
+  it('frees what could be collected, also where it is not made again', function()
+    local x, all = ms.ones(2 ^ 20), ms.dist.fake { world = 2 ^ 31 - 1 } -- of 2^53 bytes
+    local function fail()
+      for _ = 1, 10 do
+        ms.ones(2)
+      end
+      return ms.dist.functional.all_gather(x, all)
+    end
+    ms.collect()
+    local before = ms.memory().live_handles
+    collectgarbage('stop')
+    local ok, err = pcall(fail)
+    local after = ms.memory().live_handles
+    collectgarbage('restart')
+    assert.is_false(ok)
+    assert.equal('OutOfMemory', err.kind)
+    assert.equal(before, after)
+  end)
+
   -- Every allocation fails in turn, of the items of a device, too.
   it('is an error, or nobody sees it', function()
     local folder = shell.make_folder()
