@@ -347,8 +347,11 @@ static int out_of_memory(void)
         ms_status status = msi_gemm(msi_context(), &p.args);
 
         msi_alloc_fail_at(msi_context(), -1);
+        if (status == MS_OK && strcmp(msi_gemm_library(msi_context()), "none") == 0) {
+            break; /* the own kernel needs no memory */
+        }
         if (i > 0 && strncmp(msi_gemm_name(msi_context(), MS_DTYPE_F32), "brg", 3) != 0) {
-            break; /* no library, or an implementation that takes no work space */
+            break; /* an implementation that takes no work space */
         }
         CHILD_CHECK(status == MS_OUT_OF_MEMORY);
         CHILD_CHECK(strstr(ms_error_message(), failures[i].what) != NULL);
