@@ -344,6 +344,29 @@ static void test_backend_device__a_wait_ends_when_peers_are_gone(void **state)
     assert_int_equal(count_right(ends_the_wait_for_peers_that_are_gone), SEEDS);
 }
 
+/* Who drains cleans up after an error, which is told afterwards. */
+static bool a_drain_says_nothing(msi_device *d)
+{
+    ms_context ctx = {.check_peers = look_at_peers};
+    _Atomic uint64_t word = 0;
+    _Atomic uint64_t *const words[1] = {&word};
+
+    assert_int_equal(d->ops->await(d, MSI_STREAM_GATHER, words, 1, 1), MSI_DEV_OK);
+    d->ctx = &ctx;
+    n_looks = 0;
+    msi_fail(MS_VALUE_ERROR, "what is cleaned up after");
+    const bool reached = msi_device_drain(d);
+
+    d->ctx = NULL;
+    return reached && n_looks == 3 && strcmp(ms_error_message(), "what is cleaned up after") == 0;
+}
+
+static void test_backend_device__a_drain_hides_no_error(void **state)
+{
+    (void)state;
+    assert_int_equal(count_right(a_drain_says_nothing), SEEDS);
+}
+
 /* -- memory ------------------------------------------------------------------------------------ */
 
 static bool shares_memory(msi_device *d)
@@ -825,6 +848,7 @@ int main(void)
         cmocka_unit_test(test_backend_device__a_stream_waits_for_words),
         cmocka_unit_test(test_backend_device__a_wait_ends_when_its_caller_says_so),
         cmocka_unit_test(test_backend_device__a_wait_ends_when_peers_are_gone),
+        cmocka_unit_test(test_backend_device__a_drain_hides_no_error),
         cmocka_unit_test(test_backend_device__shared_memory_has_two_addresses),
         cmocka_unit_test(test_backend_device__memory_that_is_not_there_is_not_shared),
         cmocka_unit_test(test_backend_device__memory_that_is_not_given_back_rightly_is_noticed),
