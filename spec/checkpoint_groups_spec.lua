@@ -3,6 +3,7 @@ local lfs = require 'lfs'
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local scripts = require 'support.scripts'
 local shell = require 'support.shell'
 
 local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
@@ -122,6 +123,33 @@ describe('a checkpoint of a sub-group', function()
       assert.equal(1, left)
       shell.remove_folder(root .. color)
     end
+  end)
+
+  it('has its warnings said by the first rank of its group', function()
+    scripts.with_script([[
+      local root, color = arg[1], tonumber(arg[2])
+      require('moonshard_ffi.checkpoint').rotate = function() error('the disk is gone', 0) end
+      ms.dist.spawn(4, function(rank)
+        local pair = ms.dist.split(rank % 2)
+        if rank % 2 == color then
+          local model = ms.fsdp.FSDP(ms.nn.Linear(3, 3), { process_group = pair })
+          local manager = ms.checkpoint.Manager { root = root, keep = 1 }
+          manager:save { step = 1, model = model }
+          ms.manual_seed(7)
+          manager:resume { model = model }
+        end
+        ms.dist.barrier()
+      end)]], function(path)
+      for color = 0, 1 do
+        local output, code = scripts.shell(('luajit %s %s%d %d'):format(path, root, color, color))
+        shell.remove_folder(root .. color)
+        assert.equal(0, code, output)
+        for _, said in ipairs { 'not removed: the disk is gone', 'this run has 7' } do
+          local _, n = output:gsub(said, '')
+          assert.equal(1, n, said .. '\n' .. output)
+        end
+      end
+    end)
   end)
 
   it('is not kept by Managers of two groups under one root', function()

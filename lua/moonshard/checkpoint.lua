@@ -341,7 +341,7 @@ local function load_into(comm, loader, opts, parts)
   end
   if meta.seed ~= parameter.seed() then
     errors.warn('UserWarning', ('the checkpoint was made with seed %s, this run has %s'):format(
-      tostring(meta.seed), parameter.seed()))
+      tostring(meta.seed), parameter.seed()), comm)
   end
   return meta
 end
@@ -452,10 +452,11 @@ function Manager:save(opts)
     { 'step', 'config', unpack(given.OPTIONS) }))
   arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
   local path = checkpoint.save(self.root, runtime.step_name(opts.step), opts)
-  if sharding.place(given.group('checkpoint.save', opts)) == 0 then
+  local comm = given.group('checkpoint.save', opts)
+  if sharding.place(comm) == 0 then
     local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
     if not ok then -- the checkpoint is safe: an old one too many ends no training
-      errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err))
+      errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err), comm)
     end
   end
   return path

@@ -76,7 +76,7 @@ end
 
 --- Expand the options of an instance around `module`; what nested instances ignore is ignored too.
 ---@param module ms.nn.Module
----@param opts ms.fsdp.Options
+---@param opts ms.fsdp.Options  complete
 ---@return ms.fsdp.Ignored
 function ignored.of(module, opts)
   local modules, params = split(opts)
@@ -86,7 +86,8 @@ function ignored.of(module, opts)
       errors.raise('ValueError', '`ignored_modules` should not include FSDP modules')
     elseif m == module then
       errors.warn('UserWarning', 'Trying to ignore the top-level module passed into the FSDP '
-        .. 'constructor itself will result in all parameters being ignored')
+        .. 'constructor itself will result in all parameters being ignored',
+        opts.process_group)
     end
     add_subtree(set, m)
   end

@@ -52,7 +52,7 @@ local function check(opts, roots)
   end
   if opts.offload_to_cpu and not opts.rank0_only then
     errors.warn('UserWarning', 'offload_to_cpu=True and rank0_only=False results in redundant '
-      .. 'copies on every rank')
+      .. 'copies on every rank', roots[1] and roots[1].process_group)
   end
   return writeback
 end
