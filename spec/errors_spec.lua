@@ -150,7 +150,7 @@ describe('options', function()
     assert.same({ bias = false }, errors.options('f', { bias = false }, { 'bias' }))
   end)
 
-  it('take the one device there is, where they take a dtype', function()
+  it('take the one device there is, where they make tensors', function()
     assert.same({ 0, 0 }, ms.zeros(2, { device = 'cpu' }):totable())
     assert.equal('bf16', ms.nn.Linear(2, 2, { device = 'cpu', dtype = 'bf16' }).weight:dtype())
     checks.raises('NotImplementedError', "zeros: device = 'cuda' is not supported yet, only 'cpu'",
@@ -158,10 +158,14 @@ describe('options', function()
     checks.raises('NotImplementedError', 'nn.Linear: device = a number is not supported yet',
       ms.nn.Linear, 2, 2, { device = 0 })
     checks.raises('NotImplementedError', "nn.Linear: device = 'meta' is not supported yet; "
-      .. 'parameters take no memory before a model is first called', ms.nn.Linear, 2, 2,
+      .. 'parameters take no memory before a model is first called, and '
+      .. 'fsdp.FSDP(model):plan { dry_run = true } takes none', ms.nn.Linear, 2, 2,
       { device = 'meta' })
-    checks.raises('ValueError', "f: unknown option 'device'", errors.options, 'f',
-      { device = 'cpu' }, { 'lr' })
+    assert.is_number(ms.fsdp.FSDP(ms.nn.Linear(2, 2)):plan { dry_run = true }.masters)
+    for _, known in ipairs { { 'dtype' }, { dtype = 'floating' } } do
+      checks.raises('ValueError', "f: unknown option 'device'", errors.options, 'f',
+        { device = 'cpu' }, known)
+    end
   end)
 
   it('that are unknown name the nearest known one', function()

@@ -14,7 +14,7 @@ local C, calls = B.C, B.calls
 ---@field dtype? ms.DType           default 'f32'
 ---@field requires_grad? boolean    default false
 
-local plain_options = { 'dtype', 'requires_grad' }
+local plain_options = { 'device', 'dtype', 'requires_grad' }
 
 local create = {}
 
@@ -24,6 +24,9 @@ local LARGEST = 2 ^ 53
 -- Options with their values checked: what is wrong is told before memory is taken.
 local function options(what, given, known, default)
   local opts = errors.options(what, given, known)
+  if opts.device ~= nil then
+    errors.device(what, opts.device)
+  end
   arguments.flag(what, 'requires_grad', opts.requires_grad, false)
   local code = dtype.code(opts.dtype == nil and default or opts.dtype)
   if opts.requires_grad and not C.ms_dtype_is_floating(code) then
@@ -214,7 +217,7 @@ end
 ---@class ms.RandomOptions: ms.TensorOptions
 ---@field seed? integer|string  names the stream; equal names give equal values
 
-local random_options = { 'dtype', 'requires_grad', 'seed' }
+local random_options = { 'device', 'dtype', 'requires_grad', 'seed' }
 
 --- Values depend on (seed of the context, stream, element) only. Without a name of its own each
 --- tensor takes the next stream.

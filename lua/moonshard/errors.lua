@@ -134,16 +134,14 @@ local function knows(known, is_list, key)
   return false
 end
 
--- What makes tensors, and so takes a dtype, takes a device: there is one.
-local function takes_device(known, is_list)
-  return knows(known, is_list, 'dtype') and not knows(known, is_list, 'device')
-end
-
-local function check_device(what, device)
+--- What makes tensors takes a device: there is one. NotImplementedError for others.
+---@param what string
+---@param device any
+function errors.device(what, device)
   if device == 'meta' then
     errors.raise('NotImplementedError', "%s: device = 'meta' is not supported yet; parameters take "
-      .. 'no memory before a model is first called, and model:plan { dry_run = true } takes none',
-      what)
+      .. 'no memory before a model is first called, and fsdp.FSDP(model):plan { dry_run = true } '
+      .. 'takes none', what)
   elseif device ~= 'cpu' then
     errors.raise('NotImplementedError', "%s: device = %s is not supported yet, only 'cpu'",
       what, type(device) == 'string' and ("'%s'"):format(device:sub(1, 80))
@@ -194,7 +192,9 @@ local function check_values(what, given, known)
     local check, value = known[name], given[name]
     if type(check) == 'table' then
       errors.choice(what, name, value, check)
-    elseif check ~= nil then -- 'device' may be none of them
+    elseif check == 'device' then
+      errors.device(what, value)
+    else
       arguments[check](what, name, value)
     end
   end
@@ -205,7 +205,8 @@ end
 ---@param what string      names the function in the error
 ---@param given table?     nil means no options
 ---@param known string[]|table<string, string|string[]>  names; or by name a check of
----                        moonshard_ffi.arguments ('flag', 'number', ...), or the words allowed
+---                        moonshard_ffi.arguments ('flag', 'number', ...) or 'device', or the
+---                        words allowed
 ---@return table given     an empty table when nil was given
 function errors.options(what, given, known)
   if given == nil then
@@ -214,13 +215,9 @@ function errors.options(what, given, known)
     errors.raise('TypeError', '%s: options are %s, expected a table', what, arguments.noun(given))
   end
   local is_list = arguments.list(what, 'known', known)[1] ~= nil
-  local has_device = given.device ~= nil and takes_device(known, is_list)
-  if has_device then
-    check_device(what, given.device)
-  end
   local unknown -- the first in order of names: all ranks say the same
   for key in next, given do
-    if not knows(known, is_list, key) and not (has_device and key == 'device')
+    if not knows(known, is_list, key)
       and (unknown == nil or tostring(key) < tostring(unknown)) then
       unknown = key
     end

@@ -91,7 +91,7 @@ end
 function GPT:init(opts)
   opts = errors.options(self._name, opts, {
     vocab = 'number', layers = 'number', heads = 'number', width = 'number', context = 'number',
-    dropout = 'number', bias = 'flag', tie = 'flag', dtype = 'floating',
+    dropout = 'number', bias = 'flag', tie = 'flag', device = 'device', dtype = 'floating',
   })
   for _, name in ipairs { 'vocab', 'layers', 'heads', 'width', 'context' } do
     local value = opts[name]

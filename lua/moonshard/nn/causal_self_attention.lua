@@ -36,8 +36,8 @@ CausalSelfAttention._settings = { 'heads' }
 function CausalSelfAttention:init(width, heads, opts)
   check.sizes(self._name, 1, { 'width', 'heads' }, width, heads)
   opts = errors.options(self._name, opts, {
-    bias = 'flag', dropout = 'number', dtype = 'floating', init = 'rule', proj_init = 'rule',
-    bias_init = 'rule',
+    bias = 'flag', dropout = 'number', device = 'device', dtype = 'floating', init = 'rule',
+    proj_init = 'rule', bias_init = 'rule',
   })
   if width % heads ~= 0 then
     errors.raise('ValueError', 'width %d is no multiple of %d heads', width, heads)

@@ -25,7 +25,8 @@ local Embedding = Module.extend('nn.Embedding')
 ---@param opts? ms.nn.Embedding.Options
 function Embedding:init(n, width, opts)
   check.sizes(self._name, 0, { 'n', 'width' }, n, width)
-  opts = errors.options(self._name, opts, { dtype = 'floating', init = 'rule' })
+  opts = errors.options(self._name, opts,
+    { device = 'device', dtype = 'floating', init = 'rule' })
   self.num_embeddings, self.embedding_dim = n, width
   self:param('weight', { n, width }, opts.init or rules.normal(), { dtype = opts.dtype })
 end

@@ -34,7 +34,7 @@ function FeedForward:init(width, opts)
   check.sizes(self._name, 0, { 'width' }, width)
   opts = errors.options(self._name, opts, {
     hidden = 'whole', bias = 'flag', dropout = 'number', approximate = { 'none', 'tanh' },
-    dtype = 'floating', init = 'rule', out_init = 'rule', bias_init = 'rule',
+    device = 'device', dtype = 'floating', init = 'rule', out_init = 'rule', bias_init = 'rule',
   })
   local hidden = opts.hidden or 4 * width
   self:child('fc', LinearGELU(width, hidden, {

@@ -30,7 +30,8 @@ LayerNorm._settings = { 'eps' }
 function LayerNorm:init(width, opts)
   check.sizes(self._name, 0, { 'width' }, width)
   opts = errors.options(self._name, opts, {
-    eps = 'number', bias = 'flag', elementwise_affine = 'flag', dtype = 'floating',
+    eps = 'number', bias = 'flag', elementwise_affine = 'flag', device = 'device',
+    dtype = 'floating',
   })
   self.width, self.eps = width, opts.eps or 1e-5
   if not (self.eps >= 0 and self.eps < math.huge) then

@@ -27,7 +27,8 @@ local Linear = Module.extend('nn.Linear')
 ---@field weight? ms.Tensor  tie to this parameter instead of declaring one
 
 Linear.options = {
-  bias = 'flag', dtype = 'floating', init = 'rule', bias_init = 'rule', weight = 'tensor',
+  bias = 'flag', device = 'device', dtype = 'floating', init = 'rule', bias_init = 'rule',
+  weight = 'tensor',
 }
 
 ---@param in_features integer

@@ -157,7 +157,8 @@ end
 ---@param opts? ms.nn.ParamOptions
 ---@return ms.Tensor
 function Module:param(name, shape, rule, opts)
-  opts = errors.options('param', opts, { dtype = 'floating', requires_grad = 'flag' })
+  opts = errors.options('param', opts,
+    { device = 'device', dtype = 'floating', requires_grad = 'flag' })
   check_name(self, 'parameter', name)
   arguments.array('param', 'shape', shape)
   for i = 1, #shape do

@@ -33,8 +33,8 @@ local TransformerBlock = Module.extend('nn.TransformerBlock')
 function TransformerBlock:init(width, heads, opts)
   check.sizes(self._name, 1, { 'width', 'heads' }, width, heads)
   opts = errors.options(self._name, opts, {
-    bias = 'flag', dropout = 'number', dtype = 'floating', init = 'rule', residual_init = 'rule',
-    bias_init = 'rule',
+    bias = 'flag', dropout = 'number', device = 'device', dtype = 'floating', init = 'rule',
+    residual_init = 'rule', bias_init = 'rule',
   })
   local norm = { bias = opts.bias, dtype = opts.dtype }
   self:child('ln_1', LayerNorm(width, norm))

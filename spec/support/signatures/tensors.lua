@@ -177,6 +177,7 @@ of['ms.errors.choice'] = function()
 end
 of['ms.errors.nearest'] = function() return { text 'bais', list { 'bias' } } end
 of['ms.errors.options'] = function() return { any 'f', maybe(list {}), list { 'bias' } } end
+of['ms.errors.device'] = function() return { any 'f', choice('cpu') } end
 
 for _, name in ipairs {
   'is_grad_enabled', 'autograd.is_grad_enabled', 'collect', 'cpu_isa', 'is_terminal',
