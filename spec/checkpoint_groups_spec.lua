@@ -203,10 +203,29 @@ error: checkpoint.export: the model is sharded over ranks 0, 1, 2, 3, in part ov
     end
   end)
 
-  local function loader_of(group)
+  local function loader_of(group, size)
     return ms.data.Loader { tokens = ms.zeros(40, { dtype = 'i64' }), context = 4, batch = 1,
-      process_group = group }
+      process_group = group, world_size = size }
   end
+
+  it("is of a loader's ranks, where nothing else says whose, whether they share samples", function()
+    ms.dist.spawn(4, function(rank)
+      local pair = ms.dist.split(rank % 2)
+      local world, own, alone = loader_of(), loader_of(pair), loader_of(pair, 1)
+      for loader, expected in pairs {
+        [world] = { ms.dist.world(), true }, [own] = { pair, true }, [alone] = { pair, false },
+        [loader_of(nil, 1)] = { ms.dist.world(), false },
+      } do
+        assert.same(expected, { loader:group() })
+      end
+      if rank % 2 == 1 then -- all ranks could not: these would wait for the others
+        checkpoint.save(root, 'own', { step = 1, loader = own })
+        checkpoint.save(root, 'alone', { step = 1, loader = alone })
+        checkpoint.load(root .. '/alone', { loader = alone })
+      end
+      ms.dist.barrier()
+    end)
+  end)
 
   it('is refused with a loader that deals to other ranks, and as of others', function()
     local reports, cause = runs.reports(4, function(rank)

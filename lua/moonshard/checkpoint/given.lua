@@ -76,20 +76,23 @@ function given.parts(what, opts)
   return names
 end
 
+local function refuse_two(what, name, its, whose, group)
+  errors.raise('ValueError', '%s: the %s is sharded over ranks %s, %s over ranks %s, as another '
+    .. 'group: each group has checkpoints of its own', what, name, members.text(its), whose,
+    members.text(group))
+end
+
 -- The group over which model and optimizer are sharded, and which of them says so.
 local function sharded_over(what, opts)
   local group, owner
   for _, name in ipairs(given.PARTS) do
-    for _, param in ipairs(opts[name] ~= nil and params_of(name, opts[name]) or {}) do
-      local manager = parameter.manager(param)
-      local its = manager and manager.process_group
-      if its and group and its ~= group then
-        errors.raise('ValueError', '%s: the %s is sharded over ranks %s, %s over ranks %s, as '
-          .. 'another group: each group has checkpoints of its own', what, name, members.text(its),
-          owner == name and 'in part' or 'the ' .. owner, members.text(group))
-      end
-      group, owner = its or group, its and name or owner
+    local its, another = members.of(opts[name] ~= nil and params_of(name, opts[name]) or {})
+    if its and group and its ~= group then
+      refuse_two(what, name, its, 'the ' .. owner, group)
+    elseif another then
+      refuse_two(what, name, another, 'in part', its)
     end
+    group, owner = its or group, its and name or owner
   end
   return group, owner
 end
@@ -109,14 +112,17 @@ function given.group(what, opts)
         .. 'ranks %s; leave it out', what, members.text(asked), owner, members.text(group))
     end
   end
-  local dealt_to = loader ~= nil and loader._dealt_to
-  if dealt_to and (group or asked) and not members.same(dealt_to, group or asked) then
+  local loaders, deals
+  if loader ~= nil then
+    loaders, deals = loader:group()
+  end
+  if deals and (group or asked) and not members.same(loaders, group or asked) then
     errors.raise('ValueError', '%s: the loader deals to ranks %s, but %s ranks %s; give both the '
-      .. 'same process_group', what, members.text(dealt_to),
+      .. 'same process_group', what, members.text(loaders),
       group and ('the %s is sharded over'):format(owner) or "'process_group' has",
       members.text(group or asked))
   end
-  return group or asked or loader ~= nil and loader._group or B.world()
+  return group or asked or loaders or B.world()
 end
 
 return given

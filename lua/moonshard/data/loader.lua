@@ -121,6 +121,13 @@ function Loader:init(opts)
   end
 end
 
+--- The group of its ranks: `process_group`, else all. And whether they share the samples; else each
+--- of them has all.
+---@return ms.dist.Group group, boolean shared
+function Loader:group()
+  return self._group or dist.world(), self._dealt_to ~= false
+end
+
 --- Step the next batch belongs to, from 0.
 ---@return integer
 function Loader:step()

@@ -1,8 +1,9 @@
 --- Who is in a group of ranks, for texts and comparisons.
 ---
---- Touches: moonshard_ffi.
+--- Touches: moonshard_ffi, moonshard_ffi.parameter.
 
 local B = require 'moonshard_ffi'
+local parameter = require 'moonshard_ffi.parameter'
 
 local C = B.C
 
@@ -45,6 +46,22 @@ function members.same(a, b)
     return false
   end
   return table.concat(members.list(a), ' ') == table.concat(members.list(b), ' ')
+end
+
+--- The group over which parameters are sharded, nil when none is; of several the first two.
+---@param params ms.Tensor[]  other values are passed over
+---@return ms.dist.Group? group, ms.dist.Group? another
+function members.of(params)
+  local group
+  for _, param in ipairs(params) do
+    local manager = parameter.is_tensor(param) and parameter.manager(param)
+    local its = manager and manager.process_group
+    if its and group and its ~= group then
+      return group, its
+    end
+    group = its or group
+  end
+  return group
 end
 
 return members

@@ -72,21 +72,27 @@ local function check_given(self, given)
   end
 end
 
+local function all_params(self)
+  local params = {}
+  for _, group in ipairs(self.param_groups) do
+    for _, param in ipairs(group.params) do
+      params[#params + 1] = param
+    end
+  end
+  return params
+end
+
 -- Ranks step alike what they share, and save it together: one optimizer is of one group of them.
 local function check_one_group(self, list)
-  local groups = { { params = list }, unpack(self.param_groups) }
-  local group
-  for i = #groups, 1, -1 do
-    for _, param in ipairs(groups[i].params) do
-      local manager = parameter.is_tensor(param) and parameter.manager(param)
-      local its = manager and manager.process_group
-      if its and group and its ~= group then
-        errors.raise('ValueError', '%s: parameters are sharded over ranks %s and, as another '
-          .. 'group, over ranks %s; each group wants an optimizer of its own', self._name,
-          members.text(group), members.text(its))
-      end
-      group = its or group
-    end
+  local params = all_params(self)
+  for _, param in ipairs(list) do
+    params[#params + 1] = param
+  end
+  local group, another = members.of(params)
+  if another then
+    errors.raise('ValueError', '%s: parameters are sharded over ranks %s and, as another group, '
+      .. 'over ranks %s; each group wants an optimizer of its own', self._name,
+      members.text(group), members.text(another))
   end
 end
 
@@ -139,11 +145,12 @@ function Optimizer:zero_grad(opts)
   runtime.zero_grad(self._handle)
 end
 
-local function warn_of_one_rate(groups)
+local function warn_of_one_rate(self)
+  local groups = self.param_groups
   for i = 2, #groups do
     if groups[i].lr ~= groups[1].lr then
       return errors.warn('UserWarning', 'set_lr(lr) gives one rate to all groups, though theirs '
-        .. 'differ: set_lr(lr, group) sets that of one')
+        .. 'differ: set_lr(lr, group) sets that of one', (members.of(all_params(self))))
     end
   end
 end
@@ -158,7 +165,7 @@ function Optimizer:set_lr(lr, group)
       #self.param_groups, arguments.whole('set_lr', 'group', group))
   end
   if group == nil then
-    warn_of_one_rate(self.param_groups)
+    warn_of_one_rate(self)
   end
   for i = group or 1, group or #self.param_groups do
     self.param_groups[i].lr = lr

@@ -58,7 +58,7 @@ of['ms.data.Loader'] = function()
     micro_batches = maybe(positive(1)), process_group = some_group(),
   } }
 end
-for _, name in ipairs { 'epoch', 'next', 'state', 'step' } do
+for _, name in ipairs { 'epoch', 'group', 'next', 'state', 'step' } do
   of['ms.data.Loader:' .. name] = function() return { object(loader(), ms.data.Loader) } end
 end
 of['ms.data.Loader:batches'] = function()
