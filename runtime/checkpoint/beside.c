@@ -68,7 +68,7 @@ static ms_status prepare_folder(const char *target)
 
 ms_status msi_beside_begin(msi_beside *b, const char *path)
 {
-    char nonce[17];
+    char nonce[MSI_NONCE_ROOM];
 
     *b = (msi_beside){.fd = -1};
     ms_status status = find_target(&b->target, path);

@@ -110,7 +110,7 @@ ms_status msi_hold_new(int *fd, char **path, char *nonce, const char *mark, cons
 
         MS_TRY(msi_io_nonce(nonce));
         memcpy(nonce, mark, strlen(mark));
-        *path = msi_io_path("%s.tmp-%s", place, nonce);
+        *path = msi_temporary_path(place, nonce);
         if (*path == NULL) {
             return MS_OUT_OF_MEMORY;
         }
@@ -119,7 +119,8 @@ ms_status msi_hold_new(int *fd, char **path, char *nonce, const char *mark, cons
             return MS_OK;
         }
     }
-    return MS_FAIL(MS_IO_ERROR, "%s.tmp-%s: somebody takes or removes it as fast as it is made",
+    return MS_FAIL(MS_IO_ERROR,
+                   "%s" MSI_TEMPORARY_MARK "%s: somebody takes or removes it as fast as it is made",
                    place, nonce);
 }
 
@@ -266,16 +267,7 @@ static ms_status remove_leftover_file(const char *path)
     return status;
 }
 
-/* Is the leftover `entry` one of `name`? NULL: any is. */
-static bool is_of(const char *entry, const char *name)
-{
-    const size_t n = name != NULL ? strlen(name) : 0;
-
-    return name == NULL ||
-           (strncmp(entry, name, n) == 0 && strlen(entry) == n + strlen(".tmp-") + 16);
-}
-
-/* Call `remove_one` for the leftovers of `name`, and for those of `other`. */
+/* Call `remove_one` for the leftovers of `name` (NULL: of all), and for those of `other`. */
 static ms_status sweep(const char *root, const char *name, const char *other,
                        ms_status (*remove_one)(const char *path))
 {
@@ -289,8 +281,7 @@ static ms_status sweep(const char *root, const char *name, const char *other,
     while (status == MS_OK && (status = msi_io_next(&e, dir, root)) == MS_OK && e != NULL) {
         char *path;
 
-        if (!msi_folder_is_leftover(e->d_name) ||
-            (!is_of(e->d_name, name) && !is_of(e->d_name, other))) {
+        if (!msi_is_temporary(e->d_name, name) && !msi_is_temporary(e->d_name, other)) {
             continue;
         }
         path = msi_io_path("%s/%s", root, e->d_name);

@@ -27,11 +27,11 @@ typedef enum msi_hold {
 
 /* Try to hold what was opened as `fd` at `path` until it is closed. */
 ms_status msi_hold_open(int fd, msi_hold *hold, const char *path);
-/* Make `<place>.tmp-<nonce>`, which no other writer has, and hold it. `make` gives a descriptor of
- * it, -1 when it was removed meanwhile: somebody who sweeps may come before it is held. Then, and
- * when the name is taken (EEXIST), another is made. `*fd` (-1 before) and `*path` (NULL before) are
- * the caller's, also when it fails, and name nothing of others; `nonce` has room for 17 bytes and
- * begins with `mark`, a few of its 16 digits or "". */
+/* Make what has a temporary name beside `place` that no other writer has, and hold it. `make` gives
+ * a descriptor of it, -1 when it was removed meanwhile: somebody who sweeps may come before it is
+ * held. Then, and when the name is taken (EEXIST), another is made. `*fd` (-1 before) and `*path`
+ * (NULL before) are the caller's, also when it fails, and name nothing of others; `nonce` has room
+ * for MSI_NONCE_ROOM bytes and begins with `mark`, a few of its 16 digits or "". */
 ms_status msi_hold_new(int *fd, char **path, char *nonce, const char *mark, const char *place,
                        ms_status (*make)(int *fd, const char *path));
 /* Make a folder and open it: what msi_hold_new() asks for. */

@@ -68,7 +68,7 @@ ms_status msi_io_nonce(char *text)
     if (getrandom(&value, sizeof(value), 0) != (ssize_t)sizeof(value)) {
         return msi_io_fail("read", "the system's random numbers");
     }
-    snprintf(text, 17, "%016llx", (unsigned long long)value);
+    snprintf(text, MSI_NONCE_ROOM, "%016llx", (unsigned long long)value);
     return MS_OK;
 }
 

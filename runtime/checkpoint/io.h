@@ -18,7 +18,8 @@ char *msi_io_path(const char *format, ...) MSI_PRINTF(1, 2);
 /* "<what> <path>: <reason>" from errno, which stays as it is. MS_IO_ERROR, or MS_OUT_OF_MEMORY and
  * MS_RUNTIME_ERROR (too many files are open) where the file is not to blame. */
 ms_status msi_io_fail(const char *what, const char *path);
-/* 16 hexadecimal digits no other writer has. `text` has room for 17 bytes. */
+/* Hexadecimal digits no other writer has, and zero. */
+enum { MSI_NONCE_DIGITS = 16, MSI_NONCE_ROOM = MSI_NONCE_DIGITS + 1 };
 ms_status msi_io_nonce(char *text);
 
 /* A new file, readable and writable; MS_IO_ERROR when it exists. */

@@ -54,7 +54,7 @@ static int compare_found(const void *a, const void *b)
 static ms_status look(msi_contents *contents, const char *root, const char *name)
 {
     *contents = MSI_CONTENTS_OTHERS;
-    if (name[0] == '.' || name[0] == '\0' || msi_folder_is_leftover(name)) {
+    if (name[0] == '.' || name[0] == '\0' || msi_is_temporary(name, NULL)) {
         return MS_OK;
     }
     char *path = msi_io_path("%s/%s", root, name);

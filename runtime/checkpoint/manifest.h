@@ -55,6 +55,12 @@ void msi_manifest_dispose(msi_manifest *m);
 /* NULL when there is none. */
 const msi_manifest_tensor *msi_manifest_find(const msi_manifest *m, const char *key);
 
+/* The nonce in a manifest's first bytes, of which MSI_MANIFEST_HEAD hold it as writers put it
+ * there, however it is spaced; "" when it is not in them. `nonce` has room for MSI_NONCE_ROOM
+ * bytes. */
+enum { MSI_MANIFEST_HEAD = 256 };
+void msi_manifest_nonce(char *nonce, const char *head);
+
 /* -- writing ----------------------------------------------------------------------------------- */
 
 /* What one rank wrote: an object that travels to rank 0 as text. */

@@ -1,7 +1,7 @@
 /* Reading manifests: every field is checked before anything is opened or allocated by it. The
  * manifest and its tensors are split into their members, and their lists stepped through, so that
  * no large part of the text becomes a tree. */
-#include "folder.h"
+#include "io.h"
 #include "json_fields.h"
 #include "manifest.h"
 #include "safetensors.h"
@@ -523,6 +523,22 @@ ms_status msi_manifest_parse(msi_manifest *m, const char *path, char *text, size
     msi_json_object_dispose(&root);
     free(copy);
     return status;
+}
+
+static const char *past_space(const char *at)
+{
+    return at + strspn(at, " \t\n\r");
+}
+
+void msi_manifest_nonce(char *nonce, const char *head)
+{
+    static const char name[] = "\"nonce\"";
+    const char *at = strstr(head, name);
+
+    at = at != NULL ? past_space(at + strlen(name)) : "";
+    at = *at == ':' ? past_space(at + 1) : "";
+    at = *at == '"' ? at + 1 : "";
+    snprintf(nonce, MSI_NONCE_ROOM, "%.*s", msi_is_nonce(at) ? MSI_NONCE_DIGITS : 0, at);
 }
 
 void msi_manifest_dispose(msi_manifest *m)

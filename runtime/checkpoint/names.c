@@ -1,16 +1,42 @@
 #include "names.h"
+#include "io.h"
 #include "moonshard/checkpoint.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-bool msi_folder_is_leftover(const char *name)
+bool msi_is_nonce(const char *text)
 {
-    const char *mark = strrchr(name, '.');
+    return strspn(text, "0123456789abcdef") >= MSI_NONCE_DIGITS;
+}
 
-    return mark != NULL && strncmp(mark, ".tmp-", 5) == 0 && strlen(mark + 5) == 16 &&
-           strspn(mark + 5, "0123456789abcdef") == 16;
+char *msi_temporary_path(const char *place, const char *nonce)
+{
+    return msi_io_path("%s" MSI_TEMPORARY_MARK "%s", place, nonce);
+}
+
+bool msi_temporary_name_read(const char *entry, size_t *n_name, const char **nonce)
+{
+    const size_t n_mark = strlen(MSI_TEMPORARY_MARK);
+    const char *mark = strrchr(entry, '.');
+
+    if (mark == NULL || strncmp(mark, MSI_TEMPORARY_MARK, n_mark) != 0 ||
+        strlen(mark + n_mark) != MSI_NONCE_DIGITS || !msi_is_nonce(mark + n_mark)) {
+        return false;
+    }
+    *n_name = (size_t)(mark - entry);
+    *nonce = mark + n_mark;
+    return true;
+}
+
+bool msi_is_temporary(const char *entry, const char *name)
+{
+    const char *nonce;
+    size_t n;
+
+    return msi_temporary_name_read(entry, &n, &nonce) &&
+           (name == NULL || (strlen(name) == n && strncmp(entry, name, n) == 0));
 }
 
 void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part)

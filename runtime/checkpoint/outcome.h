@@ -4,13 +4,14 @@
 #define MSI_OUTCOME_H
 
 #include "comm.h"
+#include "io.h"
 
 typedef struct msi_outcome {
     int32_t status; /* the first failure of this rank, MS_OK so far */
     char message[1000];
     /* What the point at hand compares or passes on; zero where it needs nothing. */
     char name[208]; /* of a path that is longer: its end */
-    char nonce[17];
+    char nonce[MSI_NONCE_ROOM];
     int64_t step, n_bytes;
     uint64_t hash, path; /* of contents; of the whole path of which `name` is the end */
 } msi_outcome;

@@ -7,12 +7,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 /* Digits of a mark. The least rank of the members can be told; another group may have it, too. */
-enum { JOB_DIGITS = 6, RANK_DIGITS = 2, MEMBERS_DIGITS = 4, NONCE_DIGITS = 16 };
+enum { JOB_DIGITS = 6, RANK_DIGITS = 2, MEMBERS_DIGITS = 4 };
 _Static_assert(JOB_DIGITS + RANK_DIGITS + MEMBERS_DIGITS + 1 == MSI_OWNER_ROOM, "a mark");
 _Static_assert(MS_MAX_RANKS <= 1 << 4 * RANK_DIGITS, "a rank has so many digits");
 
@@ -53,35 +54,33 @@ static ms_status refuse(const char *does, const char *root, const char *name, co
                    msi_folder_step(name) >= 0 ? "root" : "path");
 }
 
-/* Refuse to share with the writer that holds `<root>/<entry>`, `<name>.tmp-<nonce>`. */
-static ms_status check_writer(const char *root, const char *entry, const char *name,
+/* Refuse to share with the writer of `<root>/<name>`, if it holds what has this nonce there. */
+static ms_status check_writer(const char *root, const char *name, const char *nonce,
                               const char *mark)
 {
-    const char *nonce = entry + strlen(entry) - NONCE_DIGITS;
-    char *path;
     int fd = -1;
     msi_hold hold;
 
     if (!is_of_another(nonce, mark)) {
         return MS_OK;
     }
-    path = msi_io_path("%s/%s", root, entry);
+    char *place = msi_io_path("%s/%s", root, name);
+    char *path = place != NULL ? msi_temporary_path(place, nonce) : NULL;
     const ms_status status = path != NULL ? msi_folder_hold(&fd, &hold, path) : MS_OUT_OF_MEMORY;
 
     if (fd >= 0) {
         close(fd);
     }
     free(path);
+    free(place);
     MS_TRY(status);
     return hold == MSI_HOLD_OTHERS ? refuse("is writing", root, name, nonce, mark) : MS_OK;
 }
 
-/* Refuse to share with who has saved `<root>/<name>`: its nonce stands at the head of its manifest.
- */
-static ms_status check_saved(const char *root, const char *name, const char *mark)
+/* The nonce of who has saved `<root>/<name>`; "": nobody can tell. */
+static ms_status read_nonce(char *nonce, const char *root, const char *name)
 {
-    static const char before[] = "\"nonce\": \"";
-    char head[256], *path = msi_io_path("%s/%s/%s", root, name, MSI_MANIFEST_NAME);
+    char head[MSI_MANIFEST_HEAD], *path = msi_io_path("%s/%s/%s", root, name, MSI_MANIFEST_NAME);
 
     if (path == NULL) {
         return MS_OUT_OF_MEMORY;
@@ -94,12 +93,17 @@ static ms_status check_saved(const char *root, const char *name, const char *mar
         close(fd);
     }
     free(path);
-    const char *at = strstr(head, before);
-    const char *nonce = at != NULL ? at + strlen(before) : "";
+    msi_manifest_nonce(nonce, head);
+    return MS_OK;
+}
 
-    return strlen(nonce) >= NONCE_DIGITS && is_of_another(nonce, mark)
-               ? refuse("has saved", root, name, nonce, mark)
-               : MS_OK;
+/* Refuse to share with who has saved `<root>/<name>`. */
+static ms_status check_saved(const char *root, const char *name, const char *mark)
+{
+    char nonce[MSI_NONCE_ROOM];
+
+    MS_TRY(read_nonce(nonce, root, name));
+    return is_of_another(nonce, mark) ? refuse("has saved", root, name, nonce, mark) : MS_OK;
 }
 
 /* Is the checkpoint `other` one that counts where `name` is asked for? */
@@ -113,18 +117,19 @@ static bool counts(const char *other, const char *name)
 static ms_status check_entry(const char *root, const char *entry, const char *name,
                              const char *mark, bool saved)
 {
-    const bool writes = msi_folder_is_leftover(entry);
-    const size_t tail = strlen(".tmp-") + NONCE_DIGITS;
-    char other[256];
+    const char *nonce;
+    size_t n = strlen(entry);
+    const bool writes = msi_temporary_name_read(entry, &n, &nonce);
+    char other[NAME_MAX + 1];
 
     if (writes == saved) {
         return MS_OK;
     }
-    snprintf(other, sizeof(other), "%.*s", (int)(strlen(entry) - (writes ? tail : 0)), entry);
+    snprintf(other, sizeof(other), "%.*s", (int)n, entry);
     if (!counts(other, name)) {
         return MS_OK;
     }
-    return writes ? check_writer(root, entry, other, mark) : check_saved(root, other, mark);
+    return writes ? check_writer(root, other, nonce, mark) : check_saved(root, other, mark);
 }
 
 static ms_status check_entries(const char *root, const char *name, const char *mark, bool saved)

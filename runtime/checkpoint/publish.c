@@ -35,8 +35,8 @@ static ms_status places_new(places *p, const char *root, const char *name, const
                   .name = name,
                   .final = msi_io_path("%s/%s", root, name),
                   .aside = msi_io_path("%s/%s.old", root, name),
-                  .pointer = msi_io_path("%s/latest", root),
-                  .beside = msi_io_path("%s/latest.tmp-%s", root, nonce)};
+                  .pointer = msi_io_path("%s/latest", root)};
+    p->beside = p->pointer != NULL ? msi_temporary_path(p->pointer, nonce) : NULL;
     if (p->final != NULL && p->aside != NULL && p->pointer != NULL && p->beside != NULL) {
         return MS_OK;
     }

@@ -59,7 +59,7 @@ ms_status ms_checkpoint_latest(const char **out, const char *root)
  * That is known for sure only while it is held, as no writer replaces it then. */
 static ms_status retire(const char *path, const char *name, const char *root, bool *others)
 {
-    char nonce[17], *doomed;
+    char nonce[MSI_NONCE_ROOM], *doomed;
     msi_pointer pointer;
     msi_hold hold;
     int fd;
@@ -70,7 +70,7 @@ static ms_status retire(const char *path, const char *name, const char *root, bo
     ms_status status = held ? msi_pointer_read(&pointer, root) : MS_OK;
 
     if (held && status == MS_OK && strcmp(pointer.name, name) != 0) {
-        doomed = msi_io_path("%s.tmp-%s", path, nonce);
+        doomed = msi_temporary_path(path, nonce);
         status = doomed != NULL ? msi_folder_retire(path, doomed, others) : MS_OUT_OF_MEMORY;
         free(doomed);
     }

@@ -32,9 +32,11 @@ struct ms_checkpoint_writer {
     msi_live live;
     ms_comm *comm;
     int32_t rank, world;
-    char *name, *root, *folder;
+    char *name, *root;
+    char *path;   /* where the checkpoint goes: `<root>/<name>` */
+    char *folder; /* what is written meanwhile */
     char *doomed; /* rank 0: the name the folder gets before it is removed */
-    char nonce[17];
+    char nonce[MSI_NONCE_ROOM];
     int lock; /* rank 0: the folder, held; else -1 */
     json_t *report;
     json_t *keys; /* those added so far */
@@ -50,7 +52,7 @@ struct ms_checkpoint_writer {
 static ms_status check_name(const char *name)
 {
     size_t n = strlen(name);
-    bool reserved = strcmp(name, "latest") == 0 || strstr(name, ".tmp-") != NULL ||
+    bool reserved = strcmp(name, "latest") == 0 || strstr(name, MSI_TEMPORARY_MARK) != NULL ||
                     (n >= 4 && strcmp(name + n - 4, ".old") == 0);
 
     if (n == 0 || n > 200 || name[0] == '.' || strchr(name, '/') != NULL || reserved ||
@@ -78,6 +80,7 @@ static void writer_free(ms_checkpoint_writer *w)
     free(w->file_path);
     free(w->name);
     free(w->root);
+    free(w->path);
     free(w->folder);
     free(w->doomed);
     free(w);
@@ -111,24 +114,16 @@ static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
 static ms_status make_folder(ms_checkpoint_writer *w)
 {
     char mark[MSI_OWNER_ROOM];
-    char *place = msi_io_path("%s/%s", w->root, w->name);
-    ms_status status = MS_OUT_OF_MEMORY;
 
-    if (place == NULL) {
-        return status;
-    }
-    MS_TRY_GOTO(msi_checkpoint_check_target(w->root, w->name), done);
-    MS_TRY_GOTO(msi_io_mkdir_all(w->root), done);
-    MS_TRY_GOTO(msi_folder_sweep(w->root, w->name), done);
-    MS_TRY_GOTO(msi_io_nonce(w->nonce), done);
-    w->doomed = msi_io_path("%s.tmp-%s", place, w->nonce);
-    MS_TRY_GOTO(w->doomed != NULL ? MS_OK : MS_OUT_OF_MEMORY, done);
+    MS_TRY(msi_checkpoint_check_target(w->root, w->name));
+    MS_TRY(msi_io_mkdir_all(w->root));
+    MS_TRY(msi_folder_sweep(w->root, w->name));
+    MS_TRY(msi_io_nonce(w->nonce));
+    w->doomed = msi_temporary_path(w->path, w->nonce);
+    MS_TRY(w->doomed != NULL ? MS_OK : MS_OUT_OF_MEMORY);
     msi_owner_mark(mark, w->comm);
-    MS_TRY_GOTO(msi_hold_new(&w->lock, &w->folder, w->nonce, mark, place, msi_folder_make), done);
-    status = msi_owner_check(w->root, w->name, mark);
-done:
-    free(place);
-    return status;
+    MS_TRY(msi_hold_new(&w->lock, &w->folder, w->nonce, mark, w->path, msi_folder_make));
+    return msi_owner_check(w->root, w->name, mark);
 }
 
 static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
@@ -146,9 +141,11 @@ static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const cha
     w->fd = w->lock = -1;
     w->name = strdup(name);
     w->root = strdup(root);
+    w->path = msi_io_path("%s/%s", root, name);
     w->report = msi_report_new();
     w->keys = json_object();
-    if (w->name == NULL || w->root == NULL || w->report == NULL || w->keys == NULL) {
+    if (w->name == NULL || w->root == NULL || w->path == NULL || w->report == NULL ||
+        w->keys == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to write a checkpoint");
     }
     MS_TRY(check_name(name));
@@ -161,7 +158,7 @@ static ms_status begin_together(ms_checkpoint_writer *w, const msi_outcome *all)
     MS_TRY(msi_outcome_same_path(all, w->comm, "saves checkpoint"));
     if (w->rank != 0) {
         memcpy(w->nonce, all[0].nonce, sizeof(w->nonce));
-        w->folder = msi_io_path("%s/%s.tmp-%s", w->root, w->name, w->nonce);
+        w->folder = msi_temporary_path(w->path, w->nonce);
         if (w->folder == NULL) {
             msi_outcome_keep(&w->own, MS_OUT_OF_MEMORY);
         }
@@ -177,15 +174,12 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
     *out = NULL;
     MS_TRY(msi_outcome_check_group(comm, "checkpoint.save"));
     msi_outcome own = {0}, all[ms_comm_size(comm)];
-    char *path = msi_io_path("%s/%s", root, name);
 
-    msi_outcome_keep(&own, path != NULL ? MS_OK : MS_OUT_OF_MEMORY);
     msi_outcome_keep(&own, writer_new(&w, comm, root, name));
-    if (path != NULL) {
-        msi_outcome_path(&own, path);
+    if (own.status == MS_OK) {
+        msi_outcome_path(&own, w->path);
+        memcpy(own.nonce, w->nonce, sizeof(own.nonce));
     }
-    free(path);
-    memcpy(own.nonce, w != NULL ? w->nonce : "", w != NULL ? sizeof(own.nonce) : 1);
     ms_status status = msi_outcome_agree(comm, "checkpoint.save", &own, all);
 
     if (status == MS_OK) {

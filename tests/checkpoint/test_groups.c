@@ -118,6 +118,17 @@ static void test_checkpoint_groups__do_not_write_one_checkpoint_at_once(void **s
     }
 }
 
+/* Write the manifest with no white space in it: the same one. */
+static void space_otherwise(const char *folder)
+{
+    const char *path = inside(folder, "manifest.json");
+    json_t *root = json_load_file(path, 0, NULL);
+
+    assert_non_null(root);
+    assert_int_equal(0, json_dump_file(root, path, JSON_COMPACT));
+    json_decref(root);
+}
+
 /* Nor one after the other; who has saved it does so again, and so does another job. */
 static ms_status save_in_turn(void *user, int32_t rank)
 {
@@ -131,6 +142,9 @@ static ms_status save_in_turn(void *user, int32_t rank)
             MS_TRY(ms_checkpoint_begin(&w, pair, user, "same"));
             MS_TRY(write_half(w, ms_comm_rank(pair), 0));
             MS_TRY(ms_checkpoint_commit(w, "{\"step\": 1}"));
+        }
+        if (rank == 0) {
+            space_otherwise(inside(user, "same"));
         }
         MS_TRY(ms_comm_barrier(world));
     }
