@@ -13,7 +13,8 @@ void msi_owner_mark(char *mark, const ms_comm *comm);
 /* Does another group of the job write, or has it saved, checkpoint `name` under `root`? Where that
  * is a step's name, or NULL, any of a step counts: those under one root are one group's. Of two
  * writers that ask, each holding its own folder, one at least is told. Reads the head of every
- * manifest that counts; what cannot be read is nobody's.
+ * manifest that counts, or that of the last step alone where it is the group's; what cannot be read
+ * is nobody's.
  * @return MS_VALUE_ERROR: another does */
 ms_status msi_owner_check(const char *root, const char *name, const char *mark);
 

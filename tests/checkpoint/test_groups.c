@@ -297,6 +297,40 @@ static void test_checkpoint_groups__do_not_share_the_steps_of_one_root(void **st
     assert_ok(ms_dist_threads(4, share_steps, root));
 }
 
+/* A group that finds the last step its own looks at no other: nobody else's can be there, but for
+ * one that was moved there by hand. */
+static ms_status move_step(void *user, int32_t rank)
+{
+    const char *const *root = user, *own = root[0];
+    ms_comm *world, *alone;
+    ms_checkpoint_writer *w;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_split(&alone, world, rank, 0));
+    MS_TRY(save_step(alone, root[rank]));
+    MS_TRY(ms_comm_barrier(world));
+    if (rank == 0) {
+        assert_int_equal(0, rename(inside(root[1], "step-00000001"), inside(own, "step-00000002")));
+        MS_TRY(ms_checkpoint_begin(&w, alone, own, "step-00000003"));
+        ms_checkpoint_discard(w);
+        assert_int_equal(0, unlink(inside(own, "latest")));
+        assert_fails(MS_VALUE_ERROR, "/step-00000002', that of rank 1: give the group of rank 0",
+                     ms_checkpoint_begin(&w, alone, own, "step-00000003"));
+        assert_int_equal(0, symlink("step-00000002", inside(own, "latest")));
+        assert_fails(MS_VALUE_ERROR, "/step-00000002', that of rank 1: give the group of rank 0",
+                     ms_checkpoint_begin(&w, alone, own, "step-00000003"));
+    }
+    ms_comm_free(alone);
+    return MS_OK;
+}
+
+static void test_checkpoint_groups__look_at_no_other_step_than_their_last(void **state)
+{
+    const char *root[] = {path_of("own"), path_of("moved")};
+
+    assert_ok(ms_dist_threads(2, move_step, root));
+}
+
 /* Errors name ranks by their rank in the job. */
 static ms_status write_another_step(void *user, int32_t rank)
 {
@@ -350,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_groups__do_not_write_steps_under_one_root_at_once),
         cmocka_unit_test(test_checkpoint_groups__see_what_another_publishes_meanwhile),
         cmocka_unit_test(test_checkpoint_groups__do_not_share_the_steps_of_one_root),
+        cmocka_unit_test(test_checkpoint_groups__look_at_no_other_step_than_their_last),
         cmocka_unit_test(test_checkpoint_groups__errors_name_ranks_of_the_job),
     };
     return cmocka_run_group_tests_name("checkpoint/groups", tests, NULL, NULL);
