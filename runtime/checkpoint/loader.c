@@ -210,11 +210,10 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
 /* Rank 0: look into the root. The steps of another group of the job are not this one's. */
 static ms_status begin_search(msi_search *search, ms_comm *comm, const char *root, bool steps)
 {
-    char mark[MSI_OWNER_ROOM];
+    const msi_owner owner = msi_owner_of(comm);
 
     MS_TRY(msi_search_begin(search, root, steps));
-    msi_owner_mark(mark, comm);
-    return steps ? msi_owner_check(root, NULL, mark) : MS_OK;
+    return steps ? msi_owner_check(root, NULL, &owner) : MS_OK;
 }
 
 /* `steps`: of those that are named by their steps. */

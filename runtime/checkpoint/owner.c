@@ -17,17 +17,37 @@ enum { JOB_DIGITS = 6, RANK_DIGITS = 2, MEMBERS_DIGITS = 4 };
 _Static_assert(JOB_DIGITS + RANK_DIGITS + MEMBERS_DIGITS + 1 == MSI_OWNER_ROOM, "a mark");
 _Static_assert(MS_MAX_RANKS <= 1 << 4 * RANK_DIGITS, "a rank has so many digits");
 
-void msi_owner_mark(char *mark, const ms_comm *comm)
+/* The members' ranks in the job, of more than eight the first six and the last. */
+static void write_ranks(char *ranks, const ms_comm *comm)
+{
+    const int32_t n = ms_comm_size(comm), shown = n > 8 ? 6 : n;
+    int at = 0;
+
+    for (int32_t q = 0; q < shown; q++) {
+        at += snprintf(ranks + at, (size_t)(MSI_OWNER_RANKS - at), "%s%d", q > 0 ? ", " : "",
+                       (int)msi_comm_rank_in_job(comm, q));
+    }
+    if (shown < n) {
+        snprintf(ranks + at, (size_t)(MSI_OWNER_RANKS - at), ", ..., %d",
+                 (int)msi_comm_rank_in_job(comm, n - 1));
+    }
+}
+
+msi_owner msi_owner_of(const ms_comm *comm)
 {
     uint64_t members = 0;
+    msi_owner owner;
 
     for (int32_t q = 0; q < ms_comm_size(comm); q++) {
         const uint64_t link[2] = {members, (uint64_t)msi_comm_rank_in_job(comm, q)};
 
         members = ms_hash_bytes(link, sizeof(link));
     }
-    snprintf(mark, MSI_OWNER_ROOM, "%06x%02x%04x", (unsigned)(msi_comm_job_number(comm) >> 40),
-             (unsigned)msi_comm_first_in_job(comm), (unsigned)(members >> 48));
+    snprintf(owner.mark, sizeof(owner.mark), "%06x%02x%04x",
+             (unsigned)(msi_comm_job_number(comm) >> 40), (unsigned)msi_comm_first_in_job(comm),
+             (unsigned)(members >> 48));
+    write_ranks(owner.ranks, comm);
+    return owner;
 }
 
 static bool is_of_another(const char *nonce, const char *mark)
@@ -45,23 +65,23 @@ static int rank_of(const char *mark)
 }
 
 static ms_status refuse(const char *does, const char *root, const char *name, const char *nonce,
-                        const char *mark)
+                        const msi_owner *asks)
 {
     return MS_FAIL(MS_VALUE_ERROR,
-                   "another group of this job %s checkpoint '%s/%s', that of rank %d: give the "
-                   "group of rank %d a %s of its own",
-                   does, root, name, rank_of(nonce), rank_of(mark),
+                   "another group of this job, whose least rank is %d, %s checkpoint '%s/%s': "
+                   "give this one, of ranks %s, a %s of its own",
+                   rank_of(nonce), does, root, name, asks->ranks,
                    msi_folder_step(name) >= 0 ? "root" : "path");
 }
 
 /* Refuse to share with the writer of `<root>/<name>`, if it holds what has this nonce there. */
 static ms_status check_writer(const char *root, const char *name, const char *nonce,
-                              const char *mark)
+                              const msi_owner *asks)
 {
     int fd = -1;
     msi_hold hold;
 
-    if (!is_of_another(nonce, mark)) {
+    if (!is_of_another(nonce, asks->mark)) {
         return MS_OK;
     }
     char *place = msi_io_path("%s/%s", root, name);
@@ -74,7 +94,7 @@ static ms_status check_writer(const char *root, const char *name, const char *no
     free(path);
     free(place);
     MS_TRY(status);
-    return hold == MSI_HOLD_OTHERS ? refuse("is writing", root, name, nonce, mark) : MS_OK;
+    return hold == MSI_HOLD_OTHERS ? refuse("is writing", root, name, nonce, asks) : MS_OK;
 }
 
 /* The nonce of who has saved `<root>/<name>`; "": nobody can tell. */
@@ -98,12 +118,12 @@ static ms_status read_nonce(char *nonce, const char *root, const char *name)
 }
 
 /* Refuse to share with who has saved `<root>/<name>`. */
-static ms_status check_saved(const char *root, const char *name, const char *mark)
+static ms_status check_saved(const char *root, const char *name, const msi_owner *asks)
 {
     char nonce[MSI_NONCE_ROOM];
 
     MS_TRY(read_nonce(nonce, root, name));
-    return is_of_another(nonce, mark) ? refuse("has saved", root, name, nonce, mark) : MS_OK;
+    return is_of_another(nonce, asks->mark) ? refuse("has saved", root, name, nonce, asks) : MS_OK;
 }
 
 /* Does every step count where `name` is asked for? */
@@ -120,7 +140,7 @@ static bool counts(const char *other, const char *name)
 
 /* Look at one entry of the root, if it is of a writer (or, `saved`, if it is a checkpoint). */
 static ms_status check_entry(const char *root, const char *entry, const char *name,
-                             const char *mark, bool saved)
+                             const msi_owner *asks, bool saved)
 {
     const char *nonce;
     size_t n = strlen(entry);
@@ -134,12 +154,12 @@ static ms_status check_entry(const char *root, const char *entry, const char *na
     if (!counts(other, name)) {
         return MS_OK;
     }
-    return writes ? check_writer(root, other, nonce, mark) : check_saved(root, other, mark);
+    return writes ? check_writer(root, other, nonce, asks) : check_saved(root, other, asks);
 }
 
 /* Has the group itself saved the step that `latest` leads to? Then all steps of its job there are
  * its own: who would have saved another was refused. */
-static ms_status is_last_ours(bool *ours, const char *root, const char *mark)
+static ms_status is_last_ours(bool *ours, const char *root, const msi_owner *asks)
 {
     char nonce[MSI_NONCE_ROOM];
     msi_pointer last;
@@ -148,13 +168,14 @@ static ms_status is_last_ours(bool *ours, const char *root, const char *mark)
     *ours = false;
     if (status == MS_OK && msi_folder_step(last.name) >= 0) {
         status = read_nonce(nonce, root, last.name);
-        *ours = status == MS_OK && strncmp(nonce, mark, strlen(mark)) == 0;
+        *ours = status == MS_OK && strncmp(nonce, asks->mark, strlen(asks->mark)) == 0;
     }
     return status == MS_IO_ERROR ? MS_OK
                                  : status; /* a link that cannot be followed tells nothing */
 }
 
-static ms_status check_entries(const char *root, const char *name, const char *mark, bool saved)
+static ms_status check_entries(const char *root, const char *name, const msi_owner *asks,
+                               bool saved)
 {
     DIR *dir = opendir(root);
     ms_status status = MS_OK;
@@ -164,20 +185,20 @@ static ms_status check_entries(const char *root, const char *name, const char *m
         return errno == ENOENT ? MS_OK : msi_io_fail("open", root);
     }
     while (status == MS_OK && (status = msi_io_next(&e, dir, root)) == MS_OK && e != NULL) {
-        status = check_entry(root, e->d_name, name, mark, saved);
+        status = check_entry(root, e->d_name, name, asks, saved);
     }
     closedir(dir);
     return status;
 }
 
-ms_status msi_owner_check(const char *root, const char *name, const char *mark)
+ms_status msi_owner_check(const char *root, const char *name, const msi_owner *asks)
 {
     bool ours = false;
 
     /* In this order: a writer that publishes between the two is seen by the second. */
-    MS_TRY(check_entries(root, name, mark, false));
+    MS_TRY(check_entries(root, name, asks, false));
     if (is_any_step(name)) { /* of which a run may have thousands */
-        MS_TRY(is_last_ours(&ours, root, mark));
+        MS_TRY(is_last_ours(&ours, root, asks));
     }
-    return ours ? MS_OK : check_entries(root, name, mark, true);
+    return ours ? MS_OK : check_entries(root, name, asks, true);
 }

@@ -113,7 +113,7 @@ static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
 /* Rank 0: make root and temporary folder; remove what died writers of this name have left. */
 static ms_status make_folder(ms_checkpoint_writer *w)
 {
-    char mark[MSI_OWNER_ROOM];
+    const msi_owner owner = msi_owner_of(w->comm);
 
     MS_TRY(msi_checkpoint_check_target(w->root, w->name));
     MS_TRY(msi_io_mkdir_all(w->root));
@@ -121,9 +121,8 @@ static ms_status make_folder(ms_checkpoint_writer *w)
     MS_TRY(msi_io_nonce(w->nonce));
     w->doomed = msi_temporary_path(w->path, w->nonce);
     MS_TRY(w->doomed != NULL ? MS_OK : MS_OUT_OF_MEMORY);
-    msi_owner_mark(mark, w->comm);
-    MS_TRY(msi_hold_new(&w->lock, &w->folder, w->nonce, mark, w->path, msi_folder_make));
-    return msi_owner_check(w->root, w->name, mark);
+    MS_TRY(msi_hold_new(&w->lock, &w->folder, w->nonce, owner.mark, w->path, msi_folder_make));
+    return msi_owner_check(w->root, w->name, &owner);
 }
 
 static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
