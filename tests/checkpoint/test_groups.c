@@ -151,9 +151,8 @@ static ms_status save_in_turn(void *user, int32_t rank)
     if (rank % 2 != 0) {
         assert_fails(MS_VALUE_ERROR, " has saved checkpoint '",
                      ms_checkpoint_begin(&w, pair, user, "same"));
-        assert_non_null(strstr(ms_error_message(),
-                               "/same', that of rank 0: give the group of rank 1 a path of its "
-                               "own"));
+        assert_non_null(
+            strstr(ms_error_message(), "/same': give this one, of ranks 1, 3, a path of its own"));
     }
     ms_comm_free(pair);
     return MS_OK;
@@ -269,13 +268,14 @@ static ms_status share_steps(void *user, int32_t rank)
         ms_checkpoint_loader *l;
 
         assert_fails(MS_VALUE_ERROR, refused, ms_checkpoint_begin(&w, pair, user, "step-00000002"));
-        assert_non_null(strstr(ms_error_message(), "/step-00000001', that of rank 0: give the "
-                                                   "group of rank 1 a root of its own"));
+        assert_non_null(strstr(ms_error_message(), "/step-00000001': give this one, of ranks 1, "
+                                                   "3, a root of its own"));
         assert_fails(MS_VALUE_ERROR, refused, ms_checkpoint_load_latest_step(&l, pair, user));
     }
     MS_TRY(ms_comm_barrier(world));
     /* nor is it that of all ranks, whose least is the same */
-    assert_fails(MS_VALUE_ERROR, refused, ms_checkpoint_begin(&w, world, user, "step-00000002"));
+    assert_fails(MS_VALUE_ERROR, "of ranks 0, 1, 2, 3, a root",
+                 ms_checkpoint_begin(&w, world, user, "step-00000002"));
     ms_comm_free(pair);
     return MS_OK;
 }
@@ -314,10 +314,10 @@ static ms_status move_step(void *user, int32_t rank)
         MS_TRY(ms_checkpoint_begin(&w, alone, own, "step-00000003"));
         ms_checkpoint_discard(w);
         assert_int_equal(0, unlink(inside(own, "latest")));
-        assert_fails(MS_VALUE_ERROR, "/step-00000002', that of rank 1: give the group of rank 0",
+        assert_fails(MS_VALUE_ERROR, "/step-00000002': give this one, of ranks 0, a root",
                      ms_checkpoint_begin(&w, alone, own, "step-00000003"));
         assert_int_equal(0, symlink("step-00000002", inside(own, "latest")));
-        assert_fails(MS_VALUE_ERROR, "/step-00000002', that of rank 1: give the group of rank 0",
+        assert_fails(MS_VALUE_ERROR, "/step-00000002': give this one, of ranks 0, a root",
                      ms_checkpoint_begin(&w, alone, own, "step-00000003"));
     }
     ms_comm_free(alone);
