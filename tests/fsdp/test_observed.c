@@ -245,7 +245,7 @@ static void test_fsdp_observed__sees_results_in_every_order_of_streams(void **st
 {
     course k = {&by_strategy[0], MS_DTYPE_NONE};
     const char *device = getenv("MS_DEVICE"), *seed_before = getenv("MS_FAKE_SEED");
-    char seed[8], before[32];
+    char seed[12], before[32];
 
     (void)state;
     if (device == NULL || strcmp(device, "fake") != 0) {
