@@ -17,6 +17,18 @@ void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
     } else {
         memset(stats, 0, sizeof(*stats));
     }
+    stats->live_handles = ctx->live_handles;
+}
+
+void ms_memory_stats_get(ms_memory_stats *stats)
+{
+    ms_context *ctx = msi_context_peek();
+
+    if (ctx != NULL) {
+        msi_memory_stats(ctx, stats);
+    } else {
+        memset(stats, 0, sizeof(*stats));
+    }
 }
 
 static msi_heap *heap_here(void)

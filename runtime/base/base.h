@@ -112,6 +112,7 @@ typedef struct ms_context {
     int64_t sample_base;
     bool sample_base_known;
     int64_t sample_epoch; /* micro-batches begun */
+    int64_t live_handles; /* of tensors */
     int32_t rank;         /* in its job; what is true of every rank is said by rank 0 */
     int32_t sample_rank;  /* the same; in the forward of a sharded model in that model's group */
     int32_t host_calls;   /* functions of the host at work: what called them must not be freed */

@@ -82,20 +82,19 @@ static ms_status check_can_start(const msi_dist *d)
 
 static ms_status check_can_fork(const msi_dist *d)
 {
-    ms_memory_stats stats;
+    const ms_context *ctx = msi_context_peek();
 
     MS_TRY(check_can_start(d));
-    if (msi_context_peek() != NULL && msi_context_peek()->device != NULL) {
+    if (ctx != NULL && ctx->device != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR, "cannot fork ranks: this process has opened its device, "
                                          "which each rank needs for itself (start the ranks before "
                                          "making tensors)");
     }
-    ms_memory_stats_get(&stats);
-    if (stats.live_handles > 0) {
+    if (ctx != NULL && ctx->live_handles > 0) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot fork ranks: %lld tensors are live, expected none (start the ranks "
                        "before making tensors)",
-                       (long long)stats.live_handles);
+                       (long long)ctx->live_handles);
     }
     return MS_OK;
 }

@@ -56,7 +56,7 @@ ms_tensor *msi_pool_take_tensor(msi_tensor_state *s)
     t->released_by = released_by;
     t->refcount = 1;
     t->ctx = s->ctx;
-    s->live_handles++;
+    s->ctx->live_handles++;
     return t;
 }
 
@@ -66,7 +66,7 @@ void msi_pool_give_tensor(msi_tensor_state *s, ms_tensor *t)
     t->refcount = 0;
     t->next_free = s->free_tensors;
     s->free_tensors = t;
-    s->live_handles--;
+    s->ctx->live_handles--;
 }
 
 msi_storage *msi_pool_take_storage(msi_tensor_state *s)
@@ -157,14 +157,4 @@ msi_tensor_state *msi_tensor_state_of(ms_context *ctx)
         ctx->room[MSI_ROOM_TENSOR] = s;
     }
     return ctx->room[MSI_ROOM_TENSOR];
-}
-
-void ms_memory_stats_get(ms_memory_stats *stats)
-{
-    ms_context *ctx = msi_context();
-
-    msi_memory_stats(ctx, stats);
-    if (ctx != NULL && ctx->room[MSI_ROOM_TENSOR] != NULL) {
-        stats->live_handles = ((msi_tensor_state *)ctx->room[MSI_ROOM_TENSOR])->live_handles;
-    }
 }

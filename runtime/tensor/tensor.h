@@ -182,10 +182,8 @@ static inline bool msi_storage_is_private(const msi_storage *s)
     return s->refcount == 1 && s->kind == MS_STORAGE_OWNED && s->readonly == NULL;
 }
 
-/* -- dtypes ------------------------------------------------------------------------------------ */
+/* -- numbers ----------------------------------------------------------------------------------- */
 
-/* What an integer dtype (or bool) holds: from `low` up to, and without, `end`. */
-void msi_dtype_range(int32_t dtype, double *low, double *end);
 /* Can arithmetic of this dtype take the number? MS_TYPE_ERROR for a fraction and integers: there is
  * no promotion to another dtype. */
 ms_status msi_check_number(const char *op, int32_t dtype, double number);

@@ -288,6 +288,20 @@ static void test_backend_alloc__a_piece_stays_while_one_of_its_blocks_is_used(vo
     assert_int_equal(before.reserved, after.reserved);
 }
 
+static void test_backend_alloc__asking_for_figures_makes_no_context(void **state)
+{
+    ms_memory_stats stats;
+
+    (void)state;
+    assert_ok(ms_close());
+    memset(&stats, 0xFF, sizeof(stats));
+    ms_memory_stats_get(&stats);
+    assert_false(ms_is_open());
+    assert_int_equal(0, stats.live_total);
+    assert_int_equal(0, stats.reserved);
+    assert_int_equal(0, stats.live_handles);
+}
+
 static void test_backend_alloc__blocks_that_outlive_the_context_go_back_all_the_same(void **state)
 {
     static msi_mem_block *blocks[MANY];
@@ -411,6 +425,7 @@ int main(void)
         cmocka_unit_test(test_backend_alloc__small_blocks_that_pile_up_are_taken_in_pieces),
         cmocka_unit_test(test_backend_alloc__a_piece_stays_while_one_of_its_blocks_is_used),
         cmocka_unit_test(test_backend_alloc__blocks_that_outlive_the_context_go_back_all_the_same),
+        cmocka_unit_test(test_backend_alloc__asking_for_figures_makes_no_context),
         cmocka_unit_test(test_backend_alloc__changing_the_kind_moves_the_count),
         cmocka_unit_test(test_backend_alloc__running_out_names_bytes_and_kind),
         cmocka_unit_test(test_backend_alloc__a_limit_of_the_process_is_named),

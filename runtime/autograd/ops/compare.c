@@ -1,5 +1,6 @@
 /* Comparisons, elementwise: bool results, no gradients. The kernels know ==, !=, < and <=; the
  * other two are those with exchanged operands. */
+#include "dtype.h"
 #include "meta.h"
 #include "operand.h"
 #include "table.h"

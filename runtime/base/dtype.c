@@ -1,5 +1,7 @@
 /* The dtypes, and which numbers they hold. */
-#include "tensor.h"
+#include "dtype.h"
+
+#include "base.h"
 
 #include <math.h>
 
@@ -71,18 +73,4 @@ int64_t ms_dtype_misfit(int32_t dtype, const double *numbers, int64_t n)
         i++;
     }
     return i;
-}
-
-ms_status msi_check_number(const char *op, int32_t dtype, double number)
-{
-    if (MSI_LIKELY(dtypes[dtype].floating)) {
-        return MS_OK;
-    }
-    if (number != trunc(number)) {
-        return MS_FAIL(MS_TYPE_ERROR,
-                       "%s: the tensor is %s and the number %.17g, expected a whole one; "
-                       "t:to('f32') takes fractions",
-                       op, dtypes[dtype].name, number);
-    }
-    return ms_dtype_check(op, dtype, number);
 }
