@@ -1,45 +1,22 @@
--- Calls that come back to the file they began in, among the C files of one folder.
--- luajit .ci/circles.lua BUILD runtime/fsdp: prints each circle; leaves with 1 when there is one.
-local build, folder = arg[1], arg[2]
+-- Calls that come back to the file they began in, among the C files of one folder, besides calls of
+-- the symbols that are named.
+-- luajit .ci/circles.lua BUILD FOLDER [SYMBOL]...: prints a circle; leaves with 1 if there is one.
+local objects = dofile ".ci/objects.lua"
 
-local function lines(command)
-  local pipe = assert(io.popen(command))
-  local list = {}
+local folder = arg[2]
+local files, definer = objects(arg[1], folder)
+local wants, state = {}, {}
 
-  for line in pipe:lines() do list[#list + 1] = line end
-  pipe:close()
-  return list
-end
-
-local definer, files, wants = {}, {}, {}
-
-for _, object in ipairs(lines(("find %s -path '*/%s/*' -name '*.o' | sort"):format(build, folder))) do
-  local file = object:match("(" .. folder:gsub("%p", "%%%0") .. "/.*)%.o$")
-
-  local source = io.open(file) -- an object whose source has gone counts no more
-
-  if source then
-    source:close()
-    files[#files + 1] = file
-    wants[file] = {}
+for _, file in ipairs(files) do wants[file.name] = file.wants end
+for i = 3, #arg do
+  if not definer[arg[i]] then
+    print(("circles: %s is defined by no file of %s"):format(arg[i], folder))
+    os.exit(1)
   end
-  for _, line in ipairs(source and lines("nm " .. object) or {}) do
-    local kind, symbol = line:match("(%a) ([%w_]+)$")
-
-    if kind == "U" then
-      table.insert(wants[file], symbol)
-    elseif kind and kind:match("[TDBR]") then
-      definer[symbol] = file
-    end
-  end
-end
-if #files < 2 then
-  print("circles: " .. folder .. " has no objects in " .. build)
-  os.exit(1)
+  definer[arg[i]] = nil
 end
 
 -- The way back to a file that is being visited, as a text; or nil.
-local state = {}
 local function visit(file, path)
   state[file] = "open"
   for _, symbol in ipairs(wants[file]) do
@@ -58,7 +35,7 @@ local function visit(file, path)
 end
 
 for _, file in ipairs(files) do
-  local circle = not state[file] and visit(file, "")
+  local circle = not state[file.name] and visit(file.name, "")
 
   if circle then
     print("circles: files of " .. folder .. " that call each other in a circle:" .. circle)
