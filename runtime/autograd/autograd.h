@@ -77,8 +77,8 @@ void msi_backward_defer(ms_context *ctx, msi_deferred *call);
 
 /* Does operand i need a gradient (while recording)? */
 bool msi_call_needs(const msi_op_call *c, int32_t i);
-/* Save a view in place `slot` of the call's node. No-op when nothing is recorded. */
-void msi_save(msi_op_call *c, int32_t slot, const msi_view *v);
+/* Save a view as the call's node's saved view `which`. No-op when nothing is recorded. */
+void msi_save(msi_op_call *c, int32_t which, const msi_view *v);
 
 typedef struct msi_bwd msi_bwd;
 ms_context *msi_bwd_context(const msi_bwd *b);
@@ -89,10 +89,10 @@ const void *msi_bwd_attrs(const msi_bwd *b);
  * one of its outputs, so with one output it is there). */
 const msi_view *msi_bwd_grad(const msi_bwd *b, int32_t i);
 /* Saved view; MS_RUNTIME_ERROR when it was written in place since, or is freed or absent. */
-ms_status msi_bwd_saved(msi_bwd *b, int32_t slot, const msi_view **v);
-/* Is the memory of saved view `slot` held by nobody else, so that it may be overwritten and become
+ms_status msi_bwd_saved(msi_bwd *b, int32_t which, const msi_view **v);
+/* Is the memory of saved view `which` held by nobody else, so that it may be overwritten and become
  * a gradient? Asked after msi_bwd_saved(), which checks its version. */
-bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t slot);
+bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t which);
 /* Shape and dtype operand i had (no storage); NULL when the operand was left out. */
 const msi_view *msi_bwd_operand(const msi_bwd *b, int32_t i);
 bool msi_bwd_needs(const msi_bwd *b, int32_t i);

@@ -60,7 +60,7 @@ bool msi_bwd_needs(const msi_bwd *b, int32_t i)
 
 /* -- saved views ------------------------------------------------------------------------------- */
 
-static ms_status refuse_written(const msi_saved *saved, int32_t slot)
+static ms_status refuse_written(const msi_saved *saved, int32_t which)
 {
     const msi_storage *s = saved->view.storage;
     const bool shared = s->unit != NULL;
@@ -68,29 +68,29 @@ static ms_status refuse_written(const msi_saved *saved, int32_t slot)
     return MS_FAIL(MS_RUNTIME_ERROR,
                    "saved tensor %d of shape %s was modified by an in-place operation: it is at "
                    "version %lld, expected %lld%s%s%s",
-                   (int)slot, msi_shape_text(saved->view.ndim, saved->view.shape),
+                   (int)which, msi_shape_text(saved->view.ndim, saved->view.shape),
                    (long long)s->version, (long long)saved->version,
                    shared ? "; the version counts writes to any parameter of unit '" : "",
                    shared ? s->unit : "",
                    shared ? "', by optimizers, loads and summon_full_params too" : "");
 }
 
-ms_status msi_bwd_saved(msi_bwd *b, int32_t slot, const msi_view **v)
+ms_status msi_bwd_saved(msi_bwd *b, int32_t which, const msi_view **v)
 {
-    const msi_saved *saved = &b->node->saved[slot];
+    const msi_saved *saved = &b->node->saved[which];
     void *data;
 
-    MS_ASSERT(slot < b->node->n_saved && saved->view.storage != NULL);
+    MS_ASSERT(which < b->node->n_saved && saved->view.storage != NULL);
     if (MSI_UNLIKELY(saved->version != saved->view.storage->version)) {
-        return refuse_written(saved, slot);
+        return refuse_written(saved, which);
     }
     *v = &saved->view;
     return msi_view_data(&saved->view, &data);
 }
 
-bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t slot)
+bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t which)
 {
-    const msi_storage *s = b->node->saved[slot].view.storage;
+    const msi_storage *s = b->node->saved[which].view.storage;
 
     return s != NULL && msi_storage_is_private(s);
 }

@@ -489,12 +489,12 @@ bool msi_call_needs(const msi_op_call *c, int32_t i)
     return c->node != NULL && c->node->edge[i].node != NULL;
 }
 
-void msi_save(msi_op_call *c, int32_t slot, const msi_view *v)
+void msi_save(msi_op_call *c, int32_t which, const msi_view *v)
 {
     if (c->node == NULL) {
         return;
     }
-    msi_saved *saved = &c->node->saved[slot];
+    msi_saved *saved = &c->node->saved[which];
 
     msi_storage_retain(v->storage);
     msi_storage_release(saved->view.storage);

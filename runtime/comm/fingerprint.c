@@ -92,7 +92,7 @@ static void data_text(const msi_fingerprint *fp, char *buffer, size_t nbytes)
 
 const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t nbytes)
 {
-    char data[MS_MAX_DIMS * 22 + 16], root[32] = "", name[MSI_NAME_TEXT], slot[64] = "";
+    char data[MS_MAX_DIMS * 22 + 16], root[32] = "", name[MSI_NAME_TEXT], tail[64] = "";
 
     if (fp->kind == MSI_COLL_BARRIER || fp->kind == MSI_COLL_RESET) {
         snprintf(buffer, nbytes,
@@ -107,13 +107,13 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
     }
     name_text(fp, ", unit ", ", in ", name, sizeof(name));
     if (fp->ndim >= 0 && fp->forward != 0) {
-        snprintf(slot, sizeof(slot), ", backward of sequence %llu",
+        snprintf(tail, sizeof(tail), ", backward of sequence %llu",
                  (unsigned long long)fp->forward);
     } else if (fp->slot >= 0 || fp->generation != 0) {
-        snprintf(slot, sizeof(slot), ", slot %d, generation %llu", (int)fp->slot,
+        snprintf(tail, sizeof(tail), ", slot %d, generation %llu", (int)fp->slot,
                  (unsigned long long)fp->generation);
     }
-    snprintf(buffer, nbytes, "%s(%s%s%s%s)", kind_name(fp->kind), data, root, name, slot);
+    snprintf(buffer, nbytes, "%s(%s%s%s%s)", kind_name(fp->kind), data, root, name, tail);
     return buffer;
 }
 
