@@ -1,4 +1,5 @@
-/* Blocks of memory for who orders streams. What all others need stands in backend.h. */
+/* Blocks of memory for who orders streams: offloading, which comes with CUDA, and until then tests.
+ * What all others need stands in backend.h. */
 #ifndef MSI_BLOCKS_H
 #define MSI_BLOCKS_H
 

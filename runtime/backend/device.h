@@ -20,13 +20,13 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 4 }; /* of this file, kernel_args.h and the kernels' names */
+enum { MSI_DEVICE_VERSION = 5 }; /* of this file, kernel_args.h and the kernels' names */
 
 enum {
     MSI_STREAM_COMPUTE,
     MSI_STREAM_GATHER,
     MSI_STREAM_REDUCE,
-    MSI_STREAM_OUT,
+    MSI_STREAM_OUT, /* OUT and IN: to the host and back, for offloading, which comes with CUDA */
     MSI_STREAM_IN,
     MSI_STREAMS
 };
@@ -55,7 +55,6 @@ typedef struct msi_device_info {
     char name[64];
     int32_t index;
     int64_t total, free; /* bytes */
-    bool synchronous;    /* what is enqueued has run on return */
     char uuid[16];       /* equal on ranks whose devices share one memory */
     bool spoils;         /* for tests: memory that is free is to hold NaN */
 } msi_device_info;
@@ -112,8 +111,8 @@ typedef struct msi_device_ops {
      * while something is left that would not run without another call. */
     int32_t (*poll)(msi_device *d);
 
-    /* words in host memory that all ranks of the host see. `words` is copied. On a synchronous
-     * device they are there, as who awaits them was told: MSI_DEV_FAILED where they are not. */
+    /* words in host memory that all ranks of the host see. `words` is copied. On the CPU they
+     * are there, as who awaits them was told: MSI_DEV_FAILED where they are not. */
     int32_t (*post)(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint64_t value);
     int32_t (*await)(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
                      uint64_t at_least);

@@ -36,7 +36,7 @@ static void cpu_close(msi_device *d)
 static void cpu_info(msi_device *d, msi_device_info *out)
 {
     (void)d;
-    *out = (msi_device_info){.name = "CPU", .synchronous = true};
+    *out = (msi_device_info){.name = "CPU"};
 }
 
 static int32_t cpu_take(msi_device *d, int64_t nbytes, int32_t place, void **out)
