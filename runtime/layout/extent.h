@@ -17,6 +17,9 @@ typedef struct msi_extent {
  * elements. */
 ms_status msi_layout_extents(const ms_layout *layout, int32_t rank, msi_extent *extents,
                              int32_t *n);
+/* Elements of all ranks' shards, one behind the other: what an all-gather of shards fills. Of a
+ * flat layout it is the whole as it lies, with the zeros on its right. */
+int64_t msi_layout_gathered_numel(const ms_layout *layout);
 /* The most that a rank has: room for msi_layout_extents(). */
 int32_t msi_layout_most_extents(const ms_layout *layout);
 

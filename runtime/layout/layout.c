@@ -188,6 +188,11 @@ ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t par
     return MS_OK;
 }
 
+int64_t msi_layout_gathered_numel(const ms_layout *layout)
+{
+    return layout->world_size * layout->shard_numel;
+}
+
 int32_t msi_layout_most_extents(const ms_layout *layout)
 {
     (void)layout;

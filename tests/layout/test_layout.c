@@ -4,7 +4,7 @@
  * form, row_shards for the in-place form. Every number of both is compared. */
 #include "ms_test.h"
 
-#include "layout.h"
+#include "extent.h"
 
 #include <jansson.h>
 
@@ -216,6 +216,8 @@ static void test_layout_layout__holds_every_element_exactly_once(void **state)
 
     for (size_t a = 0; a < 5; a++) {
         for (int32_t world = 1; world <= 70; world++) {
+            int64_t next_in_full = 0;
+
             assert_ok(ms_layout_flat(&l, numels, 6, aligns[a], world));
             for (int32_t p = 0; p < 6; p++) {
                 int64_t next = 0;
@@ -233,6 +235,17 @@ static void test_layout_layout__holds_every_element_exactly_once(void **state)
                 }
                 assert_int_equal(numels[p], next);
             }
+            for (int32_t r = 0; r < world; r++) {
+                msi_extent whole;
+                int32_t n;
+
+                assert_ok(msi_layout_extents(l, r, &whole, &n));
+                assert_int_equal(1, n);
+                assert_int_equal(next_in_full, whole.in_full);
+                next_in_full += whole.numel;
+            }
+            assert_int_equal(next_in_full, msi_layout_gathered_numel(l));
+            assert_true(next_in_full >= ms_layout_total(l));
             ms_layout_free(l);
         }
     }

@@ -68,7 +68,7 @@ static ms_status replicas_agree(ms_fsdp_unit *u, int32_t first, int32_t n, const
 static ms_status gather_shards(ms_fsdp_unit *u, const char *what, msi_storage *full)
 {
     const msi_view own = msi_flat_view(u, u->master, 0, u->shard_numel);
-    const msi_view whole = msi_flat_view(u, full, 0, u->shard_numel * u->world);
+    const msi_view whole = msi_flat_view(u, full, 0, msi_unit_full_numel(u));
     msi_host_view from = {0}, to = {0};
     ms_status status;
 
@@ -83,16 +83,16 @@ done:
 
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out)
 {
-    const int32_t world = u->is_sharded ? u->world : 1;
-    const int64_t nbytes = u->shard_numel * ms_dtype_size(u->orig_dtype);
+    const bool is_whole = !u->is_sharded || u->world == 1;
+    const int64_t nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->orig_dtype);
     msi_storage *full;
 
     *out = NULL;
     MS_TRY(ms_fsdp_unit_materialize(u));
     MS_TRY(replicas_agree(u, 0, u->n_params, what, u->name));
-    MS_TRY(msi_storage_new(&full, u->ctx, nbytes * world, MS_MEM_PARAMETER));
-    const ms_status status = world == 1 ? msi_mem_copy(u->ctx, full->data, u->master->data, nbytes)
-                                        : gather_shards(u, what, full);
+    MS_TRY(msi_storage_new(&full, u->ctx, nbytes, MS_MEM_PARAMETER));
+    const ms_status status = is_whole ? msi_mem_copy(u->ctx, full->data, u->master->data, nbytes)
+                                      : gather_shards(u, what, full);
 
     if (status != MS_OK) {
         msi_storage_release(full);

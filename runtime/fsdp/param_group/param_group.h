@@ -141,7 +141,7 @@ struct ms_fsdp_unit {
 /* Elements of the unsharded flat, with all padding. */
 static inline int64_t msi_unit_full_numel(const ms_fsdp_unit *u)
 {
-    return u->shard_numel * (u->is_sharded ? u->world : 1);
+    return msi_layout_gathered_numel(u->layout);
 }
 
 /* Does it gather in a slot? (Else the master or a private copy is read.) */
