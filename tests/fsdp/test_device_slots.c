@@ -15,6 +15,7 @@ typedef struct chain {
     bool evaluates;     /* forwards alone ... */
     bool writes;        /* ... of one unit, whose values each rank writes between them */
     bool nests;         /* all units are open at once */
+    bool adds;          /* each step adds to gradients that were set from outside */
     uint64_t hash;      /* of the trained parameters, or the evaluations' sum, by rank 0 */
     int32_t n_slots;    /* of parameters, at the end */
     int32_t n_segments; /* of all */
@@ -97,10 +98,27 @@ static ms_status forward(model *m, const chain *c, double x0, ms_tensor **mean)
     return ms_op_mean(mean, x, 3, false);
 }
 
+static ms_status set_gradients(model *m, const chain *c, double value)
+{
+    const int64_t whole[2] = {SIDE, SIDE};
+    ms_param_extent extent;
+    ms_tensor *shard, *grad;
+
+    for (int32_t i = 0; i < UNITS; i++) {
+        MS_TRY(ms_param_local(&shard, m->weight[i], &extent));
+        MS_TRY(c->strategy == MS_FSDP_NO_SHARD
+                   ? ms_tensor_full(&grad, MS_DTYPE_F32, 2, whole, value)
+                   : ms_tensor_full(&grad, MS_DTYPE_F32, 1, &extent.numel, value));
+        MS_TRY(ms_tensor_set_grad(m->weight[i], grad));
+    }
+    return MS_OK;
+}
+
 static ms_status step(model *m, const chain *c, double x0)
 {
     ms_tensor *loss;
 
+    MS_TRY(c->adds ? set_gradients(m, c, 0.25) : MS_OK);
     MS_TRY(forward(m, c, x0, &loss));
     MS_TRY(ms_backward(loss, NULL));
     return ms_optim_step(m->optim);
@@ -524,40 +542,54 @@ static void test_fsdp_device_slots__a_model_that_is_freed_leaves_nothing_mapped(
 typedef struct mutation {
     msi_stream_order order;
     const char *name, *layout;
-    int32_t strategy;
-    bool evaluates, writes;
+    chain chain;
 } mutation;
 
+/* Without ARRIVED, and with all others, no training that succeeds comes out otherwise: a backward
+ * that ends joins all of its sums, its gradients cannot be read before, and a slot that is taken
+ * again is REUSED after them. It is for a backward that fails: what its reductions wrote is then
+ * read, or given back, without its end. */
 static const mutation mutations[] = {
-    {MSI_ORDER_STEPPED, "stepped", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_RELEASED, "released", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_FILLED, "filled", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_USED, "used", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_GATHERED, "gathered", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_REUSED, "reused", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_READ, "read", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_WRITTEN, "written", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_READY, "ready", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_CHUNKED, "chunked", "shared", MS_FSDP_NO_SHARD, false, false},
-    {MSI_ORDER_SUMMED, "summed", "shared", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_STEPPED, "stepped", "pull", MS_FSDP_FULL_SHARD, false, false},
+    {MSI_ORDER_STEPPED, "stepped", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_RELEASED, "released", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_FILLED, "filled", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_USED, "used", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_GATHERED, "gathered", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_STEPPED, "stepped", "pull", {.strategy = MS_FSDP_FULL_SHARD}},
     /* in training other units' words imply it, as all gathering is in one stream */
-    {MSI_ORDER_RELEASED, "released", "pull", MS_FSDP_FULL_SHARD, true, true},
-    {MSI_ORDER_FILLED, "filled", "pull", MS_FSDP_FULL_SHARD, false, false},
-    {MSI_ORDER_USED, "used", "pull", MS_FSDP_FULL_SHARD, true, false},
-    {MSI_ORDER_GATHERED, "gathered", "pull", MS_FSDP_FULL_SHARD, false, false},
+    {MSI_ORDER_RELEASED,
+     "released",
+     "pull",
+     {.strategy = MS_FSDP_FULL_SHARD, .evaluates = true, .writes = true}},
+    {MSI_ORDER_FILLED, "filled", "pull", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_USED, "used", "pull", {.strategy = MS_FSDP_FULL_SHARD, .evaluates = true}},
+    {MSI_ORDER_GATHERED, "gathered", "pull", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_REUSED, "reused", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_READ, "read", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_WRITTEN, "written", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_READY, "ready", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_PREPARED, "prepared", "shared", {.strategy = MS_FSDP_FULL_SHARD, .adds = true}},
+    {MSI_ORDER_SUMMED, "summed", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_ORDER_REUSED, "reused by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_ORDER_READ, "read by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_ORDER_WRITTEN, "written by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_ORDER_READY, "ready by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_ORDER_PREPARED,
+     "prepared by replicas",
+     "shared",
+     {.strategy = MS_FSDP_NO_SHARD, .adds = true}},
+    {MSI_ORDER_CHUNKED, "chunked by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_ORDER_SUMMED, "summed by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
 };
 
 /* Seeds up to `most` until one run comes out otherwise; 0: none does. */
 static int32_t noticed_by(const mutation *m, int32_t most)
 {
-    chain cpu = {.strategy = m->strategy,
-                 .world = 3,
-                 .evaluates = m->evaluates,
-                 .writes = m->writes},
-          c = cpu;
+    chain cpu = m->chain, c;
     int32_t seed = 0;
 
+    cpu.world = 3;
+    c = cpu;
     assert_ok(train_on(&cpu, 0, "shared"));
     atomic_store(&msi_order_left_out, m->order);
     do {

@@ -14,7 +14,8 @@
 
 #include "device.h"
 
-/* Every one of them is needed (tests/fsdp/test_device_slots.c and streams.pml leave each out). */
+/* Every one of them is needed (tests/fsdp/test_device_slots.c and streams.pml leave each out, but
+ * for the last: that test says why). */
 typedef enum msi_stream_order {
     MSI_ORDER_ALL,
     MSI_ORDER_STEPPED,  /* the master is written -> it is cast */
@@ -26,8 +27,10 @@ typedef enum msi_stream_order {
     MSI_ORDER_READ,     /* ... and so have the others */
     MSI_ORDER_WRITTEN,  /* this rank has written its gradient -> it is reduced */
     MSI_ORDER_READY,    /* ... and so have the others */
+    MSI_ORDER_PREPARED, /* what the sum adds to is there -> it is added to */
     MSI_ORDER_CHUNKED,  /* replicas: the others have reduced their chunks -> they are copied */
-    MSI_ORDER_SUMMED    /* the sum is there -> the optimizer reads it */
+    MSI_ORDER_SUMMED,   /* a backward's sums are there -> the optimizer reads them */
+    MSI_ORDER_ARRIVED   /* ... one unit's, where no backward has ended since */
 } msi_stream_order;
 
 /* Test hook: the one that is left out. */

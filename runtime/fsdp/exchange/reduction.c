@@ -76,7 +76,7 @@ static void release(msi_reduction *r)
 
 void msi_reduction_join(const msi_reduction *r)
 {
-    msi_order_join(r->pool->ctx, MSI_ORDER_SUMMED, MSI_STREAM_COMPUTE, r->summed);
+    msi_order_join(r->pool->ctx, MSI_ORDER_ARRIVED, MSI_STREAM_COMPUTE, r->summed);
 }
 
 /* -- the sum ----------------------------------------------------------------------------------- */
@@ -137,16 +137,22 @@ static ms_status sum_extent(const msi_reduction *r, const msi_extent *e, void *o
     return take_sums(r, r->rank, e->in_full, e->numel, out, add);
 }
 
-/* Reducing goes on when this rank's gradient is written, or, `prepared`, what the sum adds to; and
- * when all ranks have done `what`. */
-static ms_status await_all(const msi_reduction *r, msi_stream_order order, msi_slot_deed what,
-                           bool prepared)
+/* Reducing goes on when all ranks' gradients are written. */
+static ms_status await_gradients(const msi_reduction *r)
+{
+    MS_TRY(msi_order_after(r->pool->ctx, MSI_ORDER_WRITTEN, MSI_STREAM_REDUCE, r->written));
+    return msi_slot_await(r->pool, r->slot, MSI_ORDER_READY, MSI_STREAM_REDUCE, MSI_SLOT_FILLED,
+                          r->slot->generation);
+}
+
+/* ... and what the sum adds to, if it does. */
+static ms_status await_prepared(const msi_reduction *r, bool add)
 {
     const ms_context *ctx = r->pool->ctx;
 
-    MS_TRY(msi_order_after(ctx, MSI_ORDER_WRITTEN, MSI_STREAM_REDUCE,
-                           prepared ? msi_order_mark(ctx, MSI_STREAM_COMPUTE) : r->written));
-    return msi_slot_await(r->pool, r->slot, order, MSI_STREAM_REDUCE, what, r->slot->generation);
+    return add ? msi_order_after(ctx, MSI_ORDER_PREPARED, MSI_STREAM_REDUCE,
+                                 msi_order_mark(ctx, MSI_STREAM_COMPUTE))
+               : MS_OK;
 }
 
 static ms_status sum_extents(msi_reduction *r, void *shard, bool add)
@@ -165,7 +171,8 @@ static ms_status sum_own(msi_reduction *r)
     bool add;
 
     MS_TRY(r->user->prepare(r->unit, &shard, &add));
-    MS_TRY(await_all(r, MSI_ORDER_READY, MSI_SLOT_FILLED, add));
+    MS_TRY(await_gradients(r));
+    MS_TRY(await_prepared(r, add));
     MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE, sum_extents(r, shard, add));
     return MS_OK;
 }
@@ -174,7 +181,7 @@ static ms_status sum_chunk(msi_reduction *r)
 {
     const msi_chunk own = msi_plan_chunk(r->total, r->rank, r->world);
 
-    MS_TRY(await_all(r, MSI_ORDER_READY, MSI_SLOT_FILLED, false));
+    MS_TRY(await_gradients(r));
     MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE,
               sum(r, own.first, own.numel, element(r, r->rank, own.first), r->dtype, false));
     r->phase = MSI_GRAD_REDUCED;
@@ -200,7 +207,9 @@ static ms_status copy_chunks(msi_reduction *r)
     bool add;
 
     MS_TRY(r->user->prepare(r->unit, &out, &add));
-    MS_TRY(await_all(r, MSI_ORDER_CHUNKED, MSI_SLOT_REDUCED, add));
+    MS_TRY(await_prepared(r, add));
+    MS_TRY(msi_slot_await(r->pool, r->slot, MSI_ORDER_CHUNKED, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED,
+                          r->slot->generation));
     MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE, take_chunks(r, out, add));
     return MS_OK;
 }

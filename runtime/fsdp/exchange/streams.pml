@@ -6,7 +6,8 @@
  * that are promises: each enqueues work on streams of its own, which run it in any order that marks
  * (after) and twins of words (await, post) allow. Parameters, in both layouts, are cast and copied by
  * GATHER and read by COMPUTE, which perhaps steps between uses; gradients, sharded and whole, are
- * written by COMPUTE and summed by REDUCE, and the sum is perhaps used each time, or at last.
+ * written by COMPUTE and summed by REDUCE, perhaps to what COMPUTE has prepared, and the sum is
+ * perhaps used each time, or at last.
  *
  * Checked: no stream waits in vain; what an item reads is of its own generation, and a parameter is
  * cast from the master of its step. All of it once with all orders, and once without each of them:
@@ -33,18 +34,20 @@
 #define READ 7
 #define WRITTEN 8
 #define READY 9
-#define CHUNKED 10
-#define SUMMED 11
+#define PREPARED 10
+#define CHUNKED 11
+#define SUMMED 12
 
 /* streams of a rank: COMPUTE, and GATHER or REDUCE */
 #define COMPUTE 0
 #define OTHER 1
 #define AT(s, q) ((q) * 2 + (s))
 
-mtype = { after, await, post, cast, copy, use, step, write, sum, chunk, take, update };
+mtype = { after, await, post, cast, copy, use, step, write, prepare, sum, chunk, take, update };
 
 byte layout, left_out;
 bool steps; /* between uses */
+bool adds;  /* sums to what was there */
 
 /* Words, by what and rank: what hosts have promised, and their twins. */
 #define HAS_FILLED 0
@@ -58,13 +61,14 @@ byte enqueued[2 * R], done[2 * R];
 
 /* Generations that lie in: a part of the slot, its chunk, this rank's copy of rank q's part, its sum. */
 byte part[R], part_step[R], chunks[R], copied[R * R], copied_step[R * R], summed[R];
-byte master[R]; /* steps that made it */
+byte master[R];   /* steps that made it */
+byte prepared[R]; /* the latest that has something to add to */
 
 c_decl {
-  static int noticed[4][12];
+  static int noticed[4][13];
   static const char *const layouts[] = {"shared", "pull", "sharded", "whole"};
   static const char *const orders[] = {"", "STEPPED", "USED", "RELEASED", "FILLED", "GATHERED", "REUSED",
-                                       "READ", "WRITTEN", "READY", "CHUNKED", "SUMMED"};
+                                       "READ", "WRITTEN", "READY", "PREPARED", "CHUNKED", "SUMMED"};
 
   static void notice(int layout, int left_out)
   {
@@ -86,6 +90,7 @@ c_decl {
 /* -- streams ----------------------------------------------------------------------------------- */
 
 #define STEPS(g) (steps -> (g) - 1 : 0)
+#define IS_PREPARED(g) (!adds || prepared[me] >= (g))
 
 proctype stream(byte me; byte its) {
   mtype what;
@@ -112,9 +117,10 @@ end:
                 copied_step[me * R] == STEPS(g) && copied_step[me * R + 1] == STEPS(g))
        :: what == step -> master[me]++
        :: what == write -> part[me] = g; chunks[me] = 0 /* it lies in the part */
-       :: what == sum -> CHECK(part[0] == g && part[1] == g); summed[me] = g
+       :: what == prepare -> prepared[me] = g
+       :: what == sum -> CHECK(part[0] == g && part[1] == g && IS_PREPARED(g)); summed[me] = g
        :: what == chunk -> CHECK(part[0] == g && part[1] == g); chunks[me] = g
-       :: what == take -> CHECK(chunks[0] == g && chunks[1] == g); summed[me] = g
+       :: what == take -> CHECK(chunks[0] == g && chunks[1] == g && IS_PREPARED(g)); summed[me] = g
        :: what == update -> CHECK(summed[me] == g)
        fi;
        done[AT(its, me)]++
@@ -146,6 +152,13 @@ inline put_await(order, on, word, g) {
 inline say(on, word) {
   put(on, post, word, g);
   promised[WORD(word, me)] = g
+}
+
+inline put_prepare() {
+  if
+  :: adds -> put(COMPUTE, prepare, 0, g); put_after(PREPARED, OTHER, COMPUTE, enqueued[AT(COMPUTE, me)])
+  :: else
+  fi
 }
 
 #define ALL(word, g) (promised[WORD(word, 0)] >= (g) && promised[WORD(word, 1)] >= (g))
@@ -217,14 +230,14 @@ proctype gradients(byte me) {
        put_after(WRITTEN, OTHER, COMPUTE, written);
        put_await(READY, OTHER, HAS_FILLED, g);
        if
-       :: layout == SHARDED -> put(OTHER, sum, 0, g)
+       :: layout == SHARDED -> put_prepare(); put(OTHER, sum, 0, g)
        :: layout == WHOLE -> put(OTHER, chunk, 0, g); say(OTHER, HAS_REDUCED)
        fi
      }
      atomic {
        layout == SHARDED || ALL(HAS_REDUCED, g);
        if
-       :: layout == WHOLE -> put_await(CHUNKED, OTHER, HAS_REDUCED, g); put(OTHER, take, 0, g)
+       :: layout == WHOLE -> put_prepare(); put_await(CHUNKED, OTHER, HAS_REDUCED, g); put(OTHER, take, 0, g)
        :: else
        fi;
        say(OTHER, HAS_RELEASED);
@@ -254,6 +267,10 @@ init {
     :: left_out = 0
     :: layout <= PULL -> select(left_out : STEPPED .. GATHERED)
     :: layout >= SHARDED -> select(left_out : REUSED .. SUMMED)
+    fi;
+    if
+    :: layout >= SHARDED -> adds = true
+    :: adds = false
     fi;
     for (q : 0 .. R - 1) {
       run stream(q, COMPUTE);
