@@ -14,7 +14,7 @@
 
 #include "device.h"
 
-/* Every one of them is needed (tests/fsdp/test_device_slots.c and streams.pml leave each out, but
+/* Every one of them is needed (tests/fsdp/test_device_orders.c and streams.pml leave each out, but
  * for the last: that test says why). */
 typedef enum msi_stream_order {
     MSI_ORDER_ALL,
