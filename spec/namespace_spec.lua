@@ -25,15 +25,7 @@ local ASKS = {
     function() fsdp.FSDP(linear(), { cpu_offload = true }) end,
     function() return fsdp.CPUOffload end,
   },
-  ['f16 and loss scaling'] = {
-    function() return ms.f16 end,
-    function() fsdp.FSDP(linear(), { mixed_precision = { param_dtype = ms.f16 } }) end,
-    function() fsdp.FSDP(linear(), { mixed_precision = { param_dtype = 'f16' } }) end,
-    function() ms.nn.Linear(2, 2, { dtype = 'f16' }) end,
-    function() ms.ones(2, { dtype = 'f16' }) end,
-    function() ms.ones(1):half() end,
-    function() linear():half() end,
-    function() ms.ones(1):to(ms.half) end,
+  ['loss scaling'] = {
     function() return fsdp.ShardedGradScaler end,
     function() return ms.optim.GradScaler end,
     function() return ms.GradScaler end,

@@ -7,7 +7,7 @@ local C, calls = B.C, B.calls
 
 local parameter = {}
 
-local DTYPES = { f32 = 0, f64 = 1, bf16 = 2, i64 = 3, u8 = 4, bool = 5 }
+local DTYPES = { f32 = 0, f64 = 1, bf16 = 2, i64 = 3, u8 = 4, bool = 5, f16 = 6, i32 = 7 }
 local RULES = { none = 0, constant = 1, uniform = 2, normal = 3 }
 local MAX_DIMS = 8
 
@@ -15,9 +15,6 @@ local MAX_DIMS = 8
 ---@param name string
 ---@return integer
 function parameter.dtype(name)
-  if name == 'f16' then
-    B.errors.raise('NotImplementedError', 'dtype f16 is not supported yet')
-  end
   return DTYPES[name] or B.errors.raise('TypeError', 'no dtype is called %s', tostring(name))
 end
 

@@ -5,10 +5,11 @@
 #define BODY "arithmetic_body.h"
 #include "each_register.h"
 
-/* i64: two's complement, wrapping. The lanes are unsigned, where that is defined. */
+/* Integers: two's complement, wrapping. The lanes are unsigned, where that is defined. */
 #undef EW_SCALAR
 #define EW_SCALAR(x) ((REAL)whole_f64(x))
 #define INTEGER
+
 #define NAME i64
 #define T int64_t
 #define REAL uint64_t
@@ -18,4 +19,24 @@
 #define LOAD_N(p, n) load_n_u64w(p, n)
 #define STORE(p, v) store_u64w(p, v)
 #define STORE_N(p, v, n) store_n_u64w(p, v, n)
+#include "arithmetic_body.h"
+#undef NAME
+#undef T
+#undef REAL
+#undef V
+#undef SPLAT
+#undef LOAD
+#undef LOAD_N
+#undef STORE
+#undef STORE_N
+
+#define NAME i32
+#define T int32_t
+#define REAL uint32_t
+#define V u32_part
+#define SPLAT(x) ((uint32_t)(x) + (u32_part){0})
+#define LOAD(p) load_u32w(p)
+#define LOAD_N(p, n) load_n_u32w(p, n)
+#define STORE(p, v) store_u32w(p, v)
+#define STORE_N(p, v, n) store_n_u32w(p, v, n)
 #include "arithmetic_body.h"

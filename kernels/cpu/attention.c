@@ -58,6 +58,11 @@ LANES_INLINE void store_score_bf16(uint16_t *p, f32x16 v)
     memcpy(p, &h, sizeof(h));
 }
 
+LANES_INLINE void store_score_f16(uint16_t *p, f32x16 v)
+{
+    store_f16(p, v);
+}
+
 LANES_INLINE void store_score_f32(float *p, f32x16 v)
 {
     store_f32(p, v);

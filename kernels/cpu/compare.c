@@ -52,21 +52,25 @@ static inline uint8_t is_close(double a, double b, double rtol, double atol)
     COMPARE_ROW(op, f32, EXPR)                                                                     \
     COMPARE_ROW(op, f64, EXPR)                                                                     \
     COMPARE_ROW(op, bf16, EXPR)                                                                    \
+    COMPARE_ROW(op, f16, EXPR)                                                                     \
     COMPARE_ROW(op, i64, EXPR)                                                                     \
+    COMPARE_ROW(op, i32, EXPR)                                                                     \
     COMPARE_ROW(op, u8, EXPR)                                                                      \
     COMPARE_ROW(op, bool, EXPR)                                                                    \
     void MSI_NAME(op##_bool)(const void *args)                                                     \
     {                                                                                              \
         static const ew_row_fn rows[MS_DTYPE_COUNT] = {                                            \
             [MS_DTYPE_F32] = op##_row_f32,   [MS_DTYPE_F64] = op##_row_f64,                        \
-            [MS_DTYPE_BF16] = op##_row_bf16, [MS_DTYPE_I64] = op##_row_i64,                        \
+            [MS_DTYPE_BF16] = op##_row_bf16, [MS_DTYPE_F16] = op##_row_f16,                        \
+            [MS_DTYPE_I64] = op##_row_i64,   [MS_DTYPE_I32] = op##_row_i32,                        \
             [MS_DTYPE_U8] = op##_row_u8,     [MS_DTYPE_BOOL] = op##_row_bool,                      \
         };                                                                                         \
         const int32_t from = ((const msi_ew_args *)args)->in_dtype;                                \
         ew_run(args, rows[from], 2, 1, bytes_of[from]);                                            \
     }
 
-static const int64_t bytes_of[MS_DTYPE_COUNT] = {4, 8, 2, 8, 1, 1};
+#define BYTES(op, dtype, DTYPE) [MS_DTYPE_##DTYPE] = sizeof(c_##dtype),
+static const int64_t bytes_of[MS_DTYPE_COUNT] = {MSI_ALL(BYTES, compare)};
 
 COMPARE(eq, x == y)
 COMPARE(ne, x != y)
@@ -80,7 +84,9 @@ COMPARE(close, is_close((double)x, (double)y, rtol, atol))
 typedef uint32_t bits_f32;
 typedef uint64_t bits_f64;
 typedef uint16_t bits_bf16;
+typedef uint16_t bits_f16;
 typedef uint64_t bits_i64;
+typedef uint32_t bits_i32;
 typedef uint8_t bits_u8;
 typedef uint8_t bits_bool;
 

@@ -41,7 +41,7 @@
 
 enum { WIDTH = LANES_REGISTER / 4 };
 
-/* f32 to and from bf16 carry the mixed-precision traffic: whole registers. */
+/* f32 to and from narrow dtypes carry the mixed-precision traffic: whole registers. */
 #define LANE_ROW(to, from)                                                                         \
     static void lanes_##from##_to_##to(const ew_row *r)                                            \
     {                                                                                              \
@@ -64,62 +64,96 @@ enum { WIDTH = LANES_REGISTER / 4 };
 COPY_ROW(f32, f32)
 COPY_ROW(f32, f64)
 LANE_ROW(f32, bf16)
+LANE_ROW(f32, f16)
 COPY_ROW(f32, i64)
+COPY_ROW(f32, i32)
 COPY_ROW(f32, u8)
 COPY_ROW(f32, bool)
 
 COPY_ROW(f64, f32)
 COPY_ROW(f64, f64)
 COPY_ROW(f64, bf16)
+COPY_ROW(f64, f16)
 COPY_ROW(f64, i64)
+COPY_ROW(f64, i32)
 COPY_ROW(f64, u8)
 COPY_ROW(f64, bool)
 
 LANE_ROW(bf16, f32)
 COPY_ROW(bf16, f64)
 COPY_ROW(bf16, bf16)
+COPY_ROW(bf16, f16)
 COPY_ROW(bf16, i64)
+COPY_ROW(bf16, i32)
 COPY_ROW(bf16, u8)
 COPY_ROW(bf16, bool)
+
+LANE_ROW(f16, f32)
+COPY_ROW(f16, f64)
+COPY_ROW(f16, bf16)
+COPY_ROW(f16, f16)
+COPY_ROW(f16, i64)
+COPY_ROW(f16, i32)
+COPY_ROW(f16, u8)
+COPY_ROW(f16, bool)
 
 COPY_ROW(i64, f32)
 COPY_ROW(i64, f64)
 COPY_ROW(i64, bf16)
+COPY_ROW(i64, f16)
 COPY_ROW(i64, i64)
+COPY_ROW(i64, i32)
 COPY_ROW(i64, u8)
 COPY_ROW(i64, bool)
+
+COPY_ROW(i32, f32)
+COPY_ROW(i32, f64)
+COPY_ROW(i32, bf16)
+COPY_ROW(i32, f16)
+COPY_ROW(i32, i64)
+COPY_ROW(i32, i32)
+COPY_ROW(i32, u8)
+COPY_ROW(i32, bool)
 
 COPY_ROW(u8, f32)
 COPY_ROW(u8, f64)
 COPY_ROW(u8, bf16)
+COPY_ROW(u8, f16)
 COPY_ROW(u8, i64)
+COPY_ROW(u8, i32)
 COPY_ROW(u8, u8)
 COPY_ROW(u8, bool)
 
 COPY_ROW(bool, f32)
 COPY_ROW(bool, f64)
 COPY_ROW(bool, bf16)
+COPY_ROW(bool, f16)
 COPY_ROW(bool, i64)
+COPY_ROW(bool, i32)
 COPY_ROW(bool, u8)
 COPY_ROW(bool, bool) /* writes 0 or 1 whatever byte stood for true */
 
 MOVE_ROW(f32)
 MOVE_ROW(f64)
 MOVE_ROW(bf16)
+MOVE_ROW(f16)
 MOVE_ROW(i64)
+MOVE_ROW(i32)
 MOVE_ROW(u8)
 #define copy_bf16_to_f32 lanes_bf16_to_f32
 #define copy_f32_to_bf16 lanes_f32_to_bf16
+#define copy_f16_to_f32 lanes_f16_to_f32
+#define copy_f32_to_f16 lanes_f32_to_f16
 
-static const int64_t bytes_of[MS_DTYPE_COUNT] = {
-    [MS_DTYPE_F32] = 4, [MS_DTYPE_F64] = 8, [MS_DTYPE_BF16] = 2,
-    [MS_DTYPE_I64] = 8, [MS_DTYPE_U8] = 1,  [MS_DTYPE_BOOL] = 1,
-};
+#define BYTES(op, dtype, DTYPE) [MS_DTYPE_##DTYPE] = sizeof(c_##dtype),
+static const int64_t bytes_of[MS_DTYPE_COUNT] = {MSI_ALL(BYTES, copy)};
 
 #define copy_f32_to_f32 move_f32
 #define copy_f64_to_f64 move_f64
 #define copy_bf16_to_bf16 move_bf16
+#define copy_f16_to_f16 move_f16
 #define copy_i64_to_i64 move_i64
+#define copy_i32_to_i32 move_i32
 #define copy_u8_to_u8 move_u8
 
 #define COPY(op, to, TO)                                                                           \
@@ -127,7 +161,8 @@ static const int64_t bytes_of[MS_DTYPE_COUNT] = {
     {                                                                                              \
         static const ew_row_fn rows[MS_DTYPE_COUNT] = {                                            \
             [MS_DTYPE_F32] = copy_f32_to_##to,   [MS_DTYPE_F64] = copy_f64_to_##to,                \
-            [MS_DTYPE_BF16] = copy_bf16_to_##to, [MS_DTYPE_I64] = copy_i64_to_##to,                \
+            [MS_DTYPE_BF16] = copy_bf16_to_##to, [MS_DTYPE_F16] = copy_f16_to_##to,                \
+            [MS_DTYPE_I64] = copy_i64_to_##to,   [MS_DTYPE_I32] = copy_i32_to_##to,                \
             [MS_DTYPE_U8] = copy_u8_to_##to,     [MS_DTYPE_BOOL] = copy_bool_to_##to,              \
         };                                                                                         \
         const int32_t from = ((const msi_ew_args *)args)->in_dtype;                                \

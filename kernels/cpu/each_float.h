@@ -1,6 +1,6 @@
-/* Includes BODY once for f32, f64 and bf16. Inside a body:
+/* Includes BODY once for f32, bf16, f16 and f64. Inside a body:
  *
- *   T, REAL            what memory holds, what is computed in (bf16: float)
+ *   T, REAL            what memory holds, what is computed in (bf16, f16: float)
  *   DTYPE, REAL_DTYPE  their MS_DTYPE_*; NARROW is defined where they differ
  *   V                  16 lanes of REAL
  *   NAME, LOCAL(x)     the dtype's name, x_<dtype>; OF_REAL(x) for the compute type's
@@ -58,6 +58,24 @@
 #define LOAD_N(p, n) load_n_bf16(p, n)
 #define STORE(p, v) store_bf16(p, v)
 #define STORE_N(p, v, n) store_n_bf16(p, v, n)
+#include "each_float_rows.h"
+
+#include BODY
+#undef NAME
+#undef T
+#undef DTYPE
+#undef LOAD
+#undef LOAD_N
+#undef STORE
+#undef STORE_N
+
+#define NAME f16
+#define T uint16_t
+#define DTYPE MS_DTYPE_F16
+#define LOAD(p) load_f16(p)
+#define LOAD_N(p, n) load_n_f16(p, n)
+#define STORE(p, v) store_f16(p, v)
+#define STORE_N(p, v, n) store_n_f16(p, v, n)
 #include "each_float_rows.h"
 
 #include BODY

@@ -1,7 +1,7 @@
-/* Includes BODY once for f32, f64 and bf16, with one register at a time for a vector: for kernels
- * whose lanes never meet, so that their number cannot change a bit. Inside a body:
+/* Includes BODY once for f32, bf16, f16 and f64, with one register at a time for a vector: for
+ * kernels whose lanes never meet, so that their number cannot change a bit. Inside a body:
  *
- *   T, REAL            what memory holds, what is computed in (bf16: float)
+ *   T, REAL            what memory holds, what is computed in (bf16, f16: float)
  *   DTYPE, REAL_DTYPE  their MS_DTYPE_*; NARROW is defined where they differ, IS_F64 is 0 or 1
  *   NAME, LOCAL(x)     the dtype's name, x_<dtype>
  *   V, WIDTH           a register of REAL, its lanes
@@ -48,6 +48,22 @@
 #define LOAD_N(p, n) load_n_bf16w(p, n)
 #define STORE(p, v) store_bf16w(p, v)
 #define STORE_N(p, v, n) store_n_bf16w(p, v, n)
+#include BODY
+#undef NAME
+#undef T
+#undef DTYPE
+#undef LOAD
+#undef LOAD_N
+#undef STORE
+#undef STORE_N
+
+#define NAME f16
+#define T uint16_t
+#define DTYPE MS_DTYPE_F16
+#define LOAD(p) load_f16w(p)
+#define LOAD_N(p, n) load_n_f16w(p, n)
+#define STORE(p, v) store_f16w(p, v)
+#define STORE_N(p, v, n) store_n_f16w(p, v, n)
 #include BODY
 #undef NAME
 #undef T

@@ -1,5 +1,5 @@
 /* Own matrix product: for f64, for shapes too small to pay for a call of the library, and where
- * there is no library. bf16 is widened block by block, computed in f32 and rounded once.
+ * there is no library. bf16 and f16 are widened block by block, computed in f32 and rounded once.
  *
  * The lanes here are columns of C, so vectors may be as wide as each instruction set has them:
  * gemm_tile.h says why that cannot change bits. Without fused multiply-add (decision 8.10) the
@@ -33,9 +33,20 @@ enum { MC = 64, NC = 128, KC = 128 };
 #define WIDEN(x) (x)
 #include "gemm_tile.h"
 
+#define WIDENED
+
 #define NAME gemm_bf16
 #define REAL float
 #define T uint16_t
+#define DTYPE MS_DTYPE_BF16
 #define WIDEN(x) get_bf16(x)
-#define WIDENED
+#define NARROWED(x) put_bf16(x)
+#include "gemm_tile.h"
+
+#define NAME gemm_f16
+#define REAL float
+#define T uint16_t
+#define DTYPE MS_DTYPE_F16
+#define WIDEN(x) get_f16(x)
+#define NARROWED(x) put_f16(x)
 #include "gemm_tile.h"

@@ -1,5 +1,6 @@
 /* Body of gemm.c for one compute type: define REAL, T (what A and B hold), WIDEN (T to REAL) and
- * NAME, then include. A product is cut into blocks of MC x NC of C and KC of the inner dimension:
+ * NAME, then include; for a T that is narrower than REAL WIDENED, DTYPE and NARROWED (REAL to T),
+ * too. A product is cut into blocks of MC x NC of C and KC of the inner dimension:
  *
  *   C block <- sum over inner blocks of (sum over k in the block), both in ascending order
  *
@@ -164,11 +165,11 @@ static void LOCAL(finish)(const msi_gemm_args *g, REAL *sums, int64_t i0, int64_
             }
         }
 #ifdef WIDENED
-        if (g->c_dtype == MS_DTYPE_BF16) {
-            uint16_t *restrict to = (uint16_t *)c + at;
+        if (g->c_dtype == DTYPE) {
+            T *restrict to = (T *)c + at;
 
             for (int64_t j = 0; j < nc; j++) {
-                to[j] = put_bf16(g->accumulate ? from[j] + WIDEN(to[j]) : from[j]);
+                to[j] = NARROWED(g->accumulate ? from[j] + WIDEN(to[j]) : from[j]);
             }
             continue;
         }
@@ -184,7 +185,7 @@ static void LOCAL(finish)(const msi_gemm_args *g, REAL *sums, int64_t i0, int64_
 void MSI_NAME(NAME)(const void *args)
 {
     const msi_gemm_args *g = args;
-    int64_t c_bytes = g->c_dtype == MS_DTYPE_BF16 ? 2 : (int64_t)sizeof(REAL);
+    const int64_t c_bytes = g->c_dtype == g->dtype ? sizeof(T) : sizeof(REAL);
     REAL sums[(MC + ROWS) * NC] __attribute__((aligned(64)));
 
     for (int64_t p = 0; p < g->batch; p++) {
@@ -216,4 +217,6 @@ void MSI_NAME(NAME)(const void *args)
 #undef REAL
 #undef T
 #undef WIDEN
+#undef NARROWED
+#undef DTYPE
 #undef NAME

@@ -17,9 +17,9 @@ static double LOCAL(below)(double b)
 
     do {
         f = nextafterf(f, -INFINITY);
-        store_n_bf16(&h, splat_f32(f), 1);
-    } while ((double)load_n_bf16(&h, 1)[0] >= b);
-    return (double)load_n_bf16(&h, 1)[0];
+        STORE_N(&h, SPLAT(f), 1);
+    } while ((double)LOAD_N(&h, 1)[0] >= b);
+    return (double)LOAD_N(&h, 1)[0];
 #else
     return (double)(float)b >= b ? (double)nextafterf((float)b, -INFINITY) : (double)(float)b;
 #endif

@@ -11,7 +11,8 @@
  *
  *   load_f32(p)      16 lanes from memory, any address;   load_n_f32(p, n)      the first n, rest 0
  *   store_f32(p, v)  and back;                            store_n_f32(p, v, n)  0 <= n <= 16
- *   load_bf16, ...   memory in bf16, lanes in f32: widened exactly, rounded to nearest even
+ *   load_bf16, load_f16, ...   16 bits in memory, lanes in f32: widened exactly, rounded to
+ *                    nearest even
  *   lt_ le_ eq_ ne_  masks, 0 or -1 in integers of the same width: i32x16, i32_part
  *   select_(mask, yes, no), min_ max_ abs_ copysign_ sqrt_ splat_(scalar), hsum_ hmax_ (16 lanes)
  *   exp_ log_ tanh_   in lanes_math.h, included below
@@ -207,39 +208,64 @@ LANES_FOLD(hmax_f32, f32x16, float, a > b ? a : b)
 LANES_FOLD(hmax_f64, f64x16, double, a > b ? a : b)
 #undef LANES_FOLD
 
-/* -- i64: two's complement, as unsigned numbers, where wrapping is defined --------------------- */
+/* -- integers: two's complement, as unsigned numbers, where wrapping is defined -----------------
+ */
 
-LANES_INLINE u64_part load_u64w(const void *p)
+#define LANES_WHOLE(S, VEC, size)                                                                  \
+    LANES_INLINE VEC load_##S(const void *p)                                                       \
+    {                                                                                              \
+        VEC v;                                                                                     \
+        memcpy(&v, p, sizeof(v));                                                                  \
+        return v;                                                                                  \
+    }                                                                                              \
+    LANES_INLINE void store_##S(void *p, VEC v)                                                    \
+    {                                                                                              \
+        memcpy(p, &v, sizeof(v));                                                                  \
+    }                                                                                              \
+    LANES_INLINE VEC load_n_##S(const void *p, int64_t n)                                          \
+    {                                                                                              \
+        VEC v = {0};                                                                               \
+        if (n >= LANES_REGISTER / (size)) {                                                        \
+            return load_##S(p);                                                                    \
+        }                                                                                          \
+        LANES_COPY_N(&v, p, n, LANES_REGISTER / (size), (size));                                   \
+        return v;                                                                                  \
+    }                                                                                              \
+    LANES_INLINE void store_n_##S(void *p, VEC v, int64_t n)                                       \
+    {                                                                                              \
+        if (n >= LANES_REGISTER / (size)) {                                                        \
+            store_##S(p, v);                                                                       \
+            return;                                                                                \
+        }                                                                                          \
+        LANES_COPY_N(p, &v, n, LANES_REGISTER / (size), (size));                                   \
+    }
+LANES_WHOLE(u64w, u64_part, 8)
+LANES_WHOLE(u32w, u32_part, 4)
+#undef LANES_WHOLE
+
+/* As many i32, u8 or bool as i64 fit a register, widened. */
+typedef int32_t i32_half __attribute__((vector_size(LANES_REGISTER / 2)));
+typedef uint8_t u8_eighth __attribute__((vector_size(LANES_REGISTER / 8)));
+
+LANES_INLINE u64_part widen_i32_u64w(const int32_t *p)
 {
-    u64_part v;
+    i32_half v;
 
     memcpy(&v, p, sizeof(v));
-    return v;
+    return (u64_part) __builtin_convertvector(v, i64_part);
 }
 
-LANES_INLINE void store_u64w(void *p, u64_part v)
+LANES_INLINE u64_part widen_u8_u64w(const uint8_t *p)
 {
-    memcpy(p, &v, sizeof(v));
+    u8_eighth v;
+
+    memcpy(&v, p, sizeof(v));
+    return __builtin_convertvector(v, u64_part);
 }
 
-LANES_INLINE u64_part load_n_u64w(const void *p, int64_t n)
+LANES_INLINE u64_part widen_bool_u64w(const uint8_t *p)
 {
-    u64_part v = {0};
-
-    if (n >= LANES_REGISTER / 8) {
-        return load_u64w(p);
-    }
-    LANES_COPY_N(&v, p, n, LANES_REGISTER / 8, 8);
-    return v;
-}
-
-LANES_INLINE void store_n_u64w(void *p, u64_part v, int64_t n)
-{
-    if (n >= LANES_REGISTER / 8) {
-        store_u64w(p, v);
-        return;
-    }
-    LANES_COPY_N(p, &v, n, LANES_REGISTER / 8, 8);
+    return (u64_part)(widen_u8_u64w(p) != 0) & 1;
 }
 
 /* -- bf16: the upper half of an f32 ------------------------------------------------------------ */
@@ -282,7 +308,67 @@ LANES_INLINE u16x16 narrow_bf16(f32x16 v)
     return h;
 }
 
-#define LANES_BF16(S, VEC, HALF, width)                                                            \
+/* -- f16: binary16 ----------------------------------------------------------------------------- */
+
+/* What get_f16() and put_f16() of element.h say, lane by lane. */
+LANES_INLINE f32_part widen_f16w(u16_part h)
+{
+#if MSI_ISA == 4
+    return (f32_part)_mm512_cvtph_ps((__m256i)h);
+#elif MSI_ISA == 3
+    return (f32_part)_mm256_cvtph_ps((__m128i)h);
+#else
+    const u32_part bits = widen_u16(h), sign = (bits & 0x8000) << 16, rest = (bits & 0x7fff) << 13;
+    const u32_part tiny = (u32_part)((f32_part)(rest + 0x38800000) - 0x1p-14f);
+    const u32_part is_large = (u32_part)(rest >= 0x0f800000),
+                   is_nan = (u32_part)(rest > 0x0f800000);
+    const u32_part is_tiny = (u32_part)(rest < 0x00800000);
+    const u32_part large = rest | 0x7f800000 | (is_nan & 0x400000);
+
+    return (f32_part)(sign | (is_large & large) | (is_tiny & tiny) |
+                      (~(is_large | is_tiny) & (rest + 0x38000000)));
+#endif
+}
+
+LANES_INLINE u16_part narrow_f16w(f32_part v)
+{
+#if MSI_ISA == 4
+    return (u16_part)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif MSI_ISA == 3
+    return (u16_part)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    const u32_part bits = (u32_part)v, sign = bits & 0x80000000, rest = bits ^ sign;
+    const u32_part tiny = (u32_part)((f32_part)rest + 0.5f) - 0x3f000000;
+    const u32_part is_nan = (u32_part)(rest > 0x7f800000);
+    const u32_part is_large = (u32_part)(rest >= 0x47800000);
+    const u32_part is_tiny = (u32_part)(rest < 0x38800000);
+    const u32_part large = 0x7c00 | (is_nan & (0x200 | ((rest >> 13) & 0x3ff)));
+    const u32_part normal = (rest + 0xc8000fff + ((rest >> 13) & 1)) >> 13;
+
+    return narrow_u32(sign >> 16 | (is_large & large) | (is_tiny & tiny) |
+                      (~(is_large | is_tiny) & normal));
+#endif
+}
+
+LANES_INLINE f32x16 widen_f16(u16x16 h)
+{
+    f32x16 v;
+
+    LANES_MAP1(v, f32_part, h, u16_part, widen_f16w(lx));
+    return v;
+}
+
+LANES_INLINE u16x16 narrow_f16(f32x16 v)
+{
+    u16x16 h;
+
+    LANES_MAP1(h, u16_part, v, f32_part, narrow_f16w(lx));
+    return h;
+}
+
+/* -- both: 16 bits in memory, f32 in lanes ----------------------------------------------------- */
+
+#define LANES_NARROW(S, VEC, HALF, width)                                                          \
     LANES_INLINE VEC load_##S(const uint16_t *p)                                                   \
     {                                                                                              \
         HALF h;                                                                                    \
@@ -312,9 +398,11 @@ LANES_INLINE u16x16 narrow_bf16(f32x16 v)
         }                                                                                          \
         LANES_COPY_N(p, &h, n, width, sizeof(uint16_t));                                           \
     }
-LANES_BF16(bf16, f32x16, u16x16, LANES)
-LANES_BF16(bf16w, f32_part, u16_part, LANES_REGISTER / 4)
-#undef LANES_BF16
+LANES_NARROW(bf16, f32x16, u16x16, LANES)
+LANES_NARROW(bf16w, f32_part, u16_part, LANES_REGISTER / 4)
+LANES_NARROW(f16, f32x16, u16x16, LANES)
+LANES_NARROW(f16w, f32_part, u16_part, LANES_REGISTER / 4)
+#undef LANES_NARROW
 
 #include "lanes_math.h"
 

@@ -71,7 +71,8 @@ static inline double hsum_of_f64(const double *lane)
 #define BODY "sum_body.h"
 #include "each_register.h"
 
-/* i64: two's complement, wrapping. The lanes are unsigned, where that is defined. */
+/* Integers and bool: sums are i64, in two's complement, wrapping. The lanes are unsigned, where
+ * that is defined. */
 static inline uint64_t hsum_of_u64(const uint64_t *lane)
 {
     uint64_t sum = 0;
@@ -89,11 +90,53 @@ static inline uint64_t hsum_of_u64(const uint64_t *lane)
 #undef STORE_LANES
 #define STORE_LANES(p, v) store_u64w(p, v)
 #define INTEGER
-#define NAME i64
-#define T int64_t
 #define REAL uint64_t
 #define V u64_part
+
+#define NAME i64
+#define T int64_t
 #define DTYPE MS_DTYPE_I64
 #define LOAD(p) load_u64w(p)
-#define LOAD_N(p, n) load_n_u64w(p, n)
+#define LOAD_N(p, n) LOCAL(load_n)(p, n)
 #include "sum_body.h"
+#undef NAME
+#undef T
+#undef DTYPE
+#undef LOAD
+#undef LOAD_N
+
+#define NAME i32
+#define T int32_t
+#define DTYPE MS_DTYPE_I32
+#define LOAD(p) widen_i32_u64w(p)
+#define LOAD_N(p, n) LOCAL(load_n)(p, n)
+#include "sum_body.h"
+#undef NAME
+#undef T
+#undef DTYPE
+#undef LOAD
+#undef LOAD_N
+
+#define NAME u8
+#define T uint8_t
+#define DTYPE MS_DTYPE_U8
+#define LOAD(p) widen_u8_u64w(p)
+#define LOAD_N(p, n) LOCAL(load_n)(p, n)
+#include "sum_body.h"
+#undef NAME
+#undef T
+#undef DTYPE
+#undef LOAD
+#undef LOAD_N
+
+#define NAME truth /* `bool` is a macro */
+#define T uint8_t
+#define DTYPE MS_DTYPE_BOOL
+#define LOAD(p) widen_bool_u64w(p)
+#define LOAD_N(p, n) LOCAL(load_n)(p, n)
+#include "sum_body.h"
+
+void MSI_NAME(sum_bool)(const void *args)
+{
+    MSI_NAME(sum_truth)(args);
+}

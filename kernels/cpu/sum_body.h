@@ -2,6 +2,14 @@
 
 #ifdef INTEGER
 typedef uint64_t LOCAL(total);
+
+LANES_INLINE V LOCAL(load_n)(const T *p, int64_t n)
+{
+    T first[WIDTH] = {0};
+
+    memcpy(first, p, (size_t)(n < WIDTH ? n : WIDTH) * sizeof(T));
+    return LOAD(first);
+}
 #else
 typedef double LOCAL(total);
 #endif

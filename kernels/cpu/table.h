@@ -15,8 +15,8 @@
 
 /* The dtypes a kernel has. */
 #define MSI_WIDE(X, op) X(op, f32, F32) X(op, f64, F64)
-#define MSI_FLOATS(X, op) MSI_WIDE(X, op) X(op, bf16, BF16)
-#define MSI_NUMBERS(X, op) MSI_FLOATS(X, op) X(op, i64, I64)
+#define MSI_FLOATS(X, op) MSI_WIDE(X, op) X(op, bf16, BF16) X(op, f16, F16)
+#define MSI_NUMBERS(X, op) MSI_FLOATS(X, op) X(op, i64, I64) X(op, i32, I32)
 #define MSI_ALL(X, op) MSI_NUMBERS(X, op) X(op, u8, U8) X(op, bool, BOOL)
 #define MSI_F64(X, op) X(op, f64, F64)
 #define MSI_BOOL(X, op) X(op, bool, BOOL)
@@ -52,7 +52,7 @@
     MSI_BOOL(X, le)                                                                                \
     MSI_BOOL(X, close)                                                                             \
     MSI_ALL(X, where)                                                                              \
-    MSI_NUMBERS(X, sum)                                                                            \
+    MSI_ALL(X, sum)                                                                                \
     MSI_FLOATS(X, layer_norm)                                                                      \
     MSI_FLOATS(X, layer_norm_grad)                                                                 \
     MSI_FLOATS(X, log_softmax)                                                                     \

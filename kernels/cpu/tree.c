@@ -17,45 +17,54 @@ static double get(const void *src, int32_t dtype, int64_t i)
         return ((const double *)src)[i];
     case MS_DTYPE_F32:
         return (double)((const float *)src)[i];
+    case MS_DTYPE_F16:
+        return (double)load_n_f16w((const uint16_t *)src + i, 1)[0];
     default:
         return (double)load_n_bf16w((const uint16_t *)src + i, 1)[0];
     }
 }
 
+/* What `dtype`, if it is narrow, holds of it. */
+LANES_INLINE f32_part rounded_lanes(f32_part x, int32_t dtype)
+{
+    return dtype == MS_DTYPE_BF16  ? widen_bf16w(narrow_bf16w(x))
+           : dtype == MS_DTYPE_F16 ? widen_f16w(narrow_f16w(x))
+                                   : x;
+}
+
 static double rounded(double x, int32_t dtype)
 {
-    f32_part single = splat_f32w((float)x);
-
-    return (double)(dtype == MS_DTYPE_BF16 ? widen_bf16w(narrow_bf16w(single)) : single)[0];
+    return (double)rounded_lanes(splat_f32w((float)x), dtype)[0];
 }
 
 #define BODY "tree_body.h"
 #include "each_register.h"
 
-/* i64 has no factor and no rounding; addition wraps, in unsigned numbers. */
-#define REDUCE(EXPR)                                                                               \
+/* Integers have no factor and no rounding; addition wraps, in unsigned numbers. */
+#define REDUCE(type, EXPR)                                                                         \
     for (int64_t i = 0; i < a->n; i++) {                                                           \
-        int64_t x = ((const int64_t *)a->src[0].data)[i];                                          \
+        type x = ((const type *)a->src[0].data)[i];                                                \
         for (int32_t k = 1; k < a->n_src; k++) {                                                   \
-            const int64_t y = ((const int64_t *)a->src[k].data)[i];                                \
+            const type y = ((const type *)a->src[k].data)[i];                                      \
             x = (EXPR);                                                                            \
         }                                                                                          \
-        out[i] = a->accumulate ? (int64_t)((uint64_t)out[i] + (uint64_t)x) : x;                    \
+        out[i] = a->accumulate ? (type)((u##type)out[i] + (u##type)x) : x;                         \
     }
-
-void MSI_NAME(tree_i64)(const void *args)
-{
-    const msi_tree_args *a = args;
-    int64_t *out = a->out;
-
-    if (a->n_src == 0) {
-        return;
+#define TREE(name, type)                                                                           \
+    void MSI_NAME(name)(const void *args)                                                          \
+    {                                                                                              \
+        const msi_tree_args *a = args;                                                             \
+        type *out = a->out;                                                                        \
+        if (a->n_src == 0) {                                                                       \
+            return;                                                                                \
+        }                                                                                          \
+        if (a->reduce == 2) {                                                                      \
+            REDUCE(type, x > y ? x : y)                                                            \
+        } else if (a->reduce == 3) {                                                               \
+            REDUCE(type, x < y ? x : y)                                                            \
+        } else {                                                                                   \
+            REDUCE(type, (type)((u##type)x + (u##type)y))                                          \
+        }                                                                                          \
     }
-    if (a->reduce == 2) {
-        REDUCE(x > y ? x : y)
-    } else if (a->reduce == 3) {
-        REDUCE(x < y ? x : y)
-    } else {
-        REDUCE((int64_t)((uint64_t)x + (uint64_t)y))
-    }
-}
+TREE(tree_i64, int64_t)
+TREE(tree_i32, int32_t)

@@ -15,6 +15,9 @@ LANES_INLINE V LOCAL(leaf)(const void *src, int32_t dtype, int64_t i, int64_t n)
     if (dtype == MS_DTYPE_BF16) {
         return load_n_bf16w((const uint16_t *)src + i, n);
     }
+    if (dtype == MS_DTYPE_F16) {
+        return load_n_f16w((const uint16_t *)src + i, n);
+    }
 #endif
     REAL x[WIDTH]; /* f64 mixed with others: rare, lane by lane */
 
@@ -72,7 +75,7 @@ LANES_INLINE V LOCAL(round_once)(V x, int32_t dtype)
     }
     return x;
 #else
-    return dtype == MS_DTYPE_BF16 ? widen_bf16w(narrow_bf16w(x)) : x;
+    return rounded_lanes(x, dtype);
 #endif
 }
 
@@ -139,6 +142,9 @@ void MSI_NAME(LOCAL(tree))(const void *args)
     UNROLLED(1, MS_DTYPE_BF16)
     UNROLLED(2, MS_DTYPE_BF16)
     UNROLLED(4, MS_DTYPE_BF16)
+    UNROLLED(1, MS_DTYPE_F16)
+    UNROLLED(2, MS_DTYPE_F16)
+    UNROLLED(4, MS_DTYPE_F16)
 #endif
 #undef UNROLLED
     LOCAL(run_any)(a, 0);

@@ -27,7 +27,7 @@ int32_t onednn_failed(char *error, const char *call, dnnl_status_t status)
 
 static dnnl_data_type_t data_type(int64_t dtype)
 {
-    return dtype == MS_DTYPE_BF16 ? dnnl_bf16 : dnnl_f32;
+    return dtype == MS_DTYPE_BF16 ? dnnl_bf16 : dtype == MS_DTYPE_F16 ? dnnl_f16 : dnnl_f32;
 }
 
 /* (batch, rows, cols), or (rows, cols) when the product has no batch. A batch stride of 0 means the
@@ -132,9 +132,16 @@ bool matmul_good(int64_t dtype, const char *name)
         return false; /* plain loops: our own kernel is better */
     }
     /* "gemm:jit" does not say what it runs on: without the instructions it emulates them. */
-    const dnnl_cpu_isa_t bf16 = dnnl_cpu_isa_avx512_core_bf16;
+    const dnnl_cpu_isa_t isa = dnnl_get_effective_cpu_isa(), bf16 = dnnl_cpu_isa_avx512_core_bf16;
 
-    return dtype != MS_DTYPE_BF16 || (dnnl_get_effective_cpu_isa() & bf16) == bf16;
+#if DNNL_VERSION_MAJOR >= 3
+    const dnnl_cpu_isa_t f16 = dnnl_cpu_isa_avx512_core_fp16;
+
+    if (dtype == MS_DTYPE_F16) {
+        return (isa & f16) == f16;
+    }
+#endif
+    return dtype == MS_DTYPE_F32 || (dtype == MS_DTYPE_BF16 && (isa & bf16) == bf16);
 }
 
 static dnnl_status_t add_memory(matmul *mm, const onednn *state, dnnl_primitive_desc_t pd,

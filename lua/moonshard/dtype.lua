@@ -1,11 +1,11 @@
---- Element types are plain strings: 'f32', 'f64', 'bf16', 'i64', 'u8', 'bool'.
+--- Element types are plain strings: 'f32', 'f64', 'bf16', 'f16', 'i64', 'i32', 'u8', 'bool'.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local planned = require 'moonshard.planned'
 
----@alias ms.DType 'f32'|'f64'|'bf16'|'i64'|'u8'|'bool'
+---@alias ms.DType 'f32'|'f64'|'bf16'|'f16'|'i64'|'i32'|'u8'|'bool'
 
 local dtype = {}
 

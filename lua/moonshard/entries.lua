@@ -28,7 +28,8 @@ end
 --- What other libraries call otherwise.
 local INSTEAD = {
   T = 't:t()', bfloat16 = 't:bf16()', byte = 't:u8()', data = 't:detach()', double = 't:f64()',
-  float = 't:f32()', int = 't:i64()', long = 't:i64()', ndim = 't:dim()', nelement = 't:numel()',
+  float = 't:f32()', half = 't:f16()', int = 't:i32()',
+  long = 't:i64()', ndim = 't:dim()', nelement = 't:numel()',
   numpy = 't:totable()', register_hook = 't:hook(fn)',
   register_post_accumulate_grad_hook = 't:accumulate_hook(fn)',
   set_requires_grad = 't:requires_grad_(on)',

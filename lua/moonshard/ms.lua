@@ -134,7 +134,8 @@ end
 
 local OTHERWISE = {
   Tensor = 'ms.tensor', float32 = 'ms.f32', float64 = 'ms.f64', float = 'ms.f32',
-  double = 'ms.f64', bfloat16 = 'ms.bf16', int64 = 'ms.i64', long = 'ms.i64', uint8 = 'ms.u8',
+  double = 'ms.f64', bfloat16 = 'ms.bf16', float16 = 'ms.f16', half = 'ms.f16',
+  int64 = 'ms.i64', long = 'ms.i64', int32 = 'ms.i32', int = 'ms.i32', uint8 = 'ms.u8',
   zeros_like = 'ms.zeros(t:shape())', ones_like = 'ms.ones(t:shape())',
   seed = 'ms.manual_seed(seed)', inference_mode = 'ms.no_grad(fn)',
   save = 'ms.checkpoint.save', load = 'ms.checkpoint.load', distributed = 'ms.dist',

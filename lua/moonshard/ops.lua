@@ -417,9 +417,9 @@ function ops.cat(list, dim)
 end
 
 --- To another dtype; the same values where they fit. Fractions are cut towards zero for integers;
---- i64 holds the nearest it can of what lies beyond it (infinities too), and 0 for NaN; u8 takes
---- the low 8 bits of that. bool is "not 0", true for NaN. Floats round to the nearest, and are
---- infinite for what is too large.
+--- i64 holds the nearest it can of what lies beyond it (infinities too), and 0 for NaN; i32 and u8
+--- take the low 32 and 8 bits of that. bool is "not 0", true for NaN. Floats round to the nearest,
+--- and are infinite for what is too large.
 ---@param x ms.Tensor
 ---@param to ms.DType
 ---@return ms.Tensor

@@ -61,12 +61,12 @@ planned.creation = names [[
 
 --- Places and types: fields of `ms`, methods of tensors.
 planned.places = {
-  cuda = 'CUDA', nccl = 'NCCL', compile = 'compile', f16 = 'f16', float16 = 'f16', half = 'f16',
+  cuda = 'CUDA', nccl = 'NCCL', compile = 'compile',
 }
 
 --- Methods of modules. Layers take a dtype when they are made.
-planned.methods = { cuda = 'CUDA', half = 'f16', compile = 'compile' }
-for name in pairs(names [[bfloat16 double float to]]) do
+planned.methods = { cuda = 'CUDA', compile = 'compile' }
+for name in pairs(names [[bfloat16 double float half to]]) do
   planned.methods[name] = 'moving or casting a model'
 end
 for name in pairs(names [[register_full_backward_hook register_full_backward_pre_hook]]) do

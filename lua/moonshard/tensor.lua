@@ -48,7 +48,9 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field f32 fun(self: ms.Tensor): ms.Tensor
 ---@field f64 fun(self: ms.Tensor): ms.Tensor
 ---@field bf16 fun(self: ms.Tensor): ms.Tensor
+---@field f16 fun(self: ms.Tensor): ms.Tensor
 ---@field i64 fun(self: ms.Tensor): ms.Tensor
+---@field i32 fun(self: ms.Tensor): ms.Tensor
 ---@field u8 fun(self: ms.Tensor): ms.Tensor
 ---@field bool fun(self: ms.Tensor): ms.Tensor
 local Tensor = {}

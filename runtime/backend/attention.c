@@ -6,7 +6,7 @@
 int64_t msi_attention_work_bytes(const msi_attention_args *a, int32_t dtype, bool gradient)
 {
     const int64_t real = dtype == MS_DTYPE_F64 ? 8 : 4; /* scores and sums */
-    const int64_t store = a->tile_dtype == MS_DTYPE_F64 ? 8 : a->tile_dtype == MS_DTYPE_F32 ? 4 : 2;
+    const int64_t store = ms_dtype_size(a->tile_dtype);
     const int64_t rows = a->q_len < MSI_ATTENTION_ROWS ? a->q_len : MSI_ATTENTION_ROWS;
     const int64_t cols = a->kv_len < MSI_ATTENTION_COLS ? a->kv_len : MSI_ATTENTION_COLS;
     const int64_t tile = rows * ((cols + 15) / 16 * 16), depth = a->head_dim;

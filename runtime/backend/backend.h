@@ -77,7 +77,7 @@ typedef void (*msi_kernel_fn)(const void *args);
 typedef struct msi_kernel_table {
     const char *device; /**< "cpu" */
     const char *isa;    /**< "x86-64-v4" */
-    msi_kernel_fn fn[MSI_K_COUNT][6 /* MS_DTYPE_COUNT */];
+    msi_kernel_fn fn[MSI_K_COUNT][8 /* MS_DTYPE_COUNT */];
 } msi_kernel_table;
 
 /** Name of a kernel, e.g. "gelu_tanh". */

@@ -2,8 +2,8 @@
  * plug-in for the rest, our own kernel again where there is no plug-in or it has nothing good.
  *
  * The choice depends on shape, strides and dtype alone, never on values or history, so equal calls
- * give equal bits. Where the processor has no bf16 products the operands are widened, multiplied in
- * f32 and rounded once. */
+ * give equal bits. Where the processor has no products of a narrow dtype (bf16, f16) the operands
+ * are widened, multiplied in f32 and rounded once. */
 #include "device.h"
 
 #include "plugin.h"
@@ -34,10 +34,10 @@ typedef struct gemm_state {
     ms_context *ctx;
     const msi_plugin *plugin; /* NULL: none */
     void *state;              /* the plug-in's */
-    bool warned_bf16;
-    work_room widened; /* operands in f32 */
-    work_room library; /* what the plug-in asks for, while `widened` is in use */
-    bool bf16;         /* the library multiplies bf16 */
+    work_room widened;        /* operands in f32 */
+    work_room library;        /* what the plug-in asks for, while `widened` is in use */
+    /* of narrow dtypes: the library multiplies them; it does not, and that has been said */
+    bool multiplies[MS_DTYPE_COUNT], warned[MS_DTYPE_COUNT];
     char name[MS_DTYPE_COUNT][64];
 } gemm_state;
 
@@ -129,9 +129,12 @@ static ms_status open_plugin(gemm_state *s)
     }
     int32_t outcome = s->plugin->open(&s->state, &host, error);
 
-    if (outcome == MSI_PLUGIN_OK) {
-        outcome = s->plugin->name(s->state, MS_DTYPE_BF16, &name, error);
-        s->bf16 = outcome == MSI_PLUGIN_OK;
+    for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT; dtype++) {
+        if (ms_dtype_is_narrow(dtype) &&
+            (outcome == MSI_PLUGIN_OK || outcome == MSI_PLUGIN_UNSUPPORTED)) {
+            outcome = s->plugin->name(s->state, dtype, &name, error);
+            s->multiplies[dtype] = outcome == MSI_PLUGIN_OK;
+        }
     }
     if (outcome != MSI_PLUGIN_OK && outcome != MSI_PLUGIN_UNSUPPORTED) {
         return plugin_failed(outcome, error);
@@ -198,10 +201,10 @@ static int64_t widening_bytes(int64_t m, int64_t n, int64_t k, bool direct)
     return (m * k + k * n + (direct ? 0 : m * n) + n) * (int64_t)sizeof(float);
 }
 
-/* One matrix of a bf16 product by way of f32. */
+/* One matrix of a narrow product by way of f32. */
 static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
 {
-    const int32_t wide = MS_DTYPE_F32, narrow = MS_DTYPE_BF16;
+    const int32_t wide = MS_DTYPE_F32, narrow = g->dtype;
     bool direct = g->c_dtype == wide;
     msi_gemm_args f = *g;
     void *room;
@@ -237,20 +240,21 @@ static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
     return MS_OK;
 }
 
-/* Says once that bf16 is computed in f32. */
-static void warn_widened(gemm_state *s)
+/* Says once that a narrow dtype is computed in f32. */
+static void warn_widened(gemm_state *s, int32_t dtype)
 {
     const char *name = NULL;
 
-    if (!s->warned_bf16) {
+    if (!s->warned[dtype]) {
         char error[MSI_PLUGIN_ERROR];
 
-        s->warned_bf16 = true;
-        s->plugin->name(s->state, MS_DTYPE_BF16, &name, error);
+        s->warned[dtype] = true;
+        s->plugin->name(s->state, dtype, &name, error);
         if (s->ctx->rank == 0) {
             msi_warn("UserWarning",
-                     "this processor has no bf16 matrix products (%s: %s): computing them in fp32",
-                     s->plugin->library, strcmp(name, "none") == 0 ? "no implementation" : name);
+                     "this processor has no %s matrix products (%s: %s): computing them in fp32",
+                     ms_dtype_name(dtype), s->plugin->library,
+                     strcmp(name, "none") == 0 ? "no implementation" : name);
         }
     }
 }
@@ -258,9 +262,9 @@ static void warn_widened(gemm_state *s)
 static ms_status run_widened_batch(gemm_state *s, const msi_gemm_args *g)
 {
     msi_gemm_args one = *g;
-    const int64_t in_bytes = 2, c_bytes = g->c_dtype == MS_DTYPE_BF16 ? 2 : 4;
+    const int64_t in_bytes = ms_dtype_size(g->dtype), c_bytes = ms_dtype_size(g->c_dtype);
 
-    warn_widened(s);
+    warn_widened(s, g->dtype);
     one.batch = 1;
     for (int64_t i = 0; i < g->batch; i++) {
         one.a = (const char *)g->a + i * g->a_batch * in_bytes;
@@ -287,7 +291,7 @@ static ms_status run(gemm_state *s, const msi_gemm_args *g)
     if (outcome != MSI_PLUGIN_UNSUPPORTED) {
         return plugin_failed(outcome, error);
     }
-    if (g->dtype == MS_DTYPE_BF16) {
+    if (ms_dtype_is_narrow(g->dtype)) {
         return run_widened_batch(s, g);
     }
     run_own(g);
@@ -296,10 +300,9 @@ static ms_status run(gemm_state *s, const msi_gemm_args *g)
 
 ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *g)
 {
-    bool known = g->dtype == MS_DTYPE_F32 || g->dtype == MS_DTYPE_F64 || g->dtype == MS_DTYPE_BF16;
     gemm_state *s = NULL;
 
-    if (MSI_UNLIKELY(!known)) {
+    if (MSI_UNLIKELY(!ms_dtype_is_floating(g->dtype))) {
         MS_TRY(msi_check_kernel("gemm", MSI_K_gemm, g->dtype));
         run_own(g);
         return MS_OK;
@@ -320,7 +323,7 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype)
     gemm_state *s = NULL;
     const char *name = NULL;
     char error[MSI_PLUGIN_ERROR];
-    bool library = dtype == MS_DTYPE_F32 || dtype == MS_DTYPE_BF16;
+    const bool narrow = ms_dtype_is_narrow(dtype), library = dtype == MS_DTYPE_F32 || narrow;
 
     if (dtype < 0 || dtype >= MS_DTYPE_COUNT || state_of(ctx, &s) != MS_OK) {
         return "none";
@@ -340,7 +343,7 @@ const char *msi_gemm_name(ms_context *ctx, int32_t dtype)
         if (outcome != MSI_PLUGIN_UNSUPPORTED) {
             return "none";
         }
-        if (dtype == MS_DTYPE_BF16) {
+        if (narrow) {
             snprintf(text, sizeof(s->name[0]), "fp32 by %.50s", msi_gemm_name(ctx, MS_DTYPE_F32));
             return text;
         }
@@ -354,14 +357,14 @@ ms_status msi_gemm_operands(ms_context *ctx, int32_t dtype, int32_t *operands)
     gemm_state *s = NULL;
 
     *operands = dtype;
-    if (dtype != MS_DTYPE_BF16) {
+    if (!ms_dtype_is_narrow(dtype)) {
         return MS_OK;
     }
     MS_TRY(state_of(ctx, &s));
-    if (!s->bf16) {
+    if (!s->multiplies[dtype]) {
         *operands = MS_DTYPE_F32;
         if (s->plugin != NULL) {
-            warn_widened(s);
+            warn_widened(s, dtype);
         }
     }
     return MS_OK;
@@ -370,8 +373,8 @@ ms_status msi_gemm_operands(ms_context *ctx, int32_t dtype, int32_t *operands)
 int64_t msi_gemm_scratch(ms_context *ctx, int32_t dtype, int64_t m, int64_t n, int64_t k)
 {
     gemm_state *s = NULL;
-    const bool widens =
-        dtype == MS_DTYPE_BF16 && state_of(ctx, &s) == MS_OK && s->plugin != NULL && !s->bf16;
+    const bool widens = ms_dtype_is_narrow(dtype) && state_of(ctx, &s) == MS_OK &&
+                        s->plugin != NULL && !s->multiplies[dtype];
 
     return widens ? widening_bytes(m, n, k, false) : 0;
 }

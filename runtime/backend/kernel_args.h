@@ -6,7 +6,7 @@
  * Sizes may be 0. `accumulate` adds to the destination instead of storing. Results depend on
  * nothing but the arguments' values and sizes: not on alignment, and those of own loops not on the
  * instruction set (16 fixed lanes; -ffp-contract=off); products by the library do depend on it.
- * bf16 computes in f32 and rounds to nearest even once.
+ * bf16 and f16, the narrow dtypes, compute in f32 and round to nearest even once.
  *
  * "dtype" fields are MS_DTYPE_*. A kernel is looked up by (name, dtype); which dtype that is
  * stands beside each struct. */
@@ -56,7 +56,8 @@ typedef struct msi_sum_args {
     msi_loop reduced; /**< stride[1] of in */
     const void *in;
     void *out;
-    int32_t out_dtype; /**< dtype of `in`, or f32 when `in` is bf16 */
+    int32_t out_dtype; /**< dtype of `in`, or f32 when that is narrow; of sums of integers and bool
+                          i64 */
     double scale;
     bool accumulate;
 } msi_sum_args;
@@ -75,7 +76,7 @@ typedef struct msi_layer_norm_grad_args {
     int64_t rows, cols;
     const void *dy, *x, *w, *mean, *rstd;
     void *dx, *dw, *db;
-    int32_t dw_dtype; /**< of dw and db: dtype of x, or f32 when x is bf16 */
+    int32_t dw_dtype; /**< of dw and db: dtype of x, or f32 when that is narrow */
     bool dx_accumulate, dw_accumulate, db_accumulate;
 } msi_layer_norm_grad_args;
 
@@ -115,8 +116,8 @@ typedef struct msi_embedding_args {
     void *out; /**< (n, width) */
     const void *dy;
     void *dtable;         /**< (vocab, width): rows add in ascending token order */
-    int32_t dtable_dtype; /**< dtype of dy, or f32 when dy is bf16 */
-    int64_t *work;    /**< (vocab + n), scratch; only where dtable is bf16: a row's sum is formed
+    int32_t dtable_dtype; /**< dtype of dy, or f32 when that is narrow */
+    int64_t *work;    /**< (vocab + n), scratch; only where dtable is narrow: a row's sum is formed
                            in f32 and rounded once */
     bool accumulate;  /**< false: dtable is zeroed first */
     msi_fault *fault; /**< forward tells it of ids out of range; their rows are NaN, and add to
@@ -175,7 +176,7 @@ typedef struct msi_init_args {
     uint64_t seed, key;
 } msi_init_args;
 
-/** SGD over n elements. Looked up by the dtype of p (f32, f64, bf16); all buffers have it. */
+/** SGD over n elements. Looked up by the dtype of p (floating); all buffers have it. */
 typedef struct msi_sgd_args {
     int64_t n;
     void *p;
@@ -229,7 +230,7 @@ typedef struct msi_tree_source {
 /** out[i] = round(factor * tree(src[0][i], src[1][i], ...)) where tree merges as a binary counter:
  * neighbours first, leftovers folded from the smallest; nodes are f32 (f64 when out is f64), and
  * `round_dtype` (before the widening to the dtype of out) rounds once at the end. Looked up by the
- * dtype of `out` (f32, f64, bf16; i64, which wraps and has no factor). The reductions of
+ * dtype of `out` (floating; i64 and i32, which wrap and have no factor). The reductions of
  * collectives and of gradient accumulation. */
 typedef struct msi_tree_args {
     int64_t n;
@@ -251,8 +252,8 @@ typedef struct msi_gemm_args {
     int64_t a_row, a_col, b_row, b_col, c_row;
     int64_t batch;                     /**< 1 when not batched */
     int64_t a_batch, b_batch, c_batch; /**< strides between matrices */
-    int32_t dtype;                     /**< of a and b: f32, f64, bf16 */
-    int32_t c_dtype;                   /**< dtype, or f32 when dtype is bf16 */
+    int32_t dtype;                     /**< of a and b: floating */
+    int32_t c_dtype;                   /**< dtype, or f32 when that is narrow */
     const void *bias;                  /**< (N) of dtype `dtype`, or NULL */
     bool accumulate;
     bool is_gradient; /**< a product of op's backward */

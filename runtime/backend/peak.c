@@ -30,8 +30,8 @@ ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
     ms_status status;
 
     *flops = 0;
-    if (dtype != MS_DTYPE_F32 && dtype != MS_DTYPE_F64 && dtype != MS_DTYPE_BF16) {
-        return MS_FAIL(MS_TYPE_ERROR, "matmul_peak: dtype %d, expected f32, f64 or bf16",
+    if (!ms_dtype_is_floating(dtype)) {
+        return MS_FAIL(MS_TYPE_ERROR, "matmul_peak: dtype %d, expected f32, f64, bf16 or f16",
                        (int)dtype);
     }
     if (!(seconds > 0 && seconds <= LONGEST)) {

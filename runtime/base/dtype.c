@@ -8,16 +8,18 @@
 static const struct {
     const char *name;
     int64_t size;
-    bool floating;
+    bool floating, narrow;
     double low, end; /* of integers: from `low` up to, and without, `end` */
     const char *holds;
 } dtypes[MS_DTYPE_COUNT] = {
-    {"f32", 4, true, 0, 0, ""},
-    {"f64", 8, true, 0, 0, ""},
-    {"bf16", 2, true, 0, 0, ""},
-    {"i64", 8, false, -0x1p63, 0x1p63, "whole numbers from -2^63 to 2^63 - 1"},
-    {"u8", 1, false, 0, 256, "whole numbers from 0 to 255"},
-    {"bool", 1, false, 0, 2, ""},
+    {"f32", 4, true, false, 0, 0, ""},
+    {"f64", 8, true, false, 0, 0, ""},
+    {"bf16", 2, true, true, 0, 0, ""},
+    {"i64", 8, false, false, -0x1p63, 0x1p63, "whole numbers from -2^63 to 2^63 - 1"},
+    {"u8", 1, false, false, 0, 256, "whole numbers from 0 to 255"},
+    {"bool", 1, false, false, 0, 2, ""},
+    {"f16", 2, true, true, 0, 0, ""},
+    {"i32", 4, false, false, -0x1p31, 0x1p31, "whole numbers from -2^31 to 2^31 - 1"},
 };
 
 static bool known(int32_t dtype)
@@ -38,6 +40,11 @@ const char *ms_dtype_name(int32_t dtype)
 bool ms_dtype_is_floating(int32_t dtype)
 {
     return known(dtype) && dtypes[dtype].floating;
+}
+
+bool ms_dtype_is_narrow(int32_t dtype)
+{
+    return known(dtype) && dtypes[dtype].narrow;
 }
 
 void msi_dtype_range(int32_t dtype, double *low, double *end)

@@ -28,7 +28,7 @@ struct ms_safetensors {
     st_entry *entries; /* by begin, end, name */
 };
 
-/* Every dtype of the format, with its bits; those of ours with their number. */
+/* Every dtype of the format, with its bits; ours first, in the order of their numbers. */
 static const struct {
     const char *name;
     int32_t bits;
@@ -40,11 +40,11 @@ static const struct {
     {"I64", 64, MS_DTYPE_I64},
     {"U8", 8, MS_DTYPE_U8},
     {"BOOL", 8, MS_DTYPE_BOOL},
-    {"F16", 16, MS_DTYPE_NONE},
+    {"F16", 16, MS_DTYPE_F16},
+    {"I32", 32, MS_DTYPE_I32},
     {"I8", 8, MS_DTYPE_NONE},
     {"I16", 16, MS_DTYPE_NONE},
     {"U16", 16, MS_DTYPE_NONE},
-    {"I32", 32, MS_DTYPE_NONE},
     {"U32", 32, MS_DTYPE_NONE},
     {"U64", 64, MS_DTYPE_NONE},
     {"C64", 64, MS_DTYPE_NONE},
@@ -406,8 +406,8 @@ ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i
 
     if (dtype == MS_DTYPE_NONE || e->ndim > MS_MAX_DIMS) {
         return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
-                       "%s: tensor '%s' is %s with %d dimensions; f32, f64, bf16, i64, u8 and "
-                       "bool with up to %d can be read",
+                       "%s: tensor '%s' is %s with %d dimensions; f32, f64, bf16, f16, i64, i32, "
+                       "u8 and bool with up to %d can be read",
                        f->path, msi_foreign_name(e->name), e->dtype, e->ndim, MS_MAX_DIMS);
     }
     MS_TRY(ms_tensor_empty(out, dtype, e->ndim, e->shape));

@@ -15,10 +15,13 @@ ms_status msi_check_reduction(const char *op, int32_t dtype, int32_t reduce)
         return MS_FAIL(MS_VALUE_ERROR, "%s: reduction is %d, expected 0 to %d", op, (int)reduce,
                        MS_REDUCE_MIN);
     }
-    if (dtype == MS_DTYPE_I64 && reduce == MS_REDUCE_AVG) {
-        return MS_FAIL(MS_TYPE_ERROR, "%s: an average of i64 is no i64; use sum", op);
+    const bool whole = dtype == MS_DTYPE_I64 || dtype == MS_DTYPE_I32;
+
+    if (whole && reduce == MS_REDUCE_AVG) {
+        return MS_FAIL(MS_TYPE_ERROR, "%s: an average of %s is no %s; use sum", op,
+                       ms_dtype_name(dtype), ms_dtype_name(dtype));
     }
-    if (dtype != MS_DTYPE_I64 && !ms_dtype_is_floating(dtype)) {
+    if (!whole && !ms_dtype_is_floating(dtype)) {
         return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "%s: no reduction of %s on cpu", op,
                        ms_dtype_name(dtype));
     }

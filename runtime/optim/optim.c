@@ -84,8 +84,7 @@ static ms_status check_param(const ms_optim *optim, ms_tensor *const *params, in
     }
     if (!ms_dtype_is_floating(t->v.dtype)) {
         return MS_FAIL(MS_VALUE_ERROR,
-                       "can't optimize a tensor of dtype %s, expected f32, f64 or "
-                       "bf16",
+                       "can't optimize a tensor of dtype %s, expected f32, f64, bf16 or f16",
                        ms_dtype_name(t->v.dtype));
     }
     if (t->param == NULL && !msi_view_contiguous(&t->v)) {

@@ -152,7 +152,7 @@ static ms_status check_count(int32_t dtype, double start, double step, int64_t n
 ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double step, int64_t n)
 {
     enum { CHUNK = 256 };
-    const bool whole = dtype == MS_DTYPE_I64 || dtype == MS_DTYPE_U8;
+    const bool whole = !ms_dtype_is_floating(dtype) && dtype != MS_DTYPE_BOOL;
     union {
         double real[CHUNK];
         int64_t whole[CHUNK];

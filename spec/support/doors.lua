@@ -276,6 +276,7 @@ local FEW = { dtype = true, kind = true, relation = true, reduction = true, redu
   ndim = true, root = true, dim = true, index = true, init = true, operation = true }
 local ANY_NUMBER = {
   ms_dtype_size = true, ms_dtype_name = true, ms_dtype_is_floating = true, ms_dtype_misfit = true,
+  ms_dtype_is_narrow = true,
   ms_matmul_name = true, ms_matmul_scratch = true, ms_error_set = true, ms_dist_abort = true,
 }
 

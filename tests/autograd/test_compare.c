@@ -60,9 +60,9 @@ static void test_autograd_compare__numbers_outside_an_integer_dtype(void **state
 /* 0.1 is no bf16 and no f32: it is compared as the dtype has it. */
 static void test_autograd_compare__numbers_are_rounded_to_a_floating_dtype(void **state)
 {
-    const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16};
+    const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16, MS_DTYPE_F16};
 
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < 4; d++) {
         ms_tensor *x = VECTOR(dtypes[d], 0.1, 0.2, NAN);
 
         EXPECT_COMPARED(x, MS_COMPARE_EQ, 0.1, 1, 0, 0);

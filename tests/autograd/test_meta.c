@@ -175,7 +175,9 @@ static void draw_form(form *f, uint64_t *rng)
 {
     static const int64_t sizes[] = {1, 1, 2, 3, 4, 6};
 
-    f->dtype = below(rng, 4) > 0 ? below(rng, 3) : below(rng, MS_DTYPE_COUNT);
+    static const int32_t floats[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16, MS_DTYPE_F16};
+
+    f->dtype = below(rng, 4) > 0 ? floats[below(rng, 4)] : below(rng, MS_DTYPE_COUNT);
     const int32_t ndim = below(rng, 5);
 
     for (f->ndim = 0; f->ndim < ndim; f->ndim++) {

@@ -178,9 +178,9 @@ static void fused_or_not(int32_t dtype, bool fused, bool approximate, uint64_t *
 
 static void test_autograd_network_ops__linear_gelu_gives_the_bits_of_the_pair(void **state)
 {
-    const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16};
+    const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16, MS_DTYPE_F16};
 
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         uint64_t fused[4], pair[4];
 
         fused_or_not(dtypes[i / 2], true, i % 2 == 0, fused);

@@ -29,8 +29,10 @@
 
 enum { SEEDS = 3, MAX_TESTS = 256 };
 
-static const double epsilon[] = {
-    [MS_DTYPE_F32] = 0x1p-23, [MS_DTYPE_F64] = 0x1p-52, [MS_DTYPE_BF16] = 0x1p-8};
+static const double epsilon[] = {[MS_DTYPE_F32] = 0x1p-23,
+                                 [MS_DTYPE_F64] = 0x1p-52,
+                                 [MS_DTYPE_BF16] = 0x1p-8,
+                                 [MS_DTYPE_F16] = 0x1p-11};
 
 /* -- which kernels ran ------------------------------------------------------------------------- */
 
@@ -215,9 +217,44 @@ static void check_integers(const op_case *c, uint64_t seed)
         }
     }
     c->oracle(c, operands, expected);
-    run_integers(c, &n, out);
-    for (int64_t i = 0; i < numel_of(&c->out); i++) {
-        assert_true(out[i] == (double)expected[i]);
+    for (int32_t pass = 0; pass < 2; pass++) {
+        const bool wraps =
+            run_integers(c, pass == 0 ? MS_DTYPE_I64 : MS_DTYPE_I32, &n, out) == MS_DTYPE_I32;
+
+        for (int64_t i = 0; i < numel_of(&c->out); i++) {
+            const int64_t want = (int64_t)expected[i];
+
+            assert_true(out[i] == (wraps ? (double)(int32_t)(uint32_t)want : (double)expected[i]));
+        }
+    }
+}
+
+/* Of bytes and of bool, whatever byte stands for true, in i64; along rows and columns. */
+static void test_autograd_ops__sums_of_bytes_and_of_what_is_true(void **state)
+{
+    enum { ROWS = 70, COLS = 37 };
+    const int64_t shape[2] = {ROWS, COLS};
+    double values[ROWS * COLS], got[ROWS];
+    ms_tensor_info info;
+    ms_tensor *t, *sums;
+
+    (void)state;
+    for (int32_t pass = 0; pass < 4; pass++) {
+        const int32_t dtype = pass < 2 ? MS_DTYPE_U8 : MS_DTYPE_BOOL, dim = pass % 2;
+        double want[ROWS] = {0};
+
+        for (int64_t i = 0; i < ROWS * COLS; i++) {
+            values[i] = (double)(i * i % (dtype == MS_DTYPE_U8 ? 256 : 2));
+            want[dim == 0 ? i % COLS : i / COLS] += values[i];
+        }
+        assert_ok(ms_tensor_from_doubles(&t, dtype, 2, shape, values, ROWS * COLS));
+        assert_ok(ms_op_sum(&sums, t, 1u << dim, false));
+        assert_ok(ms_tensor_describe(sums, &info));
+        assert_int_equal(info.dtype, MS_DTYPE_I64);
+        assert_ok(ms_tensor_to_doubles(sums, got, info.numel));
+        assert_close(got, want, info.numel, 0, 0);
+        ms_tensor_free(sums);
+        ms_tensor_free(t);
     }
 }
 
@@ -239,7 +276,7 @@ static void check_case(const op_case *c, uint64_t seed)
     run_case(c, &n, MS_DTYPE_F64, RUN_BORN_ODD, &actual);
     compare_results(c, "gradients born in f32", MS_DTYPE_F64, &actual, &exact, 0x1p-23);
 
-    const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_BF16};
+    const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_BF16, MS_DTYPE_F16};
 
     for (int32_t d = 0; d < COUNT(dtypes); d++) {
         const double bound = rounding(c, dtypes[d]);
@@ -322,10 +359,9 @@ static void test_autograd_ops__cast_differentiates_into_the_first_dtype(void **s
 {
     const double values[] = {1.5, -2.25, 3, 1e-3}, weights[] = {1, -0.5, 2, 0.25};
     const int64_t n = COUNT(values);
-    const int32_t pairs[][2] = {{MS_DTYPE_F32, MS_DTYPE_BF16},
-                                {MS_DTYPE_F64, MS_DTYPE_F32},
-                                {MS_DTYPE_BF16, MS_DTYPE_F64},
-                                {MS_DTYPE_F32, MS_DTYPE_F32}};
+    const int32_t pairs[][2] = {{MS_DTYPE_F32, MS_DTYPE_BF16}, {MS_DTYPE_F64, MS_DTYPE_F32},
+                                {MS_DTYPE_BF16, MS_DTYPE_F64}, {MS_DTYPE_F32, MS_DTYPE_F16},
+                                {MS_DTYPE_F16, MS_DTYPE_BF16}, {MS_DTYPE_F32, MS_DTYPE_F32}};
 
     for (int32_t i = 0; i < COUNT(pairs); i++) {
         ms_tensor *x, *y, *weight, *grad;
@@ -405,6 +441,7 @@ int main(void)
         cmocka_unit_test(test_autograd_ops__cast_between_all_dtypes),
         cmocka_unit_test(test_autograd_ops__comparisons_in_all_dtypes),
         cmocka_unit_test(test_autograd_ops__cast_differentiates_into_the_first_dtype),
+        cmocka_unit_test(test_autograd_ops__sums_of_bytes_and_of_what_is_true),
         cmocka_unit_test(test_autograd_ops__every_kernel_of_the_table_was_reached), /* last */
     };
     static struct CMUnitTest tests[MAX_TESTS];

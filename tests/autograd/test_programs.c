@@ -196,7 +196,7 @@ static void judge(program *p, const call *c, const int32_t *in)
     for (int64_t i = 0; i < y->a.n; i++) {
         p->rough = p->rough || !(fabsl(y->a.v[i]) < 1e4L);
     }
-    p->narrow = p->narrow || y->a.form.dtype == MS_DTYPE_BF16;
+    p->narrow = p->narrow || ms_dtype_is_narrow(y->a.form.dtype);
 }
 
 /* Sizes that stay within MAX_NUMEL whatever comes next. */
@@ -236,7 +236,7 @@ static int32_t new_leaf(program *p, const form *f)
     if (s->differentiated) {
         assert_ok(ms_tensor_set_requires_grad(s->t, true));
     }
-    p->narrow = p->narrow || f->dtype == MS_DTYPE_BF16;
+    p->narrow = p->narrow || ms_dtype_is_narrow(f->dtype);
     return p->n_slots++;
 }
 

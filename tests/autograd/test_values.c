@@ -124,7 +124,10 @@ static void test_autograd_values__bf16_squares_are_not_rounded_to_bf16(void **st
 static void test_autograd_values__relu_passes_nan_on_and_back(void **state)
 {
     (void)state;
-    for (int32_t dtype = MS_DTYPE_F32; dtype <= MS_DTYPE_BF16; dtype++) {
+    for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT; dtype++) {
+        if (!ms_dtype_is_floating(dtype)) {
+            continue;
+        }
         ms_tensor *x = LEAF(dtype, NAN, -0.0, 0, -1, 2), *y, *seed = VECTOR(dtype, 3, 3, 3, 3, 3);
         ms_tensor *grad;
         double out[5];
@@ -148,7 +151,10 @@ static void test_autograd_values__relu_passes_nan_on_and_back(void **state)
 static void test_autograd_values__products_keep_the_sign_of_zeros(void **state)
 {
     (void)state;
-    for (int32_t dtype = MS_DTYPE_F32; dtype <= MS_DTYPE_BF16; dtype++) {
+    for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT; dtype++) {
+        if (!ms_dtype_is_floating(dtype)) {
+            continue;
+        }
         ms_tensor *x = LEAF(dtype, 0), *y, *zero = VECTOR(dtype, 0);
 
         assert_ok(ms_op_affine(&y, x, -2, -0.0));
@@ -229,8 +235,6 @@ static void test_autograd_values__integers_take_whole_numbers_only(void **state)
     assert_fails(MS_VALUE_ERROR, "mul: 300 does not fit in u8",
                  ms_op_with_number(&y, x, 300, MS_NUMBER_MUL));
     assert_fails(MS_TYPE_ERROR, "mean: the tensor is u8", ms_op_mean(&y, x, 0, false));
-    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "sum is not implemented for dtype u8",
-                 ms_op_sum(&y, x, 0, false));
     assert_ok(ms_tensor_to_doubles(x, out, 2));
     assert_true(out[0] == 1 && out[1] == 1);
     ms_tensor_free(x);

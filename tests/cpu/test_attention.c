@@ -265,6 +265,7 @@ static void solve_query(head *x, const attention *a, int64_t t)
 static double margin(int32_t dtype)
 {
     return dtype == MS_DTYPE_BF16  ? 8 * 0x1p-8
+           : dtype == MS_DTYPE_F16 ? 8 * 0x1p-11
            : dtype == MS_DTYPE_F32 ? 300 * 0x1p-24
                                    : 300 * 0x1p-53;
 }
@@ -277,7 +278,8 @@ static void compare(const attention *a, int32_t which, int64_t b, int64_t h, con
     const int64_t depth = a->n.d;
 
     for (int64_t i = 0; i < a->x[which].len * depth; i++) {
-        double bound = margin(a->dtype) * (size != NULL ? size[i] + fabs(want[i]) : 1);
+        const double bound = margin(a->dtype) * (size != NULL ? size[i] + fabs(want[i]) : 1) +
+                             8 * typed_rounding(a->dtype, 0);
 
         check_element(names[which], i, at(&a->x[which], b, h, i / depth, i % depth), want[i],
                       bound);
@@ -349,10 +351,11 @@ static void test_cpu_attention__f32_equals_plain_softmax(void **state)
     run_shapes(MS_DTYPE_F32);
 }
 
-static void test_cpu_attention__bf16_equals_plain_softmax(void **state)
+static void test_cpu_attention__narrow_dtypes_equal_plain_softmax(void **state)
 {
     (void)state;
     run_shapes(MS_DTYPE_BF16);
+    run_shapes(MS_DTYPE_F16);
 }
 
 /* sum(out * dout) as a function of one element. */
@@ -484,7 +487,7 @@ static void test_cpu_attention__many_tiles_have_the_same_bits_everywhere(void **
     (void)state;
     const shape n = {1, 2, 140, 600, 20, true};
 
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         check_everywhere(&n, float_dtypes[d], float_dtypes[d], 7, 5);
     }
     check_everywhere(&n, MS_DTYPE_BF16, MS_DTYPE_F32, 7, 5);
@@ -597,7 +600,7 @@ static void check_unreachable(int32_t dtype, double far, bool all)
 static void test_cpu_attention__keys_beyond_reach_have_probability_0(void **state)
 {
     (void)state;
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         check_unreachable(float_dtypes[d], -1e5, false);
         check_unreachable(float_dtypes[d], -INFINITY, false);
         check_unreachable(float_dtypes[d], -INFINITY, true);
@@ -634,7 +637,7 @@ static void test_cpu_attention__what_the_mask_hides_may_be_nan_or_inf(void **sta
         const double value = values[i % 3];
         const int32_t which = operands[i / 3 % 4];
 
-        for (int32_t d = 0; d < 3; d++) {
+        for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
             check_hidden(of, float_dtypes[d], float_dtypes[d], which, value);
         }
         check_hidden(of, MS_DTYPE_BF16, MS_DTYPE_F32, which, value);
@@ -646,7 +649,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpu_attention__f64_equals_plain_softmax),
         cmocka_unit_test(test_cpu_attention__f32_equals_plain_softmax),
-        cmocka_unit_test(test_cpu_attention__bf16_equals_plain_softmax),
+        cmocka_unit_test(test_cpu_attention__narrow_dtypes_equal_plain_softmax),
         cmocka_unit_test(test_cpu_attention__gradients_equal_finite_differences),
         cmocka_unit_test(test_cpu_attention__every_length_and_start_f32),
         cmocka_unit_test(test_cpu_attention__every_length_and_start_f64),

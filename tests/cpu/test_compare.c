@@ -17,6 +17,8 @@ static long double value_at(int32_t dtype, uint64_t pick)
     switch (dtype) {
     case MS_DTYPE_I64:
         return longs[pick % N_VALUES];
+    case MS_DTYPE_I32:
+        return (int32_t)(uint32_t)(uint64_t)longs[pick % N_VALUES];
     case MS_DTYPE_U8:
         return bytes[pick % N_VALUES];
     case MS_DTYPE_BOOL:
@@ -33,6 +35,9 @@ static void put(int32_t dtype, void *data, int64_t i, long double value)
     switch (dtype) {
     case MS_DTYPE_I64:
         ((int64_t *)data)[i] = (int64_t)value;
+        break;
+    case MS_DTYPE_I32:
+        ((int32_t *)data)[i] = (int32_t)value;
         break;
     case MS_DTYPE_U8:
         ((uint8_t *)data)[i] = (uint8_t)value;
@@ -215,6 +220,7 @@ static double read_back(int32_t dtype, const void *data, int64_t i)
     typed t = {.dtype = dtype, .data = (void *)data};
 
     return dtype == MS_DTYPE_I64                            ? (double)((const int64_t *)data)[i]
+           : dtype == MS_DTYPE_I32                          ? ((const int32_t *)data)[i]
            : dtype == MS_DTYPE_U8 || dtype == MS_DTYPE_BOOL ? ((const uint8_t *)data)[i]
                                                             : typed_get(&t, i);
 }

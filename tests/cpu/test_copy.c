@@ -7,6 +7,8 @@ static long double get(int32_t dtype, const void *p, int64_t i)
     switch (dtype) {
     case MS_DTYPE_I64:
         return ((const int64_t *)p)[i];
+    case MS_DTYPE_I32:
+        return ((const int32_t *)p)[i];
     case MS_DTYPE_U8:
         return ((const uint8_t *)p)[i];
     case MS_DTYPE_BOOL:
@@ -24,6 +26,9 @@ static void set(int32_t dtype, void *p, int64_t i, long double x)
     switch (dtype) {
     case MS_DTYPE_I64:
         ((int64_t *)p)[i] = (int64_t)x;
+        break;
+    case MS_DTYPE_I32:
+        ((int32_t *)p)[i] = (int32_t)(int64_t)x;
         break;
     case MS_DTYPE_U8:
         ((uint8_t *)p)[i] = (uint8_t)(int64_t)x;
@@ -50,6 +55,7 @@ static long double sample(int32_t dtype, int64_t i)
 
     switch (dtype) {
     case MS_DTYPE_I64:
+    case MS_DTYPE_I32:
         return (int64_t)(x * 1000) / 7 * (i % 5 ? 1 : 0);
     case MS_DTYPE_U8:
         return (int64_t)((x + 1) * 127) * (i % 5 ? 1 : 0);
@@ -63,9 +69,7 @@ static long double sample(int32_t dtype, int64_t i)
 /* x in the arithmetic of `dtype`: integers truncate, bool is "not zero". */
 static long double convert(int32_t dtype, long double x)
 {
-    return dtype == MS_DTYPE_BOOL                          ? x != 0
-           : dtype == MS_DTYPE_I64 || dtype == MS_DTYPE_U8 ? (int64_t)x
-                                                           : x;
+    return dtype == MS_DTYPE_BOOL ? x != 0 : !ms_dtype_is_floating(dtype) ? (int64_t)x : x;
 }
 
 static void check(int32_t to, int32_t from, int64_t n, int64_t start, int64_t out_stride,
@@ -92,14 +96,14 @@ static void check(int32_t to, int32_t from, int64_t n, int64_t start, int64_t ou
         long double x = convert(to, get(from, in, start + i * in_stride));
         long double old = get(to, out, start + i * out_stride);
 
-        /* one rounding in the compute type: f32 sums of f32 and bf16 are exact in long double */
+        /* one rounding in the compute type: sums of f32 and narrower are exact in long double */
         if (to != MS_DTYPE_F64) {
-            x = to == MS_DTYPE_I64 || to == MS_DTYPE_U8 || to == MS_DTYPE_BOOL ? x : (float)x;
+            x = ms_dtype_is_floating(to) ? (float)x : x;
         }
         if (accumulate) {
             x = to == MS_DTYPE_BOOL ? x != 0 || old != 0 : x + old;
         }
-        set(to, want, start + i * out_stride, to == MS_DTYPE_BF16 ? (long double)(float)x : x);
+        set(to, want, start + i * out_stride, ms_dtype_is_narrow(to) ? (long double)(float)x : x);
     }
     run_on_all_isas(&(kernel_call){MSI_K_copy, to, &args, {out}, {out_n * dtype_bytes(to)}},
                     ms_dtype_name(from));
@@ -198,6 +202,70 @@ static void test_cpu_copy__rounds_to_bf16_to_nearest_even_and_keeps_nan(void **s
     }
 }
 
+/* Runs of 32-bit patterns: all that lie at the ends of f16's ranges, and as many from elsewhere. */
+static uint32_t pattern(int64_t i, int64_t *run)
+{
+    static const uint32_t edges[] = {0x0,        0x33000000, 0x387fe000, 0x38800000, 0x47000000,
+                                     0x477fe000, 0x47800000, 0x7f000000, 0x7f800000};
+    enum { EDGE = 1 << 15 };
+
+    *run = i / EDGE;
+    if (*run < 2 * MSI_COUNT(edges)) {
+        return (edges[*run / 2] | (uint32_t)(*run % 2) << 31) + (uint32_t)(i % EDGE) - EDGE / 2;
+    }
+    return (uint32_t)(i * 2654435761u);
+}
+
+/* f32 to f16 rounds to nearest even, and all f16 widen exactly; by the compiler's own conversions.
+ * Of a NaN the upper bits stay. */
+static void test_cpu_copy__f16_is_binary16(void **state)
+{
+    enum { N = 1 << 16, ALL = 40 * N };
+    float *wide = malloc(N * sizeof(*wide)), *back = malloc(N * sizeof(*back));
+    _Float16 *narrow = malloc(N * sizeof(*narrow));
+    msi_ew_args down = {.out = narrow, .in = {wide}, .in_dtype = MS_DTYPE_F32};
+    msi_ew_args up = {.out = back, .in = {narrow}, .in_dtype = MS_DTYPE_F16};
+
+    (void)state;
+    down.loop = up.loop = (msi_loop){.ndim = 1, .shape = {N}, .stride = {{1}, {1}}};
+    for (int64_t first = 0; first < ALL; first += N) {
+        for (int64_t i = 0; i < N; i++) {
+            int64_t run;
+            const uint32_t bits = pattern(first + i, &run);
+
+            memcpy(&wide[i], &bits, sizeof(bits));
+        }
+        run_on_all_isas(&(kernel_call){MSI_K_copy, MS_DTYPE_F16, &down, {narrow}, {2 * N}}, "f16");
+        for (int64_t i = 0; i < N; i++) {
+            const _Float16 want = (_Float16)wide[i];
+
+            assert_true(isnan(wide[i]) ? isnan((float)narrow[i])
+                                       : memcmp(&want, &narrow[i], sizeof(want)) == 0);
+        }
+    }
+    for (int64_t i = 0; i < N; i++) {
+        const uint16_t bits = (uint16_t)i;
+
+        memcpy(&narrow[i], &bits, sizeof(bits));
+    }
+    run_on_all_isas(&(kernel_call){MSI_K_copy, MS_DTYPE_F32, &up, {back}, {4 * N}}, "f16");
+    for (int64_t i = 0; i < N; i++) {
+        const float want = (float)narrow[i];
+
+        assert_true(isnan(want) ? isnan(back[i]) : memcmp(&want, &back[i], sizeof(want)) == 0);
+    }
+    const uint32_t nan = 0xff812345; /* signalling */
+    uint16_t bits;
+
+    memcpy(&wide[0], &nan, sizeof(nan));
+    run_on_all_isas(&(kernel_call){MSI_K_copy, MS_DTYPE_F16, &down, {narrow}, {2 * N}}, "f16");
+    memcpy(&bits, &narrow[0], sizeof(bits));
+    assert_int_equal(0xfe09, bits);
+    free(wide);
+    free(back);
+    free(narrow);
+}
+
 static void test_cpu_copy__special_values_cast_as_documented(void **state)
 {
     (void)state;
@@ -288,9 +356,7 @@ static void test_cpu_copy__fill_sets_or_adds_in_every_dtype(void **state)
             int64_t stride = 1 + n % 3, total = n * stride + 1;
             void *out = calloc((size_t)total, (size_t)dtype_bytes(to));
             msi_ew_args args = {.out = out, .scalar = {2.5}, .accumulate = accumulate};
-            long double x = to == MS_DTYPE_BOOL                       ? 1
-                            : to == MS_DTYPE_I64 || to == MS_DTYPE_U8 ? 2
-                                                                      : 2.5L;
+            long double x = to == MS_DTYPE_BOOL ? 1 : !ms_dtype_is_floating(to) ? 2 : 2.5L;
 
             args.loop = (msi_loop){.ndim = 1, .shape = {n}, .stride = {{stride}}};
             for (int64_t i = 0; i < total; i++) {
@@ -318,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_cpu_copy__casts_every_pair_with_strides_and_broadcasts),
         cmocka_unit_test(test_cpu_copy__transposes),
         cmocka_unit_test(test_cpu_copy__rounds_to_bf16_to_nearest_even_and_keeps_nan),
+        cmocka_unit_test(test_cpu_copy__f16_is_binary16),
         cmocka_unit_test(test_cpu_copy__special_values_cast_as_documented),
         cmocka_unit_test(test_cpu_copy__numbers_without_an_integer_have_one_result),
         cmocka_unit_test(test_cpu_copy__fill_sets_or_adds_in_every_dtype),

@@ -128,10 +128,10 @@ static const void *three_in(int32_t dtype)
     return dtype == MS_DTYPE_F64 ? (const void *)&three : &single_three;
 }
 
-/* bf16 numbers are squared in f32. */
+/* Narrow numbers are squared in f32. */
 static bool has_kernel(const op *o, int32_t dtype)
 {
-    return o->kernel != MSI_K_mse || dtype != MS_DTYPE_BF16;
+    return o->kernel != MSI_K_mse || !ms_dtype_is_narrow(dtype);
 }
 
 /* `n` elements that begin `start` elements into their blocks, against the oracle. */
@@ -174,7 +174,7 @@ static void check_dense(const op *o, int32_t dtype, int64_t n, int64_t start, bo
         }
         check_element(
             msi_kernel_name(o->kernel), i, typed_get(&out, i), (double)want,
-            (double)(8 * compute_epsilon(dtype) * size + typed_epsilon(dtype) * fabsl(want)));
+            (double)(8 * compute_epsilon(dtype) * size + typed_rounding(dtype, (double)(want))));
     }
     for (int32_t k = 0; k < o->n_in; k++) {
         typed_free(&in[k]);
@@ -293,7 +293,7 @@ static void check_strided(const op *o, int32_t dtype, uint64_t seed)
         }
         check_element(
             msi_kernel_name(o->kernel), at, typed_get(&out, at), (double)y,
-            (double)(8 * compute_epsilon(dtype) * size + typed_epsilon(dtype) * fabsl(y)));
+            (double)(8 * compute_epsilon(dtype) * size + typed_rounding(dtype, (double)(y))));
         typed_set(&want, at, typed_get(&out, at));
     }
     assert_memory_equal(want.data, out.data, (size_t)typed_nbytes(&out)); /* gaps stay */
@@ -312,7 +312,7 @@ static void test_cpu_elementwise__strides_and_broadcasts_reach_the_right_element
                                 op_of(MSI_K_mse_grad), op_of(MSI_K_mul_neg)};
 
     for (uint64_t seed = 0; seed < 400; seed++) {
-        for (int32_t d = 0; d < 3; d++) {
+        for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
             check_strided(chosen[seed % 3], float_dtypes[d], seed * 977 + (uint64_t)d);
         }
     }
@@ -431,7 +431,7 @@ static void test_cpu_elementwise__nan_and_infinity_go_where_they_must(void **sta
     static const double special[] = {NAN, INFINITY, -INFINITY, 0, -0.0, 1e4, -1e4};
 
     (void)state;
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         const int32_t t = float_dtypes[d];
 
         for (size_t k = 0; k < sizeof(unary_oracles) / sizeof(unary_oracles[0]); k++) {

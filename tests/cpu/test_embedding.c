@@ -39,7 +39,7 @@ static void check_gradient(int32_t dtype, int32_t table_dtype, int64_t n, int64_
     typed dtable = typed_filled(table_dtype, start + VOCAB * width, 4), want = typed_copy(&dtable);
     int64_t *ids = malloc((size_t)(n + 1) * sizeof(int64_t)), work[VOCAB + n];
     float *rows = calloc((size_t)(VOCAB * width + 1), sizeof(float)); /* rounded at the end only */
-    const bool narrow = table_dtype == MS_DTYPE_BF16;
+    const bool narrow = ms_dtype_is_narrow(table_dtype);
     msi_embedding_args args = {.n = n,
                                .width = width,
                                .vocab = VOCAB,
@@ -82,7 +82,7 @@ static void test_cpu_embedding__copies_rows_of_any_width(void **state)
 {
     (void)state;
     report_missing_isas();
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int64_t width = 0; width <= 130; width++) {
             check_forward(float_dtypes[d], width % 23, width, width * 29 % 64);
         }
@@ -92,9 +92,9 @@ static void test_cpu_embedding__copies_rows_of_any_width(void **state)
 static void test_cpu_embedding__gradients_add_in_token_order(void **state)
 {
     (void)state;
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int64_t width = 0; width <= 130; width++) {
-            bool wide = float_dtypes[d] == MS_DTYPE_BF16 && width % 2;
+            bool wide = ms_dtype_is_narrow(float_dtypes[d]) && width % 2;
 
             check_gradient(float_dtypes[d], wide ? MS_DTYPE_F32 : float_dtypes[d], width % 41,
                            width, width * 29 % 64, width % 3 == 0);
@@ -112,7 +112,7 @@ static void test_cpu_embedding__tells_of_the_first_id_that_is_none(void **state)
     const int64_t ids[N] = {4, 0, 5, 1, 0, -((int64_t)1 << 50)};
 
     (void)state;
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         typed table = typed_filled(float_dtypes[d], ROWS * WIDTH, 1);
         typed out = typed_filled(float_dtypes[d], N * WIDTH, 2);
         typed dtable = typed_filled(float_dtypes[d], ROWS * WIDTH, 3), right = typed_copy(&dtable);

@@ -87,8 +87,8 @@ static void oracle(const operands *o, const double *a, const double *b, int64_t 
         size += fabs(typed_get(&o->bias.t, j));
     }
     *want = sum;
-    *bound = (double)(g->k + 3) * compute_epsilon(g->dtype) * size +
-             typed_epsilon(g->c_dtype) * fabs(sum);
+    *bound =
+        (double)(g->k + 3) * compute_epsilon(g->dtype) * size + typed_rounding(g->c_dtype, sum);
 }
 
 /* All of C, whose elements before the call are in `want`; what lies between its rows stays. */
@@ -134,10 +134,10 @@ static const int64_t shapes[][3] = {
     {4, 3, 130}, {65, 33, 7}, {64, 128, 128}, {70, 129, 131}, {130, 5, 300}, {2, 140, 257},
 };
 
-/* All options of a product: 16 variants, and as many with a wide C for bf16. */
+/* All options of a product: 16 variants, and as many with a wide C for narrow dtypes. */
 static int32_t n_variants(int32_t dtype)
 {
-    return dtype == MS_DTYPE_BF16 ? 32 : 16;
+    return ms_dtype_is_narrow(dtype) ? 32 : 16;
 }
 
 static problem variant_of(int32_t dtype, int32_t variant)
@@ -212,10 +212,11 @@ static void test_cpu_gemm__f32_equals_plain_loops_at_any_length_from_any_start(v
     run_lengths(MS_DTYPE_F32);
 }
 
-static void test_cpu_gemm__bf16_rounds_once_at_any_length_from_any_start(void **state)
+static void test_cpu_gemm__narrow_dtypes_round_once_at_any_length_from_any_start(void **state)
 {
     (void)state;
     run_lengths(MS_DTYPE_BF16);
+    run_lengths(MS_DTYPE_F16);
 }
 
 /* The whole square for N and K, the lengths of rows, of a product with a bias; the dtypes take
@@ -236,7 +237,7 @@ static void test_cpu_gemm__every_row_length_is_right_from_every_start(void **sta
 static void test_cpu_gemm__equals_plain_loops_around_its_blocks(void **state)
 {
     (void)state;
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         run_shapes(float_dtypes[d]);
     }
 }
@@ -245,7 +246,7 @@ static void test_cpu_gemm__equals_plain_loops_around_its_blocks(void **state)
 static void test_cpu_gemm__an_element_does_not_depend_on_its_neighbours(void **state)
 {
     (void)state;
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         problem p = {.m = 75, .n = 139, .k = 301, .batch = 1, .dtype = float_dtypes[d]};
         operands o;
 
@@ -299,7 +300,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpu_gemm__f64_equals_plain_loops_at_any_length_from_any_start),
         cmocka_unit_test(test_cpu_gemm__f32_equals_plain_loops_at_any_length_from_any_start),
-        cmocka_unit_test(test_cpu_gemm__bf16_rounds_once_at_any_length_from_any_start),
+        cmocka_unit_test(test_cpu_gemm__narrow_dtypes_round_once_at_any_length_from_any_start),
         cmocka_unit_test(test_cpu_gemm__every_row_length_is_right_from_every_start),
         cmocka_unit_test(test_cpu_gemm__equals_plain_loops_around_its_blocks),
         cmocka_unit_test(test_cpu_gemm__an_element_does_not_depend_on_its_neighbours),

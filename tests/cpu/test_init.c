@@ -36,7 +36,7 @@ static double bound_of(const msi_init_args *a, int32_t dtype, double want)
     const bool in_f32 = a->kind == MS_INIT_NORMAL && dtype != MS_DTYPE_F64;
     const double computed = in_f32 ? 6 * 0x1p-24 * fabs(want - a->a) : 0;
 
-    return 1e-13 + 1.01 * typed_epsilon(dtype) * fabs(want) + 1.01 * computed;
+    return 1e-13 + 1.01 * typed_rounding(dtype, want) + 1.01 * computed;
 }
 
 static void check(int32_t dtype, int32_t kind, int64_t first, int64_t n, int64_t start)
@@ -68,7 +68,7 @@ static void test_cpu_init__follows_the_definition_for_any_stretch(void **state)
     const int32_t kinds[] = {MS_INIT_CONSTANT, MS_INIT_UNIFORM, MS_INIT_NORMAL};
 
     report_missing_isas();
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int64_t n = 0; n <= 130; n++) {
             check(float_dtypes[d], kinds[n % 3], n * 17 % 101, n, n * 29 % 64);
         }
@@ -102,7 +102,7 @@ static void test_cpu_init__uniform_values_stay_below_the_open_end(void **state)
     enum { N = 20000 };
     const double ends[][2] = {{0, 1}, {-0.1, 0.1}, {1, 1.001}, {-3, -2}, {100, 100.5}};
 
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int32_t e = 0; e < 5; e++) {
             typed out = typed_filled(float_dtypes[d], N, 1);
             msi_init_args args = {
@@ -110,7 +110,7 @@ static void test_cpu_init__uniform_values_stay_below_the_open_end(void **state)
 
             msi_kernels()->fn[MSI_K_init][float_dtypes[d]](&args);
             for (int64_t i = 0; i < N; i++) {
-                double ulp = 2 * typed_epsilon(float_dtypes[d]) * fabs(ends[e][0]);
+                double ulp = 2 * typed_rounding(float_dtypes[d], ends[e][0]);
 
                 assert_true(typed_get(&out, i) < ends[e][1]);
                 assert_true(typed_get(&out, i) >= ends[e][0] - ulp);

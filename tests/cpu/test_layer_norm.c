@@ -120,7 +120,8 @@ static void check_y(const buffers *m, const norm *n, int64_t i)
         const double b = n->b ? typed_get(&m->b.t, j) : 0;
 
         check_element("y", i * n->cols + j, typed_get(&m->y.t, i * n->cols + j), scaled + b,
-                      (inner_epsilon(n) + typed_epsilon(n->dtype)) * (fabs(scaled) + fabs(b)));
+                      inner_epsilon(n) * (fabs(scaled) + fabs(b)) +
+                          typed_rounding(n->dtype, fabs(scaled) + fabs(b)));
     }
 }
 
@@ -145,7 +146,7 @@ static void check_dx(const buffers *m, const norm *n, const buffers *before, int
 
         check_element("dx", at, typed_get(&m->dx.t, at), want,
                       inner_epsilon(n) * (rstd * (3 + fabs(xhat)) + fabs(old)) +
-                          typed_epsilon(n->dtype) * fabs(want));
+                          typed_rounding(n->dtype, want));
     }
 }
 
@@ -170,7 +171,7 @@ static void check_column(const buffers *m, const norm *n, const buffers *before,
         size += fabs(term);
     }
     check_element(xhat ? "dw" : "db", j, typed_get(got, j), want,
-                  inner_epsilon(n) * size + typed_epsilon(got->dtype) * fabs(want));
+                  inner_epsilon(n) * size + typed_rounding(got->dtype, want));
 }
 
 static void check(const norm *n)
@@ -252,11 +253,14 @@ static void test_cpu_layer_norm__f64_equals_plain_loops_at_any_length_from_any_s
     run_rows(MS_DTYPE_F64);
 }
 
-static void test_cpu_layer_norm__bf16_equals_plain_loops_at_any_length_from_any_start(void **state)
+static void
+test_cpu_layer_norm__narrow_dtypes_equal_plain_loops_at_any_length_from_any_start(void **state)
 {
     (void)state;
     run_square(MS_DTYPE_BF16);
     run_rows(MS_DTYPE_BF16);
+    run_square(MS_DTYPE_F16);
+    run_rows(MS_DTYPE_F16);
 }
 
 static double objective(buffers *m, const norm *n)
@@ -396,7 +400,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpu_layer_norm__f32_equals_plain_loops_at_any_length_from_any_start),
         cmocka_unit_test(test_cpu_layer_norm__f64_equals_plain_loops_at_any_length_from_any_start),
-        cmocka_unit_test(test_cpu_layer_norm__bf16_equals_plain_loops_at_any_length_from_any_start),
+        cmocka_unit_test(
+            test_cpu_layer_norm__narrow_dtypes_equal_plain_loops_at_any_length_from_any_start),
         cmocka_unit_test(test_cpu_layer_norm__gradients_equal_finite_differences),
         cmocka_unit_test(test_cpu_layer_norm__gradient_may_lie_on_its_input),
         cmocka_unit_test(test_cpu_layer_norm__elements_too_far_apart_for_f32_are_normalized_to_0),

@@ -32,7 +32,7 @@ static void test_cpu_norm__blocks_of_any_length_from_any_start(void **state)
 {
     (void)state;
     report_missing_isas();
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int64_t n = 0; n <= 130; n++) {
             check(float_dtypes[d], n, 130, n * 29 % 64, n & 1);
             check(float_dtypes[d], n, 1 + n % 37, n * 29 % 64, !(n & 1));
@@ -61,7 +61,7 @@ static void test_cpu_norm__squares_of_f32_neither_overflow_nor_vanish(void **sta
 static void test_cpu_norm__nan_and_infinity_reach_the_result_of_their_block(void **state)
 {
     (void)state;
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int64_t at = 0; at < 39; at += 13) {
             typed x = typed_filled(float_dtypes[d], 80, 2);
             double out[2];

@@ -37,8 +37,8 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
             }
             x -= 0.05 * d;
         }
-        check_element("p", i, typed_get(&p, i), x, eps + typed_epsilon(dtype) * fabs(x));
-        check_element("buf", i, typed_get(&buf, i), b, eps * 2 + typed_epsilon(dtype) * fabs(b));
+        check_element("p", i, typed_get(&p, i), x, eps + typed_rounding(dtype, x));
+        check_element("buf", i, typed_get(&buf, i), b, eps * 2 + typed_rounding(dtype, b));
     }
     typed_free(&p);
     typed_free(&g);

@@ -37,7 +37,7 @@ static double rounded(int32_t dtype, double x)
     char bytes[8];
     typed t = {.dtype = dtype, .n = 1, .data = bytes};
 
-    if (dtype == MS_DTYPE_BF16) {
+    if (ms_dtype_is_narrow(dtype)) {
         x = (float)x;
     }
     typed_set(&t, 0, x);
@@ -115,6 +115,10 @@ static const int32_t layouts[][4] = {
     {MS_DTYPE_F64, MS_DTYPE_F64, MS_DTYPE_F64, MS_DTYPE_F64},
     {MS_DTYPE_F64, MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_F32},
     {MS_DTYPE_F64, MS_DTYPE_BF16, MS_DTYPE_BF16, MS_DTYPE_F64},
+    {MS_DTYPE_F32, MS_DTYPE_F16, MS_DTYPE_F16, MS_DTYPE_F16},
+    {MS_DTYPE_F16, MS_DTYPE_F16, MS_DTYPE_F16, MS_DTYPE_F16},
+    {MS_DTYPE_F16, MS_DTYPE_F16, MS_DTYPE_F32, MS_DTYPE_BF16},
+    {MS_DTYPE_F64, MS_DTYPE_F16, MS_DTYPE_F16, MS_DTYPE_F64},
 };
 
 static problem make(int32_t layout, int32_t n_src, int64_t n, int64_t start)
@@ -185,7 +189,7 @@ static void test_cpu_tree__out_may_be_a_source(void **state)
 static void test_cpu_tree__max_and_min_ignore_the_factor_and_keep_nan(void **state)
 {
     (void)state;
-    for (int32_t d = 0; d < 3; d++) {
+    for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int32_t nan_at = -1; nan_at < 3; nan_at++) {
             typed src[3], out = typed_filled(float_dtypes[d], 19, 9);
             msi_tree_source sources[3];

@@ -6,7 +6,9 @@
 #include "backend.h"
 #include "typed.h"
 
-static const int32_t float_dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16};
+enum { N_FLOAT_DTYPES = 4 };
+static const int32_t float_dtypes[N_FLOAT_DTYPES] = {MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_BF16,
+                                                     MS_DTYPE_F16};
 
 /* Rounding of the type the kernels compute in. */
 static inline double compute_epsilon(int32_t dtype)
@@ -16,7 +18,7 @@ static inline double compute_epsilon(int32_t dtype)
 
 static inline int64_t dtype_bytes(int32_t dtype)
 {
-    static const int64_t bytes[MS_DTYPE_COUNT] = {4, 8, 2, 8, 1, 1};
+    static const int64_t bytes[MS_DTYPE_COUNT] = {4, 8, 2, 8, 1, 1, 2, 4};
 
     return bytes[dtype];
 }

@@ -1,5 +1,5 @@
-/* Arrays of f32, f64 or bf16 seen as doubles: what kernel tests fill, run and compare. The
- * conversions are plain scalar code of their own. */
+/* Arrays of f32, f64, bf16 or f16 seen as doubles: what kernel tests fill, run and compare. The
+ * conversions are plain scalar code of their own, those of f16 the compiler's. */
 #ifndef MS_TYPED_H
 #define MS_TYPED_H
 
@@ -19,6 +19,9 @@ static inline double typed_get(const typed *t, int64_t i)
     if (t->dtype == MS_DTYPE_F32) {
         return ((const float *)t->data)[i];
     }
+    if (t->dtype == MS_DTYPE_F16) {
+        return (double)((const _Float16 *)t->data)[i];
+    }
     uint32_t bits = (uint32_t)((const uint16_t *)t->data)[i] << 16;
     float x;
 
@@ -26,8 +29,8 @@ static inline double typed_get(const typed *t, int64_t i)
     return x;
 }
 
-/* Rounds to nearest even, through f32 for bf16 (fillers have few enough bits not to round twice in
- * a way that matters: what was stored is read back with typed_get()). */
+/* Rounds to nearest even, through f32 for bf16 and f16 (fillers have few enough bits not to round
+ * twice in a way that matters: what was stored is read back with typed_get()). */
 static inline void typed_set(typed *t, int64_t i, double value)
 {
     if (t->dtype == MS_DTYPE_F64) {
@@ -36,6 +39,10 @@ static inline void typed_set(typed *t, int64_t i, double value)
     }
     if (t->dtype == MS_DTYPE_F32) {
         ((float *)t->data)[i] = (float)value;
+        return;
+    }
+    if (t->dtype == MS_DTYPE_F16) {
+        ((_Float16 *)t->data)[i] = (_Float16)(float)value;
         return;
     }
     float x = (float)value;
@@ -91,7 +98,24 @@ static inline void typed_free(typed *t)
 /* Half a unit in the last place, relative. */
 static inline double typed_epsilon(int32_t dtype)
 {
-    return dtype == MS_DTYPE_F64 ? 0x1p-53 : dtype == MS_DTYPE_F32 ? 0x1p-24 : 0x1p-8;
+    return dtype == MS_DTYPE_F64   ? 0x1p-53
+           : dtype == MS_DTYPE_F32 ? 0x1p-24
+           : dtype == MS_DTYPE_F16 ? 0x1p-11
+                                   : 0x1p-8;
+}
+
+/* x, or the infinity that a dtype holds for it. */
+static inline double typed_held(int32_t dtype, double x)
+{
+    return dtype == MS_DTYPE_F16 && fabs(x) >= 65520 ? copysign(INFINITY, x) : x;
+}
+
+/* The most that rounding to a dtype changes x. Below 2^-14 f16 has steps of 2^-24. */
+static inline double typed_rounding(int32_t dtype, double x)
+{
+    const double relative = typed_epsilon(dtype) * fabs(x);
+
+    return dtype == MS_DTYPE_F16 && relative < 0x1p-25 ? 0x1p-25 : relative;
 }
 
 #endif

@@ -19,6 +19,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local create = require 'moonshard.create'
 local data = require 'moonshard_ffi.data'
+local dtypes = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local machine = require 'moonshard.machine'
@@ -266,7 +267,7 @@ function GPT:activation_bytes(rows, length, dtype)
   arguments.whole('activation_bytes', 'rows', rows, nil, 0)
   arguments.whole('activation_bytes', 'length', length, nil, 0)
   arguments.floating('activation_bytes', 'dtype', dtype)
-  local size = (dtype == 'bf16' and 2) or (dtype == 'f64' and 8) or 4
+  local size = dtypes.size(dtype)
   local layer = 16 * self.width * size + 16 + 4 * self.heads
   local rest = (2 * self.width + self.vocab) * size + 20 + 6 * self.width * size
   local function scratch(n, k)

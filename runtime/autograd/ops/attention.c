@@ -236,7 +236,7 @@ const msi_op msi_op_attention = {.name = "attention",
                                  .attrs_size = sizeof(attention_attrs),
                                  .n_saved = 5};
 
-/* Scores of f32 and bf16 are multiplied in f32. */
+/* Scores of f32 and narrower dtypes are multiplied in f32. */
 static ms_status check_scale(const char *op, double scale, int32_t dtype)
 {
     if (!isfinite(dtype == MS_DTYPE_F64 ? scale : (double)(float)scale)) {

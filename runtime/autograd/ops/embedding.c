@@ -73,7 +73,7 @@ static ms_status embedding_backward(msi_bwd *b)
     MS_TRY(msi_view_data(ids, &id_data));
     MS_TRY(msi_view_data(&dy, &dy_data));
     MS_TRY(msi_target_open(&t, b, TABLE, dy.dtype, MSI_CAN_ADD | MSI_CAN_WIDEN));
-    if (t.view.dtype == MS_DTYPE_BF16) {
+    if (ms_dtype_is_narrow(t.view.dtype)) {
         const int64_t n = table->shape[0] + msi_view_numel(ids);
 
         MS_TRY(msi_bwd_temp(b, MS_DTYPE_I64, 1, &n, &work));

@@ -32,7 +32,7 @@ static double weight(const mse_attrs *attrs, const msi_view *x)
     return attrs->reduction == MS_REDUCTION_MEAN ? 1 / (double)msi_view_numel(x) : 1;
 }
 
-/* (x - y)^2 in the dtype of the loss: squares of bf16 numbers need more digits than they have. */
+/* (x - y)^2 in the dtype of the loss: squares of narrow numbers need more digits than they have. */
 static ms_status square(const msi_op_call *c, const msi_view *squares)
 {
     const msi_view *in[2] = {&c->in[X]->v, &c->in[Y]->v};

@@ -109,7 +109,8 @@ ms_status msi_target_open(msi_target *t, msi_bwd *b, int32_t i, int32_t dtype, i
         return MS_OK;
     }
     MS_TRY(msi_bwd_dest(b, i, &t->dest, &t->dest_add));
-    bool widens = dtype == MS_DTYPE_BF16 && t->dest.dtype == MS_DTYPE_F32 && (can & MSI_CAN_WIDEN);
+    const bool widens =
+        ms_dtype_is_narrow(dtype) && t->dest.dtype == MS_DTYPE_F32 && (can & MSI_CAN_WIDEN);
 
     if ((t->dest.dtype != dtype && !widens) || (t->dest_add && !(can & MSI_CAN_ADD))) {
         return msi_target_stage(t, b, dtype);

@@ -39,7 +39,7 @@ msi_matrix msi_transposed(msi_matrix m);
 
 enum {
     MSI_CAN_ADD = 1,  /* the kernel can add to its destination */
-    MSI_CAN_WIDEN = 2 /* the kernel can write f32 when it computes in bf16 */
+    MSI_CAN_WIDEN = 2 /* the kernel can write f32 when its dtype is narrow */
 };
 
 /* Where a kernel writes the gradient of one operand: the operand's destination itself when the

@@ -28,6 +28,12 @@ static double reduced_numel(const msi_view *x, uint32_t dims)
     return n;
 }
 
+/* Of whole numbers, and of bool, which counts what is true. */
+static int32_t sum_dtype(int32_t dtype)
+{
+    return ms_dtype_is_floating(dtype) ? dtype : MS_DTYPE_I64;
+}
+
 static ms_status reduce_meta(const msi_meta *m)
 {
     const reduce_attrs *attrs = m->attrs;
@@ -50,7 +56,7 @@ static ms_status reduce_meta(const msi_meta *m)
             shape[ndim++] = kept[d];
         }
     }
-    MS_TRY(msi_result(m->out, x->dtype, ndim, shape));
+    MS_TRY(msi_result(m->out, sum_dtype(x->dtype), ndim, shape));
     return msi_meta_kernel(m, MSI_K_sum, x->dtype);
 }
 
@@ -62,7 +68,7 @@ static ms_status reduce_forward(msi_op_call *c)
     msi_view out = c->out[0]->v;
 
     kept_shape(x, attrs->dims, kept);
-    msi_view_set_contiguous(&out, x->dtype, x->ndim, kept);
+    msi_view_set_contiguous(&out, out.dtype, x->ndim, kept);
     return msi_sum_to(c->op->name, &out, x, attrs->mean ? 1 / reduced_numel(x, attrs->dims) : 1,
                       false);
 }

@@ -28,7 +28,7 @@ MS_API ms_status ms_op_with_number(ms_tensor **out, ms_tensor *x, double number,
 /** 1 / x. */
 MS_API ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x);
 /**
- * x^p for a number p, in f32 and f64 (bf16 computes in f32).
+ * x^p for a number p, in f32 and f64 (narrow dtypes compute in f32).
  * Integers p of at most 32 in magnitude are products in a fixed order, at most 2 |p| roundings away
  * from the truth; p = 1/2 and -1/2 take a square root; any other p is 2^(p log2 |x|), in f32 within
  * 1.01 2^-24 relative, one rounding. A negative x has a power when p is an integer, else NaN. The
@@ -95,13 +95,13 @@ enum { MS_REDUCTION_MEAN = 0, MS_REDUCTION_SUM = 1 };
  * @param logits   (..., V)
  * @param targets  i64 (...), entries equal to `ignore_index` do not count
  * @param reduction  mean over the counted entries (NaN when there are none), or sum
- * The loss is f32 for bf16 logits (its own rounding would be coarser than its progress), else of
+ * The loss is f32 for narrow logits (its own rounding would be coarser than its progress), else of
  * the logits' dtype. MS_INDEX_ERROR names the first target outside [0, V), as with embedding.
  */
 MS_API ms_status ms_op_cross_entropy(ms_tensor **out, ms_tensor *logits, ms_tensor *targets,
                                      int64_t ignore_index, int32_t reduction);
-/** Mean (or sum) of (x - y)^2 over all elements of two tensors of one shape. f32 for bf16, as
- * above. */
+/** Mean (or sum) of (x - y)^2 over all elements of two tensors of one shape. f32 for narrow dtypes,
+ * as above. */
 MS_API ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int32_t reduction);
 /**
  * softmax(q k^T * scale + mask) v without ever holding the scores (arXiv:2205.14135).
@@ -127,7 +127,8 @@ MS_API ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t
  */
 MS_API ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site,
                                int64_t call);
-/** Sum over the dimensions whose bit is set in `dims` (bit d for dimension d; 0: all). */
+/** Sum over the dimensions whose bit is set in `dims` (bit d for dimension d; 0: all). Of integers
+ * and bool, which counts what is true, in i64, wrapping. */
 MS_API ms_status ms_op_sum(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
 /** MS_TYPE_ERROR for integers. */
 MS_API ms_status ms_op_mean(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
@@ -144,10 +145,11 @@ MS_API ms_status ms_op_select(ms_tensor **out, ms_tensor *x, int32_t dim, int64_
 MS_API ms_status ms_op_cat(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors,
                            int32_t dim);
 /** To another dtype (the same handle's values; always a copy unless the dtype is equal).
- * To a floating dtype numbers round to nearest even, to bf16 through f32; what is too large becomes
- * infinite. A floating number becomes an i64 by truncation, NaN becomes 0, and what lies beyond
- * (infinities too) the nearest i64. u8 takes the low 8 bits of the i64. bool is "not 0", NaN is
- * true. The same everywhere: in copies, fills, and where numbers meet integer tensors. */
+ * To a floating dtype numbers round to nearest even, to bf16 and f16 through f32; what is too large
+ * becomes infinite. A floating number becomes an i64 by truncation, NaN becomes 0, and what lies
+ * beyond (infinities too) the nearest i64. i32 and u8 take the low 32 and 8 bits of the i64. bool
+ * is "not 0", NaN is true. The same everywhere: in copies, fills, and where numbers meet integer
+ * tensors. */
 MS_API ms_status ms_op_cast(ms_tensor **out, ms_tensor *x, int32_t dtype);
 /** A C-contiguous copy (always a copy). */
 MS_API ms_status ms_op_clone(ms_tensor **out, ms_tensor *x);

@@ -17,7 +17,9 @@ enum {
     MS_DTYPE_I64 = 3,
     MS_DTYPE_U8 = 4,
     MS_DTYPE_BOOL = 5,
-    MS_DTYPE_COUNT = 6,
+    MS_DTYPE_F16 = 6, /**< IEEE 754 binary16 */
+    MS_DTYPE_I32 = 7,
+    MS_DTYPE_COUNT = 8,
     MS_DTYPE_NONE = -1 /**< "not given" in options */
 };
 
@@ -62,10 +64,12 @@ typedef struct ms_tensor_info {
 
 /** Bytes of one element; 0 for a number that is no dtype. */
 MS_API int64_t ms_dtype_size(int32_t dtype);
-/** "f32", "f64", "bf16", "i64", "u8", "bool"; "none" otherwise. Static. */
+/** "f32", "f64", "bf16", "i64", "u8", "bool", "f16", "i32"; "none" otherwise. Static. */
 MS_API const char *ms_dtype_name(int32_t dtype);
-/** True for f32, f64 and bf16. */
+/** True for f32, f64, bf16 and f16. */
 MS_API bool ms_dtype_is_floating(int32_t dtype);
+/** True for bf16 and f16: computed in f32 and rounded once. */
+MS_API bool ms_dtype_is_narrow(int32_t dtype);
 /**
  * Does a tensor of this dtype hold the number? Floating dtypes round it, bool takes any (true is
  * "not 0"); integers hold whole numbers in their range, and none between two doubles can be given

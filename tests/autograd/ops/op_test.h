@@ -42,7 +42,7 @@ typedef struct op_case {
     int32_t n_in;
     operand in[OP_MAX_IN];
     operand out;   /* shape alone counts */
-    bool integer;  /* run in i64 alone, without gradients */
+    bool integer;  /* run in i64 and i32 alone, without gradients */
     int32_t terms; /* of the longest sum, forward or backward; 0 means 1 */
     double p[2];   /* the operator's own numbers */
     int64_t i[4];
@@ -145,7 +145,8 @@ enum {
 /* A tensor of these values, laid out as the row asks. */
 ms_tensor *make_operand(const operand *o, int32_t dtype, const double *values);
 /* The operator on a row's operands in i64, result only. */
-void run_integers(const op_case *c, const numbers *n, double *out);
+/* @return dtype of the result */
+int32_t run_integers(const op_case *c, int32_t dtype, const numbers *n, double *out);
 /* Run the operator on a row's operands in `dtype`, and backward through it. */
 void run_case(const op_case *c, const numbers *n, int32_t dtype, int32_t mode, results *r);
 /* Run the operator and backward while allocation k fails, for k = 0, 1, ... until none does: each

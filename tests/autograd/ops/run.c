@@ -107,7 +107,7 @@ static void keep_gradient(keeper *keepers, msi_grad_sink *sink, int32_t i, ms_te
                           const operand *o, int32_t mode)
 {
     const int32_t dtype = leaf->v.dtype;
-    int32_t born = dtype == MS_DTYPE_BF16 ? MS_DTYPE_F32 : MS_DTYPE_F64;
+    int32_t born = ms_dtype_is_narrow(dtype) ? MS_DTYPE_F32 : MS_DTYPE_F64;
 
     if (mode == RUN_BORN_ODD) {
         born = dtype == MS_DTYPE_F64 ? MS_DTYPE_F32 : MS_DTYPE_F64;
@@ -148,22 +148,23 @@ static void call_and_differentiate(const op_case *c, const numbers *n, ms_tensor
     ms_tensor_free(out);
 }
 
-void run_integers(const op_case *c, const numbers *n, double *out)
+int32_t run_integers(const op_case *c, int32_t dtype, const numbers *n, double *out)
 {
     ms_tensor *in[OP_MAX_IN], *result;
     ms_tensor_info info;
 
     for (int32_t i = 0; i < c->n_in; i++) {
-        in[i] = make_operand(&c->in[i], MS_DTYPE_I64, n->in[i]);
+        in[i] = make_operand(&c->in[i], dtype, n->in[i]);
     }
     assert_ok(c->run(&result, in, c));
     assert_ok(ms_tensor_describe(result, &info));
-    assert_int_equal(info.dtype, MS_DTYPE_I64);
+    assert_true(info.dtype == dtype || info.dtype == MS_DTYPE_I64); /* sums */
     assert_ok(ms_tensor_to_doubles(result, out, numel_of(&c->out)));
     ms_tensor_free(result);
     for (int32_t i = 0; i < c->n_in; i++) {
         ms_tensor_free(in[i]);
     }
+    return info.dtype;
 }
 
 void run_case(const op_case *c, const numbers *n, int32_t dtype, int32_t mode, results *r)

@@ -279,7 +279,7 @@ static bool plan_sum(call *c)
     c->n_in = 1;
     c->i[0] = c->in[0].ndim > 0 ? below(c->rng, 1 << c->in[0].ndim) : 0;
     c->i[1] = below(c->rng, 2);
-    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+    return true;
 }
 
 static bool plan_mean(call *c)
@@ -309,7 +309,7 @@ static void reduce(const call *c, const array *x, array *out, bool mean)
             shown.shape[shown.ndim++] = kept.shape[d];
         }
     }
-    set_form(out, x->form.dtype, shown.ndim, shown.shape);
+    set_form(out, is_float(&x->form) ? x->form.dtype : MS_DTYPE_I64, shown.ndim, shown.shape);
     for (int64_t i = 0; i < out->n; i++) {
         out->v[i] = 0;
     }

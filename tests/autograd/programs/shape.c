@@ -245,7 +245,9 @@ static real convert(int32_t from, int32_t to, real x)
     if (ms_dtype_is_floating(from)) {
         x = isnan(x) ? 0 : x >= 0x1p63L ? 0x1p63L - 1 : x < -0x1p63L ? -0x1p63L : truncl(x);
     }
-    return to == MS_DTYPE_U8 ? (real)(uint8_t)(uint64_t)(int64_t)x : x;
+    return to == MS_DTYPE_U8    ? (real)(uint8_t)(uint64_t)(int64_t)x
+           : to == MS_DTYPE_I32 ? (real)(int32_t)(uint32_t)(uint64_t)(int64_t)x
+                                : x;
 }
 
 static bool plan_cast(call *c)
@@ -267,7 +269,7 @@ static void oracle_cast(const call *c, const array *const *in, array *out)
     set_form(out, (int32_t)c->i[0], x->ndim, x->shape);
     for (int64_t i = 0; i < out->n; i++) {
         out->v[i] = convert(x->dtype, (int32_t)c->i[0], in[0]->v[i]);
-        if (c->i[0] == MS_DTYPE_BF16) {
+        if (ms_dtype_is_narrow((int32_t)c->i[0])) {
             out->slack[i] = 0x1p-24L * fabsl(out->v[i]); /* it rounds to f32 first */
         }
     }
@@ -361,7 +363,7 @@ static void oracle_copy(const call *c, const array *const *in, array *out)
         const real y = in[1]->v[broadcast_at(&in[1]->form, x->ndim, x->shape, i)];
 
         out->v[i] = convert(c->in[1].dtype, x->dtype, y);
-        out->slack[i] = x->dtype == MS_DTYPE_BF16 ? 0x1p-24L * fabsl(y) : 0;
+        out->slack[i] = ms_dtype_is_narrow(x->dtype) ? 0x1p-24L * fabsl(y) : 0;
     }
 }
 

@@ -44,12 +44,13 @@ real unit_of(int32_t dtype)
     return dtype == MS_DTYPE_F64    ? 0x1p-53L
            : dtype == MS_DTYPE_F32  ? 0x1p-24L
            : dtype == MS_DTYPE_BF16 ? 0x1p-8L
+           : dtype == MS_DTYPE_F16  ? 0x1p-11L
                                     : 0;
 }
 
 real compute_unit_of(int32_t dtype)
 {
-    return dtype == MS_DTYPE_BF16 ? 0x1p-24L : unit_of(dtype);
+    return ms_dtype_is_narrow(dtype) ? 0x1p-24L : unit_of(dtype);
 }
 
 real largest_of(int32_t dtype)
@@ -57,6 +58,8 @@ real largest_of(int32_t dtype)
     return dtype == MS_DTYPE_F64    ? (real)DBL_MAX
            : dtype == MS_DTYPE_F32  ? (real)FLT_MAX
            : dtype == MS_DTYPE_BF16 ? 0x1.fep127L
+           : dtype == MS_DTYPE_F16  ? 65504.0L
+           : dtype == MS_DTYPE_I32  ? 0x1p30L
                                     : 0x1p62L;
 }
 
