@@ -53,8 +53,14 @@ static void put(void *data, int32_t dtype, int64_t at, int32_t q, int64_t i)
     case MS_DTYPE_BF16:
         ((uint16_t *)data)[at] = bf16_of(value_of(q, i));
         break;
+    case MS_DTYPE_F16:
+        ((_Float16 *)data)[at] = (_Float16)value_of(q, i);
+        break;
     case MS_DTYPE_I64:
         ((int64_t *)data)[at] = whole_of(q, i);
+        break;
+    case MS_DTYPE_I32:
+        ((int32_t *)data)[at] = (int32_t)whole_of(q, i);
         break;
     default:
         ((uint8_t *)data)[at] = (uint8_t)(whole_of(q, i) & (dtype == MS_DTYPE_BOOL ? 1 : 255));

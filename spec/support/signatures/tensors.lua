@@ -87,7 +87,7 @@ of['tensor:where'] = function() return { scalar(ms.rand(2, 3)), bools(), scalar(
 for _, name in ipairs {
   'shape', 'stride', 'dim', 'numel', 'dtype', 'requires_grad', 'is_leaf', 'is_parameter',
   'is_contiguous', 'version', 'totable', 'hash', 'detach', 'contiguous', 'f32', 'f64', 'bf16',
-  'i64', 'u8', 'bool', 'zero_', 'grad', 't',
+  'f16', 'i64', 'i32', 'u8', 'bool', 'zero_', 'grad', 't',
 } do
   of['tensor:' .. name] = function() return { x() } end
 end

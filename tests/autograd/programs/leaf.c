@@ -33,9 +33,9 @@ static double draw_value(const form *f, bool special, uint64_t *rng)
         break;
     }
     if (!is_float(f)) {
-        return f->dtype == MS_DTYPE_I64  ? below(rng, 19) - 9
+        return f->dtype == MS_DTYPE_BOOL ? below(rng, 2)
                : f->dtype == MS_DTYPE_U8 ? below(rng, 256)
-                                         : below(rng, 2);
+                                         : below(rng, 19) - 9;
     }
     return special && below(rng, 3) == 0 ? draw_special(f->dtype, rng) : x;
 }

@@ -401,13 +401,15 @@ static void oracle_add_scaled(const call *c, const array *const *in, array *out)
 static bool plan_fill(call *c)
 {
     static const double numbers[] = {0, -0.0, 1, -2.5, 300, 1e300, NAN, -INFINITY};
-    static const double whole[] = {0, -0.0, 1, 255, -3, 300, 0x1p53, -0x1p63}; /* u8: the first 4 */
+    static const double whole[] = {0,  -0.0, 1,      255,
+                                   -3, 300,  0x1p53, -0x1p63}; /* u8: the first 4, i32: 6 */
     const int32_t dtype = c->in[0].dtype;
 
     c->n_in = 1;
-    c->p[0] = dtype == MS_DTYPE_I64  ? whole[below(c->rng, COUNT(whole))]
-              : dtype == MS_DTYPE_U8 ? whole[below(c->rng, 4)]
-                                     : numbers[below(c->rng, COUNT(numbers))];
+    c->p[0] = dtype == MS_DTYPE_I64   ? whole[below(c->rng, COUNT(whole))]
+              : dtype == MS_DTYPE_I32 ? whole[below(c->rng, 6)]
+              : dtype == MS_DTYPE_U8  ? whole[below(c->rng, 4)]
+                                      : numbers[below(c->rng, COUNT(numbers))];
     return true;
 }
 
