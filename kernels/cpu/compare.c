@@ -66,11 +66,8 @@ static inline uint8_t is_close(double a, double b, double rtol, double atol)
             [MS_DTYPE_U8] = op##_row_u8,     [MS_DTYPE_BOOL] = op##_row_bool,                      \
         };                                                                                         \
         const int32_t from = ((const msi_ew_args *)args)->in_dtype;                                \
-        ew_run(args, rows[from], 2, 1, bytes_of[from]);                                            \
+        ew_run(args, rows[from], 2, 1, ms_dtype_size(from));                                       \
     }
-
-#define BYTES(op, dtype, DTYPE) [MS_DTYPE_##DTYPE] = sizeof(c_##dtype),
-static const int64_t bytes_of[MS_DTYPE_COUNT] = {MSI_ALL(BYTES, compare)};
 
 COMPARE(eq, x == y)
 COMPARE(ne, x != y)

@@ -145,9 +145,6 @@ MOVE_ROW(u8)
 #define copy_f16_to_f32 lanes_f16_to_f32
 #define copy_f32_to_f16 lanes_f32_to_f16
 
-#define BYTES(op, dtype, DTYPE) [MS_DTYPE_##DTYPE] = sizeof(c_##dtype),
-static const int64_t bytes_of[MS_DTYPE_COUNT] = {MSI_ALL(BYTES, copy)};
-
 #define copy_f32_to_f32 move_f32
 #define copy_f64_to_f64 move_f64
 #define copy_bf16_to_bf16 move_bf16
@@ -166,7 +163,7 @@ static const int64_t bytes_of[MS_DTYPE_COUNT] = {MSI_ALL(BYTES, copy)};
             [MS_DTYPE_U8] = copy_u8_to_##to,     [MS_DTYPE_BOOL] = copy_bool_to_##to,              \
         };                                                                                         \
         const int32_t from = ((const msi_ew_args *)args)->in_dtype;                                \
-        ew_run(args, rows[from], 1, sizeof(c_##to), bytes_of[from]);                               \
+        ew_run(args, rows[from], 1, sizeof(c_##to), ms_dtype_size(from));                          \
     }
 MSI_ALL(COPY, copy)
 

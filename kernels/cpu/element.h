@@ -6,27 +6,6 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline float get_bf16(uint16_t h)
-{
-    uint32_t bits = (uint32_t)h << 16;
-    float x;
-
-    memcpy(&x, &bits, sizeof(x));
-    return x;
-}
-
-static inline uint16_t put_bf16(float x)
-{
-    uint32_t bits, upper;
-
-    memcpy(&bits, &x, sizeof(bits));
-    upper = bits >> 16;
-    return (uint16_t)(x != x ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16);
-}
-
-/* f16 is IEEE 754's binary16. The three ranges of each way are computed and one is chosen, so that
- * loops become vectors. A NaN stays one (quiet, the upper bits of its payload kept), as in the
- * processor's own instructions. */
 static inline float float_of_bits(uint32_t bits)
 {
     float x;
@@ -43,6 +22,21 @@ static inline uint32_t bits_of_float(float x)
     return bits;
 }
 
+static inline float get_bf16(uint16_t h)
+{
+    return float_of_bits((uint32_t)h << 16);
+}
+
+static inline uint16_t put_bf16(float x)
+{
+    const uint32_t bits = bits_of_float(x), upper = bits >> 16;
+
+    return (uint16_t)(x != x ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16);
+}
+
+/* f16 is IEEE 754's binary16. The three ranges of each way are computed and one is chosen, so that
+ * loops become vectors. A NaN stays one (quiet, the upper bits of its payload kept), as in the
+ * processor's own instructions. */
 static inline float get_f16(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13;

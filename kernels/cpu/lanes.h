@@ -208,8 +208,7 @@ LANES_FOLD(hmax_f32, f32x16, float, a > b ? a : b)
 LANES_FOLD(hmax_f64, f64x16, double, a > b ? a : b)
 #undef LANES_FOLD
 
-/* -- integers: two's complement, as unsigned numbers, where wrapping is defined -----------------
- */
+/* -- integers: two's complement in unsigned lanes, where wrapping is defined ------------------- */
 
 #define LANES_WHOLE(S, VEC, size)                                                                  \
     LANES_INLINE VEC load_##S(const void *p)                                                       \
@@ -292,22 +291,6 @@ LANES_INLINE u16_part narrow_bf16w(f32_part v)
     return narrow_u32(rounded >> 16);
 }
 
-LANES_INLINE f32x16 widen_bf16(u16x16 h)
-{
-    f32x16 v;
-
-    LANES_MAP1(v, f32_part, h, u16_part, widen_bf16w(lx));
-    return v;
-}
-
-LANES_INLINE u16x16 narrow_bf16(f32x16 v)
-{
-    u16x16 h;
-
-    LANES_MAP1(h, u16_part, v, f32_part, narrow_bf16w(lx));
-    return h;
-}
-
 /* -- f16: binary16 ----------------------------------------------------------------------------- */
 
 /* What get_f16() and put_f16() of element.h say, lane by lane. */
@@ -350,23 +333,24 @@ LANES_INLINE u16_part narrow_f16w(f32_part v)
 #endif
 }
 
-LANES_INLINE f32x16 widen_f16(u16x16 h)
-{
-    f32x16 v;
-
-    LANES_MAP1(v, f32_part, h, u16_part, widen_f16w(lx));
-    return v;
-}
-
-LANES_INLINE u16x16 narrow_f16(f32x16 v)
-{
-    u16x16 h;
-
-    LANES_MAP1(h, u16_part, v, f32_part, narrow_f16w(lx));
-    return h;
-}
-
 /* -- both: 16 bits in memory, f32 in lanes ----------------------------------------------------- */
+
+#define LANES_NARROW_16(S)                                                                         \
+    LANES_INLINE f32x16 widen_##S(u16x16 h)                                                        \
+    {                                                                                              \
+        f32x16 v;                                                                                  \
+        LANES_MAP1(v, f32_part, h, u16_part, widen_##S##w(lx));                                    \
+        return v;                                                                                  \
+    }                                                                                              \
+    LANES_INLINE u16x16 narrow_##S(f32x16 v)                                                       \
+    {                                                                                              \
+        u16x16 h;                                                                                  \
+        LANES_MAP1(h, u16_part, v, f32_part, narrow_##S##w(lx));                                   \
+        return h;                                                                                  \
+    }
+LANES_NARROW_16(bf16)
+LANES_NARROW_16(f16)
+#undef LANES_NARROW_16
 
 #define LANES_NARROW(S, VEC, HALF, width)                                                          \
     LANES_INLINE VEC load_##S(const uint16_t *p)                                                   \

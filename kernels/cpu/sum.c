@@ -92,48 +92,35 @@ static inline uint64_t hsum_of_u64(const uint64_t *lane)
 #define INTEGER
 #define REAL uint64_t
 #define V u64_part
+#define LOAD_N(p, n) LOCAL(load_n)(p, n)
 
 #define NAME i64
 #define T int64_t
-#define DTYPE MS_DTYPE_I64
 #define LOAD(p) load_u64w(p)
-#define LOAD_N(p, n) LOCAL(load_n)(p, n)
 #include "sum_body.h"
 #undef NAME
 #undef T
-#undef DTYPE
 #undef LOAD
-#undef LOAD_N
 
 #define NAME i32
 #define T int32_t
-#define DTYPE MS_DTYPE_I32
 #define LOAD(p) widen_i32_u64w(p)
-#define LOAD_N(p, n) LOCAL(load_n)(p, n)
 #include "sum_body.h"
 #undef NAME
 #undef T
-#undef DTYPE
 #undef LOAD
-#undef LOAD_N
 
 #define NAME u8
 #define T uint8_t
-#define DTYPE MS_DTYPE_U8
 #define LOAD(p) widen_u8_u64w(p)
-#define LOAD_N(p, n) LOCAL(load_n)(p, n)
 #include "sum_body.h"
 #undef NAME
 #undef T
-#undef DTYPE
 #undef LOAD
-#undef LOAD_N
 
 #define NAME truth /* `bool` is a macro */
 #define T uint8_t
-#define DTYPE MS_DTYPE_BOOL
 #define LOAD(p) widen_bool_u64w(p)
-#define LOAD_N(p, n) LOCAL(load_n)(p, n)
 #include "sum_body.h"
 
 void MSI_NAME(sum_bool)(const void *args)

@@ -129,11 +129,12 @@ static ms_status open_plugin(gemm_state *s)
     }
     int32_t outcome = s->plugin->open(&s->state, &host, error);
 
-    for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT; dtype++) {
-        if (ms_dtype_is_narrow(dtype) &&
-            (outcome == MSI_PLUGIN_OK || outcome == MSI_PLUGIN_UNSUPPORTED)) {
-            outcome = s->plugin->name(s->state, dtype, &name, error);
-            s->multiplies[dtype] = outcome == MSI_PLUGIN_OK;
+    for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT && outcome == MSI_PLUGIN_OK; dtype++) {
+        if (ms_dtype_is_narrow(dtype)) {
+            const int32_t named = s->plugin->name(s->state, dtype, &name, error);
+
+            s->multiplies[dtype] = named == MSI_PLUGIN_OK;
+            outcome = named == MSI_PLUGIN_UNSUPPORTED ? MSI_PLUGIN_OK : named;
         }
     }
     if (outcome != MSI_PLUGIN_OK && outcome != MSI_PLUGIN_UNSUPPORTED) {
