@@ -319,7 +319,8 @@ local function train_step(step)
   opt:zero_grad()
   local t2 = ms.time()
   return {
-    step = step, loss = mean_over_ranks(loss_sum / per_rank), lr = lr_at(step - 1), norm = norm,
+    step = step, loss = mean_over_ranks(loss_sum / per_rank), lr = lr_at(step - 1),
+    norm = norm:item(),
     forward_ms = forward * 1e3, backward_ms = (t1 - t0 - forward) * 1e3,
     optimizer_ms = (t2 - t1) * 1e3, wait_ms = (ms.dist.wait_seconds() - waited) * 1e3,
     seconds = t2 - t0,

@@ -58,7 +58,7 @@ local function step(model, opt, loader)
       ms.scope(micro_batch)
     end
   end
-  local norm = model:clip_grad_norm_(0.3)
+  local norm = model:clip_grad_norm_(0.3):item()
   opt:step()
   opt:zero_grad()
   return norm

@@ -344,14 +344,11 @@ function fsdp.dry_run(comm, options, groups, root_has_unit, micro_batches)
   return plan_of(p)
 end
 
-local total = B.new('double[1]')
-
 ---@param params ms.Tensor[]  all of the model in order, plain ones among them
----@return number  the total norm before clipping
+---@return ms.Tensor  (), f64: the total norm before clipping
 function fsdp.clip(tree, params, max_norm, norm_type)
   local refs, n = B.array(params, 'params')
-  calls.fsdp_tree_clip_grad_norm(tree, refs, n, max_norm, norm_type, total)
-  return total[0]
+  return calls.fsdp_tree_clip_grad_norm(tree, refs, n, max_norm, norm_type)
 end
 
 local hash = B.new('uint64_t[1]')

@@ -154,13 +154,10 @@ function optim.set_momentum(handle, i, exists)
   B.check(C.ms_optim_momentum_set(handle, i - 1, exists))
 end
 
-local total = B.new('double[1]')
-
---- Scale plain gradients to a total norm. @return the norm before
+--- Scale plain gradients to a total norm. @return the norm before: a tensor, (), f64
 function optim.clip(params, max_norm, norm_type)
   local refs, n = B.array(arguments.array('params', 'list', params), 'params')
-  calls.clip_grad_norm(refs, n, max_norm, norm_type, total)
-  return total[0]
+  return calls.clip_grad_norm(refs, n, max_norm, norm_type)
 end
 
 return optim

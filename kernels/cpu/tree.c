@@ -24,12 +24,13 @@ static double get(const void *src, int32_t dtype, int64_t i)
     }
 }
 
-/* What `dtype`, if it is narrow, holds of it. */
+/* What `dtype` holds of it: all, unless it is narrow. */
 LANES_INLINE f32_part rounded_lanes(f32_part x, int32_t dtype)
 {
-    return dtype == MS_DTYPE_BF16  ? widen_bf16w(narrow_bf16w(x))
-           : dtype == MS_DTYPE_F16 ? widen_f16w(narrow_f16w(x))
-                                   : x;
+    return dtype == MS_DTYPE_F32    ? x
+           : dtype == MS_DTYPE_BF16 ? widen_bf16w(narrow_bf16w(x))
+           : dtype == MS_DTYPE_F16  ? widen_f16w(narrow_f16w(x))
+                                    : x;
 }
 
 static double rounded(double x, int32_t dtype)

@@ -81,7 +81,8 @@ LANES_INLINE V LOCAL(round_once)(V x, int32_t dtype)
 
 /* One stretch of n <= WIDTH elements, from the leaves to memory. */
 LANES_INLINE void LOCAL(stretch)(const msi_tree_args *a, int32_t n_src, int32_t dtype,
-                                 int32_t reduce, REAL factor, int64_t i, int64_t n)
+                                 int32_t reduce, REAL factor, int32_t round, bool accumulate,
+                                 int64_t i, int64_t n)
 {
     V x = LOCAL(merge)(a, n_src, dtype, reduce, i, n);
     T *out = (T *)a->out + i;
@@ -89,8 +90,8 @@ LANES_INLINE void LOCAL(stretch)(const msi_tree_args *a, int32_t n_src, int32_t 
     if (reduce != LOCAL(MAX) && reduce != LOCAL(MIN)) {
         x *= factor;
     }
-    x = LOCAL(round_once)(x, a->round_dtype);
-    STORE_N(out, a->accumulate ? LOAD_N(out, n) + x : x, n);
+    x = LOCAL(round_once)(x, round);
+    STORE_N(out, accumulate ? LOAD_N(out, n) + x : x, n);
 }
 
 /* Any sources, from element i on. */
@@ -99,21 +100,26 @@ static __attribute__((noinline)) void LOCAL(run_any)(const msi_tree_args *a, int
     const REAL factor = (REAL)a->factor;
 
     for (; i + WIDTH <= a->n; i += WIDTH) {
-        LOCAL(stretch)(a, a->n_src, -1, a->reduce, factor, i, WIDTH);
+        LOCAL(stretch)(a, a->n_src, -1, a->reduce, factor, a->round_dtype, a->accumulate, i, WIDTH);
     }
     if (i < a->n) {
-        LOCAL(stretch)(a, a->n_src, -1, a->reduce, factor, i, a->n - i);
+        LOCAL(stretch)
+        (a, a->n_src, -1, a->reduce, factor, a->round_dtype, a->accumulate, i, a->n - i);
     }
 }
 
-/* A sum over n_src sources of one dtype, both constants. */
+/* A sum over n_src sources of one dtype, both constants. What else it is told stands in registers:
+ * stores do not make the compiler look again. */
 LANES_INLINE void LOCAL(run)(const msi_tree_args *a, int32_t n_src, int32_t dtype)
 {
     const REAL factor = (REAL)a->factor;
+    const int64_t n = a->n;
+    const int32_t round = a->round_dtype;
+    const bool accumulate = a->accumulate;
     int64_t i = 0;
 
-    for (; i + WIDTH <= a->n; i += WIDTH) {
-        LOCAL(stretch)(a, n_src, dtype, 0, factor, i, WIDTH);
+    for (; i + WIDTH <= n; i += WIDTH) {
+        LOCAL(stretch)(a, n_src, dtype, 0, factor, round, accumulate, i, WIDTH);
     }
     LOCAL(run_any)(a, i);
 }

@@ -23,15 +23,14 @@ static ms_status count_blocks(ms_tensor *const *params, int32_t n_params, int64_
 }
 
 static ms_status norm_of(msi_norm *norm, ms_tensor *const *params, int32_t n_params,
-                         double max_norm, double *total)
+                         double max_norm)
 {
     for (int32_t i = 0; i < n_params; i++) {
         if (params[i]->grad != NULL) {
             MS_TRY(msi_norm_add(norm, &params[i]->grad->v));
         }
     }
-    MS_TRY(msi_norm_fold_blocks(norm, max_norm));
-    return total != NULL ? msi_norm_read(norm, total) : MS_OK;
+    return msi_norm_fold_blocks(norm, max_norm);
 }
 
 static ms_status clip_by(const msi_norm *norm, ms_tensor *const *params, int32_t n_params)
@@ -47,8 +46,8 @@ static ms_status clip_by(const msi_norm *norm, ms_tensor *const *params, int32_t
     return MS_OK;
 }
 
-ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double max_norm,
-                            double norm_type, double *total)
+ms_status ms_clip_grad_norm(ms_tensor **total, ms_tensor *const *params, int32_t n_params,
+                            double max_norm, double norm_type)
 {
     int64_t n_blocks;
     msi_norm norm;
@@ -57,11 +56,12 @@ ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double m
     MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
     MS_TRY(count_blocks(params, n_params, &n_blocks));
     MS_TRY(msi_norm_open(&norm, msi_context(), n_blocks, largest));
-    ms_status status = norm_of(&norm, params, n_params, max_norm, total);
+    ms_status status = norm_of(&norm, params, n_params, max_norm);
 
     if (status == MS_OK) {
         status = clip_by(&norm, params, n_params);
     }
+    *total = status == MS_OK ? msi_norm_take(&norm) : NULL;
     msi_norm_release(&norm);
     return status;
 }

@@ -58,16 +58,16 @@ ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
 
 /* -- a norm that stays where kernels made it --------------------------------------------------- */
 
-enum { NORM, FACTOR, BLOCKS }; /* places in its storage */
+enum { FACTOR, BLOCKS }; /* places in its storage */
 
 static double *number_at(const msi_norm *norm, int64_t place)
 {
     return (double *)norm->storage->data + place;
 }
 
-static msi_view view_at(const msi_norm *norm, int64_t place)
+static msi_view factor_of(const msi_norm *norm)
 {
-    msi_view v = {.storage = norm->storage, .offset = place};
+    msi_view v = {.storage = norm->storage, .offset = FACTOR};
 
     msi_view_set_contiguous(&v, MS_DTYPE_F64, 0, NULL);
     return v;
@@ -76,13 +76,23 @@ static msi_view view_at(const msi_norm *norm, int64_t place)
 ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, bool largest)
 {
     *norm = (msi_norm){.largest = largest};
-    return msi_storage_new(&norm->storage, ctx, (BLOCKS + n_blocks) * (int64_t)sizeof(double),
-                           MS_MEM_SCRATCH);
+    MS_TRY(msi_storage_new(&norm->storage, ctx, (BLOCKS + n_blocks) * (int64_t)sizeof(double),
+                           MS_MEM_SCRATCH));
+    return msi_tensor_make(&norm->total, ctx, MS_DTYPE_F64, 0, NULL, MS_MEM_ACTIVATION);
 }
 
 void msi_norm_release(msi_norm *norm)
 {
+    ms_tensor_free(norm->total);
     msi_storage_release(norm->storage);
+}
+
+ms_tensor *msi_norm_take(msi_norm *norm)
+{
+    ms_tensor *total = norm->total;
+
+    norm->total = NULL;
+    return total;
 }
 
 ms_status msi_norm_add(msi_norm *norm, const msi_view *v)
@@ -98,7 +108,7 @@ ms_status msi_norm_fold_blocks(const msi_norm *norm, double max_norm)
                                      .blocks = number_at(norm, BLOCKS),
                                      .largest = norm->largest,
                                      .max_norm = max_norm,
-                                     .norm = number_at(norm, NORM),
+                                     .norm = norm->total->v.storage->data,
                                      .coefficient = number_at(norm, FACTOR)};
 
     return msi_dispatch("norm", MSI_K_norm_fold, MS_DTYPE_F64, &args);
@@ -106,24 +116,15 @@ ms_status msi_norm_fold_blocks(const msi_norm *norm, double max_norm)
 
 ms_status msi_norm_set(const msi_norm *norm, double max_norm, double value)
 {
-    const msi_view factor = view_at(norm, FACTOR);
+    const msi_view factor = factor_of(norm);
 
+    MS_TRY(msi_fill(&norm->total->v, value));
     return msi_fill(&factor, msi_clip_coefficient(max_norm, value));
-}
-
-ms_status msi_norm_read(const msi_norm *norm, double *value)
-{
-    const msi_view result = view_at(norm, NORM);
-    msi_host_view host;
-
-    MS_TRY(msi_host_view_begin(&host, &result, MSI_HOST_READS));
-    *value = msi_plain_nan(*(const double *)host.data);
-    return msi_host_view_end(&host, MS_OK);
 }
 
 ms_status msi_norm_clip(const msi_norm *norm, const msi_view *v)
 {
-    const msi_view factor = view_at(norm, FACTOR);
+    const msi_view factor = factor_of(norm);
     const msi_view *const in[2] = {v, &factor};
 
     return msi_ew("scale", MSI_K_scale, v, in, 2, NULL, false);

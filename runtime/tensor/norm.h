@@ -21,23 +21,24 @@ ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out);
 /* The norm of some tensors and the factor that clips them by it: numbers in the context's memory,
  * made and used by kernels. Who opens it releases it. */
 typedef struct msi_norm {
-    msi_storage *storage; /* f64: the norm, the factor, then the blocks */
+    ms_tensor *total;     /* (), f64: the norm; NULL when it was taken */
+    msi_storage *storage; /* f64: the factor, then the blocks */
     int64_t n_blocks;     /* there so far */
     bool largest;
 } msi_norm;
 
-/* With room for `n_blocks`. */
+/* With room for `n_blocks`. All memory it needs is had then. */
 ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, bool largest);
 /* The blocks of `v` come next. */
 ms_status msi_norm_add(msi_norm *norm, const msi_view *v);
 /* Fold the blocks. */
 ms_status msi_norm_fold_blocks(const msi_norm *norm, double max_norm);
-/* In their place: the norm is `value`. It cannot be read. */
+/* In their place: the norm is `value`. */
 ms_status msi_norm_set(const msi_norm *norm, double max_norm, double value);
-/* The norm, for the host: waits. */
-ms_status msi_norm_read(const msi_norm *norm, double *value);
 /* v *= the factor, in place. */
 ms_status msi_norm_clip(const msi_norm *norm, const msi_view *v);
+/* The norm itself, from now on the caller's. Nobody waits for it. */
+ms_tensor *msi_norm_take(msi_norm *norm);
 void msi_norm_release(msi_norm *norm);
 
 #endif

@@ -472,8 +472,8 @@ FSDP(
       checks.raises('RuntimeError', '`clip_grad_norm_()` should only be called on the root FSDP '
         .. 'instance', inner.clip_grad_norm_, inner, 1)
       -- gradients: weight all ones (4), bias ones (2)
-      checks.close(math.sqrt(6), model:clip_grad_norm_(1))
-      checks.close(1, model:clip_grad_norm_(9), 1e-5)
+      checks.close(math.sqrt(6), model:clip_grad_norm_(1):item())
+      checks.close(1, model:clip_grad_norm_(9):item(), 1e-5)
     end)
   end)
 
@@ -487,7 +487,7 @@ FSDP(
     model(ms.ones(1, 2)):sum():backward()
     -- second weight: ones (4); first layer: 2 + 2 = 4 in six places
     local total = math.sqrt(4 + 16 * 6)
-    checks.close(total, model:clip_grad_norm_(1))
+    checks.close(total, model:clip_grad_norm_(1):item())
     local row = { 1 / total, 1 / total }
     checks.close({ row, row }, inner[2].weight:grad(), 1e-5)
     checks.close({ 4 / total, 4 / total }, inner[1].bias:grad(), 1e-5)
@@ -496,7 +496,7 @@ FSDP(
   it('clip_grad_norm_ warns when there are no gradients', function()
     local model = wrapped(nn.Linear(1, 1))
     local warnings = ms.capture_warnings(function()
-      assert.equal(0, model:clip_grad_norm_(1))
+      assert.equal(0, model:clip_grad_norm_(1):item())
     end)
     assert.truthy(warnings[1].message:find('Called FSDP.clip_grad_norm_() on rank 0 with no '
       .. 'gradients', 1, true))

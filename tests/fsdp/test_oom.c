@@ -114,9 +114,9 @@ CALLED_AGAIN(ms_fsdp_unit_gather_all, (ms_tensor * *out, ms_fsdp_unit *unit, int
 CALLED_AGAIN(ms_fsdp_unit_load, (ms_fsdp_unit * unit, int32_t index, const ms_tensor *full),
              (unit, index, full))
 CALLED_AGAIN(ms_fsdp_tree_clip_grad_norm,
-             (ms_fsdp_tree * tree, ms_tensor *const *params, int32_t n, double max_norm,
-              double norm_type, double *total),
-             (tree, params, n, max_norm, norm_type, total))
+             (ms_tensor * *total, ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n,
+              double max_norm, double norm_type),
+             (total, tree, params, n, max_norm, norm_type))
 CALLED_AGAIN(ms_fsdp_tree_hash,
              (ms_fsdp_tree * tree, ms_tensor *const *params, int32_t n, uint64_t *hash),
              (tree, params, n, hash))
@@ -186,7 +186,7 @@ static ms_status gradients(trainee *s)
 
 static ms_status clip(trainee *s)
 {
-    return ms_fsdp_tree_clip_grad_norm(s->model.tree, NULL, 0, 0.5, 2, &s->norm);
+    return tiny_clip(&s->model, 0.5, &s->norm);
 }
 
 static ms_status update(trainee *s)
@@ -495,7 +495,7 @@ static ms_status gradients_without_widening(const tiny_config *config, int64_t a
     }
     for (int32_t i = 0; i < 2; i++) {
         MS_TRY_GOTO(micro_batches(&m, 1 + i), done);
-        MS_TRY_GOTO(ms_fsdp_tree_clip_grad_norm(m.tree, NULL, 0, 1e9, 2, &norm[i]), done);
+        MS_TRY_GOTO(tiny_clip(&m, 1e9, &norm[i]), done);
         ms_fsdp_tree_reset(m.tree);
     }
 done:

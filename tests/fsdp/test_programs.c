@@ -329,7 +329,7 @@ static ms_status write_values(model *m, int32_t at)
 static ms_status run_block(model *m, int32_t at, int32_t first, int32_t n_ranks)
 {
     const block *b = &m->p->block[at];
-    double norm;
+    ms_tensor *norm;
 
     MS_TRY(ms_fsdp_tree_set_gradient_factor(m->tree, 1.0 / (b->n_micro * m->p->world)));
     for (int32_t r = first; r < first + n_ranks; r++) {
@@ -345,7 +345,8 @@ static ms_status run_block(model *m, int32_t at, int32_t first, int32_t n_ranks)
     MS_TRY(make(m, &b->after, NULL));
     MS_TRY(b->writes ? write_values(m, at) : MS_OK);
     if (b->clips) {
-        MS_TRY(ms_fsdp_tree_clip_grad_norm(m->tree, NULL, 0, 0.5, 2, &norm));
+        MS_TRY(ms_fsdp_tree_clip_grad_norm(&norm, m->tree, NULL, 0, 0.5, 2));
+        ms_tensor_free(norm);
     }
     if (b->steps) {
         nap(8);

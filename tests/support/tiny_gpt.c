@@ -186,6 +186,17 @@ done:
     return status;
 }
 
+ms_status tiny_clip(tiny_model *m, double max_norm, double *norm)
+{
+    ms_tensor *total;
+
+    MS_TRY(ms_fsdp_tree_clip_grad_norm(&total, m->tree, NULL, 0, max_norm, 2));
+    const ms_status status = ms_tensor_item(total, norm);
+
+    ms_tensor_free(total);
+    return status;
+}
+
 typedef struct run {
     const tiny_config *config;
     tiny_result result[8];
@@ -215,7 +226,7 @@ ms_status tiny_train_in(ms_comm *comm, const tiny_config *c, tiny_result *r,
                 tiny_micro_step(&m, (int64_t)step * c->micro_batches + rank * mine + k, &r->loss),
                 done);
         }
-        MS_TRY_GOTO(ms_fsdp_tree_clip_grad_norm(m.tree, NULL, 0, c->max_norm, 2, &r->norm), done);
+        MS_TRY_GOTO(tiny_clip(&m, c->max_norm, &r->norm), done);
         MS_TRY_GOTO(ms_optim_step(optim), done);
         MS_TRY_GOTO(ms_optim_zero_grad(optim), done);
         ms_comm_counts(comm, after);

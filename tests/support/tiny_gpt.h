@@ -65,5 +65,7 @@ ms_status tiny_forward(tiny_model *m, ms_tensor *ids, ms_tensor *targets, ms_ten
 ms_status tiny_batch(int64_t index, ms_tensor **ids, ms_tensor **targets);
 /* forward, backward, free. */
 ms_status tiny_micro_step(tiny_model *m, int64_t index, double *loss);
+/* Clips all gradients; `*norm` is what they had. */
+ms_status tiny_clip(tiny_model *m, double max_norm, double *norm);
 
 #endif

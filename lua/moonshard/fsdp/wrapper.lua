@@ -377,7 +377,7 @@ end
 --- ranks have equal ones, else with the mean of their squares over the ranks.
 ---@param max_norm number
 ---@param norm_type? number  2 (default) or math.huge
----@return number  the total norm before, equal on all ranks
+---@return ms.Tensor  (), f64: the total norm before, equal on all ranks; f32 where no rank has one
 function FSDP:clip_grad_norm_(max_norm, norm_type)
   arguments.number('clip_grad_norm_', 'max_norm', max_norm)
   norm_type = arguments.number('clip_grad_norm_', 'norm_type', norm_type, 2)
@@ -388,9 +388,10 @@ function FSDP:clip_grad_norm_(max_norm, norm_type)
   end
   local params = all_params(tree)
   local total = runtime.clip(tree.handle, params, max_norm, norm_type)
-  if total == 0 and not has_grad(params) then
+  if not has_grad(params) and total:item() == 0 then
     errors.warn('UserWarning', ('Called FSDP.clip_grad_norm_() on rank %d with no gradients -- '
       .. 'returning the total norm in the default dtype f32'):format(self.rank), self.process_group)
+    return total:to('f32')
   end
   return total
 end

@@ -23,7 +23,7 @@ local optim = {}
 ---@param params ms.Tensor[]
 ---@param max_norm number
 ---@param norm_type? number  2 (default) or math.huge
----@return number  the norm before
+---@return ms.Tensor  (), f64: the norm before
 function optim.clip_grad_norm_(params, max_norm, norm_type)
   return require('moonshard_ffi.optim').clip(params, max_norm,
     norm_type == nil and 2 or norm_type)

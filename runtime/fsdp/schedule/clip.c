@@ -80,9 +80,9 @@ done:
     return status;
 }
 
-/* From what this rank has. `total` may be NULL. */
+/* From what this rank has. */
 static ms_status norm_of_own(ms_fsdp_tree *tree, const msi_order *o, double max_norm,
-                             const msi_note *note, msi_norm *norm, double *total)
+                             const msi_note *note, msi_norm *norm)
 {
     for (int32_t i = 0; i < o->n; i++) {
         const ms_tensor *grad = o->places[i].tensor->grad;
@@ -92,9 +92,6 @@ static ms_status norm_of_own(ms_fsdp_tree *tree, const msi_order *o, double max_
         }
     }
     MS_TRY(msi_norm_fold_blocks(norm, max_norm));
-    if (total != NULL) {
-        MS_TRY(msi_norm_read(norm, total));
-    }
     return tell(tree, o, note);
 }
 
@@ -111,7 +108,7 @@ static bool any_is_sent(const ms_fsdp_tree *tree, const msi_order *o)
 /* `norm` is the caller's to release, whatever comes of it. The notes are made when nothing can fail
  * any more that would not fail everywhere. */
 static ms_status total_norm(ms_fsdp_tree *tree, const msi_order *o, double max_norm, bool largest,
-                            const msi_note *note, msi_norm *norm, double *total)
+                            const msi_note *note, msi_norm *norm)
 {
     int64_t n_blocks = 0;
     double value;
@@ -121,12 +118,9 @@ static ms_status total_norm(ms_fsdp_tree *tree, const msi_order *o, double max_n
     }
     MS_TRY(msi_norm_open(norm, tree->ctx, n_blocks, largest));
     if (!any_is_sent(tree, o)) {
-        return norm_of_own(tree, o, max_norm, note, norm, total);
+        return norm_of_own(tree, o, max_norm, note, norm);
     }
     MS_TRY(norm_of_all(tree, o, largest, note, &value));
-    if (total != NULL) {
-        *total = value;
-    }
     return msi_norm_set(norm, max_norm, value);
 }
 
@@ -163,8 +157,8 @@ static ms_status clip_by(const msi_norm *norm, const msi_order *o)
     return MS_OK;
 }
 
-static ms_status clip(ms_fsdp_tree *tree, const msi_order *o, double max_norm, double norm_type,
-                      bool largest, double *total)
+static ms_status clip(ms_tensor **total, ms_fsdp_tree *tree, const msi_order *o, double max_norm,
+                      double norm_type, bool largest)
 {
     const double order_hash = tree->world > 1 ? msi_note_hash(msi_order_hash(o->places, o->n)) : 0;
     const msi_note note = {{.text = "clip_grad_norm_"},
@@ -172,18 +166,19 @@ static ms_status clip(ms_fsdp_tree *tree, const msi_order *o, double max_norm, d
                            {max_norm, norm_type, order_hash},
                            .n_numbers = 3};
     msi_norm norm = {0};
-    ms_status status = total_norm(tree, o, max_norm, largest, &note, &norm, total);
+    ms_status status = total_norm(tree, o, max_norm, largest, &note, &norm);
 
     if (status == MS_OK) {
         status = clip_by(&norm, o);
     }
+    *total = status == MS_OK ? msi_norm_take(&norm) : NULL;
     msi_norm_release(&norm);
     return status;
 }
 
-ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *params,
-                                      int32_t n_params, double max_norm, double norm_type,
-                                      double *total)
+ms_status ms_fsdp_tree_clip_grad_norm(ms_tensor **total, ms_fsdp_tree *tree,
+                                      ms_tensor *const *params, int32_t n_params, double max_norm,
+                                      double norm_type)
 {
     bool largest;
     msi_order o;
@@ -195,7 +190,7 @@ ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *para
     }
     MS_TRY(check_reduced(tree));
     MS_TRY(msi_order_new(tree, params, n_params, &o));
-    ms_status status = clip(tree, &o, max_norm, norm_type, largest, total);
+    ms_status status = clip(total, tree, &o, max_norm, norm_type, largest);
 
     msi_release(o.block);
     return status;

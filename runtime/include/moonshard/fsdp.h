@@ -248,12 +248,12 @@ MS_API ms_status ms_fsdp_unit_load(ms_fsdp_unit *unit, int32_t index, const ms_t
  * @param params     (n) every parameter of the model once, plain ones among them, in an order that
  *                   all ranks share; NULL: those of the units, one unit after another
  * @param norm_type  2, or HUGE_VAL (largest element)
- * @param total      the norm before; NULL: not asked for. On a device nobody waits for it then,
- *                   unless ranks send each other parts of it.
+ * @param total      (), f64: the norm before, the caller's to free. On a device nobody has waited
+ *                   for it, unless ranks send each other parts of it
  */
-MS_API ms_status ms_fsdp_tree_clip_grad_norm(ms_fsdp_tree *tree, ms_tensor *const *params,
-                                             int32_t n_params, double max_norm, double norm_type,
-                                             MS_NULLABLE double *total);
+MS_API ms_status ms_fsdp_tree_clip_grad_norm(ms_tensor **total, ms_fsdp_tree *tree,
+                                             ms_tensor *const *params, int32_t n_params,
+                                             double max_norm, double norm_type);
 /** Hash over all full parameters, in the order of `params` (n) as above: equal on all ranks and for
  * all strategies and wrappings, and ms_params_hash() of the same unsharded. A plain parameter
  * counts once where all ranks have equal values, else with every rank's. Collective. */

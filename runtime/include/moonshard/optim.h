@@ -79,9 +79,9 @@ MS_API ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists);
 /** Scale the gradients of plain (unsharded) parameters to a total norm; as
  * ms_fsdp_tree_clip_grad_norm() for one rank. Where a device refuses a part of it some gradients
  * are scaled and others are not: drop them.
- * @param total  the norm before; NULL: not asked for, and on a device nobody waits for it */
-MS_API ms_status ms_clip_grad_norm(ms_tensor *const *params, int32_t n_params, double max_norm,
-                                   double norm_type, MS_NULLABLE double *total);
+ * @param total  (), f64: the norm before, the caller's to free; on a device nobody waits for it */
+MS_API ms_status ms_clip_grad_norm(ms_tensor **total, ms_tensor *const *params, int32_t n_params,
+                                   double max_norm, double norm_type);
 
 #ifdef __cplusplus
 }
