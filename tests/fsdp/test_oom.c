@@ -143,7 +143,6 @@ typedef struct trainee {
     ms_optim *optim;
     const tiny_config *config;
     int32_t rank, step;
-    double norm;
     uint64_t hash;
 } trainee;
 
@@ -186,7 +185,11 @@ static ms_status gradients(trainee *s)
 
 static ms_status clip(trainee *s)
 {
-    return tiny_clip(&s->model, 0.5, &s->norm);
+    ms_tensor *norm;
+
+    MS_TRY(ms_fsdp_tree_clip_grad_norm(&norm, s->model.tree, NULL, 0, 0.5, 2));
+    ms_tensor_free(norm);
+    return MS_OK;
 }
 
 static ms_status update(trainee *s)
