@@ -14,7 +14,7 @@ EW(div_neg, 3, -(a *b / c))
 EW(sqrt, 1, OF(sqrt)(a))
 EW(sqrt_grad, 2, a / (b + b))
 EW_SCALED(mse_grad, 2, (a - b) * s0, r->args->scalar[0] * (double)*(const REAL *)r->args->in[2])
-#ifndef NARROW /* squares of bf16 numbers are f32 */
+#ifndef NARROW /* squares of narrow numbers are f32 */
 EW(mse, 2, (a - b) * (a - b))
 #endif
 #endif

@@ -1,6 +1,6 @@
 /* Body of attention.c for one dtype T of operands and results: heads in and out of the dense
- * storage that tiles are computed in. Tiles of bf16 operands are multiplied in bf16, or in f32
- * where the processor has no bf16 products (a->tile_dtype says which). */
+ * storage that tiles are computed in. Tiles of narrow operands are multiplied as they are, or
+ * in f32 where there are no such products (a->tile_dtype says which). */
 #include "attention_tile.h"
 
 /* The function of attention_tile.h for a->tile_dtype. */

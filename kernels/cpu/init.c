@@ -6,8 +6,8 @@
  * sine).
  *
  * Uniform values, and normal ones in f64, are computed in f64 with the C library and rounded once.
- * Normal values in f32 and bf16 are computed in f32 lanes, from all 53 bits, so that they reach as
- * far out and as near 0 as those of f64: (value - mean) is within 6 x 2^-24 of its size. */
+ * Normal values in f32 and narrower are computed in f32 lanes, from all 53 bits, so that they reach
+ * as far out and as near 0 as those of f64: (value - mean) is within 6 x 2^-24 of its size. */
 #include "lanes.h"
 #include "philox.h"
 #include "table.h"

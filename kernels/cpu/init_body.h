@@ -12,13 +12,12 @@ static double LOCAL(below)(double b)
 #if IS_F64
     return nextafter(b, -INFINITY);
 #elif defined(NARROW)
-    float f = (float)b;
     T h;
 
-    do {
-        f = nextafterf(f, -INFINITY);
-        STORE_N(&h, SPLAT(f), 1);
-    } while ((double)LOAD_N(&h, 1)[0] >= b);
+    STORE_N(&h, SPLAT((float)b), 1);
+    if ((double)LOAD_N(&h, 1)[0] >= b) { /* the neighbour: sign and magnitude */
+        h = (T)((h & 0x7fff) == 0 ? 0x8001 : h & 0x8000 ? h + 1 : h - 1);
+    }
     return (double)LOAD_N(&h, 1)[0];
 #else
     return (double)(float)b >= b ? (double)nextafterf((float)b, -INFINITY) : (double)(float)b;

@@ -41,14 +41,15 @@ static double rounded(double x, int32_t dtype)
 #define BODY "tree_body.h"
 #include "each_register.h"
 
-/* Integers have no factor and no rounding; addition wraps, in unsigned numbers. */
-#define REDUCE(type, EXPR)                                                                         \
+/* Integers are not rounded, and wrap: sums and products are those of unsigned numbers. */
+#define REDUCE(type, FACTOR, EXPR)                                                                 \
     for (int64_t i = 0; i < a->n; i++) {                                                           \
         type x = ((const type *)a->src[0].data)[i];                                                \
         for (int32_t k = 1; k < a->n_src; k++) {                                                   \
             const type y = ((const type *)a->src[k].data)[i];                                      \
             x = (EXPR);                                                                            \
         }                                                                                          \
+        x = (type)((u##type)x * (FACTOR));                                                         \
         out[i] = a->accumulate ? (type)((u##type)out[i] + (u##type)x) : x;                         \
     }
 #define TREE(name, type)                                                                           \
@@ -59,12 +60,12 @@ static double rounded(double x, int32_t dtype)
         if (a->n_src == 0) {                                                                       \
             return;                                                                                \
         }                                                                                          \
-        if (a->reduce == 2) {                                                                      \
-            REDUCE(type, x > y ? x : y)                                                            \
-        } else if (a->reduce == 3) {                                                               \
-            REDUCE(type, x < y ? x : y)                                                            \
+        if (a->reduce == MSI_TREE_MAX) {                                                           \
+            REDUCE(type, 1, x > y ? x : y)                                                         \
+        } else if (a->reduce == MSI_TREE_MIN) {                                                    \
+            REDUCE(type, 1, x < y ? x : y)                                                         \
         } else {                                                                                   \
-            REDUCE(type, (type)((u##type)x + (u##type)y))                                          \
+            REDUCE(type, (u##type)a->factor, (type)((u##type)x + (u##type)y))                      \
         }                                                                                          \
     }
 TREE(tree_i64, int64_t)

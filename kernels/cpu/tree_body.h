@@ -1,7 +1,5 @@
 /* Body of tree.c for one dtype of the result. */
 
-enum { LOCAL(MAX) = 2, LOCAL(MIN) = 3 }; /* msi_tree_args.reduce */
-
 /* A register of elements (n < WIDTH: the first n) of a source, in the compute type. */
 LANES_INLINE V LOCAL(leaf)(const void *src, int32_t dtype, int64_t i, int64_t n)
 {
@@ -30,10 +28,10 @@ LANES_INLINE V LOCAL(leaf)(const void *src, int32_t dtype, int64_t i, int64_t n)
 /* One inner node. A NaN on either side is the result, in max and min too. */
 LANES_INLINE V LOCAL(node)(V left, V right, int32_t reduce)
 {
-    if (reduce == LOCAL(MAX)) {
+    if (reduce == MSI_TREE_MAX) {
         return OF(select)(OF(ne)(left, left), left, OF(max)(left, right));
     }
-    if (reduce == LOCAL(MIN)) {
+    if (reduce == MSI_TREE_MIN) {
         return OF(select)(OF(ne)(left, left), left, OF(min)(left, right));
     }
     return left + right;
@@ -87,7 +85,7 @@ LANES_INLINE void LOCAL(stretch)(const msi_tree_args *a, int32_t n_src, int32_t 
     V x = LOCAL(merge)(a, n_src, dtype, reduce, i, n);
     T *out = (T *)a->out + i;
 
-    if (reduce != LOCAL(MAX) && reduce != LOCAL(MIN)) {
+    if (reduce != MSI_TREE_MAX && reduce != MSI_TREE_MIN) {
         x *= factor;
     }
     x = LOCAL(round_once)(x, round);
@@ -127,7 +125,7 @@ LANES_INLINE void LOCAL(run)(const msi_tree_args *a, int32_t n_src, int32_t dtyp
 void MSI_NAME(LOCAL(tree))(const void *args)
 {
     const msi_tree_args *a = args;
-    const bool extreme = a->reduce == LOCAL(MAX) || a->reduce == LOCAL(MIN);
+    const bool extreme = a->reduce == MSI_TREE_MAX || a->reduce == MSI_TREE_MIN;
     int32_t dtype = a->n_src > 0 ? a->src[0].dtype : -1;
 
     for (int32_t k = 1; k < a->n_src; k++) {

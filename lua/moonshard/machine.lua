@@ -30,7 +30,7 @@ function machine.matmul_name(name)
 end
 
 --- Bytes of work space that a large product (m, k) x (k, n) takes at most: those of operands and
---- result in f32 where the processor cannot multiply bf16, else none.
+--- result in f32 where there are no products of a narrow dtype, else none.
 ---@param name ms.DType
 ---@param m integer
 ---@param n integer
@@ -50,7 +50,7 @@ function machine.numerics()
 end
 
 --- Floating-point operations per second of matrix products on this rank's core, measured.
----@param name ms.DType  'f32', 'f64' or 'bf16'
+---@param name ms.DType  'f32', 'f64', 'bf16' or 'f16'
 ---@param seconds? number  how long to measure (default 0.2, at most 60)
 ---@return number
 function machine.matmul_peak(name, seconds)

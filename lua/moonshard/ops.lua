@@ -35,17 +35,21 @@ end
 local ADD, SUB, SUB_FROM, MUL = C.MS_NUMBER_ADD, C.MS_NUMBER_SUB, C.MS_NUMBER_SUB_FROM,
   C.MS_NUMBER_MUL
 
---- A number as a tensor without dimensions, of the dtype `like` has. Freed by `with_scalar`.
+local NARROW = { [C.MS_DTYPE_BF16] = true, [C.MS_DTYPE_F16] = true }
+
+--- `op` of the tensor and of the number, which is a tensor without dimensions then, freed in the
+--- end. Narrow tensors divide in f32, where the number is what it is, and are rounded once.
 local function with_scalar(like, number, op)
   calls.tensor_describe(like, info)
   if not C.ms_dtype_is_floating(info.dtype) then
     errors.raise('TypeError', "div: the tensor is %s, expected a floating dtype; t:to('f32') can "
       .. 'be divided', dtype.name(info.dtype))
   end
-  local scalar = calls.tensor_full(info.dtype, 0, nil, number)
-  local result = op(scalar)
+  local narrow = NARROW[info.dtype] and info.dtype
+  local scalar = calls.tensor_full(narrow and C.MS_DTYPE_F32 or info.dtype, 0, nil, number)
+  local result = op(narrow and calls.cast(like, C.MS_DTYPE_F32) or like, scalar)
   C.ms_ref_release(scalar)
-  return result
+  return narrow and calls.cast(result, narrow) or result
 end
 
 ---@param a ms.Tensor|number
@@ -90,9 +94,9 @@ end
 ---@return ms.Tensor
 function ops.div(a, b)
   if type(b) == 'number' and type(a) == 'cdata' then
-    return with_scalar(a, b, function(scalar) return calls.div(a, scalar) end)
+    return with_scalar(a, b, calls.div)
   elseif type(a) == 'number' and type(b) == 'cdata' then
-    return with_scalar(b, a, function(scalar) return calls.div(scalar, b) end)
+    return with_scalar(b, a, function(t, scalar) return calls.div(scalar, t) end)
   end
   return calls.div(a, b)
 end

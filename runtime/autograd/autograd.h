@@ -97,10 +97,11 @@ bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t which);
 const msi_view *msi_bwd_operand(const msi_bwd *b, int32_t i);
 bool msi_bwd_needs(const msi_bwd *b, int32_t i);
 /* Destination of operand i's gradient: operand's shape, contiguous. Its dtype is the operand's, or
- * for a leaf what its owner wants (f32 for a bf16 leaf). *add: add to it, else store every element.
- * Ask once per operand, and only when needed. When operands are one tensor, as in mul(x, x), they
- * have one destination: the first to ask is told to store, the others to add. So a rule that asks
- * for several destinations before it writes must write them in the order in which it asked. */
+ * for a leaf what its owner wants (f32 for a narrow leaf). *add: add to it, else store every
+ * element. Ask once per operand, and only when needed. When operands are one tensor, as in mul(x,
+ * x), they have one destination: the first to ask is told to store, the others to add. So a rule
+ * that asks for several destinations before it writes must write them in the order in which it
+ * asked. */
 ms_status msi_bwd_dest(msi_bwd *b, int32_t i, msi_view *dst, bool *add);
 /* Hand a view on as operand i's gradient, without a copy where that is safe. It has the operand's
  * shape, any strides (0 too), any floating dtype, and shows a part of the incoming gradient, memory

@@ -75,9 +75,9 @@ typedef void (*msi_kernel_fn)(const void *args);
 
 /** A device's kernels. NULL entries are missing. */
 typedef struct msi_kernel_table {
-    const char *device; /**< "cpu" */
-    const char *isa;    /**< "x86-64-v4" */
-    msi_kernel_fn fn[MSI_K_COUNT][8 /* MS_DTYPE_COUNT */];
+    const char *device;               /**< "cpu" */
+    const char *isa;                  /**< "x86-64-v4" */
+    msi_kernel_fn fn[MSI_K_COUNT][8]; /* MS_DTYPE_COUNT, which kernels.c asserts */
 } msi_kernel_table;
 
 /** Name of a kernel, e.g. "gelu_tanh". */
@@ -103,13 +103,15 @@ ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const
 /**
  * Matrix multiplication by the best means for the shape: own kernel for f64 and tiny shapes
  * (m n k <= 4,096), else the library plug-in (oneDNN), else the own kernel. The choice depends on
- * shape and dtype alone. One thread. bf16 without hardware support is computed in f32.
+ * shape and dtype alone. One thread. A narrow dtype without hardware support
+ * is computed in f32.
  */
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args);
 /** Name of what msi_gemm() uses for a large product of this dtype, e.g. "brg:avx512_core_bf16". */
 const char *msi_gemm_name(ms_context *ctx, int32_t dtype);
-/** The dtype in which operands of a large product of this dtype are multiplied: f32 for bf16 where
- * the processor has no bf16 products (operands are then better widened once than by every product).
+/** The dtype in which operands of a large product of this dtype are multiplied: f32 for a narrow
+ * one where the library has no products of it (operands are then better widened once than by every
+ * product).
  */
 ms_status msi_gemm_operands(ms_context *ctx, int32_t dtype, int32_t *operands);
 /** Bytes of work space that a large product of this dtype takes at most. */

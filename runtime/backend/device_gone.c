@@ -61,7 +61,7 @@ static void close_nothing(msi_device *d)
 }
 
 /* As a device whose streams are empty, but for these. */
-static msi_device_ops gone_ops;
+static _Thread_local msi_device_ops gone_ops; /* a rank has one device */
 
 static void take_away(msi_device *d)
 {

@@ -73,9 +73,11 @@ ms_status msi_device_wait(msi_device *d)
     ms_status status = MS_OK;
 
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
-        const ms_status waited = msi_device_wait_for(d, d->ops->mark(d, i));
-
-        status = status != MS_OK ? status : waited;
+        if (status == MS_OK) {
+            status = msi_device_wait_for(d, d->ops->mark(d, i));
+        } else {
+            (void)msi_device_drain_to(d, d->ops->mark(d, i)); /* the first error is the one told */
+        }
     }
     return status;
 }

@@ -227,10 +227,13 @@ typedef struct msi_tree_source {
     int32_t dtype;
 } msi_tree_source;
 
+/** MS_REDUCE_*, without the average. */
+enum { MSI_TREE_SUM = 0, MSI_TREE_MAX = 2, MSI_TREE_MIN = 3 };
+
 /** out[i] = round(factor * tree(src[0][i], src[1][i], ...)) where tree merges as a binary counter:
  * neighbours first, leftovers folded from the smallest; nodes are f32 (f64 when out is f64), and
  * `round_dtype` (before the widening to the dtype of out) rounds once at the end. Looked up by the
- * dtype of `out` (floating; i64 and i32, which wrap and have no factor). The reductions of
+ * dtype of `out` (floating; i64 and i32, which wrap, and whose factor is whole). The reductions of
  * collectives and of gradient accumulation. */
 typedef struct msi_tree_args {
     int64_t n;
@@ -239,7 +242,7 @@ typedef struct msi_tree_args {
     void *out;                  /**< may be one of the sources */
     int32_t round_dtype;
     double factor;
-    int32_t reduce; /**< 0 sum, 2 max, 3 min (MS_REDUCE_*): max and min ignore factor */
+    int32_t reduce; /**< MSI_TREE_*: max and min ignore factor */
     bool accumulate;
 } msi_tree_args;
 

@@ -7,6 +7,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
+_Static_assert(MSI_COUNT(((const msi_kernel_table *)0)->fn[0]) == MS_DTYPE_COUNT,
+               "a table of kernels has a place for every dtype");
+
 extern const msi_kernel_table msi_cpu_table_v2, msi_cpu_table_v3, msi_cpu_table_v4;
 
 const char *msi_kernel_name(int32_t kernel)

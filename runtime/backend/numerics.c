@@ -89,8 +89,8 @@ const char *ms_numerics(void)
         return "unknown: out of memory";
     }
     dl_iterate_phdr(look_at_object, &b);
-    snprintf(line, sizeof(line), "%s, %s, f32 %s, bf16 %s, build %s", msi_kernels()->isa,
+    snprintf(line, sizeof(line), "%s, %s, f32 %s, bf16 %s, f16 %s, build %s", msi_kernels()->isa,
              msi_gemm_library(ctx), msi_gemm_name(ctx, MS_DTYPE_F32),
-             msi_gemm_name(ctx, MS_DTYPE_BF16), b.text);
+             msi_gemm_name(ctx, MS_DTYPE_BF16), msi_gemm_name(ctx, MS_DTYPE_F16), b.text);
     return line;
 }

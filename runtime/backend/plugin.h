@@ -44,7 +44,8 @@ typedef struct msi_plugin {
      * thread there. `host` is copied. */
     int32_t (*open)(void **state, const msi_plugin_host *host, char *error);
     void (*close)(void *state);
-    /** Compute. Sizes are at least 1; dtype is f32 or bf16. Primitives and memory objects are kept
+    /** Compute. Sizes are at least 1; dtype is f32, or a narrow one that name() has
+     * said there are products of. Primitives and memory objects are kept
      * per shape, so only the first call of a shape creates any, and the first after so many other
      * shapes that it was given up. */
     int32_t (*gemm)(void *state, const msi_gemm_args *args, char *error);

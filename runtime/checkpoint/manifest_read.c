@@ -538,7 +538,7 @@ void msi_manifest_nonce(char *nonce, const char *head)
     at = at != NULL ? past_space(at + strlen(name)) : "";
     at = *at == ':' ? past_space(at + 1) : "";
     at = *at == '"' ? at + 1 : "";
-    snprintf(nonce, MSI_NONCE_ROOM, "%.*s", msi_is_nonce(at) ? MSI_NONCE_DIGITS : 0, at);
+    snprintf(nonce, MSI_NONCE_ROOM, "%.*s", msi_begins_with_nonce(at) ? MSI_NONCE_DIGITS : 0, at);
 }
 
 void msi_manifest_dispose(msi_manifest *m)

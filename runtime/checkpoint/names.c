@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool msi_is_nonce(const char *text)
+bool msi_begins_with_nonce(const char *text)
 {
     return strspn(text, "0123456789abcdef") >= MSI_NONCE_DIGITS;
 }
@@ -22,7 +22,7 @@ bool msi_temporary_name_read(const char *entry, size_t *n_name, const char **non
     const char *mark = strrchr(entry, '.');
 
     if (mark == NULL || strncmp(mark, MSI_TEMPORARY_MARK, n_mark) != 0 ||
-        strlen(mark + n_mark) != MSI_NONCE_DIGITS || !msi_is_nonce(mark + n_mark)) {
+        strlen(mark + n_mark) != MSI_NONCE_DIGITS || !msi_begins_with_nonce(mark + n_mark)) {
         return false;
     }
     *n_name = (size_t)(mark - entry);

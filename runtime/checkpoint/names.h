@@ -14,7 +14,7 @@ void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part);
 /* Is `name` one of these names? Of which rank and number of ranks? */
 bool msi_shard_name_read(const char *name, int32_t *rank, int32_t *world);
 /* Are these the hexadecimal digits of a nonce, whatever follows? */
-bool msi_is_nonce(const char *text);
+bool msi_begins_with_nonce(const char *text);
 /* The temporary name of what goes to `place`, malloced. NULL with the error set. */
 char *msi_temporary_path(const char *place, const char *nonce);
 /* Is `entry` a temporary name, what a writer leaves behind when it dies? Then `*n_name` of its

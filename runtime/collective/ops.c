@@ -22,7 +22,7 @@ ms_status msi_check_reduction(const char *op, int32_t dtype, int32_t reduce)
                        ms_dtype_name(dtype), ms_dtype_name(dtype));
     }
     if (!whole && !ms_dtype_is_floating(dtype)) {
-        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "%s: no reduction of %s on cpu", op,
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "%s: no reduction of %s", op,
                        ms_dtype_name(dtype));
     }
     return MS_OK;

@@ -26,18 +26,6 @@ static ms_status all_gather(ms_comm *c, uint64_t seq, const void *in, int64_t nb
     return MS_OK;
 }
 
-/* Whole numbers wrap, and have no factor in the tree. */
-static void multiply_i64(int64_t n, uint64_t factor, const char *in, char *out)
-{
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t x;
-
-        memcpy(&x, in + 8 * i, sizeof(x));
-        x *= factor;
-        memcpy(out + 8 * i, &x, sizeof(x));
-    }
-}
-
 /* Reduction of as many times `in` as the group has members, rounded once. */
 static ms_status reduce_equals(const ms_comm *c, int32_t dtype, int32_t reduce, int64_t n,
                                const char *in, char *out)
@@ -47,10 +35,6 @@ static ms_status reduce_equals(const ms_comm *c, int32_t dtype, int32_t reduce, 
     const msi_tree_args args = {
         .n = n, .n_src = 1, .src = &src, .out = out, .round_dtype = dtype, .factor = times};
 
-    if (dtype == MS_DTYPE_I64) {
-        multiply_i64(n, (uint64_t)times, in, out);
-        return MS_OK;
-    }
     return msi_dispatch_host("reduce", MSI_K_tree, dtype, &args);
 }
 

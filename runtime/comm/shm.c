@@ -8,6 +8,10 @@
 
 #include <string.h>
 
+_Static_assert(MSI_TREE_SUM == (int)MS_REDUCE_SUM && MSI_TREE_MAX == (int)MS_REDUCE_MAX &&
+                   MSI_TREE_MIN == (int)MS_REDUCE_MIN,
+               "the tree's words are those of collectives");
+
 enum { REDUCE_WHOLE_BYTES = 16 * 1024 };
 
 /* out[0, n) = reduction of every member's n elements: own ones at `own`, the others' `offset` bytes

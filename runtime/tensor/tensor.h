@@ -1,8 +1,8 @@
 /* Storage, views, handles, scopes, parameters: the inside of moonshard/tensor.h.
  *
  * Three layers:
- *   msi_storage  bytes, reference counted. A slot storage is bound late: `data` is NULL while its
- *                unit is sharded and comes back, elsewhere perhaps, when it is unsharded again. So
+ *   msi_storage  bytes, reference counted. One of full parameters is bound late: `data` is NULL
+ * while their unit is sharded and comes back, elsewhere perhaps, when it is unsharded again. So
  *                everything that holds a view (saved tensors) survives reshard and refill.
  *   msi_view     shape, strides and offset over a storage. A plain value; does not own.
  *   ms_tensor    a handle: a view plus what autograd and scopes need. Recycled with a generation.

@@ -1,6 +1,7 @@
 -- f16 and i32: training in f16 with the same bits at any world size, values, arithmetic. (What has
 -- opened a device forks no ranks, so training comes first.)
 local ms = require 'moonshard'
+local checks = require 'support.checks'
 local runs = require 'support.runs'
 
 -- Two steps of four micro-batches, dealt to the ranks.
@@ -57,6 +58,17 @@ describe('f16', function()
 
   it('rounds once, sums in f32 and keeps losses in f32', function()
     local ones = ms.full({ 4096 }, 1, { dtype = ms.f16 })
+    local loss_scale = ms.full({ 1 }, 2, { dtype = ms.f16 }):requires_grad_() / 65536
+    assert.equal(2 ^ -15, loss_scale:item()) -- a number beside a tensor is not rounded to its type
+    for _, name in ipairs { 'f16', 'bf16' } do
+      local x = (ms.rand(1000) + 0.5):to(name):requires_grad_()
+      local wide = x:detach():to('f32'):requires_grad_()
+      local y, z = x / 0.1 + 0.1 / x, (wide / 0.1):to(name) + (0.1 / wide):to(name)
+      y:sum():backward()
+      z:sum():backward()
+      assert.same(z:totable(), y:totable())
+      checks.close(wide:grad():totable(), x:grad():to('f32'), name == 'f16' and 1e-2 or 1e-1)
+    end
     assert.equal(4096, ones:sum():item()) -- in steps of f16 it would stop at 2048
     local x = ms.randn(3, 5):f16():requires_grad_(true)
     local loss = ms.ops.mse_loss(x, ms.zeros(3, 5, { dtype = ms.f16 }))

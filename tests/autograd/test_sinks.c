@@ -377,7 +377,7 @@ static void test_autograd_sinks__absent_operands_name_the_reason(void **state)
     msi_view v = {.ndim = 0};
     ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *w, *y;
 
-    assert_ok(msi_storage_wrap(&v.storage, msi_context(), MS_STORAGE_SLOT, &value, sizeof(value)));
+    assert_ok(msi_storage_wrap(&v.storage, msi_context(), MS_STORAGE_FULL, &value, sizeof(value)));
     v.storage->absent = "unit 'h.0' is sharded";
     msi_view_set_contiguous(&v, MS_DTYPE_F64, 1, &(int64_t){1});
     assert_ok(msi_tensor_new(&w, msi_context(), &v));

@@ -219,6 +219,8 @@ static void test_autograd_values__integers_take_whole_numbers_only(void **state)
     assert_fails(MS_TYPE_ERROR, "affine: ", ms_op_affine(&y, x, 0.5, 1));
     assert_fails(MS_TYPE_ERROR, "add_: ", ms_tensor_add_scaled(x, x, 0.5));
     assert_fails(MS_TYPE_ERROR, "mean: the tensor is i64", ms_op_mean(&y, x, 0, false));
+    assert_fails(MS_TYPE_ERROR, "mse_loss: the tensors are i64, expected a floating dtype",
+                 ms_op_mse_loss(&y, x, x, MS_REDUCTION_MEAN));
     assert_fails(MS_VALUE_ERROR, "operation 4 is none", ms_op_with_number(&y, x, 1, 4));
     assert_ok(ms_op_with_number(&y, x, 2, MS_NUMBER_ADD)); /* 2^53 + 1 is no double */
     read_bytes(y, whole);

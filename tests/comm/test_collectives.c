@@ -472,7 +472,7 @@ static void test_comm_collectives__refuse_what_does_not_fit(void **state)
                  ms_comm_all_reduce(self, f3, 7));
     assert_fails(MS_TYPE_ERROR, "all_reduce: an average of i64 is no i64",
                  ms_comm_all_reduce(self, i3, MS_REDUCE_AVG));
-    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "all_reduce: no reduction of u8 on cpu",
+    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "all_reduce: no reduction of u8",
                  ms_comm_all_reduce(self, u3, MS_REDUCE_SUM));
     ms_tensor_free(f3);
     ms_tensor_free(d3);

@@ -96,14 +96,34 @@ static void test_cpu_init__pieces_have_the_bits_of_the_whole(void **state)
     assert_memory_equal(whole, piece, sizeof(whole));
 }
 
+/* An end that no narrow number reaches: the largest that is finite is the last below it. */
+static void test_cpu_init__uniform_values_of_narrow_types_stay_finite(void **state)
+{
+    (void)state;
+    static const int32_t dtypes[] = {MS_DTYPE_F16, MS_DTYPE_BF16};
+    static const double largest[] = {65504, 0x1.fep127};
+
+    for (int32_t d = 0; d < 2; d++) {
+        typed out = typed_filled(dtypes[d], 64, 1);
+        msi_init_args args = {
+            .n = 64, .out = out.data, .kind = MS_INIT_UNIFORM, .a = largest[d], .b = 1e300};
+
+        msi_kernels()->fn[MSI_K_init][dtypes[d]](&args);
+        for (int64_t i = 0; i < 64; i++) {
+            assert_true(typed_get(&out, i) == largest[d]);
+        }
+        typed_free(&out);
+    }
+}
+
 static void test_cpu_init__uniform_values_stay_below_the_open_end(void **state)
 {
     (void)state;
     enum { N = 20000 };
-    const double ends[][2] = {{0, 1}, {-0.1, 0.1}, {1, 1.001}, {-3, -2}, {100, 100.5}};
+    const double ends[][2] = {{0, 1}, {-0.1, 0.1}, {1, 1.001}, {-3, -2}, {100, 100.5}, {-1, 0}};
 
     for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
-        for (int32_t e = 0; e < 5; e++) {
+        for (int32_t e = 0; e < 6; e++) {
             typed out = typed_filled(float_dtypes[d], N, 1);
             msi_init_args args = {
                 .n = N, .out = out.data, .kind = MS_INIT_UNIFORM, .a = ends[e][0], .b = ends[e][1]};
@@ -252,6 +272,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpu_init__follows_the_definition_for_any_stretch),
         cmocka_unit_test(test_cpu_init__pieces_have_the_bits_of_the_whole),
+        cmocka_unit_test(test_cpu_init__uniform_values_of_narrow_types_stay_finite),
         cmocka_unit_test(test_cpu_init__uniform_values_stay_below_the_open_end),
         cmocka_unit_test(test_cpu_init__uniform_f64_reaches_up_to_the_open_end),
         cmocka_unit_test(test_cpu_init__moments_are_those_of_the_distributions),

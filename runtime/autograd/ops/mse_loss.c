@@ -15,6 +15,10 @@ static ms_status mse_meta(const msi_meta *m)
     const mse_attrs *attrs = m->attrs;
 
     MS_TRY(msi_same_dtype("mse_loss", "x", x, "y", y));
+    if (!ms_dtype_is_floating(x->dtype)) {
+        return MS_FAIL(MS_TYPE_ERROR, "mse_loss: the tensors are %s, expected a floating dtype",
+                       ms_dtype_name(x->dtype));
+    }
     if (!msi_view_same_shape(x, y)) {
         return MS_FAIL(MS_VALUE_ERROR, "mse_loss: x has shape %s and y %s, expected one shape",
                        msi_shape_text(x->ndim, x->shape), msi_shape_text(y->ndim, y->shape));

@@ -255,12 +255,12 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
     msi_unit_explain(u, NULL);
     MS_TRY(take_params(u, params, n_params, names));
     MS_TRY(lay_out(u));
-    MS_TRY(msi_storage_wrap(&u->full, u->ctx, MS_STORAGE_SLOT, NULL, 0));
+    MS_TRY(msi_storage_wrap(&u->full, u->ctx, MS_STORAGE_FULL, NULL, 0));
     u->full->unit = u->name;
     u->full->absent = u->absent;
     u->full->readonly = "is a view of unsharded parameters that other ranks share; write to it "
                         "inside summon_full_params";
-    MS_TRY(msi_storage_wrap(&u->hidden, u->ctx, MS_STORAGE_SLOT, NULL, 0));
+    MS_TRY(msi_storage_wrap(&u->hidden, u->ctx, MS_STORAGE_FULL, NULL, 0));
     snprintf(u->hidden_why, sizeof(u->hidden_why),
              "unit '%s' is sharded, and a forward reads no shards", name);
     u->hidden->absent = u->hidden_why;

@@ -110,14 +110,15 @@ static bool any_is_sent(const ms_fsdp_tree *tree, const msi_order *o)
 static ms_status total_norm(ms_fsdp_tree *tree, const msi_order *o, double max_norm, bool largest,
                             const msi_note *note, msi_norm *norm)
 {
+    const bool sent = any_is_sent(tree, o);
     int64_t n_blocks = 0;
     double value;
 
-    for (int32_t i = 0; i < o->n; i++) {
+    for (int32_t i = 0; i < o->n && !sent; i++) {
         n_blocks += msi_norm_kept_blocks(tree, &o->places[i]);
     }
     MS_TRY(msi_norm_open(norm, tree->ctx, n_blocks, largest));
-    if (!any_is_sent(tree, o)) {
+    if (!sent) {
         return norm_of_own(tree, o, max_norm, note, norm);
     }
     MS_TRY(norm_of_all(tree, o, largest, note, &value));

@@ -188,7 +188,7 @@ MS_API ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops);
 MS_API const char *ms_matmul_name(int32_t dtype);
 
 /** Bytes of work space that a large product (m, k) x (k, n) takes at most: those of operands and
- * result in f32 where the processor cannot multiply bf16, else 0. */
+ * result in f32 where there are no products of a narrow dtype, else 0. */
 MS_API int64_t ms_matmul_scratch(int32_t dtype, int64_t m, int64_t n, int64_t k);
 
 /**

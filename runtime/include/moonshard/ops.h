@@ -78,9 +78,9 @@ MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w,
 /** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR names the first id outside [0, V); on a
  * device that is the error of the next call that waits for what was computed. */
 MS_API ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids);
-/** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450). bf16 computes in
- * f32, where the variance of elements about 1e19 apart is inf: they are normalized to 0 (PyTorch's
- * to 0, and to NaN from 1e20 on).
+/** Over the last dimension C; w (C) and bias (C) may be NULL (arXiv:1607.06450). Narrow dtypes
+ * compute in f32, where the variance of elements about 1e19 apart is inf: they are normalized to 0
+ * (PyTorch's to 0, and to NaN from 1e20 on).
  * @param eps  finite, 0 or more (MS_VALUE_ERROR) */
 MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, MS_NULLABLE ms_tensor *w,
                                   MS_NULLABLE ms_tensor *bias, double eps);

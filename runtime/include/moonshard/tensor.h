@@ -27,7 +27,7 @@ enum {
 enum {
     MS_STORAGE_OWNED = 0,    /**< from this context's allocator */
     MS_STORAGE_BORROWED = 1, /**< the host's memory */
-    MS_STORAGE_SLOT = 2, /**< a unit's full parameters: bound while unsharded, absent otherwise */
+    MS_STORAGE_FULL = 2, /**< a unit's full parameters: bound while unsharded, absent otherwise */
     MS_STORAGE_NONE = 3  /**< meta: shape and dtype, no memory */
 };
 
