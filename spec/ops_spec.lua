@@ -112,8 +112,25 @@ describe('operators', function()
     assert.same({ 0, 3 }, ms.tensor({ -1, 3 }):relu():totable())
   end)
 
+  it('take the logarithm of 1 + exp(x) up to a threshold', function()
+    local x = ms.tensor({ -1, 0.5, 30 }, { dtype = 'f64' })
+    local function soft(v, beta) return math.log(1 + math.exp(beta * v)) / beta end
+    checks.close({ soft(-1, 1), soft(0.5, 1), 30 }, ops.softplus(x), 1e-14)
+    checks.close({ soft(-1, 2), soft(0.5, 2), 30 }, x:softplus(2), 1e-14)
+    checks.close({ soft(-1, 2), 0.5, 30 }, x:softplus(2, 0.9), 1e-14)
+  end)
+
+  it('keep integers where the result is whole', function()
+    local x = ms.tensor({ -3, 0, 7 }, { dtype = 'i64' })
+    assert.same({ 3, 0, 7 }, x:abs():totable())
+    assert.same({ -1, 0, 1 }, x:sign():totable())
+    assert.same({ 9, 0, 49 }, x:square():totable())
+    assert.same({ 3, 0, -7 }, x:neg():totable())
+    checks.raises('NotImplementedError', 'sin is not implemented for dtype i64', x.sin, x)
+  end)
+
   it('know each function of one tensor by its name, as a method too', function()
-    local x = ms.tensor({ 0.5, 1, 2.5 }, { dtype = 'f64' })
+    local x = ms.tensor({ -0.5, 1, 2.5 }, { dtype = 'f64' })
     local named = {}
     for _, name in ipairs(unary.functions) do
       local y = ops[name](x)

@@ -1,5 +1,7 @@
-/* exp, log and the activation functions with their gradients, elementwise. */
+/* exp, log, sin, cos, those near them, and the activation functions, with their gradients,
+ * elementwise. */
 #include "ew.h"
+#include "lanes_trig.h"
 
 /* Of t and Q in activations_body.h. */
 #define GELU_C 0.25f

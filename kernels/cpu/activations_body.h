@@ -62,8 +62,70 @@ LANES_INLINE V LOCAL(gelu_tanh_slope)(V x)
     return s + cut * s * (e * s) * du2;
 }
 
+/* Both of sigmoid(x) and sigmoid(-x) = 1 - sigmoid(x), without overflow or cancellation. */
+LANES_INLINE V LOCAL(sigmoid_lanes)(V x, V *other)
+{
+    V e = OF(exp)(-OF(abs)(x)), large = (REAL)1 / (e + (REAL)1), small = e * large;
+    const __auto_type negative = OF(lt)(x, SPLAT(0));
+
+    *other = OF(select)(negative, large, small);
+    return OF(select)(negative, small, large);
+}
+
+LANES_INLINE V LOCAL(sigmoid_single)(V x)
+{
+    V other;
+
+    return LOCAL(sigmoid_lanes)(x, &other);
+}
+
+/* x / (1 + exp(-x)) with h = exp(-|x| / 2), so that no factor of a small result is denormal. */
+LANES_INLINE V LOCAL(silu_lanes)(V x)
+{
+    V h = OF(exp)(OF(abs)(x) * (REAL)-0.5), weight = (REAL)1 / (h * h + (REAL)1);
+
+    return OF(select)(OF(lt)(x, SPLAT(0)), x * h * h, x) * weight;
+}
+
+LANES_INLINE V LOCAL(silu_slope)(V x)
+{
+    V other, s = LOCAL(sigmoid_lanes)(x, &other);
+
+    return s * (x * other + (REAL)1);
+}
+
+/* log(1 + exp(b x)) / b; exp(-|b x|) does not overflow. */
+LANES_INLINE V LOCAL(softplus_lanes)(V x, REAL beta, REAL threshold)
+{
+    V t = x * beta;
+    V y = (OF(max)(SPLAT(0), t) + OF(log1p)(OF(exp)(-OF(abs)(t)))) / beta;
+
+    return OF(select)(OF(lt)(OF(splat)(threshold), t), x, y);
+}
+
+LANES_INLINE V LOCAL(softplus_slope)(V x, REAL beta, REAL threshold)
+{
+    V t = x * beta, other;
+
+    return OF(select)(OF(lt)(OF(splat)(threshold), t), SPLAT(1), LOCAL(sigmoid_lanes)(t, &other));
+}
+
 EW(exp, 1, OF(exp)(a))
+EW(expm1, 1, OF(expm1)(a))
+EW(expm1_grad, 2, a *(b + (REAL)1))
 EW(log, 1, OF(log)(a))
+EW(log1p, 1, OF(log1p)(a))
+EW(log1p_grad, 2, a / (b + (REAL)1))
+EW(sin, 1, OF(sin)(a))
+EW(sin_grad, 2, a *OF(cos)(b))
+EW(cos, 1, OF(cos)(a))
+EW(cos_grad, 2, -(a *OF(sin)(b)))
+EW(sigmoid, 1, LOCAL(sigmoid_single)(a))
+EW(sigmoid_grad, 2, a *((REAL)1 - b) * b)
+EW(silu, 1, LOCAL(silu_lanes)(a))
+EW(silu_grad, 2, a *LOCAL(silu_slope)(b))
+EW(softplus, 1, LOCAL(softplus_lanes)(a, s0, s1))
+EW(softplus_grad, 2, a *LOCAL(softplus_slope)(b, s0, s1))
 EW(tanh, 1, OF(tanh)(a))
 EW(tanh_grad, 2, a *((REAL)1 - b * b))
 EW(relu, 1, OF(select)(OF(lt)(a, SPLAT(0)), SPLAT(0), a)) /* NaN and -0 stay */

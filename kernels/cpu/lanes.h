@@ -15,7 +15,7 @@
  *                    nearest even
  *   lt_ le_ eq_ ne_  masks, 0 or -1 in integers of the same width: i32x16, i32_part
  *   select_(mask, yes, no), min_ max_ abs_ copysign_ sqrt_ splat_(scalar), hsum_ hmax_ (16 lanes)
- *   exp_ log_ tanh_   in lanes_math.h, included below
+ *   exp_ log_ tanh_   in lanes_math.h, included below (sin_ cos_ in lanes_trig.h)
  *
  * A register-wide vector is always the better one for speed: the compiler keeps wider ones in
  * memory. */

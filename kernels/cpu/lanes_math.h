@@ -1,4 +1,4 @@
-/* exp, log, tanh, erf of all lanes: part of lanes.h.
+/* exp, log, those near them, tanh, erf of all lanes: part of lanes.h.
  *
  * f32: reduced argument and a polynomial (near-minimax, from a Chebyshev fit), each within 2 units
  * in the last place; the same bits on every instruction set. f64: the C library, lane by lane. */
@@ -82,6 +82,42 @@ LANES_INLINE f32_part log_f32w(f32_part x)
     return select_f32w(lt_f32w(x, splat_f32w(0)), splat_f32w(NAN), y);
 }
 
+/* exp(x) - 1 = 2^n (1 + q) - 1 = (2^n - 1) + 2^n q, of which q keeps small results. Half of it,
+ * doubled: 2^128 is none. */
+LANES_INLINE f32_part expm1_f32w(f32_part x)
+{
+    const float round = 0x1.8p23f;
+    f32_part t = min_f32w(splat_f32w(89), max_f32w(splat_f32w(-30), x)), p;
+    f32_part shifted = t * 0x1.715476p0f + round;
+    f32_part n = shifted - round;
+    f32_part r = (t - n * 0x1.63p-1f) - n * -0x1.bd0106p-13f;
+
+    LANES_POLY(p, r, 0x1.6d1606p-10f, 0x1.12106cp-7f, 0x1.555516p-5f, 0x1.5554d8p-3f, 0.5f);
+    f32_part q = p * r * r + r;
+    i32_part k = ((i32_part)shifted << 9) >> 9;
+    f32_part half = (f32_part)((k + 126) << 23);
+    f32_part y = ((half - 0.5f) + half * q) * 2.0f;
+
+    return select_f32w(eq_f32w(x, splat_f32w(0)), x, y); /* -0 stays */
+}
+
+/* log(1 + x). Where 1 + x is near 1, x is what log_reduced_f32w() wants; elsewhere what the sum
+ * lost to rounding is added as lost / (1 + x). */
+LANES_INLINE f32_part log1p_f32w(f32_part x)
+{
+    i32_part n;
+    f32_part u = x + 1.0f, m = log_reduce_f32w(u, &n), whole = u - 1.0f;
+    f32_part lost = (1.0f - (u - whole)) + (x - whole);
+    i32_part near = n == 0;
+    f32_part y = log_reduced_f32w(to_f32w(n), select_f32w(near, x, m));
+
+    y = select_f32w(near, y, y + lost / u);
+    y = select_f32w(lt_f32w(x, splat_f32w(INFINITY)), y, x); /* inf and NaN stay */
+    y = select_f32w(eq_f32w(x, splat_f32w(-1)), splat_f32w(-INFINITY), y);
+    y = select_f32w(eq_f32w(x, splat_f32w(0)), x, y); /* -0 stays */
+    return select_f32w(lt_f32w(x, splat_f32w(-1)), splat_f32w(NAN), y);
+}
+
 /* x + x^3 p(x^2) near 0, else 1 - 2 / (exp(2 |x|) + 1). */
 LANES_INLINE f32_part tanh_f32w(f32_part x)
 {
@@ -123,6 +159,10 @@ LANES_INLINE f32_part erf_f32w(f32_part x)
     }
 LANES_BY_LANE(exp, f64w, f64_part)
 LANES_BY_LANE(log, f64w, f64_part)
+LANES_BY_LANE(expm1, f64w, f64_part)
+LANES_BY_LANE(log1p, f64w, f64_part)
+LANES_BY_LANE(sin, f64w, f64_part)
+LANES_BY_LANE(cos, f64w, f64_part)
 LANES_BY_LANE(tanh, f64w, f64_part)
 LANES_BY_LANE(erf, f64w, f64_part)
 LANES_BY_LANE(exp, f64, f64x16)

@@ -22,6 +22,7 @@
 #define MSI_BOOL(X, op) X(op, bool, BOOL)
 
 #define MSI_CPU_UNARY(X, f, gradient, saved) MSI_FLOATS(X, f)
+#define MSI_CPU_UNARY_NUMBERS(X, f, gradient, saved) MSI_NUMBERS(X, f)
 #define MSI_CPU_UNARY_GRADIENT(X, f, gradient, saved) MSI_FLOATS(X, gradient)
 
 #define MSI_CPU_KERNELS(X)                                                                         \
@@ -35,14 +36,18 @@
     MSI_FLOATS(X, scale)                                                                           \
     MSI_FLOATS(X, reciprocal)                                                                      \
     MSI_FLOATS(X, pow)                                                                             \
-    MSI_UNARY(MSI_CPU_UNARY, X)                                                                    \
+    MSI_UNARY_BY_OTHERS(MSI_CPU_UNARY, X)                                                          \
+    MSI_UNARY_OF_FLOATS(MSI_CPU_UNARY, X)                                                          \
+    MSI_UNARY_OF_NUMBERS(MSI_CPU_UNARY_NUMBERS, X)                                                 \
     MSI_UNARY_BY_ITSELF(MSI_CPU_UNARY_GRADIENT, X)                                                 \
     MSI_FLOATS(X, gelu)                                                                            \
     MSI_FLOATS(X, gelu_tanh)                                                                       \
+    MSI_FLOATS(X, softplus)                                                                        \
     MSI_FLOATS(X, mul_neg)                                                                         \
     MSI_FLOATS(X, div_neg)                                                                         \
     MSI_FLOATS(X, gelu_grad)                                                                       \
     MSI_FLOATS(X, gelu_tanh_grad)                                                                  \
+    MSI_FLOATS(X, softplus_grad)                                                                   \
     MSI_WIDE(X, mse)                                                                               \
     MSI_FLOATS(X, mse_grad)                                                                        \
     MSI_FLOATS(X, pow_grad)                                                                        \

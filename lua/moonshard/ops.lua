@@ -137,6 +137,16 @@ function ops.gelu(x, approximate)
   return calls.gelu(x, is_tanh('gelu', approximate))
 end
 
+--- log(1 + exp(beta x)) / beta, and x itself where beta x > threshold.
+---@param x ms.Tensor
+---@param beta? number  default 1
+---@param threshold? number  default 20
+---@return ms.Tensor
+function ops.softplus(x, beta, threshold)
+  return calls.softplus(x, arguments.number('softplus', 'beta', beta, 1),
+    arguments.number('softplus', 'threshold', threshold, 20))
+end
+
 -- -- matrices and layers -------------------------------------------------------------------------
 
 --- a (..., M, K), b (..., K, N) -> (..., M, N)

@@ -27,15 +27,15 @@ end
 
 --- What to write until then, where few words say it: t, a, b, ids and mask are tensors.
 planned.instead = {
-  abs = 'ms.where(t:lt(0), -t, t)', bmm = 'a:matmul(b)', chunk = 't:narrow(dim, first, n)',
+  bmm = 'a:matmul(b)', chunk = 't:narrow(dim, first, n)',
   clamp = 'ms.where(t:lt(low), low, t)', dot = '(a * b):sum()', erfc = '1 - t:erf()',
   flatten = 't:reshape(-1)',
   index_select = 'ms.ops.embedding(t, ids)', isnan = 't:ne(t)',
   masked_fill = 'ms.where(mask, value, t)',
   maximum = 'ms.where(a:gt(b), a, b)', minimum = 'ms.where(a:lt(b), a, b)', mm = 'a:matmul(b)',
-  neg = '-t', norm = '(t ^ 2):sum() ^ 0.5', outer = 'a:reshape(-1, 1) * b', rsqrt = 't ^ -0.5',
-  sigmoid = '1 / (1 + (-t):exp())', softmax = 't:log_softmax(dim):exp()',
-  split = 't:narrow(dim, first, n)', square = 't ^ 2', squeeze = 't:reshape(sizes)',
+  norm = '(t ^ 2):sum() ^ 0.5', outer = 'a:reshape(-1, 1) * b',
+  softmax = 't:log_softmax(dim):exp()',
+  split = 't:narrow(dim, first, n)', squeeze = 't:reshape(sizes)',
   stack = 'ms.cat({ a:reshape(1, -1), b:reshape(1, -1) }, 1)', unbind = 't[i]',
   unsqueeze = 't:reshape(sizes)', view_as = 't:reshape(a:shape())',
 }
@@ -50,7 +50,7 @@ planned.in_place = {
 for _, name in ipairs(unary.functions) do
   planned.in_place[name .. '_'] = ('t:copy_(t:%s())'):format(name)
 end
-for name in pairs(names [[abs clamp masked_fill neg rsqrt sigmoid square]]) do
+for name in pairs(names [[clamp masked_fill]]) do
   planned.in_place[name .. '_'] = ('t:copy_(%s)'):format(planned.instead[name])
 end
 

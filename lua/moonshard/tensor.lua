@@ -29,6 +29,7 @@ local C, calls, core = B.C, B.calls, B.core
 ---@operator unm: ms.Tensor
 ---@field [integer] ms.Tensor  a view without the first dimension
 ---@field gelu fun(self: ms.Tensor, approximate?: 'none'|'tanh'): ms.Tensor
+---@field softplus fun(self: ms.Tensor, beta?: number, threshold?: number): ms.Tensor
 ---@field pow fun(self: ms.Tensor, p: number): ms.Tensor
 ---@field eq fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
 ---@field ne fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
@@ -251,8 +252,8 @@ for _, name in ipairs(unary.functions) do
   Tensor[name] = ops[name]
 end
 for _, name in ipairs {
-  'gelu', 'matmul', 'log_softmax', 'sum', 'mean', 'add', 'sub', 'mul', 'div', 'pow', 'eq', 'ne',
-  'lt', 'le', 'gt', 'ge', 'all', 'any', 'equal', 'allclose',
+  'gelu', 'softplus', 'matmul', 'log_softmax', 'sum', 'mean', 'add', 'sub', 'mul', 'div', 'pow',
+  'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'all', 'any', 'equal', 'allclose',
 } do
   Tensor[name] = ops[name]
 end

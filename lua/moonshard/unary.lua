@@ -5,19 +5,30 @@
 local unary = {}
 
 ---@class ms.Unary
+---@field abs fun(x: ms.Tensor): ms.Tensor
+---@field cos fun(x: ms.Tensor): ms.Tensor
 ---@field erf fun(x: ms.Tensor): ms.Tensor
 ---@field exp fun(x: ms.Tensor): ms.Tensor
+---@field expm1 fun(x: ms.Tensor): ms.Tensor
 ---@field log fun(x: ms.Tensor): ms.Tensor
+---@field log1p fun(x: ms.Tensor): ms.Tensor
+---@field neg fun(x: ms.Tensor): ms.Tensor
 ---@field reciprocal fun(x: ms.Tensor): ms.Tensor
 ---@field relu fun(x: ms.Tensor): ms.Tensor
+---@field rsqrt fun(x: ms.Tensor): ms.Tensor
+---@field sigmoid fun(x: ms.Tensor): ms.Tensor
+---@field sign fun(x: ms.Tensor): ms.Tensor
+---@field silu fun(x: ms.Tensor): ms.Tensor
+---@field sin fun(x: ms.Tensor): ms.Tensor
 ---@field sqrt fun(x: ms.Tensor): ms.Tensor
+---@field square fun(x: ms.Tensor): ms.Tensor
 ---@field tanh fun(x: ms.Tensor): ms.Tensor
 
-unary.functions = { 'erf', 'exp', 'log', 'reciprocal', 'relu', 'sqrt', 'tanh' }
-
-unary.planned = {
-  'abs', 'cos', 'floor', 'log1p', 'log2', 'neg', 'round', 'rsqrt', 'sigmoid', 'sign', 'silu',
-  'sin', 'softplus', 'square',
+unary.functions = {
+  'abs', 'cos', 'erf', 'exp', 'expm1', 'log', 'log1p', 'neg', 'reciprocal', 'relu', 'rsqrt',
+  'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh',
 }
+
+unary.planned = { 'floor', 'log2', 'round' }
 
 return unary

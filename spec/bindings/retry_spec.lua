@@ -35,7 +35,7 @@ local function arguments_of(folder)
     data_map = { folder .. '/tokens', 4 },
     add = { x, y }, sub = { x, y }, mul = { x, y }, div = { x, y },
     affine = { x, 2, 1 }, with_number = { x, 2, 0 }, reciprocal = { x }, pow = { x, 2 },
-    gelu = { x, false }, compare = { x, y, 0 },
+    gelu = { x, false }, softplus = { x, 1, 20 }, compare = { x, y, 0 },
     compare_number = { x, 0, 0 },
     where = { x:gt(0), x, y },
     matmul = { x, square }, linear = { x, square, row }, linear_gelu = { x, square, row, false },

@@ -285,7 +285,7 @@ static void test_autograd_meta__every_operator_says_the_same_of_real_and_meta_op
         }
     }
     msi_op_observe(msi_context(), NULL);
-    assert_true(wrong > n_ops * CALLS / 8);
+    assert_true(wrong > n_ops * CALLS / 16); /* functions of one tensor take any shape */
     for (int32_t row = 0; msi_ops[row] != NULL; row++) {
         if (!reached[row][false] || !reached[row][true]) {
             fail_msg("row %d of the table, %s, was not reached", (int)row, msi_ops[row]->name);

@@ -27,7 +27,7 @@
 
 #include <unistd.h>
 
-enum { SEEDS = 3, MAX_TESTS = 256 };
+enum { SEEDS = 3, MAX_TESTS = 512 };
 
 static const double epsilon[] = {[MS_DTYPE_F32] = 0x1p-23,
                                  [MS_DTYPE_F64] = 0x1p-52,

@@ -93,7 +93,9 @@ static void describe(const program *p, const call *c, const int32_t *in)
 static bool agrees(int32_t dtype, double got, real want, real slack)
 {
     const real largest = largest_of(dtype);
-    const real least = dtype == MS_DTYPE_F64 ? 0x1p-1073L : 0x1p-126L * 0x1p-7L;
+    const real least = dtype == MS_DTYPE_F64   ? 0x1p-1073L
+                       : dtype == MS_DTYPE_F16 ? 0x1p-25L
+                                               : 0x1p-126L * 0x1p-7L;
 
     if (isnan(slack) || isinf(slack)) {
         return true;
@@ -169,10 +171,19 @@ static real least_range(const array *x)
     return least;
 }
 
+/* How far an operand is from the operator's pole or bend: at 0 if nothing else is said. */
+static real from_bend(const call *c, real x)
+{
+    return strcmp(c->op->name, "ms_op_log1p") == 0      ? x + 1
+           : strcmp(c->op->name, "ms_op_softplus") == 0 ? (real)c->p[0] * x - (real)c->p[1]
+                                                        : x;
+}
+
 /* Where functions have poles or bends, finite differences need more distance than is left. */
 static void judge(program *p, const call *c, const int32_t *in)
 {
-    static const char *const bent[] = {"ms_op_pow", "ms_op_div", "ms_op_reciprocal", "ms_op_where"};
+    static const char *const bent[] = {"ms_op_pow", "ms_op_div", "ms_op_reciprocal", "ms_op_where",
+                                       "ms_op_softplus"};
     const slot *y = &p->slot[p->out[p->n_calls]];
     bool edge = false;
 
@@ -190,7 +201,7 @@ static void judge(program *p, const call *c, const int32_t *in)
         const array *x = &p->slot[in[k]].a;
 
         for (int64_t i = 0; i < x->n && edge && is_float(&x->form); i++) {
-            p->rough = p->rough || fabsl(x->v[i]) < 0.02L;
+            p->rough = p->rough || fabsl(from_bend(c, x->v[i])) < 0.02L;
         }
     }
     for (int64_t i = 0; i < y->a.n; i++) {

@@ -22,6 +22,18 @@
     X(exp, ANY, SMOOTH, expl(x), 8 * fabsl(y), s, fabsl(s), 2)                                     \
     X(log, POSITIVE, BENT, logl(x), 8 * (fabsl(y) + 1e-3L), 1 / s, fabsl(1 / s), 2)                \
     X(sqrt, POSITIVE, BENT, sqrtl(x), fabsl(y), 0.5L / s, fabsl(0.5L / s), 0.5)                    \
+    X(rsqrt, POSITIVE, BENT, 1 / sqrtl(x), 2 * fabsl(y), -0.5L * s * s * s, fabsl(s * s * s), 1.5) \
+    X(expm1, ANY, SMOOTH, expm1l(x), 8 * fabsl(y), s + 1, 1 + fabsl(s), 2)                         \
+    X(log1p, POSITIVE, BENT, log1pl(x), 8 * fabsl(y), 1 / (1 + s), fabsl(1 / (1 + s)), 2)          \
+    X(sin, ANY, SMOOTH, sinl(x), 2 * fabsl(y), cosl(s), fabsl(cosl(s)), 1)                         \
+    X(cos, ANY, SMOOTH, cosl(x), 2 * fabsl(y), -sinl(s), fabsl(sinl(s)), 1)                        \
+    X(sigmoid, ANY, SMOOTH, 1 / (1 + expl(-x)), 8 * fabsl(y), s * (1 - s),                         \
+      fabsl(s) * (1 + fabsl(s)), 3)                                                                \
+    X(silu, ANY, SMOOTH, x / (1 + expl(-x)), 16 * fabsl(y),                                        \
+      (1 + s / (1 + expl(s))) / (1 + expl(-s)), 1 + fabsl(s), 6)                                   \
+    X(abs, ANY, BENT, fabsl(x), 0 * y, (s > 0) - (s < 0), 0 * s, 0)                                \
+    X(sign, ANY, BENT, (x > 0) - (x < 0), 0, 0, 0, 0)                                              \
+    X(square, ANY, SMOOTH, x *x, fabsl(y), 2 * s, fabsl(2 * s), 0.5)                               \
     X(tanh, ANY, SMOOTH, tanhl(x), 8 * fabsl(y), 1 - s * s, 1 + s * s, 2)                          \
     X(relu, ANY, BENT, x < 0 ? 0 : x, 0 * y, s <= 0 ? 0 : 1, 0 * s, 0)                             \
     X(erf, ANY, SMOOTH, erfl(x), 8 * fabsl(y), M_2_SQRTPIl * expl(-s * s),                         \

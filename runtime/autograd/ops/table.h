@@ -8,8 +8,10 @@
 
 #define MSI_OPS(X)                                                                                 \
     MSI_UNARY(MSI_OPS_UNARY, X)                                                                    \
+    X(neg)                                                                                         \
     X(reciprocal)                                                                                  \
     X(gelu)                                                                                        \
+    X(softplus)                                                                                    \
     X(pow)                                                                                         \
     X(affine)                                                                                      \
     X(add_number)                                                                                  \

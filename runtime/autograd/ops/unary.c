@@ -138,6 +138,16 @@ ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift
     return msi_op_run(&msi_op_affine, &attrs, &x, 1, out, 1);
 }
 
+const msi_op msi_op_neg = AFFINE_OP("neg");
+
+ms_status ms_op_neg(ms_tensor **out, ms_tensor *x)
+{
+    static const affine_attrs attrs = {-1, -0.0};
+
+    *out = NULL;
+    return msi_op_run(&msi_op_neg, &attrs, &x, 1, out, 1);
+}
+
 const msi_op msi_op_add_number = AFFINE_OP("add");
 const msi_op msi_op_sub_number = AFFINE_OP("sub");
 const msi_op msi_op_sub_from_number = AFFINE_OP("sub");

@@ -25,6 +25,12 @@ enum { MS_NUMBER_ADD = 0, MS_NUMBER_SUB = 1, MS_NUMBER_SUB_FROM = 2, MS_NUMBER_M
 /** x + number, x - number, number - x, x * number.
  * @param operation  MS_NUMBER_*; MS_VALUE_ERROR for another number */
 MS_API ms_status ms_op_with_number(ms_tensor **out, ms_tensor *x, double number, int32_t operation);
+/** -x; of integers, too. */
+MS_API ms_status ms_op_neg(ms_tensor **out, ms_tensor *x);
+/** |x|, x / |x| (0 of 0 and of NaN) and x^2; of integers, too. The gradient of |x| is 0 at 0. */
+MS_API ms_status ms_op_abs(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_sign(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_square(ms_tensor **out, ms_tensor *x);
 /** 1 / x. */
 MS_API ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x);
 /**
@@ -38,8 +44,22 @@ MS_API ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_pow(ms_tensor **out, ms_tensor *x, double p);
 MS_API ms_status ms_op_exp(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_log(ms_tensor **out, ms_tensor *x);
+/** exp(x) - 1 and log(1 + x), of small x, too. */
+MS_API ms_status ms_op_expm1(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_log1p(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_sqrt(ms_tensor **out, ms_tensor *x);
+/** 1 / sqrt(x). */
+MS_API ms_status ms_op_rsqrt(ms_tensor **out, ms_tensor *x);
+/** Of angles in radians. */
+MS_API ms_status ms_op_sin(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_cos(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_tanh(ms_tensor **out, ms_tensor *x);
+/** 1 / (1 + exp(-x)). */
+MS_API ms_status ms_op_sigmoid(ms_tensor **out, ms_tensor *x);
+/** x sigmoid(x) (arXiv:1702.03118); of -inf NaN. */
+MS_API ms_status ms_op_silu(ms_tensor **out, ms_tensor *x);
+/** log(1 + exp(beta x)) / beta, and x itself where beta x > threshold. */
+MS_API ms_status ms_op_softplus(ms_tensor **out, ms_tensor *x, double beta, double threshold);
 MS_API ms_status ms_op_relu(ms_tensor **out, ms_tensor *x);
 /** The error function: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x. */
 MS_API ms_status ms_op_erf(ms_tensor **out, ms_tensor *x);

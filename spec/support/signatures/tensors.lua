@@ -36,6 +36,7 @@ end
 both('log_softmax', function() return { x(), maybe(whole(1)) } end)
 both('pow', function() return { x(), number(2) } end)
 both('gelu', function() return { x(), maybe(choice('none', 'tanh')) } end)
+both('softplus', function() return { x(), maybe(number(1)), maybe(number(20)) } end)
 both('matmul', function() return { square(), square() } end)
 both('all', function() return { bools() } end)
 both('any', function() return { bools() } end)

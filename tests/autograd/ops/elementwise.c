@@ -29,6 +29,16 @@ static ms_status run_affine(ms_tensor **out, ms_tensor *const *in, const op_case
     return ms_op_affine(out, in[0], c->p[0], c->p[1]);
 }
 
+static ms_status run_neg(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_neg(out, in[0]);
+}
+
+static ms_status run_softplus(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_softplus(out, in[0], c->p[0], c->p[1]);
+}
+
 static ms_status run_reciprocal(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
     return ms_op_reciprocal(out, in[0]);
@@ -45,7 +55,7 @@ static ms_status run_gelu(ms_tensor **out, ms_tensor *const *in, const op_case *
 }
 
 /* x * x: one tensor as both operands. */
-static ms_status run_square(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+static ms_status run_by_itself(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
     return ms_op_mul(out, in[0], in[0]);
 }
@@ -75,6 +85,16 @@ static real map_affine(const op_case *c, real a, real b)
     return c->p[0] * a + c->p[1];
 }
 
+static real map_neg(const op_case *c, real a, real b)
+{
+    return -a;
+}
+
+static real map_softplus(const op_case *c, real a, real b)
+{
+    return c->p[0] * a > c->p[1] ? a : log1pl(expl(c->p[0] * a)) / c->p[0];
+}
+
 static real map_reciprocal(const op_case *c, real a, real b)
 {
     return 1 / a;
@@ -91,7 +111,7 @@ static real map_gelu(const op_case *c, real a, real b)
                    : 0.5L * a * (1 + erfl(a / sqrtl(2)));
 }
 
-static real map_square(const op_case *c, real a, real b)
+static real map_by_itself(const op_case *c, real a, real b)
 {
     return a * a;
 }
@@ -118,9 +138,13 @@ MSI_UNARY(FUNCTION, )
         MAP1(#f ", permuted", f, DRAWN(f, LAYOUT_PERMUTED, 4, 3, 5), SHAPE(4, 3, 5)),              \
         MAP1(#f ", gaps", f, DRAWN(f, LAYOUT_NARROWED, 5, 6), SHAPE(5, 6)),                        \
         MAP1(#f ", empty", f, SHAPE(0), SHAPE(0)),
+#define INTEGER_ROWS(A, f, gradient, saved)                                                        \
+    MAP1(#f ", integers", f, PERMUTED(5, 7), SHAPE(5, 7), .integer = true),                        \
+        MAP1(#f ", long, integers", f, SHAPE(131), SHAPE(131), .integer = true),
 
 static const op_case cases[] = {
-    MSI_UNARY(FUNCTION_ROWS, ) /* of unary.h */
+    MSI_UNARY(FUNCTION_ROWS, )           /* of unary.h */
+    MSI_UNARY_OF_NUMBERS(INTEGER_ROWS, ) /* those of integers */
     MAP2("add", add, SHAPE(5, 7), SHAPE(5, 7), SHAPE(5, 7)),
     MAP2("add, long", add, SHAPE(131), SHAPE(131), SHAPE(131)),
     MAP2("add, row", add, SHAPE(5, 7), SHAPE(7), SHAPE(5, 7), .terms = 5),
@@ -133,12 +157,18 @@ static const op_case cases[] = {
     MAP2("sub, row, gaps", sub, NARROWED(7), NARROWED(3, 7), SHAPE(3, 7), .terms = 3),
     MAP2("mul", mul, SHAPE(5, 7), SHAPE(5, 7), SHAPE(5, 7)),
     MAP2("mul, middle", mul, SHAPE(3, 4, 5), PERMUTED(3, 1, 5), SHAPE(3, 4, 5), .terms = 4),
-    MAP1("mul, by itself", square, SHAPE(33), SHAPE(33)),
+    MAP1("mul, by itself", by_itself, SHAPE(33), SHAPE(33)),
     MAP2("div", div, SHAPE(5, 7), POSITIVE(5, 7), SHAPE(5, 7)),
     MAP2("div, both broadcast", div, SHAPE(4, 1), POSITIVE(1, 6), SHAPE(4, 6), .terms = 6),
     MAP1("affine", affine, SHAPE(5, 7), SHAPE(5, 7), .p = {-1.75, 0.5}),
     MAP1("affine, gaps", affine, NARROWED(3, 3, 3), SHAPE(3, 3, 3), .p = {0.3, 0}),
     MAP1("affine, empty", affine, SHAPE(3, 0), SHAPE(3, 0), .p = {2, 1}),
+    MAP1("neg, permuted", neg, PERMUTED(5, 7), SHAPE(5, 7)),
+    MAP1("neg, empty", neg, SHAPE(0), SHAPE(0)),
+    MAP1("softplus", softplus, SHAPE(5, 7), SHAPE(5, 7), .p = {1, 20}),
+    MAP1("softplus, sharp, gaps", softplus, NARROWED(9, 9), SHAPE(9, 9), .p = {9, 20}, .terms = 9),
+    MAP1("softplus, both sides", softplus, SHAPE(131), SHAPE(131), .p = {2, 1.5}, .terms = 4),
+    MAP1("softplus, mirrored", softplus, SHAPE(33), SHAPE(33), .p = {-1, 20}),
     MAP1("reciprocal", reciprocal, POSITIVE(5, 7), SHAPE(5, 7)),
     MAP1("pow, 0", pow, SHAPE(5, 7), SHAPE(5, 7), .p = {0}),
     MAP1("pow, 1", pow, SHAPE(5, 7), SHAPE(5, 7), .p = {1}),
@@ -160,6 +190,7 @@ static const op_case cases[] = {
     MAP2("add, integers", add, SHAPE(5, 7), PERMUTED(5, 7), SHAPE(5, 7), .integer = true),
     MAP2("sub, integers", sub, SHAPE(5, 7), SHAPE(7), SHAPE(5, 7), .integer = true),
     MAP2("mul, integers", mul, NARROWED(5, 7), SHAPE(5, 1), SHAPE(5, 7), .integer = true),
+    MAP1("neg, integers", neg, SHAPE(33), SHAPE(33), .integer = true),
     MAP1("affine, integers", affine, SHAPE(33), SHAPE(33), .p = {-3, 2}, .integer = true),
 };
 

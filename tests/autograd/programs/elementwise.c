@@ -55,6 +55,40 @@ static bool floating(call *c)
 MSI_UNARY(FUNCTION, )
 
 PLAIN_UNARY(reciprocal, 1 / x, fabsl(y))
+PLAIN_UNARY(neg, -x, 0)
+
+/* Also of i64. */
+static bool counting(call *c)
+{
+    c->n_in = 1;
+    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+}
+
+static bool plan_softplus(call *c)
+{
+    static const double betas[] = {1, 0.5, 3, -2}, thresholds[] = {20, 2, 50};
+
+    c->p[0] = betas[below(c->rng, COUNT(betas))];
+    c->p[1] = thresholds[below(c->rng, COUNT(thresholds))];
+    return floating(c);
+}
+
+static ms_status run_softplus(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_softplus(out, in[0], c->p[0], c->p[1]);
+}
+
+static real softplus(const call *c, real x)
+{
+    const real t = (real)c->p[0] * x;
+
+    return t > (real)c->p[1] ? x : (fmaxl(t, 0) + log1pl(expl(-fabsl(t)))) / (real)c->p[0];
+}
+
+/* Near the threshold either side is right; an exponent's rounding is its own magnitude's. */
+UNARY(softplus, isnan(x) ? x : softplus(c, x),
+      8 * (1 + fabsl((real)c->p[0] * x)) * fabsl(y) +
+          (fabsl((real)c->p[0] * x - (real)c->p[1]) < 1e-3L ? INFINITY : 0))
 
 static real gelu(real x, bool approximate)
 {
@@ -305,10 +339,15 @@ static void oracle_where(const call *c, const array *const *in, array *out)
     }
 
 #define FUNCTION_ROW(A, f, gradient, saved) OP(f, floating),
+#define NUMBER_ROW(A, f, gradient, saved) OP(f, counting),
 
 static const program_op ops[] = {
-    MSI_UNARY(FUNCTION_ROW, ) /* of unary.h */
+    MSI_UNARY_BY_OTHERS(FUNCTION_ROW, ) /* of unary.h, */
+    MSI_UNARY_OF_FLOATS(FUNCTION_ROW, ) /* of floating numbers, */
+    MSI_UNARY_OF_NUMBERS(NUMBER_ROW, )  /* of integers, too */
+    OP(neg, counting),
     OP(reciprocal, floating),
+    OP(softplus, plan_softplus),
     OP(gelu, plan_gelu),
     OP(affine, plan_affine),
     OP(pow, plan_pow),
