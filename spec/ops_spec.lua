@@ -120,6 +120,45 @@ describe('operators', function()
     checks.close({ soft(-1, 2), 0.5, 30 }, x:softplus(2, 0.9), 1e-14)
   end)
 
+  it('take the larger and the smaller of two, and bound', function()
+    local a = ms.tensor({ 1, 5, 2 }, { requires_grad = true })
+    local b = ms.tensor({ 3, 5, -1 }, { requires_grad = true })
+    assert.same({ 3, 5, 2 }, ops.maximum(a, b):totable())
+    assert.same({ 1, 5, -1 }, a:minimum(b):totable())
+    ops.maximum(a, b):sum():backward() -- equal ones share
+    assert.same({ { 0, 0.5, 1 }, { 1, 0.5, 0 } }, { a:grad():totable(), b:grad():totable() })
+    assert.same({ 2, 5, 2 }, a:clamp(2):totable())
+    assert.same({ 1, 2, 2 }, a:clamp(nil, 2):totable())
+    a:set_grad(nil)
+    a:clamp(1, 2):sum():backward() -- on a bound is inside
+    assert.same({ 1, 0, 1 }, a:grad():totable())
+    local nan = a:detach():clamp(0 / 0)
+    assert.same({ true, true, true }, nan:isnan():totable())
+    assert.same({ 1, 2, 2 }, ops.clamp(ms.tensor({ 1, 5, 2 }, { dtype = 'i32' }), nil, 2):totable())
+    checks.raises('ValueError', "both 'min' and 'max' are nil", ops.clamp, a)
+    checks.raises('TypeError', 'clamp', ops.clamp, ms.tensor({ 1 }, { dtype = 'i64' }), 0.5)
+    checks.raises('TypeError', 'maximum: a is f32 and b is i64', ops.maximum, a,
+      ms.tensor({ 1 }, { dtype = 'i64' }))
+  end)
+
+  it('tell what is no number', function()
+    local x = ms.tensor { 1, 1 / 0, -1 / 0, 0 / 0 }
+    assert.same({ false, false, false, true }, x:isnan():totable())
+    assert.same({ false, true, true, false }, x:isinf():totable())
+    assert.same({ true, false, false, false }, ops.isfinite(x):totable())
+    assert.same({ true }, ms.tensor({ 3 }, { dtype = 'i64' }):isfinite():totable())
+  end)
+
+  it('take a softmax over any dimension', function()
+    local x = ms.tensor({ { 0, math.log(3) }, { 0, 0 } }, { dtype = 'f64' })
+    checks.close({ { 0.25, 0.75 }, { 0.5, 0.5 } }, x:softmax(), 1e-15)
+    checks.close({ { 0.5, 0.75 }, { 0.5, 0.25 } }, ops.softmax(x, 1), 1e-15)
+    assert.same({ true, true }, ms.tensor({ -1 / 0, -1 / 0 }):softmax():isnan():totable())
+    checks.raises('IndexError', 'softmax: dimension 3 is out of range', x.softmax, x, 3)
+    checks.raises('ValueError', 'softmax: x has shape (), expected (..., C)', ops.softmax,
+      ms.tensor(1))
+  end)
+
   it('keep integers where the result is whole', function()
     local x = ms.tensor({ -3, 0, 7 }, { dtype = 'i64' })
     assert.same({ 3, 0, 7 }, x:abs():totable())

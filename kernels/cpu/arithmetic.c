@@ -14,6 +14,7 @@
 #define T int64_t
 #define REAL uint64_t
 #define V u64_part
+#define SIGNED i64_part
 #define SPLAT(x) ((uint64_t)(x) + (u64_part){0})
 #define LOAD(p) load_u64w(p)
 #define LOAD_N(p, n) load_n_u64w(p, n)
@@ -24,6 +25,7 @@
 #undef T
 #undef REAL
 #undef V
+#undef SIGNED
 #undef SPLAT
 #undef LOAD
 #undef LOAD_N
@@ -34,6 +36,7 @@
 #define T int32_t
 #define REAL uint32_t
 #define V u32_part
+#define SIGNED i32_part
 #define SPLAT(x) ((uint32_t)(x) + (u32_part){0})
 #define LOAD(p) load_u32w(p)
 #define LOAD_N(p, n) load_n_u32w(p, n)

@@ -7,6 +7,19 @@ EW(affine, 1, a *s0 + s1)
 EW(square, 1, a *a)
 
 #ifdef INTEGER
+#define LESS(a, b) ((V)((SIGNED)(a) < (SIGNED)(b)))
+
+LANES_INLINE V LOCAL(largest)(V a, V b)
+{
+    return (a & ~LESS(a, b)) | (b & LESS(a, b));
+}
+
+LANES_INLINE V LOCAL(smallest)(V a, V b)
+{
+    return (a & ~LESS(b, a)) | (b & LESS(b, a));
+}
+
+#undef LESS
 /* All bits where the number is negative. */
 LANES_INLINE V LOCAL(below_zero)(V a)
 {
@@ -16,6 +29,35 @@ LANES_INLINE V LOCAL(below_zero)(V a)
 EW(abs, 1, (a ^ LOCAL(below_zero)(a)) - LOCAL(below_zero)(a))
 EW(sign, 1, LOCAL(below_zero)(a) | ((V)(a != 0) & 1))
 #else
+/* NaN where either is. */
+LANES_INLINE V LOCAL(largest)(V a, V b)
+{
+    return OF(select)(OF(ne)(a, a), a, OF(max)(a, b));
+}
+
+LANES_INLINE V LOCAL(smallest)(V a, V b)
+{
+    return OF(select)(OF(ne)(a, a), a, OF(min)(a, b));
+}
+
+/* The incoming gradient g as x takes it where it competes with y: none where `lost`. */
+#define SHARE(g, x, y, lost)                                                                       \
+    OF(select)((lost), SPLAT(0), OF(select)(OF(eq)(x, y), (g) * (REAL)0.5, (g)))
+EW(maximum_grad, 3, SHARE(a, b, c, OF(lt)(b, c)))
+EW(minimum_grad, 3, SHARE(a, b, c, OF(lt)(c, b)))
+#undef SHARE
+
+/* A bound as the dtype holds it. */
+LANES_INLINE V LOCAL(held)(REAL bound)
+{
+    T held;
+
+    STORE_N(&held, OF(splat)(bound), 1);
+    return OF(splat)(LOAD_N(&held, 1)[0]);
+}
+
+EW(clamp_grad, 2, OF(select)(OF(le)(LOCAL(held)(s0), b) & OF(le)(b, LOCAL(held)(s1)), a, SPLAT(0)))
+
 /* 0 of NaN, too. */
 LANES_INLINE V LOCAL(sign_lanes)(V a)
 {
@@ -43,3 +85,7 @@ EW_SCALED(mse_grad, 2, (a - b) * s0, r->args->scalar[0] * (double)*(const REAL *
 EW(mse, 2, (a - b) * (a - b))
 #endif
 #endif
+
+EW(maximum, 2, LOCAL(largest)(a, b))
+EW(minimum, 2, LOCAL(smallest)(a, b))
+EW(clamp, 1, LOCAL(smallest)(LOCAL(largest)(a, SPLAT(s0)), SPLAT(s1)))

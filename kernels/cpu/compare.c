@@ -73,6 +73,9 @@ COMPARE(eq, x == y)
 COMPARE(ne, x != y)
 COMPARE(lt, x < y)
 COMPARE(le, x <= y)
+/* Of x beside itself: what is no infinity and no NaN less itself is 0. */
+COMPARE(is_inf, (x == y) & !((double)x - (double)y == 0))
+COMPARE(is_finite, (double)x - (double)y == 0)
 COMPARE(close, is_close((double)x, (double)y, rtol, atol))
 
 /* -- choosing ---------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* log softmax over rows, and its gradient. */
+/* softmax over rows, its logarithm, and their gradients. */
 #include "lanes.h"
 #include "table.h"
 

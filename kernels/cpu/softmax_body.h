@@ -51,3 +51,54 @@ void MSI_NAME(LOCAL(log_softmax_grad))(const void *args)
         }
     }
 }
+
+/* exp(x - m) / sum(exp(x - m)). */
+void MSI_NAME(LOCAL(softmax))(const void *args)
+{
+    const msi_softmax_args *a = args;
+
+    for (int64_t i = 0; i < a->rows; i++) {
+        const T *x = (const T *)a->x + i * a->cols;
+        T *y = (T *)a->out + i * a->cols;
+        REAL sum;
+        const REAL m = LOCAL(row_sum_exp)(x, a->cols, &sum);
+
+        for (int64_t j = 0; j < a->cols; j += 16) {
+            V v = EXP(LOCAL(at)(x, j, a->cols) - m) / sum;
+
+            if (a->accumulate) {
+                v += LOCAL(at)(y, j, a->cols);
+            }
+            LOCAL(put)(y, j, a->cols, v);
+        }
+    }
+}
+
+/* dx = y (dy - sum(y dy)). */
+void MSI_NAME(LOCAL(softmax_grad))(const void *args)
+{
+    const msi_softmax_args *a = args;
+
+    for (int64_t i = 0; i < a->rows; i++) {
+        const T *y = (const T *)a->y + i * a->cols, *dy = (const T *)a->dy + i * a->cols;
+        T *dx = (T *)a->out + i * a->cols;
+        V sums[2] = {SPLAT(0), SPLAT(0)};
+
+        for (int64_t j = 0; j < a->cols; j += 32) {
+            sums[0] += LOCAL(at)(y, j, a->cols) * LOCAL(at)(dy, j, a->cols);
+            if (j + 16 < a->cols) {
+                sums[1] += LOCAL(at)(y, j + 16, a->cols) * LOCAL(at)(dy, j + 16, a->cols);
+            }
+        }
+        const REAL sum = HSUM(sums[0] + sums[1]);
+
+        for (int64_t j = 0; j < a->cols; j += 16) {
+            V v = LOCAL(at)(y, j, a->cols) * (LOCAL(at)(dy, j, a->cols) - sum);
+
+            if (a->accumulate) {
+                v += LOCAL(at)(dx, j, a->cols);
+            }
+            LOCAL(put)(dx, j, a->cols, v);
+        }
+    }
+}

@@ -31,6 +31,9 @@
     MSI_NUMBERS(X, add)                                                                            \
     MSI_NUMBERS(X, sub)                                                                            \
     MSI_NUMBERS(X, mul)                                                                            \
+    MSI_NUMBERS(X, maximum)                                                                        \
+    MSI_NUMBERS(X, minimum)                                                                        \
+    MSI_NUMBERS(X, clamp)                                                                          \
     MSI_FLOATS(X, div)                                                                             \
     MSI_NUMBERS(X, affine)                                                                         \
     MSI_FLOATS(X, scale)                                                                           \
@@ -43,6 +46,9 @@
     MSI_FLOATS(X, gelu)                                                                            \
     MSI_FLOATS(X, gelu_tanh)                                                                       \
     MSI_FLOATS(X, softplus)                                                                        \
+    MSI_FLOATS(X, maximum_grad)                                                                    \
+    MSI_FLOATS(X, minimum_grad)                                                                    \
+    MSI_FLOATS(X, clamp_grad)                                                                      \
     MSI_FLOATS(X, mul_neg)                                                                         \
     MSI_FLOATS(X, div_neg)                                                                         \
     MSI_FLOATS(X, gelu_grad)                                                                       \
@@ -55,6 +61,8 @@
     MSI_BOOL(X, ne)                                                                                \
     MSI_BOOL(X, lt)                                                                                \
     MSI_BOOL(X, le)                                                                                \
+    MSI_BOOL(X, is_inf)                                                                            \
+    MSI_BOOL(X, is_finite)                                                                         \
     MSI_BOOL(X, close)                                                                             \
     MSI_ALL(X, where)                                                                              \
     MSI_ALL(X, sum)                                                                                \
@@ -62,6 +70,8 @@
     MSI_FLOATS(X, layer_norm_grad)                                                                 \
     MSI_FLOATS(X, log_softmax)                                                                     \
     MSI_FLOATS(X, log_softmax_grad)                                                                \
+    MSI_FLOATS(X, softmax)                                                                         \
+    MSI_FLOATS(X, softmax_grad)                                                                    \
     MSI_FLOATS(X, cross_entropy)                                                                   \
     MSI_FLOATS(X, cross_entropy_grad)                                                              \
     MSI_FLOATS(X, embedding)                                                                       \

@@ -123,6 +123,14 @@ for _, name in ipairs(unary.functions) do
   ops[name] = calls[name]
 end
 
+--- bool, of x: not a number; infinite; neither.
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.isnan = calls.isnan
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.isinf = calls.isinf
+---@type fun(x: ms.Tensor): ms.Tensor
+ops.isfinite = calls.isfinite
+
 local function is_tanh(what, approximate)
   if approximate ~= nil and approximate ~= 'tanh' and approximate ~= 'none' then
     errors.choice(what, 'approximate', approximate, { 'none', 'tanh' })
@@ -145,6 +153,26 @@ end
 function ops.softplus(x, beta, threshold)
   return calls.softplus(x, arguments.number('softplus', 'beta', beta, 1),
     arguments.number('softplus', 'threshold', threshold, 20))
+end
+
+--- The larger of two elements, NaN where one is.
+---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
+ops.maximum = calls.maximum
+--- The smaller of two elements, NaN where one is.
+---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
+ops.minimum = calls.minimum
+
+--- x, but at least `low` and at most `high`; one of them may be nil.
+---@param x ms.Tensor
+---@param low? number
+---@param high? number
+---@return ms.Tensor
+function ops.clamp(x, low, high)
+  if low == nil and high == nil then
+    errors.raise('ValueError', "clamp: both 'min' and 'max' are nil, expected a number")
+  end
+  return calls.clamp(x, arguments.number('clamp', 'min', low, -math.huge),
+    arguments.number('clamp', 'max', high, math.huge))
 end
 
 -- -- matrices and layers -------------------------------------------------------------------------
@@ -190,6 +218,17 @@ function ops.log_softmax(x, dim)
     return calls.log_softmax(x)
   end
   return ops.transpose(calls.log_softmax(ops.transpose(x, dim, -1)), dim, -1)
+end
+
+--- exp(x) / sum(exp(x)), the sum over one dimension.
+---@param x ms.Tensor  of one dimension or more
+---@param dim? integer  default: the last
+---@return ms.Tensor
+function ops.softmax(x, dim)
+  if dim == nil or dims.index(dim, ndim('softmax', x), 'softmax') == info.ndim - 1 then
+    return calls.softmax(x)
+  end
+  return ops.transpose(calls.softmax(ops.transpose(x, dim, -1)), dim, -1)
 end
 
 ---@class ms.ops.AttentionOptions

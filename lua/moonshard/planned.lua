@@ -15,10 +15,10 @@ local planned = {}
 
 --- Functions of tensors, in `ms` and as methods.
 planned.functions = names [[
-  addmm argmax argmin argsort baddbmm bmm chunk clamp cumsum dot einsum erfc erfinv expand expand_as
+  addmm argmax argmin argsort baddbmm bmm chunk cumsum dot einsum erfc erfinv expand expand_as
   flatten
-  flip gather index_select isfinite isinf isnan logsumexp masked_fill masked_select max maximum
-  min minimum mm mv nonzero norm outer prod repeat roll scatter scatter_add softmax sort split
+  flip gather index_select logsumexp masked_fill masked_select max
+  min mm mv nonzero norm outer prod repeat roll scatter scatter_add sort split
   squeeze stack std tile topk tril triu unbind unique unsqueeze var view_as
 ]]
 for _, name in ipairs(unary.planned) do
@@ -28,13 +28,12 @@ end
 --- What to write until then, where few words say it: t, a, b, ids and mask are tensors.
 planned.instead = {
   bmm = 'a:matmul(b)', chunk = 't:narrow(dim, first, n)',
-  clamp = 'ms.where(t:lt(low), low, t)', dot = '(a * b):sum()', erfc = '1 - t:erf()',
+  dot = '(a * b):sum()', erfc = '1 - t:erf()',
   flatten = 't:reshape(-1)',
-  index_select = 'ms.ops.embedding(t, ids)', isnan = 't:ne(t)',
+  index_select = 'ms.ops.embedding(t, ids)',
   masked_fill = 'ms.where(mask, value, t)',
-  maximum = 'ms.where(a:gt(b), a, b)', minimum = 'ms.where(a:lt(b), a, b)', mm = 'a:matmul(b)',
+  mm = 'a:matmul(b)',
   norm = '(t ^ 2):sum() ^ 0.5', outer = 'a:reshape(-1, 1) * b',
-  softmax = 't:log_softmax(dim):exp()',
   split = 't:narrow(dim, first, n)', squeeze = 't:reshape(sizes)',
   stack = 'ms.cat({ a:reshape(1, -1), b:reshape(1, -1) }, 1)', unbind = 't[i]',
   unsqueeze = 't:reshape(sizes)', view_as = 't:reshape(a:shape())',
@@ -43,15 +42,13 @@ planned.instead = {
 --- What to write for methods of tensors that write in place, where one line does it.
 planned.in_place = {
   addcdiv_ = 't:add_(a / b, value)', addcmul_ = 't:add_(a * b, value)',
+  clamp_ = 't:copy_(t:clamp(low))', masked_fill_ = 't:copy_(ms.where(mask, value, t))',
   detach_ = 't = t:detach()', div_ = 't:copy_(t / x)', lerp_ = 't:add_(x - t, weight)',
   mul_ = 't:copy_(t * x)', normal_ = 't:copy_(ms.randn(t:shape()))', pow_ = 't:copy_(t ^ p)',
   sub_ = 't:add_(x, -1)', uniform_ = 't:copy_(ms.rand(t:shape()))',
 }
 for _, name in ipairs(unary.functions) do
   planned.in_place[name .. '_'] = ('t:copy_(t:%s())'):format(name)
-end
-for name in pairs(names [[clamp masked_fill]]) do
-  planned.in_place[name .. '_'] = ('t:copy_(%s)'):format(planned.instead[name])
 end
 
 --- Ways to make tensors, in `ms`.

@@ -42,6 +42,13 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
 ---@field allclose fun(self: ms.Tensor, x: ms.Tensor, rtol?: number|table, atol?: number): boolean
 ---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
+---@field softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
+---@field clamp fun(self: ms.Tensor, low?: number, high?: number): ms.Tensor
+---@field maximum fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
+---@field minimum fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
+---@field isnan fun(self: ms.Tensor): ms.Tensor  bool
+---@field isinf fun(self: ms.Tensor): ms.Tensor  bool
+---@field isfinite fun(self: ms.Tensor): ms.Tensor  bool
 ---@field matmul fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
 ---@field sum fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
 ---@field select fun(self: ms.Tensor, dim: integer, index: integer): ms.Tensor  a view
@@ -253,7 +260,8 @@ for _, name in ipairs(unary.functions) do
 end
 for _, name in ipairs {
   'gelu', 'softplus', 'matmul', 'log_softmax', 'sum', 'mean', 'add', 'sub', 'mul', 'div', 'pow',
-  'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'all', 'any', 'equal', 'allclose',
+  'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'all', 'any', 'equal', 'allclose', 'clamp', 'maximum',
+  'minimum', 'isnan', 'isinf', 'isfinite', 'softmax',
 } do
   Tensor[name] = ops[name]
 end

@@ -17,11 +17,14 @@
 
 /* Every kernel: name, argument struct. The op test's list is generated from this and the table. */
 #define MSI_KERNELS(X)                                                                             \
-    X(copy, msi_ew_args)       /* out = in[0], casting from in_dtype */                            \
-    X(fill, msi_ew_args)       /* out = scalar[0] */                                               \
-    X(add, msi_ew_args)        /* in[0] + in[1] */                                                 \
-    X(sub, msi_ew_args)        /* in[0] - in[1] */                                                 \
-    X(mul, msi_ew_args)        /* in[0] * in[1] */                                                 \
+    X(copy, msi_ew_args)    /* out = in[0], casting from in_dtype */                               \
+    X(fill, msi_ew_args)    /* out = scalar[0] */                                                  \
+    X(add, msi_ew_args)     /* in[0] + in[1] */                                                    \
+    X(sub, msi_ew_args)     /* in[0] - in[1] */                                                    \
+    X(mul, msi_ew_args)     /* in[0] * in[1] */                                                    \
+    X(maximum, msi_ew_args) /* the larger of in[0] and in[1]; NaN where one is */                  \
+    X(minimum, msi_ew_args)                                                                        \
+    X(clamp, msi_ew_args)      /* in[0], at least scalar[0], then at most scalar[1] */             \
     X(div, msi_ew_args)        /* in[0] / in[1] */                                                 \
     X(affine, msi_ew_args)     /* scalar[0] * in[0] + scalar[1] */                                 \
     X(scale, msi_ew_args)      /* in[0] * in[1], in[1] one number */                               \
@@ -33,6 +36,10 @@
     X(gelu_tanh, msi_ew_args)                                                                      \
     X(softplus, msi_ew_args)       /* with b = scalar[0]: log(1 + exp(b x)) / b, x where b x >     \
                                       scalar[1] */                                                 \
+    X(maximum_grad, msi_ew_args)   /* in[0] where in[1] > in[2], half of it where they are equal,  \
+                                      0 where in[1] < in[2] */                                     \
+    X(minimum_grad, msi_ew_args)   /* likewise, < and > exchanged */                               \
+    X(clamp_grad, msi_ew_args)     /* in[0] where scalar[0] <= in[1] <= scalar[1], else 0 */       \
     X(mul_neg, msi_ew_args)        /* -(in[0] * in[1] * in[2]): for the gradient of 1/x */         \
     X(div_neg, msi_ew_args)        /* -(in[0] * in[1] / in[2]): for the gradient of x/y */         \
     X(gelu_grad, msi_ew_args)      /* in[0] gelu'(in[1]), in[1] = x */                             \
@@ -45,13 +52,17 @@
     X(ne, msi_ew_args)                                                                             \
     X(lt, msi_ew_args)                                                                             \
     X(le, msi_ew_args)                                                                             \
-    X(close, msi_ew_args) /* |in[0] - in[1]| <= scalar[1] + scalar[0] |in[1]|, or equal */         \
-    X(where, msi_ew_args) /* in[1] where in[0] (bool) is true, else in[2] */                       \
+    X(is_inf, msi_ew_args)    /* bool, of in[0] = in[1] */                                         \
+    X(is_finite, msi_ew_args) /* likewise */                                                       \
+    X(close, msi_ew_args)     /* |in[0] - in[1]| <= scalar[1] + scalar[0] |in[1]|, or equal */     \
+    X(where, msi_ew_args)     /* in[1] where in[0] (bool) is true, else in[2] */                   \
     X(sum, msi_sum_args)                                                                           \
     X(layer_norm, msi_layer_norm_args)                                                             \
     X(layer_norm_grad, msi_layer_norm_grad_args)                                                   \
     X(log_softmax, msi_softmax_args)                                                               \
     X(log_softmax_grad, msi_softmax_args)                                                          \
+    X(softmax, msi_softmax_args)                                                                   \
+    X(softmax_grad, msi_softmax_args)                                                              \
     X(cross_entropy, msi_cross_entropy_args)                                                       \
     X(cross_entropy_grad, msi_cross_entropy_args)                                                  \
     X(embedding, msi_embedding_args)                                                               \

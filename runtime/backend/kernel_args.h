@@ -80,7 +80,7 @@ typedef struct msi_layer_norm_grad_args {
     bool dx_accumulate, dw_accumulate, db_accumulate;
 } msi_layer_norm_grad_args;
 
-/** y = log_softmax(x) over cols. Looked up by the dtype of x. */
+/** y = log_softmax(x), or softmax(x), over cols. Looked up by the dtype of x. */
 typedef struct msi_softmax_args {
     int64_t rows, cols;
     const void *x, *y, *dy; /**< forward reads x; the gradient reads y and dy */

@@ -440,6 +440,7 @@ int main(void)
         cmocka_unit_test(test_autograd_ops__full_fills_all_dtypes),
         cmocka_unit_test(test_autograd_ops__cast_between_all_dtypes),
         cmocka_unit_test(test_autograd_ops__comparisons_in_all_dtypes),
+        cmocka_unit_test(test_autograd_ops__what_is_no_number),
         cmocka_unit_test(test_autograd_ops__cast_differentiates_into_the_first_dtype),
         cmocka_unit_test(test_autograd_ops__sums_of_bytes_and_of_what_is_true),
         cmocka_unit_test(test_autograd_ops__every_kernel_of_the_table_was_reached), /* last */

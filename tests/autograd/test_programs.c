@@ -174,6 +174,9 @@ static real least_range(const array *x)
 /* How far an operand is from the operator's pole or bend: at 0 if nothing else is said. */
 static real from_bend(const call *c, real x)
 {
+    if (strcmp(c->op->name, "ms_op_clamp") == 0) {
+        return fminl(fabsl(x - (real)c->p[0]), fabsl(x - (real)c->p[1]));
+    }
     return strcmp(c->op->name, "ms_op_log1p") == 0      ? x + 1
            : strcmp(c->op->name, "ms_op_softplus") == 0 ? (real)c->p[0] * x - (real)c->p[1]
                                                         : x;
@@ -182,8 +185,8 @@ static real from_bend(const call *c, real x)
 /* Where functions have poles or bends, finite differences need more distance than is left. */
 static void judge(program *p, const call *c, const int32_t *in)
 {
-    static const char *const bent[] = {"ms_op_pow", "ms_op_div", "ms_op_reciprocal", "ms_op_where",
-                                       "ms_op_softplus"};
+    static const char *const bent[] = {"ms_op_pow",   "ms_op_div",      "ms_op_reciprocal",
+                                       "ms_op_where", "ms_op_softplus", "ms_op_clamp"};
     const slot *y = &p->slot[p->out[p->n_calls]];
     bool edge = false;
 
@@ -196,6 +199,9 @@ static void judge(program *p, const call *c, const int32_t *in)
     }
     if (strcmp(c->op->name, "ms_op_layer_norm") == 0) { /* rows of nearly one value */
         p->rough = p->rough || least_range(&p->slot[in[0]].a) < 0.1L;
+    }
+    if (strcmp(c->op->name, "ms_op_maximum") == 0 || strcmp(c->op->name, "ms_op_minimum") == 0) {
+        p->rough = true; /* operands that are nearly equal; autograd/ops/ has the gradient */
     }
     for (int32_t k = 0; k < c->n_in; k++) {
         const array *x = &p->slot[in[k]].a;

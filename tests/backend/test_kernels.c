@@ -19,7 +19,7 @@ static void test_backend_kernels__names_are_those_of_the_list(void **state)
 static bool gives_bool(int32_t kernel)
 {
     return kernel == MSI_K_eq || kernel == MSI_K_ne || kernel == MSI_K_lt || kernel == MSI_K_le ||
-           kernel == MSI_K_close;
+           kernel == MSI_K_close || kernel == MSI_K_is_inf || kernel == MSI_K_is_finite;
 }
 
 /* Squares of narrow dtypes are f32 and looked up by it; blocks of norms fold in f64. */

@@ -46,6 +46,11 @@ FN(sub, A - B)
 FN(both, fabsl(A) + fabsl(B))
 FN(mul, A *B)
 FN(divide, A / B)
+FN(maximum, A > B ? A : B)
+FN(minimum, A < B ? A : B)
+FN(clamp, fminl(fmaxl(A, s[0]), s[1]))
+FN(maximum_grad, B > C ? A : B == C ? A / 2 : 0)
+FN(minimum_grad, B < C ? A : B == C ? A / 2 : 0)
 FN(affine, s[0] * A + s[1])
 FN(affine_size, fabsl(s[0] * A) + fabsl(s[1]))
 FN(reciprocal, s[0] / A)
@@ -89,6 +94,11 @@ static const op ops[] = {
     {MSI_K_mul, 2, false, mul, NULL},
     {MSI_K_div, 2, true, divide, NULL},
     {MSI_K_affine, 1, false, affine, affine_size},
+    {MSI_K_maximum, 2, false, maximum, NULL},
+    {MSI_K_minimum, 2, false, minimum, NULL},
+    {MSI_K_clamp, 1, false, clamp, NULL}, /* of exchanged bounds */
+    {MSI_K_maximum_grad, 3, false, maximum_grad, NULL},
+    {MSI_K_minimum_grad, 3, false, minimum_grad, NULL},
     {MSI_K_scale, 1, false, scaled, NULL},
     {MSI_K_reciprocal, 1, true, reciprocal, NULL},
     {MSI_K_gelu, 1, false, gelu, first},
@@ -447,6 +457,11 @@ static void test_cpu_elementwise__nan_and_infinity_go_where_they_must(void **sta
                 check_special(&unary_oracles[k], t, special[i]);
             }
         }
+        assert_true(isnan(one(MSI_K_maximum, t, NAN, 1)) && isnan(one(MSI_K_maximum, t, 1, NAN)));
+        assert_true(isnan(one(MSI_K_minimum, t, NAN, 1)) && isnan(one(MSI_K_minimum, t, 1, NAN)));
+        assert_true(isnan(one(MSI_K_clamp, t, NAN, 0)));
+        assert_true(one(MSI_K_clamp_grad, t, 3, 0) == 3); /* on both bounds, 0 */
+        assert_true(one(MSI_K_clamp_grad, t, 3, NAN) == 0 && one(MSI_K_clamp_grad, t, 3, 1) == 0);
         assert_true(one(MSI_K_abs_grad, t, 3, NAN) == 0); /* nor above */
         assert_true(one(MSI_K_abs_grad, t, 3, -0.0) == 0);
         assert_true(one(MSI_K_sign_grad, t, NAN, 1) == 0);

@@ -1,4 +1,5 @@
-/* kernels/cpu/softmax.c: log softmax and its gradient against plain loops in f64, from any start.
+/* kernels/cpu/softmax.c: softmax, its logarithm and their gradients against plain loops in f64,
+ * from any start.
  */
 #include "kernel_test.h"
 
@@ -88,12 +89,68 @@ static void check_gradient(const rows *r)
     typed_free(&old);
 }
 
+/* Row i of dx = y (dy - sum(y dy)) [+ old]. */
+static void check_softmax_gradient_row(const rows *r, int64_t i, const typed *y, const typed *dy,
+                                       const typed *dx, const typed *old)
+{
+    double sum = 0, size = 0;
+
+    for (int64_t j = i * r->cols; j < (i + 1) * r->cols; j++) {
+        sum += typed_get(y, j) * typed_get(dy, j);
+        size += fabs(typed_get(y, j) * typed_get(dy, j));
+    }
+    for (int64_t j = i * r->cols; j < (i + 1) * r->cols; j++) {
+        const double before = r->accumulate ? typed_get(old, j) : 0;
+        const double want = typed_get(y, j) * (typed_get(dy, j) - sum) + before;
+
+        check_element("dx of softmax", j, typed_get(dx, j), want,
+                      40 * compute_epsilon(r->dtype) * (2 + size) +
+                          1.01 * typed_rounding(r->dtype, want));
+    }
+}
+
+static void check_softmax(const rows *r)
+{
+    const int64_t n = r->rows * r->cols;
+    placed x = placed_read(r->dtype, n, r->start, 1), dy = placed_read(r->dtype, n, r->start, 2);
+    placed y = placed_written(r->dtype, n, r->start, 3);
+    typed old = typed_copy(&y.t);
+    msi_softmax_args args = {.rows = r->rows,
+                             .cols = r->cols,
+                             .x = x.t.data,
+                             .y = x.t.data,
+                             .dy = dy.t.data,
+                             .out = y.t.data,
+                             .accumulate = r->accumulate};
+
+    run_placed(MSI_K_softmax, r->dtype, &args, (placed *[]){&y}, 1);
+    for (int64_t i = 0; i < n; i++) {
+        const double lse = log_sum_exp_of(&x.t, i / r->cols * r->cols, r->cols);
+        const double want =
+            exp(typed_get(&x.t, i) - lse) + (r->accumulate ? typed_get(&old, i) : 0);
+
+        check_element("softmax", i, typed_get(&y.t, i), want,
+                      40 * compute_epsilon(r->dtype) * (1 + fabs(want)) +
+                          1.01 * typed_rounding(r->dtype, want));
+        typed_set(&y.t, i, typed_get(&old, i));
+    }
+    run_placed(MSI_K_softmax_grad, r->dtype, &args, (placed *[]){&y}, 1);
+    for (int64_t i = 0; i < r->rows; i++) {
+        check_softmax_gradient_row(r, i, &x.t, &dy.t, &y.t, &old);
+    }
+    placed_free(&x);
+    placed_free(&dy);
+    placed_free(&y);
+    typed_free(&old);
+}
+
 static void check(const rows *r)
 {
     name_case("%s (%lld, %lld) from %lld", ms_dtype_name(r->dtype), (long long)r->rows,
               (long long)r->cols, (long long)r->start);
     check_forward(r);
     check_gradient(r);
+    check_softmax(r);
 }
 
 /* The whole square of lengths and starts for both kernels and every dtype. */

@@ -161,3 +161,27 @@ ms_status ms_op_compare_number(ms_tensor **out, ms_tensor *x, double value, int3
     MS_TRY(check_relation(relation));
     return msi_op_run(ops[relation], &attrs, &x, 1, out, 1);
 }
+
+/* -- what an element is: it is compared with itself -------------------------------------------- */
+
+static ms_status class_forward(msi_op_call *c)
+{
+    const int32_t *kernel = c->attrs;
+    const msi_view *in[2] = {&c->in[0]->v, &c->in[0]->v};
+
+    return msi_ew(c->op->name, *kernel, &c->out[0]->v, in, 2, NULL, false);
+}
+
+#define CLASS(name_, kernel_)                                                                      \
+    const msi_op msi_op_##name_ = {.name = #name_, .meta = number_meta, .forward = class_forward}; \
+                                                                                                   \
+    ms_status ms_op_##name_(ms_tensor **out, ms_tensor *x)                                         \
+    {                                                                                              \
+        static const int32_t kernel = kernel_;                                                     \
+                                                                                                   \
+        *out = NULL;                                                                               \
+        return msi_op_run(&msi_op_##name_, &kernel, &x, 1, out, 1);                                \
+    }
+CLASS(isnan, MSI_K_ne)
+CLASS(isinf, MSI_K_is_inf)
+CLASS(isfinite, MSI_K_is_finite)

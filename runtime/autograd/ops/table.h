@@ -22,6 +22,9 @@
     X(sub)                                                                                         \
     X(mul)                                                                                         \
     X(div)                                                                                         \
+    X(maximum)                                                                                     \
+    X(minimum)                                                                                     \
+    X(clamp)                                                                                       \
     X(eq)                                                                                          \
     X(ne)                                                                                          \
     X(lt)                                                                                          \
@@ -34,6 +37,9 @@
     X(le_number)                                                                                   \
     X(gt_number)                                                                                   \
     X(ge_number)                                                                                   \
+    X(isnan)                                                                                       \
+    X(isinf)                                                                                       \
+    X(isfinite)                                                                                    \
     X(where)                                                                                       \
     X(matmul)                                                                                      \
     X(linear)                                                                                      \
@@ -41,6 +47,7 @@
     X(embedding)                                                                                   \
     X(layer_norm)                                                                                  \
     X(log_softmax)                                                                                 \
+    X(softmax)                                                                                     \
     X(cross_entropy)                                                                               \
     X(mse_loss)                                                                                    \
     X(attention)                                                                                   \

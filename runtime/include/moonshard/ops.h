@@ -17,6 +17,16 @@ MS_API ms_status ms_op_add(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_sub(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_mul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b);
+/** The larger (smaller) of two elements, NaN where one is; of integers, too. Equal ones share the
+ * gradient. */
+MS_API ms_status ms_op_maximum(ms_tensor **out, ms_tensor *a, ms_tensor *b);
+MS_API ms_status ms_op_minimum(ms_tensor **out, ms_tensor *a, ms_tensor *b);
+/**
+ * x, but at least `low` and at most `high` (that where low > high): -inf and inf are no bounds, and
+ * NaN as a bound makes everything NaN. Of integers, too, with bounds that they hold. The gradient
+ * goes to what lies between the bounds or on them.
+ */
+MS_API ms_status ms_op_clamp(ms_tensor **out, ms_tensor *x, double low, double high);
 /** scale * x + shift. A shift of -0 is none: scale * x keeps the sign of zeros (x + 0 does not). */
 MS_API ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift);
 
@@ -82,6 +92,10 @@ MS_API ms_status ms_op_compare(ms_tensor **out, ms_tensor *a, ms_tensor *b, int3
  * integers (2 < 2.5 holds, and 300 exceeds every u8). */
 MS_API ms_status ms_op_compare_number(ms_tensor **out, ms_tensor *x, double value,
                                       int32_t relation);
+/** bool of what an element is, not differentiable: integers are finite. */
+MS_API ms_status ms_op_isnan(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_isinf(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_isfinite(ms_tensor **out, ms_tensor *x);
 /** a where cond (bool; MS_TYPE_ERROR otherwise) is true, else b; the three broadcast. The gradient
  * goes to what was chosen. */
 MS_API ms_status ms_op_where(ms_tensor **out, ms_tensor *cond, ms_tensor *a, ms_tensor *b);
@@ -106,6 +120,8 @@ MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, MS_NULLABLE ms_
                                   MS_NULLABLE ms_tensor *bias, double eps);
 /** Over the last dimension; MS_VALUE_ERROR where there is none. */
 MS_API ms_status ms_op_log_softmax(ms_tensor **out, ms_tensor *x);
+/** exp(x) / sum(exp(x)) over the last dimension, as above; a row of -inf alone is NaN. */
+MS_API ms_status ms_op_softmax(ms_tensor **out, ms_tensor *x);
 
 enum { MS_REDUCTION_MEAN = 0, MS_REDUCTION_SUM = 1 };
 

@@ -34,6 +34,13 @@ for _, name in ipairs { 'sum', 'mean' } do
   both(name, function() return { x(), maybe(dims(1)), maybe(keepdim(true)) } end)
 end
 both('log_softmax', function() return { x(), maybe(whole(1)) } end)
+both('softmax', function() return { x(), maybe(whole(1)) } end)
+both('maximum', function() return { x(), x() } end)
+both('minimum', function() return { x(), x() } end)
+both('clamp', function() return { x(), maybe(number(0)), maybe(number(1)) } end)
+for _, name in ipairs { 'isnan', 'isinf', 'isfinite' } do
+  both(name, function() return { x() } end)
+end
 both('pow', function() return { x(), number(2) } end)
 both('gelu', function() return { x(), maybe(choice('none', 'tanh')) } end)
 both('softplus', function() return { x(), maybe(number(1)), maybe(number(20)) } end)

@@ -1,6 +1,8 @@
 /* Choosing by a bool, and the comparisons that make them. */
 #include "op_test.h"
 
+#include <math.h>
+
 /* The condition is drawn as an id, 0 or 1. */
 static ms_status run_where(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
@@ -80,6 +82,43 @@ static void check_relation(int32_t relation, ms_tensor *a, ms_tensor *b, const d
     check_bools(result, expected, n);
 }
 
+static void check_classes(ms_tensor *x, const double *values, int64_t n)
+{
+    ms_tensor *result;
+    double expected[3][16];
+
+    for (int64_t i = 0; i < n; i++) {
+        expected[0][i] = isnan(values[i]) != 0;
+        expected[1][i] = isinf(values[i]) != 0;
+        expected[2][i] = isfinite(values[i]) != 0;
+    }
+    assert_ok(ms_op_isnan(&result, x));
+    check_bools(result, expected[0], n);
+    assert_ok(ms_op_isinf(&result, x));
+    check_bools(result, expected[1], n);
+    assert_ok(ms_op_isfinite(&result, x));
+    check_bools(result, expected[2], n);
+}
+
+/* What is no number, in every dtype that has such. */
+void test_autograd_ops__what_is_no_number(void **state)
+{
+    const double values[] = {
+        0, NAN, INFINITY, -INFINITY, -0.0, 65504, -1, NAN, 5.9604644775390625e-8};
+    const int64_t n = COUNT(values);
+
+    (void)state;
+    for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT; dtype++) {
+        ms_tensor *x;
+
+        if (ms_dtype_is_floating(dtype)) {
+            assert_ok(ms_tensor_from_doubles(&x, dtype, 1, &n, values, n));
+            check_classes(x, values, n);
+            ms_tensor_free(x);
+        }
+    }
+}
+
 static void check_where(ms_tensor *a, ms_tensor *b, const double *va, const double *vb, int64_t n)
 {
     const double chosen[] = {1, 0, 0, 1, 1, 0, 1};
@@ -115,6 +154,7 @@ void test_autograd_ops__comparisons_in_all_dtypes(void **state)
             check_relation(relation, a, b, va, vb, n);
         }
         check_where(a, b, va, vb, n);
+        check_classes(a, va, n);
         assert_ok(ms_tensor_allclose(a, b, 0, 0.5, &answer));
         assert_false(answer);
         assert_ok(ms_tensor_allclose(a, b, 0, 1, &answer));

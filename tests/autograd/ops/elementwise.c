@@ -24,6 +24,21 @@ static ms_status run_div(ms_tensor **out, ms_tensor *const *in, const op_case *c
     return ms_op_div(out, in[0], in[1]);
 }
 
+static ms_status run_maximum(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_maximum(out, in[0], in[1]);
+}
+
+static ms_status run_minimum(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_minimum(out, in[0], in[1]);
+}
+
+static ms_status run_clamp(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_clamp(out, in[0], c->p[0], c->p[1]);
+}
+
 static ms_status run_affine(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
     return ms_op_affine(out, in[0], c->p[0], c->p[1]);
@@ -78,6 +93,23 @@ static real map_mul(const op_case *c, real a, real b)
 static real map_div(const op_case *c, real a, real b)
 {
     return a / b;
+}
+
+static real map_maximum(const op_case *c, real a, real b)
+{
+    return a > b ? a : b;
+}
+
+static real map_minimum(const op_case *c, real a, real b)
+{
+    return a < b ? a : b;
+}
+
+static real map_clamp(const op_case *c, real a, real b)
+{
+    const real raised = a < c->p[0] ? c->p[0] : a;
+
+    return raised > c->p[1] ? c->p[1] : raised;
 }
 
 static real map_affine(const op_case *c, real a, real b)
@@ -160,6 +192,17 @@ static const op_case cases[] = {
     MAP1("mul, by itself", by_itself, SHAPE(33), SHAPE(33)),
     MAP2("div", div, SHAPE(5, 7), POSITIVE(5, 7), SHAPE(5, 7)),
     MAP2("div, both broadcast", div, SHAPE(4, 1), POSITIVE(1, 6), SHAPE(4, 6), .terms = 6),
+    MAP2("maximum", maximum, SHAPE(5, 7), SHAPE(5, 7), SHAPE(5, 7)),
+    MAP2("maximum, row, gaps", maximum, NARROWED(3, 7), NARROWED(7), SHAPE(3, 7), .terms = 3),
+    MAP2("maximum, empty", maximum, SHAPE(0, 7), SHAPE(7), SHAPE(0, 7)),
+    MAP2("minimum, column first", minimum, SHAPE(5, 1), SHAPE(3, 1, 7), SHAPE(3, 5, 7),
+         .terms = 21),
+    MAP2("minimum, scalars", minimum, SCALAR, SCALAR, SCALAR),
+    MAP1("clamp", clamp, SHAPE(5, 7), SHAPE(5, 7), .p = {-0.5, 0.75}),
+    MAP1("clamp, below, permuted", clamp, PERMUTED(17, 8), SHAPE(17, 8), .p = {0.25, INFINITY}),
+    MAP1("clamp, above", clamp, SHAPE(33), SHAPE(33), .p = {-INFINITY, 0}),
+    MAP1("clamp, exchanged", clamp, SHAPE(33), SHAPE(33), .p = {1, -1}),
+    MAP1("clamp, empty", clamp, SHAPE(0), SHAPE(0), .p = {0, 1}),
     MAP1("affine", affine, SHAPE(5, 7), SHAPE(5, 7), .p = {-1.75, 0.5}),
     MAP1("affine, gaps", affine, NARROWED(3, 3, 3), SHAPE(3, 3, 3), .p = {0.3, 0}),
     MAP1("affine, empty", affine, SHAPE(3, 0), SHAPE(3, 0), .p = {2, 1}),
@@ -190,6 +233,11 @@ static const op_case cases[] = {
     MAP2("add, integers", add, SHAPE(5, 7), PERMUTED(5, 7), SHAPE(5, 7), .integer = true),
     MAP2("sub, integers", sub, SHAPE(5, 7), SHAPE(7), SHAPE(5, 7), .integer = true),
     MAP2("mul, integers", mul, NARROWED(5, 7), SHAPE(5, 1), SHAPE(5, 7), .integer = true),
+    MAP2("maximum, integers", maximum, SHAPE(5, 7), PERMUTED(5, 7), SHAPE(5, 7), .integer = true),
+    MAP2("minimum, integers", minimum, SHAPE(5, 7), SHAPE(7), SHAPE(5, 7), .integer = true),
+    MAP1("clamp, integers", clamp, SHAPE(131), SHAPE(131), .p = {-1e5, 2e5}, .integer = true),
+    MAP1("clamp, integers, open", clamp, SHAPE(33), SHAPE(33), .p = {-INFINITY, INFINITY},
+         .integer = true),
     MAP1("neg, integers", neg, SHAPE(33), SHAPE(33), .integer = true),
     MAP1("affine, integers", affine, SHAPE(33), SHAPE(33), .p = {-3, 2}, .integer = true),
 };

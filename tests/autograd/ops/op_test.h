@@ -58,6 +58,7 @@ extern const op_family elementwise_cases, choice_cases, shape_cases, matrix_case
 
 /* Comparisons and where in every dtype, on values all of them hold (choice.c). */
 void test_autograd_ops__comparisons_in_all_dtypes(void **state);
+void test_autograd_ops__what_is_no_number(void **state);
 
 #define DIMS(...)                                                                                  \
     .ndim = (int32_t)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), .shape = {__VA_ARGS__}

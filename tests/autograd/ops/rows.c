@@ -75,6 +75,19 @@ static void oracle_log_softmax(const op_case *c, const real *const *in, real *ou
     }
 }
 
+static ms_status run_softmax(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_softmax(out, in[0]);
+}
+
+static void oracle_softmax(const op_case *c, const real *const *in, real *out)
+{
+    oracle_log_softmax(c, in, out);
+    for (int64_t i = 0; i < numel_of(&c->out); i++) {
+        out[i] = expl(out[i]);
+    }
+}
+
 /* i[0]: reduction, i[1]: ignored target. */
 static ms_status run_cross_entropy(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
@@ -152,6 +165,11 @@ static const op_case cases[] = {
     ROW1("log_softmax, permuted", log_softmax, PERMUTED(4, 9), SHAPE(4, 9), .terms = 9),
     ROW1("log_softmax, one column", log_softmax, SHAPE(4, 1), SHAPE(4, 1)),
     ROW1("log_softmax, no rows", log_softmax, SHAPE(0, 7), SHAPE(0, 7)),
+    ROW1("softmax", softmax, SHAPE(5, 7), SHAPE(5, 7), .terms = 7),
+    ROW1("softmax, wide", softmax, SHAPE(2, 2, 133), SHAPE(2, 2, 133), .terms = 133),
+    ROW1("softmax, permuted", softmax, PERMUTED(4, 9), SHAPE(4, 9), .terms = 9),
+    ROW1("softmax, one column", softmax, SHAPE(4, 1), SHAPE(4, 1)),
+    ROW1("softmax, no rows", softmax, SHAPE(0, 7), SHAPE(0, 7)),
 
     ROW2("cross_entropy, mean", cross_entropy, SHAPE(3, 4, 13), IDS(13, 3, 4), SCALAR, .terms = 13,
          .i = {MS_REDUCTION_MEAN, -100}),

@@ -272,6 +272,59 @@ BINARY(sub, a - b, fabsl(y))
 BINARY(mul, a *b, fabsl(y))
 BINARY(div, a / b, fabsl(y))
 
+/* Which zero comes out where both meet is not said. */
+#define ZEROS(y) ((y) == 0 ? 0x1p-900L : 0)
+
+BINARY(maximum, isnan(a) || a > b ? a : b, ZEROS(y))
+BINARY(minimum, isnan(a) || a < b ? a : b, ZEROS(y))
+
+static bool plan_clamp(call *c)
+{
+    static const double lows[] = {-INFINITY, -1, 0, 2}, highs[] = {INFINITY, 1, 0, NAN};
+
+    c->p[0] = lows[below(c->rng, 4)];
+    c->p[1] = highs[below(c->rng, is_float(&c->in[0]) ? 4 : 3)];
+    return counting(c);
+}
+
+static ms_status run_clamp(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_clamp(out, in[0], c->p[0], c->p[1]);
+}
+
+static real clamped(const call *c, real x)
+{
+    const real low = (real)c->p[0], high = (real)c->p[1], raised = x < low ? low : x;
+
+    return isnan(high) ? NAN : raised > high ? high : raised;
+}
+
+UNARY(clamp, clamped(c, x), ZEROS(y))
+
+#define CLASS(name)                                                                                \
+    static ms_status run_##name(ms_tensor **out, ms_tensor *const *in, const call *c)              \
+    {                                                                                              \
+        (void)c;                                                                                   \
+        return ms_op_##name(out, in[0]);                                                           \
+    }                                                                                              \
+    static void oracle_##name(const call *c, const array *const *in, array *out)                   \
+    {                                                                                              \
+        (void)c;                                                                                   \
+        set_form(out, MS_DTYPE_BOOL, in[0]->form.ndim, in[0]->form.shape);                         \
+        for (int64_t i = 0; i < out->n; i++) {                                                     \
+            out->v[i] = name(in[0]->v[i]) != 0;                                                    \
+        }                                                                                          \
+    }
+CLASS(isnan)
+CLASS(isinf)
+CLASS(isfinite)
+
+static bool any_dtype(call *c)
+{
+    c->n_in = 1;
+    return true;
+}
+
 static bool plan_compare(call *c)
 {
     c->n_in = 2;
@@ -357,6 +410,12 @@ static const program_op ops[] = {
     OP(mul, plan_binary),
     OP(div, plan_div),
     OP(with_number, plan_with_number),
+    OP(maximum, plan_binary),
+    OP(minimum, plan_binary),
+    OP(clamp, plan_clamp),
+    OP(isnan, any_dtype),
+    OP(isinf, any_dtype),
+    OP(isfinite, any_dtype),
     OP(compare, plan_compare),
     OP(where, plan_where),
 };

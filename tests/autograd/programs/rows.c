@@ -108,6 +108,24 @@ static void oracle_log_softmax(const call *c, const array *const *in, array *out
     }
 }
 
+static ms_status run_softmax(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    (void)c;
+    return ms_op_softmax(out, in[0]);
+}
+
+static void oracle_softmax(const call *c, const array *const *in, array *out)
+{
+    oracle_log_softmax(c, in, out);
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = expl(out->v[i]); /* as exact as its argument */
+        out->slack[i] *= 2 * out->v[i];
+        if (!isinf(in[0]->v[i])) {
+            out->slack[i] += c->in[0].dtype == MS_DTYPE_F64 ? 0x1p-1060L : 0x1p-140L;
+        }
+    }
+}
+
 static int32_t loss_dtype(int32_t dtype)
 {
     return dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
@@ -345,6 +363,7 @@ static void oracle_mean(const call *c, const array *const *in, array *out)
 static const program_op ops[] = {
     {"ms_op_layer_norm", plan_layer_norm, run_layer_norm, oracle_layer_norm, NULL},
     {"ms_op_log_softmax", has_rows, run_log_softmax, oracle_log_softmax, NULL},
+    {"ms_op_softmax", has_rows, run_softmax, oracle_softmax, NULL},
     {"ms_op_cross_entropy", plan_cross_entropy, run_cross_entropy, oracle_cross_entropy, NULL},
     {"ms_op_mse_loss", plan_mse_loss, run_mse_loss, oracle_mse_loss, NULL},
     {"ms_op_embedding", plan_embedding, run_embedding, oracle_embedding, begin_embedding},
