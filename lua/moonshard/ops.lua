@@ -9,6 +9,7 @@ local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
 local samples = require 'moonshard.samples'
+local shapes = require 'moonshard.shapes'
 local sites = require 'moonshard.sites'
 local unary = require 'moonshard.unary'
 
@@ -485,6 +486,9 @@ end
 ops.clone = calls.clone
 
 for name, fn in next, compare do
+  ops[name] = fn
+end
+for name, fn in next, shapes.functions do
   ops[name] = fn
 end
 

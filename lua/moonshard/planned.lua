@@ -15,11 +15,10 @@ local planned = {}
 
 --- Functions of tensors, in `ms` and as methods.
 planned.functions = names [[
-  addmm argmax argmin argsort baddbmm bmm chunk cumsum dot einsum erfc erfinv expand expand_as
-  flatten
-  flip gather index_select logsumexp masked_fill masked_select max
-  min mm mv nonzero norm outer prod repeat roll scatter scatter_add sort split
-  squeeze stack std tile topk tril triu unbind unique unsqueeze var view_as
+  addmm argmax argmin argsort baddbmm bmm cumsum dot einsum erfc erfinv
+  gather index_select logsumexp masked_fill masked_select max
+  min mm mv nonzero norm outer prod roll scatter scatter_add sort
+  std topk tril triu unique var
 ]]
 for _, name in ipairs(unary.planned) do
   planned.functions[name] = name
@@ -27,16 +26,11 @@ end
 
 --- What to write until then, where few words say it: t, a, b, ids and mask are tensors.
 planned.instead = {
-  bmm = 'a:matmul(b)', chunk = 't:narrow(dim, first, n)',
-  dot = '(a * b):sum()', erfc = '1 - t:erf()',
-  flatten = 't:reshape(-1)',
+  bmm = 'a:matmul(b)', dot = '(a * b):sum()', erfc = '1 - t:erf()',
   index_select = 'ms.ops.embedding(t, ids)',
   masked_fill = 'ms.where(mask, value, t)',
   mm = 'a:matmul(b)',
   norm = '(t ^ 2):sum() ^ 0.5', outer = 'a:reshape(-1, 1) * b',
-  split = 't:narrow(dim, first, n)', squeeze = 't:reshape(sizes)',
-  stack = 'ms.cat({ a:reshape(1, -1), b:reshape(1, -1) }, 1)', unbind = 't[i]',
-  unsqueeze = 't:reshape(sizes)', view_as = 't:reshape(a:shape())',
 }
 
 --- What to write for methods of tensors that write in place, where one line does it.

@@ -15,6 +15,7 @@ local entries = require 'moonshard.entries'
 local errors = require 'moonshard.errors'
 local format = require 'moonshard.format'
 local ops = require 'moonshard.ops'
+local shapes = require 'moonshard.shapes'
 local unary = require 'moonshard.unary'
 local writable = require 'moonshard.writable'
 
@@ -52,6 +53,19 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field matmul fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
 ---@field sum fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
 ---@field select fun(self: ms.Tensor, dim: integer, index: integer): ms.Tensor  a view
+---@field unsqueeze fun(self: ms.Tensor, dim: integer): ms.Tensor  a view
+---@field squeeze fun(self: ms.Tensor, over?: integer|integer[]): ms.Tensor  a view
+---@field flatten fun(self: ms.Tensor, first?: integer, last?: integer): ms.Tensor
+---@field view_as fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor  a view
+---@field movedim fun(self: ms.Tensor, source: integer|integer[], destination: integer|integer[]):
+---  ms.Tensor  a view
+---@field expand fun(self: ms.Tensor, ...: integer|integer[]): ms.Tensor  a view
+---@field expand_as fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor  a view
+---@field tile fun(self: ms.Tensor, ...: integer|integer[]): ms.Tensor
+---@field flip fun(self: ms.Tensor, ...: integer|integer[]): ms.Tensor
+---@field split fun(self: ms.Tensor, sizes: integer|integer[], dim?: integer): ms.Tensor[]  views
+---@field chunk fun(self: ms.Tensor, chunks: integer, dim?: integer): ms.Tensor[]  views
+---@field unbind fun(self: ms.Tensor, dim?: integer): ms.Tensor[]  views
 ---@field mean fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
 ---@field f32 fun(self: ms.Tensor): ms.Tensor
 ---@field f64 fun(self: ms.Tensor): ms.Tensor
@@ -263,6 +277,10 @@ for _, name in ipairs {
   'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'all', 'any', 'equal', 'allclose', 'clamp', 'maximum',
   'minimum', 'isnan', 'isinf', 'isfinite', 'softmax',
 } do
+  Tensor[name] = ops[name]
+end
+
+for _, name in ipairs(shapes.methods) do
   Tensor[name] = ops[name]
 end
 

@@ -46,6 +46,7 @@ local function arguments_of(folder)
     dropout = { x, 0.5, 3ULL, 1 },
     sum = { x, 1, false }, mean = { x, 1, false },
     reshape = { x, 1, shape(6) }, permute = { x, 2, B.new('int32_t[2]', 1, 0) },
+    expand = { row, 2, shape(2, 3) }, flip = { x, 1 },
     narrow = { x, 0, 0, 1 }, select = { x, 0, 0 }, cat = { list, n, 0 }, cast = { x, F64 },
     clone = { x },
   }

@@ -56,7 +56,9 @@
     X(sum)                                                                                         \
     X(mean)                                                                                        \
     X(reshape)                                                                                     \
+    X(expand)                                                                                      \
     X(permute)                                                                                     \
+    X(flip)                                                                                        \
     X(narrow)                                                                                      \
     X(select)                                                                                      \
     X(cat)                                                                                         \

@@ -1,5 +1,6 @@
 /* Views: other shapes and strides over the same memory. Gradients are views too, undone; only
- * those of narrow and select need memory: what was cut off gets zeros. */
+ * those of narrow and select need memory, as what was cut off gets zeros, and that of expand, which
+ * is a sum. */
 #include "meta.h"
 #include "operand.h"
 #include "table.h"
@@ -91,16 +92,72 @@ static ms_status check_ndim(const char *op, int32_t ndim)
     return MS_OK;
 }
 
-ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *shape)
+/* Of an operator whose attributes are a shape. */
+static ms_status run_shaped(const msi_op *op, ms_tensor **out, ms_tensor *x, int32_t ndim,
+                            const int64_t *shape)
 {
     reshape_attrs attrs = {.ndim = ndim};
 
     *out = NULL;
-    MS_TRY(check_ndim("reshape", ndim));
+    MS_TRY(check_ndim(op->name, ndim));
     for (int32_t d = 0; d < ndim; d++) {
         attrs.shape[d] = shape[d];
     }
-    return msi_op_run(&msi_op_reshape, &attrs, &x, 1, out, 1);
+    return msi_op_run(op, &attrs, &x, 1, out, 1);
+}
+
+ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *shape)
+{
+    return run_shaped(&msi_op_reshape, out, x, ndim, shape);
+}
+
+/* -- expand ------------------------------------------------------------------------------------ */
+
+/* The sizes that -1 keeps filled in. */
+static ms_status expanded_shape(const msi_view *x, const reshape_attrs *attrs, int64_t *shape)
+{
+    const int32_t shift = attrs->ndim - x->ndim;
+    bool fits = shift >= 0;
+
+    for (int32_t d = 0; fits && d < attrs->ndim; d++) {
+        const int64_t own = d >= shift ? x->shape[d - shift] : 1;
+
+        shape[d] = attrs->shape[d] == -1 && d >= shift ? own : attrs->shape[d];
+        fits = shape[d] >= 0 && (own == 1 || own == shape[d]);
+    }
+    if (!fits) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "expand: shape %s does not expand to %s: a size of 1 becomes any, others "
+                       "stay, and new dimensions come first",
+                       msi_shape_text(x->ndim, x->shape),
+                       msi_shape_text(attrs->ndim, attrs->shape));
+    }
+    return msi_check_sizes(attrs->ndim, shape);
+}
+
+static ms_status expand_meta(const msi_meta *m)
+{
+    const reshape_attrs *attrs = m->attrs;
+    int64_t shape[MS_MAX_DIMS];
+
+    MS_TRY(expanded_shape(m->in[0], attrs, shape));
+    msi_view_expand(m->in[0], attrs->ndim, shape, m->out);
+    return MS_OK;
+}
+
+static ms_status expand_backward(msi_bwd *b)
+{
+    return msi_bwd_reduce_pass(b, 0, msi_bwd_grad(b, 0), 1);
+}
+
+const msi_op msi_op_expand = {.name = "expand",
+                              .meta = expand_meta,
+                              .backward = expand_backward,
+                              .attrs_size = sizeof(reshape_attrs)};
+
+ms_status ms_op_expand(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *shape)
+{
+    return run_shaped(&msi_op_expand, out, x, ndim, shape);
 }
 
 /* -- permute ----------------------------------------------------------------------------------- */
@@ -302,4 +359,68 @@ ms_status ms_op_select(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t index
 
     *out = NULL;
     return msi_op_run(&msi_op_select, &attrs, &x, 1, out, 1);
+}
+
+/* -- flip: a copy, as no tensor has negative strides ------------------------------------------- */
+
+typedef struct flip_attrs {
+    uint32_t dims;
+} flip_attrs;
+
+static ms_status flip_meta(const msi_meta *m)
+{
+    const uint32_t dims = ((const flip_attrs *)m->attrs)->dims;
+    const msi_view *x = m->in[0];
+
+    if ((uint64_t)dims >> x->ndim != 0) {
+        return MS_FAIL(MS_INDEX_ERROR, "flip: dimension %d is outside of shape %s",
+                       31 - __builtin_clz(dims), msi_shape_text(x->ndim, x->shape));
+    }
+    return msi_meta_like(m);
+}
+
+/* `v` read from its other end; for kernels, which walk any strides. */
+static msi_view flipped(const msi_view *v, uint32_t dims)
+{
+    msi_view f = *v;
+
+    for (int32_t d = 0; d < v->ndim; d++) {
+        if ((dims >> d & 1) && v->shape[d] > 0) {
+            f.offset += (v->shape[d] - 1) * v->stride[d];
+            f.stride[d] = -v->stride[d];
+        }
+    }
+    return f;
+}
+
+static ms_status flip_forward(msi_op_call *c)
+{
+    const msi_view x = flipped(&c->in[0]->v, ((const flip_attrs *)c->attrs)->dims), *in = &x;
+
+    return msi_ew("flip", MSI_K_copy, &c->out[0]->v, &in, 1, NULL, false);
+}
+
+static ms_status flip_backward(msi_bwd *b)
+{
+    const flip_attrs *attrs = msi_bwd_attrs(b);
+    const msi_view g = flipped(msi_bwd_grad(b, 0), attrs->dims);
+    msi_view dst;
+    bool add;
+
+    MS_TRY(msi_bwd_dest(b, 0, &dst, &add));
+    return msi_copy(&dst, &g, add);
+}
+
+const msi_op msi_op_flip = {.name = "flip",
+                            .meta = flip_meta,
+                            .forward = flip_forward,
+                            .backward = flip_backward,
+                            .attrs_size = sizeof(flip_attrs)};
+
+ms_status ms_op_flip(ms_tensor **out, ms_tensor *x, uint32_t dims)
+{
+    const flip_attrs attrs = {dims};
+
+    *out = NULL;
+    return msi_op_run(&msi_op_flip, &attrs, &x, 1, out, 1);
 }

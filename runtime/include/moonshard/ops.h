@@ -170,6 +170,9 @@ MS_API ms_status ms_op_sum(ms_tensor **out, ms_tensor *x, uint32_t dims, bool ke
 MS_API ms_status ms_op_mean(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
 /** View when the strides allow, copy otherwise. One size may be -1. */
 MS_API ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *shape);
+/** View with sizes of 1 repeated, and with new dimensions before the first; -1 keeps a size.
+ * MS_VALUE_ERROR for another size of what is not 1. */
+MS_API ms_status ms_op_expand(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *shape);
 /** View with dimension i taken from perm[i]. */
 MS_API ms_status ms_op_permute(ms_tensor **out, ms_tensor *x, int32_t ndim, const int32_t *perm);
 /** View of `length` entries from `start` along `dim`. */
@@ -177,6 +180,8 @@ MS_API ms_status ms_op_narrow(ms_tensor **out, ms_tensor *x, int32_t dim, int64_
                               int64_t length);
 /** View of entry `index` along `dim`, without that dimension. MS_INDEX_ERROR when there is none. */
 MS_API ms_status ms_op_select(ms_tensor **out, ms_tensor *x, int32_t dim, int64_t index);
+/** A copy with the entries in reverse order along the dimensions whose bit is set in `dims`. */
+MS_API ms_status ms_op_flip(ms_tensor **out, ms_tensor *x, uint32_t dims);
 /** Concatenate along `dim`. */
 MS_API ms_status ms_op_cat(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors,
                            int32_t dim);

@@ -55,6 +55,21 @@ both('narrow', function() return { x(), whole(1), whole(1), whole(1) } end)
 both('transpose', function() return { x(), whole(1), whole(2) } end)
 both('reshape', function() return { x(), dims { 3, 2 } } end)
 both('permute', function() return { x(), dims { 2, 1 } } end)
+both('unsqueeze', function() return { x(), whole(1) } end)
+both('squeeze', function() return { x(), maybe(dims(1)) } end)
+both('flatten', function() return { x(), maybe(whole(1)), maybe(whole(2)) } end)
+both('view_as', function() return { x(), x() } end)
+both('movedim', function() return { x(), dims(1), dims(2) } end)
+both('expand', function() return { x(), dims { 2, 3 } } end)
+both('expand_as', function() return { x(), x() } end)
+both('tile', function() return { x(), dims { 2, 1 } } end)
+both('repeat', function() return { x(), dims { 2, 1 } } end)
+both('flip', function() return { x(), dims(1) } end)
+both('split', function() return { x(), dims(1), maybe(whole(1)) } end)
+both('chunk', function() return { x(), kinds.positive(2), maybe(whole(1)) } end)
+both('unbind', function() return { x(), maybe(whole(1)) } end)
+of['ms.ops.stack'] = function() return { array { ms.rand(2), ms.rand(2) }, maybe(whole(1)) } end
+of['ms.stack'] = of['ms.ops.stack']
 of['tensor:view'] = of['tensor:reshape']
 of['ms.ops.affine'] = function() return { x(), number(1), number(2) } end
 of['ms.ops.cast'] = function() return { x(), dtype 'f64' } end

@@ -48,6 +48,18 @@ static void oracle_mean(const op_case *c, const real *const *in, real *out)
 
 /* -- views and copies -------------------------------------------------------------------------- */
 
+static ms_status run_expand(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_expand(out, in[0], c->out.ndim, c->out.shape);
+}
+
+static void oracle_expand(const op_case *c, const real *const *in, real *out)
+{
+    for (int64_t i = 0; i < numel_of(&c->out); i++) {
+        out[i] = in[0][broadcast_position(&c->out, i, &c->in[0])];
+    }
+}
+
 /* i[0]: leave the first size to the operator. */
 static ms_status run_reshape(ms_tensor **out, ms_tensor *const *in, const op_case *c)
 {
@@ -97,6 +109,30 @@ static void oracle_permute(const op_case *c, const real *const *in, real *out)
             position = position * x->shape[d] + index[d];
         }
         out[i] = in[0][position];
+    }
+}
+
+/* i[0]: bits of the dimensions. */
+static ms_status run_flip(ms_tensor **out, ms_tensor *const *in, const op_case *c)
+{
+    return ms_op_flip(out, in[0], (uint32_t)c->i[0]);
+}
+
+static void oracle_flip(const op_case *c, const real *const *in, real *out)
+{
+    const operand *x = &c->in[0];
+
+    for (int64_t i = 0; i < numel_of(x); i++) {
+        int64_t rest = i, at = 0, step = 1;
+
+        for (int32_t d = x->ndim - 1; d >= 0; d--) {
+            const int64_t index = rest % x->shape[d];
+
+            at += (c->i[0] >> d & 1 ? x->shape[d] - 1 - index : index) * step;
+            rest /= x->shape[d];
+            step *= x->shape[d];
+        }
+        out[i] = in[0][at];
     }
 }
 
@@ -204,6 +240,16 @@ static const op_case cases[] = {
     ROW1("reshape, empty", reshape, SHAPE(0, 6), SHAPE(3, 0)),
     ROW1("clone", clone, SHAPE(5, 7), SHAPE(5, 7)),
     ROW1("clone, permuted", clone, PERMUTED(5, 7), SHAPE(5, 7)),
+    ROW1("expand", expand, SHAPE(3, 1), SHAPE(2, 3, 4), .terms = 8),
+    ROW1("expand, permuted", expand, PERMUTED(1, 5), SHAPE(4, 5), .terms = 4),
+    ROW1("expand, a scalar", expand, SCALAR, SHAPE(2, 3), .terms = 6),
+    ROW1("expand, to nothing", expand, SHAPE(3, 1), SHAPE(3, 0)),
+    ROW1("expand, to itself", expand, NARROWED(3, 2), SHAPE(3, 2)),
+    ROW1("flip", flip, SHAPE(3, 4, 5), SHAPE(3, 4, 5), .i = {5}),
+    ROW1("flip, last, permuted", flip, PERMUTED(3, 300), SHAPE(3, 300), .i = {2}),
+    ROW1("flip, gaps", flip, NARROWED(3, 4), SHAPE(3, 4), .i = {3}),
+    ROW1("flip, of nothing", flip, SHAPE(0, 4), SHAPE(0, 4), .i = {3}),
+    ROW1("flip, a scalar", flip, SCALAR, SCALAR),
     ROW1("permute", permute, SHAPE(3, 4, 5), SHAPE(5, 3, 4), .i = {2, 0, 1}),
     ROW1("permute, of a permuted", permute, PERMUTED(2, 3, 4, 5), SHAPE(2, 4, 3, 5),
          .i = {0, 2, 1, 3}),

@@ -67,6 +67,79 @@ static void oracle_reshape(const call *c, const array *const *in, array *out)
     }
 }
 
+/* -- expand ------------------------------------------------------------------------------------ */
+
+/* i: sizes; i[7]: how many. */
+static bool plan_expand(call *c)
+{
+    const form *x = &c->in[0];
+    const int32_t more = below(c->rng, 3);
+    int64_t numel = 1;
+
+    c->n_in = 1;
+    c->i[7] = x->ndim + more;
+    for (int32_t d = 0; d < c->i[7] && c->i[7] < 8; d++) {
+        const int64_t own = d < more ? 1 : x->shape[d - more];
+
+        c->i[d] = own == 1 ? below(c->rng, 4) : own;
+        numel *= c->i[d];
+        c->i[d] = d >= more && c->i[d] == own && below(c->rng, 3) == 0 ? -1 : c->i[d];
+    }
+    return c->i[7] < 8 && numel <= 120;
+}
+
+static ms_status run_expand(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_expand(out, in[0], (int32_t)c->i[7], c->i);
+}
+
+static void oracle_expand(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+    int64_t shape[MS_MAX_DIMS];
+
+    for (int32_t d = 0; d < c->i[7]; d++) {
+        shape[d] = c->i[d] >= 0 ? c->i[d] : x->shape[d - ((int32_t)c->i[7] - x->ndim)];
+    }
+    set_form(out, x->dtype, (int32_t)c->i[7], shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        take(in[0], i, out, broadcast_at(x, out->form.ndim, shape, i));
+    }
+}
+
+/* -- flip -------------------------------------------------------------------------------------- */
+
+static bool plan_flip(call *c)
+{
+    c->n_in = 1;
+    c->i[0] = below(c->rng, 1 << c->in[0].ndim);
+    return true;
+}
+
+static ms_status run_flip(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_flip(out, in[0], (uint32_t)c->i[0]);
+}
+
+static void oracle_flip(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+
+    set_form(out, x->dtype, x->ndim, x->shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        int64_t rest = i, at = 0, step = 1;
+
+        for (int32_t d = x->ndim - 1; d >= 0; d--) {
+            const int64_t index = rest % x->shape[d];
+
+            at += (c->i[0] >> d & 1 ? x->shape[d] - 1 - index : index) * step;
+            rest /= x->shape[d];
+            step *= x->shape[d];
+        }
+        take(in[0], i, out, at);
+    }
+}
+
 /* -- permute ----------------------------------------------------------------------------------- */
 
 static bool plan_permute(call *c)
@@ -429,6 +502,8 @@ static void oracle_fill(const call *c, const array *const *in, array *out)
 
 static const program_op ops[] = {
     {"ms_op_reshape", plan_reshape, run_reshape, oracle_reshape, NULL},
+    {"ms_op_expand", plan_expand, run_expand, oracle_expand, NULL},
+    {"ms_op_flip", plan_flip, run_flip, oracle_flip, NULL},
     {"ms_op_permute", plan_permute, run_permute, oracle_permute, NULL},
     {"ms_op_narrow", plan_narrow, run_narrow, oracle_narrow, NULL},
     {"ms_op_select", plan_select, run_select, oracle_select, NULL},
