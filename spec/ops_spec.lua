@@ -281,16 +281,38 @@ describe('operators', function()
     for problem, shapes in pairs {
       ['(2, 3) and (4, 5), expected (..., m, k) and (..., k, n): k is 3 and 4'] =
         { { 2, 3 }, { 4, 5 } },
-      ['(2, 3) and (3), expected (..., m, k) and (..., k, n): a vector is reshaped to (1, k) or '
-        .. '(k, 1) first'] = { { 2, 3 }, { 3 } },
-      ['(2, 2, 3) and (3, 2), expected (..., m, k) and (..., k, n): leading dimensions are equal, '
-        .. 'as they do not broadcast'] = { { 2, 2, 3 }, { 3, 2 } },
-      ['(2, 2, 3) and (4, 3, 2), expected (..., m, k) and (..., k, n): leading'] =
-        { { 2, 2, 3 }, { 4, 3, 2 } },
+      ['(2, 3) and (2), expected (..., m, k) and (..., k, n): k is 3 and 2'] = { { 2, 3 }, { 2 } },
+      ['() and (3), expected (..., m, k) and (..., k, n): a number has no dimension to sum over'] =
+        { {}, { 3 } },
+      ['(2, 2, 3) and (4, 3, 2), expected (..., m, k) and (..., k, n): leading dimensions do not '
+        .. 'broadcast'] = { { 2, 2, 3 }, { 4, 3, 2 } },
     } do
       checks.raises('ValueError', 'matmul: shapes are ' .. problem, ms.matmul, ms.ones(shapes[1]),
         ms.ones(shapes[2]))
     end
+  end)
+
+  it('multiply vectors, matrices and batches by names that say which', function()
+    local m, v = ms.tensor { { 1, 2 }, { 3, 4 } }, ms.tensor { 5, 6 }
+    assert.same({ { 7, 10 }, { 15, 22 } }, m:mm(m):totable())
+    assert.same({ 17, 39 }, ops.mv(m, v):totable())
+    assert.same({ 23, 34 }, v:matmul(m):totable())
+    assert.equal(61, v:dot(v):item())
+    assert.same({ { 25, 30 }, { 30, 36 } }, v:outer(v):totable())
+    local batch = ms.stack { m, m + 1 }
+    assert.same({ { { 7, 10 }, { 15, 22 } }, { { 16, 21 }, { 28, 37 } } },
+      batch:bmm(batch):totable())
+    assert.same(ms.stack({ m:mm(m), (m + 1):mm(m) }):totable(), batch:matmul(m):totable())
+    assert.same({ { 17, 39 }, { 28, 50 } }, batch:matmul(v):totable())
+    assert.same({ { 12, 16 }, { 20, 28 } }, v:addmm(m, m):totable())
+    assert.same({ { 24, 32 }, { 40, 56 } }, v:addmm(m, m, { beta = 2, alpha = 2 }):totable())
+    assert.same({ { 7, 10 }, { 15, 22 } }, (v * (0 / 0)):addmm(m, m, { beta = 0 }):totable())
+    assert.same({ 2, 2, 2 }, v:baddbmm(batch, batch):shape())
+    assert.same({ { 12, 16 }, { 20, 28 } }, v:baddbmm(batch, batch)[1]:totable())
+    checks.raises('ValueError', "mm: 'b' has 1 dimensions, expected 2", m.mm, m, v)
+    checks.raises('ValueError', 'bmm: batches are 2 and 1', batch.bmm, batch, batch:narrow(1, 1, 1))
+    checks.raises('ValueError', 'expand: shape (3)', ms.ones(3).addmm, ms.ones(3), m, m)
+    checks.raises('ValueError', "addmm: unknown option 'gamma'", v.addmm, v, m, m, { gamma = 1 })
   end)
 
   it('look up rows with ids from 0 and name the first id outside', function()

@@ -8,6 +8,7 @@ local compare = require 'moonshard.compare'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
+local products = require 'moonshard.products'
 local samples = require 'moonshard.samples'
 local shapes = require 'moonshard.shapes'
 local sites = require 'moonshard.sites'
@@ -178,7 +179,8 @@ end
 
 -- -- matrices and layers -------------------------------------------------------------------------
 
---- a (..., M, K), b (..., K, N) -> (..., M, N)
+--- a (..., M, K), b (..., K, N) -> (..., M, N). Leading dimensions broadcast; a vector (K) is a row
+--- on the left, a column on the right, and the result has no M, or N, then.
 ---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
 ops.matmul = calls.matmul
 
@@ -488,8 +490,10 @@ ops.clone = calls.clone
 for name, fn in next, compare do
   ops[name] = fn
 end
-for name, fn in next, shapes.functions do
-  ops[name] = fn
+for _, functions in ipairs { shapes.functions, products } do
+  for name, fn in next, functions do
+    ops[name] = fn
+  end
 end
 
 return ops

@@ -15,9 +15,9 @@ local planned = {}
 
 --- Functions of tensors, in `ms` and as methods.
 planned.functions = names [[
-  addmm argmax argmin argsort baddbmm bmm cumsum dot einsum erfc erfinv
+  argmax argmin argsort cumsum einsum erfc erfinv
   gather index_select logsumexp masked_fill masked_select max
-  min mm mv nonzero norm outer prod roll scatter scatter_add sort
+  min nonzero norm prod roll scatter scatter_add sort
   std topk tril triu unique var
 ]]
 for _, name in ipairs(unary.planned) do
@@ -26,11 +26,8 @@ end
 
 --- What to write until then, where few words say it: t, a, b, ids and mask are tensors.
 planned.instead = {
-  bmm = 'a:matmul(b)', dot = '(a * b):sum()', erfc = '1 - t:erf()',
-  index_select = 'ms.ops.embedding(t, ids)',
-  masked_fill = 'ms.where(mask, value, t)',
-  mm = 'a:matmul(b)',
-  norm = '(t ^ 2):sum() ^ 0.5', outer = 'a:reshape(-1, 1) * b',
+  erfc = '1 - t:erf()', index_select = 'ms.ops.embedding(t, ids)',
+  masked_fill = 'ms.where(mask, value, t)', norm = '(t ^ 2):sum() ^ 0.5',
 }
 
 --- What to write for methods of tensors that write in place, where one line does it.

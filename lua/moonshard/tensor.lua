@@ -66,6 +66,13 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field split fun(self: ms.Tensor, sizes: integer|integer[], dim?: integer): ms.Tensor[]  views
 ---@field chunk fun(self: ms.Tensor, chunks: integer, dim?: integer): ms.Tensor[]  views
 ---@field unbind fun(self: ms.Tensor, dim?: integer): ms.Tensor[]  views
+---@field mm fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
+---@field mv fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
+---@field dot fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
+---@field bmm fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
+---@field outer fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
+---@field addmm fun(self: ms.Tensor, a: ms.Tensor, b: ms.Tensor, opts?: table): ms.Tensor
+---@field baddbmm fun(self: ms.Tensor, a: ms.Tensor, b: ms.Tensor, opts?: table): ms.Tensor
 ---@field mean fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
 ---@field f32 fun(self: ms.Tensor): ms.Tensor
 ---@field f64 fun(self: ms.Tensor): ms.Tensor
@@ -280,6 +287,9 @@ for _, name in ipairs {
   Tensor[name] = ops[name]
 end
 
+for _, name in ipairs { 'mm', 'mv', 'dot', 'bmm', 'outer', 'addmm', 'baddbmm' } do
+  Tensor[name] = ops[name]
+end
 for _, name in ipairs(shapes.methods) do
   Tensor[name] = ops[name]
 end

@@ -1,5 +1,9 @@
-/* (..., M, K) x (..., K, N) -> (..., M, N), leading dimensions equal and folded into one batch.
- * da = dy b^T, db = a^T dy. */
+/* (..., M, K) x (..., K, N) -> (..., M, N). Leading dimensions broadcast; a vector is a row on the
+ * left, a column on the right, and that dimension is none of the result's. da = dy b^T, db = a^T
+ * dy, summed over what an operand was broadcast along.
+ *
+ * All becomes one batch of matrices. Where b is one matrix, or a vector, the leading dimensions of
+ * a are rows: one product, and the sum over them is that of db's product. */
 #include "meta.h"
 #include "operand.h"
 #include "table.h"
@@ -8,43 +12,102 @@
 
 enum { A, B };
 
-static ms_status misfit(const msi_view *a, const msi_view *b)
+static ms_status misfit(const msi_view *a, const msi_view *b, const char *why)
 {
-    char why[96];
-
-    if (a->ndim < 2 || b->ndim < 2) {
-        snprintf(why, sizeof(why), "a vector is reshaped to (1, k) or (k, 1) first");
-    } else if (a->shape[a->ndim - 1] != b->shape[b->ndim - 2]) {
-        snprintf(why, sizeof(why), "k is %lld and %lld", (long long)a->shape[a->ndim - 1],
-                 (long long)b->shape[b->ndim - 2]);
-    } else {
-        snprintf(why, sizeof(why), "leading dimensions are equal, as they do not broadcast");
-    }
     return MS_FAIL(MS_VALUE_ERROR,
                    "matmul: shapes are %s and %s, expected (..., m, k) and (..., k, n): %s",
                    msi_shape_text(a->ndim, a->shape), msi_shape_text(b->ndim, b->shape), why);
 }
 
+/* A vector as the matrix that it stands for; matrices as they are. */
+static msi_view as_matrix(const msi_view *v, int32_t side)
+{
+    msi_view m = *v;
+
+    if (v->ndim == 1) {
+        m.ndim = 2;
+        m.shape[side == A ? 1 : 0] = v->shape[0];
+        m.stride[side == A ? 1 : 0] = v->stride[0];
+        m.shape[side == A ? 0 : 1] = 1;
+        m.stride[side == A ? 0 : 1] = 1;
+    }
+    return m;
+}
+
+/* The leading dimensions alone. */
+static msi_view leading(const msi_view *v)
+{
+    msi_view lead = *v;
+
+    lead.ndim = (int8_t)(v->ndim - 2);
+    return lead;
+}
+
+/* The product's shape with the dimensions that vectors lack. */
+static ms_status product_shape(const msi_view *a, const msi_view *b, int32_t *ndim, int64_t *shape)
+{
+    const msi_view a_lead = leading(a), b_lead = leading(b);
+
+    MS_TRY(msi_broadcast(&a_lead, &b_lead, ndim, shape));
+    shape[(*ndim)++] = a->shape[a->ndim - 2];
+    shape[(*ndim)++] = b->shape[b->ndim - 1];
+    return MS_OK;
+}
+
+/* Matrices with the same leading dimensions, if any: nothing is to be made of them. */
+static bool is_plain(const msi_view *a, const msi_view *b)
+{
+    bool plain = a->ndim == b->ndim && a->ndim >= 2;
+
+    for (int32_t d = 0; plain && d < a->ndim - 2; d++) {
+        plain = a->shape[d] == b->shape[d];
+    }
+    return plain;
+}
+
+/* Vectors, and batches that broadcast. */
+static ms_status broadcast_shape(const msi_view *a, const msi_view *b, int32_t *ndim,
+                                 int64_t *shape)
+{
+    const msi_view am = as_matrix(a, A), bm = as_matrix(b, B);
+    char why[96];
+
+    if (a->ndim < 1 || b->ndim < 1) {
+        return misfit(a, b, "a number has no dimension to sum over; multiply by it");
+    }
+    if (am.shape[am.ndim - 1] != bm.shape[bm.ndim - 2]) {
+        snprintf(why, sizeof(why), "k is %lld and %lld", (long long)am.shape[am.ndim - 1],
+                 (long long)bm.shape[bm.ndim - 2]);
+        return misfit(a, b, why);
+    }
+    if (product_shape(&am, &bm, ndim, shape) != MS_OK) {
+        return misfit(a, b, "leading dimensions do not broadcast");
+    }
+    if (a->ndim == 1) {
+        shape[*ndim - 2] = shape[*ndim - 1];
+        (*ndim)--;
+    }
+    *ndim -= b->ndim == 1;
+    return MS_OK;
+}
+
 static ms_status matmul_meta(const msi_meta *m)
 {
     const msi_view *a = m->in[A], *b = m->in[B];
-    int64_t shape[MS_MAX_DIMS];
-    bool fits =
-        a->ndim == b->ndim && a->ndim >= 2 && a->shape[a->ndim - 1] == b->shape[b->ndim - 2];
+    int64_t shape[MS_MAX_DIMS + 2];
+    int32_t ndim = a->ndim;
 
-    for (int32_t i = 0; fits && i < a->ndim - 2; i++) {
-        fits = a->shape[i] == b->shape[i];
-    }
-    if (!fits) {
-        return misfit(a, b);
+    if (MSI_LIKELY(is_plain(a, b) && a->shape[ndim - 1] == b->shape[ndim - 2])) {
+        for (int32_t d = 0; d < ndim - 1; d++) {
+            shape[d] = a->shape[d];
+        }
+        shape[ndim - 1] = b->shape[ndim - 1];
+    } else {
+        MS_TRY(broadcast_shape(a, b, &ndim, shape));
     }
     MS_TRY(msi_same_dtype("matmul", "a", a, "b", b));
     MS_TRY(msi_check_product("matmul", a->dtype));
-    for (int32_t i = 0; i < a->ndim - 1; i++) {
-        shape[i] = a->shape[i];
-    }
-    shape[a->ndim - 1] = b->shape[a->ndim - 1];
-    return msi_result(m->out, a->dtype, a->ndim, shape);
+    return msi_result(m->out, a->dtype, ndim, shape);
 }
 
 /* The stride of the leading dimensions seen as one of `n`. False when there is none. */
@@ -83,17 +146,28 @@ static bool fold(const msi_view *v, msi_view *out)
     return true;
 }
 
-/* `v` as (batch, rows, cols) the gemm can read. The caller holds a reference. */
-static ms_status as_matrices(msi_view *out, ms_context *ctx, const msi_view *v)
+/* Rows behind rows: (1, leading x rows, cols), or false where strides forbid it. */
+static bool fold_rows(const msi_view *v, msi_view *out)
+{
+    const int64_t cols = v->shape[v->ndim - 1];
+    const int64_t shape[3] = {1, msi_leading(v, v->ndim - 1), cols};
+
+    return msi_view_reshape(v, 3, shape, out);
+}
+
+/* `v` as (batch, rows, cols) the gemm can read, by fold() or fold_rows(). The caller holds a
+ * reference. */
+static ms_status as_matrices(msi_view *out, ms_context *ctx, const msi_view *v,
+                             bool (*matrices)(const msi_view *, msi_view *))
 {
     msi_view copy;
 
-    if (fold(v, out) && msi_is_matrix(out)) {
+    if (matrices(v, out) && msi_is_matrix(out)) {
         msi_storage_retain(out->storage);
         return MS_OK;
     }
     MS_TRY(msi_view_like(&copy, ctx, v, v->dtype, MS_MEM_ACTIVATION, true));
-    fold(&copy, out);
+    matrices(&copy, out);
     return MS_OK;
 }
 
@@ -112,25 +186,71 @@ static msi_gemm_args product(msi_matrix a, msi_matrix b, int64_t m, int64_t n, i
                            .b_batch = b.batch};
 }
 
-static ms_status matmul_forward(msi_op_call *c)
-{
-    msi_view a, b;
-    msi_matrix ma, mb;
-    ms_status status;
+/* How operands are multiplied: as matrices, with the leading dimensions they share. */
+typedef struct plan {
+    const msi_view *in[2]; /* the operands, or what was made of them: */
+    msi_view made[2];      /* vectors with two dimensions, leading ones expanded */
+    bool rows;             /* the leading dimensions of a are rows of one matrix */
+} plan;
 
-    MS_TRY(as_matrices(&a, c->ctx, &c->in[A]->v));
-    MS_TRY_GOTO(as_matrices(&b, c->ctx, &c->in[B]->v), no_b);
-    MS_TRY_GOTO(msi_matrix_of(&a, &ma), out);
-    MS_TRY_GOTO(msi_matrix_of(&b, &mb), out);
-    msi_gemm_args args = product(ma, mb, a.shape[1], b.shape[2], a.shape[2]);
+static ms_status expand_leading(plan *p)
+{
+    const msi_view m[2] = {p->made[A], p->made[B]};
+    int64_t shape[MS_MAX_DIMS + 2];
+    int32_t ndim;
+
+    MS_TRY(product_shape(&m[A], &m[B], &ndim, shape));
+    for (int32_t i = A; i <= B; i++) {
+        shape[ndim - 2] = m[i].shape[m[i].ndim - 2];
+        shape[ndim - 1] = m[i].shape[m[i].ndim - 1];
+        msi_view_expand(&m[i], ndim, shape, &p->made[i]);
+    }
+    return MS_OK;
+}
+
+static ms_status make_plan(plan *p, const msi_view *a, const msi_view *b)
+{
+    p->rows = false;
+    p->in[A] = a;
+    p->in[B] = b;
+    if (MSI_LIKELY(is_plain(a, b))) {
+        return MS_OK;
+    }
+    p->made[A] = as_matrix(a, A);
+    p->made[B] = as_matrix(b, B);
+    p->in[A] = &p->made[A];
+    p->in[B] = &p->made[B];
+    p->rows = p->made[A].ndim > 2 && p->made[B].ndim == 2;
+    return p->rows ? MS_OK : expand_leading(p);
+}
+
+static ms_status multiply(msi_op_call *c, const msi_view *a, const msi_view *b)
+{
+    msi_matrix ma, mb;
+
+    MS_TRY(msi_matrix_of(a, &ma));
+    MS_TRY(msi_matrix_of(b, &mb));
+    msi_gemm_args args = product(ma, mb, a->shape[1], b->shape[2], a->shape[2]);
 
     args.c = msi_view_ptr(&c->out[0]->v);
     args.c_row = args.n;
     args.c_batch = args.m * args.n;
-    args.batch = a.shape[0];
-    args.dtype = args.c_dtype = a.dtype;
+    args.batch = a->shape[0];
+    args.dtype = args.c_dtype = a->dtype;
     args.op = c->op->name;
-    MS_TRY_GOTO(msi_gemm(c->ctx, &args), out);
+    return msi_gemm(c->ctx, &args);
+}
+
+static ms_status matmul_forward(msi_op_call *c)
+{
+    msi_view a, b;
+    plan p;
+    ms_status status;
+
+    MS_TRY(make_plan(&p, &c->in[A]->v, &c->in[B]->v));
+    MS_TRY(as_matrices(&a, c->ctx, p.in[A], p.rows ? fold_rows : fold));
+    MS_TRY_GOTO(as_matrices(&b, c->ctx, p.in[B], fold), no_b);
+    MS_TRY_GOTO(multiply(c, &a, &b), out);
     msi_save(c, A, &a);
     msi_save(c, B, &b);
 out:
@@ -140,14 +260,64 @@ no_b:
     return status;
 }
 
+/* What an operand was expanded to, if it was: its gradient is formed in that shape and summed. */
+static bool is_expanded(const plan *p, const msi_view *operand, int32_t i)
+{
+    return !p->rows && msi_view_numel(p->in[i]) != msi_view_numel(operand);
+}
+
+static ms_status expanded_gradient(msi_bwd *bwd, int32_t i, const plan *p, msi_gemm_args *args)
+{
+    const bool vector = msi_bwd_operand(bwd, i)->ndim == 1;
+    const msi_view *in = p->in[i];
+    msi_view whole;
+    void *data;
+
+    MS_TRY(msi_bwd_temp(bwd, in->dtype, in->ndim, in->shape, &whole));
+    MS_TRY(msi_view_data(&whole, &data));
+    args->c = data;
+    args->c_row = args->n;
+    args->c_batch = args->m * args->n;
+    args->c_dtype = in->dtype;
+    args->is_gradient = true;
+    args->op = msi_bwd_name(bwd);
+    MS_TRY(msi_gemm(msi_bwd_context(bwd), args));
+    if (vector && i == B) { /* a column's one entry is no dimension of it */
+        msi_view_set_contiguous(&whole, in->dtype, in->ndim - 1, in->shape);
+    }
+    return msi_bwd_reduce_pass(bwd, i, &whole, 1);
+}
+
+static ms_status contribute(msi_bwd *bwd, int32_t i, const plan *p, msi_gemm_args *args,
+                            const msi_view *dy)
+{
+    args->batch = dy->shape[0];
+    args->dtype = dy->dtype;
+    return is_expanded(p, msi_bwd_operand(bwd, i), i) ? expanded_gradient(bwd, i, p, args)
+                                                      : msi_bwd_gemm(bwd, i, args);
+}
+
+/* The incoming gradient as (batch, m, n), as the product's result was written. */
+static ms_status incoming(msi_bwd *bwd, const plan *p, msi_view *dy)
+{
+    const msi_view *a = p->in[A], *b = p->in[B];
+    const int64_t lead = msi_leading(a, a->ndim - 2), m = a->shape[a->ndim - 2];
+    const int64_t shape[3] = {p->rows ? 1 : lead, p->rows ? lead * m : m, b->shape[b->ndim - 1]};
+
+    MS_TRY(msi_bwd_contiguous(bwd, msi_bwd_grad(bwd, 0), dy));
+    msi_view_set_contiguous(dy, dy->dtype, 3, shape);
+    return MS_OK;
+}
+
 static ms_status matmul_backward(msi_bwd *bwd)
 {
-    const msi_view *saved;
-    msi_view whole, dy;
+    const msi_view a = *msi_bwd_operand(bwd, A), b = *msi_bwd_operand(bwd, B), *saved;
+    msi_view dy;
     msi_matrix md, other;
+    plan p;
 
-    MS_TRY(msi_bwd_contiguous(bwd, msi_bwd_grad(bwd, 0), &whole));
-    fold(&whole, &dy);
+    MS_TRY(make_plan(&p, &a, &b));
+    MS_TRY(incoming(bwd, &p, &dy));
     MS_TRY(msi_matrix_of(&dy, &md));
     if (msi_bwd_needs(bwd, A)) {
         MS_TRY(msi_bwd_saved(bwd, B, &saved));
@@ -155,9 +325,7 @@ static ms_status matmul_backward(msi_bwd *bwd)
         msi_gemm_args args =
             product(md, msi_transposed(other), dy.shape[1], saved->shape[1], dy.shape[2]);
 
-        args.batch = dy.shape[0];
-        args.dtype = dy.dtype;
-        MS_TRY(msi_bwd_gemm(bwd, A, &args));
+        MS_TRY(contribute(bwd, A, &p, &args, &dy));
     }
     if (msi_bwd_needs(bwd, B)) {
         MS_TRY(msi_bwd_saved(bwd, A, &saved));
@@ -165,9 +333,7 @@ static ms_status matmul_backward(msi_bwd *bwd)
         msi_gemm_args args =
             product(msi_transposed(other), md, saved->shape[2], dy.shape[2], dy.shape[1]);
 
-        args.batch = dy.shape[0];
-        args.dtype = dy.dtype;
-        MS_TRY(msi_bwd_gemm(bwd, B, &args));
+        MS_TRY(contribute(bwd, B, &p, &args, &dy));
     }
     return MS_OK;
 }

@@ -100,8 +100,8 @@ MS_API ms_status ms_op_isfinite(ms_tensor **out, ms_tensor *x);
  * goes to what was chosen. */
 MS_API ms_status ms_op_where(ms_tensor **out, ms_tensor *cond, ms_tensor *a, ms_tensor *b);
 
-/** (M, K) x (K, N) -> (M, N), or batched with equal leading dimensions: (..., M, K) x (..., K, N).
- */
+/** (..., M, K) x (..., K, N) -> (..., M, N). Leading dimensions broadcast. A vector (K) is a row on
+ * the left, a column on the right, and the result has no M, or N, then. */
 MS_API ms_status ms_op_matmul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 /** x (..., in), w (out, in), bias (out) or NULL -> (..., out). */
 MS_API ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w,

@@ -55,6 +55,18 @@ both('narrow', function() return { x(), whole(1), whole(1), whole(1) } end)
 both('transpose', function() return { x(), whole(1), whole(2) } end)
 both('reshape', function() return { x(), dims { 3, 2 } } end)
 both('permute', function() return { x(), dims { 2, 1 } } end)
+local function row() return tensor(ms.rand(3)) end
+both('mm', function() return { square(), square() } end)
+both('mv', function() return { square(), row() } end)
+both('dot', function() return { row(), row() } end)
+both('outer', function() return { row(), row() } end)
+local function batch() return tensor(ms.rand(2, 3, 3)) end
+both('bmm', function() return { batch(), batch() } end)
+local function product_options()
+  return maybe(options { beta = maybe(number(2)), alpha = maybe(number(3)) })
+end
+both('addmm', function() return { row(), square(), square(), product_options() } end)
+both('baddbmm', function() return { row(), batch(), batch(), product_options() } end)
 both('unsqueeze', function() return { x(), whole(1) } end)
 both('squeeze', function() return { x(), maybe(dims(1)) } end)
 both('flatten', function() return { x(), maybe(whole(1)), maybe(whole(2)) } end)

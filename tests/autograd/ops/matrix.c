@@ -7,17 +7,31 @@ static ms_status run_matmul(ms_tensor **out, ms_tensor *const *in, const op_case
     return ms_op_matmul(out, in[0], in[1]);
 }
 
+/* An operand as matrices, and its leading dimensions alone. */
+static void split_operand(const operand *o, bool left, operand *lead, int64_t *rows, int64_t *cols)
+{
+    *lead = *o;
+    lead->ndim = o->ndim > 2 ? o->ndim - 2 : 0;
+    *rows = o->ndim > 1 ? o->shape[o->ndim - 2] : left ? 1 : o->shape[0];
+    *cols = o->ndim > 1 || left ? o->shape[o->ndim - 1] : 1;
+}
+
 static void oracle_matmul(const op_case *c, const real *const *in, real *out)
 {
-    const operand *a = &c->in[0], *b = &c->in[1];
-    const int64_t m = a->shape[a->ndim - 2], k = a->shape[a->ndim - 1], n = b->shape[b->ndim - 1];
+    operand a, b, batch = c->out;
+    int64_t m, k, n;
 
+    split_operand(&c->in[0], true, &a, &m, &k);
+    split_operand(&c->in[1], false, &b, &k, &n);
+    batch.ndim = a.ndim > b.ndim ? a.ndim : b.ndim;
     for (int64_t i = 0; i < numel_of(&c->out); i++) {
-        int64_t batch = i / (m * n), row = i / n % m, col = i % n;
+        const int64_t at = i / (m * n), row = i / n % m, col = i % n;
+        const real *x = in[0] + (broadcast_position(&batch, at, &a) * m + row) * k;
+        const real *y = in[1] + broadcast_position(&batch, at, &b) * k * n + col;
 
         out[i] = 0;
         for (int64_t j = 0; j < k; j++) {
-            out[i] += in[0][(batch * m + row) * k + j] * in[1][(batch * k + j) * n + col];
+            out[i] += x[j] * y[j * n];
         }
     }
 }
@@ -105,6 +119,28 @@ static const op_case cases[] = {
          SHAPE(2, 3, 4, 2), .terms = 5),
     ROW2("matmul, batched, gaps", matmul, NARROWED(3, 4, 5), NARROWED(3, 5, 2), SHAPE(3, 4, 2),
          .terms = 5),
+    ROW2("matmul, vectors", matmul, SHAPE(5), NARROWED(5), SCALAR, .terms = 5),
+    ROW2("matmul, row", matmul, SHAPE(5), SHAPE(5, 3), SHAPE(3), .terms = 5),
+    ROW2("matmul, column, gaps", matmul, PERMUTED(3, 5), NARROWED(5), SHAPE(3), .terms = 5),
+    ROW2("matmul, batch by column", matmul, SHAPE(2, 3, 5), SHAPE(5), SHAPE(2, 3), .terms = 6),
+    ROW2("matmul, row by batch", matmul, SHAPE(5), SHAPE(2, 3, 5, 4), SHAPE(2, 3, 4), .terms = 24),
+    ROW2("matmul, batch by matrix", matmul, SHAPE(2, 3, 4, 5), SHAPE(5, 2), SHAPE(2, 3, 4, 2),
+         .terms = 24),
+    ROW2("matmul, batch by matrix, permuted", matmul, PERMUTED(3, 4, 5), PERMUTED(5, 2),
+         SHAPE(3, 4, 2), .terms = 12),
+    ROW2("matmul, batch by matrix, large", matmul, SHAPE(3, 15, 17), SHAPE(17, 19),
+         SHAPE(3, 15, 19), .terms = 45),
+    ROW2("matmul, matrix by batch", matmul, SHAPE(4, 5), SHAPE(3, 5, 2), SHAPE(3, 4, 2),
+         .terms = 6),
+    ROW2("matmul, matrix by batch, large", matmul, SHAPE(15, 17), SHAPE(3, 17, 19),
+         SHAPE(3, 15, 19), .terms = 57),
+    ROW2("matmul, batches broadcast", matmul, SHAPE(2, 1, 4, 5), NARROWED(3, 5, 2),
+         SHAPE(2, 3, 4, 2), .terms = 12),
+    ROW2("matmul, a batch of one", matmul, SHAPE(1, 4, 5), SHAPE(3, 5, 2), SHAPE(3, 4, 2),
+         .terms = 6),
+    ROW2("matmul, batch of nothing by matrix", matmul, SHAPE(0, 4, 5), SHAPE(5, 2), SHAPE(0, 4, 2)),
+    ROW2("matmul, matrix by no batch", matmul, SHAPE(4, 5), SHAPE(0, 5, 2), SHAPE(0, 4, 2)),
+    ROW2("matmul, vectors of nothing", matmul, SHAPE(0), SHAPE(0), SCALAR),
     ROW1("matmul, by itself", square, SHAPE(5, 5), SHAPE(5, 5), .terms = 10),
     ROW2("matmul, no rows", matmul, SHAPE(0, 5), SHAPE(5, 7), SHAPE(0, 7)),
     ROW2("matmul, nothing to sum", matmul, SHAPE(3, 0), SHAPE(0, 7), SHAPE(3, 7)),

@@ -25,18 +25,32 @@ static real dot(int32_t dtype, const real *a, int64_t a_step, const real *b, int
 
 /* -- matmul ------------------------------------------------------------------------------------ */
 
+/* Of matrices with leading dimensions these. */
+static form leading_of(const form *f)
+{
+    form lead = *f;
+
+    lead.ndim = f->ndim > 2 ? f->ndim - 2 : 0;
+    return lead;
+}
+
 static bool plan_matmul(call *c)
 {
     const form *x = &c->in[0];
+    form *y = &c->in[1];
 
     c->n_in = 2;
-    if (!is_float(x) || x->ndim < 2) {
+    if (!is_float(x) || x->ndim < 1) {
         return false;
     }
-    c->in[1] = *x;
-    c->in[1].shape[x->ndim - 2] = x->shape[x->ndim - 1];
-    c->in[1].shape[x->ndim - 1] = below(c->rng, 8) == 0 ? 0 : 1 + below(c->rng, 4);
-    return true;
+    const form lead = leading_of(x);
+
+    draw_broadcast(y, &lead, c->rng);
+    y->shape[y->ndim++] = x->shape[x->ndim - 1];
+    if (y->ndim > 1 || below(c->rng, 3) > 0) {
+        y->shape[y->ndim++] = below(c->rng, 8) == 0 ? 0 : 1 + below(c->rng, 4);
+    }
+    return numel_of(y) <= 120;
 }
 
 static ms_status run_matmul(ms_tensor **out, ms_tensor *const *in, const call *c)
@@ -47,18 +61,29 @@ static ms_status run_matmul(ms_tensor **out, ms_tensor *const *in, const call *c
 
 static void oracle_matmul(const call *c, const array *const *in, array *out)
 {
-    const form *a = &in[0]->form, *b = &in[1]->form;
-    const int64_t m = a->shape[a->ndim - 2], k = a->shape[a->ndim - 1], n = b->shape[b->ndim - 1];
-    form y = *a;
+    const form *a = &in[0]->form, *b = &in[1]->form, a_lead = leading_of(a), b_lead = leading_of(b);
+    const int64_t m = a->ndim > 1 ? a->shape[a->ndim - 2] : 1, k = a->shape[a->ndim - 1];
+    const int64_t n = b->ndim > 1 ? b->shape[b->ndim - 1] : 1;
+    form y = {.dtype = a->dtype};
 
     (void)c;
-    y.shape[y.ndim - 1] = n;
+    broadcast_shape(&a_lead, &b_lead, &y.ndim, y.shape);
+    const form batch = y;
+
+    if (a->ndim > 1) {
+        y.shape[y.ndim++] = m;
+    }
+    if (b->ndim > 1) {
+        y.shape[y.ndim++] = n;
+    }
     set_form(out, y.dtype, y.ndim, y.shape);
     for (int64_t i = 0; i < out->n; i++) {
-        const int64_t batch = i / (m * n), row = i / n % m, col = i % n;
+        const int64_t at = i / (m * n), row = i / n % m, col = i % n;
+        const int64_t x = broadcast_at(&a_lead, batch.ndim, batch.shape, at);
+        const int64_t w = broadcast_at(&b_lead, batch.ndim, batch.shape, at);
 
-        out->v[i] = dot(y.dtype, in[0]->v + (batch * m + row) * k, 1,
-                        in[1]->v + batch * k * n + col, n, k, &out->slack[i]);
+        out->v[i] = dot(y.dtype, in[0]->v + (x * m + row) * k, 1, in[1]->v + w * k * n + col, n, k,
+                        &out->slack[i]);
     }
 }
 
