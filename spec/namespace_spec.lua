@@ -207,7 +207,6 @@ describe('the library\'s names', function()
     }
     for name, case in pairs {
       index_select = { { 3, 4 }, { 0, -1 }, { 3, 4 } },
-      masked_fill = { { 0, 9 }, { 3, 4 } },
       norm = { expected = 5, t = ms.tensor { 3, 4 } },
     } do
       local texts = {}

@@ -8,6 +8,7 @@ local compare = require 'moonshard.compare'
 local dims = require 'moonshard.dims'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
+local masks = require 'moonshard.masks'
 local products = require 'moonshard.products'
 local samples = require 'moonshard.samples'
 local shapes = require 'moonshard.shapes'
@@ -490,7 +491,7 @@ ops.clone = calls.clone
 for name, fn in next, compare do
   ops[name] = fn
 end
-for _, functions in ipairs { shapes.functions, products } do
+for _, functions in ipairs { shapes.functions, products, masks } do
   for name, fn in next, functions do
     ops[name] = fn
   end

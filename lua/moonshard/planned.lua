@@ -16,9 +16,9 @@ local planned = {}
 --- Functions of tensors, in `ms` and as methods.
 planned.functions = names [[
   argmax argmin argsort cumsum einsum erfc erfinv
-  gather index_select logsumexp masked_fill masked_select max
+  gather index_select logsumexp masked_select max
   min nonzero norm prod roll scatter scatter_add sort
-  std topk tril triu unique var
+  std topk unique var
 ]]
 for _, name in ipairs(unary.planned) do
   planned.functions[name] = name
@@ -27,7 +27,7 @@ end
 --- What to write until then, where few words say it: t, a, b, ids and mask are tensors.
 planned.instead = {
   erfc = '1 - t:erf()', index_select = 'ms.ops.embedding(t, ids)',
-  masked_fill = 'ms.where(mask, value, t)', norm = '(t ^ 2):sum() ^ 0.5',
+  norm = '(t ^ 2):sum() ^ 0.5',
 }
 
 --- What to write for methods of tensors that write in place, where one line does it.
@@ -35,7 +35,8 @@ planned.in_place = {
   addcdiv_ = 't:add_(a / b, value)', addcmul_ = 't:add_(a * b, value)',
   clamp_ = 't:copy_(t:clamp(low))', masked_fill_ = 't:copy_(ms.where(mask, value, t))',
   detach_ = 't = t:detach()', div_ = 't:copy_(t / x)', lerp_ = 't:add_(x - t, weight)',
-  mul_ = 't:copy_(t * x)', normal_ = 't:copy_(ms.randn(t:shape()))', pow_ = 't:copy_(t ^ p)',
+  masked_fill_ = 't:copy_(t:masked_fill(mask, value))', mul_ = 't:copy_(t * x)',
+  normal_ = 't:copy_(ms.randn(t:shape()))', pow_ = 't:copy_(t ^ p)',
   sub_ = 't:add_(x, -1)', uniform_ = 't:copy_(ms.rand(t:shape()))',
 }
 for _, name in ipairs(unary.functions) do

@@ -66,6 +66,9 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field split fun(self: ms.Tensor, sizes: integer|integer[], dim?: integer): ms.Tensor[]  views
 ---@field chunk fun(self: ms.Tensor, chunks: integer, dim?: integer): ms.Tensor[]  views
 ---@field unbind fun(self: ms.Tensor, dim?: integer): ms.Tensor[]  views
+---@field masked_fill fun(self: ms.Tensor, mask: ms.Tensor, value: number|ms.Tensor): ms.Tensor
+---@field tril fun(self: ms.Tensor, diagonal?: integer): ms.Tensor
+---@field triu fun(self: ms.Tensor, diagonal?: integer): ms.Tensor
 ---@field mm fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
 ---@field mv fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
 ---@field dot fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
@@ -287,7 +290,9 @@ for _, name in ipairs {
   Tensor[name] = ops[name]
 end
 
-for _, name in ipairs { 'mm', 'mv', 'dot', 'bmm', 'outer', 'addmm', 'baddbmm' } do
+for _, name in ipairs {
+  'mm', 'mv', 'dot', 'bmm', 'outer', 'addmm', 'baddbmm', 'masked_fill', 'tril', 'triu',
+} do
   Tensor[name] = ops[name]
 end
 for _, name in ipairs(shapes.methods) do
