@@ -38,16 +38,17 @@ ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t)
 
 struct backward {
     ms_tensor *root, *grad;
+    int32_t flags;
 };
 
 static ms_status run_backward(void *arg)
 {
     const struct backward *b = arg;
 
-    return ms_backward(b->root, b->grad);
+    return ms_backward_with(b->root, b->grad, b->flags);
 }
 
-/* backward(root, grad or nil) -> status. What a hook raised is raised again. */
+/* backward(root, grad or nil, flags) -> status. What a hook raised is raised again. */
 static int lua_backward(lua_State *L)
 {
     struct backward b;
@@ -56,6 +57,7 @@ static int lua_backward(lua_State *L)
     if (status == MS_OK) {
         status = handle_arg(L, 2, "backward", &b.grad);
     }
+    b.flags = (int32_t)lua_tointeger(L, 3);
     if (status == MS_OK) {
         status = host_enter(L, run_backward, &b);
     }

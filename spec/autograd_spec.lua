@@ -35,11 +35,31 @@ describe('autograd', function()
     checks.raises('TypeError', 'is f32, expected f64', a.set_grad, a, ms.ones(1))
   end)
 
-  it('says what to write instead of keeping a graph', function()
+  it('retains a graph for backwards that give the same again', function()
+    local a = leaf { 2, 3 }
+    local y = a * a * a
+    local seen = 0
+    y:hook(function() seen = seen + 1 end)
+    y:backward(ms.ones(2, { dtype = 'f64' }), { retain_graph = true })
+    assert.same({ 12, 27 }, a:grad():totable())
+    y:backward(ms.ones(2, { dtype = 'f64' }), { retain_graph = true })
+    y:sum():backward { retain_graph = true }
+    assert.same({ 36, 81 }, a:grad():totable())
+    y:sum():backward()
+    assert.same({ 48, 108 }, a:grad():totable())
+    assert.equal(4, seen)
+    checks.raises('RuntimeError', 'retain_graph = true', function() y:sum():backward() end)
+  end)
+
+  it('names options of backward that are none', function()
     local y = leaf { 2 } * 3
-    checks.raises('NotImplementedError', "backward: 'retain_graph' is not supported yet",
-      y.backward, y, { retain_graph = true })
-    checks.raises('TypeError', "'grad' is a table, expected a tensor", y.backward, y, { 1 })
+    checks.raises('NotImplementedError', "'create_graph' is not supported", y.backward, y,
+      { create_graph = true })
+    checks.raises('ValueError', "did you mean 'retain_graph'", y.backward, y,
+      { retain_graphs = true })
+    checks.raises('TypeError', "'retain_graph' is a number", y.backward, y, nil,
+      { retain_graph = 1 })
+    y:backward()
   end)
 
   it('takes a gradient for a root with several elements', function()

@@ -14,6 +14,7 @@ local dtype = require 'moonshard.dtype'
 local entries = require 'moonshard.entries'
 local errors = require 'moonshard.errors'
 local format = require 'moonshard.format'
+local graph = require 'moonshard.graph'
 local ops = require 'moonshard.ops'
 local shapes = require 'moonshard.shapes'
 local unary = require 'moonshard.unary'
@@ -367,16 +368,17 @@ function Tensor:requires_grad_(on)
 end
 
 --- Differentiate with respect to every leaf this came from; gradients add to theirs.
+--- A second backward over the same graph is a RuntimeError, unless the first retained it.
 ---@param grad? ms.Tensor  may be left out for one element
-function Tensor:backward(grad)
+---@param options? ms.Backward.Options  may stand in place of `grad`
+function Tensor:backward(grad, options)
   arguments.tensor('backward', 'self', self)
-  if type(grad) == 'table' and grad.retain_graph ~= nil then
-    errors.raise('NotImplementedError', "backward: 'retain_graph' is not supported yet; add what "
-      .. 'is differentiated, (a + b):backward(), or run forward again')
+  if type(grad) == 'table' and options == nil then
+    grad, options = nil, grad
   elseif grad ~= nil then
     arguments.tensor('backward', 'grad', grad)
   end
-  B.check(core.backward(self, grad))
+  B.check(core.backward(self, grad, options ~= nil and graph.flags(options) or 0))
 end
 
 --- The gradient of a leaf, which shares its memory; nil when there was no backward, or when this

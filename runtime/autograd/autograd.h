@@ -63,6 +63,9 @@ ms_status msi_backward_observe(ms_context *ctx, const msi_backward_observer *obs
 /* Not while a backward runs: see msi_backward_defer(). */
 void msi_backward_unobserve(ms_context *ctx, void *user);
 
+/* Does a backward run that adds to leaves' gradients, and not one that returns them? */
+bool msi_backward_accumulates(const ms_context *ctx);
+
 /* A call put off; part of what it frees, so that it takes no memory. */
 typedef struct msi_deferred {
     void (*fn)(void *user);

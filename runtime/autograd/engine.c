@@ -2,14 +2,10 @@
  *
  * Operands' nodes are older than the nodes that use them, so descending order is topological, and
  * contributions to one gradient always add in the same order: that of the program, reversed. A walk
- * comes first: it refuses graphs that were differentiated before, tells pre hooks what comes, and
- * counts what each leaf will get, so a leaf is finished (and may be reduced, and its memory reused)
- * while backward goes on. */
+ * (walk.c) comes first. */
 #include "tape.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* -- the queue: a heap, the youngest node on top ----------------------------------------------- */
 
@@ -59,125 +55,39 @@ static msi_node *dequeue(msi_tape *tape)
     return top;
 }
 
-/* -- the walk ---------------------------------------------------------------------------------- */
+/* -- running ----------------------------------------------------------------------------------- */
 
-static ms_status reach_leaf(msi_tape *tape, msi_node *leaf)
+/* Each result has memory of its own, which its owner may write to. */
+static ms_status capture(msi_tape *tape, const msi_view *v, ms_tensor **grad)
 {
-    if (leaf->walk != tape->walk) {
-        MS_TRY(msi_list_push(&tape->leaves, leaf));
-        msi_node_retain(leaf);
-        leaf->walk = tape->walk;
-        leaf->pending = 0;
-        leaf->reached = leaf->newborn = false;
-        leaf->gathers = msi_hooks_any(leaf->leaf->hooks, MSI_HOOK_GRAD);
+    const bool whole = msi_storage_is_private(v->storage) && msi_view_contiguous(v) &&
+                       v->storage->kind == MS_STORAGE_OWNED;
+    msi_view own = *v;
+
+    if (whole) {
+        return msi_tensor_new(grad, tape->ctx, &own);
     }
-    leaf->pending++;
-    return MS_OK;
+    MS_TRY(msi_view_like(&own, tape->ctx, v, v->dtype, MS_MEM_ACTIVATION, true));
+    ms_status status = msi_tensor_new(grad, tape->ctx, &own);
+
+    msi_storage_release(own.storage);
+    return status;
 }
 
-static ms_status reach(msi_tape *tape, msi_node *node)
+/* The gradients of the node's outputs are complete: hand on those that are to be returned. */
+static ms_status capture_all(msi_node *node)
 {
-    if (node->op == NULL) {
-        return reach_leaf(tape, node);
-    }
-    if (node->walk == tape->walk) {
-        return MS_OK;
-    }
-    if (node->spent) {
-        return MS_FAIL(MS_RUNTIME_ERROR,
-                       "cannot go backward through this graph a second time: '%s' gave up what it "
-                       "saved when it was differentiated; run forward again",
-                       node->op->name);
-    }
-    node->walk = tape->walk;
-    if (node->pre != NULL) {
-        MS_TRY(msi_list_push(&tape->hooked, node));
-    }
-    return msi_list_push(&tape->to_visit, node);
-}
+    msi_tape *tape = node->tape;
 
-/* Between forwards a unit's parameter shows a shard. A gradient of that has no place in the whole
- * one's, which the unit averages over ranks. */
-static ms_status refuse_shard(const char *user, const ms_tensor *leaf, int32_t ndim,
-                              const int64_t *shape)
-{
-    return MS_FAIL(MS_RUNTIME_ERROR,
-                   "backward: '%s' was given this rank's shard %s of '%s', expected the whole "
-                   "parameter %s: a term over parameters belongs into the forward of the module "
-                   "that FSDP wraps with them (the weight_decay of an optimizer does without)",
-                   user, msi_shape_text(ndim, shape), msi_tensor_label(leaf),
-                   msi_shape_text(leaf->param->ndim, leaf->param->shape));
-}
+    for (int32_t i = 0; i < tape->n_captures; i++) {
+        msi_capture *c = &tape->captures[i];
 
-/* (The leaf's node may have been made for a shard that was only looked at.) */
-static ms_status expect_whole(const msi_node *node, const msi_edge *edge)
-{
-    const ms_tensor *leaf = edge->node->leaf;
-    const msi_param *p = leaf != NULL ? leaf->param : NULL;
-    msi_output *whole = &edge->node->out[0];
-
-    if (p == NULL || p->unit == NULL) {
-        return MS_OK;
-    }
-    if (edge->shard) {
-        return refuse_shard(node->op->name, leaf, edge->ndim, edge->shape);
-    }
-    whole->dtype = edge->dtype;
-    whole->ndim = edge->ndim;
-    memcpy(whole->shape, p->shape, sizeof(*p->shape) * (size_t)p->ndim);
-    return MS_OK;
-}
-
-/* A leaf that was frozen since it was used gets nothing. */
-static void drop_frozen(msi_edge *edge)
-{
-    msi_node *node = edge->node;
-
-    if (node != NULL && node->op == NULL && MSI_UNLIKELY(!node->leaf->requires_grad)) {
-        edge->node = NULL;
-        msi_node_release(node);
-    }
-}
-
-/* A rule may read a leaf's own .grad, as in (w * w.grad).sum(). What comes for leaves that have one
- * is then added when they are finished, behind the rules that made it. */
-static void gather_apart(const msi_tape *tape)
-{
-    for (int32_t i = 0; i < tape->leaves.n; i++) {
-        msi_node *node = tape->leaves.item[i];
-
-        node->gathers |= node->leaf->grad != NULL && node->leaf->sink == NULL;
-    }
-}
-
-static ms_status walk(msi_tape *tape, msi_node *root)
-{
-    bool reads_grad = false;
-
-    tape->walk++;
-    tape->to_visit.n = tape->hooked.n = 0;
-    MS_TRY(reach(tape, root));
-    while (tape->to_visit.n > 0) {
-        msi_node *node = tape->to_visit.item[--tape->to_visit.n];
-
-        reads_grad |= node->reads_grad;
-        for (int32_t i = 0; i < node->n_in; i++) {
-            msi_edge *edge = &node->edge[i];
-
-            drop_frozen(edge);
-            if (edge->node != NULL) {
-                MS_TRY(expect_whole(node, edge));
-                MS_TRY(reach(tape, edge->node));
-            }
+        if (c->node == node && node->out[c->out].grad != NULL) {
+            MS_TRY(capture(tape, &node->out[c->out].grad->view, &c->grad));
         }
     }
-    if (MSI_UNLIKELY(reads_grad)) {
-        gather_apart(tape);
-    }
     return MS_OK;
 }
-
-/* -- running ----------------------------------------------------------------------------------- */
 
 /* Nothing more will come for this leaf. */
 static ms_status finish_leaf(msi_node *node)
@@ -186,6 +96,9 @@ static ms_status finish_leaf(msi_node *node)
 
     if (node->gathers && node->out[0].grad != NULL) {
         MS_TRY(msi_hooks_run_grad(&leaf->hooks, 0, &node->out[0], node->tape));
+        if (node->captured) {
+            return capture_all(node);
+        }
         MS_TRY(msi_grad_deliver(node));
     }
     if (leaf->sink != NULL) {
@@ -200,17 +113,6 @@ static ms_status settle(msi_node *target)
         return enqueue(target->tape, target);
     }
     return --target->pending == 0 ? finish_leaf(target) : MS_OK;
-}
-
-/* Rules count on one operand at least that needs a gradient. */
-static bool leads_on(const msi_node *node)
-{
-    for (int32_t i = 0; i < node->n_in; i++) {
-        if (node->edge[i].node != NULL) {
-            return true;
-        }
-    }
-    return false;
 }
 
 static ms_status differentiate(msi_node *node)
@@ -229,7 +131,10 @@ static ms_status differentiate(msi_node *node)
             MS_TRY(msi_hooks_run_grad(&node->hooks, i, &node->out[i], node->tape));
         }
     }
-    if (!leads_on(node)) {
+    if (MSI_UNLIKELY(node->captured)) {
+        MS_TRY(capture_all(node));
+    }
+    if (!msi_node_leads_on(node)) {
         return MS_OK;
     }
     ms_status status = msi_rule_run(node);
@@ -250,51 +155,62 @@ static ms_status pass_milestones(msi_tape *tape, uint64_t sequence)
     return MS_OK;
 }
 
+/* Is the node used up, now that it has had its turn? */
+static bool is_used_up(const msi_node *node)
+{
+    return !node->tape->retains && (!node->captured || msi_node_leads_on(node));
+}
+
 /* What the node held for its rule goes before anybody hears of finished leaves. */
 static ms_status run_node(msi_node *node)
 {
+    const bool used_up = is_used_up(node);
     ms_status status = pass_milestones(node->tape, node->sequence);
 
     if (status == MS_OK) {
         status = differentiate(node);
     }
     msi_grads_clear(node);
-    msi_node_drop_saved(node);
+    if (used_up) {
+        msi_node_drop_saved(node);
+    }
     for (int32_t i = 0; status == MS_OK && i < node->n_in; i++) {
-        if (node->edge[i].node != NULL) {
+        if (msi_edge_needs(&node->edge[i])) {
             status = settle(node->edge[i].node);
         }
     }
-    msi_node_spend(node);
+    if (used_up) {
+        msi_node_spend(node);
+    }
     return status;
 }
 
-/* The root's gradient: `grad`, or 1. */
-static ms_status seed(msi_node *root, int32_t out, const ms_tensor *root_tensor,
-                      const ms_tensor *grad)
+/* The root's gradient: what was given, or 1. */
+static ms_status seed(const msi_root *root)
 {
+    const ms_tensor *grad = root->grad;
+    ms_context *ctx = root->tensor->ctx;
     msi_view one = {.storage = NULL};
 
     if (grad != NULL && grad->v.storage->refcount == 1) {
-        return msi_grad_pass(root, out, &grad->v);
+        return msi_grad_pass(root->node, root->out, &grad->v);
     }
     if (grad != NULL) { /* it may lie in a leaf's gradient, which rules write while they read it */
         msi_view copy;
 
-        MS_TRY(msi_view_like(&copy, root->tape->ctx, &grad->v, grad->v.dtype, MS_MEM_ACTIVATION,
-                             true));
-        ms_status passed = msi_grad_pass(root, out, &copy);
+        MS_TRY(msi_view_like(&copy, ctx, &grad->v, grad->v.dtype, MS_MEM_ACTIVATION, true));
+        ms_status passed = msi_grad_pass(root->node, root->out, &copy);
 
         msi_storage_release(copy.storage);
         return passed;
     }
-    msi_view_set_contiguous(&one, root_tensor->v.dtype, root_tensor->v.ndim, root_tensor->v.shape);
-    MS_TRY(msi_storage_new(&one.storage, root->tape->ctx, ms_dtype_size(one.dtype),
-                           MS_MEM_ACTIVATION));
+    msi_view_set_contiguous(&one, root->tensor->v.dtype, root->tensor->v.ndim,
+                            root->tensor->v.shape);
+    MS_TRY(msi_storage_new(&one.storage, ctx, ms_dtype_size(one.dtype), MS_MEM_ACTIVATION));
     ms_status status = msi_fill(&one, 1);
 
     if (status == MS_OK) {
-        status = msi_grad_pass(root, out, &one);
+        status = msi_grad_pass(root->node, root->out, &one);
     }
     msi_storage_release(one.storage);
     return status;
@@ -313,12 +229,14 @@ static ms_status tell_begin(msi_tape *tape)
     for (int32_t i = 0; i < tape->leaves.n; i++) {
         const msi_grad_sink *sink = at(&tape->leaves, i)->leaf->sink;
 
-        if (sink != NULL) {
+        if (sink != NULL && !tape->returns) {
             MS_TRY(sink->expect(sink->user, sink->index));
         }
     }
     for (int32_t i = 0; i < tape->hooked.n; i++) {
-        MS_TRY(msi_hooks_expect(at(&tape->hooked, i)));
+        if (!at(&tape->hooked, i)->idle) {
+            MS_TRY(msi_hooks_expect(at(&tape->hooked, i)));
+        }
     }
     return MS_OK;
 }
@@ -403,16 +321,24 @@ static void end(msi_tape *tape, ms_status status)
     msi_error_put_back(&why);
 }
 
-static ms_status run(msi_tape *tape, msi_node *root, int32_t out, const ms_tensor *root_tensor,
-                     const ms_tensor *grad)
+/* Give the root its gradient, and its turn. */
+static ms_status start_from(msi_tape *tape, const msi_root *root)
+{
+    if (root->node->idle) {
+        return MS_OK;
+    }
+    if (root->node->op != NULL) {
+        MS_TRY(enqueue(tape, root->node));
+    }
+    MS_TRY(seed(root));
+    return root->node->op == NULL ? settle(root->node) : MS_OK;
+}
+
+static ms_status run(msi_tape *tape, const msi_root *roots, int32_t n_roots)
 {
     MS_TRY(tell_begin(tape));
-    if (root->op != NULL) {
-        MS_TRY(enqueue(tape, root));
-    }
-    MS_TRY(seed(root, out, root_tensor, grad));
-    if (root->op == NULL) {
-        return settle(root);
+    for (int32_t i = 0; i < n_roots; i++) {
+        MS_TRY(start_from(tape, &roots[i]));
     }
     while (tape->queue.n > 0) {
         msi_node *node = dequeue(tape);
@@ -424,69 +350,29 @@ static ms_status run(msi_tape *tape, msi_node *root, int32_t out, const ms_tenso
     return MS_OK;
 }
 
-static ms_status check(const msi_tape *tape, const ms_tensor *root, const ms_tensor *grad)
+ms_status msi_backward_run(msi_tape *tape, const msi_root *roots, int32_t n_roots)
 {
-    if (tape->running) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "backward: another backward is running; hooks cannot "
-                                         "start one");
-    }
-    if (!root->requires_grad) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "backward: the tensor does not require grad, and no "
-                                         "recorded op made it");
-    }
-    if (root->grad_fn == NULL && msi_tensor_is_shard(root)) {
-        return refuse_shard("backward", root, root->v.ndim, root->v.shape);
-    }
-    if (grad == NULL && msi_view_numel(&root->v) != 1) {
-        return MS_FAIL(MS_RUNTIME_ERROR,
-                       "backward: a tensor of shape %s needs a gradient; only with one element it "
-                       "is 1 by default",
-                       msi_shape_text(root->v.ndim, root->v.shape));
-    }
-    if (grad != NULL && !msi_view_same_shape(&grad->v, &root->v)) {
-        return MS_FAIL(MS_VALUE_ERROR, "backward: the gradient has shape %s, expected %s",
-                       msi_shape_text(grad->v.ndim, grad->v.shape),
-                       msi_shape_text(root->v.ndim, root->v.shape));
-    }
-    if (grad != NULL && !ms_dtype_is_floating(grad->v.dtype)) {
-        return MS_FAIL(MS_TYPE_ERROR, "backward: the gradient is %s, expected %s",
-                       ms_dtype_name(grad->v.dtype), ms_dtype_name(root->v.dtype));
-    }
-    return MS_OK;
-}
-
-ms_status ms_backward(ms_tensor *root, ms_tensor *grad)
-{
-    msi_tape *tape = msi_tape_of(root->ctx);
-    const int32_t out = root->out_index;
-    msi_node *node;
-
-    if (tape == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    MS_TRY(check(tape, root, grad));
-    if (root->grad_fn != NULL) {
-        node = msi_node_retain(root->grad_fn);
-    } else {
-        MS_TRY(msi_node_of_leaf(&node, tape, root));
-    }
     const bool recording = tape->recording;
-    ms_status status = walk(tape, node);
+    ms_status status = msi_walk(tape, roots, n_roots);
 
     tape->running = true;
     tape->recording = false;
-    ms_tensor_retain(root); /* hooks may free it */
     if (status == MS_OK) {
-        status = run(tape, node, out, root, grad);
+        status = run(tape, roots, n_roots);
     }
     if (status == MS_OK) {
         status = tell_finish(tape);
     }
     end(tape, status);
     tape->recording = recording;
-    ms_tensor_free(root);
-    msi_node_release(node);
     return status;
+}
+
+bool msi_backward_accumulates(const ms_context *ctx)
+{
+    const msi_tape *tape = ctx->room[MSI_ROOM_AUTOGRAD];
+
+    return tape != NULL && tape->running && !tape->returns;
 }
 
 /* -- who watches ------------------------------------------------------------------------------- */

@@ -127,7 +127,10 @@ ms_status msi_hooks_expect(const msi_node *node)
 
 ms_status msi_hooks_run_pre(msi_node *node)
 {
-    while (node->pre != NULL) {
+    for (msi_hooks *hook = node->pre; node->tape->retains && hook != NULL; hook = hook->next) {
+        MS_TRY(hook->pre.fn(hook->pre.user));
+    }
+    while (!node->tape->retains && node->pre != NULL) {
         msi_hooks *hook = node->pre;
 
         node->pre = hook->next;

@@ -55,7 +55,7 @@ const msi_view *msi_bwd_operand(const msi_bwd *b, int32_t i)
 
 bool msi_bwd_needs(const msi_bwd *b, int32_t i)
 {
-    return b->node->edge[i].node != NULL;
+    return msi_edge_needs(&b->node->edge[i]);
 }
 
 /* -- saved views ------------------------------------------------------------------------------- */
@@ -92,7 +92,7 @@ bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t which)
 {
     const msi_storage *s = b->node->saved[which].view.storage;
 
-    return s != NULL && msi_storage_is_private(s);
+    return s != NULL && !b->tape->retains && msi_storage_is_private(s);
 }
 
 /* -- operands' gradients ----------------------------------------------------------------------- */
@@ -101,7 +101,7 @@ ms_status msi_bwd_dest(msi_bwd *b, int32_t i, msi_view *dst, bool *add)
 {
     const msi_edge *edge = &b->node->edge[i];
 
-    MS_ASSERT(edge->node != NULL);
+    MS_ASSERT(msi_edge_needs(edge));
     return msi_grad_dest(edge->node, edge->out, dst, add);
 }
 
@@ -110,7 +110,7 @@ ms_status msi_bwd_pass(msi_bwd *b, int32_t i, const msi_view *v)
     const msi_edge *edge = &b->node->edge[i];
 
     MS_ASSERT(edge->node == NULL || msi_view_same_shape(v, msi_bwd_operand(b, i)));
-    return edge->node != NULL ? msi_grad_pass(edge->node, edge->out, v) : MS_OK;
+    return msi_edge_needs(edge) ? msi_grad_pass(edge->node, edge->out, v) : MS_OK;
 }
 
 ms_status msi_bwd_temp(msi_bwd *b, int32_t dtype, int32_t ndim, const int64_t *shape, msi_view *v)

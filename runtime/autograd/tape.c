@@ -28,6 +28,7 @@ static void tape_free(msi_tape *tape)
     free(tape->hooked.item);
     free(tape->queue.item);
     free(tape->leaves.item);
+    free(tape->reached.item);
     free(tape->temps.item);
     free(tape->ended.item);
     free(tape->milestones);

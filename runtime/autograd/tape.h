@@ -58,6 +58,8 @@ struct msi_node {
     bool reached;      /* a leaf's: something came in this backward */
     bool newborn;      /* a leaf's: its .grad was made by this backward */
     bool reads_grad;   /* a saved view lies in memory that leaves' .grad are made of */
+    bool captured;     /* the running backward returns gradients of its outputs */
+    bool idle;         /* the running backward wants nothing behind it */
     msi_edge *edge;    /* (n_in) */
     msi_saved *saved;  /* (n_saved) */
     void *attrs;       /* op->attrs_size bytes */
@@ -97,6 +99,21 @@ typedef struct msi_milestone {
     void *user;
 } msi_milestone;
 
+/* A gradient that the running backward returns. */
+typedef struct msi_capture {
+    msi_node *node; /* retained; NULL: nothing was made of this input */
+    int32_t out;
+    ms_tensor *grad; /* owned; NULL until it is there */
+} msi_capture;
+
+/* What a backward starts from. */
+typedef struct msi_root {
+    ms_tensor *tensor; /* retained: hooks may free it */
+    ms_tensor *grad;   /* borrowed; NULL: 1 */
+    msi_node *node;    /* retained */
+    int32_t out;
+} msi_root;
+
 enum { MSI_NODE_GRAIN = 64, MSI_NODE_CLASSES = 256 };
 
 /* What the room keeps in a context. */
@@ -117,8 +134,13 @@ struct msi_tape {
     struct msi_chunk *chunks;
     char *chunk_at, *chunk_end;
     /* the running backward */
+    bool retains; /* the graph stays as it is */
+    bool returns; /* gradients are captured, none accumulates */
+    msi_capture *captures;
+    int32_t n_captures;
     msi_list to_visit, queue /* a heap by sequence */, leaves, hooked /* reached, with pre hooks */;
-    msi_list temps; /* storages of the running rule */
+    msi_list reached; /* nodes of ops, where it returns gradients */
+    msi_list temps;   /* storages of the running rule */
     msi_view operand[MSI_OP_MAX_IN];
     msi_milestone *milestones; /* the latest place last */
     int32_t n_milestones, milestone_capacity;
@@ -159,6 +181,26 @@ ms_status msi_grad_pass(msi_node *node, int32_t out, const msi_view *v);
 /* Store or add a gathered total (or none) where the leaf's gradient lives. */
 ms_status msi_grad_deliver(msi_node *leaf);
 
+/* -- walk.c ------------------------------------------------------------------------------------ */
+
+/* Is there a node that the running backward wants a gradient for? */
+static inline bool msi_edge_needs(const msi_edge *edge)
+{
+    return edge->node != NULL && !edge->node->idle;
+}
+bool msi_node_leads_on(const msi_node *node);
+/* Fill the tape's lists for a backward from these roots. */
+ms_status msi_walk(msi_tape *tape, const msi_root *roots, int32_t n_roots);
+/* RuntimeError: `user` was given a shard of a parameter that takes whole gradients. */
+ms_status msi_refuse_shard(const char *user, const ms_tensor *leaf, int32_t ndim,
+                           const int64_t *shape);
+
+/* -- engine.c ---------------------------------------------------------------------------------- */
+
+/* Differentiate: walk, run, tell those who watch. What the tape says of this backward (captures,
+ * retains) is set, and its caller's to take back. */
+ms_status msi_backward_run(msi_tape *tape, const msi_root *roots, int32_t n_roots);
+
 /* -- rule.c: what a backward rule sees --------------------------------------------------------- */
 
 /* Run the node's rule. */
@@ -172,7 +214,7 @@ bool msi_hooks_any(const msi_hooks *list, int32_t kind);
 ms_status msi_hooks_run_grad(msi_hooks **list, int32_t out, msi_output *output, msi_tape *tape);
 /* Tell the pre hooks that a backward comes here. */
 ms_status msi_hooks_expect(const msi_node *node);
-/* Run each pre hook once and drop it. */
+/* Run each pre hook once, and drop it unless the graph stays. */
 ms_status msi_hooks_run_pre(msi_node *node);
 
 #endif

@@ -205,7 +205,9 @@ static ms_status finish_backward(void *user)
     for (int32_t i = 0; i < tree->n_units; i++) {
         MS_TRY(msi_unit_check_kept(tree->units[i]));
     }
-    MS_TRY(tree->run.sync ? reduce_unreached(tree) : count_kept(tree));
+    if (msi_backward_accumulates(tree->ctx)) {
+        MS_TRY(tree->run.sync ? reduce_unreached(tree) : count_kept(tree));
+    }
     MS_TRY(msi_reductions_finish(&tree->run.progress, &tree->run.gradients));
     for (int32_t i = 0; i < tree->n_units; i++) {
         if (tree->units[i]->state == MS_UNIT_PUBLISHED) {

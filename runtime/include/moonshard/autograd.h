@@ -23,6 +23,15 @@ MS_API bool ms_grad_enabled(void);
  */
 MS_API ms_status ms_backward(ms_tensor *root, MS_NULLABLE ms_tensor *grad);
 
+enum {
+    MS_RETAIN_GRAPH = 1, /* the graph stays, with its hooks, for another backward */
+};
+/** ms_backward() with flags. A backward over a graph that an earlier one has retained gives what a
+ * first one would, and adds it; units of sharded parameters are unsharded for each.
+ * MS_VALUE_ERROR for flags that are none.
+ * @param flags  MS_RETAIN_GRAPH, or 0 */
+MS_API ms_status ms_backward_with(ms_tensor *root, MS_NULLABLE ms_tensor *grad, int32_t flags);
+
 /** New handle on the gradient of a leaf; `*out` is NULL when it has none. The caller owns `*out`.
  * The gradient shares memory with the leaf's: writing into it changes it. For a sharded parameter
  * it is the reduced gradient of this rank's elements, 1-D; after backwards that reduced nothing

@@ -136,7 +136,10 @@ of['tensor:copy_'] = function() return { x(), tensor(ms.rand(3)) } end
 of['tensor:add_'] = function() return { x(), scalar(ms.rand(3)), maybe(number(2)) } end
 of['tensor:requires_grad_'] = function() return { x(), maybe(flag(true)) } end
 of['tensor:backward'] = function()
-  return { tensor((leaf().value * 2):sum()), maybe(tensor(ms.ones {})) }
+  return {
+    tensor((leaf().value * 2):sum()), maybe(tensor(ms.ones {})),
+    maybe(options { retain_graph = maybe(flag(true)), create_graph = maybe(flag(false)) }),
+  }
 end
 of['tensor:set_grad'] = function() return { leaf(), maybe(x()) } end
 of['tensor:release'] = function()
