@@ -4,8 +4,27 @@
 #include "lua_module.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum { TYPE_CDATA = 10 }; /* LuaJIT's type of FFI objects; lua.h has no name for it */
+
+static ms_status handle_of(const ms_ref *ref, const char *function, ms_tensor **t)
+{
+    char text[160];
+
+    if (ms_ref_alive(ref)) {
+        *t = ref->ptr;
+        return MS_OK;
+    }
+    const char *scope = ms_ref_released_by(ref);
+
+    snprintf(text, sizeof(text),
+             scope[0] != '\0'
+                 ? "%s: the tensor was released at the end of %s; return it or ms.keep it"
+                 : "%s: the tensor was released%s",
+             function, scope);
+    return ms_error_set(MS_RUNTIME_ERROR, text);
+}
 
 ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t)
 {
@@ -20,20 +39,8 @@ ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t)
                  luaL_typename(L, arg));
         return ms_error_set(MS_TYPE_ERROR, text);
     }
-    const ms_ref *ref = lua_topointer(L, arg); /* LuaJIT gives the payload of a cdata */
-
-    if (ms_ref_alive(ref)) {
-        *t = ref->ptr;
-        return MS_OK;
-    }
-    const char *scope = ms_ref_released_by(ref);
-
-    snprintf(text, sizeof(text),
-             scope[0] != '\0'
-                 ? "%s: the tensor was released at the end of %s; return it or ms.keep it"
-                 : "%s: the tensor was released%s",
-             function, scope);
-    return ms_error_set(MS_RUNTIME_ERROR, text);
+    /* LuaJIT gives the payload of a cdata */
+    return handle_of(lua_topointer(L, arg), function, t);
 }
 
 struct backward {
@@ -65,12 +72,61 @@ static int lua_backward(lua_State *L)
     return 1;
 }
 
+struct grad {
+    ms_tensor **tensors; /* outputs, their gradients, inputs, results */
+    int32_t n_outputs, n_inputs, flags;
+};
+
+static ms_status run_grad(void *arg)
+{
+    const struct grad *g = arg;
+    ms_tensor **given = g->tensors + g->n_outputs, **inputs = given + g->n_outputs;
+
+    return ms_grad(inputs + g->n_inputs, g->tensors, given, g->n_outputs, inputs, g->n_inputs,
+                   g->flags);
+}
+
+/* grad(refs, n_outputs, n_inputs, flags) -> status. `refs` is an array of outputs, gradients given
+ * for them (NULL: none), inputs, and room for the results, which the caller owns. */
+static int lua_grad(lua_State *L)
+{
+    ms_ref *refs = (ms_ref *)lua_topointer(L, 1);
+    struct grad g = {.n_outputs = (int32_t)lua_tointeger(L, 2),
+                     .n_inputs = (int32_t)lua_tointeger(L, 3),
+                     .flags = (int32_t)lua_tointeger(L, 4)};
+    const int32_t n_given = 2 * g.n_outputs + g.n_inputs;
+
+    /* the collector's, as what a hook raises passes this frame */
+    g.tensors = lua_newuserdata(L, sizeof(*g.tensors) * (size_t)(n_given + g.n_inputs));
+    memset(g.tensors, 0, sizeof(*g.tensors) * (size_t)(n_given + g.n_inputs));
+    ms_status status = MS_OK;
+
+    for (int32_t i = 0; i < n_given && status == MS_OK; i++) {
+        const bool may_lack = i >= g.n_outputs && i < 2 * g.n_outputs;
+
+        if (!may_lack || refs[i].ptr != NULL) {
+            status = handle_of(&refs[i], "grad", &g.tensors[i]);
+        }
+    }
+    if (status == MS_OK) {
+        status = host_enter(L, run_grad, &g);
+    }
+    for (int32_t i = n_given; i < n_given + g.n_inputs && status == MS_OK; i++) {
+        if (g.tensors[i] != NULL) {
+            status = ms_ref_of(&refs[i], g.tensors[i]);
+        }
+    }
+    lua_pushinteger(L, status);
+    return 1;
+}
+
 __attribute__((visibility("default"))) int luaopen_moonshard_lua(lua_State *L);
 
 int luaopen_moonshard_lua(lua_State *L)
 {
     static const luaL_Reg functions[] = {
         {"backward", lua_backward},
+        {"grad", lua_grad},
         {"hook", lua_hook},
         {"accumulate_hook", lua_accumulate_hook},
         {"collect_hooks", lua_collect_hooks},

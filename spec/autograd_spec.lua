@@ -51,6 +51,73 @@ describe('autograd', function()
     checks.raises('RuntimeError', 'retain_graph = true', function() y:sum():backward() end)
   end)
 
+  describe('grad', function()
+    local grad = ms.autograd.grad
+
+    it('returns gradients of leaves and results, and adds none', function()
+      local a, b = leaf { 2, 3 }, leaf { 5, 7 }
+      local h = a * a
+      local y = (h * b):sum()
+      local ga, gh = unpack(grad(y, { a, h }, nil, { retain_graph = true }))
+      assert.same({ 20, 42 }, ga:totable())
+      assert.same({ 5, 7 }, gh:totable())
+      assert.is_nil(a:grad())
+      local ones = ms.ones(2, { dtype = 'f64' })
+      local gb = grad({ y, h }, b, { false, ones }, { retain_graph = true })[1]
+      assert.same({ 4, 9 }, gb:totable())
+      y:backward()
+      assert.same({ 20, 42 }, a:grad():totable())
+      checks.raises('RuntimeError', 'second time', grad, y, a)
+    end)
+
+    it('says what was not used', function()
+      local a, b = leaf { 2 }, leaf { 5 }
+      local y = a * 3
+      checks.raises('RuntimeError', 'appears to not have been used in the graph: input 2', grad, y,
+        { a, b }, nil, { retain_graph = true })
+      local list = grad(y, { a, b }, nil, { allow_unused = true })
+      assert.same({ 3 }, list[1]:totable())
+      assert.is_false(list[2])
+      checks.raises('RuntimeError', 'does not require grad: input 1', grad, a * 2, ms.ones(1))
+    end)
+
+    it('refuses what it does not take', function()
+      local a = leaf { 2 }
+      local y = a * 3
+      checks.raises('NotImplementedError', "'create_graph' is not supported", grad, y, a, nil,
+        { create_graph = true })
+      checks.raises('ValueError', "'inputs' is empty", grad, y, {})
+      checks.raises('TypeError', "'outputs' is a number", grad, 1, a)
+      checks.raises('TypeError', "'inputs[1]' is a number", grad, y, { 1 })
+      checks.raises('ValueError', "'grad_outputs' has 0 entries, expected 1", grad, y, a, {})
+      local g = ms.ones(1)
+      g:release()
+      checks.raises('RuntimeError', "'grad_outputs[1]' was released", grad, y, a, g)
+      a:release()
+      checks.raises('RuntimeError', 'was released', grad, y, a)
+    end)
+
+    it('leaves results to the scope it is called in', function()
+      local a, kept = leaf { 2 }, nil
+      local returned = ms.scope(function()
+        kept = grad(a * a, a)[1]
+        return grad(a * 3, a)[1]
+      end)
+      assert.same({ 3 }, returned:totable())
+      checks.raises('RuntimeError', 'was released', kept.totable, kept)
+    end)
+
+    it('ends with the error of a hook', function()
+      local a, why = leaf { 2 }, {}
+      local h = a * 2
+      h:hook(function() error(why) end)
+      local ok, err = pcall(grad, h * h, a)
+      assert.is_false(ok)
+      assert.equal(why, err)
+      assert.same({ 2 }, grad(a * 2, a)[1]:totable())
+    end)
+  end)
+
   it('names options of backward that are none', function()
     local y = leaf { 2 } * 3
     checks.raises('NotImplementedError', "'create_graph' is not supported", y.backward, y,

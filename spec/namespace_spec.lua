@@ -89,8 +89,7 @@ local ASKS = {
     function() linear():register_full_backward_hook(print) end,
   },
   ['more than one thread a rank'] = { function() ms.set_num_threads(2) end },
-  ['`autograd.grad` and `autograd.Function`'] = {
-    function() return ms.autograd.grad end,
+  ['`autograd.Function`'] = {
     function() return ms.autograd.Function end,
   },
   ['layers beyond those of a GPT (convolutions and norms over batches among them)'] = {

@@ -4,6 +4,7 @@ local B = require 'moonshard_ffi'
 local Hook = require 'moonshard.hook'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
+local graph = require 'moonshard.graph'
 local guard = require 'moonshard.guard'
 local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
@@ -45,6 +46,75 @@ end
 ---@return boolean
 function autograd.is_grad_enabled()
   return C.ms_grad_enabled()
+end
+
+---@class ms.Grad.Options: ms.Backward.Options
+---@field allow_unused? boolean  an input that no output came from has no gradient; else an error
+
+-- A tensor, or a list of them.
+local function listed(name, value)
+  if B.is_ref(value) then
+    return { value }
+  elseif type(value) ~= 'table' then
+    arguments.refuse('grad', name, value, 'a tensor or a list of tensors')
+  end
+  local list = arguments.array('grad', name, value)
+  if #list == 0 then
+    errors.raise('ValueError', "grad: '%s' is empty, expected one tensor at least", name)
+  end
+  return list
+end
+
+local function put(refs, at, name, list)
+  for i = 1, #list do
+    refs[at + i - 1] = arguments.tensor('grad', ('%s[%d]'):format(name, i), list[i])
+  end
+end
+
+-- The given gradients: one for each output, false where none is.
+local function put_given(refs, outputs, given)
+  given = B.is_ref(given) and { given } or arguments.list('grad', 'grad_outputs', given)
+  if #given ~= #outputs then
+    errors.raise('ValueError', "grad: 'grad_outputs' has %d entries, expected %d as 'outputs' "
+      .. '(false where there is none)', #given, #outputs)
+  end
+  for i = 1, #given do
+    if given[i] then
+      local ref = arguments.tensor('grad', ('grad_outputs[%d]'):format(i), given[i])
+      if ref.ptr == nil then -- which C would take for none
+        errors.raise('RuntimeError', "grad: 'grad_outputs[%d]' was released", i)
+      end
+      refs[#outputs + i - 1] = ref
+    end
+  end
+end
+
+--- Gradients of the sum of `outputs` with respect to `inputs`, leaves or results: returned, while
+--- no leaf's own changes. What was differentiated is used up, as by backward().
+--- RuntimeError for an input that no output came from, or that does not require grad;
+--- NotImplementedError for a parameter of a wrapped model, whose gradient the ranks sum.
+---@param outputs ms.Tensor|ms.Tensor[]
+---@param inputs ms.Tensor|ms.Tensor[]
+---@param grad_outputs? ms.Tensor|(ms.Tensor|false)[]  of their shapes; not needed for one element
+---@param options? ms.Grad.Options
+---@return ms.Tensor[]  one for each input; false, with allow_unused, for an unused one
+function autograd.grad(outputs, inputs, grad_outputs, options)
+  outputs, inputs = listed('outputs', outputs), listed('inputs', inputs)
+  local flags = graph.flags('grad', options)
+  local n_outputs, n_inputs = #outputs, #inputs
+  local refs = B.new('ms_ref[?]', 2 * (n_outputs + n_inputs))
+  put(refs, 0, 'outputs', outputs)
+  if grad_outputs ~= nil then
+    put_given(refs, outputs, grad_outputs)
+  end
+  put(refs, 2 * n_outputs, 'inputs', inputs)
+  B.check(core.grad(refs, n_outputs, n_inputs, flags))
+  local results = {}
+  for i = 1, n_inputs do
+    local ref = B.Ref(refs[2 * n_outputs + n_inputs + i - 1])
+    results[i] = ref.ptr ~= nil and (B.state.depth == 0 and B.own(ref) or ref)
+  end
+  return results
 end
 
 --- A ref of one's own on the handle whose ref stands at `address`.

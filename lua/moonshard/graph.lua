@@ -4,23 +4,27 @@ local errors = require 'moonshard.errors'
 
 local graph = {}
 
-local RETAIN_GRAPH = 1 -- MS_RETAIN_GRAPH
-local BACKWARD = { retain_graph = 'flag', create_graph = 'flag' }
+local RETAIN_GRAPH, ALLOW_UNUSED = 1, 2 -- MS_RETAIN_GRAPH, MS_ALLOW_UNUSED
+local KNOWN = {
+  backward = { retain_graph = 'flag', create_graph = 'flag' },
+  grad = { retain_graph = 'flag', create_graph = 'flag', allow_unused = 'flag' },
+}
 
 ---@class ms.Backward.Options
 ---@field retain_graph? boolean  the graph stays, with its hooks, for another backward
 ---@field create_graph? boolean  true is a NotImplementedError
 
---- The flags of C for the options of backward().
+--- The flags of C.
+---@param what 'backward'|'grad'  the function that was given options
 ---@param options? ms.Backward.Options
 ---@return integer
-function graph.flags(options)
-  options = errors.options('backward', options, BACKWARD)
+function graph.flags(what, options)
+  options = errors.options(what, options, KNOWN[what])
   if options.create_graph then
-    errors.raise('NotImplementedError', "backward: 'create_graph' is not supported: gradients have "
-      .. 'no gradients of their own')
+    errors.raise('NotImplementedError', "%s: 'create_graph' is not supported: gradients have no "
+      .. 'gradients of their own', what)
   end
-  return options.retain_graph and RETAIN_GRAPH or 0
+  return (options.retain_graph and RETAIN_GRAPH or 0) + (options.allow_unused and ALLOW_UNUSED or 0)
 end
 
 return graph

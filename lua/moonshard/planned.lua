@@ -70,7 +70,7 @@ planned.rooms = {
 
 --- In `ms.autograd`.
 planned.autograd = {
-  grad = 'a gradient that is returned', Function = 'an operation with a backward of its own',
+  Function = 'an operation with a backward of its own',
 }
 
 --- The layers of torch.nn.

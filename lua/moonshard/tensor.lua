@@ -378,7 +378,7 @@ function Tensor:backward(grad, options)
   elseif grad ~= nil then
     arguments.tensor('backward', 'grad', grad)
   end
-  B.check(core.backward(self, grad, options ~= nil and graph.flags(options) or 0))
+  B.check(core.backward(self, grad, options ~= nil and graph.flags('backward', options) or 0))
 end
 
 --- The gradient of a leaf, which shares its memory; nil when there was no backward, or when this

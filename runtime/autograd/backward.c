@@ -102,3 +102,143 @@ ms_status ms_backward(ms_tensor *root, ms_tensor *grad)
 {
     return ms_backward_with(root, grad, 0);
 }
+
+/* -- grad -------------------------------------------------------------------------------------- */
+
+/* One call of ms_grad(). */
+typedef struct request {
+    msi_root *roots;
+    msi_capture *captures;
+    int32_t n_roots, n_captures; /* that are ready */
+} request;
+
+static ms_status check_list(ms_tensor *const *list, int32_t n, const char *name)
+{
+    if (list == NULL || n <= 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "grad: '%s' is empty, expected one tensor at least", name);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (list[i] == NULL || list[i]->refcount <= 0) {
+            return MS_FAIL(MS_VALUE_ERROR, "grad: '%s' %d is %s, expected a tensor", name,
+                           (int)i + 1, list[i] == NULL ? "NULL" : "a freed tensor");
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status check_input(const ms_tensor *t, int32_t i)
+{
+    if (!t->requires_grad) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "grad: one of the differentiated tensors does not require grad: input %d",
+                       (int)i + 1);
+    }
+    if (t->sink != NULL) {
+        return MS_FAIL(
+            MS_NOT_IMPLEMENTED_ERROR,
+            "grad: input %d, '%s', is a parameter of a sharded model, whose gradient the "
+            "ranks sum: call backward, and read its .grad",
+            (int)i + 1, msi_tensor_label(t));
+    }
+    return MS_OK;
+}
+
+static ms_status capture_init(msi_capture *c, msi_tape *tape, ms_tensor *input, int32_t i)
+{
+    MS_TRY(check_input(input, i));
+    MS_TRY(node_of(&c->node, tape, input));
+    c->node->captured = true;
+    c->out = input->grad_fn != NULL ? input->out_index : 0;
+    return MS_OK;
+}
+
+static ms_status request_init(request *r, msi_tape *tape, ms_tensor *const *outputs,
+                              ms_tensor *const *grad_outputs, int32_t n_outputs,
+                              ms_tensor *const *inputs, int32_t n_inputs)
+{
+    r->roots = calloc((size_t)n_outputs, sizeof(*r->roots));
+    r->captures = calloc((size_t)n_inputs, sizeof(*r->captures));
+    if (r->roots == NULL || r->captures == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for grad of %d outputs and %d inputs",
+                       (int)n_outputs, (int)n_inputs);
+    }
+    for (; r->n_roots < n_outputs; r->n_roots++) {
+        const int32_t i = r->n_roots;
+
+        MS_TRY(root_init(&r->roots[i], "grad", tape, outputs[i],
+                         grad_outputs != NULL ? grad_outputs[i] : NULL));
+    }
+    for (; r->n_captures < n_inputs; r->n_captures++) {
+        const int32_t i = r->n_captures;
+
+        MS_TRY(capture_init(&r->captures[i], tape, inputs[i], i));
+    }
+    return MS_OK;
+}
+
+static void request_dispose(request *r)
+{
+    for (int32_t i = 0; i < r->n_captures; i++) {
+        r->captures[i].node->captured = false;
+        msi_node_release(r->captures[i].node);
+        ms_tensor_free(r->captures[i].grad);
+    }
+    for (int32_t i = 0; i < r->n_roots; i++) {
+        root_dispose(&r->roots[i]);
+    }
+    free(r->captures);
+    free(r->roots);
+}
+
+static ms_status request_run(const request *r, msi_tape *tape, int32_t flags)
+{
+    tape->returns = true;
+    tape->retains = (flags & MS_RETAIN_GRAPH) != 0;
+    tape->captures = r->captures;
+    tape->n_captures = r->n_captures;
+    ms_status status = msi_backward_run(tape, r->roots, r->n_roots);
+
+    tape->returns = tape->retains = false;
+    tape->captures = NULL;
+    tape->n_captures = 0;
+    for (int32_t i = 0; i < r->n_captures && status == MS_OK; i++) {
+        if (r->captures[i].grad == NULL && (flags & MS_ALLOW_UNUSED) == 0) {
+            status =
+                MS_FAIL(MS_RUNTIME_ERROR,
+                        "grad: one of the differentiated tensors appears to not have been used "
+                        "in the graph: input %d; set allow_unused = true if that is as it "
+                        "should be",
+                        (int)i + 1);
+        }
+    }
+    return status;
+}
+
+ms_status ms_grad(ms_tensor **grads, ms_tensor *const *outputs, ms_tensor *const *grad_outputs,
+                  int32_t n_outputs, ms_tensor *const *inputs, int32_t n_inputs, int32_t flags)
+{
+    request r = {.roots = NULL};
+
+    for (int32_t i = 0; i < n_inputs; i++) {
+        grads[i] = NULL;
+    }
+    MS_TRY(check_list(outputs, n_outputs, "outputs"));
+    MS_TRY(check_list(inputs, n_inputs, "inputs"));
+    MS_TRY(check_flags("grad", flags, MS_RETAIN_GRAPH | MS_ALLOW_UNUSED));
+    msi_tape *tape = msi_tape_of(outputs[0]->ctx);
+
+    if (tape == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    ms_status status = request_init(&r, tape, outputs, grad_outputs, n_outputs, inputs, n_inputs);
+
+    if (status == MS_OK) {
+        status = request_run(&r, tape, flags);
+    }
+    for (int32_t i = 0; i < r.n_captures && status == MS_OK; i++) {
+        grads[i] = r.captures[i].grad;
+        r.captures[i].grad = NULL;
+    }
+    request_dispose(&r);
+    return status;
+}

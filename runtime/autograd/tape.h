@@ -101,7 +101,7 @@ typedef struct msi_milestone {
 
 /* A gradient that the running backward returns. */
 typedef struct msi_capture {
-    msi_node *node; /* retained; NULL: nothing was made of this input */
+    msi_node *node; /* retained */
     int32_t out;
     ms_tensor *grad; /* owned; NULL until it is there */
 } msi_capture;

@@ -75,3 +75,24 @@ describe('a graph of a sharded model that is retained', function()
     end
   end
 end)
+
+describe('autograd.grad past a sharded model', function()
+  it('unshards units and reduces nothing', function()
+    ms.dist.spawn(2, function()
+      local x = ms.ones(4, 5):requires_grad_()
+      local expected = ms.autograd.grad(squares(model()(x)), x)[1]:totable()
+      local net = fsdp.FSDP(model(), {
+        use_orig_params = true, auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
+      })
+      net:no_sync(function() net(x):sum():backward() end)
+      local kept = net:parameters()[1]:grad():totable()
+      local y = net(x)
+      local seen = ms.autograd.grad(squares(y), x, nil, { retain_graph = true })[1]
+      assert.same(expected, seen:totable())
+      assert.same(kept, net:parameters()[1]:grad():totable())
+      local ok, err = pcall(ms.autograd.grad, squares(y), net:parameters()[1])
+      assert.is_false(ok)
+      assert.equal('NotImplementedError', err.kind)
+    end)
+  end)
+end)

@@ -1,4 +1,5 @@
-/* runtime/autograd/backward.c: several backwards over one graph. */
+/* runtime/autograd/backward.c, walk.c: several backwards over one graph, gradients that are
+ * returned. */
 #include "values.h"
 
 #include "autograd.h"
@@ -83,12 +84,167 @@ static void test_autograd_backward__a_retained_graph_keeps_what_it_saved(void **
     ms_tensor_free(x);
 }
 
+/* -- gradients that are returned --------------------------------------------------------------- */
+
+static ms_status count(void *user, ms_tensor *grad, ms_tensor **replacement)
+{
+    (void)grad;
+    (void)replacement;
+    ++*(int *)user;
+    return MS_OK;
+}
+
+static void test_autograd_backward__grad_returns_what_lies_between_and_adds_nothing(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 2), *w = LEAF(MS_DTYPE_F64, 5), *h, *y, *grads[3];
+    int seen = 0;
+
+    assert_ok(ms_op_mul(&h, x, x));
+    assert_ok(ms_op_mul(&y, h, w)); /* x x w */
+    assert_ok(ms_tensor_hook(h, count, &seen, NULL, NULL));
+    ms_tensor *inputs[] = {x, h, x};
+
+    assert_ok(ms_grad(grads, &y, NULL, 1, inputs, 3, MS_RETAIN_GRAPH));
+    EXPECT_VALUES(grads[0], 20);
+    EXPECT_VALUES(grads[1], 5);
+    EXPECT_VALUES(grads[2], 20);
+    assert_int_equal(seen, 1);
+    for (int i = 0; i < 3; i++) {
+        ms_tensor_free(grads[i]);
+    }
+    expect_no_grad(x);
+    expect_no_grad(w);
+    assert_ok(ms_backward(y, NULL));
+    EXPECT_GRAD(x, 20);
+    EXPECT_GRAD(w, 4);
+    ms_tensor_free(y);
+    ms_tensor_free(h);
+    ms_tensor_free(w);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_backward__grad_uses_up_what_it_differentiates_alone(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 2), *w = LEAF(MS_DTYPE_F64, 5), *h, *y, *grad;
+
+    assert_ok(ms_op_exp(&h, x));
+    assert_ok(ms_op_mul(&y, h, w));
+    assert_ok(ms_grad(&grad, &y, NULL, 1, &h, 1, 0));
+    EXPECT_VALUES(grad, 5);
+    ms_tensor_free(grad);
+    assert_fails(MS_RUNTIME_ERROR, "a second time: 'mul'", ms_grad(&grad, &y, NULL, 1, &h, 1, 0));
+    assert_ok(ms_backward(h, NULL));
+    EXPECT_GRAD(x, 7.38905609893065);
+    expect_no_grad(w);
+    ms_tensor_free(y);
+    ms_tensor_free(h);
+    ms_tensor_free(w);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_backward__grad_adds_over_outputs(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 1, 2), *g = VECTOR(MS_DTYPE_F64, 10, 100), *y, *z, *grad;
+
+    assert_ok(ms_op_mul(&y, x, x));
+    assert_ok(ms_op_affine(&z, x, 3, 0));
+    ms_tensor *outputs[] = {y, x, z}, *given[] = {g, g, g};
+
+    assert_ok(ms_grad(&grad, outputs, given, 3, &x, 1, 0)); /* (2 x + 1 + 3) g */
+    EXPECT_VALUES(grad, 60, 800);
+    EXPECT_VALUES(g, 10, 100);
+    ms_tensor_free(grad);
+    ms_tensor_free(z);
+    ms_tensor_free(y);
+    ms_tensor_free(g);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_backward__results_of_grad_share_no_memory(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 1, 2), *w = LEAF(MS_DTYPE_F64, 3, 4), *y, *z, *grads[2];
+
+    assert_ok(ms_op_add(&y, x, w));
+    assert_ok(ms_op_sum(&z, y, 0, false));
+    ms_tensor *inputs[] = {x, w};
+
+    assert_ok(ms_grad(grads, &z, NULL, 1, inputs, 2, 0));
+    assert_ok(ms_tensor_fill(grads[0], 7));
+    EXPECT_VALUES(grads[0], 7, 7);
+    EXPECT_VALUES(grads[1], 1, 1);
+    ms_tensor_free(grads[0]);
+    ms_tensor_free(grads[1]);
+    ms_tensor_free(z);
+    ms_tensor_free(y);
+    ms_tensor_free(w);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_backward__grad_refuses_what_has_no_gradient(void **state)
+{
+    ms_tensor *x = LEAF(MS_DTYPE_F64, 2), *w = LEAF(MS_DTYPE_F64, 5), *c = VECTOR(MS_DTYPE_F64, 1);
+    ms_tensor *y, *grads[2];
+
+    assert_ok(ms_op_exp(&y, x));
+    ms_tensor *inputs[] = {x, w}, *constant[] = {x, c};
+
+    assert_fails(MS_RUNTIME_ERROR, "input 2",
+                 ms_grad(grads, &y, NULL, 1, inputs, 2, MS_RETAIN_GRAPH));
+    assert_null(grads[0]);
+    assert_fails(MS_RUNTIME_ERROR, "does not require grad: input 2",
+                 ms_grad(grads, &y, NULL, 1, constant, 2, 0));
+    assert_fails(MS_VALUE_ERROR, "'inputs' is empty", ms_grad(grads, &y, NULL, 1, inputs, 0, 0));
+    assert_ok(ms_grad(grads, &y, NULL, 1, inputs, 2, MS_ALLOW_UNUSED));
+    EXPECT_VALUES(grads[0], 7.38905609893065);
+    assert_null(grads[1]);
+    ms_tensor_free(grads[0]);
+    ms_tensor_free(y);
+    ms_tensor_free(c);
+    ms_tensor_free(w);
+    ms_tensor_free(x);
+}
+
+static void test_autograd_backward__grad_survives_any_allocation_that_fails(void **state)
+{
+    ms_context *ctx = msi_context();
+    ms_status status = MS_OUT_OF_MEMORY;
+    int failures = 0;
+
+    for (; status != MS_OK; failures++) {
+        ms_tensor *x = LEAF(MS_DTYPE_F64, 1, 2), *w = LEAF(MS_DTYPE_F64, 3, 4), *h, *y, *grads[2];
+
+        assert_ok(ms_op_exp(&h, x));
+        assert_ok(ms_op_mul(&y, h, w));
+        ms_tensor *inputs[] = {x, h}, *g = VECTOR(MS_DTYPE_F64, 1, 1);
+
+        msi_alloc_fail_at(ctx, failures);
+        status = ms_grad(grads, &y, &g, 1, inputs, 2, 0);
+        msi_alloc_fail_at(ctx, -1);
+        assert_true(status == MS_OK || status == MS_OUT_OF_MEMORY);
+        assert_true((grads[0] != NULL) == (status == MS_OK));
+        ms_tensor_free(grads[0]);
+        ms_tensor_free(grads[1]);
+        ms_tensor_free(g);
+        ms_tensor_free(y);
+        ms_tensor_free(h);
+        ms_tensor_free(w);
+        ms_tensor_free(x);
+    }
+    assert_true(failures > 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         BOOKED_TEST(test_autograd_backward__over_a_retained_graph_gives_the_same_again),
         BOOKED_TEST(test_autograd_backward__retained_tensors_are_not_written),
         BOOKED_TEST(test_autograd_backward__a_retained_graph_keeps_what_it_saved),
+        BOOKED_TEST(test_autograd_backward__grad_returns_what_lies_between_and_adds_nothing),
+        BOOKED_TEST(test_autograd_backward__grad_uses_up_what_it_differentiates_alone),
+        BOOKED_TEST(test_autograd_backward__grad_adds_over_outputs),
+        BOOKED_TEST(test_autograd_backward__results_of_grad_share_no_memory),
+        BOOKED_TEST(test_autograd_backward__grad_refuses_what_has_no_gradient),
+        BOOKED_TEST(test_autograd_backward__grad_survives_any_allocation_that_fails),
     };
     return cmocka_run_group_tests_name("autograd/backward", tests, NULL, NULL);
 }

@@ -25,6 +25,7 @@ MS_API ms_status ms_backward(ms_tensor *root, MS_NULLABLE ms_tensor *grad);
 
 enum {
     MS_RETAIN_GRAPH = 1, /* the graph stays, with its hooks, for another backward */
+    MS_ALLOW_UNUSED = 2, /* of ms_grad(): an input that no output came from has no gradient */
 };
 /** ms_backward() with flags. A backward over a graph that an earlier one has retained gives what a
  * first one would, and adds it; units of sharded parameters are unsharded for each.
@@ -46,6 +47,18 @@ MS_API ms_status ms_tensor_grad(MS_NULLABLE ms_tensor **out, ms_tensor *t);
 MS_API ms_status ms_tensor_set_grad(ms_tensor *t, MS_NULLABLE ms_tensor *grad);
 
 #ifndef MS_FFI_CDEF
+/** Gradients of the sum of `outputs` with respect to `inputs`, leaves or results, returned: no
+ * `.grad` changes, and accumulate hooks do not run. Only what lies between is differentiated, and
+ * freed unless the flags say MS_RETAIN_GRAPH; graphs that were used up are MS_RUNTIME_ERROR as for
+ * ms_backward(), and so is an input that no output came from, without MS_ALLOW_UNUSED.
+ * MS_NOT_IMPLEMENTED_ERROR for a parameter of a unit, whose gradient ranks sum.
+ * @param grads         (n_inputs) of each input's shape and dtype, memory of their own. The caller
+ *                      owns them; NULL for an unused input, all NULL on failure
+ * @param grad_outputs  (n_outputs), each as ms_backward() takes it; NULL: none is given */
+MS_API ms_status ms_grad(ms_tensor **grads, ms_tensor *const *outputs,
+                         ms_tensor *const *grad_outputs, int32_t n_outputs,
+                         ms_tensor *const *inputs, int32_t n_inputs, int32_t flags);
+
 /** Sees a gradient; must not write to it, as others may share its memory. May put a replacement of
  * the same shape and dtype (owned by the engine from then on) into `*replacement`; leaves it NULL
  * to keep the gradient. A failure ends the backward. */

@@ -195,6 +195,17 @@ of['ms.is_tensor'] = function() return { any(1) } end
 of['ms.is'] = function() return { any(linear()), list(ms.nn.Linear) } end
 of['ms.class'] = function() return { text 'my.Class', maybe(list(ms.nn.Module)) } end
 
+local tensors_of = kind(function(v) return ms.is_tensor(v) or type(v) == 'table' end)
+of['ms.autograd.grad'] = function()
+  local a = leaf()
+  return {
+    tensors_of((a.value * 2):sum()), tensors_of(a.value), maybe(tensors_of(ms.ones {})),
+    maybe(options {
+      retain_graph = maybe(flag(true)), create_graph = maybe(flag(false)),
+      allow_unused = maybe(flag(true)),
+    }),
+  }
+end
 for _, name in ipairs { 'no_grad', 'enable_grad' } do
   of['ms.' .. name] = function() return { fn(pass), any(1) } end
   of['ms.autograd.' .. name] = of['ms.' .. name]
