@@ -80,11 +80,6 @@ local ASKS = {
     function() linear():compile() end,
   },
   ['a profiler'] = { function() return ms.profiler end },
-  ['casts of whole models'] = {
-    function() linear():to(ms.bf16) end,
-    function() linear():bfloat16() end,
-    function() fsdp.FSDP(linear()):double() end,
-  },
   ['hooks on the backward of modules (tensors have `t:hook`)'] = {
     function() linear():register_full_backward_hook(print) end,
   },

@@ -290,6 +290,14 @@ function parameter.hash(tensors)
   return bit.tohex(hash_out[0], 16)
 end
 
+--- Cast plain parameters and their gradients, in place.
+---@param tensors ms.Tensor[]
+---@param dtype ms.DType
+function parameter.cast(tensors, dtype)
+  local refs, n = B.array(tensors, 'params')
+  calls.params_cast(refs, n, parameter.dtype(dtype))
+end
+
 -- As much of a hash as a number holds.
 local function number_of(hash)
   return tonumber(bit.tohex(hash, 16):sub(1, 13), 16)

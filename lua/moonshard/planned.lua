@@ -33,7 +33,7 @@ planned.instead = {
 --- What to write for methods of tensors that write in place, where one line does it.
 planned.in_place = {
   addcdiv_ = 't:add_(a / b, value)', addcmul_ = 't:add_(a * b, value)',
-  clamp_ = 't:copy_(t:clamp(low))', masked_fill_ = 't:copy_(ms.where(mask, value, t))',
+  clamp_ = 't:copy_(t:clamp(low))',
   detach_ = 't = t:detach()', div_ = 't:copy_(t / x)', lerp_ = 't:add_(x - t, weight)',
   masked_fill_ = 't:copy_(t:masked_fill(mask, value))', mul_ = 't:copy_(t * x)',
   normal_ = 't:copy_(ms.randn(t:shape()))', pow_ = 't:copy_(t ^ p)',
@@ -55,9 +55,6 @@ planned.places = {
 
 --- Methods of modules. Layers take a dtype when they are made.
 planned.methods = { cuda = 'CUDA', compile = 'compile' }
-for name in pairs(names [[bfloat16 double float half to]]) do
-  planned.methods[name] = 'moving or casting a model'
-end
 for name in pairs(names [[register_full_backward_hook register_full_backward_pre_hook]]) do
   planned.methods[name] = 'a hook on the backward of a module'
 end

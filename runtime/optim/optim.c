@@ -275,7 +275,7 @@ ms_status msi_optim_ensure_state(ms_optim *optim, msi_optim_param *p, int32_t st
         if (view->dtype != local->dtype || !msi_view_same_shape(view, local)) {
             return MS_FAIL(MS_RUNTIME_ERROR,
                            "%s of %s has %lld elements of %s, the parameter now has %lld of %s; "
-                           "make the optimizer after the model is sharded",
+                           "make the optimizer after the model is sharded or cast",
                            STATE_NAMES[optim->kind][state], msi_tensor_label(p->tensor),
                            (long long)msi_view_numel(view), ms_dtype_name(view->dtype),
                            (long long)msi_view_numel(local), ms_dtype_name(local->dtype));

@@ -188,6 +188,75 @@ ms_status ms_params_hash(ms_tensor *const *params, int32_t n_params, uint64_t *h
     return MS_OK;
 }
 
+static ms_status check_cast(const ms_tensor *t)
+{
+    if (t->param == NULL) {
+        return MS_FAIL(MS_TYPE_ERROR, "cast: the tensor of shape %s is no parameter",
+                       msi_shape_text(t->v.ndim, t->v.shape));
+    }
+    if (t->param->unit != NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "cast: %s is sharded; cast the model before it is wrapped, or at least "
+                       "before its first use",
+                       msi_tensor_label(t));
+    }
+    if (t->leaf_node != NULL) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "cast: a graph that waits for its backward holds %s; run that, or release "
+                       "what was computed",
+                       msi_tensor_label(t));
+    }
+    return MS_OK;
+}
+
+/* Values and gradient together, or neither. */
+static ms_status cast_param(ms_tensor *t, int32_t dtype)
+{
+    msi_param *p = t->param;
+    msi_view values, grad;
+
+    if (p->dtype == dtype) {
+        return MS_OK;
+    }
+    if (!p->materialized) {
+        p->dtype = t->v.dtype = (int8_t)dtype;
+        return MS_OK;
+    }
+    MS_TRY(msi_view_like(&values, t->ctx, &t->v, dtype, MS_MEM_PARAMETER, true));
+    if (t->grad != NULL) {
+        ms_status status = msi_view_like(&grad, t->ctx, &t->grad->v, dtype, MS_MEM_GRADIENT, true);
+
+        if (status != MS_OK) {
+            msi_storage_release(values.storage);
+            return status;
+        }
+        msi_tensor_rebind(t->grad, &grad);
+        msi_storage_release(grad.storage);
+    }
+    msi_tensor_rebind(t, &values);
+    msi_storage_release(values.storage);
+    msi_storage_release(p->master.storage);
+    p->dtype = dtype;
+    adopt_master(t);
+    p->drawn = -1; /* no rule would draw what was rounded */
+    return MS_OK;
+}
+
+ms_status ms_params_cast(ms_tensor *const *params, int32_t n_params, int32_t dtype)
+{
+    if (!ms_dtype_is_floating(dtype)) {
+        return MS_FAIL(MS_TYPE_ERROR, "a parameter has a floating dtype, got %s",
+                       ms_dtype_name(dtype));
+    }
+    for (int32_t i = 0; i < n_params; i++) {
+        MS_TRY(check_cast(params[i]));
+    }
+    for (int32_t i = 0; i < n_params; i++) {
+        MS_TRY(cast_param(params[i], dtype));
+    }
+    return MS_OK;
+}
+
 bool msi_param_accumulates(const ms_tensor *t)
 {
     const msi_param *p = t->param;

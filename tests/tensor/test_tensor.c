@@ -435,6 +435,74 @@ static void test_tensor__every_nan_reads_as_the_plain_one(void **state)
     assert_int_equal(bits, 0x7ff8000000000000);
 }
 
+static ms_tensor *parameter(const char *name)
+{
+    const int64_t shape[1] = {3};
+    ms_tensor *t;
+
+    assert_ok(ms_tensor_parameter(&t, MS_DTYPE_F32, 1, shape, MS_INIT_UNIFORM, 0, 1));
+    assert_ok(ms_tensor_set_name(t, name));
+    return t;
+}
+
+static void test_tensor_parameter__cast_keeps_the_handle_and_takes_the_gradient_along(void **state)
+{
+    const int64_t shape[1] = {3};
+    ms_tensor *p = parameter("w"), *grad, *cast;
+    double before[3], after[3];
+
+    (void)state;
+    assert_ok(ms_tensor_materialize(p));
+    assert_ok(ms_tensor_to_doubles(p, before, 3));
+    assert_ok(ms_tensor_full(&grad, MS_DTYPE_F32, 1, shape, 1.0 / 3));
+    assert_ok(ms_tensor_set_grad(p, grad));
+    assert_ok(ms_params_cast(&p, 1, MS_DTYPE_F64));
+    assert_ok(ms_tensor_to_doubles(p, after, 3));
+    assert_memory_equal(before, after, sizeof(before));
+    assert_int_equal(p->param->dtype, MS_DTYPE_F64);
+    assert_ok(ms_tensor_grad(&cast, p));
+    assert_int_equal(cast->v.dtype, MS_DTYPE_F64);
+    assert_ok(ms_tensor_to_doubles(cast, after, 3));
+    assert_true(after[2] == (float)(1.0 / 3));
+    assert_fails(MS_TYPE_ERROR, "floating dtype, got i64", ms_params_cast(&p, 1, MS_DTYPE_I64));
+    assert_fails(MS_TYPE_ERROR, "is no parameter", ms_params_cast(&grad, 1, MS_DTYPE_F32));
+    ms_tensor_free(cast);
+    ms_tensor_free(grad);
+    ms_tensor_free(p);
+}
+
+/* Whichever allocation fails, each parameter is whole, and a second call casts the rest. */
+static void test_tensor_parameter__cast_without_memory_can_be_called_again(void **state)
+{
+    const int64_t shape[1] = {3};
+    bool failed = true;
+
+    (void)state;
+    for (int64_t k = 0; failed; k++) {
+        ms_tensor *params[2] = {parameter("a"), parameter("b")}, *grad;
+
+        for (int32_t i = 0; i < 2; i++) {
+            assert_ok(ms_tensor_materialize(params[i]));
+            assert_ok(ms_tensor_full(&grad, MS_DTYPE_F32, 1, shape, 1));
+            assert_ok(ms_tensor_set_grad(params[i], grad));
+            ms_tensor_free(grad);
+        }
+        msi_alloc_fail_at(msi_context(), k);
+        failed = ms_params_cast(params, 2, MS_DTYPE_F64) != MS_OK;
+        msi_alloc_fail_at(msi_context(), -1);
+        for (int32_t i = 0; i < 2; i++) {
+            assert_int_equal(params[i]->grad->v.dtype, params[i]->v.dtype);
+            assert_int_equal(params[i]->param->master.dtype, params[i]->v.dtype);
+        }
+        assert_ok(ms_params_cast(params, 2, MS_DTYPE_F64));
+        for (int32_t i = 0; i < 2; i++) {
+            assert_int_equal(params[i]->v.dtype, MS_DTYPE_F64);
+            ms_tensor_free(params[i]);
+        }
+        assert_true(k < 20);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -453,6 +521,8 @@ int main(void)
         cmocka_unit_test(test_tensor_scope__gives_refs_for_live_handles_only),
         cmocka_unit_test(test_tensor_scope__a_recycled_handle_is_not_the_old_one),
         cmocka_unit_test(test_tensor_parameter__takes_memory_only_when_materialised),
+        cmocka_unit_test(test_tensor_parameter__cast_keeps_the_handle_and_takes_the_gradient_along),
+        cmocka_unit_test(test_tensor_parameter__cast_without_memory_can_be_called_again),
         cmocka_unit_test(test_tensor_close__makes_every_ref_stale),
     };
     return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);

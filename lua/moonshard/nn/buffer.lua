@@ -103,6 +103,12 @@ function Buffer:cast(dtype)
   end
 end
 
+--- The buffer in another dtype from now on, for good, as if it had been declared in that.
+---@param tensor ms.Tensor  its value in that dtype
+function Buffer:recast(tensor)
+  show_for_good(self, { tensor = scope.keep(tensor) })
+end
+
 --- The buffer in the dtype it was declared in.
 ---@return ms.Tensor  shares memory with the buffer when it was never cast
 function Buffer:uncast()

@@ -13,6 +13,7 @@
 
 local Buffer = require 'moonshard.nn.buffer'
 local buffered = require 'moonshard.nn.buffered'
+local casts = require 'moonshard.nn.casts'
 local class = require 'moonshard.class'
 local declared = require 'moonshard.nn.declared'
 local errors = require 'moonshard.errors'
@@ -536,6 +537,45 @@ function Module:requires_grad_(on)
     p.tensor:requires_grad_(on)
   end
   return self
+end
+
+-- -- casting --------------------------------------------------------------------------------------
+
+--- Cast all floating parameters and buffers, and gradients with them, in place: who holds a
+--- parameter (an optimizer made before) goes on holding it, though state that the optimizer has
+--- keeps its dtype and refuses the next step. Tensors are on the CPU, or on the device that
+--- MS_DEVICE names, from the beginning: so 'cpu' changes nothing. RuntimeError, and nothing is
+--- cast, where FSDP has made units (their `mixed_precision` casts), or while a graph over the
+--- parameters waits for its backward.
+---@param dtype ms.DType|ms.Tensor|'cpu'  floating, or a tensor of such a dtype
+---@param other? ms.DType|'cpu'  the other one of place and dtype
+---@return self
+function Module:to(dtype, other)
+  return casts.to(self, dtype, other)
+end
+
+--- Cast to f16, as to() does.
+---@return self
+function Module:half()
+  return casts.cast(self, 'f16')
+end
+
+--- Cast to bf16.
+---@return self
+function Module:bfloat16()
+  return casts.cast(self, 'bf16')
+end
+
+--- Cast to f32.
+---@return self
+function Module:float()
+  return casts.cast(self, 'f32')
+end
+
+--- Cast to f64.
+---@return self
+function Module:double()
+  return casts.cast(self, 'f64')
 end
 
 -- -- state dicts ---------------------------------------------------------------------------------

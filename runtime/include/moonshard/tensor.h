@@ -184,6 +184,11 @@ MS_API ms_status ms_tensor_materialize(ms_tensor *t);
 /** Hash over names and values of plain parameters, in the order of `params` (n): what
  * ms_fsdp_tree_hash() gives for the same ones sharded. MS_RUNTIME_ERROR when a unit holds one. */
 MS_API ms_status ms_params_hash(ms_tensor *const *params, int32_t n_params, uint64_t *hash);
+/** Let plain parameters have another floating dtype: values and gradients are cast, a declared one
+ * is declared in it, handles stay what they were. Their memory is new: views and saved tensors keep
+ * the old one. MS_RUNTIME_ERROR when a unit holds one, or a graph that was not differentiated yet;
+ * then none is cast. Where memory is out those before it are: call it again. */
+MS_API ms_status ms_params_cast(ms_tensor *const *params, int32_t n_params, int32_t dtype);
 /** Make any tensor a parameter (leaf, requires grad) that keeps its present values. */
 MS_API ms_status ms_tensor_make_parameter(ms_tensor *t);
 

@@ -135,6 +135,15 @@ end
 local function maybe_flag() return maybe(flag(true)) end
 on_module('zero_grad', zero_grad_options)
 on_module('apply', function() return fn(pass) end)
+for _, name in ipairs { 'half', 'bfloat16', 'float', 'double' } do
+  on_module(name)
+end
+local to_dtype = kind(function(v)
+  local has_one, name = pcall(function() return ms.is_tensor(v) and v:dtype() end)
+  name = name or v
+  return has_one and type(name) == 'string' and name:match '^b?f%d+$' ~= nil
+end)
+on_module('to', function() return to_dtype 'f64' end, function() return maybe(choice 'cpu') end)
 on_module('train', maybe_flag)
 on_module('requires_grad_', maybe_flag)
 on_module('parameters', maybe_flag)

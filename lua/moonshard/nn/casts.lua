@@ -1,0 +1,78 @@
+--- Modules in another dtype: parameters, their gradients and floating buffers, in place.
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local dtypes = require 'moonshard.dtype'
+local errors = require 'moonshard.errors'
+local parameter = require 'moonshard_ffi.parameter'
+local tree = require 'moonshard.nn.tree'
+
+local casts = {}
+
+-- Declarations of the buffers to cast, and their values in the other dtype.
+local function cast_buffers(module, dtype)
+  local buffers, values = {}, {}
+  for _, entry in ipairs(tree.walk(module)) do
+    for _, buffer in ipairs(entry.module._buffers) do
+      local tensor = rawget(entry.module, buffer.name)
+      if tensor ~= nil and dtypes.is_floating(tensor:dtype()) then
+        buffers[#buffers + 1] = buffer
+        values[#buffers] = buffer:uncast():to(dtype)
+      end
+    end
+  end
+  return buffers, values
+end
+
+--- Cast a module and all below it.
+---@param module ms.nn.Module
+---@param dtype ms.DType  floating
+---@return ms.nn.Module  the same
+function casts.cast(module, dtype)
+  local params = {}
+  for i, p in ipairs(tree.params(module)) do
+    params[i] = p.tensor
+  end
+  local buffers, values = cast_buffers(module, dtype)
+  B.collect() -- graphs of results that nobody holds any more
+  parameter.cast(params, dtype)
+  for i, buffer in ipairs(buffers) do
+    buffer:recast(values[i])
+  end
+  return module
+end
+
+-- One of what to() takes: gives a dtype, or a place.
+local function target(name, value)
+  if parameter.is_tensor(value) then
+    return value:dtype()
+  elseif type(value) ~= 'string' then
+    arguments.refuse('to', name, value, "a dtype such as ms.f16, a tensor, or 'cpu'")
+  elseif value == 'cpu' then
+    return nil, value
+  end
+  return dtypes.name(dtypes.code(value))
+end
+
+--- What Module:to() does.
+---@return ms.nn.Module  the same
+function casts.to(module, first, second)
+  local dtype, device = target('dtype', first)
+  if second ~= nil then
+    local other, place = target('other', second)
+    if (dtype ~= nil) == (other ~= nil) then
+      errors.raise('TypeError', "to: got two %s, expected a dtype and 'cpu'",
+        device and place and 'places' or 'dtypes')
+    end
+    dtype = dtype or other
+  end
+  if dtype == nil then
+    return module
+  elseif not dtypes.is_floating(dtype) then
+    errors.raise('TypeError', 'nn.Module.to only accepts floating point dtypes, but got desired '
+      .. 'dtype=%s', dtype)
+  end
+  return casts.cast(module, dtype)
+end
+
+return casts
