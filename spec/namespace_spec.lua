@@ -265,9 +265,6 @@ describe('the library\'s names', function()
     end
     checks.raises('NotImplementedError', "files of 'uint16' are not supported yet; write the "
       .. "tokens as 'i64', eight bytes each", ms.data.tokens, 'tokens', 'uint16')
-    checks.raises('KeyError', 'rates are functions of the step: ms.schedule', function()
-      return ms.optim.lr_scheduler
-    end)
   end)
 
   it('are what a namespace prints', function()

@@ -102,6 +102,12 @@ planned.optimizers = names [[
 ]]
 planned.optimizers.swa_utils = 'averaging weights'
 
+--- Those of torch.optim.lr_scheduler.
+planned.schedulers = names [[
+  ChainedScheduler CosineAnnealingWarmRestarts CyclicLR MultiplicativeLR PolynomialLR
+  ReduceLROnPlateau
+]]
+
 --- What torch.distributed has besides.
 planned.collectives = names [[
   all_gather_coalesced all_reduce_coalesced all_to_all all_to_all_single batch_isend_irecv gather

@@ -16,7 +16,7 @@ signatures.of = of
 signatures.raises = {
   ['ms.error'] = true, ['ms.errors.raise'] = true, ['ms.errors.check'] = true,
   ['ms.nn.Module:forward'] = true, ['ms.fsdp.FSDP:register_comm_hook'] = true,
-  ['ms.optim.Optimizer'] = true,
+  ['ms.optim.Optimizer'] = true, ['ms.optim.lr_scheduler.LRScheduler'] = true,
 }
 
 for name in pairs(util.merged(require('moonshard.planned').methods, { buffers = true,

@@ -9,6 +9,7 @@ local lazy = {
   SGD = 'moonshard.optim.sgd',
   Adam = 'moonshard.optim.adam',
   AdamW = 'moonshard.optim.adamw',
+  lr_scheduler = 'moonshard.optim.lr_scheduler',
 }
 
 ---@class ms.optim
@@ -16,6 +17,7 @@ local lazy = {
 ---@field SGD ms.optim.SGD
 ---@field Adam ms.optim.Adam
 ---@field AdamW ms.optim.AdamW
+---@field lr_scheduler ms.optim.lr_scheduler
 local optim = {}
 
 --- Scale the gradients of plain parameters together to a total norm; a sharded model has
@@ -31,6 +33,4 @@ end
 
 return namespace('optim', optim, lazy, util.merged(planned.optimizers, {
   GradScaler = 'loss scaling',
-}), function(name)
-  return name == 'lr_scheduler' and 'rates are functions of the step: ms.schedule' or nil
-end)
+}))

@@ -122,6 +122,7 @@ function Optimizer:init(params, opts)
   end
   self.defaults = util.merged(errors.options(self._name, opts, self.options))
   self._handle = runtime.new(self.kind)
+  self._stepped = false -- what schedulers ask
   self.param_groups = param_group.list()
   for _, given in ipairs(groups_of(self, params)) do
     self:add_param_group(given)
@@ -134,6 +135,7 @@ end
 function Optimizer:step()
   param_group.check(self)
   runtime.step(self._handle)
+  self._stepped = true
 end
 
 --- Drop the gradients of all parameters in all groups.

@@ -49,6 +49,73 @@ of['ms.optim.clip_grad_norm_'] = function()
   return { parameters(), number(1), maybe(number(2)) }
 end
 
+local function scheduler_of(name, make, all_optional)
+  local full = 'ms.optim.lr_scheduler.' .. name
+  of[full] = function()
+    local o = optimizer()
+    local fields = make(o)
+    fields.last_epoch = maybe(whole(-1))
+    local given = options(fields)
+    return { object(o, ms.optim.Optimizer), all_optional and maybe(given) or given }
+  end
+end
+scheduler_of('StepLR', function()
+  return { step_size = positive(2), gamma = maybe(number(0.5)) }
+end)
+scheduler_of('MultiStepLR', function()
+  return { milestones = array { 1, 2 }, gamma = maybe(number(0.5)) }
+end)
+scheduler_of('ConstantLR', function()
+  return { factor = maybe(number(0.5)), total_iters = maybe(whole(2)) }
+end, true)
+scheduler_of('LinearLR', function()
+  return { start_factor = maybe(number(0.5)), end_factor = maybe(number(1)),
+    total_iters = maybe(positive(2)) }
+end, true)
+scheduler_of('ExponentialLR', function() return { gamma = number(0.5) } end)
+scheduler_of('CosineAnnealingLR', function()
+  return { T_max = positive(2), eta_min = maybe(number(0)) }
+end)
+scheduler_of('LambdaLR', function()
+  return { lr_lambda = fn(function() return 1 end) }
+end)
+scheduler_of('OneCycleLR', function()
+  return { max_lr = number(1), total_steps = positive(4), pct_start = maybe(number(0.5)),
+    anneal_strategy = maybe(choice('cos', 'linear')), cycle_momentum = maybe(flag(true)),
+    base_momentum = maybe(number(0.8)), max_momentum = maybe(number(0.9)),
+    div_factor = maybe(number(25)), final_div_factor = maybe(number(10)),
+    three_phase = maybe(flag(false)) }
+end)
+local function step_lr()
+  return ms.optim.lr_scheduler.StepLR(optimizer(), { step_size = 2 })
+end
+of['ms.optim.lr_scheduler.SequentialLR'] = function()
+  local first = step_lr()
+  return { object(first.optimizer, ms.optim.Optimizer), options {
+    schedulers = list { first }, milestones = array {}, last_epoch = maybe(whole(-1)),
+  } }
+end
+of['ms.optim.lr_scheduler.LRScheduler'] = function() return { any(nil), any(nil) } end
+for _, name in ipairs { 'step', 'get_last_lr', 'state_dict' } do
+  of['ms.optim.lr_scheduler.LRScheduler:' .. name] = function()
+    return { object(step_lr(), ms.optim.lr_scheduler.LRScheduler) }
+  end
+end
+of['ms.optim.lr_scheduler.LRScheduler:load_state_dict'] = function()
+  local s = step_lr()
+  return { object(s, ms.optim.lr_scheduler.LRScheduler), list(s:state_dict()) }
+end
+of['ms.optim.lr_scheduler.SequentialLR:state_dict'] = function()
+  local s = step_lr()
+  s = ms.optim.lr_scheduler.SequentialLR(s.optimizer, { schedulers = { s }, milestones = {} })
+  return { object(s, ms.optim.lr_scheduler.LRScheduler) }
+end
+of['ms.optim.lr_scheduler.SequentialLR:load_state_dict'] = function()
+  local s = step_lr()
+  s = ms.optim.lr_scheduler.SequentialLR(s.optimizer, { schedulers = { s }, milestones = {} })
+  return { object(s, ms.optim.lr_scheduler.LRScheduler), list(s:state_dict()) }
+end
+
 local group = kind(function(v) return v == ms.dist.world() end)
 local function some_group() return maybe(group(ms.dist.world())) end
 of['ms.data.Loader'] = function()

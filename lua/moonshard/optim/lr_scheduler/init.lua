@@ -1,0 +1,25 @@
+--- Learning rates that follow a schedule: objects beside an optimizer, torch.optim.lr_scheduler's.
+--- (ms.schedule has the same as plain functions of the step.)
+---
+---     local scheduler = ms.optim.lr_scheduler.StepLR(opt, { step_size = 30, gamma = 0.1 })
+---     opt:step(); scheduler:step()
+
+local namespace = require 'moonshard.namespace'
+local rules = require 'moonshard.optim.lr_scheduler.rules'
+
+---@class ms.optim.lr_scheduler
+local lr_scheduler = {
+  LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler',
+  StepLR = rules.StepLR,
+  MultiStepLR = rules.MultiStepLR,
+  ConstantLR = rules.ConstantLR,
+  LinearLR = rules.LinearLR,
+  ExponentialLR = rules.ExponentialLR,
+  CosineAnnealingLR = rules.CosineAnnealingLR,
+  LambdaLR = require 'moonshard.optim.lr_scheduler.lambda_lr',
+  OneCycleLR = require 'moonshard.optim.lr_scheduler.one_cycle_lr',
+  SequentialLR = require 'moonshard.optim.lr_scheduler.sequential_lr',
+}
+
+return namespace('optim.lr_scheduler', lr_scheduler, nil,
+  require('moonshard.planned').schedulers)
