@@ -25,14 +25,9 @@ local ASKS = {
     function() fsdp.FSDP(linear(), { cpu_offload = true }) end,
     function() return fsdp.CPUOffload end,
   },
-  ['loss scaling'] = {
-    function() return fsdp.ShardedGradScaler end,
-    function() return ms.optim.GradScaler end,
-    function() return ms.GradScaler end,
-  },
   autocast = {
     function() return ms.autocast end,
-    function() return ms.amp end,
+    function() return ms.amp.autocast end,
   },
   ['communication hooks'] = {
     function() fsdp.FSDP(linear()):register_comm_hook(nil, print) end,

@@ -127,7 +127,7 @@ end
 
 local lazy = {}
 for _, name in ipairs {
-  'nn', 'models', 'optim', 'fsdp', 'data', 'schedule', 'checkpoint', 'dist',
+  'nn', 'models', 'optim', 'fsdp', 'data', 'schedule', 'checkpoint', 'dist', 'amp',
 } do
   lazy[name] = 'moonshard.' .. name
 end
@@ -139,12 +139,11 @@ local OTHERWISE = {
   zeros_like = 'ms.zeros(t:shape())', ones_like = 'ms.ones(t:shape())',
   seed = 'ms.manual_seed(seed)', inference_mode = 'ms.no_grad(fn)',
   save = 'ms.checkpoint.save', load = 'ms.checkpoint.load', distributed = 'ms.dist',
-  amp = 'ms.fsdp.FSDP(m, { mixed_precision = { param_dtype = ms.bf16 } })',
+  autocast = 'ms.fsdp.FSDP(m, { mixed_precision = { param_dtype = ms.bf16 } })',
+  GradScaler = 'ms.amp.GradScaler',
   profiler = 'ms.time(), ms.memory() and ms.dist.wait_seconds()',
   set_num_threads = 'ms.dist.init { ranks = n }, which is one thread each',
 }
-
-OTHERWISE.autocast = OTHERWISE.amp
 
 -- Where names of torch stand.
 local function instead(name)

@@ -61,7 +61,7 @@ end
 
 --- Rooms and switches of torch, in `ms`.
 planned.rooms = {
-  amp = 'autocast', autocast = 'autocast', GradScaler = 'loss scaling', profiler = 'a profiler',
+  autocast = 'autocast', profiler = 'a profiler',
   set_num_threads = 'more than one thread a rank', utils = 'activation checkpointing',
 }
 

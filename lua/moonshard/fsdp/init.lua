@@ -32,7 +32,6 @@ local planned = {
   fully_shard = 'fully_shard (per-parameter sharding)',
   MixedPrecisionPolicy = 'fully_shard (per-parameter sharding)',
   OffloadPolicy = 'CPU offload', CPUOffload = 'CPU offload', CPUOffloadPolicy = 'CPU offload',
-  ShardedGradScaler = 'loss scaling',
   HYBRID_SHARD = 'hybrid sharding', _HYBRID_SHARD_ZERO2 = 'hybrid sharding',
   checkpoint_wrapper = 'activation checkpointing', CheckpointImpl = 'activation checkpointing',
   apply_activation_checkpointing = 'activation checkpointing',
@@ -48,4 +47,6 @@ for name, other in next, {
   planned[name], OTHERWISE[name] = 'a choice of state dicts', other
 end
 
-return namespace('fsdp', fsdp, nil, planned, OTHERWISE)
+local lazy = { ShardedGradScaler = 'moonshard.fsdp.sharded_grad_scaler' }
+
+return namespace('fsdp', fsdp, lazy, planned, OTHERWISE)

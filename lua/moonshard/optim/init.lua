@@ -2,7 +2,6 @@
 
 local namespace = require 'moonshard.namespace'
 local planned = require 'moonshard.planned'
-local util = require 'moonshard.util'
 
 local lazy = {
   Optimizer = 'moonshard.optim.optimizer',
@@ -31,6 +30,5 @@ function optim.clip_grad_norm_(params, max_norm, norm_type)
     norm_type == nil and 2 or norm_type)
 end
 
-return namespace('optim', optim, lazy, util.merged(planned.optimizers, {
-  GradScaler = 'loss scaling',
-}))
+return namespace('optim', optim, lazy, planned.optimizers,
+  { GradScaler = 'ms.amp.GradScaler' })

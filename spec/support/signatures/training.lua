@@ -153,6 +153,43 @@ of['ms.schedule.constant'] = function()
   return { options { lr = number(0.1), warmup = maybe(number(1)) } }
 end
 
+-- -- loss scales ---------------------------------------------------------------------------------
+
+local function scaler_options(more)
+  local fields = {
+    init_scale = maybe(number(4)), growth_factor = maybe(number(2)),
+    backoff_factor = maybe(number(0.5)), growth_interval = maybe(positive(2)),
+    enabled = maybe(flag(true)),
+  }
+  fields.process_group = more
+  return maybe(options(fields))
+end
+of['ms.amp.GradScaler'] = function() return { scaler_options() } end
+of['ms.fsdp.ShardedGradScaler'] = function() return { scaler_options(some_group()) } end
+local function on_scaler(name, ...)
+  local more = { ... }
+  of['ms.amp.GradScaler:' .. name] = function()
+    local args = { object(ms.amp.GradScaler(), ms.amp.GradScaler) }
+    for i, make in ipairs(more) do
+      args[i + 1] = make()
+    end
+    return args
+  end
+end
+local function stepping()
+  local p = ms.tensor({ 1, 2 }, { requires_grad = true })
+  p:set_grad(ms.ones(2))
+  return object(ms.optim.SGD({ p }), ms.optim.Optimizer)
+end
+on_scaler('scale', x)
+on_scaler('unscale_', stepping)
+on_scaler('step', stepping)
+on_scaler('update', function() return number(2) end)
+on_scaler('get_scale')
+on_scaler('is_enabled')
+on_scaler('state_dict')
+on_scaler('load_state_dict', function() return list(ms.amp.GradScaler():state_dict()) end)
+
 -- -- ranks, sharding -----------------------------------------------------------------------------
 
 local reduction = choice('sum', 'avg', 'max', 'min')

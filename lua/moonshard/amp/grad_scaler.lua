@@ -1,0 +1,283 @@
+--- A loss scale (torch.amp.GradScaler): the loss is multiplied, so that small gradients do not
+--- vanish in f16, and gradients are divided before the step. Where one is not finite the step is
+--- left out and the scale falls; after `growth_interval` steps without one it grows.
+---
+---     scaler:scale(loss):backward()
+---     scaler:step(opt)
+---     scaler:update()
+---
+--- Touches: moonshard.dist, moonshard.autograd, moonshard.errors, moonshard.optim.
+
+local arguments = require 'moonshard_ffi.arguments'
+local autograd = require 'moonshard.autograd'
+local class = require 'moonshard.class'
+local create = require 'moonshard.create'
+local dist = require 'moonshard.dist'
+local errors = require 'moonshard.errors'
+local members = require 'moonshard.dist.members'
+local parameter = require 'moonshard_ffi.parameter'
+local receiver = require 'moonshard.receiver'
+local util = require 'moonshard.util'
+local Optimizer = require 'moonshard.optim.optimizer'
+
+---@class ms.amp.GradScaler
+---@overload fun(opts?: ms.amp.GradScaler.Options): ms.amp.GradScaler
+local GradScaler = class 'amp.GradScaler'
+
+---@class ms.amp.GradScaler.Options
+---@field init_scale? number  default 65536
+---@field growth_factor? number  above 1, default 2
+---@field backoff_factor? number  below 1, default 0.5
+---@field growth_interval? integer  steps, default 2000
+---@field enabled? boolean  false: everything passes through; default true
+
+GradScaler._options = {
+  init_scale = 'number', growth_factor = 'number', backoff_factor = 'number',
+  growth_interval = 'number', enabled = 'flag',
+}
+
+local LARGEST = 3.4028234663852886e38 -- f32: a scale beyond does not grow
+
+---@param opts? ms.amp.GradScaler.Options
+function GradScaler:init(opts)
+  opts = errors.options(self._name, opts, self._options)
+  self._enabled = opts.enabled ~= false
+  self._scale = opts.init_scale or 65536
+  self._growth_factor = opts.growth_factor or 2
+  self._backoff_factor = opts.backoff_factor or 0.5
+  self._growth_interval = arguments.whole(self._name, 'growth_interval', opts.growth_interval,
+    2000, 1)
+  self._growth_tracker = 0
+  if not (self._scale > 0 and self._scale <= LARGEST) then
+    errors.raise('ValueError', '%s: init_scale is %g, expected a finite number above 0', self._name,
+      self._scale)
+  elseif self._growth_factor <= 1 or self._growth_factor ~= self._growth_factor then
+    errors.raise('AssertionError', 'The growth factor must be > 1.0.')
+  elseif not (self._backoff_factor > 0 and self._backoff_factor < 1) then
+    errors.raise('AssertionError', 'The backoff factor must be < 1.0 and above 0.')
+  end
+  self._states = setmetatable({}, { __mode = 'k' }) -- by optimizer, since the last update()
+  self._found = {} -- one tensor an optimizer
+end
+
+-- The group that agrees on the gradients of these parameters; nil: this rank decides alone.
+function GradScaler:_group_of(params)
+  return (members.of(params))
+end
+
+local DEEPEST = 16 -- list in a list
+
+local function scaled(self, outputs, depth)
+  if parameter.is_tensor(outputs) then
+    return outputs * self._scale
+  elseif arguments.noun(outputs) ~= 'a table' then
+    arguments.refuse('scale', 'outputs', outputs, 'a tensor or a list of them')
+  elseif #arguments.array('scale', 'outputs', outputs) == 0 or depth > DEEPEST then
+    errors.raise('ValueError', "scale: 'outputs' has a list that %s",
+      depth > DEEPEST and 'stands in too many others' or 'is empty')
+  end
+  local out = {}
+  for i, output in ipairs(outputs) do
+    out[i] = scaled(self, output, depth + 1)
+  end
+  return out
+end
+
+--- A loss, or a nested list of losses, times the scale, in its dtype.
+---@param outputs ms.Tensor|table
+---@return ms.Tensor|table
+function GradScaler:scale(outputs)
+  if not self._enabled then
+    return outputs
+  end
+  return scaled(self, outputs, 1)
+end
+
+local function params_of(optimizer)
+  local out = {}
+  for _, group in ipairs(optimizer.param_groups) do
+    for _, param in ipairs(group.params) do
+      out[#out + 1] = param
+    end
+  end
+  return out
+end
+
+local function check_optimizer(what, optimizer)
+  if not util.is(optimizer, Optimizer) then
+    arguments.refuse(what, 'optimizer', optimizer, 'an optimizer')
+  end
+end
+
+-- What an inner no_sync has left is no gradient yet, though one can look at it.
+local function gradient_of(param)
+  local grad = param:grad()
+  if grad and not parameter.has_grad(param) then
+    errors.raise('RuntimeError', 'unscale_: the gradient of %s was accumulated inside no_sync and '
+      .. 'is not reduced yet; run the last backward outside no_sync', parameter.name(param))
+  end
+  return grad
+end
+
+-- Multiply in place; NaN where an element is not finite, else 0: (), in the gradient's dtype.
+local function unscale(grad, inverse)
+  local values = grad * inverse
+  grad:copy_(values)
+  return (values - values):sum()
+end
+
+-- Is any gradient not finite, 1 or 0: f64, on the device, agreed over the ranks.
+local function unscale_all(self, optimizer)
+  local params, inverse = params_of(optimizer), 1 / self._scale
+  local group, found, n = self:_group_of(params), create.zeros({ 1 }, { dtype = 'f64' }), 0
+  local grads = {}
+  for _, param in ipairs(params) do
+    grads[#grads + 1] = gradient_of(param)
+  end
+  for _, grad in ipairs(grads) do
+    n = n + 1
+    if grad:numel() > 0 then
+      local odd = unscale(grad, inverse)
+      found:add_(odd:ne(odd):to('f64'))
+    end
+  end
+  if group then
+    dist.all_reduce(found, 'max', group)
+  elseif n == 0 then
+    return nil
+  end
+  return found
+end
+
+local function look(self, optimizer)
+  local found = autograd.no_grad(unscale_all, self, optimizer)
+  self._found[#self._found + 1] = found
+  self._states[optimizer] = { stage = 'unscaled', found = found }
+end
+
+--- Divide the gradients of an optimizer's parameters by the scale, in place: once, before a step
+--- that clips them, say; step() does it otherwise. Collective where parameters are sharded: a rank
+--- without gradients takes part. One that fails may have divided some: drop them.
+---@param optimizer ms.optim.Optimizer
+function GradScaler:unscale_(optimizer)
+  check_optimizer('unscale_', optimizer)
+  if not self._enabled then
+    return
+  end
+  local state = self._states[optimizer]
+  if state and state.stage == 'unscaled' then
+    errors.raise('RuntimeError',
+      'unscale_() has already been called on this optimizer since the last update().')
+  elseif state then
+    errors.raise('RuntimeError', 'unscale_() is being called after step().')
+  end
+  look(self, optimizer)
+end
+
+--- Step unless a gradient on any rank is not finite. Waits for the device, to know.
+---@param optimizer ms.optim.Optimizer
+---@return boolean?  true: stepped
+function GradScaler:step(optimizer)
+  check_optimizer('step', optimizer)
+  if not self._enabled then
+    optimizer:step()
+    return true
+  end
+  local state = self._states[optimizer]
+  if state and state.stage == 'stepped' then
+    errors.raise('RuntimeError', 'step() has already been called since the last update().')
+  elseif not state then
+    look(self, optimizer)
+  end
+  local found = self._states[optimizer].found
+  if not found then
+    self._states[optimizer] = nil
+    errors.raise('AssertionError', 'No inf checks were recorded for this optimizer.')
+  end
+  local steps = found:item() == 0
+  if steps then
+    optimizer:step()
+  end
+  self._states[optimizer] = { stage = 'stepped', found = found }
+  return steps or nil
+end
+
+local function follow(self, overflowed)
+  if overflowed then
+    self._scale, self._growth_tracker = self._scale * self._backoff_factor, 0
+    return
+  end
+  self._growth_tracker = self._growth_tracker + 1
+  if self._growth_tracker == self._growth_interval then
+    local grown = self._scale * self._growth_factor
+    self._scale = grown <= LARGEST and grown or self._scale
+    self._growth_tracker = 0
+  end
+end
+
+--- After the steps of an iteration: let the scale follow what was found, or be `new_scale`.
+---@param new_scale? number
+function GradScaler:update(new_scale)
+  if new_scale ~= nil and not (arguments.number('update', 'new_scale', new_scale) > 0
+    and new_scale <= LARGEST) then
+    errors.raise('ValueError', 'update: new_scale is %g, expected a finite number above 0',
+      new_scale)
+  elseif not self._enabled then
+    return
+  elseif new_scale ~= nil then
+    self._scale = new_scale
+  elseif #self._found == 0 then
+    errors.raise('AssertionError', 'No inf checks were recorded prior to update.')
+  else
+    local overflowed = false
+    for _, found in ipairs(self._found) do
+      overflowed = found:item() > 0 or overflowed
+    end
+    follow(self, overflowed)
+  end
+  self._found, self._states = {}, setmetatable({}, { __mode = 'k' })
+end
+
+---@return number  1 when it is not enabled
+function GradScaler:get_scale()
+  return self._enabled and self._scale or 1
+end
+
+---@return boolean
+function GradScaler:is_enabled()
+  return self._enabled
+end
+
+local STATE = {
+  scale = '_scale', growth_factor = '_growth_factor', backoff_factor = '_backoff_factor',
+  growth_interval = '_growth_interval', _growth_tracker = '_growth_tracker',
+}
+
+--- After update(): empty when it is not enabled.
+---@return table  scale, growth_factor, backoff_factor, growth_interval, _growth_tracker
+function GradScaler:state_dict()
+  local sd = {}
+  for name, field in next, self._enabled and STATE or {} do
+    sd[name] = self[field]
+  end
+  return sd
+end
+
+---@param sd table
+function GradScaler:load_state_dict(sd)
+  arguments.list('load_state_dict', 'sd', sd)
+  if not self._enabled then
+    return
+  elseif next(sd) == nil then
+    errors.raise('RuntimeError', 'The source state dict is empty, possibly because it was saved '
+      .. 'from a disabled instance of GradScaler.')
+  end
+  for _, name in ipairs(util.sorted_keys(STATE)) do
+    arguments.number('load_state_dict', 'sd.' .. name, sd[name])
+  end
+  for name, field in next, STATE do
+    self[field] = sd[name]
+  end
+end
+
+return receiver.check(GradScaler)
