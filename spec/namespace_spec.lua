@@ -14,12 +14,15 @@ local ASKS = {
     function() return fsdp.fully_shard end,
     function() return fsdp.MixedPrecisionPolicy end,
   },
-  ['hybrid sharding and device meshes'] = {
+  ['hybrid sharding'] = {
     function() return fsdp.HYBRID_SHARD end,
-    function() fsdp.FSDP(linear(), { device_mesh = {} }) end,
+    function()
+      local mesh = ms.dist.init_device_mesh('cpu', { 1, 1 })
+      fsdp.FSDP(linear(), { device_mesh = mesh })
+    end,
     function() fsdp.FSDP(linear(), { sharding_strategy = 'HYBRID_SHARD' }) end,
     function() fsdp.FSDP(linear(), { sharding_strategy = '_HYBRID_SHARD_ZERO2' }) end,
-    function() return ms.dist.init_device_mesh end,
+    function() return ms.dist.DeviceMesh end,
   },
   ['CPU offload'] = {
     function() fsdp.FSDP(linear(), { cpu_offload = true }) end,

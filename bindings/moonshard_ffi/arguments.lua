@@ -127,15 +127,35 @@ function arguments.is_group(value)
   return ffi.istype(Group, value) and value ~= nil
 end
 
+-- Handles of groups that scripts have freed, and what told those from others then: another group
+-- may lie there since.
+local freed = setmetatable({}, { __mode = 'k' })
+
+--- Free a group, which is to go when nothing holds it any more.
+---@param group ms.dist.Group
+function arguments.free_group(group)
+  freed[group] = freed[group] or C.ms_comm_serial(group)
+  C.ms_comm_free(group)
+end
+
+--- Has a group gone, by close() or because scripts have freed it?
+---@param group ms.dist.Group
+---@return boolean
+function arguments.is_gone(group)
+  local serial = freed[group]
+  return C.ms_comm_size(group) == 0 or serial ~= nil and C.ms_comm_serial(group) ~= serial
+end
+
 ---@return ms.dist.Group
 function arguments.group(what, name, value)
   if value == false then
-    errors.raise('ValueError', '%s: this rank is in none of the groups that dist.split() made '
-      .. 'here, and only their members call', what)
+    errors.raise('ValueError', '%s: this rank is in none of the groups that dist.split() or '
+      .. 'new_group() made here, and only their members call', what)
   elseif not ffi.istype(Group, value) or value == nil then
     refuse(what, name, value, 'a group of ranks')
-  elseif C.ms_comm_size(value) == 0 then
-    errors.raise('ValueError', "%s: '%s' is a group that is gone: close() ended it", what, name)
+  elseif arguments.is_gone(value) then
+    errors.raise('ValueError', "%s: '%s' is a group that is gone: %s() ended it", what, name,
+      freed[value] and 'destroy_process_group' or 'close')
   end
   return value
 end

@@ -26,6 +26,23 @@ function fsdp.is_fake(comm)
   return C.ms_comm_is_fake(comm)
 end
 
+local Hold = B.typeof 'struct { ms_comm *group; double serial; }'
+
+local function let_go(hold)
+  if C.ms_comm_serial(hold.group) == hold.serial then
+    C.ms_comm_let_go(hold.group)
+  end
+end
+
+--- Keep a group, also when it is freed, until the collector finds what comes back here.
+---@param comm ffi.cdata*
+---@return ffi.cdata*
+function fsdp.hold(comm)
+  local hold = B.gc(Hold(comm, C.ms_comm_serial(comm)), let_go)
+  C.ms_comm_hold(comm)
+  return hold
+end
+
 -- In a fake group they would all say the same: none is asked.
 local function of_this_rank(values)
   local lists = {}

@@ -5,7 +5,7 @@
 ---   core    the classic C module: what may reach Lua again (backward, hooks, interrupts)
 ---   world    the group of all ranks
 ---   Ref, state, own, array   refs, the depth of scopes, lists of refs for C
----   new, string, cast, copy, gc, sizeof   the few FFI functions needed to talk to C
+---   new, string, cast, copy, gc, sizeof, typeof   the few FFI functions needed to talk to C
 
 local ffi = require 'ffi'
 local errors = require 'moonshard_ffi.errors'
@@ -26,6 +26,7 @@ local B = {
   copy = ffi.copy,
   gc = ffi.gc,
   sizeof = ffi.sizeof,
+  typeof = ffi.typeof,
 }
 
 local OUT_OF_MEMORY = -8

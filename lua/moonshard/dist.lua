@@ -13,11 +13,13 @@ local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
 local figures = require 'moonshard.figures'
 local given = require 'moonshard.dist.given'
+local mesh = require 'moonshard.dist.mesh'
 local namespace = require 'moonshard.namespace'
 local notes = require 'moonshard_ffi.notes'
 local ops = require 'moonshard.ops'
 local autograd = require 'moonshard.autograd'
 local planned = require 'moonshard.planned'
+local process_groups = require 'moonshard.dist.process_groups'
 local uncaught = require 'moonshard.uncaught'
 local variables = require 'moonshard.variables'
 local writable = require 'moonshard.writable'
@@ -328,8 +330,8 @@ end
 
 --- Divide a group: those of its ranks that give the same color form a group of their own, ordered
 --- by key and, where keys are equal, as before. Collective over the group that is divided. What
---- comes back is what fsdp.FSDP takes as `process_group`; it lasts as long as the job, so divide
---- once. Errors name ranks by their rank in the job.
+--- comes back is what fsdp.FSDP takes as `process_group`; it lasts as long as the job, unless
+--- destroy_process_group() ends it. Errors name ranks by their rank in the job.
 ---
 ---   local pair = ms.dist.split(world.rank % 2) -- ranks 0 and 2, ranks 1 and 3
 ---   local model = fsdp.FSDP(module, { process_group = pair })
@@ -362,7 +364,7 @@ end
 ---   local model = fsdp.FSDP(m, { process_group = ms.dist.fake { rank = 3, world = 1024 } })
 ---
 ---@param opts ms.dist.FakeOptions
----@return ms.dist.Group group  it lasts as long as the job
+---@return ms.dist.Group group  until destroy_process_group(), or the job's end
 function dist.fake(opts)
   if type(opts) == 'table' and opts.ranks ~= nil then -- as dist.init has it
     errors.raise('ValueError', "dist.fake: unknown option 'ranks', did you mean 'world'?")
@@ -504,20 +506,20 @@ function dist.wait_seconds(group)
   return C.ms_comm_wait_seconds(given.group('wait_seconds', group))
 end
 
+dist.init_device_mesh = mesh.init_device_mesh
+for name, fn in next, process_groups do
+  dist[name] = fn
+end
+
 local OTHERWISE = {
   init_process_group = 'dist.init',
-  destroy_process_group = 'dist.leave(), with which all groups end',
-  get_rank = 'dist.rank() or group:rank()',
-  get_world_size = 'dist.world_size() or group:size()', is_initialized = 'dist.info().initialized',
+  is_initialized = 'dist.info().initialized',
   reduce = 'dist.all_reduce', all_gather_into_tensor = 'dist.all_gather(out, t)',
   reduce_scatter_tensor = 'dist.reduce_scatter(out, input)', monitored_barrier = 'dist.barrier',
   all_gather_single = 'dist.all_gather(out, t)',
   reduce_scatter_single = 'dist.reduce_scatter(out, input)',
   ReduceOp = "the operation as text: 'sum', 'avg', 'max' or 'min'",
-  get_process_group_ranks = 'group:ranks()',
-  get_global_rank = 'group:ranks()[rank + 1]',
-  get_group_rank = 'group:rank() for this rank; group:ranks() lists all',
-  new_group = 'dist.split(color, key)', split_group = 'dist.split(color, key)',
+  split_group = 'dist.split(color, key)',
   new_subgroups = 'dist.split(math.floor(dist.rank() / size))',
   new_subgroups_by_enumeration = 'dist.split(color, key)', ProcessGroup = 'dist.split(color, key)',
   group = 'nothing: all ranks are meant where no group is given',

@@ -119,11 +119,9 @@ for name in pairs(names [[
 ]]) do
   planned.collectives[name] = 'a collective of objects'
 end
-for name in pairs(names [[destroy_process_group shrink_group]]) do
-  planned.collectives[name] = 'a group that ends before its job'
-end
-for name in pairs(names [[DeviceMesh device_mesh init_device_mesh]]) do
-  planned.collectives[name] = 'a mesh of devices (hybrid sharding)'
+planned.collectives.shrink_group = 'a group that goes on without some of its ranks'
+for name in pairs(names [[DeviceMesh device_mesh]]) do
+  planned.collectives[name] = 'a mesh of any ranks (hybrid sharding)'
 end
 for name in pairs(names [[FileStore HashStore PrefixStore Store TCPStore]]) do
   planned.collectives[name] = 'a store that processes share'

@@ -71,10 +71,6 @@ int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q);
 uint64_t msi_comm_job_number(const ms_comm *comm);
 /* The least of its members' ranks in the job: groups side by side have different ones. */
 int32_t msi_comm_first_in_job(const ms_comm *comm);
-/* What keeps a group beyond a call holds it: freed meanwhile, it goes when nothing does any more.
- */
-void msi_comm_hold(ms_comm *comm);
-void msi_comm_let_go(ms_comm *comm);
 /* Publish the next operation of the schedule; gives its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
 /* The number that the next operation gets. */

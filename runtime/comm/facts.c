@@ -11,6 +11,11 @@ int32_t ms_comm_size(const ms_comm *comm)
     return comm->size;
 }
 
+double ms_comm_serial(const ms_comm *comm)
+{
+    return (double)comm->live.serial;
+}
+
 int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
 {
     return ms_comm_is_fake(comm) ? q : comm->in_job[q];

@@ -298,12 +298,12 @@ void ms_comm_free(ms_comm *c)
     }
 }
 
-void msi_comm_hold(ms_comm *c)
+void ms_comm_hold(ms_comm *c)
 {
     c->n_holders++;
 }
 
-void msi_comm_let_go(ms_comm *c)
+void ms_comm_let_go(ms_comm *c)
 {
     c->n_holders--;
     discard_unheld(c);

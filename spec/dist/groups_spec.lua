@@ -1,5 +1,6 @@
 -- Groups of ranks in scripts: what they say, and where they stand among arguments.
 local ms = require 'moonshard'
+local lfs = require 'lfs'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 local scripts = require 'support.scripts'
@@ -117,8 +118,7 @@ describe('a group of ranks', function()
       { 'ProcessGroup', 'KeyError', 'write dist.split(color, key)' },
       { 'group', 'KeyError', 'write nothing: all ranks are meant where no group is given' },
       { '_functional_collectives', 'KeyError', 'write dist.functional' },
-      { 'destroy_process_group', 'NotImplementedError', 'write dist.leave()' },
-      { 'get_global_rank', 'KeyError', 'write group:ranks()[rank + 1]' },
+      { 'shrink_group', 'NotImplementedError', 'a group that goes on without some of its ranks' },
     } do
       checks.raises(case[2], case[3], function() return dist[case[1]] end)
     end
@@ -130,6 +130,163 @@ describe('a group of ranks', function()
       {})
     checks.raises('ValueError', "dist.fake: unknown option 'ranks', did you mean 'world'?",
       dist.fake, { ranks = 4 })
+  end)
+end)
+
+describe('dist.new_group', function()
+  it('has the ranks that are listed, in the order of the job', function()
+    local reports, cause = runs.reports(4, function(rank)
+      local group = dist.new_group { 3, 0, 2 }
+      assert(dist.get_rank(group) == (rank == 1 and -1 or ({ [0] = 0, [2] = 1, [3] = 2 })[rank]))
+      assert(dist.get_world_size(group) == (rank == 1 and -1 or 3))
+      assert(dist.get_rank() == rank and dist.get_world_size() == 4)
+      local all = dist.new_group()
+      assert(dist.get_rank(all) == rank and dist.get_world_size(all) == 4)
+      if not group then
+        return 'none'
+      end
+      assert(dist.get_global_rank(group, 1) == 2 and dist.get_group_rank(group, 3) == 2)
+      checks.raises('ValueError', 'Group rank 3 is not part of group Group(rank=',
+        dist.get_global_rank, group, 3)
+      checks.raises('ValueError', 'Global rank 1 is not part of group Group(rank=',
+        dist.get_group_rank, group, 1)
+      return ('%s: %d'):format(table.concat(dist.get_process_group_ranks(group), ' '),
+        dist.all_reduce(ms.full({ 1 }, 10 ^ rank), group):item())
+    end)
+    assert.is_nil(cause)
+    assert.same({ [0] = '0 2 3: 1101', 'none', '0 2 3: 1101', '0 2 3: 1101' }, reports)
+  end)
+
+  it('is told when the ranks list different ones', function()
+    checks.raises('CommError', "the ranks differ: ranks of new_group is 0 on rank 0 and 1 on "
+      .. 'rank 1', dist.spawn, 2, function(rank)
+      dist.new_group { rank }
+    end)
+  end)
+
+  it('refuses ranks that are none', function()
+    dist.spawn(1, function()
+      for _, case in ipairs {
+        { 'ValueError', "ranks[2] is 1; the new group's rank should be within the world size, "
+          .. 'which is 1', { 0, 1 } },
+        { 'ValueError', 'ranks[1] is -1', { -1 } },
+        { 'ValueError', 'rank 0 stands twice', { 0, 0 } },
+        { 'ValueError', "'ranks' is an empty list", {} },
+        { 'TypeError', "'ranks' is a number, expected a list of ranks", 3 },
+        { 'TypeError', "'ranks[1]' is 0.5, expected a whole number", { 0.5 } },
+      } do
+        checks.raises(case[1], case[2], dist.new_group, case[3])
+      end
+      checks.raises('ValueError', 'in none of the groups', dist.get_process_group_ranks, false)
+      checks.raises('TypeError', 'expected a group of ranks', dist.get_rank, 3)
+    end)
+  end)
+end)
+
+describe('dist.destroy_process_group', function()
+  -- This process's maps of what ranks share, and its descriptors.
+  local function shared()
+    local n = 0
+    for line in io.lines('/proc/self/maps') do
+      n = n + (line:find('moonshard-segment', 1, true) and 1 or 0)
+    end
+    for _ in lfs.dir('/proc/self/fd') do
+      n = n + 1
+    end
+    return n
+  end
+
+  it('ends a group and gives its memory back', function()
+    local _, cause = runs.reports(2, function()
+      local before = shared()
+      for _ = 1, 50 do
+        local group = dist.new_group()
+        assert(shared() > before)
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+        checks.raises('ValueError', "all_reduce: 'group' is a group that is gone: "
+          .. 'destroy_process_group() ended it', dist.all_reduce, ms.ones(1), group)
+        assert(tostring(group) == 'Group(gone)')
+      end
+      assert(shared() == before)
+      return ''
+    end)
+    assert.is_nil(cause)
+  end)
+
+  it('takes no later group at the same place for the one that is gone', function()
+    dist.spawn(1, function()
+      for _ = 1, 50 do
+        local gone = dist.fake { world = 2 }
+        dist.destroy_process_group(gone)
+        local later = dist.fake { world = 3 }
+        checks.raises('ValueError', 'is a group that is gone', gone.size, gone)
+        dist.destroy_process_group(later)
+      end
+    end)
+  end)
+
+  -- Each takes a group, and gives what is to go on without another that holds it.
+  local HOLDERS = {
+    loader = function(group)
+      local loader = ms.data.Loader { tokens = ms.arange(64), batch = 1, context = 4,
+        process_group = group }
+      return function() loader:next() end
+    end,
+    ['model that has not run'] = function(group)
+      local model = ms.fsdp.FSDP(ms.nn.Linear(4, 4), { process_group = group })
+      return function() model(ms.ones(1, 4)):sum():backward() end
+    end,
+    optimizer = function(group)
+      local model = ms.fsdp.FSDP(ms.nn.Linear(4, 4), { process_group = group })
+      local opt = ms.optim.SGD(model:parameters(), { lr = 0.1 })
+      return function()
+        model(ms.ones(1, 4)):sum():backward()
+        opt:step()
+        opt:zero_grad()
+      end
+    end,
+  }
+
+  for name, holder in pairs(HOLDERS) do -- order does not matter
+    it(('lets a %s go on that holds the group'):format(name), function()
+      local _, cause = runs.reports(2, function()
+        local before, group = shared(), dist.new_group()
+        local go_on = holder(group)
+        dist.destroy_process_group(group)
+        go_on()
+        go_on()
+        dist.barrier(group) -- as long as it is there
+        go_on = nil -- luacheck: ignore
+        dist.barrier()
+        ms.collect()
+        checks.raises('ValueError', 'is a group that is gone', dist.barrier, group)
+        assert(shared() == before)
+        return ''
+      end)
+      assert.is_nil(cause)
+    end)
+  end
+
+  it('leaves the job without a group, or with that of all ranks', function()
+    for given = 1, 2 do
+      dist.spawn(2, function()
+        dist.destroy_process_group(given == 2 and dist.world() or nil)
+        checks.raises('RuntimeError', 'has left its job', dist.barrier)
+      end)
+    end
+  end)
+
+  it('is told to who calls in it later', function()
+    checks.raises('CommError', 'rank 1 freed the group', dist.spawn, 2, function(rank)
+      local group = dist.new_group()
+      if rank == 1 then
+        dist.destroy_process_group(group)
+      else
+        dist.barrier(group)
+      end
+      dist.barrier()
+    end)
   end)
 end)
 

@@ -185,8 +185,8 @@ describe('dist.init', function()
     checks.raises('KeyError', "dist has no 'all_reduec', did you mean 'all_reduce'?", function()
       return dist.all_reduec
     end)
-    checks.raises('KeyError', "dist has no 'get_rank'; write dist.rank", function()
-      return dist.get_rank
+    checks.raises('KeyError', "dist has no 'is_initialized'; write dist.info", function()
+      return dist.is_initialized
     end)
   end)
 

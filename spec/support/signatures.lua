@@ -39,6 +39,7 @@ signatures.passes_on = {
 signatures.ends_something = {
   ['ms.close'] = 'it frees what the other calls use',
   ['ms.dist.exit'] = 'it ends the process',
+  ['ms.dist.destroy_process_group'] = 'there are no ranks afterwards',
   ['ms.dist.leave'] = 'there are no ranks afterwards',
   ['ms.dist.spawn'] = 'it forks',
 }

@@ -81,6 +81,7 @@ function Loader:init(opts)
     rank = 'whole', world_size = 'number', micro_batches = 'number', process_group = 'group',
   })
   self._group = opts.process_group or false
+  self._hold = self._group and sharding.hold(self._group)
   self.tokens = arguments.tensor(self._name, 'tokens', opts.tokens)
   self.batch, self.context = opts.batch, opts.context
   self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)

@@ -70,7 +70,7 @@ for name, instead in next, {
 end
 
 function metatable.__tostring(group)
-  if C.ms_comm_size(group) == 0 then
+  if arguments.is_gone(group) then
     return 'Group(gone)'
   elseif C.ms_comm_is_fake(group) then
     return ('FakeGroup(rank=%d, size=%d)'):format(group:rank(), group:size())

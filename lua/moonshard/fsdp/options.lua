@@ -5,6 +5,7 @@ local alone = require 'moonshard.alone'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.errors'
+local mesh = require 'moonshard.dist.mesh'
 local runtime = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.util'
 
@@ -28,7 +29,9 @@ local options = {}
 ---@field ignored_modules? ms.nn.Module|ms.nn.Module[]
 ---@field ignored_states? ms.Tensor|ms.Tensor[]|ms.nn.Module|ms.nn.Module[]
 ---@field limit_all_gathers? boolean  accepted; the slots bound what is gathered
----@field process_group? ms.dist.Group  default: all ranks
+---@field process_group? ms.dist.Group|ms.dist.DeviceMesh  default: all ranks; a mesh of one
+--- dimension stands for its group
+---@field device_mesh? ms.dist.DeviceMesh  the same
 
 options.KNOWN = {
   'sharding_strategy', 'auto_wrap_policy', 'backward_prefetch', 'forward_prefetch',
@@ -40,7 +43,6 @@ options.KNOWN = {
 local UNSUPPORTED = {
   cpu_offload = 'masters live in CPU memory already',
   device_id = 'the CPU is the only device',
-  device_mesh = 'pass process_group',
   param_init_fn = 'first values are rules of the parameters, made shard by shard',
   sync_module_states = 'first values depend on the seed alone, load a state dict to change them',
 }
@@ -96,6 +98,22 @@ local function strategy(given)
     { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' })
 end
 
+-- The group over which is sharded.
+local function group_of(given)
+  local name = given.device_mesh ~= nil and 'device_mesh' or 'process_group'
+  local over = given[name]
+  if mesh.is(over) then
+    if over.ndim > 1 then
+      errors.raise('NotImplementedError', "FSDP: '%s' has %d dimensions (hybrid sharding), which "
+        .. "is not supported yet; give one of them, as mesh['dp']", name, over.ndim)
+    end
+    return arguments.group('FSDP', name, over:get_group())
+  elseif given.device_mesh ~= nil then
+    arguments.refuse('FSDP', name, over, 'a DeviceMesh')
+  end
+  return over == nil and B.world() or arguments.group('FSDP', name, over)
+end
+
 --- Options with their defaults filled in. What PyTorch takes and this does not is named.
 ---@param given ms.fsdp.Options?
 ---@return table
@@ -124,8 +142,7 @@ function options.normalised(given)
     ignored_modules = given.ignored_modules,
     ignored_states = given.ignored_states,
     limit_all_gathers = arguments.flag('FSDP', 'limit_all_gathers', given.limit_all_gathers, true),
-    process_group = given.process_group == nil and B.world()
-      or arguments.group('FSDP', 'process_group', given.process_group),
+    process_group = group_of(given),
   }
 end
 

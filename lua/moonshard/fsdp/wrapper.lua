@@ -132,6 +132,7 @@ function FSDP:init(module, opts)
   } do
     rawset(self, name, opts[name])
   end
+  rawset(self, '_hold', runtime.hold(opts.process_group))
   rawset(self, 'rank', (runtime.place(opts.process_group)))
   rawset(self, 'world_size', (select(2, runtime.place(opts.process_group))))
   rawset(self, 'training', module.training)

@@ -285,7 +285,7 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
     }
     u->ctx = params[0]->ctx;
     describe(u, comm, &o, params[0]->v.dtype);
-    msi_comm_hold(comm);
+    ms_comm_hold(comm);
     ms_status status = build(u, name, params, n_params, names);
 
     if (status != MS_OK) {
@@ -390,6 +390,6 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     msi_storage_release(u->micro_view);
     msi_storage_release(u->master);
     free(u->name);
-    msi_comm_let_go(u->comm);
+    ms_comm_let_go(u->comm);
     u->ctx = NULL;
 }

@@ -57,7 +57,7 @@ static void dispose(ms_fsdp_tree *tree)
     msi_pools_free(tree);
     free(tree->units);
     free(tree->course);
-    msi_comm_let_go(tree->comm);
+    ms_comm_let_go(tree->comm);
     tree->ctx = NULL;
 }
 
@@ -148,7 +148,7 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
         free(tree);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
     }
-    msi_comm_hold(comm);
+    ms_comm_hold(comm);
     msi_chain_add(tree->ctx, MSI_ROOM_FSDP, &tree->chained, tree, close_trees);
     for (int32_t i = 0; i < n_units; i++) {
         msi_unit_delist(units[i]);

@@ -67,6 +67,13 @@ MS_API ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world);
  * What members said after their last call is compared when the last of them frees, or leaves the
  * job. Does nothing to groups that are borrowed. */
 MS_API void ms_comm_free(ms_comm *comm);
+/** Keep a group beyond ms_comm_free(), as units and trees do: it goes, and the memory its members
+ * share with it, when as many have let go. Nothing for groups that are borrowed. */
+MS_API void ms_comm_hold(ms_comm *comm);
+/** The group may be gone on return. */
+MS_API void ms_comm_let_go(ms_comm *comm);
+/** A number that no other group of this process has, had or will have; 0: the group is gone. */
+MS_API double ms_comm_serial(const ms_comm *comm);
 /**
  * As ms_dist_stop_agreed(), by the members of a group, after a step of theirs: other groups ask
  * after theirs, and are told of the same signals.

@@ -212,6 +212,18 @@ of['ms.dist.same'] = function()
   end)(1), some_group() }
 end
 of['ms.dist.split'] = function() return { whole(0), maybe(whole(0)), some_group() } end
+of['ms.dist.new_group'] = function() return { maybe(list { 0 }) } end
+of['ms.dist.init_device_mesh'] = function()
+  return { choice 'cpu', list { 1 }, maybe(options { mesh_dim_names = maybe(list { 'dp' }) }) }
+end
+of['ms.dist.get_rank'] = function()
+  return { maybe(kind(function(v) return v == false or v == ms.dist.world() end)(false)) }
+end
+of['ms.dist.get_world_size'] = of['ms.dist.get_rank']
+of['ms.dist.get_process_group_ranks'] = function() return { some_group() } end
+of['ms.dist.get_global_rank'] = function() return { some_group(), whole(0) } end
+of['ms.dist.get_group_rank'] = of['ms.dist.get_global_rank']
+of['ms.dist.destroy_process_group'] = function() return { some_group() } end
 of['ms.dist.fake'] = function()
   return { options { rank = maybe(whole(0)), world = positive(2) } }
 end

@@ -1,0 +1,127 @@
+--- Groups by the names that torch.distributed has for them. Ranks count from 0, as everywhere.
+---
+--- Touches: moonshard.dist.given, moonshard.dist.members, moonshard.errors, moonshard_ffi.
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.errors'
+local given = require 'moonshard.dist.given'
+local members = require 'moonshard.dist.members'
+local notes = require 'moonshard_ffi.notes'
+
+local C = B.C
+
+local process_groups = {}
+
+local comm_out = B.new('ms_comm *[1]')
+
+--- Those of the job's ranks that are `wanted`, in the order of the job.
+local function checked_ranks(wanted, world_size)
+  local ranks, seen = {}, {}
+  if #wanted == 0 then
+    errors.raise('ValueError', "new_group: 'ranks' is an empty list; a group has a rank at least")
+  end
+  for i, rank in ipairs(wanted) do
+    arguments.whole('new_group', ('ranks[%d]'):format(i), rank)
+    if rank < 0 or rank >= world_size then
+      errors.raise('ValueError', "new_group: ranks[%d] is %.17g; the new group's rank should be "
+        .. 'within the world size, which is %d', i, rank, world_size)
+    elseif seen[rank] then
+      errors.raise('ValueError', 'new_group: rank %d stands twice', rank)
+    end
+    seen[rank], ranks[i] = true, rank
+  end
+  table.sort(ranks)
+  return ranks, seen
+end
+
+--- A group of some ranks of the job, in the job's order whatever that of the list. Collective over
+--- all ranks of the job, with one list. It lasts until destroy_process_group(), or the job.
+---
+---   local even = ms.dist.new_group { 0, 2 } -- false on ranks 1 and 3
+---
+---@param ranks? integer[]  in the job, from 0; default: all
+---@return ms.dist.Group|false group  false: this rank is none of them
+function process_groups.new_group(ranks)
+  local world = B.world()
+  local rank = C.ms_comm_rank(world)
+  if ranks ~= nil and type(ranks) ~= 'table' then
+    arguments.refuse('new_group', 'ranks', ranks, 'a list of ranks')
+  end
+  local list, has = checked_ranks(ranks or members.list(world), C.ms_comm_size(world))
+  notes.text(world, 'ranks of new_group', table.concat(list, ' '))
+  B.check(C.ms_comm_split(comm_out, world, has[rank] and 0 or -1, rank))
+  return comm_out[0] ~= nil and comm_out[0]
+end
+
+--- End a group: it goes, and with it the memory and descriptor that its ranks share, when no model,
+--- optimizer or loader on this rank holds it any more; they may use it until then. Not collective,
+--- but what another rank calls in it after this one has let it go is an error. Without a group, or
+--- with that of all ranks, this rank leaves the job: dist.leave().
+---@param group? ms.dist.Group
+function process_groups.destroy_process_group(group)
+  if group == nil or given.group('destroy_process_group', group) == B.world() then
+    B.check(C.ms_dist_leave())
+  else
+    arguments.free_group(group)
+  end
+end
+
+-- That of all ranks when none is given; nil for one that this rank is not in.
+local function own_group(what, group)
+  if group ~= false then
+    return given.group(what, group)
+  end
+end
+
+--- This rank's place in a group; -1 in one that it is not in.
+---@param group? ms.dist.Group|false  default: all ranks
+---@return integer  from 0
+function process_groups.get_rank(group)
+  local own = own_group('get_rank', group)
+  return own and C.ms_comm_rank(own) or -1
+end
+
+--- How many ranks a group has; -1 for one that this rank is not in.
+---@param group? ms.dist.Group|false  default: all ranks
+---@return integer
+function process_groups.get_world_size(group)
+  local own = own_group('get_world_size', group)
+  return own and C.ms_comm_size(own) or -1
+end
+
+--- The ranks of a group as the job counts them, by their places in the group.
+---@param group? ms.dist.Group  default: all ranks
+---@return integer[]
+function process_groups.get_process_group_ranks(group)
+  return members.list(given.group('get_process_group_ranks', group))
+end
+
+--- The rank in the job of the one that has a place in a group.
+---@param group? ms.dist.Group  default: all ranks
+---@param group_rank integer  from 0
+---@return integer
+function process_groups.get_global_rank(group, group_rank)
+  arguments.whole('get_global_rank', 'group_rank', group_rank)
+  group = given.group('get_global_rank', group)
+  return members.list(group)[group_rank + 1] or errors.raise('ValueError',
+    'Group rank %.17g is not part of group %s', group_rank, tostring(group))
+end
+
+--- The place in a group of a rank of the job.
+---@param group? ms.dist.Group  default: all ranks
+---@param global_rank integer  from 0
+---@return integer
+function process_groups.get_group_rank(group, global_rank)
+  arguments.whole('get_group_rank', 'global_rank', global_rank)
+  group = given.group('get_group_rank', group)
+  for place, rank in ipairs(members.list(group)) do
+    if rank == global_rank then
+      return place - 1
+    end
+  end
+  errors.raise('ValueError', 'Global rank %.17g is not part of group %s', global_rank,
+    tostring(group))
+end
+
+return process_groups
