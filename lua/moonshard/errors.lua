@@ -103,7 +103,8 @@ local function distance(a, b)
   return row[#b]
 end
 
---- The word of a list that is nearest to a mistyped one, or nil when none is near.
+--- The word of a list that is nearest to a mistyped one, or nil when none is near. Of equally near
+--- ones that which begins as it does.
 ---@param word string
 ---@param known string[]
 ---@return string?
@@ -111,10 +112,14 @@ function errors.nearest(word, known)
   arguments.text('nearest', 'word', word)
   arguments.list('nearest', 'known', known)
   local best, best_distance
+  local function begins(candidate)
+    return candidate:lower():sub(1, #word) == word:lower()
+  end
   for _, candidate in ipairs(known) do
     arguments.text('nearest', 'known', candidate)
     local d = distance(word:lower(), candidate:lower())
-    if not best or d < best_distance then
+    if not best or d < best_distance
+      or d == best_distance and begins(candidate) and not begins(best) then
       best, best_distance = candidate, d
     end
   end
