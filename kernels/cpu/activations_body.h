@@ -84,14 +84,16 @@ LANES_INLINE V LOCAL(silu_lanes)(V x)
 {
     V h = OF(exp)(OF(abs)(x) * (REAL)-0.5), weight = (REAL)1 / (h * h + (REAL)1);
 
-    return OF(select)(OF(lt)(x, SPLAT(0)), x * h * h, x) * weight;
+    V y = OF(select)(OF(lt)(x, SPLAT(0)), x * h * h, x) * weight;
+
+    return OF(select)(OF(ne)(x, x), x + x, y); /* of two NaNs a product keeps either */
 }
 
 LANES_INLINE V LOCAL(silu_slope)(V x)
 {
     V other, s = LOCAL(sigmoid_lanes)(x, &other);
 
-    return s * (x * other + (REAL)1);
+    return OF(select)(OF(ne)(x, x), x + x, s * (x * other + (REAL)1));
 }
 
 /* log(1 + exp(b x)) / b; exp(-|b x|) does not overflow. */
