@@ -463,11 +463,12 @@ describe('optim', function()
   end)
 
   it('is of models over one group of ranks', function()
-    local function params_over(world)
+    local function over(world)
       local group = ms.dist.fake { world = world }
-      return ms.fsdp.FSDP(ms.nn.Linear(2, 2), { process_group = group }):parameters()
+      return ms.fsdp.FSDP(ms.nn.Linear(2, 2), { process_group = group })
     end
-    local own, others = params_over(3), params_over(2)
+    local model, another = over(3), over(2) -- which keep their parameters' groups
+    local own, others = model:parameters(), another:parameters()
     local said = 'optim.SGD: parameters are sharded over ranks 0, 1, 2 of a fake group and, as '
       .. 'another group, over ranks 0, 1 of a fake group; each group wants an optimizer of its own'
     checks.raises('ValueError', said, optim.SGD, { own[1], others[1] }, { lr = 0.1 })
@@ -477,6 +478,7 @@ describe('optim', function()
     checks.raises('ValueError', said, opt.add_param_group, opt, { params = others })
     assert.equal(2, #opt.param_groups)
     opt:step()
+    assert.truthy(model and another)
   end)
 
   it('prints its groups', function()
