@@ -83,7 +83,6 @@ LANES_INLINE V LOCAL(sigmoid_single)(V x)
 LANES_INLINE V LOCAL(silu_lanes)(V x)
 {
     V h = OF(exp)(OF(abs)(x) * (REAL)-0.5), weight = (REAL)1 / (h * h + (REAL)1);
-
     V y = OF(select)(OF(lt)(x, SPLAT(0)), x * h * h, x) * weight;
 
     return OF(select)(OF(ne)(x, x), x + x, y); /* of two NaNs a product keeps either */

@@ -16,93 +16,78 @@
 #define LOCAL(name) EACH_CAT(name, NAME)
 #endif
 
+#define EACH_REGISTER2(a, b) a##_##b##w
+#define EACH_REGISTER(a, b) EACH_REGISTER2(a, b)
+#define OF(name) EACH_REGISTER(name, REAL_NAME)
+
 #define WIDTH ((int64_t)(sizeof(V) / sizeof(REAL)))
 #define SPLAT(x) OF(splat)((REAL)(x))
+#define LOAD(p) EACH_REGISTER(load, NAME)(p)
+#define LOAD_N(p, n) EACH_REGISTER(load_n, NAME)(p, n)
+#define STORE(p, v) EACH_REGISTER(store, NAME)(p, v)
+#define STORE_N(p, v, n) EACH_REGISTER(store_n, NAME)(p, v, n)
 
-#define NAME f32
-#define T float
 #define REAL float
-#define DTYPE MS_DTYPE_F32
+#define REAL_NAME f32
 #define REAL_DTYPE MS_DTYPE_F32
 #define IS_F64 0
 #define V f32_part
-#define OF(name) name##_f32w
-#define LOAD(p) load_f32w(p)
-#define LOAD_N(p, n) load_n_f32w(p, n)
-#define STORE(p, v) store_f32w(p, v)
-#define STORE_N(p, v, n) store_n_f32w(p, v, n)
+
+#define NAME f32
+#define T float
+#define DTYPE MS_DTYPE_F32
 #include BODY
 #undef NAME
 #undef T
 #undef DTYPE
-#undef LOAD
-#undef LOAD_N
-#undef STORE
-#undef STORE_N
+
+#define NARROW
+#define T uint16_t
 
 #define NAME bf16
-#define T uint16_t
 #define DTYPE MS_DTYPE_BF16
-#define NARROW
-#define LOAD(p) load_bf16w(p)
-#define LOAD_N(p, n) load_n_bf16w(p, n)
-#define STORE(p, v) store_bf16w(p, v)
-#define STORE_N(p, v, n) store_n_bf16w(p, v, n)
 #include BODY
 #undef NAME
-#undef T
 #undef DTYPE
-#undef LOAD
-#undef LOAD_N
-#undef STORE
-#undef STORE_N
 
 #define NAME f16
-#define T uint16_t
 #define DTYPE MS_DTYPE_F16
-#define LOAD(p) load_f16w(p)
-#define LOAD_N(p, n) load_n_f16w(p, n)
-#define STORE(p, v) store_f16w(p, v)
-#define STORE_N(p, v, n) store_n_f16w(p, v, n)
 #include BODY
 #undef NAME
 #undef T
-#undef REAL
 #undef DTYPE
+#undef NARROW
+#undef REAL
+#undef REAL_NAME
 #undef REAL_DTYPE
 #undef IS_F64
-#undef NARROW
 #undef V
-#undef OF
-#undef LOAD
-#undef LOAD_N
-#undef STORE
-#undef STORE_N
 
-#define NAME f64
-#define T double
 #define REAL double
-#define DTYPE MS_DTYPE_F64
+#define REAL_NAME f64
 #define REAL_DTYPE MS_DTYPE_F64
 #define IS_F64 1
 #define V f64_part
-#define OF(name) name##_f64w
-#define LOAD(p) load_f64w(p)
-#define LOAD_N(p, n) load_n_f64w(p, n)
-#define STORE(p, v) store_f64w(p, v)
-#define STORE_N(p, v, n) store_n_f64w(p, v, n)
+
+#define NAME f64
+#define T double
+#define DTYPE MS_DTYPE_F64
 #include BODY
-#undef BODY
 #undef NAME
 #undef T
-#undef REAL
 #undef DTYPE
+#undef REAL
+#undef REAL_NAME
 #undef REAL_DTYPE
 #undef IS_F64
 #undef V
+
+#undef EACH_REGISTER2
+#undef EACH_REGISTER
 #undef OF
+#undef SPLAT
 #undef LOAD
 #undef LOAD_N
 #undef STORE
 #undef STORE_N
-#undef SPLAT
+#undef BODY

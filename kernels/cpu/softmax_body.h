@@ -2,6 +2,12 @@
 
 #include "log_sum_exp_body.h"
 
+/* Lanes of a row of the result from element j. */
+LANES_INLINE void LOCAL(give)(const msi_softmax_args *a, T *y, int64_t j, V v)
+{
+    LOCAL(put)(y, j, a->cols, a->accumulate ? LOCAL(at)(y, j, a->cols) + v : v);
+}
+
 void MSI_NAME(LOCAL(log_softmax))(const void *args)
 {
     const msi_softmax_args *a = args;
@@ -13,12 +19,7 @@ void MSI_NAME(LOCAL(log_softmax))(const void *args)
         const REAL m = LOCAL(row_sum_exp)(x, a->cols, &sum), log_sum = LOG1(sum);
 
         for (int64_t j = 0; j < a->cols; j += 16) {
-            V v = LOCAL(at)(x, j, a->cols) - m - log_sum;
-
-            if (a->accumulate) {
-                v += LOCAL(at)(y, j, a->cols);
-            }
-            LOCAL(put)(y, j, a->cols, v);
+            LOCAL(give)(a, y, j, LOCAL(at)(x, j, a->cols) - m - log_sum);
         }
     }
 }
@@ -42,12 +43,7 @@ void MSI_NAME(LOCAL(log_softmax_grad))(const void *args)
         const REAL sum = HSUM(sums[0] + sums[1]);
 
         for (int64_t j = 0; j < a->cols; j += 16) {
-            V v = LOCAL(at)(dy, j, a->cols) - EXP(LOCAL(at)(y, j, a->cols)) * sum;
-
-            if (a->accumulate) {
-                v += LOCAL(at)(dx, j, a->cols);
-            }
-            LOCAL(put)(dx, j, a->cols, v);
+            LOCAL(give)(a, dx, j, LOCAL(at)(dy, j, a->cols) - EXP(LOCAL(at)(y, j, a->cols)) * sum);
         }
     }
 }
@@ -64,12 +60,7 @@ void MSI_NAME(LOCAL(softmax))(const void *args)
         const REAL m = LOCAL(row_sum_exp)(x, a->cols, &sum);
 
         for (int64_t j = 0; j < a->cols; j += 16) {
-            V v = EXP(LOCAL(at)(x, j, a->cols) - m) / sum;
-
-            if (a->accumulate) {
-                v += LOCAL(at)(y, j, a->cols);
-            }
-            LOCAL(put)(y, j, a->cols, v);
+            LOCAL(give)(a, y, j, EXP(LOCAL(at)(x, j, a->cols) - m) / sum);
         }
     }
 }
@@ -93,12 +84,7 @@ void MSI_NAME(LOCAL(softmax_grad))(const void *args)
         const REAL sum = HSUM(sums[0] + sums[1]);
 
         for (int64_t j = 0; j < a->cols; j += 16) {
-            V v = LOCAL(at)(y, j, a->cols) * (LOCAL(at)(dy, j, a->cols) - sum);
-
-            if (a->accumulate) {
-                v += LOCAL(at)(dx, j, a->cols);
-            }
-            LOCAL(put)(dx, j, a->cols, v);
+            LOCAL(give)(a, dx, j, LOCAL(at)(y, j, a->cols) * (LOCAL(at)(dy, j, a->cols) - sum));
         }
     }
 }

@@ -53,7 +53,7 @@ planned.places = {
   cuda = 'CUDA', nccl = 'NCCL', compile = 'compile',
 }
 
---- Methods of modules. Layers take a dtype when they are made.
+--- Methods of modules.
 planned.methods = { cuda = 'CUDA', compile = 'compile' }
 for name in pairs(names [[register_full_backward_hook register_full_backward_pre_hook]]) do
   planned.methods[name] = 'a hook on the backward of a module'

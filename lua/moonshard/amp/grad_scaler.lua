@@ -93,16 +93,6 @@ function GradScaler:scale(outputs)
   return scaled(self, outputs, 1)
 end
 
-local function params_of(optimizer)
-  local out = {}
-  for _, group in ipairs(optimizer.param_groups) do
-    for _, param in ipairs(group.params) do
-      out[#out + 1] = param
-    end
-  end
-  return out
-end
-
 local function check_optimizer(what, optimizer)
   if not util.is(optimizer, Optimizer) then
     arguments.refuse(what, 'optimizer', optimizer, 'an optimizer')
@@ -128,7 +118,7 @@ end
 
 -- Is any gradient not finite, 1 or 0: f64, on the device, agreed over the ranks.
 local function unscale_all(self, optimizer)
-  local params, inverse = params_of(optimizer), 1 / self._scale
+  local params, inverse = optimizer:_params(), 1 / self._scale
   local group, found, n = self:_group_of(params), create.zeros({ 1 }, { dtype = 'f64' }), 0
   local grads = {}
   for _, param in ipairs(params) do

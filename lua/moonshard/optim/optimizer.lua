@@ -72,7 +72,9 @@ local function check_given(self, given)
   end
 end
 
-local function all_params(self)
+--- The parameters of all groups, in a new list.
+---@return ms.Tensor[]
+function Optimizer:_params()
   local params = {}
   for _, group in ipairs(self.param_groups) do
     for _, param in ipairs(group.params) do
@@ -84,7 +86,7 @@ end
 
 -- Ranks step alike what they share, and save it together: one optimizer is of one group of them.
 local function check_one_group(self, list)
-  local params = all_params(self)
+  local params = self:_params()
   for _, param in ipairs(list) do
     params[#params + 1] = param
   end
@@ -152,7 +154,7 @@ local function warn_of_one_rate(self)
   for i = 2, #groups do
     if groups[i].lr ~= groups[1].lr then
       return errors.warn('UserWarning', 'set_lr(lr) gives one rate to all groups, though theirs '
-        .. 'differ: set_lr(lr, group) sets that of one', (members.of(all_params(self))))
+        .. 'differ: set_lr(lr, group) sets that of one', (members.of(self:_params())))
     end
   end
 end

@@ -113,9 +113,9 @@ static ms_status matmul_meta(const msi_meta *m)
 /* The stride of the leading dimensions seen as one of `n`. False when there is none. */
 static bool fold_leading(const msi_view *v, int64_t n, int64_t *stride)
 {
-    msi_view lead = *v, folded;
+    const msi_view lead = leading(v);
+    msi_view folded;
 
-    lead.ndim = (int8_t)(v->ndim - 2);
     if (!msi_view_reshape(&lead, 1, &n, &folded)) {
         return false;
     }

@@ -8,12 +8,9 @@ typedef struct over_rows {
     int32_t kernel, gradient;
 } over_rows;
 
-/* As of unary.c: a pointer to a row. */
-typedef const over_rows *rows_attrs;
-
 static ms_status rows_meta(const msi_meta *m)
 {
-    const over_rows *f = *(const rows_attrs *)m->attrs;
+    const over_rows *f = m->attrs;
 
     if (m->in[0]->ndim < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "%s: x has shape (), expected (..., C)", m->op->name);
@@ -24,7 +21,7 @@ static ms_status rows_meta(const msi_meta *m)
 
 static ms_status rows_forward(msi_op_call *c)
 {
-    const over_rows *f = *(const rows_attrs *)c->attrs;
+    const over_rows *f = c->attrs;
     const msi_view *in = &c->in[0]->v;
     msi_view x;
     void *data;
@@ -46,7 +43,7 @@ out:
 
 static ms_status rows_backward(msi_bwd *b)
 {
-    const over_rows *f = *(const rows_attrs *)msi_bwd_attrs(b);
+    const over_rows *f = msi_bwd_attrs(b);
     const msi_view *y;
     msi_view dy;
     msi_target t;
@@ -70,13 +67,12 @@ static ms_status rows_backward(msi_bwd *b)
                                    .meta = rows_meta,                                              \
                                    .forward = rows_forward,                                        \
                                    .backward = rows_backward,                                      \
-                                   .attrs_size = sizeof(rows_attrs),                               \
+                                   .attrs_size = sizeof(over_rows),                                \
                                    .n_saved = 1};                                                  \
                                                                                                    \
     ms_status ms_op_##name_(ms_tensor **out, ms_tensor *x)                                         \
     {                                                                                              \
-        static const over_rows row = {MSI_K_##name_, MSI_K_##name_##_grad};                        \
-        const rows_attrs attrs = &row;                                                             \
+        const over_rows attrs = {MSI_K_##name_, MSI_K_##name_##_grad};                             \
                                                                                                    \
         *out = NULL;                                                                               \
         return msi_op_run(&msi_op_##name_, &attrs, &x, 1, out, 1);                                 \

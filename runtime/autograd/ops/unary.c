@@ -1,22 +1,22 @@
-/* Elementwise functions of one operand. A row of the table says which kernels compute the function
- * and its gradient, and whether the gradient wants x or y; one rule serves them all. */
+/* Elementwise functions of one operand. Attributes say which kernels compute the function and its
+ * gradient, and whether the gradient wants x or y; one rule serves them all. */
+#include "dtype.h"
 #include "meta.h"
 #include "operand.h"
 #include "table.h"
 
+#include <math.h>
+
 typedef struct unary {
     int32_t kernel, gradient;
-    int32_t n_in;   /* of the gradient: (g, saved), or (g, saved, saved) */
-    bool saves_out; /* y, else x */
-    double scalar;  /* of the function */
+    int32_t n_in;      /* of the gradient: (g, saved), or (g, saved, saved) */
+    bool saves_out;    /* y, else x */
+    double scalars[2]; /* of both */
 } unary;
-
-/* Attributes are copied into nodes: a pointer to a row will do. */
-typedef const unary *unary_attrs;
 
 static ms_status unary_meta(const msi_meta *m)
 {
-    const unary *f = *(const unary_attrs *)m->attrs;
+    const unary *f = m->attrs;
 
     MS_TRY(msi_meta_like(m));
     return msi_meta_kernel(m, f->kernel, m->in[0]->dtype);
@@ -24,18 +24,17 @@ static ms_status unary_meta(const msi_meta *m)
 
 static ms_status unary_forward(msi_op_call *c)
 {
-    const unary *f = *(const unary_attrs *)c->attrs;
+    const unary *f = c->attrs;
     const msi_view *x = &c->in[0]->v;
-    const double scalars[2] = {f->scalar, 0};
 
-    MS_TRY(msi_ew(c->op->name, f->kernel, &c->out[0]->v, &x, 1, scalars, false));
+    MS_TRY(msi_ew(c->op->name, f->kernel, &c->out[0]->v, &x, 1, f->scalars, false));
     msi_save(c, 0, f->saves_out ? &c->out[0]->v : x);
     return MS_OK;
 }
 
 static ms_status unary_backward(msi_bwd *b)
 {
-    const unary *f = *(const unary_attrs *)msi_bwd_attrs(b);
+    const unary *f = msi_bwd_attrs(b);
     const msi_view *saved;
     msi_target t;
 
@@ -43,20 +42,21 @@ static ms_status unary_backward(msi_bwd *b)
     const msi_view *in[3] = {msi_bwd_grad(b, 0), saved, saved};
 
     MS_TRY(msi_target_open(&t, b, 0, saved->dtype, MSI_CAN_ADD));
-    MS_TRY(msi_ew(msi_kernel_name(f->gradient), f->gradient, &t.view, in, f->n_in, NULL, t.add));
+    MS_TRY(
+        msi_ew(msi_kernel_name(f->gradient), f->gradient, &t.view, in, f->n_in, f->scalars, t.add));
     return msi_target_close(&t);
 }
 
 #define UNARY_OP(name_)                                                                            \
     {                                                                                              \
         .name = name_, .meta = unary_meta, .forward = unary_forward, .backward = unary_backward,   \
-        .attrs_size = sizeof(unary_attrs), .n_saved = 1                                            \
+        .attrs_size = sizeof(unary), .n_saved = 1                                                  \
     }
 
 static ms_status run(const msi_op *op, const unary *f, ms_tensor **out, ms_tensor *x)
 {
     *out = NULL;
-    return msi_op_run(op, &f, &x, 1, out, 1);
+    return msi_op_run(op, f, &x, 1, out, 1);
 }
 
 /* The functions of unary.h. */
@@ -67,7 +67,7 @@ enum { SAVES_X = false, SAVES_Y = true };
                                                                                                    \
     ms_status ms_op_##f(ms_tensor **out, ms_tensor *x)                                             \
     {                                                                                              \
-        static const unary row = {MSI_K_##f, MSI_K_##gradient_, 2, SAVES_##saved, 0};              \
+        static const unary row = {MSI_K_##f, MSI_K_##gradient_, 2, SAVES_##saved, {0}};            \
                                                                                                    \
         return run(&msi_op_##f, &row, out, x);                                                     \
     }
@@ -77,7 +77,7 @@ const msi_op msi_op_reciprocal = UNARY_OP("reciprocal");
 
 ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x)
 {
-    static const unary f = {MSI_K_reciprocal, MSI_K_mul_neg, 3, SAVES_Y, 1}; /* -g y y */
+    static const unary f = {MSI_K_reciprocal, MSI_K_mul_neg, 3, SAVES_Y, {1}}; /* -g y y */
 
     return run(&msi_op_reciprocal, &f, out, x);
 }
@@ -86,10 +86,46 @@ const msi_op msi_op_gelu = UNARY_OP("gelu");
 
 ms_status ms_op_gelu(ms_tensor **out, ms_tensor *x, bool approximate)
 {
-    static const unary exact = {MSI_K_gelu, MSI_K_gelu_grad, 2, SAVES_X, 0};
-    static const unary tanh_form = {MSI_K_gelu_tanh, MSI_K_gelu_tanh_grad, 2, SAVES_X, 0};
+    static const unary exact = {MSI_K_gelu, MSI_K_gelu_grad, 2, SAVES_X, {0}};
+    static const unary tanh_form = {MSI_K_gelu_tanh, MSI_K_gelu_tanh_grad, 2, SAVES_X, {0}};
 
     return run(&msi_op_gelu, approximate ? &tanh_form : &exact, out, x);
+}
+
+const msi_op msi_op_softplus = UNARY_OP("softplus");
+
+ms_status ms_op_softplus(ms_tensor **out, ms_tensor *x, double beta, double threshold)
+{
+    const unary f = {MSI_K_softplus, MSI_K_softplus_grad, 2, SAVES_X, {beta, threshold}};
+
+    return run(&msi_op_softplus, &f, out, x);
+}
+
+const msi_op msi_op_clamp = UNARY_OP("clamp");
+
+/* Infinities are no bounds: of integers the ends of their range. */
+static ms_status whole_bound(int32_t dtype, double *bound)
+{
+    double low, end;
+
+    if (!isinf(*bound)) {
+        return msi_check_number("clamp", dtype, *bound);
+    }
+    msi_dtype_range(dtype, &low, &end);
+    *bound = *bound < 0 ? low : dtype == MS_DTYPE_I64 ? end : end - 1;
+    return MS_OK;
+}
+
+ms_status ms_op_clamp(ms_tensor **out, ms_tensor *x, double low, double high)
+{
+    const bool never = isnan(low) || isnan(high); /* then x * low + high is NaN, as it should */
+    unary f = {never ? MSI_K_affine : MSI_K_clamp, MSI_K_clamp_grad, 2, SAVES_X, {low, high}};
+
+    *out = NULL;
+    for (int32_t i = 0; i < 2 && !ms_dtype_is_floating(x->v.dtype); i++) {
+        MS_TRY(whole_bound(x->v.dtype, &f.scalars[i]));
+    }
+    return run(&msi_op_clamp, &f, out, x);
 }
 
 /* -- scale * x + shift: nothing to save -------------------------------------------------------- */
