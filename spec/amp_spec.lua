@@ -73,6 +73,19 @@ describe('a gradient scaler', function()
     end
   end)
 
+  it('is an error where ranks have multiplied by other scales', function()
+    local reports = runs.reports(2, function(rank)
+      local model = ms.fsdp.FSDP(ms.nn.Linear(2, 1))
+      local opt = ms.optim.SGD(model:parameters(), { lr = 1 })
+      local scaler = ms.amp.GradScaler { init_scale = rank == 0 and 4 or 1024 }
+      scaler:scale(model(ms.ones(1, 2)):sum()):backward()
+      return tostring(select(2, pcall(scaler.step, scaler, opt)))
+    end)
+    for rank = 0, 1 do
+      assert.truthy(reports[rank]:find('state of amp.GradScaler', 1, true), reports[rank])
+    end
+  end)
+
   it('leaves a step out on all ranks where one alone has a gradient, an odd one', function()
     local reports = runs.reports(2, function(rank)
       local model = fsdp.FSDP(nn.Linear(1, 1, { bias = false }), { use_orig_params = true })
@@ -237,4 +250,50 @@ describe('a gradient scaler', function()
     checks.raises('RuntimeError', 'was accumulated inside no_sync and is not reduced yet',
       scaler.unscale_, scaler, opt)
   end)
+
+  it('loads no state that it could not have been made with', function()
+    local bad = {
+      scale = { 0, -1, 1 / 0, 0 / 0, 1e-40 }, growth_factor = { 1, 1 / 0, 0 / 0 },
+      backoff_factor = { 0, 1, 0 / 0 }, growth_interval = { 0, 0.5 }, _growth_tracker = { -1, 0.5 },
+    }
+    for name, values in pairs(bad) do
+      for _, value in ipairs(values) do
+        local scaler = ms.amp.GradScaler()
+        local sd = scaler:state_dict()
+        sd[name] = value
+        assert.is_false(pcall(scaler.load_state_dict, scaler, sd), name .. ' ' .. value)
+        assert.same(ms.amp.GradScaler():state_dict(), scaler:state_dict())
+      end
+    end
+  end)
+
+  it('falls no further than its inverse is finite', function()
+    local scaler = ms.amp.GradScaler { init_scale = 2 ^ -126 }
+    local p = ms.tensor({ 1 }, { requires_grad = true })
+    local opt = ms.optim.SGD({ p }, { lr = 1 })
+    p:set_grad(ms.tensor { 1 / 0 })
+    assert.is_nil(scaler:step(opt))
+    scaler:update()
+    assert.equal(2 ^ -126, scaler:get_scale())
+    p:set_grad(ms.tensor { 0 })
+    assert.is_true(scaler:step(opt))
+  end)
+
+  it('divides no gradients twice after one that failed', function()
+    local p = ms.tensor({ 1 }, { requires_grad = true })
+    local opt, scaler = ms.optim.SGD({ p }, { lr = 1 }), ms.amp.GradScaler { init_scale = 4 }
+    p:set_grad(ms.tensor { 8 })
+    rawset(scaler, '_group_of', function() error('broken') end)
+    assert.is_false(pcall(scaler.step, scaler, opt))
+    rawset(scaler, '_group_of', nil)
+    for _, name in ipairs { 'step', 'unscale_' } do
+      local ok, e = pcall(scaler[name], scaler, opt)
+      assert.is_false(ok)
+      assert.truthy(tostring(e):find('has failed halfway', 1, true), tostring(e))
+    end
+    scaler:update(4)
+    assert.is_true(scaler:step(opt))
+    assert.equal(-1, p:item())
+  end)
+
 end)

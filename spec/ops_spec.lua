@@ -384,4 +384,35 @@ describe('operators', function()
     assert.same({ 120, 1 }, ops.cat(many, 1):shape())
     checks.raises('ValueError', 'the list is empty', ops.cat, {})
   end)
+
+  it('keeps a NaN beside masked entries in rows of any length', function()
+    for _, at in ipairs { 1, 1024, 1025, 2048 } do
+      for _, rest in ipairs { 0, -1 / 0 } do
+        local row = {}
+        for i = 1, 2048 do
+          row[i] = (at - 1024.5) * (i - 1024.5) > 0 and -1 / 0 or rest
+        end
+        row[at] = 0 / 0
+        for _, dtype in ipairs { 'f32', 'f64', 'bf16', 'f16' } do
+          local x = ms.tensor({ row }, { dtype = dtype })
+          assert.equal(2048, x:softmax():isnan():sum():item())
+          assert.equal(2048, x:log_softmax():isnan():sum():item())
+          local loss = ms.ops.cross_entropy(x, ms.tensor({ 1 }, { dtype = 'i64' }))
+          assert.is_true(loss:item() ~= loss:item())
+        end
+      end
+    end
+  end)
+
+  it('wraps in differences with the least integer, as in sums', function()
+    local x = ms.tensor({ 0, 1 }, { dtype = 'i64' })
+    assert.equal(tostring(x + -2 ^ 63), tostring(x - -2 ^ 63))
+  end)
+
+  it('names unary minus in its errors', function()
+    local ok, e = pcall(function() return -ms.tensor({ 1 }, { dtype = 'u8' }) end)
+    assert.is_false(ok)
+    assert.truthy(tostring(e):find('neg is not implemented for dtype u8', 1, true), tostring(e))
+  end)
+
 end)

@@ -55,8 +55,9 @@ static REAL LOCAL(row_sum_exp)(const T *x, int64_t cols, REAL *total)
         const int64_t end = j + LOCAL(CHUNK) < cols ? j + LOCAL(CHUNK) : cols;
         const REAL here = LOCAL(chunk_max)(x, j, end);
 
-        if (here == -INFINITY) {
-            continue; /* only masked entries: nothing to add, and -inf - -inf is NaN */
+        if (here == -INFINITY) { /* -inf - -inf is NaN: masked entries add 0, and a NaN itself */
+            sum += LOCAL(chunk_sum)(x, j, end, 0);
+            continue;
         }
         if (here > m) {
             sum = sum == 0 ? 0 : sum * EXP1(m - here);

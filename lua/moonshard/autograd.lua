@@ -95,10 +95,14 @@ end
 --- NotImplementedError for a parameter of a wrapped model, whose gradient the ranks sum.
 ---@param outputs ms.Tensor|ms.Tensor[]
 ---@param inputs ms.Tensor|ms.Tensor[]
----@param grad_outputs? ms.Tensor|(ms.Tensor|false)[]  of their shapes; not needed for one element
+---@param grad_outputs? ms.Tensor|(ms.Tensor|false)[]  of their shapes; not needed for one element,
+---                      and may be left out in front of options
 ---@param options? ms.Grad.Options
 ---@return ms.Tensor[]  one for each input; false, with allow_unused, for an unused one
 function autograd.grad(outputs, inputs, grad_outputs, options)
+  if options == nil and type(grad_outputs) == 'table' and type(next(grad_outputs)) == 'string' then
+    grad_outputs, options = nil, grad_outputs
+  end
   outputs, inputs = listed('outputs', outputs), listed('inputs', inputs)
   local flags = graph.flags('grad', options)
   local n_outputs, n_inputs = #outputs, #inputs

@@ -174,10 +174,12 @@ local function repeat_one(what, x, sizes, d, times)
   end
   local lifted = reshaped(what, x, { outer, 1, inner })
   local expanded = calls.expand(lifted, dims.shape({ outer, times, inner }, what, 0))
+  local copy = calls.clone(expanded) -- which reshape would leave out where b is 1
   sizes[d] = sizes[d] * times
-  local out = reshaped(what, expanded, sizes)
+  local out = reshaped(what, copy, sizes)
   C.ms_ref_release(lifted)
   C.ms_ref_release(expanded)
+  C.ms_ref_release(copy)
   return out
 end
 

@@ -437,9 +437,7 @@ metatable.__call = no_operator('t(...)', 't[i] for an entry, t:method() for a me
 metatable.__lt = no_order('a < b and b > a', 'a:lt(b) or b:gt(a)')
 metatable.__le = no_order('a <= b and b >= a', 'a:le(b) or b:ge(a)')
 
-function metatable.__unm(x)
-  return calls.with_number(x, -1, C.MS_NUMBER_MUL)
-end
+metatable.__unm = ops.neg
 
 -- As int64_t, which hold every one of them.
 local function integers(t, sizes)

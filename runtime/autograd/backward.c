@@ -59,7 +59,7 @@ static ms_status root_init(msi_root *root, const char *what, msi_tape *tape, ms_
     MS_TRY(check_root(what, tape, t, grad));
     MS_TRY(node_of(&root->node, tape, t));
     root->tensor = ms_tensor_retain(t);
-    root->grad = grad;
+    root->grad = grad != NULL ? ms_tensor_retain(grad) : NULL;
     root->out = t->grad_fn != NULL ? t->out_index : 0;
     return MS_OK;
 }
@@ -67,6 +67,7 @@ static ms_status root_init(msi_root *root, const char *what, msi_tape *tape, ms_
 static void root_dispose(msi_root *root)
 {
     ms_tensor_free(root->tensor);
+    ms_tensor_free(root->grad);
     msi_node_release(root->node);
 }
 
@@ -122,6 +123,39 @@ static ms_status check_list(ms_tensor *const *list, int32_t n, const char *name)
             return MS_FAIL(MS_VALUE_ERROR, "grad: '%s' %d is %s, expected a tensor", name,
                            (int)i + 1, list[i] == NULL ? "NULL" : "a freed tensor");
         }
+    }
+    return MS_OK;
+}
+
+/* Is a tensor that was given, NULL apart, one of this context? */
+static ms_status check_given_to(const ms_context *ctx, const ms_tensor *t, const char *name,
+                                int32_t i)
+{
+    if (t == NULL) {
+        return MS_OK;
+    }
+    if (t->refcount <= 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "grad: '%s' %d is a freed tensor, expected a tensor", name,
+                       (int)i + 1);
+    }
+    return t->ctx == ctx
+               ? MS_OK
+               : MS_FAIL(MS_VALUE_ERROR, "grad: '%s' %d is of another thread than 'outputs' 1",
+                         name, (int)i + 1);
+}
+
+static ms_status check_one_context(ms_tensor *const *outputs, ms_tensor *const *grad_outputs,
+                                   int32_t n_outputs, ms_tensor *const *inputs, int32_t n_inputs)
+{
+    const ms_context *ctx = outputs[0]->ctx;
+
+    for (int32_t i = 0; i < n_outputs; i++) {
+        MS_TRY(check_given_to(ctx, outputs[i], "outputs", i));
+        MS_TRY(
+            check_given_to(ctx, grad_outputs != NULL ? grad_outputs[i] : NULL, "grad_outputs", i));
+    }
+    for (int32_t i = 0; i < n_inputs; i++) {
+        MS_TRY(check_given_to(ctx, inputs[i], "inputs", i));
     }
     return MS_OK;
 }
@@ -219,11 +253,16 @@ ms_status ms_grad(ms_tensor **grads, ms_tensor *const *outputs, ms_tensor *const
 {
     request r = {.roots = NULL};
 
+    if (grads == NULL) {
+        return MS_FAIL(MS_VALUE_ERROR, "grad: 'grads' is NULL, expected room for %d",
+                       (int)n_inputs);
+    }
     for (int32_t i = 0; i < n_inputs; i++) {
         grads[i] = NULL;
     }
     MS_TRY(check_list(outputs, n_outputs, "outputs"));
     MS_TRY(check_list(inputs, n_inputs, "inputs"));
+    MS_TRY(check_one_context(outputs, grad_outputs, n_outputs, inputs, n_inputs));
     MS_TRY(check_flags("grad", flags, MS_RETAIN_GRAPH | MS_ALLOW_UNUSED));
     msi_tape *tape = msi_tape_of(outputs[0]->ctx);
 

@@ -80,15 +80,21 @@ static ms_status expect_whole(const msi_node *node, const msi_edge *edge)
     return MS_OK;
 }
 
-/* A leaf that was frozen since it was used gets nothing. */
-static void drop_frozen(msi_edge *edge)
+/* A leaf that was frozen since it was used gets nothing; from a graph that is retained it may
+ * later. */
+static bool leave_frozen(const msi_tape *tape, msi_edge *edge)
 {
     msi_node *node = edge->node;
 
-    if (node != NULL && node->op == NULL && MSI_UNLIKELY(!node->leaf->requires_grad)) {
+    if (node->op != NULL || MSI_LIKELY(node->leaf->requires_grad)) {
+        return false;
+    }
+    node->idle = true;
+    if (!tape->retains) {
         edge->node = NULL;
         msi_node_release(node);
     }
+    return true;
 }
 
 /* A rule may read a leaf's own .grad, as in (w * w.grad).sum(). What comes for leaves that have one
@@ -155,8 +161,7 @@ ms_status msi_walk(msi_tape *tape, const msi_root *roots, int32_t n_roots)
         for (int32_t i = 0; i < node->n_in; i++) {
             msi_edge *edge = &node->edge[i];
 
-            drop_frozen(edge);
-            if (edge->node != NULL) {
+            if (edge->node != NULL && !leave_frozen(tape, edge)) {
                 MS_TRY(expect_whole(node, edge));
                 MS_TRY(reach(tape, edge->node));
             }

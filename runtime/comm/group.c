@@ -305,6 +305,8 @@ void ms_comm_hold(ms_comm *c)
 
 void ms_comm_let_go(ms_comm *c)
 {
-    c->n_holders--;
-    discard_unheld(c);
+    if (c->n_holders > 0) {
+        c->n_holders--;
+        discard_unheld(c);
+    }
 }

@@ -50,14 +50,16 @@ ms_status ms_clip_grad_norm(ms_tensor **total, ms_tensor *const *params, int32_t
                             double max_norm, double norm_type)
 {
     int64_t n_blocks;
-    msi_norm norm;
+    msi_norm norm = {.storage = NULL};
     bool largest;
 
     MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
     MS_TRY(count_blocks(params, n_params, &n_blocks));
-    MS_TRY(msi_norm_open(&norm, msi_context(), n_blocks, largest));
-    ms_status status = norm_of(&norm, params, n_params, max_norm);
+    ms_status status = msi_norm_open(&norm, msi_context(), n_blocks, largest);
 
+    if (status == MS_OK) {
+        status = norm_of(&norm, params, n_params, max_norm);
+    }
     if (status == MS_OK) {
         status = clip_by(&norm, params, n_params);
     }

@@ -233,9 +233,70 @@ static void test_autograd_backward__grad_survives_any_allocation_that_fails(void
     assert_true(failures > 2);
 }
 
+static void test_grad__refuses_what_cannot_be_given(void **state)
+{
+    const int64_t n = 2;
+    ms_tensor *x, *y, *g, *out[1];
+
+    (void)state;
+    assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 1, &n, 1));
+    assert_ok(ms_tensor_full(&g, MS_DTYPE_F32, 1, &n, 1));
+    assert_ok(ms_tensor_set_requires_grad(x, true));
+    assert_ok(ms_op_mul(&y, x, x));
+    assert_fails(MS_VALUE_ERROR, "grad: 'grads' is NULL, expected room for 1",
+                 ms_grad(NULL, &y, &g, 1, &x, 1, 0));
+    assert_ok(ms_grad(out, &y, &g, 1, &x, 1, 0));
+    ms_tensor_free(out[0]);
+    ms_tensor_free(g);
+    ms_tensor_free(y);
+    ms_tensor_free(x);
+}
+
+/* The hook of the first output frees what was given for the second. */
+static ms_status free_given(void *user, ms_tensor *grad, ms_tensor **replaced)
+{
+    ms_tensor **given = user;
+
+    (void)grad;
+    (void)replaced;
+    ms_tensor_free(*given);
+    *given = NULL;
+    return MS_OK;
+}
+
+static void test_grad__keeps_what_it_was_given(void **state)
+{
+    const int64_t n = 2;
+    ms_tensor *a, *b, *y, *given[2], *kept, *out[2];
+    double value[2];
+    int64_t id;
+
+    (void)state;
+    assert_ok(ms_tensor_full(&a, MS_DTYPE_F32, 1, &n, 1));
+    assert_ok(ms_tensor_full(&b, MS_DTYPE_F32, 1, &n, 2));
+    assert_ok(ms_tensor_full(&given[0], MS_DTYPE_F32, 1, &n, 1));
+    assert_ok(ms_tensor_full(&kept, MS_DTYPE_F32, 1, &n, 3));
+    given[1] = kept;
+    assert_ok(ms_tensor_set_requires_grad(a, true));
+    assert_ok(ms_tensor_set_requires_grad(b, true));
+    assert_ok(ms_op_mul(&y, b, b));
+    assert_ok(ms_tensor_hook(a, free_given, &kept, NULL, &id));
+    assert_ok(ms_grad(out, (ms_tensor *[]){a, y}, given, 2, (ms_tensor *[]){a, b}, 2, 0));
+    assert_ok(ms_tensor_to_doubles(out[1], value, 2));
+    assert_float_equal(value[1], 12, 0);
+    ms_tensor_free(out[0]);
+    ms_tensor_free(out[1]);
+    ms_tensor_free(given[0]);
+    ms_tensor_free(y);
+    ms_tensor_free(b);
+    ms_tensor_free(a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_grad__refuses_what_cannot_be_given),
+        cmocka_unit_test(test_grad__keeps_what_it_was_given),
         BOOKED_TEST(test_autograd_backward__over_a_retained_graph_gives_the_same_again),
         BOOKED_TEST(test_autograd_backward__retained_tensors_are_not_written),
         BOOKED_TEST(test_autograd_backward__a_retained_graph_keeps_what_it_saved),

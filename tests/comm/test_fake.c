@@ -4,6 +4,9 @@
 #include "group.h"
 #include "moonshard/checkpoint.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 enum { SIZE = 5, RANK = 3, N = 4 };
 
 static ms_tensor *tensor_over(int32_t dtype, int64_t n, void *data)
@@ -225,6 +228,33 @@ static void test_comm_fake__needs_no_rank_of_the_job(void **state)
     assert_fails(MS_RUNTIME_ERROR, "rank 1 failed: on purpose", ms_dist_threads(2, outlive, NULL));
 }
 
+/* A group without memory of its own has no descriptor: number 0 is another's. */
+static void test_comm_fake__leaves_descriptors_alone(void **state)
+{
+    ms_comm *c;
+
+    (void)state;
+    if (fcntl(STDIN_FILENO, F_GETFD) < 0) {
+        assert_int_equal(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
+    }
+    assert_ok(ms_comm_fake(&c, RANK, SIZE));
+    ms_comm_free(c);
+    assert_true(fcntl(STDIN_FILENO, F_GETFD) >= 0);
+}
+
+static void test_comm_fake__is_let_go_no_more_than_it_is_held(void **state)
+{
+    ms_comm *c;
+
+    (void)state;
+    assert_ok(ms_comm_fake(&c, RANK, SIZE));
+    ms_comm_let_go(c);
+    ms_comm_hold(c);
+    ms_comm_free(c);
+    assert_int_equal(ms_comm_size(c), SIZE);
+    ms_comm_let_go(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -236,6 +266,8 @@ int main(void)
         cmocka_unit_test(test_comm_fake__is_not_divided),
         cmocka_unit_test(test_comm_fake__keeps_no_checkpoints),
         cmocka_unit_test(test_comm_fake__needs_no_rank_of_the_job),
+        cmocka_unit_test(test_comm_fake__leaves_descriptors_alone),
+        cmocka_unit_test(test_comm_fake__is_let_go_no_more_than_it_is_held),
     };
 
     return cmocka_run_group_tests_name("comm/fake", tests, NULL, NULL);

@@ -15,6 +15,7 @@ local create = require 'moonshard.create'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local members = require 'moonshard.dist.members'
+local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
 local receiver = require 'moonshard.receiver'
 local util = require 'moonshard.util'
@@ -36,7 +37,23 @@ GradScaler._options = {
   growth_interval = 'number', enabled = 'flag',
 }
 
+local SMALLEST = 2 ^ -126 -- f32: of a scale below, the inverse is infinite
 local LARGEST = 3.4028234663852886e38 -- f32: a scale beyond does not grow
+
+local function check_scale(what, name, scale)
+  if not (scale >= SMALLEST and scale <= LARGEST) then
+    errors.raise('ValueError', '%s: %s is %g, expected %g to %g', what, name, scale, SMALLEST,
+      LARGEST)
+  end
+end
+
+local function check_factors(growth, backoff)
+  if not (growth > 1 and growth < math.huge) then
+    errors.raise('AssertionError', 'The growth factor must be > 1.0.')
+  elseif not (backoff > 0 and backoff < 1) then
+    errors.raise('AssertionError', 'The backoff factor must be < 1.0 and above 0.')
+  end
+end
 
 ---@param opts? ms.amp.GradScaler.Options
 function GradScaler:init(opts)
@@ -48,14 +65,8 @@ function GradScaler:init(opts)
   self._growth_interval = arguments.whole(self._name, 'growth_interval', opts.growth_interval,
     2000, 1)
   self._growth_tracker = 0
-  if not (self._scale > 0 and self._scale <= LARGEST) then
-    errors.raise('ValueError', '%s: init_scale is %g, expected a finite number above 0', self._name,
-      self._scale)
-  elseif self._growth_factor <= 1 or self._growth_factor ~= self._growth_factor then
-    errors.raise('AssertionError', 'The growth factor must be > 1.0.')
-  elseif not (self._backoff_factor > 0 and self._backoff_factor < 1) then
-    errors.raise('AssertionError', 'The backoff factor must be < 1.0 and above 0.')
-  end
+  check_scale(self._name, 'init_scale', self._scale)
+  check_factors(self._growth_factor, self._backoff_factor)
   self._states = setmetatable({}, { __mode = 'k' }) -- by optimizer, since the last update()
   self._found = {} -- one tensor an optimizer
 end
@@ -131,7 +142,10 @@ local function unscale_all(self, optimizer)
       found:add_(odd:ne(odd):to('f64'))
     end
   end
-  if group then
+  if group then -- which have been multiplied by one scale, and go on alike
+    notes.text(group, 'state of ' .. self._name, ('scale %.17g, factors %.17g and %.17g, %d of %d '
+      .. 'steps to growth'):format(self._scale, self._growth_factor, self._backoff_factor,
+      self._growth_tracker, self._growth_interval))
     dist.all_reduce(found, 'max', group)
   elseif n == 0 then
     return nil
@@ -139,7 +153,11 @@ local function unscale_all(self, optimizer)
   return found
 end
 
+local FAILED = '%s: dividing the gradients has failed halfway; drop them (zero_grad), and make the '
+  .. 'scaler forget (update(get_scale()))'
+
 local function look(self, optimizer)
+  self._states[optimizer] = { stage = 'failed' } -- some gradients may be divided when it does
   local found = autograd.no_grad(unscale_all, self, optimizer)
   self._found[#self._found + 1] = found
   self._states[optimizer] = { stage = 'unscaled', found = found }
@@ -158,6 +176,8 @@ function GradScaler:unscale_(optimizer)
   if state and state.stage == 'unscaled' then
     errors.raise('RuntimeError',
       'unscale_() has already been called on this optimizer since the last update().')
+  elseif state and state.stage == 'failed' then
+    errors.raise('RuntimeError', FAILED, 'unscale_')
   elseif state then
     errors.raise('RuntimeError', 'unscale_() is being called after step().')
   end
@@ -176,6 +196,8 @@ function GradScaler:step(optimizer)
   local state = self._states[optimizer]
   if state and state.stage == 'stepped' then
     errors.raise('RuntimeError', 'step() has already been called since the last update().')
+  elseif state and state.stage == 'failed' then
+    errors.raise('RuntimeError', FAILED, 'step')
   elseif not state then
     look(self, optimizer)
   end
@@ -194,7 +216,8 @@ end
 
 local function follow(self, overflowed)
   if overflowed then
-    self._scale, self._growth_tracker = self._scale * self._backoff_factor, 0
+    self._scale = math.max(self._scale * self._backoff_factor, SMALLEST)
+    self._growth_tracker = 0
     return
   end
   self._growth_tracker = self._growth_tracker + 1
@@ -208,11 +231,10 @@ end
 --- After the steps of an iteration: let the scale follow what was found, or be `new_scale`.
 ---@param new_scale? number
 function GradScaler:update(new_scale)
-  if new_scale ~= nil and not (arguments.number('update', 'new_scale', new_scale) > 0
-    and new_scale <= LARGEST) then
-    errors.raise('ValueError', 'update: new_scale is %g, expected a finite number above 0',
-      new_scale)
-  elseif not self._enabled then
+  if new_scale ~= nil then
+    check_scale('update', 'new_scale', arguments.number('update', 'new_scale', new_scale))
+  end
+  if not self._enabled then
     return
   elseif new_scale ~= nil then
     self._scale = new_scale
@@ -265,6 +287,10 @@ function GradScaler:load_state_dict(sd)
   for _, name in ipairs(util.sorted_keys(STATE)) do
     arguments.number('load_state_dict', 'sd.' .. name, sd[name])
   end
+  check_scale('load_state_dict', 'sd.scale', sd.scale)
+  check_factors(sd.growth_factor, sd.backoff_factor)
+  arguments.whole('load_state_dict', 'sd.growth_interval', sd.growth_interval, nil, 1)
+  arguments.whole('load_state_dict', 'sd._growth_tracker', sd._growth_tracker, nil, 0)
   for name, field in next, STATE do
     self[field] = sd[name]
   end

@@ -136,7 +136,7 @@ end
 
 local function checked_shape(what, shape)
   local numel = 1
-  if type(shape) ~= 'table' or #shape == 0 then
+  if type(shape) ~= 'table' or #arguments.array(what, 'mesh_shape', shape) == 0 then
     arguments.refuse(what, 'mesh_shape', shape, 'a list of sizes')
   end
   for d, size in ipairs(shape) do
@@ -271,6 +271,7 @@ function mesh_module.init_device_mesh(device_type, mesh_shape, opts)
   local world, groups = B.world(), {}
   local coordinate = coordinate_of(C.ms_comm_rank(world), shape)
   notes.text(world, 'shape of ' .. what, table.concat(shape, ' '))
+  notes.text(world, 'mesh_dim_names of ' .. what, table.concat(names or {}, ' '))
   for d = 1, #shape do
     groups[d] = #shape == 1 and numel == C.ms_comm_size(world) and world
       or group_along(world, coordinate, shape, d)

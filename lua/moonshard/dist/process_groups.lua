@@ -21,7 +21,7 @@ local function checked_ranks(wanted, world_size)
   if #wanted == 0 then
     errors.raise('ValueError', "new_group: 'ranks' is an empty list; a group has a rank at least")
   end
-  for i, rank in ipairs(wanted) do
+  for i, rank in ipairs(arguments.array('new_group', 'ranks', wanted)) do
     arguments.whole('new_group', ('ranks[%d]'):format(i), rank)
     if rank < 0 or rank >= world_size then
       errors.raise('ValueError', "new_group: ranks[%d] is %.17g; the new group's rank should be "
@@ -54,13 +54,15 @@ function process_groups.new_group(ranks)
   return comm_out[0] ~= nil and comm_out[0]
 end
 
---- End a group: it goes, and with it the memory and descriptor that its ranks share, when no model,
---- optimizer or loader on this rank holds it any more; they may use it until then. Not collective,
+--- End a group: it goes, and with it the memory and descriptor that its ranks share, when no model
+--- or loader on this rank holds it any more; they may use it until then. Not collective,
 --- but what another rank calls in it after this one has let it go is an error. Without a group, or
 --- with that of all ranks, this rank leaves the job: dist.leave().
----@param group? ms.dist.Group
+---@param group? ms.dist.Group|false  false: of others, nothing to end here
 function process_groups.destroy_process_group(group)
-  if group == nil or given.group('destroy_process_group', group) == B.world() then
+  if group == false then
+    return -- this rank is none of its members
+  elseif group == nil or given.group('destroy_process_group', group) == B.world() then
     B.check(C.ms_dist_leave())
   else
     arguments.free_group(group)

@@ -197,9 +197,10 @@ ms_status ms_op_with_number(ms_tensor **out, ms_tensor *x, double number, int32_
         [MS_NUMBER_SUB_FROM] = &msi_op_sub_from_number,
         [MS_NUMBER_MUL] = &msi_op_mul_number,
     };
+    const bool least = x->v.dtype == MS_DTYPE_I64 && number == -0x1p63; /* its own negative */
     const affine_attrs attrs[] = {
         [MS_NUMBER_ADD] = {1, number},
-        [MS_NUMBER_SUB] = {1, -number},
+        [MS_NUMBER_SUB] = {1, least ? number : -number},
         [MS_NUMBER_SUB_FROM] = {-1, number},
         [MS_NUMBER_MUL] = {number, -0.0}, /* adding -0 keeps the sign of zeros */
     };

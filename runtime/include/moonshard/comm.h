@@ -70,7 +70,7 @@ MS_API void ms_comm_free(ms_comm *comm);
 /** Keep a group beyond ms_comm_free(), as units and trees do: it goes, and the memory its members
  * share with it, when as many have let go. Nothing for groups that are borrowed. */
 MS_API void ms_comm_hold(ms_comm *comm);
-/** The group may be gone on return. */
+/** The group may be gone on return. Nothing where nobody holds it. */
 MS_API void ms_comm_let_go(ms_comm *comm);
 /** A number that no other group of this process has, had or will have; 0: the group is gone. */
 MS_API double ms_comm_serial(const ms_comm *comm);

@@ -144,7 +144,7 @@ local function phase_of(self, step)
   local start = 0
   for phase, last in ipairs(self._ends) do
     if step <= last or phase == #self._ends then
-      return phase, (step - start) / (last - start)
+      return phase, last > start and (step - start) / (last - start) or 1
     end
     start = last
   end

@@ -83,17 +83,31 @@ function LRScheduler:_each(rate)
   return out
 end
 
-function LRScheduler:_advance()
+-- A step that fails does not count.
+local function move(self, epoch, rates_of)
+  local groups, known = #self.optimizer.param_groups, #self.base_lrs
+  if groups ~= known then
+    errors.raise('RuntimeError', '%s: the optimizer has %d groups, it had %d when the scheduler '
+      .. 'was made; make the scheduler anew', self._name, groups, known)
+  end
+  local was = self.last_epoch
+  self.last_epoch = epoch
+  local fine, rates = pcall(rates_of, self)
+  if not fine then
+    self.last_epoch = was
+    error(rates, 0)
+  end
   self._step_count = self._step_count + 1
-  self.last_epoch = self.last_epoch + 1
-  self:_set(self:_rates())
+  self:_set(rates)
+end
+
+function LRScheduler:_advance()
+  move(self, self.last_epoch + 1, self._rates)
 end
 
 --- Be at a step, whatever the rates are now.
 function LRScheduler:_go_to(epoch)
-  self._step_count = self._step_count + 1
-  self.last_epoch = epoch
-  self:_set(self._closed and self:_closed() or self:_rates())
+  move(self, epoch, self._closed or self._rates)
 end
 
 local function warn_of_order(self)

@@ -71,17 +71,17 @@ function SequentialLR:init(optimizer, opts)
 end
 
 function SequentialLR:_advance()
-  self._step_count, self.last_epoch = self._step_count + 1, self.last_epoch + 1
-  local number = 1
+  local number, epoch = 1, self.last_epoch + 1
   for _, milestone in ipairs(self._milestones) do
-    number = number + (self.last_epoch >= milestone and 1 or 0)
+    number = number + (epoch >= milestone and 1 or 0)
   end
   local scheduler = self._schedulers[number]
-  if self._milestones[number - 1] == self.last_epoch then
+  if self._milestones[number - 1] == epoch then
     scheduler:_go_to(0)
   else
     scheduler:_advance()
   end
+  self._step_count, self.last_epoch = self._step_count + 1, epoch
   self._last_lr = scheduler:get_last_lr()
 end
 
