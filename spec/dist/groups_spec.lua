@@ -214,6 +214,15 @@ describe('dist.destroy_process_group', function()
     assert.is_nil(cause)
   end)
 
+  it('has nothing to end on a rank that is no member', function()
+    dist.spawn(2, function(rank)
+      local group = dist.new_group { 0 }
+      assert((group == false) == (rank == 1))
+      dist.destroy_process_group(group)
+      assert(dist.all_reduce(ms.ones(1)):item() == 2)
+    end)
+  end)
+
   it('takes no later group at the same place for the one that is gone', function()
     dist.spawn(1, function()
       for _ = 1, 50 do

@@ -223,7 +223,7 @@ of['ms.dist.get_world_size'] = of['ms.dist.get_rank']
 of['ms.dist.get_process_group_ranks'] = function() return { some_group() } end
 of['ms.dist.get_global_rank'] = function() return { some_group(), whole(0) } end
 of['ms.dist.get_group_rank'] = of['ms.dist.get_global_rank']
-of['ms.dist.destroy_process_group'] = function() return { some_group() } end
+of['ms.dist.destroy_process_group'] = of['ms.dist.get_rank']
 of['ms.dist.fake'] = function()
   return { options { rank = maybe(whole(0)), world = positive(2) } }
 end
