@@ -10,7 +10,10 @@
 _Static_assert(MSI_COUNT(((const msi_kernel_table *)0)->fn[0]) == MS_DTYPE_COUNT,
                "a table of kernels has a place for every dtype");
 
-extern const msi_kernel_table msi_cpu_table_v2, msi_cpu_table_v3, msi_cpu_table_v4;
+/* A build with sanitizers has one of them (MS_KERNEL_ISAS in CMakeLists.txt). */
+extern const msi_kernel_table msi_cpu_table_v2 __attribute__((weak));
+extern const msi_kernel_table msi_cpu_table_v3 __attribute__((weak));
+extern const msi_kernel_table msi_cpu_table_v4 __attribute__((weak));
 
 const char *msi_kernel_name(int32_t kernel)
 {

@@ -70,16 +70,6 @@ static void test_backend_kernels__every_table_has_every_floating_kernel(void **s
     }
 }
 
-static void test_backend_kernels__tables_exist_for_2_to_4_and_include_the_lower_ones(void **state)
-{
-    (void)state;
-    assert_non_null(msi_kernels_of(2));
-    assert_null(msi_kernels_of(1));
-    assert_null(msi_kernels_of(5));
-    assert_true(msi_kernels_of(4) == NULL || msi_kernels_of(3) != NULL);
-    assert_string_equal("x86-64-v2", msi_kernels_of(2)->isa);
-}
-
 static void test_backend_kernels__a_missing_kernel_is_named(void **state)
 {
     (void)state;
@@ -147,7 +137,6 @@ int main(void)
         cmocka_unit_test(test_backend_kernels__the_switch_forces_a_table_or_warns),
         cmocka_unit_test(test_backend_kernels__names_are_those_of_the_list),
         cmocka_unit_test(test_backend_kernels__every_table_has_every_floating_kernel),
-        cmocka_unit_test(test_backend_kernels__tables_exist_for_2_to_4_and_include_the_lower_ones),
         cmocka_unit_test(test_backend_kernels__a_missing_kernel_is_named),
         cmocka_unit_test(test_backend_kernels__dispatch_runs_the_kernel_of_the_dtype),
     };

@@ -413,7 +413,7 @@ static tiny_config config_of(int32_t world, int32_t strategy)
 /* MS_OOM_STRIDE=1 for every allocation in every job. */
 static int64_t stride_or(int64_t by_default)
 {
-    const int64_t sparser = !SANITIZED ? 1 : CAN_FORK ? 4 : 16; /* leaks are ASan's to find */
+    const int64_t sparser = !SANITIZED ? 8 : CAN_FORK ? 24 : 64; /* leaks are ASan's to find */
 
     return msi_switch_int("MS_OOM_STRIDE", sparser * by_default);
 }

@@ -9,7 +9,7 @@
  * backward reduces, bits depend on W: then it is the plainest way at that W. Some are run both by
  * threads and by processes, with the same bits.
  *
- * MS_PROGRAMS=n programs from MS_SEED=s on (default: 5,000 from 1; a tenth under sanitizers). A
+ * MS_PROGRAMS=n programs from MS_SEED=s on (default: 300 from 1; 60 under sanitizers). A
  * program that fails prints itself and its seed. */
 #include "moonshard/optim.h"
 #include "programs/program.h"
@@ -473,7 +473,7 @@ static void run_layout(int32_t world, int32_t layout)
     job j = {.world = world,
              .layout = layout,
              .first_seed = (uint64_t)msi_switch_int("MS_SEED", 1),
-             .n = msi_switch_int("MS_PROGRAMS", SANITIZED ? 500 : 5000)};
+             .n = msi_switch_int("MS_PROGRAMS", SANITIZED ? 60 : 300)};
     const char *cause;
 
     j.by_threads = calloc((size_t)(1 + j.n / TWICE), sizeof(*j.by_threads));
@@ -558,7 +558,7 @@ static ms_status run_skipping(void *user, int32_t rank)
  * who naps. */
 static void test_fsdp_programs__one_rank_skips_alone(void **state)
 {
-    enum { PROGRAMS = SANITIZED ? 60 : 200, TIMES = 3 };
+    enum { PROGRAMS = SANITIZED ? 20 : 60, TIMES = 3 };
     int32_t n_told = 0, n_equal = 0;
 
     (void)state;

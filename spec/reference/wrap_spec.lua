@@ -1,0 +1,213 @@
+-- test_wrap.py
+local ms = require 'moonshard'
+local nn, fsdp = ms.nn, ms.fsdp
+local FSDP = fsdp.FSDP
+local checks = require 'support.checks'
+local reference = require 'support.reference'
+local wrap, wrapped_paths = reference.wrap, reference.wrapped_paths
+
+local function linear() return nn.Linear(5, 5) end -- 30 parameters
+
+local function nested()
+  return nn.Sequential(linear(), linear(), nn.Sequential(linear(), linear()))
+end
+
+local function by_size(min_num_params, force_leaf_modules)
+  return fsdp.size_based_auto_wrap_policy {
+    min_num_params = min_num_params, force_leaf_modules = force_leaf_modules,
+  }
+end
+
+local function wrap_quietly(module, opts)
+  local model
+  ms.capture_warnings(function() model = fsdp.wrap(module, opts) end)
+  return model
+end
+
+-- fn(how), how(module, options) being the constructor and fsdp.wrap() inside enable_wrap().
+local function both_ways(fn)
+  fn(wrap)
+  fn(function(module, opts)
+    return fsdp.enable_wrap({ wrapper_cls = FSDP }, wrap_quietly, module, opts)
+  end)
+end
+
+describe('TestFSDPWrap', function()
+  it('test_error_already_wrapped', function()
+    for path, make in pairs { -- the order does not matter
+      ['lin1.1'] = function(inner) return nn.Sequential(linear(), inner) end,
+      lin1 = function(inner) return inner end,
+    } do
+      local model = nn.Module()
+      model:child('lin1', make(wrap(linear())))
+      checks.raises('ValueError', 'FSDP auto wrapping requires modules to not already have FSDP '
+        .. 'applied but found ' .. (path == 'lin1' and 'lin1' or 'lin1.1') .. ' in', wrap, model,
+        { auto_wrap_policy = fsdp.always_wrap_policy })
+    end
+  end)
+
+  pending('test_wrap_batchnorm_individually', 'nn.BatchNorm1d')
+  pending('test_bn_always_wrapped_individually', 'nn.BatchNorm1d')
+  pending('test_main_wrap_api', 'cpu_offload')
+end)
+
+-- -- a model with adapters -----------------------------------------------------------------------
+
+local Attention = nn.Module.extend('Attention')
+function Attention:init()
+  for _, name in ipairs { 'q_proj', 'lora_A', 'lora_B', 'k_proj', 'v_proj', 'o_proj' } do
+    local rank = { lora_A = { 32, 8 }, lora_B = { 8, 32 } }
+    local size = rank[name] or { 32, 32 }
+    self:child(name, nn.Linear(size[1], size[2], { bias = false }))
+      :requires_grad_(rank[name] ~= nil)
+  end
+end
+local Layer = nn.Module.extend('Layer')
+function Layer:init()
+  self:child('attn', Attention())
+  self:child('norm', nn.LayerNorm(32)):requires_grad_(false)
+end
+local function lora()
+  local model = nn.Module()
+  model:child('layers', nn.ModuleList(Layer(), Layer()))
+  return model
+end
+local PREFIX = 'layers.0.attn has both parameters with requires_grad=True and False. '
+
+describe('TestAutoWrap', function()
+  it('test_wrap', function()
+    both_ways(function(how)
+      local group = ms.dist.fake { rank = 0, world = 1 }
+      local model = how(linear(), { process_group = group })
+      assert.is_true(ms.is(model, FSDP))
+      assert.same({ 0, 1 }, { model.rank, model.world_size })
+    end)
+  end)
+
+  local Model = nn.Module.extend 'Model'
+  function Model:init() self:child('lin', fsdp.wrap(linear())) end
+  function Model:forward(x) return self.lin(x) end
+
+  it('test_wrap_disabled_outside_context', function()
+    assert.is_false(ms.is(Model().lin, FSDP))
+    local model = Model()
+    local outer = fsdp.enable_wrap({ wrapper_cls = FSDP }, wrap_quietly, model)
+    assert.same({ '' }, wrapped_paths(outer))
+  end)
+
+  it('test_wrap_override_defaults', function()
+    local small, large = ms.dist.fake { rank = 0, world = 1 }, ms.dist.fake { rank = 0, world = 2 }
+    local model = fsdp.enable_wrap({ wrapper_cls = FSDP, process_group = small }, wrap_quietly,
+      linear(), { process_group = large })
+    assert.same({ 0, 2 }, { model.rank, model.world_size })
+  end)
+
+  it('test_always_wrap', function()
+    local model = wrap(nested(), { auto_wrap_policy = fsdp.always_wrap_policy })
+    assert.same({ '', '0', '1', '2', '2.0', '2.1' }, wrapped_paths(model))
+  end)
+
+  pending('test_transformer_auto_wrap_policy', 'nn.TransformerEncoderLayer')
+  pending('test_module_wrap_policy', 'nn.TransformerEncoderLayer')
+  pending('test_module_wrap_policy_callable', 'nn.TransformerEncoderLayer')
+  pending('test_custom_policy', 'nn.TransformerEncoderLayer')
+
+  it('test_auto_wrap_api', function()
+    assert.same({ '', '2' }, wrapped_paths(wrap(nested(), { auto_wrap_policy = by_size(40) })))
+  end)
+
+  it('test_auto_wrap_preset_exclude_wrap', function()
+    local model = nn.ModuleList(linear(), linear())
+    assert.same({ '' }, wrapped_paths(wrap(model, { auto_wrap_policy = by_size(40) })))
+  end)
+
+  it('test_auto_wrap_preset_exclude_wrap_include_children', function()
+    local model = nn.ModuleList(nn.Linear(10, 10))
+    assert.same({ '', '0' }, wrapped_paths(wrap(model, { auto_wrap_policy = by_size(40) })))
+  end)
+
+  pending('test_auto_wrap_preset_force_leaf', 'nn.MultiheadAttention')
+
+  it('test_auto_wrap_preset_force_leaf_custom', function()
+    local leaves = { nn.Linear, unpack(fsdp.size_based_auto_wrap_policy.FORCE_LEAF_MODULES) }
+    local model = nn.Sequential(nn.Linear(10, 10), nn.ModuleList(nn.Linear(10, 10)))
+    assert.same({ '' }, wrapped_paths(wrap(model, { auto_wrap_policy = by_size(40, leaves) })))
+  end)
+
+  pending('test_auto_wrap_smoke_test', 'cpu_offload')
+
+  local function with_ignored(policy, expected)
+    both_ways(function(how)
+      local model = nested()
+      local ignored = { model[2], model[3][1] }
+      assert.same(expected, wrapped_paths(how(model,
+        { auto_wrap_policy = policy, ignored_modules = ignored })))
+    end)
+  end
+
+  it('test_always_wrap_with_ignored_modules', function()
+    with_ignored(fsdp.always_wrap_policy, { '', '0', '2', '2.1' })
+  end)
+
+  it('test_auto_wrap_with_ignored_modules', function()
+    with_ignored(by_size(40), { '' })
+  end)
+
+  it('test_frozen_params', function()
+    for _, policy in ipairs {
+      fsdp.ModuleWrapPolicy { Attention, Layer },
+      fsdp.CustomPolicy(function(m) return ms.is(m, Attention) or ms.is(m, Layer) end),
+      fsdp.CustomPolicy(function(m)
+        return ms.is(m, Attention) and { sharding_strategy = 'SHARD_GRAD_OP' } or ms.is(m, Layer)
+      end),
+    } do
+      checks.raises('ValueError', PREFIX .. 'FSDP does not support wrapping such modules when '
+        .. 'use_orig_params=False.', wrap, lora(), { auto_wrap_policy = policy })
+      local warnings = ms.capture_warnings(FSDP, lora(),
+        { auto_wrap_policy = policy, use_orig_params = true })
+      local text = warnings[2].message
+      assert.equal('UserWarning', warnings[2].kind)
+      assert.equal(1, (text:find(PREFIX .. 'We do not recommend wrapping such modules', 1, true)))
+    end
+  end)
+end)
+
+describe('TestWrapUtils', function()
+  it('test_validate_frozen_params', function()
+    local frozen = require 'moonshard.fsdp.frozen'
+    local model = lora()
+    local to_wrap, ignored = {}, {}
+    local function set(name, value)
+      for _, layer in ipairs(model.layers) do
+        to_wrap[layer.attn[name] or layer.attn] = value
+      end
+    end
+    local function validate(use_orig_params)
+      return ms.capture_warnings(frozen.validate, model, to_wrap, ignored,
+        { use_orig_params = use_orig_params })
+    end
+    set('lora_A', true)
+    set('lora_B', true)
+    assert.same({}, validate(false))
+    set('all of attention', true)
+    assert.same({}, validate(false))
+    set('lora_A', nil)
+    local message = validate(true)[1].message
+    for _, part in ipairs {
+      -- four frozen 32 x 32 and lora_A's 8 x 32; lora_B is wrapped apart
+      '(4352 numel instead of 256 numel before sharding via reduce-scatter)',
+      'If possible, wrap the frozen parameters with FSDP separately.',
+      "requires_grad=True: ['layers.0.attn.lora_A.weight']",
+      "requires_grad=False: ['layers.0.attn.q_proj.weight', 'layers.0.attn.k_proj.weight', "
+        .. "'layers.0.attn.v_proj.weight', 'layers.0.attn.o_proj.weight']",
+    } do
+      assert.truthy(message:find(part, 1, true), message)
+    end
+    checks.raises('ValueError', PREFIX, validate, false)
+    local parameter = require 'moonshard_ffi.parameter'
+    for _, layer in ipairs(model.layers) do
+      ignored[parameter.key(layer.attn.lora_A.weight)] = true
+    end
+    assert.same({}, validate(false))
+  end)
+end)
