@@ -9,7 +9,7 @@ describe('TestFullyShardCompile', function()
   pending('test_trace_fsdp_set_', 'fsdp.set_ and ms.compile')
   for _, model in ipairs { 'simple_mlp', 'transformer' } do
     for _, backend in ipairs { 'aot_eager', 'aot_eager_decomp_partition', 'inductor' } do
-      pending(('test_%s_fullgraph_backend_%s'):format(model, backend), 'fsdp.fully_shard and ms.compile')
+      pending(('test_%s_fullgraph_backend_%s'):format(model, backend), 'fully_shard, ms.compile')
     end
   end
 end)

@@ -96,7 +96,8 @@ describe('TestFSDPUseOrigParamsMultipleParamGroups', function()
       ranks(function(rank)
         local plain = shared_transformer()
         local model = reference.wrap(shared_transformer(), {
-          auto_wrap_policy = fsdp.ModuleWrapPolicy { reference.EncoderLayer, reference.DecoderLayer },
+          auto_wrap_policy = fsdp.ModuleWrapPolicy { reference.EncoderLayer,
+            reference.DecoderLayer },
           use_orig_params = true, sharding_strategy = strategy,
         })
         local ranges = held(model, rank)

@@ -122,6 +122,9 @@ static void test_backend_kernels__the_switch_forces_a_table_or_warns(void **stat
     (void)state;
     const int best = msi_kernels_of(4) != NULL ? 4 : msi_kernels_of(3) != NULL ? 3 : 2;
 
+    if (msi_kernels_of(2) == NULL) {
+        skip(); /* a build with sanitizers */
+    }
     assert_int_equal(2, chosen_with("v2"));
     assert_int_equal(best >= 3 ? 3 : 12, chosen_with("v3"));
     assert_int_equal(best == 4 ? 4 : 10 + best, chosen_with("v4"));

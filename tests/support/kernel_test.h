@@ -59,6 +59,7 @@ typedef struct kernel_call {
 static inline void run_on_all_isas(const kernel_call *c, const char *what)
 {
     void *before[4], *first[4];
+    const msi_kernel_table *lowest = NULL;
 
     for (int32_t k = 0; k < 4; k++) {
         before[k] = malloc((size_t)c->nbytes[k] + 1);
@@ -79,13 +80,14 @@ static inline void run_on_all_isas(const kernel_call *c, const char *what)
         assert_non_null(table->fn[c->kernel][c->dtype]);
         table->fn[c->kernel][c->dtype](c->args);
         for (int32_t k = 0; k < 4 && c->nbytes[k] > 0; k++) {
-            if (isa == 2) {
+            if (lowest == NULL) {
                 memcpy(first[k], c->out[k], (size_t)c->nbytes[k]);
             } else if (memcmp(first[k], c->out[k], (size_t)c->nbytes[k]) != 0) {
-                fail_msg("%s%s %s: %s differs from x86-64-v2 in buffer %d", case_name, what,
-                         msi_kernel_name(c->kernel), table->isa, (int)k);
+                fail_msg("%s%s %s: %s differs from %s in buffer %d", case_name, what,
+                         msi_kernel_name(c->kernel), table->isa, lowest->isa, (int)k);
             }
         }
+        lowest = lowest != NULL ? lowest : table;
     }
     for (int32_t k = 0; k < 4; k++) {
         free(before[k]);
