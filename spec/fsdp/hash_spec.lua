@@ -56,3 +56,22 @@ describe('the hash of a model', function()
     end
   end)
 end)
+
+-- Last in this file: this process computes, and forks no ranks from then on.
+describe('the hash of a plain model', function()
+  it('tells values and names apart', function()
+    local m = model()
+    local before = m:hash()
+    ms.no_grad(m[1].bias.fill_, m[1].bias, 0.25)
+    assert.not_equal(before, m:hash())
+    local swapped = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)):materialize()
+    local function filled(a, b)
+      return ms.no_grad(function()
+        swapped[1].weight:fill_(a)
+        swapped[2].weight:fill_(b)
+        return swapped:hash()
+      end)
+    end
+    assert.not_equal(filled(1, 2), filled(2, 1))
+  end)
+end)
