@@ -156,29 +156,6 @@ describe('a checkpoint', function()
     assert.same(trained, train())
   end)
 
-  it('stays loaded when a scope around that fails', function()
-    local Counts = nn.Module.extend('Counts')
-    function Counts:init()
-      self:buffer('calls', ms.zeros(1))
-    end
-    function Counts:forward(x)
-      self.calls = self.calls + 1
-      return x
-    end
-    local model, x = nn.Sequential(Counts(), nn.Dropout(0.5)), ms.ones(64)
-    model(x)
-    checkpoint.save(root, 'a', { step = 1, model = model })
-    local expected = model(x):hash()
-    pcall(ms.scope, function()
-      model(x)
-      checkpoint.load(root .. '/a', { model = model })
-      model(x)
-      error('on purpose')
-    end)
-    checks.close({ 1 }, model[1].calls)
-    assert.equal(expected, model(x):hash())
-  end)
-
   it('refuses another model, optimizer or run, naming what differs', function()
     local function model(out) return nn.Sequential(nn.Linear(2, out)) end
     local m = model(2)

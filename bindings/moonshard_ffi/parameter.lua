@@ -254,12 +254,6 @@ function parameter.touch(tensor)
   calls.param_touch(tensor)
 end
 
---- Say that the program now calls `label` for the model that holds this parameter: ranks compare.
----@param label string
-function parameter.same(tensor, label)
-  calls.param_same(tensor, label)
-end
-
 -- Units register here how full values of what they manage are read and written.
 local WEAK_VALUES = { __mode = 'v' }
 local managers = setmetatable({}, WEAK_VALUES)

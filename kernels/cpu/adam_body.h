@@ -45,10 +45,6 @@ void MSI_NAME(LOCAL(adam))(const void *args)
     T *p = a->p, *m = a->m, *v = a->v;
     int64_t i = 0;
 
-    if (a->fault != NULL && a->fault->found != 0) {
-        ++*a->left_out;
-        return;
-    }
     for (; i + WIDTH <= a->n; i += WIDTH) {
         LOCAL(step)(&r, p + i, g + i, m + i, v + i, WIDTH);
     }

@@ -42,10 +42,6 @@ void MSI_NAME(LOCAL(sgd))(const void *args)
     T *p = a->p, *buf = a->buf;
     int64_t i = 0;
 
-    if (a->fault != NULL && a->fault->found != 0) {
-        ++*a->left_out;
-        return;
-    }
     for (; i + WIDTH <= a->n; i += WIDTH) {
         LOCAL(step)(&r, p + i, g + i, buf != NULL ? buf + i : NULL, WIDTH);
     }

@@ -307,9 +307,6 @@ local function load_into(comm, loader, opts, parts)
   local load, meta = { loader = loader, after = {}, undo = {} }, nil
   local after = load.after
   notes.text(comm, 'what is loaded', table.concat(parts, ', '))
-  if opts.model then
-    tree.tell(opts.model, 'checkpoint.load')
-  end
   local function prepare()
     local source = runtime.load_source(loader)
     load.keys, meta = runtime.keys(source), meta_data.read(source)

@@ -5,22 +5,15 @@
 ---
 --- A place is one of moonshard.sites.
 ---
---- Touches: moonshard.scope, moonshard_ffi.parameter.
+--- Touches: moonshard_ffi.parameter.
 
 local parameter = require 'moonshard_ffi.parameter'
-local scope = require 'moonshard.scope'
 local util = require 'moonshard.util'
 
 local samples = {}
 
 ---@class ms.Samples.Runs  of one place on the samples of one batch
 ---@field n integer
-local Runs = {}
-Runs.__index = Runs
-
-function Runs:_undo(n)
-  self.n = n
-end
 
 local WEAK_KEYS = { __mode = 'k' }
 
@@ -112,7 +105,7 @@ end
 local function runs_of(place, n)
   local runs = present.runs[place]
   if not runs then
-    runs = setmetatable({ n = n }, Runs)
+    runs = { n = n }
     present.runs[place] = runs
   end
   return runs
@@ -122,18 +115,14 @@ end
 ---@param place ms.Site
 ---@param n integer
 function samples.continue(place, n)
-  local runs = runs_of(place, n)
-  runs.n = n
-  scope.for_good(runs, n)
+  runs_of(place, n).n = n
 end
 
---- It ran once more; not if the scope fails.
+--- It ran once more.
 ---@param place ms.Site
 ---@param n integer  how often it ran before
 function samples.count(place, n)
-  local runs = runs_of(place, n)
-  scope.on_failure(runs, n)
-  runs.n = n + 1
+  runs_of(place, n).n = n + 1
 end
 
 --- Which samples are present, and how often each place ran on them, by its name. Of two places of

@@ -75,98 +75,6 @@ local function close()
   end
 end
 
--- [Note: undoing] What a failure puts back: `kept[d]` holds, by object, what that was when the
--- scope at depth d first heard of it. What a scope that ended well keeps passes to the one around
--- it, whose own values are older and win. An error may come between any two instructions: scopes
--- deeper than the innermost open one, up to `deepest`, have ended and wait to be settled. Tables
--- serve the next scopes of their depth, unless they became large.
-local LARGE = 64
-local NONE = {}
-local kept, deepest = {}, 0
-local failing = math.huge -- what scopes deeper than this keep is being put back
-
---- When a scope that is open now ends by an error, call `object:_undo(value)`: what is done from
---- now on must not count then. To be called before it is done. Where it may be done unseen,
---- `object:_now()` gives the value at any time: scopes of scripts ask.
----@param object table
----@param value any  what it is now, but not nil
-function scope.on_failure(object, value)
-  local depth = state.depth
-  if depth > 0 then
-    local firsts = kept[depth]
-    if not firsts then
-      firsts = {}
-      kept[depth] = firsts
-    end
-    if depth > deepest then
-      deepest = depth
-    end
-    if firsts[object] == nil then
-      firsts[object] = value
-    end
-  end
-end
-
---- What `object` is now, no failure takes back: scopes that would have called `_undo` give it this.
----@param value any  but not nil
-function scope.for_good(object, value)
-  for depth = 1, deepest do
-    local firsts = kept[depth] or NONE
-    if firsts[object] ~= nil then
-      firsts[object] = value
-    end
-  end
-end
-
-local function put_back()
-  for d = deepest, failing + 1, -1 do -- older values last
-    local firsts = kept[d] or NONE
-    for object, value in next, firsts do
-      object:_undo(value)
-      firsts[object] = nil
-    end
-    kept[d] = nil
-  end
-  local depth = failing
-  failing = math.huge
-  deepest = depth
-end
-
--- What the scope at depth `d` keeps goes to the one around it, which keeps `outer`; nil: there is
--- none.
-local function pass_on(d, outer)
-  local firsts, n = kept[d] or NONE, 0
-  for object, value in next, firsts do
-    if outer and outer[object] == nil then
-      outer[object] = value
-    end
-    firsts[object] = nil
-    n = n + 1
-  end
-  if n > LARGE then
-    kept[d] = nil
-  end
-end
-
--- The scopes deeper than `depth` have ended, and keep something.
-local function settle(depth, failed)
-  if failed and depth < failing then
-    failing = depth
-  end
-  if failing < deepest then
-    put_back()
-  end
-  local outer
-  if depth > 0 then
-    outer = kept[depth] or {}
-    kept[depth] = outer
-  end
-  for d = depth + 1, deepest do
-    pass_on(d, outer)
-  end
-  deepest = depth
-end
-
 local names = {} -- C borrows the text of a scope's name; this keeps it
 
 local function keep_text(name)
@@ -242,16 +150,11 @@ trace.mark(body, 4)
 local function leave(depth, ok, ...)
   if not ok then
     n_found = 0
-    if deepest > depth then
-      settle(depth, true)
-    end
     while C.ms_scope_depth() > depth do
       C.ms_scope_close(refs, 0)
     end
     state.depth = depth
     error((...), 0)
-  elseif deepest > depth then
-    settle(depth, false)
   end
   return ...
 end
@@ -263,37 +166,18 @@ end
 ---@return ...
 function scope.run(name, fn, ...)
   local n = select('#', ...)
-  if deepest > state.depth then -- an error ended a call behind its scope: it stands
-    settle(state.depth, false)
-  end
   if n > MOST then
     return leave(state.depth, xpcall(body, on_error, name, fn, n, (...), { ... }))
   end
   return leave(state.depth, xpcall(body, on_error, name, fn, n, ...))
 end
 
--- In the innermost scope: what those around it are to put back, it puts back to what that is now.
-local function from_now(fn, ...)
-  for depth = 1, state.depth - 1 do
-    for object in next, kept[depth] or NONE do
-      local now = object._now
-      if now then
-        scope.on_failure(object, now(object))
-      end
-    end
-  end
-  return fn(...)
-end
-
 --- Run `fn(...)` in a scope: tensors made in it are released when it returns, except its results.
---- If it fails in the middle of a forward, buffers show what they showed before it. (ms.scope)
+--- (ms.scope)
 ---@param fn fun(...): ...
 ---@return ...
 function scope.block(fn, ...)
   arguments.fn('ms.scope', 'fn', fn)
-  if deepest > 0 then -- a scope around keeps something
-    return scope.run('ms.scope', from_now, fn, ...)
-  end
   return scope.run('ms.scope', fn, ...)
 end
 

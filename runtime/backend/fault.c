@@ -1,4 +1,4 @@
-/* What kernels find wrong with data, and products that fail on a device. */
+/* Wrong data that kernels find, and products that fail on a device. */
 #include "device.h"
 
 #include "moonshard/tensor.h"
@@ -23,6 +23,15 @@ ms_status msi_fault_tell(msi_fault *fault)
     return MS_FAIL(MS_INDEX_ERROR, "%s %lld, number %lld of %lld, is outside [0, %lld)",
                    indices[f.kernel], (long long)f.index, (long long)f.position + 1, (long long)f.n,
                    (long long)f.end);
+}
+
+/* What a reader of the device gets: kernels that were enqueued later have run on wrong values. */
+static ms_status report(ms_status status)
+{
+    char text[512];
+
+    snprintf(text, sizeof(text), "%s", ms_error_message());
+    return MS_FAIL(status, "%s; the device went on with wrong values: load a checkpoint", text);
 }
 
 /* NaN, for what nobody has computed to be seen wherever it goes. */
@@ -72,9 +81,12 @@ ms_status msi_device_fault_tell(msi_device *d)
     const msi_fault f = *d->fault;
 
     d->failed = MS_OK;
-    if (MSI_LIKELY(f.found == 0) || f.kernel != MSI_K_gemm) {
-        return msi_fault_tell(d->fault);
+    if (MSI_LIKELY(f.found == 0)) {
+        return MS_OK;
     }
-    d->fault->found = 0;
-    return MS_FAIL((ms_status)f.status, "%s", d->why_failed);
+    if (f.kernel == MSI_K_gemm) {
+        d->fault->found = 0;
+        return MS_FAIL((ms_status)f.status, "%s", d->why_failed);
+    }
+    return report(msi_fault_tell(d->fault));
 }

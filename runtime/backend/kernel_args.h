@@ -18,8 +18,8 @@
 enum { MSI_LOOP_DIMS = 8 };
 
 /** What a kernel finds wrong with its data, an index outside [0, end), or a product that failed on
- * a device: the first stays until it was told. Kernels that write parameters leave all as it is
- * meanwhile, and count how often. The host may read it once they have run. */
+ * a device. The first stays until the host reports it, which it may do once the kernels have run.
+ */
 typedef struct msi_fault {
     int64_t found;                   /**< 0: nothing */
     int64_t kernel;                  /**< MSI_K_* that found it; MSI_K_gemm: a product failed, */
@@ -184,8 +184,6 @@ typedef struct msi_sgd_args {
     void *buf; /**< momentum buffer or NULL */
     double lr, momentum, dampening, weight_decay;
     bool nesterov, maximize, first_step;
-    const msi_fault *fault; /**< where one was found only `left_out` is written; or NULL */
-    int64_t *left_out;      /**< how often that was so; with `fault` */
 } msi_sgd_args;
 
 /** Adam (L2) or AdamW (decoupled) over n elements. Looked up by the dtype of p. */
@@ -197,8 +195,6 @@ typedef struct msi_adam_args {
     double lr, beta1, beta2, eps, weight_decay;
     double correction1, correction2; /**< 1 - beta^step */
     bool decoupled, maximize;
-    const msi_fault *fault; /**< as of SGD */
-    int64_t *left_out;
 } msi_adam_args;
 
 /** Per block of `block` elements (the last shorter): sum of squares in f64, or largest magnitude.

@@ -1,5 +1,5 @@
-/* What ranks that share parameters should have in common about their optimizers: kind, groups in
- * order, settings at every step, and the steps themselves. */
+/* What ranks that share parameters compare of their optimizers at the first step: kind, groups and
+ * settings. */
 #include "optim.h"
 
 #define ADAM_SETTINGS                                                                              \
@@ -9,15 +9,15 @@
 
 static const msi_note GROUPS[] = {
     [MS_OPTIM_SGD] = {{.text = "parameters of SGD"},
-                      {.text = "group number order#"},
+                      {.text = "group number names#"},
                       {0},
                       .n_numbers = 3},
     [MS_OPTIM_ADAM] = {{.text = "parameters of Adam"},
-                       {.text = "group number order#"},
+                       {.text = "group number names#"},
                        {0},
                        .n_numbers = 3},
     [MS_OPTIM_ADAMW] = {{.text = "parameters of AdamW"},
-                        {.text = "group number order#"},
+                        {.text = "group number names#"},
                         {0},
                         .n_numbers = 3},
 };
@@ -31,46 +31,45 @@ static const msi_note STEPS[] = {
     [MS_OPTIM_ADAMW] = {{.text = "step of AdamW"}, ADAM_SETTINGS, {0}, .n_numbers = 7},
 };
 
-static const msi_note DROPS[] = {
-    [MS_OPTIM_SGD] = {.label = {.text = "zero_grad of SGD"}},
-    [MS_OPTIM_ADAM] = {.label = {.text = "zero_grad of Adam"}},
-    [MS_OPTIM_ADAMW] = {.label = {.text = "zero_grad of AdamW"}},
-};
+static bool is_shared(const msi_param *p)
+{
+    return p != NULL && p->ops != NULL && p->ops->note != NULL;
+}
 
-/* The first parameter that a unit holds, or NULL: then the optimizer is this rank's own business.
- */
+/* The first parameter that a unit holds, or NULL. */
 static const msi_param *shared_param(const ms_optim *optim)
 {
     for (int32_t i = 0; i < optim->n_params; i++) {
         const msi_param *p = optim->params[i].tensor->param;
 
-        if (p != NULL && p->ops != NULL && p->ops->note != NULL) {
+        if (is_shared(p)) {
             return p;
         }
     }
     return NULL;
 }
 
-/* Which parameters a group updates, and in which order. */
+/* Which parameters of units a group updates, by name: ranks may list them in different orders, and
+ * parameters that no unit holds are each rank's own. */
 static void note_group(const ms_optim *optim, const msi_param *through, int32_t group)
 {
     msi_note note = GROUPS[optim->kind];
-    uint64_t order = 0;
+    uint64_t names = 0;
     int32_t n = 0;
 
     for (int32_t i = 0; i < optim->n_params; i++) {
-        if (optim->params[i].group == group) {
-            order = msi_mix64(order ^ ms_name_key(msi_tensor_label(optim->params[i].tensor)));
+        if (optim->params[i].group == group && is_shared(optim->params[i].tensor->param)) {
+            names += msi_mix64(ms_name_key(msi_tensor_label(optim->params[i].tensor)));
             n++;
         }
     }
     note.number[0] = group + 1;
     note.number[1] = n;
-    note.number[2] = msi_note_hash(order);
+    note.number[2] = msi_note_hash(names);
     through->ops->note(through->unit, &note);
 }
 
-static void note_step(const ms_optim *optim, const msi_param *through, int32_t group)
+static void note_settings(const ms_optim *optim, const msi_param *through, int32_t group)
 {
     const ms_optim_options *o = &optim->groups[group];
     msi_note note = STEPS[optim->kind];
@@ -93,24 +92,13 @@ static void note_step(const ms_optim *optim, const msi_param *through, int32_t g
     through->ops->note(through->unit, &note);
 }
 
-void msi_optim_note_step(ms_optim *optim)
+void msi_optim_note_first_step(ms_optim *optim)
 {
-    const msi_param *through = shared_param(optim);
+    const msi_param *through = optim->n_noted < optim->n_params ? shared_param(optim) : NULL;
 
     for (int32_t g = 0; through != NULL && g < optim->n_groups; g++) {
-        if (optim->n_noted < optim->n_params) {
-            note_group(optim, through, g);
-        }
-        note_step(optim, through, g);
+        note_group(optim, through, g);
+        note_settings(optim, through, g);
     }
     optim->n_noted = optim->n_params;
-}
-
-void msi_optim_note_zero_grad(const ms_optim *optim)
-{
-    const msi_param *through = shared_param(optim);
-
-    if (through != NULL) {
-        through->ops->note(through->unit, &DROPS[optim->kind]);
-    }
 }

@@ -60,7 +60,6 @@ void ms_optim_free(ms_optim *optim)
             for (int32_t s = 0; s < MSI_OPTIM_MAX_STATES; s++) {
                 msi_storage_release(optim->params[i].state[s].storage);
             }
-            msi_storage_release(optim->params[i].left_out);
             ms_tensor_free(optim->params[i].tensor);
         }
         ms_tensor_free(optim->witness);
@@ -201,7 +200,6 @@ ms_status ms_optim_zero_grad(ms_optim *optim)
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(ms_tensor_set_grad(optim->params[i].tensor, NULL));
     }
-    msi_optim_note_zero_grad(optim);
     return MS_OK;
 }
 
@@ -234,7 +232,6 @@ static ms_status check_settled(const ms_optim *optim, int32_t i)
 {
     MS_TRY(check_index(optim, i));
     MS_TRY(msi_settle(optim->ctx));
-    msi_optim_uncount(&optim->params[i]);
     return MS_OK;
 }
 

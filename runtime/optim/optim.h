@@ -17,10 +17,6 @@ typedef struct msi_optim_param {
     int32_t group;
     int64_t steps;
     int64_t primed; /* SGD: steps since the momentum has a history, the first included; 0: none */
-    /* On a device, made with the first step: how often its kernel left a step out ([Note: steps
-     * that are left out]), and how many of these do not count any more. */
-    msi_storage *left_out;
-    int64_t uncounted;
     msi_view state[MSI_OPTIM_MAX_STATES]; /* 1-D over the local shard; storage NULL: not made yet */
 } msi_optim_param;
 
@@ -36,7 +32,7 @@ struct ms_optim {
     int32_t n_groups;
     msi_optim_param *params;
     int32_t n_params;
-    int32_t n_noted; /* parameters whose order the other ranks have been told */
+    int32_t n_noted; /* parameters whose groups have been compared with other ranks */
     int32_t n_taken; /* parameters that took a step which failed then; 0: none did */
 };
 
@@ -48,16 +44,8 @@ ms_status msi_optim_local(ms_tensor *t, msi_view *local);
 /* Make state buffer `state` of `p` (zeros) unless it exists; it must match `local`. */
 ms_status msi_optim_ensure_state(ms_optim *optim, msi_optim_param *p, int32_t state,
                                  const msi_view *local);
-/* left_out.c: where the parameter's kernels count the steps they leave out; NULL on the CPU, and
- * until it is made. */
-ms_status msi_optim_make_count(ms_optim *optim, msi_optim_param *p);
-int64_t *msi_optim_count(const msi_optim_param *p);
-/* Those that were left out so far are no steps. */
-void msi_optim_uncount(msi_optim_param *p);
-/* notes.c: say to the ranks that share parameters what this step was, and that gradients were
- * dropped, for all of them should do so. (Afterwards: what failed on one rank may be tried again.)
- */
-void msi_optim_note_step(ms_optim *optim);
-void msi_optim_note_zero_grad(const ms_optim *optim);
+/* notes.c: compare kind, groups and settings with the ranks that share parameters, at the first
+ * step and at the first after a group was added. */
+void msi_optim_note_first_step(ms_optim *optim);
 
 #endif

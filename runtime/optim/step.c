@@ -46,7 +46,6 @@ static int32_t n_states_of(const ms_optim *optim, const ms_optim_options *o)
 /* Find gradient, elements and state of parameter `p`. */
 static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
 {
-    msi_optim_uncount(p);
     *u = (update){.grad = p->tensor->grad};
     MS_TRY(msi_param_check_master(p->tensor, "step"));
     MS_TRY(msi_optim_local(p->tensor, &u->local));
@@ -61,9 +60,6 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     void *data;
 
     u->counts = u->grad != NULL || counts_along(p->tensor, &u->local);
-    if (u->counts) {
-        MS_TRY(msi_optim_make_count(optim, p));
-    }
     if (u->grad == NULL) {
         return MS_OK;
     }
@@ -130,8 +126,6 @@ static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, co
         .nesterov = o->nesterov,
         .maximize = o->maximize,
         .first_step = u->fresh,
-        .fault = msi_device_fault(p->tensor->ctx, NULL),
-        .left_out = msi_optim_count(p),
     };
 
     return msi_dispatch("sgd", MSI_K_sgd, u->local.dtype, &args);
@@ -167,8 +161,6 @@ static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, c
         .correction2 = c->of_v,
         .decoupled = decoupled,
         .maximize = o->maximize,
-        .fault = msi_device_fault(p->tensor->ctx, NULL),
-        .left_out = msi_optim_count(p),
     };
 
     return msi_dispatch("adam", MSI_K_adam, u->local.dtype, &args);
@@ -181,10 +173,8 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, cor
     const void *grad = NULL;
     void *values = NULL;
 
-    if (u->numel > 0) {
-        MS_TRY(msi_view_data(&u->local, &values));
-        MS_TRY(gradient_data(u, scratch, &grad));
-    }
+    MS_TRY(msi_view_data(&u->local, &values));
+    MS_TRY(gradient_data(u, scratch, &grad));
     if (optim->kind == MS_OPTIM_SGD) {
         MS_TRY(run_sgd(o, p, u, values, grad));
     } else {
@@ -229,7 +219,7 @@ ms_status ms_optim_step(ms_optim *optim)
         msi_optim_param *p = &optim->params[i];
 
         status = prepare(optim, p, &u);
-        if (status == MS_OK && (u.numel > 0 || (u.counts && p->left_out != NULL))) {
+        if (status == MS_OK && u.numel > 0) {
             status = apply(optim, p, &u, &c, scratch);
             optim->n_taken += status == MS_OK;
         }
@@ -247,9 +237,6 @@ ms_status ms_optim_step(ms_optim *optim)
     msi_storage_release(scratch);
     MS_TRY(status);
     optim->n_taken = 0;
-    msi_optim_note_step(optim); /* first: a rank that steps alone differs by that */
-    for (int32_t i = 0; i < optim->n_params; i++) {
-        MS_TRY(msi_param_note_gradient(optim->params[i].tensor));
-    }
+    msi_optim_note_first_step(optim);
     return MS_OK;
 }

@@ -300,12 +300,3 @@ void msi_param_touched(const ms_tensor *t)
         p->ops->touched(p->unit, p->unit_index);
     }
 }
-
-ms_status msi_param_note_gradient(const ms_tensor *t)
-{
-    const msi_param *p = t->param;
-
-    return p != NULL && p->ops != NULL && p->ops->note_gradient != NULL
-               ? p->ops->note_gradient(p->unit, p->unit_index)
-               : MS_OK;
-}

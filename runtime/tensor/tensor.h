@@ -107,9 +107,6 @@ typedef struct msi_param_ops {
     ms_status (*replace_accumulated)(void *unit, int32_t index, const msi_view *value);
     /* Say to the ranks it is shared with what all of them should say here (note.h). */
     void (*note)(void *unit, const msi_note *note);
-    /* Its gradient is about to be used: say what the script has made of it, if it should be equal
-     * on all ranks. */
-    ms_status (*note_gradient)(void *unit, int32_t index);
 } msi_param_ops;
 
 struct ms_tensor {
@@ -150,8 +147,6 @@ ms_status msi_param_check_gradient(const ms_tensor *t, const char *what);
 /* The master copy of a parameter was written, or, as its elements lie with peers, theirs was: tell
  * its manager. */
 void msi_param_touched(const ms_tensor *t);
-/* t's gradient is about to be used: let its manager say what the script has made of it. */
-ms_status msi_param_note_gradient(const ms_tensor *t);
 /* Let t's manager finish what is on its way to t's gradient. */
 ms_status msi_param_await_gradient(const ms_tensor *t);
 

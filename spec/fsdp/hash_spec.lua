@@ -57,25 +57,6 @@ describe('the hash of a model', function()
   end)
 end)
 
-describe('ignored parameters', function()
-  it('with other values on one rank are warned about, once', function()
-    ms.dist.spawn(2, function(rank)
-      local inner = model():materialize()
-      ms.no_grad(inner[2][2].bias.fill_, inner[2][2].bias, rank)
-      local wrapped = fsdp.FSDP(inner, { ignored_modules = { inner[2] } })
-      local warnings = ms.capture_warnings(function()
-        wrapped(ms.ones(1, 3))
-        wrapped(ms.ones(1, 3))
-      end)
-      assert.equal(rank == 0 and 1 or 0, #warnings)
-      if rank == 0 then
-        assert.truthy(warnings[1].message:find("ignored parameter '1.1.bias' has other values on "
-          .. 'rank 1 than on rank 0', 1, true), warnings[1].message)
-      end
-    end)
-  end)
-end)
-
 -- Last in this file: this process computes, and forks no ranks from then on.
 describe('the hash of a plain model', function()
   it('tells values and names apart', function()

@@ -156,46 +156,6 @@ describe('nn', function()
       assert.not_equal(a(x):hash(), b(x):hash())
     end)
 
-    it('draws, after what failed in a call or a scope, as if nothing had been tried', function()
-      local Risky = nn.Module.extend('my.Risky')
-      function Risky:init()
-        self.often, self.once = nn.Dropout(0.5), nn.Dropout(0.5)
-      end
-      function Risky:forward(x, fails)
-        x = self.once(self.often(self.often(x)))
-        return fails and error('no memory') or self.often(x)
-      end
-      local x = ms.ones(4, 50)
-      local TRIES = {
-        { 'a forward', function(model) return pcall(model, x, true) end },
-        { 'two', function(model) return pcall(model, x, true), pcall(model, x, true) end },
-        { 'one that another catches', function(model)
-          return ms.scope(function() return pcall(model, x, true) end)
-        end },
-        { 'a forward and what follows', function(model)
-          return pcall(ms.scope, function()
-            model(x)
-            error('no memory')
-          end)
-        end },
-      }
-      for _, wrap in ipairs { function(model) return model end, ms.fsdp.FSDP } do
-        local function masks(try)
-          ms.manual_seed(3)
-          local model = wrap(Risky())
-          local first = model(x):hash()
-          if try then
-            assert.is_false((try(model)))
-          end
-          return { first, model(x):hash(), model(x):hash() }
-        end
-        local expected = masks()
-        for _, try in ipairs(TRIES) do
-          assert.same(expected, masks(try[2]), try[1])
-        end
-      end
-    end)
-
     it('is its own outermost module when only its forward is called', function()
       local x = ms.ones(4, 50)
       ms.manual_seed(3)

@@ -35,7 +35,7 @@ static ms_status end_wrong(void *user, int32_t rank)
     MS_TRY(look_up(rank == 1 ? ROWS : 0));
     if (user != NULL) {
         EXPECT(ms_dist_leave() == (rank == 1 ? MS_INDEX_ERROR : MS_OK));
-        EXPECT(rank == 0 || strcmp(ms_error_message(), wrong) == 0);
+        EXPECT(rank == 0 || strstr(ms_error_message(), wrong) != NULL);
         EXPECT(ms_dist_leave() == MS_OK); /* told once */
         return rank == 1 ? MS_FAIL(MS_INDEX_ERROR, "%s", wrong) : MS_OK;
     }

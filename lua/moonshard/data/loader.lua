@@ -21,7 +21,6 @@ local class = require 'moonshard.class'
 local create = require 'moonshard.create'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
-local notes = require 'moonshard_ffi.notes'
 local runtime = require 'moonshard_ffi.data'
 local receiver = require 'moonshard.receiver'
 local samples = require 'moonshard.samples'
@@ -113,13 +112,6 @@ function Loader:init(opts)
     or self._shared and dist.world()
   -- Now: a position can be saved still when the file is gone.
   self._contents = runtime.digest(self.tokens)
-  if self._shared then
-    notes.numbers(self._dealt_to, 'data.Loader',
-      'tokens batch context micro_batches seed shuffle contents#', {
-        self.tokens:numel(), self.batch, self.context, self.micro_batches, self.seed,
-        self.shuffle and 1 or 0, self._contents,
-      })
-  end
 end
 
 --- The group of its ranks: `process_group`, else all. And whether they share the samples; else each
@@ -151,10 +143,6 @@ function Loader:next()
   runtime.windows(x, y, self.tokens, first, self.steps_per_epoch * self.samples_per_step,
     self.seed, self.shuffle)
   samples.deal(x, y, first, self._dealt_to)
-  if self._shared then
-    notes.numbers(self._dealt_to, 'batch of data.Loader', 'step micro_batch',
-      { self._step, self._micro })
-  end
   self._micro = self._micro + 1
   if self._micro == self.micro_batches then
     self._step, self._micro = self._step + 1, 0

@@ -23,29 +23,6 @@ local function keys_of(params)
   return keys
 end
 
---- Parameters that no unit holds are each rank's own, and a warning where their values differ.
---- Collective when there are any.
----@param group ffi.cdata*
----@param params ms.nn.ParamEntry[]  the same on all ranks
-function agree.on_ignored(group, params)
-  local me, world = runtime.place(group)
-  if #params == 0 or world == 1 then
-    return
-  end
-  local all = runtime.exchange(group, 'the first use of FSDP (ignored)', keys_of(params))
-  for i, numbers in ipairs(all) do
-    local rank = odd_rank(numbers)
-    if rank and me == 0 then
-      errors.warn('UserWarning', ("ignored parameter '%s' has other values on rank %d than on rank "
-        .. '0: no unit holds it, and nobody will reduce its gradients; give all ranks one seed, or '
-        .. 'load the same on all'):format(params[i].name, rank), group)
-    end
-    if rank then
-      return
-    end
-  end
-end
-
 --- Parameters that no unit holds, of which one value is to be kept for all ranks: a ValueError on
 --- all when theirs differ. Collective, also when there are none: ranks learn who else does this.
 ---@param group ffi.cdata*

@@ -4,8 +4,6 @@
 --- ends the first use before that, on some ranks or all, leaves a tree that is not: units are in it
 --- for good, and the next use does again what comes after that, every comparison among it.
 
-local agree = require 'moonshard.fsdp.agree'
-local changeable = require 'moonshard.fsdp.changeable'
 local errors = require 'moonshard.errors'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
@@ -19,7 +17,6 @@ local settings = require 'moonshard.fsdp.settings'
 ---@field holder ffi.cdata*  of the runtime's tree
 ---@field handle ffi.cdata*  that tree
 ---@field ready boolean
----@field changeable ms.fsdp.Changeable
 ---@field running boolean  in a forward
 
 local function check_homogeneous(instances, name)
@@ -179,10 +176,10 @@ function first_use.ready(instance, alone)
   end
   runtime.init(tree.handle)
   note_options(instances)
-  tree.changeable = changeable.of(root)
-  changeable.tell(tree.changeable, root.process_group)
   settings.compare(root.process_group, root, root._ignored.modules)
-  agree.on_ignored(root.process_group, module_tree.unmanaged(root))
+  for _, p in ipairs(module_tree.unmanaged(root)) do
+    parameter.materialize(p.tensor)
+  end
   tree.ready = true
   return tree
 end

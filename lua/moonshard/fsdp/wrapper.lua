@@ -13,7 +13,6 @@ local ModuleList = require 'moonshard.nn.module_list'
 local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
-local changeable = require 'moonshard.fsdp.changeable'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
 local figures = require 'moonshard.figures'
@@ -299,7 +298,6 @@ end
 local function outermost_forward(self, tree, ...)
   check.batch(self.process_group, samples.group_of((...)))
   tree.running = true
-  changeable.tell(tree.changeable, tree.root.process_group)
   runtime.tree_pre_forward(tree.handle)
   runtime.hide_shards(tree.handle, true)
   return close_root(self, tree, self:_unit_forward(...))

@@ -13,7 +13,7 @@ local scope = require 'moonshard.scope'
 ---@field module ms.nn.Module
 ---@field name string
 ---@field persistent boolean  part of state dicts
----@field value ms.nn.BufferValue  the earlier again after a call that fails
+---@field value ms.nn.BufferValue
 local Buffer = {}
 Buffer.__index = Buffer
 
@@ -28,29 +28,10 @@ Buffer.__index = Buffer
 ---@field version? integer
 
 --- Let the field show this value.
----@param value ms.nn.BufferValue|false  false: none
+---@param value ms.nn.BufferValue
 function Buffer:show(value)
-  self.value = value or self.value
-  rawset(self.module, self.name, value and value.tensor or nil)
-end
-
-Buffer._undo = Buffer.show -- for scope.on_failure()
-
---- For scope.on_failure(). What a forward has assigned to the field until now is the value; what
---- does not belong there is refused when the forward is over.
----@return ms.nn.BufferValue|false  false: none
-function Buffer:_now()
-  local shown = rawget(self.module, self.name)
-  if shown ~= nil and parameter.is_tensor(shown) and parameter.is_alive(shown) then
-    self:replace(shown)
-  end
-  return shown ~= nil and self.value
-end
-
--- What no failure takes back.
-local function show_for_good(self, value)
-  self:show(value)
-  scope.for_good(self, value)
+  self.value = value
+  rawset(self.module, self.name, value.tensor)
 end
 
 -- The value of a tensor that says the same as another one of another dtype, as long as it is not
@@ -65,7 +46,7 @@ local function cast_value(tensor, original)
   }
 end
 
---- Give a module a buffer. If the scope that is open fails, it holds `tensor` again.
+--- Give a module a buffer.
 ---@param module ms.nn.Module
 ---@param name string
 ---@param tensor ms.Tensor
@@ -75,7 +56,6 @@ function Buffer.declare(module, name, tensor, persistent)
   local value = { tensor = scope.keep(tensor) }
   local self = setmetatable(
     { module = module, name = name, persistent = persistent, value = value }, Buffer)
-  scope.on_failure(self, value)
   self:show(value)
   return self
 end
@@ -99,14 +79,14 @@ end
 function Buffer:cast(dtype)
   local value = self.value
   if not value.cast and value.tensor:dtype() ~= dtype then
-    show_for_good(self, cast_value(scope.keep(value.tensor:to(dtype)), value.tensor))
+    self:show(cast_value(scope.keep(value.tensor:to(dtype)), value.tensor))
   end
 end
 
 --- The buffer in another dtype from now on, for good, as if it had been declared in that.
 ---@param tensor ms.Tensor  its value in that dtype
 function Buffer:recast(tensor)
-  show_for_good(self, { tensor = scope.keep(tensor) })
+  self:show({ tensor = scope.keep(tensor) })
 end
 
 --- The buffer in the dtype it was declared in.
@@ -136,7 +116,7 @@ function Buffer:prepare_load(given)
     if original then
       original:copy_(from)
     end
-    show_for_good(self, original and cast_value(tensor, original) or { tensor = tensor })
+    self:show(original and cast_value(tensor, original) or { tensor = tensor })
   end
 end
 

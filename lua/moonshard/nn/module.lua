@@ -12,7 +12,6 @@
 --- Touches: moonshard.class, .errors, .samples, .scope, moonshard_ffi.parameter.
 
 local Buffer = require 'moonshard.nn.buffer'
-local buffered = require 'moonshard.nn.buffered'
 local casts = require 'moonshard.nn.casts'
 local class = require 'moonshard.class'
 local declared = require 'moonshard.nn.declared'
@@ -40,7 +39,7 @@ local check_zero_grad = require 'moonshard.zero_grad'
 ---@field _children { name: string, module: ms.nn.Module, key: string|integer }[]
 ---@field _owner ms.nn.Module?  the first of the modules that hold this one as their child
 ---@field _home ms.nn.Module?  see [Note: homes] in moonshard.nn.tree
----@field _fields ms.nn.Watched|false|nil  false: to be listed again
+---@field _fields ms.nn.Watched[]|false|nil  false: to be listed again
 local Module = class('nn.Module')
 
 Module._is_module = true
@@ -439,20 +438,34 @@ function Module:_materialized(_, _) end
 
 -- -- calling -------------------------------------------------------------------------------------
 
---- Calling a module: opens a scope, runs pre hooks, `forward` and post hooks, and closes it; of the
---- tensors made inside, the results alone live on, and what the fields of buffers hold then; or
---- held before, if it fails, or a call or ms.scope around it. What is written in place stays.
+-- Tensors assigned to the fields of buffers leave the scope.
+local function keep_buffers(module, ...)
+  for _, b in ipairs(module._buffers) do
+    tree.buffer(b)
+  end
+  return ...
+end
+
+local function forward_with_buffers(module, ...)
+  if hooks.any(module) then
+    return keep_buffers(module, hooks.forward(module, ...))
+  end
+  return keep_buffers(module, module:forward(...))
+end
+
+--- Calling a module: opens a scope, runs pre hooks, `forward` and post hooks, and closes it. Of the
+--- tensors made inside, the results and the values of the module's buffers live on.
 function Module:__call(...)
   if not rawget(self, '_ready') then
     self:materialize()
   end
-  local below = watched.by(self)
-  if below then
-    watched.check_params(below.params)
+  local params = watched.by(self)
+  if params then
+    watched.check(params)
   end
   samples.resume((...))
-  if rawget(self, '_buffers') or below and below.buffered then
-    return scope.run(self._scope, buffered, self, ...)
+  if rawget(self, '_buffers') then
+    return scope.run(self._scope, forward_with_buffers, self, ...)
   elseif hooks.any(self) then
     return scope.run(self._scope, hooks.forward, self, ...)
   end
@@ -511,7 +524,7 @@ function Module:apply(fn)
   return self
 end
 
---- Drop all gradients. Ranks compare that they do, where the model is wrapped.
+--- Drop all gradients.
 ---@param opts? { set_to_none?: boolean }  default true; false is not supported yet
 function Module:zero_grad(opts)
   if opts ~= nil then
@@ -525,7 +538,6 @@ function Module:zero_grad(opts)
       end
     end
   end
-  tree.tell(self, 'zero_grad')
 end
 
 --- Freeze (false) or unfreeze all parameters.

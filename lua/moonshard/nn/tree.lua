@@ -251,15 +251,6 @@ function tree.join_caller(module)
   end
 end
 
--- What a forward made and did not assign to a field of its own module.
-local function put_back_buffer(b, now)
-  b:show(b.value)
-  errors.raise('RuntimeError', "buffer '%s' of %s was replaced by a %s, expected one that lives; "
-    .. "the field shows the buffer again. Assign it in %s's own forward, or write into it instead: "
-    .. 'module.%s:copy_(t)', join(tree.path(b.module), b.name), place(b.module), tostring(now),
-    b.module._name, b.name)
-end
-
 --- As tree.param(), for an entry of `module._buffers`.
 ---@param b ms.nn.Buffer
 ---@return ms.Tensor?
@@ -269,8 +260,6 @@ function tree.buffer(b)
     return now
   elseif not parameter.is_tensor(now) then
     misplaced('buffer', b.name, b.module, now)
-  elseif not parameter.is_alive(now) then
-    put_back_buffer(b, now)
   end
   b:replace(now)
   return now
@@ -452,33 +441,6 @@ function tree.paths(modules)
       or below[tree.outermost(module)][module] or ''
   end
   return paths
-end
-
--- A parameter at or below this module that a unit holds, if there is one.
-local function held_by_unit(module)
-  for _, p in ipairs(module._params) do
-    local tensor = tree.param(module, p)
-    if tensor and parameter.manager(tensor) then
-      return tensor
-    end
-  end
-  for _, child in ipairs(tree.children(module)) do
-    local tensor = held_by_unit(child.module)
-    if tensor then
-      return tensor
-    end
-  end
-end
-
---- Say that the program now calls `what` for this module: where a unit holds parameters of it,
---- ranks compare.
----@param what string  'zero_grad'
-function tree.tell(module, what)
-  local held = held_by_unit(module)
-  if held then
-    local path = tree.path(module)
-    parameter.same(held, path == '' and what or ("%s of '%s'"):format(what, path))
-  end
 end
 
 --- Random stream of the tree below a module: that of the first of its modules that was made. So

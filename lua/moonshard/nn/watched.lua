@@ -1,13 +1,13 @@
---- What calls of a module look at below it: fields that may hold something else than at the last.
+--- Fields of parameters that an outermost module compares before a call: they are plain fields, so
+--- an assignment is seen at the next call. (A wrapped model compares its own: fsdp/watch.lua.)
 
 local tree = require 'moonshard.nn.tree'
 
 local watched = {}
 
 ---@class ms.nn.Watched
----@field params { module: ms.nn.Module, param: table }[]  of an outermost one; none of a wrapped
----                                                         model, which watches more itself
----@field buffered? ms.nn.Module[]  those with buffers, but for itself
+---@field module ms.nn.Module
+---@field param table
 
 local function params_of(top)
   local out = {}
@@ -19,48 +19,23 @@ local function params_of(top)
   return out
 end
 
--- Those with buffers below a module, or nil: the lists of its children, one behind the other.
-local function buffered_of(module)
-  local out, seen = {}, {}
-  local function add(one)
-    if not seen[one] then
-      seen[one] = true
-      out[#out + 1] = one
-    end
-  end
-  for _, entry in ipairs(tree.children(module)) do
-    local child = entry.module
-    local below = watched.by(child)
-    if rawget(child, '_buffers') then
-      add(child)
-    end
-    for _, one in ipairs(below and below.buffered or {}) do
-      add(one)
-    end
-  end
-  return out[1] and out
-end
-
 --- Nil when there are none. Listed again after tree.changed().
 ---@param module ms.nn.Module
----@return ms.nn.Watched?
+---@return ms.nn.Watched[]?
 function watched.by(module)
-  local lists = rawget(module, '_fields')
-  if lists == false then
-    local buffered = buffered_of(module)
+  local list = rawget(module, '_fields')
+  if list == false then
     local is_top = not rawget(module, '_owner') and not module._is_fsdp
-    local params = is_top and params_of(module) or {}
-    lists = (params[1] or buffered) and { params = params, buffered = buffered } or nil
-    rawset(module, '_fields', lists)
+    list = is_top and params_of(module) or nil
+    rawset(module, '_fields', list)
   end
-  return lists
+  return list
 end
 
---- Fields are plain fields: what was assigned to those of parameters is seen when the outermost
---- module is called next.
-function watched.check_params(params)
-  for i = 1, #params do
-    local module, p = params[i].module, params[i].param
+---@param list ms.nn.Watched[]
+function watched.check(list)
+  for i = 1, #list do
+    local module, p = list[i].module, list[i].param
     if not rawequal(rawget(module, p.name), p.tensor) then
       tree.param(module, p)
     end

@@ -11,7 +11,6 @@ local check_zero_grad = require 'moonshard.zero_grad'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local members = require 'moonshard.dist.members'
-local notes = require 'moonshard_ffi.notes'
 local param_group = require 'moonshard.optim.group'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.optim'
@@ -279,18 +278,6 @@ function Optimizer:_await_later_state(exists, after, undo)
   end
 end
 
--- Ranks that share parameters must load the state of one moment. A rank that holds nothing of a
--- parameter may have counted no steps of it, so the largest number stands for all.
-local function note_loaded(self, entries, steps)
-  for _, entry in ipairs(entries) do
-    local manager = parameter.manager(entry.param)
-    if manager then
-      return notes.numbers(manager.process_group, 'state loaded into ' .. self.kind, 'steps',
-        { steps })
-    end
-  end
-end
-
 -- Groups go by their places, so each must have as many parameters.
 local function check_group(self, i, given)
   local what, name = 'load_state_dict', ('param_groups[%d]'):format(i)
@@ -355,14 +342,13 @@ end
 
 -- Everything of a load that can fail: memory for state, which `undo` takes back. Gives the rest.
 local function prepare_load(self, sd, undo)
-  local after, most = {}, 0
+  local after = {}
   self:_await_later_state(function(_, i)
     return sd.state[i][self.later_state] ~= nil
   end, after, undo)
   local entries, names = self:_entries()
   for i, entry in ipairs(entries) do
     local given = sd.state[i]
-    most = math.max(most, given.steps)
     for _, name in ipairs(names) do
       local to, from = entry.state[name], given[name] and given[name]:detach()
       if to and from then -- the latter may lack what is empty
@@ -372,7 +358,6 @@ local function prepare_load(self, sd, undo)
     after[#after + 1] = function() self:_set_steps(i, given.steps) end
   end
   after[#after + 1] = function() self:_set_group_options(sd.param_groups) end
-  after[#after + 1] = function() note_loaded(self, entries, most) end
   return after
 end
 

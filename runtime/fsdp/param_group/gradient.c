@@ -214,7 +214,6 @@ static void show_gradients(void *unit)
                 p->shown = NULL;
             }
         }
-        msi_unit_told_gradient(u, i);
     }
     drop_shown(u);
 }
@@ -301,7 +300,6 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
     const bool whole = tell_used(u);
 
     MS_TRY(make_shown(u));
-    MS_TRY(msi_unit_note_kept_gradients(u));
     return MSI_UNLIKELY(msi_op_is_observed(u->ctx)) ? msi_observed_reduce(u, &reduce_op, whole)
                                                     : close_slot(u, whole);
 }

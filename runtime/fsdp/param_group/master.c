@@ -137,14 +137,3 @@ ms_status ms_param_touch(ms_tensor *t)
     msi_param_touched(t);
     return MS_OK;
 }
-
-ms_status ms_param_same(ms_tensor *t, const char *label)
-{
-    msi_note note = {.n_numbers = 0};
-
-    if (t->param != NULL && t->param->unit != NULL) {
-        msi_label_set(&note.label, label);
-        t->param->ops->note(t->param->unit, &note);
-    }
-    return MS_OK;
-}

@@ -67,19 +67,14 @@ typedef struct msi_unit_param {
     msi_storage *place;    /* its elements in the unit's reduced gradient, or NULL */
     bool arrived;          /* the running backward has reduced a gradient of it */
     ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
-    bool trained;     /* its requires_grad, as far as the other ranks were told */
-    bool told_grad;   /* of a replica: it has a gradient, as far as they know ... */
-    int64_t told_grad_version; /* ... and which version of the reduced one */
-    uint64_t origin;           /* hash of what its first values came from: equal for equal values */
-    bool given;                /* ... which the script wrote or loaded, before the first use */
+    uint64_t origin;  /* hash of what its first values came from: equal for equal values */
+    bool given;       /* ... which the script wrote or loaded, before the first use */
     msi_grad_sink sink;
 } msi_unit_param;
 
 /* What is known of the master's values. */
 typedef struct msi_values {
     int64_t followed; /* version whose values `full` was last given */
-    int64_t told;     /* version that was told: later ones were written by the script itself ... */
-    bool written;     /* ... and so was this, though an optimizer or a load came after it */
     bool outdated;    /* written since the program named its latest publish */
 } msi_values;
 
@@ -274,20 +269,10 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
  * ranks when replicas differ. `what` the script has called, for those that wait: "hash of unit". */
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
 
-/* -- notes.c: what the running program should do alike on all ranks ---------------------------- */
-/* The unit's part of msi_param_ops: say what comes; a replica's gradient that the script changed
- * since it was reduced. */
+/* -- notes.c ----------------------------------------------------------------------------------- */
+/* Compare a note (note.h) over the ranks of the unit's group; part of msi_param_ops. */
 void msi_unit_note(void *unit, const msi_note *note);
 void msi_model_note(ms_comm *comm, int32_t model, const msi_note *note);
-ms_status msi_unit_note_gradient(void *unit, int32_t index);
-/* Those of a unit that the next reduction adds to. */
-ms_status msi_unit_note_kept_gradients(ms_fsdp_unit *u);
-/* A parameter's gradient is now what all ranks have made of it alike. */
-void msi_unit_told_gradient(ms_fsdp_unit *u, int32_t index);
-/* The master was written by one who calls touched(): tell it from a script's own writes. */
-void msi_unit_note_touch(ms_fsdp_unit *u);
-/* requires_grad flags that changed, replicated values that the script wrote. */
-ms_status msi_unit_note_changes(ms_fsdp_unit *u);
 
 /* Test hook: called at every change of state of a unit or its gradient. */
 extern void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);

@@ -22,7 +22,6 @@ static void touched(void *unit, int32_t index)
 {
     (void)index;
     msi_unit_written(unit);
-    msi_unit_note_touch(unit);
 }
 
 static ms_status materialize(void *unit)
@@ -56,7 +55,6 @@ static const msi_param_ops param_ops = {
     .accumulated = msi_unit_accumulated,
     .replace_accumulated = msi_unit_replace_accumulated,
     .note = msi_unit_note,
-    .note_gradient = msi_unit_note_gradient,
 };
 
 /* -- those in no tree ------------------------------------------------------------------------- */

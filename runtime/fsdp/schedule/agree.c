@@ -192,20 +192,10 @@ static ms_status compare_with_peers(ms_fsdp_tree *tree, int32_t most, plan_entry
     return compare_plans(tree, all, most);
 }
 
-static void remember_trained(const ms_fsdp_unit *u)
-{
-    for (int32_t p = 0; p < u->n_params; p++) {
-        u->params[p].trained = u->params[p].tensor->requires_grad;
-    }
-}
-
 ms_status msi_plans_agree(ms_fsdp_tree *tree)
 {
     int32_t most = 0;
 
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        remember_trained(tree->units[i]);
-    }
     if (!msi_tree_has_peers(tree)) {
         return MS_OK;
     }
@@ -281,8 +271,6 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
 
     for (int32_t i = 0; i < tree->n_units; i++) {
         n += tree->units[i]->n_params;
-        tree->units[i]->values.told = tree->units[i]->master->version;
-        tree->units[i]->values.written = false;
     }
     if (!msi_tree_has_peers(tree) || n == 0) {
         return MS_OK;

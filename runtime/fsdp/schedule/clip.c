@@ -5,18 +5,6 @@
  * is sent, norm and factor are made by kernels and stay where they are until somebody reads. */
 #include "norm_parts.h"
 
-/* The call first: a rank that clips alone differs by that, not by what its gradients are. */
-static ms_status tell(const ms_fsdp_tree *tree, const msi_order *o, const msi_note *note)
-{
-    msi_tree_note(tree, note);
-    for (int32_t i = 0; i < o->n; i++) {
-        if (o->places[i].unit != NULL) {
-            MS_TRY(msi_unit_note_gradient(o->places[i].unit, o->places[i].index));
-        }
-    }
-    return MS_OK;
-}
-
 /* Bytes of the longest message of any rank, and of this rank's kept blocks. */
 static ms_status measure_all(const ms_fsdp_tree *tree, const msi_order *o, int64_t *room,
                              int64_t *kept)
@@ -35,12 +23,11 @@ static ms_status measure_all(const ms_fsdp_tree *tree, const msi_order *o, int64
 }
 
 /* Everybody's message, of `room` bytes each, into `all`. */
-static ms_status exchange(ms_fsdp_tree *tree, const msi_order *o, const msi_note *note,
-                          const char *mine, int64_t room, char *all, msi_norm_message *messages)
+static ms_status exchange(ms_fsdp_tree *tree, const msi_order *o, const char *mine, int64_t room,
+                          char *all, msi_norm_message *messages)
 {
     int64_t blocks, fragments;
 
-    MS_TRY(tell(tree, o, note));
     MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine, room, all));
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
     for (int32_t q = 0; q < tree->world; q++) {
@@ -52,8 +39,7 @@ static ms_status exchange(ms_fsdp_tree *tree, const msi_order *o, const msi_note
 }
 
 /* From what all ranks say. */
-static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_order *o, bool largest,
-                             const msi_note *note, double *total)
+static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_order *o, bool largest, double *total)
 {
     int64_t room, kept;
     msi_mem_block *mine = NULL, *all = NULL, *of_ranks = NULL;
@@ -69,7 +55,7 @@ static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_order *o, bool larges
     char *own = mine->data;
 
     MS_TRY_GOTO(msi_norm_know(tree, o, largest, room, kept, own), done);
-    MS_TRY_GOTO(exchange(tree, o, note, own, room, all->data, messages), done);
+    MS_TRY_GOTO(exchange(tree, o, own, room, all->data, messages), done);
     status =
         msi_norm_fold_all(tree, o, largest, messages, (const double *)(void *)(own + room), total);
     *total = msi_plain_nan(msi_norm_finish(*total, largest));
@@ -81,8 +67,7 @@ done:
 }
 
 /* From what this rank has. */
-static ms_status norm_of_own(ms_fsdp_tree *tree, const msi_order *o, double max_norm,
-                             const msi_note *note, msi_norm *norm)
+static ms_status norm_of_own(const msi_order *o, double max_norm, msi_norm *norm)
 {
     for (int32_t i = 0; i < o->n; i++) {
         const ms_tensor *grad = o->places[i].tensor->grad;
@@ -91,8 +76,7 @@ static ms_status norm_of_own(ms_fsdp_tree *tree, const msi_order *o, double max_
             MS_TRY(msi_norm_add(norm, &grad->v));
         }
     }
-    MS_TRY(msi_norm_fold_blocks(norm, max_norm));
-    return tell(tree, o, note);
+    return msi_norm_fold_blocks(norm, max_norm);
 }
 
 static bool any_is_sent(const ms_fsdp_tree *tree, const msi_order *o)
@@ -105,10 +89,9 @@ static bool any_is_sent(const ms_fsdp_tree *tree, const msi_order *o)
     return any;
 }
 
-/* `norm` is the caller's to release, whatever comes of it. The notes are made when nothing can fail
- * any more that would not fail everywhere. */
+/* The caller releases `norm`, also after an error. */
 static ms_status total_norm(ms_fsdp_tree *tree, const msi_order *o, double max_norm, bool largest,
-                            const msi_note *note, msi_norm *norm)
+                            msi_norm *norm)
 {
     const bool sent = any_is_sent(tree, o);
     int64_t n_blocks = 0;
@@ -119,9 +102,9 @@ static ms_status total_norm(ms_fsdp_tree *tree, const msi_order *o, double max_n
     }
     MS_TRY(msi_norm_open(norm, tree->ctx, n_blocks, largest));
     if (!sent) {
-        return norm_of_own(tree, o, max_norm, note, norm);
+        return norm_of_own(o, max_norm, norm);
     }
-    MS_TRY(norm_of_all(tree, o, largest, note, &value));
+    MS_TRY(norm_of_all(tree, o, largest, &value));
     return msi_norm_set(norm, max_norm, value);
 }
 
@@ -150,24 +133,14 @@ static ms_status clip_by(const msi_norm *norm, const msi_order *o)
             MS_TRY(msi_norm_clip(norm, &grad->v));
         }
     }
-    for (int32_t i = 0; i < o->n; i++) {
-        if (o->places[i].unit != NULL) {
-            msi_unit_told_gradient(o->places[i].unit, o->places[i].index);
-        }
-    }
     return MS_OK;
 }
 
 static ms_status clip(ms_tensor **total, ms_fsdp_tree *tree, const msi_order *o, double max_norm,
                       double norm_type, bool largest)
 {
-    const double order_hash = tree->world > 1 ? msi_note_hash(msi_order_hash(o->places, o->n)) : 0;
-    const msi_note note = {{.text = "clip_grad_norm_"},
-                           {.text = "max_norm norm_type order#"},
-                           {max_norm, norm_type, order_hash},
-                           .n_numbers = 3};
     msi_norm norm = {0};
-    ms_status status = total_norm(tree, o, max_norm, largest, &note, &norm);
+    ms_status status = total_norm(tree, o, max_norm, largest, &norm);
 
     if (status == MS_OK) {
         status = clip_by(&norm, o);

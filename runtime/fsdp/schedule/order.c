@@ -96,15 +96,3 @@ ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int3
     *out = (msi_order){block->data, n, block};
     return MS_OK;
 }
-
-uint64_t msi_order_hash(const msi_place *places, int32_t n)
-{
-    uint64_t hash = 0;
-
-    for (int32_t i = 0; i < n; i++) {
-        hash = msi_mix64(hash ^ ms_name_key(places[i].unit != NULL
-                                                ? places[i].unit->params[places[i].index].name
-                                                : msi_tensor_label(places[i].tensor)));
-    }
-    return hash;
-}

@@ -55,19 +55,10 @@ static ms_status renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n
     return MS_OK;
 }
 
-static ms_status note_changes(const ms_fsdp_tree *tree)
-{
-    for (int32_t i = 0; tree->world > 1 && i < tree->n_units; i++) {
-        MS_TRY(msi_unit_note_changes(tree->units[i]));
-    }
-    return MS_OK;
-}
-
 ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
 {
     MS_TRY(ms_fsdp_tree_init(tree));
     MS_TRY(msi_masters_check(&tree->run, "forward"));
-    MS_TRY(note_changes(tree));
     tree->forward_at = 0;
     tree->run.progress.named =
         true; /* it counts on the peers' next backward, when it names nothing itself */
@@ -149,17 +140,9 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
 
 ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync)
 {
-    static const msi_note notes[] = {
-        {.label = {.text = "no_sync"}, .text = {.text = "begun"}},
-        {.label = {.text = "no_sync"}, .text = {.text = "ended"}},
-    };
-
     MS_TRY(ms_fsdp_tree_init(tree));
     if (tree->in_backward) {
         return MS_FAIL(MS_ASSERTION_ERROR, "no_sync() cannot begin or end during backward");
-    }
-    if (sync != tree->run.sync) {
-        msi_tree_note(tree, &notes[sync]);
     }
     if (!sync) {
         MS_TRY(msi_pools_widen(tree));
@@ -182,12 +165,6 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
     }
     for (int32_t i = 0; i < tree->n_units; i++) {
         MS_TRY(msi_unit_check_gradient(tree->units[i], "set_gradient_factor"));
-    }
-    if (factor != tree->run.factor) {
-        const msi_note note = {
-            {.text = "set_gradient_factor"}, {.text = "factor"}, {factor}, .n_numbers = 1};
-
-        msi_tree_note(tree, &note);
     }
     tree->run.factor = factor;
     return MS_OK;

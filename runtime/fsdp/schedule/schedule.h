@@ -144,8 +144,6 @@ typedef struct msi_order {
  * after another. MS_VALUE_ERROR unless all of the units' are listed once. */
 ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                         msi_order *out);
-/* Over the names: equal on ranks with equal orders. */
-uint64_t msi_order_hash(const msi_place *places, int32_t n);
 
 /* -- agree.c ----------------------------------------------------------------------------------- */
 /* Is every rank's plan this one's? Else an error that names the first unit or parameter that

@@ -275,10 +275,6 @@ MS_API ms_status ms_param_local(MS_NULLABLE ms_tensor **out, ms_tensor *param,
                                 ms_param_extent *extent);
 /** Tell everyone who caches a parameter's values that the master copy was written from outside. */
 MS_API ms_status ms_param_touch(ms_tensor *param);
-/** Say that the program now calls `label` ("zero_grad") for the model whose unit holds this
- * parameter, for the ranks to compare as ms_comm_same() does. Nothing where no unit holds it, or
- * the tensor is no parameter: that is each rank's own business. Never waits. `label` is copied. */
-MS_API ms_status ms_param_same(ms_tensor *param, const char *label);
 
 #ifdef __cplusplus
 }
