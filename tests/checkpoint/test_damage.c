@@ -225,7 +225,7 @@ static const struct {
     {nine_dimensions, "has 9 dimensions, expected at most 8"},
     {unknown_dtype, "unknown dtype 'F33'"},
     {wider_dtype, "expected within its"},
-    {same_key_twice, "'model/a' stands there twice"},
+    {same_key_twice, "'model/a' is there twice"},
     {no_tensors, "'tensors' of the manifest is nothing, expected an array"},
     {newer_version, "has version 2, expected 1 to 1"},
     {meta_no_object, "'meta' of the manifest is an integer, expected an object"},
