@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -222,18 +223,11 @@ ms_status msi_io_sync_folder(const char *path)
 
 char *msi_io_parent(const char *path)
 {
-    const char *end = path + strlen(path);
+    char *copy = msi_io_path("%s", path);
+    char *parent = copy != NULL ? msi_io_path("%s", dirname(copy)) : NULL;
 
-    while (end > path && end[-1] == '/') { /* trailing slashes belong to the last name */
-        end--;
-    }
-    while (end > path && end[-1] != '/') {
-        end--;
-    }
-    while (end > path + 1 && end[-1] == '/') {
-        end--;
-    }
-    return end > path ? msi_io_path("%.*s", (int)(end - path), path) : msi_io_path(".");
+    free(copy);
+    return parent;
 }
 
 ms_status msi_io_sync_parent(const char *path)

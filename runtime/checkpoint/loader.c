@@ -15,9 +15,10 @@
 
 /* Values on their way into a tensor. */
 typedef struct staged {
+    struct staged *next;
     ms_tensor *local; /* retained */
-    void *bytes;
     int64_t nbytes;
+    void *bytes;
 } staged;
 
 struct ms_checkpoint_loader {
@@ -25,7 +26,6 @@ struct ms_checkpoint_loader {
     ms_comm *comm;
     ms_checkpoint *c;
     staged *list;
-    int32_t n, room;
     msi_outcome own; /* the caller's failure, which the commit brings to all ranks */
 };
 
@@ -34,11 +34,14 @@ static void loader_free(ms_checkpoint_loader *l)
     if (l == NULL) {
         return;
     }
-    for (int32_t i = 0; i < l->n; i++) {
-        ms_tensor_free(l->list[i].local);
-        free(l->list[i].bytes);
+    while (l->list != NULL) {
+        staged *s = l->list;
+
+        l->list = s->next;
+        ms_tensor_free(s->local);
+        free(s->bytes);
+        free(s);
     }
-    free(l->list);
     ms_checkpoint_close(l->c);
     msi_live_remove(&l->live);
     free(l);
@@ -189,12 +192,8 @@ static ms_status begin_search(msi_listing *listing, ms_comm *comm, const char *r
 {
     const msi_owner owner = msi_owner_of(comm);
 
-    MS_TRY(msi_listing_read(listing, root, -1, true));
-    if (!steps) {
-        return MS_OK;
-    }
-    msi_listing_leave_steps(listing);
-    return msi_owner_check(root, NULL, &owner);
+    MS_TRY(msi_listing_read(listing, root, steps ? 0 : -1, true));
+    return steps ? msi_owner_check(root, NULL, &owner) : MS_OK;
 }
 
 /* `steps`: of those that are named by their steps. */
@@ -238,41 +237,45 @@ ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *co
     return load_newest(out, comm, root, true);
 }
 
+ms_status ms_checkpoint_latest(const char **out, const char *root)
+{
+    static _Thread_local char path[PATH_MAX];
+    ms_checkpoint_loader *l;
+    ms_comm *self;
+
+    *out = NULL;
+    MS_TRY(ms_comm_self(&self));
+    MS_TRY(ms_checkpoint_load_latest(&l, self, root));
+    if (l != NULL) {
+        snprintf(path, sizeof(path), "%s", ms_checkpoint_path(l->c));
+        *out = path;
+    }
+    ms_checkpoint_load_discard(l);
+    return MS_OK;
+}
+
 const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l)
 {
     return l->c;
 }
 
-/* Read the elements of `extent` beside `local`. */
+/* Read the elements of `extent` into memory beside `local`. */
 static ms_status stage(ms_checkpoint_loader *l, const char *key, const ms_param_extent *extent,
                        ms_tensor *local)
 {
-    staged s = {.nbytes = extent->numel * ms_dtype_size(extent->dtype)};
-    ms_status status;
+    staged *s = calloc(1, sizeof(*s));
 
-    if (l->n == l->room) {
-        const int32_t room = l->room > 0 ? 2 * l->room : 64;
-        staged *list = realloc(l->list, (size_t)room * sizeof(*list));
-
-        if (list == NULL) {
-            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a list of %d tensors", (int)room);
-        }
-        l->list = list;
-        l->room = room;
+    if (s != NULL) {
+        s->nbytes = extent->numel * ms_dtype_size(extent->dtype);
+        s->bytes = malloc((size_t)s->nbytes);
+        s->local = ms_tensor_retain(local);
+        s->next = l->list;
+        l->list = s;
     }
-    s.bytes = malloc((size_t)s.nbytes);
-    if (s.bytes == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for '%s' (%lld bytes)", key,
-                       (long long)s.nbytes);
+    if (s == NULL || s->bytes == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for '%s'", key);
     }
-    status = msi_checkpoint_fetch(l->c, key, extent, s.bytes);
-    if (status != MS_OK) {
-        free(s.bytes);
-        return status;
-    }
-    s.local = ms_tensor_retain(local);
-    l->list[l->n++] = s;
-    return MS_OK;
+    return msi_checkpoint_fetch(l->c, key, extent, s->bytes);
 }
 
 ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
@@ -295,14 +298,12 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
 {
     msi_outcome all[ms_comm_size(l->comm)];
 
-    for (int32_t i = 0; i < l->n && l->own.status == MS_OK; i++) {
-        msi_outcome_keep(&l->own, msi_tensor_check_write(l->list[i].local, "checkpoint"));
+    for (staged *s = l->list; s != NULL && l->own.status == MS_OK; s = s->next) {
+        msi_outcome_keep(&l->own, msi_tensor_check_write(s->local, "checkpoint"));
     }
     ms_status status = msi_outcome_agree(l->comm, "checkpoint.load (contents)", &l->own, all);
 
-    for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
-        staged *s = &l->list[i];
-
+    for (staged *s = l->list; s != NULL && status == MS_OK; s = s->next) {
         status = msi_mem_copy(s->local->ctx, msi_view_address(&s->local->v), s->bytes, s->nbytes);
         msi_drain(s->local->ctx);
         s->local->v.storage->version++;

@@ -35,7 +35,7 @@ typedef struct msi_manifest {
     int32_t n_files, n_tensors;
     msi_manifest_file *files;
     msi_manifest_tensor *tensors;
-    int32_t *by_key; /* tensors' indices in the order of their keys */
+    msi_manifest_tensor **by_key; /* in the order of their keys */
 } msi_manifest;
 
 enum { MSI_STEP_BITS = 53 }; /* so many a double holds, in which other programs read numbers */

@@ -86,33 +86,26 @@ static ms_status parse_file(const char *path, const json_t *value, int64_t world
 
 static ms_status parse_whole(const char *path, const json_t *value, msi_manifest_tensor *t)
 {
+    ms_param_extent *whole = &t->whole;
     const char *dtype;
     const json_t *shape;
 
     MS_TRY(get_text(path, t->key, value, "dtype", &dtype));
     MS_TRY(get_array(path, t->key, value, "shape", &shape));
-    t->whole.dtype = msi_st_dtype(dtype);
-    if (t->whole.dtype == MS_DTYPE_NONE) {
+    whole->dtype = msi_st_dtype(dtype);
+    if (whole->dtype == MS_DTYPE_NONE) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: '%.200s' has unknown dtype '%.40s'", path, t->key,
                        dtype);
     }
-    if (json_array_size(shape) > MS_MAX_DIMS) {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: '%.200s' has %zu dimensions, expected at most %d",
-                       path, t->key, json_array_size(shape), MS_MAX_DIMS);
-    }
-    t->whole.ndim = (int32_t)json_array_size(shape);
-    t->whole.numel = 1;
-    for (int32_t i = 0; i < t->whole.ndim; i++) {
+    whole->ndim = (int32_t)json_array_size(shape);
+    for (int32_t i = 0; i < whole->ndim && i < MS_MAX_DIMS; i++) {
         const json_t *dim = json_array_get(shape, (size_t)i);
 
-        t->whole.shape[i] = json_is_integer(dim) ? json_integer_value(dim) : -1;
-        if (t->whole.shape[i] < 0 ||
-            __builtin_mul_overflow(t->whole.numel, t->whole.shape[i], &t->whole.numel) ||
-            t->whole.numel > INT64_MAX / 16) {
-            return MS_FAIL(MS_FORMAT_ERROR, "%s: '%.200s' has a shape that is none", path, t->key);
-        }
+        whole->shape[i] = json_is_integer(dim) ? json_integer_value(dim) : -1;
     }
-    return MS_OK;
+    return msi_extent_check(t->key, whole, &whole->numel) == MS_OK
+               ? MS_OK
+               : MS_FAIL(MS_FORMAT_ERROR, "%s: %s", path, ms_error_message());
 }
 
 static ms_status parse_piece(const msi_manifest *m, const char *path, const json_t *value,
@@ -180,27 +173,26 @@ static ms_status parse_tensor(const msi_manifest *m, const char *path, const jso
                          (long long)next, (long long)t->whole.numel);
 }
 
-static int compare_keys(const void *a, const void *b, void *user)
+static int compare_keys(const void *a, const void *b)
 {
-    const msi_manifest *m = user;
+    msi_manifest_tensor *const *x = a, *const *y = b;
 
-    return strcmp(m->tensors[*(const int32_t *)a].key, m->tensors[*(const int32_t *)b].key);
+    return strcmp((*x)->key, (*y)->key);
 }
 
 static ms_status index_keys(msi_manifest *m, const char *path)
 {
-    m->by_key = malloc(((size_t)m->n_tensors + 1) * sizeof(*m->by_key));
+    m->by_key = calloc((size_t)m->n_tensors + 1, sizeof(*m->by_key));
     if (m->by_key == NULL) {
         return no_memory(path);
     }
     for (int32_t i = 0; i < m->n_tensors; i++) {
-        m->by_key[i] = i;
+        m->by_key[i] = &m->tensors[i];
     }
-    qsort_r(m->by_key, (size_t)m->n_tensors, sizeof(*m->by_key), compare_keys, m);
+    qsort(m->by_key, (size_t)m->n_tensors, sizeof(*m->by_key), compare_keys);
     for (int32_t i = 1; i < m->n_tensors; i++) {
-        if (compare_keys(&m->by_key[i - 1], &m->by_key[i], m) == 0) {
-            return MS_FAIL(MS_FORMAT_ERROR, "%s: '%.200s' is there twice", path,
-                           m->tensors[m->by_key[i]].key);
+        if (compare_keys(&m->by_key[i - 1], &m->by_key[i]) == 0) {
+            return MS_FAIL(MS_FORMAT_ERROR, "%s: '%.200s' is there twice", path, m->by_key[i]->key);
         }
     }
     return MS_OK;
@@ -208,23 +200,11 @@ static ms_status index_keys(msi_manifest *m, const char *path)
 
 const msi_manifest_tensor *msi_manifest_find(const msi_manifest *m, const char *key)
 {
-    int32_t low = 0, high = m->n_tensors;
+    msi_manifest_tensor wanted = {.key = (char *)(uintptr_t)key}, *w = &wanted;
+    msi_manifest_tensor **found =
+        bsearch(&w, m->by_key, (size_t)m->n_tensors, sizeof(*m->by_key), compare_keys);
 
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        const msi_manifest_tensor *t = &m->tensors[m->by_key[middle]];
-        int order = strcmp(key, t->key);
-
-        if (order == 0) {
-            return t;
-        }
-        if (order < 0) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    return NULL;
+    return found != NULL ? *found : NULL;
 }
 
 static ms_status check_version(const char *path, const json_t *root)

@@ -252,17 +252,14 @@ static ms_status check_same(const json_t *first, const json_t *other, rank_pair 
         const json_t *x = json_array_get(a, i), *y = json_array_get(b, i);
         const char *x_key = json_string_value(json_object_get(x, "key"));
         const char *y_key = json_string_value(json_object_get(y, "key"));
+        const bool same = x != NULL && y != NULL && strcmp(x_key, y_key) == 0;
 
-        if (x == NULL || y == NULL || strcmp(x_key, y_key) != 0) {
-            return MS_FAIL(
-                MS_VALUE_ERROR, "rank %d added '%.120s' as tensor %zu, rank %d added '%.120s'",
-                r.other, y != NULL ? y_key : "nothing", i, r.first, x != NULL ? x_key : "nothing");
-        }
-        if (!json_equal(json_object_get(x, "shape"), json_object_get(y, "shape")) ||
+        if (!same || !json_equal(json_object_get(x, "shape"), json_object_get(y, "shape")) ||
             !json_equal(json_object_get(x, "dtype"), json_object_get(y, "dtype"))) {
             return MS_FAIL(MS_VALUE_ERROR,
-                           "rank %d added '%.120s' with another shape or dtype than rank %d",
-                           r.other, x_key, r.first);
+                           "rank %d added '%.120s' as tensor %zu, rank %d added '%.120s'%s",
+                           r.other, y != NULL ? y_key : "nothing", i, r.first,
+                           x != NULL ? x_key : "nothing", same ? " of another shape or dtype" : "");
         }
     }
     return MS_OK;

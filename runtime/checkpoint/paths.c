@@ -407,24 +407,8 @@ ms_status msi_pointer_read(msi_pointer *p, const char *root)
 /* -- owners ------------------------------------------------------------------------------------ */
 
 enum { JOB_DIGITS = 6, RANK_DIGITS = 2, MEMBERS_DIGITS = 4, MANIFEST_HEAD = 256 };
-_Static_assert(JOB_DIGITS + RANK_DIGITS + MEMBERS_DIGITS + 1 == MSI_OWNER_ROOM, "a mark");
+_Static_assert(JOB_DIGITS + RANK_DIGITS + MEMBERS_DIGITS + 1 == sizeof(msi_owner), "a mark");
 _Static_assert(MS_MAX_RANKS <= 1 << 4 * RANK_DIGITS, "a rank has so many digits");
-
-/* The members' ranks in the job, of more than eight the first six and the last. */
-static void write_ranks(char *ranks, const ms_comm *comm)
-{
-    const int32_t n = ms_comm_size(comm), shown = n > 8 ? 6 : n;
-    int at = 0;
-
-    for (int32_t q = 0; q < shown; q++) {
-        at += snprintf(ranks + at, (size_t)(MSI_OWNER_RANKS - at), "%s%d", q > 0 ? ", " : "",
-                       (int)msi_comm_rank_in_job(comm, q));
-    }
-    if (shown < n) {
-        snprintf(ranks + at, (size_t)(MSI_OWNER_RANKS - at), ", ..., %d",
-                 (int)msi_comm_rank_in_job(comm, n - 1));
-    }
-}
 
 msi_owner msi_owner_of(const ms_comm *comm)
 {
@@ -439,7 +423,6 @@ msi_owner msi_owner_of(const ms_comm *comm)
     snprintf(owner.mark, sizeof(owner.mark), "%06x%02x%04x",
              (unsigned)(msi_comm_job_number(comm) >> 40), (unsigned)msi_comm_first_in_job(comm),
              (unsigned)(members >> 48));
-    write_ranks(owner.ranks, comm);
     return owner;
 }
 
@@ -449,16 +432,15 @@ typedef struct question {
     bool saved; /* look at checkpoints, else at those that are being written */
 } question;
 
-static ms_status refuse(const char *does, const char *root, const char *name, const char *nonce,
-                        const msi_owner *asks)
+static ms_status refuse(const char *does, const char *root, const char *name, const char *nonce)
 {
     char digits[RANK_DIGITS + 1] = {0};
 
     memcpy(digits, nonce + JOB_DIGITS, RANK_DIGITS);
     return MS_FAIL(MS_VALUE_ERROR,
                    "another group of this job, whose least rank is %d, %s checkpoint '%s/%s': "
-                   "give this one, of ranks %s, a %s of its own",
-                   (int)strtol(digits, NULL, 16), does, root, name, asks->ranks,
+                   "give this one a %s of its own",
+                   (int)strtol(digits, NULL, 16), does, root, name,
                    msi_folder_step(name) >= 0 ? "root" : "path");
 }
 
@@ -523,7 +505,7 @@ static ms_status check_entry(void *user, const char *root, const char *entry)
     free(path);
     MS_TRY(status);
     return another && lock == MSI_LOCK_BUSY
-               ? refuse(q->saved ? "has saved" : "is writing", root, name, nonce, q->asks)
+               ? refuse(q->saved ? "has saved" : "is writing", root, name, nonce)
                : MS_OK;
 }
 

@@ -88,11 +88,8 @@ ms_status msi_pointer_read(msi_pointer *p, const char *root);
 /* Groups of one job must not replace each other's checkpoints. The nonce of a writer begins with
  * the mark of its group: digits of the job, of the least rank, and of a hash of all members. It is
  * in the name of the temporary folder and in the manifest. */
-enum { MSI_OWNER_ROOM = 13, MSI_OWNER_RANKS = 48 };
-
 typedef struct msi_owner {
-    char mark[MSI_OWNER_ROOM];
-    char ranks[MSI_OWNER_RANKS]; /* "2, 0"; of many, the first and the last */
+    char mark[13];
 } msi_owner;
 
 msi_owner msi_owner_of(const ms_comm *comm);

@@ -330,37 +330,23 @@ ms_status msi_checkpoint_check(const ms_checkpoint *c, const char *key,
     return MS_OK;
 }
 
-/* Index of the piece that holds element `start`. */
-static int32_t piece_at(const msi_manifest_tensor *t, int64_t start)
-{
-    int32_t low = 0, high = t->n_pieces;
-
-    while (high - low > 1) {
-        int32_t middle = low + (high - low) / 2;
-
-        if (t->pieces[middle].start <= start) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 /* Pass over the pieces that hold the elements of `extent`: verify their files, or (when `to` is
  * given) read them. */
 static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
                             const ms_param_extent *extent, char *to)
 {
-    int64_t width = ms_dtype_size(extent->dtype);
-    int64_t next = extent->start, end = extent->start + extent->numel;
+    const int64_t width = ms_dtype_size(extent->dtype), end = extent->start + extent->numel;
+    int64_t next = extent->start;
 
-    for (int32_t p = piece_at(t, next); next < end; p++) {
+    for (int32_t p = 0; p < t->n_pieces && next < end; p++) {
         const msi_manifest_piece *piece = &t->pieces[p];
-        int64_t piece_end = piece->start + piece->numel;
-        int64_t n = (piece_end < end ? piece_end : end) - next;
+        const int64_t piece_end = piece->start + piece->numel;
+        const int64_t n = (piece_end < end ? piece_end : end) - next;
         int fd;
 
+        if (n <= 0) { /* it ends before the extent */
+            continue;
+        }
         MS_TRY(verified(c, piece->file, &fd));
         if (to != NULL) {
             MS_TRY(msi_st_read(fd, c->shards[piece->file].path, extent->dtype, to, n * width,
@@ -378,7 +364,7 @@ ms_status msi_checkpoint_fetch(ms_checkpoint *c, const char *key, const ms_param
     const msi_manifest_tensor *t;
 
     MS_TRY(find(c, key, &t));
-    return extent->numel > 0 ? for_pieces(c, t, extent, to) : MS_OK;
+    return for_pieces(c, t, extent, to);
 }
 
 ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key, const ms_param_extent *extent,

@@ -104,7 +104,11 @@ static ms_status examine(msi_listing *l, const char *root, char *name)
     if (status != MS_OK) {
         return status == MS_FORMAT_ERROR ? msi_listing_pass_over(l, name) : status;
     }
-    status = append(l, (msi_found){.name = name, .step = msi_checkpoint_manifest(c)->step});
+    const int64_t step = msi_checkpoint_manifest(c)->step;
+
+    if (l->from < 0 || msi_folder_step(name) == step) {
+        status = append(l, (msi_found){.name = name, .step = step});
+    }
     ms_checkpoint_close(c);
     return status;
 }
@@ -124,16 +128,11 @@ static ms_status consider(void *user, const char *root, const char *entry)
     if (status == MS_OK && is) {
         status = examine(l, root, name);
     }
-    if (status != MS_IO_ERROR) {
+    /* a step that cannot be read now may be whole: the caller fails */
+    if (status != MS_IO_ERROR || step >= 0 || (errno != EACCES && errno != EPERM)) {
         return status;
     }
-    if (step >= 0) { /* it may be whole: whoever comes to it fails */
-        return append(l, (msi_found){.name = name, .step = step, .unread = true});
-    }
-    if (errno != EACCES && errno != EPERM) {
-        return status;
-    }
-    if (l->warns && strcmp(name, "lost+found") != 0) { /* volumes have that */
+    if (l->warns) {
         msi_warn("UserWarning", "a folder that may not be opened is passed over: %s",
                  ms_error_message());
     }
@@ -163,6 +162,11 @@ static ms_status put_latest_first(msi_listing *l)
         }
     }
     MS_TRY(is_candidate(&is, l->root, latest.name));
+    if (is && l->from >= 0 && l->warns && msi_folder_step(latest.name) < 0) {
+        msi_warn("UserWarning",
+                 "%s/%s, which is not named by its step, is passed over: %s is taken", l->root,
+                 msi_foreign_name(latest.name), l->n > 0 ? l->list[0].name : "none");
+    }
     l->lost = latest.text[0] != '\0' && !is;
     if (l->lost && l->n > 0 && l->warns) {
         msi_warn("UserWarning",
@@ -181,33 +185,6 @@ ms_status msi_listing_read(msi_listing *l, const char *root, int64_t from, bool 
         qsort(l->list, (size_t)l->n, sizeof(*l->list), compare_found);
     }
     return put_latest_first(l);
-}
-
-static bool is_named_by_step(const msi_found *found)
-{
-    return found->step >= 0 && msi_folder_step(found->name) == found->step;
-}
-
-void msi_listing_leave_steps(msi_listing *l)
-{
-    int32_t first = 0, n = 0;
-
-    while (first < l->n && !is_named_by_step(&l->list[first])) {
-        first++;
-    }
-    if (first > 0 && l->warns) {
-        msi_warn("UserWarning",
-                 "%s/%s, which is not named by its step, is passed over: %s is taken", l->root,
-                 msi_foreign_name(l->list[0].name), first < l->n ? l->list[first].name : "none");
-    }
-    for (int32_t i = 0; i < l->n; i++) {
-        if (is_named_by_step(&l->list[i])) {
-            l->list[n++] = l->list[i];
-        } else {
-            free(l->list[i].name);
-        }
-    }
-    l->n = n;
 }
 
 const char *msi_listing_next(msi_listing *l)
@@ -231,48 +208,6 @@ ms_status msi_listing_none(const msi_listing *l)
     return MS_FAIL(MS_FORMAT_ERROR,
                    "%s/latest points at '%s', but no checkpoint of this folder is there", l->root,
                    msi_foreign_name(latest.text));
-}
-
-/* -- the latest -------------------------------------------------------------------------------- */
-
-static ms_status verify(const char *path)
-{
-    ms_checkpoint *c;
-
-    MS_TRY(msi_checkpoint_missing(ms_checkpoint_open(&c, path)));
-    ms_status status = msi_checkpoint_missing(msi_checkpoint_verify(c, 0, 1));
-
-    ms_checkpoint_close(c);
-    return status;
-}
-
-ms_status ms_checkpoint_latest(const char **out, const char *root)
-{
-    static _Thread_local char path[PATH_MAX];
-    const char *name;
-    msi_listing l;
-
-    *out = NULL;
-    ms_status status = msi_listing_read(&l, root, -1, true);
-
-    while (status == MS_OK && *out == NULL && (name = msi_listing_next(&l)) != NULL) {
-        if (snprintf(path, sizeof(path), "%s/%s", root, name) >= (int)sizeof(path)) {
-            status =
-                MS_FAIL(MS_VALUE_ERROR, "the path of a checkpoint under %.200s is too long", root);
-            break;
-        }
-        status = verify(path);
-        if (status == MS_OK) {
-            *out = path;
-        } else if (status == MS_FORMAT_ERROR) {
-            status = msi_listing_pass_over(&l, name);
-        }
-    }
-    if (status == MS_OK && *out == NULL) {
-        status = msi_listing_none(&l);
-    }
-    msi_listing_dispose(&l);
-    return status;
 }
 
 /* -- removing ---------------------------------------------------------------------------------- */
@@ -309,8 +244,7 @@ static ms_status remove_checkpoint(const char *root, const char *name)
     return status;
 }
 
-/* Keep the first `keep` of the listing up to a step, all beyond, and what cannot be read now.
- * Disposes of the listing. */
+/* Keep the first `keep` of the listing up to a step, and all beyond. Disposes of the listing. */
 static ms_status keep_first(msi_listing *l, int64_t up_to, int32_t keep)
 {
     const char *root = l->root;
@@ -327,7 +261,7 @@ static ms_status keep_first(msi_listing *l, int64_t up_to, int32_t keep)
             (long long)l->list[1].step);
     }
     for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
-        if (!l->list[i].unread && l->list[i].step <= up_to && keep-- <= 0) {
+        if (l->list[i].step <= up_to && keep-- <= 0) {
             status = remove_checkpoint(root, l->list[i].name);
         }
     }
@@ -366,7 +300,6 @@ ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
         msi_listing_dispose(&l);
         return status;
     }
-    msi_listing_leave_steps(&l);
     for (int32_t i = 0; i < l.n; i++) {
         if (l.list[i].step == step) {
             move_first(&l, i);

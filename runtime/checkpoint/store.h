@@ -7,12 +7,11 @@
 typedef struct msi_found {
     char *name;
     int64_t step;
-    bool unread; /* it cannot be read now; `step` is that of its name */
 } msi_found;
 
 typedef struct msi_listing {
     const char *root; /* borrowed */
-    int64_t from;     /* only checkpoints with the name of a step from this one on; -1: all */
+    int64_t from;     /* only those named by their own step, from this one on; -1: all */
     bool warns;       /* about what is passed over */
     bool lost;        /* `latest` leads to no checkpoint of the root */
     msi_found *list;  /* where `latest` points, then by step, newest first */
@@ -23,12 +22,10 @@ typedef struct msi_listing {
 
 /* List the checkpoints under `root` whose manifest is sound and whose files have their sizes; none
  * when there is no such folder. Each folder (no link) counts that holds a manifest or a file of a
- * rank, is not temporary and not hidden. One that cannot be read now is listed when it has the name
- * of a step; else it is passed over where permission is missing, and MS_IO_ERROR otherwise. The
- * caller disposes of the listing, also after a failure. */
+ * rank, is not temporary and not hidden. MS_IO_ERROR for one that cannot be read now, unless
+ * permission is missing and its name is not that of a step. The caller disposes of the listing,
+ * also after a failure. */
 ms_status msi_listing_read(msi_listing *l, const char *root, int64_t from, bool warns);
-/* Leave only checkpoints that are named by their own step; warn when the first is not. */
-void msi_listing_leave_steps(msi_listing *l);
 /* The next candidate's name, valid as long as the listing; NULL: there is none. */
 const char *msi_listing_next(msi_listing *l);
 /* A candidate did not open, or is damaged; the thread's error says why. It counts as broken, unless

@@ -120,7 +120,7 @@ static ms_status save_in_turn(void *user, int32_t rank)
         assert_fails(MS_VALUE_ERROR, " has saved checkpoint '",
                      ms_checkpoint_begin(&w, pair, user, "same"));
         assert_non_null(
-            strstr(ms_error_message(), "/same': give this one, of ranks 1, 3, a path of its own"));
+            strstr(ms_error_message(), "/same': give this one a path of its own"));
     }
     ms_comm_free(pair);
     return MS_OK;
@@ -179,13 +179,13 @@ static ms_status share_steps(void *user, int32_t rank)
         ms_checkpoint_loader *l;
 
         assert_fails(MS_VALUE_ERROR, refused, ms_checkpoint_begin(&w, pair, user, "step-00000002"));
-        assert_non_null(strstr(ms_error_message(), "/step-00000001': give this one, of ranks 1, "
-                                                   "3, a root of its own"));
+        assert_non_null(strstr(ms_error_message(), "/step-00000001': give this one a root "
+                                                   "of its own"));
         assert_fails(MS_VALUE_ERROR, refused, ms_checkpoint_load_latest_step(&l, pair, user));
     }
     MS_TRY(ms_comm_barrier(world));
     /* nor is it that of all ranks, whose least is the same */
-    assert_fails(MS_VALUE_ERROR, "of ranks 0, 1, 2, 3, a root",
+    assert_fails(MS_VALUE_ERROR, "give this one a root",
                  ms_checkpoint_begin(&w, world, user, "step-00000002"));
     ms_comm_free(pair);
     return MS_OK;
