@@ -149,51 +149,6 @@ error: checkpoint.export: the model is sharded over ranks 0, 1, 2, 3, in part ov
     end
   end)
 
-  local function loader_of(group, size)
-    return ms.data.Loader { tokens = ms.zeros(40, { dtype = 'i64' }), context = 4, batch = 1,
-      process_group = group, world_size = size }
-  end
-
-  it('is refused with a loader that deals to other ranks, and as of others', function()
-    local reports, cause = runs.reports(4, function(rank)
-      local pair = ms.dist.split(rank % 2)
-      local model, all = trained(pair, 1), trained(nil, 1)
-      local manager = checkpoint.Manager { root = root, process_group = pair }
-      local plain = nn.Linear(2, 2)
-      return table.concat({
-        told(checkpoint.save, root, 'x', { step = 1, model = model, loader = loader_of() }),
-        told(checkpoint.load, root .. '/x', { model = all, loader = loader_of(pair) }),
-        told(checkpoint.save, root, 'x', { step = 1, model = all, process_group = pair }),
-        told(manager.save, manager, { step = 1, model = all }),
-        told(manager.resume, manager, { model = all }),
-        told(checkpoint.export, root, all, { process_group = pair }),
-        told(checkpoint.import, root, all, { process_group = pair }),
-        told(checkpoint.save, root, 'x', { step = 1, model = plain, loader = loader_of(),
-          process_group = pair }),
-      }, '\n')
-    end)
-    assert.is_nil(cause)
-    for rank = 0, 3 do
-      local pair = ('%d, %d'):format(rank % 2, rank % 2 + 2)
-      local expected = {
-        'save: the loader deals to ranks ALL, but the model is sharded over ranks PAIR; give both '
-          .. 'the same process_group',
-        'load: the loader deals to ranks PAIR, but the model is sharded over ranks ALL; give both '
-          .. 'the same process_group',
-      }
-      for i, what in ipairs { 'save', 'save', 'resume', 'export', 'import' } do
-        expected[2 + i] = what .. ": 'process_group' has ranks PAIR, but the model is sharded over "
-          .. 'ranks ALL; leave it out'
-      end
-      expected[8] = "save: the loader deals to ranks ALL, but 'process_group' has ranks PAIR; give "
-        .. 'both the same process_group'
-      for i, line in ipairs(expected) do
-        expected[i] = 'error: checkpoint.' .. line:gsub('PAIR', pair):gsub('ALL', '0, 1, 2, 3')
-      end
-      assert.equal(table.concat(expected, '\n'), reports[rank])
-    end
-  end)
-
   it('holds a plain model that its ranks have trained by hand', function()
     local reports, cause = runs.reports(4, function(rank)
       local color = rank % 2

@@ -208,50 +208,6 @@ static void test_checkpoint_groups__do_not_share_the_steps_of_one_root(void **st
     assert_ok(ms_dist_threads(4, share_steps, root));
 }
 
-/* Errors name ranks by their rank in the job. */
-static ms_status write_another_step(void *user, int32_t rank)
-{
-    ms_comm *world, *pair;
-    ms_checkpoint_writer *w;
-
-    MS_TRY(ms_comm_world(&world));
-    MS_TRY(ms_comm_split(&pair, world, rank % 2, 0));
-    MS_TRY(ms_checkpoint_begin(&w, pair, user, rank % 2 == 0 ? "even" : "odd"));
-    MS_TRY(write_half(w, ms_comm_rank(pair), 0));
-    if (rank % 2 == 0) {
-        MS_TRY(ms_checkpoint_commit(w, "{\"step\": 1}"));
-    } else {
-        assert_fails(MS_VALUE_ERROR, "rank 3 saves step 3, rank 1 step 1",
-                     ms_checkpoint_commit(w, rank == 1 ? "{\"step\": 1}" : "{\"step\": 3}"));
-    }
-    ms_comm_free(pair);
-    return MS_OK;
-}
-
-static ms_status give_all_of_it(void *user, int32_t rank)
-{
-    ms_comm *world, *part;
-    ms_checkpoint_writer *w;
-
-    MS_TRY(ms_comm_world(&world));
-    MS_TRY(ms_comm_split(&part, world, rank == 0 ? -1 : 0, 0));
-    if (part == NULL) {
-        return MS_OK;
-    }
-    MS_TRY(ms_checkpoint_begin(&w, part, user, "twice"));
-    MS_TRY(write_half(w, rank == 1 ? 0 : 1, 0));
-    assert_fails(MS_VALUE_ERROR, "element 6 of 'key' was added by ranks 2 and 3",
-                 ms_checkpoint_commit(w, "{\"step\": 1}"));
-    ms_comm_free(part);
-    return MS_OK;
-}
-
-static void test_checkpoint_groups__errors_name_ranks_of_the_job(void **state)
-{
-    assert_ok(ms_dist_threads(4, write_another_step, (void *)(uintptr_t)path_of("other")));
-    assert_ok(ms_dist_threads(4, give_all_of_it, (void *)(uintptr_t)path_of("twice")));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,7 +215,6 @@ int main(void)
         cmocka_unit_test(test_checkpoint_groups__do_not_write_one_checkpoint_at_once),
         cmocka_unit_test(test_checkpoint_groups__do_not_replace_what_another_has_saved),
         cmocka_unit_test(test_checkpoint_groups__do_not_share_the_steps_of_one_root),
-        cmocka_unit_test(test_checkpoint_groups__errors_name_ranks_of_the_job),
     };
     return cmocka_run_group_tests_name("checkpoint/groups", tests, NULL, NULL);
 }

@@ -301,46 +301,6 @@ static void test_checkpoint_writer__begins_another_file_when_a_header_is_full(vo
     ms_checkpoint_close(c);
 }
 
-/* Each file is a safetensors file that other programs read. */
-static void test_checkpoint_writer__files_are_safetensors(void **state)
-{
-    const char *root = path_of("st");
-    ms_tensor *expected = bits_tensor(MS_DTYPE_F32, 4, 0, 33), *seen;
-    ms_safetensors *f;
-
-    assert_ok(save_small(root, "s", 4));
-    assert_ok(ms_safetensors_open(&f, inside(root, "s/rank-00000-of-00001.safetensors")));
-    assert_int_equal(2, ms_safetensors_n(f));
-    assert_string_equal("model/a", ms_safetensors_name(f, 0));
-    assert_ok(ms_safetensors_get(&seen, f, 0));
-    assert_true(same_bytes(expected, seen));
-    ms_safetensors_close(f);
-    ms_tensor_free(seen);
-    ms_tensor_free(expected);
-}
-
-static ms_status save_into_two_roots(void *user, int32_t rank)
-{
-    ms_checkpoint_writer *w;
-    ms_comm *world;
-
-    MS_TRY(ms_comm_world(&world));
-    assert_fails(MS_VALUE_ERROR, "rank 1 saves checkpoint '",
-                 ms_checkpoint_begin(&w, world, rank == 0 ? user : path_of("root-b"), "s"));
-    assert_non_null(strstr(ms_error_message(), "root-b/s', rank 0 '"));
-    assert_non_null(strstr(ms_error_message(), "root-a/s'"));
-    return MS_OK;
-}
-
-static void test_checkpoint_writer__refuses_two_roots(void **state)
-{
-    const char *root = path_of("root-a");
-
-    assert_ok(ms_dist_threads(2, save_into_two_roots, (void *)(uintptr_t)root));
-    assert_int_equal(0, count_entries(root, ""));
-    assert_int_equal(-1, count_entries(path_of("root-b"), ""));
-}
-
 static void test_checkpoint_writer__refuses_what_makes_no_sense(void **state)
 {
     static const char *const names[] = {"",     ".",       "..",         ".hidden",
@@ -389,43 +349,6 @@ static void test_checkpoint_writer__refuses_what_makes_no_sense(void **state)
     ms_tensor_free(t);
 }
 
-static char other_hash[32];
-
-static void set_other_hash(json_t *root)
-{
-    set(entry_of(root, "files", 0), "xxh3", other_hash);
-}
-
-/* No byte of a file becomes a third truth value, whoever has written it. */
-static void test_checkpoint_writer__bools_are_read_as_0_or_1(void **state)
-{
-    const char *root = path_of("bools"), *shard = inside(root, "s/rank-00000-of-00001.safetensors");
-    ms_tensor *t = bits_tensor(MS_DTYPE_BOOL, 1, 0, 3);
-    ms_param_extent e = extent_of(MS_DTYPE_BOOL, 3);
-    ms_checkpoint_writer *w;
-    ms_checkpoint *c;
-    ms_comm *self;
-    size_t n;
-
-    assert_ok(ms_comm_self(&self));
-    assert_ok(ms_checkpoint_begin(&w, self, root, "s"));
-    assert_ok(ms_checkpoint_add(w, "flags", &e, t));
-    assert_ok(ms_checkpoint_commit(w, NULL));
-    char *bytes = slurp(shard, &n);
-
-    memcpy(bytes + n - 3, "\0\xff\2", 3);
-    spill(shard, bytes, n);
-    snprintf(other_hash, sizeof(other_hash), "\"%016llx\"",
-             (unsigned long long)ms_hash_bytes(bytes, (int64_t)n));
-    change_manifest(inside(root, "s"), set_other_hash);
-    assert_ok(ms_checkpoint_open(&c, inside(root, "s")));
-    assert_ok(ms_checkpoint_read(c, "flags", &e, t));
-    assert_bytes("\0\1\1", t, 3);
-    ms_checkpoint_close(c);
-    ms_tensor_free(t);
-    free(bytes);
-}
-
 static void test_checkpoint_writer__reads_only_what_fits(void **state)
 {
     const char *root = path_of("fit");
@@ -458,10 +381,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_writer__replaces_a_checkpoint_of_the_same_name),
         cmocka_unit_test(test_checkpoint_writer__replaces_nothing_but_a_checkpoint),
         cmocka_unit_test(test_checkpoint_writer__begins_another_file_when_a_header_is_full),
-        cmocka_unit_test(test_checkpoint_writer__files_are_safetensors),
-        cmocka_unit_test(test_checkpoint_writer__refuses_two_roots),
         cmocka_unit_test(test_checkpoint_writer__refuses_what_makes_no_sense),
-        cmocka_unit_test(test_checkpoint_writer__bools_are_read_as_0_or_1),
         cmocka_unit_test(test_checkpoint_writer__reads_only_what_fits),
     };
 
