@@ -15,8 +15,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OPEN_ATTEMPTS = 100 };
-
 typedef struct shard {
     char *path;
     int fd; /* -1: not opened */

@@ -119,8 +119,7 @@ static ms_status save_in_turn(void *user, int32_t rank)
     if (rank % 2 != 0) {
         assert_fails(MS_VALUE_ERROR, " has saved checkpoint '",
                      ms_checkpoint_begin(&w, pair, user, "same"));
-        assert_non_null(
-            strstr(ms_error_message(), "/same': give this one a path of its own"));
+        assert_non_null(strstr(ms_error_message(), "/same': give this one a path of its own"));
     }
     ms_comm_free(pair);
     return MS_OK;
