@@ -1,10 +1,10 @@
 /* JSON for Lua, by Jansson: tables to text and back. Called only by lua/moonshard/json.lua, which
  * says what null and empty arrays look like: argument 2 is the null value, argument 3 the metatable
  * of arrays. On a mistake: nil, the error's kind, its message. */
-#include "json_text.h"
 #include "lua_module.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -234,7 +234,7 @@ int lua_json_encode(lua_State *L)
     errno = 0;
     json_t *value = write_value(L, 0, &m);
     const int error = errno;
-    char *text = ms_json_text(value, FLAGS);
+    char *text = json_dumps(value, FLAGS);
 
     json_decref(value);
     if (text == NULL) {
@@ -284,172 +284,34 @@ static void read_value(lua_State *L, const json_t *value)
     }
 }
 
-/* A text of any size: what is small is read from a tree, what is large by its parts. What it holds
- * is released when reading has ended, also by an error that Lua raises (it may run out of memory).
- */
-typedef struct reader {
-    msi_json_source source;
-    char *text; /* a copy that reading overwrites, or NULL: all of it is in the tree */
-    size_t n;
-    json_t *tree;
-    msi_json_member *open[MAX_DEPTH + 1]; /* the objects around what is read */
-    int n_open;
-} reader;
-
-static void reader_release(reader *r)
-{
-    while (r->n_open > 0) {
-        free(r->open[--r->n_open]);
-    }
-    json_decref(r->tree);
-    free(r->text);
-}
-
-static ms_status read_text(lua_State *L, reader *r, char *text, size_t n);
-
-static ms_status read_array(lua_State *L, reader *r, char *text, size_t n)
-{
-    msi_json_array array = {.at = text, .end = text + n};
-    ms_status status = MS_OK;
-    int count = 0;
-
-    lua_newtable(L);
-    while (status == MS_OK) {
-        bool is_large;
-
-        status = ms_json_run(&r->source, &array, &text, &n, &is_large);
-        if (status != MS_OK || text == NULL) {
-            break;
-        }
-        if (is_large) {
-            status = read_text(L, r, text, n);
-            lua_rawseti(L, -2, ++count);
-            continue;
-        }
-        status = ms_json_parse(&r->tree, &r->source, text, n);
-        for (size_t i = 0; status == MS_OK && i < json_array_size(r->tree); i++) {
-            read_value(L, json_array_get(r->tree, i));
-            lua_rawseti(L, -2, ++count);
-        }
-        json_decref(r->tree);
-        r->tree = NULL;
-    }
-    lua_pushvalue(L, ARRAY);
-    lua_setmetatable(L, -2);
-    return status;
-}
-
-static ms_status read_object(lua_State *L, reader *r, char *text, size_t n)
-{
-    msi_json_member *members;
-    int32_t n_members;
-    ms_status status = ms_json_split(&members, &n_members, &r->source, text, n);
-
-    lua_newtable(L);
-    if (status != MS_OK) {
-        return status;
-    }
-    r->open[r->n_open++] = members;
-    for (int32_t i = 0; i < n_members && status == MS_OK; i++) {
-        status = read_text(L, r, members[i].value, members[i].n);
-        lua_setfield(L, -2, members[i].name);
-    }
-    free(r->open[--r->n_open]);
-    return status;
-}
-
-/* Leaves one value on the stack, whatever it returns. */
-static ms_status read_text(lua_State *L, reader *r, char *text, size_t n)
-{
-    luaL_checkstack(L, 8, "JSON nested too deep");
-    if (n > MSI_JSON_TREE_MAX && text[0] == '[') {
-        return read_array(L, r, text, n);
-    }
-    if (n > MSI_JSON_TREE_MAX && text[0] == '{' && r->n_open <= MAX_DEPTH) {
-        return read_object(L, r, text, n);
-    }
-    const ms_status status = ms_json_parse(&r->tree, &r->source, text, n);
-
-    if (status != MS_OK) {
-        lua_pushnil(L);
-        return status;
-    }
-    read_value(L, r->tree);
-    json_decref(r->tree);
-    r->tree = NULL;
-    return MS_OK;
-}
-
-/* Argument 1 is the reader. Returns the value and a status. */
+/* Argument 1 is the tree. A function of its own, as Lua may run out of memory in it. */
 static int read_root(lua_State *L)
 {
-    reader *r = lua_touserdata(L, VALUE);
-    ms_status status = MS_OK;
-
-    if (r->text != NULL) {
-        const size_t space = strspn(r->text, " \t\r\n");
-
-        status = read_text(L, r, r->text + space, r->n - space);
-    } else {
-        read_value(L, r->tree);
-    }
-    lua_pushinteger(L, status);
-    return 2;
-}
-
-/* A tree, or a copy of a text that is too large for one. */
-static bool reader_open(reader *r, const char *text, size_t n, mistake *m, bool *no_memory)
-{
-    json_error_t error;
-
-    *no_memory = false;
-    if (n > MSI_JSON_TREE_MAX) {
-        r->n = n;
-        r->text = malloc(n + 1);
-        *no_memory = r->text == NULL;
-        if (r->text != NULL) {
-            memcpy(r->text, text, n + 1);
-        }
-        r->source = (msi_json_source){.path = "malformed JSON", .part = "", .begin = r->text};
-        return !*no_memory;
-    }
-    r->tree = ms_json_load(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error, no_memory);
-    if (r->tree == NULL && !*no_memory) {
-        snprintf(m->text, sizeof(m->text), "malformed JSON at line %d, byte %d: %.80s", error.line,
-                 error.position, error.text);
-    }
-    return r->tree != NULL;
+    read_value(L, lua_touserdata(L, VALUE));
+    return 1;
 }
 
 int lua_json_decode(lua_State *L)
 {
     mistake m = {.kind = "FormatError"};
-    reader r = {.n_open = 0};
-    bool no_memory;
+    json_error_t error;
     size_t n;
 
     lua_settop(L, 3);
     const char *text = luaL_checklstring(L, VALUE, &n);
+    json_t *tree = json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
 
-    if (!reader_open(&r, text, n, &m, &no_memory)) {
-        return failed(L, &m, no_memory);
+    if (tree == NULL) {
+        snprintf(m.text, sizeof(m.text), "malformed JSON at line %d, byte %d: %.80s", error.line,
+                 error.position, error.text);
+        return failed(L, &m, json_error_code(&error) == json_error_out_of_memory);
     }
     lua_pushcfunction(L, read_root);
-    lua_pushlightuserdata(L, &r);
+    lua_pushlightuserdata(L, tree);
     lua_pushvalue(L, NULL_VALUE);
     lua_pushvalue(L, ARRAY);
-    const int raised = lua_pcall(L, 3, 2, 0);
+    const int raised = lua_pcall(L, 3, 1, 0);
 
-    reader_release(&r);
-    if (raised != 0) {
-        return lua_error(L);
-    }
-    const ms_status status = (ms_status)lua_tointeger(L, -1);
-
-    lua_pop(L, 1);
-    if (status != MS_OK) {
-        snprintf(m.text, sizeof(m.text), "%s", ms_error_message());
-        return failed(L, &m, status == MS_OUT_OF_MEMORY);
-    }
-    return 1;
+    json_decref(tree);
+    return raised != 0 ? lua_error(L) : 1;
 }

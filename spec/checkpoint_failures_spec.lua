@@ -2,7 +2,6 @@
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
-local util = require 'moonshard.util'
 local runs = require 'support.runs'
 local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
@@ -56,72 +55,36 @@ describe('a load that fails', function()
     local run = sharded(8)
     run.loader = ms.data.Loader { tokens = ms.arange(100), context = 4, batch = 2 }
     checkpoint.save(root, 'plain', { step = 1, model = run.model, optimizer = run.optimizer })
-    local function saved(name, change)
+    local cases = { { root .. '/plain', 'KeyError', 'no position in the data' } }
+    local function case(kind, text, change)
+      local name = 'case' .. #cases
       with_meta(root, name, { step = 1, model = run.model, optimizer = run.optimizer,
         loader = run.loader }, change)
-      return { path = root .. '/' .. name }
+      cases[#cases + 1] = { root .. '/' .. name, kind, text }
     end
-    local function position(samples)
-      return function(meta) meta.loader.samples = samples end
-    end
-    local cases = {
-      { path = root .. '/plain', kind = 'KeyError', text = 'no position in the data' },
-      saved('half', position(1.5)), saved('before', position(-1e300)),
-      saved('odd', position(3)), saved('after', position(2 ^ 60)),
-      saved('none', position('x')), saved('no table', function(meta) meta.loader = 7 end),
-      saved('steps', function(meta) meta.optimizer.steps['1.bias'] = nil end),
-      saved('no steps', function(meta) meta.optimizer.steps = nil end),
-      saved('part of a step', function(meta) meta.optimizer.steps['1.bias'] = 0.5 end),
-      saved('lr', function(meta) meta.optimizer.groups[1].lr = -1 end),
-      saved('groups', function(meta) meta.optimizer.groups = nil end),
-      saved('damaged', function() end),
-    }
-    local RANDOM = "'random' of the meta data is {"
-    local function drawn(field, value)
-      return util.merged({ tensors = 1, tokens = 1, sites = { a = 1 } }, { [field] = value })
-    end
-    for i, case in ipairs {
-      { 'step', nil, "manifest.json: 'step' of the meta data is nothing, expected a whole number" },
-      { 'seed', 7, "'seed' of the meta data is 7, expected the digits of a seed" },
-      { 'seed', '0x7', "'seed' of the meta data is \"0x7\", expected the digits" },
-      { 'seed', ('1'):rep(21), "expected the digits of a seed" },
-      { 'config', 'x', "'config' of the meta data is \"x\", expected a table" },
-      { 'random', 7, "'random' of the meta data is 7, expected how many tensors and tokens" },
-      { 'random', {}, RANDOM }, { 'random', drawn('tensors', -1), RANDOM },
-      { 'random', drawn('tensors', 0.5), RANDOM }, { 'random', drawn('tensors', 1e300), RANDOM },
-      { 'random', drawn('tokens', 'x'), RANDOM }, { 'random', drawn('sites', 'x'), RANDOM },
-      { 'random', drawn('sites', { 3 }), RANDOM }, { 'random', drawn('sites', { a = -1 }), RANDOM },
-    } do
-      local changed = saved('meta' .. i, function(meta) meta[case[1]] = case[2] end)
-      cases[#cases + 1] = { path = changed.path, kind = 'FormatError', text = case[3] }
-    end
-    for _, name in ipairs { 'lr', 'betas', 'eps', 'weight_decay', 'maximize' } do
-      local changed = saved('no ' .. name, function(meta) meta.optimizer.groups[1][name] = nil end)
-      cases[#cases + 1] = { path = changed.path, kind = 'FormatError',
-        text = ("group 1 of the optimizer in the checkpoint has no '%s'"):format(name) }
-    end
-    cases[#cases + 1] = { path = saved('empty', function(meta)
-      meta.optimizer.groups[1] = {}
-    end).path, kind = 'FormatError', text = 'in the checkpoint has no ' }
-    local texts = { [2] = 'sample 1.5', [3] = 'sample -1e+300', [4] = 'sample 3, expected a '
-      .. 'multiple of 2', [5] = 'sample 1.1529215046068e+18', [6] = 'sample x', [7] = 'is a number',
-      [8] = "has taken nil steps for '1.bias'", [9] = "has taken false steps for '",
-      [10] = "has taken 0.5 steps for '1.bias'", [11] = 'learning rate', [12] = 'options of its',
-      [13] = 'its bytes have hash' }
-    damage(root .. '/damaged/rank-00000-of-00001.safetensors')
+    case('ValueError', 'sample 1.5', function(meta) meta.loader.samples = 1.5 end)
+    case('FormatError', "taken nil steps for '1.bias'", function(meta)
+      meta.optimizer.steps['1.bias'] = nil
+    end)
+    case('ValueError', 'learning rate', function(meta) meta.optimizer.groups[1].lr = -1 end)
+    case('FormatError', "has no 'betas'", function(meta) meta.optimizer.groups[1].betas = nil end)
+    case('FormatError', 'options of its', function(meta) meta.optimizer.groups = nil end)
+    case('FormatError', "'step' of the meta data is nothing", function(meta) meta.step = nil end)
+    case('FormatError', "'seed' of the meta data is 7", function(meta) meta.seed = 7 end)
+    case('FormatError', "'config' of the meta data is", function(meta) meta.config = 'x' end)
+    case('FormatError', "'random' of the meta data is", function(meta)
+      meta.random = { tensors = -1, tokens = 1, sites = { a = 1 } }
+    end)
+    case('FormatError', 'its bytes have hash', function() end)
+    damage(cases[#cases][1] .. '/rank-00000-of-00001.safetensors')
     run.train()
     run.loader:next()
     run.optimizer.param_groups[1].lr = 0.5
     local before, random = hash_of_run(run), ms.get_rng_state()
-    for i, case in ipairs(cases) do
-      local ok, err = pcall(checkpoint.load, case.path, { model = run.model,
+    for _, c in ipairs(cases) do
+      checks.raises(c[2], c[3], checkpoint.load, c[1], { model = run.model,
         optimizer = run.optimizer, loader = run.loader })
-      assert.is_false(ok, case.path)
-      assert.is_true(require('moonshard.errors').is(err), case.path .. ': ' .. tostring(err))
-      assert.equal(case.kind or err.kind, err.kind)
-      local text = case.text or texts[i]
-      assert.truthy(tostring(err):find(text, 1, true), case.path .. ': ' .. tostring(err))
-      assert.equal(before, hash_of_run(run), case.path)
+      assert.equal(before, hash_of_run(run), c[1])
       assert.equal(1, run.loader:step())
       assert.same(random, ms.get_rng_state())
     end
@@ -174,31 +137,6 @@ describe('a load that fails', function()
       ['ValueError: rank 1: the checkpoint holds the state of AdamW, expected SGD'] = 2,
     }, texts)
   end)
-
-  it('when ranks open different checkpoints, or none of one is there', function()
-    local out = folder()
-    ms.dist.spawn(2, function(rank)
-      local run = sharded(4)
-      checkpoint.save(root, 'a', { step = 1, model = run.model })
-      checkpoint.save(root, 'b', { step = 2, model = run.model })
-      local _, err = pcall(checkpoint.load, root .. (rank == 0 and '/a' or '/b'),
-        { model = run.model })
-      write(out, (tostring(err):gsub(root, '<root>'):gsub('%x%x%x%x%x%x%x%x+', '<hash>')))
-      _, err = pcall(checkpoint.load, root .. (rank == 0 and '/a' or '/gone'),
-        { model = run.model })
-      write(out, (tostring(err):gsub(root, '<root>')))
-    end)
-    local all = lines(out)
-    table.sort(all)
-    assert.same({
-      'IOError: rank 1: open <root>/gone/manifest.json: No such file or directory',
-      'IOError: rank 1: open <root>/gone/manifest.json: No such file or directory',
-      "ValueError: rank 1 opened '<root>/b' with step 2 (manifest <hash>), rank 0 '<root>/a' with "
-        .. 'step 1 (<hash>): expected one checkpoint on all ranks',
-      "ValueError: rank 1 opened '<root>/b' with step 2 (manifest <hash>), rank 0 '<root>/a' with "
-        .. 'step 1 (<hash>): expected one checkpoint on all ranks',
-    }, all)
-  end)
 end)
 
 describe('saving', function()
@@ -248,77 +186,21 @@ describe('saving', function()
     assert.equal(1, checkpoint.read_meta(root .. '/n').step)
   end)
 
-  it('names the manifest when memory is out for the meta data', function()
-    local core = require 'moonshard_ffi'.core
-    local decode = core.json_decode
-    checkpoint.save(root, 'a', { step = 1, model = nn.Linear(1, 1) })
-    core.json_decode = function() return nil, 'OutOfMemory', 'no memory for JSON' end
-    local ok, e = pcall(checkpoint.read_meta, root .. '/a')
-    core.json_decode = decode
-    assert.is_false(ok)
-    assert.equal('OutOfMemory: ' .. root .. '/a/manifest.json: no memory for JSON', tostring(e))
-  end)
-
   it('refuses what it is not meant for', function()
     local m = nn.Linear(1, 1)
     local save = checkpoint.save
     checks.raises('TypeError', "'step' is nil", save, root, 'a', { model = m })
-    checks.raises('TypeError', "'step' is 1.5", save, root, 'a', { step = 1.5 })
     checks.raises('ValueError', "'step' is -1", save, root, 'a', { step = -1 })
-    checks.raises('TypeError', "'step' is a string, expected a whole number", save, root, 'a',
-      { step = '3' })
     checks.raises('TypeError', "'model' is a number", save, root, 'a', { step = 1, model = 3 })
-    checks.raises('TypeError', "'model' is the class nn.Linear", save, root, 'a',
-      { step = 1, model = nn.Linear })
     checks.raises('TypeError', "'optimizer' is a nn.Linear, expected the optimizer", save, root,
       'a', { step = 1, optimizer = m })
-    checks.raises('TypeError', "'loader' is a table", checkpoint.load, root, { loader = {} })
     checks.raises('TypeError', "'config' is a string", save, root, 'a', { step = 1, config = 'x' })
-    checks.raises('TypeError', "'root' is nil", save, nil, 'a', { step = 1 })
-    checks.raises('TypeError', "'name' is a number", save, root, 3, { step = 1 })
-    checks.raises('ValueError', "'root' is empty", save, '', 'a', { step = 1 })
-    checks.raises('ValueError', 'checkpoint.save: got nothing to save, expected a model, an '
-      .. 'optimizer or a loader', save, root, 'a', { step = 1 })
+    checks.raises('ValueError', 'checkpoint.save: got nothing to save', save, root, 'a',
+      { step = 1 })
     checks.raises('ValueError', 'checkpoint.load: got nothing to load', checkpoint.load, root, {})
-    checks.raises('ValueError', 'checkpoint.resume: got nothing to resume', function()
-      checkpoint.Manager({ root = root }):resume()
-    end)
-    local opts = { step = 1, model = m }
-    checks.raises('ValueError', "'root' holds a NUL byte", save, 'a\0b', 'a', opts)
-    checks.raises('ValueError', "'name' holds a NUL byte", save, root, 'a\0b', opts)
-    checks.raises('ValueError', "'path' holds a NUL byte", checkpoint.read_meta, 'a\0b')
-    checks.raises('ValueError', "'name' holds a NUL byte", checkpoint.write_safetensors, root,
-      { ['a\0b'] = ms.ones(1) })
-    checks.raises('ValueError', "'path' holds a NUL byte", ms.data.tokens, 'a\0b')
-    checks.raises('TypeError', "'path' is nil", checkpoint.load, nil, { model = m })
-    checks.raises('TypeError', "'path' is a table", checkpoint.read_meta, {})
-    checks.raises('TypeError', "'root' is a boolean", checkpoint.latest, true)
+    checks.raises('ValueError', "'root' holds a NUL byte", save, 'a\0b', 'a',
+      { step = 1, model = m })
     checks.raises('ValueError', "'keep' is 0", checkpoint.Manager, { root = root, keep = 0 })
-    checks.raises('TypeError', "'keep' is 1.5", checkpoint.Manager, { root = root, keep = 1.5 })
-    checks.raises('TypeError', "'keep' is a boolean", checkpoint.Manager,
-      { root = root, keep = false })
-    checks.raises('TypeError', "'keep' is 2.5", checkpoint.prune, root, 2.5)
-    checks.raises('TypeError', "'path' is nil", checkpoint.export, nil, m)
-    checks.raises('TypeError', "'model' is nil", checkpoint.export, root)
-    checks.raises('TypeError', "'model' is a string", checkpoint.import, root, 'm')
-    checks.raises('ValueError', "'path' is empty", checkpoint.read_safetensors, '')
-    checks.raises('TypeError', "'sd' is a tensor", checkpoint.write_safetensors, root, ms.ones(1))
     checks.raises('TypeError', "'a' is a number", checkpoint.write_safetensors, root, { a = 1 })
-    checks.raises('TypeError', "'step' is nil", function()
-      checkpoint.Manager({ root = root }):save {}
-    end)
-  end)
-
-  it('goes on when old checkpoints cannot be removed', function()
-    local manager = checkpoint.Manager { root = root, keep = 1 }
-    local m = nn.Linear(1, 1)
-    manager:save { step = 1, model = m }
-    os.execute(("mkdir '%s/step-00000001/eval'"):format(root)) -- what somebody put there
-    local warnings = ms.capture_warnings(function() manager:save { step = 2, model = m } end)
-    assert.equal(1, #warnings)
-    assert.truthy(warnings[1].message:find('not what others put into', 1, true))
-    assert.truthy(io.open(root .. '/step-00000001/eval'))
-    assert.same({}, ms.capture_warnings(function() manager:save { step = 3, model = m } end))
-    assert.equal(3, manager:resume({ model = m }).step)
   end)
 end)

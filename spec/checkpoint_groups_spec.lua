@@ -1,9 +1,7 @@
 -- lua/moonshard/checkpoint.lua: models over sub-groups of the ranks, each with its own checkpoints.
-local lfs = require 'lfs'
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
-local scripts = require 'support.scripts'
 local shell = require 'support.shell'
 
 local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
@@ -99,59 +97,6 @@ describe('a checkpoint of a sub-group', function()
     assert.same({ [0] = 'true', 'true', 'true', 'true' }, reports)
   end)
 
-  it('is kept and resumed by a Manager of each group, at its own steps', function()
-    local reports, cause = runs.reports(4, function(rank)
-      local color = rank % 2
-      local model, opt = trained(ms.dist.split(color), color)
-      local manager = checkpoint.Manager { root = root .. color, keep = 1 }
-      for step = 1, 2 + color do
-        manager:save { step = step, model = model, optimizer = opt }
-      end
-      local before = runs.hash_of(model)
-      stepped(model, opt)
-      local meta = manager:resume { model = model, optimizer = opt }
-      assert(runs.hash_of(model) == before, 'resumed')
-      return tostring(meta.step)
-    end)
-    assert.is_nil(cause)
-    assert.same({ [0] = '2', '3', '2', '3' }, reports)
-    for color = 0, 1 do
-      local left = 0
-      for name in lfs.dir(root .. color) do
-        left = left + (name:match '^step' and 1 or 0)
-      end
-      assert.equal(1, left)
-      shell.remove_folder(root .. color)
-    end
-  end)
-
-  it('has its warnings said by the first rank of its group', function()
-    scripts.with_script([[
-      local root, color = arg[1], tonumber(arg[2])
-      require('moonshard_ffi.checkpoint').rotate = function() error('the disk is gone', 0) end
-      ms.dist.spawn(4, function(rank)
-        local pair = ms.dist.split(rank % 2)
-        if rank % 2 == color then
-          local model = ms.fsdp.FSDP(ms.nn.Linear(3, 3), { process_group = pair })
-          local manager = ms.checkpoint.Manager { root = root, keep = 1 }
-          manager:save { step = 1, model = model }
-          ms.manual_seed(7)
-          manager:resume { model = model }
-        end
-        ms.dist.barrier()
-      end)]], function(path)
-      for color = 0, 1 do
-        local output, code = scripts.shell(('luajit %s %s%d %d'):format(path, root, color, color))
-        shell.remove_folder(root .. color)
-        assert.equal(0, code, output)
-        for _, said in ipairs { 'not removed: the disk is gone', 'this run has 7' } do
-          local _, n = output:gsub(said, '')
-          assert.equal(1, n, said .. '\n' .. output)
-        end
-      end
-    end)
-  end)
-
   it('is not kept by Managers of two groups under one root', function()
     local reports, cause = runs.reports(4, function(rank)
       local color = rank % 2
@@ -171,7 +116,7 @@ describe('a checkpoint of a sub-group', function()
     end)
     assert.is_nil(cause)
     local refused = ('error: rank 1: another group of this job, whose least rank is 0, has saved '
-      .. "checkpoint '%s/%s': give this one, of ranks 1, 3, a root of its own"):format(root,
+      .. "checkpoint '%s/%s': give this one a root of its own"):format(root,
       'step-00000005')
     for rank = 0, 3 do
       assert.equal(rank % 2 == 0 and root .. '/step-00000005\n5' or refused .. '\n' .. refused,
@@ -201,70 +146,6 @@ error: checkpoint.load: the optimizer is sharded over ranks 0, 1, 2, 3, the mode
         .. pair .. [[, as another group: each group has checkpoints of its own
 error: checkpoint.export: the model is sharded over ranks 0, 1, 2, 3, in part over ranks ]]
         .. pair .. [[, as another group: each group has checkpoints of its own]], reports[rank])
-    end
-  end)
-
-  local function loader_of(group, size)
-    return ms.data.Loader { tokens = ms.zeros(40, { dtype = 'i64' }), context = 4, batch = 1,
-      process_group = group, world_size = size }
-  end
-
-  it("is of a loader's ranks, where nothing else says whose, whether they share samples", function()
-    ms.dist.spawn(4, function(rank)
-      local pair = ms.dist.split(rank % 2)
-      local world, own, alone = loader_of(), loader_of(pair), loader_of(pair, 1)
-      for loader, expected in pairs {
-        [world] = { ms.dist.world(), true }, [own] = { pair, true }, [alone] = { pair, false },
-        [loader_of(nil, 1)] = { ms.dist.world(), false },
-      } do
-        assert.same(expected, { loader:group() })
-      end
-      if rank % 2 == 1 then -- all ranks could not: these would wait for the others
-        checkpoint.save(root, 'own', { step = 1, loader = own })
-        checkpoint.save(root, 'alone', { step = 1, loader = alone })
-        checkpoint.load(root .. '/alone', { loader = alone })
-      end
-      ms.dist.barrier()
-    end)
-  end)
-
-  it('is refused with a loader that deals to other ranks, and as of others', function()
-    local reports, cause = runs.reports(4, function(rank)
-      local pair = ms.dist.split(rank % 2)
-      local model, all = trained(pair, 1), trained(nil, 1)
-      local manager = checkpoint.Manager { root = root, process_group = pair }
-      local plain = nn.Linear(2, 2)
-      return table.concat({
-        told(checkpoint.save, root, 'x', { step = 1, model = model, loader = loader_of() }),
-        told(checkpoint.load, root .. '/x', { model = all, loader = loader_of(pair) }),
-        told(checkpoint.save, root, 'x', { step = 1, model = all, process_group = pair }),
-        told(manager.save, manager, { step = 1, model = all }),
-        told(manager.resume, manager, { model = all }),
-        told(checkpoint.export, root, all, { process_group = pair }),
-        told(checkpoint.import, root, all, { process_group = pair }),
-        told(checkpoint.save, root, 'x', { step = 1, model = plain, loader = loader_of(),
-          process_group = pair }),
-      }, '\n')
-    end)
-    assert.is_nil(cause)
-    for rank = 0, 3 do
-      local pair = ('%d, %d'):format(rank % 2, rank % 2 + 2)
-      local expected = {
-        'save: the loader deals to ranks ALL, but the model is sharded over ranks PAIR; give both '
-          .. 'the same process_group',
-        'load: the loader deals to ranks PAIR, but the model is sharded over ranks ALL; give both '
-          .. 'the same process_group',
-      }
-      for i, what in ipairs { 'save', 'save', 'resume', 'export', 'import' } do
-        expected[2 + i] = what .. ": 'process_group' has ranks PAIR, but the model is sharded over "
-          .. 'ranks ALL; leave it out'
-      end
-      expected[8] = "save: the loader deals to ranks ALL, but 'process_group' has ranks PAIR; give "
-        .. 'both the same process_group'
-      for i, line in ipairs(expected) do
-        expected[i] = 'error: checkpoint.' .. line:gsub('PAIR', pair):gsub('ALL', '0, 1, 2, 3')
-      end
-      assert.equal(table.concat(expected, '\n'), reports[rank])
     end
   end)
 
@@ -306,21 +187,5 @@ error: checkpoint.export: the model is sharded over ranks 0, 1, 2, 3, in part ov
       shell.remove_folder(root .. color)
       os.remove(root .. color .. '.safetensors')
     end
-  end)
-
-  it('tells the failure of one of its ranks to the others, and to no other group', function()
-    local reports = runs.reports(4, function(rank)
-      local color = rank % 2
-      local model = trained(ms.dist.split(color), color)
-      return told(checkpoint.save, root .. color, 'x', { step = rank == 3 and 2 or 1,
-        model = model })
-    end)
-    for color = 0, 1 do
-      shell.remove_folder(root .. color)
-    end
-    assert.equal(root .. '0/x', reports[0])
-    assert.equal(root .. '0/x', reports[2])
-    assert.equal('error: rank 3 saves step 2, rank 1 step 1', reports[1])
-    assert.equal(reports[1], reports[3])
   end)
 end)

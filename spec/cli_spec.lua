@@ -22,24 +22,6 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('says that output is lost, when ranks have done their work', function()
-    with_script([[
-      ms.dist.init()
-      print('lost')
-      ms.dist.barrier()
-      io.stderr:write('done\n')
-    ]], function(path)
-      local full = "sh -c 'bindings/moonshard run -n 2 %s %s>/dev/full'"
-      local output, code = shell(full:format(path, ''))
-      assert.equal(1, code, output)
-      assert.equal(2, select(2, output:gsub('%[rank %d%] done\n', '')), output)
-      local said = 'moonshard: lines of the ranks are lost: cannot write to stdout: No space left'
-      assert.equal(1, select(2, output:gsub(said, '')), output)
-      output, code = shell(full:format(path, '2'))
-      assert.equal(1, code, output)
-    end)
-  end)
-
   it('passes the exit code of the first failure through', function()
     with_script('ms.dist.init() os.exit(ms.dist.rank() == 1 and 7 or 0)', function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)
@@ -143,45 +125,6 @@ describe('the moonshard command', function()
     end
   end)
 
-  it('tells a signal of its own to a rank from an error of the text luajit gives it', function()
-    for raise, told in pairs {
-      ["io.popen('kill -INT ' .. io.open('/proc/self/stat'):read('*n')) while true do end"] = {
-        130, 'moonshard: rank 0 died %(signal 2, Interrupt%) %(pid %d+%)\n',
-      },
-      ["error('interrupted!')"] = {
-        1, 'rank 0 failed: [^\n]*:3: interrupted! %(pid %d+%)\nstack traceback:',
-      },
-    } do
-      with_script('jit.off()\n' .. raise, function(path)
-        local output, code = shell('bindings/moonshard run -n 1 ' .. path)
-        assert.equal(told[1], code, output)
-        assert.truthy(output:find(told[2]), output)
-      end)
-    end
-  end)
-
-  it('names the rank that never asks whether to stop, not those that wait for it', function()
-    with_script([[
-      local ms = require 'moonshard'
-      local world = ms.dist.init()
-      ms.dist.catch_signals()
-      local stat = assert(io.open '/proc/self/stat'):read '*a'
-      local keeper = stat:match('^%d+ %b() %S (%d+)')
-      local of_keeper = assert(io.open('/proc/' .. keeper .. '/stat')):read '*a'
-      ms.dist.barrier()
-      if world.rank == 1 then
-        os.execute('kill -TERM ' .. of_keeper:match('^%d+ %b() %S (%d+)'))
-        while true do end
-      end
-      ms.dist.barrier()
-    ]], function(path)
-      local output, code = shell('env MS_STOP_TIMEOUT=1 bindings/moonshard run -n 2 ' .. path)
-      assert.equal(143, code, output)
-      assert.truthy(output:find('moonshard: stopped by signal 15 (Terminated): rank 1 never asks '
-        .. 'whether to stop', 1, true), output)
-    end)
-  end)
-
   it('starts ranks that start no others, joined or not', function()
     with_script("print 'once' ms.dist.spawn(2, print)", function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)
@@ -204,34 +147,6 @@ describe('the moonshard command', function()
     local output, code = shell('bindings/moonshard run -n 2 /nowhere/at-all')
     assert.equal(127, code)
     assert.truthy(output:find('cannot run /nowhere/at%-all: No such file or directory'), output)
-  end)
-
-  it('tells which rank could not join, and why', function()
-    for name, said in pairs {
-      MOONSHARD_JOB_FD = {
-        'MOONSHARD_JOB_FD is not set, though this process was started as a rank',
-        'rank 1 exited with code 1 before it had joined',
-      },
-      MOONSHARD_MAIL_FDS = {
-        'MOONSHARD_MAIL_FDS does not list the 3 mailboxes of this job: expected a number each',
-        'MOONSHARD_MAIL_FDS does not list the 3 mailboxes of this job',
-      },
-    } do
-      with_script(([[
-        local ffi = require 'ffi'
-        ffi.cdef 'int unsetenv(const char *);'
-        if os.getenv 'MOONSHARD_RANK' == '1' then
-          ffi.C.unsetenv '%s'
-        end
-        ms.dist.barrier()
-      ]]):format(name), function(path)
-        local output, code = shell('bindings/moonshard run -n 2 ' .. path)
-        assert.equal(1, code, output)
-        assert.truthy(output:find('] moonshard: rank 1: [^\n]*' .. said[1]), output)
-        assert.truthy(output:find('] moonshard: rank 0: [^\n]*' .. said[2]), output)
-        assert.truthy(output:find('\nmoonshard: [^\n]*' .. said[2]), output)
-      end)
-    end
   end)
 
   it('says why a program cannot be run', function()
@@ -315,26 +230,6 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('names the variables that misspelt ones were meant to be', function()
-    local misspelt, names = {}, {}
-    for name in files.read('docs/architecture.md'):gmatch('\n| `(MS_[A-Z_]+)') do
-      names[name], misspelt[#misspelt + 1] = true, name:sub(1, -2) .. '=1' -- the last letter
-    end
-    assert.is_true(names.MS_COMM_TIMEOUT and names.MS_LOG)
-    with_script('ms.dist.init { ranks = 2 }', function(path)
-      for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
-        local output, code = shell(('env MS_DATA=x MS_ROOT=x MS_COMM_TIMEOUT=60 %s %s %s'):format(
-          table.concat(misspelt, ' '), start, path))
-        assert.equal(0, code, output)
-        for name in pairs(names) do
-          assert.truthy(output:find(('moonshard: UserWarning: %s of the environment sets nothing, '
-            .. 'did you mean %s?\n'):format(name:sub(1, -2), name), 1, true), output)
-        end
-        assert.equal(#misspelt, select(2, output:gsub('\n', '')), output)
-      end
-    end)
-  end)
-
   it('runs where it is installed, from elsewhere, with a bare environment', function()
     local prefix = os.tmpname()
     os.remove(prefix)
@@ -384,20 +279,6 @@ describe('the moonshard command', function()
         true), lost)
     end)
     shell('rm -r ' .. prefix)
-  end)
-
-  it('says that it cannot run from a folder that Lua cannot name', function()
-    for _, name in ipairs { 'a;b', 'a?b' } do
-      local folder = files.make_folder()
-      local root = folder .. '/' .. name
-      shell(("mkdir -p '%s/bin'"):format(root))
-      shell(("cp bindings/moonshard '%s/bin'"):format(root))
-      local output, code = shell(("'%s/bin/moonshard' info"):format(root))
-      files.remove_folder(folder)
-      assert.equal(1, code, output)
-      assert.equal(("moonshard: cannot run from '%s': Lua finds nothing in a folder with ; or ? in "
-        .. 'its name\n'):format(root), output)
-    end
   end)
 
   it('tells its version and what it found', function()

@@ -88,35 +88,10 @@ describe('the end of a script on a device', function()
     end)
   end)
 
-  it('is told to ranks that go on', function()
-    with_script(script(2, [[
-      INIT
-      wrong(rank == 1)
-      if rank == 0 then
-        local ok, err = pcall(ms.dist.barrier)
-        io.stderr:write('told: ', err.message, '\n')
-      end
-    ]]), function(path)
-      local output, code = run('luajit', path)
-      assert.equal(1, code, output)
-      assert.truthy(output:find('told: [^\n]*rank 1 failed: ' .. WRONG:gsub('%p', '%%%0')), output)
-    end)
-  end)
-
   -- Products, some of which nothing has run yet, of a library that makes objects as it goes.
   local PENDING = [[
     ms.ones(64, 256):matmul(ms.ones(256, 256)):sum():item()
     local y = ms.ones(32, 256):matmul(ms.ones(256, 256)):matmul(ms.ones(256, 48))
-  ]]
-
-  -- Rank 1 reads what the other, which ends, has promised it.
-  local OF_TWO = [[
-    local rank = ms.dist.init { ranks = 2 }.rank
-    local y = ms.fsdp.FSDP(ms.nn.Linear(256, 256))(ms.ones(2, 256))
-    if rank == 1 then
-      io.write(('%.9g\n'):format(y:sum():item()))
-      return
-    end
   ]]
 
   local function ends(start, code, expected, seed)
@@ -141,33 +116,5 @@ describe('the end of a script on a device', function()
         ends('luajit', PENDING .. ending, what, seed % 12)
       end
     end
-  end)
-
-  it('keeps what a rank has promised', function()
-    local output
-    with_script(OF_TWO, function(path)
-      output = shell('luajit ' .. path):gsub('%p', '%%%0')
-    end)
-    local endings = { '', 'os.exit(0)', 'os.exit(0, true)', 'ms.dist.exit()', 'ms.dist.leave()',
-      'ms.close()' }
-    for seed = 1, 12 do
-      local start = seed % 2 == 0 and 'luajit' or 'bindings/moonshard run -n 2'
-      ends(start, OF_TWO .. endings[seed % #endings + 1], { 0, output .. '$' }, seed)
-    end
-  end)
-
-  it('closes all the same', function()
-    with_script(script(1, [[
-      local y = wrong(true)
-      print(pcall(ms.close))
-      print(pcall(y.item, y))
-      print(pcall(ms.close), ms.ones(2):sum():item())
-    ]]), function(path)
-      local output, code = run('luajit', path)
-      assert.equal(0, code, output)
-      assert.truthy(output:find('false\t' .. WRONG, 1, true), output)
-      assert.truthy(output:find('\nfalse\t[^\n]* released at the end of ms.close;'), output)
-      assert.truthy(output:find('\ntrue\t2\n'), output)
-    end)
   end)
 end)

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,12 +79,14 @@ ms_status msi_io_create(int *fd, const char *path)
     return *fd >= 0 ? MS_OK : msi_io_fail("create", path);
 }
 
-ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path, bool links)
+ms_status msi_io_open(int *fd, int64_t *nbytes, int dir, const char *name, const char *path)
 {
+    const bool links = dir == AT_FDCWD;
+    ms_status status = MS_OK;
     struct stat st;
 
-    /* O_NONBLOCK: opening a pipe somebody put there must not wait for its writer */
-    *fd = open(path, O_RDONLY | (links ? 0 : O_NOFOLLOW) | O_NONBLOCK | O_CLOEXEC);
+    /* O_NONBLOCK: opening a pipe must not wait for its writer */
+    *fd = openat(dir, name, O_RDONLY | (links ? 0 : O_NOFOLLOW) | O_NONBLOCK | O_CLOEXEC);
     if (*fd < 0 && errno == ELOOP && !links) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: is a symbolic link, expected a file", path);
     }
@@ -91,14 +94,14 @@ ms_status msi_io_open(int *fd, int64_t *nbytes, const char *path, bool links)
         return msi_io_fail("open", path);
     }
     if (fstat(*fd, &st) != 0) {
-        ms_status status = msi_io_fail("stat", path);
-
-        close(*fd);
-        return status;
+        status = msi_io_fail("stat", path);
+    } else if (!S_ISREG(st.st_mode)) {
+        status = MS_FAIL(MS_FORMAT_ERROR, "%s: is no regular file", path);
     }
-    if (!S_ISREG(st.st_mode)) {
+    if (status != MS_OK) {
         close(*fd);
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: is no regular file", path);
+        *fd = -1;
+        return status;
     }
     *nbytes = st.st_size;
     return MS_OK;
@@ -117,7 +120,7 @@ static ssize_t write_some(int fd, const char *path, const char *data, int64_t nb
     return n;
 }
 
-/* A file-size limit sends SIGXFSZ, which would end the process: hold it back and swallow it, so
+/* A file-size limit sends SIGXFSZ, which would end the process. It is blocked and discarded, so
  * that the write fails with EFBIG like any other. */
 ms_status msi_io_write(int fd, const char *path, const void *data, int64_t nbytes, int64_t offset)
 {
@@ -197,24 +200,9 @@ ms_status msi_io_hash(int fd, const char *path, int64_t nbytes, uint64_t *hash)
     return status;
 }
 
-/* Network and user-space file systems may say only at a close what they could not keep: at that of
- * any descriptor, so that of a copy lets the file's own hold its lock. */
-static bool close_a_copy(int fd)
-{
-    int copy, failed;
-
-    do {
-        copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-        failed = copy < 0 ? -1 : close(copy);
-    } while (failed != 0 && errno == EINTR);
-    return failed == 0;
-}
-
 ms_status msi_io_sync(int fd, const char *path)
 {
-    const bool kept = !hooked("fsync", path) && fsync(fd) == 0 && close_a_copy(fd);
-
-    return kept ? MS_OK : msi_io_fail("sync", path);
+    return !hooked("fsync", path) && fsync(fd) == 0 ? MS_OK : msi_io_fail("sync", path);
 }
 
 ms_status msi_io_sync_folder(const char *path)
@@ -235,18 +223,11 @@ ms_status msi_io_sync_folder(const char *path)
 
 char *msi_io_parent(const char *path)
 {
-    const char *end = path + strlen(path);
+    char *copy = msi_io_path("%s", path);
+    char *parent = copy != NULL ? msi_io_path("%s", dirname(copy)) : NULL;
 
-    while (end > path && end[-1] == '/') { /* trailing slashes belong to the last name */
-        end--;
-    }
-    while (end > path && end[-1] != '/') {
-        end--;
-    }
-    while (end > path + 1 && end[-1] == '/') {
-        end--;
-    }
-    return end > path ? msi_io_path("%.*s", (int)(end - path), path) : msi_io_path(".");
+    free(copy);
+    return parent;
 }
 
 ms_status msi_io_sync_parent(const char *path)
@@ -255,43 +236,6 @@ ms_status msi_io_sync_parent(const char *path)
     const ms_status status = parent != NULL ? msi_io_sync_folder(parent) : MS_OUT_OF_MEMORY;
 
     free(parent);
-    return status;
-}
-
-ms_status msi_io_next(struct dirent **entry, DIR *dir, const char *path)
-{
-    errno = 0;
-    *entry = readdir(dir); /* which tells an error from the end by errno alone */
-    return errno == 0 ? MS_OK : msi_io_fail("read", path);
-}
-
-DIR *msi_io_folder(const char *path)
-{
-    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-    const int error = errno;
-
-    if (fd >= 0 && dir == NULL) {
-        close(fd);
-    }
-    errno = error;
-    return dir;
-}
-
-ms_status msi_io_is_empty(bool *empty, const char *path)
-{
-    DIR *dir = msi_io_folder(path);
-    struct dirent *e;
-    ms_status status;
-
-    *empty = true;
-    if (dir == NULL) {
-        return msi_io_fail("open", path);
-    }
-    while ((status = msi_io_next(&e, dir, path)) == MS_OK && e != NULL && *empty) {
-        *empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
-    }
-    closedir(dir);
     return status;
 }
 
@@ -344,7 +288,7 @@ ms_status msi_io_mkdir_all(const char *path)
         if (stat(part, &st) != 0) {
             MS_TRY_GOTO(errno == ENOENT ? msi_io_absent(part) : msi_io_fail("stat", part), done);
             status = msi_io_mkdir(part);
-            if (status != MS_OK && stat(part, &st) == 0) { /* somebody else was faster */
+            if (status != MS_OK && stat(part, &st) == 0) { /* another process was faster */
                 status = MS_OK;
             }
             if (status == MS_OK) {
@@ -366,29 +310,11 @@ ms_status msi_io_rename(const char *from, const char *to)
     return hooked("rename", to) || rename(from, to) != 0 ? msi_io_fail("rename to", to) : MS_OK;
 }
 
-static ms_status rename_by(const char *step, unsigned flags, msi_renamed *renamed, const char *from,
-                           const char *to)
+ms_status msi_io_exchange(bool *able, const char *from, const char *to)
 {
-    if (!hooked(step, to) && renameat2(AT_FDCWD, from, AT_FDCWD, to, flags) == 0) {
-        *renamed = MSI_RENAMED;
-    } else if (errno == EEXIST) {
-        *renamed = MSI_RENAME_TAKEN;
-    } else if (errno == EINVAL || errno == ENOSYS) {
-        *renamed = MSI_RENAME_UNABLE;
-    } else {
-        return msi_io_fail("rename to", to);
-    }
-    return MS_OK;
-}
-
-ms_status msi_io_rename_new(msi_renamed *renamed, const char *from, const char *to)
-{
-    return rename_by("rename", RENAME_NOREPLACE, renamed, from, to);
-}
-
-ms_status msi_io_exchange(msi_renamed *renamed, const char *from, const char *to)
-{
-    return rename_by("exchange", RENAME_EXCHANGE, renamed, from, to);
+    *able =
+        !hooked("exchange", to) && renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0;
+    return *able || errno == EINVAL || errno == ENOSYS ? MS_OK : msi_io_fail("rename to", to);
 }
 
 ms_status msi_io_symlink(const char *target, const char *path)
@@ -400,14 +326,6 @@ ms_status msi_io_symlink(const char *target, const char *path)
 ms_status msi_io_unlink(const char *path)
 {
     return hooked("unlink", path) || unlink(path) != 0 ? msi_io_fail("remove", path) : MS_OK;
-}
-
-ms_status msi_io_unlink_at(int dir, const char *name, const char *folder)
-{
-    if (!hooked("unlink", name) && (unlinkat(dir, name, 0) == 0 || errno == ENOENT)) {
-        return MS_OK;
-    }
-    return msi_io_fail("remove a file in", folder);
 }
 
 ms_status msi_io_rmdir(const char *path)

@@ -4,24 +4,21 @@
  * what it holds into memory beside the tensors, and only when all ranks have done so is anything
  * written to a tensor, by copies that need no memory. So this rank's part is there twice for a
  * moment; its first copy goes back to the system tensor by tensor. */
-#include "io.h"
 #include "live.h"
 #include "outcome.h"
-#include "owner.h"
 #include "reader.h"
-#include "search.h"
+#include "store.h"
 #include "tensor.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPEN_ATTEMPTS = 3 }; /* each verifies every file */
-
 /* Values on their way into a tensor. */
 typedef struct staged {
+    struct staged *next;
     ms_tensor *local; /* retained */
-    void *bytes;
     int64_t nbytes;
+    void *bytes;
 } staged;
 
 struct ms_checkpoint_loader {
@@ -29,9 +26,7 @@ struct ms_checkpoint_loader {
     ms_comm *comm;
     ms_checkpoint *c;
     staged *list;
-    int32_t n, room;
-    msi_outcome
-        own; /* the caller's failure is told to all by commit, so that ranks fail together */
+    msi_outcome own; /* the caller's failure, which the commit brings to all ranks */
 };
 
 static void loader_free(ms_checkpoint_loader *l)
@@ -39,11 +34,14 @@ static void loader_free(ms_checkpoint_loader *l)
     if (l == NULL) {
         return;
     }
-    for (int32_t i = 0; i < l->n; i++) {
-        ms_tensor_free(l->list[i].local);
-        free(l->list[i].bytes);
+    while (l->list != NULL) {
+        staged *s = l->list;
+
+        l->list = s->next;
+        ms_tensor_free(s->local);
+        free(s->bytes);
+        free(s);
     }
-    free(l->list);
     ms_checkpoint_close(l->c);
     msi_live_remove(&l->live);
     free(l);
@@ -70,18 +68,6 @@ static ms_status open_share(ms_checkpoint_loader *l, const char *path, bool list
     return listed ? msi_checkpoint_missing(status) : status;
 }
 
-/* Did ranks open different ones at one path? It may have been replaced in between. */
-static bool may_be_replaced(const msi_outcome *all, int32_t world)
-{
-    bool one_path = true, one_hash = true;
-
-    for (int32_t r = 1; r < world; r++) {
-        one_path = one_path && all[r].path == all[0].path;
-        one_hash = one_hash && all[r].hash == all[0].hash;
-    }
-    return one_path && !one_hash;
-}
-
 /* Did all ranks open the same checkpoint? */
 static ms_status check_one(const msi_outcome *all, const ms_comm *comm)
 {
@@ -104,23 +90,17 @@ static ms_status check_one(const msi_outcome *all, const ms_comm *comm)
 static ms_status open_together(ms_checkpoint_loader *l, ms_comm *comm, const char *path,
                                bool listed, msi_outcome *own)
 {
-    const int32_t world = ms_comm_size(comm);
-    msi_outcome all[world];
+    msi_outcome all[ms_comm_size(comm)];
 
-    for (int attempt = 1; attempt == 1 || (attempt <= OPEN_ATTEMPTS && may_be_replaced(all, world));
-         attempt++) {
-        if (own->status == MS_OK) {
-            ms_checkpoint_close(l->c);
-            l->c = NULL;
-            msi_outcome_keep(own, open_share(l, path, listed));
-        }
-        if (own->status == MS_OK) {
-            own->hash = msi_checkpoint_manifest(l->c)->hash;
-            own->step = msi_checkpoint_manifest(l->c)->step;
-            msi_outcome_path(own, path);
-        }
-        MS_TRY(msi_outcome_agree(comm, "checkpoint.load", own, all));
+    if (own->status == MS_OK) {
+        msi_outcome_keep(own, open_share(l, path, listed));
     }
+    if (own->status == MS_OK) {
+        own->hash = msi_checkpoint_manifest(l->c)->hash;
+        own->step = msi_checkpoint_manifest(l->c)->step;
+        msi_outcome_path(own, path);
+    }
+    MS_TRY(msi_outcome_agree(comm, "checkpoint.load", own, all));
     return check_one(all, comm);
 }
 
@@ -154,32 +134,32 @@ static ms_status agree_on_root(ms_comm *comm, const char *root, msi_outcome *own
     return msi_outcome_same_path(all, comm, "looks for checkpoints in");
 }
 
-/* Rank 0 names its next candidate, or none: then `name` is empty. */
-static ms_status propose(ms_comm *comm, msi_search *search, msi_outcome *own, char *name,
+/* Broadcast the name of rank 0's next candidate; empty when there is none. */
+static ms_status propose(ms_comm *comm, msi_listing *listing, msi_outcome *own, char *name,
                          size_t room)
 {
     msi_outcome all[ms_comm_size(comm)];
-    const char *next = msi_search_next(search);
+    const char *next = msi_listing_next(listing);
 
     if (next != NULL) {
         snprintf(own->name, sizeof(own->name), "%s", next);
     } else if (ms_comm_rank(comm) == 0 && own->status == MS_OK) {
-        msi_outcome_keep(own, msi_search_none(search));
+        msi_outcome_keep(own, msi_listing_none(listing));
     }
     MS_TRY(msi_outcome_agree(comm, "checkpoint resume (the newest)", own, all));
     snprintf(name, room, "%s", all[0].name);
     return MS_OK;
 }
 
-/* Try rank 0's checkpoints, newest first, until all ranks find one intact. `search`: of the other
- * ranks it has none. */
+/* Try rank 0's checkpoints, newest first, until all ranks find one intact. The listing of the other
+ * ranks is empty. */
 static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char *root,
-                             msi_search *search, msi_outcome *own, bool *found)
+                             msi_listing *listing, msi_outcome *own, bool *found)
 {
     char name[sizeof(own->name)];
 
     for (;;) {
-        MS_TRY(propose(comm, search, own, name, sizeof(name)));
+        MS_TRY(propose(comm, listing, own, name, sizeof(name)));
         if (name[0] == '\0') {
             *found = false;
             return MS_OK;
@@ -202,17 +182,17 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
         }
         *own = (msi_outcome){0};
         if (ms_comm_rank(comm) == 0) {
-            msi_outcome_keep(own, msi_search_pass_over(search));
+            msi_outcome_keep(own, msi_listing_pass_over(listing, name));
         }
     }
 }
 
 /* Rank 0: look into the root. The steps of another group of the job are not this one's. */
-static ms_status begin_search(msi_search *search, ms_comm *comm, const char *root, bool steps)
+static ms_status begin_search(msi_listing *listing, ms_comm *comm, const char *root, bool steps)
 {
     const msi_owner owner = msi_owner_of(comm);
 
-    MS_TRY(msi_search_begin(search, root, steps));
+    MS_TRY(msi_listing_read(listing, root, steps ? 0 : -1, true));
     return steps ? msi_owner_check(root, NULL, &owner) : MS_OK;
 }
 
@@ -221,7 +201,7 @@ static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const ch
                              bool steps)
 {
     ms_checkpoint_loader *l;
-    msi_search search = {0};
+    msi_listing listing = {0};
     msi_outcome own = {0};
     bool found = false;
 
@@ -229,14 +209,14 @@ static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const ch
     MS_TRY(msi_outcome_check_group(comm, "checkpoint.load"));
     msi_outcome_keep(&own, loader_new(&l, comm));
     if (own.status == MS_OK && ms_comm_rank(comm) == 0) {
-        msi_outcome_keep(&own, begin_search(&search, comm, root, steps));
+        msi_outcome_keep(&own, begin_search(&listing, comm, root, steps));
     }
     ms_status status = agree_on_root(comm, root, &own);
 
     if (status == MS_OK) {
-        status = open_newest(l, comm, root, &search, &own, &found);
+        status = open_newest(l, comm, root, &listing, &own, &found);
     }
-    msi_search_end(&search);
+    msi_listing_dispose(&listing);
     if (status != MS_OK || !found) {
         loader_free(l);
         return status;
@@ -257,41 +237,45 @@ ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *co
     return load_newest(out, comm, root, true);
 }
 
+ms_status ms_checkpoint_latest(const char **out, const char *root)
+{
+    static _Thread_local char path[PATH_MAX];
+    ms_checkpoint_loader *l;
+    ms_comm *self;
+
+    *out = NULL;
+    MS_TRY(ms_comm_self(&self));
+    MS_TRY(ms_checkpoint_load_latest(&l, self, root));
+    if (l != NULL) {
+        snprintf(path, sizeof(path), "%s", ms_checkpoint_path(l->c));
+        *out = path;
+    }
+    ms_checkpoint_load_discard(l);
+    return MS_OK;
+}
+
 const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l)
 {
     return l->c;
 }
 
-/* Read the elements of `extent` beside `local`. */
+/* Read the elements of `extent` into memory beside `local`. */
 static ms_status stage(ms_checkpoint_loader *l, const char *key, const ms_param_extent *extent,
                        ms_tensor *local)
 {
-    staged s = {.nbytes = extent->numel * ms_dtype_size(extent->dtype)};
-    ms_status status;
+    staged *s = calloc(1, sizeof(*s));
 
-    if (l->n == l->room) {
-        const int32_t room = l->room > 0 ? 2 * l->room : 64;
-        staged *list = realloc(l->list, (size_t)room * sizeof(*list));
-
-        if (list == NULL) {
-            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a list of %d tensors", (int)room);
-        }
-        l->list = list;
-        l->room = room;
+    if (s != NULL) {
+        s->nbytes = extent->numel * ms_dtype_size(extent->dtype);
+        s->bytes = malloc((size_t)s->nbytes);
+        s->local = ms_tensor_retain(local);
+        s->next = l->list;
+        l->list = s;
     }
-    s.bytes = malloc((size_t)s.nbytes);
-    if (s.bytes == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for '%s' (%lld bytes)", key,
-                       (long long)s.nbytes);
+    if (s == NULL || s->bytes == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for '%s'", key);
     }
-    status = msi_checkpoint_fetch(l->c, key, extent, s.bytes);
-    if (status != MS_OK) {
-        free(s.bytes);
-        return status;
-    }
-    s.local = ms_tensor_retain(local);
-    l->list[l->n++] = s;
-    return MS_OK;
+    return msi_checkpoint_fetch(l->c, key, extent, s->bytes);
 }
 
 ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
@@ -314,14 +298,12 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
 {
     msi_outcome all[ms_comm_size(l->comm)];
 
-    for (int32_t i = 0; i < l->n && l->own.status == MS_OK; i++) {
-        msi_outcome_keep(&l->own, msi_tensor_check_write(l->list[i].local, "checkpoint"));
+    for (staged *s = l->list; s != NULL && l->own.status == MS_OK; s = s->next) {
+        msi_outcome_keep(&l->own, msi_tensor_check_write(s->local, "checkpoint"));
     }
     ms_status status = msi_outcome_agree(l->comm, "checkpoint.load (contents)", &l->own, all);
 
-    for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
-        staged *s = &l->list[i];
-
+    for (staged *s = l->list; s != NULL && status == MS_OK; s = s->next) {
         status = msi_mem_copy(s->local->ctx, msi_view_address(&s->local->v), s->bytes, s->nbytes);
         msi_drain(s->local->ctx);
         s->local->v.storage->version++;

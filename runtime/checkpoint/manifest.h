@@ -3,25 +3,19 @@
 #ifndef MSI_MANIFEST_H
 #define MSI_MANIFEST_H
 
-#include "base.h"
-#include "comm.h"
+#include "json.h"
 #include "moonshard/fsdp.h"
-#include "names.h"
+#include "paths.h"
 
-#include <jansson.h>
-
-#define MSI_MANIFEST_NAME "manifest.json"
 enum { MSI_MANIFEST_VERSION = 1, MSI_MANIFEST_MAX = 1 << 30 };
 
 typedef struct msi_manifest_file {
     char name[MSI_SHARD_NAME]; /* a plain name, checked */
     int64_t nbytes;
     uint64_t hash;
-    int32_t n_pieces; /* of tensors, that lie in it */
 } msi_manifest_file;
 
-/* Elements [start, start + numel) of a tensor, at byte `offset` of a file: the last ones of what
- * the file has under the tensor's key, as its first ones may be another file's piece too. */
+/* Elements [start, start + numel) of a tensor, at byte `offset` of a file. */
 typedef struct msi_manifest_piece {
     int32_t file;
     int64_t start, numel, offset;
@@ -41,25 +35,18 @@ typedef struct msi_manifest {
     int32_t n_files, n_tensors;
     msi_manifest_file *files;
     msi_manifest_tensor *tensors;
-    int32_t *by_key; /* tensors' indices in the order of their keys */
+    msi_manifest_tensor **by_key; /* in the order of their keys */
 } msi_manifest;
 
 enum { MSI_STEP_BITS = 53 }; /* so many a double holds, in which other programs read numbers */
 
 /* Is it nothing, or an integer from 0 to 2^53? */
 bool msi_is_step(const json_t *step);
-/* Parse and check a manifest's text, which is overwritten; `path` names it in errors. Takes a small
- * multiple of its bytes, whatever it says. */
-ms_status msi_manifest_parse(msi_manifest *m, const char *path, char *text, size_t n);
+/* Parse a manifest's text and check every field; `path` names it in errors. */
+ms_status msi_manifest_parse(msi_manifest *m, const char *path, const char *text, size_t n);
 void msi_manifest_dispose(msi_manifest *m);
 /* NULL when there is none. */
 const msi_manifest_tensor *msi_manifest_find(const msi_manifest *m, const char *key);
-
-/* The nonce in a manifest's first bytes, of which MSI_MANIFEST_HEAD hold it as writers put it
- * there, however it is spaced; "" when it is not in them. `nonce` has room for MSI_NONCE_ROOM
- * bytes. */
-enum { MSI_MANIFEST_HEAD = 256 };
-void msi_manifest_nonce(char *nonce, const char *head);
 
 /* -- writing ----------------------------------------------------------------------------------- */
 

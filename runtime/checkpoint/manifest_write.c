@@ -1,5 +1,4 @@
 /* Making manifests: each rank reports what it wrote, the reports are joined and checked. */
-#include "json_text.h"
 #include "manifest.h"
 #include "safetensors.h"
 
@@ -229,8 +228,8 @@ static ms_status check_reported(const json_t *first, const json_t *other, rank_p
         const char *y_text = json_string_value(json_array_get(y, 1));
 
         if (x == NULL || y == NULL || !json_equal(json_array_get(x, 0), json_array_get(y, 0))) {
-            return MS_FAIL(MS_VALUE_ERROR, "rank %d and rank %d do not both say what %s is",
-                           r.first, r.other, what);
+            return MS_FAIL(MS_VALUE_ERROR, "only one of rank %d and rank %d gives %s", r.first,
+                           r.other, what);
         }
         const size_t from = difference(x_text, y_text);
 
@@ -253,17 +252,14 @@ static ms_status check_same(const json_t *first, const json_t *other, rank_pair 
         const json_t *x = json_array_get(a, i), *y = json_array_get(b, i);
         const char *x_key = json_string_value(json_object_get(x, "key"));
         const char *y_key = json_string_value(json_object_get(y, "key"));
+        const bool same = x != NULL && y != NULL && strcmp(x_key, y_key) == 0;
 
-        if (x == NULL || y == NULL || strcmp(x_key, y_key) != 0) {
-            return MS_FAIL(
-                MS_VALUE_ERROR, "rank %d added '%.120s' as tensor %zu, rank %d added '%.120s'",
-                r.other, y != NULL ? y_key : "nothing", i, r.first, x != NULL ? x_key : "nothing");
-        }
-        if (!json_equal(json_object_get(x, "shape"), json_object_get(y, "shape")) ||
+        if (!same || !json_equal(json_object_get(x, "shape"), json_object_get(y, "shape")) ||
             !json_equal(json_object_get(x, "dtype"), json_object_get(y, "dtype"))) {
             return MS_FAIL(MS_VALUE_ERROR,
-                           "rank %d added '%.120s' with another shape or dtype than rank %d",
-                           r.other, x_key, r.first);
+                           "rank %d added '%.120s' as tensor %zu, rank %d added '%.120s'%s",
+                           r.other, y != NULL ? y_key : "nothing", i, r.first,
+                           x != NULL ? x_key : "nothing", same ? " of another shape or dtype" : "");
         }
     }
     return MS_OK;
@@ -300,26 +296,22 @@ static ms_status join_reports(json_t *root, json_t *const *reports, const ms_com
     return status;
 }
 
-/* The text of a manifest, its own hash added. */
-static ms_status seal(msi_manifest_draft *draft, const json_t *root)
+/* Add the manifest's own hash, and make its text. */
+static ms_status seal(msi_manifest_draft *draft, json_t *root)
 {
-    char hex[17], *canonical = ms_json_text(root, JSON_COMPACT | JSON_SORT_KEYS);
-    json_t *sealed = json_copy((json_t *)(uintptr_t)root);
-    ms_status status = MS_OK;
+    char hex[17], *canonical = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
 
-    if (canonical != NULL) {
-        draft->hash = ms_hash_bytes(canonical, (int64_t)strlen(canonical));
-        snprintf(hex, sizeof(hex), "%016llx", (unsigned long long)draft->hash);
+    if (canonical == NULL) {
+        return no_memory();
     }
-    /* json_copy() can lose members when memory is out */
-    if (canonical == NULL || json_object_size(sealed) != json_object_size(root) ||
-        json_object_set_new(sealed, "xxh3", json_string(hex)) != 0 ||
-        (draft->text = ms_json_text(sealed, JSON_INDENT(1))) == NULL) {
-        status = no_memory();
-    }
+    draft->hash = ms_hash_bytes(canonical, (int64_t)strlen(canonical));
     free(canonical);
-    json_decref(sealed);
-    return status;
+    snprintf(hex, sizeof(hex), "%016llx", (unsigned long long)draft->hash);
+    if (json_object_set_new(root, "xxh3", json_string(hex)) != 0) {
+        return no_memory();
+    }
+    draft->text = json_dumps(root, JSON_INDENT(1));
+    return draft->text != NULL ? MS_OK : no_memory();
 }
 
 ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, const ms_comm *comm,

@@ -1,14 +1,10 @@
 /* Reading a checkpoint at any world size: the elements asked for are intersected with the pieces in
- * the manifest, and read from where they lie. A file's hash is verified before its first use, and
- * the manifest compared with the file's header, on the descriptor that is then read from.
+ * the manifest. A file's hash is verified before its first use.
  *
- * [Note: one checkpoint] A checkpoint may be replaced or removed while it is read. So manifest and
- * files are opened at once, again when there is another manifest afterwards, and stay open: what is
- * read is all of one checkpoint, also when it is gone. */
+ * A checkpoint may be replaced or removed while it is read. Manifest and files are opened at once,
+ * in the one folder that was opened first, and stay open. */
 #include "reader.h"
-#include "io.h"
 #include "live.h"
-#include "pointer.h"
 #include "safetensors.h"
 #include "tensor.h"
 
@@ -18,8 +14,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-enum { OPEN_ATTEMPTS = 100 };
 
 typedef struct shard {
     char *path;
@@ -34,15 +28,10 @@ struct ms_checkpoint {
     shard *shards; /* one per file of the manifest */
 };
 
-/* Open it for reading. Whoever gave the folder of the checkpoints is told of the one in there. */
-static ms_status open_manifest(int *fd, int64_t *nbytes, const ms_checkpoint *c, const char *path)
+/* The folder has no manifest. When it is a root of checkpoints, the error names the last one. */
+static ms_status fail_without_manifest(const ms_checkpoint *c, const char *path)
 {
     msi_pointer latest = {0};
-    ms_status status = msi_io_open(fd, nbytes, path, false);
-
-    if (status != MS_IO_ERROR || errno != ENOENT) {
-        return status;
-    }
     const bool is_root = msi_pointer_read(&latest, c->path) == MS_OK && latest.name[0] != '\0';
 
     errno = ENOENT;
@@ -54,62 +43,67 @@ static ms_status open_manifest(int *fd, int64_t *nbytes, const ms_checkpoint *c,
                    path, c->path, msi_foreign_name(latest.name));
 }
 
-static ms_status read_manifest(ms_checkpoint *c)
+/* `text` is malloced. */
+static ms_status read_manifest_text(char **text, int64_t *nbytes, const ms_checkpoint *c, int dir,
+                                    const char *path)
+{
+    int fd;
+    ms_status status = msi_io_open(&fd, nbytes, dir, MSI_MANIFEST_NAME, path);
+
+    if (status != MS_OK) {
+        return status == MS_IO_ERROR && errno == ENOENT ? fail_without_manifest(c, path) : status;
+    }
+    if (*nbytes > MSI_MANIFEST_MAX) {
+        status = MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected at most %d", path,
+                         (long long)*nbytes, MSI_MANIFEST_MAX);
+    } else if ((*text = malloc((size_t)*nbytes + 1)) == NULL) {
+        status =
+            MS_FAIL(MS_OUT_OF_MEMORY, "no memory for %s (%lld bytes)", path, (long long)*nbytes);
+    } else {
+        status = msi_io_read(fd, path, *text, *nbytes, 0);
+    }
+    close(fd);
+    return status;
+}
+
+static ms_status read_manifest(ms_checkpoint *c, int dir)
 {
     char *path = msi_io_path("%s/%s", c->path, MSI_MANIFEST_NAME), *text = NULL;
     int64_t nbytes;
-    int fd = -1;
-    ms_status status = MS_OUT_OF_MEMORY;
+    ms_status status = path != NULL ? MS_OK : MS_OUT_OF_MEMORY;
 
-    if (path == NULL) {
-        return status;
+    if (status == MS_OK) {
+        status = read_manifest_text(&text, &nbytes, c, dir, path);
     }
-    MS_TRY_GOTO(open_manifest(&fd, &nbytes, c, path), done);
-    if (nbytes > MSI_MANIFEST_MAX) {
-        status = MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected at most %d", path,
-                         (long long)nbytes, MSI_MANIFEST_MAX);
-        goto done;
+    if (status == MS_OK) {
+        status = msi_manifest_parse(&c->manifest, path, text, (size_t)nbytes);
     }
-    text = malloc((size_t)nbytes + 1);
-    if (text == NULL) {
-        status =
-            MS_FAIL(MS_OUT_OF_MEMORY, "no memory for %s (%lld bytes)", path, (long long)nbytes);
-        goto done;
-    }
-    MS_TRY_GOTO(msi_io_read(fd, path, text, nbytes, 0), done);
-    status = msi_manifest_parse(&c->manifest, path, text, (size_t)nbytes);
-done:
-    if (fd >= 0) {
-        close(fd);
-    }
+    const int error = errno;
+
     free(text);
     free(path);
+    errno = error;
     return status;
 }
 
 /* Open file `i` and see that it has the size the manifest says. */
-static ms_status open_file(ms_checkpoint *c, int32_t i)
+static ms_status open_file(ms_checkpoint *c, int dir, int32_t i)
 {
-    const int64_t expected = c->manifest.files[i].nbytes;
+    const msi_manifest_file *file = &c->manifest.files[i];
     shard *s = &c->shards[i];
     int64_t nbytes;
 
-    s->path = msi_io_path("%s/%s", c->path, c->manifest.files[i].name);
+    s->path = msi_io_path("%s/%s", c->path, file->name);
     if (s->path == NULL) {
         return MS_OUT_OF_MEMORY;
     }
-    ms_status status = msi_io_open(&s->fd, &nbytes, s->path, false);
-
-    if (status != MS_OK) {
-        s->fd = -1;
-        return status;
-    }
-    return nbytes == expected ? MS_OK
-                              : MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld",
-                                        s->path, (long long)nbytes, (long long)expected);
+    MS_TRY(msi_io_open(&s->fd, &nbytes, dir, file->name, s->path));
+    return nbytes == file->nbytes ? MS_OK
+                                  : MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld",
+                                            s->path, (long long)nbytes, (long long)file->nbytes);
 }
 
-static ms_status open_files(ms_checkpoint *c)
+static ms_status open_files(ms_checkpoint *c, int dir)
 {
     const int32_t n = c->manifest.n_files;
 
@@ -121,67 +115,73 @@ static ms_status open_files(ms_checkpoint *c)
         c->shards[i].fd = -1;
     }
     for (int32_t i = 0; i < n; i++) {
-        MS_TRY(open_file(c, i));
+        MS_TRY(open_file(c, dir, i));
     }
     return MS_OK;
 }
 
-/* Where the checkpoint lies: at `path`, or aside when its replacement was cut short (see
- * [Note: replacing in steps]). malloced. */
-static char *find_folder(const char *path)
+/* Open the folder at c->path, or where that is gone, the one that a replacement which was cut short
+ * has left beside it ([Note: replacing in steps]). */
+static ms_status open_folder(ms_checkpoint *c, int *dir)
 {
-    char *aside;
-
-    if (access(path, F_OK) == 0 || errno != ENOENT) {
-        return msi_io_path("%s", path);
+    *dir = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*dir >= 0 || errno != ENOENT) {
+        return *dir >= 0 ? MS_OK : msi_io_fail("open", c->path);
     }
-    aside = msi_io_path("%s.old", path);
-    if (aside != NULL && access(aside, F_OK) != 0 && errno == ENOENT) {
+    char *aside = msi_io_path("%s.old", c->path);
+
+    if (aside == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    *dir = open(aside, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*dir < 0) {
         free(aside);
-        return msi_io_path("%s", path);
+        errno = ENOENT;
+        return MS_FAIL(MS_IO_ERROR, "open %s/%s: No such file or directory", c->path,
+                       MSI_MANIFEST_NAME);
     }
-    return aside;
+    msi_warn("UserWarning", "%s is not there: its replacement was cut short, %s is read", c->path,
+             aside);
+    free(c->path);
+    c->path = aside;
+    return MS_OK;
 }
 
-/* Which manifest is at `path`? All zero: none. */
-static ms_status identify(struct stat *manifest, const char *path)
+/* Has another folder come to c->path since `dir` was opened there? */
+static bool is_replaced(const ms_checkpoint *c, int dir)
 {
-    char *folder = find_folder(path);
-    char *file = folder != NULL ? msi_io_path("%s/%s", folder, MSI_MANIFEST_NAME) : NULL;
-    const ms_status status = file != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+    struct stat opened, there;
 
-    *manifest = (struct stat){0};
-    if (file != NULL && lstat(file, manifest) != 0) {
-        *manifest = (struct stat){0};
-    }
-    free(file);
-    free(folder);
-    return status;
+    return fstat(dir, &opened) == 0 && stat(c->path, &there) == 0 &&
+           (opened.st_ino != there.st_ino || opened.st_dev != there.st_dev);
 }
 
-static bool same_file(const struct stat *a, const struct stat *b)
-{
-    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
-           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
-}
-
-/* Open what is at `path` now. */
-static ms_status open_now(ms_checkpoint **out, const char *path)
+/* `*replaced`: it failed as the checkpoint was replaced meanwhile. */
+static ms_status open_once(ms_checkpoint **out, const char *path, bool *replaced)
 {
     ms_checkpoint *c = calloc(1, sizeof(*c));
+    int dir = -1;
 
-    if (c == NULL || (c->path = find_folder(path)) == NULL) {
+    *replaced = false;
+    if (c == NULL || (c->path = strdup(path)) == NULL) {
         free(c);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
     }
-    ms_status status = read_manifest(c);
+    ms_status status = open_folder(c, &dir);
 
     if (status == MS_OK) {
-        status = open_files(c);
+        status = read_manifest(c, dir);
+    }
+    if (status == MS_OK) {
+        status = open_files(c, dir);
+    }
+    const int error = errno;
+
+    *replaced = status != MS_OK && dir >= 0 && is_replaced(c, dir);
+    if (dir >= 0) {
+        close(dir);
     }
     if (status != MS_OK) {
-        const int error = errno;
-
         ms_checkpoint_close(c);
         errno = error;
         return status;
@@ -190,41 +190,17 @@ static ms_status open_now(ms_checkpoint **out, const char *path)
     return MS_OK;
 }
 
-/* As open_now(), again while there is another one afterwards; its failure is the caller's only when
- * nothing has changed. */
-static ms_status open_one(ms_checkpoint **out, const char *path)
-{
-    struct stat before, after;
-    ms_status status;
-
-    MS_TRY(identify(&after, path));
-    for (int attempt = 1;; attempt++) {
-        before = after;
-        status = open_now(out, path);
-        const int error = errno;
-        const ms_status identified = identify(&after, path);
-
-        errno = error;
-        if (same_file(&before, &after) || attempt == OPEN_ATTEMPTS) {
-            return status;
-        }
-        ms_checkpoint_close(*out);
-        *out = NULL;
-        MS_TRY(identified);
-    }
-}
-
 ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
 {
-    *out = NULL;
-    MS_TRY(open_one(out, path));
-    ms_checkpoint *c = *out;
+    bool replaced = true;
+    ms_status status = MS_OK;
 
-    if (strcmp(c->path, path) != 0) {
-        msi_warn("UserWarning", "%s is not there: its replacement was cut short, %s is read", path,
-                 c->path);
+    *out = NULL;
+    for (int attempt = 0; replaced && attempt < 100; attempt++) {
+        status = open_once(out, path, &replaced);
     }
-    msi_live_add(&c->live, MSI_LIVE_CHECKPOINT, c);
+    MS_TRY(status);
+    msi_live_add(&(*out)->live, MSI_LIVE_CHECKPOINT, *out);
     return MS_OK;
 }
 
@@ -293,98 +269,23 @@ ms_status ms_checkpoint_extent(const ms_checkpoint *c, const char *key, ms_param
     return MS_OK;
 }
 
-static ms_status check_hash(const ms_checkpoint *c, int32_t i, int fd)
-{
-    const msi_manifest_file *file = &c->manifest.files[i];
-    uint64_t hash;
-
-    MS_TRY(msi_io_hash(fd, c->shards[i].path, file->nbytes, &hash));
-    return hash == file->hash
-               ? MS_OK
-               : MS_FAIL(MS_FORMAT_ERROR, "%s: its bytes have hash %016llx, expected %016llx",
-                         c->shards[i].path, (unsigned long long)hash,
-                         (unsigned long long)file->hash);
-}
-
-/* Does the one piece of `t` that lies in file `i` lie where the file's header says? */
-static ms_status check_piece(const ms_checkpoint *c, int32_t i, const msi_manifest_tensor *t,
-                             const msi_st_place *place, int32_t *n)
-{
-    const char *name = c->manifest.files[i].name;
-    const int32_t before = *n;
-
-    for (int32_t p = 0; p < t->n_pieces; p++) {
-        const msi_manifest_piece *piece = &t->pieces[p];
-        const int64_t offset = place->end - piece->numel * ms_dtype_size(t->whole.dtype);
-
-        if (piece->file != i) {
-            continue;
-        }
-        if (++*n > before + 1) {
-            return MS_FAIL(MS_FORMAT_ERROR, "%s/%s: '%s' has two pieces in %s, expected one",
-                           c->path, MSI_MANIFEST_NAME, t->key, name);
-        }
-        if (place->dtype != t->whole.dtype) {
-            return MS_FAIL(MS_FORMAT_ERROR, "%s/%s: 'dtype' of '%s' is %s, but %s has it as %s",
-                           c->path, MSI_MANIFEST_NAME, t->key, ms_dtype_name(t->whole.dtype), name,
-                           ms_dtype_name(place->dtype));
-        }
-        if (offset < place->begin || piece->offset != offset) {
-            return MS_FAIL(MS_FORMAT_ERROR,
-                           "%s/%s: 'offset' of '%s' is %lld and 'numel' %lld, but %s has it in "
-                           "bytes [%lld, %lld)",
-                           c->path, MSI_MANIFEST_NAME, t->key, (long long)piece->offset,
-                           (long long)piece->numel, name, (long long)place->begin,
-                           (long long)place->end);
-        }
-    }
-    return MS_OK;
-}
-
-/* Does the manifest say of file `i` what its own header says? */
-static ms_status check_header(const ms_checkpoint *c, int32_t i, int fd)
-{
-    const msi_manifest_file *file = &c->manifest.files[i];
-    const char *path = c->shards[i].path;
-    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    ms_status status = MS_OK;
-    ms_safetensors *header;
-    int32_t n = 0;
-
-    if (own < 0) {
-        return msi_io_fail("open", path);
-    }
-    MS_TRY(msi_st_open_fd(&header, path, own, file->nbytes));
-    for (int32_t e = 0; e < ms_safetensors_n(header) && status == MS_OK; e++) {
-        const msi_st_place place = msi_st_place_of(header, e);
-        const msi_manifest_tensor *t = msi_manifest_find(&c->manifest, place.name);
-
-        if (t != NULL) { /* else all of it is in another file, too */
-            status = check_piece(c, i, t, &place, &n);
-        }
-    }
-    if (status == MS_OK && n != file->n_pieces) {
-        status =
-            MS_FAIL(MS_FORMAT_ERROR,
-                    "%s/%s: 'pieces' of %d tensors are said to lie in %s, which has %d of them",
-                    c->path, MSI_MANIFEST_NAME, file->n_pieces, file->name, n);
-    }
-    ms_safetensors_close(header);
-    return status;
-}
-
-/* The descriptor of file `i`, verified. */
+/* The descriptor of file `i`, whose hash is verified. */
 static ms_status verified(ms_checkpoint *c, int32_t i, int *fd)
 {
+    const msi_manifest_file *file = &c->manifest.files[i];
     shard *s = &c->shards[i];
+    uint64_t hash;
 
-    if (!s->verified) {
-        MS_TRY(check_hash(c, i, s->fd));
-        MS_TRY(check_header(c, i, s->fd));
-        s->verified = true;
-    }
     *fd = s->fd;
-    return MS_OK;
+    if (s->verified) {
+        return MS_OK;
+    }
+    MS_TRY(msi_io_hash(s->fd, s->path, file->nbytes, &hash));
+    s->verified = hash == file->hash;
+    return s->verified
+               ? MS_OK
+               : MS_FAIL(MS_FORMAT_ERROR, "%s: its bytes have hash %016llx, expected %016llx",
+                         s->path, (unsigned long long)hash, (unsigned long long)file->hash);
 }
 
 ms_status msi_checkpoint_verify(ms_checkpoint *c, int32_t first, int32_t stride)
@@ -427,37 +328,23 @@ ms_status msi_checkpoint_check(const ms_checkpoint *c, const char *key,
     return MS_OK;
 }
 
-/* Index of the piece that holds element `start`. */
-static int32_t piece_at(const msi_manifest_tensor *t, int64_t start)
-{
-    int32_t low = 0, high = t->n_pieces;
-
-    while (high - low > 1) {
-        int32_t middle = low + (high - low) / 2;
-
-        if (t->pieces[middle].start <= start) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 /* Pass over the pieces that hold the elements of `extent`: verify their files, or (when `to` is
  * given) read them. */
 static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
                             const ms_param_extent *extent, char *to)
 {
-    int64_t width = ms_dtype_size(extent->dtype);
-    int64_t next = extent->start, end = extent->start + extent->numel;
+    const int64_t width = ms_dtype_size(extent->dtype), end = extent->start + extent->numel;
+    int64_t next = extent->start;
 
-    for (int32_t p = piece_at(t, next); next < end; p++) {
+    for (int32_t p = 0; p < t->n_pieces && next < end; p++) {
         const msi_manifest_piece *piece = &t->pieces[p];
-        int64_t piece_end = piece->start + piece->numel;
-        int64_t n = (piece_end < end ? piece_end : end) - next;
+        const int64_t piece_end = piece->start + piece->numel;
+        const int64_t n = (piece_end < end ? piece_end : end) - next;
         int fd;
 
+        if (n <= 0) { /* it ends before the extent */
+            continue;
+        }
         MS_TRY(verified(c, piece->file, &fd));
         if (to != NULL) {
             MS_TRY(msi_st_read(fd, c->shards[piece->file].path, extent->dtype, to, n * width,
@@ -475,7 +362,7 @@ ms_status msi_checkpoint_fetch(ms_checkpoint *c, const char *key, const ms_param
     const msi_manifest_tensor *t;
 
     MS_TRY(find(c, key, &t));
-    return extent->numel > 0 ? for_pieces(c, t, extent, to) : MS_OK;
+    return for_pieces(c, t, extent, to);
 }
 
 ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key, const ms_param_extent *extent,

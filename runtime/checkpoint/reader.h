@@ -7,9 +7,9 @@
 
 /* Borrowed from `c`. */
 const msi_manifest *msi_checkpoint_manifest(const ms_checkpoint *c);
-/* Of a checkpoint that was listed, opening or verifying failed with `status`: what is missing has
- * been lost or removed, so it is MS_FORMAT_ERROR, as damage is. What cannot be read now stays
- * MS_IO_ERROR: it may be whole. To be called at once, with the thread's error and errno. */
+/* For a checkpoint that was listed and whose opening or verifying has ended with `status`: a
+ * missing file is damage, MS_FORMAT_ERROR. What cannot be read now stays MS_IO_ERROR, as it may be
+ * whole. Uses the thread's error and errno. */
 ms_status msi_checkpoint_missing(ms_status status);
 /* Verify the hash of every file whose number is `first` modulo `stride`. */
 ms_status msi_checkpoint_verify(ms_checkpoint *c, int32_t first, int32_t stride);

@@ -3,10 +3,9 @@
 #ifndef MSI_SAFETENSORS_H
 #define MSI_SAFETENSORS_H
 
+#include "json.h"
 #include "moonshard/checkpoint.h"
 #include "tensor.h"
-
-#include <jansson.h>
 
 enum { MSI_ST_HEADER_MAX = 100000000 };
 
@@ -23,17 +22,6 @@ ms_status msi_st_header_add(json_t *header, const char *name, int32_t dtype, int
 /* Length prefix and header text, filled with spaces to `room` bytes (0: to a multiple of 8).
  * malloced; `*nbytes` counts all. */
 ms_status msi_st_header_text(char **text, int64_t *nbytes, const json_t *header, int64_t room);
-/* As ms_safetensors_open(), of a file of `nbytes` that is open; `fd` is closed with it, also when
- * it fails. */
-ms_status msi_st_open_fd(ms_safetensors **out, const char *path, int fd, int64_t nbytes);
-/* Where a tensor lies in its file: bytes [begin, end). */
-typedef struct msi_st_place {
-    const char *name;
-    int32_t dtype; /* MS_DTYPE_NONE: none of ours */
-    int64_t begin, end;
-} msi_st_place;
-
-msi_st_place msi_st_place_of(const ms_safetensors *f, int32_t i);
 /* Read elements that lie at `offset`. Bytes of a bool other than 0 are 1: there is no third truth
  * value. */
 ms_status msi_st_read(int fd, const char *path, int32_t dtype, void *to, int64_t nbytes,

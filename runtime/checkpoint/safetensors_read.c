@@ -1,17 +1,17 @@
-/* Reading safetensors files from anywhere: nothing in the header is believed before it is checked
- * against the bytes that are there. */
+/* Reading safetensors files from anywhere: every field of the header is checked against the bytes
+ * of the file. */
 #include "io.h"
-#include "json_text.h"
 #include "live.h"
 #include "safetensors.h"
 
 #include <endian.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 typedef struct st_entry {
-    const char *name;  /* in the header's text */
+    char *name;
     const char *dtype; /* static, the format's name */
     int32_t ndim;
     int64_t shape[MS_MAX_DIMS]; /* the first ones when there are more */
@@ -23,7 +23,6 @@ struct ms_safetensors {
     char *path;
     int fd;
     int64_t data; /* offset of the data section */
-    char *header; /* its text */
     int32_t n;
     st_entry *entries; /* by begin, end, name */
 };
@@ -152,44 +151,22 @@ static ms_status read_fields(const char *path, st_entry *e, const json_t *value)
     return MS_OK;
 }
 
-static ms_status read_entry(const msi_json_source *source, st_entry *e, const msi_json_member *m)
+/* Metadata are checked and forgotten. */
+static ms_status check_metadata(const char *path, const json_t *metadata)
 {
+    const char *name;
     json_t *value;
 
-    e->name = m->name;
-    if (m->n > MSI_JSON_TREE_MAX) {
-        return MS_FAIL(MS_FORMAT_ERROR,
-                       "%s: tensor '%s' is described by %zu bytes, expected at most %d",
-                       source->path, msi_foreign_name(e->name), m->n, MSI_JSON_TREE_MAX);
+    if (!json_is_object(metadata)) {
+        return bad(path, "__metadata__", "expected an object");
     }
-    MS_TRY(ms_json_parse(&value, source, m->value, m->n));
-    ms_status status = read_fields(source->path, e, value);
-
-    json_decref(value);
-    return status;
-}
-
-/* Metadata are checked and forgotten. */
-static ms_status check_metadata(const msi_json_source *source, const msi_json_member *metadata)
-{
-    msi_json_member *members;
-    int32_t n;
-    ms_status status = MS_OK;
-
-    if (metadata->value[0] != '{') {
-        return bad(source->path, "__metadata__", "expected an object");
-    }
-    MS_TRY(ms_json_split(&members, &n, source, metadata->value, metadata->n));
-    for (int32_t i = 0; i < n && status == MS_OK; i++) {
-        bool is_string;
-
-        status = msi_json_is_string(source, &members[i], &is_string);
-        if (status == MS_OK && !is_string) {
-            status = bad(source->path, "__metadata__", "expected strings only");
+    json_object_foreach((json_t *)(uintptr_t)metadata, name, value)
+    {
+        if (!json_is_string(value)) {
+            return bad(path, "__metadata__", "expected strings only");
         }
     }
-    free(members);
-    return status;
+    return MS_OK;
 }
 
 static int compare_entries(const void *a, const void *b)
@@ -227,38 +204,35 @@ static ms_status check_cover(const ms_safetensors *f, int64_t data_bytes)
     return MS_OK;
 }
 
-static ms_status read_entries(ms_safetensors *f, const msi_json_source *source,
-                              const msi_json_member *members, int32_t n)
+static ms_status read_entries(ms_safetensors *f, json_t *header)
 {
-    f->entries = calloc((size_t)n + 1, sizeof(*f->entries));
+    const char *name;
+    json_t *value;
+
+    if (!json_is_object(header)) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s: the header is no object", f->path);
+    }
+    f->entries = calloc(json_object_size(header) + 1, sizeof(*f->entries));
     if (f->entries == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the entries of %s", f->path);
     }
-    for (int32_t i = 0; i < n; i++) {
-        if (strcmp(members[i].name, "__metadata__") == 0) {
-            MS_TRY(check_metadata(source, &members[i]));
-        } else {
-            MS_TRY(read_entry(source, &f->entries[f->n++], &members[i]));
+    json_object_foreach(header, name, value)
+    {
+        if (strcmp(name, "__metadata__") == 0) {
+            MS_TRY(check_metadata(f->path, value));
+            continue;
         }
+        st_entry *e = &f->entries[f->n];
+
+        e->name = strdup(name);
+        if (e->name == NULL) {
+            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the entries of %s", f->path);
+        }
+        f->n++;
+        MS_TRY(read_fields(f->path, e, value));
     }
     qsort(f->entries, (size_t)f->n, sizeof(*f->entries), compare_entries);
     return MS_OK;
-}
-
-static ms_status parse_header(ms_safetensors *f, int64_t length)
-{
-    const msi_json_source source = {.path = f->path, .part = "header, ", .begin = f->header};
-    msi_json_member *members;
-    int32_t n;
-
-    if (f->header[strspn(f->header, " \t\n\r")] == '[') {
-        return MS_FAIL(MS_FORMAT_ERROR, "%s: the header is no object", f->path);
-    }
-    MS_TRY(ms_json_split(&members, &n, &source, f->header, (size_t)length));
-    ms_status status = read_entries(f, &source, members, n);
-
-    free(members);
-    return status;
 }
 
 /* What torch.save() wrote, by its first bytes; NULL: it did not. */
@@ -305,15 +279,25 @@ static ms_status read_header(ms_safetensors *f, int64_t file_bytes)
                        f->path, (unsigned long long)length, MSI_ST_HEADER_MAX,
                        (long long)file_bytes);
     }
-    f->header = malloc(length + 1);
-    if (f->header == NULL) {
+    char *text = malloc(length + 1);
+    json_t *header = NULL;
+
+    if (text == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the header of %s (%llu bytes)", f->path,
                        (unsigned long long)length);
     }
-    MS_TRY(msi_io_read(f->fd, f->path, f->header, (int64_t)length, 8));
-    f->header[length] = '\0';
+    ms_status status = msi_io_read(f->fd, f->path, text, (int64_t)length, 8);
+
+    if (status == MS_OK) {
+        status = msi_json_parse(&header, f->path, "header, ", text, (size_t)length);
+    }
+    free(text);
+    if (status == MS_OK) {
+        status = read_entries(f, header);
+    }
+    json_decref(header);
+    MS_TRY(status);
     f->data = 8 + (int64_t)length;
-    MS_TRY(parse_header(f, (int64_t)length));
     return check_cover(f, file_bytes - f->data);
 }
 
@@ -323,15 +307,9 @@ ms_status ms_safetensors_open(ms_safetensors **out, const char *path)
     int fd;
 
     *out = NULL;
-    MS_TRY(msi_io_open(&fd, &nbytes, path, true));
-    return msi_st_open_fd(out, path, fd, nbytes);
-}
-
-ms_status msi_st_open_fd(ms_safetensors **out, const char *path, int fd, int64_t nbytes)
-{
+    MS_TRY(msi_io_open(&fd, &nbytes, AT_FDCWD, path, path));
     ms_safetensors *f = calloc(1, sizeof(*f));
 
-    *out = NULL;
     if (f == NULL) {
         close(fd);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
@@ -357,8 +335,10 @@ void ms_safetensors_close(ms_safetensors *f)
     }
     close(f->fd);
     msi_live_remove(&f->live);
+    for (int32_t i = 0; i < f->n; i++) {
+        free(f->entries[i].name);
+    }
     free(f->entries);
-    free(f->header);
     free(f->path);
     free(f);
 }
@@ -371,16 +351,6 @@ int32_t ms_safetensors_n(const ms_safetensors *f)
 const char *ms_safetensors_name(const ms_safetensors *f, int32_t i)
 {
     return i >= 0 && i < f->n ? f->entries[i].name : "";
-}
-
-msi_st_place msi_st_place_of(const ms_safetensors *f, int32_t i)
-{
-    const st_entry *e = &f->entries[i];
-
-    return (msi_st_place){.name = e->name,
-                          .dtype = msi_st_dtype(e->dtype),
-                          .begin = f->data + e->begin,
-                          .end = f->data + e->end};
 }
 
 ms_status msi_st_read(int fd, const char *path, int32_t dtype, void *to, int64_t nbytes,

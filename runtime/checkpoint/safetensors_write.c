@@ -1,7 +1,6 @@
 /* Writing safetensors: headers, elements, and whole files put in place at once. */
-#include "beside.h"
+#include "atomic_file.h"
 #include "io.h"
-#include "json_text.h"
 #include "outcome.h"
 #include "safetensors.h"
 
@@ -59,7 +58,7 @@ ms_status msi_st_header_add(json_t *header, const char *name, int32_t dtype, int
 
 ms_status msi_st_header_text(char **text, int64_t *nbytes, const json_t *header, int64_t room)
 {
-    char *json = ms_json_text(header, JSON_COMPACT);
+    char *json = json_dumps(header, JSON_COMPACT);
     uint64_t length;
 
     *text = NULL;
@@ -161,7 +160,7 @@ static ms_status write_all(int fd, const char *path, const named *list, int32_t 
 ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32_t n_tensors,
                               const char *const *names)
 {
-    msi_beside file;
+    msi_atomic_file file;
     named *list;
     ms_status status;
 
@@ -173,9 +172,9 @@ ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32
         list[i] = (named){.tensor = tensors[i], .name = names[i]};
     }
     qsort(list, (size_t)n_tensors, sizeof(*list), compare_named);
-    status = msi_beside_begin(&file, path);
+    status = msi_atomic_file_begin(&file, path);
     if (status == MS_OK) {
-        status = msi_beside_end(&file, write_all(file.fd, file.path, list, n_tensors));
+        status = msi_atomic_file_end(&file, write_all(file.fd, file.path, list, n_tensors));
     }
     free(list);
     return status;

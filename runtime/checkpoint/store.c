@@ -1,92 +1,238 @@
-/* A folder of checkpoints: the newest intact one, and removing what is no longer wanted. */
-#include "folder.h"
-#include "io.h"
-#include "listing.h"
-#include "pointer.h"
+/* A root of checkpoints: the newest intact one, and removing those that are not wanted any more. */
+#include "store.h"
+#include "paths.h"
 #include "reader.h"
-#include "search.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-/* Is every byte of the checkpoint at `path` what was written? */
-static ms_status verify(const char *path)
+/* -- listing ----------------------------------------------------------------------------------- */
+
+void msi_listing_dispose(msi_listing *l)
 {
+    for (int32_t i = 0; i < l->n; i++) {
+        free(l->list[i].name);
+    }
+    free(l->list);
+    *l = (msi_listing){0};
+}
+
+/* Greatest step first; equal steps by name, so that the order depends on nothing else. */
+static int compare_found(const void *a, const void *b)
+{
+    const msi_found *x = a, *y = b;
+
+    if (x->step != y->step) {
+        return x->step > y->step ? -1 : 1;
+    }
+    return strcmp(x->name, y->name);
+}
+
+/* Is `<root>/<name>` a checkpoint, whole or broken? MS_IO_ERROR, with errno, when it cannot be
+ * looked at. */
+static ms_status is_candidate(bool *is, const char *root, const char *name)
+{
+    msi_contents contents;
+
+    *is = false;
+    if (name[0] == '.' || name[0] == '\0' || msi_is_temporary(name, NULL)) {
+        return MS_OK;
+    }
+    char *path = msi_io_path("%s/%s", root, name);
+    const ms_status status = path != NULL ? msi_folder_look(&contents, path) : MS_OUT_OF_MEMORY;
+    const int error = errno;
+
+    free(path);
+    errno = error;
+    *is = status == MS_OK && contents == MSI_CONTENTS_OURS;
+    return status;
+}
+
+ms_status msi_listing_pass_over(msi_listing *l, const char *name)
+{
+    const size_t used = strlen(l->broken);
+    bool is;
+
+    MS_TRY(is_candidate(&is, l->root, name));
+    if (!is) { /* another process has removed it */
+        return MS_OK;
+    }
+    if (l->warns) {
+        msi_warn("UserWarning", "a broken checkpoint is passed over: %s", ms_error_message());
+    }
+    snprintf(l->broken + used, sizeof(l->broken) - used, "%s%s", l->n_broken > 0 ? "; " : "",
+             ms_error_message());
+    l->n_broken++;
+    return MS_OK;
+}
+
+static ms_status append(msi_listing *l, msi_found found)
+{
+    msi_found *list = realloc(l->list, ((size_t)l->n + 1) * sizeof(*list));
+
+    if (list != NULL) {
+        l->list = list;
+        found.name = strdup(found.name);
+        list[l->n] = found;
+    }
+    if (list == NULL || found.name == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a list of checkpoints");
+    }
+    l->n++;
+    return MS_OK;
+}
+
+/* Append a checkpoint when it opens. */
+static ms_status examine(msi_listing *l, const char *root, char *name)
+{
+    char *path = msi_io_path("%s/%s", root, name);
     ms_checkpoint *c;
+    ms_status status;
 
-    MS_TRY(msi_checkpoint_missing(ms_checkpoint_open(&c, path)));
-    ms_status status = msi_checkpoint_missing(msi_checkpoint_verify(c, 0, 1));
+    if (path == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    if (strcmp(name, "latest") == 0) { /* as a copy that follows links makes it */
+        status = MS_FAIL(MS_FORMAT_ERROR, "%s is a folder, expected a link to a checkpoint", path);
+    } else {
+        status = msi_checkpoint_missing(ms_checkpoint_open(&c, path));
+    }
+    free(path);
+    if (status != MS_OK) {
+        return status == MS_FORMAT_ERROR ? msi_listing_pass_over(l, name) : status;
+    }
+    const int64_t step = msi_checkpoint_manifest(c)->step;
 
+    if (l->from < 0 || msi_folder_step(name) == step) {
+        status = append(l, (msi_found){.name = name, .step = step});
+    }
     ms_checkpoint_close(c);
     return status;
 }
 
-ms_status ms_checkpoint_latest(const char **out, const char *root)
+static ms_status consider(void *user, const char *root, const char *entry)
 {
-    static _Thread_local char path[PATH_MAX];
-    const char *name;
-    msi_search s;
+    const int64_t step = msi_folder_step(entry);
+    char *name = (char *)(uintptr_t)entry;
+    msi_listing *l = user;
+    bool is;
 
-    *out = NULL;
-    ms_status status = msi_search_begin(&s, root, false);
+    if (step < l->from) {
+        return MS_OK;
+    }
+    ms_status status = is_candidate(&is, root, name);
 
-    while (status == MS_OK && *out == NULL && (name = msi_search_next(&s)) != NULL) {
-        if (snprintf(path, sizeof(path), "%s/%s", root, name) >= (int)sizeof(path)) {
-            status =
-                MS_FAIL(MS_VALUE_ERROR, "the path of a checkpoint under %.200s is too long", root);
-            break;
-        }
-        status = verify(path);
-        if (status == MS_OK) {
-            *out = path;
-        } else if (status == MS_FORMAT_ERROR) {
-            status = msi_search_pass_over(&s);
-        }
+    if (status == MS_OK && is) {
+        status = examine(l, root, name);
     }
-    if (status == MS_OK && *out == NULL) {
-        status = msi_search_none(&s);
+    /* a step that cannot be read now may be whole: the caller fails */
+    if (status != MS_IO_ERROR || step >= 0 || (errno != EACCES && errno != EPERM)) {
+        return status;
     }
-    msi_search_end(&s);
-    return status;
+    if (l->warns) {
+        msi_warn("UserWarning", "a folder that may not be opened is passed over: %s",
+                 ms_error_message());
+    }
+    return MS_OK;
 }
 
-/* Remove the checkpoint at `path`, unless a writer has just put it there or `latest` leads to it.
- * That is known for sure only while it is held, as no writer replaces it then. */
-static ms_status retire(const char *path, const char *name, const char *root, bool *others)
+static void move_first(msi_listing *l, int32_t i)
 {
-    char nonce[MSI_NONCE_ROOM], *doomed;
-    msi_pointer pointer;
-    msi_hold hold;
-    int fd;
+    const msi_found found = l->list[i];
 
-    MS_TRY(msi_io_nonce(nonce));
-    MS_TRY(msi_folder_hold(&fd, &hold, path));
-    const bool held = hold == MSI_HOLD_OURS || hold == MSI_HOLD_NONE;
-    ms_status status = held ? msi_pointer_read(&pointer, root) : MS_OK;
+    memmove(l->list + 1, l->list, (size_t)i * sizeof(found));
+    l->list[0] = found;
+}
 
-    if (held && status == MS_OK && strcmp(pointer.name, name) != 0) {
-        doomed = msi_temporary_path(path, nonce);
-        status = doomed != NULL ? msi_folder_retire(path, doomed, others) : MS_OUT_OF_MEMORY;
-        free(doomed);
+/* What was saved last comes first, whatever its step: a run that went back to an earlier step goes
+ * on from there. Where it is lost, and another one is taken, that is a warning. */
+static ms_status put_latest_first(msi_listing *l)
+{
+    msi_pointer latest;
+    bool is = false;
+
+    MS_TRY(msi_pointer_read(&latest, l->root));
+    for (int32_t i = 0; i < l->n; i++) {
+        if (strcmp(l->list[i].name, latest.name) == 0) {
+            move_first(l, i);
+            return MS_OK;
+        }
+    }
+    MS_TRY(is_candidate(&is, l->root, latest.name));
+    if (is && l->from >= 0 && l->warns && msi_folder_step(latest.name) < 0) {
+        msi_warn("UserWarning",
+                 "%s/%s, which is not named by its step, is passed over: %s is taken", l->root,
+                 msi_foreign_name(latest.name), l->n > 0 ? l->list[0].name : "none");
+    }
+    l->lost = latest.text[0] != '\0' && !is;
+    if (l->lost && l->n > 0 && l->warns) {
+        msi_warn("UserWarning",
+                 "%s/latest points at '%s', but no checkpoint of this folder is there: another "
+                 "one is taken",
+                 l->root, msi_foreign_name(latest.text));
+    }
+    return MS_OK;
+}
+
+ms_status msi_listing_read(msi_listing *l, const char *root, int64_t from, bool warns)
+{
+    *l = (msi_listing){.root = root, .from = from, .warns = warns};
+    MS_TRY(msi_folder_each(root, true, consider, l));
+    if (l->n > 1) {
+        qsort(l->list, (size_t)l->n, sizeof(*l->list), compare_found);
+    }
+    return put_latest_first(l);
+}
+
+const char *msi_listing_next(msi_listing *l)
+{
+    return l->next < l->n ? l->list[l->next++].name : NULL;
+}
+
+ms_status msi_listing_none(const msi_listing *l)
+{
+    msi_pointer latest;
+
+    if (l->n_broken > 0) {
+        return MS_FAIL(MS_FORMAT_ERROR, "%s holds %d checkpoint%s, %s: %s", l->root, l->n_broken,
+                       l->n_broken > 1 ? "s" : "",
+                       l->n_broken > 1 ? "none of them intact" : "which is not intact", l->broken);
+    }
+    if (!l->lost) {
+        return MS_OK;
+    }
+    MS_TRY(msi_pointer_read(&latest, l->root));
+    return MS_FAIL(MS_FORMAT_ERROR,
+                   "%s/latest points at '%s', but no checkpoint of this folder is there", l->root,
+                   msi_foreign_name(latest.text));
+}
+
+/* -- removing ---------------------------------------------------------------------------------- */
+
+/* Remove a checkpoint, unless it is busy or `latest` leads to it. That is known for sure only while
+ * it is locked, as no writer replaces it then. What cannot be removed is a warning. */
+static ms_status remove_checkpoint(const char *root, const char *name)
+{
+    char *path = msi_io_path("%s/%s", root, name);
+    msi_pointer latest = {0};
+    msi_lock lock = MSI_LOCK_GONE;
+    bool others = false;
+    int fd = -1;
+    ms_status status = path != NULL ? msi_folder_lock(&fd, &lock, path) : MS_OUT_OF_MEMORY;
+    const bool locked = lock == MSI_LOCK_OURS || lock == MSI_LOCK_NONE;
+
+    if (status == MS_OK && locked) {
+        status = msi_pointer_read(&latest, root);
+    }
+    if (status == MS_OK && locked && strcmp(latest.name, name) != 0) {
+        status = msi_folder_retire(path, path, &others);
     }
     if (fd >= 0) {
         close(fd);
     }
-    return status;
-}
-
-/* Remove a checkpoint, warning about what cannot be removed. */
-static ms_status remove_checkpoint(const char *root, const char *name)
-{
-    char *path = msi_io_path("%s/%s", root, name);
-    bool others = false;
-    ms_status status = path != NULL ? retire(path, name, root, &others) : MS_OUT_OF_MEMORY;
-
     if (status == MS_IO_ERROR) {
         msi_warn("UserWarning", "an old checkpoint is not removed: %s", ms_error_message());
         status = MS_OK;
@@ -98,32 +244,15 @@ static ms_status remove_checkpoint(const char *root, const char *name)
     return status;
 }
 
-/* Remove all but the first `keep` of those up to a step. What cannot be read now is not counted,
- * and stays. */
-static ms_status remove_old(const msi_listing *l, const char *root, int64_t up_to, int32_t keep)
+/* Keep the first `keep` of the listing up to a step, and all beyond. Disposes of the listing. */
+static ms_status keep_first(msi_listing *l, int64_t up_to, int32_t keep)
 {
-    ms_status status = MS_OK;
+    const char *root = l->root;
+    msi_pointer latest;
+    ms_status status = msi_pointer_read(&latest, root);
 
-    for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
-        if (l->list[i].unread || l->list[i].step > up_to) {
-            continue;
-        } else if (keep > 0) {
-            keep--;
-        } else {
-            status = remove_checkpoint(root, l->list[i].name);
-        }
-    }
-    return status;
-}
-
-/* The second is the newest of those that were not saved last. */
-static ms_status tell_of_newer(const msi_listing *l, const char *root)
-{
-    msi_pointer pointer;
-
-    MS_TRY(msi_pointer_read(&pointer, root));
-    if (l->n > 1 && l->list[1].step > l->list[0].step &&
-        strcmp(pointer.name, l->list[0].name) == 0) {
+    if (status == MS_OK && l->n > 1 && l->list[1].step > l->list[0].step &&
+        strcmp(latest.name, l->list[0].name) == 0) {
         msi_warn(
             "UserWarning",
             "%s/%s was saved last, with step %lld, though %s has step %lld: to resume is to go "
@@ -131,16 +260,10 @@ static ms_status tell_of_newer(const msi_listing *l, const char *root)
             root, l->list[0].name, (long long)l->list[0].step, l->list[1].name,
             (long long)l->list[1].step);
     }
-    return MS_OK;
-}
-
-/* Keep the first `keep` of the listing up to a step, and all beyond. The listing is disposed of. */
-static ms_status keep_first(msi_listing *l, const char *root, int64_t up_to, int32_t keep)
-{
-    ms_status status = tell_of_newer(l, root);
-
-    if (status == MS_OK) {
-        status = remove_old(l, root, up_to, keep);
+    for (int32_t i = 0; i < l->n && status == MS_OK; i++) {
+        if (l->list[i].step <= up_to && keep-- <= 0) {
+            status = remove_checkpoint(root, l->list[i].name);
+        }
     }
     msi_listing_dispose(l);
     return status == MS_OK ? msi_folder_sweep(root, NULL) : status;
@@ -153,8 +276,13 @@ ms_status ms_checkpoint_prune(const char *root, int32_t keep)
     if (keep < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "prune keeps at least 1 checkpoint, got %d", keep);
     }
-    MS_TRY(msi_listing_read(&l, root, -1));
-    return keep_first(&l, root, INT64_MAX, keep);
+    const ms_status status = msi_listing_read(&l, root, -1, false);
+
+    if (status != MS_OK) {
+        msi_listing_dispose(&l);
+        return status;
+    }
+    return keep_first(&l, INT64_MAX, keep);
 }
 
 ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
@@ -165,13 +293,17 @@ ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
         return MS_FAIL(MS_VALUE_ERROR, "rotate keeps at least 1 checkpoint, or all (0), got %d",
                        keep);
     }
-    /* Where all stay, only those that came later are of interest: a run may have hundreds. */
-    MS_TRY(msi_listing_read(&l, root, keep > 0 ? 0 : step));
-    msi_listing_leave_steps(&l, root);
+    /* Where all stay, only later steps matter, for the warning: a run may have hundreds. */
+    const ms_status status = msi_listing_read(&l, root, keep > 0 ? 0 : step, false);
+
+    if (status != MS_OK) {
+        msi_listing_dispose(&l);
+        return status;
+    }
     for (int32_t i = 0; i < l.n; i++) {
         if (l.list[i].step == step) {
-            msi_listing_move_first(&l, i);
+            move_first(&l, i);
         }
     }
-    return keep_first(&l, root, step, keep > 0 ? keep : INT32_MAX);
+    return keep_first(&l, step, keep > 0 ? keep : INT32_MAX);
 }

@@ -6,15 +6,11 @@
  * folder has changed; after it everything the manifest names is on disk. An older checkpoint of the
  * same name changes places with the new one and is removed last.
  *
- * Rank 0 holds the temporary folder ([Note: who holds a folder] in folder.h), so whoever prunes can
- * tell a writer that is at work from the leftovers of one that died. It made the folder, and it
- * alone removes it: another rank that fails cannot know whether its files are being published. */
-#include "folder.h"
-#include "io.h"
-#include "json_text.h"
+ * Rank 0 has the temporary folder locked ([Note: locks] in paths.h), so that a process that prunes
+ * can tell it from the leftovers of a writer that died. Rank 0 made the folder and it alone removes
+ * it: another rank that fails cannot know whether its files are being published. */
 #include "live.h"
 #include "outcome.h"
-#include "owner.h"
 #include "publish.h"
 #include "safetensors.h"
 
@@ -34,10 +30,9 @@ struct ms_checkpoint_writer {
     int32_t rank, world;
     char *name, *root;
     char *path;   /* where the checkpoint goes: `<root>/<name>` */
-    char *folder; /* what is written meanwhile */
-    char *doomed; /* rank 0: the name the folder gets before it is removed */
+    char *folder; /* where it is written meanwhile */
     char nonce[MSI_NONCE_ROOM];
-    int lock; /* rank 0: the folder, held; else -1 */
+    int lock; /* rank 0: the folder, locked; else -1 */
     json_t *report;
     json_t *keys; /* those added so far */
     int32_t n_files;
@@ -46,7 +41,7 @@ struct ms_checkpoint_writer {
     char file_name[MSI_SHARD_NAME], *file_path;
     json_t *header;
     int64_t header_used, data_end;
-    msi_outcome own; /* its failure is told to all by commit, so that ranks fail together */
+    msi_outcome own; /* its failure, which the commit brings to all ranks */
 };
 
 static ms_status check_name(const char *name)
@@ -82,7 +77,6 @@ static void writer_free(ms_checkpoint_writer *w)
     free(w->root);
     free(w->path);
     free(w->folder);
-    free(w->doomed);
     free(w);
 }
 
@@ -93,7 +87,7 @@ static void remove_written(const ms_checkpoint_writer *w)
     bool others;
 
     if (w->rank == 0 && w->folder != NULL) {
-        msi_folder_retire(w->folder, w->doomed, &others);
+        msi_folder_retire(w->folder, w->path, &others);
     }
 }
 
@@ -118,10 +112,7 @@ static ms_status make_folder(ms_checkpoint_writer *w)
     MS_TRY(msi_checkpoint_check_target(w->root, w->name));
     MS_TRY(msi_io_mkdir_all(w->root));
     MS_TRY(msi_folder_sweep(w->root, w->name));
-    MS_TRY(msi_io_nonce(w->nonce));
-    w->doomed = msi_temporary_path(w->path, w->nonce);
-    MS_TRY(w->doomed != NULL ? MS_OK : MS_OUT_OF_MEMORY);
-    MS_TRY(msi_hold_new(&w->lock, &w->folder, w->nonce, owner.mark, w->path, msi_folder_make));
+    MS_TRY(msi_temporary_new(&w->lock, &w->folder, w->nonce, owner.mark, w->path, true));
     return msi_owner_check(w->root, w->name, &owner);
 }
 
@@ -151,7 +142,7 @@ static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const cha
     return w->rank == 0 ? make_folder(w) : MS_OK;
 }
 
-/* All ranks are ready: take over what rank 0 has chosen. */
+/* All ranks are ready: take over the name that rank 0 has chosen. */
 static ms_status begin_together(ms_checkpoint_writer *w, const msi_outcome *all)
 {
     MS_TRY(msi_outcome_same_path(all, w->comm, "saves checkpoint"));
@@ -356,10 +347,7 @@ static ms_status gather_reports(ms_checkpoint_writer *w, const char *text, const
         }
     }
     for (int32_t r = 0; r < w->world && status == MS_OK && gathered != NULL; r++) {
-        bool no_memory;
-
-        reports[r] =
-            ms_json_load(gathered + r * longest, (size_t)all[r].n_bytes, 0, NULL, &no_memory);
+        reports[r] = json_loadb(gathered + r * longest, (size_t)all[r].n_bytes, 0, NULL);
         if (reports[r] == NULL) {
             msi_outcome_keep(&w->own,
                              MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the report of rank %d", r));
@@ -405,7 +393,7 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
         msi_outcome_keep(&w->own, finish_file(w));
     }
     if (w->own.status == MS_OK) {
-        text = ms_json_text(w->report, JSON_COMPACT);
+        text = json_dumps(w->report, JSON_COMPACT);
         if (text == NULL) {
             msi_outcome_keep(&w->own, MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a report"));
         }
@@ -436,15 +424,9 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
 ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, const char *meta_json)
 {
     json_error_t error;
-    bool no_memory;
+    json_t *meta = json_loads(meta_json != NULL ? meta_json : "{}", JSON_REJECT_DUPLICATES, &error);
 
-    meta_json = meta_json != NULL ? meta_json : "{}";
-    json_t *meta =
-        ms_json_load(meta_json, strlen(meta_json), JSON_REJECT_DUPLICATES, &error, &no_memory);
-
-    if (no_memory) {
-        msi_outcome_keep(&w->own, MS_FAIL(MS_OUT_OF_MEMORY, "no memory for meta data"));
-    } else if (!json_is_object(meta)) {
+    if (!json_is_object(meta)) {
         msi_outcome_keep(&w->own,
                          MS_FAIL(MS_VALUE_ERROR, "a checkpoint's meta data are a JSON object: %s",
                                  meta == NULL ? error.text : "got another value"));

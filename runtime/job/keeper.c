@@ -18,15 +18,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* As few are sent as a socket holds, so nobody waits to send one.
- * To the launcher: rank `rank` has ended with this status of waitpid(); the first message: this
- * error of fork() at rank `rank`, or of sigaction(), or that all have been started. To the keeper:
- * a signal. */
+/* So few are sent that the socket never fills. To the launcher: rank `rank` has ended with this
+ * status of waitpid(). The first message: all ranks have been started, or fork() has failed with
+ * this error at rank `rank`. To the keeper: a signal for a rank. */
 typedef struct message {
     int32_t rank, number;
 } message;
 
-enum { STARTED = -1, DEAF = -2 }; /* instead of a rank */
+enum { STARTED = -1 }; /* instead of a rank */
 
 typedef struct keeper {
     ms_launch *launch;
@@ -35,7 +34,7 @@ typedef struct keeper {
     struct sigaction child_before;
 } keeper;
 
-static bool tell(int32_t line, int32_t rank, int32_t number)
+static bool send_to(int32_t line, int32_t rank, int32_t number)
 {
     const message m = {rank, number};
     ssize_t n;
@@ -46,7 +45,7 @@ static bool tell(int32_t line, int32_t rank, int32_t number)
 }
 
 /* 1: a message; 0: none for now; -1: the other side has gone. */
-static int32_t hear(int32_t line, message *m)
+static int32_t receive(int32_t line, message *m)
 {
     ssize_t n;
 
@@ -69,7 +68,7 @@ static void leave_stdin(void)
     }
 }
 
-/* First steps of every rank: hear signals, die with the parent, own cores, leave stdin to rank 0.
+/* First steps of every rank: take signals, die with the parent, own cores, leave stdin to rank 0.
  * Async-signal-safe, as is all that a rank does before it becomes another program. Without these it
  * runs no worse: the keeper ends it as well. */
 static void settle(const keeper *k, pid_t parent, int32_t rank)
@@ -101,7 +100,7 @@ static int32_t start_ranks(keeper *k)
             return r;
         }
         if (pid < 0) {
-            tell(k->line, r, errno);
+            send_to(k->line, r, errno);
             _exit(1);
         }
         k->launch->child[r].pid = pid;
@@ -113,10 +112,11 @@ static int32_t start_ranks(keeper *k)
 
 /* -- keeping ----------------------------------------------------------------------------------- */
 
-/* A launcher that cannot be told of a rank would wait for it for ever: better it misses us. */
+/* A launcher that does not learn of a rank's end would wait for ever: better it misses the keeper.
+ */
 static void report(const keeper *k, int32_t rank, int32_t number)
 {
-    if (k->line >= 0 && !tell(k->line, rank, number) && errno != EPIPE) {
+    if (k->line >= 0 && !send_to(k->line, rank, number) && errno != EPIPE) {
         _exit(1);
     }
 }
@@ -147,13 +147,13 @@ static void signal_rank(const keeper *k, int32_t rank, int signal)
 /* False: the launcher has gone. */
 static bool obey(const keeper *k)
 {
-    int32_t heard;
+    int32_t received;
     message m;
 
-    while ((heard = hear(k->line, &m)) > 0) {
+    while ((received = receive(k->line, &m)) > 0) {
         signal_rank(k, m.rank, m.number);
     }
-    return heard == 0 && getppid() == k->launch->host;
+    return received == 0 && getppid() == k->launch->host;
 }
 
 static void signal_strays(int signal)
@@ -206,13 +206,12 @@ static void end_strays(void)
 
 static void on_child(int signal)
 {
-    (void)signal; /* only ends ppoll() */
+    (void)signal; /* it only ends ppoll() */
 }
 
-/* Signals of a terminal reach the keeper with all others, and are the launcher's business. SIGCHLD
- * also says that the launcher has died, as its end of the line does. False: it cannot be heard, and
- * without it no death of a rank would be noticed. */
-static bool take_no_signals(keeper *k)
+/* The keeper ignores what a terminal sends to all its processes. SIGCHLD also comes when the
+ * launcher has died. */
+static void take_no_signals(keeper *k)
 {
     struct sigaction wake = {.sa_handler = on_child};
     sigset_t all;
@@ -221,7 +220,7 @@ static bool take_no_signals(keeper *k)
     pthread_sigmask(SIG_SETMASK, &all, NULL);
     prctl(PR_SET_PDEATHSIG, SIGCHLD);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    return sigaction(SIGCHLD, &wake, &k->child_before) == 0;
+    sigaction(SIGCHLD, &wake, &k->child_before);
 }
 
 static _Noreturn void keep(keeper *k)
@@ -252,10 +251,7 @@ static int32_t become_keeper(ms_launch *launch, int32_t line)
 {
     keeper k = {.launch = launch, .line = line};
 
-    if (!take_no_signals(&k)) {
-        tell(line, DEAF, errno);
-        _exit(1);
-    }
+    take_no_signals(&k);
     close(launch->signal_fd);
     launch->signal_fd = -1;
     int32_t rank = start_ranks(&k);
@@ -271,43 +267,24 @@ static int32_t become_keeper(ms_launch *launch, int32_t line)
 
 /* -- for the launcher -------------------------------------------------------------------------- */
 
-/* Stopped, it would keep deaths and signals to itself. */
-static void wake(const ms_launch *launch)
-{
-    siginfo_t stopped = {.si_pid = 0};
-
-    if (waitid(P_PID, (id_t)launch->keeper, &stopped, WSTOPPED | WNOHANG) == 0 &&
-        stopped.si_pid != 0) {
-        kill(launch->keeper, SIGCONT);
-    }
-}
-
 static void hang_up(ms_launch *launch)
 {
-    int status = 0;
-    pid_t pid;
-
     close(launch->line);
     launch->line = -1;
-    do {
-        pid = waitpid(launch->keeper, &status, WUNTRACED);
-        if (pid > 0 && WIFSTOPPED(status)) {
-            kill(launch->keeper, SIGCONT);
-        }
-    } while (pid < 0 ? errno == EINTR : WIFSTOPPED(status));
+    while (waitpid(launch->keeper, NULL, 0) < 0 && errno == EINTR) {
+    }
 }
 
 /* The keeper's first message. False: it died. */
-static bool hear_of_start(const ms_launch *launch, message *m)
+static bool receive_start(const ms_launch *launch, message *m)
 {
     struct pollfd line = {.fd = launch->line, .events = POLLIN};
-    int32_t heard;
+    int32_t received;
 
-    while ((heard = hear(launch->line, m)) == 0) {
-        poll(&line, 1, MSI_LOOK_MS);
-        wake(launch);
+    while ((received = receive(launch->line, m)) == 0) {
+        poll(&line, 1, -1);
     }
-    return heard > 0;
+    return received > 0;
 }
 
 ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
@@ -333,16 +310,14 @@ ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
         return msi_fail_call("fork", error, "cannot start %d ranks", (int)launch->n);
     }
     launch->line = line[0];
-    if (!hear_of_start(launch, &m)) {
+    if (!receive_start(launch, &m)) {
         hang_up(launch);
         return MS_FAIL(MS_RUNTIME_ERROR, "cannot start %d ranks: the process to keep them died",
                        (int)launch->n);
     }
     if (m.rank != STARTED) {
         hang_up(launch);
-        return m.rank == DEAF
-                   ? msi_fail_call("sigaction", m.number, "cannot start %d ranks", (int)launch->n)
-                   : msi_fail_call("fork", m.number, "cannot start rank %d", (int)m.rank);
+        return msi_fail_call("fork", m.number, "cannot start rank %d", (int)m.rank);
     }
     for (int32_t r = 0; r < launch->n; r++) {
         launch->child[r].running = true;
@@ -352,7 +327,7 @@ ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
 
 void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal)
 {
-    if (launch->line >= 0 && !tell(launch->line, rank, signal) && signal == SIGKILL) {
+    if (launch->line >= 0 && !send_to(launch->line, rank, signal) && signal == SIGKILL) {
         kill(launch->keeper, SIGKILL); /* which its ranks do not survive */
     }
 }
@@ -364,17 +339,15 @@ bool msi_keeper_hear(ms_launch *launch, int32_t *rank, int32_t *status)
     if (launch->line < 0) {
         return false;
     }
-    int32_t heard = hear(launch->line, &m);
+    int32_t received = receive(launch->line, &m);
 
-    if (heard < 0) {
+    if (received < 0) {
         hang_up(launch);
-    } else if (heard > 0) {
+    } else if (received > 0) {
         *rank = m.rank;
         *status = m.number;
-    } else {
-        wake(launch);
     }
-    return heard > 0;
+    return received > 0;
 }
 
 void msi_keeper_end(ms_launch *launch)

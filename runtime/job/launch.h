@@ -1,5 +1,5 @@
-/* Ranks as child processes: what starting (launch.c, keeper.c), supervising (supervise.c) and what
- * they print (output.c) share. */
+/* Ranks as child processes: shared by starting (launch.c, keeper.c), supervising (supervise.c) and
+ * printing (output.c). */
 #ifndef MSI_LAUNCH_H
 #define MSI_LAUNCH_H
 
@@ -57,29 +57,27 @@ void msi_output_free(msi_output *o);
 bool msi_output_enter(const msi_output *o, int32_t rank);
 /* All ranks have been started: close their ends. */
 void msi_output_started(msi_output *o);
-/* The rank has ended: what stands there without an end is a line. */
+/* The rank has ended: what it printed without an end is a line. */
 void msi_output_end(msi_output *o, int32_t rank);
-/* No rank runs any more: what their pipes hold now is the last of it, though somebody may go on.
- * Who reads it has his time from now on. */
+/* No rank runs any more: take what their pipes hold, though processes they left may print on. */
 void msi_output_finish(msi_output *o);
 /* Take and print a piece of what each rank prints, without waiting. True: there may be more. */
 bool msi_output_move(msi_output *o);
-/* Has something been lost that could not be read, or not be written, as to a full disk? */
+/* Has something been lost that could not be written, as to a full disk? */
 bool msi_output_lost(const msi_output *o);
-/* For how long nobody had read what waits to be printed, on stdout or on stderr, when that was last
- * moved, without time in which this process was stopped; 0: nothing waits. */
-int64_t msi_output_unread_ns(const msi_output *o);
-/* What to sleep on until msi_output_move() can do something: two for each rank, and two; gives
- * their number. */
-nfds_t msi_output_poll(const msi_output *o, struct pollfd *fds);
+/* For how long something has waited to be printed without progress. */
+int64_t msi_output_stuck_ns(const msi_output *o);
+/* The descriptors to poll until msi_output_move() can do something: at most two for each rank, and
+ * two; returns their number. */
+nfds_t msi_output_poll(msi_output *o, struct pollfd *fds);
 
 /* -- keeper.c: the parent of the ranks, and of what they leave behind -------------------------- */
 /* Start the ranks. In a rank: `*rank` is its rank; in the launcher -1. */
 ms_status msi_keeper_start(ms_launch *launch, int32_t *rank);
 /* Send a signal to a rank, unless it has ended. */
 void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal);
-/* True: rank `*rank` has ended, with this status of waitpid(). False: nothing for now; for ever
- * when `line` is -1: the keeper has ended, and all that ranks had started with it. */
+/* True: rank `*rank` has ended, with this status of waitpid(). False: no news; with `line` -1 the
+ * keeper has ended. */
 bool msi_keeper_hear(ms_launch *launch, int32_t *rank, int32_t *status);
 /* Kill the ranks and wait until nothing is left. */
 void msi_keeper_end(ms_launch *launch);

@@ -1,10 +1,10 @@
 /* Supervising ranks: the launcher sleeps until something happens, and then decides what it means.
  *
- * The keeper says that a rank has ended, so a death is known within a millisecond. The first
- * failure sets the abort word, which ends everybody's waits with a message; ranks that have not
- * left a second later are killed. What ranks fail with after that is a consequence and never
- * reported as cause. Nothing here waits for who reads the output (output.c), but at the end of a
- * job, for what its ranks have printed: as long as it takes when all went well. */
+ * The keeper reports each end of a rank within a millisecond. The first failure sets the abort
+ * word, which ends everybody's waits with a message; ranks that have not left a second later are
+ * killed. What ranks fail with after that is a consequence and never reported as cause. Only at the
+ * end of a job the launcher waits for who reads the output: as long as it takes when all went well,
+ * else MS_STOP_TIMEOUT seconds without progress. */
 #include "launch.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { STOP_S = 10, UNREAD_MS = 250 };
+enum { STOP_S = 10 };
 
 typedef struct supervisor {
     ms_launch *launch;
@@ -22,14 +22,12 @@ typedef struct supervisor {
     int32_t alive;
     int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
     int32_t asked_by;              /* the first of them */
-    int64_t stop_ns;  /* within which ranks must look whether to stop, and who reads a job that
-                         failed must read; 0: they need not */
+    int64_t stop_ns;               /* MS_STOP_TIMEOUT; 0: none */
     int64_t stop_at;  /* when ranks must have looked whether to stop; 0: nobody has asked them to */
     int32_t ended_by; /* signal that ended the job unsaved */
     int32_t first_code; /* of the first rank that left with another code than 0 */
     int64_t kill_at;    /* 0: nothing has failed */
     bool killed;        /* by us */
-    bool told;          /* of the failure, before the launcher's host does */
     int64_t looked_at;  /* when it was last asked whether somebody is late */
     int64_t waited_ns;  /* ... since when, while this process ran */
 } supervisor;
@@ -114,7 +112,7 @@ static void note_end(supervisor *s, int32_t rank, int32_t status)
     child->killed = s->killed; /* its code is our doing */
 }
 
-static void hear_of_deaths(supervisor *s)
+static void receive_deaths(supervisor *s)
 {
     int32_t rank, status;
 
@@ -221,19 +219,10 @@ static void end_ranks_that_never_look(supervisor *s)
 
 /* -- ranks that do not end --------------------------------------------------------------------- */
 
-/* Some have ended and others have not; or nobody can come to the collective in which it would be
- * noticed that somebody is late. */
+/* Some have ended and others have not. */
 static bool somebody_is_late(const supervisor *s)
 {
-    for (int32_t r = 0; r < s->launch->n && s->alive == s->launch->n; r++) {
-        pid_t parent, pid = atomic_load(&s->job->block->rank[r].pid);
-        char state;
-
-        if (!msi_process_look(pid, &state, &parent) || (state != 'T' && state != 't')) {
-            return false;
-        }
-    }
-    return s->alive > 0;
+    return s->alive > 0 && s->alive < s->launch->n;
 }
 
 /* "ranks 0, 2" */
@@ -312,39 +301,15 @@ static bool move_output(const supervisor *s)
     return s->launch->output != NULL && msi_output_move(s->launch->output);
 }
 
-/* failure() of a job whose output nobody has read for so long, or NULL. */
-static const char *failure_unread(const supervisor *s, int64_t ns)
-{
-    const msi_output *output = s->launch->output;
-
-    return output != NULL && msi_output_unread_ns(output) >= ns ? failure(s) : NULL;
-}
-
-/* The host says why a job has failed when all is printed that its ranks had to say. Where nobody
- * reads that, it is said now. */
-static void tell_failure(supervisor *s)
-{
-    const char *text = s->told ? NULL : failure_unread(s, UNREAD_MS * 1000000LL);
-    char line[256];
-
-    if (text == NULL || !can_warn()) {
-        return;
-    }
-    snprintf(line, sizeof(line), "%.*s", (int)strcspn(text, "\n"), text);
-    s->told = true;
-    msi_warn("UserWarning", "%s; what the ranks have printed has not been read yet", line);
-}
-
 static void supervise(supervisor *s)
 {
     while (s->launch->line >= 0 || s->alive > 0) {
         sleep_for_events(s);
         read_signals(s);
-        hear_of_deaths(s);
+        receive_deaths(s);
         move_output(s);
         end_ranks_that_never_look(s);
         announce_wait(s);
-        tell_failure(s);
         if (s->kill_at == 0 && failure(s) != NULL) {
             s->kill_at = msi_now_ns() + MSI_GRACE_MS * 1000000LL;
         }
@@ -355,23 +320,8 @@ static void supervise(supervisor *s)
     }
 }
 
-/* Has who reads the output of a job that failed had his time? */
-static bool gives_up_reader(const supervisor *s)
-{
-    if (s->stop_ns == 0 || failure_unread(s, s->stop_ns) == NULL) {
-        return false;
-    }
-    if (can_warn()) {
-        msi_warn("UserWarning",
-                 "lines of the ranks are lost: nobody has read them for %lld s, which is "
-                 "MS_STOP_TIMEOUT",
-                 (long long)(s->stop_ns / 1000000000));
-    }
-    return true;
-}
-
-/* The job is over, only its last lines are not printed: wait for the reader, unless somebody has
- * asked to stop, or it has failed and nobody reads. */
+/* Print the last lines. Who reads them may take his time, unless the job has failed or was asked to
+ * stop. */
 static void finish_output(supervisor *s)
 {
     int64_t asked = 0;
@@ -380,8 +330,15 @@ static void finish_output(supervisor *s)
         msi_output_finish(s->launch->output);
     }
     while (move_output(s)) {
-        tell_failure(s);
-        if (gives_up_reader(s)) {
+        if (s->stop_ns > 0 && failure(s) != NULL &&
+            msi_output_stuck_ns(s->launch->output) >= s->stop_ns) {
+            if (!can_warn()) {
+                return;
+            }
+            msi_warn("UserWarning",
+                     "lines of the ranks are lost: nobody has read them for %lld s, which is "
+                     "MS_STOP_TIMEOUT",
+                     (long long)(s->stop_ns / 1000000000));
             return;
         }
         if (asked == 0 && atomic_load(&s->job->block->stop) != 0) {
@@ -416,7 +373,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     ms_status kind;
     const char *text;
 
-    if (getpid() != launch->host) { /* what the keeper says is for one to hear */
+    if (getpid() != launch->host) { /* only one process can read what the keeper reports */
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot wait for ranks in a copy (fork) of the process %d that started them",
                        (int)launch->host);

@@ -42,22 +42,6 @@ static inline ms_tensor *bits_tensor(int32_t dtype, uint64_t seed, int64_t start
     return t;
 }
 
-/* Does the safetensors file hold, first, `numel` f32 of bits_tensor(seed)? */
-static inline bool holds_bits(const char *path, uint64_t seed, int64_t numel)
-{
-    ms_tensor *expected = bits_tensor(MS_DTYPE_F32, seed, 0, numel), *seen;
-    ms_safetensors *f;
-
-    assert_ok(ms_safetensors_open(&f, path));
-    assert_ok(ms_safetensors_get(&seen, f, 0));
-    const bool same = same_bytes(expected, seen);
-
-    ms_tensor_free(seen);
-    ms_tensor_free(expected);
-    ms_safetensors_close(f);
-    return same;
-}
-
 static inline ms_param_extent extent_of(int32_t dtype, int64_t numel)
 {
     return (ms_param_extent){.numel = numel, .ndim = 1, .shape = {numel}, .dtype = dtype};

@@ -211,7 +211,7 @@ static void check_after(const char *root)
 static void test_checkpoint_kills__resume_finds_a_whole_checkpoint_on_all_ranks(void **state)
 {
     const char *number = getenv("MS_TEST_KILLS");
-    const int n = number != NULL ? atoi(number) : 250;
+    const int n = number != NULL ? atoi(number) : 40;
     const int n_arrangements = (int)(sizeof(arrangements) / sizeof(arrangements[0]));
 
     (void)state;

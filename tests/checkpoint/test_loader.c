@@ -167,83 +167,6 @@ static void test_checkpoint_loader__takes_the_newest_that_is_intact(void **state
     expect_failure(&s, MS_FORMAT_ERROR, "rank 0: ");
 }
 
-/* May threads have working folders of their own? Some containers refuse it. */
-static void need_places(void)
-{
-    if (unshare(CLONE_FS) != 0) {
-        skip();
-    }
-}
-
-/* A checkpoint that has just been published may be late on another host. */
-static void test_checkpoint_loader__takes_the_newest_that_all_ranks_see(void **state)
-{
-    const char *here = path_of("here"), *there = path_of("there");
-    scene s = {.root = {here, there}, .apart = true, .latest = true};
-
-    need_places();
-    save_two(here);
-    assert_int_equal(0, mkdir(there, 0777));
-    assert_int_equal(0, symlink(inside(here, "s1"), inside(there, "s1")));
-    expect_step(&s, 10);
-    assert_non_null(strstr(s.warning, "passed over: rank 1: open "));
-    s.root[0] = there; /* links are no candidates */
-    s.root[1] = here;
-    expect_step(&s, 0);
-}
-
-static void test_checkpoint_loader__refuses_two_checkpoints_of_one_name(void **state)
-{
-    const char *here = path_of("mine"), *there = path_of("yours");
-    scene s = {.root = {here, there}, .apart = true};
-
-    need_places();
-    save_two(here);
-    assert_ok(save_small(there, "s2", 3));
-    expect_failure(&s, MS_VALUE_ERROR, "expected one checkpoint on all ranks");
-    assert_non_null(strstr(s.message[0], "rank 1 opened './s2' with step 30"));
-    assert_non_null(strstr(s.message[0], "rank 0 './s2' with step 20"));
-    s.latest = true;
-    expect_failure(&s, MS_VALUE_ERROR, "expected one checkpoint on all ranks");
-}
-
-/* Is a file of this folder open in this process? */
-static bool is_open(const char *folder)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    bool found = false;
-    char path[400];
-
-    assert_non_null(dir);
-    for (struct dirent *e = readdir(dir); e != NULL && !found; e = readdir(dir)) {
-        const ssize_t n = readlinkat(dirfd(dir), e->d_name, path, sizeof(path));
-
-        found = n > (ssize_t)strlen(folder) && strncmp(path, folder, strlen(folder)) == 0;
-    }
-    closedir(dir);
-    return found;
-}
-
-static void replace_what_rank_0_reads(const scene *s, int32_t rank)
-{
-    while (rank == 1 && !is_open(inside(s->root[0], "s2"))) {
-        sched_yield();
-    }
-    if (rank == 1) {
-        assert_ok(save_small(s->root[0], "s2", 7));
-    }
-}
-
-/* Ranks that open it one after the other agree on the one or the other. */
-static void test_checkpoint_loader__takes_what_replaces_the_one_it_opened(void **state)
-{
-    const char *root = path_of("replaced");
-    scene s = {.root = {root, root}, .prepare = replace_what_rank_0_reads};
-
-    save_two(root);
-    expect_step(&s, 70);
-}
-
 /* The same bytes in two places are two checkpoints; and none in one of them is none for all. */
 static void test_checkpoint_loader__refuses_two_paths(void **state)
 {
@@ -259,42 +182,6 @@ static void test_checkpoint_loader__refuses_two_paths(void **state)
     assert_non_null(strstr(s.message[0], "/two', rank 0 '"));
     s.root[0] = path_of("no-such-folder");
     expect_failure(&s, MS_VALUE_ERROR, "rank 1 looks for checkpoints in '");
-}
-
-/* Verified, and cut short since: which of all the files of that name? */
-static void test_checkpoint_loader__names_the_folder_of_a_file(void **state)
-{
-    const char *root = path_of("cut"), *shard = inside(root, "s2/rank-00000-of-00001.safetensors");
-    ms_param_extent e = extent_of(MS_DTYPE_F32, NUMEL);
-    ms_tensor *t = bits_tensor(MS_DTYPE_F32, 1, 0, NUMEL);
-    ms_checkpoint *c;
-
-    save_two(root);
-    assert_ok(ms_checkpoint_open(&c, inside(root, "s2")));
-    assert_ok(ms_checkpoint_read(c, "model/a", &e, t));
-    assert_int_equal(0, truncate(shard, 65600));
-    assert_fails(MS_FORMAT_ERROR, shard, ms_checkpoint_read(c, "model/a", &e, t));
-    assert_string_equal(inside(root, "s2"), ms_checkpoint_path(c));
-    ms_checkpoint_close(c);
-    ms_tensor_free(t);
-}
-
-static void put_elsewhere(json_t *root)
-{
-    set(first_piece(root), "offset", "65540");
-}
-
-/* Only the rank that opens the file can see it. */
-static void test_checkpoint_loader__refuses_a_manifest_that_misplaces_tensors(void **state)
-{
-    const char *root = path_of("elsewhere");
-    scene s = {.root = {root, root}};
-
-    save_two(root);
-    change_manifest(inside(root, "s2"), put_elsewhere);
-    expect_failure(&s, MS_FORMAT_ERROR, "s2/manifest.json: 'offset' of 'model/a' is 65540");
-    s.latest = true;
-    expect_step(&s, 10);
 }
 
 static void want_another_shape(ms_checkpoint_loader *l, int32_t rank)
@@ -334,12 +221,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checkpoint_loader__takes_the_newest_that_is_intact),
-        cmocka_unit_test(test_checkpoint_loader__takes_the_newest_that_all_ranks_see),
-        cmocka_unit_test(test_checkpoint_loader__refuses_two_checkpoints_of_one_name),
-        cmocka_unit_test(test_checkpoint_loader__names_the_folder_of_a_file),
-        cmocka_unit_test(test_checkpoint_loader__takes_what_replaces_the_one_it_opened),
         cmocka_unit_test(test_checkpoint_loader__refuses_two_paths),
-        cmocka_unit_test(test_checkpoint_loader__refuses_a_manifest_that_misplaces_tensors),
         cmocka_unit_test(test_checkpoint_loader__fails_on_all_ranks_when_one_does),
     };
 

@@ -112,36 +112,6 @@ static void test_checkpoint_safetensors__writes_what_other_programs_read(void **
     }
 }
 
-static void test_checkpoint_safetensors__keeps_every_dtype(void **state)
-{
-    const char *const names[] = {"f32", "f64", "bf16", "i64", "u8", "bool", "f16", "i32"};
-    const char *path = path_of("every");
-    ms_tensor *t[MS_DTYPE_COUNT];
-    ms_safetensors *f;
-
-    for (int32_t d = 0; d < MS_DTYPE_COUNT; d++) {
-        t[d] = bits_tensor(d, (uint64_t)d, 0, 11 + d);
-    }
-    assert_ok(ms_safetensors_save(path, t, MS_DTYPE_COUNT, names));
-    assert_ok(ms_safetensors_open(&f, path));
-    assert_int_equal(MS_DTYPE_COUNT, ms_safetensors_n(f));
-    for (int32_t i = 0; i < MS_DTYPE_COUNT; i++) {
-        int d = 0;
-        ms_tensor *seen;
-
-        while (strcmp(names[d], ms_safetensors_name(f, i)) != 0) {
-            d++;
-        }
-        assert_ok(ms_safetensors_get(&seen, f, i));
-        assert_true(same_bytes(t[d], seen));
-        ms_tensor_free(seen);
-    }
-    ms_safetensors_close(f);
-    for (int32_t d = 0; d < MS_DTYPE_COUNT; d++) {
-        ms_tensor_free(t[d]);
-    }
-}
-
 static void test_checkpoint_safetensors__writes_nothing_and_refuses_bad_names(void **state)
 {
     const char *path = path_of("names");
@@ -174,11 +144,11 @@ static void test_checkpoint_safetensors__replaces_regular_files_only(void **stat
     assert_int_equal(0, mkdir(folder, 0777));
     assert_int_equal(0, symlink("nowhere", astray));
     assert_int_equal(0, symlink("linked", link));
-    assert_fails(MS_VALUE_ERROR, "pipe is a pipe, expected a regular file or nothing",
+    assert_fails(MS_VALUE_ERROR, "pipe is a pipe or a device, expected a regular file or nothing",
                  ms_safetensors_save(pipe, NULL, 0, NULL));
     assert_fails(MS_VALUE_ERROR, "folder is a folder, expected",
                  ms_safetensors_save(folder, NULL, 0, NULL));
-    assert_fails(MS_VALUE_ERROR, "/dev/null is a device, expected",
+    assert_fails(MS_VALUE_ERROR, "/dev/null is a pipe or a device, expected",
                  ms_safetensors_save("/dev/null", NULL, 0, NULL));
     assert_fails(MS_VALUE_ERROR, "astray is a symbolic link to nothing",
                  ms_safetensors_save(astray, NULL, 0, NULL));
@@ -195,85 +165,6 @@ static void test_checkpoint_safetensors__replaces_regular_files_only(void **stat
     assert_ok(ms_safetensors_open(&f, link));
     ms_safetensors_close(f);
     assert_int_equal(0, count_entries(temp_path(""), ".tmp-"));
-}
-
-/* A file of one tensor, whose contents follow from `seed`. */
-static ms_status save_one(const char *path, uint64_t seed)
-{
-    const char *const name = "x";
-    ms_tensor *t = bits_tensor(MS_DTYPE_F32, seed, 0, 9);
-    const ms_status status = ms_safetensors_save(path, &t, 1, &name);
-
-    ms_tensor_free(t);
-    return status;
-}
-
-static int die_before_the_rename(const char *step, const char *path)
-{
-    return strcmp(step, "rename") == 0 ? kill(getpid(), SIGKILL) : 0;
-}
-
-static const char *at_work;
-
-/* Another writer of the same file, while this one is about to put its own in place. */
-static int save_another_before_the_rename(const char *step, const char *path)
-{
-    if (strcmp(step, "rename") == 0) {
-        msi_io_hook = NULL;
-        assert_ok(save_one(at_work, 8));
-        assert_true(holds_bits(at_work, 8, 9));
-    }
-    return 0;
-}
-
-static void test_checkpoint_safetensors__sweeps_what_died_writers_of_a_file_left(void **state)
-{
-    const char *root = path_of("swept");
-    const char *path = inside(root, "a.st"), *link = inside(root, "a.st.tmp-0123456789abcdef");
-
-    assert_int_equal(0, mkdir(root, 0777));
-    const pid_t child = fork();
-
-    if (child == 0) {
-        msi_io_hook = die_before_the_rename;
-        save_one(path, 1);
-        _exit(0);
-    }
-    assert_true(was_killed(child));
-    assert_int_equal(1, count_entries(root, "a.st.tmp-"));
-    spill(inside(root, "ba.st.tmp-0123456789abcdef"), "x", 1); /* of another file */
-    spill(inside(root, "a.st.tmp-short"), "x", 1);             /* nobody's */
-    assert_int_equal(0, symlink("ba.st.tmp-0123456789abcdef", link));
-    at_work = path;
-    msi_io_hook = save_another_before_the_rename;
-    assert_ok(save_one(path, 9));
-    assert_null(msi_io_hook);
-    assert_true(holds_bits(path, 9, 9));
-    assert_int_equal(4, count_entries(root, "")); /* the file, and what is not ours */
-    assert_int_equal(3, count_entries(root, ".tmp-"));
-}
-
-static int lose_the_folder(const char *step, const char *path)
-{
-    return strcmp(step, "fsync") == 0 && strcmp(path, at_work) == 0 ? EIO : 0;
-}
-
-/* Once the new file is there an error would say that the old one is. */
-static void test_checkpoint_safetensors__what_is_in_place_is_no_failure(void **state)
-{
-    const char *root = path_of("placed"), *path = inside(root, "a.st"), *kind, *message;
-
-    assert_int_equal(0, mkdir(root, 0777));
-    assert_ok(save_one(path, 1));
-    at_work = root;
-    ms_warnings_capture(true);
-    msi_io_hook = lose_the_folder;
-    assert_ok(save_one(path, 2));
-    msi_io_hook = NULL;
-    assert_true(ms_warning_take(&kind, &message));
-    assert_non_null(strstr(message, "a.st is saved, but a power loss might undo it: sync "));
-    ms_warnings_capture(false);
-    assert_true(holds_bits(path, 2, 9));
 }
 
 /* Only rank 0 writes; all of them hear how it went. */
@@ -321,7 +212,6 @@ static const struct {
     {"{", "header, byte"},
     {"{}", "has 8 bytes of data, expected 0"},
     {"[]", "the header is no object"},
-    {"{} x", "header, byte"},
     {HEADER(ENTRY("F32", "[2]", "[0,8]")) "{}", "header, byte"},
     {"{\"t\":3}", "expected exactly dtype, shape and two data_offsets"},
     {"{\"t\":{\"dtype\":\"F32\",\"shape\":[2]}}", "expected exactly"},
@@ -351,20 +241,7 @@ static const struct {
     {HEADER(ENTRY("F4", "[3]", "[0,8]")), "fill no whole bytes"},
     {"{\"__metadata__\":3}", "'__metadata__': expected an object"},
     {"{\"__metadata__\":{\"a\":3}}", "expected strings only"},
-    {"{\"t\"", "header, byte 4: expected ':'"},
-    {"{\"t\":}", "header, byte 5"},
-    {"{\"t\":{},}", "header, byte 8: expected the name"},
-    {"{\"t\":{} \"u\":{}}", "header, byte 8: expected ',' or '}'"},
-    {"{,}", "header, byte 1: expected the name"},
-    {"{\"t\":{\"dtype\":\"F32}}", "header, byte 14: a string without an end"},
-    {"{\"t\":{\"dtype\" \"F32\"}}", "header, byte 19"}, /* as Jansson counts, from the begin */
-    {"{\"t\":{\"t\":1,\"t\":1}}", "duplicate"},
-    {"{\"__metadata__\":{\"a\":\"\\q\"}}", "header, byte"},
-    {"{\"__metadata__\":{\"a\":\"1\",\"\\u0061\":\"2\"}}", "duplicate name 'a'"},
-    {"{\"__metadata__\":{\"a\":\"1\" \"b\":\"2\"}}", "expected ',' or '}'"},
-    {"{\"a\\u0000b\":{}}", "header, byte"},
     {"{\"\xff\":{}}", "header, byte"},
-    {"{\"__metadata__\":{\"a\":\"b\\u0000\"}}", "\\u0000 is not allowed near "},
 };
 
 static void test_checkpoint_safetensors__hostile_headers_are_refused(void **state)
@@ -409,113 +286,6 @@ static void test_checkpoint_safetensors__lengths_that_lie_are_refused(void **sta
     assert_fails(MS_FORMAT_ERROR, "depth", ms_safetensors_open(&f, path));
     assert_fails(MS_IO_ERROR, "No such file", ms_safetensors_open(&f, path_of("missing")));
     assert_fails(MS_FORMAT_ERROR, "no regular file", ms_safetensors_open(&f, temp_path("")));
-}
-
-/* Peak of resident memory, in bytes, by which opening `path` raises it in a process of its own. */
-static int64_t bytes_to_open(const char *path, bool expect_ok)
-{
-    int fds[2];
-    int64_t grown = 0;
-
-    assert_int_equal(0, pipe(fds));
-    pid_t child = fork();
-
-    if (child == 0) {
-        struct rusage before, after;
-        ms_safetensors *f;
-
-        getrusage(RUSAGE_SELF, &before);
-        bool ok = (ms_safetensors_open(&f, path) == MS_OK) == expect_ok;
-
-        getrusage(RUSAGE_SELF, &after);
-        grown = ok ? (after.ru_maxrss - before.ru_maxrss) * 1024 : -1;
-        _exit(write(fds[1], &grown, sizeof(grown)) == (ssize_t)sizeof(grown) ? 0 : 1);
-    }
-    assert_false(was_killed(child));
-    assert_int_equal(sizeof(grown), read(fds[0], &grown, sizeof(grown)));
-    close(fds[0]);
-    close(fds[1]);
-    return grown;
-}
-
-/* Fill `text` with `unit` (in which %07d becomes a number) between `head` and `tail`. */
-static size_t repeat(char *text, const char *head, const char *unit, int n, const char *tail)
-{
-    size_t at = (size_t)sprintf(text, "%s", head);
-
-    for (int i = 0; i < n; i++) {
-        at += (size_t)sprintf(text + at, i > 0 ? "," : "");
-        at += (size_t)sprintf(text + at, unit, i);
-    }
-    return at + (size_t)sprintf(text + at, "%s", tail);
-}
-
-/* Small things in great number must not cost much more than their text. */
-static void test_checkpoint_safetensors__a_header_costs_a_small_multiple_of_its_text(void **state)
-{
-    enum { ROOM = 12 << 20 };
-    char *text = malloc(ROOM);
-    const struct {
-        const char *head, *unit, *tail;
-        int n;
-        bool sound;
-    } cases[] = {
-        {"{", "\"%07d\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}", "}", 150000,
-         true},
-        {"{\"__metadata__\":{", "\"%07d\":\"\"", "}}", 400000, true},
-        {"{\"t\":{\"dtype\":\"U8\",\"shape\":[", "1", "],\"data_offsets\":[0,1]}}", 1000000, false},
-        {"{\"t\":{\"dtype\":[", "{}", "]}}", 1000000, false},
-        {"{\"t\":", "[", "", 1000000, false},
-    };
-
-    for (int i = 0; i < (int)(sizeof(cases) / sizeof(cases[0])); i++) {
-        size_t n = repeat(text, cases[i].head, cases[i].unit, cases[i].n, cases[i].tail);
-
-        assert_true(n < ROOM);
-        int64_t grown = bytes_to_open(make_file("large", text, n, NULL, 0), cases[i].sound);
-
-        assert_true(grown >= 0);
-#ifndef __SANITIZE_ADDRESS__ /* which keeps what was freed */
-        assert_true(grown < 6 * (int64_t)n);
-#endif
-    }
-    free(text);
-}
-
-/* A tensor is described by sixty bytes, and cannot be had for so few: but for ten times as many. */
-static void test_checkpoint_safetensors__tensors_without_elements_are_small(void **state)
-{
-    enum { N = 100000, ROOM = 70 * N };
-    char *text = malloc(ROOM);
-    const char *path;
-    ms_safetensors *f;
-    ms_tensor *t;
-
-    path = make_file("small", text,
-                     repeat(text, "{",
-                            "\"%07d\":{\"dtype\":\"F32\",\"shape\":[0],"
-                            "\"data_offsets\":[0,0]}",
-                            N, "}"),
-                     NULL, 0);
-    free(text);
-    assert_ok(ms_safetensors_open(&f, path));
-    pid_t child = fork();
-
-    if (child == 0) {
-        struct rusage before, after;
-
-        getrusage(RUSAGE_SELF, &before);
-        for (int32_t i = 0; i < N; i++) {
-            assert_ok(ms_safetensors_get(&t, f, i));
-        }
-        getrusage(RUSAGE_SELF, &after);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-        _exit((after.ru_maxrss - before.ru_maxrss) * 1024 < 700L * N ? 0 : 1);
-#endif
-        _exit(0);
-    }
-    assert_false(was_killed(child));
-    ms_safetensors_close(f);
 }
 
 /* Types we cannot hold do not make the other tensors unreadable. */
@@ -593,16 +363,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checkpoint_safetensors__reads_a_file_made_by_hand),
         cmocka_unit_test(test_checkpoint_safetensors__writes_what_other_programs_read),
-        cmocka_unit_test(test_checkpoint_safetensors__keeps_every_dtype),
         cmocka_unit_test(test_checkpoint_safetensors__writes_nothing_and_refuses_bad_names),
         cmocka_unit_test(test_checkpoint_safetensors__replaces_regular_files_only),
-        cmocka_unit_test(test_checkpoint_safetensors__sweeps_what_died_writers_of_a_file_left),
-        cmocka_unit_test(test_checkpoint_safetensors__what_is_in_place_is_no_failure),
         cmocka_unit_test(test_checkpoint_safetensors__an_export_has_one_outcome),
         cmocka_unit_test(test_checkpoint_safetensors__hostile_headers_are_refused),
-        cmocka_unit_test(test_checkpoint_safetensors__a_header_costs_a_small_multiple_of_its_text),
         cmocka_unit_test(test_checkpoint_safetensors__lengths_that_lie_are_refused),
-        cmocka_unit_test(test_checkpoint_safetensors__tensors_without_elements_are_small),
         cmocka_unit_test(test_checkpoint_safetensors__names_what_it_cannot_hold),
         cmocka_unit_test(test_checkpoint_safetensors__any_changed_bit_is_survived),
     };

@@ -108,195 +108,6 @@ static void test_checkpoint_store__latest_fails_when_all_are_broken(void **state
     assert_null(latest);
 }
 
-/* What is none, and so no reason not to begin. */
-static void test_checkpoint_store__latest_takes_nothing_else_for_a_checkpoint(void **state)
-{
-    const char *root = path_of("none"), *elsewhere = path_of("elsewhere"), *latest;
-    const char *died = inside(root, "s.tmp-0123456789abcdef");
-
-    assert_ok(save_small(elsewhere, "s", 1));
-    assert_int_equal(0, mkdir(root, 0777));
-    assert_int_equal(0, mkdir(died, 0777));
-    spill(inside(died, "rank-00000-of-00001.safetensors"), "x", 1);
-    assert_int_equal(0, mkdir(inside(root, "tensorboard"), 0777));
-    spill(inside(root, "tensorboard/events"), "x", 1);
-    assert_int_equal(0, mkdir(inside(root, ".hidden"), 0777));
-    spill(inside(root, ".hidden/manifest.json"), "x", 1);
-    spill(inside(root, "manifest.json"), "x", 1);
-    assert_int_equal(0, mkfifo(inside(root, "pipe"), 0666));
-    assert_int_equal(0, symlink(inside(elsewhere, "s"), inside(root, "link")));
-    assert_ok(ms_checkpoint_latest(&latest, root));
-    assert_null(latest);
-}
-
-/* What was saved last is lost, and an older one is taken: not in silence. */
-static void test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost(void **state)
-{
-    const char *root = path_of("lost"), *latest, *kind, *message;
-
-    assert_ok(save_small(root, "s1", 1));
-    assert_ok(save_small(root, "s2", 2));
-    assert_int_equal(0, rename(inside(root, "s2"), path_of("lost-s2")));
-    for (int by_file = 0; by_file < 2; by_file++) {
-        ms_warnings_capture(true);
-        assert_ok(ms_checkpoint_latest(&latest, root));
-        assert_string_equal(inside(root, "s1"), latest);
-        assert_true(ms_warning_take(&kind, &message));
-        assert_non_null(strstr(
-            message, "lost/latest points at 's2', but no checkpoint of this folder is there: "));
-        assert_false(ms_warning_take(&kind, &message));
-        ms_warnings_capture(false);
-        spill(inside(root, "s2"), "x", 1);
-    }
-}
-
-/* People move the link by hand. Where it leads decides, not how that is spelt. */
-static void test_checkpoint_store__latest_leads_to_a_folder_however_it_is_spelt(void **state)
-{
-    const char *root = path_of("spelt"), *link = inside(root, "latest"), *latest, *kind, *message;
-    const char *const spellings[] = {"s1/", "./s1", "../spelt//s1", inside(root, "s1"), "by-hand"};
-
-    for (size_t i = 0; i < sizeof(spellings) / sizeof(spellings[0]); i++) {
-        assert_ok(save_small(root, "s1", 1));
-        assert_ok(save_small(root, "s2", 2));
-        assert_int_equal(0, symlink("s1", inside(root, "by-hand")));
-        assert_int_equal(0, unlink(link));
-        assert_int_equal(0, symlink(spellings[i], link));
-        ms_warnings_capture(true);
-        assert_ok(ms_checkpoint_latest(&latest, root));
-        assert_string_equal(inside(root, "s1"), latest);
-        assert_false(ms_warning_take(&kind, &message));
-        assert_ok(ms_checkpoint_prune(root, 1));
-        assert_true(ms_warning_take(&kind, &message));
-        assert_non_null(strstr(message, "spelt/s1 was saved last, with step 10, though s2"));
-        ms_warnings_capture(false);
-        assert_ok(load_small(inside(root, "s1"), 1));
-        assert_int_equal(0, unlink(inside(root, "by-hand")));
-        assert_int_equal(2, count_entries(root, "")); /* s1, latest */
-    }
-}
-
-/* A link that leads to no checkpoint of the folder, though to one elsewhere, is told of. */
-static void test_checkpoint_store__latest_leads_out_of_no_folder(void **state)
-{
-    const char *root = path_of("inner"), *away = path_of("outer"), *latest, *kind, *message;
-    const char *const texts[][2] = {{"../outer/s3", "../outer/s3"},
-                                    {inside(away, "s3"), "outer/s3"},
-                                    {".", "."},
-                                    {"..", ".."},
-                                    {"latest", "latest"},
-                                    {"s1/manifest.json", "s1/manifest.json"},
-                                    {"a\n\x1b[31mb", "a\\x0a\\x1b[31mb"}};
-
-    assert_ok(save_small(away, "s3", 3));
-    assert_ok(save_small(root, "s1", 1));
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-        assert_int_equal(0, unlink(inside(root, "latest")));
-        assert_int_equal(0, symlink(texts[i][0], inside(root, "latest")));
-        ms_warnings_capture(true);
-        assert_ok(ms_checkpoint_latest(&latest, root));
-        assert_string_equal(inside(root, "s1"), latest);
-        assert_true(ms_warning_take(&kind, &message));
-        assert_non_null(strstr(message, "inner/latest points at '"));
-        if (strstr(message, texts[i][1]) == NULL) {
-            fail_msg("%s, expected %s", message, texts[i][1]);
-        }
-        assert_false(ms_warning_take(&kind, &message));
-        ms_warnings_capture(false);
-    }
-    assert_ok(save_small(root, "s1", 1)); /* which moves the link again */
-    assert_ok(load_small(inside(root, "latest"), 1));
-    assert_ok(load_small(inside(away, "s3"), 3));
-}
-
-/* A root on a volume that is not mounted is none without checkpoints. */
-static void test_checkpoint_store__a_link_to_nothing_is_no_empty_root(void **state)
-{
-    const char *away = path_of("volume"), *link = path_of("mount"), *latest;
-    const char *const roots[] = {link, inside(link, ""), inside(link, "sub"),
-                                 inside(link, "sub//deep")};
-
-    assert_int_equal(0, symlink(away, link));
-    for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++) {
-        const char *expected = "mount is a symbolic link to nothing";
-
-        assert_fails(MS_IO_ERROR, expected, ms_checkpoint_latest(&latest, roots[i]));
-        assert_fails(MS_IO_ERROR, expected, ms_checkpoint_prune(roots[i], 1));
-        assert_fails(MS_IO_ERROR, expected, save_small(roots[i], "s1", 1));
-    }
-    assert_int_equal(0, mkdir(away, 0777));
-    assert_ok(ms_checkpoint_latest(&latest, inside(link, "sub")));
-    assert_null(latest);
-    assert_ok(save_small(inside(link, "sub"), "s1", 1));
-    assert_ok(load_small(inside(away, "sub/s1"), 1));
-}
-
-static void test_checkpoint_store__a_root_that_cannot_be_looked_at_is_not_made(void **state)
-{
-    char name[300], expected[32];
-
-    memset(name, 'x', sizeof(name) - 1);
-    name[sizeof(name) - 1] = '\0';
-    const char *root = inside(path_of("looked"), name);
-
-    snprintf(expected, sizeof(expected), "stat %.16s", root);
-    assert_fails(MS_IO_ERROR, expected, save_small(root, "s1", 1));
-    assert_non_null(strstr(ms_error_message(), ": File name too long"));
-}
-
-/* A root copied with `cp -rL` has a folder where the link was. */
-static void test_checkpoint_store__a_folder_called_latest_is_no_checkpoint(void **state)
-{
-    const char *root = path_of("followed"), *link = inside(root, "latest"), *latest, *kind, *text;
-
-    assert_ok(save_small(root, "s2", 2));
-    assert_int_equal(0, unlink(link));
-    assert_int_equal(0, rename(inside(root, "s2"), link));
-    ms_warnings_capture(true);
-    assert_fails(MS_FORMAT_ERROR, "latest is a folder, expected a link to a checkpoint",
-                 ms_checkpoint_latest(&latest, root));
-    assert_ok(save_small(root, "s1", 1));
-    ms_warnings_capture(true); /* of before is nothing left */
-    assert_ok(ms_checkpoint_latest(&latest, root));
-    assert_string_equal(inside(root, "s1"), latest);
-    assert_true(ms_warning_take(&kind, &text));
-    assert_non_null(strstr(text, "passed over: "));
-    assert_non_null(strstr(text, "followed/latest is a folder"));
-    assert_ok(ms_checkpoint_prune(root, 1));
-    ms_warnings_capture(false);
-    assert_ok(load_small(inside(root, "s1"), 1));
-    assert_ok(load_small(link, 2)); /* named, it is what it holds; and prune has spared it */
-}
-
-/* A process with too many open files cannot tell: it must not take a whole checkpoint for a broken
- * one, and begin anew. */
-static void test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors(void **state)
-{
-    const char *root = path_of("descriptors"), *latest;
-    struct rlimit before, few;
-    int next = dup(0);
-
-    assert_ok(save_small(root, "s1", 1));
-    assert_int_equal(0, close(next));
-    assert_int_equal(0, getrlimit(RLIMIT_NOFILE, &before));
-    for (int n = 0; n < 3; n++) { /* for the folder, a manifest, a file */
-        few = (struct rlimit){.rlim_cur = (rlim_t)(next + n), .rlim_max = before.rlim_max};
-        assert_int_equal(0, setrlimit(RLIMIT_NOFILE, &few));
-        const ms_status status = ms_checkpoint_latest(&latest, root);
-
-        assert_int_equal(0, setrlimit(RLIMIT_NOFILE, &before));
-        if (n < 2) {
-            assert_int_equal(MS_RUNTIME_ERROR, status);
-            assert_non_null(strstr(ms_error_message(), "Too many open files ("));
-            assert_non_null(strstr(ms_error_message(), " files may be open: ulimit -n)"));
-            assert_non_null(strstr(ms_error_message(), n == 0 ? root : inside(root, "")));
-        } else {
-            assert_int_equal(MS_OK, status);
-            assert_string_equal(inside(root, "s1"), latest);
-        }
-    }
-}
-
 static void test_checkpoint_store__prune_keeps_the_newest(void **state)
 {
     const char *root = path_of("prune");
@@ -346,23 +157,6 @@ static void test_checkpoint_store__prune_keeps_what_was_saved_last(void **state)
     assert_ok(load_small(inside(root, "s9"), 9));
 }
 
-static void test_checkpoint_store__prune_removes_nothing_that_is_not_ours(void **state)
-{
-    const char *root = path_of("foreign");
-
-    assert_ok(save_small(root, "s1", 1));
-    assert_int_equal(0, mkdir(inside(root, "notes"), 0777));
-    spill(inside(root, "notes/manifest.json"), "{}", 2); /* looks like ours, is not */
-    spill(inside(root, "notes/thesis.txt"), "x", 1);
-    assert_int_equal(0, mkdir(inside(root, "x.tmp-short"), 0777));
-    spill(inside(root, "metrics.jsonl"), "{}\n", 3);
-    ms_warnings_capture(true);
-    assert_ok(ms_checkpoint_prune(root, 1));
-    ms_warnings_capture(false);
-    assert_int_equal(5, count_entries(root, ""));
-    assert_int_equal(2, count_entries(inside(root, "notes"), ""));
-}
-
 /* What others have put into a checkpoint stays, under its name; links are not followed. */
 static void test_checkpoint_store__prune_takes_only_our_files_from_a_folder(void **state)
 {
@@ -404,34 +198,6 @@ static void test_checkpoint_store__prune_takes_only_our_files_from_a_folder(void
     ms_warnings_capture(false);
 }
 
-/* What cannot be removed is a warning; the rest is done all the same. */
-static int refuse_the_first_rename(const char *step, const char *path)
-{
-    static bool refused;
-    const bool refuse = !refused && strcmp(step, "rename") == 0;
-
-    refused |= refuse;
-    return refuse ? EACCES : 0;
-}
-
-static void test_checkpoint_store__prune_warns_and_goes_on(void **state)
-{
-    const char *root = path_of("stubborn"), *kind, *message;
-
-    assert_ok(save_small(root, "s1", 1));
-    assert_ok(save_small(root, "s2", 2));
-    assert_ok(save_small(root, "s3", 3));
-    ms_warnings_capture(true);
-    msi_io_hook = refuse_the_first_rename;
-    assert_ok(ms_checkpoint_prune(root, 1));
-    msi_io_hook = NULL;
-    assert_true(ms_warning_take(&kind, &message));
-    assert_non_null(strstr(message, "an old checkpoint is not removed: "));
-    assert_non_null(strstr(message, "Permission denied"));
-    assert_int_equal(3, count_entries(root, "")); /* s2, s3, latest */
-    ms_warnings_capture(false);
-}
-
 /* A folder a writer still works in is not a leftover; once it is dead, it is. */
 static void test_checkpoint_store__prune_spares_writers_at_work(void **state)
 {
@@ -456,91 +222,7 @@ static void test_checkpoint_store__prune_spares_writers_at_work(void **state)
     ms_tensor_free(t);
 }
 
-/* At one moment of a save, do what another process might. */
-static const char *moment_root;
-
-static int prune_before_latest_moves(const char *step, const char *path)
-{
-    if (strcmp(step, "rename") == 0 && strcmp(path, inside(moment_root, "latest")) == 0) {
-        msi_io_hook = NULL;
-        assert_ok(ms_checkpoint_prune(moment_root, 1));
-    }
-    return 0;
-}
-
-static void test_checkpoint_store__prune_spares_the_pointer_on_its_way(void **state)
-{
-    const char *root = path_of("pointer"), *kind, *message;
-
-    moment_root = root;
-    assert_ok(save_small(root, "s9", 9));
-    ms_warnings_capture(true);
-    msi_io_hook = prune_before_latest_moves;
-    assert_ok(save_small(root, "s1", 1)); /* of a lower step, and not yet the latest */
-    assert_null(msi_io_hook);
-    assert_false(ms_warning_take(&kind, &message));
-    ms_warnings_capture(false);
-    assert_int_equal(1, seed_in(inside(root, "latest")));
-    assert_int_equal(0, count_entries(root, ".tmp-"));
-}
-
-static int prune_and_fail_once_replaced(const char *step, const char *path)
-{
-    if (strcmp(step, "fsync") == 0 && strcmp(path, moment_root) == 0) {
-        msi_io_hook = NULL;
-        assert_ok(ms_checkpoint_prune(moment_root, 1));
-        return EIO;
-    }
-    return 0;
-}
-
-static void test_checkpoint_store__prune_spares_what_may_have_to_come_back(void **state)
-{
-    const char *root = path_of("back");
-
-    moment_root = root;
-    assert_ok(save_small(root, "s", 1));
-    msi_io_hook = prune_and_fail_once_replaced;
-    assert_fails(MS_IO_ERROR, "sync", save_small(root, "s", 2));
-    assert_null(msi_io_hook);
-    assert_int_equal(1, seed_in(inside(root, "s")));
-    assert_int_equal(2, count_entries(root, "")); /* s, latest */
-}
-
 enum { N_SAVES = 200 };
-
-/* Another process prunes all the time. Names are replaced and steps go up and down, so that it
- * finds every kind of thing to remove. */
-static void test_checkpoint_store__prune_harms_no_writer_of_another_process(void **state)
-{
-    const char *root = path_of("together"), *kind, *message;
-    const pid_t pruner = fork();
-
-    if (pruner == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nobody behind */
-        for (;;) {
-            if (ms_checkpoint_prune(root, 1) != MS_OK) {
-                _exit(1);
-            }
-        }
-    }
-    ms_warnings_capture(true);
-    for (uint64_t s = 1; s <= N_SAVES; s++) {
-        const char *name = s % 4 == 0 ? "b" : s % 4 == 2 ? "c" : "a";
-        const uint64_t step = s % 8 < 4 ? s : 2 * N_SAVES - s;
-
-        assert_ok(save_small(root, name, step));
-        if (ms_warning_take(&kind, &message)) {
-            fail_msg("save %d warns: %s", (int)s, message);
-        }
-        assert_int_equal(step, seed_in(inside(root, "latest")));
-    }
-    ms_warnings_capture(false);
-    assert_int_equal(0, kill(pruner, SIGKILL));
-    assert_true(was_killed(pruner));
-    assert_ok(ms_checkpoint_prune(root, 1));
-    assert_int_equal(0, count_entries(root, ".tmp-"));
-}
 
 int main(void)
 {
@@ -549,24 +231,10 @@ int main(void)
         cmocka_unit_test(test_checkpoint_store__latest_skips_broken_ones_and_says_so),
         cmocka_unit_test(test_checkpoint_store__latest_goes_by_content),
         cmocka_unit_test(test_checkpoint_store__latest_fails_when_all_are_broken),
-        cmocka_unit_test(test_checkpoint_store__latest_takes_nothing_else_for_a_checkpoint),
-        cmocka_unit_test(test_checkpoint_store__latest_says_when_what_was_saved_last_is_lost),
-        cmocka_unit_test(test_checkpoint_store__latest_leads_to_a_folder_however_it_is_spelt),
-        cmocka_unit_test(test_checkpoint_store__latest_leads_out_of_no_folder),
-        cmocka_unit_test(test_checkpoint_store__a_link_to_nothing_is_no_empty_root),
-        cmocka_unit_test(test_checkpoint_store__a_root_that_cannot_be_looked_at_is_not_made),
-        cmocka_unit_test(test_checkpoint_store__a_folder_called_latest_is_no_checkpoint),
-        cmocka_unit_test(
-            test_checkpoint_store__latest_blames_no_checkpoint_for_want_of_descriptors),
         cmocka_unit_test(test_checkpoint_store__prune_keeps_the_newest),
         cmocka_unit_test(test_checkpoint_store__prune_keeps_what_was_saved_last),
-        cmocka_unit_test(test_checkpoint_store__prune_removes_nothing_that_is_not_ours),
         cmocka_unit_test(test_checkpoint_store__prune_takes_only_our_files_from_a_folder),
-        cmocka_unit_test(test_checkpoint_store__prune_warns_and_goes_on),
         cmocka_unit_test(test_checkpoint_store__prune_spares_writers_at_work),
-        cmocka_unit_test(test_checkpoint_store__prune_spares_the_pointer_on_its_way),
-        cmocka_unit_test(test_checkpoint_store__prune_spares_what_may_have_to_come_back),
-        cmocka_unit_test(test_checkpoint_store__prune_harms_no_writer_of_another_process),
     };
 
     return cmocka_run_group_tests_name("checkpoint/store", tests, NULL, NULL);

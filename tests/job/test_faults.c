@@ -162,41 +162,11 @@ static void test_job_faults__name_the_rank_that_exits_with_a_code(void **state)
     reports_free(x.reports, 3);
 }
 
-static ms_status ignore_the_end(void *user, int32_t rank)
-{
-    ms_comm *world;
-
-    (void)user;
-    MS_TRY(ms_comm_world(&world));
-    if (rank == 0) {
-        return MS_FAIL(MS_VALUE_ERROR, "bad input");
-    }
-    for (;;) { /* never asks the runtime again */
-        sleep_us(10000);
-    }
-}
-
-static void test_job_faults__end_a_rank_that_does_not_notice(void **state)
-{
-    double begin = run_seconds();
-    const char *cause;
-
-    (void)state;
-    if (!CAN_FORK) {
-        skip();
-    }
-    assert_int_equal(run_processes(2, ignore_the_end, NULL, &cause), 1);
-    assert_string_equal(without_pid(cause), "rank 0 failed: bad input");
-    assert_true(run_seconds() - begin < 1 + SOON_S);
-    assert_false(has_children());
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_faults__survive_kills_at_random_moments),
         cmocka_unit_test(test_job_faults__name_the_rank_that_exits_with_a_code),
-        cmocka_unit_test(test_job_faults__end_a_rank_that_does_not_notice),
     };
 
     return cmocka_run_group_tests_name("job/faults", tests, NULL, NULL);

@@ -63,28 +63,6 @@ static void test_job_fork__of_a_rank_is_no_rank(void **state)
     run_only_processes(2, fork_in_a_rank, NULL);
 }
 
-/* A world of one shares nothing: both go on. */
-static void test_job_fork__of_a_world_of_one_is_another(void **state)
-{
-    ms_comm *world;
-    int status = -1;
-
-    (void)state;
-    if (!CAN_FORK) {
-        skip();
-    }
-    assert_ok(ms_comm_world(&world));
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        _exit(ms_comm_barrier(world) == MS_OK ? 0 : 1);
-    }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
-    assert_ok(ms_comm_barrier(world));
-    ms_close();
-}
-
 /* Streams and what lies in them are not copied by a fork. */
 static void test_job_fork__of_ranks_is_refused_once_a_device_is_open(void **state)
 {
@@ -157,7 +135,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_fork__of_a_rank_is_no_rank),
-        cmocka_unit_test(test_job_fork__of_a_world_of_one_is_another),
         cmocka_unit_test(test_job_fork__of_ranks_is_refused_once_a_device_is_open),
         cmocka_unit_test(test_job_fork__leaves_the_device_to_the_process_that_opened_it),
     };

@@ -61,27 +61,6 @@ static void test_job_launch__refuses_to_fork_with_a_reason(void **state)
     assert_int_equal(rank, -1);
 }
 
-static ms_status do_nothing(void *user, int32_t rank)
-{
-    (void)user;
-    (void)rank;
-    return MS_OK;
-}
-
-static void test_job_launch__refuses_a_second_launch_meanwhile(void **state)
-{
-    ms_launch *first = launch_processes(2, do_nothing, NULL), *second;
-    int32_t rank, code;
-    const char *cause;
-
-    (void)state;
-    assert_fails(MS_RUNTIME_ERROR, "cannot start ranks: 2 are running already",
-                 ms_launch_fork(&second, 2, &rank));
-    assert_ok(ms_launch_wait(first, &code, &cause));
-    assert_int_equal(code, 0);
-    assert_string_equal(cause, "");
-}
-
 /* -- what ranks find
  * ---------------------------------------------------------------------------------- */
 
@@ -268,67 +247,6 @@ static void test_job_launch__ends_deaf_ranks_at_the_second_request(void **state)
         assert_int_equal(kill(s->pid[0], 0), -1);
         assert_int_equal(kill(s->pid[1], 0), -1);
         reports_free((report *)(void *)s, 1);
-    }
-}
-
-static void test_job_launch__ends_ranks_that_never_ask_whether_to_stop(void **state)
-{
-    (void)state;
-    for (int32_t deaf = 0; deaf < 2; deaf++) {
-        stop *s = stop_new();
-
-        s->deaf = deaf != 0;
-        s->slow = deaf == 0; /* asks, but its steps are longer than the limit */
-        setenv("MS_STOP_TIMEOUT", "1", 1);
-        pid_t pid = start_supervisor(2, s);
-        double begin = ms_time();
-
-        unsetenv("MS_STOP_TIMEOUT");
-        kill(pid, SIGTERM);
-        assert_int_equal(code_of(pid), 128 + SIGTERM);
-        assert_true(ms_time() - begin > 0.9 && ms_time() - begin < 2 + SOON_S);
-        assert_int_equal(s->signal[0], s->deaf ? 0 : SIGTERM);
-        reports_free((report *)(void *)s, 1);
-    }
-}
-
-static void test_job_launch__passes_signals_to_ranks_that_do_not_catch_them(void **state)
-{
-    stop *s = stop_new();
-
-    (void)state;
-    s->plain = true;
-    pid_t pid = start_supervisor(2, s);
-
-    kill(pid, SIGTERM);
-    assert_int_equal(code_of(pid), 128 + SIGTERM);
-    reports_free((report *)(void *)s, 1);
-}
-
-static void test_job_launch__relays_a_signal_that_came_before_it_waited(void **state)
-{
-    sigset_t before, after;
-    stop *s = stop_new();
-
-    (void)state;
-    sigprocmask(SIG_BLOCK, NULL, &before);
-    s->plain = true;
-    s->busy = true;
-    pid_t pid = start_supervisor(2, s);
-
-    kill(pid, SIGTERM);
-    sleep_ms(5);
-    assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
-    atomic_store(&s->busy, false);
-    assert_int_equal(code_of(pid), 128 + SIGTERM);
-    reports_free((report *)(void *)s, 1);
-
-    const char *cause; /* whoever has waited hears signals as before */
-
-    assert_int_equal(run_processes(1, do_nothing, NULL, &cause), 0);
-    sigprocmask(SIG_BLOCK, NULL, &after);
-    for (int signal = 1; signal < 32; signal++) {
-        assert_int_equal(sigismember(&before, signal), sigismember(&after, signal));
     }
 }
 
@@ -531,14 +449,10 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_launch__refuses_to_fork_with_a_reason),
-        cmocka_unit_test(test_job_launch__refuses_a_second_launch_meanwhile),
         cmocka_unit_test(test_job_launch__tells_ranks_who_they_are),
         cmocka_unit_test(test_job_launch__is_a_world_of_one_without_a_launcher),
         cmocka_unit_test(test_job_launch__stops_all_ranks_after_the_same_step),
         cmocka_unit_test(test_job_launch__ends_deaf_ranks_at_the_second_request),
-        cmocka_unit_test(test_job_launch__ends_ranks_that_never_ask_whether_to_stop),
-        cmocka_unit_test(test_job_launch__passes_signals_to_ranks_that_do_not_catch_them),
-        cmocka_unit_test(test_job_launch__relays_a_signal_that_came_before_it_waited),
         cmocka_unit_test(test_job_launch__takes_its_ranks_along_when_killed),
         cmocka_unit_test(test_job_launch__prefixes_whole_lines_of_programs),
         cmocka_unit_test(test_job_launch__names_what_ended_a_program),

@@ -179,46 +179,6 @@ static void test_job_supervise__hears_a_death_though_nobody_reads_its_output(voi
     free(text);
 }
 
-/* No rank can: the only one that is left waits in its prints. */
-static void test_job_supervise__tells_a_death_itself_though_nobody_reads_its_output(void **state)
-{
-    char said[4096] = "";
-    int ends[2];
-    size_t n = 0;
-
-    (void)state;
-    setenv("MS_STOP_TIMEOUT", "1", 1);
-    pid_t pid = start_launcher(2, "die", ends);
-
-    unsetenv("MS_STOP_TIMEOUT");
-    for (int32_t i = 0; i < 100 && strchr(said, '\n') == NULL; i++) {
-        n += read_all(ends[1], said + n, sizeof(said) - n, 100);
-    }
-    assert_non_null(strstr(said, "moonshard: UserWarning: rank 1 died (signal 9, Killed) (pid "));
-    assert_non_null(strstr(said, "; what the ranks have printed has not been read yet\n"));
-    /* It does not wait for ever. */
-    assert_int_equal(code_of(pid), 128 + SIGKILL);
-    read_all(ends[1], said, sizeof(said), 1000);
-    assert_non_null(strstr(said, "moonshard: UserWarning: lines of the ranks are lost: nobody has "
-                                 "read them for 1 s, which is MS_STOP_TIMEOUT\n"));
-    close(ends[0]);
-    close(ends[1]);
-}
-
-static void test_job_supervise__hears_signals_though_nobody_reads_its_output(void **state)
-{
-    int ends[2];
-
-    (void)state;
-    pid_t pid = start_launcher(2, "lines", ends);
-
-    sleep_ms(500); /* they have filled all pipes by now; if not, nothing is tested, nothing fails */
-    kill(pid, SIGTERM);
-    assert_int_equal(code_of(pid), 128 + SIGTERM);
-    close(ends[0]);
-    close(ends[1]);
-}
-
 static void test_job_supervise__loses_no_line_of_a_slow_reader(void **state)
 {
     char *text = calloc(1, ROOM);
@@ -248,39 +208,6 @@ static void test_job_supervise__loses_no_line_of_a_slow_reader(void **state)
     free(text);
 }
 
-static void test_job_supervise__loses_no_line_of_a_failed_job_whose_reader_is_slow(void **state)
-{
-    enum { BYTES = 16, TURNS = 20 };
-    char *text = calloc(1, ROOM), said[512];
-    int32_t next = 0;
-    size_t n = 0;
-    int ends[2];
-
-    (void)state;
-    setenv("MS_STOP_TIMEOUT", "1", 1);
-    pid_t pid = start_launcher(1, "fail", ends);
-
-    unsetenv("MS_STOP_TIMEOUT");
-    for (int32_t i = 0; i < TURNS; i++) { /* twice as long as it waits for who reads nothing */
-        n += read_all(ends[0], text + n, BYTES + 1, 1000);
-        sleep_ms(100);
-    }
-    read_all(ends[0], text + n, ROOM - n, 20000);
-    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
-        int i = -1;
-
-        assert_int_equal(sscanf(line, "[rank 0] line %d", &i), 1);
-        assert_int_equal(i, next++);
-    }
-    assert_int_equal(next, LAST_LINES);
-    assert_int_equal(code_of(pid), 3);
-    read_all(ends[1], said, sizeof(said), 1000);
-    assert_null(strstr(said, "lines of the ranks are lost"));
-    close(ends[0]);
-    close(ends[1]);
-    free(text);
-}
-
 static void test_job_supervise__ends_ranks_whose_reader_has_gone(void **state)
 {
     char text[1024];
@@ -293,32 +220,6 @@ static void test_job_supervise__ends_ranks_whose_reader_has_gone(void **state)
     assert_int_equal(code_of(pid), 128 + SIGPIPE); /* as a program without a launcher would */
     read_all(ends[1], text, sizeof(text), 1000);
     assert_non_null(strstr(text, "rank 0 died (signal 13, Broken pipe)"));
-    close(ends[1]);
-}
-
-static void test_job_supervise__ends_though_the_keeper_is_killed_and_children_print(void **state)
-{
-    enum { PIECE = 4096, PIECES = 5000 };
-    char text[256] = "", piece[PIECE + 1];
-    int ends[2], keeper = 0;
-    size_t n = 0;
-
-    (void)state;
-    pid_t pid = start_launcher(1, "flood", ends);
-
-    for (int32_t i = 0; i < 200 && strchr(text, '\n') == NULL; i++) {
-        n += read_all(ends[1], text + n, sizeof(text) - n, 50);
-    }
-    assert_int_equal(sscanf(text, "[rank 0] kept by %d", &keeper), 1);
-    kill(keeper, SIGKILL);
-    for (int32_t i = 0; i < PIECES; i++) { /* so slowly that there is always more to be printed */
-        if (read_all(ends[0], piece, sizeof(piece), 20000) < PIECE) {
-            break;
-        }
-        sleep_ms(1);
-    }
-    assert_int_equal(code_of(pid), 128 + SIGKILL); /* the rank's */
-    close(ends[0]);
     close(ends[1]);
 }
 
@@ -364,122 +265,7 @@ static ms_status meet(void *user, int32_t rank)
     return ms_comm_barrier(world);
 }
 
-static ms_status print_and_meet(void *user, int32_t rank)
-{
-    printf("into a stream that was closed\n");
-    return meet(user, rank);
-}
-
-/* Exit code of a launcher that is prepared by `prepare`, with forked ranks. */
-static int32_t launch_after(void (*prepare)(void), rank_fn fn, void *user, int32_t n)
-{
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        const char *cause = "";
-
-        prepare();
-        int32_t code = run_processes(n, fn, user, &cause);
-
-        if (code == 1) {
-            fprintf(stderr, "%s\n", cause);
-        }
-        _exit(code);
-    }
-    return code_of(pid);
-}
-
-static void close_standard_streams(void)
-{
-    close(STDIN_FILENO);
-    close(STDOUT_FILENO);
-    close(STDERR_FILENO);
-}
-
-static void ignore_children(void)
-{
-    signal(SIGCHLD, SIG_IGN);
-}
-
-static ms_status leave_with_five(void *user, int32_t rank)
-{
-    struct sigaction heard;
-
-    MS_TRY(meet(user, rank));
-    EXPECT(sigaction(SIGCHLD, NULL, &heard) == 0 && heard.sa_handler == SIG_IGN);
-    if (rank == 1) {
-        _exit(5);
-    }
-    return MS_OK;
-}
-
-static void test_job_supervise__starts_ranks_without_standard_streams(void **state)
-{
-    (void)state;
-    assert_int_equal(launch_after(close_standard_streams, print_and_meet, NULL, 2), 0);
-}
-
-static void test_job_supervise__learns_exit_codes_though_its_host_ignores_children(void **state)
-{
-    (void)state;
-    assert_int_equal(launch_after(ignore_children, leave_with_five, NULL, 2), 5);
-}
-
-static void nothing(void)
-{
-}
-
-static void test_job_supervise__starts_127_ranks(void **state)
-{
-    (void)state;
-    assert_int_equal(launch_after(nothing, meet, NULL, 127), 0);
-}
-
 /* -- signals while ranks start ----------------------------------------------------------------- */
-
-static ms_status work_until_stopped(void *user, int32_t rank)
-{
-    int32_t signal = 0;
-
-    (void)user;
-    (void)rank;
-    MS_TRY(ms_dist_catch_signals());
-    while (signal == 0) {
-        MS_TRY(ms_dist_stop_agreed(&signal));
-    }
-    ms_dist_exit(128 + signal);
-    return MS_OK;
-}
-
-static void test_job_supervise__stops_in_every_phase_of_the_start(void **state)
-{
-    enum { ROUNDS = 30 };
-
-    (void)state;
-    prctl(PR_SET_CHILD_SUBREAPER, 1); /* what would be left behind comes to us */
-    for (int32_t i = 0; i < ROUNDS; i++) {
-        const struct timespec moment = {.tv_nsec = i * 300000};
-        pid_t pid = fork();
-
-        if (pid == 0) {
-            const char *cause;
-
-            _exit(run_processes(3, work_until_stopped, NULL, &cause));
-        }
-        nanosleep(&moment, NULL);
-        kill(pid, SIGTERM);
-        int32_t code = code_of(pid);
-
-        if (code != 128 + SIGTERM && code != 1000 + SIGTERM) { /* before it was a launcher */
-            fail_msg("code %d after %d us", (int)code, (int)i * 300);
-        }
-        for (int32_t k = 0; k < 5000 && has_children(); k++) {
-            sleep_ms(1);
-        }
-        assert_false(has_children());
-    }
-    prctl(PR_SET_CHILD_SUBREAPER, 0);
-}
 
 /* -- ranks that do not end --------------------------------------------------------------------- */
 
@@ -569,35 +355,14 @@ static void test_job_supervise__says_who_has_not_ended(void **state)
     scene_free(x);
 }
 
-static void test_job_supervise__says_that_all_ranks_are_stopped(void **state)
-{
-    static const char expected[] = " s for ranks 0, 1, 2 to end; last calls: rank 0 (pid ";
-    char said[1024];
-    scene *x = scene_new();
-
-    (void)state;
-    warn_of_stopped_ranks(x, -1, said, sizeof(said));
-    assert_int_equal(strncmp(behind_the_time(said), expected, sizeof(expected) - 1), 0);
-    scene_free(x);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_supervise__hears_a_death_though_nobody_reads_its_output),
-        cmocka_unit_test(test_job_supervise__tells_a_death_itself_though_nobody_reads_its_output),
-        cmocka_unit_test(test_job_supervise__hears_signals_though_nobody_reads_its_output),
         cmocka_unit_test(test_job_supervise__loses_no_line_of_a_slow_reader),
-        cmocka_unit_test(test_job_supervise__loses_no_line_of_a_failed_job_whose_reader_is_slow),
         cmocka_unit_test(test_job_supervise__ends_ranks_whose_reader_has_gone),
         cmocka_unit_test(test_job_supervise__says_who_has_not_joined),
-        cmocka_unit_test(test_job_supervise__ends_though_the_keeper_is_killed_and_children_print),
-        cmocka_unit_test(test_job_supervise__starts_ranks_without_standard_streams),
-        cmocka_unit_test(test_job_supervise__learns_exit_codes_though_its_host_ignores_children),
-        cmocka_unit_test(test_job_supervise__starts_127_ranks),
-        cmocka_unit_test(test_job_supervise__stops_in_every_phase_of_the_start),
         cmocka_unit_test(test_job_supervise__says_who_has_not_ended),
-        cmocka_unit_test(test_job_supervise__says_that_all_ranks_are_stopped),
     };
 
     int code;

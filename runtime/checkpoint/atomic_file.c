@@ -1,0 +1,92 @@
+#include "atomic_file.h"
+#include "paths.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The file to write, malloced. A link is followed, as by any program that opens it to write. */
+static ms_status find_target(char **target, const char *path)
+{
+    const size_t n = strlen(path);
+
+    if (n == 0 || path[n - 1] == '/') {
+        return MS_FAIL(MS_VALUE_ERROR, "'%s' %s, expected the path of a file", path,
+                       n == 0 ? "is empty" : "ends with '/' and so names a folder");
+    }
+    struct stat st;
+    bool there = lstat(path, &st) == 0;
+    const bool linked = there && S_ISLNK(st.st_mode);
+
+    if (linked) {
+        there = stat(path, &st) == 0;
+    }
+    if (!there && errno != ENOENT) {
+        return msi_io_fail("write", path);
+    }
+    if (there ? !S_ISREG(st.st_mode) : linked) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s is %s, expected a regular file or nothing", path,
+                       !there                ? "a symbolic link to nothing"
+                       : S_ISDIR(st.st_mode) ? "a folder"
+                                             : "a pipe or a device");
+    }
+    *target = linked ? realpath(path, NULL) : strdup(path);
+    return *target != NULL ? MS_OK : msi_io_fail("write", path);
+}
+
+/* Make the folder of `target`, and remove what writers of it left that died. A folder that may not
+ * be read keeps it. */
+static ms_status prepare_folder(const char *target)
+{
+    const char *slash = strrchr(target, '/');
+    char *folder = msi_io_parent(target);
+    ms_status status = folder != NULL ? msi_io_mkdir_all(folder) : MS_OUT_OF_MEMORY;
+
+    if (status == MS_OK) {
+        status = msi_folder_sweep(folder, slash != NULL ? slash + 1 : target);
+        status = status == MS_IO_ERROR && errno == EACCES ? MS_OK : status;
+    }
+    free(folder);
+    return status;
+}
+
+ms_status msi_atomic_file_begin(msi_atomic_file *f, const char *path)
+{
+    char nonce[MSI_NONCE_ROOM];
+
+    *f = (msi_atomic_file){.fd = -1};
+    ms_status status = find_target(&f->target, path);
+
+    if (status == MS_OK) {
+        status = prepare_folder(f->target);
+    }
+    if (status == MS_OK) {
+        status = msi_temporary_new(&f->fd, &f->path, nonce, "", f->target, false);
+    }
+    return status == MS_OK ? MS_OK : msi_atomic_file_end(f, status);
+}
+
+ms_status msi_atomic_file_end(msi_atomic_file *f, ms_status status)
+{
+    if (status == MS_OK) {
+        status = msi_io_sync(f->fd, f->path);
+    }
+    if (status == MS_OK) {
+        status = msi_io_rename(f->path, f->target);
+    }
+    if (status != MS_OK && f->fd >= 0) {
+        unlink(f->path);
+    }
+    if (f->fd >= 0) {
+        close(f->fd);
+    }
+    if (status == MS_OK && msi_io_sync_parent(f->target) != MS_OK) {
+        msi_warn("UserWarning", "%s is saved, but a power loss might undo it: %s", f->target,
+                 ms_error_message());
+    }
+    free(f->path);
+    free(f->target);
+    return status;
+}

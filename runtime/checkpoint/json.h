@@ -1,0 +1,16 @@
+/* JSON by Jansson, with errors that name the file and the byte. */
+#ifndef MSI_JSON_H
+#define MSI_JSON_H
+
+#include "base.h"
+
+#include <jansson.h>
+
+/* Parse `n` bytes; an object with a name twice is refused. `part` says which part of the file at
+ * `path` they are, e.g. "header, ". MS_FORMAT_ERROR, MS_OUT_OF_MEMORY. The caller owns `*out`. */
+ms_status msi_json_parse(json_t **out, const char *path, const char *part, const char *text,
+                         size_t n);
+/* "an array", or "nothing" for NULL. */
+const char *msi_json_type(const json_t *value);
+
+#endif

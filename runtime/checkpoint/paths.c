@@ -1,0 +1,520 @@
+/* A folder of checkpoints belongs to its user, who may have put anything into it. Only files with
+ * our names are ever removed, from folders that have our names or hold our manifest. */
+#include "paths.h"
+#include "moonshard/checkpoint.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* -- names ------------------------------------------------------------------------------------- */
+
+static bool begins_with_nonce(const char *text)
+{
+    return strspn(text, "0123456789abcdef") >= MSI_NONCE_DIGITS;
+}
+
+char *msi_temporary_path(const char *place, const char *nonce)
+{
+    return msi_io_path("%s" MSI_TEMPORARY_MARK "%s", place, nonce);
+}
+
+/* The nonce in a temporary name, NULL in another. `*n` bytes come before the mark. */
+static const char *temporary_nonce(const char *entry, size_t *n)
+{
+    const size_t n_mark = strlen(MSI_TEMPORARY_MARK);
+    const char *mark = strrchr(entry, '.');
+
+    if (mark == NULL || strncmp(mark, MSI_TEMPORARY_MARK, n_mark) != 0 ||
+        strlen(mark + n_mark) != MSI_NONCE_DIGITS || !begins_with_nonce(mark + n_mark)) {
+        return NULL;
+    }
+    *n = (size_t)(mark - entry);
+    return mark + n_mark;
+}
+
+bool msi_is_temporary(const char *entry, const char *name)
+{
+    size_t n;
+
+    return temporary_nonce(entry, &n) != NULL &&
+           (name == NULL || (strlen(name) == n && strncmp(entry, name, n) == 0));
+}
+
+void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part)
+{
+    char number[16] = "";
+
+    if (part > 0) {
+        snprintf(number, sizeof(number), ".%d", (int)part);
+    }
+    snprintf(name, MSI_SHARD_NAME, "rank-%05d-of-%05d%s.safetensors", (int)rank, (int)world,
+             number);
+}
+
+bool msi_shard_name_read(const char *name, int32_t *rank, int32_t *world)
+{
+    char again[MSI_SHARD_NAME];
+    int r, w, part = 0;
+
+    if (sscanf(name, "rank-%9d-of-%9d.%9d", &r, &w, &part) < 2 || r < 0 || r >= w || part < 0) {
+        return false;
+    }
+    msi_shard_name(again, r, w, part);
+    *rank = r;
+    *world = w;
+    return strcmp(name, again) == 0;
+}
+
+const char *ms_checkpoint_step_name(int64_t step)
+{
+    static _Thread_local char name[32];
+
+    snprintf(name, sizeof(name), "step-%08lld", (long long)step);
+    return name;
+}
+
+int64_t msi_folder_step(const char *name)
+{
+    const int64_t step = strtoll(name + strcspn(name, "0123456789"), NULL, 10);
+
+    return strcmp(name, ms_checkpoint_step_name(step)) == 0 ? step : -1;
+}
+
+static bool is_our_file(const char *name)
+{
+    int32_t rank, world;
+
+    return strcmp(name, MSI_MANIFEST_NAME) == 0 || msi_shard_name_read(name, &rank, &world);
+}
+
+/* -- folders ----------------------------------------------------------------------------------- */
+
+static ms_status each_entry(DIR *dir, const char *path,
+                            ms_status (*fn)(void *user, const char *folder, const char *name),
+                            void *user)
+{
+    for (;;) {
+        errno = 0;
+        const struct dirent *e = readdir(dir);
+
+        if (e == NULL) { /* errno alone tells an error from the end */
+            return errno == 0 ? MS_OK : msi_io_fail("read", path);
+        }
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
+            MS_TRY(fn(user, path, e->d_name));
+        }
+    }
+}
+
+ms_status msi_folder_each(const char *path, bool links,
+                          ms_status (*fn)(void *user, const char *folder, const char *name),
+                          void *user)
+{
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | (links ? 0 : O_NOFOLLOW) | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+
+    if (dir == NULL) {
+        const ms_status status = errno == ENOENT ? msi_io_absent(path) : msi_io_fail("open", path);
+
+        if (fd >= 0) {
+            close(fd);
+        }
+        return status;
+    }
+    const ms_status status = each_entry(dir, path, fn, user);
+
+    closedir(dir);
+    return status;
+}
+
+static ms_status look_at(void *user, const char *folder, const char *name)
+{
+    msi_contents *contents = user;
+
+    (void)folder;
+    if (*contents != MSI_CONTENTS_OURS) {
+        *contents = is_our_file(name) ? MSI_CONTENTS_OURS : MSI_CONTENTS_OTHERS;
+    }
+    return MS_OK;
+}
+
+ms_status msi_folder_look(msi_contents *contents, const char *path)
+{
+    struct stat st;
+
+    *contents = MSI_CONTENTS_GONE;
+    if (lstat(path, &st) != 0) {
+        return errno == ENOENT || errno == ENOTDIR ? MS_OK : msi_io_fail("stat", path);
+    }
+    *contents = S_ISDIR(st.st_mode)   ? MSI_CONTENTS_EMPTY
+                : S_ISLNK(st.st_mode) ? MSI_CONTENTS_LINK
+                                      : MSI_CONTENTS_NO_FOLDER;
+    return S_ISDIR(st.st_mode) ? msi_folder_each(path, false, look_at, contents) : MS_OK;
+}
+
+/* -- locks ------------------------------------------------------------------------------------- */
+
+/* Lock what was opened as `fd` at `path`. GONE: it is not there any more. */
+static ms_status lock_open(int fd, msi_lock *lock, const char *path)
+{
+    struct stat seen, st = {0};
+
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        if (fstat(fd, &seen) != 0 || (lstat(path, &st) != 0 && errno != ENOENT)) {
+            return msi_io_fail("stat", path);
+        }
+        *lock =
+            seen.st_dev == st.st_dev && seen.st_ino == st.st_ino ? MSI_LOCK_OURS : MSI_LOCK_GONE;
+    } else if (errno == EWOULDBLOCK) {
+        *lock = MSI_LOCK_BUSY;
+    } else if (errno == EOPNOTSUPP || errno == ENOTSUP || errno == ENOLCK || errno == ENOSYS) {
+        *lock = MSI_LOCK_NONE;
+    } else {
+        return msi_io_fail("lock", path);
+    }
+    return MS_OK;
+}
+
+static ms_status open_and_lock(int *fd, msi_lock *lock, const char *path, int flags)
+{
+    *lock = MSI_LOCK_GONE;
+    *fd = open(path, flags | O_NOFOLLOW | O_CLOEXEC);
+    if (*fd < 0) {
+        return errno == ENOENT ? MS_OK : msi_io_fail("open", path);
+    }
+    const ms_status status = lock_open(*fd, lock, path);
+
+    if (status != MS_OK || *lock == MSI_LOCK_BUSY || *lock == MSI_LOCK_GONE) {
+        close(*fd);
+        *fd = -1;
+    }
+    return status;
+}
+
+ms_status msi_folder_lock(int *fd, msi_lock *lock, const char *path)
+{
+    return open_and_lock(fd, lock, path, O_RDONLY | O_DIRECTORY);
+}
+
+/* One attempt: `*fd` is -1 when the name is taken, or somebody who sweeps came before the lock. */
+static ms_status create_and_lock(int *fd, const char *path, bool folder)
+{
+    msi_lock lock = MSI_LOCK_GONE;
+    ms_status status = folder ? msi_io_mkdir(path) : msi_io_create(fd, path);
+
+    if (status != MS_OK) {
+        return status == MS_IO_ERROR && errno == EEXIST ? MS_OK : status;
+    }
+    if (folder) {
+        status = msi_folder_lock(fd, &lock, path);
+        if (status != MS_OK) {
+            rmdir(path);
+        }
+        return status;
+    }
+    status = lock_open(*fd, &lock, path);
+    if (status != MS_OK || lock == MSI_LOCK_BUSY || lock == MSI_LOCK_GONE) {
+        close(*fd);
+        *fd = -1;
+    }
+    if (status != MS_OK) {
+        unlink(path);
+    }
+    return status;
+}
+
+ms_status msi_temporary_new(int *fd, char **path, char *nonce, const char *mark, const char *place,
+                            bool folder)
+{
+    *fd = -1;
+    for (int attempt = 0; attempt < 10; attempt++) {
+        MS_TRY(msi_io_nonce(nonce));
+        memcpy(nonce, mark, strlen(mark));
+        *path = msi_temporary_path(place, nonce);
+        if (*path == NULL) {
+            return MS_OUT_OF_MEMORY;
+        }
+        const ms_status status = create_and_lock(fd, *path, folder);
+
+        if (status == MS_OK && *fd >= 0) {
+            return MS_OK;
+        }
+        free(*path);
+        *path = NULL;
+        MS_TRY(status);
+    }
+    return MS_FAIL(MS_IO_ERROR, "%s" MSI_TEMPORARY_MARK "%s: another process takes each such name",
+                   place, nonce);
+}
+
+/* -- removing ---------------------------------------------------------------------------------- */
+
+static ms_status remove_file(void *user, const char *folder, const char *name)
+{
+    (void)user;
+    if (!is_our_file(name)) {
+        return MS_OK;
+    }
+    char *path = msi_io_path("%s/%s", folder, name);
+    ms_status status = path != NULL ? msi_io_unlink(path) : MS_OUT_OF_MEMORY;
+
+    if (status == MS_IO_ERROR && errno == ENOENT) {
+        status = MS_OK;
+    }
+    free(path);
+    return status;
+}
+
+ms_status msi_folder_remove(const char *path, bool *others)
+{
+    *others = false;
+    MS_TRY(msi_folder_each(path, false, remove_file, NULL));
+    const ms_status status = msi_io_rmdir(path);
+
+    *others = status != MS_OK && (errno == ENOTEMPTY || errno == EEXIST);
+    return *others ? MS_OK : status;
+}
+
+ms_status msi_folder_retire(const char *path, const char *place, bool *others)
+{
+    char nonce[MSI_NONCE_ROOM];
+
+    *others = false;
+    MS_TRY(msi_io_nonce(nonce));
+    char *doomed = msi_temporary_path(place, nonce);
+    ms_status status = doomed != NULL ? msi_io_rename(path, doomed) : MS_OUT_OF_MEMORY;
+
+    if (status == MS_OK) {
+        status = msi_folder_remove(doomed, others);
+    }
+    if (status == MS_OK && *others) {
+        status = msi_io_rename(doomed, path);
+    }
+    free(doomed);
+    return status;
+}
+
+/* The link `latest` before its rename. Its writer still has the checkpoint locked. */
+static ms_status remove_link(const char *path)
+{
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool busy = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    const ms_status status = busy ? MS_OK : msi_io_unlink(path);
+
+    if (fd >= 0) {
+        close(fd);
+    }
+    return status;
+}
+
+/* What has no lock of another process. Without locks nobody can tell, and it stays. A file is
+ * opened to write: some network file systems give no lock otherwise. */
+static ms_status remove_unlocked(const char *path, bool folder)
+{
+    bool others;
+    msi_lock lock;
+    int fd;
+
+    MS_TRY(open_and_lock(&fd, &lock, path, folder ? O_RDONLY | O_DIRECTORY : O_RDWR | O_NONBLOCK));
+    const ms_status status = lock != MSI_LOCK_OURS ? MS_OK
+                             : folder              ? msi_folder_remove(path, &others)
+                                                   : msi_io_unlink(path);
+
+    if (fd >= 0) {
+        close(fd);
+    }
+    return status;
+}
+
+static ms_status sweep_entry(void *user, const char *root, const char *entry)
+{
+    const char *name = user;
+    struct stat st;
+
+    if (!msi_is_temporary(entry, name) && !msi_is_temporary(entry, "latest")) {
+        return MS_OK;
+    }
+    char *path = msi_io_path("%s/%s", root, entry);
+
+    if (path == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    ms_status status = MS_OK;
+
+    if (lstat(path, &st) == 0) {
+        const bool folder = S_ISDIR(st.st_mode), file = S_ISREG(st.st_mode) && name != NULL;
+
+        status = S_ISLNK(st.st_mode) ? remove_link(path)
+                 : folder || file    ? remove_unlocked(path, folder)
+                                     : MS_OK;
+    }
+    if (status != MS_OK && errno != ENOENT) {
+        msi_warn("UserWarning", "what a writer left is not removed: %s", ms_error_message());
+    }
+    free(path);
+    return MS_OK;
+}
+
+ms_status msi_folder_sweep(const char *root, const char *name)
+{
+    return msi_folder_each(root, true, sweep_entry, (void *)(uintptr_t)name);
+}
+
+/* -- the link `latest` ------------------------------------------------------------------------- */
+
+static bool is_same_folder(const char *a, const char *b)
+{
+    struct stat of_a, of_b;
+
+    return stat(a, &of_a) == 0 && stat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev &&
+           of_a.st_ino == of_b.st_ino;
+}
+
+ms_status msi_pointer_read(msi_pointer *p, const char *root)
+{
+    char *link = msi_io_path("%s/latest", root), *target = NULL, *parent = NULL;
+
+    *p = (msi_pointer){0};
+    if (link == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    ms_status status = MS_OK;
+
+    if (readlink(link, p->text, sizeof(p->text) - 1) < 0) {
+        status = errno == ENOENT || errno == EINVAL ? MS_OK : msi_io_fail("read", link);
+    } else if ((target = realpath(link, NULL)) != NULL) { /* people move the link by hand */
+        parent = msi_io_parent(target);
+        status = parent != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+        if (parent != NULL && is_same_folder(parent, root)) {
+            snprintf(p->name, sizeof(p->name), "%s", strrchr(target, '/') + 1);
+        }
+    } else if (errno == EACCES || errno == ENOMEM) {
+        status = msi_io_fail("follow", link);
+    }
+    free(parent);
+    free(target);
+    free(link);
+    return status;
+}
+
+/* -- owners ------------------------------------------------------------------------------------ */
+
+enum { JOB_DIGITS = 6, RANK_DIGITS = 2, MEMBERS_DIGITS = 4, MANIFEST_HEAD = 256 };
+_Static_assert(JOB_DIGITS + RANK_DIGITS + MEMBERS_DIGITS + 1 == sizeof(msi_owner), "a mark");
+_Static_assert(MS_MAX_RANKS <= 1 << 4 * RANK_DIGITS, "a rank has so many digits");
+
+msi_owner msi_owner_of(const ms_comm *comm)
+{
+    uint64_t members = 0;
+    msi_owner owner;
+
+    for (int32_t q = 0; q < ms_comm_size(comm); q++) {
+        const uint64_t link[2] = {members, (uint64_t)msi_comm_rank_in_job(comm, q)};
+
+        members = ms_hash_bytes(link, sizeof(link));
+    }
+    snprintf(owner.mark, sizeof(owner.mark), "%06x%02x%04x",
+             (unsigned)(msi_comm_job_number(comm) >> 40), (unsigned)msi_comm_first_in_job(comm),
+             (unsigned)(members >> 48));
+    return owner;
+}
+
+typedef struct question {
+    const char *name; /* NULL: any step */
+    const msi_owner *asks;
+    bool saved; /* look at checkpoints, else at those that are being written */
+} question;
+
+static ms_status refuse(const char *does, const char *root, const char *name, const char *nonce)
+{
+    char digits[RANK_DIGITS + 1] = {0};
+
+    memcpy(digits, nonce + JOB_DIGITS, RANK_DIGITS);
+    return MS_FAIL(MS_VALUE_ERROR,
+                   "another group of this job, whose least rank is %d, %s checkpoint '%s/%s': "
+                   "give this one a %s of its own",
+                   (int)strtol(digits, NULL, 16), does, root, name,
+                   msi_folder_step(name) >= 0 ? "root" : "path");
+}
+
+/* The nonce in the manifest at `path`, whose first bytes hold it; "": it cannot be read. */
+static void read_nonce(char *nonce, const char *path)
+{
+    char head[MANIFEST_HEAD], *at;
+    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const ssize_t n = fd >= 0 ? pread(fd, head, sizeof(head) - 1, 0) : 0;
+
+    if (fd >= 0) {
+        close(fd);
+    }
+    head[n > 0 ? n : 0] = '\0';
+    nonce[0] = '\0';
+    at = strstr(head, "\"nonce\"");
+    if (at != NULL) {
+        at += strlen("\"nonce\"");
+        at += strspn(at, " \t\r\n:\"");
+        snprintf(nonce, MSI_NONCE_ROOM, "%.*s", begins_with_nonce(at) ? MSI_NONCE_DIGITS : 0, at);
+    }
+}
+
+static ms_status check_entry(void *user, const char *root, const char *entry)
+{
+    const question *q = user;
+    size_t n = strlen(entry);
+    const char *written = temporary_nonce(entry, &n);
+    char name[NAME_MAX + 1], nonce[MSI_NONCE_ROOM] = "";
+
+    snprintf(name, sizeof(name), "%.*s", (int)n, entry);
+    const bool counts = q->name == NULL || msi_folder_step(q->name) >= 0
+                            ? msi_folder_step(name) >= 0
+                            : strcmp(name, q->name) == 0;
+
+    if (!counts || (written == NULL) != q->saved) {
+        return MS_OK;
+    }
+    char *path = msi_io_path(q->saved ? "%s/%s/" MSI_MANIFEST_NAME : "%s/%s", root, entry);
+
+    if (path == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    if (q->saved) {
+        read_nonce(nonce, path);
+    } else {
+        snprintf(nonce, sizeof(nonce), "%s", written);
+    }
+    msi_lock lock = MSI_LOCK_BUSY;
+    ms_status status = MS_OK;
+    const bool another = strncmp(nonce, q->asks->mark, JOB_DIGITS) == 0 &&
+                         strncmp(nonce, q->asks->mark, strlen(q->asks->mark)) != 0;
+
+    if (another && !q->saved) {
+        int fd;
+
+        status = msi_folder_lock(&fd, &lock, path);
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    free(path);
+    MS_TRY(status);
+    return another && lock == MSI_LOCK_BUSY
+               ? refuse(q->saved ? "has saved" : "is writing", root, name, nonce)
+               : MS_OK;
+}
+
+ms_status msi_owner_check(const char *root, const char *name, const msi_owner *asks)
+{
+    question q = {.name = name, .asks = asks};
+
+    /* In this order: the second walk sees a writer that publishes between the two. */
+    MS_TRY(msi_folder_each(root, true, check_entry, &q));
+    q.saved = true;
+    return msi_folder_each(root, true, check_entry, &q);
+}
