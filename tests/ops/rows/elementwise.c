@@ -1,5 +1,5 @@
-/* Elementwise operators in random programs. */
-#include "program.h"
+/* Rows of elementwise operators. */
+#include "row.h"
 
 #include "unary_oracle.h"
 
@@ -26,6 +26,12 @@ static bool floating(call *c)
     return is_float(&c->in[0]);
 }
 
+static bool positive(call *c)
+{
+    c->in[0].draw = DRAW_POSITIVE;
+    return floating(c);
+}
+
 #define UNARY(name, FORMULA, ERROR)                                                                \
     static real value_##name(const call *c, real x)                                                \
     {                                                                                              \
@@ -50,18 +56,17 @@ static bool floating(call *c)
         return ms_op_##name(out, in[0]);                                                           \
     }
 
-/* The functions of unary.h. */
-#define FUNCTION(A, f, gradient, saved) PLAIN_UNARY(f, unary_value_##f(x), unary_error_##f(x, y))
-MSI_UNARY(FUNCTION, )
+#define FUNCTION(f, plan, smooth, VALUE, ERROR, ULPS) PLAIN_UNARY(f, VALUE, ERROR)
+UNARY_ORACLES(FUNCTION)
 
 PLAIN_UNARY(reciprocal, 1 / x, fabsl(y))
 PLAIN_UNARY(neg, -x, 0)
 
-/* Also of i64. */
+/* Integers, too. */
 static bool counting(call *c)
 {
     c->n_in = 1;
-    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+    return is_float(&c->in[0]) || is_integer(&c->in[0]);
 }
 
 static bool plan_softplus(call *c)
@@ -123,11 +128,11 @@ static bool plan_affine(call *c)
     c->n_in = 1;
     c->p[0] = scales[below(c->rng, 5)];
     c->p[1] = shifts[below(c->rng, 4)];
-    if (c->in[0].dtype == MS_DTYPE_I64) {
+    if (is_integer(&c->in[0])) {
         c->p[0] = below(c->rng, 7) - 3;
         c->p[1] = below(c->rng, 7) - 3;
     }
-    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+    return is_float(&c->in[0]) || is_integer(&c->in[0]);
 }
 
 static ms_status run_affine(ms_tensor **out, ms_tensor *const *in, const call *c)
@@ -141,7 +146,7 @@ UNARY(affine, x *(real)c->p[0] + (real)c->p[1], 2 * (fabsl(x * (real)c->p[0]) + 
 static bool plan_with_number(call *c)
 {
     static const double numbers[] = {0, -0.0, 1, -1, 2.5, -0.375, 1e30, NAN, INFINITY};
-    const bool whole = c->in[0].dtype == MS_DTYPE_I64;
+    const bool whole = is_integer(&c->in[0]);
 
     c->n_in = 1;
     c->p[0] = numbers[below(c->rng, whole ? 4 : 9)];
@@ -189,10 +194,10 @@ UNARY(pow,
 /* x with a number. */
 static bool plan_compare_number(call *c)
 {
-    static const double numbers[] = {0, 1, -0.5, 2, NAN, INFINITY};
+    static const double numbers[] = {0, 1, -0.5, 2, NAN, INFINITY, -INFINITY, 300, 2.5, -1};
 
     c->n_in = 1;
-    c->p[0] = numbers[below(c->rng, 6)];
+    c->p[0] = numbers[below(c->rng, COUNT(numbers))];
     c->i[0] = below(c->rng, 6);
     return true;
 }
@@ -234,7 +239,7 @@ static bool plan_binary(call *c)
 {
     c->n_in = 2;
     draw_broadcast(&c->in[1], &c->in[0], c->rng);
-    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+    return is_float(&c->in[0]) || is_integer(&c->in[0]);
 }
 
 static bool plan_div(call *c)
@@ -386,38 +391,78 @@ static void oracle_where(const call *c, const array *const *in, array *out)
     }
 }
 
-#define OP(name, plan)                                                                             \
-    {                                                                                              \
-        "ms_op_" #name, plan, run_##name, oracle_##name, NULL                                      \
+/* -- where finite differences say nothing --------------------------------------------------------
+ */
+
+static bool away_from_0(const call *c, const array *const *in)
+{
+    return is_away(in[c->n_in - 1], 0);
+}
+
+static bool smooth_log1p(const call *c, const array *const *in)
+{
+    return is_away(in[0], -1);
+}
+
+static bool smooth_softplus(const call *c, const array *const *in)
+{
+    return is_away(in[0], (real)c->p[1] / (real)c->p[0]);
+}
+
+static bool smooth_with_number(const call *c, const array *const *in)
+{
+    return fabs(c->p[0]) < 1e6; /* else x is lost in the sum */
+}
+
+static bool smooth_clamp(const call *c, const array *const *in)
+{
+    return is_away(in[0], (real)c->p[0]) && is_away(in[0], (real)c->p[1]);
+}
+
+/* Equal operands share the gradient, as the central difference does; nearly equal ones do not. */
+static bool smooth_choice(const call *c, const array *const *in)
+{
+    const form *a = &in[0]->form, *b = &in[1]->form;
+    int64_t shape[MS_MAX_DIMS], n = 1;
+    int32_t ndim;
+    bool smooth = true;
+
+    broadcast_shape(a, b, &ndim, shape);
+    for (int32_t d = 0; d < ndim; d++) {
+        n *= shape[d];
     }
+    for (int64_t i = 0; i < n; i++) {
+        const real gap = fabsl(in[0]->v[broadcast_at(a, ndim, shape, i)] -
+                               in[1]->v[broadcast_at(b, ndim, shape, i)]);
 
-#define FUNCTION_ROW(A, f, gradient, saved) OP(f, floating),
-#define NUMBER_ROW(A, f, gradient, saved) OP(f, counting),
+        smooth = smooth && !(gap > 0 && gap < 0.02L);
+    }
+    return smooth;
+}
 
-static const program_op ops[] = {
-    MSI_UNARY_BY_OTHERS(FUNCTION_ROW, ) /* of unary.h, */
-    MSI_UNARY_OF_FLOATS(FUNCTION_ROW, ) /* of floating numbers, */
-    MSI_UNARY_OF_NUMBERS(NUMBER_ROW, )  /* of integers, too */
+#define FUNCTION_ROW(f, plan_, smooth_, VALUE, ERROR, ULPS) OP(f, plan_, .smooth = smooth_),
+
+const op_row elementwise_rows[] = {
+    UNARY_ORACLES(FUNCTION_ROW) /* of unary_oracle.h */
     OP(neg, counting),
-    OP(reciprocal, floating),
-    OP(softplus, plan_softplus),
+    OP(reciprocal, floating, .smooth = away_from_0),
+    OP(softplus, plan_softplus, .smooth = smooth_softplus, .grad_error = 64),
     OP(gelu, plan_gelu),
     OP(affine, plan_affine),
-    OP(pow, plan_pow),
+    OP(pow, plan_pow, .smooth = away_from_0, .grad_error = 256),
     OP(compare_number, plan_compare_number),
     OP(add, plan_binary),
     OP(sub, plan_binary),
     OP(mul, plan_binary),
-    OP(div, plan_div),
-    OP(with_number, plan_with_number),
-    OP(maximum, plan_binary),
-    OP(minimum, plan_binary),
-    OP(clamp, plan_clamp),
+    OP(div, plan_div, .smooth = away_from_0),
+    OP(with_number, plan_with_number, .smooth = smooth_with_number),
+    OP(maximum, plan_binary, .smooth = smooth_choice),
+    OP(minimum, plan_binary, .smooth = smooth_choice),
+    OP(clamp, plan_clamp, .smooth = smooth_clamp),
     OP(isnan, any_dtype),
     OP(isinf, any_dtype),
     OP(isfinite, any_dtype),
     OP(compare, plan_compare),
     OP(where, plan_where),
+    {0},
 };
-
-const program_family elementwise_programs = {ops, COUNT(ops)};
