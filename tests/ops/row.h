@@ -85,8 +85,7 @@ typedef struct op_row {
 /* A row of ms_op_<name>, with its run_<name> and oracle_<name>. */
 #define OP(op, plan_, ...)                                                                         \
     {                                                                                              \
-        .name = "ms_op_" #op, .plan = (plan_), .run = run_##op, .oracle = oracle_##op,             \
-        __VA_ARGS__                                                                                \
+        .name = "ms_op_" #op, .plan = (plan_), .run = run_##op, .oracle = oracle_##op, __VA_ARGS__ \
     }
 
 /* One array of rows per family, ended by a row without a name. */

@@ -172,7 +172,8 @@ bool is_away(const array *x, real at)
 
 static double wrapped(int32_t dtype, real want)
 {
-    return dtype == MS_DTYPE_I32 ? (double)(int32_t)(uint32_t)(uint64_t)(int64_t)want : (double)want;
+    return dtype == MS_DTYPE_I32 ? (double)(int32_t)(uint32_t)(uint64_t)(int64_t)want
+                                 : (double)want;
 }
 
 bool agrees(int32_t dtype, double got, real want, real slack)

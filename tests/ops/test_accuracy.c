@@ -1,5 +1,5 @@
-/* Functions of one tensor over bit patterns spread over all of f32: units in the last place, special
- * values, and the same bits on every instruction set. */
+/* Functions of one tensor over bit patterns spread over all of f32: units in the last place,
+ * special values, and the same bits on every instruction set. */
 #include "row.h"
 #include "rows/unary_oracle.h"
 
@@ -19,7 +19,8 @@ const msi_kernel_table *__wrap_msi_kernels(void)
 }
 
 static const unary_oracle functions[] = {
-#define FUNCTION(f, plan, smooth, VALUE, ERROR, ULPS) {"ms_op_" #f, ms_op_##f, unary_value_##f, ULPS},
+#define FUNCTION(f, plan, smooth, VALUE, ERROR, ULPS)                                              \
+    {"ms_op_" #f, ms_op_##f, unary_value_##f, ULPS},
     UNARY_ORACLES(FUNCTION)
 #undef FUNCTION
 };

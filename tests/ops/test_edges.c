@@ -88,7 +88,8 @@ static const edge edges[] = {
 
 static bool is_same(double got, double want)
 {
-    return want == ANY || (isnan(want) ? isnan(got) : got == want && !signbit(got) == !signbit(want));
+    return want == ANY ||
+           (isnan(want) ? isnan(got) : got == want && !signbit(got) == !signbit(want));
 }
 
 static void test_ops_edges__functions_are_exact_at_their_edges(void **state)
@@ -213,10 +214,10 @@ static void test_ops_edges__narrow_dtypes_round_to_nearest_even(void **state)
 static void test_ops_edges__numbers_without_an_integer_have_one_result(void **state)
 {
     enum { CASES = 11, N = 5 * CASES };
-    static const double from[CASES] = {NAN,      INFINITY, -INFINITY, 0x1p63, -0x1p63, -0x1.8p63,
-                                       0x1p80,   -0.9,     -0x1p40,   0x1p40, 255.5};
+    static const double from[CASES] = {NAN,    INFINITY, -INFINITY, 0x1p63, -0x1p63, -0x1.8p63,
+                                       0x1p80, -0.9,     -0x1p40,   0x1p40, 255.5};
     static const int64_t whole[CASES] = {
-        0,         INT64_MAX, INT64_MIN, INT64_MAX,          INT64_MIN,         INT64_MIN,
+        0,         INT64_MAX, INT64_MIN,           INT64_MAX,        INT64_MIN, INT64_MIN,
         INT64_MAX, 0,         -(INT64_C(1) << 40), INT64_C(1) << 40, 255};
     const int64_t n = N;
     double x[N];
@@ -400,7 +401,8 @@ static void test_ops_edges__layer_norm_of_extreme_rows(void **state)
         for (int32_t d = 0; d < 3; d++) {
             const double most = floats[d] == MS_DTYPE_F64 ? 1.5e308 : 3e38;
 
-            for (int32_t k = 0; k < COUNT(equal); k++) { /* the rounding of a mean sets none apart */
+            for (int32_t k = 0; k < COUNT(equal);
+                 k++) { /* the rounding of a mean sets none apart */
                 check_layer_norm(floats[d], cols[c], equal[k], equal[k], 0);
             }
             check_layer_norm(floats[d], cols[c], most, 0.9 * most, NAN); /* a run that diverged */
@@ -555,7 +557,8 @@ static void test_ops_edges__attention_does_not_see_what_the_mask_hides(void **st
 static void test_ops_edges__attention_never_holds_the_scores(void **state)
 {
     enum { T = 1024, D = 8, SCORES = T * T * 4 };
-    ms_tensor *x = require(FILLED(MS_DTYPE_F32, 1, 1, T, 3 * D)), *g = FILLED(MS_DTYPE_F32, 2, 1, T, D);
+    ms_tensor *x = require(FILLED(MS_DTYPE_F32, 1, 1, T, 3 * D)),
+              *g = FILLED(MS_DTYPE_F32, 2, 1, T, D);
     const ms_memory_stats before = start_peaks();
     ms_memory_stats after;
     ms_tensor *y;
@@ -570,12 +573,14 @@ static void test_ops_edges__attention_never_holds_the_scores(void **state)
     ms_tensor_free(x);
 }
 
-/* The gradient takes the memory of logits that nobody holds, and leaves alone those somebody does. */
+/* The gradient takes the memory of logits that nobody holds, and leaves alone those somebody does.
+ */
 static void test_ops_edges__cross_entropy_keeps_one_copy_of_the_logits(void **state)
 {
     enum { ROWS = 64, VOCAB = 1000, BYTES = ROWS * VOCAB * 4 };
     const int64_t rows = ROWS;
-    ms_tensor *x = FILLED(MS_DTYPE_F32, 1, ROWS, 4), *w = require(FILLED(MS_DTYPE_F32, 2, VOCAB, 4));
+    ms_tensor *x = FILLED(MS_DTYPE_F32, 1, ROWS, 4),
+              *w = require(FILLED(MS_DTYPE_F32, 2, VOCAB, 4));
     ms_tensor *targets, *logits, *loss;
     ms_memory_stats after;
 
@@ -768,7 +773,8 @@ static void test_ops_edges__network_operators_refuse(void **state)
     assert_fails(MS_VALUE_ERROR, "eps is nan", ms_op_layer_norm(&out, a, NULL, NULL, -NAN));
     assert_fails(MS_VALUE_ERROR, "(3, 5)", ms_op_attention_packed(&out, a, 1, true, 0));
     assert_fails(MS_VALUE_ERROR, "q (3, 5)", ms_op_attention(&out, a, b, b, true, 0));
-    assert_fails(MS_VALUE_ERROR, "scale is nan", ms_op_attention(&out, four, four, four, true, NAN));
+    assert_fails(MS_VALUE_ERROR, "scale is nan",
+                 ms_op_attention(&out, four, four, four, true, NAN));
     assert_fails(MS_VALUE_ERROR, "scale is 1e+39",
                  ms_op_attention(&out, four, four, four, true, 1e39));
     assert_fails(MS_TYPE_ERROR, "ids are f32, expected i64", ms_op_embedding(&out, a, f));

@@ -1,5 +1,5 @@
-/* Shape inference of every row: an operator says of meta tensors (shapes without memory) what it says
- * of real ones, be it the result's form or the error for operands that do not fit. */
+/* Shape inference of every row: an operator says of meta tensors (shapes without memory) what it
+ * says of real ones, be it the result's form or the error for operands that do not fit. */
 #include "ops/table.h"
 #include "row.h"
 
@@ -310,8 +310,7 @@ static void test_ops_meta__parameters_without_values_are_none(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(
-            test_ops_meta__rows_say_the_same_of_real_and_meta_operands),
+        cmocka_unit_test(test_ops_meta__rows_say_the_same_of_real_and_meta_operands),
         cmocka_unit_test(test_ops_meta__shapes_are_as_large_as_one_likes),
         cmocka_unit_test(test_ops_meta__results_have_no_values_and_no_graph),
         cmocka_unit_test(test_ops_meta__parameters_without_values_are_none),

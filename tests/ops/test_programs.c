@@ -1,8 +1,9 @@
 /* Random programs: chains of one to six calls of the table's rows.
  *
  * Operands are results of earlier calls or drawn, and may lie in the .grad of another operand of
- * their call. Every result is compared with the row's oracle of what the operands really hold. Where
- * a chain is smooth, gradients of its leaves are compared with finite differences over the chain.
+ * their call. Every result is compared with the row's oracle of what the operands really hold.
+ * Where a chain is smooth, gradients of its leaves are compared with finite differences over the
+ * chain.
  *
  * MS_PROGRAMS=100000 runs more, MS_PROGRAM=n runs the n-th alone and prints its calls. */
 #include "row.h"
@@ -173,9 +174,9 @@ static void run_call(program *p, const call *c, int32_t first)
 
 static void begin(program *p)
 {
-    static const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F32, MS_DTYPE_F64, MS_DTYPE_F64,
-                                     MS_DTYPE_BF16, MS_DTYPE_F16, MS_DTYPE_I64, MS_DTYPE_U8,
-                                     MS_DTYPE_BOOL};
+    static const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F32,  MS_DTYPE_F64,
+                                     MS_DTYPE_F64, MS_DTYPE_BF16, MS_DTYPE_F16,
+                                     MS_DTYPE_I64, MS_DTYPE_U8,   MS_DTYPE_BOOL};
     const op_row *row = all_ops[p->number % n_ops];
     call c;
 

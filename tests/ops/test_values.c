@@ -90,8 +90,8 @@ enum {
     MODE_TWICE,    /* two calls in one graph: gradients add */
     MODE_REPEATED, /* two backward passes: gradients add */
     MODE_INNER,    /* operands are results of another operator */
-    MODE_WIDE,     /* the owner of the leaf takes gradients in f32 (f64 for wide dtypes), added to */
-    MODE_ODD,      /* in a dtype that no kernel writes */
+    MODE_WIDE, /* the owner of the leaf takes gradients in f32 (f64 for wide dtypes), added to */
+    MODE_ODD,  /* in a dtype that no kernel writes */
     N_MODES
 };
 
@@ -163,8 +163,7 @@ static void run_call(const call *c, ms_tensor *const *leaf, int32_t mode, outcom
         if (mode >= MODE_WIDE) {
             assert_ok(ms_tensor_full(&keepers[k].grad, kept_dtype(leaf[k]->v.dtype, mode),
                                      leaf[k]->v.ndim, leaf[k]->v.shape, 1e30));
-            sinks[k] =
-                (msi_grad_sink){keeper_nothing, keeper_dest, keeper_nothing, keepers, k};
+            sinks[k] = (msi_grad_sink){keeper_nothing, keeper_dest, keeper_nothing, keepers, k};
             leaf[k]->sink = &sinks[k];
         }
     }
@@ -218,8 +217,8 @@ static void run_call(const call *c, ms_tensor *const *leaf, int32_t mode, outcom
     }
 }
 
-static void expect_same_bits(const call *c, ms_tensor *const *in, const char *what,
-                             const double *a, const double *b, int64_t n)
+static void expect_same_bits(const call *c, ms_tensor *const *in, const char *what, const double *a,
+                             const double *b, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         if (memcmp(&a[i], &b[i], sizeof(*a)) != 0 && !(isnan(a[i]) && isnan(b[i]))) {
@@ -290,7 +289,8 @@ static real difference(const call *c, int32_t k, real h, uint64_t signs, real *s
 /* The f64 gradient of operand k along a random direction, against a central difference. */
 static void check_direction(const call *c, ms_tensor *const *in, int32_t k, const double *grad)
 {
-    const uint64_t signs = (uint64_t)below(c->rng, 1 << 30) << 31 | (uint64_t)below(c->rng, 1 << 30);
+    const uint64_t signs =
+        (uint64_t)below(c->rng, 1 << 30) << 31 | (uint64_t)below(c->rng, 1 << 30);
     real got = 0, size = 0, ignored = 0;
 
     for (int64_t i = 0; i < arrays[k].n; i++) {
@@ -357,9 +357,10 @@ static void check_gradients(call *c, ms_tensor *const *in, int32_t mode, const o
         for (int64_t i = 0; i < arrays[k].n; i++) {
             if (!agrees(dtype, o->grad[k][i], factor * exact.grad[k][i], room)) {
                 describe(c, in);
-                fail_msg("mode %d: the gradient of operand %d at %lld is %.9g, in f64 %.9g within %Lg",
-                         (int)mode, (int)k, (long long)i, o->grad[k][i],
-                         (double)factor * exact.grad[k][i], room);
+                fail_msg(
+                    "mode %d: the gradient of operand %d at %lld is %.9g, in f64 %.9g within %Lg",
+                    (int)mode, (int)k, (long long)i, o->grad[k][i],
+                    (double)factor * exact.grad[k][i], room);
             }
         }
     }
@@ -395,9 +396,9 @@ static void check_draw(const op_row *row, int32_t n, bool *drawn)
     const bool gradient = n % 2 == 0;
     const int32_t mode = gradient ? below(&rng, N_MODES) : -1;
     const int32_t size = below(&rng, 4) == 0 ? SIZE_BIG : n / 2 % 2 == 0 ? SIZE_ROW : SIZE_SMALL;
-    const int32_t values = gradient                                                  ? LEAF_GRID
+    const int32_t values = gradient                                            ? LEAF_GRID
                            : below(&rng, 3) == 0 && !(row->flags & ROW_FINITE) ? LEAF_SPECIAL
-                                                                                     : LEAF_PLAIN;
+                                                                               : LEAF_PLAIN;
     ms_tensor *in[MAX_IN];
     call c;
 

@@ -306,9 +306,8 @@ const op_row matrix_rows[] = {
     OP(matmul, plan_matmul, .flags = ROW_LIBRARY),
     OP(linear, plan_linear, .flags = ROW_LIBRARY),
     OP(linear_gelu, plan_linear, .flags = ROW_LIBRARY),
-    OP(attention, plan_attention, .begin = begin_attention, .flags = ROW_FINITE,
-       .grad_error = 256),
-    OP(attention_packed, plan_attention_packed, .begin = begin_attention_packed, .flags = ROW_FINITE,
-       .grad_error = 256),
+    OP(attention, plan_attention, .begin = begin_attention, .flags = ROW_FINITE, .grad_error = 256),
+    OP(attention_packed, plan_attention_packed, .begin = begin_attention_packed,
+       .flags = ROW_FINITE, .grad_error = 256),
     {0},
 };

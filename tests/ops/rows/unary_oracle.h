@@ -16,21 +16,21 @@
 #include <math.h>
 
 #define UNARY_ORACLES(X)                                                                           \
-    X(exp, floating, NULL, expl(x), 8 * fabsl(y), 2)                                                    \
+    X(exp, floating, NULL, expl(x), 8 * fabsl(y), 2)                                               \
     X(log, positive, away_from_0, logl(x), 8 * (fabsl(y) + 1e-3L), 2)                              \
     X(sqrt, positive, away_from_0, sqrtl(x), fabsl(y), 0.5)                                        \
     X(rsqrt, positive, away_from_0, 1 / sqrtl(x), 2 * fabsl(y), 1.5)                               \
-    X(expm1, floating, NULL, expm1l(x), 8 * fabsl(y), 2)                                                \
+    X(expm1, floating, NULL, expm1l(x), 8 * fabsl(y), 2)                                           \
     X(log1p, positive, smooth_log1p, log1pl(x), 8 * fabsl(y), 2)                                   \
-    X(sin, floating, NULL, sinl(x), 2 * fabsl(y), 1)                                                    \
-    X(cos, floating, NULL, cosl(x), 2 * fabsl(y), 1)                                                    \
-    X(sigmoid, floating, NULL, 1 / (1 + expl(-x)), 8 * fabsl(y), 3)                                     \
-    X(silu, floating, NULL, x / (1 + expl(-x)), 16 * fabsl(y), 6)                                       \
-    X(abs, counting, away_from_0, fabsl(x), 0 * y, 0)                                                   \
-    X(sign, counting, away_from_0, (x > 0) - (x < 0), 0, 0)                                             \
-    X(square, counting, NULL, x *x, fabsl(y), 0.5)                                                      \
-    X(tanh, floating, NULL, tanhl(x), 8 * fabsl(y), 2)                                                  \
-    X(relu, floating, away_from_0, x < 0 ? 0 : x, 0 * y, 0)                                             \
+    X(sin, floating, NULL, sinl(x), 2 * fabsl(y), 1)                                               \
+    X(cos, floating, NULL, cosl(x), 2 * fabsl(y), 1)                                               \
+    X(sigmoid, floating, NULL, 1 / (1 + expl(-x)), 8 * fabsl(y), 3)                                \
+    X(silu, floating, NULL, x / (1 + expl(-x)), 16 * fabsl(y), 6)                                  \
+    X(abs, counting, away_from_0, fabsl(x), 0 * y, 0)                                              \
+    X(sign, counting, away_from_0, (x > 0) - (x < 0), 0, 0)                                        \
+    X(square, counting, NULL, x *x, fabsl(y), 0.5)                                                 \
+    X(tanh, floating, NULL, tanhl(x), 8 * fabsl(y), 2)                                             \
+    X(relu, floating, away_from_0, x < 0 ? 0 : x, 0 * y, 0)                                        \
     X(erf, floating, NULL, erfl(x), 8 * fabsl(y), 2)
 
 typedef struct unary_oracle {
