@@ -360,6 +360,42 @@ static void oracle_mean(const call *c, const array *const *in, array *out)
     reduce(c, in[0], out, true);
 }
 
+/* -- cumsum ------------------------------------------------------------------------------------ */
+
+static bool plan_cumsum(call *c)
+{
+    c->n_in = 1;
+    c->i[0] = c->in[0].ndim > 0 ? below(c->rng, c->in[0].ndim) : 0;
+    return c->in[0].ndim > 0;
+}
+
+static ms_status run_cumsum(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    return ms_op_cumsum(out, in[0], (int32_t)c->i[0]);
+}
+
+static void oracle_cumsum(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+    static real size[MAX_NUMEL];
+    int64_t inner = 1;
+
+    for (int32_t d = (int32_t)c->i[0] + 1; d < x->ndim; d++) {
+        inner *= x->shape[d];
+    }
+    set_form(out, is_float(x) ? x->dtype : MS_DTYPE_I64, x->ndim, x->shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const bool first = i / inner % x->shape[c->i[0]] == 0;
+        const real before = first ? 0 : size[i - inner];
+
+        out->v[i] = (first ? 0 : out->v[i - inner]) + in[0]->v[i];
+        size[i] = before + (isfinite(in[0]->v[i]) ? fabsl(in[0]->v[i]) : 0);
+        out->slack[i] = size[i] < largest_of(MS_DTYPE_F64)
+                            ? 0x1p-50L * (real)x->shape[c->i[0]] * size[i] + 0x1p-1000L
+                            : INFINITY;
+    }
+}
+
 /* Rows of nearly one value have no slope that differences see. */
 static bool smooth_layer_norm(const call *c, const array *const *in)
 {
@@ -389,5 +425,6 @@ const op_row reduction_rows[] = {
     OP(dropout, plan_dropout),
     OP(sum, plan_sum),
     OP(mean, plan_mean),
+    OP(cumsum, plan_cumsum),
     {0},
 };
