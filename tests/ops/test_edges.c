@@ -738,6 +738,9 @@ static void test_ops_edges__shape_operators_refuse(void **state)
     assert_fails(MS_VALUE_ERROR, "(2, 4), expected that of the first", ms_op_cat(&out, pair, 2, 0));
     assert_fails(MS_VALUE_ERROR, "got 0 tensors", ms_op_cat(&out, pair, 0, 0));
     assert_fails(MS_INDEX_ERROR, "dimension 2", ms_op_sum(&out, x, 1u << 2, false));
+    assert_fails(MS_INDEX_ERROR, "flip: dimension 2", ms_op_flip(&out, x, 1u << 2));
+    assert_fails(MS_INDEX_ERROR, "cumsum: dimension 2", ms_op_cumsum(&out, x, 2));
+    assert_fails(MS_INDEX_ERROR, "cumsum: dimension -1", ms_op_cumsum(&out, x, -1));
     assert_fails(MS_VALUE_ERROR, "(2, 3) and y (2, 4)", ms_op_mse_loss(&out, x, y, 0));
     assert_fails(MS_VALUE_ERROR, "reduction is 2", ms_op_mse_loss(&out, x, x, 2));
     assert_null(out);
