@@ -41,12 +41,6 @@ static void test_autograd_compare__equal_means_shape_dtype_and_values(void **sta
     ms_tensor_free(e);
     assert_ok(ms_tensor_fill(b, 1));
     assert_false(equal(a, b));
-    ms_tensor_free(row);
-    ms_tensor_free(c);
-    ms_tensor_free(n);
-    ms_tensor_free(d);
-    ms_tensor_free(b);
-    ms_tensor_free(a);
 }
 
 static void test_autograd_compare__allclose_weighs_by_the_second(void **state)
@@ -71,12 +65,6 @@ static void test_autograd_compare__allclose_weighs_by_the_second(void **state)
                  ms_tensor_allclose(a, a, -1, 0, &answer));
     assert_fails(MS_VALUE_ERROR, "expected neither below 0",
                  ms_tensor_allclose(a, a, 0, NAN, &answer));
-    ms_tensor_free(nan);
-    ms_tensor_free(inf);
-    ms_tensor_free(one);
-    ms_tensor_free(f);
-    ms_tensor_free(b);
-    ms_tensor_free(a);
 }
 
 static void test_autograd_compare__all_and_any_read_views(void **state)
@@ -111,7 +99,6 @@ static void test_autograd_compare__all_and_any_read_views(void **state)
 
     assert_fails(MS_TYPE_ERROR, "all: the tensor is f32, expected bool", ms_tensor_all(f, &answer));
     assert_fails(MS_TYPE_ERROR, "any: the tensor is f32, expected bool", ms_tensor_any(f, &answer));
-    ms_tensor_free(f);
 }
 
 int main(void)

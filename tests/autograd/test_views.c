@@ -22,13 +22,6 @@ static void test_autograd_views__show_the_same_memory(void **state)
     EXPECT_VALUES(same, 9, 9, 9, 9);
     EXPECT_VALUES(copy, 1, 2, 3, 4);
     EXPECT_VALUES(moved, 1, 3, 2, 4);
-    ms_tensor_free(moved);
-    ms_tensor_free(copy);
-    ms_tensor_free(same);
-    ms_tensor_free(row);
-    ms_tensor_free(swapped);
-    ms_tensor_free(square);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_views__an_entry_shows_the_same_memory(void **state)
@@ -54,11 +47,6 @@ static void test_autograd_views__an_entry_shows_the_same_memory(void **state)
     assert_ok(ms_op_select(&row, x, 0, 1));
     assert_fails(MS_RUNTIME_ERROR, "not differentiable", ms_tensor_fill(row, 0));
     EXPECT_VALUES(x, 1, 2, 9, 4, 5, 9);
-    ms_tensor_free(one);
-    ms_tensor_free(column);
-    ms_tensor_free(row);
-    ms_tensor_free(t);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_views__gradients_of_overlapping_parts_add(void **state)
@@ -71,11 +59,6 @@ static void test_autograd_views__gradients_of_overlapping_parts_add(void **state
     assert_ok(ms_op_mul(&y, left, right)); /* (1 2) (2 3) (3 4) */
     assert_ok(ms_backward(y, g));
     EXPECT_GRAD(x, 2, 1 + 30, 20 + 400, 300);
-    ms_tensor_free(y);
-    ms_tensor_free(right);
-    ms_tensor_free(left);
-    ms_tensor_free(g);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_views__a_part_of_a_given_gradient_place_is_zeroed_once(void **state)
@@ -90,11 +73,6 @@ static void test_autograd_views__a_part_of_a_given_gradient_place_is_zeroed_once
 
     assert_ok(ms_backward(y, g));
     EXPECT_GRAD(x, 8, 8 + 2 * 12, 8); /* y = 4 x x[1] */
-    ms_tensor_free(g);
-    ms_tensor_free(y);
-    ms_tensor_free(a);
-    ms_tensor_free(z);
-    ms_tensor_free(x);
 }
 
 /* As many as an operator takes, one more, and more than groups of groups. */
@@ -124,8 +102,6 @@ static void test_autograd_views__cat_many(void **state)
             EXPECT_GRAD(x[i], values[i]);
             assert_ok(ms_tensor_set_grad(x[i], NULL));
         }
-        ms_tensor_free(g);
-        ms_tensor_free(y);
     }
     g = x[MOST - 1];
     assert_ok(ms_tensor_full(&x[MOST - 1], MS_DTYPE_F32, 0, NULL, 0));
@@ -133,9 +109,6 @@ static void test_autograd_views__cat_many(void **state)
     assert_null(y);
     ms_tensor_free(g);
     assert_fails(MS_VALUE_ERROR, "got 0 tensors", ms_op_cat(&y, x, 0, 0));
-    for (int32_t i = 0; i < MOST; i++) {
-        ms_tensor_free(x[i]);
-    }
 }
 
 /* x.grad, given as the gradient of x's transpose and of a product with x, is read while gradients
@@ -158,13 +131,6 @@ static void test_autograd_views__a_given_gradient_may_be_the_one_it_adds_to(void
     assert_ok(ms_op_matmul(&product, x, exchange));
     assert_ok(ms_backward(product, grad));
     EXPECT_VALUES(grad, 7, 7, 13, 13);
-    ms_tensor_free(product);
-    ms_tensor_free(exchange);
-    ms_tensor_free(w);
-    ms_tensor_free(turned);
-    ms_tensor_free(grad);
-    ms_tensor_free(x);
-    ms_tensor_free(flat);
 }
 
 int main(void)

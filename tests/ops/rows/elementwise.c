@@ -78,10 +78,7 @@ static bool plan_softplus(call *c)
     return floating(c);
 }
 
-static ms_status run_softplus(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_softplus(out, in[0], c->p[0], c->p[1]);
-}
+RUN(softplus, ms_op_softplus(out, in[0], c->p[0], c->p[1]))
 
 static real softplus(const call *c, real x)
 {
@@ -111,10 +108,7 @@ static bool plan_gelu(call *c)
     return floating(c);
 }
 
-static ms_status run_gelu(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_gelu(out, in[0], c->i[0]);
-}
+RUN(gelu, ms_op_gelu(out, in[0], c->i[0]))
 
 /* In f64 the exact form takes 1 + erf(x), which keeps no relative digits far below 0. */
 UNARY(gelu, gelu(x, c->i[0]),
@@ -135,10 +129,7 @@ static bool plan_affine(call *c)
     return is_float(&c->in[0]) || is_integer(&c->in[0]);
 }
 
-static ms_status run_affine(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_affine(out, in[0], c->p[0], c->p[1]);
-}
+RUN(affine, ms_op_affine(out, in[0], c->p[0], c->p[1]))
 
 UNARY(affine, x *(real)c->p[0] + (real)c->p[1], 2 * (fabsl(x * (real)c->p[0]) + 1))
 
@@ -154,10 +145,7 @@ static bool plan_with_number(call *c)
     return is_float(&c->in[0]) || whole;
 }
 
-static ms_status run_with_number(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_with_number(out, in[0], c->p[0], (int32_t)c->i[0]);
-}
+RUN(with_number, ms_op_with_number(out, in[0], c->p[0], (int32_t)c->i[0]))
 
 static real with_number(const call *c, real x)
 {
@@ -179,10 +167,7 @@ static bool plan_pow(call *c)
     return floating(c);
 }
 
-static ms_status run_pow(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_pow(out, in[0], c->p[0]);
-}
+RUN(pow, ms_op_pow(out, in[0], c->p[0]))
 
 UNARY(pow,
       c->p[0] == 0.5    ? sqrtl(x)
@@ -202,10 +187,7 @@ static bool plan_compare_number(call *c)
     return true;
 }
 
-static ms_status run_compare_number(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_compare_number(out, in[0], c->p[0], (int32_t)c->i[0]);
-}
+RUN(compare_number, ms_op_compare_number(out, in[0], c->p[0], (int32_t)c->i[0]))
 
 static bool relation_holds(int64_t relation, real a, real b)
 {
@@ -292,10 +274,7 @@ static bool plan_clamp(call *c)
     return counting(c);
 }
 
-static ms_status run_clamp(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_clamp(out, in[0], c->p[0], c->p[1]);
-}
+RUN(clamp, ms_op_clamp(out, in[0], c->p[0], c->p[1]))
 
 static real clamped(const call *c, real x)
 {
@@ -339,10 +318,7 @@ static bool plan_compare(call *c)
     return true;
 }
 
-static ms_status run_compare(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_compare(out, in[0], in[1], (int32_t)c->i[0]);
-}
+RUN(compare, ms_op_compare(out, in[0], in[1], (int32_t)c->i[0]))
 
 static void oracle_compare(const call *c, const array *const *in, array *out)
 {
@@ -369,11 +345,7 @@ static bool plan_where(call *c)
     return true;
 }
 
-static ms_status run_where(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_where(out, in[2], in[0], in[1]);
-}
+RUN(where, ms_op_where(out, in[2], in[0], in[1]))
 
 static void oracle_where(const call *c, const array *const *in, array *out)
 {

@@ -56,11 +56,7 @@ static bool plan_matmul(call *c)
            numel_of(x) / (x->shape[x->ndim - 1] + (x->shape[x->ndim - 1] == 0)) * n <= 2000;
 }
 
-static ms_status run_matmul(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_matmul(out, in[0], in[1]);
-}
+RUN(matmul, ms_op_matmul(out, in[0], in[1]))
 
 static void oracle_matmul(const call *c, const array *const *in, array *out)
 {
@@ -108,10 +104,7 @@ static bool plan_linear(call *c)
     return out * width <= 2000 && numel_of(x) / (width + (width == 0)) * out <= 2000;
 }
 
-static ms_status run_linear(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_linear(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL);
-}
+RUN(linear, ms_op_linear(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL))
 
 static void oracle_linear(const call *c, const array *const *in, array *out)
 {
@@ -131,10 +124,7 @@ static void oracle_linear(const call *c, const array *const *in, array *out)
     }
 }
 
-static ms_status run_linear_gelu(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_linear_gelu(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL, c->i[0]);
-}
+RUN(linear_gelu, ms_op_linear_gelu(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL, c->i[0]))
 
 /* The pre-activation is rounded to the dtype before its gelu, whose slope is at most 1.13. */
 static void oracle_linear_gelu(const call *c, const array *const *in, array *out)
@@ -234,10 +224,7 @@ static void begin_attention(call *c)
     }
 }
 
-static ms_status run_attention(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_attention(out, in[0], in[1], in[2], c->i[0], c->p[0]);
-}
+RUN(attention, ms_op_attention(out, in[0], in[1], in[2], c->i[0], c->p[0]))
 
 static void oracle_attention(const call *c, const array *const *in, array *out)
 {
@@ -277,10 +264,7 @@ static void begin_attention_packed(call *c)
     x->shape[2] = 6 * (1 + below(c->rng, c->size ? 5 : 2));
 }
 
-static ms_status run_attention_packed(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_attention_packed(out, in[0], (int32_t)c->i[1], c->i[0], c->p[0]);
-}
+RUN(attention_packed, ms_op_attention_packed(out, in[0], (int32_t)c->i[1], c->i[0], c->p[0]))
 
 static void oracle_attention_packed(const call *c, const array *const *in, array *out)
 {

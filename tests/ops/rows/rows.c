@@ -28,11 +28,8 @@ static bool plan_layer_norm(call *c)
     return true;
 }
 
-static ms_status run_layer_norm(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_layer_norm(out, in[0], c->n_in > 1 ? in[1] : NULL, c->n_in > 2 ? in[2] : NULL,
-                            c->p[0]);
-}
+RUN(layer_norm,
+    ms_op_layer_norm(out, in[0], c->n_in > 1 ? in[1] : NULL, c->n_in > 2 ? in[2] : NULL, c->p[0]))
 
 static void oracle_layer_norm(const call *c, const array *const *in, array *out)
 {
@@ -84,11 +81,7 @@ static real log_sum(const real *row, int64_t n, real *most)
     return logl(sum);
 }
 
-static ms_status run_log_softmax(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_log_softmax(out, in[0]);
-}
+RUN(log_softmax, ms_op_log_softmax(out, in[0]))
 
 static void oracle_log_softmax(const call *c, const array *const *in, array *out)
 {
@@ -108,11 +101,7 @@ static void oracle_log_softmax(const call *c, const array *const *in, array *out
     }
 }
 
-static ms_status run_softmax(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_softmax(out, in[0]);
-}
+RUN(softmax, ms_op_softmax(out, in[0]))
 
 static void oracle_softmax(const call *c, const array *const *in, array *out)
 {
@@ -147,10 +136,7 @@ static bool plan_cross_entropy(call *c)
     return true;
 }
 
-static ms_status run_cross_entropy(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_cross_entropy(out, in[0], in[1], c->i[0], (int32_t)c->i[1]);
-}
+RUN(cross_entropy, ms_op_cross_entropy(out, in[0], in[1], c->i[0], (int32_t)c->i[1]))
 
 static void oracle_cross_entropy(const call *c, const array *const *in, array *out)
 {
@@ -189,10 +175,7 @@ static bool plan_mse_loss(call *c)
     return is_float(&c->in[0]);
 }
 
-static ms_status run_mse_loss(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_mse_loss(out, in[0], in[1], (int32_t)c->i[0]);
-}
+RUN(mse_loss, ms_op_mse_loss(out, in[0], in[1], (int32_t)c->i[0]))
 
 static void oracle_mse_loss(const call *c, const array *const *in, array *out)
 {
@@ -227,11 +210,7 @@ static bool plan_embedding(call *c)
     return is_float(&c->in[0]) && c->in[0].ndim == 2 && c->in[0].shape[0] > 0;
 }
 
-static ms_status run_embedding(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_embedding(out, in[0], in[1]);
-}
+RUN(embedding, ms_op_embedding(out, in[0], in[1]))
 
 static void oracle_embedding(const call *c, const array *const *in, array *out)
 {
@@ -305,15 +284,9 @@ static bool plan_mean(call *c)
     return plan_sum(c) && is_float(&c->in[0]);
 }
 
-static ms_status run_sum(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_sum(out, in[0], (uint32_t)c->i[0], c->i[1]);
-}
+RUN(sum, ms_op_sum(out, in[0], (uint32_t)c->i[0], c->i[1]))
 
-static ms_status run_mean(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_mean(out, in[0], (uint32_t)c->i[0], c->i[1]);
-}
+RUN(mean, ms_op_mean(out, in[0], (uint32_t)c->i[0], c->i[1]))
 
 static void reduce(const call *c, const array *x, array *out, bool mean)
 {
@@ -369,10 +342,7 @@ static bool plan_cumsum(call *c)
     return c->in[0].ndim > 0;
 }
 
-static ms_status run_cumsum(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_cumsum(out, in[0], (int32_t)c->i[0]);
-}
+RUN(cumsum, ms_op_cumsum(out, in[0], (int32_t)c->i[0]))
 
 static void oracle_cumsum(const call *c, const array *const *in, array *out)
 {

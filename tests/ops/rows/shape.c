@@ -41,10 +41,7 @@ static bool plan_reshape(call *c)
     return true;
 }
 
-static ms_status run_reshape(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_reshape(out, in[0], (int32_t)c->i[0], c->i + 1);
-}
+RUN(reshape, ms_op_reshape(out, in[0], (int32_t)c->i[0], c->i + 1))
 
 static void take(const array *x, int64_t i, array *out, int64_t at)
 {
@@ -88,10 +85,7 @@ static bool plan_expand(call *c)
     return c->i[7] < 8 && numel <= (c->size ? 4000 : 120);
 }
 
-static ms_status run_expand(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_expand(out, in[0], (int32_t)c->i[7], c->i);
-}
+RUN(expand, ms_op_expand(out, in[0], (int32_t)c->i[7], c->i))
 
 static void oracle_expand(const call *c, const array *const *in, array *out)
 {
@@ -116,10 +110,7 @@ static bool plan_flip(call *c)
     return true;
 }
 
-static ms_status run_flip(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_flip(out, in[0], (uint32_t)c->i[0]);
-}
+RUN(flip, ms_op_flip(out, in[0], (uint32_t)c->i[0]))
 
 static void oracle_flip(const call *c, const array *const *in, array *out)
 {
@@ -216,15 +207,9 @@ static bool plan_select(call *c)
     return true;
 }
 
-static ms_status run_narrow(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_narrow(out, in[0], (int32_t)c->i[0], c->i[1], c->i[2]);
-}
+RUN(narrow, ms_op_narrow(out, in[0], (int32_t)c->i[0], c->i[1], c->i[2]))
 
-static ms_status run_select(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_select(out, in[0], (int32_t)c->i[0], c->i[1]);
-}
+RUN(select, ms_op_select(out, in[0], (int32_t)c->i[0], c->i[1]))
 
 static int64_t inner_of(const form *x, int64_t dim)
 {
@@ -278,10 +263,7 @@ static bool plan_cat(call *c)
     return true;
 }
 
-static ms_status run_cat(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_cat(out, in, c->n_in, (int32_t)c->i[0]);
-}
+RUN(cat, ms_op_cat(out, in, c->n_in, (int32_t)c->i[0]))
 
 static void oracle_cat(const call *c, const array *const *in, array *out)
 {
@@ -330,10 +312,7 @@ static bool plan_cast(call *c)
     return true;
 }
 
-static ms_status run_cast(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_cast(out, in[0], (int32_t)c->i[0]);
-}
+RUN(cast, ms_op_cast(out, in[0], (int32_t)c->i[0]))
 
 static void oracle_cast(const call *c, const array *const *in, array *out)
 {
@@ -354,11 +333,7 @@ static bool plan_clone(call *c)
     return true;
 }
 
-static ms_status run_clone(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_clone(out, in[0]);
-}
+RUN(clone, ms_op_clone(out, in[0]))
 
 static void oracle_clone(const call *c, const array *const *in, array *out)
 {
