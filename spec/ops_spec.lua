@@ -35,6 +35,15 @@ describe('operators', function()
     assert.equal(-math.huge, 1 / (below - 0):item())
   end)
 
+  it('sum along a dimension', function()
+    local x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+    assert.same({ { 1, 2, 3 }, { 5, 7, 9 } }, ops.cumsum(x, 1):totable())
+    assert.same({ { 1, 3, 6 }, { 4, 9, 15 } }, x:cumsum(-1):totable())
+    assert.equal('i64', x:gt(2):cumsum(2):dtype())
+    checks.raises('IndexError', 'cumsum', ops.cumsum, x, 3)
+    checks.raises('TypeError', 'cumsum', ops.cumsum, x)
+  end)
+
   it('divide by a number, instead of multiplying by its reciprocal', function()
     local x = ms.tensor({ 5 }, { dtype = 'f64' })
     assert.equal(5 / 49, (x / 49):item())

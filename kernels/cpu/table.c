@@ -1,13 +1,17 @@
-/* The one symbol of this build that the runtime sees: its kernels by (op, dtype). */
+/* The one symbol of this build that the runtime sees: its kernels by (kernel, dtype). */
 #include "table.h"
 
-/* Weak, so that an op whose file is absent is a missing kernel at run time, not a failed link. */
-#define DECLARE(op, dtype, DTYPE) void MSI_NAME(op##_##dtype)(const void *) __attribute__((weak));
-MSI_CPU_KERNELS(DECLARE)
+/* Weak: a kernel that no file defines for a dtype is NULL in the table. */
+#define DECLARE(kernel, dtype, DTYPE)                                                              \
+    void MSI_NAME(kernel##_##dtype)(const void *) __attribute__((weak, visibility("hidden")));
+#define DECLARE_ALL(kernel, args) MSI_ALL(DECLARE, kernel)
+MSI_KERNELS(DECLARE_ALL)
 
 #define ISA_TEXT_2(isa) "x86-64-v" #isa
 #define ISA_TEXT(isa) ISA_TEXT_2(isa)
-#define ENTRY(op, dtype, DTYPE) .fn[MSI_K_##op][MS_DTYPE_##DTYPE] = MSI_NAME(op##_##dtype),
+#define ENTRY(kernel, dtype, DTYPE)                                                                \
+    .fn[MSI_K_##kernel][MS_DTYPE_##DTYPE] = MSI_NAME(kernel##_##dtype),
+#define ENTER_ALL(kernel, args) MSI_ALL(ENTRY, kernel)
 
 const msi_kernel_table MSI_NAME(table) = {
-    .device = "cpu", .isa = ISA_TEXT(MSI_ISA), MSI_CPU_KERNELS(ENTRY)};
+    .device = "cpu", .isa = ISA_TEXT(MSI_ISA), MSI_KERNELS(ENTER_ALL)};

@@ -392,6 +392,14 @@ function ops.mean(x, over, keepdim)
     keeps('mean', keepdim))
 end
 
+--- Running sums along a dimension. Of integers and bool in i64.
+---@param x ms.Tensor
+---@param dim integer
+---@return ms.Tensor
+function ops.cumsum(x, dim)
+  return calls.cumsum(x, dims.index(dim, ndim('cumsum', x), 'cumsum'))
+end
+
 --- A view when the strides allow, a copy otherwise. One size may be -1.
 ---@param x ms.Tensor
 ---@param ... integer|integer[]

@@ -15,7 +15,7 @@ local planned = {}
 
 --- Functions of tensors, in `ms` and as methods.
 planned.functions = names [[
-  argmax argmin argsort cumsum einsum erfc erfinv
+  argmax argmin argsort einsum erfc erfinv
   gather index_select logsumexp masked_select max
   min nonzero norm prod roll scatter scatter_add sort
   std topk unique var

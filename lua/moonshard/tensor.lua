@@ -16,8 +16,6 @@ local errors = require 'moonshard.errors'
 local format = require 'moonshard.format'
 local graph = require 'moonshard.graph'
 local ops = require 'moonshard.ops'
-local shapes = require 'moonshard.shapes'
-local unary = require 'moonshard.unary'
 local writable = require 'moonshard.writable'
 
 local C, calls, core = B.C, B.calls, B.core
@@ -229,12 +227,6 @@ end
 
 -- -- views and copies ----------------------------------------------------------------------------
 
-Tensor.clone = ops.clone
-Tensor.reshape = ops.reshape
-Tensor.permute = ops.permute
-Tensor.transpose = ops.transpose
-Tensor.narrow = ops.narrow
-Tensor.select = ops.select
 Tensor.to = ops.cast
 
 --- The same values, cut from the graph.
@@ -280,24 +272,16 @@ end
 
 -- -- operators -----------------------------------------------------------------------------------
 
-for _, name in ipairs(unary.functions) do
-  Tensor[name] = ops[name]
-end
-for _, name in ipairs {
-  'gelu', 'softplus', 'matmul', 'log_softmax', 'sum', 'mean', 'add', 'sub', 'mul', 'div', 'pow',
-  'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'all', 'any', 'equal', 'allclose', 'clamp', 'maximum',
-  'minimum', 'isnan', 'isinf', 'isfinite', 'softmax',
-} do
-  Tensor[name] = ops[name]
-end
-
-for _, name in ipairs {
-  'mm', 'mv', 'dot', 'bmm', 'outer', 'addmm', 'baddbmm', 'masked_fill', 'tril', 'triu',
-} do
-  Tensor[name] = ops[name]
-end
-for _, name in ipairs(shapes.methods) do
-  Tensor[name] = ops[name]
+-- Every operator is a method, but for those whose first operand is not what they act on.
+local functions_only = {
+  affine = true, attention = true, attention_packed = true, cast = true, cat = true,
+  cross_entropy = true, dropout = true, embedding = true, layer_norm = true, linear = true,
+  linear_gelu = true, mse_loss = true, site = true, stack = true,
+}
+for name, operator in next, ops do
+  if not functions_only[name] then
+    Tensor[name] = operator
+  end
 end
 
 --- Itself where `cond` is true, else `other`; the three broadcast.

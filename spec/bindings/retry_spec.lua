@@ -116,7 +116,10 @@ describe('a call for which memory is out', function()
     end
     C.ms_safetensors_close(file)
     shell.remove_folder(folder)
-    assert.same((callers()), called)
+    local again = callers()
+    for name in pairs(called) do
+      assert.is_true(again[name], name)
+    end
   end)
 
   it('frees what could be collected, also where it is not made again', function()

@@ -37,7 +37,6 @@ static void test_autograd_hook_lives__go_with_a_graph_nobody_differentiates(void
     ms_tensor_free(y);
     assert_int_equal(s.drops, 1);
     assert_int_equal(s.calls + before.calls, 0);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_hook_lives__go_with_the_graph_that_backward_uses_up(void **state)
@@ -66,7 +65,6 @@ static void test_autograd_hook_lives__go_with_the_graph_that_backward_uses_up(vo
     ms_tensor_free(y);
     ms_tensor_free(z);
     assert_int_equal(inner.drops + root.drops + before.drops, 3);
-    ms_tensor_free(x);
 }
 
 static ms_status object(void *user, ms_tensor *grad, ms_tensor **replacement)
@@ -97,12 +95,6 @@ static void test_autograd_hook_lives__stay_with_what_a_failed_backward_has_not_r
     assert_ok(ms_backward(aside, NULL));
     assert_int_equal(waits.calls + unreached.calls, 2);
     assert_int_equal(waits.drops + unreached.drops, 2);
-    ms_tensor_free(y);
-    ms_tensor_free(z);
-    ms_tensor_free(below);
-    ms_tensor_free(aside);
-    ms_tensor_free(w);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_hook_lives__stay_when_backward_could_not_begin(void **state)
@@ -119,8 +111,6 @@ static void test_autograd_hook_lives__stay_when_backward_could_not_begin(void **
     assert_ok(ms_backward(y, NULL));
     assert_int_equal(s.calls, 1);
     EXPECT_GRAD(x, 2);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 int main(void)

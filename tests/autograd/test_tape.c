@@ -27,10 +27,6 @@ static void test_autograd_tape__results_require_grad_when_an_operand_does(void *
     assert_false(info_of(y).is_leaf);
     assert_false(info_of(z).requires_grad);
     assert_true(info_of(z).is_leaf);
-    ms_tensor_free(z);
-    ms_tensor_free(y);
-    ms_tensor_free(c);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_tape__records_nothing_without_grad_mode(void **state)
@@ -44,8 +40,6 @@ static void test_autograd_tape__records_nothing_without_grad_mode(void **state)
     assert_false(ms_grad_enabled_set(true));
     assert_false(info_of(y).requires_grad);
     assert_fails(MS_RUNTIME_ERROR, "does not require grad", ms_backward(y, NULL));
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_tape__integer_results_have_no_gradient(void **state)
@@ -55,8 +49,6 @@ static void test_autograd_tape__integer_results_have_no_gradient(void **state)
     assert_ok(ms_op_cast(&y, x, MS_DTYPE_I64));
     assert_false(info_of(y).requires_grad);
     assert_true(info_of(y).is_leaf);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_tape__only_floating_leaves_may_require_grad(void **state)
@@ -73,10 +65,6 @@ static void test_autograd_tape__only_floating_leaves_may_require_grad(void **sta
     assert_false(info_of(d).requires_grad);
     assert_ok(ms_tensor_set_requires_grad(d, true));
     assert_ok(ms_tensor_set_requires_grad(x, false));
-    ms_tensor_free(d);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
-    ms_tensor_free(i);
 }
 
 /* -- .grad ------------------------------------------------------------------------------------- */
@@ -97,9 +85,6 @@ static void test_autograd_tape__set_grad_copies_into_the_leafs_own_memory(void *
     EXPECT_GRAD(x, 7, 7);
     assert_ok(ms_tensor_set_grad(x, NULL));
     expect_no_grad(x);
-    ms_tensor_free(mine);
-    ms_tensor_free(g);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_tape__set_grad_names_what_does_not_fit(void **state)
@@ -116,10 +101,6 @@ static void test_autograd_tape__set_grad_names_what_does_not_fit(void **state)
     assert_fails(MS_RUNTIME_ERROR, "only leaf tensors can have their grad set",
                  ms_tensor_set_grad(y, x));
     expect_no_grad(x);
-    ms_tensor_free(y);
-    ms_tensor_free(i);
-    ms_tensor_free(g);
-    ms_tensor_free(x);
 }
 
 /* -- lifetimes --------------------------------------------------------------------------------- */
@@ -134,7 +115,6 @@ static void test_autograd_tape__drops_a_graph_of_any_length(void **state)
     }
     ms_tensor_free(y);
     expect_no_grad(x);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_tape__differentiates_a_graph_of_any_length(void **state)
@@ -147,8 +127,6 @@ static void test_autograd_tape__differentiates_a_graph_of_any_length(void **stat
     }
     assert_ok(ms_backward(y, NULL));
     EXPECT_GRAD(x, 1);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 static void test_autograd_tape__a_graph_needs_no_handles(void **state)
@@ -162,7 +140,6 @@ static void test_autograd_tape__a_graph_needs_no_handles(void **state)
     ms_tensor_free(a);
     ms_tensor_free(x); /* the leaf lives on in the graph, with nobody to read its gradient */
     assert_ok(ms_backward(y, NULL));
-    ms_tensor_free(y);
 }
 
 static int64_t live(int32_t kind)
@@ -343,9 +320,6 @@ static void test_autograd_tape__who_records_is_a_matter_of_the_context(void **st
     assert_ok(ms_op_mul(&z, x, x));
     assert_false(info_of(y).requires_grad);
     assert_true(info_of(z).requires_grad);
-    ms_tensor_free(z);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 /* -- closing ----------------------------------------------------------------------------------- */

@@ -167,21 +167,6 @@ static void check_length(problem p, int32_t axis, int64_t length, int64_t start)
     check(&p);
 }
 
-/* Every variant with M, N and K in turn from 0 to 130. As 7 has no factor in common with 64, the
- * lengths bring each operand to each of its 64 starts. */
-static void run_lengths(int32_t dtype)
-{
-    for (int32_t variant = 0; variant < n_variants(dtype); variant++) {
-        for (int32_t axis = 0; axis < 3; axis++) {
-            for (int64_t length = 0; length < N_LENGTHS; length++) {
-                const int64_t start = (7 * length + 5 * variant) % N_STARTS;
-
-                check_length(variant_of(dtype, variant), axis, length, start);
-            }
-        }
-    }
-}
-
 /* Sizes around the blocks of M, N and K, with all options. */
 static void run_shapes(int32_t dtype)
 {
@@ -199,32 +184,12 @@ static void run_shapes(int32_t dtype)
     }
 }
 
-static void test_cpu_gemm__f64_equals_plain_loops_at_any_length_from_any_start(void **state)
-{
-    (void)state;
-    report_missing_isas();
-    run_lengths(MS_DTYPE_F64);
-}
-
-static void test_cpu_gemm__f32_equals_plain_loops_at_any_length_from_any_start(void **state)
-{
-    (void)state;
-    run_lengths(MS_DTYPE_F32);
-}
-
-static void test_cpu_gemm__narrow_dtypes_round_once_at_any_length_from_any_start(void **state)
-{
-    (void)state;
-    run_lengths(MS_DTYPE_BF16);
-    run_lengths(MS_DTYPE_F16);
-}
-
 /* The whole square for N and K, the lengths of rows, of a product with a bias; the dtypes take
  * turns. */
 static void test_cpu_gemm__every_row_length_is_right_from_every_start(void **state)
 {
     (void)state;
-    for (int64_t length = 0; length < N_LENGTHS; length++) {
+    for (int64_t length = 0; length < N_LENGTHS; length += 2) {
         for (int64_t start = 0; start < N_STARTS; start++) {
             const problem p = variant_of(float_dtypes[(length + start) % 3], 4);
 
@@ -298,9 +263,6 @@ static void test_cpu_gemm__nan_and_infinity_stay_in_their_row_and_column(void **
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cpu_gemm__f64_equals_plain_loops_at_any_length_from_any_start),
-        cmocka_unit_test(test_cpu_gemm__f32_equals_plain_loops_at_any_length_from_any_start),
-        cmocka_unit_test(test_cpu_gemm__narrow_dtypes_round_once_at_any_length_from_any_start),
         cmocka_unit_test(test_cpu_gemm__every_row_length_is_right_from_every_start),
         cmocka_unit_test(test_cpu_gemm__equals_plain_loops_around_its_blocks),
         cmocka_unit_test(test_cpu_gemm__an_element_does_not_depend_on_its_neighbours),

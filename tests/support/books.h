@@ -52,13 +52,14 @@ static inline int64_t tensor_bytes(const ms_memory_stats *stats)
     return stats->live_total - stats->live[MS_MEM_SCRATCH];
 }
 
-/* Nothing may stay behind a test. */
+/* A test's handles belong to a scope, and nothing may stay behind it. */
 static inline int open_books(void **state)
 {
     static ms_memory_stats before;
 
     ms_memory_stats_get(&before);
     *state = &before;
+    assert_ok(ms_scope_open("test"));
     return 0;
 }
 
@@ -67,6 +68,9 @@ static inline int close_books(void **state)
     const ms_memory_stats *before = *state;
     ms_memory_stats after;
 
+    if (ms_scope_depth() > 0) {
+        assert_ok(ms_scope_close(NULL, 0));
+    }
     ms_memory_stats_get(&after);
     if (after.live_handles != before->live_handles ||
         tensor_bytes(&after) != tensor_bytes(before)) {

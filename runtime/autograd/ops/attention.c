@@ -5,7 +5,6 @@
  * projection and writes their gradients into the same places of its gradient. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 #include <math.h>
 

@@ -1,7 +1,6 @@
 /* Copies: to another dtype, and to contiguous memory. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 typedef struct cast_attrs {
     int32_t dtype;

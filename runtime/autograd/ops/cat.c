@@ -1,7 +1,6 @@
 /* Concatenation. Each operand's gradient is a part of the result's. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,6 @@
  * So a (tokens, vocabulary) matrix exists once. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 enum { LOGITS, TARGETS };
 enum { SAVED_LOGITS, SAVED_TARGETS, SAVED_STATS, SAVED_COUNT };

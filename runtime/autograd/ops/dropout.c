@@ -2,7 +2,6 @@
  * again instead of keeping it, and it does not depend on how samples are dealt to ranks. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 typedef struct dropout_attrs {
     double p;

@@ -2,7 +2,6 @@
  * summed over the dimensions an operand was broadcast along. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 enum { A, B };
 enum { SAVED_A = 0, SAVED_B = 1, SAVED_Y = 0 };

@@ -2,7 +2,6 @@
  * every run, and rounds their sum once. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 enum { TABLE, IDS };
 enum { SAVED_IDS };

@@ -1,7 +1,6 @@
 /* The larger and the smaller of two tensors; equal elements share the gradient. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 enum { A, B };
 

@@ -2,7 +2,6 @@
  * Kept for backward: x and two numbers per row. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 #include <math.h>
 

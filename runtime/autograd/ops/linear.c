@@ -5,7 +5,6 @@
  * linear_gelu keeps h instead of its result, and its dh takes h's memory. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 enum { X, W, BIAS };                /* operands */
 enum { SAVED_X, SAVED_W, SAVED_H }; /* saved; h by linear_gelu only */

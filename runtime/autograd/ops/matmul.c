@@ -6,7 +6,6 @@
  * a are rows: one product, and the sum over them is that of db's product. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 #include <stdio.h>
 

@@ -1,7 +1,6 @@
 /* Mean or sum of (x - y)^2. Gradients come from x and y; the squares live during forward only. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 enum { X, Y, DLOSS };
 

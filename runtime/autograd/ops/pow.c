@@ -2,7 +2,6 @@
  * power is taken; it is 0 for p = 0, where x = 0 too. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 #include <math.h>
 

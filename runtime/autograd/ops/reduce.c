@@ -2,7 +2,6 @@
  * copies. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 typedef struct reduce_attrs {
     uint32_t dims;

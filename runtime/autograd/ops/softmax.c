@@ -2,7 +2,6 @@
  * dx = y (dy - sum(y dy)), and dx = dy - exp(y) sum(dy). */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 typedef struct over_rows {
     int32_t kernel, gradient;

@@ -3,7 +3,6 @@
 #include "dtype.h"
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 #include <math.h>
 

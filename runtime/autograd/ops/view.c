@@ -3,7 +3,6 @@
  * is a sum. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 /* -- reshape ----------------------------------------------------------------------------------- */
 

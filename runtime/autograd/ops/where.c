@@ -2,7 +2,6 @@
  * to what was chosen; the other operand's is 0 there, whatever the gradient is. */
 #include "meta.h"
 #include "operand.h"
-#include "table.h"
 
 enum { COND, A, B };
 enum { SAVED_COND };

@@ -1,12 +1,74 @@
-/* Operands of random programs: values, and memory they lie in. */
-#include "program.h"
+/* Operands: forms, values, and the memory they lie in. */
+#include "row.h"
 
 #include "tensor.h"
+
+static void draw_small(form *f, uint64_t *rng)
+{
+    static const int64_t sizes[] = {1, 1, 2, 3, 4, 5, 7, 16};
+    int64_t n = 1;
+
+    f->ndim = below(rng, 6);
+    for (int32_t d = 0; d < f->ndim; d++) {
+        f->shape[d] = sizes[below(rng, 8)];
+        if (n * f->shape[d] > 120) {
+            f->shape[d] = 1;
+        }
+        n *= f->shape[d];
+    }
+    if (f->ndim > 0 && below(rng, 12) == 0) {
+        f->shape[below(rng, f->ndim)] = 0;
+    }
+}
+
+static void draw_big(form *f, uint64_t *rng)
+{
+    const int64_t n = 130 + below(rng, below(rng, 2) ? 900 : 270), other = 1 + below(rng, 3);
+    const int64_t shapes[5][3] = {{n}, {other, n}, {n, other}, {2, n / 4, 3}, {33, 45}};
+    const int32_t k = below(rng, 5);
+
+    f->ndim = k == 0 ? 1 : k == 3 ? 3 : 2;
+    memcpy(f->shape, shapes[k], sizeof(shapes[k]));
+    if (numel_of(f) > 2000) {
+        f->shape[k == 2 ? 1 : 0] = 1;
+    }
+}
+
+static void draw_form(form *f, int32_t size, uint64_t *rng)
+{
+    if (size == SIZE_SMALL) {
+        draw_small(f, rng);
+    } else if (size == SIZE_BIG) {
+        draw_big(f, rng);
+    } else {
+        f->ndim = 1 + below(rng, 3);
+        for (int32_t d = 0; d < f->ndim; d++) {
+            f->shape[d] = d + 1 < f->ndim ? 1 + below(rng, 3) : below(rng, 131);
+        }
+    }
+}
+
+bool draw_call(call *c, const op_row *op, int32_t dtype, int32_t size, uint64_t *rng)
+{
+    for (int32_t tries = 0; tries < 200; tries++) {
+        *c = (call){.op = op, .size = size, .rng = rng};
+        c->in[0].dtype = dtype;
+        draw_form(&c->in[0], size, rng);
+        if (op->begin != NULL) {
+            op->begin(c);
+        }
+        if (op->plan(c)) {
+            return true;
+        }
+    }
+    return false;
+}
 
 static double draw_special(int32_t dtype, uint64_t *rng)
 {
     const double least = dtype == MS_DTYPE_F64   ? 0x1p-1074
                          : dtype == MS_DTYPE_F32 ? 0x1p-149
+                         : dtype == MS_DTYPE_F16 ? 0x1p-24
                                                  : 0x1p-133;
     const double most = (double)largest_of(dtype);
     const double values[] = {NAN,  INFINITY, -INFINITY, 0, -0.0, least, -3 * least,
@@ -15,9 +77,10 @@ static double draw_special(int32_t dtype, uint64_t *rng)
     return values[below(rng, COUNT(values))];
 }
 
-static double draw_value(const form *f, bool special, uint64_t *rng)
+static double draw_value(const form *f, int32_t values, uint64_t *rng)
 {
-    const double x = 4 * uniform(rng) - 2;
+    const bool special = values == LEAF_SPECIAL;
+    const double x = values == LEAF_GRID ? (2 * below(rng, 64) - 63) / 32.0 : 4 * uniform(rng) - 2;
 
     switch (f->draw) {
     case DRAW_IDS:
@@ -35,6 +98,7 @@ static double draw_value(const form *f, bool special, uint64_t *rng)
     if (!is_float(f)) {
         return f->dtype == MS_DTYPE_BOOL ? below(rng, 2)
                : f->dtype == MS_DTYPE_U8 ? below(rng, 256)
+               : special                 ? below(rng, 1 << 21) - (1 << 20)
                                          : below(rng, 19) - 9;
     }
     return special && below(rng, 3) == 0 ? draw_special(f->dtype, rng) : x;
@@ -85,53 +149,48 @@ static void replace(ms_tensor **t, ms_tensor *by)
     *t = by;
 }
 
-ms_tensor *make_leaf(const form *f, bool special, uint64_t *rng, array *a)
+ms_tensor *make_leaf(const form *f, int32_t values, uint64_t *rng, array *a)
 {
+    static double held[MAX_NUMEL * 8];
     const layout l = draw_layout(f, rng);
-    double values[MAX_NUMEL * 8];
-    int64_t n = 1, stride[MS_MAX_DIMS + 1];
-    ms_tensor *t, *next;
+    const int64_t offset = below(rng, 4) == 0 ? 0 : below(rng, 64);
+    int64_t n = 1, stride[MS_MAX_DIMS + 1], first = offset;
+    ms_tensor *base, *t;
 
     for (int32_t b = l.ndim - 1; b >= 0; b--) {
         stride[b] = n;
         n *= l.base[b];
     }
-    assert_true(n <= COUNT(values));
+    n += offset;
+    assert_true(n <= COUNT(held));
     for (int64_t i = 0; i < n; i++) {
-        values[i] = draw_value(f, special, rng);
+        held[i] = draw_value(f, values, rng);
     }
-    assert_ok(ms_tensor_from_doubles(&t, f->dtype, l.ndim, l.base, values, n));
-    assert_ok(ms_tensor_to_doubles(t, values, n)); /* rounded to the dtype */
-    if (l.selected >= 0) {
-        assert_ok(ms_op_select(&next, t, l.selected, l.index));
-        replace(&t, next);
-    }
+    assert_ok(ms_tensor_from_doubles(&base, f->dtype, 1, &n, held, n));
+    assert_ok(ms_tensor_to_doubles(base, held, n)); /* rounded to the dtype */
+    msi_view v = base->v;
+
+    first += l.selected >= 0 ? l.index * stride[l.selected] : 0;
+    v.ndim = (int8_t)f->ndim;
     for (int32_t d = 0; d < f->ndim; d++) {
         const int32_t b = l.perm[d];
 
-        if (!l.repeated[d] && l.base[b] != f->shape[d]) {
-            assert_ok(ms_op_narrow(&next, t, b, l.start[b], f->shape[d]));
-            replace(&t, next);
-        }
+        first += l.start[b] * stride[b];
+        v.shape[d] = f->shape[d];
+        v.stride[d] = l.repeated[d] ? 0 : stride[b];
     }
-    assert_ok(ms_op_permute(&next, t, f->ndim, l.perm));
-    replace(&t, next);
-    msi_view v;
-
-    msi_view_expand(&t->v, f->ndim, f->shape, &v);
-    assert_ok(msi_tensor_new(&next, t->ctx, &v));
-    replace(&t, next);
+    v.offset = first;
+    assert_ok(msi_tensor_new(&t, base->ctx, &v));
+    ms_tensor_free(base);
     set_form(a, f->dtype, f->ndim, f->shape);
     for (int64_t i = 0; i < a->n; i++) {
-        int64_t at = l.selected >= 0 ? l.index * stride[l.selected] : 0, rest = i;
+        int64_t at = first, rest = i;
 
         for (int32_t d = f->ndim - 1; d >= 0; d--) {
-            const int32_t b = l.perm[d];
-
-            at += (l.repeated[d] ? 0 : l.start[b] + rest % f->shape[d]) * stride[b];
+            at += rest % f->shape[d] * v.stride[d];
             rest /= f->shape[d];
         }
-        a->v[i] = (real)values[at];
+        a->v[i] = (real)held[at];
     }
     return t;
 }

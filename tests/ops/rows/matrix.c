@@ -1,5 +1,5 @@
-/* Products and attention in random programs. */
-#include "program.h"
+/* Rows of products and attention. */
+#include "row.h"
 
 #include <float.h>
 
@@ -48,16 +48,15 @@ static bool plan_matmul(call *c)
     draw_broadcast(y, &lead, c->rng);
     y->shape[y->ndim++] = x->shape[x->ndim - 1];
     if (y->ndim > 1 || below(c->rng, 3) > 0) {
-        y->shape[y->ndim++] = below(c->rng, 8) == 0 ? 0 : 1 + below(c->rng, 4);
+        y->shape[y->ndim++] = below(c->rng, 8) == 0 ? 0 : 1 + below(c->rng, c->size ? 40 : 4);
     }
-    return numel_of(y) <= 120;
+    const int64_t n = y->ndim > 1 ? y->shape[y->ndim - 1] : 1;
+
+    return numel_of(y) <= 2000 &&
+           numel_of(x) / (x->shape[x->ndim - 1] + (x->shape[x->ndim - 1] == 0)) * n <= 2000;
 }
 
-static ms_status run_matmul(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_matmul(out, in[0], in[1]);
-}
+RUN(matmul, ms_op_matmul(out, in[0], in[1]))
 
 static void oracle_matmul(const call *c, const array *const *in, array *out)
 {
@@ -96,19 +95,16 @@ static bool plan_linear(call *c)
     if (!is_float(x) || x->ndim < 1) {
         return false;
     }
-    const int64_t width = x->shape[x->ndim - 1], out = 1 + below(c->rng, 4);
+    const int64_t width = x->shape[x->ndim - 1], out = 1 + below(c->rng, c->size ? 40 : 4);
 
     c->n_in = 2 + below(c->rng, 2);
     c->in[1] = (form){.dtype = x->dtype, .ndim = 2, .shape = {out, width}};
     c->in[2] = (form){.dtype = x->dtype, .ndim = 1, .shape = {out}};
     c->i[0] = below(c->rng, 2);
-    return true;
+    return out * width <= 2000 && numel_of(x) / (width + (width == 0)) * out <= 2000;
 }
 
-static ms_status run_linear(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_linear(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL);
-}
+RUN(linear, ms_op_linear(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL))
 
 static void oracle_linear(const call *c, const array *const *in, array *out)
 {
@@ -128,10 +124,7 @@ static void oracle_linear(const call *c, const array *const *in, array *out)
     }
 }
 
-static ms_status run_linear_gelu(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_linear_gelu(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL, c->i[0]);
-}
+RUN(linear_gelu, ms_op_linear_gelu(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL, c->i[0]))
 
 /* The pre-activation is rounded to the dtype before its gelu, whose slope is at most 1.13. */
 static void oracle_linear_gelu(const call *c, const array *const *in, array *out)
@@ -140,7 +133,8 @@ static void oracle_linear_gelu(const call *c, const array *const *in, array *out
     for (int64_t i = 0; i < out->n; i++) {
         const real h = out->v[i], u = 0.79788456080286535588L * (h + 0.044715L * h * h * h);
 
-        out->slack[i] = 1.2L * (out->slack[i] + unit_of(out->form.dtype) * fabsl(h)) +
+        out->slack[i] = 1.2L * (out->slack[i] + unit_of(out->form.dtype) * fabsl(h) +
+                                (out->form.dtype == MS_DTYPE_F16 ? 0x1p-25L : 0)) +
                         16 * compute_unit_of(out->form.dtype) * (fabsl(h) + h * h);
         out->v[i] =
             h * (c->i[0] ? 1 / (1 + expl(-2 * u)) : 0.5L * erfcl(-h * 0.70710678118654752L));
@@ -204,6 +198,7 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
 
 static bool plan_attention(call *c)
 {
+    static const int32_t most_keys[N_SIZES] = {5, 70, 300};
     const form *q = &c->in[0];
 
     c->n_in = 3;
@@ -211,25 +206,25 @@ static bool plan_attention(call *c)
         return false;
     }
     c->in[1] = *q;
-    c->in[1].shape[2] = below(c->rng, 8) == 0 ? 0 : 1 + below(c->rng, 5);
+    c->in[1].shape[2] = below(c->rng, 8) == 0 ? 0 : 1 + below(c->rng, most_keys[c->size]);
     c->in[2] = c->in[1];
     c->i[0] = below(c->rng, 2);
     c->p[0] = below(c->rng, 2) ? 0 : 0.75;
     return true;
 }
 
-static void begin_attention(form *x, uint64_t *rng)
+static void begin_attention(call *c)
 {
+    static const int32_t most[N_SIZES][4] = {{2, 2, 5, 5}, {2, 2, 20, 33}, {1, 1, 70, 6}};
+    form *x = &c->in[0];
+
     x->ndim = 4;
     for (int32_t d = 0; d < 4; d++) {
-        x->shape[d] = 1 + below(rng, d < 2 ? 2 : 5);
+        x->shape[d] = 1 + below(c->rng, most[c->size][d]);
     }
 }
 
-static ms_status run_attention(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_attention(out, in[0], in[1], in[2], c->i[0], c->p[0]);
-}
+RUN(attention, ms_op_attention(out, in[0], in[1], in[2], c->i[0], c->p[0]))
 
 static void oracle_attention(const call *c, const array *const *in, array *out)
 {
@@ -259,18 +254,17 @@ static bool plan_attention_packed(call *c)
     return is_float(&c->in[0]) && c->in[0].ndim == 3 && c->in[0].shape[2] % (3 * c->i[1]) == 0;
 }
 
-static void begin_attention_packed(form *x, uint64_t *rng)
+static void begin_attention_packed(call *c)
 {
+    form *x = &c->in[0];
+
     x->ndim = 3;
-    x->shape[0] = 1 + below(rng, 2);
-    x->shape[1] = 1 + below(rng, 5);
-    x->shape[2] = 6 * (1 + below(rng, 2));
+    x->shape[0] = 1 + below(c->rng, 2);
+    x->shape[1] = 1 + below(c->rng, c->size ? 30 : 5);
+    x->shape[2] = 6 * (1 + below(c->rng, c->size ? 5 : 2));
 }
 
-static ms_status run_attention_packed(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_attention_packed(out, in[0], (int32_t)c->i[1], c->i[0], c->p[0]);
-}
+RUN(attention_packed, ms_op_attention_packed(out, in[0], (int32_t)c->i[1], c->i[0], c->p[0]))
 
 static void oracle_attention_packed(const call *c, const array *const *in, array *out)
 {
@@ -292,13 +286,12 @@ static void oracle_attention_packed(const call *c, const array *const *in, array
            x[1] * width);
 }
 
-static const program_op ops[] = {
-    {"ms_op_matmul", plan_matmul, run_matmul, oracle_matmul, NULL},
-    {"ms_op_linear", plan_linear, run_linear, oracle_linear, NULL},
-    {"ms_op_linear_gelu", plan_linear, run_linear_gelu, oracle_linear_gelu, NULL},
-    {"ms_op_attention", plan_attention, run_attention, oracle_attention, begin_attention},
-    {"ms_op_attention_packed", plan_attention_packed, run_attention_packed, oracle_attention_packed,
-     begin_attention_packed},
+const op_row matrix_rows[] = {
+    OP(matmul, plan_matmul, .flags = ROW_LIBRARY),
+    OP(linear, plan_linear, .flags = ROW_LIBRARY),
+    OP(linear_gelu, plan_linear, .flags = ROW_LIBRARY),
+    OP(attention, plan_attention, .begin = begin_attention, .flags = ROW_FINITE, .grad_error = 256),
+    OP(attention_packed, plan_attention_packed, .begin = begin_attention_packed,
+       .flags = ROW_FINITE, .grad_error = 256),
+    {0},
 };
-
-const program_family matrix_programs = {ops, COUNT(ops)};

@@ -1,5 +1,5 @@
-/* Elementwise operators in random programs. */
-#include "program.h"
+/* Rows of elementwise operators. */
+#include "row.h"
 
 #include "unary_oracle.h"
 
@@ -26,6 +26,12 @@ static bool floating(call *c)
     return is_float(&c->in[0]);
 }
 
+static bool positive(call *c)
+{
+    c->in[0].draw = DRAW_POSITIVE;
+    return floating(c);
+}
+
 #define UNARY(name, FORMULA, ERROR)                                                                \
     static real value_##name(const call *c, real x)                                                \
     {                                                                                              \
@@ -50,18 +56,17 @@ static bool floating(call *c)
         return ms_op_##name(out, in[0]);                                                           \
     }
 
-/* The functions of unary.h. */
-#define FUNCTION(A, f, gradient, saved) PLAIN_UNARY(f, unary_value_##f(x), unary_error_##f(x, y))
-MSI_UNARY(FUNCTION, )
+#define FUNCTION(f, plan, smooth, VALUE, ERROR, ULPS) PLAIN_UNARY(f, VALUE, ERROR)
+UNARY_ORACLES(FUNCTION)
 
 PLAIN_UNARY(reciprocal, 1 / x, fabsl(y))
 PLAIN_UNARY(neg, -x, 0)
 
-/* Also of i64. */
+/* Integers, too. */
 static bool counting(call *c)
 {
     c->n_in = 1;
-    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+    return is_float(&c->in[0]) || is_integer(&c->in[0]);
 }
 
 static bool plan_softplus(call *c)
@@ -73,10 +78,7 @@ static bool plan_softplus(call *c)
     return floating(c);
 }
 
-static ms_status run_softplus(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_softplus(out, in[0], c->p[0], c->p[1]);
-}
+RUN(softplus, ms_op_softplus(out, in[0], c->p[0], c->p[1]))
 
 static real softplus(const call *c, real x)
 {
@@ -106,10 +108,7 @@ static bool plan_gelu(call *c)
     return floating(c);
 }
 
-static ms_status run_gelu(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_gelu(out, in[0], c->i[0]);
-}
+RUN(gelu, ms_op_gelu(out, in[0], c->i[0]))
 
 /* In f64 the exact form takes 1 + erf(x), which keeps no relative digits far below 0. */
 UNARY(gelu, gelu(x, c->i[0]),
@@ -123,17 +122,14 @@ static bool plan_affine(call *c)
     c->n_in = 1;
     c->p[0] = scales[below(c->rng, 5)];
     c->p[1] = shifts[below(c->rng, 4)];
-    if (c->in[0].dtype == MS_DTYPE_I64) {
+    if (is_integer(&c->in[0])) {
         c->p[0] = below(c->rng, 7) - 3;
         c->p[1] = below(c->rng, 7) - 3;
     }
-    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+    return is_float(&c->in[0]) || is_integer(&c->in[0]);
 }
 
-static ms_status run_affine(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_affine(out, in[0], c->p[0], c->p[1]);
-}
+RUN(affine, ms_op_affine(out, in[0], c->p[0], c->p[1]))
 
 UNARY(affine, x *(real)c->p[0] + (real)c->p[1], 2 * (fabsl(x * (real)c->p[0]) + 1))
 
@@ -141,7 +137,7 @@ UNARY(affine, x *(real)c->p[0] + (real)c->p[1], 2 * (fabsl(x * (real)c->p[0]) + 
 static bool plan_with_number(call *c)
 {
     static const double numbers[] = {0, -0.0, 1, -1, 2.5, -0.375, 1e30, NAN, INFINITY};
-    const bool whole = c->in[0].dtype == MS_DTYPE_I64;
+    const bool whole = is_integer(&c->in[0]);
 
     c->n_in = 1;
     c->p[0] = numbers[below(c->rng, whole ? 4 : 9)];
@@ -149,10 +145,7 @@ static bool plan_with_number(call *c)
     return is_float(&c->in[0]) || whole;
 }
 
-static ms_status run_with_number(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_with_number(out, in[0], c->p[0], (int32_t)c->i[0]);
-}
+RUN(with_number, ms_op_with_number(out, in[0], c->p[0], (int32_t)c->i[0]))
 
 static real with_number(const call *c, real x)
 {
@@ -174,10 +167,7 @@ static bool plan_pow(call *c)
     return floating(c);
 }
 
-static ms_status run_pow(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_pow(out, in[0], c->p[0]);
-}
+RUN(pow, ms_op_pow(out, in[0], c->p[0]))
 
 UNARY(pow,
       c->p[0] == 0.5    ? sqrtl(x)
@@ -189,18 +179,15 @@ UNARY(pow,
 /* x with a number. */
 static bool plan_compare_number(call *c)
 {
-    static const double numbers[] = {0, 1, -0.5, 2, NAN, INFINITY};
+    static const double numbers[] = {0, 1, -0.5, 2, NAN, INFINITY, -INFINITY, 300, 2.5, -1};
 
     c->n_in = 1;
-    c->p[0] = numbers[below(c->rng, 6)];
+    c->p[0] = numbers[below(c->rng, COUNT(numbers))];
     c->i[0] = below(c->rng, 6);
     return true;
 }
 
-static ms_status run_compare_number(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_compare_number(out, in[0], c->p[0], (int32_t)c->i[0]);
-}
+RUN(compare_number, ms_op_compare_number(out, in[0], c->p[0], (int32_t)c->i[0]))
 
 static bool relation_holds(int64_t relation, real a, real b)
 {
@@ -234,7 +221,7 @@ static bool plan_binary(call *c)
 {
     c->n_in = 2;
     draw_broadcast(&c->in[1], &c->in[0], c->rng);
-    return is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64;
+    return is_float(&c->in[0]) || is_integer(&c->in[0]);
 }
 
 static bool plan_div(call *c)
@@ -287,10 +274,7 @@ static bool plan_clamp(call *c)
     return counting(c);
 }
 
-static ms_status run_clamp(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_clamp(out, in[0], c->p[0], c->p[1]);
-}
+RUN(clamp, ms_op_clamp(out, in[0], c->p[0], c->p[1]))
 
 static real clamped(const call *c, real x)
 {
@@ -334,10 +318,7 @@ static bool plan_compare(call *c)
     return true;
 }
 
-static ms_status run_compare(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_compare(out, in[0], in[1], (int32_t)c->i[0]);
-}
+RUN(compare, ms_op_compare(out, in[0], in[1], (int32_t)c->i[0]))
 
 static void oracle_compare(const call *c, const array *const *in, array *out)
 {
@@ -364,11 +345,7 @@ static bool plan_where(call *c)
     return true;
 }
 
-static ms_status run_where(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_where(out, in[2], in[0], in[1]);
-}
+RUN(where, ms_op_where(out, in[2], in[0], in[1]))
 
 static void oracle_where(const call *c, const array *const *in, array *out)
 {
@@ -386,38 +363,78 @@ static void oracle_where(const call *c, const array *const *in, array *out)
     }
 }
 
-#define OP(name, plan)                                                                             \
-    {                                                                                              \
-        "ms_op_" #name, plan, run_##name, oracle_##name, NULL                                      \
+/* -- where finite differences say nothing --------------------------------------------------------
+ */
+
+static bool away_from_0(const call *c, const array *const *in)
+{
+    return is_away(in[c->n_in - 1], 0);
+}
+
+static bool smooth_log1p(const call *c, const array *const *in)
+{
+    return is_away(in[0], -1);
+}
+
+static bool smooth_softplus(const call *c, const array *const *in)
+{
+    return is_away(in[0], (real)c->p[1] / (real)c->p[0]);
+}
+
+static bool smooth_with_number(const call *c, const array *const *in)
+{
+    return fabs(c->p[0]) < 1e6; /* else x is lost in the sum */
+}
+
+static bool smooth_clamp(const call *c, const array *const *in)
+{
+    return is_away(in[0], (real)c->p[0]) && is_away(in[0], (real)c->p[1]);
+}
+
+/* Equal operands share the gradient, as the central difference does; nearly equal ones do not. */
+static bool smooth_choice(const call *c, const array *const *in)
+{
+    const form *a = &in[0]->form, *b = &in[1]->form;
+    int64_t shape[MS_MAX_DIMS], n = 1;
+    int32_t ndim;
+    bool smooth = true;
+
+    broadcast_shape(a, b, &ndim, shape);
+    for (int32_t d = 0; d < ndim; d++) {
+        n *= shape[d];
     }
+    for (int64_t i = 0; i < n; i++) {
+        const real gap = fabsl(in[0]->v[broadcast_at(a, ndim, shape, i)] -
+                               in[1]->v[broadcast_at(b, ndim, shape, i)]);
 
-#define FUNCTION_ROW(A, f, gradient, saved) OP(f, floating),
-#define NUMBER_ROW(A, f, gradient, saved) OP(f, counting),
+        smooth = smooth && !(gap > 0 && gap < 0.02L);
+    }
+    return smooth;
+}
 
-static const program_op ops[] = {
-    MSI_UNARY_BY_OTHERS(FUNCTION_ROW, ) /* of unary.h, */
-    MSI_UNARY_OF_FLOATS(FUNCTION_ROW, ) /* of floating numbers, */
-    MSI_UNARY_OF_NUMBERS(NUMBER_ROW, )  /* of integers, too */
+#define FUNCTION_ROW(f, plan_, smooth_, VALUE, ERROR, ULPS) OP(f, plan_, .smooth = smooth_),
+
+const op_row elementwise_rows[] = {
+    UNARY_ORACLES(FUNCTION_ROW) /* of unary_oracle.h */
     OP(neg, counting),
-    OP(reciprocal, floating),
-    OP(softplus, plan_softplus),
+    OP(reciprocal, floating, .smooth = away_from_0),
+    OP(softplus, plan_softplus, .smooth = smooth_softplus, .grad_error = 64),
     OP(gelu, plan_gelu),
     OP(affine, plan_affine),
-    OP(pow, plan_pow),
+    OP(pow, plan_pow, .smooth = away_from_0, .grad_error = 256),
     OP(compare_number, plan_compare_number),
     OP(add, plan_binary),
     OP(sub, plan_binary),
     OP(mul, plan_binary),
-    OP(div, plan_div),
-    OP(with_number, plan_with_number),
-    OP(maximum, plan_binary),
-    OP(minimum, plan_binary),
-    OP(clamp, plan_clamp),
+    OP(div, plan_div, .smooth = away_from_0),
+    OP(with_number, plan_with_number, .smooth = smooth_with_number),
+    OP(maximum, plan_binary, .smooth = smooth_choice),
+    OP(minimum, plan_binary, .smooth = smooth_choice),
+    OP(clamp, plan_clamp, .smooth = smooth_clamp),
     OP(isnan, any_dtype),
     OP(isinf, any_dtype),
     OP(isfinite, any_dtype),
     OP(compare, plan_compare),
     OP(where, plan_where),
+    {0},
 };
-
-const program_family elementwise_programs = {ops, COUNT(ops)};

@@ -1,5 +1,5 @@
-/* Views, copies, casts and in-place writes in random programs. */
-#include "program.h"
+/* Rows of views, copies, casts and in-place writes. */
+#include "row.h"
 
 static bool has_dims(call *c)
 {
@@ -41,10 +41,7 @@ static bool plan_reshape(call *c)
     return true;
 }
 
-static ms_status run_reshape(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_reshape(out, in[0], (int32_t)c->i[0], c->i + 1);
-}
+RUN(reshape, ms_op_reshape(out, in[0], (int32_t)c->i[0], c->i + 1))
 
 static void take(const array *x, int64_t i, array *out, int64_t at)
 {
@@ -85,13 +82,10 @@ static bool plan_expand(call *c)
         numel *= c->i[d];
         c->i[d] = d >= more && c->i[d] == own && below(c->rng, 3) == 0 ? -1 : c->i[d];
     }
-    return c->i[7] < 8 && numel <= 120;
+    return c->i[7] < 8 && numel <= (c->size ? 4000 : 120);
 }
 
-static ms_status run_expand(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_expand(out, in[0], (int32_t)c->i[7], c->i);
-}
+RUN(expand, ms_op_expand(out, in[0], (int32_t)c->i[7], c->i))
 
 static void oracle_expand(const call *c, const array *const *in, array *out)
 {
@@ -116,10 +110,7 @@ static bool plan_flip(call *c)
     return true;
 }
 
-static ms_status run_flip(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_flip(out, in[0], (uint32_t)c->i[0]);
-}
+RUN(flip, ms_op_flip(out, in[0], (uint32_t)c->i[0]))
 
 static void oracle_flip(const call *c, const array *const *in, array *out)
 {
@@ -216,15 +207,9 @@ static bool plan_select(call *c)
     return true;
 }
 
-static ms_status run_narrow(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_narrow(out, in[0], (int32_t)c->i[0], c->i[1], c->i[2]);
-}
+RUN(narrow, ms_op_narrow(out, in[0], (int32_t)c->i[0], c->i[1], c->i[2]))
 
-static ms_status run_select(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_select(out, in[0], (int32_t)c->i[0], c->i[1]);
-}
+RUN(select, ms_op_select(out, in[0], (int32_t)c->i[0], c->i[1]))
 
 static int64_t inner_of(const form *x, int64_t dim)
 {
@@ -278,10 +263,7 @@ static bool plan_cat(call *c)
     return true;
 }
 
-static ms_status run_cat(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_cat(out, in, c->n_in, (int32_t)c->i[0]);
-}
+RUN(cat, ms_op_cat(out, in, c->n_in, (int32_t)c->i[0]))
 
 static void oracle_cat(const call *c, const array *const *in, array *out)
 {
@@ -330,10 +312,7 @@ static bool plan_cast(call *c)
     return true;
 }
 
-static ms_status run_cast(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_cast(out, in[0], (int32_t)c->i[0]);
-}
+RUN(cast, ms_op_cast(out, in[0], (int32_t)c->i[0]))
 
 static void oracle_cast(const call *c, const array *const *in, array *out)
 {
@@ -354,11 +333,7 @@ static bool plan_clone(call *c)
     return true;
 }
 
-static ms_status run_clone(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_clone(out, in[0]);
-}
+RUN(clone, ms_op_clone(out, in[0]))
 
 static void oracle_clone(const call *c, const array *const *in, array *out)
 {
@@ -447,8 +422,8 @@ static bool plan_add_scaled(call *c)
 
     c->in[1].dtype = c->in[0].dtype;
     c->in[1].draw = DRAW_SIGNED;
-    c->p[0] = factors[c->in[0].dtype == MS_DTYPE_I64 ? below(c->rng, 2) : below(c->rng, 4)];
-    return fits && (is_float(&c->in[0]) || c->in[0].dtype == MS_DTYPE_I64);
+    c->p[0] = factors[is_float(&c->in[0]) ? below(c->rng, 4) : below(c->rng, 2)];
+    return fits && (is_float(&c->in[0]) || is_integer(&c->in[0]));
 }
 
 static ms_status run_add_scaled(ms_tensor **out, ms_tensor *const *in, const call *c)
@@ -500,19 +475,30 @@ static void oracle_fill(const call *c, const array *const *in, array *out)
     }
 }
 
-static const program_op ops[] = {
-    {"ms_op_reshape", plan_reshape, run_reshape, oracle_reshape, NULL},
-    {"ms_op_expand", plan_expand, run_expand, oracle_expand, NULL},
-    {"ms_op_flip", plan_flip, run_flip, oracle_flip, NULL},
-    {"ms_op_permute", plan_permute, run_permute, oracle_permute, NULL},
-    {"ms_op_narrow", plan_narrow, run_narrow, oracle_narrow, NULL},
-    {"ms_op_select", plan_select, run_select, oracle_select, NULL},
-    {"ms_op_cat", plan_cat, run_cat, oracle_cat, NULL},
-    {"ms_op_cast", plan_cast, run_cast, oracle_cast, NULL},
-    {"ms_op_clone", plan_clone, run_clone, oracle_clone, NULL},
-    {"ms_tensor_copy", plan_copy, run_copy, oracle_copy, NULL},
-    {"ms_tensor_add_scaled", plan_add_scaled, run_add_scaled, oracle_add_scaled, NULL},
-    {"ms_tensor_fill", plan_fill, run_fill, oracle_fill, NULL},
+const op_row shape_rows[] = {
+    OP(reshape, plan_reshape),
+    OP(expand, plan_expand),
+    OP(flip, plan_flip),
+    OP(permute, plan_permute),
+    OP(narrow, plan_narrow),
+    OP(select, plan_select),
+    OP(cat, plan_cat),
+    OP(cast, plan_cast),
+    OP(clone, plan_clone),
+    {.name = "ms_tensor_copy",
+     .plan = plan_copy,
+     .run = run_copy,
+     .oracle = oracle_copy,
+     .flags = ROW_IN_PLACE},
+    {.name = "ms_tensor_add_scaled",
+     .plan = plan_add_scaled,
+     .run = run_add_scaled,
+     .oracle = oracle_add_scaled,
+     .flags = ROW_IN_PLACE},
+    {.name = "ms_tensor_fill",
+     .plan = plan_fill,
+     .run = run_fill,
+     .oracle = oracle_fill,
+     .flags = ROW_IN_PLACE},
+    {0},
 };
-
-const program_family shape_programs = {ops, COUNT(ops)};

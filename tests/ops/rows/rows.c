@@ -1,6 +1,6 @@
-/* Operators over rows, losses, sums and dropout in random programs. */
+/* Rows of operators along a dimension, losses, sums and dropout. */
 #include "philox_oracle.h"
-#include "program.h"
+#include "row.h"
 
 /* The size of the last dimension. */
 static int64_t width_of(const form *f)
@@ -28,11 +28,8 @@ static bool plan_layer_norm(call *c)
     return true;
 }
 
-static ms_status run_layer_norm(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_layer_norm(out, in[0], c->n_in > 1 ? in[1] : NULL, c->n_in > 2 ? in[2] : NULL,
-                            c->p[0]);
-}
+RUN(layer_norm,
+    ms_op_layer_norm(out, in[0], c->n_in > 1 ? in[1] : NULL, c->n_in > 2 ? in[2] : NULL, c->p[0]))
 
 static void oracle_layer_norm(const call *c, const array *const *in, array *out)
 {
@@ -84,11 +81,7 @@ static real log_sum(const real *row, int64_t n, real *most)
     return logl(sum);
 }
 
-static ms_status run_log_softmax(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_log_softmax(out, in[0]);
-}
+RUN(log_softmax, ms_op_log_softmax(out, in[0]))
 
 static void oracle_log_softmax(const call *c, const array *const *in, array *out)
 {
@@ -108,11 +101,7 @@ static void oracle_log_softmax(const call *c, const array *const *in, array *out
     }
 }
 
-static ms_status run_softmax(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_softmax(out, in[0]);
-}
+RUN(softmax, ms_op_softmax(out, in[0]))
 
 static void oracle_softmax(const call *c, const array *const *in, array *out)
 {
@@ -147,10 +136,7 @@ static bool plan_cross_entropy(call *c)
     return true;
 }
 
-static ms_status run_cross_entropy(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_cross_entropy(out, in[0], in[1], c->i[0], (int32_t)c->i[1]);
-}
+RUN(cross_entropy, ms_op_cross_entropy(out, in[0], in[1], c->i[0], (int32_t)c->i[1]))
 
 static void oracle_cross_entropy(const call *c, const array *const *in, array *out)
 {
@@ -189,10 +175,7 @@ static bool plan_mse_loss(call *c)
     return is_float(&c->in[0]);
 }
 
-static ms_status run_mse_loss(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_mse_loss(out, in[0], in[1], (int32_t)c->i[0]);
-}
+RUN(mse_loss, ms_op_mse_loss(out, in[0], in[1], (int32_t)c->i[0]))
 
 static void oracle_mse_loss(const call *c, const array *const *in, array *out)
 {
@@ -221,17 +204,13 @@ static bool plan_embedding(call *c)
     c->n_in = 2;
     c->in[1] = (form){.dtype = MS_DTYPE_I64,
                       .ndim = below(c->rng, 3),
-                      .shape = {below(c->rng, 3), 1 + below(c->rng, 2)},
+                      .shape = {below(c->rng, c->size ? 20 : 3), 1 + below(c->rng, 2)},
                       .draw = DRAW_IDS,
                       .limit = c->in[0].shape[0]};
     return is_float(&c->in[0]) && c->in[0].ndim == 2 && c->in[0].shape[0] > 0;
 }
 
-static ms_status run_embedding(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    (void)c;
-    return ms_op_embedding(out, in[0], in[1]);
-}
+RUN(embedding, ms_op_embedding(out, in[0], in[1]))
 
 static void oracle_embedding(const call *c, const array *const *in, array *out)
 {
@@ -246,20 +225,20 @@ static void oracle_embedding(const call *c, const array *const *in, array *out)
     }
 }
 
-static void begin_embedding(form *x, uint64_t *rng)
+static void begin_embedding(call *c)
 {
-    x->ndim = 2;
-    x->shape[0] = 1 + below(rng, 6);
-    x->shape[1] = below(rng, 6);
+    c->in[0].ndim = 2;
+    c->in[0].shape[0] = 1 + below(c->rng, c->size ? 40 : 6);
+    c->in[0].shape[1] = below(c->rng, c->size ? 131 : 6);
 }
 
 /* -- dropout ----------------------------------------------------------------------------------- */
 
 static bool plan_dropout(call *c)
 {
-    static const double rates[] = {0, 0.25, 0.5};
+    static const double rates[] = {0, 0.25, 0.5, 1};
 
-    c->p[0] = rates[below(c->rng, 3)];
+    c->p[0] = rates[below(c->rng, 4)];
     c->i[0] = below(c->rng, 100);
     c->i[1] = below(c->rng, 5);
     return has_rows(c);
@@ -285,7 +264,7 @@ static void oracle_dropout(const call *c, const array *const *in, array *out)
         const uint64_t sample = (uint64_t)(i / each), e = (uint64_t)(i % each);
         const uint32_t word = oracle_word(e / 4, sample, key, (int)(e % 4));
 
-        out->v[i] = word < c->p[0] * 0x1p32 ? 0 : in[0]->v[i] / (1 - (real)c->p[0]);
+        out->v[i] = word < c->p[0] * 0x1p32 || c->p[0] == 1 ? 0 : in[0]->v[i] / (1 - (real)c->p[0]);
         out->slack[i] = 2 * compute_unit_of(x->dtype) * fabsl(out->v[i]) + 0x1p-1000L;
     }
 }
@@ -305,15 +284,9 @@ static bool plan_mean(call *c)
     return plan_sum(c) && is_float(&c->in[0]);
 }
 
-static ms_status run_sum(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_sum(out, in[0], (uint32_t)c->i[0], c->i[1]);
-}
+RUN(sum, ms_op_sum(out, in[0], (uint32_t)c->i[0], c->i[1]))
 
-static ms_status run_mean(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    return ms_op_mean(out, in[0], (uint32_t)c->i[0], c->i[1]);
-}
+RUN(mean, ms_op_mean(out, in[0], (uint32_t)c->i[0], c->i[1]))
 
 static void reduce(const call *c, const array *x, array *out, bool mean)
 {
@@ -360,16 +333,68 @@ static void oracle_mean(const call *c, const array *const *in, array *out)
     reduce(c, in[0], out, true);
 }
 
-static const program_op ops[] = {
-    {"ms_op_layer_norm", plan_layer_norm, run_layer_norm, oracle_layer_norm, NULL},
-    {"ms_op_log_softmax", has_rows, run_log_softmax, oracle_log_softmax, NULL},
-    {"ms_op_softmax", has_rows, run_softmax, oracle_softmax, NULL},
-    {"ms_op_cross_entropy", plan_cross_entropy, run_cross_entropy, oracle_cross_entropy, NULL},
-    {"ms_op_mse_loss", plan_mse_loss, run_mse_loss, oracle_mse_loss, NULL},
-    {"ms_op_embedding", plan_embedding, run_embedding, oracle_embedding, begin_embedding},
-    {"ms_op_dropout", plan_dropout, run_dropout, oracle_dropout, NULL},
-    {"ms_op_sum", plan_sum, run_sum, oracle_sum, NULL},
-    {"ms_op_mean", plan_mean, run_mean, oracle_mean, NULL},
-};
+/* -- cumsum ------------------------------------------------------------------------------------ */
 
-const program_family row_programs = {ops, COUNT(ops)};
+static bool plan_cumsum(call *c)
+{
+    c->n_in = 1;
+    c->i[0] = c->in[0].ndim > 0 ? below(c->rng, c->in[0].ndim) : 0;
+    return c->in[0].ndim > 0;
+}
+
+RUN(cumsum, ms_op_cumsum(out, in[0], (int32_t)c->i[0]))
+
+static void oracle_cumsum(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+    static real size[MAX_NUMEL];
+    int64_t inner = 1;
+
+    for (int32_t d = (int32_t)c->i[0] + 1; d < x->ndim; d++) {
+        inner *= x->shape[d];
+    }
+    set_form(out, is_float(x) ? x->dtype : MS_DTYPE_I64, x->ndim, x->shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const bool first = i / inner % x->shape[c->i[0]] == 0;
+        const real before = first ? 0 : size[i - inner];
+
+        out->v[i] = (first ? 0 : out->v[i - inner]) + in[0]->v[i];
+        size[i] = before + (isfinite(in[0]->v[i]) ? fabsl(in[0]->v[i]) : 0);
+        out->slack[i] = size[i] < largest_of(MS_DTYPE_F64)
+                            ? 0x1p-50L * (real)x->shape[c->i[0]] * size[i] + 0x1p-1000L
+                            : INFINITY;
+    }
+}
+
+/* Rows of nearly one value have no slope that differences see. */
+static bool smooth_layer_norm(const call *c, const array *const *in)
+{
+    const int64_t n = width_of(&in[0]->form);
+
+    for (int64_t i = 0; i < in[0]->n; i += n) {
+        real low = INFINITY, high = -INFINITY;
+
+        for (int64_t j = 0; j < n; j++) {
+            low = fminl(low, in[0]->v[i + j]);
+            high = fmaxl(high, in[0]->v[i + j]);
+        }
+        if (high - low < 0.1L) {
+            return false;
+        }
+    }
+    return true;
+}
+
+const op_row reduction_rows[] = {
+    OP(layer_norm, plan_layer_norm, .smooth = smooth_layer_norm),
+    OP(log_softmax, has_rows),
+    OP(softmax, has_rows),
+    OP(cross_entropy, plan_cross_entropy),
+    OP(mse_loss, plan_mse_loss),
+    OP(embedding, plan_embedding, .begin = begin_embedding),
+    OP(dropout, plan_dropout),
+    OP(sum, plan_sum),
+    OP(mean, plan_mean),
+    OP(cumsum, plan_cumsum),
+    {0},
+};
