@@ -142,8 +142,8 @@ end
 ---@param group ms.dist.Group
 ---@return boolean
 function arguments.is_gone(group)
-  local serial = freed[group]
-  return C.ms_comm_size(group) == 0 or serial ~= nil and C.ms_comm_serial(group) ~= serial
+  local serial = C.ms_comm_serial(group)
+  return serial == 0 or freed[group] ~= nil and freed[group] ~= serial
 end
 
 ---@return ms.dist.Group

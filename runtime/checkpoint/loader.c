@@ -5,7 +5,6 @@
  * written to a tensor, by copies that need no memory. So this rank's part is there twice for a
  * moment; its first copy goes back to the system tensor by tensor. */
 #include "io.h"
-#include "live.h"
 #include "outcome.h"
 #include "owner.h"
 #include "reader.h"
@@ -25,7 +24,7 @@ typedef struct staged {
 } staged;
 
 struct ms_checkpoint_loader {
-    msi_live live;
+    uint32_t magic;
     ms_comm *comm;
     ms_checkpoint *c;
     staged *list;
@@ -45,7 +44,6 @@ static void loader_free(ms_checkpoint_loader *l)
     }
     free(l->list);
     ms_checkpoint_close(l->c);
-    msi_live_remove(&l->live);
     free(l);
 }
 
@@ -138,7 +136,7 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
         loader_free(l);
         return status;
     }
-    msi_live_add(&l->live, MSI_LIVE_CHECKPOINT_LOADER, l);
+    l->magic = MSI_MAGIC_CHECKPOINT_LOADER;
     *out = l;
     return MS_OK;
 }
@@ -241,7 +239,7 @@ static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const ch
         loader_free(l);
         return status;
     }
-    msi_live_add(&l->live, MSI_LIVE_CHECKPOINT_LOADER, l);
+    l->magic = MSI_MAGIC_CHECKPOINT_LOADER;
     *out = l;
     return MS_OK;
 }

@@ -7,7 +7,6 @@
  * read is all of one checkpoint, also when it is gone. */
 #include "reader.h"
 #include "io.h"
-#include "live.h"
 #include "pointer.h"
 #include "safetensors.h"
 #include "tensor.h"
@@ -28,7 +27,7 @@ typedef struct shard {
 } shard;
 
 struct ms_checkpoint {
-    msi_live live;
+    uint32_t magic;
     char *path;
     msi_manifest manifest;
     shard *shards; /* one per file of the manifest */
@@ -224,7 +223,7 @@ ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
         msi_warn("UserWarning", "%s is not there: its replacement was cut short, %s is read", path,
                  c->path);
     }
-    msi_live_add(&c->live, MSI_LIVE_CHECKPOINT, c);
+    c->magic = MSI_MAGIC_CHECKPOINT;
     return MS_OK;
 }
 
@@ -246,7 +245,6 @@ void ms_checkpoint_close(ms_checkpoint *c)
         }
         free(c->shards[i].path);
     }
-    msi_live_remove(&c->live);
     msi_manifest_dispose(&c->manifest);
     free(c->shards);
     free(c->path);

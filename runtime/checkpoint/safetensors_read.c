@@ -2,7 +2,6 @@
  * against the bytes that are there. */
 #include "io.h"
 #include "json_text.h"
-#include "live.h"
 #include "safetensors.h"
 
 #include <endian.h>
@@ -19,7 +18,7 @@ typedef struct st_entry {
 } st_entry;
 
 struct ms_safetensors {
-    msi_live live;
+    uint32_t magic;
     char *path;
     int fd;
     int64_t data; /* offset of the data section */
@@ -345,7 +344,7 @@ ms_status msi_st_open_fd(ms_safetensors **out, const char *path, int fd, int64_t
         ms_safetensors_close(f);
         return status;
     }
-    msi_live_add(&f->live, MSI_LIVE_SAFETENSORS, f);
+    f->magic = MSI_MAGIC_SAFETENSORS;
     *out = f;
     return MS_OK;
 }
@@ -356,7 +355,6 @@ void ms_safetensors_close(ms_safetensors *f)
         return;
     }
     close(f->fd);
-    msi_live_remove(&f->live);
     free(f->entries);
     free(f->header);
     free(f->path);

@@ -12,7 +12,6 @@
 #include "folder.h"
 #include "io.h"
 #include "json_text.h"
-#include "live.h"
 #include "outcome.h"
 #include "owner.h"
 #include "publish.h"
@@ -29,7 +28,7 @@
 enum { HEADER_ROOM = 64 << 10, KEY_MAX = 1024 };
 
 struct ms_checkpoint_writer {
-    msi_live live;
+    uint32_t magic;
     ms_comm *comm;
     int32_t rank, world;
     char *name, *root;
@@ -76,7 +75,6 @@ static void writer_free(ms_checkpoint_writer *w)
     json_decref(w->report);
     json_decref(w->keys);
     json_decref(w->header);
-    msi_live_remove(&w->live);
     free(w->file_path);
     free(w->name);
     free(w->root);
@@ -187,7 +185,7 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
     if (status != MS_OK) {
         return give_up(w, status);
     }
-    msi_live_add(&w->live, MSI_LIVE_CHECKPOINT_WRITER, w);
+    w->magic = MSI_MAGIC_CHECKPOINT_WRITER;
     *out = w;
     return MS_OK;
 }

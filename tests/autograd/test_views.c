@@ -156,7 +156,6 @@ static void test_autograd_views__elementwise_errors_name_both_operands(void **st
     assert_ok(ms_tensor_full(&u, MS_DTYPE_U8, 1, &n, 1));
     assert_fails(MS_NOT_IMPLEMENTED_ERROR, "u8", ms_op_tanh(&out, u));
     assert_null(out);
-    assert_fails(MS_VALUE_ERROR, "'b' is NULL", ms_op_add(&out, a, NULL));
     ms_tensor_free(u);
     ms_tensor_free(d);
     ms_tensor_free(b);

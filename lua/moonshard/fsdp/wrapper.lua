@@ -243,6 +243,14 @@ function FSDP:_seal(draft)
   rawset(self, '_planned', true)
 end
 
+--- Called by ms.close(), which frees units and trees: a later use is an error.
+function FSDP:_close()
+  local tree = rawget(self, '_tree') or { root = self }
+  tree.ready, tree.closed = false, true
+  rawset(self, '_tree', tree)
+  rawset(self, '_unit', nil)
+end
+
 --- The tree that this instance is part of, made unless there is one. Collective.
 ---@param alone? boolean  make this instance the root, as a forward does: not the one around it
 ---@return ms.fsdp.Tree
