@@ -138,7 +138,8 @@ ms_context *msi_context_peek(void);
  * alone knows them all. */
 void msi_context_furnish(ms_context *ctx);
 
-/* -- handles of hosts: each begins with `uint32_t magic` ---------------------------------------  */
+/* -- handles of hosts: each begins with `uint32_t magic` ----------------------------------------
+ */
 
 enum {
     MSI_MAGIC_OPTIM = 0x4d530001,
