@@ -100,15 +100,11 @@ function arguments.text(what, name, value, default)
   return value
 end
 
---- `__call` of objects that only says what to write in its place.
-arguments.calls_nothing = setmetatable({}, { __mode = 'k' })
-
 --- A function, or an object that can be called.
 ---@return fun(...): ...
 function arguments.fn(what, name, value)
   local meta = type(value) == 'table' and getmetatable(value)
-  local call = type(meta) == 'table' and meta.__call
-  if type(value) ~= 'function' and (not call or arguments.calls_nothing[call]) then
+  if type(value) ~= 'function' and not (type(meta) == 'table' and meta.__call) then
     refuse(what, name, value, 'a function')
   end
   return value

@@ -1,7 +1,6 @@
 --- The moonshard command: `moonshard run -n 4 script.lua args...`.
 
 local B = require 'moonshard_ffi'
-local alone = require 'moonshard.alone'
 local errors = require 'moonshard.errors'
 local variables = require 'moonshard.variables'
 
@@ -110,7 +109,6 @@ local function launch(command, ranks, prefix)
   local out = B.new('ms_launch *[1]')
   local code, cause = B.new('int32_t[1]'), B.new('const char *[1]')
   variables.warn()
-  alone()
   B.check(C.ms_launch_exec(out, ranks, argv, prefix))
   B.check(C.ms_launch_wait(out[0], code, cause))
   local why = B.string(cause[0])

@@ -4,7 +4,7 @@
 
 local errors = require 'moonshard_ffi.errors'
 local interrupt = require 'moonshard_ffi.interrupt'
-local misspelt = require 'moonshard.misspelt'
+local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.util'
 
 local tostring, stdin, stdout = tostring, io.stdin, io.stdout -- globals are the script's own
@@ -74,7 +74,7 @@ local function say(err)
   if interrupt.is(err) then
     put('\ninterrupted') -- the terminal shows ^C
   else
-    put((errors.is(err) and err.kind .. ': ' or '') .. errors.text(misspelt(err)))
+    put((errors.is(err) and err.kind .. ': ' or '') .. errors.text(naming.suggest(err)))
   end
 end
 

@@ -26,7 +26,6 @@ local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
-local receiver = require 'moonshard.receiver'
 local samples = require 'moonshard.samples'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.util'
@@ -551,4 +550,4 @@ function FSDP:extra_repr()
   return self.sharding_strategy
 end
 
-return receiver.check(FSDP)
+return FSDP
