@@ -315,60 +315,6 @@ describe('what a failing scope puts back', function()
   end)
 end)
 
-describe('an error between any two instructions', function()
-  local function assert_clean()
-    assert(B.C.ms_scope_depth() == 0 and B.state.depth == 0, 'a scope is open')
-    assert(ms.is_grad_enabled(), 'the tape is off')
-  end
-
-  it('leaves no scope open and the tape on', function()
-    local model = ms.nn.Sequential(ms.nn.ReLU(), ms.nn.ReLU()):materialize()
-    local x = ms.ones(1)
-    local n = checks.interrupted(function()
-      return ms.no_grad(function() return ms.enable_grad(model, x) end)
-    end, assert_clean)
-    assert.is_true(n > 100)
-    checks.close({ 1 }, model(x))
-  end)
-
-  it('with many arguments and results as well', function()
-    local function many(...) return ... end
-    assert.is_true(checks.interrupted(function()
-      assert(select('#', ms.scope(many, 1, nil, 3, 4, 5, nil)) == 6)
-    end, assert_clean) > 30)
-  end)
-
-  it('has a failing scope put back all or, behind its end, nothing', function()
-    local a, b = counter(), counter()
-    local function count_both(error_)
-      count(a)
-      count(b)
-      if error_ then
-        error(error_, 0)
-      end
-    end
-    local n = 0
-    assert.is_true(checks.interrupted(function()
-      ms.scope(function()
-        count_both()
-        pcall(ms.scope, count_both, 'planned')
-        count_both()
-      end)
-    end, function()
-      assert(a.n == b.n and (a.n == n or a.n == n + 2), ('%d, %d after %d'):format(a.n, b.n, n))
-      n = a.n
-    end) > 200)
-  end)
-
-  it('loses no tensor that is being kept', function()
-    local before = checks.live_handles()
-    checks.interrupted(function()
-      ms.scope(function() ms.keep(ms.ones(1)) end)
-    end, assert_clean)
-    assert.equal(before, checks.live_handles())
-  end)
-end)
-
 describe('outside scopes', function()
   teardown(function()
     assert.equal(0, checks.live_handles())

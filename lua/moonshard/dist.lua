@@ -156,8 +156,7 @@ local function is_typed()
     level = level + 1
     frame = debug.getinfo(level, 'S')
   until not frame or frame.source == '=stdin'
-  -- luajit runs all that comes by a pipe as one script, the other prompt line by line
-  return frame ~= nil and (C.ms_is_terminal(0) or package.loaded['moonshard.repl'] ~= nil)
+  return frame ~= nil and C.ms_is_terminal(0) -- luajit runs what a pipe gives as one script
 end
 
 --- Become a world of one, or fork.
