@@ -6,7 +6,6 @@
 ---   OUTDIR/moonshard/calls.lua  one Lua caller per function that takes or gives tensors
 ---   OUTDIR/moonshard/calls.luac the same as bytecode of this LuaJIT, which loads faster
 ---   OUTDIR/shims.c              the C functions behind them: refs with a generation, not pointers
----   OUTDIR/doors.c, doors.h     the public functions as hosts call them: arguments are looked at
 ---   OUTDIR/abi_hash.c           ms_abi_hash(), and sizes and offsets of every public struct
 ---   OUTDIR/abi_hash.h           the same hash for code compiled against the headers
 --- A header that leaves the dialect is an error naming the line.
@@ -16,7 +15,6 @@ package.path = here .. '/?.lua;' .. package.path
 
 local abi = require 'generator.abi'
 local calls = require 'generator.calls'
-local doors = require 'generator.doors'
 local parse = require 'generator.parse'
 local shims = require 'generator.shims'
 
@@ -49,9 +47,6 @@ local shimmed = shims.of(api)
 local text = api.text .. shims.declarations(shimmed) .. abi.declaration
 local hash = abi.hash(text)
 
-local with_door = doors.of(api)
-write('doors.c', doors.source(with_door, api.opaque))
-write('doors.h', doors.header(with_door))
 write('shims.c', shims.source(shimmed, api.opaque))
 write('abi_hash.c', abi.source(api, hash))
 write('abi_hash.h', ('#define MSI_ABI_HASH "%s"\n'):format(hash))

@@ -28,12 +28,6 @@ int lua_replace_gradient(lua_State *L);
 int lua_json_encode(lua_State *L);
 int lua_json_decode(lua_State *L);
 
-/* interruptible(value, fn, ...): pcall(fn, ...), in which a SIGINT raises `value` and ends a read
- * that waits. One that comes before or after does so in the next such call. interrupt.c. */
-int lua_interruptible(lua_State *L);
-/* sigint_is_handled(): does a function of this process, or nobody at all, get a SIGINT? */
-int lua_sigint_is_handled(lua_State *L);
-
 /* bytecode(path of an archive) -> loader(module, path of its text), or nothing; bytecode.c. */
 int lua_bytecode(lua_State *L);
 

@@ -225,7 +225,7 @@ describe('autograd', function()
       assert.equal(1, calls)
     end)
 
-    it('have nothing else, and take nothing when they are removed', function()
+    it('have nothing else', function()
       for _, hook in ipairs {
         leaf { 2 }:hook(print), leaf { 2 }:accumulate_hook(print),
         ms.nn.Linear(2, 2):register_forward_hook(print),
@@ -235,11 +235,6 @@ describe('autograd', function()
         checks.raises('KeyError', "hook has no 'removed', did you mean 'remove'?", function()
           return hook.removed
         end)
-        checks.raises('TypeError', 'hook:remove(): a number is one argument too many', function()
-          hook:remove(1)
-        end)
-        checks.raises('TypeError', 'one argument too many', hook.remove, 1)
-        checks.raises('TypeError', 'a hook is no function: call its methods', hook)
       end
     end)
 

@@ -31,13 +31,6 @@ describe('a tensor', function()
       checks.raises('TypeError', 'entry [2] is a string', ms.tensor, { 1, 'two' })
     end)
 
-    it('says how a method is called that was called without it', function()
-      local x = ms.ones(2)
-      checks.raises('TypeError', "t:sum: 'self' is nil, expected a tensor; call it as t:sum(...)",
-        x.sum)
-      checks.raises('TypeError', "t:fill_: 'self' is a number, expected a tensor", x.fill_, 3)
-    end)
-
     it('takes sizes one by one or as a list, options last', function()
       assert.same({ 2, 3 }, ms.zeros(2, 3):shape())
       assert.same({ 2, 3 }, ms.zeros({ 2, 3 }):shape())

@@ -6,8 +6,6 @@
 ---   ms_tensor *x                                   -> const ms_ref *x
 ---   ms_tensor *const *xs, int32_t n_xs             -> const ms_ref *xs, int32_t n_xs
 
-local doors = require 'generator.doors'
-
 local shims = {}
 
 --- Ownership for C hosts; refs have ms_ref_release() and never retain.
@@ -15,7 +13,6 @@ local NOT_FOR_SCRIPTS = { ms_tensor_free = true, ms_tensor_retain = true }
 
 ---@class ms.gen.Shim: ms.gen.Function
 ---@field original string  the function it stands for
----@field fn ms.gen.Function
 ---@field gives boolean    it has an `out`
 
 local function role_of(type)
@@ -43,7 +40,6 @@ function shims.of(api)
     local shim = {
       name = 'msf_' .. fn.name:gsub('^ms_', ''):gsub('^op_', ''),
       original = fn.name,
-      fn = fn,
       returns = fn.returns,
       params = {},
     }
@@ -129,6 +125,11 @@ static inline ms_status follow(const ms_ref *ref, ms_tensor **t, const char *fun
     return MS_OK;
 }
 
+static inline ms_status no_handle(const char *function, const char *param)
+{
+    return MS_FAIL(MS_TYPE_ERROR, "%s: '%s' is NULL, expected a handle", function, param);
+}
+
 /* As follow(), for a parameter that may be NULL. */
 static inline ms_status follow_optional(const ms_ref *ref, ms_tensor **t, const char *function,
                                         const char *param)
@@ -167,7 +168,7 @@ static ms_status follow_all(const ms_ref *refs, int32_t n, ms_tensor **fixed, ms
 }
 ]]
 
-local function body(shim, callee)
+local function body(shim, opaque)
   local out, args, cleanup = {}, {}, nil
   local say = function(...)
     out[#out + 1] = (...):format(select(2, ...))
@@ -193,7 +194,7 @@ local function body(shim, callee)
     say('    %s->ptr = NULL;', shim.params[1].name)
     say('    %s->generation = 0;', shim.params[1].name)
   end
-  local call = ('%s(%s)'):format(callee, table.concat(args, ', '))
+  local call = ('%s(%s)'):format(shim.original, table.concat(args, ', '))
   for i, p in ipairs(shim.params) do
     if p.role == 'in' then
       say('    MS_TRY(%s(%s, &%s_, "%s", "%s"));', p.nullable and 'follow_optional' or 'follow',
@@ -201,6 +202,8 @@ local function body(shim, callee)
     elseif p.role == 'list' then
       say('    ms_status status = follow_all(%s, %s, %s_fixed, &%s_, "%s", "%s");', p.name,
         shim.params[i + 1].name, p.name, p.name, label, p.name)
+    elseif not p.nullable and opaque[p.type:gsub('^const ', ''):match('^([%w_]+) %*$')] then
+      say('    MS_TRY(%s != NULL ? MS_OK : no_handle("%s", "%s"));', p.name, label, p.name)
     end
   end
   if cleanup then
@@ -224,17 +227,6 @@ local function body(shim, callee)
   return table.concat(out, '\n')
 end
 
--- What a shim calls: the body itself where its refs are all the handles there are.
-local function callee(shim, opaque)
-  for i, p in ipairs(shim.params) do
-    if p.role == 'plain' and doors.role(shim, i, opaque) == 'handle' then
-      return shim.original, ''
-    end
-  end
-  local name = doors.body_name { name = shim.original }
-  return name, doors.prototype(shim.fn, name) .. ';\n'
-end
-
 ---@param list ms.gen.Shim[]
 ---@param opaque table<string, boolean>
 ---@return string
@@ -242,9 +234,7 @@ function shims.source(list, opaque)
   local out = { HEAD }
   for _, shim in ipairs(list) do
     local proto = prototype(shim)
-    local name, declared = callee(shim, opaque)
-    out[#out + 1] = ('\n%sMS_API %s;\n%s\n{\n%s\n}\n'):format(declared, proto, proto,
-      body(shim, name))
+    out[#out + 1] = ('\nMS_API %s;\n%s\n{\n%s\n}\n'):format(proto, proto, body(shim, opaque))
   end
   return table.concat(out)
 end

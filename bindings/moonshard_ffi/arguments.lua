@@ -100,15 +100,11 @@ function arguments.text(what, name, value, default)
   return value
 end
 
---- `__call` of objects that only says what to write in its place.
-arguments.calls_nothing = setmetatable({}, { __mode = 'k' })
-
 --- A function, or an object that can be called.
 ---@return fun(...): ...
 function arguments.fn(what, name, value)
   local meta = type(value) == 'table' and getmetatable(value)
-  local call = type(meta) == 'table' and meta.__call
-  if type(value) ~= 'function' and (not call or arguments.calls_nothing[call]) then
+  if type(value) ~= 'function' and not (type(meta) == 'table' and meta.__call) then
     refuse(what, name, value, 'a function')
   end
   return value
@@ -142,8 +138,8 @@ end
 ---@param group ms.dist.Group
 ---@return boolean
 function arguments.is_gone(group)
-  local serial = freed[group]
-  return C.ms_comm_size(group) == 0 or serial ~= nil and C.ms_comm_serial(group) ~= serial
+  local serial = C.ms_comm_serial(group)
+  return serial == 0 or freed[group] ~= nil and freed[group] ~= serial
 end
 
 ---@return ms.dist.Group

@@ -268,8 +268,11 @@ function parameter.manager(tensor)
   return managers[parameter.key(tensor)]
 end
 
---- The context is closed: what its keys stood for is gone, and others will have them.
+--- The context was closed: its units are freed, and other parameters may get the keys of its own.
 function parameter.forget_managers()
+  for _, manager in next, managers do
+    manager:_close()
+  end
   managers = setmetatable({}, WEAK_VALUES)
 end
 

@@ -6,7 +6,6 @@ local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local graph = require 'moonshard.graph'
 local guard = require 'moonshard.guard'
-local receiver = require 'moonshard.receiver'
 local scope = require 'moonshard.scope'
 local Tensor = require 'moonshard.tensor'
 
@@ -214,7 +213,5 @@ function Tensor:remove_hook(hook)
   end
   hook.remove()
 end
-
-receiver.check_tensors(Tensor)
 
 return autograd

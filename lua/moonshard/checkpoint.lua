@@ -20,11 +20,10 @@ local fits = require 'moonshard.checkpoint.fits'
 local given = require 'moonshard.checkpoint.given'
 local json = require 'moonshard.json'
 local meta_data = require 'moonshard.checkpoint.meta'
-local namespace = require 'moonshard.namespace'
+local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
 local random = require 'moonshard.random'
-local receiver = require 'moonshard.receiver'
 local runs = require 'moonshard.nn.runs'
 local runtime = require 'moonshard_ffi.checkpoint'
 local sharding = require 'moonshard_ffi.fsdp'
@@ -588,9 +587,6 @@ function checkpoint.write_safetensors(path, sd)
   runtime.save_safetensors(path, names, tensors)
 end
 
-receiver.check(Manager, Manager, { 'root', 'keep', 'process_group' })
+naming.close(Manager, { 'root', 'keep', 'process_group' })
 
-return namespace('checkpoint', checkpoint, nil, { async_save = 'saving in the background' },
-  function(name)
-    return name == 'async_save' and 'write ms.checkpoint.save' or nil
-  end)
+return naming.space('checkpoint', checkpoint)

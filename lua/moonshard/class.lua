@@ -10,38 +10,17 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard_ffi.errors'
-local operators = require 'moonshard.operators'
-local surplus = require 'moonshard.surplus'
 
 ---@class ms.Class
 ---@field _name string  for errors, printing and checkpoints
 ---@field _parent ms.Class?
 ---@overload fun(...): any
 
--- How many arguments an `init` takes, its object among them.
-local arity = setmetatable({}, { __mode = 'k', __index = function(known, init)
-  local names, is_vararg = surplus.parameters(init)
-  known[init] = is_vararg and math.huge or math.max(#names, 1)
-  return known[init]
-end })
-
--- What `init` does not take would vanish.
-local function check_arguments(cls, ...)
-  for i = arity[cls.init], select('#', ...) do
-    local value = select(i, ...)
-    if value ~= nil then
-      surplus.refuse(cls._name, { unpack(surplus.parameters(cls.init), 2) }, value)
-    end
-  end
-end
-
 local function construct(cls, ...)
   if cls.__init or cls.__init__ then
     errors.raise('TypeError', "class %s has '%s', which nothing calls: name it init", cls._name,
       cls.__init and '__init' or '__init__')
   end
-  surplus.check_dot(cls._name, (...))
-  check_arguments(cls, ...)
   local object = setmetatable({}, cls)
   object:init(...)
   return object
@@ -56,7 +35,7 @@ local function describe_object(object)
 end
 
 -- What objects have whose class has no parent.
-local BASE = operators.refuse { init = function() end, __tostring = describe_object }
+local BASE = { init = function() end, __tostring = describe_object }
 
 --- Make a class.
 ---@param name string
@@ -76,9 +55,7 @@ local function class(name, parent)
   if not parent or parent.__index == parent then
     cls.__index = cls
   end
-  local metatable = operators.refuse {}
-  metatable.__index, metatable.__call, metatable.__tostring = parent, construct, describe
-  setmetatable(cls, metatable)
+  setmetatable(cls, { __index = parent, __call = construct, __tostring = describe })
   if cls._init_subclass then
     cls._init_subclass(cls)
   end

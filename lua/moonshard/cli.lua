@@ -1,7 +1,6 @@
 --- The moonshard command: `moonshard run -n 4 script.lua args...`.
 
 local B = require 'moonshard_ffi'
-local alone = require 'moonshard.alone'
 local errors = require 'moonshard.errors'
 local variables = require 'moonshard.variables'
 
@@ -59,9 +58,8 @@ Print version, instruction set of the kernels, cores, and the folder of the libr
 local REPL_USAGE = [[
 usage: moonshard repl
 
-Read Lua line by line, run it and print what it gives; ms is there. A chunk may take several lines;
-globals stay, locals last as long as their chunk. Ctrl-C ends what runs, exit or Ctrl-D the prompt.
-All Lua is interpreted here, as compiled loops cannot be interrupted.
+Start luajit's prompt with ms loaded. A line that begins with = prints values. Ctrl-C ends the line
+that runs, Ctrl-D the prompt.
 ]]
 
 -- Of torchrun.
@@ -110,7 +108,6 @@ local function launch(command, ranks, prefix)
   local out = B.new('ms_launch *[1]')
   local code, cause = B.new('int32_t[1]'), B.new('const char *[1]')
   variables.warn()
-  alone()
   B.check(C.ms_launch_exec(out, ranks, argv, prefix))
   B.check(C.ms_launch_wait(out[0], code, cause))
   local why = B.string(cause[0])
@@ -242,7 +239,9 @@ end
 
 local function repl(words)
   if not explained('repl', REPL_USAGE, words) then
-    require('moonshard.repl').run()
+    -- interpreted: a compiled loop does not see a SIGINT
+    return os.execute([[luajit -joff -e 'ms = require "moonshard"; print("moonshard " .. ms.version
+      .. ", a prompt of one rank: ms is there")' -i]]) == 0 and 0 or 1
   end
   return 0
 end

@@ -7,18 +7,16 @@
 --- was started plainly: the first process then only supervises and never returns.
 
 local B = require 'moonshard_ffi'
-local alone = require 'moonshard.alone'
 local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.create'
 local errors = require 'moonshard.errors'
 local figures = require 'moonshard.figures'
 local given = require 'moonshard.dist.given'
 local mesh = require 'moonshard.dist.mesh'
-local namespace = require 'moonshard.namespace'
+local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
 local ops = require 'moonshard.ops'
 local autograd = require 'moonshard.autograd'
-local planned = require 'moonshard.planned'
 local process_groups = require 'moonshard.dist.process_groups'
 local uncaught = require 'moonshard.uncaught'
 local variables = require 'moonshard.variables'
@@ -63,15 +61,11 @@ local function describe(world)
     world.launcher, world.transport)
 end
 
-local function other_field(name)
-  return name == 'size' and 'write world.world_size' or nil
-end
-
 --- Who this process is among the ranks; a world of one before init forks.
 ---@return ms.dist.World
 function dist.info()
   look()
-  local world = namespace('the world', {
+  local world = naming.space('the world', {
     rank = info.rank,
     world_size = info.world_size,
     local_rank = info.local_rank,
@@ -80,7 +74,7 @@ function dist.info()
     initialized = info.initialized,
     launcher = B.string(info.launcher),
     transport = B.string(info.transport),
-  }, nil, nil, other_field)
+  }, nil, { size = 'world.world_size' })
   local meta = getmetatable(world)
   meta.__tostring, meta._advice = describe, 'the group of all ranks is dist.world(), or left out'
   return world
@@ -162,8 +156,7 @@ local function is_typed()
     level = level + 1
     frame = debug.getinfo(level, 'S')
   until not frame or frame.source == '=stdin'
-  -- luajit runs all that comes by a pipe as one script, the other prompt line by line
-  return frame ~= nil and (C.ms_is_terminal(0) or package.loaded['moonshard.repl'] ~= nil)
+  return frame ~= nil and C.ms_is_terminal(0) -- luajit runs what a pipe gives as one script
 end
 
 --- Become a world of one, or fork.
@@ -214,7 +207,6 @@ local function init(what, opts)
   elseif here.launcher ~= 'none' then
     errors.raise('RuntimeError', '%s: this rank has left its job', what)
   end
-  alone()
   start(what, opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS))
   return dist.info()
 end
@@ -263,7 +255,6 @@ function dist.spawn(n, fn, ...)
   check_ranks('dist.spawn', n)
   arguments.fn('dist.spawn', 'fn', fn)
   look() -- what a launcher started is a rank of its job and starts none
-  alone()
   local launch = fork(n)
   if not launch then
     C.ms_dist_exit(xpcall(fn, uncaught.tell, rank_out[0], n, ...) and 0 or 1)
@@ -529,5 +520,4 @@ local OTHERWISE = {
   get_backend = 'dist.info().transport', get_node_local_rank = 'dist.info().local_rank',
 }
 
-return namespace('dist', dist, { functional = 'moonshard.dist.functional' }, planned.collectives,
-  OTHERWISE)
+return naming.space('dist', dist, { functional = 'moonshard.dist.functional' }, OTHERWISE)

@@ -3,7 +3,6 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
-local planned = require 'moonshard.planned'
 
 ---@alias ms.DType 'f32'|'f64'|'bf16'|'f16'|'i64'|'i32'|'u8'|'bool'
 
@@ -24,10 +23,6 @@ end
 ---@param name ms.DType
 ---@return integer
 function dtype.code(name)
-  local place = type(name) == 'string' and planned.places[name:match('^%w+')]
-  if place then
-    errors.raise('NotImplementedError', "'%s': %s is not supported yet", name:sub(1, 80), place)
-  end
   if type(name) ~= 'string' then
     errors.raise('TypeError', "'dtype' is %s, expected a dtype such as ms.f32",
       arguments.noun(name))

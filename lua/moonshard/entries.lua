@@ -6,8 +6,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.dims'
 local errors = require 'moonshard.errors'
-local missing = require 'moonshard.missing'
-local planned = require 'moonshard.planned'
+local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.util'
 local writable = require 'moonshard.writable'
 
@@ -36,52 +35,11 @@ local INSTEAD = {
   tolist = 't:totable()', type = 't:dtype()', zero_grad = 't:set_grad(nil)',
 }
 
--- model.forward(x), with a dot, has the tensor for its self; this is looked at when it is too late.
-local function is_self(t)
-  for level = 3, 5 do
-    if not debug.getinfo(level, 'f') then
-      return false
-    end
-    local name, value = debug.getlocal(level, 1)
-    if name == 'self' then
-      return rawequal(value, t)
-    end
-  end
-  return false
-end
-
--- Is this what a method that writes in place would be called?
-local function is_write(methods, key)
-  local twin = key:match '^(.+)_$'
-  return twin ~= nil and (planned.in_place[key] or planned.functions[twin] or methods[twin]) ~= nil
-end
-
-local function no_write(methods, key)
-  local known = {}
-  for _, name in ipairs(util.sorted_keys(methods)) do
-    if name:sub(-1) == '_' and name ~= 'requires_grad_' then
-      known[#known + 1] = name
-    end
-  end
-  errors.raise('NotImplementedError', "a tensor has no method '%s' yet: what writes in place is "
-    .. '%s, and t[i] = x%s', key:sub(1, 80), table.concat(known, ', '),
-    planned.in_place[key] and '; write ' .. planned.in_place[key] or '')
-end
-
-local function no_method(methods, t, key)
+local function no_method(methods, key)
   if type(key) ~= 'string' then
     arguments.refuse('t[i]', 'i', key, 'an integer (of one entry) or the name of a method')
-  elseif is_write(methods, key) then
-    no_write(methods, key)
-  elseif planned.functions[key] or planned.places[key] then
-    errors.raise('NotImplementedError', "a tensor has no method '%s' yet: %s is not supported%s",
-      key, planned.functions[key] or planned.places[key],
-      planned.instead[key] and '; write ' .. planned.instead[key] or '')
   end
-  missing('a tensor', key, util.sorted_keys(methods),
-    INSTEAD[key] and 'write ' .. INSTEAD[key]
-      or is_self(t) and "'self' is a tensor here: call module(x), or module:forward(x) with a "
-        .. 'colon')
+  naming.missing('a tensor', key, util.sorted_keys(methods), INSTEAD[key])
 end
 
 --- What other libraries set, and what does it here.
@@ -142,7 +100,7 @@ function entries.define(metatable, methods)
     elseif type(key) == 'number' then
       return entry(t, key)
     end
-    return no_method(methods, t, key)
+    return no_method(methods, key)
   end
 
   metatable.__newindex = assign

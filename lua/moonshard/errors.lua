@@ -5,7 +5,6 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local planned = require 'moonshard.planned'
 local util = require 'moonshard.util'
 
 local errors = {}
@@ -155,11 +154,6 @@ function errors.device(what, device)
 end
 
 local function unknown_option(what, key, names)
-  -- also of 'a parameter group of optim.Adam'
-  local later = planned.options[tostring(what):match('%S*$')]
-  if later and later[key] then
-    errors.raise('NotImplementedError', "%s: option '%s' is not supported yet", what, key)
-  end
   local near = type(key) == 'string' and errors.nearest(key, names)
   errors.raise('ValueError', "%s: unknown option '%s'%s", what,
     type(key) == 'number' and tostring(key) or type(key) == 'string' and key:sub(1, 80)
@@ -181,10 +175,6 @@ function errors.choice(what, name, value, allowed)
       return value
     end
   end
-  local later = planned.words[name]
-  if later and later[value] then
-    errors.raise('NotImplementedError', "%s: %s = '%s' is not supported yet", what, name, value)
-  end
   local near = type(value) == 'string' and errors.nearest(value, allowed)
   errors.raise('ValueError', "%s: '%s' is %s, expected one of %s%s", what, name,
     type(value) == 'string' and "'" .. value:sub(1, 80) .. "'" or arguments.noun(value),
@@ -205,8 +195,8 @@ local function check_values(what, given, known)
   end
 end
 
---- Check an options table: unknown keys raise and name the nearest known one, or that they are
---- planned; where `known` says what an option must be, so does a wrong value.
+--- Check an options table: an unknown key raises and gives the nearest known one; a wrong value
+--- raises where `known` gives a check.
 ---@param what string      names the function in the error
 ---@param given table?     nil means no options
 ---@param known string[]|table<string, string|string[]>  names; or by name a check of

@@ -1,6 +1,6 @@
 --- Tables of figures, of which one that is not there is no nil, which would be one of nothing.
 
-local missing = require 'moonshard.missing'
+local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.util'
 
 --- A function that closes tables of one kind: reading what they have not is a KeyError.
@@ -10,7 +10,7 @@ return function(owner)
   local metatable = {}
   function metatable.__index(t, name)
     if type(name) == 'string' then -- of a list whoever counts it asks for one more
-      missing(owner, name, util.sorted_keys(t))
+      naming.missing(owner, name, util.sorted_keys(t))
     end
   end
   return function(t) return setmetatable(t, metatable) end

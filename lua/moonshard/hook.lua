@@ -2,8 +2,7 @@
 --- function away; again is harmless.
 
 local class = require 'moonshard.class'
-local receiver = require 'moonshard.receiver'
-local surplus = require 'moonshard.surplus'
+local naming = require 'moonshard.internal.naming'
 
 ---@class ms.Hook
 ---@field remove fun()
@@ -11,16 +10,7 @@ local surplus = require 'moonshard.surplus'
 local Hook = class 'hook'
 
 function Hook:init(take_away)
-  function self.remove(object, more)
-    local odd = more
-    if object ~= nil and object ~= self then
-      odd = object
-    end
-    if odd ~= nil then
-      surplus.refuse('hook:remove', {}, odd)
-    end
-    take_away()
-  end
+  self.remove = function() take_away() end
 end
 
-return receiver.check(Hook, Hook, { 'remove' })
+return naming.close(Hook, { 'remove' })

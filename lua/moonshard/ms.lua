@@ -7,10 +7,9 @@ local create = require 'moonshard.create'
 local dtype = require 'moonshard.dtype'
 local errors = require 'moonshard.errors'
 local figures = require 'moonshard.figures'
-local namespace = require 'moonshard.namespace'
+local naming = require 'moonshard.internal.naming'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
-local planned = require 'moonshard.planned'
 local random = require 'moonshard.random'
 local scope = require 'moonshard.scope'
 local Tensor = require 'moonshard.tensor'
@@ -22,9 +21,9 @@ local C = B.C
 local ms = {
   version = B.string(C.ms_version()),
   class = require 'moonshard.class',
-  errors = namespace('ms.errors', util.merged(errors)),
-  ops = namespace('ms.ops', util.merged(ops), nil, planned.functions, planned.instead),
-  autograd = namespace('ms.autograd', util.merged(autograd), nil, planned.autograd,
+  errors = naming.space('ms.errors', util.merged(errors)),
+  ops = naming.space('ms.ops', util.merged(ops)),
+  autograd = naming.space('ms.autograd', util.merged(autograd), nil,
     { grad = 'loss:backward() and p:grad()' }),
 }
 
@@ -145,17 +144,11 @@ local OTHERWISE = {
   set_num_threads = 'ms.dist.init { ranks = n }, which is one thread each',
 }
 
--- Where names of torch stand.
-local function instead(name)
-  local other = OTHERWISE[name] or planned.instead[name]
-  if other then
-    return 'write ' .. other
-  elseif rawget(Tensor, name) then
-    return ('it is a method: t:%s(...)'):format(name)
-  elseif ops[name] then
-    return ('it is ms.ops.%s'):format(name)
-  end
+for name in next, Tensor do
+  OTHERWISE[name] = OTHERWISE[name] or ('t:%s(...)'):format(name)
+end
+for name in next, ops do
+  OTHERWISE[name] = OTHERWISE[name] or 'ms.ops.' .. name
 end
 
-return namespace('ms', ms, lazy, util.merged(planned.functions,
-  util.merged(planned.creation, util.merged(planned.places, planned.rooms))), instead)
+return naming.space('ms', ms, lazy, OTHERWISE)

@@ -5,7 +5,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
-local namespace = require 'moonshard.namespace'
+local naming = require 'moonshard.internal.naming'
 
 local schedule = {}
 
@@ -91,4 +91,4 @@ function schedule.constant(opts)
   end
 end
 
-return namespace('schedule', schedule)
+return naming.space('schedule', schedule)

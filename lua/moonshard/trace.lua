@@ -69,7 +69,8 @@ local function explained(err)
   if not is_lua and not (errors.is(err) and err.forward == nil) then
     return err
   end
-  local module, said = trace.module(DEEPEST), is_lua and require 'moonshard.misspelt'(err)
+  local module = trace.module(DEEPEST)
+  local said = is_lua and require('moonshard.internal.naming').suggest(err)
   if not module and (said == err or is_deep()) then
     return err
   end

@@ -1,6 +1,5 @@
 --- Functions of every element of one tensor. A name in `functions` is an operator,
---- ms.ops.<name>(x), and a method, x:<name>(); one in `planned` is still to come, and moves up when
---- it does.
+--- ms.ops.<name>(x), and a method, x:<name>().
 
 local unary = {}
 
@@ -28,7 +27,5 @@ unary.functions = {
   'abs', 'cos', 'erf', 'exp', 'expm1', 'log', 'log1p', 'neg', 'reciprocal', 'relu', 'rsqrt',
   'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh',
 }
-
-unary.planned = { 'floor', 'log2', 'round' }
 
 return unary

@@ -5,7 +5,7 @@
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.errors'
 local interrupt = require 'moonshard_ffi.interrupt'
-local misspelt = require 'moonshard.misspelt'
+local naming = require 'moonshard.internal.naming'
 
 local C = B.C
 
@@ -45,7 +45,7 @@ local function tell(err, traceback)
   if C.ms_dist_launched() then -- by a launcher, which may be told before the script has joined
     C.ms_dist_join()
   end
-  local line, text = B.errors.report(misspelt(err), trim(errors.is(err) and err.traceback
+  local line, text = B.errors.report(naming.suggest(err), trim(errors.is(err) and err.traceback
     or traceback:sub(2)))
   local is_cause = C.ms_dist_abort(errors.status(err), text)
   local is_consequence = errors.is(err) and err.kind == 'CommError'

@@ -164,21 +164,9 @@ static ms_status add(msi_hooks **list, msi_tape *tape, const msi_hooks *as, int6
     return MS_OK;
 }
 
-/* What a generated door does for functions that Lua can call too. */
-static ms_status check_arguments(const ms_tensor *t, bool has_fn, const char *function)
-{
-    if (t == NULL || t->refcount <= 0) {
-        return MS_FAIL(MS_VALUE_ERROR, "%s: 't' is %s, expected a tensor", function,
-                       t == NULL ? "NULL" : "a freed tensor");
-    }
-    return has_fn ? MS_OK
-                  : MS_FAIL(MS_VALUE_ERROR, "%s: 'fn' is NULL, expected a function", function);
-}
-
 ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)(void *),
                          int64_t *id)
 {
-    MS_TRY(check_arguments(t, fn != NULL, "ms_tensor_hook"));
     if (!t->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot hook the gradient of %s, which does not require grad",
@@ -202,7 +190,6 @@ ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)
 ms_status ms_tensor_accumulate_hook(ms_tensor *t, ms_accumulate_hook fn, void *user,
                                     void (*drop)(void *), int64_t *id)
 {
-    MS_TRY(check_arguments(t, fn != NULL, "ms_tensor_accumulate_hook"));
     if (t->grad_fn != NULL || !t->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "gradients accumulate in leaves that require grad only, got %s that %s",

@@ -218,7 +218,7 @@ typedef struct msi_mem_block {
     int64_t nbytes; /**< asked for */
     /* What follows is the heap's (heap.h). */
     struct msi_heap *heap;
-    struct msi_class *list;      /* of its size and stream */
+    struct msi_class *list;      /* of its size */
     struct msi_mem_block *next;  /* free or waiting ones */
     struct msi_mem_block *first; /* of the piece it was cut from: itself where it came alone */
     union {
@@ -226,7 +226,6 @@ typedef struct msi_mem_block {
         uint64_t ticket;  /* while it waits: of the mark */
     };
     int16_t kind;
-    int16_t stream;
     int16_t n_blocks; /* the first's: of the piece */
     int16_t n_free;   /* the first's: while a list is searched, and once the heap is closed */
 } msi_mem_block;

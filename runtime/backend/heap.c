@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIRST_WINDOW = 1 << 14, MOST_BYTES = 46 /* a power of two */ };
+enum { MOST_BYTES = 46 /* a power of two */ };
 
 static const char *const kind_names[MS_MEM_KINDS] = {"parameter",  "gradient", "optimizer",
                                                      "activation", "arena",    "scratch"};
@@ -19,7 +19,7 @@ static void close_heap(msi_heap *h)
 {
     msi_wait_forget(h);
     msi_heap_trim(h);
-    for (int32_t i = 0; i < h->n_classes; i++) {
+    for (int32_t i = 0; i < MSI_CLASSES; i++) {
         while (h->classes[i].free != NULL) {
             msi_mem_block *b = h->classes[i].free;
 
@@ -70,9 +70,7 @@ static msi_heap *heap_new(msi_device *d, int32_t place)
 
     if (h != NULL) {
         h->fail_in = -1;
-        h->window = h->window_end = FIRST_WINDOW;
-        h->n_classes = MSI_CLASSES;
-        msi_pressure_init(&h->pressure);
+        msi_heap_collected(h);
         use_device(h, d, place);
     }
     return h;
@@ -192,25 +190,22 @@ __attribute__((noinline)) static msi_mem_block *take_other(msi_heap *h, msi_clas
     msi_mem_block *b = take_free(c);
 
     if (b == NULL) {
-        msi_heap_keep_within(h, c->capacity);
         b = msi_class_grow(h, c);
     }
     return b != NULL ? b : take_at_last(h, c);
 }
 
-/* From the stream's pool. */
-static ms_status take(msi_heap *h, int32_t stream, int64_t nbytes, int32_t kind,
-                      msi_mem_block **out)
+static ms_status take(msi_heap *h, int64_t nbytes, int32_t kind, msi_mem_block **out)
 {
     int64_t capacity;
 
     if (nbytes < 0 || nbytes > (int64_t)1 << MOST_BYTES || fails_on_demand(h)) {
         return out_of_memory(h, nbytes, kind);
     }
-    if (MSI_UNLIKELY(h->stats.n_allocs >= h->window_end)) {
-        msi_heap_end_window(h);
+    if (MSI_UNLIKELY(h->stats.n_allocs >= h->step_end)) {
+        msi_heap_end_step(h);
     }
-    msi_class *c = &h->classes[stream * MSI_CLASSES + msi_class_of(nbytes, &capacity)];
+    msi_class *c = &h->classes[msi_class_of(nbytes, &capacity)];
     msi_mem_block *b = take_free(c);
 
     if (MSI_UNLIKELY(b == NULL)) {
@@ -224,8 +219,6 @@ static ms_status take(msi_heap *h, int32_t stream, int64_t nbytes, int32_t kind,
     b->kind = (int16_t)kind;
     h->stats.n_allocs++;
     h->n_live++;
-    h->in_use += capacity;
-    h->most = h->in_use > h->most ? h->in_use : h->most;
     count(h, nbytes, kind);
     *out = b;
     return MS_OK;
@@ -237,17 +230,7 @@ ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block
 
     *out = NULL;
     MS_TRY(heap_get(ctx, &h));
-    return take(h, MSI_STREAM_COMPUTE, nbytes, kind, out);
-}
-
-ms_status msi_alloc_on(ms_context *ctx, int32_t stream, int64_t nbytes, int32_t kind,
-                       msi_mem_block **out)
-{
-    msi_heap *h;
-
-    *out = NULL;
-    MS_TRY(heap_get(ctx, &h));
-    return take(h, h->device != NULL ? stream : MSI_STREAM_COMPUTE, nbytes, kind, out);
+    return take(h, nbytes, kind, out);
 }
 
 ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out)
@@ -263,7 +246,7 @@ ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_
         }
         h = h->host;
     }
-    return h != NULL ? take(h, 0, nbytes, kind, out) : out_of_memory(NULL, nbytes, kind);
+    return h != NULL ? take(h, nbytes, kind, out) : out_of_memory(NULL, nbytes, kind);
 }
 
 /* The last that outlive the context. */

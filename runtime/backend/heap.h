@@ -4,30 +4,25 @@
  *   heap_wait.c  blocks that are not to be used again before a point in a stream
  *   heap_lists.c size classes: free blocks, and the pieces of the system they are cut from
  *   heap_idle.c  what lies idle goes back to the system
- *   heap_due.c   figures, and when a collector of the host should run
+ *   heap_due.c   figures, and when the host's garbage collector is due
  *
  * [Note: records] A block is known by its record, which lies beside its memory, not in front of it:
  * a device's memory is not the host's to write to. Records are made with the piece, a cache line
  * each. Who takes a block holds the record, so releasing it needs no search and no context.
  *
- * [Note: pools] Free blocks stand in a pool for each stream. Whoever uses a block does so in the
- * order of its stream, so what is released serves the next request of that stream at once, and
- * nobody else's. What another stream, too, reads or writes waits until that is past its mark. A
- * place has a heap of its own: a device's memory, and the host's that it can reach, whose one pool
- * is in the host's order. Streams may still use a device's piece that goes back: that waits for
- * them, so none goes while an item runs. */
+ * [Note: streams] Blocks are used in the order of stream COMPUTE, so a released block serves the
+ * next request at once. A block that another stream uses too waits until that is past its mark. A
+ * device's memory and the host's memory that it can reach have a heap each. A device's piece goes
+ * back after its streams have drained, so none goes while an item runs. */
 #ifndef MSI_HEAP_H
 #define MSI_HEAP_H
 
 #include "blocks.h"
-#include "pressure.h"
 
 enum {
     MSI_CLASS_STEPS = 8, /* classes per power of two */
     MSI_SMALLEST_SHIFT = 6,
-    MSI_CLASSES = 42 * MSI_CLASS_STEPS,
-    /* Smaller blocks go back at the end of a window alone; larger ones are pieces of their own. */
-    MSI_IDLE_BYTES = 64 << 10
+    MSI_CLASSES = 42 * MSI_CLASS_STEPS
 };
 
 /* Blocks of about one size. */
@@ -35,7 +30,6 @@ typedef struct msi_class {
     msi_mem_block *free; /* last released first */
     int64_t capacity;
     int64_t n_held; /* blocks, free or not */
-    bool gave_back; /* blocks went back at the end of a window, and none was missed since */
 } msi_class;
 
 /* Released, the oldest first. */
@@ -45,24 +39,19 @@ typedef struct msi_waiting {
 
 typedef struct msi_heap {
     ms_memory_stats stats;
-    int64_t window;                   /* allocations; at least */
-    int64_t window_began, window_end; /* in stats.n_allocs */
-    bool missed;                      /* this window needed what one before it gave back */
-    bool closed;                      /* the context is gone; the last block frees the heap */
-    bool lost;                        /* the memory went with the device, which is closed */
-    int64_t in_use;                   /* bytes of blocks that are not free */
-    int64_t most, most_before;        /* in use at once: in this window, in the one before it */
-    int64_t fail_in;                  /* test hook: allocations until one fails; -1: never */
+    int64_t step_end;      /* in stats.n_allocs */
+    int64_t collect_above; /* bytes; when more is live, the host's collector is due */
+    bool closed;           /* the context is gone; the last block frees the heap */
+    bool lost;             /* the memory went with the device, which is closed */
+    int64_t fail_in;       /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
     msi_device *device;    /* that gives the memory; NULL: the system */
     struct msi_heap *host; /* beside a device's: the host's, made when first asked for */
     int32_t place;         /* MSI_PLACE_* of a device's */
     bool spoils;           /* what is free holds NaN */
-    msi_pressure pressure;
     int64_t n_waiting;
     msi_waiting waiting[MSI_STREAMS]; /* by the stream of their marks */
-    int32_t n_classes;                /* up to the last pool that has been used */
-    msi_class classes[MSI_STREAMS * MSI_CLASSES];
+    msi_class classes[MSI_CLASSES];
 } msi_heap;
 
 /* The class of blocks of so many bytes, all multiples of 64. */
@@ -95,10 +84,10 @@ void msi_piece_give(msi_mem_block *first);
 /* A free block of a closed heap, in no list: its piece goes back with the last of its blocks. */
 void msi_piece_leave(const msi_mem_block *b);
 
-/* Let a block's memory hold NaN: in the order of its stream, or now where it is the host's. */
+/* Fill a block with NaN: in the order of stream COMPUTE, or now where it is the host's. */
 void msi_block_spoil(const msi_mem_block *b);
 
-/* A block was released, and what has been enqueued uses it on no stream but its own. */
+/* A block was released, and no stream but COMPUTE has it enqueued. */
 static inline void msi_block_free(msi_mem_block *b)
 {
     msi_heap *h = b->heap;
@@ -107,7 +96,6 @@ static inline void msi_block_free(msi_mem_block *b)
     if (MSI_UNLIKELY(h->spoils)) {
         msi_block_spoil(b);
     }
-    h->in_use -= c->capacity;
     b->next = c->free;
     c->free = b;
     b->released = h->stats.n_allocs;
@@ -128,10 +116,10 @@ void msi_wait_forget(msi_heap *h);
 
 /* Give back all that can be. */
 void msi_heap_trim(msi_heap *h);
-/* stats.n_allocs has come to window_end. */
-void msi_heap_end_window(msi_heap *h);
-/* Before a block of so many bytes is taken from the system. */
-void msi_heap_keep_within(msi_heap *h, int64_t bytes);
+/* stats.n_allocs has come to step_end. */
+void msi_heap_end_step(msi_heap *h);
+/* The host's collector has run: all that is held now is needed. */
+void msi_heap_collected(msi_heap *h);
 /* Bytes in free blocks. */
 int64_t msi_heap_cached(const msi_heap *h);
 

@@ -1,14 +1,19 @@
-/* Figures of a context's memory, and when a collector of the host should run. */
-#include "bounds.h"
+/* Figures of a context's memory, and when the host's garbage collector is due.
+ *
+ * Lua's collector sees a ref of a few bytes, not the tensor or the graph behind it. So it is run
+ * when 1.5 times as much is live as was after its last run, and 64 MiB more at least. */
 #include "heap.h"
 
 #include <string.h>
 
-enum { BESIDE = 1 << 10 /* about what a block of a graph costs beside its bytes: records */ };
+enum {
+    BESIDE = 1 << 10, /* about what a block of a graph costs beside its bytes: records */
+    LEAST = 64 << 20
+};
 
 void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 {
-    const msi_heap *h = ctx->room[MSI_ROOM_BACKEND]; /* who asks makes none, and opens no device */
+    const msi_heap *h = ctx->room[MSI_ROOM_BACKEND]; /* asking makes none and opens no device */
 
     if (h != NULL) {
         *stats = h->stats;
@@ -53,28 +58,18 @@ static int64_t held(const msi_heap *h)
     return h->stats.live_total + h->n_live * BESIDE;
 }
 
-/* Bytes that may still be taken: from the system, and of what lies free here. */
-static int64_t room_left(const msi_heap *h)
+void msi_heap_collected(msi_heap *h)
 {
-    const int64_t all = msi_memory_left("").left, own = msi_own_space_left().left;
-    const int64_t left = all < own ? all : own;
-    const int64_t cached = msi_heap_cached(h);
+    const int64_t now = held(h);
 
-    return left > INT64_MAX - cached ? left : left + cached;
-}
-
-/* Not inline: it needs a guarded frame, which the common way out of its caller need not pay. */
-__attribute__((noinline)) static bool is_due(msi_heap *h)
-{
-    return !msi_pressure_fall(&h->pressure, held(h), h->stats.live[MS_MEM_ACTIVATION]) &&
-           msi_pressure_due(&h->pressure, held(h), room_left(h));
+    h->collect_above = now + (now / 2 > LEAST ? now / 2 : LEAST);
 }
 
 bool ms_memory_collect_due(void)
 {
-    msi_heap *h = heap_here();
+    const msi_heap *h = heap_here();
 
-    return h != NULL && MSI_UNLIKELY(!msi_pressure_is_calm(&h->pressure, held(h))) && is_due(h);
+    return h != NULL && held(h) > h->collect_above;
 }
 
 void ms_memory_collected(void)
@@ -82,6 +77,6 @@ void ms_memory_collected(void)
     msi_heap *h = heap_here();
 
     if (h != NULL) {
-        msi_pressure_collected(&h->pressure, held(h), h->stats.live[MS_MEM_ACTIVATION]);
+        msi_heap_collected(h);
     }
 }

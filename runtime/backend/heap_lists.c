@@ -18,7 +18,6 @@ enum {
 };
 
 _Static_assert(sizeof(msi_mem_block) == 64, "a record is a cache line");
-_Static_assert(BATCH_BYTES <= (int)MSI_IDLE_BYTES, "a larger block is a piece of its own");
 
 /* How many blocks to take at once: see [Note: batches]. */
 static int64_t batch_of(const msi_class *c)
@@ -51,7 +50,6 @@ static void give_bytes(const msi_heap *h, void *p, int64_t bytes)
 /* A piece of `n` blocks, with their records. All but the first, which is returned, are free. */
 static msi_mem_block *take_blocks(msi_heap *h, msi_class *c, int64_t n)
 {
-    const int64_t stream = (c - h->classes) / MSI_CLASSES;
     msi_mem_block *first = msi_take_touched(n * (int64_t)sizeof(*first));
     char *data = first != NULL ? take_piece(h, n * c->capacity, n > 1) : NULL;
 
@@ -65,16 +63,12 @@ static msi_mem_block *take_blocks(msi_heap *h, msi_class *c, int64_t n)
                                    .list = c,
                                    .next = &first[i + 1],
                                    .first = first,
-                                   .released = h->stats.n_allocs,
-                                   .stream = (int16_t)stream};
+                                   .released = h->stats.n_allocs};
     }
     first->n_blocks = (int16_t)n;
     first[n - 1].next = c->free;
     c->free = first->next;
     c->n_held += n;
-    if (h->n_classes < (stream + 1) * MSI_CLASSES) {
-        h->n_classes = (int32_t)(stream + 1) * MSI_CLASSES;
-    }
     h->stats.reserved += n * c->capacity;
     return first;
 }
@@ -89,8 +83,6 @@ msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c)
     }
     if (first != NULL) {
         h->stats.n_system++;
-        h->missed = h->missed || c->gave_back;
-        c->gave_back = false;
     }
     return first;
 }
@@ -126,6 +118,6 @@ void msi_block_spoil(const msi_mem_block *b)
     if (b->heap->place == MSI_PLACE_PINNED) {
         memset(b->data, 0xff, (size_t)b->nbytes);
     } else {
-        (void)d->ops->set(d, b->stream, b->data, 0xff, b->nbytes);
+        (void)d->ops->set(d, MSI_STREAM_COMPUTE, b->data, 0xff, b->nbytes);
     }
 }

@@ -138,6 +138,31 @@ ms_context *msi_context_peek(void);
  * alone knows them all. */
 void msi_context_furnish(ms_context *ctx);
 
+/* -- handles of hosts: each begins with `uint32_t magic` ----------------------------------------
+ */
+
+enum {
+    MSI_MAGIC_OPTIM = 0x4d530001,
+    MSI_MAGIC_FSDP_UNIT,
+    MSI_MAGIC_FSDP_TREE,
+    MSI_MAGIC_COMM,
+    MSI_MAGIC_LAUNCH,
+    MSI_MAGIC_LAYOUT,
+    MSI_MAGIC_CHECKPOINT_WRITER,
+    MSI_MAGIC_CHECKPOINT,
+    MSI_MAGIC_CHECKPOINT_LOADER,
+    MSI_MAGIC_SAFETENSORS,
+};
+
+/** A debug build aborts where a host passes NULL, a freed handle or one of another kind. */
+#ifdef MS_DEBUG
+#define MSI_HANDLE(handle, kind)                                                                   \
+    ((handle) != NULL && (handle)->magic == (kind) ? (void)0                                       \
+                                                   : (void)msi_broken(__FILE__, __LINE__, #kind))
+#else
+#define MSI_HANDLE(handle, kind) ((void)(handle))
+#endif
+
 /* -- small things ------------------------------------------------------------------------------ */
 
 /** Value of an environment switch, or `fallback`. Read each time: for start-up, not hot paths. */

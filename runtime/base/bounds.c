@@ -55,98 +55,47 @@ static int64_t or_none(int64_t number)
     return number == INT64_MAX ? 0 : number;
 }
 
-static int64_t at_most(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
+/* -- this host, and the control groups (version 2) this process is in ---------------------------
+ */
 
-/* -- this host, and the groups of processes this one is in ------------------------------------- */
-
-/* What the two versions call the same things. */
-typedef struct hierarchy {
-    const char *mount, *limit, *usage, *cache; /* `cache` is given back when memory runs short */
-    const char *swap_limit, *swap_usage;
-    bool swap_with_memory; /* ... counts both together */
-} hierarchy;
-
-static const hierarchy v2 = {"/sys/fs/cgroup",         "memory.max",      "memory.current",
-                             "inactive_file",          "memory.swap.max", "memory.swap.current",
-                             .swap_with_memory = false};
-static const hierarchy v1 = {"/sys/fs/cgroup/memory",       "memory.limit_in_bytes",
-                             "memory.usage_in_bytes",       "total_inactive_file",
-                             "memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes",
-                             .swap_with_memory = true};
+static const char mount[] = "/sys/fs/cgroup";
 
 /* What the group in `folder` (ending in a slash) leaves of its limit. */
-static msi_bound bound_of_group(const char *root, const char *folder, const hierarchy *h,
-                                int64_t swap)
+static msi_bound bound_of_group(const char *root, const char *folder)
 {
-    int64_t limit = number_in(root, folder, h->limit, "");
-    int64_t swap_limit = number_in(root, folder, h->swap_limit, "");
+    int64_t limit = number_in(root, folder, "memory.max", "");
 
     if (limit == INT64_MAX) {
         return (msi_bound){.left = INT64_MAX};
     }
-    int64_t cache = or_none(number_in(root, folder, "memory.stat", h->cache));
-    int64_t left = limit - or_none(number_in(root, folder, h->usage, "")) + cache;
+    /* the cache is given back when memory runs short */
+    int64_t cache = or_none(number_in(root, folder, "memory.stat", "inactive_file"));
+    int64_t left = limit - or_none(number_in(root, folder, "memory.current", "")) + cache;
 
-    if (swap_limit == INT64_MAX) {
-        left += swap;
-    } else {
-        int64_t swap_left = swap_limit - or_none(number_in(root, folder, h->swap_usage, ""));
-
-        left = h->swap_with_memory ? at_most(left + swap, swap_left + cache)
-                                   : left + at_most(swap, swap_left);
-    }
     return (msi_bound){.kind = MSI_BOUND_CGROUP, .left = left > 0 ? left : 0, .limit = limit};
 }
 
-/* A group's limit holds for all groups inside it: look at every level up to the mount. A container
- * that sees its own groups only has its limit there. */
-static msi_bound bound_of_groups(const char *root, const hierarchy *h, const char *group,
-                                 int64_t swap)
+/* Limits hold for all groups inside a group: look at every level up to the mount, where a container
+ * has its limit. `line` is "0::/group". */
+static msi_bound bound_of_groups(const char *root, char *line)
 {
     msi_bound tightest = {.left = INT64_MAX};
-    size_t mount = strlen(h->mount);
     char folder[PATH_BYTES];
 
-    if ((size_t)snprintf(folder, sizeof(folder), "%s%s/", h->mount, group) >= sizeof(folder)) {
+    line[strcspn(line, "\n")] = '\0';
+    if (strncmp(line, "0::", 3) != 0 ||
+        (size_t)snprintf(folder, sizeof(folder), "%s%s/", mount, line + 3) >= sizeof(folder)) {
         return tightest;
     }
-    for (size_t n = strlen(folder); n > mount; n--) {
+    for (size_t n = strlen(folder); n >= sizeof(mount); n--) {
         if (folder[n - 1] == '/') {
             folder[n] = '\0';
-            msi_bound b = bound_of_group(root, folder, h, swap);
+            msi_bound b = bound_of_group(root, folder);
 
             tightest = b.left < tightest.left ? b : tightest;
         }
     }
     return tightest;
-}
-
-/* "0::/group" of version 2, "4:cpu,memory:/group" of version 1. */
-static msi_bound bound_of_line(const char *root, char *line, int64_t swap)
-{
-    char *controllers = strchr(line, ':');
-    char *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
-
-    if (group == NULL) {
-        return (msi_bound){.left = INT64_MAX};
-    }
-    char *rest = NULL;
-
-    *group++ = '\0';
-    group[strcspn(group, "\n")] = '\0';
-    if (*++controllers == '\0') {
-        return bound_of_groups(root, &v2, group, swap);
-    }
-    for (char *name = strtok_r(controllers, ",", &rest); name != NULL;
-         name = strtok_r(NULL, ",", &rest)) {
-        if (strcmp(name, "memory") == 0) {
-            return bound_of_groups(root, &v1, group, swap);
-        }
-    }
-    return (msi_bound){.left = INT64_MAX};
 }
 
 msi_bound msi_memory_left(const char *root)
@@ -165,7 +114,7 @@ msi_bound msi_memory_left(const char *root)
         return tightest;
     }
     while (fgets(line, sizeof(line), groups) != NULL) {
-        msi_bound b = bound_of_line(root, line, swap);
+        msi_bound b = bound_of_groups(root, line);
 
         tightest = b.left < tightest.left ? b : tightest;
     }

@@ -4,7 +4,6 @@
  * what it holds into memory beside the tensors, and only when all ranks have done so is anything
  * written to a tensor, by copies that need no memory. So this rank's part is there twice for a
  * moment; its first copy goes back to the system tensor by tensor. */
-#include "live.h"
 #include "outcome.h"
 #include "reader.h"
 #include "store.h"
@@ -22,7 +21,7 @@ typedef struct staged {
 } staged;
 
 struct ms_checkpoint_loader {
-    msi_live live;
+    uint32_t magic;
     ms_comm *comm;
     ms_checkpoint *c;
     staged *list;
@@ -43,7 +42,6 @@ static void loader_free(ms_checkpoint_loader *l)
         free(s);
     }
     ms_checkpoint_close(l->c);
-    msi_live_remove(&l->live);
     free(l);
 }
 
@@ -118,7 +116,7 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
         loader_free(l);
         return status;
     }
-    msi_live_add(&l->live, MSI_LIVE_CHECKPOINT_LOADER, l);
+    l->magic = MSI_MAGIC_CHECKPOINT_LOADER;
     *out = l;
     return MS_OK;
 }
@@ -221,7 +219,7 @@ static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const ch
         loader_free(l);
         return status;
     }
-    msi_live_add(&l->live, MSI_LIVE_CHECKPOINT_LOADER, l);
+    l->magic = MSI_MAGIC_CHECKPOINT_LOADER;
     *out = l;
     return MS_OK;
 }

@@ -4,7 +4,6 @@
  * A checkpoint may be replaced or removed while it is read. Manifest and files are opened at once,
  * in the one folder that was opened first, and stay open. */
 #include "reader.h"
-#include "live.h"
 #include "safetensors.h"
 #include "tensor.h"
 
@@ -22,7 +21,7 @@ typedef struct shard {
 } shard;
 
 struct ms_checkpoint {
-    msi_live live;
+    uint32_t magic;
     char *path;
     msi_manifest manifest;
     shard *shards; /* one per file of the manifest */
@@ -200,7 +199,7 @@ ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
         status = open_once(out, path, &replaced);
     }
     MS_TRY(status);
-    msi_live_add(&(*out)->live, MSI_LIVE_CHECKPOINT, *out);
+    (*out)->magic = MSI_MAGIC_CHECKPOINT;
     return MS_OK;
 }
 
@@ -222,7 +221,6 @@ void ms_checkpoint_close(ms_checkpoint *c)
         }
         free(c->shards[i].path);
     }
-    msi_live_remove(&c->live);
     msi_manifest_dispose(&c->manifest);
     free(c->shards);
     free(c->path);

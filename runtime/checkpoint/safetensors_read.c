@@ -1,7 +1,6 @@
 /* Reading safetensors files from anywhere: every field of the header is checked against the bytes
  * of the file. */
 #include "io.h"
-#include "live.h"
 #include "safetensors.h"
 
 #include <endian.h>
@@ -19,7 +18,7 @@ typedef struct st_entry {
 } st_entry;
 
 struct ms_safetensors {
-    msi_live live;
+    uint32_t magic;
     char *path;
     int fd;
     int64_t data; /* offset of the data section */
@@ -323,7 +322,7 @@ ms_status ms_safetensors_open(ms_safetensors **out, const char *path)
         ms_safetensors_close(f);
         return status;
     }
-    msi_live_add(&f->live, MSI_LIVE_SAFETENSORS, f);
+    f->magic = MSI_MAGIC_SAFETENSORS;
     *out = f;
     return MS_OK;
 }
@@ -334,7 +333,6 @@ void ms_safetensors_close(ms_safetensors *f)
         return;
     }
     close(f->fd);
-    msi_live_remove(&f->live);
     for (int32_t i = 0; i < f->n; i++) {
         free(f->entries[i].name);
     }

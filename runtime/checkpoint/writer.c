@@ -9,7 +9,6 @@
  * Rank 0 has the temporary folder locked ([Note: locks] in paths.h), so that a process that prunes
  * can tell it from the leftovers of a writer that died. Rank 0 made the folder and it alone removes
  * it: another rank that fails cannot know whether its files are being published. */
-#include "live.h"
 #include "outcome.h"
 #include "publish.h"
 #include "safetensors.h"
@@ -25,7 +24,7 @@
 enum { HEADER_ROOM = 64 << 10, KEY_MAX = 1024 };
 
 struct ms_checkpoint_writer {
-    msi_live live;
+    uint32_t magic;
     ms_comm *comm;
     int32_t rank, world;
     char *name, *root;
@@ -71,7 +70,6 @@ static void writer_free(ms_checkpoint_writer *w)
     json_decref(w->report);
     json_decref(w->keys);
     json_decref(w->header);
-    msi_live_remove(&w->live);
     free(w->file_path);
     free(w->name);
     free(w->root);
@@ -178,7 +176,7 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
     if (status != MS_OK) {
         return give_up(w, status);
     }
-    msi_live_add(&w->live, MSI_LIVE_CHECKPOINT_WRITER, w);
+    w->magic = MSI_MAGIC_CHECKPOINT_WRITER;
     *out = w;
     return MS_OK;
 }

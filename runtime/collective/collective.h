@@ -8,8 +8,8 @@
 
 /* What a collective is asked for beside its operand. */
 typedef struct msi_collective {
-    ms_comm *comm;     /* borrowed, so it may be gone in backward, and another where it was: */
-    uint64_t serial;   /* this tells; 0 where nothing is recorded */
+    ms_comm *comm;     /* borrowed: when backward runs it may be freed, and its address reused */
+    double serial;     /* ms_comm_serial() in forward; another number then */
     uint64_t sequence; /* that it is named with, where it may be recorded */
     uint64_t forward;  /* in backward: that of the collective whose gradient this is; else 0 */
     union {

@@ -4,7 +4,6 @@
 #include "collective.h"
 
 #include "autograd.h"
-#include "live.h"
 #include "ops/operand.h"
 
 /* -- checks ------------------------------------------------------------------------------------ */
@@ -51,7 +50,7 @@ static ms_status take_operand(const msi_op_call *c)
 static msi_collective collective(ms_comm *comm, int32_t how)
 {
     return (msi_collective){.comm = comm,
-                            .serial = msi_live_serial(MSI_LIVE_COMM, comm),
+                            .serial = ms_comm_serial(comm),
                             .sequence = msi_comm_next(comm),
                             .reduce = how};
 }
@@ -66,7 +65,7 @@ static ms_status run_in_backward(msi_bwd *b, const msi_op *op, int32_t reduce, c
     ms_context *ctx = msi_bwd_context(b);
     ms_tensor *from, *to = NULL;
 
-    if (msi_live_serial(MSI_LIVE_COMM, attrs.comm) != forward->serial) {
+    if (ms_comm_serial(attrs.comm) != forward->serial) {
         return MS_FAIL(MS_RUNTIME_ERROR, "%s: its group was freed; keep it until backward has run",
                        msi_bwd_name(b));
     }

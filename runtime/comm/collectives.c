@@ -124,6 +124,7 @@ done:
 
 ms_status ms_comm_barrier(ms_comm *c)
 {
+    MSI_HANDLE(c, MSI_MAGIC_COMM);
     const msi_fingerprint fp = {
         .kind = MSI_COLL_BARRIER, .dtype = MS_DTYPE_NONE, .ndim = -1, .slot = -1};
     uint64_t seq;

@@ -8,6 +8,10 @@
 
 static void init(ms_comm *c, const msi_dist *d, int32_t n_members)
 {
+    static _Atomic uint64_t serials;
+
+    c->magic = MSI_MAGIC_COMM;
+    c->serial = ++serials;
     c->job = d->job;
     c->dist = d;
     c->n_members = n_members;
@@ -41,7 +45,6 @@ static ms_status make_world(ms_comm **out, const msi_dist *d)
     }
     msi_members_of_job(c, d->job, d->rank, c->in_job, c->checked);
     c->via = c->size > 1 ? &msi_transport_shm : &msi_transport_alone;
-    msi_live_add(&c->live, MSI_LIVE_COMM, c);
     *out = c;
     return MS_OK;
 }
@@ -64,7 +67,6 @@ static ms_status make_alone(ms_comm **out, const msi_dist *d, int32_t rank, int3
     c->in_job[0] = d->rank;
     c->is_alone = true;
     msi_members_place(c, (char *)c + members);
-    msi_live_add(&c->live, MSI_LIVE_COMM, c);
     *out = c;
     return MS_OK;
 }
@@ -259,7 +261,6 @@ ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t k
     c->memory = memory;
     c->size = 0;
     fill(c, parent, all, parent->size);
-    msi_live_add(&c->live, MSI_LIVE_COMM, c);
     keep(g, c);
     *out = c;
     return MS_OK;
@@ -292,7 +293,7 @@ static void discard_unheld(ms_comm *c)
 
 void ms_comm_free(ms_comm *c)
 {
-    if (place_of(c) != NULL) { /* else borrowed, or gone with its context */
+    if (c != NULL && place_of(c) != NULL) { /* else borrowed, or gone with its context */
         c->forsaken = true;
         discard_unheld(c);
     }

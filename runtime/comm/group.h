@@ -4,7 +4,6 @@
 #define MSI_GROUP_H
 
 #include "job.h"
-#include "live.h"
 #include "transport.h"
 
 #include <string.h>
@@ -55,10 +54,11 @@ typedef struct msi_member {
 } msi_member;
 
 struct ms_comm {
-    msi_live live;
+    uint32_t magic;
     msi_job *job;
     const msi_dist *dist; /* this rank's place in the job; NULL: the launcher looks at its ranks */
     const msi_transport *via;
+    uint64_t serial; /* no other group of this process has it */
     int32_t rank, size;
     int32_t own, n_members; /* those with a part in the group: (rank, size); of a fake one (0, 1) */
     int32_t *in_job;        /* (n_members) their ranks in the job */

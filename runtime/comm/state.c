@@ -52,7 +52,6 @@ void msi_groups_end(void)
 void msi_comm_discard(ms_comm *c)
 {
     leave(c, MSI_MEMBER_FREED);
-    msi_live_remove(&c->live);
     msi_segment_free(&c->memory);
     free(c);
 }
@@ -68,14 +67,8 @@ static void groups_close(void *state)
         g->others = c->next;
         msi_comm_discard(c);
     }
-    if (g->world != NULL) {
-        msi_live_remove(&g->world->live);
-        free(g->world);
-    }
-    if (g->self != NULL) {
-        msi_live_remove(&g->self->live);
-        free(g->self);
-    }
+    free(g->world);
+    free(g->self);
     free(g);
 }
 

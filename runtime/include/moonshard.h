@@ -1,8 +1,7 @@
 /* moonshard: sharded training without Python. The umbrella: version, then one header per room.
  *
- * What no caller may pass is an error, never a crash: NULL where nothing says it is allowed, a
- * handle that was freed, a count below 0. Functions without a status give "", 0, NULL or false
- * then, and ms_error_message() says why. */
+ * Handles must be live and of the right kind, and pointers not NULL unless marked MS_NULLABLE; a
+ * debug build checks handles. A function that fails leaves `*out` NULL or as it was. */
 #ifndef MOONSHARD_H
 #define MOONSHARD_H
 

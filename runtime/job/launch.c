@@ -140,7 +140,7 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, const msi_job_guest *g
         free(launch);
         return status;
     }
-    msi_live_add(&launch->live, MSI_LIVE_LAUNCH, launch);
+    launch->magic = MSI_MAGIC_LAUNCH;
     *out = launch;
     return MS_OK;
 }
@@ -150,7 +150,7 @@ static void launch_drop(ms_launch *launch)
 {
     msi_output_free(launch->output);
     close(launch->signal_fd);
-    msi_live_remove(&launch->live);
+    MSI_HANDLE(launch, MSI_MAGIC_LAUNCH);
     free(launch->program);
     free(launch);
 }

@@ -4,7 +4,6 @@
 #define MSI_LAUNCH_H
 
 #include "job.h"
-#include "live.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -21,7 +20,7 @@ typedef struct msi_child {
 } msi_child;
 
 struct ms_launch {
-    msi_live live;
+    uint32_t magic;
     msi_dist *owner;
     msi_job *job;
     msi_output *output; /* what the ranks print; NULL: they do it themselves */

@@ -9,12 +9,11 @@
 #include "layout.h"
 #include "base.h"
 #include "extent.h"
-#include "live.h"
 
 #include <stdlib.h>
 
 struct ms_layout {
-    msi_live live;
+    uint32_t magic;
     int64_t total;
     int64_t shard_numel;
     int32_t world_size;
@@ -108,7 +107,6 @@ ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int6
         return MS_FAIL(MS_VALUE_ERROR, "a flat of %d parameters has more than 2^60 elements", n);
     }
     l->shard_numel = ceil_div(l->total, world_size);
-    msi_live_add(&l->live, MSI_LIVE_LAYOUT, l);
     *out = l;
     return MS_OK;
 }
@@ -116,7 +114,7 @@ ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int6
 void ms_layout_free(ms_layout *layout)
 {
     if (layout != NULL) {
-        msi_live_remove(&layout->live);
+        MSI_HANDLE(layout, MSI_MAGIC_LAYOUT);
         free(layout->entry_of);
         free(layout->entries);
         free(layout);

@@ -42,7 +42,7 @@ ms_status ms_optim_new(ms_optim **out, int32_t kind)
         goto failed;
     }
     o->witness_generation = o->witness->generation;
-    msi_live_add(&o->live, MSI_LIVE_OPTIM, o);
+    o->magic = MSI_MAGIC_OPTIM;
     *out = o;
     return MS_OK;
 failed:
@@ -55,6 +55,7 @@ void ms_optim_free(ms_optim *optim)
     if (optim == NULL) {
         return;
     }
+    MSI_HANDLE(optim, MSI_MAGIC_OPTIM);
     if (optim->witness->generation == optim->witness_generation) {
         for (int32_t i = 0; i < optim->n_params; i++) {
             for (int32_t s = 0; s < MSI_OPTIM_MAX_STATES; s++) {
@@ -64,7 +65,6 @@ void ms_optim_free(ms_optim *optim)
         }
         ms_tensor_free(optim->witness);
     }
-    msi_live_remove(&optim->live);
     free(optim->groups);
     free(optim->params);
     free(optim);
@@ -193,6 +193,7 @@ ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_op
 
 ms_status ms_optim_zero_grad(ms_optim *optim)
 {
+    MSI_HANDLE(optim, MSI_MAGIC_OPTIM);
     MS_TRY(msi_optim_alive(optim));
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(msi_param_check_gradient(optim->params[i].tensor, "zero_grad"));
@@ -205,6 +206,7 @@ ms_status ms_optim_zero_grad(ms_optim *optim)
 
 int32_t ms_optim_n_params(const ms_optim *optim)
 {
+    MSI_HANDLE(optim, MSI_MAGIC_OPTIM);
     return optim->n_params;
 }
 

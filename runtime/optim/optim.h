@@ -6,7 +6,6 @@
 #define MSI_OPTIM_H
 
 #include "base.h"
-#include "live.h"
 #include "moonshard/optim.h"
 #include "tensor.h"
 
@@ -21,7 +20,7 @@ typedef struct msi_optim_param {
 } msi_optim_param;
 
 struct ms_optim {
-    msi_live live;
+    uint32_t magic;
     int32_t kind;
     ms_context *ctx;
     /* An empty tensor of ours. Closing the context destroys it, which its generation tells: then

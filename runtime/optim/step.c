@@ -196,6 +196,7 @@ static ms_status check_whole(const ms_optim *optim)
 
 ms_status ms_optim_step(ms_optim *optim)
 {
+    MSI_HANDLE(optim, MSI_MAGIC_OPTIM);
     int64_t scratch_bytes = 0;
     msi_storage *scratch = NULL;
     ms_status status = MS_OK;

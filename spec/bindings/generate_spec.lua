@@ -12,7 +12,7 @@ local function run(header)
   pipe:close()
   local made = {}
   for _, name in ipairs {
-    'shims.c', 'doors.c', 'abi_hash.c', 'moonshard/cdef.lua', 'moonshard/calls.lua',
+    'shims.c', 'abi_hash.c', 'moonshard/cdef.lua', 'moonshard/calls.lua',
     'moonshard/calls.luac',
   } do
     local file = io.open(folder .. '/' .. name)
@@ -26,6 +26,7 @@ local function run(header)
 end
 
 local TYPES = 'typedef int32_t ms_status; typedef struct ms_tensor ms_tensor;'
+  .. 'typedef struct ms_comm ms_comm;'
   .. 'typedef struct ms_ref { ms_tensor *ptr; uint64_t generation; } ms_ref;'
 
 local refused = {
@@ -76,19 +77,18 @@ describe('the generator', function()
     local output, made = run(TYPES
       .. 'ms_status ms_op_pair(ms_tensor **out, const ms_tensor *a, MS_NULLABLE ms_tensor *b);'
       .. 'ms_status ms_tensor_twin(MS_NULLABLE ms_tensor **out, ms_tensor *t);'
-      .. 'void ms_note(const char *text, MS_NULLABLE const char *more);')
+      .. 'ms_status ms_op_sum(ms_tensor **out, ms_tensor *x, ms_comm *group);')
     assert.equal('code 0\n', output)
     for text, file in pairs {
       ['follow(a, &a_'] = 'shims.c', ['follow_optional(b, &b_'] = 'shims.c',
       ["not istype(Ref, b) and b ~= nil then no_tensor('pair', 'b', b)"] = 'moonshard/calls.lua',
       ["not istype(Ref, a) then no_tensor('pair', 'a', a)"] = 'moonshard/calls.lua',
       ['if out.ptr == nil then return nil end'] = 'moonshard/calls.lua',
-      ['text == NULL ? no_pointer("ms_note", "text")'] = 'doors.c',
+      ['group != NULL ? MS_OK : no_handle("sum", "group")'] = 'shims.c',
       ['/*MS_NULLABLE*/ ms_tensor *b'] = 'moonshard/cdef.lua',
     } do
       assert.truthy(made[file]:find(text, 1, true), text)
     end
-    assert.falsy(made['doors.c']:find('"more"', 1, true))
   end)
 
   it('leaves functions without tensors alone', function()

@@ -20,60 +20,6 @@ describe('dist.init', function()
     end)
   end)
 
-  it('warns a process that another launcher started as one of several', function()
-    local plain = 'print(ms.dist.init({ ranks = %d }).world_size)'
-    local shards = 'ms.fsdp.FSDP(ms.nn.Linear(2, 2)) print(1)'
-    local function said(variables, code, start)
-      local text
-      with_script(code, function(path)
-        text = shell(('env %s %s %s'):format(variables, start or 'luajit', path))
-      end)
-      return select(2, text:gsub('is no rank of a job', '')), text
-    end
-    local torchrun, srun = 'WORLD_SIZE=2 RANK=0', 'SLURM_NTASKS=4 SLURM_PROCID=1'
-    for _, ranks in ipairs { 1, 2 } do
-      local n, text = said(torchrun, plain:format(ranks))
-      assert.equal(1, n, text)
-      assert.truthy(text:find('WORLD_SIZE is 2 and RANK is 0, but', 1, true), text)
-      assert.truthy(text:find('moonshard run -n 2\n', 1, true), text)
-    end
-    local n, text = said(srun, shards .. ' ' .. shards)
-    assert.equal(1, n, text)
-    assert.truthy(text:find('moonshard run -n 4\n', 1, true), text)
-    assert.equal(1, (said(srun, 'ms.dist.spawn(2, function() ms.dist.init() end)')))
-    for _, mpi in ipairs {
-      'OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0', 'PMI_SIZE=2 PMI_RANK=1',
-    } do
-      assert.equal(1, (said(mpi, shards)), mpi)
-    end
-
-    assert.equal(0, (said(torchrun, 'print(ms.ones(2))')))
-    assert.equal(0, (said('WORLD_SIZE=1 RANK=0', shards)))
-    assert.equal(0, (said('WORLD_SIZE=2', shards)))
-    assert.equal(0, (said('SLURM_NTASKS=4 SLURM_PROCID=0', shards))) -- as in a batch script
-  end)
-
-  it('and our own launcher, for all its ranks', function()
-    local function said(variables)
-      local text
-      with_script('ms.dist.init() ms.fsdp.FSDP(ms.nn.Linear(2, 2)) print(1)', function(path)
-        text = shell(('env %s bindings/moonshard run -n 2 %s'):format(variables, path))
-      end)
-      return text
-    end
-    for variables, what in pairs {
-      ['SLURM_NTASKS=3 SLURM_PROCID=1 SLURM_NNODES=2 SLURM_NODEID=1'] =
-        'SLURM_NTASKS is 3 and SLURM_PROCID is 1',
-      ['WORLD_SIZE=3 RANK=1 LOCAL_RANK=1'] = 'WORLD_SIZE is 3 and RANK is 1',
-    } do
-      local text = said(variables)
-      local _, times = text:gsub('is no rank of a job', '')
-      assert.equal(1, times, text)
-      assert.truthy(text:find('moonshard: UserWarning: ' .. what .. ', but', 1, true), text)
-    end
-    assert.is_nil(said('WORLD_SIZE=1 RANK=0'):find('is no rank of a job'))
-  end)
-
   it('is a world of one for one rank', function()
     with_script([[
       local world = ms.dist.init{ ranks = 1 }

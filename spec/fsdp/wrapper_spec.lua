@@ -4,7 +4,6 @@ local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local FSDP = fsdp.FSDP
 local checks = require 'support.checks'
-local runtime = require 'moonshard_ffi.fsdp'
 
 local function quiet(fn, ...)
   local args, results = { ... }, nil
@@ -348,25 +347,6 @@ FSDP(
       .. "returned; write model(x) or model:forward(x), and for the wrapped module's own forward "
       .. 'model.module.forward', model, ms.ones(1, 2))
     checks.raises('KeyError', 'weight', nn.Linear(2, 2).forward, ms.ones(1, 2))
-  end)
-
-  it('is in no forward after an error between any two instructions of one', function()
-    local model = wrapped(nn.Sequential(nn.Linear(2, 2)),
-      { auto_wrap_policy = fsdp.always_wrap_policy })
-    local x = ms.ones(1, 2)
-    local y = model(x):hash()
-    local n = checks.interrupted(function()
-      model:no_sync(model, x)
-    end, function()
-      local tree = rawget(model, '_tree')
-      assert(not tree.running and runtime.sync(tree.handle), 'a forward or no_sync has not ended')
-    end)
-    assert.is_true(n > 300)
-    assert.equal(y, model(x):hash())
-    checks.interrupted(function() fsdp.summon_full_params(model, nil, function() end) end,
-      function() assert(model:hash()) end)
-    model(x):sum():backward()
-    assert.equal('SHARDED', model:units()[1].state)
   end)
 
   it('apply shows full parameters and keeps what is written', function()

@@ -180,9 +180,6 @@ describe('schedulers', function()
     checks.raises('ValueError', 'expects all schedulers to belong to the same optimizer',
       S.SequentialLR, optimizer(1), { schedulers = { step }, milestones = {} })
     checks.raises('TypeError', 'sd.last_epoch', step.load_state_dict, step, {})
-    checks.raises('NotImplementedError', 'ReduceLROnPlateau', function()
-      return S.ReduceLROnPlateau
-    end)
   end)
 
   it('counts no step that fails', function()

@@ -1,4 +1,4 @@
-/* runtime/backend/heap.c on a device: pools of streams, marks, the host's memory that it can reach,
+/* runtime/backend/heap.c on a device: marks, the host's memory that it can reach,
  * running out. The device here does what the test says, when the test says so. */
 #include "blocks.h"
 #include "heap.h"
@@ -110,14 +110,6 @@ static void end(void)
     assert_int_equal(slow.taken[MSI_PLACE_PINNED], 0);
 }
 
-static msi_mem_block *take_on(int32_t stream, int64_t nbytes)
-{
-    msi_mem_block *b;
-
-    assert_ok(msi_alloc_on(msi_context(), stream, nbytes, MS_MEM_ACTIVATION, &b));
-    return b;
-}
-
 static msi_mem_block *take(int64_t nbytes)
 {
     msi_mem_block *b;
@@ -157,29 +149,6 @@ static void test_backend_pools__a_devices_memory_is_never_touched(void **state)
         ms_memory_trim();
     }
     assert_int_equal(figures().live_total, 0);
-    end();
-}
-
-static void test_backend_pools__what_is_freed_serves_its_own_stream(void **state)
-{
-    (void)state;
-    begin(false);
-    msi_mem_block *a = take(5000);
-    const void *place = a->data;
-
-    msi_release(a);
-    msi_mem_block *other = take_on(MSI_STREAM_OUT, 5000);
-
-    assert_ptr_not_equal(other->data, place);
-    a = take(5000);
-    assert_ptr_equal(a->data, place);
-    place = other->data;
-    msi_release(other);
-    msi_release(a);
-    other = take_on(MSI_STREAM_OUT, 5100);
-    assert_ptr_equal(other->data, place);
-    msi_release(other);
-    assert_int_equal(figures().n_system, 2);
     end();
 }
 
@@ -240,7 +209,7 @@ static void test_backend_pools__running_out_waits_gives_back_and_then_fails(void
     (void)state;
     begin(false);
     slow.limit = 3 * MIB;
-    msi_mem_block *kept = take(MIB), *waiting = take(MIB), *other = take_on(MSI_STREAM_IN, MIB);
+    msi_mem_block *kept = take(MIB), *waiting = take(MIB), *other = take(MIB);
     const void *place = waiting->data;
 
     msi_release_after(waiting, slow_mark(&slow.base, MSI_STREAM_OUT));
@@ -249,7 +218,7 @@ static void test_backend_pools__running_out_waits_gives_back_and_then_fails(void
     assert_int_equal(slow.n_waits, 1);
     msi_release_after(b, slow_mark(&slow.base, MSI_STREAM_OUT));
     msi_release(other);
-    b = take(2 * MIB);             /* what other sizes and streams had */
+    b = take(2 * MIB);             /* what other sizes had */
     assert_true(slow.n_waits > 2); /* and for all that may use them */
     assert_fails(MS_OUT_OF_MEMORY, "no memory for 1000 bytes of activation (live: 3145728 bytes",
                  msi_alloc(msi_context(), 1000, MS_MEM_ACTIVATION, &other));
@@ -280,18 +249,18 @@ static void test_backend_pools__what_is_free_is_spoilt_in_the_order_of_its_strea
 {
     (void)state;
     begin(true);
-    msi_mem_block *a = take(5000), *b = take_on(MSI_STREAM_IN, 700);
+    msi_mem_block *a = take(5000), *b = take(700);
     const void *place = a->data;
 
     msi_release_after(a, slow_mark(&slow.base, MSI_STREAM_OUT));
     assert_null(slow.spoilt);
     msi_release(b);
     assert_ptr_equal(slow.spoilt, b->data);
-    assert_int_equal(slow.n_spoilt[MSI_STREAM_IN], 1);
+    assert_int_equal(slow.n_spoilt[MSI_STREAM_COMPUTE], 1);
     slow.done[MSI_STREAM_OUT] = slow.enqueued[MSI_STREAM_OUT];
     ms_memory_trim();
     assert_ptr_equal(slow.spoilt, place);
-    assert_int_equal(slow.n_spoilt[MSI_STREAM_COMPUTE], 1);
+    assert_int_equal(slow.n_spoilt[MSI_STREAM_COMPUTE], 2);
     end();
 }
 
@@ -392,20 +361,6 @@ static void test_backend_pools__nothing_goes_back_while_an_item_runs(void **stat
     end();
 }
 
-static void test_backend_pools__address_space_is_the_hosts(void **state)
-{
-    (void)state;
-    begin(false);
-    leave_free(5000);
-    const int64_t held = slow.taken[MSI_PLACE_DEVICE];
-
-    assert_fails(MS_OUT_OF_MEMORY, "no memory for a test",
-                 msi_alloc_probe(msi_context(), INT64_MAX / 2, "a test"));
-    assert_int_equal(slow.taken[MSI_PLACE_DEVICE], held);
-    assert_int_equal(slow.taken[MSI_PLACE_PINNED], 0);
-    end();
-}
-
 static void test_backend_pools__closing_ends_all_waiting(void **state)
 {
     (void)state;
@@ -415,25 +370,10 @@ static void test_backend_pools__closing_ends_all_waiting(void **state)
     end();
 }
 
-static void test_backend_pools__without_a_device_there_is_nothing_to_wait_for(void **state)
-{
-    (void)state;
-    assert_ok(ms_close());
-    msi_mem_block *a = take_on(MSI_STREAM_OUT, 5000);
-    const void *place = a->data;
-
-    msi_release_after(a, (msi_mark){MSI_STREAM_IN, 1000});
-    a = take(5000);
-    assert_ptr_equal(a->data, place);
-    msi_release(a);
-    msi_release_after(NULL, (msi_mark){0});
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backend_pools__a_devices_memory_is_never_touched),
-        cmocka_unit_test(test_backend_pools__what_is_freed_serves_its_own_stream),
         cmocka_unit_test(test_backend_pools__no_block_is_used_again_before_its_mark),
         cmocka_unit_test(test_backend_pools__streams_do_not_wait_for_each_other),
         cmocka_unit_test(test_backend_pools__running_out_waits_gives_back_and_then_fails),
@@ -442,9 +382,7 @@ int main(void)
         cmocka_unit_test(test_backend_pools__the_hosts_memory_is_the_devices_to_reach),
         cmocka_unit_test(test_backend_pools__a_product_that_runs_takes_no_block_of_a_stream),
         cmocka_unit_test(test_backend_pools__nothing_goes_back_while_an_item_runs),
-        cmocka_unit_test(test_backend_pools__address_space_is_the_hosts),
         cmocka_unit_test(test_backend_pools__closing_ends_all_waiting),
-        cmocka_unit_test(test_backend_pools__without_a_device_there_is_nothing_to_wait_for),
     };
 
     return cmocka_run_group_tests_name("backend/pools", tests, NULL, NULL);

@@ -17,7 +17,6 @@ local errors = require 'moonshard.errors'
 local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
-local receiver = require 'moonshard.receiver'
 local util = require 'moonshard.util'
 local Optimizer = require 'moonshard.optim.optimizer'
 
@@ -296,4 +295,4 @@ function GradScaler:load_state_dict(sd)
   end
 end
 
-return receiver.check(GradScaler)
+return GradScaler

@@ -21,8 +21,8 @@ local class = require 'moonshard.class'
 local create = require 'moonshard.create'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.errors'
+local naming = require 'moonshard.internal.naming'
 local runtime = require 'moonshard_ffi.data'
-local receiver = require 'moonshard.receiver'
 local samples = require 'moonshard.samples'
 local sharding = require 'moonshard_ffi.fsdp'
 
@@ -271,14 +271,13 @@ function Loader:__call()
   errors.raise('TypeError', 'a data.Loader is no iterator; write: for step, x, y in '
     .. 'loader:batches() do')
 end
-arguments.calls_nothing[Loader.__call] = true
 
 function Loader:__tostring()
   return ('Loader(batch=%d, context=%d, steps_per_epoch=%d, rank=%d of %d)'):format(self.batch,
     self.context, self.steps_per_epoch, self.rank, self.world_size)
 end
 
-return receiver.check(Loader, Loader, {
+return naming.close(Loader, {
   'tokens', 'batch', 'context', 'seed', 'shuffle', 'rank', 'world_size', 'micro_batches',
   'samples_per_step', 'n_windows', 'steps_per_epoch',
 })

@@ -2,7 +2,6 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
-local planned = require 'moonshard.planned'
 local runtime = require 'moonshard_ffi.data'
 
 ---@class ms.data
@@ -20,10 +19,6 @@ local data = {}
 function data.tokens(path, dtype)
   if type(path) ~= 'string' then
     errors.raise('TypeError', 'data.tokens takes a path, got a %s', type(path))
-  end
-  if planned.token_types[dtype] then
-    errors.raise('NotImplementedError', "data.tokens: files of '%s' are not supported yet; write "
-      .. "the tokens as 'i64', eight bytes each", dtype)
   end
   return runtime.map(path, dtype == nil and 'u8' or dtype)
 end

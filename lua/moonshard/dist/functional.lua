@@ -12,8 +12,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local errors = require 'moonshard.errors'
 local given = require 'moonshard.dist.given'
-local namespace = require 'moonshard.namespace'
-local planned = require 'moonshard.planned'
+local naming = require 'moonshard.internal.naming'
 
 local calls = B.calls
 
@@ -80,4 +79,4 @@ local OTHERWISE = {
   wait_tensor = 'nothing: results are there when functions return', barrier = 'dist.barrier()',
 }
 
-return namespace('dist.functional', functional, nil, planned.collectives, OTHERWISE)
+return naming.space('dist.functional', functional, nil, OTHERWISE)

@@ -6,7 +6,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
 local members = require 'moonshard.dist.members'
-local missing = require 'moonshard.missing'
+local naming = require 'moonshard.internal.naming'
 
 local C = B.C
 
@@ -35,19 +35,19 @@ local metatable = {}
 
 -- What stands elsewhere.
 local INSTEAD = {
-  world_size = 'write group:size()', get_world_size = 'write group:size()',
-  get_rank = 'write group:rank()',
+  world_size = 'group:size()', get_world_size = 'group:size()',
+  get_rank = 'group:rank()',
 }
 for _, name in ipairs {
   'all_gather', 'all_reduce', 'barrier', 'broadcast', 'counts', 'reduce_scatter', 'same',
   'stop_requested', 'wait_seconds',
 } do
-  INSTEAD[name] = ('write dist.%s(..., group), where it stands last'):format(name)
+  INSTEAD[name] = ('dist.%s(..., group)'):format(name)
 end
-INSTEAD.split = 'write dist.split(color, key, group)'
+INSTEAD.split = 'dist.split(color, key, group)'
 
 local function no_field(name)
-  missing('a group of ranks', tostring(name), { 'rank', 'ranks', 'size' }, INSTEAD[name])
+  naming.missing('a group of ranks', tostring(name), { 'rank', 'ranks', 'size' }, INSTEAD[name])
 end
 
 function metatable.__index(_, name)

@@ -11,9 +11,8 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
-local missing = require 'moonshard.missing'
+local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
-local surplus = require 'moonshard.surplus'
 
 local C = B.C
 
@@ -215,7 +214,7 @@ function metatable.__index(mesh, key)
     if type(key) == 'table' then
       errors.raise('RuntimeError', 'Cannot slice a DeviceMesh without mesh_dim_names!')
     end
-    missing('a DeviceMesh without mesh_dim_names', tostring(key), FIELDS)
+    naming.missing('a DeviceMesh without mesh_dim_names', tostring(key), FIELDS)
   end
   if type(key) == 'table' and #key > 0 then
     return part(mesh, key)
@@ -238,15 +237,6 @@ function metatable.__tostring(mesh)
       or ('%d'):format(size)
   end
   return ("DeviceMesh((%s), '%s')"):format(table.concat(dims, ', '), mesh.device_type)
-end
-
-for name, method in next, DeviceMesh do
-  DeviceMesh[name] = surplus.method('mesh:' .. name, method, function(self)
-    if getmetatable(self) ~= metatable then
-      errors.raise('TypeError', "mesh:%s: 'self' is %s, expected a DeviceMesh; call it as "
-        .. 'mesh:%s(...)', name, arguments.noun(self), name)
-    end
-  end)
 end
 
 local mesh_module = {}

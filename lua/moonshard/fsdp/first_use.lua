@@ -131,8 +131,18 @@ local function root_of(instance, alone)
   return begun and begun.root or alone and instance or root_around(instance)
 end
 
+local function check_open(instances)
+  for _, instance in ipairs(instances) do
+    local tree = rawget(instance, '_tree')
+    if tree and tree.closed then
+      errors.raise('RuntimeError', 'FSDP: the model was freed by ms.close()')
+    end
+  end
+end
+
 -- Make the tree, or take it where a use that failed has left it: not initialised.
 local function tree_of(root)
+  check_open(plan.instances(root))
   root:_prepare()
   local instances, tree = plan.instances(root), rawget(root, '_tree')
   if not tree then
@@ -151,6 +161,7 @@ end
 function first_use.dry_run(instance, micro_batches)
   local root = root_of(instance, false)
   local tree, instances = rawget(root, '_tree'), plan.instances(root)
+  check_open(instances)
   local handle = tree and runtime.held(tree.holder)
   if handle then
     return runtime.plan(handle, micro_batches, true)

@@ -1,7 +1,7 @@
 --- Fully sharded data parallel: the wrapper, the policies that say what it wraps, and what one does
 --- with a wrapped model.
 
-local namespace = require 'moonshard.namespace'
+local naming = require 'moonshard.internal.naming'
 local policies = require 'moonshard.fsdp.policies'
 local wrap = require 'moonshard.fsdp.wrap'
 
@@ -26,27 +26,13 @@ local OTHERWISE = {
   ShardingStrategy = "fsdp.FSDP(m, { sharding_strategy = 'FULL_SHARD' })",
   MixedPrecision = 'fsdp.FSDP(m, { mixed_precision = { param_dtype = ms.bf16 } })',
   BackwardPrefetch = "fsdp.FSDP(m, { backward_prefetch = 'BACKWARD_PRE' })",
-}
-
-local planned = {
-  fully_shard = 'fully_shard (per-parameter sharding)',
-  MixedPrecisionPolicy = 'fully_shard (per-parameter sharding)',
-  OffloadPolicy = 'CPU offload', CPUOffload = 'CPU offload', CPUOffloadPolicy = 'CPU offload',
-  HYBRID_SHARD = 'hybrid sharding', _HYBRID_SHARD_ZERO2 = 'hybrid sharding',
-  checkpoint_wrapper = 'activation checkpointing', CheckpointImpl = 'activation checkpointing',
-  apply_activation_checkpointing = 'activation checkpointing',
-}
-
-for name, other in next, {
   set_state_dict_type = 'model:state_dict()', state_dict_type = 'model:state_dict()',
   StateDictType = 'model:state_dict()',
   FullStateDictConfig = 'model:state_dict { rank0_only = true }',
   ShardedStateDictConfig = 'ms.checkpoint.save', LocalStateDictConfig = 'ms.checkpoint.save',
   optim_state_dict = 'ms.checkpoint.save', optim_state_dict_to_load = 'ms.checkpoint.load',
-} do
-  planned[name], OTHERWISE[name] = 'a choice of state dicts', other
-end
+}
 
 local lazy = { ShardedGradScaler = 'moonshard.fsdp.sharded_grad_scaler' }
 
-return namespace('fsdp', fsdp, lazy, planned, OTHERWISE)
+return naming.space('fsdp', fsdp, lazy, OTHERWISE)

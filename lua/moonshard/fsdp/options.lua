@@ -1,7 +1,6 @@
 --- Options of FSDP(module, options): known names, defaults, and what is refused.
 
 local B = require 'moonshard_ffi'
-local alone = require 'moonshard.alone'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.errors'
@@ -146,10 +145,9 @@ function options.normalised(given)
   }
 end
 
---- What the reference warns about, in its words, and a job that another launcher started, once per
---- tree. (A world of one keeps the strategy, unlike the reference.)
+--- What the reference warns about, in its words, once per tree. (A world of one keeps the strategy,
+--- unlike the reference.)
 function options.warn(opts)
-  alone()
   local _, world = runtime.place(opts.process_group)
   if world == 1 and opts.sharding_strategy ~= 'NO_SHARD' then
     errors.warn('UserWarning', ('FSDP is switching to use `NO_SHARD` instead of %s since the world '

@@ -12,8 +12,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
-local receiver = require 'moonshard.receiver'
-local surplus = require 'moonshard.surplus'
+local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.util'
 
 local policies = {}
@@ -59,12 +58,12 @@ policies.size_based_auto_wrap_policy = setmetatable({
   FORCE_LEAF_MODULES = { CausalSelfAttention },
   EXCLUDE_WRAP_MODULES = { ModuleList },
 }, {
-  __call = surplus.closed('fsdp.size_based_auto_wrap_policy', function(self, first, recurse, numel)
+  __call = function(_, first, recurse, numel)
     if util.is(first, Module) then
       return size_based()(first, recurse, numel)
     end
     return size_based(first)
-  end),
+  end,
 })
 
 --- Wrap the objects of these classes (and of those that inherit from them).
@@ -108,7 +107,7 @@ end
 -- -- objects -------------------------------------------------------------------------------------
 
 ---@class ms.fsdp.PolicyObject
-local Policy = receiver.check(class('fsdp.Policy'), nil, { 'classes', 'fn' })
+local Policy = naming.close(class 'fsdp.Policy', { 'classes', 'fn' })
 policies.Policy = Policy
 Policy._is_policy = true
 

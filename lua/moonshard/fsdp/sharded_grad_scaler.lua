@@ -2,7 +2,6 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
-local receiver = require 'moonshard.receiver'
 local util = require 'moonshard.util'
 local GradScaler = require 'moonshard.amp.grad_scaler'
 
@@ -28,4 +27,4 @@ function ShardedGradScaler:_group_of(params)
   return self._group or GradScaler._group_of(self, params)
 end
 
-return receiver.check(ShardedGradScaler, GradScaler)
+return ShardedGradScaler

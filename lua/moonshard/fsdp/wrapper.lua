@@ -25,7 +25,6 @@ local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
-local receiver = require 'moonshard.receiver'
 local samples = require 'moonshard.samples'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.util'
@@ -240,6 +239,14 @@ function FSDP:_seal(draft)
   end
   rawset(self, '_watched', draft.watched)
   rawset(self, '_planned', true)
+end
+
+--- Called by ms.close(), which frees units and trees: a later use is an error.
+function FSDP:_close()
+  local tree = rawget(self, '_tree') or { root = self }
+  tree.ready, tree.closed = false, true
+  rawset(self, '_tree', tree)
+  rawset(self, '_unit', nil)
 end
 
 --- The tree that this instance is part of, made unless there is one. Collective.
@@ -541,4 +548,4 @@ function FSDP:extra_repr()
   return self.sharding_strategy
 end
 
-return receiver.check(FSDP)
+return FSDP

@@ -27,7 +27,6 @@ local once = require 'moonshard.once'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
 local random = require 'moonshard.random'
-local receiver = require 'moonshard.receiver'
 local rules = require 'moonshard.nn.rules'
 local scope = require 'moonshard.scope'
 local util = require 'moonshard.util'
@@ -282,4 +281,4 @@ function GPT:extra_repr()
     self.heads, self.width, self.context)
 end
 
-return receiver.check(GPT, Module) -- or an FSDP around one, which borrows its methods
+return GPT -- or an FSDP around one, which borrows its methods

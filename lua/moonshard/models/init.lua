@@ -1,7 +1,7 @@
 --- Whole models.
 
-local namespace = require 'moonshard.namespace'
+local naming = require 'moonshard.internal.naming'
 
 ---@class ms.models
 ---@field GPT ms.models.GPT
-return namespace('models', {}, { GPT = 'moonshard.models.gpt' })
+return naming.space('models', {}, { GPT = 'moonshard.models.gpt' })

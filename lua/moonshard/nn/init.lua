@@ -1,6 +1,6 @@
 --- Layers: what models are made of.
 
-local namespace = require 'moonshard.namespace'
+local naming = require 'moonshard.internal.naming'
 
 local lazy = {
   Module = 'moonshard.nn.module',
@@ -26,10 +26,10 @@ local REPLICATED = "write ms.fsdp.FSDP(m, { sharding_strategy = 'NO_SHARD' })"
 
 local OTHERWISE = {
   DistributedDataParallel = REPLICATED, DataParallel = REPLICATED, parallel = REPLICATED,
-  Parameter = "a module declares one: self:param('name', { sizes }, nn.init.ones())",
-  Buffer = "a module declares one: self:buffer('name', t)",
-  functional = 'functions stand in ms.ops',
-  utils = 'write ms.optim.clip_grad_norm_(params, max_norm), or model:clip_grad_norm_() where FSDP '
+  Parameter = "self:param('name', { sizes }, nn.init.ones()) in a module",
+  Buffer = "self:buffer('name', t) in a module",
+  functional = 'ms.ops',
+  utils = 'ms.optim.clip_grad_norm_(params, max_norm), or model:clip_grad_norm_() where FSDP '
     .. 'wraps it',
 }
 
@@ -51,6 +51,4 @@ local OTHERWISE = {
 ---@field MSELoss ms.nn.MSELoss
 ---@field CrossEntropyLoss ms.nn.CrossEntropyLoss
 ---@field init ms.nn.init
-return namespace('nn', {}, lazy, require('moonshard.planned').layers, function(name)
-  return OTHERWISE[name]
-end)
+return naming.space('nn', {}, lazy, OTHERWISE)

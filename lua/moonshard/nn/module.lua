@@ -18,13 +18,10 @@ local declared = require 'moonshard.nn.declared'
 local errors = require 'moonshard.errors'
 local fields = require 'moonshard.nn.fields'
 local hooks = require 'moonshard.nn.hooks'
-local missing = require 'moonshard.missing'
+local naming = require 'moonshard.internal.naming'
 local once = require 'moonshard.once'
-local planned = require 'moonshard.planned'
-local receiver = require 'moonshard.receiver'
 local samples = require 'moonshard.samples'
 local scope = require 'moonshard.scope'
-local surplus = require 'moonshard.surplus'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.util'
 local watched = require 'moonshard.nn.watched'
@@ -59,7 +56,7 @@ local function extend_of(cls)
   ---@param name string  e.g. 'nn.Linear'; what printing and errors call it
   ---@param parent? table  default: the class this is called on
   ---@return table
-  return surplus.closed(cls._name .. '.extend', function(name, parent)
+  return function(name, parent)
     arguments.text('extend', 'name', name)
     local is_class = type(parent) == 'table' and rawget(parent, '_name') and parent._is_module
     if parent ~= nil and not is_class then
@@ -67,7 +64,7 @@ local function extend_of(cls)
         arguments.noun(parent))
     end
     return class(name, parent or cls)
-  end)
+  end
 end
 
 function Module._init_subclass(cls)
@@ -398,18 +395,6 @@ function Module:_prepare_self()
   end
 end
 
--- `function A.forward(x)`: x would be the module, and what it is called with nowhere.
-local function check_forward(module)
-  if type(module.forward) == 'function' then
-    local names, is_vararg = surplus.parameters(module.forward)
-    if #names == 1 and not is_vararg and names[1] ~= 'self' and names[1]:sub(1, 1) ~= '_' then
-      errors.warn('UserWarning', ("forward of %s takes '%s' alone, which is the module itself; if "
-        .. 'a dot declared it, write function %s:forward(%s)'):format(module._name, names[1],
-        module._name:match '[^.]*$', names[1]))
-    end
-  end
-end
-
 local function materialize(self)
   tree.join_caller(self)
   prepare(self)
@@ -418,7 +403,6 @@ local function materialize(self)
   end
   for _, place in ipairs(tree.places(self)) do
     local module, path = place.module, place.path
-    check_forward(module)
     rawset(module, '_scope', path == '' and module._name or path)
     rawset(module, '_ready', true)
     module:_materialized(path, place.stream)
@@ -641,16 +625,11 @@ function Module:__tostring()
   return ('%s(\n%s\n)'):format(name, table.concat(lines, '\n'))
 end
 
--- What scripts for PyTorch ask of a model, and what has another name here.
-for name, what in next, planned.methods do
-  Module[name] = function(self, ...) -- luacheck: no unused args
-    errors.raise('NotImplementedError', '%s:%s: %s is not supported yet', self._name, name, what)
-  end
-end
+-- Methods of PyTorch that have another name here.
 for name, instead in next, INSTEAD do
   Module[name] = function(self, ...) -- luacheck: no unused args
-    missing(self._name, name, {}, 'write ' .. instead)
+    naming.missing(self._name, name, {}, instead)
   end
 end
 
-return receiver.check(Module)
+return Module

@@ -3,7 +3,6 @@
 
 local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.errors'
-local receiver = require 'moonshard.receiver'
 
 ---@class ms.nn.ModuleList: ms.nn.Module
 ---@field [integer] ms.nn.Module
@@ -85,4 +84,4 @@ function ModuleList:_repr_children()
   return lines
 end
 
-return receiver.check(ModuleList, Module)
+return ModuleList

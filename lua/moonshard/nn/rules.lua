@@ -5,7 +5,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
-local namespace = require 'moonshard.namespace'
+local naming = require 'moonshard.internal.naming'
 local parameter = require 'moonshard_ffi.parameter'
 
 ---@class ms.nn.init
@@ -92,4 +92,4 @@ function init.apply_(tensor, rule, name)
   return tensor
 end
 
-return namespace('nn.init', init)
+return naming.space('nn.init', init)

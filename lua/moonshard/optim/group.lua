@@ -4,7 +4,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.errors'
-local missing = require 'moonshard.missing'
+local naming = require 'moonshard.internal.naming'
 local runtime = require 'moonshard_ffi.optim'
 
 ---@class ms.optim.Group  the optimizer's options as fields
@@ -27,7 +27,7 @@ function Group:__index(name)
   if name == 'params' then
     return rawget(self, '_params')
   elseif not is_option(self, name) then
-    missing('a parameter group', name, { 'params', unpack(self._optimizer.options) })
+    naming.missing('a parameter group', name, { 'params', unpack(self._optimizer.options) })
   end
   local betas = name == 'betas' and rawget(self, '_betas')
   if betas then

@@ -1,7 +1,6 @@
 --- Optimizers over the local shards of parameters.
 
-local namespace = require 'moonshard.namespace'
-local planned = require 'moonshard.planned'
+local naming = require 'moonshard.internal.naming'
 
 local lazy = {
   Optimizer = 'moonshard.optim.optimizer',
@@ -30,5 +29,4 @@ function optim.clip_grad_norm_(params, max_norm, norm_type)
     norm_type == nil and 2 or norm_type)
 end
 
-return namespace('optim', optim, lazy, planned.optimizers,
-  { GradScaler = 'ms.amp.GradScaler' })
+return naming.space('optim', optim, lazy, { GradScaler = 'ms.amp.GradScaler' })

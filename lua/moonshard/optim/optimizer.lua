@@ -11,10 +11,10 @@ local check_zero_grad = require 'moonshard.zero_grad'
 local errors = require 'moonshard.errors'
 local guard = require 'moonshard.guard'
 local members = require 'moonshard.dist.members'
+local naming = require 'moonshard.internal.naming'
 local param_group = require 'moonshard.optim.group'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.optim'
-local receiver = require 'moonshard.receiver'
 local util = require 'moonshard.util'
 
 ---@class ms.optim.Optimizer
@@ -389,10 +389,10 @@ function Optimizer:__tostring()
   return ('%s(\n%s\n)'):format(self._name:match('[^.]*$'), table.concat(lines, '\n'))
 end
 
-local fields = { 'param_groups', 'defaults', state = 'write opt:state_dict().state' }
+local fields = { 'param_groups', 'defaults', state = 'opt:state_dict().state' }
 for _, name in ipairs(runtime.names) do
-  fields[name] = ('write opt.param_groups[i].%s'):format(name)
+  fields[name] = ('opt.param_groups[i].%s'):format(name)
 end
 fields.lr = fields.lr .. ', or opt:set_lr(lr) for all groups'
 
-return receiver.check(Optimizer, Optimizer, fields)
+return naming.close(Optimizer, fields)

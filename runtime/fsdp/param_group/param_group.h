@@ -28,7 +28,6 @@
 #include "comm.h"
 #include "extent.h"
 #include "gather.h"
-#include "live.h"
 #include "moonshard/fsdp.h"
 #include "op.h"
 #include "reduction.h"
@@ -91,7 +90,7 @@ typedef struct msi_use {
 } msi_use;
 
 struct ms_fsdp_unit {
-    msi_live live;
+    uint32_t magic;
     msi_chained chained; /* while in no tree */
     ms_context *ctx;
     ms_comm *comm;

@@ -66,7 +66,6 @@ static void close_units(void *first)
 
         next = link->next;
         msi_unit_dispose(u);
-        msi_live_close(&u->live);
     }
 }
 
@@ -290,7 +289,7 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
         ms_fsdp_unit_free(u);
         return status;
     }
-    msi_live_add(&u->live, MSI_LIVE_FSDP_UNIT, u);
+    u->magic = MSI_MAGIC_FSDP_UNIT;
     *out = u;
     return MS_OK;
 }
@@ -345,7 +344,6 @@ void ms_fsdp_unit_free(ms_fsdp_unit *u)
         msi_unit_delist(u);
         msi_unit_dispose(u);
     }
-    msi_live_remove(&u->live);
     free(u);
 }
 

@@ -36,7 +36,7 @@ typedef struct msi_order_of_units {
 } msi_order_of_units;
 
 struct ms_fsdp_tree {
-    msi_live live;
+    uint32_t magic;
     msi_chained chained;
     ms_context *ctx;
     ms_comm *comm;

@@ -50,7 +50,7 @@ static void dispose(ms_fsdp_tree *tree)
         }
         msi_passes_free(&tree->course[i]);
         msi_unit_dispose(u);
-        msi_live_remove(&u->live);
+        MSI_HANDLE(u, MSI_MAGIC_FSDP_UNIT);
         free(u);
     }
     tree->n_units = 0;
@@ -68,7 +68,6 @@ static void close_trees(void *first)
 
         next = link->next;
         dispose(tree);
-        msi_live_close(&tree->live);
     }
 }
 
@@ -158,7 +157,7 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
         units[i]->is_root = i == 0 && root_has_unit;
     }
     tree->n_units = n_units;
-    msi_live_add(&tree->live, MSI_LIVE_FSDP_TREE, tree);
+    tree->magic = MSI_MAGIC_FSDP_TREE;
     *out = tree;
     return MS_OK;
 }
@@ -179,7 +178,7 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
     if (tree == NULL) {
         return;
     }
-    msi_live_remove(&tree->live); /* what its owner let go of is no longer his */
+    MSI_HANDLE(tree, MSI_MAGIC_FSDP_TREE);
     if (tree->ctx == NULL) {
         free_tree(tree);
         return;

@@ -129,19 +129,13 @@ MS_API void ms_memory_stats_get(ms_memory_stats *stats);
 /** Set every peak to the present live count. */
 MS_API void ms_memory_reset_peak(void);
 
-/** Give cached free blocks and the work space of matrix products back to the system. Once more
- * than half of what is held lies free, blocks that 16,384 allocations did without, or a step that
- * makes more, go back by themselves. */
+/** Give cached free blocks and the work space of matrix products back to the system. Blocks that
+ * lay free for 65,536 allocations go back by themselves. */
 MS_API void ms_memory_trim(void);
 
-/**
- * Is it time that a host whose garbage collector releases tensors runs it? To be asked when it has
- * got a tensor: one that it no longer needs holds memory, with the graph behind it, of which the
- * collector knows nothing. True when so much has come to be held since ms_memory_collected(), or
- * since much of what was held then went away, that as much again would be too much: 256 MiB, or the
- * activations held at that time if those are more, or what memory is left to this process. A step
- * that holds as much as the two before it never asks for it.
- */
+/** Should a host whose garbage collector releases tensors run it? The collector does not know how
+ * much memory a tensor and its graph hold. True when more than 1.5 times as much is live as at the
+ * last ms_memory_collected(), and 64 MiB more at least. */
 MS_API bool ms_memory_collect_due(void);
 /** The host's collector has run: what is held now, it needs. */
 MS_API void ms_memory_collected(void);

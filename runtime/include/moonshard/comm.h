@@ -72,7 +72,8 @@ MS_API void ms_comm_free(ms_comm *comm);
 MS_API void ms_comm_hold(ms_comm *comm);
 /** The group may be gone on return. Nothing where nobody holds it. */
 MS_API void ms_comm_let_go(ms_comm *comm);
-/** A number that no other group of this process has, had or will have; 0: the group is gone. */
+/** A number that no other group of this process has, had or will have; 0: the group is gone, or
+ * belongs to another thread. Takes freed handles. */
 MS_API double ms_comm_serial(const ms_comm *comm);
 /**
  * As ms_dist_stop_agreed(), by the members of a group, after a step of theirs: other groups ask

@@ -4,7 +4,7 @@
 ---     local scheduler = ms.optim.lr_scheduler.StepLR(opt, { step_size = 30, gamma = 0.1 })
 ---     opt:step(); scheduler:step()
 
-local namespace = require 'moonshard.namespace'
+local naming = require 'moonshard.internal.naming'
 local rules = require 'moonshard.optim.lr_scheduler.rules'
 
 ---@class ms.optim.lr_scheduler
@@ -21,5 +21,4 @@ local lr_scheduler = {
   SequentialLR = require 'moonshard.optim.lr_scheduler.sequential_lr',
 }
 
-return namespace('optim.lr_scheduler', lr_scheduler, nil,
-  require('moonshard.planned').schedulers)
+return naming.space('optim.lr_scheduler', lr_scheduler)

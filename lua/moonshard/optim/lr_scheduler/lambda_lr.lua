@@ -3,7 +3,6 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
-local receiver = require 'moonshard.receiver'
 local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 
 ---@class ms.optim.lr_scheduler.LambdaLR: ms.optim.lr_scheduler.LRScheduler
@@ -45,4 +44,4 @@ function LambdaLR:_rates()
   end)
 end
 
-return receiver.check(LambdaLR, LRScheduler)
+return LambdaLR

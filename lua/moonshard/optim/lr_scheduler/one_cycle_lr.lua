@@ -4,7 +4,6 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
-local receiver = require 'moonshard.receiver'
 local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 
 ---@class ms.optim.lr_scheduler.OneCycleLR: ms.optim.lr_scheduler.LRScheduler
@@ -169,4 +168,4 @@ function OneCycleLR:_rates()
   end)
 end
 
-return receiver.check(OneCycleLR, LRScheduler)
+return OneCycleLR

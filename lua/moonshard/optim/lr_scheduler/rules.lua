@@ -4,7 +4,6 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
-local receiver = require 'moonshard.receiver'
 local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 
 local cos, pi = math.cos, math.pi
@@ -21,7 +20,7 @@ local function rule(name, def)
     def.take(self, opts, cls._name)
     self:_begin(optimizer, opts)
   end
-  rules[name] = receiver.check(cls, LRScheduler)
+  rules[name] = cls
 end
 
 -- How many milestones a step has reached.

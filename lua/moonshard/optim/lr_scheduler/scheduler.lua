@@ -7,7 +7,6 @@ local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local members = require 'moonshard.dist.members'
-local receiver = require 'moonshard.receiver'
 local Optimizer = require 'moonshard.optim.optimizer'
 local util = require 'moonshard.util'
 
@@ -176,4 +175,4 @@ function LRScheduler:load_state_dict(sd)
   end
 end
 
-return receiver.check(LRScheduler)
+return LRScheduler

@@ -3,7 +3,6 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
-local receiver = require 'moonshard.receiver'
 local util = require 'moonshard.util'
 local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 
@@ -112,4 +111,4 @@ function SequentialLR:load_state_dict(sd)
   end
 end
 
-return receiver.check(SequentialLR, LRScheduler)
+return SequentialLR

@@ -1,0 +1,75 @@
+-- names that do not exist, and arguments of the wrong kind
+local ms = require 'moonshard'
+local checks = require 'support.checks'
+
+local function get(object, name)
+  return object[name]
+end
+
+describe('a name that does not exist', function()
+  it('raises with the nearest one', function()
+    local opt = ms.optim.SGD(ms.nn.Linear(2, 2):parameters(), { lr = 1 })
+    for _, case in ipairs {
+      { ms, 'zeroes', "ms has no 'zeroes', did you mean 'zeros'?" },
+      { ms.nn, 'Liner', "nn has no 'Liner', did you mean 'Linear'?" },
+      { ms.optim, 'AdamX', "optim has no 'AdamX', did you mean 'Adam'?" },
+      { ms.dist, 'barier', "dist has no 'barier', did you mean 'barrier'?" },
+      { ms.ones(2), 'summ', "a tensor has no 'summ', did you mean 'sum'?" },
+      { opt, 'stepp', "optim.Optimizer has no 'stepp', did you mean 'step'?" },
+      { opt.param_groups[1], 'lrr', "a parameter group has no 'lrr', did you mean 'lr'?" },
+      { ms.dist.info(), 'rnk', "the world has no 'rnk', did you mean 'rank'?" },
+    } do
+      checks.raises('KeyError', case[3], get, case[1], case[2])
+    end
+  end)
+
+  it('raises without one where none is near', function()
+    local err = checks.raises('KeyError', "ms.ops has no 'xylophone'", get, ms.ops, 'xylophone')
+    assert.is_nil(err.message:find('did you mean', 1, true))
+    checks.raises('KeyError', "fsdp has no 'fully_shard'", get, ms.fsdp, 'fully_shard')
+    checks.raises('KeyError', "ms has no '1'", get, ms, 1)
+  end)
+
+  it('raises with what to write for a name of PyTorch', function()
+    checks.raises('KeyError', "ms has no 'float32'; write ms.f32", get, ms, 'float32')
+    checks.raises('KeyError', "ms has no 'sum'; write t:sum(...)", get, ms, 'sum')
+    checks.raises('KeyError', "ms has no 'softmax'; write ", get, ms, 'softmax')
+    checks.raises('KeyError', 'write ms.data.Loader { tokens', get, ms.data, 'DataLoader')
+    checks.raises('KeyError', 'write model:state_dict()', get, ms.fsdp, 'StateDictType')
+    checks.raises('KeyError', 'write dist.init', get, ms.dist, 'init_process_group')
+  end)
+
+  it('is not set where it would have no effect', function()
+    local opt = ms.optim.SGD(ms.nn.Linear(2, 2):parameters(), { lr = 1 })
+    checks.raises('KeyError', 'write opt.param_groups[i].lr, or opt:set_lr(lr) for all groups',
+      function() opt.lr = 2 end)
+    opt.note = 'mine'
+    assert.equal('mine', opt.note)
+  end)
+
+  it('is an unknown option, with the nearest one', function()
+    checks.raises('ValueError', "optim.SGD: unknown option 'momentumm', did you mean 'momentum'?",
+      ms.optim.SGD, { ms.ones(1) }, { lr = 1, momentumm = 1 })
+  end)
+end)
+
+describe('an argument of the wrong kind', function()
+  it('raises with the function, the argument, what was found and what was expected', function()
+    checks.raises('TypeError', "nn.Linear: 'in_features' is a string, expected a whole number",
+      ms.nn.Linear, 'a', 2)
+    checks.raises('TypeError', "nn.Linear: 'out_features' is nil, expected a whole number",
+      ms.nn.Linear, 2)
+    checks.raises('TypeError', "matmul: 'b' is a number, expected a tensor", ms.ops.matmul,
+      ms.ones(2, 2), 3)
+    checks.raises('TypeError', "no_grad: 'fn' is a number, expected a function", ms.no_grad, 3)
+  end)
+
+  it('may be the table that a colon gives', function()
+    checks.raises('TypeError', "nn.Linear: 'in_features' is nn itself (given by a colon; write a "
+      .. 'dot), expected a whole number', function() return ms.nn:Linear(2, 2) end)
+  end)
+
+  it('may be a missing object of a method', function()
+    checks.raises('TypeError', "matmul: 'a' is nil, expected a tensor", ms.ones(2).matmul)
+  end)
+end)
