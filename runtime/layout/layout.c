@@ -82,6 +82,7 @@ ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int6
 
     l = calloc(1, sizeof(*l));
     if (l != NULL) {
+        l->magic = MSI_MAGIC_LAYOUT;
         l->entry_of = calloc((size_t)n, sizeof(*l->entry_of));
         l->entries =
             calloc(2 * (size_t)n + 1, sizeof(*l->entries)); /* padding before each, after */
