@@ -4,7 +4,6 @@
 --- and C need to meet, so that nothing about the ABI is written twice:
 ---   OUTDIR/moonshard/cdef.lua   the declarations for ffi.cdef, and their hash
 ---   OUTDIR/moonshard/calls.lua  one Lua caller per function that takes or gives tensors
----   OUTDIR/moonshard/calls.luac the same as bytecode of this LuaJIT, which loads faster
 ---   OUTDIR/shims.c              the C functions behind them: refs with a generation, not pointers
 ---   OUTDIR/abi_hash.c           ms_abi_hash(), and sizes and offsets of every public struct
 ---   OUTDIR/abi_hash.h           the same hash for code compiled against the headers
@@ -50,7 +49,5 @@ local hash = abi.hash(text)
 write('shims.c', shims.source(shimmed, api.opaque))
 write('abi_hash.c', abi.source(api, hash))
 write('abi_hash.h', ('#define MSI_ABI_HASH "%s"\n'):format(hash))
-local callers = calls.source(shimmed, api.opaque)
-write('moonshard/calls.lua', callers)
-write('moonshard/calls.luac', string.dump(assert(loadstring(callers, '@moonshard/calls.lua'))))
+write('moonshard/calls.lua', calls.source(shimmed, api.opaque))
 write('moonshard/cdef.lua', ('return { hash = %q, text = [[\n%s]] }\n'):format(hash, text))

@@ -28,9 +28,6 @@ int lua_replace_gradient(lua_State *L);
 int lua_json_encode(lua_State *L);
 int lua_json_decode(lua_State *L);
 
-/* bytecode(path of an archive) -> loader(module, path of its text), or nothing; bytecode.c. */
-int lua_bytecode(lua_State *L);
-
 /* The handle behind the ref that argument `arg` holds (a cdata), NULL for nil.
  * @return MS_TYPE_ERROR or, for a stale ref, MS_RUNTIME_ERROR, with a message */
 ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t);

@@ -131,7 +131,6 @@ int luaopen_moonshard_lua(lua_State *L)
         {"accumulate_hook", lua_accumulate_hook},
         {"collect_hooks", lua_collect_hooks},
         {"replace_gradient", lua_replace_gradient},
-        {"bytecode", lua_bytecode},
         {"json_encode", lua_json_encode},
         {"json_decode", lua_json_decode},
         {NULL, NULL},

@@ -54,12 +54,6 @@ local function load_declarations(folder)
   return dofile(cdef), folder_of(cdef) .. '/calls.lua', cdef
 end
 
--- Bytecode of the LuaJIT that the library was built with loads in a fifth of the time; any other
--- one refuses it and reads the text.
-local function load_calls(path)
-  return (loadfile((path:gsub('%.lua$', '.luac'))) or assert(loadfile(path)))()
-end
-
 --- Of three hashes that should be equal, name the odd one out.
 local function check_hashes(cdef, cdef_path, library, library_path, module, module_path)
   if cdef == library and library == module then
@@ -75,17 +69,6 @@ local function check_hashes(cdef, cdef_path, library, library_path, module, modu
   end
   error(('the parts of moonshard were built from different headers (%s: %s, %s: %s, %s: %s); %s')
     :format(cdef_path, cdef, library_path, library, module_path, module, old), 0)
-end
-
--- The library's other modules come from bytecode, where it was made from their text.
-local function load_from_bytecode(core, path)
-  local loader = core.bytecode(path)
-  if loader then
-    table.insert(package.loaders, 2, function(name)
-      local text = name:find('^moonshard') and package.searchpath(name, package.path)
-      return text and loader(name, text) or nil
-    end)
-  end
 end
 
 --- The classic C module. It pulls in the library it was linked with.
@@ -115,12 +98,10 @@ local C = ffi.load(library_path)
 check_hashes(cdef.hash, cdef_path, ffi.string(C.ms_abi_hash()), library_path, core.abi_hash,
   module_path)
 
-load_from_bytecode(core, folder_of(cdef_path) .. '/modules.bytecode')
-
 return {
   C = C,
   core = core,
   folder = folder,
   cdef_text = cdef.text,
-  calls = load_calls(calls_path),
+  calls = dofile(calls_path),
 }

@@ -13,20 +13,6 @@ int32_t ms_comm_size(const ms_comm *comm)
     return comm->size;
 }
 
-double ms_comm_serial(const ms_comm *comm)
-{
-    const msi_groups *g = msi_groups_peek();
-    const ms_comm *c = g != NULL ? g->others : NULL;
-
-    if (comm == NULL || g == NULL) {
-        return 0;
-    }
-    while (c != NULL && c != comm) { /* not read before it is found: it may be freed */
-        c = c->next;
-    }
-    return c != NULL || comm == g->world || comm == g->self ? (double)comm->serial : 0;
-}
-
 int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
 {
     return ms_comm_is_fake(comm) ? q : comm->in_job[q];

@@ -281,6 +281,15 @@ static ms_comm **place_of(const ms_comm *c)
     return at;
 }
 
+double ms_comm_serial(const ms_comm *c)
+{
+    const msi_groups *g = msi_groups_peek();
+    const bool is_there =
+        g != NULL && c != NULL && (c == g->world || c == g->self || place_of(c) != NULL);
+
+    return is_there ? (double)c->serial : 0; /* not read before: it may be freed */
+}
+
 static void discard_unheld(ms_comm *c)
 {
     ms_comm **at = c->forsaken && c->n_holders == 0 ? place_of(c) : NULL;

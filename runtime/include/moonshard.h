@@ -1,7 +1,7 @@
 /* moonshard: sharded training without Python. The umbrella: version, then one header per room.
  *
  * Handles must be live and of the right kind, and pointers not NULL unless marked MS_NULLABLE; a
- * debug build checks handles. A function that fails leaves `*out` NULL or as it was. */
+ * debug build checks most handles. A function that fails leaves `*out` NULL or as it was. */
 #ifndef MOONSHARD_H
 #define MOONSHARD_H
 

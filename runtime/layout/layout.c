@@ -82,6 +82,7 @@ ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int6
 
     l = calloc(1, sizeof(*l));
     if (l != NULL) {
+        l->magic = MSI_MAGIC_LAYOUT;
         l->entry_of = calloc((size_t)n, sizeof(*l->entry_of));
         l->entries =
             calloc(2 * (size_t)n + 1, sizeof(*l->entries)); /* padding before each, after */
@@ -129,13 +130,6 @@ int64_t ms_layout_total(const ms_layout *layout)
 int64_t ms_layout_shard_numel(const ms_layout *layout)
 {
     return layout->shard_numel;
-}
-
-int64_t ms_layout_tail(const ms_layout *layout, int32_t rank)
-{
-    int64_t begin = smaller(rank * layout->shard_numel, layout->total);
-
-    return layout->shard_numel - smaller(layout->shard_numel, layout->total - begin);
 }
 
 int32_t ms_layout_n_entries(const ms_layout *layout)
@@ -222,20 +216,5 @@ ms_status ms_layout_rows(int64_t rows, int32_t world_size, int32_t rank, int64_t
     *padded = ceil_div(rows, world_size);
     *first = smaller(rank * *padded, rows);
     *count = smaller(*padded, rows - *first);
-    return MS_OK;
-}
-
-ms_status ms_layout_divide_factors(int32_t world_size, double *pre, double *post)
-{
-    int64_t factor = 1;
-
-    if (world_size < 1) {
-        return MS_FAIL(MS_VALUE_ERROR, "world size must be at least 1, got %d", world_size);
-    }
-    while (world_size % factor == 0 && world_size / factor > factor) {
-        factor *= 2;
-    }
-    *pre = (double)factor;
-    *post = world_size / (double)factor;
     return MS_OK;
 }

@@ -13,7 +13,6 @@ local function run(header)
   local made = {}
   for _, name in ipairs {
     'shims.c', 'abi_hash.c', 'moonshard/cdef.lua', 'moonshard/calls.lua',
-    'moonshard/calls.luac',
   } do
     local file = io.open(folder .. '/' .. name)
     made[name] = file and file:read('*a')
@@ -63,14 +62,6 @@ describe('the generator', function()
       'msf_pair(ms_ref *out, const ms_ref *a, const ms_ref *b, double s)', 1, true))
     assert.truthy(made['moonshard/cdef.lua']:find('ms_status msf_pair(', 1, true))
     assert.truthy(made['moonshard/calls.lua']:find('function M.pair(a, b, s)', 1, true))
-  end)
-
-  it('writes the callers as bytecode too, which knows where it comes from', function()
-    local _, made = run(TYPES .. 'ms_status ms_op_pair(ms_tensor **out, const ms_tensor *a);')
-    local from_text = assert(loadstring(made['moonshard/calls.lua'], '@moonshard/calls.lua'))
-    local from_bytecode = assert(loadstring(made['moonshard/calls.luac']))
-    assert.equal(string.dump(from_text), string.dump(from_bytecode))
-    assert.equal('@moonshard/calls.lua', debug.getinfo(from_bytecode, 'S').source)
   end)
 
   it('reads from MS_NULLABLE what may be NULL, and checks all else', function()

@@ -128,7 +128,6 @@ static void test_layout_layout__equals_every_golden_flat_layout(void **state)
         }
         json_array_foreach(json_object_get(module, "layouts"), k, layout)
         {
-            const json_t *tail = json_object_get(layout, "tail");
             int32_t world = (int32_t)number(layout, "W");
             ms_layout *l;
 
@@ -137,7 +136,6 @@ static void test_layout_layout__equals_every_golden_flat_layout(void **state)
             assert_int_equal(number(layout, "shard"), ms_layout_shard_numel(l));
             check_entries(l, json_object_get(layout, "sizes"));
             for (int32_t r = 0; r < world; r++) {
-                assert_int_equal(item(tail, (size_t)r), ms_layout_tail(l, r));
                 check_rank(l, r, n, json_array_get(json_object_get(layout, "shards"), (size_t)r));
             }
             ms_layout_free(l);
@@ -281,23 +279,6 @@ static void test_layout_layout__refuses_what_cannot_be_laid_out(void **state)
     ms_layout_free(NULL);
 }
 
-static void test_layout_layout__divides_in_two_steps_as_pytorch(void **state)
-{
-    static const struct {
-        int32_t world;
-        double pre, post;
-    } cases[] = {{1, 1, 1},   {2, 2, 1},    {3, 2, 1.5},   {4, 2, 2},    {5, 2, 2.5}, {6, 4, 1.5},
-                 {7, 2, 3.5}, {8, 4, 2},    {12, 4, 3},    {16, 4, 4},   {24, 8, 3},  {32, 8, 4},
-                 {64, 8, 8},  {128, 16, 8}, {256, 16, 16}, {512, 32, 16}};
-
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        double pre, post;
-
-        assert_ok(ms_layout_divide_factors(cases[i].world, &pre, &post));
-        assert_true(pre == cases[i].pre && post == cases[i].post);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -306,7 +287,6 @@ int main(void)
         cmocka_unit_test(test_layout_layout__an_empty_parameter_at_a_cut_is_nowhere),
         cmocka_unit_test(test_layout_layout__holds_every_element_exactly_once),
         cmocka_unit_test(test_layout_layout__refuses_what_cannot_be_laid_out),
-        cmocka_unit_test(test_layout_layout__divides_in_two_steps_as_pytorch),
     };
 
     return cmocka_run_group_tests_name("layout/layout", tests, load_golden, drop_golden);

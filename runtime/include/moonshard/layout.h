@@ -44,8 +44,6 @@ MS_API void ms_layout_free(ms_layout *layout);
 MS_API int64_t ms_layout_total(const ms_layout *layout);
 /** Elements per rank: ceil(total / world_size). */
 MS_API int64_t ms_layout_shard_numel(const ms_layout *layout);
-/** Zeros appended on the right of `rank`'s shard. */
-MS_API int64_t ms_layout_tail(const ms_layout *layout, int32_t rank);
 MS_API int32_t ms_layout_n_entries(const ms_layout *layout);
 MS_API ms_status ms_layout_entry_get(const ms_layout *layout, int32_t i, ms_layout_entry *entry);
 /** Offset of parameter `param` in the flat. */
@@ -57,9 +55,6 @@ MS_API ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int3
  * rows (torch.chunk: ceil pieces, later ones smaller or empty); `*padded` rows are sent. */
 MS_API ms_status ms_layout_rows(int64_t rows, int32_t world_size, int32_t rank, int64_t *first,
                                 int64_t *count, int64_t *padded);
-
-/** Powers-of-two division for f16 reduction: *pre * *post == world_size. */
-MS_API ms_status ms_layout_divide_factors(int32_t world_size, double *pre, double *post);
 
 #ifdef __cplusplus
 }
