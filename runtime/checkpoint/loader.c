@@ -165,12 +165,11 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
             return MS_OK;
         }
         msi_outcome here = {0};
-        char *path = msi_io_path("%s/%s", root, name);
+        msi_path path;
 
-        msi_outcome_keep(&here, path != NULL ? MS_OK : MS_OUT_OF_MEMORY);
+        msi_outcome_keep(&here, msi_path_set(path, "%s/%s", root, name));
         ms_status status = open_together(l, comm, path, true, &here);
 
-        free(path);
         if (status == MS_OK) {
             *found = true;
             return MS_OK;
@@ -239,7 +238,7 @@ ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *co
 
 ms_status ms_checkpoint_latest(const char **out, const char *root)
 {
-    static _Thread_local char path[PATH_MAX];
+    static _Thread_local msi_path path;
     ms_checkpoint_loader *l;
     ms_comm *self;
 
