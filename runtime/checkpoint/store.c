@@ -54,7 +54,8 @@ ms_status msi_listing_pass_over(msi_listing *l, const char *name)
     bool is;
 
     MS_TRY(is_candidate(&is, l->root, name));
-    if (!is) { /* another process has removed it */
+    if (!is) {
+        l->gone = true;
         return MS_OK;
     }
     if (l->warns) {
@@ -194,6 +195,10 @@ ms_status msi_listing_none(const msi_listing *l)
         return MS_FAIL(MS_FORMAT_ERROR, "%s holds %d checkpoint%s, %s: %s", l->root, l->n_broken,
                        l->n_broken > 1 ? "s" : "",
                        l->n_broken > 1 ? "none of them intact" : "which is not intact", l->broken);
+    }
+    if (l->gone) {
+        return MS_FAIL(MS_IO_ERROR, "%s: its checkpoints were removed while they were read",
+                       l->root);
     }
     if (!l->lost) {
         return MS_OK;

@@ -2,9 +2,9 @@
  *
  * [Note: order on disk] Ranks write into `<root>/<name>.tmp-<nonce>`, each its own files, and sync
  * them. When all have, rank 0 writes the manifest, syncs it and the folder, renames the folder,
- * syncs the root, and moves the pointer `latest`. Before the rename nothing but the temporary
- * folder has changed; after it everything the manifest names is on disk. An older checkpoint of the
- * same name changes places with the new one and is removed last.
+ * moves the link `latest`, and syncs the root. Before the rename nothing but the temporary folder
+ * has changed; after it everything the manifest names is on disk. An older checkpoint of the same
+ * name changes places with the new one and is removed last.
  *
  * Rank 0 has the temporary folder locked ([Note: locks] in paths.h), so that a process that prunes
  * can tell it from the leftovers of a writer that died. Rank 0 made the folder and it alone removes
