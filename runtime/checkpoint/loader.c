@@ -236,23 +236,6 @@ ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *co
     return load_newest(out, comm, root, true);
 }
 
-ms_status ms_checkpoint_latest(const char **out, const char *root)
-{
-    static _Thread_local msi_path path;
-    ms_checkpoint_loader *l;
-    ms_comm *self;
-
-    *out = NULL;
-    MS_TRY(ms_comm_self(&self));
-    MS_TRY(ms_checkpoint_load_latest(&l, self, root));
-    if (l != NULL) {
-        snprintf(path, sizeof(path), "%s", ms_checkpoint_path(l->c));
-        *out = path;
-    }
-    ms_checkpoint_load_discard(l);
-    return MS_OK;
-}
-
 const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l)
 {
     return l->c;

@@ -209,6 +209,46 @@ ms_status msi_listing_none(const msi_listing *l)
                    msi_foreign_name(latest.text));
 }
 
+/* -- the latest -------------------------------------------------------------------------------- */
+
+static ms_status verify(const char *path)
+{
+    ms_checkpoint *c;
+
+    MS_TRY(msi_checkpoint_missing(ms_checkpoint_open(&c, path)));
+    const ms_status status = msi_checkpoint_missing(msi_checkpoint_verify(c, 0, 1));
+
+    ms_checkpoint_close(c);
+    return status;
+}
+
+/* Not a load by one rank: a script may ask before it says how many ranks there are. */
+ms_status ms_checkpoint_latest(const char **out, const char *root)
+{
+    static _Thread_local msi_path path;
+    const char *name;
+    msi_listing l;
+
+    *out = NULL;
+    ms_status status = msi_listing_read(&l, root, -1, true);
+
+    while (status == MS_OK && *out == NULL && (name = msi_listing_next(&l)) != NULL) {
+        MS_TRY_GOTO(msi_path_set(path, "%s/%s", root, name), done);
+        status = verify(path);
+        if (status == MS_OK) {
+            *out = path;
+        } else if (status == MS_FORMAT_ERROR) {
+            status = msi_listing_pass_over(&l, name);
+        }
+    }
+    if (status == MS_OK && *out == NULL) {
+        status = msi_listing_none(&l);
+    }
+done:
+    msi_listing_dispose(&l);
+    return status;
+}
+
 /* -- removing ---------------------------------------------------------------------------------- */
 
 /* Remove a checkpoint, unless it is busy or `latest` leads to it. That is known for sure only while
