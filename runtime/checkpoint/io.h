@@ -51,7 +51,7 @@ ms_status msi_io_rename(const char *from, const char *to);
 ms_status msi_io_exchange(bool *able, const char *from, const char *to);
 ms_status msi_io_symlink(const char *target, const char *path);
 ms_status msi_io_unlink(const char *path);
-/* Remove an empty folder; one that is gone already is fine. errno tells why not. */
+/* Remove an empty folder; one that is gone already is fine. errno has the reason. */
 ms_status msi_io_rmdir(const char *path);
 
 #endif

@@ -298,7 +298,7 @@ static ms_status remove_link(const char *path)
     return status;
 }
 
-/* What has no lock of another process. Without locks nobody can tell, and it stays. A file is
+/* Remove what no other process has locked. On a file system without locks it stays. A file is
  * opened to write: some network file systems give no lock otherwise. */
 static ms_status remove_unlocked(const char *path, bool folder)
 {

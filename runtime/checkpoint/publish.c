@@ -55,8 +55,8 @@ static ms_status read_back(const char *folder, const msi_manifest_draft *draft)
 }
 
 /* [Note: replacing in steps] Without an exchange the old checkpoint moves to `<name>.old`, the new
- * one in, the old one to `from`. Should the process die between the first two, whoever finds
- * nothing at `to` opens `<name>.old`. */
+ * one in, the old one to `from`. Should the process die between the first two, a reader that
+ * finds nothing at `to` opens `<name>.old`. */
 static ms_status replace_in_steps(const char *from, const char *to, bool *displaced)
 {
     msi_path aside;

@@ -222,7 +222,7 @@ static ms_status verify(const char *path)
     return status;
 }
 
-/* Not a load by one rank: a script may ask before it says how many ranks there are. */
+/* It joins no group: a script may call it before it starts its ranks. */
 ms_status ms_checkpoint_latest(const char **out, const char *root)
 {
     static _Thread_local msi_path path;

@@ -274,7 +274,7 @@ ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key, const ms_p
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a key of a checkpoint");
     }
     if (w->own.status != MS_OK) {
-        return MS_OK; /* commit will say so, on all ranks */
+        return MS_OK; /* the commit fails on all ranks */
     }
     held = *extent;
     if (local == NULL) {

@@ -28,7 +28,7 @@ typedef struct sink {
     int32_t fd;
     bool gone;        /* nobody will ever read */
     int32_t lost;     /* errno of the first write that lost lines; 0: none has */
-    bool told;        /* ... on stderr */
+    bool reported;    /* ... on stderr */
     int64_t moved_at; /* the last time that nothing waited, or something was written */
     int32_t turn;     /* the source that comes first in the next round */
     bool full;        /* the queue had no room for a line of this round */
@@ -119,10 +119,10 @@ static void tell_loss(msi_output *o)
 {
     sink *out = &o->sink[0], *err = sink_of(o, 1);
 
-    if (out->lost == 0 || out->told || err == out || err->n + PIECE > QUEUE) {
+    if (out->lost == 0 || out->reported || err == out || err->n + PIECE > QUEUE) {
         return;
     }
-    out->told = true;
+    out->reported = true;
     err->n += snprintf(err->bytes + err->n, PIECE,
                        "moonshard: lines of the ranks are lost: cannot write to stdout: %s\n",
                        strerror(out->lost));
