@@ -442,8 +442,8 @@ end
 
 --- Save `<root>/step-<8 digits>`. Collective. `keep = n` keeps the n newest of the checkpoints
 --- named so, up to the step just saved. Later steps and checkpoints of other names are never
---- deleted. A save of a smaller step than one that is there warns, and is what resume() takes. Files
---- of others in a folder that is replaced move aside, and a warning names the place.
+--- deleted. A save of a smaller step than one that is there warns, and resume() takes it. Files of
+--- others in a folder that is replaced move aside, and a warning names the place.
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)
