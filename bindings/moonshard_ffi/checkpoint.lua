@@ -19,7 +19,7 @@ function checkpoint.add(writer, key, extent, part)
   calls.checkpoint_add(writer, key, extent.c, part)
 end
 
---- Say something that every rank says alike; the commit compares.
+--- A fact that is the same on all ranks; the commit compares.
 function checkpoint.same(writer, what, text)
   B.check(C.ms_checkpoint_same(writer, what, text))
 end

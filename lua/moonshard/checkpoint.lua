@@ -4,10 +4,9 @@
 --- Every rank writes the elements it holds; nothing is gathered. What all ranks hold alike is
 --- written by rank 0.
 ---
---- All ranks are those of the group over which the model or optimizer is sharded (`process_group`),
---- and ranks count from 0 there. Groups save and load side by side, each under a path of its own:
---- what another group of the job writes or has saved is not replaced, which is a ValueError. So is
---- a step under a root where another group of the job has saved one.
+--- "All ranks" are those of the group over which the model or optimizer is sharded
+--- (`process_group`), counted from 0. Each group saves under a path of its own, and steps under a
+--- root of its own: a path or root where another group of the job saves is a ValueError.
 ---
 --- Touches: moonshard.json, moonshard_ffi, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
@@ -17,7 +16,6 @@ local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
 local fits = require 'moonshard.checkpoint.fits'
-local given = require 'moonshard.checkpoint.given'
 local json = require 'moonshard.json'
 local meta_data = require 'moonshard.checkpoint.meta'
 local naming = require 'moonshard.internal.naming'
@@ -30,6 +28,7 @@ local sharding = require 'moonshard_ffi.fsdp'
 local state_dict = require 'moonshard.nn.state_dict'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.util'
+local validate = require 'moonshard.checkpoint.validate'
 
 local checkpoint = {}
 
@@ -146,7 +145,7 @@ end
 local function check_save(what, opts)
   arguments.whole(what, 'step', opts.step, nil, 0)
   arguments.list(what, 'config', opts.config, {})
-  return given.parts(what, opts)
+  return validate.parts(what, opts)
 end
 
 -- Run what may fail on one rank only between two collectives. A failure goes to the commit, which
@@ -176,11 +175,11 @@ end
 ---@return string path
 function checkpoint.save(root, name, opts)
   opts = errors.options('checkpoint.save', opts,
-    { 'step', 'config', unpack(given.OPTIONS) })
-  given.path('checkpoint.save', 'root', root)
-  given.path('checkpoint.save', 'name', name)
+    { 'step', 'config', unpack(validate.OPTIONS) })
+  validate.path('checkpoint.save', 'root', root)
+  validate.path('checkpoint.save', 'name', name)
   local parts = check_save('checkpoint.save', opts)
-  local comm = given.group('checkpoint.save', opts)
+  local comm = validate.group('checkpoint.save', opts)
   local writer = runtime.begin(comm, root, name)
   local buffers, values = {}, {}
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
@@ -343,8 +342,8 @@ local function load_into(comm, loader, opts, parts)
 end
 
 local function check_load(what, opts)
-  opts = errors.options(what, opts, given.OPTIONS)
-  return opts, given.parts(what, opts)
+  opts = errors.options(what, opts, validate.OPTIONS)
+  return opts, validate.parts(what, opts)
 end
 
 ---@class ms.checkpoint.Meta
@@ -361,8 +360,8 @@ end
 function checkpoint.load(path, opts)
   local parts
   opts, parts = check_load('checkpoint.load', opts)
-  given.path('checkpoint.load', 'path', path)
-  local comm = given.group('checkpoint.load', opts)
+  validate.path('checkpoint.load', 'path', path)
+  local comm = validate.group('checkpoint.load', opts)
   return load_into(comm, runtime.load_begin(comm, path), opts, parts)
 end
 
@@ -370,7 +369,7 @@ end
 ---@param path string
 ---@return ms.checkpoint.Meta
 function checkpoint.read_meta(path)
-  given.path('checkpoint.read_meta', 'path', path)
+  validate.path('checkpoint.read_meta', 'path', path)
   local handle = runtime.open(path)
   local ok, meta = pcall(meta_data.read, handle)
   runtime.close(handle)
@@ -387,7 +386,7 @@ end
 ---@param root string
 ---@return string?  nil when there is no checkpoint at all
 function checkpoint.latest(root)
-  given.path('checkpoint.latest', 'root', root)
+  validate.path('checkpoint.latest', 'root', root)
   return runtime.latest(root)
 end
 
@@ -397,7 +396,7 @@ end
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)
-  given.path('checkpoint.prune', 'root', root)
+  validate.path('checkpoint.prune', 'root', root)
   arguments.whole('checkpoint.prune', 'keep', keep, nil, 1)
   runtime.prune(root, keep)
 end
@@ -416,13 +415,13 @@ checkpoint.Manager = Manager
 
 ---@class ms.checkpoint.Manager.Options
 ---@field root string
----@field keep? integer  how many of the newest, as save() says (without: all); rank 0's counts
+---@field keep? integer  how many to keep, see save() (without: all); rank 0's counts
 ---@field process_group? ms.dist.Group  of what is saved: see ms.checkpoint.State
 
 ---@param opts ms.checkpoint.Manager.Options
 function Manager:init(opts)
   opts = errors.options(self._name, opts, { 'root', 'keep', 'process_group' })
-  given.path(self._name, 'root', opts.root)
+  validate.path(self._name, 'root', opts.root)
   self.root = opts.root
   self.keep = opts.keep ~= nil and arguments.whole(self._name, 'keep', opts.keep, nil, 1)
   self.process_group = opts.process_group ~= nil
@@ -437,18 +436,18 @@ local function in_group(self, opts)
   return util.merged(opts, { process_group = self.process_group })
 end
 
---- Save `<root>/step-<8 digits>`. Collective. With `keep`, remove those named so but for this one
---- and the newest before it, `keep` in all; those of greater steps stay, and those of other names.
---- A smaller step than one that is there is what resume() takes all the same, with a warning. Files
---- of others that stand in the folder move aside, with a warning that says where.
+--- Save `<root>/step-<8 digits>`. Collective. `keep = n` keeps the n newest of the checkpoints
+--- named so, up to the step just saved. Later steps and checkpoints of other names are never
+--- deleted. A save of a smaller step than one that is there warns, and resume() takes it. Files of
+--- others in a folder that is replaced move aside, and a warning names the place.
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)
   opts = in_group(self, errors.options('checkpoint.save', opts,
-    { 'step', 'config', unpack(given.OPTIONS) }))
+    { 'step', 'config', unpack(validate.OPTIONS) }))
   arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
   local path = checkpoint.save(self.root, runtime.step_name(opts.step), opts)
-  local comm = given.group('checkpoint.save', opts)
+  local comm = validate.group('checkpoint.save', opts)
   if sharding.place(comm) == 0 then
     local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
     if not ok then -- the checkpoint is safe: an old one too many ends no training
@@ -458,17 +457,16 @@ function Manager:save(opts)
   return path
 end
 
---- Read the checkpoint of a step that was saved last, if all ranks find it intact; else the newest
---- by step that they do. One of another name, as checkpoint.save() may have put there, is passed
---- over, with a warning when it was saved last. Collective. A FormatError when there are
---- checkpoints and none is intact; then nothing is changed.
+--- Read the checkpoint of a step that was saved last, else the newest by step that all ranks find
+--- intact. When a checkpoint of another name was saved last, a warning names it. Collective. A
+--- FormatError when there are checkpoints and none is intact; then nothing is changed.
 ---@param opts ms.checkpoint.State
 ---@return ms.checkpoint.Meta?  nil when there is no checkpoint of a step
 function Manager:resume(opts)
   local parts
   opts, parts = check_load('checkpoint.resume', opts)
   opts = in_group(self, opts)
-  local comm = given.group('checkpoint.resume', opts)
+  local comm = validate.group('checkpoint.resume', opts)
   local loader = runtime.load_latest_step(comm, self.root)
   return loader and load_into(comm, loader, opts, parts)
 end
@@ -484,11 +482,11 @@ end
 ---@param model ms.nn.Module
 ---@param opts? { process_group?: ms.dist.Group }  as ms.checkpoint.State has it
 function checkpoint.export(path, model, opts)
-  given.path('checkpoint.export', 'path', path)
+  validate.path('checkpoint.export', 'path', path)
   opts = errors.options('checkpoint.export', opts, { 'process_group' })
-  given.part('checkpoint.export', 'model', model)
-  given.check_real('checkpoint.export', 'model', model)
-  local comm = given.group('checkpoint.export', util.merged(opts, { model = model }))
+  validate.part('checkpoint.export', 'model', model)
+  validate.check_real('checkpoint.export', 'model', model)
+  local comm = validate.group('checkpoint.export', util.merged(opts, { model = model }))
   model:materialize()
   agree.on_one_value(comm, 'checkpoint.export', tree.unmanaged(model))
   agree.on_buffers(comm, 'checkpoint.export', buffer_values(model))
@@ -543,7 +541,7 @@ local function import(path, model)
   model:load_state_dict(sd)
 end
 
---- Read a safetensors file into a model; a tied parameter may stand there under any of its names.
+--- Read a safetensors file into a model; a tied parameter may be in it under any of its names.
 --- Under several with other values it is a ValueError, and nothing is changed. Every rank holds the
 --- whole file meanwhile.
 ---@param path string
@@ -551,11 +549,11 @@ end
 ---@param opts? { process_group?: ms.dist.Group }  as of export(); of a plain model every rank reads
 ---  for itself, whoever else does
 function checkpoint.import(path, model, opts)
-  given.path('checkpoint.import', 'path', path)
-  given.part('checkpoint.import', 'model', model)
+  validate.path('checkpoint.import', 'path', path)
+  validate.part('checkpoint.import', 'model', model)
   opts = errors.options('checkpoint.import', opts, { 'process_group' })
   if opts.process_group ~= nil then -- else nobody is asked who the ranks are
-    given.group('checkpoint.import', util.merged(opts, { model = model }))
+    validate.group('checkpoint.import', util.merged(opts, { model = model }))
   end
   import(path, model)
   B.give_back() -- the whole file, which a step may not have room beside
@@ -565,7 +563,7 @@ end
 ---@param path string
 ---@return ms.StateDict
 function checkpoint.read_safetensors(path)
-  given.path('checkpoint.read_safetensors', 'path', path)
+  validate.path('checkpoint.read_safetensors', 'path', path)
   return read_tensors(path)
 end
 
@@ -577,7 +575,7 @@ end
 ---  folder is made when missing
 ---@param sd ms.StateDict|table<string, ms.Tensor>  all that has a name, listed or not
 function checkpoint.write_safetensors(path, sd)
-  given.path('checkpoint.write_safetensors', 'path', path)
+  validate.path('checkpoint.write_safetensors', 'path', path)
   arguments.list('checkpoint.write_safetensors', 'sd', sd)
   local names, tensors = state_dict.names(sd), {}
   for i, name in ipairs(names) do

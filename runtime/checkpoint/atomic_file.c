@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The file to write, malloced. A link is followed, as by any program that opens it to write. */
-static ms_status find_target(char **target, const char *path)
+/* The file to write. A link is followed, as by any program that opens it to write. */
+static ms_status find_target(msi_path target, const char *path)
 {
     const size_t n = strlen(path);
 
@@ -32,8 +32,10 @@ static ms_status find_target(char **target, const char *path)
                        : S_ISDIR(st.st_mode) ? "a folder"
                                              : "a pipe or a device");
     }
-    *target = linked ? realpath(path, NULL) : strdup(path);
-    return *target != NULL ? MS_OK : msi_io_fail("write", path);
+    if (linked) {
+        return realpath(path, target) != NULL ? MS_OK : msi_io_fail("write", path);
+    }
+    return msi_path_set(target, "%s", path);
 }
 
 /* Make the folder of `target`, and remove what writers of it left that died. A folder that may not
@@ -41,31 +43,23 @@ static ms_status find_target(char **target, const char *path)
 static ms_status prepare_folder(const char *target)
 {
     const char *slash = strrchr(target, '/');
-    char *folder = msi_io_parent(target);
-    ms_status status = folder != NULL ? msi_io_mkdir_all(folder) : MS_OUT_OF_MEMORY;
+    msi_path folder;
 
-    if (status == MS_OK) {
-        status = msi_folder_sweep(folder, slash != NULL ? slash + 1 : target);
-        status = status == MS_IO_ERROR && errno == EACCES ? MS_OK : status;
-    }
-    free(folder);
-    return status;
+    MS_TRY(msi_path_parent(folder, target));
+    MS_TRY(msi_io_mkdir_all(folder));
+    const ms_status status = msi_folder_sweep(folder, slash != NULL ? slash + 1 : target);
+
+    return status == MS_IO_ERROR && errno == EACCES ? MS_OK : status;
 }
 
 ms_status msi_atomic_file_begin(msi_atomic_file *f, const char *path)
 {
     char nonce[MSI_NONCE_ROOM];
 
-    *f = (msi_atomic_file){.fd = -1};
-    ms_status status = find_target(&f->target, path);
-
-    if (status == MS_OK) {
-        status = prepare_folder(f->target);
-    }
-    if (status == MS_OK) {
-        status = msi_temporary_new(&f->fd, &f->path, nonce, "", f->target, false);
-    }
-    return status == MS_OK ? MS_OK : msi_atomic_file_end(f, status);
+    f->fd = -1;
+    MS_TRY(find_target(f->target, path));
+    MS_TRY(prepare_folder(f->target));
+    return msi_temporary_new(&f->fd, f->path, nonce, "", f->target, false);
 }
 
 ms_status msi_atomic_file_end(msi_atomic_file *f, ms_status status)
@@ -86,7 +80,5 @@ ms_status msi_atomic_file_end(msi_atomic_file *f, ms_status status)
         msi_warn("UserWarning", "%s is saved, but a power loss might undo it: %s", f->target,
                  ms_error_message());
     }
-    free(f->path);
-    free(f->target);
     return status;
 }

@@ -46,20 +46,24 @@ ms_status msi_io_fail(const char *what, const char *path)
     return kind;
 }
 
-char *msi_io_path(const char *format, ...)
+ms_status msi_path_set(msi_path path, const char *format, ...)
 {
     va_list args;
-    char *path;
 
     va_start(args, format);
-    int n = vasprintf(&path, format, args);
+    const int n = vsnprintf(path, sizeof(msi_path), format, args);
 
     va_end(args);
-    if (n < 0) {
-        msi_fail(MS_OUT_OF_MEMORY, "no memory for a path");
-        return NULL;
-    }
-    return path;
+    errno = ENAMETOOLONG;
+    return n >= 0 && n < (int)sizeof(msi_path) ? MS_OK : msi_io_fail("open", path);
+}
+
+ms_status msi_path_parent(msi_path parent, const char *of)
+{
+    msi_path copy;
+
+    MS_TRY(msi_path_set(copy, "%s", of));
+    return msi_path_set(parent, "%s", dirname(copy));
 }
 
 ms_status msi_io_nonce(char *text)
@@ -221,22 +225,12 @@ ms_status msi_io_sync_folder(const char *path)
     return status;
 }
 
-char *msi_io_parent(const char *path)
-{
-    char *copy = msi_io_path("%s", path);
-    char *parent = copy != NULL ? msi_io_path("%s", dirname(copy)) : NULL;
-
-    free(copy);
-    return parent;
-}
-
 ms_status msi_io_sync_parent(const char *path)
 {
-    char *parent = msi_io_parent(path);
-    const ms_status status = parent != NULL ? msi_io_sync_folder(parent) : MS_OUT_OF_MEMORY;
+    msi_path parent;
 
-    free(parent);
-    return status;
+    MS_TRY(msi_path_parent(parent, path));
+    return msi_io_sync_folder(parent);
 }
 
 ms_status msi_io_mkdir(const char *path)
@@ -253,56 +247,47 @@ static bool leads_nowhere(const char *path)
 
 ms_status msi_io_absent(const char *path)
 {
-    char *part = msi_io_path("%s", path);
-    ms_status status = part != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+    msi_path part;
 
-    for (size_t n = 1; status == MS_OK && n <= strlen(path); n++) {
+    for (size_t n = 1; n <= strlen(path); n++) {
         if (path[n] == '/' || path[n] == '\0') {
-            part[n] = '\0';
-            status = leads_nowhere(part)
-                         ? MS_FAIL(MS_IO_ERROR, "%s is a symbolic link to nothing", part)
-                         : MS_OK;
-            part[n] = path[n];
+            MS_TRY(msi_path_set(part, "%.*s", (int)n, path));
+            if (leads_nowhere(part)) {
+                return MS_FAIL(MS_IO_ERROR, "%s is a symbolic link to nothing", part);
+            }
         }
     }
-    free(part);
-    return status;
+    return MS_OK;
+}
+
+/* One folder of a path, in one that is there. */
+static ms_status make_part(const char *part)
+{
+    struct stat st;
+
+    if (stat(part, &st) == 0) {
+        return MS_OK;
+    }
+    MS_TRY(errno == ENOENT ? msi_io_absent(part) : msi_io_fail("stat", part));
+    const ms_status status = msi_io_mkdir(part);
+
+    if (status != MS_OK && stat(part, &st) != 0) { /* else another process was faster */
+        return status;
+    }
+    return msi_io_sync_parent(part);
 }
 
 ms_status msi_io_mkdir_all(const char *path)
 {
-    char *part = strdup(path);
-    ms_status status = MS_OK;
-    struct stat st;
+    msi_path part;
 
-    if (part == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a path");
-    }
-    for (char *c = part + 1; status == MS_OK; c++) {
-        char saved = *c;
-
-        if (saved != '/' && saved != '\0') {
-            continue;
-        }
-        *c = '\0';
-        if (stat(part, &st) != 0) {
-            MS_TRY_GOTO(errno == ENOENT ? msi_io_absent(part) : msi_io_fail("stat", part), done);
-            status = msi_io_mkdir(part);
-            if (status != MS_OK && stat(part, &st) == 0) { /* another process was faster */
-                status = MS_OK;
-            }
-            if (status == MS_OK) {
-                status = msi_io_sync_parent(part);
-            }
-        }
-        *c = saved;
-        if (saved == '\0') {
-            break;
+    for (size_t n = 1; n <= strlen(path); n++) {
+        if (path[n] == '/' || path[n] == '\0') {
+            MS_TRY(msi_path_set(part, "%.*s", (int)n, path));
+            MS_TRY(make_part(part));
         }
     }
-done:
-    free(part);
-    return status;
+    return MS_OK;
 }
 
 ms_status msi_io_rename(const char *from, const char *to)

@@ -5,14 +5,19 @@
 
 #include "base.h"
 
+#include <limits.h>
+
 /* Test hook: called before every step that changes the disk ("mkdir", "create", "write", "fsync",
  * "rename", "exchange", "symlink", "unlink", "rmdir"). Returns an errno to fail with, or 0. Per
  * thread. */
 typedef int (*msi_io_hook_fn)(const char *step, const char *path);
 extern _Thread_local msi_io_hook_fn msi_io_hook;
 
-/* A formatted path, malloced. NULL with the error set. */
-char *msi_io_path(const char *format, ...) MSI_PRINTF(1, 2);
+typedef char msi_path[PATH_MAX];
+/* MS_IO_ERROR when it is too long. */
+ms_status msi_path_set(msi_path path, const char *format, ...) MSI_PRINTF(2, 3);
+/* The folder that the path `of` lies in. */
+ms_status msi_path_parent(msi_path parent, const char *of);
 /* "<what> <path>: <reason>" from errno, which stays as it is. MS_IO_ERROR, or MS_OUT_OF_MEMORY and
  * MS_RUNTIME_ERROR (too many files are open) where the file is not to blame. */
 ms_status msi_io_fail(const char *what, const char *path);
@@ -33,8 +38,6 @@ ms_status msi_io_hash(int fd, const char *path, int64_t nbytes, uint64_t *hash);
 /* Wait until what was written is on the disk. */
 ms_status msi_io_sync(int fd, const char *path);
 ms_status msi_io_sync_folder(const char *path);
-/* The folder `path` lies in, malloced. NULL with the error set. */
-char *msi_io_parent(const char *path);
 /* Sync the folder `path` lies in. */
 ms_status msi_io_sync_parent(const char *path);
 /* For a path at which nothing is. MS_IO_ERROR when a link on the way leads nowhere, as where a
@@ -48,7 +51,7 @@ ms_status msi_io_rename(const char *from, const char *to);
 ms_status msi_io_exchange(bool *able, const char *from, const char *to);
 ms_status msi_io_symlink(const char *target, const char *path);
 ms_status msi_io_unlink(const char *path);
-/* Remove an empty folder; one that is gone already is fine. errno tells why not. */
+/* Remove an empty folder; one that is gone already is fine. errno has the reason. */
 ms_status msi_io_rmdir(const char *path);
 
 #endif

@@ -163,12 +163,11 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
             return MS_OK;
         }
         msi_outcome here = {0};
-        char *path = msi_io_path("%s/%s", root, name);
+        msi_path path;
 
-        msi_outcome_keep(&here, path != NULL ? MS_OK : MS_OUT_OF_MEMORY);
+        msi_outcome_keep(&here, msi_path_set(path, "%s/%s", root, name));
         ms_status status = open_together(l, comm, path, true, &here);
 
-        free(path);
         if (status == MS_OK) {
             *found = true;
             return MS_OK;
@@ -233,23 +232,6 @@ ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *co
                                          const char *root)
 {
     return load_newest(out, comm, root, true);
-}
-
-ms_status ms_checkpoint_latest(const char **out, const char *root)
-{
-    static _Thread_local char path[PATH_MAX];
-    ms_checkpoint_loader *l;
-    ms_comm *self;
-
-    *out = NULL;
-    MS_TRY(ms_comm_self(&self));
-    MS_TRY(ms_checkpoint_load_latest(&l, self, root));
-    if (l != NULL) {
-        snprintf(path, sizeof(path), "%s", ms_checkpoint_path(l->c));
-        *out = path;
-    }
-    ms_checkpoint_load_discard(l);
-    return MS_OK;
 }
 
 const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l)

@@ -1,5 +1,5 @@
-/* What ranks tell each other where they must agree: whether they have failed so far, and what they
- * are about to do. No allocation, so a rank without memory can still say so. */
+/* What ranks exchange where they must agree: whether they have failed so far, and what they are
+ * about to do. No allocation, so that a rank without memory can take part. */
 #ifndef MSI_OUTCOME_H
 #define MSI_OUTCOME_H
 
@@ -20,7 +20,7 @@ typedef struct msi_outcome {
 ms_status msi_outcome_check_group(const ms_comm *comm, const char *what);
 /* Take over a failure with the thread's message, unless there is one already. */
 void msi_outcome_keep(msi_outcome *own, ms_status status);
-/* Say which path this rank means. */
+/* Set the path that this rank means. */
 void msi_outcome_path(msi_outcome *own, const char *path);
 /* Do all ranks mean the same? MS_VALUE_ERROR, equal on all ranks, when not: "rank 1 <does>
  * '<path>', rank 0 '<path>'". */

@@ -20,9 +20,9 @@ static bool begins_with_nonce(const char *text)
     return strspn(text, "0123456789abcdef") >= MSI_NONCE_DIGITS;
 }
 
-char *msi_temporary_path(const char *place, const char *nonce)
+ms_status msi_temporary_path(msi_path path, const char *place, const char *nonce)
 {
-    return msi_io_path("%s" MSI_TEMPORARY_MARK "%s", place, nonce);
+    return msi_path_set(path, "%s" MSI_TEMPORARY_MARK "%s", place, nonce);
 }
 
 /* The nonce in a temporary name, NULL in another. `*n` bytes come before the mark. */
@@ -230,46 +230,36 @@ static ms_status create_and_lock(int *fd, const char *path, bool folder)
     return status;
 }
 
-ms_status msi_temporary_new(int *fd, char **path, char *nonce, const char *mark, const char *place,
-                            bool folder)
+ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *mark,
+                            const char *place, bool folder)
 {
     *fd = -1;
     for (int attempt = 0; attempt < 10; attempt++) {
         MS_TRY(msi_io_nonce(nonce));
         memcpy(nonce, mark, strlen(mark));
-        *path = msi_temporary_path(place, nonce);
-        if (*path == NULL) {
-            return MS_OUT_OF_MEMORY;
-        }
-        const ms_status status = create_and_lock(fd, *path, folder);
-
-        if (status == MS_OK && *fd >= 0) {
+        MS_TRY(msi_temporary_path(path, place, nonce));
+        MS_TRY(create_and_lock(fd, path, folder));
+        if (*fd >= 0) {
             return MS_OK;
         }
-        free(*path);
-        *path = NULL;
-        MS_TRY(status);
     }
-    return MS_FAIL(MS_IO_ERROR, "%s" MSI_TEMPORARY_MARK "%s: another process takes each such name",
-                   place, nonce);
+    return MS_FAIL(MS_IO_ERROR, "%s: another process takes each such name", path);
 }
 
 /* -- removing ---------------------------------------------------------------------------------- */
 
 static ms_status remove_file(void *user, const char *folder, const char *name)
 {
+    msi_path path;
+
     (void)user;
     if (!is_our_file(name)) {
         return MS_OK;
     }
-    char *path = msi_io_path("%s/%s", folder, name);
-    ms_status status = path != NULL ? msi_io_unlink(path) : MS_OUT_OF_MEMORY;
+    MS_TRY(msi_path_set(path, "%s/%s", folder, name));
+    const ms_status status = msi_io_unlink(path);
 
-    if (status == MS_IO_ERROR && errno == ENOENT) {
-        status = MS_OK;
-    }
-    free(path);
-    return status;
+    return status == MS_IO_ERROR && errno == ENOENT ? MS_OK : status;
 }
 
 ms_status msi_folder_remove(const char *path, bool *others)
@@ -285,20 +275,14 @@ ms_status msi_folder_remove(const char *path, bool *others)
 ms_status msi_folder_retire(const char *path, const char *place, bool *others)
 {
     char nonce[MSI_NONCE_ROOM];
+    msi_path doomed;
 
     *others = false;
     MS_TRY(msi_io_nonce(nonce));
-    char *doomed = msi_temporary_path(place, nonce);
-    ms_status status = doomed != NULL ? msi_io_rename(path, doomed) : MS_OUT_OF_MEMORY;
-
-    if (status == MS_OK) {
-        status = msi_folder_remove(doomed, others);
-    }
-    if (status == MS_OK && *others) {
-        status = msi_io_rename(doomed, path);
-    }
-    free(doomed);
-    return status;
+    MS_TRY(msi_temporary_path(doomed, place, nonce));
+    MS_TRY(msi_io_rename(path, doomed));
+    MS_TRY(msi_folder_remove(doomed, others));
+    return *others ? msi_io_rename(doomed, path) : MS_OK;
 }
 
 /* The link `latest` before its rename. Its writer still has the checkpoint locked. */
@@ -314,7 +298,7 @@ static ms_status remove_link(const char *path)
     return status;
 }
 
-/* What has no lock of another process. Without locks nobody can tell, and it stays. A file is
+/* Remove what no other process has locked. On a file system without locks it stays. A file is
  * opened to write: some network file systems give no lock otherwise. */
 static ms_status remove_unlocked(const char *path, bool folder)
 {
@@ -336,29 +320,27 @@ static ms_status remove_unlocked(const char *path, bool folder)
 static ms_status sweep_entry(void *user, const char *root, const char *entry)
 {
     const char *name = user;
+    ms_status status = MS_OK;
     struct stat st;
+    msi_path path;
 
     if (!msi_is_temporary(entry, name) && !msi_is_temporary(entry, "latest")) {
         return MS_OK;
     }
-    char *path = msi_io_path("%s/%s", root, entry);
-
-    if (path == NULL) {
-        return MS_OUT_OF_MEMORY;
+    MS_TRY(msi_path_set(path, "%s/%s", root, entry));
+    if (lstat(path, &st) != 0) {
+        return MS_OK;
     }
-    ms_status status = MS_OK;
+    const bool folder = S_ISDIR(st.st_mode), file = S_ISREG(st.st_mode) && name != NULL;
 
-    if (lstat(path, &st) == 0) {
-        const bool folder = S_ISDIR(st.st_mode), file = S_ISREG(st.st_mode) && name != NULL;
-
-        status = S_ISLNK(st.st_mode) ? remove_link(path)
-                 : folder || file    ? remove_unlocked(path, folder)
-                                     : MS_OK;
+    if (S_ISLNK(st.st_mode)) {
+        status = remove_link(path);
+    } else if (folder || file) {
+        status = remove_unlocked(path, folder);
     }
     if (status != MS_OK && errno != ENOENT) {
         msi_warn("UserWarning", "what a writer left is not removed: %s", ms_error_message());
     }
-    free(path);
     return MS_OK;
 }
 
@@ -379,29 +361,21 @@ static bool is_same_folder(const char *a, const char *b)
 
 ms_status msi_pointer_read(msi_pointer *p, const char *root)
 {
-    char *link = msi_io_path("%s/latest", root), *target = NULL, *parent = NULL;
+    msi_path link, target, parent;
 
     *p = (msi_pointer){0};
-    if (link == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    ms_status status = MS_OK;
-
+    MS_TRY(msi_path_set(link, "%s/latest", root));
     if (readlink(link, p->text, sizeof(p->text) - 1) < 0) {
-        status = errno == ENOENT || errno == EINVAL ? MS_OK : msi_io_fail("read", link);
-    } else if ((target = realpath(link, NULL)) != NULL) { /* people move the link by hand */
-        parent = msi_io_parent(target);
-        status = parent != NULL ? MS_OK : MS_OUT_OF_MEMORY;
-        if (parent != NULL && is_same_folder(parent, root)) {
-            snprintf(p->name, sizeof(p->name), "%s", strrchr(target, '/') + 1);
-        }
-    } else if (errno == EACCES || errno == ENOMEM) {
-        status = msi_io_fail("follow", link);
+        return errno == ENOENT || errno == EINVAL ? MS_OK : msi_io_fail("read", link);
     }
-    free(parent);
-    free(target);
-    free(link);
-    return status;
+    if (realpath(link, target) == NULL) { /* people move the link by hand */
+        return errno == EACCES || errno == ENOMEM ? msi_io_fail("follow", link) : MS_OK;
+    }
+    MS_TRY(msi_path_parent(parent, target));
+    if (is_same_folder(parent, root)) {
+        snprintf(p->name, sizeof(p->name), "%s", strrchr(target, '/') + 1);
+    }
+    return MS_OK;
 }
 
 /* -- owners ------------------------------------------------------------------------------------ */
@@ -469,7 +443,8 @@ static ms_status check_entry(void *user, const char *root, const char *entry)
     const question *q = user;
     size_t n = strlen(entry);
     const char *written = temporary_nonce(entry, &n);
-    char name[NAME_MAX + 1], nonce[MSI_NONCE_ROOM] = "";
+    char name[NAME_MAX + 1], nonce[MSI_NONCE_ROOM];
+    msi_path path;
 
     snprintf(name, sizeof(name), "%.*s", (int)n, entry);
     const bool counts = q->name == NULL || msi_folder_step(q->name) >= 0
@@ -479,34 +454,28 @@ static ms_status check_entry(void *user, const char *root, const char *entry)
     if (!counts || (written == NULL) != q->saved) {
         return MS_OK;
     }
-    char *path = msi_io_path(q->saved ? "%s/%s/" MSI_MANIFEST_NAME : "%s/%s", root, entry);
-
-    if (path == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    if (q->saved) {
-        read_nonce(nonce, path);
-    } else {
+    MS_TRY(msi_path_set(path, "%s/%s", root, entry));
+    if (written != NULL) {
         snprintf(nonce, sizeof(nonce), "%s", written);
+    } else {
+        MS_TRY(msi_path_set(path, "%s/%s/%s", root, entry, MSI_MANIFEST_NAME));
+        read_nonce(nonce, path);
     }
-    msi_lock lock = MSI_LOCK_BUSY;
-    ms_status status = MS_OK;
-    const bool another = strncmp(nonce, q->asks->mark, JOB_DIGITS) == 0 &&
-                         strncmp(nonce, q->asks->mark, strlen(q->asks->mark)) != 0;
-
-    if (another && !q->saved) {
-        int fd;
-
-        status = msi_folder_lock(&fd, &lock, path);
-        if (fd >= 0) {
-            close(fd);
-        }
+    if (strncmp(nonce, q->asks->mark, JOB_DIGITS) != 0 ||
+        strncmp(nonce, q->asks->mark, strlen(q->asks->mark)) == 0) {
+        return MS_OK; /* of another job, or of this group */
     }
-    free(path);
-    MS_TRY(status);
-    return another && lock == MSI_LOCK_BUSY
-               ? refuse(q->saved ? "has saved" : "is writing", root, name, nonce)
-               : MS_OK;
+    if (written == NULL) {
+        return refuse("has saved", root, name, nonce);
+    }
+    msi_lock lock;
+    int fd;
+
+    MS_TRY(msi_folder_lock(&fd, &lock, path));
+    if (fd >= 0) {
+        close(fd);
+    }
+    return lock == MSI_LOCK_BUSY ? refuse("is writing", root, name, nonce) : MS_OK;
 }
 
 ms_status msi_owner_check(const char *root, const char *name, const msi_owner *asks)

@@ -6,8 +6,6 @@
 #include "comm.h"
 #include "io.h"
 
-#include <limits.h>
-
 #define MSI_MANIFEST_NAME "manifest.json"
 /* A file or folder that is being written is called "<name>.tmp-<nonce>". */
 #define MSI_TEMPORARY_MARK ".tmp-"
@@ -19,8 +17,8 @@ enum { MSI_SHARD_NAME = 64 }; /* bytes of a name, zero included */
 void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part);
 /* Is `name` such a name? Of which rank and number of ranks? */
 bool msi_shard_name_read(const char *name, int32_t *rank, int32_t *world);
-/* The temporary name of what goes to `place`, malloced. NULL with the error set. */
-char *msi_temporary_path(const char *place, const char *nonce);
+/* The temporary name of what goes to `place`. */
+ms_status msi_temporary_path(msi_path path, const char *place, const char *nonce);
 /* Is `entry` a temporary name of `name`, or (NULL) of any? */
 bool msi_is_temporary(const char *entry, const char *name);
 /* The step of which `name` is the ms_checkpoint_step_name(); -1: of none. */
@@ -61,9 +59,9 @@ typedef enum msi_lock {
  * lock is busy or the folder gone. */
 ms_status msi_folder_lock(int *fd, msi_lock *lock, const char *path);
 /* Create a folder (else a file) with a temporary name for `place` and lock it. `nonce` has room for
- * MSI_NONCE_ROOM bytes and begins with `mark`. `*path` is malloced. On failure nothing is left. */
-ms_status msi_temporary_new(int *fd, char **path, char *nonce, const char *mark, const char *place,
-                            bool folder);
+ * MSI_NONCE_ROOM bytes and begins with `mark`. On failure nothing is left. */
+ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *mark,
+                            const char *place, bool folder);
 /* Remove the files of a checkpoint from the folder at `path`, then the folder. Links are not
  * followed. Files of others stay, and the folder with them: then `*others` is true. */
 ms_status msi_folder_remove(const char *path, bool *others);

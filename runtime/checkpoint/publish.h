@@ -8,7 +8,7 @@
  * the name of a step? */
 ms_status msi_checkpoint_check_target(const char *root, const char *name);
 /* Write the manifest into `folder`, sync both, open the folder as a reader would and compare with
- * the manifest, rename the folder to `<root>/<name>`, sync the root, point `<root>/latest` there.
+ * the manifest, rename the folder to `<root>/<name>`, point `<root>/latest` there, sync the root.
  * Up to the rename a failure leaves everything but `folder` as it was. A failure after it is a
  * warning, as the checkpoint is there. */
 ms_status msi_checkpoint_publish(const char *folder, const char *root, const char *name,

@@ -15,14 +15,13 @@
 #include <unistd.h>
 
 typedef struct shard {
-    char *path;
     int fd; /* -1: not opened */
     bool verified;
 } shard;
 
 struct ms_checkpoint {
     uint32_t magic;
-    char *path;
+    msi_path path;
     msi_manifest manifest;
     shard *shards; /* one per file of the manifest */
 };
@@ -67,20 +66,19 @@ static ms_status read_manifest_text(char **text, int64_t *nbytes, const ms_check
 
 static ms_status read_manifest(ms_checkpoint *c, int dir)
 {
-    char *path = msi_io_path("%s/%s", c->path, MSI_MANIFEST_NAME), *text = NULL;
+    char *text = NULL;
     int64_t nbytes;
-    ms_status status = path != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+    msi_path path;
 
-    if (status == MS_OK) {
-        status = read_manifest_text(&text, &nbytes, c, dir, path);
-    }
+    MS_TRY(msi_path_set(path, "%s/%s", c->path, MSI_MANIFEST_NAME));
+    ms_status status = read_manifest_text(&text, &nbytes, c, dir, path);
+
     if (status == MS_OK) {
         status = msi_manifest_parse(&c->manifest, path, text, (size_t)nbytes);
     }
     const int error = errno;
 
     free(text);
-    free(path);
     errno = error;
     return status;
 }
@@ -89,17 +87,14 @@ static ms_status read_manifest(ms_checkpoint *c, int dir)
 static ms_status open_file(ms_checkpoint *c, int dir, int32_t i)
 {
     const msi_manifest_file *file = &c->manifest.files[i];
-    shard *s = &c->shards[i];
     int64_t nbytes;
+    msi_path path;
 
-    s->path = msi_io_path("%s/%s", c->path, file->name);
-    if (s->path == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    MS_TRY(msi_io_open(&s->fd, &nbytes, dir, file->name, s->path));
+    MS_TRY(msi_path_set(path, "%s/%s", c->path, file->name));
+    MS_TRY(msi_io_open(&c->shards[i].fd, &nbytes, dir, file->name, path));
     return nbytes == file->nbytes ? MS_OK
                                   : MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld",
-                                            s->path, (long long)nbytes, (long long)file->nbytes);
+                                            path, (long long)nbytes, (long long)file->nbytes);
 }
 
 static ms_status open_files(ms_checkpoint *c, int dir)
@@ -127,22 +122,18 @@ static ms_status open_folder(ms_checkpoint *c, int *dir)
     if (*dir >= 0 || errno != ENOENT) {
         return *dir >= 0 ? MS_OK : msi_io_fail("open", c->path);
     }
-    char *aside = msi_io_path("%s.old", c->path);
+    msi_path aside;
 
-    if (aside == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
+    MS_TRY(msi_path_set(aside, "%s.old", c->path));
     *dir = open(aside, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (*dir < 0) {
-        free(aside);
         errno = ENOENT;
         return MS_FAIL(MS_IO_ERROR, "open %s/%s: No such file or directory", c->path,
                        MSI_MANIFEST_NAME);
     }
     msi_warn("UserWarning", "%s is not there: its replacement was cut short, %s is read", c->path,
              aside);
-    free(c->path);
-    c->path = aside;
+    memcpy(c->path, aside, sizeof(aside));
     return MS_OK;
 }
 
@@ -162,12 +153,14 @@ static ms_status open_once(ms_checkpoint **out, const char *path, bool *replaced
     int dir = -1;
 
     *replaced = false;
-    if (c == NULL || (c->path = strdup(path)) == NULL) {
-        free(c);
+    if (c == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to open %s", path);
     }
-    ms_status status = open_folder(c, &dir);
+    ms_status status = msi_path_set(c->path, "%s", path);
 
+    if (status == MS_OK) {
+        status = open_folder(c, &dir);
+    }
     if (status == MS_OK) {
         status = read_manifest(c, dir);
     }
@@ -219,11 +212,9 @@ void ms_checkpoint_close(ms_checkpoint *c)
         if (c->shards[i].fd >= 0) {
             close(c->shards[i].fd);
         }
-        free(c->shards[i].path);
     }
     msi_manifest_dispose(&c->manifest);
     free(c->shards);
-    free(c->path);
     free(c);
 }
 
@@ -267,31 +258,31 @@ ms_status ms_checkpoint_extent(const ms_checkpoint *c, const char *key, ms_param
     return MS_OK;
 }
 
-/* The descriptor of file `i`, whose hash is verified. */
-static ms_status verified(ms_checkpoint *c, int32_t i, int *fd)
+/* Verify the hash of file `i` before its first use. `path` is set. */
+static ms_status verify_file(ms_checkpoint *c, int32_t i, msi_path path)
 {
     const msi_manifest_file *file = &c->manifest.files[i];
     shard *s = &c->shards[i];
     uint64_t hash;
 
-    *fd = s->fd;
+    MS_TRY(msi_path_set(path, "%s/%s", c->path, file->name));
     if (s->verified) {
         return MS_OK;
     }
-    MS_TRY(msi_io_hash(s->fd, s->path, file->nbytes, &hash));
+    MS_TRY(msi_io_hash(s->fd, path, file->nbytes, &hash));
     s->verified = hash == file->hash;
     return s->verified
                ? MS_OK
-               : MS_FAIL(MS_FORMAT_ERROR, "%s: its bytes have hash %016llx, expected %016llx",
-                         s->path, (unsigned long long)hash, (unsigned long long)file->hash);
+               : MS_FAIL(MS_FORMAT_ERROR, "%s: its bytes have hash %016llx, expected %016llx", path,
+                         (unsigned long long)hash, (unsigned long long)file->hash);
 }
 
 ms_status msi_checkpoint_verify(ms_checkpoint *c, int32_t first, int32_t stride)
 {
-    for (int32_t i = first; i < c->manifest.n_files; i += stride) {
-        int fd;
+    msi_path path;
 
-        MS_TRY(verified(c, i, &fd));
+    for (int32_t i = first; i < c->manifest.n_files; i += stride) {
+        MS_TRY(verify_file(c, i, path));
     }
     return MS_OK;
 }
@@ -333,19 +324,19 @@ static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
 {
     const int64_t width = ms_dtype_size(extent->dtype), end = extent->start + extent->numel;
     int64_t next = extent->start;
+    msi_path path;
 
     for (int32_t p = 0; p < t->n_pieces && next < end; p++) {
         const msi_manifest_piece *piece = &t->pieces[p];
         const int64_t piece_end = piece->start + piece->numel;
         const int64_t n = (piece_end < end ? piece_end : end) - next;
-        int fd;
 
         if (n <= 0) { /* it ends before the extent */
             continue;
         }
-        MS_TRY(verified(c, piece->file, &fd));
+        MS_TRY(verify_file(c, piece->file, path));
         if (to != NULL) {
-            MS_TRY(msi_st_read(fd, c->shards[piece->file].path, extent->dtype, to, n * width,
+            MS_TRY(msi_st_read(c->shards[piece->file].fd, path, extent->dtype, to, n * width,
                                piece->offset + (next - piece->start) * width));
             to += n * width;
         }

@@ -36,19 +36,16 @@ static int compare_found(const void *a, const void *b)
 static ms_status is_candidate(bool *is, const char *root, const char *name)
 {
     msi_contents contents;
+    msi_path path;
 
     *is = false;
     if (name[0] == '.' || name[0] == '\0' || msi_is_temporary(name, NULL)) {
         return MS_OK;
     }
-    char *path = msi_io_path("%s/%s", root, name);
-    const ms_status status = path != NULL ? msi_folder_look(&contents, path) : MS_OUT_OF_MEMORY;
-    const int error = errno;
-
-    free(path);
-    errno = error;
-    *is = status == MS_OK && contents == MSI_CONTENTS_OURS;
-    return status;
+    MS_TRY(msi_path_set(path, "%s/%s", root, name));
+    MS_TRY(msi_folder_look(&contents, path));
+    *is = contents == MSI_CONTENTS_OURS;
+    return MS_OK;
 }
 
 ms_status msi_listing_pass_over(msi_listing *l, const char *name)
@@ -57,7 +54,8 @@ ms_status msi_listing_pass_over(msi_listing *l, const char *name)
     bool is;
 
     MS_TRY(is_candidate(&is, l->root, name));
-    if (!is) { /* another process has removed it */
+    if (!is) {
+        l->gone = true;
         return MS_OK;
     }
     if (l->warns) {
@@ -88,19 +86,16 @@ static ms_status append(msi_listing *l, msi_found found)
 /* Append a checkpoint when it opens. */
 static ms_status examine(msi_listing *l, const char *root, char *name)
 {
-    char *path = msi_io_path("%s/%s", root, name);
     ms_checkpoint *c;
     ms_status status;
+    msi_path path;
 
-    if (path == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
+    MS_TRY(msi_path_set(path, "%s/%s", root, name));
     if (strcmp(name, "latest") == 0) { /* as a copy that follows links makes it */
         status = MS_FAIL(MS_FORMAT_ERROR, "%s is a folder, expected a link to a checkpoint", path);
     } else {
         status = msi_checkpoint_missing(ms_checkpoint_open(&c, path));
     }
-    free(path);
     if (status != MS_OK) {
         return status == MS_FORMAT_ERROR ? msi_listing_pass_over(l, name) : status;
     }
@@ -201,6 +196,10 @@ ms_status msi_listing_none(const msi_listing *l)
                        l->n_broken > 1 ? "s" : "",
                        l->n_broken > 1 ? "none of them intact" : "which is not intact", l->broken);
     }
+    if (l->gone) {
+        return MS_FAIL(MS_IO_ERROR, "%s: its checkpoints were removed while they were read",
+                       l->root);
+    }
     if (!l->lost) {
         return MS_OK;
     }
@@ -210,18 +209,60 @@ ms_status msi_listing_none(const msi_listing *l)
                    msi_foreign_name(latest.text));
 }
 
+/* -- the latest -------------------------------------------------------------------------------- */
+
+static ms_status verify(const char *path)
+{
+    ms_checkpoint *c;
+
+    MS_TRY(msi_checkpoint_missing(ms_checkpoint_open(&c, path)));
+    const ms_status status = msi_checkpoint_missing(msi_checkpoint_verify(c, 0, 1));
+
+    ms_checkpoint_close(c);
+    return status;
+}
+
+/* It joins no group: a script may call it before it starts its ranks. */
+ms_status ms_checkpoint_latest(const char **out, const char *root)
+{
+    static _Thread_local msi_path path;
+    const char *name;
+    msi_listing l;
+
+    *out = NULL;
+    ms_status status = msi_listing_read(&l, root, -1, true);
+
+    while (status == MS_OK && *out == NULL && (name = msi_listing_next(&l)) != NULL) {
+        MS_TRY_GOTO(msi_path_set(path, "%s/%s", root, name), done);
+        status = verify(path);
+        if (status == MS_OK) {
+            *out = path;
+        } else if (status == MS_FORMAT_ERROR) {
+            status = msi_listing_pass_over(&l, name);
+        }
+    }
+    if (status == MS_OK && *out == NULL) {
+        status = msi_listing_none(&l);
+    }
+done:
+    msi_listing_dispose(&l);
+    return status;
+}
+
 /* -- removing ---------------------------------------------------------------------------------- */
 
 /* Remove a checkpoint, unless it is busy or `latest` leads to it. That is known for sure only while
  * it is locked, as no writer replaces it then. What cannot be removed is a warning. */
 static ms_status remove_checkpoint(const char *root, const char *name)
 {
-    char *path = msi_io_path("%s/%s", root, name);
     msi_pointer latest = {0};
-    msi_lock lock = MSI_LOCK_GONE;
     bool others = false;
-    int fd = -1;
-    ms_status status = path != NULL ? msi_folder_lock(&fd, &lock, path) : MS_OUT_OF_MEMORY;
+    msi_path path;
+    msi_lock lock;
+    int fd;
+
+    MS_TRY(msi_path_set(path, "%s/%s", root, name));
+    ms_status status = msi_folder_lock(&fd, &lock, path);
     const bool locked = lock == MSI_LOCK_OURS || lock == MSI_LOCK_NONE;
 
     if (status == MS_OK && locked) {
@@ -233,14 +274,14 @@ static ms_status remove_checkpoint(const char *root, const char *name)
     if (fd >= 0) {
         close(fd);
     }
-    if (status == MS_IO_ERROR) {
-        msi_warn("UserWarning", "an old checkpoint is not removed: %s", ms_error_message());
-        status = MS_OK;
-    } else if (others) {
+    if (others) {
         msi_warn("UserWarning", "an old checkpoint is removed, but not what others put into %s",
                  path);
     }
-    free(path);
+    if (status == MS_IO_ERROR) {
+        msi_warn("UserWarning", "an old checkpoint is not removed: %s", ms_error_message());
+        return MS_OK;
+    }
     return status;
 }
 

@@ -13,6 +13,7 @@ typedef struct msi_listing {
     const char *root; /* borrowed */
     int64_t from;     /* only those named by their own step, from this one on; -1: all */
     bool warns;       /* about what is passed over */
+    bool gone;        /* a candidate was removed by another process */
     bool lost;        /* `latest` leads to no checkpoint of the root */
     msi_found *list;  /* where `latest` points, then by step, newest first */
     int32_t n, next;  /* `next`: of msi_listing_next() */
@@ -31,7 +32,8 @@ const char *msi_listing_next(msi_listing *l);
 /* A candidate did not open, or is damaged; the thread's error says why. It counts as broken, unless
  * another process has removed it. */
 ms_status msi_listing_pass_over(msi_listing *l, const char *name);
-/* No candidate was intact: MS_OK when there was no checkpoint at all. */
+/* No candidate was intact: MS_OK when there was no checkpoint at all, MS_IO_ERROR when other
+ * processes have removed what was listed. */
 ms_status msi_listing_none(const msi_listing *l);
 void msi_listing_dispose(msi_listing *l);
 

@@ -2,9 +2,9 @@
  *
  * [Note: order on disk] Ranks write into `<root>/<name>.tmp-<nonce>`, each its own files, and sync
  * them. When all have, rank 0 writes the manifest, syncs it and the folder, renames the folder,
- * syncs the root, and moves the pointer `latest`. Before the rename nothing but the temporary
- * folder has changed; after it everything the manifest names is on disk. An older checkpoint of the
- * same name changes places with the new one and is removed last.
+ * moves the link `latest`, and syncs the root. Before the rename nothing but the temporary folder
+ * has changed; after it everything the manifest names is on disk. An older checkpoint of the same
+ * name changes places with the new one and is removed last.
  *
  * Rank 0 has the temporary folder locked ([Note: locks] in paths.h), so that a process that prunes
  * can tell it from the leftovers of a writer that died. Rank 0 made the folder and it alone removes
@@ -27,9 +27,10 @@ struct ms_checkpoint_writer {
     uint32_t magic;
     ms_comm *comm;
     int32_t rank, world;
-    char *name, *root;
-    char *path;   /* where the checkpoint goes: `<root>/<name>` */
-    char *folder; /* where it is written meanwhile */
+    char name[NAME_MAX + 1];
+    msi_path root;
+    msi_path path;   /* where the checkpoint goes: `<root>/<name>` */
+    msi_path folder; /* where it is written meanwhile */
     char nonce[MSI_NONCE_ROOM];
     int lock; /* rank 0: the folder, locked; else -1 */
     json_t *report;
@@ -37,7 +38,8 @@ struct ms_checkpoint_writer {
     int32_t n_files;
     /* the file being written; fd -1: none */
     int fd;
-    char file_name[MSI_SHARD_NAME], *file_path;
+    char file_name[MSI_SHARD_NAME];
+    msi_path file_path;
     json_t *header;
     int64_t header_used, data_end;
     msi_outcome own; /* its failure, which the commit brings to all ranks */
@@ -70,11 +72,6 @@ static void writer_free(ms_checkpoint_writer *w)
     json_decref(w->report);
     json_decref(w->keys);
     json_decref(w->header);
-    free(w->file_path);
-    free(w->name);
-    free(w->root);
-    free(w->path);
-    free(w->folder);
     free(w);
 }
 
@@ -84,7 +81,7 @@ static void remove_written(const ms_checkpoint_writer *w)
 {
     bool others;
 
-    if (w->rank == 0 && w->folder != NULL) {
+    if (w->rank == 0 && w->lock >= 0) {
         msi_folder_retire(w->folder, w->path, &others);
     }
 }
@@ -110,7 +107,7 @@ static ms_status make_folder(ms_checkpoint_writer *w)
     MS_TRY(msi_checkpoint_check_target(w->root, w->name));
     MS_TRY(msi_io_mkdir_all(w->root));
     MS_TRY(msi_folder_sweep(w->root, w->name));
-    MS_TRY(msi_temporary_new(&w->lock, &w->folder, w->nonce, owner.mark, w->path, true));
+    MS_TRY(msi_temporary_new(&w->lock, w->folder, w->nonce, owner.mark, w->path, true));
     return msi_owner_check(w->root, w->name, &owner);
 }
 
@@ -127,16 +124,15 @@ static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const cha
     w->rank = ms_comm_rank(comm);
     w->world = ms_comm_size(comm);
     w->fd = w->lock = -1;
-    w->name = strdup(name);
-    w->root = strdup(root);
-    w->path = msi_io_path("%s/%s", root, name);
+    MS_TRY(check_name(name));
+    snprintf(w->name, sizeof(w->name), "%s", name);
+    MS_TRY(msi_path_set(w->root, "%s", root));
+    MS_TRY(msi_path_set(w->path, "%s/%s", root, name));
     w->report = msi_report_new();
     w->keys = json_object();
-    if (w->name == NULL || w->root == NULL || w->path == NULL || w->report == NULL ||
-        w->keys == NULL) {
+    if (w->report == NULL || w->keys == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to write a checkpoint");
     }
-    MS_TRY(check_name(name));
     return w->rank == 0 ? make_folder(w) : MS_OK;
 }
 
@@ -146,10 +142,7 @@ static ms_status begin_together(ms_checkpoint_writer *w, const msi_outcome *all)
     MS_TRY(msi_outcome_same_path(all, w->comm, "saves checkpoint"));
     if (w->rank != 0) {
         memcpy(w->nonce, all[0].nonce, sizeof(w->nonce));
-        w->folder = msi_temporary_path(w->path, w->nonce);
-        if (w->folder == NULL) {
-            msi_outcome_keep(&w->own, MS_OUT_OF_MEMORY);
-        }
+        msi_outcome_keep(&w->own, msi_temporary_path(w->folder, w->path, w->nonce));
     }
     return MS_OK;
 }
@@ -183,15 +176,9 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
 
 static ms_status open_file(ms_checkpoint_writer *w)
 {
-    free(w->file_path);
-    json_decref(w->header);
-    w->file_path = NULL;
-    w->header = NULL;
     msi_shard_name(w->file_name, w->rank, w->world, w->n_files);
-    w->file_path = msi_io_path("%s/%s", w->folder, w->file_name);
-    if (w->file_path == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
+    MS_TRY(msi_path_set(w->file_path, "%s/%s", w->folder, w->file_name));
+    json_decref(w->header);
     w->header = msi_st_header_new();
     if (w->header == NULL) {
         return MS_OUT_OF_MEMORY;
@@ -285,7 +272,7 @@ ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key, const ms_p
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a key of a checkpoint");
     }
     if (w->own.status != MS_OK) {
-        return MS_OK; /* commit will say so, on all ranks */
+        return MS_OK; /* the commit fails on all ranks */
     }
     held = *extent;
     if (local == NULL) {

@@ -2,7 +2,7 @@
  * the parent of whatever they leave behind, however that was started; so none of this depends on
  * other children of the process that launches, or touches them.
  *
- * Both talk over a socket: the keeper says which rank has ended and how, the launcher which rank
+ * They have a socket: the keeper sends which rank has ended and how, the launcher which rank
  * gets which signal. Who signals is who reaps, so a signal never meets another process with the
  * same number. When the launcher dies, or drops its end, the keeper ends everything. */
 #include "launch.h"

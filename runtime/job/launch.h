@@ -38,7 +38,7 @@ struct ms_launch {
 
 /* -- launch.c ---------------------------------------------------------------------------------- */
 void msi_launch_free(ms_launch *launch);
-/* Why the program could not be run, which execve() told by `error`. */
+/* Why the program could not be run, by execve()'s `error`. */
 const char *msi_launch_why(const ms_launch *launch, int error);
 
 /* -- relay.c ----------------------------------------------------------------------------------- */
@@ -52,7 +52,7 @@ void msi_launch_hear_signals(const ms_launch *launch);
 /* Pipes for what ranks print. */
 ms_status msi_output_new(msi_output **out, int32_t n);
 void msi_output_free(msi_output *o);
-/* In a rank: print into its pipes. Async-signal-safe. False: errno says why not. */
+/* In a rank: print into its pipes. Async-signal-safe. False: errno has the reason. */
 bool msi_output_enter(const msi_output *o, int32_t rank);
 /* All ranks have been started: close their ends. */
 void msi_output_started(msi_output *o);

@@ -16,11 +16,11 @@
 #include <unistd.h>
 
 enum {
-    LINE = 64 * 1024, /* a longer one is printed in pieces */
-    QUEUE = 2 * LINE, /* with room for the prefix and end of one line */
-    AROUND = 32,      /* prefix and end of a line */
-    PIECE = 8192,     /* taken from a pipe in a round, so that no rank delays the others */
-    PIPE = 64 * 1024  /* bytes that a pipe holds */
+    LINE = 1024 * 1024, /* a longer one is printed in pieces */
+    AROUND = 32,        /* prefix and end of a line */
+    QUEUE = 64 * 1024,  /* more for one longer line */
+    PIECE = 8192,       /* taken from a pipe in a round, so that no rank delays the others */
+    PIPE = 64 * 1024    /* bytes that a pipe holds */
 };
 
 /* Where the launcher prints. */
@@ -28,12 +28,12 @@ typedef struct sink {
     int32_t fd;
     bool gone;        /* nobody will ever read */
     int32_t lost;     /* errno of the first write that lost lines; 0: none has */
-    bool told;        /* ... on stderr */
+    bool reported;    /* ... on stderr */
     int64_t moved_at; /* the last time that nothing waited, or something was written */
     int32_t turn;     /* the source that comes first in the next round */
     bool full;        /* the queue had no room for a line of this round */
     int32_t n;
-    char bytes[QUEUE];
+    char bytes[LINE + AROUND];
 } sink;
 
 /* One stream of a rank. */
@@ -119,10 +119,10 @@ static void tell_loss(msi_output *o)
 {
     sink *out = &o->sink[0], *err = sink_of(o, 1);
 
-    if (out->lost == 0 || out->told || err == out || err->n + PIECE > QUEUE) {
+    if (out->lost == 0 || out->reported || err == out || err->n + PIECE > QUEUE) {
         return;
     }
-    out->told = true;
+    out->reported = true;
     err->n += snprintf(err->bytes + err->n, PIECE,
                        "moonshard: lines of the ranks are lost: cannot write to stdout: %s\n",
                        strerror(out->lost));
@@ -140,7 +140,7 @@ static bool put_line(sink *to, const source *from, const char *line, int32_t n, 
     if (to->n + n + AROUND > QUEUE) {
         flush_sink(to);
     }
-    to->full = to->n + n + AROUND > QUEUE;
+    to->full = to->n > 0 && to->n + n + AROUND > QUEUE;
     if (to->full) {
         return false;
     }
@@ -174,10 +174,9 @@ static void put_lines(sink *to, source *from, bool last)
         if (n == 0 && !last && !cut) {
             break;
         }
-        if (!put_line(to, from, from->line + at, n > 0 ? n : left,
-                      n > 0 ? ""
-                      : cut ? " ...\n"
-                            : "\n")) {
+        const char *end = n > 0 ? "" : cut ? " ...\n" : "\n";
+
+        if (!put_line(to, from, from->line + at, n > 0 ? n : left, end)) {
             break;
         }
         at += n > 0 ? n : left;
@@ -209,10 +208,11 @@ static bool move_source(sink *to, source *from)
         from->n = 0;
         return false;
     }
-    const bool got = from->fd >= 0 && from->n < LINE && read_piece(from);
+    const bool waits = line_of(from->line, from->n) > 0 || from->n == LINE; /* for room */
+    const bool got = from->fd >= 0 && !waits && read_piece(from);
 
     put_lines(to, from, !got && (from->ended || from->fd < 0));
-    return got || to->full;
+    return got || waits;
 }
 
 /* A round of all that print into this sink, as far as it has room. */

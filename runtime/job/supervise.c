@@ -250,7 +250,7 @@ static bool can_warn(void)
     return poll(&err, 1, 0) == 1;
 }
 
-/* As ranks do in a wait (msi_announce()), which say it first. */
+/* As ranks do in a wait (msi_announce()), which come first. */
 static void announce_wait(supervisor *s)
 {
     int64_t now = msi_now_ns(), since = now - s->looked_at;

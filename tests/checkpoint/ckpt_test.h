@@ -9,7 +9,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -203,45 +202,6 @@ static inline void spill(const char *path, const void *bytes, size_t n)
     assert_int_equal(n, pwrite(fd, bytes, n, 0));
     assert_int_equal(0, ftruncate(fd, (off_t)n));
     assert_int_equal(0, close(fd));
-}
-
-/* Change the manifest of a checkpoint and give it its own hash again, as somebody who means harm
- * would: XXH3 of the object without "xxh3", compact, keys sorted. */
-static inline void change_manifest(const char *folder, void (*change)(json_t *root))
-{
-    const char *path = inside(folder, "manifest.json");
-    json_t *root = json_load_file(path, 0, NULL);
-    char hex[17], *text;
-
-    assert_non_null(root);
-    if (change != NULL) {
-        change(root);
-    }
-    json_object_del(root, "xxh3");
-    text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
-    snprintf(hex, sizeof(hex), "%016llx",
-             (unsigned long long)ms_hash_bytes(text, (int64_t)strlen(text)));
-    free(text);
-    json_object_set_new(root, "xxh3", json_string(hex));
-    text = json_dumps(root, 0);
-    spill(path, text, strlen(text));
-    free(text);
-    json_decref(root);
-}
-
-static inline json_t *entry_of(json_t *root, const char *array, size_t i)
-{
-    return json_array_get(json_object_get(root, array), i);
-}
-
-static inline json_t *first_piece(json_t *root)
-{
-    return entry_of(entry_of(root, "tensors", 0), "pieces", 0);
-}
-
-static inline void set(json_t *object, const char *key, const char *json)
-{
-    assert_int_equal(0, json_object_set_new(object, key, json_loads(json, JSON_DECODE_ANY, NULL)));
 }
 
 #endif

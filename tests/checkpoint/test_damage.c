@@ -2,6 +2,8 @@
  * that names the file, or exactly what was saved; never a crash, never other numbers. */
 #include "ckpt_test.h"
 
+#include <jansson.h>
+
 #define SHARD "rank-00000-of-00001.safetensors"
 
 static void test_checkpoint_damage__any_changed_byte_of_a_manifest_is_found(void **state)
@@ -122,142 +124,83 @@ static void test_checkpoint_damage__missing_cut_linked_and_foreign_files_are_ref
 
 /* -- hostile manifests, whose own hash is right ------------------------------------------------ */
 
-static void outside_file(json_t *root)
-{
-    set(entry_of(root, "files", 0), "name", "\"../s/" SHARD "\"");
-}
-static void file_of_another_world(json_t *root)
-{
-    set(entry_of(root, "files", 0), "name", "\"rank-00000-of-00002.safetensors\"");
-}
-static void control_characters(json_t *root)
-{
-    set(entry_of(root, "files", 0), "name", "\"\\u001b[2Jrank\\n\"");
-}
-static void text_meta_step(json_t *root)
-{
-    set(json_object_get(root, "meta"), "step", "\"30\"");
-}
-static void negative_size(json_t *root)
-{
-    set(entry_of(root, "files", 0), "size", "-1");
-}
-static void short_hash(json_t *root)
-{
-    set(entry_of(root, "files", 0), "xxh3", "\"0123\"");
-}
-static void file_out_of_range(json_t *root)
-{
-    set(first_piece(root), "file", "1");
-}
-static void late_start(json_t *root)
-{
-    set(first_piece(root), "start", "1");
-}
-static void too_many_elements(json_t *root)
-{
-    set(first_piece(root), "numel", "34");
-}
-static void too_few_elements(json_t *root)
-{
-    set(first_piece(root), "numel", "32");
-}
-static void overlapping_pieces(json_t *root)
-{
-    json_t *pieces = json_object_get(entry_of(root, "tensors", 0), "pieces");
-
-    json_array_append_new(pieces, json_deep_copy(json_array_get(pieces, 0)));
-}
-static void offset_past_the_end(json_t *root)
-{
-    set(first_piece(root), "offset", "65600");
-}
-static void shape_that_overflows(json_t *root)
-{
-    set(entry_of(root, "tensors", 0), "shape", "[4294967296, 4294967296, 4294967296]");
-}
-static void nine_dimensions(json_t *root)
-{
-    set(entry_of(root, "tensors", 0), "shape", "[33,1,1,1,1,1,1,1,1]");
-}
-static void unknown_dtype(json_t *root)
-{
-    set(entry_of(root, "tensors", 0), "dtype", "\"F33\"");
-}
-static void wider_dtype(json_t *root)
-{
-    set(entry_of(root, "tensors", 0), "dtype", "\"F64\"");
-}
-static void same_key_twice(json_t *root)
-{
-    set(entry_of(root, "tensors", 1), "key", "\"model/a\"");
-}
-static void no_tensors(json_t *root)
-{
-    json_object_del(root, "tensors");
-}
-static void newer_version(json_t *root)
-{
-    set(root, "version", "2");
-}
-static void meta_no_object(json_t *root)
-{
-    set(root, "meta", "3");
-}
+#define FILE_0 "files/0/"
+#define TENSOR "tensors/0/"
+#define PIECE "{\"file\": 0, \"start\": 0, \"numel\": 33, \"offset\": 65536}"
 
 static const struct {
-    void (*change)(json_t *root);
+    const char *where, *json; /* what becomes of this field */
     const char *message;
 } hostile[] = {
-    {outside_file, "file name '../s/" SHARD "' is none of a checkpoint of 1 ranks"},
-    {file_of_another_world, "expected one like rank-00000-of-00001.safetensors"},
-    {control_characters, "'name' of a file is '\\x1b[2Jrank\\x0a', which has control characters"},
-    {text_meta_step, "'step' of the meta data is a string, expected an integer from 0 to 2^53"},
-    {negative_size, "'size' of " SHARD " is negative"},
-    {short_hash, "is '0123', expected 16 hex digits"},
-    {file_out_of_range, "lies in file 1, expected below 1"},
-    {late_start, "a piece [1, + 33), expected one from 0"},
-    {too_many_elements, "a piece [0, + 34), expected one from 0 that ends by 33"},
-    {too_few_elements, "has pieces for 32 elements, expected 33"},
-    {overlapping_pieces, "a piece [0, + 33), expected one from 33"},
-    {offset_past_the_end, "lies at byte 65600"},
-    {shape_that_overflows, "is none"},
-    {nine_dimensions, "9 dimensions, expected"},
-    {unknown_dtype, "unknown dtype 'F33'"},
-    {wider_dtype, "expected within its"},
-    {same_key_twice, "'model/a' is there twice"},
-    {no_tensors, "'tensors' of the manifest is nothing, expected an array"},
-    {newer_version, "has version 2, expected 1 to 1"},
-    {meta_no_object, "'meta' of the manifest is an integer, expected an object"},
+    {FILE_0 "name", "\"../s/" SHARD "\"", "'../s/" SHARD "' is none of a checkpoint of 1 ranks"},
+    {FILE_0 "name", "\"/etc/passwd\"", "'/etc/passwd' is none of a checkpoint of 1 ranks"},
+    {FILE_0 "name", "\"rank-00000-of-00002.safetensors\"", "expected one like rank-00000-of-00001"},
+    {FILE_0 "name", "\"\\u001b[2Jrank\\n\"", "'\\x1b[2Jrank\\x0a', which has control characters"},
+    {FILE_0 "size", "-1", "'size' of " SHARD " is negative"},
+    {FILE_0 "xxh3", "\"0123\"", "is '0123', expected 16 hex digits"},
+    {"meta/step", "\"30\"", "'step' of the meta data is a string, expected an integer from 0 to"},
+    {"meta", "3", "'meta' of the manifest is an integer, expected an object"},
+    {"version", "2", "has version 2, expected 1 to 1"},
+    {"tensors", "{}", "'tensors' of the manifest is an object, expected an array"},
+    {"tensors/1/key", "\"model/a\"", "'model/a' is there twice"},
+    {TENSOR "shape", "[4294967296, 4294967296, 4294967296]", "is none"},
+    {TENSOR "shape", "[-33]", "is none"},
+    {TENSOR "shape", "[33,1,1,1,1,1,1,1,1]", "9 dimensions, expected"},
+    {TENSOR "dtype", "\"F33\"", "unknown dtype 'F33'"},
+    {TENSOR "dtype", "\"F64\"", "expected within its"},
+    {TENSOR "pieces", "[" PIECE ", " PIECE "]", "a piece [0, + 33), expected one from 33"},
+    {TENSOR "pieces/0/file", "1", "lies in file 1, expected below 1"},
+    {TENSOR "pieces/0/start", "1", "a piece [1, + 33), expected one from 0"},
+    {TENSOR "pieces/0/numel", "34", "a piece [0, + 34), expected one from 0 that ends by 33"},
+    {TENSOR "pieces/0/numel", "32", "has pieces for 32 elements, expected 33"},
+    {TENSOR "pieces/0/offset", "65600", "lies at byte 65600"},
+    {TENSOR "pieces/0/offset", "9223372036854775807", "lies at byte 9223372036854775807"},
 };
 
-/* A manifest whose text is put back after each change. */
-static const char *hostile_folder(const char *root, char **text, size_t *n)
+/* Set the field at `where`, as "tensors/0/key", in a manifest and give it its own hash again, as
+ * somebody who means harm would: XXH3 of the object without "xxh3", compact, keys sorted. */
+static void change_manifest(const char *path, const char *where, const char *json)
 {
-    static char folder[400];
+    json_t *root = json_load_file(path, 0, NULL), *at = root;
+    const char *slash;
+    char hex[17];
 
-    snprintf(folder, sizeof(folder), "%s/s", root);
-    assert_ok(save_small(root, "s", 3));
-    change_manifest(folder, NULL); /* resealing alone changes nothing */
-    assert_ok(load_small(folder, 3));
-    *text = slurp(inside(folder, "manifest.json"), n);
-    return folder;
+    while ((slash = strchr(where, '/')) != NULL) {
+        char name[32];
+
+        snprintf(name, sizeof(name), "%.*s", (int)(slash - where), where);
+        at = json_is_array(at) ? json_array_get(at, (size_t)atoi(name)) : json_object_get(at, name);
+        where = slash + 1;
+    }
+    assert_int_equal(0, json_object_set_new(at, where, json_loads(json, JSON_DECODE_ANY, NULL)));
+    json_object_del(root, "xxh3");
+    char *text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
+
+    snprintf(hex, sizeof(hex), "%016llx",
+             (unsigned long long)ms_hash_bytes(text, (int64_t)strlen(text)));
+    json_object_set_new(root, "xxh3", json_string(hex));
+    assert_int_equal(0, json_dump_file(root, path, 0));
+    json_decref(root);
+    free(text);
 }
 
 static void test_checkpoint_damage__hostile_manifests_are_refused(void **state)
 {
-    char *text;
+    const char *folder = inside(path_of("hostile"), "s"), *path = inside(folder, "manifest.json");
+    ms_checkpoint *c;
     size_t n;
-    const char *folder = hostile_folder(path_of("hostile"), &text, &n);
 
-    for (size_t i = 0; i < sizeof(hostile) / sizeof(hostile[0]); i++) {
-        ms_checkpoint *c;
+    assert_ok(save_small(path_of("hostile"), "s", 3));
+    char *text = slurp(path, &n);
 
-        change_manifest(folder, hostile[i].change);
+    change_manifest(path, "meta/seed", "3"); /* the same again, spaced otherwise */
+    assert_ok(load_small(folder, 3));
+    for (int32_t i = 0; i < MSI_COUNT(hostile); i++) {
+        spill(path, text, n);
+        change_manifest(path, hostile[i].where, hostile[i].json);
         assert_fails(MS_FORMAT_ERROR, hostile[i].message, ms_checkpoint_open(&c, folder));
         assert_non_null(strstr(ms_error_message(), "manifest.json"));
         assert_null(c);
-        spill(inside(folder, "manifest.json"), text, n);
     }
     free(text);
 }

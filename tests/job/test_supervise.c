@@ -12,59 +12,16 @@
 
 enum { LINES = 20000 };
 
-/* Leave children that print until nobody reads it, so much that there is always more. */
-static int leave_a_flood(void)
-{
-    char block[4096];
-
-    for (size_t i = 0; i < sizeof(block); i++) {
-        block[i] = i % 2 == 0 ? 'y' : '\n';
-    }
-    for (int32_t i = 0; i < 3; i++) {
-        if (fork() == 0) {
-            for (;;) {
-                (void)!write(STDOUT_FILENO, block, sizeof(block));
-            }
-        }
-    }
-    fprintf(stderr, "kept by %d\n", (int)getppid());
-    sleep_ms(60000);
-    return 0;
-}
-
-enum { LAST_LINES = 2000 };
-
-/* As many lines as find room in pipes and queue though nobody reads. */
-static int print_and_fail(void)
-{
-    for (int32_t i = 0; i < LAST_LINES; i++) {
-        printf("line %05d %60s\n", i, "");
-    }
-    return 3;
-}
-
 /* What this executable does as `test rank <what>`. */
 static int rank_program(const char *what)
 {
     ms_dist_info info;
     ms_comm *world;
 
-    if (strcmp(what, "flood") == 0) {
-        return leave_a_flood();
-    }
-    if (strcmp(what, "fail") == 0) {
-        return print_and_fail();
-    }
-    if (strcmp(what, "late") == 0 && strcmp(getenv("MOONSHARD_RANK"), "1") == 0) {
-        sleep_ms(1700);
-    }
     if (ms_comm_world(&world) != MS_OK) {
         return 9;
     }
     ms_dist_info_get(&info);
-    if (strcmp(what, "late") == 0) {
-        return ms_comm_barrier(world) == MS_OK ? 0 : 3;
-    }
     if (strcmp(what, "lines") == 0 || info.rank == 0) {
         for (int32_t i = 0; i < LINES; i++) {
             printf("line %05d of %d %60s\n", i, info.rank, "");
@@ -223,35 +180,6 @@ static void test_job_supervise__ends_ranks_whose_reader_has_gone(void **state)
     close(ends[1]);
 }
 
-static void test_job_supervise__says_who_has_not_joined(void **state)
-{
-    char said[512], expected[512], does[32];
-    int ends[2], late, waits;
-
-    (void)state;
-    setenv("MS_COMM_ANNOUNCE", "1", 1);
-    pid_t pid = start_launcher(2, "late", ends);
-
-    unsetenv("MS_COMM_ANNOUNCE");
-    read_all(ends[1], said, sizeof(said), 20000);
-    assert_int_equal(code_of(pid), 0);
-    const char *pids = strstr(said, "(pid ");
-
-    assert_non_null(pids);
-    assert_int_equal(
-        sscanf(pids, "(pid %d, %31[^)]) has not joined, rank 0 (pid %d)", &late, does, &waits), 3);
-    snprintf(expected, sizeof(expected),
-             "[rank 0] moonshard: UserWarning: rank 0 has waited 1 s in barrier (sequence 1) for "
-             "rank 1; last calls: rank 1 (pid %d, %s) has not joined, rank 0 (pid %d): "
-             "barrier() (sequence 1)\n",
-             late, does, waits);
-    assert_string_equal(said, expected);
-    close(ends[0]);
-    close(ends[1]);
-}
-
-/* -- what is closed, refused, ignored ---------------------------------------------------------- */
-
 static ms_status meet(void *user, int32_t rank)
 {
     ms_comm *world;
@@ -264,8 +192,6 @@ static ms_status meet(void *user, int32_t rank)
     msi_segment_free(&s);
     return ms_comm_barrier(world);
 }
-
-/* -- signals while ranks start ----------------------------------------------------------------- */
 
 /* -- ranks that do not end --------------------------------------------------------------------- */
 
@@ -361,7 +287,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_job_supervise__hears_a_death_though_nobody_reads_its_output),
         cmocka_unit_test(test_job_supervise__loses_no_line_of_a_slow_reader),
         cmocka_unit_test(test_job_supervise__ends_ranks_whose_reader_has_gone),
-        cmocka_unit_test(test_job_supervise__says_who_has_not_joined),
         cmocka_unit_test(test_job_supervise__says_who_has_not_ended),
     };
 

@@ -19,19 +19,19 @@ typedef struct ms_checkpoint_loader ms_checkpoint_loader;
 
 /**
  * Begin writing `<root>/<name>`, all or nothing: files go to a temporary folder beside it, are
- * synced, and the folder is renamed by ms_checkpoint_commit(). What a writer of this name left when
- * it died is removed. Collective, with one outcome on all ranks.
- * A checkpoint of this name is replaced as a whole, whatever was in it.
+ * synced, and ms_checkpoint_commit() renames the folder. What a writer of this name left when it
+ * died is removed. A checkpoint of this name is replaced as a whole. Collective, with one outcome
+ * on all ranks.
  * @param root  folder of checkpoints, made when missing; equal on all ranks
  * @param name  a plain file name, equal on all ranks; "latest", "....old" and "....tmp-..." are
  *              reserved
- * A folder with the name of a step (ms_checkpoint_step_name()) is one, also when a prune has left
- * nothing in it but what others put there: that moves aside, with a warning that says where.
- * Ranks: those of `comm`, which all that is saved is of; groups of a job save side by side, each
- * under a path of its own, and checkpoints that are named by steps under one root are one group's.
+ * A folder with the name of a step (ms_checkpoint_step_name()) is replaced, too, when it holds only
+ * files of others: these move aside, and a warning says where.
+ * Groups of a job save side by side, each under a path of its own. Checkpoints that are named by
+ * steps under one root belong to one group.
  * @return MS_VALUE_ERROR also when something else than a checkpoint is at `<root>/<name>`, or
- *         another group of the job (of other ranks) writes or has saved it, or any of a step where
- *         `name` is that of a step; MS_IO_ERROR when a folder is that may not be opened
+ *         another group of the job writes or has saved it (any step, where `name` is that of a
+ *         step)
  */
 MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
                                      const char *name);
@@ -39,8 +39,8 @@ MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, 
  * Add this rank's elements of one tensor. Every rank adds the same keys in the same order; a rank
  * that holds nothing passes `local` NULL. Elements that several ranks hold are given by one of
  * them: a commit refuses a tensor of which an element was added by none or by several
- * (MS_VALUE_ERROR). A failure of the disk is kept and told by ms_checkpoint_commit() to all ranks,
- * so that they fail together.
+ * (MS_VALUE_ERROR). A failure of the disk is kept until ms_checkpoint_commit(), which fails on all
+ * ranks together.
  * @param key     unique, e.g. "model/h.0.attn.qkv.weight" or "optim/0/exp_avg/<parameter>"
  * @param extent  where the elements belong in the whole tensor
  * @param local   1-D, extent->numel elements; read at once
@@ -48,10 +48,10 @@ MS_API ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, 
 MS_API ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key,
                                    const ms_param_extent *extent,
                                    MS_NULLABLE const ms_tensor *local);
-/** Say something that every rank says alike, in the same order: the commit fails on all ranks when
- * one says something else, and names the first difference. It is not written.
+/** A fact that is the same on all ranks, which add their facts in the same order: the commit fails
+ * on all ranks when one differs, and names the first difference. It is not written.
  * @param what  what it is about, e.g. "config"
- * @return MS_OK: a failure is told by the commit
+ * @return MS_OK: the commit returns a failure
  */
 MS_API ms_status ms_checkpoint_same(ms_checkpoint_writer *w, const char *what, const char *text);
 /** The caller cannot go on, for a reason of its own: the commit will fail on all ranks and name it.
@@ -67,9 +67,9 @@ MS_API ms_status ms_checkpoint_commit(ms_checkpoint_writer *w, MS_NULLABLE const
 /** Give a checkpoint up: rank 0 removes what was written. Frees `w`. */
 MS_API void ms_checkpoint_discard(ms_checkpoint_writer *w);
 
-/** Open for reading, checking manifest and file sizes. All files are of one checkpoint, and what is
- * read stays that one when another replaces it or it is removed. MS_FORMAT_ERROR names file, found
- * and expected; MS_IO_ERROR the system's reason. */
+/** Open for reading, checking manifest and file sizes. The manifest becomes one tree in memory,
+ * some twenty times its text. Files stay open, so that the same checkpoint is read when another
+ * replaces it. MS_FORMAT_ERROR names file, found and expected; MS_IO_ERROR the system's reason. */
 MS_API ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path);
 MS_API void ms_checkpoint_close(ms_checkpoint *c);
 /** The folder that was opened. Borrowed from `c`. */
@@ -99,22 +99,19 @@ MS_API ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key,
 MS_API ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm,
                                           const char *path);
 /** The same with the checkpoint under rank 0's `root` that was saved last, where the link `latest`
- * points, or when it is not there or not intact, the newest by step that every rank finds intact;
- * rank 0 reports the others with ms_warn(). `*out` is NULL when there is none at all; where there
- * are some and none is intact it is MS_FORMAT_ERROR, which says what is wrong with each. What
- * counts as a checkpoint: a folder (no link to one) that holds a manifest or files of ranks, and is
- * not what a writer left that died before it could publish. The link `<root>/latest` may lead to it
- * by any spelling; one that leads to none of these is a warning, and MS_FORMAT_ERROR where there is
- * none. A folder in the place of that link, as a copy that follows links makes it, is a broken
- * one. MS_IO_ERROR where the one whose turn it is cannot be read now, which may be for want of
- * permission; a folder that may not be opened, has no step's name and is not the latest is a
- * warning. Other processes may save and prune meanwhile: what they remove is not broken.
- * Collective. */
+ * points. When it is not there or not intact: the newest by step that every rank finds intact; rank
+ * 0 reports the others with ms_warn(). `*out` is NULL when there is none at all. MS_FORMAT_ERROR
+ * when there are some and none is intact, or when `latest` leads to none.
+ * A checkpoint is a folder (no link to one) that holds a manifest or files of ranks and is not
+ * temporary. A folder in the place of the link, as a copy that follows links makes it, is a broken
+ * one. MS_IO_ERROR where one that is named by a step cannot be read now; another folder that may
+ * not be opened is a warning. Other processes may save and prune meanwhile: what they remove is not
+ * broken, and MS_IO_ERROR when nothing else was listed. Collective. */
 MS_API ms_status ms_checkpoint_load_latest(ms_checkpoint_loader **out, ms_comm *comm,
                                            const char *root);
 /** As ms_checkpoint_load_latest(), of the checkpoints that are named by their own steps, as
- * ms_checkpoint_step_name() has it. Where one of another name would have been taken, a warning
- * names both. `*out` is NULL also when there are intact ones of other names only. MS_VALUE_ERROR
+ * ms_checkpoint_step_name() has it. Where `latest` points at one of another name, a warning names
+ * both. `*out` is NULL also when there are intact ones of other names only. MS_VALUE_ERROR
  * where another group of the job saves such. Collective. */
 MS_API ms_status ms_checkpoint_load_latest_step(ms_checkpoint_loader **out, ms_comm *comm,
                                                 const char *root);
@@ -147,9 +144,9 @@ MS_API void ms_checkpoint_load_discard(ms_checkpoint_loader *l);
 MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
 /** Keep `keep` checkpoints under `root`: the one that was saved last, where the link `latest`
  * points, then the newest by step; a warning when one of these has a greater step than the first.
- * Remove the others and leftovers of writers that died; those that are broken, or cannot be read
- * now, count for none and stay, for people to look at. Only files that a checkpoint consists of are
- * removed, no link is followed, and what cannot be removed is a warning. */
+ * Remove the others and leftovers of writers that died; broken ones are not counted and stay. Only
+ * files that a checkpoint consists of are removed, no link is followed, and what cannot be removed
+ * is a warning. */
 MS_API ms_status ms_checkpoint_prune(const char *root, int32_t keep);
 /** The name under which checkpoints of one run are told apart: "step-00000010". Valid until the
  * next call in this thread. */

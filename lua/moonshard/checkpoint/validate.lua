@@ -10,23 +10,23 @@ local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
 local sharding = require 'moonshard_ffi.fsdp'
 
-local given = {}
+local validate = {}
 
 --- A path is a text with something in it.
-function given.path(what, name, value)
+function validate.path(what, name, value)
   if arguments.text(what, name, value) == '' then
     errors.raise('ValueError', "%s: '%s' is empty, expected a path", what, name)
   end
 end
 
 --- What is saved and restored.
-given.PARTS = { 'model', 'optimizer', 'loader' }
+validate.PARTS = { 'model', 'optimizer', 'loader' }
 --- Names of the options of all that saves and restores.
-given.OPTIONS = { 'model', 'optimizer', 'loader', 'process_group' }
+validate.OPTIONS = { 'model', 'optimizer', 'loader', 'process_group' }
 -- The mark by which each is known.
 local MARKS = { model = '_is_module', optimizer = '_is_optimizer', loader = '_is_loader' }
 
-function given.part(what, name, part)
+function validate.part(what, name, part)
   local is_object = type(part) == 'table' and rawget(part, '_name') == nil
   if not (is_object and part[MARKS[name]] == true) then
     arguments.refuse(what, name, part, 'the ' .. name .. ' itself')
@@ -49,7 +49,7 @@ local function params_of(name, part)
 end
 
 --- In a fake group nobody holds what the other ranks would save or check.
-function given.check_real(what, name, part)
+function validate.check_real(what, name, part)
   for _, param in ipairs(params_of(name, part)) do
     local manager = parameter.manager(param)
     if manager and sharding.is_fake(manager.process_group) then
@@ -60,12 +60,12 @@ function given.check_real(what, name, part)
 end
 
 ---@return string[] names  of those that are there, one at least
-function given.parts(what, opts)
+function validate.parts(what, opts)
   local names = {}
-  for _, name in ipairs(given.PARTS) do
+  for _, name in ipairs(validate.PARTS) do
     if opts[name] ~= nil then
-      given.part(what, name, opts[name])
-      given.check_real(what, name, opts[name])
+      validate.part(what, name, opts[name])
+      validate.check_real(what, name, opts[name])
       names[#names + 1] = name
     end
   end
@@ -85,7 +85,7 @@ end
 -- The group over which model and optimizer are sharded, and which of them says so.
 local function sharded_over(what, opts)
   local group, owner
-  for _, name in ipairs(given.PARTS) do
+  for _, name in ipairs(validate.PARTS) do
     local its, another = members.of(opts[name] ~= nil and params_of(name, opts[name]) or {})
     if its and group and its ~= group then
       refuse_two(what, name, its, 'the ' .. owner, group)
@@ -102,7 +102,7 @@ end
 --- deals to others. What no unit holds goes with `process_group`, else with the loader's, else with
 --- all ranks.
 ---@return ffi.cdata*
-function given.group(what, opts)
+function validate.group(what, opts)
   local asked, loader = opts.process_group, opts.loader
   local group, owner = sharded_over(what, opts)
   if asked ~= nil then
@@ -125,4 +125,4 @@ function given.group(what, opts)
   return group or asked or loaders or B.world()
 end
 
-return given
+return validate
