@@ -37,7 +37,7 @@ typedef struct edge {
 
 #define ANY 1234
 
-#define EDGE(name, CALL)                                                                            \
+#define EDGE(name, CALL)                                                                           \
     static ms_status name(ms_tensor **out, ms_tensor *x, double p)                                 \
     {                                                                                              \
         (void)p;                                                                                   \
