@@ -1,8 +1,9 @@
 --- luajit misuse.lua SEED COUNT PART PARTS PROGRESS
 ---
---- Calls every public function that has a signature wrongly: each argument in turn is each kind of rubbish, each option
---- too, one argument more, then COUNT random mixtures. What may not happen is printed, one line
---- each. The call being made stands in the file PROGRESS, so that a crash or a hang is found.
+--- Calls every public function that has a signature wrongly: each argument in turn is each kind of
+--- rubbish, each option too, one argument more, then COUNT random mixtures. What may not happen is
+--- printed, one line each. The call being made stands in the file PROGRESS, so that a crash or a
+--- hang is found.
 
 local ms = require 'moonshard'
 local B = require 'moonshard_ffi'
