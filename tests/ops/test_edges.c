@@ -739,6 +739,67 @@ static void test_ops_edges__network_operators_refuse(void **state)
                  outcome(ms_op_cross_entropy(&out, a, low, -1, MS_REDUCTION_SUM), &out));
 }
 
+/* -- what meta tensors are --------------------------------------------------------------------- */
+
+static void test_ops_edges__meta_shapes_are_as_large_as_one_likes(void **state)
+{
+    const int64_t wide[2] = {1 << 20, 1 << 20};
+    ms_tensor *x, *y, *z;
+    ms_tensor_info info;
+
+    (void)state;
+    assert_ok(ms_tensor_meta(&x, MS_DTYPE_BF16, 2, wide));
+    assert_ok(ms_op_matmul(&y, x, x));
+    assert_ok(ms_op_sum(&z, y, 1, false));
+    assert_ok(ms_tensor_describe(z, &info));
+    assert_int_equal(info.storage_kind, MS_STORAGE_NONE);
+    assert_int_equal(info.dtype, MS_DTYPE_BF16);
+    assert_int_equal(info.ndim, 1);
+    assert_int_equal(info.shape[0], 1 << 20);
+    assert_null(info.data);
+}
+
+static void test_ops_edges__meta_results_have_no_values_and_no_graph(void **state)
+{
+    const int64_t shape[1] = {3};
+    double values[3];
+    ms_tensor *x, *y;
+
+    (void)state;
+    assert_ok(ms_tensor_meta(&x, MS_DTYPE_F32, 1, shape));
+    assert_ok(ms_tensor_set_requires_grad(x, true));
+    assert_ok(ms_op_exp(&y, x));
+    assert_false(y->requires_grad);
+    assert_null(y->grad_fn);
+    assert_fails(MS_RUNTIME_ERROR, "a meta tensor of shape (3) has no values yet",
+                 ms_tensor_to_doubles(y, values, 3));
+}
+
+/* A declared parameter is to have values: an operator that runs too early is a mistake. */
+static void test_ops_edges__parameters_without_values_are_none(void **state)
+{
+    const int64_t shape[2] = {3, 3};
+    ms_tensor *weight, *made, *view, *x, *y;
+
+    (void)state;
+    assert_ok(ms_tensor_parameter(&weight, MS_DTYPE_F32, 2, shape, MS_INIT_CONSTANT, 1, 0));
+    assert_ok(ms_tensor_meta(&made, MS_DTYPE_F32, 2, shape));
+    assert_ok(ms_tensor_make_parameter(made));
+    assert_ok(ms_tensor_set_name(weight, "w"));
+    assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, 1));
+    assert_fails(MS_RUNTIME_ERROR, "parameter 'w' has no values yet", ms_op_matmul(&y, x, weight));
+    assert_fails(MS_RUNTIME_ERROR, "has no values yet", ms_op_matmul(&y, x, made));
+    assert_ok(ms_op_permute(&view, weight, 2, (const int32_t[]){1, 0}));
+    assert_fails(MS_RUNTIME_ERROR, "parameter 'w' has no values yet", ms_op_add(&y, x, view));
+    ms_tensor_free(view);
+    ms_tensor_free(x);
+    assert_ok(ms_tensor_meta(&x, MS_DTYPE_F32, 2, shape));
+    assert_ok(ms_op_matmul(&y, x, weight)); /* what comes of a shape alone needs no values */
+    assert_int_equal(y->v.storage->kind, MS_STORAGE_NONE);
+    ms_tensor_free(made); /* no scope owns a parameter */
+    ms_tensor_free(weight);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -764,6 +825,9 @@ int main(void)
         BOOKED_TEST(test_ops_edges__elementwise_operators_refuse),
         BOOKED_TEST(test_ops_edges__shape_operators_refuse),
         BOOKED_TEST(test_ops_edges__network_operators_refuse),
+        BOOKED_TEST(test_ops_edges__meta_shapes_are_as_large_as_one_likes),
+        BOOKED_TEST(test_ops_edges__meta_results_have_no_values_and_no_graph),
+        BOOKED_TEST(test_ops_edges__parameters_without_values_are_none),
     };
 
     return cmocka_run_group_tests_name("ops/edges", tests, NULL, NULL);
