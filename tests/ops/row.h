@@ -2,10 +2,10 @@
  * must return with plain loops in long double. Rows call public functions and know no device.
  *
  * Drivers read the rows:
- *   test_values.c    values, gradients, all dtypes, strides, instruction sets, shape inference,
- * misuse, failed allocations test_edges.c     exact results and errors that random operands do not
- * reach test_programs.c  random chains of calls test_accuracy.c  units in the last place over all
- * of f32
+ *   test_values.c    values, gradients, dtypes, strides, instruction sets, shapes, misuse, memory
+ *   test_programs.c  random chains of calls
+ *   test_accuracy.c  units in the last place over all of f32
+ * test_edges.c holds exact results and errors that random operands do not reach.
  *
  * A new operator needs one row in rows/; test_values.c fails for a public operator without one. */
 #ifndef ROW_H
