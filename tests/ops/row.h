@@ -76,7 +76,7 @@ typedef struct op_row {
     void (*oracle)(const call *c, const array *const *in, array *out);
     /* Draw in[0]'s shape for c->size where not every shape fits; NULL: any. */
     void (*begin)(call *c);
-    /* Do finite differences say something for these operands? NULL: always. */
+    /* Are these operands away from poles and bends? NULL: always. */
     bool (*smooth)(const call *c, const array *const *in);
     uint32_t flags;
     real grad_error; /* of gradients, in roundings of the largest; 0: 16 */

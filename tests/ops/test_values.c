@@ -88,7 +88,7 @@ void __wrap_msi_release(msi_mem_block *block)
 
 /* -- one call ---------------------------------------------------------------------------------- */
 
-/* How gradients are asked for. */
+/* Ways to get gradients. */
 enum {
     MODE_PLAIN,
     MODE_TWICE,    /* two calls in one graph: gradients add */
@@ -337,10 +337,8 @@ static void check_gradients(call *c, ms_tensor *const *in, int32_t mode, const o
     }
     run_call(&d, wide, MODE_PLAIN, &exact);
     const real error = c->op->grad_error != 0 ? c->op->grad_error : 16;
-    const real unit = unit_of(kept_dtype(dtype, mode) == MS_DTYPE_F32 && mode >= MODE_WIDE &&
-                                      dtype == MS_DTYPE_F64
-                                  ? MS_DTYPE_F32
-                                  : dtype);
+    const real unit = unit_of(mode == MODE_ODD && dtype == MS_DTYPE_F64 ? MS_DTYPE_F32
+                                                                        : dtype); /* the kept one */
 
     for (int32_t k = 0; k < c->n_in; k++) {
         real most = 1;
@@ -389,7 +387,7 @@ static ms_tensor *meta_twin(const ms_tensor *t)
     return twin;
 }
 
-/* The operand whose memory a result shows; -1: its own. */
+/* The operand that a result is a view of; -1: none. */
 static int32_t operand_shown(const call *c, ms_tensor *const *in, const ms_tensor *out)
 {
     for (int32_t k = 0; k < c->n_in; k++) {
@@ -400,27 +398,27 @@ static int32_t operand_shown(const call *c, ms_tensor *const *in, const ms_tenso
     return -1;
 }
 
-typedef struct answer {
+typedef struct inference {
     ms_status status;
     char message[MSI_MESSAGE_BYTES];
     msi_view form;
     int32_t shown;
-} answer;
+} inference;
 
-/* Does the error speak of a value, as no meta operand has one? */
-static bool is_about_values(const answer *a)
+/* Does the error depend on a value? Meta operands have none. */
+static bool is_about_values(const inference *a)
 {
     return a->status == MS_INDEX_ERROR && strstr(a->message, ", number ") != NULL;
 }
 
-static void ask(answer *a, const call *c, ms_tensor *const *in)
+static void infer(inference *a, const call *c, ms_tensor *const *in)
 {
     ms_tensor *out = NULL;
 
-    *a = (answer){.status = c->op->run(&out, in, c)};
+    *a = (inference){.status = c->op->run(&out, in, c)};
     assert_true((a->status == MS_OK) == (out != NULL));
     if (out != NULL) {
-        a->status = msi_settle(out->ctx); /* which tells of values on a device */
+        a->status = msi_settle(out->ctx); /* a device reports bad indices then */
     }
     if (a->status != MS_OK) {
         snprintf(a->message, sizeof(a->message), "%s", ms_error_message());
@@ -432,7 +430,7 @@ static void ask(answer *a, const call *c, ms_tensor *const *in)
     ms_tensor_free(out);
 }
 
-static bool same_answer(const answer *a, const answer *b)
+static bool same_inference(const inference *a, const inference *b)
 {
     if (a->status != MS_OK) {
         return a->status == b->status && strcmp(a->message, b->message) == 0;
@@ -446,11 +444,12 @@ static bool same_answer(const answer *a, const answer *b)
     return same;
 }
 
-/* Ask of real operands, then of those where `meta` has a bit, then of none that is real: no kernel
- * may run then, and no memory be taken. @return whether the operands were right */
-static bool compare_answers(const call *c, ms_tensor *const *in, uint32_t meta)
+/* Run the call with real operands, with those in `meta` replaced by meta tensors, and with meta
+ * tensors alone. All give one form or one error, and the last two run no kernel and take no memory.
+ * @return whether the operands were right */
+static bool compare_inference(const call *c, ms_tensor *const *in, uint32_t meta)
 {
-    static answer plain, other;
+    static inference plain, other;
     ms_tensor *twins[MAX_IN] = {NULL}, *mixed[MAX_IN] = {NULL};
     ms_memory_stats before, after;
 
@@ -458,18 +457,18 @@ static bool compare_answers(const call *c, ms_tensor *const *in, uint32_t meta)
         twins[k] = meta_twin(in[k]);
         mixed[k] = meta >> k & 1 ? twins[k] : in[k];
     }
-    ask(&plain, c, in);
+    infer(&plain, c, in);
     if (is_about_values(&plain)) {
         plain.status = MS_OK;
     } else {
         ms_memory_stats_get(&before);
         kernels_run = 0;
         for (int32_t k = 0; k < 2; k++) {
-            ask(&other, c, k == 0 ? mixed : twins);
-            if (!same_answer(&plain, &other)) {
+            infer(&other, c, k == 0 ? mixed : twins);
+            if (!same_inference(&plain, &other)) {
                 describe(c, in);
                 fail_msg(
-                    "of real operands %s %s %s %s, of meta ones %s %s %s %s",
+                    "real operands give %s %s %s %s, meta ones %s %s %s %s",
                     ms_status_name(plain.status), plain.message, ms_dtype_name(plain.form.dtype),
                     msi_shape_text(plain.form.ndim, plain.form.shape), ms_status_name(other.status),
                     other.message, ms_dtype_name(other.form.dtype),
@@ -486,7 +485,7 @@ static bool compare_answers(const call *c, ms_tensor *const *in, uint32_t meta)
     return plain.status == MS_OK;
 }
 
-/* Change one thing about the call, perhaps to what the operator refuses. */
+/* Change one thing about the call. Most changes make it wrong. */
 static void spoil(call *c, uint64_t *rng)
 {
     form *f = &c->in[below(rng, c->n_in)];
@@ -515,7 +514,8 @@ static void spoil(call *c, uint64_t *rng)
     }
 }
 
-/* A call with one thing changed: the error that real operands give, if any, meta ones give too. */
+/* A call with one thing changed gives an error or a result, the same for meta operands. @return
+ * whether it was accepted */
 static bool check_misuse(const op_row *row, int32_t n)
 {
     uint64_t rng = (uint64_t)n * 0x9e3779b97f4a7c15u + 7;
@@ -529,7 +529,7 @@ static bool check_misuse(const op_row *row, int32_t n)
     for (int32_t k = 0; k < c.n_in; k++) {
         in[k] = make_leaf(&c.in[k], LEAF_PLAIN, &rng, &arrays[k]);
     }
-    const bool accepted = compare_answers(&c, in, 1u << below(&rng, c.n_in));
+    const bool accepted = compare_inference(&c, in, 1u << below(&rng, c.n_in));
 
     for (int32_t k = 0; k < c.n_in; k++) {
         ms_tensor_free(in[k]);
@@ -582,7 +582,7 @@ static void check_draw(const op_row *row, int32_t n, bool *drawn)
     assert_ok(row->run(&out, in, &c));
     compare_values(&c, in, out, &want, o.out);
     ms_tensor_free(out);
-    assert_true(row->flags & ROW_IN_PLACE || compare_answers(&c, in, 1u << below(&rng, c.n_in)));
+    assert_true(row->flags & ROW_IN_PLACE || compare_inference(&c, in, 1u << below(&rng, c.n_in)));
     run_on_all(&c, in, row->flags & ROW_IN_PLACE ? -1 : mode, want.n, &o);
     if (!(row->flags & ROW_LIBRARY)) {
         check_plain_operands(&c, in, &o);
