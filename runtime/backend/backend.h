@@ -15,7 +15,7 @@
 #define MSI_KERNELS_UNARY(X, f, gradient, saved) X(f, msi_ew_args)
 #define MSI_KERNELS_UNARY_GRADIENT(X, f, gradient, saved) X(gradient, msi_ew_args)
 
-/* Every kernel: name, argument struct. The op test's list is generated from this and the table. */
+/* Every kernel: name, argument struct. A device's table has it in the dtypes that are defined. */
 #define MSI_KERNELS(X)                                                                             \
     X(copy, msi_ew_args)    /* out = in[0], casting from in_dtype */                               \
     X(fill, msi_ew_args)    /* out = scalar[0] */                                                  \

@@ -1,5 +1,5 @@
-/* Elementwise functions of one tensor, a row each. Their kernels (backend.h, kernels/cpu/table.h)
- * and operators (autograd/ops/unary.c) are made from these rows.
+/* Elementwise functions of one tensor, a row each. Their kernels' names (backend.h) and operators
+ * (autograd/ops/unary.c) are made from these rows.
  *
  *   M(A, function, gradient, saved)  the gradient of `function` is the kernel `gradient` of the
  *                                    incoming one and of what is saved: X, the operand, or Y

@@ -38,7 +38,6 @@ static void test_autograd_compare__equal_means_shape_dtype_and_values(void **sta
     assert_false(equal(n, n));
     assert_ok(ms_tensor_empty(&e, MS_DTYPE_F32, 2, nothing));
     assert_true(equal(e, e));
-    ms_tensor_free(e);
     assert_ok(ms_tensor_fill(b, 1));
     assert_false(equal(a, b));
 }
@@ -89,11 +88,6 @@ static void test_autograd_compare__all_and_any_read_views(void **state)
     assert_true(answer);
     assert_ok(ms_tensor_any(none, &answer));
     assert_false(answer);
-    ms_tensor_free(none);
-    ms_tensor_free(right);
-    ms_tensor_free(left);
-    ms_tensor_free(t);
-    ms_tensor_free(x);
 
     ms_tensor *f = VECTOR(MS_DTYPE_F32, 1, 0);
 

@@ -93,6 +93,7 @@ static int set_up(void **state)
     keeper *k = calloc(1, sizeof(*k));
     const msi_backward_observer observer = observer_of(k);
 
+    assert_ok(ms_scope_open("test"));
     for (int i = 0; i < LEAVES; i++) {
         k->leaf[i] = LEAF(MS_DTYPE_F64, 2 + i);
         k->grad[i] = VECTOR(MS_DTYPE_F32, 1e30); /* storing must overwrite this */
@@ -110,10 +111,7 @@ static int tear_down(void **state)
     ms_memory_stats stats;
 
     msi_backward_unobserve(msi_context(), k);
-    for (int i = 0; i < LEAVES; i++) {
-        ms_tensor_free(k->leaf[i]);
-        ms_tensor_free(k->grad[i]);
-    }
+    assert_ok(ms_scope_close(NULL, 0));
     free(k);
     ms_memory_stats_get(&stats);
     return stats.live_handles == 0 && stats.live_total == 0 ? 0 : 1;
@@ -150,7 +148,6 @@ static void test_autograd_sinks__finish_a_leaf_while_backward_goes_on(void **sta
     EXPECT_VALUES(k->grad[0], 12);
     EXPECT_VALUES(k->grad[1], 4);
     expect_no_grad(k->leaf[0]);
-    ms_tensor_free(y);
 }
 
 /* A unit reduces and gives its memory away when its last leaf is done: what the node behind saved
@@ -200,7 +197,6 @@ static void test_autograd_sinks__get_the_total_once_when_a_hook_wants_to_see_it(
     assert_ok(msi_hooks_run_accumulate(k->leaf[0]));
     assert_non_null(strstr(k->log, "end after"));
     EXPECT_VALUES(k->grad[0], 12);
-    ms_tensor_free(y);
 }
 
 static void test_autograd_sinks__hear_of_the_end_whatever_fails(void **state)
@@ -225,7 +221,6 @@ static void test_autograd_sinks__hear_of_the_end_whatever_fails(void **state)
         y = graph(k);
         assert_ok(ms_backward(y, NULL));
         EXPECT_VALUES(k->grad[0], 12);
-        ms_tensor_free(y);
     }
 }
 
@@ -239,9 +234,6 @@ static void test_autograd_sinks__who_cannot_finish_fails_the_backward(void **sta
     assert_int_equal(ms_backward(z, NULL), MS_COMM_ERROR);
     assert_string_equal(ms_error_message(), "rank 1 died");
     expect_no_grad(plain); /* dropped with the rest */
-    ms_tensor_free(z);
-    ms_tensor_free(y);
-    ms_tensor_free(plain);
 }
 
 static void test_autograd_sinks__several_observers_begin_and_end(void **state)
@@ -268,7 +260,6 @@ static void test_autograd_sinks__several_observers_begin_and_end(void **state)
     y = graph(k);
     assert_ok(ms_backward(y, NULL));
     assert_string_equal(other.log, "begin finish finished end");
-    ms_tensor_free(y);
 }
 
 /* What one has finished is worth nothing when another cannot. */
@@ -292,8 +283,6 @@ static void test_autograd_sinks__all_observers_finish_or_none_does(void **state)
         assert_string_equal(ms_error_message(), "rank 1 died");
         assert_string_equal(k->log, heard[i]);
         assert_string_equal(other.log, heard[i]);
-        ms_tensor_free(y);
-        ms_tensor_free(plain);
     }
     msi_backward_unobserve(msi_context(), &other);
 }
@@ -338,8 +327,6 @@ static void test_autograd_sinks__what_a_hook_lets_go_of_lives_until_the_end(void
         if (fails) {
             assert_string_equal(ms_error_message(), "rank 1 died");
         }
-        ms_tensor_free(y);
-        ms_tensor_free(plain);
     }
     start_over(k);
     assert_ok(lets_go(&first));
@@ -355,7 +342,6 @@ static void test_autograd_sinks__nobody_hears_of_a_refused_backward(void **state
     start_over(k);
     assert_fails(MS_RUNTIME_ERROR, "a second time", ms_backward(y, NULL));
     assert_string_equal(k->log, "");
-    ms_tensor_free(y);
 }
 
 static void test_autograd_sinks__must_offer_the_shape_of_forward(void **state)
@@ -366,7 +352,6 @@ static void test_autograd_sinks__must_offer_the_shape_of_forward(void **state)
     ms_tensor_free(k->grad[1]);
     k->grad[1] = VECTOR(MS_DTYPE_F32, 1, 2);
     assert_fails(MS_RUNTIME_ERROR, "has shape (2), expected (1)", ms_backward(y, NULL));
-    ms_tensor_free(y);
 }
 
 /* A leaf whose storage is bound while its unit is unsharded, absent otherwise. */

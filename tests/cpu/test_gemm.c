@@ -151,22 +151,6 @@ static problem variant_of(int32_t dtype, int32_t variant)
                      .dtype = dtype};
 }
 
-/* Size `axis` (0 M, 1 N, 2 K) of the product is `length`, the others are small and odd. */
-static void check_length(problem p, int32_t axis, int64_t length, int64_t start)
-{
-    static const int64_t others[][2] = {{1, 3}, {5, 7}, {3, 17}, {35, 1}};
-    const int64_t *other = others[(length + start / 16) % 4];
-    int64_t *const size[3] = {&p.m, &p.n, &p.k};
-
-    *size[axis] = length;
-    *size[(axis + 1) % 3] = other[0];
-    *size[(axis + 2) % 3] = other[1];
-    p.batch = 1 + (length % 8 == 1);
-    p.pad = length % 3;
-    p.start = start;
-    check(&p);
-}
-
 /* Sizes around the blocks of M, N and K, with all options. */
 static void run_shapes(int32_t dtype)
 {
@@ -180,21 +164,6 @@ static void run_shapes(int32_t dtype)
             p.batch = variant % 3 == 1 ? 1 + s % 3 : 1;
             p.pad = variant % 5;
             check(&p);
-        }
-    }
-}
-
-/* The whole square for N and K, the lengths of rows, of a product with a bias; the dtypes take
- * turns. */
-static void test_cpu_gemm__every_row_length_is_right_from_every_start(void **state)
-{
-    (void)state;
-    for (int64_t length = 0; length < N_LENGTHS; length += 2) {
-        for (int64_t start = 0; start < N_STARTS; start++) {
-            const problem p = variant_of(float_dtypes[(length + start) % 3], 4);
-
-            check_length(p, 1, length, start);
-            check_length(p, 2, length, start);
         }
     }
 }
@@ -263,7 +232,6 @@ static void test_cpu_gemm__nan_and_infinity_stay_in_their_row_and_column(void **
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cpu_gemm__every_row_length_is_right_from_every_start),
         cmocka_unit_test(test_cpu_gemm__equals_plain_loops_around_its_blocks),
         cmocka_unit_test(test_cpu_gemm__an_element_does_not_depend_on_its_neighbours),
         cmocka_unit_test(test_cpu_gemm__nan_and_infinity_stay_in_their_row_and_column),

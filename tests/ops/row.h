@@ -2,10 +2,10 @@
  * must return with plain loops in long double. Rows call public functions and know no device.
  *
  * Drivers read the rows:
- *   test_values.c    values, gradients, all dtypes, strides, instruction sets, failed allocations
- *   test_meta.c      shape inference, and operands that an operator must refuse
+ *   test_values.c    values, gradients, dtypes, strides, instruction sets, shapes, misuse, memory
  *   test_programs.c  random chains of calls
  *   test_accuracy.c  units in the last place over all of f32
+ * test_edges.c holds exact results and errors that random operands do not reach.
  *
  * A new operator needs one row in rows/; test_values.c fails for a public operator without one. */
 #ifndef ROW_H
@@ -76,7 +76,7 @@ typedef struct op_row {
     void (*oracle)(const call *c, const array *const *in, array *out);
     /* Draw in[0]'s shape for c->size where not every shape fits; NULL: any. */
     void (*begin)(call *c);
-    /* Do finite differences say something for these operands? NULL: always. */
+    /* Are these operands away from poles and bends? NULL: always. */
     bool (*smooth)(const call *c, const array *const *in);
     uint32_t flags;
     real grad_error; /* of gradients, in roundings of the largest; 0: 16 */

@@ -16,7 +16,6 @@ static void read_grad(ms_tensor *leaf, double *values, int64_t n)
     assert_ok(ms_tensor_grad(&grad, leaf));
     assert_non_null(grad);
     assert_ok(ms_tensor_to_doubles(grad, values, n));
-    ms_tensor_free(grad);
 }
 
 static uint64_t hash_of(ms_tensor *t)
@@ -37,7 +36,7 @@ typedef struct edge {
 
 #define ANY 1234
 
-#define EDGE(name, CALL)                                                                            \
+#define EDGE(name, CALL)                                                                           \
     static ms_status name(ms_tensor **out, ms_tensor *x, double p)                                 \
     {                                                                                              \
         (void)p;                                                                                   \
@@ -220,7 +219,6 @@ static void test_ops_edges__numbers_without_an_integer_have_one_result(void **st
         assert_ok(ms_tensor_from_doubles(&in, floats[k], 1, &n, x, n));
         assert_ok(ms_op_cast(&y, in, MS_DTYPE_I64));
         read_bytes(y, out);
-        ms_tensor_free(y);
         assert_ok(ms_op_cast(&y, in, MS_DTYPE_U8));
         read_bytes(y, low);
         for (int32_t i = 0; i < N; i++) {
@@ -246,14 +244,11 @@ static void test_ops_edges__integers_wrap_and_keep_every_bit(void **state)
     write_bytes(y, b);
     assert_ok(ms_op_add(&z, x, y));
     assert_bytes(sums, z, sizeof(sums));
-    ms_tensor_free(z);
     assert_ok(ms_op_mul(&z, x, y));
     assert_bytes(products, z, sizeof(products));
-    ms_tensor_free(z);
     assert_ok(ms_op_with_number(&z, x, 3, MS_NUMBER_MUL));
     read_bytes(z, got);
     assert_true(got[1] == -15 && got[2] == INT64_C(3) << 53);
-    ms_tensor_free(z);
     assert_ok(ms_op_sum(&z, x, 0, false));
     read_bytes(z, got);
     assert_true(got[0] == (int64_t)((uint64_t)a[0] - 5 + (1ull << 53)));
@@ -273,7 +268,6 @@ static void test_ops_edges__numbers_are_compared_in_the_dtype(void **state)
     }
     assert_ok(ms_op_compare_number(&y, wide, 0x1p63, MS_COMPARE_LT));
     EXPECT_VALUES(y, 1, 1);
-    ms_tensor_free(y);
     assert_ok(ms_op_compare_number(&y, wide, -INFINITY, MS_COMPARE_GT));
     EXPECT_VALUES(y, 1, 1);
 }
@@ -301,7 +295,6 @@ static void test_ops_edges__losses_keep_their_digits_under_a_shift(void **state)
         assert_ok(ms_backward(y, NULL));
         read_grad(x, got, 2);
         assert_close(got, slope, 2, 5e-7, 0);
-        ms_tensor_free(y);
         assert_ok(ms_op_log_softmax(&y, x));
         assert_ok(ms_tensor_to_doubles(y, got, 2));
         assert_close(got, (const double[]){-loss, -loss - 1}, 2, 3e-7, 0);
@@ -329,7 +322,6 @@ static void test_ops_edges__masked_logits_have_no_probability(void **state)
         assert_ok(ms_tensor_to_doubles(y, got, N));
         assert_close(&got[N - 1], &half, 1, 1e-6, 0);
         assert_true(got[0] == 0 && got[2499] == 0);
-        ms_tensor_free(y);
         assert_ok(ms_op_cross_entropy(&y, x, t, -100, MS_REDUCTION_MEAN));
         assert_ok(ms_backward(y, NULL));
         assert_ok(ms_tensor_to_doubles(y, got, 1));
@@ -358,8 +350,6 @@ static void check_layer_norm(int32_t dtype, int64_t cols, double value, double o
                      y[i]);
         }
     }
-    ms_tensor_free(out);
-    ms_tensor_free(in);
 }
 
 static void test_ops_edges__layer_norm_of_extreme_rows(void **state)
@@ -436,10 +426,7 @@ static void attend(int32_t dtype, int64_t n, int64_t d, double *const x[3], bool
     assert_ok(ms_backward(y, ones));
     for (int32_t k = 0; k < 3; k++) {
         read_grad(in[k], grad[k], n * d);
-        ms_tensor_free(in[k]);
     }
-    ms_tensor_free(ones);
-    ms_tensor_free(y);
 }
 
 enum { KEYS = 300, DEPTH = 4, QKV = KEYS * DEPTH };
@@ -585,15 +572,12 @@ static void test_ops_edges__linear_gelu_gives_the_bits_of_the_pair(void **state)
             } else {
                 assert_ok(ms_op_linear(&h, x, w, NULL));
                 assert_ok(ms_op_gelu(&y, h, k % 2));
-                ms_tensor_free(h);
             }
             assert_ok(ms_backward(y, g));
             assert_ok(ms_tensor_grad(&grad, x));
             hash[fused] = hash_of(y);
             slope[fused] = hash_of(grad);
-            ms_tensor_free(grad);
             assert_ok(ms_tensor_set_grad(x, NULL));
-            ms_tensor_free(y);
         }
         assert_true(hash[0] == hash[1] && slope[0] == slope[1]);
     }
@@ -739,6 +723,67 @@ static void test_ops_edges__network_operators_refuse(void **state)
                  outcome(ms_op_cross_entropy(&out, a, low, -1, MS_REDUCTION_SUM), &out));
 }
 
+/* -- what meta tensors are --------------------------------------------------------------------- */
+
+static void test_ops_edges__meta_shapes_are_as_large_as_one_likes(void **state)
+{
+    const int64_t wide[2] = {1 << 20, 1 << 20};
+    ms_tensor *x, *y, *z;
+    ms_tensor_info info;
+
+    (void)state;
+    assert_ok(ms_tensor_meta(&x, MS_DTYPE_BF16, 2, wide));
+    assert_ok(ms_op_matmul(&y, x, x));
+    assert_ok(ms_op_sum(&z, y, 1, false));
+    assert_ok(ms_tensor_describe(z, &info));
+    assert_int_equal(info.storage_kind, MS_STORAGE_NONE);
+    assert_int_equal(info.dtype, MS_DTYPE_BF16);
+    assert_int_equal(info.ndim, 1);
+    assert_int_equal(info.shape[0], 1 << 20);
+    assert_null(info.data);
+}
+
+static void test_ops_edges__meta_results_have_no_values_and_no_graph(void **state)
+{
+    const int64_t shape[1] = {3};
+    double values[3];
+    ms_tensor *x, *y;
+
+    (void)state;
+    assert_ok(ms_tensor_meta(&x, MS_DTYPE_F32, 1, shape));
+    assert_ok(ms_tensor_set_requires_grad(x, true));
+    assert_ok(ms_op_exp(&y, x));
+    assert_false(y->requires_grad);
+    assert_null(y->grad_fn);
+    assert_fails(MS_RUNTIME_ERROR, "a meta tensor of shape (3) has no values yet",
+                 ms_tensor_to_doubles(y, values, 3));
+}
+
+/* A declared parameter is to have values: an operator that runs too early is a mistake. */
+static void test_ops_edges__parameters_without_values_are_none(void **state)
+{
+    const int64_t shape[2] = {3, 3};
+    ms_tensor *weight, *made, *view, *x, *y;
+
+    (void)state;
+    assert_ok(ms_tensor_parameter(&weight, MS_DTYPE_F32, 2, shape, MS_INIT_CONSTANT, 1, 0));
+    assert_ok(ms_tensor_meta(&made, MS_DTYPE_F32, 2, shape));
+    assert_ok(ms_tensor_make_parameter(made));
+    assert_ok(ms_tensor_set_name(weight, "w"));
+    assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, 1));
+    assert_fails(MS_RUNTIME_ERROR, "parameter 'w' has no values yet", ms_op_matmul(&y, x, weight));
+    assert_fails(MS_RUNTIME_ERROR, "has no values yet", ms_op_matmul(&y, x, made));
+    assert_ok(ms_op_permute(&view, weight, 2, (const int32_t[]){1, 0}));
+    assert_fails(MS_RUNTIME_ERROR, "parameter 'w' has no values yet", ms_op_add(&y, x, view));
+    ms_tensor_free(view);
+    ms_tensor_free(x);
+    assert_ok(ms_tensor_meta(&x, MS_DTYPE_F32, 2, shape));
+    assert_ok(ms_op_matmul(&y, x, weight)); /* what comes of a shape alone needs no values */
+    assert_int_equal(y->v.storage->kind, MS_STORAGE_NONE);
+    ms_tensor_free(made); /* no scope owns a parameter */
+    ms_tensor_free(weight);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -764,6 +809,9 @@ int main(void)
         BOOKED_TEST(test_ops_edges__elementwise_operators_refuse),
         BOOKED_TEST(test_ops_edges__shape_operators_refuse),
         BOOKED_TEST(test_ops_edges__network_operators_refuse),
+        BOOKED_TEST(test_ops_edges__meta_shapes_are_as_large_as_one_likes),
+        BOOKED_TEST(test_ops_edges__meta_results_have_no_values_and_no_graph),
+        BOOKED_TEST(test_ops_edges__parameters_without_values_are_none),
     };
 
     return cmocka_run_group_tests_name("ops/edges", tests, NULL, NULL);

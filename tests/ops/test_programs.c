@@ -24,7 +24,7 @@ typedef struct program {
     int32_t number;
     uint64_t rng;
     bool special, verbose;
-    bool rough;  /* values at which finite differences say nothing */
+    bool rough;  /* values at poles or bends */
     bool narrow; /* bf16 somewhere */
     slot slot[MAX_SLOTS];
     int32_t n_slots;
@@ -264,7 +264,7 @@ static void check_leaf(program *p, int32_t leaf, const real *weight)
 
     memset(grad, 0, sizeof(grad));
     assert_ok(ms_tensor_grad(&g, p->slot[leaf].t));
-    if (g != NULL) { /* else the result does not depend on it, which the difference must say too */
+    if (g != NULL) { /* else the result does not depend on it: the difference is 0 */
         assert_ok(ms_tensor_to_doubles(g, grad, p->slot[leaf].a.n));
         ms_tensor_free(g);
     }

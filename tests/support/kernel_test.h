@@ -181,20 +181,6 @@ static inline void run_placed(int32_t kernel, int32_t dtype, const void *args, p
     }
 }
 
-/* log(sum(exp(x[first .. first + n)))), the oracle of softmax and cross-entropy. */
-static inline double log_sum_exp_of(const typed *x, int64_t first, int64_t n)
-{
-    double largest = -INFINITY, sum = 0;
-
-    for (int64_t j = 0; j < n; j++) {
-        largest = fmax(largest, typed_get(x, first + j));
-    }
-    for (int64_t j = 0; j < n; j++) {
-        sum += exp(typed_get(x, first + j) - largest);
-    }
-    return largest + log(sum);
-}
-
 /* |got - want| <= bound; NaN wants NaN, infinity wants the same infinity. */
 static inline void check_element(const char *what, int64_t i, double got, double want, double bound)
 {
@@ -228,24 +214,6 @@ static inline void check_every_length_and_start(option_check check)
             check(float_dtypes[d], 35, start, 1 | 4);
         }
     }
-}
-
-/* What an elementwise kernel makes of one element of each operand, on every instruction set. */
-static inline double on_one_element(int32_t kernel, int32_t dtype, double a, double b,
-                                    double scalar)
-{
-    typed in[2] = {typed_make(dtype, 1), typed_make(dtype, 1)}, out = typed_filled(dtype, 1, 1);
-    msi_ew_args args = {.out = out.data, .in = {in[0].data, in[1].data}, .scalar = {scalar, 0}};
-
-    typed_set(&in[0], 0, a);
-    typed_set(&in[1], 0, b);
-    run_on_all_isas(&(kernel_call){kernel, dtype, &args, {out.data}, {typed_nbytes(&out)}}, "one");
-    const double y = typed_get(&out, 0);
-
-    typed_free(&in[0]);
-    typed_free(&in[1]);
-    typed_free(&out);
-    return y;
 }
 
 #endif

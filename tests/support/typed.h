@@ -104,12 +104,6 @@ static inline double typed_epsilon(int32_t dtype)
                                    : 0x1p-8;
 }
 
-/* x, or the infinity that a dtype holds for it. */
-static inline double typed_held(int32_t dtype, double x)
-{
-    return dtype == MS_DTYPE_F16 && fabs(x) >= 65520 ? copysign(INFINITY, x) : x;
-}
-
 /* The most that rounding to a dtype changes x. Below 2^-14 f16 has steps of 2^-24. */
 static inline double typed_rounding(int32_t dtype, double x)
 {

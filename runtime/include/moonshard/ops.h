@@ -168,8 +168,8 @@ MS_API ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t
 MS_API ms_status ms_op_sum(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
 /** MS_TYPE_ERROR for integers. */
 MS_API ms_status ms_op_mean(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
-/** Running sums along dimension `dim`: element j is x[0] + ... + x[j]. Sums of integers and bool are
- * i64, wrapping. MS_INDEX_ERROR when x has no such dimension. */
+/** Running sums along dimension `dim`: element j is x[0] + ... + x[j]. Sums of integers and bool
+ * are i64, wrapping. MS_INDEX_ERROR when x has no such dimension. */
 MS_API ms_status ms_op_cumsum(ms_tensor **out, ms_tensor *x, int32_t dim);
 /** View when the strides allow, copy otherwise. One size may be -1. */
 MS_API ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *shape);

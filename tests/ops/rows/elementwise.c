@@ -363,8 +363,7 @@ static void oracle_where(const call *c, const array *const *in, array *out)
     }
 }
 
-/* -- where finite differences say nothing --------------------------------------------------------
- */
+/* -- poles and bends --------------------------------------------------------------------------- */
 
 static bool away_from_0(const call *c, const array *const *in)
 {

@@ -215,7 +215,7 @@ static bool plan_attention(call *c)
 
 static void begin_attention(call *c)
 {
-    static const int32_t most[N_SIZES][4] = {{2, 2, 5, 5}, {2, 2, 20, 33}, {1, 1, 70, 6}};
+    static const int32_t most[N_SIZES][4] = {{2, 2, 5, 5}, {2, 2, 20, 28}, {1, 1, 70, 6}};
     form *x = &c->in[0];
 
     x->ndim = 4;

@@ -1,10 +1,53 @@
 /* Rows of views, copies, casts and in-place writes. */
 #include "row.h"
 
+static bool any_form(call *c)
+{
+    c->n_in = 1;
+    return true;
+}
+
 static bool has_dims(call *c)
 {
     c->n_in = 1;
     return c->in[0].ndim > 0;
+}
+
+/* Position in x, row-major, of the element at these indices. */
+static int64_t position(const form *x, const int64_t *index)
+{
+    int64_t at = 0;
+
+    for (int32_t d = 0; d < x->ndim; d++) {
+        at = at * x->shape[d] + index[d];
+    }
+    return at;
+}
+
+/* A result of this shape whose elements are x's: `where` turns indices of the result into indices
+ * of x. */
+static void move(const call *c, const array *x, array *out, int32_t ndim, const int64_t *shape,
+                 void (*where)(const call *c, const int64_t *index, int64_t *of_x))
+{
+    int64_t index[MS_MAX_DIMS], of_x[MS_MAX_DIMS];
+
+    set_form(out, x->form.dtype, ndim, shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        int64_t rest = i;
+
+        for (int32_t d = ndim - 1; d >= 0; d--) {
+            index[d] = rest % shape[d];
+            rest /= shape[d];
+        }
+        where(c, index, of_x);
+        out->v[i] = x->v[position(&x->form, of_x)];
+    }
+}
+
+/* The elements of x in their order. */
+static void copy_elements(const array *x, array *out)
+{
+    memcpy(out->v, x->v, (size_t)out->n * sizeof(*out->v));
 }
 
 /* -- reshape ----------------------------------------------------------------------------------- */
@@ -43,11 +86,6 @@ static bool plan_reshape(call *c)
 
 RUN(reshape, ms_op_reshape(out, in[0], (int32_t)c->i[0], c->i + 1))
 
-static void take(const array *x, int64_t i, array *out, int64_t at)
-{
-    out->v[i] = x->v[at];
-}
-
 static void oracle_reshape(const call *c, const array *const *in, array *out)
 {
     int64_t shape[MS_MAX_DIMS], known = 1;
@@ -59,9 +97,7 @@ static void oracle_reshape(const call *c, const array *const *in, array *out)
         shape[d] = c->i[1 + d] >= 0 ? c->i[1 + d] : in[0]->n / known;
     }
     set_form(out, in[0]->form.dtype, (int32_t)c->i[0], shape);
-    for (int64_t i = 0; i < out->n; i++) {
-        take(in[0], i, out, i);
-    }
+    copy_elements(in[0], out);
 }
 
 /* -- expand ------------------------------------------------------------------------------------ */
@@ -97,11 +133,11 @@ static void oracle_expand(const call *c, const array *const *in, array *out)
     }
     set_form(out, x->dtype, (int32_t)c->i[7], shape);
     for (int64_t i = 0; i < out->n; i++) {
-        take(in[0], i, out, broadcast_at(x, out->form.ndim, shape, i));
+        out->v[i] = in[0]->v[broadcast_at(x, out->form.ndim, shape, i)];
     }
 }
 
-/* -- flip -------------------------------------------------------------------------------------- */
+/* -- flip, permute ----------------------------------------------------------------------------- */
 
 static bool plan_flip(call *c)
 {
@@ -112,26 +148,17 @@ static bool plan_flip(call *c)
 
 RUN(flip, ms_op_flip(out, in[0], (uint32_t)c->i[0]))
 
-static void oracle_flip(const call *c, const array *const *in, array *out)
+static void flipped(const call *c, const int64_t *index, int64_t *of_x)
 {
-    const form *x = &in[0]->form;
-
-    set_form(out, x->dtype, x->ndim, x->shape);
-    for (int64_t i = 0; i < out->n; i++) {
-        int64_t rest = i, at = 0, step = 1;
-
-        for (int32_t d = x->ndim - 1; d >= 0; d--) {
-            const int64_t index = rest % x->shape[d];
-
-            at += (c->i[0] >> d & 1 ? x->shape[d] - 1 - index : index) * step;
-            rest /= x->shape[d];
-            step *= x->shape[d];
-        }
-        take(in[0], i, out, at);
+    for (int32_t d = 0; d < c->in[0].ndim; d++) {
+        of_x[d] = c->i[0] >> d & 1 ? c->in[0].shape[d] - 1 - index[d] : index[d];
     }
 }
 
-/* -- permute ----------------------------------------------------------------------------------- */
+static void oracle_flip(const call *c, const array *const *in, array *out)
+{
+    move(c, in[0], out, in[0]->form.ndim, in[0]->form.shape, flipped);
+}
 
 static bool plan_permute(call *c)
 {
@@ -157,28 +184,21 @@ static ms_status run_permute(ms_tensor **out, ms_tensor *const *in, const call *
     return ms_op_permute(out, in[0], c->in[0].ndim, perm);
 }
 
+static void permuted(const call *c, const int64_t *index, int64_t *of_x)
+{
+    for (int32_t d = 0; d < c->in[0].ndim; d++) {
+        of_x[c->i[d]] = index[d];
+    }
+}
+
 static void oracle_permute(const call *c, const array *const *in, array *out)
 {
-    const form *x = &in[0]->form;
-    int64_t stride[MS_MAX_DIMS] = {0}, shape[MS_MAX_DIMS] = {0}, step = 1;
+    int64_t shape[MS_MAX_DIMS] = {0};
 
-    for (int32_t d = x->ndim - 1; d >= 0; d--) {
-        stride[d] = step;
-        step *= x->shape[d];
+    for (int32_t d = 0; d < in[0]->form.ndim; d++) {
+        shape[d] = in[0]->form.shape[c->i[d]];
     }
-    for (int32_t d = 0; d < x->ndim; d++) {
-        shape[d] = x->shape[c->i[d]];
-    }
-    set_form(out, x->dtype, x->ndim, shape);
-    for (int64_t i = 0; i < out->n; i++) {
-        int64_t at = 0, rest = i;
-
-        for (int32_t d = x->ndim - 1; d >= 0; d--) {
-            at += rest % shape[d] * stride[c->i[d]];
-            rest /= shape[d];
-        }
-        take(in[0], i, out, at);
-    }
+    move(c, in[0], out, in[0]->form.ndim, shape, permuted);
 }
 
 /* -- narrow, select ---------------------------------------------------------------------------- */
@@ -208,31 +228,21 @@ static bool plan_select(call *c)
 }
 
 RUN(narrow, ms_op_narrow(out, in[0], (int32_t)c->i[0], c->i[1], c->i[2]))
-
 RUN(select, ms_op_select(out, in[0], (int32_t)c->i[0], c->i[1]))
 
-static int64_t inner_of(const form *x, int64_t dim)
+static void narrowed(const call *c, const int64_t *index, int64_t *of_x)
 {
-    int64_t n = 1;
-
-    for (int32_t d = (int32_t)dim + 1; d < x->ndim; d++) {
-        n *= x->shape[d];
+    for (int32_t d = 0; d < c->in[0].ndim; d++) {
+        of_x[d] = index[d] + (d == c->i[0] ? c->i[1] : 0);
     }
-    return n;
 }
 
 static void oracle_narrow(const call *c, const array *const *in, array *out)
 {
-    const int64_t dim = c->i[0], inner = inner_of(&in[0]->form, dim);
     form y = in[0]->form;
 
-    y.shape[dim] = c->i[2];
-    set_form(out, y.dtype, y.ndim, y.shape);
-    for (int64_t i = 0; i < out->n; i++) {
-        const int64_t outer = i / (c->i[2] * inner), row = i / inner % c->i[2];
-
-        take(in[0], i, out, (outer * in[0]->form.shape[dim] + c->i[1] + row) * inner + i % inner);
-    }
+    y.shape[c->i[0]] = c->i[2];
+    move(c, in[0], out, y.ndim, y.shape, narrowed);
 }
 
 static void oracle_select(const call *c, const array *const *in, array *out)
@@ -267,11 +277,15 @@ RUN(cat, ms_op_cat(out, in, c->n_in, (int32_t)c->i[0]))
 
 static void oracle_cat(const call *c, const array *const *in, array *out)
 {
-    const int64_t dim = c->i[0], inner = inner_of(&in[0]->form, dim);
+    const int64_t dim = c->i[0];
     form y = in[0]->form;
+    int64_t inner = 1;
 
     for (int32_t k = 1; k < c->n_in; k++) {
         y.shape[dim] += in[k]->form.shape[dim];
+    }
+    for (int32_t d = (int32_t)dim + 1; d < y.ndim; d++) {
+        inner *= y.shape[d];
     }
     set_form(out, y.dtype, y.ndim, y.shape);
     for (int64_t i = 0; i < out->n; i++) {
@@ -282,7 +296,7 @@ static void oracle_cat(const call *c, const array *const *in, array *out)
         for (; row >= in[k]->form.shape[dim]; k++) {
             row -= in[k]->form.shape[dim];
         }
-        take(in[k], i, out, (outer * in[k]->form.shape[dim] + row) * inner + i % inner);
+        out->v[i] = in[k]->v[(outer * in[k]->form.shape[dim] + row) * inner + i % inner];
     }
 }
 
@@ -307,9 +321,8 @@ static real convert(int32_t from, int32_t to, real x)
 
 static bool plan_cast(call *c)
 {
-    c->n_in = 1;
     c->i[0] = below(c->rng, MS_DTYPE_COUNT);
-    return true;
+    return any_form(c);
 }
 
 RUN(cast, ms_op_cast(out, in[0], (int32_t)c->i[0]))
@@ -327,43 +340,15 @@ static void oracle_cast(const call *c, const array *const *in, array *out)
     }
 }
 
-static bool plan_clone(call *c)
-{
-    c->n_in = 1;
-    return true;
-}
-
 RUN(clone, ms_op_clone(out, in[0]))
 
 static void oracle_clone(const call *c, const array *const *in, array *out)
 {
-    (void)c;
     set_form(out, in[0]->form.dtype, in[0]->form.ndim, in[0]->form.shape);
-    for (int64_t i = 0; i < out->n; i++) {
-        take(in[0], i, out, i);
-    }
+    copy_elements(in[0], out);
 }
 
 /* -- in place ---------------------------------------------------------------------------------- */
-
-/* Writes of values that require grad are taken only where nothing is recorded. */
-static ms_status write_copy(ms_tensor *t, const ms_tensor *src)
-{
-    const bool recording = ms_grad_enabled_set(false);
-    const ms_status status = ms_tensor_copy(t, src);
-
-    ms_grad_enabled_set(recording);
-    return status;
-}
-
-static ms_status write_sum(ms_tensor *t, const ms_tensor *src, double factor)
-{
-    const bool recording = ms_grad_enabled_set(false);
-    const ms_status status = ms_tensor_add_scaled(t, src, factor);
-
-    ms_grad_enabled_set(recording);
-    return status;
-}
 
 /* in[0] in new memory whose dimensions lie in reverse order. */
 static ms_status reversed_copy(ms_tensor **out, ms_tensor *x, const form *f)
@@ -379,8 +364,23 @@ static ms_status reversed_copy(ms_tensor **out, ms_tensor *x, const form *f)
     assert_ok(ms_tensor_empty(&memory, f->dtype, f->ndim, shape));
     assert_ok(ms_op_permute(out, memory, f->ndim, perm));
     ms_tensor_free(memory);
-    return write_copy(*out, x);
+    return ms_tensor_copy(*out, x);
 }
+
+/* Write in place while nothing is recorded: values that require grad are refused otherwise. */
+#define RUN_WRITE(name, WRITE)                                                                     \
+    static ms_status run_##name(ms_tensor **out, ms_tensor *const *in, const call *c)              \
+    {                                                                                              \
+        const bool recording = ms_grad_enabled_set(false);                                         \
+        ms_status status = reversed_copy(out, in[0], &c->in[0]);                                   \
+                                                                                                   \
+        status = status == MS_OK ? (WRITE) : status;                                               \
+        ms_grad_enabled_set(recording);                                                            \
+        return status;                                                                             \
+    }
+RUN_WRITE(copy, ms_tensor_copy(*out, in[1]))
+RUN_WRITE(add_scaled, ms_tensor_add_scaled(*out, in[1], c->p[0]))
+RUN_WRITE(fill, ms_tensor_fill(*out, c->p[0]))
 
 static bool plan_copy(call *c)
 {
@@ -394,12 +394,6 @@ static bool plan_copy(call *c)
     c->in[1].dtype = below(c->rng, MS_DTYPE_COUNT);
     c->in[1].draw = c->in[1].dtype == MS_DTYPE_BOOL ? DRAW_BOOL : DRAW_SIGNED;
     return true;
-}
-
-static ms_status run_copy(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    assert_ok(reversed_copy(out, in[0], &c->in[0]));
-    return write_copy(*out, in[1]);
 }
 
 static void oracle_copy(const call *c, const array *const *in, array *out)
@@ -424,12 +418,6 @@ static bool plan_add_scaled(call *c)
     c->in[1].draw = DRAW_SIGNED;
     c->p[0] = factors[is_float(&c->in[0]) ? below(c->rng, 4) : below(c->rng, 2)];
     return fits && (is_float(&c->in[0]) || is_integer(&c->in[0]));
-}
-
-static ms_status run_add_scaled(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    assert_ok(reversed_copy(out, in[0], &c->in[0]));
-    return write_sum(*out, in[1], c->p[0]);
 }
 
 static void oracle_add_scaled(const call *c, const array *const *in, array *out)
@@ -461,12 +449,6 @@ static bool plan_fill(call *c)
     return true;
 }
 
-static ms_status run_fill(ms_tensor **out, ms_tensor *const *in, const call *c)
-{
-    assert_ok(reversed_copy(out, in[0], &c->in[0]));
-    return ms_tensor_fill(*out, c->p[0]);
-}
-
 static void oracle_fill(const call *c, const array *const *in, array *out)
 {
     set_form(out, in[0]->form.dtype, in[0]->form.ndim, in[0]->form.shape);
@@ -484,7 +466,7 @@ const op_row shape_rows[] = {
     OP(select, plan_select),
     OP(cat, plan_cat),
     OP(cast, plan_cast),
-    OP(clone, plan_clone),
+    OP(clone, any_form),
     {.name = "ms_tensor_copy",
      .plan = plan_copy,
      .run = run_copy,

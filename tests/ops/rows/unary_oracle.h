@@ -4,7 +4,7 @@
  *   X(function, plan, smooth, VALUE, ERROR, ULPS)
  *
  * plan         floating, positive (drawn in [0.5, 2.5)), or counting (integers, too)
- * smooth       where finite differences say something: NULL for everywhere
+ * smooth       operands away from poles and bends; NULL: all
  * VALUE        of x
  * ERROR        how far y, the value of x, may be off, in roundings of what it is computed in
  * ULPS         of f32, over all its numbers: units in the last place */
