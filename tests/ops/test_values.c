@@ -647,7 +647,8 @@ static void check_failing_allocations(const op_row *row)
 static void test_ops_values__row(void **state)
 {
     const op_row *row = *state;
-    const int32_t draws = from_environment("MS_OP_DRAWS", SANITIZED ? DRAWS / 8 : DRAWS);
+    const int32_t draws =
+        from_environment("MS_OP_DRAWS", SANITIZED || !guarded ? DRAWS / 8 : DRAWS);
     bool drawn = false;
     ms_memory_stats before, after;
 
