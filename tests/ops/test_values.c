@@ -238,9 +238,9 @@ static void run_on_all(const call *c, ms_tensor *const *in, int32_t mode, int64_
 {
     static outcome other;
 
-    isa = 2;
+    isa = msi_kernels_of(2) != NULL ? 2 : 3; /* a build with sanitizers has only 3 */
     run_call(c, in, mode, o);
-    for (isa = 3; isa <= 4; isa++) {
+    while (++isa <= 4) {
         if (msi_kernels_of(isa) == NULL) {
             continue;
         }
