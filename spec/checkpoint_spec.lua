@@ -226,50 +226,11 @@ describe('a checkpoint', function()
     assert.equal(1, checkpoint.read_meta(root .. '/a').step)
   end)
 
-  it('keeps no rank\'s own values for all', function()
-    ms.dist.spawn(2, function(rank)
-      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-      model[1] = fsdp.FSDP(model[1])
-      local opt = ms.optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
-      checkpoint.save(root, 'alike', { step = 1, model = model, optimizer = opt })
-      checkpoint.export(root .. '/alike.safetensors', model)
-      model(ms.full({ 1, 2 }, rank + 1)):sum():backward() -- nobody reduces what is not wrapped
-      opt:step()
-      local ok, err = pcall(checkpoint.save, root, 'apart', { step = 2, model = model })
-      assert(not ok and tostring(err):find("ValueError: .*the hash of parameter '1.weight', which "
-        .. "no FSDP unit holds .give 'process_group' where fewer ranks train it., is %x+ on rank 0 "
-        .. 'and %x+ on rank 1'), tostring(err))
-      ok, err = pcall(checkpoint.save, root, 'apart', { step = 2, optimizer = opt })
-      assert(not ok and tostring(err):find("the hash of momentum_buffer of '1.weight', which "
-        .. 'no FSDP unit holds'), tostring(err))
-      checks.raises('ValueError', "checkpoint.export: '1.weight' has other values on rank 1 than "
-        .. 'on rank 0; no FSDP unit', checkpoint.export, root .. '/apart.safetensors', model)
-      checkpoint.load(root .. '/alike', { model = model, optimizer = opt })
-      checkpoint.save(root, 'again', { step = 2, model = model, optimizer = opt })
-    end)
-    assert.is_nil(io.open(root .. '/apart'))
-    assert.is_nil(io.open(root .. '/apart.safetensors'))
-  end)
-
-  it("says which buffers differ between ranks, of which it keeps rank 0's", function()
+  it('keeps the buffers of rank 0', function()
     ms.dist.spawn(2, function(rank)
       local model = fsdp.FSDP(nn.Linear(2, 2))
-      for _, name in ipairs { 'mean', 'same' } do
-        model:buffer(name, ms.zeros(2))
-      end
-      model(ms.ones(1, 2)) -- the first use compares, too
-      model.mean:fill_(rank)
-      for what, fn in pairs {
-        ['checkpoint.save'] = function()
-          checkpoint.save(root, 'a', { step = 1, model = model })
-        end,
-        ['checkpoint.export'] = function() checkpoint.export(root .. '/a.safetensors', model) end,
-      } do
-        local list = ms.capture_warnings(fn)
-        assert(#list == 1 - rank, #list)
-        assert(rank == 1 or list[1].message == what .. ": buffers differ between ranks, and rank "
-          .. "0's are written: 'mean'", list[1] and list[1].message)
-      end
+      model:buffer('mean', ms.full({ 2 }, rank))
+      checkpoint.save(root, 'a', { step = 1, model = model })
       checkpoint.load(root .. '/a', { model = model })
       checks.close({ 0, 0 }, model.mean)
     end)

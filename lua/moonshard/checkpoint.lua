@@ -11,7 +11,6 @@
 --- Touches: moonshard.json, moonshard_ffi, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
 local B = require 'moonshard_ffi'
-local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.class'
 local errors = require 'moonshard.errors'
@@ -67,15 +66,6 @@ local function is_replicated(param)
   return not manager or manager.sharding_strategy == 'NO_SHARD'
 end
 
--- What agree.on_buffers() takes: their names, and numbers of their values.
-local function buffer_values(model)
-  local names, keys = {}, {}
-  for i, b in ipairs(state_dict.buffers(model)) do
-    names[i], keys[i] = b.name, parameter.hash_number(b.entry:uncast())
-  end
-  return names, keys
-end
-
 -- A copy of a plain tensor as 1-D (nil when it has no elements), and the extent of all of it.
 local function whole(t)
   return parameter.whole(t:clone():reshape(t:numel()), t)
@@ -83,35 +73,10 @@ end
 
 -- -- writing -------------------------------------------------------------------------------------
 
--- Of what every rank has in full (what no unit holds, replicas) only rank 0's is written: the
--- commit compares.
-local function check_whole(writer, comm, param, name, value)
-  local _, size = sharding.place(comm)
-  if size > 1 and value and is_replicated(param) then
-    runtime.same(writer, ('the hash of %s, %s,'):format(name,
-      parameter.manager(param) and 'of which every rank holds a replica'
-        or "which no FSDP unit holds (give 'process_group' where fewer ranks train it)"),
-      value:hash())
-  end
-end
-
--- Of several models of one architecture all ranks save the same: the commit compares.
-local function check_which(writer, what, list, field)
-  for _, entry in ipairs(list) do
-    local manager = parameter.manager(entry[field])
-    if manager then
-      runtime.same(writer, 'the number of ' .. what, tostring(sharding.info(manager._unit).model))
-      return
-    end
-  end
-end
-
 local function add_model(writer, model, comm)
   local rank, params = sharding.place(comm), model:named_parameters()
-  check_which(writer, 'the model', params, 'tensor')
   for _, p in ipairs(params) do
     local part, extent = parameter.part(p.tensor)
-    check_whole(writer, comm, p.tensor, ("parameter '%s'"):format(p.name), part)
     local mine = rank == 0 or not is_replicated(p.tensor)
     runtime.add(writer, model_key(p.name), extent, mine and part or nil)
   end
@@ -125,14 +90,12 @@ local function add_optimizer(writer, optimizer, comm)
   local rank = sharding.place(comm)
   local steps = {}
   local entries, states = optimizer:_entries()
-  check_which(writer, "the optimizer's model", entries, 'param')
   for _, entry in ipairs(entries) do
     local _, extent = parameter.part(entry.param)
     local mine = rank == 0 or not is_replicated(entry.param)
     steps[entry.name] = entry.steps
     for _, state in ipairs(states) do
       local value = entry.state[state]
-      check_whole(writer, comm, entry.param, ("%s of '%s'"):format(state, entry.name), value)
       if value then
         runtime.add(writer, state_key(state, entry.name), extent, mine and value or nil)
       end
@@ -165,10 +128,9 @@ end
 
 --- Write `<root>/<name>`. Collective: every rank gives the same parts, step and config. A
 --- checkpoint of this name is replaced as a whole, also by one that holds less. On a failure the
---- checkpoints before stay as they were. Parameters that no FSDP unit holds or that NO_SHARD
---- replicates, and their optimizer's state, are written once for all ranks: a ValueError where they
---- differ. Of buffers rank 0's are written, with a warning that names those of which others have
---- other values; the seed and how far draws are go by rank 0, too.
+--- checkpoints before stay as they were. Rank 0 writes what every rank holds in full: parameters
+--- outside of FSDP units or under NO_SHARD with their optimizer state, buffers, the seed and the
+--- positions of the generators.
 ---@param root string  folder, made when missing; equal on all ranks, as `name` is
 ---@param name string
 ---@param opts ms.checkpoint.SaveOptions
@@ -181,7 +143,6 @@ function checkpoint.save(root, name, opts)
   local parts = check_save('checkpoint.save', opts)
   local comm = validate.group('checkpoint.save', opts)
   local writer = runtime.begin(comm, root, name)
-  local buffers, values = {}, {}
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
     local all = { step = opts.step, config = opts.config, seed = parameter.seed(),
       random = random.position() }
@@ -194,7 +155,6 @@ function checkpoint.save(root, name, opts)
     if opts.model then
       opts.model:materialize()
       add_model(writer, opts.model, comm)
-      buffers, values = buffer_values(opts.model)
       all.dropout = runs.of(opts.model)
     end
     if opts.optimizer then
@@ -206,7 +166,6 @@ function checkpoint.save(root, name, opts)
     return json.encode(all)
   end)
   runtime.commit(writer, meta)
-  agree.on_buffers(comm, 'checkpoint.save', buffers, values)
   return root .. '/' .. name
 end
 
@@ -474,10 +433,8 @@ end
 -- -- interchange ---------------------------------------------------------------------------------
 
 --- Write all full parameters as one safetensors file (by rank 0). Collective, with one outcome on
---- all ranks. A ValueError when a parameter that no FSDP unit holds differs between them, a
---- CommError when replicas (NO_SHARD) do; of buffers rank 0's are written, with a warning where
---- they differ. Groups export each to a path of its own: of two that write one file the last is
---- there.
+--- all ranks. Of what every rank holds in full, rank 0's values are written. Groups export to
+--- different paths.
 ---@param path string  equal on all ranks; see write_safetensors()
 ---@param model ms.nn.Module
 ---@param opts? { process_group?: ms.dist.Group }  as ms.checkpoint.State has it
@@ -488,8 +445,6 @@ function checkpoint.export(path, model, opts)
   validate.check_real('checkpoint.export', 'model', model)
   local comm = validate.group('checkpoint.export', util.merged(opts, { model = model }))
   model:materialize()
-  agree.on_one_value(comm, 'checkpoint.export', tree.unmanaged(model))
-  agree.on_buffers(comm, 'checkpoint.export', buffer_values(model))
   local sd = model:state_dict { rank0_only = true }
   local names, tensors, seen = {}, {}, {}
   if sharding.place(comm) == 0 then

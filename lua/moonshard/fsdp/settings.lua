@@ -3,7 +3,6 @@
 
 local agree = require 'moonshard.fsdp.agree'
 local errors = require 'moonshard.errors'
-local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 
@@ -47,24 +46,12 @@ local function lines_of(root, ignored)
   return lines
 end
 
--- What agree.on_lines() takes: buffers by their path.
-local function buffer_lines_of(root)
-  local lines = {}
-  for i, b in ipairs(tree.buffers(root)) do
-    local value = b.entry:uncast()
-    lines[i] = ("buffer '%s'\t%s (%s) with the hash %s"):format(text_of(b.name), value:dtype(),
-      table.concat(parameter.shape(value), ', '), value:hash())
-  end
-  return lines
-end
-
---- CommError on all ranks where modules differ, but for ignored ones; a warning where buffers do.
---- Collective.
+--- CommError on all ranks where modules that are not ignored differ. Collective.
 ---@param group ffi.cdata*
 ---@param root ms.nn.Module
 ---@param ignored table<ms.nn.Module, boolean>
 function settings.compare(group, root, ignored)
-  local rank, world = runtime.place(group)
+  local _, world = runtime.place(group)
   if world == 1 then
     return
   end
@@ -72,11 +59,6 @@ function settings.compare(group, root, ignored)
     lines_of(root, ignored))
   if difference then
     errors.raise('CommError', 'the ranks wrapped different models: %s', difference)
-  end
-  difference = agree.on_lines(group, 'the first use of FSDP (buffers)', buffer_lines_of(root))
-  if difference and rank == 0 then
-    errors.warn('UserWarning', difference .. ': FSDP does not synchronize buffers, and checkpoints '
-      .. 'keep those of rank 0', group)
   end
 end
 

@@ -2,8 +2,6 @@
  * touched. */
 #include "param_group.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Of every rank's bytes. Peers count on it from here on.
@@ -26,43 +24,6 @@ static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name,
 {
     msi_comm_count(u->comm, MSI_COLL_ALL_GATHER);
     return gather(u, what, name, in, nbytes, out);
-}
-
-/* A replica is whole without its peers, and what scripts wrote since the last backward has not been
- * compared: who takes it for all ranks' finds out, of n parameters from `first` on. */
-static ms_status replicas_agree(ms_fsdp_unit *u, int32_t first, int32_t n, const char *what,
-                                const char *name)
-{
-    uint64_t *own;
-
-    if (u->is_sharded || u->world == 1) {
-        return MS_OK;
-    }
-    own = malloc(sizeof(*own) * (size_t)n * (size_t)(u->world + 1));
-    if (own == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the parameters of unit '%s'",
-                       u->name);
-    }
-    uint64_t *all = own + n;
-    ms_status status = MS_OK;
-
-    for (int32_t p = 0; status == MS_OK && p < n; p++) {
-        status = msi_replica_hash(u, first + p, &own[p]);
-    }
-    status = status != MS_OK ? status : gather(u, what, name, own, n * (int64_t)sizeof(*own), all);
-
-    for (int64_t i = n; status == MS_OK && i < (int64_t)n * u->world; i++) {
-        if (all[i] != all[i % n]) {
-            status = MS_FAIL(MS_COMM_ERROR,
-                             "%s '%s': replicas of parameter '%s' (NO_SHARD) have other values on "
-                             "rank %d than on rank %d; write the same on all ranks",
-                             what, name, u->params[first + i % n].name,
-                             (int)msi_comm_rank_in_job(u->comm, i / n),
-                             (int)msi_comm_rank_in_job(u->comm, 0));
-        }
-    }
-    free(own);
-    return status;
 }
 
 static ms_status gather_shards(ms_fsdp_unit *u, const char *what, msi_storage *full)
@@ -89,7 +50,6 @@ ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **
 
     *out = NULL;
     MS_TRY(ms_fsdp_unit_materialize(u));
-    MS_TRY(replicas_agree(u, 0, u->n_params, what, u->name));
     MS_TRY(msi_storage_new(&full, u->ctx, nbytes, MS_MEM_PARAMETER));
     const ms_status status = is_whole ? msi_mem_copy(u->ctx, full->data, u->master->data, nbytes)
                                       : gather_shards(u, what, full);
@@ -171,7 +131,6 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
     MS_TRY(check_index(u, index));
     MS_TRY(msi_masters_check(u->run, "gather"));
     MS_TRY(ms_fsdp_unit_materialize(u));
-    MS_TRY(replicas_agree(u, index, 1, "gather of parameter", u->params[index].name));
     param = u->params[index].tensor->param;
     MS_TRY(
         msi_tensor_make(out, u->ctx, u->orig_dtype, param->ndim, param->shape, MS_MEM_ACTIVATION));
@@ -189,15 +148,6 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
         *out = NULL;
     }
     return status;
-}
-
-/* All ranks load, and the same: each takes its own part only. */
-static void note_loaded(ms_fsdp_unit *u, const msi_unit_param *p, uint64_t hash)
-{
-    msi_note note = {.text = {.text = "hash#"}, .number = {msi_note_hash(hash)}, .n_numbers = 1};
-
-    msi_label_about(&note.label, "values loaded into", p->name);
-    msi_unit_note(u, &note);
 }
 
 ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *offsets)
@@ -262,6 +212,5 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     MS_TRY(status);
     p->origin = loaded; /* before the first use: what the ranks begin with */
     p->given = true;
-    note_loaded(u, p, loaded);
     return ms_param_touch(p->tensor);
 }

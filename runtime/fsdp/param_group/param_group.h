@@ -264,8 +264,8 @@ void msi_unit_gradient_free(ms_fsdp_unit *u);
 void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 
 /* -- full.c ------------------------------------------------------------------------------------ */
-/* The whole flat parameter in the master's dtype, in new memory. Collective. MS_COMM_ERROR on all
- * ranks when replicas differ. `what` the script has called, for those that wait: "hash of unit". */
+/* The whole flat parameter in the master's dtype, in new memory. Collective. `what` names the
+ * script's call in messages: "hash of unit". */
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
 
 /* -- notes.c ----------------------------------------------------------------------------------- */

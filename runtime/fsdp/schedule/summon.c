@@ -1,5 +1,4 @@
-/* Full parameters behind their handles for a while, and what becomes of what is written into them.
- */
+/* Full parameters behind their handles for a while, and writing them back. */
 #include "schedule.h"
 
 #include <stdlib.h>
@@ -15,8 +14,8 @@ static int64_t count_params(const ms_fsdp_tree *tree)
     return n;
 }
 
-/* For each parameter a word of this rank, one of every rank, and one that says what became of it;
- * made early, so that leaving needs no memory. */
+/* For each parameter a word of this rank, one of every rank, and their union. Allocated early, so
+ * that leaving needs no memory. */
 static ms_status words_new(ms_fsdp_tree *tree)
 {
     const int64_t n = count_params(tree);
@@ -47,7 +46,6 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
 
         status = msi_unit_gather_flat(u, "summon_full_params of unit", &u->summoned);
         if (status == MS_OK) {
-            u->summoned->version = 0; /* counts what the script writes */
             u->master->readonly = "shows a shard, of which summon_full_params has made a full "
                                   "copy; write into the parameter itself";
             msi_unit_show(u);
@@ -61,12 +59,6 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
     return status;
 }
 
-/* What was done to a parameter while it was summoned. */
-enum {
-    OWN_CHANGED = 1, /* this rank's extents have other values */
-    UNIT_TOUCHED = 2 /* a write went into the unit */
-};
-
 /* This rank's extents of a parameter where they are kept, and where the script has seen them. */
 static msi_view kept_view(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
@@ -78,7 +70,8 @@ static msi_view seen_view(const ms_fsdp_unit *u, const msi_unit_param *p)
     return msi_flat_view(u, u->summoned, p->offset + p->piece.start, p->piece.numel);
 }
 
-static ms_status deed_of(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t *deed)
+/* Does the copy have other values in the extents of this rank? */
+static ms_status compare_own(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t *changed)
 {
     const msi_view kept = kept_view(u, p), seen = seen_view(u, p);
     const size_t nbytes = (size_t)(p->piece.numel * ms_dtype_size(u->orig_dtype));
@@ -87,8 +80,7 @@ static ms_status deed_of(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_
 
     MS_TRY_GOTO(msi_host_view_begin(&a, &kept, MSI_HOST_READS), done);
     MS_TRY_GOTO(msi_host_view_begin(&b, &seen, MSI_HOST_READS), done);
-    *deed = (memcmp(a.data, b.data, nbytes) != 0 ? OWN_CHANGED : 0) |
-            (u->summoned->version != 0 ? UNIT_TOUCHED : 0);
+    *changed = memcmp(a.data, b.data, nbytes) != 0;
 done:
     status = msi_host_view_end(&a, status);
     return msi_host_view_end(&b, status);
@@ -102,86 +94,41 @@ static ms_status keep_piece(ms_fsdp_unit *u, const msi_unit_param *p)
                         p->piece.numel * ms_dtype_size(u->orig_dtype));
 }
 
-/* What all ranks together did to each parameter, in `deeds`. */
-static ms_status gather_deeds(ms_fsdp_tree *tree, int64_t n, uint64_t *deeds)
+/* Which parameters changed on any rank. */
+static ms_status gather_changes(ms_fsdp_tree *tree, int64_t n, uint64_t *changed)
 {
     uint64_t *own = tree->words, *all = own + n;
     int64_t at = 0;
 
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            MS_TRY(deed_of(tree->units[i], &tree->units[i]->params[p], &own[at++]));
+            MS_TRY(compare_own(tree->units[i], &tree->units[i]->params[p], &own[at++]));
         }
     }
     MS_TRY(msi_tree_gather(tree, "the end of summon_full_params", own, n * (int64_t)sizeof(*own),
                            all));
-    memset(deeds, 0, (size_t)n * sizeof(*deeds));
+    memset(changed, 0, (size_t)n * sizeof(*changed));
     for (int64_t i = 0; i < n * tree->world; i++) {
-        deeds[i % n] |= all[i];
+        changed[i % n] |= all[i];
     }
     return MS_OK;
 }
 
-/* Every rank keeps its part of what it sees: so all must see the same where one wrote. */
-static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds)
-{
-    uint64_t *own = tree->words, *all = own + n, touched = 0;
-    int64_t at = 0;
-
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        const ms_fsdp_unit *u = tree->units[i];
-
-        for (int32_t p = 0; p < u->n_params; p++, at++) {
-            const msi_unit_param *param = &u->params[p];
-            const msi_view values = msi_flat_view(u, u->summoned, param->offset, param->numel);
-
-            own[at] = 0;
-            if ((deeds[at] & UNIT_TOUCHED) != 0) {
-                MS_TRY(msi_view_hash(&values, &own[at]));
-            }
-            touched |= deeds[at] & UNIT_TOUCHED;
-        }
-    }
-    if (touched == 0 || tree->world == 1) {
-        return MS_OK;
-    }
-    MS_TRY(msi_tree_gather(tree, "the end of summon_full_params (values)", own,
-                           n * (int64_t)sizeof(*own), all));
-    at = 0;
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
-            for (int32_t q = 1; q < tree->world; q++) {
-                if (all[q * n + at] != all[at]) {
-                    return MS_FAIL(MS_RUNTIME_ERROR,
-                                   "summon_full_params: '%s' was left with other values on rank %d "
-                                   "than on rank %d, of which each rank would keep its own part; "
-                                   "write the same on all ranks. Nothing was kept",
-                                   tree->units[i]->params[p].name,
-                                   (int)msi_comm_rank_in_job(tree->comm, q),
-                                   (int)msi_comm_rank_in_job(tree->comm, 0));
-                }
-            }
-        }
-    }
-    return MS_OK;
-}
-
-/* A parameter is written when any rank's extents of it are: so all ranks conclude the same, and
- * what nobody changed stays valid for backward. */
+/* A parameter counts as written on all ranks when any rank's extents of it changed. What nobody
+ * changed stays valid for backward. */
 static ms_status write_back(ms_fsdp_tree *tree)
 {
     const int64_t n = count_params(tree);
-    uint64_t *deeds = tree->words + n * (tree->world + 1);
+    uint64_t *changed = tree->words + n * (tree->world + 1);
     int64_t at = 0;
 
     if (n == 0) {
         return MS_OK;
     }
-    MS_TRY(gather_deeds(tree, n, deeds));
-    MS_TRY(check_same(tree, n, deeds));
+    MS_TRY(gather_changes(tree, n, changed));
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
-            if ((deeds[at] & OWN_CHANGED) != 0) {
+            if (changed[at] != 0) {
                 MS_TRY(keep_piece(tree->units[i], &tree->units[i]->params[p]));
                 MS_TRY(ms_param_touch(tree->units[i]->params[p].tensor));
             }
