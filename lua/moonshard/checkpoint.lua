@@ -7,26 +7,24 @@
 --- "All ranks" are those of the group over which the model or optimizer is sharded
 --- (`process_group`), counted from 0. Each group saves under a path of its own, and steps under a
 --- root of its own: a path or root where another group of the job saves is a ValueError.
----
---- Touches: moonshard.json, moonshard_ffi, moonshard_ffi.checkpoint, moonshard_ffi.parameter.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.class'
-local errors = require 'moonshard.errors'
+local class = require 'moonshard.internal.class'
+local errors = require 'moonshard.internal.errors'
 local fits = require 'moonshard.checkpoint.fits'
-local json = require 'moonshard.json'
+local json = require 'moonshard.internal.json'
 local meta_data = require 'moonshard.checkpoint.meta'
 local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
-local random = require 'moonshard.random'
+local random = require 'moonshard.internal.random'
 local runs = require 'moonshard.nn.runs'
 local runtime = require 'moonshard_ffi.checkpoint'
 local sharding = require 'moonshard_ffi.fsdp'
 local state_dict = require 'moonshard.nn.state_dict'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 local validate = require 'moonshard.checkpoint.validate'
 
 local checkpoint = {}

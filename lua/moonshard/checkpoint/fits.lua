@@ -1,8 +1,6 @@
 --- Does an optimizer fit the model it is saved or loaded with, and the checkpoint it is read from?
----
---- Touches: moonshard.errors, moonshard_ffi.parameter.
 
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
 
 local fits = {}

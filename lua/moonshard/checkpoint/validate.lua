@@ -1,11 +1,8 @@
 --- What scripts give to moonshard.checkpoint, and whether it is that.
----
---- Touches: moonshard.dist.members, moonshard.errors, moonshard_ffi, and its arguments, fsdp and
---- parameter.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
 local sharding = require 'moonshard_ffi.fsdp'

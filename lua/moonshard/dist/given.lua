@@ -1,10 +1,8 @@
 --- What scripts give to collectives, and whether it is that.
----
---- Touches: moonshard.dist.group, moonshard.errors, moonshard_ffi.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 require 'moonshard.dist.group' -- the methods of what comes in and goes out here
 

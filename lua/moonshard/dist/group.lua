@@ -1,10 +1,8 @@
 --- Groups of ranks, as ms.dist.split() and ms.dist.fake() give them: what they say of themselves.
----
---- Touches: moonshard.dist.members, moonshard.errors, moonshard_ffi.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local naming = require 'moonshard.internal.naming'
 

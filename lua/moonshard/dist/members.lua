@@ -1,6 +1,4 @@
 --- Who is in a group of ranks, for texts and comparisons.
----
---- Touches: moonshard_ffi, moonshard_ffi.parameter.
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'

@@ -5,12 +5,10 @@
 ---
 --- Dimensions count from 1, ranks and coordinates, which are ranks along a dimension, from 0; the
 --- last dimension runs fastest.
----
---- Touches: moonshard.dist.given, moonshard.errors, moonshard.missing, moonshard_ffi.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
 

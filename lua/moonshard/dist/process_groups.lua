@@ -1,10 +1,8 @@
 --- Groups by the names that torch.distributed has for them. Ranks count from 0, as everywhere.
----
---- Touches: moonshard.dist.given, moonshard.dist.members, moonshard.errors, moonshard_ffi.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local given = require 'moonshard.dist.given'
 local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'

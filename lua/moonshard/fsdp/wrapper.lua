@@ -5,8 +5,6 @@
 --- instance that the first forward is called on, or the outermost one, where anything else comes
 --- first. Paths do not show the wrapper, and reading a field it does not have reads the wrapped
 --- module's: model.wte, model:generate(...).
----
---- Touches: moonshard.nn.module, moonshard.fsdp.*, moonshard_ffi.fsdp.
 
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
@@ -14,20 +12,20 @@ local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.errors'
-local figures = require 'moonshard.figures'
+local errors = require 'moonshard.internal.errors'
+local figures = require 'moonshard.internal.figures'
 local first_use = require 'moonshard.fsdp.first_use'
 local forward_values = require 'moonshard.fsdp.forward_values'
-local guard = require 'moonshard.guard'
+local guard = require 'moonshard.internal.guard'
 local ignored = require 'moonshard.fsdp.ignored'
-local once = require 'moonshard.once'
+local once = require 'moonshard.internal.once'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
-local samples = require 'moonshard.samples'
+local samples = require 'moonshard.internal.samples'
 local summon_full_params = require 'moonshard.fsdp.summon'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 local watch = require 'moonshard.fsdp.watch'
 local wrap = require 'moonshard.fsdp.wrap'
 local module_tree = require 'moonshard.nn.tree'

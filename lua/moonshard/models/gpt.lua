@@ -5,8 +5,6 @@
 ---         ids (B, T) -> logits (B, T, V), or with targets (B, T) the mean loss ()
 --- Init:   weights N(0, 0.02), those that write into the residual divided by sqrt(2 layers),
 ---         biases zero, norms one.
----
---- Touches: moonshard.nn, moonshard.ops, moonshard.random, moonshard_ffi.data (drawing tokens).
 
 local Dropout = require 'moonshard.nn.dropout'
 local Embedding = require 'moonshard.nn.embedding'
@@ -17,19 +15,19 @@ local ModuleList = require 'moonshard.nn.module_list'
 local TransformerBlock = require 'moonshard.nn.transformer_block'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local create = require 'moonshard.create'
+local create = require 'moonshard.internal.create'
 local data = require 'moonshard_ffi.data'
-local dtypes = require 'moonshard.dtype'
-local errors = require 'moonshard.errors'
-local guard = require 'moonshard.guard'
-local machine = require 'moonshard.machine'
-local once = require 'moonshard.once'
+local dtypes = require 'moonshard.internal.dtype'
+local errors = require 'moonshard.internal.errors'
+local guard = require 'moonshard.internal.guard'
+local machine = require 'moonshard.internal.machine'
+local once = require 'moonshard.internal.once'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
-local random = require 'moonshard.random'
+local random = require 'moonshard.internal.random'
 local rules = require 'moonshard.nn.rules'
-local scope = require 'moonshard.scope'
-local util = require 'moonshard.util'
+local scope = require 'moonshard.internal.scope'
+local util = require 'moonshard.internal.util'
 
 ---@class ms.models.GPT: ms.nn.Module
 ---@field vocab integer

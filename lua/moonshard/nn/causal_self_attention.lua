@@ -2,14 +2,12 @@
 --- one projection back.
 ---
 --- Shapes: x (B, T, C)  qkv.weight (3 C, C)  proj.weight (C, C)  y (B, T, C)
----
---- Touches: moonshard.nn.linear, moonshard.nn.dropout, moonshard.ops.
 
 local Dropout = require 'moonshard.nn.dropout'
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.CausalSelfAttention: ms.nn.Module

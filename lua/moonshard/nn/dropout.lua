@@ -16,15 +16,13 @@
 --- is to be tried again runs in one, ms.scope(step), and then draws the masks of one that never
 --- failed. no_sync() and no_grad() are no scopes: what returned inside them has run, though they
 --- fail later.
----
---- Touches: moonshard.nn.module, moonshard.ops, moonshard.sites.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local ops = require 'moonshard.ops'
-local sites = require 'moonshard.sites'
+local sites = require 'moonshard.internal.sites'
 
 ---@class ms.nn.Dropout: ms.nn.Module
 ---@field p number

@@ -2,12 +2,10 @@
 ---
 --- Shapes: weight (n, width)  ids i64 (...), 0-based  y (..., width)
 --- Init:   N(0, 1), as PyTorch.
----
---- Touches: moonshard.nn.module, moonshard.ops.
 
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
 

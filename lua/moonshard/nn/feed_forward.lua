@@ -1,15 +1,13 @@
 --- The two layers of a transformer block that work on each position alone.
 ---
 --- Shapes: x (..., C)  fc.weight (H, C)  out.weight (C, H)  y (..., C); H = 4 C unless said
----
---- Touches: moonshard.nn.linear, moonshard.nn.linear_gelu, moonshard.nn.dropout.
 
 local Dropout = require 'moonshard.nn.dropout'
 local Linear = require 'moonshard.nn.linear'
 local LinearGELU = require 'moonshard.nn.linear_gelu'
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 ---@class ms.nn.FeedForward: ms.nn.Module
 ---@field fc ms.nn.LinearGELU

@@ -1,12 +1,10 @@
 --- Layer normalisation over the last dimension (arXiv:1607.06450).
 ---
 --- Shapes: x (..., width)  weight, bias (width)
----
---- Touches: moonshard.nn.module, moonshard.ops.
 
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
 

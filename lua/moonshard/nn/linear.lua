@@ -2,12 +2,10 @@
 ---
 --- Shapes: x (..., in)  W (out, in)  b (out)  y (..., out)
 --- Init:   W and b uniform in [-1/sqrt(in), 1/sqrt(in)), as PyTorch.
----
---- Touches: moonshard.nn.module, moonshard.ops.
 
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
 

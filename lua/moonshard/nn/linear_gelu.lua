@@ -2,13 +2,11 @@
 ---
 --- Declares what Linear declares, and is none: a policy or an adapter that looks for Linear may
 --- replace what it finds by an affine map.
----
---- Touches: moonshard.nn.linear, moonshard.ops.
 
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local ops = require 'moonshard.ops'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 ---@class ms.nn.LinearGELU: ms.nn.Module
 ---@field in_features integer

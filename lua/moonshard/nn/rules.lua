@@ -1,10 +1,8 @@
 --- Rules for first values of parameters (`nn.init`). A rule is data: the runtime applies it to the
 --- elements a rank holds, as a function of seed, parameter name and element index.
----
---- Touches: moonshard.errors, moonshard_ffi.parameter.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local parameter = require 'moonshard_ffi.parameter'
 

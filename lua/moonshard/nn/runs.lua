@@ -1,9 +1,7 @@
 --- How often the modules of a model ran that draw anew each time: part of its checkpoints, as masks
 --- that no data.Loader numbers are counted from the seed on.
----
---- Touches: moonshard.nn.dropout (by its mark), moonshard.samples.
 
-local samples = require 'moonshard.samples'
+local samples = require 'moonshard.internal.samples'
 
 local runs = {}
 

@@ -3,13 +3,11 @@
 --- `sd[name]` is a tensor, `sd[i]` the i-th name, so `for _, name in ipairs(sd)` keeps the order of
 --- declaration; pairs() gives both. A tied parameter stands under each of its names. Scripts rename
 --- and drop entries by name alone, so the list says no more than the order.
----
---- Touches: moonshard.errors, moonshard_ffi.parameter; wrapped parameters through their unit.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 local tree = require 'moonshard.nn.tree'
 
 local state_dict = {}

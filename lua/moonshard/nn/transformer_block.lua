@@ -1,15 +1,13 @@
 --- One pre-norm block: x + attention(norm(x)), then x + feed-forward(norm(x)).
 ---
 --- Shapes: x (B, T, C) -> (B, T, C)
----
---- Touches: the layers it is made of.
 
 local CausalSelfAttention = require 'moonshard.nn.causal_self_attention'
 local FeedForward = require 'moonshard.nn.feed_forward'
 local LayerNorm = require 'moonshard.nn.layer_norm'
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 ---@class ms.nn.TransformerBlock: ms.nn.Module
 ---@field ln_1 ms.nn.LayerNorm

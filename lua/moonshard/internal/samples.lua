@@ -4,11 +4,9 @@
 --- again, whatever was dealt, run or seeded since.
 ---
 --- A place is one of moonshard.sites.
----
---- Touches: moonshard_ffi.parameter.
 
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 local samples = {}
 

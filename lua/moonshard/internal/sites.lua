@@ -1,11 +1,9 @@
 --- Places that draw dropout masks: those of modules, and others by their names, as ms.ops.dropout()
 --- is told.
----
---- Touches: moonshard.samples, moonshard_ffi, moonshard_ffi.parameter.
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
-local samples = require 'moonshard.samples'
+local samples = require 'moonshard.internal.samples'
 
 local sites = {}
 
