@@ -113,7 +113,7 @@ static ms_status post_slowly(void *user, int32_t rank)
     MS_TRY(ms_comm_barrier(world));
     for (uint64_t i = 1; i <= TIMES; i++) {
         if (rank == 1) {
-            sleep_ms(400);
+            sleep_ms(300);
             atomic_store(word, i);
         } else {
             msi_device *d = msi_context()->device;

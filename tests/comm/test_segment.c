@@ -176,6 +176,25 @@ static void test_comm_segment__fails_everywhere_when_one_rank_has_a_limit(void *
     }
 }
 
+static void test_comm_segment__no_rank_joins_whose_stack_is_too_small(void **state)
+{
+    struct rlimit before, limit;
+    ms_comm *world;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_STACK, &before), 0);
+    limit = before;
+    limit.rlim_cur = 200000;
+    assert_int_equal(setrlimit(RLIMIT_STACK, &limit), 0);
+    const ms_status status = ms_comm_world(&world);
+
+    assert_int_equal(setrlimit(RLIMIT_STACK, &before), 0);
+    assert_int_equal(status, MS_RUNTIME_ERROR);
+    assert_non_null(strstr(ms_error_message(), "(ulimit -s)"));
+    assert_ok(ms_comm_world(&world));
+    ms_close();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -183,6 +202,7 @@ int main(void)
         cmocka_unit_test(test_comm_segment__has_a_map_nobody_can_write),
         cmocka_unit_test(test_comm_segment__is_out_of_memory_on_every_rank),
         cmocka_unit_test(test_comm_segment__fails_everywhere_when_one_rank_has_a_limit),
+        cmocka_unit_test(test_comm_segment__no_rank_joins_whose_stack_is_too_small),
     };
 
     return cmocka_run_group_tests_name("comm/segment", tests, NULL, NULL);

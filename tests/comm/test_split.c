@@ -300,6 +300,32 @@ static void test_comm_split__tells_all_groups_what_went_wrong_in_one(void **stat
     }
 }
 
+/* Rank 1 waits for rank 3, which waits with all others for rank 1. */
+static ms_status wait_across(void *user, int32_t rank)
+{
+    report *reports = user;
+    ms_comm *world, *half;
+    double begin = ms_time();
+
+    MS_TRY(split_by_parity(&world, &half, rank));
+    report_write(&reports[rank], ms_comm_barrier(rank == 1 ? half : world), begin);
+    return MS_OK;
+}
+
+static void test_comm_split__finds_ranks_that_wait_in_different_groups(void **state)
+{
+    report *reports = reports_new(RANKS);
+
+    (void)state;
+    assert_int_equal(ms_dist_threads(RANKS, wait_across, reports), MS_COMM_ERROR);
+    for (int32_t r = 0; r < RANKS; r++) {
+        assert_int_equal(reports[r].status, MS_COMM_ERROR);
+        assert_true(reports[r].seconds <= SOON_S);
+        assert_non_null(strstr(reports[r].message, "every rank waits for another"));
+    }
+    reports_free(reports, RANKS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -307,6 +333,7 @@ int main(void)
         cmocka_unit_test(test_comm_split__lets_groups_work_side_by_side),
         cmocka_unit_test(test_comm_split__keeps_letters_of_groups_apart),
         cmocka_unit_test(test_comm_split__tells_all_groups_what_went_wrong_in_one),
+        cmocka_unit_test(test_comm_split__finds_ranks_that_wait_in_different_groups),
     };
 
     return cmocka_run_group_tests_name("comm/split", tests, NULL, NULL);
