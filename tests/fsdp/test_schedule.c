@@ -1,5 +1,5 @@
-/* runtime/fsdp/schedule: when units are published, kept and published anew. Decisions follow
- * program order: a rank that is far behind its peers changes nothing. */
+/* runtime/fsdp/schedule: a rank that drops what another uses, and forwards that summon or an error
+ * interrupts. Every other decision of the schedule is tested by test_programs.c. */
 #include "rank_test.h"
 #include "schedule.h"
 
@@ -93,7 +93,7 @@ static ms_status forward(chain *c, int32_t n, visitor visit, void *user, ms_tens
     return ms_op_mean(loss, x, 3, false);
 }
 
-/* -- a slow rank ------------------------------------------------------------------------------- */
+/* -- what one rank alone drops ----------------------------------------------------------------- */
 
 /* Rank 1 reads unit 0 until rank 0 has done what it can without it: a flag all ranks see. */
 static _Atomic bool *rank_0_is_done;
@@ -123,8 +123,6 @@ static ms_status wait_for_rank_0(chain *c, int32_t i, void *user)
     }
     return MS_OK;
 }
-
-/* -- what one rank alone drops ----------------------------------------------------------------- */
 
 static ms_status never_unit_2(chain *c, int32_t i, void *user)
 {

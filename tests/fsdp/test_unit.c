@@ -70,42 +70,12 @@ static void test_fsdp_unit__a_graph_outlives_its_model(void **state)
     assert_ok(ms_scope_close(NULL, 0)); /* the other graph dies without a backward */
 }
 
-/* Rank 1 wraps with another strategy: an error on both that names the unit. */
-static ms_status wrap_differently(void *user, int32_t rank)
-{
-    tiny_config config = tiny_defaults();
-    char(*messages)[512] = user;
-    ms_comm *comm;
-    tiny_model m;
-
-    config.strategy = rank == 1 ? MS_FSDP_SHARD_GRAD_OP : MS_FSDP_FULL_SHARD;
-    MS_TRY(ms_comm_world(&comm));
-    ms_status status = tiny_new(&m, &config, comm);
-
-    snprintf(messages[rank], sizeof(messages[rank]), "%s", ms_error_message());
-    tiny_free(&m);
-    return status == MS_COMM_ERROR ? MS_OK : msi_fail(MS_RUNTIME_ERROR, "status %d", (int)status);
-}
-
-static void test_fsdp_unit__ranks_that_wrap_differently_are_told_where(void **state)
-{
-    char messages[2][512] = {"", ""};
-
-    (void)state;
-    assert_ok(ms_dist_threads(2, wrap_differently, messages));
-    assert_non_null(strstr(messages[0], "unit 0 is 'root' ("));
-    assert_non_null(strstr(messages[0], "FULL_SHARD, dtypes f32/f32/f32) on rank 0 and 'root' ("));
-    assert_non_null(strstr(messages[0], "SHARD_GRAD_OP, dtypes f32/f32/f32) on rank 1"));
-    assert_string_equal(messages[0], messages[1]);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fsdp_unit__handles_show_shards_and_full_parameters),
         cmocka_unit_test(test_fsdp_unit__writing_into_unsharded_parameters_is_refused),
         cmocka_unit_test(test_fsdp_unit__a_graph_outlives_its_model),
-        cmocka_unit_test(test_fsdp_unit__ranks_that_wrap_differently_are_told_where),
     };
     return cmocka_run_group_tests_name("fsdp unit", tests, NULL, NULL);
 }
