@@ -3,9 +3,6 @@
 #include "ms_test.h"
 
 #include <malloc.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static void test_backend_alloc__counts_what_was_asked_for(void **state)
 {
@@ -181,48 +178,6 @@ static void test_backend_alloc__small_blocks_that_pile_up_are_taken_in_pieces(vo
     assert_int_equal(before.cached, after.cached);
 }
 
-static void test_backend_alloc__a_piece_stays_while_one_of_its_blocks_is_used(void **state)
-{
-    enum { EVERY = 1000 };
-    static msi_mem_block *blocks[MANY];
-    ms_memory_stats before, some, again, after;
-
-    (void)state;
-    SKIP_WITHOUT_PIECES();
-    ms_memory_trim();
-    msi_memory_stats(msi_context(), &before);
-    take_many(blocks);
-    release_but(blocks, EVERY);
-    ms_memory_trim();
-    msi_memory_stats(msi_context(), &some);
-    assert_true(some.cached > before.cached); /* beside the ten that stay */
-    assert_true(some.reserved - before.reserved <= MANY / EVERY * (64 << 10));
-    ms_memory_trim();
-    msi_memory_stats(msi_context(), &again);
-    assert_int_equal(some.reserved, again.reserved);
-    for (int32_t i = EVERY - 1; i < MANY; i += EVERY) {
-        assert_int_equal(i % 251, *(unsigned char *)blocks[i]->data);
-        msi_release(blocks[i]);
-    }
-    ms_memory_trim();
-    msi_memory_stats(msi_context(), &after);
-    assert_int_equal(before.reserved, after.reserved);
-}
-
-static void test_backend_alloc__asking_for_figures_makes_no_context(void **state)
-{
-    ms_memory_stats stats;
-
-    (void)state;
-    assert_ok(ms_close());
-    memset(&stats, 0xFF, sizeof(stats));
-    ms_memory_stats_get(&stats);
-    assert_false(ms_is_open());
-    assert_int_equal(0, stats.live_total);
-    assert_int_equal(0, stats.reserved);
-    assert_int_equal(0, stats.live_handles);
-}
-
 static void test_backend_alloc__blocks_that_outlive_the_context_go_back_all_the_same(void **state)
 {
     static msi_mem_block *blocks[MANY];
@@ -238,22 +193,6 @@ static void test_backend_alloc__blocks_that_outlive_the_context_go_back_all_the_
         msi_release(blocks[i]);
     }
     assert_true(mallinfo2().uordblks <= before); /* the heap too is gone */
-}
-
-static void test_backend_alloc__changing_the_kind_moves_the_count(void **state)
-{
-    ms_context *ctx = msi_context();
-    ms_memory_stats before, after;
-    msi_mem_block *a;
-
-    (void)state;
-    msi_memory_stats(ctx, &before);
-    assert_ok(msi_alloc(ctx, 500, MS_MEM_ACTIVATION, &a));
-    msi_mem_set_kind(a, MS_MEM_PARAMETER);
-    msi_memory_stats(ctx, &after);
-    assert_int_equal(before.live[MS_MEM_ACTIVATION], after.live[MS_MEM_ACTIVATION]);
-    assert_int_equal(before.live[MS_MEM_PARAMETER] + 500, after.live[MS_MEM_PARAMETER]);
-    msi_release(a);
 }
 
 static void test_backend_alloc__running_out_names_bytes_and_kind(void **state)
@@ -274,65 +213,6 @@ static void test_backend_alloc__running_out_names_bytes_and_kind(void **state)
                  msi_alloc(ctx, (int64_t)1 << 45, MS_MEM_ACTIVATION, &a));
 }
 
-#define IN_CHILD(cond)                                                                             \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #cond, ms_error_message());    \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
-
-static void under_a_limit(int resource, const char *named)
-{
-    const int64_t mib = 1 << 20;
-    struct rlimit limit = {.rlim_cur = 256 * mib, .rlim_max = RLIM_INFINITY};
-    ms_context *ctx = msi_context();
-    msi_mem_block *p, *q;
-
-    IN_CHILD(setrlimit(resource, &limit) == 0);
-    IN_CHILD(msi_alloc(ctx, 300 * mib, MS_MEM_OPTIMIZER, &p) == MS_OUT_OF_MEMORY);
-    IN_CHILD(strstr(ms_error_message(), "no memory for 314572800 bytes of optimizer") != NULL);
-    IN_CHILD(strstr(ms_error_message(), named) != NULL);
-    IN_CHILD(msi_alloc_probe(ctx, 300 * mib, "a library") == MS_OUT_OF_MEMORY);
-    IN_CHILD(strstr(ms_error_message(), "no memory for a library, which takes up to 307200 KiB"));
-    IN_CHILD(msi_alloc(ctx, 140 * mib, MS_MEM_SCRATCH, &p) == MS_OK);
-    IN_CHILD(msi_alloc_probe(ctx, 140 * mib, "a library") == MS_OUT_OF_MEMORY);
-    msi_release(p); /* cached blocks make room for both */
-    IN_CHILD(msi_alloc_probe(ctx, 140 * mib, "a library") == MS_OK);
-    IN_CHILD(msi_alloc(ctx, 140 * mib, MS_MEM_SCRATCH, &p) == MS_OK);
-    msi_release(p);
-    IN_CHILD(msi_alloc(ctx, 150 * mib, MS_MEM_SCRATCH, &q) == MS_OK);
-    msi_release(q);
-    _exit(0);
-}
-
-static void test_backend_alloc__a_limit_of_the_process_is_named(void **state)
-{
-    static const struct {
-        int resource;
-        const char *named;
-    } limits[] = {
-        {RLIMIT_AS, " bytes of address space are left of 268435456: ulimit -v)"},
-        {RLIMIT_DATA, " bytes of data are left of 268435456: ulimit -d)"},
-    };
-
-    (void)state;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip(); /* its shadow is larger than any limit */
-#endif
-    for (int32_t i = 0; i < MSI_COUNT(limits); i++) {
-        int status = 0;
-        pid_t pid = fork();
-
-        if (pid == 0) {
-            under_a_limit(limits[i].resource, limits[i].named);
-        }
-        assert_int_equal(pid, waitpid(pid, &status, 0));
-        assert_true(WIFEXITED(status));
-        assert_int_equal(0, WEXITSTATUS(status));
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -341,12 +221,8 @@ int main(void)
         cmocka_unit_test(test_backend_alloc__blocks_that_nobody_wants_any_more_go_back),
         cmocka_unit_test(test_backend_alloc__a_step_of_30000_allocations_keeps_its_blocks),
         cmocka_unit_test(test_backend_alloc__small_blocks_that_pile_up_are_taken_in_pieces),
-        cmocka_unit_test(test_backend_alloc__a_piece_stays_while_one_of_its_blocks_is_used),
         cmocka_unit_test(test_backend_alloc__blocks_that_outlive_the_context_go_back_all_the_same),
-        cmocka_unit_test(test_backend_alloc__asking_for_figures_makes_no_context),
-        cmocka_unit_test(test_backend_alloc__changing_the_kind_moves_the_count),
         cmocka_unit_test(test_backend_alloc__running_out_names_bytes_and_kind),
-        cmocka_unit_test(test_backend_alloc__a_limit_of_the_process_is_named),
     };
     return cmocka_run_group_tests_name("alloc", tests, NULL, NULL);
 }

@@ -144,46 +144,11 @@ static void test_backend_plugin__a_file_that_was_cut_short_is_an_error(void **st
     in_child(cut_short);
 }
 
-/* oneDNN has one cache of primitives in a process, and a host may use it. */
-static int shared_cache(void)
-{
-    char path[4096];
-    int capacity = 0, (*get)(int *), (*set)(int);
-
-    CHILD_CHECK(multiply(SIZE) == MS_OK);
-    snprintf(path, sizeof(path), "%s/libmoonshard_onednn.so", getenv("MS_PLUGIN_DIR"));
-    void *library = __real_dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-
-    CHILD_CHECK(library != NULL);
-    *(void **)&get = dlsym(library, "dnnl_get_primitive_cache_capacity");
-    *(void **)&set = dlsym(library, "dnnl_set_primitive_cache_capacity");
-    CHILD_CHECK(get != NULL && set != NULL);
-    CHILD_CHECK(get(&capacity) == 0 && capacity > 0); /* the library's own */
-    CHILD_CHECK(set(77) == 0);                        /* the host's */
-    CHILD_CHECK(multiply(SIZE + 1) == MS_OK);
-    CHILD_CHECK(get(&capacity) == 0 && capacity == 77);
-    CHILD_CHECK(set(0) == 0);
-    CHILD_CHECK(multiply(SIZE + 2) == MS_OK);
-    CHILD_CHECK(get(&capacity) == 0 && capacity == 0);
-    return 0;
-}
-
-static void test_backend_plugin__leaves_the_librarys_cache_to_the_host(void **state)
-{
-    (void)state;
-    if (!has_library() || getenv("MS_PLUGIN_DIR") == NULL) {
-        skip();
-    }
-    ms_close();
-    in_child(shared_cache);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backend_plugin__what_is_there_and_does_not_open_is_an_error),
         cmocka_unit_test(test_backend_plugin__a_file_that_was_cut_short_is_an_error),
-        cmocka_unit_test(test_backend_plugin__leaves_the_librarys_cache_to_the_host),
     };
 
     return cmocka_run_group_tests_name("backend/plugin", tests, NULL, NULL);

@@ -230,21 +230,6 @@ static void test_backend_pools__running_out_waits_gives_back_and_then_fails(void
     end();
 }
 
-static void test_backend_pools__an_item_that_runs_waits_for_no_other(void **state)
-{
-    msi_mem_block *b;
-
-    (void)state;
-    begin(false);
-    slow.limit = MIB;
-    msi_release_after(take(MIB), slow_mark(&slow.base, MSI_STREAM_OUT));
-    slow.runs = true;
-    assert_int_equal(msi_alloc(msi_context(), MIB, MS_MEM_SCRATCH, &b), MS_OUT_OF_MEMORY);
-    slow.runs = false;
-    assert_int_equal(slow.n_waits, 0);
-    end();
-}
-
 static void test_backend_pools__what_is_free_is_spoilt_in_the_order_of_its_stream(void **state)
 {
     (void)state;
@@ -361,15 +346,6 @@ static void test_backend_pools__nothing_goes_back_while_an_item_runs(void **stat
     end();
 }
 
-static void test_backend_pools__closing_ends_all_waiting(void **state)
-{
-    (void)state;
-    begin(false);
-    msi_release_after(take(5000), slow_mark(&slow.base, MSI_STREAM_OUT));
-    msi_release_after(take(3 * MIB), slow_mark(&slow.base, MSI_STREAM_IN));
-    end();
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -377,12 +353,10 @@ int main(void)
         cmocka_unit_test(test_backend_pools__no_block_is_used_again_before_its_mark),
         cmocka_unit_test(test_backend_pools__streams_do_not_wait_for_each_other),
         cmocka_unit_test(test_backend_pools__running_out_waits_gives_back_and_then_fails),
-        cmocka_unit_test(test_backend_pools__an_item_that_runs_waits_for_no_other),
         cmocka_unit_test(test_backend_pools__what_is_free_is_spoilt_in_the_order_of_its_stream),
         cmocka_unit_test(test_backend_pools__the_hosts_memory_is_the_devices_to_reach),
         cmocka_unit_test(test_backend_pools__a_product_that_runs_takes_no_block_of_a_stream),
         cmocka_unit_test(test_backend_pools__nothing_goes_back_while_an_item_runs),
-        cmocka_unit_test(test_backend_pools__closing_ends_all_waiting),
     };
 
     return cmocka_run_group_tests_name("backend/pools", tests, NULL, NULL);

@@ -193,80 +193,11 @@ typedef struct graph {
     ms_tensor *x, *w, *grad;
 } graph;
 
-static ms_tensor *square(uint64_t stream)
-{
-    static double values[SIZE * SIZE];
-    ms_tensor *t;
-
-    for (int64_t i = 0; i < SIZE * SIZE; i++) {
-        values[i] = filler(stream, i);
-    }
-    assert_ok(
-        ms_tensor_from_doubles(&t, MS_DTYPE_F32, 2, (int64_t[]){SIZE, SIZE}, values, SIZE * SIZE));
-    return t;
-}
-
-/* The forward does not fail: only its backward is of interest. */
-static ms_status forward_and_backward(void *arg)
-{
-    graph *g = arg;
-    const int64_t left = fault.left;
-    ms_tensor *y;
-
-    assert_ok(ms_tensor_set_grad(g->x, NULL));
-    assert_ok(ms_tensor_set_grad(g->w, NULL));
-    fault.left = -1;
-    assert_ok(ms_op_matmul(&y, g->x, g->w));
-    fault.left = left;
-    ms_status status = ms_backward(y, g->grad);
-
-    ms_tensor_free(y);
-    return status;
-}
-
-static void gradients(const graph *g, double *values)
-{
-    ms_tensor *const leaves[] = {g->x, g->w};
-
-    for (int32_t i = 0; i < 2; i++) {
-        ms_tensor *grad;
-
-        assert_ok(ms_tensor_grad(&grad, leaves[i]));
-        assert_ok(ms_tensor_to_doubles(grad, values + (int64_t)i * SIZE * SIZE, SIZE * SIZE));
-        ms_tensor_free(grad);
-    }
-}
-
-static int failing_backward(void)
-{
-    static double expected[2 * SIZE * SIZE], got[2 * SIZE * SIZE];
-    graph g = {.x = square(1), .w = square(2), .grad = square(3)};
-
-    assert_ok(ms_tensor_set_requires_grad(g.x, true));
-    assert_ok(ms_tensor_set_requires_grad(g.w, true));
-    assert_ok(forward_and_backward(&g));
-    gradients(&g, expected);
-    CHILD_CHECK(fail_each(forward_and_backward, &g, MS_OUT_OF_MEMORY) > 0);
-    gradients(&g, got);
-    CHILD_CHECK(memcmp(got, expected, sizeof(got)) == 0);
-    ms_tensor_free(g.grad);
-    ms_tensor_free(g.w);
-    ms_tensor_free(g.x);
-    return 0;
-}
-
-static void test_backend_thrown__the_backward_after_one_that_failed_is_right(void **state)
-{
-    (void)state;
-    in_child_with_library(failing_backward);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backend_thrown__no_memory_in_the_library_is_an_error),
         cmocka_unit_test(test_backend_thrown__whatever_else_it_throws_is_an_error),
-        cmocka_unit_test(test_backend_thrown__the_backward_after_one_that_failed_is_right),
     };
 
     return cmocka_run_group_tests_name("backend/thrown", tests, NULL, NULL);

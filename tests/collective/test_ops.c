@@ -182,31 +182,7 @@ static void test_collective_ops__have_the_gradients_of_all_ranks_losses(void **s
     }
 }
 
-/* What is not differentiated is none of backward's business. */
-static ms_status try_extremes(void *user, int32_t rank)
-{
-    ms_tensor *x = filled(MS_DTYPE_F32, 1, (const int64_t[]){4}, (uint64_t)rank), *y;
-    ms_comm *c;
-
-    (void)user;
-    MS_TRY(ms_comm_world(&c));
-    MS_TRY(ms_tensor_set_requires_grad(x, true));
-    for (int32_t k = 0; k < MSI_COUNT(collectives); k++) {
-        MS_TRY(collectives[k].run(&y, c, x, collectives[k].a));
-        EXPECT(y->requires_grad == collectives[k].differentiable);
-        ms_tensor_free(y);
-    }
-    ms_tensor_free(x);
-    return MS_OK;
-}
-
-static void test_collective_ops__record_no_maximum_and_no_minimum(void **state)
-{
-    (void)state;
-    run_ranks(2, try_extremes, NULL);
-}
-
-/* -- memory that is out, operands that do not fit ---------------------------------------------- */
+/* -- memory that is out ------------------------------------------------------------------------ */
 
 /* The k-th allocation of forward and backward fails, for every k. */
 static void run_out_of_memory(ms_comm *c, const collective *k)
@@ -251,67 +227,12 @@ static void test_collective_ops__release_everything_when_memory_is_out(void **st
     }
 }
 
-static void test_collective_ops__refuse_what_does_not_fit(void **state)
-{
-    const int64_t large[1] = {INT64_MAX / 16}, five[1] = {5};
-    ms_tensor *x, *number, *out;
-    ms_comm *self;
-
-    (void)state;
-    assert_ok(ms_comm_self(&self));
-    assert_ok(ms_tensor_full(&x, MS_DTYPE_I64, 1, five, 1));
-    assert_ok(ms_tensor_full(&number, MS_DTYPE_F32, 0, NULL, 1));
-    assert_fails(MS_TYPE_ERROR, "all_reduce: an average of i64 is no i64; use sum",
-                 ms_op_all_reduce(&out, self, x, MS_REDUCE_AVG));
-    assert_fails(MS_VALUE_ERROR, "reduce_scatter: reduction is -1, expected 0 to 3",
-                 ms_op_reduce_scatter(&out, self, x, -1));
-    assert_fails(MS_VALUE_ERROR,
-                 "reduce_scatter: x has shape (), expected a first size that 1 divides",
-                 ms_op_reduce_scatter(&out, self, number, MS_REDUCE_SUM));
-    assert_fails(MS_VALUE_ERROR, "broadcast: root is 1, expected 0 to 0",
-                 ms_op_broadcast(&out, self, x, 1));
-    assert_ok(ms_op_all_gather(&out, self, number));
-    assert_true(out->v.ndim == 1 && out->v.shape[0] == 1);
-    ms_tensor_free(out);
-    ms_tensor_free(number);
-    ms_tensor_free(x);
-    assert_ok(ms_tensor_meta(&x, MS_DTYPE_U8, 1, large));
-    assert_ok(ms_op_all_gather(&out, self, x));
-    ms_tensor_free(out);
-    ms_tensor_free(x);
-}
-
-static ms_status gather_too_much(void *user, int32_t rank)
-{
-    const int64_t large[2] = {INT64_MAX / 16, 0};
-    ms_tensor *x, *out;
-    ms_comm *c;
-
-    (void)user;
-    (void)rank;
-    MS_TRY(ms_comm_world(&c));
-    MS_TRY(ms_tensor_meta(&x, MS_DTYPE_U8, 2, large));
-    EXPECT(ms_op_all_gather(&out, c, x) == MS_VALUE_ERROR && out == NULL);
-    EXPECT(strstr(ms_error_message(), "entries of each of 2 ranks are too many") != NULL);
-    ms_tensor_free(x);
-    return MS_OK;
-}
-
-static void test_collective_ops__refuse_more_than_can_be_counted(void **state)
-{
-    (void)state;
-    run_ranks(2, gather_too_much, NULL);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_collective_ops__make_what_those_in_place_make),
         cmocka_unit_test(test_collective_ops__have_the_gradients_of_all_ranks_losses),
-        cmocka_unit_test(test_collective_ops__record_no_maximum_and_no_minimum),
-        cmocka_unit_test(test_collective_ops__refuse_more_than_can_be_counted),
         BOOKED_TEST(test_collective_ops__release_everything_when_memory_is_out),
-        BOOKED_TEST(test_collective_ops__refuse_what_does_not_fit),
     };
 
     return cmocka_run_group_tests_name("collective/ops", tests, NULL, NULL);

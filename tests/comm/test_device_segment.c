@@ -6,8 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 enum { PART = 4096, MOST = 4 };
 
@@ -275,108 +273,34 @@ static void test_comm_device_segment__fails_everywhere_when_one_device_refuses(v
     }
 }
 
-static void allow_files(rlim_t n)
+/* Free blocks of the heap are given back, and the device is asked once more. */
+static ms_status run_short_of_memory(void *user, int32_t rank)
 {
-    struct rlimit limit;
-
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
-    limit.rlim_cur = n < limit.rlim_max ? n : limit.rlim_max;
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-}
-
-/* Of the copies for the others there is room for one. */
-static int32_t share_and_limit(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
-{
-    const int32_t outcome = real->share(d, nbytes, out, fd);
-
-    allow_files((rlim_t)*fd + 2);
-    return outcome;
-}
-
-static ms_status run_out_of_descriptors(void *user, int32_t rank)
-{
+    ms_context *ctx = msi_context();
+    ms_memory_stats stats;
+    msi_mem_block *block;
     ms_comm *world;
     msi_device *d;
     msi_segment s;
 
     (void)user;
-    MS_TRY(open_all(&world, &d));
-    patch(d);
-    patched.share = rank == 1 ? share_and_limit : patched.share;
-    const int other = open("/dev/zero", O_RDONLY);
-
-    if (rank == 1) { /* what an earlier segment has left for one that gets none of this */
-        atomic_store(&world->members[3].handoff, (void *)((intptr_t)other + 1));
-    }
-    MS_TRY(ms_comm_barrier(world));
-    const ms_status status = msi_segment_new_on(&s, world, d, 1, PART);
-
-    EXPECT(status == MS_RUNTIME_ERROR);
-    EXPECT(strstr(ms_error_message(), "rank 1 cannot reserve a shared segment of 4096 bytes: Too "
-                                      "many open files (") != NULL);
-    patched.share = share;
-    MS_TRY(ms_comm_barrier(world));
-    if (rank == 1) {
-        allow_files(1024);
-    }
-    EXPECT(close(other) == 0);
-    MS_TRY(ms_comm_barrier(world));
-    MS_TRY(msi_segment_new_on(&s, world, d, 1, PART));
-    msi_segment_free(&s);
-    d->ops = real;
-    return MS_OK;
-}
-
-static void test_comm_device_segment__takes_back_descriptors_that_were_not_enough(void **state)
-{
-    const held before = held_now();
-
-    (void)state;
-    assert_ok(ms_dist_threads(4, run_out_of_descriptors, NULL));
-    assert_true(holds_no_more(before));
-}
-
-/* What lies free in the heap is given back, and the device asked once more. */
-static ms_status be_short_of_memory(ms_context *ctx, ms_comm *comm)
-{
-    msi_mem_block *block;
-    ms_memory_stats stats;
-    msi_segment s;
-
-    MS_TRY(msi_alloc(ctx, 100 * PART, MS_MEM_SCRATCH, &block));
-    msi_release(block);
-    msi_memory_stats(ctx, &stats);
-    EXPECT(stats.cached >= 100 * PART);
-    takes_left = 1;
-    MS_TRY(msi_segment_new_on(&s, comm, ctx->device, MSI_OWNER_ALL, PART));
-    EXPECT(s.rw != NULL && s.rw == s.ro);
-    msi_segment_free(&s);
-    msi_memory_stats(ctx, &stats);
-    EXPECT(stats.cached == 0);
-    takes_left = 2;
-    EXPECT(msi_segment_new_on(&s, comm, ctx->device, MSI_OWNER_ALL, PART) == MS_OUT_OF_MEMORY);
-    EXPECT(strcmp(ms_error_message(),
-                  "no memory for a segment of 4096 bytes: device 'fake' has no memory left") == 0);
-    EXPECT(s.rw == NULL);
-    return MS_OK;
-}
-
-static ms_status run_short_of_memory(void *user, int32_t rank)
-{
-    ms_comm *world, *fake;
-    msi_device *d;
-
-    (void)user;
     (void)rank;
     MS_TRY(open_all(&world, &d));
-    MS_TRY(ms_comm_fake(&fake, 7, 10));
     patch(d);
-    ms_status status = be_short_of_memory(msi_context(), world);
+    MS_TRY(msi_alloc(ctx, 100 * PART, MS_MEM_SCRATCH, &block));
+    msi_release(block);
+    takes_left = 1;
+    ms_status status = msi_segment_new_on(&s, world, d, MSI_OWNER_ALL, PART);
 
-    status = status == MS_OK ? be_short_of_memory(msi_context(), fake) : status;
+    msi_segment_free(&s);
+    msi_memory_stats(ctx, &stats);
+    takes_left = 2;
+    const ms_status again = msi_segment_new_on(&s, world, d, MSI_OWNER_ALL, PART);
+
     d->ops = real;
-    ms_comm_free(fake);
-    return status;
+    EXPECT(status == MS_OK && stats.cached == 0);
+    EXPECT(again == MS_OUT_OF_MEMORY && s.rw == NULL);
+    return MS_OK;
 }
 
 static void test_comm_device_segment__gives_back_what_is_free_where_memory_is_short(void **state)
@@ -387,18 +311,7 @@ static void test_comm_device_segment__gives_back_what_is_free_where_memory_is_sh
 
 /* -- peers that are gone ----------------------------------------------------------------------- */
 
-/* The owner, and who leaves when there is something to hand over. */
-static _Thread_local ms_comm *both;
-
-static int32_t share_and_tell(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
-{
-    const int32_t outcome = real->share(d, nbytes, out, fd);
-
-    (void)ms_comm_barrier(both); /* which need not outlive who leaves */
-    return outcome;
-}
-
-/* Rank 2 does not come; the owner has a descriptor ready for it. */
+/* Rank 2 fails while the others make a segment. */
 static ms_status leave_the_others(void *user, int32_t rank)
 {
     report *r = user;
@@ -408,59 +321,15 @@ static ms_status leave_the_others(void *user, int32_t rank)
     msi_segment s;
 
     MS_TRY(open_all(&world, &d));
-    MS_TRY(ms_comm_split(&both, world, rank == 1 ? -1 : 0, 0));
+    MS_TRY(ms_comm_barrier(world));
     const held before = held_now();
 
     if (rank == 2) {
-        MS_TRY(ms_comm_barrier(both));
         return MS_FAIL(MS_VALUE_ERROR, "a mistake of its own");
     }
-    patch(d);
-    patched.share = rank == 0 ? share_and_tell : patched.share;
     report_write(&r[rank], msi_segment_new_on(&s, world, d, 0, PART), begin);
     r[rank].value = s.ro == NULL && has_let_go(world, before);
-    d->ops = real;
     return MS_OK;
-}
-
-/* Rank 1 dies between the rounds: when the memory is made, and not mapped by all. */
-static int32_t attach_and_die(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out)
-{
-    (void)d;
-    (void)fd;
-    (void)nbytes;
-    (void)readonly;
-    (void)out;
-    raise(SIGKILL);
-    return MSI_DEV_FAILED;
-}
-
-static ms_status die_between(void *user, int32_t rank)
-{
-    report *r = user;
-    const double begin = ms_time();
-    ms_comm *world;
-    msi_device *d;
-    msi_segment s;
-
-    MS_TRY(open_all(&world, &d));
-    patch(d);
-    patched.attach = rank == 1 ? attach_and_die : patched.attach;
-    const held before = held_now();
-
-    report_write(&r[rank], msi_segment_new_on(&s, world, d, 0, PART), begin);
-    r[rank].value = s.ro == NULL && has_let_go(world, before);
-    d->ops = real;
-    return MS_OK;
-}
-
-static void expect_told(const report *r, int32_t rank, const char *text)
-{
-    assert_int_equal(r[rank].status, MS_COMM_ERROR);
-    if (strstr(r[rank].message, text) == NULL || r[rank].value != 1) {
-        fail_msg("rank %d: %s%s", (int)rank, r[rank].message,
-                 r[rank].value == 1 ? "" : "; it has not let go");
-    }
 }
 
 static void test_comm_device_segment__is_let_go_where_a_peer_is_gone(void **state)
@@ -477,53 +346,14 @@ static void test_comm_device_segment__is_let_go_where_a_peer_is_gone(void **stat
         } else {
             assert_int_equal(ms_dist_threads(3, leave_the_others, r), MS_VALUE_ERROR);
         }
-        expect_told(r, 0, "a mistake of its own");
-        expect_told(r, 1, "a mistake of its own");
+        for (int32_t q = 0; q < 2; q++) {
+            assert_int_equal(r[q].status, MS_COMM_ERROR);
+            assert_non_null(strstr(r[q].message, "a mistake of its own"));
+            assert_int_equal(r[q].value, 1);
+        }
         assert_true(holds_no_more(before));
     }
-    if (CAN_FORK) {
-        assert_int_not_equal(run_processes(3, die_between, r, &cause), 0);
-        expect_told(r, 0, "rank 1 died");
-        expect_told(r, 2, "rank 1 died");
-    }
     reports_free(r, 3);
-}
-
-/* -- a forked process -------------------------------------------------------------------------- */
-
-/* It has no device: what it frees stays as it is, there and here. */
-static ms_status fork_in_a_rank(void *user, int32_t rank)
-{
-    int out[2], status = -1;
-    ms_comm *world;
-    msi_device *d;
-    msi_segment s;
-
-    (void)user;
-    MS_TRY(open_all(&world, &d));
-    MS_TRY(msi_segment_new_on(&s, world, d, 0, PART));
-    EXPECT(pipe(out) == 0);
-    const pid_t pid = rank == 1 ? fork() : -1;
-
-    if (pid == 0) {
-        const char *ro = s.ro;
-
-        msi_segment_free(&s);
-        _exit(s.ro == NULL && write(out[1], ro, PART) == PART ? 0 : 1);
-    }
-    EXPECT(pid < 0 || (waitpid(pid, &status, 0) == pid && status == 0));
-    close(out[0]);
-    close(out[1]);
-    MS_TRY(ms_comm_barrier(world));
-    EXPECT(holds(s.ro, 0xff));
-    msi_segment_free(&s);
-    return MS_OK;
-}
-
-static void test_comm_device_segment__of_a_forked_process_is_left_alone(void **state)
-{
-    (void)state;
-    run_only_processes(2, fork_in_a_rank, NULL);
 }
 
 int main(void)
@@ -534,10 +364,8 @@ int main(void)
         cmocka_unit_test(test_comm_device_segment__follows_another_at_once),
         cmocka_unit_test(test_comm_device_segment__has_a_map_nobody_can_write),
         cmocka_unit_test(test_comm_device_segment__fails_everywhere_when_one_device_refuses),
-        cmocka_unit_test(test_comm_device_segment__takes_back_descriptors_that_were_not_enough),
         cmocka_unit_test(test_comm_device_segment__gives_back_what_is_free_where_memory_is_short),
         cmocka_unit_test(test_comm_device_segment__is_let_go_where_a_peer_is_gone),
-        cmocka_unit_test(test_comm_device_segment__of_a_forked_process_is_left_alone),
     };
 
     unsetenv("MS_FAKE_GUARD"); /* memory is looked at as the devices see it */

@@ -1,55 +1,42 @@
-/* Waits of a host for its device, which waits for a rank that does nothing: whatever asks for them,
- * they are announced, and end. */
+/* A host waits for its device, which waits for a word that no rank posts: every such wait ends with
+ * an error after MS_COMM_TIMEOUT. The jobs run side by side. */
 #include "rank_test.h"
 
 #include "device.h"
-#include "group.h"
 #include "moonshard/ops.h"
 #include "tensor.h"
 
+#include <pthread.h>
 #include <time.h>
 
-enum { RANKS = 2, LARGE = 1 << 18 /* floats: a piece of its own */ };
+enum { LARGE = 1 << 18 /* floats: an allocation of its own */, TIMES = 4 };
 
-enum { SETTLE, READ, TRIM, RELEASE, LEAVE, CLOSE, WAYS };
+enum { SETTLE, READ, TRIM, RELEASE, LEAVE, CLOSE, SLOW, WAYS };
 
 typedef struct scene {
-    report report[RANKS];
+    pthread_t thread;
+    report report;
     int32_t way;
-    bool gone;             /* the other rank has left; else it stands still */
-    _Atomic uint64_t word; /* that rank 0's device awaits, and that nobody posts */
-    _Atomic int32_t is_over;
-    char warning[1024];
+    ms_status status;      /* of the job */
+    _Atomic uint64_t word; /* awaited by rank 0's device */
+    _Atomic bool is_over;
 } scene;
 
-static scene *scene_new(void)
+static void sleep_ms(int64_t ms)
 {
-    void *p = mmap(NULL, sizeof(scene), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-    assert_true(p != MAP_FAILED);
-    return p;
+    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
 }
 
-static void keep_warning(scene *s)
-{
-    const char *kind, *message;
-
-    if (ms_warning_take(&kind, &message)) {
-        snprintf(s->warning, sizeof(s->warning), "%s", message);
-    }
-}
-
-static void release_borrowed(void)
+static ms_status release_borrowed(void)
 {
     static float host[4];
     ms_tensor *t;
 
-    if (ms_tensor_borrow(&t, MS_DTYPE_F32, 1, (const int64_t[]){4}, host) == MS_OK) {
-        ms_tensor_free(t);
-    }
+    MS_TRY(ms_tensor_borrow(&t, MS_DTYPE_F32, 1, (const int64_t[]){4}, host));
+    ms_tensor_free(t);
+    return MS_OK;
 }
 
-/* Of what is enqueued behind what nobody posts. */
 static ms_status read_a_value(void)
 {
     ms_tensor *t;
@@ -63,38 +50,27 @@ static ms_status read_a_value(void)
     return again;
 }
 
-/* Wait in that way. Where the wait has no error to give, whoever settles next is told, and again.
- */
+/* Ways that return no status leave their error to the next settle, and to the one after. */
 static ms_status wait_for_device(int32_t way)
 {
     switch (way) {
-    case SETTLE:
-        break;
     case READ:
         return read_a_value();
     case TRIM:
         ms_memory_trim();
         break;
     case RELEASE:
-        release_borrowed();
+        MS_TRY(release_borrowed());
         break;
     case LEAVE:
         return ms_dist_leave();
-    default:
+    case CLOSE:
         return ms_close();
+    default:
+        break;
     }
     EXPECT(msi_settle(msi_context()) == MS_COMM_ERROR);
     return msi_settle(msi_context());
-}
-
-static ms_status stand_still(scene *s)
-{
-    const struct timespec moment = {.tv_nsec = 1000000};
-
-    while (!s->gone && atomic_load(&s->is_over) == 0) {
-        nanosleep(&moment, NULL);
-    }
-    return MS_OK;
 }
 
 static ms_status wait_for_nobody(void *user, int32_t rank)
@@ -107,75 +83,26 @@ static ms_status wait_for_nobody(void *user, int32_t rank)
     MS_TRY(ms_comm_world(&world));
     MS_TRY(ms_tensor_full(&t, MS_DTYPE_F32, 1, (const int64_t[]){LARGE}, 1));
     MS_TRY(ms_comm_barrier(world));
-    if (rank == 1) {
+    if (rank == 1) { /* leaves at once in TRIM; else does nothing until rank 0 is done */
         ms_tensor_free(t);
-        return stand_still(s);
+        while (s->way != TRIM && !atomic_load(&s->is_over)) {
+            sleep_ms(1);
+        }
+        return MS_OK;
     }
     msi_device *d = msi_context()->device;
     const double begin = ms_time();
 
-    ms_warnings_capture(true);
     EXPECT(d->ops->await(d, MSI_STREAM_COMPUTE, &word, 1, 1) == MSI_DEV_OK);
     ms_tensor_free(t);
-    report_write(&s->report[0], wait_for_device(s->way), begin);
-    keep_warning(s);
-    ms_warnings_capture(false);
-    atomic_store(&s->is_over, 1);
+    report_write(&s->report, wait_for_device(s->way), begin);
+    atomic_store(&s->is_over, true);
     return MS_OK;
 }
 
-static void run(scene *s)
-{
-    static const char expected[] = "no progress for 2 s (MS_COMM_TIMEOUT)";
-
-    (void)ms_dist_threads(RANKS, wait_for_nobody, s);
-    const report *r = &s->report[0];
-
-    if (r->status != MS_COMM_ERROR || strstr(r->message, expected) == NULL ||
-        r->seconds > 2 + SOON_S) {
-        fail_msg("way %d: %s after %.3f s: '%s', expected '%s'", (int)s->way,
-                 ms_status_name(r->status), r->seconds, r->message, expected);
-    }
-}
-
-static void test_comm_device_wait__ends_by_the_limit_whatever_waits(void **state)
-{
-    (void)state;
-    for (int32_t i = 0; i < WAYS; i++) {
-        scene *s = scene_new();
-
-        s->way = i;
-        s->gone = i == TRIM;
-        run(s);
-        munmap(s, sizeof(*s));
-    }
-}
-
-static void test_comm_device_wait__is_announced(void **state)
-{
-    static const char expected[] = "rank 0 has waited 1 s in barrier (sequence 1) for rank 1; last "
-                                   "calls: rank 1: barrier() (sequence 1)";
-    scene *s = scene_new();
-
-    (void)state;
-    setenv("MS_COMM_ANNOUNCE", "1", 1);
-    run(s);
-    unsetenv("MS_COMM_ANNOUNCE");
-    if (strstr(s->warning, expected) == NULL) {
-        fail_msg("'%s' does not contain '%s'", s->warning, expected);
-    }
-    munmap(s, sizeof(*s));
-}
-
-/* -- a wait that gets on ------------------------------------------------------------------------
- */
-
-enum { TIMES = 8 };
-
-/* Rank 1 posts now and then what rank 0 awaits: in all that takes longer than the limit. */
+/* Rank 1 posts TIMES words. Together that takes longer than the limit, each alone does not. */
 static ms_status post_slowly(void *user, int32_t rank)
 {
-    const struct timespec moment = {.tv_nsec = 400000000};
     scene *s = user;
     _Atomic uint64_t *word = &s->word;
     ms_comm *world;
@@ -186,7 +113,7 @@ static ms_status post_slowly(void *user, int32_t rank)
     MS_TRY(ms_comm_barrier(world));
     for (uint64_t i = 1; i <= TIMES; i++) {
         if (rank == 1) {
-            nanosleep(&moment, NULL);
+            sleep_ms(300);
             atomic_store(word, i);
         } else {
             msi_device *d = msi_context()->device;
@@ -199,36 +126,46 @@ static ms_status post_slowly(void *user, int32_t rank)
     return ms_comm_barrier(world);
 }
 
-static void test_comm_device_wait__has_the_limit_for_each_step_on(void **state)
+static void *run(void *user)
 {
-    scene *s = scene_new();
+    scene *s = user;
+
+    s->status = ms_dist_threads(2, s->way == SLOW ? post_slowly : wait_for_nobody, s);
+    ms_close();
+    return NULL;
+}
+
+static void test_comm_device_wait__ends_by_the_limit_unless_a_step_was_made(void **state)
+{
+    static scene scenes[WAYS];
 
     (void)state;
-    if (ms_dist_threads(RANKS, post_slowly, s) != MS_OK) {
-        fail_msg("%s", ms_error_message());
+    for (int32_t i = 0; i < WAYS; i++) {
+        scenes[i].way = i;
+        assert_int_equal(pthread_create(&scenes[i].thread, NULL, run, &scenes[i]), 0);
     }
-    munmap(s, sizeof(*s));
-}
+    for (int32_t i = 0; i < WAYS; i++) {
+        pthread_join(scenes[i].thread, NULL);
+    }
+    for (int32_t i = 0; i < SLOW; i++) {
+        const report *r = &scenes[i].report;
 
-static int use_device(void **state)
-{
-    (void)state;
-    return setenv("MS_DEVICE", "fake", 1) | setenv("MS_COMM_TIMEOUT", "2", 1);
-}
-
-static int leave_device(void **state)
-{
-    (void)state;
-    return unsetenv("MS_DEVICE") | unsetenv("MS_COMM_TIMEOUT");
+        if (r->status != MS_COMM_ERROR || strstr(r->message, "no progress for 1 s") == NULL ||
+            r->seconds > 1 + SOON_S) {
+            fail_msg("way %d: %s after %.3f s: '%s'", (int)i, ms_status_name(r->status), r->seconds,
+                     r->message);
+        }
+    }
+    assert_int_equal(scenes[SLOW].status, MS_OK);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_device_wait__ends_by_the_limit_whatever_waits),
-        cmocka_unit_test(test_comm_device_wait__is_announced),
-        cmocka_unit_test(test_comm_device_wait__has_the_limit_for_each_step_on),
+        cmocka_unit_test(test_comm_device_wait__ends_by_the_limit_unless_a_step_was_made),
     };
 
-    return cmocka_run_group_tests_name("comm/device_wait", tests, use_device, leave_device);
+    setenv("MS_DEVICE", "fake", 1);
+    setenv("MS_COMM_TIMEOUT", "1", 1);
+    return cmocka_run_group_tests_name("comm/device_wait", tests, NULL, NULL);
 }

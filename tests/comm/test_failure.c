@@ -226,61 +226,11 @@ static void test_comm_failure__after_leaving_is_the_cause(void **state)
     }
 }
 
-/* -- what a function of threads returns -------------------------------------------------------- */
-
-static ms_status return_number(void *user, int32_t rank)
-{
-    const int32_t *value = user;
-
-    return rank == 1 ? *value : MS_OK;
-}
-
-static void test_comm_failure__of_threads_is_told_in_words(void **state)
-{
-    (void)state;
-    assert_fails(MS_IO_ERROR,
-                 "rank 1 failed: its function returned -9 (IOError) and said no reason",
-                 ms_dist_threads(2, return_number, (int32_t[]){MS_IO_ERROR}));
-    assert_fails(MS_RUNTIME_ERROR,
-                 "rank 1 failed: its function returned 7, expected 0 or the kind of an error",
-                 ms_dist_threads(2, return_number, (int32_t[]){7}));
-    assert_fails(MS_RUNTIME_ERROR, "its function returned -100, expected 0",
-                 ms_dist_threads(2, return_number, (int32_t[]){-100}));
-    assert_fails(MS_VALUE_ERROR, "ms_dist_threads: 'fn' is NULL, expected a function",
-                 ms_dist_threads(2, NULL, NULL));
-    assert_fails(MS_VALUE_ERROR, "number of ranks is 0, expected 1 to 128",
-                 ms_dist_threads(0, return_number, NULL));
-}
-
-/* What rank 1 gives is no kind of an error, and yet its peers get one. */
-static ms_status abort_with(void *user, int32_t rank)
-{
-    ms_comm *world;
-
-    MS_TRY(ms_comm_world(&world));
-    if (rank == 1) {
-        EXPECT(ms_dist_abort(*(const ms_status *)user, "a bad day"));
-        return MS_OK;
-    }
-    return ms_comm_barrier(world);
-}
-
-static void test_comm_failure__is_of_some_kind(void **state)
-{
-    (void)state;
-    assert_fails(MS_RUNTIME_ERROR, "rank 1 failed: a bad day",
-                 ms_dist_threads(2, abort_with, (ms_status[]){MS_OK}));
-    assert_fails(MS_RUNTIME_ERROR, "rank 1 failed: a bad day",
-                 ms_dist_threads(2, abort_with, (ms_status[]){55}));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_failure__is_told_to_those_who_go_on),
         cmocka_unit_test(test_comm_failure__after_leaving_is_the_cause),
-        cmocka_unit_test(test_comm_failure__is_of_some_kind),
-        cmocka_unit_test(test_comm_failure__of_threads_is_told_in_words),
         cmocka_unit_test(test_comm_failure__belongs_to_the_rank_that_failed),
     };
 

@@ -1,11 +1,5 @@
-/* runtime/comm/alone.c: groups whose other members are not there. */
+/* runtime/comm/alone.c: a fake group acts as if every member held what this rank holds. */
 #include "rank_test.h"
-
-#include "group.h"
-#include "moonshard/checkpoint.h"
-
-#include <fcntl.h>
-#include <unistd.h>
 
 enum { SIZE = 5, RANK = 3, N = 4 };
 
@@ -15,42 +9,6 @@ static ms_tensor *tensor_over(int32_t dtype, int64_t n, void *data)
 
     assert_ok(ms_tensor_borrow(&t, dtype, 1, &n, data));
     return t;
-}
-
-/* -- who is where ------------------------------------------------------------------------------ */
-
-static void test_comm_fake__has_any_rank_of_any_world(void **state)
-{
-    static const int32_t places[][2] = {{0, 1}, {1, 2}, {16383, 16384}, {INT32_MAX - 1, INT32_MAX}};
-    ms_comm *c;
-
-    (void)state;
-    for (size_t i = 0; i < MSI_COUNT(places); i++) {
-        const int32_t rank = places[i][0], world = places[i][1];
-
-        assert_ok(ms_comm_fake(&c, rank, world));
-        assert_int_equal(ms_comm_rank(c), rank);
-        assert_int_equal(ms_comm_size(c), world);
-        assert_int_equal(msi_comm_rank_in_job(c, rank), rank);
-        assert_true(ms_comm_is_fake(c));
-        assert_ok(ms_comm_barrier(c));
-        ms_comm_free(c);
-    }
-    assert_ok(ms_comm_self(&c));
-    assert_false(ms_comm_is_fake(c));
-}
-
-static void test_comm_fake__refuses_what_is_no_place(void **state)
-{
-    ms_comm *c;
-
-    (void)state;
-    assert_fails(MS_VALUE_ERROR, "a fake group of 0 ranks, expected at least 1",
-                 ms_comm_fake(&c, 0, 0));
-    assert_null(c);
-    assert_fails(MS_VALUE_ERROR, "rank 4 of a fake group, expected 0 to 3", ms_comm_fake(&c, 4, 4));
-    assert_fails(MS_VALUE_ERROR, "rank -1 of a fake group, expected 0 to 3",
-                 ms_comm_fake(&c, -1, 4));
 }
 
 /* -- what collectives mean --------------------------------------------------------------------- */
@@ -151,50 +109,6 @@ static void test_comm_fake__moves_in_worlds_of_any_size(void **state)
     free(all);
 }
 
-static void test_comm_fake__maps_private_memory(void **state)
-{
-    msi_segment s;
-    ms_comm *c;
-
-    (void)state;
-    assert_ok(ms_comm_fake(&c, 1, 2));
-    assert_ok(msi_segment_new(&s, c, 8192));
-    assert_int_equal(s.rw[8191], 0);
-    s.rw[8191] = 1;
-    assert_int_equal(s.ro[8191], 1);
-    msi_segment_free(&s);
-    ms_comm_free(c);
-}
-
-static void test_comm_fake__is_not_divided(void **state)
-{
-    ms_comm *c, *part;
-
-    (void)state;
-    assert_ok(ms_comm_fake(&c, 0, 4));
-    assert_fails(MS_RUNTIME_ERROR, "split: the other ranks of a fake group are not there",
-                 ms_comm_split(&part, c, 0, 0));
-    assert_null(part);
-    ms_comm_free(c);
-}
-
-/* Nobody writes or checks what the other ranks would. */
-static void test_comm_fake__keeps_no_checkpoints(void **state)
-{
-    static const char *const why = "the other ranks of a fake group are not there";
-    ms_checkpoint_writer *w;
-    ms_checkpoint_loader *l;
-    ms_comm *c;
-
-    (void)state;
-    assert_ok(ms_comm_fake(&c, 0, INT32_MAX));
-    assert_fails(MS_RUNTIME_ERROR, why, ms_checkpoint_begin(&w, c, "/nowhere", "a"));
-    assert_fails(MS_RUNTIME_ERROR, why, ms_checkpoint_load_begin(&l, c, "/nowhere/a"));
-    assert_fails(MS_RUNTIME_ERROR, why, ms_checkpoint_load_latest(&l, c, "/nowhere"));
-    assert_fails(MS_RUNTIME_ERROR, why, ms_safetensors_export(c, "/nowhere/a", NULL, 0, NULL));
-    ms_comm_free(c);
-}
-
 /* -- in a job ---------------------------------------------------------------------------------- */
 
 /* A rank of a job fails; the other one's fake group goes on. */
@@ -228,46 +142,12 @@ static void test_comm_fake__needs_no_rank_of_the_job(void **state)
     assert_fails(MS_RUNTIME_ERROR, "rank 1 failed: on purpose", ms_dist_threads(2, outlive, NULL));
 }
 
-/* A group without memory of its own has no descriptor: number 0 is another's. */
-static void test_comm_fake__leaves_descriptors_alone(void **state)
-{
-    ms_comm *c;
-
-    (void)state;
-    if (fcntl(STDIN_FILENO, F_GETFD) < 0) {
-        assert_int_equal(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
-    }
-    assert_ok(ms_comm_fake(&c, RANK, SIZE));
-    ms_comm_free(c);
-    assert_true(fcntl(STDIN_FILENO, F_GETFD) >= 0);
-}
-
-static void test_comm_fake__is_let_go_no_more_than_it_is_held(void **state)
-{
-    ms_comm *c;
-
-    (void)state;
-    assert_ok(ms_comm_fake(&c, RANK, SIZE));
-    ms_comm_release(c);
-    ms_comm_retain(c);
-    ms_comm_free(c);
-    assert_int_equal(ms_comm_size(c), SIZE);
-    ms_comm_release(c);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comm_fake__has_any_rank_of_any_world),
-        cmocka_unit_test(test_comm_fake__refuses_what_is_no_place),
         cmocka_unit_test(test_comm_fake__moves_as_if_all_held_the_same),
         cmocka_unit_test(test_comm_fake__moves_in_worlds_of_any_size),
-        cmocka_unit_test(test_comm_fake__maps_private_memory),
-        cmocka_unit_test(test_comm_fake__is_not_divided),
-        cmocka_unit_test(test_comm_fake__keeps_no_checkpoints),
         cmocka_unit_test(test_comm_fake__needs_no_rank_of_the_job),
-        cmocka_unit_test(test_comm_fake__leaves_descriptors_alone),
-        cmocka_unit_test(test_comm_fake__is_let_go_no_more_than_it_is_held),
     };
 
     return cmocka_run_group_tests_name("comm/fake", tests, NULL, NULL);

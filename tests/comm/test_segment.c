@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/resource.h>
 
 static ms_status fill_and_read(void *user, int32_t rank)
@@ -47,8 +46,7 @@ static void test_comm_segment__shows_every_rank_the_same_bytes(void **state)
     }
 }
 
-/* -- the read-only map
- * ----------------------------------------------------------------------------- */
+/* -- the read-only map ------------------------------------------------------------------------- */
 
 static ms_status write_read_only(void *user, int32_t rank)
 {
@@ -82,35 +80,7 @@ static void test_comm_segment__has_a_map_nobody_can_write(void **state)
     }
 }
 
-static ms_status write_read_only_directly(void *user, int32_t rank)
-{
-    ms_comm *world;
-    msi_segment s;
-
-    (void)user;
-    MS_TRY(ms_comm_world(&world));
-    MS_TRY(msi_segment_new(&s, world, 4096));
-    if (rank == 1) {
-        signal(SIGSEGV, SIG_DFL); /* not the sanitizer's report */
-        *(volatile char *)s.ro = 1;
-    }
-    return ms_comm_barrier(world);
-}
-
-static void test_comm_segment__ends_a_rank_that_writes_the_read_only_map(void **state)
-{
-    const char *cause;
-
-    (void)state;
-    if (!CAN_FORK) {
-        skip();
-    }
-    assert_int_equal(run_processes(2, write_read_only_directly, NULL, &cause), 128 + SIGSEGV);
-    assert_string_equal(without_pid(cause), "rank 1 died (signal 11, Segmentation fault)");
-}
-
-/* -- memory runs short
- * ----------------------------------------------------------------------------- */
+/* -- memory runs short ------------------------------------------------------------------------- */
 
 static ms_status ask_for_too_much(void *user, int32_t rank)
 {
@@ -145,51 +115,84 @@ static void test_comm_segment__is_out_of_memory_on_every_rank(void **state)
     reports_free(r, 2);
 }
 
-static ms_status one_cannot_map(void *user, int32_t rank)
+/* One rank has a limit that the segment exceeds. */
+typedef struct limit_test {
+    int32_t rank, resource;
+    rlim_t limit;
+    const char *told;
+    report *reports;
+} limit_test;
+
+enum { SEGMENT = 1 << 20 };
+
+static ms_status have_a_limit(void *user, int32_t rank)
 {
-    report *r = user;
+    const limit_test *t = user;
+    struct rlimit before, limit;
     ms_comm *world;
     msi_segment s;
     double begin = ms_time();
 
     MS_TRY(ms_comm_world(&world));
-    int32_t before = count_entries("/proc/self/fd");
+    const int32_t n_open = count_entries("/proc/self/fd");
 
-    if (rank == 1) { /* this rank may not have another descriptor */
-        struct rlimit limit = {.rlim_cur = 3, .rlim_max = 4096};
-
-        EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    EXPECT(getrlimit((__rlimit_resource_t)t->resource, &before) == 0);
+    if (rank == t->rank) {
+        limit = before;
+        limit.rlim_cur = t->limit;
+        EXPECT(setrlimit((__rlimit_resource_t)t->resource, &limit) == 0);
     }
-    report_write(&r[rank], msi_segment_new(&s, world, 4096), begin);
-    if (rank == 1) {
-        struct rlimit limit = {.rlim_cur = 1024, .rlim_max = 4096};
-
-        EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    }
+    report_write(&t->reports[rank], msi_segment_new(&s, world, SEGMENT), begin);
+    EXPECT(setrlimit((__rlimit_resource_t)t->resource, &before) == 0);
+    EXPECT(s.rw == NULL && s.fd == -1);
     MS_TRY(ms_comm_barrier(world));
-    EXPECT(count_entries("/proc/self/fd") == before);
-    return MS_OK;
+    EXPECT(count_entries("/proc/self/fd") == n_open);
+    MS_TRY(msi_segment_new(&s, world, 4096)); /* the group works on */
+    msi_segment_free(&s);
+    return ms_comm_barrier(world);
 }
 
-static void test_comm_segment__fails_everywhere_when_one_rank_cannot_map(void **state)
+static void test_comm_segment__fails_everywhere_when_one_rank_has_a_limit(void **state)
 {
-    report *r = reports_new(3);
+    limit_test tests[] = {
+        {1, RLIMIT_NOFILE, 3, "rank 1 cannot map a shared segment of 1048576 bytes", NULL},
+        {0, RLIMIT_FSIZE, SEGMENT - 1, "rank 0 cannot reserve a shared segment of 1048576 bytes",
+         NULL},
+    };
     const char *cause;
 
     (void)state;
-    if (!CAN_FORK) {
-        skip();
+    for (int32_t i = 0; CAN_FORK && i < MSI_COUNT(tests); i++) {
+        tests[i].reports = reports_new(3);
+        if (run_processes(3, have_a_limit, &tests[i], &cause) != 0) {
+            fail_msg("%s", cause);
+        }
+        for (int32_t q = 0; q < 3; q++) {
+            assert_int_not_equal(tests[i].reports[q].status, MS_OK);
+            assert_non_null(strstr(tests[i].reports[q].message, tests[i].told));
+            assert_non_null(strstr(tests[i].reports[q].message, "ulimit -"));
+        }
+        reports_free(tests[i].reports, 3);
     }
-    if (run_processes(3, one_cannot_map, r, &cause) != 0) {
-        fail_msg("%s", cause);
-    }
-    for (int32_t q = 0; q < 3; q++) {
-        assert_int_equal(r[q].status, MS_RUNTIME_ERROR);
-        assert_string_equal(r[q].message,
-                            "rank 1 cannot map a shared segment of 4096 bytes: Too many open files "
-                            "(3 files may be open: ulimit -n)");
-    }
-    reports_free(r, 3);
+}
+
+static void test_comm_segment__no_rank_joins_whose_stack_is_too_small(void **state)
+{
+    struct rlimit before, limit;
+    ms_comm *world;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_STACK, &before), 0);
+    limit = before;
+    limit.rlim_cur = 200000;
+    assert_int_equal(setrlimit(RLIMIT_STACK, &limit), 0);
+    const ms_status status = ms_comm_world(&world);
+
+    assert_int_equal(setrlimit(RLIMIT_STACK, &before), 0);
+    assert_int_equal(status, MS_RUNTIME_ERROR);
+    assert_non_null(strstr(ms_error_message(), "(ulimit -s)"));
+    assert_ok(ms_comm_world(&world));
+    ms_close();
 }
 
 int main(void)
@@ -197,9 +200,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_segment__shows_every_rank_the_same_bytes),
         cmocka_unit_test(test_comm_segment__has_a_map_nobody_can_write),
-        cmocka_unit_test(test_comm_segment__ends_a_rank_that_writes_the_read_only_map),
         cmocka_unit_test(test_comm_segment__is_out_of_memory_on_every_rank),
-        cmocka_unit_test(test_comm_segment__fails_everywhere_when_one_rank_cannot_map),
+        cmocka_unit_test(test_comm_segment__fails_everywhere_when_one_rank_has_a_limit),
+        cmocka_unit_test(test_comm_segment__no_rank_joins_whose_stack_is_too_small),
     };
 
     return cmocka_run_group_tests_name("comm/segment", tests, NULL, NULL);

@@ -100,90 +100,10 @@ static void test_fsdp_groups__train_two_models_as_if_each_were_alone(void **stat
     munmap(j.result, nbytes);
 }
 
-/* -- texts ------------------------------------------------------------------------------------- */
-
-/* Rank 3 wraps another model than rank 1. */
-static ms_status wrap_differently(void *user, int32_t rank)
-{
-    job j = make_job();
-    tiny_config *c = &j.config[rank % 2];
-    report *reports = user;
-    tiny_result ignored;
-    ms_comm *world, *half;
-
-    if (rank == 3) {
-        c->strategy = MS_FSDP_FULL_SHARD;
-    }
-    MS_TRY(ms_comm_world(&world));
-    MS_TRY(ms_comm_split(&half, world, rank % 2, 0));
-    double begin = ms_time();
-
-    report_write(&reports[rank], tiny_train_in(half, c, &ignored, NULL, NULL), begin);
-    return reports[rank].status;
-}
-
-static void test_fsdp_groups__name_ranks_by_their_rank_in_the_job(void **state)
-{
-    report *reports = reports_new(RANKS);
-
-    (void)state;
-    assert_int_equal(ms_dist_threads(RANKS, wrap_differently, reports), MS_COMM_ERROR);
-    for (int32_t r = 1; r < RANKS; r += 2) {
-        assert_non_null(
-            strstr(reports[r].message, "the ranks wrapped different models: unit 0 is"));
-        assert_non_null(strstr(reports[r].message, "on rank 1 and"));
-        assert_non_null(strstr(reports[r].message, "on rank 3"));
-    }
-    reports_free(reports, RANKS);
-}
-
-/* In any order: whoever made it may free it before what was made with it. */
-static ms_status train_in_a_freed_one(void *user, int32_t rank)
-{
-    tiny_config c = tiny_defaults();
-    double expected[2], loss;
-    tiny_model m;
-    ms_comm *world, *half;
-
-    (void)user;
-    MS_TRY(ms_comm_world(&world));
-    for (int32_t freed = 0; freed < 2; freed++) {
-        MS_TRY(ms_comm_split(&half, world, rank % 2, 0));
-        c.world = 2;
-        MS_TRY(tiny_new(&m, &c, half));
-        if (freed == 1) {
-            ms_comm_free(half);
-            ms_comm_free(half);
-        }
-        for (int32_t k = 0; k < 2; k++) {
-            MS_TRY(tiny_micro_step(&m, 2 * k + rank / 2, &loss));
-            EXPECT(freed == 0 || loss == expected[k]);
-            expected[k] = loss;
-        }
-        EXPECT(ms_comm_serial(half) != 0);
-        tiny_free(&m);
-        EXPECT((ms_comm_serial(half) != 0) == (freed == 0));
-        if (freed == 0) {
-            ms_comm_free(half);
-            EXPECT(ms_comm_serial(half) == 0);
-        }
-        MS_TRY(ms_comm_barrier(world));
-    }
-    return MS_OK;
-}
-
-static void test_fsdp_groups__may_be_freed_before_their_models(void **state)
-{
-    (void)state;
-    assert_ok(ms_dist_threads(RANKS, train_in_a_freed_one, NULL));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fsdp_groups__train_two_models_as_if_each_were_alone),
-        cmocka_unit_test(test_fsdp_groups__name_ranks_by_their_rank_in_the_job),
-        cmocka_unit_test(test_fsdp_groups__may_be_freed_before_their_models),
     };
 
     return cmocka_run_group_tests_name("fsdp/groups", tests, NULL, NULL);

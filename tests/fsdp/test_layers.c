@@ -14,85 +14,6 @@ typedef struct chore {
     bool possible;
 } chore;
 
-static char done[32];
-
-static void note(char what)
-{
-    const size_t n = strlen(done);
-
-    done[n] = what;
-    done[n + 1] = '\0';
-}
-
-static bool is_possible(const msi_task *task)
-{
-    return ((const chore *)task)->possible;
-}
-
-static ms_status step(msi_task *task, bool *finished)
-{
-    chore *c = (chore *)task;
-
-    note(c->name);
-    *finished = --c->steps_left == 0;
-    return MS_OK;
-}
-
-static void drop(msi_task *task)
-{
-    assert_false(task->listed);
-    note((char)(((chore *)task)->name - 'a' + 'A'));
-}
-
-static chore make(char name, int32_t order, int32_t steps, bool possible)
-{
-    return (chore){.task = {.order = order, .possible = is_possible, .step = step, .drop = drop},
-                   .name = name,
-                   .steps_left = steps,
-                   .possible = possible};
-}
-
-static void test_fsdp_layers__tasks_are_done_by_kind_and_then_as_they_came(void **state)
-{
-    chore a = make('a', MSI_TASK_REDUCE, 2, true), b = make('b', MSI_TASK_FILL, 1, true),
-          c = make('c', MSI_TASK_FILL, 1, false), d = make('d', MSI_TASK_FILL, 1, true);
-    msi_progress p = {.comm = NULL};
-
-    (void)state;
-    done[0] = '\0';
-    msi_progress_add(&p, &a.task);
-    msi_progress_add(&p, &b.task);
-    msi_progress_add(&p, &c.task);
-    msi_progress_add(&p, &d.task);
-    assert_ptr_equal(msi_progress_first(&p, MSI_TASK_REDUCE), &a.task);
-    assert_ok(msi_progress_run(&p));
-    assert_string_equal(done, "bdaa");
-    assert_ptr_equal(p.first, &c.task);
-    c.possible = true;
-    assert_ok(msi_progress_run(&p));
-    assert_string_equal(done, "bdaac");
-    assert_null(p.first);
-}
-
-static void test_fsdp_layers__given_up_tasks_are_dropped_once(void **state)
-{
-    chore a = make('a', MSI_TASK_FILL, 1, false), b = make('b', MSI_TASK_REDUCE, 1, false),
-          c = make('c', MSI_TASK_REDUCE, 1, false);
-    msi_progress p = {.comm = NULL};
-
-    (void)state;
-    done[0] = '\0';
-    msi_progress_add(&p, &a.task);
-    msi_progress_add(&p, &b.task);
-    msi_progress_add(&p, &c.task);
-    msi_progress_remove(&p, &b.task);
-    msi_progress_remove(&p, &b.task);
-    msi_progress_drop(&p);
-    msi_progress_drop(&p);
-    assert_string_equal(done, "AC");
-    assert_false(a.task.listed || b.task.listed || c.task.listed);
-}
-
 /* -- slots ------------------------------------------------------------------------------------- */
 
 enum { MOST = 9 };
@@ -135,54 +56,6 @@ static int64_t pages(int64_t nbytes)
     return (nbytes + 4095) / 4096 * 4096;
 }
 
-static void test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger(void **state)
-{
-    const int64_t numel[] = {5000, 1000, 1000, 1500, 9000};
-    const bool home[] = {true, false, false, false, true};
-    msi_slot_wish wishes[MOST];
-    const msi_slots_plan p = plan(numel, 5, 4, SHARED, wishes);
-
-    (void)state;
-    for (int32_t i = 0; i < 5; i++) {
-        assert_int_equal(wishes[i].owns, home[i]);
-    }
-    assert_int_equal(p.n_ring, 3);
-    assert_int_equal(p.n_homes, 2);
-    assert_int_equal(p.ring_bytes, pages(1500 * 4));
-    assert_int_equal(p.nbytes, pages(128 * 4 * 5) + 3 * pages(6000) + pages(20000) + pages(36000));
-    assert_int_equal(p.own_nbytes, 0);
-}
-
-static void test_fsdp_layers__one_rank_alone_pulls_from_nobody(void **state)
-{
-    const int64_t numel[] = {5000, 1000, 1000, 1500, 9000};
-    msi_slot_wish wishes[MOST];
-    const msi_slots_plan pulled = plan(numel, 5, 1, PULL, wishes);
-    const msi_slots_plan shared = plan(numel, 5, 1, SHARED, wishes);
-
-    (void)state;
-    assert_int_equal(pulled.layout, MSI_SLOTS_SHARED);
-    assert_int_equal(pulled.nbytes, shared.nbytes);
-    assert_int_equal(pulled.own_nbytes, 0);
-}
-
-/* Four stages of a quarter each take as much together, and the full parameters stand beside. */
-static void test_fsdp_layers__who_pulls_has_stages_and_full_parameters_of_its_own(void **state)
-{
-    const int64_t numel[] = {5000, 1000, 1000, 1500, 9000};
-    msi_slot_wish wishes[MOST];
-    const msi_slots_plan p = plan(numel, 5, 4, PULL, wishes);
-
-    (void)state;
-    assert_int_equal(p.n_ring, 3);
-    assert_int_equal(p.n_homes, 2);
-    assert_int_equal(p.ring_bytes, pages(375 * 4));
-    assert_int_equal(p.own_bytes, pages(1500 * 4));
-    assert_int_equal(p.nbytes,
-                     pages(128 * 4 * 5) + 4 * (3 * pages(1500) + pages(5000) + pages(9000)));
-    assert_int_equal(p.own_nbytes, 3 * pages(6000) + pages(20000) + pages(36000));
-}
-
 /* Every word and every part of every slot lies apart from all others, whatever the sizes. */
 static void test_fsdp_layers__nothing_of_two_slots_overlaps(void **state)
 {
@@ -215,38 +88,6 @@ static void test_fsdp_layers__nothing_of_two_slots_overlaps(void **state)
         assert_int_equal(p.n_parts, k == SHARED ? 1 : world);
         assert_true(p.n_ring == 0 || p.word_bytes == word_bytes[k]);
     }
-}
-
-/* What one rank would map alone, of slots with a part for each. */
-static void test_fsdp_layers__slots_of_one_part_are_those_of_a_world_of_one(void **state)
-{
-    const int64_t numel[] = {5000, 1000, 1000, 1500, 9000};
-
-    (void)state;
-    for (int32_t i = 0; i < 2; i++) {
-        const kind k = i == 0 ? SHARED : GRADIENTS;
-        msi_slot_wish wishes[MOST], expected[MOST];
-        const msi_slots_plan all = plan(numel, 5, 16384, k, wishes);
-        const msi_slots_plan one = plan(numel, 5, 1, k, expected);
-        const msi_slots_plan part = msi_slots_plan_of_one(&all, wishes, 5);
-
-        assert_memory_equal(&part, &one, sizeof(one));
-        for (int32_t u = 0; u < 5; u++) {
-            assert_int_equal(wishes[u].at_words, expected[u].at_words);
-            assert_int_equal(wishes[u].offset, expected[u].offset);
-        }
-    }
-}
-
-static void test_fsdp_layers__what_needs_no_slots_maps_nothing(void **state)
-{
-    const int64_t numel[] = {0, 0};
-    msi_slot_wish wishes[MOST];
-    const msi_slots_plan p = plan(numel, 2, 3, false, wishes);
-
-    (void)state;
-    assert_int_equal(p.nbytes, 0);
-    assert_int_equal(p.n_ring + p.n_homes, 0);
 }
 
 /* -- a model that nobody here could hold ------------------------------------------------------- */
@@ -359,14 +200,7 @@ static void test_fsdp_layers__replicas_read_chunks_then_sums(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fsdp_layers__tasks_are_done_by_kind_and_then_as_they_came),
-        cmocka_unit_test(test_fsdp_layers__given_up_tasks_are_dropped_once),
-        cmocka_unit_test(test_fsdp_layers__homes_are_for_the_root_and_what_is_far_larger),
-        cmocka_unit_test(test_fsdp_layers__one_rank_alone_pulls_from_nobody),
-        cmocka_unit_test(test_fsdp_layers__who_pulls_has_stages_and_full_parameters_of_its_own),
         cmocka_unit_test(test_fsdp_layers__nothing_of_two_slots_overlaps),
-        cmocka_unit_test(test_fsdp_layers__slots_of_one_part_are_those_of_a_world_of_one),
-        cmocka_unit_test(test_fsdp_layers__what_needs_no_slots_maps_nothing),
         cmocka_unit_test(test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_ranks),
         cmocka_unit_test(test_fsdp_layers__replicas_read_chunks_then_sums),
     };

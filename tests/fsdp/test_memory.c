@@ -144,49 +144,11 @@ static void test_fsdp_memory__closing_the_context_first_is_safe(void **state)
     assert_int_equal(0, stats.live_handles);
 }
 
-/* SQLite's loop: allocation k fails for k = 0, 1, 2, ... until a step passes. Each failure is
- * OutOfMemory, and the step that passes then gives what an undisturbed one gives. */
-static void test_fsdp_memory__every_failing_allocation_is_an_error_and_nothing_else(void **state)
-{
-    tiny_config config = tiny_defaults();
-    ms_memory_stats calm, stats;
-    double expected, loss;
-    ms_comm *comm;
-    tiny_model m;
-    int32_t failures = 0;
-
-    (void)state;
-    config.param_dtype = MS_DTYPE_BF16;
-    assert_ok(ms_comm_self(&comm));
-    assert_ok(tiny_new(&m, &config, comm));
-    assert_ok(tiny_micro_step(&m, 0, &expected));
-    ms_memory_stats_get(&calm);
-    for (int64_t k = 0;; k++) {
-        msi_alloc_fail_at(msi_context(), k);
-        ms_status status = tiny_micro_step(&m, 0, &loss);
-
-        msi_alloc_fail_at(msi_context(), -1);
-        if (status == MS_OK) {
-            break;
-        }
-        assert_int_equal(MS_OUT_OF_MEMORY, status);
-        ms_fsdp_tree_reset(m.tree); /* as a host does after an error in forward */
-        failures++;
-    }
-    assert_true(failures > 20);
-    assert_true(loss == expected);
-    ms_memory_stats_get(&stats);
-    assert_int_equal(calm.live_total, stats.live_total);
-    assert_int_equal(calm.live_handles, stats.live_handles);
-    tiny_free(&m);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fsdp_memory__is_flat_over_ten_thousand_steps),
         cmocka_unit_test(test_fsdp_memory__gradients_set_to_none_give_their_memory_back),
-        cmocka_unit_test(test_fsdp_memory__every_failing_allocation_is_an_error_and_nothing_else),
         cmocka_unit_test(test_fsdp_memory__closing_the_context_first_is_safe),
     };
     return cmocka_run_group_tests_name("fsdp memory", tests, NULL, NULL);

@@ -200,120 +200,7 @@ static void test_fsdp_plan__holds_for_every_number_of_micro_batches(void **state
     }
 }
 
-static void test_fsdp_plan__refuses_a_step_without_backward(void **state)
-{
-    const tiny_config config = tiny_defaults();
-    ms_fsdp_plan plan;
-    ms_comm *comm;
-    tiny_model m;
-
-    (void)state;
-    assert_ok(ms_comm_self(&comm));
-    assert_ok(tiny_declare(&m, &config, comm));
-    assert_fails(MS_VALUE_ERROR, "a plan for 0 micro-batches, expected 1 to 2^40",
-                 ms_fsdp_tree_plan_get(m.tree, 0, &plan));
-    assert_fails(MS_VALUE_ERROR, "a plan for 9223372036854775807 micro-batches",
-                 ms_fsdp_tree_plan_get(m.tree, INT64_MAX, &plan));
-    assert_ok(ms_fsdp_tree_plan_get(m.tree, (int64_t)1 << 40, &plan));
-    tiny_free(&m);
-}
-
 enum { N_PARAMS = 3 };
-
-static const char *const names[N_PARAMS] = {"a", "b", "c"};
-
-static void declare(ms_tensor *params[N_PARAMS])
-{
-    const int64_t shape[2] = {7, 5};
-
-    for (int32_t i = 0; i < N_PARAMS; i++) {
-        assert_ok(ms_tensor_parameter(&params[i], MS_DTYPE_F32, 1 + i % 2, shape, MS_INIT_UNIFORM,
-                                      -1, 1));
-    }
-    assert_ok(ms_tensor_set_requires_grad(params[1], false));
-}
-
-static void free_params(ms_tensor *params[N_PARAMS])
-{
-    for (int32_t i = 0; i < N_PARAMS; i++) {
-        ms_tensor_free(params[i]);
-    }
-}
-
-static void expect_same_group(const ms_fsdp_group *a, const ms_fsdp_group *b)
-{
-    assert_int_equal(b->n_params, N_PARAMS);
-    assert_true(a->full_numel == b->full_numel && a->shard_numel == b->shard_numel &&
-                a->trained_numel == b->trained_numel && a->n_params == b->n_params &&
-                a->orig_dtype == b->orig_dtype && a->param_dtype == b->param_dtype &&
-                a->reduce_dtype == b->reduce_dtype && a->trains == b->trains &&
-                a->is_sharded == b->is_sharded && a->shares == b->shares && a->keeps == b->keeps &&
-                a->is_root == b->is_root);
-}
-
-static void test_fsdp_plan__knows_a_unit_that_is_not_made(void **state)
-{
-    ms_tensor *params[N_PARAMS];
-    ms_fsdp_unit_options o;
-    ms_fsdp_group before, made;
-    ms_fsdp_unit *unit;
-    ms_comm *comm;
-
-    (void)state;
-    ms_fsdp_unit_options_init(&o, sizeof(o));
-    for (int32_t i = 0; i < 3 * N_STRATEGIES * 2; i++) {
-        assert_ok(ms_comm_fake(&comm, i % 3, 3));
-        declare(params);
-        o.strategy = i / 3 % N_STRATEGIES;
-        o.use_orig_params = i / (3 * N_STRATEGIES) == 0;
-        o.param_dtype = MS_DTYPE_BF16;
-        assert_ok(ms_fsdp_group_describe(&before, comm, "unit", &o, params, N_PARAMS, names));
-        assert_int_equal(params[1]->v.ndim, 2);
-        assert_ok(ms_fsdp_unit_new(&unit, comm, "unit", &o, params, N_PARAMS, names));
-        assert_ok(ms_fsdp_unit_describe(unit, &made));
-        expect_same_group(&before, &made);
-        ms_fsdp_unit_free(unit);
-        free_params(params);
-        ms_comm_free(comm);
-    }
-}
-
-static void test_fsdp_plan__refuses_what_no_unit_or_tree_may_be(void **state)
-{
-    ms_tensor *params[N_PARAMS];
-    ms_fsdp_group groups[2];
-    ms_fsdp_tree_options options;
-    ms_fsdp_plan plan;
-    ms_comm *comm;
-
-    (void)state;
-    assert_ok(ms_comm_fake(&comm, 0, 3));
-    declare(params);
-    assert_fails(MS_VALUE_ERROR, "unit 'u' has no parameters",
-                 ms_fsdp_group_describe(&groups[0], comm, "u", NULL, params, 0, names));
-    for (int32_t i = 0; i < 2; i++) {
-        assert_ok(ms_fsdp_group_describe(&groups[i], comm, "u", NULL, params, N_PARAMS, names));
-    }
-    groups[1].is_root = true;
-    assert_fails(MS_VALUE_ERROR, "group 1 of a plan is the root's, expected the first",
-                 ms_fsdp_dry_run(&plan, comm, NULL, groups, 2, 1));
-    groups[1].is_root = false;
-    groups[1].shard_numel++;
-    groups[1].trained_numel = groups[1].shard_numel + 1;
-    assert_fails(MS_VALUE_ERROR, "trained_numel of group 1 is 19, expected 0 to 18",
-                 ms_fsdp_dry_run(&plan, comm, NULL, groups, 2, 1));
-    groups[1] = groups[0];
-    assert_fails(MS_VALUE_ERROR, "a plan for 0 micro-batches",
-                 ms_fsdp_dry_run(&plan, comm, NULL, groups, 2, 0));
-    ms_fsdp_tree_options_init(&options, sizeof(options));
-    options.n_slots = -1;
-    assert_fails(MS_VALUE_ERROR, "n_slots is -1",
-                 ms_fsdp_dry_run(&plan, comm, &options, groups, 2, 1));
-    assert_ok(ms_fsdp_dry_run(&plan, comm, NULL, groups, 2, 1));
-    assert_int_equal(plan.masters, groups[0].shard_numel * 4 + groups[1].shard_numel * 4);
-    free_params(params);
-    ms_comm_free(comm);
-}
 
 int main(void)
 {
@@ -322,9 +209,6 @@ int main(void)
         cmocka_unit_test(test_fsdp_plan__is_what_each_of_two_ranks_counts),
         cmocka_unit_test(test_fsdp_plan__is_what_each_of_three_ranks_counts),
         cmocka_unit_test(test_fsdp_plan__holds_for_every_number_of_micro_batches),
-        cmocka_unit_test(test_fsdp_plan__refuses_a_step_without_backward),
-        cmocka_unit_test(test_fsdp_plan__knows_a_unit_that_is_not_made),
-        cmocka_unit_test(test_fsdp_plan__refuses_what_no_unit_or_tree_may_be),
     };
     return cmocka_run_group_tests_name("fsdp/plan", tests, NULL, NULL);
 }

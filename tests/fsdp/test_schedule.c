@@ -1,5 +1,5 @@
-/* runtime/fsdp/schedule: when units are published, kept and published anew. Decisions follow
- * program order: a rank that is far behind its peers changes nothing. */
+/* runtime/fsdp/schedule: a rank that drops what another uses, and forwards that summon or an error
+ * interrupts. Every other decision of the schedule is tested by test_programs.c. */
 #include "rank_test.h"
 #include "schedule.h"
 
@@ -93,27 +93,7 @@ static ms_status forward(chain *c, int32_t n, visitor visit, void *user, ms_tens
     return ms_op_mean(loss, x, 3, false);
 }
 
-static ms_status set_all(chain *c, int32_t i, double value)
-{
-    const int64_t shape[2] = {SIDE, SIDE};
-    ms_tensor *full;
-
-    MS_TRY(ms_tensor_full(&full, MS_DTYPE_F32, 2, shape, value));
-    ms_status status = ms_fsdp_unit_load(c->unit[i], 0, full);
-
-    ms_tensor_free(full);
-    return status;
-}
-
-static ms_status set_each(chain *c, const double *values)
-{
-    for (int32_t i = 0; i < UNITS; i++) {
-        MS_TRY(set_all(c, i, values[i]));
-    }
-    return MS_OK;
-}
-
-/* -- a slow rank ------------------------------------------------------------------------------- */
+/* -- what one rank alone drops ----------------------------------------------------------------- */
 
 /* Rank 1 reads unit 0 until rank 0 has done what it can without it: a flag all ranks see. */
 static _Atomic bool *rank_0_is_done;
@@ -143,46 +123,6 @@ static ms_status wait_for_rank_0(chain *c, int32_t i, void *user)
     }
     return MS_OK;
 }
-
-/* Every element a rank sees of the unit it is about to use. */
-static ms_status sees_value(chain *c, int32_t i, void *user)
-{
-    const double *expected = user;
-    double seen[SIDE * SIDE];
-
-    MS_TRY(ms_tensor_to_doubles(c->weight[i], seen, SIDE * SIDE));
-    for (int32_t k = 0; k < SIDE * SIDE; k++) {
-        EXPECT(seen[k] == expected[i]);
-    }
-    return MS_OK;
-}
-
-/* The last unit is prefetched and not used; on rank 0 its publish is queued, as rank 1 still reads
- * the slot; then all units get new values. */
-static ms_status skip_then_write(chain *c)
-{
-    double values[UNITS] = {5, 6, 7};
-    ms_tensor *loss;
-
-    MS_TRY(forward(c, UNITS, NULL, NULL, &loss)); /* fixes the order in which to prefetch */
-    MS_TRY(forward(c, UNITS - 1, wait_for_rank_0, NULL, &loss));
-    MS_TRY(set_each(c, values));
-    if (c->unit[0]->rank == 0) {
-        atomic_store(rank_0_is_done, true);
-    }
-    return forward(c, UNITS, sees_value, values, &loss);
-}
-
-static void
-test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks(void **state)
-{
-    chain_test t = {.run = skip_then_write, .strategy = MS_FSDP_FULL_SHARD};
-
-    (void)state;
-    assert_ok(ms_dist_threads(2, run_chain, &t));
-}
-
-/* -- what one rank alone drops ----------------------------------------------------------------- */
 
 static ms_status never_unit_2(chain *c, int32_t i, void *user)
 {
@@ -300,84 +240,6 @@ static void test_fsdp_schedule__what_one_rank_drops_another_does_not_read(void *
     assert_int_equal(unsetenv("MS_SLOTS"), 0);
 }
 
-/* -- writes between prefetch and use ----------------------------------------------------------- */
-
-static ms_status write_the_next(chain *c, int32_t i, void *user)
-{
-    double *values = user;
-
-    MS_TRY(sees_value(c, i, user));
-    if (i + 1 < UNITS) {
-        EXPECT(c->unit[i + 1]->state == MS_UNIT_PUBLISHED);
-        values[i + 1] += 1;
-        MS_TRY(set_all(c, i + 1, values[i + 1]));
-    }
-    return MS_OK;
-}
-
-static ms_status write_after_prefetch(chain *c)
-{
-    double values[UNITS] = {1, 2, 3};
-    ms_tensor *loss;
-
-    MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
-    MS_TRY(set_each(c, values));
-    for (int32_t k = 0; k < 20; k++) {
-        MS_TRY(forward(c, UNITS, write_the_next, values, &loss));
-    }
-    return MS_OK;
-}
-
-static void test_fsdp_schedule__a_write_between_prefetch_and_use_is_seen(void **state)
-{
-    chain_test t = {.run = write_after_prefetch, .strategy = MS_FSDP_FULL_SHARD};
-
-    (void)state;
-    run_ranks(1, run_chain, &t);
-    run_ranks(3, run_chain, &t);
-}
-
-/* -- units that were kept ---------------------------------------------------------------------- */
-
-/* Unit 1 is kept unsharded by hand while it gets another value, in its first use of a forward, and
- * between two uses of one. */
-static ms_status write_while_kept(chain *c)
-{
-    double values[UNITS] = {1, 2, 3};
-    ms_tensor *loss;
-
-    MS_TRY(set_each(c, values));
-    for (int32_t k = 0; k < 4; k++) {
-        MS_TRY(ms_fsdp_unit_unshard(c->unit[1]));
-        MS_TRY(sees_value(c, 1, values));
-        values[1] += 1;
-        MS_TRY(set_all(c, 1, values[1]));
-        if (k % 2 == 0) {
-            MS_TRY(ms_fsdp_unit_unshard(c->unit[1]));
-            MS_TRY(sees_value(c, 1, values));
-        }
-        MS_TRY(forward(c, UNITS, sees_value, values, &loss));
-        MS_TRY(ms_fsdp_unit_pre_forward(c->unit[1]));
-        MS_TRY(ms_fsdp_unit_post_forward(c->unit[1], NULL, 0));
-        values[1] += 1;
-        MS_TRY(set_all(c, 1, values[1]));
-        MS_TRY(ms_fsdp_unit_pre_forward(c->unit[1]));
-        MS_TRY(sees_value(c, 1, values));
-        MS_TRY(ms_fsdp_unit_post_forward(c->unit[1], NULL, 0));
-    }
-    return MS_OK;
-}
-
-static void test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_written(void **state)
-{
-    chain_test t = {.run = write_while_kept};
-
-    (void)state;
-    for (t.strategy = MS_FSDP_FULL_SHARD; t.strategy <= MS_FSDP_NO_SHARD; t.strategy++) {
-        run_ranks(2, run_chain, &t);
-    }
-}
-
 /* -- summon ------------------------------------------------------------------------------------ */
 
 static ms_status summon_between_forward_and_backward(chain *c)
@@ -407,124 +269,6 @@ static void test_fsdp_schedule__summon_without_writes_does_not_disturb_backward(
         for (int32_t world = 1; world <= 2; world++) {
             run_ranks(world, run_chain, &t);
         }
-    }
-}
-
-/* The last rank's element of a kept unit is written: every rank publishes the unit anew. */
-static ms_status write_one_element(chain *c)
-{
-    double values[SIDE * SIDE], seen[SIDE * SIDE];
-    const int64_t shape[2] = {SIDE, SIDE};
-    ms_tensor *edited, *loss;
-
-    MS_TRY(ms_fsdp_unit_unshard(c->unit[1]));
-    MS_TRY(ms_fsdp_tree_summon(c->tree));
-    MS_TRY(ms_tensor_to_doubles(c->weight[1], values, SIDE * SIDE));
-    values[SIDE * SIDE - 1] = 9;
-    MS_TRY(ms_tensor_from_doubles(&edited, MS_DTYPE_F32, 2, shape, values, SIDE * SIDE));
-    MS_TRY(ms_tensor_copy(c->weight[1], edited));
-    MS_TRY(ms_fsdp_tree_unsummon(c->tree, true));
-    MS_TRY(ms_fsdp_unit_unshard(c->unit[1]));
-    MS_TRY(ms_tensor_to_doubles(c->weight[1], seen, SIDE * SIDE));
-    EXPECT(memcmp(values, seen, sizeof(seen)) == 0);
-    return forward(c, UNITS, NULL, NULL, &loss);
-}
-
-static void test_fsdp_schedule__what_one_rank_writes_back_is_new_on_all(void **state)
-{
-    chain_test t = {.run = write_one_element, .strategy = MS_FSDP_FULL_SHARD};
-
-    (void)state;
-    run_ranks(3, run_chain, &t);
-}
-
-/* -- after backward ---------------------------------------------------------------------------- */
-
-/* A SHARD_GRAD_OP unit that a forward without gradients left unsharded, and that backward does not
- * reach. */
-static ms_status backward_past_a_kept_unit(chain *c)
-{
-    ms_tensor *loss;
-
-    for (int32_t sync = 0; sync < 2; sync++) {
-        MS_TRY(ms_fsdp_tree_set_sync(c->tree, sync));
-        ms_grad_enabled_set(false);
-        MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
-        ms_grad_enabled_set(true);
-        MS_TRY(forward(c, UNITS - 1, NULL, NULL, &loss));
-        MS_TRY(ms_backward(loss, NULL));
-        for (int32_t i = 0; i < UNITS; i++) {
-            EXPECT(c->unit[i]->state == (sync ? MS_UNIT_SHARDED : MS_UNIT_UNSHARDED));
-        }
-    }
-    return MS_OK;
-}
-
-static void test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded(void **state)
-{
-    chain_test t = {
-        .run = backward_past_a_kept_unit, .strategy = MS_FSDP_SHARD_GRAD_OP, .records = true};
-
-    (void)state;
-    run_ranks(2, run_chain, &t);
-}
-
-/* -- forwards without gradients ---------------------------------------------------------------- */
-
-static int64_t count_gathers(const chain *c)
-{
-    int64_t counts[5];
-
-    ms_comm_counts(c->unit[0]->comm, counts);
-    return counts[0];
-}
-
-/* As a script does it: shards are hidden while it runs. */
-static ms_status evaluate(chain *c)
-{
-    const bool before = ms_grad_enabled_set(false);
-    ms_tensor *loss;
-
-    ms_fsdp_tree_hide_shards(c->tree, true);
-    ms_status status = forward(c, UNITS, NULL, NULL, &loss);
-
-    ms_fsdp_tree_hide_shards(c->tree, false);
-    ms_grad_enabled_set(before);
-    for (int32_t i = 0; i < UNITS; i++) {
-        EXPECT(status != MS_OK || c->weight[i]->v.storage == c->unit[i]->master);
-    }
-    return status;
-}
-
-/* All-gathers of an evaluation, another, and a step with one before its backward. */
-static ms_status evaluate_everywhere(chain *c)
-{
-    static const int64_t expected[][3] = {{3, 3, 9}, {3, 0, 0}, {0, 0, 0}};
-    int64_t before = count_gathers(c), got[3];
-    ms_tensor *loss;
-
-    for (int32_t k = 0; k < 3; k++) {
-        if (k == 2) {
-            MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
-        }
-        MS_TRY(evaluate(c));
-        if (k == 2) {
-            MS_TRY(ms_backward(loss, NULL));
-        }
-        got[k] = count_gathers(c) - before;
-        before += got[k];
-    }
-    EXPECT(memcmp(got, expected[c->unit[0]->options.strategy], sizeof(got)) == 0);
-    return MS_OK;
-}
-
-static void test_fsdp_schedule__after_an_evaluation_handles_show_masters(void **state)
-{
-    chain_test t = {.run = evaluate_everywhere, .records = true};
-
-    (void)state;
-    for (t.strategy = MS_FSDP_FULL_SHARD; t.strategy <= MS_FSDP_NO_SHARD; t.strategy++) {
-        run_ranks(2, run_chain, &t);
     }
 }
 
@@ -585,16 +329,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(
-            test_fsdp_schedule__a_step_over_a_queued_publish_is_the_same_for_slow_ranks, flag_new,
-            flag_free),
-        cmocka_unit_test_setup_teardown(
             test_fsdp_schedule__what_one_rank_drops_another_does_not_read, flag_new, flag_free),
-        cmocka_unit_test(test_fsdp_schedule__a_write_between_prefetch_and_use_is_seen),
-        cmocka_unit_test(test_fsdp_schedule__a_kept_unit_is_published_anew_when_it_was_written),
         cmocka_unit_test(test_fsdp_schedule__summon_without_writes_does_not_disturb_backward),
-        cmocka_unit_test(test_fsdp_schedule__what_one_rank_writes_back_is_new_on_all),
-        cmocka_unit_test(test_fsdp_schedule__a_backward_that_reduces_leaves_no_unit_unsharded),
-        cmocka_unit_test(test_fsdp_schedule__after_an_evaluation_handles_show_masters),
         cmocka_unit_test(test_fsdp_schedule__what_an_error_ends_leaves_the_forward_around_it_alone),
     };
     return cmocka_run_group_tests_name("fsdp schedule", tests, NULL, NULL);

@@ -109,7 +109,6 @@ ms_status train(model *m, chain *c, int32_t rank)
     if (rank == 0) {
         c->hash = hash;
         c->n_slots = m->tree->run.params.n_slots;
-        c->n_segments = m->tree->run.params.n_segments + m->tree->run.gradients.n_segments;
     }
     return MS_OK;
 }

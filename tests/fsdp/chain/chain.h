@@ -11,16 +11,12 @@ enum { UNITS = 5, SIDE = 12, ROWS = 3, STEPS = 3 };
 
 typedef struct chain {
     int32_t strategy, world;
-    bool evaluates;     /* forwards alone ... */
-    bool writes;        /* ... of one unit, whose values each rank writes between them */
-    bool nests;         /* all units are open at once */
-    bool adds;          /* each step adds to gradients that were set from outside */
-    uint64_t hash;      /* of the trained parameters, or the evaluations' sum, by rank 0 */
-    int32_t n_slots;    /* of parameters, at the end */
-    int32_t n_segments; /* of all */
-    int32_t victim;     /* rank whose device refuses once ... */
-    int32_t nth;        /* ... to share, or, from FIRST_ATTACH on, to attach */
-    bool refused;
+    bool evaluates;  /* forwards alone ... */
+    bool writes;     /* ... of one unit, whose values each rank writes between them */
+    bool nests;      /* all units are open at once */
+    bool adds;       /* each step adds to gradients that were set from outside */
+    uint64_t hash;   /* of the trained parameters, or the evaluations' sum, by rank 0 */
+    int32_t n_slots; /* of parameters, at the end */
 } chain;
 
 typedef struct model {
