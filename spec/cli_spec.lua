@@ -48,15 +48,7 @@ describe('the moonshard command', function()
       ['run README.md'] = 'run: README.md is no Lua script (.lua), nor a program on PATH',
       ['x.lua -n 2'] = 'unknown command x.lua: a script is started by moonshard run x.lua',
       ['run -n 2 /nowhere/x.lua'] = 'run: cannot read /nowhere/x.lua: No such file or directory',
-      ['run --nnodes 2 x.lua'] = 'run: --nnodes: more than one host is not supported yet\n',
-      ['run --max-restarts=3 x.lua'] = 'run: --max-restarts: starting a failed job again is not '
-        .. 'supported yet\n',
-      ['run --tee=3 x.lua'] = 'run: --tee: a file for each rank is not supported yet\n',
-      ['run --log_dir logs x.lua'] = 'run: --log_dir: a file for each rank is not supported yet\n',
-      ['run --nproc-per-node 2 x.lua'] = 'run: unknown flag --nproc-per-node; write -n RANKS\n',
-      ['run --nproc_per_node=2 x.lua'] = 'run: unknown flag --nproc_per_node; write -n RANKS\n',
-      ['run --standalone x.lua'] = 'run: unknown flag --standalone; leave it out, ',
-      ['run --master_port=1 x.lua'] = 'run: unknown flag --master_port; leave it out, ',
+      ['run --nnodes 2 x.lua'] = 'run: unknown flag --nnodes, ',
       ['repl x.lua'] = 'repl: unexpected word x.lua',
       ['info --hepl'] = 'info: unexpected word --hepl',
     }
@@ -178,8 +170,7 @@ describe('the moonshard command', function()
       local output, code = shell(command:format(path))
       assert.equal(1, code, output)
       assert.truthy(output:find('moonshard: cannot ', 1, true), output)
-      local limit = ': Too many open files (8 files may be open: ulimit -n)\n'
-      assert.truthy(output:find(limit, 1, true), output)
+      assert.truthy(output:find(': Too many open files\n', 1, true), output)
     end)
   end)
 

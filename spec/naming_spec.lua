@@ -30,15 +30,6 @@ describe('a name that does not exist', function()
     checks.raises('KeyError', "ms has no '1'", get, ms, 1)
   end)
 
-  it('raises with what to write for a name of PyTorch', function()
-    checks.raises('KeyError', "ms has no 'float32'; write ms.f32", get, ms, 'float32')
-    checks.raises('KeyError', "ms has no 'sum'; write t:sum(...)", get, ms, 'sum')
-    checks.raises('KeyError', "ms has no 'softmax'; write ", get, ms, 'softmax')
-    checks.raises('KeyError', 'write ms.data.Loader { tokens', get, ms.data, 'DataLoader')
-    checks.raises('KeyError', 'write model:state_dict()', get, ms.fsdp, 'StateDictType')
-    checks.raises('KeyError', 'write dist.init', get, ms.dist, 'init_process_group')
-  end)
-
   it('is not set where it would have no effect', function()
     local opt = ms.optim.SGD(ms.nn.Linear(2, 2):parameters(), { lr = 1 })
     checks.raises('KeyError', 'write opt.param_groups[i].lr, or opt:set_lr(lr) for all groups',

@@ -162,16 +162,6 @@ function parameter.has_grad(tensor)
   return described.has_grad
 end
 
---- Is this value a tensor that asks for a gradient of its own, but no parameter?
----@return boolean
-function parameter.is_loose(value)
-  if not B.is_ref(value) or not C.ms_ref_alive(value) then
-    return false
-  end
-  calls.tensor_describe(value, described)
-  return described.requires_grad and described.is_leaf and not described.is_parameter
-end
-
 --- Has this tensor not been released?
 ---@return boolean
 function parameter.is_alive(tensor)

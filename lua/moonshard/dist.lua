@@ -502,22 +502,4 @@ for name, fn in next, process_groups do
   dist[name] = fn
 end
 
-local OTHERWISE = {
-  init_process_group = 'dist.init',
-  is_initialized = 'dist.info().initialized',
-  reduce = 'dist.all_reduce', all_gather_into_tensor = 'dist.all_gather(out, t)',
-  reduce_scatter_tensor = 'dist.reduce_scatter(out, input)', monitored_barrier = 'dist.barrier',
-  all_gather_single = 'dist.all_gather(out, t)',
-  reduce_scatter_single = 'dist.reduce_scatter(out, input)',
-  ReduceOp = "the operation as text: 'sum', 'avg', 'max' or 'min'",
-  split_group = 'dist.split(color, key)',
-  new_subgroups = 'dist.split(math.floor(dist.rank() / size))',
-  new_subgroups_by_enumeration = 'dist.split(color, key)', ProcessGroup = 'dist.split(color, key)',
-  group = 'nothing: all ranks are meant where no group is given',
-  GroupMember = 'nothing: all ranks are meant where no group is given',
-  nn = 'dist.functional', _functional_collectives = 'dist.functional',
-  _tools = 'model:plan { dry_run = true }', is_available = 'nothing: it always is',
-  get_backend = 'dist.info().transport', get_node_local_rank = 'dist.info().local_rank',
-}
-
-return naming.space('dist', dist, { functional = 'moonshard.dist.functional' }, OTHERWISE)
+return naming.space('dist', dist, { functional = 'moonshard.dist.functional' })

@@ -12,7 +12,7 @@ local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
 local random = require 'moonshard.internal.random'
 local scope = require 'moonshard.internal.scope'
-local Tensor = require 'moonshard.tensor'
+require 'moonshard.tensor'
 local util = require 'moonshard.internal.util'
 
 local C = B.C
@@ -131,24 +131,4 @@ for _, name in ipairs {
   lazy[name] = 'moonshard.' .. name
 end
 
-local OTHERWISE = {
-  Tensor = 'ms.tensor', float32 = 'ms.f32', float64 = 'ms.f64', float = 'ms.f32',
-  double = 'ms.f64', bfloat16 = 'ms.bf16', float16 = 'ms.f16', half = 'ms.f16',
-  int64 = 'ms.i64', long = 'ms.i64', int32 = 'ms.i32', int = 'ms.i32', uint8 = 'ms.u8',
-  zeros_like = 'ms.zeros(t:shape())', ones_like = 'ms.ones(t:shape())',
-  seed = 'ms.manual_seed(seed)', inference_mode = 'ms.no_grad(fn)',
-  save = 'ms.checkpoint.save', load = 'ms.checkpoint.load', distributed = 'ms.dist',
-  autocast = 'ms.fsdp.FSDP(m, { mixed_precision = { param_dtype = ms.bf16 } })',
-  GradScaler = 'ms.amp.GradScaler',
-  profiler = 'ms.time(), ms.memory() and ms.dist.wait_seconds()',
-  set_num_threads = 'ms.dist.init { ranks = n }, which is one thread each',
-}
-
-for name in next, Tensor do
-  OTHERWISE[name] = OTHERWISE[name] or ('t:%s(...)'):format(name)
-end
-for name in next, ops do
-  OTHERWISE[name] = OTHERWISE[name] or 'ms.ops.' .. name
-end
-
-return naming.space('ms', ms, lazy, OTHERWISE)
+return naming.space('ms', ms, lazy)

@@ -102,7 +102,7 @@ static ms_status out_of_memory(msi_heap *h, int64_t nbytes, int32_t kind)
                    h ? (long long)h->stats.live_total : 0,
                    h ? (long long)h->stats.live[MS_MEM_ACTIVATION] : 0,
                    h ? (long long)h->stats.reserved : 0,
-                   msi_bound_text(msi_own_space_left(), bound, sizeof(bound)));
+                   msi_bound_text(msi_address_space_left(), bound, sizeof(bound)));
 }
 
 /* The context's first memory opens its device, which asks this heap whether there is room. */
@@ -311,7 +311,7 @@ ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what)
                          "no memory for %s, which takes up to %lld KiB of address space (held from "
                          "the system for tensors: %lld bytes)%s",
                          what, (long long)nbytes / 1024, h ? (long long)h->stats.reserved : 0,
-                         msi_bound_text(msi_own_space_left(), bound, sizeof(bound)));
+                         msi_bound_text(msi_address_space_left(), bound, sizeof(bound)));
 }
 
 void msi_mem_set_kind(msi_mem_block *b, int32_t kind)

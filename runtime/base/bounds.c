@@ -136,14 +136,11 @@ msi_bound msi_file_size_left(void)
                        .limit = (int64_t)limit.rlim_cur};
 }
 
-enum { MAPPED = 0, DATA = 5 }; /* places in statm */
-
-/* Address space taken, in pages; 0 when nobody says. */
-static int64_t pages_of(int32_t what)
+/* Address space taken, in pages. Allocates nothing: there may be no memory. */
+static int64_t pages_mapped(void)
 {
-    char text[128] = "", *at = text;
+    char text[128] = "";
     int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-    int64_t pages = 0;
 
     if (fd < 0) {
         return 0;
@@ -151,44 +148,21 @@ static int64_t pages_of(int32_t what)
     ssize_t n = read(fd, text, sizeof(text) - 1);
 
     close(fd);
-    for (int32_t i = 0; n > 0 && i <= what; i++) {
-        pages = strtoll(at, &at, 10);
-    }
-    return pages;
-}
-
-static msi_bound space_left(int resource, int32_t kind, int32_t what)
-{
-    struct rlimit limit;
-
-    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur >= INT64_MAX) {
-        return (msi_bound){.left = INT64_MAX};
-    }
-    int64_t left = (int64_t)limit.rlim_cur - pages_of(what) * sysconf(_SC_PAGESIZE);
-
-    return (msi_bound){.kind = kind, .left = left > 0 ? left : 0, .limit = (int64_t)limit.rlim_cur};
+    return n > 0 ? strtoll(text, NULL, 10) : 0;
 }
 
 msi_bound msi_address_space_left(void)
 {
-    return space_left(RLIMIT_AS, MSI_BOUND_ADDRESS_SPACE, MAPPED);
-}
-
-msi_bound msi_own_space_left(void)
-{
-    msi_bound all = msi_address_space_left(), data = space_left(RLIMIT_DATA, MSI_BOUND_DATA, DATA);
-
-    return data.left < all.left ? data : all;
-}
-
-static msi_bound limit_of(int resource, int32_t kind)
-{
     struct rlimit limit;
 
-    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur >= INT64_MAX) {
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur >= INT64_MAX) {
         return (msi_bound){.left = INT64_MAX};
     }
-    return (msi_bound){.kind = kind, .limit = (int64_t)limit.rlim_cur};
+    int64_t left = (int64_t)limit.rlim_cur - pages_mapped() * sysconf(_SC_PAGESIZE);
+
+    return (msi_bound){.kind = MSI_BOUND_ADDRESS_SPACE,
+                       .left = left > 0 ? left : 0,
+                       .limit = (int64_t)limit.rlim_cur};
 }
 
 static msi_bound bound_met(int error)
@@ -196,10 +170,6 @@ static msi_bound bound_met(int error)
     msi_bound space;
 
     switch (error) {
-    case EMFILE:
-        return limit_of(RLIMIT_NOFILE, MSI_BOUND_OPEN_FILES);
-    case EAGAIN:
-        return limit_of(RLIMIT_NPROC, MSI_BOUND_PROCESSES);
     case EFBIG:
         return msi_file_size_left();
     case ENOMEM:
@@ -240,16 +210,6 @@ const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes)
     case MSI_BOUND_ADDRESS_SPACE:
         snprintf(buffer, nbytes, " (%lld bytes of address space are left of %lld: ulimit -v)", left,
                  limit);
-        break;
-    case MSI_BOUND_DATA:
-        snprintf(buffer, nbytes, " (%lld bytes of data are left of %lld: ulimit -d)", left, limit);
-        break;
-    case MSI_BOUND_OPEN_FILES:
-        snprintf(buffer, nbytes, " (%lld files may be open: ulimit -n)", limit);
-        break;
-    case MSI_BOUND_PROCESSES:
-        snprintf(buffer, nbytes,
-                 " (this user may have %lld processes: ulimit -u; a cgroup may allow less)", limit);
         break;
     default:
         buffer[0] = '\0';

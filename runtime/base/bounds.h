@@ -10,10 +10,7 @@ enum {
     MSI_BOUND_HOST,
     MSI_BOUND_CGROUP,
     MSI_BOUND_FILE_SIZE,
-    MSI_BOUND_ADDRESS_SPACE,
-    MSI_BOUND_DATA,
-    MSI_BOUND_OPEN_FILES,
-    MSI_BOUND_PROCESSES
+    MSI_BOUND_ADDRESS_SPACE
 };
 
 typedef struct msi_bound {
@@ -25,11 +22,9 @@ typedef struct msi_bound {
 /* Memory that can still be taken here: of this host, or under the limit of a cgroup. `root` stands
  * before /proc and /sys ("", but in tests). */
 msi_bound msi_memory_left(const char *root);
-/* The largest file this process may make, the address space it may still map, and what of that may
- * be its own, not shared. The latter two take no memory, for there may be none. */
+/* The largest file this process may make, and the address space it may still map. */
 msi_bound msi_file_size_left(void);
 msi_bound msi_address_space_left(void);
-msi_bound msi_own_space_left(void);
 /* What a call met that failed with `error`, which it keeps; 0: it has not. */
 msi_bound msi_bound_of(int error);
 

@@ -34,7 +34,7 @@ ms_status msi_io_fail(const char *what, const char *path)
 {
     char reason[128], limit[MSI_BOUND_TEXT];
     int error = errno;
-    msi_bound by = error == EFBIG || error == EMFILE ? msi_bound_of(error) : (msi_bound){0};
+    msi_bound by = error == EFBIG ? msi_bound_of(error) : (msi_bound){0};
 
     const ms_status kind = error == ENOMEM                      ? MS_OUT_OF_MEMORY
                            : error == EMFILE || error == ENFILE ? MS_RUNTIME_ERROR

@@ -115,9 +115,6 @@ describe('dist.functional', function()
         1)
       checks.raises('ValueError', 'reduce_scatter: x has shape (), expected a first size that 1 '
         .. 'divides', functional.reduce_scatter, x:sum())
-      checks.raises('KeyError', 'write dist.functional.all_gather(x)', function()
-        return functional.all_gather_tensor
-      end)
     end)
   end)
 

@@ -37,10 +37,6 @@ describe('a group of ranks', function()
     local group = dist.fake { world = 2 }
     checks.raises('KeyError', "a group of ranks has no 'rnks', did you mean 'ranks'?",
       function() return group.rnks end)
-    checks.raises('KeyError', 'write group:size()', function() return group.world_size end)
-    checks.raises('KeyError', 'write group:rank()', function() return group:get_rank() end)
-    checks.raises('KeyError', 'write dist.barrier(..., group)',
-      function() group:barrier() end)
     checks.raises('KeyError', "a group of ranks takes no field 'x'", function() group.x = 1 end)
     for _, case in ipairs {
       { 'its size is group:size()', function() return #group end },
@@ -112,15 +108,7 @@ describe('a group of ranks', function()
       ms.nn.Linear(2, 2), { process_group = gone })
   end)
 
-  it('says what to write for names of PyTorch', function()
-    for _, case in ipairs {
-      { 'new_subgroups', 'KeyError', 'write dist.split(math.floor(dist.rank() / size))' },
-      { 'ProcessGroup', 'KeyError', 'write dist.split(color, key)' },
-      { 'group', 'KeyError', 'write nothing: all ranks are meant where no group is given' },
-      { '_functional_collectives', 'KeyError', 'write dist.functional' },
-    } do
-      checks.raises(case[2], case[3], function() return dist[case[1]] end)
-    end
+  it('refuses the backend fake of PyTorch', function()
     for _, given in ipairs { { backend = 'fake' }, 'fake' } do
       checks.raises('ValueError', 'write dist.fake { rank = r, world = n }', dist.init, given,
         given == 'fake' and { rank = 0, world_size = 4 } or nil)

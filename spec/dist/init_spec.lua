@@ -131,9 +131,6 @@ describe('dist.init', function()
     checks.raises('KeyError', "dist has no 'all_reduec', did you mean 'all_reduce'?", function()
       return dist.all_reduec
     end)
-    checks.raises('KeyError', "dist has no 'is_initialized'; write dist.info", function()
-      return dist.is_initialized
-    end)
   end)
 
   it('refuses another number of ranks than there are, and names both', function()

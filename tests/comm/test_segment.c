@@ -170,7 +170,7 @@ static void test_comm_segment__fails_everywhere_when_one_rank_has_a_limit(void *
         for (int32_t q = 0; q < 3; q++) {
             assert_int_not_equal(tests[i].reports[q].status, MS_OK);
             assert_non_null(strstr(tests[i].reports[q].message, tests[i].told));
-            assert_non_null(strstr(tests[i].reports[q].message, "ulimit -"));
+            assert_true(i == 0 || strstr(tests[i].reports[q].message, "ulimit -f") != NULL);
         }
         reports_free(tests[i].reports, 3);
     }

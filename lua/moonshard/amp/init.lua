@@ -4,5 +4,4 @@ local naming = require 'moonshard.internal.naming'
 
 ---@class ms.amp
 ---@field GradScaler ms.amp.GradScaler
-return naming.space('amp', {}, { GradScaler = 'moonshard.amp.grad_scaler' },
-  { autocast = "ms.fsdp.FSDP(m, { mixed_precision = { param_dtype = ms.f16 } })" })
+return naming.space('amp', {}, { GradScaler = 'moonshard.amp.grad_scaler' })

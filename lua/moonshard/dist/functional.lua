@@ -72,11 +72,4 @@ function functional.broadcast(x, root, group)
   return calls.broadcast(group, x, arguments.whole('broadcast', 'root', root, 0, 0))
 end
 
-local OTHERWISE = {
-  all_gather_tensor = 'dist.functional.all_gather(x)',
-  reduce_scatter_tensor = 'dist.functional.reduce_scatter(x)',
-  reduce = 'dist.functional.all_reduce(x)',
-  wait_tensor = 'nothing: results are there when functions return', barrier = 'dist.barrier()',
-}
-
-return naming.space('dist.functional', functional, nil, OTHERWISE)
+return naming.space('dist.functional', functional)

@@ -31,21 +31,8 @@ end
 
 local metatable = {}
 
--- What stands elsewhere.
-local INSTEAD = {
-  world_size = 'group:size()', get_world_size = 'group:size()',
-  get_rank = 'group:rank()',
-}
-for _, name in ipairs {
-  'all_gather', 'all_reduce', 'barrier', 'broadcast', 'counts', 'reduce_scatter', 'same',
-  'stop_requested', 'wait_seconds',
-} do
-  INSTEAD[name] = ('dist.%s(..., group)'):format(name)
-end
-INSTEAD.split = 'dist.split(color, key, group)'
-
 local function no_field(name)
-  naming.missing('a group of ranks', tostring(name), { 'rank', 'ranks', 'size' }, INSTEAD[name])
+  naming.missing('a group of ranks', tostring(name), { 'rank', 'ranks', 'size' })
 end
 
 function metatable.__index(_, name)

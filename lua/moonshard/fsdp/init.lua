@@ -21,18 +21,6 @@ local fsdp = {
   summon_full_params = require 'moonshard.fsdp.summon',
 }
 
-local OTHERWISE = {
-  FullyShardedDataParallel = 'fsdp.FSDP',
-  ShardingStrategy = "fsdp.FSDP(m, { sharding_strategy = 'FULL_SHARD' })",
-  MixedPrecision = 'fsdp.FSDP(m, { mixed_precision = { param_dtype = ms.bf16 } })',
-  BackwardPrefetch = "fsdp.FSDP(m, { backward_prefetch = 'BACKWARD_PRE' })",
-  set_state_dict_type = 'model:state_dict()', state_dict_type = 'model:state_dict()',
-  StateDictType = 'model:state_dict()',
-  FullStateDictConfig = 'model:state_dict { rank0_only = true }',
-  ShardedStateDictConfig = 'ms.checkpoint.save', LocalStateDictConfig = 'ms.checkpoint.save',
-  optim_state_dict = 'ms.checkpoint.save', optim_state_dict_to_load = 'ms.checkpoint.load',
-}
-
 local lazy = { ShardedGradScaler = 'moonshard.fsdp.sharded_grad_scaler' }
 
-return naming.space('fsdp', fsdp, lazy, OTHERWISE)
+return naming.space('fsdp', fsdp, lazy)

@@ -62,20 +62,6 @@ Start luajit's prompt with ms loaded. A line that begins with = prints values. C
 that runs, Ctrl-D the prompt.
 ]]
 
--- Of torchrun.
-local PLANNED_FLAGS = {
-  ['--nnodes'] = 'more than one host', ['--node-rank'] = 'more than one host',
-  ['--master-addr'] = 'more than one host', ['--rdzv-endpoint'] = 'more than one host',
-  ['--max-restarts'] = 'starting a failed job again',
-  ['--log-dir'] = 'a file for each rank', ['--redirects'] = 'a file for each rank',
-  ['--tee'] = 'a file for each rank',
-}
-local OTHERWISE = {
-  ['--nproc-per-node'] = 'write -n RANKS',
-  ['--standalone'] = 'leave it out, jobs are those of one host',
-  ['--master-port'] = 'leave it out, the ranks of a host talk through its memory',
-}
-
 local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }
 
 --- Refuse a command line: one line that says why, and exit code 2.
@@ -136,18 +122,12 @@ local function run_flags(words)
       flag, value = words[at]:match('^(%-n)(%d+)$')
     end
     flag = flag or words[at]
-    local dashed = flag:gsub('_', '-') -- torchrun takes both
     if flag == '-n' or flag == '--ranks' then
       if not value then
         at = at + 1
         value = words[at]
       end
       o.ranks = ranks_of(flag, value)
-    elseif PLANNED_FLAGS[dashed] then
-      errors.raise('NotImplementedError', 'run: %s: %s is not supported yet', flag,
-        PLANNED_FLAGS[dashed])
-    elseif OTHERWISE[dashed] then
-      refuse('run: unknown flag %s; %s', flag, OTHERWISE[dashed])
     elseif flag ~= '--no-prefix' and not is_help(flag) then
       unknown('run: unknown flag', flag, RUN_FLAGS)
     elseif value then

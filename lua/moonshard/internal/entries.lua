@@ -24,25 +24,14 @@ local function entry(t, i)
   return calls.select(t, 0, dims.entry(i, tonumber(info.shape[0]), 1, 't[i]'))
 end
 
---- What other libraries call otherwise.
-local INSTEAD = {
-  T = 't:t()', bfloat16 = 't:bf16()', byte = 't:u8()', data = 't:detach()', double = 't:f64()',
-  float = 't:f32()', half = 't:f16()', int = 't:i32()',
-  long = 't:i64()', ndim = 't:dim()', nelement = 't:numel()',
-  numpy = 't:totable()', register_hook = 't:hook(fn)',
-  register_post_accumulate_grad_hook = 't:accumulate_hook(fn)',
-  set_requires_grad = 't:requires_grad_(on)',
-  tolist = 't:totable()', type = 't:dtype()', zero_grad = 't:set_grad(nil)',
-}
-
 local function no_method(methods, key)
   if type(key) ~= 'string' then
     arguments.refuse('t[i]', 'i', key, 'an integer (of one entry) or the name of a method')
   end
-  naming.missing('a tensor', key, util.sorted_keys(methods), INSTEAD[key])
+  naming.missing('a tensor', key, util.sorted_keys(methods))
 end
 
---- What other libraries set, and what does it here.
+-- Fields that PyTorch's tensors have.
 local SETTERS = {
   data = 't:copy_(x)', grad = 't:set_grad(x)', requires_grad = 't:requires_grad_(on)',
 }

@@ -1,4 +1,4 @@
---- Names that do not exist: the error gives the nearest name that does, or what to write instead.
+--- Names that do not exist: the error gives the nearest name that does.
 --- (What is wrong with an argument's value is in moonshard_ffi.arguments.)
 
 local errors = require 'moonshard.internal.errors'
@@ -11,7 +11,7 @@ local naming = {}
 ---@param owner string  what has no such name: 'ms.nn', 'a tensor'
 ---@param name any
 ---@param known string[]  the names it has
----@param instead? string  what to write, where that is known
+---@param instead? string  what to write
 function naming.missing(owner, name, known, instead)
   name = tostring(name)
   local near = not instead and errors.nearest(name, known)
@@ -25,10 +25,9 @@ end
 ---@param name string  what scripts call it
 ---@param members T
 ---@param lazy? table<string, string>  files to require when a name is first used
----@param instead? table<string, string>  what to write in place of PyTorch's names
 ---@return T members
-function naming.space(name, members, lazy, instead)
-  lazy, instead = lazy or {}, instead or {}
+function naming.space(name, members, lazy)
+  lazy = lazy or {}
   return setmetatable(members, {
     _namespace = name,
     __tostring = function()
@@ -41,7 +40,7 @@ function naming.space(name, members, lazy, instead)
         rawset(members, key, value)
         return value
       end
-      naming.missing(name, key, util.sorted_keys(util.merged(lazy, members)), instead[key])
+      naming.missing(name, key, util.sorted_keys(util.merged(lazy, members)))
     end,
   })
 end

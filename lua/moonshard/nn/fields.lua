@@ -97,58 +97,18 @@ local PRIVATE = {
   _fields = true,
 }
 
---- Refuse what assignment did not see: modules put into a table later, or in place of a value that
---- was none.
+--- Refuse modules that were put into a plain table after its assignment.
 ---@param module ms.nn.Module
 function fields.check(module)
-  local tables, strays = {}, {}
+  local tables = {}
   for field, value in next, module do
     if not PRIVATE[field] and holds_module(value, {}) then
       tables[#tables + 1] = tostring(field)
-    elseif not PRIVATE[field] and tree.is_module(value)
-      and not declared(module._children, 'key', field) then
-      strays[#strays + 1] = { name = tostring(field), module = value }
     end
   end
   table.sort(tables)
-  table.sort(strays, function(a, b) return a.name < b.name end)
   if tables[1] then
     refuse_table(module, tables[1])
-  end
-  for _, stray in ipairs(strays) do
-    if not tree.contains(tree.outermost(module), stray.module) then
-      errors.raise('TypeError', "field '%s' of %s became %s after it had held something else, and "
-        .. 'is not registered: set it to nil first, or hold what shall stay apart in a function',
-        stray.name, module._name, arguments.noun(stray.module))
-    end
-  end
-end
-
-local told = setmetatable({}, { __mode = 'k' }) -- tensors that were warned of
-
-local function is_loose(module, field, value)
-  return type(field) == 'string' and field:byte() ~= 95 -- '_'
-    and not declared(module._buffers, 'name', field) and not told[value]
-    and parameter.is_loose(value)
-end
-
---- Warn, once, of tensors in fields that require grad and are no parameters: an optimizer of
---- module:parameters() does not have them, and FSDP neither shards nor reduces them.
----@param module ms.nn.Module
-function fields.warn_of_loose(module)
-  local loose = {}
-  for field, value in next, module do
-    if type(value) == 'cdata' and is_loose(module, field, value) then
-      loose[#loose + 1], told[value] = field, true
-    end
-  end
-  table.sort(loose)
-  for _, field in ipairs(loose) do
-    local path = tree.path(module)
-    errors.warn('UserWarning', ("field '%s' of %s (%s) is a tensor that requires grad, but no "
-      .. "parameter: it is not in parameters(), and nothing shards it; write self:param('%s', "
-      .. "{ size, ... }, rule), or self:tie('%s', t) for a tensor there is"):format(field,
-      path == '' and 'the model' or ("'%s'"):format(path), module._name, field, field))
   end
 end
 

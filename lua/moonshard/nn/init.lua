@@ -22,17 +22,6 @@ local lazy = {
   init = 'moonshard.nn.rules',
 }
 
-local REPLICATED = "write ms.fsdp.FSDP(m, { sharding_strategy = 'NO_SHARD' })"
-
-local OTHERWISE = {
-  DistributedDataParallel = REPLICATED, DataParallel = REPLICATED, parallel = REPLICATED,
-  Parameter = "self:param('name', { sizes }, nn.init.ones()) in a module",
-  Buffer = "self:buffer('name', t) in a module",
-  functional = 'ms.ops',
-  utils = 'ms.optim.clip_grad_norm_(params, max_norm), or model:clip_grad_norm_() where FSDP '
-    .. 'wraps it',
-}
-
 ---@class ms.nn
 ---@field Module ms.nn.Module
 ---@field Linear ms.nn.Linear
@@ -51,4 +40,4 @@ local OTHERWISE = {
 ---@field MSELoss ms.nn.MSELoss
 ---@field CrossEntropyLoss ms.nn.CrossEntropyLoss
 ---@field init ms.nn.init
-return naming.space('nn', {}, lazy, OTHERWISE)
+return naming.space('nn', {}, lazy)

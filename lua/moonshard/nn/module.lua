@@ -16,7 +16,6 @@ local declared = require 'moonshard.nn.declared'
 local errors = require 'moonshard.internal.errors'
 local fields = require 'moonshard.nn.fields'
 local hooks = require 'moonshard.nn.hooks'
-local naming = require 'moonshard.internal.naming'
 local once = require 'moonshard.internal.once'
 local samples = require 'moonshard.internal.samples'
 local scope = require 'moonshard.internal.scope'
@@ -86,22 +85,9 @@ local function own(self, field)
   return list
 end
 
--- Names of methods that only say what to write.
-local INSTEAD = {
-  buffers = 'module:named_buffers()',
-  clip_grad_norm_ = 'ms.optim.clip_grad_norm_(module:parameters(), max_norm)',
-  no_sync = 'fn(): gradients of a model that FSDP has not wrapped stay with their rank',
-  plan = "ms.fsdp.FSDP(module):plan(): it is of a wrapped model's step",
-  register_buffer = "self:buffer('name', t)",
-  register_module = "self:child('name', module)",
-  register_parameter = "self:param('name', { size, ... }, rule), or self:tie('name', t)",
-  summon_full_params = 'ms.fsdp.summon_full_params(module, {}, fn)',
-}
-
 -- Has the class something of that name that a script may not hide?
 local function is_taken(self, name)
-  return rawget(self, name) ~= nil
-    or self[name] ~= nil and not (INSTEAD[name] and self[name] == Module[name])
+  return self[name] ~= nil
 end
 
 local function check_name(self, what, name)
@@ -378,7 +364,6 @@ local function prepare(self)
   tree.assign_names(tree.outermost(self))
   for _, entry in ipairs(tree.walk(self)) do
     entry.module:_prepare_self()
-    fields.warn_of_loose(entry.module)
   end
 end
 
@@ -621,13 +606,6 @@ function Module:__tostring()
     table.insert(lines, 1, '  ' .. extra)
   end
   return ('%s(\n%s\n)'):format(name, table.concat(lines, '\n'))
-end
-
--- Methods of PyTorch that have another name here.
-for name, instead in next, INSTEAD do
-  Module[name] = function(self, ...) -- luacheck: no unused args
-    naming.missing(self._name, name, {}, instead)
-  end
 end
 
 return Module

@@ -29,4 +29,4 @@ function optim.clip_grad_norm_(params, max_norm, norm_type)
     norm_type == nil and 2 or norm_type)
 end
 
-return naming.space('optim', optim, lazy, { GradScaler = 'ms.amp.GradScaler' })
+return naming.space('optim', optim, lazy)
