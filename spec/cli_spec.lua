@@ -149,40 +149,6 @@ describe('the moonshard command', function()
     assert.truthy(output:find('cannot run /nowhere/at%-all: No such file or directory'), output)
   end)
 
-  it('says why a program cannot be run', function()
-    local folder = files.make_folder()
-    files.write(folder .. '/plain', 'print(1)\n')
-    files.write(folder .. '/lost', '#!/nowhere/luajit\n')
-    files.write(folder .. '/empty', '')
-    os.execute(('chmod +x %s/lost %s/empty; mkdir %s/a.lua'):format(folder, folder, folder))
-    for name, said in pairs {
-      plain = 'cannot run FILE: it is not executable (chmod +x)',
-      lost = 'cannot run FILE: the interpreter that its first line names is not there',
-      empty = 'cannot run FILE: it is no program, and its first line names no interpreter',
-      ['.'] = 'cannot run FILE: it is a folder',
-      ['none.lua'] = 'moonshard: run: cannot read FILE: No such file or directory\n',
-      ['a.lua'] = 'moonshard: run: cannot read FILE: Is a directory\n',
-    } do
-      local path = folder .. '/' .. name
-      local output, code = shell('bindings/moonshard run -n 2 ' .. path)
-      assert.equal(name:find('lua') and 2 or name == 'lost' and 127 or 126, code, output)
-      assert.truthy(output:find((said:gsub('FILE', path)), 1, true), output)
-      assert.equal(1, select(2, output:gsub('\n', '')), output)
-    end
-    files.remove_folder(folder)
-  end)
-
-  it('says why ranks cannot be started', function()
-    with_script('ms.dist.init()', function(path)
-      local command = "sh -c 'ulimit -n 8; bindings/moonshard run -n 2 %s'"
-      local output, code = shell(command:format(path))
-      assert.equal(1, code, output)
-      assert.truthy(output:find('moonshard: cannot ', 1, true), output)
-      local limit = ': Too many open files (8 files may be open: ulimit -n)\n'
-      assert.truthy(output:find(limit, 1, true), output)
-    end)
-  end)
-
   it('says once what is wrong with the variables of its environment', function()
     local odd = {
       MS_LOG = { 'debug', "is 'debug', expected warn, info or trace; it is ignored" },

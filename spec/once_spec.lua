@@ -31,13 +31,6 @@ describe('work that is done once', function()
     end)
   end)
 
-  it('leaves the compiler off when a script turned it off', function()
-    with_compiler(false, function()
-      once.run('a spec', once.run, 'inside', function() end)
-      assert.is_false((jit.status()))
-    end)
-  end)
-
   it('is what making, wrapping and naming a model are', function()
     with_compiler(true, function()
       local model = ms.models.GPT { vocab = 8, layers = 1, heads = 1, width = 4, context = 4 }

@@ -135,19 +135,4 @@ describe('shapes', function()
     checks.raises('ValueError', 'stack: the list is empty', ms.stack, {})
     checks.raises('IndexError', 'stack: dimension 3 is out of range', ms.stack, { a, b }, 3)
   end)
-
-  it('repeats into memory of its own, whatever the sizes', function()
-    for _, shape in ipairs { { 1 }, { 4, 1 }, { 1, 1 }, { 2, 3 } } do
-      for _, times in ipairs { { 3 }, { 1, 3 }, { 3, 1 }, { 1, 1 } } do
-        local t = ms.ones(shape)
-        local tiled = t:tile(times)
-        t:fill_(7)
-        assert.equal(tiled:numel(), tiled:sum():item())
-        tiled:add_(tiled)
-        assert.equal(2 * tiled:numel(), tiled:sum():item())
-        assert.equal(7 * t:numel(), t:sum():item())
-      end
-    end
-  end)
-
 end)

@@ -90,25 +90,6 @@ describe('data', function()
     checks.raises('FormatError', '100 bytes, expected tokens of 8 bytes', data.tokens, path, 'i64')
   end)
 
-  it('maps as many token files one after the other as a script opens', function()
-    collectgarbage 'stop' -- nothing is let go before it is needed
-    local ok, err = pcall(function()
-      for _ = 1, 600 do
-        data.tokens(path)
-      end
-    end)
-    collectgarbage 'restart'
-    assert.is_true(ok, tostring(err))
-    local held = {}
-    checks.raises('OutOfMemory', 'would be token file 257, expected at most 256 at a time',
-      function()
-        for i = 1, 257 do
-          held[i] = data.tokens(path)
-        end
-      end)
-    assert.is_true(#held > 200) -- beside those that other specs hold
-  end)
-
   it('turns text into bytes and back', function()
     assert.same({ 72, 105 }, data.bytes('Hi'))
     assert.equal('Hi', data.text { 72, 105 })
@@ -243,14 +224,6 @@ describe('data', function()
     assert.equal(mask(1, 4, 0, 7), mask(2, 2, 1, 3)) -- step 2: micro-batch 2 of 4
     assert.not_equal(mask(4, 1, 3, 1), mask(4, 1, 2, 1))
     assert.not_equal(mask(1, 1, 0, 1), mask(1, 1, 0, 2))
-  end)
-
-  it('says how it is walked, and prints what it deals', function()
-    local loader = data.Loader { tokens = ms.arange(41), batch = 2, context = 4 }
-    checks.raises('TypeError', 'write: for step, x, y in loader:batches() do', loader)
-    assert.equal('Loader(batch=2, context=4, steps_per_epoch=5, rank=0 of 1)', tostring(loader))
-    checks.raises('ValueError', 'batch is nil, expected a whole number above 0', data.Loader,
-      { tokens = ms.arange(41), context = 4 })
   end)
 
   it('refuses positions and sizes that do not fit', function()

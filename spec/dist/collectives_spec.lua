@@ -31,15 +31,6 @@ describe('collectives', function()
     end)
   end)
 
-  it('refuse an unknown reduction', function()
-    dist.spawn(1, function()
-      local x = ms.ones(1)
-      checks.raises('ValueError', "unknown reduction 'mean'", dist.all_reduce, x, 'mean')
-      checks.raises('TypeError', "'reduction' is a boolean", dist.all_reduce, x, true)
-      checks.raises('TypeError', "'reduction' is a number", dist.reduce_scatter, x, x, 1)
-    end)
-  end)
-
   it('refuse what is no tensor, no rank and no group', function()
     dist.spawn(1, function()
       local x = ms.ones(1)
@@ -88,13 +79,5 @@ describe('collectives', function()
         dist.all_reduce(ms.ones(1))
       end
     end)
-  end)
-end)
-
-describe('numbers that ranks note', function()
-  it('are eight at most', function()
-    local notes = require 'moonshard_ffi.notes'
-    checks.raises('ValueError', "'n_numbers' is 9, expected at most 8", notes.numbers, dist.world(),
-      'x', 'a', { 1, 2, 3, 4, 5, 6, 7, 8, 9 })
   end)
 end)

@@ -53,22 +53,4 @@ describe('a rank that ends without dist.leave', function()
       assert.matches('rank 3 exited with code 7', output)
     end)
   end)
-
-  it('is no process that a rank has forked', function()
-    runs('luajit', training('0.1', [[
-      local ffi = require 'ffi'
-      ffi.cdef 'int fork(void); int waitpid(int, int *, int);'
-      local child = ffi.C.fork()
-      if child == 0 then
-        ms.dist.same('end', 'of a child', pair)
-        os.exit(0)
-      end
-      ffi.C.waitpid(child, nil, 0)
-      ms.dist.barrier(pair) -- which it would have left
-      if world.rank == 0 then print 'all are there' end
-    ]]), function(status, output)
-      assert.equal(0, status, output)
-      assert.matches('all are there', output)
-    end)
-  end)
 end)

@@ -49,22 +49,6 @@ describe('an error that a script does not catch', function()
     end)
   end)
 
-  it('reaches the summary though memory is out', function()
-    with_script([[
-      ms.dist.run({ ranks = 2 }, function(world)
-        if world.rank == 1 then ('x'):rep(2 ^ 31 - 1) end -- more than Lua can have
-        ms.dist.barrier()
-      end)
-    ]], function(path)
-      for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
-        local output, code = shell('timeout 20 ' .. start .. ' ' .. path)
-        assert.equal(1, code, output)
-        local cause = 'moonshard: rank 1 failed: not enough memory (pid '
-        assert.truthy(output:find(cause, 1, true), output)
-      end
-    end)
-  end)
-
   it('names the process that left though others needed it', function()
     with_script([[
       local world = ms.dist.init { ranks = 2 }

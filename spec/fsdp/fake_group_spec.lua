@@ -3,7 +3,6 @@ local ms = require 'moonshard'
 local checks = require 'support.checks'
 local json = require 'moonshard.json'
 local runs = require 'support.runs'
-local scripts = require 'support.scripts'
 local shell = require 'support.shell'
 
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
@@ -179,29 +178,5 @@ describe('a fake group', function()
     shell.remove_folder(folder)
     checks.raises('RuntimeError', 'state_dict: the model is sharded over a fake group, whose other '
       .. 'ranks are not there to give their parts', model.state_dict, model)
-  end)
-end)
-
-describe('the first use of a model over a fake group', function()
-  it('keeps and asks nothing for ranks that are not there', function()
-    local function most_held(world) -- KiB of a process that uses a model once
-      local highest
-      scripts.with_script([[
-        local model = ms.fsdp.FSDP(ms.nn.Linear(7, 13), {
-          process_group = ms.dist.fake { world = ]] .. world .. [[ },
-        })
-        model(ms.ones(2, 7)):sum():backward()
-        model:no_sync(function() end)
-        model(ms.ones(2, 7))
-        print(io.open('/proc/self/status'):read('*a'):match('VmHWM:%s+(%d+)'))
-      ]], function(path)
-        local output = scripts.shell('luajit ' .. path)
-        highest = assert(tonumber(output:match('(%d+)\n$')), output)
-      end)
-      return highest
-    end
-    -- an element for each rank, in a slot for parameters and one for gradients: 32 MiB
-    local few, many = most_held(4), most_held(2 ^ 22)
-    assert.truthy(many < few + 40e3, ('%d KiB with 4 ranks, %d with 2^22'):format(few, many))
   end)
 end)

@@ -73,16 +73,6 @@ describe('a field of a wrapped model', function()
     end)
   end
 
-  it('takes no plain tensor for a parameter, before its first use either', function()
-    local model = wrapped()
-    model.head.weight = ms.ones(2, 2)
-    local text = "parameter 'head.weight' of head (nn.Linear) was replaced by a tensor (2, 2) "
-      .. 'after FSDP wrapped the model; the field shows the parameter again. Write into it '
-      .. 'instead: fsdp.summon_full_params('
-    checks.raises('RuntimeError', text, model.parameters, model)
-    assert.equal(4, #model:parameters())
-  end)
-
   it('may tie a parameter, or hold another module or none, before the first use', function()
     local model = wrapped()
     model.head = nn.Linear(2, 3)
@@ -130,51 +120,6 @@ describe('a field of a wrapped model', function()
         found[i] = module
       end
       assert.same({ twice.module[1], twice.module.module[2] }, found)
-    end)
-
-    it('says of what it holds itself, and runs without it, that it is a shard', function()
-      for _, case in ipairs {
-        { listed(fsdp.CustomPolicy(lists), 'FULL_SHARD'), 'blocks.0.weight' },
-        { wrapped(function() return false end), 'head.weight' },
-      } do
-        local model, name = unpack(case)
-        model:parameters()
-        checks.raises('ValueError', ("and w (out, in); '%s' is this rank's shard of a parameter of "
-          .. 'shape (2, 2): its unit shows all of it in the forward of the module that FSDP wraps '
-          .. 'alone (a container without a forward is left out of the policy), and inside '
-          .. 'summon_full_params'):format(name), function()
-            if model.head then
-              model.head(x)
-            else
-              model(x)
-            end
-          end)
-        assert.equal(2, #fsdp.summon_full_params(model, nil, function()
-          return (model.head or model.blocks[1])(x):shape()
-        end))
-      end
-    end)
-
-    it('shows what is put into it, through the wrapper or not', function()
-      for _, of in ipairs { function(list) return list end,
-        function(list) return list.module end } do
-        local model = listed(fsdp.always_wrap_policy)
-        local list = of(model.blocks)
-        local a, b, c = nn.Tanh(), nn.GELU(), nn.ReLU()
-        list[1] = a
-        list[2] = nil
-        assert.equal('blocks.0', model:named_modules()[5].path)
-        assert.equal(a, model.blocks[1])
-        assert.equal(a, model.blocks.module[1])
-        assert.equal(1, #model.blocks)
-        list[2] = b
-        assert.equal(b, model.blocks[2])
-        assert.equal(b, model.blocks.module[2])
-        list:append(c)
-        assert.equal(3, #model.blocks)
-        assert.equal(c, model.blocks.module[3])
-        assert.equal('blocks.2', c:path())
-      end
     end)
 
     it('holds what its units were made over', function()
@@ -253,10 +198,5 @@ describe('a tensor in a field of a wrapped model', function()
       .. "but no parameter: it is not in parameters(), and nothing shards it; write "
       .. "self:param('w', { size, ... }, rule), or self:tie('w', t) for a tensor there is" },
       told { w = trained() })
-  end)
-
-  it('is as the script wants it otherwise', function()
-    assert.same({}, told { plain = ms.ones(2), _own = trained(), result = trained() * 2,
-      mask = trained(), gone = trained() })
   end)
 end)

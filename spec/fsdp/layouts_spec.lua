@@ -99,30 +99,6 @@ describe('slots of parameters', function()
   end)
 end)
 
-describe('a clip of gradients that are zero', function()
-  it('holds none of them', function()
-    local reports = runs.reports(2, function()
-      local model = ms.fsdp.FSDP(ms.nn.Linear(100, 100))
-      ms.scope(function()
-        (model(ms.ones(1, 100)) * 0):sum():backward()
-      end)
-      model:clip_grad_norm_(1)
-      model:zero_grad()
-      return ms.memory().live.gradient
-    end)
-    assert.equal('0', tostring(reports[0]))
-  end)
-end)
-
-describe('a broadcast that makes a tensor', function()
-  it('is of what this rank holds in a fake group', function()
-    local group = ms.dist.fake { rank = 1, world = 2 }
-    ms.full({ 4 }, 42):release()
-    assert.same({ 7, 7, 7, 7 },
-      ms.dist.functional.broadcast(ms.full({ 4 }, 7), 0, group):totable())
-  end)
-end)
-
 describe('a plan', function()
   it('of more bytes than a number holds is refused', function()
     local function plan(world, micro_batches)

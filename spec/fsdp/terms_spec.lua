@@ -124,24 +124,6 @@ describe('a term over parameters', function()
     end)
   end)
 
-  it('is refused over a shard of another module that is called alone', function()
-    ms.dist.spawn(2, function()
-      local Both, other = nn.Linear.extend('my.Both'), nil
-      function Both:forward(x)
-        return nn.Linear.forward(self, x) * other.weight:detach():sum()
-      end
-      local model = fsdp.FSDP(nn.Sequential(nn.Linear(2, 2), Both(2, 2)),
-        { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } })
-      local both = model.module[2]
-      other = model.module[1]
-      checks.raises('RuntimeError', "unit '0' is sharded, and a forward reads no shards", model,
-        ms.ones(1, 2))
-      checks.raises('RuntimeError', "unit '0' is sharded, and a forward reads no shards", both,
-        ms.ones(1, 2))
-      assert.is_true((other.weight ^ 2):sum():item() > 0) -- between forwards a script may
-    end)
-  end)
-
   -- Two vectors on two ranks: each lies on one of them, and its shard has the shape of the whole.
   it('is refused over a shard that looks like the whole parameter', function()
     ms.dist.spawn(2, function(rank)

@@ -170,14 +170,6 @@ describe('FSDP', function()
       assert.equal('1', model[2]:path())
       assert.equal('1', model[2].module:path())
     end)
-
-    it('printed inside it', function()
-      assert.equal([[
-FSDP(
-  SHARD_GRAD_OP
-  (_fsdp_wrapped_module): Linear(in_features=2, out_features=1, bias=true)
-)]], tostring(wrapped(nn.Linear(2, 1), { sharding_strategy = 'SHARD_GRAD_OP' })))
-    end)
   end)
 
   describe('units', function()
@@ -225,14 +217,6 @@ FSDP(
       checks.raises('ValueError', "parameter '0.weight' stands in 0.weight and 1.weight, which no "
         .. 'FSDP instance contains together', both.parameters, both)
     end)
-
-    it('are not made for modules without parameters', function()
-      local model = wrapped(nn.Sequential(nn.ReLU()),
-        { auto_wrap_policy = fsdp.always_wrap_policy })
-      assert.same({}, model:units())
-      assert.equal(0, #model:parameters())
-      checks.close({ 0, 3 }, model(ms.tensor { -1, 3 }))
-    end)
   end)
 
   it('refuses backward during forward, but for what is not its own', function()
@@ -279,35 +263,6 @@ FSDP(
     assert.equal(y, by_policy(x):hash())
   end)
 
-  it('takes the place of a field it is assigned to, and stands alone otherwise', function()
-    local function make()
-      ms.manual_seed(11)
-      return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    end
-    local x = ms.randn(2, 3)
-    local expected = make()(x):hash()
-    local model = make()
-    model[2] = wrapped(model[2])
-    local root = wrapped(model)
-    assert.equal(expected, root(x):hash())
-    assert.same({ 'nn.Sequential', '1' }, { root:units()[1].name, root:units()[2].name })
-
-    local alone = wrapped(make()[1])
-    alone(x)
-    assert.equal('nn.Linear', alone:units()[1].name)
-    nn.Sequential(nn.Tanh(), alone)(x)
-    assert.equal('1', alone:units()[1].name)
-  end)
-
-  it('keeps values that exist already', function()
-    local layer = nn.Linear(2, 1):materialize()
-    ms.no_grad(function()
-      layer.weight:copy_(ms.tensor { { 2, 3 } })
-      layer.bias:fill_(1)
-    end)
-    checks.close({ { 6 } }, wrapped(layer)(ms.ones(1, 2)))
-  end)
-
   it('resets after an error in forward, raises the same object, and goes on', function()
     local thrown, broken = { 'x' }, true
     local Layer = nn.Module.extend('Layer', nn.Linear)
@@ -327,26 +282,6 @@ FSDP(
     for _, unit in ipairs(model:units()) do
       assert.equal('SHARDED', unit.state)
     end
-  end)
-
-  it('scales gradients by finite numbers above 0 alone', function()
-    local model = wrapped(nn.Linear(2, 2))
-    for _, factor in ipairs { 0, -1, math.huge, 0 / 0 } do
-      checks.raises('ValueError', "'factor' is " .. tostring(factor):gsub('^-n', 'n')
-        .. ', expected a finite number above 0', model.set_gradient_factor, model, factor)
-    end
-  end)
-
-  it('says how to call it when its forward gets no module', function()
-    local model = wrapped(nn.Linear(2, 2))
-    checks.raises('TypeError', "FSDP:forward: 'self' is a tensor, expected what FSDP() "
-      .. 'returned; write model(x)', model.forward, ms.ones(1, 2))
-    local outer = model.forward -- not that of the module, which the assignment replaces
-    model.forward = function(self, x) return outer(self, x) * 2 end
-    checks.raises('TypeError', "FSDP:forward: 'self' is a nn.Linear, expected what FSDP() "
-      .. "returned; write model(x) or model:forward(x), and for the wrapped module's own forward "
-      .. 'model.module.forward', model, ms.ones(1, 2))
-    checks.raises('KeyError', 'weight', nn.Linear(2, 2).forward, ms.ones(1, 2))
   end)
 
   it('apply shows full parameters and keeps what is written', function()

@@ -110,16 +110,6 @@ describe('casting a module', function()
     assert.equal(1, #m:parameters())
   end)
 
-  it('says that state an optimizer has keeps its dtype', function()
-    local m = model()
-    local opt = optim.SGD(m:parameters(), { lr = 0.5, momentum = 0.9 })
-    m(ms.ones(1, 3)):sum():backward()
-    opt:step()
-    m:double()
-    checks.raises('RuntimeError', 'make the optimizer after the model is sharded or cast',
-      opt.step, opt)
-  end)
-
   it('waits for no graph that somebody holds, and forgets those nobody does', function()
     local m = model():materialize()
     local out = m(ms.ones(1, 3))

@@ -3,8 +3,6 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
-local runs = require 'support.runs'
-local shell = require 'support.shell'
 
 -- A model of two layers that were made, and maybe used, before it.
 local Pair = nn.Module.extend('my.Pair')
@@ -82,24 +80,6 @@ describe('the name of a parameter', function()
     assert.is_true(layer.weight:equal(weight))
   end)
 
-  it('counts the first module of the whole model that was made, whoever asked before', function()
-    local function weight(touch)
-      ms.manual_seed(1)
-      local other, early, late = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
-      if touch then
-        late:parameters()
-      end
-      local model = nn.Sequential(late)
-      if touch then
-        model:parameters()
-      end
-      model:append(early)
-      assert(other)
-      return model:materialize()[1].weight:hash()
-    end
-    assert.equal(weight(false), weight(true))
-  end)
-
   it('is the path of what was put into a model that had run', function()
     local x = ms.ones(1, 2)
     local function replaced(ran, ask)
@@ -121,17 +101,6 @@ describe('the name of a parameter', function()
     end
   end)
 
-  it('is no reason to draw anew: what had values keeps them', function()
-    local model, layer = Pair(linear(), linear()), linear()
-    model(ms.ones(1, 2))
-    layer(ms.ones(1, 2))
-    local weight = layer.weight:clone()
-    model.b = layer
-    model(ms.ones(1, 2))
-    assert.is_true(weight:equal(layer.weight))
-    assert.equal('b.weight', model:named_parameters()[3].name)
-  end)
-
   it('is watched like those that were there before', function()
     local model = Pair(linear(), linear())
     model(ms.ones(1, 2))
@@ -148,17 +117,6 @@ describe('the name of a parameter', function()
     nn.Sequential(model.b, nn.Tanh())(ms.ones(1, 2))
     assert.same({ 'a.weight', 'a.bias', 'b.weight', 'b.bias' }, state_names(opt))
     assert.equal(hash, model:hash())
-  end)
-
-  it('lets a checkpoint of a model be loaded whoever had asked for names', function()
-    local folder = runs.folder()
-    local model, opt = trained(TOUCHES[3][2], WRAPS[1][2])
-    ms.checkpoint.save(folder, 'one', { step = 1, model = model, optimizer = opt })
-    local hash = model:hash()
-    model, opt = trained(TOUCHES[1][2], WRAPS[1][2])
-    ms.checkpoint.load(folder .. '/one', { model = model, optimizer = opt })
-    assert.equal(hash, model:hash())
-    shell.remove_folder(folder)
   end)
 end)
 

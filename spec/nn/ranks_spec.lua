@@ -79,19 +79,6 @@ describe('a state dict', function()
       is_refused_by_rank_1('1.weight', function(own) return own.weight:t() end,
         'the source of shape (2, 2) overlaps')
     end)
-
-    it('that the value of a sharded parameter has no values yet', function()
-      is_refused_by_rank_1('0.weight', function() return nn.Linear(2, 2).weight end,
-        "parameter 'weight' has no values yet")
-    end)
-
-    it('that the value of a sharded parameter was released', function()
-      is_refused_by_rank_1('0.weight', function()
-        local t
-        ms.scope(function() t = ms.ones(2, 2) end)
-        return t
-      end, 'released')
-    end)
   end)
 
   it('is loaded into shards from transposed values', function()

@@ -22,9 +22,14 @@ local function inputs(row, dtype)
   return list
 end
 
+-- A module whose parameters differ from each other: initial values of some are all 0 or 1.
 local function made(row, dtype)
   ms.manual_seed(3)
-  return row.make():to(dtype):materialize()
+  local module = row.make():to(dtype):materialize()
+  for i, p in ipairs(module:parameters()) do
+    ms.no_grad(p.copy_, p, ms.randn(p:shape(), { seed = i }) * 0.5)
+  end
+  return module
 end
 
 -- A parameter before a module, so that gradients pass through modules that have none.

@@ -61,20 +61,6 @@ describe('what calls look at', function()
     end)
   end)
 
-  it('is not listed for a module that a forward makes and calls', function()
-    local function cost(when)
-      local model, n = model_of(80, when), nil
-      function model:forward(y)
-        n = instructions(function() nn.ReLU()(y) end)
-        return y
-      end
-      ms.no_grad(model, x)
-      return n
-    end
-    local plain, early = cost('never'), cost('early')
-    assert.is_true(early <= plain + 1, ('%d, with buffers %d'):format(plain, early))
-  end)
-
   it('holds no module longer than the model does', function()
     local model = nn.Module.extend('Model')()
     model.body, model.head = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(Layer 'early')

@@ -1,7 +1,6 @@
 -- lua/moonshard/optim: groups, updates against the formulas, state
 local ms = require 'moonshard'
 local nn, optim = ms.nn, ms.optim
-local runtime = require 'moonshard_ffi.optim'
 local checks = require 'support.checks'
 
 local function leaf(value)
@@ -134,71 +133,6 @@ describe('optim', function()
       assert.equal(1e-3, opt.param_groups[1].lr)
     end)
 
-    it('are no tables that a script may put together', function()
-      local others = optim.SGD({ leaf(1) }).param_groups
-      for text, change in pairs {
-        ['param_groups[1] is not the group'] = function(opt)
-          opt.param_groups[1] = { params = { leaf(1) }, lr = 3 }
-        end,
-        ['param_groups[1] is not'] = function(opt) opt.param_groups = others end,
-        ['param_groups[2] is not the group'] = function(opt)
-          opt.param_groups[2] = { params = { leaf(1) }, lr = 3 }
-        end,
-        ['SGD: param_groups[2] is not the group'] = function(opt)
-          table.insert(opt.param_groups, { params = { leaf(1) } })
-        end,
-        ["'param_groups' has a field 'lr', expected a plain list"] = function(opt)
-          opt.param_groups.lr = 3
-        end,
-        ["'param_groups' is nil, expected a list"] = function(opt)
-          opt.param_groups = nil
-        end,
-        ['hold 0 parameters, the optimizer has 1'] = function(opt) opt.param_groups = {} end,
-        ['hold 2 parameters, the optimizer has 1'] = function(opt)
-          table.insert(opt.param_groups[1].params, leaf(2))
-        end,
-      } do
-        local opt = optim.SGD { leaf(1) }
-        local ok, err = pcall(function() -- some where it is changed, the others by the next step
-          change(opt)
-          opt:step()
-        end)
-        assert.is_false(ok)
-        assert.truthy(err.message:find(text, 1, true), err.message)
-      end
-      local opt = optim.SGD { leaf(1) }
-      checks.raises('TypeError', 'the group has no params', opt.add_param_group, opt, { leaf(2) })
-      checks.raises('KeyError', "'params' cannot be replaced", function()
-        others[1].params = {}
-      end)
-    end)
-
-    it('say which name is misspelt, also where it is that of params', function()
-      local p = leaf(1)
-      for text, groups in pairs {
-        ["a parameter group of optim.SGD: unknown option 'param', did you mean 'params'?"] = {
-          { { param = { p } } }, { { lr = 1, param = { p } } },
-          { { params = { p } }, { param = { leaf(1) } } },
-        },
-        ["unknown option 'lrr', did you mean 'lr'?"] = { { { params = { p }, lrr = 1 } } },
-        ["unknown option '1'"] = { { { params = { p }, leaf(1) } } },
-        ['optim.SGD: the group has no params, expected { params ='] = {
-          { { lr = 1 } }, { {} }, { { p } },
-        },
-        ['entry 1 is a nn.ReLU, expected a tensor'] = { { ms.nn.ReLU() } },
-        ['entry 2 is no group, though the first one is'] = { { { params = { p } }, leaf(1) } },
-      } do
-        for _, given in ipairs(groups) do
-          local ok, err = pcall(optim.SGD, given, { lr = 1 })
-          assert.is_false(ok)
-          assert.truthy(err.message:find(text, 1, true), err.message)
-        end
-      end
-      local opt = optim.SGD { p }
-      checks.raises('ValueError', "unknown option 'parms', did you mean 'params'?",
-        opt.add_param_group, opt, { parms = { leaf(1) } })
-    end)
-
     it('print their options', function()
       local opt = optim.AdamW({ leaf(1) }, { lr = 0.5 })
       local text = table.concat({
@@ -207,14 +141,6 @@ describe('optim', function()
       }, '\n')
       assert.equal(text, tostring(opt.param_groups[1]))
       assert.equal('AdamW(\n  ' .. text:gsub('\n', '\n  ') .. '\n)', tostring(opt))
-    end)
-
-    it('use the rate that was set last', function()
-      local p = leaf(1)
-      local opt = optim.SGD({ p }, { lr = 1 })
-      opt:set_lr(0.5)
-      step(opt, p)
-      checks.close(2, p:item())
     end)
 
     it('keep their values when a new one is out of range', function()
@@ -294,19 +220,6 @@ describe('optim', function()
     assert.is_nil(p:grad())
   end)
 
-  it('zero_grad takes no option in silence', function()
-    local opt, layer = optim.SGD { leaf(1) }, nn.Linear(2, 1)
-    for _, object in ipairs { opt, layer } do
-      object:zero_grad { set_to_none = true }
-      checks.raises('TypeError', 'options are a boolean', object.zero_grad, object, true)
-      checks.raises('ValueError',
-        "'set_to_nil', did you mean 'set_to_none'?", object.zero_grad, object,
-        { set_to_nil = true })
-      checks.raises('NotImplementedError', 'set_to_none = false', object.zero_grad, object,
-        { set_to_none = false })
-    end
-  end)
-
   it('continues to the same bits from its state dict', function()
     local function make(value)
       local p = leaf(value)
@@ -363,44 +276,6 @@ describe('optim', function()
     refused("exp_avg_sq of parameter '1.weight' has nothing, expected shape (6)", swapped, sd)
     sd.state[2].exp_avg_sq = ms.ones(1)
     refused('has shape (1), expected shape (6)', swapped, sd)
-  end)
-
-  it('takes a state dict whole or not at all, where there is no memory for momentum', function()
-    -- An optimizer whose i-th parameter has been pushed by i, where `pushed[i]`.
-    local function make(opts, pushed)
-      local params = { leaf(0), leaf(0), leaf(0) }
-      for i, p in ipairs(params) do
-        p:set_grad(pushed[i] and ms.tensor({ i }, { dtype = 'f64' }) or nil)
-      end
-      local opt = optim.SGD(params, opts)
-      opt:step()
-      return opt
-    end
-    local function state_of(opt)
-      local group, parts = opt.param_groups[1], {}
-      for i, entry in ipairs(opt:state_dict().state) do
-        local buffer = entry.momentum_buffer
-        parts[i] = entry.steps .. ' ' .. (buffer and buffer:item() or 'none')
-      end
-      return ('lr %g momentum %g: %s'):format(group.lr, group.momentum, table.concat(parts, ', '))
-    end
-    local sd = make({ lr = 0.1, momentum = 0.5 }, { true, true, false }):state_dict()
-    local opt = make({ lr = 3, momentum = 0.25 }, { false, false, true })
-    local set, n = runtime.set_momentum, 0
-    runtime.set_momentum = function(handle, i, exists)
-      n = n + 1
-      if n == 2 and exists then
-        error 'no memory for momentum'
-      end
-      set(handle, i, exists)
-    end
-    local ok, err = pcall(opt.load_state_dict, opt, sd)
-    runtime.set_momentum = set
-    assert.is_false(ok)
-    assert.matches('no memory for momentum', tostring(err))
-    assert.equal('lr 3 momentum 0.25: 0 none, 0 none, 1 3', state_of(opt))
-    opt:load_state_dict(sd)
-    assert.equal('lr 0.1 momentum 0.5: 1 1, 1 2, 0 none', state_of(opt))
   end)
 
   it('takes momentum from a state dict, though it had none', function()
@@ -479,11 +354,6 @@ describe('optim', function()
     assert.equal(2, #opt.param_groups)
     opt:step()
     assert.truthy(model and another)
-  end)
-
-  it('prints its groups', function()
-    local text = tostring(optim.SGD({ leaf(1) }, { lr = 0.5 }))
-    assert.truthy(text:find('SGD(\n  group 1 (1 parameters)\n    lr: 0.5\n', 1, true), text)
   end)
 
   it('clips plain gradients to a total norm', function()
