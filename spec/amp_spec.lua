@@ -4,6 +4,7 @@ local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local wrap = require 'support.wrap'
 
 local function leaf(dtype, ...)
   local values = { ... }
@@ -20,12 +21,9 @@ end
 local function train(rank, w)
   ms.manual_seed(1)
   local said, m = {}, 4 / w
-  local model
-  ms.capture_warnings(function()
-    model = fsdp.FSDP(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), {
-      mixed_precision = { param_dtype = ms.f16, reduce_dtype = ms.f32 }, use_orig_params = true,
-    })
-  end)
+  local model = wrap(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), {
+    mixed_precision = { param_dtype = ms.f16, reduce_dtype = ms.f32 }, use_orig_params = true,
+  })
   model:set_gradient_factor(0.25)
   local opt = optim.AdamW(model:parameters(), { lr = 1e-2 })
   local scaler = fsdp.ShardedGradScaler { init_scale = 1024, growth_interval = 2 }

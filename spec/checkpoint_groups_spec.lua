@@ -3,17 +3,15 @@ local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 local shell = require 'support.shell'
+local wrap = require 'support.wrap'
 
-local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
+local nn, optim, checkpoint = ms.nn, ms.optim, ms.checkpoint
 
 -- A model over a group, with an optimizer, a step old.
 local function trained(group, seed, strategy)
   ms.manual_seed(seed)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD and a group of one are told of
-    model = fsdp.FSDP(nn.Sequential { nn.Linear(5, 7), nn.Linear(7, 3) },
-      { process_group = group, sharding_strategy = strategy })
-  end)
+  local model = wrap(nn.Sequential { nn.Linear(5, 7), nn.Linear(7, 3) },
+    { process_group = group, sharding_strategy = strategy })
   local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
   model(ms.full({ 2, 5 }, 0.5)):sum():backward()
   opt:step()

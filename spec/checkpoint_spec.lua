@@ -2,17 +2,12 @@
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
+local wrapped = require 'support.wrap'
 local RunningMean = require 'support.running_mean'
 local runs = require 'support.runs'
 local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 local with_meta = require 'support.checkpoints'.with_meta
-
--- Without what FSDP warns of: a world of one, NO_SHARD.
-local function wrapped(model, opts)
-  ms.capture_warnings(function() model = fsdp.FSDP(model, opts) end)
-  return model
-end
 
 -- A run over tokens 0 .. 99 with a global batch of four micro-batches, dealt to W ranks.
 local function run_of(world, rank, wrap)

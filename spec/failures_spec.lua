@@ -4,6 +4,7 @@ local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local runs = require 'support.runs'
 local shell = require 'support.shell'
+local wrap = require 'support.wrap'
 
 local Odd = nn.Module.extend('my.Odd')
 
@@ -93,12 +94,10 @@ local function run(who, call, strategy, catches)
     ms.manual_seed(1)
     local x = { fails = rank == who, odd = Odd() }
     local module = nn.Sequential { nn.Linear(4, 6), nn.Sequential { x.odd }, nn.Linear(6, 2) }
-    ms.capture_warnings(function() -- of NO_SHARD
-      x.model = fsdp.FSDP(module, {
-        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
-        sharding_strategy = strategy,
-      })
-    end)
+    x.model = wrap(module, {
+      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
+      sharding_strategy = strategy,
+    })
     local opt = optim.SGD(x.model:parameters(), { lr = 0.1 })
     local function step()
       x.model(ms.ones(2, 4)):sum():backward()

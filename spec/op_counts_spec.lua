@@ -3,6 +3,7 @@ local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 local op_counts = require 'support.op_counts'
+local wrap = require 'support.wrap'
 
 -- What one transformer block runs.
 local BLOCK = { layer_norm = 2, linear = 3, attention_packed = 1, linear_gelu = 1, add = 2 }
@@ -16,14 +17,11 @@ local function gpt(layers)
 end
 
 local function wrapped(model, strategy, classes)
-  local out
-  ms.capture_warnings(function()
-    out = fsdp.FSDP(model, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy(classes or { nn.TransformerBlock, nn.Linear }),
-      sharding_strategy = strategy,
-      use_orig_params = true,
-    })
-  end)
+  local out = wrap(model, {
+    auto_wrap_policy = fsdp.ModuleWrapPolicy(classes or { nn.TransformerBlock, nn.Linear }),
+    sharding_strategy = strategy,
+    use_orig_params = true,
+  })
   return out
 end
 

@@ -53,17 +53,6 @@ describe('a scope', function()
     assert.equal(2, out[2].deep:numel())
   end)
 
-  it('hands results to the scope around it', function()
-    local before = checks.live_handles()
-    local inner
-    ms.scope(function()
-      inner = scope.run('inner', function() return ms.ones(2) end)
-      assert.equal(2, inner:numel())
-    end)
-    assert.equal(before, ms.memory().live_handles)
-    checks.raises('RuntimeError', 'released at the end of ms.scope', inner.numel, inner)
-  end)
-
   it('is closed by an error, which stays the same object', function()
     local before, thrown = checks.live_handles(), {}
     local ok, err = pcall(ms.scope, function()

@@ -90,15 +90,6 @@ describe('data', function()
     checks.raises('FormatError', '100 bytes, expected tokens of 8 bytes', data.tokens, path, 'i64')
   end)
 
-  it('turns text into bytes and back', function()
-    assert.same({ 72, 105 }, data.bytes('Hi'))
-    assert.equal('Hi', data.text { 72, 105 })
-    checks.raises('TypeError', 'takes a string, got a number', data.bytes, 72)
-    checks.raises('TypeError', "'tokens' is a string, expected a list", data.text, 'Hi')
-    checks.raises('ValueError', 'token 2 is 256, expected a byte', data.text, { 72, 256 })
-    checks.raises('ValueError', 'token 1 is 1.5, expected a byte', data.text, { 1.5 })
-  end)
-
   it('deals windows in order without shuffling, targets one token later', function()
     local loader = data.Loader { tokens = tokens, batch = 2, context = 4, shuffle = false }
     local x, y = loader:next()

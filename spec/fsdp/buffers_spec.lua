@@ -1,15 +1,12 @@
 -- lua/moonshard/nn/buffer.lua: what modules compute with under mixed precision, and what state
 -- dicts say
 local ms = require 'moonshard'
-local nn, fsdp = ms.nn, ms.fsdp
+local nn = ms.nn
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local function wrapped(module, mixed_precision)
-  local model
-  ms.capture_warnings(function()
-    model = fsdp.FSDP(module, { mixed_precision = mixed_precision })
-  end)
-  return model
+  return wrap(module, { mixed_precision = mixed_precision })
 end
 
 describe('buffer_dtype', function()

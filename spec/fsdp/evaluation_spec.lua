@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
@@ -9,20 +10,13 @@ local function layers()
   return nn.Sequential { nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4) }
 end
 
--- nil: not wrapped at all.
+-- Without a strategy the model is not wrapped.
 local function made(strategy, dtype, policy)
   ms.manual_seed(1)
-  local module, model = layers(), nil
-  if not strategy then
-    return module
-  end
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(module, {
-      sharding_strategy = strategy, use_orig_params = true, auto_wrap_policy = policy,
-      mixed_precision = dtype ~= 'f32' and { param_dtype = dtype } or nil,
-    })
-  end)
-  return model
+  return not strategy and layers() or wrap(layers(), {
+    sharding_strategy = strategy, use_orig_params = true, auto_wrap_policy = policy,
+    mixed_precision = dtype ~= 'f32' and { param_dtype = dtype } or nil,
+  })
 end
 
 local function validate(model)
@@ -164,22 +158,6 @@ describe('after a forward without gradients', function()
         end
       end)
     end)
-
-    it('what the script has unsharded stays whole, with ' .. strategy, function()
-      ms.dist.spawn(2, function()
-        local model = made(strategy)
-        for _ = 1, 2 do
-          model:unshard()
-          validate(model)
-          assert.same({ 8, 4 }, model[1].weight:shape())
-          model:reshard()
-          validate(model)
-          model:unshard()
-          assert.same({ 8, 4 }, model[1].weight:shape())
-          model:reshard()
-        end
-      end)
-    end)
   end
 end)
 
@@ -235,10 +213,7 @@ describe('parameters show what this rank holds, and take what is written, after'
     for _, strategy in ipairs(STRATEGIES) do
       it(('%s, with %s'):format(use[1], strategy), function()
         ms.dist.spawn(2, function()
-          local model
-          ms.capture_warnings(function() -- NO_SHARD's
-            model = fsdp.FSDP(Careful(), { sharding_strategy = strategy })
-          end)
+          local model = wrap(Careful(), { sharding_strategy = strategy })
           local opt = optim.SGD(model:parameters(), { lr = 0.5 })
           model(ms.ones(2, 4)):sum():backward()
           local shown, stepped = pieces(model), values(model, 1, 0.5)

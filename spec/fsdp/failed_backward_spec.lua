@@ -1,5 +1,6 @@
 -- What a backward that fails leaves: the same of every unit, so that wrapping decides nothing.
 local ms = require 'moonshard'
+local wrap = require 'support.wrap'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 local Two = nn.Module.extend('my.Two')
@@ -13,11 +14,9 @@ end
 
 local function made(policy, strategy)
   ms.manual_seed(1)
-  local two, model = Two(), nil
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(two,
-      { auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true })
-  end)
+  local two = Two()
+  local model = wrap(two,
+    { auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true })
   return model, two
 end
 

@@ -3,6 +3,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
@@ -47,13 +48,10 @@ local TRIES = {
 }
 
 local function wrapped(net, strategy)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(net, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, Fragile },
-      sharding_strategy = strategy, use_orig_params = true,
-    })
-  end)
+  local model = wrap(net, {
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, Fragile },
+    sharding_strategy = strategy, use_orig_params = true,
+  })
   return model
 end
 

@@ -3,12 +3,7 @@
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
-
-local function wrapped(module, opts)
-  local model
-  ms.capture_warnings(function() model = fsdp.FSDP(module, opts) end)
-  return model
-end
+local wrapped = require 'support.wrap'
 
 describe('the first use of FSDP', function()
   teardown(function()

@@ -4,6 +4,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrapped = require 'support.wrap'
 local samples = require 'support.samples'
 local runs = require 'support.runs'
 
@@ -60,15 +61,6 @@ local function reference(kind)
     out.params[name] = sd[name]:totable()
   end
   out.text = model:generate({ 1, 2 }, 8, { seed = 3 })
-  return out
-end
-
--- Warnings are not the subject here.
-local function wrapped(model, opts)
-  local out
-  ms.capture_warnings(function()
-    out = fsdp.FSDP(model, opts)
-  end)
   return out
 end
 

@@ -3,6 +3,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local PRECISIONS = {
   {},
@@ -32,13 +33,10 @@ local FREEZE = {
 }
 
 local function wrapped(net, strategy, precision)
-  local model
-  ms.capture_warnings(function()
-    model = fsdp.FSDP(net, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
-      sharding_strategy = strategy, mixed_precision = precision, use_orig_params = true,
-    })
-  end)
+  local model = wrap(net, {
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
+    sharding_strategy = strategy, mixed_precision = precision, use_orig_params = true,
+  })
   return model
 end
 
@@ -111,17 +109,6 @@ describe('model:plan()', function()
       assert(not dry or not dry.same_numerics)
       step(model, optim.SGD(model:parameters(), { lr = 0.1 }), 3)
     end)
-  end)
-
-  it('follows what is frozen when it is asked', function()
-    local net = layers()
-    local model = wrapped(net, 'NO_SHARD')
-    local numel = net:num_parameters()
-    assert.equal(4 * numel, model:plan().per_state)
-    local masters = model:plan().masters
-    FREEZE['a unit'](net)
-    assert.equal(4 * (numel - 90 * 50 - 50), model:plan().per_state)
-    assert.equal(masters, model:plan().masters)
   end)
 
   it('says what is moved', function()

@@ -3,19 +3,8 @@ local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local FSDP = fsdp.FSDP
 local checks = require 'support.checks'
-
--- A world of one warns each time; these specs are about wrapping.
-local function quiet(fn, ...)
-  local args, results = { ... }, nil
-  ms.capture_warnings(function()
-    results = { fn(unpack(args)) }
-  end)
-  return unpack(results)
-end
-
-local function wrapped(module, opts)
-  return quiet(FSDP, module, opts)
-end
+local wrapped_paths = require 'support.reference'.wrapped_paths
+local wrapped = require 'support.wrap'
 
 local function linear()
   return nn.Linear(5, 5) -- 30 parameters
@@ -23,17 +12,6 @@ end
 
 local function nested()
   return nn.Sequential(linear(), linear(), nn.Sequential(linear(), linear()))
-end
-
--- Paths of all wrapped modules, as in the model before wrapping.
-local function wrapped_paths(model)
-  local paths = {}
-  for path, module in model:named_modules() do
-    if ms.is(module, FSDP) then
-      paths[#paths + 1] = path
-    end
-  end
-  return paths
 end
 
 local Encoder = nn.Module.extend('Encoder')
@@ -134,14 +112,6 @@ describe('wrap policies', function()
     end
     assert.same({ '', '0', '0.1' }, paths(both))
     assert.same({ '', '0' }, paths(outer))
-  end)
-
-  it('or_policy with one that never wraps is the other one', function()
-    local policy = fsdp.or_policy {
-      function() return false end, fsdp.transformer_auto_wrap_policy { Norm },
-    }
-    local model = wrapped(transformer(), { auto_wrap_policy = policy })
-    assert.same({ '', 'norm' }, wrapped_paths(model))
   end)
 
   it('warn when they wrap nothing, unless the model itself is what they look for', function()
@@ -252,8 +222,8 @@ describe('wrap policies', function()
 
   it('refuse models with wrapped modules in them, naming the first', function()
     for _, case in ipairs {
-      { nn.Sequential(linear(), quiet(FSDP, linear())), '1' },
-      { nn.Sequential(nn.Sequential(linear(), quiet(FSDP, linear()))), '0.1' },
+      { nn.Sequential(linear(), wrapped(linear())), '1' },
+      { nn.Sequential(nn.Sequential(linear(), wrapped(linear()))), '0.1' },
     } do
       checks.raises('ValueError', 'FSDP auto wrapping requires modules to not already have FSDP '
         .. 'applied but found ' .. case[2] .. ' in', wrapped, case[1],
@@ -307,7 +277,7 @@ describe('wrap policies', function()
         .. 'elements but got types (module, parameter)', wrapped, model,
         { ignored_states = { model[1], model[2].weight } })
       checks.raises('ValueError', '`ignored_modules` should not include FSDP modules', wrapped,
-        nn.Sequential(linear()), { ignored_modules = { quiet(FSDP, linear()) } })
+        nn.Sequential(linear()), { ignored_modules = { wrapped(linear()) } })
       checks.raises('ValueError', 'Cannot pass both ignored_modules and ignored_states at the same '
         .. 'time', wrapped, model, { ignored_modules = {}, ignored_states = {} })
       local warnings = ms.capture_warnings(FSDP, model, { ignored_modules = { model } })
@@ -321,25 +291,13 @@ describe('wrap policies', function()
       local Model = nn.Module.extend('Model')
       function Model:init() self:child('lin', fsdp.wrap(linear())) end
       assert.is_false(ms.is(Model().lin, FSDP))
-      local inside = quiet(fsdp.enable_wrap, { sharding_strategy = 'SHARD_GRAD_OP' }, Model)
+      local inside
+      ms.capture_warnings(function()
+        inside = fsdp.enable_wrap({ sharding_strategy = 'SHARD_GRAD_OP' }, Model)
+      end)
       assert.is_true(ms.is(inside.lin, FSDP))
       assert.equal('SHARD_GRAD_OP', inside.lin.sharding_strategy)
       assert.is_false(ms.is(fsdp.wrap(linear()), FSDP))
-    end)
-
-    it('gives way to the options of wrap()', function()
-      local outer = { sharding_strategy = 'SHARD_GRAD_OP', wrapper_cls = FSDP }
-      local lin = quiet(fsdp.enable_wrap, outer,
-        function() return fsdp.wrap(linear(), { sharding_strategy = 'NO_SHARD' }) end)
-      assert.equal('NO_SHARD', lin.sharding_strategy)
-    end)
-
-    it('does not nest, and ends with an error in it', function()
-      checks.raises('NotImplementedError', 'You are already within an autowrap context and we '
-        .. 'currently do not supported nested autowrap.', fsdp.enable_wrap, {}, function()
-          fsdp.enable_wrap({}, function() end)
-        end)
-      assert.equal(4, fsdp.enable_wrap({}, function() return 4 end))
     end)
   end)
 

@@ -4,6 +4,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local Gate = nn.Module.extend 'Gate'
 
@@ -49,13 +50,10 @@ end
 
 local function same(_, _, strategy, prefetch, read, between)
   local plain, sharded = layers(read), layers(read)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(sharded, {
-      sharding_strategy = strategy, use_orig_params = true, backward_prefetch = prefetch,
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, Gate },
-    })
-  end)
+  local model = wrap(sharded, {
+    sharding_strategy = strategy, use_orig_params = true, backward_prefetch = prefetch,
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, Gate },
+  })
   local expected = step(plain, between and between(plain))
   local found = step(model, between and between(sharded))
   for _, name in ipairs(expected) do
@@ -130,10 +128,8 @@ local function same_shared(_, _, opts, n)
     ms.manual_seed(1)
     return Shared()
   end
-  local plain, inner, model = made(), made(), nil
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(inner, opts)
-  end)
+  local plain, inner = made(), made()
+  local model = wrap(inner, opts)
   local penalised = not opts.auto_wrap_policy
   local expected = shared_steps(plain, n, penalised and plain.out)
   local found = shared_steps(model, n, penalised and inner.out)

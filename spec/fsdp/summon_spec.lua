@@ -4,6 +4,7 @@ local ms = require 'moonshard'
 local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
 local checks = require 'support.checks'
 local shell = require 'support.shell'
+local wrap = require 'support.wrap'
 
 local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
@@ -16,10 +17,7 @@ function Scaled:forward(x) return self.linear(x):mul(self.scale) end
 
 local function wrapped(strategy)
   ms.manual_seed(1)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(Scaled(), { sharding_strategy = strategy, use_orig_params = true })
-  end)
+  local model = wrap(Scaled(), { sharding_strategy = strategy, use_orig_params = true })
   return model, model.module.linear.weight
 end
 

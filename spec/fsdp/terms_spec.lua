@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local function squares(module)
   local sum
@@ -21,11 +22,7 @@ function Penalised:forward(x)
 end
 
 local function wrapped(module, strategy)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(module, { sharding_strategy = strategy, use_orig_params = true })
-  end)
-  return model
+  return wrap(module, { sharding_strategy = strategy, use_orig_params = true })
 end
 
 local function step(model, opt, loss_of)

@@ -4,18 +4,7 @@ local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local FSDP = fsdp.FSDP
 local checks = require 'support.checks'
-
-local function quiet(fn, ...)
-  local args, results = { ... }, nil
-  ms.capture_warnings(function()
-    results = { fn(unpack(args)) }
-  end)
-  return unpack(results)
-end
-
-local function wrapped(module, opts)
-  return quiet(FSDP, module, opts)
-end
+local wrapped = require 'support.wrap'
 
 local function messages(list)
   local out = {}

@@ -3,19 +3,17 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local PRECISIONS = { 'f32', 'bf16' }
 
 -- One weight (1, 2) on every rank, and what the model makes of (1, 2): w1 + 2 w2.
 local function replica(dtype)
   ms.manual_seed(1)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(nn.Linear(2, 1, { bias = false }), {
-      sharding_strategy = 'NO_SHARD',
-      mixed_precision = dtype ~= 'f32' and { param_dtype = dtype } or nil,
-    })
-  end)
+  local model = wrap(nn.Linear(2, 1, { bias = false }), {
+    sharding_strategy = 'NO_SHARD',
+    mixed_precision = dtype ~= 'f32' and { param_dtype = dtype } or nil,
+  })
   local function result()
     return ms.scope(function()
       return ms.no_grad(function() return model(ms.tensor { { 1, 2 } }):item() end)
@@ -114,12 +112,9 @@ end)
 -- A unit around another, and the outer's gradient where nothing is written in between.
 local function nested(strategy)
   ms.manual_seed(1)
-  local model, inner
-  ms.capture_warnings(function() -- NO_SHARD's
-    local options = { sharding_strategy = strategy, use_orig_params = true }
-    inner = fsdp.FSDP(nn.Linear(4, 4, { bias = false }), options)
-    model = fsdp.FSDP(nn.Sequential(nn.Linear(4, 4, { bias = false }), inner), options)
-  end)
+  local options = { sharding_strategy = strategy, use_orig_params = true }
+  local inner = wrap(nn.Linear(4, 4, { bias = false }), options)
+  local model = wrap(nn.Sequential(nn.Linear(4, 4, { bias = false }), inner), options)
   local function loss() return model(ms.ones(2, 4)):sum() end
   loss():backward()
   local expected = model.module[1].weight:grad():clone()

@@ -3,23 +3,6 @@ local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
 
-describe('names that only say what to write', function()
-  it('are free for children and parameters', function()
-    local Net = ms.nn.Module.extend('Net')
-    function Net:init()
-      self.plan = ms.nn.Linear(2, 2)
-      self:param('no_sync', { 2 }, ms.nn.init.ones())
-    end
-    function Net:forward(x) return self.plan(x) * self.no_sync end
-    local net = Net()
-    assert.same({ 1, 2 }, net(ms.ones(1, 2)):shape())
-    assert.equal(3, #net:parameters())
-    checks.raises('KeyError', "parameter 'no_sync' is already declared", net.param, net, 'no_sync',
-      { 2 })
-    checks.raises('KeyError', "attribute 'train' already exists", net.param, net, 'train', { 2 })
-  end)
-end)
-
 describe('the field of a parameter', function()
   it('takes no plain tensor, which no optimizer would train', function()
     for _, ready in ipairs { false, true } do
