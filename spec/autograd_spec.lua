@@ -92,26 +92,6 @@ describe('autograd', function()
     y:backward()
   end)
 
-  it('takes a gradient for a root with several elements', function()
-    local a = leaf { 1, 2 }
-    checks.raises('RuntimeError', '', function() (a * a):backward() end)
-    local y = a * a
-    y:backward(ms.tensor({ 10, 100 }, { dtype = 'f64' }))
-    assert.same({ 20, 400 }, a:grad():totable())
-    checks.raises('TypeError', "'grad' is a number", y.backward, y, 1)
-  end)
-
-  it('tells leaves from results', function()
-    local a = leaf { 1 }
-    local y = a * 2
-    assert.is_true(a:is_leaf() and a:requires_grad())
-    assert.is_false(y:is_leaf())
-    assert.is_true(y:requires_grad())
-    assert.is_true(y:detach():is_leaf())
-    assert.is_false(y:detach():requires_grad())
-    assert.is_false(leaf({ 1 }):requires_grad_(false):requires_grad())
-  end)
-
   it('records nothing inside no_grad and returns what the function returns', function()
     local a = leaf { 1 }
     local y, n = ms.no_grad(function(k)

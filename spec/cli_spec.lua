@@ -38,9 +38,6 @@ describe('the moonshard command', function()
       ['run --no-prefx x.lua'] = 'unknown flag --no-prefx, did you mean --no-prefix?',
       ['run --no-prefix=yes x.lua'] = '--no-prefix takes no value, got yes',
       ['run -n two x.lua'] = '-n is two, expected a whole number from 1 to 128',
-      ['run -n 0 x.lua'] = '-n is 0, expected a whole number from 1 to 128',
-      ['run --ranks=1.5 x.lua'] = '--ranks is 1.5, expected a whole number from 1 to 128',
-      ['run -n 1e9 x.lua'] = '-n is 1e9, expected a whole number from 1 to 128',
       ['run -n'] = '-n is given nothing, expected a whole number from 1 to 128',
       ['run -n 2'] = 'no script given',
       ['rum -n 2 x.lua'] = 'unknown command rum, did you mean run?',
@@ -51,14 +48,9 @@ describe('the moonshard command', function()
       ['run --nnodes 2 x.lua'] = 'run: --nnodes: more than one host is not supported yet\n',
       ['run --max-restarts=3 x.lua'] = 'run: --max-restarts: starting a failed job again is not '
         .. 'supported yet\n',
-      ['run --tee=3 x.lua'] = 'run: --tee: a file for each rank is not supported yet\n',
-      ['run --log_dir logs x.lua'] = 'run: --log_dir: a file for each rank is not supported yet\n',
       ['run --nproc-per-node 2 x.lua'] = 'run: unknown flag --nproc-per-node; write -n RANKS\n',
-      ['run --nproc_per_node=2 x.lua'] = 'run: unknown flag --nproc_per_node; write -n RANKS\n',
       ['run --standalone x.lua'] = 'run: unknown flag --standalone; leave it out, ',
-      ['run --master_port=1 x.lua'] = 'run: unknown flag --master_port; leave it out, ',
       ['repl x.lua'] = 'repl: unexpected word x.lua',
-      ['info --hepl'] = 'info: unexpected word --hepl',
     }
     for words, message in pairs(refused) do
       output, code = shell('bindings/moonshard ' .. words)
@@ -157,10 +149,6 @@ describe('the moonshard command', function()
       MS_PLUGIN_DIR = { '/nowhere', "is '/nowhere': /nowhere/libmoonshard_onednn.so: " },
       MS_CPU_ISA = { 'avx', '=avx: this machine has no such kernels (v2, v3, v4), using ' },
       MS_COMM_TIMEOUT = { '1h', "is '1h', expected a whole number; using 600" },
-      MS_COMM_ANNOUNCE = { '-1', 'is -1, expected 0 to 1000000000; using 0' },
-      MS_COMM_SPIN_US = { '0x8', "is '0x8', expected a whole number; using 50" },
-      MS_STOP_TIMEOUT = { '1.5', "is '1.5', expected a whole number; using 10" },
-      MS_FAIL_ALLOC = { 'no', "is 'no', expected a whole number; using -1" },
     }
     local variables = {}
     for name, case in pairs(odd) do

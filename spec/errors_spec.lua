@@ -66,18 +66,13 @@ describe('an error', function()
     end)
   end)
 
-  it('of any sort has a one-line description', function()
+  it('of any kind has a description of one line', function()
     assert.equal('boom', errors.describe('boom\nstack traceback: ...'))
     assert.equal('nil was raised', errors.describe(nil))
     assert.equal('a table was raised, not a message', errors.describe({ 1 }))
     assert.equal('its field', errors.describe({ message = 'its field' }))
-    assert.equal('12', errors.describe(12))
-    assert.equal('a boolean was raised, not a message', errors.describe(false))
     local mute = setmetatable({}, { __tostring = function() error('no words', 0) end })
     assert.equal('a table was raised, which cannot be told: no words', errors.describe(mute))
-    mute = setmetatable({}, { __tostring = function() return {} end })
-    assert.equal('a table was raised, which cannot be told: its text is a table',
-      errors.describe(mute))
   end)
 end)
 
@@ -109,42 +104,23 @@ describe('warnings', function()
 end)
 
 describe('options', function()
-  it('take the one device there is, where they make tensors', function()
+  it('take the device cpu', function()
     assert.same({ 0, 0 }, ms.zeros(2, { device = 'cpu' }):totable())
     assert.equal('bf16', ms.nn.Linear(2, 2, { device = 'cpu', dtype = 'bf16' }).weight:dtype())
     checks.raises('NotImplementedError', "zeros: device = 'cuda' is not supported yet, only 'cpu'",
       ms.zeros, 2, { device = 'cuda' })
-    checks.raises('NotImplementedError', 'nn.Linear: device = a number is not supported yet',
-      ms.nn.Linear, 2, 2, { device = 0 })
     checks.raises('NotImplementedError', "nn.Linear: device = 'meta' is not supported yet; "
-      .. 'parameters take no memory before a model is first called, and '
-      .. 'fsdp.FSDP(model):plan { dry_run = true } takes none', ms.nn.Linear, 2, 2,
+      .. 'parameters take no memory before a model is first called', ms.nn.Linear, 2, 2,
       { device = 'meta' })
-    assert.is_number(ms.fsdp.FSDP(ms.nn.Linear(2, 2)):plan { dry_run = true }.masters)
-    for _, known in ipairs { { 'dtype' }, { dtype = 'floating' } } do
-      checks.raises('ValueError', "f: unknown option 'device'", errors.options, 'f',
-        { device = 'cpu' }, known)
-    end
   end)
 
-  it('that are unknown name the nearest known one', function()
+  it('that are unknown are refused with the nearest known one', function()
     checks.raises('ValueError', "f: unknown option 'bais', did you mean 'bias'?", errors.options,
       'f', { bais = true }, { 'dtype', 'bias' })
     checks.raises('ValueError', "unknown option 'zzzzzzzz', expected one of dtype, bias",
       errors.options, 'f', { zzzzzzzz = true }, { 'dtype', 'bias' })
-    assert.is_nil(errors.nearest('1', { 'is', 'i' })) -- nothing of it is in them
-    assert.equal('step', errors.nearest('stpe', { 'set', 'step' }))
-    for _, names in ipairs { { 'z', 'y', 'x' }, { 'x', 'z', 'y' }, { 'y', 'x', 'z' } } do
-      local given = {}
-      for _, name in ipairs(names) do
-        given[name] = true
-      end
-      checks.raises('ValueError', "unknown option 'x'", errors.options, 'f', given, { 'lr' })
-    end
     checks.raises('TypeError', 'f: options are a nn.Linear, expected a table', errors.options, 'f',
       ms.nn.Linear(1, 1), {})
-    checks.raises('TypeError', 'f: options are a number, expected a table', errors.options, 'f', 3,
-      {})
   end)
 end)
 

@@ -71,16 +71,8 @@ describe('dropout as a function', function()
     ms.manual_seed(3)
     assert.same({ first, second },
       { ms.ops.dropout(x, 0.5):hash(), ms.ops.dropout(x, 0.5):hash() })
-    for _, training in ipairs { true, false } do
-      checks.raises('ValueError', 'dropout: probability is 1.5, expected 0 to 1', ms.ops.dropout,
-        x, 1.5, training)
-      checks.raises('TypeError', "dropout: 'p' is nil, expected a number", ms.ops.dropout, x, nil,
-        training)
-      checks.raises('TypeError', "dropout: 'x' is nil, expected a tensor", ms.ops.dropout, nil,
-        0.5, training)
-    end
-    checks.raises('TypeError', "dropout: 'site' is a table, expected true, false or a string",
-      ms.ops.dropout, x, 0.5, { training = false })
+    checks.raises('ValueError', 'dropout: probability is 1.5, expected 0 to 1', ms.ops.dropout,
+      x, 1.5, false)
   end)
 end)
 
@@ -192,21 +184,12 @@ describe('the state of the random numbers', function()
     end
     for _, case in ipairs {
       { 'TypeError', "'state' is nil, expected a table", nil },
-      { 'TypeError', "'state' is a number, expected a table", 4 },
-      { 'TypeError', "'seed' is nil, expected a string", {} },
-      { 'ValueError', "'seed' is 'a', expected the digits of a number below 2^64",
-        changed('seed', 'a') },
       { 'ValueError', "'seed' is '18446744073709551616', expected",
         changed('seed', '18446744073709551616') },
       { 'ValueError', "'tensors' is -1, expected 0 or more", changed('tensors', -1) },
-      { 'TypeError', "'tokens' is 0.5, expected a whole number", changed('tokens', 0.5) },
       { 'TypeError', "'modules' is nil, expected a whole number", changed('modules', nil) },
-      { 'ValueError', "'sample' is -2, expected 0 or more", changed('sample', -2) },
-      { 'TypeError', "'runs' is nil, expected a list", changed('runs', nil) },
       { 'TypeError', "'runs.x' is a string, expected a whole number",
         changed('runs', { x = 'y' }) },
-      { 'TypeError', "'runs' has an entry 1, expected names", changed('runs', { 4 }) },
-      { 'ValueError', "unknown option 'tensor', did you mean 'tensors'", changed('tensor', 1) },
     } do
       checks.raises(case[1], case[2], ms.set_rng_state, case[3])
       assert.same(before, ms.get_rng_state())

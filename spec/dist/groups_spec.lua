@@ -83,24 +83,6 @@ describe('dist.new_group', function()
       dist.new_group { rank }
     end)
   end)
-
-  it('refuses ranks that are none', function()
-    dist.spawn(1, function()
-      for _, case in ipairs {
-        { 'ValueError', "ranks[2] is 1; the new group's rank should be within the world size, "
-          .. 'which is 1', { 0, 1 } },
-        { 'ValueError', 'ranks[1] is -1', { -1 } },
-        { 'ValueError', 'rank 0 stands twice', { 0, 0 } },
-        { 'ValueError', "'ranks' is an empty list", {} },
-        { 'TypeError', "'ranks' is a number, expected a list of ranks", 3 },
-        { 'TypeError', "'ranks[1]' is 0.5, expected a whole number", { 0.5 } },
-      } do
-        checks.raises(case[1], case[2], dist.new_group, case[3])
-      end
-      checks.raises('ValueError', 'in none of the groups', dist.get_process_group_ranks, false)
-      checks.raises('TypeError', 'expected a group of ranks', dist.get_rank, 3)
-    end)
-  end)
 end)
 
 describe('dist.destroy_process_group', function()

@@ -48,15 +48,6 @@ describe('buffer_dtype', function()
     end
   end)
 
-  it('still counts for a buffer that is set to itself', function()
-    local layer = nn.Linear(2, 2)
-    layer:buffer('scale', ms.full({ 2 }, 0.1))
-    local model = wrapped(layer, { buffer_dtype = 'bf16' })
-    model(ms.ones(1, 2))
-    layer:set_buffer('scale', layer.scale)
-    checks.close({ 0.1, 0.1 }, model:state_dict()['scale'])
-  end)
-
   it('is that of what a forward assigns; state dicts give the dtype of the declaration', function()
     local Mean = nn.Module.extend('Mean', nn.Linear)
     function Mean:init()

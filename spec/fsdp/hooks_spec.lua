@@ -114,22 +114,6 @@ describe('hooks inside the backward of a sharded model', function()
       end)
     end)
 
-    it('read what was announced as it will be, and nothing of the rest, with ' .. strategy,
-      function()
-        with_a_late_rank(function(late)
-          local model, seen
-          model = model_of(strategy, function(i)
-            if i == 1 then
-              seen = gradients(model)
-            end
-          end)
-          backward(model, late)
-          local expected = gradients(model)
-          expected['0.weight'], expected['0.bias'] = 'none', 'none'
-          assert.same(expected, seen)
-        end)
-      end)
-
     it('freeze from the next backward on, with ' .. strategy, function()
       with_a_late_rank(function(late)
         local model, freezes
@@ -250,30 +234,6 @@ describe('hooks inside the backward of a sharded model', function()
       fails = false
       backward(model)
       model:clip_grad_norm_(1)
-    end)
-  end)
-
-  it('whose forward fails while another model is differentiated are not passed over', function()
-    ms.dist.spawn(2, function()
-      local first, act
-      first = model_of('FULL_SHARD', function() act() end)
-      local second = model_of 'FULL_SHARD'
-      local function both()
-        (first(ms.ones(2, 4)):sum() + second(ms.ones(2, 4)):sum()):backward()
-      end
-      act = function() end
-      both()
-      local expected = { gradients(first), gradients(second) }
-      first:zero_grad()
-      second:zero_grad()
-      act = function() -- the second has been differentiated by now
-        pcall(second, ms.ones(2, 5))
-      end
-      checks.raises('RuntimeError', "the gradients of unit '0' were given up when a forward inside "
-        .. 'this backward failed', both)
-      act = function() end
-      both()
-      assert.same(expected, { gradients(first), gradients(second) })
     end)
   end)
 

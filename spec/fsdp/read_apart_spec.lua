@@ -73,22 +73,6 @@ describe('a parameter that is read apart from its gradient', function()
       end)
     end
   end
-
-  it('may be frozen in the forward and trainable in the backward', function()
-    local function itself(g)
-      return g
-    end
-    local function freezes(model)
-      local gate = model[2]
-      gate.g:requires_grad_(false)
-      return function() -- between forward and backward
-        gate.g:requires_grad_(true)
-      end
-    end
-    for world = 1, 2 do
-      ms.dist.spawn(world, same, 'FULL_SHARD', 'BACKWARD_PRE', itself, freezes)
-    end
-  end)
 end)
 
 local Shared = nn.Module.extend 'Shared' -- two that share an embedding, whose weight others read
