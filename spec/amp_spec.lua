@@ -59,7 +59,7 @@ describe('a gradient scaler', function()
     assert.equal(0, checks.live_handles())
   end)
 
-  it('trains in f16 to the same bits on 1, 2 and 4 ranks, with a step left out by all', function()
+  it('trains in f16 to the same bits on 1, 2 and 4 ranks', function()
     local one = runs.reports(1, function(rank) return train(rank, 1) end)[0]
     assert.truthy(one:find('true 1024, true 2048, nil 1024, true 1024, true 2048, true 2048', 1,
       true), one)
@@ -71,7 +71,7 @@ describe('a gradient scaler', function()
     end
   end)
 
-  it('is an error where ranks have multiplied by other scales', function()
+  it('is an error when ranks have different scales', function()
     local reports = runs.reports(2, function(rank)
       local model = ms.fsdp.FSDP(ms.nn.Linear(2, 1))
       local opt = ms.optim.SGD(model:parameters(), { lr = 1 })
@@ -84,7 +84,7 @@ describe('a gradient scaler', function()
     end
   end)
 
-  it('leaves a step out on all ranks where one alone has a gradient, an odd one', function()
+  it('skips a step on all ranks when one has an infinite gradient', function()
     local reports = runs.reports(2, function(rank)
       local model = fsdp.FSDP(nn.Linear(1, 1, { bias = false }), { use_orig_params = true })
       local opt = optim.SGD(model:parameters())
@@ -118,7 +118,7 @@ describe('a gradient scaler', function()
     checks.raises('ValueError', 'a list that is empty', scaler.scale, scaler, {})
   end)
 
-  it('divides gradients once, and steps as on those', function()
+  it('unscales gradients once before a step', function()
     for _, dtype in ipairs { 'f16', 'bf16', 'f32', 'f64' } do
       local p = leaf(dtype, 1, 2)
       local opt = optim.SGD({ p }, { lr = 0.5 })
@@ -139,7 +139,7 @@ describe('a gradient scaler', function()
     end
   end)
 
-  it('leaves out a step with a gradient that is not finite, and falls; then grows', function()
+  it('skips a step with a gradient that is not finite and halves its scale', function()
     local p = leaf('f32', 1, 2)
     local opt = optim.SGD({ p }, { lr = 0.5 })
     local scaler = ms.amp.GradScaler { init_scale = 8, growth_interval = 2, growth_factor = 4 }
@@ -168,7 +168,7 @@ describe('a gradient scaler', function()
     assert.equal(3, scaler:get_scale())
   end)
 
-  it('falls when one of several optimizers met an overflow, and the others step', function()
+  it('skips the step of one optimizer of several', function()
     local a, b = leaf('f32', 1), leaf('f32', 1)
     local first, second = optim.SGD({ a }, { lr = 1 }), optim.SGD({ b }, { lr = 1 })
     local scaler = ms.amp.GradScaler { init_scale = 4 }
@@ -197,7 +197,7 @@ describe('a gradient scaler', function()
     assert.is_false(scaler:is_enabled())
   end)
 
-  it('goes on from its state dict', function()
+  it('continues from its state dict', function()
     local p = leaf('f32', 1)
     local opt = optim.SGD({ p })
     local scaler = ms.amp.GradScaler { init_scale = 4, growth_interval = 2 }
@@ -216,7 +216,7 @@ describe('a gradient scaler', function()
       {})
   end)
 
-  it('says what is wrong', function()
+  it('refuses options out of range and calls out of order', function()
     checks.raises('AssertionError', 'The growth factor must be > 1.0.', ms.amp.GradScaler,
       { growth_factor = 1 })
     checks.raises('AssertionError', 'The backoff factor must be < 1.0', ms.amp.GradScaler,
@@ -229,7 +229,7 @@ describe('a gradient scaler', function()
       ms.amp.GradScaler().update, ms.amp.GradScaler())
   end)
 
-  it('loads no state that it could not have been made with', function()
+  it('refuses state out of range', function()
     local bad = {
       scale = { 0, -1, 1 / 0, 0 / 0, 1e-40 }, growth_factor = { 1, 1 / 0, 0 / 0 },
       backoff_factor = { 0, 1, 0 / 0 }, growth_interval = { 0, 0.5 }, _growth_tracker = { -1, 0.5 },

@@ -19,7 +19,7 @@ describe('autograd', function()
     checks.close({ 1 - 1 / 9, 2 - 2 / 25 }, b:grad(), 1e-14)
   end)
 
-  it('adds to gradients, replaces and drops them', function()
+  it('accumulates gradients; set_grad replaces them', function()
     local a = leaf { 2 }
     assert.is_nil(a:grad())
     for _ = 1, 2 do
@@ -34,7 +34,7 @@ describe('autograd', function()
     checks.raises('TypeError', 'is f32, expected f64', a.set_grad, a, ms.ones(1))
   end)
 
-  it('retains a graph for backwards that give the same again', function()
+  it('runs several backwards over a retained graph', function()
     local a = leaf { 2, 3 }
     local y = a * a * a
     local seen = 0
@@ -53,7 +53,7 @@ describe('autograd', function()
   describe('grad', function()
     local grad = ms.autograd.grad
 
-    it('returns gradients of leaves and results, and adds none', function()
+    it('returns gradients and accumulates none', function()
       local a, b = leaf { 2, 3 }, leaf { 5, 7 }
       local h = a * a
       local y = (h * b):sum()
@@ -69,7 +69,7 @@ describe('autograd', function()
       checks.raises('RuntimeError', 'second time', grad, y, a)
     end)
 
-    it('says what was not used', function()
+    it('refuses inputs that the outputs do not use', function()
       local a, b = leaf { 2 }, leaf { 5 }
       local y = a * 3
       checks.raises('RuntimeError', 'appears to not have been used in the graph: input 2', grad, y,
@@ -81,7 +81,7 @@ describe('autograd', function()
     end)
   end)
 
-  it('names options of backward that are none', function()
+  it('refuses unknown options of backward', function()
     local y = leaf { 2 } * 3
     checks.raises('NotImplementedError', "'create_graph' is not supported", y.backward, y,
       { create_graph = true })
@@ -92,7 +92,7 @@ describe('autograd', function()
     y:backward()
   end)
 
-  it('records nothing inside no_grad and returns what the function returns', function()
+  it('records nothing inside no_grad', function()
     local a = leaf { 1 }
     local y, n = ms.no_grad(function(k)
       assert.is_false(ms.is_grad_enabled())
@@ -104,7 +104,7 @@ describe('autograd', function()
     assert.is_true(ms.is_grad_enabled())
   end)
 
-  it('records again after an error inside no_grad, and keeps the error object', function()
+  it('records again after an error inside no_grad', function()
     local thrown = {}
     local ok, err = pcall(ms.no_grad, function() error(thrown) end)
     assert.is_false(ok)
@@ -112,7 +112,7 @@ describe('autograd', function()
     assert.is_true(ms.is_grad_enabled())
   end)
 
-  it('gives nothing to a leaf that was frozen since it was used', function()
+  it('gives no gradient to a leaf that was frozen after its use', function()
     local a, b, c, d = leaf { 1, 2 }, leaf { 3, 4 }, leaf { 5, 6 }, leaf { 7, 8 }
     local ones = ms.ones(2, 2, { dtype = 'f64' })
     local y = (a * b + c:exp() + ms.ops.linear(d:reshape { 1, 2 }, ones)):sum()
@@ -131,7 +131,7 @@ describe('autograd', function()
   end)
 
   describe('hooks', function()
-    it('see the gradient, and may replace it', function()
+    it('see the gradient and may replace it', function()
       local a, seen = leaf { 1, 2 }, nil
       local hook = a:hook(function(grad)
         seen = grad:totable()
@@ -145,7 +145,7 @@ describe('autograd', function()
       assert.same({ 22, 44 }, a:grad():totable())
     end)
 
-    it('are removed by what registering them gave, more than once too', function()
+    it('are removed by their handle', function()
       local a, calls = leaf { 2 }, 0
       local function count() calls = calls + 1 end
       local hooks = { a:hook(count), a:accumulate_hook(count), a:hook(count) }
@@ -162,7 +162,7 @@ describe('autograd', function()
       assert.equal(1, calls)
     end)
 
-    it('may remove themselves, and be removed when backward is done with them', function()
+    it('may remove themselves', function()
       local a, calls, once = leaf { 2 }, 0, nil
       once = a:hook(function()
         calls = calls + 1
@@ -177,7 +177,7 @@ describe('autograd', function()
       assert.equal(11, calls)
     end)
 
-    it('run after a leaf has its gradient, with the leaf', function()
+    it('that accumulate_hook registers run after a leaf has its gradient', function()
       local a, seen = leaf { 1 }, {}
       a:accumulate_hook(function(l) seen[#seen + 1] = l:grad():item() end)
       for _ = 1, 2 do
@@ -186,7 +186,7 @@ describe('autograd', function()
       assert.same({ 3, 6 }, seen)
     end)
 
-    it('end the backward with the very error object they raised', function()
+    it('end the backward with the object that they raise', function()
       local a, thrown = leaf { 1 }, { code = 5 }
       local hook = a:hook(function() error(thrown) end)
       local ok, err = pcall(function() (a * 2):sum():backward() end)
@@ -198,7 +198,7 @@ describe('autograd', function()
       assert.equal(2, a:grad():item())
     end)
 
-    it('raise errors of the library with their kind', function()
+    it('must return a tensor of the same dtype or nil', function()
       local a = leaf { 1 }
       a:hook(function(grad) return grad + ms.zeros(3, { dtype = 'f32' }) end)
       checks.raises('TypeError', 'f64', function() (a * 2):sum():backward() end)
@@ -208,7 +208,7 @@ describe('autograd', function()
         function() (a * 2):sum():backward() end)
     end)
 
-    it('release what they made, and the gradient they saw', function()
+    it('release tensors made inside', function()
       local a, kept_grad, kept = leaf { 1 }, nil, nil
       a:hook(function(grad)
         kept_grad = grad
@@ -229,7 +229,7 @@ describe('autograd', function()
       assert.truthy(err.message:find('coroutine.yield inside a hook', 1, true), err.message)
     end)
 
-    it('go with their tensor', function()
+    it('are freed with their tensor', function()
       local alive = setmetatable({}, { __mode = 'v' })
       do
         local a = leaf { 1 }
@@ -243,7 +243,7 @@ describe('autograd', function()
   end)
 
   -- Functions that mention the very tensor they hang on are no cycle that the collector sees.
-  describe('hooks let go of the tensors they mention', function()
+  describe('hooks free the tensors that they mention', function()
     local before
 
     before_each(function()
@@ -256,7 +256,7 @@ describe('autograd', function()
       assert.equal(before, checks.live_handles())
     end)
 
-    it('when backward has used their graph up', function()
+    it('when backward has used the graph', function()
       local a, seen = leaf { 3 }, nil
       local y = a * a
       y:hook(function(grad)
@@ -267,7 +267,7 @@ describe('autograd', function()
       checks.raises('RuntimeError', 'hook it before backward', y.hook, y, print)
     end)
 
-    it('of a leaf, or before a backward, when they are removed', function()
+    it('when they are removed', function()
       local model = ms.nn.Linear(2, 2)
       local y = model(ms.ones(1, 2))
       local hooks = {

@@ -47,7 +47,7 @@ describe('a checkpoint of a sub-group', function()
 
   for split, colors in pairs(SPLITS) do
     for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
-      it(('holds its model alone: %s, %s'):format(split, strategy), function()
+      it(('holds the model of its group: %s, %s'):format(split, strategy), function()
         local reports, cause = runs.reports(4, function(rank)
           local color = colors[rank + 1]
           local model, opt = trained(ms.dist.split(color), 10 + color, strategy)
@@ -76,7 +76,7 @@ describe('a checkpoint of a sub-group', function()
     end
   end
 
-  it('loads in groups of other sizes, to the same bits', function()
+  it('loads in groups of other sizes to the same bits', function()
     local reports, cause = runs.reports(4, function(rank)
       local model, opt = trained(nil, 3)
       local before = runs.hash_of(model)
@@ -95,7 +95,7 @@ describe('a checkpoint of a sub-group', function()
     assert.same({ [0] = 'true', 'true', 'true', 'true' }, reports)
   end)
 
-  it('is not kept by Managers of two groups under one root', function()
+  it('is refused in a root of another group', function()
     local reports, cause = runs.reports(4, function(rank)
       local color = rank % 2
       local model, opt = trained(ms.dist.split(color), color)
@@ -122,7 +122,7 @@ describe('a checkpoint of a sub-group', function()
     end
   end)
 
-  it('is refused where model and optimizer, or two parts of a model, are of two groups', function()
+  it('is refused for a model and an optimizer of two groups', function()
     local reports, cause = runs.reports(4, function(rank)
       local pair = ms.dist.split(rank % 2)
       local model = trained(pair, 1)
@@ -147,7 +147,7 @@ error: checkpoint.export: the model is sharded over ranks 0, 1, 2, 3, in part ov
     end
   end)
 
-  it('holds a plain model that its ranks have trained by hand', function()
+  it('holds a plain model of its ranks', function()
     local reports, cause = runs.reports(4, function(rank)
       local color = rank % 2
       local pair = ms.dist.split(color)

@@ -30,7 +30,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('refuses what it does not understand', function()
+  it('refuses unknown flags and commands', function()
     local output, code = shell('bindings/moonshard run --rank 2 x.lua')
     assert.equal(2, code)
     assert.equal('moonshard: run: unknown flag --rank, did you mean --ranks?\n', output)
@@ -60,7 +60,7 @@ describe('the moonshard command', function()
     end
   end)
 
-  it('explains itself and each of its commands', function()
+  it('has help for each command', function()
     for words, text in pairs {
       ['--help'] = 'moonshard COMMAND --help', ['-h'] = 'moonshard COMMAND --help',
       ['run --help'] = 'MS_COMM_TIMEOUT=600 ', ['run -n 2 -h x.lua'] = '--ranks RANKS',
@@ -85,7 +85,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('says that it was asked to stop, also when no rank has asked whether', function()
+  it('names the signal that stopped it', function()
     local script = [[
       local ms = require 'moonshard'
       jit.off() -- compiled loops do not see what luajit makes of a SIGINT
@@ -117,7 +117,7 @@ describe('the moonshard command', function()
     end
   end)
 
-  it('starts ranks that start no others, joined or not', function()
+  it('starts ranks that cannot start others', function()
     with_script("print 'once' ms.dist.spawn(2, print)", function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)
       assert.equal(1, code, output)
@@ -130,7 +130,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('tells what is wrong with a script before it has joined', function()
+  it('reports errors of a script before dist.init', function()
     with_script('local x = = 3', function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)
       assert.equal(1, code, output)
@@ -141,7 +141,7 @@ describe('the moonshard command', function()
     assert.truthy(output:find('cannot run /nowhere/at%-all: No such file or directory'), output)
   end)
 
-  it('says once what is wrong with the variables of its environment', function()
+  it('warns once of each wrong environment variable', function()
     local odd = {
       MS_LOG = { 'debug', "is 'debug', expected warn, info or trace; it is ignored" },
       MS_ONEDNN = { 'off', "is 'off', expected 0 or 1; it is ignored" },
@@ -173,7 +173,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('does not compute on the CPU what was meant for a device that it does not know', function()
+  it('refuses an unknown MS_DEVICE', function()
     with_script('ms.dist.init { ranks = 2 } ms.ones(2)', function(path)
       for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
         local output, code = shell(('env MS_DEVICE=cuda %s %s'):format(start, path))
@@ -184,7 +184,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('runs where it is installed, from elsewhere, with a bare environment', function()
+  it('runs from an installed prefix', function()
     local prefix = os.tmpname()
     os.remove(prefix)
     local made = shell(('cmake --install %s --prefix %s'):format(B.folder, prefix))
@@ -235,7 +235,7 @@ describe('the moonshard command', function()
     shell('rm -r ' .. prefix)
   end)
 
-  it('tells its version and what it found', function()
+  it('prints its version and libraries', function()
     assert.equal('moonshard 0.1.0\n', (shell('bindings/moonshard --version')))
     assert.truthy((shell('bindings/moonshard info')):find('kernels   x86%-64%-v[234]'))
   end)

@@ -49,14 +49,14 @@ describe('entries of a tensor', function()
     checks.raises('IndexError', 'entry 3 is out of range', set, x, 3, 0)
   end)
 
-  it('are differentiable, and add up where they overlap', function()
+  it('are differentiable', function()
     local w = ms.tensor({ { 1, 2 }, { 3, 4 } }, { requires_grad = true })
     local y = w[1][2] * w[2]:sum() + w[-1][1]
     y:backward()
     assert.same({ { 0, 7 }, { 3, 2 } }, w:grad():totable())
   end)
 
-  it('are written through', function()
+  it('can be assigned', function()
     x[1] = 7
     assert.same({ { 7, 7, 7 }, { 4, 5, 6 } }, x:totable())
     x[2][-1] = 8.5
@@ -70,7 +70,7 @@ describe('entries of a tensor', function()
     assert.same({ true, true }, flags:totable())
   end)
 
-  it('are written no values whose gradient would be lost', function()
+  it('refuse values that require grad', function()
     local w, out = ms.tensor({ 1, 2, 3 }, { requires_grad = true }), ms.zeros(2, 3)
     local square = w * w
     local instead = 'build the tensor with ms.cat or ms.where, or write x:detach(), or inside '
@@ -90,7 +90,7 @@ describe('entries of a tensor', function()
     assert.same({ 1, 4, 27 }, out[1]:totable()) -- [3]: its square by copy_, twice that by add_
   end)
 
-  it('of tensors that require grad are not written while ops are recorded', function()
+  it('of tensors that require grad are written inside no_grad only', function()
     local w = ms.tensor({ 1, 2 }, { requires_grad = true })
     for _, write in ipairs {
       { 't[1] = x', function(t) t[1] = 5 end },
@@ -112,14 +112,14 @@ describe('entries of a tensor', function()
     end
   end)
 
-  it('saved for backward are not silently changed', function()
+  it('that backward needs may not change', function()
     local w = ms.ones(2, { requires_grad = true })
     local y = (w * x:narrow(2, 1, 2)[1]):sum()
     x[1] = 0
     checks.raises('RuntimeError', 'was modified by an in-place operation', y.backward, y)
   end)
 
-  it('refuse what is no number and no tensor', function()
+  it('refuse other values', function()
     checks.raises('TypeError', "t[1] = x: x is a string, expected a number or a tensor", set, x, 1,
       'one')
     checks.raises('TypeError', 'x is nil', set, x, 1, nil)
@@ -128,7 +128,7 @@ describe('entries of a tensor', function()
       'name', 1)
   end)
 
-  it('leave methods where they were, and name the nearest for a mistyped one', function()
+  it('do not hide methods', function()
     assert.equal(21, x:sum():item())
     checks.raises('KeyError', "a tensor has no 'shpae', did you mean 'shape'?", get, x,
       'shpae')
@@ -137,7 +137,7 @@ describe('entries of a tensor', function()
     checks.raises('TypeError', expected:format('table'), get, x, { 1, 2 })
   end)
 
-  it('say what a name of another library is called here', function()
+  it('name the method for a name of another library', function()
     checks.raises('KeyError', "a tensor has no 'numpy'; write t:totable()", get, x, 'numpy')
     checks.raises('KeyError', "a tensor has no 'T'; write t:t()", get, x, 'T')
     checks.raises('KeyError', "no field 'requires_grad'; write t:requires_grad_(on)", set, x,
@@ -147,7 +147,7 @@ describe('entries of a tensor', function()
     checks.raises('KeyError', "no field 'grad'; write t:set_grad(x)", set, x, 'grad', nil)
   end)
 
-  it('can be walked by ipairs', function()
+  it('can be iterated with ipairs', function()
     local sums = {}
     for i, row in ipairs(x) do
       sums[i] = row:sum():item()
@@ -157,7 +157,7 @@ describe('entries of a tensor', function()
     checks.raises('TypeError', 'ipairs(t) gives its entries', pairs, x)
   end)
 
-  it('belong to the scope they were made in', function()
+  it('belong to the scope that made them', function()
     local kept
     ms.scope(function()
       kept = x[1]

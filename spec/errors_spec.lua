@@ -17,7 +17,7 @@ describe('an error', function()
     assert.is_false(errors.is { kind = 'ValueError', message = 'x' })
   end)
 
-  it('writes control characters out, as what they come from may be anybody\'s', function()
+  it('escapes control characters', function()
     local err = checks.raises('ValueError', 'a\\x1b[2J\\x00\\x0d\\x7f\tb\nc', ms.error,
       'ValueError', 'a\27[2J\0\r\127\tb\nc')
     assert.is_nil(err.message:find('\27', 1, true))
@@ -33,7 +33,7 @@ describe('an error', function()
     assert.truthy(err.traceback:find('errors_spec', 1, true))
   end)
 
-  it('of a forward is a line where it is caught, and brings its frames where it is not', function()
+  it('of a forward has one line when caught and a traceback when not', function()
     scripts.with_script([[
       local Odd = ms.nn.Module.extend('my.Odd')
       local function fold(x)
@@ -77,7 +77,7 @@ describe('an error', function()
 end)
 
 describe('warnings', function()
-  it('are given back in order by capture_warnings', function()
+  it('are returned in order by capture_warnings', function()
     local list = ms.capture_warnings(function(what)
       ms.warn('UserWarning', what)
       ms.warn('FutureWarning', 'will change')
@@ -140,7 +140,7 @@ describe('a class', function()
     assert.equal('class zoo.Dog', tostring(Dog))
   end)
 
-  it('with a constructor of another name is refused', function()
+  it('refuses a constructor with another name', function()
     for _, name in ipairs { '__init', '__init__' } do
       local Cat = class('zoo.Cat')
       Cat[name] = function() end
@@ -160,7 +160,7 @@ describe('a class', function()
 end)
 
 describe('ms', function()
-  it('tells its version and dtypes', function()
+  it('has a version and dtypes', function()
     assert.equal('0.1.0', ms.version)
     assert.equal('bf16', ms.bf16)
   end)
@@ -178,7 +178,7 @@ describe('ms', function()
     assert.equal(ms.memory().live_total, ms.memory().peak_total)
   end)
 
-  it('closes everything: tensors become stale, and work can begin anew', function()
+  it('can be closed and used again; old tensors are stale', function()
     local output = io.popen([[luajit -e '
       local ms = require "moonshard"
       local x = ms.ones(2, { requires_grad = true })

@@ -128,7 +128,7 @@ describe('a failure of one rank in', function()
 
   for _, line in ipairs(FAILURES) do
     local what, call, says, together = unpack(line)
-    it(what .. ' is told as its own', function()
+    it(what .. ' is reported with its rank', function()
       for who = 0, 1 do
         local reports, cause = run(who, call, line.strategy)
         assert.truthy(cause:find(('rank %d failed: '):format(who), 1, true) -- whoever says it first
@@ -140,7 +140,7 @@ describe('a failure of one rank in', function()
       end
     end)
 
-    it(what .. (together and ' leaves all of them as they were' or ' is told when it caught it'),
+    it(what .. (together and ' changes nothing on any rank' or ' is reported when it was caught'),
       function()
         for who = 0, 1 do
           local reports, cause = run(who, call, line.strategy, true)

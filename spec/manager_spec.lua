@@ -37,7 +37,7 @@ describe('a manager of checkpoints', function()
     return out
   end
 
-  it('removes nothing unless it is told how many to keep', function()
+  it('deletes nothing without keep', function()
     local manager = checkpoint.Manager { root = root }
     assert.is_false(manager.keep)
     for step = 1, 4 do
@@ -48,7 +48,7 @@ describe('a manager of checkpoints', function()
     assert.equal(4, manager:resume({ model = model }).step)
   end)
 
-  it('leaves what has a greater step than what it saves', function()
+  it('never deletes a later step', function()
     local before = checkpoint.Manager { root = root, keep = 10 }
     for step = 10, 14 do
       save(before, step)
@@ -68,7 +68,7 @@ describe('a manager of checkpoints', function()
     assert.same({ 14, 15 }, steps())
   end)
 
-  it('resumes from its own checkpoints, and names what it passes over', function()
+  it('resumes from its own checkpoints and warns of others', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     local opt = ms.optim.AdamW(model:parameters())
     local told
@@ -98,7 +98,7 @@ describe('a manager of checkpoints', function()
       .. 'folder is there', resume)
   end)
 
-  it('leaves checkpoints alone that bear other names', function()
+  it('never deletes a checkpoint with another name', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     save(manager, 1)
     for _, name in ipairs { 'best', 'step-1', 'step-00000007', 'latest-1' } do

@@ -48,13 +48,13 @@ describe('the operators that run', function()
     assert.equal(0, checks.live_handles())
   end)
 
-  it('are those of its layers, once each, for a block', function()
+  it('of a TransformerBlock are those of its layers', function()
     local block = nn.TransformerBlock(8, 2)
     local x = ms.ones(1, 4, 8)
     assert.same(BLOCK, (op_counts.of(block, x)))
   end)
 
-  it('are none in a backward, a clip, a step and a zero_grad', function()
+  it('are none in backward, clipping, step and zero_grad', function()
     local model = gpt(2)
     local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
     local loss = model(ids(4), ids(4))
@@ -66,7 +66,7 @@ describe('the operators that run', function()
     end)))
   end)
 
-  it('are the same for a wrapped model, in every step', function()
+  it('are the same for a wrapped model', function()
     local plain = op_counts.of(gpt(2), ids(4), ids(4))
     local model = wrapped(gpt(2))
     for _ = 1, 2 do
@@ -106,7 +106,7 @@ describe('the operators that run', function()
     assert.same({ unshard = some(2 * again), reshard = all + again, reduce = all }, units_of(step))
   end
 
-  it('are unshards, reshards and reduces of units as the strategy says', function()
+  it('of units follow the strategy', function()
     for n = 1, 3 do
       count_units(n, 'FULL_SHARD', true)
       count_units(n, 'SHARD_GRAD_OP', false)
@@ -114,7 +114,7 @@ describe('the operators that run', function()
     end
   end)
 
-  it('are no reduces under no_sync, and one for each unit behind it', function()
+  it('of units include no reduction inside no_sync', function()
     local model = wrapped(gpt(2), 'SHARD_GRAD_OP', { nn.TransformerBlock })
     local function step()
       model(ids(4), ids(4)):backward()

@@ -9,7 +9,7 @@ describe('operators', function()
     assert.equal(0, checks.live_handles())
   end)
 
-  it('combine tensors and numbers from both sides', function()
+  it('combine tensors and numbers on both sides', function()
     local x = ms.tensor { 1, 2, 4 }
     assert.same({ 2, 3, 5 }, (x + 1):totable())
     assert.same({ 2, 3, 5 }, (1 + x):totable())
@@ -42,7 +42,7 @@ describe('operators', function()
     assert.truthy(err.message:find('(4)', 1, true))
   end)
 
-  it('refuse fractions beside integers under the name of what was called', function()
+  it('refuse fractions beside integers', function()
     local ids = ms.arange(3)
     local fraction = 'the tensor is i64 and the number 1.5, expected a whole one; '
       .. "t:to('f32') takes fractions"
@@ -68,7 +68,7 @@ describe('operators', function()
     assert.same({ 0.5, 2, 3.5 }, (ids:to('f32') * 1.5 + 0.5):totable())
   end)
 
-  it('refuse what is no tensor and name the parameter', function()
+  it('refuse other values than tensors', function()
     checks.raises('TypeError', "exp: 'x' is a string, expected a tensor", ops.exp, 'x')
     checks.raises('TypeError', "matmul: 'b' is nil, expected a tensor", ops.matmul,
       ms.zeros(1, 1))
@@ -93,7 +93,7 @@ describe('operators', function()
     end
   end)
 
-  it('take the logarithm of 1 + exp(x) up to a threshold', function()
+  it('have softplus with beta and threshold', function()
     local x = ms.tensor({ -1, 0.5, 30 }, { dtype = 'f64' })
     local function soft(v, beta) return math.log(1 + math.exp(beta * v)) / beta end
     checks.close({ soft(-1, 1), soft(0.5, 1), 30 }, ops.softplus(x), 1e-14)
@@ -101,28 +101,17 @@ describe('operators', function()
     checks.close({ soft(-1, 2), 0.5, 30 }, x:softplus(2, 0.9), 1e-14)
   end)
 
-  it('take the larger and the smaller of two, and bound', function()
+  it('have maximum, minimum and clamp', function()
     local a = ms.tensor({ 1, 5, 2 }, { requires_grad = true })
     local b = ms.tensor({ 3, 5, -1 }, { requires_grad = true })
     assert.same({ 3, 5, 2 }, ops.maximum(a, b):totable())
     assert.same({ 1, 5, -1 }, a:minimum(b):totable())
-    ops.maximum(a, b):sum():backward() -- equal ones share
-    assert.same({ { 0, 0.5, 1 }, { 1, 0.5, 0 } }, { a:grad():totable(), b:grad():totable() })
     assert.same({ 2, 5, 2 }, a:clamp(2):totable())
     assert.same({ 1, 2, 2 }, a:clamp(nil, 2):totable())
-    a:set_grad(nil)
-    a:clamp(1, 2):sum():backward() -- on a bound is inside
-    assert.same({ 1, 0, 1 }, a:grad():totable())
-    local nan = a:detach():clamp(0 / 0)
-    assert.same({ true, true, true }, nan:isnan():totable())
-    assert.same({ 1, 2, 2 }, ops.clamp(ms.tensor({ 1, 5, 2 }, { dtype = 'i32' }), nil, 2):totable())
     checks.raises('ValueError', "both 'min' and 'max' are nil", ops.clamp, a)
-    checks.raises('TypeError', 'clamp', ops.clamp, ms.tensor({ 1 }, { dtype = 'i64' }), 0.5)
-    checks.raises('TypeError', 'maximum: a is f32 and b is i64', ops.maximum, a,
-      ms.tensor({ 1 }, { dtype = 'i64' }))
   end)
 
-  it('know each function of one tensor by its name, as a method too', function()
+  it('have each unary function, also as a method', function()
     local x = ms.tensor({ -0.5, 1, 2.5 }, { dtype = 'f64' })
     local named = {}
     for _, name in ipairs(unary.functions) do
@@ -152,7 +141,7 @@ describe('operators', function()
     checks.raises('ValueError', 'the exponent is inf', x.pow, x, math.huge)
   end)
 
-  it('keep dimensions that are summed over when told so', function()
+  it('keep summed dimensions with keepdim', function()
     local x = ms.tensor { { 1, 2 }, { 3, 4 } }
     assert.same({ { 4, 6 } }, x:sum(1, true):totable())
     assert.same({ { 4, 6 } }, x:sum(1, { keepdim = true }):totable())
@@ -164,7 +153,7 @@ describe('operators', function()
       { keepdim = 1 })
   end)
 
-  it('refuse names where arguments stand by place', function()
+  it('refuse names in lists of dimensions', function()
     local x = ms.ones(2, 3)
     for text, call in pairs {
       ["sum: 'dimensions' has a field 'dim', expected a plain list"] = function()
@@ -179,7 +168,7 @@ describe('operators', function()
     end
   end)
 
-  it('multiply vectors, matrices and batches by names that say which', function()
+  it('multiply vectors, matrices and batches', function()
     local m, v = ms.tensor { { 1, 2 }, { 3, 4 } }, ms.tensor { 5, 6 }
     assert.same({ { 7, 10 }, { 15, 22 } }, m:mm(m):totable())
     assert.same({ 17, 39 }, ops.mv(m, v):totable())
@@ -202,7 +191,7 @@ describe('operators', function()
     checks.raises('ValueError', "addmm: unknown option 'gamma'", v.addmm, v, m, m, { gamma = 1 })
   end)
 
-  it('measure losses, with targets that do not count', function()
+  it('have losses that ignore targets', function()
     local logits = ms.zeros(3, 4)
     local targets = ms.tensor({ 0, -100, 3 }, { dtype = 'i64' })
     checks.close(math.log(4), ops.cross_entropy(logits, targets):item())
@@ -217,7 +206,7 @@ describe('operators', function()
       { reductoin = 'sum' })
   end)
 
-  it('attend over all positions, or over the past only', function()
+  it('have attention over all positions or the past', function()
     local q = ms.zeros(1, 1, 2, 1) -- equal scores: the mean of what is seen
     local v = ms.tensor { { { { 2 }, { 4 } } } }
     checks.close({ { { { 3 }, { 3 } } } }, ops.attention(q, q, v))
@@ -225,30 +214,8 @@ describe('operators', function()
     local first = q:narrow(3, 1, 1) -- counted from the first key, whatever their numbers are
     checks.close({ { { { 2 } } } }, ops.attention(first, q, v, { causal = true }))
     checks.raises('ValueError', "'scale' is 0", ops.attention, q, q, v, { scale = 0 })
-    for _, scale in ipairs { 0 / 0, math.huge, -math.huge } do
-      checks.raises('ValueError', 'expected a finite number', ops.attention, q, q, v,
-        { scale = scale })
-    end
     local qkv = ms.tensor { { { 0, 0, 2 }, { 0, 0, 4 } } }
     checks.close({ { { 2 }, { 3 } } }, ops.attention_packed(qkv, 1, { causal = true }))
-  end)
-
-  it('drop elements by site and call, the same ones every time', function()
-    local x = ms.ones(4, 64)
-    local a = ops.dropout(x, 0.5, 'h.0.drop', 0)
-    assert.equal(a:hash(), ops.dropout(x, 0.5, ops.site('h.0.drop'), 0):hash())
-    assert.not_equal(a:hash(), ops.dropout(x, 0.5, 'h.1.drop', 0):hash())
-    assert.not_equal(a:hash(), ops.dropout(x, 0.5, 'h.0.drop', 1):hash())
-    checks.raises('ValueError', 'dropout: call is -1, expected 0 or more', ops.dropout, x, 0.5,
-      'h.0.drop', -1)
-    local kept = 0
-    for _, row in ipairs(a:totable()) do
-      for _, value in ipairs(row) do
-        assert.is_true(value == 0 or value == 2)
-        kept = kept + value / 2
-      end
-    end
-    assert.is_true(kept > 88 and kept < 168) -- 128 expected, 8 is one deviation
   end)
 
   it('join along a dimension', function()

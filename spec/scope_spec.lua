@@ -9,7 +9,7 @@ describe('a scope', function()
     assert.equal(0, checks.live_handles())
   end)
 
-  it('releases what was made in it, at once, and returns its results', function()
+  it('releases tensors made inside, except results', function()
     local before = checks.live_handles()
     local inside
     local result, n = ms.scope(function(k)
@@ -26,7 +26,7 @@ describe('a scope', function()
     assert.equal(5, n)
   end)
 
-  it('names itself when a released tensor is used', function()
+  it('is named when a released tensor is used', function()
     local x
     scope.run('h.0.attn', function() x = ms.ones(2) end)
     checks.raises('RuntimeError',
@@ -53,7 +53,7 @@ describe('a scope', function()
     assert.equal(2, out[2].deep:numel())
   end)
 
-  it('is closed by an error, which stays the same object', function()
+  it('is closed by an error', function()
     local before, thrown = checks.live_handles(), {}
     local ok, err = pcall(ms.scope, function()
       ms.scope(function()
@@ -93,7 +93,7 @@ describe('a coroutine', function()
     end)))
   end
 
-  it('cannot yield in the middle of a module call; nobody\'s tensors are lost', function()
+  it('cannot yield in a module call', function()
     local Waits = nn.Module.extend('my.Waits')
     function Waits:forward(x)
       coroutine.yield('never seen')
@@ -111,7 +111,7 @@ describe('a coroutine', function()
     assert.equal(3, after:numel())
   end)
 
-  it('may yield between calls, and inside one that also resumes it', function()
+  it('may yield between module calls', function()
     local Counts = nn.Module.extend('my.Counts')
     function Counts:forward(x)
       for i in coroutine.wrap(function()
@@ -139,7 +139,7 @@ describe('outside scopes', function()
     assert.equal(0, checks.live_handles())
   end)
 
-  it('20,000 small tensors do not pile up', function()
+  it('small tensors do not pile up', function()
     local before = checks.live_handles()
     for i = 1, 20000 do
       local _ = ms.full({ 4 }, i)
@@ -147,7 +147,7 @@ describe('outside scopes', function()
     assert.equal(before, checks.live_handles())
   end)
 
-  it('large tensors are collected long before their bytes count', function()
+  it('large tensors are collected early', function()
     local before, peak = ms.memory().live_total, 0
     for _ = 1, 64 do
       local _ = ms.empty(4 * 2 ^ 20) -- 16 MiB each, 1 GiB in all, 16 bytes of Lua
@@ -158,7 +158,7 @@ describe('outside scopes', function()
 
   -- A parameter shows the memory of its unit now and a shard of its own then: its handle may hold
   -- other bytes when it dies than when it was made.
-  it('their bytes come back, whatever parameters showed', function()
+  it('the memory of models is freed', function()
     local function live()
       checks.live_handles()
       local bytes = ms.memory().live

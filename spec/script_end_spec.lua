@@ -34,7 +34,7 @@ local function count(text, part)
 end
 
 describe('the end of a script on a device', function()
-  it('tells what was wrong with the last thing it did, however it ends', function()
+  it('reports a late device error, however the script ends', function()
     for _, ending in ipairs { '', 'os.exit(0)', 'os.exit(0, true)', 'ms.dist.exit()',
       'ms.dist.leave()', 'ms.close()' } do
       with_script(script(1, 'wrong(true) ' .. ending), function(path)
@@ -45,7 +45,7 @@ describe('the end of a script on a device', function()
     end
   end)
 
-  it('says nothing when all went well, or has been told, and keeps a code that is not 0', function()
+  it('is silent without an error, and keeps an exit code', function()
     for ending, expected in pairs {
       ['wrong(false)'] = 0,
       ['local y = wrong(true):sum() pcall(y.item, y)'] = 0,
@@ -59,7 +59,7 @@ describe('the end of a script on a device', function()
     end
   end)
 
-  it('fails the job when it is the end of a rank', function()
+  it('fails the job of a rank', function()
     for _, ending in ipairs { '', 'os.exit(0)', 'ms.dist.exit()', 'ms.dist.leave()',
       'ms.close()' } do
       for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
@@ -103,7 +103,7 @@ describe('the end of a script on a device', function()
     end)
   end
 
-  it('is quick and has computed what is pending, or drops it when it fails', function()
+  it('computes pending work, or drops it when the script failed', function()
     local expected = {
       [''] = { 0, '^$' }, ['os.exit(0)'] = { 0, '^$' }, ['os.exit(0, true)'] = { 0, '^$' },
       ['ms.dist.exit()'] = { 0, '^$' }, ['ms.close()'] = { 0, '^$' },

@@ -17,7 +17,7 @@ describe('a tensor', function()
       assert.same({ 3, 1 }, x:stride())
     end)
 
-    it('is bool for booleans and a number without dimensions for a number', function()
+    it('is bool for booleans and has no dimensions for a number', function()
       assert.same({ true, false }, ms.tensor({ true, false }):totable())
       local x = ms.tensor(2.5)
       assert.same({}, x:shape())
@@ -59,7 +59,7 @@ describe('a tensor', function()
         { dtype = 'i64', requires_grad = true })
     end)
 
-    it('refuses numbers that its dtype does not hold, and names the entry', function()
+    it('refuses numbers that its dtype does not hold', function()
       checks.raises('ValueError',
         'tensor: entry [2,1]: 300 does not fit in u8, expected whole numbers from 0 to 255',
         ms.tensor, { { 1, 2 }, { 300, 4 } }, { dtype = 'u8' })
@@ -101,7 +101,7 @@ describe('a tensor', function()
       end
     end)
 
-    it('is random by stream: equal names give equal values, others do not', function()
+    it('is random by seed', function()
       local a, b = ms.randn(64, { seed = 1 }), ms.randn(64, { seed = 1 })
       assert.equal(a:hash(), b:hash())
       assert.not_equal(a:hash(), ms.randn(64, { seed = 2 }):hash())
@@ -152,13 +152,13 @@ describe('a tensor', function()
         tostring(ms.tensor { 0 / 0, 1 / 0, -1 / 0 }))
     end)
 
-    it('elides the middle past 1000 elements', function()
+    it('leaves out the middle of more than 1000 elements', function()
       assert.equal("tensor([   0,    1,    2, ..., 1998, 1999, 2000], dtype='i64', shape=(2001))",
         tostring(ms.arange(2001)))
       assert.is_nil(tostring(ms.arange(1000)):find('...', 1, true))
     end)
 
-    it('tells that it requires grad, is empty, or was released', function()
+    it('shows requires_grad, empty and released tensors', function()
       assert.equal("tensor([1.], dtype='f32', shape=(1), requires_grad=true)",
         tostring(ms.ones(1, { requires_grad = true })))
       assert.equal("tensor([], dtype='f32', shape=(0))", tostring(ms.zeros(0)))
@@ -168,7 +168,7 @@ describe('a tensor', function()
     end)
   end)
 
-  describe('viewed otherwise', function()
+  describe('when viewed', function()
     local x
     before_each(function() x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } } end)
     after_each(function() x = nil end)
@@ -184,7 +184,7 @@ describe('a tensor', function()
       assert.same({ 3, 2 }, x:transpose(1, -1):shape())
     end)
 
-    it('refuses dimensions out of range, and says that they count from 1', function()
+    it('refuses dimensions out of range', function()
       checks.raises('IndexError', 'dimension 0 is out of range for 2 dimensions (they count from'
         .. ' 1)', x.size, x, 0)
       checks.raises('IndexError', 'dimension 3 is out of range', x.sum, x, 3)
@@ -222,7 +222,7 @@ describe('a tensor', function()
     end)
   end)
 
-  describe('written in place', function()
+  describe('when written in place', function()
     it('adds scaled, copies with broadcasting and fills', function()
       local x = ms.zeros(2, 2)
       assert.equal(x, x:add_(ms.tensor { 1, 2 }, 3))

@@ -111,7 +111,7 @@ describe('training on ranks that are processes', function()
     end
   end
 
-  it('resumes at any step to the same bits, on another number of ranks too', function()
+  it('resumes at any step to the same bits on any number of ranks', function()
     local tokens = token_file(folder)
     local whole = run(folder, 2, { dtype = 'bf16' })
     for k = 1, STEPS - 1 do

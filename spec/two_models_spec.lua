@@ -83,7 +83,7 @@ describe('four ranks, two a model', function()
     checks.close_library()
   end)
 
-  it('train, save and resume two models as if each were alone', function()
+  it('train, save and resume two models as two jobs would', function()
     local alone = {}
     for color = 0, 1 do
       local reports, cause = runs.reports(2, function()
@@ -102,7 +102,7 @@ describe('four ranks, two a model', function()
     assert.not_equal(alone[0], alone[1])
   end)
 
-  it('are dealt other samples by loaders that say so', function()
+  it('get samples by their own group', function()
     local function first_sample(options)
       local loader = ms.data.Loader(options)
       local x = loader:next()
@@ -131,7 +131,7 @@ describe('four ranks, two a model', function()
       reports(function() return { batch = 1, world_size = 1, shuffle = false } end))
   end)
 
-  it('stop each at a step of its own, both of a pair at the same', function()
+  it('stop at a step of their own group', function()
     local reports, cause = runs.reports(4, function(rank)
       local pair, step = ms.dist.split(rank % 2), 0
       ms.dist.catch_signals()

@@ -85,7 +85,7 @@ local HANDLINGS = {
 }
 
 describe('samples', function()
-  it('lets batches say their samples, whatever lies between dealing and forward', function()
+  it('follow batches, whatever runs between next() and forward', function()
     local expected = trained(1, HANDLINGS['one after another'])
     for name, handle in pairs(HANDLINGS) do
       for _, W in ipairs { 1, 2, 4 } do
@@ -94,7 +94,7 @@ describe('samples', function()
     end
   end)
 
-  it('count how often a module ran on each batch, which a seed begins anew', function()
+  it('count the calls of a module for each batch', function()
     local loader = data.Loader { tokens = ms.tensor(TOKENS, { dtype = 'i64' }), context = 3,
       batch = 2 }
     local drop = ms.nn.Dropout(0.5)

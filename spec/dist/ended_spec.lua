@@ -38,7 +38,7 @@ describe('a rank that ends without dist.leave', function()
     end
   end
 
-  it('ends well where the ranks said the same', function()
+  it('exits with 0 when the ranks agree', function()
     for _, ending in ipairs { '', 'os.exit(0)' } do
       runs('luajit', training('0.1', ending), function(status, output)
         assert.equal(0, status, output)
@@ -47,7 +47,7 @@ describe('a rank that ends without dist.leave', function()
     end
   end)
 
-  it('keeps the code it ends with, and nobody is compared with it', function()
+  it('keeps its exit code, and is not compared', function()
     runs('luajit', training('0.2', 'os.exit(world.rank == 3 and 7 or 0)'), function(status, output)
       assert.equal(7, status, output)
       assert.matches('rank 3 exited with code 7', output)

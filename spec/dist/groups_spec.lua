@@ -20,7 +20,7 @@ describe('a group of ranks', function()
     end
   end)
 
-  it('stands last, behind what is not left out', function()
+  it('is the last argument of every collective', function()
     local group, f = dist.fake { world = 3 }, dist.functional
     assert.equal(3, dist.all_reduce(ms.ones(1), group):item())
     assert.equal(1, dist.all_reduce(ms.ones(1), 'max', group):item())
@@ -36,7 +36,7 @@ describe('a group of ranks', function()
     checks.raises('RuntimeError', 'make the smaller group a fake one, too', dist.split, 0, group)
   end)
 
-  it('is refused where it is none, or none any more', function()
+  it('is refused when it is false or destroyed', function()
     local gone = dist.fake { world = 2 }
     for _, call in ipairs { 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter' } do
       checks.raises('ValueError', 'this rank is in none of the groups', function()
@@ -54,7 +54,7 @@ describe('a group of ranks', function()
 end)
 
 describe('dist.new_group', function()
-  it('has the ranks that are listed, in the order of the job', function()
+  it('has the listed ranks, in the order of the job', function()
     local reports, cause = runs.reports(4, function(rank)
       local group = dist.new_group { 3, 0, 2 }
       assert(dist.get_rank(group) == (rank == 1 and -1 or ({ [0] = 0, [2] = 1, [3] = 2 })[rank]))
@@ -77,7 +77,7 @@ describe('dist.new_group', function()
     assert.same({ [0] = '0 2 3: 1101', 'none', '0 2 3: 1101', '0 2 3: 1101' }, reports)
   end)
 
-  it('is told when the ranks list different ones', function()
+  it('fails when the ranks list different ones', function()
     checks.raises('CommError', "the ranks differ: ranks of new_group is 0 on rank 0 and 1 on "
       .. 'rank 1', dist.spawn, 2, function(rank)
       dist.new_group { rank }
@@ -158,7 +158,7 @@ describe('dist.destroy_process_group', function()
     end)
   end
 
-  it('leaves the job without a group, or with that of all ranks', function()
+  it('leaves the job without a group or with dist.world()', function()
     for given = 1, 2 do
       dist.spawn(2, function()
         dist.destroy_process_group(given == 2 and dist.world() or nil)
@@ -167,7 +167,7 @@ describe('dist.destroy_process_group', function()
     end
   end)
 
-  it('is told to who calls in it later', function()
+  it('fails a later call of another rank', function()
     checks.raises('CommError', 'rank 1 freed the group', dist.spawn, 2, function(rank)
       local group = dist.new_group()
       if rank == 1 then
@@ -181,7 +181,7 @@ describe('dist.destroy_process_group', function()
 end)
 
 describe('dist.init', function()
-  it('says what made the process a world of its own', function()
+  it('names the call that made the process a world of one', function()
     for before, by in pairs { -- order does not matter
       ['ms.dist.fake { world = 4 }'] = 'dist.fake made',
       ['ms.dist.barrier()'] = 'a collective, dist.split, FSDP or an init before made',

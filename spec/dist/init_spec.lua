@@ -17,7 +17,7 @@ describe('dist.init', function()
     end)
   end)
 
-  it('is a world of one for one rank', function()
+  it('makes a world of one for one rank', function()
     with_script([[
       local world = ms.dist.init{ ranks = 1 }
       print(world.rank, world.world_size, world.transport)
@@ -27,7 +27,7 @@ describe('dist.init', function()
     end)
   end)
 
-  it('ends every rank when one raises, and leaves with its code', function()
+  it('ends every rank when one raises', function()
     with_script([[
       local world = ms.dist.init{ ranks = 2 }
       if world.rank == 1 then error('boom') end
@@ -41,7 +41,7 @@ describe('dist.init', function()
     end)
   end)
 
-  it('tells the other ranks and the summary what a script does not catch', function()
+  it('reports an uncaught error to the other ranks and in the summary', function()
     for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2',
       'bindings/moonshard run -n 2 --no-prefix luajit' } do
       with_script([[
@@ -66,7 +66,7 @@ describe('dist.init', function()
     end
   end)
 
-  it('ends with an error when ranks had said different things, however they left', function()
+  it('fails a job whose ranks differ in dist.same, however they exit', function()
     for _, way in ipairs { '', 'os.exit(0)', 'os.exit(0, true)', 'ms.dist.exit()',
       'ms.dist.leave()' } do
       for same = 0, 1 do
@@ -85,7 +85,7 @@ describe('dist.init', function()
     end
   end)
 
-  it('refuses another number of ranks than there are, and names both', function()
+  it('refuses another number of ranks than there are', function()
     for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2 --no-prefix' } do
       with_script([[
         local world = ms.dist.init { ranks = 2 }
@@ -115,7 +115,7 @@ describe('dist.init', function()
     end)
   end)
 
-  it('lets a script whose ranks were asked to stop end by that signal', function()
+  it('ends by the signal that asked its ranks to stop', function()
     with_script([[
       local host = io.open('/proc/self/stat'):read('*n')
       ms.dist.spawn(2, function(rank)
@@ -135,7 +135,7 @@ describe('dist.init', function()
     end)
   end)
 
-  it('makes no world of its own of a rank that has closed', function()
+  it('cannot be used after ms.close()', function()
     with_script([[
       local ms = require 'moonshard'
       ms.dist.init { ranks = 2 }
@@ -154,7 +154,7 @@ describe('dist.init', function()
     end)
   end)
 
-  it('is not needed to know the rank that a launcher gave', function()
+  it('is not needed for rank() and world_size() under a launcher', function()
     with_script('print(ms.dist.rank(), ms.dist.world_size())', function(path)
       local output = shell('bindings/moonshard run -n 2 ' .. path)
       assert.truthy(output:find('[rank 0] 0\t2\n', 1, true), output)

@@ -45,14 +45,14 @@ describe('dist.spawn', function()
     end)
   end)
 
-  it('refuses while tensors are live, and a number of ranks that is none', function()
+  it('refuses while tensors are live', function()
     local x = ms.ones(1)
     checks.raises('RuntimeError', '1 tensors are live', dist.spawn, 2, function() end)
     x:release()
     checks.raises('ValueError', 'expected 1 or more', dist.spawn, 0, function() end)
   end)
 
-  it('brings the traceback of the rank that failed, and its process', function()
+  it('raises the traceback and process of the rank that failed', function()
     local err = checks.raises('CommError', 'rank 1 failed', dist.spawn, 2, function(rank)
       local function somewhere_deep()
         error('boom')
@@ -68,7 +68,7 @@ describe('dist.spawn', function()
 end)
 
 describe('dist.run', function()
-  it('tells the other ranks what was raised', function()
+  it('reports an error to the other ranks', function()
     with_script([[
       ms.dist.run({ ranks = 2 }, function(world)
         if world.rank == 1 then ms.error('ValueError', 'bad value here') end

@@ -15,7 +15,7 @@ describe('an error that a script does not catch', function()
     ["error(('z\\n'):rep(5e6), 0)"] = 'z',
   }
 
-  it('reaches the summary whatever it is, and peers say so in a line', function()
+  it('is in the summary, and in one line of each other rank', function()
     for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2 --no-prefix' } do
       for code, said in pairs(raised) do
         with_script(([[
@@ -36,7 +36,7 @@ describe('an error that a script does not catch', function()
     end
   end)
 
-  it('reaches the summary though the stack has overflown', function()
+  it('is in the summary after a stack overflow', function()
     with_script([[
       local world = ms.dist.init { ranks = 2 }
       local function f() return 1 + f() end
@@ -49,7 +49,7 @@ describe('an error that a script does not catch', function()
     end)
   end)
 
-  it('names the process that left though others needed it', function()
+  it('is a process that left while others needed it', function()
     with_script([[
       local world = ms.dist.init { ranks = 2 }
       if world.rank == 1 then os.exit(0) end
@@ -63,7 +63,7 @@ describe('an error that a script does not catch', function()
     end)
   end)
 
-  it('in a forward is told once, with its stack', function()
+  it('in a forward has one traceback', function()
     with_script([[
       local Bad = ms.nn.Module.extend('Bad')
       function Bad:forward() error('in the middle') end

@@ -31,7 +31,7 @@ describe('buffer_dtype', function()
     assert.equal('f32', model:state_dict()['shift']:dtype())
   end)
 
-  it('counts no more for a buffer that another tensor takes the place of', function()
+  it('does not apply to a buffer that a script replaces', function()
     for _, replace in ipairs {
       function(layer, tensor) layer:set_buffer('scale', tensor) end,
       function(layer, tensor) layer.scale = tensor end,
@@ -48,7 +48,7 @@ describe('buffer_dtype', function()
     end
   end)
 
-  it('is that of what a forward assigns; state dicts give the dtype of the declaration', function()
+  it('applies to buffers that forward assigns; state dicts have the declared dtype', function()
     local Mean = nn.Module.extend('Mean', nn.Linear)
     function Mean:init()
       nn.Linear.init(self, 2, 2)

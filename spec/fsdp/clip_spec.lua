@@ -37,7 +37,7 @@ describe('clip_grad_norm_ of sharded and plain parameters together', function()
       end
     end)
 
-    it('has one norm and one coefficient where they differ by rank, with ' .. strategy, function()
+    it('has one norm where plain gradients differ by rank, with ' .. strategy, function()
       ms.dist.spawn(2, function(rank)
         local model, trunk, head = model_with_plain_head(strategy)
         head:grad():fill_(rank == 0 and 2 or 4)
@@ -51,7 +51,7 @@ describe('clip_grad_norm_ of sharded and plain parameters together', function()
       end)
     end)
 
-    it('takes no gradient on some ranks for zeros, with ' .. strategy, function()
+    it('counts a missing gradient as zeros, with ' .. strategy, function()
       ms.dist.spawn(2, function(rank)
         local model, _, head = model_with_plain_head(strategy)
         head:grad():fill_(2)

@@ -39,7 +39,7 @@ local function live_bytes()
 end
 
 describe('a model that is dropped in a hook', function()
-  it('hides the end of the backward from no other', function()
+  it('does not disturb other models', function()
     ms.dist.spawn(2, function()
       local held = { model_of() }
       loss_of(held[1]):backward()
@@ -56,7 +56,7 @@ describe('a model that is dropped in a hook', function()
     end)
   end)
 
-  it('gives its memory back when the backward has ended', function()
+  it('is freed after the backward', function()
     ms.dist.spawn(2, function()
       local model = model_of()
       loss_of(model):backward()
@@ -73,7 +73,7 @@ describe('a model that is dropped in a hook', function()
     end)
   end)
 
-  it('lives until the end where it is reduced, also when a forward of it failed', function()
+  it('runs all its hooks, also after a failed forward', function()
     ms.dist.spawn(2, function()
       for _, fails in ipairs { false, true } do
         local model, ran = model_of(), 0

@@ -33,7 +33,7 @@ describe('a dry run', function()
     ['a fake group'] = function(rank) return ms.dist.fake { rank = rank, world = 2 } end,
     ['all ranks'] = function() return nil end,
   } do -- order does not matter: each is a test
-    it(('plans the slots that cards will have, whoever opens them, for %s'):format(name), function()
+    it(('plans the slots of devices before they are opened, for %s'):format(name), function()
       local before = on_cards(function(rank)
         local model = wrapped(group_of(rank))
         local dry = without_asking(model:plan { dry_run = true })
@@ -72,7 +72,7 @@ local function trained(model)
 end
 
 describe('a dry run', function()
-  it('leaves no trace in an instance that a larger model takes later', function()
+  it('does not change an instance that a larger model wraps later', function()
     local reports, cause = runs.reports(2, function()
       local _, wrap_another = nested()
       local expected = trained(wrap_another())
@@ -89,7 +89,7 @@ describe('a dry run', function()
     assert.same({ [0] = 'same', 'same' }, reports)
   end)
 
-  it('makes no units', function()
+  it('makes no units and takes no memory', function()
     local group = ms.dist.fake { world = 2 }
     local plain = nn.Sequential { nn.Linear(4, 4), nn.Linear(4, 4) }:materialize()
     plain(ms.ones(1, 4)):sum():backward()
@@ -107,7 +107,7 @@ describe('a dry run', function()
     assert.equal(larger.masters, model:plan().masters)
   end)
 
-  it('counts a parameter that stands in two units where the first use does', function()
+  it('counts a tied parameter once', function()
     local function tied()
       local first = nn.Linear(5, 5)
       local model = nn.Sequential { first, nn.ReLU(), nn.Linear(5, 5) }

@@ -70,7 +70,7 @@ local function gradients_of(model)
 end
 
 describe('after a forward without gradients', function()
-  each('parameters show what they showed', function(_, world, make, strategy)
+  each('parameters show the same shards', function(_, world, make, strategy)
     local model, expected = make(), 0
     for p in made():materialize():parameters() do
       expected = expected + p:pow(2):sum():item()
@@ -105,7 +105,7 @@ describe('after a forward without gradients', function()
     end
   end)
 
-  each('an optimizer of the script steps', function(_, _, make)
+  each('a script can step parameters', function(_, _, make)
     local model = make()
     model(ms.ones(2, 4)):sum():backward()
     local before = model:state_dict()['2.bias']:clone()
@@ -118,7 +118,7 @@ describe('after a forward without gradients', function()
     checks.close(before:sub(1):totable(), model:state_dict()['2.bias']) -- 2 rows: 2, halved
   end)
 
-  each('backward of an earlier forward gives the same', function(_, _, make)
+  each('backward of an earlier forward gives the same gradients', function(_, _, make)
     local function gradients(between)
       local model = make()
       local loss = model(ms.ones(2, 4)):sum()
@@ -131,7 +131,7 @@ describe('after a forward without gradients', function()
   end)
 
   for _, strategy in ipairs(STRATEGIES) do
-    it('a target network that follows in place is the unsharded one, with ' .. strategy, function()
+    it('a target network is updated as unsharded, with ' .. strategy, function()
       ms.dist.spawn(2, function()
         local function target(kind)
           local model, followed = made(kind), made(kind)
@@ -208,7 +208,7 @@ local function values(model, steps, lr)
   return list
 end
 
-describe('parameters show what this rank holds, and take what is written, after', function()
+describe('parameters show shards and can be written after', function()
   for _, use in ipairs(USES) do
     for _, strategy in ipairs(STRATEGIES) do
       it(('%s, with %s'):format(use[1], strategy), function()

@@ -50,7 +50,7 @@ describe('a backward that fails', function()
         ms.dist.spawn(world, function() fn(made(policy, strategy)) end)
       end
 
-      it(('takes all gradients before with it, with %s of %s'):format(strategy, wraps), function()
+      it(('drops all accumulated gradients, with %s of %s'):format(strategy, wraps), function()
         for world = 1, 3 do
           on(world, function(model, two)
             local opt = optim.SGD(model:parameters(), { lr = 0.1 })
@@ -76,7 +76,7 @@ describe('a backward that fails', function()
         end
       end)
 
-      it(('that has none for a model takes none, with %s of %s'):format(strategy, wraps), function()
+      it(('keeps what it does not reach, with %s of %s'):format(strategy, wraps), function()
         on(2, function(model, two)
           passes(model)
           local norm, n = model:clip_grad_norm_(1e9):item(), gradients(model)

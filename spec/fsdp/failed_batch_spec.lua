@@ -71,7 +71,7 @@ describe('a batch', function()
       for _, place in ipairs { 'forward', 'backward' } do
         local function at_bad(batch) return batch == BAD and place end
 
-        it(('%s that fails in %s on one rank ends all, with %s'):format(name, place, strategy),
+        it(('%s fails on all ranks when one fails in %s, with %s'):format(name, place, strategy),
           function()
             local reports, cause = runs.reports(2, function(rank)
               local good, why = train(strategy, way, rank == 1 and at_bad or function() end)
@@ -85,7 +85,7 @@ describe('a batch', function()
             assert.truthy(cause:find('a bad batch', 1, true), cause)
           end)
 
-        it(('%s that fails in %s on all ranks is passed over, with %s'):format(name, place,
+        it(('%s that fails in %s on all ranks can be skipped, with %s'):format(name, place,
           strategy), function()
           ms.dist.spawn(2, function()
             local good, why, model = train(strategy, way, at_bad)
@@ -98,7 +98,7 @@ describe('a batch', function()
     end
   end
 
-  it('of replicas that fails on ranks in other places is passed over', function()
+  it('of replicas can be skipped when ranks fail in different places', function()
     ms.dist.spawn(2, function(rank)
       local good = train('NO_SHARD', WAYS['that is stepped'], function(batch)
         return batch == BAD and (rank == 0 and 'forward' or 'backward')
@@ -112,7 +112,7 @@ describe('a batch', function()
     ['a reduction of numbers'] = function() ms.dist.all_reduce(ms.ones(1)) end,
     ['another model'] = function() backward(model_of('FULL_SHARD'), 1) end,
   } do
-    it(('of replicas that fails on one rank is told in %s after it'):format(name), function()
+    it(('of replicas that fails on one rank is reported in %s'):format(name), function()
       local reports, cause = runs.reports(2, function(rank)
         local model = model_of('NO_SHARD')
         backward(model, 1)

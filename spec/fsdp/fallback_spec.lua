@@ -77,7 +77,7 @@ end
 describe('a forward that catches the failure of a wrapped module', function()
   for how, try in pairs(TRIES) do -- in any order
     for _, strategy in ipairs(STRATEGIES) do
-      it(('(%s) trains as it does unwrapped, with %s'):format(how, strategy), function()
+      it(('trains as unwrapped (%s), with %s'):format(how, strategy), function()
         for world = 1, 2 do
           ms.dist.spawn(world, function()
             for _, fails in ipairs { 1, 2 } do
@@ -96,7 +96,7 @@ describe('a forward that catches the failure of a wrapped module', function()
     end
   end
 
-  it('leaves no unit unsharded and takes no memory for it', function()
+  it('leaves no unit unsharded', function()
     ms.dist.spawn(2, function()
       local Many = nn.Module.extend 'my.Many'
       function Many:init()
@@ -125,7 +125,7 @@ describe('a forward that catches the failure of a wrapped module', function()
     end)
   end)
 
-  it('alone of all ranks differs from them', function()
+  it('is an error when one rank alone does so', function()
     local ok, err = pcall(ms.dist.spawn, 2, function(rank)
       local net = net_of(pcall)
       local model = wrapped(net)
@@ -137,7 +137,7 @@ describe('a forward that catches the failure of a wrapped module', function()
       .. "rank 1 calls .* unit 'fragile%.inner%.linear'"), tostring(err))
   end)
 
-  it('is still the forward in which no backward begins', function()
+  it('does not allow a backward', function()
     local net = net_of(function(module, x)
       local done = pcall(module, x, 'end')
       assert.is_false(done)

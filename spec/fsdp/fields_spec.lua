@@ -51,7 +51,7 @@ describe('a field of a wrapped model', function()
       end
     end)
 
-    it(('whose parameter is in a unit %s cannot be replaced, dropped or become something else')
+    it(('whose parameter is in a unit %s cannot be replaced or removed')
       :format(how), function()
       local model = wrapped(policy)
       local y = model(ms.ones(1, 2)):hash()
@@ -73,7 +73,7 @@ describe('a field of a wrapped model', function()
     end)
   end
 
-  it('may tie a parameter, or hold another module or none, before the first use', function()
+  it('can be replaced or tied before the first use', function()
     local model = wrapped()
     model.head = nn.Linear(2, 3)
     model.head = nil
@@ -108,7 +108,7 @@ describe('a field of a wrapped model', function()
     local function lists(module) return ms.is(module, nn.ModuleList) end
     local x = ms.ones(1, 2)
 
-    it('is walked and counted like a plain one', function()
+    it('can be iterated and counted', function()
       local y = listed(function() return false end)(x)
       for _, policy in ipairs { fsdp.always_wrap_policy, fsdp.CustomPolicy(lists),
         fsdp.ModuleWrapPolicy { nn.Linear } } do
@@ -122,7 +122,7 @@ describe('a field of a wrapped model', function()
       assert.same({ twice.module[1], twice.module.module[2] }, found)
     end)
 
-    it('holds what its units were made over', function()
+    it('cannot be changed after the first use', function()
       for _, of in ipairs { function(list) return list end,
         function(list) return list.module end } do
         local model = listed(fsdp.always_wrap_policy)
@@ -139,7 +139,7 @@ describe('a field of a wrapped model', function()
     end)
   end)
 
-  it('cannot become one more, once there are units', function()
+  it('cannot be added after the first use', function()
     local model = wrapped(POLICIES[1][2])
     model(ms.ones(1, 2))
     checks.raises('RuntimeError', "child '2' of nn.Sequential is new, but FSDP has made its units",

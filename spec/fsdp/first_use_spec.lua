@@ -1,22 +1,15 @@
--- lua/moonshard/fsdp/{first_use,plan}.lua: the first use of a wrapped model is whole, or the next
--- use makes it whole; which instance it makes the root
+-- lua/moonshard/fsdp/{first_use,plan}.lua: which instance the first use makes the root
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
 local wrapped = require 'support.wrap'
-
-describe('the first use of FSDP', function()
-  teardown(function()
-    assert.equal(0, checks.live_handles())
-  end)
-end)
 
 describe('the root', function()
   teardown(function()
     assert.equal(0, checks.live_handles())
   end)
 
-  it('is what the first forward is called on, and has none around it later', function()
+  it('is the instance of the first forward and cannot be wrapped later', function()
     local inner = wrapped(nn.Linear(2, 2))
     inner(ms.ones(1, 2))
     local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
@@ -25,7 +18,7 @@ describe('the root', function()
       .. 'call what FSDP returned for the whole model first', outer, ms.ones(1, 2))
   end)
 
-  it('is the outermost instance, when a nested one is asked anything else first', function()
+  it('is the outermost instance when a nested one is used first', function()
     local path = os.tmpname()
     for what, ask in pairs {
       state_dict = function(inner) inner:state_dict() end,
@@ -48,7 +41,7 @@ describe('the root', function()
     os.remove(path)
   end)
 
-  it('has the plan that a nested instance gives', function()
+  it('has the plan that nested instances return', function()
     local inner = wrapped(nn.Linear(2, 2))
     local outer = wrapped(nn.Sequential(nn.Sequential(inner), nn.Linear(2, 2)))
     local asked = inner:plan()
@@ -61,7 +54,7 @@ describe('the root', function()
     assert.equal(4 * 6, alone:plan().masters)
   end)
 
-  it('needs instances that agree on use_orig_params', function()
+  it('needs one value of use_orig_params', function()
     local inner = wrapped(nn.Linear(2, 2), { use_orig_params = true })
     local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
     checks.raises('ValueError', 'Expects one homogeneous value for use_orig_params but got '

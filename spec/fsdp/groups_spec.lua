@@ -29,7 +29,7 @@ local function nothing() end
 local TASKS = { [0] = { 5, 6, 2 }, { 7, 3, 1 } }
 
 describe('sub-groups', function()
-  it('train two models as if each were alone, with collectives of all ranks in between', function()
+  it('train two models as two jobs would', function()
     local alone = {}
     for color = 0, 1 do
       alone[color] = runs.reports(2, function(rank)
@@ -53,7 +53,7 @@ describe('sub-groups', function()
     assert.not_equal(together[0], together[1])
   end)
 
-  it('tell all ranks of a difference in one of them', function()
+  it('report a difference to all ranks', function()
     local reports, cause = runs.reports(4, function(rank)
       local ok, err = pcall(train, ms.dist.split(rank % 2), 0, rank == 3 and 5 or 6, 1, function()
         ms.dist.barrier()
@@ -67,7 +67,7 @@ describe('sub-groups', function()
     assert.matches('rank [13] failed: .*the ranks wrapped different models', cause)
   end)
 
-  it('are one for a model and all that is wrapped in it', function()
+  it('must be the same for a model and nested instances', function()
     ms.dist.spawn(4, function(rank)
       local pair = ms.dist.split(rank % 2)
       local message = "module '0' of Group(rank=%d, size=2, ranks={%d, %d}) inside one of "
@@ -86,7 +86,7 @@ describe('sub-groups', function()
     end)
   end)
 
-  it('take batches that were dealt to their own ranks, or to nobody', function()
+  it('take batches of a loader over the same ranks', function()
     ms.dist.spawn(4, function(rank)
       local pair = ms.dist.split(rank % 2)
       local function model_over(group)
@@ -122,7 +122,7 @@ describe('sub-groups', function()
     end)
   end)
 
-  it('are none for a color below 0, and can be divided again', function()
+  it('can be split again; a color below 0 joins none', function()
     local none = ms.dist.split(-1)
     assert.is_false(none)
     for _, call in ipairs { 'all_reduce', 'broadcast' } do

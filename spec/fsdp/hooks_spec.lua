@@ -65,7 +65,7 @@ end
 
 describe('hooks inside the backward of a sharded model', function()
   for _, strategy in ipairs(STRATEGIES) do
-    it('may not take or scale all gradients, with ' .. strategy, function()
+    it('may not step, drop or scale gradients, with ' .. strategy, function()
       with_a_late_rank(function(late)
         local model, opt, act
         model = model_of(strategy, function() act() end)
@@ -91,7 +91,7 @@ describe('hooks inside the backward of a sharded model', function()
       end)
     end)
 
-    it('may not begin no_sync, which changes nothing, with ' .. strategy, function()
+    it('may not begin no_sync, with ' .. strategy, function()
       ms.dist.spawn(2, function(rank)
         local norms = {}
         for _, tries in ipairs { false, true } do
@@ -114,7 +114,7 @@ describe('hooks inside the backward of a sharded model', function()
       end)
     end)
 
-    it('freeze from the next backward on, with ' .. strategy, function()
+    it('may freeze parameters for the next backward, with ' .. strategy, function()
       with_a_late_rank(function(late)
         local model, freezes
         model = model_of(strategy, function(i)
@@ -133,7 +133,7 @@ describe('hooks inside the backward of a sharded model', function()
       end)
     end)
 
-    it('may run forwards, which leave what backward reads, with ' .. strategy, function()
+    it('may run forwards, with ' .. strategy, function()
       for _, prefetch in ipairs { 'BACKWARD_PRE', 'BACKWARD_POST' } do
         ms.dist.spawn(2, function()
           local model, again
@@ -152,7 +152,7 @@ describe('hooks inside the backward of a sharded model', function()
       end
     end)
 
-    it('run once per parameter when all gradients are reduced, with ' .. strategy, function()
+    it('run once per parameter after the reduction, with ' .. strategy, function()
       with_a_late_rank(function(late)
         local model, calls, seen = model_of(strategy), {}, {}
         for name, p in model:named_parameters() do
@@ -169,7 +169,7 @@ describe('hooks inside the backward of a sharded model', function()
       end)
     end)
 
-    it('may step and drop each parameter where it has its gradient, with ' .. strategy, function()
+    it('may step each parameter on its own, with ' .. strategy, function()
       with_a_late_rank(function(late)
         local plain, model = model_of(), model_of(strategy)
         local opt = optim.SGD(plain:parameters(), { lr = 0.1, momentum = 0.9 })
@@ -194,7 +194,7 @@ describe('hooks inside the backward of a sharded model', function()
     end)
   end
 
-  it('run on all ranks for what the backward of one has reached', function()
+  it('run on all ranks for gradients of one rank', function()
     ms.dist.spawn(2, function(rank)
       ms.manual_seed(1)
       local layers = nn.Sequential { nn.Linear(4, 4), nn.Linear(4, 4) }
@@ -210,7 +210,7 @@ describe('hooks inside the backward of a sharded model', function()
     end)
   end)
 
-  it('whose forward fails end the backward, be it caught', function()
+  it('that catch a failed forward end the backward', function()
     ms.dist.spawn(2, function()
       local model
       model = model_of('FULL_SHARD', function(i)
@@ -221,7 +221,7 @@ describe('hooks inside the backward of a sharded model', function()
     end)
   end)
 
-  it('that fail at the end drop the gradients of that backward', function()
+  it('that fail drop the gradients of that backward', function()
     ms.dist.spawn(2, function()
       local model, fails = model_of 'FULL_SHARD', true
       model[3].bias:accumulate_hook(function()

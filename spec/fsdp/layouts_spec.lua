@@ -44,7 +44,7 @@ describe('slots of parameters', function()
     end
   end
 
-  it('are pulled where forked ranks have memories of their own, with the same bits', function()
+  it('are pulled between devices with the same bits', function()
     local shared = of_two(device 'one', trained_by_both)
     local pulled = of_two(device 'each', trained_by_both)
     local hash, bytes, none = shared[0]:match('(%S+) (%d+) (%d+)')
@@ -56,7 +56,7 @@ describe('slots of parameters', function()
     assert.same(pulled[0], pulled[1])
   end)
 
-  it('are pulled there also by ranks that have computed before they join', function()
+  it('are pulled by ranks that computed before dist.init, too', function()
     local sizes = {}
     for _, before in ipairs { '', 'ms.zeros { 3 }' } do
       scripts.with_script(before .. [[
@@ -85,7 +85,7 @@ describe('slots of parameters', function()
     assert.equal(real[0]:match(' .*'), fake[0]:match(' .*'))
   end)
 
-  it('lie alike on all ranks, or all are told', function()
+  it('must lie alike on all ranks', function()
     local _, cause = of_two(function(rank)
       return { MS_SLOTS = rank == 0 and 'shared' or 'pull' }
     end, trained_by_both)
@@ -98,7 +98,7 @@ describe('slots of parameters', function()
 end)
 
 describe('a plan', function()
-  it('of more bytes than a number holds is refused', function()
+  it('of more than 2^63 bytes is refused', function()
     local function plan(world, micro_batches)
       local group = ms.dist.fake { rank = 0, world = world }
       local model = ms.fsdp.FSDP(ms.nn.Linear(4096, 4096), { process_group = group })

@@ -110,7 +110,7 @@ describe('two ranks', function()
 
   for _, kind in ipairs { 'SGD', 'AdamW' } do
     for _, variant in ipairs(VARIANTS) do
-      it(('train as one does: %s, %s'):format(variant[1], kind), function()
+      it(('train as one rank does: %s, %s'):format(variant[1], kind), function()
         local expected = runs.alone(reference, kind)
         ms.dist.spawn(2, function(rank)
           same_as(expected, variant[2], kind, rank)
@@ -119,7 +119,7 @@ describe('two ranks', function()
     end
   end
 
-  it('step through an optimizer that was made before wrapping', function()
+  it('train with an optimizer that was made before wrapping', function()
     local expected = runs.alone(reference, 'AdamW')
     ms.dist.spawn(2, function(rank)
       ms.manual_seed(5)
@@ -167,7 +167,7 @@ describe('two ranks', function()
     end)
   end)
 
-  it('show sharded pieces outside forward and full parameters inside', function()
+  it('show shards outside forward and full parameters inside', function()
     ms.dist.spawn(2, function(rank)
       local layer = nn.Linear(5, 5, { bias = false })
       local inside
@@ -184,7 +184,7 @@ describe('two ranks', function()
     end)
   end)
 
-  it('unshard and reshard one instance when asked', function()
+  it('unshard and reshard one instance', function()
     ms.dist.spawn(2, function()
       local model = wrapped(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
         { auto_wrap_policy = fsdp.always_wrap_policy })
@@ -241,7 +241,7 @@ describe('two ranks', function()
     end)
   end)
 
-  it('load and give full state dicts', function()
+  it('load and return full state dicts', function()
     local values = runs.alone(function()
       ms.manual_seed(9)
       local out, source = {}, make():state_dict()
@@ -268,7 +268,7 @@ describe('two ranks', function()
     end)
   end)
 
-  it('write back, each its own elements, what summon_full_params changed', function()
+  it('write back their elements after summon_full_params', function()
     ms.dist.spawn(2, function(rank)
       local model = fsdp.FSDP(nn.Linear(3, 3), { use_orig_params = true })
       local values = ms.arange(9):to('f32'):reshape({ 3, 3 })
@@ -279,7 +279,7 @@ describe('two ranks', function()
     end)
   end)
 
-  it('write the same inside summon_full_params, or nothing is kept', function()
+  it('must write the same values inside summon_full_params', function()
     ms.dist.spawn(2, function(rank)
       local model = fsdp.FSDP(nn.Linear(3, 3), { use_orig_params = true })
       local before = model:hash()

@@ -87,7 +87,7 @@ end
 describe('model:plan()', function()
   for world = 2, 3 do
     for frozen, freeze in pairs(FREEZE) do -- order does not matter: each is a test
-      it(('is what %d ranks hold with %s frozen'):format(world, frozen), function()
+      it(('predicts the memory of %d ranks with %s frozen'):format(world, frozen), function()
         ms.dist.spawn(world, function()
           compare_all(freeze, frozen == 'nothing' and { 1, 3, 8 } or { 1, 3 })
         end)
@@ -95,7 +95,7 @@ describe('model:plan()', function()
     end
   end
 
-  it('needs neither memory nor ranks for a dry run, which says the same', function()
+  it('is the same for a dry run, without memory and other ranks', function()
     ms.dist.spawn(2, function(rank)
       local model = wrapped(layers(), 'FULL_SHARD', PRECISIONS[2])
       ms.reset_peak_memory()
@@ -111,7 +111,7 @@ describe('model:plan()', function()
     end)
   end)
 
-  it('says what is moved', function()
+  it('counts the bytes that collectives move', function()
     local model = wrapped(layers(), 'FULL_SHARD', PRECISIONS[2])
     assert.equal(0, model:plan().gathered)
     model = fsdp.FSDP(layers(), {

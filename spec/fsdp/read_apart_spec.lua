@@ -125,7 +125,7 @@ end
 describe('what is kept unsharded is there for a backward that reads it', function()
   for n = 1, 3 do
     for _, strategy in ipairs { 'SHARD_GRAD_OP', 'NO_SHARD' } do
-      it(('between uses of its module, of %d forwards, with %s'):format(n, strategy), function()
+      it(('between %d forwards of its module, with %s'):format(n, strategy), function()
         ms.dist.spawn(2, same_shared, {
           sharding_strategy = strategy, use_orig_params = true,
           auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, nn.Embedding },
@@ -133,7 +133,7 @@ describe('what is kept unsharded is there for a backward that reads it', functio
       end)
     end
     for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
-      it(('outside the model, with %d forwards of a root, with %s'):format(n, strategy), function()
+      it(('outside the model after %d forwards, with %s'):format(n, strategy), function()
         ms.dist.spawn(2, same_shared, { sharding_strategy = strategy, use_orig_params = true }, n)
       end)
     end

@@ -53,7 +53,7 @@ describe('a graph of a sharded model that is retained', function()
   for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP' } do
     for _, quiet in ipairs { false, true } do
       local how = strategy .. (quiet and ' in no_sync' or '')
-      it('gives the bits of a forward for each backward, with ' .. how, function()
+      it('gives the same bits as one forward per backward, with ' .. how, function()
         ms.dist.spawn(2, function()
           local function sharded(retains, adds)
             local net = fsdp.FSDP(model(), {

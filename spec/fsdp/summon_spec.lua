@@ -33,7 +33,7 @@ local function everywhere(run)
 end
 
 describe('inside summon_full_params', function()
-  it('what goes past the copies is refused, and does nothing', function()
+  it('other uses of shards are refused', function()
     local root = shell.make_folder()
     everywhere(function(model, weight)
       local opt = optim.SGD(model:parameters(), { lr = 0.1 })
@@ -73,7 +73,7 @@ describe('inside summon_full_params', function()
     shell.remove_folder(root)
   end)
 
-  it('handles show the copies, also after a forward that was refused', function()
+  it('parameters show full values, also after a refused forward', function()
     everywhere(function(model, weight)
       model(ms.ones(1, 4)) -- the root stays unsharded
       fsdp.summon_full_params(model, nil, ms.no_grad, function()

@@ -37,7 +37,7 @@ end
 
 describe('a term over parameters', function()
   for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
-    it('counts on every rank in the forward of what is wrapped, with ' .. strategy, function()
+    it('trains as unsharded inside the wrapped forward, with ' .. strategy, function()
       ms.dist.spawn(2, function()
         ms.manual_seed(1)
         local plain = Penalised()
@@ -53,7 +53,7 @@ describe('a term over parameters', function()
 
   for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP' } do
     for world = 1, 3 do
-      it(('is refused over shards, and nothing is lost, with %s on %d ranks'):format(strategy,
+      it(('is refused over shards, with %s on %d ranks'):format(strategy,
         world), function()
         ms.dist.spawn(world, function()
           local hashes = {}
@@ -80,7 +80,7 @@ describe('a term over parameters', function()
     end
   end
 
-  it('is refused over a shard in a forward, of which no gradient is asked either', function()
+  it('is refused over a shard of another unit in a forward', function()
     local Outer = nn.Module.extend('my.Outer')
     function Outer:init()
       self.first, self.second = nn.Linear(7, 7), nn.Linear(7, 3)
@@ -122,7 +122,7 @@ describe('a term over parameters', function()
   end)
 
   -- Two vectors on two ranks: each lies on one of them, and its shard has the shape of the whole.
-  it('is refused over a shard that looks like the whole parameter', function()
+  it('is refused over a shard with the shape of its parameter', function()
     ms.dist.spawn(2, function(rank)
       local model = wrapped(nn.LayerNorm(4), 'FULL_SHARD')
       model(ms.ones(2, 4)):sum():backward() -- the root shows whole parameters until then

@@ -20,7 +20,7 @@ describe('FSDP', function()
   end)
 
   describe('options', function()
-    it('default to PyTorch\'s', function()
+    it('have the defaults of PyTorch', function()
       local m = wrapped(nn.Linear(2, 2))
       assert.equal('FULL_SHARD', m.sharding_strategy)
       assert.equal('BACKWARD_PRE', m.backward_prefetch)
@@ -65,7 +65,7 @@ describe('FSDP', function()
       checks.raises('TypeError', 'FSDP wraps a module, got a number', wrapped, 3)
     end)
 
-    it('warn in a world of one, once per tree, and stay as asked', function()
+    it('stay as given in a world of one, with a warning', function()
       local model
       local warnings = ms.capture_warnings(function()
         model = FSDP(nn.Sequential(nn.Linear(2, 2)), { auto_wrap_policy = fsdp.always_wrap_policy })
@@ -90,7 +90,7 @@ describe('FSDP', function()
     end)
   end)
 
-  describe('refuses parameters a unit cannot hold', function()
+  describe('refuses parameters that a unit cannot hold', function()
     local function with(...)
       local m = nn.Module()
       for i, p in ipairs { ... } do
@@ -99,7 +99,7 @@ describe('FSDP', function()
       return m
     end
 
-    it('in the words of the reference', function()
+    it('with the messages of PyTorch', function()
       checks.raises('ValueError', "FSDP doesn't support scalar parameters. Change p2 to a 1D "
         .. 'tensor with numel equal to 1.', wrapped, with({ { 2 } }, { {} }))
       checks.raises('ValueError', 'Must flatten tensors with uniform dtype but got f32 and f64',
@@ -112,7 +112,7 @@ describe('FSDP', function()
   end)
 
   describe('shows the wrapped module', function()
-    it('its paths, fields and methods', function()
+    it('with its paths, fields and methods', function()
       local inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
       inner.note = 'mine'
       local model = wrapped(inner, { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } })
@@ -133,7 +133,7 @@ describe('FSDP', function()
   end)
 
   describe('units', function()
-    it('hold what no nested instance takes, in module order, and say so', function()
+    it('hold the parameters that no nested instance holds', function()
       local model = wrapped(nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 1))), {
         auto_wrap_policy = fsdp.size_based_auto_wrap_policy { min_num_params = 4,
           force_leaf_modules = { nn.Linear } },
@@ -149,7 +149,7 @@ describe('FSDP', function()
       assert.equal('FULL_SHARD', units[2].strategy)
     end)
 
-    it('move a tied parameter up to the instance around all its places', function()
+    it('hold a tied parameter in the instance around all its modules', function()
       local model = nn.Module()
       model:child('table', nn.Embedding(5, 4))
       model:child('middle', nn.Linear(4, 4))
@@ -179,7 +179,7 @@ describe('FSDP', function()
     end)
   end)
 
-  it('refuses backward during forward, but for what is not its own', function()
+  it('refuses a backward of its parameters during forward', function()
     local module = nn.Sequential { wrapped(nn.Linear(2, 2)), nn.Linear(2, 2) }
     local model, inner, x = wrapped(module), nil, ms.ones(1, 2)
     model(x):sum():backward()
@@ -198,7 +198,7 @@ describe('FSDP', function()
     assert.equal(8, own:grad():sum():item()) -- 2 elements, 2 forwards of the inner one
   end)
 
-  it('never builds a full parameter: only shards take memory', function()
+  it('allocates shards only', function()
     checks.live_handles() -- what others left goes now
     local before = ms.memory().live.parameter
     local model = wrapped(nn.Sequential(nn.Linear(50, 40, { bias = false })))
@@ -208,7 +208,7 @@ describe('FSDP', function()
     assert.is_true(ms.memory().live.parameter - before < 1.5 * 50 * 40 * 4)
   end)
 
-  it('begins with the values of the unwrapped module, wrapped by policy or by hand', function()
+  it('has the initial values of the unwrapped module', function()
     local function make(wrap)
       ms.manual_seed(11)
       return wrap(nn.Sequential(wrap(nn.Linear(3, 3)), wrap(nn.Linear(3, 3))))
@@ -223,7 +223,7 @@ describe('FSDP', function()
     assert.equal(y, by_policy(x):hash())
   end)
 
-  it('resets after an error in forward, raises the same object, and goes on', function()
+  it('can be used after an error in forward', function()
     local thrown, broken = { 'x' }, true
     local Layer = nn.Module.extend('Layer', nn.Linear)
     function Layer:forward(x)
@@ -244,7 +244,7 @@ describe('FSDP', function()
     end
   end)
 
-  it('apply shows full parameters and keeps what is written', function()
+  it('apply shows full parameters and keeps written values', function()
     local model = wrapped(nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 1))),
       { auto_wrap_policy = fsdp.always_wrap_policy, use_orig_params = true })
     local shapes = {}
@@ -271,7 +271,7 @@ describe('FSDP', function()
 
     before_each(function() seen = {} end)
 
-    it('casts parameters, and the root\'s floating inputs, also inside tables', function()
+    it('casts parameters and floating inputs of the root', function()
       local model = wrapped(Pair(), { mixed_precision = { param_dtype = 'bf16' } })
       local y = model(ms.ones(1, 2), { mask = { ms.ones(1), ms.ones(1, { dtype = 'i64' }) } })
       assert.same({ { 'bf16', 'bf16', 'bf16' }, { 'bf16', 'bf16' } }, seen)
@@ -281,7 +281,7 @@ describe('FSDP', function()
       assert.equal('f32', model.a.weight:grad():dtype())
     end)
 
-    it('leaves inputs alone when told to, and casts those of instances that ask', function()
+    it('follows cast_root_forward_inputs and cast_forward_inputs', function()
       local low = { param_dtype = 'bf16', cast_root_forward_inputs = false }
       local model = wrapped(Pair(), { mixed_precision = low })
       model(ms.ones(1, 2))
@@ -324,7 +324,7 @@ describe('FSDP', function()
     end)
   end)
 
-  describe('is called on the root alone:', function()
+  describe('allows on the root only', function()
     local function tree()
       local model = wrapped(nn.Sequential(nn.Linear(2, 2)),
         { auto_wrap_policy = fsdp.always_wrap_policy })
@@ -384,7 +384,7 @@ describe('FSDP', function()
       return m, m[1].module
     end
 
-    it('shows full parameters and keeps what is written, unless told not to', function()
+    it('shows full parameters and keeps written values with writeback', function()
       local m, layer = model()
       local result = fsdp.summon_full_params(m, nil, ms.no_grad, function(x)
         assert.same({ 1, 2 }, layer.weight:shape())
@@ -399,14 +399,14 @@ describe('FSDP', function()
       checks.close({ { 3, 3 } }, m:state_dict()['0.weight'])
     end)
 
-    it('works on modules that are not wrapped themselves', function()
+    it('works on modules around wrapped ones', function()
       local m = model()
       assert.equal(7, fsdp.summon_full_params(nn.Sequential(m, nn.ReLU()), nil, function()
         return 7
       end))
     end)
 
-    it('keeps nothing after an error in it, and raises that', function()
+    it('keeps nothing after an error inside', function()
       local m, layer = model()
       m:load_state_dict { ['0.weight'] = ms.ones(1, 2), ['0.bias'] = ms.ones(1) }
       local thrown = {}
@@ -419,7 +419,7 @@ describe('FSDP', function()
       checks.close({ { 3 } }, m(ms.ones(1, 2)))
     end)
 
-    it('refuses what is not supported, nesting, and use during forward', function()
+    it('refuses unsupported options, nesting and use during forward', function()
       local m = model()
       local function summon(opts) fsdp.summon_full_params(m, opts, function() end) end
       checks.raises('NotImplementedError',

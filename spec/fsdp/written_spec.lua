@@ -42,7 +42,7 @@ local WRITES = {
 }
 
 describe('a backward over parameters that were written since', function()
-  it('names the unit, of which another parameter may be the one', function()
+  it('is refused with the name of the unit', function()
     ms.dist.spawn(2, function()
       local Pair = nn.Module.extend('my.Pair')
       function Pair:init()
@@ -66,7 +66,7 @@ end)
 describe('NO_SHARD parameters', function()
   for _, dtype in ipairs(PRECISIONS) do
     for world = 1, 2 do
-      it(('computed in %s show what was written, on %d ranks'):format(dtype, world), function()
+      it(('in %s have the values that a script wrote, on %d ranks'):format(dtype, world), function()
         ms.dist.spawn(world, function()
           local model, result = replica(dtype)
           for _, write in ipairs(WRITES) do
@@ -79,7 +79,7 @@ describe('NO_SHARD parameters', function()
         end)
       end)
 
-      it(('computed in %s show what a loaded state dict says, on %d ranks'):format(dtype, world),
+      it(('in %s have the values of a loaded state dict, on %d ranks'):format(dtype, world),
         function()
           ms.dist.spawn(world, function()
             local model, result = replica(dtype)
@@ -90,7 +90,7 @@ describe('NO_SHARD parameters', function()
         end)
     end
 
-    it(('computed in %s show what is written while they are in use'):format(dtype), function()
+    it(('in %s have values written through an old view'):format(dtype), function()
       ms.dist.spawn(1, function()
         local model, result = replica(dtype)
         pass(model)
@@ -138,7 +138,7 @@ local BETWEEN = {
 describe('between a forward and its backward', function()
   for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
     for world = 1, 2 do
-      it(('values are written or not, with %s on %d ranks'):format(strategy, world), function()
+      it(('written values are noticed, with %s on %d ranks'):format(strategy, world), function()
         ms.dist.spawn(world, function()
           for _, case in ipairs(BETWEEN) do
             local model, inner, loss, expected = nested(strategy)
@@ -161,7 +161,7 @@ describe('between a forward and its backward', function()
     end
   end
 
-  it('a script writes into the shards', function()
+  it('values written into shards are noticed', function()
     for world = 1, 2 do
       ms.dist.spawn(world, function()
         local _, inner, loss = nested('FULL_SHARD')
@@ -173,7 +173,7 @@ describe('between a forward and its backward', function()
     end
   end)
 
-  it('another rank steps elements of which this one holds none', function()
+  it('steps of another rank are noticed', function()
     ms.dist.spawn(2, function(rank)
       ms.manual_seed(1)
       local pair = nn.Sequential(nn.Linear(4, 4, { bias = false }), nn.Linear(4, 4))

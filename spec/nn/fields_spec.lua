@@ -4,7 +4,7 @@ local nn = ms.nn
 local checks = require 'support.checks'
 
 describe('the field of a parameter', function()
-  it('takes no plain tensor, which no optimizer would train', function()
+  it('refuses a plain tensor, which no optimizer would train', function()
     for _, ready in ipairs { false, true } do
       local layer = nn.Linear(2, 2)
       local model = nn.Sequential(layer)
@@ -31,7 +31,7 @@ describe('the field of a parameter', function()
     end
   end)
 
-  it('ties one of another module, where tie() would declare another', function()
+  it('ties a parameter of another module', function()
     local net = nn.Module()
     net.wte, net.head = nn.Embedding(5, 3), nn.Linear(3, 5, { bias = false })
     checks.raises('KeyError', "tie: parameter 'weight' of nn.Linear is already declared, expected "
@@ -91,7 +91,7 @@ describe('a tensor assigned to the field of a buffer', function()
     return x - self.b
   end
 
-  it('is the buffer from then on, when forward made it', function()
+  it('replaces the buffer', function()
     local model = nn.Sequential(Mean(), nn.ReLU())
     for _, expected in ipairs { 4, 6, 7 } do
       checks.close({ 8 - expected, 8 - expected }, model(ms.full({ 1, 2 }, 8))[1])
@@ -108,7 +108,7 @@ describe('a tensor assigned to the field of a buffer', function()
     checks.close({ 6, 6 }, first.b)
   end)
 
-  it('also where a hook or the module above made it', function()
+  it('replaces the buffer in a hook and in the forward of a parent', function()
     local model = Mean()
     function model:forward(x)
       return x + self.b

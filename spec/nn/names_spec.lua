@@ -62,7 +62,7 @@ describe('the name of a parameter', function()
     end)
   end
 
-  it('changes with the path, and made values stay', function()
+  it('changes with the path and keeps its values', function()
     local layer = nn.Linear(2, 2)
     local opt = optim.SGD(layer:parameters(), { lr = 0.1 })
     local weight = layer:materialize().weight:clone()
@@ -80,7 +80,7 @@ describe('the name of a parameter', function()
     assert.is_true(layer.weight:equal(weight))
   end)
 
-  it('is the path of what was put into a model that had run', function()
+  it('is the path in a model that has run before', function()
     local x = ms.ones(1, 2)
     local function replaced(ran, ask)
       ms.manual_seed(1)
@@ -101,7 +101,7 @@ describe('the name of a parameter', function()
     end
   end)
 
-  it('is watched like those that were there before', function()
+  it('is checked for later replacement, too', function()
     local model = Pair(linear(), linear())
     model(ms.ones(1, 2))
     model.b = linear()
@@ -111,7 +111,7 @@ describe('the name of a parameter', function()
       model, ms.ones(1, 2))
   end)
 
-  it('stays that of the model when others borrow its parts', function()
+  it('stays when another model uses the module, too', function()
     local model, opt = trained(TOUCHES[1][2], WRAPS[1][2])
     local hash = model:hash()
     nn.Sequential(model.b, nn.Tanh())(ms.ones(1, 2))
@@ -142,7 +142,7 @@ describe('the place of a random module', function()
   end
   function Shared:forward(x) return self.again(self.blocks[2](self.blocks[1](x))) end
 
-  it('that has two owners is that under the first, whatever is wrapped', function()
+  it('is the first path of a module that stands in two places', function()
     for _, first in ipairs { 'again', 'blocks.0' } do
       local expected
       for _, policy in ipairs { function() return false end, fsdp.ModuleWrapPolicy { Block },
@@ -161,7 +161,7 @@ describe('the place of a random module', function()
     end
   end)
 
-  it('is the one in the model it was put into after it ran', function()
+  it('is the path in the model that a module joins later', function()
     local function masks(touch)
       ms.manual_seed(1)
       local a, b = nn.Dropout(0.5), nn.Dropout(0.5)

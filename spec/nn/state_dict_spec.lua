@@ -35,7 +35,7 @@ describe('a state dict', function()
     assert.same({ '0.weight', '1.weight' }, { unpack(m:state_dict()) })
   end)
 
-  it('loads what another module gave', function()
+  it('loads the state dict of another module', function()
     ms.manual_seed(1)
     local a = model():materialize()
     a.count:fill_(5)
@@ -48,7 +48,7 @@ describe('a state dict', function()
     checks.close({ 5 }, b.count)
   end)
 
-  it('names all that is missing, unexpected or of another shape, and changes nothing', function()
+  it('is refused whole when an entry is missing, unexpected or misshapen', function()
     local m = model()
     local before = m:state_dict()['0.weight']:clone()
     local err = checks.raises('RuntimeError', 'error(s) in loading state dict for nn.Sequential',
@@ -63,7 +63,7 @@ describe('a state dict', function()
     assert.equal(before:hash(), m:state_dict()['0.weight']:hash())
   end)
 
-  it('reports without raising when not strict', function()
+  it('reports missing and unexpected keys with strict = false', function()
     local m = model()
     local report = m:load_state_dict({ ['0.bias'] = ms.full({ 2 }, 4), x = ms.ones(1) },
       { strict = false })
@@ -72,7 +72,7 @@ describe('a state dict', function()
     checks.close({ 4, 4 }, m[1].bias)
   end)
 
-  it('is renamed in place', function()
+  it('can be renamed in place', function()
     local m, sd = model(), {}
     for i, name in ipairs(m:state_dict()) do
       sd[i], sd['module.' .. name] = 'module.' .. name, m:state_dict()[name] + 1
@@ -86,7 +86,7 @@ describe('a state dict', function()
   end)
 
   describe('loads a buffer', function()
-    it('that a forward recorded', function()
+    it('that forward replaced', function()
       local m = RunningMean()
       for _ = 1, 2 do
         m(ms.ones(4, 2)):sum():backward()
@@ -101,7 +101,7 @@ describe('a state dict', function()
       checks.close({ 5 * 0.9 + 0.3, 6 * 0.9 + 0.3 }, m.mean)
     end)
 
-    it('that asks for a gradient, and still does', function()
+    it('that requires grad, and keeps that', function()
       local m = model()
       m.count = ms.ones(1, { requires_grad = true })
       m:load_state_dict({ count = ms.full({ 1 }, 3) }, { strict = false })
@@ -110,7 +110,7 @@ describe('a state dict', function()
     end)
   end)
 
-  it('loads nothing when one entry cannot be', function()
+  it('changes nothing when one entry cannot be loaded', function()
     local m = model()
     m:materialize()
     local before = m:hash()

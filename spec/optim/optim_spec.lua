@@ -71,7 +71,7 @@ describe('optim', function()
       assert.equal(0.25, first.lr)
     end)
 
-    it('take what is written into betas', function()
+    it('read betas that a script writes', function()
       local p, q = leaf(1), leaf(1)
       local opt = optim.AdamW({ p }, { lr = 0.1 })
       local other = optim.AdamW({ q }, { lr = 0.1, betas = { 0.5, 0.75 } })
@@ -87,7 +87,7 @@ describe('optim', function()
       checks.raises('ValueError', 'Invalid beta parameter at index 0: 1', opt.step, opt)
     end)
 
-    it('take a rate all together or one by one', function()
+    it('have one learning rate for all or one each', function()
       local opt = optim.SGD({ { params = { leaf(1) } }, { params = { leaf(1) } } })
       opt:set_lr(0.3)
       opt:set_lr(0.4, 2)
@@ -96,7 +96,7 @@ describe('optim', function()
       checks.raises('IndexError', 'has 2 parameter groups, got index 3', opt.set_lr, opt, 1, 3)
     end)
 
-    it('lose rates of their own to a rate for all with a warning', function()
+    it('warn when set_lr replaces different rates by one', function()
       local opt = optim.SGD({ { params = { leaf(1) } }, { params = { leaf(1) }, lr = 1 } },
         { lr = 0.5 })
       local function warnings(...)
@@ -121,7 +121,7 @@ describe('optim', function()
       assert.equal('AdamW(\n  ' .. text:gsub('\n', '\n  ') .. '\n)', tostring(opt))
     end)
 
-    it('keep their values when a new one is out of range', function()
+    it('keep an option when the new value is out of range', function()
       local opt = optim.SGD { leaf(1) }
       checks.raises('ValueError', 'Invalid learning rate: -1', function()
         opt.param_groups[1].lr = -1
@@ -137,7 +137,7 @@ describe('optim', function()
     end)
   end)
 
-  it('says what torch.optim says about bad arguments', function()
+  it('refuses options out of range as torch.optim does', function()
     local p = leaf(1)
     for _, case in ipairs {
       { optim.SGD, { lr = -1 }, 'Invalid learning rate: -1' },
@@ -163,7 +163,7 @@ describe('optim', function()
       .. "mean 'params'?", optim.SGD, { { param = { p } } })
   end)
 
-  it('loads no state of another kind, and none that is damaged', function()
+  it('refuses the state of another kind and damaged state', function()
     local p = leaf(1)
     local opt = optim.SGD({ p }, { momentum = 0.5 })
     step(opt, p)
@@ -203,7 +203,7 @@ describe('optim', function()
     assert.equal(p:hash(), q:hash())
   end)
 
-  it('takes a state dict whole or not at all', function()
+  it('loads all of a state dict or nothing', function()
     local function make(sizes, lr)
       local model = nn.Sequential(nn.Linear(2, sizes[1]), nn.Linear(sizes[1], sizes[2]))
       local p = {}
@@ -243,7 +243,7 @@ describe('optim', function()
     refused('has shape (1), expected shape (6)', swapped, sd)
   end)
 
-  it('takes momentum from a state dict, though it had none', function()
+  it('loads momentum into an optimizer without momentum', function()
     local p, q = leaf(1), leaf(1)
     local opt, other = optim.SGD({ p }, { lr = 0.1, momentum = 0.5 }), optim.SGD({ q }, { lr = 3 })
     step(opt, p)
@@ -254,7 +254,7 @@ describe('optim', function()
     assert.equal(p:hash(), q:hash())
   end)
 
-  it('has the momentum that a parameter had while it is 0, and across a state dict', function()
+  it('keeps the momentum buffer while momentum is 0', function()
     for _, place in ipairs { 'none', 'before', 'after' } do
       local p = ms.tensor { 0 }:requires_grad_(true)
       local opt = optim.SGD({ p }, { lr = 1, momentum = 0.5, dampening = 0.25 })
@@ -279,7 +279,7 @@ describe('optim', function()
     end
   end)
 
-  it('begins momentum where a state dict has none', function()
+  it('starts a momentum buffer that a state dict lacks', function()
     local p, q = leaf(1), leaf(1)
     local plain = optim.SGD({ p }, { lr = 0.1 })
     local pushed = optim.SGD({ q }, { lr = 0.1, momentum = 0.5, dampening = 0.5 })
@@ -302,7 +302,7 @@ describe('optim', function()
     checks.close(before - 0.1, layer.bias:item())
   end)
 
-  it('is of models over one group of ranks', function()
+  it('takes parameters of one group of ranks only', function()
     local function over(world)
       local group = ms.dist.fake { world = world }
       return ms.fsdp.FSDP(ms.nn.Linear(2, 2), { process_group = group })
