@@ -1,5 +1,5 @@
--- lua/moonshard/amp, lua/moonshard/fsdp/sharded_grad_scaler.lua: loss scales. (What has opened a
--- device forks no ranks, so those come first.)
+-- lua/moonshard/amp, lua/moonshard/fsdp/sharded_grad_scaler.lua: gradient scalers. Tests with ranks
+-- come first: a process that has opened its device cannot fork.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -16,8 +16,8 @@ local function with_gradient(opt, p, ...)
   p:set_grad(ms.tensor({ ... }, { dtype = p:dtype() }))
 end
 
--- One f16 run of four micro-batches a step over w ranks, the third step's first one too large. What
--- it comes to: scales, whether steps were made, the parameters.
+-- Trains in f16 with four micro-batches a step over w ranks; one loss of step 3 overflows. Returns
+-- for each step whether it was made and the scale, and the hash of the model.
 local function train(rank, w)
   ms.manual_seed(1)
   local said, m = {}, 4 / w

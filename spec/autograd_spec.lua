@@ -242,7 +242,7 @@ describe('autograd', function()
     end)
   end)
 
-  -- Functions that mention the very tensor they hang on are no cycle that the collector sees.
+  -- Lua's collector does not see a cycle of a tensor and a hook that mentions it.
   describe('hooks free the tensors that they mention', function()
     local before
 

@@ -1,4 +1,4 @@
--- lua/moonshard/checkpoint.lua: what saving and loading refuse, and what a failure leaves behind
+-- lua/moonshard/checkpoint.lua: errors of saving and loading, and the state after them
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
@@ -7,7 +7,7 @@ local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 local with_meta = require 'support.checkpoints'.with_meta
 
--- A small sharded run, one step in.
+-- A small sharded model and its optimizer after one step.
 local function sharded(width)
   ms.manual_seed(3)
   local run = {}

@@ -7,7 +7,7 @@ local wrap = require 'support.wrap'
 
 local nn, optim, checkpoint = ms.nn, ms.optim, ms.checkpoint
 
--- A model over a group, with an optimizer, a step old.
+-- A model over a group and its optimizer after one step.
 local function trained(group, seed, strategy)
   ms.manual_seed(seed)
   local model = wrap(nn.Sequential { nn.Linear(5, 7), nn.Linear(7, 3) },
@@ -19,7 +19,7 @@ local function trained(group, seed, strategy)
   return model, opt
 end
 
--- Hash of what further training makes of model and optimizer.
+-- Hash of the model after one more step.
 local function stepped(model, opt)
   model(ms.full({ 2, 5 }, 0.25)):sum():backward()
   opt:step()
@@ -27,7 +27,7 @@ local function stepped(model, opt)
   return runs.hash_of(model)
 end
 
--- What the rank is to see, as text, or the error.
+-- The result of `fn`, or its error as text.
 local function told(fn, ...)
   local ok, result = pcall(fn, ...)
   return ok and result or 'error: ' .. result.message
@@ -89,7 +89,7 @@ describe('a checkpoint of a sub-group', function()
         assert(runs.hash_of(part) == before, split)
         seen[split] = stepped(part, part_opt) == expected
       end
-      return tostring(seen['2+2']) -- three ranks average otherwise
+      return tostring(seen['2+2']) -- three ranks round another mean
     end)
     assert.is_nil(cause)
     assert.same({ [0] = 'true', 'true', 'true', 'true' }, reports)

@@ -9,7 +9,7 @@ local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 local with_meta = require 'support.checkpoints'.with_meta
 
--- A run over tokens 0 .. 99 with a global batch of four micro-batches, dealt to W ranks.
+-- A run over tokens 0 .. 99 with a global batch of four micro-batches, split over W ranks.
 local function run_of(world, rank, wrap)
   ms.manual_seed(2)
   local run = { model = runs.gpt() }
@@ -228,7 +228,7 @@ describe('a checkpoint', function()
       local opt = ms.optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
       checkpoint.save(root, 'alike', { step = 1, model = model, optimizer = opt })
       checkpoint.export(root .. '/alike.safetensors', model)
-      model(ms.full({ 1, 2 }, rank + 1)):sum():backward() -- nobody reduces what is not wrapped
+      model(ms.full({ 1, 2 }, rank + 1)):sum():backward() -- not reduced: not wrapped
       opt:step()
       local ok, err = pcall(checkpoint.save, root, 'apart', { step = 2, model = model })
       assert(not ok and tostring(err):find("ValueError: .*the hash of parameter '1.weight', which "

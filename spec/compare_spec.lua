@@ -1,4 +1,4 @@
--- lua/moonshard/compare.lua: comparing, choosing, yes-or-no questions (numbers are tested in C)
+-- lua/moonshard/compare.lua: comparisons, where, all and any (tests/ops tests values)
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 

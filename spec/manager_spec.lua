@@ -27,7 +27,7 @@ describe('a manager of checkpoints', function()
     return path
   end
 
-  -- What `save` has left under root.
+  -- Steps of the checkpoints under root.
   local function steps()
     local out = {}
     for name in lfs.dir(root) do
@@ -111,10 +111,10 @@ describe('a manager of checkpoints', function()
     for _, name in ipairs { 'best', 'step-1', 'step-00000007', 'latest-1' } do
       assert.equal(1, checkpoint.read_meta(root .. '/' .. name).step)
     end
-    for step = 1, 4 do -- and they count for nothing
+    for step = 1, 4 do -- other names do not count
       assert.equal(step > 2, (pcall(checkpoint.read_meta, root .. '/step-0000000' .. step)))
     end
-    checkpoint.prune(root, 1) -- which was said by name
+    checkpoint.prune(root, 1) -- prune() deletes any name
     assert.is_false(pcall(checkpoint.read_meta, root .. '/best'))
     assert.equal(root .. '/step-00000004', checkpoint.latest(root))
   end)

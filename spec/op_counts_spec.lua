@@ -1,11 +1,11 @@
--- which operators run: where a count says more than a time
+-- How many operators run
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 local op_counts = require 'support.op_counts'
 local wrap = require 'support.wrap'
 
--- What one transformer block runs.
+-- Operators of one transformer block.
 local BLOCK = { layer_norm = 2, linear = 3, attention_packed = 1, linear_gelu = 1, add = 2 }
 
 local function ids(n)
@@ -25,7 +25,7 @@ local function wrapped(model, strategy, classes)
   return out
 end
 
--- What units did, and what others: both by name.
+-- Counts of operators of units, and of other operators, by name.
 local function divided(ran)
   local units, others = {}, {}
   for name, n in pairs(ran) do
@@ -82,10 +82,9 @@ describe('the operators that run', function()
     end
   end)
 
-  -- A root unit and n blocks. The root stays unsharded from its forward until its backward is past,
-  -- as all do but blocks of FULL_SHARD; then none does. So a step unshards and reshards each once,
-  -- and blocks of FULL_SHARD twice. An evaluation is a forward alone, behind which what stays waits
-  -- for the next one. Prefetching decides when, not how often.
+  -- A root unit and n blocks. A step unshards and reshards each unit once, and blocks of FULL_SHARD
+  -- twice, since only these are resharded after forward. Units that stay unsharded after an
+  -- evaluation are not gathered again by the next forward.
   local function count_units(n, strategy, blocks_twice)
     local all, again = n + 1, blocks_twice and n or 0
     local model = wrapped(gpt(n), strategy, { nn.TransformerBlock })

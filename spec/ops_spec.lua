@@ -1,4 +1,4 @@
--- lua/moonshard/ops.lua: operators through Lua (their numbers are tested in C; here the plumbing)
+-- lua/moonshard/ops.lua: arguments, methods and errors of operators (tests/ops tests values)
 local ms = require 'moonshard'
 local ops = ms.ops
 local unary = require 'moonshard.unary'

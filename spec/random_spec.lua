@@ -1,4 +1,4 @@
--- lua/moonshard/random.lua: numbers that go on from call to call, and are kept
+-- lua/moonshard/random.lua: streams of random numbers and their state
 local ms = require 'moonshard'
 local nn, checkpoint = ms.nn, ms.checkpoint
 local checks = require 'support.checks'
@@ -9,7 +9,7 @@ local function gpt()
   return ms.models.GPT { vocab = 50, layers = 1, heads = 2, width = 8, context = 8 }
 end
 
--- How many positions of two rows of tokens or masks are alike.
+-- Number of equal positions of two rows.
 local function alike(a, b)
   local n = 0
   for i = 1, #a do
@@ -18,7 +18,7 @@ local function alike(a, b)
   return n
 end
 
--- Everything that draws, once each: what it drew, as text.
+-- One draw of everything that is random, as text.
 local function drawn(model)
   local x = ms.ones(4, 16)
   return table.concat({

@@ -1,4 +1,4 @@
--- lua/moonshard/scope.lua: what is released when, and what the collector does
+-- lua/moonshard/scope.lua: when tensors are released and collected
 local B = require 'moonshard_ffi'
 local ms = require 'moonshard'
 local scope = require 'moonshard.scope'
@@ -64,7 +64,7 @@ describe('a scope', function()
     assert.is_false(ok)
     assert.equal(thrown, err)
     assert.equal(before, ms.memory().live_handles)
-    local x = ms.ones(1) -- made outside any scope again
+    local x = ms.ones(1) -- no scope owns this one
     assert.equal(1, x:item())
   end)
 
@@ -86,7 +86,7 @@ describe('a coroutine', function()
     assert.equal(0, checks.live_handles())
   end)
 
-  -- What `fn` raises in a coroutine of its own.
+  -- The error of `fn` in a coroutine.
   local function in_coroutine(fn)
     return select(2, coroutine.resume(coroutine.create(function()
       return select(2, pcall(fn))
@@ -156,8 +156,7 @@ describe('outside scopes', function()
     assert.is_true(peak - before <= (256 + 32) * 2 ^ 20, ('%d bytes'):format(peak - before))
   end)
 
-  -- A parameter shows the memory of its unit now and a shard of its own then: its handle may hold
-  -- other bytes when it dies than when it was made.
+  -- A parameter's handle may show other memory when it is freed than when it was made.
   it('the memory of models is freed', function()
     local function live()
       checks.live_handles()

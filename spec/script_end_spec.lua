@@ -1,17 +1,16 @@
--- runtime/comm/exit.c, ms.close, dist.leave: what a device finds wrong with the last thing a script
--- asks for
+-- runtime/comm/exit.c, ms.close, dist.leave: errors that a device finds after the script has ended
 local scripts = require 'support.scripts'
 
 local shell, with_script = scripts.shell, scripts.with_script
 
 local WRONG = 'IndexError: embedding: id 9, number 2 of 2, is outside [0, 7)'
 
--- On the device that runs things later. A wait for a rank that is gone ends by the second.
+-- On the deferred device.
 local function run(start, path)
   return shell(('env MS_DEVICE=fake MS_COMM_TIMEOUT=20 timeout 60 %s %s'):format(start, path))
 end
 
--- Of `ranks` the last looks up a row that there is not, and nobody waits for it.
+-- The last of `ranks` looks up a row that does not exist, and does not read the result.
 local function script(ranks, ending)
   return ([[
     local rank = 0
@@ -88,7 +87,7 @@ describe('the end of a script on a device', function()
     end)
   end)
 
-  -- Products, some of which nothing has run yet, of a library that makes objects as it goes.
+  -- Matrix products, some of which have not run yet.
   local PENDING = [[
     ms.ones(64, 256):matmul(ms.ones(256, 256)):sum():item()
     local y = ms.ones(32, 256):matmul(ms.ones(256, 256)):matmul(ms.ones(256, 48))

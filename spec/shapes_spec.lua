@@ -1,4 +1,4 @@
--- lua/moonshard/shapes.lua: dimensions put in, left out, merged, repeated, and tensors in pieces
+-- lua/moonshard/shapes.lua: views and copies with other shapes
 local ms = require 'moonshard'
 local ops = ms.ops
 local checks = require 'support.checks'
@@ -11,7 +11,7 @@ local function lists(tensors)
   return out
 end
 
--- Writes through it are seen in x.
+-- Do x and `of` share memory?
 local function is_view(x, of)
   return x:version() == of:version() and (function()
     of:add_(1)

@@ -1,4 +1,4 @@
--- lua/moonshard/{tensor,create,format,dims}.lua: making, asking, printing tensors
+-- lua/moonshard/{tensor,create,format,dims}.lua: making, viewing and printing tensors
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 

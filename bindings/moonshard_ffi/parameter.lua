@@ -172,12 +172,6 @@ function parameter.is_loose(value)
   return described.requires_grad and described.is_leaf and not described.is_parameter
 end
 
---- Has this tensor not been released?
----@return boolean
-function parameter.is_alive(tensor)
-  return C.ms_ref_alive(tensor)
-end
-
 --- A number that two refs share when they are the same handle; valid while it lives.
 ---@return integer
 function parameter.key(tensor)

@@ -1,8 +1,8 @@
--- every public function is reached: by Lua, or by a C test
+-- Lua or a C test calls every public function.
 local library = require 'moonshard_ffi.library'
 local unary = require 'moonshard.unary'
 
---- Functions nothing reaches, and why that is right.
+--- Functions that nothing calls, and why.
 local exceptions = {
   ms_error_clear = 'C hosts that poll ms_error_message(); Lua raises and forgets',
   ms_fsdp_unit_layout = 'C hosts that place elements themselves; Lua asks ms_param_local()',

@@ -1,11 +1,11 @@
--- bindings/moonshard_ffi/init.lua: when the collector runs for what refs and graphs hold
+-- bindings/moonshard_ffi/init.lua: when the collector runs for memory of tensors and graphs
 local B = require 'moonshard_ffi'
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 
 local MIB = 2 ^ 20
-local ALLOWED = 64 * MIB -- or half of what is needed
+local ALLOWED = 64 * MIB -- or half of the working set
 
 local Tower = ms.nn.Module.extend('Tower')
 
@@ -27,7 +27,7 @@ local function live()
   return ms.memory().live_total
 end
 
--- How often the collector is asked for while `fn()` runs.
+-- Number of collections that the bindings ask for while `fn()` runs.
 local function collections(fn)
   local collect, n = B.collect, 0
   B.collect = function()

@@ -1,4 +1,4 @@
--- lua/moonshard/data: token files, dealing windows to ranks, resuming
+-- lua/moonshard/data: token files, windows for each rank, resuming
 local ms = require 'moonshard'
 local data = ms.data
 local checks = require 'support.checks'
@@ -41,7 +41,7 @@ local function rows_of(world, micro, steps, opts)
   return by_index
 end
 
--- First in this file: ranks are forked before this process computes.
+-- First in this file: a process that has opened its device cannot fork ranks.
 describe('data of a job', function()
   it('is split between ranks without options', function()
     local path = bytes_to_99()

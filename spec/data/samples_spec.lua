@@ -1,4 +1,4 @@
--- lua/moonshard/samples: batches say which samples they hold
+-- lua/moonshard/samples: batches know the global index of their samples
 local ms = require 'moonshard'
 local data = ms.data
 local runs = require 'support.runs'
@@ -8,8 +8,8 @@ for i = 1, 400 do
   TOKENS[i] = (i * i + i) % 8
 end
 
--- What W ranks end with after two steps with dropout, in each of which `handle(model, train, valid,
--- m)` runs the m micro-batches of its rank.
+-- Hash of a model that W ranks trained with dropout for two steps. `handle(model, train, valid, m)`
+-- runs the m micro-batches of one step.
 local function trained(W, handle)
   local reports, cause = runs.reports(W, function()
     local text = ms.tensor(TOKENS, { dtype = 'i64' })

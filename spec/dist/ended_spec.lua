@@ -1,10 +1,9 @@
--- A rank of a script that simply ends: what it said last in its groups is compared
--- (runtime/job/dist.c).
+-- runtime/job/dist.c: ranks are compared when a script ends without dist.leave().
 local scripts = require 'support.scripts'
 
 local STARTS = { 'luajit', 'bindings/moonshard run -n 4', 'bindings/moonshard run -n 4 luajit' }
 
--- Two ranks of four train a model each; rank 3 steps by a rate of its own where `rate` says so.
+-- Two ranks of four train a model each; rank 3 has the learning rate `rate`.
 local function training(rate, ending)
   return ([[
     local world = ms.dist.init { ranks = 4 }

@@ -1,4 +1,4 @@
--- Groups of ranks in scripts: what they say, and where they stand among arguments.
+-- lua/moonshard/dist.lua: groups of ranks as values and arguments.
 local ms = require 'moonshard'
 local lfs = require 'lfs'
 local checks = require 'support.checks'
@@ -86,7 +86,7 @@ describe('dist.new_group', function()
 end)
 
 describe('dist.destroy_process_group', function()
-  -- This process's maps of what ranks share, and its descriptors.
+  -- Number of shared mappings and open files of this process.
   local function shared()
     local n = 0
     for line in io.lines('/proc/self/maps') do
@@ -116,7 +116,7 @@ describe('dist.destroy_process_group', function()
     assert.is_nil(cause)
   end)
 
-  -- Each takes a group, and gives what is to go on without another that holds it.
+  -- Objects that hold a group. Each function returns one that uses its object.
   local HOLDERS = {
     loader = function(group)
       local loader = ms.data.Loader { tokens = ms.arange(64), batch = 1, context = 4,

@@ -1,10 +1,10 @@
--- lua/moonshard/dist.lua: what a script does not catch
+-- lua/moonshard/dist.lua: errors that a script does not catch
 local scripts = require 'support.scripts'
 
 local shell, with_script = scripts.shell, scripts.with_script
 
 describe('an error that a script does not catch', function()
-  -- By what rank 1 raises: what the summary says of it. All ranks print one line.
+  -- The value that rank 1 raises and its text in the summary.
   local raised = {
     ['error(nil)'] = 'nil was raised',
     ['error({ 1 })'] = 'a table was raised, not a message',

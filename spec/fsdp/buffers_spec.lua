@@ -1,5 +1,4 @@
--- lua/moonshard/nn/buffer.lua: what modules compute with under mixed precision, and what state
--- dicts say
+-- lua/moonshard/nn/buffer.lua: buffers under mixed precision, in modules and state dicts
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
@@ -23,7 +22,7 @@ describe('buffer_dtype', function()
     assert.equal('bf16', layer.shift:dtype())
     assert.equal('i64', layer.ticks:dtype())
     checks.close({ 0.1, 0.1 }, model:state_dict()['shift'])
-    layer.shift:fill_(0.5) -- from here on the cast one says the value
+    layer.shift:fill_(0.5) -- from here on the cast buffer has the value
     checks.close({ 0.5, 0.5 }, model:state_dict()['shift'])
     model:load_state_dict({ shift = ms.full({ 2 }, 0.3) }, { strict = false })
     checks.close({ 0.3, 0.3 }, model:state_dict()['shift'])

@@ -1,10 +1,10 @@
--- One norm over everything, the same bits on every rank and however the model is wrapped.
+-- clip_grad_norm_ has the same bits on every rank and for every wrapping.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 local wrap = require 'support.wrap'
 
--- A trunk that is sharded and a head that is not; every element of a gradient is what is set.
+-- A sharded trunk and a head that is not sharded. All elements of a gradient are equal.
 local function model_with_plain_head(strategy)
   ms.manual_seed(1)
   local bare = { bias = false }

@@ -1,4 +1,4 @@
--- Models that a script drops, and a collector takes, in the middle of a backward.
+-- Models that the collector frees during a backward.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'

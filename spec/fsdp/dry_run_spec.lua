@@ -1,4 +1,4 @@
--- model:plan { dry_run = true }: what the real run takes, and no trace of having been asked.
+-- model:plan { dry_run = true } equals the plan after the first use and changes nothing.
 local ffi = require 'ffi'
 local ms = require 'moonshard'
 local json = require 'moonshard.json'
@@ -19,7 +19,7 @@ local function without_asking(plan)
   return json.encode(plan)
 end
 
--- On cards with memories of their own; on a device of this process, if it has one.
+-- On two devices with memories of their own.
 local function on_cards(fn)
   return runs.reports(2, function(rank)
     ffi.C.setenv('MS_DEVICE', 'fake', 1)
@@ -49,7 +49,7 @@ describe('a dry run', function()
   end
 end)
 
--- Three units: one of an instance that was made by itself, one beside it, the root's.
+-- Three units: an instance made first, one beside it, and the root.
 local function nested()
   ms.manual_seed(3)
   local kept = { sharding_strategy = 'SHARD_GRAD_OP' }

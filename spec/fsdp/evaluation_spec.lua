@@ -1,4 +1,4 @@
--- A forward without gradients leaves parameters as it found them: what a rank holds of the masters.
+-- After a forward without gradients parameters show the same shards as before.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -26,8 +26,8 @@ local function validate(model)
   return y
 end
 
--- fn(rank, world, make, strategy) on one rank and on two, for what decides which memory is kept
--- after a forward; make() gives another such model.
+-- Runs fn(rank, world, make, strategy) on one rank and on two, for every strategy and dtype. make()
+-- returns a new model.
 local function each(title, fn)
   for _, strategy in ipairs(STRATEGIES) do
     for dtype, policy in pairs { f32 = false, bf16 = fsdp.ModuleWrapPolicy { nn.Linear } } do
@@ -51,7 +51,7 @@ local function pieces(model)
   return list
 end
 
--- Of all elements, each counted by the ranks that hold it.
+-- The sum of squares over the shards of all ranks.
 local function squares(model)
   local sum = ms.zeros(1)
   for p in model:parameters() do
@@ -60,7 +60,7 @@ local function squares(model)
   return ms.dist.all_reduce(sum):item()
 end
 
--- Of this rank's parameters in order; false: none.
+-- Gradients of this rank's parameters; false where there is none.
 local function gradients_of(model)
   local list = {}
   for p in model:parameters() do
@@ -161,7 +161,7 @@ describe('after a forward without gradients', function()
   end
 end)
 
--- Turns gradients off itself while it does not train.
+-- Turns gradients off in its own forward in evaluation.
 local Careful = nn.Module.extend('Careful')
 
 function Careful:init()
@@ -175,8 +175,8 @@ function Careful:forward(x)
   return ms.no_grad(self.net, x)
 end
 
--- Forwards that no backward follows, and an unshard() that ends with the next write. What they
--- give is to stay alive.
+-- Forwards without a backward, and an unshard() that ends with the next write. The caller keeps
+-- their results alive.
 local USES = {
   { 'an evaluation inside the model', function(model)
     model:eval()
@@ -199,7 +199,7 @@ local USES = {
   { 'unshard()', function(model) model:unshard() end, whole = true },
 }
 
--- Of this rank's parameters, `steps` of SGD at this rate from now.
+-- This rank's parameters after `steps` of SGD from now.
 local function values(model, steps, lr)
   local list = {}
   for p in model:parameters() do

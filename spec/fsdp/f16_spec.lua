@@ -1,10 +1,10 @@
--- f16 and i32: training in f16 with the same bits at any world size, values, arithmetic. (What has
--- opened a device forks no ranks, so training comes first.)
+-- f16 and i32: training in f16 at several world sizes, values, arithmetic. Training comes first: a
+-- process that has opened its device cannot fork ranks.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 
--- Two steps of four micro-batches, dealt to the ranks.
+-- Two steps of four micro-batches, split over the ranks.
 local function trained(ranks)
   local reports, cause = runs.reports(ranks, function(rank)
     ms.manual_seed(7)

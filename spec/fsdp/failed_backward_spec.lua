@@ -1,4 +1,4 @@
--- What a backward that fails leaves: the same of every unit, so that wrapping decides nothing.
+-- A failed backward has the same effect on every unit, however the model is wrapped.
 local ms = require 'moonshard'
 local wrap = require 'support.wrap'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
@@ -24,7 +24,7 @@ local function passes(model)
   model(ms.ones(1, 2)):sum():backward()
 end
 
--- After the forward alone, or after half of the backward of what ran.
+-- Fails in the first or in the last part of the backward.
 local function fails(model, early)
   local x = ms.ones(1, 2):requires_grad_(true)
   local inner = x * 1
@@ -66,7 +66,7 @@ describe('a backward that fails', function()
               assert.equal(before, model:hash())
             end
             two.half = false
-            model:no_sync(passes, model) -- and the next ones are whole
+            model:no_sync(passes, model) -- the next gradients are complete
             passes(model)
             local got = model:clip_grad_norm_(1e9):item()
             model:zero_grad()

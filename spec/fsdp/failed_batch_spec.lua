@@ -1,5 +1,5 @@
--- A batch that fails and is caught: by one rank alone the others are told, whatever it does next,
--- and by all of them it is passed over.
+-- A script catches the error of a batch. An error of one rank is an error of all in their next
+-- collective; a batch that fails on all ranks can be skipped.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local runs = require 'support.runs'
@@ -20,7 +20,7 @@ local function bad()
   error('a bad batch', 0)
 end
 
--- The result of `model`, which fails when `fails` says where.
+-- The result of `model`, which fails where `fails` names a place.
 local function result(model, batch, fails)
   local hook = fails == 'forward' and model[2]:register_forward_hook(bad)
   local ok, y = pcall(model, ms.full({ 1, 2 }, batch))
@@ -38,22 +38,22 @@ local function backward(model, batch, fails)
   result(model, batch, fails):sum():backward()
 end
 
--- What a rank does with a batch.
+-- Ways to use a batch.
 local WAYS = {
   ['that is stepped'] = function(model, batch, fails, opt)
     backward(model, batch, fails)
     opt:step()
     opt:zero_grad()
   end,
-  ['that is added'] = backward, -- before the next no other call tells ranks apart
+  ['that is added'] = backward, -- with no collective before the next batch
   ['of no_sync'] = function(model, batch, fails)
     model:no_sync(backward, model, batch, fails)
     backward(model, batch)
   end,
 }
 
--- Batch after batch, as a script does that passes over bad ones: how many went well, and what was
--- said of the last that did not. `fails_at(batch)`: where this rank fails, if anywhere.
+-- Trains over batches and skips those that fail. Returns the number of good ones and the last
+-- error. `fails_at(batch)` names the place where this rank fails, or nil.
 local function train(strategy, way, fails_at)
   local model, good, why = model_of(strategy), 0, ''
   local opt = optim.SGD(model:parameters(), { lr = 0.1 })

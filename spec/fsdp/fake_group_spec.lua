@@ -1,4 +1,4 @@
--- Models over groups whose other ranks are not there: lua/moonshard/dist.lua, fake.
+-- lua/moonshard/dist.lua: models over fake groups, which have one rank of many.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local json = require 'moonshard.json'
@@ -14,7 +14,7 @@ local function wrapped(group, options)
   return fsdp.FSDP(nn.Sequential { nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 5) }, options)
 end
 
--- Units inside units: all are open at once, and take more slots than were planned.
+-- Nested units, all unsharded at once. They take more slots than planned.
 local Nest = nn.Module.extend('Nest')
 
 function Nest:init(depth)
@@ -36,7 +36,7 @@ local function nested(group, options)
   return fsdp.FSDP(Nest(8), options)
 end
 
--- Two steps of two micro-batches; what this rank holds then, and held at most.
+-- Two steps of two micro-batches. Returns the memory of this rank and its peak.
 local function train(model)
   local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
   local function backward()

@@ -1,5 +1,4 @@
--- A forward that tries a wrapped module, catches its failure and goes on with another: only what
--- failed is abandoned, on every rank that did so.
+-- A forward catches the error of a wrapped module and continues with another module.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -7,7 +6,7 @@ local wrap = require 'support.wrap'
 
 local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
--- A layer that `fails` at its 'end', or, where it has one, in the 'inner' layer like it.
+-- A layer that fails at its 'end' or in its 'inner' layer.
 local Fragile = nn.Module.extend 'my.Fragile'
 function Fragile:init(inner)
   self:param('scale', { 4 }, nn.init.ones())
@@ -23,7 +22,7 @@ function Fragile:forward(x, fails)
   return x
 end
 
--- Calls `fragile` by `try`, which fails `_fails` times; twice at most, then `sturdy`.
+-- Calls `fragile`, which fails `_fails` times, up to twice, and then `sturdy`.
 local Net = nn.Module.extend 'my.Net'
 function Net:init(try)
   self:param('scale', { 4 }, nn.init.ones())
@@ -60,8 +59,8 @@ local function net_of(try)
   return Net(try)
 end
 
--- Three steps of which `fails(step)` says how often `fragile` fails; the same on all ranks, so that
--- their mean is what one has. Gives what the parameters are then.
+-- State dict after three steps; `fragile` fails `fails(step)` times in each. All ranks have the
+-- same input, so their mean gradient is that of one.
 local function train(model, net, fails)
   local opt = optim.SGD(model:parameters(), { lr = 0.1 })
   for step = 1, 3 do

@@ -1,4 +1,4 @@
--- What a script assigns to the fields of a wrapped model: refused where units would not see it.
+-- Assignments to fields of a wrapped model are refused where units would not see them.
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
@@ -19,7 +19,7 @@ local function wrapped(policy)
   return fsdp.FSDP(Net(), { auto_wrap_policy = policy, use_orig_params = true })
 end
 
--- Everything that looks at the fields.
+-- Calls that check the fields.
 local USES = {
   function(model) model(ms.ones(1, 2)) end,
   function(model) model:parameters() end,

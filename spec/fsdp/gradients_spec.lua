@@ -1,5 +1,5 @@
--- What `.grad` of sharded parameters shows and when: reduced shards, what no_sync accumulates,
--- values set from outside; and gradients past frozen parameters.
+-- Gradients of sharded parameters: reduced shards, accumulation inside no_sync, set_grad,
+-- parameters without a gradient and frozen parameters.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -143,7 +143,7 @@ describe('gradients of sharded parameters', function()
     end)
   end
 
-  -- Gradients of 1, 2 and 4 everywhere: what is frozen before the third has 3.
+  -- Three backwards with gradients 1, 2 and 4. Frozen before the third, a parameter has 3.
   it('of parameters that are frozen before the last backward stay', function()
     local Scaled = nn.Module.extend('my.Scaled')
     function Scaled:init()
@@ -176,7 +176,7 @@ describe('gradients of sharded parameters', function()
               end
             end
           end
-          for _, added in ipairs { 3, 6 } do -- stored, then added to
+          for _, added in ipairs { 3, 6 } do -- the second time it adds to the first
             model:no_sync(function()
               run(1)
               run(2)
@@ -224,7 +224,7 @@ describe('a parameter that no backward reached', function()
     self.first = nn.Linear(3, 3)
     self.pair = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
   end
-  -- Which layers of the pair a forward uses: the first of them when nothing is said.
+  -- Uses the first n layers of the pair; default: one.
   function Net:forward(x, n)
     x = self.first(x)
     for i = 1, n or 1 do
@@ -254,8 +254,7 @@ describe('a parameter that no backward reached', function()
     end
   end
 
-  -- With one rank and with two: what `run` does to a model ends with one hash under every strategy
-  -- and policy.
+  -- run() must end with the same hash for every strategy and policy, on one rank and on two.
   local function same_for_all(run)
     for world = 1, 2 do
       ms.dist.spawn(world, function(rank)
@@ -305,7 +304,7 @@ describe('a parameter that no backward reached', function()
         for _, policy in ipairs(POLICIES) do
           local model = wrapped(strategy, policy)
           local bias = model.pair[2].bias
-          model:state_dict() -- from the first use on handles show shards
+          model:state_dict() -- after the first use parameters show shards
           if bias:numel() > 0 then
             bias:set_grad(ms.full(bias:shape(), 5))
           end
@@ -380,7 +379,7 @@ local function wrapped(strategy)
   })
 end
 
--- Of the unsharded model, by name: false for those that want none.
+-- Gradients of the unsharded model by name; false for frozen parameters.
 local function gradients_of_both()
   local model, out = adapted(), {}
   for rank = 0, 1 do
@@ -402,7 +401,7 @@ describe('backward past frozen parameters', function()
         for _ = 1, 2 do
           model(input(rank)):sum():backward()
         end
-        assert.equal(arena, model:plan().arena) -- every unit gave its slot back in time
+        assert.equal(arena, model:plan().arena) -- no unit kept its slot
         local checked, all = 0, 0
         for name, p in model:named_parameters() do
           assert.equal(p:requires_grad(), expected[name] ~= false, name)

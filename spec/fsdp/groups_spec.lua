@@ -1,11 +1,11 @@
--- Two models at once, in sub-groups of the ranks: lua/moonshard/dist.lua, split.
+-- lua/moonshard/dist.lua: two models in two groups of ranks.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
--- Train on batches that are a function of the step and the place in the group; what comes out.
+-- Trains on batches that depend on the step and the rank in the group. Returns the results as text.
 local function train(group, place, width, steps, after_step)
   ms.manual_seed(7)
   local net = nn.Sequential { nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 2) }

@@ -1,4 +1,4 @@
--- model:hash(): one number for equal values, whatever the wrapping; ignored parameters are in it.
+-- model:hash() depends on values and names, not on wrapping.
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
@@ -57,7 +57,7 @@ describe('the hash of a model', function()
   end)
 end)
 
--- Last in this file: this process computes, and forks no ranks from then on.
+-- Last in this file: a process that has opened its device cannot fork ranks.
 describe('the hash of a plain model', function()
   it('depends on values and names', function()
     local m = model()

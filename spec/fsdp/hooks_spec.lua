@@ -1,5 +1,5 @@
--- Hooks inside the backward of a sharded model: what they may do there, what they see, and when
--- accumulate hooks run. Ranks are kept apart by naps: what a hook does must not follow timing.
+-- Hooks inside the backward of a sharded model. One rank naps, so that results that depend on
+-- timing would differ.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -9,12 +9,11 @@ local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
 local function nap()
   local till = ms.time() + 0.01
-  while ms.time() < till do -- as one that computes
+  while ms.time() < till do
   end
 end
 
--- Three units; `on_backward(i)` is called where the gradient reaches the end of the i-th, when
--- those of later ones have been announced.
+-- Three units. `on_backward(i)` runs when the gradient reaches the output of unit i.
 local function model_of(strategy, on_backward, prefetch)
   ms.manual_seed(1)
   local layers = nn.Sequential { nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2) }
@@ -70,7 +69,7 @@ describe('hooks inside the backward of a sharded model', function()
         local model, opt, act
         model = model_of(strategy, function() act() end)
         opt = optim.SGD(model:parameters(), { lr = 0.1 })
-        for name, call in pairs { -- in any order: each fails before it says anything
+        for name, call in pairs { -- in any order
           step = function() opt:step() end,
           zero_grad = function() opt:zero_grad() end,
           clip_grad_norm_ = function() model:clip_grad_norm_(1) end,
@@ -86,7 +85,7 @@ describe('hooks inside the backward of a sharded model', function()
         act = function() end
         opt:zero_grad()
         backward(model, late)
-        model:clip_grad_norm_(1) -- what was refused was not said either: ranks still agree
+        model:clip_grad_norm_(1) -- ranks still agree
         opt:step()
       end)
     end)
@@ -162,7 +161,7 @@ describe('hooks inside the backward of a sharded model', function()
           end)
         end
         model:no_sync(backward, model, late)
-        assert.same({}, calls) -- its sum comes with the next
+        assert.same({}, calls) -- not reduced yet
         backward(model, late)
         assert.same(gradients(model), seen)
         assert.same({ '0.weight', '0.bias', '1.weight', '1.bias', '2.weight', '2.bias' }, calls)

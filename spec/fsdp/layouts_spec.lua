@@ -1,5 +1,4 @@
--- Where full parameters are gathered, as the ranks' devices lie: runtime/fsdp/schedule/pools.c. On
--- the device that runs things later, if this process has none of its own.
+-- runtime/fsdp/schedule/pools.c: where ranks gather full parameters on the deferred device.
 local ffi = require 'ffi'
 local ms = require 'moonshard'
 local runs = require 'support.runs'
@@ -8,7 +7,7 @@ local wrap = require 'support.wrap'
 
 ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
 
--- What `body` reports on two ranks whose environment `set(rank)` gives before their first memory.
+-- Reports of `body` on two ranks with the environment of `set(rank)`.
 local function of_two(set, body)
   return runs.reports(2, function(rank)
     for name, value in pairs(set(rank)) do

@@ -1,6 +1,6 @@
--- Sharded training is unsharded training: losses, gradients, parameters, text, on two ranks.
--- Batches of rank r are rows of one global batch; the unsharded reference runs each half alone and
--- averages, as two ranks do.
+-- A GPT on two ranks against the unsharded model: losses, gradients, parameters and text. The
+-- unsharded model runs the batches of both ranks and averages. spec/nn/table_spec.lua does this for
+-- every module.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -39,7 +39,7 @@ local function optimizer(kind, model)
   return optim.AdamW(model:parameters(), { lr = 0.01, weight_decay = 0.1 })
 end
 
--- Losses of both halves per step, norms, final parameters: all in f64 lists.
+-- Losses of both halves per step, norms, final parameters, text.
 local function reference(kind)
   ms.manual_seed(5)
   local model = make()

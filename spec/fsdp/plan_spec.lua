@@ -1,4 +1,4 @@
--- model:plan(): what it says before training is what ms.memory() counts in it
+-- model:plan() predicts what ms.memory() counts in training
 
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
@@ -11,7 +11,7 @@ local PRECISIONS = {
   { param_dtype = 'bf16' },
 }
 
--- Units of unequal sizes, of which none is the root's.
+-- Units of unequal sizes; the root has none.
 local function layers()
   return nn.Sequential {
     nn.Linear(70, 90), nn.ReLU(), nn.Linear(90, 50), nn.ReLU(), nn.Linear(50, 33),

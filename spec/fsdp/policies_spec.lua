@@ -1,4 +1,4 @@
--- lua/moonshard/fsdp/{policies,wrap,frozen,ignored}.lua: what a policy wraps, and what is refused
+-- lua/moonshard/fsdp/{policies,wrap,frozen,ignored}.lua: policies and ignored modules
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local FSDP = fsdp.FSDP

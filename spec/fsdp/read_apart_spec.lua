@@ -1,6 +1,5 @@
--- Parameters that are read apart from their gradients, or outside their module's forward: backward
--- may need such a value after the unit's last gradient is complete, or between two of its forwards,
--- and finds it as in the unsharded model.
+-- Parameters that are read without a gradient or outside their module's forward. Backward may need
+-- their values after the unit's last gradient or between two forwards of it.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -75,7 +74,7 @@ describe('a parameter that is read apart from its gradient', function()
   end
 end)
 
-local Shared = nn.Module.extend 'Shared' -- two that share an embedding, whose weight others read
+local Shared = nn.Module.extend 'Shared' -- uses its embedding twice, and its weight directly
 
 function Shared:init()
   self.table = nn.Embedding(6, 4)
@@ -91,7 +90,7 @@ end
 
 local IDS = { 1, 2, 3, 4, 5 }
 
--- Its state after steps of `n` forwards and one backward.
+-- State dict after steps of `n` forwards and one backward.
 local function shared_steps(model, n, penalised)
   local opt = optim.SGD(model:parameters(), { lr = 0.05, momentum = 0.9 })
   for _ = 1, 3 do

@@ -32,8 +32,8 @@ local function squares(y)
 end
 local LOSSES = { squares, squares, function(y) return y:mean() end }
 
--- Three losses differentiated one after the other, in two steps: of one forward, or of one each.
--- What each gives, or what they add up to.
+-- Gradients of three losses in two steps, of one forward (`retains`) or of one forward each; with
+-- `adds`, their sums.
 local function passes(net, retains, adds)
   local seen, inputs = {}, { ms.randn(4, 5), ms.randn(4, 5) }
   for _, x in ipairs(inputs) do

@@ -1,5 +1,4 @@
--- Inside summon_full_params the full copies are the values: what would read or write the shards
--- behind them is refused, and a failure leaves the copies in place.
+-- Inside summon_full_params parameters show full copies, and calls that use the shards are refused.
 local ms = require 'moonshard'
 local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
 local checks = require 'support.checks'
@@ -60,11 +59,11 @@ describe('inside summon_full_params', function()
         end
         checks.raises('RuntimeError', 'write into the parameter itself', ms.no_grad, shard.fill_,
           shard, 0)
-        model:clip_grad_norm_(1) -- gradients are no part of this
+        model:clip_grad_norm_(1) -- gradients are not affected
       end)
       assert.equal(before, model:hash())
       assert.equal(1, model.module.scale:item())
-      for _, use in ipairs(uses) do -- outside they do what they say
+      for _, use in ipairs(uses) do -- all work outside
         assert.is_true(use[1] == 'backward' or pcall(unpack(use, 2)), use[1])
       end
       ms.no_grad(shard.fill_, shard, 2)

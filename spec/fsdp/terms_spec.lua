@@ -1,4 +1,4 @@
--- A term of the loss over the parameters themselves, as an L2 penalty: whole parameters only.
+-- Terms of the loss over parameters, such as an L2 penalty, need full parameters.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -62,7 +62,7 @@ describe('a term over parameters', function()
             local model = wrapped(nn.Sequential(nn.Linear(7, 3)), strategy)
             local opt = optim.SGD(model:parameters(), { lr = 0.1 })
             step(model, opt, loss_of)
-            local looked_at = squares(model) -- of which no gradient is asked
+            local looked_at = squares(model) -- without a backward
             if tries then
               checks.raises('RuntimeError', "backward: 'mul' was given this rank's shard (",
                 function()

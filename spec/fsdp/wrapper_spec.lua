@@ -185,7 +185,7 @@ describe('FSDP', function()
     model(x):sum():backward()
     local own = ms.ones(2):requires_grad_(true)
     module[1].module:register_forward_hook(function()
-      own:mul(own):sum():backward() -- nothing of the model's
+      own:mul(own):sum():backward() -- no parameter of the model
     end)
     module[2]:register_forward_hook(function()
       checks.raises('AssertionError', "backward cannot begin during forward (unit 'nn.Sequential'",
@@ -199,7 +199,7 @@ describe('FSDP', function()
   end)
 
   it('allocates shards only', function()
-    checks.live_handles() -- what others left goes now
+    checks.live_handles()
     local before = ms.memory().live.parameter
     local model = wrapped(nn.Sequential(nn.Linear(50, 40, { bias = false })))
     model:parameters()

@@ -1,5 +1,5 @@
--- Values a script writes into parameters of an unsharded replica are the next forward's values.
--- What is written into any between a forward and its backward, by whomever, that backward refuses.
+-- Writes into parameters of a NO_SHARD model are seen by the next forward. A backward is refused
+-- when parameters were written since its forward.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -7,7 +7,7 @@ local wrap = require 'support.wrap'
 
 local PRECISIONS = { 'f32', 'bf16' }
 
--- One weight (1, 2) on every rank, and what the model makes of (1, 2): w1 + 2 w2.
+-- A model of one weight (1, 2), and its result for (1, 2): w1 + 2 w2.
 local function replica(dtype)
   ms.manual_seed(1)
   local model = wrap(nn.Linear(2, 1, { bias = false }), {
@@ -109,7 +109,7 @@ describe('NO_SHARD parameters', function()
   end
 end)
 
--- A unit around another, and the outer's gradient where nothing is written in between.
+-- A unit around another, and the gradient of the outer one without a write.
 local function nested(strategy)
   ms.manual_seed(1)
   local options = { sharding_strategy = strategy, use_orig_params = true }
@@ -122,7 +122,7 @@ local function nested(strategy)
   return model, inner, loss, expected
 end
 
--- What comes between: (inner, optimizer of all, full values). Gradients are there only where said.
+-- { name, whether it writes, function(inner, optimizer, full values, model) }
 local BETWEEN = {
   { 'a step with gradients', true, function(_, opt) opt:step() end, with_gradients = true },
   { 'a load', true, function(inner, _, values) inner:load_state_dict { weight = values } end },
@@ -154,7 +154,7 @@ describe('between a forward and its backward', function()
               y:backward()
               assert.is_true(model.module[1].weight:grad():equal(expected), case[1])
             end
-            loss():backward() -- and it goes on
+            loss():backward() -- the next step works
           end
         end)
       end)

@@ -1,4 +1,4 @@
--- lua/moonshard/models/gpt.lua: shape, first values, loss, learning, generating
+-- lua/moonshard/models/gpt.lua: parameters, initial values, loss, training, generate
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'

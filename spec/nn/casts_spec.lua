@@ -1,5 +1,5 @@
--- lua/moonshard/nn/casts.lua: modules in another dtype. (What has opened a device forks no ranks
--- so what forks comes first.)
+-- lua/moonshard/nn/casts.lua: modules in another dtype. Tests with ranks come first: a process that
+-- has opened its device cannot fork.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -118,7 +118,7 @@ describe('casting a module', function()
     assert.equal('f32', m.scale:dtype())
     out:sum():backward()
     m:half()
-    m(ms.ones(1, 3, { dtype = 'f16' })) -- held by nobody
+    m(ms.ones(1, 3, { dtype = 'f16' })) -- its graph is garbage
     m:float()
     assert.equal('f32', m[1].weight:dtype())
   end)

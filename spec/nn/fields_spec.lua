@@ -1,4 +1,4 @@
--- What a script assigns to the fields of a plain module.
+-- Assignments to fields of a plain module.
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
@@ -82,7 +82,7 @@ describe('a tensor in a field', function()
 end)
 
 describe('a tensor assigned to the field of a buffer', function()
-  local Mean = nn.Module.extend('Mean') -- the running mean of its inputs, as norms over batches do
+  local Mean = nn.Module.extend('Mean') -- the running mean of its inputs
   function Mean:init()
     self:buffer('b', ms.zeros(2))
   end
@@ -104,7 +104,7 @@ describe('a tensor assigned to the field of a buffer', function()
       self.b = x * 2
       return self.b
     end
-    checks.close({ 6, 6 }, first(ms.full({ 2 }, 3))) -- one tensor, twice kept
+    checks.close({ 6, 6 }, first(ms.full({ 2 }, 3)))
     checks.close({ 6, 6 }, first.b)
   end)
 

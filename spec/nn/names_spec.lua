@@ -1,10 +1,10 @@
--- lua/moonshard/nn/tree.lua: names, first values and random places follow the path in the model
--- that a module ends up in, whoever asked before and however the model is wrapped.
+-- lua/moonshard/nn/tree.lua: names, initial values and dropout masks follow the path of a module in
+-- its final model, for every use before and every wrapping.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 
--- A model of two layers that were made, and maybe used, before it.
+-- A model of two layers that were made before it.
 local Pair = nn.Module.extend('my.Pair')
 function Pair:init(a, b)
   self.a = a
@@ -90,7 +90,7 @@ describe('the name of a parameter', function()
       end
       model.b = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5))
       ask(model)
-      ms.manual_seed(1) -- so that both masks are those of a first call
+      ms.manual_seed(1)
       return model(x):hash(), model:hash(), model.b[1].weight:hash()
     end
     local asks = { function() end, function(model) model:parameters() end,
@@ -128,7 +128,7 @@ describe('the place of a random module', function()
   end
   function Block:forward(x) return self.linear(self.drop(x)) end
 
-  -- One block stands in two places; `first` says under which it is declared first.
+  -- One block stands in two places; `first` is the path that is declared first.
   local Shared = nn.Module.extend('my.Shared')
   function Shared:init(first)
     local blocks = nn.ModuleList { Block(), Block() }

@@ -1,5 +1,5 @@
--- Modules, dropout and state dicts of several ranks. This process itself computes nothing: one that
--- has opened its device forks no ranks.
+-- Dropout and state dicts on several ranks. This process itself computes nothing, because a process
+-- that has opened its device cannot fork.
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'

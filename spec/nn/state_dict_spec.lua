@@ -1,4 +1,4 @@
--- lua/moonshard/nn/state_dict.lua: parameters and buffers by name, out and in
+-- lua/moonshard/nn/state_dict.lua: state_dict and load_state_dict
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
@@ -95,7 +95,7 @@ describe('a state dict', function()
       m:load_state_dict(sd)
       checks.close({ 5, 6 }, m.mean)
       checks.close({ 1, 1 }, m.bias)
-      sd.mean:fill_(0) -- is not the buffer
+      sd.mean:fill_(0) -- does not share memory with the buffer
       checks.close({ 5, 6 }, m:state_dict()['mean'])
       m(ms.ones(4, 2)):sum():backward()
       checks.close({ 5 * 0.9 + 0.3, 6 * 0.9 + 0.3 }, m.mean)

@@ -268,7 +268,7 @@ describe('optim', function()
           opt:load_state_dict(opt:state_dict())
         end
       end
-      assert.is_nil(opt:state_dict().state[1].momentum_buffer) -- as long as nothing was pushed
+      assert.is_nil(opt:state_dict().state[1].momentum_buffer)
       push(8, 0.5) -- the buffer begins with 8
       reload 'before'
       push(1, 0)
@@ -307,7 +307,7 @@ describe('optim', function()
       local group = ms.dist.fake { world = world }
       return ms.fsdp.FSDP(ms.nn.Linear(2, 2), { process_group = group })
     end
-    local model, another = over(3), over(2) -- which keep their parameters' groups
+    local model, another = over(3), over(2) -- keep the groups alive
     local own, others = model:parameters(), another:parameters()
     local said = 'optim.SGD: parameters are sharded over ranks 0, 1, 2 of a fake group and, as '
       .. 'another group, over ranks 0, 1 of a fake group; each group wants an optimizer of its own'
