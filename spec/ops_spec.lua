@@ -93,6 +93,14 @@ describe('operators', function()
     end
   end)
 
+  it('have isnan, isinf and isfinite', function()
+    local x = ms.tensor { 1, 1 / 0, -1 / 0, 0 / 0 }
+    assert.same({ false, false, false, true }, x:isnan():totable())
+    assert.same({ false, true, true, false }, x:isinf():totable())
+    assert.same({ true, false, false, false }, ops.isfinite(x):totable())
+    assert.same({ true }, ms.tensor({ 3 }, { dtype = 'i64' }):isfinite():totable())
+  end)
+
   it('have softplus with beta and threshold', function()
     local x = ms.tensor({ -1, 0.5, 30 }, { dtype = 'f64' })
     local function soft(v, beta) return math.log(1 + math.exp(beta * v)) / beta end

@@ -243,6 +243,15 @@ describe('a tensor', function()
     end)
   end)
 
+  it('names the method in place of an operator', function()
+    local x = ms.ones(2)
+    checks.raises('TypeError', 't:size(1) or t:numel()', function() return #x end)
+    checks.raises('TypeError', 'use tostring(t)', function() return 'x' .. x end)
+    checks.raises('TypeError', '% is no operator of tensors', function() return x % 2 end)
+    checks.raises('TypeError', 't[i] for an entry', function() return x(1) end)
+    checks.raises('TypeError', 't:shape() gives all sizes', x.size, x)
+  end)
+
   it('hashes values, not strides', function()
     local x = ms.tensor { { 1, 2 }, { 3, 4 } }
     assert.equal(x:hash(), ms.tensor({ { 1, 3 }, { 2, 4 } }):t():hash())

@@ -1,9 +1,29 @@
--- An allocation that fails on a device is an error. A call that is repeated after a collection must
--- not hide it: the result would be NaN without an error.
+-- An allocation that fails is an error after a collection. A call that is repeated must not hide an
+-- earlier failure on a device: the result would be NaN without an error.
+local ms = require 'moonshard'
 local shell = require 'support.shell'
 
-describe('an allocation that fails on a device', function()
-  it('is an error of the next call', function()
+describe('an allocation that fails', function()
+  it('is OutOfMemory after a collection', function()
+    local x, all = ms.ones(2 ^ 20), ms.dist.fake { world = 2 ^ 31 - 1 } -- of 2^53 bytes
+    local function fail()
+      for _ = 1, 10 do
+        ms.ones(2)
+      end
+      return ms.dist.functional.all_gather(x, all)
+    end
+    ms.collect()
+    local before = ms.memory().live_handles
+    collectgarbage('stop')
+    local ok, err = pcall(fail)
+    local after = ms.memory().live_handles
+    collectgarbage('restart')
+    assert.is_false(ok)
+    assert.equal('OutOfMemory', err.kind)
+    assert.equal(before, after)
+  end)
+
+  it('is an error of the next call on a device', function()
     local folder = shell.make_folder()
     shell.write(folder .. '/waits.lua', [[
       local ms = require 'moonshard'

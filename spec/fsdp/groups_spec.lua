@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local scripts = require 'support.scripts'
 
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
@@ -141,5 +142,38 @@ describe('sub-groups', function()
     checks.raises('ValueError', "'key' is 2147483648, expected a number of 32 bits", ms.dist.split,
       0, 2 ^ 31)
     checks.raises('TypeError', "'color' is nil, expected a whole number", ms.dist.split)
+  end)
+
+  it('print each warning once, by their first rank', function()
+    scripts.with_script([[
+      local color = tonumber(arg[1])
+      ms.dist.spawn(4, function(rank)
+        local pair = ms.dist.split(math.floor(rank / 2))
+        if math.floor(rank / 2) == color then
+          local net = ms.nn.Linear(3, 3)
+          net:buffer('seen', ms.full({ 2 }, rank))
+          local model = ms.fsdp.FSDP(net, { process_group = pair })
+          model(ms.ones(1, 3))
+          ms.fsdp.summon_full_params(model, { offload_to_cpu = true }, function() end)
+          local opt = ms.optim.SGD(model:parameters(), { lr = 0.1 })
+          opt:add_param_group { params = ms.ones(1, { requires_grad = true }), lr = 0.2 }
+          opt:set_lr(0.3)
+          local all = ms.nn.Linear(3, 3)
+          ms.fsdp.FSDP(all, { process_group = pair, ignored_modules = { all } })
+        end
+        ms.dist.barrier()
+      end)]], function(path)
+      for color = 0, 1 do
+        local output, code = scripts.shell(('luajit %s %d'):format(path, color))
+        assert.equal(0, code, output)
+        for _, said in ipairs {
+          "buffer 'seen'[^\n]* FSDP does not synchronize buffers", 'redundant copies on every rank',
+          'Trying to ignore the top%-level module', 'one rate to all groups, though',
+        } do
+          local _, n = output:gsub(said, '')
+          assert.equal(1, n, said .. '\n' .. output)
+        end
+      end
+    end)
   end)
 end)

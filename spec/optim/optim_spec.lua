@@ -185,6 +185,14 @@ describe('optim', function()
     assert.is_true(a:item() ~= 1)
   end)
 
+  it('zero_grad supports set_to_none = true only', function()
+    for _, object in ipairs { optim.SGD { leaf(1) }, nn.Linear(2, 1) } do
+      object:zero_grad { set_to_none = true }
+      checks.raises('NotImplementedError', 'set_to_none = false', object.zero_grad, object,
+        { set_to_none = false })
+    end
+  end)
+
   it('continues to the same bits from its state dict', function()
     local function make(value)
       local p = leaf(value)
