@@ -1,4 +1,4 @@
--- lua/moonshard/checkpoint.lua: what saving and loading refuse, and what a failure leaves behind
+-- lua/moonshard/checkpoint.lua: errors of saving and loading, and the state after them
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
@@ -7,7 +7,7 @@ local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 local with_meta = require 'support.checkpoints'.with_meta
 
--- A small sharded run, one step in.
+-- A small sharded model and its optimizer after one step.
 local function sharded(width)
   ms.manual_seed(3)
   local run = {}
@@ -51,7 +51,7 @@ describe('a load that fails', function()
     checks.close_library()
   end)
 
-  it('changes nothing, whatever it is that does not fit', function()
+  it('changes nothing', function()
     local run = sharded(8)
     run.loader = ms.data.Loader { tokens = ms.arange(100), context = 4, batch = 2 }
     checkpoint.save(root, 'plain', { step = 1, model = run.model, optimizer = run.optimizer })
@@ -90,7 +90,7 @@ describe('a load that fails', function()
     end
   end)
 
-  it('on one rank fails on all, changes none, and the next one works', function()
+  it('on one rank fails on all and changes none', function()
     local out = folder()
     ms.dist.spawn(2, function(rank)
       local run, manager = sharded(16), checkpoint.Manager { root = root }
@@ -148,7 +148,7 @@ describe('saving', function()
     checks.close_library()
   end)
 
-  it('different things on two ranks fails on both', function()
+  it('different values on two ranks fails on both', function()
     local out = folder()
     ms.dist.spawn(2, function(rank)
       local run = sharded(4)
@@ -186,7 +186,7 @@ describe('saving', function()
     assert.equal(1, checkpoint.read_meta(root .. '/n').step)
   end)
 
-  it('refuses what it is not meant for', function()
+  it('refuses arguments of another kind', function()
     local m = nn.Linear(1, 1)
     local save = checkpoint.save
     checks.raises('TypeError', "'step' is nil", save, root, 'a', { model = m })

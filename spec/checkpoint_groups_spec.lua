@@ -3,17 +3,15 @@ local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 local shell = require 'support.shell'
+local wrap = require 'support.wrap'
 
-local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
+local nn, optim, checkpoint = ms.nn, ms.optim, ms.checkpoint
 
--- A model over a group, with an optimizer, a step old.
+-- A model over a group and its optimizer after one step.
 local function trained(group, seed, strategy)
   ms.manual_seed(seed)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD and a group of one are told of
-    model = fsdp.FSDP(nn.Sequential { nn.Linear(5, 7), nn.Linear(7, 3) },
-      { process_group = group, sharding_strategy = strategy })
-  end)
+  local model = wrap(nn.Sequential { nn.Linear(5, 7), nn.Linear(7, 3) },
+    { process_group = group, sharding_strategy = strategy })
   local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
   model(ms.full({ 2, 5 }, 0.5)):sum():backward()
   opt:step()
@@ -21,7 +19,7 @@ local function trained(group, seed, strategy)
   return model, opt
 end
 
--- Hash of what further training makes of model and optimizer.
+-- Hash of the model after one more step.
 local function stepped(model, opt)
   model(ms.full({ 2, 5 }, 0.25)):sum():backward()
   opt:step()
@@ -29,7 +27,7 @@ local function stepped(model, opt)
   return runs.hash_of(model)
 end
 
--- What the rank is to see, as text, or the error.
+-- The result of `fn`, or its error as text.
 local function told(fn, ...)
   local ok, result = pcall(fn, ...)
   return ok and result or 'error: ' .. result.message
@@ -49,7 +47,7 @@ describe('a checkpoint of a sub-group', function()
 
   for split, colors in pairs(SPLITS) do
     for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
-      it(('holds its model alone: %s, %s'):format(split, strategy), function()
+      it(('holds the model of its group: %s, %s'):format(split, strategy), function()
         local reports, cause = runs.reports(4, function(rank)
           local color = colors[rank + 1]
           local model, opt = trained(ms.dist.split(color), 10 + color, strategy)
@@ -78,7 +76,7 @@ describe('a checkpoint of a sub-group', function()
     end
   end
 
-  it('loads in groups of other sizes, to the same bits', function()
+  it('loads in groups of other sizes to the same bits', function()
     local reports, cause = runs.reports(4, function(rank)
       local model, opt = trained(nil, 3)
       local before = runs.hash_of(model)
@@ -91,13 +89,13 @@ describe('a checkpoint of a sub-group', function()
         assert(runs.hash_of(part) == before, split)
         seen[split] = stepped(part, part_opt) == expected
       end
-      return tostring(seen['2+2']) -- three ranks average otherwise
+      return tostring(seen['2+2']) -- three ranks round another mean
     end)
     assert.is_nil(cause)
     assert.same({ [0] = 'true', 'true', 'true', 'true' }, reports)
   end)
 
-  it('is not kept by Managers of two groups under one root', function()
+  it('is refused in a root of another group', function()
     local reports, cause = runs.reports(4, function(rank)
       local color = rank % 2
       local model, opt = trained(ms.dist.split(color), color)
@@ -124,7 +122,7 @@ describe('a checkpoint of a sub-group', function()
     end
   end)
 
-  it('is refused where model and optimizer, or two parts of a model, are of two groups', function()
+  it('is refused for a model and an optimizer of two groups', function()
     local reports, cause = runs.reports(4, function(rank)
       local pair = ms.dist.split(rank % 2)
       local model = trained(pair, 1)
@@ -149,7 +147,7 @@ error: checkpoint.export: the model is sharded over ranks 0, 1, 2, 3, in part ov
     end
   end)
 
-  it('holds a plain model that its ranks have trained by hand', function()
+  it('holds a plain model of its ranks', function()
     local _, cause = runs.reports(4, function(rank)
       local color = rank % 2
       local pair = ms.dist.split(color)

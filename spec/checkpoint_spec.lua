@@ -2,19 +2,14 @@
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'
+local wrapped = require 'support.wrap'
 local RunningMean = require 'support.running_mean'
 local runs = require 'support.runs'
 local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 local with_meta = require 'support.checkpoints'.with_meta
 
--- Without what FSDP warns of: a world of one, NO_SHARD.
-local function wrapped(model, opts)
-  ms.capture_warnings(function() model = fsdp.FSDP(model, opts) end)
-  return model
-end
-
--- A run over tokens 0 .. 99 with a global batch of four micro-batches, dealt to W ranks.
+-- A run over tokens 0 .. 99 with a global batch of four micro-batches, split over W ranks.
 local function run_of(world, rank, wrap)
   ms.manual_seed(2)
   local run = { model = runs.gpt() }
@@ -65,7 +60,7 @@ describe('a checkpoint', function()
     checks.close_library()
   end)
 
-  it('brings a run back to the same bits, with its step, config and position', function()
+  it('restores a run to the same bits, with step, config and position', function()
     local run = run_of(1, 0)
     for _ = 1, 3 do
       step(run)
@@ -91,7 +86,7 @@ describe('a checkpoint', function()
     assert.equal(hash_of(run.model), hash_of(again.model))
   end)
 
-  it('written by one number of ranks continues on another, to the same bits', function()
+  it('continues on another number of ranks to the same bits', function()
     local out = folder()
     local function train(world, from, to)
       local function body(rank)
@@ -123,7 +118,7 @@ describe('a checkpoint', function()
     end
   end)
 
-  it('holds buffers that a forward recorded', function()
+  it('holds buffers that forward replaced', function()
     local model = RunningMean()
     local opt = ms.optim.SGD(model:parameters(), { lr = 0.1 })
     local function train()
@@ -140,7 +135,7 @@ describe('a checkpoint', function()
     assert.same(trained, train())
   end)
 
-  it('refuses another model, optimizer or run, naming what differs', function()
+  it('refuses another model, optimizer or run', function()
     local function model(out) return nn.Sequential(nn.Linear(2, out)) end
     local m = model(2)
     checkpoint.save(root, 'a', { step = 1, model = m, optimizer = ms.optim.SGD(m:parameters()) })
@@ -162,7 +157,7 @@ describe('a checkpoint', function()
       { optimiser = m })
   end)
 
-  it('gives the options of a group to no other parameters', function()
+  it('refuses parameter groups of other parameters', function()
     local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     local function made(first, second)
       return ms.optim.AdamW({ { params = { model[first].weight, model[first].bias } },
@@ -183,7 +178,7 @@ describe('a checkpoint', function()
       { params = { model[1].weight, model[1].bias } }, { params = { model[2].weight } } } })
   end)
 
-  it('brings the momentum of its options to an optimizer with other ones, on any ranks', function()
+  it('restores momentum into an optimizer with other options', function()
     local function make_run(momentum)
       local model = fsdp.FSDP(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
       local opt = ms.optim.SGD(model:parameters(), { lr = 0.1, momentum = momentum })
@@ -218,7 +213,7 @@ describe('a checkpoint', function()
     end)
   end)
 
-  it('leaves the one before alone when saving fails', function()
+  it('keeps the previous one when saving fails', function()
     local m = nn.Linear(1, 1)
     checkpoint.save(root, 'a', { step = 1, model = m })
     checks.raises('TypeError', "a function has no JSON form (at ['bad'])", checkpoint.save,
@@ -226,7 +221,7 @@ describe('a checkpoint', function()
     assert.equal(1, checkpoint.read_meta(root .. '/a').step)
   end)
 
-  it('keeps the buffers of rank 0', function()
+  it('holds the unsharded values of rank 0', function()
     ms.dist.spawn(2, function(rank)
       local model = fsdp.FSDP(nn.Linear(2, 2))
       model:buffer('mean', ms.full({ 2 }, rank))
@@ -251,7 +246,7 @@ describe('a checkpoint', function()
     assert.truthy(io.open(root .. '/step-00000030'))
   end)
 
-  it('is resumed from where it was saved last, and a step back is a warning', function()
+  it('is the last one saved; a step back is a warning', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     local m = nn.Linear(1, 1)
     for _, step_number in ipairs { 10, 20, 30 } do
@@ -267,7 +262,7 @@ describe('a checkpoint', function()
     assert.truthy(io.open(root .. '/step-00000020'))
   end)
 
-  it('of frozen parameters continues when they are frozen no more', function()
+  it('of frozen parameters continues when they train again', function()
     local function make_run(frozen)
       ms.manual_seed(2)
       local run = { model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)) }
@@ -292,7 +287,7 @@ describe('a checkpoint', function()
     assert.equal(hash_of(straight.model), hash_of(second.model))
   end)
 
-  it('goes on with the dropout masks of the run, over data of its own, too', function()
+  it('continues dropout masks without a loader', function()
     local function losses(model, n)
       local list, x = {}, ms.ones(6, 4)
       for _ = 1, n do

@@ -30,7 +30,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('refuses what it does not understand', function()
+  it('refuses unknown flags and commands', function()
     local output, code = shell('bindings/moonshard run --rank 2 x.lua')
     assert.equal(2, code)
     assert.equal('moonshard: run: unknown flag --rank, did you mean --ranks?\n', output)
@@ -38,9 +38,6 @@ describe('the moonshard command', function()
       ['run --no-prefx x.lua'] = 'unknown flag --no-prefx, did you mean --no-prefix?',
       ['run --no-prefix=yes x.lua'] = '--no-prefix takes no value, got yes',
       ['run -n two x.lua'] = '-n is two, expected a whole number from 1 to 128',
-      ['run -n 0 x.lua'] = '-n is 0, expected a whole number from 1 to 128',
-      ['run --ranks=1.5 x.lua'] = '--ranks is 1.5, expected a whole number from 1 to 128',
-      ['run -n 1e9 x.lua'] = '-n is 1e9, expected a whole number from 1 to 128',
       ['run -n'] = '-n is given nothing, expected a whole number from 1 to 128',
       ['run -n 2'] = 'no script given',
       ['rum -n 2 x.lua'] = 'unknown command rum, did you mean run?',
@@ -50,7 +47,6 @@ describe('the moonshard command', function()
       ['run -n 2 /nowhere/x.lua'] = 'run: cannot read /nowhere/x.lua: No such file or directory',
       ['run --nnodes 2 x.lua'] = 'run: unknown flag --nnodes, ',
       ['repl x.lua'] = 'repl: unexpected word x.lua',
-      ['info --hepl'] = 'info: unexpected word --hepl',
     }
     for words, message in pairs(refused) do
       output, code = shell('bindings/moonshard ' .. words)
@@ -60,7 +56,7 @@ describe('the moonshard command', function()
     end
   end)
 
-  it('explains itself and each of its commands', function()
+  it('has help for each command', function()
     for words, text in pairs {
       ['--help'] = 'moonshard COMMAND --help', ['-h'] = 'moonshard COMMAND --help',
       ['run --help'] = 'MS_COMM_TIMEOUT=600 ', ['run -n 2 -h x.lua'] = '--ranks RANKS',
@@ -85,7 +81,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('says that it was asked to stop, also when no rank has asked whether', function()
+  it('names the signal that stopped it', function()
     local script = [[
       local ms = require 'moonshard'
       jit.off() -- compiled loops do not see what luajit makes of a SIGINT
@@ -117,7 +113,7 @@ describe('the moonshard command', function()
     end
   end)
 
-  it('starts ranks that start no others, joined or not', function()
+  it('starts ranks that cannot start others', function()
     with_script("print 'once' ms.dist.spawn(2, print)", function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)
       assert.equal(1, code, output)
@@ -130,7 +126,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('tells what is wrong with a script before it has joined', function()
+  it('reports errors of a script before dist.init', function()
     with_script('local x = = 3', function(path)
       local output, code = shell('bindings/moonshard run -n 2 ' .. path)
       assert.equal(1, code, output)
@@ -141,40 +137,7 @@ describe('the moonshard command', function()
     assert.truthy(output:find('cannot run /nowhere/at%-all: No such file or directory'), output)
   end)
 
-  it('says why a program cannot be run', function()
-    local folder = files.make_folder()
-    files.write(folder .. '/plain', 'print(1)\n')
-    files.write(folder .. '/lost', '#!/nowhere/luajit\n')
-    files.write(folder .. '/empty', '')
-    os.execute(('chmod +x %s/lost %s/empty; mkdir %s/a.lua'):format(folder, folder, folder))
-    for name, said in pairs {
-      plain = 'cannot run FILE: it is not executable (chmod +x)',
-      lost = 'cannot run FILE: the interpreter that its first line names is not there',
-      empty = 'cannot run FILE: it is no program, and its first line names no interpreter',
-      ['.'] = 'cannot run FILE: it is a folder',
-      ['none.lua'] = 'moonshard: run: cannot read FILE: No such file or directory\n',
-      ['a.lua'] = 'moonshard: run: cannot read FILE: Is a directory\n',
-    } do
-      local path = folder .. '/' .. name
-      local output, code = shell('bindings/moonshard run -n 2 ' .. path)
-      assert.equal(name:find('lua') and 2 or name == 'lost' and 127 or 126, code, output)
-      assert.truthy(output:find((said:gsub('FILE', path)), 1, true), output)
-      assert.equal(1, select(2, output:gsub('\n', '')), output)
-    end
-    files.remove_folder(folder)
-  end)
-
-  it('says why ranks cannot be started', function()
-    with_script('ms.dist.init()', function(path)
-      local command = "sh -c 'ulimit -n 8; bindings/moonshard run -n 2 %s'"
-      local output, code = shell(command:format(path))
-      assert.equal(1, code, output)
-      assert.truthy(output:find('moonshard: cannot ', 1, true), output)
-      assert.truthy(output:find(': Too many open files\n', 1, true), output)
-    end)
-  end)
-
-  it('says once what is wrong with the variables of its environment', function()
+  it('warns once of each wrong environment variable', function()
     local odd = {
       MS_LOG = { 'debug', "is 'debug', expected warn, info or trace; it is ignored" },
       MS_ONEDNN = { 'off', "is 'off', expected 0 or 1; it is ignored" },
@@ -182,10 +145,6 @@ describe('the moonshard command', function()
       MS_PLUGIN_DIR = { '/nowhere', "is '/nowhere': /nowhere/libmoonshard_onednn.so: " },
       MS_CPU_ISA = { 'avx', '=avx: this machine has no such kernels (v2, v3, v4), using ' },
       MS_COMM_TIMEOUT = { '1h', "is '1h', expected a whole number; using 600" },
-      MS_COMM_ANNOUNCE = { '-1', 'is -1, expected 0 to 1000000000; using 0' },
-      MS_COMM_SPIN_US = { '0x8', "is '0x8', expected a whole number; using 50" },
-      MS_STOP_TIMEOUT = { '1.5', "is '1.5', expected a whole number; using 10" },
-      MS_FAIL_ALLOC = { 'no', "is 'no', expected a whole number; using -1" },
     }
     local variables = {}
     for name, case in pairs(odd) do
@@ -210,7 +169,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('does not compute on the CPU what was meant for a device that it does not know', function()
+  it('refuses an unknown MS_DEVICE', function()
     with_script('ms.dist.init { ranks = 2 } ms.ones(2)', function(path)
       for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
         local output, code = shell(('env MS_DEVICE=cuda %s %s'):format(start, path))
@@ -221,7 +180,7 @@ describe('the moonshard command', function()
     end)
   end)
 
-  it('runs where it is installed, from elsewhere, with a bare environment', function()
+  it('runs from an installed prefix', function()
     local prefix = os.tmpname()
     os.remove(prefix)
     local made = shell(('cmake --install %s --prefix %s'):format(B.folder, prefix))
@@ -272,7 +231,7 @@ describe('the moonshard command', function()
     shell('rm -r ' .. prefix)
   end)
 
-  it('tells its version and what it found', function()
+  it('prints its version and libraries', function()
     assert.equal('moonshard 0.1.0\n', (shell('bindings/moonshard --version')))
     assert.truthy((shell('bindings/moonshard info')):find('kernels   x86%-64%-v[234]'))
   end)

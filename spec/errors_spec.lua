@@ -17,22 +17,10 @@ describe('an error', function()
     assert.is_false(errors.is { kind = 'ValueError', message = 'x' })
   end)
 
-  it('leaves a message without arguments as it is', function()
-    local err = checks.raises('RuntimeError', '', ms.error, 'RuntimeError', '100% sure')
-    assert.equal('100% sure', err.message)
-  end)
-
-  it('writes control characters out, as what they come from may be anybody\'s', function()
+  it('escapes control characters', function()
     local err = checks.raises('ValueError', 'a\\x1b[2J\\x00\\x0d\\x7f\tb\nc', ms.error,
       'ValueError', 'a\27[2J\0\r\127\tb\nc')
     assert.is_nil(err.message:find('\27', 1, true))
-  end)
-
-  it('names a NaN without its sign', function()
-    local nan = 0 / 0
-    local err = checks.raises('ValueError', '', ms.error, 'ValueError', "%g, %g, (%g), '%s'", nan,
-      -nan, -math.huge, 'x-nan')
-    assert.equal("nan, nan, (-inf), 'x-nan'", err.message)
   end)
 
   it('names the line of the script that caused it', function()
@@ -45,7 +33,7 @@ describe('an error', function()
     assert.truthy(err.traceback:find('errors_spec', 1, true))
   end)
 
-  it('of a forward is a line where it is caught, and brings its frames where it is not', function()
+  it('of a forward has one line when caught and a traceback when not', function()
     scripts.with_script([[
       local Odd = ms.nn.Module.extend('my.Odd')
       local function fold(x)
@@ -78,27 +66,18 @@ describe('an error', function()
     end)
   end)
 
-  it('of an unknown kind is a mistake of the caller', function()
-    assert.has_error(function() ms.error('Oops', 'x') end)
-  end)
-
-  it('of any sort has a one-line description', function()
+  it('of any kind has a description of one line', function()
     assert.equal('boom', errors.describe('boom\nstack traceback: ...'))
     assert.equal('nil was raised', errors.describe(nil))
     assert.equal('a table was raised, not a message', errors.describe({ 1 }))
     assert.equal('its field', errors.describe({ message = 'its field' }))
-    assert.equal('12', errors.describe(12))
-    assert.equal('a boolean was raised, not a message', errors.describe(false))
     local mute = setmetatable({}, { __tostring = function() error('no words', 0) end })
     assert.equal('a table was raised, which cannot be told: no words', errors.describe(mute))
-    mute = setmetatable({}, { __tostring = function() return {} end })
-    assert.equal('a table was raised, which cannot be told: its text is a table',
-      errors.describe(mute))
   end)
 end)
 
 describe('warnings', function()
-  it('are given back in order by capture_warnings', function()
+  it('are returned in order by capture_warnings', function()
     local list = ms.capture_warnings(function(what)
       ms.warn('UserWarning', what)
       ms.warn('FutureWarning', 'will change')
@@ -122,70 +101,26 @@ describe('warnings', function()
     ' 2>&1]]):read('*a')
     assert.equal('moonshard: UserWarning: said\nmoonshard: UserWarning: too\n', output)
   end)
-
-  it('are captured by the innermost of two captures', function()
-    local inner
-    local outer = ms.capture_warnings(function()
-      ms.warn('UserWarning', 'before')
-      inner = ms.capture_warnings(ms.warn, 'UserWarning', 'within')
-      ms.warn('UserWarning', 'after')
-    end)
-    assert.same({ 'before', 'after' }, { outer[1].message, outer[2].message })
-    assert.same({ { kind = 'UserWarning', message = 'within' } }, inner)
-    assert.equal(2, #outer)
-  end)
-
-  it('are captured no longer after an error', function()
-    checks.raises('ValueError', 'x', ms.capture_warnings, function()
-      ms.warn('UserWarning', 'lost')
-      ms.error('ValueError', 'x')
-    end)
-    assert.same({}, ms.capture_warnings(function() end))
-  end)
 end)
 
 describe('options', function()
-  it('may be left out', function()
-    assert.same({}, errors.options('f', nil, { 'bias' }))
-    assert.same({ bias = false }, errors.options('f', { bias = false }, { 'bias' }))
-  end)
-
-  it('take the one device there is, where they make tensors', function()
+  it('take the device cpu', function()
     assert.same({ 0, 0 }, ms.zeros(2, { device = 'cpu' }):totable())
     assert.equal('bf16', ms.nn.Linear(2, 2, { device = 'cpu', dtype = 'bf16' }).weight:dtype())
     checks.raises('NotImplementedError', "zeros: device = 'cuda' is not supported yet, only 'cpu'",
       ms.zeros, 2, { device = 'cuda' })
-    checks.raises('NotImplementedError', 'nn.Linear: device = a number is not supported yet',
-      ms.nn.Linear, 2, 2, { device = 0 })
     checks.raises('NotImplementedError', "nn.Linear: device = 'meta' is not supported yet; "
-      .. 'parameters take no memory before a model is first called, and '
-      .. 'fsdp.FSDP(model):plan { dry_run = true } takes none', ms.nn.Linear, 2, 2,
+      .. 'parameters take no memory before a model is first called', ms.nn.Linear, 2, 2,
       { device = 'meta' })
-    assert.is_number(ms.fsdp.FSDP(ms.nn.Linear(2, 2)):plan { dry_run = true }.masters)
-    for _, known in ipairs { { 'dtype' }, { dtype = 'floating' } } do
-      checks.raises('ValueError', "f: unknown option 'device'", errors.options, 'f',
-        { device = 'cpu' }, known)
-    end
   end)
 
-  it('that are unknown name the nearest known one', function()
+  it('that are unknown are refused with the nearest known one', function()
     checks.raises('ValueError', "f: unknown option 'bais', did you mean 'bias'?", errors.options,
       'f', { bais = true }, { 'dtype', 'bias' })
     checks.raises('ValueError', "unknown option 'zzzzzzzz', expected one of dtype, bias",
       errors.options, 'f', { zzzzzzzz = true }, { 'dtype', 'bias' })
-    assert.is_nil(errors.nearest('1', { 'is', 'i' })) -- nothing of it is in them
-    assert.equal('step', errors.nearest('stpe', { 'set', 'step' }))
-    for _, names in ipairs { { 'z', 'y', 'x' }, { 'x', 'z', 'y' }, { 'y', 'x', 'z' } } do
-      local given = {}
-      for _, name in ipairs(names) do
-        given[name] = true
-      end
-      checks.raises('ValueError', "unknown option 'x'", errors.options, 'f', given, { 'lr' })
-    end
     checks.raises('TypeError', 'f: options are a nn.Linear, expected a table', errors.options, 'f',
       ms.nn.Linear(1, 1), {})
-    checks.raises('TypeError', 'f: options are a number, expected a table', errors.options, 'f', 3,
-      {})
   end)
 end)
 
@@ -205,19 +140,7 @@ describe('a class', function()
     assert.equal('class zoo.Dog', tostring(Dog))
   end)
 
-  it('gives objects with an order all of it, as Lua does', function()
-    local Cat = class('zoo.Cat')
-    function Cat:init(lives) self.lives = lives end
-    function Cat.__lt(a, b) return a.lives < b.lives end
-    local Kitten = class('zoo.Kitten', Cat)
-    local old, young = Cat(1), Kitten(9)
-    assert.same({ true, false, true, false, true, true },
-      { old < young, old > young, old <= young, old >= young, old <= old, young >= young })
-    function Cat.__le() return false end
-    assert.is_false(old <= old)
-  end)
-
-  it('with a constructor of another name is refused', function()
+  it('refuses a constructor with another name', function()
     for _, name in ipairs { '__init', '__init__' } do
       local Cat = class('zoo.Cat')
       Cat[name] = function() end
@@ -237,7 +160,7 @@ describe('a class', function()
 end)
 
 describe('ms', function()
-  it('tells its version and dtypes', function()
+  it('has a version and dtypes', function()
     assert.equal('0.1.0', ms.version)
     assert.equal('bf16', ms.bf16)
   end)
@@ -255,7 +178,7 @@ describe('ms', function()
     assert.equal(ms.memory().live_total, ms.memory().peak_total)
   end)
 
-  it('closes everything: tensors become stale, and work can begin anew', function()
+  it('can be closed and used again; old tensors are stale', function()
     local output = io.popen([[luajit -e '
       local ms = require "moonshard"
       local x = ms.ones(2, { requires_grad = true })
@@ -268,21 +191,5 @@ describe('ms', function()
       print(pcall(ms.scope, ms.close))
     ' 2>&1]]):read('*a')
     assert.equal('false\tRuntimeError\t0\n2\nfalse\tRuntimeError: close: a scope is open\n', output)
-  end)
-
-  it('closes units: a model made afterwards is its own, also while the old one is held', function()
-    local output = io.popen([[luajit -e '
-      local ms = require "moonshard"
-      local function model()
-        return ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4))
-      end
-      local old = ms.fsdp.FSDP(model())
-      old(ms.ones(1, 4))
-      ms.close()
-      local plain, sharded = model(), ms.fsdp.FSDP(model())
-      print(plain(ms.ones(1, 4)):numel(), #plain:state_dict())
-      print(sharded(ms.ones(1, 4)):numel(), #sharded:state_dict(), ms.is(old, ms.fsdp.FSDP))
-    ' 2>/dev/null]]):read('*a')
-    assert.equal('4\t4\n4\t4\ttrue\n', output)
   end)
 end)

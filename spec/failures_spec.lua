@@ -1,9 +1,10 @@
--- A rank that fails alone, in whatever all ranks call: every rank and the job are told whose
--- failure it is, and what it says.
+-- One rank fails in a call that all ranks make. Every rank and the job report which rank failed,
+-- and its error.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local runs = require 'support.runs'
 local shell = require 'support.shell'
+local wrap = require 'support.wrap'
 
 local Odd = nn.Module.extend('my.Odd')
 
@@ -31,7 +32,7 @@ local function save(opts)
   end
 end
 
--- { what, what all ranks call, of whom one fails; what that one says }
+-- { name, the call, text of the error }
 local FAILURES = {
   { 'a forward', function(x)
     x.odd.fails = x.fails and 'forward'
@@ -86,19 +87,17 @@ local FAILURES = {
   end, 'none/manifest.json: No such file', 'together' },
 }
 
--- What both ranks are told, and the job, when rank `who` fails in `call`; ranks that catch it make
--- a step afterwards.
+-- Errors of both ranks and of the job when rank `who` fails in `call`. With `catches`, that rank
+-- catches it and makes a step.
 local function run(who, call, strategy, catches)
   return runs.reports(2, function(rank)
     ms.manual_seed(1)
     local x = { fails = rank == who, odd = Odd() }
     local module = nn.Sequential { nn.Linear(4, 6), nn.Sequential { x.odd }, nn.Linear(6, 2) }
-    ms.capture_warnings(function() -- of NO_SHARD
-      x.model = fsdp.FSDP(module, {
-        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
-        sharding_strategy = strategy,
-      })
-    end)
+    x.model = wrap(module, {
+      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
+      sharding_strategy = strategy,
+    })
     local opt = optim.SGD(x.model:parameters(), { lr = 0.1 })
     local function step()
       x.model(ms.ones(2, 4)):sum():backward()
@@ -129,19 +128,19 @@ describe('a failure of one rank in', function()
 
   for _, line in ipairs(FAILURES) do
     local what, call, says, together = unpack(line)
-    it(what .. ' is told as its own', function()
+    it(what .. ' is reported with its rank', function()
       for who = 0, 1 do
         local reports, cause = run(who, call, line.strategy)
-        assert.truthy(cause:find(('rank %d failed: '):format(who), 1, true) -- whoever says it first
+        assert.truthy(cause:find(('rank %d failed: '):format(who), 1, true) -- either may come first
           or cause:find(('rank %d had failed before its call '):format(who), 1, true), cause)
         assert.truthy(cause:find(says, 1, true), cause)
-        if not together then -- else the others know it as the outcome
+        if not together then -- other errors are part of the collective's result
           assert.truthy(reports[1 - who]:find(says, 1, true), reports[1 - who])
         end
       end
     end)
 
-    it(what .. (together and ' leaves all of them as they were' or ' is told when it caught it'),
+    it(what .. (together and ' changes nothing on any rank' or ' is reported when it was caught'),
       function()
         for who = 0, 1 do
           local reports, cause = run(who, call, line.strategy, true)

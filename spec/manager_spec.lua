@@ -27,7 +27,7 @@ describe('a manager of checkpoints', function()
     return path
   end
 
-  -- What `save` has left under root.
+  -- Steps of the checkpoints under root.
   local function steps()
     local out = {}
     for name in lfs.dir(root) do
@@ -37,7 +37,7 @@ describe('a manager of checkpoints', function()
     return out
   end
 
-  it('removes nothing unless it is told how many to keep', function()
+  it('deletes nothing without keep', function()
     local manager = checkpoint.Manager { root = root }
     assert.is_false(manager.keep)
     for step = 1, 4 do
@@ -48,7 +48,7 @@ describe('a manager of checkpoints', function()
     assert.equal(4, manager:resume({ model = model }).step)
   end)
 
-  it('leaves what has a greater step than what it saves', function()
+  it('never deletes a later step', function()
     local before = checkpoint.Manager { root = root, keep = 10 }
     for step = 10, 14 do
       save(before, step)
@@ -68,7 +68,7 @@ describe('a manager of checkpoints', function()
     assert.same({ 14, 15 }, steps())
   end)
 
-  it('resumes from its own checkpoints, and names what it passes over', function()
+  it('resumes from its own checkpoints and warns of others', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     local opt = ms.optim.AdamW(model:parameters())
     local told
@@ -98,7 +98,7 @@ describe('a manager of checkpoints', function()
       .. 'folder is there', resume)
   end)
 
-  it('leaves checkpoints alone that bear other names', function()
+  it('never deletes a checkpoint with another name', function()
     local manager = checkpoint.Manager { root = root, keep = 2 }
     save(manager, 1)
     for _, name in ipairs { 'best', 'step-1', 'step-00000007', 'latest-1' } do
@@ -111,10 +111,10 @@ describe('a manager of checkpoints', function()
     for _, name in ipairs { 'best', 'step-1', 'step-00000007', 'latest-1' } do
       assert.equal(1, checkpoint.read_meta(root .. '/' .. name).step)
     end
-    for step = 1, 4 do -- and they count for nothing
+    for step = 1, 4 do -- other names do not count
       assert.equal(step > 2, (pcall(checkpoint.read_meta, root .. '/step-0000000' .. step)))
     end
-    checkpoint.prune(root, 1) -- which was said by name
+    checkpoint.prune(root, 1) -- prune() deletes any name
     assert.is_false(pcall(checkpoint.read_meta, root .. '/best'))
     assert.equal(root .. '/step-00000004', checkpoint.latest(root))
   end)

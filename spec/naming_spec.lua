@@ -18,6 +18,7 @@ describe('a name that does not exist', function()
       { opt, 'stepp', "optim.Optimizer has no 'stepp', did you mean 'step'?" },
       { opt.param_groups[1], 'lrr', "a parameter group has no 'lrr', did you mean 'lr'?" },
       { ms.dist.info(), 'rnk', "the world has no 'rnk', did you mean 'rank'?" },
+      { ms.memory(), 'liv', "memory() has no 'liv', did you mean 'live'?" },
     } do
       checks.raises('KeyError', case[3], get, case[1], case[2])
     end

@@ -1,8 +1,8 @@
--- the prompt: `moonshard repl`, which is luajit's with ms loaded
+-- The prompt: `moonshard repl` and `luajit -i`
 local scripts = require 'support.scripts'
 local shell = require 'support.shell'
 
--- What a program prints that reads these lines from a terminal.
+-- Output of a program that reads these lines from a terminal.
 local function typed(program, lines)
   local path = os.tmpname()
   shell.write(path, table.concat(lines, '\n') .. '\n')

@@ -1,17 +1,16 @@
--- runtime/comm/exit.c, ms.close, dist.leave: what a device finds wrong with the last thing a script
--- asks for
+-- runtime/comm/exit.c, ms.close, dist.leave: errors that a device finds after the script has ended
 local scripts = require 'support.scripts'
 
 local shell, with_script = scripts.shell, scripts.with_script
 
 local WRONG = 'IndexError: embedding: id 9, number 2 of 2, is outside [0, 7)'
 
--- On the device that runs things later. A wait for a rank that is gone ends by the second.
+-- On the deferred device.
 local function run(start, path)
   return shell(('env MS_DEVICE=fake MS_COMM_TIMEOUT=20 timeout 60 %s %s'):format(start, path))
 end
 
--- Of `ranks` the last looks up a row that there is not, and nobody waits for it.
+-- The last of `ranks` looks up a row that does not exist, and does not read the result.
 local function script(ranks, ending)
   return ([[
     local rank = 0
@@ -34,7 +33,7 @@ local function count(text, part)
 end
 
 describe('the end of a script on a device', function()
-  it('tells what was wrong with the last thing it did, however it ends', function()
+  it('reports a late device error, however the script ends', function()
     for _, ending in ipairs { '', 'os.exit(0)', 'os.exit(0, true)', 'ms.dist.exit()',
       'ms.dist.leave()', 'ms.close()' } do
       with_script(script(1, 'wrong(true) ' .. ending), function(path)
@@ -45,7 +44,7 @@ describe('the end of a script on a device', function()
     end
   end)
 
-  it('says nothing when all went well, or has been told, and keeps a code that is not 0', function()
+  it('is silent without an error, and keeps an exit code', function()
     for ending, expected in pairs {
       ['wrong(false)'] = 0,
       ['local y = wrong(true):sum() pcall(y.item, y)'] = 0,
@@ -59,7 +58,7 @@ describe('the end of a script on a device', function()
     end
   end)
 
-  it('fails the job when it is the end of a rank', function()
+  it('fails the job of a rank', function()
     for _, ending in ipairs { '', 'os.exit(0)', 'ms.dist.exit()', 'ms.dist.leave()',
       'ms.close()' } do
       for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
@@ -88,7 +87,7 @@ describe('the end of a script on a device', function()
     end)
   end)
 
-  -- Products, some of which nothing has run yet, of a library that makes objects as it goes.
+  -- Matrix products, some of which have not run yet.
   local PENDING = [[
     ms.ones(64, 256):matmul(ms.ones(256, 256)):sum():item()
     local y = ms.ones(32, 256):matmul(ms.ones(256, 256)):matmul(ms.ones(256, 48))
@@ -103,7 +102,7 @@ describe('the end of a script on a device', function()
     end)
   end
 
-  it('is quick and has computed what is pending, or drops it when it fails', function()
+  it('computes pending work, or drops it when the script failed', function()
     local expected = {
       [''] = { 0, '^$' }, ['os.exit(0)'] = { 0, '^$' }, ['os.exit(0, true)'] = { 0, '^$' },
       ['ms.dist.exit()'] = { 0, '^$' }, ['ms.close()'] = { 0, '^$' },

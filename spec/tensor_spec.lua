@@ -1,4 +1,4 @@
--- lua/moonshard/{tensor,create,format,dims}.lua: making, asking, printing tensors
+-- lua/moonshard/{tensor,create,format,dims}.lua: making, viewing and printing tensors
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 
@@ -17,7 +17,7 @@ describe('a tensor', function()
       assert.same({ 3, 1 }, x:stride())
     end)
 
-    it('is bool for booleans and a number without dimensions for a number', function()
+    it('is bool for booleans and has no dimensions for a number', function()
       assert.same({ true, false }, ms.tensor({ true, false }):totable())
       local x = ms.tensor(2.5)
       assert.same({}, x:shape())
@@ -40,16 +40,7 @@ describe('a tensor', function()
       assert.same({ 7, 7 }, ms.full({ 2 }, 7):totable())
     end)
 
-    it('names the nearest option for a mistyped one', function()
-      checks.raises('ValueError', "unknown option 'dtpe', did you mean 'dtype'?", ms.zeros, 2,
-        { dtpe = 'f32' })
-      local t = ms.ones(1)
-      checks.raises('TypeError', "'dtype' is nil, expected a dtype such as ms.f32", t.to, t)
-      checks.raises('ValueError', 'unknown dtype f33, expected one of f32, f64', ms.zeros, 2,
-        { dtype = 'f33' })
-    end)
-
-    it('takes options in the list of sizes, after it, and nowhere else', function()
+    it('takes options in the list of sizes or after it', function()
       for _, make in ipairs { ms.zeros, ms.ones, ms.empty, ms.rand, ms.randn } do
         for _, t in ipairs {
           make(2, 3, { dtype = 'f64' }), make({ 2, 3 }, { dtype = 'f64' }),
@@ -60,14 +51,7 @@ describe('a tensor', function()
         end
         checks.raises('ValueError', "unknown option 'dtpe', did you mean 'dtype'?", make,
           { 2, 3, dtpe = 'f64' })
-        checks.raises('ValueError', 'options stand in the list and after it', make,
-          { 2, dtype = 'f64' }, { dtype = 'f32' })
-        checks.raises('TypeError', '3 arguments, expected a list of sizes and options', make, { 2 },
-          {}, 3)
-        checks.raises('TypeError', "'requires_grad' is a string, expected true or false", make, 2,
-          { requires_grad = 'no' })
         checks.raises('TypeError', 'size nil of dimension 1 is not an integer', make, nil)
-        checks.raises('TypeError', 'size a string of dimension 1 is not an integer', make, '2')
       end
       assert.equal('f64', ms.tensor({ 1, 2, dtype = 'f64' }):dtype())
       assert.equal('f64', ms.full({ 2, dtype = 'f64' }, 1):dtype())
@@ -75,24 +59,7 @@ describe('a tensor', function()
         { dtype = 'i64', requires_grad = true })
     end)
 
-    it('refuses values that are no numbers, and tables without an end', function()
-      checks.raises('TypeError', 'the value is a string, expected a number or a table of them',
-        ms.tensor, 'abc')
-      checks.raises('TypeError', 'the value is nil', ms.tensor)
-      checks.raises('TypeError', 'entry [2] is a string, expected a number', ms.tensor, { 1, 'b' })
-      local endless = {}
-      endless[1] = endless
-      checks.raises('ValueError', 'nested deeper than 8 dimensions', ms.tensor, endless)
-      checks.raises('TypeError', "arange: 'start' is a string, expected a number", ms.arange, 'a')
-      checks.raises('ValueError', 'arange: from 0 to inf by 1, expected finite numbers', ms.arange,
-        math.huge)
-      checks.raises('ValueError', 'are 9.0072e+15 numbers, expected at most 2^53', ms.arange,
-        2 ^ 53 + 10)
-      checks.raises('TypeError', "manual_seed: 'seed' is 1.5, expected a whole number",
-        ms.manual_seed, 1.5)
-    end)
-
-    it('refuses numbers that its dtype does not hold, and names the entry', function()
+    it('refuses numbers that its dtype does not hold', function()
       checks.raises('ValueError',
         'tensor: entry [2,1]: 300 does not fit in u8, expected whole numbers from 0 to 255',
         ms.tensor, { { 1, 2 }, { 300, 4 } }, { dtype = 'u8' })
@@ -118,18 +85,6 @@ describe('a tensor', function()
         { { 1, 2 }, { nil, 4 } })
     end)
 
-    it('is bool when filled with true or false', function()
-      assert.same({ true, true }, ms.full({ 2 }, true):totable())
-      assert.same({ false, false }, ms.full({ 2 }, true):fill_(false):totable())
-      assert.equal('f32', ms.full({ 2 }, true, { dtype = 'f32' }):dtype())
-    end)
-
-    it('refuses sizes that are none', function()
-      checks.raises('TypeError', 'size 1.5 of dimension 2 is not an integer', ms.zeros, 2, 1.5)
-      checks.raises('ValueError', '9 dimensions, expected at most 8', ms.zeros, 1, 1, 1, 1, 1, 1, 1,
-        1, 1)
-    end)
-
     it('counts with arange from 0, or from a start below a stop', function()
       assert.same({ 0, 1, 2 }, ms.arange(3):totable())
       assert.equal('i64', ms.arange(3):dtype())
@@ -146,7 +101,7 @@ describe('a tensor', function()
       end
     end)
 
-    it('is random by stream: equal names give equal values, others do not', function()
+    it('is random by seed', function()
       local a, b = ms.randn(64, { seed = 1 }), ms.randn(64, { seed = 1 })
       assert.equal(a:hash(), b:hash())
       assert.not_equal(a:hash(), ms.randn(64, { seed = 2 }):hash())
@@ -197,13 +152,13 @@ describe('a tensor', function()
         tostring(ms.tensor { 0 / 0, 1 / 0, -1 / 0 }))
     end)
 
-    it('elides the middle past 1000 elements', function()
+    it('leaves out the middle of more than 1000 elements', function()
       assert.equal("tensor([   0,    1,    2, ..., 1998, 1999, 2000], dtype='i64', shape=(2001))",
         tostring(ms.arange(2001)))
       assert.is_nil(tostring(ms.arange(1000)):find('...', 1, true))
     end)
 
-    it('tells that it requires grad, is empty, or was released', function()
+    it('shows requires_grad, empty and released tensors', function()
       assert.equal("tensor([1.], dtype='f32', shape=(1), requires_grad=true)",
         tostring(ms.ones(1, { requires_grad = true })))
       assert.equal("tensor([], dtype='f32', shape=(0))", tostring(ms.zeros(0)))
@@ -213,7 +168,7 @@ describe('a tensor', function()
     end)
   end)
 
-  describe('viewed otherwise', function()
+  describe('when viewed', function()
     local x
     before_each(function() x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } } end)
     after_each(function() x = nil end)
@@ -229,7 +184,7 @@ describe('a tensor', function()
       assert.same({ 3, 2 }, x:transpose(1, -1):shape())
     end)
 
-    it('refuses dimensions out of range, and says that they count from 1', function()
+    it('refuses dimensions out of range', function()
       checks.raises('IndexError', 'dimension 0 is out of range for 2 dimensions (they count from'
         .. ' 1)', x.size, x, 0)
       checks.raises('IndexError', 'dimension 3 is out of range', x.sum, x, 3)
@@ -267,18 +222,7 @@ describe('a tensor', function()
     end)
   end)
 
-  describe('written in place', function()
-    it('is told by the name of the method', function()
-      local x = ms.ones(2)
-      for name, value in pairs { add_ = {}, copy_ = 3, fill_ = 'one', view = 'two',
-        requires_grad_ = 3 } do
-        checks.raises('TypeError', name .. ': ', x[name], x, value)
-      end
-      checks.raises('TypeError', "add_: 'src' is nil, expected a tensor", x.add_, x, nil)
-      checks.raises('ValueError', 'copy_: shape (3) does not broadcast to (2)', x.copy_, x,
-        ms.ones(3))
-    end)
-
+  describe('when written in place', function()
     it('adds scaled, copies with broadcasting and fills', function()
       local x = ms.zeros(2, 2)
       assert.equal(x, x:add_(ms.tensor { 1, 2 }, 3))
@@ -299,7 +243,7 @@ describe('a tensor', function()
     end)
   end)
 
-  it('names the operator Lua has and it has not', function()
+  it('names the method in place of an operator', function()
     local x = ms.ones(2)
     checks.raises('TypeError', 't:size(1) or t:numel()', function() return #x end)
     checks.raises('TypeError', 'use tostring(t)', function() return 'x' .. x end)

@@ -1,5 +1,4 @@
--- tests/torch: values and gradients of operators and of random programs beside PyTorch's, where
--- python3 has it.
+-- tests/torch: operators and random programs against PyTorch, where python3 has it.
 
 describe('operators beside PyTorch', function()
   it('give its values and gradients, special ones too', function()

@@ -1,5 +1,4 @@
--- The whole of it: a GPT under FSDP on ranks that are processes. Sharding, the number of ranks and
--- a resume in between must not show in the bits.
+-- A GPT under FSDP on processes has the same bits for every strategy, number of ranks and resume.
 
 local ms = require 'moonshard'
 local checks = require 'support.checks'
@@ -8,7 +7,7 @@ local fsdp, nn, optim = ms.fsdp, ms.nn, ms.optim
 
 local STEPS, MICRO_BATCHES = 20, 4
 
--- A file of bytes to learn, the same for all runs.
+-- A token file, the same for all runs.
 local function token_file(folder)
   local path = folder .. '/tokens.u8'
   local file = assert(io.open(path, 'wb'))
@@ -111,7 +110,7 @@ describe('training on ranks that are processes', function()
     end
   end
 
-  it('resumes at any step to the same bits, on another number of ranks too', function()
+  it('resumes at any step to the same bits on any number of ranks', function()
     local tokens = token_file(folder)
     local whole = run(folder, 2, { dtype = 'bf16' })
     for k = 1, STEPS - 1 do

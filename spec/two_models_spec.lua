@@ -1,5 +1,4 @@
--- Two ranks of four train one model while the other two train another, with what the library gives
--- for one: loader, checkpoints, stop.
+-- Two of four ranks train one model and two train another, each with its loader and checkpoints.
 local ffi = require 'ffi'
 local ms = require 'moonshard'
 local checks = require 'support.checks'
@@ -12,7 +11,7 @@ local SIGUSR1 = 10
 
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
--- By color: what the two runs have not in common.
+-- Options of the two runs, by color.
 local RUNS = {
   [0] = { width = 8, batch = 1, seed = 1, steps = 5 },
   { width = 16, batch = 3, seed = 2, steps = 3 },
@@ -41,7 +40,7 @@ local function parts_of(run, group)
   }
 end
 
--- A training loop, up to a step; what it has made of the model.
+-- Trains up to a step. Returns the hash of the model.
 local function train(parts, steps, group)
   for step, x, y in parts.loader:batches() do
     local loss = parts.model(x, y)
@@ -56,7 +55,7 @@ local function train(parts, steps, group)
   return runs.hash_of(parts.model)
 end
 
--- One run in the middle of which the checkpoint is saved from which another goes on.
+-- Trains, saves, and resumes a second run from the checkpoint.
 local function train_and_resume(run, group, root)
   local parts = parts_of(run, group)
   local manager = ms.checkpoint.Manager { root = root, keep = 1 }
@@ -83,7 +82,7 @@ describe('four ranks, two a model', function()
     checks.close_library()
   end)
 
-  it('train, save and resume two models as if each were alone', function()
+  it('train, save and resume two models as two jobs would', function()
     local alone = {}
     for color = 0, 1 do
       local reports, cause = runs.reports(2, function()
@@ -102,7 +101,7 @@ describe('four ranks, two a model', function()
     assert.not_equal(alone[0], alone[1])
   end)
 
-  it('are dealt other samples by loaders that say so', function()
+  it('get samples by their own group', function()
     local function first_sample(options)
       local loader = ms.data.Loader(options)
       local x = loader:next()
@@ -131,7 +130,7 @@ describe('four ranks, two a model', function()
       reports(function() return { batch = 1, world_size = 1, shuffle = false } end))
   end)
 
-  it('stop each at a step of its own, both of a pair at the same', function()
+  it('stop at a step of their own group', function()
     local reports, cause = runs.reports(4, function(rank)
       local pair, step = ms.dist.split(rank % 2), 0
       ms.dist.catch_signals()

@@ -162,12 +162,6 @@ function parameter.has_grad(tensor)
   return described.has_grad
 end
 
---- Has this tensor not been released?
----@return boolean
-function parameter.is_alive(tensor)
-  return C.ms_ref_alive(tensor)
-end
-
 --- A number that two refs share when they are the same handle; valid while it lives.
 ---@return integer
 function parameter.key(tensor)

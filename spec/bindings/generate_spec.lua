@@ -82,11 +82,6 @@ describe('the generator', function()
     end
   end)
 
-  it('leaves functions without tensors alone', function()
-    local _, made = run(TYPES .. 'ms_status ms_free_me(ms_ref *r);')
-    assert.is_nil(made['moonshard/cdef.lua']:find('msf_free_me', 1, true))
-  end)
-
   it('changes the hash with every change of a header', function()
     local _, a = run(TYPES .. 'ms_status ms_f(int32_t n);')
     local _, b = run(TYPES .. 'ms_status ms_f(int64_t n);')

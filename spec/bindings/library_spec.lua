@@ -1,4 +1,4 @@
--- bindings/moonshard_ffi/library.lua: what is said when parts do not belong together
+-- bindings/moonshard_ffi/library.lua: errors about parts of different builds
 local B = require 'moonshard_ffi'
 local shell = require 'support.shell'
 

@@ -1,4 +1,4 @@
--- lua/moonshard/data: token files, dealing windows to ranks, resuming
+-- lua/moonshard/data: token files, windows for each rank, resuming
 local ms = require 'moonshard'
 local data = ms.data
 local checks = require 'support.checks'
@@ -41,9 +41,9 @@ local function rows_of(world, micro, steps, opts)
   return by_index
 end
 
--- First in this file: ranks are forked before this process computes.
+-- First in this file: a process that has opened its device cannot fork ranks.
 describe('data of a job', function()
-  it('deals to its ranks without being told which they are', function()
+  it('is split between ranks without options', function()
     local path = bytes_to_99()
     ms.dist.spawn(2, function(rank)
       local opts = { tokens = data.tokens(path), batch = 2, context = 3, shuffle = false }
@@ -90,35 +90,7 @@ describe('data', function()
     checks.raises('FormatError', '100 bytes, expected tokens of 8 bytes', data.tokens, path, 'i64')
   end)
 
-  it('maps as many token files one after the other as a script opens', function()
-    collectgarbage 'stop' -- nothing is let go before it is needed
-    local ok, err = pcall(function()
-      for _ = 1, 600 do
-        data.tokens(path)
-      end
-    end)
-    collectgarbage 'restart'
-    assert.is_true(ok, tostring(err))
-    local held = {}
-    checks.raises('OutOfMemory', 'would be token file 257, expected at most 256 at a time',
-      function()
-        for i = 1, 257 do
-          held[i] = data.tokens(path)
-        end
-      end)
-    assert.is_true(#held > 200) -- beside those that other specs hold
-  end)
-
-  it('turns text into bytes and back', function()
-    assert.same({ 72, 105 }, data.bytes('Hi'))
-    assert.equal('Hi', data.text { 72, 105 })
-    checks.raises('TypeError', 'takes a string, got a number', data.bytes, 72)
-    checks.raises('TypeError', "'tokens' is a string, expected a list", data.text, 'Hi')
-    checks.raises('ValueError', 'token 2 is 256, expected a byte', data.text, { 72, 256 })
-    checks.raises('ValueError', 'token 1 is 1.5, expected a byte', data.text, { 1.5 })
-  end)
-
-  it('deals windows in order without shuffling, targets one token later', function()
+  it('has windows in order without shuffling, and targets one token later', function()
     local loader = data.Loader { tokens = tokens, batch = 2, context = 4, shuffle = false }
     local x, y = loader:next()
     assert.same({ { 0, 1, 2, 3 }, { 4, 5, 6, 7 } }, x:totable())
@@ -126,14 +98,14 @@ describe('data', function()
     assert.same({ { 8, 9, 10, 11 }, { 12, 13, 14, 15 } }, (loader:next()):totable())
   end)
 
-  it('deals the same samples to any number of ranks and micro-batches', function()
+  it('is the same for any number of ranks and micro-batches', function()
     local expected = rows_of(1, 4, 3, { tokens = tokens, seed = 5 })
     assert.same(expected, rows_of(2, 2, 3, { tokens = tokens, seed = 5 }))
     assert.same(expected, rows_of(4, 1, 3, { tokens = tokens, seed = 5 }))
     assert.not_same(expected, rows_of(4, 1, 3, { tokens = tokens, seed = 6 }))
   end)
 
-  it('takes every window once an epoch, each epoch in another order', function()
+  it('has every window once an epoch, in a new order', function()
     -- 33 windows of 3, 2 a step: 16 steps
     local loader = data.Loader { tokens = tokens, batch = 2, context = 3 }
     assert.equal(16, loader.steps_per_epoch)
@@ -155,7 +127,7 @@ describe('data', function()
     assert.not_same(orders[1], orders[2])
   end)
 
-  it('iterates over steps and their micro-batches, as many as asked', function()
+  it('iterates over steps and micro-batches', function()
     local loader = data.Loader { tokens = tokens, batch = 1, context = 3, micro_batches = 2 }
     local seen = {}
     for step, x, y, k in loader:batches(3) do
@@ -169,7 +141,7 @@ describe('data', function()
       0 / 0)
   end)
 
-  it('continues where another loader stood, on another number of ranks', function()
+  it('continues from a state on another number of ranks', function()
     local function loader(world, micro, rank)
       return data.Loader { tokens = tokens, batch = 2, context = 3, seed = 1, rank = rank,
         world_size = world, micro_batches = micro }
@@ -186,7 +158,7 @@ describe('data', function()
     end
   end)
 
-  it('continues nothing but the same windows in the same order', function()
+  it('refuses the state of other windows', function()
     local function loader(opts)
       return data.Loader { tokens = opts.tokens or tokens, batch = 2, context = opts.context or 3,
         shuffle = opts.shuffle }
@@ -215,7 +187,7 @@ describe('data', function()
     assert.equal(3, into:step())
   end)
 
-  it('says which batch continues a position on another number of ranks', function()
+  it('names the batch size that continues a state', function()
     local function loader(world, batch)
       return data.Loader { tokens = tokens, batch = batch, context = 3, rank = 0,
         world_size = world }
@@ -229,7 +201,7 @@ describe('data', function()
     loader(1, 8):load_state(state)
   end)
 
-  it('tells dropout the global number of the first sample', function()
+  it('gives dropout the global index of samples', function()
     local drop = ms.nn.Sequential(ms.nn.Dropout(0.5))
     local function mask(world, micro, rank, calls)
       local loader = data.Loader { tokens = tokens, batch = 2, context = 3, rank = rank,
@@ -245,15 +217,7 @@ describe('data', function()
     assert.not_equal(mask(1, 1, 0, 1), mask(1, 1, 0, 2))
   end)
 
-  it('says how it is walked, and prints what it deals', function()
-    local loader = data.Loader { tokens = ms.arange(41), batch = 2, context = 4 }
-    checks.raises('TypeError', 'write: for step, x, y in loader:batches() do', loader)
-    assert.equal('Loader(batch=2, context=4, steps_per_epoch=5, rank=0 of 1)', tostring(loader))
-    checks.raises('ValueError', 'batch is nil, expected a whole number above 0', data.Loader,
-      { tokens = ms.arange(41), context = 4 })
-  end)
-
-  it('refuses positions and sizes that do not fit', function()
+  it('refuses sizes and states that do not fit', function()
     local function loader(opts)
       return data.Loader { tokens = tokens, batch = opts.batch or 1, context = opts.context or 3,
         micro_batches = opts.micro, seed = opts.seed, rank = opts.rank, world_size = opts.world }

@@ -1,4 +1,4 @@
--- lua/moonshard/samples: batches say which samples they hold
+-- lua/moonshard/samples: batches know the global index of their samples
 local ms = require 'moonshard'
 local data = ms.data
 local runs = require 'support.runs'
@@ -8,8 +8,8 @@ for i = 1, 400 do
   TOKENS[i] = (i * i + i) % 8
 end
 
--- What W ranks end with after two steps with dropout, in each of which `handle(model, train, valid,
--- m)` runs the m micro-batches of its rank.
+-- Hash of a model that W ranks trained with dropout for two steps. `handle(model, train, valid, m)`
+-- runs the m micro-batches of one step.
 local function trained(W, handle)
   local reports, cause = runs.reports(W, function()
     local text = ms.tensor(TOKENS, { dtype = 'i64' })
@@ -85,7 +85,7 @@ local HANDLINGS = {
 }
 
 describe('samples', function()
-  it('lets batches say their samples, whatever lies between dealing and forward', function()
+  it('follow batches, whatever runs between next() and forward', function()
     local expected = trained(1, HANDLINGS['one after another'])
     for name, handle in pairs(HANDLINGS) do
       for _, W in ipairs { 1, 2, 4 } do
@@ -94,7 +94,7 @@ describe('samples', function()
     end
   end)
 
-  it('count how often a module ran on each batch, which a seed begins anew', function()
+  it('count the calls of a module for each batch', function()
     local loader = data.Loader { tokens = ms.tensor(TOKENS, { dtype = 'i64' }), context = 3,
       batch = 2 }
     local drop = ms.nn.Dropout(0.5)

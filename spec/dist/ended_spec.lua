@@ -1,10 +1,9 @@
--- A rank of a script that simply ends: what it said last in its groups is compared
--- (runtime/job/dist.c).
+-- runtime/job/dist.c: ranks are compared when a script ends without dist.leave().
 local scripts = require 'support.scripts'
 
 local STARTS = { 'luajit', 'bindings/moonshard run -n 4', 'bindings/moonshard run -n 4 luajit' }
 
--- Two ranks of four train a model each; rank 3 steps by a rate of its own where `rate` says so.
+-- Two ranks of four train a model each; rank 3 has the learning rate `rate`.
 local function training(rate, ending)
   return ([[
     local world = ms.dist.init { ranks = 4 }
@@ -38,7 +37,7 @@ describe('a rank that ends without dist.leave', function()
     end
   end
 
-  it('ends well where the ranks said the same', function()
+  it('exits with 0 when the ranks agree', function()
     for _, ending in ipairs { '', 'os.exit(0)' } do
       runs('luajit', training('0.1', ending), function(status, output)
         assert.equal(0, status, output)
@@ -47,28 +46,10 @@ describe('a rank that ends without dist.leave', function()
     end
   end)
 
-  it('keeps the code it ends with, and nobody is compared with it', function()
+  it('keeps its exit code, and is not compared', function()
     runs('luajit', training('0.2', 'os.exit(world.rank == 3 and 7 or 0)'), function(status, output)
       assert.equal(7, status, output)
       assert.matches('rank 3 exited with code 7', output)
-    end)
-  end)
-
-  it('is no process that a rank has forked', function()
-    runs('luajit', training('0.1', [[
-      local ffi = require 'ffi'
-      ffi.cdef 'int fork(void); int waitpid(int, int *, int);'
-      local child = ffi.C.fork()
-      if child == 0 then
-        ms.dist.same('end', 'of a child', pair)
-        os.exit(0)
-      end
-      ffi.C.waitpid(child, nil, 0)
-      ms.dist.barrier(pair) -- which it would have left
-      if world.rank == 0 then print 'all are there' end
-    ]]), function(status, output)
-      assert.equal(0, status, output)
-      assert.matches('all are there', output)
     end)
   end)
 end)

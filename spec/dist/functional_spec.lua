@@ -20,7 +20,7 @@ describe('dist.functional', function()
     end)
   end
 
-  it('makes new tensors and differentiates them by collectives', function()
+  it('returns new tensors with gradients', function()
     of_two(function(x, try, rank)
       local w = { { 1, 2 }, { 3, 5 } } -- of either rank
       try({ 3, 30 }, functional.all_reduce(x), w, { { 4, 7 }, { 4, 7 } })
@@ -39,7 +39,7 @@ describe('dist.functional', function()
     end)
   end)
 
-  it('has no gradient of a maximum, nor of a minimum', function()
+  it('refuses max and min where x requires grad', function()
     of_two(function(x, _, rank)
       for reduction, expected in pairs { max = { 2, 20 }, min = { 1, 10 } } do
         local constant = x:detach()
@@ -74,7 +74,7 @@ describe('dist.functional', function()
     }
   end
 
-  it('normalises over the rows of all ranks as over one batch, gradients too', function()
+  it('computes a batch norm over all ranks, with gradients', function()
     local all = runs.alone(of_one_batch)
     dist.spawn(2, function(rank)
       local function own(name)
@@ -103,22 +103,7 @@ describe('dist.functional', function()
     end)
   end)
 
-  it('refuses what is no tensor, no reduction, no rank and no group', function()
-    dist.spawn(1, function()
-      local x = ms.ones(3)
-      checks.raises('TypeError', "all_reduce: 'x' is nil, expected a tensor", functional.all_reduce)
-      checks.raises('ValueError', "unknown reduction 'mean'", functional.all_reduce, x, 'mean')
-      checks.raises('TypeError', "'group' is a table, expected a group of ranks",
-        functional.all_gather, x, {})
-      checks.raises('ValueError', "'root' is -1", functional.broadcast, x, -1)
-      checks.raises('ValueError', 'broadcast: root is 1, expected 0 to 0', functional.broadcast, x,
-        1)
-      checks.raises('ValueError', 'reduce_scatter: x has shape (), expected a first size that 1 '
-        .. 'divides', functional.reduce_scatter, x:sum())
-    end)
-  end)
-
-  it('is an error on all ranks when one does not differentiate', function()
+  it('is an error on all ranks when one runs no backward', function()
     checks.raises('CommError', 'all_reduce(f32 (1), sum, backward of sequence 1)', dist.spawn, 2,
       function(rank)
         local y = functional.all_reduce(ms.ones(1):requires_grad_(true))
@@ -129,7 +114,7 @@ describe('dist.functional', function()
       end)
   end)
 
-  it('pairs its backward with that of no other', function()
+  it('does not pair the backwards of different collectives', function()
     checks.raises('CommError', 'rank 0 calls all_reduce(f32 (1), sum, backward of sequence 1), '
       .. 'rank 1 calls all_reduce(f32 (1), sum)', dist.spawn, 2, function(rank)
       for _ = 1, 2 do

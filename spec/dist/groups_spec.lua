@@ -1,4 +1,4 @@
--- Groups of ranks in scripts: what they say, and where they stand among arguments.
+-- lua/moonshard/dist.lua: groups of ranks as values and arguments.
 local ms = require 'moonshard'
 local lfs = require 'lfs'
 local checks = require 'support.checks'
@@ -20,38 +20,7 @@ describe('a group of ranks', function()
     end
   end)
 
-  it('says who it is', function()
-    local reports = runs.reports(3, function(rank)
-      return tostring(dist.split(rank == 1 and 1 or 0))
-    end)
-    assert.same({ [0] = 'Group(rank=0, size=2, ranks={0, 2})',
-      'Group(rank=0, size=1, ranks={1})', 'Group(rank=1, size=2, ranks={0, 2})' }, reports)
-    local fake = dist.fake { rank = 3, world = 16384 } -- from here on this process forks no ranks
-    assert.equal('FakeGroup(rank=3, size=16384)', tostring(fake))
-    assert.equal(3, fake:rank())
-    assert.equal(16384, fake:size())
-    assert.same({ 0, 1, 2 }, dist.fake { world = 3 }:ranks())
-  end)
-
-  it('says what it has not', function()
-    local group = dist.fake { world = 2 }
-    checks.raises('KeyError', "a group of ranks has no 'rnks', did you mean 'ranks'?",
-      function() return group.rnks end)
-    checks.raises('KeyError', "a group of ranks takes no field 'x'", function() group.x = 1 end)
-    for _, case in ipairs {
-      { 'its size is group:size()', function() return #group end },
-      { 'its ranks are ipairs(group:ranks())', function() return ipairs(group) end },
-      { 'it is not called', function() group() end },
-      { 'it is no number', function() return group + 1 end },
-    } do
-      checks.raises('TypeError', 'a group of ranks cannot do this: ' .. case[1], case[2])
-    end
-    checks.raises('TypeError', "Group.rank: 'self' is nil, expected a group of ranks", group.rank)
-    checks.raises('TypeError', "all_reduce: 'group' is a tensor, expected a group of ranks",
-      dist.all_reduce, ms.ones(1), 'sum', ms.ones(1))
-  end)
-
-  it('stands last, behind what is not left out', function()
+  it('is the last argument of every collective', function()
     local group, f = dist.fake { world = 3 }, dist.functional
     assert.equal(3, dist.all_reduce(ms.ones(1), group):item())
     assert.equal(1, dist.all_reduce(ms.ones(1), 'max', group):item())
@@ -65,34 +34,12 @@ describe('a group of ranks', function()
     assert.same({ 1 }, f.reduce_scatter(ms.ones(3), group):shape())
     assert.equal(7, f.broadcast(ms.full({ 1 }, 7), group):item())
     checks.raises('RuntimeError', 'make the smaller group a fake one, too', dist.split, 0, group)
-  end)
-
-  it('is asked itself for a place, and stands in front of nothing', function()
-    local group = dist.fake { world = 2 }
-    checks.raises('TypeError', 'dist.rank() is of all ranks, but got a group of ranks; in a group '
-      .. 'write group:rank()', dist.rank, group)
-    checks.raises('TypeError', 'write group:size()', dist.world_size, group)
     checks.raises('TypeError', 'all_reduce: the group stands in front of a string, expected last',
       dist.all_reduce, ms.ones(1), group, 'avg')
+    checks.raises('TypeError', 'in a group write group:rank()', dist.rank, group)
   end)
 
-  it('is not what init gives', function()
-    local said = "is the world itself (the group of all ranks is dist.world(), or left out), "
-    local world = dist.info()
-    checks.raises('TypeError', "all_reduce: 'group' " .. said .. 'expected a group of ranks',
-      dist.all_reduce, ms.ones(1), 'sum', world)
-    checks.raises('TypeError', "FSDP: 'process_group' " .. said, ms.fsdp.FSDP, ms.nn.Linear(2, 2),
-      { process_group = world })
-  end)
-
-  it('has a color', function()
-    for _, color in ipairs { 'nil', true } do
-      checks.raises('TypeError', 'expected a whole number (-1: this rank joins none)', dist.split,
-        color ~= 'nil' and color or nil)
-    end
-  end)
-
-  it('is refused where it is none, or none any more', function()
+  it('is refused when it is false or destroyed', function()
     local gone = dist.fake { world = 2 }
     for _, call in ipairs { 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter' } do
       checks.raises('ValueError', 'this rank is in none of the groups', function()
@@ -107,19 +54,10 @@ describe('a group of ranks', function()
     checks.raises('ValueError', "FSDP: 'process_group' is a group that is gone", ms.fsdp.FSDP,
       ms.nn.Linear(2, 2), { process_group = gone })
   end)
-
-  it('refuses the backend fake of PyTorch', function()
-    for _, given in ipairs { { backend = 'fake' }, 'fake' } do
-      checks.raises('ValueError', 'write dist.fake { rank = r, world = n }', dist.init, given,
-        given == 'fake' and { rank = 0, world_size = 4 } or nil)
-    end
-    checks.raises('ValueError', "dist.fake: unknown option 'ranks', did you mean 'world'?",
-      dist.fake, { ranks = 4 })
-  end)
 end)
 
 describe('dist.new_group', function()
-  it('has the ranks that are listed, in the order of the job', function()
+  it('has the listed ranks, in the order of the job', function()
     local reports, cause = runs.reports(4, function(rank)
       local group = dist.new_group { 3, 0, 2 }
       assert(dist.get_rank(group) == (rank == 1 and -1 or ({ [0] = 0, [2] = 1, [3] = 2 })[rank]))
@@ -142,34 +80,16 @@ describe('dist.new_group', function()
     assert.same({ [0] = '0 2 3: 1101', 'none', '0 2 3: 1101', '0 2 3: 1101' }, reports)
   end)
 
-  it('is told when the ranks list different ones', function()
+  it('fails when the ranks list different ones', function()
     checks.raises('CommError', "the ranks differ: ranks of new_group is 0 on rank 0 and 1 on "
       .. 'rank 1', dist.spawn, 2, function(rank)
       dist.new_group { rank }
     end)
   end)
-
-  it('refuses ranks that are none', function()
-    dist.spawn(1, function()
-      for _, case in ipairs {
-        { 'ValueError', "ranks[2] is 1; the new group's rank should be within the world size, "
-          .. 'which is 1', { 0, 1 } },
-        { 'ValueError', 'ranks[1] is -1', { -1 } },
-        { 'ValueError', 'rank 0 stands twice', { 0, 0 } },
-        { 'ValueError', "'ranks' is an empty list", {} },
-        { 'TypeError', "'ranks' is a number, expected a list of ranks", 3 },
-        { 'TypeError', "'ranks[1]' is 0.5, expected a whole number", { 0.5 } },
-      } do
-        checks.raises(case[1], case[2], dist.new_group, case[3])
-      end
-      checks.raises('ValueError', 'in none of the groups', dist.get_process_group_ranks, false)
-      checks.raises('TypeError', 'expected a group of ranks', dist.get_rank, 3)
-    end)
-  end)
 end)
 
 describe('dist.destroy_process_group', function()
-  -- This process's maps of what ranks share, and its descriptors.
+  -- Number of shared mappings and open files of this process.
   local function shared()
     local n = 0
     for line in io.lines('/proc/self/maps') do
@@ -199,28 +119,7 @@ describe('dist.destroy_process_group', function()
     assert.is_nil(cause)
   end)
 
-  it('has nothing to end on a rank that is no member', function()
-    dist.spawn(2, function(rank)
-      local group = dist.new_group { 0 }
-      assert((group == false) == (rank == 1))
-      dist.destroy_process_group(group)
-      assert(dist.all_reduce(ms.ones(1)):item() == 2)
-    end)
-  end)
-
-  it('takes no later group at the same place for the one that is gone', function()
-    dist.spawn(1, function()
-      for _ = 1, 50 do
-        local gone = dist.fake { world = 2 }
-        dist.destroy_process_group(gone)
-        local later = dist.fake { world = 3 }
-        checks.raises('ValueError', 'is a group that is gone', gone.size, gone)
-        dist.destroy_process_group(later)
-      end
-    end)
-  end)
-
-  -- Each takes a group, and gives what is to go on without another that holds it.
+  -- Objects that hold a group. Each function returns one that uses its object.
   local HOLDERS = {
     loader = function(group)
       local loader = ms.data.Loader { tokens = ms.arange(64), batch = 1, context = 4,
@@ -262,7 +161,7 @@ describe('dist.destroy_process_group', function()
     end)
   end
 
-  it('leaves the job without a group, or with that of all ranks', function()
+  it('leaves the job without a group or with dist.world()', function()
     for given = 1, 2 do
       dist.spawn(2, function()
         dist.destroy_process_group(given == 2 and dist.world() or nil)
@@ -271,7 +170,7 @@ describe('dist.destroy_process_group', function()
     end
   end)
 
-  it('is told to who calls in it later', function()
+  it('fails a later call of another rank', function()
     checks.raises('CommError', 'rank 1 freed the group', dist.spawn, 2, function(rank)
       local group = dist.new_group()
       if rank == 1 then
@@ -285,7 +184,7 @@ describe('dist.destroy_process_group', function()
 end)
 
 describe('dist.init', function()
-  it('says what made the process a world of its own', function()
+  it('names the call that made the process a world of one', function()
     for before, by in pairs { -- order does not matter
       ['ms.dist.fake { world = 4 }'] = 'dist.fake made',
       ['ms.dist.barrier()'] = 'a collective, dist.split, FSDP or an init before made',

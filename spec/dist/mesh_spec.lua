@@ -36,7 +36,7 @@ describe('a mesh', function()
     end)
   end)
 
-  it('has parts of several dimensions', function()
+  it('can be sliced by several names', function()
     dist.spawn(4, function(rank)
       local names = { mesh_dim_names = { 'pp', 'dp', 'tp' } }
       local mesh = dist.init_device_mesh('cpu', { 2, 1, 2 }, names)
@@ -71,13 +71,13 @@ describe('a mesh', function()
     end)
   end)
 
-  it('is that of all ranks where it has all of them in one dimension', function()
+  it('of one dimension over all ranks uses the group of all ranks', function()
     dist.spawn(2, function()
       assert.equal(dist.world(), dist.init_device_mesh('cpu', { 2 }):get_group())
     end)
   end)
 
-  it('refuses what is no shape, no name and no device', function()
+  it('refuses wrong shapes, names and devices', function()
     dist.spawn(2, function()
       local try = dist.init_device_mesh
       for _, case in ipairs {
@@ -100,14 +100,14 @@ describe('a mesh', function()
     end)
   end)
 
-  it('is told when ranks ask for different ones', function()
+  it('fails when ranks ask for different shapes', function()
     checks.raises('CommError', 'the ranks differ: shape of init_device_mesh is 2 1 on rank 0 and '
       .. '1 2 on rank 1', dist.spawn, 2, function(rank)
       dist.init_device_mesh('cpu', rank == 0 and { 2, 1 } or { 1, 2 })
     end)
   end)
 
-  it('of one dimension is what FSDP shards over', function()
+  it('of one dimension can be given to FSDP', function()
     dist.spawn(4, function(rank)
       local mesh = dist.init_device_mesh('cpu', { 2, 2 }, { mesh_dim_names = { 'dp', 'tp' } })
       for _, option in ipairs { 'device_mesh', 'process_group' } do

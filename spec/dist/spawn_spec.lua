@@ -23,18 +23,13 @@ describe('dist.spawn', function()
   end)
 
   it('raises CommError naming the rank that failed and its message', function()
-    checks.raises('CommError', 'rank 1 failed', dist.spawn, 2, function(rank)
+    local err = checks.raises('CommError', 'rank 1 failed', dist.spawn, 2, function(rank)
       if rank == 1 then
         ms.error('ValueError', 'this rank is unhappy')
       end
       dist.barrier()
     end)
-    checks.raises('CommError', 'this rank is unhappy', dist.spawn, 2, function(rank)
-      if rank == 1 then
-        ms.error('ValueError', 'this rank is unhappy')
-      end
-      dist.barrier()
-    end)
+    assert.truthy(err.message:find('this rank is unhappy', 1, true))
     checks.raises('CommError', 'spawn_spec.lua', dist.spawn, 2, function(rank)
       return rank.no_field.at_all
     end)
@@ -50,44 +45,14 @@ describe('dist.spawn', function()
     end)
   end)
 
-  it('refuses while tensors are live, and a number of ranks that is none', function()
+  it('refuses while tensors are live', function()
     local x = ms.ones(1)
     checks.raises('RuntimeError', '1 tensors are live', dist.spawn, 2, function() end)
     x:release()
     checks.raises('ValueError', 'expected 1 or more', dist.spawn, 0, function() end)
   end)
 
-  it('refuses what is no number of ranks and no function before it starts any', function()
-    local wrong = {
-      { 'ValueError', "'ranks' is 0, expected 1 or more", 0 },
-      { 'ValueError', "'ranks' is -1, expected 1 or more", -1 },
-      { 'TypeError', "'ranks' is 1.5, expected a whole number", 1.5 },
-      { 'TypeError', "'ranks' is a string, expected a whole number", '2' },
-      { 'TypeError', "'ranks' is a boolean, expected a whole number", false },
-      { 'ValueError', "'ranks' is 129, expected 1 to 128", 129 },
-      { 'ValueError', "'ranks' is 1000000000, expected 1 to 128", 1e9 },
-    }
-    for _, case in ipairs(wrong) do
-      checks.raises(case[1], case[2], dist.spawn, case[3], function() end)
-      checks.raises(case[1], case[2], dist.init, { ranks = case[3] })
-      checks.raises(case[1], case[2], dist.run, { ranks = case[3] }, function() end)
-    end
-    checks.raises('TypeError', "'fn' is nil, expected a function", dist.spawn, 2)
-    checks.raises('TypeError', "'fn' is a string, expected a function", dist.run, {}, 'x')
-    checks.raises('TypeError', 'options are a number, expected a table', dist.init, 2)
-    checks.raises('ValueError', "'code' is 256, expected 0 to 255", dist.exit, 256)
-    checks.raises('TypeError', "'code' is a string", dist.exit, '1')
-  end)
-
-  it('names the nearest method of a module', function()
-    local _, err = pcall(dist.spawn, 2, function()
-      ms.nn.ReLU():named_paramters()
-    end)
-    assert.truthy(err.message:find("attempt to call method 'named_paramters' (a nil value), did "
-      .. "you mean 'named_parameters'?", 1, true), err.message)
-  end)
-
-  it('brings the traceback of the rank that failed, and its process', function()
+  it('raises the traceback and process of the rank that failed', function()
     local err = checks.raises('CommError', 'rank 1 failed', dist.spawn, 2, function(rank)
       local function somewhere_deep()
         error('boom')
@@ -103,7 +68,7 @@ describe('dist.spawn', function()
 end)
 
 describe('dist.run', function()
-  it('tells the other ranks what was raised', function()
+  it('reports an error to the other ranks', function()
     with_script([[
       ms.dist.run({ ranks = 2 }, function(world)
         if world.rank == 1 then ms.error('ValueError', 'bad value here') end

@@ -1,15 +1,11 @@
--- lua/moonshard/nn/buffer.lua: what modules compute with under mixed precision, and what state
--- dicts say
+-- lua/moonshard/nn/buffer.lua: buffers under mixed precision, in modules and state dicts
 local ms = require 'moonshard'
-local nn, fsdp = ms.nn, ms.fsdp
+local nn = ms.nn
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local function wrapped(module, mixed_precision)
-  local model
-  ms.capture_warnings(function()
-    model = fsdp.FSDP(module, { mixed_precision = mixed_precision })
-  end)
-  return model
+  return wrap(module, { mixed_precision = mixed_precision })
 end
 
 describe('buffer_dtype', function()
@@ -26,7 +22,7 @@ describe('buffer_dtype', function()
     assert.equal('bf16', layer.shift:dtype())
     assert.equal('i64', layer.ticks:dtype())
     checks.close({ 0.1, 0.1 }, model:state_dict()['shift'])
-    layer.shift:fill_(0.5) -- from here on the cast one says the value
+    layer.shift:fill_(0.5) -- from here on the cast buffer has the value
     checks.close({ 0.5, 0.5 }, model:state_dict()['shift'])
     model:load_state_dict({ shift = ms.full({ 2 }, 0.3) }, { strict = false })
     checks.close({ 0.3, 0.3 }, model:state_dict()['shift'])
@@ -34,7 +30,7 @@ describe('buffer_dtype', function()
     assert.equal('f32', model:state_dict()['shift']:dtype())
   end)
 
-  it('counts no more for a buffer that another tensor takes the place of', function()
+  it('does not apply to a buffer that a script replaces', function()
     for _, replace in ipairs {
       function(layer, tensor) layer:set_buffer('scale', tensor) end,
       function(layer, tensor) layer.scale = tensor end,
@@ -51,16 +47,7 @@ describe('buffer_dtype', function()
     end
   end)
 
-  it('still counts for a buffer that is set to itself', function()
-    local layer = nn.Linear(2, 2)
-    layer:buffer('scale', ms.full({ 2 }, 0.1))
-    local model = wrapped(layer, { buffer_dtype = 'bf16' })
-    model(ms.ones(1, 2))
-    layer:set_buffer('scale', layer.scale)
-    checks.close({ 0.1, 0.1 }, model:state_dict()['scale'])
-  end)
-
-  it('is that of what a forward assigns; state dicts give the dtype of the declaration', function()
+  it('applies to buffers that forward assigns; state dicts have the declared dtype', function()
     local Mean = nn.Module.extend('Mean', nn.Linear)
     function Mean:init()
       nn.Linear.init(self, 2, 2)

@@ -1,19 +1,17 @@
--- One norm over everything, the same bits on every rank and however the model is wrapped.
+-- clip_grad_norm_ has the same bits on every rank and for every wrapping.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
--- A trunk that is sharded and a head that is not; every element of a gradient is what is set.
+-- A sharded trunk and a head that is not sharded. All elements of a gradient are equal.
 local function model_with_plain_head(strategy)
   ms.manual_seed(1)
   local bare = { bias = false }
   local module = nn.Sequential { nn.Linear(3, 2, bare), nn.Linear(2, 2, bare) }
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(module, {
-      sharding_strategy = strategy, use_orig_params = true, ignored_modules = { module[2] },
-    })
-  end)
+  local model = wrap(module, {
+    sharding_strategy = strategy, use_orig_params = true, ignored_modules = { module[2] },
+  })
   model(ms.ones(1, 3)):sum():backward()
   local trunk, head = module[1].weight, module[2].weight
   if trunk:grad() then
@@ -39,7 +37,7 @@ describe('clip_grad_norm_ of sharded and plain parameters together', function()
       end
     end)
 
-    it('has one norm and one coefficient where they differ by rank, with ' .. strategy, function()
+    it('has one norm where plain gradients differ by rank, with ' .. strategy, function()
       ms.dist.spawn(2, function(rank)
         local model, trunk, head = model_with_plain_head(strategy)
         head:grad():fill_(rank == 0 and 2 or 4)
@@ -53,7 +51,7 @@ describe('clip_grad_norm_ of sharded and plain parameters together', function()
       end)
     end)
 
-    it('takes no gradient on some ranks for zeros, with ' .. strategy, function()
+    it('counts a missing gradient as zeros, with ' .. strategy, function()
       ms.dist.spawn(2, function(rank)
         local model, _, head = model_with_plain_head(strategy)
         head:grad():fill_(2)
@@ -91,14 +89,12 @@ describe('clip_grad_norm_ and hash', function()
       for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
         for _, policy in ipairs { 'none', 'always', 'some' } do
           ms.dist.spawn(world, function(rank)
-            local module, model = uneven(), nil
-            ms.capture_warnings(function()
-              model = fsdp.FSDP(module, {
-                sharding_strategy = strategy,
-                auto_wrap_policy = policy == 'always' and fsdp.always_wrap_policy
-                  or policy == 'some' and odd_ones_first(module) or nil,
-              })
-            end)
+            local module = uneven()
+            local model = wrap(module, {
+              sharding_strategy = strategy,
+              auto_wrap_policy = policy == 'always' and fsdp.always_wrap_policy
+                or policy == 'some' and odd_ones_first(module) or nil,
+            })
             local opt = optim.SGD(model:parameters(), { lr = 0.1 })
             model(ms.ones(1, 40)):sum():backward()
             for i, p in ipairs(model:parameters()) do

@@ -1,10 +1,10 @@
--- f16 and i32: training in f16 with the same bits at any world size, values, arithmetic. (What has
--- opened a device forks no ranks, so training comes first.)
+-- f16 and i32: training in f16 at several world sizes, values, arithmetic. Training comes first: a
+-- process that has opened its device cannot fork ranks.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 
--- Two steps of four micro-batches, dealt to the ranks.
+-- Two steps of four micro-batches, split over the ranks.
 local function trained(ranks)
   local reports, cause = runs.reports(ranks, function(rank)
     ms.manual_seed(7)
@@ -50,7 +50,7 @@ describe('f16', function()
     assert.is_true(math.abs(tonumber(one:match '%S+$') - math.log(13)) < 0.2)
   end)
 
-  it('holds what binary16 holds', function()
+  it('rounds to binary16', function()
     local t = ms.tensor { 1, 65504, 65519.9, 65520, 2 ^ -24, 2 ^ -25, 0.1, -0.0 }:f16()
     assert.equal('f16', t:dtype())
     assert.same({ 1, 65504, 65504, math.huge, 2 ^ -24, 0, 0.0999755859375, 0 }, t:totable())
@@ -79,7 +79,7 @@ describe('f16', function()
 end)
 
 describe('i32', function()
-  it('wraps, compares and sums in i64', function()
+  it('wraps around, and sums in i64', function()
     local t = ms.tensor({ 2 ^ 31 - 1, -5 }, { dtype = ms.i32 })
     assert.same({ -2 ^ 31, -4 }, (t + 1):totable())
     assert.same({ true, false }, t:gt(0):totable())
@@ -88,7 +88,7 @@ describe('i32', function()
     assert.equal(2 ^ 31 - 6, sum:item())
   end)
 
-  it('counts what is true', function()
+  it('counts true elements', function()
     assert.equal(2, ms.tensor({ 1, 0, 3 }):gt(0):sum():item())
   end)
 end)

@@ -1,5 +1,6 @@
--- What a backward that fails leaves: the same of every unit, so that wrapping decides nothing.
+-- A failed backward has the same effect on every unit, however the model is wrapped.
 local ms = require 'moonshard'
+local wrap = require 'support.wrap'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 local Two = nn.Module.extend('my.Two')
@@ -13,11 +14,9 @@ end
 
 local function made(policy, strategy)
   ms.manual_seed(1)
-  local two, model = Two(), nil
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(two,
-      { auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true })
-  end)
+  local two = Two()
+  local model = wrap(two,
+    { auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true })
   return model, two
 end
 
@@ -25,7 +24,7 @@ local function passes(model)
   model(ms.ones(1, 2)):sum():backward()
 end
 
--- After the forward alone, or after half of the backward of what ran.
+-- Fails in the first or in the last part of the backward.
 local function fails(model, early)
   local x = ms.ones(1, 2):requires_grad_(true)
   local inner = x * 1
@@ -51,7 +50,7 @@ describe('a backward that fails', function()
         ms.dist.spawn(world, function() fn(made(policy, strategy)) end)
       end
 
-      it(('takes all gradients before with it, with %s of %s'):format(strategy, wraps), function()
+      it(('drops all accumulated gradients, with %s of %s'):format(strategy, wraps), function()
         for world = 1, 3 do
           on(world, function(model, two)
             local opt = optim.SGD(model:parameters(), { lr = 0.1 })
@@ -67,7 +66,7 @@ describe('a backward that fails', function()
               assert.equal(before, model:hash())
             end
             two.half = false
-            model:no_sync(passes, model) -- and the next ones are whole
+            model:no_sync(passes, model) -- the next gradients are complete
             passes(model)
             local got = model:clip_grad_norm_(1e9):item()
             model:zero_grad()
@@ -77,7 +76,7 @@ describe('a backward that fails', function()
         end
       end)
 
-      it(('that has none for a model takes none, with %s of %s'):format(strategy, wraps), function()
+      it(('keeps what it does not reach, with %s of %s'):format(strategy, wraps), function()
         on(2, function(model, two)
           passes(model)
           local norm, n = model:clip_grad_norm_(1e9):item(), gradients(model)

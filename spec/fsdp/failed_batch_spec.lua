@@ -1,5 +1,5 @@
--- A batch that fails and is caught: by one rank alone the others are told, whatever it does next,
--- and by all of them it is passed over.
+-- A script catches the error of a batch. An error of one rank is an error of all in their next
+-- collective; a batch that fails on all ranks can be skipped.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local runs = require 'support.runs'
@@ -20,7 +20,7 @@ local function bad()
   error('a bad batch', 0)
 end
 
--- The result of `model`, which fails when `fails` says where.
+-- The result of `model`, which fails where `fails` names a place.
 local function result(model, batch, fails)
   local hook = fails == 'forward' and model[2]:register_forward_hook(bad)
   local ok, y = pcall(model, ms.full({ 1, 2 }, batch))
@@ -38,22 +38,22 @@ local function backward(model, batch, fails)
   result(model, batch, fails):sum():backward()
 end
 
--- What a rank does with a batch.
+-- Ways to use a batch.
 local WAYS = {
   ['that is stepped'] = function(model, batch, fails, opt)
     backward(model, batch, fails)
     opt:step()
     opt:zero_grad()
   end,
-  ['that is added'] = backward, -- before the next no other call tells ranks apart
+  ['that is added'] = backward, -- with no collective before the next batch
   ['of no_sync'] = function(model, batch, fails)
     model:no_sync(backward, model, batch, fails)
     backward(model, batch)
   end,
 }
 
--- Batch after batch, as a script does that passes over bad ones: how many went well, and what was
--- said of the last that did not. `fails_at(batch)`: where this rank fails, if anywhere.
+-- Trains over batches and skips those that fail. Returns the number of good ones and the last
+-- error. `fails_at(batch)` names the place where this rank fails, or nil.
 local function train(strategy, way, fails_at)
   local model, good, why = model_of(strategy), 0, ''
   local opt = optim.SGD(model:parameters(), { lr = 0.1 })
@@ -71,7 +71,7 @@ describe('a batch', function()
       for _, place in ipairs { 'forward', 'backward' } do
         local function at_bad(batch) return batch == BAD and place end
 
-        it(('%s that fails in %s on one rank ends all, with %s'):format(name, place, strategy),
+        it(('%s fails on all ranks when one fails in %s, with %s'):format(name, place, strategy),
           function()
             local reports, cause = runs.reports(2, function(rank)
               local good, why = train(strategy, way, rank == 1 and at_bad or function() end)
@@ -85,7 +85,7 @@ describe('a batch', function()
             assert.truthy(cause:find('a bad batch', 1, true), cause)
           end)
 
-        it(('%s that fails in %s on all ranks is passed over, with %s'):format(name, place,
+        it(('%s that fails in %s on all ranks can be skipped, with %s'):format(name, place,
           strategy), function()
           ms.dist.spawn(2, function()
             local good, why, model = train(strategy, way, at_bad)
@@ -98,7 +98,7 @@ describe('a batch', function()
     end
   end
 
-  it('of replicas that fails on ranks in other places is passed over', function()
+  it('of replicas can be skipped when ranks fail in different places', function()
     ms.dist.spawn(2, function(rank)
       local good = train('NO_SHARD', WAYS['that is stepped'], function(batch)
         return batch == BAD and (rank == 0 and 'forward' or 'backward')
@@ -112,7 +112,7 @@ describe('a batch', function()
     ['a reduction of numbers'] = function() ms.dist.all_reduce(ms.ones(1)) end,
     ['another model'] = function() backward(model_of('FULL_SHARD'), 1) end,
   } do
-    it(('of replicas that fails on one rank is told in %s after it'):format(name), function()
+    it(('of replicas that fails on one rank is reported in %s'):format(name), function()
       local reports, cause = runs.reports(2, function(rank)
         local model = model_of('NO_SHARD')
         backward(model, 1)

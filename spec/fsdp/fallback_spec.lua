@@ -1,12 +1,12 @@
--- A forward that tries a wrapped module, catches its failure and goes on with another: only what
--- failed is abandoned, on every rank that did so.
+-- A forward catches the error of a wrapped module and continues with another module.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
--- A layer that `fails` at its 'end', or, where it has one, in the 'inner' layer like it.
+-- A layer that fails at its 'end' or in its 'inner' layer.
 local Fragile = nn.Module.extend 'my.Fragile'
 function Fragile:init(inner)
   self:param('scale', { 4 }, nn.init.ones())
@@ -22,7 +22,7 @@ function Fragile:forward(x, fails)
   return x
 end
 
--- Calls `fragile` by `try`, which fails `_fails` times; twice at most, then `sturdy`.
+-- Calls `fragile`, which fails `_fails` times, up to twice, and then `sturdy`.
 local Net = nn.Module.extend 'my.Net'
 function Net:init(try)
   self:param('scale', { 4 }, nn.init.ones())
@@ -47,13 +47,10 @@ local TRIES = {
 }
 
 local function wrapped(net, strategy)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(net, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, Fragile },
-      sharding_strategy = strategy, use_orig_params = true,
-    })
-  end)
+  local model = wrap(net, {
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, Fragile },
+    sharding_strategy = strategy, use_orig_params = true,
+  })
   return model
 end
 
@@ -62,8 +59,8 @@ local function net_of(try)
   return Net(try)
 end
 
--- Three steps of which `fails(step)` says how often `fragile` fails; the same on all ranks, so that
--- their mean is what one has. Gives what the parameters are then.
+-- State dict after three steps; `fragile` fails `fails(step)` times in each. All ranks have the
+-- same input, so their mean gradient is that of one.
 local function train(model, net, fails)
   local opt = optim.SGD(model:parameters(), { lr = 0.1 })
   for step = 1, 3 do
@@ -79,7 +76,7 @@ end
 describe('a forward that catches the failure of a wrapped module', function()
   for how, try in pairs(TRIES) do -- in any order
     for _, strategy in ipairs(STRATEGIES) do
-      it(('(%s) trains as it does unwrapped, with %s'):format(how, strategy), function()
+      it(('trains as unwrapped (%s), with %s'):format(how, strategy), function()
         for world = 1, 2 do
           ms.dist.spawn(world, function()
             for _, fails in ipairs { 1, 2 } do
@@ -98,7 +95,7 @@ describe('a forward that catches the failure of a wrapped module', function()
     end
   end
 
-  it('leaves no unit unsharded and takes no memory for it', function()
+  it('leaves no unit unsharded', function()
     ms.dist.spawn(2, function()
       local Many = nn.Module.extend 'my.Many'
       function Many:init()
@@ -127,7 +124,7 @@ describe('a forward that catches the failure of a wrapped module', function()
     end)
   end)
 
-  it('alone of all ranks differs from them', function()
+  it('is an error when one rank alone does so', function()
     local ok, err = pcall(ms.dist.spawn, 2, function(rank)
       local net = net_of(pcall)
       local model = wrapped(net)
@@ -139,7 +136,7 @@ describe('a forward that catches the failure of a wrapped module', function()
       .. "rank 1 calls .* unit 'fragile%.inner%.linear'"), tostring(err))
   end)
 
-  it('is still the forward in which no backward begins', function()
+  it('does not allow a backward', function()
     local net = net_of(function(module, x)
       local done = pcall(module, x, 'end')
       assert.is_false(done)

@@ -1,4 +1,4 @@
--- What a script assigns to the fields of a wrapped model: refused where units would not see it.
+-- Assignments to fields of a wrapped model are refused where units would not see them.
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
@@ -19,7 +19,7 @@ local function wrapped(policy)
   return fsdp.FSDP(Net(), { auto_wrap_policy = policy, use_orig_params = true })
 end
 
--- Everything that looks at the fields.
+-- Calls that check the fields.
 local USES = {
   function(model) model(ms.ones(1, 2)) end,
   function(model) model:parameters() end,
@@ -51,7 +51,7 @@ describe('a field of a wrapped model', function()
       end
     end)
 
-    it(('whose parameter is in a unit %s cannot be replaced, dropped or become something else')
+    it(('whose parameter is in a unit %s cannot be replaced or removed')
       :format(how), function()
       local model = wrapped(policy)
       local y = model(ms.ones(1, 2)):hash()
@@ -73,17 +73,7 @@ describe('a field of a wrapped model', function()
     end)
   end
 
-  it('takes no plain tensor for a parameter, before its first use either', function()
-    local model = wrapped()
-    model.head.weight = ms.ones(2, 2)
-    local text = "parameter 'head.weight' of head (nn.Linear) was replaced by a tensor (2, 2) "
-      .. 'after FSDP wrapped the model; the field shows the parameter again. Write into it '
-      .. 'instead: fsdp.summon_full_params('
-    checks.raises('RuntimeError', text, model.parameters, model)
-    assert.equal(4, #model:parameters())
-  end)
-
-  it('may tie a parameter, or hold another module or none, before the first use', function()
+  it('can be replaced or tied before the first use', function()
     local model = wrapped()
     model.head = nn.Linear(2, 3)
     model.head = nil
@@ -118,7 +108,7 @@ describe('a field of a wrapped model', function()
     local function lists(module) return ms.is(module, nn.ModuleList) end
     local x = ms.ones(1, 2)
 
-    it('is walked and counted like a plain one', function()
+    it('can be iterated and counted', function()
       local y = listed(function() return false end)(x)
       for _, policy in ipairs { fsdp.always_wrap_policy, fsdp.CustomPolicy(lists),
         fsdp.ModuleWrapPolicy { nn.Linear } } do
@@ -132,52 +122,7 @@ describe('a field of a wrapped model', function()
       assert.same({ twice.module[1], twice.module.module[2] }, found)
     end)
 
-    it('says of what it holds itself, and runs without it, that it is a shard', function()
-      for _, case in ipairs {
-        { listed(fsdp.CustomPolicy(lists), 'FULL_SHARD'), 'blocks.0.weight' },
-        { wrapped(function() return false end), 'head.weight' },
-      } do
-        local model, name = unpack(case)
-        model:parameters()
-        checks.raises('ValueError', ("and w (out, in); '%s' is this rank's shard of a parameter of "
-          .. 'shape (2, 2): its unit shows all of it in the forward of the module that FSDP wraps '
-          .. 'alone (a container without a forward is left out of the policy), and inside '
-          .. 'summon_full_params'):format(name), function()
-            if model.head then
-              model.head(x)
-            else
-              model(x)
-            end
-          end)
-        assert.equal(2, #fsdp.summon_full_params(model, nil, function()
-          return (model.head or model.blocks[1])(x):shape()
-        end))
-      end
-    end)
-
-    it('shows what is put into it, through the wrapper or not', function()
-      for _, of in ipairs { function(list) return list end,
-        function(list) return list.module end } do
-        local model = listed(fsdp.always_wrap_policy)
-        local list = of(model.blocks)
-        local a, b, c = nn.Tanh(), nn.GELU(), nn.ReLU()
-        list[1] = a
-        list[2] = nil
-        assert.equal('blocks.0', model:named_modules()[5].path)
-        assert.equal(a, model.blocks[1])
-        assert.equal(a, model.blocks.module[1])
-        assert.equal(1, #model.blocks)
-        list[2] = b
-        assert.equal(b, model.blocks[2])
-        assert.equal(b, model.blocks.module[2])
-        list:append(c)
-        assert.equal(3, #model.blocks)
-        assert.equal(c, model.blocks.module[3])
-        assert.equal('blocks.2', c:path())
-      end
-    end)
-
-    it('holds what its units were made over', function()
+    it('cannot be changed after the first use', function()
       for _, of in ipairs { function(list) return list end,
         function(list) return list.module end } do
         local model = listed(fsdp.always_wrap_policy)
@@ -194,7 +139,7 @@ describe('a field of a wrapped model', function()
     end)
   end)
 
-  it('cannot become one more, once there are units', function()
+  it('cannot be added after the first use', function()
     local model = wrapped(POLICIES[1][2])
     model(ms.ones(1, 2))
     checks.raises('RuntimeError', "child '2' of nn.Sequential is new, but FSDP has made its units",
@@ -216,47 +161,5 @@ describe('a field of a wrapped model', function()
     checks.raises('RuntimeError', "child 'head' of my.Net is new", function()
       model.head = nn.Linear(2, 2)
     end)
-  end)
-end)
-
-describe('a tensor in a field of a wrapped model', function()
-  -- Fields of the head of a model: what is said when it is used.
-  local function told(fields)
-    local net = Net()
-    for name, value in pairs(fields) do
-      if name == 'mask' then
-        net.head:buffer(name, value)
-      else
-        net.head[name] = value
-      end
-    end
-    if fields.gone then
-      fields.gone:release()
-    end
-    local model = fsdp.FSDP(net, { auto_wrap_policy = POLICIES[1][2] })
-    local messages = {}
-    for i, warning in ipairs(ms.capture_warnings(function()
-      model(ms.ones(1, 2))
-      model(ms.ones(1, 2))
-    end)) do
-      messages[i] = warning.kind .. ': ' .. warning.message
-    end
-    return messages
-  end
-
-  local function trained()
-    return ms.ones(2, 2, { requires_grad = true })
-  end
-
-  it('that requires grad and is no parameter is warned of, with what to write', function()
-    assert.same({ "UserWarning: field 'w' of 'head' (nn.Linear) is a tensor that requires grad, "
-      .. "but no parameter: it is not in parameters(), and nothing shards it; write "
-      .. "self:param('w', { size, ... }, rule), or self:tie('w', t) for a tensor there is" },
-      told { w = trained() })
-  end)
-
-  it('is as the script wants it otherwise', function()
-    assert.same({}, told { plain = ms.ones(2), _own = trained(), result = trained() * 2,
-      mask = trained(), gone = trained() })
   end)
 end)

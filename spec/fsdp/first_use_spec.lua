@@ -1,41 +1,15 @@
--- lua/moonshard/fsdp/{first_use,plan}.lua: the first use of a wrapped model is whole, or the next
--- use makes it whole; which instance it makes the root
+-- lua/moonshard/fsdp/{first_use,plan}.lua: which instance the first use makes the root
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
-
-local function wrapped(module, opts)
-  local model
-  ms.capture_warnings(function() model = fsdp.FSDP(module, opts) end)
-  return model
-end
-
-describe('the first use of FSDP', function()
-  teardown(function()
-    assert.equal(0, checks.live_handles())
-  end)
-
-  it('goes on when what ended it is mended', function()
-    local layer = nn.Linear(2, 2)
-    layer:buffer('scale', ms.ones(2))
-    local model = wrapped(layer, { mixed_precision = { buffer_dtype = 'bf16' } })
-    layer.scale:release()
-    checks.raises('TypeError', 'released', model, ms.ones(1, 2))
-    ms.collect()
-    checks.raises('TypeError', 'released', model, ms.ones(1, 2))
-    layer:set_buffer('scale', ms.ones(2))
-    model(ms.ones(1, 2)):sum():backward()
-    assert.equal('bf16', layer.scale:dtype())
-    assert.equal('SHARDED', model:units()[1].state)
-  end)
-end)
+local wrapped = require 'support.wrap'
 
 describe('the root', function()
   teardown(function()
     assert.equal(0, checks.live_handles())
   end)
 
-  it('is what the first forward is called on, and has none around it later', function()
+  it('is the instance of the first forward and cannot be wrapped later', function()
     local inner = wrapped(nn.Linear(2, 2))
     inner(ms.ones(1, 2))
     local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
@@ -44,7 +18,7 @@ describe('the root', function()
       .. 'call what FSDP returned for the whole model first', outer, ms.ones(1, 2))
   end)
 
-  it('is the outermost instance, when a nested one is asked anything else first', function()
+  it('is the outermost instance when a nested one is used first', function()
     local path = os.tmpname()
     for what, ask in pairs {
       state_dict = function(inner) inner:state_dict() end,
@@ -67,25 +41,7 @@ describe('the root', function()
     os.remove(path)
   end)
 
-  it('is the nested one itself, where another has been a root before', function()
-    local first, second = wrapped(nn.Linear(2, 2)), wrapped(nn.Linear(2, 2))
-    local outer = wrapped(nn.Sequential(first, second))
-    first:no_sync(function() first(ms.ones(1, 2)):sum():backward() end)
-    assert.equal(2, #second:state_dict())
-    second(ms.ones(1, 2)):sum():backward()
-    assert.is_number(second:clip_grad_norm_(1):item())
-    checks.raises('AssertionError', "'0' was used before the module around it", outer,
-      ms.ones(1, 2))
-  end)
-
-  it('is no instance that the one asked stands beside', function()
-    local outer = wrapped(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
-    local beside = wrapped(outer.module[2]) -- nobody put it there
-    ms.capture_warnings(function() assert.equal(0, beside:clip_grad_norm_(1):item()) end)
-    outer(ms.ones(1, 2)):sum():backward()
-  end)
-
-  it('has the plan that a nested instance gives', function()
+  it('has the plan that nested instances return', function()
     local inner = wrapped(nn.Linear(2, 2))
     local outer = wrapped(nn.Sequential(nn.Sequential(inner), nn.Linear(2, 2)))
     local asked = inner:plan()
@@ -98,7 +54,7 @@ describe('the root', function()
     assert.equal(4 * 6, alone:plan().masters)
   end)
 
-  it('needs instances that agree on use_orig_params', function()
+  it('needs one value of use_orig_params', function()
     local inner = wrapped(nn.Linear(2, 2), { use_orig_params = true })
     local outer = wrapped(nn.Sequential(inner, nn.Linear(2, 2)))
     checks.raises('ValueError', 'Expects one homogeneous value for use_orig_params but got '

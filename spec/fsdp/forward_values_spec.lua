@@ -1,10 +1,9 @@
--- Tables that go into wrapped forwards and come out of them.
+-- Tables as arguments and results of wrapped forwards.
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
 
--- Between two layers a nested instance, which gives its result as `give(y)` does and from which
--- `take` takes it.
+-- A nested instance between two layers. It returns give(y); the outer module reads y with take().
 local function nested(give, take)
   local Inner = nn.Module.extend('my.Inner')
   function Inner:init() self.linear = nn.Linear(4, 4) end

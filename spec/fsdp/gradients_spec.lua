@@ -1,10 +1,10 @@
--- What `.grad` of sharded parameters shows and when: reduced shards, what no_sync accumulates,
--- values set from outside; and gradients past frozen parameters.
-local ffi = require 'ffi'
+-- Gradients of sharded parameters: reduced shards, accumulation inside no_sync, set_grad,
+-- parameters without a gradient and frozen parameters.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local wrap = require 'support.wrap'
 
 local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
@@ -13,44 +13,17 @@ local function pass(model, rank, k)
   model(ms.full({ 1, 7 }, k * (rank + 1))):sum():backward()
 end
 
-local function linear(strategy, precision, dtype)
+local function linear(strategy, precision)
   ms.manual_seed(1)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(nn.Linear(7, 1, { bias = false, dtype = dtype }), {
-      sharding_strategy = strategy, mixed_precision = precision,
-    })
-  end)
+  local model = wrap(nn.Linear(7, 1, { bias = false }), {
+    sharding_strategy = strategy, mixed_precision = precision,
+  })
   return model
-end
-
--- The f32 next to x, or the bf16 next to that.
-local function rounded(x, dtype)
-  local cell = ffi.new('union { float value; uint32_t bits; }', { x })
-  if dtype == 'bf16' then
-    local bits = cell.bits + 0x7fff + math.floor(cell.bits / 65536) % 2
-    cell.bits = bits - bits % 65536
-  end
-  return cell.value
-end
-
--- The mean over two ranks of what each adds up over its micro-batches: leaves and the result in
--- `dtype`, sums in f32. `leaf(rank, k)` is in f64.
-local function mean_of(leaf, micro_batches, dtype)
-  local total = 0
-  for rank = 0, 1 do
-    local sum = 0
-    for k = 1, micro_batches do
-      sum = rounded(sum + rounded(leaf(rank, k), dtype))
-    end
-    total = rounded(total + sum)
-  end
-  return rounded(total / 2, dtype)
 end
 
 describe('gradients of sharded parameters', function()
   for _, strategy in ipairs(STRATEGIES) do
-    it('show what no_sync accumulates, then the reduced sum, with ' .. strategy, function()
+    it('are local inside no_sync and reduced after it, with ' .. strategy, function()
       ms.dist.spawn(2, function(rank)
         local model = linear(strategy)
         local function shape_of_reduced()
@@ -71,7 +44,7 @@ describe('gradients of sharded parameters', function()
     end)
 
     for _, reduce_dtype in ipairs { 'f32', 'bf16' } do
-      it(('have the computing dtype inside no_sync and the master dtype after, with %s in %s')
+      it(('have param_dtype inside no_sync and f32 after, with %s in %s')
         :format(strategy, reduce_dtype), function()
         ms.dist.spawn(2, function(rank)
           local model = linear(strategy, { param_dtype = 'bf16', reduce_dtype = reduce_dtype })
@@ -88,42 +61,7 @@ describe('gradients of sharded parameters', function()
     end
   end
 
-  for _, strategy in ipairs(STRATEGIES) do
-    for _, dtype in ipairs { 'f32', 'bf16' } do
-      it(('of f64 reduced in %s are f64 again, with %s'):format(dtype, strategy), function()
-        ms.dist.spawn(2, function(rank)
-          local first = strategy ~= 'NO_SHARD' and rank == 1 and 5 or 1
-          local last = strategy ~= 'NO_SHARD' and rank == 0 and 4 or 7
-          for micro_batches = 1, 2 do
-            local model = linear(strategy, { reduce_dtype = dtype }, 'f64')
-            local function x(r, k, j)
-              return (5 * r + 3 * k + j) / 7
-            end
-            local function run(k)
-              local row = {}
-              for j = 1, 7 do
-                row[j] = x(rank, k, j)
-              end
-              model(ms.tensor({ row }, { dtype = 'f64' })):sum():backward()
-            end
-            if micro_batches == 2 then
-              model:no_sync(run, 2)
-            end
-            run(1)
-            local grad, expected = model.weight:grad(), {}
-            for j = first, last do
-              expected[#expected + 1] = mean_of(function(r, k) return x(r, k, j) end,
-                micro_batches, dtype)
-            end
-            assert.equal('f64', grad:dtype())
-            assert.same(expected, grad:reshape({ #expected }):totable())
-          end
-        end)
-      end)
-    end
-  end
-
-  it('are dropped by zero_grad inside no_sync, one by one or all', function()
+  it('are dropped by zero_grad inside no_sync', function()
     ms.dist.spawn(2, function(rank)
       ms.manual_seed(1)
       local model = fsdp.FSDP(nn.Sequential { nn.Linear(3, 2), nn.Linear(2, 2) })
@@ -158,7 +96,7 @@ describe('gradients of sharded parameters', function()
 
   for _, strategy in ipairs(STRATEGIES) do
     for world = 1, 2 do
-      it(('take values from outside, with %s on %d ranks'):format(strategy, world), function()
+      it(('can be set, with %s on %d ranks'):format(strategy, world), function()
         ms.dist.spawn(world, function(rank)
           local model = linear(strategy)
           local mean = (world + 1) / 2 -- over ranks, of rank + 1
@@ -188,89 +126,25 @@ describe('gradients of sharded parameters', function()
   end
 
   for _, strategy in ipairs(STRATEGIES) do
-    for world = 1, 2 do
-      it(('stay with a script that holds them when they are dropped, with %s on %d ranks')
-        :format(strategy, world), function()
-        ms.dist.spawn(world, function()
-          ms.manual_seed(1)
-          local model
-          ms.capture_warnings(function() -- NO_SHARD's
-            model = fsdp.FSDP(nn.Linear(4, 4), { sharding_strategy = strategy,
-              use_orig_params = true })
-          end)
-          local function run(k) (model(ms.ones(2, 4)) * k):sum():backward() end
-          local function shows(expected, grad) -- a rank may hold no element
-            if grad then
-              checks.close(expected, grad:mean():item())
-            end
-          end
-          local weight, bias = model.module.weight, model.module.bias
-          run(1)
-          local dropped, kept = weight:grad(), bias:grad()
-          local part = dropped and dropped:reshape({ dropped:numel() }):narrow(1, 1, 1)
-          weight:set_grad(nil)
-          run(10)
-          shows(2, dropped)
-          shows(2, part)
-          shows(20, weight:grad())
-          shows(22, kept) -- shares the memory of what is added to
-          shows(22, bias:grad())
-          local again, shape = weight:grad(), weight:grad() and weight:grad():shape()
-          weight:set_grad(nil)
-          if shape then
-            weight:set_grad(ms.full(shape, 5))
-          end
-          run(100)
-          shows(20, again)
-          shows(shape and 205, weight:grad())
-          model:zero_grad()
-          run(1)
-          shows(2, dropped)
-          shows(222, kept)
-          shows(2, bias:grad())
-        end)
+    it('that a script holds keep their values after zero_grad, with ' .. strategy, function()
+      ms.dist.spawn(1, function()
+        local model = linear(strategy)
+        pass(model, 0, 1)
+        local held = model.weight:grad()
+        model.weight:set_grad(nil)
+        pass(model, 0, 10)
+        checks.close(1, held:mean():item())
+        checks.close(10, model.weight:grad():mean():item())
+        model:zero_grad()
+        pass(model, 0, 100)
+        checks.close(1, held:mean():item())
+        checks.close(100, model.weight:grad():mean():item())
       end)
-    end
+    end)
   end
 
-  it('have the master dtype when set while the parameters are unsharded', function()
-    ms.dist.spawn(2, function(rank)
-      local model = linear('SHARD_GRAD_OP', { param_dtype = 'bf16' })
-      pass(model, rank, 1)
-      local shape = model.weight:grad():shape()
-      model.weight:set_grad(nil)
-      local loss = model(ms.full({ 1, 7 }, 1)):sum()
-      model.weight:set_grad(ms.full(shape, 3))
-      assert.equal('f32', model.weight:grad():dtype())
-      checks.close(3 * math.sqrt(7), model:clip_grad_norm_(1e9):item(), 1e-5)
-      loss:backward()
-    end)
-  end)
-
-  it('stay with frozen parameters that were given some', function()
-    ms.dist.spawn(2, function(rank)
-      ms.manual_seed(1)
-      local model = fsdp.FSDP(nn.Linear(4, 2), { use_orig_params = true })
-      local function run()
-        model(ms.full({ 1, 4 }, rank + 1)):sum():backward()
-      end
-      run()
-      local held = model.bias:grad()
-      model:parameters() -- both ranks look
-      model.bias:requires_grad_(false)
-      model.bias:set_grad(nil)
-      if held then
-        model.bias:set_grad(ms.full(held:shape(), 9))
-      end
-      run()
-      if held then
-        checks.close(9, model.bias:grad():mean():item())
-      end
-    end)
-  end)
-
-  -- Gradients of 1, 2 and 4 everywhere: what is frozen before the third has 3.
-  it('are kept of what is frozen before the last backward', function()
+  -- Three backwards with gradients 1, 2 and 4. Frozen before the third, a parameter has 3.
+  it('of parameters that are frozen before the last backward stay', function()
     local Scaled = nn.Module.extend('my.Scaled')
     function Scaled:init()
       self:param('w', { 5 }, nn.init.ones())
@@ -288,12 +162,9 @@ describe('gradients of sharded parameters', function()
     for _, policy in ipairs { fsdp.always_wrap_policy, function() return false end } do
       for _, strategy in ipairs(STRATEGIES) do
         ms.dist.spawn(2, function()
-          local model
-          ms.capture_warnings(function() -- NO_SHARD's
-            model = fsdp.FSDP(Net(), {
-              auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true,
-            })
-          end)
+          local model = wrap(Net(), {
+            auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true,
+          })
           local function run(k)
             model(ms.full({ 5 }, k)):sum():backward()
           end
@@ -305,7 +176,7 @@ describe('gradients of sharded parameters', function()
               end
             end
           end
-          for _, added in ipairs { 3, 6 } do -- stored, then added to
+          for _, added in ipairs { 3, 6 } do -- the second time it adds to the first
             model:no_sync(function()
               run(1)
               run(2)
@@ -315,32 +186,12 @@ describe('gradients of sharded parameters', function()
             check(added, added / 3 * 7)
             frozen:requires_grad_(true)
           end
-          frozen:set_grad(nil)
-          if frozen:numel() > 0 then
-            frozen:set_grad(ms.full(frozen:shape(), 9))
-          end
-          model:no_sync(run, 1)
-          frozen:requires_grad_(false)
-          run(1)
-          check(10, 16)
-          optim.SGD(model:parameters(), { lr = 1 }):step()
-          checks.close(ms.full({ 5 }, -9):totable(), model:state_dict()['frozen.w'])
-          frozen:requires_grad_(true)
-          frozen:set_grad(nil)
-          trained:set_grad(nil)
-          local loss = model(ms.full({ 5 }, 2)):sum()
-          frozen:requires_grad_(false)
-          loss:backward()
-          assert.is_nil(frozen:grad())
-          if trained:numel() > 0 then
-            checks.close(2, trained:grad():mean():item())
-          end
         end)
       end
     end
   end)
 
-  it('do not stay from before the parameters were wrapped, and a warning names them', function()
+  it('from before wrapping are dropped with a warning', function()
     ms.dist.spawn(2, function()
       local model = nn.Linear(7, 1):materialize()
       model.weight:set_grad(ms.ones(1, 7))
@@ -367,13 +218,13 @@ describe('gradients of sharded parameters', function()
   end)
 end)
 
-describe('what no backward reached', function()
+describe('a parameter that no backward reached', function()
   local Net = nn.Module.extend('my.Net')
   function Net:init()
     self.first = nn.Linear(3, 3)
     self.pair = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
   end
-  -- Which layers of the pair a forward uses: the first of them when nothing is said.
+  -- Uses the first n layers of the pair; default: one.
   function Net:forward(x, n)
     x = self.first(x)
     for i = 1, n or 1 do
@@ -389,12 +240,9 @@ describe('what no backward reached', function()
 
   local function wrapped(strategy, policy)
     ms.manual_seed(2)
-    local model
-    ms.capture_warnings(function() -- NO_SHARD's
-      model = fsdp.FSDP(Net(), {
-        auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true,
-      })
-    end)
+    local model = wrap(Net(), {
+      auto_wrap_policy = policy, sharding_strategy = strategy, use_orig_params = true,
+    })
     return model, optim.AdamW(model:parameters(), { lr = 0.1, weight_decay = 0.1 })
   end
 
@@ -406,8 +254,7 @@ describe('what no backward reached', function()
     end
   end
 
-  -- With one rank and with two: what `run` does to a model ends with one hash under every strategy
-  -- and policy.
+  -- run() must end with the same hash for every strategy and policy, on one rank and on two.
   local function same_for_all(run)
     for world = 1, 2 do
       ms.dist.spawn(world, function(rank)
@@ -424,7 +271,7 @@ describe('what no backward reached', function()
     end
   end
 
-  it('has no gradient and rests, in a unit with others as alone', function()
+  it('has no gradient and is not stepped', function()
     same_for_all(function(model, opt, rank)
       local unused = model:state_dict()['pair.1.weight']:hash()
       model(ms.full({ 1, 3 }, rank + 1)):sum():backward()
@@ -436,7 +283,7 @@ describe('what no backward reached', function()
     end)
   end)
 
-  it('on one rank has the mean with nothing of the others', function()
+  it('on one rank counts as zero for the mean', function()
     ms.dist.spawn(2, function(rank)
       local model = wrapped('FULL_SHARD', POLICIES[1])
       local function run(n)
@@ -451,13 +298,13 @@ describe('what no backward reached', function()
     end)
   end)
 
-  it('keeps a gradient that was set from outside', function()
+  it('keeps a gradient that a script set', function()
     ms.dist.spawn(2, function(rank)
       for _, strategy in ipairs(STRATEGIES) do
         for _, policy in ipairs(POLICIES) do
           local model = wrapped(strategy, policy)
           local bias = model.pair[2].bias
-          model:state_dict() -- from the first use on handles show shards
+          model:state_dict() -- after the first use parameters show shards
           if bias:numel() > 0 then
             bias:set_grad(ms.full(bias:shape(), 5))
           end
@@ -470,7 +317,7 @@ describe('what no backward reached', function()
     end)
   end)
 
-  it('in the last micro-batch is reduced with what no_sync accumulated', function()
+  it('in the last micro-batch is reduced with earlier micro-batches', function()
     same_for_all(function(model, opt, rank)
       local function run(n)
         model(ms.full({ 1, 3 }, rank + 1), n):sum():backward()
@@ -482,59 +329,6 @@ describe('what no backward reached', function()
         run(0)
         opt:step()
         opt:zero_grad()
-      end
-    end)
-  end)
-end)
-
-describe('an error in backward', function()
-  it('drops what every unit has accumulated, whichever came first', function()
-    ms.dist.spawn(2, function(rank)
-      ms.manual_seed(1)
-      local inner = nn.Sequential { nn.Linear(3, 3), nn.Linear(3, 3) }
-      local model = fsdp.FSDP(inner, { auto_wrap_policy = fsdp.always_wrap_policy })
-      local fails = false
-      local function run()
-        local y = model[1](ms.full({ 1, 3 }, rank + 1))
-        y:hook(function()
-          if fails then error('no more', 0) end
-        end)
-        model[2](y):sum():backward()
-      end
-      local function step()
-        ms.scope(function() model:no_sync(run) end)
-        run()
-        return model:clip_grad_norm_(1e9):item()
-      end
-      model(ms.ones { 1, 3 }) -- the root comes first
-      local expected = step()
-      for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
-      model:no_sync(run)
-      fails = true
-      assert.is_false(pcall(model.no_sync, model, run))
-      fails = false
-      for name, p in model:named_parameters() do
-        assert.is_nil(p:grad(), name)
-      end
-      checks.close(expected, step())
-    end)
-  end)
-
-  it('drops what units have accumulated that it does not reach', function()
-    ms.dist.spawn(2, function()
-      local model = fsdp.FSDP(nn.Sequential { nn.Linear(3, 3), nn.Linear(3, 3) },
-        { auto_wrap_policy = fsdp.always_wrap_policy })
-      local x = ms.ones(1, 3)
-      model:no_sync(function() model(x):sum():backward() end)
-      assert.truthy(model[2].bias:grad())
-      model.module.forward = function(self, y) return self[1](y) end
-      checks.raises('RuntimeError', 'no more', function()
-        local y = model(x)
-        y:hook(function() ms.error('RuntimeError', 'no more') end)
-        y:sum():backward()
-      end)
-      for name, p in model:named_parameters() do
-        assert.is_nil(p:grad(), name)
       end
     end)
   end)
@@ -579,16 +373,13 @@ local function wrapped(strategy)
   for i = 1, #model do
     units[model[i]] = true
   end
-  ms.capture_warnings(function()
-    model = fsdp.FSDP(model, {
-      auto_wrap_policy = fsdp.CustomPolicy(function(m) return units[m] or false end),
-      sharding_strategy = strategy, use_orig_params = true,
-    })
-  end)
-  return model
+  return wrap(model, {
+    auto_wrap_policy = fsdp.CustomPolicy(function(m) return units[m] or false end),
+    sharding_strategy = strategy, use_orig_params = true,
+  })
 end
 
--- Of the unsharded model, by name: false for those that want none.
+-- Gradients of the unsharded model by name; false for frozen parameters.
 local function gradients_of_both()
   local model, out = adapted(), {}
   for rank = 0, 1 do
@@ -610,7 +401,7 @@ describe('backward past frozen parameters', function()
         for _ = 1, 2 do
           model(input(rank)):sum():backward()
         end
-        assert.equal(arena, model:plan().arena) -- every unit gave its slot back in time
+        assert.equal(arena, model:plan().arena) -- no unit kept its slot
         local checked, all = 0, 0
         for name, p in model:named_parameters() do
           assert.equal(p:requires_grad(), expected[name] ~= false, name)
@@ -626,7 +417,7 @@ describe('backward past frozen parameters', function()
     end)
   end
 
-  it('keeps graphs apart that are differentiated out of order, or never', function()
+  it('works for graphs in any order, and for unused ones', function()
     ms.dist.spawn(2, function(rank)
       local model = wrapped('FULL_SHARD')
       local arena = model:plan().arena

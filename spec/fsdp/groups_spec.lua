@@ -1,4 +1,4 @@
--- Two models at once, in sub-groups of the ranks: lua/moonshard/dist.lua, split.
+-- lua/moonshard/dist.lua: two models in two groups of ranks.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
@@ -6,7 +6,7 @@ local scripts = require 'support.scripts'
 
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
--- Train on batches that are a function of the step and the place in the group; what comes out.
+-- Trains on batches that depend on the step and the rank in the group. Returns the results as text.
 local function train(group, place, width, steps, after_step)
   ms.manual_seed(7)
   local net = nn.Sequential { nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 2) }
@@ -30,7 +30,7 @@ local function nothing() end
 local TASKS = { [0] = { 5, 6, 2 }, { 7, 3, 1 } }
 
 describe('sub-groups', function()
-  it('train two models as if each were alone, with collectives of all ranks in between', function()
+  it('train two models as two jobs would', function()
     local alone = {}
     for color = 0, 1 do
       alone[color] = runs.reports(2, function(rank)
@@ -54,7 +54,7 @@ describe('sub-groups', function()
     assert.not_equal(together[0], together[1])
   end)
 
-  it('tell all ranks of a difference in one of them', function()
+  it('report a difference to all ranks', function()
     local reports, cause = runs.reports(4, function(rank)
       local ok, err = pcall(train, ms.dist.split(rank % 2), 0, rank == 3 and 5 or 6, 1, function()
         ms.dist.barrier()
@@ -68,7 +68,7 @@ describe('sub-groups', function()
     assert.matches('rank [13] failed: .*the ranks wrapped different models', cause)
   end)
 
-  it('are one for a model and all that is wrapped in it', function()
+  it('must be the same for a model and nested instances', function()
     ms.dist.spawn(4, function(rank)
       local pair = ms.dist.split(rank % 2)
       local message = "module '0' of Group(rank=%d, size=2, ranks={%d, %d}) inside one of "
@@ -87,7 +87,7 @@ describe('sub-groups', function()
     end)
   end)
 
-  it('take batches that were dealt to their own ranks, or to nobody', function()
+  it('take batches of a loader over the same ranks', function()
     ms.dist.spawn(4, function(rank)
       local pair = ms.dist.split(rank % 2)
       local function model_over(group)
@@ -123,7 +123,7 @@ describe('sub-groups', function()
     end)
   end)
 
-  it('are none for a color below 0, and can be divided again', function()
+  it('can be split again; a color below 0 joins none', function()
     local none = ms.dist.split(-1)
     assert.is_false(none)
     for _, call in ipairs { 'all_reduce', 'broadcast' } do
@@ -144,7 +144,7 @@ describe('sub-groups', function()
     checks.raises('TypeError', "'color' is nil, expected a whole number", ms.dist.split)
   end)
 
-  it('warn by their own first rank', function()
+  it('print each warning once, by their first rank', function()
     scripts.with_script([[
       local color = tonumber(arg[1])
       ms.dist.spawn(4, function(rank)

@@ -1,4 +1,4 @@
--- model:hash(): one number for equal values, whatever the wrapping; ignored parameters are in it.
+-- model:hash() depends on values and names, not on wrapping.
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
@@ -10,7 +10,7 @@ local function model()
 end
 
 describe('the hash of a model', function()
-  it('is that of the same values unsharded, for every strategy, policy and world', function()
+  it('is that of the unsharded model for every strategy, policy and world size', function()
     local plain = runs.alone(function() return model():hash() end)
     assert.truthy(plain:match('^%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x$'))
     for world = 1, 3 do
@@ -30,7 +30,7 @@ describe('the hash of a model', function()
     end
   end)
 
-  it('is asked of the wrapped model, not of what it wraps', function()
+  it('is refused for the module that FSDP wraps', function()
     ms.dist.spawn(2, function()
       local m = model()
       local wrapped = fsdp.FSDP(m)
@@ -40,7 +40,7 @@ describe('the hash of a model', function()
     end)
   end)
 
-  it('counts ignored parameters, as one where all ranks have equal ones', function()
+  it('includes ignored parameters', function()
     local plain = runs.alone(function() return model():hash() end)
     for world = 1, 2 do
       ms.dist.spawn(world, function(rank)
@@ -57,9 +57,9 @@ describe('the hash of a model', function()
   end)
 end)
 
--- Last in this file: this process computes, and forks no ranks from then on.
+-- Last in this file: a process that has opened its device cannot fork ranks.
 describe('the hash of a plain model', function()
-  it('tells values and names apart', function()
+  it('depends on values and names', function()
     local m = model()
     local before = m:hash()
     ms.no_grad(m[1].bias.fill_, m[1].bias, 0.25)

@@ -1,13 +1,13 @@
--- Where full parameters are gathered, as the ranks' devices lie: runtime/fsdp/schedule/pools.c. On
--- the device that runs things later, if this process has none of its own.
+-- runtime/fsdp/schedule/pools.c: where ranks gather full parameters on the deferred device.
 local ffi = require 'ffi'
 local ms = require 'moonshard'
 local runs = require 'support.runs'
 local scripts = require 'support.scripts'
+local wrap = require 'support.wrap'
 
 ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
 
--- What `body` reports on two ranks whose environment `set(rank)` gives before their first memory.
+-- Reports of `body` on two ranks with the environment of `set(rank)`.
 local function of_two(set, body)
   return runs.reports(2, function(rank)
     for name, value in pairs(set(rank)) do
@@ -20,10 +20,7 @@ end
 
 local function trained(group)
   ms.manual_seed(1)
-  local model
-  ms.capture_warnings(function()
-    model = ms.fsdp.FSDP(ms.nn.Linear(22, 91, { bias = false }), { process_group = group })
-  end)
+  local model = wrap(ms.nn.Linear(22, 91, { bias = false }), { process_group = group })
   local optimizer = ms.optim.SGD(model:parameters(), { lr = 0.001 })
   for _ = 1, 2 do
     model(ms.ones(4, 22)):pow(2):sum():backward()
@@ -46,7 +43,7 @@ describe('slots of parameters', function()
     end
   end
 
-  it('are pulled where forked ranks have memories of their own, with the same bits', function()
+  it('are pulled between devices with the same bits', function()
     local shared = of_two(device 'one', trained_by_both)
     local pulled = of_two(device 'each', trained_by_both)
     local hash, bytes, none = shared[0]:match('(%S+) (%d+) (%d+)')
@@ -58,7 +55,7 @@ describe('slots of parameters', function()
     assert.same(pulled[0], pulled[1])
   end)
 
-  it('are pulled there also by ranks that have computed before they join', function()
+  it('are pulled by ranks that computed before dist.init, too', function()
     local sizes = {}
     for _, before in ipairs { '', 'ms.zeros { 3 }' } do
       scripts.with_script(before .. [[
@@ -87,7 +84,7 @@ describe('slots of parameters', function()
     assert.equal(real[0]:match(' .*'), fake[0]:match(' .*'))
   end)
 
-  it('lie alike on all ranks, or all are told', function()
+  it('must lie alike on all ranks', function()
     local _, cause = of_two(function(rank)
       return { MS_SLOTS = rank == 0 and 'shared' or 'pull' }
     end, trained_by_both)
@@ -99,32 +96,8 @@ describe('slots of parameters', function()
   end)
 end)
 
-describe('a clip of gradients that are zero', function()
-  it('holds none of them', function()
-    local reports = runs.reports(2, function()
-      local model = ms.fsdp.FSDP(ms.nn.Linear(100, 100))
-      ms.scope(function()
-        (model(ms.ones(1, 100)) * 0):sum():backward()
-      end)
-      model:clip_grad_norm_(1)
-      model:zero_grad()
-      return ms.memory().live.gradient
-    end)
-    assert.equal('0', tostring(reports[0]))
-  end)
-end)
-
-describe('a broadcast that makes a tensor', function()
-  it('is of what this rank holds in a fake group', function()
-    local group = ms.dist.fake { rank = 1, world = 2 }
-    ms.full({ 4 }, 42):release()
-    assert.same({ 7, 7, 7, 7 },
-      ms.dist.functional.broadcast(ms.full({ 4 }, 7), 0, group):totable())
-  end)
-end)
-
 describe('a plan', function()
-  it('of more bytes than a number holds is refused', function()
+  it('of more than 2^63 bytes is refused', function()
     local function plan(world, micro_batches)
       local group = ms.dist.fake { rank = 0, world = world }
       local model = ms.fsdp.FSDP(ms.nn.Linear(4096, 4096), { process_group = group })

@@ -1,9 +1,10 @@
--- Sharded training is unsharded training: losses, gradients, parameters, text, on two ranks.
--- Batches of rank r are rows of one global batch; the unsharded reference runs each half alone and
--- averages, as two ranks do.
+-- A GPT on two ranks against the unsharded model: losses, gradients, parameters and text. The
+-- unsharded model runs the batches of both ranks and averages. spec/nn/table_spec.lua does this for
+-- every module.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrapped = require 'support.wrap'
 local samples = require 'support.samples'
 local runs = require 'support.runs'
 
@@ -38,7 +39,7 @@ local function optimizer(kind, model)
   return optim.AdamW(model:parameters(), { lr = 0.01, weight_decay = 0.1 })
 end
 
--- Losses of both halves per step, norms, final parameters: all in f64 lists.
+-- Losses of both halves per step, norms, final parameters, text.
 local function reference(kind)
   ms.manual_seed(5)
   local model = make()
@@ -60,15 +61,6 @@ local function reference(kind)
     out.params[name] = sd[name]:totable()
   end
   out.text = model:generate({ 1, 2 }, 8, { seed = 3 })
-  return out
-end
-
--- Warnings are not the subject here.
-local function wrapped(model, opts)
-  local out
-  ms.capture_warnings(function()
-    out = fsdp.FSDP(model, opts)
-  end)
   return out
 end
 
@@ -118,7 +110,7 @@ describe('two ranks', function()
 
   for _, kind in ipairs { 'SGD', 'AdamW' } do
     for _, variant in ipairs(VARIANTS) do
-      it(('train as one does: %s, %s'):format(variant[1], kind), function()
+      it(('train as one rank does: %s, %s'):format(variant[1], kind), function()
         local expected = runs.alone(reference, kind)
         ms.dist.spawn(2, function(rank)
           same_as(expected, variant[2], kind, rank)
@@ -127,7 +119,7 @@ describe('two ranks', function()
     end
   end
 
-  it('step through an optimizer that was made before wrapping', function()
+  it('train with an optimizer that was made before wrapping', function()
     local expected = runs.alone(reference, 'AdamW')
     ms.dist.spawn(2, function(rank)
       ms.manual_seed(5)
@@ -175,42 +167,7 @@ describe('two ranks', function()
     end)
   end)
 
-  it('end with one hash for every strategy', function()
-    local hashes = os.tmpname()
-    for _, variant in ipairs(VARIANTS) do
-      ms.dist.spawn(2, function(rank)
-        ms.manual_seed(5)
-        local model = wrapped(make(), variant[2])
-        local opt = optimizer('AdamW', model)
-        for step = 1, STEPS do
-          set_samples(step, rank)
-          model(batch(step, rank)):backward()
-          model:clip_grad_norm_(0.5)
-          opt:step()
-          opt:zero_grad()
-        end
-        -- units differ, so the hash is taken over the state dict, in its order
-        local sd, parts = model:state_dict(), {}
-        for i, name in ipairs(sd) do
-          parts[i] = sd[name]:hash()
-        end
-        local file = assert(io.open(hashes, 'a'))
-        file:write(table.concat(parts), '\n')
-        file:close()
-      end)
-    end
-    local first
-    local n = 0
-    for line in io.lines(hashes) do
-      first = first or line
-      assert.equal(first, line)
-      n = n + 1
-    end
-    assert.equal(2 * #VARIANTS, n)
-    os.remove(hashes)
-  end)
-
-  it('show sharded pieces outside forward and full parameters inside', function()
+  it('show shards outside forward and full parameters inside', function()
     ms.dist.spawn(2, function(rank)
       local layer = nn.Linear(5, 5, { bias = false })
       local inside
@@ -227,7 +184,7 @@ describe('two ranks', function()
     end)
   end)
 
-  it('unshard and reshard one instance when asked', function()
+  it('unshard and reshard one instance', function()
     ms.dist.spawn(2, function()
       local model = wrapped(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
         { auto_wrap_policy = fsdp.always_wrap_policy })
@@ -284,7 +241,7 @@ describe('two ranks', function()
     end)
   end)
 
-  it('load and give full state dicts', function()
+  it('load and return full state dicts', function()
     local values = runs.alone(function()
       ms.manual_seed(9)
       local out, source = {}, make():state_dict()
@@ -311,35 +268,7 @@ describe('two ranks', function()
     end)
   end)
 
-  it('load on all ranks or on none, and the same', function()
-    local function sd(bias) return { weight = ms.ones(2, 2), bias = ms.full({ 2 }, bias) } end
-    local function raised(fn, ...)
-      local err = select(2, pcall(fn, ...))
-      return ms.errors.is(err) and err.message or tostring(err)
-    end
-    ms.dist.spawn(2, function(rank)
-      local model = wrapped(nn.Linear(2, 2))
-      local before = model:hash()
-      local other = raised(model.load_state_dict, model, sd(rank))
-      assert.truthy(other:find("rank 1 was given other values for 'bias' than rank 0", 1, true),
-        other)
-      local bad = raised(model.load_state_dict, model, rank == 1 and {} or sd(0))
-      assert.truthy(bad:find(rank == 1 and 'missing key(s)' or 'rank 1 cannot take what it was '
-        .. 'given; no rank has loaded anything', 1, true), bad)
-      assert.equal(before, model:hash())
-      model:load_state_dict(sd(3))
-      checks.close({ 3, 3 }, model:state_dict().bias)
-    end)
-    checks.raises('CommError', '', ms.dist.spawn, 2, function(rank)
-      local model = wrapped(nn.Linear(2, 2))
-      if rank == 0 then
-        model:load_state_dict(sd(1))
-      end
-      ms.dist.barrier()
-    end)
-  end)
-
-  it('write back, each its own elements, what summon_full_params changed', function()
+  it('write back their elements after summon_full_params', function()
     ms.dist.spawn(2, function(rank)
       local model = fsdp.FSDP(nn.Linear(3, 3), { use_orig_params = true })
       local values = ms.arange(9):to('f32'):reshape({ 3, 3 })
@@ -362,19 +291,6 @@ describe('two ranks', function()
       model:set_gradient_factor(1)
       model(ms.full({ 1, 1 }, rank + 1)):sum():backward()
       checks.close({ { 3 } }, model.weight:grad())
-    end)
-  end)
-
-  it('an error in forward on one rank names it to the other', function()
-    checks.raises('CommError', 'rank 1', ms.dist.spawn, 2, function(rank)
-      local model = fsdp.FSDP(nn.Linear(2, 2))
-      model:register_forward_pre_hook(function()
-        if rank == 1 then
-          ms.error('ValueError', 'only here')
-        end
-      end)
-      model(ms.ones(1, 2)):sum():backward()
-      ms.dist.barrier()
     end)
   end)
 end)

@@ -1,8 +1,9 @@
--- model:plan(): what it says before training is what ms.memory() counts in it
+-- model:plan() predicts what ms.memory() counts in training
 
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local PRECISIONS = {
   {},
@@ -10,7 +11,7 @@ local PRECISIONS = {
   { param_dtype = 'bf16' },
 }
 
--- Units of unequal sizes, of which none is the root's.
+-- Units of unequal sizes; the root has none.
 local function layers()
   return nn.Sequential {
     nn.Linear(70, 90), nn.ReLU(), nn.Linear(90, 50), nn.ReLU(), nn.Linear(50, 33),
@@ -32,13 +33,10 @@ local FREEZE = {
 }
 
 local function wrapped(net, strategy, precision)
-  local model
-  ms.capture_warnings(function()
-    model = fsdp.FSDP(net, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
-      sharding_strategy = strategy, mixed_precision = precision, use_orig_params = true,
-    })
-  end)
+  local model = wrap(net, {
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
+    sharding_strategy = strategy, mixed_precision = precision, use_orig_params = true,
+  })
   return model
 end
 
@@ -89,7 +87,7 @@ end
 describe('model:plan()', function()
   for world = 2, 3 do
     for frozen, freeze in pairs(FREEZE) do -- order does not matter: each is a test
-      it(('is what %d ranks hold with %s frozen'):format(world, frozen), function()
+      it(('predicts the memory of %d ranks with %s frozen'):format(world, frozen), function()
         ms.dist.spawn(world, function()
           compare_all(freeze, frozen == 'nothing' and { 1, 3, 8 } or { 1, 3 })
         end)
@@ -97,7 +95,7 @@ describe('model:plan()', function()
     end
   end
 
-  it('needs neither memory nor ranks for a dry run, which says the same', function()
+  it('is the same for a dry run, without memory and other ranks', function()
     ms.dist.spawn(2, function(rank)
       local model = wrapped(layers(), 'FULL_SHARD', PRECISIONS[2])
       ms.reset_peak_memory()
@@ -113,18 +111,7 @@ describe('model:plan()', function()
     end)
   end)
 
-  it('follows what is frozen when it is asked', function()
-    local net = layers()
-    local model = wrapped(net, 'NO_SHARD')
-    local numel = net:num_parameters()
-    assert.equal(4 * numel, model:plan().per_state)
-    local masters = model:plan().masters
-    FREEZE['a unit'](net)
-    assert.equal(4 * (numel - 90 * 50 - 50), model:plan().per_state)
-    assert.equal(masters, model:plan().masters)
-  end)
-
-  it('says what is moved', function()
+  it('counts the bytes that collectives move', function()
     local model = wrapped(layers(), 'FULL_SHARD', PRECISIONS[2])
     assert.equal(0, model:plan().gathered)
     model = fsdp.FSDP(layers(), {

@@ -1,9 +1,9 @@
--- Parameters that are read apart from their gradients, or outside their module's forward: backward
--- may need such a value after the unit's last gradient is complete, or between two of its forwards,
--- and finds it as in the unsharded model.
+-- Parameters that are read without a gradient or outside their module's forward. Backward may need
+-- their values after the unit's last gradient or between two forwards of it.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local Gate = nn.Module.extend 'Gate'
 
@@ -49,13 +49,10 @@ end
 
 local function same(_, _, strategy, prefetch, read, between)
   local plain, sharded = layers(read), layers(read)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(sharded, {
-      sharding_strategy = strategy, use_orig_params = true, backward_prefetch = prefetch,
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, Gate },
-    })
-  end)
+  local model = wrap(sharded, {
+    sharding_strategy = strategy, use_orig_params = true, backward_prefetch = prefetch,
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, Gate },
+  })
   local expected = step(plain, between and between(plain))
   local found = step(model, between and between(sharded))
   for _, name in ipairs(expected) do
@@ -75,25 +72,9 @@ describe('a parameter that is read apart from its gradient', function()
       end)
     end
   end
-
-  it('may be frozen in the forward and trainable in the backward', function()
-    local function itself(g)
-      return g
-    end
-    local function freezes(model)
-      local gate = model[2]
-      gate.g:requires_grad_(false)
-      return function() -- between forward and backward
-        gate.g:requires_grad_(true)
-      end
-    end
-    for world = 1, 2 do
-      ms.dist.spawn(world, same, 'FULL_SHARD', 'BACKWARD_PRE', itself, freezes)
-    end
-  end)
 end)
 
-local Shared = nn.Module.extend 'Shared' -- two that share an embedding, whose weight others read
+local Shared = nn.Module.extend 'Shared' -- uses its embedding twice, and its weight directly
 
 function Shared:init()
   self.table = nn.Embedding(6, 4)
@@ -109,7 +90,7 @@ end
 
 local IDS = { 1, 2, 3, 4, 5 }
 
--- Its state after steps of `n` forwards and one backward.
+-- State dict after steps of `n` forwards and one backward.
 local function shared_steps(model, n, penalised)
   local opt = optim.SGD(model:parameters(), { lr = 0.05, momentum = 0.9 })
   for _ = 1, 3 do
@@ -130,10 +111,8 @@ local function same_shared(_, _, opts, n)
     ms.manual_seed(1)
     return Shared()
   end
-  local plain, inner, model = made(), made(), nil
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(inner, opts)
-  end)
+  local plain, inner = made(), made()
+  local model = wrap(inner, opts)
   local penalised = not opts.auto_wrap_policy
   local expected = shared_steps(plain, n, penalised and plain.out)
   local found = shared_steps(model, n, penalised and inner.out)
@@ -145,7 +124,7 @@ end
 describe('what is kept unsharded is there for a backward that reads it', function()
   for n = 1, 3 do
     for _, strategy in ipairs { 'SHARD_GRAD_OP', 'NO_SHARD' } do
-      it(('between uses of its module, of %d forwards, with %s'):format(n, strategy), function()
+      it(('between %d forwards of its module, with %s'):format(n, strategy), function()
         ms.dist.spawn(2, same_shared, {
           sharding_strategy = strategy, use_orig_params = true,
           auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear, nn.Embedding },
@@ -153,7 +132,7 @@ describe('what is kept unsharded is there for a backward that reads it', functio
       end)
     end
     for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
-      it(('outside the model, with %d forwards of a root, with %s'):format(n, strategy), function()
+      it(('outside the model after %d forwards, with %s'):format(n, strategy), function()
         ms.dist.spawn(2, same_shared, { sharding_strategy = strategy, use_orig_params = true }, n)
       end)
     end

@@ -32,8 +32,8 @@ local function squares(y)
 end
 local LOSSES = { squares, squares, function(y) return y:mean() end }
 
--- Three losses differentiated one after the other, in two steps: of one forward, or of one each.
--- What each gives, or what they add up to.
+-- Gradients of three losses in two steps, of one forward (`retains`) or of one forward each; with
+-- `adds`, their sums.
 local function passes(net, retains, adds)
   local seen, inputs = {}, { ms.randn(4, 5), ms.randn(4, 5) }
   for _, x in ipairs(inputs) do
@@ -53,7 +53,7 @@ describe('a graph of a sharded model that is retained', function()
   for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP' } do
     for _, quiet in ipairs { false, true } do
       local how = strategy .. (quiet and ' in no_sync' or '')
-      it('gives the bits of a forward for each backward, with ' .. how, function()
+      it('gives the same bits as one forward per backward, with ' .. how, function()
         ms.dist.spawn(2, function()
           local function sharded(retains, adds)
             local net = fsdp.FSDP(model(), {

@@ -1,9 +1,9 @@
--- Inside summon_full_params the full copies are the values: what would read or write the shards
--- behind them is refused, and a failure leaves the copies in place.
+-- Inside summon_full_params parameters show full copies, and calls that use the shards are refused.
 local ms = require 'moonshard'
 local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
 local checks = require 'support.checks'
 local shell = require 'support.shell'
+local wrap = require 'support.wrap'
 
 local STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
@@ -16,10 +16,7 @@ function Scaled:forward(x) return self.linear(x):mul(self.scale) end
 
 local function wrapped(strategy)
   ms.manual_seed(1)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(Scaled(), { sharding_strategy = strategy, use_orig_params = true })
-  end)
+  local model = wrap(Scaled(), { sharding_strategy = strategy, use_orig_params = true })
   return model, model.module.linear.weight
 end
 
@@ -35,7 +32,7 @@ local function everywhere(run)
 end
 
 describe('inside summon_full_params', function()
-  it('what goes past the copies is refused, and does nothing', function()
+  it('other uses of shards are refused', function()
     local root = shell.make_folder()
     everywhere(function(model, weight)
       local opt = optim.SGD(model:parameters(), { lr = 0.1 })
@@ -62,11 +59,11 @@ describe('inside summon_full_params', function()
         end
         checks.raises('RuntimeError', 'write into the parameter itself', ms.no_grad, shard.fill_,
           shard, 0)
-        model:clip_grad_norm_(1) -- gradients are no part of this
+        model:clip_grad_norm_(1) -- gradients are not affected
       end)
       assert.equal(before, model:hash())
       assert.equal(1, model.module.scale:item())
-      for _, use in ipairs(uses) do -- outside they do what they say
+      for _, use in ipairs(uses) do -- all work outside
         assert.is_true(use[1] == 'backward' or pcall(unpack(use, 2)), use[1])
       end
       ms.no_grad(shard.fill_, shard, 2)
@@ -75,7 +72,7 @@ describe('inside summon_full_params', function()
     shell.remove_folder(root)
   end)
 
-  it('handles show the copies, also after a forward that was refused', function()
+  it('parameters show full values, also after a refused forward', function()
     everywhere(function(model, weight)
       model(ms.ones(1, 4)) -- the root stays unsharded
       fsdp.summon_full_params(model, nil, ms.no_grad, function()

@@ -1,21 +1,19 @@
--- Values a script writes into parameters of an unsharded replica are the next forward's values.
--- What is written into any between a forward and its backward, by whomever, that backward refuses.
+-- Writes into parameters of a NO_SHARD model are seen by the next forward. A backward is refused
+-- when parameters were written since its forward.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
 local PRECISIONS = { 'f32', 'bf16' }
 
--- One weight (1, 2) on every rank, and what the model makes of (1, 2): w1 + 2 w2.
+-- A model of one weight (1, 2), and its result for (1, 2): w1 + 2 w2.
 local function replica(dtype)
   ms.manual_seed(1)
-  local model
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(nn.Linear(2, 1, { bias = false }), {
-      sharding_strategy = 'NO_SHARD',
-      mixed_precision = dtype ~= 'f32' and { param_dtype = dtype } or nil,
-    })
-  end)
+  local model = wrap(nn.Linear(2, 1, { bias = false }), {
+    sharding_strategy = 'NO_SHARD',
+    mixed_precision = dtype ~= 'f32' and { param_dtype = dtype } or nil,
+  })
   local function result()
     return ms.scope(function()
       return ms.no_grad(function() return model(ms.tensor { { 1, 2 } }):item() end)
@@ -44,7 +42,7 @@ local WRITES = {
 }
 
 describe('a backward over parameters that were written since', function()
-  it('names the unit, of which another parameter may be the one', function()
+  it('is refused with the name of the unit', function()
     ms.dist.spawn(2, function()
       local Pair = nn.Module.extend('my.Pair')
       function Pair:init()
@@ -68,7 +66,7 @@ end)
 describe('NO_SHARD parameters', function()
   for _, dtype in ipairs(PRECISIONS) do
     for world = 1, 2 do
-      it(('computed in %s show what was written, on %d ranks'):format(dtype, world), function()
+      it(('in %s have the values that a script wrote, on %d ranks'):format(dtype, world), function()
         ms.dist.spawn(world, function()
           local model, result = replica(dtype)
           for _, write in ipairs(WRITES) do
@@ -81,7 +79,7 @@ describe('NO_SHARD parameters', function()
         end)
       end)
 
-      it(('computed in %s show what a loaded state dict says, on %d ranks'):format(dtype, world),
+      it(('in %s have the values of a loaded state dict, on %d ranks'):format(dtype, world),
         function()
           ms.dist.spawn(world, function()
             local model, result = replica(dtype)
@@ -92,7 +90,7 @@ describe('NO_SHARD parameters', function()
         end)
     end
 
-    it(('computed in %s show what is written while they are in use'):format(dtype), function()
+    it(('in %s have values written through an old view'):format(dtype), function()
       ms.dist.spawn(1, function()
         local model, result = replica(dtype)
         pass(model)
@@ -111,15 +109,12 @@ describe('NO_SHARD parameters', function()
   end
 end)
 
--- A unit around another, and the outer's gradient where nothing is written in between.
+-- A unit around another, and the gradient of the outer one without a write.
 local function nested(strategy)
   ms.manual_seed(1)
-  local model, inner
-  ms.capture_warnings(function() -- NO_SHARD's
-    local options = { sharding_strategy = strategy, use_orig_params = true }
-    inner = fsdp.FSDP(nn.Linear(4, 4, { bias = false }), options)
-    model = fsdp.FSDP(nn.Sequential(nn.Linear(4, 4, { bias = false }), inner), options)
-  end)
+  local options = { sharding_strategy = strategy, use_orig_params = true }
+  local inner = wrap(nn.Linear(4, 4, { bias = false }), options)
+  local model = wrap(nn.Sequential(nn.Linear(4, 4, { bias = false }), inner), options)
   local function loss() return model(ms.ones(2, 4)):sum() end
   loss():backward()
   local expected = model.module[1].weight:grad():clone()
@@ -127,7 +122,7 @@ local function nested(strategy)
   return model, inner, loss, expected
 end
 
--- What comes between: (inner, optimizer of all, full values). Gradients are there only where said.
+-- { name, whether it writes, function(inner, optimizer, full values, model) }
 local BETWEEN = {
   { 'a step with gradients', true, function(_, opt) opt:step() end, with_gradients = true },
   { 'a load', true, function(inner, _, values) inner:load_state_dict { weight = values } end },
@@ -143,7 +138,7 @@ local BETWEEN = {
 describe('between a forward and its backward', function()
   for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
     for world = 1, 2 do
-      it(('values are written or not, with %s on %d ranks'):format(strategy, world), function()
+      it(('written values are noticed, with %s on %d ranks'):format(strategy, world), function()
         ms.dist.spawn(world, function()
           for _, case in ipairs(BETWEEN) do
             local model, inner, loss, expected = nested(strategy)
@@ -159,14 +154,14 @@ describe('between a forward and its backward', function()
               y:backward()
               assert.is_true(model.module[1].weight:grad():equal(expected), case[1])
             end
-            loss():backward() -- and it goes on
+            loss():backward() -- the next step works
           end
         end)
       end)
     end
   end
 
-  it('a script writes into the shards', function()
+  it('values written into shards are noticed', function()
     for world = 1, 2 do
       ms.dist.spawn(world, function()
         local _, inner, loss = nested('FULL_SHARD')
@@ -178,7 +173,7 @@ describe('between a forward and its backward', function()
     end
   end)
 
-  it('another rank steps elements of which this one holds none', function()
+  it('steps of another rank are noticed', function()
     ms.dist.spawn(2, function(rank)
       ms.manual_seed(1)
       local pair = nn.Sequential(nn.Linear(4, 4, { bias = false }), nn.Linear(4, 4))

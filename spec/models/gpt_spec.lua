@@ -1,4 +1,4 @@
--- lua/moonshard/models/gpt.lua: shape, first values, loss, learning, generating
+-- lua/moonshard/models/gpt.lua: parameters, initial values, loss, training, generate
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
@@ -43,7 +43,7 @@ describe('models.GPT', function()
     }, names)
   end)
 
-  it('begins as GPT-2: N(0, 0.02), residual writers smaller by sqrt(2 layers), biases zero',
+  it('has the initial values of GPT-2',
     function()
       local model = ms.models.GPT { vocab = 64, layers = 2, heads = 2, width = 128, context = 4 }
       model:materialize()
@@ -58,7 +58,7 @@ describe('models.GPT', function()
       assert.equal(1, deviation(model.ln_f.weight))
     end)
 
-  it('gives logits, or with targets their mean cross-entropy', function()
+  it('returns logits, or with targets their mean cross-entropy', function()
     local model = tiny()
     local x, y = ids { { 1, 2, 3 }, { 4, 5, 6 } }, ids { { 2, 3, 4 }, { 5, 6, -100 } }
     local logits = model(x)
@@ -78,7 +78,7 @@ describe('models.GPT', function()
     checks.close(sum / 5, model(x, y):item(), 1e-5)
   end)
 
-  it('learns a short row by heart and writes it', function()
+  it('learns a short row and generates it', function()
     local model = tiny()
     local opt = ms.optim.AdamW(model:parameters(), { lr = 0.02, weight_decay = 0 })
     local x, y = ids { { 1, 2, 3, 4, 5 } }, ids { { 2, 3, 4, 5, 1 } }
@@ -91,7 +91,7 @@ describe('models.GPT', function()
     assert.same({ 3, 4, 5 }, model:generate({ 1, 2 }, 3, { temperature = 0 }))
   end)
 
-  it('generates the same tokens for the same seed, past its context, and stays in its mode',
+  it('generates the same tokens for the same seed, past its context',
     function()
       local model = tiny { dropout = 0.5 }
       model.drop:eval()
@@ -108,14 +108,14 @@ describe('models.GPT', function()
       assert.is_true(ms.is_grad_enabled())
     end)
 
-  it('looks at the last tokens alone once a row is longer than its context', function()
+  it('generates from the last tokens of a row longer than its context', function()
     local model = tiny()
     local long, short = { 9, 9, 9, 1, 2, 3, 4, 5, 6 }, { 1, 2, 3, 4, 5, 6 }
     assert.same(model:generate(short, 1, { temperature = 0 }),
       model:generate(long, 1, { temperature = 0 }))
   end)
 
-  it('lends generate to a causal model of another class, and says what that needs', function()
+  it('lends generate to a causal model of another class', function()
     local Next = nn.Module.extend('Next') -- token t is followed by t + 1
     Next.generate = ms.models.GPT.generate
     function Next:init() self:child('table', nn.Embedding(5, 5)) end
@@ -147,7 +147,7 @@ describe('models.GPT', function()
     assert.equal(model:flops_per_token(), tiny { tie = false }:flops_per_token())
   end)
 
-  it('refuses rows longer than its context and shapes that are none', function()
+  it('refuses rows longer than its context and wrong shapes', function()
     checks.raises('ValueError', 'rows have 7 tokens, the context is 6', tiny(),
       ids { { 1, 2, 3, 4, 5, 6, 7 } })
     checks.raises('ValueError', 'GPT: ids have shape (3), expected (rows, tokens)', tiny(),

@@ -1,27 +1,10 @@
--- What a script assigns to the fields of a plain module.
+-- Assignments to fields of a plain module.
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
 
-describe('names that only say what to write', function()
-  it('are free for children and parameters', function()
-    local Net = ms.nn.Module.extend('Net')
-    function Net:init()
-      self.plan = ms.nn.Linear(2, 2)
-      self:param('no_sync', { 2 }, ms.nn.init.ones())
-    end
-    function Net:forward(x) return self.plan(x) * self.no_sync end
-    local net = Net()
-    assert.same({ 1, 2 }, net(ms.ones(1, 2)):shape())
-    assert.equal(3, #net:parameters())
-    checks.raises('KeyError', "parameter 'no_sync' is already declared", net.param, net, 'no_sync',
-      { 2 })
-    checks.raises('KeyError', "attribute 'train' already exists", net.param, net, 'train', { 2 })
-  end)
-end)
-
 describe('the field of a parameter', function()
-  it('takes no plain tensor, which no optimizer would train', function()
+  it('refuses a plain tensor, which no optimizer would train', function()
     for _, ready in ipairs { false, true } do
       local layer = nn.Linear(2, 2)
       local model = nn.Sequential(layer)
@@ -48,7 +31,7 @@ describe('the field of a parameter', function()
     end
   end)
 
-  it('ties one of another module, where tie() would declare another', function()
+  it('ties a parameter of another module', function()
     local net = nn.Module()
     net.wte, net.head = nn.Embedding(5, 3), nn.Linear(3, 5, { bias = false })
     checks.raises('KeyError', "tie: parameter 'weight' of nn.Linear is already declared, expected "
@@ -64,42 +47,8 @@ describe('the field of a parameter', function()
   end)
 end)
 
-describe('a tensor in a field', function()
-  local Scaled = nn.Module.extend('Scaled')
-  function Scaled:init()
-    self.w = ms.ones(2, { requires_grad = true })
-    self._own = ms.ones(2, { requires_grad = true })
-  end
-  function Scaled:forward(x)
-    return x * self.w
-  end
-
-  for first, use in pairs {
-    ['call'] = function(model) model(ms.ones(2)) end,
-    ['parameters()'] = function(model) model:parameters() end,
-    ['state_dict()'] = function(model) model:state_dict() end,
-  } do
-    it('that requires grad and is no parameter is warned of once, at the first ' .. first,
-      function()
-        local model = nn.Sequential { Scaled() }
-        local function warnings(fn)
-          return ms.capture_warnings(fn, model)
-        end
-        local said = warnings(use)
-        assert.equal(1, #said)
-        assert.equal("field 'w' of '0' (Scaled) is a tensor that requires grad, but no parameter: "
-          .. "it is not in parameters(), and nothing shards it; write self:param('w', { size, "
-          .. "... }, rule), or self:tie('w', t) for a tensor there is", said[1].message)
-        assert.same({}, warnings(use))
-        assert.same({}, warnings(function() model(ms.ones(2)) end))
-        model[1].late = ms.ones(2, { requires_grad = true })
-        assert.truthy(warnings(model.state_dict)[1].message:find("field 'late'", 1, true))
-      end)
-  end
-end)
-
 describe('a tensor assigned to the field of a buffer', function()
-  local Mean = nn.Module.extend('Mean') -- the running mean of its inputs, as norms over batches do
+  local Mean = nn.Module.extend('Mean') -- the running mean of its inputs
   function Mean:init()
     self:buffer('b', ms.zeros(2))
   end
@@ -108,7 +57,7 @@ describe('a tensor assigned to the field of a buffer', function()
     return x - self.b
   end
 
-  it('is the buffer from then on, when forward made it', function()
+  it('replaces the buffer', function()
     local model = nn.Sequential(Mean(), nn.ReLU())
     for _, expected in ipairs { 4, 6, 7 } do
       checks.close({ 8 - expected, 8 - expected }, model(ms.full({ 1, 2 }, 8))[1])
@@ -121,11 +70,11 @@ describe('a tensor assigned to the field of a buffer', function()
       self.b = x * 2
       return self.b
     end
-    checks.close({ 6, 6 }, first(ms.full({ 2 }, 3))) -- one tensor, twice kept
+    checks.close({ 6, 6 }, first(ms.full({ 2 }, 3)))
     checks.close({ 6, 6 }, first.b)
   end)
 
-  it('also where a hook or the module above made it', function()
+  it('replaces the buffer in a hook and in the forward of a parent', function()
     local model = Mean()
     function model:forward(x)
       return x + self.b

@@ -1,4 +1,4 @@
--- lua/moonshard/nn/{module,tree}.lua: declaring, walking, naming, calling, hooks, printing
+-- lua/moonshard/nn/{module,tree}.lua: children, buffers, names, calls, hooks, printing
 local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
@@ -11,73 +11,46 @@ local function names(module, ...)
   return out
 end
 
+local function paths(module)
+  local out = {}
+  for path in module:named_modules() do
+    out[#out + 1] = path
+  end
+  return out
+end
+
 describe('nn.Module', function()
   teardown(function()
     assert.equal(0, checks.live_handles())
   end)
 
-  describe('declares', function()
-    it('parameters without memory, in order', function()
-      local before = ms.memory().live_total
-      local layer = nn.Linear(300, 200)
-      assert.same({ 'weight', 'bias' }, names(layer))
-      assert.equal(before, ms.memory().live_total)
-      layer:materialize()
-      assert.is_true(ms.memory().live.parameter >= 4 * (300 * 200 + 200))
-    end)
-
-    it('nothing twice, naming what exists', function()
-      local layer = nn.Linear(3, 2)
-      checks.raises('KeyError', "parameter 'weight' is already declared", layer.param, layer,
-        'weight', { 1 })
-      checks.raises('KeyError', "buffer 'bias' is already declared", function()
-        layer:buffer('bias', ms.zeros(1))
-      end)
-      checks.raises('KeyError', "attribute 'forward' already exists in nn.Linear", layer.child,
-        layer, 'forward', nn.ReLU())
-      checks.raises('KeyError', "child name 'a.b' contains a dot", layer.child, layer, 'a.b',
-        nn.ReLU())
-      checks.raises('KeyError', "buffer name '' is empty", layer.buffer, layer, '', ms.ones(1))
-      checks.raises('TypeError', "parameter: 'name' is a number, expected a string", layer.param,
-        layer, 3, { 2 })
-      checks.raises('TypeError', "child 'x' of nn.Linear is a number, expected a module",
-        layer.child, layer, 'x', 3)
-    end)
-
-    it('what has the right type only', function()
-      local m = nn.Module()
-      for _, case in ipairs {
-        { "'shape' is a number, expected a list", m.param, 'a', 3 },
-        { "'shape[1]' is a string, expected a whole number", m.param, 'a', { '2' } },
-        { "'rule' is a number, expected a rule", m.param, 'a', { 2 }, 0.5 },
-        { "'requires_grad' is a number, expected true or false", m.param, 'a', { 2 }, nil,
-          { requires_grad = 1 } },
-        { "'tensor' is a table, expected a tensor", m.buffer, 'b', {} },
-        { "'tensor' is nil, expected a tensor", m.tie, 'c', nil },
-        { "'mode' is a string, expected true or false", m.train, 'eval' },
-        { "'recurse' is a number, expected true or false", m.parameters, 1 },
-        { "'fn' is nil, expected a function", m.apply },
-      } do
-        checks.raises('TypeError', case[1], case[2], m, unpack(case, 3, table.maxn(case)))
-      end
-    end)
-
-    it('options by known names only', function()
-      checks.raises('ValueError', "unknown option 'bais', did you mean 'bias'?", nn.Linear, 3, 2,
-        { bais = false })
-    end)
+  it('declares parameters without memory, in order', function()
+    local before = ms.memory().live_total
+    local layer = nn.Linear(300, 200)
+    assert.same({ 'weight', 'bias' }, names(layer))
+    assert.equal(before, ms.memory().live_total)
+    layer:materialize()
+    assert.is_true(ms.memory().live.parameter >= 4 * (300 * 200 + 200))
   end)
 
-  describe('registers what is assigned to a new field:', function()
-    local function paths(module)
-      local out = {}
-      for path in module:named_modules() do
-        out[#out + 1] = path
-      end
-      return out
+  it('refuses names that are taken or are no names', function()
+    local layer = nn.Linear(3, 2)
+    for _, case in ipairs {
+      { 'KeyError', "parameter 'weight' is already declared", layer.param, 'weight', { 1 } },
+      { 'KeyError', "buffer 'bias' is already declared", layer.buffer, 'bias', ms.zeros(1) },
+      { 'KeyError', "attribute 'forward' already exists in nn.Linear", layer.child, 'forward',
+        nn.ReLU() },
+      { 'KeyError', "child name 'a.b' contains a dot", layer.child, 'a.b', nn.ReLU() },
+      { 'KeyError', "buffer name '' is empty", layer.buffer, '', ms.ones(1) },
+      { 'TypeError', "parameter: 'name' is a number, expected a string", layer.param, 3, { 2 } },
+      { 'TypeError', "child 'x' of nn.Linear is a number, expected a module", layer.child, 'x', 3 },
+    } do
+      checks.raises(case[1], case[2], case[3], layer, unpack(case, 4))
     end
+  end)
 
-    it('modules, in order of assignment among what is declared', function()
+  describe('a new field', function()
+    it('registers modules in order of assignment', function()
       local Net = nn.Module.extend('my.Net')
       function Net:init()
         self.z = nn.Linear(2, 2)
@@ -96,7 +69,7 @@ describe('nn.Module', function()
       assert.truthy(net.b.weight:grad())
     end)
 
-    it('entries of a list, the next one only', function()
+    it('appends to a list at the next index only', function()
       local list = nn.ModuleList()
       list[1] = nn.ReLU()
       list[2] = nn.Tanh()
@@ -106,13 +79,16 @@ describe('nn.Module', function()
       end)
     end)
 
-    it('parameters of other modules, tied', function()
+    it('ties a parameter of another module', function()
       local a, b = nn.Linear(2, 2), nn.Linear(2, 2, { bias = false })
       b.bias = a.bias
-      assert.same({ '0.weight', '0.bias', '1.weight' }, names(nn.Sequential(a, b)))
+      local model = nn.Sequential(a, b)
+      assert.same({ '0.weight', '0.bias', '1.weight' }, names(model))
+      assert.equal(4 + 2 + 4, model:num_parameters())
+      assert.equal(3, #model:parameters())
     end)
 
-    it('but no other values', function()
+    it('registers no other value', function()
       local m = nn.Module()
       m.size, m.note, m.table, m.cache = 3, 'x', { 1, { 2 } }, ms.ones(2)
       assert.same({ '' }, paths(m))
@@ -120,7 +96,7 @@ describe('nn.Module', function()
       assert.same({ 1, { 2 } }, m.table)
     end)
 
-    it('and refuses tables of modules, with the line to write', function()
+    it('refuses a plain table of modules', function()
       local function set(value)
         local Net = nn.Module.extend('my.Net')
         function Net:init() self.layers = value end
@@ -136,18 +112,18 @@ describe('nn.Module', function()
       checks.raises('TypeError', text, later, ms.ones(1, 1))
     end)
 
-    it('and refuses a module in place of another value, which it cannot see', function()
+    it('refuses a module where it held another value', function()
       local m = nn.Module()
       m.act = false
       m.act = nn.ReLU()
-      checks.raises('TypeError', "field 'act' of nn.Module became a nn.ReLU after it had held "
-        .. 'something else', m.parameters, m)
+      checks.raises('TypeError', "field 'act' of nn.Module became a module after it had held "
+        .. 'another value', m.parameters, m)
       m.act = nil
       m.act = nn.ReLU()
       assert.same({ '', 'act' }, paths(m))
     end)
 
-    it('and forgets what is set to nil', function()
+    it('removes what is set to nil', function()
       local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU())
       model[1].bias = nil
       model[2] = nil
@@ -159,37 +135,17 @@ describe('nn.Module', function()
       assert.same({ 1, 2 }, model(ms.ones(1, 2)):shape())
     end)
 
-    it('and puts what takes the place of nil where that stood', function()
-      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
-      local tied = nn.Linear(2, 2)
-      model[1].weight, model[2] = nil, nil
-      model[2] = tied
-      model[1].weight = tied.weight
-      assert.same({ '0.weight', '0.bias', '1.bias', '2.weight', '2.bias' }, names(model))
-      assert.equal('1', tied:path())
-      assert.same({ 1, 1 }, model(ms.ones(1, 2)):shape())
-    end)
-
-    it('and refuses fields that have a meaning in PyTorch and none here', function()
+    it('refuses requires_grad and a training mode that is no boolean', function()
       local model = nn.Sequential(nn.Dropout(0.5))
       checks.raises('TypeError', "nn.Sequential has no field 'requires_grad': write "
         .. 'module:requires_grad_(false)', function() model.requires_grad = false end)
-      checks.raises('TypeError', "nn.Dropout: 'training' is a number, expected true or false",
-        function() model[1].training = 0 end)
       model:train()
-      model[1].training = 0 -- a field that exists by now
+      model[1].training = 0
       checks.raises('TypeError', "'training' is a number, expected true or false", model,
         ms.ones(1, 2))
     end)
 
-    it('and takes another tensor for a declared buffer', function()
-      local m = nn.Module()
-      m:buffer('count', ms.zeros(1))
-      m.count = ms.ones(1)
-      checks.close({ 1 }, m:state_dict().count)
-    end)
-
-    it('and refuses values of another kind where something is declared', function()
+    it('refuses another kind of value where something is declared', function()
       local layer = nn.Linear(2, 2)
       layer.weight = 3
       checks.raises('TypeError', "parameter 'weight' of nn.Linear is now a number, expected a "
@@ -201,7 +157,7 @@ describe('nn.Module', function()
     end)
   end)
 
-  it('refuses trees with cycles, however deep', function()
+  it('refuses cycles', function()
     local m = nn.Sequential(nn.Sequential(nn.Sequential()))
     checks.raises('ValueError', "child 'x' of nn.Sequential is or contains that module", m.child, m,
       'x', m)
@@ -212,30 +168,18 @@ describe('nn.Module', function()
     assert.equal(2, #m:modules())
   end)
 
-  it('whose method is called by a wrong name says so inside a block', function()
-    local m = nn.Linear(2, 2)
-    checks.raises('RuntimeError', "attempt to call method 'paramters' (a nil value), did you mean "
-      .. "'parameters'?", ms.no_grad, function() m:paramters() end)
-    local ok, err = pcall(ms.no_grad, function() return m.nothing.there end)
-    assert.is_false(ok)
-    assert.equal('string', type(err)) -- the script's own mistake stays what it was
-  end)
-
-  it('has no values before it is materialised, and says so', function()
+  it('has no values before it is materialized', function()
     local model = nn.Sequential(nn.Linear(2, 2))
     checks.raises('RuntimeError', "parameter 'weight' has no values yet: call its module, or that "
       .. "module's materialize()", function()
       ms.no_grad(model[1].weight.fill_, model[1].weight, 1)
     end)
     model:parameters()
-    checks.raises('RuntimeError', "parameter '0.weight' has no values yet: call its module, or "
-      .. "that module's materialize()", function() return model[1].weight:totable() end)
-    model:materialize():apply(function(m)
-      if ms.is(m, nn.Linear) then
-        ms.no_grad(m.weight.fill_, m.weight, 3)
-      end
+    checks.raises('RuntimeError', "parameter '0.weight' has no values yet", function()
+      return model[1].weight:totable()
     end)
-    checks.close({ { 3, 3 }, { 3, 3 } }, model[1].weight)
+    model:materialize()
+    assert.same({ 2, 2 }, model[1].weight:shape())
   end)
 
   describe('walks', function()
@@ -244,29 +188,17 @@ describe('nn.Module', function()
       return nn.Sequential(nn.Linear(2, 2), inner), inner
     end
 
-    it('modules, parents first, by 0-based path', function()
-      local paths = {}
-      for path in pair():named_modules() do
-        paths[#paths + 1] = path
-      end
-      assert.same({ '', '0', '1', '1.0', '1.1' }, paths)
-    end)
-
-    it('parameters by path, and those of one module alone', function()
+    it('modules and parameters by path, parents first', function()
       local model = pair()
+      assert.same({ '', '0', '1', '1.0', '1.1' }, paths(model))
       assert.same({ '0.weight', '0.bias', '1.0.weight', '1.0.bias' }, names(model))
       assert.same({}, names(model, false))
       assert.same({ 'weight', 'bias' }, names(model[1], false))
-    end)
-
-    it('the same list as an array with shapes', function()
       local list = nn.Linear(3, 2):named_parameters()
-      assert.equal('weight', list[1].name)
-      assert.same({ 2, 3 }, list[1].shape)
-      assert.equal(2, #list)
+      assert.same({ 'weight', { 2, 3 }, 2 }, { list[1].name, list[1].shape, #list })
     end)
 
-    it('a module reached twice once', function()
+    it('a module that stands in two places once', function()
       local shared = nn.Linear(2, 2)
       local model = nn.Sequential(shared, shared)
       assert.equal(2, #model:modules())
@@ -274,24 +206,18 @@ describe('nn.Module', function()
       assert.same({ '0.weight', '0.bias', '1.weight', '1.bias' }, names(model, true, false))
     end)
 
-    it('all of them in a plain for, again and again', function()
+    it('lists in a for loop, again and again', function()
       local model = pair()
-      local function count(list)
-        local n = 0
-        for _ in list do
-          n = n + 1
-        end
-        return n
-      end
       for _, list in ipairs { model:parameters(), model:modules(), model:named_parameters() } do
-        list() -- as a loop that was left
-        assert.equal(#list, count(list))
-        assert.equal(#list, count(list))
+        list() -- a loop that was left early
+        for _ = 1, 2 do
+          local n = 0
+          for _ in list do
+            n = n + 1
+          end
+          assert.equal(#list, n)
+        end
       end
-      local params = model:parameters()
-      assert.equal(params[1], params())
-      assert.equal(params[2], params())
-      assert.equal(2, count(model:children()))
     end)
 
     it('finds a submodule by path', function()
@@ -302,32 +228,17 @@ describe('nn.Module', function()
         '7')
     end)
 
-    it('what a field was set to, in the place it was declared', function()
-      local model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-      model[1] = nn.Linear(2, 5, { bias = false })
-      assert.same({ '0.weight' }, names(model))
-      assert.equal(10, model:num_parameters())
+    it('children first in apply', function()
+      local order = {}
+      nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())):apply(function(m)
+        order[#order + 1] = m._name
+      end)
+      assert.same({ 'nn.ReLU', 'nn.Tanh', 'nn.Sequential', 'nn.Sequential' }, order)
     end)
   end)
 
-  describe('ties', function()
-    it('a parameter under a second name, counted and trained once', function()
-      local a = nn.Linear(2, 3, { bias = false })
-      local model = nn.Sequential(a, nn.Linear(2, 3, { bias = false, weight = a.weight }))
-      assert.same({ '0.weight' }, names(model))
-      assert.equal(6, model:num_parameters())
-      assert.equal(1, #model:parameters())
-    end)
-
-    it('by assignment as well', function()
-      local model = nn.Sequential(nn.Linear(2, 2, { bias = false }), nn.Linear(2, 2))
-      model[2].weight = model[1].weight
-      assert.same({ '0.weight', '1.bias' }, names(model))
-    end)
-  end)
-
-  describe('names and fills parameters', function()
-    it('by their path from the outermost module, whoever asks', function()
+  describe('initial values', function()
+    it('depend on the path from the outermost module, not on the module that is asked', function()
       local function values(ask)
         ms.manual_seed(7)
         local inner = nn.Linear(4, 4)
@@ -342,56 +253,34 @@ describe('nn.Module', function()
       assert.equal(from_root, by_call)
     end)
 
-    it('differently for another tree, alike after the same seed', function()
-      local function pair()
+    it('differ between models and repeat after the same seed', function()
+      local function three()
         ms.manual_seed(7)
         local first, second = nn.Linear(4, 4), nn.Linear(4, 4)
         local third = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4))
         return third:materialize()[2].weight:hash(), second:materialize().weight:hash(),
           first:materialize().weight:hash()
       end
-      local c, b, a = pair()
+      local c, b, a = three()
       assert.is_true(a ~= b and b ~= c and a ~= c)
-      assert.same({ c, b, a }, { pair() })
-      ms.manual_seed(7)
-      assert.equal(a, nn.Linear(4, 4):materialize().weight:hash())
+      assert.same({ c, b, a }, { three() })
     end)
 
-    it('by name alone in the first tree, however it is put together', function()
-      local function second_layer(make)
-        ms.manual_seed(7)
-        return make():materialize()[2].weight:hash()
-      end
-      local expected = second_layer(function()
-        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-      end)
-      assert.equal(expected, second_layer(function()
-        local last = nn.Linear(4, 4)
-        return nn.Sequential(nn.Dropout(0.1), last)
-      end))
-      assert.equal(expected, second_layer(function()
-        local model = nn.Sequential(nn.Linear(4, 4), nn.GELU()):materialize()
-        model[2] = nn.Linear(4, 4) -- added later
-        return model
-      end))
-    end)
-
-    it('differently for another seed, path or parameter', function()
+    it('differ for another seed or path', function()
       local function weights(seed)
         ms.manual_seed(seed)
         local model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)):materialize()
         return model[1].weight:hash(), model[2].weight:hash()
       end
       local a, b = weights(1)
-      local c = weights(2)
       assert.not_equal(a, b)
-      assert.not_equal(a, c)
+      assert.not_equal(a, (weights(2)))
       assert.equal(a, (weights(1)))
     end)
   end)
 
-  describe('is called', function()
-    it('in a scope named by its path: what was made inside is released', function()
+  describe('a call', function()
+    it('releases tensors made inside, and names the module', function()
       local leaked
       local Leaky = nn.Module.extend('Leaky')
       function Leaky:forward(x)
@@ -405,40 +294,20 @@ describe('nn.Module', function()
       end)
     end)
 
-    it('and what it does not return is not there for the next', function()
-      local Nothing = nn.Module.extend('Nothing')
-      function Nothing:forward() end
-      assert.is_nil(nn.Sequential(Nothing())(ms.ones(1)))
-      checks.raises('TypeError', 'is nil, expected a tensor', nn.Sequential(Nothing(),
-        nn.Linear(1, 1)), ms.ones(1, 1))
+    it('needs a forward, which a script may replace', function()
+      checks.raises('NotImplementedError', 'nn.ModuleList has no forward', nn.ModuleList(),
+        ms.ones(1))
+      local layer = nn.Linear(1, 1)
+      checks.raises('TypeError', "nn.Linear: 'forward' is a number, expected a function", function()
+        layer.forward = 3
+      end)
+      layer.forward = function(_, x) return x * 2 end
+      checks.close({ 2 }, layer(ms.ones(1)))
+      layer.forward = nil
+      assert.same({ 1 }, layer(ms.ones(1)):shape())
     end)
 
-    it('with results of any number and shape kept', function()
-      local Many = nn.Module.extend('Many')
-      function Many:forward(x)
-        return x + 1, nil, { deep = { x + 2 } }, 'text'
-      end
-      local a, none, nested, text = Many()(ms.zeros(1))
-      checks.close({ 1 }, a)
-      assert.is_nil(none)
-      checks.close({ 2 }, nested.deep[1])
-      assert.equal('text', text)
-    end)
-
-    it('and an error in it closes all scopes and stays the same object', function()
-      local thrown = { 'mine' }
-      local Broken = nn.Module.extend('Broken')
-      function Broken:forward(x)
-        local _ = x + 1
-        error(thrown, 0)
-      end
-      local ok, err = pcall(nn.Sequential(nn.Sequential(Broken())), ms.ones(1))
-      assert.is_false(ok)
-      assert.equal(thrown, err)
-      checks.close({ 2 }, ms.ones(1) + 1) -- no scope is left that would own this
-    end)
-
-    describe('and what goes wrong in it says where', function()
+    describe('that fails', function()
       local Attn = nn.Module.extend('my.Attn')
       function Attn:init(fail) self.fail = fail end
       function Attn:forward(x) return self.fail(x) end
@@ -448,7 +317,7 @@ describe('nn.Module', function()
         return err
       end
 
-      it('once, with the stack of the script', function()
+      it('names the module once, with the stack of the script', function()
         local line = debug.getinfo(1, 'l').currentline + 1
         local function broken(x) local y = x:reshape(7) return y end
         local err = raised_by(function(x) local y = broken(x) return y end)
@@ -459,123 +328,48 @@ describe('nn.Module', function()
           .. line .. '%)$'), err.message)
         assert.truthy(err.traceback:find('module_spec.lua:' .. line, 1, true), err.traceback)
         assert.truthy(err.traceback:find('module_spec.lua:' .. line + 1, 1, true), err.traceback)
-        assert.equal('ValueError: ' .. err.message, tostring(err))
-        assert.equal(tostring(err), ('%s'):format(err))
       end)
 
-      it('also of the errors of Lua', function()
-        local line = debug.getinfo(1, 'l').currentline + 1
-        local err = raised_by(function(x) local y = x.missing.field return y end)
-        local lua = raised_by(function() local none = nil return none.field end)
-        assert.equal('KeyError', err.kind)
-        assert.equal('RuntimeError', lua.kind)
-        assert.truthy(lua.message:find("attempt to index local 'none'", 1, true), lua.message)
-        assert.truthy(lua.message:find('(in forward of 0.0 (my.Attn), ', 1, true), lua.message)
-        assert.truthy(lua.traceback:find('module_spec.lua:' .. line + 1, 1, true), lua.traceback)
-      end)
-
-      it('with the nearest method, where there is none of that name', function()
-        local err = raised_by(function() return nn.ReLU():evl() end)
+      it('names the module for errors of Lua, too', function()
+        local err = raised_by(function() local none = nil return none.field end)
+        assert.equal('RuntimeError', err.kind)
+        assert.truthy(err.message:find("attempt to index local 'none'", 1, true), err.message)
+        assert.truthy(err.message:find('(in forward of 0.0 (my.Attn), ', 1, true), err.message)
+        err = raised_by(function() return nn.ReLU():evl() end)
         assert.truthy(err.message:find("attempt to call method 'evl' (a nil value), did you mean "
           .. "'eval'? (in forward of", 1, true), err.message)
-        err = raised_by(function() return nn.ReLU():xyz() end)
-        assert.truthy(err.message:find("'xyz' (a nil value) (in forward of", 1, true), err.message)
       end)
 
-      it('also where the stack has overflown, as the call around the innermost has room', function()
-        local function endless() return 1 + endless() end
-        local err = raised_by(endless)
-        assert.truthy(err.message:find('stack overflow (in forward of 0 (nn.Sequential)', 1, true),
-          err.message)
-      end)
-
-      it('without looking at every frame of a deep recursion', function()
-        local function deep(x, n)
-          return 1 + (n == 0 and x:reshape(7) or deep(x, n - 1))
-        end
-        local getinfo, looked_at = debug.getinfo, 0 -- at frames, each of which costs as its depth
-        debug.getinfo = function(...) -- luacheck: ignore 122
-          looked_at = looked_at + 1
-          return getinfo(...) -- a tail call: no frame more
-        end
-        local err = raised_by(function(x) return deep(x, 15000) end)
-        debug.getinfo = getinfo -- luacheck: ignore 122
-        assert.truthy(err.message:find(' (in forward of 0 (nn.Sequential), ', 1, true), err.message)
-        assert.is_true(looked_at < 3000)
-      end)
-
-      it('and what a script chose to raise stays what it is', function()
+      it('raises the object that the script raised', function()
         for _, value in ipairs { 'stop', 7, { 'mine' }, true } do
           assert.equal(value, raised_by(function() error(value, 0) end))
         end
       end)
-
-      it('under the name of the class where the module has no path', function()
-        local _, err = pcall(Attn(function(x) return x:reshape(7) end), ms.ones(1))
-        assert.truthy(err.message:find('(in forward of my.Attn, ', 1, true), err.message)
-      end)
-    end)
-
-    it('without a forward, says so', function()
-      checks.raises('NotImplementedError', 'nn.ModuleList has no forward', nn.ModuleList(),
-        ms.ones(1))
     end)
   end)
 
-  describe('of another class', function()
-    it('inherits from the class that is extended', function()
-      local Scaled = nn.Module.extend('Scaled')
-      function Scaled:init(factor) self.factor = factor end
-      function Scaled:forward(x) return x * self.factor end
-      local Own = ms.class('Own', Scaled)
-      for _, parent in ipairs { Scaled, Own } do
-        local Child = parent.extend('Child')
-        assert.is_true(ms.is(Child(3), Scaled))
-        assert.is_true(ms.is(Child(3), parent))
-        checks.close({ 3 }, Child(3)(ms.ones(1)))
-      end
-      local Layer = nn.Linear.extend('Layer')
-      assert.is_true(ms.is(Layer(3, 2), nn.Linear))
-      assert.same({ 2 }, Layer(3, 2)(ms.ones(3)):shape())
-      assert.is_false(ms.is(nn.Linear.extend('Other', nn.Module)(), nn.Linear))
-    end)
-
-    it('is asked for with a name and a class', function()
-      local A = nn.Module.extend('A')
-      checks.raises('TypeError', "extend: 'name' is the class A, expected a string", A.extend, A,
-        'B')
-      checks.raises('TypeError', "extend: 'parent' is the class optim.SGD", A.extend, 'B',
-        ms.optim.SGD)
-    end)
+  it('can be extended, as can its subclasses', function()
+    local Scaled = nn.Module.extend('Scaled')
+    function Scaled:init(factor) self.factor = factor end
+    function Scaled:forward(x) return x * self.factor end
+    local Own = ms.class('Own', Scaled)
+    for _, parent in ipairs { Scaled, Own } do
+      local Child = parent.extend('Child')
+      assert.is_true(ms.is(Child(3), Scaled))
+      assert.is_true(ms.is(Child(3), parent))
+      checks.close({ 3 }, Child(3)(ms.ones(1)))
+    end
+    assert.is_false(ms.is(nn.Linear.extend('Other', nn.Module)(), nn.Linear))
   end)
 
-  describe('called otherwise than it is meant', function()
-    it('counts entries of lists from 1', function()
-      local Own = nn.Sequential.extend('Own')
-      for name, list in pairs {
-        ['nn.ModuleList'] = nn.ModuleList { nn.ReLU() },
-        ['nn.Sequential'] = Own(nn.ReLU()),
-      } do
-        checks.raises('IndexError', name .. ' has no entry 0: they count from 1', function()
-          return list[0]
-        end)
-        checks.raises('IndexError', name .. ' has no entry -1', function() return list[-1] end)
-        assert.is_nil(list[2]) -- where loops over lists end
-        assert.equal(1, list:len())
-        assert.equal(1, #list:children())
-      end
+  it('counts entries of lists from 1', function()
+    local list = nn.Sequential(nn.ReLU())
+    checks.raises('IndexError', 'has no entry 0: they count from 1', function()
+      return list[0]
     end)
-
-    it('has a function for its forward', function()
-      local layer = nn.Linear(1, 1)
-      checks.raises('TypeError', "nn.Linear: 'forward' is a number, expected a function", function()
-        layer.forward = 3
-      end)
-      layer.forward = function(_, x) return x * 2 end
-      checks.close({ 2 }, layer(ms.ones(1)))
-      layer.forward = nil
-      assert.same({ 1 }, layer(ms.ones(1)):shape())
-    end)
+    assert.is_nil(list[2])
+    assert.equal(1, list:len())
+    assert.equal(1, #list:children())
   end)
 
   describe('hooks', function()
@@ -601,54 +395,39 @@ describe('nn.Module', function()
       assert.equal(3, #seen)
     end)
 
-    it('are functions', function()
-      local layer = nn.ReLU()
-      checks.raises('TypeError', "'fn' is a number, expected a function",
-        layer.register_forward_hook, layer, 3)
-    end)
-
     -- as torch.nn.Module.register_forward_hook and register_forward_pre_hook say
-    it('see what forward returned, and give what takes its place', function()
+    it('get several results as a list, and may return one value or a list', function()
       local Pair = nn.Module.extend('Pair')
-      function Pair:forward(a, b) -- luacheck: ignore self
-        return a, b
-      end
+      function Pair:forward(...) return ... end
       local function outcome(pre, post)
         local pair, seen = Pair(), nil
-        pair:register_forward_pre_hook(pre)
+        pair:register_forward_pre_hook(function() return pre end)
         pair:register_forward_hook(function(_, _, output)
           seen = output
           return post
         end)
-        local n = select('#', pair(1, 2))
-        return seen, n, pair(1, 2)
+        local results = { pair(1, 2) }
+        return { seen, results }
       end
-      local function none() end
-      local seen, n, a, b = outcome(none, nil)
-      assert.same({ { n = 2, 1, 2 }, 2, 1, 2 }, { seen, n, a, b })
-      seen, n, a, b = outcome(none, { 3, 4 })
-      assert.same({ { n = 2, 1, 2 }, 2, 3, 4 }, { seen, n, a, b })
-      seen, n, a = outcome(none, 'one')
-      assert.same({ { n = 2, 1, 2 }, 1, 'one' }, { seen, n, a })
-      seen = outcome(function() return 5 end)
-      assert.same({ n = 2, 5 }, seen)
-      seen = outcome(function() return { loss = 6 } end)
-      assert.same({ n = 2, { loss = 6 } }, seen)
+      local both = { n = 2, 1, 2 }
+      assert.same({ both, { 1, 2 } }, outcome(nil, nil))
+      assert.same({ both, { 3, 4 } }, outcome(nil, { 3, 4 }))
+      assert.same({ both, { 'one' } }, outcome(nil, 'one'))
+      assert.same({ 5, { 5 } }, outcome(5))
+      assert.same({ { loss = 6 }, { { loss = 6 } } }, outcome { loss = 6 })
+    end)
 
+    it('get a table that is the one result as it is', function()
       local Table = nn.Module.extend('Table')
-      function Table:forward(x) -- luacheck: ignore self
-        return x
-      end
+      function Table:forward(x) return x end
       local layer, of_hook = Table(), nil
       layer:register_forward_hook(function(_, _, output)
         of_hook = output
         return { output }
       end)
       local x = { 7, 8 }
-      assert.same({ x }, layer(x)) -- one result that is a table stays one
+      assert.same({ x }, layer(x))
       assert.equal(x, of_hook)
-      assert.same({ n = 1 }, { n = select('#', layer(nil)) })
-      assert.is_nil(of_hook)
     end)
 
     it('may remove themselves while they run', function()
@@ -664,32 +443,22 @@ describe('nn.Module', function()
     end)
   end)
 
-  describe('sets all at once', function()
-    it('the mode', function()
-      local model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.5)))
-      assert.equal(model, model:eval())
-      assert.is_false(model[2][1].training)
-      model:train()
-      assert.is_true(model[2][1].training)
-    end)
+  it('sets the mode of all modules', function()
+    local model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.5)))
+    assert.equal(model, model:eval())
+    assert.is_false(model[2][1].training)
+    model:train()
+    assert.is_true(model[2][1].training)
+  end)
 
-    it('requires_grad, and drops gradients', function()
-      local layer = nn.Linear(2, 1)
-      layer(ms.ones(1, 2)):sum():backward()
-      checks.close({ 1 }, layer.bias:grad())
-      layer:zero_grad()
-      assert.is_nil(layer.bias:grad())
-      layer:requires_grad_(false)
-      assert.is_false(layer(ms.ones(1, 2)):requires_grad())
-    end)
-
-    it('apply visits children first', function()
-      local order = {}
-      nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())):apply(function(m)
-        order[#order + 1] = m._name
-      end)
-      assert.same({ 'nn.ReLU', 'nn.Tanh', 'nn.Sequential', 'nn.Sequential' }, order)
-    end)
+  it('sets requires_grad of all parameters, and drops gradients', function()
+    local layer = nn.Linear(2, 1)
+    layer(ms.ones(1, 2)):sum():backward()
+    checks.close({ 1 }, layer.bias:grad())
+    layer:zero_grad()
+    assert.is_nil(layer.bias:grad())
+    layer:requires_grad_(false)
+    assert.is_false(layer(ms.ones(1, 2)):requires_grad())
   end)
 
   it('prints as a tree, equal neighbours of a list together', function()
@@ -705,7 +474,7 @@ Sequential(
 )]], tostring(model))
   end)
 
-  it('parameters outlive the scope they were declared in', function()
+  it('keeps parameters and buffers beyond the scope that declared them', function()
     local model = ms.scope(function()
       local layer = nn.Linear(2, 1)
       layer:buffer('steps', ms.zeros(1))

@@ -1,12 +1,10 @@
--- lua/moonshard/nn/tree.lua: names, first values and random places follow the path in the model
--- that a module ends up in, whoever asked before and however the model is wrapped.
+-- lua/moonshard/nn/tree.lua: names, initial values and dropout masks follow the path of a module in
+-- its final model, for every use before and every wrapping.
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
-local runs = require 'support.runs'
-local shell = require 'support.shell'
 
--- A model of two layers that were made, and maybe used, before it.
+-- A model of two layers that were made before it.
 local Pair = nn.Module.extend('my.Pair')
 function Pair:init(a, b)
   self.a = a
@@ -64,7 +62,7 @@ describe('the name of a parameter', function()
     end)
   end
 
-  it('changes with the path, and made values stay', function()
+  it('changes with the path and keeps its values', function()
     local layer = nn.Linear(2, 2)
     local opt = optim.SGD(layer:parameters(), { lr = 0.1 })
     local weight = layer:materialize().weight:clone()
@@ -82,25 +80,7 @@ describe('the name of a parameter', function()
     assert.is_true(layer.weight:equal(weight))
   end)
 
-  it('counts the first module of the whole model that was made, whoever asked before', function()
-    local function weight(touch)
-      ms.manual_seed(1)
-      local other, early, late = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
-      if touch then
-        late:parameters()
-      end
-      local model = nn.Sequential(late)
-      if touch then
-        model:parameters()
-      end
-      model:append(early)
-      assert(other)
-      return model:materialize()[1].weight:hash()
-    end
-    assert.equal(weight(false), weight(true))
-  end)
-
-  it('is the path of what was put into a model that had run', function()
+  it('is the path in a model that has run before', function()
     local x = ms.ones(1, 2)
     local function replaced(ran, ask)
       ms.manual_seed(1)
@@ -110,7 +90,7 @@ describe('the name of a parameter', function()
       end
       model.b = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5))
       ask(model)
-      ms.manual_seed(1) -- so that both masks are those of a first call
+      ms.manual_seed(1)
       return model(x):hash(), model:hash(), model.b[1].weight:hash()
     end
     local asks = { function() end, function(model) model:parameters() end,
@@ -121,18 +101,7 @@ describe('the name of a parameter', function()
     end
   end)
 
-  it('is no reason to draw anew: what had values keeps them', function()
-    local model, layer = Pair(linear(), linear()), linear()
-    model(ms.ones(1, 2))
-    layer(ms.ones(1, 2))
-    local weight = layer.weight:clone()
-    model.b = layer
-    model(ms.ones(1, 2))
-    assert.is_true(weight:equal(layer.weight))
-    assert.equal('b.weight', model:named_parameters()[3].name)
-  end)
-
-  it('is watched like those that were there before', function()
+  it('is checked for later replacement, too', function()
     local model = Pair(linear(), linear())
     model(ms.ones(1, 2))
     model.b = linear()
@@ -142,23 +111,12 @@ describe('the name of a parameter', function()
       model, ms.ones(1, 2))
   end)
 
-  it('stays that of the model when others borrow its parts', function()
+  it('stays when another model uses the module, too', function()
     local model, opt = trained(TOUCHES[1][2], WRAPS[1][2])
     local hash = model:hash()
     nn.Sequential(model.b, nn.Tanh())(ms.ones(1, 2))
     assert.same({ 'a.weight', 'a.bias', 'b.weight', 'b.bias' }, state_names(opt))
     assert.equal(hash, model:hash())
-  end)
-
-  it('lets a checkpoint of a model be loaded whoever had asked for names', function()
-    local folder = runs.folder()
-    local model, opt = trained(TOUCHES[3][2], WRAPS[1][2])
-    ms.checkpoint.save(folder, 'one', { step = 1, model = model, optimizer = opt })
-    local hash = model:hash()
-    model, opt = trained(TOUCHES[1][2], WRAPS[1][2])
-    ms.checkpoint.load(folder .. '/one', { model = model, optimizer = opt })
-    assert.equal(hash, model:hash())
-    shell.remove_folder(folder)
   end)
 end)
 
@@ -170,7 +128,7 @@ describe('the place of a random module', function()
   end
   function Block:forward(x) return self.linear(self.drop(x)) end
 
-  -- One block stands in two places; `first` says under which it is declared first.
+  -- One block stands in two places; `first` is the path that is declared first.
   local Shared = nn.Module.extend('my.Shared')
   function Shared:init(first)
     local blocks = nn.ModuleList { Block(), Block() }
@@ -184,7 +142,7 @@ describe('the place of a random module', function()
   end
   function Shared:forward(x) return self.again(self.blocks[2](self.blocks[1](x))) end
 
-  it('that has two owners is that under the first, whatever is wrapped', function()
+  it('is the first path of a module that stands in two places', function()
     for _, first in ipairs { 'again', 'blocks.0' } do
       local expected
       for _, policy in ipairs { function() return false end, fsdp.ModuleWrapPolicy { Block },
@@ -203,7 +161,7 @@ describe('the place of a random module', function()
     end
   end)
 
-  it('is the one in the model it was put into after it ran', function()
+  it('is the path in the model that a module joins later', function()
     local function masks(touch)
       ms.manual_seed(1)
       local a, b = nn.Dropout(0.5), nn.Dropout(0.5)

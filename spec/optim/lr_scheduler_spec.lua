@@ -117,7 +117,7 @@ describe('schedulers', function()
     end
   end)
 
-  it('go on from a state dict as if nothing had been between', function()
+  it('continue from a state dict', function()
     local make = {
       function(opt) return lr_scheduler.StepLR(opt, { step_size = 2 }) end,
       function(opt) return lr_scheduler.CosineAnnealingLR(opt, { T_max = 3 }) end,
@@ -155,12 +155,11 @@ describe('schedulers', function()
     end))
   end)
 
-  it('say what is wrong', function()
+  it('refuse options out of range', function()
     local opt = optimizer(1)
     local S = lr_scheduler
     checks.raises('TypeError', 'a number is not an Optimizer', S.StepLR, 3, { step_size = 1 })
     checks.raises('TypeError', 'needs step_size', S.StepLR, opt)
-    checks.raises('TypeError', 'needs lr_lambda', S.LambdaLR, opt, {})
     checks.raises('ValueError', 'Expected 1 lr_lambdas, but got 2', S.LambdaLR, opt,
       { lr_lambda = { print, print } })
     checks.raises('ValueError', 'Constant multiplicative factor expected to be between 0 and 1',
@@ -181,30 +180,4 @@ describe('schedulers', function()
       S.SequentialLR, optimizer(1), { schedulers = { step }, milestones = {} })
     checks.raises('TypeError', 'sd.last_epoch', step.load_state_dict, step, {})
   end)
-
-  it('counts no step that fails', function()
-    local bad = false
-    local opt = ms.optim.SGD(ms.nn.Linear(2, 2):parameters(), { lr = 1 })
-    local scheduler = ms.optim.lr_scheduler.LambdaLR(opt, { lr_lambda = function(epoch)
-      return not bad and 1 / (1 + epoch) or error('bad')
-    end })
-    opt:step()
-    bad = true
-    assert.is_false(pcall(scheduler.step, scheduler))
-    bad = false
-    scheduler:step()
-    assert.equal(0.5, opt.param_groups[1].lr)
-    assert.equal(1, scheduler.last_epoch)
-    opt:add_param_group { params = ms.nn.Linear(2, 2):parameters() }
-    local ok, e = pcall(scheduler.step, scheduler)
-    assert.is_false(ok)
-    assert.truthy(tostring(e):find('the optimizer has 2 groups, it had 1', 1, true), tostring(e))
-  end)
-
-  it('climbs in no time where one step is to climb', function()
-    local opt = ms.optim.SGD(ms.nn.Linear(2, 2):parameters(), { lr = 1, momentum = 0.9 })
-    ms.optim.lr_scheduler.OneCycleLR(opt, { max_lr = 1, total_steps = 10, pct_start = 0.1 })
-    assert.equal(1, opt.param_groups[1].lr)
-  end)
-
 end)

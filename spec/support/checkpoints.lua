@@ -1,4 +1,4 @@
--- Checkpoints that are not as the library writes them.
+-- Checkpoints with a changed manifest.
 local checkpoint = require 'moonshard'.checkpoint
 local json = require 'moonshard.internal.json'
 
@@ -8,7 +8,7 @@ local checkpoints = {}
 function checkpoints.with_meta(root, name, run, change)
   local encode = json.encode
   json.encode = function(value)
-    if value.seed and value.step then -- what else is compared between ranks, and not written
+    if value.seed and value.step then -- not other tables that ranks compare
       change(value)
     end
     return encode(value)

@@ -1,4 +1,4 @@
---- What specs share: comparing tensors, expecting errors, counting what is alive.
+--- Helpers of specs: comparing tensors, expecting errors, counting tensors.
 
 local ms = require 'moonshard'
 
@@ -53,8 +53,8 @@ function checks.raises(kind, text, fn, ...)
   return err
 end
 
---- Tensors alive once nobody's rubbish is left. Compiled traces go first: they hold the objects
---- they were recorded with.
+--- Number of live tensors after a full collection. Compiled traces are flushed, because they hold
+--- objects.
 ---@return integer
 function checks.live_handles()
   jit.flush()
@@ -62,8 +62,7 @@ function checks.live_handles()
   return ms.memory().live_handles
 end
 
---- Close the library, of which nothing may be alive: this process stops being a rank, so that the
---- next spec can start ranks.
+--- Close the library, so that the next spec can start ranks. Fails when tensors are alive.
 function checks.close_library()
   local alive = checks.live_handles()
   ms.close()

@@ -1,6 +1,5 @@
---- Loads the library once for all spec files: busted forgets what a file loaded when it ends, but
---- the FFI's declarations and the methods of refs can be made only once in a process, and a class
---- loaded twice would be two classes.
+--- Loads the library once for all spec files. busted unloads modules after each file, but FFI
+--- declarations can be made only once in a process.
 
 local lfs = require 'lfs'
 
@@ -30,7 +29,7 @@ require 'support.scripts'
 require 'support.samples'
 require 'support.op_counts'
 
--- A file that used groups made this process a rank of a world of one; the next one may fork ranks.
+-- A spec may have made this process a rank of a world of one; the next one may fork ranks.
 require('busted').subscribe({ 'file', 'end' }, function()
   require('moonshard').close()
   return nil, true -- other listeners go on

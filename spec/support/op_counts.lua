@@ -1,5 +1,4 @@
---- Counting the operators that run, where a count says more than a time. The runtime exports this
---- for specs: no public header has it.
+--- Counts the operators that run. The runtime exports this for specs; no public header has it.
 
 local ffi = require 'ffi'
 local B = require 'moonshard_ffi'
@@ -29,8 +28,7 @@ local function read(counter)
   return ran, recorded
 end
 
---- Call a function and count the operators it runs, by name: all that succeeded, and those of them
---- that a backward can reach.
+--- Call a function and count the operators that succeed, and those that autograd records, by name.
 ---@param fn function
 ---@return table<string, integer> ran, table<string, integer> recorded
 function op_counts.of(fn, ...)

@@ -4,16 +4,9 @@
 local ms = require 'moonshard'
 local nn, fsdp, ops = ms.nn, ms.fsdp, ms.ops
 local checks = require 'support.checks'
+local wrap = require 'support.wrap'
 
-local reference = { STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } }
-
---- FSDP(module, options); the warnings of a world of one are not the subject.
----@return ms.fsdp.FSDP
-function reference.wrap(module, opts)
-  local model
-  ms.capture_warnings(function() model = fsdp.FSDP(module, opts) end)
-  return model
-end
+local reference = { STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }, wrap = wrap }
 
 --- Paths of all wrapped modules, as in the model before wrapping.
 ---@return string[]

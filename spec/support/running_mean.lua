@@ -1,5 +1,4 @@
---- A layer that keeps the running mean of its outputs in a buffer which its forward replaces, and
---- records, as norms over batches do.
+--- A layer whose forward replaces a buffer, the running mean of its outputs, and records this.
 
 local ms = require 'moonshard'
 local nn = ms.nn

@@ -1,4 +1,4 @@
---- What specs of checkpoints and of jobs share: a small model, hashes, files, what ranks report.
+--- Helpers of specs with ranks: a small model, hashes, files, reports of ranks.
 
 local ms = require 'moonshard'
 local buffer = require 'string.buffer'
@@ -19,7 +19,7 @@ function runs.hash_of(model)
   return table.concat(parts)
 end
 
---- A path at which nothing is.
+--- A path that does not exist.
 function runs.folder()
   local path = os.tmpname()
   os.remove(path)
@@ -33,7 +33,7 @@ function runs.write(path, text)
   file:close()
 end
 
---- The lines of a file, which is removed.
+--- The lines of a file. Removes the file.
 function runs.lines(path)
   local out = {}
   for line in io.lines(path) do
@@ -43,10 +43,9 @@ function runs.lines(path)
   return out
 end
 
---- Run `fn(rank)` as n ranks. It returns what its rank reports, and an error that the rank raises
---- when that is written, or nil.
+--- Run `fn(rank)` as n ranks. It returns a report, and an error for the rank to raise, or nil.
 ---@return table<integer, string> reports  by rank
----@return string? cause  of the job's end, when it was none of success
+---@return string? cause  of the job's failure
 function runs.reports(n, fn)
   local path = runs.folder()
   local _, cause = pcall(ms.dist.spawn, n, function(rank)
@@ -68,8 +67,8 @@ function runs.reports(n, fn)
   return reports, cause and cause.message
 end
 
---- What `fn(...)` returns in a process of its own: one that computes opens its device, and may
---- fork no ranks from then on.
+--- The result of `fn(...)` in a new process. A process that computes opens its device and cannot
+--- fork ranks afterwards.
 ---@return any  nil, booleans, numbers, strings and tables of them
 function runs.alone(fn, ...)
   local path, n, args = runs.folder(), select('#', ...), { ... }

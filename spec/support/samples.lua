@@ -1,5 +1,4 @@
---- Standing at a sample: what dropout draws depends on which global samples a batch holds, and a
---- loader says so.
+--- Sets the global index of samples, on which dropout masks depend.
 
 local ms = require 'moonshard'
 

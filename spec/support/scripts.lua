@@ -13,7 +13,7 @@ function scripts.shell(command)
   return output, code
 end
 
---- Call `fn(path)` with a script of this code, which finds the library as `ms`.
+--- Call `fn(path)` with a script of this code, in which `ms` is the library.
 ---@param code string
 ---@param fn fun(path: string)
 function scripts.with_script(code, fn)

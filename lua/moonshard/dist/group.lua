@@ -43,17 +43,6 @@ function metatable.__newindex(_, name)
   errors.raise('KeyError', "a group of ranks takes no field '%s'", tostring(name):sub(1, 80))
 end
 
--- What else may be written of an object, and is none of a group's.
-for name, instead in next, {
-  __len = 'its size is group:size()', __ipairs = 'its ranks are ipairs(group:ranks())',
-  __pairs = 'its ranks are ipairs(group:ranks())', __call = 'it is not called',
-  __add = 'it is no number', __sub = 'it is no number', __concat = 'its text is tostring(group)',
-} do
-  metatable[name] = function()
-    errors.raise('TypeError', 'a group of ranks cannot do this: %s', instead)
-  end
-end
-
 function metatable.__tostring(group)
   if arguments.is_gone(group) then
     return 'Group(gone)'

@@ -97,18 +97,27 @@ local PRIVATE = {
   _fields = true,
 }
 
---- Refuse modules that were put into a plain table after its assignment.
+--- Refuse modules that assignment did not register: those put into a plain table later, and those
+--- that replaced another value.
 ---@param module ms.nn.Module
 function fields.check(module)
-  local tables = {}
+  local tables, strays = {}, {}
   for field, value in next, module do
     if not PRIVATE[field] and holds_module(value, {}) then
       tables[#tables + 1] = tostring(field)
+    elseif not PRIVATE[field] and tree.is_module(value)
+      and not declared(module._children, 'key', field)
+      and not tree.contains(tree.outermost(module), value) then
+      strays[#strays + 1] = tostring(field)
     end
   end
   table.sort(tables)
+  table.sort(strays)
   if tables[1] then
     refuse_table(module, tables[1])
+  elseif strays[1] then
+    errors.raise('TypeError', "field '%s' of %s became a module after it had held another value, "
+      .. 'and is not registered: set it to nil first', strays[1], module._name)
   end
 end
 

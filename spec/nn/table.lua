@@ -1,0 +1,352 @@
+--- The modules of lua/moonshard/nn, one row each. spec/nn/table_spec.lua runs the same tests on
+--- every row. A new module needs one row here and no file of its own.
+---
+--- | field | meaning |
+--- | --- | --- |
+--- | name | names the tests |
+--- | make | function(): a new module with small sizes |
+--- | input | function(): the arguments of forward in f32; two ranks take halves of dimension 1 |
+--- | reference | function(sd, ...): the result in evaluation, from the state dict and ops alone |
+--- | state | names and shapes of the state dict, in order; default: none |
+--- | random | true when forward draws random numbers while training |
+--- | result | dtype of the result with inputs in bf16 or f16; default: theirs |
+--- | class, refuses | a class and calls of it that raise: { kind, message, arguments ... } |
+
+local ms = require 'moonshard'
+local nn, ops = ms.nn, ms.ops
+
+-- -- inputs --------------------------------------------------------------------------------------
+
+local function floats(...)
+  return ms.randn({ ... }, { seed = 7 })
+end
+
+local function ids(values)
+  return ms.tensor(values, { dtype = 'i64' })
+end
+
+-- -- references ----------------------------------------------------------------------------------
+
+local function linear(x, weight, bias)
+  local y = ops.matmul(x, weight:t())
+  return bias and y + bias or y
+end
+
+-- x times the normal distribution function, whose integral is Simpson's rule with 200 intervals.
+local function gelu(x)
+  local n, h = 200, x / 200
+  local sum = ms.zeros(x:shape(), { dtype = x:dtype() })
+  for i = 0, n do
+    local factor = (i == 0 or i == n) and 1 or i % 2 == 1 and 4 or 2
+    sum = sum + (-(h * i):square() / 2):exp() * factor
+  end
+  return x * (sum * h / 3 / math.sqrt(2 * math.pi) + 0.5)
+end
+
+local function gelu_tanh(x)
+  return x * 0.5 * (((x + x ^ 3 * 0.044715) * math.sqrt(2 / math.pi)):tanh() + 1)
+end
+
+local function layer_norm(x, weight, bias, eps)
+  local dim = x:dim()
+  local centred = x - x:mean(dim, true)
+  local y = centred / ((centred:square():mean(dim, true) + (eps or 1e-5)):sqrt())
+  y = weight and y * weight or y
+  return bias and y + bias or y
+end
+
+-- Softmax of scores over the past, one head at a time.
+local function causal_attention(qkv, heads)
+  local batch, length, width = qkv:size(1), qkv:size(2), qkv:size(3) / 3
+  local d, out = width / heads, {}
+  local past = ms.ones(length, length):tril():gt(0)
+  for h = 0, heads - 1 do
+    local function part(k) return qkv:narrow(3, k * width + h * d + 1, d) end
+    local scores = ops.matmul(part(0), part(1):transpose(2, 3)) / math.sqrt(d)
+    local e = ms.where(past, scores:exp(), 0)
+    out[h + 1] = ops.matmul(e / e:sum(3, true), part(2))
+  end
+  return ms.cat(out, 3):reshape(batch, length, width)
+end
+
+local function attention(sd, x, heads, prefix)
+  local function p(name) return sd[prefix .. name] end
+  local qkv = linear(x, p 'qkv.weight', p 'qkv.bias')
+  return linear(causal_attention(qkv, heads), p 'proj.weight', p 'proj.bias')
+end
+
+local function feed_forward(sd, x, prefix, act)
+  local function p(name) return sd[prefix .. name] end
+  return linear(act(linear(x, p 'fc.weight', p 'fc.bias')), p 'out.weight', p 'out.bias')
+end
+
+-- Mean of -log p(target) over the rows whose target is not `ignored`.
+local function cross_entropy(logits, targets, ignored)
+  local total, n = 0, 0
+  for i, row in ipairs(logits) do
+    local target = targets[i]:item()
+    if target ~= ignored then
+      total, n = (row:exp():sum() / row[target + 1]:exp()):log() + total, n + 1
+    end
+  end
+  return total, n
+end
+
+-- A container in use: nn.ModuleList has no forward of its own.
+local Stack = nn.Module.extend('spec.Stack')
+function Stack:init()
+  self.layers = nn.ModuleList { nn.Linear(4, 4), nn.Linear(4, 4) }
+end
+function Stack:forward(x)
+  for _, layer in ipairs(self.layers) do
+    x = layer(x)
+  end
+  return x
+end
+
+-- -- rows ----------------------------------------------------------------------------------------
+
+return {
+  {
+    name = 'Linear',
+    make = function() return nn.Linear(4, 3) end,
+    input = function() return floats(2, 5, 4) end,
+    state = { { 'weight', 3, 4 }, { 'bias', 3 } },
+    reference = function(sd, x) return linear(x, sd.weight, sd.bias) end,
+    class = nn.Linear,
+    refuses = {
+      { 'TypeError', 'nn.Linear takes its arguments one by one: write nn.Linear(2, 3)', { 2, 3 } },
+      { 'TypeError', "'out_features' is nil, expected a whole number", 3 },
+      { 'ValueError', "'in_features' is -1, expected 0 or more", -1, 2 },
+      { 'TypeError', "'bias' is a string, expected true or false", 2, 2, { bias = 'no' } },
+      { 'TypeError', "'init' is a number, expected a rule of nn.init", 2, 2, { init = 0 } },
+      { 'ValueError', "'dtype' is i64, expected a floating dtype", 2, 2, { dtype = 'i64' } },
+      { 'ValueError', "unknown option 'bais', did you mean 'bias'?", 3, 2, { bais = false } },
+    },
+  },
+  {
+    name = 'Linear without a bias',
+    make = function() return nn.Linear(4, 3, { bias = false }) end,
+    input = function() return floats(2, 4) end,
+    state = { { 'weight', 3, 4 } },
+    reference = function(sd, x) return linear(x, sd.weight) end,
+  },
+  {
+    name = 'LinearGELU',
+    make = function() return nn.LinearGELU(4, 3) end,
+    input = function() return floats(2, 4) end,
+    state = { { 'weight', 3, 4 }, { 'bias', 3 } },
+    reference = function(sd, x) return gelu(linear(x, sd.weight, sd.bias)) end,
+  },
+  {
+    name = 'LinearGELU with the tanh form',
+    make = function() return nn.LinearGELU(4, 3, { approximate = 'tanh' }) end,
+    input = function() return floats(2, 4) end,
+    state = { { 'weight', 3, 4 }, { 'bias', 3 } },
+    reference = function(sd, x) return gelu_tanh(linear(x, sd.weight, sd.bias)) end,
+  },
+  {
+    name = 'Embedding',
+    make = function() return nn.Embedding(5, 3) end,
+    input = function() return ids { { 4, 0, 0 }, { 2, 4, 1 } } end,
+    state = { { 'weight', 5, 3 } },
+    reference = function(sd, x)
+      local rows = {}
+      for i, id in ipairs(x:reshape(-1):totable()) do
+        rows[i] = sd.weight[id + 1]
+      end
+      return ms.stack(rows):reshape(x:size(1), x:size(2), 3)
+    end,
+    class = nn.Embedding,
+    refuses = { { 'TypeError', 'write nn.Embedding(5, 4)', { 5, 4 } } },
+  },
+  {
+    name = 'LayerNorm',
+    make = function() return nn.LayerNorm(6, { eps = 0.1 }) end,
+    input = function() return floats(2, 3, 6) end,
+    state = { { 'weight', 6 }, { 'bias', 6 } },
+    reference = function(sd, x) return layer_norm(x, sd.weight, sd.bias, 0.1) end,
+    class = nn.LayerNorm,
+    refuses = {
+      { 'TypeError', 'write nn.LayerNorm(4)', { 4 } },
+      { 'ValueError', "'eps' is -1, expected a finite number", 2, { eps = -1 } },
+    },
+  },
+  {
+    name = 'LayerNorm without a bias',
+    make = function() return nn.LayerNorm(6, { bias = false }) end,
+    input = function() return floats(2, 6) end,
+    state = { { 'weight', 6 } },
+    reference = function(sd, x) return layer_norm(x, sd.weight) end,
+  },
+  {
+    name = 'LayerNorm without parameters',
+    make = function() return nn.LayerNorm(6, { elementwise_affine = false }) end,
+    input = function() return floats(2, 6) end,
+    reference = function(_, x) return layer_norm(x) end,
+  },
+  {
+    name = 'Dropout',
+    make = function() return nn.Dropout(0.5) end,
+    input = function() return floats(2, 16) end,
+    random = true,
+    reference = function(_, x) return x end,
+    class = nn.Dropout,
+    refuses = {
+      { 'TypeError', 'write nn.Dropout(0.5)', { 0.5 } },
+      { 'ValueError', 'dropout probability has to be between 0 and 1, but got 1.5', 1.5 },
+    },
+  },
+  {
+    name = 'GELU',
+    make = function() return nn.GELU() end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return gelu(x) end,
+    class = nn.GELU,
+    refuses = {
+      { 'ValueError', "'approximate' is 'tan', expected one of none, tanh",
+        { approximate = 'tan' } },
+    },
+  },
+  {
+    name = 'GELU with the tanh form',
+    make = function() return nn.GELU { approximate = 'tanh' } end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return gelu_tanh(x) end,
+  },
+  {
+    name = 'ReLU',
+    make = function() return nn.ReLU() end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return ms.where(x:gt(0), x, 0) end,
+    class = nn.ReLU,
+    refuses = { { 'TypeError', 'nn.ReLU takes no arguments, got a boolean', true } },
+  },
+  {
+    name = 'Tanh',
+    make = function() return nn.Tanh() end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return 1 - 2 / ((x * 2):exp() + 1) end,
+  },
+  {
+    name = 'FeedForward',
+    make = function() return nn.FeedForward(3) end,
+    input = function() return floats(2, 2, 3) end,
+    state = { { 'fc.weight', 12, 3 }, { 'fc.bias', 12 }, { 'out.weight', 3, 12 },
+      { 'out.bias', 3 } },
+    reference = function(sd, x) return feed_forward(sd, x, '', gelu_tanh) end,
+  },
+  {
+    name = 'FeedForward with all options',
+    make = function()
+      return nn.FeedForward(3, { hidden = 4, bias = false, dropout = 0.5, approximate = 'none' })
+    end,
+    input = function() return floats(2, 2, 3) end,
+    state = { { 'fc.weight', 4, 3 }, { 'out.weight', 3, 4 } },
+    random = true,
+    reference = function(sd, x) return feed_forward(sd, x, '', gelu) end,
+  },
+  {
+    name = 'CausalSelfAttention',
+    make = function() return nn.CausalSelfAttention(4, 2) end,
+    input = function() return floats(2, 5, 4) end,
+    state = { { 'qkv.weight', 12, 4 }, { 'qkv.bias', 12 }, { 'proj.weight', 4, 4 },
+      { 'proj.bias', 4 } },
+    reference = function(sd, x) return attention(sd, x, 2, '') end,
+    class = nn.CausalSelfAttention,
+    refuses = { { 'ValueError', 'width 6 is no multiple of 4 heads', 6, 4 } },
+  },
+  {
+    name = 'CausalSelfAttention with all options',
+    make = function() return nn.CausalSelfAttention(4, 1, { bias = false, dropout = 0.5 }) end,
+    input = function() return floats(2, 3, 4) end,
+    state = { { 'qkv.weight', 12, 4 }, { 'proj.weight', 4, 4 } },
+    random = true,
+    reference = function(sd, x) return attention(sd, x, 1, '') end,
+  },
+  {
+    name = 'TransformerBlock',
+    make = function() return nn.TransformerBlock(4, 2, { dropout = 0.1 }) end,
+    input = function() return floats(2, 3, 4) end,
+    state = {
+      { 'ln_1.weight', 4 }, { 'ln_1.bias', 4 }, { 'attn.qkv.weight', 12, 4 },
+      { 'attn.qkv.bias', 12 }, { 'attn.proj.weight', 4, 4 }, { 'attn.proj.bias', 4 },
+      { 'ln_2.weight', 4 }, { 'ln_2.bias', 4 }, { 'mlp.fc.weight', 16, 4 }, { 'mlp.fc.bias', 16 },
+      { 'mlp.out.weight', 4, 16 }, { 'mlp.out.bias', 4 },
+    },
+    random = true,
+    reference = function(sd, x)
+      x = x + attention(sd, layer_norm(x, sd['ln_1.weight'], sd['ln_1.bias']), 2, 'attn.')
+      return x + feed_forward(sd, layer_norm(x, sd['ln_2.weight'], sd['ln_2.bias']), 'mlp.',
+        gelu_tanh)
+    end,
+    class = nn.TransformerBlock,
+    refuses = { { 'TypeError', 'write nn.TransformerBlock(8, 2)', { 8, 2 } } },
+  },
+  {
+    name = 'Sequential',
+    make = function() return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)) end,
+    input = function() return floats(2, 4) end,
+    state = { { '0.weight', 3, 4 }, { '0.bias', 3 }, { '2.weight', 2, 3 }, { '2.bias', 2 } },
+    reference = function(sd, x)
+      x = linear(x, sd['0.weight'], sd['0.bias']):tanh()
+      return linear(x, sd['2.weight'], sd['2.bias'])
+    end,
+    class = nn.Sequential,
+    refuses = {
+      { 'TypeError', "nn.Sequential takes an array of modules, got the key 'fc'",
+        { fc = nn.ReLU() } },
+      { 'TypeError', "child '1' of nn.Sequential is nil, expected a module", nn.ReLU(), nil,
+        nn.ReLU() },
+      { 'TypeError', "child '0' of nn.Sequential is the class nn.ReLU, expected a module",
+        nn.ReLU },
+    },
+  },
+  {
+    name = 'ModuleList',
+    make = function() return Stack() end,
+    input = function() return floats(2, 4) end,
+    state = { { 'layers.0.weight', 4, 4 }, { 'layers.0.bias', 4 }, { 'layers.1.weight', 4, 4 },
+      { 'layers.1.bias', 4 } },
+    reference = function(sd, x)
+      x = linear(x, sd['layers.0.weight'], sd['layers.0.bias'])
+      return linear(x, sd['layers.1.weight'], sd['layers.1.bias'])
+    end,
+  },
+  {
+    name = 'CrossEntropyLoss',
+    make = function() return nn.CrossEntropyLoss { ignore_index = 7 } end,
+    input = function() return floats(4, 3), ids { 2, 7, 0, 1 } end,
+    result = 'f32',
+    reference = function(_, logits, targets)
+      local total, n = cross_entropy(logits, targets, 7)
+      return total / n
+    end,
+  },
+  {
+    name = 'CrossEntropyLoss with a sum',
+    make = function() return nn.CrossEntropyLoss { reduction = 'sum' } end,
+    input = function() return floats(4, 3), ids { 2, -100, 0, 1 } end,
+    result = 'f32',
+    reference = function(_, logits, targets) return (cross_entropy(logits, targets, -100)) end,
+  },
+  {
+    name = 'MSELoss',
+    make = function() return nn.MSELoss() end,
+    input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
+    result = 'f32',
+    reference = function(_, x, y) return (x - y):square():sum() / x:numel() end,
+    class = nn.MSELoss,
+    refuses = {
+      { 'ValueError', "'reduction' is 'men', expected one of mean, sum; did you mean 'mean'?",
+        { reduction = 'men' } },
+    },
+  },
+  {
+    name = 'MSELoss with a sum',
+    make = function() return nn.MSELoss { reduction = 'sum' } end,
+    input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
+    result = 'f32',
+    reference = function(_, x, y) return (x - y):square():sum() end,
+  },
+}
