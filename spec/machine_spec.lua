@@ -1,4 +1,4 @@
--- lua/moonshard/machine.lua: facts about the machine
+-- lua/moonshard/internal/machine.lua: facts about the machine
 local checks = require 'support.checks'
 local ms = require 'moonshard'
 

@@ -1,7 +1,7 @@
--- lua/moonshard/scope.lua: when tensors are released and collected
+-- lua/moonshard/internal/scope.lua: when tensors are released and collected
 local B = require 'moonshard_ffi'
 local ms = require 'moonshard'
-local scope = require 'moonshard.scope'
+local scope = require 'moonshard.internal.scope'
 local checks = require 'support.checks'
 
 describe('a scope', function()

@@ -30,7 +30,7 @@ local Hold = B.typeof 'struct { ms_comm *group; double serial; }'
 
 local function let_go(hold)
   if C.ms_comm_serial(hold.group) == hold.serial then
-    C.ms_comm_let_go(hold.group)
+    C.ms_comm_release(hold.group)
   end
 end
 
@@ -39,7 +39,7 @@ end
 ---@return ffi.cdata*
 function fsdp.hold(comm)
   local hold = B.gc(Hold(comm, C.ms_comm_serial(comm)), let_go)
-  C.ms_comm_hold(comm)
+  C.ms_comm_retain(comm)
   return hold
 end
 

@@ -173,10 +173,10 @@ static inline void msi_drain(const ms_context *ctx)
 ms_status *msi_device_status(const ms_context *ctx, ms_status *now);
 
 /** Where kernels say what they find wrong with data: msi_settle() tells. On the CPU `now`, which
- * msi_fault_tell() then tells of. */
+ * msi_fault_report() then tells of. */
 msi_fault *msi_device_fault(const ms_context *ctx, msi_fault *now);
 /** The error of what was found, if anything was; once. */
-ms_status msi_fault_tell(msi_fault *fault);
+ms_status msi_fault_report(msi_fault *fault);
 
 /** In stream order, as kernels are; host memory stays as it is until it has run. */
 static inline ms_status msi_mem_copy(const ms_context *ctx, void *to, const void *from,

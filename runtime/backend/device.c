@@ -251,7 +251,7 @@ ms_status msi_device_settle(msi_device *d)
     if (MSI_UNLIKELY(d->lost != MS_OK)) {
         return MS_FAIL(d->lost, "%s", d->why_lost);
     }
-    const ms_status status = msi_device_fault_tell(d);
+    const ms_status status = msi_device_fault_report(d);
 
     if (MSI_UNLIKELY(status != MS_OK)) {
         msi_error_late();

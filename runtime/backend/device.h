@@ -173,6 +173,6 @@ ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *args);
 /* What the host of a device's product calls: that, and what fails is the device's fault. */
 ms_status msi_device_gemm(void *ctx, const msi_gemm_args *args);
 /* The error of what was found, if anything was; once. */
-ms_status msi_device_fault_tell(msi_device *d);
+ms_status msi_device_fault_report(msi_device *d);
 
 #endif

@@ -10,7 +10,7 @@ msi_fault *msi_device_fault(const ms_context *ctx, msi_fault *now)
     return ctx->device != NULL ? ctx->device->fault : now;
 }
 
-ms_status msi_fault_tell(msi_fault *fault)
+ms_status msi_fault_report(msi_fault *fault)
 {
     static const char *const indices[MSI_K_COUNT] = {
         [MSI_K_embedding] = "embedding: id", [MSI_K_cross_entropy] = "cross_entropy: target"};
@@ -47,7 +47,7 @@ static void spoil(const msi_gemm_args *g)
     }
 }
 
-/* The last error is that of a product; it is told by msi_device_fault_tell(). */
+/* The last error is that of a product; it is told by msi_device_fault_report(). */
 static void product_failed(msi_device *d, const msi_gemm_args *g, ms_status status)
 {
     const char *op = g->op != NULL ? g->op : "gemm";
@@ -76,7 +76,7 @@ ms_status msi_device_gemm(void *user, const msi_gemm_args *g)
     return status;
 }
 
-ms_status msi_device_fault_tell(msi_device *d)
+ms_status msi_device_fault_report(msi_device *d)
 {
     const msi_fault f = *d->fault;
 
@@ -88,5 +88,5 @@ ms_status msi_device_fault_tell(msi_device *d)
         d->fault->found = 0;
         return MS_FAIL((ms_status)f.status, "%s", d->why_failed);
     }
-    return report(msi_fault_tell(d->fault));
+    return report(msi_fault_report(d->fault));
 }

@@ -134,9 +134,9 @@ typedef struct ms_context {
 ms_context *msi_context(void);
 /** The thread's context if it has one, else NULL. */
 ms_context *msi_context_peek(void);
-/** Put into a new context what lower rooms find there of higher ones. By runtime/furnish.c, which
- * alone knows them all. */
-void msi_context_furnish(ms_context *ctx);
+/** Put into a new context what lower rooms find there of higher ones. By runtime/context_init.c,
+ * which alone knows them all. */
+void msi_context_init(ms_context *ctx);
 
 /* -- handles of hosts: each begins with `uint32_t magic` ----------------------------------------
  */

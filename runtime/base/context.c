@@ -20,7 +20,7 @@ ms_context *msi_context(void)
             msi_fail(MS_OUT_OF_MEMORY, "no memory for a context (%zu bytes)", sizeof(*current));
             return NULL;
         }
-        msi_context_furnish(current);
+        msi_context_init(current);
     }
     return current;
 }

@@ -76,7 +76,7 @@ ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *s
 /* The number that the next operation gets. */
 uint64_t msi_comm_next(const ms_comm *comm);
 /* Hash of all that this rank has published: what ranks that say the same have in common. */
-uint64_t msi_comm_said(const ms_comm *comm);
+uint64_t msi_comm_schedule_hash(const ms_comm *comm);
 /* Say something that every rank should say here: compared with the group's next collective, which
  * fails on all ranks and names the first note that differs. Never waits; nothing without peers. */
 void msi_comm_note(ms_comm *comm, const msi_note *note);

@@ -6,7 +6,7 @@
  * closed then: the memory is there as long as anybody maps it.
  *
  * A job keeps no list of them. A process that a rank forks has no device, which alone could reach
- * them (backend/device_gone.c), so nothing need be made its own; and the rooms that hold segments
+ * them (backend/device_lost.c), so nothing need be made its own; and the rooms that hold segments
  * close before the context's device does, so a job that ends finds none. */
 #include "segment.h"
 

@@ -308,12 +308,12 @@ void ms_comm_free(ms_comm *c)
     }
 }
 
-void ms_comm_hold(ms_comm *c)
+void ms_comm_retain(ms_comm *c)
 {
     c->n_holders++;
 }
 
-void ms_comm_let_go(ms_comm *c)
+void ms_comm_release(ms_comm *c)
 {
     if (c->n_holders > 0) {
         c->n_holders--;

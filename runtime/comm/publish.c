@@ -46,7 +46,7 @@ uint64_t msi_comm_next(const ms_comm *c)
     return c->seq + 1;
 }
 
-uint64_t msi_comm_said(const ms_comm *c)
+uint64_t msi_comm_schedule_hash(const ms_comm *c)
 {
     return c->hash;
 }

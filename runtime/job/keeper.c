@@ -78,7 +78,7 @@ static void settle(const keeper *k, pid_t parent, int32_t rank)
     if (getppid() != parent) {
         _exit(128 + SIGKILL); /* it died before that took effect */
     }
-    msi_launch_hear_signals(k->launch);
+    msi_launch_catch_signals(k->launch);
     close(k->line);
     msi_cores_pin(rank, k->launch->n);
     if (rank > 0) {
@@ -332,7 +332,7 @@ void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal)
     }
 }
 
-bool msi_keeper_hear(ms_launch *launch, int32_t *rank, int32_t *status)
+bool msi_keeper_read_end(ms_launch *launch, int32_t *rank, int32_t *status)
 {
     message m;
 

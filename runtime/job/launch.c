@@ -134,7 +134,7 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, const msi_job_guest *g
     launch->n = n;
     launch->host = getpid();
     launch->line = -1;
-    status = msi_launch_hold_signals(launch);
+    status = msi_launch_block_signals(launch);
     if (status != MS_OK) {
         msi_job_free(launch->job);
         free(launch);
@@ -160,7 +160,7 @@ void msi_launch_free(ms_launch *launch)
     if (launch->owner->launch == launch) {
         launch->owner->launch = NULL;
     }
-    msi_launch_hear_signals(launch);
+    msi_launch_catch_signals(launch);
     msi_job_free(launch->job);
     launch_drop(launch);
 }

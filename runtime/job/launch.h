@@ -44,9 +44,9 @@ const char *msi_launch_why(const ms_launch *launch, int error);
 /* -- relay.c ----------------------------------------------------------------------------------- */
 /* Hold back the signals to be relayed, but those that the process ignores. When that fails signals
  * are taken as before. */
-ms_status msi_launch_hold_signals(ms_launch *launch);
+ms_status msi_launch_block_signals(ms_launch *launch);
 /* Take signals as before again: the launcher's last step, a rank's first. */
-void msi_launch_hear_signals(const ms_launch *launch);
+void msi_launch_catch_signals(const ms_launch *launch);
 
 /* -- output.c: lines of ranks, with "[rank N] " in front --------------------------------------- */
 /* Pipes for what ranks print. */
@@ -77,7 +77,7 @@ ms_status msi_keeper_start(ms_launch *launch, int32_t *rank);
 void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal);
 /* True: rank `*rank` has ended, with this status of waitpid(). False: no news; with `line` -1 the
  * keeper has ended. */
-bool msi_keeper_hear(ms_launch *launch, int32_t *rank, int32_t *status);
+bool msi_keeper_read_end(ms_launch *launch, int32_t *rank, int32_t *status);
 /* Kill the ranks and wait until nothing is left. */
 void msi_keeper_end(ms_launch *launch);
 

@@ -6,7 +6,7 @@
 
 static const int relayed[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
-ms_status msi_launch_hold_signals(ms_launch *launch)
+ms_status msi_launch_block_signals(ms_launch *launch)
 {
     sigemptyset(&launch->held);
     for (int32_t i = 0; i < MSI_COUNT(relayed); i++) {
@@ -21,13 +21,13 @@ ms_status msi_launch_hold_signals(ms_launch *launch)
     if (launch->signal_fd < 0) {
         int error = errno;
 
-        msi_launch_hear_signals(launch);
+        msi_launch_catch_signals(launch);
         return msi_fail_call("signalfd", error, "cannot start %d ranks", (int)launch->n);
     }
     return MS_OK;
 }
 
-void msi_launch_hear_signals(const ms_launch *launch)
+void msi_launch_catch_signals(const ms_launch *launch)
 {
     pthread_sigmask(SIG_SETMASK, &launch->before, NULL);
 }

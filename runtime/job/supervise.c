@@ -116,7 +116,7 @@ static void receive_deaths(supervisor *s)
 {
     int32_t rank, status;
 
-    while (msi_keeper_hear(s->launch, &rank, &status)) {
+    while (msi_keeper_read_end(s->launch, &rank, &status)) {
         note_end(s, rank, status);
     }
     if (s->launch->line < 0 && s->alive > 0) { /* the system ends them with their parent */

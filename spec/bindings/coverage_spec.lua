@@ -1,6 +1,6 @@
 -- Lua or a C test calls every public function.
 local library = require 'moonshard_ffi.library'
-local unary = require 'moonshard.unary'
+local unary = require 'moonshard.internal.unary'
 
 --- Functions that nothing calls, and why.
 local exceptions = {

@@ -403,7 +403,7 @@ static int fail_on_a_device(void)
         CHILD_CHECK(msi_gemm(ctx, &p.args) == MS_OK); /* so far it is only enqueued */
         CHILD_CHECK(msi_device_wait(ctx->device) == MS_OK);
         msi_alloc_fail_at(ctx, -1);
-        CHILD_CHECK(msi_device_fault_tell(ctx->device) == MS_OUT_OF_MEMORY);
+        CHILD_CHECK(msi_device_fault_report(ctx->device) == MS_OUT_OF_MEMORY);
         CHILD_CHECK(holds_nan(&p));
         free_product(&p);
     }

@@ -248,11 +248,11 @@ static void test_comm_fake__is_let_go_no_more_than_it_is_held(void **state)
 
     (void)state;
     assert_ok(ms_comm_fake(&c, RANK, SIZE));
-    ms_comm_let_go(c);
-    ms_comm_hold(c);
+    ms_comm_release(c);
+    ms_comm_retain(c);
     ms_comm_free(c);
     assert_int_equal(ms_comm_size(c), SIZE);
-    ms_comm_let_go(c);
+    ms_comm_release(c);
 }
 
 int main(void)

@@ -3,7 +3,7 @@
 #include "chain/chain.h"
 
 typedef struct mutation {
-    msi_stream_order order;
+    msi_stream_dep order;
     const char *name, *layout;
     chain chain;
 } mutation;
@@ -13,36 +13,36 @@ typedef struct mutation {
  * again is REUSED after them. It is for a backward that fails: what its reductions wrote is then
  * read, or given back, without its end. */
 static const mutation mutations[] = {
-    {MSI_ORDER_STEPPED, "stepped", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_RELEASED, "released", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_FILLED, "filled", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_USED, "used", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_GATHERED, "gathered", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_STEPPED, "stepped", "pull", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_STEPPED, "stepped", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_RELEASED, "released", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_FILLED, "filled", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_USED, "used", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_GATHERED, "gathered", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_STEPPED, "stepped", "pull", {.strategy = MS_FSDP_FULL_SHARD}},
     /* in training other units' words imply it, as all gathering is in one stream */
-    {MSI_ORDER_RELEASED,
+    {MSI_DEP_RELEASED,
      "released",
      "pull",
      {.strategy = MS_FSDP_FULL_SHARD, .evaluates = true, .writes = true}},
-    {MSI_ORDER_FILLED, "filled", "pull", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_USED, "used", "pull", {.strategy = MS_FSDP_FULL_SHARD, .evaluates = true}},
-    {MSI_ORDER_GATHERED, "gathered", "pull", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_REUSED, "reused", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_READ, "read", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_WRITTEN, "written", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_READY, "ready", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_PREPARED, "prepared", "shared", {.strategy = MS_FSDP_FULL_SHARD, .adds = true}},
-    {MSI_ORDER_SUMMED, "summed", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
-    {MSI_ORDER_REUSED, "reused by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
-    {MSI_ORDER_READ, "read by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
-    {MSI_ORDER_WRITTEN, "written by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
-    {MSI_ORDER_READY, "ready by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
-    {MSI_ORDER_PREPARED,
+    {MSI_DEP_FILLED, "filled", "pull", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_USED, "used", "pull", {.strategy = MS_FSDP_FULL_SHARD, .evaluates = true}},
+    {MSI_DEP_GATHERED, "gathered", "pull", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_REUSED, "reused", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_READ, "read", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_WRITTEN, "written", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_READY, "ready", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_PREPARED, "prepared", "shared", {.strategy = MS_FSDP_FULL_SHARD, .adds = true}},
+    {MSI_DEP_SUMMED, "summed", "shared", {.strategy = MS_FSDP_FULL_SHARD}},
+    {MSI_DEP_REUSED, "reused by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_DEP_READ, "read by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_DEP_WRITTEN, "written by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_DEP_READY, "ready by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_DEP_PREPARED,
      "prepared by replicas",
      "shared",
      {.strategy = MS_FSDP_NO_SHARD, .adds = true}},
-    {MSI_ORDER_CHUNKED, "chunked by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
-    {MSI_ORDER_SUMMED, "summed by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_DEP_CHUNKED, "chunked by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
+    {MSI_DEP_SUMMED, "summed by replicas", "shared", {.strategy = MS_FSDP_NO_SHARD}},
 };
 
 /* Seeds up to `most` until one run comes out otherwise; 0: none does. */
@@ -54,14 +54,14 @@ static int32_t noticed_by(const mutation *m, int32_t most)
     cpu.world = 3;
     c = cpu;
     assert_ok(train_on(&cpu, 0, "shared"));
-    atomic_store(&msi_order_left_out, m->order);
+    atomic_store(&msi_stream_dep_omitted, m->order);
     do {
         seed++;
         if (train_on(&c, seed, m->layout) != MS_OK || c.hash != cpu.hash) {
             break;
         }
     } while (seed < most);
-    atomic_store(&msi_order_left_out, MSI_ORDER_ALL);
+    atomic_store(&msi_stream_dep_omitted, MSI_DEP_ALL);
     return c.hash != cpu.hash ? seed : 0;
 }
 

@@ -99,7 +99,7 @@ static const struct {
 
 static void test_fsdp_slots__words_say_what_a_rank_has_done_or_dropped(void **state)
 {
-    msi_slot_word rank[2] = {{.filled = 5, .reduced = 5, .said = 11}};
+    msi_slot_word rank[2] = {{.filled = 5, .reduced = 5, .schedule_hash = 11}};
     const msi_slot slot = {.words = (char *)rank, .word_bytes = sizeof(rank[0]), .generation = 5};
 
     (void)state;
@@ -107,7 +107,7 @@ static void test_fsdp_slots__words_say_what_a_rank_has_done_or_dropped(void **st
         rank[1].filled = words[i].filled;
         rank[1].reduced = words[i].reduced;
         rank[1].dropped = words[i].dropped;
-        rank[1].said = words[i].said;
+        rank[1].schedule_hash = words[i].said;
         assert_int_equal(words[i].has_filled, msi_slot_has(&slot, 1, MSI_SLOT_FILLED, 11));
         assert_int_equal(words[i].has_reduced, msi_slot_has(&slot, 1, MSI_SLOT_REDUCED, 11));
         assert_int_equal(words[i].drops_filling, msi_slot_has_dropped(&slot, 1, MSI_SLOT_FILLED));

@@ -75,7 +75,7 @@ static ms_status cross_entropy_forward(msi_op_call *c)
     args.fault = msi_device_fault(c->ctx, &fault);
     set_stats(&args, &stats);
     MS_TRY_GOTO(msi_dispatch("cross_entropy", MSI_K_cross_entropy, in->dtype, &args), out);
-    MS_TRY_GOTO(msi_fault_tell(&fault), out);
+    MS_TRY_GOTO(msi_fault_report(&fault), out);
     msi_save(c, SAVED_LOGITS, &logits);
     msi_save(c, SAVED_TARGETS, &targets);
     msi_save(c, SAVED_STATS, &stats);

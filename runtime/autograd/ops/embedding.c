@@ -51,7 +51,7 @@ static ms_status embedding_forward(msi_op_call *c)
                                      .fault = msi_device_fault(c->ctx, &fault)};
 
     MS_TRY_GOTO(msi_dispatch("embedding", MSI_K_embedding, table.dtype, &args), out);
-    MS_TRY_GOTO(msi_fault_tell(&fault), out);
+    MS_TRY_GOTO(msi_fault_report(&fault), out);
     msi_save(c, SAVED_IDS, &ids);
 out:
     msi_storage_release(table.storage);

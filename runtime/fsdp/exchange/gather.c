@@ -27,15 +27,15 @@ static ms_status await_master(msi_gather *g)
     const int64_t version = g->user->version(g->unit);
 
     if (g->written_version != version) {
-        g->written = msi_order_mark(g->ctx, MSI_STREAM_COMPUTE);
+        g->written = msi_stream_dep_mark(g->ctx, MSI_STREAM_COMPUTE);
         g->written_version = version;
     }
-    return msi_order_after(g->ctx, MSI_ORDER_STEPPED, MSI_STREAM_GATHER, g->written);
+    return msi_stream_dep_after(g->ctx, MSI_DEP_STEPPED, MSI_STREAM_GATHER, g->written);
 }
 
 static ms_status await_own(msi_gather *g)
 {
-    return msi_order_after(g->ctx, MSI_ORDER_USED, MSI_STREAM_GATHER, g->slot->used);
+    return msi_stream_dep_after(g->ctx, MSI_DEP_USED, MSI_STREAM_GATHER, g->slot->used);
 }
 
 /* All ranks have released what is in this rank's part, or in the one of all. */
@@ -44,11 +44,12 @@ static ms_status fill(msi_gather *g, bool staged)
     const int32_t rank = ms_comm_rank(g->pool->comm);
     void *part = msi_slot_part(g->slot, rank);
 
-    MS_TRY(msi_slot_await(g->pool, g->slot, MSI_ORDER_RELEASED, MSI_STREAM_GATHER,
-                          MSI_SLOT_RELEASED, g->slot->generation - 1));
+    MS_TRY(msi_slot_await(g->pool, g->slot, MSI_DEP_RELEASED, MSI_STREAM_GATHER, MSI_SLOT_RELEASED,
+                          g->slot->generation - 1));
     MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, g->user->fill(g->unit, part, staged));
-    atomic_store_explicit(&msi_slot_words_of(g->slot, rank)->said, g->said, memory_order_relaxed);
-    msi_slot_say(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_FILLED);
+    atomic_store_explicit(&msi_slot_words_of(g->slot, rank)->schedule_hash, g->schedule_hash,
+                          memory_order_relaxed);
+    msi_slot_publish(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_FILLED);
     g->user->filled(g->unit);
     return MS_OK;
 }
@@ -57,8 +58,8 @@ static ms_status fill(msi_gather *g, bool staged)
 static void join(msi_gather *g)
 {
     if (!g->joined) {
-        msi_order_join(g->ctx, MSI_ORDER_GATHERED, MSI_STREAM_COMPUTE,
-                       msi_order_mark(g->ctx, MSI_STREAM_GATHER));
+        msi_stream_dep_join(g->ctx, MSI_DEP_GATHERED, MSI_STREAM_COMPUTE,
+                            msi_stream_dep_mark(g->ctx, MSI_STREAM_GATHER));
         g->joined = true;
     }
 }
@@ -71,7 +72,7 @@ static void leave(msi_gather *g, bool unfilled)
                      g->slot->generation);
     }
     join(g); /* if it is given up unread: its memory and the master may be written from now on */
-    g->slot->used = msi_order_mark(g->ctx, MSI_STREAM_COMPUTE);
+    g->slot->used = msi_stream_dep_mark(g->ctx, MSI_STREAM_COMPUTE);
     g->slot->holder = NULL;
 }
 
@@ -89,9 +90,9 @@ static ms_status begin(msi_gather *g, step_fn step, drop_fn drop)
     MS_ASSERT(is_free(slot));
     g->fp.slot = slot->number;
     g->fp.generation = slot->generation + 1;
-    g->progress->named = true;
+    g->progress->peers_committed = true;
     MS_TRY(msi_comm_publish(g->pool->comm, &g->fp, &g->seq));
-    g->said = msi_comm_said(g->pool->comm);
+    g->schedule_hash = msi_comm_schedule_hash(g->pool->comm);
     msi_comm_count(g->pool->comm, g->fp.kind);
     msi_slot_take(g->pool, slot, g);
     g->slot = slot;
@@ -119,7 +120,7 @@ static bool all_filled_or_dropped(void *user)
     const msi_gather *g = user;
 
     for (int32_t q = 0; q < g->pool->plan.world; q++) {
-        if (!msi_slot_has(g->slot, q, MSI_SLOT_FILLED, g->said) &&
+        if (!msi_slot_has(g->slot, q, MSI_SLOT_FILLED, g->schedule_hash) &&
             !msi_slot_has_dropped(g->slot, q, MSI_SLOT_FILLED)) {
             return false;
         }
@@ -134,7 +135,7 @@ static ms_status await_all(msi_gather *g)
     const int32_t q = msi_slot_dropped_by(g->slot, g->pool->plan.world, MSI_SLOT_FILLED);
 
     return q >= 0 ? msi_comm_dropped(g->pool->comm, g->seq, q)
-                  : msi_slot_await(g->pool, g->slot, MSI_ORDER_FILLED, MSI_STREAM_GATHER,
+                  : msi_slot_await(g->pool, g->slot, MSI_DEP_FILLED, MSI_STREAM_GATHER,
                                    MSI_SLOT_FILLED, g->slot->generation);
 }
 
@@ -154,7 +155,7 @@ static ms_status fill_slot(msi_task *task, bool *finished)
 static void release_slot(msi_gather *g, bool unfilled)
 {
     leave(g, unfilled);
-    msi_slot_say(g->pool, g->slot, MSI_STREAM_COMPUTE, MSI_SLOT_RELEASED);
+    msi_slot_publish(g->pool, g->slot, MSI_STREAM_COMPUTE, MSI_SLOT_RELEASED);
     g->slot = NULL;
 }
 
@@ -202,7 +203,7 @@ static ms_status fill_stage(msi_task *task, bool *finished)
 
 static void release_stages(msi_gather *g)
 {
-    msi_slot_say(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_RELEASED);
+    msi_slot_publish(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_RELEASED);
 }
 
 /* It has released the stages if it has copied them. */

@@ -49,8 +49,8 @@ struct msi_gather {
     msi_slot *home;     /* own slot, or NULL: one of the ring */
     msi_slot *slot;     /* between begin and end */
     uint64_t seq;
-    uint64_t said; /* all that this rank had said when it named the use */
-    bool joined;   /* what computes goes on after what gathers */
+    uint64_t schedule_hash; /* all that this rank had said when it named the use */
+    bool joined;            /* what computes goes on after what gathers */
     /* After what wrote the master's values of version `written_version`. */
     msi_mark written;
     int64_t written_version;

@@ -33,8 +33,8 @@ ms_status msi_reduction_open(msi_reduction *r)
         return MS_OK;
     }
     MS_TRY(msi_progress_wait(r->progress, slot->seq, all_read, r));
-    MS_TRY(msi_order_after(r->pool->ctx, MSI_ORDER_REUSED, MSI_STREAM_COMPUTE, slot->used));
-    return msi_slot_await(r->pool, slot, MSI_ORDER_READ, MSI_STREAM_COMPUTE, MSI_SLOT_RELEASED,
+    MS_TRY(msi_stream_dep_after(r->pool->ctx, MSI_DEP_REUSED, MSI_STREAM_COMPUTE, slot->used));
+    return msi_slot_await(r->pool, slot, MSI_DEP_READ, MSI_STREAM_COMPUTE, MSI_SLOT_RELEASED,
                           slot->generation - 1);
 }
 
@@ -68,15 +68,15 @@ static void set_phase(msi_reduction *r, int32_t phase)
 
 static void release(msi_reduction *r)
 {
-    msi_slot_say(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_RELEASED);
-    r->summed = r->slot->used = msi_order_mark(r->pool->ctx, MSI_STREAM_REDUCE);
+    msi_slot_publish(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_RELEASED);
+    r->summed = r->slot->used = msi_stream_dep_mark(r->pool->ctx, MSI_STREAM_REDUCE);
     r->slot->holder = NULL;
     r->slot = NULL;
 }
 
 void msi_reduction_join(const msi_reduction *r)
 {
-    msi_order_join(r->pool->ctx, MSI_ORDER_ARRIVED, MSI_STREAM_COMPUTE, r->summed);
+    msi_stream_dep_join(r->pool->ctx, MSI_DEP_ARRIVED, MSI_STREAM_COMPUTE, r->summed);
 }
 
 /* -- the sum ----------------------------------------------------------------------------------- */
@@ -140,8 +140,8 @@ static ms_status sum_extent(const msi_reduction *r, const msi_extent *e, void *o
 /* Reducing goes on when all ranks' gradients are written. */
 static ms_status await_gradients(const msi_reduction *r)
 {
-    MS_TRY(msi_order_after(r->pool->ctx, MSI_ORDER_WRITTEN, MSI_STREAM_REDUCE, r->written));
-    return msi_slot_await(r->pool, r->slot, MSI_ORDER_READY, MSI_STREAM_REDUCE, MSI_SLOT_FILLED,
+    MS_TRY(msi_stream_dep_after(r->pool->ctx, MSI_DEP_WRITTEN, MSI_STREAM_REDUCE, r->written));
+    return msi_slot_await(r->pool, r->slot, MSI_DEP_READY, MSI_STREAM_REDUCE, MSI_SLOT_FILLED,
                           r->slot->generation);
 }
 
@@ -150,8 +150,8 @@ static ms_status await_prepared(const msi_reduction *r, bool add)
 {
     const ms_context *ctx = r->pool->ctx;
 
-    return add ? msi_order_after(ctx, MSI_ORDER_PREPARED, MSI_STREAM_REDUCE,
-                                 msi_order_mark(ctx, MSI_STREAM_COMPUTE))
+    return add ? msi_stream_dep_after(ctx, MSI_DEP_PREPARED, MSI_STREAM_REDUCE,
+                                      msi_stream_dep_mark(ctx, MSI_STREAM_COMPUTE))
                : MS_OK;
 }
 
@@ -185,7 +185,7 @@ static ms_status sum_chunk(msi_reduction *r)
     MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE,
               sum(r, own.first, own.numel, element(r, r->rank, own.first), r->dtype, false));
     r->phase = MSI_GRAD_REDUCED;
-    msi_slot_say(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED);
+    msi_slot_publish(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED);
     r->user->changed(r->unit);
     return MS_OK;
 }
@@ -208,7 +208,7 @@ static ms_status copy_chunks(msi_reduction *r)
 
     MS_TRY(r->user->prepare(r->unit, &out, &add));
     MS_TRY(await_prepared(r, add));
-    MS_TRY(msi_slot_await(r->pool, r->slot, MSI_ORDER_CHUNKED, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED,
+    MS_TRY(msi_slot_await(r->pool, r->slot, MSI_DEP_CHUNKED, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED,
                           r->slot->generation));
     MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE, take_chunks(r, out, add));
     return MS_OK;
@@ -219,9 +219,9 @@ static ms_status copy_chunks(msi_reduction *r)
 static bool all_are_ready(const msi_task *task)
 {
     const msi_reduction *r = (const msi_reduction *)task;
-    const msi_slot_deed what = r->phase == MSI_GRAD_REDUCED ? MSI_SLOT_REDUCED : MSI_SLOT_FILLED;
-    const uint64_t said =
-        atomic_load_explicit(&msi_slot_words_of(r->slot, r->rank)->said, memory_order_relaxed);
+    const msi_slot_event what = r->phase == MSI_GRAD_REDUCED ? MSI_SLOT_REDUCED : MSI_SLOT_FILLED;
+    const uint64_t said = atomic_load_explicit(&msi_slot_words_of(r->slot, r->rank)->schedule_hash,
+                                               memory_order_relaxed);
 
     for (int32_t q = 0; q < r->world; q++) {
         if (!msi_slot_has(r->slot, q, what, said)) {
@@ -275,14 +275,14 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
 {
     msi_slot_word *own = msi_slot_words_of(r->slot, r->rank);
 
-    r->written = msi_order_mark(r->pool->ctx, MSI_STREAM_COMPUTE);
+    r->written = msi_stream_dep_mark(r->pool->ctx, MSI_STREAM_COMPUTE);
     r->dtype = dtype;
     r->factor = factor;
     r->fp.dtype = (int16_t)dtype;
     r->fp.slot = r->slot->number;
     r->fp.generation = r->slot->generation;
     atomic_store_explicit(&own->whole, whole, memory_order_relaxed);
-    r->progress->named = true;
+    r->progress->peers_committed = true;
     MS_TRY(msi_comm_publish(r->pool->comm, &r->fp, &r->seq));
     msi_comm_count(r->pool->comm, r->fp.kind);
     r->slot->seq = r->seq;
@@ -292,8 +292,9 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
     r->task.drop = give_up;
     msi_progress_add(r->progress, &r->task);
     r->phase = MSI_GRAD_READY;
-    atomic_store_explicit(&own->said, msi_comm_said(r->pool->comm), memory_order_relaxed);
-    msi_slot_say(r->pool, r->slot, MSI_STREAM_COMPUTE, MSI_SLOT_FILLED);
+    atomic_store_explicit(&own->schedule_hash, msi_comm_schedule_hash(r->pool->comm),
+                          memory_order_relaxed);
+    msi_slot_publish(r->pool, r->slot, MSI_STREAM_COMPUTE, MSI_SLOT_FILLED);
     r->user->changed(r->unit);
     return msi_progress_run(r->progress);
 }
@@ -329,7 +330,7 @@ ms_status msi_reductions_finish(msi_progress *progress, const msi_slot_pool *poo
     while ((task = msi_progress_first(progress, MSI_TASK_REDUCE)) != NULL) {
         MS_TRY(msi_reduction_wait((msi_reduction *)task));
     }
-    msi_order_join(pool->ctx, MSI_ORDER_SUMMED, MSI_STREAM_COMPUTE,
-                   msi_order_mark(pool->ctx, MSI_STREAM_REDUCE));
+    msi_stream_dep_join(pool->ctx, MSI_DEP_SUMMED, MSI_STREAM_COMPUTE,
+                        msi_stream_dep_mark(pool->ctx, MSI_STREAM_REDUCE));
     return MS_OK;
 }

@@ -125,7 +125,7 @@ static ms_status add_slot(msi_slot_pool *pool, const memory *m, const place *p, 
     slot->block = own;
     slot->own = own != NULL ? own->data : NULL;
     slot->own_bytes = p->own_bytes;
-    slot->used = msi_order_mark(pool->ctx, MSI_STREAM_COMPUTE); /* `own` was computing's */
+    slot->used = msi_stream_dep_mark(pool->ctx, MSI_STREAM_COMPUTE); /* `own` was computing's */
     slot->number = pool->n_slots;
     pool->slots[pool->n_slots++] = slot;
     *out = slot;
@@ -254,7 +254,7 @@ void msi_slot_take(msi_slot_pool *pool, msi_slot *slot, void *holder)
 
 /* -- words ------------------------------------------------------------------------------------- */
 
-static _Atomic uint64_t *word_of(const msi_slot *slot, int32_t q, msi_slot_deed what)
+static _Atomic uint64_t *word_of(const msi_slot *slot, int32_t q, msi_slot_event what)
 {
     msi_slot_word *w = msi_slot_words_of(slot, q);
 
@@ -263,7 +263,7 @@ static _Atomic uint64_t *word_of(const msi_slot *slot, int32_t q, msi_slot_deed 
                                       : &w->released;
 }
 
-static _Atomic uint64_t *twin_of(const msi_slot *slot, int32_t q, msi_slot_deed what)
+static _Atomic uint64_t *twin_of(const msi_slot *slot, int32_t q, msi_slot_event what)
 {
     msi_slot_word *w = msi_slot_words_of(slot, q);
 
@@ -272,18 +272,18 @@ static _Atomic uint64_t *twin_of(const msi_slot *slot, int32_t q, msi_slot_deed 
                                       : &w->has_released;
 }
 
-void msi_slot_say(const msi_slot_pool *pool, msi_slot *slot, int32_t stream, msi_slot_deed what)
+void msi_slot_publish(const msi_slot_pool *pool, msi_slot *slot, int32_t stream,
+                      msi_slot_event what)
 {
     const int32_t rank = ms_comm_rank(pool->comm);
 
-    msi_order_post(pool->ctx, stream, twin_of(slot, rank, what), slot->generation);
+    msi_stream_dep_post(pool->ctx, stream, twin_of(slot, rank, what), slot->generation);
     atomic_store(word_of(slot, rank, what), slot->generation);
     msi_comm_ring(pool->comm);
 }
 
-static ms_status await_peers(const msi_slot_pool *pool, const msi_slot *slot,
-                             msi_stream_order order, int32_t stream, msi_slot_deed what,
-                             uint64_t generation)
+static ms_status await_peers(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_dep order,
+                             int32_t stream, msi_slot_event what, uint64_t generation)
 {
     const int32_t rank = ms_comm_rank(pool->comm);
     _Atomic uint64_t *words[pool->plan.world];
@@ -294,11 +294,11 @@ static ms_status await_peers(const msi_slot_pool *pool, const msi_slot *slot,
             words[n++] = twin_of(slot, q, what);
         }
     }
-    return msi_order_await(pool->ctx, order, stream, words, n, generation);
+    return msi_stream_dep_await(pool->ctx, order, stream, words, n, generation);
 }
 
-ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_order order,
-                         int32_t stream, msi_slot_deed what, uint64_t generation)
+ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_dep order,
+                         int32_t stream, msi_slot_event what, uint64_t generation)
 {
     return MSI_LIKELY(pool->ctx->device == NULL) || generation == 0 || slot->word_bytes == 0
                ? MS_OK
@@ -315,20 +315,21 @@ bool msi_slot_is_read(const msi_slot *slot, int32_t world)
     return true;
 }
 
-bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_deed what, uint64_t said)
+bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_event what, uint64_t schedule_hash)
 {
     return atomic_load(word_of(slot, q, what)) >= slot->generation &&
-           atomic_load_explicit(&msi_slot_words_of(slot, q)->said, memory_order_relaxed) == said;
+           atomic_load_explicit(&msi_slot_words_of(slot, q)->schedule_hash, memory_order_relaxed) ==
+               schedule_hash;
 }
 
 /* What it has done it had done before it dropped anything later: that is looked at last. */
-bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_deed what)
+bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_event what)
 {
     return atomic_load(&msi_slot_words_of(slot, q)->dropped) >= slot->generation &&
            atomic_load(word_of(slot, q, what)) < slot->generation;
 }
 
-int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, msi_slot_deed what)
+int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, msi_slot_event what)
 {
     for (int32_t q = 0; q < world; q++) {
         if (msi_slot_has_dropped(slot, q, what)) {

@@ -10,7 +10,7 @@
  *     reduced   generation of which it has reduced its chunk in place (replicas only)
  *     dropped   generation that it will not fill, or reduce, any more
  *     released  generation it is done reading
- *     said      hash of all this rank had said when it named the generation it filled
+ *     schedule_hash  hash of all this rank had said when it named the generation it filled
  *
  * Slot and generation of every use follow from program order alone: of those that may be taken the
  * one that was taken longest ago is, and its generation is counted up. So ranks agree without
@@ -27,8 +27,8 @@
 #define MSI_FSDP_SLOT_H
 
 #include "comm.h"
-#include "order.h"
 #include "slots_plan.h"
+#include "stream_dep.h"
 
 /* What one rank says about a slot; its flags stand behind it. */
 typedef struct msi_slot_word {
@@ -36,7 +36,7 @@ typedef struct msi_slot_word {
     _Atomic uint64_t reduced;
     _Atomic uint64_t dropped;
     _Atomic uint64_t released;
-    _Atomic uint64_t said;
+    _Atomic uint64_t schedule_hash;
     _Atomic uint64_t whole; /* not 0: this rank has contributed to every parameter */
     /* What of it has come true, where a device runs things later: [Note: promises]. */
     _Alignas(64) _Atomic uint64_t has_filled;
@@ -122,18 +122,19 @@ void msi_slot_take(msi_slot_pool *pool, msi_slot *slot, void *holder);
 /* Has every rank read all generations before this one? */
 bool msi_slot_is_read(const msi_slot *slot, int32_t world);
 /* What a rank does with a generation. */
-typedef enum msi_slot_deed { MSI_SLOT_FILLED, MSI_SLOT_REDUCED, MSI_SLOT_RELEASED } msi_slot_deed;
+typedef enum msi_slot_event { MSI_SLOT_FILLED, MSI_SLOT_REDUCED, MSI_SLOT_RELEASED } msi_slot_event;
 /* This rank has done that with the slot's, in the order of `stream`: tell the peers. Needs neither
  * memory nor peers. */
-void msi_slot_say(const msi_slot_pool *pool, msi_slot *slot, int32_t stream, msi_slot_deed what);
+void msi_slot_publish(const msi_slot_pool *pool, msi_slot *slot, int32_t stream,
+                      msi_slot_event what);
 /* `stream` goes on once all other ranks have done that with `generation`, as all have said. */
-ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_order order,
-                         int32_t stream, msi_slot_deed what, uint64_t generation);
+ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_dep order,
+                         int32_t stream, msi_slot_event what, uint64_t generation);
 /* Has rank q done that with this one, and had said the same when it named it? */
-bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_deed what, uint64_t said);
+bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_event what, uint64_t schedule_hash);
 /* Will it not? */
-bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_deed what);
+bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_event what);
 /* The first rank that will not, or -1. */
-int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, msi_slot_deed what);
+int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, msi_slot_event what);
 
 #endif

@@ -24,7 +24,7 @@
 #define SHARDED 2
 #define WHOLE 3
 
-/* msi_stream_order */
+/* msi_stream_dep */
 #define STEPPED 1
 #define USED 2
 #define RELEASED 3

@@ -57,7 +57,7 @@ const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *u)
     return u->layout;
 }
 
-ms_status msi_masters_check(const msi_run *run, const char *what)
+ms_status msi_masters_check(const msi_model_state *run, const char *what)
 {
     return run == NULL || !run->summoned
                ? MS_OK

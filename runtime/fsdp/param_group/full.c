@@ -15,7 +15,7 @@ static ms_status gather(ms_fsdp_unit *u, const char *what, const char *name, con
 
     msi_label_about(&label, what, name);
     if (u->run != NULL) { /* none before its first forward, when the root is not wrapped */
-        u->run->progress.named = true;
+        u->run->progress.peers_committed = true;
     }
     return msi_comm_gather_named(u->comm, &label, msi_unit_model(u), in, nbytes, out);
 }

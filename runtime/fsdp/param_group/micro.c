@@ -42,23 +42,23 @@ static ms_status sink_expect(void *user, int32_t index)
             u->params[index].name, u->name);
     }
     MS_TRY(msi_masters_check(u->run, "backward"));
-    if (!u->use.expecting) {
+    if (!u->use.expects_grad) {
         MS_TRY(u->run->may_begin_backward(u->run->owner));
     }
-    u->use.expecting = true;
+    u->use.expects_grad = true;
     u->use.pending++;
     return MS_OK;
 }
 
 ms_status msi_unit_check_kept(const ms_fsdp_unit *u)
 {
-    return u->run->given_up && u->use.expecting ? MS_FAIL(MS_RUNTIME_ERROR, "%s", u->absent)
-                                                : MS_OK;
+    return u->run->given_up && u->use.expects_grad ? MS_FAIL(MS_RUNTIME_ERROR, "%s", u->absent)
+                                                   : MS_OK;
 }
 
 static ms_status check_expected(const ms_fsdp_unit *u)
 {
-    if (!u->use.expecting) {
+    if (!u->use.expects_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "unit '%s' was made while a backward ran that reaches its parameters; wrap "
                        "them before, or when it has ended",

@@ -1,5 +1,5 @@
 /* Parameter groups: the parameters that are gathered, used and released together. Knows no
- * schedule: what runs above it tells it by msi_run, and by nothing else.
+ * schedule: what runs above it tells it by msi_model_state, and by nothing else.
  *
  * Glossary
  *     unit          one parameter group (ms_fsdp_unit)
@@ -33,7 +33,7 @@
 #include "reduction.h"
 
 /* What the units of one model have in common. The schedule writes it, units read it. */
-typedef struct msi_run {
+typedef struct msi_model_state {
     void *owner;       /* the schedule's */
     int32_t model;     /* its number in the group; 0: before the first use */
     bool initialized;  /* units have slots */
@@ -42,7 +42,7 @@ typedef struct msi_run {
     bool hides_shards; /* a root forward runs */
     bool settled;      /* all that the running backward reduces is reduced */
     bool given_up;     /* its gradients were, in the middle of it */
-    bool wide;         /* gradient slots hold inner nodes of the tree over micro-batches */
+    bool fp32_slots;   /* gradient slots hold inner nodes of the tree over micro-batches */
     uint64_t n_kept;   /* backwards of no_sync to be reduced */
     double factor;     /* of reduced gradients; 0: 1 / world */
     msi_progress progress;
@@ -51,7 +51,7 @@ typedef struct msi_run {
     ms_status (*may_begin_backward)(void *owner);
     /* A unit's gradient of the running backward is complete. */
     ms_status (*gradient_complete)(ms_fsdp_unit *u);
-} msi_run;
+} msi_model_state;
 
 /* One parameter of a unit. */
 typedef struct msi_unit_param {
@@ -79,14 +79,14 @@ typedef struct msi_values {
 
 /* Who uses the full parameters. */
 typedef struct msi_use {
-    int32_t running;     /* forwards */
-    bool differentiated; /* the running backward has come to results of its forwards */
-    int32_t lingers;     /* passes that it reaches and is not past yet */
-    int32_t pending;     /* gradients of its parameters that are still to come */
-    bool expecting;      /* ... or were, in the running backward */
-    int32_t n_waiting;   /* graphs that wait for a backward since the turn began */
-    int64_t turn;        /* counts evaluations; from 1 */
-    bool held;           /* the script, for as long as they stay unsharded */
+    int32_t running;         /* forwards */
+    bool differentiated;     /* the running backward has come to results of its forwards */
+    int32_t backward_passes; /* passes that it reaches and is not past yet */
+    int32_t pending;         /* gradients of its parameters that are still to come */
+    bool expects_grad;       /* ... or were, in the running backward */
+    int32_t n_waiting;       /* graphs that wait for a backward since the turn began */
+    int64_t eval_epoch;      /* counts evaluations; from 1 */
+    bool held;               /* the script, for as long as they stay unsharded */
 } msi_use;
 
 struct ms_fsdp_unit {
@@ -94,7 +94,7 @@ struct ms_fsdp_unit {
     msi_chained chained; /* while in no tree */
     ms_context *ctx;
     ms_comm *comm;
-    msi_run *run; /* NULL: in no tree */
+    msi_model_state *run; /* NULL: in no tree */
     char *name;
     msi_label label;      /* of the name */
     char absent[512];     /* why views have no memory while sharded ... */
@@ -174,7 +174,7 @@ ms_status msi_replica_hash(const ms_fsdp_unit *u, int32_t index, uint64_t *hash)
 /* May `what` the script has called read or write the masters now? While they are summoned the
  * copies are the values, and what went to the masters would be stale, or lost when the copies are
  * written back: MS_ASSERTION_ERROR. `run` NULL: of a unit in none. */
-ms_status msi_masters_check(const msi_run *run, const char *what);
+ms_status msi_masters_check(const msi_model_state *run, const char *what);
 
 /* -- unit.c ------------------------------------------------------------------------------------ */
 /* Free what a unit holds; the struct stays. */
@@ -195,7 +195,7 @@ void msi_unit_explain(ms_fsdp_unit *u, const char *cause);
 /* Will ops of the running backward still read its parameters? (After a forward that a hook ran.) */
 static inline bool msi_unit_is_differentiated(const ms_fsdp_unit *u)
 {
-    return u->use.differentiated && (u->use.pending > 0 || u->use.lingers > 0);
+    return u->use.differentiated && (u->use.pending > 0 || u->use.backward_passes > 0);
 }
 
 /* -- unshard.c: parameters --------------------------------------------------------------------- */

@@ -217,7 +217,7 @@ static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options 
     u->reduce_dtype = o->reduce_dtype != MS_DTYPE_NONE  ? o->reduce_dtype
                       : o->param_dtype != MS_DTYPE_NONE ? o->param_dtype
                                                         : orig_dtype;
-    u->use.turn = 1;
+    u->use.eval_epoch = 1;
 }
 
 /* From now on the parameters' masters are this unit's. */
@@ -282,7 +282,7 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
     }
     u->ctx = params[0]->ctx;
     describe(u, comm, &o, params[0]->v.dtype);
-    ms_comm_hold(comm);
+    ms_comm_retain(comm);
     ms_status status = build(u, name, params, n_params, names);
 
     if (status != MS_OK) {
@@ -386,6 +386,6 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     msi_storage_release(u->micro_view);
     msi_storage_release(u->master);
     free(u->name);
-    ms_comm_let_go(u->comm);
+    ms_comm_release(u->comm);
     u->ctx = NULL;
 }

@@ -25,7 +25,8 @@ typedef struct msi_task {
 typedef struct msi_progress {
     ms_comm *comm;
     msi_task *first;
-    bool named; /* peers count on what runs now: a collective of it was named, or will be */
+    bool peers_committed; /* peers count on what runs now: a collective of it was named, or will be
+                           */
 } msi_progress;
 
 /* Behind those of its order. */

@@ -13,7 +13,7 @@ bool msi_is_reached(const ms_fsdp_tree *tree)
     bool any = false;
 
     for (int32_t i = 0; i < tree->n_units; i++) {
-        any |= tree->units[i]->use.expecting || tree->units[i]->use.lingers > 0 ||
+        any |= tree->units[i]->use.expects_grad || tree->units[i]->use.backward_passes > 0 ||
                tree->units[i]->use.differentiated;
     }
     return any;
@@ -22,15 +22,16 @@ bool msi_is_reached(const ms_fsdp_tree *tree)
 /* The unit whose backward comes after u's: the one before it in forward. */
 static ms_status prefetch_backward(ms_fsdp_unit *u)
 {
-    const int32_t at = msi_course_of(u)->post_index;
+    const int32_t at = msi_unit_schedule_of(u)->post_index;
 
     if (at <= 0) {
         return MS_OK;
     }
     ms_fsdp_unit *next = msi_tree_of(u)->post.units[at - 1];
 
-    return msi_course_of(next)->needs_backward && !next->use.differentiated ? msi_prefetch(next)
-                                                                            : MS_OK;
+    return msi_unit_schedule_of(next)->needs_backward && !next->use.differentiated
+               ? msi_prefetch(next)
+               : MS_OK;
 }
 
 /* no_sync trades memory for the next forward's gather. */
@@ -43,7 +44,7 @@ static ms_status post_backward(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = msi_tree_of(u);
 
-    if (u->use.lingers == 0 && u->use.pending == 0 && !keeps_after_backward(u)) {
+    if (u->use.backward_passes == 0 && u->use.pending == 0 && !keeps_after_backward(u)) {
         msi_unit_reshard(u);
     }
     msi_unit_show_use(u);
@@ -57,7 +58,7 @@ static ms_status left_behind(void *user)
     ms_fsdp_unit *u = pass->unit;
 
     msi_pass_left(pass);
-    return u->use.lingers == 0 ? post_backward(u) : MS_OK;
+    return u->use.backward_passes == 0 ? post_backward(u) : MS_OK;
 }
 
 static ms_status may_begin(void *tree)
@@ -127,7 +128,7 @@ ms_status msi_pass_hook_outputs(msi_pass *pass, ms_tensor *const *outputs, int32
             return status;
         }
         msi_pass_recorded(pass);
-        msi_course_of(pass->unit)->needs_backward = msi_tree_of(pass->unit)->records = true;
+        msi_unit_schedule_of(pass->unit)->needs_backward = msi_tree_of(pass->unit)->records = true;
     }
     return MS_OK;
 }
@@ -147,7 +148,7 @@ static ms_status backward_begins(void *user)
     ms_fsdp_tree *tree = user;
 
     tree->in_backward = true;
-    tree->run.progress.named = false;
+    tree->run.progress.peers_committed = false;
     if (tree->run.n_kept > 0 &&
         !accumulates(tree)) { /* reduced, or dropped by an error or the script */
         tree->run.n_kept = 0;
@@ -159,7 +160,7 @@ static ms_status backward_begins(void *user)
 static bool expects_gradients(const ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; i < tree->n_units; i++) {
-        if (tree->units[i]->use.expecting) {
+        if (tree->units[i]->use.expects_grad) {
             return true;
         }
     }
@@ -172,7 +173,7 @@ static ms_status count_kept(ms_fsdp_tree *tree)
     const bool any = expects_gradients(tree);
 
     for (int32_t i = 0; any && i < tree->n_units; i++) {
-        if (!tree->units[i]->use.expecting) {
+        if (!tree->units[i]->use.expects_grad) {
             MS_TRY(msi_unit_accumulate(tree->units[i]));
         }
     }
@@ -187,7 +188,7 @@ static ms_status reduce_unreached(ms_fsdp_tree *tree)
         ms_fsdp_unit *u = tree->units[i];
 
         if (msi_accumulator_holds(&u->sums)) {
-            u->use.expecting = true;
+            u->use.expects_grad = true;
             MS_TRY(msi_unit_fold_into_slot(u));
             MS_TRY(msi_gradient_announce(u));
         }
@@ -244,10 +245,10 @@ static void forget_iteration(ms_fsdp_tree *tree)
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
-        msi_course *course = &tree->course[i];
+        msi_unit_schedule *course = &tree->course[i];
 
-        course->needs_backward = u->use.differentiated = u->use.expecting = false;
-        for (msi_pass *pass = course->passes; u->use.lingers > 0 && pass != NULL;
+        course->needs_backward = u->use.differentiated = u->use.expects_grad = false;
+        for (msi_pass *pass = course->passes; u->use.backward_passes > 0 && pass != NULL;
              pass = pass->next) {
             if (pass->expected) {
                 msi_pass_left(pass);
@@ -257,7 +258,7 @@ static void forget_iteration(ms_fsdp_tree *tree)
         msi_unit_show_use(u);
     }
     tree->post.n = 0;
-    tree->run.progress.named = false;
+    tree->run.progress.peers_committed = false;
 }
 
 /* By a forward that failed with `cause`; NULL: the running backward's gradients are not. */
@@ -285,11 +286,11 @@ static void reset(ms_fsdp_tree *tree, const char *what)
     }
     /* cleaning up must not hide the error it cleans up after */
     msi_error_keep(&why);
-    tree->run.progress.named |=
+    tree->run.progress.peers_committed |=
         msi_is_reached(tree) && !tree->run.given_up; /* once given up it has been said */
     for (int32_t i = 0; i < tree->n_units; i++) {
         /* a slot's generation was counted up, be it named or not */
-        tree->run.progress.named |=
+        tree->run.progress.peers_committed |=
             tree->units[i]->gather.slot != NULL || tree->units[i]->reduction.slot != NULL;
     }
     msi_tree_give_up(tree, what);

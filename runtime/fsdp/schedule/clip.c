@@ -6,7 +6,7 @@
 #include "norm_parts.h"
 
 /* Bytes of the longest message of any rank, and of this rank's kept blocks. */
-static ms_status measure_all(const ms_fsdp_tree *tree, const msi_order *o, int64_t *room,
+static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, int64_t *room,
                              int64_t *kept)
 {
     int64_t blocks, fragments;
@@ -23,8 +23,8 @@ static ms_status measure_all(const ms_fsdp_tree *tree, const msi_order *o, int64
 }
 
 /* Everybody's message, of `room` bytes each, into `all`. */
-static ms_status exchange(ms_fsdp_tree *tree, const msi_order *o, const char *mine, int64_t room,
-                          char *all, msi_norm_message *messages)
+static ms_status exchange(ms_fsdp_tree *tree, const msi_param_list *o, const char *mine,
+                          int64_t room, char *all, msi_norm_message *messages)
 {
     int64_t blocks, fragments;
 
@@ -39,7 +39,8 @@ static ms_status exchange(ms_fsdp_tree *tree, const msi_order *o, const char *mi
 }
 
 /* From what all ranks say. */
-static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_order *o, bool largest, double *total)
+static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
+                             double *total)
 {
     int64_t room, kept;
     msi_mem_block *mine = NULL, *all = NULL, *of_ranks = NULL;
@@ -67,7 +68,7 @@ done:
 }
 
 /* From what this rank has. */
-static ms_status norm_of_own(const msi_order *o, double max_norm, msi_norm *norm)
+static ms_status norm_of_own(const msi_param_list *o, double max_norm, msi_norm *norm)
 {
     for (int32_t i = 0; i < o->n; i++) {
         const ms_tensor *grad = o->places[i].tensor->grad;
@@ -79,7 +80,7 @@ static ms_status norm_of_own(const msi_order *o, double max_norm, msi_norm *norm
     return msi_norm_fold_blocks(norm, max_norm);
 }
 
-static bool any_is_sent(const ms_fsdp_tree *tree, const msi_order *o)
+static bool any_is_sent(const ms_fsdp_tree *tree, const msi_param_list *o)
 {
     bool any = false;
 
@@ -90,8 +91,8 @@ static bool any_is_sent(const ms_fsdp_tree *tree, const msi_order *o)
 }
 
 /* The caller releases `norm`, also after an error. */
-static ms_status total_norm(ms_fsdp_tree *tree, const msi_order *o, double max_norm, bool largest,
-                            msi_norm *norm)
+static ms_status total_norm(ms_fsdp_tree *tree, const msi_param_list *o, double max_norm,
+                            bool largest, msi_norm *norm)
 {
     const bool sent = any_is_sent(tree, o);
     int64_t n_blocks = 0;
@@ -123,7 +124,7 @@ static ms_status check_reduced(const ms_fsdp_tree *tree)
     return MS_OK;
 }
 
-static ms_status clip_by(const msi_norm *norm, const msi_order *o)
+static ms_status clip_by(const msi_norm *norm, const msi_param_list *o)
 {
     for (int32_t i = 0; i < o->n; i++) {
         ms_tensor *grad = o->places[i].tensor->grad;
@@ -136,8 +137,8 @@ static ms_status clip_by(const msi_norm *norm, const msi_order *o)
     return MS_OK;
 }
 
-static ms_status clip(ms_tensor **total, ms_fsdp_tree *tree, const msi_order *o, double max_norm,
-                      double norm_type, bool largest)
+static ms_status clip(ms_tensor **total, ms_fsdp_tree *tree, const msi_param_list *o,
+                      double max_norm, double norm_type, bool largest)
 {
     msi_norm norm = {0};
     ms_status status = total_norm(tree, o, max_norm, largest, &norm);
@@ -155,7 +156,7 @@ ms_status ms_fsdp_tree_clip_grad_norm(ms_tensor **total, ms_fsdp_tree *tree,
                                       double norm_type)
 {
     bool largest;
-    msi_order o;
+    msi_param_list o;
 
     MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
     MS_TRY(ms_fsdp_tree_init(tree));
@@ -163,7 +164,7 @@ ms_status ms_fsdp_tree_clip_grad_norm(ms_tensor **total, ms_fsdp_tree *tree,
         MS_TRY(msi_unit_check_gradient(tree->units[i], "clip_grad_norm_"));
     }
     MS_TRY(check_reduced(tree));
-    MS_TRY(msi_order_new(tree, params, n_params, &o));
+    MS_TRY(msi_param_list_new(tree, params, n_params, &o));
     ms_status status = clip(total, tree, &o, max_norm, norm_type, largest);
 
     msi_release(o.block);

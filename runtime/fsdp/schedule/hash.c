@@ -22,7 +22,7 @@ static ms_status hash_unit(ms_fsdp_unit *u, uint64_t *hashes)
 /* hashes[offset[u] + p] = hash of parameter p of unit u. */
 static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t *hashes)
 {
-    tree->run.progress.named = false;
+    tree->run.progress.peers_committed = false;
     for (int32_t i = 0; i < tree->n_units; i++) {
         const ms_status status = hash_unit(tree->units[i], hashes + offset[i]);
 
@@ -35,7 +35,7 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
 }
 
 /* hashes[i] of this rank's values of the plain ones among `places`. */
-static ms_status hash_plain(const msi_place *places, int32_t n, uint64_t *hashes, bool *any)
+static ms_status hash_plain(const msi_listed_param *places, int32_t n, uint64_t *hashes, bool *any)
 {
     *any = false;
     for (int32_t i = 0; i < n; i++) {
@@ -74,14 +74,14 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_
 {
     int32_t *offset = NULL, n_held = 0;
     uint64_t *hashes = NULL, *plain = NULL, *all_plain = NULL, h = 0;
-    msi_order order;
+    msi_param_list order;
     bool any_plain;
     ms_status status;
 
     MS_TRY(ms_fsdp_tree_init(tree));
     MS_TRY(msi_masters_check(&tree->run, "hash"));
-    MS_TRY(msi_order_new(tree, params, n_params, &order));
-    const msi_place *places = order.places;
+    MS_TRY(msi_param_list_new(tree, params, n_params, &order));
+    const msi_listed_param *places = order.places;
     const int32_t n = order.n;
 
     offset = malloc(sizeof(*offset) * ((size_t)tree->n_units + 1));

@@ -55,12 +55,12 @@ static double agreed_block(const ms_fsdp_tree *tree, msi_norm_message *messages,
     return equal ? first : largest ? total : total / tree->world;
 }
 
-ms_status msi_norm_fold_all(const ms_fsdp_tree *tree, const msi_order *o, bool largest,
+ms_status msi_norm_fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
                             msi_norm_message *messages, const double *kept, double *total)
 {
     *total = 0;
     for (int32_t i = 0; i < o->n; i++) {
-        const msi_place *at = &o->places[i];
+        const msi_listed_param *at = &o->places[i];
 
         if (msi_norm_is_cut(at)) {
             MS_TRY(fold_param(at->unit, at->index, largest, messages, total));

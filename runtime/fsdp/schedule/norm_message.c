@@ -57,11 +57,11 @@ static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, boo
     return MS_OK;
 }
 
-static ms_status write_all(const ms_fsdp_tree *tree, const msi_order *o, bool largest,
+static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
                            knowledge own)
 {
     for (int32_t i = 0; i < o->n; i++) {
-        const msi_place *at = &o->places[i];
+        const msi_listed_param *at = &o->places[i];
         const ms_tensor *grad = at->tensor->grad;
 
         if (msi_norm_is_cut(at)) {
@@ -76,7 +76,7 @@ static ms_status write_all(const ms_fsdp_tree *tree, const msi_order *o, bool la
 }
 
 /* This rank's message, `room` bytes, then its kept blocks, made by kernels at `to`. */
-static ms_status make_message(const ms_fsdp_tree *tree, const msi_order *o, bool largest,
+static ms_status make_message(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
                               int64_t room, int64_t kept, char *to)
 {
     int64_t blocks, fragments;
@@ -88,8 +88,8 @@ static ms_status make_message(const ms_fsdp_tree *tree, const msi_order *o, bool
     return write_all(tree, o, largest, own);
 }
 
-ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_order *o, bool largest, int64_t room,
-                        int64_t kept, char *to)
+ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
+                        int64_t room, int64_t kept, char *to)
 {
     msi_mem_block *made;
     ms_status status;

@@ -18,12 +18,12 @@ ms_status msi_norm_piece(const ms_fsdp_unit *u, int32_t rank, int32_t param, ms_
     return MS_OK;
 }
 
-bool msi_norm_is_cut(const msi_place *at)
+bool msi_norm_is_cut(const msi_listed_param *at)
 {
     return at->unit != NULL && at->unit->is_sharded && at->unit->world > 1;
 }
 
-bool msi_norm_is_sent(const ms_fsdp_tree *tree, const msi_place *at)
+bool msi_norm_is_sent(const ms_fsdp_tree *tree, const msi_listed_param *at)
 {
     return msi_norm_is_cut(at) || (at->unit == NULL && tree->world > 1);
 }
@@ -33,12 +33,12 @@ int64_t msi_norm_padded(const ms_fsdp_unit *u, int64_t n)
     return msi_round_up(n * ms_dtype_size(u->orig_dtype), 8);
 }
 
-int64_t msi_norm_plain_blocks(const msi_place *at)
+int64_t msi_norm_plain_blocks(const msi_listed_param *at)
 {
     return msi_norm_n_blocks(msi_view_numel(&at->tensor->v));
 }
 
-int64_t msi_norm_kept_blocks(const ms_fsdp_tree *tree, const msi_place *at)
+int64_t msi_norm_kept_blocks(const ms_fsdp_tree *tree, const msi_listed_param *at)
 {
     const ms_tensor *grad = at->tensor->grad;
 
@@ -46,12 +46,12 @@ int64_t msi_norm_kept_blocks(const ms_fsdp_tree *tree, const msi_place *at)
                                                       : msi_norm_n_blocks(msi_view_numel(&grad->v));
 }
 
-ms_status msi_norm_measure(const ms_fsdp_tree *tree, const msi_order *o, int32_t rank,
+ms_status msi_norm_measure(const ms_fsdp_tree *tree, const msi_param_list *o, int32_t rank,
                            int64_t *blocks, int64_t *fragments)
 {
     *blocks = *fragments = 0;
     for (int32_t i = 0; i < o->n; i++) {
-        const msi_place *at = &o->places[i];
+        const msi_listed_param *at = &o->places[i];
         const ms_fsdp_unit *u = at->unit;
         ms_layout_piece piece;
 

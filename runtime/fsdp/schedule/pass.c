@@ -14,7 +14,7 @@
 ms_status msi_pass_begin(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = msi_tree_of(u);
-    msi_course *course = msi_course_of(u);
+    msi_unit_schedule *course = msi_unit_schedule_of(u);
     msi_pass *pass = course->passes;
 
     while (pass != NULL && pass->refcount > 0) {
@@ -54,20 +54,20 @@ void msi_pass_recorded(msi_pass *pass)
 {
     ms_fsdp_unit *u = pass->unit;
 
-    u->use.n_waiting += pass->waits != u->use.turn;
-    pass->waits = u->use.turn;
+    u->use.n_waiting += pass->waits != u->use.eval_epoch;
+    pass->waits = u->use.eval_epoch;
 }
 
 static void stop_waiting(msi_pass *pass)
 {
-    pass->unit->use.n_waiting -= pass->waits == pass->unit->use.turn;
+    pass->unit->use.n_waiting -= pass->waits == pass->unit->use.eval_epoch;
     pass->waits = 0;
 }
 
 void msi_pass_expected(msi_pass *pass)
 {
     pass->expected = true;
-    pass->unit->use.lingers++;
+    pass->unit->use.backward_passes++;
     msi_pass_retain(pass);
 }
 
@@ -75,7 +75,7 @@ void msi_pass_left(msi_pass *pass)
 {
     stop_waiting(pass);
     pass->expected = false;
-    pass->unit->use.lingers--;
+    pass->unit->use.backward_passes--;
     msi_pass_drop(pass);
 }
 
@@ -123,7 +123,7 @@ void msi_pass_drop(void *p)
     }
 }
 
-void msi_passes_free(msi_course *course)
+void msi_passes_free(msi_unit_schedule *course)
 {
     while (course->passes != NULL) {
         msi_pass *pass = course->passes;
@@ -174,7 +174,7 @@ void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
         ms_fsdp_unit *u = tree->units[i];
 
         if (evaluated) {
-            u->use.turn++;
+            u->use.eval_epoch++;
             u->use.n_waiting = 0;
         }
         msi_unit_hide_shards(u);

@@ -47,8 +47,8 @@ void msi_tree_give_up(ms_fsdp_tree *tree, const char *what)
 
     snprintf(text, sizeof(text), "%s%s%s", what, what[0] != '\0' ? ": " : "", ms_error_message());
     ms_comm_failed(tree->comm, text);
-    if (tree->run.progress.named && !msi_comm_broken(tree->comm)) {
+    if (tree->run.progress.peers_committed && !msi_comm_broken(tree->comm)) {
         (void)msi_comm_publish(tree->comm, &fp, &seq);
     }
-    tree->run.progress.named = false;
+    tree->run.progress.peers_committed = false;
 }

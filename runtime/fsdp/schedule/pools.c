@@ -149,8 +149,8 @@ static ms_status new_gradients(ms_fsdp_tree *tree)
     mapping m;
 
     MS_TRY_GOTO(mapping_new(&m, tree), done);
-    MS_TRY_GOTO(msi_plan_gradient_slots(m.facts, tree->n_units, tree->run.wide, tree->world, m.wish,
-                                        &m.plan),
+    MS_TRY_GOTO(msi_plan_gradient_slots(m.facts, tree->n_units, tree->run.fp32_slots, tree->world,
+                                        m.wish, &m.plan),
                 done);
     MS_TRY_GOTO(msi_slot_pool_new(&tree->run.gradients, tree->ctx, tree->comm, &m.plan, m.wish,
                                   tree->n_units, m.home),
@@ -171,7 +171,7 @@ static bool is_narrow(const ms_fsdp_tree *tree)
     for (int32_t i = 0; i < tree->n_units; i++) {
         narrow |= tree->units[i]->reduce_dtype != tree->units[i]->sums.node_dtype;
     }
-    return narrow && !tree->run.wide;
+    return narrow && !tree->run.fp32_slots;
 }
 
 static bool has_gradients(const ms_fsdp_tree *tree)
@@ -184,17 +184,17 @@ ms_status msi_pools_widen(ms_fsdp_tree *tree)
 {
     const bool narrow = is_narrow(tree);
 
-    tree->run.wide = true;
+    tree->run.fp32_slots = true;
     if (!narrow) {
         return MS_OK;
     }
     MS_ASSERT(msi_progress_first(&tree->run.progress, MSI_TASK_REDUCE) == NULL);
-    tree->run.progress.named = true;
+    tree->run.progress.peers_committed = true;
     msi_slot_pool_free(&tree->run.gradients); /* peers keep their own maps of the old words */
     ms_status status = new_gradients(tree);
 
     if (status != MS_OK) {
-        tree->run.wide = false;
+        tree->run.fp32_slots = false;
         msi_tree_give_up(tree, "no_sync");
     }
     return status;
@@ -252,7 +252,7 @@ ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsd
 
     MS_TRY_GOTO(mapping_new(&m, tree), done);
     MS_TRY_GOTO(msi_groups_plan(m.facts, tree->n_units, tree->comm, &tree->options, wish_of(tree),
-                                tree->run.wide, micro_batches, plan),
+                                tree->run.fp32_slots, micro_batches, plan),
                 done);
     if (tree->run.initialized) { /* rings may have grown */
         plan->param_slots = msi_slot_pool_bytes(&tree->run.params);

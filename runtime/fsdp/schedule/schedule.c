@@ -45,7 +45,7 @@ static ms_status renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n
         return MS_OK;
     }
     msi_label_about(&label, "next use of unit", kept->name);
-    tree->run.progress.named = true;
+    tree->run.progress.peers_committed = true;
     if (msi_tree_has_peers(tree)) {
         MS_TRY(msi_comm_gather_named(tree->comm, &label, tree->run.model, own, n, all));
         reshard_written(units, n, all, tree->world);
@@ -60,7 +60,7 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     MS_TRY(ms_fsdp_tree_init(tree));
     MS_TRY(msi_masters_check(&tree->run, "forward"));
     tree->forward_at = 0;
-    tree->run.progress.named =
+    tree->run.progress.peers_committed =
         true; /* it counts on the peers' next backward, when it names nothing itself */
     /* at once, as slots may serve other units first; but in the middle of a backward ranks keep
      * what their graphs still read, which may differ, and look at each unit when it is used */
@@ -79,8 +79,8 @@ ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree)
             msi_skip(tree->units[i]);
         }
     }
-    tree->run.progress.named =
-        tree->run.progress.named && tree->in_backward; /* a hook's forward is part of that */
+    tree->run.progress.peers_committed = tree->run.progress.peers_committed &&
+                                         tree->in_backward; /* a hook's forward is part of that */
     return msi_progress_run(&tree->run.progress);
 }
 
@@ -127,8 +127,8 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
     if (ms_grad_enabled()) {
         /* first: it may be called again, as nothing after it takes memory */
         MS_TRY(msi_pass_hook_outputs(pass, outputs, n_outputs));
-        if (msi_course_of(u)->post_index < 0 && tree->post.n < tree->n_units) {
-            msi_course_of(u)->post_index = tree->post.n;
+        if (msi_unit_schedule_of(u)->post_index < 0 && tree->post.n < tree->n_units) {
+            msi_unit_schedule_of(u)->post_index = tree->post.n;
             tree->post.units[tree->post.n++] = u;
         }
     }

@@ -22,18 +22,18 @@ typedef struct msi_pass {
 } msi_pass;
 
 /* What the schedule knows of a unit. */
-typedef struct msi_course {
+typedef struct msi_unit_schedule {
     ms_fsdp_unit *unit;
     msi_pass *passes;    /* all records */
     int32_t post_index;  /* place in the tree's post-forward order, -1: none */
     bool needs_backward; /* a result of the iteration's forward may be differentiated */
-} msi_course;
+} msi_unit_schedule;
 
 /* Units in the order in which something comes to them. */
-typedef struct msi_order_of_units {
+typedef struct msi_unit_list {
     ms_fsdp_unit **units;
     int32_t n;
-} msi_order_of_units;
+} msi_unit_list;
 
 struct ms_fsdp_tree {
     uint32_t magic;
@@ -45,20 +45,20 @@ struct ms_fsdp_tree {
     int32_t rank, world;
     int32_t n_units;
     ms_fsdp_unit **units;
-    msi_course *course; /* (n_units) */
-    msi_run run;
+    msi_unit_schedule *course; /* (n_units) */
+    msi_model_state run;
     bool same_numerics; /* as far as every rank's ms_numerics() tells */
 
     bool *written;   /* (1 + ranks there are, n_units) to agree on kept units that a rank wrote */
     uint64_t *words; /* while summoned: room to agree on what was written, in summon.c */
 
-    msi_pass *forward; /* the innermost that runs, or NULL */
-    bool records;      /* the root forward that runs has made results that may be differentiated */
-    msi_order_of_units post; /* of this iteration's forward */
-    msi_order_of_units pre;  /* of the first iteration's forward ... */
-    bool pre_fixed;          /* ... which has ended */
-    int32_t forward_at;      /* next place in it this iteration */
-    int32_t outer_rank;      /* the context's sample_rank outside its forward */
+    msi_pass *forward;  /* the innermost that runs, or NULL */
+    bool records;       /* the root forward that runs has made results that may be differentiated */
+    msi_unit_list post; /* of this iteration's forward */
+    msi_unit_list pre;  /* of the first iteration's forward ... */
+    bool pre_fixed;     /* ... which has ended */
+    int32_t forward_at; /* next place in it this iteration */
+    int32_t outer_rank; /* the context's sample_rank outside its forward */
     bool in_backward;
     msi_deferred freeing; /* its owner let go of it while a backward ran */
 };
@@ -75,7 +75,7 @@ static inline ms_fsdp_tree *msi_tree_of(const ms_fsdp_unit *u)
     return u->run != NULL ? u->run->owner : NULL;
 }
 
-static inline msi_course *msi_course_of(const ms_fsdp_unit *u)
+static inline msi_unit_schedule *msi_unit_schedule_of(const ms_fsdp_unit *u)
 {
     return &msi_tree_of(u)->course[u->index];
 }
@@ -115,7 +115,7 @@ void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass);
 void msi_pass_end_all(ms_fsdp_tree *tree);
 msi_pass *msi_pass_retain(msi_pass *pass);
 void msi_pass_drop(void *pass);
-void msi_passes_free(msi_course *course);
+void msi_passes_free(msi_unit_schedule *course);
 /* Its forward has come to its end: reshard as the strategy says. */
 void msi_pass_leave(ms_fsdp_tree *tree, msi_pass *pass);
 /* Leave those inside `pass` (NULL: all) that an error has ended: [Note: forwards that run]. */
@@ -127,23 +127,24 @@ const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
 /* Handles show no copies any more. */
 void msi_tree_unsummon(ms_fsdp_tree *tree);
 
-/* -- order.c ----------------------------------------------------------------------------------- */
-typedef struct msi_place {
+/* -- param_list.c ---------------------------------------------------------------------------------
+ */
+typedef struct msi_listed_param {
     ms_tensor *tensor;
     ms_fsdp_unit *unit; /* NULL: a plain parameter */
     int32_t index;      /* there */
-} msi_place;
+} msi_listed_param;
 
-typedef struct msi_order {
-    msi_place *places; /* (n) */
+typedef struct msi_param_list {
+    msi_listed_param *places; /* (n) */
     int32_t n;
     msi_mem_block *block; /* where they lie; released by who made it */
-} msi_order;
+} msi_param_list;
 
 /* The model's parameters as `params` (n) lists them, plain ones among them; NULL: the units', one
  * after another. MS_VALUE_ERROR unless all of the units' are listed once. */
-ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
-                        msi_order *out);
+ms_status msi_param_list_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
+                             msi_param_list *out);
 
 /* -- agree.c ----------------------------------------------------------------------------------- */
 /* Is every rank's plan this one's? Else an error that names the first unit or parameter that
@@ -165,7 +166,8 @@ ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, 
  * does not finish what it has named in `what` ("": the reason says it). */
 void msi_tree_give_up(ms_fsdp_tree *tree, const char *what);
 
-/* -- ahead.c ----------------------------------------------------------------------------------- */
+/* -- prefetch.c ---------------------------------------------------------------------------------
+ */
 /* Publish a unit that comes soon, if no more memory is needed for it. */
 ms_status msi_prefetch(ms_fsdp_unit *u);
 /* It was not used. */

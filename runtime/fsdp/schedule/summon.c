@@ -41,7 +41,7 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
                        "Cannot manually unshard parameters when already unsharding parameters");
     }
     MS_TRY(words_new(tree));
-    tree->run.progress.named = false;
+    tree->run.progress.peers_committed = false;
     for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
         ms_fsdp_unit *u = tree->units[i];
 

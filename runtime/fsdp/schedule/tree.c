@@ -57,7 +57,7 @@ static void dispose(ms_fsdp_tree *tree)
     msi_pools_free(tree);
     free(tree->units);
     free(tree->course);
-    ms_comm_let_go(tree->comm);
+    ms_comm_release(tree->comm);
     tree->ctx = NULL;
 }
 
@@ -147,12 +147,12 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
         free(tree);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
     }
-    ms_comm_hold(comm);
+    ms_comm_retain(comm);
     msi_chain_add(tree->ctx, MSI_ROOM_FSDP, &tree->chained, tree, close_trees);
     for (int32_t i = 0; i < n_units; i++) {
         msi_unit_delist(units[i]);
         tree->units[i] = units[i];
-        tree->course[i] = (msi_course){.unit = units[i], .post_index = -1};
+        tree->course[i] = (msi_unit_schedule){.unit = units[i], .post_index = -1};
         units[i]->run = &tree->run;
         units[i]->is_root = i == 0 && root_has_unit;
     }
@@ -194,7 +194,7 @@ static ms_status make_ready(ms_fsdp_tree *tree)
     if (tree->run.model == 0) {
         tree->run.model = msi_comm_count_model(tree->comm);
     }
-    tree->run.progress.named = true;
+    tree->run.progress.peers_committed = true;
     msi_tree_note_options(tree);
     MS_TRY(msi_plans_agree(tree));
     MS_TRY(msi_numerics_agree(tree));

@@ -69,9 +69,9 @@ MS_API ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world);
 MS_API void ms_comm_free(ms_comm *comm);
 /** Keep a group beyond ms_comm_free(), as units and trees do: it goes, and the memory its members
  * share with it, when as many have let go. Nothing for groups that are borrowed. */
-MS_API void ms_comm_hold(ms_comm *comm);
+MS_API void ms_comm_retain(ms_comm *comm);
 /** The group may be gone on return. Nothing where nobody holds it. */
-MS_API void ms_comm_let_go(ms_comm *comm);
+MS_API void ms_comm_release(ms_comm *comm);
 /** A number that no other group of this process has, had or will have; 0: the group is gone, or
  * belongs to another thread. Takes freed handles. */
 MS_API double ms_comm_serial(const ms_comm *comm);

@@ -5,25 +5,25 @@
 #include <stdlib.h>
 
 /* Without a list: unit by unit. */
-static void list_units(const ms_fsdp_tree *tree, msi_place *places)
+static void list_units(const ms_fsdp_tree *tree, msi_listed_param *places)
 {
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            *places++ = (msi_place){tree->units[i]->params[p].tensor, tree->units[i], p};
+            *places++ = (msi_listed_param){tree->units[i]->params[p].tensor, tree->units[i], p};
         }
     }
 }
 
 static int compare_places(const void *a, const void *b)
 {
-    uintptr_t x = (uintptr_t)((const msi_place *)a)->tensor;
-    uintptr_t y = (uintptr_t)((const msi_place *)b)->tensor;
+    uintptr_t x = (uintptr_t)((const msi_listed_param *)a)->tensor;
+    uintptr_t y = (uintptr_t)((const msi_listed_param *)b)->tensor;
 
     return (x > y) - (x < y);
 }
 
 /* Is every parameter of the tree listed, and none twice? `sorted` is a copy to work in. */
-static ms_status check_list(msi_place *sorted, int32_t n, int32_t n_held)
+static ms_status check_list(msi_listed_param *sorted, int32_t n, int32_t n_held)
 {
     qsort(sorted, (size_t)n, sizeof(*sorted), compare_places);
     for (int32_t i = 0; i < n; i++) {
@@ -41,17 +41,17 @@ static ms_status check_list(msi_place *sorted, int32_t n, int32_t n_held)
 /* From the heap that a steady step takes no memory from the system with. */
 static ms_status places_new(const ms_fsdp_tree *tree, int32_t n, msi_mem_block **out)
 {
-    return msi_host_alloc(tree->ctx, (int64_t)sizeof(msi_place) * ((int64_t)n + 1), MS_MEM_SCRATCH,
-                          out);
+    return msi_host_alloc(tree->ctx, (int64_t)sizeof(msi_listed_param) * ((int64_t)n + 1),
+                          MS_MEM_SCRATCH, out);
 }
 
 static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n,
-                             int32_t n_held, msi_place *places)
+                             int32_t n_held, msi_listed_param *places)
 {
     msi_mem_block *copy;
 
     MS_TRY(places_new(tree, n, &copy));
-    msi_place *sorted = copy->data;
+    msi_listed_param *sorted = copy->data;
 
     for (int32_t i = 0; i < n; i++) {
         const msi_param *param = params[i]->param;
@@ -62,7 +62,8 @@ static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params,
             return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' belongs to another sharded model",
                            msi_tensor_label(params[i]));
         }
-        places[i] = sorted[i] = (msi_place){params[i], u, u != NULL ? param->unit_index : -1};
+        places[i] = sorted[i] =
+            (msi_listed_param){params[i], u, u != NULL ? param->unit_index : -1};
     }
     ms_status status = check_list(sorted, n, n_held);
 
@@ -70,13 +71,13 @@ static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params,
     return status;
 }
 
-ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
-                        msi_order *out)
+ms_status msi_param_list_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
+                             msi_param_list *out)
 {
     int32_t n_held = 0;
     ms_status status = MS_OK;
 
-    *out = (msi_order){0};
+    *out = (msi_param_list){0};
     for (int32_t i = 0; i < tree->n_units; i++) {
         n_held += tree->units[i]->n_params;
     }
@@ -93,6 +94,6 @@ ms_status msi_order_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int3
         msi_release(block);
         return status;
     }
-    *out = (msi_order){block->data, n, block};
+    *out = (msi_param_list){block->data, n, block};
     return MS_OK;
 }

@@ -15,7 +15,7 @@ static ms_status open_device(ms_context *ctx)
     return MS_OK;
 }
 
-void msi_context_furnish(ms_context *ctx)
+void msi_context_init(ms_context *ctx)
 {
     msi_tensor_install(ctx);
     msi_autograd_install(ctx);
