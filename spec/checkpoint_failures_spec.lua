@@ -1,20 +1,20 @@
 -- lua/moonshard/checkpoint.lua: errors of saving and loading, and the state after them
 local ms = require 'moonshard'
-local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
+local nn, checkpoint = ms.nn, ms.checkpoint
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 local shell = require 'support.shell'
 local folder, write, lines, hash_of = runs.folder, runs.write, runs.lines, runs.hash_of
 local with_meta = require 'support.checkpoints'.with_meta
+local wrap = require 'support.wrap'
 
 -- A small sharded model and its optimizer after one step.
 local function sharded(width)
   ms.manual_seed(3)
-  local run = {}
-  ms.capture_warnings(function()
-    run.model = fsdp.FSDP(nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)),
-      { use_orig_params = true })
-  end)
+  local run = {
+    model = wrap(nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)),
+      { use_orig_params = true }),
+  }
   run.optimizer = ms.optim.AdamW(run.model:parameters(), { lr = 0.1 })
   run.train = function()
     run.model(ms.ones(1, width)):sum():backward()

@@ -88,6 +88,7 @@ describe('operators', function()
     checks.close({ { 0.25, 0.75 }, { 0.5, 0.5 } }, y:softmax())
     checks.close({ { 0.5, 0.75 }, { 0.5, 0.25 } }, ops.softmax(y, 1))
     checks.close(y:softmax(1):log():totable(), y:log_softmax(-2))
+    checks.close(y:softmax():log():totable(), y:log_softmax())
     for _, name in ipairs { 'sum', 'cumsum', 'softmax', 'log_softmax' } do
       checks.raises('IndexError', name .. ': dimension 3 is out of range', x[name], x, 3)
     end
@@ -224,6 +225,14 @@ describe('operators', function()
     checks.raises('ValueError', "'scale' is 0", ops.attention, q, q, v, { scale = 0 })
     local qkv = ms.tensor { { { 0, 0, 2 }, { 0, 0, 4 } } }
     checks.close({ { { 2 }, { 3 } } }, ops.attention_packed(qkv, 1, { causal = true }))
+  end)
+
+  it('drop elements by site and call', function()
+    local x = ms.ones(4, 64)
+    local a = ops.dropout(x, 0.5, 'h.0.drop', 0)
+    assert.equal(a:hash(), ops.dropout(x, 0.5, ops.site('h.0.drop'), 0):hash())
+    assert.not_equal(a:hash(), ops.dropout(x, 0.5, 'h.1.drop', 0):hash())
+    assert.not_equal(a:hash(), ops.dropout(x, 0.5, 'h.0.drop', 1):hash())
   end)
 
   it('join along a dimension', function()

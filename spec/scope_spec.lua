@@ -53,6 +53,19 @@ describe('a scope', function()
     assert.equal(2, out[2].deep:numel())
   end)
 
+  it('keeps any number of results', function()
+    local list = ms.scope(function()
+      local t = {}
+      for i = 1, 200 do
+        t[i] = ms.full({ 1 }, i)
+      end
+      return t
+    end)
+    for i = 1, 200 do
+      assert.equal(i, list[i]:item())
+    end
+  end)
+
   it('is closed by an error', function()
     local before, thrown = checks.live_handles(), {}
     local ok, err = pcall(ms.scope, function()

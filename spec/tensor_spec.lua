@@ -19,6 +19,7 @@ describe('a tensor', function()
 
     it('is bool for booleans and has no dimensions for a number', function()
       assert.same({ true, false }, ms.tensor({ true, false }):totable())
+      assert.same({ false, false }, ms.full({ 2 }, true):fill_(false):totable())
       local x = ms.tensor(2.5)
       assert.same({}, x:shape())
       assert.equal(2.5, x:totable())

@@ -3,6 +3,7 @@
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local shell = require 'support.shell'
+local wrap = require 'support.wrap'
 local fsdp, nn, optim = ms.fsdp, ms.nn, ms.optim
 
 local STEPS, MICRO_BATCHES = 20, 4
@@ -25,15 +26,12 @@ local function build(path, world, o)
   local model = ms.models.GPT {
     vocab = 29, layers = 2, heads = 2, width = 20, context = 12, dropout = 0.1,
   }
-  ms.capture_warnings(function() -- of NO_SHARD and worlds of one
-    model = fsdp.FSDP(model, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
-      sharding_strategy = o.strategy or 'FULL_SHARD',
-      mixed_precision = o.dtype == 'bf16' and { param_dtype = ms.bf16, reduce_dtype = ms.f32 }
-        or nil,
-      use_orig_params = true,
-    })
-  end)
+  model = wrap(model, {
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
+    sharding_strategy = o.strategy or 'FULL_SHARD',
+    mixed_precision = o.dtype == 'bf16' and { param_dtype = ms.bf16, reduce_dtype = ms.f32 } or nil,
+    use_orig_params = true,
+  })
   local opt = optim[o.optimizer or 'AdamW'](model:parameters(), {
     lr = 0.01, momentum = o.optimizer == 'SGD' and 0.9 or nil,
   })

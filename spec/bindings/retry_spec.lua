@@ -23,6 +23,35 @@ describe('an allocation that fails', function()
     assert.equal(before, after)
   end)
 
+  -- Each allocation of a training script fails in turn, also those of the device.
+  it('is an error or has no effect', function()
+    local folder = shell.make_folder()
+    shell.write(folder .. '/train.lua', [[
+      local ms = require 'moonshard'
+      ms.manual_seed(3)
+      ms.capture_warnings(function()
+        local model = ms.fsdp.FSDP(ms.nn.Linear(64, 64),
+          { mixed_precision = { param_dtype = 'bf16' } })
+        local optimizer = ms.optim.SGD(model:parameters(), { lr = 0.01 })
+        ms.scope(function() model(ms.randn(64, 64)):to('f32'):pow(2):mean():backward() end)
+        optimizer:step()
+        io.write(model:hash())
+      end)
+    ]])
+    local script = ('luajit %s/train.lua'):format(folder)
+    local code, whole = shell.run('.', 'env MS_DEVICE=fake ' .. script)
+    assert.equal(0, code, whole)
+    local failed = 0
+    for k = 4, 18 do
+      local out
+      code, out = shell.run('.', ('env MS_DEVICE=fake MS_FAIL_ALLOC=%d %s'):format(k, script))
+      failed = failed + code
+      assert.truthy(code == 0 and out == whole or out:find('OutOfMemory: ', 1, true), out)
+    end
+    assert.is_true(failed > 3)
+    shell.remove_folder(folder)
+  end)
+
   it('is an error of the next call on a device', function()
     local folder = shell.make_folder()
     shell.write(folder .. '/waits.lua', [[

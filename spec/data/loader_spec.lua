@@ -90,6 +90,13 @@ describe('data', function()
     checks.raises('FormatError', '100 bytes, expected tokens of 8 bytes', data.tokens, path, 'i64')
   end)
 
+  it('converts text to bytes and back', function()
+    assert.same({ 72, 105 }, data.bytes('Hi'))
+    assert.equal('Hi', data.text { 72, 105 })
+    checks.raises('TypeError', 'takes a string, got a number', data.bytes, 72)
+    checks.raises('ValueError', 'token 2 is 256, expected a byte', data.text, { 72, 256 })
+  end)
+
   it('has windows in order without shuffling, and targets one token later', function()
     local loader = data.Loader { tokens = tokens, batch = 2, context = 4, shuffle = false }
     local x, y = loader:next()

@@ -3,17 +3,14 @@
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local runs = require 'support.runs'
+local wrap = require 'support.wrap'
 
 local BAD, BATCHES = 2, 4
 
 local function model_of(strategy)
-  local model
   ms.manual_seed(1)
-  ms.capture_warnings(function() -- NO_SHARD's
-    model = fsdp.FSDP(nn.Sequential { nn.Linear(2, 2), nn.Linear(2, 2) },
-      { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, sharding_strategy = strategy })
-  end)
-  return model
+  return wrap(nn.Sequential { nn.Linear(2, 2), nn.Linear(2, 2) },
+    { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, sharding_strategy = strategy })
 end
 
 local function bad()

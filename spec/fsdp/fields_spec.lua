@@ -73,6 +73,16 @@ describe('a field of a wrapped model', function()
     end)
   end
 
+  it('refuses a plain tensor for a parameter before the first use, too', function()
+    local model = wrapped()
+    model.head.weight = ms.ones(2, 2)
+    local text = "parameter 'head.weight' of head (nn.Linear) was replaced by a tensor (2, 2) "
+      .. 'after FSDP wrapped the model; the field shows the parameter again. Write into it '
+      .. 'instead: fsdp.summon_full_params('
+    checks.raises('RuntimeError', text, model.parameters, model)
+    assert.equal(4, #model:parameters())
+  end)
+
   it('can be replaced or tied before the first use', function()
     local model = wrapped()
     model.head = nn.Linear(2, 3)
@@ -120,6 +130,28 @@ describe('a field of a wrapped model', function()
         found[i] = module
       end
       assert.same({ twice.module[1], twice.module.module[2] }, found)
+    end)
+
+    it('can be changed before the first use', function()
+      for _, of in ipairs { function(list) return list end,
+        function(list) return list.module end } do
+        local model = listed(fsdp.always_wrap_policy)
+        local list = of(model.blocks)
+        local a, b, c = nn.Tanh(), nn.GELU(), nn.ReLU()
+        list[1] = a
+        list[2] = nil
+        assert.equal('blocks.0', model:named_modules()[5].path)
+        assert.equal(a, model.blocks[1])
+        assert.equal(a, model.blocks.module[1])
+        assert.equal(1, #model.blocks)
+        list[2] = b
+        assert.equal(b, model.blocks[2])
+        assert.equal(b, model.blocks.module[2])
+        list:append(c)
+        assert.equal(3, #model.blocks)
+        assert.equal(c, model.blocks.module[3])
+        assert.equal('blocks.2', c:path())
+      end
     end)
 
     it('cannot be changed after the first use', function()

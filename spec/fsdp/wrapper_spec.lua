@@ -132,6 +132,22 @@ describe('FSDP', function()
     end)
   end)
 
+  it('prints the wrapped module', function()
+    assert.equal([[
+FSDP(
+  SHARD_GRAD_OP
+  (_fsdp_wrapped_module): Linear(in_features=2, out_features=1, bias=true)
+)]], tostring(wrapped(nn.Linear(2, 1), { sharding_strategy = 'SHARD_GRAD_OP' })))
+  end)
+
+  it('can wrap a part of a model that does not contain the wrapper', function()
+    local alone = wrapped(nn.Sequential(nn.Linear(3, 3))[1])
+    assert.same({ 2, 3 }, alone:forward(ms.randn(2, 3)):shape())
+    assert.equal('nn.Linear', alone:units()[1].name)
+    nn.Sequential(nn.Tanh(), alone)(ms.randn(2, 3))
+    assert.equal('1', alone:units()[1].name)
+  end)
+
   describe('units', function()
     it('hold the parameters that no nested instance holds', function()
       local model = wrapped(nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 1))), {
