@@ -1,26 +1,26 @@
-/* Full parameters outside training: gather, load, hash. Private full-precision copies; no slot is
- * touched. */
+/* Full parameters outside training: gather, load, hash. Uses private full-precision copies, no
+ * slots. */
 #include "param_group.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Of every rank's bytes. Peers count on it from here on.
- * @param what  the script has called, and the kind of thing that `name` is the name of */
+/* All-gather of bytes. From here on peers rely on it.
+ * @param what  the script's call and the kind of object that `name` denotes */
 static ms_status gather(ms_fsdp_unit *u, const char *what, const char *name, const void *in,
                         int64_t nbytes, void *out)
 {
     msi_label label;
 
     msi_label_about(&label, what, name);
-    if (u->run != NULL) { /* none before its first forward, when the root is not wrapped */
+    if (u->run != NULL) { /* without a tree before the root's first forward */
         u->run->progress.peers_committed = true;
     }
     return msi_comm_gather_named(u->comm, &label, msi_unit_model(u), in, nbytes, out);
 }
 
-/* The same, of shards. */
+/* The same, for shards. */
 static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name, const void *in,
                             int64_t nbytes, void *out)
 {
@@ -28,8 +28,8 @@ static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name,
     return gather(u, what, name, in, nbytes, out);
 }
 
-/* A replica is whole without its peers, and what scripts wrote since the last backward has not been
- * compared: who takes it for all ranks' finds out, of n parameters from `first` on. */
+/* Compare replicas of n parameters from `first` on. A replica needs no gather, but the ranks'
+ * writes since the last backward have not been compared. */
 static ms_status replicas_agree(ms_fsdp_unit *u, int32_t first, int32_t n, const char *what,
                                 const char *name)
 {
@@ -113,7 +113,7 @@ static ms_status check_index(const ms_fsdp_unit *u, int32_t index)
     return MS_OK;
 }
 
-/* Into their places, of every rank's, in room for `most` elements each. */
+/* Copy every rank's piece to its position; received in `most` elements each. */
 static ms_status place_pieces(const ms_fsdp_unit *u, int32_t index, int64_t most,
                               const char *received, const ms_tensor *full)
 {
@@ -130,7 +130,7 @@ static ms_status place_pieces(const ms_fsdp_unit *u, int32_t index, int64_t most
     return MS_OK;
 }
 
-/* Every rank sends its piece in room for the largest. */
+/* All-gather of the pieces, each padded to the largest. */
 static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, const ms_tensor *full)
 {
     const ms_layout_piece *own = &u->params[index].piece;
@@ -156,7 +156,7 @@ static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, const ms_tensor *
                 done);
     status = place_pieces(u, index, most, received->data, full);
 done:
-    msi_drain(u->ctx); /* nothing reads them any more */
+    msi_drain(u->ctx); /* no copy uses them now */
     msi_release(send);
     msi_release(received);
     return status;
@@ -191,7 +191,7 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
     return status;
 }
 
-/* All ranks load, and the same: each takes its own part only. */
+/* Compare loads: all ranks must load the same. */
 static void note_loaded(ms_fsdp_unit *u, const msi_unit_param *p, uint64_t hash)
 {
     msi_note note = {.text = {.text = "hash#"}, .number = {msi_note_hash(hash)}, .n_numbers = 1};
@@ -212,7 +212,7 @@ ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *off
     *out = NULL;
     MS_TRY(msi_masters_check(u->run, "state_dict"));
     MS_TRY(msi_unit_gather_flat(u, "state_dict of unit", &full));
-    msi_mem_set_kind(full->block, MS_MEM_ACTIVATION); /* a copy, as that of one is */
+    msi_mem_set_kind(full->block, MS_MEM_ACTIVATION); /* a copy, like one's */
     full->mem_kind = MS_MEM_ACTIVATION;
     numel = msi_unit_full_numel(u);
     v.storage = full;
@@ -260,7 +260,7 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     }
     msi_storage_release(src.storage);
     MS_TRY(status);
-    p->origin = loaded; /* before the first use: what the ranks begin with */
+    p->origin = loaded; /* before the first use: the initial value */
     p->given = true;
     note_loaded(u, p, loaded);
     return ms_param_touch(p->tensor);

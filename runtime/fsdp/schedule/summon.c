@@ -1,5 +1,4 @@
-/* Full parameters behind their handles for a while, and what becomes of what is written into them.
- */
+/* Full parameters shown by handles temporarily, and writing them back. */
 #include "schedule.h"
 
 #include <stdlib.h>
@@ -15,8 +14,8 @@ static int64_t count_params(const ms_fsdp_tree *tree)
     return n;
 }
 
-/* For each parameter a word of this rank, one of every rank, and one that says what became of it;
- * made early, so that leaving needs no memory. */
+/* Per parameter: this rank's word, every rank's words, and the result. Allocated early, so that the
+ * end needs no memory. */
 static ms_status words_new(ms_fsdp_tree *tree)
 {
     const int64_t n = count_params(tree);
@@ -47,7 +46,7 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
 
         status = msi_unit_gather_flat(u, "summon_full_params of unit", &u->summoned);
         if (status == MS_OK) {
-            u->summoned->version = 0; /* counts what the script writes */
+            u->summoned->version = 0; /* counts the script's writes */
             u->master->readonly = "shows a shard, of which summon_full_params has made a full "
                                   "copy; write into the parameter itself";
             msi_unit_show(u);
@@ -61,13 +60,13 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
     return status;
 }
 
-/* What was done to a parameter while it was summoned. */
+/* What happened to a summoned parameter. */
 enum {
-    OWN_CHANGED = 1, /* this rank's extents have other values */
-    UNIT_TOUCHED = 2 /* a write went into the unit */
+    OWN_CHANGED = 1, /* this rank's extents changed */
+    UNIT_TOUCHED = 2 /* something wrote to the unit */
 };
 
-/* This rank's extents of a parameter where they are kept, and where the script has seen them. */
+/* This rank's extents of a parameter: in the master, and in the copy. */
 static msi_view kept_view(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
     return msi_flat_view(u, u->master, p->piece.offset_in_shard, p->piece.numel);
@@ -102,7 +101,7 @@ static ms_status keep_piece(ms_fsdp_unit *u, const msi_unit_param *p)
                         p->piece.numel * ms_dtype_size(u->orig_dtype));
 }
 
-/* What all ranks together did to each parameter, in `deeds`. */
+/* Combine what all ranks did to each parameter, in `deeds`. */
 static ms_status gather_deeds(ms_fsdp_tree *tree, int64_t n, uint64_t *deeds)
 {
     uint64_t *own = tree->words, *all = own + n;
@@ -122,7 +121,7 @@ static ms_status gather_deeds(ms_fsdp_tree *tree, int64_t n, uint64_t *deeds)
     return MS_OK;
 }
 
-/* Every rank keeps its part of what it sees: so all must see the same where one wrote. */
+/* Every rank keeps its part of its copy, so all copies must be equal where a rank wrote. */
 static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds)
 {
     uint64_t *own = tree->words, *all = own + n, touched = 0;
@@ -166,8 +165,8 @@ static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds
     return MS_OK;
 }
 
-/* A parameter is written when any rank's extents of it are: so all ranks conclude the same, and
- * what nobody changed stays valid for backward. */
+/* A parameter counts as written if any rank's extents changed, so that all ranks agree; unchanged
+ * ones stay valid for backward. */
 static ms_status write_back(ms_fsdp_tree *tree)
 {
     const int64_t n = count_params(tree);
